@@ -14,10 +14,10 @@ import (
 
 // caching is what a graph of generation has besides a model: caches of the keys and values of all
 // positions so far, [batch*context, heads*d], of which the graph writes rows. A graph of a prompt
-// has all positions of it; one of a step has one, the next position of each sample. Methods may be
-// called on nil: there are no caches.
+// has all positions of it; one of a step has one, the next position of each sample. The zero value
+// is a graph without caches.
 type caching struct {
-	context int
+	context int // positions of a sample in the caches
 	step    bool
 	tensors map[string]*tensor.Dense // of learnables and caches that there are, by name
 	// slots are the rows of the caches that are written; ends are, of a prompt, the numbers of the
@@ -28,36 +28,15 @@ type caching struct {
 	cosines, sines       *gorgonia.Node // of the positions, once they are there
 }
 
-// newCaching returns caching of a graph with so many positions.
-func newCaching(b *layers.Builder, batch, positions, context int, step bool,
-	tensors map[string]*tensor.Dense) *caching {
-	vector := func(name string, n int) *gorgonia.Node {
-		return gorgonia.NewVector(b.Graph(), tensor.Int, gorgonia.WithShape(n),
-			gorgonia.WithName(name), gorgonia.WithValue(tensor.New(tensor.Of(tensor.Int),
-				tensor.WithShape(n))))
-	}
-	c := &caching{context: context, step: step, tensors: tensors,
-		slots: vector("slots", batch*positions), ends: vector("ends", batch)}
-	if step {
-		c.lengths = vector("lengths", batch)
-	}
-	return c
+// integers returns an input of n integers.
+func integers(b *layers.Builder, name string, n int) *gorgonia.Node {
+	return gorgonia.NewVector(b.Graph(), tensor.Int, gorgonia.WithShape(n),
+		gorgonia.WithName(name),
+		gorgonia.WithValue(tensor.New(tensor.Of(tensor.Int), tensor.WithShape(n))))
 }
 
-func (c *caching) steps() bool  { return c != nil && c.step }
-func (c *caching) shares() bool { return c != nil && len(c.tensors) > 0 }
-
-// has reports whether there is a tensor for a learnable.
-func (c *caching) has(learnable string) bool {
-	return c != nil && c.tensors[learnable] != nil
-}
-
-// at returns the rows of a table of positions, [positions, n...], at which a step is: [batch, 1,
-// n...]. A prompt has the positions of the table.
-func (c *caching) at(table *gorgonia.Node) (*gorgonia.Node, error) {
-	if !c.steps() {
-		return table, nil
-	}
+// rows returns the rows of a table, [rows, n...], that ends has the numbers of: [batch, 1, n...].
+func (c *caching) rows(table *gorgonia.Node) (*gorgonia.Node, error) {
 	rows, err := nn.ByIndices(0, table, c.ends)
 	if err != nil {
 		return nil, err
@@ -69,7 +48,7 @@ func (c *caching) at(table *gorgonia.Node) (*gorgonia.Node, error) {
 // addPositions adds the rows of a learnable to the positions of a step.
 func (c *caching) addPositions(b *layers.Builder, p, x layers.Node) layers.Node {
 	return b.Apply("positions", func() (layers.Node, error) {
-		rows, err := c.at(p.Node)
+		rows, err := c.rows(p.Node)
 		if err != nil {
 			return x, err
 		}
@@ -80,17 +59,14 @@ func (c *caching) addPositions(b *layers.Builder, p, x layers.Node) layers.Node 
 
 // last returns the last position of each sample of x, [batch, positions, n]: [batch, 1, n].
 func (c *caching) last(b *layers.Builder, x layers.Node) layers.Node {
-	if c == nil || c.step {
+	if c.context == 0 || c.step {
 		return x
 	}
 	return b.Apply("last positions", func() (layers.Node, error) {
 		s := x.Shape()
 		y, err := gorgonia.Reshape(x.Node, tensor.Shape{s[0] * s[1], s[2]})
 		if err == nil {
-			y, err = nn.ByIndices(0, y, c.ends)
-		}
-		if err == nil {
-			y, err = gorgonia.Reshape(y, tensor.Shape{s[0], 1, s[2]})
+			y, err = c.rows(y)
 		}
 		return layers.Place(y, x), err
 	})
@@ -100,7 +76,7 @@ func (c *caching) last(b *layers.Builder, x layers.Node) layers.Node {
 // caches; a step attends to all that they have.
 func (c *caching) attend(b *layers.Builder, q, k, v layers.Node) layers.Node {
 	o := layers.AttentionOptions{Causal: true}
-	if c != nil {
+	if c.context > 0 {
 		keys, values := c.cache(b, k), c.cache(b, v)
 		if c.step {
 			k, v, o = keys, values, layers.AttentionOptions{KeyLengths: c.lengths}

@@ -5,15 +5,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
-	"path/filepath"
+	"reflect"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/files"
 )
 
-// ErrUnsupported is the error of a folder whose model this package does not have.
-var ErrUnsupported = errors.New("unsupported model")
+const (
+	configName = "config.json"
+	// layerNormEpsilon is what layers.LayerNorm adds to variances.
+	layerNormEpsilon = 1e-5
+	// maxConfig is how long a config.json may be. Those of large models have a few kB.
+	maxConfig = 1 << 20
+)
 
 // Config is what a folder's config.json says of a model.
 type Config struct {
@@ -28,7 +34,7 @@ type Config struct {
 	Positions  int // the longest sequence that it was trained for
 	Tied       bool
 	Epsilon    float64 // of the norms
-	Rotary     Rotary  // of the Llama family
+	rotary     rotary  // of the Llama family
 	// Biased says which projections of attention have a bias.
 	Biased struct{ QKV, Out bool }
 	// NormedHeads says that queries and keys are normalised, head by head.
@@ -38,257 +44,95 @@ type Config struct {
 	EOS []int
 }
 
-// Rotary says by which angles pairs of elements of queries and keys are turned.
-type Rotary struct {
-	Base float64
-	// Factor is how much slower waves longer than Original/Low positions turn, as in Llama 3.1;
-	// those shorter than Original/High turn as they did, and between there is a transition. 0 or 1
-	// changes nothing; with Original 0 all turn slower (linear scaling).
-	Factor, Low, High float64
-	Original          int
-}
-
-// Angles returns the angle of a position's step for each pair of elements of a head.
-func (r Rotary) Angles(headWidth int) []float64 {
-	angles := make([]float64, headWidth/2)
-	for i := range angles {
-		a := math.Pow(r.Base, -2*float64(i)/float64(headWidth))
-		if r.Factor > 1 {
-			a = r.scaled(a)
+// read takes what config.json says, if this package has such a model.
+func (c *Config) read(o object) error {
+	*c = Config{BOS: -1, Epsilon: 1e-6} // what transformers takes
+	if err := o.only(map[string][]any{
+		"model_type":          {gpt2, "llama", "mistral", qwen2, qwen3},
+		"quantization_config": {nil},
+	}); err != nil {
+		return err
+	}
+	err := o.into(map[string]any{"model_type": &c.Type, "bos_token_id": &c.BOS})
+	if o.into(map[string]any{"eos_token_id": &c.EOS}) != nil { // it is no list
+		c.EOS = []int{0}
+		err = errors.Join(err, o.into(map[string]any{"eos_token_id": &c.EOS[0]}))
+	}
+	family := c.readLlama
+	if c.Type == gpt2 {
+		family = c.readGPT2
+	}
+	for _, s := range c.sizes() {
+		key := s.llama
+		if c.Type == gpt2 {
+			key = s.gpt2
 		}
-		angles[i] = a
+		err = errors.Join(err, o.into(map[string]any{key: s.of}))
 	}
-	return angles
+	if err = errors.Join(err, family(o)); err == nil {
+		err = c.check()
+	}
+	return err
 }
 
-func (r Rotary) scaled(angle float64) float64 {
-	if r.Original == 0 {
-		return angle / r.Factor
-	}
-	turns := float64(r.Original) * angle / (2 * math.Pi) // within the original context
-	switch {
-	case turns < r.Low:
-		return angle / r.Factor
-	case turns > r.High:
-		return angle
-	}
-	smooth := (turns - r.Low) / (r.High - r.Low)
-	return (1-smooth)*angle/r.Factor + smooth*angle
+// size is a number of a Config, with its keys in config.json. GPT-2 has no keys for some.
+type size struct {
+	what, gpt2, llama string
+	of                *int
 }
 
-// file is config.json as it stands. Pointers tell what is missing.
-type file struct {
-	Type       string `json:"model_type"`
-	Vocabulary int    `json:"vocab_size"`
-
-	// of GPT-2
-	NPositions int     `json:"n_positions"`
-	NEmbd      int     `json:"n_embd"`
-	NLayer     int     `json:"n_layer"`
-	NHead      int     `json:"n_head"`
-	NInner     int     `json:"n_inner"`
-	Activation string  `json:"activation_function"`
-	LayerNorm  float64 `json:"layer_norm_epsilon"`
-	ByLayer    bool    `json:"scale_attn_by_inverse_layer_idx"`
-	Unscaled   *bool   `json:"scale_attn_weights"`
-
-	// of the Llama family
-	HiddenSize    int             `json:"hidden_size"`
-	Intermediate  int             `json:"intermediate_size"`
-	HiddenLayers  int             `json:"num_hidden_layers"`
-	Heads         int             `json:"num_attention_heads"`
-	KeyHeads      int             `json:"num_key_value_heads"`
-	HeadDim       int             `json:"head_dim"`
-	MaxPositions  int             `json:"max_position_embeddings"`
-	HiddenAct     string          `json:"hidden_act"`
-	RMSNorm       *float64        `json:"rms_norm_eps"`
-	AttentionBias bool            `json:"attention_bias"`
-	MLPBias       bool            `json:"mlp_bias"`
-	Theta         float64         `json:"rope_theta"`
-	Scaling       *rope           `json:"rope_scaling"`
-	Parameters    *rope           `json:"rope_parameters"` // of transformers 5
-	Window        *int            `json:"sliding_window"`
-	UseWindow     *bool           `json:"use_sliding_window"`
-	Tied          *bool           `json:"tie_word_embeddings"`
-	Quantization  json.RawMessage `json:"quantization_config"`
-
-	BOS *int            `json:"bos_token_id"`
-	EOS json.RawMessage `json:"eos_token_id"` // a number or a list
+func (c *Config) sizes() []size {
+	return []size{
+		{"the vocabulary", "vocab_size", "vocab_size", &c.Vocabulary},
+		{"the width", "n_embd", "hidden_size", &c.Width},
+		{"the number of layers", "n_layer", "num_hidden_layers", &c.Blocks},
+		{"the number of heads", "n_head", "num_attention_heads", &c.Heads},
+		{"the number of heads of keys", "", "num_key_value_heads", &c.KeyHeads},
+		{"the width of a head", "", "head_dim", &c.HeadWidth},
+		{"the number of hidden units", "n_inner", "intermediate_size", &c.Hidden},
+		{"the number of positions", "n_positions", "max_position_embeddings", &c.Positions},
+	}
 }
 
-// rope is what a config says of rotary positions.
-type rope struct {
-	Type     string  `json:"rope_type"`
-	OldType  string  `json:"type"`
-	Theta    float64 `json:"rope_theta"`
-	Factor   float64 `json:"factor"`
-	Low      float64 `json:"low_freq_factor"`
-	High     float64 `json:"high_freq_factor"`
-	Original int     `json:"original_max_position_embeddings"`
+func (c *Config) readGPT2(o object) error {
+	c.KeyHeads, c.HeadWidth = c.Heads, c.Width/max(c.Heads, 1)
+	c.Hidden = cmp.Or(c.Hidden, 4*c.Width)
+	c.Tied, c.Biased.QKV, c.Biased.Out = true, true, true
+	c.Epsilon = layerNormEpsilon
+	return o.only(map[string][]any{
+		"activation_function":             {"gelu_new", "gelu_pytorch_tanh"},
+		"layer_norm_epsilon":              {layerNormEpsilon},
+		"scale_attn_by_inverse_layer_idx": {nil, false},
+		"scale_attn_weights":              {nil, true},
+		"tie_word_embeddings":             {nil, true},
+	})
 }
 
-const (
-	configName = "config.json"
-	// layerNormEpsilon is what layers.LayerNorm adds to variances.
-	layerNormEpsilon = 1e-5
-	// maxConfig is how long a config.json may be. Those of large models have a few kB.
-	maxConfig = 1 << 20
-)
-
-// readConfig reads config.json of a folder, and returns its text, too.
-func readConfig(dir string) (c Config, text []byte, err error) {
-	path := filepath.Join(dir, configName)
-	if text, err = files.Read(path, maxConfig); err != nil {
-		return c, nil, err
+func (c *Config) readLlama(o object) error {
+	window, windowed := c.Positions, true
+	err := errors.Join(o.into(map[string]any{
+		"attention_bias": &c.Biased.Out, "rms_norm_eps": &c.Epsilon, "tie_word_embeddings": &c.Tied,
+		"sliding_window": &window, "use_sliding_window": &windowed,
+	}), o.only(map[string][]any{"hidden_act": {"silu"}, "mlp_bias": {nil, false}}))
+	if windowed && window < c.Positions {
+		err = errors.Join(err, fmt.Errorf("%w: sliding_window: attention to a window: set it to "+
+			"null if sequences are shorter than it", backend.ErrUnsupported))
 	}
-	var f file
-	if err = json.Unmarshal(text, &f); err == nil {
-		c, err = f.config()
-	}
-	if err != nil {
-		return c, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return c, text, nil
-}
-
-// config returns what a file says, if this package has such a model.
-func (f file) config() (c Config, err error) {
-	if f.Quantization != nil && string(f.Quantization) != "null" {
-		return c, unsupported("quantization_config", "its weights are quantized")
-	}
-	switch f.Type {
-	case gpt2:
-		c, err = f.gpt2()
-	case "llama", "mistral", qwen2, qwen3:
-		c, err = f.llama()
-	default:
-		return c, unsupported("model_type", "it is %q: use gpt2, llama, mistral, qwen2 or qwen3",
-			f.Type)
-	}
-	if err != nil {
-		return c, err
-	}
-	c.Type, c.Vocabulary, c.BOS = f.Type, f.Vocabulary, -1
-	if f.BOS != nil {
-		c.BOS = *f.BOS
-	}
-	if c.EOS, err = f.ends(); err != nil {
-		return c, err
-	}
-	return c, c.check()
-}
-
-// unsupported returns the error of a key.
-func unsupported(key, why string, values ...any) error {
-	return fmt.Errorf("%w: %s: %s", ErrUnsupported, key, fmt.Sprintf(why, values...))
-}
-
-// ends returns the tokens that end a text.
-func (f file) ends() (ends []int, err error) {
-	if f.EOS == nil || string(f.EOS) == "null" {
-		return nil, nil
-	}
-	var one int
-	if json.Unmarshal(f.EOS, &one) == nil {
-		return []int{one}, nil
-	}
-	if err = json.Unmarshal(f.EOS, &ends); err != nil {
-		return nil, fmt.Errorf("eos_token_id: %w", err)
-	}
-	return ends, nil
-}
-
-func (f file) gpt2() (c Config, err error) {
-	switch {
-	case f.Activation != "gelu_new" && f.Activation != "gelu_pytorch_tanh":
-		return c, unsupported("activation_function", "it is %q: use gelu_new", f.Activation)
-	case f.ByLayer:
-		return c, unsupported("scale_attn_by_inverse_layer_idx", "scores are scaled by layer")
-	case f.Unscaled != nil && !*f.Unscaled:
-		return c, unsupported("scale_attn_weights", "scores are not scaled")
-	case f.LayerNorm != layerNormEpsilon:
-		return c, unsupported("layer_norm_epsilon", "it is %v: use %v", f.LayerNorm,
-			layerNormEpsilon)
-	case f.Tied != nil && !*f.Tied:
-		return c, unsupported("tie_word_embeddings", "GPT-2 with a head of its own")
-	}
-	c = Config{Width: f.NEmbd, Blocks: f.NLayer, Heads: f.NHead, KeyHeads: f.NHead,
-		HeadWidth: f.NEmbd / max(f.NHead, 1), Hidden: cmp.Or(f.NInner, 4*f.NEmbd),
-		Positions: f.NPositions, Tied: true, Epsilon: f.LayerNorm}
-	c.Biased.QKV, c.Biased.Out = true, true
-	return c, nil
-}
-
-func (f file) llama() (c Config, err error) {
-	windowed := f.Window != nil && *f.Window < f.MaxPositions
-	if f.UseWindow != nil {
-		windowed = windowed && *f.UseWindow
-	}
-	switch {
-	case f.HiddenAct != "silu":
-		return c, unsupported("hidden_act", "it is %q: use silu", f.HiddenAct)
-	case windowed:
-		return c, unsupported("sliding_window", "attention to a window: set it to null if "+
-			"sequences are shorter than it")
-	case f.MLPBias:
-		return c, unsupported("mlp_bias", "a bias in the layers between attentions")
-	}
-	c = Config{Width: f.HiddenSize, Blocks: f.HiddenLayers, Heads: f.Heads,
-		KeyHeads: cmp.Or(f.KeyHeads, f.Heads), Hidden: f.Intermediate, Positions: f.MaxPositions,
-		HeadWidth: cmp.Or(f.HeadDim, f.HiddenSize/max(f.Heads, 1)),
-		Tied:      f.Tied != nil && *f.Tied, NormedHeads: f.Type == qwen3,
-		Epsilon: 1e-6} // what transformers takes
-	if f.RMSNorm != nil {
-		c.Epsilon = *f.RMSNorm
-	}
-	c.Biased.QKV, c.Biased.Out = f.AttentionBias || f.Type == qwen2, f.AttentionBias
-	c.Rotary, err = f.rotary()
-	return c, err
-}
-
-// rotary returns the rotary positions, of transformers 4 or 5.
-func (f file) rotary() (Rotary, error) {
-	said, key := cmp.Or(f.Parameters, f.Scaling, new(rope)), "rope_parameters"
-	if f.Parameters == nil {
-		key = "rope_scaling"
-	}
-	r := Rotary{Base: cmp.Or(said.Theta, f.Theta, 10000)} // what transformers takes
-	kind := cmp.Or(said.Type, said.OldType)
-	switch kind {
-	case "", "default":
-	case "linear":
-		r.Factor = said.Factor
-	case "llama3":
-		r.Factor, r.Low, r.High, r.Original = said.Factor, said.Low, said.High, said.Original
-		if !(r.High > r.Low) || r.Original < 1 {
-			return r, fmt.Errorf("%s: %w: factors %v to %v of %d positions", key,
-				backend.ErrArgument, r.Low, r.High, r.Original)
-		}
-	default:
-		return r, unsupported(key, "it is %q: use default, linear or llama3", kind)
-	}
-	if scaled := kind == "linear" || kind == "llama3"; scaled && !(r.Factor >= 1) {
-		return r, fmt.Errorf("%s: %w: the factor is %v, want 1 or more", key, backend.ErrArgument,
-			r.Factor)
-	}
-	return r, nil
+	c.KeyHeads = cmp.Or(c.KeyHeads, c.Heads)
+	c.HeadWidth = cmp.Or(c.HeadWidth, c.Width/max(c.Heads, 1))
+	c.NormedHeads = c.Type == qwen3
+	c.Biased.QKV = c.Biased.Out || c.Type == qwen2
+	return errors.Join(err, c.rotary.read(o))
 }
 
 // check returns what is wrong with sizes. Each is bounded, so that products of a few do not
 // overflow.
-func (c Config) check() error {
+func (c *Config) check() error {
 	const most = 1 << 24
-	for _, n := range []struct {
-		key string
-		n   int
-	}{
-		{"vocab_size", c.Vocabulary}, {"the width", c.Width}, {"the number of layers", c.Blocks},
-		{"the number of heads", c.Heads}, {"num_key_value_heads", c.KeyHeads},
-		{"head_dim", c.HeadWidth}, {"the number of hidden units", c.Hidden},
-		{"the number of positions", c.Positions},
-	} {
-		if n.n < 1 || n.n > most {
-			return fmt.Errorf("%w: %s is %d, want 1 to %d", backend.ErrArgument, n.key, n.n, most)
+	for _, s := range c.sizes() {
+		if *s.of < 1 || *s.of > most {
+			return fmt.Errorf("%w: %s is %d, want 1 to %d", backend.ErrArgument, s.what, *s.of,
+				most)
 		}
 	}
 	switch {
@@ -302,6 +146,99 @@ func (c Config) check() error {
 			backend.ErrArgument, c.HeadWidth)
 	case !(c.Epsilon >= 0) || math.IsInf(c.Epsilon, 1):
 		return fmt.Errorf("%w: the epsilon of norms is %v", backend.ErrArgument, c.Epsilon)
+	}
+	return nil
+}
+
+// rotary says by which angles pairs of elements of queries and keys are turned.
+type rotary struct {
+	Base float64
+	// Factor is how much slower waves longer than Original/Low positions turn, as in Llama 3.1;
+	// those shorter than Original/High turn as they did, and between there is a transition. 0 or 1
+	// changes nothing; with Original 0 all turn slower (linear scaling).
+	Factor, Low, High float64
+	Original          int
+}
+
+// angles returns the angle of a position's step for each pair of elements of a head.
+func (r rotary) angles(headWidth int) []float64 {
+	angles := make([]float64, headWidth/2)
+	for i := range angles {
+		angle := math.Pow(r.Base, -2*float64(i)/float64(headWidth))
+		if r.Factor > 1 {
+			kept := 0.0 // of the angle as it was
+			if r.Original > 0 {
+				turns := float64(r.Original) * angle / (2 * math.Pi) // within the original context
+				kept = min(max(0, (turns-r.Low)/(r.High-r.Low)), 1)
+			}
+			angle = (1-kept)*angle/r.Factor + kept*angle
+		}
+		angles[i] = angle
+	}
+	return angles
+}
+
+// read takes what config.json says, of transformers 4 or 5.
+func (r *rotary) read(o object) error {
+	key, kind, older := "rope_parameters", "", ""
+	var said, before object
+	err := o.into(map[string]any{key: &said, "rope_scaling": &before, "rope_theta": &r.Base})
+	if said == nil {
+		key, said = "rope_scaling", before
+	}
+	err = errors.Join(err, said.into(map[string]any{
+		"rope_type": &kind, "type": &older, "rope_theta": &r.Base, "factor": &r.Factor,
+		"low_freq_factor": &r.Low, "high_freq_factor": &r.High,
+		"original_max_position_embeddings": &r.Original,
+	}))
+	r.Base = cmp.Or(r.Base, 10000) // what transformers takes
+	switch kind = cmp.Or(kind, older, "default"); {
+	case err != nil:
+		return err
+	case kind == "default":
+		*r = rotary{Base: r.Base}
+	case kind != "linear" && kind != "llama3":
+		return fmt.Errorf("%w: %s: it is %q: use default, linear or llama3", backend.ErrUnsupported,
+			key, kind)
+	case !(r.Factor >= 1):
+		return fmt.Errorf("%s: %w: the factor is %v, want 1 or more", key, backend.ErrArgument,
+			r.Factor)
+	case kind == "linear":
+		*r = rotary{Base: r.Base, Factor: r.Factor}
+	case !(r.High > r.Low) || r.Original < 1:
+		return fmt.Errorf("%s: %w: factors %v to %v of %d positions", key, backend.ErrArgument,
+			r.Low, r.High, r.Original)
+	}
+	return nil
+}
+
+// object is an object of JSON.
+type object map[string]json.RawMessage
+
+// into puts what the object says of keys to where they point. Those that are missing or null change
+// nothing.
+func (o object) into(fields map[string]any) (err error) {
+	for _, key := range slices.Sorted(maps.Keys(fields)) {
+		if text, ok := o[key]; ok {
+			if wrong := json.Unmarshal(text, fields[key]); wrong != nil {
+				err = errors.Join(err, fmt.Errorf("%s: %w", key, wrong))
+			}
+		}
+	}
+	return err
+}
+
+// only returns an error for a key that has none of the values that this package has. nil is a key
+// that is missing or null.
+func (o object) only(values map[string][]any) error {
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		var is any
+		_ = json.Unmarshal(o[key], &is) // nil without the key: all of the text has been parsed
+		if !slices.ContainsFunc(values[key], func(v any) bool { return reflect.DeepEqual(v, is) }) {
+			has, _ := json.Marshal(values[key])
+			return fmt.Errorf("%w: %s is %.80s: use one of %s", backend.ErrUnsupported, key,
+				cmp.Or(string(o[key]), "missing"), has)
+		}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -60,7 +61,7 @@ func (g *Generator) stepFor(s Sampling) form {
 
 // generating is a graph of a Generator and its machine.
 type generating struct {
-	*caching
+	caching
 	tokens  *layers.Tokens
 	ids     []int
 	logits  *gorgonia.Node // of all words, or the largest ones
@@ -74,15 +75,15 @@ type generating struct {
 // Errors: [backend.ErrArgument] for a negative option, more positions than GPT-2 has, and
 // Learnables that the model has not or that have other shapes or dtypes; those of [Model.Logits]
 // and vm.New.
-func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generator, error) {
-	if err := backend.Given("models.NewGenerator", "m", m, "o.Learnables",
-		o.Learnables); err != nil {
+func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (_ *Generator, err error) {
+	defer named(&err, "generator")
+	if err := backend.Given("", "m", m, "o.Learnables", o.Learnables); err != nil {
 		return nil, err
 	}
 	o.Batch, o.Context = cmp.Or(o.Batch, 1), cmp.Or(o.Context, m.Positions)
 	if o.Batch < 0 || o.Context < 0 || m.Type == gpt2 && o.Context > m.Positions {
-		return nil, fmt.Errorf("models: generator: %w: a batch of %d with a context of %d, of a "+
-			"model of %d positions", backend.ErrArgument, o.Batch, o.Context, m.Positions)
+		return nil, fmt.Errorf("%w: a batch of %d with a context of %d, of a model of %d positions",
+			backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
 	now := *m // later graphs have the adapter that the first one has
 	g := &Generator{model: &now, device: device, options: o, graphs: map[form]*generating{},
@@ -92,19 +93,17 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 			g.tensors[n.Name()] = t
 		}
 	}
-	var step *generating
-	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
-	if err == nil {
-		g.layout = layout
-		step, err = g.graph(g.stepFor(Sampling{}))
+	if g.layout, err = layers.NewLayout(autograd.Solo(), 1, 1, 1); err != nil {
+		return nil, err
 	}
+	step, err := g.graph(g.stepFor(Sampling{}))
 	for _, n := range o.Learnables {
 		if err == nil && len(step.logits.Graph().ByName(n.Name())) == 0 {
 			err = fmt.Errorf("%w: the model has no learnable %s", backend.ErrArgument, n.Name())
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("models: generator: %w", errors.Join(err, g.Close()))
+		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil
 }
@@ -124,11 +123,14 @@ func (g *Generator) graph(f form) (*generating, error) {
 func (g *Generator) newGraph(f form) (*generating, error) {
 	batch := g.options.Batch
 	b := layers.NewBuilder(gorgonia.NewGraph(), g.layout, tensor.Float32, 0)
-	r := &generating{
-		caching: newCaching(b, batch, f.positions, g.options.Context, f.step, g.tensors),
-		tokens:  b.Tokens("tokens", 1, batch, f.positions), ids: make([]int, batch*f.positions),
+	r := &generating{tokens: b.Tokens("tokens", 1, batch, f.positions),
+		ids: make([]int, batch*f.positions),
+		caching: caching{context: g.options.Context, step: f.step, tensors: g.tensors,
+			slots: integers(b, "slots", batch*f.positions), ends: integers(b, "ends", batch)}}
+	if f.step {
+		r.lengths = integers(b, "lengths", batch)
 	}
-	logits, err := g.model.build(b, r.tokens, r.caching)
+	logits, err := g.model.build(b, r.tokens, &r.caching)
 	if err != nil {
 		return nil, err
 	}
@@ -190,10 +192,9 @@ func (g *Generator) Close() error {
 
 // text is a prompt that is being continued.
 type text struct {
-	tokens int // so far
-	last   int
+	tokens []int // so far
+	left   int   // tokens to come, 0 at the end
 	random *rand.Rand
-	left   int // tokens to come, 0 at the end
 	room   candidates
 }
 
@@ -209,16 +210,42 @@ type text struct {
 // longer than Context, tokens outside of the vocabulary, and sampling that cannot be; what next
 // returns; the cause of ctx; those of the machine.
 func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
-	next func(row, token int) error) error {
-	err := backend.Given("", "ctx", ctx, "next", next)
-	if err == nil {
-		err = errors.Join(s.check(), g.check(prompts))
+	next func(row, token int) error) (err error) {
+	defer named(&err, "generate")
+	if err := errors.Join(backend.Given("", "ctx", ctx, "next", next), s.check(),
+		g.check(prompts)); err != nil {
+		return err
 	}
-	if err == nil {
-		err = g.generate(ctx, prompts, s, next)
+	texts, longest := make([]text, len(prompts)), 0
+	for row, p := range prompts {
+		left := g.options.Context - len(p)
+		if s.Max > 0 {
+			left = min(left, s.Max)
+		}
+		random := rand.New(rand.NewPCG(s.Seed, uint64(row)))
+		texts[row] = text{tokens: slices.Clone(p), left: left, random: random}
+		longest = max(longest, len(p))
 	}
-	if err != nil {
-		return fmt.Errorf("models: generate: %w", err)
+	padded := max(16, 1<<bits.Len(uint(longest-1)))
+	f, going := form{positions: min(padded, g.options.Context)}, true
+	for going {
+		r, err := g.graph(f)
+		if err == nil {
+			err = r.feed(texts)
+		}
+		if err == nil {
+			err = context.Cause(ctx)
+		}
+		if err == nil {
+			err = r.machine.RunAll()
+		}
+		if err == nil {
+			going, err = r.add(texts, s, next)
+		}
+		if err != nil {
+			return err
+		}
+		f = g.stepFor(s)
 	}
 	return nil
 }
@@ -240,46 +267,53 @@ func (g *Generator) check(prompts [][]int) error {
 	return nil
 }
 
-func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
-	next func(row, token int) error) error {
-	texts := make([]text, len(prompts))
-	for row, p := range prompts {
-		left := g.options.Context - len(p)
-		if s.Max > 0 {
-			left = min(left, s.Max)
-		}
-		random := rand.New(rand.NewPCG(s.Seed, uint64(row)))
-		texts[row] = text{tokens: len(p), random: random, left: left}
-	}
-	r, err := g.prompt(prompts)
-	for {
-		if err == nil {
-			err = context.Cause(ctx)
-		}
-		if err == nil {
-			err = r.machine.RunAll()
-		}
+// feed makes texts the input: all tokens of prompts, or in a step the last one of each text. What
+// is behind a prompt is padding, which no position before it sees, and whose rows of the caches are
+// written before they are read. Texts that have ended stay where they are.
+func (r *generating) feed(texts []text) error {
+	slots, ends, positions := ints(r.slots), ints(r.ends), len(r.ids)/len(ints(r.ends))
+	clear(r.ids)
+	for row := range ends {
 		var tokens []int
-		if err == nil {
-			tokens, err = r.draw(texts, s)
+		if row < len(texts) {
+			tokens = texts[row].tokens
 		}
-		if err != nil {
-			return err
+		first, last := 0, max(0, len(tokens)-1)
+		ends[row] = row*positions + last
+		if r.step {
+			first, ends[row], ints(r.lengths)[row] = last, last, last+1
 		}
-		going := false
-		for row, token := range tokens {
-			if err := texts[row].add(row, token, s, next); err != nil {
-				return err
-			}
-			going = going || texts[row].left > 0
-		}
-		if !going {
-			return nil
-		}
-		if r, err = g.graph(g.stepFor(s)); err == nil {
-			err = r.advance(texts)
+		copy(r.ids[row*positions:], tokens[first:])
+		for i := range positions {
+			slots[row*positions+i] = row*r.context + first + i
 		}
 	}
+	return r.tokens.Set(r.ids)
+}
+
+// add adds the next tokens to the texts that go on, and reports whether any does after it.
+func (r *generating) add(texts []text, s Sampling, next func(row, token int) error) (going bool,
+	err error) {
+	tokens, err := r.draw(texts, s)
+	if err != nil {
+		return false, err
+	}
+	for row, token := range tokens {
+		t := &texts[row]
+		if t.left == 0 {
+			continue
+		}
+		if t.left--; slices.Contains(s.Stop, token) {
+			t.left = 0
+			continue
+		}
+		t.tokens = append(t.tokens, token)
+		if err := next(row, token); err != nil {
+			return false, err
+		}
+		going = going || t.left > 0
+	}
+	return going, nil
 }
 
 // draw returns the next tokens of the texts that go on.
@@ -304,64 +338,6 @@ func (r *generating) draw(texts []text, s Sampling) ([]int, error) {
 		}
 	}
 	return tokens, nil
-}
-
-// add gives a text that goes on its next token.
-func (t *text) add(row, token int, s Sampling, next func(row, token int) error) error {
-	if t.left == 0 {
-		return nil
-	}
-	if slices.Contains(s.Stop, token) {
-		t.left = 0
-		return nil
-	}
-	t.last = token
-	t.tokens++
-	t.left--
-	return next(row, token)
-}
-
-// prompt returns the graph of prompts, with these as its input. What is behind a prompt is padding,
-// which no position before it sees, and whose rows of the caches are written before they are read.
-func (g *Generator) prompt(prompts [][]int) (*generating, error) {
-	longest, positions := len(slices.MaxFunc(prompts, func(a, b []int) int {
-		return len(a) - len(b)
-	})), 16
-	for positions < longest {
-		positions *= 2
-	}
-	positions = min(positions, g.options.Context)
-	r, err := g.graph(form{positions: positions})
-	if err != nil {
-		return nil, err
-	}
-	slots, ends := ints(r.slots), ints(r.ends)
-	clear(r.ids)
-	for i := range slots {
-		slots[i] = i/positions*g.options.Context + i%positions
-	}
-	for row := range ends {
-		ends[row] = row * positions
-		if row < len(prompts) {
-			copy(r.ids[row*positions:], prompts[row])
-			ends[row] += len(prompts[row]) - 1
-		}
-	}
-	return r, r.tokens.Set(r.ids)
-}
-
-// advance makes the last tokens of texts the input of a step. Texts that have ended stay where they
-// are.
-func (r *generating) advance(texts []text) error {
-	slots, positions, lengths := ints(r.slots), ints(r.ends), ints(r.lengths)
-	for row := range positions {
-		positions[row], r.ids[row] = 0, 0
-		if row < len(texts) {
-			positions[row], r.ids[row] = texts[row].tokens-1, texts[row].last
-		}
-		slots[row], lengths[row] = row*r.context+positions[row], positions[row]+1
-	}
-	return r.tokens.Set(r.ids)
 }
 
 func ints(n *gorgonia.Node) []int { return n.Value().Data().([]int) }

@@ -18,7 +18,7 @@ func (m *Model) gpt2(b *layers.Builder, tokens *layers.Tokens, c *caching) layer
 	words := b.Learn(gpt2Prefix+"wte.weight", drawn, 0, m.Vocabulary, n)
 	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
 	positions := b.Learn(gpt2Prefix+"wpe.weight", drawn, layers.Undivided, m.Positions, n)
-	if c.steps() {
+	if c.step {
 		x = c.addPositions(b, positions, x)
 	} else {
 		x = b.PositionsOf(positions, x)

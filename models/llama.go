@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math"
 
-	"gorgonia.org/gorgonia"
-
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
@@ -56,11 +54,10 @@ func (m *Model) llamaAttention(b *layers.Builder, c *caching, name string,
 // next one in a step.
 func (m *Model) turned(b *layers.Builder, c *caching, x layers.Node) layers.Node {
 	return b.Apply("rotary positions", func() (layers.Node, error) {
-		cosines, sines, err := m.angles(b, c, x)
-		if err != nil {
+		if err := m.angles(b, c, x); err != nil {
 			return x, err
 		}
-		y, err := nn.Rotary(nn.RotaryOptions{}, x.Node, cosines, sines)
+		y, err := nn.Rotary(nn.RotaryOptions{}, x.Node, c.cosines, c.sines)
 		return layers.Place(y, x), err
 	})
 }
@@ -73,27 +70,26 @@ func gated(b *layers.Builder, gate, x layers.Node) layers.Node {
 	})
 }
 
-// angles returns cosines and sines of the positions of x.
-func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (cosines,
-	sines *gorgonia.Node, err error) {
-	if c != nil && c.sines != nil {
-		return c.cosines, c.sines, nil
+// angles makes cosines and sines of the positions of x, once for a graph.
+func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (err error) {
+	if c.sines != nil {
+		return nil
 	}
 	positions, half := x.Shape()[1], m.HeadWidth/2
-	if c.steps() {
+	if c.step {
 		positions = c.context
 	}
 	cos, sin := make([]float64, positions*half), make([]float64, positions*half)
-	angles := m.Rotary.Angles(m.HeadWidth)
+	angles := m.rotary.angles(m.HeadWidth)
 	for i := range cos {
 		sin[i], cos[i] = math.Sincos(float64(i/half) * angles[i%half])
 	}
 	shape := []int{positions, 1, half}
-	if cosines, err = c.at(b.Constant(shape, cos)); err != nil {
-		return nil, nil, err
+	c.cosines, c.sines = b.Constant(shape, cos), b.Constant(shape, sin)
+	if c.step {
+		if c.cosines, err = c.rows(c.cosines); err == nil {
+			c.sines, err = c.rows(c.sines)
+		}
 	}
-	if sines, err = c.at(b.Constant(shape, sin)); c != nil {
-		c.cosines, c.sines = cosines, sines
-	}
-	return cosines, sines, err
+	return err
 }

@@ -3,9 +3,9 @@ package models
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,8 +14,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/files"
-	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -40,53 +38,14 @@ const (
 	loraA, loraB  = ".lora_A", ".lora_B"
 )
 
-// adapterFile is adapter_config.json.
-type adapterFile struct {
-	Type         string   `json:"peft_type"`
-	Task         string   `json:"task_type,omitempty"`
-	Base         string   `json:"base_model_name_or_path,omitempty"`
-	Rank         int      `json:"r"`
-	Alpha        float64  `json:"lora_alpha"`
-	Dropout      float64  `json:"lora_dropout"`
-	Targets      []string `json:"target_modules"`
-	Transposed   bool     `json:"fan_in_fan_out"`
-	Bias         string   `json:"bias"`
-	RankScaled   bool     `json:"use_rslora"`
-	Decomposed   bool     `json:"use_dora"`
-	ModulesSaved []string `json:"modules_to_save,omitempty"`
-
-	Ranks  map[string]int     `json:"rank_pattern,omitempty"`
-	Alphas map[string]float64 `json:"alpha_pattern,omitempty"`
-	Some   json.RawMessage    `json:"layers_to_transform,omitempty"`
-}
-
-// check returns an error for what this package has not.
-func (c *adapterFile) check() error {
-	switch {
-	case c.Type != "LORA":
-		return unsupported("peft_type", "it is %q: use LORA", c.Type)
-	case c.Bias != "none" && c.Bias != "":
-		return unsupported("bias", "it is %q: use none", c.Bias)
-	case c.Decomposed:
-		return unsupported("use_dora", "weights are decomposed")
-	case c.RankScaled:
-		return unsupported("use_rslora", "the scale is another one")
-	case len(c.ModulesSaved) > 0:
-		return unsupported("modules_to_save", "it trains other layers, too")
-	case len(c.Ranks) > 0 || len(c.Alphas) > 0:
-		return unsupported("rank_pattern or alpha_pattern", "layers differ in rank or alpha")
-	case c.Some != nil && string(c.Some) != "null":
-		return unsupported("layers_to_transform", "it is of some blocks alone")
-	}
-	return nil
-}
-
-// linears are the last parts of the names of linear layers.
-func (m *Model) linears() []string {
+// linears are the last parts of the names of linear layers, and of those that PEFT adapts if it is
+// not told which.
+func (m *Model) linears() (all, adapted []string) {
 	if m.Type == gpt2 {
-		return []string{"c_attn", "c_proj", "c_fc"}
+		return []string{"c_attn", "c_proj", "c_fc"}, []string{"c_attn"}
 	}
-	return []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+	return []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+		[]string{"q_proj", "v_proj"}
 }
 
 // Adapt makes graphs that are built from here on have an adapter, which begins as nothing: A is
@@ -95,16 +54,15 @@ func (m *Model) linears() []string {
 // Errors: [backend.ErrArgument] for a rank below 1, an alpha that is no number, and layers that the
 // model has not.
 func (m *Model) Adapt(l LoRA) error {
-	if l.Targets == nil && m.Type == gpt2 {
-		l.Targets = []string{"c_attn"}
-	} else if l.Targets == nil {
-		l.Targets = []string{"q_proj", "v_proj"}
+	all, adapted := m.linears()
+	if l.Targets == nil {
+		l.Targets = adapted
 	}
 	l.Alpha = cmp.Or(l.Alpha, float64(l.Rank))
 	for _, name := range l.Targets {
-		if !slices.Contains(m.linears(), name) {
+		if !slices.Contains(all, name) {
 			return fmt.Errorf("models: LoRA: %w: %s has no layers %q: use some of %s",
-				backend.ErrArgument, m.Type, name, strings.Join(m.linears(), ", "))
+				backend.ErrArgument, m.Type, name, strings.Join(all, ", "))
 		}
 	}
 	if l.Rank < 1 || len(l.Targets) == 0 || math.IsNaN(l.Alpha) || math.IsInf(l.Alpha, 0) {
@@ -118,33 +76,30 @@ func (m *Model) Adapt(l LoRA) error {
 // LoadAdapter is Adapt with an adapter of a folder of PEFT, of adapter_config.json and
 // adapter_model.safetensors.
 //
-// Errors: those of Adapt; [ErrUnsupported] for another kind of adapter; a damaged file; those of
-// the file system. Shapes are checked as a graph is built.
+// Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file;
+// those of the file system. Shapes are checked as a graph is built, which reads the tensors: the
+// file is open until Close.
 func (m *Model) LoadAdapter(dir string) (err error) {
-	defer named(&err, "load adapter", dir)
-	text, err := files.Read(filepath.Join(dir, adapterConfigName), maxConfig)
-	var c adapterFile
-	if err == nil {
-		err = json.Unmarshal(text, &c)
-	}
-	if err == nil {
-		err = c.check()
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", adapterConfigName, err)
-	}
-	f, err := safetensors.Open(filepath.Join(dir, adapterName))
-	if err != nil {
+	defer named(&err, "load adapter "+dir)
+	var o object
+	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o); err != nil {
 		return err
 	}
-	defer f.Close()
-	tensors := map[string]safetensors.Tensor{}
-	for _, name := range f.Names() {
-		if tensors[name], err = f.Read(name); err != nil {
-			return err
-		}
+	var l LoRA
+	if err := errors.Join(o.only(map[string][]any{
+		"peft_type": {"LORA"}, "bias": {nil, "", "none"}, "modules_to_save": {nil, []any{}},
+		"use_dora": {nil, false}, "use_rslora": {nil, false}, "layers_to_transform": {nil},
+		"rank_pattern": {nil, map[string]any{}}, "alpha_pattern": {nil, map[string]any{}},
+	}), o.into(map[string]any{
+		"r": &l.Rank, "lora_alpha": &l.Alpha, "target_modules": &l.Targets,
+	})); err != nil {
+		return fmt.Errorf("%s: %w", adapterConfigName, err)
 	}
-	if err := m.Adapt(LoRA{Rank: c.Rank, Alpha: c.Alpha, Targets: c.Targets}); err != nil {
+	tensors := located{}
+	if err := m.open(filepath.Join(dir, adapterName), tensors); err != nil {
+		return err
+	}
+	if err := m.Adapt(l); err != nil {
 		return err
 	}
 	m.adapter = tensors
@@ -157,38 +112,6 @@ func isAdapter(learnable string) bool {
 		strings.HasSuffix(learnable, loraB+".weight")
 }
 
-// adapterShape returns name and shape in PEFT's files of a learnable of an adapter. There A is
-// [rank, in] and B [out, rank].
-func adapterShape(learnable string, shape []int) (name string, stored []int) {
-	last := len(shape) - 1
-	if strings.HasSuffix(learnable, loraB+".weight") {
-		return adapterPrefix + learnable, []int{size(shape[1:]), shape[0]}
-	}
-	return adapterPrefix + learnable, []int{shape[last], size(shape[:last])}
-}
-
-// adapterValues returns what a learnable of an adapter begins with, and notes the tensor.
-func (m *Model) adapterValues(learnable string, shape []int, used map[string]bool) ([]float64,
-	error) {
-	if m.adapter == nil {
-		if strings.HasSuffix(learnable, loraB+".weight") {
-			return make([]float64, size(shape)), nil
-		}
-		return nil, nil // drawn
-	}
-	name, stored := adapterShape(learnable, shape)
-	t, ok := m.adapter[name]
-	if !ok {
-		return nil, fmt.Errorf("%w: %s has no %s", backend.ErrArgument, adapterName, name)
-	}
-	if !slices.Equal(t.Shape, stored) {
-		return nil, fmt.Errorf("%w: %s has shape %v in %s, and the model asks for %v",
-			backend.ErrArgument, name, t.Shape, adapterName, stored)
-	}
-	used[name] = true
-	return decoded(name, t, true)
-}
-
 // SaveAdapter writes an adapter as a folder that LoadAdapter and PEFT read. weights are the whole
 // learnables of a graph, by name, as for Save.
 //
@@ -196,62 +119,51 @@ func (m *Model) adapterValues(learnable string, shape []int, used map[string]boo
 // LoadAdapter, and for learnables that are missing or none of the adapter; those of the file
 // system.
 func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
-	defer named(&err, "save adapter", dir)
+	defer named(&err, "save adapter "+dir)
 	if m.lora == nil || len(weights) == 0 {
 		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
 			backend.ErrArgument)
 	}
-	tensors := map[string]safetensors.Tensor{}
+	all := m.adapters()
+	if name := missing(all, weights); name != "" {
+		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
+			backend.ErrArgument, name)
+	}
 	for learnable, x := range weights {
-		if x == nil || x.Dims() < 2 || !isAdapter(learnable) {
-			return fmt.Errorf("%w: %s is none of an adapter, or no matrix", backend.ErrArgument,
-				learnable)
-		}
-		name, stored := adapterShape(learnable, x.Shape())
-		t, err := encoded(x, backend.F32, stored, true)
-		if err != nil {
-			return fmt.Errorf("%s: %w", learnable, err)
-		}
-		tensors[name] = t
-	}
-	for _, learnable := range m.adapters() {
-		if weights[learnable] == nil {
-			return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
-				backend.ErrArgument, learnable)
+		if x == nil || x.Dims() < 2 || !all[learnable] {
+			return fmt.Errorf("%w: %s is none of an adapter, or no matrix, among %d learnables: "+
+				"the adapter has %d", backend.ErrArgument, learnable, len(weights), len(all))
 		}
 	}
-	if n := len(m.adapters()); n != len(weights) {
-		return fmt.Errorf("%w: %d learnables, of which the adapter has %d", backend.ErrArgument,
-			len(weights), n)
+	tensors, err := m.encode(weights)
+	if err != nil {
+		return err
 	}
-	text, err := json.MarshalIndent(adapterFile{Type: "LORA", Task: "CAUSAL_LM", Base: m.dir,
-		Rank: m.lora.Rank, Alpha: m.lora.Alpha, Targets: m.lora.Targets,
-		Transposed: m.Type == gpt2, Bias: "none"}, "", "  ")
-	if err == nil {
-		err = os.MkdirAll(dir, 0o777)
+	text, err := json.MarshalIndent(map[string]any{
+		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.dir,
+		"r": m.lora.Rank, "lora_alpha": m.lora.Alpha, "lora_dropout": 0,
+		"target_modules": m.lora.Targets, "fan_in_fan_out": m.Type == gpt2, "bias": "none",
+		"use_rslora": false, "use_dora": false,
+	}, "", "  ")
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = saveTensors(filepath.Join(dir, adapterName), tensors)
-	}
-	if err == nil {
-		err = files.ReplaceWith(filepath.Join(dir, adapterConfigName), text)
-	}
-	return err
+	return write(dir, adapterName, tensors, map[string][]byte{adapterConfigName: text})
 }
 
 // adapters returns the learnables of the adapter, by the linear layers of the files.
-func (m *Model) adapters() (all []string) {
-	for name := range m.weights.at {
+func (m *Model) adapters() map[string]bool {
+	all := map[string]bool{}
+	for name := range m.weights {
 		layer, ok := strings.CutSuffix(name, ".weight")
 		if !ok || !m.target(layer) {
 			continue
 		}
-		if m.Type == gpt2 && !strings.HasPrefix(layer, gpt2Prefix) {
-			layer = gpt2Prefix + layer
+		if m.Type == gpt2 { // whose older files have no prefix
+			layer = gpt2Prefix + strings.TrimPrefix(layer, gpt2Prefix)
 		}
-		all = append(all, layer+loraA+".weight", layer+loraB+".weight")
+		all[layer+loraA+".weight"], all[layer+loraB+".weight"] = true, true
 	}
-	slices.Sort(all)
 	return all
 }
 

@@ -411,6 +411,10 @@ func TestSaveWantsAllLearnablesAndNoOthers(t *testing.T) {
 			w["adapter"] = w["model.norm.gain"]
 			return "x"
 		},
+		"and the model has none": func(w map[string]*tensor.Dense) string {
+			w["q_proj.lora_A.weight"] = w["model.embed_tokens.weight"]
+			return "x"
+		},
 		"has shape [32]": func(w map[string]*tensor.Dense) string {
 			w["model.norm.gain"] = tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(31))
 			return "x"

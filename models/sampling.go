@@ -169,14 +169,10 @@ func (c candidates) first(k int, weight float64) candidates {
 // the weight of what comes before.
 func (c candidates) part() (at int, sum float64) {
 	last, middle := len(c)-1, len(c)/2
-	if c[middle].before(c[0]) {
-		c[0], c[middle] = c[middle], c[0]
-	}
-	if c[last].before(c[middle]) {
-		c[last], c[middle] = c[middle], c[last]
-	}
-	if c[middle].before(c[0]) {
-		c[0], c[middle] = c[middle], c[0]
+	for _, p := range [][2]int{{0, middle}, {middle, last}, {0, middle}} { // sorts three
+		if c[p[1]].before(c[p[0]]) {
+			c[p[0]], c[p[1]] = c[p[1]], c[p[0]]
+		}
 	}
 	c[middle], c[last] = c[last], c[middle] // the median of three
 	pivot := c[last]

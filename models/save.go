@@ -8,8 +8,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
+	"strings"
 
 	"gorgonia.org/tensor"
 
@@ -39,74 +39,65 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 // unknown or of another shape, and for the folder that the model was loaded from; those of the file
 // system.
 func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
-	defer named(&err, "save", dir)
-	tensors := map[string]safetensors.Tensor{}
-	for _, learnable := range slices.Sorted(maps.Keys(weights)) {
-		name, t, err := m.tensor(learnable, weights[learnable])
-		if err != nil {
-			return fmt.Errorf("%s: %w", learnable, err)
-		}
-		tensors[name] = t
+	defer named(&err, "save "+dir)
+	tensors, err := m.encode(weights)
+	if err != nil {
+		return err
 	}
-	written := map[string]bool{}
-	for name := range tensors {
-		written[name] = true
-	}
-	if name := m.first(written); name != "" {
+	if name := missing(m.weights, tensors); name != "" {
 		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
 			backend.ErrArgument, name)
 	}
-	if err := os.MkdirAll(dir, 0o777); err != nil {
+	if name := missing(tensors, m.weights); name != "" {
+		return fmt.Errorf("%w: %s is among the weights, and the model has none",
+			backend.ErrArgument, name)
+	}
+	from, err := os.Stat(m.dir)
+	if err != nil {
 		return err
 	}
-	switch same, err := sameDir(dir, m.dir); {
-	case err != nil:
-		return err
-	case same:
+	if to, err := os.Stat(dir); err == nil && os.SameFile(to, from) {
 		return fmt.Errorf("%w: the model was loaded from there: name another one",
 			backend.ErrArgument)
 	}
+	texts := map[string][]byte{configName: m.text}
 	for _, name := range besides {
 		text, err := os.ReadFile(filepath.Join(m.dir, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
 		if err == nil {
-			err = files.ReplaceWith(filepath.Join(dir, name), text)
-		}
-		if err != nil {
+			texts[name] = text
+		} else if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	err = saveTensors(filepath.Join(dir, weightsName), tensors)
-	if err == nil {
-		err = files.ReplaceWith(filepath.Join(dir, configName), m.text)
-	}
-	if err != nil {
+	if err := write(dir, weightsName, tensors, texts); err != nil {
 		return err
 	}
 	return removeShards(dir)
 }
 
-// saveTensors writes a file as transformers does.
-func saveTensors(path string, tensors map[string]safetensors.Tensor) error {
-	return files.Replace(path, func(w io.Writer) error {
-		return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
-	})
+// write writes files to a directory: one of tensors, as transformers does, and then texts.
+func write(dir, name string, tensors map[string]safetensors.Tensor, texts map[string][]byte) error {
+	err := os.MkdirAll(dir, 0o777)
+	if err == nil {
+		err = files.Replace(filepath.Join(dir, name), func(w io.Writer) error {
+			return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		if err == nil {
+			err = files.ReplaceWith(filepath.Join(dir, name), texts[name])
+		}
+	}
+	return err
 }
 
 // removeShards removes the files of another model, of which the one that was written takes the
 // place: programs that read all of them would mix both. Those of transformers' names go, and the
 // index first.
 func removeShards(dir string) error {
-	all, err := os.ReadDir(dir)
-	names := []string{indexName}
-	for _, e := range all {
-		if shards.MatchString(e.Name()) {
-			names = append(names, e.Name())
-		}
-	}
-	for _, name := range names {
+	number := strings.Repeat("[0-9]", 5)
+	shards, err := fs.Glob(os.DirFS(dir), "model-"+number+"-of-"+number+".safetensors")
+	for _, name := range append([]string{indexName}, shards...) {
 		if removed := os.Remove(filepath.Join(dir, name)); !errors.Is(removed, fs.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
@@ -114,53 +105,44 @@ func removeShards(dir string) error {
 	return errors.Join(err, files.SyncDir(dir))
 }
 
-// shards are the names of the files of an index.
-var shards = regexp.MustCompile(`^model-\d{5}-of-\d{5}\.safetensors$`)
+// encode returns the tensors of a file for learnables: in the dtypes of the folder that was loaded,
+// and in F32 for an adapter.
+func (m *Model) encode(weights map[string]*tensor.Dense) (map[string]safetensors.Tensor, error) {
+	tensors := map[string]safetensors.Tensor{}
+	for _, learnable := range slices.Sorted(maps.Keys(weights)) {
+		name, t, err := m.tensor(learnable, weights[learnable])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", learnable, err)
+		}
+		tensors[name] = t
+	}
+	return tensors, nil
+}
 
-// tensor returns name and tensor in a file of a learnable.
-func (m *Model) tensor(learnable string, x *tensor.Dense) (string, safetensors.Tensor, error) {
-	var t safetensors.Tensor
+func (m *Model) tensor(learnable string, x *tensor.Dense) (name string, t safetensors.Tensor,
+	err error) {
 	if x == nil || x.Dims() == 0 {
 		return "", t, fmt.Errorf("%w: it is nil or a scalar", backend.ErrArgument)
 	}
-	name, at, want, err := m.find(learnable, x.Shape())
-	if err != nil {
-		return "", t, err
+	s, d := m.stored(learnable, x.Shape()), backend.F32
+	if !isAdapter(learnable) {
+		if s, err = m.find(learnable, x.Shape()); err != nil {
+			return "", t, err
+		}
+		d, _, _ = s.file.Of(s.name)
 	}
-	d, _, _ := at.Of(name)
-	t, err = encoded(x, d, want, m.transposed(learnable))
-	return name, t, err
-}
-
-// encoded returns a tensor of floats as it is in a file: of another dtype and shape, and transposed
-// if it is so.
-func encoded(x *tensor.Dense, d backend.DType, shape []int, turned bool) (t safetensors.Tensor,
-	err error) {
 	own, _ := residence.DType(x.Dtype())
 	elements, err := residence.Elements(x, own)
 	if err != nil {
-		return t, err
+		return "", t, err
 	}
 	values, err := numbers(elements)
 	if err != nil {
-		return t, err
+		return "", t, err
 	}
-	if turned {
-		values = transpose(values, shape[1], shape[0])
+	if s.transposed {
+		values = transpose(values, s.shape[1], s.shape[0])
 	}
-	t = safetensors.New(d, shape)
-	return t, kernels.Host{}.Cast(t.Data, backend.Of(values))
-}
-
-// sameDir reports whether two directories are one.
-func sameDir(a, b string) (bool, error) {
-	x, err := os.Stat(a)
-	if err != nil {
-		return false, err
-	}
-	y, err := os.Stat(b)
-	if err != nil {
-		return false, err
-	}
-	return os.SameFile(x, y), nil
+	t = safetensors.New(d, s.shape)
+	return s.name, t, kernels.Host{}.Cast(t.Data, backend.Of(values))
 }

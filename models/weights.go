@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
@@ -24,86 +25,171 @@ const (
 	maxIndex = 64 << 20
 )
 
-// folder is the open files of a model's weights.
-type folder struct {
-	files []*safetensors.File
-	at    map[string]*safetensors.File // by tensor
+// located is the file of each tensor, by name.
+type located map[string]*safetensors.File
+
+// missing returns the first name that is not among others, "" if there is none.
+func missing[T, U any](all map[string]T, others map[string]U) string {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if _, ok := others[name]; !ok {
+			return name
+		}
+	}
+	return ""
 }
 
-// openFolder opens the files of a folder, and checks their headers.
-func openFolder(dir string) (*folder, error) {
-	f := &folder{at: map[string]*safetensors.File{}}
-	names, listed, err := weightFiles(dir)
-	for _, name := range names {
-		if err == nil {
-			err = f.open(filepath.Join(dir, name))
-		}
-	}
-	for tensor, name := range listed {
-		if err != nil {
-			break
-		}
-		if at := f.at[tensor]; at == nil || filepath.Base(at.Name()) != name {
-			err = fmt.Errorf("%s says that %s has %s, and it has not", indexName, name, tensor)
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.close())
-	}
-	return f, nil
-}
-
-// weightFiles returns the files of a folder, and what the index says, by tensor, if it is read. As
-// in transformers, model.safetensors comes first: Save may have written it beside older files.
-func weightFiles(dir string) (names []string, listed map[string]string, err error) {
-	if _, err := os.Stat(filepath.Join(dir, weightsName)); err == nil {
-		return []string{weightsName}, nil, nil
-	}
-	path := filepath.Join(dir, indexName)
-	text, err := files.Read(path, maxIndex)
-	if errors.Is(err, fs.ErrNotExist) {
-		return []string{weightsName}, nil, nil
-	}
-	var index struct {
-		Map map[string]string `json:"weight_map"`
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &index)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	names = slices.Compact(slices.Sorted(maps.Values(index.Map)))
-	for _, name := range names {
-		if name != filepath.Base(name) || !filepath.IsLocal(name) {
-			return nil, nil, fmt.Errorf("%s names %q: files are beside it", path, name)
-		}
-	}
-	return names, index.Map, nil
-}
-
-// open opens one of the files.
-func (f *folder) open(path string) error {
-	file, err := safetensors.Open(path)
-	if err != nil {
-		return err
-	}
-	f.files = append(f.files, file)
-	for _, name := range file.Names() {
-		if other := f.at[name]; other != nil {
-			return fmt.Errorf("%s and %s both have %s", other.Name(), path, name)
-		}
-		f.at[name] = file
+// allUsed returns an error for a tensor that is not among used.
+func (l located) allUsed(used map[string]bool, config string) error {
+	if name := missing(l, used); name != "" {
+		return fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
+			l[name].Name(), name, config)
 	}
 	return nil
 }
 
-func (f *folder) close() error {
-	var errs []error
-	for _, file := range f.files {
-		errs = append(errs, file.Close())
+// openWeights opens the files of the folder, and checks their headers. As in transformers,
+// model.safetensors comes first: Save may have written it beside older files.
+func (m *Model) openWeights() (located, error) {
+	all := located{}
+	alone := m.open(filepath.Join(m.dir, weightsName), all)
+	if !errors.Is(alone, fs.ErrNotExist) {
+		return all, alone
 	}
-	return errors.Join(errs...)
+	var index struct {
+		Files map[string]string `json:"weight_map"` // by tensor
+	}
+	path := filepath.Join(m.dir, indexName)
+	if _, err := readJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
+		return nil, alone
+	} else if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.Files))) {
+		if name != filepath.Base(name) || !filepath.IsLocal(name) {
+			return nil, fmt.Errorf("%s names %q: files are beside it", path, name)
+		}
+		if err := m.open(filepath.Join(m.dir, name), all); err != nil {
+			return nil, err
+		}
+	}
+	for of, name := range index.Files {
+		if at := all[of]; at == nil || filepath.Base(at.Name()) != name {
+			return nil, fmt.Errorf("%s says that %s has %s, and it has not", indexName, name, of)
+		}
+	}
+	return all, nil
+}
+
+// open opens a file, and adds its tensors to all.
+func (m *Model) open(path string, all located) error {
+	file, err := safetensors.Open(path)
+	if err != nil {
+		return err
+	}
+	m.files = append(m.files, file)
+	for _, name := range file.Names() {
+		if other := all[name]; other != nil {
+			return fmt.Errorf("%s and %s both have %s", other.Name(), path, name)
+		}
+		all[name] = file
+	}
+	return nil
+}
+
+// readJSON reads a file of at most so many bytes, and returns its text, too.
+func readJSON(path string, most int, to any) (text []byte, err error) {
+	if text, err = files.Read(path, most); err == nil {
+		err = json.Unmarshal(text, to)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return text, nil
+}
+
+// ignored reports whether a tensor of a file is none of the model: tables that older versions of
+// transformers have saved, and the embedding once more.
+func (m *Model) ignored(name string, _ *safetensors.File) bool {
+	return m.Tied && name == headName || strings.HasSuffix(name, ".attn.bias") ||
+		strings.HasSuffix(name, ".attn.masked_bias") ||
+		strings.HasSuffix(name, ".rotary_emb.inv_freq")
+}
+
+// values returns the elements of a learnable, of its whole shape, and notes the tensor.
+func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]float64, error) {
+	s, err := m.find(learnable, shape)
+	if err != nil {
+		return nil, err
+	}
+	used[s.name] = true
+	t, err := s.file.Read(s.name)
+	if err != nil {
+		return nil, err
+	}
+	x, err := numbers(t.Data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.name, err)
+	}
+	if s.transposed {
+		x = transpose(x, s.shape[0], s.shape[1])
+	}
+	return x, nil
+}
+
+// stored is how a learnable is in a file.
+type stored struct {
+	name       string
+	shape      []int
+	transposed bool              // a matrix that is [out, in] there, and [in..., out...] here
+	file       *safetensors.File // after find
+}
+
+// stored returns how the files have a learnable of a shape.
+func (m *Model) stored(learnable string, shape []int) stored {
+	in := 1 // of the axes are the input of a linear layer
+	switch {
+	case strings.HasSuffix(learnable, ".gain"):
+		return stored{name: strings.TrimSuffix(learnable, ".gain") + ".weight", shape: shape}
+	case strings.HasSuffix(learnable, ".bias"):
+		return stored{name: learnable, shape: []int{tensor.ProdInts(shape)}}
+	case strings.HasSuffix(learnable, loraA+".weight"):
+		in = len(shape) - 1
+	case strings.HasSuffix(learnable, ".attn.c_proj.weight"),
+		strings.HasSuffix(learnable, ".o_proj.weight"):
+		in = min(2, len(shape)) // heads, and their elements
+	}
+	s := stored{name: learnable, shape: []int{tensor.ProdInts(shape[:in]),
+		tensor.ProdInts(shape[in:])}}
+	if isAdapter(learnable) {
+		s.name, s.transposed = adapterPrefix+learnable, true
+	} else {
+		s.transposed = m.Type != gpt2 && strings.HasSuffix(learnable, "_proj.weight")
+	}
+	if s.transposed {
+		slices.Reverse(s.shape)
+	}
+	return s
+}
+
+// find is stored with the file.
+func (m *Model) find(learnable string, shape []int) (stored, error) {
+	s := m.stored(learnable, shape)
+	all, lacking, config := m.weights, "no file has", configName
+	if isAdapter(learnable) {
+		all, lacking, config = m.adapter, adapterName+" has no", adapterConfigName
+	}
+	if s.file = all[s.name]; s.file == nil { // in older files, perhaps
+		s.name = strings.TrimPrefix(s.name, gpt2Prefix)
+		s.file = all[s.name]
+	}
+	if s.file == nil {
+		return s, fmt.Errorf("%w: %s %s", backend.ErrArgument, lacking, s.name)
+	}
+	if _, is, _ := s.file.Of(s.name); !slices.Equal(is, s.shape) {
+		return s, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,
+			s.name, is, s.file.Name(), config, s.shape)
+	}
+	return s, nil
 }
 
 // numbers returns the elements of a buffer of floats.
@@ -113,16 +199,22 @@ func numbers(b backend.Buffer) ([]float64, error) {
 		x := make([]float64, b.Len())
 		return x, kernels.Host{}.Cast(backend.Of(x), b)
 	}
-	return nil, fmt.Errorf("%w: weights of %v: use f32, f16 or bf16", ErrUnsupported, b.DType())
+	return nil, fmt.Errorf("%w: weights of %v: use f32, f16 or bf16", backend.ErrUnsupported,
+		b.DType())
 }
 
-// ignored reports whether a tensor of a file is none of the model: tables that older versions of
-// transformers have saved.
-func ignored(name string) bool {
-	for _, end := range []string{".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"} {
-		if strings.HasSuffix(name, end) {
-			return true
+// transpose returns a matrix of rows and columns, transposed.
+func transpose(x []float64, rows, columns int) []float64 {
+	y := make([]float64, len(x))
+	const block = 64 // of which two fit a core's first cache
+	for r0 := 0; r0 < rows; r0 += block {
+		for c0 := 0; c0 < columns; c0 += block {
+			for r := r0; r < min(r0+block, rows); r++ {
+				for c := c0; c < min(c0+block, columns); c++ {
+					y[c*rows+r] = x[r*columns+c]
+				}
+			}
 		}
 	}
-	return false
+	return y
 }

@@ -59,7 +59,7 @@ var arrows = []arrow{
 		"backend", "kernels", "kernels/fuse", "rendezvous", "autograd/...", "internal/...",
 	}},
 	{"layers", []string{"backend", "ops/...", "internal/group"}},
-	{"models/tokenizer", nil},
+	{"models/tokenizer", []string{"internal/files"}},
 	{"models/...", []string{"autograd", "backend", "kernels", "layers", "models/...", "ops/...",
 		"vm", "internal/files", "internal/residence", "internal/safetensors"}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},

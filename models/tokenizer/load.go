@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 const (
@@ -97,7 +98,7 @@ func Load(dir string) (*Tokenizer, error) {
 	var f file
 	t := &Tokenizer{words: map[int]string{}, special: map[int]bool{}}
 	name := fileName
-	text, err := read(dir, name)
+	text, err := files.Read(filepath.Join(dir, name), maxFile)
 	if err == nil {
 		err = f.parse(text)
 	}
@@ -118,18 +119,6 @@ func Load(dir string) (*Tokenizer, error) {
 	return t, nil
 }
 
-func read(dir, name string) ([]byte, error) {
-	path := filepath.Join(dir, name)
-	info, err := os.Stat(path)
-	if err == nil && info.Size() > maxFile {
-		err = fmt.Errorf("%d bytes: this package reads %d", info.Size(), maxFile)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return os.ReadFile(path)
-}
-
 func (f *file) parse(text []byte) error {
 	var large struct{ Model json.RawMessage }
 	if err := json.Unmarshal(text, &large); err != nil {
@@ -147,7 +136,7 @@ func (t *Tokenizer) setEnds(dir string) error {
 		BOS json.RawMessage `json:"bos_token"`
 		EOS json.RawMessage `json:"eos_token"`
 	}
-	text, err := read(dir, configName)
+	text, err := files.Read(filepath.Join(dir, configName), maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		text, err = []byte("{}"), nil
 	}
