@@ -29,8 +29,8 @@ type Builder struct {
 	frozen     gorgonia.Nodes // learnables that are not to be learnt
 	inputs     gorgonia.Nodes // whose gradients are wanted, too: rows of tables
 	names      map[string]bool
-	values     func(name string, shape []int) ([]float64, error) // of learnables, or nil
-	freeze     func(name string) bool                            // of learnables, or nil
+	values     func(name string, shape []int) (backend.Buffer, error) // of learnables, or nil
+	freeze     func(name string) bool                                 // of learnables, or nil
 	err        error
 }
 
@@ -65,9 +65,10 @@ func (b *Builder) Batches(n int) {
 }
 
 // Begin says how learnables begin that are made from here on: values returns all elements of one,
-// in row-major order, of its whole shape, or nil for one that is drawn. It is called once for each
-// learnable, on every rank, and may read a file.
-func (b *Builder) Begin(values func(name string, shape []int) ([]float64, error)) {
+// in row-major order, of its whole shape, as F32 or F64, or the zero Buffer for one that is drawn. It
+// is called once for each learnable, on every rank, and may read a file. The learnable may keep the
+// memory.
+func (b *Builder) Begin(values func(name string, shape []int) (backend.Buffer, error)) {
 	b.values = values
 }
 
@@ -151,18 +152,14 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 				"needs a part: use fewer ranks", ops.ErrShape, axis, shape, b.layout.TP)
 		}
 		b.names[name] = true
-		values, err := b.initial(name, init, shape)
+		if axis != Undivided {
+			n.place[Tensor], n.parts[Tensor] = Split(axis), backend.Even(shape[axis], b.layout.TP)
+		}
+		value, err := b.first(name, init, axis, shape)
 		if err != nil {
 			return n, err
 		}
-		own := slices.Clone(shape)
-		if axis != Undivided {
-			n.place[Tensor], n.parts[Tensor] = Split(axis), backend.Even(shape[axis], b.layout.TP)
-			start, end := b.layout.shareOf(Tensor, shape[axis])
-			own[axis] = end - start
-			values = sliceAxis(values, shape, axis, start, end)
-		}
-		n.Node = b.variable(name, own, values)
+		n.Node = b.variable(name, value)
 		if b.freeze != nil && b.freeze(name) {
 			b.frozen = append(b.frozen, n.Node)
 		} else {
@@ -172,27 +169,66 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 	}, "init", init)
 }
 
+// first returns the first value of this rank's part of a learnable.
+func (b *Builder) first(name string, init Init, axis int, shape []int) (*tensor.Dense, error) {
+	if b.dtype == tensor.Float32 {
+		return first[float32](b, name, init, axis, shape)
+	}
+	return first[float64](b, name, init, axis, shape)
+}
+
+func first[T float32 | float64](b *Builder, name string, init Init, axis int,
+	shape []int) (*tensor.Dense, error) {
+	whole, err := initial[T](b, name, init, shape)
+	if err != nil {
+		return nil, err
+	}
+	own := slices.Clone(shape)
+	if axis != Undivided {
+		start, end := b.layout.shareOf(Tensor, shape[axis])
+		own[axis], whole = end-start, sliceAxis(whole, shape, axis, start, end)
+	}
+	return tensor.New(tensor.WithShape(own...), tensor.WithBacking(whole)), nil
+}
+
 // initial returns the whole of a learnable: what [Builder.Begin] has for it, or what is drawn.
-func (b *Builder) initial(name string, init Init, shape []int) ([]float64, error) {
+func initial[T float32 | float64](b *Builder, name string, init Init, shape []int) ([]T, error) {
 	if b.values != nil {
 		switch values, err := b.values(name, shape); {
 		case err != nil:
 			return nil, err
-		case values != nil && len(values) != size(shape):
+		case values.Len() > 0 && values.Len() != size(shape):
 			return nil, fmt.Errorf("%w: it begins with %d values, and has shape %v", ops.ErrShape,
-				len(values), shape)
-		case values != nil:
-			return values, nil
+				values.Len(), shape)
+		case values.DType() == backend.F32:
+			return converted[T](backend.View[float32](values)), nil
+		case values.DType() == backend.F64:
+			return converted[T](backend.View[float64](values)), nil
+		case values.Len() > 0:
+			return nil, fmt.Errorf("%w: it begins with values of %v: use F32 or F64",
+				backend.ErrUnsupported, values.DType())
 		}
 	}
 	h := fnv.New64a()
 	h.Write([]byte(name))
 	r := rand.New(rand.NewPCG(b.seed, h.Sum64()))
-	values := make([]float64, size(shape))
+	values := make([]T, size(shape))
 	for i := range values {
-		values[i] = init(r)
+		values[i] = T(init(r))
 	}
 	return values, nil
+}
+
+// converted returns numbers as T, the same memory if they are.
+func converted[T, S float32 | float64](numbers []S) []T {
+	if same, ok := any(numbers).([]T); ok {
+		return same
+	}
+	other := make([]T, len(numbers))
+	for i, v := range numbers {
+		other[i] = T(v)
+	}
+	return other
 }
 
 // sliceAxis returns the elements start to end of an axis.
@@ -210,21 +246,16 @@ func sliceAxis[T any](values []T, shape []int, axis, start, end int) []T {
 }
 
 // variable returns a variable of the builder's dtype.
-func (b *Builder) variable(name string, shape []int, values []float64) *gorgonia.Node {
-	return gorgonia.NewTensor(b.graph, b.dtype, len(shape), gorgonia.WithShape(shape...),
-		gorgonia.WithName(name),
-		gorgonia.WithValue(b.tensor(shape, values)))
+func (b *Builder) variable(name string, value *tensor.Dense) *gorgonia.Node {
+	return gorgonia.NewTensor(b.graph, b.dtype, value.Dims(), gorgonia.WithShape(value.Shape()...),
+		gorgonia.WithName(name), gorgonia.WithValue(value))
 }
 
 // tensor returns values as a tensor of the builder's dtype.
 func (b *Builder) tensor(shape []int, values []float64) *tensor.Dense {
 	var backing any = values
 	if b.dtype == tensor.Float32 {
-		narrow := make([]float32, len(values))
-		for i, v := range values {
-			narrow[i] = float32(v)
-		}
-		backing = narrow
+		backing = converted[float32](values)
 	}
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 }

@@ -44,8 +44,8 @@ func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 		}
 		axes[1-positions], axes[positions] = 0, 1
 		whole[0], whole[1] = whole[axes[0]], whole[axes[1]]
-		ones := b.variable(fmt.Sprint("ones", whole), whole, slices.Repeat([]float64{1},
-			size(whole)))
+		ones := b.variable(fmt.Sprint("ones", whole), b.tensor(whole,
+			slices.Repeat([]float64{1}, size(whole))))
 		mask, err := nn.Dropout(p, random, ones)
 		if err == nil && positions == 0 {
 			mask, err = gorgonia.Transpose(mask, axes...)

@@ -83,13 +83,13 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 // build is Logits, with the caches of c.
 func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (layers.Node, error) {
 	used := map[string]bool{}
-	b.Begin(func(learnable string, shape []int) ([]float64, error) {
+	b.Begin(func(learnable string, shape []int) (x backend.Buffer, err error) {
 		begins := m.adapter == nil && isAdapter(learnable)
 		switch {
 		case c.tensors[learnable] != nil || begins && strings.HasSuffix(learnable, loraB+".weight"):
-			return make([]float64, tensor.ProdInts(shape)), nil
+			return backend.Of(make([]float32, tensor.ProdInts(shape))), nil
 		case begins:
-			return nil, nil // drawn
+			return x, nil // drawn
 		}
 		return m.values(learnable, shape, used)
 	})

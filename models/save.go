@@ -144,5 +144,5 @@ func (m *Model) tensor(learnable string, x *tensor.Dense) (name string, t safete
 		values = transpose(values, s.shape[1], s.shape[0])
 	}
 	t = safetensors.New(d, s.shape)
-	return s.name, t, kernels.Host{}.Cast(t.Data, backend.Of(values))
+	return s.name, t, kernels.Host{}.Cast(t.Data, values)
 }

@@ -116,19 +116,19 @@ func (m *Model) ignored(name string, _ *safetensors.File) bool {
 }
 
 // values returns the elements of a learnable, of its whole shape, and notes the tensor.
-func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]float64, error) {
+func (m *Model) values(learnable string, shape []int, used map[string]bool) (x backend.Buffer,
+	err error) {
 	s, err := m.find(learnable, shape)
 	if err != nil {
-		return nil, err
+		return x, err
 	}
 	used[s.name] = true
 	t, err := s.file.Read(s.name)
 	if err != nil {
-		return nil, err
+		return x, err
 	}
-	x, err := numbers(t.Data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.name, err)
+	if x, err = numbers(t.Data); err != nil {
+		return x, fmt.Errorf("%s: %w", s.name, err)
 	}
 	if s.transposed {
 		x = transpose(x, s.shape[0], s.shape[1])
@@ -192,20 +192,29 @@ func (m *Model) find(learnable string, shape []int) (stored, error) {
 	return s, nil
 }
 
-// numbers returns the elements of a buffer of floats.
-func numbers(b backend.Buffer) ([]float64, error) {
+// numbers returns the elements of a buffer of floats as F32, or F64 if they are.
+func numbers(b backend.Buffer) (backend.Buffer, error) {
 	switch b.DType() {
-	case backend.F64, backend.F32, backend.F16, backend.BF16:
-		x := make([]float64, b.Len())
-		return x, kernels.Host{}.Cast(backend.Of(x), b)
+	case backend.F64, backend.F32:
+		return b, nil
+	case backend.F16, backend.BF16:
+		x := backend.Of(make([]float32, b.Len()))
+		return x, kernels.Host{}.Cast(x, b)
 	}
-	return nil, fmt.Errorf("%w: weights of %v: use f32, f16 or bf16", backend.ErrUnsupported,
+	return b, fmt.Errorf("%w: weights of %v: use f32, f16 or bf16", backend.ErrUnsupported,
 		b.DType())
 }
 
 // transpose returns a matrix of rows and columns, transposed.
-func transpose(x []float64, rows, columns int) []float64 {
-	y := make([]float64, len(x))
+func transpose(x backend.Buffer, rows, columns int) backend.Buffer {
+	if x.DType() == backend.F64 {
+		return backend.Of(transposed(backend.View[float64](x), rows, columns))
+	}
+	return backend.Of(transposed(backend.View[float32](x), rows, columns))
+}
+
+func transposed[T float32 | float64](x []T, rows, columns int) []T {
+	y := make([]T, len(x))
 	const block = 64 // of which two fit a core's first cache
 	for r0 := 0; r0 < rows; r0 += block {
 		for c0 := 0; c0 < columns; c0 += block {
