@@ -118,7 +118,7 @@ func (t *trainer) build() {
 	t.past.Training = fmt.Sprintf("%+v: context %d, batch %d, steps %d, lora %d, lr %g, %s, %x",
 		t.model.Config, t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
 		sha256.Sum256(fmt.Append(nil, text)))
-	check(autograd.Agree(t.comm, t.past.Training, nil))
+	check(autograd.Agree(t.comm, t.past.Training, os.MkdirAll(t.out, 0o777))) // not at the end
 	as, ok := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
 	device, found := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
 	t.layout = must(layers.NewLayout(t.comm, 0, t.sp, t.tp))

@@ -239,6 +239,7 @@ func TestBadArguments(t *testing.T) {
 		small(dir) + " --lora -1":        "sizes from 1 on",
 		small(dir) + " text":             "use finetune FOLDER --data FILE",
 		small(dir) + " --out " + folder:  "--out ANOTHER",
+		small(dir) + " --out /proc/none": "finetune: mkdir /proc/none:",
 		folder + " --out x":              "use finetune FOLDER --data FILE",
 		"/nothing" + " --data x --out y": "no such file",
 	} {
