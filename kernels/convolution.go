@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
@@ -15,9 +16,9 @@ import (
 // with the pixels (h, w) of [Images]. Several Groups are convolutions side by side, each of its
 // share of the planes and of the filters, which are [Filters, C/Groups, KernelH, KernelW] then.
 // Pixels outside of the image are zeros. (It is the correlation, as everywhere in machine
-// learning.) The sum is of the dtype, f32 or f64. Each implementation adds in an order of its own,
-// with or without fused multiply-adds, and gives the same bits in every run; all agree where the
-// sums are exact.
+// learning.) The sum is of the dtype, f32 or f64, or of f32 and rounded once where the dtype is bf16.
+// Each implementation adds in an order of its own, with or without fused multiply-adds, and gives
+// the same bits in every run; all agree where the sums are exact.
 type Convolution struct {
 	Images
 	Filters int
@@ -74,23 +75,44 @@ func (c Check) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	x, w, y := v.lengths()
 	lengths := [...][]int{Forward: {y, x, w}, InputGradient: {x, y, w},
 		FilterGradient: {w, x, y}}[v.Pass]
-	return c.images(v.Pass.String(), v.Images, lengths, dst, a, b)
+	return c.imagesOf(v.Pass.String(), v.Images, true, lengths, []backend.Buffer{dst, a, b})
 }
 
 // Convolve computes a convolution: dst is written. The workers need memory for patches of 256 KiB
 // each, and together for filters in another order, for 16 sums of the gradient of filters, or from
-// 64 Ki weights on for dy in another order.
+// 64 Ki weights on for dy in another order. Those of bf16 are computed of copies in f32.
 func (h Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	if err := (Check{}).Convolve(v, dst, a, b); err != nil {
 		return err
 	}
 	pool, level := h.pool(), simd.Best()
-	if v.DType == backend.F32 {
+	switch v.DType {
+	case backend.BF16:
+		h.convolveWide(v, dst, a, b)
+	case backend.F32:
 		convolve(pool, level, &v, backend.View[float32](dst), backend.View[float32](a),
 			backend.View[float32](b))
-	} else {
+	default:
 		convolve(pool, level, &v, backend.View[float64](dst), backend.View[float64](a),
 			backend.View[float64](b))
 	}
 	return nil
+}
+
+// convolveWide computes a convolution of bf16: of copies in f32, to one that is rounded.
+func (h Host) convolveWide(v Convolution, dst, a, b backend.Buffer) {
+	all := backend.Of(workers.Scratch[float32](h.pool(), workers.Operands,
+		dst.Len()+a.Len()+b.Len()))
+	y, x, w := all.Slice(0, dst.Len()), all.Slice(dst.Len(), dst.Len()+a.Len()),
+		all.Slice(dst.Len()+a.Len(), all.Len())
+	after := v.Epilogue
+	v.Epilogue = nil
+	cast(x, a)
+	cast(w, b)
+	convolve(h.pool(), simd.Best(), &v, backend.View[float32](y), backend.View[float32](x),
+		backend.View[float32](w))
+	cast(dst, y)
+	if after != nil {
+		after.All()
+	}
 }

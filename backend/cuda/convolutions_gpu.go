@@ -114,11 +114,15 @@ func (c *Convolutions) Library() (string, error) {
 	return fmt.Sprintf("cuDNN %d.%d.%d", major, rest/100, rest%100), nil
 }
 
-// The numbers of cudnnDataType_t and of cudnnMathType_t.
-var dnnTypes = [...]C.int{backend.F32: 0, backend.F64: 1}
+// The numbers of cudnnDataType_t, of what sums have and of cudnnMathType_t.
+var (
+	dnnTypes = [...]C.int{backend.F32: 0, backend.F64: 1, backend.BF16: 9}
+	dnnSums  = [...]C.int{backend.F32: 0, backend.F64: 1, backend.BF16: 0}
+)
 
 const (
 	mathDefault = 0 // with TF32, for f32
+	mathTensor  = 1
 	mathFMA     = 3
 )
 
@@ -151,7 +155,7 @@ func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolut
 	}
 	d := (*C.struct_euryale_convolution)(C.calloc(1, C.sizeof_struct_euryale_convolution))
 	*d = C.struct_euryale_convolution{
-		pass: C.int(v.Pass), _type: dnnTypes[v.DType], math: mathFMA,
+		pass: C.int(v.Pass), _type: dnnTypes[v.DType], sums: dnnSums[v.DType], math: mathFMA,
 		batch: C.int(v.Batch), channels: C.int(v.C), h: C.int(v.H), w: C.int(v.W),
 		filters: C.int(v.Filters), out_h: C.int(v.OutH), out_w: C.int(v.OutW),
 		kernel_h: C.int(v.KernelH), kernel_w: C.int(v.KernelW), pad_h: C.int(v.PadH), pad_w: C.int(
@@ -159,7 +163,10 @@ func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolut
 		stride_h: C.int(v.StrideH), stride_w: C.int(v.StrideW), dilation_h: C.int(v.DilationH),
 		dilation_w: C.int(v.DilationW), groups: C.int(v.Parts()),
 	}
-	if v.TF32 && v.DType == backend.F32 {
+	switch {
+	case v.DType == backend.BF16:
+		d.math = mathTensor
+	case v.TF32 && v.DType == backend.F32:
 		d.math = mathDefault
 	}
 	err := c.queue.device.on("prepare a convolution", func() error {

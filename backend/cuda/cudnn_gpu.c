@@ -125,7 +125,7 @@ int euryale_cudnn_prepare(struct euryale_cudnn *l, euryale_dnn_handle handle,
 		(code = l->set_filter(c->filter, c->type, NCHW, c->filters, c->channels / c->groups,
 			 c->kernel_h, c->kernel_w)) != 0 ||
 		(code = l->set_convolution(c->convolution, c->pad_h, c->pad_w, c->stride_h, c->stride_w,
-			 c->dilation_h, c->dilation_w, CROSS_CORRELATION, c->type)) != 0 ||
+			 c->dilation_h, c->dilation_w, CROSS_CORRELATION, c->sums)) != 0 ||
 		(code = l->set_math(c->convolution, c->math)) != 0 ||
 		(code = l->set_groups(c->convolution, c->groups)) != 0)
 		return code;

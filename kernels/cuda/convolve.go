@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -88,6 +89,11 @@ func (g *convolving) divide() {
 //
 // Errors: ErrUnsupported for tensors of 2^31 elements and more.
 func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
+	if c.DType == backend.BF16 {
+		c.DType = backend.F32
+		n, err := k.ConvolutionScratch(c)
+		return n + 4*elements(c), err
+	}
 	g := convolvingOf(c)
 	if most := math.MaxInt32; c.Batch*c.C*c.H*c.W > most ||
 		c.Batch*c.Filters*c.OutH*c.OutW > most || c.Filters*c.Columns() > most {
@@ -100,8 +106,13 @@ func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 	return g.parts * g.groups * g.m * g.n * c.DType.Size(), nil
 }
 
+// elements returns how many elements result and operands have together.
+func elements(c kernels.Convolution) int {
+	return c.Batch*c.C*c.H*c.W + c.Filters*c.Columns() + c.Batch*c.Filters*c.OutH*c.OutW
+}
+
 // Convolve has the meaning of [kernels.Host.Convolve] with fused multiply-adds. The patches are
-// never in memory. scratch has the bytes that [Kernels.ConvolutionScratch] says.
+// never in memory. Those of bf16 are computed of copies in f32. scratch has the bytes that [Kernels.ConvolutionScratch] says.
 //
 // Errors: those of [kernels.Check] and of ConvolutionScratch; ErrArgument if scratch is too small.
 func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buffer) error {
@@ -116,6 +127,9 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, c.Pass,
 			scratch.NBytes(), need)
 	}
+	if c.DType == backend.BF16 {
+		return k.convolveWide(c, dst, a, b, scratch)
+	}
 	g := convolvingOf(c)
 	to := dst
 	if g.parts > 1 {
@@ -129,6 +143,16 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 	sum.Grid = Size{blocks(dst.Len(), convolveSumWidth), 1}
 	sum.pass(word(dst), word(to), uint64(dst.Len()), uint64(g.parts))
 	return k.launcher.Launch(sum)
+}
+
+// convolveWide computes a convolution of bf16: of copies in f32, to one that is rounded.
+func (k Kernels) convolveWide(c kernels.Convolution, dst, a, b, scratch backend.Buffer) error {
+	c.DType = backend.F32
+	all := scratch.As(backend.U8).Slice(0, 4*elements(c)).As(backend.F32)
+	rest := scratch.As(backend.U8).Slice(all.NBytes(), scratch.NBytes())
+	x, w := all.Slice(0, a.Len()), all.Slice(a.Len(), a.Len()+b.Len())
+	y := all.Slice(a.Len()+b.Len(), all.Len())
+	return errors.Join(k.Cast(x, a), k.Cast(w, b), k.Convolve(c, y, x, w, rest), k.Cast(dst, y))
 }
 
 func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a,

