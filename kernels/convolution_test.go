@@ -283,7 +283,7 @@ func sameBits(t *testing.T, c Convolution) {
 	}
 }
 
-// TestConvolutionsOfBF16AreThoseOfF32Rounded: sums are of f32, and an epilogue sees what is rounded.
+// TestConvolutionsOfBF16AreThoseOfF32Rounded: sums are of f32, and an epilogue sees them rounded.
 func TestConvolutionsOfBF16AreThoseOfF32Rounded(t *testing.T) {
 	pool := workers.New(2)
 	defer pool.Close()
@@ -326,7 +326,9 @@ type seen struct {
 
 func (s *seen) Divides(int, int) bool  { return true }
 func (s *seen) Elements(int, int, int) {}
-func (s *seen) All()                   { s.elements = slices.Clone(backend.View[backend.BFloat16](s.result)) }
+func (s *seen) All() {
+	s.elements = slices.Clone(backend.View[backend.BFloat16](s.result))
+}
 
 func TestConvolutionsThatDoNotFitAreRefused(t *testing.T) {
 	c := Convolution{Images: small, Filters: 2, DType: backend.F32}

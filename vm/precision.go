@@ -68,3 +68,10 @@ func (m *Machine) choosePrecision() error {
 func (p Precision) ofProgram() ir.Precision {
 	return [...]ir.Precision{F32: ir.F32, TF32: ir.TF32, BF16: ir.BF16}[p]
 }
+
+// channelsLast reports whether convolutions get tensors with their channels last: tensor cores read
+// them so, and libraries would transpose others for each convolution.
+func (m *Machine) channelsLast() bool {
+	device, ok := m.device.(interface{ ChannelsLast() bool })
+	return ok && m.precision != F32 && device.ChannelsLast()
+}

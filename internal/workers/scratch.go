@@ -3,10 +3,10 @@ package workers
 import "unsafe"
 
 // In place of a worker's number for scratch that belongs to the caller of Do. Tasks may use it
-// between them. Operands is for what the one who uses Shared is given.
+// between them.
 const (
 	Shared   = -1
-	Operands = -2
+	Operands = -2 // of a kernel that uses Shared itself
 )
 
 // alignment is a cache line and the longest vector.
@@ -19,8 +19,9 @@ type scratch struct {
 }
 
 // Scratch returns n elements of memory for intermediate results, aligned to 64 bytes. They hold
-// anything, and are valid until the next Scratch for the same worker, number 0 up, [Shared] or [Operands]. A
-// pool keeps as much as was ever asked for, and allocates nothing later; a nil Pool allocates it.
+// anything, and are valid until the next Scratch for the same worker, number 0 up, [Shared] or
+// [Operands]. A pool keeps as much as was ever asked for, and allocates nothing later; a nil Pool
+// allocates it.
 func Scratch[T float32 | float64 | int](p *Pool, worker, n int) []T {
 	if n == 0 {
 		return nil

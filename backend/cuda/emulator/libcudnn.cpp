@@ -16,7 +16,11 @@ enum { math_fma = 3 };
 enum { forward, input_gradient, filter_gradient };
 
 struct Four {
-	int type, n, c, h, w;
+	int type, format, n, c, h, w;
+	// where an element is, in NCHW or NHWC
+	size_t at(size_t i, int j, int y, int x) const {
+		return format == 0 ? ((i * c + j) * h + y) * w + x : ((i * h + y) * w + x) * c + j;
+	}
 };
 struct Window {
 	int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, type, math, groups;
@@ -73,9 +77,9 @@ template <class T> static void convolve(const Convolution &v) {
 								if (h < 0 || h >= v.x.h || w < 0 || w >= v.x.w)
 									continue;
 								int plane = f / (v.y.c / v.by.groups) * v.w.c + c;
-								size_t x = ((size_t(n) * v.x.c + plane) * v.x.h + h) * v.x.w + w;
-								size_t weight = ((size_t(f) * v.w.c + c) * v.w.h + kh) * v.w.w + kw;
-								size_t y = ((size_t(n) * v.y.c + f) * v.y.h + oh) * v.y.w + ow;
+								size_t x = v.x.at(n, plane, h, w);
+								size_t weight = v.w.at(f, c, kh, kw);
+								size_t y = v.y.at(n, f, oh, ow);
 								if (v.pass == forward)
 									sums[y] += double(a[x]) * b[weight];
 								else if (v.pass == input_gradient)
@@ -105,7 +109,11 @@ static int check(const Four *x, const Four *w, const Four *y, const Window *by) 
 	bool half = x->type == type_bf16;
 	if (by->type != (half ? type_f32 : x->type) || (half && by->math == math_fma))
 		return not_supported;
-	if (x->type != w->type || x->type != y->type ||
+	// channels last are not in groups here, and have a multiple of 4 filters
+	if (x->format == 1 && (by->groups > 1 || y->c % 4 != 0))
+		return not_supported;
+	if (x->type != w->type || x->type != y->type || x->format != w->format ||
+		x->format != y->format ||
 		x->c != w->c * by->groups || y->c != w->n || y->c % by->groups != 0 || x->n != y->n ||
 		!fits(x->h, w->h, by->pad_h, by->stride_h, by->dilation_h, y->h) ||
 		!fits(x->w, w->w, by->pad_w, by->stride_w, by->dilation_w, y->w))
@@ -128,6 +136,8 @@ static int start(Handle *h, Convolution v, int code, const void *alpha, const vo
 	double zero = wide ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);
 	if (code != success || one != 1 || zero != 0 || v.nbytes < 16 * size_t(v.y.h) || !v.workspace)
 		return bad_param;
+	if (v.x.format == 1 && v.x.type == type_bf16 && v.x.c % 2 != 0) // which is found out only here
+		return not_supported;
 	h->started.push_back(std::make_unique<Convolution>(v));
 	return launch(h->stream, run, h->started.back().get());
 }
@@ -143,12 +153,12 @@ CUDNN cudnnDestroy(Handle *h) { return delete h, success; }
 CUDNN cudnnSetStream(Handle *h, void *stream) { return h->stream = stream, success; }
 CUDNN cudnnCreateTensorDescriptor(Four **d) { return *d = new Four{}, success; }
 CUDNN cudnnSetTensor4dDescriptor(Four *d, int format, int type, int n, int c, int h, int w) {
-	return *d = {type, n, c, h, w}, format == 0 ? success : not_supported;
+	return *d = {type, format, n, c, h, w}, format == 0 || format == 1 ? success : not_supported;
 }
 CUDNN cudnnDestroyTensorDescriptor(Four *d) { return delete d, success; }
 CUDNN cudnnCreateFilterDescriptor(Four **d) { return *d = new Four{}, success; }
 CUDNN cudnnSetFilter4dDescriptor(Four *d, int type, int format, int k, int c, int h, int w) {
-	return *d = {type, k, c, h, w}, format == 0 ? success : not_supported;
+	return *d = {type, format, k, c, h, w}, format == 0 || format == 1 ? success : not_supported;
 }
 CUDNN cudnnDestroyFilterDescriptor(Four *d) { return delete d, success; }
 CUDNN cudnnCreateConvolutionDescriptor(Window **d) { return *d = new Window{}, success; }

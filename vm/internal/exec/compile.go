@@ -89,6 +89,7 @@ func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error)
 	c := kernels.Convolution{
 		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass,
 		Groups: op.Groups, DType: s.Dsts[0].DType, TF32: op.TF32,
+		ChannelsLast: op.ChannelsLast,
 	}
 	n, err := e.device.ConvolutionScratch(c)
 	e.needs = max(e.needs, n)

@@ -215,10 +215,13 @@ func proven(planned func(plain bool) (*Plan, error)) (*Plan, error) {
 // lowered returns a program of operations that are steps of plans, simplified, with gradients as
 // its last results.
 func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
-	precision := p.Precision
+	precision, last := p.Precision, p.ChannelsLast
 	p = prune(together(prune(simplify(withGradients(p, updates)))))
 	p = prune(images(join(p)))
 	p = prune(precise(p, precision))
+	if last {
+		p = prune(channelsLast(p))
+	}
 	return p, p.Check()
 }
 
