@@ -3,6 +3,7 @@ package exec
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
@@ -213,15 +214,13 @@ func (s *step) end(by *step, loop fuse.Epilogue) {
 
 // joined returns the function of loops that run at once, or one by one where the device cannot.
 func (e *Executor) joined(s *step, op plan.Joined) (func() error, error) {
-	if q, ok := e.device.(*queued); ok {
-		if at, ok := q.Queue.(fuse.Joiner); ok {
-			l, err := at.FuseAll(op.Programs)
-			if err != nil {
-				return nil, err
-			}
-			e.needs = max(e.needs, l.Scratch())
-			return func() error { return l.Run(s.dsts, s.args, e.scratch) }, nil
+	if at, ok := e.joiner(); ok {
+		l, err := at.FuseAll(op.Programs)
+		if err != nil {
+			return nil, err
 		}
+		e.needs = max(e.needs, l.Scratch())
+		return func() error { return l.Run(s.dsts, s.args, e.scratch) }, nil
 	}
 	loops := make([]fuse.Loop, len(op.Programs))
 	for i, p := range op.Programs {
@@ -254,18 +253,28 @@ func copying(r plan.Ref, strides ir.Dims) *fuse.Program {
 	return p
 }
 
-// concat copies each operand to its part of the result.
+// concat copies each operand to its part of the result: at once where the device runs loops of any
+// length so, or in the loop before, which computes them.
 func (e *Executor) concat(s *step, op ir.Concat) (func() error, error) {
-	var loops []fuse.Loop
 	var offsets []int
 	dst, offset := s.Dsts[0], 0
+	for _, a := range s.Args {
+		offsets = append(offsets, offset)
+		offset += a.Shape.At(op.Axis) * dst.Strides.At(op.Axis)
+	}
+	if s.Epilogue && !e.device.Host() {
+		return func() error { return nil }, e.storeParts(e.steps[s.number-1], s, offsets)
+	}
+	if at, ok := e.joiner(); ok && contiguous(s, op) {
+		return e.concatAtOnce(at, s, offsets)
+	}
+	var loops []fuse.Loop
 	for _, a := range s.Args {
 		l, err := e.copies(a, dst.Strides)
 		if err != nil {
 			return nil, err
 		}
-		loops, offsets = append(loops, l), append(offsets, offset)
-		offset += a.Shape.At(op.Axis) * dst.Strides.At(op.Axis)
+		loops = append(loops, l)
 	}
 	to := make([]backend.Buffer, 1)
 	return func() error {
@@ -277,6 +286,76 @@ func (e *Executor) concat(s *step, op ir.Concat) (func() error, error) {
 		}
 		return nil
 	}, nil
+}
+
+// joiner returns what runs several loops at once, if the device has that.
+func (e *Executor) joiner() (fuse.Joiner, bool) {
+	q, ok := e.device.(*queued)
+	if !ok {
+		return nil, false
+	}
+	at, ok := q.Queue.(fuse.Joiner)
+	return at, ok
+}
+
+// contiguous reports whether each operand of a concatenation is one run of elements, in memory and
+// of the result.
+func contiguous(s *step, op ir.Concat) bool {
+	outer := 1
+	for axis := range op.Axis {
+		outer *= s.Dsts[0].Shape.At(axis)
+	}
+	return outer == 1 && s.Dsts[0].Dense() && len(s.Args) > 1 &&
+		!slices.ContainsFunc(s.Args, func(r plan.Ref) bool {
+			return !r.Dense() || r.Shape.Size() == 0
+		})
+}
+
+// concatAtOnce copies runs of elements in one launch.
+func (e *Executor) concatAtOnce(at fuse.Joiner, s *step, offsets []int) (func() error, error) {
+	var all []*fuse.Program
+	for _, a := range s.Args {
+		p := &fuse.Program{Shape: []int{a.Shape.Size()}}
+		p.Store(p.Load(a.DType, 1), a.DType, 1)
+		all = append(all, p)
+	}
+	l, err := at.FuseAll(all)
+	if err != nil {
+		return nil, err
+	}
+	e.needs = max(e.needs, l.Scratch())
+	to := make([]backend.Buffer, len(all))
+	return func() error {
+		for i := range to {
+			to[i] = s.dsts[0].Slice(offsets[i], offsets[i]+s.args[i].Len())
+		}
+		return l.Run(to, s.args, e.scratch)
+	}, nil
+}
+
+// storeParts makes a loop store its results as parts of a concatenation, too.
+func (e *Executor) storeParts(loop, s *step, offsets []int) error {
+	p := *loop.Op.(plan.Loop).Program
+	p.Outputs = slices.Clone(p.Outputs)
+	for _, a := range s.Args {
+		part := p.Outputs[plan.PartOf(a, &loop.Step)]
+		part.Strides = s.Dsts[0].Strides.Slice()
+		p.Outputs = append(p.Outputs, part)
+	}
+	l, err := e.fuse(&p)
+	if err != nil {
+		return err
+	}
+	n := len(loop.Dsts)
+	to := make([]backend.Buffer, len(p.Outputs))
+	loop.run = func() error {
+		copy(to, loop.dsts)
+		for i, offset := range offsets {
+			to[n+i] = s.dsts[0].Slice(offset, s.dsts[0].Len())
+		}
+		return l.Run(to, loop.args, e.scratch)
+	}
+	return nil
 }
 
 // unslice copies its operand to some elements of the result, and zeroes the others.
