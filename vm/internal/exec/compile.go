@@ -192,6 +192,9 @@ func (e *Executor) fuse(p *fuse.Program) (fuse.Loop, error) {
 
 // loop returns the function of a fused loop.
 func (e *Executor) loop(s *step, op plan.Loop) (func() error, error) {
+	if s.Epilogue && e.steps[s.number-1].storedBy != nil {
+		return nothing, e.storeRounded(e.steps[s.number-1], s)
+	}
 	l, err := e.fuse(op.Program)
 	if then, ok := l.(fuse.Epilogue); ok && s.Epilogue && e.steps[s.number-1].whole {
 		e.steps[s.number-1].end(s, then)
@@ -263,7 +266,7 @@ func (e *Executor) concat(s *step, op ir.Concat) (func() error, error) {
 		offset += a.Shape.At(op.Axis) * dst.Strides.At(op.Axis)
 	}
 	if s.Epilogue && !e.device.Host() {
-		return func() error { return nil }, e.storeParts(e.steps[s.number-1], s, offsets)
+		return nothing, e.storeConcat(e.steps[s.number-1], s, offsets)
 	}
 	if at, ok := e.joiner(); ok && contiguous(s, op) {
 		return e.concatAtOnce(at, s, offsets)
@@ -333,25 +336,56 @@ func (e *Executor) concatAtOnce(at fuse.Joiner, s *step, offsets []int) (func() 
 	}, nil
 }
 
-// storeParts makes a loop store its results as parts of a concatenation, too.
-func (e *Executor) storeParts(loop, s *step, offsets []int) error {
+// part is where a loop also stores a result of its own: from an offset in the result of a step.
+type part struct {
+	fuse.Output
+	to     *step
+	offset int
+}
+
+// nothing is what a step runs whose result another one stores.
+func nothing() error { return nil }
+
+// storeConcat makes a loop store its results as parts of a concatenation, too.
+func (e *Executor) storeConcat(loop, s *step, offsets []int) error {
+	outputs := loop.Op.(plan.Loop).Program.Outputs
+	for i, a := range s.Args {
+		out := outputs[plan.PartOf(a, &loop.Step)]
+		out.Strides = s.Dsts[0].Strides.Slice()
+		loop.parts = append(loop.parts, part{out, s, offsets[i]})
+	}
+	s.storedBy = loop
+	return e.storeParts(loop)
+}
+
+// storeRounded makes the loop that stores a concatenation store it in the dtype of s, too.
+func (e *Executor) storeRounded(concat, s *step) error {
+	loop := concat.storedBy
+	for _, p := range loop.parts {
+		if p.to == concat {
+			p.to, p.DType = s, s.Dsts[0].DType
+			loop.parts = append(loop.parts, p)
+		}
+	}
+	return e.storeParts(loop)
+}
+
+// storeParts makes a loop that stores its parts.
+func (e *Executor) storeParts(loop *step) error {
 	p := *loop.Op.(plan.Loop).Program
 	p.Outputs = slices.Clone(p.Outputs)
-	for _, a := range s.Args {
-		part := p.Outputs[plan.PartOf(a, &loop.Step)]
-		part.Strides = s.Dsts[0].Strides.Slice()
-		p.Outputs = append(p.Outputs, part)
+	for _, x := range loop.parts {
+		p.Outputs = append(p.Outputs, x.Output)
 	}
 	l, err := e.fuse(&p)
 	if err != nil {
 		return err
 	}
-	n := len(loop.Dsts)
 	to := make([]backend.Buffer, len(p.Outputs))
 	loop.run = func() error {
-		copy(to, loop.dsts)
-		for i, offset := range offsets {
-			to[n+i] = s.dsts[0].Slice(offset, s.dsts[0].Len())
+		n := copy(to, loop.dsts)
+		for i, x := range loop.parts {
+			to[n+i] = x.to.dsts[0].Slice(x.offset, x.to.dsts[0].Len())
 		}
 		return l.Run(to, loop.args, e.scratch)
 	}

@@ -8,14 +8,24 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// epilogues marks the loops that may run in the product before them, and the concatenations that
-// the loop before them may write.
+// epilogues marks the loops that may run in the product before them, and the concatenations, rounded
+// or not, that the loop before them may write.
 func epilogues(p *Plan) {
 	for i := 1; i < len(p.Steps); i++ {
 		before, s := p.Steps[i-1], &p.Steps[i]
 		s.Epilogue = before.Runs == s.Runs && (multiplies(before.Op) &&
-			follows(s, before.Dsts[0]) || joins(s, &before))
+			follows(s, before.Dsts[0]) || joins(s, &before) || rounds(s, &before))
 	}
+}
+
+// rounds reports whether a step is a loop that only casts a concatenation which the loop before that
+// may write.
+func rounds(s, before *Step) bool {
+	loop, ok := s.Op.(Loop)
+	_, concat := before.Op.(ir.Concat)
+	return ok && concat && before.Epilogue && len(loop.Program.Code) == 1 && len(s.Dsts) == 1 &&
+		s.Dsts[0].Dense() && s.Dsts[0].Shape == before.Dsts[0].Shape &&
+		follows(s, before.Dsts[0])
 }
 
 // joins reports whether a step is a concatenation of results that a loop has stored element by
