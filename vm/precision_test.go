@@ -156,7 +156,8 @@ func withAttention() map[string]func(testing.TB, tensor.Dtype) *model {
 // gated is an LSTM.
 func gated(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
-	x, h, c := m.variable("x", dt, 5, 2, 4), m.variable("h", dt, 1, 2, 8), m.variable("c", dt, 1, 2, 8)
+	x := m.variable("x", dt, 5, 2, 4)
+	h, c := m.variable("h", dt, 1, 2, 8), m.variable("c", dt, 1, 2, 8)
 	m.params = gorgonia.Nodes{m.variable("w", dt, 32, 4), m.variable("u", dt, 32, 8),
 		m.variable("b", dt, 32), m.variable("a", dt, 32)}
 	y, _, _, err := nn.LSTM(nn.RecurrentOptions{}, x, h, c, m.params[0], m.params[1], m.params[2],

@@ -336,8 +336,8 @@ func (e *Executor) concatAtOnce(at fuse.Joiner, s *step, offsets []int) (func() 
 	}, nil
 }
 
-// part is where a loop also stores a result of its own: from an offset in the result of a step.
-type part struct {
+// alsoStored is where a loop also stores a result of its own: from an offset on in that of a step.
+type alsoStored struct {
 	fuse.Output
 	to     *step
 	offset int
@@ -352,7 +352,7 @@ func (e *Executor) storeConcat(loop, s *step, offsets []int) error {
 	for i, a := range s.Args {
 		out := outputs[plan.PartOf(a, &loop.Step)]
 		out.Strides = s.Dsts[0].Strides.Slice()
-		loop.parts = append(loop.parts, part{out, s, offsets[i]})
+		loop.parts = append(loop.parts, alsoStored{out, s, offsets[i]})
 	}
 	s.storedBy = loop
 	return e.storeParts(loop)

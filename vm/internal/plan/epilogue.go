@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// epilogues marks the loops that may run in the product before them, and the concatenations, rounded
-// or not, that the loop before them may write.
+// epilogues marks the loops that may run in the product before them, and the concatenations,
+// rounded or not, that the loop before them may write.
 func epilogues(p *Plan) {
 	for i := 1; i < len(p.Steps); i++ {
 		before, s := p.Steps[i-1], &p.Steps[i]
@@ -18,8 +18,8 @@ func epilogues(p *Plan) {
 	}
 }
 
-// rounds reports whether a step is a loop that only casts a concatenation which the loop before that
-// may write.
+// rounds reports whether a step is a loop that only casts a concatenation which the loop before
+// that may write.
 func rounds(s, before *Step) bool {
 	loop, ok := s.Op.(Loop)
 	_, concat := before.Op.(ir.Concat)
