@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
@@ -15,9 +16,9 @@ import (
 // with the pixels (h, w) of [Images]. Several Groups are convolutions side by side, each of its
 // share of the planes and of the filters, which are [Filters, C/Groups, KernelH, KernelW] then.
 // Pixels outside of the image are zeros. (It is the correlation, as everywhere in machine
-// learning.) The sum is of the dtype, f32 or f64. Each implementation adds in an order of its own,
-// with or without fused multiply-adds, and gives the same bits in every run; all agree where the
-// sums are exact.
+// learning.) The sum is of the dtype, f32 or f64; for bf16 it is of f32, and rounded once. Each
+// implementation adds in an order of its own, with or without fused multiply-adds, and gives the
+// same bits in every run; all agree where the sums are exact.
 type Convolution struct {
 	Images
 	Filters int
@@ -27,6 +28,11 @@ type Convolution struct {
 
 	// TF32 permits a device to round f32 operands to 10 bits of mantissa, for its tensor cores.
 	TF32 bool
+
+	// ChannelsLast says that memory has x as [Batch, H, W, C], w as [Filters, KernelH, KernelW,
+	// C/Groups] and y as [Batch, OutH, OutW, Filters], as tensor cores read them. The host, which
+	// does not, computes with copies.
+	ChannelsLast bool
 
 	// Epilogue, if it is not nil, runs after the convolution, on the host only.
 	Epilogue Epilogue
@@ -74,23 +80,101 @@ func (c Check) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	x, w, y := v.lengths()
 	lengths := [...][]int{Forward: {y, x, w}, InputGradient: {x, y, w},
 		FilterGradient: {w, x, y}}[v.Pass]
-	return c.images(v.Pass.String(), v.Images, lengths, dst, a, b)
+	return c.imagesOf(v.Pass.String(), v.Images, true, lengths, []backend.Buffer{dst, a, b})
 }
 
 // Convolve computes a convolution: dst is written. The workers need memory for patches of 256 KiB
 // each, and together for filters in another order, for 16 sums of the gradient of filters, or from
-// 64 Ki weights on for dy in another order.
+// 64 Ki weights on for dy in another order. Those of bf16 are computed of copies in f32.
 func (h Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	if err := (Check{}).Convolve(v, dst, a, b); err != nil {
 		return err
 	}
 	pool, level := h.pool(), simd.Best()
-	if v.DType == backend.F32 {
+	if v.ChannelsLast {
+		return h.convolveTurned(v, dst, a, b)
+	}
+	switch v.DType {
+	case backend.BF16:
+		h.convolveWide(v, dst, a, b)
+	case backend.F32:
 		convolve(pool, level, &v, backend.View[float32](dst), backend.View[float32](a),
 			backend.View[float32](b))
-	} else {
+	default:
 		convolve(pool, level, &v, backend.View[float64](dst), backend.View[float64](a),
 			backend.View[float64](b))
+	}
+	return nil
+}
+
+// convolveWide computes a convolution of bf16: of copies in f32, to one that is rounded.
+func (h Host) convolveWide(v Convolution, dst, a, b backend.Buffer) {
+	all := backend.Of(workers.Scratch[float32](h.pool(), workers.Operands,
+		dst.Len()+a.Len()+b.Len()))
+	y, x, w := all.Slice(0, dst.Len()), all.Slice(dst.Len(), dst.Len()+a.Len()),
+		all.Slice(dst.Len()+a.Len(), all.Len())
+	after := v.Epilogue
+	v.Epilogue = nil
+	cast(x, a)
+	cast(w, b)
+	convolve(h.pool(), simd.Best(), &v, backend.View[float32](y), backend.View[float32](x),
+		backend.View[float32](w))
+	cast(dst, y)
+	if after != nil {
+		after.All()
+	}
+}
+
+// Shapes returns the shapes of x, w and y, with the channels as the second axis.
+func (c *Convolution) Shapes() (x, w, y [4]int) {
+	return [4]int{c.Batch, c.C, c.H, c.W},
+		[4]int{c.Filters, c.C / c.Parts(), c.KernelH, c.KernelW},
+		[4]int{c.Batch, c.Filters, c.OutH, c.OutW}
+}
+
+// Operands returns the shapes of the result and of both operands of the pass.
+func (c *Convolution) Operands() [3][4]int {
+	x, w, y := c.Shapes()
+	return [...][3][4]int{Forward: {y, x, w}, InputGradient: {x, y, w},
+		FilterGradient: {w, x, y}}[c.Pass]
+}
+
+// ChannelsSecond returns dims and strides for [backend.Arithmetic.CopyStrided] that make a tensor
+// of shape [N, C, H, W] of one that has its channels last.
+func ChannelsSecond(shape [4]int) (dims, strides []int) {
+	c, h, w := shape[1], shape[2], shape[3]
+	return shape[:], []int{h * w * c, 1, w * c, c}
+}
+
+// ChannelsBehind returns dims and strides that make a tensor with its channels last of one of
+// shape [N, C, H, W].
+func ChannelsBehind(shape [4]int) (dims, strides []int) {
+	n, c, h, w := shape[0], shape[1], shape[2], shape[3]
+	return []int{n, h, w, c}, []int{c * h * w, w, 1, h * w}
+}
+
+// convolveTurned computes a convolution of tensors with their channels last.
+func (h Host) convolveTurned(v Convolution, dst, a, b backend.Buffer) error {
+	after, shapes := v.Epilogue, v.Operands()
+	v.ChannelsLast, v.Epilogue = false, nil
+	var turned [3]backend.Buffer
+	for i, like := range []backend.Buffer{dst, a, b} {
+		turned[i] = backend.Of(make([]byte, like.NBytes())).As(v.DType)
+		if dims, strides := ChannelsSecond(shapes[i]); i > 0 {
+			if err := h.CopyStrided(turned[i], like, dims, strides); err != nil {
+				return err
+			}
+		}
+	}
+	if err := h.Convolve(v, turned[0], turned[1], turned[2]); err != nil {
+		return err
+	}
+	dims, strides := ChannelsBehind(shapes[0])
+	if err := h.CopyStrided(dst, turned[0], dims, strides); err != nil {
+		return err
+	}
+	if after != nil {
+		after.All()
 	}
 	return nil
 }

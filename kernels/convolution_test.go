@@ -283,6 +283,53 @@ func sameBits(t *testing.T, c Convolution) {
 	}
 }
 
+// TestConvolutionsOfBF16AreThoseOfF32Rounded: sums are of f32, and an epilogue sees them rounded.
+func TestConvolutionsOfBF16AreThoseOfF32Rounded(t *testing.T) {
+	pool := workers.New(2)
+	defer pool.Close()
+	for n, c := range convolutions {
+		for _, c.Pass = range []Pass{Forward, InputGradient, FilterGradient} {
+			x, w, y := c.lengths()
+			of := map[Pass][3]int{Forward: {y, x, w}, InputGradient: {x, y, w},
+				FilterGradient: {w, x, y}}[c.Pass]
+			var wide, half [3]backend.Buffer
+			for i := range wide {
+				numbers := make([]float32, of[i])
+				for k := range numbers {
+					numbers[k] = float32((k*(i+3)+k/5)%7 - 3)
+				}
+				wide[i] = backend.Of(numbers)
+				half[i] = backend.Of(make([]backend.BFloat16, of[i]))
+				cast(half[i], wide[i])
+			}
+			plainly(&c, backend.View[float32](wide[0]), backend.View[float32](wide[1]),
+				backend.View[float32](wide[2]))
+			want := make([]backend.BFloat16, of[0])
+			cast(backend.Of(want), wide[0])
+			c.DType, c.Epilogue = backend.BF16, &seen{result: half[0]}
+			if err := (Host{pool}).Convolve(c, half[0], half[1], half[2]); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(backend.View[backend.BFloat16](half[0]), want) ||
+				!slices.Equal(c.Epilogue.(*seen).elements, want) {
+				t.Errorf("convolution %d: %v is not the rounded one of f32", n, c.Pass)
+			}
+		}
+	}
+}
+
+// seen is an epilogue that notes the result.
+type seen struct {
+	result   backend.Buffer
+	elements []backend.BFloat16
+}
+
+func (s *seen) Divides(int, int) bool  { return true }
+func (s *seen) Elements(int, int, int) {}
+func (s *seen) All() {
+	s.elements = slices.Clone(backend.View[backend.BFloat16](s.result))
+}
+
 func TestConvolutionsThatDoNotFitAreRefused(t *testing.T) {
 	c := Convolution{Images: small, Filters: 2, DType: backend.F32}
 	x, w, y := backend.Of(make([]float32, 9)), backend.Of(make([]float32, 8)),

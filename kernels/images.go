@@ -38,13 +38,19 @@ func (i *Images) patches() int { return i.places() * i.KernelH * i.KernelW }
 
 // images checks sizes, lengths and dtypes.
 func (c Check) images(kernel string, i Images, lengths []int, buffers ...backend.Buffer) error {
+	return c.imagesOf(kernel, i, false, lengths, buffers)
+}
+
+// imagesOf is images, which may be BF16 if they are convolved.
+func (c Check) imagesOf(kernel string, i Images, convolves bool, lengths []int,
+	buffers []backend.Buffer) error {
 	if min(i.Batch, i.C, i.H, i.W, i.OutH, i.OutW, i.PadH, i.PadW) < 0 ||
 		min(i.KernelH, i.KernelW, i.StrideH, i.StrideW, i.DilationH, i.DilationW) < 1 {
 		return fmt.Errorf("%w: %s of %+v: sizes and padding are at least 0; kernel, strides and "+
 			"dilations at least 1", backend.ErrArgument, kernel, i)
 	}
 	d := buffers[0].DType()
-	if d != backend.F32 && d != backend.F64 {
+	if half := d == backend.BF16 && convolves; !half && d != backend.F32 && d != backend.F64 {
 		return fmt.Errorf("%w: %s of %v: of f32 and f64 only", backend.ErrUnsupported, kernel, d)
 	}
 	for n, b := range buffers {

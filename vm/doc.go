@@ -111,9 +111,9 @@
 //
 // # Precision
 //
-// [WithPrecision] lets products of Float32 round their operands: [TF32] on GPUs, [BF16] everywhere.
-// Graph, learnables and solver stay as they are. [Machine.Profile] says which steps take how long,
-// and [Machine.Exposed] how long they wait for exchanges.
+// [WithPrecision] lets products and convolutions of Float32 round their operands: [TF32] on GPUs,
+// [BF16] everywhere. Graph, learnables and solver stay as they are. [Machine.Profile] says which
+// steps take how long, and [Machine.Exposed] how long they wait for exchanges.
 //
 // # Operations
 //

@@ -212,6 +212,7 @@ func (m *Machine) readGraph() error {
 	}
 	m.read, m.shown, m.reads, m.plans = r, nil, nil, map[plan.Accumulation]*plan.Plan{}
 	r.Program.Precision = m.precision.ofProgram()
+	r.Program.ChannelsLast = m.channelsLast()
 	m.placeOps()
 	for _, n := range slices.Concat(m.uncarried(m.solver.without(r.Shown)), m.keep) {
 		if err := m.show(n); err != nil {

@@ -7,10 +7,10 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Precision says how a machine multiplies matrices of Float32, those of attention among them.
-// Everything else is computed in Float32: sums within products, softmax, norms, losses, reductions,
-// gradients of learnables, learnables and solvers. There is no float16: its gradients underflow
-// without a scale of the loss, which BF16 does not need.
+// Precision says how a machine multiplies matrices of Float32, those of attention among them, and
+// convolves. Everything else is computed in Float32: sums within products, softmax, norms, losses,
+// reductions, gradients of learnables, learnables and solvers. There is no float16: its gradients
+// underflow without a scale of the loss, which BF16 does not need.
 type Precision uint8
 
 // The precisions.
@@ -20,10 +20,10 @@ const (
 	// TF32 lets a GPU round operands to 10 bits of mantissa, for its tensor cores. Nothing else
 	// changes, also not on the host.
 	TF32
-	// BF16 rounds operands to bfloat16, 8 bits of mantissa, except of convolutions, and also
-	// results that only loops and other products read: these lie in memory, and travel between
-	// devices, as bfloat16. Weights are rounded once in each run. The meaning is the same on every
-	// device.
+	// BF16 rounds operands to bfloat16, 8 bits of mantissa, and also results that only loops and
+	// other products read: these lie in memory, and travel between devices, as bfloat16. Weights
+	// are rounded once in each run. Convolutions round all results, as cuDNN does, gradients of
+	// filters among them. The meaning is the same on every device.
 	BF16
 )
 
@@ -67,4 +67,11 @@ func (m *Machine) choosePrecision() error {
 // ofProgram is the precision in the language of programs.
 func (p Precision) ofProgram() ir.Precision {
 	return [...]ir.Precision{F32: ir.F32, TF32: ir.TF32, BF16: ir.BF16}[p]
+}
+
+// channelsLast reports whether convolutions get tensors with their channels last: tensor cores read
+// them so, and libraries would transpose others for each convolution.
+func (m *Machine) channelsLast() bool {
+	device, ok := m.device.(interface{ ChannelsLast() bool })
+	return ok && m.precision != F32 && device.ChannelsLast()
 }

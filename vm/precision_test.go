@@ -149,7 +149,21 @@ func near(t *testing.T, what string, got, want []float64, tolerance float64) {
 func withAttention() map[string]func(testing.TB, tensor.Dtype) *model {
 	all := maps.Clone(models)
 	all["attention"], all["parts"], all["masked attention"] = attending, parts, masked
+	all["lstm"] = gated
 	return all
+}
+
+// gated is an LSTM.
+func gated(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x := m.variable("x", dt, 5, 2, 4)
+	h, c := m.variable("h", dt, 1, 2, 8), m.variable("c", dt, 1, 2, 8)
+	m.params = gorgonia.Nodes{m.variable("w", dt, 32, 4), m.variable("u", dt, 32, 8),
+		m.variable("b", dt, 32), m.variable("a", dt, 32)}
+	y, _, _, err := nn.LSTM(nn.RecurrentOptions{}, x, h, c, m.params[0], m.params[1], m.params[2],
+		m.params[3])
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(y, err))))))
+	return m
 }
 
 // parts has attention of slices of a product, whose gradient is a concatenation, and a product of a

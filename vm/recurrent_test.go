@@ -199,3 +199,30 @@ func TestRecurrentLayersAreThoseOfPyTorchInGorgoniasMachines(t *testing.T) {
 		}
 	}
 }
+
+// TestLoopsStoreTheGradientsOfGates: in the plan of an LSTM's gradient, the loop of each time step
+// may store them as the product behind it reads them, side by side.
+func TestLoopsStoreTheGradientsOfGates(t *testing.T) {
+	all := 0
+	for i, c := range recurrentCases(t) {
+		if c.Cell != "LSTM" {
+			continue
+		}
+		g, _, _ := c.graph(t, tensor.Float32, false)
+		m, err := vm.New(g, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := fmt.Sprint(m.Plan())
+		all += strings.Count(text, "= epilogue concat axis 1")
+		if copies := strings.Count(text, "= concat axis 1"); copies > 1 {
+			t.Errorf("case %d: %d concatenations are copies:\n%s", i, copies, text)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if all == 0 {
+		t.Error("no loop stores a concatenation")
+	}
+}

@@ -114,12 +114,18 @@ func (c *Convolutions) Library() (string, error) {
 	return fmt.Sprintf("cuDNN %d.%d.%d", major, rest/100, rest%100), nil
 }
 
-// The numbers of cudnnDataType_t and of cudnnMathType_t.
-var dnnTypes = [...]C.int{backend.F32: 0, backend.F64: 1}
+// The numbers of cudnnDataType_t, of what sums have and of cudnnMathType_t.
+var (
+	dnnTypes = [...]C.int{backend.F32: 0, backend.F64: 1, backend.BF16: 9}
+	dnnSums  = [...]C.int{backend.F32: 0, backend.F64: 1, backend.BF16: 0}
+)
 
 const (
 	mathDefault = 0 // with TF32, for f32
+	mathTensor  = 1
 	mathFMA     = 3
+
+	formatNHWC = 1 // of cudnnTensorFormat_t, in place of NCHW
 )
 
 // ConvolutionScratch returns how many bytes of scratch [Convolutions.Convolve] needs, and makes it
@@ -138,6 +144,9 @@ func (c *Convolutions) ConvolutionScratch(v kernels.Convolution) (int, error) {
 	if known != nil {
 		return int(known.workspace), nil
 	}
+	if v.ChannelsLast {
+		return c.turnedScratch(v)
+	}
 	if err := c.queue.device.Prepare(gpukernels.Convolutions); err != nil {
 		return 0, err
 	}
@@ -151,7 +160,7 @@ func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolut
 	}
 	d := (*C.struct_euryale_convolution)(C.calloc(1, C.sizeof_struct_euryale_convolution))
 	*d = C.struct_euryale_convolution{
-		pass: C.int(v.Pass), _type: dnnTypes[v.DType], math: mathFMA,
+		pass: C.int(v.Pass), _type: dnnTypes[v.DType], sums: dnnSums[v.DType], math: mathFMA,
 		batch: C.int(v.Batch), channels: C.int(v.C), h: C.int(v.H), w: C.int(v.W),
 		filters: C.int(v.Filters), out_h: C.int(v.OutH), out_w: C.int(v.OutW),
 		kernel_h: C.int(v.KernelH), kernel_w: C.int(v.KernelW), pad_h: C.int(v.PadH), pad_w: C.int(
@@ -159,17 +168,63 @@ func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolut
 		stride_h: C.int(v.StrideH), stride_w: C.int(v.StrideW), dilation_h: C.int(v.DilationH),
 		dilation_w: C.int(v.DilationW), groups: C.int(v.Parts()),
 	}
-	if v.TF32 && v.DType == backend.F32 {
+	if v.ChannelsLast {
+		d.format = formatNHWC
+	}
+	switch {
+	case v.DType == backend.BF16:
+		d.math = mathTensor
+	case v.TF32 && v.DType == backend.F32:
 		d.math = mathDefault
 	}
 	err := c.queue.device.on("prepare a convolution", func() error {
 		return c.failure("prepare", C.euryale_cudnn_prepare(c.dnn, c.handle, d))
 	})
+	if err == nil && (v.ChannelsLast || v.DType == backend.BF16) {
+		err = c.try(v, d)
+	}
 	if err != nil { // for instance f64 with dilations
 		c.forget(d)
 		return nil
 	}
 	return d
+}
+
+// try runs a convolution once: of tensors with channels last and of bf16, cuDNN refuses some only
+// then. Where there is no memory for that, it succeeds.
+func (c *Convolutions) try(v kernels.Convolution, d *C.struct_euryale_convolution) (err error) {
+	var memory [4]backend.Buffer // operands and scratch
+	defer func() {
+		for _, b := range memory {
+			if b.Len() > 0 {
+				err = errors.Join(err, c.queue.Free(b))
+			}
+		}
+	}()
+	for i := range memory {
+		n := int(d.workspace)
+		if i < 3 {
+			n = alignedBytes(v.Operands()[i], v.DType)
+		}
+		if n == 0 {
+			continue
+		}
+		if memory[i], err = c.queue.Alloc(n); err != nil {
+			return nil
+		}
+	}
+	return c.launch(v, d, memory[0], memory[1], memory[2], memory[3])
+}
+
+// launch has cuDNN compute a convolution.
+func (c *Convolutions) launch(v kernels.Convolution, d *C.struct_euryale_convolution, dst, a, b,
+	scratch backend.Buffer) error {
+	defer c.queue.launcher.Forget() // cuDNN may use programmatic dependent launch
+	return c.queue.device.on("convolve", func() error {
+		return c.failure(fmt.Sprintf("%v of %+v", v.Pass, v), C.euryale_cudnn_convolve(c.dnn,
+			c.handle, d, C.uintptr_t(dst.Addr()), C.uintptr_t(a.Addr()), C.uintptr_t(b.Addr()),
+			C.uintptr_t(scratch.Addr())))
+	})
 }
 
 // fitsDNN reports whether all tensors have elements, less than 2^31 of them.
@@ -211,6 +266,9 @@ func (c *Convolutions) Convolve(v kernels.Convolution, dst, a, b, scratch backen
 		return err
 	}
 	known := c.known[v]
+	if known == nil && v.ChannelsLast {
+		return c.convolveTurned(v, dst, a, b, scratch)
+	}
 	if known == nil {
 		return c.queue.arithmetic.Convolve(v, dst, a, b, scratch)
 	}
@@ -221,13 +279,61 @@ func (c *Convolutions) Convolve(v kernels.Convolution, dst, a, b, scratch backen
 		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, v.Pass,
 			scratch.NBytes(), need)
 	}
-	defer c.queue.launcher.Forget() // cuDNN may use programmatic dependent launch
-	return c.queue.device.on("convolve", func() error {
-		return c.failure(fmt.Sprintf("%v of %+v", v.Pass, v), C.euryale_cudnn_convolve(c.dnn,
-			c.handle, known,
-			C.uintptr_t(dst.Addr()), C.uintptr_t(a.Addr()), C.uintptr_t(b.Addr()), C.uintptr_t(
-				scratch.Addr())))
-	})
+	return c.launch(v, known, dst, a, b, scratch)
+}
+
+// turnedScratch returns how many bytes of scratch it takes to convolve copies with channels as the
+// second axis: what has no faster way.
+func (c *Convolutions) turnedScratch(v kernels.Convolution) (int, error) {
+	shapes := v.Operands()
+	v.ChannelsLast = false
+	need, err := c.ConvolutionScratch(v)
+	for _, s := range shapes {
+		need += alignedBytes(s, v.DType)
+	}
+	return need, err
+}
+
+// alignedBytes returns the bytes of a tensor, up to where another one may begin.
+func alignedBytes(shape [4]int, d backend.DType) int {
+	const alignment = 256
+	n := shape[0] * shape[1] * shape[2] * shape[3] * d.Size()
+	return (n + alignment - 1) / alignment * alignment
+}
+
+// convolveTurned convolves copies with channels as the second axis.
+func (c *Convolutions) convolveTurned(v kernels.Convolution, dst, a, b,
+	scratch backend.Buffer) error {
+	if err := (kernels.Check{Device: true}).Convolve(v, dst, a, b); err != nil {
+		return err
+	}
+	need, err := c.turnedScratch(v)
+	if err != nil {
+		return err
+	}
+	if scratch.NBytes() < need {
+		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, v.Pass,
+			scratch.NBytes(), need)
+	}
+	var turned [3]backend.Buffer
+	shapes, rest := v.Operands(), scratch.As(backend.U8)
+	for i, like := range []backend.Buffer{dst, a, b} {
+		turned[i] = rest.Slice(0, like.NBytes()).As(v.DType)
+		rest = rest.Slice(alignedBytes(shapes[i], v.DType), rest.Len())
+		if i == 0 {
+			continue
+		}
+		dims, strides := kernels.ChannelsSecond(shapes[i])
+		if err := c.queue.arithmetic.CopyStrided(turned[i], like, dims, strides); err != nil {
+			return err
+		}
+	}
+	v.ChannelsLast = false
+	if err := c.Convolve(v, turned[0], turned[1], turned[2], rest); err != nil {
+		return err
+	}
+	dims, strides := kernels.ChannelsBehind(shapes[0])
+	return c.queue.arithmetic.CopyStrided(dst, turned[0], dims, strides)
 }
 
 // Close waits for the queue and frees what cuDNN has.

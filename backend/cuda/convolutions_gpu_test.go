@@ -73,7 +73,7 @@ func TestConvolutionsOnGPU(t *testing.T) {
 			d := openDevice(t, 0)
 			q, c := openConvolutions(t, d, cudnn)
 			t.Log(c.Library())
-			for _, dtype := range []backend.DType{backend.F32, backend.F64} {
+			for _, dtype := range []backend.DType{backend.F32, backend.F64, backend.BF16} {
 				for _, v := range []kernels.Convolution{square(1, 1, 1, 1), square(3, 17, 7, 40),
 					square(2, 2, 28, 3), strided, dilated, grouped, depthwise, uneven} {
 					v.DType = dtype
@@ -82,6 +82,8 @@ func TestConvolutionsOnGPU(t *testing.T) {
 						if v.TF32 = dtype == backend.F32; v.TF32 {
 							compareConvolution(t, q, c, v)
 						}
+						v.ChannelsLast = true
+						compareConvolution(t, q, c, v)
 					}
 				}
 			}
@@ -164,7 +166,8 @@ func BenchmarkConvolutionsOnGPU(b *testing.B) {
 	grouped, depthwise := square(64, 256, 28, 256), square(64, 256, 28, 256)
 	grouped.Groups, depthwise.Groups = 32, 256
 	for _, v := range []kernels.Convolution{square(256, 1, 28, 32), square(256, 32, 14, 64),
-		square(256, 64, 7, 128), square(64, 256, 28, 256), grouped, depthwise} {
+		square(256, 64, 7, 128), square(64, 256, 28, 256), grouped, depthwise,
+		square(128, 3, 32, 64), square(128, 64, 32, 64), square(128, 512, 4, 512)} {
 		for _, v := range passes(v) {
 			name := fmt.Sprintf("%dx%dx%dx%d-%d", v.Batch, v.C, v.H, v.W, v.Filters)
 			if v.Groups > 1 {
@@ -175,6 +178,12 @@ func BenchmarkConvolutionsOnGPU(b *testing.B) {
 			b.Run(name+"cudnn=false", func(b *testing.B) { benchmarkConvolution(b, v, false) })
 			v.TF32 = true
 			b.Run(name+"tf32", func(b *testing.B) { benchmarkConvolution(b, v, true) })
+			v.ChannelsLast = true
+			b.Run(name+"tf32-last", func(b *testing.B) { benchmarkConvolution(b, v, true) })
+			v.TF32, v.DType = false, backend.BF16
+			b.Run(name+"bf16-last", func(b *testing.B) { benchmarkConvolution(b, v, true) })
+			v.ChannelsLast = false
+			b.Run(name+"bf16", func(b *testing.B) { benchmarkConvolution(b, v, true) })
 		}
 	}
 }
@@ -183,10 +192,14 @@ func benchmarkConvolution(b *testing.B, v kernels.Convolution, cudnn bool) {
 	d := openDevice(b, 0)
 	q, c := openConvolutions(b, d, cudnn)
 	var operands [3]backend.Buffer
+	one := f32(1)
+	if v.DType == backend.BF16 {
+		one >>= 16
+	}
 	for i, n := range lengths(v) {
-		operands[i] = must[backend.Buffer](b)(q.Alloc(n * 4)).As(v.DType)
+		operands[i] = must[backend.Buffer](b)(q.Alloc(n * v.DType.Size())).As(v.DType)
 		b.Cleanup(func() { ok(b, q.Free(operands[i])) })
-		ok(b, q.Fill(operands[i], f32(1)))
+		ok(b, q.Fill(operands[i], one))
 	}
 	scratch := convolutionScratch(b, q, c, v)
 	run := func(n int) {

@@ -5,9 +5,9 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* Numbers of kernels.Pass, cudnnTensorFormat_t, cudnnConvolutionMode_t and cudnnDataType_t. */
+/* Numbers of kernels.Pass, cudnnConvolutionMode_t and cudnnDataType_t. */
 enum { FORWARD = 0, INPUT_GRADIENT = 1, FILTER_GRADIENT = 2 };
-enum { NCHW = 0, CROSS_CORRELATION = 1, TYPE_F64 = 1 };
+enum { CROSS_CORRELATION = 1, TYPE_F64 = 1 };
 
 /*
  * Numbers of cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t and
@@ -119,13 +119,13 @@ int euryale_cudnn_prepare(struct euryale_cudnn *l, euryale_dnn_handle handle,
 		(code = l->create_filter(&c->filter)) != 0 ||
 		(code = l->create_convolution(&c->convolution)) != 0)
 		return code;
-	if ((code = l->set_tensor(c->x, NCHW, c->type, c->batch, c->channels, c->h, c->w)) != 0 ||
-		(code = l->set_tensor(c->y, NCHW, c->type, c->batch, c->filters, c->out_h, c->out_w)) !=
-			0 ||
-		(code = l->set_filter(c->filter, c->type, NCHW, c->filters, c->channels / c->groups,
-			 c->kernel_h, c->kernel_w)) != 0 ||
+	if ((code = l->set_tensor(c->x, c->format, c->type, c->batch, c->channels, c->h, c->w)) != 0 ||
+		(code = l->set_tensor(c->y, c->format, c->type, c->batch, c->filters, c->out_h,
+			 c->out_w)) != 0 ||
+		(code = l->set_filter(c->filter, c->type, c->format, c->filters,
+			 c->channels / c->groups, c->kernel_h, c->kernel_w)) != 0 ||
 		(code = l->set_convolution(c->convolution, c->pad_h, c->pad_w, c->stride_h, c->stride_w,
-			 c->dilation_h, c->dilation_w, CROSS_CORRELATION, c->type)) != 0 ||
+			 c->dilation_h, c->dilation_w, CROSS_CORRELATION, c->sums)) != 0 ||
 		(code = l->set_math(c->convolution, c->math)) != 0 ||
 		(code = l->set_groups(c->convolution, c->groups)) != 0)
 		return code;

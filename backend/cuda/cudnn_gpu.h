@@ -54,7 +54,8 @@ struct euryale_cudnn {
 
 /* The sizes of a convolution, and what cuDNN knows of it. */
 struct euryale_convolution {
-	int pass, type, math; /* kernels.Pass, cudnnDataType_t, cudnnMathType_t */
+	int pass, type, sums, math; /* kernels.Pass, cudnnDataType_t of both, cudnnMathType_t */
+	int format; /* cudnnTensorFormat_t */
 	int batch, channels, h, w, filters, out_h, out_w, kernel_h, kernel_w;
 	int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, groups;
 	int algorithm;

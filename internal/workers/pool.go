@@ -33,7 +33,7 @@ type Pool struct {
 	busy atomic.Bool // a Do is under way
 	kept map[reflect.Type]any
 
-	scratch []scratch // by worker, and last the shared one
+	scratch []scratch // by worker, and last Shared and Operands
 
 	// Of the Do under way. They change only while no worker is inside.
 	task  Task
@@ -61,7 +61,7 @@ type line [128]byte
 // New returns a pool of n workers, at least one. Close it.
 func New(n int) *Pool {
 	p := &Pool{size: max(n, 1), kept: map[reflect.Type]any{}}
-	p.scratch = make([]scratch, p.size+1)
+	p.scratch = make([]scratch, p.size+2)
 	p.wake.L = &p.mu
 	for worker := 1; worker < p.size; worker++ {
 		p.running.Go(func() { p.work(worker) })

@@ -2,9 +2,12 @@ package workers
 
 import "unsafe"
 
-// Shared is in place of a worker's number for scratch that belongs to the caller of Do. Tasks may
-// use it between them.
-const Shared = -1
+// In place of a worker's number for scratch that belongs to the caller of Do. Tasks may use it
+// between them.
+const (
+	Shared   = -1
+	Operands = -2 // of a kernel that uses Shared itself
+)
 
 // alignment is a cache line and the longest vector.
 const alignment = 64
@@ -16,8 +19,9 @@ type scratch struct {
 }
 
 // Scratch returns n elements of memory for intermediate results, aligned to 64 bytes. They hold
-// anything, and are valid until the next Scratch for the same worker, number 0 up, or [Shared]. A
-// pool keeps as much as was ever asked for, and allocates nothing later; a nil Pool allocates it.
+// anything, and are valid until the next Scratch for the same worker, number 0 up, [Shared] or
+// [Operands]. A pool keeps as much as was ever asked for, and allocates nothing later; a nil Pool
+// allocates it.
 func Scratch[T float32 | float64 | int](p *Pool, worker, n int) []T {
 	if n == 0 {
 		return nil
@@ -26,8 +30,8 @@ func Scratch[T float32 | float64 | int](p *Pool, worker, n int) []T {
 	s := &alone
 	switch {
 	case p == nil:
-	case worker == Shared:
-		s = &p.scratch[p.size]
+	case worker < 0:
+		s = &p.scratch[p.size-1-worker]
 	default:
 		s = &p.scratch[worker]
 	}

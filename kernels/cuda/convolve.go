@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -88,6 +89,14 @@ func (g *convolving) divide() {
 //
 // Errors: ErrUnsupported for tensors of 2^31 elements and more.
 func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
+	if c.DType == backend.BF16 {
+		c.DType = backend.F32
+		n, err := k.ConvolutionScratch(c)
+		for _, m := range operands(c) {
+			n += roomFor(m * c.DType.Size())
+		}
+		return n, err
+	}
 	g := convolvingOf(c)
 	if most := math.MaxInt32; c.Batch*c.C*c.H*c.W > most ||
 		c.Batch*c.Filters*c.OutH*c.OutW > most || c.Filters*c.Columns() > most {
@@ -100,8 +109,18 @@ func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 	return g.parts * g.groups * g.m * g.n * c.DType.Size(), nil
 }
 
+// operands returns how many elements images, filters and results have.
+func operands(c kernels.Convolution) [3]int {
+	return [3]int{c.Batch * c.C * c.H * c.W, c.Filters * c.Columns(),
+		c.Batch * c.Filters * c.OutH * c.OutW}
+}
+
+// roomFor rounds a number of bytes up to where another operand may begin.
+func roomFor(n int) int { return over(n, 256) * 256 }
+
 // Convolve has the meaning of [kernels.Host.Convolve] with fused multiply-adds. The patches are
-// never in memory. scratch has the bytes that [Kernels.ConvolutionScratch] says.
+// never in memory. Those of bf16 are computed of copies in f32. scratch has the bytes that
+// [Kernels.ConvolutionScratch] says.
 //
 // Errors: those of [kernels.Check] and of ConvolutionScratch; ErrArgument if scratch is too small.
 func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buffer) error {
@@ -116,8 +135,13 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, c.Pass,
 			scratch.NBytes(), need)
 	}
-	g := convolvingOf(c)
-	to := dst
+	if c.ChannelsLast {
+		return fmt.Errorf("%w: %v with channels last", backend.ErrUnsupported, c.Pass)
+	}
+	if c.DType == backend.BF16 {
+		return k.convolveWide(c, dst, a, b, scratch)
+	}
+	g, to := convolvingOf(c), dst
 	if g.parts > 1 {
 		to = scratch.As(backend.U8).Slice(0, need).As(c.DType)
 	}
@@ -129,6 +153,19 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 	sum.Grid = Size{blocks(dst.Len(), convolveSumWidth), 1}
 	sum.pass(word(dst), word(to), uint64(dst.Len()), uint64(g.parts))
 	return k.launcher.Launch(sum)
+}
+
+// convolveWide computes a convolution of bf16: of copies in f32, to one that is rounded.
+func (k Kernels) convolveWide(c kernels.Convolution, dst, a, b, scratch backend.Buffer) error {
+	c.DType = backend.F32
+	rest := scratch.As(backend.U8)
+	wide := func(n int) backend.Buffer {
+		b := rest.Slice(0, 4*n).As(backend.F32)
+		rest = rest.Slice(roomFor(4*n), rest.Len())
+		return b
+	}
+	y, x, w := wide(dst.Len()), wide(a.Len()), wide(b.Len())
+	return errors.Join(k.Cast(x, a), k.Cast(w, b), k.Convolve(c, y, x, w, rest), k.Cast(dst, y))
 }
 
 func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a,

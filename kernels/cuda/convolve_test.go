@@ -37,7 +37,7 @@ func testConvolutions(t *testing.T, m machine) {
 		many.Batch, many.Filters = 512, 140
 		shapes = append(shapes, many)
 	}
-	for _, d := range []backend.DType{backend.F32, backend.F64} {
+	for _, d := range []backend.DType{backend.F32, backend.F64, backend.BF16} {
 		for _, c := range shapes {
 			for _, c.Pass = range []kernels.Pass{kernels.Forward, kernels.InputGradient,
 				kernels.FilterGradient} {

@@ -5,16 +5,22 @@
 #include <dlfcn.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
 
 enum { success = 0, bad_param = 2000, not_supported = 3000 };
-enum { type_f32 = 0, type_f64 = 1 };
+enum { type_f32 = 0, type_f64 = 1, type_bf16 = 9 };
+enum { math_fma = 3 };
 enum { forward, input_gradient, filter_gradient };
 
 struct Four {
-	int type, n, c, h, w;
+	int type, format, n, c, h, w;
+	// where an element is, in NCHW or NHWC
+	size_t at(size_t i, int j, int y, int x) const {
+		return format == 0 ? ((i * c + j) * h + y) * w + x : ((i * h + y) * w + x) * c + j;
+	}
 };
 struct Window {
 	int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, type, math, groups;
@@ -36,6 +42,24 @@ struct Handle {
 	std::vector<std::unique_ptr<Convolution>> started;
 };
 
+// Bf16 are the upper half of a float, rounded to even. No test has NaN.
+struct Bf16 {
+	uint16_t bits;
+	Bf16() = default;
+	explicit Bf16(double x) {
+		float f = float(x);
+		uint32_t b;
+		std::memcpy(&b, &f, sizeof b);
+		bits = uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+	}
+	operator double() const {
+		uint32_t b = uint32_t(bits) << 16;
+		float f;
+		std::memcpy(&f, &b, sizeof f);
+		return f;
+	}
+};
+
 template <class T> static void convolve(const Convolution &v) {
 	const T *a = static_cast<const T *>(v.a), *b = static_cast<const T *>(v.b);
 	T *dst = static_cast<T *>(v.dst);
@@ -53,9 +77,9 @@ template <class T> static void convolve(const Convolution &v) {
 								if (h < 0 || h >= v.x.h || w < 0 || w >= v.x.w)
 									continue;
 								int plane = f / (v.y.c / v.by.groups) * v.w.c + c;
-								size_t x = ((size_t(n) * v.x.c + plane) * v.x.h + h) * v.x.w + w;
-								size_t weight = ((size_t(f) * v.w.c + c) * v.w.h + kh) * v.w.w + kw;
-								size_t y = ((size_t(n) * v.y.c + f) * v.y.h + oh) * v.y.w + ow;
+								size_t x = v.x.at(n, plane, h, w);
+								size_t weight = v.w.at(f, c, kh, kw);
+								size_t y = v.y.at(n, f, oh, ow);
 								if (v.pass == forward)
 									sums[y] += double(a[x]) * b[weight];
 								else if (v.pass == input_gradient)
@@ -70,7 +94,10 @@ template <class T> static void convolve(const Convolution &v) {
 
 static void run(void *data) {
 	const Convolution &v = *static_cast<Convolution *>(data);
-	v.x.type == type_f64 ? convolve<double>(v) : convolve<float>(v);
+	if (v.x.type == type_bf16)
+		convolve<Bf16>(v);
+	else
+		v.x.type == type_f64 ? convolve<double>(v) : convolve<float>(v);
 }
 
 static bool fits(int size, int kernel, int pad, int stride, int dilation, int out) {
@@ -78,7 +105,15 @@ static bool fits(int size, int kernel, int pad, int stride, int dilation, int ou
 }
 
 static int check(const Four *x, const Four *w, const Four *y, const Window *by) {
-	if (x->type != w->type || x->type != y->type || x->type != by->type ||
+	// BF16 sums up in f32, and only on tensor cores
+	bool half = x->type == type_bf16;
+	if (by->type != (half ? type_f32 : x->type) || (half && by->math == math_fma))
+		return not_supported;
+	// channels last are not in groups here, and have a multiple of 4 filters
+	if (x->format == 1 && (by->groups > 1 || y->c % 4 != 0))
+		return not_supported;
+	if (x->type != w->type || x->type != y->type || x->format != w->format ||
+		x->format != y->format ||
 		x->c != w->c * by->groups || y->c != w->n || y->c % by->groups != 0 || x->n != y->n ||
 		!fits(x->h, w->h, by->pad_h, by->stride_h, by->dilation_h, y->h) ||
 		!fits(x->w, w->w, by->pad_w, by->stride_w, by->dilation_w, y->w))
@@ -101,6 +136,8 @@ static int start(Handle *h, Convolution v, int code, const void *alpha, const vo
 	double zero = wide ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);
 	if (code != success || one != 1 || zero != 0 || v.nbytes < 16 * size_t(v.y.h) || !v.workspace)
 		return bad_param;
+	if (v.x.format == 1 && v.x.type == type_bf16 && v.x.c % 2 != 0) // which is found out only here
+		return not_supported;
 	h->started.push_back(std::make_unique<Convolution>(v));
 	return launch(h->stream, run, h->started.back().get());
 }
@@ -116,12 +153,12 @@ CUDNN cudnnDestroy(Handle *h) { return delete h, success; }
 CUDNN cudnnSetStream(Handle *h, void *stream) { return h->stream = stream, success; }
 CUDNN cudnnCreateTensorDescriptor(Four **d) { return *d = new Four{}, success; }
 CUDNN cudnnSetTensor4dDescriptor(Four *d, int format, int type, int n, int c, int h, int w) {
-	return *d = {type, n, c, h, w}, format == 0 ? success : not_supported;
+	return *d = {type, format, n, c, h, w}, format == 0 || format == 1 ? success : not_supported;
 }
 CUDNN cudnnDestroyTensorDescriptor(Four *d) { return delete d, success; }
 CUDNN cudnnCreateFilterDescriptor(Four **d) { return *d = new Four{}, success; }
 CUDNN cudnnSetFilter4dDescriptor(Four *d, int type, int format, int k, int c, int h, int w) {
-	return *d = {type, k, c, h, w}, format == 0 ? success : not_supported;
+	return *d = {type, format, k, c, h, w}, format == 0 || format == 1 ? success : not_supported;
 }
 CUDNN cudnnDestroyFilterDescriptor(Four *d) { return delete d, success; }
 CUDNN cudnnCreateConvolutionDescriptor(Window **d) { return *d = new Window{}, success; }

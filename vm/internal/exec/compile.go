@@ -3,6 +3,7 @@ package exec
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
@@ -89,6 +90,7 @@ func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error)
 	c := kernels.Convolution{
 		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass,
 		Groups: op.Groups, DType: s.Dsts[0].DType, TF32: op.TF32,
+		ChannelsLast: op.ChannelsLast,
 	}
 	n, err := e.device.ConvolutionScratch(c)
 	e.needs = max(e.needs, n)
@@ -190,6 +192,9 @@ func (e *Executor) fuse(p *fuse.Program) (fuse.Loop, error) {
 
 // loop returns the function of a fused loop.
 func (e *Executor) loop(s *step, op plan.Loop) (func() error, error) {
+	if s.Epilogue && e.steps[s.number-1].storedBy != nil {
+		return nothing, e.storeRounded(e.steps[s.number-1], s)
+	}
 	l, err := e.fuse(op.Program)
 	if then, ok := l.(fuse.Epilogue); ok && s.Epilogue && e.steps[s.number-1].whole {
 		e.steps[s.number-1].end(s, then)
@@ -212,15 +217,13 @@ func (s *step) end(by *step, loop fuse.Epilogue) {
 
 // joined returns the function of loops that run at once, or one by one where the device cannot.
 func (e *Executor) joined(s *step, op plan.Joined) (func() error, error) {
-	if q, ok := e.device.(*queued); ok {
-		if at, ok := q.Queue.(fuse.Joiner); ok {
-			l, err := at.FuseAll(op.Programs)
-			if err != nil {
-				return nil, err
-			}
-			e.needs = max(e.needs, l.Scratch())
-			return func() error { return l.Run(s.dsts, s.args, e.scratch) }, nil
+	if at, ok := e.joiner(); ok {
+		l, err := at.FuseAll(op.Programs)
+		if err != nil {
+			return nil, err
 		}
+		e.needs = max(e.needs, l.Scratch())
+		return func() error { return l.Run(s.dsts, s.args, e.scratch) }, nil
 	}
 	loops := make([]fuse.Loop, len(op.Programs))
 	for i, p := range op.Programs {
@@ -253,18 +256,28 @@ func copying(r plan.Ref, strides ir.Dims) *fuse.Program {
 	return p
 }
 
-// concat copies each operand to its part of the result.
+// concat copies each operand to its part of the result: at once where the device runs loops of any
+// length so, or in the loop before, which computes them.
 func (e *Executor) concat(s *step, op ir.Concat) (func() error, error) {
-	var loops []fuse.Loop
 	var offsets []int
 	dst, offset := s.Dsts[0], 0
+	for _, a := range s.Args {
+		offsets = append(offsets, offset)
+		offset += a.Shape.At(op.Axis) * dst.Strides.At(op.Axis)
+	}
+	if s.Epilogue && !e.device.Host() {
+		return nothing, e.storeConcat(e.steps[s.number-1], s, offsets)
+	}
+	if at, ok := e.joiner(); ok && contiguous(s, op) {
+		return e.concatAtOnce(at, s, offsets)
+	}
+	var loops []fuse.Loop
 	for _, a := range s.Args {
 		l, err := e.copies(a, dst.Strides)
 		if err != nil {
 			return nil, err
 		}
-		loops, offsets = append(loops, l), append(offsets, offset)
-		offset += a.Shape.At(op.Axis) * dst.Strides.At(op.Axis)
+		loops = append(loops, l)
 	}
 	to := make([]backend.Buffer, 1)
 	return func() error {
@@ -276,6 +289,107 @@ func (e *Executor) concat(s *step, op ir.Concat) (func() error, error) {
 		}
 		return nil
 	}, nil
+}
+
+// joiner returns what runs several loops at once, if the device has that.
+func (e *Executor) joiner() (fuse.Joiner, bool) {
+	q, ok := e.device.(*queued)
+	if !ok {
+		return nil, false
+	}
+	at, ok := q.Queue.(fuse.Joiner)
+	return at, ok
+}
+
+// contiguous reports whether each operand of a concatenation is one run of elements, in memory and
+// of the result.
+func contiguous(s *step, op ir.Concat) bool {
+	outer := 1
+	for axis := range op.Axis {
+		outer *= s.Dsts[0].Shape.At(axis)
+	}
+	return outer == 1 && s.Dsts[0].Dense() && len(s.Args) > 1 &&
+		!slices.ContainsFunc(s.Args, func(r plan.Ref) bool {
+			return !r.Dense() || r.Shape.Size() == 0
+		})
+}
+
+// concatAtOnce copies runs of elements in one launch.
+func (e *Executor) concatAtOnce(at fuse.Joiner, s *step, offsets []int) (func() error, error) {
+	var all []*fuse.Program
+	for _, a := range s.Args {
+		p := &fuse.Program{Shape: []int{a.Shape.Size()}}
+		p.Store(p.Load(a.DType, 1), a.DType, 1)
+		all = append(all, p)
+	}
+	l, err := at.FuseAll(all)
+	if err != nil {
+		return nil, err
+	}
+	e.needs = max(e.needs, l.Scratch())
+	to := make([]backend.Buffer, len(all))
+	return func() error {
+		for i := range to {
+			to[i] = s.dsts[0].Slice(offsets[i], offsets[i]+s.args[i].Len())
+		}
+		return l.Run(to, s.args, e.scratch)
+	}, nil
+}
+
+// alsoStored is where a loop also stores a result of its own: from an offset on in that of a step.
+type alsoStored struct {
+	fuse.Output
+	to     *step
+	offset int
+}
+
+// nothing is what a step runs whose result another one stores.
+func nothing() error { return nil }
+
+// storeConcat makes a loop store its results as parts of a concatenation, too.
+func (e *Executor) storeConcat(loop, s *step, offsets []int) error {
+	outputs := loop.Op.(plan.Loop).Program.Outputs
+	for i, a := range s.Args {
+		out := outputs[plan.PartOf(a, &loop.Step)]
+		out.Strides = s.Dsts[0].Strides.Slice()
+		loop.parts = append(loop.parts, alsoStored{out, s, offsets[i]})
+	}
+	s.storedBy = loop
+	return e.storeParts(loop)
+}
+
+// storeRounded makes the loop that stores a concatenation store it in the dtype of s, too.
+func (e *Executor) storeRounded(concat, s *step) error {
+	loop := concat.storedBy
+	for _, p := range loop.parts {
+		if p.to == concat {
+			p.to, p.DType = s, s.Dsts[0].DType
+			loop.parts = append(loop.parts, p)
+		}
+	}
+	return e.storeParts(loop)
+}
+
+// storeParts makes a loop that stores its parts.
+func (e *Executor) storeParts(loop *step) error {
+	p := *loop.Op.(plan.Loop).Program
+	p.Outputs = slices.Clone(p.Outputs)
+	for _, x := range loop.parts {
+		p.Outputs = append(p.Outputs, x.Output)
+	}
+	l, err := e.fuse(&p)
+	if err != nil {
+		return err
+	}
+	to := make([]backend.Buffer, len(p.Outputs))
+	loop.run = func() error {
+		n := copy(to, loop.dsts)
+		for i, x := range loop.parts {
+			to[n+i] = x.to.dsts[0].Slice(x.offset, x.to.dsts[0].Len())
+		}
+		return l.Run(to, loop.args, e.scratch)
+	}
+	return nil
 }
 
 // unslice copies its operand to some elements of the result, and zeroes the others.

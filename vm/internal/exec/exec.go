@@ -53,6 +53,8 @@ type step struct {
 	away       bool             // it runs on the queue beside, and nothing has waited for it
 	whole      bool             // a product that is one call of the device
 	epilogue   kernels.Epilogue // of a product: the loop of the next step, if the device takes it
+	parts      []alsoStored     // of a loop: what it stores for steps behind it
+	storedBy   *step            // the loop that stores a concatenation
 }
 
 // New makes a plan ready to run on a device. It allocates the arena; g has the operations that only

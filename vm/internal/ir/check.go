@@ -348,8 +348,11 @@ func Product(a, b Dims, op MatMul) (Dims, error) {
 }
 
 // Images returns what images, filters and results a convolution has, of its operands and its
-// result.
+// result: with channels as the second axis.
 func (c Convolution) Images(a, b, dst Dims) (x, w, y Dims) {
+	if c.ChannelsLast {
+		a, b, dst = channelsSecond(a), channelsSecond(b), channelsSecond(dst)
+	}
 	switch c.Pass {
 	case kernels.Forward:
 		return a, b, dst
@@ -358,6 +361,14 @@ func (c Convolution) Images(a, b, dst Dims) (x, w, y Dims) {
 	default:
 		return a, dst, b
 	}
+}
+
+// channelsSecond returns a shape with its last axis as the second one.
+func channelsSecond(d Dims) Dims {
+	if d.Len() != 4 {
+		return d
+	}
+	return Of(d.At(0), d.At(3), d.At(1), d.At(2))
 }
 
 // convolution checks the shapes of images, filters and results.

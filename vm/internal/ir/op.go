@@ -130,12 +130,14 @@ type (
 	Col2Im struct{ Window Window }
 	// Convolution is y [B, L, OH, OW] of images x [B, C, H, W] and filters w [L, C/Groups, KH, KW],
 	// dx of dy and w, or dw of x and dy: see kernels.Convolution. Planning makes it of products of
-	// patches, too. TF32 means what it means in MatMul.
+	// patches, too. TF32 means what it means in MatMul. With ChannelsLast all three have the axes
+	// 0, 2, 3 and 1.
 	Convolution struct {
-		Pass   kernels.Pass
-		Window Window
-		Groups int // 0 is 1
-		TF32   bool
+		Pass         kernels.Pass
+		Window       Window
+		Groups       int // 0 is 1
+		TF32         bool
+		ChannelsLast bool
 	}
 	// MaxPool is the largest element of each window inside of the image: [B, C, H, W] to [B, C, OH,
 	// OW]. NaN is the largest. Rectified is the pool of Relu of x.
@@ -254,7 +256,11 @@ func (o Convolution) String() string {
 	if o.Groups > 1 {
 		groups = fmt.Sprintf(" in %d groups", o.Groups)
 	}
-	return o.Pass.String() + " " + o.Window.String() + groups + tf32(o.TF32)
+	last := ""
+	if o.ChannelsLast {
+		last = " channels last"
+	}
+	return o.Pass.String() + " " + o.Window.String() + groups + tf32(o.TF32) + last
 }
 
 // String implements [Op].

@@ -27,6 +27,8 @@ type Program struct {
 	Results []ID
 	// Precision of the products of F32, which planning puts into them.
 	Precision Precision
+	// ChannelsLast says that the device convolves faster of tensors with their channels last.
+	ChannelsLast bool
 }
 
 // Precision says what products of F32 may round their operands to.

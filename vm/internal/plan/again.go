@@ -19,7 +19,7 @@ func (l Limits) again(p *ir.Program) (*ir.Program, map[ir.ID]bool) {
 	g := l.newGrouping(p, outside(p), nil, false)
 	recipes := map[ir.ID]*recipe{}
 	for i := range p.Values {
-		if r, ok := g.recipe(ir.ID(i)); ok {
+		if r, ok := g.recipe(ir.ID(i), recipes); ok {
 			recipes[ir.ID(i)] = r
 		}
 	}
@@ -46,12 +46,15 @@ func (l Limits) again(p *ir.Program) (*ir.Program, map[ir.ID]bool) {
 // recipe is how a value is computed again.
 type recipe struct {
 	values []ir.ID // in order, itself last
+	loads  []ir.ID // what they read
+	ops    int     // with those of recipes of what they read
 }
 
 // recipe returns that of a value of a loop which others only read in loops of the same shape, if it
 // is worth computing it there: if what they load instead has no more bytes than the value, which is
-// then not stored.
-func (g *grouping) recipe(m ir.ID) (*recipe, bool) {
+// then not stored. What they load anyway does not count, and in place of what others compute again,
+// before is how, what that loads.
+func (g *grouping) recipe(m ir.ID, before map[ir.ID]*recipe) (*recipe, bool) {
 	v, own := g.program.Values[m], g.of[m]
 	bytes := v.Shape.Size() * v.DType.Size()
 	if own == nil || !own.loop || v.Shape != own.shape || bytes < g.AgainBytes || !g.cheap(m) ||
@@ -67,7 +70,17 @@ func (g *grouping) recipe(m ir.ID) (*recipe, bool) {
 		}
 		seen[x] = true
 		if x != m && !g.inside(x, own) {
-			loaded += g.bytes(x, own.shape)
+			if other := before[x]; other != nil {
+				r.ops += other.ops
+				for _, a := range other.loads {
+					visit(a)
+				}
+				return
+			}
+			r.loads = append(r.loads, x)
+			if !g.readByAll(x, m, before) {
+				loaded += g.bytes(x, own.shape)
+			}
 			return
 		}
 		for _, a := range g.program.Values[x].Args {
@@ -76,14 +89,27 @@ func (g *grouping) recipe(m ir.ID) (*recipe, bool) {
 		r.values = append(r.values, x)
 	}
 	visit(m)
-	return r, loaded <= bytes && len(r.values) <= g.AgainOps && !slices.ContainsFunc(r.values,
+	r.ops += len(r.values)
+	return r, loaded <= bytes && r.ops <= g.AgainOps && !slices.ContainsFunc(r.values,
 		func(x ir.ID) bool { return !g.cheap(x) })
+}
+
+// readByAll reports whether all loops that read m read x, too, maybe to compute something again.
+func (g *grouping) readByAll(x, m ir.ID, before map[ir.ID]*recipe) bool {
+	reads := func(r ir.ID) bool {
+		return slices.ContainsFunc(g.program.Values[r].Args, func(a ir.ID) bool {
+			return a == x || before[a] != nil && slices.Contains(before[a].loads, x)
+		})
+	}
+	return !slices.ContainsFunc(g.users[m], func(u ir.ID) bool {
+		return g.of[u] != g.of[m] && !slices.ContainsFunc(g.of[u].members, reads)
+	})
 }
 
 // cheap reports whether a value is computed element by element, from its operands alone.
 func (g *grouping) cheap(x ir.ID) bool {
 	switch g.program.Values[x].Op.(type) {
-	case ir.Unary, ir.Binary, ir.Cast:
+	case ir.Unary, ir.Binary, ir.Where, ir.Cast:
 		return true
 	}
 	return false

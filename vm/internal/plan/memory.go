@@ -21,10 +21,10 @@ func lives(p *Plan) {
 	}
 	for i, s := range p.Steps {
 		first, last := i, i
-		if s.Epilogue {
+		for p.Steps[first].Epilogue {
 			first-- // it writes while the product still reads
 		}
-		if i+1 < len(p.Steps) && p.Steps[i+1].Epilogue {
+		for last+1 < len(p.Steps) && p.Steps[last+1].Epilogue {
 			last++
 		}
 		end := i

@@ -67,8 +67,11 @@ func (p *Plan) overlap() {
 			}
 			until = j
 		}
-		if until > i && p.Steps[until+1].Epilogue { // which may run in the product before it
-			until, products = until-1, products-1
+		for until > i && p.Steps[until+1].Epilogue { // which may run in the step before it
+			if multiplies(p.Steps[until].Op) {
+				products--
+			}
+			until--
 		}
 		if products > 0 && until > i && p.Steps[until+1].Runs == s.Runs {
 			s.Until = until

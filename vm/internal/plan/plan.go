@@ -50,7 +50,8 @@ type Step struct {
 	Name string // of the graph's node
 	Runs Runs   // in which it runs, of those whose gradients are added up
 	// Epilogue is whether the step is an element-wise loop over the result of the step before, a
-	// product or a convolution, and may run on elements that are finished while others are not.
+	// product or a convolution, and may run on elements that are finished while others are not, or
+	// a concatenation of results of the loop before, which may store them there itself.
 	Epilogue bool
 	// Until is the last step beside which an operation of the graph runs that began before, 0 for
 	// none: the next one waits for it.
@@ -215,10 +216,13 @@ func proven(planned func(plain bool) (*Plan, error)) (*Plan, error) {
 // lowered returns a program of operations that are steps of plans, simplified, with gradients as
 // its last results.
 func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
-	precision := p.Precision
+	precision, last := p.Precision, p.ChannelsLast
 	p = prune(together(prune(simplify(withGradients(p, updates)))))
 	p = prune(images(join(p)))
 	p = prune(precise(p, precision))
+	if last {
+		p = prune(channelsLast(p))
+	}
 	return p, p.Check()
 }
 

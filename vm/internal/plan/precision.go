@@ -29,10 +29,10 @@ func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 	return p
 }
 
-// halved returns the program with its products and attention of F32 computed of BF16. A value is
-// rounded once, where it is computed, whatever views of it products read. What only loops, products
-// and attention read of them is stored as BF16, too: loops widen what they load. Operations that
-// carry elements carry those. Convolutions stay F32.
+// halved returns the program with its products, convolutions and attention of F32 computed of BF16.
+// A value is rounded once, where it is computed, whatever views of it products read. What only
+// loops and these operations read of them is stored as BF16, too: loops widen what they load.
+// Operations that carry elements carry those.
 func halved(p *ir.Program) *ir.Program {
 	wide, narrow, next := widened(p), narrowed(p), 0
 	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
@@ -47,8 +47,9 @@ func halved(p *ir.Program) *ir.Program {
 	})
 }
 
-// halve makes v BF16 if it is a product or attention of F32, or a view or parts of BF16, or carries
-// what is BF16 before or behind it. A product gives all digits that are wanted itself.
+// halve makes v BF16 if it is a product, a convolution or attention of F32, or a view or parts of
+// BF16, or carries what is BF16 before or behind it. A product gives all digits that are wanted
+// itself. Convolutions do not, nor does cuDNN: also gradients of filters are rounded once.
 func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 	f32 := v.DType == backend.F32
 	switch op := v.Op.(type) {
@@ -69,7 +70,7 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 				v.DType = backend.BF16
 			}
 		}
-	case ir.Attention, ir.AttentionGrad:
+	case ir.Convolution, ir.Attention, ir.AttentionGrad:
 		if f32 {
 			args := slices.Clone(v.Args)
 			for i, a := range args {
@@ -142,7 +143,7 @@ func (n *numbering) narrow(x ir.ID) ir.ID {
 
 // widened returns which values must have all digits of a product that they are: those from which
 // element-wise values lead to a result or to a place, such as the largest element's, and those that
-// an operation reads, maybe as a view or a part, which is no loop, no product and no attention.
+// an operation reads, maybe as a view or a part, which is no loop and reads no BF16 itself.
 func widened(p *ir.Program) []bool {
 	wide, result := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
@@ -164,14 +165,14 @@ func widened(p *ir.Program) []bool {
 // readsHalf reports whether an operation on F32 reads BF16, too.
 func readsHalf(op ir.Op) bool {
 	switch op.(type) {
-	case ir.MatMul, ir.Attention, ir.AttentionGrad, ir.Reduce:
+	case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad, ir.Reduce:
 		return true
 	}
 	return false
 }
 
-// narrowed returns which values are read as BF16 alone: by products and attention, maybe as a view
-// or carried.
+// narrowed returns which values are read as BF16 alone: by products, convolutions and attention,
+// maybe as a view or carried.
 func narrowed(p *ir.Program) []bool {
 	read, wider := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
@@ -181,7 +182,7 @@ func narrowed(p *ir.Program) []bool {
 		for j, a := range v.Args {
 			read[a] = true
 			switch v.Op.(type) {
-			case ir.MatMul, ir.Attention, ir.AttentionGrad:
+			case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad:
 				wider[a] = wider[a] || isExact(v.Op, j)
 			default:
 				wider[a] = wider[a] || wider[i] || !read[i] || !ir.View(v.Op) && !carries(v.Op)

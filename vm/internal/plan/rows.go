@@ -86,7 +86,12 @@ func (g *grouping) joined(a, b *group) (both group, ok bool) {
 
 // dependsOnPlace reports whether a value depends on its place.
 func (g *grouping) dependsOnPlace(m ir.ID) bool {
-	switch g.program.Values[m].Op.(type) {
+	return readsPlace(g.program.Values[m].Op)
+}
+
+// readsPlace reports whether an operation depends on the place of an element.
+func readsPlace(op ir.Op) bool {
+	switch op.(type) {
 	case ir.Locate, ir.Select, ir.Dropout:
 		return true
 	}

@@ -439,8 +439,8 @@ func (r *proof) write(buffer int, c content) {
 	r.present[r.spaces[buffer]] = c
 }
 
-// alone returns an error if a step writes over what it, or the product before it that runs it,
-// still reads.
+// alone returns an error if a step writes over what it, or a step before it that runs it, still
+// reads.
 func (r *proof) alone(i int, s *Step) error {
 	for k := range s.Dsts {
 		if at := s.Dsts[k].Step; at != i {
@@ -454,20 +454,18 @@ func (r *proof) alone(i int, s *Step) error {
 	if err := r.cover(i, s.Dsts); err != nil {
 		return err
 	}
-	covered := func(a *Ref) (cover, bool) {
-		c := r.present[r.spaces[a.Buffer]].cover
-		return c, c.by == i+1
-	}
+	by := i + 1
 	for k := range s.Args {
 		a := &s.Args[k]
-		if c, ok := covered(a); ok && (c.result < 0 || !aligned(s, c.result, k)) {
+		c := r.present[r.spaces[a.Buffer]].cover
+		if c.by == by && (c.result < 0 || !aligned(s, c.result, k)) {
 			return fmt.Errorf("it writes over an operand, %s", r.plan.text(*a))
 		}
 	}
-	if s.Epilogue {
+	for ; r.plan.Steps[i].Epilogue; i-- {
 		product := r.plan.Steps[i-1].Args
 		for k := range product {
-			if _, ok := covered(&product[k]); ok {
+			if c := r.present[r.spaces[product[k].Buffer]].cover; c.by == by {
 				return fmt.Errorf("it writes over an operand of the product before it, %s",
 					r.plan.text(product[k]))
 			}
