@@ -177,8 +177,11 @@ func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 	if err == nil && s.behind {
 		for _, n := range d.model.tensors() {
 			t := model[n.key]
-			if r, ok := s.shards[n.file]; ok {
+			r, ok := s.shards[n.file]
+			if ok {
 				t.Data = r.shard(t.Data)
+			} else if d.sharded && !s.first { // it writes shards alone
+				continue
 			}
 			model[n.key] = stored{Shape: t.Shape, Data: clone(t.Data)}
 		}
@@ -203,11 +206,14 @@ func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
 		d.planned.by.has(solver)
 }
 
-// copyOnDevice starts copies of parameters and the solver's vectors where a machine has them.
+// copyOnDevice starts copies of parameters and the solver's vectors where a machine has them: of
+// shards where this rank writes these.
 func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 	model := map[string]stored{}
-	if err := d.model.store(model); err != nil {
-		return err
+	if s.first {
+		if err := d.model.store(model); err != nil {
+			return err
+		}
 	}
 	for key, t := range model {
 		model[key] = stored{Shape: t.Shape, Data: clone(t.Data)}
@@ -219,9 +225,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		if err != nil {
 			return err
 		}
-		if d.scattered {
-			memory = d.regionOf(p).shard(memory)
-		}
+		memory = d.regionOf(p).shard(memory)
 		moving[p.key()] = stored{Shape: p.dims(), Data: memory}
 	}
 	d.planned.by.vectorsTo(moving)
