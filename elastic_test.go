@@ -46,7 +46,7 @@ type elasticModel struct {
 	machine            *vm.Machine
 }
 
-func newElasticModel(in, hidden int, normed bool) (*elasticModel, error) {
+func newElasticModel(in, hidden int, way elasticWay) (*elasticModel, error) {
 	g := gorgonia.NewGraph()
 	random := rand.New(rand.NewPCG(1, 2))
 	weights := func(name string, shape ...int) *gorgonia.Node {
@@ -57,13 +57,18 @@ func newElasticModel(in, hidden int, normed bool) (*elasticModel, error) {
 		return gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name),
 			gorgonia.WithShape(shape...), gorgonia.WithValue(t))
 	}
-	m := &elasticModel{w1: weights("w1", in, hidden), w2: weights("w2", hidden, 3),
+	y, out := tensor.Shape{4, 3}, 3
+	dt := tensor.Float32
+	if way.tiled { // the loss is of more classes than hidden columns
+		y, out, dt = tensor.Shape{4}, 3*hidden, tensor.Int
+	}
+	m := &elasticModel{w1: weights("w1", in, hidden), w2: weights("w2", hidden, out),
 		random: nn.NewRandom(3)}
 	m.x = gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("x"), gorgonia.WithShape(4, in))
-	m.y = gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("y"), gorgonia.WithShape(4, 3))
+	m.y = gorgonia.NewTensor(g, dt, len(y), gorgonia.WithName("y"), gorgonia.WithShape(y...))
 	m.weights = gorgonia.Nodes{m.w1, m.w2}
 	h := gorgonia.Must(gorgonia.Mul(m.x, m.w1))
-	if normed {
+	if way.normed {
 		gain, bias := weights("gain", 1, hidden), weights("bias", 1, hidden)
 		var err error
 		h, _, _, m.norm, err = gorgonia.BatchNorm(h, gain, bias, 0.25, 1e-3)
@@ -74,8 +79,12 @@ func newElasticModel(in, hidden int, normed bool) (*elasticModel, error) {
 	}
 	h = gorgonia.Must(gorgonia.Tanh(h))
 	h = gorgonia.Must(nn.Dropout(0.25, m.random, h))
-	diff := gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Mul(h, m.w2)), m.y))
-	m.cost = gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(diff))))
+	if h = gorgonia.Must(gorgonia.Mul(h, m.w2)); way.tiled {
+		m.cost = gorgonia.Must(nn.CrossEntropy(nn.NoLabel, h, m.y))
+	} else {
+		diff := gorgonia.Must(gorgonia.Sub(h, m.y))
+		m.cost = gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(diff))))
+	}
 	_, err := gorgonia.Grad(m.cost, m.weights...)
 	return m, err
 }
@@ -97,9 +106,16 @@ func (m *elasticModel) state() string {
 func (m *elasticModel) run(step, micro int) (float64, error) {
 	random := rand.New(rand.NewPCG(uint64(step), uint64(micro)))
 	for _, n := range []*gorgonia.Node{m.x, m.y} {
-		t := tensor.New(tensor.WithShape(n.Shape()...), tensor.Of(tensor.Float32))
-		for i := range t.Data().([]float32) {
-			t.Data().([]float32)[i] = random.Float32()
+		t := tensor.New(tensor.WithShape(n.Shape()...), tensor.Of(n.Dtype()))
+		switch data := t.Data().(type) {
+		case []float32:
+			for i := range data {
+				data[i] = random.Float32()
+			}
+		case []int:
+			for i := range data {
+				data[i] = random.IntN(m.w2.Shape()[1])
+			}
 		}
 		if err := gorgonia.Let(n, t); err != nil {
 			return 0, err
@@ -131,7 +147,7 @@ type elasticRun struct {
 }
 
 // elasticWay is how processes of a job train.
-type elasticWay struct{ planned, normed, guarded bool }
+type elasticWay struct{ planned, normed, guarded, tiled bool }
 
 // Those of these tests.
 var (
@@ -140,6 +156,7 @@ var (
 	ofNorms     = elasticWay{planned: true, normed: true}
 	elasticWays = []elasticWay{bySolver, planned, ofNorms}
 	guarded     = elasticWay{planned: true, guarded: true} // on memory that stands in for a device
+	tiled       = elasticWay{planned: true, guarded: true, tiled: true}
 )
 
 // guardedJob is a job whose communicators are on a device.
@@ -173,13 +190,17 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 		job = &guardedJob{job, d}
 	}
 	if w.planned {
-		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.weights...),
-			vm.ClipNorm(limit), vm.WithElastic(t.Context(), job, micros),
-			vm.Notice(func(text string) {
+		options := []vm.Option{vm.WithSolver(solver, m.weights...), vm.ClipNorm(limit),
+			vm.WithElastic(t.Context(), job, micros), vm.Notice(func(text string) {
 				if strings.Contains(text, "no run has changed") { // although each run does
 					t.Error(text)
 				}
-			}))
+			})}
+		if w.tiled {
+			options = append(options, vm.WithLossTiles(2), vm.WithPrecision(vm.BF16),
+				vm.WithFrozen(m.y)) // each run has another tensor
+		}
+		m.machine, err = vm.New(m.x.Graph(), nil, options...)
 		if err != nil {
 			return nil, err
 		}
@@ -229,7 +250,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 		}
 	}()
 	r.build.Lock()
-	m, err := newElasticModel(6, 10, r.way.normed)
+	m, err := newElasticModel(6, 10, r.way)
 	r.build.Unlock()
 	if err != nil {
 		return "", err
@@ -304,9 +325,9 @@ func (r *elasticRun) end() string {
 func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
 	const steps = 12
 	first := elasticAlone(t, steps, bySolver)
-	for _, way := range append(elasticWays, guarded) {
+	for _, way := range append(elasticWays, guarded, tiled) {
 		want := elasticAlone(t, steps, way)
-		if !way.normed && want != first {
+		if !way.normed && !way.tiled && want != first {
 			t.Errorf("%+v: other parameters than by a solver's Step", way)
 		}
 		if got := newElasticRun(t, "four", 4, steps, elastic.Limits{Least: 1, Most: 4}, nobody,
@@ -338,7 +359,7 @@ func elasticAlone(t testing.TB, steps int, way elasticWay) string {
 // batch norms.
 func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 	const steps = 5
-	m, err := newElasticModel(6, 10, true)
+	m, err := newElasticModel(6, 10, ofNorms)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +429,7 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "" {
 		stride = 1
 	}
-	for k, way := range append(elasticWays, guarded) { // each has other calls
+	for k, way := range append(elasticWays, guarded, tiled) { // each has other calls
 		want := elasticAlone(t, steps, way)
 		for call := 5 * k % stride; call < calls; call += stride {
 			for _, unnoticed := range []bool{false, true} {
@@ -514,7 +535,7 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := newElasticModel(6, 10, way.normed)
+	m, err := newElasticModel(6, 10, way)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -628,7 +649,7 @@ func (c *closed) Release(backend.Communicator) error {
 
 // TestElasticMachinesRefuseWhatTheyCannotDo: and end the part of the process in the job.
 func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
-	m, err := newElasticModel(6, 10, false)
+	m, err := newElasticModel(6, 10, planned)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -661,7 +682,7 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 }
 
 func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
-	heals(t, append(elasticWays, guarded)...)
+	heals(t, append(elasticWays, guarded, tiled)...)
 }
 
 // heals has a newcomer take the place of a process that has died, and go on when the other one
@@ -743,7 +764,7 @@ func trainsElastic() error {
 	if err != nil {
 		return err
 	}
-	m, err := newElasticModel(6, 10, true)
+	m, err := newElasticModel(6, 10, ofNorms)
 	if err != nil {
 		return err
 	}
@@ -897,8 +918,8 @@ func BenchmarkElasticStep(b *testing.B) {
 // compare does steps by turns, and returns the ratio of the medians of their times.
 func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio float64, err error) {
 	r.build.Lock()
-	m, err := newElasticModel(256, 512, false)
-	p, failed := newElasticModel(256, 512, false)
+	m, err := newElasticModel(256, 512, planned)
+	p, failed := newElasticModel(256, 512, planned)
 	r.build.Unlock()
 	if err = errors.Join(err, failed); err != nil {
 		return 0, err
