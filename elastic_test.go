@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -44,6 +45,7 @@ type elasticModel struct {
 	norm               *gorgonia.BatchNormOp // nil without
 	random             *nn.Random
 	machine            *vm.Machine
+	solver             autograd.Solver
 }
 
 func newElasticModel(in, hidden int, way elasticWay) (*elasticModel, error) {
@@ -135,6 +137,7 @@ type elasticRun struct {
 	micros   int
 	way      elasticWay
 	job      func(id elastic.ID, job *session.Elastic) autograd.Job
+	after    func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error // each step
 	ends     func(id elastic.ID, e *autograd.Elastic)
 	limits   elastic.Limits
 	register rendezvous.Store
@@ -177,7 +180,7 @@ func (j *guardedJob) Next(ctx context.Context) (backend.Communicator, elastic.Vi
 func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 	micros int) (e *autograd.Elastic, err error) {
 	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
-	if w.guarded {
+	if m.solver = solver; w.guarded {
 		d, err := fakedevice.New(host.Device{})
 		if err != nil {
 			return nil, err
@@ -264,6 +267,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 		return "", fmt.Errorf("process %d: %w", id, err)
 	}
 	defer func() { err = errors.Join(err, e.Close(), m.machine.Close()) }()
+	e.After = func() error { return r.after(id, m, e) }
 	for e.Next() < r.steps {
 		if _, err := e.Step(func(micro int) (float64, error) {
 			if dies(e.Next(), micro) {
@@ -294,8 +298,9 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	dies func(id elastic.ID) func(step, micro int) bool, with ...func(*elasticRun)) *elasticRun {
 	r := &elasticRun{t: t, name: fmt.Sprintf("%s-%d", name, rand.Uint32()), steps: steps,
 		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore(),
-		job:  func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
-		ends: func(elastic.ID, *autograd.Elastic) {}}
+		job:   func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
+		after: func(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil },
+		ends:  func(elastic.ID, *autograd.Elastic) {}}
 	for _, f := range with {
 		f(r)
 	}
@@ -660,6 +665,7 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 		"or WithTree":      {solver, vm.WithTree(4)},
 		"WithSolver, too":  {},
 		"takes its shards": {solver, vm.WithShards(vm.SolverState)},
+		"WithElastic says": {solver, vm.Accumulate(2)},
 		"0 micro-batches":  {solver, vm.WithElastic(t.Context(), job, 0)},
 		"elsewhere":        {solver, vm.Keep()},
 		"nobody lets it":   {solver},
@@ -681,6 +687,64 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 	}
 }
 
+// TestCheckpointsOfGenerationsAreOfOneTraining: they count its steps, and a Save removes those that
+// an earlier generation has written, also if the ranks of then are gone.
+func TestCheckpointsOfGenerationsAreOfOneTraining(t *testing.T) {
+	for i, way := range []elasticWay{bySolver, planned, guarded} {
+		dir := t.TempDir()
+		healed(t, 60, way, saves(dir, i > 0, 6))
+		onlyStep(t, dir, 60)
+	}
+}
+
+// TestARankMayBeLostInASave: the others go on, and save again.
+func TestARankMayBeLostInASave(t *testing.T) {
+	const steps = 6
+	for i, way := range []elasticWay{bySolver, planned, guarded} {
+		dir := t.TempDir()
+		save := saves(dir, i == 1, 1)
+		r := newElasticRun(t, "saves", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody, way.of,
+			func(r *elasticRun) {
+				r.after = func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error {
+					if id == 1 && e.Next() == 3 {
+						return errKilled
+					}
+					return save(id, m, e)
+				}
+			})
+		if got := r.end(); got != elasticAlone(t, steps, way) {
+			t.Errorf("%+v: other parameters than without checkpoints", way)
+		}
+		onlyStep(t, dir, steps)
+	}
+}
+
+// saves returns what saves to a directory, behind the training or not, after every n-th step.
+func saves(dir string, behind bool, n int) func(elastic.ID, *elasticModel,
+	*autograd.Elastic) error {
+	return func(_ elastic.ID, m *elasticModel, e *autograd.Elastic) error {
+		dp := e.DataParallel()
+		save := dp.Save
+		if behind {
+			save = dp.SaveAsync
+		}
+		if e.Next()%n > 0 {
+			return nil
+		}
+		return save(dir, m.solver, e.Next(), autograd.KeepLast(1))
+	}
+}
+
+// onlyStep checks that a directory has the checkpoint of a step, and nothing else.
+func onlyStep(t *testing.T, dir string, step int) {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "*[0-9a-f]")) // not the lock
+	if want := fmt.Sprintf("step-%08d", step); err != nil || len(all) != 1 ||
+		filepath.Base(all[0]) != want {
+		t.Errorf("there are %v, want %s; %v", all, want, err)
+	}
+}
+
 func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
 	heals(t, append(elasticWays, guarded, tiled)...)
 }
@@ -691,29 +755,35 @@ func heals(t *testing.T, ways ...elasticWay) {
 	const steps = 60
 	for _, way := range ways {
 		want := elasticAlone(t, steps, way)
-		var in atomic.Bool
-		comes := make(chan struct{})
-		r := newElasticRun(t, "heals", 2, steps, elastic.Limits{Least: 1, Most: 2},
-			func(id elastic.ID) func(step, micro int) bool {
-				return func(step, micro int) bool {
-					if id == 1 && step == 3 {
-						close(comes)
-						return true
-					}
-					if step > 3 && !in.Load() {
-						time.Sleep(20 * time.Millisecond)
-					}
-					return id == 2 && step > 5 && in.Load()
-				}
-			}, way.of)
-		r.running.Go(func() {
-			<-comes
-			r.start(3, elastic.First(1, 2), func(int, int) bool { in.Store(true); return false })
-		})
-		if got := r.end(); got != want {
+		got := healed(t, steps, way, func(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil })
+		if got != want {
 			t.Errorf("%+v: after two deaths and a newcomer the training has other parameters", way)
 		}
 	}
+}
+
+func healed(t *testing.T, steps int, way elasticWay, after func(elastic.ID,
+	*elasticModel, *autograd.Elastic) error) string {
+	var in atomic.Bool
+	comes := make(chan struct{})
+	r := newElasticRun(t, "heals", 2, steps, elastic.Limits{Least: 1, Most: 2},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool {
+				if id == 1 && step == 3 {
+					close(comes)
+					return true
+				}
+				if step > 3 && !in.Load() {
+					time.Sleep(20 * time.Millisecond)
+				}
+				return id == 2 && step > 5 && in.Load()
+			}
+		}, way.of, func(r *elasticRun) { r.after = after })
+	r.running.Go(func() {
+		<-comes
+		r.start(3, elastic.First(1, 2), func(int, int) bool { in.Store(true); return false })
+	})
+	return r.end()
 }
 
 // TestARecoveryIsCountedBesideAWaitingNewcomer: who is let in after the step that was repeated.

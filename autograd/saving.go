@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -323,7 +324,7 @@ func (s *saving) commit(files []checkpoint.File) error {
 	}
 	r := s.record
 	if r.Training == "" || !checkpoint.Follows(all, r.Training, r.Step, s.known) {
-		r.Training = checkpoint.NewID()
+		r.Training = s.id
 	}
 	r.Files = files
 	done, err := checkpoint.Commit(s.dir, all, r.Stamp, func(stamp checkpoint.Stamp) ([]byte,
@@ -366,9 +367,10 @@ func (d *DataParallel) conclude(s *saving, err error) error {
 	if err != nil {
 		return errors.Join(err, d.abandon(s.dir, s.id, s.held))
 	}
-	if s.first || !s.alone {
-		d.saves.learn(s.record.Stamp)
+	if s.alone { // the others know what began a training, which they may have to go on with
+		s.record.Training = cmp.Or(s.record.Training, s.id)
 	}
+	d.saves.learn(s.record.Stamp)
 	return nil
 }
 
