@@ -43,6 +43,8 @@ type way struct {
 	clip     bool
 	norm     string
 	solver   string
+	sum      bool
+	bucket   int // bytes
 }
 
 // What a step of a way is.
@@ -63,14 +65,15 @@ func drawWay(r *rand.Rand) way {
 		steps: of(single, accumulated, inTree, isElastic), micros: 2 + r.IntN(2),
 		compress: of("", "", "", "half", "sparse"), frozen: yes(), declared: yes(),
 		in: []vm.Precision{vm.F32, vm.BF16}[r.IntN(2)], clip: yes(),
-		norm: of("", "batch", "batch", "sync"), solver: of("momentum", "adam", "groups", "averages")}
+		norm: of("", "batch", "batch", "sync"), solver: of("momentum", "adam", "groups", "averages"),
+		sum: yes(), bucket: []int{1, 200, 1 << 20}[r.IntN(3)]}
 	w.alone = w.mayBeAlone()
 	return w
 }
 
 // mayBeAlone reports whether nothing that is passed to WithDataParallel is in checkpoints.
 func (w way) mayBeAlone() bool {
-	return w.P == 1 && !w.declared && w.compress == "" && w.steps != isElastic
+	return w.P == 1 && !w.declared && !w.sum && w.compress == "" && w.steps != isElastic
 }
 
 // refused says which words the error of New has, "" for none.
@@ -99,6 +102,9 @@ func (w way) refused() string {
 // plain returns the way whose bits this one has: without what does not change them.
 func (w way) plain() way {
 	w.shards, w.least, w.frozen = 0, false, false
+	if w.compress != "sparse" {
+		w.bucket = 1
+	}
 	if w.tree() {
 		w.P, w.steps, w.kind = 1, inTree, testenv.Hosts
 		w.alone = w.mayBeAlone()
@@ -126,7 +132,7 @@ func (w way) oneRank() (one way, near float64) {
 		one.micros = w.P * w.runs()
 	}
 	switch {
-	case w.compress == "sparse" || w.norm == "sync":
+	case w.compress == "sparse" || w.norm == "sync" || w.sum:
 		return one, -1
 	case w.in == vm.BF16 || w.compress == "half":
 		return one, 0.05
@@ -190,7 +196,10 @@ func (m *wayModel) feed(step, i int) {
 
 // options returns the options of a machine.
 func (w way) options(r ranked, m *wayModel) (options []vm.Option, err error) {
-	data := []autograd.Option{autograd.WithBuckets(1, 200), autograd.WithRandom(m.random)}
+	data := []autograd.Option{autograd.WithBuckets(1, w.bucket), autograd.WithRandom(m.random)}
+	if w.sum {
+		data = append(data, autograd.WithSum())
+	}
 	switch w.compress {
 	case "half":
 		data = append(data, autograd.WithCompression(half.Wrap(backend.BF16)))
@@ -287,11 +296,14 @@ func (g *generation) Close(bool) error {
 	return nil
 }
 
-// machine makes the machine of a rank.
-func (w way) machine(r ranked) (*wayModel, *vm.Machine, error) {
+// machine makes the machine of a rank, with another frozen variable if it is to load a checkpoint.
+func (w way) machine(r ranked, from string) (*wayModel, *vm.Machine, error) {
 	r.lock.Lock()
 	m := w.model(r.t)
 	r.lock.Unlock()
+	if from != "" && w.declared {
+		m.frozen.Value().Data().([]float32)[0]++
+	}
 	options, err := w.options(r, m)
 	if err != nil {
 		return nil, nil, err
@@ -355,13 +367,13 @@ func (w way) train(t *testing.T, l leg) (left [][]float64, err error) {
 	register := rendezvous.NewMemStore()
 	errs := together(t, w.kind, w.P, func(r ranked) error {
 		r.register = register
-		m, machine, err := w.machine(r)
+		m, machine, err := w.machine(r, l.from)
 		if err != nil {
 			return err
 		}
 		dp := machine.DataParallel()
-		if l.from != "" {
-			err = dp.Load(l.from, machine.Solver(), nil)
+		if l.from != "" { // and of a step from other parameters nothing is left
+			err = errors.Join(w.step(m, machine, 7), dp.Load(l.from, machine.Solver(), nil))
 		}
 		for step := range l.n {
 			if err != nil {
@@ -456,9 +468,9 @@ func waysOfTraining(t *testing.T, seed uint64) {
 // other draws a way that can load checkpoints of this one.
 func (w way) other(r *rand.Rand) way {
 	o := drawWay(r)
-	o.solver, o.compress, o.declared = w.solver, w.compress, w.declared
-	if o.compress == "sparse" { // residuals are of ranks
-		o.P = w.P
+	o.solver, o.compress, o.declared, o.sum = w.solver, w.compress, w.declared, w.sum
+	if o.compress == "sparse" { // residuals are of ranks, and of buckets
+		o.P, o.bucket = w.P, w.bucket
 	}
 	if (o.norm == "") != (w.norm == "") {
 		o.norm = w.norm
