@@ -46,6 +46,7 @@ type elasticModel struct {
 	random             *nn.Random
 	machine            *vm.Machine
 	solver             autograd.Solver
+	said               string // by the machine
 }
 
 func newElasticModel(in, hidden int, way elasticWay) (*elasticModel, error) {
@@ -150,7 +151,10 @@ type elasticRun struct {
 }
 
 // elasticWay is how processes of a job train.
-type elasticWay struct{ planned, normed, guarded, tiled bool }
+type elasticWay struct {
+	planned, normed, guarded, tiled bool
+	memory                          int // bytes, 0 for no bound
+}
 
 // Those of these tests.
 var (
@@ -195,6 +199,7 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 	if w.planned {
 		options := []vm.Option{vm.WithSolver(solver, m.weights...), vm.ClipNorm(limit),
 			vm.WithElastic(t.Context(), job, micros), vm.Notice(func(text string) {
+				m.said += text
 				if strings.Contains(text, "no run has changed") { // although each run does
 					t.Error(text)
 				}
@@ -202,6 +207,9 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 		if w.tiled {
 			options = append(options, vm.WithLossTiles(2), vm.WithPrecision(vm.BF16),
 				vm.WithFrozen(m.y)) // each run has another tensor
+		}
+		if w.memory > 0 {
+			options = append(options, vm.WithMemory(w.memory))
 		}
 		m.machine, err = vm.New(m.x.Graph(), nil, options...)
 		if err != nil {
@@ -694,6 +702,38 @@ func TestCheckpointsOfGenerationsAreOfOneTraining(t *testing.T) {
 		dir := t.TempDir()
 		healed(t, 60, way, saves(dir, i > 0, 6))
 		onlyStep(t, dir, 60)
+	}
+}
+
+// TestALostRankIsNotTheEndOfALimitOfMemory: the rank that is left has more sums of gradients.
+func TestALostRankIsNotTheEndOfALimitOfMemory(t *testing.T) {
+	const steps = 5
+	way, most := planned, 0
+	var said []string
+	run := func(dies func(id elastic.ID) func(step, micro int) bool) string {
+		return newElasticRun(t, "limit", 2, steps, elastic.Limits{Least: 1, Most: 2}, dies, way.of,
+			func(r *elasticRun) {
+				r.after = func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error {
+					if s := m.machine.Summary().Memory; id == 2 {
+						most = int(s.Total() - s.Workspace)
+						said = append(said, m.said)
+					}
+					return nil
+				}
+			}).end()
+	}
+	want := run(nobody)
+	if way.memory = most; run(nobody) != want {
+		t.Error("a limit changes parameters")
+	}
+	if run(func(id elastic.ID) func(step, micro int) bool {
+		return func(step, micro int) bool { return id == 1 && step == 2 }
+	}) != want {
+		t.Error("other parameters after the loss of a rank")
+	}
+	if n := len(said); said[n-4] != "" || !strings.Contains(said[n-1], "8 of 8 micro-batches") ||
+		most <= way.memory {
+		t.Errorf("%d bytes of %d: it says %q", most, way.memory, said)
 	}
 }
 
