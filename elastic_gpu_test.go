@@ -42,7 +42,7 @@ func TestTrainingGoesOnWithTheSameBitsWhenRanksDieOnGPU(t *testing.T) {
 	}
 	for _, way := range ways {
 		want := elasticAlone(t, steps, way)
-		if m, err := newElasticModel(6, 10, way.normed); err != nil || m.state() == want {
+		if m, err := newElasticModel(6, 10, way); err != nil || m.state() == want {
 			t.Fatalf("%+v: the training has changed nothing: %v", way, err)
 		}
 		for _, dies := range []elastic.ID{0, 1, 2} { // process 0 is none

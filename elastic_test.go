@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
@@ -44,9 +45,11 @@ type elasticModel struct {
 	norm               *gorgonia.BatchNormOp // nil without
 	random             *nn.Random
 	machine            *vm.Machine
+	solver             autograd.Solver
+	said               string // by the machine
 }
 
-func newElasticModel(in, hidden int, normed bool) (*elasticModel, error) {
+func newElasticModel(in, hidden int, way elasticWay) (*elasticModel, error) {
 	g := gorgonia.NewGraph()
 	random := rand.New(rand.NewPCG(1, 2))
 	weights := func(name string, shape ...int) *gorgonia.Node {
@@ -57,13 +60,18 @@ func newElasticModel(in, hidden int, normed bool) (*elasticModel, error) {
 		return gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name),
 			gorgonia.WithShape(shape...), gorgonia.WithValue(t))
 	}
-	m := &elasticModel{w1: weights("w1", in, hidden), w2: weights("w2", hidden, 3),
+	y, out := tensor.Shape{4, 3}, 3
+	dt := tensor.Float32
+	if way.tiled { // the loss is of more classes than hidden columns
+		y, out, dt = tensor.Shape{4}, 3*hidden, tensor.Int
+	}
+	m := &elasticModel{w1: weights("w1", in, hidden), w2: weights("w2", hidden, out),
 		random: nn.NewRandom(3)}
 	m.x = gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("x"), gorgonia.WithShape(4, in))
-	m.y = gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("y"), gorgonia.WithShape(4, 3))
+	m.y = gorgonia.NewTensor(g, dt, len(y), gorgonia.WithName("y"), gorgonia.WithShape(y...))
 	m.weights = gorgonia.Nodes{m.w1, m.w2}
 	h := gorgonia.Must(gorgonia.Mul(m.x, m.w1))
-	if normed {
+	if way.normed {
 		gain, bias := weights("gain", 1, hidden), weights("bias", 1, hidden)
 		var err error
 		h, _, _, m.norm, err = gorgonia.BatchNorm(h, gain, bias, 0.25, 1e-3)
@@ -74,8 +82,12 @@ func newElasticModel(in, hidden int, normed bool) (*elasticModel, error) {
 	}
 	h = gorgonia.Must(gorgonia.Tanh(h))
 	h = gorgonia.Must(nn.Dropout(0.25, m.random, h))
-	diff := gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Mul(h, m.w2)), m.y))
-	m.cost = gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(diff))))
+	if h = gorgonia.Must(gorgonia.Mul(h, m.w2)); way.tiled {
+		m.cost = gorgonia.Must(nn.CrossEntropy(nn.NoLabel, h, m.y))
+	} else {
+		diff := gorgonia.Must(gorgonia.Sub(h, m.y))
+		m.cost = gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(diff))))
+	}
 	_, err := gorgonia.Grad(m.cost, m.weights...)
 	return m, err
 }
@@ -97,9 +109,16 @@ func (m *elasticModel) state() string {
 func (m *elasticModel) run(step, micro int) (float64, error) {
 	random := rand.New(rand.NewPCG(uint64(step), uint64(micro)))
 	for _, n := range []*gorgonia.Node{m.x, m.y} {
-		t := tensor.New(tensor.WithShape(n.Shape()...), tensor.Of(tensor.Float32))
-		for i := range t.Data().([]float32) {
-			t.Data().([]float32)[i] = random.Float32()
+		t := tensor.New(tensor.WithShape(n.Shape()...), tensor.Of(n.Dtype()))
+		switch data := t.Data().(type) {
+		case []float32:
+			for i := range data {
+				data[i] = random.Float32()
+			}
+		case []int:
+			for i := range data {
+				data[i] = random.IntN(m.w2.Shape()[1])
+			}
 		}
 		if err := gorgonia.Let(n, t); err != nil {
 			return 0, err
@@ -119,6 +138,7 @@ type elasticRun struct {
 	micros   int
 	way      elasticWay
 	job      func(id elastic.ID, job *session.Elastic) autograd.Job
+	after    func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error // each step
 	ends     func(id elastic.ID, e *autograd.Elastic)
 	limits   elastic.Limits
 	register rendezvous.Store
@@ -131,7 +151,10 @@ type elasticRun struct {
 }
 
 // elasticWay is how processes of a job train.
-type elasticWay struct{ planned, normed, guarded bool }
+type elasticWay struct {
+	planned, normed, guarded, tiled bool
+	memory                          int // bytes, 0 for no bound
+}
 
 // Those of these tests.
 var (
@@ -140,6 +163,7 @@ var (
 	ofNorms     = elasticWay{planned: true, normed: true}
 	elasticWays = []elasticWay{bySolver, planned, ofNorms}
 	guarded     = elasticWay{planned: true, guarded: true} // on memory that stands in for a device
+	tiled       = elasticWay{planned: true, guarded: true, tiled: true}
 )
 
 // guardedJob is a job whose communicators are on a device.
@@ -161,7 +185,7 @@ func (j *guardedJob) Next(ctx context.Context, leave func(elastic.View) error) (
 func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 	micros int) (e *autograd.Elastic, err error) {
 	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
-	if w.guarded {
+	if m.solver = solver; w.guarded {
 		d, err := fakedevice.New(host.Device{})
 		if err != nil {
 			return nil, err
@@ -174,13 +198,21 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 		job = &guardedJob{job, d}
 	}
 	if w.planned {
-		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.weights...),
-			vm.ClipNorm(limit), vm.WithElastic(t.Context(), job, micros),
-			vm.Notice(func(text string) {
+		options := []vm.Option{vm.WithSolver(solver, m.weights...), vm.ClipNorm(limit),
+			vm.WithElastic(t.Context(), job, micros), vm.Notice(func(text string) {
+				m.said += text
 				if strings.Contains(text, "no run has changed") { // although each run does
 					t.Error(text)
 				}
-			}))
+			})}
+		if w.tiled {
+			options = append(options, vm.WithLossTiles(2), vm.WithPrecision(vm.BF16),
+				vm.WithFrozen(m.y)) // each run has another tensor
+		}
+		if w.memory > 0 {
+			options = append(options, vm.WithMemory(w.memory))
+		}
+		m.machine, err = vm.New(m.x.Graph(), nil, options...)
 		if err != nil {
 			return nil, err
 		}
@@ -230,7 +262,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 		}
 	}()
 	r.build.Lock()
-	m, err := newElasticModel(6, 10, r.way.normed)
+	m, err := newElasticModel(6, 10, r.way)
 	r.build.Unlock()
 	if err != nil {
 		return "", err
@@ -244,6 +276,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 		return "", fmt.Errorf("process %d: %w", id, err)
 	}
 	defer func() { err = errors.Join(err, e.Close(), m.machine.Close()) }()
+	e.After = func() error { return r.after(id, m, e) }
 	for e.Next() < r.steps {
 		if _, err := e.Step(func(micro int) (float64, error) {
 			if dies(e.Next(), micro) {
@@ -274,8 +307,9 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	dies func(id elastic.ID) func(step, micro int) bool, with ...func(*elasticRun)) *elasticRun {
 	r := &elasticRun{t: t, name: fmt.Sprintf("%s-%d", name, rand.Uint32()), steps: steps,
 		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore(),
-		job:  func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
-		ends: func(elastic.ID, *autograd.Elastic) {}}
+		job:   func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
+		after: func(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil },
+		ends:  func(elastic.ID, *autograd.Elastic) {}}
 	for _, f := range with {
 		f(r)
 	}
@@ -305,9 +339,9 @@ func (r *elasticRun) end() string {
 func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
 	const steps = 12
 	first := elasticAlone(t, steps, bySolver)
-	for _, way := range append(elasticWays, guarded) {
+	for _, way := range append(elasticWays, guarded, tiled) {
 		want := elasticAlone(t, steps, way)
-		if !way.normed && want != first {
+		if !way.normed && !way.tiled && want != first {
 			t.Errorf("%+v: other parameters than by a solver's Step", way)
 		}
 		if got := newElasticRun(t, "four", 4, steps, elastic.Limits{Least: 1, Most: 4}, nobody,
@@ -339,7 +373,7 @@ func elasticAlone(t testing.TB, steps int, way elasticWay) string {
 // batch norms.
 func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 	const steps = 5
-	m, err := newElasticModel(6, 10, true)
+	m, err := newElasticModel(6, 10, ofNorms)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -422,7 +456,7 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "" {
 		stride = 1
 	}
-	for k, way := range append(elasticWays, guarded) { // each has other calls
+	for k, way := range append(elasticWays, guarded, tiled) { // each has other calls
 		want := elasticAlone(t, steps, way)
 		for call := 5 * k % stride; call < calls; call += stride {
 			for _, unnoticed := range []bool{false, true} {
@@ -528,7 +562,7 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := newElasticModel(6, 10, way.normed)
+	m, err := newElasticModel(6, 10, way)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -643,7 +677,7 @@ func (c *closed) Release(backend.Communicator) error {
 
 // TestElasticMachinesRefuseWhatTheyCannotDo: and end the part of the process in the job.
 func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
-	m, err := newElasticModel(6, 10, false)
+	m, err := newElasticModel(6, 10, planned)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -654,6 +688,7 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 		"or WithTree":      {solver, vm.WithTree(4)},
 		"WithSolver, too":  {},
 		"takes its shards": {solver, vm.WithShards(vm.SolverState)},
+		"WithElastic says": {solver, vm.Accumulate(2)},
 		"0 micro-batches":  {solver, vm.WithElastic(t.Context(), job, 0)},
 		"elsewhere":        {solver, vm.Keep()},
 		"nobody lets it":   {solver},
@@ -675,8 +710,98 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 	}
 }
 
+// TestCheckpointsOfGenerationsAreOfOneTraining: they count its steps, and a Save removes those that
+// an earlier generation has written, also if the ranks of then are gone.
+func TestCheckpointsOfGenerationsAreOfOneTraining(t *testing.T) {
+	for i, way := range []elasticWay{bySolver, planned, guarded} {
+		dir := t.TempDir()
+		healed(t, 60, way, saves(dir, i > 0, 6))
+		onlyStep(t, dir, 60)
+	}
+}
+
+// TestALostRankIsNotTheEndOfALimitOfMemory: the rank that is left has more sums of gradients.
+func TestALostRankIsNotTheEndOfALimitOfMemory(t *testing.T) {
+	const steps = 5
+	way, most := planned, 0
+	var said []string
+	run := func(dies func(id elastic.ID) func(step, micro int) bool) string {
+		return newElasticRun(t, "limit", 2, steps, elastic.Limits{Least: 1, Most: 2}, dies, way.of,
+			func(r *elasticRun) {
+				r.after = func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error {
+					if s := m.machine.Summary().Memory; id == 2 {
+						most = int(s.Total() - s.Workspace)
+						said = append(said, m.said)
+					}
+					return nil
+				}
+			}).end()
+	}
+	want := run(nobody)
+	if way.memory = most; run(nobody) != want {
+		t.Error("a limit changes parameters")
+	}
+	if run(func(id elastic.ID) func(step, micro int) bool {
+		return func(step, micro int) bool { return id == 1 && step == 2 }
+	}) != want {
+		t.Error("other parameters after the loss of a rank")
+	}
+	if n := len(said); said[n-4] != "" || !strings.Contains(said[n-1], "8 of 8 micro-batches") ||
+		most <= way.memory {
+		t.Errorf("%d bytes of %d: it says %q", most, way.memory, said)
+	}
+}
+
+// TestARankMayBeLostInASave: the others go on, and save again.
+func TestARankMayBeLostInASave(t *testing.T) {
+	const steps = 6
+	for i, way := range []elasticWay{bySolver, planned, guarded} {
+		dir := t.TempDir()
+		save := saves(dir, i == 1, 1)
+		r := newElasticRun(t, "saves", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody, way.of,
+			func(r *elasticRun) {
+				r.after = func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error {
+					if id == 1 && e.Next() == 3 {
+						return errKilled
+					}
+					return save(id, m, e)
+				}
+			})
+		if got := r.end(); got != elasticAlone(t, steps, way) {
+			t.Errorf("%+v: other parameters than without checkpoints", way)
+		}
+		onlyStep(t, dir, steps)
+	}
+}
+
+// saves returns what saves to a directory, behind the training or not, after every n-th step.
+func saves(dir string, behind bool, n int) func(elastic.ID, *elasticModel,
+	*autograd.Elastic) error {
+	return func(_ elastic.ID, m *elasticModel, e *autograd.Elastic) error {
+		dp := e.DataParallel()
+		save := dp.Save
+		if behind {
+			save = dp.SaveAsync
+		}
+		if e.Next()%n > 0 {
+			return nil
+		}
+		return save(dir, m.solver, e.Next(), autograd.KeepLast(1))
+	}
+}
+
+// onlyStep checks that a directory has the checkpoint of a step, and nothing else.
+func onlyStep(t *testing.T, dir string, step int) {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "*[0-9a-f]")) // not the lock
+	if want := fmt.Sprintf("step-%08d", step); err != nil || len(all) != 1 ||
+		filepath.Base(all[0]) != want {
+		t.Errorf("there are %v, want %s; %v", all, want, err)
+	}
+}
+
 func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
-	heals(t, append(elasticWays, guarded)...)
+	heals(t, append(elasticWays, guarded, tiled)...)
 }
 
 // heals has a newcomer take the place of a process that has died, and go on when the other one
@@ -685,29 +810,35 @@ func heals(t *testing.T, ways ...elasticWay) {
 	const steps = 60
 	for _, way := range ways {
 		want := elasticAlone(t, steps, way)
-		var in atomic.Bool
-		comes := make(chan struct{})
-		r := newElasticRun(t, "heals", 2, steps, elastic.Limits{Least: 1, Most: 2},
-			func(id elastic.ID) func(step, micro int) bool {
-				return func(step, micro int) bool {
-					if id == 1 && step == 3 {
-						close(comes)
-						return true
-					}
-					if step > 3 && !in.Load() {
-						time.Sleep(20 * time.Millisecond)
-					}
-					return id == 2 && step > 5 && in.Load()
-				}
-			}, way.of)
-		r.running.Go(func() {
-			<-comes
-			r.start(3, elastic.First(1, 2), func(int, int) bool { in.Store(true); return false })
-		})
-		if got := r.end(); got != want {
+		got := healed(t, steps, way, func(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil })
+		if got != want {
 			t.Errorf("%+v: after two deaths and a newcomer the training has other parameters", way)
 		}
 	}
+}
+
+func healed(t *testing.T, steps int, way elasticWay, after func(elastic.ID,
+	*elasticModel, *autograd.Elastic) error) string {
+	var in atomic.Bool
+	comes := make(chan struct{})
+	r := newElasticRun(t, "heals", 2, steps, elastic.Limits{Least: 1, Most: 2},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool {
+				if id == 1 && step == 3 {
+					close(comes)
+					return true
+				}
+				if step > 3 && !in.Load() {
+					time.Sleep(20 * time.Millisecond)
+				}
+				return id == 2 && step > 5 && in.Load()
+			}
+		}, way.of, func(r *elasticRun) { r.after = after })
+	r.running.Go(func() {
+		<-comes
+		r.start(3, elastic.First(1, 2), func(int, int) bool { in.Store(true); return false })
+	})
+	return r.end()
 }
 
 // TestARecoveryIsCountedBesideAWaitingNewcomer: who is let in after the step that was repeated.
@@ -758,7 +889,7 @@ func trainsElastic() error {
 	if err != nil {
 		return err
 	}
-	m, err := newElasticModel(6, 10, true)
+	m, err := newElasticModel(6, 10, ofNorms)
 	if err != nil {
 		return err
 	}
@@ -913,8 +1044,8 @@ func BenchmarkElasticStep(b *testing.B) {
 // compare does steps by turns, and returns the ratio of the medians of their times.
 func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio float64, err error) {
 	r.build.Lock()
-	m, err := newElasticModel(256, 512, false)
-	p, failed := newElasticModel(256, 512, false)
+	m, err := newElasticModel(256, 512, planned)
+	p, failed := newElasticModel(256, 512, planned)
 	r.build.Unlock()
 	if err = errors.Join(err, failed); err != nil {
 		return 0, err

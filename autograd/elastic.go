@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -43,6 +45,12 @@ type Elastic struct {
 	// Machines have an option of this name instead.
 	ClipNorm float64
 
+	// After is called after each step, by all ranks that have done it and before others are let in:
+	// here and nowhere else ranks can call DataParallel().Save together. If a rank is lost
+	// meanwhile, what After was doing has failed, and the training goes on. All other errors are
+	// final. Set it before the first step on all ranks, newcomers included.
+	After func() error
+
 	ctx    context.Context
 	job    Job
 	solver Solver
@@ -59,6 +67,7 @@ type Elastic struct {
 	reduced      bool    // that step is, and not applied
 	tries        int     // of the step, by the same ranks
 	between      bool    // no call is under way or has failed, nor panicked
+	saves        saves   // of all generations
 	closed       bool
 	failed       error // final
 
@@ -154,7 +163,8 @@ func (e *Elastic) Recoveries() (n int, took time.Duration) {
 	return e.recoveries, e.recovering
 }
 
-// DataParallel returns what the present ranks exchange gradients by, for Check, Hash and Save.
+// DataParallel returns what the present ranks exchange gradients by, for Check, Hash and Save in
+// After.
 func (e *Elastic) DataParallel() *DataParallel { return e.dp }
 
 // Step does a step on all ranks: run is called for each micro-batch of this rank, runs the graph
@@ -251,6 +261,7 @@ func lostRank(err error) bool {
 // A rank applies it once it knows that all ranks have its gradients: they have all entered commit.
 // The loss is part of what it has then.
 func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err error) {
+	e.saves.steps = e.dp.saves.steps // Load has changed it, and a Sync counts before apply
 	losses := make([]float64, e.share)
 	err = e.steps.Reduce(e.share, func(i int) (err error) {
 		if random := e.dp.model.random; random != nil {
@@ -271,7 +282,10 @@ func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err er
 		return false, err
 	}
 	e.tries = 0
-	return admits, e.apply()
+	if err = e.apply(); err == nil && e.After != nil {
+		err = e.After()
+	}
+	return admits, err
 }
 
 // commit is the barrier between the exchange of a step and its application. It reports whether
@@ -291,6 +305,7 @@ func (e *Elastic) apply() error {
 		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.step, err)
 	}
 	e.step, e.reduced = e.step+1, false
+	e.saves.steps++
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	return nil
 }
@@ -336,7 +351,10 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	if err, e.left = e.left, nil; err != nil {
 		return err
 	}
-	if e.dp, err = e.steps.Enter(comm); err != nil {
+	if e.dp, err = e.steps.Enter(comm); e.dp != nil {
+		e.dp.saves = e.saves
+	}
+	if err != nil {
 		return err
 	}
 	if e.first, e.share, err = TreeShare(e.micros, comm.Rank(), comm.Size()); err != nil {
@@ -355,7 +373,11 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	return nil
 }
 
-// handOver gives newcomers the state of rank 0's solver; Enter has given them the parameters.
+// stampOf names what rank 0 hands over of checkpoints.
+const stampOf = "training"
+
+// handOver gives newcomers the state of rank 0's solver, and what checkpoints say of the training;
+// Enter has given them the parameters.
 func (e *Elastic) handOver() error {
 	var state bytes.Buffer
 	if e.comm.Rank() == 0 {
@@ -365,7 +387,12 @@ func (e *Elastic) handOver() error {
 		}
 		tensors := map[string]stored{}
 		add(tensors, all)
-		if err := safetensors.Write(&state, tensors, nil); err != nil {
+		of, err := json.Marshal(checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
+			Best: e.saves.best})
+		if err == nil {
+			err = safetensors.Write(&state, tensors, map[string]string{stampOf: string(of)})
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -389,6 +416,12 @@ func (e *Elastic) handOver() error {
 	if err != nil {
 		return fmt.Errorf("autograd: the solver's state of rank 0: %w", err)
 	}
+	var of checkpoint.Stamp
+	if err := json.Unmarshal([]byte(h.Metadata[stampOf]), &of); err != nil {
+		return fmt.Errorf("autograd: the training of rank 0: %w", err)
+	}
+	e.saves.steps, e.saves.training, e.saves.best = of.Step, of.Training, of.Best
+	e.dp.saves = e.saves
 	vectors := map[string]backend.Buffer{}
 	for name, t := range h.Tensors(memory[len(memory)-rest.Len():]) {
 		vectors[name] = t.Data
@@ -399,7 +432,10 @@ func (e *Elastic) handOver() error {
 // leave leaves the ranks of before, which cannot exchange anything any more.
 func (e *Elastic) leave() error {
 	if e.dp != nil {
-		e.dp.Close()
+		e.dp.Close() // which ends a SaveAsync
+		steps := e.saves.steps
+		e.saves = e.dp.saves
+		e.saves.steps, e.saves.locks = steps, nil
 	}
 	return e.job.Release(e.comm)
 }

@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -177,8 +178,11 @@ func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 	if err == nil && s.behind {
 		for _, n := range d.model.tensors() {
 			t := model[n.key]
-			if r, ok := s.shards[n.file]; ok {
+			r, ok := s.shards[n.file]
+			if ok {
 				t.Data = r.shard(t.Data)
+			} else if d.sharded && !s.first { // it writes shards alone
+				continue
 			}
 			model[n.key] = stored{Shape: t.Shape, Data: clone(t.Data)}
 		}
@@ -203,11 +207,14 @@ func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
 		d.planned.by.has(solver)
 }
 
-// copyOnDevice starts copies of parameters and the solver's vectors where a machine has them.
+// copyOnDevice starts copies of parameters and the solver's vectors where a machine has them: of
+// shards where this rank writes these.
 func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 	model := map[string]stored{}
-	if err := d.model.store(model); err != nil {
-		return err
+	if s.first {
+		if err := d.model.store(model); err != nil {
+			return err
+		}
 	}
 	for key, t := range model {
 		model[key] = stored{Shape: t.Shape, Data: clone(t.Data)}
@@ -219,9 +226,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		if err != nil {
 			return err
 		}
-		if d.scattered {
-			memory = d.regionOf(p).shard(memory)
-		}
+		memory = d.regionOf(p).shard(memory)
 		moving[p.key()] = stored{Shape: p.dims(), Data: memory}
 	}
 	d.planned.by.vectorsTo(moving)
@@ -319,7 +324,7 @@ func (s *saving) commit(files []checkpoint.File) error {
 	}
 	r := s.record
 	if r.Training == "" || !checkpoint.Follows(all, r.Training, r.Step, s.known) {
-		r.Training = checkpoint.NewID()
+		r.Training = s.id
 	}
 	r.Files = files
 	done, err := checkpoint.Commit(s.dir, all, r.Stamp, func(stamp checkpoint.Stamp) ([]byte,
@@ -362,9 +367,10 @@ func (d *DataParallel) conclude(s *saving, err error) error {
 	if err != nil {
 		return errors.Join(err, d.abandon(s.dir, s.id, s.held))
 	}
-	if s.first || !s.alone {
-		d.saves.learn(s.record.Stamp)
+	if s.alone { // the others know what began a training, which they may have to go on with
+		s.record.Training = cmp.Or(s.record.Training, s.id)
 	}
+	d.saves.learn(s.record.Stamp)
 	return nil
 }
 

@@ -111,7 +111,8 @@ func NewWatch(w *rendezvous.World, r *Recorder, reports io.Writer) *Watch {
 }
 
 // Start has the watch of a communicator of euryale.Init follow the training. Call it on all ranks
-// or on none, before the training; EURYALE_LATENESS and EURYALE_METRICS do so, too.
+// or on none, before the training; EURYALE_LATENESS and EURYALE_METRICS do so, too. In an elastic
+// job, the communicators of later generations then have watches that were started, on all ranks.
 //
 // Errors: ErrArgument if the communicator has no watch.
 func Start(comm backend.Communicator) (*Watch, error) {
@@ -130,13 +131,17 @@ func Start(comm backend.Communicator) (*Watch, error) {
 // WatchOf returns the watch of a communicator of all ranks, nil if it has none that was started.
 func WatchOf(comm backend.Communicator) *Watch {
 	s, ok := backend.As[interface{ Watch() *Watch }](comm)
-	if !ok || comm.Size() != s.Watch().world.Size || !s.Watch().started() {
+	if !ok || comm.Size() != s.Watch().world.Size || !s.Watch().Started() {
 		return nil
 	}
 	return s.Watch()
 }
 
-func (w *Watch) started() bool {
+// Started reports whether the watch was started. It was not if it is nil.
+func (w *Watch) Started() bool {
+	if w == nil {
+		return false
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.notes != nil
@@ -193,6 +198,9 @@ func (w *Watch) Recorder() *Recorder { return w.recorder }
 
 // Serve says that metrics of the watch are served.
 func (w *Watch) Serve() { w.served.Store(true) }
+
+// Served reports whether metrics of the watch are served.
+func (w *Watch) Served() bool { return w != nil && w.served.Load() }
 
 // GPU returns the state of the rank's GPU, and whether it has one that can be asked: in a build
 // with tag gpu, with NVML.

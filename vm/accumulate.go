@@ -120,16 +120,18 @@ func (b *micro) between() error {
 // share finds out how many micro-batches a step has on this rank.
 func (m *Machine) share() (err error) {
 	b, option := &m.micro, "Accumulate"
-	if b.Tree {
+	switch {
+	case m.elastic != nil:
+		option = "WithElastic"
+	case b.Tree:
 		option = "WithTree"
 	}
 	switch {
 	case !b.accumulated && !b.Tree:
 		return nil
 	case b.accumulated && b.Tree:
-		err = fmt.Errorf(
-			"%w: with Accumulate, too: WithTree says how many micro-batches a step has",
-			backend.ErrArgument)
+		err = fmt.Errorf("%w: with Accumulate, too: %s says how many micro-batches a step has, so "+
+			"leave Accumulate out", backend.ErrArgument, option)
 	case m.solver == nil:
 		err = fmt.Errorf("%w: no solver applies the gradients: use WithSolver, too",
 			backend.ErrArgument)

@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -89,5 +91,21 @@ func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 	}
 	if err := machine.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestATreeAloneAndOfRanksHaveTheSameCheckpoints: a machine without WithDataParallel writes what two
+// ranks load, and loads what they write.
+func TestATreeAloneAndOfRanksHaveTheSameCheckpoints(t *testing.T) {
+	w := way{P: 1, kind: testenv.Hosts, alone: true, steps: inTree, norm: "batch", solver: "adam"}
+	two := w
+	two.P, two.alone = 2, false
+	dir := t.TempDir()
+	for from, to := range map[way]way{w: two, two: w} {
+		at := filepath.Join(dir, fmt.Sprint(from.P))
+		want := from.must(t, leg{n: 2, save: at})
+		if d := apart(to.must(t, leg{from: at, first: 1, n: 1}), want); d != 0 {
+			t.Errorf("from %d ranks to %d: %g", from.P, to.P, d)
+		}
 	}
 }

@@ -40,6 +40,10 @@ import (
 // parameters and the solver's state stay there when a rank is lost, and Close brings them to the
 // host. A process has the same GPU in all generations; one that comes takes a GPU that is free.
 //
+// If ranks are lost, a rank has more micro-batches, and needs memory for more sums of gradients.
+// Where these do not fit into [WithMemory], the rank goes on with as little memory as planning
+// finds, and says so ([Notice]).
+//
 // Cost: a plan for each share of the micro-batches that this rank has had. In each generation of
 // several ranks, rank 0 copies the parameters from its GPU and all others get them.
 //
@@ -140,6 +144,20 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 	kept := e.kept
 	e.kept = nil
 	return m.parallel.data, kept.Close()
+}
+
+// least plans with as little memory as there can be where a share of the micro-batches does not fit
+// into the memory of WithMemory: the loss of a rank would end the training otherwise.
+func (e *elastic) least(small error, updates []plan.Update) (*plan.Plan, error) {
+	m := e.machine
+	limits := m.limits
+	limits.Memory = -1
+	p, err := limits.New(&m.read.Program, updates...)
+	if err == nil {
+		m.notice(fmt.Sprintf("vm: %d of %d micro-batches do not fit, and are planned with as "+
+			"little memory as possible: %v", m.micro.Runs, m.micro.All, small))
+	}
+	return p, err
 }
 
 // place puts the machine on the device of the communicators.

@@ -188,7 +188,11 @@ func (m *Machine) makePlan() error {
 		return err
 	}
 	if m.plan = m.plans[m.micro.Accumulation]; m.plan == nil {
-		m.plan, err = m.limits.New(&m.read.Program, append(updates, carried...)...)
+		updates = append(updates, carried...)
+		m.plan, err = m.limits.New(&m.read.Program, updates...)
+		if m.elastic != nil && errors.Is(err, plan.ErrTooSmall) {
+			m.plan, err = m.elastic.least(err, updates)
+		}
 		if err != nil {
 			return fmt.Errorf("vm: %w", err)
 		}

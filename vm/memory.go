@@ -22,7 +22,7 @@ import (
 // machines have there: leave room for them.
 //
 // New returns ErrArgument if bytes is not positive, and an error that says by how much the plan
-// does not fit, and what takes most.
+// does not fit, and what takes most; with [WithElastic] it says that by [Notice], and goes on.
 func WithMemory(bytes int) Option {
 	return func(m *Machine) {
 		m.limits.Memory = bytes

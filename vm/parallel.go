@@ -90,9 +90,12 @@ func (m *Machine) aloneWith() *parallel {
 		return m.alone
 	}
 	p := &parallel{comm: autograd.Solo()}
+	options := []autograd.Option{autograd.WithNotice(m.notice)}
+	if m.micro.Tree { // a checkpoint says so
+		options = append(options, autograd.WithTree(m.micro.All))
+	}
 	var err error
-	p.data, err = autograd.New(p.comm, m.solver.learnables, autograd.WithNotice(m.notice))
-	if err != nil {
+	if p.data, err = autograd.New(p.comm, m.solver.learnables, options...); err != nil {
 		return nil
 	}
 	if p.exchange, err = p.data.Buckets(nil); err != nil {

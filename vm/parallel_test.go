@@ -33,6 +33,8 @@ type ranked struct {
 	t      *testing.T
 	device backend.Device // of its machines, nil for the host
 	lock   *sync.Mutex    // to build graphs
+
+	register rendezvous.Store // of an elastic job, nil for none
 }
 
 // build makes a model. Each rank has its own values of all variables.

@@ -118,3 +118,47 @@ func TestSaveAsyncNeedsNoDeviceMemory(t *testing.T) {
 		t.Errorf("%v, the files differ: %v", err, got != want)
 	}
 }
+
+// counting is a device that counts what is allocated.
+type counting struct {
+	*fakedevice.Device
+	nbytes int
+}
+
+// Alloc implements [backend.Device].
+func (d *counting) Alloc(nbytes int) (backend.Buffer, error) {
+	d.nbytes += nbytes
+	return d.Device.Alloc(nbytes)
+}
+
+// TestSaveAsyncOfShardsCopiesWhatARankWrites: of parameters and what Adam keeps each rank copies its
+// shards, on any level.
+func TestSaveAsyncOfShardsCopiesWhatARankWrites(t *testing.T) {
+	const P, width = 4, 40
+	as := training{solver: solvers["adam"], build: layers(2, width, width, width)}
+	for _, level := range levels {
+		at := t.TempDir()
+		if err := testranks.Join(together(t, testenv.Devices, P, func(r ranked) error {
+			d := &counting{Device: r.device.(*fakedevice.Device)}
+			r.device = d
+			_, machine, err := r.start(as, vm.WithShards(level))
+			if err == nil {
+				err = machine.RunAll()
+			}
+			if err != nil {
+				return err
+			}
+			dp := machine.DataParallel()
+			d.nbytes = 0
+			err = dp.SaveAsync(at, machine.Solver(), nil)
+			const all = 3 * 4 * (2*width*width + 2*2*width) // of F32
+			if d.nbytes > all/P*5/4 {
+				t.Errorf("level %b: rank %d copies %d bytes of %d", level, r.Comm.Rank(), d.nbytes,
+					all)
+			}
+			return errors.Join(err, machine.Close())
+		})); err != nil {
+			t.Error(err)
+		}
+	}
+}

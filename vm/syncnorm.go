@@ -37,8 +37,8 @@ func (m *Machine) checkSync() error {
 	case m.parallel == nil && m.elastic == nil:
 		why = "no ranks train together: use WithDataParallel, too"
 	case m.micro.Tree:
-		why = "with WithTree bits do not depend on the number of ranks, and here on the " +
-			"micro-batches that ranks run together: leave out one of them"
+		why = "with WithTree and WithElastic bits do not depend on the number of ranks, and here " +
+			"on the micro-batches that ranks run together: leave out one of them"
 	default:
 		return nil
 	}

@@ -42,6 +42,13 @@
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
 //
+// --observe lateness,trace,metrics measures what it costs a step to observe a training: a job that
+// is observed takes turns with one that is not, and metrics are scraped once in a round. ratio is
+// the median of the ratios of rounds. With nothing, both are the same, and ratio shows the noise:
+//
+//	{"mode":"observe lateness,trace,metrics","model":"gpt2","off_us":33431.5,"precision":"bf16",
+//	 "ratio":1.001,"rounds":40,"step_us":33465.1}
+//
 // On the host, --peer takes turns with another program, a round each, and writes the medians of
 // both and of the ratios of rounds: with PyTorch, run by the Python that is named, or with
 // Gorgonia's tape machine on the same graph, whose steps end with the same solver:
@@ -107,11 +114,12 @@ type options struct {
 	profile    bool
 	// another program to take turns with: "", gorgonia, or the path of train_torch.py
 	peer      string
-	python    string // what runs that
-	saveDir   string // where checkpoints are written, "" for none
-	saveEvery int    // steps
-	memory    int    // bytes of each machine, 0 for no bound
-	largest   bool   // only plan
+	python    string   // what runs that
+	saveDir   string   // where checkpoints are written, "" for none
+	saveEvery int      // steps
+	memory    int      // bytes of each machine, 0 for no bound
+	largest   bool     // only plan
+	watch     []string // what --observe turns on, nil without
 }
 
 func parse(args []string) (options, error) {
@@ -136,11 +144,15 @@ func parse(args []string) (options, error) {
 	gib := f.Float64("memory", 0, "bound the memory of each machine: GiB, 0 for no bound")
 	f.BoolVar(&o.largest, "largest", false, "train nothing: plan which GPTs of width 2048 fit "+
 		"into --memory")
+	watch := f.String("observe", "", "measure what it costs to observe a training: some of "+
+		strings.Join(watchers, ",")+", or nothing to see the noise")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
 	o.memory = int(*gib * (1 << 30))
-	o.models = strings.Split(*list, ",")
+	if o.models = strings.Split(*list, ","); *watch != "" {
+		o.watch = strings.Split(*watch, ",")
+	}
 	for _, name := range o.models {
 		if _, ok := models[name]; !ok {
 			return o, fmt.Errorf("--models: no model %q: there are %s", name,
@@ -167,6 +179,11 @@ func parse(args []string) (options, error) {
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
+	}
+	for _, what := range o.watch {
+		if !slices.Contains(watchers, what) && *watch != "nothing" || o.ranks > 1 {
+			return o, fmt.Errorf("--observe wants nothing or some of %v, and one rank", watchers)
+		}
 	}
 	return o, nil
 }
@@ -241,6 +258,9 @@ type rank struct {
 
 // measure trains a model on one device, or on one for each rank.
 func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err error) {
+	if o.watch != nil {
+		return o.observe(w, name, m, p)
+	}
 	peer, err := o.start(name, m)
 	if err != nil {
 		return err
@@ -258,22 +278,36 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 	}); err != nil {
 		return fmt.Errorf("one rank alone: %w", err)
 	}
-	var backends []backend.Backend // those of package euryale, GPUs first
-	if o.device == "cpu" {
-		backends = append(backends, host.Backend{})
-	}
 	all := make([]measurement, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
-		build sync.Locker) error {
+		build sync.Locker) (err error) {
 		on := rank{comm: comm, build: build, memory: o.memory, shards: stages[o.shards]}
-		if o.device == "gpu" {
-			if on.device = comm.Device(); on.device.Name() == "host" {
-				return fmt.Errorf("backend %s has no GPU: see euryale doctor",
-					comm.Capabilities().Backend)
-			}
+		if on.device, err = o.deviceOf(comm); err != nil {
+			return err
 		}
 		return o.train(w, r, m, p, on, peer, all)
-	}, backends...)
+	}, o.backends()...)
+}
+
+// backends returns what euryale.Run chooses from: nil for all, GPUs first.
+func (o options) backends() []backend.Backend {
+	if o.device == "cpu" {
+		return []backend.Backend{host.Backend{}}
+	}
+	return nil
+}
+
+// deviceOf returns the device of a rank, nil for the host.
+func (o options) deviceOf(comm backend.Communicator) (backend.Device, error) {
+	d := comm.Device()
+	switch {
+	case o.device == "cpu":
+		return nil, nil
+	case d.Name() == "host":
+		return nil, fmt.Errorf("backend %s has no GPU: see euryale doctor",
+			comm.Capabilities().Backend)
+	}
+	return d, nil
 }
 
 // alone runs f on one device.

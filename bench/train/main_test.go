@@ -157,6 +157,19 @@ func TestGorgoniaTakesTurns(t *testing.T) {
 	}
 }
 
+// All that observes a training is on in one of two jobs.
+func TestObservingIsMeasured(t *testing.T) {
+	var out strings.Builder
+	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2", "--observe",
+		strings.Join(watchers, ",")}); err != nil {
+		t.Fatal(err)
+	}
+	var r struct{ Ratio float64 }
+	if err := json.Unmarshal([]byte(out.String()), &r); err != nil || r.Ratio <= 0 {
+		t.Errorf("the result is %s, %v", out.String(), err)
+	}
+}
+
 // Nothing of a small model of each kind runs on the host, and its loss falls.
 func TestModelsTrain(t *testing.T) {
 	small := map[string]model{
@@ -219,7 +232,8 @@ func TestTheLargestGPTHasMoreLayersIfStepsRunAgain(t *testing.T) {
 func TestArgumentsAreChecked(t *testing.T) {
 	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"},
 		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"}, {"more"}, {"--peer", "gorgonia"},
-		{"--device", "cpu", "-n", "2", "--peer", "gorgonia"}, {"--memory", "-1"}, {"--largest"}} {
+		{"--device", "cpu", "-n", "2", "--peer", "gorgonia"}, {"--memory", "-1"}, {"--largest"},
+		{"--observe", "all"}, {"--observe", "trace", "-n", "2"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is no error", args)
 		}

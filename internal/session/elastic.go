@@ -110,7 +110,9 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 	if err := e.meet(ctx, &env, v.Generation); err != nil {
 		return nil, err
 	}
-	env.Note, _ = note(e.backends, e.only, e.seat) // Connect says what is wrong
+	before := e.comm.Watch()
+	// Connect says what is wrong, and starts the watches of all ranks if one was watched.
+	env.Note, _ = note(e.backends, e.only, e.seat, before.Started())
 	w, err := rendezvous.Join(ctx, env)
 	if err != nil {
 		return nil, err
@@ -125,6 +127,9 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 	if err != nil {
 		Leave(w, err)
 		return nil, err
+	}
+	if before.Served() {
+		s.watch.Serve()
 	}
 	e.seat, e.only = seat, s.Capabilities().Backend
 	return s, nil

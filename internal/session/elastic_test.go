@@ -1,14 +1,19 @@
 package session_test
 
 import (
+	"errors"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/session"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -24,14 +29,8 @@ func TestGenerationsOnMachinesMeetWhereRank0Says(t *testing.T) {
 	defer register.Close()
 	first := elastic.First(1, 2)
 	take := func(rank int) error {
-		id := elastic.ID(rank + 1)
-		store, err := rendezvous.OpenRegister(t.Context(), register.Addr(), job, int(id))
-		if err != nil {
-			return err
-		}
-		e, err := session.NewElastic(t.Context(), session.ElasticConfig{ID: id, First: first,
-			Limits: elastic.Limits{Least: 2, Most: 2}, Register: store, Env: job,
-			Host: "127.0.0.1", Backends: euryale.Backends})
+		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
+			First: first, Limits: elastic.Limits{Least: 2, Most: 2}, Env: job, Host: "127.0.0.1"})
 		if err != nil {
 			return err
 		}
@@ -57,5 +56,69 @@ func TestGenerationsOnMachinesMeetWhereRank0Says(t *testing.T) {
 	at, err := register.Store().Get(t.Context(), "elastic/meeting/0")
 	if err != nil || !strings.HasPrefix(string(at), "127.0.0.1:") {
 		t.Errorf("they meet at %q, %v", at, err)
+	}
+}
+
+// join makes a process take part in a job, whose register is at an address.
+func join(t *testing.T, register string, c session.ElasticConfig) (*session.Elastic, error) {
+	store, err := rendezvous.OpenRegister(t.Context(), register, c.Env, int(c.ID))
+	if err != nil {
+		return nil, err
+	}
+	c.Register, c.Backends = store, euryale.Backends
+	return session.NewElastic(t.Context(), c)
+}
+
+// TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas: the third process is new in the second
+// generation. A loop gathers the samples of all ranks, so a watch on some of them ends the job.
+func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
+	job := rendezvous.Env{Job: "watched", Size: 1, LocalSize: 1, Timeout: time.Minute}
+	register, err := rendezvous.ServeRegister(job, false, func(int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer register.Close()
+	take := func(rank int) error {
+		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
+			First: elastic.First(1, 2), Limits: elastic.Limits{Least: 2, Most: 3}, Env: job})
+		if err != nil {
+			return err
+		}
+		comm, view, err := e.Next(t.Context())
+		if err == nil && view.Generation == 0 {
+			w, wrong := observe.Start(comm)
+			if w.Serve(); wrong != nil {
+				return wrong
+			}
+			e.Job().CaughtUp(0)
+			for until := time.Now().Add(job.Timeout); !e.Job().Waits(); {
+				if time.Sleep(time.Millisecond); time.Now().After(until) {
+					return errors.New("the third process does not wait for the others")
+				}
+			}
+			if err = backend.Barrier(comm); err != nil { // until both have seen the third
+				return err
+			}
+			before := comm
+			e.Job().Admits(0)
+			if comm, view, err = e.Next(t.Context()); err == nil {
+				err = e.Release(before)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		w := observe.WatchOf(comm)
+		told, err := autograd.Gather(comm, w.Sample()...)
+		if err != nil || len(told) != 3 || view.Generation != 1 || len(told[0]) == 0 {
+			t.Errorf("generation %d of %d ranks: watch %v, %v", view.Generation, len(told), w, err)
+		}
+		if w.Served() != (rank < 2) {
+			t.Errorf("rank %d: served %v in the second generation", rank, w.Served())
+		}
+		return errors.Join(e.Close(true), e.Release(comm))
+	}
+	if err := testranks.All(3, take); err != nil {
+		t.Error(err)
 	}
 }

@@ -36,11 +36,12 @@ type availability struct {
 
 // Note returns the rankInfo of this rank as a note.
 func Note(backends []backend.Backend) (string, error) {
-	return note(backends, "", 0)
+	return note(backends, "", 0, false)
 }
 
-// note is Note of a process that has a seat, with only one of the backends unless that is "".
-func note(backends []backend.Backend, only string, seat int) (string, error) {
+// note is Note of a process that has a seat, with only one of the backends unless that is "", and
+// that may have been watched before.
+func note(backends []backend.Backend, only string, seat int, watched bool) (string, error) {
 	verify, err := env.Check.Read(os.Getenv)
 	if err != nil {
 		return "", err
@@ -52,7 +53,7 @@ func note(backends []backend.Backend, only string, seat int) (string, error) {
 	only = cmp.Or(only, env.Backend.Read(os.Getenv))
 	text, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
 		env.NCCLHostID.Read(os.Getenv), env.Topology.Text(os.Getenv), env.Hierarchy.Text(
-			os.Getenv), lateness || env.Metrics.Text(os.Getenv) != "", seat})
+			os.Getenv), watched || lateness || env.Metrics.Text(os.Getenv) != "", seat})
 	return string(text), err
 }
 

@@ -47,8 +47,13 @@ func (s *Session) Capabilities() backend.Capabilities {
 // Recorder returns the flight recorder of this rank.
 func (s *Session) Recorder() *observe.Recorder { return s.recorder }
 
-// Watch returns the watch of this rank, which may not have started.
-func (s *Session) Watch() *observe.Watch { return s.watch }
+// Watch returns the watch of this rank, which may not have started. A nil Session has none.
+func (s *Session) Watch() *observe.Watch {
+	if s == nil {
+		return nil
+	}
+	return s.watch
+}
 
 // Close closes the communicator and its groups, leaves the job, and writes the trace. If the
 // communicator or a group of it has failed the job is told, so that nobody waits

@@ -34,7 +34,8 @@ func (c *collector) info() []string {
 		strconv.Itoa(c.comm.Size()), strconv.Itoa(os.Getpid())}
 }
 
-// present returns the collector of the present ranks of an elastic training.
+// present returns the collector of the present ranks of an elastic training. It starts no watch: a
+// scrape asks one rank, and all ranks or none have a watch.
 func (c *collector) present() *collector {
 	if c.options.elastic == nil {
 		return c
@@ -43,12 +44,9 @@ func (c *collector) present() *collector {
 	if now.comm = c.options.elastic.Comm(); now.comm == nil { // of a machine that is not elastic
 		return c
 	}
-	w, err := observe.Start(now.comm)
-	if err != nil {
+	if now.watch = observe.WatchOf(now.comm); now.watch == nil {
 		return c
 	}
-	w.Serve()
-	now.watch = w
 	return &now
 }
 

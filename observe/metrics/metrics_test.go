@@ -202,7 +202,11 @@ func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
 	for generation := range 3 {
 		if err := euryale.Run(t.Context(), 1, func(comm backend.Communicator,
 			_ sync.Locker) (err error) {
-			if training.comm = comm; s == nil {
+			if training.comm = comm; s != nil {
+				if _, _, err = get(s, ""); err != nil || observe.WatchOf(comm) != nil {
+					t.Errorf("a scrape has started the watch of one rank, or %v", err)
+				}
+			} else {
 				if s, err = Serve(comm, Address(taken.Addr().String()),
 					Elastic(&training)); err != nil {
 					return err

@@ -1,8 +1,10 @@
 package exec
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
@@ -15,7 +17,7 @@ type snapshots struct {
 }
 
 // Snapshot starts copies, behind what was started, of what the device has newer than host memory
-// that was bound, and copies other memory at once. fetch brings the copies to the host, in the same
+// that was bound, or than a part of it, and copies other memory at once. fetch brings the copies to the host, in the same
 // order. Another goroutine may call it, once; the next Snapshot and Close must wait for it. The
 // device needs memory for the copies. Where there is too little, Snapshot waits for copies on the
 // host.
@@ -25,8 +27,8 @@ func (e *Executor) Snapshot(
 	newer, nbytes := e.newer(), 0
 	all, from := make([]backend.Buffer, len(memory)), make([]backend.Buffer, len(memory))
 	for i, m := range memory {
-		if c := newer[m.Addr()]; c != nil && m.Len() > 0 {
-			from[i] = c.Device.Slice(0, m.NBytes())
+		if c, at := around(newer, m); c != nil {
+			from[i] = c.Device.Slice(at, at+m.NBytes())
 			nbytes += aligned(m.NBytes())
 			continue
 		}
@@ -62,16 +64,33 @@ func (e *Executor) Snapshot(
 	}, err
 }
 
-// newer returns the copies whose elements are newer than those of the host, by their addresses
-// there.
-func (e *Executor) newer() map[uintptr]*residence.Copy {
-	all := map[uintptr]*residence.Copy{}
+// newer returns the copies whose elements are newer than those of the host, in the order of their
+// addresses there.
+func (e *Executor) newer() (all []*residence.Copy) {
 	for _, c := range e.resident {
 		if c != nil && c.Fresh && e.device.Copies().Written(c) {
-			all[c.Host.Addr()] = c
+			all = append(all, c)
 		}
 	}
+	slices.SortFunc(all, func(a, b *residence.Copy) int {
+		return cmp.Compare(a.Host.Addr(), b.Host.Addr())
+	})
 	return all
+}
+
+// around returns which copy has memory of the host, and from which byte on; nil if none has.
+func around(all []*residence.Copy, m backend.Buffer) (of *residence.Copy, at int) {
+	i, _ := slices.BinarySearchFunc(all, m.Addr()+1, func(c *residence.Copy, after uintptr) int {
+		return cmp.Compare(c.Host.Addr(), after)
+	})
+	if m.Len() == 0 || i == 0 {
+		return nil, 0
+	}
+	of, at = all[i-1], int(m.Addr()-all[i-1].Host.Addr())
+	if at+m.NBytes() > of.Host.NBytes() {
+		return nil, 0
+	}
+	return of, at
 }
 
 // prepare makes room on the device, and the queue.

@@ -70,8 +70,8 @@ func (p *Plan) occupied() (sum int) {
 	return sum
 }
 
-// errTooSmall is what every error of a limit is.
-var errTooSmall = errors.New("plan: too little memory")
+// ErrTooSmall is wrapped by the error of a limit of memory that no plan keeps.
+var ErrTooSmall = errors.New("plan: too little memory")
 
 // fitted arranges a plan within the limit of memory. If it takes more, steps whose results are idle
 // for long run a second time, before these are read again; see [reruns]. Values do not change: the
@@ -97,7 +97,7 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 	b := least.Budget
 	return nil, fmt.Errorf("%w: %d bytes are %d too few: the plan takes %d with %d steps that run "+
 		"again (%+.0f %% time), and %d without; the largest at its peak are %s: take smaller "+
-		"batches, a loss in tiles, or a larger limit", errTooSmall, b.Limit, b.Bytes-b.Limit,
+		"batches, a loss in tiles, or a larger limit", ErrTooSmall, b.Limit, b.Bytes-b.Limit,
 		b.Bytes, b.Again, 100*b.Extra, plain.Budget.Bytes, strings.Join(largest, ", "))
 }
 

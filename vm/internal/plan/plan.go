@@ -206,7 +206,7 @@ func proven(planned func(plain bool) (*Plan, error)) (*Plan, error) {
 			plan.Doubt = doubt
 			return plan, nil
 		}
-		if doubt = cmp.Or(doubt, err); errors.Is(err, errTooSmall) {
+		if doubt = cmp.Or(doubt, err); errors.Is(err, ErrTooSmall) {
 			break
 		}
 	}
@@ -247,7 +247,7 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 	assignOffsets(plan)
 	if n := plan.occupied(); l.Memory > 0 && n > l.Memory {
 		return nil, fmt.Errorf("%w: with memory of its own for each value the plan takes "+
-			"%d bytes of %d", errTooSmall, n, l.Memory)
+			"%d bytes of %d", ErrTooSmall, n, l.Memory)
 	}
 	return plan, nil
 }
