@@ -278,8 +278,12 @@ func newGeneration(r ranked) (*generation, error) {
 }
 
 // Next implements [autograd.Job].
-func (g *generation) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
+func (g *generation) Next(ctx context.Context, leave func(elastic.View) error) (
+	backend.Communicator, elastic.View, error) {
 	v, _, err := g.job.Next(ctx)
+	if err == nil {
+		err = leave(v)
+	}
 	if err == nil {
 		g.job.Connected(v.Generation)
 	}

@@ -84,7 +84,9 @@ func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		comm, view, err := e.Next(t.Context())
+		var comm backend.Communicator
+		leave := func(elastic.View) error { return e.Release(comm) }
+		comm, view, err := e.Next(t.Context(), leave)
 		if err == nil && view.Generation == 0 {
 			w, wrong := observe.Start(comm)
 			if w.Serve(); wrong != nil {
@@ -99,11 +101,8 @@ func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 			if err = backend.Barrier(comm); err != nil { // until both have seen the third
 				return err
 			}
-			before := comm
 			e.Job().Admits(0)
-			if comm, view, err = e.Next(t.Context()); err == nil {
-				err = e.Release(before)
-			}
+			comm, view, err = e.Next(t.Context(), leave)
 		}
 		if err != nil {
 			return err
