@@ -28,8 +28,8 @@ allocator to 75 GiB: a line with an "error" says that the model does not fit.
 `step_us` is the median of --rounds
 rounds of --steps steps, on the slowest rank. `peak_mib` is what the caching allocator has reserved
 at most, `driver_mib` what the driver says is in use by then, context and libraries included; both
-are 0 on the host, and of rank 0. Solvers are PyTorch's fastest: on GPUs SGD with momentum by multi-tensor launches
-and fused AdamW, and both fused on the host.
+are of rank 0, and 0 on the host. Solvers are PyTorch's fastest: on GPUs SGD with momentum by
+multi-tensor launches and fused AdamW, and both fused on the host.
 
 On the host, processes share the cores that this one may use (taskset). With --serve, the program of
 bench/train that has started this one asks for each round by a line on standard input, and is told
