@@ -219,7 +219,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		if err != nil {
 			return err
 		}
-		if d.scattered {
+		if p.scattered {
 			memory = d.regionOf(p).shard(memory)
 		}
 		moving[p.key()] = stored{Shape: p.dims(), Data: memory}

@@ -235,6 +235,83 @@ func TestShardsWithSettings(t *testing.T) {
 		})
 }
 
+// TestShardsGatherInBF16: where only products of BF16 read a learnable, the ranks gather it in that
+// precision, and have but their parts of it in F32. All bits are those of replicas.
+func TestShardsGatherInBF16(t *testing.T) {
+	half := func(more ...vm.Option) func(*model) []vm.Option {
+		return func(*model) []vm.Option { return append(more, vm.WithPrecision(vm.BF16)) }
+	}
+	of := layers(4, 12, 20, 12, 20, 12)
+	for name, test := range map[string]struct {
+		training
+		want [3]bool // by level: whether there are such learnables
+	}{
+		"adam": {training{solver: solvers["adam"], build: of, options: half()},
+			[3]bool{true, true, true}},
+		"clipped": {training{solver: solvers["adamw"], build: of, options: half(vm.ClipNorm(1e-3))},
+			[3]bool{true, true, true}},
+		"averages": {training{build: of, options: half(), solver: settings["averages"].solver},
+			[3]bool{true, true, true}},
+		// which would gather them in each
+		"micro-batches": {training{solver: solvers["adam"], build: of, options: half(), micros: 2},
+			[3]bool{false, false, true}},
+		"compressed": {training{solver: solvers["adam"], build: of, options: half(),
+			data: func(*model) []autograd.Option {
+				return []autograd.Option{autograd.WithCompression(half16)}
+			}}, [3]bool{true, true, true}},
+		// read by a product and by a sum of squares
+		"read in f32": {training{solver: solvers["adam"], build: regularized, options: half()},
+			[3]bool{}},
+		"f32": {training{solver: solvers["adam"], build: of}, [3]bool{}},
+	} {
+		testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+			func(t *testing.T, k testenv.Kind) {
+				for i, level := range levels {
+					if !full() && name != "adam" && (k == testenv.Devices) == (i == 1) {
+						continue
+					}
+					err := testranks.Join(together(t, k, 2+i%2, func(r ranked) error {
+						m, machine, err := r.start(test.training, vm.WithShards(level))
+						if err != nil {
+							return err
+						}
+						got, all := machine.Summary(), int64(0)
+						for _, n := range m.params {
+							all += 4 * int64(n.Shape().TotalSize())
+						}
+						in := strings.Contains(machine.Plan().String(), " in bf16 of ")
+						if in != test.want[i] || in && got.ParameterBytes > all*7/10 {
+							t.Errorf("%s, level %b: in BF16 %v, want %v, in\n%v\n%v", name, level,
+								in, test.want[i], machine.Plan(), got)
+						}
+						if err := machine.Close(); err != nil || name == "compressed" {
+							return err // which rounds other sums
+						}
+						return r.shardsLikeReplicas(level, test.training)
+					}))
+					if err != nil {
+						t.Errorf("%s, level %b: %v", name, level, err)
+					}
+				}
+			})
+	}
+}
+
+// half16 sends gradients in 16 bits.
+func half16(c backend.Communicator) (backend.Communicator, error) {
+	return half.Wrap(backend.BF16)(c)
+}
+
+// regularized adds the squares of its weights to the loss.
+func regularized(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, w := m.variable("x", dt, 5, 9), m.variable("w", dt, 9, 9)
+	m.params = gorgonia.Nodes{w}
+	m.grad(t, must(gorgonia.Add(must(gorgonia.Mean(must(gorgonia.Tanh(must(gorgonia.Mul(x, w)))))),
+		must(gorgonia.Mean(must(gorgonia.Square(w)))))))
+	return m
+}
+
 // TestShardsOfMachines is TestShards over sockets, and over two machines of two ranks, where
 // gradients are scattered inside of the machines first. The ranks divide its buckets.
 func TestShardsOfMachines(t *testing.T) {
@@ -314,7 +391,7 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 					"without %d", P, got, all)
 			}
 		}
-		if all := replica.SolverBytes; sum != all || most > all/int64(P)+9*4*4*2 ||
+		if all := replica.SolverBytes; sum != all || most > all/int64(P)+9*8*4*2 ||
 			all != 2*replica.ParameterBytes || replica.Memory.Gradients != replica.ParameterBytes {
 			t.Errorf("%d ranks keep %d bytes, at most %d each, a replica has\n%v", P, sum, most,
 				replica)

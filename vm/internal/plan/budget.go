@@ -186,9 +186,11 @@ func (p *Plan) repeats(s Step, writes []int) bool {
 	once := func(a Ref) bool { return p.arena(a) && writes[a.Buffer] == 1 }
 	return s.Runs == 0 && !slices.ContainsFunc(s.Dsts, func(d Ref) bool { return !once(d) }) &&
 		!slices.ContainsFunc(s.Args, func(a Ref) bool {
-			switch p.Buffers[a.Buffer].Kind {
-			case Slot, Partial, State, Whole, Scattered, Gathered:
+			switch b := p.Buffers[a.Buffer]; b.Kind {
+			case Slot, Partial, State, Whole, Scattered:
 				return true
+			case Gathered:
+				return !p.updates[b.Index].Shard.Stays
 			case Arena:
 				return !once(a)
 			}

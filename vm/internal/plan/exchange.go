@@ -15,6 +15,8 @@ type Send struct {
 	Bucket int
 	// Kind is AllReduce, or of shards ReduceScatter and then AllGather: see [Shard].
 	Kind backend.Kind
+	// Half says that an AllGather is of BF16.
+	Half bool
 	// Products is how many products and attentions run beside the exchange.
 	Products int
 }
@@ -31,6 +33,9 @@ func (o Send) String() string {
 	case backend.ReduceScatter:
 		return fmt.Sprintf("scatter bucket %d", o.Bucket-1)
 	case backend.AllGather:
+		if o.Half {
+			return fmt.Sprintf("gather bucket %d in bf16", o.Bucket-1)
+		}
 		return fmt.Sprintf("gather bucket %d", o.Bucket-1)
 	}
 	return fmt.Sprintf("send bucket %d", o.Bucket-1)
