@@ -54,6 +54,9 @@ func TestShardsOnGPU(t *testing.T) {
 	}
 }
 
+// TestShardsGatherInBF16OnGPU is TestShardsGatherInBF16 on GPUs.
+func TestShardsGatherInBF16OnGPU(t *testing.T) { shardsGatherInBF16(t, testenv.GPUs) }
+
 // TestShardsByCopyEnginesOnGPU is TestShards where copy engines run all exchanges of a graph, also
 // beside products: of buckets in windows (SolverState) and in the arena. They need links like those
 // of NVLink, which emulated devices are taken for.
@@ -65,8 +68,11 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 	if os.Getenv("EMULATED_DEVICES") != "" {
 		options.Link = gpus.FullyConnected
 	}
-	as := training{solver: solvers["adam"], build: mlp}
 	for P := 2; P <= 3; P++ {
+		as := training{solver: solvers["adam"], build: mlp}
+		if P == 3 {
+			as = settings["bf16"] // with all-gathers of two precisions
+		}
 		for _, level := range levels {
 			t.Run(fmt.Sprint(P, " ", level), func(t *testing.T) {
 				connect := testenv.ConnectGPUs(t, P, &options)

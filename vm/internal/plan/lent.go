@@ -68,7 +68,7 @@ func (s *lent) find(p *ir.Program, updates []Update, gradients []ir.ID) {
 		}
 		in, ok := p.Values[x].Op.(ir.Input)
 		if update, lent := s.of[in.Index]; ok && lent &&
-			(v.Op == ir.Cast{}) == updates[update].Shard.Half {
+			(v.Op != ir.Cast{} || updates[update].Shard.Half) {
 			s.values[update] = append(s.values[update], ir.ID(id))
 		}
 	}
