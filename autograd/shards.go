@@ -33,14 +33,14 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 
 // Shards divides the buckets among the ranks, and returns what this rank has of each parameter: it
 // is to update these elements, and its solver to keep vectors for these ([Fusion.Vectors]).
-// All other parameters are whole on all ranks between steps. It is nil for a single rank, which has all.
-// Start takes reduce-scatters and all-gathers of a bucket then: a reduce-scatter leaves the
-// combined gradients of this rank's chunk where they are in the slots, an all-gather gives all
-// ranks what these places have.
+// It is nil for a single rank, which has all. Start takes reduce-scatters and all-gathers of a
+// bucket then: a reduce-scatter leaves the combined gradients of this rank's chunk where they are
+// in the slots, an all-gather gives all ranks what these places have.
 //
 // lent says that the caller has memory for each call: the buckets give theirs back, and there are
 // no slots. alone says of which parameters ranks have their shards alone between steps, all of a
-// bucket or none: the caller gathers these itself, in memory of its own.
+// bucket or none: the caller gathers these itself, in memory of its own. All other parameters are
+// whole on all ranks between steps.
 //
 // Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
 // Load takes what the rank has of them from the files of any number of ranks.

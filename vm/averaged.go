@@ -33,7 +33,8 @@ func (m *Machine) Averaged(f func() error) (err error) {
 	if several, ok := m.solver.solver.(*autograd.Groups); ok {
 		groups = several.List()
 	}
-	if m.solver.parts != nil && slices.Contains(m.solver.alone, true) { // f sees the learnables on the host
+	if m.solver.parts != nil && slices.Contains(m.solver.alone, true) {
+		// f sees the learnables on the host
 		if err := m.Pull(m.solver.learnables...); err != nil {
 			return err
 		}

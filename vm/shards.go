@@ -40,7 +40,10 @@ const (
 //
 // With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
 // Close gather those of the host, and are collective, and so do Load, Check and Hash, but not Save.
-// Pull before another machine reads them.
+// Pull before another machine reads them. With [WithPrecision] BF16 that is so on each level for
+// learnables that only products read. The ranks gather these in BF16: half the bytes, and the same
+// bits, since products read no more. Without Parameters they do so once in a run, before a
+// learnable's first use, except with [Accumulate] or with a communicator on another device.
 //
 // Groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts, and
 // compression to 16 bits, which then rounds once and not twice, work with it. With ClipNorm ranks

@@ -235,7 +235,7 @@ func TestShardsWithSettings(t *testing.T) {
 }
 
 // TestShardsGatherInBF16: where only products of BF16 read a learnable, the ranks gather it in that
-// precision, and have but their parts of it in F32. All bits are those of replicas.
+// precision, and have but their parts of it in F32. Learnables have the same bits as with replicas.
 func TestShardsGatherInBF16(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, shardsGatherInBF16)
 }

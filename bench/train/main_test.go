@@ -127,7 +127,8 @@ func TestShardsAreMeasured(t *testing.T) {
 		}
 	}
 	whole, state, gradients := all[0], all[1], all[2]
-	if whole.Efficiency != 0 || state.Solver*9/5 > whole.Solver || gradients.Solver != state.Solver ||
+	if whole.Efficiency != 0 || state.Solver*9/5 > whole.Solver ||
+		gradients.Solver != state.Solver ||
 		state.Gradients < whole.Gradients || gradients.Gradients != 0 || gradients.Shards != 2 ||
 		gradients.Params != whole.Params || all[3].Params*9/5 > whole.Params {
 		t.Errorf("the results are %+v", all)

@@ -98,8 +98,8 @@ func (r *proof) lie(values []Ref, kind Kind, updates []int, in []Ref) error {
 			}
 		}
 		size := v.DType.Size()
-		return v.DType == in[0].DType && b.memory() == (memory{kind, update, 0}) && b.Within == 1+of && b.At == at*size &&
-			v.Offset == 0 && v.Dense() && v.Span() == n && b.Bytes == n*size
+		return v.DType == in[0].DType && b.memory() == (memory{kind, update, 0}) &&
+			b.Within == 1+of && b.At == at*size && v.Offset == 0 && v.Dense() && v.Span() == n && b.Bytes == n*size
 	}) {
 		return fmt.Errorf("it does not exchange all of the updates %v", updates)
 	}
@@ -116,7 +116,8 @@ func (r *proof) takes(op Send, memory []Ref) error {
 	for _, update := range all {
 		s, d := r.plan.updates[update].Shard, r.dtype(update)
 		if op.Half != (op.Kind == backend.AllGather && s.Half) {
-			return fmt.Errorf("the exchange is in BF16: %v, of update %d it is not", op.Half, update)
+			return fmt.Errorf("the exchange is in BF16: %v, want %v for update %d", op.Half, s.Half,
+				update)
 		} else if op.Half {
 			d = backend.BF16
 		}
