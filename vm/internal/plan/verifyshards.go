@@ -99,7 +99,8 @@ func (r *proof) lie(values []Ref, kind Kind, updates []int, in []Ref) error {
 		}
 		size := v.DType.Size()
 		return v.DType == in[0].DType && b.memory() == (memory{kind, update, 0}) &&
-			b.Within == 1+of && b.At == at*size && v.Offset == 0 && v.Dense() && v.Span() == n && b.Bytes == n*size
+			b.Within == 1+of && b.At == at*size && v.Offset == 0 && v.Dense() && v.Span() == n &&
+			b.Bytes == n*size
 	}) {
 		return fmt.Errorf("it does not exchange all of the updates %v", updates)
 	}
