@@ -36,7 +36,8 @@
 //
 // --memory 4.5 bounds the memory of each machine to 4.5 GiB (vm.WithMemory). plan_mib is what its
 // plan takes, and extra its estimate of the time of steps that run again, as a share of all others.
-// With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have.
+// With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have, on one
+// rank and on two, or on -n ranks that divide what --shards says.
 //
 // --shards 1 divides the solver's state among the ranks, 2 the gradients, too, and 3 the learnables
 // ([vm.WithShards]). Lines of several ranks have the planned bytes of each on rank 0.
@@ -196,7 +197,7 @@ func run(w io.Writer, args []string) error {
 		return err
 	}
 	if o.largest {
-		return largest(w, o.memory)
+		return o.writeLargest(w)
 	}
 	for _, name := range o.models {
 		m := models[name].resized(o.layers, o.batch)
