@@ -38,7 +38,7 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // in the slots, an all-gather gives all ranks what these places have.
 //
 // lent says that the caller has memory for each call: the buckets give theirs back, and there are
-// no slots. alone says of which parameters ranks have their shards alone between steps, all of a
+// no slots; the first call is collective then. alone says of which parameters ranks have their shards alone between steps, all of a
 // bucket or none: the caller gathers these itself, in memory of its own. All other parameters are
 // whole on all ranks between steps.
 //
@@ -82,12 +82,20 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 	return all, d.lend()
 }
 
-// lend gives the memory of the buckets back.
+// lend gives the memory of the buckets back. It is collective: a communicator gives freed memory to
+// its device when all ranks allocate next.
 func (d *DataParallel) lend() error {
 	if d.memory.Len() == 0 {
 		return nil
 	}
 	err := d.comm.Free(d.memory)
+	if err == nil && d.comm.Size() > 1 {
+		// a rank that has failed meanwhile is in Agree, too
+		err = Agree(backend.Label(d.comm, backend.ForMachine), "buckets are given back", nil)
+		if err == nil {
+			_, err = d.comm.Alloc(0)
+		}
+	}
 	d.memory, d.grads, d.planned.slots = backend.Buffer{}, nil, nil
 	for _, b := range d.buckets {
 		*b = bucket{index: b.index, params: b.params, nbytes: b.nbytes, queue: b.queue,

@@ -57,6 +57,36 @@ func TestShardsOnGPU(t *testing.T) {
 // TestShardsGatherInBF16OnGPU is TestShardsGatherInBF16 on GPUs.
 func TestShardsGatherInBF16OnGPU(t *testing.T) { shardsGatherInBF16(t, testenv.GPUs) }
 
+// TestBucketsAreGivenBackOnGPU: with shards of gradients the device has the planned memory, and not
+// that by which New has sent the learnables. Workspaces of libraries are there on each level.
+func TestBucketsAreGivenBackOnGPU(t *testing.T) {
+	as := training{solver: solvers["adam"], build: layers(2, 512, 512, 512, 512, 512)}
+	err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
+		beyond := make([]int, len(levels)) // what is planned
+		for i, level := range levels {
+			before := held(r.device)
+			_, machine, err := r.start(as, vm.WithShards(level))
+			if err != nil {
+				return err
+			}
+			beyond[i] = held(r.device) - before - int(machine.Summary().Memory.Total())
+			if err := machine.Close(); err != nil {
+				return err
+			}
+		}
+		for i, n := range beyond {
+			if n > beyond[0]+1<<20 {
+				t.Errorf("level %b: %d bytes more than planned are in use, on level 1 %d",
+					levels[i], n, beyond[0])
+			}
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestShardsByCopyEnginesOnGPU is TestShards where copy engines run all exchanges of a graph, also
 // beside products: of buckets in windows (SolverState) and in the arena. They need links like those
 // of NVLink, which emulated devices are taken for.
