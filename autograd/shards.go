@@ -38,9 +38,9 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // in the slots, an all-gather gives all ranks what these places have.
 //
 // lent says that the caller has memory for each call: the buckets give theirs back, and there are
-// no slots; the first call is collective then. alone says of which parameters ranks have their shards alone between steps, all of a
-// bucket or none: the caller gathers these itself, in memory of its own. All other parameters are
-// whole on all ranks between steps.
+// no slots; the first call is collective then. alone says of which parameters ranks have their
+// shards alone between steps, all of a bucket or none: the caller gathers these itself, in memory
+// of its own. All other parameters are whole on all ranks between steps.
 //
 // Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
 // Load takes what the rank has of them from the files of any number of ranks.

@@ -25,8 +25,8 @@ type planned struct {
 	Extra      float64 `json:"extra"`
 }
 
-// writeLargest writes, for GPTs of width 2048 whose layers all fit into so many bytes, how many layers
-// the largest ones have: without steps that run again, and with them. Nothing runs.
+// writeLargest writes, for GPTs of width 2048 that fit into --memory, how many layers the largest
+// ones have: without steps that run again, and with them. Nothing runs.
 func (o options) writeLargest(w io.Writer) error {
 	ranks, batches := []int{1, 2}, []int{1, 4, 16}
 	if o.ranks > 1 {

@@ -201,11 +201,18 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 
 // ExchangedBytes returns the size of the bucket that a Receive ends the exchange of.
 func (p *Plan) ExchangedBytes(step int) (n int) {
+	end, half := p.Steps[step].Op.(Receive), false
 	for _, s := range p.Steps {
-		if send, ok := s.Op.(Send); ok && send.Kind != backend.AllGather &&
-			send.Bucket == p.Steps[step].Op.(Receive).Bucket {
+		switch send, ok := s.Op.(Send); {
+		case !ok || send.Bucket != end.Bucket:
+		case send.Kind == backend.AllGather:
+			half = send.Half && end.Kind == send.Kind
+		default:
 			n = Step{Args: s.Args}.Bytes()
 		}
+	}
+	if half {
+		n /= 2 // gradients are F32
 	}
 	return n
 }
