@@ -316,7 +316,7 @@ func regularized(t testing.TB, dt tensor.Dtype) *model {
 // TestShardsOfMachines is TestShards over sockets, and over two machines of two ranks, where
 // gradients are scattered inside of the machines first. The ranks divide its buckets.
 func TestShardsOfMachines(t *testing.T) {
-	as := training{solver: solvers["adam"], build: layers(4, 8, 12, 8)}
+	as := inBF16 // with all-gathers of two precisions
 	var lock sync.Mutex
 	for i, level := range levels {
 		if !full() && i == 1 {
@@ -334,8 +334,9 @@ func TestShardsOfMachines(t *testing.T) {
 			t.Errorf("level %b: %v", level, err)
 		}
 		if err := testranks.Join(testranks.Run(3, overSockets, func(r machineRank) error {
-			return ranked{Rank: r.Rank, t: t, lock: &lock}.shardsLikeReplicas(level,
-				settings["groups"])
+			of := ranked{Rank: r.Rank, t: t, lock: &lock}
+			return errors.Join(of.shardsLikeReplicas(level, settings["groups"]),
+				of.shardsLikeReplicas(level, as))
 		})); err != nil {
 			t.Errorf("over sockets, level %b: %v", level, err)
 		}
