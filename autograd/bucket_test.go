@@ -633,3 +633,23 @@ func checkCheck(t *testing.T, k testenv.Kind) {
 		return nil
 	})
 }
+
+// TestApartParametersHaveOtherBuckets: of one dtype and large enough for all.
+func TestApartParametersHaveOtherBuckets(t *testing.T) {
+	var params []*param
+	for i := range 4 {
+		params = append(params, &param{index: i, name: fmt.Sprint("p", i), dtype: backend.F32,
+			size: 4, apart: i%2 == 0})
+	}
+	var got [][]int
+	for _, b := range plan(params, 1<<20, 1<<20, true) {
+		var of []int
+		for _, p := range b.params {
+			of = append(of, p.index)
+		}
+		got = append(got, of)
+	}
+	if want := [][]int{{3, 1}, {2, 0}}; !slices.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("the buckets are of %v, want %v", got, want)
+	}
+}

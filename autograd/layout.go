@@ -45,7 +45,13 @@ func (b *bucket) String() string {
 		len(b.params))
 }
 
-// plan divides parameters among buckets, each of one dtype, in the order in
+// class is which parameters may be in one bucket.
+type class struct {
+	dtype backend.DType
+	apart bool
+}
+
+// plan divides parameters among buckets, each of one class, in the order in
 // which the buckets will be full when gradients appear in reverse order. A
 // dtype's first bucket holds up to first bytes, the others up to rest; a
 // parameter that does not fit has another bucket, or joins one that is almost empty.
@@ -54,9 +60,10 @@ func (b *bucket) String() string {
 // Where each step exchanges one bucket, none is filled beyond its size: joined is false.
 func plan(params []*param, first, rest int, joined bool) []*bucket {
 	var all []*bucket
-	open := map[backend.DType]*bucket{} // only looked up, so its order is of no effect
+	open := map[class]*bucket{} // only looked up, so its order is of no effect
 	for _, p := range slices.Backward(params) {
-		b, limit := open[p.dtype], rest
+		of := class{p.dtype, p.apart}
+		b, limit := open[of], rest
 		if b != nil && b.index == 0 {
 			limit = first
 		}
@@ -64,10 +71,10 @@ func plan(params []*param, first, rest int, joined bool) []*bucket {
 		if b == nil || b.nbytes+nbytes > limit && !(joined && b.nbytes <= limit/almostEmpty) {
 			next := &bucket{}
 			if b != nil {
-				next.index = b.index + 1 // for now, among those of this dtype
+				next.index = b.index + 1 // for now, among those of this class
 			}
 			all = append(all, next)
-			b, open[p.dtype] = next, next
+			b, open[of] = next, next
 		}
 		b.params = append(b.params, p)
 		b.nbytes += nbytes
@@ -229,6 +236,9 @@ func describe(params []*param, o options, compressor string) string {
 	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
 	for _, p := range params {
 		fmt.Fprintf(&s, "parameter %d is %v\n", p.index, p)
+		if p.apart {
+			fmt.Fprintf(&s, "parameter %d is apart\n", p.index)
+		}
 	}
 	return s.String()
 }

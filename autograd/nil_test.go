@@ -68,6 +68,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			return with(WithParts(c, nil))
 		}, Args: []any{comm, map[string]int{}}},
 		"WithRandom": {F: func(r Random) error { return with(WithRandom(r)) }, Args: []any{nil}},
+		"WithApart": {F: func(params ...*gorgonia.Node) error {
+			return with(WithApart(params...))
+		}, Args: []any{w}},
 		"WithFrozen": {F: func(variables ...*gorgonia.Node) error {
 			return with(WithFrozen(variables...))
 		}, Args: []any{w}},

@@ -28,6 +28,7 @@ type options struct {
 	compress    func(backend.Communicator) (backend.Communicator, error)
 	random      Random // nil if those of the graph are kept
 	frozen      gorgonia.Nodes
+	apart       gorgonia.Nodes // in other buckets than the rest
 	tables      []Table
 	parts       *parts // nil if ranks have whole parameters
 	inTree      bool   // gradients of micro-batches are added in a tree
@@ -80,6 +81,15 @@ func WithSum() Option { return func(o *options) { o.op = backend.Sum } }
 // buckets leave earlier in the backward pass; each costs one all-reduce.
 func WithBuckets(first, rest int) Option {
 	return func(o *options) { o.first, o.rest = first, rest }
+}
+
+// WithApart puts parameters into other buckets than the rest: a vm.Machine gathers those that only
+// products of BF16 read in that precision (vm.WithShards), a bucket at a time.
+func WithApart(params ...*gorgonia.Node) Option {
+	return func(o *options) {
+		o.apart = append(o.apart, params...)
+		o.refuseNil("WithApart", "params", params)
+	}
 }
 
 // WithUnused lets a parameter be without a gradient in a step: that counts as zeros, on this

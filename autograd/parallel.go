@@ -53,10 +53,9 @@ type DataParallel struct {
 	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
 	planned  *Buckets                // of a machine, whose plan takes the place of Sync
-	// a solver's state is of this rank's shards, and parameters are, too: see Shards
-	sharded, scattered bool
-	saves              saves
-	pending            *saving // what the last SaveAsync has not ended
+	sharded  bool                    // a solver's state is of this rank's shards: see Shards
+	saves    saves
+	pending  *saving // what the last SaveAsync has not ended
 }
 
 // New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is
@@ -104,6 +103,9 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	params, err := examineAll(nodes)
 	if err = errors.Join(missing, o.missing, err, o.check()); err != nil {
 		return nil, agreeOnParams(labelled, "", nil, err)
+	}
+	for _, p := range params {
+		p.apart = slices.Contains(o.apart, p.node)
 	}
 	tree, err := newTree(comm, o, params)
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 // span is elements from one up to another.
 type span struct{ from, to int }
 
-// chunkUnit is what lengths of chunks are multiples of, in elements: so that those of F32 begin at
+// chunkUnit is what lengths of chunks are multiples of, in elements: so that those of BF16 begin at
 // multiples of 16 bytes, by which kernels of GPUs load.
-const chunkUnit = 4
+const chunkUnit = 8
 
 // chunkOf returns a rank's chunk of n elements that P ranks divide: all are equally long, so that
 // the last ones may reach over the end.
@@ -33,13 +33,14 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 
 // Shards divides the buckets among the ranks, and returns what this rank has of each parameter: it
 // is to update these elements, and its solver to keep vectors for these ([Fusion.Vectors]).
-// Parameters are whole on all ranks between steps. It is nil for a single rank, which has all.
-// Start takes reduce-scatters and all-gathers of a bucket then: a reduce-scatter leaves the
-// combined gradients of this rank's chunk where they are in the slots, an all-gather gives all
-// ranks what these places have.
+// It is nil for a single rank, which has all. Start takes reduce-scatters and all-gathers of a
+// bucket then: a reduce-scatter leaves the combined gradients of this rank's chunk where they are
+// in the slots, an all-gather gives all ranks what these places have.
 //
 // lent says that the caller has memory for each call: the buckets give theirs back, and there are
-// no slots. gathers says that it has memory for all-gathers, at least.
+// no slots; the first call is collective then. alone says of which parameters ranks have their
+// shards alone between steps, all of a bucket or none: the caller gathers these itself, in memory
+// of its own. All other parameters are whole on all ranks between steps.
 //
 // Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
 // Load takes what the rank has of them from the files of any number of ranks.
@@ -47,7 +48,7 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, for a compression
 // with residuals, which are of whole buckets, and for lent memory of the host where the
 // communicator is on a device.
-func (x *Buckets) Shards(lent, gathers bool) ([]Shard, error) {
+func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 	d := x.d
 	if len(d.queues) == 0 {
 		return nil, nil
@@ -63,13 +64,14 @@ func (x *Buckets) Shards(lent, gathers bool) ([]Shard, error) {
 	case stateful:
 		return nil, refuse("the residuals of the compression are of whole buckets: compress to " +
 			"16 bits, or not at all")
-	case (lent || gathers) && x.on == nil && d.buckets[0].staged():
+	case (lent || slices.Contains(alone, true)) && x.on == nil && d.buckets[0].staged():
 		return nil, refuse("gradients are computed on the host, and the communicator is on a " +
 			"device: compute on that device, or divide the solver's state alone")
 	}
-	d.sharded, d.scattered = true, gathers
+	d.sharded = true
 	all := make([]Shard, len(d.params))
 	for i, p := range d.params {
+		p.scattered = alone[i]
 		of := d.shardOf(p, d.comm.Rank())
 		chunk := p.bucket.shard.to - p.bucket.shard.from
 		all[i] = Shard{of.from, of.to, chunk, d.comm.Rank(), d.comm.Size(), p.bucket.before(p)}
@@ -80,12 +82,20 @@ func (x *Buckets) Shards(lent, gathers bool) ([]Shard, error) {
 	return all, d.lend()
 }
 
-// lend gives the memory of the buckets back.
+// lend gives the memory of the buckets back. It is collective: a communicator gives freed memory to
+// its device when all ranks allocate next.
 func (d *DataParallel) lend() error {
 	if d.memory.Len() == 0 {
 		return nil
 	}
 	err := d.comm.Free(d.memory)
+	if err == nil && d.comm.Size() > 1 {
+		// a rank that has failed meanwhile is in Agree, too
+		err = Agree(backend.Label(d.comm, backend.ForMachine), "buckets are given back", nil)
+		if err == nil {
+			_, err = d.comm.Alloc(0)
+		}
+	}
 	d.memory, d.grads, d.planned.slots = backend.Buffer{}, nil, nil
 	for _, b := range d.buckets {
 		*b = bucket{index: b.index, params: b.params, nbytes: b.nbytes, queue: b.queue,
@@ -95,6 +105,12 @@ func (d *DataParallel) lend() error {
 		}
 	}
 	return err
+}
+
+// ShardOf returns the shard of a rank of a parameter of n elements that has a bucket of its own.
+func ShardOf(n, rank, ranks int) Shard {
+	s := chunkOf(n, rank, ranks)
+	return Shard{min(s.from, n), min(s.to, n), s.to - s.from, rank, ranks, 0}
 }
 
 // before returns how many elements of a bucket come before those of a parameter.

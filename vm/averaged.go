@@ -16,7 +16,7 @@ import (
 //
 // Cost: a copy of the learnables and the averages from the device, and twice one to it.
 //
-// With [WithShards] it is collective, and with [Parameters] it pulls the learnables first.
+// With [WithShards] it is collective, and pulls learnables first that the ranks divide.
 //
 // Errors: those of f; those of the device; ErrArgument in the middle of a step.
 func (m *Machine) Averaged(f func() error) (err error) {
@@ -33,7 +33,8 @@ func (m *Machine) Averaged(f func() error) (err error) {
 	if several, ok := m.solver.solver.(*autograd.Groups); ok {
 		groups = several.List()
 	}
-	if m.shards&Parameters != 0 { // f sees the learnables on the host
+	if m.solver.parts != nil && slices.Contains(m.solver.alone, true) {
+		// f sees the learnables on the host
 		if err := m.Pull(m.solver.learnables...); err != nil {
 			return err
 		}

@@ -418,7 +418,7 @@ func (m *Machine) Reset() {}
 // device to their host tensors: one of this machine, or of another that shares the tensors. The
 // host may then read and write them until the next RunAll, which uploads them. It costs a copy of
 // these variables, and another one then. Variables that nothing has changed are not copied. Where
-// ranks divide the learnables ([Parameters]) it is collective, and gathers them.
+// ranks divide the learnables ([WithShards]) it is collective, and gathers them.
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {

@@ -99,8 +99,9 @@ func (m Memory) String() string {
 
 // Summarize returns the Summary of the machine that New would make with these options on each of
 // so many ranks. It makes none: it plans, takes no memory but for that, and variables need no
-// values. The ranks exchange gradients if there are several; leave out [WithDataParallel]. With
-// [WithTree] one rank runs all micro-batches.
+// values. The ranks exchange gradients if there are several; leave out [WithDataParallel]. Each
+// learnable has a bucket of its own. With [WithShards] it is the Summary of rank 0, which has the
+// largest shards. With [WithTree] one rank runs all micro-batches.
 //
 // Errors: ErrArgument for less than one rank; those of New, of too little memory for [WithMemory]
 // among them.
@@ -118,12 +119,9 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 		m.missing = errors.Join(m.missing, fmt.Errorf("vm: Summarize: %w: %d ranks: there is at "+
 			"least one", backend.ErrArgument, ranks))
 	}
-	if m.parallel = nil; m.shards != 0 {
-		m.missing = errors.Join(m.missing, fmt.Errorf("vm: Summarize: %w: WithShards: ask the "+
-			"Summary of a machine", backend.ErrUnsupported))
-	}
+	m.parallel = nil
 	defer m.solver.release()
-	if err = errors.Join(m.missing, m.choosePrecision(), m.hold()); err == nil {
+	if err = errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkShards()); err == nil {
 		err = m.makePlan()
 	}
 	if err == nil {

@@ -459,10 +459,36 @@ func TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt(t *testing.T) {
 	}
 }
 
-func TestSummarizeRefusesShards(t *testing.T) {
+// TestSummarizeIsTheSummaryOfShards: of rank 0, where each learnable has a bucket of its own.
+func TestSummarizeIsTheSummaryOfShards(t *testing.T) {
+	as := training{solver: solvers["adam"], build: layers(4, 16, 16, 16, 16),
+		data: func(*model) []autograd.Option {
+			return []autograd.Option{autograd.WithBuckets(1, 1)}
+		}}
+	for _, level := range levels {
+		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
+			options := []vm.Option{vm.WithShards(level), vm.WithPrecision(p)}
+			if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+				m, machine, err := r.start(as, options...)
+				if err != nil {
+					return err
+				}
+				want := machine.Summary().Memory
+				want.Workspace = 0
+				got, err := vm.Summarize(m.g, 2, append(options, vm.WithSolver(as.solver(),
+					m.params...))...)
+				if got.Memory != want && r.Comm.Rank() == 0 {
+					t.Errorf("level %b in %v: %v, of a machine %v", level, p, got.Memory, want)
+				}
+				return errors.Join(err, machine.Close())
+			})); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 	m := mlp(t, tensor.Float32)
 	if _, err := vm.Summarize(m.g, 2, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
-		vm.WithShards(vm.SolverState)); !errors.Is(err, backend.ErrUnsupported) {
+		vm.WithShards(vm.Parameters)); !errors.Is(err, backend.ErrArgument) {
 		t.Error(err)
 	}
 }

@@ -168,9 +168,14 @@ func (m *Machine) connect(problem error) error {
 			fmt.Errorf("vm: WithDataParallel: %w: no solver applies the gradients: use "+
 				"WithSolver, too", backend.ErrArgument))
 	}
+	var apart gorgonia.Nodes
+	if problem == nil {
+		apart, problem = m.apart()
+	}
 	err := p.agree("", problem)
 	if err == nil {
-		options := append([]autograd.Option{autograd.WithNotice(m.notice)}, p.options...)
+		options := append([]autograd.Option{autograd.WithNotice(m.notice),
+			autograd.WithApart(apart...)}, p.options...)
 		if m.micro.Tree {
 			options = append(options, autograd.WithTree(m.micro.All))
 		}

@@ -54,6 +54,35 @@ func TestShardsOnGPU(t *testing.T) {
 	}
 }
 
+// TestShardsGatherInBF16OnGPU is TestShardsGatherInBF16 on GPUs.
+func TestShardsGatherInBF16OnGPU(t *testing.T) { shardsGatherInBF16(t, testenv.GPUs) }
+
+// TestBucketsAreGivenBackOnGPU: with shards of gradients the device has the planned memory, and not
+// that by which New has sent the learnables. Workspaces of libraries are there on each level.
+func TestBucketsAreGivenBackOnGPU(t *testing.T) {
+	as := training{solver: solvers["adam"], build: layers(2, 512, 512, 512, 512, 512)}
+	beyond := make([]int, len(levels)) // what is planned, on rank 0
+	for i, level := range levels {
+		if err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
+			before := held(r.device)
+			_, machine, err := r.start(as, vm.WithShards(level))
+			if err != nil {
+				return err
+			}
+			if r.Comm.Rank() == 0 {
+				beyond[i] = held(r.device) - before - int(machine.Summary().Memory.Total())
+			}
+			return machine.Close()
+		})); err != nil {
+			t.Error(err)
+		}
+		if beyond[i] > beyond[0]+1<<20 {
+			t.Errorf("level %b: %d bytes more than planned are in use, on level 1 %d", level,
+				beyond[i], beyond[0])
+		}
+	}
+}
+
 // TestShardsByCopyEnginesOnGPU is TestShards where copy engines run all exchanges of a graph, also
 // beside products: of buckets in windows (SolverState) and in the arena. They need links like those
 // of NVLink, which emulated devices are taken for.
@@ -65,8 +94,11 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 	if os.Getenv("EMULATED_DEVICES") != "" {
 		options.Link = gpus.FullyConnected
 	}
-	as := training{solver: solvers["adam"], build: mlp}
 	for P := 2; P <= 3; P++ {
+		as := training{solver: solvers["adam"], build: mlp}
+		if P == 3 {
+			as = settings["bf16"] // with all-gathers of two precisions
+		}
 		for _, level := range levels {
 			t.Run(fmt.Sprint(P, " ", level), func(t *testing.T) {
 				connect := testenv.ConnectGPUs(t, P, &options)

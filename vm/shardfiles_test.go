@@ -164,6 +164,39 @@ func (s saving) apart(name string, whole int) {
 	}
 }
 
+// TestShardsInBF16OfCheckpoints: what ranks gather in BF16 is saved in F32, and bits stay.
+func TestShardsInBF16OfCheckpoints(t *testing.T) {
+	s := saving{settings["bf16"], t, t.TempDir()}
+	s.write("replicas", testenv.Hosts)
+	text := s.whole("replicas")
+	for i, level := range levels {
+		k := testenv.Devices
+		if i == 1 {
+			k = testenv.Hosts
+		}
+		name := fmt.Sprint("level ", i)
+		s.write(name, k, vm.WithShards(level))
+		for _, name := range []string{name, name + " behind"} {
+			if s.whole(name) != text {
+				t.Errorf("%s: other bits than of replicas", name)
+			}
+		}
+	}
+	var all [][][]float64
+	for i, option := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
+		{vm.WithShards(levels[2])}} {
+		s.run(testenv.Devices, 3, fmt.Sprint("level ", i), option,
+			func(r ranked, m *model, machine *vm.Machine) error {
+				err := s.steps(m, machine, 5, 3)
+				if r.Comm.Rank() == 0 {
+					all = append(all, m.weights(t))
+				}
+				return err
+			})
+	}
+	same(t, all)
+}
+
 // TestShardsThatAreMissing: a file of shards that is missing, damaged or of another Save is an
 // error that names it, on all ranks, and the checkpoint before is loaded instead.
 func TestShardsThatAreMissing(t *testing.T) {

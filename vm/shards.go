@@ -32,7 +32,7 @@ const (
 // there are ranks, in another order, unless the ranks divide the bucket.
 //
 // With SolverState each rank updates its part of each bucket, and has what the solver keeps for
-// that part alone: of P ranks 1/P, and for a bucket at most 4 elements more. A bucket is
+// that part alone: of P ranks 1/P, and for a bucket at most 8 elements more. A bucket is
 // reduce-scattered in place of its all-reduce, and the updated learnables are all-gathered: stage 1
 // of ZeRO (Rajbhandari et al., arXiv:1910.02054), by the reduce-scatter of fairring. Gradients and
 // Parameters are its stages 2 and 3, as in FSDP (Zhao et al., arXiv:2304.11277). docs/shards.md has
@@ -40,7 +40,10 @@ const (
 //
 // With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
 // Close gather those of the host, and are collective, and so do Load, Check and Hash, but not Save.
-// Pull before another machine reads them.
+// Pull before another machine reads them. With [WithPrecision] BF16 that is so on each level for
+// learnables that only products read. The ranks gather these in BF16: half the bytes, and the same
+// bits, since products read no more. Without Parameters they do so once in a run, before a
+// learnable's first use, except with [Accumulate] or with a communicator on another device.
 //
 // Groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts, and
 // compression to 16 bits, which then rounds once and not twice, work with it. With ClipNorm ranks
@@ -76,23 +79,78 @@ func (m *Machine) checkShards() error {
 	case m.elastic != nil:
 		return fmt.Errorf("vm: WithShards: %w: with WithElastic: a rank that is lost takes its "+
 			"shards with it", backend.ErrUnsupported)
-	case m.parallel == nil:
+	case m.parallel == nil && m.ranks == 0: // of New
 		return fmt.Errorf("vm: WithShards: %w: there are no other ranks: use WithDataParallel, too",
 			backend.ErrArgument)
 	}
 	return nil
 }
 
-// divide divides the learnables among ranks, nil if each rank updates all.
-func (m *Machine) divide() ([]autograd.Shard, error) {
-	if m.shards == 0 {
+// divide divides the learnables among ranks, given the bucket of each. No parts are left if each
+// rank updates all.
+func (m *Machine) divide(buckets []int) (err error) {
+	s := m.solver
+	if s.parts = nil; m.shards == 0 || m.ranks == 1 {
+		return nil
+	}
+	if s.half, err = m.halved(); err != nil {
+		return fmt.Errorf("vm: %w", err)
+	}
+	s.alone = make([]bool, len(buckets))
+	whole := map[int]bool{} // buckets, of which all is gathered in one precision
+	for i, bucket := range buckets {
+		whole[bucket] = whole[bucket] || !s.half[i]
+	}
+	for i, bucket := range buckets {
+		s.half[i] = !whole[bucket]
+		s.alone[i] = s.half[i] || m.shards&Parameters != 0
+	}
+	if m.parallel == nil { // of Summarize
+		for _, n := range s.learnables {
+			s.parts = append(s.parts, autograd.ShardOf(n.Shape().TotalSize(), 0, m.ranks))
+		}
+		return nil
+	}
+	if s.parts, err = m.parallel.exchange.Shards(m.placesBuckets(), s.alone); err != nil {
+		return fmt.Errorf("vm: WithShards: %w", err)
+	}
+	return nil
+}
+
+// halved reports which learnables ranks may gather in BF16: those that nothing reads in F32. On
+// levels without Parameters they are gathered once in a step, so not where a step has several runs,
+// which would gather them again, and not where gradients are copied to the communicator's device.
+func (m *Machine) halved() ([]bool, error) {
+	var updates []plan.Update
+	staged := m.device == nil && m.parallel != nil && m.parallel.comm.Device().Name() != "host"
+	apply := m.precision == BF16 && (m.shards&Parameters != 0 || !m.micro.Several() && !staged)
+	for _, n := range m.solver.learnables {
+		gradient, ok := m.read.Value(n.Deriv())
+		input := slices.Index(m.read.Inputs, n)
+		apply = apply && ok && input >= 0 // else updates says what is wrong
+		updates = append(updates, plan.Update{Input: input, Gradient: gradient})
+	}
+	if !apply {
+		return make([]bool, len(updates)), nil
+	}
+	return plan.Halved(&m.read.Program, updates)
+}
+
+// apart returns the learnables that ranks may gather in BF16: they have buckets of their own.
+func (m *Machine) apart() (nodes gorgonia.Nodes, err error) {
+	if m.shards == 0 || m.precision != BF16 {
 		return nil, nil
 	}
-	parts, err := m.parallel.exchange.Shards(m.placesBuckets(), m.shards&Parameters != 0)
-	if err != nil {
-		return nil, fmt.Errorf("vm: WithShards: %w", err)
+	if err := m.readGraph(); err != nil {
+		return nil, err
 	}
-	return parts, nil
+	half, err := m.halved()
+	for i, ok := range half {
+		if ok {
+			nodes = append(nodes, m.solver.learnables[i])
+		}
+	}
+	return nodes, err
 }
 
 // shard returns what this rank updates of a learnable, nil for all.
@@ -100,9 +158,10 @@ func (m *Machine) shard(learnable int) *plan.Shard {
 	if m.solver.parts == nil {
 		return nil
 	}
-	s := m.solver.parts[learnable]
+	s, half := m.solver.parts[learnable], m.solver.half[learnable]
 	return &plan.Shard{From: s.From, To: s.To, Chunk: s.Chunk, Rank: s.Rank, Ranks: s.Ranks,
-		First: s.First, Placed: m.placesBuckets(), Alone: m.shards&Parameters != 0}
+		First: s.First, Placed: m.placesBuckets(), Alone: m.solver.alone[learnable], Half: half,
+		Stays: half && m.shards&Parameters == 0}
 }
 
 // placesBuckets reports whether buckets are in the plan's memory while they are in use. Sums of
@@ -144,10 +203,10 @@ func (m *Machine) own(in input, memory backend.Buffer) backend.Buffer {
 
 // divided returns the shard of a variable that this machine divides, nil for others.
 func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
-	if m.solver == nil || m.solver.parts == nil || m.shards&Parameters == 0 {
+	if m.solver == nil || m.solver.parts == nil {
 		return nil
 	}
-	if i := slices.Index(m.solver.learnables, n); i >= 0 {
+	if i := slices.Index(m.solver.learnables, n); i >= 0 && m.solver.alone[i] {
 		return m.shard(i)
 	}
 	return nil
@@ -156,12 +215,12 @@ func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
 // gather gives the host's tensors of learnables that ranks divide the elements of all ranks, unless
 // no step has changed them since. It is collective.
 func (m *Machine) gather(wanted func(input) bool) error {
-	if m.shards&Parameters == 0 || m.solver.parts == nil {
+	if m.solver == nil || m.solver.parts == nil {
 		return nil
 	}
 	for _, n := range m.solver.learnables {
 		in := input{node: n, shape: n.Shape(), written: true, shard: m.divided(n)}
-		if m.gathered[n] == m.steps || !wanted(in) {
+		if in.shard == nil || m.gathered[n] == m.steps || !wanted(in) {
 			continue
 		}
 		memory, err := in.memory()

@@ -213,8 +213,7 @@ var settings = map[string]training{
 		data: func(*model) []autograd.Option {
 			return []autograd.Option{autograd.WithSum(), autograd.WithBuckets(1<<20, 1<<20)}
 		}},
-	"bf16": {solver: solvers["adam"], build: layers(4, 12, 20, 12, 20, 12),
-		options: func(*model) []vm.Option { return []vm.Option{vm.WithPrecision(vm.BF16)} }},
+	"bf16": inBF16,
 	"buckets for each": {solver: solvers["momentum"], build: convnet,
 		data: func(*model) []autograd.Option {
 			return []autograd.Option{autograd.WithBuckets(1, 1)}
@@ -235,10 +234,89 @@ func TestShardsWithSettings(t *testing.T) {
 		})
 }
 
+// TestShardsGatherInBF16: where only products of BF16 read a learnable, the ranks gather it in that
+// precision, and have but their parts of it in F32. Learnables have the same bits as with replicas.
+func TestShardsGatherInBF16(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, shardsGatherInBF16)
+}
+
+// inBF16 has 4 matrices and as many biases, in BF16.
+var inBF16 = training{solver: solvers["adam"], build: layers(4, 12, 20, 12, 20, 12),
+	options: func(*model) []vm.Option { return []vm.Option{vm.WithPrecision(vm.BF16)} }}
+
+func shardsGatherInBF16(t *testing.T, k testenv.Kind) {
+	with := func(change func(as *training)) training {
+		as := inBF16
+		change(&as)
+		return as
+	}
+	all, never := [3]bool{true, true, true}, [3]bool{}
+	for name, test := range map[string]struct {
+		training
+		want [3]bool // by level: whether there are such learnables
+	}{
+		"adam": {inBF16, all},
+		"clipped": {with(func(as *training) {
+			as.options = func(*model) []vm.Option {
+				return []vm.Option{vm.WithPrecision(vm.BF16), vm.ClipNorm(1e-3)}
+			}
+		}), all},
+		"averages": {with(func(as *training) { as.solver = settings["averages"].solver }), all},
+		// which would gather them in each
+		"micro-batches": {with(func(as *training) { as.micros = 2 }), [3]bool{2: true}},
+		"compressed": {with(func(as *training) {
+			as.data = func(*model) []autograd.Option {
+				return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
+			}
+		}), all},
+		// by a product and a sum of squares
+		"read in f32": {with(func(as *training) { as.build = regularized }), never},
+		"f32":         {with(func(as *training) { as.options = nil }), never},
+	} {
+		for i, level := range levels {
+			if !full() && ((k == testenv.Hosts) != (i == 1) || i != len(name)%3 &&
+				name != "adam" && name != "micro-batches") {
+				continue
+			}
+			if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+				m, machine, err := r.start(test.training, vm.WithShards(level))
+				if err != nil {
+					return err
+				}
+				got, whole := machine.Summary(), int64(0)
+				for _, n := range m.params {
+					whole += 4 * int64(n.Shape().TotalSize())
+				}
+				in := strings.Contains(machine.Plan().String(), " in bf16 of ")
+				if in != test.want[i] || in && got.ParameterBytes > whole*7/10 {
+					t.Errorf("%s, level %b: in BF16 %v, want %v, in\n%v\n%v", name, level, in,
+						test.want[i], machine.Plan(), got)
+				}
+				if err := machine.Close(); err != nil || name == "compressed" {
+					return err // which rounds other sums
+				}
+				return r.shardsLikeReplicas(level, test.training)
+			})); err != nil {
+				t.Errorf("%s, level %b: %v", name, level, err)
+			}
+		}
+	}
+}
+
+// regularized adds the squares of its weights to the loss.
+func regularized(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, w := m.variable("x", dt, 5, 9), m.variable("w", dt, 9, 9)
+	m.params = gorgonia.Nodes{w}
+	m.grad(t, must(gorgonia.Add(must(gorgonia.Mean(must(gorgonia.Tanh(must(gorgonia.Mul(x, w)))))),
+		must(gorgonia.Mean(must(gorgonia.Square(w)))))))
+	return m
+}
+
 // TestShardsOfMachines is TestShards over sockets, and over two machines of two ranks, where
 // gradients are scattered inside of the machines first. The ranks divide its buckets.
 func TestShardsOfMachines(t *testing.T) {
-	as := training{solver: solvers["adam"], build: layers(4, 8, 12, 8)}
+	as := inBF16 // with all-gathers of two precisions
 	var lock sync.Mutex
 	for i, level := range levels {
 		if !full() && i == 1 {
@@ -256,8 +334,9 @@ func TestShardsOfMachines(t *testing.T) {
 			t.Errorf("level %b: %v", level, err)
 		}
 		if err := testranks.Join(testranks.Run(3, overSockets, func(r machineRank) error {
-			return ranked{Rank: r.Rank, t: t, lock: &lock}.shardsLikeReplicas(level,
-				settings["groups"])
+			of := ranked{Rank: r.Rank, t: t, lock: &lock}
+			return errors.Join(of.shardsLikeReplicas(level, settings["groups"]),
+				of.shardsLikeReplicas(level, as))
 		})); err != nil {
 			t.Errorf("over sockets, level %b: %v", level, err)
 		}
@@ -314,7 +393,7 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 					"without %d", P, got, all)
 			}
 		}
-		if all := replica.SolverBytes; sum != all || most > all/int64(P)+9*4*4*2 ||
+		if all := replica.SolverBytes; sum != all || most > all/int64(P)+9*8*4*2 ||
 			all != 2*replica.ParameterBytes || replica.Memory.Gradients != replica.ParameterBytes {
 			t.Errorf("%d ranks keep %d bytes, at most %d each, a replica has\n%v", P, sum, most,
 				replica)

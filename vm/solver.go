@@ -80,6 +80,8 @@ type solving struct {
 	// the memory of the learnables in the last run, nil if it was refused
 	params  []backend.Buffer
 	parts   []autograd.Shard // by learnable: what this rank updates of it, nil for all
+	alone   []bool           // by learnable, with parts: the rank has only that between runs
+	half    []bool           // by learnable, of these: the ranks gather it in BF16
 	kept    []backend.Buffer // what vectors are like, in the last run
 	numbers []float64        // the settings at the beginning of a step
 }
@@ -186,7 +188,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	s.states, s.settings = nil, nil
 	buckets, err := m.buckets()
 	if err == nil {
-		s.parts, err = m.divide()
+		err = m.divide(buckets)
 	}
 	if err != nil {
 		return nil, err

@@ -11,12 +11,25 @@ for each GPU, or by itself with -n 1, and writes one JSON line for each model, p
      "peak_mib": 21}
 
 Modes: `eager` is PyTorch as it comes, `graph` a whole step captured in a CUDA graph, `compile`
-torch.compile of model and loss with its defaults, `compile+graph` both. With --channels-last
-pictures and filters are in that format, and the line says so. `step_us` is the median of --rounds
+torch.compile of model and loss with its defaults, `compile+graph` both. `eager+again` and
+`compile+again` keep only the input of each block of a transformer for the backward pass, which
+computes the block again (torch.utils.checkpoint). With --channels-last pictures and filters are in
+that format, and the line says so.
+
+--shards divides a transformer among the processes by FSDP2 (fully_shard) in place of
+DistributedDataParallel: 2 keeps gathered parameters until the backward pass (ZeRO-2), 3 gathers
+them again (ZeRO-3). The blocks' parameters are gathered in BF16 with --precisions bf16, and
+gradients are reduced in F32. Embedding, classifier and last norm are one group that is gathered in
+F32: so autocast computes the same as by DistributedDataParallel.
+
+--layers and --batch replace those of each transformer, and --memory 75 bounds the caching
+allocator to 75 GiB: a line with an "error" says that the model does not fit.
+
+`step_us` is the median of --rounds
 rounds of --steps steps, on the slowest rank. `peak_mib` is what the caching allocator has reserved
 at most, `driver_mib` what the driver says is in use by then, context and libraries included; both
-are 0 on the host. Solvers are PyTorch's fastest: on GPUs SGD with momentum by multi-tensor launches
-and fused AdamW, and both fused on the host.
+are of rank 0, and 0 on the host. Solvers are PyTorch's fastest: on GPUs SGD with momentum by
+multi-tensor launches and fused AdamW, and both fused on the host.
 
 On the host, processes share the cores that this one may use (taskset). With --serve, the program of
 bench/train that has started this one asks for each round by a line on standard input, and is told
@@ -37,7 +50,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 
 class Perceptron(nn.Module):
@@ -136,17 +151,31 @@ class Recurrent(nn.Module):
         return self.out(self.lstm(self.words(tokens))[0]).flatten(0, 1)
 
 
+class Norm(nn.LayerNorm):
+    """A layer norm in F32, as autocast has it on GPUs, also of parameters gathered in BF16."""
+
+    def forward(self, x):
+        return F.layer_norm(
+            x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps
+        )
+
+
 class Block(nn.Module):
     """A transformer's block: causal attention and an MLP, with layer norms and residuals."""
 
     def __init__(self, width, heads):
         super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.heads, self.again = heads, False
+        self.norm1, self.norm2 = Norm(width), Norm(width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
+        if self.again:
+            return checkpoint(self.both, x, use_reentrant=False)
+        return self.both(x)
+
+    def both(self, x):
         batch, context, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(batch, context, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -162,7 +191,7 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.norm, self.out = Norm(width), nn.Linear(width, vocabulary, bias=False)
         self.out.weight = self.tokens.weight
 
     def forward(self, tokens):
@@ -217,6 +246,26 @@ def adamw(parameters, device):
     return torch.optim.AdamW(parameters, lr=1e-4, fused=True, capturable=device == "cuda")
 
 
+class Transformer:
+    """A GPT and its tokens, with the layers and the batch of the command line."""
+
+    def __init__(self, vocabulary, batch, context, width, heads, layers):
+        self.vocabulary, self.batch, self.context = vocabulary, batch, context
+        self.width, self.heads, self.layers = width, heads, layers
+
+    def __call__(self):
+        return GPT(self.vocabulary, self.context, self.width, self.heads, self.layers)
+
+    def data(self, device):
+        return text(self.batch, self.context, self.vocabulary)(device)
+
+
+def gpt(*sizes):
+    """What MODELS has of a Transformer, up to its precisions."""
+    make = Transformer(*sizes)
+    return make, make.data, adamw
+
+
 # What is trained: the model, its data, its solver, its precisions.
 MODELS = {
     "mlp": (lambda: Perceptron(64, 128, 10), classes(64, 64), sgd, ["f32"]),
@@ -228,13 +277,14 @@ MODELS = {
     ),
     "cnn": (Digits, classes(64, 1, 8, 8), sgd, ["f32"]),
     "convnet": (ConvNet, classes(256, 1, 28, 28), sgd, ["f32"]),
-    "nanogpt": (lambda: GPT(65, 64, 128, 4, 4), text(12, 64, 65), adamw, ["f32"]),
-    "gpt": (lambda: GPT(256, 512, 1024, 16, 8), text(16, 512, 256), adamw, ["bf16"]),
-    "gpt2": (lambda: GPT(50304, 1024, 768, 12, 12), text(16, 1024, 50304), adamw, ["bf16"]),
+    "nanogpt": (*gpt(65, 12, 64, 128, 4, 4), ["f32"]),
+    "gpt": (*gpt(256, 16, 512, 1024, 16, 8), ["bf16"]),
+    "gpt2": (*gpt(50304, 16, 1024, 768, 12, 12), ["bf16"]),
+    "gpt-1b3": (*gpt(50304, 2, 1024, 2048, 16, 24), ["bf16"]),
     "resnet18": (ResNet, classes(128, 3, 32, 32), decayed, ["f32", "tf32", "bf16"]),
     "lstm": (lambda: Recurrent(256, 512, 2), text(128, 64, 256), adam, ["f32", "tf32", "bf16"]),
 }
-MODES = ["eager", "graph", "compile", "compile+graph"]
+MODES = ["eager", "graph", "compile", "compile+graph", "eager+again", "compile+again"]
 
 
 class Case:
@@ -243,25 +293,48 @@ class Case:
     def __init__(self, name, precision, mode, args):
         make, data, solver, _ = MODELS[name]
         self.device, self.steps, modes = args.device, args.steps, mode.split("+")
+        if isinstance(make, Transformer):
+            make.layers, make.batch = args.layers or make.layers, args.batch or make.batch
         torch.manual_seed(1)
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
             precision == "tf32"
         )
         self.half, self.keep = precision == "bf16", "graph" in modes
-        model = Loss(make()).to(args.device)
+        with torch.device(args.device):
+            model = Loss(make())
+        for block in getattr(model.model, "blocks", []):
+            block.again = "again" in modes
         self.inputs, self.labels = data(args.device)
         if args.channels_last and self.inputs.dim() == 4:
             model = model.to(memory_format=torch.channels_last)
             self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
-        if "compile" in modes:
+        if args.shards:
+            model = self.shard(model, args.shards, "compile" in modes)
+        elif "compile" in modes:
             model = torch.compile(model)
-        if args.n > 1:
+        if args.n > 1 and not args.shards:
             model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
         self.model, self.solver = model, solver(model.parameters(), args.device)
         self.step = self.eager
+        if args.device == "cuda":  # what the model took before it was divided
+            gc.collect()
+            torch.cuda.empty_cache()
         if "graph" in modes:
             self.capture()
+
+    def shard(self, model, stage, compiled):
+        """Divides a transformer among the ranks: each block is gathered by itself."""
+        how = {"reshard_after_forward": stage == 3}
+        if self.half:
+            how["mp_policy"] = MixedPrecisionPolicy(
+                torch.bfloat16, torch.float32, cast_forward_inputs=False
+            )
+        for block in model.model.blocks:
+            if compiled:
+                block.compile()
+            fully_shard(block, **how)
+        return fully_shard(model, reshard_after_forward=False if stage == 2 else None)
 
     def eager(self):
         self.solver.zero_grad(set_to_none=not self.keep)
@@ -348,6 +421,9 @@ def serve(rank, args):
 def train(rank, args, port):
     if args.device == "cuda":
         torch.cuda.set_device(rank)
+        if args.memory:
+            total = torch.cuda.get_device_properties(rank).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(args.memory * 2**30 / total, 1))
     else:
         torch.set_num_threads(max(len(os.sched_getaffinity(0)) // args.n, 1))
     if args.n > 1 and args.device == "cpu":
@@ -368,6 +444,11 @@ def train(rank, args, port):
         for precision in args.precisions or MODELS[name][3]:
             for mode in args.modes:
                 line = {"model": name, "precision": precision, "mode": mode, "ranks": args.n}
+                line.update(
+                    (key, getattr(args, key))
+                    for key in ("shards", "layers", "batch")
+                    if getattr(args, key)
+                )
                 if args.channels_last:
                     line["channels_last"] = True
                 try:
@@ -401,6 +482,10 @@ def arguments():
     p.add_argument("--modes", default="eager,graph,compile", help="some of " + ", ".join(MODES))
     p.add_argument("--precisions", default="", help="some of f32, tf32, bf16; or each model's")
     p.add_argument("--channels-last", action="store_true", help="the format of pictures")
+    p.add_argument("--shards", type=int, default=0, help="2 or 3: the stage of ZeRO, by FSDP2")
+    p.add_argument("--layers", type=int, default=0, help="of transformers, 0 for the model's")
+    p.add_argument("--batch", type=int, default=0, help="of transformers, 0 for the model's")
+    p.add_argument("--memory", type=float, default=0, help="GiB of the allocator, 0 for no bound")
     p.add_argument("--rounds", type=int, default=15, help="rounds of --steps steps")
     p.add_argument("--steps", type=int, default=10, help="steps of a round")
     args = p.parse_args()
@@ -408,6 +493,13 @@ def arguments():
     args.precisions = [name for name in args.precisions.split(",") if name]
     if args.serve and (len(args.models) > 1 or len(args.modes) > 1 or args.device != "cpu"):
         p.error("--serve wants one model, one mode, and --device cpu")
+    transformers = all(
+        isinstance(MODELS[name][0], Transformer) for name in args.models if name in MODELS
+    )
+    if args.shards and (args.n < 2 or not transformers or any("graph" in m for m in args.modes)):
+        p.error("--shards wants -n of 2 or more, transformers, and modes without graphs")
+    if args.shards not in (0, 2, 3) or min(args.layers, args.batch, args.memory) < 0:
+        p.error("want --shards of 0, 2 or 3, and --layers, --batch and --memory >= 0")
     if (
         args.n < 1
         or min(args.rounds, args.steps) < 1

@@ -12,8 +12,9 @@
 //
 // step_us is the median of --rounds rounds of --steps steps, on the slowest rank. peak_mib is the
 // most memory that was in use on the device, and driver_mib what the driver says is in use at the
-// end, context and libraries included. --profile prints the ten steps of the plan that took longest
-// when they ran one by one, and the ten operations.
+// end, context and libraries included: before_mib was in use before there was a machine. Both are
+// rank 0's. --profile prints the ten steps of the plan that took longest when they ran one by one,
+// and the ten operations. --layers and --batch replace those of each transformer.
 //
 // With -n 2 one rank first trains alone, then two train together in the same process, each with its
 // own GPU and batch:
@@ -23,7 +24,8 @@
 //	 {"bucket":0,"mib":64,"products":5,"exposed_us":1.5},...]}
 //
 // efficiency is the time of a step of the rank alone by step_us. It is 1 if the exchange costs
-// nothing; on the host the rank alone has the cores that the others share. buckets says of the
+// nothing; on the host the rank alone has the cores that the others share. With --alone=false there
+// is none, and no such rank. buckets says of the
 // exchange of each bucket of gradients how large it is, how many products the plan has beside it,
 // and how long the steps waited for it. exposed_us is the sum of the waits.
 //
@@ -34,7 +36,8 @@
 //
 // --memory 4.5 bounds the memory of each machine to 4.5 GiB (vm.WithMemory). plan_mib is what its
 // plan takes, and extra its estimate of the time of steps that run again, as a share of all others.
-// With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have.
+// With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have, on one
+// rank and on two, or on -n ranks that divide what --shards says.
 //
 // --shards 1 divides the solver's state among the ranks, 2 the gradients, too, and 3 the learnables
 // ([vm.WithShards]). Lines of several ranks have the planned bytes of each on rank 0.
@@ -119,6 +122,9 @@ type options struct {
 	saveEvery int      // steps
 	memory    int      // bytes of each machine, 0 for no bound
 	largest   bool     // only plan
+	layers    int      // of transformers, 0 for the model's
+	batch     int      // of transformers, 0 for the model's
+	alone     bool     // whether one rank trains alone first
 	watch     []string // what --observe turns on, nil without
 }
 
@@ -146,6 +152,9 @@ func parse(args []string) (options, error) {
 		"into --memory")
 	watch := f.String("observe", "", "measure what it costs to observe a training: some of "+
 		strings.Join(watchers, ",")+", or nothing to see the noise")
+	f.IntVar(&o.layers, "layers", 0, "of transformers, 0 for those of the model")
+	f.IntVar(&o.batch, "batch", 0, "of transformers, 0 for that of the model")
+	f.BoolVar(&o.alone, "alone", true, "with several ranks, train on one alone before")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -171,8 +180,9 @@ func parse(args []string) (options, error) {
 		return o, errors.New("want --device gpu or cpu, -n, --rounds, --steps and --save-every " +
 			"1 or more, and no other arguments")
 	}
-	if o.memory < 0 || o.largest && o.memory == 0 {
-		return o, errors.New("want --memory of 0 or more, and more with --largest")
+	if min(o.memory, o.layers, o.batch) < 0 || o.largest && o.memory == 0 {
+		return o, errors.New("want --memory, --layers and --batch of 0 or more, and a --memory " +
+			"with --largest")
 	}
 	if o.shards < 0 || o.shards >= len(stages) {
 		return o, errors.New("--shards wants 0 to 3")
@@ -204,10 +214,10 @@ func run(w io.Writer, args []string) error {
 		return err
 	}
 	if o.largest {
-		return largest(w, o.memory)
+		return o.writeLargest(w)
 	}
 	for _, name := range o.models {
-		m := models[name]
+		m := models[name].resized(o.layers, o.batch)
 		precisions := o.precisions
 		if len(precisions) == 0 {
 			precisions = m.precisions
@@ -231,6 +241,7 @@ type result struct {
 	Loss      float64 `json:"loss"`
 	PeakMiB   int     `json:"peak_mib"`
 	DriverMiB int     `json:"driver_mib"`
+	BeforeMiB int     `json:"before_mib"` // of driver_mib, before there was a machine
 	Fused     int     `json:"fused"`
 	Arena     int     `json:"arena_bytes"`
 	HostOps   int     `json:"host_ops"`
@@ -238,7 +249,9 @@ type result struct {
 	Extra     float64 `json:"extra,omitempty"` // time of steps that run again, by the plan
 	Peer      string  `json:"peer,omitempty"`
 	PeerUS    float64 `json:"peer_us,omitempty"`
-	Ratio     float64 `json:"ratio,omitempty"` // of the time of a step by that of the peer
+	Ratio     float64 `json:"ratio,omitempty"`  // of the time of a step by that of the peer
+	Layers    int     `json:"layers,omitempty"` // of the command line
+	Batch     int     `json:"batch,omitempty"`
 	Shards    int     `json:"shards,omitempty"`
 	Params    int64   `json:"parameter_bytes,omitempty"`
 	Solver    int64   `json:"solver_bytes,omitempty"`
@@ -266,17 +279,20 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, peer.close()) }()
-	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks, Shards: o.shards}
+	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks, Shards: o.shards,
+		Layers: o.layers, Batch: o.batch}
 	if o.ranks == 1 {
-		return o.alone(func(on rank) error {
+		return o.onOne(func(on rank) error {
 			return o.train(w, r, m, p, on, peer, make([]measurement, 1))
 		})
 	}
-	if err := o.alone(func(on rank) error {
-		r.one, err = o.stepOf(m, p, on)
-		return err
-	}); err != nil {
-		return fmt.Errorf("one rank alone: %w", err)
+	if o.alone {
+		if err := o.onOne(func(on rank) error {
+			r.one, err = o.stepOf(m, p, on)
+			return err
+		}); err != nil {
+			return fmt.Errorf("one rank alone: %w", err)
+		}
 	}
 	all := make([]measurement, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
@@ -310,8 +326,8 @@ func (o options) deviceOf(comm backend.Communicator) (backend.Device, error) {
 	return d, nil
 }
 
-// alone runs f on one device.
-func (o options) alone(f func(on rank) error) (err error) {
+// onOne runs f on one device.
+func (o options) onOne(f func(on rank) error) (err error) {
 	on := rank{build: &sync.Mutex{}, memory: o.memory}
 	if o.device == "gpu" {
 		gpu, err := cuda.Open(0)
@@ -352,6 +368,9 @@ type measurement struct {
 // the result of the slowest rank.
 func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, peer *peer,
 	all []measurement) (err error) {
+	if _, r.BeforeMiB, err = memory(on.device); err != nil {
+		return err
+	}
 	machine, loss, err := m.machine(p, on)
 	if err != nil {
 		return err

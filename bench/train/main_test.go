@@ -119,7 +119,7 @@ func TestShardsAreMeasured(t *testing.T) {
 	for stage := range all {
 		var out strings.Builder
 		if err := run(&out, []string{"--device", "cpu", "-n", "2", "--models", "mlp", "--rounds",
-			"1", "--shards", fmt.Sprint(stage)}); err != nil {
+			"1", "--alone=false", "--shards", fmt.Sprint(stage)}); err != nil {
 			t.Fatal(err)
 		}
 		if err := json.Unmarshal([]byte(out.String()), &all[stage]); err != nil {
@@ -127,7 +127,8 @@ func TestShardsAreMeasured(t *testing.T) {
 		}
 	}
 	whole, state, gradients := all[0], all[1], all[2]
-	if state.Solver*9/5 > whole.Solver || gradients.Solver != state.Solver ||
+	if whole.Efficiency != 0 || state.Solver*9/5 > whole.Solver ||
+		gradients.Solver != state.Solver ||
 		state.Gradients < whole.Gradients || gradients.Gradients != 0 || gradients.Shards != 2 ||
 		gradients.Params != whole.Params || all[3].Params*9/5 > whole.Params {
 		t.Errorf("the results are %+v", all)
@@ -173,12 +174,12 @@ func TestObservingIsMeasured(t *testing.T) {
 // Nothing of a small model of each kind runs on the host, and its loss falls.
 func TestModelsTrain(t *testing.T) {
 	small := map[string]model{
-		"perceptron": {perceptron(8, 6, 5, 3), sgd, nil},
+		"perceptron": {perceptron(8, 6, 5, 3), sgd, nil, nil},
 		"gpt": {transformer{vocabulary: 11, batch: 2, context: 6, width: 8, heads: 2,
-			layers: 2}.loss, adamw, nil},
-		"resnet": {resnet{batch: 4, filters: 2, stages: []int{1, 1}}.loss, decayed, nil},
+			layers: 2}.loss, adamw, nil, nil},
+		"resnet": {resnet{batch: 4, filters: 2, stages: []int{1, 1}}.loss, decayed, nil, nil},
 		"lstm": {recurrent{vocabulary: 11, batch: 3, steps: 5, hidden: 6, layers: 2}.loss, adam,
-			nil},
+			nil, nil},
 	}
 	for name, m := range small {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
@@ -233,7 +234,8 @@ func TestArgumentsAreChecked(t *testing.T) {
 	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"},
 		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"}, {"more"}, {"--peer", "gorgonia"},
 		{"--device", "cpu", "-n", "2", "--peer", "gorgonia"}, {"--memory", "-1"}, {"--largest"},
-		{"--observe", "all"}, {"--observe", "trace", "-n", "2"}} {
+		{"--observe", "all"}, {"--observe", "trace", "-n", "2"},
+		{"--layers", "-1"}, {"--batch", "-1"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is no error", args)
 		}

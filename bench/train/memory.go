@@ -2,11 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -14,6 +16,7 @@ import (
 type planned struct {
 	Ranks      int     `json:"ranks"`
 	Batch      int     `json:"batch"`
+	Shards     int     `json:"shards"`
 	Again      bool    `json:"again"` // steps may run again
 	Layers     int     `json:"layers"`
 	Parameters int     `json:"parameters"`
@@ -22,26 +25,53 @@ type planned struct {
 	Extra      float64 `json:"extra"`
 }
 
-// largest writes, for GPTs of width 2048 whose layers all fit into so many bytes, how many layers
-// the largest ones have: without steps that run again, and with them. Nothing runs.
-func largest(w io.Writer, bytes int) error {
-	for _, p := range []planned{{Ranks: 1, Batch: 1}, {Ranks: 1, Batch: 4}, {Ranks: 1, Batch: 16},
-		{Ranks: 2, Batch: 1}, {Ranks: 2, Batch: 4}, {Ranks: 2, Batch: 16}} {
-		for _, p.Again = range []bool{false, true} {
-			var best vm.Summary
-			for layers := 1; ; layers++ {
-				s, err := p.summary(layers, bytes)
-				if err != nil || s.Memory.Total() > int64(bytes) {
-					break
+// writeLargest writes, for GPTs of width 2048 that fit into --memory, how many layers the largest
+// ones have: without steps that run again, and with them. Nothing runs.
+func (o options) writeLargest(w io.Writer) error {
+	ranks, batches := []int{1, 2}, []int{1, 4, 16}
+	if o.ranks > 1 {
+		ranks = []int{o.ranks}
+	}
+	if o.batch > 0 {
+		batches = []int{o.batch}
+	}
+	for _, n := range ranks {
+		for _, batch := range batches {
+			p := planned{Ranks: n, Batch: batch, Shards: o.shards}
+			for _, p.Again = range []bool{false, true} {
+				if err := p.search(o.memory); err != nil {
+					return err
 				}
-				best, p.Layers = s, layers
+				if err := json.NewEncoder(w).Encode(p); err != nil {
+					return err
+				}
 			}
-			p.Parameters, p.MiB = best.Parameters, best.Memory.Total()>>20
-			p.Steps, p.Extra = best.Memory.Again, best.Memory.Extra
-			if err := json.NewEncoder(w).Encode(p); err != nil {
-				return err
-			}
-			p.Layers = 0
+		}
+	}
+	return nil
+}
+
+// search finds how many layers fit, at least as many as before.
+func (p *planned) search(bytes int) error {
+	most := -1 // of which so many more do not fit
+	for step := 1; step > 0; {
+		if most >= 0 && p.Layers+step >= most {
+			step /= 2
+			continue
+		}
+		s, err := p.summary(p.Layers+step, bytes)
+		if errors.Is(err, backend.ErrArgument) || errors.Is(err, backend.ErrUnsupported) {
+			return err
+		}
+		if err != nil || s.Memory.Total() > int64(bytes) {
+			most, step = p.Layers+step, step/2
+			continue
+		}
+		p.Layers += step
+		p.Parameters, p.MiB = s.Parameters, s.Memory.Total()>>20
+		p.Steps, p.Extra = s.Memory.Again, s.Memory.Extra
+		if most < 0 {
+			step *= 2
 		}
 	}
 	return nil
@@ -59,7 +89,8 @@ func (p planned) summary(layers, bytes int) (vm.Summary, error) {
 	if _, err := gorgonia.Grad(loss, b.learnables...); err != nil {
 		return vm.Summary{}, fmt.Errorf("%d layers: %w", layers, err)
 	}
-	options := []vm.Option{vm.WithPrecision(vm.BF16), vm.WithSolver(adamw(), b.learnables...)}
+	options := []vm.Option{vm.WithPrecision(vm.BF16), vm.WithSolver(adamw(), b.learnables...),
+		vm.WithShards(stages[p.Shards])}
 	if p.Again {
 		options = append(options, vm.WithMemory(bytes))
 	}

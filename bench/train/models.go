@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -20,25 +21,44 @@ type model struct {
 	build      func(b *builder) *gorgonia.Node
 	solver     func() autograd.Solver
 	precisions []vm.Precision
+	gpt        *transformer // that build is the loss of, nil for other models
+}
+
+// gpt is the model of a transformer.
+func gpt(t transformer, p vm.Precision) model {
+	return model{t.loss, adamw, []vm.Precision{p}, &t}
+}
+
+// resized returns a model with so many layers and samples, each 0 for its own, if it is a GPT.
+func (m model) resized(layers, batch int) model {
+	if m.gpt == nil {
+		return m
+	}
+	t := *m.gpt
+	t.layers, t.batch = cmp.Or(layers, t.layers), cmp.Or(batch, t.batch)
+	m.build = t.loss
+	return m
 }
 
 // models are the models of train_torch.py.
 var models = map[string]model{
-	"mlp": {perceptron(64, 64, 128, 10), sgd, []vm.Precision{vm.F32}},
+	"mlp": {perceptron(64, 64, 128, 10), sgd, []vm.Precision{vm.F32}, nil},
 	"mlp-large": {perceptron(1024, 784, 4096, 4096, 4096, 4096, 10), sgd,
-		[]vm.Precision{vm.F32, vm.TF32}},
-	"cnn":     {digits(64), sgd, []vm.Precision{vm.F32}},
-	"convnet": {convnet(256), sgd, []vm.Precision{vm.F32}},
-	"nanogpt": {transformer{vocabulary: 65, batch: 12, context: 64, width: 128, heads: 4,
-		layers: 4}.loss, adamw, []vm.Precision{vm.F32}},
-	"gpt": {transformer{vocabulary: 256, batch: 16, context: 512, width: 1024, heads: 16,
-		layers: 8}.loss, adamw, []vm.Precision{vm.BF16}},
-	"gpt2": {transformer{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 12,
-		layers: 12}.loss, adamw, []vm.Precision{vm.BF16}},
+		[]vm.Precision{vm.F32, vm.TF32}, nil},
+	"cnn":     {digits(64), sgd, []vm.Precision{vm.F32}, nil},
+	"convnet": {convnet(256), sgd, []vm.Precision{vm.F32}, nil},
+	"nanogpt": gpt(transformer{vocabulary: 65, batch: 12, context: 64, width: 128, heads: 4,
+		layers: 4}, vm.F32),
+	"gpt": gpt(transformer{vocabulary: 256, batch: 16, context: 512, width: 1024, heads: 16,
+		layers: 8}, vm.BF16),
+	"gpt2": gpt(transformer{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 12,
+		layers: 12}, vm.BF16),
+	"gpt-1b3": gpt(transformer{vocabulary: 50304, batch: 2, context: 1024, width: 2048, heads: 16,
+		layers: 24}, vm.BF16),
 	"resnet18": {resnet{batch: 128, filters: 64, stages: []int{2, 2, 2, 2}}.loss, decayed,
-		allPrecisions},
+		allPrecisions, nil},
 	"lstm": {recurrent{vocabulary: 256, batch: 64, steps: 128, hidden: 512, layers: 2}.loss, adam,
-		allPrecisions},
+		allPrecisions, nil},
 }
 
 // allPrecisions are the precisions there are.
@@ -89,14 +109,21 @@ func (b *builder) empty(dt tensor.Dtype, shape ...int) *gorgonia.Node {
 		gorgonia.WithName(fmt.Sprint("v", len(b.graph.AllNodes()))))
 }
 
+// distinct is how many elements of a variable are drawn: larger ones repeat them, since a second
+// for each 100 M elements would be most of the time of a measurement.
+const distinct = 1<<20 - 3
+
 // normal returns a variable of normal numbers.
 func (b *builder) normal(deviation float64, shape ...int) *gorgonia.Node {
 	if b.unset {
 		return b.empty(tensor.Float32, shape...)
 	}
 	data := make([]float32, tensor.Shape(shape).TotalSize())
-	for i := range data {
+	for i := range data[:min(len(data), distinct)] {
 		data[i] = float32(b.random.NormFloat64() * deviation)
+	}
+	for i := distinct; i < len(data); i += distinct {
+		copy(data[i:], data[:distinct])
 	}
 	return b.variable(data, shape...)
 }

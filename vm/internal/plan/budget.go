@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -146,7 +147,9 @@ func newReruns(p *Plan) *reruns {
 			case Input:
 				ends[d.Buffer] = min(ends[d.Buffer], i)
 			case Arena:
-				all += b.Bytes
+				if _, exchange := s.Op.(Send); !exchange { // which is memory for others' values
+					all += b.Bytes
+				}
 			}
 		}
 		for _, a := range s.Args {
@@ -186,14 +189,27 @@ func (p *Plan) repeats(s Step, writes []int) bool {
 	once := func(a Ref) bool { return p.arena(a) && writes[a.Buffer] == 1 }
 	return s.Runs == 0 && !slices.ContainsFunc(s.Dsts, func(d Ref) bool { return !once(d) }) &&
 		!slices.ContainsFunc(s.Args, func(a Ref) bool {
-			switch p.Buffers[a.Buffer].Kind {
-			case Slot, Partial, State, Whole, Scattered, Gathered:
+			switch b := p.Buffers[a.Buffer]; b.Kind {
+			case Slot, Partial, State, Whole, Scattered:
 				return true
+			case Gathered: // and again before another step
+				u := p.updates[b.Index]
+				return !u.Shard.alone() || p.gathers(u.Bucket) > 1
 			case Arena:
 				return !once(a)
 			}
 			return false
 		})
+}
+
+// gathers returns how often a bucket is gathered.
+func (p *Plan) gathers(bucket int) (n int) {
+	for _, s := range p.Steps {
+		if op, ok := s.Op.(Send); ok && op.Kind == backend.AllGather && op.Bucket == bucket {
+			n++
+		}
+	}
+	return n
 }
 
 // arena reports whether a value is the arena's.

@@ -15,6 +15,8 @@ type Send struct {
 	Bucket int
 	// Kind is AllReduce, or of shards ReduceScatter and then AllGather: see [Shard].
 	Kind backend.Kind
+	// Half says that an AllGather is of BF16.
+	Half bool
 	// Products is how many products and attentions run beside the exchange.
 	Products int
 }
@@ -31,6 +33,9 @@ func (o Send) String() string {
 	case backend.ReduceScatter:
 		return fmt.Sprintf("scatter bucket %d", o.Bucket-1)
 	case backend.AllGather:
+		if o.Half {
+			return fmt.Sprintf("gather bucket %d in bf16", o.Bucket-1)
+		}
 		return fmt.Sprintf("gather bucket %d", o.Bucket-1)
 	}
 	return fmt.Sprintf("send bucket %d", o.Bucket-1)
@@ -196,11 +201,18 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 
 // ExchangedBytes returns the size of the bucket that a Receive ends the exchange of.
 func (p *Plan) ExchangedBytes(step int) (n int) {
+	end, half := p.Steps[step].Op.(Receive), false
 	for _, s := range p.Steps {
-		if send, ok := s.Op.(Send); ok && send.Kind != backend.AllGather &&
-			send.Bucket == p.Steps[step].Op.(Receive).Bucket {
+		switch send, ok := s.Op.(Send); {
+		case !ok || send.Bucket != end.Bucket:
+		case send.Kind == backend.AllGather:
+			half = send.Half && end.Kind == send.Kind
+		default:
 			n = Step{Args: s.Args}.Bytes()
 		}
+	}
+	if half {
+		n /= 2 // gradients are F32
 	}
 	return n
 }

@@ -28,7 +28,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted),
 		map[setting]Ref{}}
 	l.shareBuckets()
-	l.bucketing.shards.lent.find(p, updates)
+	l.bucketing.shards.lent.find(p, updates, p.Results[n:])
 	all, err := limits.groups(p, wanted, anew, l.bucketing, plain)
 	if err != nil {
 		return nil, err

@@ -11,13 +11,14 @@ import (
 // variables is gathered before the first step that reads one of them, and again later if other
 // buckets were read meanwhile (FSDP: Zhao et al., arXiv:2304.11277, and stage 3 of ZeRO).
 type lent struct {
-	of      map[int]int   // the updates of these variables, by input
-	values  map[int]ir.ID // the variables, by update
-	needs   [][]int       // by group: buckets that it reads
-	present []int         // buckets that are gathered, the one used last behind the others
-	coming  int           // the bucket that is under way, 0 for none
-	room    room          // of that
-	taken   []Ref         // the memory that it takes
+	of      map[int]int // the updates of these variables, by input
+	values  [][]ir.ID   // the variables, or what is made of them in BF16, by update
+	small   []bool      // by bucket: it stays gathered, since others are far larger
+	needs   [][]int     // by group: buckets that it reads
+	present []int       // buckets that are gathered, the one used last behind the others
+	coming  int         // the bucket that is under way, 0 for none
+	room    room        // of that
+	taken   []Ref       // the memory that it takes
 }
 
 // lentBuckets is how many buckets of variables stay gathered: the last ones that were read.
@@ -39,26 +40,68 @@ func (l *layouter) lends(id ir.ID) (update int, ok bool) {
 	return update, ok
 }
 
+// smallLent is how many times smaller than the largest a bucket is that stays gathered: one of
+// biases, say, which all layers read.
+const smallLent = 16
+
 // find finds the variables. One that no step reads is lent, too, with its bucket: values has none.
-func (s *lent) find(p *ir.Program, updates []Update) {
-	s.of, s.values = map[int]int{}, map[int]ir.ID{}
+func (s *lent) find(p *ir.Program, updates []Update, gradients []ir.ID) {
+	s.of, s.values = map[int]int{}, make([][]ir.ID, len(updates))
+	var bytes []int // by bucket
 	for i, u := range updates {
 		if u.Shard.alone() {
 			s.of[u.Input] = i
+			for len(bytes) < u.Bucket {
+				bytes = append(bytes, 0)
+			}
+			d := u.Shard.gathers(p.Values[gradients[i]].DType)
+			bytes[u.Bucket-1] = u.Shard.Chunk * u.Shard.Ranks * d.Size()
 		}
 	}
+	for _, n := range bytes {
+		s.small = append(s.small, n*smallLent <= slices.Max(bytes))
+	}
 	for id, v := range p.Values {
-		if in, ok := v.Op.(ir.Input); ok {
-			if update, lent := s.of[in.Index]; lent {
-				s.values[update] = ir.ID(id)
-			}
+		x := ir.ID(id)
+		if v.Op == (ir.Cast{}) {
+			x = v.Args[0]
+		}
+		in, ok := p.Values[x].Op.(ir.Input)
+		if update, lent := s.of[in.Index]; ok && lent &&
+			(v.Op != ir.Cast{} || updates[update].Shard.Half) {
+			s.values[update] = append(s.values[update], ir.ID(id))
 		}
 	}
 }
 
+// Halved reports of which updates the variable is read as BF16 alone, as products of that precision
+// do: ranks may gather its digits of that. Updates need no more than Input and Gradient.
+func Halved(p *ir.Program, updates []Update) ([]bool, error) {
+	q, err := lowered(p, updates)
+	if err != nil {
+		return nil, err
+	}
+	halved, users := make([]bool, len(updates)), outside(q)
+	for i, u := range updates {
+		of := ir.Input{Index: u.Input}
+		for id, v := range q.Values {
+			if v.Op != of {
+				continue
+			}
+			halved[i] = v.DType == backend.F32 && len(users[id]) > 0 &&
+				!slices.ContainsFunc(users[id], func(user ir.ID) bool {
+					by := q.Values[user]
+					return by.Op != (ir.Cast{}) || by.DType != backend.BF16
+				})
+		}
+	}
+	return halved, nil
+}
+
 // borrow makes sure that a variable of which ranks have parts is gathered, or its cast is computed.
 func (l *layouter) borrow(id ir.ID, update int) {
-	if l.program.Values[id].Op == (ir.Cast{}) {
+	if s := l.bucketing.shards.updates[update].Shard; l.program.Values[id].Op == (ir.Cast{}) &&
+		!s.Half {
 		l.cast(id)
 		return
 	}
@@ -84,9 +127,9 @@ func (l *layouter) gatherLent(bucket int) {
 	}
 	of := l.bucketing.buckets[bucket-1]
 	first := l.bucketing.shards.updates[of[0]].Shard
-	dtype := l.program.Values[l.bucketing.gradients[of[0]]].DType
-	in := room{gathered: l.roomOf(bucket, Arena, first.Ranks, "variables of a bucket"),
-		chunk: l.roomOf(bucket, Arena, 1, "the shard of a bucket")}
+	dtype := first.gathers(l.bucketDType(bucket))
+	in := room{gathered: l.roomOf(bucket, Arena, first.Ranks, "variables of a bucket", dtype),
+		chunk: l.roomOf(bucket, Arena, 1, "the shard of a bucket", dtype)}
 	var args []Ref
 	for _, update := range of {
 		u := l.bucketing.shards.updates[update]
@@ -96,9 +139,11 @@ func (l *layouter) gatherLent(bucket int) {
 		part := Buffer{Kind: Scattered, Index: update, DType: dtype}
 		in.place(&part, u.Shard)
 		to := l.buffer(part, ir.Of(u.Shard.To-u.Shard.From), dtype, -1)
-		w, _ := l.variable(u.Input, to) // which has these elements alone
-		if id, read := s.values[update]; read {
-			l.plan.Buffers[w.Buffer].Name = l.program.Values[id].Name
+		like := to
+		like.DType = l.bucketDType(bucket)
+		w, _ := l.variable(u.Input, like) // which has these elements alone
+		if ids := s.values[update]; ids != nil {
+			l.plan.Buffers[w.Buffer].Name = l.program.Values[ids[0]].Name
 		}
 		b := newLoop(to.Shape, ir.Dims{})
 		b.store(b.load(l.plan, w), to)
@@ -106,7 +151,8 @@ func (l *layouter) gatherLent(bucket int) {
 		args = append(args, b.dsts[0])
 	}
 	s.room, s.coming = in, bucket
-	s.taken = l.exchange(Send{Bucket: bucket, Kind: backend.AllGather}, args, in.gathered, in.chunk)
+	s.taken = l.exchange(Send{Bucket: bucket, Kind: backend.AllGather, Half: first.Half}, args,
+		in.gathered, in.chunk)
 	l.plan.Steps[len(l.plan.Steps)-1].Runs = 0
 }
 
@@ -117,15 +163,19 @@ func (l *layouter) receiveLent(bucket int) {
 	at := len(l.plan.Steps)
 	for _, update := range l.bucketing.buckets[bucket-1] {
 		v := l.program.Values[l.bucketing.gradients[update]] // is like the variable
-		part := Buffer{Kind: Gathered, Index: update, DType: v.DType}
-		s.room.place(&part, l.bucketing.shards.updates[update].Shard)
-		if id, read := s.values[update]; read {
-			v, part.Name = l.program.Values[id], l.program.Values[id].Name
-			l.setRef(id, l.buffer(part, v.Shape, v.DType, at))
-			step.Dsts = append(step.Dsts, l.refs[id])
-		} else {
-			step.Dsts = append(step.Dsts, l.buffer(part, v.Shape, v.DType, at))
+		of := l.bucketing.shards.updates[update].Shard
+		part := Buffer{Kind: Gathered, Index: update, DType: of.gathers(v.DType)}
+		s.room.place(&part, of)
+		ids := s.values[update]
+		if ids != nil {
+			v = l.program.Values[ids[0]]
+			part.Name = v.Name
 		}
+		to := l.buffer(part, v.Shape, part.DType, at)
+		for _, id := range ids {
+			l.setRef(id, to)
+		}
+		step.Dsts = append(step.Dsts, to)
 	}
 	l.plan.Steps = append(l.plan.Steps, step)
 	s.coming, s.present = 0, append(s.present, bucket)
@@ -143,9 +193,15 @@ func (l *layouter) lend(group int) {
 		at := slices.Index(s.present, bucket)
 		s.present = append(slices.Delete(s.present, at, at+1), bucket)
 	}
-	for len(s.present) > lentBuckets && !slices.Contains(s.needs[group], s.present[0]) {
-		l.forget(s.present[0])
-		s.present = s.present[1:]
+	stays := func(bucket int) bool {
+		first := l.bucketing.buckets[bucket-1][0]
+		return s.small[bucket-1] || l.bucketing.shards.updates[first].Shard.Stays
+	}
+	passing := slices.DeleteFunc(slices.Clone(s.present), stays)
+	for len(passing) > lentBuckets && !slices.Contains(s.needs[group], passing[0]) {
+		l.forget(passing[0])
+		s.present = slices.DeleteFunc(s.present, func(b int) bool { return b == passing[0] })
+		passing = passing[1:]
 	}
 	for _, needs := range s.needs[group+1:] {
 		for _, bucket := range needs {

@@ -21,6 +21,7 @@ type meaning struct {
 	shapes  numbers[ir.Dims]
 	layouts numbers[axes]
 	lists   [32]list // some of the layouts that were asked for last
+	halved  []int    // inputs whose digits of BF16 mean something else than all: see [Shard]
 	scratch fuse.Program
 	loads   []tensor     // of the operands of a loop
 	places  []fuse.Value // of these in the scratch program
@@ -501,8 +502,22 @@ func (m *meaning) element(p *ir.Program, v *ir.Value, values []tensor) tensor {
 	for _, a := range v.Args {
 		m.places = append(m.places, m.load(values[a], p.Values[a].DType))
 	}
-	y := compute(&m.scratch, *v, m.places)
-	return m.run(&m.scratch, m.loads)[y]
+	result := compute(&m.scratch, *v, m.places)
+	y := m.run(&m.scratch, m.loads)[result]
+	if v.Op == (ir.Cast{}) && v.DType == backend.BF16 {
+		in, ok := p.Values[v.Args[0]].Op.(ir.Input)
+		if ok && slices.Contains(m.halved, in.Index) {
+			return m.rounded(y)
+		}
+	}
+	return y
+}
+
+// rounded returns the digits of BF16 of x. Elsewhere x has the same meaning in any precision, and
+// dtypes say which it is.
+func (m *meaning) rounded(x tensor) tensor {
+	return m.elementwise(&term{op: fuse.Cast, dtype: backend.BF16, args: [4]tensor{x}}, 1,
+		m.size(x))
 }
 
 // view returns a value that shares the memory of its operand.

@@ -25,6 +25,19 @@ type Shard struct {
 	// Alone says that the rank has these elements of the variable alone. The ranks gather a bucket
 	// of variables before they are read, in the arena, and updates write the shards.
 	Alone bool
+	// Half says that a bucket of variables that ranks have alone is gathered in BF16, which each
+	// rank makes of its shard: nothing else reads these variables ([Halved]).
+	Half bool
+	// Stays says that such a bucket is gathered once in a run, and not again when others were read.
+	Stays bool
+}
+
+// gathers returns the dtype in which a bucket of variables of a dtype is gathered.
+func (s *Shard) gathers(d backend.DType) backend.DType {
+	if s != nil && s.Half {
+		return backend.BF16
+	}
+	return d
 }
 
 // alone reports whether a rank has a part of a variable, and gathers it.
@@ -87,22 +100,27 @@ func (l *layouter) shareBuckets() {
 		}
 		of := s.updates[bucket[0]].Shard
 		if of.Placed {
-			s.memory[i] = room{l.roomOf(i+1, Arena, of.Ranks, "gradients of a bucket"),
-				l.roomOf(i+1, Arena, 1, "the shard of a bucket"),
-				l.roomOf(i+1, Arena, of.Ranks, "variables of a bucket")}
+			d := l.bucketDType(i + 1)
+			s.memory[i] = room{l.roomOf(i+1, Arena, of.Ranks, "gradients of a bucket", d),
+				l.roomOf(i+1, Arena, 1, "the shard of a bucket", d),
+				l.roomOf(i+1, Arena, of.Ranks, "variables of a bucket", d)}
 			continue
 		}
-		whole := l.roomOf(i+1, Whole, of.Ranks, "bucket")
+		whole := l.roomOf(i+1, Whole, of.Ranks, "bucket", l.bucketDType(i+1))
 		s.memory[i] = room{whole, whole, whole}
 	}
 }
 
+// bucketDType returns the dtype of the gradients of a bucket.
+func (l *layouter) bucketDType(bucket int) backend.DType {
+	return l.program.Values[l.bucketing.gradients[l.bucketing.buckets[bucket-1][0]]].DType
+}
+
 // roomOf makes memory of so many chunks of a bucket.
-func (l *layouter) roomOf(bucket int, kind Kind, chunks int, what string) int {
+func (l *layouter) roomOf(bucket int, kind Kind, chunks int, what string, d backend.DType) int {
 	first := l.bucketing.buckets[bucket-1][0]
 	return l.buffer(Buffer{Kind: kind, Index: bucket, Name: what},
-		ir.Of(chunks*l.bucketing.shards.updates[first].Shard.Chunk),
-		l.program.Values[l.bucketing.gradients[first]].DType, -1).Buffer
+		ir.Of(chunks*l.bucketing.shards.updates[first].Shard.Chunk), d, -1).Buffer
 }
 
 // within gives what belongs to an update its part of the memory of the bucket, if ranks divide it.

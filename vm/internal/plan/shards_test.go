@@ -278,6 +278,80 @@ func TestShardsOfVariables(t *testing.T) {
 	}
 }
 
+// TestVariablesAreGatheredInBF16: those that nothing reads in F32 are, once in a run if they stay,
+// and the others in F32. A small bucket stays, too.
+func TestVariablesAreGatheredInBF16(t *testing.T) {
+	const n = 4
+	p := &program{Program: ir.Program{Precision: ir.BF16}}
+	var weights, hidden []ir.ID
+	h, bias := p.input(0, 32, 32), p.input(1+n, 1, 32)
+	for i := range n {
+		weights, hidden = append(weights, p.input(1+i, 32, 32)), append(hidden, h)
+		h = p.binary(fuse.Add, p.add(ir.MatMul{}, ir.Of(32, 32), h, weights[i]),
+			p.add(ir.Broadcast{}, ir.Of(32, 32), bias))
+		h = p.unary(fuse.Tanh, h)
+	}
+	p.Results = []ir.ID{h}
+	shard := func(size int) *Shard {
+		return &Shard{To: size / 2, Chunk: size / 2, Ranks: 2, Alone: true}
+	}
+	var updates []Update
+	for i := n - 1; i >= 0; i-- {
+		gradient := p.add(ir.MatMul{TransA: true}, ir.Of(32, 32), hidden[i], h)
+		h = p.add(ir.MatMul{TransB: true}, ir.Of(32, 32), h, weights[i])
+		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+			Bucket: n - i, Rule: descent, Shard: shard(1024)})
+	}
+	sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(32), h)
+	updates = append(updates, Update{Input: 1 + n, Gradient: p.add(ir.Reshape{}, ir.Of(1, 32), sum),
+		Kept: 1, Bucket: n + 1, Rule: descent, Shard: shard(32)})
+	halved, err := Halved(&p.Program, updates)
+	if want := []bool{true, true, true, true, false}; err != nil || !slices.Equal(halved, want) {
+		t.Fatalf("%v, %v, want %v", halved, err, want)
+	}
+	for _, stays := range []bool{false, true} {
+		for i := range updates {
+			updates[i].Shard.Half, updates[i].Shard.Stays = halved[i], halved[i] && stays
+		}
+		planned, err := New(&p.Program, updates...)
+		if err == nil {
+			_, err = Plain(&p.Program, updates...)
+		}
+		if err != nil || planned.Doubt != nil {
+			t.Fatal(err, planned.Doubt)
+		}
+		gathers := map[bool]int{}
+		for _, s := range planned.Steps {
+			if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
+				gathers[send.Half]++
+			}
+		}
+		if want := (n + n - 2); gathers[false] != 1 || stays && gathers[true] != n ||
+			!stays && gathers[true] != want && gathers[true] != want-1 {
+			t.Errorf("stays %v: %v gathers in\n%v", stays, gathers, planned)
+		}
+		for i, s := range planned.Steps {
+			send, ok := s.Op.(Send)
+			if !ok || !send.Half {
+				continue
+			}
+			broken := *planned
+			broken.Steps = slices.Clone(planned.Steps)
+			send.Half = false
+			broken.Steps[i].Op = send
+			if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), "in BF16") {
+				t.Errorf("%v in\n%v", err, &broken)
+			}
+		}
+	}
+	updates[n].Shard.Half = true // although a loop reads it
+	if planned, err := New(&p.Program, updates...); err == nil ||
+		!strings.Contains(err.Error(), "is not what it must be") &&
+			!strings.Contains(err.Error(), "what the program does not") {
+		t.Errorf("digits of BF16 are read as all of them: %v in\n%v", err, planned)
+	}
+}
+
 // TestShardsAccumulate: sums of runs stay whole until the last one.
 func TestShardsAccumulate(t *testing.T) {
 	planned := sharded(t, 1, 3, false, func(u *Update) {

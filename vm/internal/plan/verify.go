@@ -23,6 +23,11 @@ import (
 // [meaning].
 func Verify(p *Plan) error {
 	m := newMeaning(len(p.of.Values))
+	for _, u := range p.updates {
+		if u.Shard.alone() && u.Shard.Half {
+			m.halved = append(m.halved, u.Input)
+		}
+	}
 	r := &proof{meaning: m, plan: p, live: make([]int, 0, len(p.Buffers)),
 		args: make([]operand, 0, 16)}
 	r.wanted, r.due = m.program(p.of)

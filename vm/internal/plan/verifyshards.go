@@ -98,8 +98,9 @@ func (r *proof) lie(values []Ref, kind Kind, updates []int, in []Ref) error {
 			}
 		}
 		size := v.DType.Size()
-		return b.memory() == (memory{kind, update, 0}) && b.Within == 1+of && b.At == at*size &&
-			v.Offset == 0 && v.Dense() && v.Span() == n && b.Bytes == n*size
+		return v.DType == in[0].DType && b.memory() == (memory{kind, update, 0}) &&
+			b.Within == 1+of && b.At == at*size && v.Offset == 0 && v.Dense() && v.Span() == n &&
+			b.Bytes == n*size
 	}) {
 		return fmt.Errorf("it does not exchange all of the updates %v", updates)
 	}
@@ -108,15 +109,21 @@ func (r *proof) lie(values []Ref, kind Kind, updates []int, in []Ref) error {
 
 // takes returns an error unless an exchange has memory for a whole bucket, and for a chunk unless
 // that is in place.
-func (r *proof) takes(bucket int, memory []Ref) error {
-	all, _ := r.members(bucket)
+func (r *proof) takes(op Send, memory []Ref) error {
+	all, _ := r.members(op.Bucket)
 	if len(memory) == 0 || len(memory) > 2 {
 		return fmt.Errorf("it takes %d pieces of memory", len(memory))
 	}
 	for _, update := range all {
-		s := r.plan.updates[update].Shard
+		s, d := r.plan.updates[update].Shard, r.dtype(update)
+		if op.Half != (op.Kind == backend.AllGather && s.Half) {
+			return fmt.Errorf("the exchange is in BF16: %v, want %v for update %d", op.Half, s.Half,
+				update)
+		} else if op.Half {
+			d = backend.BF16
+		}
 		for i, n := range []int{s.Chunk * s.Ranks, s.Chunk}[:len(memory)] {
-			if m := &memory[i]; !r.whole(m) || m.Span() != n || m.DType != r.dtype(update) {
+			if m := &memory[i]; !r.whole(m) || m.Span() != n || m.DType != d {
 				return fmt.Errorf("a bucket of %d chunks of %d elements is exchanged in %s",
 					s.Ranks, s.Chunk, r.plan.text(*m))
 			}
@@ -136,7 +143,7 @@ func (r *proof) sendShards(op Send, s *Step) error {
 	}
 	err := r.divides(op.Bucket, true)
 	if err == nil {
-		err = r.takes(op.Bucket, s.Dsts)
+		err = r.takes(op, s.Dsts)
 	}
 	if err == nil {
 		err = r.lie(s.Args, kind, leave, s.Dsts)
@@ -178,7 +185,11 @@ func (r *proof) receiveShards(op Receive, s *Step) error {
 	}
 	for _, update := range all {
 		if r.plan.updates[update].Shard.Alone {
-			r.gives = append(r.gives, r.variable(update))
+			x := r.variable(update)
+			if r.plan.updates[update].Shard.Half {
+				x = r.rounded(x)
+			}
+			r.gives = append(r.gives, x)
 			continue
 		}
 		shard := tensor{}
