@@ -53,15 +53,15 @@ func residual(t testing.TB, dt tensor.Dtype) *model {
 
 // TestConvolutionsWithChannelsLast: gradients equal the host's up to the order of sums.
 func TestConvolutionsWithChannelsLast(t *testing.T) {
-	convolutionsWithChannelsLast(t, lastly{fake(t)})
+	convolutionsWithChannelsLast(t, lastly{fake(t)}, 1e-4)
 }
 
-func convolutionsWithChannelsLast(t *testing.T, d backend.Device) {
+func convolutionsWithChannelsLast(t *testing.T, d backend.Device, tf32 float64) {
 	for name, build := range map[string]func(testing.TB, tensor.Dtype) *model{
 		"convnet": convnet, "residual": residual} {
 		exact := build(t, tensor.Float32)
 		once(t, exact, nil)
-		for p, tolerance := range map[vm.Precision]float64{vm.TF32: 1e-4, vm.BF16: 2 * roundings} {
+		for p, tolerance := range map[vm.Precision]float64{vm.TF32: tf32, vm.BF16: 2 * roundings} {
 			m := build(t, tensor.Float32)
 			once(t, m, d, vm.WithPrecision(p))
 			for i, w := range exact.params {
