@@ -3,14 +3,12 @@ package launch
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -21,25 +19,25 @@ import (
 type HostLost struct {
 	Host string // as it is in Job.Hosts
 
-	ranks string
+	ranks []int
 	why   error
 }
 
 // Error names the host and says what is known of its loss.
 func (e *HostLost) Error() string {
-	return fmt.Sprintf("host %s is lost, with %s: %v", e.Host, e.ranks, e.why)
+	return fmt.Sprintf("host %s is lost, with %s: %v", e.Host, span(e.ranks), e.why)
 }
 
 // cluster is a job on hosts.
 type cluster struct {
 	job     Job
 	hosts   []*remote // in the order of Job.Hosts; each attempt has new connections
-	kits    map[platform]kit
-	scratch *scratch // nil before something is built
+	kits    map[platform][]file
+	builder *builder
 }
 
 // newCluster prepares the job.
-func newCluster(j Job) *cluster {
+func newCluster(j Job, b *builder) *cluster {
 	var noticing sync.Mutex // hosts do at any time
 	notice := j.notice
 	j.Notice = func(text string) {
@@ -47,18 +45,11 @@ func newCluster(j Job) *cluster {
 		defer noticing.Unlock()
 		notice(text)
 	}
-	c := &cluster{job: j, kits: map[platform]kit{}}
+	c := &cluster{job: j, kits: map[platform][]file{}, builder: b}
 	for _, h := range j.Hosts {
 		c.hosts = append(c.hosts, &remote{Host: h})
 	}
 	return c
-}
-
-// close removes what was built.
-func (c *cluster) close() {
-	if c.scratch != nil {
-		c.scratch.remove()
-	}
 }
 
 // attempt runs the ranks once; n counts from 0. In the first attempt every host must be there.
@@ -87,18 +78,17 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 // choose divides the ranks among hosts: those that were never lost, then those that were. With
 // too few slots it divides fewer ranks. An elastic job uses all hosts.
 func (c *cluster) choose() (used []*remote) {
-	left, first := c.job.Ranks, 0
+	left := c.job.Ranks
 	if c.job.Elastic != nil {
 		left = Slots(c.job.Hosts)
 	}
 	for _, lost := range []bool{false, true} {
 		for i, h := range c.hosts {
-			if h.gone != nil || left == 0 || lost != h.lost {
+			if h.unreachable() || left == 0 || lost != h.wasLost() {
 				continue
 			}
-			h = &remote{Host: h.Host, lost: lost, first: first, ranks: min(h.Slots, left),
-				running: map[int]*rank{}}
-			first, left = first+h.ranks, left-h.ranks
+			h = &remote{Host: h.Host, lost: lost, ranks: min(h.Slots, left)}
+			left -= h.ranks
 			c.hosts[i], used = h, append(used, h)
 		}
 	}
@@ -108,14 +98,17 @@ func (c *cluster) choose() (used []*remote) {
 // placement says which ranks are where, and which hosts are left out.
 func (c *cluster) placement(used []*remote) string {
 	var with, without []string
+	next := 0
+	for _, h := range used {
+		var ranks []int
+		for range h.ranks {
+			ranks = append(ranks, next)
+			next++
+		}
+		with = append(with, h.Name+" with "+span(ranks))
+	}
 	for _, h := range c.hosts {
-		if slices.Contains(used, h) {
-			var ranks []int
-			for i := range h.ranks {
-				ranks = append(ranks, h.first+i)
-			}
-			with = append(with, h.Name+" with "+span(ranks))
-		} else if h.lost {
+		if h.wasLost() && !slices.Contains(used, h) {
 			without = append(without, h.Name)
 		}
 	}
@@ -123,16 +116,10 @@ func (c *cluster) placement(used []*remote) string {
 	if len(without) > 0 {
 		text += "; left out: " + strings.Join(without, ", ")
 	}
-	if ranks := size(used); ranks < c.job.Ranks {
-		text += fmt.Sprintf("; they are %d instead of %d", ranks, c.job.Ranks)
+	if next < c.job.Ranks {
+		text += fmt.Sprintf("; they are %d instead of %d", next, c.job.Ranks)
 	}
 	return text
-}
-
-// size is how many ranks hosts have together.
-func size(used []*remote) int {
-	last := used[len(used)-1]
-	return last.first + last.ranks
 }
 
 // connect connects to hosts, and makes them launchers if all of them can be reached.
@@ -146,20 +133,20 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 		return err
 	}
 	for _, h := range hosts {
-		k, found := c.kits[h.platform]
-		if !found {
-			var err error
-			if k, err = c.newKit(ctx, h.platform); err != nil {
-				return fmt.Errorf("host %s: %w", h.Name, err)
+		if c.job.Elastic != nil && h.guest == "" {
+			return h.about(errors.New("its ssh server does not set SSH_CONNECTION, so its ranks " +
+				"cannot reach the register of an elastic job on this machine"))
+		}
+		if c.kits[h.platform] == nil {
+			k, err := c.newKit(ctx, h.platform)
+			if err != nil {
+				return h.about(err)
 			}
 			c.kits[h.platform] = k
 		}
-		h.kit = k
+		h.kit = c.kits[h.platform]
 	}
 	reached(hosts)
-	if err := c.checkRegister(hosts); err != nil {
-		return err
-	}
 	return c.each(ctx, hosts, (*remote).prepare)
 }
 
@@ -167,34 +154,30 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 func unreached(hosts []*remote) error {
 	var errs []error
 	for _, h := range hosts {
-		if h.gone != nil {
-			errs = append(errs, fmt.Errorf("host %s: %w", h.Name, h.gone))
-		}
+		errs = append(errs, h.down.get())
 	}
 	return errors.Join(errs...)
 }
 
-// each does something with all hosts at once. Where that fails, the host is gone. A signal, or the
+// each does something with all hosts at once. Where that fails, the host is down. A signal, or the
 // end of ctx, stops it.
 func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) error) error {
 	all := make(chan struct{})
 	go func() {
-		forAll(hosts, func(h *remote) { h.gone = f(h) })
+		forAll(hosts, func(h *remote) {
+			if err := f(h); err != nil {
+				h.down.set(h.about(err))
+			}
+		})
 		close(all)
 	}()
-	var stopped error
-	select {
-	case <-all:
-		return nil
-	case s := <-c.job.Signals:
-		stopped = &Interrupted{s}
-	case <-ctx.Done():
-		stopped = context.Cause(ctx)
+	_, stopped := until(ctx, c.job.Signals, all)
+	if stopped != nil {
+		for _, h := range hosts {
+			h.cutOff("the launcher was told to end")
+		}
+		<-all
 	}
-	for _, h := range hosts {
-		h.cutOff("the launcher was told to end")
-	}
-	<-all
 	return stopped
 }
 
@@ -210,21 +193,17 @@ func forAll(hosts []*remote, f func(*remote)) {
 // run makes attempt n on hosts that are connected.
 func (c *cluster) run(ctx context.Context, used []*remote, n int) error {
 	j := c.job
-	j.Ranks, j.Env = min(j.Ranks, size(used)), c.environment()
-	w := newWatch(j, j.environment(n, c.meeting(used, j.Ranks)))
-	w.hosts = used
-	w.begin = func(r *rank) error {
-		h := cmp.Or(place(used), used[0]) // one that was just lost has its ranks end at once
-		own := []string{fmt.Sprint("RANK=", r.number)}
-		if w.pool != nil {
-			own = w.pool.environment(r.number, j.Ranks, h)
-		}
-		slot, local := h.free(), min(h.ranks, j.Ranks) // of an elastic job a host may take more
-		h.begin(w, r, slot, slices.Concat(own, r.terminal(), []string{
-			fmt.Sprint("GROUP_RANK=", slices.Index(used, h)),
-			fmt.Sprint("LOCAL_WORLD_SIZE=", local), fmt.Sprint("LOCAL_RANK=", slot%local)}))
-		return nil
+	ranks := 0
+	for _, h := range used {
+		ranks += h.ranks
 	}
+	j.Ranks, j.Env = min(j.Ranks, ranks), c.environment()
+	host, port, err := net.SplitHostPort(j.Rendezvous)
+	if err != nil { // there is none
+		host, port = used[0].address, used[0].port
+	}
+	w := newWatch(j, j.environment(n, newMeeting(j.Ranks, host, port)))
+	w.hosts = used
 	return w.attempt(ctx, n)
 }
 
@@ -235,8 +214,8 @@ func (w *watch) task(h *remote) *task {
 	if t.Dir == "" {
 		t.Dir, _ = os.Getwd() // without one, hosts take theirs
 	}
-	if f := h.kit.program; f != nil {
-		t.Program, t.Hash = f.name, f.hash
+	if len(h.kit) > 1 {
+		t.Program, t.Hash = h.kit[1].name, h.kit[1].hash
 	}
 	if w.pool != nil {
 		t.Register = w.pool.reached(h)
@@ -244,35 +223,43 @@ func (w *watch) task(h *remote) *task {
 	return t
 }
 
-// place returns the first host that takes another rank, nil if none does.
-func place(hosts []*remote) *remote {
-	for _, h := range hosts {
-		if h.free() < h.ranks {
-			return h
-		}
+// beginThere starts a rank on the first host that has room, or else on one that was just lost,
+// where it ends at once.
+func (w *watch) beginThere(r *rank) {
+	h, slot := w.room()
+	if h == nil {
+		h = w.hosts[max(0, slices.IndexFunc(w.hosts, func(h *remote) bool {
+			return h.down.get() != nil
+		}))]
 	}
-	return nil
+	r.host, r.slot = h, slot
+	local := min(h.ranks, w.job.Ranks) // of an elastic job a host may take more
+	h.begin(w, r, slices.Concat(w.own(r, h), r.terminal(), []string{
+		fmt.Sprint("GROUP_RANK=", slices.Index(w.hosts, h)),
+		fmt.Sprint("LOCAL_WORLD_SIZE=", local), fmt.Sprint("LOCAL_RANK=", slot%local)}))
 }
 
-// meeting returns the variables by which the ranks find each other.
-func (c *cluster) meeting(used []*remote, ranks int) []string {
-	host, port, err := net.SplitHostPort(c.job.Rendezvous)
-	if err != nil { // there is none
-		host, port = used[0].address, strconv.Itoa(used[0].port)
+// room returns the first host that takes another rank, and its first slot that is free; nil if none
+// does.
+func (w *watch) room() (*remote, int) {
+	type place struct {
+		host *remote
+		slot int
 	}
-	return []string{fmt.Sprint("WORLD_SIZE=", ranks), "MASTER_ADDR=" + host, "MASTER_PORT=" + port,
-		"EURYALE_JOB=run-" + rand.Text()[:12], "EURYALE_TOKEN=" + token()}
-}
-
-// checkRegister returns an error for hosts that do not say where ranks there reach this machine.
-func (c *cluster) checkRegister(hosts []*remote) error {
-	for _, h := range hosts {
-		if c.job.Elastic != nil && h.guest == "" {
-			return fmt.Errorf("host %s: its ssh server does not set SSH_CONNECTION, so its ranks "+
-				"cannot reach the register of an elastic job on this machine", h.Name)
+	taken := map[place]bool{}
+	for _, r := range w.ranks {
+		if !r.over {
+			taken[place{r.host, r.slot}] = true
 		}
 	}
-	return nil
+	for _, h := range w.hosts {
+		for slot := range h.ranks {
+			if h.down.get() == nil && !taken[place{h, slot}] {
+				return h, slot
+			}
+		}
+	}
+	return nil, 0
 }
 
 // reached finds out by which addresses hosts reach each other: those by which ssh reaches them,
