@@ -45,16 +45,13 @@ func ReadHostfile(r io.Reader) (hosts []Host, err error) {
 	lines := bufio.NewScanner(r)
 	for number := 1; lines.Scan(); number++ {
 		text, _, _ := strings.Cut(lines.Text(), "#")
-		words := strings.Fields(strings.ReplaceAll(text, "=", " = "))
+		words := strings.Fields(text)
 		if len(words) == 0 {
 			continue
 		}
-		name, slots := words[0], 1
-		for words = words[1:]; len(words) > 0 && err == nil; words = words[min(3, len(words)):] {
-			name, slots, err = hostSetting(name, slots, words)
-		}
+		h, err := readHost(words[0], strings.Join(words[1:], " "))
 		if err == nil {
-			hosts, err = addHost(hosts, name, slots)
+			hosts, err = addHost(hosts, h.Name, h.Slots)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", number, err)
@@ -69,27 +66,28 @@ func ReadHostfile(r io.Reader) (hosts []Host, err error) {
 	return hosts, nil
 }
 
-// hostSetting reads the first of the settings that follow a host in a hostfile: KEY, =, VALUE.
-func hostSetting(name string, slots int, words []string) (string, int, error) {
-	key, value := words[0], ""
-	if len(words) > 2 && words[1] == "=" {
-		value = words[2]
+// readHost reads the settings that follow a host in a hostfile.
+func readHost(name, settings string) (Host, error) {
+	h := Host{name, 1}
+	settings = strings.NewReplacer(" = ", "=", " =", "=", "= ", "=").Replace(settings)
+	for setting := range strings.FieldsSeq(settings) {
+		key, value, _ := strings.Cut(setting, "=")
+		n, err := strconv.Atoi(value)
+		switch key {
+		case "slots":
+			h.Slots = n
+		case "max_slots", "max-slots", "slots_max":
+		case "user", "username":
+			h.Name, err = value+"@"+name, nil
+		default:
+			err = errors.ErrUnsupported
+		}
+		if err != nil {
+			return h, fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME", setting,
+				name)
+		}
 	}
-	n, err := strconv.Atoi(value)
-	switch key {
-	case "slots":
-		slots = n
-	case "max_slots", "max-slots", "slots_max":
-	case "user", "username":
-		name, err = value+"@"+name, nil
-	default:
-		err = errors.ErrUnsupported
-	}
-	if err != nil {
-		return "", 0, fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME",
-			strings.Join(words[:min(3, len(words))], ""), name)
-	}
-	return name, slots, nil
+	return h, nil
 }
 
 // addHost adds slots of a host.
