@@ -475,6 +475,36 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	}
 }
 
+// TestHostStartsNothingOnceRanksAreToldToEnd: what was ordered before may still wait to be obeyed.
+func TestHostStartsNothingOnceRanksAreToldToEnd(t *testing.T) {
+	w := newWatch(Job{Program: "/bin/true"}, nil)
+	w.heard = func(n news) { t.Errorf("it says %+v", n) }
+	w.stop(syscall.SIGTERM, errOver)
+	w.obey(order{Start: &member{}})
+	if len(w.ranks) > 0 {
+		t.Error("a rank has started")
+	}
+}
+
+func TestHostsOfALauncherWithoutADirectoryTakeTheirHome(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	in, orders := io.Pipe()
+	told, out := io.Pipe()
+	defer orders.Close()
+	go Serve(context.Background(), in, out, func() []string { return nil })
+	e, d := talk(t, orders, told)
+	err := errors.Join(e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "pwd"}}}),
+		e.Encode(order{Start: &member{}}))
+	var n news
+	for err == nil && n.Out == nil {
+		err = d.Decode(&n)
+	}
+	go io.Copy(io.Discard, told)
+	if err != nil || string(n.Out) != os.Getenv("HOME")+"\n" {
+		t.Errorf("%q, %v", n.Out, err)
+	}
+}
+
 // TestHostEndsItsRanksThoughNobodyTakesItsNews: behind a network that is cut, sshd takes no more.
 func TestHostEndsItsRanksThoughNobodyTakesItsNews(t *testing.T) {
 	in, orders := io.Pipe()
@@ -613,6 +643,7 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 			true},
 		{[]ending{because, one}, "host b: rank 1 failed first: exit status 3", 3, false},
 		{[]ending{because, lost, too}, text, 0, false},
+		{[]ending{on("a", after(0, 0, exits(1))), lost, too}, text, 0, false},
 		{[]ending{lost, too, on("a", after(1500, 0, exits(1)))}, text, 0, false},
 		{[]ending{on("a", after(0, 0, exits(2))), on("b", after(1, 1, exits(2)))},
 			"host a: rank 0 failed first: exit status 2", 2, true},

@@ -135,7 +135,7 @@ func (p *pool) replaces(e ending) bool {
 	if step := int(p.steps.Load()); step > p.step {
 		p.step, p.faults = step, 0
 	}
-	if !wasEnded(e.Status) && !errors.As(e.why, new(*HostLost)) {
+	if !wasEnded(e.Status) && !e.lost() {
 		p.faults++
 	}
 	return !p.finished && p.faults < maxFaults

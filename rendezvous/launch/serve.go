@@ -113,7 +113,7 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 		s.advise(ctx, advise)
 	}
 	dir := t.Dir
-	if _, err := os.Stat(dir + "/."); err != nil { // the host does not have it, or keeps it closed
+	if _, err := os.Stat(dir + "/."); err != nil || dir == "" { // it is not there, or closed
 		if dir, err = os.UserHomeDir(); err != nil {
 			return fmt.Errorf("find a directory for the ranks: %w", err)
 		}
@@ -165,7 +165,7 @@ func (w *watch) obey(o order) {
 	case o.Signal != 0:
 		s := syscall.Signal(o.Signal)
 		w.stop(s, &Interrupted{s})
-	case o.Start != nil:
+	case o.Start != nil && w.why == nil: // else it was ordered before all were told to end
 		r := &rank{number: o.Start.Number, tail: &tail{}}
 		if err := w.startHere(r, o.Start.Env); err != nil {
 			w.heard(news{Number: r.number, End: &ending{}, Failed: err.Error()})

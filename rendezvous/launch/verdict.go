@@ -38,12 +38,14 @@ type ending struct {
 // failed reports whether the rank did not end well.
 func (e ending) failed() bool { return !e.well() || e.Stopped || e.Hang != "" || e.why != nil }
 
+// lost reports whether the rank was on a host that is lost.
+func (e ending) lost() bool { return errors.As(e.why, new(*HostLost)) }
+
 // how says how the process ended.
 func (e ending) how() string {
-	var lost *HostLost
 	switch {
-	case errors.As(e.why, &lost):
-		return fmt.Sprintf("host %s is lost", lost.Host)
+	case e.lost():
+		return fmt.Sprintf("host %s is lost", e.host)
 	case e.why != nil:
 		return e.why.Error()
 	}
@@ -170,8 +172,11 @@ func root(ends []ending, e ending) ending {
 // likelier orders ends by how likely they are the first. A rank that fails because of
 // another exits; it is neither stopped nor killed.
 func likelier(a, b ending) int {
-	near := a.at.Sub(b.at).Abs() < sameTime
+	apart := a.at.Sub(b.at).Abs()
+	near := apart < sameTime
 	switch {
+	case a.lost() != b.lost() && apart < silence+sameTime: // it may be noticed so late
+		return trueFirst(a.lost())
 	case a.Stopped != b.Stopped:
 		return trueFirst(a.Stopped)
 	case a.Asked != b.Asked:
