@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	variables "github.com/euryale-ml/euryale/internal/env"
 )
@@ -56,7 +57,7 @@ func newCluster(j Job, b *builder) *cluster {
 // Later, a host that cannot be reached is left out.
 func (c *cluster) attempt(ctx context.Context, n int) error {
 	for {
-		used := c.choose()
+		used, missing := c.choose()
 		if len(used) == 0 {
 			return errors.New("no host is left that could be reached")
 		}
@@ -64,9 +65,9 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 		gone := unreached(used)
 		if err = cmp.Or(err, gone); err == nil {
 			if n > 0 {
-				c.job.notice(c.placement(used))
+				c.job.notice(c.placement(used, missing))
 			}
-			err = c.run(ctx, used, n)
+			err = c.run(ctx, used, c.job.Ranks-missing, n)
 		}
 		release(used)
 		if gone == nil || gone != err || n == 0 {
@@ -75,28 +76,29 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 	}
 }
 
-// choose divides the ranks among hosts: those that were never lost, then those that were. With
-// too few slots it divides fewer ranks. An elastic job uses all hosts.
-func (c *cluster) choose() (used []*remote) {
-	left := c.job.Ranks
+// choose divides the ranks among hosts: those that were never lost, then those that were. It says
+// for how many there is no slot. An elastic job uses all hosts.
+func (c *cluster) choose() (used []*remote, missing int) {
+	missing = c.job.Ranks
 	if c.job.Elastic != nil {
-		left = Slots(c.job.Hosts)
+		missing = Slots(c.job.Hosts)
 	}
 	for _, lost := range []bool{false, true} {
 		for i, h := range c.hosts {
-			if h.unreachable() || left == 0 || lost != h.wasLost() {
+			gone := h.isDown() && !h.isLost()
+			if gone || missing == 0 || lost != h.wasLost() {
 				continue
 			}
-			h = &remote{Host: h.Host, lost: lost, ranks: min(h.Slots, left)}
-			left -= h.ranks
+			h = &remote{Host: h.Host, lost: lost, ranks: min(h.Slots, missing)}
+			missing -= h.ranks
 			c.hosts[i], used = h, append(used, h)
 		}
 	}
-	return used
+	return used, missing
 }
 
 // placement says which ranks are where, and which hosts are left out.
-func (c *cluster) placement(used []*remote) string {
+func (c *cluster) placement(used []*remote, missing int) string {
 	var with, without []string
 	next := 0
 	for _, h := range used {
@@ -116,7 +118,7 @@ func (c *cluster) placement(used []*remote) string {
 	if len(without) > 0 {
 		text += "; left out: " + strings.Join(without, ", ")
 	}
-	if next < c.job.Ranks {
+	if missing > 0 {
 		text += fmt.Sprintf("; they are %d instead of %d", next, c.job.Ranks)
 	}
 	return text
@@ -162,15 +164,11 @@ func unreached(hosts []*remote) error {
 // each does something with all hosts at once. Where that fails, the host is down. A signal, or the
 // end of ctx, stops it.
 func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) error) error {
-	all := make(chan struct{})
-	go func() {
-		forAll(hosts, func(h *remote) {
-			if err := f(h); err != nil {
-				h.down.set(h.about(err))
-			}
-		})
-		close(all)
-	}()
+	all := forAll(hosts, func(h *remote) {
+		if err := f(h); err != nil {
+			h.down.set(h.about(err))
+		}
+	})
 	_, stopped := until(ctx, c.job.Signals, all)
 	if stopped != nil {
 		for _, h := range hosts {
@@ -181,28 +179,29 @@ func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) err
 	return stopped
 }
 
-// forAll does something with all hosts at once.
-func forAll(hosts []*remote, f func(*remote)) {
+// forAll does something with all hosts at once. The channel is closed when that is done.
+func forAll(hosts []*remote, f func(*remote)) <-chan struct{} {
 	var running sync.WaitGroup
-	defer running.Wait()
 	for _, h := range hosts {
 		running.Go(func() { f(h) })
 	}
+	all := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(all)
+	}()
+	return all
 }
 
-// run makes attempt n on hosts that are connected.
-func (c *cluster) run(ctx context.Context, used []*remote, n int) error {
+// run makes attempt n, with so many ranks, on hosts that are connected.
+func (c *cluster) run(ctx context.Context, used []*remote, ranks, n int) error {
 	j := c.job
-	ranks := 0
-	for _, h := range used {
-		ranks += h.ranks
-	}
-	j.Ranks, j.Env = min(j.Ranks, ranks), c.environment()
+	j.Ranks, j.Env = ranks, c.environment()
 	host, port, err := net.SplitHostPort(j.Rendezvous)
 	if err != nil { // there is none
 		host, port = used[0].address, used[0].port
 	}
-	w := newWatch(j, j.environment(n, newMeeting(j.Ranks, host, port)))
+	w := newWatch(j, j.environment(n, newMeeting(ranks, host, port)))
 	w.hosts = used
 	return w.attempt(ctx, n)
 }
@@ -223,20 +222,18 @@ func (w *watch) task(h *remote) *task {
 	return t
 }
 
-// beginThere starts a rank on the first host that has room, or else on one that was just lost,
-// where it ends at once.
-func (w *watch) beginThere(r *rank) {
-	h, slot := w.room()
-	if h == nil {
-		h = w.hosts[max(0, slices.IndexFunc(w.hosts, func(h *remote) bool {
-			return h.down.get() != nil
-		}))]
+// startThere starts a rank on the first host that has room, or else on one that was just lost. There
+// it ends at once.
+func (w *watch) startThere(r *rank) {
+	if r.host, r.slot = w.room(); r.host == nil {
+		r.host = w.hosts[max(0, slices.IndexFunc(w.hosts, (*remote).isDown))]
 	}
-	r.host, r.slot = h, slot
-	local := min(h.ranks, w.job.Ranks) // of an elastic job a host may take more
-	h.begin(w, r, slices.Concat(w.own(r, h), r.terminal(), []string{
-		fmt.Sprint("GROUP_RANK=", slices.Index(w.hosts, h)),
-		fmt.Sprint("LOCAL_WORLD_SIZE=", local), fmt.Sprint("LOCAL_RANK=", slot%local)}))
+	w.add(r)
+	if r.host.isDown() {
+		go w.exit(r, ending{at: time.Now(), why: r.host.down.get()})
+		return
+	}
+	r.host.order(order{Start: &member{r.number, w.own(r)}})
 }
 
 // room returns the first host that takes another rank, and its first slot that is free; nil if none
@@ -254,7 +251,7 @@ func (w *watch) room() (*remote, int) {
 	}
 	for _, h := range w.hosts {
 		for slot := range h.ranks {
-			if h.down.get() == nil && !taken[place{h, slot}] {
+			if !h.isDown() && !taken[place{h, slot}] {
 				return h, slot
 			}
 		}

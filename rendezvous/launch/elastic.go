@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -108,16 +107,14 @@ func (p *pool) bury(process int) {
 	_ = elastic.Bury(context.Background(), p.register.Store(), elastic.ID(process))
 }
 
-// environment returns the variables of a process, which is on a host unless that is nil. It has the
-// number of a rank, although the rank may be another one, so that it is one of a job of so many.
-func (p *pool) environment(number, ranks int, h *remote) []string {
-	r := strconv.Itoa(number % ranks)
-	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(number + 1), First: ranks,
+// variable tells a process which one it is of a job of so many ranks.
+func (p *pool) variable(r *rank, ranks int) string {
+	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(r.number + 1), First: ranks,
 		Limits: elastic.Limits{Least: p.Least, Most: ranks}}
-	if h != nil {
-		e.Addr, e.Host = p.reached(h), h.address
+	if r.host != nil {
+		e.Addr, e.Host = p.reached(r.host), r.host.address
 	}
-	return []string{"RANK=" + r, "LOCAL_RANK=" + r, "EURYALE_ELASTIC=" + e.String()}
+	return "EURYALE_ELASTIC=" + e.String()
 }
 
 // reached returns where a host reaches the register.

@@ -42,7 +42,7 @@ func (w *watch) newRank(number int) (*rank, error) {
 // startHere starts a rank on this machine, with variables of its own.
 func (w *watch) startHere(r *rank, own []string) (err error) {
 	r.cmd = exec.Command(w.job.Program, w.job.Args...)
-	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable, r.terminal())
+	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable)
 	r.cmd.ExtraFiles = w.reports.inherited
 	r.cmd.Dir, r.cmd.WaitDelay = w.job.Dir, drainTime
 	if len(w.job.Args) == 0 {
@@ -73,14 +73,6 @@ func (w *watch) add(r *rank) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ranks = append(w.ranks, r)
-}
-
-// terminal is the variable that tells a rank that its output is shown on a terminal.
-func (r *rank) terminal() []string {
-	if r.err == nil || !r.err.live {
-		return nil
-	}
-	return []string{"EURYALE_TERMINAL=1"}
 }
 
 // rank returns the rank of a number, nil if there is none.

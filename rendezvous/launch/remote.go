@@ -60,13 +60,14 @@ func (f *first) get() error {
 	return nil
 }
 
-// wasLost reports whether the host was lost, in this attempt or before.
-func (h *remote) wasLost() bool { return h.lost || errors.As(h.down.get(), new(*HostLost)) }
+// isLost reports whether the host was reached, and was lost then.
+func (h *remote) isLost() bool { return errors.As(h.down.get(), new(*HostLost)) }
 
-// unreachable reports whether the host could not be reached.
-func (h *remote) unreachable() bool {
-	return h.down.get() != nil && !errors.As(h.down.get(), new(*HostLost))
-}
+// wasLost reports whether the host was lost, in this attempt or before.
+func (h *remote) wasLost() bool { return h.lost || h.isLost() }
+
+// isDown reports whether the host has no ranks, or no more.
+func (h *remote) isDown() bool { return h.down.get() != nil }
 
 // about says that an error is one of this host.
 func (h *remote) about(err error) error { return fmt.Errorf("host %s: %w", h.Name, err) }
@@ -196,16 +197,6 @@ func (h *remote) order(o order) {
 	}
 }
 
-// begin starts a rank, with variables of its own. On a host that is down it ends at once.
-func (h *remote) begin(w *watch, r *rank, own []string) {
-	w.add(r)
-	if down := h.down.get(); down != nil {
-		go w.exit(r, ending{at: time.Now(), why: down})
-		return
-	}
-	h.order(order{Start: &member{r.number, own}})
-}
-
 // listen takes what the host tells of its ranks until the connection ends, and the ranks with it.
 func (h *remote) listen(w *watch) {
 	err := hear(h.out, h.mustSpeakWithin(silence), func(n news) { h.take(w, n) })
@@ -241,7 +232,7 @@ func (h *remote) take(w *watch, n news) {
 }
 
 // endAll tells that the host is down, why, and that its ranks have ended, of some for a second
-// time. Ranks that begin later hear it from begin.
+// time. Ranks that begin later hear it from startThere.
 func (h *remote) endAll(w *watch, why error) {
 	h.down.set(why)
 	w.mu.Lock()
@@ -270,7 +261,7 @@ func (h *remote) cutOff(why string) {
 // release ends the connections of an attempt that is over. Hosts end their ranks then. It does not
 // wait for output that nobody reads.
 func release(hosts []*remote) {
-	forAll(hosts, func(h *remote) {
+	<-forAll(hosts, func(h *remote) {
 		if h.over != nil { // ssh was started
 			h.close(nil)
 			within(drainTime, h.listening.Wait)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -114,30 +115,37 @@ func (w *watch) start() {
 func (w *watch) launch() {
 	r, err := w.newRank(w.job.first() + w.begun)
 	w.begun++
-	if err == nil {
-		err = w.begin(r)
+	switch {
+	case err != nil:
+	case w.hosts != nil:
+		w.startThere(r)
+	default:
+		err = w.startHere(r, w.own(r))
 	}
 	if err != nil {
 		w.stop(syscall.SIGKILL, err)
 	}
 }
 
-// begin starts a rank, here or on a host.
-func (w *watch) begin(r *rank) error {
-	if w.hosts != nil {
-		w.beginThere(r)
-		return nil
+// own returns the variables that a rank has for itself. A process of an elastic job has the number
+// of a rank, although the rank may be another one, so that it is one of a job of so many.
+func (w *watch) own(r *rank) (own []string) {
+	number, local := r.number, r.number-w.job.first()
+	if r.err != nil && r.err.live { // its output is shown on a terminal
+		own = append(own, "EURYALE_TERMINAL=1")
 	}
-	return w.startHere(r, w.own(r, nil))
-}
-
-// own returns variables that a rank has for itself, on a host unless that is nil.
-func (w *watch) own(r *rank, h *remote) []string {
 	if w.pool != nil {
-		return w.pool.environment(r.number, w.job.Ranks, h)
+		number %= w.job.Ranks
+		local = number
+		own = append(own, w.pool.variable(r, w.job.Ranks))
 	}
-	return []string{fmt.Sprint("RANK=", r.number), fmt.Sprint("LOCAL_RANK=",
-		r.number-w.job.first())}
+	if h := r.host; h != nil {
+		size := min(h.ranks, w.job.Ranks) // of an elastic job a host may take more
+		local = r.slot % size
+		own = append(own, fmt.Sprint("GROUP_RANK=", slices.Index(w.hosts, h)),
+			fmt.Sprint("LOCAL_WORLD_SIZE=", size))
+	}
+	return append(own, fmt.Sprint("RANK=", number), fmt.Sprint("LOCAL_RANK=", local))
 }
 
 // run watches the ranks to their end.
