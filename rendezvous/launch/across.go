@@ -12,8 +12,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	variables "github.com/euryale-ml/euryale/internal/env"
 )
 
 // HostLost is the error of a job on hosts that has lost one: the connection to it has ended.
@@ -196,7 +194,7 @@ func forAll(hosts []*remote, f func(*remote)) <-chan struct{} {
 // run makes attempt n, with so many ranks, on hosts that are connected.
 func (c *cluster) run(ctx context.Context, used []*remote, ranks, n int) error {
 	j := c.job
-	j.Ranks, j.Env = ranks, c.environment()
+	j.Ranks = ranks
 	host, port, err := net.SplitHostPort(j.Rendezvous)
 	if err != nil { // there is none
 		host, port = used[0].address, used[0].port
@@ -222,8 +220,8 @@ func (w *watch) task(h *remote) *task {
 	return t
 }
 
-// startThere starts a rank on the first host that has room, or else on one that was just lost. There
-// it ends at once.
+// startThere starts a rank on the first host that has room, or else on one that was just lost.
+// There it ends at once.
 func (w *watch) startThere(r *rank) {
 	if r.host, r.slot = w.room(); r.host == nil {
 		r.host = w.hosts[max(0, slices.IndexFunc(w.hosts, (*remote).isDown))]
@@ -274,20 +272,4 @@ func reached(hosts []*remote) {
 			}
 		}
 	}
-}
-
-// environment returns the variables that hosts get.
-func (c *cluster) environment() []string {
-	if c.job.Env != nil {
-		return c.job.Env
-	}
-	env := []string{} // not nil, which would be all of this process
-	for _, entry := range os.Environ() {
-		name, _, _ := strings.Cut(entry, "=")
-		if slices.Contains(variables.Names(), name) && name != string(variables.Token) ||
-			strings.HasPrefix(name, "NCCL_") {
-			env = append(env, entry)
-		}
-	}
-	return env
 }

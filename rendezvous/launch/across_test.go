@@ -333,7 +333,9 @@ func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 // TestHostSaysWhenARankEnded: although what the rank has started holds its output open.
 func TestHostSaysWhenARankEnded(t *testing.T) {
 	homes := fakeSSH(t, "")
-	job, _, _ := onHosts(t, `if [ $RANK = 0 ]; then setsid sleep 2 & touch `+homes+`/over; exit 3; fi
+	job, _, _ := onHosts(t, `if [ $RANK = 0 ]; then
+			setsid sleep 2 & touch `+homes+`/over; exit 3
+		fi
 		until [ -e `+homes+`/over ]; do sleep 0.01; done; sleep 0.2; exit 4`, 2, "a", "b")
 	var f *Failed
 	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Rank != 0 || f.ExitCode() != 3 {

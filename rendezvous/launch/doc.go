@@ -55,7 +55,7 @@
 //	launch.go          the job and its attempts
 //	program.go         finds or builds the program, in the directory of scratch.go
 //	script.go          says what runs a script
-//	watch.go, rank.go  follow one attempt, one process
+//	watch.go, rank.go  follow one attempt, one rank; process.go is what runs it
 //	elastic.go         replaces processes
 //	report.go          hears of ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended
@@ -63,6 +63,7 @@
 //	stuck.go           says where a rank hangs
 //	hosts.go           lists of hosts
 //	across.go          runs a job on hosts; remote.go is one of them, behind ssh
-//	serve.go           is a host's end of it; kit.go has the files that hosts get
+//	serve.go           is a host's end of it; protocol.go is what the two tell each other
+//	kit.go             has the files that hosts get
 //	verdict.go         decides which rank failed first; failed.go words it
 package launch

@@ -83,8 +83,8 @@ func readHost(name, settings string) (Host, error) {
 			err = errors.ErrUnsupported
 		}
 		if err != nil {
-			return h, fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME", setting,
-				name)
+			return h, fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME",
+				setting, name)
 		}
 	}
 	return h, nil

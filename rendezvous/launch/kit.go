@@ -69,7 +69,8 @@ func (c *cluster) newKit(ctx context.Context, p platform) ([]file, error) {
 		if isDir(c.job.Program) {
 			from = c.job.Program
 		}
-		path, err = c.builder.build(ctx, from, "github.com/euryale-ml/euryale/cmd/euryale", building(p))
+		const command = "github.com/euryale-ml/euryale/cmd/euryale"
+		path, err = c.builder.build(ctx, from, command, building(p))
 		if err != nil {
 			return nil, fmt.Errorf("this program is for %v, and the module at %s does not build "+
 				"it for %v: run from a module that requires Euryale: %w", here(), from, p, err)

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	variables "github.com/euryale-ml/euryale/internal/env"
 )
 
 const (
@@ -265,6 +267,9 @@ func (j Job) environment(attempt int, meeting []string) []string {
 	env := j.Env
 	if env == nil {
 		env = os.Environ()
+		if len(j.Hosts) > 0 {
+			env = slices.DeleteFunc(env, staysHere)
+		}
 	}
 	all := slices.Concat(env, meeting, []string{"LOCAL_WORLD_SIZE=" + strconv.Itoa(j.Ranks),
 		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" +
@@ -275,6 +280,13 @@ func (j Job) environment(attempt int, meeting []string) []string {
 		all = append(all, "EURYALE_LAST_CALLS="+strconv.Itoa(lastCalls))
 	}
 	return all
+}
+
+// staysHere reports whether hosts do not get a variable of this process.
+func staysHere(entry string) bool {
+	name, _, _ := strings.Cut(entry, "=")
+	ours := slices.Contains(variables.Names(), name) && name != string(variables.Token)
+	return !ours && !strings.HasPrefix(name, "NCCL_")
 }
 
 // meeting returns the variables by which the ranks find each other.

@@ -84,16 +84,6 @@ func (p *process) state() string {
 	return stateLetter(string(stat))
 }
 
-// hang says where the process hangs, "" if it has ended.
-func (p *process) hang() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.alive {
-		return ""
-	}
-	return state(os.DirFS("/"), p.cmd.Process.Pid)
-}
-
 // until waits for the end of something. When a signal comes or ctx ends before, the error says so.
 func until[T any](ctx context.Context, stop <-chan os.Signal, ended <-chan T) (how T, err error) {
 	select {

@@ -90,9 +90,9 @@ func lookPath(name string, here bool) (string, error) {
 		"the directory of a Go package", name)
 }
 
-// build builds a package, with more variables. It is named as from the directory pkg: "." is the one
-// in it.
-func (b *builder) build(ctx context.Context, pkg, name string, more []string) (_ string, err error) {
+// build builds a package, with more variables. It is named as from the directory pkg: "." is the
+// one in it.
+func (b *builder) build(ctx context.Context, pkg, name string, more []string) (string, error) {
 	if files, _ := filepath.Glob(filepath.Join(pkg, "*.go")); len(files) == 0 && name == "." {
 		return "", fmt.Errorf("directory %s has no Go files: give the directory of a Go package "+
 			"with a main function, or an executable", pkg)
@@ -102,16 +102,22 @@ func (b *builder) build(ctx context.Context, pkg, name string, more []string) (_
 		return "", fmt.Errorf("building %s needs the go command: put it in PATH, or give an "+
 			"executable", pkg)
 	}
-	bin, temp, err := b.directories()
+	if b.scratch == nil {
+		b.scratch, err = newScratch()
+	}
 	if err != nil {
 		return "", err
+	}
+	bin, err := os.MkdirTemp(b.scratch.path, "bin")
+	if err != nil {
+		return "", fmt.Errorf("make a directory to build in: %w", err)
 	}
 	// With a directory as its output, go build writes executables only. As go run does, it notes no
 	// commit: git refuses to read a checkout that is another user's, as in a container.
 	cmd := exec.Command(goTool, "build", "-buildvcs=false", "-o", bin+string(filepath.Separator),
 		name)
 	cmd.Dir = pkg
-	// a build that is killed leaves its files there
+	temp := b.scratch.path // a build that is killed leaves its files there
 	cmd.Env = append(append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp), more...)
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
@@ -123,29 +129,14 @@ func (b *builder) build(ctx context.Context, pkg, name string, more []string) (_
 	case bytes.Contains(output.Bytes(), []byte("no main packages")):
 		return "", notMain
 	case !e.well():
-		return "", fmt.Errorf("%s does not build (%s): correct this and run again:\n%s", pkg, e.how(),
-			bytes.TrimRight(output.Bytes(), "\n"))
+		return "", fmt.Errorf("%s does not build (%s): correct this and run again:\n%s", pkg,
+			e.how(), bytes.TrimRight(output.Bytes(), "\n"))
 	}
 	built, err := os.ReadDir(bin)
 	if err != nil || len(built) != 1 {
 		return "", notMain
 	}
 	return filepath.Join(bin, built[0].Name()), nil
-}
-
-// directories makes directories for what is built, and for what a build that is killed leaves.
-func (b *builder) directories() (bin, temp string, err error) {
-	if b.scratch == nil {
-		if b.scratch, err = newScratch(); err != nil {
-			return "", "", err
-		}
-	}
-	bin, err = os.MkdirTemp(b.scratch.path, "bin")
-	temp = bin + ".tmp"
-	if err = errors.Join(err, os.Mkdir(temp, 0o700)); err != nil {
-		return "", "", fmt.Errorf("make the directories to build in: %w", err)
-	}
-	return bin, temp, nil
 }
 
 // run runs a command. When a signal comes or ctx ends it is killed, and the error says why.

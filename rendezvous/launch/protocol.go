@@ -63,8 +63,8 @@ func speak[M any](to io.Writer, messages <-chan M, over <-chan struct{}) {
 	}
 }
 
-// hear takes messages until the connection is over, which the error says. The timer goes off after a
-// silence.
+// hear takes messages until the connection is over, which the error says. The timer goes off after
+// a silence.
 func hear[M any](from io.Reader, late *time.Timer, take func(M)) error {
 	defer late.Stop()
 	for decoder := gob.NewDecoder(from); ; late.Reset(silence) {

@@ -167,9 +167,11 @@ func (r *rank) hangs() string {
 	if r.host != nil && !r.over {
 		return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, r.host.Name)
 	}
-	where := r.hang()
-	if where == "" {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.alive {
 		return ""
 	}
+	where := state(os.DirFS("/"), r.cmd.Process.Pid)
 	return fmt.Sprintf("rank %d has not ended after SIGKILL: %s", r.number, where)
 }
