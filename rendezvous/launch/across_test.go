@@ -404,6 +404,28 @@ func TestLauncherEndsWithoutAHostThatObeysNothing(t *testing.T) {
 	}
 }
 
+// TestLauncherEndsThoughSIGKILLDoesNotEndSSH: which the kernel may hold. A process of another family
+// has the pipe from it open, too.
+func TestLauncherEndsThoughSIGKILLDoesNotEndSSH(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("it takes 6 seconds: set EURYALE_FULL=1")
+	}
+	held := filepath.Join(t.TempDir(), "held")
+	fakeSSH(t, fmt.Sprintf("export RANK=1 %s=traced; exec %s 3>&1 >%s", asHelper, os.Args[0], held))
+	job, _, _ := onHosts(t, "echo up", 1, "a")
+	signals, ended := signalled(t, job)
+	var tracer, ssh int
+	for n := 0; n < 2; time.Sleep(time.Millisecond) {
+		text, _ := os.ReadFile(held) // it is not there yet
+		n, _ = fmt.Sscanf(string(text), "tracer %d of %d", &tracer, &ssh)
+	}
+	defer syscall.Kill(tracer, syscall.SIGKILL)
+	signals <- syscall.SIGINT
+	if err := await(t, ended); !errors.As(err, new(*Interrupted)) {
+		t.Error(err)
+	}
+}
+
 // unread is an output that nobody reads. It tells of the first write.
 type unread chan struct{}
 

@@ -46,6 +46,19 @@ func (p *process) wait() ending {
 	return e
 }
 
+// end waits for the process to end. When a signal comes or ctx ends it is killed, and the error says
+// why.
+func (p *process) end(ctx context.Context, stop <-chan os.Signal) (ending, error) {
+	ended := make(chan ending, 1)
+	go func() { ended <- p.wait() }()
+	e, err := until(ctx, stop, ended)
+	if err != nil {
+		p.signal(syscall.SIGKILL)
+		within(defaultTimes().kill, func() { <-ended }) // the kernel may hold it
+	}
+	return e, err
+}
+
 // look records whether the process is stopped. It must run before the launcher signals it, which
 // changes that.
 func (p *process) look() {

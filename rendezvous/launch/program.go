@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
 )
 
 // builder builds programs.
@@ -121,7 +120,11 @@ func (b *builder) build(ctx context.Context, pkg, name string, more []string) (s
 	cmd.Env = append(append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp), more...)
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	e, err := b.run(ctx, cmd)
+	p := process{cmd: cmd}
+	if err := p.start(); err != nil {
+		return "", fmt.Errorf("start %s: %w", goTool, err)
+	}
+	e, err := p.end(ctx, b.stop)
 	notMain := fmt.Errorf("%s is not a program: its package must be named main", pkg)
 	switch {
 	case err != nil:
@@ -137,20 +140,4 @@ func (b *builder) build(ctx context.Context, pkg, name string, more []string) (s
 		return "", notMain
 	}
 	return filepath.Join(bin, built[0].Name()), nil
-}
-
-// run runs a command. When a signal comes or ctx ends it is killed, and the error says why.
-func (b *builder) run(ctx context.Context, cmd *exec.Cmd) (ending, error) {
-	p := process{cmd: cmd}
-	if err := p.start(); err != nil {
-		return ending{}, fmt.Errorf("start %s: %w", cmd.Path, err)
-	}
-	ended := make(chan ending, 1)
-	go func() { ended <- p.wait() }()
-	e, err := until(ctx, b.stop, ended)
-	if err != nil {
-		p.signal(syscall.SIGKILL)
-		within(defaultTimes().kill, func() { <-ended }) // the kernel may hold it
-	}
-	return e, err
 }

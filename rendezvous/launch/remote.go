@@ -2,6 +2,8 @@ package launch
 
 import (
 	"bufio"
+	"cmp"
+	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -38,7 +40,8 @@ type remote struct {
 	ssh  process
 	in   io.WriteCloser
 	out  *bufio.Reader
-	said *liner // standard error
+	pipe io.Closer // of out
+	said *liner    // standard error
 
 	orders    chan order
 	over      chan struct{} // closed when the connection has ended
@@ -105,7 +108,7 @@ func (h *remote) start() error {
 	cmd.Stderr, cmd.WaitDelay = h.said, drainTime
 	out, err := cmd.StdoutPipe()
 	if err == nil {
-		h.out = bufio.NewReader(out)
+		h.out, h.pipe = bufio.NewReader(out), out
 		h.in, err = cmd.StdinPipe()
 	}
 	if err == nil {
@@ -252,10 +255,12 @@ func (h *remote) mustSpeakWithin(limit time.Duration) *time.Timer {
 	})
 }
 
-// cutOff kills ssh, and with it the connection.
+// cutOff kills ssh, and with it the connection. The kernel may hold ssh, and what it has started may
+// hold the pipe.
 func (h *remote) cutOff(why string) {
 	h.cut.set(errors.New(why))
 	h.ssh.signal(syscall.SIGKILL)
+	h.pipe.Close()
 }
 
 // release ends the connections of an attempt that is over. Hosts end their ranks then. It does not
@@ -274,14 +279,15 @@ func release(hosts []*remote) {
 func (h *remote) close(err error) error {
 	h.hangUp.Do(func() {
 		h.in.Close()
-		late := time.AfterFunc(2*drainTime, func() { h.cutOff("ssh did not end") })
-		e := h.ssh.wait()
-		late.Stop()
+		ctx, cancel := context.WithTimeoutCause(context.Background(), 2*drainTime,
+			errors.New("ssh did not end"))
+		defer cancel()
+		e, late := h.ssh.end(ctx, nil)
 		close(h.over)
 		h.said.flush()
 		h.said.tail.tell(&e)
 		if err != nil {
-			h.why = h.reason(err, e)
+			h.why = h.reason(cmp.Or(late, err), e)
 		}
 	})
 	return h.why
