@@ -404,8 +404,8 @@ func TestLauncherEndsWithoutAHostThatObeysNothing(t *testing.T) {
 	}
 }
 
-// TestLauncherEndsThoughSIGKILLDoesNotEndSSH: which the kernel may hold. A process of another family
-// has the pipe from it open, too.
+// TestLauncherEndsThoughSIGKILLDoesNotEndSSH: which the kernel may hold. A process of another
+// family has the pipe from it open, too.
 func TestLauncherEndsThoughSIGKILLDoesNotEndSSH(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "1" {
 		t.Skip("it takes 6 seconds: set EURYALE_FULL=1")

@@ -46,8 +46,8 @@ func (p *process) wait() ending {
 	return e
 }
 
-// end waits for the process to end. When a signal comes or ctx ends it is killed, and the error says
-// why.
+// end waits for the process to end. When a signal comes or ctx ends it is killed, and the error
+// says why.
 func (p *process) end(ctx context.Context, stop <-chan os.Signal) (ending, error) {
 	ended := make(chan ending, 1)
 	go func() { ended <- p.wait() }()

@@ -255,8 +255,8 @@ func (h *remote) mustSpeakWithin(limit time.Duration) *time.Timer {
 	})
 }
 
-// cutOff kills ssh, and with it the connection. The kernel may hold ssh, and what it has started may
-// hold the pipe.
+// cutOff kills ssh, and with it the connection. The kernel may hold ssh, and what it has started
+// may hold the pipe.
 func (h *remote) cutOff(why string) {
 	h.cut.set(errors.New(why))
 	h.ssh.signal(syscall.SIGKILL)
