@@ -697,7 +697,7 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 
 // TestEachRankOfALostHostEndsOnce: also if another one is placed there while the loss is told.
 func TestEachRankOfALostHostEndsOnce(t *testing.T) {
-	w := newWatch(Job{Ranks: 3}, nil)
+	w := newWatch(Job{Ranks: 3, times: defaultTimes()}, nil)
 	h := &remote{Host: Host{"a", 3}, ranks: 3, orders: make(chan order, 3),
 		out: bufio.NewReader(strings.NewReader(""))}
 	h.hangUp.Do(func() { h.why = errors.New("cut") })

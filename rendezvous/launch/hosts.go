@@ -103,17 +103,26 @@ func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 		return nil, fmt.Errorf("host %q: write what ssh takes, HOST or USER@HOST", name)
 	case bare == address && strings.Contains(address, ":"):
 		return nil, fmt.Errorf("host %q: put an IPv6 address in brackets, as in [fd00::7]:4", name)
-	case slots < 1 || slots > MaxRanks:
-		return nil, fmt.Errorf("host %s with %d ranks: a host takes 1 to %d", name, slots, MaxRanks)
 	}
-	name = strings.TrimSuffix(name, address) + bare
+	h := Host{strings.TrimSuffix(name, address) + bare, slots}
+	if err := h.check(); err != nil {
+		return nil, err
+	}
 	for i := range hosts {
-		if hosts[i].Name == name {
+		if hosts[i].Name == h.Name {
 			hosts[i].Slots += slots
-			return hosts, nil
+			return hosts, hosts[i].check()
 		}
 	}
-	return append(hosts, Host{name, slots}), nil
+	return append(hosts, h), nil
+}
+
+// check finds what no host can have.
+func (h Host) check() error {
+	if h.Slots < 1 || h.Slots > MaxRanks {
+		return fmt.Errorf("host %s with %d ranks: a host takes 1 to %d", h.Name, h.Slots, MaxRanks)
+	}
+	return nil
 }
 
 // Slots is how many ranks hosts take together.

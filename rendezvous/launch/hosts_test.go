@@ -25,6 +25,7 @@ func TestHostsAreReadAsOpenMPIReadsThem(t *testing.T) {
 		"a:x":            "write HOST:N",
 		"a:0":            "takes 1 to 1024",
 		"a:1025":         "takes 1 to 1024",
+		"a:1000,a:25":    "a with 1025 ranks",
 		"fd00::7":        "in brackets",
 		"user@fd00::7:2": "in brackets",
 	} {

@@ -215,6 +215,11 @@ func (j Job) notice(text string) {
 
 // check finds what no job can have.
 func (j Job) check() error {
+	for _, h := range j.Hosts {
+		if err := h.check(); err != nil {
+			return err
+		}
+	}
 	switch slots := Slots(j.Hosts); {
 	case slots > 0 && (j.Ranks < 1 || j.Ranks > slots):
 		return fmt.Errorf("%d ranks: the hosts take 1 to %d", j.Ranks, slots)

@@ -23,7 +23,6 @@ type rank struct {
 	slot     int     // of the host
 	out, err *liner  // nil where the rank writes to the outputs itself
 	tail     *tail
-	log      *os.File // nil for none
 
 	over  bool // its end is known; only watch.run uses this and what follows
 	halts int  // for how many looks in a row it was halted
@@ -32,9 +31,10 @@ type rank struct {
 // newRank makes a rank, which is not started, and its log.
 func (w *watch) newRank(number int) (*rank, error) {
 	log, err := w.logs.of(number)
-	r := &rank{number: number, tail: &tail{}, log: log}
+	r := &rank{number: number, tail: &tail{}}
 	if w.several() || log != nil {
-		r.out, r.err = w.liner(r, w.job.Stdout, nil), w.liner(r, w.job.Stderr, r.tail)
+		r.out = w.liner(number, w.job.Stdout, nil, log)
+		r.err = w.liner(number, w.job.Stderr, r.tail, log)
 	}
 	return r, err
 }
@@ -93,16 +93,13 @@ func (w *watch) several() bool {
 }
 
 // liner returns where an output of a rank goes.
-func (w *watch) liner(r *rank, to io.Writer, t *tail) *liner {
+func (w *watch) liner(number int, to io.Writer, t *tail, log io.Writer) *liner {
 	if to == nil {
 		to = io.Discard
 	}
-	l := &liner{screen: w.screen, to: to, tail: t, live: r.number == 0 && isTerminal(to)}
-	if r.log != nil {
-		l.log = r.log
-	}
+	l := &liner{screen: w.screen, to: to, log: log, tail: t, live: number == 0 && isTerminal(to)}
 	if !w.job.Plain && w.several() {
-		l.prefix = fmt.Sprintf("[%d] ", r.number)
+		l.prefix = fmt.Sprintf("[%d] ", number)
 	}
 	return l
 }

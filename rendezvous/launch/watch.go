@@ -156,8 +156,8 @@ func (w *watch) run(ctx context.Context) error {
 	defer tellers.Wait()
 	defer told()
 	defer w.reports.close()
-	looks, stop := w.looks()
-	defer stop()
+	looks := time.NewTicker(w.job.times.look)
+	defer looks.Stop()
 	var lost <-chan error
 	if w.pool != nil {
 		defer w.pool.close()
@@ -187,7 +187,7 @@ func (w *watch) run(ctx context.Context) error {
 			w.endSoon()
 		case text := <-w.reports.first:
 			w.hear(text)
-		case <-looks:
+		case <-looks.C:
 			w.endStopped()
 		}
 	}
@@ -195,15 +195,6 @@ func (w *watch) run(ctx context.Context) error {
 		w.abandonRest()
 	}
 	return w.outcome()
-}
-
-// looks says when to look for ranks that are stopped: never, if the end of a rank ends all.
-func (w *watch) looks() (when <-chan time.Time, stop func()) {
-	if w.job.Machines == nil && w.job.Elastic == nil {
-		return nil, func() {}
-	}
-	ticker := time.NewTicker(w.job.times.look)
-	return ticker.C, ticker.Stop
 }
 
 // outcome is the error of the attempt.
@@ -339,6 +330,9 @@ func (w *watch) abandonRest() {
 // is ended soon, and alone. One that is held in the kernel may be reading a file; if others wait
 // for it, they go on without it. While this process is stopped, too, no time is counted.
 func (w *watch) endStopped() {
+	if w.job.Machines == nil && w.job.Elastic == nil {
+		return // the end of a rank ends all
+	}
 	for _, r := range w.ranks {
 		state := r.state()
 		r.halts++
