@@ -10,6 +10,10 @@ import (
 	"time"
 )
 
+// drainTime is how long output is read that others hold open after the process has ended that has
+// started them.
+const drainTime = 500 * time.Millisecond
+
 // process is a command, and what it has started. Before start, and after wait, nothing reaches it.
 type process struct {
 	cmd    *exec.Cmd
@@ -21,8 +25,9 @@ type process struct {
 	stopped bool // it was stopped when look looked
 }
 
-// start starts the command.
+// start starts the command. Once it has ended, its output is read for drainTime more at most.
 func (p *process) start() (err error) {
+	p.cmd.WaitDelay = drainTime
 	p.family, err = start(p.cmd)
 	p.alive = err == nil
 	return err

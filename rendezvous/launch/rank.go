@@ -6,14 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"time"
 
 	"golang.org/x/term"
 )
-
-// drainTime is how long output is read that processes of a rank that has ended
-// still hold open.
-const drainTime = 500 * time.Millisecond
 
 // rank is one process of the job.
 type rank struct {
@@ -44,7 +39,7 @@ func (w *watch) startHere(r *rank, own []string) (err error) {
 	r.cmd = exec.Command(w.job.Program, w.job.Args...)
 	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable)
 	r.cmd.ExtraFiles = w.reports.inherited
-	r.cmd.Dir, r.cmd.WaitDelay = w.job.Dir, drainTime
+	r.cmd.Dir = w.job.Dir
 	if len(w.job.Args) == 0 {
 		r.cmd.Args = r.cmd.Args[:1]
 	}

@@ -105,7 +105,7 @@ func (h *remote) start() error {
 		// All login shells take this, and none of them gets to see the script.
 		fmt.Sprintf(`exec sh -c 'eval "$(head -c %d)"'`, len(script)))...)
 	h.said = &liner{screen: newScreen(), to: io.Discard, tail: &tail{}}
-	cmd.Stderr, cmd.WaitDelay = h.said, drainTime
+	cmd.Stderr = h.said
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		h.out, h.pipe = bufio.NewReader(out), out

@@ -17,8 +17,7 @@ import (
 // ranks may fail in between.
 const sameTime = 100 * time.Millisecond
 
-// ending is what is known of the end of one rank. The fields with large letters are what a host
-// tells of it.
+// ending is what is known of the end of one rank. The exported fields are what a host tells of it.
 type ending struct {
 	Status  syscall.WaitStatus
 	Asked   bool          // the launcher had signalled it before
