@@ -434,10 +434,19 @@ func (u unread) Write([]byte) (int, error) {
 	select {}
 }
 
+func TestJobEndsThoughNobodyReadsItsOutput(t *testing.T) {
+	endsUnread(t)
+}
+
 func TestJobOnHostsEndsThoughNobodyReadsItsOutput(t *testing.T) {
 	fakeSSH(t, "")
+	endsUnread(t, "a")
+}
+
+func endsUnread(t *testing.T, hosts ...string) {
+	t.Helper()
 	signals, out := make(chan os.Signal, 1), make(unread)
-	job, _, _ := onHosts(t, "echo up; exec sleep 100", 1, "a")
+	job, _, _ := onHosts(t, "echo up; exec sleep 100", 1, hosts...)
 	job.Stdout, job.Signals, job.Grace = out, signals, time.Millisecond
 	job.times = times{kill: time.Millisecond, giveUp: time.Millisecond}
 	ended := make(chan error, 1)

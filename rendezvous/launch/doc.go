@@ -28,9 +28,9 @@
 //     second signal kills at once. After SIGQUIT ranks have at least five seconds
 //     to print their stacks. They first print their last collectives, because the
 //     launcher sets EURYALE_LAST_CALLS.
-//   - Ranks that SIGKILL does not end, such as those of a frozen cgroup. After 5
-//     seconds they are named with their state in the kernel, after 15 more, or at
-//     the next signal, the launcher ends without them.
+//   - Ranks that SIGKILL does not end, such as those of a frozen cgroup, and ranks whose
+//     output nobody reads. After 5 seconds they are named, with their state in the kernel,
+//     after 15 more, or at the next signal, the launcher ends without them.
 //   - Several machines. Each launcher sees its own ranks only, but they tell it over a
 //     pipe (EURYALE_REPORT) when the job loses a rank. It ends those that have not ended
 //     EURYALE_TIMEOUT later: they hang. It also ends its ranks when one has been

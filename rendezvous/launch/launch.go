@@ -145,8 +145,9 @@ func checkMeeting(at string) error {
 // error is a [*Failed] if a rank failed in the last attempt, a [*HostLost], an [*Interrupted]
 // after a signal, the cause of ctx, or an error of the start or the output.
 //
-// A rank may be held in the kernel, so that SIGKILL does not end it. Run then returns without it,
-// 20 seconds after SIGKILL. Its process still ends once the kernel lets it go.
+// A rank may be held in the kernel, so that SIGKILL does not end it, or nobody may read its output.
+// Run then returns without it, 20 seconds after SIGKILL. A process that the kernel holds still ends
+// once it is let go.
 //
 // Run locks the calling goroutine to its thread: the kernel kills the processes that
 // a thread has started when the thread ends.

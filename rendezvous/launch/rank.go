@@ -156,13 +156,15 @@ func (r *rank) ending(e ending) ending {
 
 // hangs says where the rank hangs, "" if it has ended. The host says it of its own, if it can.
 func (r *rank) hangs() string {
-	if r.host != nil && !r.over {
-		return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, r.host.Name)
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.alive {
+	switch {
+	case r.over:
 		return ""
+	case r.host != nil:
+		return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, r.host.Name)
+	case !r.alive:
+		return fmt.Sprintf("rank %d has ended, but nobody reads its output", r.number)
 	}
 	where := state(os.DirFS("/"), r.cmd.Process.Pid)
 	return fmt.Sprintf("rank %d has not ended after SIGKILL: %s", r.number, where)

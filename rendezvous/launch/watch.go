@@ -312,15 +312,13 @@ func (w *watch) late() {
 	}
 }
 
-// abandonRest records as ended the ranks that SIGKILL has not ended.
+// abandonRest records as ended the ranks that SIGKILL has not ended, and those whose output nobody
+// reads.
 func (w *watch) abandonRest() {
 	for _, r := range w.ranks {
 		if text := r.hangs(); text != "" {
 			w.ended(r.ending(ending{at: time.Now(), Asked: true, Hang: text}))
 		}
-	}
-	for len(w.ends) < len(w.ranks) { // the others have ended, and their output is being read
-		w.ended(<-w.exits)
 	}
 }
 
