@@ -147,7 +147,7 @@ func (w *watch) endedElastic(e ending) {
 	case again && w.hosts != nil && h == nil:
 		w.job.notice(ended + ": it is left out, since no host takes another one")
 	case again:
-		w.job.notice(fmt.Sprintf("%s: process %d takes its place", ended, w.begun))
+		w.job.notice(fmt.Sprintf("%s: process %d takes its place", ended, len(w.ranks)))
 		w.launch()
 	default:
 		w.job.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have ended with "+

@@ -30,7 +30,6 @@ type watch struct {
 	exits  chan ending
 	over   chan struct{} // closed when nobody hears of exits any more
 	logs   *logs
-	begun  int // how many ranks have been started
 
 	hosts    []*remote     // that the ranks are on; nil for this machine
 	orders   <-chan order  // of the job's launcher, where this is its launcher on a host
@@ -106,15 +105,14 @@ func (w *watch) start() {
 	if w.pool != nil {
 		ranks += w.pool.Spares
 	}
-	for w.begun < ranks && w.why == nil {
+	for len(w.ranks) < ranks && w.why == nil {
 		w.launch()
 	}
 }
 
 // launch starts one more rank. If that fails, the others are killed.
 func (w *watch) launch() {
-	r, err := w.newRank(w.job.first() + w.begun)
-	w.begun++
+	r, err := w.newRank(w.job.first() + len(w.ranks))
 	switch {
 	case err != nil:
 	case w.hosts != nil:
