@@ -704,6 +704,26 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 	}
 }
 
+// TestRanksOfHostsDoNotAccuseEachOtherOnceTheJobIsToldToEnd: on some hosts they are told later.
+func TestRanksOfHostsDoNotAccuseEachOtherOnceTheJobIsToldToEnd(t *testing.T) {
+	w := newWatch(Job{Ranks: 3}, nil)
+	w.hosts = []*remote{{Host: Host{"a", 3}, ranks: 3, orders: make(chan order, 4)}}
+	for range 3 {
+		w.launch()
+	}
+	now := func(e ending) ending {
+		e.at = time.Now()
+		return e
+	}
+	w.ended(now(ending{rank: 1, why: &HostLost{Host: "a", why: errors.New("silent")}}))
+	w.signal(syscall.SIGTERM)
+	w.ended(now(asked(after(0, 0, killedBy(syscall.SIGTERM)))))
+	w.ended(now(after(0, 2, exits(1), "because of rank 0: rank 0 is down: it was killed")))
+	if err := w.outcome(); fmt.Sprint(err) != "host a is lost, with rank 1: silent" {
+		t.Error(err)
+	}
+}
+
 // TestEachRankOfALostHostEndsOnce: also if another one is placed there while the loss is told.
 func TestEachRankOfALostHostEndsOnce(t *testing.T) {
 	w := newWatch(Job{Ranks: 3, times: defaultTimes()}, nil)

@@ -95,7 +95,7 @@ func TestFoundFullOutputIsTheLaunchersOwnFailure(t *testing.T) {
 	}
 }
 
-// TestBuildEndsThoughItsOutputStaysOpen: as by the server of a compiler that the build has started.
+// TestBuildEndsThoughItsOutputStaysOpen: as by the server of a compiler that it has started.
 func TestBuildEndsThoughItsOutputStaysOpen(t *testing.T) {
 	dir := t.TempDir()
 	server := "#!/bin/sh\necho broken\nsetsid sh -c 'echo $$ >" + dir + "/pid; exec sleep 100' &\n" +

@@ -44,6 +44,7 @@ type watch struct {
 	ends  []ending // of the ranks that have ended
 
 	why   error            // why the job was told to end, other than by a rank
+	told  time.Time        // when the ranks were told to end, zero before
 	timer <-chan time.Time // when next is sent, nil for never
 	next  syscall.Signal
 
@@ -231,6 +232,9 @@ func (w *watch) ended(e ending) {
 		return
 	}
 	r.over = true
+	if r.host != nil && e.why == nil && !w.told.IsZero() && e.at.After(w.told) {
+		e.Asked = true // by the launcher, if not yet by the one of its host
+	}
 	w.mu.Lock()
 	w.ends = append(w.ends, e)
 	w.mu.Unlock()
@@ -271,6 +275,9 @@ func (w *watch) idle() bool { return w.timer == nil || w.patient }
 // signal sends a signal to all ranks, and SIGKILL after the grace. Launchers of hosts do the same.
 func (w *watch) signal(s syscall.Signal) {
 	w.patient = false
+	if w.told.IsZero() {
+		w.told = time.Now()
+	}
 	for _, h := range w.hosts {
 		h.order(order{Signal: int(s)})
 	}
