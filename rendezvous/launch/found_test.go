@@ -98,8 +98,8 @@ func TestFoundFullOutputIsTheLaunchersOwnFailure(t *testing.T) {
 // TestBuildEndsThoughItsOutputStaysOpen: as by the server of a compiler that it has started.
 func TestBuildEndsThoughItsOutputStaysOpen(t *testing.T) {
 	dir := t.TempDir()
-	server := "#!/bin/sh\necho broken\nsetsid sh -c 'echo $$ >" + dir + "/pid; exec sleep 100' &\n" +
-		"until [ -s " + dir + "/pid ]; do sleep 0.01; done; exit 1\n"
+	server := "#!/bin/sh\necho broken\nsetsid sh -c 'echo $$ >" + dir + "/pid; exec sleep 100' &" +
+		"\nuntil [ -s " + dir + "/pid ]; do sleep 0.01; done; exit 1\n"
 	err := os.WriteFile(filepath.Join(dir, "go"), []byte(server), 0o700)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "main.go"), nil, 0o600)
