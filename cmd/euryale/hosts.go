@@ -1,10 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
 
@@ -64,25 +63,19 @@ func missing(facts string) (lines []string) {
 
 // hosts returns the hosts of -H or --hostfile, nil if there are none.
 func (c *runCmd) hosts() (hosts []launch.Host, err error) {
-	if c.Hostfile == "" {
-		if c.Hosts == "" {
-			return nil, nil
-		}
+	flag := "-H " + c.Hosts
+	switch {
+	case c.Hosts != "":
 		hosts, err = launch.ParseHosts(c.Hosts)
-		if err != nil {
-			err = usageError{fmt.Errorf("-H %s: %w", c.Hosts, err)}
+	case c.Hostfile != "":
+		flag = "--hostfile " + c.Hostfile
+		var text []byte
+		if text, err = os.ReadFile(c.Hostfile); err == nil {
+			hosts, err = launch.ReadHostfile(bytes.NewReader(text))
 		}
-		return hosts, err
 	}
-	f, err := os.Open(c.Hostfile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, usageError{fmt.Errorf("--hostfile: %w", err)}
-	} else if err != nil {
-		return nil, fmt.Errorf("--hostfile: %w", err)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("%s: %w", flag, err)}
 	}
-	defer f.Close()
-	if hosts, err = launch.ReadHostfile(f); err != nil {
-		err = usageError{fmt.Errorf("--hostfile %s: %w", c.Hostfile, err)}
-	}
-	return hosts, err
+	return hosts, nil
 }

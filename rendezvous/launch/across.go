@@ -3,43 +3,40 @@ package launch
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-
-	variables "github.com/euryale-ml/euryale/internal/env"
+	"time"
 )
 
 // HostLost is the error of a job on hosts that has lost one: the connection to it has ended.
 type HostLost struct {
 	Host string // as it is in Job.Hosts
 
-	ranks string
+	ranks []int
 	why   error
 }
 
 // Error names the host and says what is known of its loss.
 func (e *HostLost) Error() string {
-	return fmt.Sprintf("host %s is lost, with %s: %v", e.Host, e.ranks, e.why)
+	return fmt.Sprintf("host %s is lost, with %s: %v", e.Host, span(e.ranks), e.why)
 }
 
 // cluster is a job on hosts.
 type cluster struct {
 	job     Job
 	hosts   []*remote // in the order of Job.Hosts; each attempt has new connections
-	kits    map[platform]kit
-	scratch *scratch // nil before something is built
+	kits    map[platform][]file
+	builder *builder
 }
 
 // newCluster prepares the job.
-func newCluster(j Job) *cluster {
+func newCluster(j Job, b *builder) *cluster {
 	var noticing sync.Mutex // hosts do at any time
 	notice := j.notice
 	j.Notice = func(text string) {
@@ -47,25 +44,18 @@ func newCluster(j Job) *cluster {
 		defer noticing.Unlock()
 		notice(text)
 	}
-	c := &cluster{job: j, kits: map[platform]kit{}}
+	c := &cluster{job: j, kits: map[platform][]file{}, builder: b}
 	for _, h := range j.Hosts {
 		c.hosts = append(c.hosts, &remote{Host: h})
 	}
 	return c
 }
 
-// close removes what was built.
-func (c *cluster) close() {
-	if c.scratch != nil {
-		c.scratch.remove()
-	}
-}
-
 // attempt runs the ranks once; n counts from 0. In the first attempt every host must be there.
 // Later, a host that cannot be reached is left out.
 func (c *cluster) attempt(ctx context.Context, n int) error {
 	for {
-		used := c.choose()
+		used, missing := c.choose()
 		if len(used) == 0 {
 			return errors.New("no host is left that could be reached")
 		}
@@ -73,9 +63,9 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 		gone := unreached(used)
 		if err = cmp.Or(err, gone); err == nil {
 			if n > 0 {
-				c.job.notice(c.placement(used))
+				c.job.notice(c.placement(used, missing))
 			}
-			err = c.run(ctx, used, n)
+			err = c.run(ctx, used, c.job.Ranks-missing, n)
 		}
 		release(used)
 		if gone == nil || gone != err || n == 0 {
@@ -84,38 +74,41 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 	}
 }
 
-// choose divides the ranks among hosts: those that were never lost, then those that were. With
-// too few slots it divides fewer ranks. An elastic job uses all hosts.
-func (c *cluster) choose() (used []*remote) {
-	left, first := c.job.Ranks, 0
+// choose divides the ranks among hosts: those that were never lost, then those that were. It says
+// for how many there is no slot. An elastic job uses all hosts.
+func (c *cluster) choose() (used []*remote, missing int) {
+	missing = c.job.Ranks
 	if c.job.Elastic != nil {
-		left = Slots(c.job.Hosts)
+		missing = Slots(c.job.Hosts)
 	}
 	for _, lost := range []bool{false, true} {
 		for i, h := range c.hosts {
-			if h.gone != nil || left == 0 || lost != h.lost {
+			gone := h.isDown() && !h.isLost()
+			if gone || missing == 0 || lost != h.wasLost() {
 				continue
 			}
-			h = &remote{Host: h.Host, lost: lost, first: first, ranks: min(h.Slots, left),
-				running: map[int]*rank{}}
-			first, left = first+h.ranks, left-h.ranks
+			h = &remote{Host: h.Host, lost: lost, ranks: min(h.Slots, missing)}
+			missing -= h.ranks
 			c.hosts[i], used = h, append(used, h)
 		}
 	}
-	return used
+	return used, missing
 }
 
 // placement says which ranks are where, and which hosts are left out.
-func (c *cluster) placement(used []*remote) string {
+func (c *cluster) placement(used []*remote, missing int) string {
 	var with, without []string
+	next := 0
+	for _, h := range used {
+		var ranks []int
+		for range h.ranks {
+			ranks = append(ranks, next)
+			next++
+		}
+		with = append(with, h.Name+" with "+span(ranks))
+	}
 	for _, h := range c.hosts {
-		if slices.Contains(used, h) {
-			var ranks []int
-			for i := range h.ranks {
-				ranks = append(ranks, h.first+i)
-			}
-			with = append(with, h.Name+" with "+span(ranks))
-		} else if h.lost {
+		if h.wasLost() && !slices.Contains(used, h) {
 			without = append(without, h.Name)
 		}
 	}
@@ -123,16 +116,10 @@ func (c *cluster) placement(used []*remote) string {
 	if len(without) > 0 {
 		text += "; left out: " + strings.Join(without, ", ")
 	}
-	if ranks := size(used); ranks < c.job.Ranks {
-		text += fmt.Sprintf("; they are %d instead of %d", ranks, c.job.Ranks)
+	if missing > 0 {
+		text += fmt.Sprintf("; they are %d instead of %d", next, c.job.Ranks)
 	}
 	return text
-}
-
-// size is how many ranks hosts have together.
-func size(used []*remote) int {
-	last := used[len(used)-1]
-	return last.first + last.ranks
 }
 
 // connect connects to hosts, and makes them launchers if all of them can be reached.
@@ -146,20 +133,20 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 		return err
 	}
 	for _, h := range hosts {
-		k, found := c.kits[h.platform]
-		if !found {
-			var err error
-			if k, err = c.newKit(ctx, h.platform); err != nil {
-				return fmt.Errorf("host %s: %w", h.Name, err)
+		if c.job.Elastic != nil && h.guest == "" {
+			return h.about(errors.New("its ssh server does not set SSH_CONNECTION, so its ranks " +
+				"cannot reach the register of an elastic job on this machine"))
+		}
+		if c.kits[h.platform] == nil {
+			k, err := c.newKit(ctx, h.platform)
+			if err != nil {
+				return h.about(err)
 			}
 			c.kits[h.platform] = k
 		}
-		h.kit = k
+		h.kit = c.kits[h.platform]
 	}
 	reached(hosts)
-	if err := c.checkRegister(hosts); err != nil {
-		return err
-	}
 	return c.each(ctx, hosts, (*remote).prepare)
 }
 
@@ -167,64 +154,53 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 func unreached(hosts []*remote) error {
 	var errs []error
 	for _, h := range hosts {
-		if h.gone != nil {
-			errs = append(errs, fmt.Errorf("host %s: %w", h.Name, h.gone))
-		}
+		errs = append(errs, h.down.get())
 	}
 	return errors.Join(errs...)
 }
 
-// each does something with all hosts at once. Where that fails, the host is gone. A signal, or the
+// each does something with all hosts at once. Where that fails, the host is down. A signal, or the
 // end of ctx, stops it.
 func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) error) error {
-	all := make(chan struct{})
-	go func() {
-		forAll(hosts, func(h *remote) { h.gone = f(h) })
-		close(all)
-	}()
-	var stopped error
-	select {
-	case <-all:
-		return nil
-	case s := <-c.job.Signals:
-		stopped = &Interrupted{s}
-	case <-ctx.Done():
-		stopped = context.Cause(ctx)
+	all := forAll(hosts, func(h *remote) {
+		if err := f(h); err != nil {
+			h.down.set(h.about(err))
+		}
+	})
+	_, stopped := until(ctx, c.job.Signals, all)
+	if stopped != nil {
+		for _, h := range hosts {
+			h.cutOff("the launcher was told to end")
+		}
+		<-all
 	}
-	for _, h := range hosts {
-		h.cutOff("the launcher was told to end")
-	}
-	<-all
 	return stopped
 }
 
-// forAll does something with all hosts at once.
-func forAll(hosts []*remote, f func(*remote)) {
+// forAll does something with all hosts at once. The channel is closed when that is done.
+func forAll(hosts []*remote, f func(*remote)) <-chan struct{} {
 	var running sync.WaitGroup
-	defer running.Wait()
 	for _, h := range hosts {
 		running.Go(func() { f(h) })
 	}
+	all := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(all)
+	}()
+	return all
 }
 
-// run makes attempt n on hosts that are connected.
-func (c *cluster) run(ctx context.Context, used []*remote, n int) error {
+// run makes attempt n, with so many ranks, on hosts that are connected.
+func (c *cluster) run(ctx context.Context, used []*remote, ranks, n int) error {
 	j := c.job
-	j.Ranks, j.Env = min(j.Ranks, size(used)), c.environment()
-	w := newWatch(j, j.environment(n, c.meeting(used, j.Ranks)))
-	w.hosts = used
-	w.begin = func(r *rank) error {
-		h := cmp.Or(place(used), used[0]) // one that was just lost has its ranks end at once
-		own := []string{fmt.Sprint("RANK=", r.number)}
-		if w.pool != nil {
-			own = w.pool.environment(r.number, j.Ranks, h)
-		}
-		slot, local := h.free(), min(h.ranks, j.Ranks) // of an elastic job a host may take more
-		h.begin(w, r, slot, slices.Concat(own, r.terminal(), []string{
-			fmt.Sprint("GROUP_RANK=", slices.Index(used, h)),
-			fmt.Sprint("LOCAL_WORLD_SIZE=", local), fmt.Sprint("LOCAL_RANK=", slot%local)}))
-		return nil
+	j.Ranks = ranks
+	host, port, err := net.SplitHostPort(j.Rendezvous)
+	if err != nil { // there is none
+		host, port = used[0].address, used[0].port
 	}
+	w := newWatch(j, j.environment(n, newMeeting(ranks, host, port)))
+	w.hosts = used
 	return w.attempt(ctx, n)
 }
 
@@ -235,8 +211,8 @@ func (w *watch) task(h *remote) *task {
 	if t.Dir == "" {
 		t.Dir, _ = os.Getwd() // without one, hosts take theirs
 	}
-	if f := h.kit.program; f != nil {
-		t.Program, t.Hash = f.name, f.hash
+	if len(h.kit) > 1 {
+		t.Program, t.Hash = h.kit[1].name, h.kit[1].hash
 	}
 	if w.pool != nil {
 		t.Register = w.pool.reached(h)
@@ -244,35 +220,41 @@ func (w *watch) task(h *remote) *task {
 	return t
 }
 
-// place returns the first host that takes another rank, nil if none does.
-func place(hosts []*remote) *remote {
-	for _, h := range hosts {
-		if h.free() < h.ranks {
-			return h
-		}
+// startThere starts a rank on the first host that has room, or else on one that was just lost.
+// There it ends at once.
+func (w *watch) startThere(r *rank) {
+	if r.host, r.slot = w.room(); r.host == nil {
+		r.host = w.hosts[max(0, slices.IndexFunc(w.hosts, (*remote).isDown))]
 	}
-	return nil
+	w.add(r)
+	if r.host.isDown() {
+		go w.exit(r, ending{at: time.Now(), why: r.host.down.get()})
+		return
+	}
+	r.host.order(order{Start: &member{r.number, w.own(r)}})
 }
 
-// meeting returns the variables by which the ranks find each other.
-func (c *cluster) meeting(used []*remote, ranks int) []string {
-	host, port, err := net.SplitHostPort(c.job.Rendezvous)
-	if err != nil { // there is none
-		host, port = used[0].address, strconv.Itoa(used[0].port)
+// room returns the first host that takes another rank, and its first slot that is free; nil if none
+// does.
+func (w *watch) room() (*remote, int) {
+	type place struct {
+		host *remote
+		slot int
 	}
-	return []string{fmt.Sprint("WORLD_SIZE=", ranks), "MASTER_ADDR=" + host, "MASTER_PORT=" + port,
-		"EURYALE_JOB=run-" + rand.Text()[:12], "EURYALE_TOKEN=" + token()}
-}
-
-// checkRegister returns an error for hosts that do not say where ranks there reach this machine.
-func (c *cluster) checkRegister(hosts []*remote) error {
-	for _, h := range hosts {
-		if c.job.Elastic != nil && h.guest == "" {
-			return fmt.Errorf("host %s: its ssh server does not set SSH_CONNECTION, so its ranks "+
-				"cannot reach the register of an elastic job on this machine", h.Name)
+	taken := map[place]bool{}
+	for _, r := range w.ranks {
+		if !r.over {
+			taken[place{r.host, r.slot}] = true
 		}
 	}
-	return nil
+	for _, h := range w.hosts {
+		for slot := range h.ranks {
+			if !h.isDown() && !taken[place{h, slot}] {
+				return h, slot
+			}
+		}
+	}
+	return nil, 0
 }
 
 // reached finds out by which addresses hosts reach each other: those by which ssh reaches them,
@@ -290,20 +272,4 @@ func reached(hosts []*remote) {
 			}
 		}
 	}
-}
-
-// environment returns the variables that hosts get.
-func (c *cluster) environment() []string {
-	if c.job.Env != nil {
-		return c.job.Env
-	}
-	env := []string{} // not nil, which would be all of this process
-	for _, entry := range os.Environ() {
-		name, _, _ := strings.Cut(entry, "=")
-		if slices.Contains(variables.Names(), name) && name != string(variables.Token) ||
-			strings.HasPrefix(name, "NCCL_") {
-			env = append(env, entry)
-		}
-	}
-	return env
 }

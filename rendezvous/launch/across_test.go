@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/gob"
@@ -329,6 +330,19 @@ func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 	}
 }
 
+// TestHostSaysWhenARankEnded: although what the rank has started holds its output open.
+func TestHostSaysWhenARankEnded(t *testing.T) {
+	homes := fakeSSH(t, "")
+	job, _, _ := onHosts(t, `if [ $RANK = 0 ]; then
+			setsid sleep 2 & touch `+homes+`/over; exit 3
+		fi
+		until [ -e `+homes+`/over ]; do sleep 0.01; done; sleep 0.2; exit 4`, 2, "a", "b")
+	var f *Failed
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Rank != 0 || f.ExitCode() != 3 {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
 	for _, c := range []struct{ first, want string }{
 		{"echo Host key verification failed. >&2; exit 255",
@@ -379,19 +393,35 @@ func TestLauncherEndsWithoutAHostThatObeysNothing(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	w := newWatch(Job{Ranks: 1, Signals: signals, Grace: time.Millisecond,
 		times: times{time.Millisecond, time.Millisecond, time.Second}}, nil)
-	h := &remote{Host: Host{"a", 1}, running: map[int]*rank{}, orders: gob.NewEncoder(io.Discard)}
-	w.hosts = []*remote{h}
-	r, err := w.newRank(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.ranks = []*rank{r}
-	h.begin(w, r, 0, nil)
+	w.hosts = []*remote{{Host: Host{"a", 1}, ranks: 1, orders: make(chan order, 10)}}
+	w.launch()
 	signals <- syscall.SIGINT
-	err = w.run(t.Context())
+	err := w.run(t.Context())
 	var told *Interrupted
 	if !errors.As(err, &told) ||
 		!strings.Contains(err.Error(), "rank 0 on host a has not ended after SIGKILL") {
+		t.Error(err)
+	}
+}
+
+// TestLauncherEndsThoughSIGKILLDoesNotEndSSH: which the kernel may hold. A process of another
+// family has the pipe from it open, too.
+func TestLauncherEndsThoughSIGKILLDoesNotEndSSH(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("it takes 6 seconds: set EURYALE_FULL=1")
+	}
+	held := filepath.Join(t.TempDir(), "held")
+	fakeSSH(t, fmt.Sprintf("export RANK=1 %s=traced; exec %s 3>&1 >%s", asHelper, os.Args[0], held))
+	job, _, _ := onHosts(t, "echo up", 1, "a")
+	signals, ended := signalled(t, job)
+	var tracer, ssh int
+	for n := 0; n < 2; time.Sleep(time.Millisecond) {
+		text, _ := os.ReadFile(held) // it is not there yet
+		n, _ = fmt.Sscanf(string(text), "tracer %d of %d", &tracer, &ssh)
+	}
+	defer syscall.Kill(tracer, syscall.SIGKILL)
+	signals <- syscall.SIGINT
+	if err := await(t, ended); !errors.As(err, new(*Interrupted)) {
 		t.Error(err)
 	}
 }
@@ -404,10 +434,19 @@ func (u unread) Write([]byte) (int, error) {
 	select {}
 }
 
+func TestJobEndsThoughNobodyReadsItsOutput(t *testing.T) {
+	endsUnread(t)
+}
+
 func TestJobOnHostsEndsThoughNobodyReadsItsOutput(t *testing.T) {
 	fakeSSH(t, "")
+	endsUnread(t, "a")
+}
+
+func endsUnread(t *testing.T, hosts ...string) {
+	t.Helper()
 	signals, out := make(chan os.Signal, 1), make(unread)
-	job, _, _ := onHosts(t, "echo up; exec sleep 100", 1, "a")
+	job, _, _ := onHosts(t, "echo up; exec sleep 100", 1, hosts...)
 	job.Stdout, job.Signals, job.Grace = out, signals, time.Millisecond
 	job.times = times{kill: time.Millisecond, giveUp: time.Millisecond}
 	ended := make(chan error, 1)
@@ -424,16 +463,26 @@ func TestJobOnHostsEndsThoughNobodyReadsItsOutput(t *testing.T) {
 	}
 }
 
+// talk returns how orders are given to Serve, and news heard, once it has said a port.
+func talk(t *testing.T, orders io.Writer, told io.Reader) (*gob.Encoder, *gob.Decoder) {
+	t.Helper()
+	lines := bufio.NewReader(told)
+	if port, err := lines.ReadString('\n'); err != nil || len(port) < 2 {
+		t.Fatalf("%q, %v", port, err)
+	}
+	return gob.NewEncoder(orders), gob.NewDecoder(lines)
+}
+
 func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	in, orders := io.Pipe()
 	told, out := io.Pipe()
 	served := make(chan error, 1)
 	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
-	e, d := gob.NewEncoder(orders), gob.NewDecoder(told)
+	e, d := talk(t, orders, told)
 	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "echo $$; sleep 100"},
 		Grace: time.Second}})
 	if err == nil {
-		err = e.Encode(order{Start: &process{}})
+		err = e.Encode(order{Start: &member{}})
 	}
 	var n news
 	for err == nil && n.Out == nil {
@@ -459,6 +508,36 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	}
 }
 
+// TestHostStartsNothingOnceRanksAreToldToEnd: what was ordered before may still wait to be obeyed.
+func TestHostStartsNothingOnceRanksAreToldToEnd(t *testing.T) {
+	w := newWatch(Job{Program: "/bin/true"}, nil)
+	w.heard = func(n news) { t.Errorf("it says %+v", n) }
+	w.stop(syscall.SIGTERM, errOver)
+	w.obey(order{Start: &member{}})
+	if len(w.ranks) > 0 {
+		t.Error("a rank has started")
+	}
+}
+
+func TestHostsOfALauncherWithoutADirectoryTakeTheirHome(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	in, orders := io.Pipe()
+	told, out := io.Pipe()
+	defer orders.Close()
+	go Serve(context.Background(), in, out, func() []string { return nil })
+	e, d := talk(t, orders, told)
+	err := errors.Join(e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "pwd"}}}),
+		e.Encode(order{Start: &member{}}))
+	var n news
+	for err == nil && n.Out == nil {
+		err = d.Decode(&n)
+	}
+	go io.Copy(io.Discard, told)
+	if err != nil || string(n.Out) != os.Getenv("HOME")+"\n" {
+		t.Errorf("%q, %v", n.Out, err)
+	}
+}
+
 // TestHostEndsItsRanksThoughNobodyTakesItsNews: behind a network that is cut, sshd takes no more.
 func TestHostEndsItsRanksThoughNobodyTakesItsNews(t *testing.T) {
 	in, orders := io.Pipe()
@@ -468,11 +547,11 @@ func TestHostEndsItsRanksThoughNobodyTakesItsNews(t *testing.T) {
 	// It prints while it ends: more than a pipe holds.
 	script := `trap "head -c 200000 /dev/zero && touch ` + printed + `; exit" TERM
 		echo up; while :; do sleep 0.01; done`
-	e, d := gob.NewEncoder(orders), gob.NewDecoder(told)
+	e, d := talk(t, orders, told)
 	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", script},
 		Grace: time.Minute}})
 	if err == nil {
-		err = e.Encode(order{Start: &process{}})
+		err = e.Encode(order{Start: &member{}})
 	}
 	var n news
 	for err == nil && n.Out == nil {
@@ -500,17 +579,18 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "1" {
 		t.Skip("it builds the launcher anew: set EURYALE_FULL=1")
 	}
-	c := newCluster(Job{Program: "../../internal/tools/demo"})
-	defer c.close()
+	b := &builder{}
+	defer b.remove()
+	c := newCluster(Job{Program: "../../internal/tools/demo"}, b)
 	for _, p := range []platform{here(), {"linux", "arm64"}} {
 		k, err := c.newKit(t.Context(), p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if of := builtFor(k.program.path); of != p || usesGPU(k.program.path) {
+		if of := builtFor(k[1].path); of != p || usesGPU(k[1].path) {
 			t.Errorf("the program for %v is for %v", p, of)
 		}
-		if of := builtFor(k.launcher.path); of != p {
+		if of := builtFor(k[0].path); of != p {
 			t.Errorf("the launcher for %v is for %v", p, of)
 		}
 	}
@@ -583,8 +663,8 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 	}
 	one := on("b", after(0, 1, exits(3)))
 	because := on("a", after(1, 0, exits(1), "because of rank 1: closed"))
-	lost := failed("b", &HostLost{"b", span([]int{1, 2}), errors.New("no reason")},
-		after(1000, 1, 0))
+	loss := &HostLost{Host: "b", why: errors.New("no reason")}
+	lost, too := failed("b", loss, after(1000, 2, 0)), failed("b", loss, after(1001, 1, 0))
 	text := "host b is lost, with ranks 1 to 2: no reason"
 	for _, c := range []struct {
 		ends  []ending
@@ -595,8 +675,9 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 		{[]ending{on("a", after(0, 0, exits(0))), asked(on("b", after(0, 1, exits(0))))}, "", 0,
 			true},
 		{[]ending{because, one}, "host b: rank 1 failed first: exit status 3", 3, false},
-		{[]ending{because, lost}, text, 0, false},
-		{[]ending{lost, on("a", after(1500, 0, exits(1)))}, text, 0, false},
+		{[]ending{because, lost, too}, text, 0, false},
+		{[]ending{on("a", after(0, 0, exits(1))), lost, too}, text, 0, false},
+		{[]ending{lost, too, on("a", after(1500, 0, exits(1)))}, text, 0, false},
 		{[]ending{on("a", after(0, 0, exits(2))), on("b", after(1, 1, exits(2)))},
 			"host a: rank 0 failed first: exit status 2", 2, true},
 		{[]ending{on("a", after(0, 0, exits(2))), asked(on("b", after(1, 1, exits(0))))},
@@ -623,36 +704,41 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 	}
 }
 
+// TestRanksOfHostsDoNotAccuseEachOtherOnceTheJobIsToldToEnd: on some hosts they are told later.
+func TestRanksOfHostsDoNotAccuseEachOtherOnceTheJobIsToldToEnd(t *testing.T) {
+	w := newWatch(Job{Ranks: 3}, nil)
+	w.hosts = []*remote{{Host: Host{"a", 3}, ranks: 3, orders: make(chan order, 4)}}
+	for range 3 {
+		w.launch()
+	}
+	now := func(e ending) ending {
+		e.at = time.Now()
+		return e
+	}
+	w.ended(now(ending{rank: 1, why: &HostLost{Host: "a", why: errors.New("silent")}}))
+	w.signal(syscall.SIGTERM)
+	w.ended(now(asked(after(0, 0, killedBy(syscall.SIGTERM)))))
+	w.ended(now(after(0, 2, exits(1), "because of rank 0: rank 0 is down: it was killed")))
+	if err := w.outcome(); fmt.Sprint(err) != "host a is lost, with rank 1: silent" {
+		t.Error(err)
+	}
+}
+
 // TestEachRankOfALostHostEndsOnce: also if another one is placed there while the loss is told.
 func TestEachRankOfALostHostEndsOnce(t *testing.T) {
-	w := newWatch(Job{}, nil)
-	h := &remote{Host: Host{"a", 3}, ended: true, running: map[int]*rank{}}
-	h.news = gob.NewDecoder(strings.NewReader(""))
+	w := newWatch(Job{Ranks: 3, times: defaultTimes()}, nil)
+	h := &remote{Host: Host{"a", 3}, ranks: 3, orders: make(chan order, 3),
+		out: bufio.NewReader(strings.NewReader(""))}
 	h.hangUp.Do(func() { h.why = errors.New("cut") })
-	for n := range 2 {
-		h.running[n] = &rank{number: n, tail: &tail{}}
-	}
+	w.hosts = []*remote{h}
+	w.launch()
+	w.launch()
 	go h.listen(w)
-	for under := true; under; time.Sleep(time.Millisecond) { // until it tells of the first one
-		h.mu.Lock()
-		under = len(h.running) == 2
-		h.mu.Unlock()
-	}
-	h.begin(w, &rank{number: 2, tail: &tail{}}, 2, nil)
-	time.Sleep(10 * time.Millisecond) // it finds what else is there
-	ends := map[int]int{}
-	for n := 0; n < 4; n++ {
-		select {
-		case e := <-w.exits:
-			ends[e.rank]++
-			if !errors.As(e.why, new(*HostLost)) {
-				t.Errorf("rank %d ends with %v", e.rank, e.why)
-			}
-		case <-time.After(300 * time.Millisecond):
-			n = 4
-		}
-	}
-	if len(ends) != 3 || ends[0] != 1 || ends[1] != 1 || ends[2] != 1 {
-		t.Errorf("so often each rank ends: %v", ends)
+	w.ended(<-w.exits) // it tells of the first one
+	w.launch()
+	go h.endAll(w, errors.New("again"))
+	if err := w.run(t.Context()); len(w.ends) != 3 || fmt.Sprint(err) !=
+		"host a is lost, with ranks 0 to 2: cut" {
+		t.Errorf("they end with %v: %v", w.ends, err)
 	}
 }

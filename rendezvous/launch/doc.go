@@ -28,9 +28,9 @@
 //     second signal kills at once. After SIGQUIT ranks have at least five seconds
 //     to print their stacks. They first print their last collectives, because the
 //     launcher sets EURYALE_LAST_CALLS.
-//   - Ranks that SIGKILL does not end, such as those of a frozen cgroup. After 5
-//     seconds they are named with their state in the kernel, after 15 more, or at
-//     the next signal, the launcher ends without them.
+//   - Ranks that SIGKILL does not end, such as those of a frozen cgroup, and ranks whose
+//     output nobody reads. After 5 seconds they are named, with their state in the kernel,
+//     after 15 more, or at the next signal, the launcher ends without them.
 //   - Several machines. Each launcher sees its own ranks only, but they tell it over a
 //     pipe (EURYALE_REPORT) when the job loses a rank. It ends those that have not ended
 //     EURYALE_TIMEOUT later: they hang. It also ends its ranks when one has been
@@ -55,7 +55,7 @@
 //	launch.go          the job and its attempts
 //	program.go         finds or builds the program, in the directory of scratch.go
 //	script.go          says what runs a script
-//	watch.go, rank.go  follow one attempt, one process
+//	watch.go, rank.go  follow one attempt, one rank; process.go is what runs it
 //	elastic.go         replaces processes
 //	report.go          hears of ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended
@@ -63,6 +63,7 @@
 //	stuck.go           says where a rank hangs
 //	hosts.go           lists of hosts
 //	across.go          runs a job on hosts; remote.go is one of them, behind ssh
-//	serve.go           is a host's end of it; kit.go has the files that hosts get
+//	serve.go           is a host's end of it; protocol.go is what the two tell each other
+//	kit.go             has the files that hosts get
 //	verdict.go         decides which rank failed first; failed.go words it
 package launch

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -37,7 +35,6 @@ const (
 type pool struct {
 	*Elastic
 	register *rendezvous.Register
-	next     int  // number of the next process
 	faults   int  // processes that have ended with an error of their own since step
 	step     int  // with which the job has gone on
 	finished bool // a process has done its last step
@@ -110,16 +107,14 @@ func (p *pool) bury(process int) {
 	_ = elastic.Bury(context.Background(), p.register.Store(), elastic.ID(process))
 }
 
-// environment returns the variables of a process, which is on a host unless that is nil. It has the
-// number of a rank, although the rank may be another one, so that it is one of a job of so many.
-func (p *pool) environment(number, ranks int, h *remote) []string {
-	r := strconv.Itoa(number % ranks)
-	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(number + 1), First: ranks,
+// variable tells a process which one it is of a job of so many ranks.
+func (p *pool) variable(r *rank, ranks int) string {
+	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(r.number + 1), First: ranks,
 		Limits: elastic.Limits{Least: p.Least, Most: ranks}}
-	if h != nil {
-		e.Addr, e.Host = p.reached(h), h.address
+	if r.host != nil {
+		e.Addr, e.Host = p.reached(r.host), r.host.address
 	}
-	return []string{"RANK=" + r, "LOCAL_RANK=" + r, "EURYALE_ELASTIC=" + e.String()}
+	return "EURYALE_ELASTIC=" + e.String()
 }
 
 // reached returns where a host reaches the register.
@@ -137,7 +132,7 @@ func (p *pool) replaces(e ending) bool {
 	if step := int(p.steps.Load()); step > p.step {
 		p.step, p.faults = step, 0
 	}
-	if !wasEnded(e.status) && !errors.As(e.why, new(*HostLost)) {
+	if !wasEnded(e.Status) && !e.lost() {
 		p.faults++
 	}
 	return !p.finished && p.faults < maxFaults
@@ -146,45 +141,16 @@ func (p *pool) replaces(e ending) bool {
 // endedElastic is ended for an elastic job.
 func (w *watch) endedElastic(e ending) {
 	again, ended := w.pool.replaces(e), fmt.Sprintf("process %d has ended (%s)", e.rank, e.how())
+	h, _ := w.room()
 	switch {
 	case w.why != nil || w.pool.finished || w.pool.lost != nil:
-	case again && len(w.hosts) > 0 && place(w.hosts) == nil:
+	case again && w.hosts != nil && h == nil:
 		w.job.notice(ended + ": it is left out, since no host takes another one")
 	case again:
-		w.job.notice(fmt.Sprintf("%s: process %d takes its place", ended, w.pool.next))
+		w.job.notice(fmt.Sprintf("%s: process %d takes its place", ended, len(w.ranks)))
 		w.launch()
 	default:
 		w.job.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have ended with "+
 			"an error of their own in step %d", ended, w.pool.faults, w.pool.step))
-	}
-}
-
-// launch starts one more process of an elastic job.
-func (w *watch) launch() {
-	number := w.pool.next
-	w.pool.next++
-	r, err := w.newRank(number)
-	if err == nil {
-		err = w.begin(r)
-	}
-	if err != nil {
-		w.stop(syscall.SIGKILL, fmt.Errorf("start process %d: %w", number, explainStart(err)))
-		return
-	}
-	w.ranks = append(w.ranks, r)
-}
-
-// endHalted ends the processes of an elastic job that are stopped. One that is held in the kernel
-// may be reading a file; if others wait for it, they go on without it.
-func (w *watch) endHalted() {
-	for _, r := range w.ranks {
-		r.halts++
-		if r.state() != "T" {
-			r.halts = 0
-		}
-		if r.halts == stoppedLooks {
-			w.job.notice(fmt.Sprintf("process %d is stopped: it is ended", r.number))
-			r.signal(syscall.SIGKILL)
-		}
 	}
 }

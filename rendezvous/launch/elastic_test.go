@@ -91,3 +91,25 @@ func TestAProgramThatFailsInOneStepIsNotReplacedForEver(t *testing.T) {
 		t.Errorf("the notices are %s", notices.String())
 	}
 }
+
+func TestNothingStartsAfterAProcessThatCannot(t *testing.T) {
+	job := Job{Program: "/bin/sh", Args: []string{"-c", "exec sleep 100"}, Ranks: 3,
+		Elastic: &Elastic{Least: 1}, LogDir: t.TempDir(), times: defaultTimes()}
+	w := newWatch(job, job.environment(0, newMeeting(3, "127.0.0.1", "1")))
+	err := w.prepare()
+	if err == nil {
+		w.logs, err = job.openLogs(0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.logs.close()
+	name := filepath.Join(job.LogDir, "attempt_0", "rank_1.log")
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	if err := w.run(t.Context()); len(w.ranks) != 1 || !errors.Is(err, os.ErrExist) {
+		t.Errorf("%d have started, %v", len(w.ranks), err)
+	}
+}

@@ -95,6 +95,31 @@ func TestFoundFullOutputIsTheLaunchersOwnFailure(t *testing.T) {
 	}
 }
 
+// TestBuildEndsThoughItsOutputStaysOpen: as by the server of a compiler that it has started.
+func TestBuildEndsThoughItsOutputStaysOpen(t *testing.T) {
+	dir := t.TempDir()
+	server := "#!/bin/sh\necho broken\nsetsid sh -c 'echo $$ >" + dir + "/pid; exec sleep 100' &" +
+		"\nuntil [ -s " + dir + "/pid ]; do sleep 0.01; done; exit 1\n"
+	err := os.WriteFile(filepath.Join(dir, "go"), []byte(server), 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "main.go"), nil, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	_, ended := signalled(t, Job{Program: dir, Ranks: 1})
+	if err := await(t, ended); err == nil || !strings.HasSuffix(err.Error(), "broken") {
+		t.Error(err)
+	}
+	var pid int
+	text, err := os.ReadFile(filepath.Join(dir, "pid"))
+	if _, scanned := fmt.Sscan(string(text), &pid); err != nil || scanned != nil {
+		t.Fatal(err, scanned)
+	}
+	syscall.Kill(pid, syscall.SIGKILL)
+}
+
 func TestGraceIsTimeToSave(t *testing.T) {
 	// Each rank takes longer than the default grace allows.
 	job, out, _ := shell(

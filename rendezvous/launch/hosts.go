@@ -45,16 +45,13 @@ func ReadHostfile(r io.Reader) (hosts []Host, err error) {
 	lines := bufio.NewScanner(r)
 	for number := 1; lines.Scan(); number++ {
 		text, _, _ := strings.Cut(lines.Text(), "#")
-		words := strings.Fields(strings.ReplaceAll(text, "=", " = "))
+		words := strings.Fields(text)
 		if len(words) == 0 {
 			continue
 		}
-		name, slots := words[0], 1
-		for words = words[1:]; len(words) > 0 && err == nil; words = words[min(3, len(words)):] {
-			name, slots, err = hostSetting(name, slots, words)
-		}
+		h, err := readHost(words[0], strings.Join(words[1:], " "))
 		if err == nil {
-			hosts, err = addHost(hosts, name, slots)
+			hosts, err = addHost(hosts, h.Name, h.Slots)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", number, err)
@@ -69,27 +66,28 @@ func ReadHostfile(r io.Reader) (hosts []Host, err error) {
 	return hosts, nil
 }
 
-// hostSetting reads the first of the settings that follow a host in a hostfile: KEY, =, VALUE.
-func hostSetting(name string, slots int, words []string) (string, int, error) {
-	key, value := words[0], ""
-	if len(words) > 2 && words[1] == "=" {
-		value = words[2]
+// readHost reads the settings that follow a host in a hostfile.
+func readHost(name, settings string) (Host, error) {
+	h := Host{name, 1}
+	settings = strings.NewReplacer(" = ", "=", " =", "=", "= ", "=").Replace(settings)
+	for setting := range strings.FieldsSeq(settings) {
+		key, value, _ := strings.Cut(setting, "=")
+		n, err := strconv.Atoi(value)
+		switch key {
+		case "slots":
+			h.Slots = n
+		case "max_slots", "max-slots", "slots_max":
+		case "user", "username":
+			h.Name, err = value+"@"+name, nil
+		default:
+			err = errors.ErrUnsupported
+		}
+		if err != nil {
+			return h, fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME",
+				setting, name)
+		}
 	}
-	n, err := strconv.Atoi(value)
-	switch key {
-	case "slots":
-		slots = n
-	case "max_slots", "max-slots", "slots_max":
-	case "user", "username":
-		name, err = value+"@"+name, nil
-	default:
-		err = errors.ErrUnsupported
-	}
-	if err != nil {
-		return "", 0, fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME",
-			strings.Join(words[:min(3, len(words))], ""), name)
-	}
-	return name, slots, nil
+	return h, nil
 }
 
 // addHost adds slots of a host.
@@ -105,17 +103,26 @@ func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 		return nil, fmt.Errorf("host %q: write what ssh takes, HOST or USER@HOST", name)
 	case bare == address && strings.Contains(address, ":"):
 		return nil, fmt.Errorf("host %q: put an IPv6 address in brackets, as in [fd00::7]:4", name)
-	case slots < 1 || slots > MaxRanks:
-		return nil, fmt.Errorf("host %s with %d ranks: a host takes 1 to %d", name, slots, MaxRanks)
 	}
-	name = strings.TrimSuffix(name, address) + bare
+	h := Host{strings.TrimSuffix(name, address) + bare, slots}
+	if err := h.check(); err != nil {
+		return nil, err
+	}
 	for i := range hosts {
-		if hosts[i].Name == name {
+		if hosts[i].Name == h.Name {
 			hosts[i].Slots += slots
-			return hosts, nil
+			return hosts, hosts[i].check()
 		}
 	}
-	return append(hosts, Host{name, slots}), nil
+	return append(hosts, h), nil
+}
+
+// check finds what no host can have.
+func (h Host) check() error {
+	if h.Slots < 1 || h.Slots > MaxRanks {
+		return fmt.Errorf("host %s with %d ranks: a host takes 1 to %d", h.Name, h.Slots, MaxRanks)
+	}
+	return nil
 }
 
 // Slots is how many ranks hosts take together.

@@ -25,6 +25,7 @@ func TestHostsAreReadAsOpenMPIReadsThem(t *testing.T) {
 		"a:x":            "write HOST:N",
 		"a:0":            "takes 1 to 1024",
 		"a:1025":         "takes 1 to 1024",
+		"a:1000,a:25":    "a with 1025 ranks",
 		"fd00::7":        "in brackets",
 		"user@fd00::7:2": "in brackets",
 	} {
@@ -47,7 +48,7 @@ func TestHostfilesAreReadAsOpenMPIReadsThem(t *testing.T) {
 		"a\nb slots=x":         `line 2: "slots=x" after host b`,
 		"a cores=4":            `line 1: "cores=4" after host a`,
 		"a slots":              `line 1: "slots" after host a`,
-		"a slots= max_slots=4": `line 1: "slots=max_slots" after host a`,
+		"a slots= max_slots=4": `line 1: "slots=max_slots=4" after host a`,
 		"a =":                  `line 1: "=" after host a`,
 		"a user=":              `host "@a"`,
 		"a max_slots=many":     `"max_slots=many" after host a`,

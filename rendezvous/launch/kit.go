@@ -53,81 +53,61 @@ func newFile(path string) (file, error) {
 	return file{path, cmp.Or(name, "program"), fmt.Sprintf("sha256-%x", h.Sum(nil)), size}, err
 }
 
-// kit is what hosts of a platform get: this program, and the job's unless it is the host's own.
-type kit struct {
-	launcher file
-	program  *file
-}
-
-// newKit finds or builds the files for a platform.
-func (c *cluster) newKit(ctx context.Context, p platform) (k kit, err error) {
-	if k.program, err = c.programFile(ctx, p); err != nil {
-		return kit{}, err
+// newKit finds or builds the files that hosts of a platform get: this program and, unless it is the
+// host's own, the job's.
+func (c *cluster) newKit(ctx context.Context, p platform) ([]file, error) {
+	program, err := c.programFor(ctx, p)
+	if err != nil {
+		return nil, err
 	}
 	path, err := os.Executable()
 	if err != nil {
-		return kit{}, fmt.Errorf("find this program: %w", err)
+		return nil, fmt.Errorf("find this program: %w", err)
 	}
 	if p != here() {
 		from := "."
 		if isDir(c.job.Program) {
 			from = c.job.Program
 		}
-		path, err = c.build(ctx, p, from, "github.com/euryale-ml/euryale/cmd/euryale")
+		const command = "github.com/euryale-ml/euryale/cmd/euryale"
+		path, err = c.builder.build(ctx, from, command, building(p))
 		if err != nil {
-			return kit{}, fmt.Errorf("this program is for %v, and the module at %s does not build "+
+			return nil, fmt.Errorf("this program is for %v, and the module at %s does not build "+
 				"it for %v: run from a module that requires Euryale: %w", here(), from, p, err)
 		}
 	}
-	k.launcher, err = newFile(path)
-	k.launcher.name = "euryale"
-	return k, err
+	launcher, err := newFile(path)
+	launcher.name = "euryale"
+	if err != nil || program == "" {
+		return []file{launcher}, err
+	}
+	f, err := newFile(program)
+	return []file{launcher, f}, err
 }
 
-// programFile returns the job's program for a platform, nil if it is the host's own.
-func (c *cluster) programFile(ctx context.Context, p platform) (*file, error) {
-	path, err := c.job.Program, error(nil)
-	switch {
-	case isDir(path):
-		path, err = c.build(ctx, p, path, ".")
-	case !strings.Contains(filepath.ToSlash(path), "/"):
-		return nil, nil
-	default:
-		if path, err = find(path); err != nil {
-			return nil, err
-		}
-		if of := builtFor(path); of != p && of != (platform{}) {
-			return nil, fmt.Errorf("program %s is for %v, not for %v: give the directory of its "+
-				"Go package, which is built for each host", c.job.Program, of, p)
-		}
+// programFor returns the path of the job's program for a platform, "" if it is the host's own.
+func (c *cluster) programFor(ctx context.Context, p platform) (string, error) {
+	name := c.job.Program
+	if !isDir(name) && !strings.Contains(filepath.ToSlash(name), "/") {
+		return "", nil
 	}
-	if err != nil {
-		return nil, err
+	path, err := c.builder.resolve(ctx, name, building(p)...)
+	if of := builtFor(path); err == nil && of != p && of != (platform{}) {
+		return "", fmt.Errorf("program %s is for %v, not for %v: give the directory of its Go "+
+			"package, which is built for each host", name, of, p)
 	}
-	f, err := newFile(path)
-	return &f, err
+	return path, err
 }
 
-// build builds a package for a platform. The executable needs no library of the host, unless cgo
-// was asked for.
-func (c *cluster) build(ctx context.Context, p platform, pkg, name string) (_ string, err error) {
-	if c.scratch == nil {
-		if c.scratch, err = newScratch(); err != nil {
-			return "", err
-		}
-	}
+// building returns the variables to build for a platform with. The executable needs no library of
+// the host, unless cgo was asked for.
+func building(p platform) []string {
 	env := []string{"GOOS=" + p.os, "GOARCH=" + p.arch}
 	asked := os.Getenv("CGO_ENABLED") == "1" || strings.Contains(os.Getenv("GOFLAGS"), "-tags")
 	if p != here() || !asked { // a C compiler for another platform is rarely there
 		env = append(env, "CGO_ENABLED=0")
 	}
-	dir := filepath.Join(c.scratch.path, fmt.Sprintf("%s-%s-%t", p.os, p.arch, name == "."))
-	return build(ctx, pkg, name, dir, env, c.job.Signals)
-}
-
-func isDir(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
+	return env
 }
 
 // builtFor returns the platform of a Go program, none if it is not one.

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	variables "github.com/euryale-ml/euryale/internal/env"
 )
 
 const (
@@ -143,8 +145,9 @@ func checkMeeting(at string) error {
 // error is a [*Failed] if a rank failed in the last attempt, a [*HostLost], an [*Interrupted]
 // after a signal, the cause of ctx, or an error of the start or the output.
 //
-// A rank may be held in the kernel, so that SIGKILL does not end it. Run then returns without it,
-// 20 seconds after SIGKILL. Its process still ends once the kernel lets it go.
+// A rank may be held in the kernel, so that SIGKILL does not end it, or nobody may read its output.
+// Run then returns without it, 20 seconds after SIGKILL. A process that the kernel holds still ends
+// once it is let go.
 //
 // Run locks the calling goroutine to its thread: the kernel kills the processes that
 // a thread has started when the thread ends.
@@ -159,26 +162,26 @@ func Run(ctx context.Context, j Job) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	expire(os.TempDir())
+	b := &builder{stop: j.Signals}
+	defer b.remove()
 	if len(j.Hosts) > 0 {
-		c := newCluster(j)
-		defer c.close()
+		c := newCluster(j, b)
 		return j.repeat(func(n int) error { return c.attempt(ctx, n) })
 	}
-	path, remove, err := resolve(ctx, j.Program, j.Signals)
+	path, err := b.resolve(ctx, j.Program)
 	if err != nil {
 		return err
 	}
-	defer remove()
 	command, err := interpreted(path)
 	if err != nil {
 		return err
 	}
-	path, j.Args = command[0], append(command[1:], j.Args...)
+	j.Program, j.Args = command[0], append(command[1:], j.Args...)
 	return j.repeat(func(n int) error {
 		if n > 0 {
 			j.Stdin = nil // its beginning is lost
 		}
-		return j.attempt(ctx, path, n)
+		return j.attempt(ctx, n)
 	})
 }
 
@@ -213,6 +216,11 @@ func (j Job) notice(text string) {
 
 // check finds what no job can have.
 func (j Job) check() error {
+	for _, h := range j.Hosts {
+		if err := h.check(); err != nil {
+			return err
+		}
+	}
 	switch slots := Slots(j.Hosts); {
 	case slots > 0 && (j.Ranks < 1 || j.Ranks > slots):
 		return fmt.Errorf("%d ranks: the hosts take 1 to %d", j.Ranks, slots)
@@ -251,21 +259,12 @@ func (e wrongJob) Unwrap() error { return e.error }
 func (wrongJob) ExitCode() int { return usageCode }
 
 // attempt runs the ranks once on this machine; n counts from 0.
-func (j Job) attempt(ctx context.Context, path string, n int) error {
+func (j Job) attempt(ctx context.Context, n int) error {
 	meeting, err := j.meeting()
 	if err != nil {
 		return err
 	}
-	w := newWatch(j, j.environment(n, meeting))
-	w.begin = func(r *rank) error {
-		first := []string{"RANK=" + strconv.Itoa(r.number), "LOCAL_RANK=" + strconv.Itoa(
-			r.number-j.first())}
-		if w.pool != nil {
-			first = w.pool.environment(r.number, j.Ranks, nil)
-		}
-		return w.startHere(path, r, first)
-	}
-	return w.attempt(ctx, n)
+	return newWatch(j, j.environment(n, meeting)).attempt(ctx, n)
 }
 
 // environment returns the variables that all ranks of an attempt share, with those by which they
@@ -274,6 +273,9 @@ func (j Job) environment(attempt int, meeting []string) []string {
 	env := j.Env
 	if env == nil {
 		env = os.Environ()
+		if len(j.Hosts) > 0 {
+			env = slices.DeleteFunc(env, staysHere)
+		}
 	}
 	all := slices.Concat(env, meeting, []string{"LOCAL_WORLD_SIZE=" + strconv.Itoa(j.Ranks),
 		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" +
@@ -284,6 +286,13 @@ func (j Job) environment(attempt int, meeting []string) []string {
 		all = append(all, "EURYALE_LAST_CALLS="+strconv.Itoa(lastCalls))
 	}
 	return all
+}
+
+// staysHere reports whether hosts do not get a variable of this process.
+func staysHere(entry string) bool {
+	name, _, _ := strings.Cut(entry, "=")
+	ours := slices.Contains(variables.Names(), name) && name != string(variables.Token)
+	return !ours && !strings.HasPrefix(name, "NCCL_")
 }
 
 // meeting returns the variables by which the ranks find each other.
@@ -298,11 +307,15 @@ func (j Job) meeting() ([]string, error) {
 	}
 	port, err := freePort()
 	if err != nil {
-		return nil, fmt.Errorf("find a free port: %w", err)
+		return nil, err
 	}
-	return []string{fmt.Sprint("WORLD_SIZE=", j.Ranks), "GROUP_RANK=0", "MASTER_ADDR=127.0.0.1",
-		fmt.Sprint("MASTER_PORT=", port),
-		"EURYALE_JOB=run-" + rand.Text()[:12], "EURYALE_TOKEN=" + token()}, nil
+	return append(newMeeting(j.Ranks, "127.0.0.1", port), "GROUP_RANK=0"), nil
+}
+
+// newMeeting returns the variables by which the ranks of a new job find each other.
+func newMeeting(size int, host, port string) []string {
+	return []string{fmt.Sprint("WORLD_SIZE=", size), "MASTER_ADDR=" + host, "MASTER_PORT=" + port,
+		"EURYALE_JOB=run-" + rand.Text()[:12], "EURYALE_TOKEN=" + token()}
 }
 
 // first returns the number of this machine's first rank.
@@ -321,11 +334,11 @@ func token() string {
 }
 
 // freePort returns a port for programs that read MASTER_PORT. Euryale does not use it.
-func freePort() (int, error) {
+func freePort() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return 0, err
+		return "", fmt.Errorf("find a free port: %w", err)
 	}
 	defer ln.Close()
-	return ln.Addr().(*net.TCPAddr).Port, nil
+	return strconv.Itoa(ln.Addr().(*net.TCPAddr).Port), nil
 }

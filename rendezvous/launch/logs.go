@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -67,8 +68,8 @@ func (j Job) openLogs(attempt int) (*logs, error) {
 	return l, nil
 }
 
-// of makes the log file of a rank.
-func (l *logs) of(rank int) (*os.File, error) {
+// of makes the log file of a rank, nil without Job.LogDir.
+func (l *logs) of(rank int) (io.Writer, error) {
 	if l == nil {
 		return nil, nil
 	}

@@ -11,26 +11,33 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
-	"time"
 )
 
-// resolve returns the executable that name means. If resolve has built it, remove
-// deletes it.
-func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path string, remove func(),
-	err error) {
-	if info, err := os.Stat(name); err != nil || !info.IsDir() {
-		path, err = find(name)
-		return path, func() {}, err
+// builder builds programs.
+type builder struct {
+	stop    <-chan os.Signal // what ends a build
+	scratch *scratch         // nil before something is built
+}
+
+// remove deletes what was built.
+func (b *builder) remove() {
+	if b.scratch != nil {
+		b.scratch.remove()
 	}
-	s, err := newScratch()
-	if err != nil {
-		return "", nil, err
+}
+
+// resolve returns the executable that name means, which is built if it is a directory, with more
+// variables.
+func (b *builder) resolve(ctx context.Context, name string, more ...string) (string, error) {
+	if isDir(name) {
+		return b.build(ctx, name, ".", more)
 	}
-	if path, err = build(ctx, name, ".", s.path, nil, stop); err != nil {
-		s.remove()
-	}
-	return path, s.remove, err
+	return find(name)
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // find returns the path of an executable.
@@ -82,10 +89,9 @@ func lookPath(name string, here bool) (string, error) {
 		"the directory of a Go package", name)
 }
 
-// build builds a package into dir, with more variables. It is named as from the directory pkg: "."
-// is the one in it.
-func build(ctx context.Context, pkg, name, dir string, more []string, stop <-chan os.Signal) (
-	string, error) {
+// build builds a package, with more variables. It is named as from the directory pkg: "." is the
+// one in it.
+func (b *builder) build(ctx context.Context, pkg, name string, more []string) (string, error) {
 	if files, _ := filepath.Glob(filepath.Join(pkg, "*.go")); len(files) == 0 && name == "." {
 		return "", fmt.Errorf("directory %s has no Go files: give the directory of a Go package "+
 			"with a main function, or an executable", pkg)
@@ -95,60 +101,43 @@ func build(ctx context.Context, pkg, name, dir string, more []string, stop <-cha
 		return "", fmt.Errorf("building %s needs the go command: put it in PATH, or give an "+
 			"executable", pkg)
 	}
-	bin, temp := filepath.Join(dir, "bin"), filepath.Join(dir, "tmp")
-	if err := errors.Join(os.MkdirAll(bin, 0o700), os.MkdirAll(temp, 0o700)); err != nil {
-		return "", fmt.Errorf("make the directories to build in: %w", err)
+	if b.scratch == nil {
+		b.scratch, err = newScratch()
+	}
+	if err != nil {
+		return "", err
+	}
+	bin, err := os.MkdirTemp(b.scratch.path, "bin")
+	if err != nil {
+		return "", fmt.Errorf("make a directory to build in: %w", err)
 	}
 	// With a directory as its output, go build writes executables only. As go run does, it notes no
 	// commit: git refuses to read a checkout that is another user's, as in a container.
 	cmd := exec.Command(goTool, "build", "-buildvcs=false", "-o", bin+string(filepath.Separator),
 		name)
 	cmd.Dir = pkg
-	// a build that is killed leaves its files there
+	temp := b.scratch.path // a build that is killed leaves its files there
 	cmd.Env = append(append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp), more...)
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	err, stopped := runUntil(ctx, cmd, stop)
-	if stopped {
-		return "", err
+	p := process{cmd: cmd}
+	if err := p.start(); err != nil {
+		return "", fmt.Errorf("start %s: %w", goTool, err)
 	}
+	e, err := p.end(ctx, b.stop)
 	notMain := fmt.Errorf("%s is not a program: its package must be named main", pkg)
-	if bytes.Contains(output.Bytes(), []byte("no main packages")) {
+	switch {
+	case err != nil:
+		return "", err
+	case bytes.Contains(output.Bytes(), []byte("no main packages")):
 		return "", notMain
-	}
-	if err != nil {
-		return "", fmt.Errorf("%s does not build (%w): correct this and run again:\n%s", pkg, err,
-			bytes.TrimRight(output.Bytes(), "\n"))
+	case !e.well():
+		return "", fmt.Errorf("%s does not build (%s): correct this and run again:\n%s", pkg,
+			e.how(), bytes.TrimRight(output.Bytes(), "\n"))
 	}
 	built, err := os.ReadDir(bin)
 	if err != nil || len(built) != 1 {
 		return "", notMain
 	}
 	return filepath.Join(bin, built[0].Name()), nil
-}
-
-// runUntil runs a command. When a signal comes or ctx ends it is stopped: its family is killed, and
-// the error says why.
-func runUntil(ctx context.Context, cmd *exec.Cmd, stop <-chan os.Signal) (err error, stopped bool) {
-	f, err := start(cmd)
-	if err != nil {
-		return err, false
-	}
-	defer f.release()
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	select {
-	case err := <-ended:
-		return err, false
-	case s := <-stop:
-		err = &Interrupted{s}
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	f.send(syscall.SIGKILL)
-	select {
-	case <-ended:
-	case <-time.After(defaultTimes().kill): // the kernel holds it, as a hung file system does
-	}
-	return err, true
 }

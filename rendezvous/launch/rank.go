@@ -6,52 +6,40 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"sync"
-	"syscall"
-	"time"
 
 	"golang.org/x/term"
 )
 
-// drainTime is how long output is read that processes of a rank that has ended
-// still hold open.
-const drainTime = 500 * time.Millisecond
-
-// rank is one process.
+// rank is one process of the job.
 type rank struct {
+	process
 	number   int
-	cmd      *exec.Cmd // nil where a host has it
-	host     *remote   // that one
-	slot     int       // of it
-	env      []string  // that it alone has, on a host
-	family   family
-	out, err *liner // nil where the rank writes to the outputs itself
+	host     *remote // that it is on; nil for this machine
+	slot     int     // of the host
+	out, err *liner  // nil where the rank writes to the outputs itself
 	tail     *tail
-	log      *os.File // nil for none
 
-	mu      sync.Mutex
-	alive   bool // not yet waited for, so that its number is its own
-	asked   bool // it was signalled
-	stopped bool // it was stopped when look looked
-	halts   int  // for how many looks in a row it was halted; only watch.endStopped counts
+	over  bool // its end is known; only watch.run uses this and what follows
+	halts int  // for how many looks in a row it was halted
 }
 
 // newRank makes a rank, which is not started, and its log.
 func (w *watch) newRank(number int) (*rank, error) {
 	log, err := w.logs.of(number)
-	r := &rank{number: number, tail: &tail{}, log: log}
+	r := &rank{number: number, tail: &tail{}}
 	if w.several() || log != nil {
-		r.out, r.err = w.liner(r, w.job.Stdout, nil), w.liner(r, w.job.Stderr, r.tail)
+		r.out = w.liner(number, w.job.Stdout, nil, log)
+		r.err = w.liner(number, w.job.Stderr, r.tail, log)
 	}
 	return r, err
 }
 
 // startHere starts a rank on this machine, with variables of its own.
-func (w *watch) startHere(path string, r *rank, own []string) (err error) {
-	r.cmd = exec.Command(path, w.job.Args...)
-	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable, r.terminal())
+func (w *watch) startHere(r *rank, own []string) (err error) {
+	r.cmd = exec.Command(w.job.Program, w.job.Args...)
+	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable)
 	r.cmd.ExtraFiles = w.reports.inherited
-	r.cmd.Dir, r.cmd.WaitDelay = w.job.Dir, drainTime
+	r.cmd.Dir = w.job.Dir
 	if len(w.job.Args) == 0 {
 		r.cmd.Args = r.cmd.Args[:1]
 	}
@@ -64,28 +52,34 @@ func (w *watch) startHere(path string, r *rank, own []string) (err error) {
 	default:
 		r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
 	}
-	if err = w.input(r); err != nil {
-		return err
+	if err = w.input(r); err == nil {
+		err = r.start()
 	}
-	if r.family, err = start(r.cmd); err != nil {
-		return err
+	if err != nil {
+		return fmt.Errorf("start rank %d: %w", r.number, explainStart(err))
 	}
-	r.alive = true
-	go func() { w.exit(r.wait()) }()
+	w.add(r)
+	go func() { w.exit(r, r.wait()) }()
 	return nil
 }
 
-// terminal is the variable that tells a rank that its output is shown on a terminal.
-func (r *rank) terminal() []string {
-	if r.err == nil || !r.err.live {
-		return nil
-	}
-	return []string{"EURYALE_TERMINAL=1"}
+// add makes a rank one of the attempt.
+func (w *watch) add(r *rank) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ranks = append(w.ranks, r)
 }
 
-// rank returns the rank of a number.
+// rank returns the rank of a number, nil if there is none.
 func (w *watch) rank(number int) *rank {
-	return w.ranks[slices.IndexFunc(w.ranks, func(r *rank) bool { return r.number == number })]
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.ranks {
+		if r.number == number {
+			return r
+		}
+	}
+	return nil
 }
 
 // several reports whether the job may have several processes.
@@ -94,16 +88,13 @@ func (w *watch) several() bool {
 }
 
 // liner returns where an output of a rank goes.
-func (w *watch) liner(r *rank, to io.Writer, t *tail) *liner {
+func (w *watch) liner(number int, to io.Writer, t *tail, log io.Writer) *liner {
 	if to == nil {
 		to = io.Discard
 	}
-	l := &liner{screen: w.screen, to: to, tail: t, live: r.number == 0 && isTerminal(to)}
-	if r.log != nil {
-		l.log = r.log
-	}
+	l := &liner{screen: w.screen, to: to, log: log, tail: t, live: number == 0 && isTerminal(to)}
 	if !w.job.Plain && w.several() {
-		l.prefix = fmt.Sprintf("[%d] ", r.number)
+		l.prefix = fmt.Sprintf("[%d] ", number)
 	}
 	return l
 }
@@ -138,98 +129,43 @@ func (w *watch) input(r *rank) error {
 	return nil
 }
 
-// wait waits for the rank to end, kills what is left of its family, and reads
-// the rest of its output.
-func (r *rank) wait() ending {
-	state := r.family.wait()
-	e := ending{rank: r.number, at: time.Now()}
-	r.mu.Lock()
-	r.alive = false
-	e.asked, e.stopped = r.asked, r.stopped
-	r.family.end()
-	r.mu.Unlock()
-	r.cmd.Wait() // the state says it all
-	r.flush()
-	if state == nil {
-		state = r.cmd.ProcessState
+// exit tells run that a rank has ended, if that still listens, once the rank's last incomplete line
+// is printed. It gives up after drainTime if nobody reads the output.
+func (w *watch) exit(r *rank, e ending) {
+	if r.out != nil {
+		within(drainTime, func() {
+			r.out.flush()
+			r.err.flush()
+		})
 	}
-	e.status, _ = state.Sys().(syscall.WaitStatus)
+	select {
+	case w.exits <- r.ending(e):
+	case <-w.over:
+	}
+}
+
+// ending adds to the end of the rank which it is, and what it has printed.
+func (r *rank) ending(e ending) ending {
+	e.rank = r.number
+	if r.host != nil {
+		e.host = r.host.Name
+	}
 	r.tail.tell(&e)
 	return e
 }
 
-// flush prints the rank's last incomplete line. It gives up after drainTime if nobody
-// reads the output.
-func (r *rank) flush() {
-	if r.out == nil {
-		return
-	}
-	flushed := make(chan struct{})
-	go func() {
-		r.out.flush()
-		r.err.flush()
-		close(flushed)
-	}()
-	select {
-	case <-flushed:
-	case <-time.After(drainTime):
-	}
-}
-
-// look records whether the rank is stopped. It must run before the launcher signals
-// the rank, which changes that.
-func (r *rank) look() {
+// hangs says where the rank hangs, "" if it has ended. The host says it of its own, if it can.
+func (r *rank) hangs() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.alive || r.asked {
-		return
-	}
-	r.stopped = r.family.stopped()
-}
-
-// signal sends a signal to the rank's family. A stopped one is continued, so that the signal
-// reaches it.
-func (r *rank) signal(s syscall.Signal) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.alive {
-		return
-	}
-	r.asked = true
-	r.family.send(s)
-	if r.stopped {
-		r.family.goOn()
-	}
-}
-
-// hang says where the rank hangs, "" if it has ended.
-func (r *rank) hang() string {
-	if r.host != nil {
-		return r.host.hang(r)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.alive {
+	switch {
+	case r.over:
 		return ""
+	case r.host != nil:
+		return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, r.host.Name)
+	case !r.alive:
+		return fmt.Sprintf("rank %d has ended, but nobody reads its output", r.number)
 	}
 	where := state(os.DirFS("/"), r.cmd.Process.Pid)
 	return fmt.Sprintf("rank %d has not ended after SIGKILL: %s", r.number, where)
-}
-
-// halted reports whether the rank is stopped, or waits in the kernel where no signal reaches it.
-func (r *rank) halted() bool {
-	state := r.state()
-	return state == "T" || state == "D"
-}
-
-// state returns the letter of the state that the kernel says the rank is in, "" if there is none.
-func (r *rank) state() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.alive {
-		return ""
-	}
-	// without /proc there is no text
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
-	return stateLetter(string(stat))
 }

@@ -3,27 +3,22 @@ package launch
 import (
 	"bufio"
 	"cmp"
+	"context"
 	_ "embed"
-	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
 
 const (
-	// beat is the time between signs of life, and silence the time after which the other end
-	// of a connection counts as dead. Together with the default Job.Grace it keeps a lost
-	// connection from holding ranks for longer than 5 seconds.
-	beat    = 500 * time.Millisecond
-	silence = 4 * time.Second
 	// greetTime bounds the login on a host, and stallTime each megabyte that is copied: a slow
 	// line has some more of them under way.
 	greetTime = 30 * time.Second
@@ -33,37 +28,52 @@ const (
 // remote is a host in an attempt, and the connection to it.
 type remote struct {
 	Host
-	first, ranks int   // what it has of the attempt; of an elastic job, how many it takes
-	lost         bool  // the connection has ended, or that of an attempt before
-	gone         error // why it could not be reached
+	ranks int   // how many it has of the attempt; of an elastic job, how many it takes
+	lost  bool  // in an attempt before
+	down  first // why it has no ranks, or no more; a *HostLost if it was reached
 
 	platform       platform
 	address, guest string // of the host and of this machine, on the connection
-	port           int    // a free one on the host
-	kit            kit
+	port           string // a free one on the host
+	kit            []file // that it gets: first this program, then the job's unless it is its own
 
-	cmd    *exec.Cmd
-	family family
-	in     io.WriteCloser
-	out    *bufio.Reader
-	said   *tail // standard error
+	ssh  process
+	in   io.WriteCloser
+	out  *bufio.Reader
+	pipe io.Closer // of out
+	said *liner    // standard error
 
-	writing sync.Mutex
-	orders  *gob.Encoder // used under writing
-	news    *gob.Decoder
-	over    chan struct{} // closed when the connection has ended
-
+	orders    chan order
+	over      chan struct{} // closed when the connection has ended
 	listening sync.WaitGroup
 	hangUp    sync.Once
 	why       error // that the connection has ended
-
-	mu      sync.Mutex
-	running map[int]*rank // by their numbers
-	failed  error         // why no process can start there
-	ended   bool          // ssh was waited for
-	unused  bool          // the attempt is over
-	cut     string        // why this end has cut the connection
+	cut       first // why this end has cut the connection
 }
+
+// first is the first error of several goroutines.
+type first struct{ atomic.Pointer[error] }
+
+func (f *first) set(err error) { f.CompareAndSwap(nil, &err) }
+
+func (f *first) get() error {
+	if err := f.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// isLost reports whether the host was reached, and was lost then.
+func (h *remote) isLost() bool { return errors.As(h.down.get(), new(*HostLost)) }
+
+// wasLost reports whether the host was lost, in this attempt or before.
+func (h *remote) wasLost() bool { return h.lost || h.isLost() }
+
+// isDown reports whether the host has no ranks, or no more.
+func (h *remote) isDown() bool { return h.down.get() != nil }
+
+// about says that an error is one of this host.
+func (h *remote) about(err error) error { return fmt.Errorf("host %s: %w", h.Name, err) }
 
 // span names ranks of a host, in their order.
 func span(ranks []int) string {
@@ -90,36 +100,37 @@ const sshOptions = "-T -a -x -S none -o BatchMode=yes -o ConnectTimeout=10 -o Lo
 var script string
 
 // start starts ssh, which ends with the thread.
-func (h *remote) start() (err error) {
-	h.cmd = exec.Command("ssh", append(strings.Fields(sshOptions), h.Name,
+func (h *remote) start() error {
+	cmd := exec.Command("ssh", append(strings.Fields(sshOptions), h.Name,
 		// All login shells take this, and none of them gets to see the script.
 		fmt.Sprintf(`exec sh -c 'eval "$(head -c %d)"'`, len(script)))...)
-	h.said, h.over = &tail{}, make(chan struct{})
-	h.cmd.Stderr = &liner{screen: newScreen(), to: io.Discard, tail: h.said}
-	h.cmd.WaitDelay = drainTime
-	out, err := h.cmd.StdoutPipe()
+	h.said = &liner{screen: newScreen(), to: io.Discard, tail: &tail{}}
+	cmd.Stderr = h.said
+	out, err := cmd.StdoutPipe()
 	if err == nil {
-		h.out = bufio.NewReader(out)
-		h.in, err = h.cmd.StdinPipe()
+		h.out, h.pipe = bufio.NewReader(out), out
+		h.in, err = cmd.StdinPipe()
 	}
 	if err == nil {
-		h.family, err = start(h.cmd)
+		h.ssh.cmd = cmd
+		err = h.ssh.start()
 	}
 	if err != nil {
 		return fmt.Errorf("start ssh, which reaches hosts: %w", err)
 	}
+	h.orders, h.over = make(chan order), make(chan struct{})
 	return nil
 }
 
 // greet waits for the host to say what it is. What login scripts print comes first.
 func (h *remote) greet() error {
-	defer h.within(greetTime).Stop()
+	defer h.mustSpeakWithin(greetTime).Stop()
 	_, err := io.WriteString(h.in, script)
 	for err == nil {
 		var line string
 		line, err = h.out.ReadString('\n')
 		if words := strings.Fields(line); len(words) > 2 && words[0] == "euryale-host" {
-			h.said.forget()
+			h.said.tail.forget()
 			h.platform = platformOf(words[1], words[2])
 			h.address = h.Name[strings.LastIndexByte(h.Name, '@')+1:]
 			if len(words) == 7 { // sshd has set SSH_CONNECTION
@@ -128,39 +139,33 @@ func (h *remote) greet() error {
 			return nil
 		}
 	}
-	return h.whyLost(err)
+	return h.close(err)
 }
 
 // prepare copies the files of the kit unless the host has them, and has it become a launcher. Until
 // all hosts have, it must know that this end lives.
 func (h *remote) prepare() error {
-	files := []file{h.kit.launcher}
-	if h.kit.program != nil {
-		files = append(files, *h.kit.program)
-	}
-	for _, f := range files {
+	for _, f := range h.kit {
 		if err := h.send(f); err != nil {
-			return fmt.Errorf("copy %s (%.1f MB): %w", f.name, float64(f.size)/1e6, h.whyLost(err))
+			return fmt.Errorf("copy %s (%.1f MB): %w", f.name, float64(f.size)/1e6, h.close(err))
 		}
 	}
-	defer h.within(greetTime).Stop()
-	_, err := fmt.Fprintf(h.in, "%s run %s\n", files[0].hash, files[0].name)
-	h.orders, h.news = gob.NewEncoder(h.in), gob.NewDecoder(h.out)
-	var first news
+	defer h.mustSpeakWithin(greetTime).Stop()
+	_, err := fmt.Fprintf(h.in, "%s run %s\n", h.kit[0].hash, h.kit[0].name)
 	if err == nil {
-		err = h.news.Decode(&first)
+		h.port, err = h.out.ReadString('\n')
 	}
 	if err != nil {
-		return fmt.Errorf("start euryale there: %w", h.whyLost(err))
+		return fmt.Errorf("start euryale there: %w", h.close(err))
 	}
-	h.port = first.Port
-	go pulse(h.over, func() { h.order(order{}) })
+	h.port = strings.TrimSpace(h.port)
+	go speak(h.in, h.orders, h.over)
 	return nil
 }
 
 // send copies a file unless the host has it.
 func (h *remote) send(f file) error {
-	late := h.within(stallTime)
+	late := h.mustSpeakWithin(stallTime)
 	defer late.Stop()
 	if _, err := fmt.Fprintln(h.in, f.hash, f.size, f.name); err != nil {
 		return err
@@ -187,212 +192,119 @@ func (h *remote) send(f file) error {
 	return err
 }
 
-// pulse does something, such as to send a sign of life, every half second until the end.
-func pulse(end <-chan struct{}, f func()) {
-	ticker := time.NewTicker(beat)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			f()
-		case <-end:
-			return
-		}
-	}
-}
-
-// order sends an order.
+// order sends an order, until the connection has ended.
 func (h *remote) order(o order) {
-	h.writing.Lock()
-	defer h.writing.Unlock()
-	_ = h.orders.Encode(o) // an error is the end of the connection, and listen says why
-}
-
-// begin starts a rank, with variables of its own. On a host that was just lost it ends at once.
-func (h *remote) begin(w *watch, r *rank, slot int, own []string) {
-	h.mu.Lock()
-	r.host, r.slot, h.running[r.number] = h, slot, r
-	ended, failed := h.ended, h.failed
-	h.mu.Unlock()
-	switch {
-	case failed != nil:
-		go h.endAll(w, failed)
-	case ended:
-		go func() { h.endAll(w, &HostLost{Host: h.Name, why: h.whyLost(nil)}) }()
-	default:
-		h.order(order{Start: &process{r.number, own}})
+	select {
+	case h.orders <- o:
+	case <-h.over:
 	}
 }
 
 // listen takes what the host tells of its ranks until the connection ends, and the ranks with it.
 func (h *remote) listen(w *watch) {
-	for {
-		var n news
-		heard := h.within(silence)
-		err := h.news.Decode(&n)
-		heard.Stop()
-		h.mu.Lock()
-		r := h.running[n.Number]
-		h.mu.Unlock()
-		switch {
-		case err != nil:
-			why := h.whyLost(err)
-			h.mu.Lock()
-			lost := !h.unused
-			h.lost = h.lost || lost
-			h.mu.Unlock()
-			if lost && w.pool != nil { // of another job this is the error
-				w.job.notice(fmt.Sprintf("host %s is lost: %v", h.Name, why))
-			}
-			h.endAll(w, &HostLost{Host: h.Name, why: why})
-			return
-		case n.Notice != "":
-			w.job.notice("host " + h.Name + ": " + n.Notice)
-		case n.Failed != "" && n.End == nil:
-			h.mu.Lock()
-			h.failed = fmt.Errorf("host %s: %s", h.Name, n.Failed)
-			h.mu.Unlock()
-			h.endAll(w, h.failed)
-		case r == nil: // a sign of life
-		case n.Out != nil:
-			r.out.Write(n.Out)
-		case n.Err != nil:
-			r.err.Write(n.Err)
-		case n.End != nil:
-			e := ending{status: n.End.Status, asked: n.End.Asked, stopped: n.End.Stopped,
-				hang: n.End.Hang}
-			if n.Failed != "" {
-				e.why = fmt.Errorf("host %s: %s", h.Name, n.Failed)
-			}
-			h.end(w, r, e)
+	err := hear(h.out, h.mustSpeakWithin(silence), func(n news) { h.take(w, n) })
+	if err = h.close(err); err == nil {
+		return // the attempt is over
+	}
+	if w.pool != nil { // of another job this is the error
+		w.job.notice(fmt.Sprintf("host %s is lost: %v", h.Name, err))
+	}
+	h.endAll(w, &HostLost{Host: h.Name, why: err})
+}
+
+// take takes what the host tells.
+func (h *remote) take(w *watch, n news) {
+	r := w.rank(n.Number)
+	switch {
+	case n.Notice != "":
+		w.job.notice("host " + h.Name + ": " + n.Notice)
+	case n.Failed != "" && n.End == nil:
+		h.endAll(w, h.about(errors.New(n.Failed)))
+	case r == nil: // a sign of life
+	case n.Out != nil:
+		r.out.Write(n.Out)
+	case n.Err != nil:
+		r.err.Write(n.Err)
+	case n.End != nil:
+		n.End.at = time.Now().Add(-n.End.Late)
+		if n.Failed != "" {
+			n.End.why = h.about(errors.New(n.Failed))
+		}
+		w.exit(r, *n.End)
+	}
+}
+
+// endAll tells that the host is down, why, and that its ranks have ended, of some for a second
+// time. Ranks that begin later hear it from startThere.
+func (h *remote) endAll(w *watch, why error) {
+	h.down.set(why)
+	w.mu.Lock()
+	ranks := slices.Clone(w.ranks)
+	w.mu.Unlock()
+	for _, r := range ranks {
+		if r.host == h {
+			w.exit(r, ending{at: time.Now(), why: h.down.get()})
 		}
 	}
 }
 
-// end tells that a rank has ended.
-func (h *remote) end(w *watch, r *rank, e ending) {
-	h.mu.Lock()
-	delete(h.running, r.number)
-	h.mu.Unlock()
-	r.flush()
-	e.rank, e.at, e.host = r.number, time.Now(), h.Name
-	r.tail.tell(&e)
-	w.exit(e)
-}
-
-// endAll tells that all ranks have ended, and why. It takes them away at once: begin and listen may
-// both call it, and each rank ends once.
-func (h *remote) endAll(w *watch, why error) {
-	h.mu.Lock()
-	all := h.running
-	h.running = map[int]*rank{}
-	h.mu.Unlock()
-	numbers := slices.Sorted(maps.Keys(all))
-	if lost, ok := why.(*HostLost); ok && len(numbers) > 0 {
-		lost.ranks = span(numbers)
-	}
-	for _, number := range numbers {
-		h.end(w, all[number], ending{why: why})
-	}
-}
-
-// hang says that a rank has not ended, "" if it has. The host says where it hangs, if it can.
-func (h *remote) hang(r *rank) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.running[r.number] == nil {
-		return ""
-	}
-	return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, h.Name)
-}
-
-// free returns the first slot of the host that no rank has. A host that is lost, or that cannot
-// start ranks, has none.
-func (h *remote) free() (slot int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.ended || h.failed != nil {
-		return h.ranks
-	}
-	taken := map[int]bool{}
-	for _, r := range h.running {
-		taken[r.slot] = true
-	}
-	for taken[slot] {
-		slot++
-	}
-	return slot
-}
-
-// within cuts the connection unless the timer is stopped in time.
-func (h *remote) within(limit time.Duration) *time.Timer {
+// mustSpeakWithin cuts the connection unless the timer is stopped in time.
+func (h *remote) mustSpeakWithin(limit time.Duration) *time.Timer {
 	return time.AfterFunc(limit, func() {
 		h.cutOff(fmt.Sprintf("nothing was heard of it for %v", limit))
 	})
 }
 
-// cutOff kills ssh, and with it the connection.
+// cutOff kills ssh, and with it the connection. The kernel may hold ssh, and what it has started
+// may hold the pipe.
 func (h *remote) cutOff(why string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !h.ended {
-		h.cut = cmp.Or(h.cut, why)
-		h.family.send(syscall.SIGKILL)
-	}
+	h.cut.set(errors.New(why))
+	h.ssh.signal(syscall.SIGKILL)
+	h.pipe.Close()
 }
 
 // release ends the connections of an attempt that is over. Hosts end their ranks then. It does not
 // wait for output that nobody reads.
 func release(hosts []*remote) {
-	forAll(hosts, func(h *remote) {
-		if h.cmd == nil || h.cmd.Process == nil {
-			return
-		}
-		h.mu.Lock()
-		h.unused = true
-		h.mu.Unlock()
-		h.whyLost(nil) // nobody asks why
-		heard := make(chan struct{})
-		go func() {
-			h.listening.Wait()
-			close(heard)
-		}()
-		select {
-		case <-heard:
-		case <-time.After(drainTime):
+	<-forAll(hosts, func(h *remote) {
+		if h.over != nil { // ssh was started
+			h.close(nil)
+			within(drainTime, h.listening.Wait)
 		}
 	})
 }
 
-// whyLost ends the connection, of whose end err is a sign, and says why the host is lost.
-func (h *remote) whyLost(err error) error {
-	h.hangUp.Do(func() { h.why = h.close(err) })
+// close ends the connection, of whose end err is a sign, and says why the host is lost; nil if it
+// is not, but no longer needed.
+func (h *remote) close(err error) error {
+	h.hangUp.Do(func() {
+		h.in.Close()
+		ctx, cancel := context.WithTimeoutCause(context.Background(), 2*drainTime,
+			errors.New("ssh did not end"))
+		defer cancel()
+		e, late := h.ssh.end(ctx, nil)
+		close(h.over)
+		h.said.flush()
+		h.said.tail.tell(&e)
+		if err != nil {
+			h.why = h.reason(cmp.Or(late, err), e)
+		}
+	})
 	return h.why
 }
 
-func (h *remote) close(err error) error {
-	h.in.Close()
-	late := time.AfterFunc(2*drainTime, func() { h.cutOff("ssh did not end") })
-	h.family.wait()
-	late.Stop()
-	h.mu.Lock()
-	h.ended = true
-	h.family.end()
-	h.mu.Unlock()
-	h.cmd.Wait() // the state says it
-	h.cmd.Stderr.(*liner).flush()
-	close(h.over)
-	var e ending
-	h.said.tell(&e)
-	switch {
-	case h.cut != "":
-		err = errors.New(h.cut)
+// reason says why the connection has ended, given a sign of it and how ssh has ended.
+func (h *remote) reason(err error, e ending) error {
+	switch cut := h.cut.get(); {
+	case cut != nil:
+		err = cut
 	case len(e.lines) > 0:
 		err = errors.New(strings.Join(e.lines, "\n    "))
-	case errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE):
-		err = fmt.Errorf("ssh has ended with %v", h.cmd.ProcessState)
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.EPIPE):
+		err = fmt.Errorf("ssh has ended with %s", e.how())
 	}
-	if h.platform == (platform{}) && h.cmd.ProcessState.ExitCode() == 255 { // ssh's own failure
+	if h.platform == (platform{}) && e.Status.ExitStatus() == 255 { // ssh's own failure
 		err = fmt.Errorf("%w\nssh -o BatchMode=yes %s true must work: the host's key must be "+
 			"known, and the login must ask nothing", err, h.Name)
 	}

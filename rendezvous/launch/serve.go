@@ -1,9 +1,7 @@
 package launch
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
@@ -12,50 +10,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 )
-
-// order is what a launcher tells the launcher of a host. The zero order is a sign of life.
-type order struct {
-	Task   *task    // comes first
-	Start  *process // one more
-	Signal int      // for all processes
-}
-
-// task is what a host runs of an attempt at a job.
-type task struct {
-	// Program is a name to look up in PATH; or, with Hash, that of a file of the cache.
-	Program, Hash string
-	Args, Env     []string
-	Dir           string
-	Grace         time.Duration
-	Register      string // of an elastic job, "" for others
-}
-
-// process is a rank to start, or a process of an elastic job, and the variables that it alone has.
-type process struct {
-	Number int
-	Env    []string
-}
-
-// news is what the launcher of a host tells. The zero news is a sign of life.
-type news struct {
-	Port     int // a free one, at first
-	Notice   string
-	Failed   string // why no process can start, or, with End, the one
-	Number   int    // of the process that the rest is about
-	Out, Err []byte
-	End      *outcome
-}
-
-// outcome is how a process has ended: see ending.
-type outcome struct {
-	Status         syscall.WaitStatus
-	Asked, Stopped bool
-	Hang           string
-}
 
 // errOver is why ranks end when the connection does.
 var errOver = errors.New("the launcher of the job has ended, or the connection to it")
@@ -63,10 +20,8 @@ var errOver = errors.New("the launcher of the job has ended, or the connection t
 // server is the launcher of a host.
 type server struct {
 	orders chan order
+	news   chan news
 	over   <-chan struct{} // closed when the connection has ended
-
-	mu      sync.Mutex
-	encoder *gob.Encoder // used under mu
 }
 
 // maxOrders bounds the orders that wait to be obeyed, so that signs of life are heard meanwhile.
@@ -85,15 +40,16 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := &server{orders: make(chan order, maxOrders), over: ctx.Done(),
-		encoder: gob.NewEncoder(out)}
+	s := &server{make(chan order, maxOrders), make(chan news), ctx.Done()}
 	go s.listen(in, cancel) // ends with in, or with this process
 	port, err := freePort()
 	if err != nil {
-		return fmt.Errorf("find a free port: %w", err)
+		return err
 	}
-	s.tell(news{Port: port})
-	go pulse(s.over, func() { s.tell(news{}) })
+	if _, err := fmt.Fprintln(out, port); err != nil {
+		return fmt.Errorf("tell the launcher of the job: %w", err)
+	}
+	go speak(out, s.news, s.over)
 	select {
 	case <-ctx.Done():
 	case o := <-s.orders:
@@ -115,19 +71,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 // minutes then, and ranks must end meanwhile.
 func (s *server) tell(n news) {
 	select {
-	case <-s.over:
-		return
-	default:
-	}
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		_ = s.encoder.Encode(n) // an error is the end of the connection
-	}()
-	select {
-	case <-sent:
+	case s.news <- n:
 	case <-s.over:
 	}
 }
@@ -135,27 +79,20 @@ func (s *server) tell(n news) {
 // listen takes orders until they end.
 func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 	late := time.AfterFunc(silence, func() { cancel(errOver) })
-	defer late.Stop()
-	for decoder := gob.NewDecoder(in); ; {
-		var o order
-		err := decoder.Decode(&o)
-		late.Reset(silence)
-		switch {
-		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-			cancel(errOver)
+	err := hear(in, late, func(o order) {
+		if o == (order{}) {
 			return
-		case err != nil:
-			cancel(fmt.Errorf("read orders: %w", err))
-			return
-		case o.Task != nil || o.Start != nil || o.Signal != 0:
-			select {
-			case s.orders <- o:
-			default:
-				cancel(errors.New("too many orders"))
-				return
-			}
 		}
+		select {
+		case s.orders <- o:
+		default:
+			cancel(errors.New("too many orders"))
+		}
+	})
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errOver
 	}
+	cancel(err)
 }
 
 // run runs a task until ctx ends. Of its processes it tells, the error is of what comes before.
@@ -176,12 +113,13 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 		s.advise(ctx, advise)
 	}
 	dir := t.Dir
-	if _, err := os.Stat(dir + "/."); err != nil { // the host does not have it, or keeps it closed
+	if _, err := os.Stat(dir + "/."); err != nil || dir == "" { // it is not there, or closed
 		if dir, err = os.UserHomeDir(); err != nil {
 			return fmt.Errorf("find a directory for the ranks: %w", err)
 		}
 	}
-	j := Job{Args: append(command[1:], t.Args...), Dir: dir, Grace: t.Grace, times: defaultTimes(),
+	j := Job{Program: command[0], Args: append(command[1:], t.Args...), Dir: dir, Grace: t.Grace,
+		times:  defaultTimes(),
 		Notice: func(text string) { s.tell(news{Notice: text}) }}
 	if t.Register != "" {
 		j.Elastic = &Elastic{}
@@ -193,7 +131,6 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 	path := "PATH=" + filepath.Dir(self) + string(filepath.ListSeparator) + os.Getenv("PATH")
 	w := newWatch(j, slices.Concat(os.Environ(), []string{path}, t.Env))
 	w.orders, w.heard = s.orders, s.tell
-	w.begin = func(r *rank) error { return w.startHere(command[0], r, r.env) }
 	w.run(ctx) // whose outcome the job's launcher finds
 	return nil
 }
@@ -202,12 +139,9 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 func (s *server) advise(ctx context.Context, lacks func() []string) {
 	lines := make(chan []string, 1)
 	go func() { lines <- lacks() }()
-	select {
-	case all := <-lines:
-		for _, line := range all {
-			s.tell(news{Notice: line})
-		}
-	case <-ctx.Done():
+	all, _ := until(ctx, nil, lines) // none if the connection has ended
+	for _, line := range all {
+		s.tell(news{Notice: line})
 	}
 }
 
@@ -231,13 +165,10 @@ func (w *watch) obey(o order) {
 	case o.Signal != 0:
 		s := syscall.Signal(o.Signal)
 		w.stop(s, &Interrupted{s})
-	case o.Start != nil:
-		r := &rank{number: o.Start.Number, env: o.Start.Env, tail: &tail{}}
-		w.ranks = append(w.ranks, r)
-		if err := w.begin(r); err != nil {
-			w.ranks = w.ranks[:len(w.ranks)-1]
-			w.heard(news{Number: r.number, End: &outcome{},
-				Failed: fmt.Sprintf("start rank %d: %v", r.number, explainStart(err))})
+	case o.Start != nil && w.why == nil: // else it was ordered before all were told to end
+		r := &rank{number: o.Start.Number, tail: &tail{}}
+		if err := w.startHere(r, o.Start.Env); err != nil {
+			w.heard(news{Number: r.number, End: &ending{}, Failed: err.Error()})
 		}
 	}
 }
@@ -260,13 +191,4 @@ func (t task) program(self string) (string, error) {
 		return "", fmt.Errorf("check the copy of the program: %w", err)
 	}
 	return path, nil
-}
-
-// writer is a function that keeps what it gets, as an io.Writer. It never fails, so that ranks may
-// print while they end.
-type writer func([]byte)
-
-func (w writer) Write(b []byte) (int, error) {
-	w(bytes.Clone(b))
-	return len(b), nil
 }

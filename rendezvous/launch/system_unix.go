@@ -30,9 +30,6 @@ func (f family) goOn() { f.send(syscall.SIGCONT) }
 // end kills those that are left after the process has ended.
 func (f family) end() { f.send(syscall.SIGKILL) }
 
-// release gives back what the family has taken.
-func (f family) release() {}
-
 // wasEnded reports whether a signal has ended a process.
 func wasEnded(status syscall.WaitStatus) bool { return status.Signaled() }
 

@@ -24,7 +24,7 @@ func (w *watch) tell(ctx context.Context, e ending, env []string) {
 		}
 		if first := w.soFar(); first != nil && first.Rank != 0 {
 			how := fmt.Errorf("its process ended with %s before all ranks had joined",
-				ending{status: first.Status}.how())
+				ending{Status: first.Status}.how())
 			cause = &rendezvous.Failure{Rank: first.Rank, Cause: how}
 		}
 	}

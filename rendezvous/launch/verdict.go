@@ -17,14 +17,16 @@ import (
 // ranks may fail in between.
 const sameTime = 100 * time.Millisecond
 
-// ending is what is known of the end of one rank.
+// ending is what is known of the end of one rank. The exported fields are what a host tells of it.
 type ending struct {
+	Status  syscall.WaitStatus
+	Asked   bool          // the launcher had signalled it before
+	Stopped bool          // it was stopped, as by SIGSTOP, when the launcher looked
+	Hang    string        // where it hangs, if SIGKILL has not ended it
+	Late    time.Duration // from its end until the host told of it
+
 	rank    int
 	at      time.Time
-	status  syscall.WaitStatus
-	asked   bool     // the launcher had signalled it before
-	stopped bool     // it was stopped, as by SIGSTOP, when the launcher looked
-	hang    string   // where it hangs, if SIGKILL has not ended it
 	host    string   // that it was on
 	why     error    // why nothing is known of its end: its host is lost, or cannot start it
 	lines   []string // its last lines on standard error
@@ -33,25 +35,24 @@ type ending struct {
 }
 
 // failed reports whether the rank did not end well.
-func (e ending) failed() bool { return !e.well() || e.stopped || e.hang != "" || e.why != nil }
+func (e ending) failed() bool { return !e.well() || e.Stopped || e.Hang != "" || e.why != nil }
 
-// tell is what the launcher of a host tells of it.
-func (e ending) tell() *outcome { return &outcome{e.status, e.asked, e.stopped, e.hang} }
+// lost reports whether the rank was on a host that is lost.
+func (e ending) lost() bool { return errors.As(e.why, new(*HostLost)) }
 
 // how says how the process ended.
 func (e ending) how() string {
-	var lost *HostLost
 	switch {
-	case errors.As(e.why, &lost):
-		return fmt.Sprintf("host %s is lost", lost.Host)
+	case e.lost():
+		return fmt.Sprintf("host %s is lost", e.host)
 	case e.why != nil:
 		return e.why.Error()
 	}
-	return (&Failed{Status: e.status}).how()
+	return (&Failed{Status: e.Status}).how()
 }
 
 // well reports whether the rank's process ended with exit status 0.
-func (e ending) well() bool { return e.status.ExitStatus() == 0 && !wasEnded(e.status) }
+func (e ending) well() bool { return e.Status.ExitStatus() == 0 && !wasEnded(e.Status) }
 
 // crashed reports whether its last lines come from a Go program that crashed.
 func (e ending) crashed() bool { return len(e.lines) > 0 && isCrash(e.lines[0]) }
@@ -65,11 +66,11 @@ func isCrash(line string) bool { return crashText.MatchString(line) }
 // cause says how the rank failed, given that it failed first.
 func (e ending) cause() cause {
 	switch {
-	case e.hang != "":
+	case e.Hang != "":
 		return causeStuck
-	case e.stopped:
+	case e.Stopped:
 		return causeStopped
-	case e.asked && (wasEnded(e.status) || e.well()):
+	case e.Asked && (wasEnded(e.Status) || e.well()):
 		return causeAbsent
 	case e.well():
 		return causeLeft
@@ -91,16 +92,20 @@ func verdict(ends []ending) *Failed {
 		return nil
 	}
 	first := origin(ends, failed)
-	v := &Failed{Host: first.host, Rank: first.rank, Status: first.status, Lines: first.lines,
+	v := &Failed{Host: first.host, Rank: first.rank, Status: first.Status, Lines: first.lines,
 		cause: first.cause(), why: first.why}
 	for _, r := range first.blames {
 		if !slices.ContainsFunc(ends, func(e ending) bool { return e.rank == r }) {
 			v.elsewhere = append(v.elsewhere, r)
 		}
 	}
+	var same []int // that have ended for one reason
 	for _, e := range failed {
-		if e.hang != "" {
-			v.Hang = append(v.Hang, e.hang)
+		if e.why == first.why {
+			same = append(same, e.rank)
+		}
+		if e.Hang != "" {
+			v.Hang = append(v.Hang, e.Hang)
 		}
 		if e.rank == first.rank {
 			continue
@@ -111,8 +116,12 @@ func verdict(ends []ending) *Failed {
 		}
 	}
 	slices.Sort(v.Others)
+	if lost, ok := first.why.(*HostLost); ok {
+		slices.Sort(same)
+		v.why = &HostLost{lost.Host, same, lost.why}
+	}
 	v.usage = !slices.ContainsFunc(ends, func(e ending) bool {
-		return e.status.ExitStatus() != usageCode || e.crashed()
+		return e.Status.ExitStatus() != usageCode || e.crashed()
 	})
 	return v
 }
@@ -129,7 +138,7 @@ func origin(ends, failed []ending) ending {
 	accusers := map[int]int{}
 	for i, e := range failed {
 		roots[i] = root(ends, e)
-		if roots[i].rank != e.rank && !(roots[i].asked && e.asked) {
+		if roots[i].rank != e.rank && !(roots[i].Asked && e.Asked) {
 			accusers[roots[i].rank]++
 		}
 	}
@@ -162,14 +171,17 @@ func root(ends []ending, e ending) ending {
 // likelier orders ends by how likely they are the first. A rank that fails because of
 // another exits; it is neither stopped nor killed.
 func likelier(a, b ending) int {
-	near := a.at.Sub(b.at).Abs() < sameTime
+	apart := a.at.Sub(b.at).Abs()
+	near := apart < sameTime
 	switch {
-	case a.stopped != b.stopped:
-		return trueFirst(a.stopped)
-	case a.asked != b.asked:
-		return trueFirst(b.asked)
-	case near && wasEnded(a.status) != wasEnded(b.status):
-		return trueFirst(wasEnded(a.status))
+	case a.lost() != b.lost() && apart < silence+sameTime: // it may be noticed so late
+		return trueFirst(a.lost())
+	case a.Stopped != b.Stopped:
+		return trueFirst(a.Stopped)
+	case a.Asked != b.Asked:
+		return trueFirst(b.Asked)
+	case near && wasEnded(a.Status) != wasEnded(b.Status):
+		return trueFirst(wasEnded(a.Status))
 	case near && a.crashed() != b.crashed():
 		return trueFirst(a.crashed())
 	}

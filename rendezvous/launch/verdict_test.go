@@ -25,20 +25,20 @@ func after(ms, rank int, status syscall.WaitStatus, lines ...string) ending {
 	for _, line := range lines {
 		t.add([]byte(line))
 	}
-	e := ending{rank: rank, status: status, at: time.UnixMilli(int64(ms))}
+	e := ending{rank: rank, Status: status, at: time.UnixMilli(int64(ms))}
 	t.tell(&e)
 	return e
 }
 
 // asked is the end of a rank that the launcher has signalled.
 func asked(e ending) ending {
-	e.asked = true
+	e.Asked = true
 	return e
 }
 
 // stopped is the end of a rank that was stopped.
 func stopped(e ending) ending {
-	e.asked, e.stopped = true, true
+	e.Asked, e.Stopped = true, true
 	return e
 }
 

@@ -27,10 +27,8 @@ type watch struct {
 	job    Job
 	env    []string // that all ranks share
 	screen *screen
-	ranks  []*rank
 	exits  chan ending
-	over   chan struct{}       // closed when nobody hears of exits any more
-	begin  func(r *rank) error // starts a rank
+	over   chan struct{} // closed when nobody hears of exits any more
 	logs   *logs
 
 	hosts    []*remote     // that the ranks are on; nil for this machine
@@ -41,10 +39,12 @@ type watch struct {
 	report   string        // that was heard first
 	patience time.Duration // how long ranks wait for each other
 
-	mu   sync.Mutex
-	ends []ending // of the ranks that have ended; only run changes them, under mu
+	mu    sync.Mutex // run alone changes what follows, under it
+	ranks []*rank
+	ends  []ending // of the ranks that have ended
 
 	why   error            // why the job was told to end, other than by a rank
+	told  time.Time        // when the ranks were told to end, zero before
 	timer <-chan time.Time // when next is sent, nil for never
 	next  syscall.Signal
 
@@ -87,47 +87,64 @@ func (w *watch) attempt(ctx context.Context, n int) (err error) {
 
 // prepare makes what ranks need before the first of them starts.
 func (w *watch) prepare() (err error) {
-	if w.job.Elastic != nil {
+	switch {
+	case w.job.Elastic != nil:
 		w.pool, err = newPool(w.job, w.env)
-		return err
+	case w.job.Machines != nil:
+		err = w.openReports()
 	}
-	for i := range w.job.Ranks {
-		r, err := w.newRank(w.job.first() + i)
-		if err != nil {
-			return err
-		}
-		w.ranks = append(w.ranks, r)
-	}
-	if w.job.Machines != nil {
-		return w.openReports()
-	}
-	return nil
+	return err
 }
 
-// start starts all ranks. If one does not start, run ends those before it.
+// start starts all ranks, until one does not start.
 func (w *watch) start() {
 	for _, h := range w.hosts {
+		h.listening.Go(func() { h.listen(w) })
 		h.order(order{Task: w.task(h)})
 	}
+	ranks := w.job.Ranks
 	if w.pool != nil {
-		for range w.job.Ranks + w.pool.Spares {
-			w.launch()
-		}
+		ranks += w.pool.Spares
 	}
-	for i, r := range w.ranks {
-		if w.pool != nil {
-			break
-		}
-		if err := w.begin(r); err != nil {
-			w.ranks = w.ranks[:i]
-			w.why = fmt.Errorf("start rank %d: %w", r.number, explainStart(err))
-			w.signal(syscall.SIGKILL)
-			break
-		}
+	for len(w.ranks) < ranks && w.why == nil {
+		w.launch()
 	}
-	for _, h := range w.hosts { // once all have their places, which ends would make free
-		h.listening.Go(func() { h.listen(w) })
+}
+
+// launch starts one more rank. If that fails, the others are killed.
+func (w *watch) launch() {
+	r, err := w.newRank(w.job.first() + len(w.ranks))
+	switch {
+	case err != nil:
+	case w.hosts != nil:
+		w.startThere(r)
+	default:
+		err = w.startHere(r, w.own(r))
 	}
+	if err != nil {
+		w.stop(syscall.SIGKILL, err)
+	}
+}
+
+// own returns the variables that a rank has for itself. A process of an elastic job has the number
+// of a rank, although the rank may be another one, so that it is one of a job of so many.
+func (w *watch) own(r *rank) (own []string) {
+	number, local := r.number, r.number-w.job.first()
+	if r.err != nil && r.err.live { // its output is shown on a terminal
+		own = append(own, "EURYALE_TERMINAL=1")
+	}
+	if w.pool != nil {
+		number %= w.job.Ranks
+		local = number
+		own = append(own, w.pool.variable(r, w.job.Ranks))
+	}
+	if h := r.host; h != nil {
+		size := min(h.ranks, w.job.Ranks) // of an elastic job a host may take more
+		local = r.slot % size
+		own = append(own, fmt.Sprint("GROUP_RANK=", slices.Index(w.hosts, h)),
+			fmt.Sprint("LOCAL_WORLD_SIZE=", size))
+	}
+	return append(own, fmt.Sprint("RANK=", number), fmt.Sprint("LOCAL_RANK=", local))
 }
 
 // run watches the ranks to their end.
@@ -138,8 +155,8 @@ func (w *watch) run(ctx context.Context) error {
 	defer tellers.Wait()
 	defer told()
 	defer w.reports.close()
-	looks, stop := w.looks()
-	defer stop()
+	looks := time.NewTicker(w.job.times.look)
+	defer looks.Stop()
 	var lost <-chan error
 	if w.pool != nil {
 		defer w.pool.close()
@@ -169,7 +186,7 @@ func (w *watch) run(ctx context.Context) error {
 			w.endSoon()
 		case text := <-w.reports.first:
 			w.hear(text)
-		case <-looks:
+		case <-looks.C:
 			w.endStopped()
 		}
 	}
@@ -177,15 +194,6 @@ func (w *watch) run(ctx context.Context) error {
 		w.abandonRest()
 	}
 	return w.outcome()
-}
-
-// looks says when to look for ranks that are stopped: never, if the end of a rank ends all.
-func (w *watch) looks() (when <-chan time.Time, stop func()) {
-	if w.job.Machines == nil && w.job.Elastic == nil {
-		return nil, func() {}
-	}
-	ticker := time.NewTicker(w.job.times.look)
-	return ticker.C, ticker.Stop
 }
 
 // outcome is the error of the attempt.
@@ -216,15 +224,24 @@ func (w *watch) outcome() error {
 	return nil
 }
 
-// ended records the end of a rank. After the first failure the other ranks have
-// reportTime to report what they see of it.
+// ended records the end of a rank, which may be told twice. After the first failure the other ranks
+// have reportTime to report what they see of it.
 func (w *watch) ended(e ending) {
+	r := w.rank(e.rank)
+	if r.over {
+		return
+	}
+	r.over = true
+	if r.host != nil && e.why == nil && !w.told.IsZero() && e.at.After(w.told) {
+		e.Asked = true // by the launcher, if not yet by the one of its host
+	}
 	w.mu.Lock()
 	w.ends = append(w.ends, e)
 	w.mu.Unlock()
 	switch {
 	case w.orders != nil:
-		w.heard(news{Number: e.rank, End: e.tell()})
+		e.Late = time.Since(e.at)
+		w.heard(news{Number: e.rank, End: &e})
 	case w.pool != nil:
 		w.endedElastic(e)
 	case e.failed():
@@ -237,14 +254,6 @@ func (w *watch) endSoon() {
 	if w.idle() {
 		w.patient = false
 		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
-	}
-}
-
-// exit tells run that a rank has ended, if that still listens.
-func (w *watch) exit(e ending) {
-	select {
-	case w.exits <- e:
-	case <-w.over:
 	}
 }
 
@@ -266,6 +275,9 @@ func (w *watch) idle() bool { return w.timer == nil || w.patient }
 // signal sends a signal to all ranks, and SIGKILL after the grace. Launchers of hosts do the same.
 func (w *watch) signal(s syscall.Signal) {
 	w.patient = false
+	if w.told.IsZero() {
+		w.told = time.Now()
+	}
 	for _, h := range w.hosts {
 		h.order(order{Signal: int(s)})
 	}
@@ -293,7 +305,7 @@ func (w *watch) late() {
 	case !w.named:
 		w.named = true
 		for _, r := range w.ranks {
-			if text := r.hang(); text != "" {
+			if text := r.hangs(); text != "" {
 				w.job.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next "+
 					"signal",
 					text, w.job.times.giveUp))
@@ -305,41 +317,39 @@ func (w *watch) late() {
 	}
 }
 
-// abandonRest records as ended the ranks that SIGKILL has not ended.
+// abandonRest records as ended the ranks that SIGKILL has not ended, and those whose output nobody
+// reads.
 func (w *watch) abandonRest() {
 	for _, r := range w.ranks {
-		if text := r.hang(); text != "" {
-			e := ending{rank: r.number, at: time.Now(), asked: true, hang: text}
-			r.tail.tell(&e)
-			w.ended(e)
-		}
-	}
-	for len(w.ends) < len(w.ranks) { // the others have ended, and their output is being read
-		e := <-w.exits
-		if !slices.ContainsFunc(w.ends, func(known ending) bool { return known.rank == e.rank }) {
-			w.ended(e)
+		if text := r.hangs(); text != "" {
+			w.ended(r.ending(ending{at: time.Now(), Asked: true, Hang: text}))
 		}
 	}
 }
 
 // endStopped tells the ranks to end if one is stopped, or held in the kernel, so long that ranks
 // on other machines have given it up: they may begin to wait for it a little later. Their launchers
-// have ended them then, and this one would not get to know. While this process is stopped, too, no
-// time is counted.
+// have ended them then, and this one would not get to know. Of an elastic job one that is stopped
+// is ended soon, and alone. One that is held in the kernel may be reading a file; if others wait
+// for it, they go on without it. While this process is stopped, too, no time is counted.
 func (w *watch) endStopped() {
-	if w.job.Elastic != nil {
-		w.endHalted()
-		return
+	if w.job.Machines == nil && w.job.Elastic == nil {
+		return // the end of a rank ends all
 	}
-	late := false
 	for _, r := range w.ranks {
+		state := r.state()
 		r.halts++
-		if !r.halted() {
+		if state != "T" && (state != "D" || w.job.Elastic != nil) {
 			r.halts = 0
 		}
-		late = late || time.Duration(r.halts)*w.job.times.look >= 2*w.patience
-	}
-	if late && w.idle() {
-		w.signal(syscall.SIGTERM)
+		switch {
+		case w.job.Elastic == nil:
+			if time.Duration(r.halts)*w.job.times.look >= 2*w.patience && w.idle() {
+				w.signal(syscall.SIGTERM)
+			}
+		case r.halts == stoppedLooks:
+			w.job.notice(fmt.Sprintf("process %d is stopped: it is ended", r.number))
+			r.signal(syscall.SIGKILL)
+		}
 	}
 }

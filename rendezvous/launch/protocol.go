@@ -1,0 +1,87 @@
+package launch
+
+import (
+	"bytes"
+	"encoding/gob"
+	"io"
+	"time"
+)
+
+const (
+	// beat is the time between signs of life, and silence the time after which the other end
+	// of a connection counts as dead. Together with the default Job.Grace it keeps a lost
+	// connection from holding ranks for longer than 5 seconds.
+	beat    = 500 * time.Millisecond
+	silence = 4 * time.Second
+)
+
+// order is what a launcher tells the launcher of a host. The zero order is a sign of life.
+type order struct {
+	Task   *task   // comes first
+	Start  *member // one more
+	Signal int     // for all ranks
+}
+
+// task is what a host runs of an attempt at a job.
+type task struct {
+	// Program is a name to look up in PATH; or, with Hash, that of a file of the cache.
+	Program, Hash string
+	Args, Env     []string
+	Dir           string
+	Grace         time.Duration
+	Register      string // of an elastic job, "" for others
+}
+
+// member is a rank to start, and the variables that it alone has.
+type member struct {
+	Number int
+	Env    []string
+}
+
+// news is what the launcher of a host tells. The zero news is a sign of life.
+type news struct {
+	Notice   string
+	Failed   string // why no rank can start, or, with End, the one
+	Number   int    // of the rank that the rest is about
+	Out, Err []byte
+	End      *ending
+}
+
+// speak sends messages, and signs of life between them, until the connection is over.
+func speak[M any](to io.Writer, messages <-chan M, over <-chan struct{}) {
+	pulse := time.NewTicker(beat)
+	defer pulse.Stop()
+	for encoder := gob.NewEncoder(to); ; {
+		var m M
+		select {
+		case m = <-messages:
+		case <-pulse.C:
+		case <-over:
+			return
+		}
+		_ = encoder.Encode(m) // an error is the end of the connection, which hear finds
+	}
+}
+
+// hear takes messages until the connection is over, which the error says. The timer goes off after
+// a silence.
+func hear[M any](from io.Reader, late *time.Timer, take func(M)) error {
+	defer late.Stop()
+	for decoder := gob.NewDecoder(from); ; late.Reset(silence) {
+		var m M
+		if err := decoder.Decode(&m); err != nil {
+			return err
+		}
+		late.Stop() // whoever reads the output of ranks may take any time
+		take(m)
+	}
+}
+
+// writer is a function that keeps what it gets, as an io.Writer. It never fails, so that ranks may
+// print while they end.
+type writer func([]byte)
+
+func (w writer) Write(b []byte) (int, error) {
+	w(bytes.Clone(b))
+	return len(b), nil
+}
