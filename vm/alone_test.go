@@ -94,8 +94,8 @@ func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 	}
 }
 
-// TestATreeAloneAndOfRanksHaveTheSameCheckpoints: a machine without WithDataParallel writes what two
-// ranks load, and loads what they write.
+// TestATreeAloneAndOfRanksHaveTheSameCheckpoints: a machine without WithDataParallel writes what
+// two ranks load, and loads what they write.
 func TestATreeAloneAndOfRanksHaveTheSameCheckpoints(t *testing.T) {
 	w := way{P: 1, kind: testenv.Hosts, alone: true, steps: inTree, norm: "batch", solver: "adam",
 		bucket: 200}

@@ -65,8 +65,9 @@ func drawWay(r *rand.Rand, kinds []testenv.Kind) way {
 		steps: of(single, accumulated, inTree, isElastic), micros: 2 + r.IntN(2),
 		compress: of("", "", "", "half", "sparse"), frozen: yes(), declared: yes(),
 		in: []vm.Precision{vm.F32, vm.BF16}[r.IntN(2)], clip: yes(),
-		norm: of("", "batch", "batch", "sync"), solver: of("momentum", "adam", "groups", "averages"),
-		sum: yes(), bucket: []int{1, 200, 1 << 20}[r.IntN(3)]}
+		norm:   of("", "batch", "batch", "sync"),
+		solver: of("momentum", "adam", "groups", "averages"),
+		sum:    yes(), bucket: []int{1, 200, 1 << 20}[r.IntN(3)]}
 	if w.kind == testenv.GPUs { // where NCCL adds more than two in an order of its own
 		w.P = min(w.P, 2)
 	}
@@ -199,6 +200,23 @@ func (m *wayModel) feed(step, i int) {
 	}
 }
 
+// solvers returns what updates the parameters. Epsilons are so large that roundings of small
+// gradients stay small.
+func (w way) solvers(params gorgonia.Nodes) []vm.Option {
+	adam := &autograd.Adam{Rate: 0.05, Epsilon: 0.05}
+	switch w.solver {
+	case "momentum":
+		return []vm.Option{vm.WithSolver(&autograd.Momentum{Rate: 0.125, Momentum: 0.5,
+			WeightDecay: 0.125}, params...)}
+	case "groups":
+		return []vm.Option{vm.WithSolver(&autograd.AdamW{Rate: 0.05, Epsilon: 0.05,
+			WeightDecay: 0.1}, params[1:]...), vm.WithSolver(&autograd.SGD{Rate: 0.125}, params[0])}
+	case "averages":
+		return []vm.Option{vm.WithSolver(&autograd.EMA{Solver: adam, Decay: 0.75}, params...)}
+	}
+	return []vm.Option{vm.WithSolver(adam, params...)}
+}
+
 // options returns the options of a machine.
 func (w way) options(r ranked, m *wayModel) (options []vm.Option, err error) {
 	data := []autograd.Option{autograd.WithBuckets(1, w.bucket), autograd.WithRandom(m.random)}
@@ -233,21 +251,7 @@ func (w way) options(r ranked, m *wayModel) (options []vm.Option, err error) {
 	if w.norm == "sync" {
 		options = append(options, vm.SyncBatchNorm())
 	}
-	adam := &autograd.Adam{Rate: 0.05, Epsilon: 0.05}
-	switch w.solver {
-	case "momentum":
-		options = append(options, vm.WithSolver(&autograd.Momentum{Rate: 0.125, Momentum: 0.5,
-			WeightDecay: 0.125}, m.params...))
-	case "adam":
-		options = append(options, vm.WithSolver(adam, m.params...))
-	case "groups":
-		options = append(options, vm.WithSolver(&autograd.AdamW{Rate: 0.05, Epsilon: 0.05,
-			WeightDecay: 0.1}, m.params[1:]...), vm.WithSolver(&autograd.SGD{Rate: 0.125},
-			m.params[0]))
-	case "averages":
-		options = append(options, vm.WithSolver(&autograd.EMA{Solver: adam, Decay: 0.75},
-			m.params...))
-	}
+	options = append(options, w.solvers(m.params)...)
 	switch w.steps {
 	case accumulated:
 		options = append(options, vm.Accumulate(w.runs()))
