@@ -21,6 +21,8 @@ type generations = autograd.Job
 
 func (noJob) Close(bool) error { return nil }
 
+func (noJob) Release(backend.Communicator) error { return nil }
+
 func TestNilArgumentsAreErrors(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
 	solver := &autograd.SGD{Rate: 0.5}
