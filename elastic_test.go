@@ -308,8 +308,7 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	r := &elasticRun{t: t, name: fmt.Sprintf("%s-%d", name, rand.Uint32()), steps: steps,
 		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore(),
 		job:   func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
-		after: func(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil },
-		ends:  func(elastic.ID, *autograd.Elastic) {}}
+		after: nothing, ends: func(elastic.ID, *autograd.Elastic) {}}
 	for _, f := range with {
 		f(r)
 	}
@@ -323,6 +322,9 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	}
 	return r
 }
+
+// nothing is what most processes do after a step.
+func nothing(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil }
 
 // end waits for the job, and returns the parameters that all processes have.
 func (r *elasticRun) end() string {
@@ -810,8 +812,7 @@ func heals(t *testing.T, ways ...elasticWay) {
 	const steps = 60
 	for _, way := range ways {
 		want := elasticAlone(t, steps, way)
-		got := healed(t, steps, way, func(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil })
-		if got != want {
+		if got := healed(t, steps, way, nothing); got != want {
 			t.Errorf("%+v: after two deaths and a newcomer the training has other parameters", way)
 		}
 	}

@@ -94,10 +94,11 @@ func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 	}
 }
 
-// TestATreeAloneAndOfRanksHaveTheSameCheckpoints: a machine without WithDataParallel writes what two
-// ranks load, and loads what they write.
+// TestATreeAloneAndOfRanksHaveTheSameCheckpoints: a machine without WithDataParallel writes what
+// two ranks load, and loads what they write.
 func TestATreeAloneAndOfRanksHaveTheSameCheckpoints(t *testing.T) {
-	w := way{P: 1, kind: testenv.Hosts, alone: true, steps: inTree, norm: "batch", solver: "adam"}
+	w := way{P: 1, kind: testenv.Hosts, alone: true, steps: inTree, norm: "batch", solver: "adam",
+		bucket: 200}
 	two := w
 	two.P, two.alone = 2, false
 	dir := t.TempDir()

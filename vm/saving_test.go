@@ -131,8 +131,8 @@ func (d *counting) Alloc(nbytes int) (backend.Buffer, error) {
 	return d.Device.Alloc(nbytes)
 }
 
-// TestSaveAsyncOfShardsCopiesWhatARankWrites: of parameters and what Adam keeps each rank copies its
-// shards, on any level.
+// TestSaveAsyncOfShardsCopiesWhatARankWrites: of parameters and what Adam keeps each rank copies
+// its shards, on any level.
 func TestSaveAsyncOfShardsCopiesWhatARankWrites(t *testing.T) {
 	const P, width = 4, 40
 	as := training{solver: solvers["adam"], build: layers(2, width, width, width)}

@@ -190,12 +190,7 @@ func parse(args []string) (options, error) {
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
 	}
-	for _, what := range o.watch {
-		if !slices.Contains(watchers, what) && *watch != "nothing" || o.ranks > 1 {
-			return o, fmt.Errorf("--observe wants nothing or some of %v, and one rank", watchers)
-		}
-	}
-	return o, nil
+	return o, o.checkWatch()
 }
 
 // precision finds a precision by its name.

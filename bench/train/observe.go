@@ -30,6 +30,16 @@ import (
 // watchers are what --observe can turn on.
 var watchers = []string{"lateness", "trace", "metrics"}
 
+// checkWatch returns why this cannot be observed.
+func (o options) checkWatch() error {
+	for _, what := range o.watch {
+		if !slices.Contains(append(watchers, "nothing"), what) || o.ranks > 1 {
+			return fmt.Errorf("--observe wants nothing or some of %v, and one rank", watchers)
+		}
+	}
+	return nil
+}
+
 // observed is a training whose steps end as those of package fit do.
 type observed struct {
 	machine *vm.Machine

@@ -17,10 +17,10 @@ type snapshots struct {
 }
 
 // Snapshot starts copies, behind what was started, of what the device has newer than host memory
-// that was bound, or than a part of it, and copies other memory at once. fetch brings the copies to the host, in the same
-// order. Another goroutine may call it, once; the next Snapshot and Close must wait for it. The
-// device needs memory for the copies. Where there is too little, Snapshot waits for copies on the
-// host.
+// that was bound, or than a part of it, and copies other memory at once. fetch brings the copies to
+// the host, in the same order. Another goroutine may call it, once; the next Snapshot and Close
+// must wait for it. The device needs memory for the copies. Where there is too little, Snapshot
+// waits for copies on the host.
 func (e *Executor) Snapshot(
 	memory []backend.Buffer,
 ) (fetch func() ([]backend.Buffer, error), err error) {
