@@ -41,7 +41,8 @@ func TestLearnablesBeginWithWhatBeginHas(t *testing.T) {
 			n := b.Learn("w", layers.Constant(7), 1, 3, 2)
 			if c.want != nil {
 				if !errors.Is(b.Err(), c.want) {
-					return fmt.Errorf("%v of %d values: %v", c.values.DType(), c.values.Len(), b.Err())
+					return fmt.Errorf("%v of %d values: %v", c.values.DType(), c.values.Len(),
+						b.Err())
 				}
 				return nil
 			}

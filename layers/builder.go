@@ -65,9 +65,9 @@ func (b *Builder) Batches(n int) {
 }
 
 // Begin says how learnables begin that are made from here on: values returns all elements of one,
-// in row-major order, of its whole shape, as F32 or F64, or the zero Buffer for one that is drawn. It
-// is called once for each learnable, on every rank, and may read a file. The learnable may keep the
-// memory.
+// in row-major order, of its whole shape, as F32 or F64, or the zero Buffer for one that is drawn.
+// It is called once for each learnable, on every rank, and may read a file. The learnable may keep
+// the memory.
 func (b *Builder) Begin(values func(name string, shape []int) (backend.Buffer, error)) {
 	b.values = values
 }

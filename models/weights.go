@@ -221,7 +221,8 @@ func transpose(x backend.Buffer, rows, columns int) backend.Buffer {
 	}
 }
 
-// transposed divides the columns among all cores: a Llama of 1 B took most of its time to load here.
+// transposed divides the columns among all cores: a Llama of 1 B took most of its time to load
+// here.
 func transposed[T backend.Element](x []T, rows, columns int) []T {
 	y := make([]T, len(x))
 	const block = 64 // of which two fit a core's first cache
