@@ -19,6 +19,8 @@ func copyStrided[T any](d, s []T, shape, strides []int) {
 	switch {
 	case len(shape) == 0:
 		d[0] = s[0]
+	case len(shape) == 2 && strides[0] == 1:
+		transpose(d, s, shape[0], shape[1], strides[1])
 	case len(shape) > 1:
 		row := len(d) / shape[0]
 		for i := range shape[0] {
@@ -29,6 +31,22 @@ func copyStrided[T any](d, s []T, shape, strides []int) {
 	default:
 		for i := range d {
 			d[i] = s[i*strides[0]]
+		}
+	}
+}
+
+// transpose moves columns of a matrix, which are so far apart, to rows: in blocks, since a row of
+// each takes as many lines of the cache as it has elements.
+func transpose[T any](d, s []T, rows, columns, apart int) {
+	const block = 64 // of which two fit a core's first cache
+	for r0 := 0; r0 < rows; r0 += block {
+		for c0 := 0; c0 < columns; c0 += block {
+			for c := c0; c < min(c0+block, columns); c++ {
+				from := s[c*apart:]
+				for r := r0; r < min(r0+block, rows); r++ {
+					d[r*columns+c] = from[r]
+				}
+			}
 		}
 	}
 }

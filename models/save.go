@@ -141,7 +141,9 @@ func (m *Model) tensor(learnable string, x *tensor.Dense) (name string, t safete
 		return "", t, err
 	}
 	if s.transposed {
-		values = transpose(values, s.shape[1], s.shape[0])
+		if values, err = transposed(values, s.shape[1], s.shape[0]); err != nil {
+			return "", t, err
+		}
 	}
 	t = safetensors.New(d, s.shape)
 	return s.name, t, kernels.Host{}.Cast(t.Data, values)

@@ -129,10 +129,13 @@ func (m *Model) values(learnable string, shape []int, used map[string]bool) (x b
 	if err != nil {
 		return x, err
 	}
-	if s.transposed && t.Data.DType().Float() {
-		t.Data = transpose(t.Data, s.shape[0], s.shape[1])
+	if s.transposed {
+		t.Data, err = transposed(t.Data, s.shape[0], s.shape[1])
 	}
-	if x, err = numbers(t.Data); err != nil {
+	if err == nil {
+		x, err = numbers(t.Data)
+	}
+	if err != nil {
 		return x, fmt.Errorf("%s: %w", s.name, err)
 	}
 	return x, nil
@@ -207,39 +210,19 @@ func numbers(b backend.Buffer) (backend.Buffer, error) {
 		b.DType())
 }
 
-// transpose returns a matrix of rows and columns of floats, transposed.
-func transpose(x backend.Buffer, rows, columns int) backend.Buffer {
-	d := x.DType()
-	switch d.Size() {
-	case 8:
-		return backend.Of(transposed(backend.View[float64](x), rows, columns))
-	case 4:
-		return backend.Of(transposed(backend.View[float32](x), rows, columns))
-	default:
-		words := backend.View[backend.BFloat16](x.As(backend.BF16))
-		return backend.Of(transposed(words, rows, columns)).As(d)
-	}
-}
-
-// transposed divides the columns among all cores: a Llama of 1 B took most of its time to load
-// here.
-func transposed[T backend.Element](x []T, rows, columns int) []T {
-	y := make([]T, len(x))
-	const block = 64 // of which two fit a core's first cache
-	var running sync.WaitGroup
-	for share := range runtime.GOMAXPROCS(0) {
-		running.Go(func() {
-			for c0 := share * block; c0 < columns; c0 += block * runtime.GOMAXPROCS(0) {
-				for r0 := 0; r0 < rows; r0 += block {
-					for r := r0; r < min(r0+block, rows); r++ {
-						for c := c0; c < min(c0+block, columns); c++ {
-							y[c*rows+r] = x[r*columns+c]
-						}
-					}
-				}
-			}
+// transposed returns a matrix of rows and columns, transposed by all cores: a Llama of 1 B took most
+// of its time to load here.
+func transposed(x backend.Buffer, rows, columns int) (backend.Buffer, error) {
+	y := safetensors.New(x.DType(), []int{columns, rows}).Data
+	errs := make([]error, runtime.GOMAXPROCS(0))
+	var moving sync.WaitGroup
+	for i := range errs {
+		from, to := i*columns/len(errs), (i+1)*columns/len(errs)
+		moving.Go(func() {
+			errs[i] = kernels.Host{}.CopyStrided(y.Slice(from*rows, to*rows),
+				x.Slice(from, x.Len()), []int{to - from, rows}, []int{1, columns})
 		})
 	}
-	running.Wait()
-	return y
+	moving.Wait()
+	return y, errors.Join(errs...)
 }
