@@ -1132,3 +1132,23 @@ func (m *elasticModel) plain(way elasticWay, comm backend.Communicator) (step fu
 		return errors.Join(err, solver.Step(grads))
 	}, func() error { return errors.Join(dp.Close(), m.machine.Close()) }, nil
 }
+
+// TestWhatFailsAfterEachStepIsFinal: one rank checks the others alone. No rank is lost, so that it
+// would fail after each step of the training.
+func TestWhatFailsAfterEachStepIsFinal(t *testing.T) {
+	const steps = 30
+	r := newElasticRun(t, "after", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
+		func(r *elasticRun) {
+			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+				if id == 1 {
+					return e.DataParallel().Check()
+				}
+				return nil
+			}
+		})
+	r.running.Wait()
+	if err := errors.Join(r.errs...); err == nil ||
+		!strings.Contains(err.Error(), "call DataParallel.Check on every rank") {
+		t.Errorf("the error is %v", err)
+	}
+}
