@@ -71,7 +71,6 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 	d.sharded = true
 	all := make([]Shard, len(d.params))
 	for i, p := range d.params {
-		p.scattered = alone[i]
 		of := d.shardOf(p, d.comm.Rank())
 		chunk := p.bucket.shard.to - p.bucket.shard.from
 		all[i] = Shard{of.from, of.to, chunk, d.comm.Rank(), d.comm.Size(), p.bucket.before(p)}
