@@ -370,7 +370,7 @@ func (b bench) average(a interpret.Array) error {
 func (b bench) options(t trial, g *gradedGraph, d backend.Device, limits plan.Limits,
 	want *expected) []vm.Option {
 	options := []vm.Option{vm.Keep(want.nodes...), vm.WithLimits(limits)}
-	if _, ok := d.(lastly); ok { // on a device that convolves so in TF32, which it does not round to
+	if _, ok := d.(lastly); ok { // which does not round
 		options = append(options, vm.WithPrecision(vm.TF32))
 	}
 	if t.solver == "" {

@@ -46,6 +46,9 @@ func TestVerifyFindsBrokenChainsOfEpilogues(t *testing.T) {
 			renumber(p)
 		}
 	}
+	mark := func(step int) func(p *Plan) {
+		return func(p *Plan) { p.Steps[step].Epilogue = true }
+	}
 	const overwrites, none = "it writes over an operand of step ", "is no epilogue"
 	for name, test := range map[string]struct {
 		change func(p *Plan)
@@ -58,8 +61,8 @@ func TestVerifyFindsBrokenChainsOfEpilogues(t *testing.T) {
 		"a step between loop and concat":      {to(concat), none},
 		"a step between concat and cast":      {to(cast), none},
 		"other runs":                          {func(p *Plan) { p.Steps[loop].Runs = 1 }, none},
-		"of another step":                     {func(p *Plan) { p.Steps[other].Epilogue = true }, none},
-		"of none":                             {func(p *Plan) { p.Steps[0].Epilogue = true }, none},
+		"of another step":                     {mark(other), none},
+		"of none":                             {mark(0), none},
 	} {
 		broken := *whole
 		broken.Steps, broken.Buffers = slices.Clone(whole.Steps), slices.Clone(whole.Buffers)
