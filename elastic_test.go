@@ -776,6 +776,27 @@ func TestARankMayBeLostInASave(t *testing.T) {
 	}
 }
 
+// TestTheFirstCheckpointIsOfTheTraining: also if nobody learns that it was saved, since rank 0 is
+// cut off behind that. Later ones take its place.
+func TestTheFirstCheckpointIsOfTheTraining(t *testing.T) {
+	const steps = 4
+	for call := 11; call < 18; call++ { // of the first Save
+		dir := t.TempDir()
+		r := newElasticRun(t, "first", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
+			planned.of, func(r *elasticRun) {
+				r.after = saves(dir, false, 1)
+				r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+					if id > 1 {
+						return job
+					}
+					return &lossy{job, func(n int) bool { return n == call }, false, 0, false}
+				}
+			})
+		r.end()
+		onlyStep(t, dir, steps)
+	}
+}
+
 // saves returns what saves to a directory, behind the training or not, after every n-th step.
 func saves(dir string, behind bool, n int) func(elastic.ID, *elasticModel,
 	*autograd.Elastic) error {
@@ -1131,4 +1152,24 @@ func (m *elasticModel) plain(way elasticWay, comm backend.Communicator) (step fu
 		_, err = autograd.ClipNorm(grads, limit)
 		return errors.Join(err, solver.Step(grads))
 	}, func() error { return errors.Join(dp.Close(), m.machine.Close()) }, nil
+}
+
+// TestWhatFailsAfterEachStepIsFinal: one rank checks the others alone. No rank is lost, so that it
+// would fail after each step of the training.
+func TestWhatFailsAfterEachStepIsFinal(t *testing.T) {
+	const steps = 30
+	r := newElasticRun(t, "after", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
+		func(r *elasticRun) {
+			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+				if id == 1 {
+					return e.DataParallel().Check()
+				}
+				return nil
+			}
+		})
+	r.running.Wait()
+	if err := errors.Join(r.errs...); err == nil ||
+		!strings.Contains(err.Error(), "call DataParallel.Check on every rank") {
+		t.Errorf("the error is %v", err)
+	}
 }

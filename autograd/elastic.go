@@ -47,8 +47,9 @@ type Elastic struct {
 
 	// After is called after each step, by all ranks that have done it and before others are let in:
 	// here and nowhere else ranks can call DataParallel().Save together. If a rank is lost
-	// meanwhile, what After was doing has failed, and the training goes on. All other errors are
-	// final. Set it before the first step on all ranks, newcomers included.
+	// meanwhile, what After was doing has failed, and the training says so and goes on, unless
+	// that repeats itself without a loss. All other errors are final. Set it before the first step
+	// on all ranks, newcomers included.
 	After func() error
 
 	ctx    context.Context
@@ -65,7 +66,7 @@ type Elastic struct {
 	step         int     // that comes next
 	loss         float64 // of the step before, or of that step where it is reduced
 	reduced      bool    // that step is, and not applied
-	tries        int     // of the step, by the same ranks
+	tries        int     // of the step and of After, by the same ranks
 	between      bool    // no call is under way or has failed, nor panicked
 	saves        saves   // of all generations
 	closed       bool
@@ -248,8 +249,8 @@ func (e *Elastic) recovered(lost time.Time, repeated bool) {
 		e.step-1, ranks, took.Seconds()))
 }
 
-// maxTries is how often the same ranks repeat a step before its error is final: a fault of the
-// program, such as ranks that do not run the same, ends each try.
+// maxTries is how often the same ranks repeat a step, or go on after an error of After, before the
+// error is final: a fault of the program, such as ranks that do not run the same, ends each try.
 const maxTries = 3
 
 // lostRank reports whether an error may follow from the loss of a rank.
@@ -281,9 +282,13 @@ func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err er
 	if admits, err = e.commit(); err != nil {
 		return false, err
 	}
-	e.tries = 0
 	if err = e.apply(); err == nil && e.After != nil {
-		err = e.After()
+		if err = e.After(); lostRank(err) {
+			e.dp.say(fmt.Sprintf("After has failed behind step %d: %v", e.step-1, err))
+		}
+	}
+	if err == nil {
+		e.tries = 0
 	}
 	return admits, err
 }

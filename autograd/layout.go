@@ -235,10 +235,11 @@ func describe(params []*param, o options, compressor string) string {
 	fmt.Fprintf(&s, "gradients are compressed by %s\n", compressor)
 	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
 	for _, p := range params {
-		fmt.Fprintf(&s, "parameter %d is %v\n", p.index, p)
+		apart := ""
 		if p.apart {
-			fmt.Fprintf(&s, "parameter %d is apart\n", p.index)
+			apart = ", in a bucket apart"
 		}
+		fmt.Fprintf(&s, "parameter %d is %v%s\n", p.index, p, apart)
 	}
 	return s.String()
 }

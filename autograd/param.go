@@ -18,21 +18,19 @@ type param struct {
 	index  int
 	name   string
 	dtype  backend.DType
-	size   int          // elements
-	shape  tensor.Shape // () for a scalar
-	bucket *bucket      // where its gradient goes
-	apart  bool         // in a bucket of others that are: see WithApart
-	// this rank alone has its shard of it between steps: see Buckets.Shards
-	scattered bool
-	slot      backend.Buffer   // its place in the bucket
-	slots     []backend.Buffer // in each of the sums that are sent: slot is the first
-	view      gorgonia.Value   // the slot, as a gradient of the type that solvers expect
-	hooked    *gorgonia.Node   // what Hook returned, or nil
-	source    *gorgonia.Node   // what UseGradients was given, or nil
-	full      bool             // its gradient of this step, or of this micro-batch, is there
-	held      bool             // its slot has the gradients of micro-batches before this one
-	tree      *tree            // that of its DataParallel
-	sums      sums             // of micro-batches in the tree
+	size   int              // elements
+	shape  tensor.Shape     // () for a scalar
+	bucket *bucket          // where its gradient goes
+	apart  bool             // in a bucket of others that are: see WithApart
+	slot   backend.Buffer   // its place in the bucket
+	slots  []backend.Buffer // in each of the sums that are sent: slot is the first
+	view   gorgonia.Value   // the slot, as a gradient of the type that solvers expect
+	hooked *gorgonia.Node   // what Hook returned, or nil
+	source *gorgonia.Node   // what UseGradients was given, or nil
+	full   bool             // its gradient of this step, or of this micro-batch, is there
+	held   bool             // its slot has the gradients of micro-batches before this one
+	tree   *tree            // that of its DataParallel
+	sums   sums             // of micro-batches in the tree
 }
 
 // examine returns the parameter of a node, or why it cannot be one.

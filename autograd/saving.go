@@ -105,6 +105,8 @@ func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, o
 		s.own = checkpoint.RankName(d.comm.Rank())
 	}
 	if s.id, err = d.begin(dir); err == nil {
+		// ranks may have to go on without the one that knows whether this becomes a checkpoint
+		d.saves.training = cmp.Or(d.saves.training, s.id)
 		s.err = d.take(s, solver, progress, onDevice)
 		if behind {
 			err = d.agree("", s.err)
@@ -323,7 +325,7 @@ func (s *saving) commit(files []checkpoint.File) error {
 		return err
 	}
 	r := s.record
-	if r.Training == "" || !checkpoint.Follows(all, r.Training, r.Step, s.known) {
+	if !checkpoint.Follows(all, r.Training, r.Step, s.known) {
 		r.Training = s.id
 	}
 	r.Files = files
@@ -366,9 +368,6 @@ func (d *DataParallel) conclude(s *saving, err error) error {
 	}
 	if err != nil {
 		return errors.Join(err, d.abandon(s.dir, s.id, s.held))
-	}
-	if s.alone { // the others know what began a training, which they may have to go on with
-		s.record.Training = cmp.Or(s.record.Training, s.id)
 	}
 	d.saves.learn(s.record.Stamp)
 	return nil

@@ -71,7 +71,6 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 	d.sharded = true
 	all := make([]Shard, len(d.params))
 	for i, p := range d.params {
-		p.scattered = alone[i]
 		of := d.shardOf(p, d.comm.Rank())
 		chunk := p.bucket.shard.to - p.bucket.shard.from
 		all[i] = Shard{of.from, of.to, chunk, d.comm.Rank(), d.comm.Size(), p.bucket.before(p)}
@@ -147,11 +146,12 @@ func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, er
 	if !x.d.sharded {
 		return shard, nil
 	}
-	return x.d.gatherShards(x.d.params[param], shard)
+	return x.d.gatherShards(backend.ForPull, x.d.params[param], shard)
 }
 
-// gatherShards is Unsharded. Ranks send the same number of bytes.
-func (d *DataParallel) gatherShards(p *param, mine backend.Buffer) (backend.Buffer, error) {
+// gatherShards is Unsharded for a purpose. Ranks send the same number of bytes.
+func (d *DataParallel) gatherShards(purpose backend.Purpose, p *param, mine backend.Buffer) (
+	backend.Buffer, error) {
 	most, size := 0, p.dtype.Size()
 	for r := range d.comm.Size() {
 		s := d.shardOf(p, r)
@@ -159,7 +159,7 @@ func (d *DataParallel) gatherShards(p *param, mine backend.Buffer) (backend.Buff
 	}
 	note := make([]byte, most*size)
 	copy(note, mine.Bytes())
-	notes, err := gather(backend.Label(d.comm, backend.ForSave), note)
+	notes, err := gather(backend.Label(d.comm, purpose), note)
 	if err != nil {
 		return backend.Buffer{}, err
 	}
@@ -210,7 +210,7 @@ func (d *DataParallel) gatherParams() error {
 		if err != nil {
 			return err
 		}
-		all, err := d.gatherShards(p, d.regionOf(p).shard(value))
+		all, err := d.gatherShards(backend.ForLoad, p, d.regionOf(p).shard(value))
 		if err != nil {
 			return err
 		}

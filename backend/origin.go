@@ -37,6 +37,7 @@ const (
 	ForSampler    // autograd.NewSampler
 	ForEvaluation // autograd.Evaluation
 	ForGather     // autograd.Gather
+	ForPull       // vm.Machine.Pull, and what pulls: Averaged and Close
 )
 
 var purposes = [...]string{
@@ -49,7 +50,7 @@ var purposes = [...]string{
 	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any",
 	ForReplay:  "Graph.Launch",
 	ForMachine: "vm.New", ForSampler: "autograd.NewSampler", ForEvaluation: "autograd.Evaluation",
-	ForGather: "autograd.Gather",
+	ForGather: "autograd.Gather", ForPull: "vm.Machine.Pull, Averaged or Close",
 }
 
 // String returns what the program called: "DataParallel.Save".

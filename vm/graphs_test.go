@@ -367,8 +367,12 @@ func (b bench) average(a interpret.Array) error {
 }
 
 // options returns the options of a trial's machine.
-func (b bench) options(t trial, g *gradedGraph, limits plan.Limits, want *expected) []vm.Option {
+func (b bench) options(t trial, g *gradedGraph, d backend.Device, limits plan.Limits,
+	want *expected) []vm.Option {
 	options := []vm.Option{vm.Keep(want.nodes...), vm.WithLimits(limits)}
+	if _, ok := d.(lastly); ok { // which does not round
+		options = append(options, vm.WithPrecision(vm.TF32))
+	}
 	if t.solver == "" {
 		return options
 	}
@@ -400,7 +404,7 @@ func (b bench) runOn(
 			said = append(said, text)
 		}
 	})
-	m, err := vm.New(g.Graph, d, append(b.options(t, g, limits, want), notice)...)
+	m, err := vm.New(g.Graph, d, append(b.options(t, g, d, limits, want), notice)...)
 	if err != nil {
 		return err
 	}
@@ -553,7 +557,7 @@ func TestRandomGraphsAreThePlainInterpretation(t *testing.T) {
 	var all figures
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
-		devices := []backend.Device{nil, fake(t)}
+		devices := []backend.Device{nil, lastly{fake(t)}}
 		b := bench{layout: l, devices: devices, lock: lock, figures: &figures{}}
 		workers.Go(func() {
 			b.checkAll(t, list)
@@ -639,7 +643,7 @@ func (b bench) together(seed uint64) error {
 func FuzzGraphs(f *testing.F) {
 	f.Add([]byte("0123456789abcdefghijklmnopqrstuvwxyz"))
 	f.Fuzz(func(t *testing.T, choices []byte) {
-		devices := []backend.Device{nil, fake(t)}
+		devices := []backend.Device{nil, lastly{fake(t)}}
 		b := bench{layout: layout(t), devices: devices, lock: &sync.Mutex{}, figures: &figures{}}
 		of := b.drawBy(0, func(n int) int {
 			if len(choices) == 0 {

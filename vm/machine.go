@@ -216,7 +216,7 @@ func (m *Machine) readGraph() error {
 	}
 	m.read, m.shown, m.reads, m.plans = r, nil, nil, map[plan.Accumulation]*plan.Plan{}
 	r.Program.Precision = m.precision.ofProgram()
-	r.Program.ChannelsLast = m.channelsLast()
+	r.Program.ChannelsLast = m.channelsLast(&r.Program)
 	m.placeOps()
 	for _, n := range slices.Concat(m.uncarried(m.solver.without(r.Shown)), m.keep) {
 		if err := m.show(n); err != nil {
@@ -468,9 +468,9 @@ func (m *Machine) pullOwn(wanted func(input) bool) error {
 // is made there, or the device is closed.
 //
 // Close pulls the variables that the machine changes and the solver's state, unless an
-// exchange with other ranks has ended the machine, and frees the machine's memory. Values that the
-// last run has left stay as they are. In the middle of a step ([Accumulate]) it also returns an
-// ErrArgument.
+// exchange with other ranks has ended the machine, and frees the machine's memory. Where ranks
+// divide the learnables ([WithShards]) it is collective. Values that the last run has left stay as
+// they are. In the middle of a step ([Accumulate]) it also returns an ErrArgument.
 func (m *Machine) Close() error {
 	m.closed = true
 	err := errors.Join(m.Elastic().Close(), m.free())

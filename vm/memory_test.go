@@ -229,7 +229,7 @@ func (b bench) bits(t trial, memory int) (bits []uint64, again int, err error) {
 		return nil, 0, err
 	}
 	m, err := vm.New(g.Graph, b.devices[0],
-		append(b.options(t, g, limits, watched), vm.Notice(func(string) {}))...)
+		append(b.options(t, g, b.devices[0], limits, watched), vm.Notice(func(string) {}))...)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -2,6 +2,7 @@ package vm
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -70,8 +71,15 @@ func (p Precision) ofProgram() ir.Precision {
 }
 
 // channelsLast reports whether convolutions get tensors with their channels last: tensor cores read
-// them so, and libraries would transpose others for each convolution.
-func (m *Machine) channelsLast() bool {
+// them so, and libraries would transpose others for each convolution. The device opens a library to
+// know that, so it is not asked without a convolution.
+func (m *Machine) channelsLast(p *ir.Program) bool {
 	device, ok := m.device.(interface{ ChannelsLast() bool })
-	return ok && m.precision != F32 && device.ChannelsLast()
+	return ok && m.precision != F32 && slices.ContainsFunc(p.Values, func(v ir.Value) bool {
+		switch v.Op.(type) {
+		case ir.Convolution, ir.Im2Col:
+			return true
+		}
+		return false
+	}) && device.ChannelsLast()
 }

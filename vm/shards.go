@@ -136,9 +136,10 @@ func (m *Machine) halved() ([]bool, error) {
 	return plan.Halved(&m.read.Program, updates)
 }
 
-// apart returns the learnables that ranks may gather in BF16: they have buckets of their own.
+// apart returns the learnables that ranks may gather in BF16: they have buckets of their own. A
+// single rank gathers nothing, and ranks may run other numbers of micro-batches of a tree.
 func (m *Machine) apart() (nodes gorgonia.Nodes, err error) {
-	if m.shards == 0 || m.precision != BF16 {
+	if m.shards == 0 || m.precision != BF16 || m.parallel.comm.Size() == 1 || m.micro.Tree {
 		return nil, nil
 	}
 	if err := m.readGraph(); err != nil {

@@ -487,6 +487,11 @@ func TestShardsRefused(t *testing.T) {
 			return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithTree(2),
 				vm.WithShards(vm.SolverState)}
 		}},
+		"shares of a tree": {backend.ErrUnsupported, "WithTree", // 2 micro-batches, and 1
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithTree(3),
+					vm.WithShards(vm.SolverState), vm.WithPrecision(vm.BF16)}
+			}},
 		"residuals": {backend.ErrUnsupported, "residuals", func(r ranked, m *model) []vm.Option {
 			return []vm.Option{sgd(m), vm.WithShards(vm.SolverState), vm.WithDataParallel(r.Comm,
 				autograd.WithCompression(sparse.Wrap(sparse.TopK(0.5))))}
@@ -529,6 +534,28 @@ func TestShardsRefused(t *testing.T) {
 			if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
 				t.Errorf("%s: rank %d: %v, want %v with %q", name, rank, err, test.want, test.text)
 			}
+		}
+	}
+}
+
+// TestCloseOfOneRankSaysWhatToDo: where learnables are gathered in BF16, Close is collective on
+// each level, and does not wait for ranks that go on training.
+func TestCloseOfOneRankSaysWhatToDo(t *testing.T) {
+	errs := together(t, testenv.Hosts, 2, func(r ranked) error {
+		as := training{build: mlp, solver: func() autograd.Solver { return &autograd.SGD{Rate: 1} }}
+		_, machine, err := r.start(as, vm.WithPrecision(vm.BF16), vm.WithShards(vm.SolverState))
+		if err != nil {
+			return err
+		}
+		if err := machine.RunAll(); err != nil || r.Comm.Rank() == 0 {
+			return errors.Join(err, machine.Close())
+		}
+		return errors.Join(machine.RunAll(), machine.Close())
+	})
+	const want = "call vm.Machine.Pull, Averaged or Close on every rank, not on some of them"
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("rank %d: %v, want %q", rank, err, want)
 		}
 	}
 }

@@ -43,6 +43,7 @@ type way struct {
 	clip     bool
 	norm     string
 	solver   string
+	reads    string // what else reads w0
 	sum      bool
 	bucket   int // bytes
 }
@@ -66,8 +67,8 @@ func drawWay(r *rand.Rand, kinds []testenv.Kind) way {
 		compress: of("", "", "", "half", "sparse"), frozen: yes(), declared: yes(),
 		in: []vm.Precision{vm.F32, vm.BF16}[r.IntN(2)], clip: yes(),
 		norm:   of("", "batch", "batch", "sync"),
-		solver: of("momentum", "adam", "groups", "averages"),
-		sum:    yes(), bucket: []int{1, 200, 1 << 20}[r.IntN(3)]}
+		solver: of("momentum", "adam", "groups", "averages"), reads: of("", "product", "loop"),
+		sum: yes(), bucket: []int{1, 200, 1 << 20}[r.IntN(3)]}
 	if w.kind == testenv.GPUs { // where NCCL adds more than two in an order of its own
 		w.P = min(w.P, 2)
 	}
@@ -133,7 +134,7 @@ func (w way) alike() float64 {
 // micro-batches, and by how much this one may differ from it; -1 if there is none.
 func (w way) oneRank() (one way, near float64) {
 	one = way{P: 1, alone: true, kind: testenv.Hosts, steps: accumulated, micros: wayMicros,
-		clip: w.clip, norm: w.norm, solver: w.solver}
+		clip: w.clip, norm: w.norm, solver: w.solver, reads: w.reads}
 	if !w.tree() {
 		one.micros = w.P * w.runs()
 	}
@@ -174,6 +175,12 @@ func (w way) model(t testing.TB) *wayModel {
 		m.variable("head", dt, hidden, classes)
 	m.params = gorgonia.Nodes{w0, bias, head}
 	h := must(gorgonia.Add(must(gorgonia.Mul(m.x, w0)), must(gorgonia.Mul(m.x, m.frozen))))
+	switch w.reads {
+	case "product":
+		h = must(gorgonia.Add(h, must(gorgonia.Mul(must(gorgonia.Square(m.x)), w0))))
+	case "loop":
+		h = must(gorgonia.Add(h, must(gorgonia.Mul(m.x, must(gorgonia.Tanh(w0))))))
+	}
 	h = must(gorgonia.BroadcastAdd(h, bias, nil, []byte{0}))
 	if w.norm != "" {
 		gain := m.variable("gain", dt, 1, hidden)
@@ -358,12 +365,12 @@ func (m *wayModel) left(t testing.TB) [][]float64 {
 	return append(all, floats(t, m.frozen.Value()))
 }
 
-// besides is how many lists of numbers left has besides parameters.
-func (w way) besides() int {
+// parameters is how many parameters the model has, which are what is left first.
+func (w way) parameters() int {
 	if w.norm == "" {
-		return 1
+		return 3
 	}
-	return 3
+	return 5
 }
 
 // leg is a part of a training: from a checkpoint, "" for none, for some steps from number first on.
@@ -374,7 +381,7 @@ type leg struct {
 	save, async string // directories
 }
 
-// train trains and returns what is left.
+// train trains and returns what is left, moving averages among it.
 func (w way) train(t *testing.T, l leg) (left [][]float64, err error) {
 	all := make([][][]float64, w.P)
 	register := rendezvous.NewMemStore()
@@ -405,8 +412,12 @@ func (w way) train(t *testing.T, l leg) (left [][]float64, err error) {
 		if err == nil {
 			err = dp.Check()
 		}
+		var averages [][]float64
+		if err == nil && w.solver == "averages" {
+			err = machine.Averaged(func() error { averages = m.weights(t); return nil })
+		}
 		if err = errors.Join(err, machine.Close()); err == nil {
-			all[r.Comm.Rank()] = m.left(t)
+			all[r.Comm.Rank()] = append(m.left(t), averages...)
 		}
 		return err
 	})
@@ -465,7 +476,7 @@ func waysOfTraining(t *testing.T, seed uint64, kinds ...testenv.Kind) {
 		t.Errorf("%+v differs by %g from the plain way", w, d)
 	}
 	if one, near := w.oneRank(); near > 0 {
-		n := len(want) - w.besides() // parameters
+		n := w.parameters()
 		if d := apart(got[:n], one.must(t, leg{n: steps})[:n]); !(d <= near) {
 			t.Errorf("%+v differs by %g from one rank", w, d)
 		}
@@ -484,6 +495,7 @@ func waysOfTraining(t *testing.T, seed uint64, kinds ...testenv.Kind) {
 func (w way) other(r *rand.Rand, kinds []testenv.Kind) way {
 	o := drawWay(r, kinds)
 	o.solver, o.compress, o.declared, o.sum = w.solver, w.compress, w.declared, w.sum
+	o.reads = w.reads
 	if o.compress == "sparse" { // residuals are of ranks, and of buckets
 		o.P, o.bucket = w.P, w.bucket
 	}

@@ -88,6 +88,20 @@ func openCUDNN() (*C.struct_euryale_cudnn, error) {
 		"EURYALE_CUDNN: %w", cuDNN().Install, errors.Join(all...))
 }
 
+// ChannelsLast reports whether convolutions in TF32 and BF16 want tensors with their channels last,
+// as the tensor cores of cuDNN read them: whether there is a cuDNN, which it opens. Kernels of ours
+// would convolve copies.
+func (d *Device) ChannelsLast() bool {
+	if env.CUDNN.Off(os.Getenv) {
+		return false
+	}
+	l, err := openCUDNN()
+	if err == nil { // the library stays open: see Close
+		C.free(unsafe.Pointer(l))
+	}
+	return err == nil
+}
+
 // failure is a result of cuDNN as an error.
 func (c *Convolutions) failure(doing string, code C.int) error {
 	if code == 0 {

@@ -215,3 +215,18 @@ func benchmarkConvolution(b *testing.B, v kernels.Convolution, cudnn bool) {
 	flop := 2 * float64(v.Batch*v.OutH*v.OutW) * float64(v.Filters*v.Columns())
 	b.ReportMetric(flop*float64(b.N)/b.Elapsed().Seconds()/1e12, "TFLOP/s")
 }
+
+// TestChannelsStayWithoutCUDNNOnGPU: kernels of ours would convolve copies.
+func TestChannelsStayWithoutCUDNNOnGPU(t *testing.T) {
+	d := openDevice(t, 0)
+	_, c := openConvolutions(t, d, true)
+	if !d.ChannelsLast() {
+		t.Error("with ", must[string](t)(c.Library()))
+	}
+	for _, without := range []string{"off", t.TempDir()} {
+		t.Setenv("EURYALE_CUDNN", without)
+		if d.ChannelsLast() {
+			t.Errorf("EURYALE_CUDNN=%s", without)
+		}
+	}
+}

@@ -37,7 +37,6 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/gpu/driver"
-	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/residence"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
@@ -339,10 +338,6 @@ func (d *Device) Model() string { return d.model }
 
 // ComputeCapability returns the major version times ten plus the minor one: 90 for 9.0.
 func (d *Device) ComputeCapability() int { return d.arch }
-
-// ChannelsLast reports whether convolutions in TF32 and BF16 want tensors with their channels last,
-// as the tensor cores of cuDNN read them.
-func (d *Device) ChannelsLast() bool { return !env.CUDNN.Off(os.Getenv) }
 
 // Multiprocessors returns how many blocks the device runs side by side at the least, 0 if
 // the driver does not say.

@@ -12,20 +12,24 @@ import (
 // rounded or not, that the loop before them may write.
 func epilogues(p *Plan) {
 	for i := 1; i < len(p.Steps); i++ {
-		before, s := p.Steps[i-1], &p.Steps[i]
-		s.Epilogue = before.Runs == s.Runs && (multiplies(before.Op) &&
-			follows(s, before.Dsts[0]) || joins(s, &before) || rounds(s, &before))
+		p.Steps[i].Epilogue = ends(&p.Steps[i-1], &p.Steps[i])
 	}
 }
 
+// ends reports whether the step before may run a step, too.
+func ends(before, s *Step) bool {
+	return before.Runs == s.Runs && (multiplies(before.Op) && follows(s, before.Dsts[0]) ||
+		joins(s, before) || rounds(s, before))
+}
+
 // rounds reports whether a step is a loop that only casts a concatenation which the loop before
-// that may write.
+// that may write. What that loop computes has the digits of the concatenation: BF16 is rounded.
 func rounds(s, before *Step) bool {
 	loop, ok := s.Op.(Loop)
 	_, concat := before.Op.(ir.Concat)
 	return ok && concat && before.Epilogue && len(loop.Program.Code) == 1 && len(s.Dsts) == 1 &&
 		s.Dsts[0].Dense() && s.Dsts[0].Shape == before.Dsts[0].Shape &&
-		follows(s, before.Dsts[0])
+		fuse.Type(before.Dsts[0].DType) == before.Dsts[0].DType && follows(s, before.Dsts[0])
 }
 
 // joins reports whether a step is a concatenation of results that a loop has stored element by

@@ -130,7 +130,7 @@ func (r *proof) leave(i int) error {
 	}
 	op, ok := s.Op.(ir.Opaque)
 	if end := s.Until + 1; !ok || !op.Placed || s.Until <= i || end >= len(r.plan.Steps) ||
-		r.plan.Steps[end].Runs != s.Runs {
+		r.plan.Steps[end].Runs != s.Runs || r.plan.Steps[end].Epilogue {
 		return fmt.Errorf("nothing waits for it: it runs until step %d", s.Until)
 	}
 	r.under = append(r.under, i)

@@ -400,7 +400,7 @@ func TestEpilogues(t *testing.T) {
 		planned.Steps[3].Args[0].Buffer = planned.Steps[1].Args[0].Buffer,
 		planned.Steps[1].Args[0].Buffer
 	if err := Verify(planned); err == nil ||
-		!strings.Contains(err.Error(), "operand of the product") {
+		!strings.Contains(err.Error(), "operand of step 1") {
 		t.Errorf("%v, want that an epilogue writes over an operand of its product", err)
 	}
 }

@@ -468,11 +468,14 @@ func (r *proof) alone(i int, s *Step) error {
 		}
 	}
 	for ; r.plan.Steps[i].Epilogue; i-- {
-		product := r.plan.Steps[i-1].Args
-		for k := range product {
-			if c := r.present[r.spaces[product[k].Buffer]].cover; c.by == by {
-				return fmt.Errorf("it writes over an operand of the product before it, %s",
-					r.plan.text(product[k]))
+		if i == 0 || !ends(&r.plan.Steps[i-1], &r.plan.Steps[i]) {
+			return errors.New("it is no epilogue of the step before it")
+		}
+		before := r.plan.Steps[i-1].Args
+		for k := range before {
+			if c := r.present[r.spaces[before[k].Buffer]].cover; c.by == by {
+				return fmt.Errorf("it writes over an operand of step %d, which may run it, %s", i-1,
+					r.plan.text(before[k]))
 			}
 		}
 	}
