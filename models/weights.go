@@ -210,8 +210,8 @@ func numbers(b backend.Buffer) (backend.Buffer, error) {
 		b.DType())
 }
 
-// transposed returns a matrix of rows and columns, transposed by all cores: a Llama of 1 B took most
-// of its time to load here.
+// transposed returns a matrix of rows and columns, transposed by all cores: a Llama of 1 B took
+// most of its time to load here.
 func transposed(x backend.Buffer, rows, columns int) (backend.Buffer, error) {
 	y := safetensors.New(x.DType(), []int{columns, rows}).Data
 	errs := make([]error, runtime.GOMAXPROCS(0))
