@@ -24,6 +24,10 @@ func commandLine(args ...string) (code int, out, err string) {
 }
 
 func TestCommandLines(t *testing.T) {
+	if code, _, err := commandLine("run", ""); code != usageCode ||
+		!strings.Contains(err, "run which program?") {
+		t.Errorf("run of an empty name: code %d, %q", code, err)
+	}
 	for _, c := range []struct {
 		line     string // words between spaces
 		code     int
