@@ -119,7 +119,7 @@ func (t *trainer) usage(rest []string) error {
 	case t.folder == "" || t.data == "" || t.out == "" || len(rest) > 0:
 		return fmt.Errorf("use finetune FOLDER --data FILE --out ANOTHER: got FOLDER %q, --data "+
 			"%q, --out %q, and %q", t.folder, t.data, t.out, rest)
-	case t.out == t.folder:
+	case sameFile(t.out, t.folder):
 		return fmt.Errorf("--out %s is the folder that is read: use --out ANOTHER", t.out)
 	case min(t.context, t.batch, t.steps, t.every) < 1 || t.lora < 0:
 		return fmt.Errorf("--context %d --batch %d --steps %d --every %d --lora %d: use sizes from "+
@@ -130,6 +130,13 @@ func (t *trainer) usage(rest []string) error {
 		return fmt.Errorf("--precision %s: use f32, tf32 or bf16", t.precision)
 	}
 	return nil
+}
+
+// sameFile reports whether two names are of one folder that is there.
+func sameFile(a, b string) bool {
+	one, err := os.Stat(a)
+	other, wrong := os.Stat(b)
+	return err == nil && wrong == nil && os.SameFile(one, other)
 }
 
 // differ returns what two descriptions of a training have not in common.

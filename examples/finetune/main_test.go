@@ -229,19 +229,20 @@ func TestASignalSaves(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	dir := withText(t)
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":           "use numbers whose product is 2",
-		small(dir) + " --batch 3":        "--batch 3",
-		small(dir) + " --context 2000":   "tokens: at least 20010 are needed",
-		small(dir) + " --precision f64":  "use f32, tf32 or bf16",
-		small(dir) + " --device tpu":     "cpu or auto",
-		small(dir) + " --data /nothing":  "no such file",
-		small(dir) + " --steps 0":        "--steps 0 --every 50 --lora 0: use sizes from 1 on",
-		small(dir) + " --lora -1":        "sizes from 1 on",
-		small(dir) + " text":             "use finetune FOLDER --data FILE",
-		small(dir) + " --out " + folder:  "--out ANOTHER",
-		small(dir) + " --out /proc/none": "finetune: mkdir /proc/none:",
-		folder + " --out x":              "use finetune FOLDER --data FILE",
-		"/nothing" + " --data x --out y": "no such file",
+		small(dir) + " --tp 3":                "use numbers whose product is 2",
+		small(dir) + " --batch 3":             "--batch 3",
+		small(dir) + " --context 2000":        "tokens: at least 20010 are needed",
+		small(dir) + " --precision f64":       "use f32, tf32 or bf16",
+		small(dir) + " --device tpu":          "cpu or auto",
+		small(dir) + " --data /nothing":       "no such file",
+		small(dir) + " --steps 0":             "--steps 0 --every 50 --lora 0: use sizes from 1 on",
+		small(dir) + " --lora -1":             "sizes from 1 on",
+		small(dir) + " text":                  "use finetune FOLDER --data FILE",
+		small(dir) + " --out " + folder:       "--out ANOTHER",
+		small(dir) + " --out " + folder + "/": "llama3/ is the folder that is read",
+		small(dir) + " --out /proc/none":      "finetune: mkdir /proc/none:",
+		folder + " --out x":                   "use finetune FOLDER --data FILE",
+		"/nothing" + " --data x --out y":      "no such file",
 	} {
 		j, _, errs := job(t, 2, flags)
 		j.MaxRestarts = 0
