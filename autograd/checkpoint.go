@@ -77,8 +77,8 @@ func (d *DataParallel) Save(
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
 	opts ...LoadOption) error {
 	if d.elastic {
-		return fmt.Errorf("autograd: load %s: %w: ranks may be lost meanwhile, and newcomers do not "+
-			"load: call Load of the Elastic", dir, backend.ErrArgument)
+		return fmt.Errorf("autograd: load %s: %w: ranks may be lost meanwhile, and newcomers do "+
+			"not load: call Load of the Elastic", dir, backend.ErrArgument)
 	}
 	return d.load(dir, solver, progress, opts...)
 }

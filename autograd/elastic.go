@@ -63,7 +63,7 @@ type Elastic struct {
 	view         elastic.View
 	dp           *DataParallel
 	first, share int          // micro-batches of this rank
-	step         int          // of the job that comes next: saves.steps counts those of the training
+	step         int          // of the job that comes next; saves.steps: of the training
 	loss         float64      // of the step before, or of that step where it is reduced
 	reduced      bool         // that step is, and not applied
 	tries        int          // of the step, by the same ranks

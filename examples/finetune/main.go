@@ -24,12 +24,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"log"
 	"math/rand/v2"
 	"os"
 	"os/signal"
-	"strings"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -86,17 +85,17 @@ func main() {
 	flag.StringVar(&t.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flag.StringVar(&t.checkpoint, "checkpoint", "", "save here, and go on with what is there")
 	flag.Parse()
-	t.folder = flag.Arg(0)
+	t.folder = filepath.Join(flag.Arg(0))                         // without a / at its end
 	_ = flag.CommandLine.Parse(flag.Args()[min(1, flag.NArg()):]) // which exits
-	if err := t.usage(flag.Args()); err != nil {
-		fmt.Fprintln(os.Stderr, "finetune:", err)
-		os.Exit(2) // which no launcher tries again
+	if min(t.lora+1, t.context, t.batch, t.steps, t.every) < 1 || flag.NArg() > 0 ||
+		t.folder == "" || t.data == "" || t.out == "" || filepath.Join(t.out) == t.folder {
+		log.Print("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1: got ", os.Args[1:])
+		os.Exit(2) // no launcher starts it again then
 	}
-	ctx := context.Background()
+	ctx, began := context.Background(), time.Now()
 	if t.checkpoint != "" { // otherwise a signal ends the program at once
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
-	began := time.Now()
 	t.comm, t.model = must(euryale.Init(ctx)), must(models.Load(t.folder))
 	defer t.comm.Close()
 	defer t.model.Close()
@@ -109,48 +108,6 @@ func main() {
 	}
 }
 
-// precisions are the values of --precision.
-var precisions = map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}
-
-// usage returns what is wrong with the command line, of which rest was not read.
-func (t *trainer) usage(rest []string) error {
-	_, known := precisions[t.precision]
-	switch {
-	case t.folder == "" || t.data == "" || t.out == "" || len(rest) > 0:
-		return fmt.Errorf("use finetune FOLDER --data FILE --out ANOTHER: got FOLDER %q, --data "+
-			"%q, --out %q, and %q", t.folder, t.data, t.out, rest)
-	case sameFile(t.out, t.folder):
-		return fmt.Errorf("--out %s is the folder that is read: use --out ANOTHER", t.out)
-	case min(t.context, t.batch, t.steps, t.every) < 1 || t.lora < 0:
-		return fmt.Errorf("--context %d --batch %d --steps %d --every %d --lora %d: use sizes from "+
-			"1 on, and 0 for no adapter", t.context, t.batch, t.steps, t.every, t.lora)
-	case t.device != "cpu" && t.device != "auto":
-		return fmt.Errorf("--device %s: use cpu or auto", t.device)
-	case !known:
-		return fmt.Errorf("--precision %s: use f32, tf32 or bf16", t.precision)
-	}
-	return nil
-}
-
-// sameFile reports whether two names are of one folder that is there.
-func sameFile(a, b string) bool {
-	one, err := os.Stat(a)
-	other, wrong := os.Stat(b)
-	return err == nil && wrong == nil && os.SameFile(one, other)
-}
-
-// differ returns what two descriptions of a training have not in common.
-func differ(was, is string) string {
-	var all []string
-	now := strings.Split(is, ", ")
-	for i, part := range strings.Split(was, ", ") {
-		if i < len(now) && part != now[i] {
-			all = append(all, fmt.Sprintf("%s there, %s here", part, now[i]))
-		}
-	}
-	return strings.Join(all, "; ")
-}
-
 // build reads the text, which is the same on all ranks, and makes the graph and its machines.
 func (t *trainer) build() {
 	text := must(tokenizer.Load(t.folder)).Encode(string(must(os.ReadFile(t.data))), false)
@@ -158,15 +115,16 @@ func (t *trainer) build() {
 	if least := 10 * (t.context + 1); len(text) < least {
 		check(fmt.Errorf("--data has %d tokens: at least %d are needed", len(text), least))
 	}
-	t.past.Training = fmt.Sprintf("%+v: context %d, batch %d, steps %d, lora %d, lr %g, %s, text %x",
-		t.model.Config, t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
-		sha256.Sum256(fmt.Append(nil, text)))
+	t.past.Training = fmt.Sprintf("context %d, batch %d, steps %d, lora %d, lr %g, %s, model and "+
+		"text %x", t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
+		sha256.Sum256(fmt.Append(nil, t.model.Config, text)))
 	check(autograd.Agree(t.comm, t.past.Training, os.MkdirAll(t.out, 0o777))) // not at the end
-	device := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
+	as, ok := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
+	device, found := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
 	t.layout = must(layers.NewLayout(t.comm, 0, t.sp, t.tp))
-	if t.batch%t.layout.DP != 0 {
-		check(fmt.Errorf("--batch %d: use a multiple of %d, the ranks that divide the samples",
-			t.batch, t.layout.DP))
+	if !ok || !found || t.batch%t.layout.DP != 0 {
+		check(fmt.Errorf("--precision %s --device %s --batch %d: use f32, tf32 or bf16, cpu or "+
+			"auto, and a multiple of %d", t.precision, t.device, t.batch, t.layout.DP))
 	}
 	if t.lora > 0 {
 		check(t.model.Adapt(models.LoRA{Rank: t.lora}))
@@ -176,7 +134,7 @@ func (t *trainer) build() {
 	t.targets = b.Tokens("targets", 1, t.batch/t.layout.DP, t.context)
 	t.loss = b.CrossEntropy(must(t.model.Logits(b, t.tokens)), t.targets)
 	check(b.Err())
-	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(precisions[t.precision]), vm.WithFrozen(b.Frozen()...)}
+	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(as), vm.WithFrozen(b.Frozen()...)}
 	t.eval = must(vm.New(b.Graph(), device, append(options, vm.Eval())...))
 	learnables := must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
 	t.solver.Rate = t.lr
@@ -191,10 +149,9 @@ func (t *trainer) train(ctx context.Context) (done bool) {
 	if t.checkpoint != "" {
 		err := data.Load(t.checkpoint, &t.solver, &kept)
 		if err == nil && kept.Training != t.past.Training {
-			err = fmt.Errorf("--checkpoint %s is of another training: %s: use the same flags, or "+
-				"another directory", t.checkpoint, differ(kept.Training, t.past.Training))
+			err = fmt.Errorf("--checkpoint: is of %s; this is %s", kept.Training, t.past.Training)
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // otherwise training begins
+		if !errors.Is(err, os.ErrNotExist) { // otherwise training begins
 			check(err)
 			t.past = kept
 			t.print("going on after step %d, from %s", kept.Steps, t.checkpoint)

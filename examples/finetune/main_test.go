@@ -221,7 +221,7 @@ func TestASignalSaves(t *testing.T) {
 	j, _, errs = job(t, 1, flags+" --lr 1e-3")
 	j.MaxRestarts = 0
 	if err := launch.Run(t.Context(), j); err == nil ||
-		!strings.Contains(errs.String(), "is of another training: lr 0.01 there, ") {
+		!strings.Contains(errs.String(), "lr 0.01, f32, model and text") {
 		t.Errorf("with another learning rate: %v, %s", err, errs)
 	}
 }
@@ -235,11 +235,11 @@ func TestBadArguments(t *testing.T) {
 		small(dir) + " --precision f64":       "use f32, tf32 or bf16",
 		small(dir) + " --device tpu":          "cpu or auto",
 		small(dir) + " --data /nothing":       "no such file",
-		small(dir) + " --steps 0":             "--steps 0 --every 50 --lora 0: use sizes from 1 on",
-		small(dir) + " --lora -1":             "sizes from 1 on",
+		small(dir) + " --steps 0":             "sizes from 1: got [../../models",
+		small(dir) + " --lora -1":             "sizes from 1: got",
 		small(dir) + " text":                  "use finetune FOLDER --data FILE",
 		small(dir) + " --out " + folder:       "--out ANOTHER",
-		small(dir) + " --out " + folder + "/": "llama3/ is the folder that is read",
+		small(dir) + " --out " + folder + "/": "--out ANOTHER",
 		small(dir) + " --out /proc/none":      "finetune: mkdir /proc/none:",
 		folder + " --out x":                   "use finetune FOLDER --data FILE",
 		"/nothing" + " --data x --out y":      "no such file",

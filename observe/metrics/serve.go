@@ -71,8 +71,8 @@ type Training interface {
 //
 //	server, err := metrics.Serve(e.Comm(), metrics.Elastic(e))
 //
-// Its label rank is the present number of the rank. If the port of the rank is taken, by a process that had the rank before, it
-// has the next one that is free.
+// Its label rank is the present number of the rank. If the port of the rank is taken, by a process
+// that had the rank before, it has the next one that is free.
 func Elastic(e Training) Option { return func(o *options) { o.elastic = e } }
 
 // Serve serves the metrics of a rank until the Server is closed. It returns nil where neither
