@@ -761,28 +761,6 @@ func TestALostRankIsNotTheEndOfALimitOfMemory(t *testing.T) {
 	}
 }
 
-// TestARankMayBeLostInASave: the others go on, and save again.
-func TestARankMayBeLostInASave(t *testing.T) {
-	const steps = 6
-	for i, way := range []elasticWay{bySolver, planned, guarded} {
-		dir := t.TempDir()
-		save := saves(dir, i == 1, 1)
-		r := newElasticRun(t, "saves", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody, way.of,
-			func(r *elasticRun) {
-				r.after = func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error {
-					if id == 1 && e.Next() == 3 {
-						return errKilled
-					}
-					return save(id, m, e)
-				}
-			})
-		if got := r.end(); got != elasticAlone(t, steps, way) {
-			t.Errorf("%+v: other parameters than without checkpoints", way)
-		}
-		onlyStep(t, dir, steps)
-	}
-}
-
 // TestAnElasticTrainingGoesOnFromACheckpoint: with the bits of one that has lost nobody, also where
 // a rank is lost in the first step, or in any call of Load, and is replaced.
 func TestAnElasticTrainingGoesOnFromACheckpoint(t *testing.T) {
@@ -835,6 +813,28 @@ func TestLoadOfAnElasticTrainingIsNotOfItsDataParallel(t *testing.T) {
 				return nil
 			}
 		}).end()
+}
+
+// TestARankMayBeLostInASave: the others go on, and save again.
+func TestARankMayBeLostInASave(t *testing.T) {
+	const steps = 6
+	for i, way := range []elasticWay{bySolver, planned, guarded} {
+		dir := t.TempDir()
+		save := saves(dir, i == 1, 1)
+		r := newElasticRun(t, "saves", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody, way.of,
+			func(r *elasticRun) {
+				r.after = func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error {
+					if id == 1 && e.Next() == 3 {
+						return errKilled
+					}
+					return save(id, m, e)
+				}
+			})
+		if got := r.end(); got != elasticAlone(t, steps, way) {
+			t.Errorf("%+v: other parameters than without checkpoints", way)
+		}
+		onlyStep(t, dir, steps)
+	}
 }
 
 // saves returns what saves to a directory, behind the training or not, after every n-th step.

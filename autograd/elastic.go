@@ -62,18 +62,19 @@ type Elastic struct {
 	left         error                // what went wrong as this rank left the one before
 	view         elastic.View
 	dp           *DataParallel
-	first, share int          // micro-batches of this rank
-	step         int          // of the job that comes next; saves.steps: of the training
-	loss         float64      // of the step before, or of that step where it is reduced
-	reduced      bool         // that step is, and not applied
-	tries        int          // of the step, by the same ranks
-	between      bool         // no call is under way or has failed, nor panicked
-	saves        saves        // of all generations
-	load         func() error // of Load, which each generation repeats before the job's first step
-	absent       error        // of load: there is no checkpoint
-	began        bool         // Step was called
+	first, share int     // micro-batches of this rank
+	step         int     // of the job that comes next; saves.steps: of the training
+	loss         float64 // of the step before, or of that step where it is reduced
+	reduced      bool    // that step is, and not applied
+	tries        int     // of the step, by the same ranks
+	between      bool    // no call is under way or has failed, nor panicked
+	saves        saves   // of all generations
 	closed       bool
 	failed       error // final
+
+	load   func() error // of Load, which each generation repeats before the job's first step
+	absent error        // of load: there is no checkpoint
+	began  bool         // Step was called
 
 	mu         sync.Mutex // of comm, too, for other goroutines
 	recoveries int
