@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -140,6 +141,7 @@ type elasticRun struct {
 	job      func(id elastic.ID, job *session.Elastic) autograd.Job
 	after    func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error // each step
 	ends     func(id elastic.ID, e *autograd.Elastic)
+	from     string // a directory of checkpoints, "" for none
 	limits   elastic.Limits
 	register rendezvous.Store
 	build    sync.Mutex
@@ -277,6 +279,11 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 	}
 	defer func() { err = errors.Join(err, e.Close(), m.machine.Close()) }()
 	e.After = func() error { return r.after(id, m, e) }
+	if r.from != "" {
+		if err := e.Load(r.from); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("process %d: %w", id, err)
+		}
+	}
 	for e.Next() < r.steps {
 		if _, err := e.Step(func(micro int) (float64, error) {
 			if dies(e.Next(), micro) {
@@ -752,6 +759,60 @@ func TestALostRankIsNotTheEndOfALimitOfMemory(t *testing.T) {
 		most <= way.memory {
 		t.Errorf("%d bytes of %d: it says %q", most, way.memory, said)
 	}
+}
+
+// TestAnElasticTrainingGoesOnFromACheckpoint: with the bits of one that has lost nobody, also where
+// a rank is lost in the first step, or in any call of Load, and is replaced.
+func TestAnElasticTrainingGoesOnFromACheckpoint(t *testing.T) {
+	const before, steps = 2, 5
+	for i, way := range []elasticWay{bySolver, planned, ofNorms, guarded} {
+		dir := t.TempDir()
+		from := func(r *elasticRun) { r.way, r.from = way, dir }
+		run := func(steps int, with ...func(*elasticRun)) *elasticRun {
+			return newElasticRun(t, "resumes", 2, steps, elastic.Limits{Least: 2, Most: 2},
+				nobody, append(with, from)...)
+		}
+		run(before, func(r *elasticRun) { r.after = saves(dir, i > 0, before) }).end()
+		want := elasticAlone(t, steps, way)
+		dies := run(steps, func(r *elasticRun) {
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 1 {
+					return job
+				}
+				cut := 4 + 4*min(i, 1) + i // the 4 calls of Load are 4 to 7, and of a plan 8 to 11
+				return &lossy{job, func(n int) bool { return n == cut }, i%2 == 0, 0, false}
+			}
+		})
+		if dies.end() != want {
+			t.Errorf("%+v: other parameters after a call of Load was cut off", way)
+		}
+		r := newElasticRun(t, "resumes", 2, steps, elastic.Limits{Least: 2, Most: 2},
+			func(id elastic.ID) func(step, micro int) bool {
+				return func(int, int) bool { return id == 1 }
+			}, from)
+		r.start(3, elastic.First(1, 2), never)
+		if r.end() != want {
+			t.Errorf("%+v: other parameters after the death of a rank in the first step", way)
+		}
+	}
+}
+
+// TestLoadOfAnElasticTrainingIsNotOfItsDataParallel: whose steps would begin at 0, without a word.
+func TestLoadOfAnElasticTrainingIsNotOfItsDataParallel(t *testing.T) {
+	newElasticRun(t, "refuses", 1, 2, elastic.Limits{Least: 1, Most: 1}, nobody,
+		func(r *elasticRun) {
+			r.from = t.TempDir() // without a checkpoint: training begins
+			r.after = func(_ elastic.ID, m *elasticModel, e *autograd.Elastic) error {
+				err := e.DataParallel().Load(r.from, m.solver, nil)
+				if !errors.Is(err, backend.ErrArgument) {
+					t.Errorf("Load of the DataParallel: %v", err)
+				}
+				if err := e.Load(r.from); !errors.Is(err, backend.ErrArgument) {
+					t.Errorf("Load after a step: %v", err)
+				}
+				return nil
+			}
+		}).end()
 }
 
 // TestARankMayBeLostInASave: the others go on, and save again.

@@ -76,6 +76,16 @@ func (d *DataParallel) Save(
 // Sync.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
 	opts ...LoadOption) error {
+	if d.elastic {
+		return fmt.Errorf("autograd: load %s: %w: ranks may be lost meanwhile, and newcomers do "+
+			"not load: call Load of the Elastic", dir, backend.ErrArgument)
+	}
+	return d.load(dir, solver, progress, opts...)
+}
+
+// load is Load, of an Elastic too.
+func (d *DataParallel) load(dir string, solver gorgonia.Solver, progress any,
+	opts ...LoadOption) error {
 	return d.collectively(backend.ForLoad, "load "+dir, func() error {
 		return d.restore(dir, solver, progress, loadOptionsOf(opts))
 	})

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync"
 	"time"
@@ -63,7 +64,7 @@ type Elastic struct {
 	view         elastic.View
 	dp           *DataParallel
 	first, share int     // micro-batches of this rank
-	step         int     // that comes next
+	step         int     // of the job that comes next; saves.steps: of the training
 	loss         float64 // of the step before, or of that step where it is reduced
 	reduced      bool    // that step is, and not applied
 	tries        int     // of the step and of After, by the same ranks
@@ -71,6 +72,10 @@ type Elastic struct {
 	saves        saves   // of all generations
 	closed       bool
 	failed       error // final
+
+	load   func() error // of Load, which each generation repeats before the job's first step
+	absent error        // of load: there is no checkpoint
+	began  bool         // Step was called
 
 	mu         sync.Mutex // of comm, too, for other goroutines
 	recoveries int
@@ -133,8 +138,52 @@ func NewElasticBy(ctx context.Context, job Job, solver Solver, n int, steps Step
 	return e, nil
 }
 
-// Next returns the number of the step that comes next, from 0.
-func (e *Elastic) Next() int { return e.step }
+// Next returns the number of the step that comes next: from 0, or from that of the checkpoint of
+// Load.
+func (e *Elastic) Next() int { return int(e.saves.steps) }
+
+// Load has a new job go on from a checkpoint of [DataParallel.Save], the newest one of dir. Call it
+// before the first Step on all ranks, newcomers included. Where the job has done a step, newcomers
+// have got the state of the others, and Load reads nothing.
+//
+// Errors: fs.ErrNotExist if dir has no checkpoint, so that training begins; ErrArgument after a
+// Step. Others are final: those of [DataParallel.Load] and of Step.
+func (e *Elastic) Load(dir string, opts ...LoadOption) error {
+	if err := backend.Given("Elastic.Load", "opts", opts); err != nil {
+		return err
+	}
+	if e.began {
+		return fmt.Errorf("autograd: Elastic.Load: %w: call it before the first Step",
+			backend.ErrArgument)
+	}
+	if e.failed != nil {
+		return e.failed
+	}
+	e.load = func() error { return e.dp.load(dir, e.solver, nil, opts...) }
+	e.between = false
+	e.failed = e.restore()
+	if e.failed != nil {
+		if e.failed = e.again(e.failed); e.failed == nil {
+			e.failed = e.regroup()
+		}
+	}
+	e.between = e.failed == nil
+	return cmp.Or(e.failed, e.absent)
+}
+
+// restore does what Load was told, if no rank has done a step: ranks of a generation that breaks
+// meanwhile have loaded, or not.
+func (e *Elastic) restore() error {
+	if e.load == nil || e.step > 0 {
+		return nil
+	}
+	err := e.load()
+	if e.absent = nil; errors.Is(err, fs.ErrNotExist) {
+		e.absent, err = err, nil
+	}
+	e.saves.steps = e.dp.saves.steps
+	return err
+}
 
 // Rank returns the number of this rank among the present ones, and Size how many there are.
 func (e *Elastic) Rank() int { return e.comm.Rank() }
@@ -165,7 +214,7 @@ func (e *Elastic) Recoveries() (n int, took time.Duration) {
 }
 
 // DataParallel returns what the present ranks exchange gradients by, for Check, Hash and Save in
-// After.
+// After. Its Load is an error: Elastic has one.
 func (e *Elastic) DataParallel() *DataParallel { return e.dp }
 
 // Step does a step on all ranks: run is called for each micro-batch of this rank, runs the graph
@@ -179,7 +228,7 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 	if err := backend.Given("Elastic.Step", "run", run); err != nil {
 		return 0, err
 	}
-	e.between = false
+	e.between, e.began = false, true
 	if e.failed == nil {
 		e.failed = e.finish(run)
 	}
@@ -246,7 +295,7 @@ func (e *Elastic) recovered(lost time.Time, repeated bool) {
 		ranks = "1 rank"
 	}
 	e.dp.say(fmt.Sprintf("step %d was repeated by %s: it is done %.2f s after a rank was lost",
-		e.step-1, ranks, took.Seconds()))
+		e.Next()-1, ranks, took.Seconds()))
 }
 
 // maxTries is how often the same ranks repeat a step, or go on after an error of After, before the
@@ -262,11 +311,10 @@ func lostRank(err error) bool {
 // A rank applies it once it knows that all ranks have its gradients: they have all entered commit.
 // The loss is part of what it has then.
 func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err error) {
-	e.saves.steps = e.dp.saves.steps // Load has changed it, and a Sync counts before apply
 	losses := make([]float64, e.share)
 	err = e.steps.Reduce(e.share, func(i int) (err error) {
 		if random := e.dp.model.random; random != nil {
-			random.Seek(uint64(e.step*e.micros+e.first+i), 0)
+			random.Seek(e.saves.steps*uint64(e.micros)+uint64(e.first+i), 0)
 		}
 		losses[i], err = run(e.first + i)
 		return err
@@ -307,7 +355,7 @@ func (e *Elastic) commit() (admits bool, err error) {
 // apply gives the solver the gradients of the step.
 func (e *Elastic) apply() error {
 	if err := e.steps.Apply(e.ClipNorm); err != nil {
-		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.step, err)
+		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.Next(), err)
 	}
 	e.step, e.reduced = e.step+1, false
 	e.saves.steps++
@@ -357,7 +405,7 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 		return err
 	}
 	if e.dp, err = e.steps.Enter(comm); e.dp != nil {
-		e.dp.saves = e.saves
+		e.dp.saves, e.dp.elastic = e.saves, true
 	}
 	if err != nil {
 		return err
@@ -373,6 +421,9 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	if e.step != view.Next() {
 		e.step = view.Next()
 		e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
+	}
+	if err := e.restore(); err != nil {
+		return err
 	}
 	e.job.Job().CaughtUp(view.Generation)
 	return nil

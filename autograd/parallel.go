@@ -55,6 +55,7 @@ type DataParallel struct {
 	planned  *Buckets                // of a machine, whose plan takes the place of Sync
 	sharded  bool                    // a solver's state is of this rank's shards: see Shards
 	saves    saves
+	elastic  bool    // it exchanges for a generation of an Elastic
 	pending  *saving // what the last SaveAsync has not ended
 }
 

@@ -28,7 +28,8 @@ type Sampling struct {
 func (s Sampling) check() error {
 	if !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1) || s.TopK < 0 || !(s.TopP >= 0 &&
 		s.TopP <= 1) || s.Max < 0 {
-		return fmt.Errorf("%w: temperature %v, top-k %d, top-p %v, at most %d tokens",
+		return fmt.Errorf("%w: temperature %v, top-k %d, top-p %v, at most %d tokens: "+
+			"use a finite temperature and numbers from 0 on, and a top-p of at most 1",
 			backend.ErrArgument, s.Temperature, s.TopK, s.TopP, s.Max)
 	}
 	return nil

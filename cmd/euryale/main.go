@@ -128,7 +128,21 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 		fmt.Fprintf(s.err, "euryale: %s%s (see euryale --help)\n", plain(err), hint(args))
 		return usageCode
 	}
+	if err := emptyFlag(command.Flags()); err != nil {
+		return exitCode(ctx, err, s)
+	}
 	return exitCode(ctx, command.Run(s), s)
+}
+
+// emptyFlag returns an error for a flag whose value is an empty text, nil if there is none: a job
+// on the hosts of a shell variable that is not set would run here, and its logs nowhere.
+func emptyFlag(flags []*kong.Flag) error {
+	for _, f := range flags {
+		if f.Set && f.Target.Kind() == reflect.String && f.Target.Len() == 0 {
+			return usageError{fmt.Errorf("--%s is empty: give it a value, or leave it out", f.Name)}
+		}
+	}
+	return nil
 }
 
 // vars are the values in help texts and defaults.

@@ -24,6 +24,10 @@ func commandLine(args ...string) (code int, out, err string) {
 }
 
 func TestCommandLines(t *testing.T) {
+	if code, _, err := commandLine("run", ""); code != usageCode ||
+		!strings.Contains(err, "run which program?") {
+		t.Errorf("run of an empty name: code %d, %q", code, err)
+	}
 	for _, c := range []struct {
 		line     string // words between spaces
 		code     int
@@ -64,6 +68,8 @@ func TestCommandLines(t *testing.T) {
 		{"run --grace 0s /bin/true", usageCode, "", "must be positive"},
 		{"run --grace soon /bin/true", usageCode, "", "soon"},
 		{"run -n 2 /bin/sh -c exit\t2 -n 4", usageCode, "", "-n came after the program"},
+		{"run --hosts= /bin/true", usageCode, "", "--hosts is empty: give it a value"},
+		{"run --log-dir= /bin/true", usageCode, "", "--log-dir is empty"},
 		{"run --fast /bin/true", usageCode, "", "run has no flag --fast: see"},
 		{"run --nproc_per_node=2 /bin/true", usageCode, "", "instead of --nproc_per_node write -n"},
 		{"run -np 2 /bin/true", usageCode, "", "instead of -np write -n"},

@@ -190,7 +190,7 @@ func (c *runCmd) split(flags []*kong.Flag) (program string, args []string, err e
 			words[0], meantFlag(words[0], flags), hint(words[:1]))
 		return "", nil, usageError{err}
 	}
-	if len(words) == 0 {
+	if len(words) == 0 || words[0] == "" {
 		return "", nil,
 			usageError{errors.New("run which program? Give an executable or the directory of a " +
 				"Go package")}

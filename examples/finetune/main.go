@@ -24,11 +24,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"log"
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -85,17 +85,17 @@ func main() {
 	flag.StringVar(&t.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flag.StringVar(&t.checkpoint, "checkpoint", "", "save here, and go on with what is there")
 	flag.Parse()
-	t.folder = flag.Arg(0)
+	t.folder = filepath.Join(flag.Arg(0))                         // without a / at its end
 	_ = flag.CommandLine.Parse(flag.Args()[min(1, flag.NArg()):]) // which exits
 	if min(t.lora+1, t.context, t.batch, t.steps, t.every) < 1 || flag.NArg() > 0 ||
-		t.folder == "" || t.data == "" || t.out == "" || t.out == t.folder {
-		log.Fatal("finetune: use finetune FOLDER --data FILE --out ANOTHER, and sizes from 1 on")
+		t.folder == "" || t.data == "" || t.out == "" || filepath.Join(t.out) == t.folder {
+		log.Print("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1: got ", os.Args[1:])
+		os.Exit(2) // no launcher starts it again then
 	}
-	ctx := context.Background()
+	ctx, began := context.Background(), time.Now()
 	if t.checkpoint != "" { // otherwise a signal ends the program at once
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
-	began := time.Now()
 	t.comm, t.model = must(euryale.Init(ctx)), must(models.Load(t.folder))
 	defer t.comm.Close()
 	defer t.model.Close()
@@ -115,9 +115,9 @@ func (t *trainer) build() {
 	if least := 10 * (t.context + 1); len(text) < least {
 		check(fmt.Errorf("--data has %d tokens: at least %d are needed", len(text), least))
 	}
-	t.past.Training = fmt.Sprintf("%+v: context %d, batch %d, steps %d, lora %d, lr %g, %s, %x",
-		t.model.Config, t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
-		sha256.Sum256(fmt.Append(nil, text)))
+	t.past.Training = fmt.Sprintf("context %d, batch %d, steps %d, lora %d, lr %g, %s, model and "+
+		"text %x", t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
+		sha256.Sum256(fmt.Append(nil, t.model.Config, text)))
 	check(autograd.Agree(t.comm, t.past.Training, os.MkdirAll(t.out, 0o777))) // not at the end
 	as, ok := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
 	device, found := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
@@ -149,9 +149,9 @@ func (t *trainer) train(ctx context.Context) (done bool) {
 	if t.checkpoint != "" {
 		err := data.Load(t.checkpoint, &t.solver, &kept)
 		if err == nil && kept.Training != t.past.Training {
-			err = fmt.Errorf("--checkpoint: is of %s, not of %s", kept.Training, t.past.Training)
+			err = fmt.Errorf("--checkpoint: is of %s; this is %s", kept.Training, t.past.Training)
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // otherwise training begins
+		if !errors.Is(err, os.ErrNotExist) { // otherwise training begins
 			check(err)
 			t.past = kept
 			t.print("going on after step %d, from %s", kept.Steps, t.checkpoint)

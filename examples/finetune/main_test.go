@@ -221,7 +221,7 @@ func TestASignalSaves(t *testing.T) {
 	j, _, errs = job(t, 1, flags+" --lr 1e-3")
 	j.MaxRestarts = 0
 	if err := launch.Run(t.Context(), j); err == nil ||
-		!strings.Contains(errs.String(), "--checkpoint: is of {Type:llama") {
+		!strings.Contains(errs.String(), "lr 0.01, f32, model and text") {
 		t.Errorf("with another learning rate: %v, %s", err, errs)
 	}
 }
@@ -229,19 +229,20 @@ func TestASignalSaves(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	dir := withText(t)
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":           "use numbers whose product is 2",
-		small(dir) + " --batch 3":        "--batch 3",
-		small(dir) + " --context 2000":   "tokens: at least 20010 are needed",
-		small(dir) + " --precision f64":  "use f32, tf32 or bf16",
-		small(dir) + " --device tpu":     "cpu or auto, and",
-		small(dir) + " --data /nothing":  "no such file",
-		small(dir) + " --steps 0":        "sizes from 1 on",
-		small(dir) + " --lora -1":        "sizes from 1 on",
-		small(dir) + " text":             "use finetune FOLDER --data FILE",
-		small(dir) + " --out " + folder:  "--out ANOTHER",
-		small(dir) + " --out /proc/none": "finetune: mkdir /proc/none:",
-		folder + " --out x":              "use finetune FOLDER --data FILE",
-		"/nothing" + " --data x --out y": "no such file",
+		small(dir) + " --tp 3":                "use numbers whose product is 2",
+		small(dir) + " --batch 3":             "--batch 3",
+		small(dir) + " --context 2000":        "tokens: at least 20010 are needed",
+		small(dir) + " --precision f64":       "use f32, tf32 or bf16",
+		small(dir) + " --device tpu":          "cpu or auto",
+		small(dir) + " --data /nothing":       "no such file",
+		small(dir) + " --steps 0":             "sizes from 1: got [../../models",
+		small(dir) + " --lora -1":             "sizes from 1: got",
+		small(dir) + " text":                  "use finetune FOLDER --data FILE",
+		small(dir) + " --out " + folder:       "--out ANOTHER",
+		small(dir) + " --out " + folder + "/": "--out ANOTHER",
+		small(dir) + " --out /proc/none":      "finetune: mkdir /proc/none:",
+		folder + " --out x":                   "use finetune FOLDER --data FILE",
+		"/nothing" + " --data x --out y":      "no such file",
 	} {
 		j, _, errs := job(t, 2, flags)
 		j.MaxRestarts = 0
@@ -249,5 +250,11 @@ func TestBadArguments(t *testing.T) {
 		if err == nil || !strings.Contains(errs.String(), want) {
 			t.Errorf("%s: %v, and %q, want %q", flags, err, errs, want)
 		}
+	}
+	j, _, errs := job(t, 2, small(dir)+" --every 0") // may be started anew
+	var failed *launch.Failed
+	if err := launch.Run(t.Context(), j); !errors.As(err, &failed) || failed.ExitCode() != 2 ||
+		strings.Count(errs.String(), "--every 0") > 2 {
+		t.Errorf("a wrong command line was started anew: %v, %s", err, errs)
 	}
 }

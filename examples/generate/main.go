@@ -91,7 +91,7 @@ func (cfg config) check(rest []string) error {
 	_, known := precisions[cfg.precision]
 	switch {
 	case cfg.folder == "" || len(rest) > 0:
-		return fmt.Errorf("give one folder of a model, and flags: got %q, %q", cfg.folder, rest)
+		return fmt.Errorf("give one folder of a model, and flags: got %q and %q", cfg.folder, rest)
 	case cfg.sampling.Max < 1 || cfg.context < 0:
 		return fmt.Errorf("--max %d --context %d: use a --max of at least 1, and no negative one",
 			cfg.sampling.Max, cfg.context)
@@ -161,6 +161,11 @@ func (cfg config) load(comm backend.Communicator, prompt int) (*models.Generator
 	o := models.GenerateOptions{Context: cfg.context, Precision: precisions[cfg.precision]}
 	if o.Context == 0 {
 		o.Context = max(prompt, min(prompt+cfg.sampling.Max, m.Positions))
+	}
+	if prompt == o.Context { // more are an error of Generate
+		return nil, nil, fmt.Errorf("the prompt has %d tokens, for which the context has room, "+
+			"and for no more: use a larger --context, of at most %d, or a shorter prompt", prompt,
+			m.Positions)
 	}
 	device := comm.Device()
 	if cfg.device == "cpu" {

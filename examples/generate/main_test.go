@@ -114,8 +114,9 @@ func TestBadArguments(t *testing.T) {
 		folder + " --precision f64":    "2:use f32, tf32 or bf16",
 		folder + " --beams 2":          "2:flag provided but not defined",
 		"/nothing":                     "1:no such file",
-		folder + " --top-p 2":          "1:2",
-		folder + " --context 2":        "1:2",
+		folder + " --top-p 2":          "1:a top-p of at most 1",
+		folder + " --context 2":        "1:has 4 tokens, want 1 to 2",
+		folder + " --context 4":        "1:has 4 tokens, for which the context has room",
 		folder + " --adapter /nothing": "1:no such file",
 	} {
 		c, errs := generate(t, "the dog", strings.Fields(args)...)

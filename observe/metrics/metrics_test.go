@@ -189,6 +189,11 @@ type generations struct{ comm backend.Communicator }
 
 func (g *generations) Comm() backend.Communicator { return g.comm }
 
+// third is a communicator of rank 3.
+type third struct{ backend.Communicator }
+
+func (third) Rank() int { return 3 }
+
 func (g *generations) Recoveries() (int, time.Duration) { return 2, 1500 * time.Millisecond }
 
 func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
@@ -230,6 +235,12 @@ func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
 					t.Errorf("in generation %d there is no %s in\n%s", generation, line, body)
 				}
 			}
+			training.comm = third{comm} // after a loss
+			if _, body, wrong := get(s, ""); wrong != nil || strings.Contains(body, `rank="0"`) ||
+				!strings.Contains(body, `go_goroutines{rank="3"}`) {
+				t.Errorf("%v: rank 3 is not named in\n%s", wrong, body)
+			}
+			training.comm = comm
 			return err
 		}); err != nil {
 			t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -30,6 +31,7 @@ import (
 // Server serves the metrics of a rank. Methods of a nil Server do nothing.
 type Server struct {
 	rank     int
+	elastic  Training // nil without
 	registry *prometheus.Registry
 	listener net.Listener
 	http     http.Server
@@ -69,8 +71,8 @@ type Training interface {
 //
 //	server, err := metrics.Serve(e.Comm(), metrics.Elastic(e))
 //
-// Its label rank stays. If the port of the rank is taken, by a process that had the rank before, it
-// has the next one that is free.
+// Its label rank is the present number of the rank. If the port of the rank is taken, by a process
+// that had the rank before, it has the next one that is free.
 func Elastic(e Training) Option { return func(o *options) { o.elastic = e } }
 
 // Serve serves the metrics of a rank until the Server is closed. It returns nil where neither
@@ -103,7 +105,7 @@ func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
 		return nil, fmt.Errorf("metrics: rank %d: %w", w.Rank, env.Metrics.Wrong(o.address, err))
 	}
 	watch.Serve()
-	s.rank, s.registry = w.Rank, prometheus.NewRegistry()
+	s.rank, s.elastic, s.registry = w.Rank, o.elastic, prometheus.NewRegistry()
 	s.Registry().MustRegister(newCollector(watch, comm, o), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.serve(credential(s.listener.Addr()), turnTime)
@@ -174,6 +176,7 @@ func (s *Server) serve(credential string, patience time.Duration) {
 		case turn <- struct{}{}:
 			next := time.Now().Add(scrapeTime)
 			found, err := s.registry.Gather()
+			s.renumber(found)
 			time.AfterFunc(time.Until(next), func() { <-turn }) // however long the client reads
 			answer(found, err).ServeHTTP(w, r)
 		case <-time.After(patience):
@@ -188,13 +191,37 @@ func (s *Server) serve(credential string, patience time.Duration) {
 	s.ended.Go(func() { _ = s.http.Serve(s.listener) }) // until Close
 }
 
+// renumber gives metrics the present rank of an elastic training: two processes would have one rank
+// after a loss otherwise.
+func (s *Server) renumber(found []*dto.MetricFamily) {
+	if s.elastic == nil {
+		return
+	}
+	comm := s.elastic.Comm()
+	if comm == nil || comm.Rank() == s.rank {
+		return
+	}
+	for _, f := range found {
+		for _, m := range f.GetMetric() {
+			m.Label = slices.Clone(m.Label) // which the registry has, too
+			i := slices.IndexFunc(m.Label, func(l *dto.LabelPair) bool {
+				return l.GetName() == rankLabel
+			})
+			m.Label[i] = &dto.LabelPair{Name: m.Label[i].Name,
+				Value: new(strconv.Itoa(comm.Rank()))}
+		}
+	}
+}
+
+const rankLabel = "rank" // of all metrics
+
 // Registry is where a program registers metrics of its own, which get the label rank. A nil
 // Server's is one that nobody asks.
 func (s *Server) Registry() prometheus.Registerer {
 	if s == nil {
 		return prometheus.NewRegistry()
 	}
-	labels := prometheus.Labels{"rank": strconv.Itoa(s.rank)}
+	labels := prometheus.Labels{rankLabel: strconv.Itoa(s.rank)}
 	return prometheus.WrapRegistererWith(labels, s.registry)
 }
 

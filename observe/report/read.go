@@ -66,6 +66,7 @@ var (
 	eventful    = regexp.MustCompile(`\brank \d+ (?:\(.*\) )?(?:is down|is missing|failed)|` +
 		`\brank \d+ has waited|because of rank|no sign of rank|did not take part|` +
 		`^(?:panic|fatal error): |^going on after |^stopped after |` +
+		`\bstep \d+ was repeated by |` +
 		`the loss is (?:NaN|[+-]Inf)`)
 )
 

@@ -448,14 +448,14 @@ func endsUnread(t *testing.T, hosts ...string) {
 	signals, out := make(chan os.Signal, 1), make(unread)
 	job, _, _ := onHosts(t, "echo up; exec sleep 100", 1, hosts...)
 	job.Stdout, job.Signals, job.Grace = out, signals, time.Millisecond
-	job.times = times{kill: time.Millisecond, giveUp: time.Millisecond}
+	job.times = times{kill: 2 * drainTime, giveUp: time.Millisecond}
 	ended := make(chan error, 1)
 	go func() { ended <- Run(context.Background(), job) }()
 	<-out
 	signals <- syscall.SIGINT
 	select {
 	case err := <-ended:
-		if !errors.As(err, new(*Interrupted)) {
+		if !errors.As(err, new(*Interrupted)) || !strings.Contains(err.Error(), "nobody reads") {
 			t.Error(err)
 		}
 	case <-time.After(30 * time.Second):

@@ -145,12 +145,12 @@ func (w *watch) endedElastic(e ending) {
 	switch {
 	case w.why != nil || w.pool.finished || w.pool.lost != nil:
 	case again && w.hosts != nil && h == nil:
-		w.job.notice(ended + ": it is left out, since no host takes another one")
+		w.notice(ended + ": it is left out, since no host takes another one")
 	case again:
-		w.job.notice(fmt.Sprintf("%s: process %d takes its place", ended, len(w.ranks)))
+		w.notice(fmt.Sprintf("%s: process %d takes its place", ended, len(w.ranks)))
 		w.launch()
 	default:
-		w.job.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have ended with "+
+		w.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have ended with "+
 			"an error of their own in step %d", ended, w.pool.faults, w.pool.step))
 	}
 }

@@ -62,7 +62,8 @@ func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, says := range map[string]string{"rank_0.log": "input", "rank_1.log": "number 2"} {
+	for name, says := range map[string]string{"rank_0.log": "input", "rank_1.log": "number 2",
+		"launcher_0.log": "process 0 has ended (signal: killed): process 1 takes its place\n"} {
 		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", name))
 		if err != nil || !strings.Contains(string(text), says) {
 			t.Errorf("%s has %q, %v", name, text, err)

@@ -6,6 +6,8 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // maxLine is where a line without an end is broken, in bytes.
@@ -20,7 +22,8 @@ const eraseLine = "\r\x1b[K"
 // That an output takes no more is the launcher's failure and not that of the rank
 // that happens to write. So ranks do not get to know it.
 type screen struct {
-	broken chan error // the first error of an output
+	broken chan error   // the first error of an output
+	since  atomic.Int64 // when the write began that is under way, in ns of Unix time; 0 for none
 
 	mu     sync.Mutex
 	status []byte    // the unfinished line that stands on the terminal
@@ -41,12 +44,20 @@ func (s *screen) failure() error {
 
 // write writes to an output.
 func (s *screen) write(w io.Writer, text []byte) {
+	s.since.Store(time.Now().UnixNano())
+	defer s.since.Store(0)
 	if _, err := w.Write(text); err != nil {
 		select {
 		case s.broken <- fmt.Errorf("the output of the ranks cannot be written: %w", err):
 		default: // not the first
 		}
 	}
+}
+
+// unread reports whether nobody reads an output: a write has waited for long.
+func (s *screen) unread() bool {
+	since := s.since.Load()
+	return since > 0 && time.Since(time.Unix(0, since)) > drainTime
 }
 
 // print writes a whole line to an output. A line that stands unfinished is put

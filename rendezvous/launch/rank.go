@@ -161,6 +161,9 @@ func (r *rank) hangs() string {
 	switch {
 	case r.over:
 		return ""
+	case r.host != nil && r.out != nil && r.out.screen.unread(): // nor is the host heard
+		return fmt.Sprintf("rank %d on host %s may have ended, but nobody reads the output of the "+
+			"job", r.number, r.host.Name)
 	case r.host != nil:
 		return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, r.host.Name)
 	case !r.alive:

@@ -207,7 +207,7 @@ func (h *remote) listen(w *watch) {
 		return // the attempt is over
 	}
 	if w.pool != nil { // of another job this is the error
-		w.job.notice(fmt.Sprintf("host %s is lost: %v", h.Name, err))
+		w.notice(fmt.Sprintf("host %s is lost: %v", h.Name, err))
 	}
 	h.endAll(w, &HostLost{Host: h.Name, why: err})
 }
@@ -217,7 +217,7 @@ func (h *remote) take(w *watch, n news) {
 	r := w.rank(n.Number)
 	switch {
 	case n.Notice != "":
-		w.job.notice("host " + h.Name + ": " + n.Notice)
+		w.notice("host " + h.Name + ": " + n.Notice)
 	case n.Failed != "" && n.End == nil:
 		h.endAll(w, h.about(errors.New(n.Failed)))
 	case r == nil: // a sign of life

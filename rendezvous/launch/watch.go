@@ -85,6 +85,14 @@ func (w *watch) attempt(ctx context.Context, n int) (err error) {
 	return errors.Join(err, noted, w.logs.note(outcome))
 }
 
+// notice says something to the user, and in the log of the attempt.
+func (w *watch) notice(text string) {
+	w.job.notice(text)
+	if err := w.logs.note(text); err != nil {
+		w.job.notice(fmt.Sprintf("the log of the launcher: %v", err))
+	}
+}
+
 // prepare makes what ranks need before the first of them starts.
 func (w *watch) prepare() (err error) {
 	switch {
@@ -306,7 +314,7 @@ func (w *watch) late() {
 		w.named = true
 		for _, r := range w.ranks {
 			if text := r.hangs(); text != "" {
-				w.job.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next "+
+				w.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next "+
 					"signal",
 					text, w.job.times.giveUp))
 			}
@@ -348,7 +356,7 @@ func (w *watch) endStopped() {
 				w.signal(syscall.SIGTERM)
 			}
 		case r.halts == stoppedLooks:
-			w.job.notice(fmt.Sprintf("process %d is stopped: it is ended", r.number))
+			w.notice(fmt.Sprintf("process %d is stopped: it is ended", r.number))
 			r.signal(syscall.SIGKILL)
 		}
 	}
