@@ -332,7 +332,7 @@ func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err er
 	}
 	if err = e.apply(); err == nil && e.After != nil {
 		if err = e.After(); lostRank(err) {
-			e.dp.say(fmt.Sprintf("After has failed behind step %d: %v", e.step-1, err))
+			e.dp.say(fmt.Sprintf("After has failed behind step %d: %v", e.Next()-1, err))
 		}
 	}
 	if err == nil {
