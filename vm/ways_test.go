@@ -392,7 +392,11 @@ func (w way) train(t *testing.T, l leg) (left [][]float64, err error) {
 			return err
 		}
 		dp := machine.DataParallel()
-		if l.from != "" { // and of a step from other parameters nothing is left
+		switch e := machine.Elastic(); {
+		case l.from == "":
+		case e != nil:
+			err = e.Load(l.from)
+		default: // and of a step from other parameters nothing is left
 			err = errors.Join(w.step(m, machine, 7), dp.Load(l.from, machine.Solver(), nil))
 		}
 		for step := range l.n {
