@@ -1229,8 +1229,8 @@ func TestWhatFailsAfterEachStepIsFinal(t *testing.T) {
 			}
 		})
 	r.running.Wait()
-	if err := errors.Join(r.errs...); err == nil ||
-		!strings.Contains(err.Error(), "call DataParallel.Check on every rank") {
+	// The last one may be that the other rank has left, which has seen first that they disagree.
+	if err := errors.Join(r.errs...); err == nil || !strings.Contains(err.Error(), "check: ") {
 		t.Errorf("the error is %v", err)
 	}
 }
