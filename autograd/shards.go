@@ -39,8 +39,8 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 //
 // lent says that the caller has memory for each call: the buckets give theirs back, and there are
 // no slots; the first call is collective then. alone says of which parameters ranks have their
-// shards alone between steps, all of a bucket or none: the caller gathers these itself, in memory
-// of its own. All other parameters are whole on all ranks between steps.
+// shards alone between steps, all of a bucket or none: the caller gathers these itself, in its
+// own memory. All other parameters are whole on all ranks between steps.
 //
 // Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
 // Load takes what the rank has of them from the files of any number of ranks.
@@ -106,7 +106,7 @@ func (d *DataParallel) lend() error {
 	return err
 }
 
-// ShardOf returns the shard of a rank of a parameter of n elements that has a bucket of its own.
+// ShardOf returns the shard of a rank of a parameter of n elements that is alone in its bucket.
 func ShardOf(n, rank, ranks int) Shard {
 	s := chunkOf(n, rank, ranks)
 	return Shard{min(s.from, n), min(s.to, n), s.to - s.from, rank, ranks, 0}

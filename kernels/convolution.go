@@ -17,7 +17,7 @@ import (
 // share of the planes and of the filters, which are [Filters, C/Groups, KernelH, KernelW] then.
 // Pixels outside of the image are zeros. (It is the correlation, as everywhere in machine
 // learning.) The sum is of the dtype, f32 or f64; for bf16 it is of f32, and rounded once. Each
-// implementation adds in an order of its own, with or without fused multiply-adds, and gives the
+// implementation adds in its own order, with or without fused multiply-adds, and gives the
 // same bits in every run; all agree where the sums are exact.
 type Convolution struct {
 	Images

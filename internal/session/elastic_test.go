@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -118,6 +119,41 @@ func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 		return errors.Join(e.Close(true), e.Release(comm))
 	}
 	if err := testranks.All(3, take); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNobodyConnectsBeforeAllHaveLeft: kernels of a generation would wait for a rank whose driver
+// waits for them, to give back memory of the generation before.
+func TestNobodyConnectsBeforeAllHaveLeft(t *testing.T) {
+	job := rendezvous.Env{Job: "left", Size: 1, LocalSize: 1, Timeout: time.Minute}
+	register, err := rendezvous.ServeRegister(job, false, func(int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer register.Close()
+	var connected atomic.Bool
+	if err := testranks.All(2, func(rank int) error {
+		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
+			First: elastic.First(1, 2), Limits: elastic.Limits{Least: 2, Most: 2}, Env: job})
+		if err != nil {
+			return err
+		}
+		comm, _, err := e.Next(t.Context(), func(elastic.View) error {
+			if rank == 0 {
+				time.Sleep(100 * time.Millisecond) // in which the other one would connect
+			}
+			if connected.Load() {
+				t.Errorf("rank %d leaves when the other one has connected", rank)
+			}
+			return nil
+		})
+		connected.Store(true)
+		if err != nil {
+			return err
+		}
+		return errors.Join(e.Close(true), e.Release(comm))
+	}); err != nil {
 		t.Error(err)
 	}
 }

@@ -415,7 +415,11 @@ func TestLauncherEndsThoughSIGKILLDoesNotEndSSH(t *testing.T) {
 	job, _, _ := onHosts(t, "echo up", 1, "a")
 	signals, ended := signalled(t, job)
 	var tracer, ssh int
+	began := time.Now()
 	for n := 0; n < 2; time.Sleep(time.Millisecond) {
+		if time.Since(began) > 30*time.Second {
+			t.Fatal("ssh is not held")
+		}
 		text, _ := os.ReadFile(held) // it is not there yet
 		n, _ = fmt.Sscanf(string(text), "tracer %d of %d", &tracer, &ssh)
 	}
@@ -473,24 +477,30 @@ func talk(t *testing.T, orders io.Writer, told io.Reader) (*gob.Encoder, *gob.De
 	return gob.NewEncoder(orders), gob.NewDecoder(lines)
 }
 
-func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
+// serving starts Serve with a rank that runs a script, and returns what this prints first.
+func serving(t *testing.T, script string, grace time.Duration) (n news, orders io.WriteCloser,
+	told io.Reader, served chan error) {
+	t.Helper()
 	in, orders := io.Pipe()
 	told, out := io.Pipe()
-	served := make(chan error, 1)
+	served = make(chan error, 1)
 	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
 	e, d := talk(t, orders, told)
-	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "echo $$; sleep 100"},
-		Grace: time.Second}})
+	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", script}, Grace: grace}})
 	if err == nil {
 		err = e.Encode(order{Start: &member{}})
 	}
-	var n news
 	for err == nil && n.Out == nil {
 		err = d.Decode(&n)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	return n, orders, told, served
+}
+
+func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
+	n, orders, told, served := serving(t, "echo $$; sleep 100", time.Second)
 	go io.Copy(io.Discard, told)
 	orders.Close()
 	select {
@@ -540,26 +550,11 @@ func TestHostsOfALauncherWithoutADirectoryTakeTheirHome(t *testing.T) {
 
 // TestHostEndsItsRanksThoughNobodyTakesItsNews: behind a network that is cut, sshd takes no more.
 func TestHostEndsItsRanksThoughNobodyTakesItsNews(t *testing.T) {
-	in, orders := io.Pipe()
-	told, out := io.Pipe()
-	served, printed := make(chan error, 1), filepath.Join(t.TempDir(), "printed")
-	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
+	printed := filepath.Join(t.TempDir(), "printed")
 	// It prints while it ends: more than a pipe holds.
-	script := `trap "head -c 200000 /dev/zero && touch ` + printed + `; exit" TERM
-		echo up; while :; do sleep 0.01; done`
-	e, d := talk(t, orders, told)
-	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", script},
-		Grace: time.Minute}})
-	if err == nil {
-		err = e.Encode(order{Start: &member{}})
-	}
-	var n news
-	for err == nil && n.Out == nil {
-		err = d.Decode(&n)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, orders, _, served := serving(t, `trap "head -c 200000 /dev/zero && touch `+printed+
+		`; exit" TERM
+		echo up; while :; do sleep 0.01; done`, time.Minute)
 	orders.Close()
 	select {
 	case err := <-served:

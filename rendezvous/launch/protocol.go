@@ -47,7 +47,7 @@ type news struct {
 	End      *ending
 }
 
-// speak sends messages, and signs of life between them, until the connection is over.
+// speak sends messages, and signs of life between them, until the connection ends.
 func speak[M any](to io.Writer, messages <-chan M, over <-chan struct{}) {
 	pulse := time.NewTicker(beat)
 	defer pulse.Stop()
@@ -63,7 +63,7 @@ func speak[M any](to io.Writer, messages <-chan M, over <-chan struct{}) {
 	}
 }
 
-// hear takes messages until the connection is over, which the error says. The timer goes off after
+// hear takes messages until the connection ends, and returns why. The timer goes off after
 // a silence.
 func hear[M any](from io.Reader, late *time.Timer, take func(M)) error {
 	defer late.Stop()

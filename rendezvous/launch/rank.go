@@ -154,7 +154,7 @@ func (r *rank) ending(e ending) ending {
 	return e
 }
 
-// hangs says where the rank hangs, "" if it has ended. The host says it of its own, if it can.
+// hangs returns where the rank hangs, "" if it has ended. A host tells it of its ranks, if it can.
 func (r *rank) hangs() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

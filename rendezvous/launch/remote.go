@@ -204,7 +204,7 @@ func (h *remote) order(o order) {
 func (h *remote) listen(w *watch) {
 	err := hear(h.out, h.mustSpeakWithin(silence), func(n news) { h.take(w, n) })
 	if err = h.close(err); err == nil {
-		return // the attempt is over
+		return // the attempt has ended
 	}
 	if w.pool != nil { // of another job this is the error
 		w.notice(fmt.Sprintf("host %s is lost: %v", h.Name, err))
@@ -263,7 +263,7 @@ func (h *remote) cutOff(why string) {
 	h.pipe.Close()
 }
 
-// release ends the connections of an attempt that is over. Hosts end their ranks then. It does not
+// release ends the connections of an attempt that has ended. Hosts end their ranks then. It does not
 // wait for output that nobody reads.
 func release(hosts []*remote) {
 	<-forAll(hosts, func(h *remote) {
