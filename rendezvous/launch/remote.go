@@ -263,8 +263,8 @@ func (h *remote) cutOff(why string) {
 	h.pipe.Close()
 }
 
-// release ends the connections of an attempt that has ended. Hosts end their ranks then. It does not
-// wait for output that nobody reads.
+// release ends the connections of an attempt that has ended. Hosts end their ranks then. It does
+// not wait for output that nobody reads.
 func release(hosts []*remote) {
 	<-forAll(hosts, func(h *remote) {
 		if h.over != nil { // ssh was started
