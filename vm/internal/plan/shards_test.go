@@ -215,7 +215,7 @@ func TestUpdatesBesideTheLastReduceScatter(t *testing.T) {
 }
 
 // TestShardsOfVariables: variables are gathered before they are read, forward and backward, one
-// bucket ahead, two stay, and a rank has its shards of them alone.
+// behind the other without a break, two stay, and a rank has its shards of them alone.
 func TestShardsOfVariables(t *testing.T) {
 	const n = 6
 	p := &program{}
@@ -261,6 +261,18 @@ func TestShardsOfVariables(t *testing.T) {
 			for i, s := range planned.Steps {
 				if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
 					gathers, last = gathers+1, i
+				}
+			}
+			under, most := 0, 0
+			for i, s := range planned.Steps[:last] {
+				if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
+					under++
+				} else if of, ok := s.Op.(Receive); ok && of.Kind == backend.AllGather {
+					under--
+				}
+				if most = max(most, under); most > 0 && under == 0 || under > lentAhead {
+					t.Errorf("rank %d: %d gathers are under way behind step %d of\n%v", rank, under,
+						i, planned)
 				}
 			}
 			for _, b := range planned.Buffers {
