@@ -120,6 +120,9 @@ func setTraining(op gorgonia.TrainModeOp, on bool) error {
 	if fresh {
 		return op.SetTraining(on) // it never trained, and a variance of 0 becomes 1
 	}
+	if averages, ok := op.(gorgonia.Op); ok && stock.Trains(averages) {
+		return nil
+	}
 	keptMean, keptVariance := mean.Clone().(tensor.Tensor), variance.Clone().(tensor.Tensor)
 	return errors.Join(op.SetTraining(on), a.SetStats(keptMean, keptVariance))
 }

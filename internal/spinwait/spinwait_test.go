@@ -10,7 +10,7 @@ func TestPausesGrowWithTheWait(t *testing.T) {
 		{0, 0},
 		{eager - 1, 0},
 		{eager, eager / share},
-		{8 * time.Millisecond, 500 * time.Microsecond},
+		{8 * share * time.Microsecond, 8 * time.Microsecond},
 		{time.Hour, longest},
 	} {
 		if got := pauseAfter(test.waited); got != test.want {
@@ -19,7 +19,7 @@ func TestPausesGrowWithTheWait(t *testing.T) {
 	}
 }
 
-func TestAPauseProlongsAWaitByAtMostASixteenth(t *testing.T) {
+func TestAPauseProlongsAWaitByLittle(t *testing.T) {
 	for waited := time.Duration(1); waited < time.Hour; waited += waited/3 + 1 {
 		if pause := pauseAfter(waited); pause > waited/share {
 			t.Errorf("after %v: a pause of %v", waited, pause)

@@ -30,6 +30,12 @@ type Averaging interface {
 	SetStats(mean, variance tensor.Tensor) error
 }
 
+// Trains reports whether an operation that keeps moving averages trains.
+func Trains(op gorgonia.Op) bool {
+	f := Struct(op).FieldByName("training")
+	return f.IsValid() && f.Kind() == reflect.Bool && f.Bool()
+}
+
 // Struct returns the struct of an operation, which may be a pointer to it; the zero Value for none.
 func Struct(op gorgonia.Op) reflect.Value {
 	v := reflect.ValueOf(op)
