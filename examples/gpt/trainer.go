@@ -268,7 +268,8 @@ func (t *trainer) write() string {
 	for i, w := range b.Learnables() {
 		check(gorgonia.Let(w, t.learnables[i].Value()))
 	}
-	m := must(vm.New(b.Graph(), t.device, vm.Eval(), vm.Keep(logits.Node)))
+	only := []vm.Option{vm.Eval(), vm.Keep(logits.Node), vm.WithFrozen(b.Learnables()...)}
+	m := must(vm.New(b.Graph(), t.device, only...))
 	defer m.Close()
 	text := []int{max(0, bytes.IndexByte(t.corpus.characters, '\n'))}
 	characters := make([]byte, written)
@@ -277,8 +278,7 @@ func (t *trainer) write() string {
 		seen := text[max(0, len(text)-t.context):]
 		window := make([]int, t.context) // what is behind the text changes nothing
 		copy(window, seen)
-		check(tokens.Set(window))
-		check(m.RunAll())
+		check(errors.Join(tokens.Set(window), m.RunAll()))
 		next := draw(r, logits.Value().Data().([]float32)[(len(seen)-1)*vocabulary:][:vocabulary])
 		text, characters[i] = append(text, next), t.corpus.characters[next]
 	}
