@@ -40,10 +40,9 @@ func (r *record) event(epoch time.Time) Event {
 	}
 	if r.part != nil {
 		e.Part = r.part.name
-	} else if by, ok := backend.As[backend.Chooser](r.comm); ok {
-		h := r.header
-		e.Algorithm = by.Chosen(&backend.Collective{Kind: h.Kind, Op: h.Op, Root: int(h.Root),
-			Algorithm: h.Algorithm, Association: h.Association}, h.DType, r.bytes)
+	} else {
+		by, _ := backend.As[backend.Chooser](r.comm)
+		e.Algorithm = r.chosen(by)
 	}
 	if r.to != 0 {
 		e.End = epoch.Add(r.to)

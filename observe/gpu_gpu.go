@@ -15,7 +15,14 @@ type gpu struct {
 	bus     string
 	mu      sync.Mutex
 	library *nvml.Library // nil once it is closed
+	last    nvml.State
+	known   bool
+	asked   time.Time
 }
+
+// askTime is how old a state may be: the driver takes milliseconds to find out, in which it may
+// keep other calls of the process waiting.
+const askTime = 500 * time.Millisecond
 
 // openGPU returns nil without NVML, and for other devices.
 func openGPU(d backend.Device) *gpu {
@@ -36,11 +43,12 @@ func (g *gpu) state() (nvml.State, bool) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.library == nil {
-		return nvml.State{}, false
+	if now := time.Now(); g.library != nil && now.Sub(g.asked) >= askTime {
+		var err error
+		g.last, err = g.library.State(g.bus)
+		g.known, g.asked = err == nil, now
 	}
-	s, err := g.library.State(g.bus)
-	return s, err == nil
+	return g.last, g.known
 }
 
 // throttled returns what [late.Open] takes.
@@ -59,6 +67,6 @@ func (g *gpu) close() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		_ = g.library.Close() // it may be used no longer, whatever it says
-		g.library = nil
+		g.library, g.known = nil, false
 	}
 }

@@ -139,11 +139,14 @@ func (r *Recorder) endedEvents() (all []Event) {
 // the call has ended.
 func (r *Recorder) Last() (Event, bool) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.next == 0 {
+	next, this := r.next, record{}
+	if next > 0 {
+		this = *r.record(next - 1)
+	}
+	r.mu.Unlock()
+	if next == 0 {
 		return Event{}, false
 	}
-	this := *r.record(r.next - 1)
 	this.settle(r.ticks.scale())
 	return this.event(r.ticks.epoch), true
 }

@@ -19,6 +19,7 @@ type files struct {
 	before  map[string]int64 // what they had last
 	// throttledGPU is how long a GPU's clock was, nil without one
 	throttledGPU func() time.Duration
+	noted        [Noted]time.Duration // what has changed, until somebody takes it
 	next         time.Time // when they may be read again, of a rank that is late
 	rest         time.Time // the same, of any rank
 }
@@ -56,12 +57,15 @@ func openFiles(root string) files {
 	return f
 }
 
-// look reads the files if it is time to, and adds what has changed.
-func (f *files) look(late bool, noted *[Noted]time.Duration) {
+// due reports whether it is time to look.
+func (f *files) due(late bool) bool {
+	now := time.Now()
+	return !now.Before(f.rest) || late && !now.Before(f.next)
+}
+
+// look reads the files, and notes what has changed.
+func (f *files) look() {
 	began, first := time.Now(), f.next.IsZero()
-	if began.Before(f.next) || !late && began.Before(f.rest) {
-		return
-	}
 	f.before, f.values = f.values, map[string]int64{} // threads come and go
 	contention, throttled, clock := f.waited(), time.Duration(0), time.Duration(0)
 	for _, name := range f.cgroups {
@@ -74,9 +78,9 @@ func (f *files) look(late bool, noted *[Noted]time.Duration) {
 		clock = max(clock, time.Duration(f.change("gpu", int64(f.throttledGPU()))))
 	}
 	if !first {
-		noted[CPUContention] += max(contention-throttled, 0) // threads wait in either case
-		noted[CgroupThrottling] += throttled
-		noted[ClockThrottling] += clock
+		f.noted[CPUContention] += max(contention-throttled, 0) // threads wait in either case
+		f.noted[CgroupThrottling] += throttled
+		f.noted[ClockThrottling] += clock
 	}
 	now := time.Now()
 	took := now.Sub(began) // more than it costs where there is no core

@@ -5,6 +5,8 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/metrics"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -12,6 +14,8 @@ import (
 type Process struct {
 	stats     []metrics.Sample
 	continued chan os.Signal
+	looking   atomic.Bool // whether a goroutine has the files
+	looks     sync.WaitGroup
 	files     files
 	last      usage
 	read      time.Time // of last
@@ -48,19 +52,21 @@ func Open(throttled func() time.Duration) *Process {
 		p.stats = append(p.stats, metrics.Sample{Name: name})
 	}
 	notifyContinued(p.continued)
-	p.Look(false)
+	p.files.look()
 	p.Reset()
 	return p
 }
 
-// Close ends it.
-func (p *Process) Close() { signal.Stop(p.continued) }
+// Close ends it, and waits for the files that are read.
+func (p *Process) Close() {
+	signal.Stop(p.continued)
+	p.looks.Wait()
+}
 
 // Reset forgets what was noted.
 func (p *Process) Reset() {
 	p.read = time.Time{}
 	p.Sample(&Sample{})
-	p.noted = [Noted]time.Duration{}
 }
 
 // Note adds to the time of a cause.
@@ -81,10 +87,18 @@ func (p *Process) Sample(s *Sample) {
 	}
 	p.sampled = now
 	s.Heap = p.last.heap
-	for c := range p.noted {
-		s.Noted[c] += p.noted[c]
+	move(&s.Noted, &p.noted)
+	if !p.looking.Load() {
+		move(&s.Noted, &p.files.noted)
 	}
-	p.noted = [Noted]time.Duration{}
+}
+
+// move adds times to a sum, and clears them.
+func move(sum, some *[Noted]time.Duration) {
+	for c, d := range some {
+		sum[c] += d
+	}
+	*some = [Noted]time.Duration{}
 }
 
 // readTime is the time between two readings of what the process uses. A rank that is late by more
@@ -129,7 +143,15 @@ func (p *Process) collected(now *usage) {
 	now.heap = int64(p.stats[gcHeap].Value.Uint64())
 }
 
-// Look reads files of the system, and notes what has changed since it did so last: often if this
-// rank is late. It takes some 10 us for each thread of the process, every 100 ms or up to once a
-// step.
-func (p *Process) Look(late bool) { p.files.look(late, &p.noted) }
+// Look has files of the system read if it is time to: more often if this rank is late. A Sample
+// after that has what has changed. No step waits for the files, which take some 10 us for each
+// thread of the process, and milliseconds where there are many cores and a GPU.
+func (p *Process) Look(late bool) {
+	if !p.looking.Load() && p.files.due(late) {
+		p.looking.Store(true)
+		p.looks.Go(func() {
+			p.files.look()
+			p.looking.Store(false)
+		})
+	}
+}
