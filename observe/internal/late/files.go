@@ -20,8 +20,8 @@ type files struct {
 	// throttledGPU is how long a GPU's clock was, nil without one
 	throttledGPU func() time.Duration
 	noted        [Noted]time.Duration // what has changed, until somebody takes it
-	next         time.Time // when they may be read again, of a rank that is late
-	rest         time.Time // the same, of any rank
+	next         time.Time            // when they may be read again, of a rank that is late
+	rest         time.Time            // the same, of any rank
 }
 
 // How often files are read, and how much of the time that may take.
