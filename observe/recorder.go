@@ -24,8 +24,8 @@ type Recorder struct {
 		number int
 	} // the last ones seen
 
-	rank   int     // of the outermost group
-	totals *totals // nil without Count
+	rank   int // of the outermost group
+	totals totals
 }
 
 var _ backend.JoinHooks = (*Recorder)(nil)
@@ -106,7 +106,7 @@ func (r *Recorder) End(id uint64, err error) {
 	if id >= r.first() { // else another call has its record
 		this := r.record(id)
 		this.err, this.work = err, nil
-		if r.totals != nil {
+		if r.totals.kinds != nil {
 			r.totals.add(this, now)
 		}
 		if !r.finish(this.part, err) {

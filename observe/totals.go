@@ -23,9 +23,9 @@ type Total struct {
 
 // totals are what a recorder has counted.
 type totals struct {
-	kinds   map[Kind]*counted
-	all     []*counted // of kinds: only appended to, so that readers hold no lock
-	exposed stamp      // of all kinds
+	kinds   map[Kind]*counted // nil without Count
+	all     []*counted        // of kinds: only appended to, so that readers hold no lock
+	exposed stamp             // of all kinds
 	comm    backend.Communicator
 	chooser backend.Chooser // of comm, nil if it does not say: to ask takes as long as all else
 }
@@ -44,8 +44,8 @@ const mostKinds = 4096
 func (r *Recorder) Count() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.totals == nil {
-		r.totals = &totals{kinds: map[Kind]*counted{}}
+	if r.totals.kinds == nil {
+		r.totals.kinds = map[Kind]*counted{}
 	}
 }
 
@@ -53,7 +53,7 @@ func (r *Recorder) Count() {
 func (r *Recorder) Join(id uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.totals != nil && id >= r.first() {
+	if r.totals.kinds != nil && id >= r.first() {
 		if this := r.record(id); this.joined == 0 {
 			this.joined = max(r.ticks.now(), 1)
 		}
@@ -102,31 +102,24 @@ func (r *record) chosen(by backend.Chooser) string {
 		Algorithm: h.Algorithm, Association: h.Association}, h.DType, r.bytes)
 }
 
-// counts returns what was counted so far, nothing without Count.
-func (r *Recorder) counts() (all []*counted, exposed stamp) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.totals == nil {
-		return nil, 0
-	}
-	return r.totals.all, r.totals.exposed
-}
-
 // Totals returns what was counted since Count, nil without.
 func (r *Recorder) Totals() map[Kind]Total {
-	some, _ := r.counts()
-	if some == nil {
+	r.mu.Lock()
+	t := r.totals
+	r.mu.Unlock()
+	if t.kinds == nil {
 		return nil
 	}
-	all, tick := make(map[Kind]Total, len(some)), r.ticks.scale()
-	for _, c := range some {
+	all, tick := make(map[Kind]Total, len(t.all)), r.ticks.scale()
+	for _, c := range t.all {
 		all[c.kind] = Total{c.calls.Load(), c.bytes.Load(), tick.since(stamp(c.exposed.Load()))}
 	}
 	return all
 }
 
 // exposed returns the time in which goroutines stood in calls since Count.
-func (r *Recorder) exposed() time.Duration {
-	_, sum := r.counts()
-	return r.ticks.scale().since(sum)
+func (r *Recorder) exposed() stamp {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.totals.exposed
 }

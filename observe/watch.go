@@ -39,7 +39,8 @@ type Watch struct {
 	notes   *late.Process // nil before Start
 	gpu     *gpu          // nil without one
 	began   time.Time     // of the step, zero before the first one
-	exposed time.Duration // of the recorder, then
+	exposed stamp         // of the recorder, then
+	tick    scale         // for exposed: to find it out takes ten readings of clocks
 	mine    late.Sample
 	awaited []time.Duration // by rank, until the last Sample
 	step    late.Comparison
@@ -161,6 +162,7 @@ func (w *Watch) Start(d backend.Device) {
 		return
 	}
 	w.recorder.Count()
+	w.tick = w.recorder.ticks.scale()
 	if w.world.Awaited != nil {
 		w.world.Awaited.Count()
 	}
@@ -239,6 +241,7 @@ func (w *Watch) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.notes.Reset()
+	w.tick = w.recorder.ticks.scale()
 	w.await()
 	w.begin(time.Now())
 }
@@ -279,7 +282,7 @@ func (w *Watch) Sample() []float64 {
 	w.mine = late.Sample{Process: w.process}
 	if !w.began.IsZero() {
 		w.mine.Time = time.Since(w.began)
-		w.mine.Exposed = min(w.recorder.exposed()-w.exposed, w.mine.Time)
+		w.mine.Exposed = min(w.tick.since(w.recorder.exposed()-w.exposed), w.mine.Time)
 		w.notes.Sample(&w.mine)
 	}
 	w.await()
