@@ -1,91 +1,60 @@
 package observe
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"time"
-)
+	"strconv"
 
-// chromeEvent is an event of the Trace Event Format. Times are in microseconds.
-type chromeEvent struct {
-	Name     string         `json:"name"`
-	Category string         `json:"cat,omitempty"`
-	Phase    string         `json:"ph"`
-	Time     json.Number    `json:"ts,omitempty"`
-	Duration json.Number    `json:"dur,omitempty"`
-	Process  int            `json:"pid"`
-	Thread   int            `json:"tid"`
-	Args     map[string]any `json:"args,omitempty"`
-}
+	"github.com/euryale-ml/euryale/observe/internal/chrome"
+)
 
 // WriteChrome writes what is kept in the Trace Event Format, for
 // chrome://tracing or Perfetto: pid is the rank in the outermost group, tid the
 // queue, args hold sizes and the error. A collective that is not known to be
 // over begins and does not end.
 func (r *Recorder) WriteChrome(w io.Writer) error {
-	all := []chromeEvent{label("process_name", r.rank, 0, fmt.Sprintf("rank %d", r.rank))}
+	var all []*chrome.Event
+	label := func(what string, queue int, name string) {
+		e := &chrome.Event{Name: what, Phase: "M", Process: r.rank, Thread: queue}
+		e.Args.Label = name
+		all = append(all, e)
+	}
+	label("process_name", 0, fmt.Sprintf("rank %d", r.rank))
 	named := map[int]bool{}
 	for _, e := range r.Events() {
 		if !named[e.Queue] {
 			named[e.Queue] = true
-			all = append(all, label("thread_name", r.rank, e.Queue, queueName(e.Queue)))
+			name := "default queue"
+			if e.Queue > 0 {
+				name = "queue " + strconv.Itoa(e.Queue)
+			}
+			label("thread_name", e.Queue, name)
 		}
-		all = append(all, chrome(e, r.rank))
+		all = append(all, e.chrome(r.rank))
 	}
-	file := struct {
-		Events []chromeEvent `json:"traceEvents"`
-		Unit   string        `json:"displayTimeUnit"`
-	}{all, "ns"}
-	if err := json.NewEncoder(w).Encode(file); err != nil {
+	if err := chrome.Write(w, all); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
 	return nil
 }
 
-// label names a process or a thread.
-func label(what string, pid, tid int, name string) chromeEvent {
-	return chromeEvent{Name: what, Phase: "M", Process: pid, Thread: tid,
-		Args: map[string]any{"name": name}}
-}
-
-func queueName(q int) string {
-	if q == 0 {
-		return "default queue"
-	}
-	return fmt.Sprintf("queue %d", q)
-}
-
-func chrome(e Event, pid int) chromeEvent {
-	out := chromeEvent{
-		Name: e.Header.Kind.String(), Category: "collective", Phase: "B",
-		Time: micros(time.Duration(e.Start.UnixNano())), Process: pid, Thread: e.Queue,
-		Args: map[string]any{
-			"call": e.Header.String(), "group": e.Comm, "rank": e.Rank,
-			"bytes": e.Bytes, "count": e.Header.Count, "dtype": e.Header.DType.String(),
-			"seq": e.Header.Seq,
-		},
-	}
+func (e *Event) chrome(rank int) *chrome.Event {
+	out := &chrome.Event{Name: e.Header.Kind.String(), Category: chrome.Collective, Phase: "B",
+		Start: chrome.Nanos(e.Start.UnixNano()), Process: rank, Thread: e.Queue}
+	out.Args.Call = &chrome.Call{What: e.Header.String(), Group: e.Comm, Rank: e.Rank,
+		Bytes: e.Bytes, Count: int64(e.Header.Count), DType: e.Header.DType.String(),
+		Seq: e.Header.Seq, Algorithm: e.Algorithm}
 	if e.Header.Kind.Rooted() {
-		out.Args["root"] = e.Header.Root
-	}
-	if e.Algorithm != "" {
-		out.Args["algorithm"] = e.Algorithm
+		out.Args.Root = new(int(e.Header.Root))
 	}
 	if e.Part != "" {
-		out.Name, out.Category = e.Part, "part"
+		out.Name, out.Category = e.Part, chrome.Part
 	}
 	if !e.End.IsZero() {
-		out.Phase, out.Duration = "X", micros(e.End.Sub(e.Start))
+		out.Phase, out.Took = "X", chrome.Nanos(e.End.Sub(e.Start))
 	}
 	if e.Err != nil {
-		out.Args["error"] = e.Err.Error()
+		out.Args.Error = e.Err.Error()
 	}
 	return out
-}
-
-// micros writes nanoseconds as microseconds, exactly: a float64 cannot hold the
-// nanoseconds of today's date.
-func micros(d time.Duration) json.Number {
-	return json.Number(fmt.Sprintf("%d.%03d", d/1000, d%1000))
 }

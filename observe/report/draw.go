@@ -175,15 +175,15 @@ func timeline(s *trainStep) template.HTML {
 	scale := (timelineWidth - timelineLeft) / max(s.Millis, 1e-6)
 	last, drawn := lastStarts(s.calls), lanes{}
 	for _, c := range s.calls {
-		lane := [2]int{c.rank, c.Queue}
-		from := timelineLeft + max(0, (c.Start-s.from).millis()*scale)
-		to := min(timelineWidth, timelineLeft+(c.end()-s.from).millis()*scale)
+		lane := [2]int{c.Process, c.Thread}
+		from := timelineLeft + max(0, (c.Start-s.from).Millis()*scale)
+		to := min(timelineWidth, timelineLeft+(c.end()-s.from).Millis()*scale)
 		if to < drawn[lane]+thinnest {
 			continue // too thin, and beside another
 		}
 		drawn[lane] = max(to, from+thinnest)
 		rows.call(c, from, drawn[lane], at[lane])
-		until := timelineLeft + (last[c.id()]-s.from).millis()*scale
+		until := timelineLeft + (last[c.id()]-s.from).Millis()*scale
 		if c.whole() && until > from+thinnest {
 			rows.add(`<rect class="wait" x="%.2f" y="%.1f" width="%.2f" height="%.0f"/>`, from,
 				at[lane], min(until, drawn[lane])-from, laneHeight-3)
@@ -204,7 +204,7 @@ func timeline(s *trainStep) template.HTML {
 func (d *drawing) lanes(calls []*event) (at lanes, height float64) {
 	at, height = lanes{}, gap
 	for _, c := range calls {
-		at[[2]int{c.rank, c.Queue}] = 0
+		at[[2]int{c.Process, c.Thread}] = 0
 	}
 	rank := -1
 	for _, lane := range slices.SortedFunc(maps.Keys(at), func(a, b [2]int) int {
@@ -228,8 +228,8 @@ func (d *drawing) call(c *event, from, to, y float64) {
 	if !c.whole() {
 		y, height = y+2, height-4
 	}
-	about := fmt.Sprintf("rank %d: %s%s, %s, %.3f ms", c.rank, c.Args.Call,
-		map[bool]string{false: ", " + c.Name}[c.whole()], bytesText(c.Args.Bytes), c.Took.millis())
+	about := fmt.Sprintf("rank %d: %s%s, %s, %.3f ms", c.Process, c.Args.What,
+		map[bool]string{false: ", " + c.Name}[c.whole()], bytesText(c.Args.Bytes), c.Took.Millis())
 	if c.Args.Algorithm != "" {
 		about += ", " + c.Args.Algorithm
 	}

@@ -146,7 +146,7 @@ func stepCharts(steps []*trainStep) []chart {
 	const window = 20
 	for some := range slices.Chunk(steps, max(window, (len(steps)+mostPoints-1)/mostPoints)) {
 		last := some[len(some)-1]
-		if took := (last.to - some[0].from).millis(); took > 0 {
+		if took := (last.to - some[0].from).Millis(); took > 0 {
 			rates.Points = append(rates.Points, [2]float64{float64(last.Number),
 				1000 * float64(len(some)) / took})
 		}
@@ -168,11 +168,11 @@ func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 		busy := map[int]nanos{} // until when a rank is in calls
 		for _, c := range s.calls {
 			if wait := min(last[c.id()]-c.Start, c.Took); wait > 0 && c.syncs() {
-				lines[c.rank].WaitMillis += wait.millis() / n
+				lines[c.Process].WaitMillis += wait.Millis() / n
 			}
-			if c.whole() && c.end() > busy[c.rank] {
-				lines[c.rank].CallsMillis += (c.end() - max(c.Start, busy[c.rank])).millis() / n
-				busy[c.rank] = c.end()
+			if c.whole() && c.end() > busy[c.Process] {
+				lines[c.Process].CallsMillis += (c.end() - max(c.Start, busy[c.Process])).Millis() / n
+				busy[c.Process] = c.end()
 			}
 		}
 	}
@@ -181,7 +181,7 @@ func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 		l := &lines[t.rank]
 		l.Rank, l.Unknown = t.rank, t.clock.unknown
 		if len(t.clock.ahead) > 0 {
-			l.AheadMillis = median(t.clock.ahead).millis()
+			l.AheadMillis = median(t.clock.ahead).Millis()
 		}
 		for _, b := range sent[t.rank] {
 			l.Sent += b

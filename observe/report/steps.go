@@ -36,7 +36,7 @@ func (j *Job) cut() (all []*trainStep) {
 		}
 		if i > 0 {
 			s.from = all[i-1].to
-			s.Millis = (s.to - s.from).millis()
+			s.Millis = (s.to - s.from).Millis()
 		}
 		all = append(all, s)
 	}
@@ -149,7 +149,7 @@ func purpose(c *event) string {
 	if !c.whole() {
 		return "part"
 	}
-	text, _, _ := strings.Cut(c.Args.Call, " of ")
+	text, _, _ := strings.Cut(c.Args.What, " of ")
 	if strings.HasPrefix(text, "replay ") { // with its number
 		return "replay"
 	}
@@ -183,7 +183,7 @@ func (j *Job) late(calls []*event) []float64 {
 	for _, met := range meetings(calls) {
 		middle := met[(len(met)-1)/2].Start
 		for _, c := range met {
-			late[c.rank] += max(c.Start-middle, 0).millis()
+			late[c.Process] += max(c.Start-middle, 0).Millis()
 		}
 	}
 	return late
