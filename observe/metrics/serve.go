@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -114,19 +113,11 @@ func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
 
 // listen listens for the rank of a machine, on loopback if the address has no host.
 func listen(address string, localRank int) (*Server, error) {
-	host, text, err := net.SplitHostPort(address)
-	port, wrong := strconv.Atoi(text)
-	if err != nil || wrong != nil || port < 0 || port > 0 && port+localRank > math.MaxUint16 {
-		return nil, fmt.Errorf("%w: use :PORT or ADDRESS:PORT, with a port for each rank of the "+
-			"machine from there", backend.ErrArgument)
+	at, err := observe.MetricsAddress(address, localRank)
+	if err != nil {
+		return nil, err
 	}
-	if host == "" {
-		host = "127.0.0.1"
-	}
-	if port > 0 {
-		port += localRank
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	l, err := net.Listen("tcp", at)
 	if err != nil {
 		return nil, fmt.Errorf("%w: choose another port; this rank has the one that is %d after it",
 			err, localRank)

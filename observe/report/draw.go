@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/dustin/go-humanize"
 )
 
 // chart is lines over a common axis. The page's script reads it, too.
@@ -149,14 +151,7 @@ func short(v float64) string {
 }
 
 // bytesText writes bytes in the largest unit of which there is one.
-func bytesText(n int64) string {
-	units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
-	x, i := float64(n), 0
-	for ; x >= 1000 && i < len(units)-1; i++ {
-		x /= 1000
-	}
-	return strconv.FormatFloat(x, 'g', 3, 64) + " " + units[i]
-}
+func bytesText(n int64) string { return humanize.Bytes(uint64(n)) }
 
 // The sizes of a timeline.
 const (
