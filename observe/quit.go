@@ -42,5 +42,7 @@ func (r *Recorder) WriteLastOnQuit(w io.Writer, n int) (stop func()) {
 // this process, handlers of the program, or in the end the Go runtime.
 func passOn(quit chan os.Signal) {
 	signal.Stop(quit)
-	raise(syscall.SIGQUIT)
+	if self, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = self.Signal(syscall.SIGQUIT) // Windows has none
+	}
 }
