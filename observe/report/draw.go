@@ -168,7 +168,7 @@ func timeline(s *trainStep) template.HTML {
 	var rows drawing
 	at, height := rows.lanes(s.calls)
 	scale := (timelineWidth - timelineLeft) / max(s.Millis, 1e-6)
-	last, drawn := lastStarts(s.calls), lanes{}
+	drawn := lanes{}
 	for _, c := range s.calls {
 		lane := [2]int{c.Process, c.Thread}
 		from := timelineLeft + max(0, (c.Start-s.from).Millis()*scale)
@@ -178,8 +178,8 @@ func timeline(s *trainStep) template.HTML {
 		}
 		drawn[lane] = max(to, from+thinnest)
 		rows.call(c, from, drawn[lane], at[lane])
-		until := timelineLeft + (last[c.id()]-s.from).Millis()*scale
-		if c.whole() && until > from+thinnest {
+		until := timelineLeft + (c.last-s.from).Millis()*scale
+		if until > from+thinnest {
 			rows.add(`<rect class="wait" x="%.2f" y="%.1f" width="%.2f" height="%.0f"/>`, from,
 				at[lane], min(until, drawn[lane])-from, laneHeight-3)
 		}
@@ -233,13 +233,4 @@ func (d *drawing) call(c *event, from, to, y float64) {
 	}
 	d.add(`<rect class="k%d" x="%.2f" y="%.1f" width="%.2f" height="%.0f"><title>%s</title></rect>`,
 		c.kind, from, y, to-from, height, html.EscapeString(about))
-}
-
-// lastStarts returns when the last rank has begun each call.
-func lastStarts(calls []*event) map[callID]nanos {
-	last := map[callID]nanos{}
-	for _, met := range meetings(calls) {
-		last[met[0].id()] = met[len(met)-1].Start
-	}
-	return last
 }

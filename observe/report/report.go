@@ -161,15 +161,13 @@ func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 	n := float64(len(steps))
 	lines := make([]rankLine, j.size())
 	for _, s := range steps {
-		last := lastStarts(s.calls)
 		for r, late := range s.Late {
 			lines[r].LateMillis += late / n
 		}
 		busy := map[int]nanos{} // until when a rank is in calls
 		for _, c := range s.calls {
-			if wait := min(last[c.id()]-c.Start, c.Took); wait > 0 && c.syncs() {
-				lines[c.Process].WaitMillis += wait.Millis() / n
-			}
+			wait := max(min(c.last-c.Start, c.Took), 0)
+			lines[c.Process].WaitMillis += wait.Millis() / n
 			if c.whole() && c.end() > busy[c.Process] {
 				lines[c.Process].CallsMillis += (c.end() - max(c.Start, busy[c.Process])).Millis() / n
 				busy[c.Process] = c.end()

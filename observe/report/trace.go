@@ -32,7 +32,8 @@ type callID struct {
 // event is a call of a rank, or a part of one.
 type event struct {
 	*chrome.Event
-	kind backend.Kind
+	kind         backend.Kind
+	last, behind nanos // when the last rank began the call; by how much the median rank was earlier
 }
 
 func (c *event) id() callID { return callID{c.Args.Group, c.Args.Seq} }
