@@ -104,11 +104,7 @@ func Read(dir string) (*Job, error) {
 		if err == nil && (info.Size() <= mostBytes || filepath.Ext(path) == ".log") {
 			known, err = j.read(path)
 		}
-		if err != nil {
-			j.remarks = append(j.remarks, fmt.Sprintf("%s: %v", path, err))
-		} else if known {
-			j.files++
-		}
+		j.found(path, known, err)
 		return nil
 	})
 	if err != nil {
@@ -123,6 +119,15 @@ func Read(dir string) (*Job, error) {
 	j.align()
 	j.steps = j.cut()
 	return j, nil
+}
+
+// found counts a file of the job, or remarks on one that cannot be read.
+func (j *Job) found(path string, known bool, err error) {
+	if err != nil {
+		j.remarks = append(j.remarks, fmt.Sprintf("%s: %v", path, err))
+	} else if known {
+		j.files++
+	}
 }
 
 // read reads a file that is no trace, and says whether it is of a job.
@@ -273,15 +278,8 @@ func (j *Job) readTraces(paths map[int]string) {
 	}
 	all.Wait()
 	for i, t := range traces {
-		switch {
-		case errors.Is(errs[i], errEmpty):
-			j.remarks = append(j.remarks, fmt.Sprintf("the trace of rank %d is empty: the rank "+
-				"was killed, or still runs", ranks[i]))
-		case errs[i] != nil:
-			j.remarks = append(j.remarks, fmt.Sprintf("%s: %v", paths[ranks[i]], errs[i]))
-		case t != nil: // else it is no trace
+		if j.found(paths[ranks[i]], t != nil, errs[i]); t != nil {
 			j.traces = append(j.traces, t)
-			j.files++
 		}
 	}
 }

@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -53,14 +52,11 @@ func (c *event) syncs() bool {
 
 type nanos = chrome.Nanos
 
-// errEmpty: a session makes the file when it starts, and writes it at its end.
-var errEmpty = errors.New("the file is empty")
-
 // readTrace returns nil for a file that is no trace.
 func readTrace(path string, rank int) (*trace, error) {
 	text, err := os.ReadFile(path)
-	if err == nil && len(text) == 0 {
-		err = errEmpty
+	if err == nil && len(text) == 0 { // a session makes the file when it starts
+		err = fmt.Errorf("the trace of rank %d is empty: the rank was killed, or still runs", rank)
 	}
 	var file chrome.File
 	if err == nil {
