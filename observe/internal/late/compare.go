@@ -41,12 +41,9 @@ func (c *Comparison) blame(middle time.Duration) {
 	for i, r := range c.order {
 		busy := c.Samples[r].busy()
 		share += float64(busy-before) * float64(i) / float64(n-i)
-		c.caused[r], c.Behind[r] = share, max(busy-middle, 0)
-		before = busy
-	}
-	for r := range c.Samples {
 		behind, caused := c.seen(r)
-		c.Behind[r], c.caused[r] = max(c.Behind[r], behind), max(c.caused[r], caused)
+		c.caused[r], c.Behind[r] = max(share, caused), max(busy-middle, behind, 0)
+		before = busy
 	}
 }
 
