@@ -24,6 +24,7 @@ import (
 type Job struct {
 	name     string
 	files    int
+	size     int      // how many ranks there are, as far as logs and traces tell
 	traces   []*trace // by rank
 	steps    []*trainStep
 	plans    []memory
@@ -39,7 +40,6 @@ type curveID struct{ name, over string }
 type attempt struct {
 	Number int    `json:"number"`
 	Notes  []note `json:"notes"`
-	ranks  map[int]bool
 }
 
 // note is something that happened: with a time if the launcher says it, with a rank otherwise.
@@ -161,12 +161,11 @@ func (j *Job) log(path string, number, rank int, launcher bool) error {
 		return err
 	}
 	defer f.Close()
-	a := j.attempts[number]
-	if a == nil {
-		a = &attempt{Number: number, ranks: map[int]bool{}}
-		j.attempts[number] = a
+	a := cmp.Or(j.attempts[number], &attempt{Number: number})
+	j.attempts[number] = a
+	if !launcher {
+		j.size = max(j.size, rank+1)
 	}
-	a.ranks[rank] = a.ranks[rank] || !launcher
 	lines, noted := bufio.NewScanner(f), 0
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -279,7 +278,7 @@ func (j *Job) readTraces(paths map[int]string) {
 	all.Wait()
 	for i, t := range traces {
 		if j.found(paths[ranks[i]], t != nil, errs[i]); t != nil {
-			j.traces = append(j.traces, t)
+			j.traces, j.size = append(j.traces, t), max(j.size, t.rank+1)
 		}
 	}
 }

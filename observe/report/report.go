@@ -77,7 +77,7 @@ func (j *Job) WriteHTML(w io.Writer) error {
 }
 
 func (j *Job) page() *page {
-	p := &page{Job: j.name, Size: j.size(), Remarks: j.remarks, Steps: j.steps,
+	p := &page{Job: j.name, Size: j.size, Remarks: j.remarks, Steps: j.steps,
 		Matrix: j.matrix(), Plans: j.plans}
 	p.Some, p.Charts = thinned(p.Steps, mostLate/max(p.Size, 1)), j.charts()
 	p.Slow, p.Usual = slowest(p.Steps, mostSlow)
@@ -159,7 +159,7 @@ func stepCharts(steps []*trainStep) []chart {
 // ranks returns the table of ranks.
 func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 	n := float64(len(steps))
-	lines := make([]rankLine, j.size())
+	lines := make([]rankLine, j.size)
 	for _, s := range steps {
 		for r, late := range s.Late {
 			lines[r].LateMillis += late / n

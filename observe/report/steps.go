@@ -28,7 +28,7 @@ func (j *Job) cut() (all []*trainStep) {
 	ends := j.traces[0].ends()
 	number := make(map[callID]int, len(ends))
 	for i, end := range ends {
-		s := &trainStep{Number: i, Late: make([]float64, j.size())}
+		s := &trainStep{Number: i, Late: make([]float64, j.size)}
 		for _, t := range j.traces {
 			if c := t.common[end]; c != nil {
 				s.to = max(s.to, c.end())
@@ -163,19 +163,6 @@ func purpose(c *event) string {
 		return "replay"
 	}
 	return text
-}
-
-// size is how many ranks there are, as far as the traces tell.
-func (j *Job) size() (n int) {
-	for _, t := range j.traces {
-		n = max(n, t.rank+1)
-	}
-	for _, a := range j.attempts {
-		for rank := range a.ranks {
-			n = max(n, rank+1)
-		}
-	}
-	return n
 }
 
 // slowFrom is how many medians a slow step takes.

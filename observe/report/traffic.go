@@ -73,7 +73,7 @@ func (j *Job) matrix() [][]int64 {
 			}
 		}
 	}
-	sums := make([][]int64, j.size())
+	sums := make([][]int64, j.size)
 	for r := range sums {
 		sums[r] = make([]int64, len(sums))
 	}

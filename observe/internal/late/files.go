@@ -111,14 +111,11 @@ func (f *files) waited() (longest time.Duration) {
 
 // throttled returns for how long a cgroup was.
 func (f *files) throttled(name string) time.Duration {
+	units := map[string]time.Duration{"throttled_usec": time.Microsecond, // version 2
+		"throttled_time": time.Nanosecond}
 	for line := range bytes.Lines(read(name)) {
-		fields := bytes.Fields(line)
-		switch {
-		case len(fields) < 2:
-		case string(fields[0]) == "throttled_usec": // version 2
-			return time.Duration(f.change(name, number(fields[1]))) * time.Microsecond
-		case string(fields[0]) == "throttled_time":
-			return time.Duration(f.change(name, number(fields[1])))
+		if fields := bytes.Fields(line); len(fields) > 1 && units[string(fields[0])] > 0 {
+			return time.Duration(f.change(name, number(fields[1]))) * units[string(fields[0])]
 		}
 	}
 	return 0
