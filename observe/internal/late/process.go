@@ -30,7 +30,6 @@ type usage struct {
 	cycles       uint64
 	collecting   time.Duration
 	heap         int64
-	known        bool // it was read
 }
 
 // What the runtime is asked for. All but the number of cycles change at the end of one.
@@ -72,8 +71,8 @@ func (p *Process) Reset() {
 // Note adds to the time of a cause.
 func (p *Process) Note(c Cause, d time.Duration) { p.noted[c] += d }
 
-// Sample adds to s what was noted since the Sample before. It takes 2 us, or 3 after a collection
-// of garbage, but once a millisecond at most.
+// Sample adds to s what was noted since the Sample before. It takes 2 us, with 70 threads 20, but
+// once a millisecond at most.
 func (p *Process) Sample(s *Sample) {
 	now := time.Now()
 	if now.Sub(p.read) >= readTime {
@@ -107,18 +106,14 @@ const readTime = time.Millisecond
 
 // use notes what the process has used since it did so last.
 func (p *Process) use(s *Sample) {
-	now := p.last
+	before, now := p.last, &p.last
 	now.read()
-	p.collected(&now)
-	if before := &p.last; before.known {
-		p.noted[GarbageCollection] += now.collecting - before.collecting
-		p.noted[PageFaults] += min(now.system-before.system,
-			time.Duration(now.minor-before.minor)*minorFault) +
-			time.Duration(now.major-before.major)*majorFault
-		s.CPU = now.cpu - before.cpu
-	}
-	now.known = true
-	p.last = now
+	p.collected(now)
+	p.noted[GarbageCollection] += now.collecting - before.collecting
+	p.noted[PageFaults] += min(now.system-before.system,
+		time.Duration(now.minor-before.minor)*minorFault) +
+		time.Duration(now.major-before.major)*majorFault
+	s.CPU = now.cpu - before.cpu
 }
 
 // A minor fault takes up to minorFault, 2 us on a machine at rest, of which most is the kernel's; a
@@ -133,7 +128,7 @@ const (
 func (p *Process) collected(now *usage) {
 	metrics.Read(p.stats[:1])
 	cycles := p.stats[gcCycles].Value.Uint64()
-	if cycles == now.cycles && now.known {
+	if cycles == now.cycles {
 		return
 	}
 	metrics.Read(p.stats[1:])
