@@ -87,7 +87,7 @@ func (r *Recorder) WriteChrome(w io.Writer) error {
 func (e *Event) chrome(rank int) *chrome.Event {
 	out := &chrome.Event{Name: e.Header.Kind.String(), Category: chrome.Collective, Phase: "B",
 		Start: chrome.Nanos(e.Start.UnixNano()), Process: rank, Thread: e.Queue}
-	out.Args.Call = &chrome.Call{What: e.Header.String(), Group: e.Comm, Rank: e.Rank,
+	out.Args.Fields = &chrome.Fields{What: e.Header.String(), Group: e.Comm, Rank: e.Rank,
 		Bytes: e.Bytes, Count: int64(e.Header.Count), DType: e.Header.DType.String(),
 		Seq: e.Header.Seq, Algorithm: e.Algorithm}
 	if e.Header.Kind.Rooted() {

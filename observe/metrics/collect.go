@@ -38,7 +38,7 @@ func (c *collector) present() *collector {
 // Describe implements [prometheus.Collector]. What a rank has to say depends on its training.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
-// labels are those of a metric, nil for none.
+// labels of a metric; nil for none.
 type labels = prometheus.Labels
 
 // report is where metrics go.

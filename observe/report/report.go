@@ -166,10 +166,10 @@ func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 		}
 		busy := map[int]nanos{} // until when a rank is in calls
 		for _, c := range s.calls {
-			wait := max(min(c.last-c.Start, c.Took), 0)
-			lines[c.Process].WaitMillis += wait.Millis() / n
-			if c.whole() && c.end() > busy[c.Process] {
-				lines[c.Process].CallsMillis += (c.end() - max(c.Start, busy[c.Process])).Millis() / n
+			line, until := &lines[c.Process], busy[c.Process]
+			line.WaitMillis += max(min(c.last-c.Start, c.Took), 0).Millis() / n
+			if c.whole() && c.end() > until {
+				line.CallsMillis += (c.end() - max(c.Start, until)).Millis() / n
 				busy[c.Process] = c.end()
 			}
 		}

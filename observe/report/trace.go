@@ -69,7 +69,7 @@ func readTrace(path string, rank int) (*trace, error) {
 	for _, e := range file.Events {
 		switch {
 		case e == nil:
-		case e.Args.Call == nil || e.Category != chrome.Collective && e.Category != chrome.Part:
+		case e.Args.Fields == nil || e.Category != chrome.Collective && e.Category != chrome.Part:
 			t.names = append(t.names, e)
 		default:
 			e.Process = rank // in the job

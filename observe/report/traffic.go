@@ -7,7 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// sent returns the bytes that a call on n ranks sends from one to another. bytes are those of the
+// sent returns the bytes that a call on n ranks sends from one to another. bytes is the size of the
 // larger buffer of the call. By NCCL they go round a ring, otherwise directly: whole operands in
 // one shot, chunks in two-shot and all that is not known better.
 func sent(k backend.Kind, algorithm string, n, root int, bytes int64, from, to int) int64 {

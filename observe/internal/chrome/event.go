@@ -31,8 +31,8 @@ type Event struct {
 	Process  int    `json:"pid"` // rank in the job
 	Thread   int    `json:"tid"` // queue
 	Args     struct {
-		Label string `json:"name,omitempty"` // of a process or a thread
-		*Call        // nil for a name
+		Label   string `json:"name,omitempty"` // of a process or a thread
+		*Fields        // nil for a name
 	} `json:"args"`
 }
 
@@ -42,8 +42,8 @@ const (
 	Part       = "part"
 )
 
-// Call is what an Event says of a call.
-type Call struct {
+// Fields are what an Event says of a call.
+type Fields struct {
 	What      string `json:"call"`
 	Group     string `json:"group"`
 	Rank      int    `json:"rank"` // in the group
