@@ -69,7 +69,7 @@ var rooms = [][]room{
 			"bench/peers/compare"}, 62, "program", "chart, peers"},
 		{"backend/fault", []string{"backend/fault"}, 200, "leaf", ""},
 		{"observe", []string{"observe", "observe/*", "observe/internal/*"}, 296, "program",
-			"chrome, late, metrics, report"},
+			"late, metrics, report"},
 		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
 		{"kernels", []string{"kernels", "kernels/internal/simd"}, 560, "kernel", "internal/simd"},
 		{"internal/residence", []string{"internal/residence", "internal/safetensors"}, 830, "graph",
