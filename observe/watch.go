@@ -167,7 +167,7 @@ func (w *Watch) Start(d backend.Device) {
 		w.world.Awaited.Count()
 	}
 	w.gpu = openGPU(d)
-	w.notes, w.over = late.Open(w.gpu.throttled()), make(chan struct{})
+	w.notes, w.over = late.Open(w.gpu.throttled), make(chan struct{})
 	asked := make(chan os.Signal, 1)
 	late.NotifyReport(asked) // on all ranks: a launcher passes it to all, and it ends programs
 	w.ended.Go(func() {

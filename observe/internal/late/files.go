@@ -12,13 +12,12 @@ import (
 
 // files are those in which Linux tells of a process and its machine. Other systems have none.
 type files struct {
-	root    string
-	cgroups []string         // cpu.stat of the process's cgroup and of those around it
-	clocks  []string         // how long a core's clock was throttled, in milliseconds
-	values  map[string]int64 // what they have
-	before  map[string]int64 // what they had last
-	// throttledGPU is how long a GPU's clock was, nil without one
-	throttledGPU func() time.Duration
+	root         string
+	cgroups      []string             // cpu.stat of the process's cgroup and of those around it
+	clocks       []string             // how long a core's clock was throttled, in milliseconds
+	values       map[string]int64     // what they have
+	before       map[string]int64     // what they had last
+	throttledGPU func() time.Duration // how long a GPU's clock was
 	noted        [Noted]time.Duration // what has changed, until somebody takes it
 	next         time.Time            // when they may be read again, of a rank that is late
 	rest         time.Time            // the same, of any rank
@@ -74,9 +73,7 @@ func (f *files) look() {
 	for _, name := range f.clocks {
 		clock = max(clock, time.Duration(f.change(name, number(read(name))))*time.Millisecond)
 	}
-	if f.throttledGPU != nil {
-		clock = max(clock, time.Duration(f.change("gpu", int64(f.throttledGPU()))))
-	}
+	clock = max(clock, time.Duration(f.change("gpu", int64(f.throttledGPU()))))
 	if !first {
 		f.noted[CPUContention] += max(contention-throttled, 0) // threads wait in either case
 		f.noted[CgroupThrottling] += throttled

@@ -41,7 +41,7 @@ const (
 )
 
 // Open begins to note. Close it. throttled returns for how long a GPU's clock has been throttled so
-// far; nil without a GPU.
+// far.
 func Open(throttled func() time.Duration) *Process {
 	p := &Process{continued: make(chan os.Signal, 1), files: openFiles("/")}
 	p.files.throttledGPU = throttled
