@@ -118,6 +118,7 @@ func Read(dir string) (*Job, error) {
 	}
 	j.align()
 	j.steps = j.cut()
+	j.stepCurves()
 	return j, nil
 }
 

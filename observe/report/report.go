@@ -82,7 +82,6 @@ func (j *Job) page() *page {
 	p.Some, p.Charts = thinned(p.Steps, mostLate/max(p.Size, 1)), j.charts()
 	p.Slow, p.Usual = slowest(p.Steps, mostSlow)
 	if p.Usual != nil {
-		p.Charts = append(p.Charts, stepCharts(p.Steps)...)
 		p.Ranks = j.ranks(p.Steps, p.Matrix)
 		p.timelines()
 	}
@@ -137,23 +136,19 @@ func thinned[T any](points []T, most int) (some []T) {
 	return some
 }
 
-// stepCharts are the times and the throughput of the steps that traces have.
-func stepCharts(steps []*trainStep) []chart {
-	times, rates := curve{Name: "ms"}, curve{Name: "steps/s"}
-	for _, s := range steps {
-		times.Points = append(times.Points, [2]float64{float64(s.Number), s.Millis})
+// stepCurves adds the times and the throughput of the steps that traces have.
+func (j *Job) stepCurves() {
+	const over, window = "step of the traces", 20
+	for _, s := range j.steps {
+		j.point(curveID{"time of a step, ms", over}, float64(s.Number), s.Millis, true)
 	}
-	const window = 20
-	for some := range slices.Chunk(steps, max(window, (len(steps)+mostPoints-1)/mostPoints)) {
+	for some := range slices.Chunk(j.steps, window) {
 		last := some[len(some)-1]
 		if took := (last.to - some[0].from).Millis(); took > 0 {
-			rates.Points = append(rates.Points, [2]float64{float64(last.Number),
-				1000 * float64(len(some)) / took})
+			j.point(curveID{"steps a second", over}, float64(last.Number),
+				1000*float64(len(some))/took, true)
 		}
 	}
-	times.Points = thinned(times.Points, mostPoints)
-	return []chart{{Title: "time of a step, ms", X: "step of the traces", Lines: []curve{times}},
-		{Title: "steps a second", X: "step of the traces", Lines: []curve{rates}}}
 }
 
 // ranks returns the table of ranks.
