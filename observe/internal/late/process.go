@@ -18,7 +18,7 @@ type Process struct {
 	looks     sync.WaitGroup
 	files     files
 	last      usage
-	read      time.Time // of last
+	again     time.Time // when it may be read again
 	sampled   time.Time
 	noted     [Noted]time.Duration // since the last Sample
 }
@@ -64,7 +64,7 @@ func (p *Process) Close() {
 
 // Reset forgets what was noted.
 func (p *Process) Reset() {
-	p.read = time.Time{}
+	p.again = time.Time{}
 	p.Sample(&Sample{})
 }
 
@@ -72,12 +72,12 @@ func (p *Process) Reset() {
 func (p *Process) Note(c Cause, d time.Duration) { p.noted[c] += d }
 
 // Sample adds to s what was noted since the Sample before. It takes 2 us, with 70 threads 20, but
-// once a millisecond at most.
+// once a millisecond at most, and a 500th of the time.
 func (p *Process) Sample(s *Sample) {
 	now := time.Now()
-	if now.Sub(p.read) >= readTime {
-		p.read = now
+	if !now.Before(p.again) {
 		p.use(s)
+		p.again = now.Add(min(max(restCost*time.Since(now), readTime), 10*readTime))
 	}
 	select {
 	case <-p.continued: // nobody knows since when it was stopped
@@ -100,8 +100,8 @@ func move(sum, some *[Noted]time.Duration) {
 	*some = [Noted]time.Duration{}
 }
 
-// readTime is the time between two readings of what the process uses. A rank that is late by more
-// has one at the end of its step.
+// readTime is the least time between two readings of what the process uses, of which the most is
+// ten times that. A rank that is late by more has one at the end of its step.
 const readTime = time.Millisecond
 
 // use notes what the process has used since it did so last.
