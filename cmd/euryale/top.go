@@ -57,13 +57,12 @@ func (c *topCmd) Run(ctx context.Context, s *streams) error {
 			return usageError{fmt.Errorf("top: %w: give HOST:PORT", err)}
 		}
 	}
-	look := c.looker()
 	out, ok := s.out.(*os.File)
 	if !ok || !term.IsTerminal(int(out.Fd())) {
-		_, err := io.WriteString(s.out, topView(look(ctx)))
+		_, err := io.WriteString(s.out, topView(c.look(ctx)))
 		return err
 	}
-	_, err := tea.NewProgram(topModel{ctx, look, c.Every, look(ctx)}, tea.WithContext(ctx),
+	_, err := tea.NewProgram(topModel{ctx, c.look, c.Every, c.look(ctx)}, tea.WithContext(ctx),
 		tea.WithInput(s.in), tea.WithOutput(out), tea.WithoutSignalHandler()).Run()
 	return err
 }
@@ -102,28 +101,26 @@ func (m topModel) View() tea.View {
 	return v
 }
 
-// looker returns what looks at all ranks: those of addresses, or of this machine.
-func (c *topCmd) looker() func(context.Context) []rankRow {
-	client := &http.Client{Timeout: scrapeTime, Transport: &http.Transport{}} // no proxy
-	return func(ctx context.Context) (rows []rankRow) {
-		for _, address := range c.Address {
-			rows = append(rows, rankRow{Rank: -1, address: address,
-				token: env.Token.Read(os.Getenv)})
-		}
-		if len(rows) == 0 {
-			rows = localRanks()
-		}
-		var all sync.WaitGroup
-		for i := range rows {
-			all.Go(func() {
-				if err := rows[i].scrape(ctx, client); err != nil {
-					rows[i].Note = "no metrics: " + err.Error()
-				}
-			})
-		}
-		all.Wait()
-		return rows
+// look looks at all ranks: those of addresses, or of this machine.
+func (c *topCmd) look(ctx context.Context) (rows []rankRow) {
+	for _, address := range c.Address {
+		rows = append(rows, rankRow{Rank: -1, address: address, token: env.Token.Read(os.Getenv)})
 	}
+	if len(rows) == 0 {
+		rows = localRanks()
+	}
+	client := &http.Client{Timeout: scrapeTime, // by no proxy
+		Transport: &http.Transport{DisableKeepAlives: true}}
+	var all sync.WaitGroup
+	for i := range rows {
+		all.Go(func() {
+			if err := rows[i].scrape(ctx, client); err != nil {
+				rows[i].Note = "no metrics: " + err.Error()
+			}
+		})
+	}
+	all.Wait()
+	return rows
 }
 
 const (
