@@ -1,9 +1,13 @@
 package observe
 
 import (
+	"fmt"
+	"io"
+	"strconv"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe/internal/chrome"
 )
 
 // Event is one collective of one rank, or a part of one.
@@ -40,13 +44,63 @@ func (r *record) event(epoch time.Time) Event {
 	}
 	if r.part != nil {
 		e.Part = r.part.name
-	} else if by, ok := backend.As[backend.Chooser](r.comm); ok {
-		h := r.header
-		e.Algorithm = by.Chosen(&backend.Collective{Kind: h.Kind, Op: h.Op, Root: int(h.Root),
-			Algorithm: h.Algorithm, Association: h.Association}, h.DType, r.bytes)
+	} else {
+		by, _ := backend.As[backend.Chooser](r.comm)
+		e.Algorithm = r.chosen(by)
 	}
 	if r.to != 0 {
 		e.End = epoch.Add(r.to)
 	}
 	return e
+}
+
+// WriteChrome writes what is kept in the Trace Event Format, for
+// chrome://tracing or Perfetto: pid is the rank in the outermost group, tid the
+// queue, args hold sizes and the error. A collective that is not known to be
+// over begins and does not end.
+func (r *Recorder) WriteChrome(w io.Writer) error {
+	var all []*chrome.Event
+	label := func(what string, queue int, name string) {
+		e := &chrome.Event{Name: what, Phase: "M", Process: r.rank, Thread: queue}
+		e.Args.Label = name
+		all = append(all, e)
+	}
+	label("process_name", 0, fmt.Sprintf("rank %d", r.rank))
+	named := map[int]bool{}
+	for _, e := range r.Events() {
+		if !named[e.Queue] {
+			named[e.Queue] = true
+			name := "default queue"
+			if e.Queue > 0 {
+				name = "queue " + strconv.Itoa(e.Queue)
+			}
+			label("thread_name", e.Queue, name)
+		}
+		all = append(all, e.chrome(r.rank))
+	}
+	if err := chrome.Write(w, all); err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
+	return nil
+}
+
+func (e *Event) chrome(rank int) *chrome.Event {
+	out := &chrome.Event{Name: e.Header.Kind.String(), Category: chrome.Collective, Phase: "B",
+		Start: chrome.Nanos(e.Start.UnixNano()), Process: rank, Thread: e.Queue}
+	out.Args.Fields = &chrome.Fields{What: e.Header.String(), Group: e.Comm, Rank: e.Rank,
+		Bytes: e.Bytes, Count: int64(e.Header.Count), DType: e.Header.DType.String(),
+		Seq: e.Header.Seq, Algorithm: e.Algorithm}
+	if e.Header.Kind.Rooted() {
+		out.Args.Root = new(int(e.Header.Root))
+	}
+	if e.Part != "" {
+		out.Name, out.Category = e.Part, chrome.Part
+	}
+	if !e.End.IsZero() {
+		out.Phase, out.Took = "X", chrome.Nanos(e.End.Sub(e.Start))
+	}
+	if e.Err != nil {
+		out.Args.Error = e.Err.Error()
+	}
+	return out
 }

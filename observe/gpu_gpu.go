@@ -2,63 +2,6 @@
 
 package observe
 
-import (
-	"sync"
-	"time"
+import "github.com/euryale-ml/euryale/gpu/nvml"
 
-	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/gpu/nvml"
-)
-
-// gpu is the device of a rank, as NVML knows it.
-type gpu struct {
-	bus     string
-	mu      sync.Mutex
-	library *nvml.Library // nil once it is closed
-}
-
-// openGPU returns nil without NVML, and for other devices.
-func openGPU(d backend.Device) *gpu {
-	onBus, ok := d.(interface{ PCIBusID() string })
-	if !ok {
-		return nil
-	}
-	library, err := nvml.Open()
-	if err != nil {
-		return nil
-	}
-	return &gpu{bus: onBus.PCIBusID(), library: library}
-}
-
-func (g *gpu) state() (nvml.State, bool) {
-	if g == nil {
-		return nvml.State{}, false
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.library == nil {
-		return nvml.State{}, false
-	}
-	s, err := g.library.State(g.bus)
-	return s, err == nil
-}
-
-// throttled returns what [late.Open] takes.
-func (g *gpu) throttled() func() time.Duration {
-	if g == nil {
-		return nil
-	}
-	return func() time.Duration {
-		s, _ := g.state()
-		return s.Throttled
-	}
-}
-
-func (g *gpu) close() {
-	if g != nil {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		_ = g.library.Close() // it may be used no longer, whatever it says
-		g.library = nil
-	}
-}
+func openNVML() (library, error) { return nvml.Open() }

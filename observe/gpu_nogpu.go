@@ -2,16 +2,6 @@
 
 package observe
 
-import (
-	"time"
+import "errors"
 
-	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/gpu/nvml"
-)
-
-type gpu struct{}
-
-func openGPU(backend.Device) *gpu              { return nil }
-func (g *gpu) state() (s nvml.State, has bool) { return s, false }
-func (g *gpu) throttled() func() time.Duration { return nil }
-func (g *gpu) close()                          {}
+func openNVML() (library, error) { return nil, errors.ErrUnsupported }

@@ -24,8 +24,8 @@ type Recorder struct {
 		number int
 	} // the last ones seen
 
-	rank   int     // of the outermost group
-	totals *totals // nil without Count
+	rank   int // of the outermost group
+	totals totals
 }
 
 var _ backend.JoinHooks = (*Recorder)(nil)
@@ -106,7 +106,7 @@ func (r *Recorder) End(id uint64, err error) {
 	if id >= r.first() { // else another call has its record
 		this := r.record(id)
 		this.err, this.work = err, nil
-		if r.totals != nil {
+		if r.totals.kinds != nil {
 			r.totals.add(this, now)
 		}
 		if !r.finish(this.part, err) {
@@ -139,11 +139,14 @@ func (r *Recorder) endedEvents() (all []Event) {
 // the call has ended.
 func (r *Recorder) Last() (Event, bool) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.next == 0 {
+	next, this := r.next, record{}
+	if next > 0 {
+		this = *r.record(next - 1)
+	}
+	r.mu.Unlock()
+	if next == 0 {
 		return Event{}, false
 	}
-	this := *r.record(r.next - 1)
 	this.settle(r.ticks.scale())
 	return this.event(r.ticks.epoch), true
 }

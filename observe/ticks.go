@@ -3,6 +3,7 @@ package observe
 import (
 	"math"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 )
@@ -17,6 +18,9 @@ type ticks struct {
 	first   int64 // count at the epoch
 }
 
+// hasCounter says that there is count.
+const hasCounter = runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64"
+
 // stamp is a point in time, in ticks since the epoch.
 type stamp int64
 
@@ -24,7 +28,8 @@ type stamp int64
 // cores: Linux watches that of amd64, and leaves it if it does not.
 func newTicks() ticks {
 	name, err := os.ReadFile("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-	t := ticks{counter: err == nil && hasCounter && strings.TrimSpace(string(name)) == counterName}
+	counter := map[string]string{"amd64": "tsc", "arm64": "arch_sys_counter"}[runtime.GOARCH]
+	t := ticks{counter: err == nil && hasCounter && strings.TrimSpace(string(name)) == counter}
 	t.epoch, t.first = t.both()
 	return t
 }

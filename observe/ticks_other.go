@@ -2,9 +2,4 @@
 
 package observe
 
-const (
-	hasCounter  = false
-	counterName = ""
-)
-
 func count() int64 { return 0 }

@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"cmp"
+	"sync/atomic"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -19,14 +21,19 @@ type Total struct {
 	Exposed      time.Duration // in which a goroutine stood in the calls, or waited to join them
 }
 
-// totals are what a recorder has counted, in ticks.
+// totals are what a recorder has counted.
 type totals struct {
-	kinds   map[Kind]*Total
-	exposed stamp // of all kinds
+	kinds   map[Kind]*counted // nil without Count
+	all     []*counted        // of kinds: only appended to, so that readers hold no lock
+	exposed stamp             // of all kinds
 	comm    backend.Communicator
-	chooser backend.Chooser // of comm, nil if it does not say
-	tick    scale           // for exposed, which is asked often
-	asked   int
+	chooser backend.Chooser // of comm, nil if it does not say: to ask takes as long as all else
+}
+
+// counted is a [Total] under way, with its time in ticks.
+type counted struct {
+	kind                  Kind
+	calls, bytes, exposed atomic.Int64
 }
 
 // mostKinds bounds the memory of totals: what a model has more of is counted together.
@@ -37,8 +44,8 @@ const mostKinds = 4096
 func (r *Recorder) Count() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.totals == nil {
-		r.totals = &totals{kinds: map[Kind]*Total{}}
+	if r.totals.kinds == nil {
+		r.totals.kinds = map[Kind]*counted{}
 	}
 }
 
@@ -46,7 +53,7 @@ func (r *Recorder) Count() {
 func (r *Recorder) Join(id uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.totals != nil && id >= r.first() {
+	if r.totals.kinds != nil && id >= r.first() {
 		if this := r.record(id); this.joined == 0 {
 			this.joined = max(r.ticks.now(), 1)
 		}
@@ -59,72 +66,60 @@ func (t *totals) add(this *record, now stamp) {
 		return
 	}
 	h := &this.header
-	kind := Kind{Kind: h.Kind, Algorithm: t.algorithm(this)}
-	if o := h.Origin; o != nil && o.Purpose == backend.ForSync {
-		kind.Bucket = int(o.Ordinal)
-	}
-	total := t.kinds[kind]
-	if total == nil {
-		if len(t.kinds) >= mostKinds {
-			kind.Bucket, kind.Algorithm = 0, "other"
-		}
-		if total = t.kinds[kind]; total == nil {
-			total = &Total{}
-			t.kinds[kind] = total
-		}
-	}
-	from := this.start
-	if this.joined != 0 {
-		from = this.joined
-	}
-	total.Calls++
-	total.Bytes += int64(this.bytes)
-	total.Exposed += time.Duration(now - from)
-	t.exposed += now - from
-}
-
-// algorithm names what a call runs by.
-func (t *totals) algorithm(this *record) string {
 	if t.comm != this.comm {
 		t.comm = this.comm
 		t.chooser, _ = backend.As[backend.Chooser](this.comm)
 	}
-	h := &this.header
-	if t.chooser == nil {
-		return h.Algorithm.String()
+	kind := Kind{Kind: h.Kind, Algorithm: this.chosen(t.chooser)}
+	if kind.Algorithm == "" {
+		kind.Algorithm = h.Algorithm.String()
 	}
-	return t.chooser.Chosen(&backend.Collective{Kind: h.Kind, Op: h.Op, Algorithm: h.Algorithm,
-		Association: h.Association}, h.DType, this.bytes)
+	if o := h.Origin; o != nil && o.Purpose == backend.ForSync {
+		kind.Bucket = int(o.Ordinal)
+	}
+	if t.kinds[kind] == nil && len(t.kinds) >= mostKinds {
+		kind.Bucket, kind.Algorithm = 0, "other"
+	}
+	c := t.kinds[kind]
+	if c == nil {
+		c = &counted{kind: kind}
+		t.kinds[kind], t.all = c, append(t.all, c)
+	}
+	exposed := now - cmp.Or(this.joined, this.start)
+	c.calls.Add(1)
+	c.bytes.Add(int64(this.bytes))
+	c.exposed.Add(int64(exposed))
+	t.exposed += exposed
+}
+
+// chosen names what a call runs by, as far as its communicator says.
+func (r *record) chosen(by backend.Chooser) string {
+	if by == nil {
+		return ""
+	}
+	h := &r.header
+	return by.Chosen(&backend.Collective{Kind: h.Kind, Op: h.Op, Root: int(h.Root),
+		Algorithm: h.Algorithm, Association: h.Association}, h.DType, r.bytes)
 }
 
 // Totals returns what was counted since Count, nil without.
 func (r *Recorder) Totals() map[Kind]Total {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.totals == nil {
+	t := r.totals
+	r.mu.Unlock()
+	if t.kinds == nil {
 		return nil
 	}
-	all, tick := make(map[Kind]Total, len(r.totals.kinds)), r.ticks.scale()
-	for kind, t := range r.totals.kinds {
-		all[kind] = Total{t.Calls, t.Bytes, tick.since(stamp(t.Exposed))}
+	all, tick := make(map[Kind]Total, len(t.all)), r.ticks.scale()
+	for _, c := range t.all {
+		all[c.kind] = Total{c.calls.Load(), c.bytes.Load(), tick.since(stamp(c.exposed.Load()))}
 	}
 	return all
 }
 
-// scaled is how often a scale is used, which takes ten readings of clocks.
-const scaled = 64
-
 // exposed returns the time in which goroutines stood in calls since Count.
-func (r *Recorder) exposed() time.Duration {
+func (r *Recorder) exposed() stamp {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.totals == nil {
-		return 0
-	}
-	t := r.totals
-	if t.asked%scaled == 0 {
-		t.tick = r.ticks.scale()
-	}
-	t.asked++
-	return t.tick.since(t.exposed)
+	return r.totals.exposed
 }

@@ -1,8 +1,7 @@
 package observe
 
 import (
-	"bytes"
-	"errors"
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -40,7 +39,8 @@ type Watch struct {
 	notes   *late.Process // nil before Start
 	gpu     *gpu          // nil without one
 	began   time.Time     // of the step, zero before the first one
-	exposed time.Duration // of the recorder, then
+	exposed stamp         // of the recorder, then
+	tick    scale         // for exposed: to find it out takes ten readings of clocks
 	mine    late.Sample
 	awaited []time.Duration // by rank, until the last Sample
 	step    late.Comparison
@@ -119,19 +119,26 @@ func Start(comm backend.Communicator) (*Watch, error) {
 	if err := backend.Given("observe.Start", "comm", comm); err != nil {
 		return nil, err
 	}
-	s, ok := backend.As[interface{ Watch() *Watch }](comm)
-	if !ok {
+	w := watchOf(comm)
+	if w == nil {
 		return nil, fmt.Errorf("observe: %w: %s is not from euryale.Init, Connect or Run",
 			backend.ErrArgument, comm.Name())
 	}
-	s.Watch().Start(comm.Device())
-	return s.Watch(), nil
+	w.Start(comm.Device())
+	return w, nil
 }
 
 // WatchOf returns the watch of a communicator of all ranks, nil if it has none that was started.
 func WatchOf(comm backend.Communicator) *Watch {
+	if w := watchOf(comm); w.Started() && comm.Size() == w.world.Size {
+		return w
+	}
+	return nil
+}
+
+func watchOf(comm backend.Communicator) *Watch {
 	s, ok := backend.As[interface{ Watch() *Watch }](comm)
-	if !ok || comm.Size() != s.Watch().world.Size || !s.Watch().Started() {
+	if !ok {
 		return nil
 	}
 	return s.Watch()
@@ -155,11 +162,12 @@ func (w *Watch) Start(d backend.Device) {
 		return
 	}
 	w.recorder.Count()
+	w.tick = w.recorder.ticks.scale()
 	if w.world.Awaited != nil {
 		w.world.Awaited.Count()
 	}
 	w.gpu = openGPU(d)
-	w.notes, w.over = late.Open(w.gpu.throttled()), make(chan struct{})
+	w.notes, w.over = late.Open(w.gpu.throttled), make(chan struct{})
 	asked := make(chan os.Signal, 1)
 	late.NotifyReport(asked) // on all ranks: a launcher passes it to all, and it ends programs
 	w.ended.Go(func() {
@@ -208,17 +216,20 @@ func (w *Watch) GPU() (nvml.State, bool) {
 	w.mu.Lock()
 	g := w.gpu
 	w.mu.Unlock()
-	return g.state() // which takes long enough to keep a step
+	return g.state()
+}
+
+// tally copies one of the watch's, for readers that are not to keep a step waiting.
+func (w *Watch) tally(t *late.Tally) late.Tally {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return t.Copy()
 }
 
 // Report writes who was late in the training, and why, in at most ten lines.
 func (w *Watch) Report(to io.Writer) error {
-	var text bytes.Buffer
-	w.mu.Lock()
-	err := w.all.Report(&text)
-	w.mu.Unlock()
-	_, wrong := to.Write(text.Bytes()) // which may wait for a reader, and no step does
-	return errors.Join(err, wrong)
+	all := w.tally(&w.all)
+	return all.Report(to)
 }
 
 // Begin begins a step, when all ranks do: what a rank has done since its last step is none of it.
@@ -230,6 +241,7 @@ func (w *Watch) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.notes.Reset()
+	w.tick = w.recorder.ticks.scale()
 	w.await()
 	w.begin(time.Now())
 }
@@ -270,7 +282,7 @@ func (w *Watch) Sample() []float64 {
 	w.mine = late.Sample{Process: w.process}
 	if !w.began.IsZero() {
 		w.mine.Time = time.Since(w.began)
-		w.mine.Exposed = min(w.recorder.exposed()-w.exposed, w.mine.Time)
+		w.mine.Exposed = min(w.tick.since(w.recorder.exposed()-w.exposed), w.mine.Time)
 		w.notes.Sample(&w.mine)
 	}
 	w.await()
@@ -342,32 +354,29 @@ func (w *Watch) count(s StepInfo, behind time.Duration) {
 
 // Verdicts returns which ranks were late in the last steps, the worst first: the same on all ranks.
 func (w *Watch) Verdicts() []Verdict {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.recent.Verdicts()
+	recent := w.tally(&w.recent)
+	return recent.Verdicts()
 }
 
 // Progress returns what the rank has come to.
 func (w *Watch) Progress() Progress {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	so := w.so
+	so, recent, starting := w.so, w.recent.Copy(), w.began.IsZero()
+	w.mu.Unlock()
 	if so.Steps > 0 {
-		so.Recent, so.Exposed, so.Caused = w.recent.Of(w.world.Rank)
+		so.Recent, so.Exposed, so.Caused = recent.Of(w.world.Rank)
 	}
-	for _, v := range w.recent.Verdicts() {
+	for _, v := range recent.Verdicts() {
 		if v.Rank == w.world.Rank {
 			so.Verdict = v
 		}
 	}
-	if so.State == "" {
-		so.State = w.state()
-	}
+	so.State = cmp.Or(so.State, w.state(starting))
 	return so
 }
 
-// state is one of [States].
-func (w *Watch) state() string {
+// state is one of [States] of a rank that has not ended.
+func (w *Watch) state(starting bool) string {
 	last, ok := w.recorder.Last()
 	switch {
 	case ok && last.Err != nil:
@@ -376,7 +385,7 @@ func (w *Watch) state() string {
 		return "loading"
 	case ok && last.End.IsZero():
 		return "communicating"
-	case w.began.IsZero():
+	case starting:
 		return "starting"
 	}
 	return "computing"

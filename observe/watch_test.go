@@ -89,7 +89,7 @@ func TestTimeToJoinIsExposed(t *testing.T) {
 		t.Fatal(err)
 	}
 	took := time.Since(began)
-	if got := r.exposed(); got < pause*9/10 || got > took-pause*9/10 {
+	if got := r.ticks.scale().since(r.exposed()); got < pause*9/10 || got > took-pause*9/10 {
 		t.Errorf("of %v, %v are exposed", took, got)
 	}
 }

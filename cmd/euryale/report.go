@@ -1,13 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 
+	"github.com/euryale-ml/euryale/internal/files"
 	page "github.com/euryale-ml/euryale/observe/report"
 )
 
@@ -35,23 +33,14 @@ func (c *reportCmd) Run(s *streams) error {
 		return err
 	}
 	out := cmp.Or(c.Out, filepath.Join(c.Dir, "report.html"))
-	if err := written(out, job.WriteHTML); err != nil {
+	if err := files.Replace(out, job.WriteHTML); err != nil {
 		return err
 	}
 	if c.Trace != "" {
-		if err := written(c.Trace, job.WriteChrome); err != nil {
+		if err := files.Replace(c.Trace, job.WriteChrome); err != nil {
 			return err
 		}
 	}
 	_, err = fmt.Fprintln(s.out, out)
 	return err
-}
-
-// written writes a file.
-func written(path string, write func(io.Writer) error) error {
-	var text bytes.Buffer
-	if err := write(&text); err != nil {
-		return err
-	}
-	return os.WriteFile(path, text.Bytes(), 0o666)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,9 +18,10 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-	dto "github.com/prometheus/client_model/go"
+	"github.com/dustin/go-humanize"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"github.com/prometheus/procfs"
 	"golang.org/x/term"
 
 	"github.com/euryale-ml/euryale/internal/env"
@@ -58,13 +57,12 @@ func (c *topCmd) Run(ctx context.Context, s *streams) error {
 			return usageError{fmt.Errorf("top: %w: give HOST:PORT", err)}
 		}
 	}
-	look := c.looker()
 	out, ok := s.out.(*os.File)
 	if !ok || !term.IsTerminal(int(out.Fd())) {
-		_, err := io.WriteString(s.out, topView(look(ctx)))
+		_, err := io.WriteString(s.out, topView(c.look(ctx)))
 		return err
 	}
-	_, err := tea.NewProgram(topModel{ctx, look, c.Every, look(ctx)}, tea.WithContext(ctx),
+	_, err := tea.NewProgram(topModel{ctx, c.look, c.Every, c.look(ctx)}, tea.WithContext(ctx),
 		tea.WithInput(s.in), tea.WithOutput(out), tea.WithoutSignalHandler()).Run()
 	return err
 }
@@ -103,28 +101,26 @@ func (m topModel) View() tea.View {
 	return v
 }
 
-// looker returns what looks at all ranks: those of addresses, or of this machine.
-func (c *topCmd) looker() func(context.Context) []rankRow {
-	client := &http.Client{Timeout: scrapeTime, Transport: &http.Transport{}} // no proxy
-	return func(ctx context.Context) (rows []rankRow) {
-		for _, address := range c.Address {
-			rows = append(rows, rankRow{Rank: -1, address: address,
-				token: env.Token.Read(os.Getenv)})
-		}
-		if len(rows) == 0 {
-			rows = localRanks()
-		}
-		var all sync.WaitGroup
-		for i := range rows {
-			all.Go(func() {
-				if err := rows[i].scrape(ctx, client); err != nil {
-					rows[i].Note = "no metrics: " + err.Error()
-				}
-			})
-		}
-		all.Wait()
-		return rows
+// look looks at all ranks: those of addresses, or of this machine.
+func (c *topCmd) look(ctx context.Context) (rows []rankRow) {
+	for _, address := range c.Address {
+		rows = append(rows, rankRow{Rank: -1, address: address, token: env.Token.Read(os.Getenv)})
 	}
+	if len(rows) == 0 {
+		rows = localRanks()
+	}
+	client := &http.Client{Timeout: scrapeTime, // by no proxy
+		Transport: &http.Transport{DisableKeepAlives: true}}
+	var all sync.WaitGroup
+	for i := range rows {
+		all.Go(func() {
+			if err := rows[i].scrape(ctx, client); err != nil {
+				rows[i].Note = "no metrics: " + err.Error()
+			}
+		})
+	}
+	all.Wait()
+	return rows
 }
 
 const (
@@ -159,37 +155,35 @@ func (r *rankRow) scrape(ctx context.Context, client *http.Client) error {
 	if err == nil && families["euryale_rank_info"] == nil {
 		err = fmt.Errorf("%s is no rank", r.address)
 	}
-	if err == nil {
-		r.take(families)
+	if err != nil {
+		return err
 	}
+	samples, err := expfmt.ExtractSamples(&expfmt.DecodeOptions{},
+		slices.Collect(maps.Values(families))...)
+	r.take(samples)
 	return err
 }
 
 // take fills the row with what a rank's metrics say.
-func (r *rankRow) take(families map[string]*dto.MetricFamily) {
+func (r *rankRow) take(samples model.Vector) {
 	numbers := map[string]*float64{"euryale_step": &r.Step, "euryale_loss": &r.Loss,
 		"euryale_lateness_seconds": &r.Late, "euryale_exposed_ratio": &r.Exposed,
 		"euryale_caused_exposed_ratio":  &r.Caused,
 		"process_resident_memory_bytes": &r.Memory, "euryale_gpu_memory_used_bytes": &r.GPU}
-	for name, f := range families {
-		for _, m := range f.GetMetric() {
-			value := m.GetGauge().GetValue() + m.GetUntyped().GetValue()
-			labels := map[string]string{}
-			for _, l := range m.GetLabel() {
-				labels[l.GetName()] = l.GetValue()
-			}
-			switch to := numbers[name]; {
-			case to != nil:
-				*to = value
-			case name == "euryale_rank_state" && value == 1:
-				r.State = labels["state"]
-			case name == "euryale_late_cause" && value == 1:
-				r.Cause = strings.ReplaceAll(labels["cause"], "_", " ")
-			case name == "euryale_rank_info":
-				r.Job, r.Size = cmp.Or(labels["job"], r.Job), labels["size"]
-				if rank, err := strconv.Atoi(labels["rank"]); err == nil {
-					r.Rank = rank
-				}
+	for _, s := range samples {
+		label := func(name model.LabelName) string { return string(s.Metric[name]) }
+		name := label(model.MetricNameLabel)
+		switch to := numbers[name]; {
+		case to != nil:
+			*to = float64(s.Value)
+		case name == "euryale_rank_state" && s.Value == 1:
+			r.State = label("state")
+		case name == "euryale_late_cause" && s.Value == 1:
+			r.Cause = strings.ReplaceAll(label("cause"), "_", " ")
+		case name == "euryale_rank_info":
+			r.Job, r.Size = cmp.Or(label("job"), r.Job), label("size")
+			if rank, err := strconv.Atoi(label("rank")); err == nil {
+				r.Rank = rank
 			}
 		}
 	}
@@ -277,13 +271,10 @@ func slowest(rows []rankRow) int {
 
 // amount writes bytes, "-" for none.
 func amount(nbytes float64) string {
-	switch {
-	case nbytes == 0:
+	if nbytes == 0 {
 		return "-"
-	case nbytes < 1e9:
-		return fmt.Sprintf("%.0f MB", nbytes/1e6)
 	}
-	return fmt.Sprintf("%.1f GB", nbytes/1e9)
+	return humanize.Bytes(uint64(nbytes))
 }
 
 // localRanks finds this user's ranks on this machine, by the variables of their processes. Of the
@@ -291,9 +282,9 @@ func amount(nbytes float64) string {
 // children.
 func localRanks() []rankRow {
 	found := map[string]rankRow{}
-	paths, _ := filepath.Glob("/proc/[0-9]*") // none elsewhere than on Linux
-	for _, dir := range paths {
-		if r, ok := rankOf(dir); ok {
+	processes, _ := procfs.AllProcs() // none elsewhere than on Linux
+	for _, p := range processes {
+		if r, ok := rankOf(p); ok {
 			key := fmt.Sprint(r.Job, " ", r.Rank)
 			if found[key].Memory < r.Memory {
 				found[key] = r
@@ -304,43 +295,32 @@ func localRanks() []rankRow {
 }
 
 // rankOf returns the rank that a process is, if it is one of this user's.
-func rankOf(dir string) (r rankRow, ok bool) {
-	status, _ := os.ReadFile(filepath.Join(dir, "status"))
-	user := -1
-	for line := range strings.Lines(string(status)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":\t")
-		switch name {
-		case "State":
-			r.State = map[string]string{"R": "running", "S": "sleeping", "D": "in the kernel",
-				"T": "stopped", "t": "stopped", "Z": "ended"}[value[:min(1, len(value))]]
-		case "Uid":
-			_, _ = fmt.Sscan(value, &user)
-		case "VmRSS":
-			_, _ = fmt.Sscan(value, &r.Memory)
-			r.Memory *= 1024
-		}
-	}
-	if user != os.Getuid() {
+func rankOf(p procfs.Proc) (r rankRow, ok bool) {
+	status, err := p.NewStatus()
+	stat, wrong := p.Stat()
+	environ, hidden := p.Environ()
+	if errors.Join(err, wrong, hidden) != nil || status.UIDs[0] != uint64(os.Getuid()) {
 		return r, false
 	}
-	environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
 	set := map[string]string{}
-	for entry := range bytes.SplitSeq(environ, []byte{0}) {
-		name, value, _ := strings.Cut(string(entry), "=")
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
 		set[name] = value
 	}
+	r.State = map[string]string{"R": "running", "S": "sleeping", "D": "in the kernel",
+		"T": "stopped", "t": "stopped", "Z": "ended"}[stat.State]
 	r.Job, r.Size, r.token = set["EURYALE_JOB"], set["WORLD_SIZE"], set["EURYALE_TOKEN"]
-	var err error
+	r.Memory = float64(status.VmRSS)
 	if r.Rank, err = strconv.Atoi(set["RANK"]); err != nil || r.Job == "" {
 		return r, false
 	}
-	host, port, err := net.SplitHostPort(set["EURYALE_METRICS"])
-	if first, wrong := strconv.Atoi(port); err == nil && wrong == nil {
-		local, _ := strconv.Atoi(set["LOCAL_RANK"])
-		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+	local, _ := strconv.Atoi(set["LOCAL_RANK"])
+	if at, err := observe.MetricsAddress(set["EURYALE_METRICS"], local); err == nil {
+		host, port, _ := net.SplitHostPort(at)
+		if net.ParseIP(host).IsUnspecified() {
 			host = "127.0.0.1"
 		}
-		r.address = net.JoinHostPort(host, strconv.Itoa(first+local))
+		r.address = net.JoinHostPort(host, port)
 	}
 	return r, true
 }

@@ -40,10 +40,10 @@ func TestTopTableMarksTheSlowestRank(t *testing.T) {
     RANK    STATE  STEP  LATE  EXPOSED  MEMORY  GPU
        0  stopped     -     -        -   42 MB    -  no metrics: EURYALE_METRICS is not set
 run-B: 3 of 8 ranks, step 120, loss 0.25
-     RANK          STATE  STEP    LATE  EXPOSED  MEMORY      GPU
-        0  communicating   120  0.0 ms     12 %  1.2 GB  31.0 GB
-  *     1      computing   119  4.1 ms      3 %  1.2 GB  31.0 GB  slowest: garbage collection
-       10        loading   120  0.1 ms     12 %  900 MB        -
+     RANK          STATE  STEP    LATE  EXPOSED  MEMORY    GPU
+        0  communicating   120  0.0 ms     12 %  1.2 GB  31 GB
+  *     1      computing   119  4.1 ms      3 %  1.2 GB  31 GB  slowest: garbage collection
+       10        loading   120  0.1 ms     12 %  900 MB      -
 `
 	var lines []string
 	for line := range strings.Lines(topView(topRows())) {

@@ -10,14 +10,7 @@
 // It is a package of its own, which programs import, and not something that a variable switches on
 // in all of them, because the client library adds 3 MB to a program.
 //
-// # Who can ask
-//
-// Each rank of a machine has its own port: EURYALE_METRICS=:9090 is 127.0.0.1:9090 for the first
-// one, and 9091 for the next. An address before the colon lets other machines ask; where the job
-// has an EURYALE_TOKEN, they then need the credential that is made of it ([observe.Credential]).
-// The answers have neither the token nor the environment in them.
-//
-// One scrape runs at a time, at most 20 a second. Others wait for up to 3 s, and get status 503
-// then. Connections, their headers and their time are limited. What goes wrong is the client's
-// problem alone: the job goes on.
+// docs/observing.md says who can ask, how often, and with which credential. The answers have
+// neither the token nor the environment in them. What goes wrong is the client's problem alone: the
+// job goes on.
 package metrics

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"math"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -105,8 +105,9 @@ func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
 		return nil, fmt.Errorf("metrics: rank %d: %w", w.Rank, env.Metrics.Wrong(o.address, err))
 	}
 	watch.Serve()
+	restarts, _ := strconv.ParseFloat(env.Restarts.Read(os.Getenv), 64)
 	s.rank, s.elastic, s.registry = w.Rank, o.elastic, prometheus.NewRegistry()
-	s.Registry().MustRegister(newCollector(watch, comm, o), collectors.NewGoCollector(),
+	s.registry.MustRegister(&collector{watch, comm, o, restarts}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.serve(credential(s.listener.Addr()), turnTime)
 	return s, nil
@@ -114,19 +115,11 @@ func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
 
 // listen listens for the rank of a machine, on loopback if the address has no host.
 func listen(address string, localRank int) (*Server, error) {
-	host, text, err := net.SplitHostPort(address)
-	port, wrong := strconv.Atoi(text)
-	if err != nil || wrong != nil || port < 0 || port > 0 && port+localRank > math.MaxUint16 {
-		return nil, fmt.Errorf("%w: use :PORT or ADDRESS:PORT, with a port for each rank of the "+
-			"machine from there", backend.ErrArgument)
+	at, err := observe.MetricsAddress(address, localRank)
+	if err != nil {
+		return nil, err
 	}
-	if host == "" {
-		host = "127.0.0.1"
-	}
-	if port > 0 {
-		port += localRank
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	l, err := net.Listen("tcp", at)
 	if err != nil {
 		return nil, fmt.Errorf("%w: choose another port; this rank has the one that is %d after it",
 			err, localRank)
@@ -175,8 +168,7 @@ func (s *Server) serve(credential string, patience time.Duration) {
 		select {
 		case turn <- struct{}{}:
 			next := time.Now().Add(scrapeTime)
-			found, err := s.registry.Gather()
-			s.renumber(found)
+			found, err := s.gather()
 			time.AfterFunc(time.Until(next), func() { <-turn }) // however long the client reads
 			answer(found, err).ServeHTTP(w, r)
 		case <-time.After(patience):
@@ -191,29 +183,29 @@ func (s *Server) serve(credential string, patience time.Duration) {
 	s.ended.Go(func() { _ = s.http.Serve(s.listener) }) // until Close
 }
 
-// renumber gives metrics the present rank of an elastic training: two processes would have one rank
-// after a loss otherwise.
-func (s *Server) renumber(found []*dto.MetricFamily) {
-	if s.elastic == nil {
-		return
-	}
-	comm := s.elastic.Comm()
-	if comm == nil || comm.Rank() == s.rank {
-		return
-	}
-	for _, f := range found {
-		for _, m := range f.GetMetric() {
-			m.Label = slices.Clone(m.Label) // which the registry has, too
-			i := slices.IndexFunc(m.Label, func(l *dto.LabelPair) bool {
-				return l.GetName() == rankLabel
-			})
-			m.Label[i] = &dto.LabelPair{Name: m.Label[i].Name,
-				Value: new(strconv.Itoa(comm.Rank()))}
+// gather returns all metrics with the rank, which is the present one of an elastic training: two
+// processes would have one rank after a loss otherwise.
+func (s *Server) gather() ([]*dto.MetricFamily, error) {
+	rank := s.rank
+	if s.elastic != nil {
+		if comm := s.elastic.Comm(); comm != nil {
+			rank = comm.Rank()
 		}
 	}
+	name, value := "rank", strconv.Itoa(rank)
+	own := func(l *dto.LabelPair) bool { return l.GetName() == name }
+	found, err := s.registry.Gather()
+	for _, f := range found {
+		for _, m := range f.GetMetric() {
+			m.Label = append(slices.DeleteFunc(slices.Clone(m.Label), own), // the registry has them
+				&dto.LabelPair{Name: &name, Value: &value})
+			slices.SortFunc(m.Label, func(a, b *dto.LabelPair) int {
+				return strings.Compare(a.GetName(), b.GetName())
+			})
+		}
+	}
+	return found, err
 }
-
-const rankLabel = "rank" // of all metrics
 
 // Registry is where a program registers metrics of its own, which get the label rank. A nil
 // Server's is one that nobody asks.
@@ -221,8 +213,7 @@ func (s *Server) Registry() prometheus.Registerer {
 	if s == nil {
 		return prometheus.NewRegistry()
 	}
-	labels := prometheus.Labels{rankLabel: strconv.Itoa(s.rank)}
-	return prometheus.WrapRegistererWith(labels, s.registry)
+	return s.registry
 }
 
 // Addr returns where the server listens, nil for a nil Server.

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/dustin/go-humanize"
 )
 
 // chart is lines over a common axis. The page's script reads it, too.
@@ -149,14 +151,7 @@ func short(v float64) string {
 }
 
 // bytesText writes bytes in the largest unit of which there is one.
-func bytesText(n int64) string {
-	units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
-	x, i := float64(n), 0
-	for ; x >= 1000 && i < len(units)-1; i++ {
-		x /= 1000
-	}
-	return strconv.FormatFloat(x, 'g', 3, 64) + " " + units[i]
-}
+func bytesText(n int64) string { return humanize.Bytes(uint64(n)) }
 
 // The sizes of a timeline.
 const (
@@ -173,18 +168,18 @@ func timeline(s *trainStep) template.HTML {
 	var rows drawing
 	at, height := rows.lanes(s.calls)
 	scale := (timelineWidth - timelineLeft) / max(s.Millis, 1e-6)
-	last, drawn := lastStarts(s.calls), lanes{}
+	drawn := lanes{}
 	for _, c := range s.calls {
-		lane := [2]int{c.rank, c.Queue}
-		from := timelineLeft + max(0, (c.Start-s.from).millis()*scale)
-		to := min(timelineWidth, timelineLeft+(c.end()-s.from).millis()*scale)
+		lane := [2]int{c.Process, c.Thread}
+		from := timelineLeft + max(0, (c.Start-s.from).Millis()*scale)
+		to := min(timelineWidth, timelineLeft+(c.end()-s.from).Millis()*scale)
 		if to < drawn[lane]+thinnest {
 			continue // too thin, and beside another
 		}
 		drawn[lane] = max(to, from+thinnest)
 		rows.call(c, from, drawn[lane], at[lane])
-		until := timelineLeft + (last[c.id()]-s.from).millis()*scale
-		if c.whole() && until > from+thinnest {
+		until := timelineLeft + (c.last-s.from).Millis()*scale
+		if until > from+thinnest {
 			rows.add(`<rect class="wait" x="%.2f" y="%.1f" width="%.2f" height="%.0f"/>`, from,
 				at[lane], min(until, drawn[lane])-from, laneHeight-3)
 		}
@@ -204,7 +199,7 @@ func timeline(s *trainStep) template.HTML {
 func (d *drawing) lanes(calls []*event) (at lanes, height float64) {
 	at, height = lanes{}, gap
 	for _, c := range calls {
-		at[[2]int{c.rank, c.Queue}] = 0
+		at[[2]int{c.Process, c.Thread}] = 0
 	}
 	rank := -1
 	for _, lane := range slices.SortedFunc(maps.Keys(at), func(a, b [2]int) int {
@@ -228,8 +223,8 @@ func (d *drawing) call(c *event, from, to, y float64) {
 	if !c.whole() {
 		y, height = y+2, height-4
 	}
-	about := fmt.Sprintf("rank %d: %s%s, %s, %.3f ms", c.rank, c.Args.Call,
-		map[bool]string{false: ", " + c.Name}[c.whole()], bytesText(c.Args.Bytes), c.Took.millis())
+	about := fmt.Sprintf("rank %d: %s%s, %s, %.3f ms", c.Process, c.Args.What,
+		map[bool]string{false: ", " + c.Name}[c.whole()], bytesText(c.Args.Bytes), c.Took.Millis())
 	if c.Args.Algorithm != "" {
 		about += ", " + c.Args.Algorithm
 	}
@@ -238,13 +233,4 @@ func (d *drawing) call(c *event, from, to, y float64) {
 	}
 	d.add(`<rect class="k%d" x="%.2f" y="%.1f" width="%.2f" height="%.0f"><title>%s</title></rect>`,
 		c.kind, from, y, to-from, height, html.EscapeString(about))
-}
-
-// lastStarts returns when the last rank has begun each call.
-func lastStarts(calls []*event) map[callID]nanos {
-	last := map[callID]nanos{}
-	for _, met := range meetings(calls) {
-		last[met[0].id()] = met[len(met)-1].Start
-	}
-	return last
 }

@@ -24,6 +24,7 @@ import (
 type Job struct {
 	name     string
 	files    int
+	size     int      // how many ranks there are, as far as logs and traces tell
 	traces   []*trace // by rank
 	steps    []*trainStep
 	plans    []memory
@@ -39,7 +40,6 @@ type curveID struct{ name, over string }
 type attempt struct {
 	Number int    `json:"number"`
 	Notes  []note `json:"notes"`
-	ranks  map[int]bool
 }
 
 // note is something that happened: with a time if the launcher says it, with a rank otherwise.
@@ -104,11 +104,7 @@ func Read(dir string) (*Job, error) {
 		if err == nil && (info.Size() <= mostBytes || filepath.Ext(path) == ".log") {
 			known, err = j.read(path)
 		}
-		if err != nil {
-			j.remarks = append(j.remarks, fmt.Sprintf("%s: %v", path, err))
-		} else if known {
-			j.files++
-		}
+		j.found(path, known, err)
 		return nil
 	})
 	if err != nil {
@@ -122,7 +118,17 @@ func Read(dir string) (*Job, error) {
 	}
 	j.align()
 	j.steps = j.cut()
+	j.stepCurves()
 	return j, nil
+}
+
+// found counts a file of the job, or remarks on one that cannot be read.
+func (j *Job) found(path string, known bool, err error) {
+	if err != nil {
+		j.remarks = append(j.remarks, fmt.Sprintf("%s: %v", path, err))
+	} else if known {
+		j.files++
+	}
 }
 
 // read reads a file that is no trace, and says whether it is of a job.
@@ -156,12 +162,11 @@ func (j *Job) log(path string, number, rank int, launcher bool) error {
 		return err
 	}
 	defer f.Close()
-	a := j.attempts[number]
-	if a == nil {
-		a = &attempt{Number: number, ranks: map[int]bool{}}
-		j.attempts[number] = a
+	a := cmp.Or(j.attempts[number], &attempt{Number: number})
+	j.attempts[number] = a
+	if !launcher {
+		j.size = max(j.size, rank+1)
 	}
-	a.ranks[rank] = a.ranks[rank] || !launcher
 	lines, noted := bufio.NewScanner(f), 0
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -273,15 +278,8 @@ func (j *Job) readTraces(paths map[int]string) {
 	}
 	all.Wait()
 	for i, t := range traces {
-		switch {
-		case errors.Is(errs[i], errEmpty):
-			j.remarks = append(j.remarks, fmt.Sprintf("the trace of rank %d is empty: the rank "+
-				"was killed, or still runs", ranks[i]))
-		case errs[i] != nil:
-			j.remarks = append(j.remarks, fmt.Sprintf("%s: %v", paths[ranks[i]], errs[i]))
-		case t != nil: // else it is no trace
-			j.traces = append(j.traces, t)
-			j.files++
+		if j.found(paths[ranks[i]], t != nil, errs[i]); t != nil {
+			j.traces, j.size = append(j.traces, t), max(j.size, t.rank+1)
 		}
 	}
 }

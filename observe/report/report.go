@@ -77,12 +77,11 @@ func (j *Job) WriteHTML(w io.Writer) error {
 }
 
 func (j *Job) page() *page {
-	p := &page{Job: j.name, Size: j.size(), Remarks: j.remarks, Steps: j.steps,
+	p := &page{Job: j.name, Size: j.size, Remarks: j.remarks, Steps: j.steps,
 		Matrix: j.matrix(), Plans: j.plans}
 	p.Some, p.Charts = thinned(p.Steps, mostLate/max(p.Size, 1)), j.charts()
 	p.Slow, p.Usual = slowest(p.Steps, mostSlow)
 	if p.Usual != nil {
-		p.Charts = append(p.Charts, stepCharts(p.Steps)...)
 		p.Ranks = j.ranks(p.Steps, p.Matrix)
 		p.timelines()
 	}
@@ -137,42 +136,36 @@ func thinned[T any](points []T, most int) (some []T) {
 	return some
 }
 
-// stepCharts are the times and the throughput of the steps that traces have.
-func stepCharts(steps []*trainStep) []chart {
-	times, rates := curve{Name: "ms"}, curve{Name: "steps/s"}
-	for _, s := range steps {
-		times.Points = append(times.Points, [2]float64{float64(s.Number), s.Millis})
+// stepCurves adds the times and the throughput of the steps that traces have.
+func (j *Job) stepCurves() {
+	const over, window = "step of the traces", 20
+	for _, s := range j.steps {
+		j.point(curveID{"time of a step, ms", over}, float64(s.Number), s.Millis, true)
 	}
-	const window = 20
-	for some := range slices.Chunk(steps, max(window, (len(steps)+mostPoints-1)/mostPoints)) {
+	for some := range slices.Chunk(j.steps, window) {
 		last := some[len(some)-1]
-		if took := (last.to - some[0].from).millis(); took > 0 {
-			rates.Points = append(rates.Points, [2]float64{float64(last.Number),
-				1000 * float64(len(some)) / took})
+		if took := (last.to - some[0].from).Millis(); took > 0 {
+			j.point(curveID{"steps a second", over}, float64(last.Number),
+				1000*float64(len(some))/took, true)
 		}
 	}
-	times.Points = thinned(times.Points, mostPoints)
-	return []chart{{Title: "time of a step, ms", X: "step of the traces", Lines: []curve{times}},
-		{Title: "steps a second", X: "step of the traces", Lines: []curve{rates}}}
 }
 
 // ranks returns the table of ranks.
 func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 	n := float64(len(steps))
-	lines := make([]rankLine, j.size())
+	lines := make([]rankLine, j.size)
 	for _, s := range steps {
-		last := lastStarts(s.calls)
 		for r, late := range s.Late {
 			lines[r].LateMillis += late / n
 		}
 		busy := map[int]nanos{} // until when a rank is in calls
 		for _, c := range s.calls {
-			if wait := min(last[c.id()]-c.Start, c.Took); wait > 0 && c.syncs() {
-				lines[c.rank].WaitMillis += wait.millis() / n
-			}
-			if c.whole() && c.end() > busy[c.rank] {
-				lines[c.rank].CallsMillis += (c.end() - max(c.Start, busy[c.rank])).millis() / n
-				busy[c.rank] = c.end()
+			line, until := &lines[c.Process], busy[c.Process]
+			line.WaitMillis += max(min(c.last-c.Start, c.Took), 0).Millis() / n
+			if c.whole() && c.end() > until {
+				line.CallsMillis += (c.end() - max(c.Start, until)).Millis() / n
+				busy[c.Process] = c.end()
 			}
 		}
 	}
@@ -181,7 +174,7 @@ func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 		l := &lines[t.rank]
 		l.Rank, l.Unknown = t.rank, t.clock.unknown
 		if len(t.clock.ahead) > 0 {
-			l.AheadMillis = median(t.clock.ahead).millis()
+			l.AheadMillis = median(t.clock.ahead).Millis()
 		}
 		for _, b := range sent[t.rank] {
 			l.Sent += b

@@ -25,10 +25,10 @@ func (j *Job) cut() (all []*trainStep) {
 	if len(j.traces) == 0 {
 		return nil
 	}
-	first := j.traces[0]
-	ends := first.ends()
+	ends := j.traces[0].ends()
+	number := make(map[callID]int, len(ends))
 	for i, end := range ends {
-		s := &trainStep{Number: i}
+		s := &trainStep{Number: i, Late: make([]float64, j.size)}
 		for _, t := range j.traces {
 			if c := t.common[end]; c != nil {
 				s.to = max(s.to, c.end())
@@ -36,17 +36,43 @@ func (j *Job) cut() (all []*trainStep) {
 		}
 		if i > 0 {
 			s.from = all[i-1].to
-			s.Millis = (s.to - s.from).millis()
+			s.Millis = (s.to - s.from).Millis()
 		}
-		all = append(all, s)
+		all, number[end] = append(all, s), i
 	}
+	j.meet()
 	for _, t := range j.traces {
-		t.assign(ends, all)
-	}
-	for _, s := range all {
-		s.Late = j.late(s.calls)
+		at := 0
+		for _, c := range t.calls {
+			if at < len(all) {
+				all[at].calls = append(all[at].calls, c)
+				all[at].Late[t.rank] += c.behind.Millis()
+			}
+			if i, ok := number[c.id()]; ok && c.whole() {
+				at = i + 1
+			}
+		}
 	}
 	return all[min(1, len(all)):] // what is before the first end is no whole step
+}
+
+// meet finds out how late ranks are for the calls that they meet in.
+func (j *Job) meet() {
+	groups := map[callID][]*event{}
+	for _, t := range j.traces {
+		for _, c := range t.calls {
+			if c.syncs() {
+				groups[c.id()] = append(groups[c.id()], c)
+			}
+		}
+	}
+	for _, met := range groups {
+		slices.SortFunc(met, func(a, b *event) int { return cmp.Compare(a.Start, b.Start) })
+		for _, c := range met {
+			c.last = met[len(met)-1].Start
+			c.behind = max(c.Start-met[(len(met)-1)/2].Start, 0)
+		}
+	}
 }
 
 // ends returns the last call of each step. Buckets of gradients say how many steps there are; calls
@@ -127,79 +153,16 @@ func opening(calls []*event, names []string, steps float64) (first string) {
 	return first
 }
 
-// assign gives each call of a rank its step.
-func (t *trace) assign(ends []callID, all []*trainStep) {
-	at := 0
-	number := make(map[callID]int, len(ends))
-	for i, id := range ends {
-		number[id] = i
-	}
-	for _, c := range t.calls {
-		if at < len(all) {
-			all[at].calls = append(all[at].calls, c)
-		}
-		if i, ok := number[c.id()]; ok && c.whole() {
-			at = i + 1
-		}
-	}
-}
-
 // purpose says for what a call was made: "DataParallel.Save: allgather".
 func purpose(c *event) string {
 	if !c.whole() {
 		return "part"
 	}
-	text, _, _ := strings.Cut(c.Args.Call, " of ")
+	text, _, _ := strings.Cut(c.Args.What, " of ")
 	if strings.HasPrefix(text, "replay ") { // with its number
 		return "replay"
 	}
 	return text
-}
-
-// meetings returns the calls that several ranks meet in, each with those of the ranks by time.
-func meetings(calls []*event) [][]*event {
-	groups, order := map[callID][]*event{}, []callID{}
-	for _, c := range calls {
-		if c.syncs() {
-			if groups[c.id()] == nil {
-				order = append(order, c.id())
-			}
-			groups[c.id()] = append(groups[c.id()], c)
-		}
-	}
-	var all [][]*event
-	for _, id := range order {
-		if met := groups[id]; len(met) > 1 {
-			slices.SortFunc(met, func(a, b *event) int { return cmp.Compare(a.Start, b.Start) })
-			all = append(all, met)
-		}
-	}
-	return all
-}
-
-// late returns by how many milliseconds each rank began calls after the median rank.
-func (j *Job) late(calls []*event) []float64 {
-	late := make([]float64, j.size())
-	for _, met := range meetings(calls) {
-		middle := met[(len(met)-1)/2].Start
-		for _, c := range met {
-			late[c.rank] += max(c.Start-middle, 0).millis()
-		}
-	}
-	return late
-}
-
-// size is how many ranks there are, as far as the traces tell.
-func (j *Job) size() (n int) {
-	for _, t := range j.traces {
-		n = max(n, t.rank+1)
-	}
-	for _, a := range j.attempts {
-		for rank := range a.ranks {
-			n = max(n, rank+1)
-		}
-	}
-	return n
 }
 
 // slowFrom is how many medians a slow step takes.

@@ -3,22 +3,20 @@ package report
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe/internal/chrome"
 )
 
 // trace is what a rank has recorded.
 type trace struct {
 	rank   int
-	path   string
+	names  []*chrome.Event
 	calls  []*event // whole ones and parts, in the order of their starts
 	clock  clock
 	common map[callID]*event // the whole ones
@@ -30,30 +28,18 @@ type callID struct {
 	seq   uint64
 }
 
-// event is a call of a rank, or a part of one, see observe.Recorder.WriteChrome.
+// event is a call of a rank, or a part of one.
 type event struct {
-	Name     string `json:"name"`
-	Category string `json:"cat"`
-	Phase    string `json:"ph"`
-	Start    nanos  `json:"ts"`
-	Took     nanos  `json:"dur"`
-	Queue    int    `json:"tid"`
-	Args     struct {
-		Call, Group, Algorithm, Error string
-		Seq                           uint64
-		Rank, Root                    int
-		Bytes                         int64
-	} `json:"args"`
-
-	kind backend.Kind
-	rank int // in the job
+	*chrome.Event
+	kind         backend.Kind
+	last, behind nanos // when the last rank began the call; by how much the median rank was earlier
 }
 
 func (c *event) id() callID { return callID{c.Args.Group, c.Args.Seq} }
 func (c *event) end() nanos { return c.Start + c.Took }
 
 // whole reports whether c is no part of a call.
-func (c *event) whole() bool { return c.Category == "collective" }
+func (c *event) whole() bool { return c.Category == chrome.Collective }
 
 // syncs reports whether no rank's call can end before every rank's has begun.
 func (c *event) syncs() bool {
@@ -64,59 +50,38 @@ func (c *event) syncs() bool {
 	return false
 }
 
-// nanos are nanoseconds, which a trace has as microseconds with three decimals: more digits than a
-// float64.
-type nanos int64
+type nanos = chrome.Nanos
 
-// UnmarshalJSON reads microseconds.
-func (n *nanos) UnmarshalJSON(text []byte) error {
-	whole, part, _ := strings.Cut(string(text), ".")
-	value, err := strconv.ParseInt(whole+(part + "000")[:3], 10, 64)
-	*n = nanos(value)
-	return err
-}
-
-// MarshalJSON writes microseconds.
-func (n nanos) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, "%d.%03d", n/1000, n%1000), nil
-}
-
-func (n nanos) millis() float64 { return float64(n) / 1e6 }
-
-// errEmpty: a session makes the file when it starts, and writes it at its end.
-var errEmpty = errors.New("the file is empty")
-
+// readTrace returns nil for a file that is no trace.
 func readTrace(path string, rank int) (*trace, error) {
-	var file struct {
-		Events []*event `json:"traceEvents"`
+	text, err := os.ReadFile(path)
+	if err == nil && len(text) == 0 { // a session makes the file when it starts
+		err = fmt.Errorf("the trace of rank %d is empty: the rank was killed, or still runs", rank)
 	}
-	if err := decodeTrace(path, &file); err != nil || file.Events == nil {
+	var file chrome.File
+	if err == nil {
+		err = json.Unmarshal(text, &file)
+	}
+	if err != nil || file.Events == nil {
 		return nil, err
 	}
-	t := &trace{rank: rank, path: path, common: map[callID]*event{}}
-	for _, c := range file.Events {
-		if c.Phase != "X" && c.Phase != "B" || c.Category != "collective" && c.Category != "part" {
-			continue
+	t := &trace{rank: rank, common: map[callID]*event{}}
+	for _, e := range file.Events {
+		switch {
+		case e == nil:
+		case e.Args.Fields == nil || e.Category != chrome.Collective && e.Category != chrome.Part:
+			t.names = append(t.names, e)
+		default:
+			e.Process = rank // in the job
+			c := &event{Event: e}
+			if c.whole() {
+				c.kind, _ = backend.ParseKind(c.Name)
+				t.common[c.id()] = c
+			}
+			t.calls = append(t.calls, c)
 		}
-		c.rank = rank
-		if c.whole() {
-			c.kind, _ = backend.ParseKind(c.Name)
-			t.common[c.id()] = c
-		}
-		t.calls = append(t.calls, c)
 	}
 	return t, nil
-}
-
-func decodeTrace(path string, to any) error {
-	text, err := os.ReadFile(path)
-	if err == nil && len(text) == 0 {
-		return errEmpty
-	}
-	if err == nil {
-		err = json.Unmarshal(text, to)
-	}
-	return err
 }
 
 // WriteChrome writes the traces of all ranks as one, on the clock of the first.
@@ -127,28 +92,14 @@ func (j *Job) WriteChrome(w io.Writer) error {
 		return fmt.Errorf("report: %w: there is no trace to write: set EURYALE_TRACE",
 			backend.ErrArgument)
 	}
-	type fields map[string]json.RawMessage
-	var all struct {
-		Events []fields `json:"traceEvents"`
-		Unit   string   `json:"displayTimeUnit"`
-	}
+	var all []*chrome.Event
 	for _, t := range j.traces {
-		var file struct {
-			Events []fields `json:"traceEvents"`
+		all = append(all, t.names...)
+		for _, c := range t.calls {
+			all = append(all, c.Event)
 		}
-		if err := decodeTrace(t.path, &file); err != nil {
-			return fmt.Errorf("report: %s: %w", t.path, err)
-		}
-		for _, e := range file.Events {
-			var at nanos
-			if text, ok := e["ts"]; ok && at.UnmarshalJSON(text) == nil {
-				e["ts"], _ = t.clock.common(at).MarshalJSON()
-			}
-		}
-		all.Events = append(all.Events, file.Events...)
 	}
-	all.Unit = "ns"
-	return json.NewEncoder(w).Encode(all)
+	return chrome.Write(w, all)
 }
 
 // clock says how far a rank's clock is ahead of the first one's, at some times of its own.
@@ -201,7 +152,11 @@ func (j *Job) align() {
 	}
 }
 
-// clockOf bounds how far the clock of t is ahead of another.
+// clockOf bounds how far the clock of t is ahead of another. A collective in which every rank needs
+// the data of all others is a round trip: none ends before the last one has begun, so each bounds
+// that from both sides, and many bound it closely. Where the bounds allow it the clocks count as
+// one, as on one machine. Elsewhere the middle is taken, anew every few hundred calls, since clocks
+// drift.
 func clockOf(t, of *trace) (c clock) {
 	var at, low, high []nanos
 	for _, mine := range t.calls {
@@ -241,5 +196,5 @@ var numbered = regexp.MustCompile(`\(call \d+|^replay \d+`)
 
 // signature is what a call has in common with that of the next step.
 func (c *event) signature() string {
-	return c.Args.Group + " " + numbered.ReplaceAllString(c.Args.Call, "")
+	return c.Args.Group + " " + numbered.ReplaceAllString(c.Args.What, "")
 }

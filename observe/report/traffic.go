@@ -7,64 +7,48 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// traffic calls add with the bytes that a call on n ranks sends from one to another. bytes are
-// those of the larger buffer of the call. By NCCL they go round a ring, otherwise directly: whole
-// operands in one shot, chunks in two-shot and all that is not known better.
-func traffic(k backend.Kind, algorithm string, n, root int, bytes int64,
-	add func(from, to int, bytes int64)) {
-	if strings.Contains(algorithm, "nccl") && round(k, n, root, bytes, add) {
-		return
-	}
-	oneShot := slices.Contains([]string{"one-shot", "ll", "mesh"}, algorithm)
+// sent returns the bytes that a call on n ranks sends from one to another. bytes is the size of the
+// larger buffer of the call. By NCCL they go round a ring, otherwise directly: whole operands in
+// one shot, chunks in two-shot and all that is not known better.
+func sent(k backend.Kind, algorithm string, n, root int, bytes int64, from, to int) int64 {
 	part := bytes / int64(n)
-	sends, receives := func(int) bool { return true }, func(int) bool { return true }
-	isRoot := func(r int) bool { return r == root }
+	oneShot := slices.Contains([]string{"one-shot", "ll", "mesh"}, algorithm)
+	ring := strings.Contains(algorithm, "nccl") && !slices.Contains([]backend.Kind{
+		backend.AllToAll, backend.Gather, backend.Scatter}, k)
 	switch {
-	case oneShot && k == backend.AllReduce:
-		part = bytes
-	case oneShot && k == backend.Reduce:
-		part, receives = bytes, isRoot
+	case from == to || ring && to != (from+1)%n ||
+		k == backend.Gather && to != root || k == backend.Scatter && from != root:
+		return 0
+	case ring && (k == backend.Broadcast && to == root || k == backend.Reduce && from == root):
+		return 0 // the last one of the ring
+	case ring && (k == backend.Broadcast || k == backend.Reduce):
+		return bytes
+	case ring && k == backend.AllReduce:
+		return 2 * part * int64(n-1)
+	case ring:
+		return part * int64(n-1)
+	case k == backend.AllReduce && oneShot:
+		return bytes
 	case k == backend.AllReduce:
-		part *= 2
+		return 2 * part
+	case k == backend.Reduce && oneShot:
+		return at(to == root, bytes)
+	case k == backend.Reduce: // chunks to all, and the sum of its own to the root
+		return part + at(to == root, part)
 	case k == backend.Broadcast && algorithm == "in-parts":
-		receives = func(r int) bool { return r != root }
+		return at(to != root, part)
 	case k == backend.Broadcast:
-		part, sends = bytes, isRoot
-	case k == backend.Gather:
-		receives = isRoot
-	case k == backend.Scatter:
-		sends = isRoot
+		return at(from == root, bytes)
 	}
-	for a := range n {
-		for b := range n {
-			if a != b && sends(a) && receives(b) {
-				add(a, b, part)
-			}
-		}
-		if k == backend.Reduce && !oneShot && a != root { // the sum of its chunk
-			add(a, root, part)
-		}
-	}
+	return part
 }
 
-// round is traffic round a ring; it reports false for kinds that do not go round.
-func round(k backend.Kind, n, root int, bytes int64, add func(from, to int, bytes int64)) bool {
-	part := bytes / int64(n) * int64(n-1)
-	switch k {
-	case backend.AllReduce:
-		part *= 2
-	case backend.Broadcast, backend.Reduce:
-		part = bytes
-	case backend.AllToAll, backend.Gather, backend.Scatter:
-		return false
+// at returns n bytes if they are sent.
+func at(sent bool, n int64) int64 {
+	if sent {
+		return n
 	}
-	for r := range n {
-		next := (r + 1) % n
-		if !(k == backend.Broadcast && next == root || k == backend.Reduce && r == root) {
-			add(r, next, part)
-		}
-	}
-	return true
+	return 0
 }
 
 // matrix returns the bytes that all calls of the traces have sent, by sender and receiver.
@@ -89,19 +73,24 @@ func (j *Job) matrix() [][]int64 {
 			}
 		}
 	}
-	sums := make([][]int64, j.size())
+	sums := make([][]int64, j.size)
 	for r := range sums {
 		sums[r] = make([]int64, len(sums))
 	}
 	for id, c := range largest {
-		traffic(c.kind, c.Args.Algorithm, sizes[id.group], c.Args.Root, c.Args.Bytes,
-			func(from, to int, bytes int64) {
+		n, root := sizes[id.group], 0
+		if c.Args.Root != nil {
+			root = *c.Args.Root
+		}
+		for from := range n {
+			for to := range n {
 				a, known := ranks[member{id.group, from}]
 				b, there := ranks[member{id.group, to}]
 				if known && there {
-					sums[a][b] += bytes
+					sums[a][b] += sent(c.kind, c.Args.Algorithm, n, root, c.Args.Bytes, from, to)
 				}
-			})
+			}
+		}
 	}
 	return sums
 }

@@ -68,7 +68,7 @@ var rooms = [][]room{
 		{"internal/bench", []string{"internal/bench", "internal/bench/chart", "bench/peers",
 			"bench/peers/compare"}, 62, "program", "chart, peers"},
 		{"backend/fault", []string{"backend/fault"}, 200, "leaf", ""},
-		{"observe", []string{"observe", "observe/*", "observe/internal/late"}, 296, "program",
+		{"observe", []string{"observe", "observe/*", "observe/internal/*"}, 296, "program",
 			"late, metrics, report"},
 		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
 		{"kernels", []string{"kernels", "kernels/internal/simd"}, 560, "kernel", "internal/simd"},

@@ -12,15 +12,15 @@ import (
 
 // files are those in which Linux tells of a process and its machine. Other systems have none.
 type files struct {
-	root    string
-	cgroups []string         // cpu.stat of the process's cgroup and of those around it
-	clocks  []string         // how long a core's clock was throttled, in milliseconds
-	values  map[string]int64 // what they have
-	before  map[string]int64 // what they had last
-	// throttledGPU is how long a GPU's clock was, nil without one
-	throttledGPU func() time.Duration
-	next         time.Time // when they may be read again, of a rank that is late
-	rest         time.Time // the same, of any rank
+	root         string
+	cgroups      []string             // cpu.stat of the process's cgroup and of those around it
+	clocks       []string             // how long a core's clock was throttled, in milliseconds
+	values       map[string]int64     // what they have
+	before       map[string]int64     // what they had last
+	throttledGPU func() time.Duration // how long a GPU's clock was
+	noted        [Noted]time.Duration // what has changed, until somebody takes it
+	next         time.Time            // when they may be read again, of a rank that is late
+	rest         time.Time            // the same, of any rank
 }
 
 // How often files are read, and how much of the time that may take.
@@ -56,12 +56,15 @@ func openFiles(root string) files {
 	return f
 }
 
-// look reads the files if it is time to, and adds what has changed.
-func (f *files) look(late bool, noted *[Noted]time.Duration) {
+// due reports whether it is time to look.
+func (f *files) due(late bool) bool {
+	now := time.Now()
+	return !now.Before(f.rest) || late && !now.Before(f.next)
+}
+
+// look reads the files, and notes what has changed.
+func (f *files) look() {
 	began, first := time.Now(), f.next.IsZero()
-	if began.Before(f.next) || !late && began.Before(f.rest) {
-		return
-	}
 	f.before, f.values = f.values, map[string]int64{} // threads come and go
 	contention, throttled, clock := f.waited(), time.Duration(0), time.Duration(0)
 	for _, name := range f.cgroups {
@@ -70,13 +73,11 @@ func (f *files) look(late bool, noted *[Noted]time.Duration) {
 	for _, name := range f.clocks {
 		clock = max(clock, time.Duration(f.change(name, number(read(name))))*time.Millisecond)
 	}
-	if f.throttledGPU != nil {
-		clock = max(clock, time.Duration(f.change("gpu", int64(f.throttledGPU()))))
-	}
+	clock = max(clock, time.Duration(f.change("gpu", int64(f.throttledGPU()))))
 	if !first {
-		noted[CPUContention] += max(contention-throttled, 0) // threads wait in either case
-		noted[CgroupThrottling] += throttled
-		noted[ClockThrottling] += clock
+		f.noted[CPUContention] += max(contention-throttled, 0) // threads wait in either case
+		f.noted[CgroupThrottling] += throttled
+		f.noted[ClockThrottling] += clock
 	}
 	now := time.Now()
 	took := now.Sub(began) // more than it costs where there is no core
@@ -107,14 +108,11 @@ func (f *files) waited() (longest time.Duration) {
 
 // throttled returns for how long a cgroup was.
 func (f *files) throttled(name string) time.Duration {
+	units := map[string]time.Duration{"throttled_usec": time.Microsecond, // version 2
+		"throttled_time": time.Nanosecond}
 	for line := range bytes.Lines(read(name)) {
-		fields := bytes.Fields(line)
-		switch {
-		case len(fields) < 2:
-		case string(fields[0]) == "throttled_usec": // version 2
-			return time.Duration(f.change(name, number(fields[1]))) * time.Microsecond
-		case string(fields[0]) == "throttled_time":
-			return time.Duration(f.change(name, number(fields[1])))
+		if fields := bytes.Fields(line); len(fields) > 1 && units[string(fields[0])] > 0 {
+			return time.Duration(f.change(name, number(fields[1]))) * units[string(fields[0])]
 		}
 	}
 	return 0

@@ -235,6 +235,33 @@ func TestSamplesTravelAsNumbers(t *testing.T) {
 	}
 }
 
+func TestNoStepWaitsForFiles(t *testing.T) {
+	first, reading := true, make(chan struct{})
+	p := Open(func() time.Duration {
+		if first {
+			first = false
+			return 0
+		}
+		<-reading
+		return time.Hour
+	})
+	defer p.Close()
+	p.files.rest = time.Time{} // it is time to
+	for range 3 {
+		p.Look(false)
+		var s Sample
+		if p.Sample(&s); s.Noted[ClockThrottling] != 0 {
+			t.Errorf("it notes %v before it has read the files", s.Noted)
+		}
+	}
+	close(reading)
+	p.looks.Wait()
+	var s Sample
+	if p.Sample(&s); s.Noted[ClockThrottling] != time.Hour {
+		t.Errorf("it notes %v", s.Noted)
+	}
+}
+
 func TestFilesOfTheSystemAreRead(t *testing.T) {
 	root := t.TempDir()
 	write := func(name, text string) {
@@ -259,7 +286,10 @@ func TestFilesOfTheSystemAreRead(t *testing.T) {
 	gpu := ms
 	f.throttledGPU = func() time.Duration { return gpu }
 	look := func(late bool) (noted [Noted]time.Duration) {
-		f.look(late, &noted)
+		if f.due(late) {
+			f.look()
+		}
+		move(&noted, &f.noted)
 		return noted
 	}
 	if got := look(false); got != ([Noted]time.Duration{}) {

@@ -7,10 +7,12 @@ import (
 	"time"
 )
 
+func noGPU() time.Duration { return 0 }
+
 // sampleOf returns what a process notes of f.
 func sampleOf(t *testing.T, f func()) Sample {
 	t.Helper()
-	p := Open(nil)
+	p := Open(noGPU)
 	defer p.Close()
 	began := time.Now()
 	f()
@@ -59,7 +61,7 @@ func TestPageFaultsAreNoted(t *testing.T) {
 
 // A process that was stopped gets SIGCONT, by which it goes on.
 func TestStopsAreNoted(t *testing.T) {
-	p := Open(nil)
+	p := Open(noGPU)
 	defer p.Close()
 	if err := syscall.Kill(syscall.Getpid(), syscall.SIGCONT); err != nil {
 		t.Fatal(err)

@@ -26,6 +26,13 @@ type sums struct {
 	heap, process              int64
 }
 
+// Copy returns a copy, which goes on by itself.
+func (t *Tally) Copy() Tally {
+	c := *t
+	c.ranks = slices.Clone(t.ranks)
+	return c
+}
+
 // Add adds a step.
 func (t *Tally) Add(c *Comparison) {
 	if t.ranks == nil {

@@ -1,0 +1,68 @@
+package observe
+
+import (
+	"sync"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/gpu/nvml"
+)
+
+// gpu is the device of a rank, as NVML knows it. A nil one has no state.
+type gpu struct {
+	bus     string
+	mu      sync.Mutex
+	library library // nil once it is closed
+	last    nvml.State
+	known   bool
+	asked   time.Time
+}
+
+// library is an [nvml.Library].
+type library interface {
+	State(pciBusID string) (nvml.State, error)
+	Close() error
+}
+
+// askTime is how old a state may be: the driver takes milliseconds to find out, in which it may
+// keep other calls of the process waiting.
+const askTime = 500 * time.Millisecond
+
+// openGPU returns nil without NVML, and for other devices.
+func openGPU(d backend.Device) *gpu {
+	if onBus, ok := d.(interface{ PCIBusID() string }); ok {
+		if library, err := openNVML(); err == nil {
+			return &gpu{bus: onBus.PCIBusID(), library: library}
+		}
+	}
+	return nil
+}
+
+func (g *gpu) state() (nvml.State, bool) {
+	if g == nil {
+		return nvml.State{}, false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if now := time.Now(); g.library != nil && now.Sub(g.asked) >= askTime {
+		var err error
+		g.last, err = g.library.State(g.bus)
+		g.known, g.asked = err == nil, now
+	}
+	return g.last, g.known
+}
+
+// throttled returns for how long the device's clock has been throttled so far.
+func (g *gpu) throttled() time.Duration {
+	s, _ := g.state()
+	return s.Throttled
+}
+
+func (g *gpu) close() {
+	if g != nil {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		_ = g.library.Close() // it may be used no longer, whatever it says
+		g.library, g.known = nil, false
+	}
+}

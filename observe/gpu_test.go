@@ -1,0 +1,36 @@
+package observe
+
+import (
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/gpu/nvml"
+)
+
+// driver counts how often it is asked.
+type driver struct{ times int64 }
+
+func (d *driver) State(string) (nvml.State, error) {
+	d.times++
+	return nvml.State{MemoryUsed: d.times}, nil
+}
+
+func (d *driver) Close() error { return nil }
+
+func TestTheDriverIsAskedTwiceASecondAtMost(t *testing.T) {
+	g := &gpu{library: &driver{}}
+	for range 3 {
+		if s, ok := g.state(); !ok || s.MemoryUsed != 1 {
+			t.Errorf("the state is %+v, %v", s, ok)
+		}
+		g.asked = time.Now() // however long that took
+	}
+	g.asked = g.asked.Add(-askTime)
+	if s, ok := g.state(); !ok || s.MemoryUsed != 2 {
+		t.Errorf("after half a second it is %+v, %v", s, ok)
+	}
+	g.close()
+	if _, ok := g.state(); ok {
+		t.Error("a library that is closed tells a state")
+	}
+}
