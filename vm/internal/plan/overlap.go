@@ -54,10 +54,10 @@ func (g *grouping) startEarly(all []*group) []*group {
 // mostDelayed is how many products wait for an operation beside which none would run.
 const mostDelayed = 2
 
-// delay puts products that nothing needs yet behind operations that run where their operands are
-// and beside which none would run: gradients of the weights of a perceptron behind the all-to-all
-// of the gradients of attention, say. They keep their operands meanwhile, so that they pass one
-// other operation at most.
+// delay puts products that nothing needs yet behind operations that run where their operands are and
+// beside which none would run: gradients of the weights of a perceptron behind the all-to-all of the
+// gradients of attention, say. They keep their operands meanwhile, so that they pass one other
+// operation at most.
 func (g *grouping) delay(all []*group) []*group {
 	multiplies := func(y *group) bool { return multiplies(g.program.Values[y.members[0]].Op) }
 	beside := map[*group]bool{} // what runs beside an operation
