@@ -51,7 +51,7 @@ func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, x bu
 	g := l.newGrouping(p, users, anew, plain)
 	all, err := g.ordered()
 	if err == nil && !plain {
-		all = g.delay(g.startEarly(g.hoistGradients(all, x)))
+		all = g.startEarly(g.hoistGradients(all, x))
 	}
 	return all, err
 }

@@ -17,7 +17,7 @@ import (
 func (g *grouping) startEarly(all []*group) []*group {
 	begin := 0
 	for i, y := range all {
-		op, opaque := g.opaque(y)
+		op, opaque := g.program.Values[y.members[0]].Op.(ir.Opaque)
 		if !opaque {
 			continue
 		}
@@ -49,67 +49,6 @@ func (g *grouping) startEarly(all []*group) []*group {
 		begin = i + 1
 	}
 	return all
-}
-
-// mostDelayed is how many products wait for an operation beside which none would run.
-const mostDelayed = 2
-
-// delay puts products that nothing needs yet behind operations that run where their operands are and
-// beside which none would run: gradients of the weights of a perceptron behind the all-to-all of the
-// gradients of attention, say. They keep their operands meanwhile, so that they pass one other
-// operation at most.
-func (g *grouping) delay(all []*group) []*group {
-	multiplies := func(y *group) bool { return multiplies(g.program.Values[y.members[0]].Op) }
-	beside := map[*group]bool{} // what runs beside an operation
-	for i, y := range all {
-		if op, opaque := g.opaque(y); !opaque || !op.Placed {
-			continue
-		}
-		runs := false
-		for _, z := range all[i+1:] {
-			if _, opaque := g.opaque(z); opaque || g.anyNeeds([]*group{z}, y) {
-				break
-			}
-			beside[z], runs = true, runs || multiplies(z)
-		}
-		at := i // of y, which moves forward
-		for k, passed, moved := i-1, 0, 0; !runs && k >= 0 && moved < mostDelayed; k-- {
-			z, n := all[k], 1
-			if _, opaque := g.opaque(z); opaque {
-				passed++
-			}
-			if passed == 2 {
-				break
-			}
-			if g.ends(z, all[k+1]) {
-				n = 2 // with its epilogue
-			}
-			if move := slices.Clone(all[k : k+n]); multiplies(z) && !beside[z] &&
-				!g.anyNeeds(all[k+n:at+1], move...) {
-				all = slices.Insert(slices.Delete(all, k, k+n), at+1-n, move...)
-				beside[z], at, moved = true, at-n, moved+1
-			}
-		}
-	}
-	return all
-}
-
-// anyNeeds reports whether one of some groups needs one of others.
-func (g *grouping) anyNeeds(some []*group, others ...*group) bool {
-	for _, y := range some {
-		for z := range g.needsOf(y) {
-			if slices.Contains(others, z) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// opaque returns the operation of a group if it is one of the graph.
-func (g *grouping) opaque(y *group) (op ir.Opaque, ok bool) {
-	op, ok = g.program.Values[y.members[0]].Op.(ir.Opaque)
-	return op, ok
 }
 
 // overlap finds until when operations of the graph run beside the steps behind them.

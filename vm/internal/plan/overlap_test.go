@@ -51,32 +51,6 @@ func TestSumOfRanksBesideTheWeightsGradient(t *testing.T) {
 	}
 }
 
-// TestProductsWaitForAnOperationThatWouldRunAlone: those that nothing reads yet run beside it, two
-// at most, and what another operation has beside it stays there.
-func TestProductsWaitForAnOperationThatWouldRunAlone(t *testing.T) {
-	p := &program{}
-	dy, w, x := p.input(0, 8, 4), p.input(1, 4, 4), p.input(2, 8, 4)
-	var gradients []ir.ID
-	sum := func(x ir.ID) ir.ID {
-		return p.add(ir.Opaque{Index: len(gradients), Name: "sum", Placed: true}, ir.Of(8, 4), x)
-	}
-	for i := range 5 {
-		if i < 3 {
-			gradients = append(gradients, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), x, dy))
-		}
-		dy = p.add(ir.MatMul{TransB: true}, ir.Of(8, 4), dy, w)
-	}
-	gradients = append(gradients, sum(p.unary(fuse.Exp, dy)))
-	p.Results = append(gradients, p.unary(fuse.Tanh, gradients[3]))
-	planned, names := ops(t, p)
-	want := []string{"matmul TN", "matmul NT", "matmul NT", "matmul NT", "matmul NT", "matmul NT",
-		"loop exp", "sum", "matmul TN", "matmul TN", "loop tanh"}
-	if at := slices.Index(names, "sum"); !slices.Equal(names, want) || planned.Doubt != nil ||
-		planned.Steps[at].Until != at+2 {
-		t.Errorf("%v in\n%v", planned.Doubt, planned)
-	}
-}
-
 // TestVerifyFindsWhatMeetsASumUnderWay: a step that reads its result, or writes over its operand.
 func TestVerifyFindsWhatMeetsASumUnderWay(t *testing.T) {
 	planned, _ := ops(t, divided(true))
