@@ -47,7 +47,8 @@ type elasticModel struct {
 	random             *nn.Random
 	machine            *vm.Machine
 	solver             autograd.Solver
-	said               string // by the machine
+	wraps              func(autograd.Solver) autograd.Solver // that of NewElastic; nil: does not
+	said               string                                // by the machine
 }
 
 func newElasticModel(in, hidden int, way elasticWay) (*elasticModel, error) {
@@ -140,6 +141,7 @@ type elasticRun struct {
 	way      elasticWay
 	job      func(id elastic.ID, job *session.Elastic) autograd.Job
 	after    func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error // each step
+	solves   func(id elastic.ID, s autograd.Solver) autograd.Solver          // nil: s does
 	ends     func(id elastic.ID, e *autograd.Elastic)
 	from     string // a directory of checkpoints, "" for none
 	limits   elastic.Limits
@@ -223,7 +225,10 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 	if m.machine, err = vm.New(m.x.Graph(), nil); err != nil {
 		return nil, err
 	}
-	if e, err = autograd.NewElastic(t.Context(), job, m.weights, solver, micros); err == nil {
+	if m.wraps != nil {
+		m.solver = m.wraps(solver)
+	}
+	if e, err = autograd.NewElastic(t.Context(), job, m.weights, m.solver, micros); err == nil {
 		e.ClipNorm = limit
 	}
 	return e, err
@@ -268,6 +273,9 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 	r.build.Unlock()
 	if err != nil {
 		return "", err
+	}
+	if r.solves != nil {
+		m.wraps = func(s autograd.Solver) autograd.Solver { return r.solves(id, s) }
 	}
 	job, err := r.join(id, first)
 	if err != nil {
@@ -1232,5 +1240,76 @@ func TestWhatFailsAfterEachStepIsFinal(t *testing.T) {
 	// The last one may be that the other rank has left, which has seen first that they disagree.
 	if err := errors.Join(r.errs...); err == nil || !strings.Contains(err.Error(), "check: ") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// failing is a solver of which a step fails once it has changed parameters.
+type failing struct {
+	autograd.Solver
+	begun int
+	fails func(step int) error
+}
+
+func (f *failing) Step(params []gorgonia.ValueGrad) error {
+	f.begun++
+	return cmp.Or(f.Solver.Step(params), f.fails(f.begun-1))
+}
+
+// TestAnErrorOfTheSolverIsFinalWhateverItIs: also one that looks like the loss of a rank, on all
+// ranks or on one of them, whichever applies the step first: in the step, or, where it was cut off
+// from the others, in the recovery.
+func TestAnErrorOfTheSolverIsFinalWhateverItIs(t *testing.T) {
+	const steps, bad, calls = 5, 2, 20
+	want := elasticAlone(t, steps, bySolver)
+	for call := calls; call >= 14; call-- { // of one rank, which is cut off there
+		for _, both := range []bool{true, false} {
+			begun := map[elastic.ID]*failing{}
+			r := newElasticRun(t, "final", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
+				func(r *elasticRun) {
+					r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+						return &lossy{job, func(n int) bool { return id == 2 && n == call }, true,
+							0, false}
+					}
+					r.solves = func(id elastic.ID, s autograd.Solver) autograd.Solver {
+						f := &failing{Solver: s, fails: func(step int) error {
+							if step == bad && (both || id == 2) {
+								return &backend.Error{Peer: -1, Cause: errKilled}
+							}
+							return nil
+						}}
+						r.mu.Lock()
+						defer r.mu.Unlock()
+						begun[id] = f
+						return f
+					}
+				})
+			r.running.Wait()
+			for id, f := range begun {
+				if n := map[bool]int{true: bad + 1, false: steps}[both || id == 2]; f.begun != n {
+					t.Errorf("call %d, both %t: rank %d has applied %d steps, want %d", call, both,
+						id-1, f.begun, n)
+				}
+			}
+			if !both && r.end() != want || both && len(r.errs) > 0 {
+				t.Errorf("call %d, both %t: ended wrong: %v", call, both, r.errs)
+			}
+		}
+	}
+}
+
+// TestNoStepFollowsOneThatHasPanicked: the parameters may be those of half a step.
+func TestNoStepFollowsOneThatHasPanicked(t *testing.T) {
+	for _, way := range elasticWays[:2] {
+		_, e := oneElastic(t, way, lossless)
+		var err error
+		for range 2 {
+			func() {
+				defer func() { _ = recover() }()
+				_, err = e.Step(func(int) (float64, error) { panic(errKilled) })
+			}()
+		}
+		if err == nil || !strings.Contains(err.Error(), "panicked") {
+			t.Errorf("%+v: the error is %v", way, err)
+		}
 	}
 }

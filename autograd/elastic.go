@@ -67,6 +67,7 @@ type Elastic struct {
 	step         int     // of the job that comes next; saves.steps: of the training
 	loss         float64 // of the step before, or of that step where it is reduced
 	reduced      bool    // that step is, and not applied
+	applying     bool    // it has begun to be applied: applied twice, it would be another step
 	tries        int     // of the step and of After, by the same ranks
 	between      bool    // no call is under way or has failed, nor panicked
 	saves        saves   // of all generations
@@ -160,7 +161,7 @@ func (e *Elastic) Load(dir string, opts ...LoadOption) error {
 		return e.failed
 	}
 	e.load = func() error { return e.dp.load(dir, e.solver, nil, opts...) }
-	e.between = false
+	e.between, e.failed = false, errPanicked
 	e.failed = e.restore()
 	if e.failed != nil {
 		if e.failed = e.again(e.failed); e.failed == nil {
@@ -230,6 +231,7 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 	}
 	e.between, e.began = false, true
 	if e.failed == nil {
+		e.failed = errPanicked
 		e.failed = e.finish(run)
 	}
 	if e.between = e.failed == nil; !e.between {
@@ -269,7 +271,7 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 
 // again ends the present generation because of an error, and returns the error if it is final.
 func (e *Elastic) again(err error) error {
-	if e.tries++; !lostRank(err) || e.tries > maxTries {
+	if e.tries++; e.applying || !lostRank(err) || e.tries > maxTries {
 		return err
 	}
 	e.comm.Abort(err) // what this rank's device has begun ends, too
@@ -301,6 +303,9 @@ func (e *Elastic) recovered(lost time.Time, repeated bool) {
 // maxTries is how often the same ranks repeat a step, or go on after an error of After, before the
 // error is final: a fault of the program, such as ranks that do not run the same, ends each try.
 const maxTries = 3
+
+// errPanicked is the error of calls after one that has panicked.
+var errPanicked = errors.New("autograd: a call of this elastic training has panicked")
 
 // lostRank reports whether an error may follow from the loss of a rank.
 func lostRank(err error) bool {
@@ -352,12 +357,13 @@ func (e *Elastic) commit() (admits bool, err error) {
 	return slices.ContainsFunc(notes, func(note []byte) bool { return note[0] == 1 }), err
 }
 
-// apply gives the solver the gradients of the step.
+// apply gives the solver the gradients of the step. An error is final, whatever it is.
 func (e *Elastic) apply() error {
+	e.applying = true
 	if err := e.steps.Apply(e.ClipNorm); err != nil {
 		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.Next(), err)
 	}
-	e.step, e.reduced = e.step+1, false
+	e.step, e.reduced, e.applying = e.step+1, false, false
 	e.saves.steps++
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	return nil
