@@ -1058,6 +1058,24 @@ func killedAndReplaced(t *testing.T, alone, back time.Duration) (devices []strin
 	return regexp.MustCompile(`device=\S+`).FindAllString(outputs[1], -1)
 }
 
+// TestEachGenerationHasItsTraces: and leaves those of the ones before.
+func TestEachGenerationHasItsTraces(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
+	newElasticRun(t, "traces", 3, 6, elastic.Limits{Least: 1, Most: 3},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool { return step == int(id) }
+		}).running.Wait()
+	for name, ranks := range map[string]int{"run": 0, "run.g0": 3, "run.g1": 2, "run.g2": 1} {
+		for rank := range 3 {
+			text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%s.%d.json", name, rank)))
+			if got := strings.Contains(string(text), `"collective"`); got != (rank < ranks) {
+				t.Errorf("a trace of rank %d in %s: %t, %v", rank, name, got, err)
+			}
+		}
+	}
+}
+
 func TestGenerationsLeaveNothingBehind(t *testing.T) {
 	count := func() (files, goroutines int) {
 		fds, err := os.ReadDir("/proc/self/fd")

@@ -79,7 +79,13 @@ func (s *Session) Close() error {
 func Connect(
 	ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
 ) (*Session, error) {
-	file, err := openTrace(w.Rank)
+	return connect(ctx, w, backends, own, "")
+}
+
+// connect is Connect, with a trace of another name for each generation of an elastic job.
+func connect(ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
+	generation string) (*Session, error) {
+	file, err := openTrace(w.Rank, generation)
 	if err != nil {
 		return nil, errors.Join(err, CloseBackends(own))
 	}

@@ -23,12 +23,12 @@ type traceFile struct {
 
 // openTrace makes the file that EURYALE_TRACE asks for: before the work, so that a place
 // where there can be none is known before it.
-func openTrace(rank int) (*traceFile, error) {
+func openTrace(rank int, generation string) (*traceFile, error) {
 	to := env.Trace.Read(os.Getenv)
 	if to == "" {
 		return nil, nil
 	}
-	file, err := os.Create(fmt.Sprintf("%s.%d.json", to, rank))
+	file, err := os.Create(fmt.Sprintf("%s%s.%d.json", to, generation, rank))
 	if err != nil {
 		return nil, fmt.Errorf("rank %d: EURYALE_TRACE: %w", rank, err)
 	}

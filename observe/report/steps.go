@@ -22,14 +22,21 @@ const longestPeriod = 2048
 
 // cut cuts the traces into steps, none if their calls do not repeat.
 func (j *Job) cut() (all []*trainStep) {
-	if len(j.traces) == 0 {
-		return nil
+	for _, traces := range j.generations() {
+		for _, s := range j.cutOf(traces) {
+			s.Number = len(all) + 1
+			all = append(all, s)
+		}
 	}
-	first := j.traces[0]
-	ends := first.ends()
+	return all
+}
+
+// cutOf is cut of a generation.
+func (j *Job) cutOf(traces []*trace) (all []*trainStep) {
+	ends := traces[0].ends()
 	for i, end := range ends {
-		s := &trainStep{Number: i}
-		for _, t := range j.traces {
+		s := &trainStep{}
+		for _, t := range traces {
 			if c := t.common[end]; c != nil {
 				s.to = max(s.to, c.end())
 			}
@@ -40,7 +47,7 @@ func (j *Job) cut() (all []*trainStep) {
 		}
 		all = append(all, s)
 	}
-	for _, t := range j.traces {
+	for _, t := range traces {
 		t.assign(ends, all)
 	}
 	for _, s := range all {

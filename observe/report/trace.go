@@ -15,9 +15,23 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
+// traceID says whose trace it is. Jobs that are not elastic have one generation.
+type traceID struct{ generation, rank int }
+
+// generations returns the traces of each generation.
+func (j *Job) generations() (all [][]*trace) {
+	for i, t := range j.traces {
+		if i == 0 || t.generation != j.traces[i-1].generation {
+			all = append(all, nil)
+		}
+		all[len(all)-1] = append(all[len(all)-1], t)
+	}
+	return all
+}
+
 // trace is what a rank has recorded.
 type trace struct {
-	rank   int
+	traceID
 	path   string
 	calls  []*event // whole ones and parts, in the order of their starts
 	clock  clock
@@ -84,21 +98,24 @@ func (n nanos) MarshalJSON() ([]byte, error) {
 func (n nanos) millis() float64 { return float64(n) / 1e6 }
 
 // errEmpty: a session makes the file when it starts, and writes it at its end.
-var errEmpty = errors.New("the file is empty")
+var errEmpty = errors.New("the trace is empty: the rank was killed, or still runs")
 
-func readTrace(path string, rank int) (*trace, error) {
+func readTrace(path string, id traceID) (*trace, error) {
 	var file struct {
 		Events []*event `json:"traceEvents"`
 	}
 	if err := decodeTrace(path, &file); err != nil || file.Events == nil {
 		return nil, err
 	}
-	t := &trace{rank: rank, path: path, common: map[callID]*event{}}
+	t := &trace{traceID: id, path: path, common: map[callID]*event{}}
 	for _, c := range file.Events {
 		if c.Phase != "X" && c.Phase != "B" || c.Category != "collective" && c.Category != "part" {
 			continue
 		}
-		c.rank = rank
+		c.rank = id.rank
+		if id.generation > 0 { // whose calls are counted anew
+			c.Args.Group += fmt.Sprintf(" of generation %d", id.generation)
+		}
 		if c.whole() {
 			c.kind, _ = backend.ParseKind(c.Name)
 			t.common[c.id()] = c
@@ -185,19 +202,21 @@ const (
 	sameClock nanos = 20_000
 )
 
-// align brings all traces onto the clock of the first one.
+// align brings all traces onto the clock of the first one of their generation.
 func (j *Job) align() {
-	for i, t := range j.traces {
-		if i > 0 {
-			t.clock = clockOf(t, j.traces[0])
+	for _, traces := range j.generations() {
+		for i, t := range traces {
+			if i > 0 {
+				t.clock = clockOf(t, traces[0])
+			}
+			for _, c := range t.calls {
+				from, to := t.clock.common(c.Start), t.clock.common(c.end())
+				c.Start, c.Took = from, to-from
+			}
+			slices.SortStableFunc(t.calls, func(a, b *event) int {
+				return cmp.Compare(a.Start, b.Start)
+			})
 		}
-		for _, c := range t.calls {
-			from, to := t.clock.common(c.Start), t.clock.common(c.end())
-			c.Start, c.Took = from, to-from
-		}
-		slices.SortStableFunc(t.calls, func(a, b *event) int {
-			return cmp.Compare(a.Start, b.Start)
-		})
 	}
 }
 
