@@ -27,7 +27,7 @@ func Agree(comm backend.Communicator, description string, problem error) error {
 	}
 	err := residence.Bound(comm.Device(), func() error { return agree(comm, description, problem) })
 	if err != nil && err != problem {
-		return fmt.Errorf("autograd: rank %d of %s: %w", comm.Rank(), comm.Name(), err)
+		return wrapped("rank %d of %s: %w", comm.Rank(), comm.Name(), err)
 	}
 	return err
 }

@@ -361,7 +361,7 @@ func (e *Elastic) commit() (admits bool, err error) {
 func (e *Elastic) apply() error {
 	e.applying = true
 	if err := e.steps.Apply(e.ClipNorm); err != nil {
-		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.Next(), err)
+		return wrapped("step %d of an elastic training: %w", e.Next(), err)
 	}
 	e.step, e.reduced, e.applying = e.step+1, false, false
 	e.saves.steps++
@@ -476,11 +476,11 @@ func (e *Elastic) handOver() error {
 	rest := bytes.NewReader(memory)
 	h, err := safetensors.ReadHeader(rest, rest.Size())
 	if err != nil {
-		return fmt.Errorf("autograd: the solver's state of rank 0: %w", err)
+		return wrapped("the solver's state of rank 0: %w", err)
 	}
 	var of checkpoint.Stamp
 	if err := json.Unmarshal([]byte(h.Metadata[stampOf]), &of); err != nil {
-		return fmt.Errorf("autograd: the training of rank 0: %w", err)
+		return wrapped("the training of rank 0: %w", err)
 	}
 	e.saves.steps, e.saves.training, e.saves.best = of.Step, of.Training, of.Best
 	e.dp.saves = e.saves
