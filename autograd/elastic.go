@@ -1,14 +1,13 @@
 package autograd
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -435,59 +433,66 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	return nil
 }
 
-// stampOf names what rank 0 hands over of checkpoints.
-const stampOf = "training"
+// handed is what rank 0 tells newcomers before it sends its solver's vectors.
+type handed struct {
+	checkpoint.Stamp
+	Vectors []vectorLike
+}
+
+type vectorLike struct {
+	Name  string
+	DType backend.DType
+	Len   int
+}
 
 // handOver gives newcomers the state of rank 0's solver, and what checkpoints say of the training;
-// Enter has given them the parameters.
+// Enter has given them the parameters. Vectors go one by one: nobody has all of them in one piece,
+// which would be two more copies for a second of which all ranks wait.
 func (e *Elastic) handOver() error {
-	var state bytes.Buffer
+	var state map[string]backend.Buffer
+	of := handed{Stamp: checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
+		Best: e.saves.best}}
+	var err error
 	if e.comm.Rank() == 0 {
-		all, err := e.solver.State()
-		if err != nil {
+		if state, err = e.solver.State(); err != nil {
 			return err
 		}
-		tensors := map[string]stored{}
-		add(tensors, all)
-		of, err := json.Marshal(checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
-			Best: e.saves.best})
-		if err == nil {
-			err = safetensors.Write(&state, tensors, map[string]string{stampOf: string(of)})
-		}
-		if err != nil {
-			return err
+		for _, name := range slices.Sorted(maps.Keys(state)) {
+			of.Vectors = append(of.Vectors, vectorLike{name, state[name].DType(),
+				state[name].Len()})
 		}
 	}
-	sizes, err := gather(e.comm, binary.LittleEndian.AppendUint64(nil, uint64(state.Len())))
+	text, err := json.Marshal(of)
 	if err != nil {
 		return err
 	}
-	memory := state.Bytes()
-	if e.comm.Rank() > 0 {
-		memory = make([]byte, binary.LittleEndian.Uint64(sizes[0]))
-	}
-	c := backend.Collective{Kind: backend.Broadcast}
-	if err := group.RunOnHost(e.comm, c, backend.Of(memory), backend.Of(memory)); err != nil {
+	texts, err := framed(e.comm)(text)
+	if err != nil {
 		return err
 	}
-	if e.view.At[e.comm.Rank()].Phase != elastic.Empty { // it has the state
-		return nil
-	}
-	rest := bytes.NewReader(memory)
-	h, err := safetensors.ReadHeader(rest, rest.Size())
-	if err != nil {
-		return wrapped("the solver's state of rank 0: %w", err)
-	}
-	var of checkpoint.Stamp
-	if err := json.Unmarshal([]byte(h.Metadata[stampOf]), &of); err != nil {
+	if err := json.Unmarshal(texts[0], &of); err != nil {
 		return wrapped("the training of rank 0: %w", err)
+	}
+	vectors := map[string]backend.Buffer{} // of a newcomer
+	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
+	for _, v := range of.Vectors {
+		memory, has := state[v.Name]
+		if !has {
+			memory = room(v.DType, v.Len)
+		}
+		c := backend.Collective{Kind: backend.Broadcast}
+		if err := group.RunOnHost(e.comm, c, memory, memory); err != nil {
+			return err
+		}
+		if fresh {
+			vectors[v.Name] = memory
+		}
+	}
+	if !fresh {
+		return nil
 	}
 	e.saves.steps, e.saves.training, e.saves.best = of.Step, of.Training, of.Best
 	e.dp.saves = e.saves
-	vectors := map[string]backend.Buffer{}
-	for name, t := range h.Tensors(memory[len(memory)-rest.Len():]) {
-		vectors[name] = t.Data
-	}
 	return e.solver.SetState(vectors)
 }
 
