@@ -277,10 +277,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 	if r.solves != nil {
 		m.wraps = func(s autograd.Solver) autograd.Solver { return r.solves(id, s) }
 	}
-	job, err := r.join(id, first)
-	if err != nil {
-		return "", err
-	}
+	job := r.join(id, first)
 	e, err := r.way.begin(r.t, m, r.job(id, job), r.micros)
 	if err != nil {
 		return "", fmt.Errorf("process %d: %w", id, err)
@@ -308,8 +305,8 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 }
 
 // join makes a process take part in the job.
-func (r *elasticRun) join(id elastic.ID, first elastic.View) (*session.Elastic, error) {
-	return session.NewElastic(r.t.Context(), session.ElasticConfig{ID: id, Limits: r.limits,
+func (r *elasticRun) join(id elastic.ID, first elastic.View) *session.Elastic {
+	return session.NewElastic(session.ElasticConfig{ID: id, Limits: r.limits,
 		First: first, Register: shared{r.register}, Backends: euryale.Backends,
 		Env: rendezvous.Env{Job: r.name, Size: 1, LocalSize: 1, Timeout: 30 * time.Second}})
 }
@@ -575,10 +572,7 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 	*autograd.Elastic) {
 	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()),
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
-	job, err := r.join(1, elastic.First(1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	job := r.join(1, elastic.First(1))
 	m, err := newElasticModel(6, 10, way)
 	if err != nil {
 		t.Fatal(err)
@@ -932,6 +926,50 @@ func healed(t *testing.T, steps int, way elasticWay, after func(elastic.ID,
 	return r.end()
 }
 
+// TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and NewElastic.
+func TestNobodyWaitsForANewcomerThatLoads(t *testing.T) {
+	const joins, loads, steps = 1, 5, 9
+	var back bool
+	var first *elastic.Job
+	loading, loaded := make(chan struct{}), make(chan struct{})
+	newElasticRun(t, "loads", 1, steps, elastic.Limits{Least: 1, Most: 2}, nobody, planned.of,
+		func(r *elasticRun) {
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 1 {
+					first = job.Job()
+				} else { // it has joined
+					close(loading)
+					<-loaded
+				}
+				return job
+			}
+			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+				if id > 1 {
+					return nil
+				}
+				switch e.Next() {
+				case joins:
+					r.start(2, elastic.First(1), never)
+					<-loading
+				case loads:
+					if e.Size() > 1 || first.Waits() {
+						t.Error("a newcomer that loads counts as ready")
+					}
+					close(loaded)
+					for i := 0; !first.Waits() && i < 2000; i++ {
+						time.Sleep(10 * time.Millisecond)
+					}
+				case steps:
+					back = e.Size() == 2
+				}
+				return nil
+			}
+		}).end()
+	if !back {
+		t.Error("the newcomer does no steps")
+	}
+}
+
 // TestARecoveryIsCountedBesideAWaitingNewcomer: who is let in after the step that was repeated.
 func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
 	var r *elasticRun
@@ -1159,10 +1197,7 @@ func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio fl
 	if err = errors.Join(err, failed); err != nil {
 		return 0, err
 	}
-	job, err := r.join(id, first)
-	if err != nil {
-		return 0, err
-	}
+	job := r.join(id, first)
 	s := &seen{Elastic: job}
 	e, err := r.way.begin(r.t, m, s, elasticMicros)
 	if err != nil {

@@ -88,6 +88,8 @@ type Job struct {
 	running  sync.WaitGroup
 	writes   chan record
 
+	newcomer func(ctx context.Context) error // begins the part of one; nil where it has begun
+
 	mu      sync.Mutex
 	closed  bool
 	process *Process
@@ -104,33 +106,40 @@ type generation struct {
 }
 
 // Start makes a process take part in a job: as a member of the first generation, or else as a
-// newcomer. Less than limits.Least processes wait as long as patience for others.
-func Start(ctx context.Context, r Register, id ID, limits Limits, first View,
-	patience time.Duration) (*Job, error) {
+// newcomer, which the others hear of in its first Next: they wait for it once it is let in. Less
+// than limits.Least processes wait as long as patience for others.
+func Start(r Register, id ID, limits Limits, first View, patience time.Duration) *Job {
 	j := &Job{id: id, register: r, patience: patience, writes: make(chan record, 64),
 		next: make(chan generation, 1)}
 	j.over, j.end = context.WithCancelCause(context.Background())
-	at, early := 0, []Event(nil)
-	var actions []Action
 	if first.Rank(id) >= 0 {
-		j.process, actions = NewProcess(id, limits, first)
-	} else {
-		present, events, read, err := j.catchUp(ctx, first)
-		if err != nil {
-			return nil, err
-		}
-		at, early = read, events
-		j.process, actions = NewNewcomer(id, limits, present)
+		p, actions := NewProcess(id, limits, first)
+		j.begin(p, actions, nil, 0)
+		return j
 	}
-	j.running.Go(j.writeAll)
+	j.newcomer = func(ctx context.Context) error {
+		present, early, at, err := j.catchUp(ctx, first)
+		if err != nil {
+			return err
+		}
+		p, actions := NewNewcomer(id, limits, present)
+		j.begin(p, actions, early, at)
+		return nil
+	}
+	return j
+}
+
+// begin drives a process by the log from an entry on.
+func (j *Job) begin(p *Process, actions []Action, early []Event, at int) {
 	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.process = p
+	j.running.Go(j.writeAll)
 	j.act(actions)
 	for _, e := range early {
 		j.act(j.process.Step(e))
 	}
-	j.mu.Unlock()
 	j.running.Go(func() { j.read(at) })
-	return j, nil
 }
 
 // Watch follows a job from outside, and tells step which step the job goes on with, in each
@@ -291,6 +300,12 @@ func (j *Job) step(e Event) {
 // Next waits for the next generation of which this process is a member. The context ends with the
 // generation. Errors: a [StoppedError]; the register's; the cause of ctx.
 func (j *Job) Next(ctx context.Context) (v View, during context.Context, err error) {
+	if j.newcomer != nil {
+		if err := j.newcomer(ctx); err != nil {
+			return View{}, nil, err
+		}
+		j.newcomer = nil
+	}
 	select {
 	case g := <-j.next:
 		return g.View, g.during, nil

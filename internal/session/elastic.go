@@ -45,13 +45,10 @@ type ElasticConfig struct {
 }
 
 // NewElastic makes this process take part in an elastic job, which owns the register then.
-func NewElastic(ctx context.Context, c ElasticConfig) (*Elastic, error) {
-	job, err := elastic.Start(ctx, c.Register, c.ID, c.Limits, c.First, c.Env.Timeout)
-	if err != nil {
-		return nil, errors.Join(err, c.Register.Close())
-	}
+func NewElastic(c ElasticConfig) *Elastic {
+	job := elastic.Start(c.Register, c.ID, c.Limits, c.First, c.Env.Timeout)
 	return &Elastic{job: job, register: c.Register, env: c.Env, host: c.Host, id: c.ID,
-		backends: c.Backends()}, nil
+		backends: c.Backends()}
 }
 
 const (
