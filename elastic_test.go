@@ -143,6 +143,7 @@ type elasticRun struct {
 	after    func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error // each step
 	solves   func(id elastic.ID, s autograd.Solver) autograd.Solver          // nil: s does
 	ends     func(id elastic.ID, e *autograd.Elastic)
+	backends func(id elastic.ID) []backend.Backend
 	from     string // a directory of checkpoints, "" for none
 	limits   elastic.Limits
 	register rendezvous.Store
@@ -307,8 +308,9 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 // join makes a process take part in the job.
 func (r *elasticRun) join(id elastic.ID, first elastic.View) *session.Elastic {
 	return session.NewElastic(session.ElasticConfig{ID: id, Limits: r.limits,
-		First: first, Register: shared{r.register}, Backends: euryale.Backends,
-		Env: rendezvous.Env{Job: r.name, Size: 1, LocalSize: 1, Timeout: 30 * time.Second}})
+		First: first, Register: shared{r.register},
+		Backends: func() []backend.Backend { return r.backends(id) },
+		Env:      rendezvous.Env{Job: r.name, Size: 1, LocalSize: 1, Timeout: 30 * time.Second}})
 }
 
 func never(int, int) bool { return false }
@@ -320,7 +322,7 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	r := &elasticRun{t: t, name: fmt.Sprintf("%s-%d", name, rand.Uint32()), steps: steps,
 		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore(),
 		job:   func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
-		after: nothing, ends: func(elastic.ID, *autograd.Elastic) {}}
+		after: nothing, ends: func(elastic.ID, *autograd.Elastic) {}, backends: standard}
 	for _, f := range with {
 		f(r)
 	}
@@ -334,6 +336,9 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	}
 	return r
 }
+
+// standard are the backends of most processes.
+func standard(elastic.ID) []backend.Backend { return euryale.Backends() }
 
 // nothing is what most processes do after a step.
 func nothing(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil }
@@ -570,7 +575,7 @@ func lossless(int) bool { return false }
 // oneElastic begins a training of one rank.
 func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elasticModel,
 	*autograd.Elastic) {
-	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()),
+	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()), backends: standard,
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
 	job := r.join(1, elastic.First(1))
 	m, err := newElasticModel(6, 10, way)
@@ -926,22 +931,47 @@ func healed(t *testing.T, steps int, way elasticWay, after func(elastic.ID,
 	return r.end()
 }
 
-// TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and NewElastic.
+// slow is a backend with a driver that takes its time to start.
+type slow struct {
+	backend.Backend
+	start func()
+}
+
+func (s slow) Available() error {
+	s.start()
+	return s.Backend.Available()
+}
+
+// TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and NewElastic,
+// and drivers.
 func TestNobodyWaitsForANewcomerThatLoads(t *testing.T) {
+	for _, driver := range []bool{false, true} {
+		loadsSlowly(t, driver)
+	}
+}
+
+func loadsSlowly(t *testing.T, driver bool) {
 	const joins, loads, steps = 1, 5, 9
 	var back bool
 	var first *elastic.Job
 	loading, loaded := make(chan struct{}), make(chan struct{})
+	load := sync.OnceFunc(func() { close(loading); <-loaded })
 	newElasticRun(t, "loads", 1, steps, elastic.Limits{Least: 1, Most: 2}, nobody, planned.of,
 		func(r *elasticRun) {
 			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
 				if id == 1 {
 					first = job.Job()
-				} else { // it has joined
-					close(loading)
-					<-loaded
+				} else if !driver { // it has joined
+					load()
 				}
 				return job
+			}
+			r.backends = func(id elastic.ID) []backend.Backend {
+				return append(euryale.Backends(), slow{host.Backend{}, func() {
+					if id > 1 && driver {
+						load()
+					}
+				}})
 			}
 			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
 				if id > 1 {
@@ -1171,7 +1201,8 @@ func BenchmarkElasticStep(b *testing.B) {
 		ranks := 1 + i%2
 		b.Run(fmt.Sprintf("planned=%t/ranks=%d", way.planned, ranks), func(b *testing.B) {
 			r := &elasticRun{t: b, name: fmt.Sprintf("bench-%d", rand.Uint32()), way: way,
-				limits: elastic.Limits{Least: 1, Most: ranks}, register: rendezvous.NewMemStore()}
+				backends: standard,
+				limits:   elastic.Limits{Least: 1, Most: ranks}, register: rendezvous.NewMemStore()}
 			first := []elastic.View{elastic.First(1), elastic.First(1, 2)}[ranks-1]
 			ratios := make([]float64, ranks)
 			for rank := range ranks {

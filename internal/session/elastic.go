@@ -66,6 +66,9 @@ const (
 func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator,
 	elastic.View, error) {
 	e.unwatch()
+	if e.comm == nil { // drivers start now, and not while the others wait for a newcomer
+		_, _ = note(e.backends, "", 0, false) // connect says what is wrong
+	}
 	var members []elastic.ID // that tried to connect
 	for tries := 1; ; tries++ {
 		view, during, err := e.job.Next(ctx)
