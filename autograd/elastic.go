@@ -436,30 +436,23 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 // handed is what rank 0 tells newcomers before it sends its solver's vectors.
 type handed struct {
 	checkpoint.Stamp
-	Vectors []vectorLike
-}
-
-type vectorLike struct {
-	Name  string
-	DType backend.DType
-	Len   int
+	Vectors map[string][2]int // dtype and length
 }
 
 // handOver gives newcomers the state of rank 0's solver, and what checkpoints say of the training;
 // Enter has given them the parameters. Vectors go one by one: nobody has all of them in one piece,
 // which would be two more copies for a second of which all ranks wait.
 func (e *Elastic) handOver() error {
+	of := handed{checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
+		Best: e.saves.best}, map[string][2]int{}}
 	var state map[string]backend.Buffer
-	of := handed{Stamp: checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
-		Best: e.saves.best}}
 	var err error
 	if e.comm.Rank() == 0 {
 		if state, err = e.solver.State(); err != nil {
 			return err
 		}
-		for _, name := range slices.Sorted(maps.Keys(state)) {
-			of.Vectors = append(of.Vectors, vectorLike{name, state[name].DType(),
-				state[name].Len()})
+		for name, b := range state {
+			of.Vectors[name] = [2]int{int(b.DType()), b.Len()}
 		}
 	}
 	text, err := json.Marshal(of)
@@ -475,17 +468,17 @@ func (e *Elastic) handOver() error {
 	}
 	vectors := map[string]backend.Buffer{} // of a newcomer
 	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
-	for _, v := range of.Vectors {
-		memory, has := state[v.Name]
-		if !has {
-			memory = room(v.DType, v.Len)
+	for _, name := range slices.Sorted(maps.Keys(of.Vectors)) {
+		memory, has := state[name]
+		if like := of.Vectors[name]; !has {
+			memory = room(backend.DType(like[0]), like[1])
 		}
 		c := backend.Collective{Kind: backend.Broadcast}
 		if err := group.RunOnHost(e.comm, c, memory, memory); err != nil {
 			return err
 		}
 		if fresh {
-			vectors[v.Name] = memory
+			vectors[name] = memory
 		}
 	}
 	if !fresh {

@@ -114,7 +114,7 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration)
 	j.over, j.end = context.WithCancelCause(context.Background())
 	if first.Rank(id) >= 0 {
 		p, actions := NewProcess(id, limits, first)
-		j.begin(p, actions, nil, 0)
+		j.begin(p, actions, 0)
 		return j
 	}
 	j.newcomer = func(ctx context.Context) error {
@@ -123,22 +123,22 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration)
 			return err
 		}
 		p, actions := NewNewcomer(id, limits, present)
-		j.begin(p, actions, early, at)
+		for _, e := range early {
+			actions = append(actions, p.Step(e)...)
+		}
+		j.begin(p, actions, at)
 		return nil
 	}
 	return j
 }
 
-// begin drives a process by the log from an entry on.
-func (j *Job) begin(p *Process, actions []Action, early []Event, at int) {
+// begin drives a process, by the log from an entry on.
+func (j *Job) begin(p *Process, actions []Action, at int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.process = p
 	j.running.Go(j.writeAll)
 	j.act(actions)
-	for _, e := range early {
-		j.act(j.process.Step(e))
-	}
 	j.running.Go(func() { j.read(at) })
 }
 

@@ -75,15 +75,8 @@ func (s *Session) Close() error {
 }
 
 // Connect connects w on the best of backends that all ranks can use. Those of own close with the
-// session, and if Connect fails. It is collective.
-func Connect(
-	ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
-) (*Session, error) {
-	return connect(ctx, w, backends, own, "")
-}
-
-// connect is Connect, with a trace of another name for each generation of an elastic job.
-func connect(ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
+// session, and if Connect fails. generation is in the trace's name. It is collective.
+func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
 	generation string) (*Session, error) {
 	file, err := openTrace(w.Rank, generation)
 	if err != nil {

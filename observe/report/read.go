@@ -121,8 +121,14 @@ func Read(dir string) (*Job, error) {
 			"EURYALE_TRACE=%s/trace euryale run --log-dir %[1]s", dir,
 			strings.Join(append([]string{""}, j.remarks...), "; "), dir)
 	}
-	j.align()
-	j.steps = j.cut()
+	for rest := j.traces; len(rest) > 0; {
+		n := 1 // of a generation
+		for n < len(rest) && rest[n].generation == rest[0].generation {
+			n++
+		}
+		align(rest[:n])
+		j.steps, rest = append(j.steps, j.cut(rest[:n], len(j.steps))...), rest[n:]
+	}
 	return j, nil
 }
 

@@ -20,22 +20,12 @@ type trainStep struct {
 // longestPeriod is how many calls of a rank a step has at most.
 const longestPeriod = 2048
 
-// cut cuts the traces into steps, none if their calls do not repeat.
-func (j *Job) cut() (all []*trainStep) {
-	for _, traces := range j.generations() {
-		for _, s := range j.cutOf(traces) {
-			s.Number = len(all) + 1
-			all = append(all, s)
-		}
-	}
-	return all
-}
-
-// cutOf is cut of a generation.
-func (j *Job) cutOf(traces []*trace) (all []*trainStep) {
+// cut cuts the traces of a generation into steps, none if their calls do not repeat. after is how
+// many there are of the generations before.
+func (j *Job) cut(traces []*trace, after int) (all []*trainStep) {
 	ends := traces[0].ends()
 	for i, end := range ends {
-		s := &trainStep{}
+		s := &trainStep{Number: after + i}
 		for _, t := range traces {
 			if c := t.common[end]; c != nil {
 				s.to = max(s.to, c.end())

@@ -18,17 +18,6 @@ import (
 // traceID says whose trace it is. Jobs that are not elastic have one generation.
 type traceID struct{ generation, rank int }
 
-// generations returns the traces of each generation.
-func (j *Job) generations() (all [][]*trace) {
-	for i, t := range j.traces {
-		if i == 0 || t.generation != j.traces[i-1].generation {
-			all = append(all, nil)
-		}
-		all[len(all)-1] = append(all[len(all)-1], t)
-	}
-	return all
-}
-
 // trace is what a rank has recorded.
 type trace struct {
 	traceID
@@ -202,21 +191,19 @@ const (
 	sameClock nanos = 20_000
 )
 
-// align brings all traces onto the clock of the first one of their generation.
-func (j *Job) align() {
-	for _, traces := range j.generations() {
-		for i, t := range traces {
-			if i > 0 {
-				t.clock = clockOf(t, traces[0])
-			}
-			for _, c := range t.calls {
-				from, to := t.clock.common(c.Start), t.clock.common(c.end())
-				c.Start, c.Took = from, to-from
-			}
-			slices.SortStableFunc(t.calls, func(a, b *event) int {
-				return cmp.Compare(a.Start, b.Start)
-			})
+// align brings the traces of a generation onto the clock of the first one.
+func align(traces []*trace) {
+	for i, t := range traces {
+		if i > 0 {
+			t.clock = clockOf(t, traces[0])
 		}
+		for _, c := range t.calls {
+			from, to := t.clock.common(c.Start), t.clock.common(c.end())
+			c.Start, c.Took = from, to-from
+		}
+		slices.SortStableFunc(t.calls, func(a, b *event) int {
+			return cmp.Compare(a.Start, b.Start)
+		})
 	}
 }
 
