@@ -1039,7 +1039,7 @@ func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
 // EURYALE_TEST_DIES is set, and the other one does a step alone and waits until somebody comes.
 func trainsElastic() error {
 	const steps, recorded = 12, 5
-	began, dies := time.Now(), os.Getenv("EURYALE_TEST_DIES") != ""
+	began, dies := time.Now(), os.Getenv("EURYALE_TEST_DIES") == "yes"
 	self, err := elastic.ReadEnv(os.Getenv("EURYALE_ELASTIC"))
 	if err != nil {
 		return err
@@ -1082,6 +1082,10 @@ func trainsElastic() error {
 	}
 	where := e.Comm().Device().Name()
 	err = m.machine.Close()
+	if os.Getenv("EURYALE_TEST_DIES") == "late" && self.Process == 1 {
+		time.Sleep(200 * time.Millisecond) // the launcher knows that it has done its last step
+		return errors.New("the disk is full")
+	}
 	fmt.Printf("process=%d device=%s params=%x\n", self.Process, where,
 		sha256.Sum256([]byte(m.state())))
 	return err
@@ -1093,18 +1097,36 @@ func TestAKilledProcessIsReplaced(t *testing.T) {
 	killedAndReplaced(t, time.Second, 2*time.Second)
 }
 
+// TestAnErrorAfterTheLastStepFailsTheJob: the process is not replaced, and the other one ends well.
+func TestAnErrorAfterTheLastStepFailsTheJob(t *testing.T) {
+	t.Setenv("EURYALE_BACKEND", "host")
+	out, err := elasticProcesses(t, "late")
+	var f *launch.Failed
+	if !errors.As(err, &f) || f.Rank != 0 || !strings.Contains(out, "the disk is full") ||
+		strings.Contains(out, "takes its place") {
+		t.Errorf("the error is %v\n%s", err, out)
+	}
+}
+
+// elasticProcesses runs a job of two processes, of which one dies or not.
+func elasticProcesses(t *testing.T, dies string) (output string, err error) {
+	var out strings.Builder
+	err = launch.Run(t.Context(), launch.Job{Program: os.Args[0], Ranks: 2, Plain: true,
+		Elastic: &launch.Elastic{Least: 1}, Stdout: &out, Stderr: &out,
+		Notice: func(text string) { fmt.Fprintln(&out, text) },
+		Env: append(os.Environ(), "EURYALE_TEST_SCENARIO=trains elastic",
+			"EURYALE_TEST_DIES="+dies)})
+	return out.String(), err
+}
+
 // killedAndReplaced kills one of two processes. The other one goes on alone, and with the process
 // that takes the place of the first one, after a time. It returns the devices of the two.
 func killedAndReplaced(t *testing.T, alone, back time.Duration) (devices []string) {
 	var outputs [2]string
 	for i, dies := range []string{"", "yes"} {
-		var out strings.Builder
-		err := launch.Run(t.Context(), launch.Job{Program: os.Args[0], Ranks: 2, Plain: true,
-			Elastic: &launch.Elastic{Least: 1}, Stdout: &out, Stderr: &out,
-			Env: append(os.Environ(), "EURYALE_TEST_SCENARIO=trains elastic",
-				"EURYALE_TEST_DIES="+dies)})
-		if outputs[i] = out.String(); err != nil {
-			t.Fatalf("%v\n%s", err, out.String())
+		var err error
+		if outputs[i], err = elasticProcesses(t, dies); err != nil {
+			t.Fatalf("%v\n%s", err, outputs[i])
 		}
 	}
 	ends := regexp.MustCompile(`params=\w+`)

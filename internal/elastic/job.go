@@ -143,9 +143,9 @@ func (j *Job) begin(p *Process, actions []Action, at int) {
 }
 
 // Watch follows a job from outside, and tells step which step the job goes on with, in each
-// generation. It returns a [StoppedError] once nobody can go on: its reason is Finished or
-// StateLost.
-func Watch(ctx context.Context, r Register, first View, step func(next int)) error {
+// generation, and left who has done its last step. It returns a [StoppedError] if the state is
+// lost.
+func Watch(ctx context.Context, r Register, first View, step func(next int), left func(ID)) error {
 	observer := &Job{register: r}
 	p, _ := NewNewcomer(observer.id, Limits{}, first) // which is never ready
 	for i := 0; ; i++ {
@@ -157,11 +157,16 @@ func Watch(ctx context.Context, r Register, first View, step func(next int)) err
 		if e == nil {
 			continue
 		}
-		if d, ok := e.(Decided); ok {
-			step(d.View.Next())
+		switch e := e.(type) {
+		case Decided:
+			step(e.View.Next())
+		case Posted:
+			if e.Position.Leaving {
+				left(e.ID)
+			}
 		}
 		for _, a := range p.Step(e) {
-			if s, ok := a.(Stop); ok {
+			if s, ok := a.(Stop); ok && s.Why == StateLost {
 				return &StoppedError{Why: s.Why}
 			}
 		}
