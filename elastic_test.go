@@ -1166,6 +1166,28 @@ func TestEachGenerationHasItsTraces(t *testing.T) {
 	}
 }
 
+// TestATrainingGoesOnWithoutTraces: a disk that is full, say, is known before the work, or no reason
+// to end it.
+func TestATrainingGoesOnWithoutTraces(t *testing.T) {
+	const steps = 5
+	want := elasticAlone(t, steps, planned)
+	dir := filepath.Join(t.TempDir(), "traces")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
+	if newElasticRun(t, "traceless", 2, steps, elastic.Limits{Least: 1, Most: 2},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool { return id == 1 && step == 2 }
+		}, planned.of, func(r *elasticRun) {
+			r.after = func(elastic.ID, *elasticModel, *autograd.Elastic) error {
+				return os.RemoveAll(dir)
+			}
+		}).end() != want {
+		t.Error("other parameters than with traces")
+	}
+}
+
 func TestGenerationsLeaveNothingBehind(t *testing.T) {
 	count := func() (files, goroutines int) {
 		fds, err := os.ReadDir("/proc/self/fd")

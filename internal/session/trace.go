@@ -21,6 +21,9 @@ type traceFile struct {
 	background sync.WaitGroup // what ends with closing
 }
 
+// firstGeneration is in the names of the traces of an elastic job's first generation.
+const firstGeneration = ".g0"
+
 // openTrace makes the file that EURYALE_TRACE asks for: before the work, so that a place
 // where there can be none is known before it.
 func openTrace(rank int, generation string) (*traceFile, error) {
@@ -29,7 +32,11 @@ func openTrace(rank int, generation string) (*traceFile, error) {
 		return nil, nil
 	}
 	file, err := os.Create(fmt.Sprintf("%s%s.%d.json", to, generation, rank))
-	if err != nil {
+	switch {
+	case err != nil && generation != "" && generation != firstGeneration: // training goes on
+		(&traceFile{rank: rank}).report(err)
+		return nil, nil
+	case err != nil:
 		return nil, fmt.Errorf("rank %d: EURYALE_TRACE: %w", rank, err)
 	}
 	return &traceFile{file: file, rank: rank, closing: make(chan struct{})}, nil
