@@ -1188,6 +1188,19 @@ func TestATrainingGoesOnWithoutTraces(t *testing.T) {
 	}
 }
 
+// TestAFaultIsOfTheFirstGeneration: a later one may have no such rank.
+func TestAFaultIsOfTheFirstGeneration(t *testing.T) {
+	const steps = 5
+	want := elasticAlone(t, steps, planned)
+	t.Setenv("EURYALE_FAULT", "abort,rank=1,call=30")
+	if newElasticRun(t, "fault", 2, steps, elastic.Limits{Least: 1, Most: 2},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool { return id == 2 && step == 3 }
+		}, planned.of).end() != want {
+		t.Error("other parameters than without a fault")
+	}
+}
+
 func TestGenerationsLeaveNothingBehind(t *testing.T) {
 	count := func() (files, goroutines int) {
 		fds, err := os.ReadDir("/proc/self/fd")

@@ -122,7 +122,7 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 	var s *Session
 	if err == nil {
 		w.LocalRank = seat - 1
-		s, err = Connect(ctx, w, e.backends, nil, fmt.Sprintf(".g%d", v.Generation))
+		s, err = Connect(ctx, w, e.backends, nil, v.Generation)
 	}
 	if err != nil {
 		Leave(w, err)

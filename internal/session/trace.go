@@ -21,19 +21,19 @@ type traceFile struct {
 	background sync.WaitGroup // what ends with closing
 }
 
-// firstGeneration is in the names of the traces of an elastic job's first generation.
-const firstGeneration = ".g0"
-
 // openTrace makes the file that EURYALE_TRACE asks for: before the work, so that a place
 // where there can be none is known before it.
-func openTrace(rank int, generation string) (*traceFile, error) {
+func openTrace(rank, generation int) (*traceFile, error) {
 	to := env.Trace.Read(os.Getenv)
 	if to == "" {
 		return nil, nil
 	}
-	file, err := os.Create(fmt.Sprintf("%s%s.%d.json", to, generation, rank))
+	if generation >= 0 {
+		to += fmt.Sprintf(".g%d", generation)
+	}
+	file, err := os.Create(fmt.Sprintf("%s.%d.json", to, rank))
 	switch {
-	case err != nil && generation != "" && generation != firstGeneration: // training goes on
+	case err != nil && generation > 0: // training goes on
 		(&traceFile{rank: rank}).report(err)
 		return nil, nil
 	case err != nil:
