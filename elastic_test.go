@@ -144,7 +144,8 @@ type elasticRun struct {
 	solves   func(id elastic.ID, s autograd.Solver) autograd.Solver          // nil: s does
 	ends     func(id elastic.ID, e *autograd.Elastic)
 	backends func(id elastic.ID) []backend.Backend
-	from     string // a directory of checkpoints, "" for none
+	unfit    elastic.ID // its model has another size; 0 is none
+	from     string     // a directory of checkpoints, "" for none
 	limits   elastic.Limits
 	register rendezvous.Store
 	build    sync.Mutex
@@ -246,10 +247,12 @@ var errKilled = errors.New("killed")
 func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, micro int) bool) {
 	r.running.Go(func() {
 		hash, err := r.train(id, first, dies)
-		if errors.Is(err, errKilled) {
+		if errors.Is(err, errKilled) || id == r.unfit {
 			if err := elastic.Bury(r.t.Context(), r.register, id); err != nil {
 				r.t.Error(err)
 			}
+		}
+		if errors.Is(err, errKilled) {
 			return
 		}
 		r.mu.Lock()
@@ -270,7 +273,11 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 		}
 	}()
 	r.build.Lock()
-	m, err := newElasticModel(6, 10, r.way)
+	hidden := 10
+	if id == r.unfit {
+		hidden++
+	}
+	m, err := newElasticModel(6, hidden, r.way)
 	r.build.Unlock()
 	if err != nil {
 		return "", err
@@ -940,6 +947,48 @@ type slow struct {
 func (s slow) Available() error {
 	s.start()
 	return s.Backend.Available()
+}
+
+// TestANewcomerThatCannotTakePartEndsAlone: the others do each step without it.
+func TestANewcomerThatCannotTakePartEndsAlone(t *testing.T) {
+	const joins, steps = 2, 6
+	for _, way := range []elasticWay{bySolver, planned, guarded} {
+		want := elasticAlone(t, steps, way)
+		r := newElasticRun(t, "unfit", 2, steps, elastic.Limits{Least: 1, Most: 3}, nobody, way.of,
+			func(r *elasticRun) {
+				jobs := map[elastic.ID]*elastic.Job{}
+				r.unfit = 3
+				r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					jobs[id] = job.Job()
+					return job
+				}
+				r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+					if e.Next() != joins || id != 1 {
+						return nil
+					}
+					r.start(3, elastic.First(1, 2), never)
+					r.mu.Lock()
+					job := jobs[id]
+					r.mu.Unlock()
+					for i := 0; !job.Waits() && i < 2000; i++ {
+						time.Sleep(10 * time.Millisecond)
+					}
+					return nil
+				}
+			})
+		r.running.Wait()
+		failed := slices.IndexFunc(r.errs, func(err error) bool { return err != nil })
+		if failed < 0 || !strings.Contains(r.errs[failed].Error(), "process 3") {
+			t.Fatalf("%+v: the errors are %v", way, r.errs)
+		}
+		r.errs, r.hashes = slices.Delete(r.errs, failed, failed+1), slices.Delete(r.hashes, failed,
+			failed+1)
+		if r.end() != want {
+			t.Errorf("%+v: other parameters than without it", way)
+		}
+	}
 }
 
 // TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and NewElastic,

@@ -162,7 +162,7 @@ func (e *Elastic) Load(dir string, opts ...LoadOption) error {
 	e.between, e.failed = false, errPanicked
 	e.failed = e.restore()
 	if e.failed != nil {
-		if e.failed = e.again(e.failed); e.failed == nil {
+		if e.failed = e.again(e.failed, false); e.failed == nil {
 			e.failed = e.regroup()
 		}
 	}
@@ -254,7 +254,7 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 		if lost.IsZero() {
 			lost = time.Now()
 		}
-		if err := e.again(err); err != nil {
+		if err := e.again(err, false); err != nil {
 			return err
 		}
 		if err := e.regroup(); err != nil {
@@ -267,9 +267,10 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 	}
 }
 
-// again ends the present generation because of an error, and returns the error if it is final.
-func (e *Elastic) again(err error) error {
-	if e.tries++; e.applying || !lostRank(err) || e.tries > maxTries {
+// again ends the present generation because of an error, which may be the loss of a rank, or is
+// told to count as one. It returns the error if it is final.
+func (e *Elastic) again(err error, lost bool) error {
+	if e.tries++; e.applying || !lost && !lostRank(err) || e.tries > maxTries {
 		return err
 	}
 	e.comm.Abort(err) // what this rank's device has begun ends, too
@@ -377,10 +378,13 @@ func (e *Elastic) regroup() error {
 		if !slices.Equal(view.Members, e.view.Members) {
 			e.tries = 0
 		}
+		// A newcomer may be unfit: it ends, and the others go on.
+		unfit := e.left == nil && len(view.Fresh()) > 0 &&
+			view.At[comm.Rank()].Phase != elastic.Empty
 		if err = e.enter(comm, view); err == nil {
 			return nil
 		}
-		if err = e.again(err); err != nil {
+		if err = e.again(err, unfit); err != nil {
 			return err
 		}
 	}
