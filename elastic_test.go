@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -1215,9 +1216,9 @@ func TestEachGenerationHasItsTraces(t *testing.T) {
 	}
 }
 
-// TestATrainingGoesOnWithoutTraces: a disk that is full, say, is known before the work, or no reason
-// to end it.
-func TestATrainingGoesOnWithoutTraces(t *testing.T) {
+// TestATrainingGoesOnWithoutItsFiles: traces and plans. A disk that is full, say, is known before the
+// work, or no reason to end it.
+func TestATrainingGoesOnWithoutItsFiles(t *testing.T) {
 	const steps = 5
 	want := elasticAlone(t, steps, planned)
 	dir := filepath.Join(t.TempDir(), "traces")
@@ -1225,6 +1226,7 @@ func TestATrainingGoesOnWithoutTraces(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
+	t.Setenv("EURYALE_PLAN", filepath.Join(dir, "plan.txt"))
 	if newElasticRun(t, "traceless", 2, steps, elastic.Limits{Least: 1, Most: 2},
 		func(id elastic.ID) func(step, micro int) bool {
 			return func(step, micro int) bool { return id == 1 && step == 2 }
@@ -1483,6 +1485,18 @@ func TestAnErrorOfTheSolverIsFinalWhateverItIs(t *testing.T) {
 			if !both && r.end() != want || both && len(r.errs) > 0 {
 				t.Errorf("call %d, both %t: ended wrong: %v", call, both, r.errs)
 			}
+		}
+	}
+}
+
+// TestABoundOfNormsIsPositive: others, and NaN, would bound nothing.
+func TestABoundOfNormsIsPositive(t *testing.T) {
+	for _, bound := range []float64{-1, math.NaN()} {
+		m, e := oneElastic(t, bySolver, lossless)
+		e.ClipNorm = bound
+		if _, err := e.Step(func(i int) (float64, error) { return m.run(0, i) }); !errors.Is(err,
+			backend.ErrArgument) {
+			t.Errorf("a bound of %v: %v", bound, err)
 		}
 	}
 }
