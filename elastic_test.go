@@ -1160,13 +1160,13 @@ func TestAnErrorAfterTheLastStepFailsTheJob(t *testing.T) {
 
 // elasticProcesses runs a job of two processes, of which one dies or not.
 func elasticProcesses(t *testing.T, dies string) (output string, err error) {
-	var out strings.Builder
+	var out, notices strings.Builder
 	err = launch.Run(t.Context(), launch.Job{Program: os.Args[0], Ranks: 2, Plain: true,
 		Elastic: &launch.Elastic{Least: 1}, Stdout: &out, Stderr: &out,
-		Notice: func(text string) { fmt.Fprintln(&out, text) },
+		Notice: func(text string) { fmt.Fprintln(&notices, text) },
 		Env: append(os.Environ(), "EURYALE_TEST_SCENARIO=trains elastic",
 			"EURYALE_TEST_DIES="+dies)})
-	return out.String(), err
+	return out.String() + notices.String(), err
 }
 
 // killedAndReplaced kills one of two processes. The other one goes on alone, and with the process
