@@ -449,8 +449,7 @@ type handed struct {
 func (e *Elastic) handOver() error {
 	of := handed{checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
 		Best: e.saves.best}, map[string][2]int{}}
-	var state map[string]backend.Buffer
-	var err error
+	state, err := map[string]backend.Buffer{}, error(nil)
 	if e.comm.Rank() == 0 {
 		if state, err = e.solver.State(); err != nil {
 			return err
@@ -470,7 +469,6 @@ func (e *Elastic) handOver() error {
 	if err := json.Unmarshal(texts[0], &of); err != nil {
 		return wrapped("the training of rank 0: %w", err)
 	}
-	vectors := map[string]backend.Buffer{} // of a newcomer
 	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
 	for _, name := range slices.Sorted(maps.Keys(of.Vectors)) {
 		memory, has := state[name]
@@ -482,7 +480,7 @@ func (e *Elastic) handOver() error {
 			return err
 		}
 		if fresh {
-			vectors[name] = memory
+			state[name] = memory
 		}
 	}
 	if !fresh {
@@ -490,7 +488,7 @@ func (e *Elastic) handOver() error {
 	}
 	e.saves.steps, e.saves.training, e.saves.best = of.Step, of.Training, of.Best
 	e.dp.saves = e.saves
-	return e.solver.SetState(vectors)
+	return e.solver.SetState(state)
 }
 
 // leave leaves the ranks of before, which cannot exchange anything any more.

@@ -75,8 +75,7 @@ func (s *Session) Close() error {
 }
 
 // Connect connects w on the best of backends that all ranks can use. Those of own close with the
-// session, and if Connect fails. generation is that of an elastic job, -1 of others. It is
-// collective.
+// session, and if Connect fails. generation is of an elastic job, -1 of others. It is collective.
 func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
 	generation int) (*Session, error) {
 	file, err := openTrace(w.Rank, generation)

@@ -32,11 +32,11 @@ func openTrace(rank, generation int) (*traceFile, error) {
 		to += fmt.Sprintf(".g%d", generation)
 	}
 	file, err := os.Create(fmt.Sprintf("%s.%d.json", to, rank))
-	switch {
-	case err != nil && generation > 0: // training goes on
+	if err != nil && generation > 0 { // training goes on
 		(&traceFile{rank: rank}).report(err)
 		return nil, nil
-	case err != nil:
+	}
+	if err != nil {
 		return nil, fmt.Errorf("rank %d: EURYALE_TRACE: %w", rank, err)
 	}
 	return &traceFile{file: file, rank: rank, closing: make(chan struct{})}, nil
