@@ -20,7 +20,7 @@ type truth struct {
 	notedLate func(rank, call int) int64
 	oneShot   bool
 	named     string // the traces, "trace" without
-	epoch     int    // after so many steps seven calls more, and buckets have numbers; 0 for neither
+	epoch     int    // after so many steps seven calls more, and buckets have numbers; 0: neither
 }
 
 // The times of such a job.
