@@ -1216,8 +1216,8 @@ func TestEachGenerationHasItsTraces(t *testing.T) {
 	}
 }
 
-// TestATrainingGoesOnWithoutItsFiles: traces and plans. A disk that is full, say, is known before the
-// work, or no reason to end it.
+// TestATrainingGoesOnWithoutItsFiles: traces and plans. A disk that is full, say, is known before
+// the work, or no reason to end it.
 func TestATrainingGoesOnWithoutItsFiles(t *testing.T) {
 	const steps = 5
 	want := elasticAlone(t, steps, planned)
