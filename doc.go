@@ -36,7 +36,8 @@
 //	                    (default: 60s)
 //	EURYALE_CHECK       off on every rank: do not compare their calls (default: on)
 //	EURYALE_TRACE       write a Chrome trace of the last collectives to this file, with
-//	                    .RANK.json appended, when the communicator closes or a rank is lost
+//	                    .RANK.json appended, or .gGENERATION.RANK.json in an elastic job,
+//	                    when the communicator closes or a rank is lost
 //	EURYALE_LAST_CALLS  how many of its last collectives a rank prints to standard error on
 //	                    SIGQUIT, before the stacks (default: 0; euryale run sets 10)
 //	EURYALE_LATENESS    1: rank 0 says at the end, and on SIGUSR1, which ranks were late, and

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -47,7 +48,8 @@ type elasticModel struct {
 	random             *nn.Random
 	machine            *vm.Machine
 	solver             autograd.Solver
-	said               string // by the machine
+	wraps              func(autograd.Solver) autograd.Solver // that of NewElastic; nil: does not
+	said               string                                // by the machine
 }
 
 func newElasticModel(in, hidden int, way elasticWay) (*elasticModel, error) {
@@ -140,8 +142,11 @@ type elasticRun struct {
 	way      elasticWay
 	job      func(id elastic.ID, job *session.Elastic) autograd.Job
 	after    func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error // each step
+	solves   func(id elastic.ID, s autograd.Solver) autograd.Solver          // nil: s does
 	ends     func(id elastic.ID, e *autograd.Elastic)
-	from     string // a directory of checkpoints, "" for none
+	backends func(id elastic.ID) []backend.Backend
+	unfit    elastic.ID // its model has another size; 0 is none
+	from     string     // a directory of checkpoints, "" for none
 	limits   elastic.Limits
 	register rendezvous.Store
 	build    sync.Mutex
@@ -223,7 +228,10 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 	if m.machine, err = vm.New(m.x.Graph(), nil); err != nil {
 		return nil, err
 	}
-	if e, err = autograd.NewElastic(t.Context(), job, m.weights, solver, micros); err == nil {
+	if m.wraps != nil {
+		m.solver = m.wraps(solver)
+	}
+	if e, err = autograd.NewElastic(t.Context(), job, m.weights, m.solver, micros); err == nil {
 		e.ClipNorm = limit
 	}
 	return e, err
@@ -240,10 +248,12 @@ var errKilled = errors.New("killed")
 func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, micro int) bool) {
 	r.running.Go(func() {
 		hash, err := r.train(id, first, dies)
-		if errors.Is(err, errKilled) {
+		if errors.Is(err, errKilled) || id == r.unfit {
 			if err := elastic.Bury(r.t.Context(), r.register, id); err != nil {
 				r.t.Error(err)
 			}
+		}
+		if errors.Is(err, errKilled) {
 			return
 		}
 		r.mu.Lock()
@@ -264,15 +274,19 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 		}
 	}()
 	r.build.Lock()
-	m, err := newElasticModel(6, 10, r.way)
+	hidden := 10
+	if id == r.unfit {
+		hidden++
+	}
+	m, err := newElasticModel(6, hidden, r.way)
 	r.build.Unlock()
 	if err != nil {
 		return "", err
 	}
-	job, err := r.join(id, first)
-	if err != nil {
-		return "", err
+	if r.solves != nil {
+		m.wraps = func(s autograd.Solver) autograd.Solver { return r.solves(id, s) }
 	}
+	job := r.join(id, first)
 	e, err := r.way.begin(r.t, m, r.job(id, job), r.micros)
 	if err != nil {
 		return "", fmt.Errorf("process %d: %w", id, err)
@@ -300,10 +314,11 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 }
 
 // join makes a process take part in the job.
-func (r *elasticRun) join(id elastic.ID, first elastic.View) (*session.Elastic, error) {
-	return session.NewElastic(r.t.Context(), session.ElasticConfig{ID: id, Limits: r.limits,
-		First: first, Register: shared{r.register}, Backends: euryale.Backends,
-		Env: rendezvous.Env{Job: r.name, Size: 1, LocalSize: 1, Timeout: 30 * time.Second}})
+func (r *elasticRun) join(id elastic.ID, first elastic.View) *session.Elastic {
+	return session.NewElastic(session.ElasticConfig{ID: id, Limits: r.limits,
+		First: first, Register: shared{r.register},
+		Backends: func() []backend.Backend { return r.backends(id) },
+		Env:      rendezvous.Env{Job: r.name, Size: 1, LocalSize: 1, Timeout: 30 * time.Second}})
 }
 
 func never(int, int) bool { return false }
@@ -315,7 +330,7 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	r := &elasticRun{t: t, name: fmt.Sprintf("%s-%d", name, rand.Uint32()), steps: steps,
 		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore(),
 		job:   func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
-		after: nothing, ends: func(elastic.ID, *autograd.Elastic) {}}
+		after: nothing, ends: func(elastic.ID, *autograd.Elastic) {}, backends: standard}
 	for _, f := range with {
 		f(r)
 	}
@@ -329,6 +344,9 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	}
 	return r
 }
+
+// standard are the backends of most processes.
+func standard(elastic.ID) []backend.Backend { return euryale.Backends() }
 
 // nothing is what most processes do after a step.
 func nothing(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil }
@@ -565,12 +583,9 @@ func lossless(int) bool { return false }
 // oneElastic begins a training of one rank.
 func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elasticModel,
 	*autograd.Elastic) {
-	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()),
+	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()), backends: standard,
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
-	job, err := r.join(1, elastic.First(1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	job := r.join(1, elastic.First(1))
 	m, err := newElasticModel(6, 10, way)
 	if err != nil {
 		t.Fatal(err)
@@ -924,6 +939,117 @@ func healed(t *testing.T, steps int, way elasticWay, after func(elastic.ID,
 	return r.end()
 }
 
+// slow is a backend with a driver that takes its time to start.
+type slow struct {
+	backend.Backend
+	start func()
+}
+
+func (s slow) Available() error {
+	s.start()
+	return s.Backend.Available()
+}
+
+// TestANewcomerThatCannotTakePartEndsAlone: the others do each step without it.
+func TestANewcomerThatCannotTakePartEndsAlone(t *testing.T) {
+	const joins, steps = 2, 6
+	for _, way := range []elasticWay{bySolver, planned, guarded} {
+		want := elasticAlone(t, steps, way)
+		r := newElasticRun(t, "unfit", 2, steps, elastic.Limits{Least: 1, Most: 3}, nobody, way.of,
+			func(r *elasticRun) {
+				jobs := map[elastic.ID]*elastic.Job{}
+				r.unfit = 3
+				r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					jobs[id] = job.Job()
+					return job
+				}
+				r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+					if e.Next() != joins || id != 1 {
+						return nil
+					}
+					r.start(3, elastic.First(1, 2), never)
+					r.mu.Lock()
+					job := jobs[id]
+					r.mu.Unlock()
+					for i := 0; !job.Waits() && i < 2000; i++ {
+						time.Sleep(10 * time.Millisecond)
+					}
+					return nil
+				}
+			})
+		r.running.Wait()
+		failed := slices.IndexFunc(r.errs, func(err error) bool { return err != nil })
+		if failed < 0 || !strings.Contains(r.errs[failed].Error(), "process 3") {
+			t.Fatalf("%+v: the errors are %v", way, r.errs)
+		}
+		r.errs, r.hashes = slices.Delete(r.errs, failed, failed+1), slices.Delete(r.hashes, failed,
+			failed+1)
+		if r.end() != want {
+			t.Errorf("%+v: other parameters than without it", way)
+		}
+	}
+}
+
+// TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and NewElastic,
+// and drivers.
+func TestNobodyWaitsForANewcomerThatLoads(t *testing.T) {
+	for _, driver := range []bool{false, true} {
+		loadsSlowly(t, driver)
+	}
+}
+
+func loadsSlowly(t *testing.T, driver bool) {
+	const joins, loads, steps = 1, 5, 9
+	var back bool
+	var first *elastic.Job
+	loading, loaded := make(chan struct{}), make(chan struct{})
+	load := sync.OnceFunc(func() { close(loading); <-loaded })
+	newElasticRun(t, "loads", 1, steps, elastic.Limits{Least: 1, Most: 2}, nobody, planned.of,
+		func(r *elasticRun) {
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 1 {
+					first = job.Job()
+				} else if !driver { // it has joined
+					load()
+				}
+				return job
+			}
+			r.backends = func(id elastic.ID) []backend.Backend {
+				return append(euryale.Backends(), slow{host.Backend{}, func() {
+					if id > 1 && driver {
+						load()
+					}
+				}})
+			}
+			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+				if id > 1 {
+					return nil
+				}
+				switch e.Next() {
+				case joins:
+					r.start(2, elastic.First(1), never)
+					<-loading
+				case loads:
+					if e.Size() > 1 || first.Waits() {
+						t.Error("a newcomer that loads counts as ready")
+					}
+					close(loaded)
+					for i := 0; !first.Waits() && i < 2000; i++ {
+						time.Sleep(10 * time.Millisecond)
+					}
+				case steps:
+					back = e.Size() == 2
+				}
+				return nil
+			}
+		}).end()
+	if !back {
+		t.Error("the newcomer does no steps")
+	}
+}
+
 // TestARecoveryIsCountedBesideAWaitingNewcomer: who is let in after the step that was repeated.
 func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
 	var r *elasticRun
@@ -963,7 +1089,7 @@ func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
 // EURYALE_TEST_DIES is set, and the other one does a step alone and waits until somebody comes.
 func trainsElastic() error {
 	const steps, recorded = 12, 5
-	began, dies := time.Now(), os.Getenv("EURYALE_TEST_DIES") != ""
+	began, dies := time.Now(), os.Getenv("EURYALE_TEST_DIES") == "yes"
 	self, err := elastic.ReadEnv(os.Getenv("EURYALE_ELASTIC"))
 	if err != nil {
 		return err
@@ -1006,6 +1132,10 @@ func trainsElastic() error {
 	}
 	where := e.Comm().Device().Name()
 	err = m.machine.Close()
+	if os.Getenv("EURYALE_TEST_DIES") == "late" && self.Process == 1 {
+		time.Sleep(200 * time.Millisecond) // the launcher knows that it has done its last step
+		return errors.New("the disk is full")
+	}
 	fmt.Printf("process=%d device=%s params=%x\n", self.Process, where,
 		sha256.Sum256([]byte(m.state())))
 	return err
@@ -1017,18 +1147,36 @@ func TestAKilledProcessIsReplaced(t *testing.T) {
 	killedAndReplaced(t, time.Second, 2*time.Second)
 }
 
+// TestAnErrorAfterTheLastStepFailsTheJob: the process is not replaced, and the other one ends well.
+func TestAnErrorAfterTheLastStepFailsTheJob(t *testing.T) {
+	t.Setenv("EURYALE_BACKEND", "host")
+	out, err := elasticProcesses(t, "late")
+	var f *launch.Failed
+	if !errors.As(err, &f) || f.Rank != 0 || !strings.Contains(out, "the disk is full") ||
+		strings.Contains(out, "takes its place") {
+		t.Errorf("the error is %v\n%s", err, out)
+	}
+}
+
+// elasticProcesses runs a job of two processes, of which one dies or not.
+func elasticProcesses(t *testing.T, dies string) (output string, err error) {
+	var out, notices strings.Builder
+	err = launch.Run(t.Context(), launch.Job{Program: os.Args[0], Ranks: 2, Plain: true,
+		Elastic: &launch.Elastic{Least: 1}, Stdout: &out, Stderr: &out,
+		Notice: func(text string) { fmt.Fprintln(&notices, text) },
+		Env: append(os.Environ(), "EURYALE_TEST_SCENARIO=trains elastic",
+			"EURYALE_TEST_DIES="+dies)})
+	return out.String() + notices.String(), err
+}
+
 // killedAndReplaced kills one of two processes. The other one goes on alone, and with the process
 // that takes the place of the first one, after a time. It returns the devices of the two.
 func killedAndReplaced(t *testing.T, alone, back time.Duration) (devices []string) {
 	var outputs [2]string
 	for i, dies := range []string{"", "yes"} {
-		var out strings.Builder
-		err := launch.Run(t.Context(), launch.Job{Program: os.Args[0], Ranks: 2, Plain: true,
-			Elastic: &launch.Elastic{Least: 1}, Stdout: &out, Stderr: &out,
-			Env: append(os.Environ(), "EURYALE_TEST_SCENARIO=trains elastic",
-				"EURYALE_TEST_DIES="+dies)})
-		if outputs[i] = out.String(); err != nil {
-			t.Fatalf("%v\n%s", err, out.String())
+		var err error
+		if outputs[i], err = elasticProcesses(t, dies); err != nil {
+			t.Fatalf("%v\n%s", err, outputs[i])
 		}
 	}
 	ends := regexp.MustCompile(`params=\w+`)
@@ -1048,6 +1196,60 @@ func killedAndReplaced(t *testing.T, alone, back time.Duration) (devices []strin
 		t.Log(found[0])
 	}
 	return regexp.MustCompile(`device=\S+`).FindAllString(outputs[1], -1)
+}
+
+// TestEachGenerationHasItsTraces: and leaves those of the ones before.
+func TestEachGenerationHasItsTraces(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
+	newElasticRun(t, "traces", 3, 6, elastic.Limits{Least: 1, Most: 3},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool { return step == int(id) }
+		}).running.Wait()
+	for name, ranks := range map[string]int{"run": 0, "run.g0": 3, "run.g1": 2, "run.g2": 1} {
+		for rank := range 3 {
+			text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%s.%d.json", name, rank)))
+			if got := strings.Contains(string(text), `"collective"`); got != (rank < ranks) {
+				t.Errorf("a trace of rank %d in %s: %t, %v", rank, name, got, err)
+			}
+		}
+	}
+}
+
+// TestATrainingGoesOnWithoutItsFiles: traces and plans. A disk that is full, say, is known before
+// the work, or no reason to end it.
+func TestATrainingGoesOnWithoutItsFiles(t *testing.T) {
+	const steps = 5
+	want := elasticAlone(t, steps, planned)
+	dir := filepath.Join(t.TempDir(), "traces")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
+	t.Setenv("EURYALE_PLAN", filepath.Join(dir, "plan.txt"))
+	if newElasticRun(t, "traceless", 2, steps, elastic.Limits{Least: 1, Most: 2},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool { return id == 1 && step == 2 }
+		}, planned.of, func(r *elasticRun) {
+			r.after = func(elastic.ID, *elasticModel, *autograd.Elastic) error {
+				return os.RemoveAll(dir)
+			}
+		}).end() != want {
+		t.Error("other parameters than with traces")
+	}
+}
+
+// TestAFaultIsOfTheFirstGeneration: a later one may have no such rank.
+func TestAFaultIsOfTheFirstGeneration(t *testing.T) {
+	const steps = 5
+	want := elasticAlone(t, steps, planned)
+	t.Setenv("EURYALE_FAULT", "abort,rank=1,call=30")
+	if newElasticRun(t, "fault", 2, steps, elastic.Limits{Least: 1, Most: 2},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool { return id == 2 && step == 3 }
+		}, planned.of).end() != want {
+		t.Error("other parameters than without a fault")
+	}
 }
 
 func TestGenerationsLeaveNothingBehind(t *testing.T) {
@@ -1107,7 +1309,8 @@ func BenchmarkElasticStep(b *testing.B) {
 		ranks := 1 + i%2
 		b.Run(fmt.Sprintf("planned=%t/ranks=%d", way.planned, ranks), func(b *testing.B) {
 			r := &elasticRun{t: b, name: fmt.Sprintf("bench-%d", rand.Uint32()), way: way,
-				limits: elastic.Limits{Least: 1, Most: ranks}, register: rendezvous.NewMemStore()}
+				backends: standard,
+				limits:   elastic.Limits{Least: 1, Most: ranks}, register: rendezvous.NewMemStore()}
 			first := []elastic.View{elastic.First(1), elastic.First(1, 2)}[ranks-1]
 			ratios := make([]float64, ranks)
 			for rank := range ranks {
@@ -1133,10 +1336,7 @@ func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio fl
 	if err = errors.Join(err, failed); err != nil {
 		return 0, err
 	}
-	job, err := r.join(id, first)
-	if err != nil {
-		return 0, err
-	}
+	job := r.join(id, first)
 	s := &seen{Elastic: job}
 	e, err := r.way.begin(r.t, m, s, elasticMicros)
 	if err != nil {
@@ -1232,5 +1432,88 @@ func TestWhatFailsAfterEachStepIsFinal(t *testing.T) {
 	// The last one may be that the other rank has left, which has seen first that they disagree.
 	if err := errors.Join(r.errs...); err == nil || !strings.Contains(err.Error(), "check: ") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// failing is a solver of which a step fails once it has changed parameters.
+type failing struct {
+	autograd.Solver
+	begun int
+	fails func(step int) error
+}
+
+func (f *failing) Step(params []gorgonia.ValueGrad) error {
+	f.begun++
+	return cmp.Or(f.Solver.Step(params), f.fails(f.begun-1))
+}
+
+// TestAnErrorOfTheSolverIsFinalWhateverItIs: also one that looks like the loss of a rank, on all
+// ranks or on one of them, whichever applies the step first: in the step, or, where it was cut off
+// from the others, in the recovery.
+func TestAnErrorOfTheSolverIsFinalWhateverItIs(t *testing.T) {
+	const steps, bad, calls = 5, 2, 20
+	want := elasticAlone(t, steps, bySolver)
+	for call := calls; call >= 14; call-- { // of one rank, which is cut off there
+		for _, both := range []bool{true, false} {
+			begun := map[elastic.ID]*failing{}
+			r := newElasticRun(t, "final", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
+				func(r *elasticRun) {
+					r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+						return &lossy{job, func(n int) bool { return id == 2 && n == call }, true,
+							0, false}
+					}
+					r.solves = func(id elastic.ID, s autograd.Solver) autograd.Solver {
+						f := &failing{Solver: s, fails: func(step int) error {
+							if step == bad && (both || id == 2) {
+								return &backend.Error{Peer: -1, Cause: errKilled}
+							}
+							return nil
+						}}
+						r.mu.Lock()
+						defer r.mu.Unlock()
+						begun[id] = f
+						return f
+					}
+				})
+			r.running.Wait()
+			for id, f := range begun {
+				if n := map[bool]int{true: bad + 1, false: steps}[both || id == 2]; f.begun != n {
+					t.Errorf("call %d, both %t: rank %d has applied %d steps, want %d", call, both,
+						id-1, f.begun, n)
+				}
+			}
+			if !both && r.end() != want || both && len(r.errs) > 0 {
+				t.Errorf("call %d, both %t: ended wrong: %v", call, both, r.errs)
+			}
+		}
+	}
+}
+
+// TestABoundOfNormsIsPositive: others, and NaN, would bound nothing.
+func TestABoundOfNormsIsPositive(t *testing.T) {
+	for _, bound := range []float64{-1, math.NaN()} {
+		m, e := oneElastic(t, bySolver, lossless)
+		e.ClipNorm = bound
+		if _, err := e.Step(func(i int) (float64, error) { return m.run(0, i) }); !errors.Is(err,
+			backend.ErrArgument) {
+			t.Errorf("a bound of %v: %v", bound, err)
+		}
+	}
+}
+
+// TestNoStepFollowsOneThatHasPanicked: the parameters may be those of half a step.
+func TestNoStepFollowsOneThatHasPanicked(t *testing.T) {
+	for _, way := range elasticWays[:2] {
+		_, e := oneElastic(t, way, lossless)
+		var err error
+		for range 2 {
+			func() {
+				defer func() { _ = recover() }()
+				_, err = e.Step(func(int) (float64, error) { panic(errKilled) })
+			}()
+		}
+		if err == nil || !strings.Contains(err.Error(), "panicked") {
+			t.Errorf("%+v: the error is %v", way, err)
+		}
 	}
 }

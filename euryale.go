@@ -45,7 +45,7 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", errors.Join(err, session.CloseBackends(own)))
 	}
-	s, err := session.Connect(ctx, world, backends, own)
+	s, err := session.Connect(ctx, world, backends, own, -1)
 	if err != nil {
 		session.Leave(world, err)
 		return nil, fmt.Errorf("euryale: %w", err)
@@ -89,7 +89,7 @@ func Connect(ctx context.Context, w *rendezvous.World,
 		return nil, err
 	}
 	backends, own := orOwn(backends)
-	s, err := session.Connect(ctx, w, backends, own)
+	s, err := session.Connect(ctx, w, backends, own, -1)
 	if err != nil {
 		return nil, err
 	}

@@ -100,7 +100,7 @@ type member struct {
 func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.Locker) error,
 	backends []backend.Backend) {
 	backends, own := orOwn(backends)
-	if m.session, m.err = session.Connect(ctx, m.world, backends, own); m.err == nil {
+	if m.session, m.err = session.Connect(ctx, m.world, backends, own, -1); m.err == nil {
 		stop := context.AfterFunc(ctx, func() { m.session.Abort(context.Cause(ctx)) })
 		defer stop()
 		m.err = rank(m.lock.Watch(m.session), m.lock)

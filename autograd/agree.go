@@ -27,7 +27,7 @@ func Agree(comm backend.Communicator, description string, problem error) error {
 	}
 	err := residence.Bound(comm.Device(), func() error { return agree(comm, description, problem) })
 	if err != nil && err != problem {
-		return fmt.Errorf("autograd: rank %d of %s: %w", comm.Rank(), comm.Name(), err)
+		return wrapped("rank %d of %s: %w", comm.Rank(), comm.Name(), err)
 	}
 	return err
 }
@@ -122,3 +122,14 @@ func line(lines []string, i int) string {
 	}
 	return lines[i]
 }
+
+// prefix is what errors of the package begin with.
+const prefix = "autograd: "
+
+// wrapped is fmt.Errorf of an error that may be of this package: its prefix is said once.
+func wrapped(format string, args ...any) error { return once{fmt.Errorf(format, args...)} }
+
+type once struct{ error }
+
+func (e once) Error() string { return prefix + strings.ReplaceAll(e.error.Error(), prefix, "") }
+func (e once) Unwrap() error { return e.error }

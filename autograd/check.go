@@ -26,7 +26,7 @@ import (
 // that a rank cannot read, such as a frozen parameter that is a view; those of the communicator.
 func (d *DataParallel) Check() error {
 	if err := residence.Bound(d.comm.Device(), d.check); err != nil {
-		return fmt.Errorf("autograd: rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
+		return wrapped("rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func (d *DataParallel) Hash() (string, error) {
 		return d.hashRest(h)
 	})
 	if err != nil {
-		return "", fmt.Errorf("autograd: rank %d of %s: hash: %w", d.comm.Rank(),
+		return "", wrapped("rank %d of %s: hash: %w", d.comm.Rank(),
 			d.comm.Name(), err)
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil

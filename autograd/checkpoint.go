@@ -107,7 +107,7 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 		return f()
 	})
 	if err != nil {
-		return fmt.Errorf("autograd: rank %d of %s: %s: %w", d.comm.Rank(), d.comm.Name(),
+		return wrapped("rank %d of %s: %s: %w", d.comm.Rank(), d.comm.Name(),
 			what, err)
 	}
 	return nil

@@ -41,7 +41,7 @@ func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err erro
 	all := make([]backend.Buffer, len(grads))
 	for i, g := range grads {
 		if all[i], err = gradientOf(g); err != nil {
-			return 0, fmt.Errorf("autograd: clip: the gradient of %s %w", nameOf(g, i), err)
+			return 0, wrapped("clip: the gradient of %s %w", nameOf(g, i), err)
 		}
 		if total += squares(all[i]); math.IsNaN(total) || math.IsInf(total, 0) {
 			return math.Sqrt(total), fmt.Errorf("autograd: clip: %w: the gradient of %s makes "+
@@ -54,7 +54,7 @@ func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err erro
 	}
 	for _, g := range all {
 		if err := (kernels.Host{}).Scale(g, g, limit/norm); err != nil {
-			return norm, fmt.Errorf("autograd: clip: %w", err)
+			return norm, wrapped("clip: %w", err)
 		}
 	}
 	return norm, nil

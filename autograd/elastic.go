@@ -1,14 +1,13 @@
 package autograd
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +18,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -67,6 +65,7 @@ type Elastic struct {
 	step         int     // of the job that comes next; saves.steps: of the training
 	loss         float64 // of the step before, or of that step where it is reduced
 	reduced      bool    // that step is, and not applied
+	applying     bool    // it has begun to be applied: applied twice, it would be another step
 	tries        int     // of the step and of After, by the same ranks
 	between      bool    // no call is under way or has failed, nor panicked
 	saves        saves   // of all generations
@@ -160,10 +159,10 @@ func (e *Elastic) Load(dir string, opts ...LoadOption) error {
 		return e.failed
 	}
 	e.load = func() error { return e.dp.load(dir, e.solver, nil, opts...) }
-	e.between = false
+	e.between, e.failed = false, errPanicked
 	e.failed = e.restore()
 	if e.failed != nil {
-		if e.failed = e.again(e.failed); e.failed == nil {
+		if e.failed = e.again(e.failed, false); e.failed == nil {
 			e.failed = e.regroup()
 		}
 	}
@@ -230,6 +229,7 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 	}
 	e.between, e.began = false, true
 	if e.failed == nil {
+		e.failed = errPanicked
 		e.failed = e.finish(run)
 	}
 	if e.between = e.failed == nil; !e.between {
@@ -254,7 +254,7 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 		if lost.IsZero() {
 			lost = time.Now()
 		}
-		if err := e.again(err); err != nil {
+		if err := e.again(err, false); err != nil {
 			return err
 		}
 		if err := e.regroup(); err != nil {
@@ -267,9 +267,10 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 	}
 }
 
-// again ends the present generation because of an error, and returns the error if it is final.
-func (e *Elastic) again(err error) error {
-	if e.tries++; !lostRank(err) || e.tries > maxTries {
+// again ends the present generation because of an error, which may be the loss of a rank, or is
+// told to count as one. It returns the error if it is final.
+func (e *Elastic) again(err error, lost bool) error {
+	if e.tries++; e.applying || !lost && !lostRank(err) || e.tries > maxTries {
 		return err
 	}
 	e.comm.Abort(err) // what this rank's device has begun ends, too
@@ -301,6 +302,9 @@ func (e *Elastic) recovered(lost time.Time, repeated bool) {
 // maxTries is how often the same ranks repeat a step, or go on after an error of After, before the
 // error is final: a fault of the program, such as ranks that do not run the same, ends each try.
 const maxTries = 3
+
+// errPanicked is the error of calls after one that has panicked.
+var errPanicked = errors.New("autograd: a call of this elastic training has panicked")
 
 // lostRank reports whether an error may follow from the loss of a rank.
 func lostRank(err error) bool {
@@ -352,12 +356,13 @@ func (e *Elastic) commit() (admits bool, err error) {
 	return slices.ContainsFunc(notes, func(note []byte) bool { return note[0] == 1 }), err
 }
 
-// apply gives the solver the gradients of the step.
+// apply gives the solver the gradients of the step. An error is final, whatever it is.
 func (e *Elastic) apply() error {
+	e.applying = true
 	if err := e.steps.Apply(e.ClipNorm); err != nil {
-		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.Next(), err)
+		return wrapped("step %d of an elastic training: %w", e.Next(), err)
 	}
-	e.step, e.reduced = e.step+1, false
+	e.step, e.reduced, e.applying = e.step+1, false, false
 	e.saves.steps++
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	return nil
@@ -373,10 +378,13 @@ func (e *Elastic) regroup() error {
 		if !slices.Equal(view.Members, e.view.Members) {
 			e.tries = 0
 		}
+		// A newcomer may be unfit: it ends, and the others go on.
+		unfit := e.left == nil && len(view.Fresh()) > 0 &&
+			view.At[comm.Rank()].Phase != elastic.Empty
 		if err = e.enter(comm, view); err == nil {
 			return nil
 		}
-		if err = e.again(err); err != nil {
+		if err = e.again(err, unfit); err != nil {
 			return err
 		}
 	}
@@ -429,60 +437,58 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	return nil
 }
 
-// stampOf names what rank 0 hands over of checkpoints.
-const stampOf = "training"
+// handed is what rank 0 tells newcomers before it sends its solver's vectors.
+type handed struct {
+	checkpoint.Stamp
+	Vectors map[string][2]int // dtype and length
+}
 
 // handOver gives newcomers the state of rank 0's solver, and what checkpoints say of the training;
-// Enter has given them the parameters.
+// Enter has given them the parameters. Vectors go one by one: nobody has all of them in one piece,
+// which would be two more copies for a second of which all ranks wait.
 func (e *Elastic) handOver() error {
-	var state bytes.Buffer
+	of := handed{checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
+		Best: e.saves.best}, map[string][2]int{}}
+	state, err := map[string]backend.Buffer{}, error(nil)
 	if e.comm.Rank() == 0 {
-		all, err := e.solver.State()
-		if err != nil {
+		if state, err = e.solver.State(); err != nil {
 			return err
 		}
-		tensors := map[string]stored{}
-		add(tensors, all)
-		of, err := json.Marshal(checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
-			Best: e.saves.best})
-		if err == nil {
-			err = safetensors.Write(&state, tensors, map[string]string{stampOf: string(of)})
-		}
-		if err != nil {
-			return err
+		for name, b := range state {
+			of.Vectors[name] = [2]int{int(b.DType()), b.Len()}
 		}
 	}
-	sizes, err := gather(e.comm, binary.LittleEndian.AppendUint64(nil, uint64(state.Len())))
+	text, err := json.Marshal(of)
 	if err != nil {
 		return err
 	}
-	memory := state.Bytes()
-	if e.comm.Rank() > 0 {
-		memory = make([]byte, binary.LittleEndian.Uint64(sizes[0]))
-	}
-	c := backend.Collective{Kind: backend.Broadcast}
-	if err := group.RunOnHost(e.comm, c, backend.Of(memory), backend.Of(memory)); err != nil {
+	texts, err := framed(e.comm)(text)
+	if err != nil {
 		return err
 	}
-	if e.view.At[e.comm.Rank()].Phase != elastic.Empty { // it has the state
+	if err := json.Unmarshal(texts[0], &of); err != nil {
+		return wrapped("the training of rank 0: %w", err)
+	}
+	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
+	for _, name := range slices.Sorted(maps.Keys(of.Vectors)) {
+		memory, has := state[name]
+		if like := of.Vectors[name]; !has {
+			memory = room(backend.DType(like[0]), like[1])
+		}
+		c := backend.Collective{Kind: backend.Broadcast}
+		if err := group.RunOnHost(e.comm, c, memory, memory); err != nil {
+			return err
+		}
+		if fresh {
+			state[name] = memory
+		}
+	}
+	if !fresh {
 		return nil
-	}
-	rest := bytes.NewReader(memory)
-	h, err := safetensors.ReadHeader(rest, rest.Size())
-	if err != nil {
-		return fmt.Errorf("autograd: the solver's state of rank 0: %w", err)
-	}
-	var of checkpoint.Stamp
-	if err := json.Unmarshal([]byte(h.Metadata[stampOf]), &of); err != nil {
-		return fmt.Errorf("autograd: the training of rank 0: %w", err)
 	}
 	e.saves.steps, e.saves.training, e.saves.best = of.Step, of.Training, of.Best
 	e.dp.saves = e.saves
-	vectors := map[string]backend.Buffer{}
-	for name, t := range h.Tensors(memory[len(memory)-rest.Len():]) {
-		vectors[name] = t.Data
-	}
-	return e.solver.SetState(vectors)
+	return e.solver.SetState(state)
 }
 
 // leave leaves the ranks of before, which cannot exchange anything any more.

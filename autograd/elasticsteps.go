@@ -60,7 +60,7 @@ func (s *ownSteps) Reduce(n int, run func(i int) error) (err error) {
 
 // Apply implements [Steps].
 func (s *ownSteps) Apply(clip float64) error {
-	if clip > 0 {
+	if clip != 0 {
 		if _, err := ClipNorm(s.grads, clip); err != nil {
 			return err
 		}

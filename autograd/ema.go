@@ -71,7 +71,7 @@ func (s *EMA) rule() rule {
 // Errors: those of a device that has them.
 func (s *EMA) Averages() ([]backend.Buffer, error) {
 	if err := s.present(); err != nil {
-		return nil, fmt.Errorf("autograd: EMA: %w", err)
+		return nil, wrapped("EMA: %w", err)
 	}
 	var all []backend.Buffer
 	part := 1 - math.Pow(s.Decay, float64(s.steps))

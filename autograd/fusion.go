@@ -212,7 +212,7 @@ func (f *fused) fit(params []backend.Buffer) error {
 		f.params = append(f.params, operands{w: w})
 	}
 	if err := f.state.fit(f.rule, f.params); err != nil {
-		return fmt.Errorf("autograd: %s: %w", f.rule.name, err)
+		return wrapped("%s: %w", f.rule.name, err)
 	}
 	return nil
 }

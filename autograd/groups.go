@@ -57,7 +57,7 @@ func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 	for k, group := range groups {
 		if err := backend.Given("autograd.NewGroups", "Solver", group.Solver, "Params",
 			group.Params); err != nil {
-			return nil, fmt.Errorf("group %d: %w", k, err)
+			return nil, wrapped("group %d: %w", k, err)
 		}
 	}
 	g := &Groups{all: slices.Clone(params), of: make([]member, len(params))}
@@ -69,7 +69,7 @@ func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 	}
 	for k, group := range groups {
 		if err := g.add(params, group); err != nil {
-			return nil, fmt.Errorf("group %d: %w", k, err)
+			return nil, wrapped("group %d: %w", k, err)
 		}
 	}
 	for i, at := range g.of {
@@ -156,12 +156,12 @@ func (g *Groups) Step(params []gorgonia.ValueGrad) error {
 		}
 		states[k] = s.memory()
 		if err := states[k].prepare(s.rule(), own[k]); err != nil {
-			return fmt.Errorf("group %d: %w", k, err)
+			return wrapped("group %d: %w", k, err)
 		}
 	}
 	for k, s := range g.groups {
 		if err := states[k].update(s.rule(), own[k]); err != nil {
-			return fmt.Errorf("group %d: %w", k, err)
+			return wrapped("group %d: %w", k, err)
 		}
 	}
 	return nil
@@ -183,7 +183,7 @@ func (g *Groups) State() (map[string]backend.Buffer, error) {
 	for k, s := range g.groups {
 		state, err := s.State()
 		if err != nil {
-			return nil, fmt.Errorf("group %d: %w", k, err)
+			return nil, wrapped("group %d: %w", k, err)
 		}
 		for name, b := range state {
 			all[prefixOf(k)+name] = b
@@ -199,7 +199,7 @@ func (g *Groups) SetState(state map[string]backend.Buffer) error {
 	}
 	for k, s := range g.groups {
 		if err := s.SetState(within(state, k)); err != nil {
-			return fmt.Errorf("group %d: %w", k, err)
+			return wrapped("group %d: %w", k, err)
 		}
 	}
 	return nil
@@ -241,7 +241,7 @@ func (g *Groups) check(state map[string]backend.Buffer, params []backend.Buffer)
 			err = refuseGroups("its state has no number of steps")
 		}
 		if err != nil {
-			return fmt.Errorf("group %d: %w", k, err)
+			return wrapped("group %d: %w", k, err)
 		}
 	}
 	return nil

@@ -90,7 +90,7 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 	for want, groups := range map[string][]Group{
 		"parameter 1, w1, is in no group": {{&SGD{Rate: 1},
 			gorgonia.Nodes{p[0], p[2]}}},
-		"group 1: autograd: Groups: bad argument: w0 is in group 0, too": {{&SGD{Rate: 1}, p},
+		"autograd: group 1: Groups: bad argument: w0 is in group 0, too": {{&SGD{Rate: 1}, p},
 			{&Adam{Rate: 1}, p[:1]}},
 		"w1 is in it twice": {{&SGD{Rate: 1},
 			gorgonia.Nodes{p[0], p[1], p[1]}}},
@@ -203,7 +203,7 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 		"the state has group.2.adam.m.0": func(s map[string]backend.Buffer) {
 			s["group.2.adam.m.0"] = s["group.0.adam.m.0"]
 		},
-		"group 0: autograd: Groups: bad argument: " +
+		"autograd: group 0: Groups: bad argument: " +
 			"its state is of 1 parameters, and it has 2": func(s map[string]backend.Buffer) {
 			delete(s, "group.0.adam.m.1")
 			delete(s, "group.0.adam.v.1")

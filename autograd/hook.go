@@ -55,7 +55,7 @@ func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 	}
 	y, err := gorgonia.ApplyOp(&hook{identity{d, p, "hook"}}, w)
 	if err != nil {
-		return nil, fmt.Errorf("autograd: rank %d of %s: hook of %v: %w", d.comm.Rank(),
+		return nil, wrapped("rank %d of %s: hook of %v: %w", d.comm.Rank(),
 			d.comm.Name(), p, err)
 	}
 	p.hooked = y

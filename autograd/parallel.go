@@ -345,14 +345,14 @@ func (d *DataParallel) Step(solver gorgonia.Solver) error {
 		return err
 	}
 	if err := supported(solver); err != nil {
-		return fmt.Errorf("autograd: rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
+		return wrapped("rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
 	}
 	grads, err := d.Sync()
 	if err != nil {
 		return err
 	}
 	if err := solver.Step(grads); err != nil {
-		return fmt.Errorf("autograd: rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
+		return wrapped("rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
 	}
 	return nil
 }
@@ -514,7 +514,7 @@ func (d *DataParallel) named(err error) error {
 	if errors.As(err, new(*backend.Error)) {
 		return err
 	}
-	return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
+	return wrapped("rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
 }
 
 // empty begins a step.

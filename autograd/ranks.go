@@ -2,7 +2,6 @@ package autograd
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -27,7 +26,7 @@ func Mean(comm backend.Communicator, numbers ...*float64) error {
 	}
 	sums, err := sum(comm, backend.ForMean, numbers)
 	if err != nil {
-		return fmt.Errorf("autograd: rank %d of %s: mean: %w", comm.Rank(), comm.Name(), err)
+		return wrapped("rank %d of %s: mean: %w", comm.Rank(), comm.Name(), err)
 	}
 	for i, n := range numbers {
 		*n = sums[i] / float64(comm.Size())
@@ -46,7 +45,7 @@ func Sum(comm backend.Communicator, numbers ...*float64) error {
 	}
 	sums, err := sum(comm, backend.ForSum, numbers)
 	if err != nil {
-		return fmt.Errorf("autograd: rank %d of %s: sum: %w", comm.Rank(), comm.Name(), err)
+		return wrapped("rank %d of %s: sum: %w", comm.Rank(), comm.Name(), err)
 	}
 	for i, n := range numbers {
 		*n = sums[i]
@@ -62,7 +61,7 @@ func Gather(comm backend.Communicator, numbers ...float64) ([][]float64, error) 
 	}
 	all, err := exchange(comm, backend.ForGather, numbers)
 	if err != nil {
-		return nil, fmt.Errorf("autograd: rank %d of %s: gather: %w", comm.Rank(), comm.Name(), err)
+		return nil, wrapped("rank %d of %s: gather: %w", comm.Rank(), comm.Name(), err)
 	}
 	return all, nil
 }
@@ -84,7 +83,7 @@ func Any(comm backend.Communicator, condition bool) (bool, error) {
 	}
 	sums, err := sum(comm, backend.ForAny, []*float64{&ranks})
 	if err != nil {
-		return false, fmt.Errorf("autograd: rank %d of %s: any: %w", comm.Rank(), comm.Name(), err)
+		return false, wrapped("rank %d of %s: any: %w", comm.Rank(), comm.Name(), err)
 	}
 	return sums[0] > 0, nil
 }

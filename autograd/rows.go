@@ -27,7 +27,7 @@ func Rows(dst, src *tensor.Dense, rows []int) error {
 		return err
 	}
 	if err := rowsFit(dst, src, rows); err != nil {
-		return fmt.Errorf("autograd: rows: %w: %w", backend.ErrArgument, err)
+		return wrapped("rows: %w: %w", backend.ErrArgument, err)
 	}
 	to, from := dst.Raw, src.Raw
 	n := len(to) / dst.Shape()[0] // bytes of a row

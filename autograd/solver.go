@@ -194,7 +194,7 @@ func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, erro
 	for i, p := range params {
 		var err error
 		if all[i], err = operandsIn(p); err != nil {
-			return nil, fmt.Errorf("autograd: %s: parameter %d%s %w", solver, i, named(p), err)
+			return nil, wrapped("%s: parameter %d%s %w", solver, i, named(p), err)
 		}
 		values[i] = all[i].w
 	}
@@ -210,7 +210,7 @@ func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, erro
 // of them.
 func (s *solverState) prepare(r rule, all []operands) error {
 	if err := errors.Join(s.present(), s.fit(r, all)); err != nil {
-		return fmt.Errorf("autograd: %s: %w", r.name, err)
+		return wrapped("%s: %w", r.name, err)
 	}
 	if err := s.script.rewrite(r, s.steps+1); err != nil {
 		return err
@@ -223,7 +223,7 @@ func (s *solverState) prepare(r rule, all []operands) error {
 	}
 	for _, o := range all {
 		if err := s.compile(r, size{o.w.DType(), o.w.Len()}); err != nil {
-			return fmt.Errorf("autograd: %s: %w", r.name, err)
+			return wrapped("%s: %w", r.name, err)
 		}
 	}
 	return nil
@@ -253,7 +253,7 @@ func (s *solverState) update(r rule, all []operands) error {
 		}
 		l := s.loops[size{o.w.DType(), o.w.Len()}]
 		if err := l.run(o, s.vectors[i], s.numbers[o.w.DType()]); err != nil {
-			return fmt.Errorf("autograd: %s: parameter %d: %w", r.name, i, err)
+			return wrapped("%s: parameter %d: %w", r.name, i, err)
 		}
 	}
 	return nil
@@ -341,7 +341,7 @@ func (r rule) keepsOthers(has int) error {
 // state implements [Stateful].
 func (s *solverState) state(r rule) (map[string]backend.Buffer, error) {
 	if err := s.present(); err != nil {
-		return nil, fmt.Errorf("autograd: %s: %w", r.name, err)
+		return nil, wrapped("%s: %w", r.name, err)
 	}
 	state := s.counted(r)
 	for i, vectors := range s.vectors {

@@ -81,7 +81,7 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 		})
 	}
 	if err != nil {
-		return 0, fmt.Errorf("autograd: rank %d of %s: tree mean: %w", comm.Rank(),
+		return 0, wrapped("rank %d of %s: tree mean: %w", comm.Rank(),
 			comm.Name(), err)
 	}
 	var all []float64

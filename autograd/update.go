@@ -107,7 +107,7 @@ func (u *Update) write(r rule, step int64, p *fuse.Program, values []fuse.Value,
 	u.numbers, u.rate, u.step, u.err = u.numbers[:0], *r.rate, step, nil
 	r.update(u)
 	if u.err != nil {
-		return fmt.Errorf("autograd: %s: %w", r.name, u.err)
+		return wrapped("%s: %w", r.name, u.err)
 	}
 	return nil
 }
@@ -148,7 +148,7 @@ func (s *script) accept(r rule) error {
 		s.text.Store(x, backend.F32)
 	}
 	if err := s.text.Check(); err != nil {
-		return fmt.Errorf("autograd: %s: its Update: %w", r.name, err)
+		return wrapped("%s: its Update: %w", r.name, err)
 	}
 	s.code, s.then = slices.Clone(s.text.Code), slices.Clone(s.next)
 	return nil

@@ -41,7 +41,7 @@ import (
 // not UTF-8, or given to two nodes; those of the file system.
 func SaveWeights(path string, nodes gorgonia.Nodes) error {
 	if err := saveWeights(path, nodes); err != nil {
-		return fmt.Errorf("autograd: save weights to %s: %w", path, err)
+		return wrapped("save weights to %s: %w", path, err)
 	}
 	return nil
 }
@@ -72,7 +72,7 @@ func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) er
 		err = o.load(path, nodes)
 	}
 	if err != nil {
-		return fmt.Errorf("autograd: load weights of %s: %w", path, err)
+		return wrapped("load weights of %s: %w", path, err)
 	}
 	return nil
 }
@@ -94,7 +94,7 @@ func ReadWeights(path string) (map[string]*tensor.Dense, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("autograd: read weights of %s: %w", path, err)
+		return nil, wrapped("read weights of %s: %w", path, err)
 	}
 	return weights, nil
 }

@@ -197,7 +197,7 @@ func (e *elastic) Reduce(n int, run func(i int) error) error {
 // Apply implements [autograd.Steps].
 func (e *elastic) Apply(clip float64) error {
 	m := e.machine
-	if clip > 0 {
+	if clip != 0 {
 		return fmt.Errorf("vm: WithElastic: %w: the ClipNorm of autograd.Elastic: use vm.ClipNorm",
 			backend.ErrArgument)
 	}

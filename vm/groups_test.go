@@ -138,7 +138,7 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 			vm.WithSolver(&autograd.Adam{Rate: 1}, w)},
 		"its solver has another group, too": {vm.WithSolver(one, v),
 			vm.WithSolver(one, w)},
-		"group 1: autograd: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v),
+		"autograd: group 1: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v),
 			vm.WithSolver(sgd())},
 		"learnables 1 is nil": {vm.WithSolver(sgd(), v, nil)},
 	} {

@@ -265,11 +265,8 @@ func (w way) options(r ranked, m *wayModel) (options []vm.Option, err error) {
 	case inTree:
 		options = append(options, vm.WithTree(wayMicros))
 	case isElastic:
-		job, err := newGeneration(r)
-		if err != nil {
-			return nil, err
-		}
-		return append(options, vm.WithElastic(context.Background(), job, wayMicros, data...)), nil
+		return append(options, vm.WithElastic(context.Background(), newGeneration(r), wayMicros,
+			data...)), nil
 	}
 	if !w.alone {
 		options = append(options, vm.WithDataParallel(r.Comm, data...))
@@ -283,14 +280,14 @@ type generation struct {
 	job  *elastic.Job
 }
 
-func newGeneration(r ranked) (*generation, error) {
+func newGeneration(r ranked) *generation {
 	ids := make([]elastic.ID, r.Comm.Size())
 	for i := range ids {
 		ids[i] = elastic.ID(i + 1)
 	}
-	job, err := elastic.Start(context.Background(), r.register, ids[r.Comm.Rank()],
+	job := elastic.Start(r.register, ids[r.Comm.Rank()],
 		elastic.Limits{Least: len(ids), Most: len(ids)}, elastic.First(ids...), time.Minute)
-	return &generation{r.Comm, job}, err
+	return &generation{r.Comm, job}
 }
 
 // Next implements [autograd.Job].

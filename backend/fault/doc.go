@@ -6,9 +6,9 @@
 //
 // euryale.Init wraps the job's communicator in a [Communicator] if EURYALE_FAULT
 // is set, and only on the job's first attempt: where TORCHELASTIC_RESTART_COUNT,
-// which launchers count restarts in, is unset or 0. A job that is restarted
-// therefore runs to its end. Without the variable nothing is wrapped, and calls
-// cost nothing.
+// which launchers count restarts in, is unset or 0, and in the first generation of
+// an elastic job. A job that is restarted, or goes on, therefore runs to its end.
+// Without the variable nothing is wrapped, and calls cost nothing.
 //
 // In tests with goroutines as ranks, wrap the communicators with [New]. Kill,
 // Stop and Exit hit the whole process, with every rank in it; Panic and Abort

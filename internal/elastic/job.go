@@ -88,6 +88,8 @@ type Job struct {
 	running  sync.WaitGroup
 	writes   chan record
 
+	newcomer func(ctx context.Context) error // begins the part of one; nil where it has begun
+
 	mu      sync.Mutex
 	closed  bool
 	process *Process
@@ -104,39 +106,46 @@ type generation struct {
 }
 
 // Start makes a process take part in a job: as a member of the first generation, or else as a
-// newcomer. Less than limits.Least processes wait as long as patience for others.
-func Start(ctx context.Context, r Register, id ID, limits Limits, first View,
-	patience time.Duration) (*Job, error) {
+// newcomer, which the others hear of in its first Next: they wait for it once it is let in. Less
+// than limits.Least processes wait as long as patience for others.
+func Start(r Register, id ID, limits Limits, first View, patience time.Duration) *Job {
 	j := &Job{id: id, register: r, patience: patience, writes: make(chan record, 64),
 		next: make(chan generation, 1)}
 	j.over, j.end = context.WithCancelCause(context.Background())
-	at, early := 0, []Event(nil)
-	var actions []Action
 	if first.Rank(id) >= 0 {
-		j.process, actions = NewProcess(id, limits, first)
-	} else {
-		present, events, read, err := j.catchUp(ctx, first)
+		p, actions := NewProcess(id, limits, first)
+		j.begin(p, actions, 0)
+		return j
+	}
+	j.newcomer = func(ctx context.Context) error {
+		present, early, at, err := j.catchUp(ctx, first)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		at, early = read, events
-		j.process, actions = NewNewcomer(id, limits, present)
+		p, actions := NewNewcomer(id, limits, present)
+		for _, e := range early {
+			actions = append(actions, p.Step(e)...)
+		}
+		j.begin(p, actions, at)
+		return nil
 	}
-	j.running.Go(j.writeAll)
+	return j
+}
+
+// begin drives a process, by the log from an entry on.
+func (j *Job) begin(p *Process, actions []Action, at int) {
 	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.process = p
+	j.running.Go(j.writeAll)
 	j.act(actions)
-	for _, e := range early {
-		j.act(j.process.Step(e))
-	}
-	j.mu.Unlock()
 	j.running.Go(func() { j.read(at) })
-	return j, nil
 }
 
 // Watch follows a job from outside, and tells step which step the job goes on with, in each
-// generation. It returns a [StoppedError] once nobody can go on: its reason is Finished or
-// StateLost.
-func Watch(ctx context.Context, r Register, first View, step func(next int)) error {
+// generation, and left who has done its last step. It returns a [StoppedError] if the state is
+// lost.
+func Watch(ctx context.Context, r Register, first View, step func(next int), left func(ID)) error {
 	observer := &Job{register: r}
 	p, _ := NewNewcomer(observer.id, Limits{}, first) // which is never ready
 	for i := 0; ; i++ {
@@ -148,11 +157,16 @@ func Watch(ctx context.Context, r Register, first View, step func(next int)) err
 		if e == nil {
 			continue
 		}
-		if d, ok := e.(Decided); ok {
-			step(d.View.Next())
+		switch e := e.(type) {
+		case Decided:
+			step(e.View.Next())
+		case Posted:
+			if e.Position.Leaving {
+				left(e.ID)
+			}
 		}
 		for _, a := range p.Step(e) {
-			if s, ok := a.(Stop); ok {
+			if s, ok := a.(Stop); ok && s.Why == StateLost {
 				return &StoppedError{Why: s.Why}
 			}
 		}
@@ -291,6 +305,12 @@ func (j *Job) step(e Event) {
 // Next waits for the next generation of which this process is a member. The context ends with the
 // generation. Errors: a [StoppedError]; the register's; the cause of ctx.
 func (j *Job) Next(ctx context.Context) (v View, during context.Context, err error) {
+	if j.newcomer != nil {
+		if err := j.newcomer(ctx); err != nil {
+			return View{}, nil, err
+		}
+		j.newcomer = nil
+	}
 	select {
 	case g := <-j.next:
 		return g.View, g.during, nil

@@ -103,7 +103,8 @@ func ofUsers() []Variable {
 			"number of seconds"},
 		{of: Check, Default: "on", Help: "off on every rank: do not compare their calls"},
 		{of: Trace, Help: "write a Chrome trace of the last collectives to this file, with " +
-			".RANK.json appended, when the communicator closes or a rank is lost"},
+			".RANK.json appended, or .gGENERATION.RANK.json in an elastic job, when the " +
+			"communicator closes or a rank is lost"},
 		{of: LastCalls, Default: "0; euryale run sets 10",
 			Help: "how many of its last collectives a rank " +
 				"prints to standard error on SIGQUIT, before the stacks"},

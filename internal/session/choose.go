@@ -21,12 +21,12 @@ import (
 // whether a rank wants to know which ones are late.
 func choose(
 	ctx context.Context, w *rendezvous.World, backends []backend.Backend,
-	recorder *observe.Recorder,
+	recorder *observe.Recorder, generation int,
 ) (comm backend.Communicator, watched bool, err error) {
 	if err := lowLatency(); err != nil {
 		return nil, false, err
 	}
-	plan, err := plannedFault(w.Size)
+	plan, err := plannedFault(w.Size, generation)
 	if err != nil {
 		return nil, false, err
 	}
@@ -99,10 +99,10 @@ func lowLatency() error {
 }
 
 // plannedFault reads EURYALE_FAULT. The plan is nil where there is none, and where
-// the job has been restarted.
-func plannedFault(size int) (*fault.Plan, error) {
+// the job has been restarted, or goes on after a fault.
+func plannedFault(size, generation int) (*fault.Plan, error) {
 	text := env.Fault.Text(os.Getenv)
-	if text == "" {
+	if text == "" || generation > 0 {
 		return nil, nil
 	}
 	plan, err := fault.Parse(text)

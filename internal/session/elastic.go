@@ -45,13 +45,10 @@ type ElasticConfig struct {
 }
 
 // NewElastic makes this process take part in an elastic job, which owns the register then.
-func NewElastic(ctx context.Context, c ElasticConfig) (*Elastic, error) {
-	job, err := elastic.Start(ctx, c.Register, c.ID, c.Limits, c.First, c.Env.Timeout)
-	if err != nil {
-		return nil, errors.Join(err, c.Register.Close())
-	}
+func NewElastic(c ElasticConfig) *Elastic {
+	job := elastic.Start(c.Register, c.ID, c.Limits, c.First, c.Env.Timeout)
 	return &Elastic{job: job, register: c.Register, env: c.Env, host: c.Host, id: c.ID,
-		backends: c.Backends()}, nil
+		backends: c.Backends()}
 }
 
 const (
@@ -69,6 +66,9 @@ const (
 func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator,
 	elastic.View, error) {
 	e.unwatch()
+	if e.comm == nil { // drivers start now, and not while the others wait for a newcomer
+		_, _ = note(e.backends, "", 0, false) // connect says what is wrong
+	}
 	var members []elastic.ID // that tried to connect
 	for tries := 1; ; tries++ {
 		view, during, err := e.job.Next(ctx)
@@ -122,7 +122,7 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 	var s *Session
 	if err == nil {
 		w.LocalRank = seat - 1
-		s, err = Connect(ctx, w, e.backends, nil)
+		s, err = Connect(ctx, w, e.backends, nil, v.Generation)
 	}
 	if err != nil {
 		Leave(w, err)

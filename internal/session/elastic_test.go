@@ -67,7 +67,7 @@ func join(t *testing.T, register string, c session.ElasticConfig) (*session.Elas
 		return nil, err
 	}
 	c.Register, c.Backends = store, euryale.Backends
-	return session.NewElastic(t.Context(), c)
+	return session.NewElastic(c), nil
 }
 
 // TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas: the third process is new in the second

@@ -31,6 +31,6 @@ func JoinElastic(ctx context.Context, backends func() []backend.Backend) (*Elast
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
-	return NewElastic(ctx, ElasticConfig{ID: e.Process, Limits: e.Limits, First: e.FirstView(),
-		Register: register, Env: job, Host: e.Host, Backends: backends})
+	return NewElastic(ElasticConfig{ID: e.Process, Limits: e.Limits, First: e.FirstView(),
+		Register: register, Env: job, Host: e.Host, Backends: backends}), nil
 }

@@ -75,11 +75,10 @@ func (s *Session) Close() error {
 }
 
 // Connect connects w on the best of backends that all ranks can use. Those of own close with the
-// session, and if Connect fails. It is collective.
-func Connect(
-	ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
-) (*Session, error) {
-	file, err := openTrace(w.Rank)
+// session, and if Connect fails. generation is of an elastic job, -1 of others. It is collective.
+func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
+	generation int) (*Session, error) {
+	file, err := openTrace(w.Rank, generation)
 	if err != nil {
 		return nil, errors.Join(err, CloseBackends(own))
 	}
@@ -92,7 +91,7 @@ func Connect(
 	if w.LongWait == nil {
 		w.LongWait = sayLongWait(os.Stderr, w, recorder)
 	}
-	comm, watched, err := choose(ctx, w, backends, recorder)
+	comm, watched, err := choose(ctx, w, backends, recorder, generation)
 	if err != nil {
 		return nil, errors.Join(err, recorder.Close(), CloseBackends(own), file.discard())
 	}

@@ -23,12 +23,19 @@ type traceFile struct {
 
 // openTrace makes the file that EURYALE_TRACE asks for: before the work, so that a place
 // where there can be none is known before it.
-func openTrace(rank int) (*traceFile, error) {
+func openTrace(rank, generation int) (*traceFile, error) {
 	to := env.Trace.Read(os.Getenv)
 	if to == "" {
 		return nil, nil
 	}
+	if generation >= 0 {
+		to += fmt.Sprintf(".g%d", generation)
+	}
 	file, err := os.Create(fmt.Sprintf("%s.%d.json", to, rank))
+	if err != nil && generation > 0 { // training goes on
+		(&traceFile{rank: rank}).report(err)
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("rank %d: EURYALE_TRACE: %w", rank, err)
 	}

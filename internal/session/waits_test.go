@@ -17,7 +17,7 @@ func TestLongWaitIsSaidOnceWithItsCallAndItsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	comm, err := Connect(t.Context(), worlds[0], []backend.Backend{host.Backend{}}, nil)
+	comm, err := Connect(t.Context(), worlds[0], []backend.Backend{host.Backend{}}, nil, -1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -18,7 +19,8 @@ type truth struct {
 	// by how much a rank that lost its core has noted a start late; may be nil
 	notedLate func(rank, call int) int64
 	oneShot   bool
-	epoch     int // after so many steps seven calls more, and buckets have numbers; 0 for neither
+	named     string // the traces, "trace" without
+	epoch     int    // after so many steps seven calls more, and buckets have numbers; 0: neither
 }
 
 // The times of such a job.
@@ -88,7 +90,8 @@ func (j truth) write(t *testing.T, dir string) {
 	}
 	for r := range texts {
 		texts[r].WriteString(`],"displayTimeUnit":"ns"}`)
-		put(t, filepath.Join(dir, fmt.Sprintf("trace.%d.json", r)), texts[r].String())
+		put(t, filepath.Join(dir, fmt.Sprintf("%s.%d.json",
+			cmp.Or(j.named, "trace"), r)), texts[r].String())
 	}
 }
 

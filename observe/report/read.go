@@ -25,7 +25,7 @@ type Job struct {
 	name     string
 	files    int
 	size     int      // how many ranks there are, as far as logs and traces tell
-	traces   []*trace // by rank
+	traces   []*trace // by generation and rank
 	steps    []*trainStep
 	plans    []memory
 	curves   map[curveID]map[float64]float64
@@ -60,7 +60,7 @@ type memory struct {
 }
 
 var (
-	traceName   = regexp.MustCompile(`\.(\d{1,5})\.json$`)
+	traceName   = regexp.MustCompile(`(?:\.g(\d{1,5}))?\.(\d{1,5})\.json$`)
 	attemptName = regexp.MustCompile(`attempt_(\d+)[/\\](rank|launcher)_(\d+)\.log$`)
 	progress    = regexp.MustCompile(`^(epoch|step) (\d+)(?:/\d+)?:((?: [\w./@-]+=\S+)+)`)
 	eventful    = regexp.MustCompile(`\brank \d+ (?:\(.*\) )?(?:is down|is missing|failed)|` +
@@ -89,14 +89,15 @@ func Read(dir string) (*Job, error) {
 	}
 	j := &Job{name: filepath.Base(path), curves: map[curveID]map[float64]float64{},
 		attempts: map[int]*attempt{}}
-	traces := map[int]string{}
+	traces := map[traceID]string{}
 	err = filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
 		if m := traceName.FindStringSubmatch(path); m != nil {
-			rank, _ := strconv.Atoi(m[1])
-			traces[rank] = path
+			generation, _ := strconv.Atoi(m[1]) // 0 without
+			rank, _ := strconv.Atoi(m[2])
+			traces[traceID{generation, rank}] = path
 			return nil
 		}
 		info, err := d.Info()
@@ -116,8 +117,14 @@ func Read(dir string) (*Job, error) {
 			"EURYALE_TRACE=%s/trace euryale run --log-dir %[1]s", dir,
 			strings.Join(append([]string{""}, j.remarks...), "; "), dir)
 	}
-	j.align()
-	j.steps = j.cut()
+	for rest := j.traces; len(rest) > 0; {
+		n := 1 // of a generation
+		for n < len(rest) && rest[n].generation == rest[0].generation {
+			n++
+		}
+		align(rest[:n])
+		j.steps, rest = append(j.steps, j.cut(rest[:n], len(j.steps))...), rest[n:]
+	}
 	j.stepCurves()
 	return j, nil
 }
@@ -269,12 +276,14 @@ func (j *Job) point(id curveID, x, y float64, file bool) {
 }
 
 // readTraces reads the traces of all ranks, several at once.
-func (j *Job) readTraces(paths map[int]string) {
-	ranks := slices.Sorted(maps.Keys(paths))
+func (j *Job) readTraces(paths map[traceID]string) {
+	ranks := slices.SortedFunc(maps.Keys(paths), func(a, b traceID) int {
+		return cmp.Or(a.generation-b.generation, a.rank-b.rank)
+	})
 	traces, errs := make([]*trace, len(ranks)), make([]error, len(ranks))
 	var all sync.WaitGroup
-	for i, rank := range ranks {
-		all.Go(func() { traces[i], errs[i] = readTrace(paths[rank], rank) })
+	for i, id := range ranks {
+		all.Go(func() { traces[i], errs[i] = readTrace(paths[id], id) })
 	}
 	all.Wait()
 	for i, t := range traces {

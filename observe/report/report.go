@@ -171,6 +171,9 @@ func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 	}
 	latest := 0
 	for _, t := range j.traces {
+		if slices.ContainsFunc(all, func(l rankLine) bool { return l.Rank == t.rank }) {
+			continue // of an earlier generation
+		}
 		l := &lines[t.rank]
 		l.Rank, l.Unknown = t.rank, t.clock.unknown
 		if len(t.clock.ahead) > 0 {

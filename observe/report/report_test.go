@@ -281,6 +281,40 @@ func TestMatrixHasTheBytesOfAllCalls(t *testing.T) {
 	}
 }
 
+// TestGenerationsOfAnElasticJobAreOneJob: whose calls have the same numbers in each.
+func TestGenerationsOfAnElasticJobAreOneJob(t *testing.T) {
+	dir := t.TempDir()
+	late := int64(0)
+	for generation, ranks := range []int{3, 2, 3} {
+		late += 1_000_000
+		truth{ranks: ranks, steps: 20, buckets: 1, named: fmt.Sprintf("trace.g%d", generation),
+			delayed: func(rank, _ int) int64 { return int64(rank) * late },
+			ahead:   func(int, int64) int64 { return int64(generation) * 1e9 }}.write(t, dir)
+	}
+	j := read(t, dir)
+	p := figures(t, pageOf(t, j))
+	if len(j.traces) != 8 || p.Size != 3 || len(p.Ranks) != 3 || len(p.Some) != 60 {
+		t.Fatalf("%d traces, %d ranks, %d of them in the table, %d steps", len(j.traces), p.Size,
+			len(p.Ranks), len(p.Some))
+	}
+	// rank 0 sends a third of each buffer to rank 2 in two generations, twice in all-reduces
+	if want := int64(2 * (20*(2*12000/3+24) + 320/3)); p.Matrix[0][2] != want {
+		t.Errorf("%d bytes from rank 0 to rank 2, want %d", p.Matrix[0][2], want)
+	}
+	for i, s := range p.Some {
+		if want := []float64{1, 0, 3}[i/20]; s.Number != i+1 || s.Late[2] != want {
+			t.Errorf("step %d has number %d, and rank 2 is late by %v ms, want %v", i+1, s.Number,
+				s.Late[2], want)
+		}
+	}
+	var text bytes.Buffer
+	if err := j.WriteChrome(&text); err != nil || strings.Count(text.String(),
+		"DataParallel.Sync") != 20*8 {
+		t.Errorf("%d calls of 160 in one trace, %v", strings.Count(text.String(),
+			"DataParallel.Sync"), err)
+	}
+}
+
 // TestChartsOfStrangeNumbersEnd: of one point, of none, and of numbers that a float64 cannot tell
 // apart.
 func TestChartsOfStrangeNumbersEnd(t *testing.T) {
@@ -333,7 +367,7 @@ func TestDamagedFilesAreRemarks(t *testing.T) {
 	put(t, filepath.Join(dir, "attempt_0", "rank_2.log"), strings.Repeat("x", 2<<20))
 	j := read(t, dir)
 	text := strings.Join(j.remarks, "\n")
-	for _, want := range []string{"trace of rank 8 is empty", "trace.9.json: unexpected end",
+	for _, want := range []string{"trace.8.json: the trace is", "trace.9.json: unexpected end",
 		"more.jsonl: unexpected end", "rank_2.log: "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in %s", want, text)

@@ -20,16 +20,14 @@ type trainStep struct {
 // longestPeriod is how many calls of a rank a step has at most.
 const longestPeriod = 2048
 
-// cut cuts the traces into steps, none if their calls do not repeat.
-func (j *Job) cut() (all []*trainStep) {
-	if len(j.traces) == 0 {
-		return nil
-	}
-	ends := j.traces[0].ends()
+// cut cuts the traces of a generation into steps, none if their calls do not repeat. after is how
+// many there are of the generations before.
+func (j *Job) cut(traces []*trace, after int) (all []*trainStep) {
+	ends := traces[0].ends()
 	number := make(map[callID]int, len(ends))
 	for i, end := range ends {
-		s := &trainStep{Number: i, Late: make([]float64, j.size)}
-		for _, t := range j.traces {
+		s := &trainStep{Number: after + i, Late: make([]float64, j.size)}
+		for _, t := range traces {
 			if c := t.common[end]; c != nil {
 				s.to = max(s.to, c.end())
 			}
@@ -40,8 +38,8 @@ func (j *Job) cut() (all []*trainStep) {
 		}
 		all, number[end] = append(all, s), i
 	}
-	j.meet()
-	for _, t := range j.traces {
+	meet(traces)
+	for _, t := range traces {
 		at := 0
 		for _, c := range t.calls {
 			if at < len(all) {
@@ -57,9 +55,9 @@ func (j *Job) cut() (all []*trainStep) {
 }
 
 // meet finds out how late ranks are for the calls that they meet in.
-func (j *Job) meet() {
+func meet(traces []*trace) {
 	groups := map[callID][]*event{}
-	for _, t := range j.traces {
+	for _, t := range traces {
 		for _, c := range t.calls {
 			if c.syncs() {
 				groups[c.id()] = append(groups[c.id()], c)

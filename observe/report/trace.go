@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,9 +14,12 @@ import (
 	"github.com/euryale-ml/euryale/observe/internal/chrome"
 )
 
+// traceID says whose trace it is. Jobs that are not elastic have one generation.
+type traceID struct{ generation, rank int }
+
 // trace is what a rank has recorded.
 type trace struct {
-	rank   int
+	traceID
 	names  []*chrome.Event
 	calls  []*event // whole ones and parts, in the order of their starts
 	clock  clock
@@ -53,10 +57,10 @@ func (c *event) syncs() bool {
 type nanos = chrome.Nanos
 
 // readTrace returns nil for a file that is no trace.
-func readTrace(path string, rank int) (*trace, error) {
+func readTrace(path string, id traceID) (*trace, error) {
 	text, err := os.ReadFile(path)
 	if err == nil && len(text) == 0 { // a session makes the file when it starts
-		err = fmt.Errorf("the trace of rank %d is empty: the rank was killed, or still runs", rank)
+		err = errors.New("the trace is empty: the rank was killed, or still runs")
 	}
 	var file chrome.File
 	if err == nil {
@@ -65,14 +69,17 @@ func readTrace(path string, rank int) (*trace, error) {
 	if err != nil || file.Events == nil {
 		return nil, err
 	}
-	t := &trace{rank: rank, common: map[callID]*event{}}
+	t := &trace{traceID: id, common: map[callID]*event{}}
 	for _, e := range file.Events {
 		switch {
 		case e == nil:
 		case e.Args.Fields == nil || e.Category != chrome.Collective && e.Category != chrome.Part:
 			t.names = append(t.names, e)
 		default:
-			e.Process = rank // in the job
+			e.Process = id.rank    // in the job
+			if id.generation > 0 { // whose calls are counted anew
+				e.Args.Group += fmt.Sprintf(" of generation %d", id.generation)
+			}
 			c := &event{Event: e}
 			if c.whole() {
 				c.kind, _ = backend.ParseKind(c.Name)
@@ -136,11 +143,11 @@ const (
 	sameClock nanos = 20_000
 )
 
-// align brings all traces onto the clock of the first one.
-func (j *Job) align() {
-	for i, t := range j.traces {
+// align brings the traces of a generation onto the clock of the first one.
+func align(traces []*trace) {
+	for i, t := range traces {
 		if i > 0 {
-			t.clock = clockOf(t, j.traces[0])
+			t.clock = clockOf(t, traces[0])
 		}
 		for _, c := range t.calls {
 			from, to := t.clock.common(c.Start), t.clock.common(c.end())

@@ -35,11 +35,13 @@ const (
 type pool struct {
 	*Elastic
 	register *rendezvous.Register
-	faults   int  // processes that have ended with an error of their own since step
-	step     int  // with which the job has gone on
-	finished bool // a process has done its last step
+	faults   int      // processes that have ended with an error of their own since step
+	step     int      // with which the job has gone on
+	finished bool     // a process has done its last step
+	failed   []ending // of those with an error of their own after their last step
 
 	steps   atomic.Int64 // with which the job goes on
+	left    sync.Map     // elastic.IDs, of those that have done their last step
 	over    chan error   // tells that nobody has the parameters any more
 	lost    error        // that it has told
 	stop    context.CancelFunc
@@ -86,8 +88,9 @@ func newPool(j Job, env []string) (*pool, error) {
 	p.stop = stop
 	p.watches.Go(func() {
 		err := elastic.Watch(ctx, p.register.Store(), elastic.Env{First: j.Ranks}.FirstView(),
-			func(next int) { p.steps.Store(int64(next)) })
-		if s := new(elastic.StoppedError); errors.As(err, &s) && s.Why == elastic.StateLost {
+			func(next int) { p.steps.Store(int64(next)) },
+			func(id elastic.ID) { p.left.Store(id, nil) })
+		if errors.As(err, new(*elastic.StoppedError)) {
 			p.over <- err
 		}
 	})
@@ -126,13 +129,17 @@ func (p *pool) reached(h *remote) string {
 // replaces hears of the end of a process, and reports whether another one is to take its place.
 func (p *pool) replaces(e ending) bool {
 	p.bury(e.rank + 1)
-	if !e.failed() {
+	own := !wasEnded(e.Status) && !e.lost()
+	if _, left := p.left.Load(elastic.ID(e.rank + 1)); left && own && e.failed() {
+		p.failed = append(p.failed, e)
+	}
+	if !e.failed() || len(p.failed) > 0 {
 		p.finished = true
 	}
 	if step := int(p.steps.Load()); step > p.step {
 		p.step, p.faults = step, 0
 	}
-	if !wasEnded(e.Status) && !e.lost() {
+	if own {
 		p.faults++
 	}
 	return !p.finished && p.faults < maxFaults

@@ -211,7 +211,7 @@ func (w *watch) outcome() error {
 	}
 	f := verdict(w.ends)
 	if w.pool != nil && w.pool.finished {
-		f = nil
+		f = verdict(w.pool.failed) // nil for none
 	}
 	if f != nil && f.why != nil {
 		return cmp.Or(w.why, f.why)
