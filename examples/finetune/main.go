@@ -46,6 +46,9 @@ import (
 
 const evalBatches, seed = 8, 1 // the seed of an adapter's first weights, and of the batches
 
+// precisions are the values of --precision.
+var precisions = map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}
+
 // trainer is a model that all ranks train, as the command line says.
 type trainer struct {
 	folder, data, out, checkpoint, device, precision string
@@ -87,17 +90,15 @@ func main() {
 	flag.Parse()
 	t.folder = filepath.Join(flag.Arg(0))                         // without a / at its end
 	_ = flag.CommandLine.Parse(flag.Args()[min(1, flag.NArg()):]) // which exits
-	if min(t.lora+1, t.context, t.batch, t.steps, t.every) < 1 || flag.NArg() > 0 ||
-		t.folder == "" || t.data == "" || t.out == "" || filepath.Join(t.out) == t.folder {
-		log.Print("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1: got ", os.Args[1:])
-		os.Exit(2) // no launcher starts it again then
-	}
+	t.check(0)
 	ctx, began := context.Background(), time.Now()
 	if t.checkpoint != "" { // otherwise a signal ends the program at once
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
-	t.comm, t.model = must(euryale.Init(ctx)), must(models.Load(t.folder))
+	t.comm = must(euryale.Init(ctx))
 	defer t.comm.Close()
+	t.check(t.comm.Size())
+	t.model = must(models.Load(t.folder))
 	defer t.model.Close()
 	t.build()
 	defer t.layout.Close()
@@ -105,6 +106,30 @@ func main() {
 		t.print("loss=%.4f eval=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f",
 			t.past.Loss, t.past.Eval, t.comm.Size(), t.layout, t.comm.Capabilities().Backend,
 			t.write(), time.Since(began).Seconds())
+	}
+}
+
+// check ends the program for a wrong command line. ranks is 0 until it is known.
+func (t *trainer) check(ranks int) {
+	_, known := precisions[t.precision]
+	var err error
+	switch {
+	case min(t.lora+1, t.context, t.batch, t.steps, t.every, t.sp, t.tp) < 1 || flag.NArg() > 0 ||
+		t.folder == "" || t.data == "" || t.out == "" || filepath.Join(t.out) == t.folder:
+		err = fmt.Errorf("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1: got %q",
+			os.Args[1:])
+	case t.device != "cpu" && t.device != "auto":
+		err = fmt.Errorf("--device %s: use cpu or auto", t.device)
+	case !known:
+		err = fmt.Errorf("--precision %s: use f32, tf32 or bf16", t.precision)
+	case ranks%(t.sp*t.tp) > 0:
+		err = fmt.Errorf("--sp %d --tp %d: use a divisor of %d ranks", t.sp, t.tp, ranks)
+	case t.batch%max(1, ranks/(t.sp*t.tp)) > 0:
+		err = fmt.Errorf("--batch %d: use a multiple of %d", t.batch, ranks/(t.sp*t.tp))
+	}
+	if err != nil {
+		log.Print("finetune: ", err)
+		os.Exit(2) // no launcher starts it again then
 	}
 }
 
@@ -119,13 +144,8 @@ func (t *trainer) build() {
 		"text %x", t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
 		sha256.Sum256(fmt.Append(nil, t.model.Config, text)))
 	check(autograd.Agree(t.comm, t.past.Training, os.MkdirAll(t.out, 0o777))) // not at the end
-	as, ok := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
-	device, found := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
+	device := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
 	t.layout = must(layers.NewLayout(t.comm, 0, t.sp, t.tp))
-	if !ok || !found || t.batch%t.layout.DP != 0 {
-		check(fmt.Errorf("--precision %s --device %s --batch %d: use f32, tf32 or bf16, cpu or "+
-			"auto, and a multiple of %d", t.precision, t.device, t.batch, t.layout.DP))
-	}
 	if t.lora > 0 {
 		check(t.model.Adapt(models.LoRA{Rank: t.lora}))
 	}
@@ -134,7 +154,8 @@ func (t *trainer) build() {
 	t.targets = b.Tokens("targets", 1, t.batch/t.layout.DP, t.context)
 	t.loss = b.CrossEntropy(must(t.model.Logits(b, t.tokens)), t.targets)
 	check(b.Err())
-	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(as), vm.WithFrozen(b.Frozen()...)}
+	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithFrozen(b.Frozen()...),
+		vm.WithPrecision(precisions[t.precision])}
 	t.eval = must(vm.New(b.Graph(), device, append(options, vm.Eval())...))
 	learnables := must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
 	t.solver.Rate = t.lr

@@ -229,13 +229,13 @@ func TestASignalSaves(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	dir := withText(t)
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":                "use numbers whose product is 2",
+		small(dir) + " --tp 3":                "--sp 1 --tp 3: use a divisor of 2 ranks",
 		small(dir) + " --batch 3":             "--batch 3",
 		small(dir) + " --context 2000":        "tokens: at least 20010 are needed",
 		small(dir) + " --precision f64":       "use f32, tf32 or bf16",
-		small(dir) + " --device tpu":          "cpu or auto",
+		small(dir) + " --device tpu":          "--device tpu: use cpu or auto",
 		small(dir) + " --data /nothing":       "no such file",
-		small(dir) + " --steps 0":             "sizes from 1: got [../../models",
+		small(dir) + " --steps 0":             `sizes from 1: got ["../../models`,
 		small(dir) + " --lora -1":             "sizes from 1: got",
 		small(dir) + " text":                  "use finetune FOLDER --data FILE",
 		small(dir) + " --out " + folder:       "--out ANOTHER",
@@ -251,10 +251,12 @@ func TestBadArguments(t *testing.T) {
 			t.Errorf("%s: %v, and %q, want %q", flags, err, errs, want)
 		}
 	}
-	j, _, errs := job(t, 2, small(dir)+" --every 0") // may be started anew
-	var failed *launch.Failed
-	if err := launch.Run(t.Context(), j); !errors.As(err, &failed) || failed.ExitCode() != 2 ||
-		strings.Count(errs.String(), "--every 0") > 2 {
-		t.Errorf("a wrong command line was started anew: %v, %s", err, errs)
+	for _, flags := range []string{"--every 0", "--batch 3"} { // may be started anew
+		j, _, errs := job(t, 2, small(dir)+" "+flags)
+		var failed *launch.Failed
+		if err := launch.Run(t.Context(), j); !errors.As(err, &failed) || failed.ExitCode() != 2 ||
+			strings.Count(errs.String(), "use ") > 2 {
+			t.Errorf("a wrong command line was started anew: %v, %s", err, errs)
+		}
 	}
 }

@@ -89,12 +89,16 @@ func parse(args []string) (cfg config) {
 
 func (cfg config) check(rest []string) error {
 	_, known := precisions[cfg.precision]
+	s := cfg.sampling
 	switch {
 	case cfg.folder == "" || len(rest) > 0:
 		return fmt.Errorf("give one folder of a model, and flags: got %q and %q", cfg.folder, rest)
-	case cfg.sampling.Max < 1 || cfg.context < 0:
-		return fmt.Errorf("--max %d --context %d: use a --max of at least 1, and no negative one",
-			cfg.sampling.Max, cfg.context)
+	case s.Max < 1 || min(cfg.context, s.TopK) < 0:
+		return fmt.Errorf("--max %d --context %d --top-k %d: use a --max of at least 1, and no "+
+			"negative one", s.Max, cfg.context, s.TopK)
+	case !(s.TopP >= 0 && s.TopP <= 1 && s.Temperature >= 0):
+		return fmt.Errorf("--top-p %v --temperature %v: use 0 to 1, and 0 or more", s.TopP,
+			s.Temperature)
 	case cfg.device != "cpu" && cfg.device != "auto":
 		return fmt.Errorf("--device %s: use cpu or auto", cfg.device)
 	case !known:
