@@ -14,8 +14,10 @@
 package safetensors
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -208,7 +210,8 @@ func New(d backend.DType, shape []int) Tensor {
 // File is an open file, whose tensors are read one at a time.
 type File struct {
 	*Header
-	f *os.File
+	f  *os.File
+	at io.ReaderAt // f, or its bytes
 }
 
 // Open opens a file and checks its header.
@@ -221,7 +224,7 @@ func Open(path string) (*File, error) {
 	if err == nil {
 		var h *Header
 		if h, err = ReadHeader(f, info.Size()); err == nil {
-			return &File{h, f}, nil
+			return &File{h, f, f}, nil
 		}
 	}
 	f.Close()
@@ -234,6 +237,14 @@ func (f *File) Name() string { return f.f.Name() }
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 
+// Keep takes the file into memory, and closes it: Read goes on, and others may replace the file,
+// which Windows refuses while it is open.
+func (f *File) Keep() error {
+	whole, err := io.ReadAll(io.NewSectionReader(f.f, 0, f.data+f.nbytes))
+	f.at = bytes.NewReader(whole)
+	return errors.Join(err, f.Close())
+}
+
 // Read reads a tensor, which the header has.
 func (f *File) Read(name string) (Tensor, error) {
 	e, ok := f.entries[name]
@@ -241,7 +252,7 @@ func (f *File) Read(name string) (Tensor, error) {
 		return Tensor{}, fmt.Errorf("%s has no tensor %q", f.f.Name(), name)
 	}
 	t := New(e.dtype, e.Shape)
-	if _, err := f.f.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
+	if _, err := f.at.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
 		return Tensor{}, fmt.Errorf("%s: tensor %q: %w", f.f.Name(), name, err)
 	}
 	return t, nil
