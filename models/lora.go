@@ -82,6 +82,7 @@ func (m *Model) Adapt(l LoRA) error {
 // so SaveAdapter may replace it.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter "+dir)
+	defer func() { err = absent(err, "give a folder that SaveAdapter or PEFT has written") }()
 	var o object
 	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o); err != nil {
 		return err

@@ -3,6 +3,7 @@ package models
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"strings"
@@ -35,7 +36,7 @@ func Load(dir string) (_ *Model, err error) {
 	m := &Model{dir: dir}
 	var o object
 	if m.text, err = readJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
-		return nil, err
+		return nil, absent(err, whatElse(dir))
 	}
 	if err = m.Config.read(o); err != nil {
 		return nil, fmt.Errorf("%s: %w", configName, err)
@@ -45,6 +46,25 @@ func Load(dir string) (_ *Model, err error) {
 	}
 	maps.DeleteFunc(m.weights, m.ignored)
 	return m, nil
+}
+
+// whatElse says what to load in place of a folder without config.json.
+func whatElse(dir string) (hint string) {
+	o, base := object{}, "its model"
+	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o); err != nil {
+		return "give a folder of Hugging Face, with config.json, tokenizer.json and " + weightsName
+	}
+	_ = o.into(map[string]any{"base_model_name_or_path": &base}) // if it says so
+	return fmt.Sprintf("the folder has a LoRA adapter and no model: load %s, and then the adapter, "+
+		"by LoadAdapter or --adapter", base)
+}
+
+// absent says what to do about a file that is not there.
+func absent(err error, hint string) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s", err, hint)
+	}
+	return err
 }
 
 // named says what has failed.

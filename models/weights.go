@@ -62,7 +62,7 @@ func (m *Model) openWeights() (located, error) {
 	}
 	path := filepath.Join(m.dir, indexName)
 	if _, err := readJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
-		return nil, alone
+		return nil, absent(alone, "save_pretrained of transformers writes it")
 	} else if err != nil {
 		return nil, err
 	}
@@ -100,11 +100,11 @@ func (m *Model) open(path string, all located) error {
 
 // readJSON reads a file of at most so many bytes, and returns its text, too.
 func readJSON(path string, most int, to any) (text []byte, err error) {
-	if text, err = files.Read(path, most); err == nil {
-		err = json.Unmarshal(text, to)
+	if text, err = files.Read(path, most); err != nil {
+		return nil, err // which names the file
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	if err = json.Unmarshal(text, to); err != nil {
+		return nil, fmt.Errorf("%s is damaged: %w", path, err)
 	}
 	return text, nil
 }

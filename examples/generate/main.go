@@ -110,6 +110,11 @@ func (cfg config) check(rest []string) error {
 // generate prints the continuation, and a line about it.
 func (cfg config) generate(ctx context.Context, comm backend.Communicator) error {
 	began := time.Now()
+	m, err := models.Load(cfg.folder)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
 	words, err := tokenizer.Load(cfg.folder)
 	if err != nil {
 		return err
@@ -122,12 +127,12 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 		cfg.prompt = string(text)
 	}
 	prompt := words.Encode(cfg.prompt, true)
-	g, stop, err := cfg.load(comm, len(prompt))
+	g, err := cfg.load(comm, m, len(prompt))
 	if err != nil {
 		return err
 	}
 	defer g.Close()
-	cfg.sampling.Stop = stop
+	cfg.sampling.Stop = m.EOS
 	tokens, first := 0, time.Time{}
 	stream := words.Stream(true)
 	err = g.Generate(ctx, [][]int{prompt}, cfg.sampling, func(_, token int) error {
@@ -150,16 +155,12 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 	return nil
 }
 
-// load returns a generator for a prompt of so many tokens, and the tokens that end a text.
-func (cfg config) load(comm backend.Communicator, prompt int) (*models.Generator, []int, error) {
-	m, err := models.Load(cfg.folder)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer m.Close()
+// load returns a generator for a prompt of so many tokens.
+func (cfg config) load(comm backend.Communicator, m *models.Model, prompt int) (*models.Generator,
+	error) {
 	if cfg.adapter != "" {
 		if err := m.LoadAdapter(cfg.adapter); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
 	o := models.GenerateOptions{Context: cfg.context, Precision: precisions[cfg.precision]}
@@ -167,7 +168,7 @@ func (cfg config) load(comm backend.Communicator, prompt int) (*models.Generator
 		o.Context = max(prompt, min(prompt+cfg.sampling.Max, m.Positions))
 	}
 	if prompt == o.Context { // more are an error of Generate
-		return nil, nil, fmt.Errorf("the prompt has %d tokens, for which the context has room, "+
+		return nil, fmt.Errorf("the prompt has %d tokens, for which the context has room, "+
 			"and for no more: use a larger --context, of at most %d, or a shorter prompt", prompt,
 			m.Positions)
 	}
@@ -175,8 +176,7 @@ func (cfg config) load(comm backend.Communicator, prompt int) (*models.Generator
 	if cfg.device == "cpu" {
 		device = nil
 	}
-	g, err := models.NewGenerator(m, device, o)
-	return g, m.EOS, err
+	return models.NewGenerator(m, device, o)
 }
 
 func check(err error) {

@@ -114,6 +114,7 @@ func TestBadArguments(t *testing.T) {
 		folder + " --precision f64":    "2:use f32, tf32 or bf16",
 		folder + " --beams 2":          "2:flag provided but not defined",
 		"/nothing":                     "1:no such file",
+		folder + "/adapter":            "1:by LoadAdapter or --adapter",
 		folder + " --top-p 2":          "2:--top-p 2 --temperature 0: use 0 to 1",
 		folder + " --temperature NaN":  "2:--temperature NaN: use 0 to 1, and 0 or more",
 		folder + " --top-k -1":         "2:--top-k -1: use",

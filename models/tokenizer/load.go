@@ -99,6 +99,9 @@ func Load(dir string) (*Tokenizer, error) {
 	t := &Tokenizer{words: map[int]string{}, special: map[int]bool{}}
 	name := fileName
 	text, err := files.Read(filepath.Join(dir, name), maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: save_pretrained of transformers' AutoTokenizer writes it", err)
+	}
 	if err == nil {
 		err = f.parse(text)
 	}
