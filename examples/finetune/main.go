@@ -15,7 +15,8 @@
 //
 // With --checkpoint DIR the training is saved every --every steps, and on SIGTERM or SIGINT, which
 // end it. Started again it goes on with the same bits, or on another layout. All ranks reach DIR,
-// or else the folder of --out, where a checkpoint puts together what ranks divide.
+// or else that of --out, where a checkpoint puts together what ranks divide. While it is written
+// without --checkpoint, signals wait.
 package main
 
 import (
@@ -143,7 +144,7 @@ func (t *trainer) build() {
 	t.past.Training = fmt.Sprintf("context %d, batch %d, steps %d, lora %d, lr %g, %s, model and "+
 		"text %x", t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
 		sha256.Sum256(fmt.Append(nil, t.model.Config, text)))
-	check(autograd.Agree(t.comm, t.past.Training, os.MkdirAll(t.out, 0o777))) // not at the end
+	check(autograd.Agree(t.comm, t.past.Training, t.writable()))
 	device := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
 	t.layout = must(layers.NewLayout(t.comm, 0, t.sp, t.tp))
 	if t.lora > 0 {
@@ -162,6 +163,21 @@ func (t *trainer) build() {
 	t.machine = must(vm.New(b.Graph(), device, append(options, vm.ClipNorm(1),
 		vm.WithSolver(&t.solver, learnables...), vm.WithDataParallel(t.layout.Data,
 			autograd.WithSum(), autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided())))...))
+}
+
+// writable makes the folder of --out, and verifies before the training that it can be written to.
+func (t *trainer) writable() error {
+	err := os.MkdirAll(t.out, 0o777)
+	if err == nil {
+		var f *os.File
+		if f, err = os.CreateTemp(t.out, ".training-"); err == nil {
+			err = errors.Join(f.Close(), os.Remove(f.Name()))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("--out: %w: name a folder that can be made or written to", err)
+	}
+	return nil
 }
 
 // train trains until all steps are done, or until a signal on any rank ends it, and reports which.
@@ -234,8 +250,11 @@ func (t *trainer) write() (params string) {
 	if dir == "" {
 		id := float64(time.Now().UnixMicro()) // all ranks have the mean
 		check(autograd.Mean(t.comm, &id))
-		dir = fmt.Sprintf("%s.%.0f", t.out, id)
-		check(data.Save(dir, &t.solver, nil))
+		dir = filepath.Join(t.out, fmt.Sprintf(".training-%.0f", id))
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT) // the training would be lost
+		if err := data.Save(dir, &t.solver, &t.past); err != nil {
+			check(fmt.Errorf("%w: the training is lost, which --checkpoint would have kept", err))
+		}
 	}
 	check(errors.Join(t.machine.Close(), t.eval.Close()))
 	if t.comm.Rank() > 0 {
@@ -245,7 +264,9 @@ func (t *trainer) write() (params string) {
 	if t.lora > 0 {
 		save = t.model.SaveAdapter
 	}
-	check(save(t.out, must(autograd.ReadWeights(dir))))
+	if err := save(t.out, must(autograd.ReadWeights(dir))); err != nil {
+		check(fmt.Errorf("%w: start again with --checkpoint %s, where the training is", err, dir))
+	}
 	if t.checkpoint == "" {
 		check(os.RemoveAll(dir))
 	}

@@ -124,6 +124,9 @@ func TestLayoutsAgree(t *testing.T) {
 			if files, err := os.ReadDir(dir); err != nil || len(files) != 2 {
 				t.Errorf("%s%s leaves %v, %v", got, lora, files, err)
 			}
+			if left, err := filepath.Glob(filepath.Join(dir, "out", ".*")); err != nil || left != nil {
+				t.Errorf("%s%s leaves %v, %v", got, lora, left, err)
+			}
 		}
 	}
 }
@@ -226,6 +229,38 @@ func TestASignalSaves(t *testing.T) {
 	}
 }
 
+// TestAFailedWriteLosesNothing: what was in the folder of --out stays, and the training goes on from
+// where the error says.
+func TestAFailedWriteLosesNothing(t *testing.T) {
+	dir := withText(t)
+	out, flags := filepath.Join(dir, "out"), small(dir)
+	_, _, _, want := ending(t, train(t, 2, flags))
+	before, err := os.ReadFile(filepath.Join(out, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved, inTheWay := filepath.Join(dir, "moved"), filepath.Join(out, "model.safetensors")
+	if err := errors.Join(os.Rename(inTheWay, moved), os.Mkdir(inTheWay, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	j, _, errs := job(t, 2, flags)
+	j.MaxRestarts = 0
+	err = launch.Run(t.Context(), j)
+	hint := regexp.MustCompile(`start again with (--checkpoint \S+), where`).FindStringSubmatch(
+		errs.String())
+	if err == nil || hint == nil {
+		t.Fatalf("%v: %s", err, errs)
+	}
+	if err := errors.Join(os.Remove(inTheWay), os.Rename(moved, inTheWay)); err != nil {
+		t.Fatal(err)
+	}
+	_, _, _, got := ending(t, train(t, 2, flags+" "+hint[1]))
+	after, err := os.ReadFile(inTheWay)
+	if err != nil || got != want || !bytes.Equal(before, after) {
+		t.Errorf("%v: it ends with %s, want %s", err, got, want)
+	}
+}
+
 func TestBadArguments(t *testing.T) {
 	dir := withText(t)
 	for flags, want := range map[string]string{
@@ -240,7 +275,7 @@ func TestBadArguments(t *testing.T) {
 		small(dir) + " text":                  "use finetune FOLDER --data FILE",
 		small(dir) + " --out " + folder:       "--out ANOTHER",
 		small(dir) + " --out " + folder + "/": "--out ANOTHER",
-		small(dir) + " --out /proc/none":      "finetune: mkdir /proc/none:",
+		small(dir) + " --out /proc/none":      "finetune: --out: mkdir /proc/none:",
 		folder + " --out x":                   "use finetune FOLDER --data FILE",
 		"/nothing" + " --data x --out y":      "no such file",
 	} {
