@@ -2,10 +2,13 @@ package repolint_test
 
 import (
 	"bytes"
+	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -93,12 +96,17 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 	if len(lines) != len(examples) {
 		t.Errorf("there are %d examples, want %d", len(lines), len(examples))
 	}
+	sizes := map[string]int{} // in MB
+	defer func() { installSays(t, sizes) }()
 	for name, e := range examples {
 		dir := filepath.Join(t.TempDir(), name)
 		copyProgram(t, filepath.Join("examples", name), dir)
 		ownModule(t, dir, checkout)
 		inModule(t, dir, "build", "-ldflags=-s -w", "-o", "program", ".")
 		t.Chdir(dir) // where the program finds its arguments
+		if info, err := os.Stat("program"); err == nil {
+			sizes[name] = int(math.Round(float64(info.Size()) / 1e6))
+		}
 		var out, errs bytes.Buffer
 		args := strings.Fields(strings.ReplaceAll(e.args, "CHECKOUT", checkout))
 		refusesWrongFlags(t, "./program", args)
@@ -137,6 +145,29 @@ func refusesWrongFlags(t *testing.T, program string, args []string) {
 				!bytes.Contains(out, []byte("use ")) {
 				t.Errorf("%s %s: %v\n%s", t.Name(), c.Args, err, out)
 			}
+		}
+	}
+}
+
+// installSays checks the sizes of programs of Gorgonia in docs/install.md.
+func installSays(t *testing.T, sizes map[string]int) {
+	t.Helper()
+	delete(sizes, "allreduce") // which has no Gorgonia
+	text, err := os.ReadFile("docs/install.md")
+	said := regexp.MustCompile(`has (\d+) to (\d+) MB, and (\d+) if it draws curves`).
+		FindSubmatch(text)
+	if err != nil || said == nil {
+		t.Fatalf("docs/install.md says no sizes of programs: %v", err)
+	}
+	var least, most, drawing int
+	if _, err := fmt.Sscan(string(bytes.Join(said[1:], []byte(" "))), &least, &most,
+		&drawing); err != nil {
+		t.Fatal(err)
+	}
+	for name, size := range sizes { // more or less, since they differ by linkers
+		if runtime.GOARCH == "amd64" && (size < least-1 || size > drawing+1 ||
+			size > most+1 && size < drawing-1) {
+			t.Errorf("examples/%s has %d MB, and docs/install.md says %s", name, size, said[0])
 		}
 	}
 }
