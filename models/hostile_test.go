@@ -125,7 +125,8 @@ func TestAFolderWithoutAFileSaysWhatToDo(t *testing.T) {
 	for want, err := range map[string]error{
 		"a LoRA adapter and no model: load its model, and then the adapter, by": adapter,
 		"load org/base, and then the adapter, by LoadAdapter or --adapter":      named,
-		"save_pretrained of transformers writes it":                             weights, "AutoTokenizer writes it": words,
+		"save_pretrained of transformers writes it":                             weights,
+		"AutoTokenizer writes it":                                               words,
 		"give a folder of Hugging Face, with config.json": empty,
 		"that SaveAdapter or PEFT has written":            m.LoadAdapter("testdata/llama3"),
 	} {

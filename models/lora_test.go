@@ -38,8 +38,8 @@ func TestSavedAdaptersAreLoaded(t *testing.T) {
 	}
 }
 
-// TestAnAdapterMayTakeItsOwnPlace: an adapter is in memory, so its file may be replaced, on Windows,
-// too, and by SaveAdapter.
+// TestAnAdapterMayTakeItsOwnPlace: an adapter is in memory, so its file may be replaced, on
+// Windows, too, and by SaveAdapter.
 func TestAnAdapterMayTakeItsOwnPlace(t *testing.T) {
 	dir, m := copied(t, filepath.Join("llama3", "adapter")), load(t, "testdata/llama3")
 	if err := m.LoadAdapter(dir); err != nil {

@@ -55,8 +55,8 @@ func whatElse(dir string) (hint string) {
 		return "give a folder of Hugging Face, with config.json, tokenizer.json and " + weightsName
 	}
 	_ = o.into(map[string]any{"base_model_name_or_path": &base}) // if it says so
-	return fmt.Sprintf("the folder has a LoRA adapter and no model: load %s, and then the adapter, "+
-		"by LoadAdapter or --adapter", base)
+	return fmt.Sprintf("the folder has a LoRA adapter and no model: load %s, and then the "+
+		"adapter, by LoadAdapter or --adapter", base)
 }
 
 // absent says what to do about a file that is not there.

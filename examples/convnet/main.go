@@ -43,8 +43,8 @@ func main() {
 		"or auto (a gpu if the backend has one)")
 	flag.Parse()
 	if on := *device; on != "cpu" && on != "gpu" && on != "auto" || min(*epochs, *batch) < 1 {
-		fmt.Fprintf(os.Stderr, "convnet: --device %s --epochs %d --batch %d: use cpu, gpu or auto, "+
-			"and numbers from 1 on\n", on, *epochs, *batch)
+		fmt.Fprintf(os.Stderr, "convnet: --device %s --epochs %d --batch %d: use cpu, gpu or "+
+			"auto, and numbers from 1 on\n", on, *epochs, *batch)
 		os.Exit(2) // no launcher starts it again then
 	}
 	comm, err := euryale.Init(context.Background()) // (*)

@@ -124,7 +124,8 @@ func TestLayoutsAgree(t *testing.T) {
 			if files, err := os.ReadDir(dir); err != nil || len(files) != 2 {
 				t.Errorf("%s%s leaves %v, %v", got, lora, files, err)
 			}
-			if left, err := filepath.Glob(filepath.Join(dir, "out", ".*")); err != nil || left != nil {
+			left, err := filepath.Glob(filepath.Join(dir, "out", ".*"))
+			if err != nil || left != nil {
 				t.Errorf("%s%s leaves %v, %v", got, lora, left, err)
 			}
 		}
@@ -229,8 +230,8 @@ func TestASignalSaves(t *testing.T) {
 	}
 }
 
-// TestAFailedWriteLosesNothing: what was in the folder of --out stays, and the training goes on from
-// where the error says.
+// TestAFailedWriteLosesNothing: what was in the folder of --out stays, and the training goes on
+// from where the error says.
 func TestAFailedWriteLosesNothing(t *testing.T) {
 	dir := withText(t)
 	out, flags := filepath.Join(dir, "out"), small(dir)

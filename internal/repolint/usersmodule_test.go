@@ -141,8 +141,8 @@ func refusesWrongFlags(t *testing.T, program string, args []string) {
 			c := exec.CommandContext(t.Context(), program, append(args, wrong)...)
 			c.Env = append(os.Environ(), "EURYALE_BACKEND=none") // with which nothing starts
 			out, err := c.CombinedOutput()
-			if err == nil || c.ProcessState.ExitCode() != 2 || bytes.Contains(out, []byte("none")) ||
-				!bytes.Contains(out, []byte("use ")) {
+			if err == nil || c.ProcessState.ExitCode() != 2 ||
+				bytes.Contains(out, []byte("none")) || !bytes.Contains(out, []byte("use ")) {
 				t.Errorf("%s %s: %v\n%s", t.Name(), c.Args, err, out)
 			}
 		}
