@@ -117,18 +117,16 @@ func TestAFolderWithoutAFileSaysWhatToDo(t *testing.T) {
 	m := load(t, "testdata/llama3")
 	_, words := tokenizer.Load(without("tokenizer.json"))
 	_, adapter := models.Load("testdata/llama3/adapter")
-	dir := copied(t, filepath.Join("llama3", "adapter"))
-	changed("base_model_name_or_path", "org/base")(t, dir)
-	_, named := models.Load(dir)
 	_, weights := models.Load(without("model.safetensors"))
 	_, empty := models.Load(t.TempDir())
+	noAdapter := m.LoadAdapter("testdata/llama3")
 	for want, err := range map[string]error{
-		"a LoRA adapter and no model: load its model, and then the adapter, by": adapter,
-		"load org/base, and then the adapter, by LoadAdapter or --adapter":      named,
-		"save_pretrained of transformers writes it":                             weights,
-		"AutoTokenizer writes it":                                               words,
-		"give a folder of Hugging Face, with config.json": empty,
-		"that SaveAdapter or PEFT has written":            m.LoadAdapter("testdata/llama3"),
+		"load the model that adapter_config.json names":     adapter,
+		"and then the adapter, by LoadAdapter or --adapter": adapter,
+		"save_pretrained of transformers writes it":         weights,
+		"AutoTokenizer writes it":                           words,
+		"give a folder of Hugging Face, with config.json":   empty,
+		"that SaveAdapter or PEFT has written":              noAdapter,
 	} {
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), want) ||
 			strings.Count(err.Error(), ".json") > 3 {

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"gorgonia.org/tensor"
 
@@ -36,7 +38,12 @@ func Load(dir string) (_ *Model, err error) {
 	m := &Model{dir: dir}
 	var o object
 	if m.text, err = readJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
-		return nil, absent(err, whatElse(dir))
+		hint := "give a folder of Hugging Face, with config.json, tokenizer.json and " + weightsName
+		if _, other := os.Stat(filepath.Join(dir, adapterConfigName)); other == nil {
+			hint = "the folder has a LoRA adapter and no model: load the model that " +
+				adapterConfigName + " names, and then the adapter, by LoadAdapter or --adapter"
+		}
+		return nil, absent(err, hint)
 	}
 	if err = m.Config.read(o); err != nil {
 		return nil, fmt.Errorf("%s: %w", configName, err)
@@ -48,20 +55,9 @@ func Load(dir string) (_ *Model, err error) {
 	return m, nil
 }
 
-// whatElse says what to load in place of a folder without config.json.
-func whatElse(dir string) (hint string) {
-	o, base := object{}, "its model"
-	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o); err != nil {
-		return "give a folder of Hugging Face, with config.json, tokenizer.json and " + weightsName
-	}
-	_ = o.into(map[string]any{"base_model_name_or_path": &base}) // if it says so
-	return fmt.Sprintf("the folder has a LoRA adapter and no model: load %s, and then the "+
-		"adapter, by LoadAdapter or --adapter", base)
-}
-
 // absent says what to do about a file that is not there.
 func absent(err error, hint string) error {
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("%w: %s", err, hint)
 	}
 	return err

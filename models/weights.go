@@ -104,9 +104,9 @@ func readJSON(path string, most int, to any) (text []byte, err error) {
 		return nil, err // which names the file
 	}
 	if err = json.Unmarshal(text, to); err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", path, err)
+		err = fmt.Errorf("%s is damaged: %w: take another copy", path, err)
 	}
-	return text, nil
+	return text, err
 }
 
 // ignored reports whether a tensor of a file is none of the model: tables that older versions of
@@ -188,7 +188,7 @@ func (m *Model) find(learnable string, shape []int) (stored, error) {
 		s.file = all[s.name]
 	}
 	if s.file == nil {
-		return s, fmt.Errorf("%w: %s %s", backend.ErrArgument, lacking, s.name)
+		return s, fmt.Errorf("%w: %s %s of %s", backend.ErrArgument, lacking, s.name, config)
 	}
 	if _, is, _ := s.file.Of(s.name); !slices.Equal(is, s.shape) {
 		return s, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,
