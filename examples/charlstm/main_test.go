@@ -173,7 +173,7 @@ func TestWrongFlagsAreErrors(t *testing.T) {
 		"--cell rnn":    "use --cell lstm or gru",
 		"--batch 7":     "a --batch that 2 ranks divide",
 		"--device tpu":  "--device cpu or auto",
-		"--steps 0":     "numbers from 1 on",
+		"--steps 0":     "other numbers from 1 on",
 		"--data /no/it": "no such file",
 	} {
 		j, _, errs := job(t, 2, flags)

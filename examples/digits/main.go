@@ -35,8 +35,8 @@ func main() {
 	dir := flag.String("checkpoint", "", "save here after each epoch, and go on with what is there")
 	device := flag.String("device", "auto", "where to compute: cpu, or auto for a GPU, if any")
 	flag.Parse()
-	if *device != "auto" && *device != "cpu" || min(*batch, *epochs) < 1 {
-		log.Print("digits: use -device auto or cpu, and -batch and -epochs from 1 on")
+	if *device != "auto" && *device != "cpu" || min(*batch, *epochs) < 1 || !(*rate >= 0) {
+		log.Print("digits: use -device auto or cpu, -batch and -epochs from 1, and -rate from 0")
 		os.Exit(2) // no launcher starts it again then
 	}
 	comm := must(euryale.Init(context.Background())) // (*)

@@ -20,6 +20,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -30,6 +31,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -46,9 +48,6 @@ import (
 )
 
 const evalBatches, seed = 8, 1 // the seed of an adapter's first weights, and of the batches
-
-// precisions are the values of --precision.
-var precisions = map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}
 
 // trainer is a model that all ranks train, as the command line says.
 type trainer struct {
@@ -112,24 +111,14 @@ func main() {
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
 func (t *trainer) check(ranks int) {
-	_, known := precisions[t.precision]
-	var err error
-	switch {
-	case min(t.lora+1, t.context, t.batch, t.steps, t.every, t.sp, t.tp) < 1 || flag.NArg() > 0 ||
-		t.folder == "" || t.data == "" || t.out == "" || filepath.Join(t.out) == t.folder:
-		err = fmt.Errorf("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1: got %q",
-			os.Args[1:])
-	case t.device != "cpu" && t.device != "auto":
-		err = fmt.Errorf("--device %s: use cpu or auto", t.device)
-	case !known:
-		err = fmt.Errorf("--precision %s: use f32, tf32 or bf16", t.precision)
-	case ranks%(t.sp*t.tp) > 0:
-		err = fmt.Errorf("--sp %d --tp %d: use a divisor of %d ranks", t.sp, t.tp, ranks)
-	case t.batch%max(1, ranks/(t.sp*t.tp)) > 0:
-		err = fmt.Errorf("--batch %d: use a multiple of %d", t.batch, ranks/(t.sp*t.tp))
-	}
-	if err != nil {
-		log.Print("finetune: ", err)
+	if min(t.lora+1, t.context, t.batch, t.steps, t.every, t.sp, t.tp) < 1 || !(t.lr >= 0) ||
+		t.folder == "" || t.data == "" || t.out == "" || filepath.Join(t.out) == t.folder ||
+		!slices.Contains([]string{"f32", "tf32", "bf16"}, t.precision) || flag.NArg() > 0 ||
+		t.device != "cpu" && t.device != "auto" || ranks%(t.sp*t.tp) > 0 ||
+		t.batch%max(1, ranks/(t.sp*t.tp)) > 0 {
+		log.Printf("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1, --lr from 0, "+
+			"--device cpu or auto, --precision f32, tf32 or bf16, --sp and --tp whose product "+
+			"divides %d ranks, and a --batch that the others divide: got %q", ranks, os.Args[1:])
 		os.Exit(2) // no launcher starts it again then
 	}
 }
@@ -144,7 +133,8 @@ func (t *trainer) build() {
 	t.past.Training = fmt.Sprintf("context %d, batch %d, steps %d, lora %d, lr %g, %s, model and "+
 		"text %x", t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
 		sha256.Sum256(fmt.Append(nil, t.model.Config, text)))
-	check(autograd.Agree(t.comm, t.past.Training, t.writable()))
+	check(autograd.Agree(t.comm, t.past.Training, t.writable())) // not at the end
+	as := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
 	device := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
 	t.layout = must(layers.NewLayout(t.comm, 0, t.sp, t.tp))
 	if t.lora > 0 {
@@ -155,8 +145,7 @@ func (t *trainer) build() {
 	t.targets = b.Tokens("targets", 1, t.batch/t.layout.DP, t.context)
 	t.loss = b.CrossEntropy(must(t.model.Logits(b, t.tokens)), t.targets)
 	check(b.Err())
-	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithFrozen(b.Frozen()...),
-		vm.WithPrecision(precisions[t.precision])}
+	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(as), vm.WithFrozen(b.Frozen()...)}
 	t.eval = must(vm.New(b.Graph(), device, append(options, vm.Eval())...))
 	learnables := must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
 	t.solver.Rate = t.lr
@@ -165,19 +154,14 @@ func (t *trainer) build() {
 			autograd.WithSum(), autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided())))...))
 }
 
-// writable makes the folder of --out, and verifies before the training that it can be written to.
+// writable makes the folder of --out, and tries it before the training.
 func (t *trainer) writable() error {
 	err := os.MkdirAll(t.out, 0o777)
-	if err == nil {
-		var f *os.File
-		if f, err = os.CreateTemp(t.out, ".training-"); err == nil {
-			err = errors.Join(f.Close(), os.Remove(f.Name()))
-		}
+	f, failed := os.CreateTemp(t.out, ".training-")
+	if failed == nil {
+		failed = errors.Join(f.Close(), os.Remove(f.Name()))
 	}
-	if err != nil {
-		return fmt.Errorf("--out: %w: name a folder that can be made or written to", err)
-	}
-	return nil
+	return cmp.Or(err, failed)
 }
 
 // train trains until all steps are done, or until a signal on any rank ends it, and reports which.
@@ -252,9 +236,7 @@ func (t *trainer) write() (params string) {
 		check(autograd.Mean(t.comm, &id))
 		dir = filepath.Join(t.out, fmt.Sprintf(".training-%.0f", id))
 		signal.Ignore(syscall.SIGTERM, syscall.SIGINT) // the training would be lost
-		if err := data.Save(dir, &t.solver, &t.past); err != nil {
-			check(fmt.Errorf("%w: the training is lost, which --checkpoint would have kept", err))
-		}
+		check(data.Save(dir, &t.solver, &t.past))
 	}
 	check(errors.Join(t.machine.Close(), t.eval.Close()))
 	if t.comm.Rank() > 0 {

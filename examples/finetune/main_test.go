@@ -265,18 +265,19 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	dir := withText(t)
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":                "--sp 1 --tp 3: use a divisor of 2 ranks",
-		small(dir) + " --batch 3":             "--batch 3",
+		small(dir) + " --tp 3":                "--sp and --tp whose product divides 2 ranks",
+		small(dir) + " --batch 3":             "a --batch that the others divide",
 		small(dir) + " --context 2000":        "tokens: at least 20010 are needed",
-		small(dir) + " --precision f64":       "use f32, tf32 or bf16",
-		small(dir) + " --device tpu":          "--device tpu: use cpu or auto",
+		small(dir) + " --precision f64":       "--precision f32, tf32 or bf16",
+		small(dir) + " --device tpu":          "--device cpu or auto",
+		small(dir) + " --lr nan":              "--lr from 0",
 		small(dir) + " --data /nothing":       "no such file",
-		small(dir) + " --steps 0":             `sizes from 1: got ["../../models`,
-		small(dir) + " --lora -1":             "sizes from 1: got",
+		small(dir) + " --steps 0":             `divide: got ["../../models`,
+		small(dir) + " --lora -1":             "sizes from 1, --lr from 0",
 		small(dir) + " text":                  "use finetune FOLDER --data FILE",
 		small(dir) + " --out " + folder:       "--out ANOTHER",
 		small(dir) + " --out " + folder + "/": "--out ANOTHER",
-		small(dir) + " --out /proc/none":      "finetune: --out: mkdir /proc/none:",
+		small(dir) + " --out /proc/none":      "finetune: mkdir /proc/none:",
 		folder + " --out x":                   "use finetune FOLDER --data FILE",
 		"/nothing" + " --data x --out y":      "no such file",
 	} {
@@ -291,7 +292,7 @@ func TestBadArguments(t *testing.T) {
 		j, _, errs := job(t, 2, small(dir)+" "+flags)
 		var failed *launch.Failed
 		if err := launch.Run(t.Context(), j); !errors.As(err, &failed) || failed.ExitCode() != 2 ||
-			strings.Count(errs.String(), "use ") > 2 {
+			strings.Count(errs.String(), "use finetune") > 2 {
 			t.Errorf("a wrong command line was started anew: %v, %s", err, errs)
 		}
 	}

@@ -99,10 +99,9 @@ func (cfg config) check(rest []string) error {
 	case !(s.TopP >= 0 && s.TopP <= 1 && s.Temperature >= 0):
 		return fmt.Errorf("--top-p %v --temperature %v: use 0 to 1, and 0 or more", s.TopP,
 			s.Temperature)
-	case cfg.device != "cpu" && cfg.device != "auto":
-		return fmt.Errorf("--device %s: use cpu or auto", cfg.device)
-	case !known:
-		return fmt.Errorf("--precision %s: use f32, tf32 or bf16", cfg.precision)
+	case !known || cfg.device != "cpu" && cfg.device != "auto":
+		return fmt.Errorf("--device %s --precision %s: use cpu or auto, and f32, tf32 or bf16",
+			cfg.device, cfg.precision)
 	}
 	return nil
 }
@@ -115,6 +114,11 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 		return err
 	}
 	defer m.Close()
+	if cfg.adapter != "" {
+		if err := m.LoadAdapter(cfg.adapter); err != nil {
+			return err
+		}
+	}
 	words, err := tokenizer.Load(cfg.folder)
 	if err != nil {
 		return err
@@ -158,11 +162,6 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 // load returns a generator for a prompt of so many tokens.
 func (cfg config) load(comm backend.Communicator, m *models.Model, prompt int) (*models.Generator,
 	error) {
-	if cfg.adapter != "" {
-		if err := m.LoadAdapter(cfg.adapter); err != nil {
-			return nil, err
-		}
-	}
 	o := models.GenerateOptions{Context: cfg.context, Precision: precisions[cfg.precision]}
 	if o.Context == 0 {
 		o.Context = max(prompt, min(prompt+cfg.sampling.Max, m.Positions))
@@ -172,10 +171,7 @@ func (cfg config) load(comm backend.Communicator, m *models.Model, prompt int) (
 			"and for no more: use a larger --context, of at most %d, or a shorter prompt", prompt,
 			m.Positions)
 	}
-	device := comm.Device()
-	if cfg.device == "cpu" {
-		device = nil
-	}
+	device := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[cfg.device]
 	return models.NewGenerator(m, device, o)
 }
 

@@ -98,20 +98,18 @@ func (cfg config) check(ranks int) {
 	_, known := precisions[cfg.precision]
 	var err error
 	switch {
-	case flag.NArg() > 0 || least < 1:
-		err = fmt.Errorf("%q: use flags alone, of 1 or more, and --tree of 0 or more", os.Args[1:])
-	case cfg.device != "cpu" && cfg.device != "auto":
-		err = fmt.Errorf("--device %s: use cpu or auto", cfg.device)
-	case !known:
-		err = fmt.Errorf("--precision %s: use f32, tf32 or bf16", cfg.precision)
+	case flag.NArg() > 0 || least < 1 || !(cfg.lr >= 0):
+		err = fmt.Errorf("%q: use flags alone, from 1, and --tree and --lr from 0", os.Args[1:])
+	case !known || cfg.device != "cpu" && cfg.device != "auto":
+		err = fmt.Errorf("--device %s --precision %s: use cpu or auto, and f32, tf32 or bf16",
+			cfg.device, cfg.precision)
 	case cfg.tree > 0 && cfg.sp > 1:
 		err = fmt.Errorf("--tree with --sp %d: bits would depend on it: leave out one", cfg.sp)
 	case cfg.width%cfg.heads > 0:
 		err = fmt.Errorf("--heads %d: use a divisor of the width, %d", cfg.heads, cfg.width)
-	case ranks%(cfg.sp*cfg.tp) > 0:
-		err = fmt.Errorf("--sp %d --tp %d: use a divisor of %d ranks", cfg.sp, cfg.tp, ranks)
-	case cfg.batch%cmp.Or(cfg.tree, ranks/(cfg.sp*cfg.tp), 1) > 0:
-		err = fmt.Errorf("--batch %d: use a multiple of --tree, or of the replicas", cfg.batch)
+	case ranks%(cfg.sp*cfg.tp)+cfg.batch%cmp.Or(cfg.tree, ranks/(cfg.sp*cfg.tp), 1) > 0:
+		err = fmt.Errorf("--sp %d --tp %d --batch %d: use numbers that divide %d ranks, and a "+
+			"multiple of --tree or of the others", cfg.sp, cfg.tp, cfg.batch, ranks)
 	}
 	if err != nil {
 		log.Print("gpt: ", err)

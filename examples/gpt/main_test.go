@@ -189,18 +189,19 @@ func TestStandardLibrary(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	text := repeating(t)
 	for flags, want := range map[string]string{
-		"--tp 3":            "2:use a divisor of 2 ranks",
-		"--batch 3":         "2:--batch 3: use a multiple of",
+		"--tp 3":            "2:use numbers that divide 2 ranks",
+		"--batch 3":         "2:--batch 3: use numbers",
 		"--sp 2 --heads 1":  "each needs a part",
 		"--heads 5":         "2:use a divisor of the width",
 		"--data /nothing":   "no such file",
 		"--context 200000":  "200002 characters are needed",
 		"--tree 1":          "1 micro-batches for rank 0 of 2",
 		"--tree 4 --sp 2":   "2:--tree with --sp 2",
-		"--steps 0":         "2:use flags alone, of 1 or more",
-		"--device tpu":      "2:--device tpu: use cpu or auto",
+		"--steps 0":         "2:use flags alone, from 1",
+		"--lr nan":          "2:--lr from 0",
+		"--device tpu":      "2:--device tpu --precision f32: use cpu",
 		"text":              "2:use flags alone",
-		"--precision f64":   "2:use f32, tf32 or bf16",
+		"--precision f64":   "2:and f32, tf32 or bf16",
 		"--dropout 0.1":     "2:flag provided but not defined",
 		"--tp 2 --heads 1 ": "divided among 2 ranks",
 	} {

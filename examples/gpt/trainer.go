@@ -64,10 +64,8 @@ type past struct {
 }
 
 func newTrainer(comm backend.Communicator, cfg config) *trainer {
-	t := &trainer{config: cfg, comm: comm, corpus: loadCorpus(cfg.data), began: time.Now()}
-	if cfg.device == "auto" {
-		t.device = comm.Device()
-	}
+	t := &trainer{config: cfg, comm: comm, corpus: loadCorpus(cfg.data), began: time.Now(),
+		device: map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[cfg.device]}
 	t.solver = &autograd.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}
 	rise := min(longestRise, cfg.steps/10)
 	fall := autograd.Cosine(cfg.lr, finalRate*cfg.lr, max(1, cfg.steps-rise))

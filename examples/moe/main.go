@@ -89,9 +89,10 @@ func main() {
 func (c config) check(ranks int) {
 	if min(c.mix.Experts, c.mix.Choices, c.mix.Hidden, c.layers, c.width, c.context, c.batch,
 		c.epochs, c.steps, c.ep) < 1 || ranks%c.ep+c.batch%max(1, ranks/c.ep)+flag.NArg() > 0 ||
-		c.dtype != "f32" && c.dtype != "f64" || c.device != "cpu" && c.device != "auto" {
-		log.Print("moe: use --dtype f32 or f64, --device cpu or auto, sizes of at least 1, an " +
-			"--ep that divides the ranks, and a --batch that the others divide")
+		!(c.mix.Capacity >= 0) || c.dtype != "f32" && c.dtype != "f64" ||
+		c.device != "cpu" && c.device != "auto" {
+		log.Print("moe: use --dtype f32 or f64, --device cpu or auto, sizes of at least 1, a " +
+			"--capacity from 0, and an --ep that divides the ranks, of which others divide --batch")
 		os.Exit(2) // no launcher starts it again then
 	}
 }
@@ -166,9 +167,8 @@ func (t *trainer) train(ctx context.Context) {
 	if t.checkpoint != "" {
 		t.resume()
 	}
-	falling := autograd.Cosine(rate, rate/10, t.epochs*t.steps)
 	for t.past.Steps < t.epochs*t.steps {
-		t.solver.SetRate(falling(t.past.Steps))
+		t.solver.SetRate(autograd.Cosine(rate, rate/10, t.epochs*t.steps)(t.past.Steps))
 		t.step()
 		over := t.past.Steps%t.steps == 0
 		if over {

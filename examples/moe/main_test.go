@@ -161,7 +161,7 @@ func TestResumes(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--dtype f16": "use --dtype f32 or f64", "--device tpu": "--device cpu or auto",
-		"--steps 0": "sizes of at least 1", "--batch 3": "a --batch that the others divide",
+		"--steps 0": "sizes of at least 1", "--batch 3": "of which others divide --batch",
 		"--ep 3": "an --ep that divides the ranks", "--choices 9": "Choices:9",
 	} {
 		j, out := job(t, 2, flags)

@@ -83,9 +83,9 @@ func main() {
 func (c config) check(ranks int) {
 	if min(c.users/ranks, c.items/max(clusters, ranks), c.width, c.batch, c.negatives, c.epochs,
 		c.steps, c.digits+1) < 1 || c.items%clusters+c.batch%ranks+flag.NArg() > 0 ||
-		c.device != "auto" && c.device != "cpu" {
+		!(c.rate >= 0) || c.device != "auto" && c.device != "cpu" {
 		log.Printf("recommender: use --device cpu or auto, sizes of at least 1, a multiple of %d "+
-			"items, and of %d interactions in a batch", clusters, ranks)
+			"items, a --rate from 0 on, and of %d interactions in a batch", clusters, ranks)
 		os.Exit(2) // no launcher starts it again then
 	}
 }

@@ -126,7 +126,7 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 
 // numbered and worded match a flag in a program's help: of a number, and of some words.
 var (
-	numbered = regexp.MustCompile(`(?m)^ +-(\S+) int$`)
+	numbered = regexp.MustCompile(`(?m)^ +-(\S+) (?:int|float)$`)
 	worded   = regexp.MustCompile(`(?m)^ +-(device|precision|dtype|cell) string$`)
 )
 
