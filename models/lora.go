@@ -78,8 +78,7 @@ func (m *Model) Adapt(l LoRA) error {
 // adapter_model.safetensors.
 //
 // Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file;
-// those of the file system. Shapes are checked as a graph is built. The file is taken into memory,
-// so SaveAdapter may replace it.
+// those of the file system. Shapes are checked as a graph is built. The files are closed.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter "+dir)
 	defer func() { err = absent(err, "give a folder that SaveAdapter or PEFT has written") }()

@@ -88,8 +88,8 @@ func (cfg config) check(ranks int) {
 	if min(cfg.characters, cfg.hidden, cfg.steps, cfg.epochs, cfg.batch) < 1 || flag.NArg() > 0 ||
 		cfg.cell != "lstm" && cfg.cell != "gru" || cfg.batch%max(1, ranks) > 0 ||
 		!(cfg.rate >= 0) || cfg.device != "cpu" && cfg.device != "auto" {
-		log.Printf("charlstm: use --cell lstm or gru, --device cpu or auto, --lr from 0, other "+
-			"numbers from 1 on, and a --batch that %d ranks divide", ranks)
+		log.Print("charlstm: use --cell lstm or gru, --device cpu or auto, --lr from 0, other " +
+			"numbers from 1 on, and a --batch that the ranks divide")
 		os.Exit(2) // no launcher starts it again then
 	}
 }

@@ -171,7 +171,7 @@ func TestReadsAFile(t *testing.T) {
 func TestWrongFlagsAreErrors(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--cell rnn":    "use --cell lstm or gru",
-		"--batch 7":     "a --batch that 2 ranks divide",
+		"--batch 7":     "a --batch that the ranks divide",
 		"--device tpu":  "--device cpu or auto",
 		"--steps 0":     "other numbers from 1 on",
 		"--data /no/it": "no such file",

@@ -15,8 +15,7 @@
 //
 // With --checkpoint DIR the training is saved every --every steps, and on SIGTERM or SIGINT, which
 // end it. Started again it goes on with the same bits, or on another layout. All ranks reach DIR,
-// or else that of --out, where a checkpoint puts together what ranks divide. While it is written
-// without --checkpoint, signals wait.
+// or else that of --out, where a checkpoint puts together what ranks divide.
 package main
 
 import (
@@ -117,8 +116,8 @@ func (t *trainer) check(ranks int) {
 		t.device != "cpu" && t.device != "auto" || ranks%(t.sp*t.tp) > 0 ||
 		t.batch%max(1, ranks/(t.sp*t.tp)) > 0 {
 		log.Printf("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1, --lr from 0, "+
-			"--device cpu or auto, --precision f32, tf32 or bf16, --sp and --tp whose product "+
-			"divides %d ranks, and a --batch that the others divide: got %q", ranks, os.Args[1:])
+			"--device cpu or auto, --precision f32, tf32 or bf16, --sp times --tp that divide the "+
+			"ranks, and a --batch that the others divide: got %q", os.Args[1:])
 		os.Exit(2) // no launcher starts it again then
 	}
 }

@@ -265,7 +265,7 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	dir := withText(t)
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":                "--sp and --tp whose product divides 2 ranks",
+		small(dir) + " --tp 3":                "--sp times --tp that divide the ranks",
 		small(dir) + " --batch 3":             "a --batch that the others divide",
 		small(dir) + " --context 2000":        "tokens: at least 20010 are needed",
 		small(dir) + " --precision f64":       "--precision f32, tf32 or bf16",

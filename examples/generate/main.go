@@ -50,7 +50,8 @@ func main() {
 	cfg := parse(os.Args[1:])
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	comm := must(euryale.Init(ctx))
+	comm, err := euryale.Init(ctx)
+	check(err)
 	defer comm.Close()
 	if comm.Rank() == 0 { // a model runs on one rank
 		check(cfg.generate(ctx, comm))
@@ -179,9 +180,4 @@ func check(err error) {
 	if err != nil {
 		log.Fatal("generate: ", err)
 	}
-}
-
-func must[T any](value T, err error) T {
-	check(err)
-	return value
 }

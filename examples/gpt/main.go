@@ -108,8 +108,8 @@ func (cfg config) check(ranks int) {
 	case cfg.width%cfg.heads > 0:
 		err = fmt.Errorf("--heads %d: use a divisor of the width, %d", cfg.heads, cfg.width)
 	case ranks%(cfg.sp*cfg.tp)+cfg.batch%cmp.Or(cfg.tree, ranks/(cfg.sp*cfg.tp), 1) > 0:
-		err = fmt.Errorf("--sp %d --tp %d --batch %d: use numbers that divide %d ranks, and a "+
-			"multiple of --tree or of the others", cfg.sp, cfg.tp, cfg.batch, ranks)
+		err = fmt.Errorf("--sp %d --tp %d --batch %d: use divisors of the ranks, and a "+
+			"multiple of --tree or of the others", cfg.sp, cfg.tp, cfg.batch)
 	}
 	if err != nil {
 		log.Print("gpt: ", err)

@@ -189,8 +189,8 @@ func TestStandardLibrary(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	text := repeating(t)
 	for flags, want := range map[string]string{
-		"--tp 3":            "2:use numbers that divide 2 ranks",
-		"--batch 3":         "2:--batch 3: use numbers",
+		"--tp 3":            "2:use divisors of the ranks",
+		"--batch 3":         "2:--batch 3: use divisors",
 		"--sp 2 --heads 1":  "each needs a part",
 		"--heads 5":         "2:use a divisor of the width",
 		"--data /nothing":   "no such file",

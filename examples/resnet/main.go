@@ -106,8 +106,8 @@ func (cfg config) check(ranks int) {
 	if !known || min(cfg.filters+1, cfg.images, cfg.epochs, cfg.batch) < 1 || flag.NArg() > 0 ||
 		cfg.batch%max(1, ranks) > 0 || !(cfg.rate >= 0 && cfg.ema >= 0 && cfg.ema < 1) ||
 		cfg.device != "cpu" && cfg.device != "auto" {
-		log.Printf("resnet: use --model 8, 20 or 18, --device cpu or auto, --filters and --lr "+
-			"from 0, --ema below 1, numbers from 1, and a --batch that %d ranks divide", ranks)
+		log.Print("resnet: use --model 8, 20 or 18, --device cpu or auto, --filters and --lr " +
+			"from 0, --ema below 1, other numbers from 1, and a --batch that the ranks divide")
 		os.Exit(2) // no launcher starts it again then
 	}
 }

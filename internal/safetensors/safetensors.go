@@ -238,8 +238,7 @@ func (f *File) Name() string { return f.f.Name() }
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 
-// Keep takes the file into memory, and closes it: Read goes on, and others may replace the file,
-// which Windows refuses while it is open.
+// Keep takes the file into memory, and closes it: others may replace it then, on Windows, too.
 func (f *File) Keep() error {
 	whole, err := io.ReadAll(io.NewSectionReader(f.f, 0, f.data+f.nbytes))
 	f.at = bytes.NewReader(whole)
