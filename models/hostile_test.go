@@ -3,6 +3,8 @@ package models_test
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -18,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
+	"github.com/euryale-ml/euryale/models/tokenizer"
 )
 
 // copied returns a copy of a folder of testdata.
@@ -101,6 +104,37 @@ func shortened(t *testing.T, dir string) {
 	}
 }
 
+// TestAFolderWithoutAFileSaysWhatToDo: an adapter is no model, and a model no adapter, and files of
+// other formats are not read.
+func TestAFolderWithoutAFileSaysWhatToDo(t *testing.T) {
+	without := func(name string) string {
+		dir := copied(t, "llama3")
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	m := load(t, "testdata/llama3")
+	_, words := tokenizer.Load(without("tokenizer.json"))
+	_, adapter := models.Load("testdata/llama3/adapter")
+	_, weights := models.Load(without("model.safetensors"))
+	_, empty := models.Load(t.TempDir())
+	noAdapter := m.LoadAdapter("testdata/llama3")
+	for want, err := range map[string]error{
+		"load the model that adapter_config.json names":     adapter,
+		"and then the adapter, by LoadAdapter or --adapter": adapter,
+		"save_pretrained of transformers writes it":         weights,
+		"AutoTokenizer writes it":                           words,
+		"give a folder of Hugging Face, with config.json":   empty,
+		"that SaveAdapter or PEFT has written":              noAdapter,
+	} {
+		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), want) ||
+			strings.Count(err.Error(), ".json") > 3 {
+			t.Errorf("the error is %v, want %q", err, want)
+		}
+	}
+}
+
 // Whatever is wrong with a folder is an error that says so, of Load or of Logits, and costs little
 // memory.
 func TestWrongFoldersAreRefused(t *testing.T) {
@@ -141,7 +175,7 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		{"llama3", rewritten(func(all map[string]safetensors.Tensor) {
 			all[norm] = safetensors.New(backend.I32, all[norm].Shape)
 		}), []string{norm, "weights of i32"}},
-		{"llama3", shortened, []string{"model.safetensors", "damaged"}},
+		{"llama3", shortened, []string{"model.safetensors", "damaged or not whole"}},
 		{"llama3", file("model.safetensors", binary.LittleEndian.AppendUint64(nil, 2<<30)),
 			[]string{"a header of 2147483648 bytes"}},
 		{"qwen3", file("model-00002-of-00003.safetensors", nil), []string{"no length of a header"}},

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -77,10 +78,10 @@ func (m *Model) Adapt(l LoRA) error {
 // adapter_model.safetensors.
 //
 // Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file;
-// those of the file system. Shapes are checked as a graph is built, which reads the tensors: the
-// file is open until Close.
+// those of the file system. Shapes are checked as a graph is built. The files are closed.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter "+dir)
+	defer func() { err = absent(err, "give a folder that SaveAdapter or PEFT has written") }()
 	var o object
 	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o); err != nil {
 		return err
@@ -95,14 +96,17 @@ func (m *Model) LoadAdapter(dir string) (err error) {
 	})); err != nil {
 		return fmt.Errorf("%s: %w", adapterConfigName, err)
 	}
-	tensors := located{}
-	if err := m.open(filepath.Join(dir, adapterName), tensors); err != nil {
+	file, err := safetensors.Open(filepath.Join(dir, adapterName))
+	if err == nil {
+		err = errors.Join(file.Keep(), m.Adapt(l))
+	}
+	if err != nil {
 		return err
 	}
-	if err := m.Adapt(l); err != nil {
-		return err
+	m.adapter = located{}
+	for _, name := range file.Names() {
+		m.adapter[name] = file
 	}
-	m.adapter = tensors
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package models_test
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,6 +35,24 @@ func TestSavedAdaptersAreLoaded(t *testing.T) {
 				t.Errorf("%s: %s has other values", folder, name)
 			}
 		}
+	}
+}
+
+// TestAnAdapterMayTakeItsOwnPlace: an adapter is in memory, so its file may be replaced, on
+// Windows, too, and by SaveAdapter.
+func TestAnAdapterMayTakeItsOwnPlace(t *testing.T) {
+	dir, m := copied(t, filepath.Join("llama3", "adapter")), load(t, "testdata/llama3")
+	if err := m.LoadAdapter(dir); err != nil {
+		t.Fatal(err)
+	}
+	file("adapter_model.safetensors", nil)(t, dir)
+	weights := learned(t, m)
+	if err := m.SaveAdapter(dir, weights); err != nil {
+		t.Fatal(err)
+	}
+	again := load(t, "testdata/llama3")
+	if err := errors.Join(again.LoadAdapter(dir), builds(t, again)); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -3,9 +3,12 @@ package models
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"gorgonia.org/tensor"
 
@@ -35,7 +38,12 @@ func Load(dir string) (_ *Model, err error) {
 	m := &Model{dir: dir}
 	var o object
 	if m.text, err = readJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
-		return nil, err
+		hint := "give a folder of Hugging Face, with config.json, tokenizer.json and " + weightsName
+		if _, other := os.Stat(filepath.Join(dir, adapterConfigName)); other == nil {
+			hint = "the folder has a LoRA adapter and no model: load the model that " +
+				adapterConfigName + " names, and then the adapter, by LoadAdapter or --adapter"
+		}
+		return nil, absent(err, hint)
 	}
 	if err = m.Config.read(o); err != nil {
 		return nil, fmt.Errorf("%s: %w", configName, err)
@@ -45,6 +53,14 @@ func Load(dir string) (_ *Model, err error) {
 	}
 	maps.DeleteFunc(m.weights, m.ignored)
 	return m, nil
+}
+
+// absent says what to do about a file that is not there.
+func absent(err error, hint string) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return fmt.Errorf("%w: %s", err, hint)
+	}
+	return err
 }
 
 // named says what has failed.

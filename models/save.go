@@ -35,9 +35,10 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 // an old one when it is on the disk; then the index and the numbered files of a model that was
 // there are removed.
 //
-// Cost: the model's memory twice. Errors: [backend.ErrArgument] for learnables that are missing,
-// unknown or of another shape, and for the folder that the model was loaded from; those of the file
-// system.
+// Cost: the model's memory twice. On Windows, close models that were loaded from the directory:
+// what is open there cannot be replaced. Errors: [backend.ErrArgument] for learnables that are
+// missing, unknown or of another shape, and for the folder that the model was loaded from; those of
+// the file system.
 func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 	defer named(&err, "save "+dir)
 	tensors, err := m.encode(weights)

@@ -62,7 +62,7 @@ func (m *Model) openWeights() (located, error) {
 	}
 	path := filepath.Join(m.dir, indexName)
 	if _, err := readJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
-		return nil, alone
+		return nil, absent(alone, "save_pretrained of transformers writes it")
 	} else if err != nil {
 		return nil, err
 	}
@@ -100,13 +100,13 @@ func (m *Model) open(path string, all located) error {
 
 // readJSON reads a file of at most so many bytes, and returns its text, too.
 func readJSON(path string, most int, to any) (text []byte, err error) {
-	if text, err = files.Read(path, most); err == nil {
-		err = json.Unmarshal(text, to)
+	if text, err = files.Read(path, most); err != nil {
+		return nil, err // which names the file
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	if err = json.Unmarshal(text, to); err != nil {
+		err = fmt.Errorf("%s is damaged: %w: take another copy", path, err)
 	}
-	return text, nil
+	return text, err
 }
 
 // ignored reports whether a tensor of a file is none of the model: tables that older versions of
@@ -188,7 +188,7 @@ func (m *Model) find(learnable string, shape []int) (stored, error) {
 		s.file = all[s.name]
 	}
 	if s.file == nil {
-		return s, fmt.Errorf("%w: %s %s", backend.ErrArgument, lacking, s.name)
+		return s, fmt.Errorf("%w: %s %s of %s", backend.ErrArgument, lacking, s.name, config)
 	}
 	if _, is, _ := s.file.Of(s.name); !slices.Equal(is, s.shape) {
 		return s, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,

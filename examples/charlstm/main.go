@@ -76,25 +76,22 @@ func main() {
 	flag.StringVar(&cfg.curve, "curve", "", "draw losses and perplexities to this SVG file")
 	flag.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.Parse()
+	cfg.check(0)
 	comm := must(euryale.Init(context.Background()))
 	defer comm.Close()
-	check(cfg.check(comm.Size()))
+	cfg.check(comm.Size())
 	cfg.train(comm)
 }
 
-func (cfg config) check(ranks int) error {
-	least := min(cfg.characters, cfg.hidden, cfg.steps, cfg.epochs, cfg.batch)
-	switch {
-	case flag.NArg() > 0 || least < 1:
-		return fmt.Errorf("%q, and %d of a flag: use flags of at least 1", flag.Args(), least)
-	case cfg.cell != "lstm" && cfg.cell != "gru":
-		return fmt.Errorf("--cell %s: use lstm or gru", cfg.cell)
-	case cfg.batch%ranks > 0:
-		return fmt.Errorf("--batch %d: use a multiple of %d ranks", cfg.batch, ranks)
-	case cfg.device != "cpu" && cfg.device != "auto":
-		return fmt.Errorf("--device %s: use cpu or auto", cfg.device)
+// check ends the program for a wrong command line. ranks is 0 until it is known.
+func (cfg config) check(ranks int) {
+	if min(cfg.characters, cfg.hidden, cfg.steps, cfg.epochs, cfg.batch) < 1 || flag.NArg() > 0 ||
+		cfg.cell != "lstm" && cfg.cell != "gru" || cfg.batch%max(1, ranks) > 0 ||
+		!(cfg.rate >= 0) || cfg.device != "cpu" && cfg.device != "auto" {
+		log.Print("charlstm: use --cell lstm or gru, --device cpu or auto, --lr from 0, other " +
+			"numbers from 1 on, and a --batch that the ranks divide")
+		os.Exit(2) // no launcher starts it again then
 	}
-	return nil
 }
 
 // text returns pieces of the text, its characters, and the perplexity of the grammar, 0 for a file.

@@ -170,10 +170,10 @@ func TestReadsAFile(t *testing.T) {
 
 func TestWrongFlagsAreErrors(t *testing.T) {
 	for flags, want := range map[string]string{
-		"--cell rnn":    "use lstm or gru",
-		"--batch 7":     "use a multiple of 2 ranks",
-		"--device tpu":  "use cpu or auto",
-		"--steps 0":     "at least 1",
+		"--cell rnn":    "use --cell lstm or gru",
+		"--batch 7":     "a --batch that the ranks divide",
+		"--device tpu":  "--device cpu or auto",
+		"--steps 0":     "other numbers from 1 on",
 		"--data /no/it": "no such file",
 	} {
 		j, _, errs := job(t, 2, flags)

@@ -42,6 +42,12 @@ func main() {
 	device := flag.String("device", "auto", "where to compute: cpu, gpu (that of the backend), "+
 		"or auto (a gpu if the backend has one)")
 	flag.Parse()
+	if on := *device; on != "cpu" && on != "gpu" && on != "auto" || min(*epochs, *batch) < 1 ||
+		!(*rate >= 0) {
+		fmt.Fprintln(os.Stderr, "convnet: use --device cpu, gpu or auto, --epochs and --batch "+
+			"from 1 on, and --lr from 0 on")
+		os.Exit(2) // no launcher starts it again then
+	}
 	comm, err := euryale.Init(context.Background()) // (*)
 	if err == nil {
 		err = errors.Join(train(comm, new(sync.Mutex), *device, *epochs, *batch, *rate, os.Stdout),
@@ -128,22 +134,17 @@ func train(comm backend.Communicator, build sync.Locker, device string, epochs, 
 	return nil
 }
 
-// computeOn returns the device of the flag.
+// computeOn returns the device of the flag, nil for the host.
 func computeOn(comm backend.Communicator, flag string) (backend.Device, error) {
-	d := comm.Device()
-	switch flag {
-	case "gpu":
-		if d.Name() == "host" {
-			return nil, fmt.Errorf("--device gpu: backend %s has no GPU: see euryale doctor",
-				comm.Capabilities().Backend)
-		}
+	switch d := comm.Device(); {
+	case flag == "cpu":
+		return nil, nil
+	case flag == "gpu" && d.Name() == "host":
+		return nil, fmt.Errorf("--device gpu: backend %s has no GPU: see euryale doctor",
+			comm.Capabilities().Backend)
+	default:
 		return d, nil
-	case "auto":
-		return d, nil
-	case "cpu":
-		return nil, nil // the host
 	}
-	return nil, fmt.Errorf("--device %s: use cpu, gpu or auto", flag)
 }
 
 // evaluate classifies the held-out images, each rank a part of them.

@@ -38,12 +38,12 @@ func TestRanksTrainTheModelOfOne(t *testing.T) {
 	}
 }
 
-func TestUnknownDeviceIsAnError(t *testing.T) {
+func TestADeviceThatIsNotThereIsAnError(t *testing.T) {
 	err := euryale.Run(context.Background(), 1, func(comm backend.Communicator,
 		build sync.Locker) error {
-		return train(comm, build, "tpu", 1, 48, 0.002, new(bytes.Buffer))
+		return train(comm, build, "gpu", 1, 48, 0.002, new(bytes.Buffer))
 	})
-	if err == nil || !strings.Contains(err.Error(), "use cpu, gpu or auto") {
+	if err == nil || !strings.Contains(err.Error(), "has no GPU") {
 		t.Errorf("%v", err)
 	}
 }

@@ -3,9 +3,8 @@
 //	euryale run -n 2 ./examples/digits
 //	euryale run -n 2 ./examples/digits -checkpoint /tmp/digits     # started again, it goes on
 //
-// What makes the ranks train together is marked with (*); the loop is in package fit, and the rest
-// is a program of Gorgonia. An interrupt ends the training, after the step that runs. The images
-// are embedded: see package examples/handwritten.
+// What makes the ranks train together is marked with (*); the loop is in package fit. An interrupt
+// ends the training, after the step that runs. The images are in package examples/handwritten.
 package main
 
 import (
@@ -36,14 +35,16 @@ func main() {
 	dir := flag.String("checkpoint", "", "save here after each epoch, and go on with what is there")
 	device := flag.String("device", "auto", "where to compute: cpu, or auto for a GPU, if any")
 	flag.Parse()
+	if *device != "auto" && *device != "cpu" || min(*batch, *epochs) < 1 || !(*rate >= 0) {
+		log.Print("digits: use -device auto or cpu, -batch and -epochs from 1, and -rate from 0")
+		os.Exit(2) // no launcher starts it again then
+	}
 	comm := must(euryale.Init(context.Background())) // (*)
 	defer comm.Close()
-	on, known := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[*device]
-	if !known {
-		log.Fatalf("digits: -device %s: use auto or cpu", *device)
-	}
-	if *batch < 1 || *batch%comm.Size() > 0 {
-		log.Fatalf("digits: -batch %d: use a multiple of %d ranks", *batch, comm.Size())
+	on := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[*device]
+	if *batch%comm.Size() > 0 {
+		log.Printf("digits: -batch %d: use a multiple of %d ranks", *batch, comm.Size())
+		os.Exit(2)
 	}
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
 	check(err)

@@ -95,7 +95,7 @@ func TestAnInterruptSaves(t *testing.T) {
 func TestUnknownDeviceIsAnError(t *testing.T) {
 	job, out := job(t, 1, "-device tpu")
 	err := launch.Run(t.Context(), job)
-	if err == nil || !strings.Contains(out.String(), "use auto or cpu") {
+	if err == nil || !strings.Contains(out.String(), "use -device auto or cpu") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"hash/fnv"
 	"log"
 	"math/rand/v2"
+	"os"
 	"time"
 
 	G "gorgonia.org/gorgonia"
@@ -40,6 +41,10 @@ func main() {
 	after := flag.Bool("after", false, "exchange gradients after the runs of a step, by "+
 		"autograd.NewElastic, as for machines of Gorgonia: with the same bits")
 	flag.Parse()
+	if min(*steps, *every) < 1 {
+		log.Printf("elastic: -steps %d -every %d: use numbers from 1 on", *steps, *every)
+		os.Exit(2) // no launcher starts it again then
+	}
 	ctx := context.Background()
 	job := must(euryale.JoinElastic(ctx)) // (*)
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})

@@ -15,10 +15,11 @@
 //
 // With --checkpoint DIR the training is saved every --every steps, and on SIGTERM or SIGINT, which
 // end it. Started again it goes on with the same bits, or on another layout. All ranks reach DIR,
-// or else the folder of --out, where a checkpoint puts together what ranks divide.
+// or else that of --out, where a checkpoint puts together what ranks divide.
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -29,6 +30,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -87,17 +89,15 @@ func main() {
 	flag.Parse()
 	t.folder = filepath.Join(flag.Arg(0))                         // without a / at its end
 	_ = flag.CommandLine.Parse(flag.Args()[min(1, flag.NArg()):]) // which exits
-	if min(t.lora+1, t.context, t.batch, t.steps, t.every) < 1 || flag.NArg() > 0 ||
-		t.folder == "" || t.data == "" || t.out == "" || filepath.Join(t.out) == t.folder {
-		log.Print("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1: got ", os.Args[1:])
-		os.Exit(2) // no launcher starts it again then
-	}
+	t.check(0)
 	ctx, began := context.Background(), time.Now()
 	if t.checkpoint != "" { // otherwise a signal ends the program at once
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
-	t.comm, t.model = must(euryale.Init(ctx)), must(models.Load(t.folder))
+	t.comm = must(euryale.Init(ctx))
 	defer t.comm.Close()
+	t.check(t.comm.Size())
+	t.model = must(models.Load(t.folder))
 	defer t.model.Close()
 	t.build()
 	defer t.layout.Close()
@@ -105,6 +105,20 @@ func main() {
 		t.print("loss=%.4f eval=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f",
 			t.past.Loss, t.past.Eval, t.comm.Size(), t.layout, t.comm.Capabilities().Backend,
 			t.write(), time.Since(began).Seconds())
+	}
+}
+
+// check ends the program for a wrong command line. ranks is 0 until it is known.
+func (t *trainer) check(ranks int) {
+	if min(t.lora+1, t.context, t.batch, t.steps, t.every, t.sp, t.tp) < 1 || !(t.lr >= 0) ||
+		t.folder == "" || t.data == "" || t.out == "" || filepath.Join(t.out) == t.folder ||
+		!slices.Contains([]string{"f32", "tf32", "bf16"}, t.precision) || flag.NArg() > 0 ||
+		t.device != "cpu" && t.device != "auto" || ranks%(t.sp*t.tp) > 0 ||
+		t.batch%max(1, ranks/(t.sp*t.tp)) > 0 {
+		log.Printf("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1, --lr from 0, "+
+			"--device cpu or auto, --precision f32, tf32 or bf16, --sp times --tp that divide the "+
+			"ranks, and a --batch that the others divide: got %q", os.Args[1:])
+		os.Exit(2) // no launcher starts it again then
 	}
 }
 
@@ -118,14 +132,10 @@ func (t *trainer) build() {
 	t.past.Training = fmt.Sprintf("context %d, batch %d, steps %d, lora %d, lr %g, %s, model and "+
 		"text %x", t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
 		sha256.Sum256(fmt.Append(nil, t.model.Config, text)))
-	check(autograd.Agree(t.comm, t.past.Training, os.MkdirAll(t.out, 0o777))) // not at the end
-	as, ok := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
-	device, found := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
+	check(autograd.Agree(t.comm, t.past.Training, t.writable())) // not at the end
+	as := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
+	device := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
 	t.layout = must(layers.NewLayout(t.comm, 0, t.sp, t.tp))
-	if !ok || !found || t.batch%t.layout.DP != 0 {
-		check(fmt.Errorf("--precision %s --device %s --batch %d: use f32, tf32 or bf16, cpu or "+
-			"auto, and a multiple of %d", t.precision, t.device, t.batch, t.layout.DP))
-	}
 	if t.lora > 0 {
 		check(t.model.Adapt(models.LoRA{Rank: t.lora}))
 	}
@@ -141,6 +151,16 @@ func (t *trainer) build() {
 	t.machine = must(vm.New(b.Graph(), device, append(options, vm.ClipNorm(1),
 		vm.WithSolver(&t.solver, learnables...), vm.WithDataParallel(t.layout.Data,
 			autograd.WithSum(), autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided())))...))
+}
+
+// writable makes the folder of --out, and tries it before the training.
+func (t *trainer) writable() error {
+	err := os.MkdirAll(t.out, 0o777)
+	f, failed := os.CreateTemp(t.out, ".training-")
+	if failed == nil {
+		failed = errors.Join(f.Close(), os.Remove(f.Name()))
+	}
+	return cmp.Or(err, failed)
 }
 
 // train trains until all steps are done, or until a signal on any rank ends it, and reports which.
@@ -213,8 +233,9 @@ func (t *trainer) write() (params string) {
 	if dir == "" {
 		id := float64(time.Now().UnixMicro()) // all ranks have the mean
 		check(autograd.Mean(t.comm, &id))
-		dir = fmt.Sprintf("%s.%.0f", t.out, id)
-		check(data.Save(dir, &t.solver, nil))
+		dir = filepath.Join(t.out, fmt.Sprintf(".training-%.0f", id))
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT) // the training would be lost
+		check(data.Save(dir, &t.solver, &t.past))
 	}
 	check(errors.Join(t.machine.Close(), t.eval.Close()))
 	if t.comm.Rank() > 0 {
@@ -224,7 +245,9 @@ func (t *trainer) write() (params string) {
 	if t.lora > 0 {
 		save = t.model.SaveAdapter
 	}
-	check(save(t.out, must(autograd.ReadWeights(dir))))
+	if err := save(t.out, must(autograd.ReadWeights(dir))); err != nil {
+		check(fmt.Errorf("%w: start again with --checkpoint %s, where the training is", err, dir))
+	}
 	if t.checkpoint == "" {
 		check(os.RemoveAll(dir))
 	}

@@ -124,6 +124,10 @@ func TestLayoutsAgree(t *testing.T) {
 			if files, err := os.ReadDir(dir); err != nil || len(files) != 2 {
 				t.Errorf("%s%s leaves %v, %v", got, lora, files, err)
 			}
+			left, err := filepath.Glob(filepath.Join(dir, "out", ".*"))
+			if err != nil || left != nil {
+				t.Errorf("%s%s leaves %v, %v", got, lora, left, err)
+			}
 		}
 	}
 }
@@ -226,17 +230,50 @@ func TestASignalSaves(t *testing.T) {
 	}
 }
 
+// TestAFailedWriteLosesNothing: what was in the folder of --out stays, and the training goes on
+// from where the error says.
+func TestAFailedWriteLosesNothing(t *testing.T) {
+	dir := withText(t)
+	out, flags := filepath.Join(dir, "out"), small(dir)
+	_, _, _, want := ending(t, train(t, 2, flags))
+	before, err := os.ReadFile(filepath.Join(out, "model.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved, inTheWay := filepath.Join(dir, "moved"), filepath.Join(out, "model.safetensors")
+	if err := errors.Join(os.Rename(inTheWay, moved), os.Mkdir(inTheWay, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	j, _, errs := job(t, 2, flags)
+	j.MaxRestarts = 0
+	err = launch.Run(t.Context(), j)
+	hint := regexp.MustCompile(`start again with (--checkpoint \S+), where`).FindStringSubmatch(
+		errs.String())
+	if err == nil || hint == nil {
+		t.Fatalf("%v: %s", err, errs)
+	}
+	if err := errors.Join(os.Remove(inTheWay), os.Rename(moved, inTheWay)); err != nil {
+		t.Fatal(err)
+	}
+	_, _, _, got := ending(t, train(t, 2, flags+" "+hint[1]))
+	after, err := os.ReadFile(inTheWay)
+	if err != nil || got != want || !bytes.Equal(before, after) {
+		t.Errorf("%v: it ends with %s, want %s", err, got, want)
+	}
+}
+
 func TestBadArguments(t *testing.T) {
 	dir := withText(t)
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":                "use numbers whose product is 2",
-		small(dir) + " --batch 3":             "--batch 3",
+		small(dir) + " --tp 3":                "--sp times --tp that divide the ranks",
+		small(dir) + " --batch 3":             "a --batch that the others divide",
 		small(dir) + " --context 2000":        "tokens: at least 20010 are needed",
-		small(dir) + " --precision f64":       "use f32, tf32 or bf16",
-		small(dir) + " --device tpu":          "cpu or auto",
+		small(dir) + " --precision f64":       "--precision f32, tf32 or bf16",
+		small(dir) + " --device tpu":          "--device cpu or auto",
+		small(dir) + " --lr nan":              "--lr from 0",
 		small(dir) + " --data /nothing":       "no such file",
-		small(dir) + " --steps 0":             "sizes from 1: got [../../models",
-		small(dir) + " --lora -1":             "sizes from 1: got",
+		small(dir) + " --steps 0":             `divide: got ["../../models`,
+		small(dir) + " --lora -1":             "sizes from 1, --lr from 0",
 		small(dir) + " text":                  "use finetune FOLDER --data FILE",
 		small(dir) + " --out " + folder:       "--out ANOTHER",
 		small(dir) + " --out " + folder + "/": "--out ANOTHER",
@@ -251,10 +288,12 @@ func TestBadArguments(t *testing.T) {
 			t.Errorf("%s: %v, and %q, want %q", flags, err, errs, want)
 		}
 	}
-	j, _, errs := job(t, 2, small(dir)+" --every 0") // may be started anew
-	var failed *launch.Failed
-	if err := launch.Run(t.Context(), j); !errors.As(err, &failed) || failed.ExitCode() != 2 ||
-		strings.Count(errs.String(), "--every 0") > 2 {
-		t.Errorf("a wrong command line was started anew: %v, %s", err, errs)
+	for _, flags := range []string{"--every 0", "--batch 3"} { // may be started anew
+		j, _, errs := job(t, 2, small(dir)+" "+flags)
+		var failed *launch.Failed
+		if err := launch.Run(t.Context(), j); !errors.As(err, &failed) || failed.ExitCode() != 2 ||
+			strings.Count(errs.String(), "use finetune") > 2 {
+			t.Errorf("a wrong command line was started anew: %v, %s", err, errs)
+		}
 	}
 }

@@ -50,7 +50,8 @@ func main() {
 	cfg := parse(os.Args[1:])
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	comm := must(euryale.Init(ctx))
+	comm, err := euryale.Init(ctx)
+	check(err)
 	defer comm.Close()
 	if comm.Rank() == 0 { // a model runs on one rank
 		check(cfg.generate(ctx, comm))
@@ -89,16 +90,19 @@ func parse(args []string) (cfg config) {
 
 func (cfg config) check(rest []string) error {
 	_, known := precisions[cfg.precision]
+	s := cfg.sampling
 	switch {
 	case cfg.folder == "" || len(rest) > 0:
 		return fmt.Errorf("give one folder of a model, and flags: got %q and %q", cfg.folder, rest)
-	case cfg.sampling.Max < 1 || cfg.context < 0:
-		return fmt.Errorf("--max %d --context %d: use a --max of at least 1, and no negative one",
-			cfg.sampling.Max, cfg.context)
-	case cfg.device != "cpu" && cfg.device != "auto":
-		return fmt.Errorf("--device %s: use cpu or auto", cfg.device)
-	case !known:
-		return fmt.Errorf("--precision %s: use f32, tf32 or bf16", cfg.precision)
+	case s.Max < 1 || min(cfg.context, s.TopK) < 0:
+		return fmt.Errorf("--max %d --context %d --top-k %d: use a --max of at least 1, and no "+
+			"negative one", s.Max, cfg.context, s.TopK)
+	case !(s.TopP >= 0 && s.TopP <= 1 && s.Temperature >= 0):
+		return fmt.Errorf("--top-p %v --temperature %v: use 0 to 1, and 0 or more", s.TopP,
+			s.Temperature)
+	case !known || cfg.device != "cpu" && cfg.device != "auto":
+		return fmt.Errorf("--device %s --precision %s: use cpu or auto, and f32, tf32 or bf16",
+			cfg.device, cfg.precision)
 	}
 	return nil
 }
@@ -106,6 +110,16 @@ func (cfg config) check(rest []string) error {
 // generate prints the continuation, and a line about it.
 func (cfg config) generate(ctx context.Context, comm backend.Communicator) error {
 	began := time.Now()
+	m, err := models.Load(cfg.folder)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if cfg.adapter != "" {
+		if err := m.LoadAdapter(cfg.adapter); err != nil {
+			return err
+		}
+	}
 	words, err := tokenizer.Load(cfg.folder)
 	if err != nil {
 		return err
@@ -118,12 +132,12 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 		cfg.prompt = string(text)
 	}
 	prompt := words.Encode(cfg.prompt, true)
-	g, stop, err := cfg.load(comm, len(prompt))
+	g, err := cfg.load(comm, m, len(prompt))
 	if err != nil {
 		return err
 	}
 	defer g.Close()
-	cfg.sampling.Stop = stop
+	cfg.sampling.Stop = m.EOS
 	tokens, first := 0, time.Time{}
 	stream := words.Stream(true)
 	err = g.Generate(ctx, [][]int{prompt}, cfg.sampling, func(_, token int) error {
@@ -146,42 +160,24 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 	return nil
 }
 
-// load returns a generator for a prompt of so many tokens, and the tokens that end a text.
-func (cfg config) load(comm backend.Communicator, prompt int) (*models.Generator, []int, error) {
-	m, err := models.Load(cfg.folder)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer m.Close()
-	if cfg.adapter != "" {
-		if err := m.LoadAdapter(cfg.adapter); err != nil {
-			return nil, nil, err
-		}
-	}
+// load returns a generator for a prompt of so many tokens.
+func (cfg config) load(comm backend.Communicator, m *models.Model, prompt int) (*models.Generator,
+	error) {
 	o := models.GenerateOptions{Context: cfg.context, Precision: precisions[cfg.precision]}
 	if o.Context == 0 {
 		o.Context = max(prompt, min(prompt+cfg.sampling.Max, m.Positions))
 	}
 	if prompt == o.Context { // more are an error of Generate
-		return nil, nil, fmt.Errorf("the prompt has %d tokens, for which the context has room, "+
+		return nil, fmt.Errorf("the prompt has %d tokens, for which the context has room, "+
 			"and for no more: use a larger --context, of at most %d, or a shorter prompt", prompt,
 			m.Positions)
 	}
-	device := comm.Device()
-	if cfg.device == "cpu" {
-		device = nil
-	}
-	g, err := models.NewGenerator(m, device, o)
-	return g, m.EOS, err
+	device := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[cfg.device]
+	return models.NewGenerator(m, device, o)
 }
 
 func check(err error) {
 	if err != nil {
 		log.Fatal("generate: ", err)
 	}
-}
-
-func must[T any](value T, err error) T {
-	check(err)
-	return value
 }

@@ -6,8 +6,7 @@
 //	euryale run -n 8 ./examples/gpt --precision bf16 --layers 12 --width 768 --heads 12
 //
 // The text is the source of Go's standard library; --data PATH takes a file, or the files of a
-// folder. One file in twenty is held out for evaluation; of fewer files, the last tenth of the
-// text.
+// folder. One file in twenty is held out, or of fewer files the last tenth of the text.
 //
 // The model is a GPT-2 of bytes: learned positions, layer norms before each block, a classifier
 // that shares the embedding's weights. It is trained by AdamW with a warm-up and a cosine schedule,
@@ -29,11 +28,11 @@
 //
 // DIR/step-.../model.safetensors is a safetensors file.
 //
-// Files: main.go is the command line, text.go the text, and trainer.go the model and its training.
 // The exit code is 2 for a wrong command line and 1 for other failures.
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -76,18 +75,14 @@ func main() {
 	flag.StringVar(&cfg.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flag.StringVar(&cfg.checkpoint, "checkpoint", "", "save here, and go on with what is there")
 	flag.Parse()
-	if err := cfg.check(); err != nil {
-		fmt.Fprintln(os.Stderr, "gpt:", err)
-		os.Exit(2)
-	}
+	cfg.check(0)
 	ctx := context.Background()
 	if cfg.checkpoint != "" { // otherwise a signal ends the program at once
-		var stop context.CancelFunc
-		ctx, stop = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
-		defer stop()
+		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
 	comm := must(euryale.Init(ctx))
 	defer comm.Close()
+	cfg.check(comm.Size())
 	t := newTrainer(comm, cfg)
 	defer t.layout.Close()
 	if t.train(ctx) {
@@ -95,22 +90,31 @@ func main() {
 	}
 }
 
-func (cfg config) check() error {
-	least := min(cfg.layers, cfg.width, cfg.heads, cfg.context, cfg.batch, cfg.steps, cfg.every)
+// check ends the program for a wrong command line, with a code for which no launcher starts it
+// again. ranks is 0 until it is known.
+func (cfg config) check(ranks int) {
+	least := min(cfg.layers, cfg.width, cfg.heads, cfg.context, cfg.batch, cfg.steps, cfg.every,
+		cfg.sp, cfg.tp, cfg.tree+1)
 	_, known := precisions[cfg.precision]
+	var err error
 	switch {
-	case flag.NArg() > 0:
-		return fmt.Errorf("no arguments are taken, only flags: got %q", flag.Args())
-	case least < 1:
-		return fmt.Errorf("%d is among the flags: sizes and steps must be at least 1", least)
-	case cfg.device != "cpu" && cfg.device != "auto":
-		return fmt.Errorf("--device %s: use cpu or auto", cfg.device)
-	case !known:
-		return fmt.Errorf("--precision %s: use f32, tf32 or bf16", cfg.precision)
+	case flag.NArg() > 0 || least < 1 || !(cfg.lr >= 0):
+		err = fmt.Errorf("%q: use flags alone, from 1, and --tree and --lr from 0", os.Args[1:])
+	case !known || cfg.device != "cpu" && cfg.device != "auto":
+		err = fmt.Errorf("--device %s --precision %s: use cpu or auto, and f32, tf32 or bf16",
+			cfg.device, cfg.precision)
 	case cfg.tree > 0 && cfg.sp > 1:
-		return fmt.Errorf("--tree with --sp %d: bits would depend on it: leave out one", cfg.sp)
+		err = fmt.Errorf("--tree with --sp %d: bits would depend on it: leave out one", cfg.sp)
+	case cfg.width%cfg.heads > 0:
+		err = fmt.Errorf("--heads %d: use a divisor of the width, %d", cfg.heads, cfg.width)
+	case ranks%(cfg.sp*cfg.tp)+cfg.batch%cmp.Or(cfg.tree, ranks/(cfg.sp*cfg.tp), 1) > 0:
+		err = fmt.Errorf("--sp %d --tp %d --batch %d: use divisors of the ranks, and a "+
+			"multiple of --tree or of the others", cfg.sp, cfg.tp, cfg.batch)
 	}
-	return nil
+	if err != nil {
+		log.Print("gpt: ", err)
+		os.Exit(2)
+	}
 }
 
 func check(err error) {

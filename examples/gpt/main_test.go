@@ -189,31 +189,32 @@ func TestStandardLibrary(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	text := repeating(t)
 	for flags, want := range map[string]string{
-		"--tp 3":            "use numbers whose product is 2",
-		"--batch 3":         "--batch is 3: use a multiple of 2",
+		"--tp 3":            "2:use divisors of the ranks",
+		"--batch 3":         "2:--batch 3: use divisors",
 		"--sp 2 --heads 1":  "each needs a part",
-		"--heads 5":         "use a divisor of the width",
+		"--heads 5":         "2:use a divisor of the width",
 		"--data /nothing":   "no such file",
 		"--context 200000":  "200002 characters are needed",
 		"--tree 1":          "1 micro-batches for rank 0 of 2",
 		"--tree 4 --sp 2":   "2:--tree with --sp 2",
-		"--steps 0":         "2:0 is among the flags",
-		"--device tpu":      "2:--device tpu: use cpu or auto",
-		"text":              "2:no arguments are taken",
-		"--precision f64":   "2:use f32, tf32 or bf16",
+		"--steps 0":         "2:use flags alone, from 1",
+		"--lr nan":          "2:--lr from 0",
+		"--device tpu":      "2:--device tpu --precision f32: use cpu",
+		"text":              "2:use flags alone",
+		"--precision f64":   "2:and f32, tf32 or bf16",
 		"--dropout 0.1":     "2:flag provided but not defined",
 		"--tp 2 --heads 1 ": "divided among 2 ranks",
 	} {
 		j, _, errs := job(t, 2, small(text)+" "+flags)
 		code := 1
 		if rest, usage := strings.CutPrefix(want, "2:"); usage {
-			code, want, j.Ranks = 2, rest, 1
+			code, want = 2, rest
 		}
 		j.MaxRestarts = 0
 		err := launch.Run(t.Context(), j)
-		coded := (*exec.ExitError)(nil)
+		failed := (*launch.Failed)(nil)
 		if err == nil || !strings.Contains(errs.String(), want) ||
-			errors.As(err, &coded) && coded.ExitCode() != code {
+			errors.As(err, &failed) && failed.ExitCode() != code {
 			t.Errorf("%s: %v, and %q, want %q and code %d", flags, err, errs, want, code)
 		}
 	}

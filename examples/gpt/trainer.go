@@ -64,10 +64,8 @@ type past struct {
 }
 
 func newTrainer(comm backend.Communicator, cfg config) *trainer {
-	t := &trainer{config: cfg, comm: comm, corpus: loadCorpus(cfg.data), began: time.Now()}
-	if cfg.device == "auto" {
-		t.device = comm.Device()
-	}
+	t := &trainer{config: cfg, comm: comm, corpus: loadCorpus(cfg.data), began: time.Now(),
+		device: map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[cfg.device]}
 	t.solver = &autograd.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}
 	rise := min(longestRise, cfg.steps/10)
 	fall := autograd.Cosine(cfg.lr, finalRate*cfg.lr, max(1, cfg.steps-rise))
@@ -83,9 +81,6 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 	check(autograd.Agree(comm, t.past.Training, err)) // machines may have different versions of Go
 	t.layout = must(layers.NewLayout(comm, 0, t.sp, t.tp))
 	t.micro = cmp.Or(cfg.tree, t.layout.DP)
-	if cfg.batch%t.micro != 0 {
-		check(fmt.Errorf("--batch is %d: use a multiple of %d micro-batches", cfg.batch, t.micro))
-	}
 	t.compile()
 	t.first, t.runs, err = autograd.TreeShare(t.micro, t.layout.Replica, t.layout.DP)
 	check(err)
@@ -132,11 +127,8 @@ func (t *trainer) train(ctx context.Context) (done bool) {
 		if due {
 			t.evaluate(float64((step+1-first)*t.batch*t.context) / took.Seconds())
 		}
-		if t.checkpoint == "" {
-			continue
-		}
-		stop := must(autograd.Any(t.comm, ctx.Err() != nil))
-		if due || stop {
+		stop := t.checkpoint != "" && must(autograd.Any(t.comm, ctx.Err() != nil))
+		if t.checkpoint != "" && (due || stop) {
 			check(t.machine.DataParallel().Save(t.checkpoint, t.solver, t.past))
 		}
 		if stop {

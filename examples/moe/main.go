@@ -50,11 +50,9 @@ const (
 
 // config is the command line.
 type config struct {
-	mix                           layers.MoEOptions
-	layers, width, context, batch int
-	epochs, steps, ep             int
-	dtype, device                 string
-	checkpoint, curve             string
+	mix                                              layers.MoEOptions
+	layers, width, context, batch, epochs, steps, ep int
+	dtype, device, checkpoint, curve                 string
 }
 
 func main() {
@@ -75,14 +73,28 @@ func main() {
 	flag.StringVar(&c.checkpoint, "checkpoint", "", "save here, and go on with what is there")
 	flag.StringVar(&c.curve, "curve", "", "draw losses here after each epoch, as an SVG")
 	flag.Parse()
+	c.check(0)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	comm := must(euryale.Init(ctx))
 	defer comm.Close()
+	c.check(comm.Size())
 	t := newTrainer(comm, c)
 	defer t.layout.Close()
 	defer t.machine.Close()
 	t.train(ctx)
+}
+
+// check ends the program for a wrong command line. ranks is 0 until it is known.
+func (c config) check(ranks int) {
+	if min(c.mix.Experts, c.mix.Choices, c.mix.Hidden, c.layers, c.width, c.context, c.batch,
+		c.epochs, c.steps, c.ep) < 1 || ranks%c.ep+c.batch%max(1, ranks/c.ep)+flag.NArg() > 0 ||
+		!(c.mix.Capacity >= 0) || c.dtype != "f32" && c.dtype != "f64" ||
+		c.device != "cpu" && c.device != "auto" {
+		log.Print("moe: use --dtype f32 or f64, --device cpu or auto, sizes of at least 1, a " +
+			"--capacity from 0, and an --ep that divides the ranks, of which others divide --batch")
+		os.Exit(2) // no launcher starts it again then
+	}
 }
 
 // trainer is a model that all ranks train.
@@ -108,17 +120,11 @@ type past struct {
 
 func newTrainer(comm backend.Communicator, c config) *trainer {
 	t := &trainer{config: c, comm: comm, began: time.Now()}
-	dtype, known := map[string]tensor.Dtype{"f32": tensor.Float32, "f64": tensor.Float64}[c.dtype]
-	device, placed := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[c.device]
-	if !known || !placed || min(c.layers, c.width, c.context, c.batch, c.epochs, c.steps) < 1 {
-		log.Fatal("moe: use --dtype f32 or f64, --device cpu or auto, and sizes of at least 1")
-	}
+	dtype := map[string]tensor.Dtype{"f32": tensor.Float32, "f64": tensor.Float64}[c.dtype]
+	device := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[c.device]
 	c.device, c.checkpoint, c.curve, c.ep = "", "", "", 0
 	t.past.Training = fmt.Sprintf("%+v", c) // what the bits depend on
 	t.layout = must(layers.NewLayout(comm, 0, 1, t.ep))
-	if c.batch%t.layout.DP != 0 {
-		log.Fatalf("moe: --batch is %d: use a multiple of %d", c.batch, t.layout.DP)
-	}
 	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, dtype, seed)
 	learnables := t.model(b)
 	t.solver = &autograd.AdamW{Rate: rate, WeightDecay: 0.01}
@@ -130,7 +136,7 @@ func newTrainer(comm backend.Communicator, c config) *trainer {
 
 // model builds the model. Experts need whole samples on a rank, and attention divides positions: a
 // Sequence group of one rank, as here, does both at once.
-func (t *trainer) model(b *layers.Builder) (learnables gorgonia.Nodes) {
+func (t *trainer) model(b *layers.Builder) gorgonia.Nodes {
 	samples, positions := t.batch/t.layout.DP, t.context*sentence
 	t.tokens = b.Tokens("tokens", 1, samples, positions)
 	t.targets = b.Tokens("targets", 1, samples, positions)
@@ -152,17 +158,17 @@ func (t *trainer) model(b *layers.Builder) (learnables gorgonia.Nodes) {
 	for _, e := range found[1:] {
 		balance, dropped = b.Add(balance, e.Loss), b.Add(dropped, e.Dropped)
 	}
-	learnables = must(b.Grad(b.Add(loss, balance)))
 	t.read = gorgonia.Nodes{loss.Node, balance.Node, dropped.Node}
-	return learnables
+	return must(b.Grad(b.Add(loss, balance)))
 }
 
 // train trains until all epochs are over, or until a signal on any rank ends it.
 func (t *trainer) train(ctx context.Context) {
-	t.resume()
-	falling := autograd.Cosine(rate, rate/10, t.epochs*t.steps)
+	if t.checkpoint != "" {
+		t.resume()
+	}
 	for t.past.Steps < t.epochs*t.steps {
-		t.solver.SetRate(falling(t.past.Steps))
+		t.solver.SetRate(autograd.Cosine(rate, rate/10, t.epochs*t.steps)(t.past.Steps))
 		t.step()
 		over := t.past.Steps%t.steps == 0
 		if over {
@@ -186,9 +192,6 @@ func (t *trainer) train(ctx context.Context) {
 
 // resume restores the training from its checkpoint, if there is one.
 func (t *trainer) resume() {
-	if t.checkpoint == "" {
-		return
-	}
 	training := t.past.Training
 	err := t.machine.DataParallel().Load(t.checkpoint, t.solver, &t.past)
 	if errors.Is(err, fs.ErrNotExist) { // training begins
@@ -222,13 +225,12 @@ func (t *trainer) step() {
 
 // endEpoch prints the means of an epoch, and draws all epochs.
 func (t *trainer) endEpoch() {
-	n := float64(t.steps)
+	n, digits := float64(t.steps), map[string]int{"f32": 4, "f64": 12}[t.dtype]
 	e := fit.Epoch{Epoch: t.past.Steps / t.steps, Steps: t.past.Steps, Loss: t.past.Sums[0] / n}
 	choices := t.batch * t.context * sentence * t.mix.Choices * t.layers
 	e.Metrics = map[string]float64{"dropped": t.past.Sums[2] / n / float64(choices),
 		"balance": t.past.Sums[1] / n / balanced / float64(t.layers)}
 	t.past.Epochs, t.past.Sums = append(t.past.Epochs, e), [3]float64{}
-	digits := map[string]int{"f32": 4, "f64": 12}[t.dtype]
 	t.print("epoch %d/%d: loss=%.*f balance=%.4f dropped=%.4f", e.Epoch, t.epochs, digits, e.Loss,
 		e.Metrics["balance"], e.Metrics["dropped"])
 	if t.curve != "" && t.comm.Rank() == 0 {
@@ -272,8 +274,7 @@ func text(step uint64, samples, sentences int) [][]int {
 	for i := range follows {
 		follows[i] = r.Perm(words)
 	}
-	r = rand.New(rand.NewPCG(seed+1, step))
-	all := make([][]int, samples)
+	r, all := rand.New(rand.NewPCG(seed+1, step)), make([][]int, samples)
 	for i := range all {
 		for range sentences + 1 {
 			language, word := r.IntN(languages), r.IntN(words)
@@ -293,8 +294,7 @@ func text(step uint64, samples, sentences int) [][]int {
 // best returns the entropy of a token: no model has a lower loss. A mark and the word behind it may
 // be any.
 func best() float64 {
-	other := (1 - regular) / words
-	known := regular + other
+	const other, known = (1 - regular) / words, regular + (1-regular)/words
 	word := -known*math.Log(known) - (words-1)*other*math.Log(other)
 	return (math.Log(languages) + math.Log(words) + (sentence-2)*word) / sentence
 }

@@ -161,8 +161,8 @@ func TestResumes(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--dtype f16": "use --dtype f32 or f64", "--device tpu": "--device cpu or auto",
-		"--steps 0": "sizes of at least 1", "--batch 3": "--batch is 3: use a multiple of 2",
-		"--ep 3": "use numbers whose product is 2", "--choices 9": "Choices:9",
+		"--steps 0": "sizes of at least 1", "--batch 3": "of which others divide --batch",
+		"--ep 3": "an --ep that divides the ranks", "--choices 9": "Choices:9",
 	} {
 		j, out := job(t, 2, flags)
 		if err := launch.Run(t.Context(), j); err == nil || !strings.Contains(out.String(), want) {

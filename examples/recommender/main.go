@@ -69,12 +69,25 @@ func main() {
 	flag.StringVar(&c.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&c.curve, "curve", "", "draw loss and recall here, as an SVG")
 	flag.Parse()
+	c.check(1) // how many ranks there are is not known yet
 	comm := must(euryale.Init(context.Background()))
 	defer comm.Close()
+	c.check(comm.Size())
 	t := newTrainer(comm, c)
 	defer t.layout.Close()
 	defer t.machine.Close()
 	t.train()
+}
+
+// check ends the program for a wrong command line.
+func (c config) check(ranks int) {
+	if min(c.users/ranks, c.items/max(clusters, ranks), c.width, c.batch, c.negatives, c.epochs,
+		c.steps, c.digits+1) < 1 || c.items%clusters+c.batch%ranks+flag.NArg() > 0 ||
+		!(c.rate >= 0) || c.device != "auto" && c.device != "cpu" {
+		log.Printf("recommender: use --device cpu or auto, sizes of at least 1, a multiple of %d "+
+			"items, a --rate from 0 on, and of %d interactions in a batch", clusters, ranks)
+		os.Exit(2) // no launcher starts it again then
+	}
 }
 
 // trainer is a model that all ranks train.
@@ -97,12 +110,7 @@ func newTrainer(comm backend.Communicator, c config) *trainer {
 	if comm.Rank() == 0 {
 		t.out = os.Stdout
 	}
-	device, placed := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[c.device]
-	if min(c.users/comm.Size(), c.items/max(clusters, comm.Size()), c.width, t.own, c.negatives,
-		c.epochs, c.steps) < 1 || c.items%clusters+c.batch%comm.Size() > 0 || !placed {
-		log.Fatalf("recommender: use --device cpu or auto, sizes of at least 1, a multiple of %d "+
-			"items, and of %d interactions in a batch", clusters, comm.Size())
-	}
+	device := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[c.device]
 	t.layout = must(layers.NewLayout(comm, 0, 1, 1))
 	b := layers.NewBuilder(G.NewGraph(), t.layout, tensor.Float64, seed)
 	shapes := [][]int{{t.own}, {t.own, 1 + c.negatives}}

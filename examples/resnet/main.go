@@ -93,25 +93,23 @@ func main() {
 	flag.StringVar(&cfg.curve, "curve", "", "draw losses and accuracies to this SVG file")
 	flag.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.Parse()
+	cfg.check(0)
 	comm := must(euryale.Init(context.Background()))
 	defer comm.Close()
-	check(cfg.check(comm.Size()))
+	cfg.check(comm.Size())
 	cfg.train(comm)
 }
 
-func (cfg config) check(ranks int) error {
+// check ends the program for a wrong command line. ranks is 0 until it is known.
+func (cfg config) check(ranks int) {
 	_, known := models[cfg.model]
-	switch {
-	case flag.NArg() > 0:
-		return fmt.Errorf("no arguments are taken, only flags: got %q", flag.Args())
-	case !known || cfg.filters < 0:
-		return fmt.Errorf("--model %d --filters %d: use model 8, 20 or 18", cfg.model, cfg.filters)
-	case cfg.batch < 1 || cfg.batch%ranks > 0:
-		return fmt.Errorf("--batch %d: use a multiple of %d ranks", cfg.batch, ranks)
-	case cfg.device != "cpu" && cfg.device != "auto":
-		return fmt.Errorf("--device %s: use cpu or auto", cfg.device)
+	if !known || min(cfg.filters+1, cfg.images, cfg.epochs, cfg.batch) < 1 || flag.NArg() > 0 ||
+		cfg.batch%max(1, ranks) > 0 || !(cfg.rate >= 0 && cfg.ema >= 0 && cfg.ema < 1) ||
+		cfg.device != "cpu" && cfg.device != "auto" {
+		log.Print("resnet: use --model 8, 20 or 18, --device cpu or auto, --filters and --lr " +
+			"from 0, --ema below 1, other numbers from 1, and a --batch that the ranks divide")
+		os.Exit(2) // no launcher starts it again then
 	}
-	return nil
 }
 
 // pictures returns samples, [3, 32, 32] and a class, and how many classes there are.

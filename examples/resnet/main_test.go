@@ -198,9 +198,9 @@ func TestAugmentMovesPixels(t *testing.T) {
 
 func TestWrongFlagsAreErrors(t *testing.T) {
 	for flags, want := range map[string]string{
-		"--model 34":    "use model 8, 20 or 18",
-		"--batch 7":     "use a multiple of 2 ranks",
-		"--device tpu":  "use cpu or auto",
+		"--model 34":    "use --model 8, 20 or 18",
+		"--batch 7":     "a --batch that the ranks divide",
+		"--device tpu":  "--device cpu or auto",
 		"--data /no/it": "no such file",
 	} {
 		j, _, errs := job(t, 2, flags)

@@ -2,10 +2,13 @@ package repolint_test
 
 import (
 	"bytes"
+	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -44,7 +47,7 @@ var examples = map[string]struct {
 	"gradient":  {40, 0, "", "loss 9 gradient 12"},
 	"digits":    {120, 5, "-epochs 2", "epoch 2/2: loss="},
 	"convnet":   {300, 4, "-epochs 1", "epoch 1/1: loss="},
-	"elastic":   {170, 4, "-steps 50", "step 50: loss"},
+	"elastic":   {175, 4, "-steps 50", "step 50: loss"},
 	"gpt":       {500, 15, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},
 	"moe":       {300, 15, "--ep 2 --context 2 --epochs 2 --steps 2", "epoch 2/2: loss="},
 	"recommender": {
@@ -53,7 +56,7 @@ var examples = map[string]struct {
 	"resnet": {300, 11, "--images 16 --batch 8 --filters 2 --epochs 1 --curve curve.svg",
 		"epoch 1/1: loss="},
 	"charlstm": {300, 11, "--data main.go --hidden 8 --epochs 1", "epoch 1/1: loss="},
-	"finetune": {250, 13, "CHECKOUT/models/testdata/llama3 --data CHECKOUT/README.md --out out " +
+	"finetune": {300, 13, "CHECKOUT/models/testdata/llama3 --data CHECKOUT/README.md --out out " +
 		"--context 16 --steps 2", "step 2/2: loss="},
 	"generate": {250, 10, "CHECKOUT/models/testdata/llama3 --prompt lazy --max 9", " ox  do  do"},
 }
@@ -93,14 +96,20 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 	if len(lines) != len(examples) {
 		t.Errorf("there are %d examples, want %d", len(lines), len(examples))
 	}
+	sizes := map[string]int{} // in MB
+	defer func() { installSays(t, sizes) }()
 	for name, e := range examples {
 		dir := filepath.Join(t.TempDir(), name)
 		copyProgram(t, filepath.Join("examples", name), dir)
 		ownModule(t, dir, checkout)
 		inModule(t, dir, "build", "-ldflags=-s -w", "-o", "program", ".")
 		t.Chdir(dir) // where the program finds its arguments
+		if info, err := os.Stat("program"); err == nil {
+			sizes[name] = int(math.Round(float64(info.Size()) / 1e6))
+		}
 		var out, errs bytes.Buffer
 		args := strings.Fields(strings.ReplaceAll(e.args, "CHECKOUT", checkout))
+		refusesWrongFlags(t, "./program", args)
 		job := launch.Job{
 			Program: "./program", Args: args, Ranks: 2, Stdout: &out, Stderr: &errs,
 		}
@@ -112,6 +121,54 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 			t.Errorf("%s: %v, and no %q in\n%s%s", name, err, e.prints, out.String(), errs.String())
 		}
 		t.Chdir(checkout)
+	}
+}
+
+// numbered and worded match a flag in a program's help: of a number, and of some words.
+var (
+	numbered = regexp.MustCompile(`(?m)^ +-(\S+) (?:int|float)$`)
+	worded   = regexp.MustCompile(`(?m)^ +-(device|precision|dtype|cell) string$`)
+)
+
+// refusesWrongFlags checks that a wrong value of a flag is found before anything starts: a program
+// says what to use, and ends with the code for which no launcher starts it again.
+func refusesWrongFlags(t *testing.T, program string, args []string) {
+	t.Helper()
+	help, _ := exec.Command(program, "-h").CombinedOutput()
+	for value, flags := range map[string]*regexp.Regexp{"-1": numbered, "x": worded} {
+		for _, flag := range flags.FindAllSubmatch(help, -1) {
+			wrong := "--" + string(flag[1]) + "=" + value
+			c := exec.CommandContext(t.Context(), program, append(args, wrong)...)
+			c.Env = append(os.Environ(), "EURYALE_BACKEND=none") // with which nothing starts
+			out, err := c.CombinedOutput()
+			if err == nil || c.ProcessState.ExitCode() != 2 ||
+				bytes.Contains(out, []byte("none")) || !bytes.Contains(out, []byte("use ")) {
+				t.Errorf("%s %s: %v\n%s", t.Name(), c.Args, err, out)
+			}
+		}
+	}
+}
+
+// installSays checks the sizes of programs of Gorgonia in docs/install.md.
+func installSays(t *testing.T, sizes map[string]int) {
+	t.Helper()
+	delete(sizes, "allreduce") // which has no Gorgonia
+	text, err := os.ReadFile("docs/install.md")
+	said := regexp.MustCompile(`has (\d+) to (\d+) MB, and (\d+) if it draws curves`).
+		FindSubmatch(text)
+	if err != nil || said == nil {
+		t.Fatalf("docs/install.md says no sizes of programs: %v", err)
+	}
+	var least, most, drawing int
+	if _, err := fmt.Sscan(string(bytes.Join(said[1:], []byte(" "))), &least, &most,
+		&drawing); err != nil {
+		t.Fatal(err)
+	}
+	for name, size := range sizes { // more or less, since they differ by linkers
+		if runtime.GOARCH == "amd64" && (size < least-1 || size > drawing+1 ||
+			size > most+1 && size < drawing-1) {
+			t.Errorf("examples/%s has %d MB, and docs/install.md says %s", name, size, said[0])
+		}
 	}
 }
 

@@ -14,8 +14,10 @@
 package safetensors
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -58,6 +60,7 @@ const (
 	maxHeader = 100_000_000
 	// dataAlign is what the data begin at a multiple of.
 	dataAlign = 8
+	damaged   = "the file is damaged or not whole: take another copy"
 )
 
 // ReadHeader reads the header of a file of so many bytes, and checks it. What r reads next are the
@@ -65,11 +68,11 @@ const (
 func ReadHeader(r io.Reader, size int64) (*Header, error) {
 	var prefix [8]byte
 	if _, err := io.ReadFull(r, prefix[:]); err != nil {
-		return nil, fmt.Errorf("no length of a header: %w", err)
+		return nil, fmt.Errorf("no length of a header, %w: %s", err, damaged)
 	}
 	long := binary.LittleEndian.Uint64(prefix[:])
 	if long > maxHeader || int64(long) > size-8 {
-		return nil, fmt.Errorf("a header of %d bytes in a file of %d", long, size)
+		return nil, fmt.Errorf("a header of %d bytes in a file of %d: %s", long, size, damaged)
 	}
 	text := make([]byte, long)
 	if _, err := io.ReadFull(r, text); err != nil {
@@ -77,7 +80,7 @@ func ReadHeader(r io.Reader, size int64) (*Header, error) {
 	}
 	h := &Header{entries: map[string]entry{}, data: 8 + int64(long), nbytes: size - 8 - int64(long)}
 	if err := json.Unmarshal(text, &h.Texts); err != nil {
-		return nil, fmt.Errorf("its header is not JSON: %w", err)
+		return nil, fmt.Errorf("its header is not JSON, %w: %s", err, damaged)
 	}
 	if text, ok := h.Texts[MetadataName]; ok {
 		delete(h.Texts, MetadataName)
@@ -106,14 +109,14 @@ func (h *Header) check() error {
 	at := int64(0)
 	for _, e := range all {
 		if e.Offsets[0] != at {
-			return fmt.Errorf("a tensor begins at byte %d, and the one before ends at %d: the "+
-				"file is damaged", e.Offsets[0], at)
+			return fmt.Errorf("a tensor begins at byte %d, and the one before ends at %d: %s",
+				e.Offsets[0], at, damaged)
 		}
 		at = e.Offsets[1]
 	}
 	if at != h.nbytes {
-		return fmt.Errorf("its tensors have %d bytes, and the file has %d for them: the file is "+
-			"damaged", at, h.nbytes)
+		return fmt.Errorf("its tensors have %d bytes, and the file has %d for them: %s", at,
+			h.nbytes, damaged)
 	}
 	return nil
 }
@@ -124,8 +127,8 @@ func (e entry) compare(o entry) int { return slices.Compare(e.Offsets[:], o.Offs
 func (e *entry) check(nbytes int64) (err error) {
 	from, to := e.Offsets[0], e.Offsets[1]
 	if from < 0 || to < from || to > nbytes {
-		return fmt.Errorf("it has bytes %d to %d, and the file has %d: the file is damaged", from,
-			to, nbytes)
+		return fmt.Errorf("it has bytes %d to %d, and the file has %d: %s", from, to, nbytes,
+			damaged)
 	}
 	name := strings.ToLower(e.DType)
 	if name == "bool" { // a byte each, such as the masks in files of GPT-2
@@ -208,7 +211,8 @@ func New(d backend.DType, shape []int) Tensor {
 // File is an open file, whose tensors are read one at a time.
 type File struct {
 	*Header
-	f *os.File
+	f  *os.File
+	at io.ReaderAt // f, or its bytes
 }
 
 // Open opens a file and checks its header.
@@ -221,7 +225,7 @@ func Open(path string) (*File, error) {
 	if err == nil {
 		var h *Header
 		if h, err = ReadHeader(f, info.Size()); err == nil {
-			return &File{h, f}, nil
+			return &File{h, f, f}, nil
 		}
 	}
 	f.Close()
@@ -234,6 +238,13 @@ func (f *File) Name() string { return f.f.Name() }
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 
+// Keep takes the file into memory, and closes it: others may replace it then, on Windows, too.
+func (f *File) Keep() error {
+	whole, err := io.ReadAll(io.NewSectionReader(f.f, 0, f.data+f.nbytes))
+	f.at = bytes.NewReader(whole)
+	return errors.Join(err, f.Close())
+}
+
 // Read reads a tensor, which the header has.
 func (f *File) Read(name string) (Tensor, error) {
 	e, ok := f.entries[name]
@@ -241,7 +252,7 @@ func (f *File) Read(name string) (Tensor, error) {
 		return Tensor{}, fmt.Errorf("%s has no tensor %q", f.f.Name(), name)
 	}
 	t := New(e.dtype, e.Shape)
-	if _, err := f.f.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
+	if _, err := f.at.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
 		return Tensor{}, fmt.Errorf("%s: tensor %q: %w", f.f.Name(), name, err)
 	}
 	return t, nil

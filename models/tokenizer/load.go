@@ -99,6 +99,9 @@ func Load(dir string) (*Tokenizer, error) {
 	t := &Tokenizer{words: map[int]string{}, special: map[int]bool{}}
 	name := fileName
 	text, err := files.Read(filepath.Join(dir, name), maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: save_pretrained of transformers' AutoTokenizer writes it", err)
+	}
 	if err == nil {
 		err = f.parse(text)
 	}
@@ -122,7 +125,7 @@ func Load(dir string) (*Tokenizer, error) {
 func (f *file) parse(text []byte) error {
 	var large struct{ Model json.RawMessage }
 	if err := json.Unmarshal(text, &large); err != nil {
-		return err
+		return fmt.Errorf("%w: it is damaged: take another copy", err)
 	}
 	if n := len(text) - len(large.Model); n > maxRest {
 		return fmt.Errorf("%d bytes are not the model: this package reads %d", n, maxRest)
@@ -227,7 +230,7 @@ func (t *Tokenizer) setModel(f *file) error {
 	err := json.Unmarshal(f.Model, &m)
 	switch {
 	case m.Type != "BPE":
-		return fmt.Errorf("%w: model %.80s", ErrUnsupported, m.Type)
+		return fmt.Errorf("%w: model %.80s: use one of BPE", ErrUnsupported, m.Type)
 	case err != nil:
 		return fmt.Errorf("model: %w", err)
 	case m.Dropout != 0 || m.Prefix != "" || m.Suffix != "":
