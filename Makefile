@@ -14,8 +14,8 @@ BLAS ?=
 # More tags of builds with cgo. With ",netgo,osusergo" they share most packages with builds without.
 SHARED ?=
 
-.PHONY: demo test test-full systems portable arm64 race fuzz netns names manifests soak immortal \
-	stock-tests bench bench-blas size mpi lint vuln help
+.PHONY: demo test test-full systems portable arm64 race unraced fuzz netns names manifests soak \
+	immortal stock-tests bench bench-blas size mpi lint vuln help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -79,11 +79,12 @@ systems:
 
 # Test on this system what other systems run in place of Linux's calls.
 portable:
-	$(GO) test -short -vet=off -tags portable ./internal/shm ./internal/group ./internal/session
-	$(GO) test -short -vet=off -tags portable -run '/P=2/' ./backend/host
-	$(GO) test -short -vet=off -tags portable \
+	$(GO) test -short -vet=off -tags portable$(SHARED) \
+		./internal/shm ./internal/group ./internal/session
+	$(GO) test -short -vet=off -tags portable$(SHARED) -run '/P=2/' ./backend/host
+	$(GO) test -short -vet=off -tags portable$(SHARED) \
 		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
-	$(GO) test -short -vet=off -tags netconn \
+	$(GO) test -short -vet=off -tags netconn$(SHARED) \
 		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
 
 # Test on an emulated arm64 (Debian: qemu-user) what computes, where loops in Go take the place of
@@ -101,23 +102,29 @@ arm64:
 	$(EMULATED) -run '^TestKilledRankIs|^TestProcessesEndWell|^TestRanksVote' .
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd,
-# vm and models, what overlaps is run), tests that compare many values of what others run, too, and
-# groups of 8.
+# vm, models and observe/report, what overlaps is run), tests that compare many values of what
+# others run, too, and groups of 1 and 8, and of 2 where there are those of 3 or 4.
 UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|gpu
-UNRACED := $(UNRACED)|kernels|internal/bench
-UNRACED := $(UNRACED)|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
+UNRACED := $(UNRACED)|kernels|internal/bench|observe/(report|internal/late)
+UNRACED := $(UNRACED)|internal/(env|filelock|files|program|residence|safetensors|stock|tuning)
+UNRACED := $(UNRACED)|internal/(repolint|tools|testing/(conventions|proctest|testenv))
+OF_UNRACED = '/euryale/($(UNRACED))(/|$$)'
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
 VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives
-VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^Test.*Communicator.*/P=8
-VALUES := $(VALUES)|^TestCommunicatorOfTwoMachines$$
+VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^TestUnequalMachinesGive
+VALUES := $(VALUES)|^TestBytesBetweenMachinesAreTheFormula|^TestTopKSendsTheLargest$$
+VALUES := $(VALUES)|^TestDevicesGiveTheBitsOfTheHost|^TestThresholdSumsTheMasked
+VALUES := $(VALUES)|^TestLastBatchIsTheMean|^TestCommunicatorOfTwoMachines$$
+VALUES := $(VALUES)|^Test.*Communicator.*/P=[18]|^TestCommunicator(OnFake)?$$/P=2
+VALUES := $(VALUES)|^Test(Checked|Traced)Communicator/P=2|^TestCommunicatorWithNoFault/P=2
 
 # What autograd and vm overlap: buckets, micro-batches, steps that others disturb, and their ends;
-# and models: the draws of rows.
+# models: the draws of rows; and observe/report: reading.
 OVERLAPPED := ^TestDataParallel|^ExampleDataParallel|^ExampleWithDataParallel
 OVERLAPPED := $(OVERLAPPED)|^Test(Found)?Accumulat|^TestBucket|^Test(Found)?Close
 OVERLAPPED := $(OVERLAPPED)|^TestCompressionIsClosed$$|^TestAStepUnderWay
 OVERLAPPED := $(OVERLAPPED)|^TestAverageWaitsForAStepUnderWay$$|^TestAMachineThatIsDropped
-OVERLAPPED := $(OVERLAPPED)|^TestRowsOfABatchAre
+OVERLAPPED := $(OVERLAPPED)|^TestRowsOfABatchAre|^TestClocksAreAligned$$
 
 # Run the tests of packages with concurrency under the race detector. Each test program would sleep
 # for a second at its end without atexit_sleep_ms=0.
@@ -125,8 +132,21 @@ race: export GORACE := atexit_sleep_ms=0
 race: export CGO_ENABLED := 1
 race:
 	$(GO) test -race -short -vet=off -timeout 30m \
-		-skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
-	$(GO) test -race -short -vet=off -run '$(OVERLAPPED)' ./autograd ./vm ./models
+		-skip '$(VALUES)' $$($(GO) list ./... | grep -vE $(OF_UNRACED))
+	$(GO) test -race -short -vet=off -run '$(OVERLAPPED)' \
+		./autograd ./vm ./models ./observe/report
+
+# Tests of raced packages that the race detector, or -short, leaves a part out of.
+THINNED := $(VALUES)|^Test.*Communicator|^TestBackToBackCallsOfOther|^TestGraphs$$
+THINNED := $(THINNED)|^TestStrangersDoNotKeep|^TestCheckAllocatesNothing$$
+
+# Run what make race has not run whole. The two together are make test: a test that has passed under
+# the race detector says nothing new without it.
+unraced: export GOGC ?= 400
+unraced:
+	$(GO) test -vet=off ./vm $$($(GO) list ./... | grep -E $(OF_UNRACED))
+	$(GO) test -vet=off -run '$(THINNED)' \
+		./backend/... ./fit ./internal/group ./internal/testing/fakedevice ./observe ./rendezvous
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
