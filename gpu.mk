@@ -108,6 +108,8 @@ HOSTS_ALONE := $(HOSTS_ALONE)|^TestFoundErrorsOfPhases|^TestPhasesOfManyBuckets
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestBackToBackCallsOfOther|^TestTheHostIsNotStopped$$
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestACustomSolverHas|^TestTwoJobsOnOne
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestReadersNeverFail|^TestTreeOfGradients$$|^TestLongestContext$$
+# What TestNCCLOnGPU asks of the same NCCL.
+SUITE_ALREADY := (WhoHasNothing|SumsIn|SumsOf|Pieces|NothingGrows|CallsOfAllKinds|ManyWorks)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 # What is measured there is of no use to anybody.
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \
@@ -122,7 +124,8 @@ gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' \
 		./kernels/cuda ./cmd/euryale
-	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' ./backend/gpu
+	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' \
+		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu
 	$(WITH_SDK) EMULATED_DEVICES=1 $(EMULATED) \
 		-run '^TestKilledRankOfAnotherMachineIsNamed$$|^TestKilledProcess$$' \
 		./backend/gpu ./vm
@@ -131,7 +134,7 @@ gpu-emulated: gpu-sdk emulator
 		./backend/gpu
 	$(WITH_SDK) $(EMULATED) -short \
 		-run '^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop' \
-		./backend/gpu
+		-skip '^TestGraphs$$' ./backend/gpu
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
 		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
 	$(WITH_SDK) $(EMULATED) ./backend/cuda

@@ -44,8 +44,8 @@ func (k Kind) OnDevice() bool { return k == Devices || k == GPUs }
 // OnGPU reports whether ranks communicate on GPUs.
 func (k Kind) OnGPU() bool { return k == GPUs || k == GPUsStaged }
 
-// Sampled reports whether tests take a part of their cases: on emulated GPUs, which are slow, unless
-// EURYALE_FULL=1 asks for all. Other kinds have the rest.
+// Sampled reports whether tests take a part of their cases: on emulated GPUs, which are slow,
+// unless EURYALE_FULL=1 asks for all. Other kinds have the rest.
 func (k Kind) Sampled() bool {
 	return k.OnGPU() && os.Getenv("EMULATED_DEVICES") != "" && os.Getenv("EURYALE_FULL") != "1"
 }
