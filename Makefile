@@ -103,8 +103,7 @@ arm64:
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd,
 # vm, models and observe/report, what overlaps is run), tests that compare many values of what
-# others run, too, or whom processes name, and groups of 1 and 8, and of 2 where there are those of
-# 3 or 4.
+# others run, too, or whom processes name, and groups of 1 and 8, and of 2 beside those of 3 or 4.
 UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|gpu
 UNRACED := $(UNRACED)|kernels|internal/bench|observe/(report|internal/late)
 UNRACED := $(UNRACED)|internal/(env|filelock|files|program|residence|safetensors|stock|tuning)

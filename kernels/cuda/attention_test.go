@@ -160,7 +160,7 @@ func testAttention(t *testing.T, m machine) {
 	for i, d := range []backend.DType{backend.BF16, backend.F32, backend.F64} {
 		for j, h := range someHeads(m, i) {
 			if d == backend.F64 && slow(m) && j%2 > 0 {
-				continue // the source is that of F32
+				continue // F32 has the same source
 			}
 			b.reset(uint64(h.size))
 			b.attention(fmt.Sprintf("%v of %v", d, h), d, h)

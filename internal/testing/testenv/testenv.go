@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -47,7 +48,7 @@ func (k Kind) OnGPU() bool { return k == GPUs || k == GPUsStaged }
 // Sampled reports whether tests take a part of their cases: on emulated GPUs, which are slow,
 // unless EURYALE_FULL=1 asks for all. Other kinds have the rest.
 func (k Kind) Sampled() bool {
-	return k.OnGPU() && os.Getenv("EMULATED_DEVICES") != "" && os.Getenv("EURYALE_FULL") != "1"
+	return k.OnGPU() && os.Getenv("EMULATED_DEVICES") != "" && !env.Full.Set(os.Getenv)
 }
 
 // Each runs a test for every kind in a list.
