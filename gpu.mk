@@ -30,16 +30,17 @@ TAGGED = { CGO_ENABLED=0 $(GO) list -f '$(FILES)' ./... && \
 	$(GO) list -tags gpu,mpi$(SHARED) -f '$(FILES)' ./...; } | \
 	sort | uniq -u | cut -d' ' -f1 | sort -u
 
+GPU_PROGRAMS ?= ./cmd/... ./examples/... ./internal/tools/demo
+
 # Vet the packages that have other files with tags than make lint has vetted, and build the command
-# and the examples into bin/, with GPU support. What make mpi compiles is vetted, too, since vet
-# takes all that is imported again for other tags. Symbols for debuggers would be half of the
-# linker's time.
+# and the examples (GPU_PROGRAMS) into bin/, with GPU support. What make mpi compiles is vetted,
+# too, since vet takes all that is imported again for other tags. Symbols for debuggers would be
+# half of the linker's time.
 gpu: export GOGC := 300
 gpu: gpu-sdk
 	$(WITH_SDK) $(GO) vet -tags gpu,mpi$(SHARED) $$($(TAGGED))
 	@mkdir -p bin
-	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ \
-		./cmd/... ./examples/... ./internal/tools/demo
+	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ $(GPU_PROGRAMS)
 
 GPU_TESTED := . kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm fit \
@@ -98,13 +99,17 @@ bin/emulated/libcudnn.so.9: backend/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
 
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
-# The longest of those beside them that have no case on GPUs: make test runs them.
-HOSTS_ALONE := ^TestNothingGrows$$|^TestOrderIsProgramOrder$$|^TestModelIsWhatASimulation
+# The longest of those beside them that have no case on GPUs, and examples: make test runs them.
+HOSTS_ALONE := ^Example|^TestFoundC|^TestACheckpointMoves$$|^TestFilesAreOnTheDisk
+HOSTS_ALONE := $(HOSTS_ALONE)|^TestNothingGrows$$|^TestOrderIsProgramOrder$$
+HOSTS_ALONE := $(HOSTS_ALONE)|^TestModelIsWhatASimulation
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestAnyCaseGives|^TestNobodyIsGivenWhatAFailed
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestFoundErrorsOfPhases|^TestPhasesOfManyBuckets
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestBackToBackCallsOfOther|^TestTheHostIsNotStopped$$
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestACustomSolverHas|^TestTwoJobsOnOne
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestReadersNeverFail|^TestTreeOfGradients$$|^TestLongestContext$$
+# What TestNCCLOnGPU asks of the same NCCL.
+SUITE_ALREADY := (WhoHasNothing|SumsIn|SumsOf|Pieces|NothingGrows|CallsOfAllKinds|ManyWorks)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 # What is measured there is of no use to anybody.
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \
@@ -119,7 +124,8 @@ gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' \
 		./kernels/cuda ./cmd/euryale
-	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' ./backend/gpu
+	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' \
+		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu
 	$(WITH_SDK) EMULATED_DEVICES=1 $(EMULATED) \
 		-run '^TestKilledRankOfAnotherMachineIsNamed$$|^TestKilledProcess$$' \
 		./backend/gpu ./vm
@@ -128,7 +134,7 @@ gpu-emulated: gpu-sdk emulator
 		./backend/gpu
 	$(WITH_SDK) $(EMULATED) -short \
 		-run '^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop' \
-		./backend/gpu
+		-skip '^TestGraphs$$' ./backend/gpu
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
 		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
 	$(WITH_SDK) $(EMULATED) ./backend/cuda

@@ -250,9 +250,12 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 func TestASpoiledStepIsLeftOut(t *testing.T) {
 	const feature = 5
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
-		for _, how := range []sparse.Selection{sparse.TopK(0.05), sparse.TopK(1),
+		for i, how := range []sparse.Selection{sparse.TopK(0.05), sparse.TopK(1),
 			sparse.Threshold(0.002)} {
-			for _, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(100, 300)} {
+			for j, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(100, 300)} {
+				if k.Sampled() && (i+j)%2 > 0 {
+					continue
+				}
 				var want [2][][]float32
 				for _, spoiled := range []bool{false, true} {
 					teachOn(t, k, len(want), heavyBall, func(l *lesson) error {

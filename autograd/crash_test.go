@@ -223,7 +223,9 @@ func stopsAnywhere(t *testing.T, below string, from, to int) {
 	if from > 0 {
 		job(t, filepath.Join(home, below), from)
 	}
-	every := map[string]int{"openat": 31, "fsync": 9, "unlinkat": 9} // a sample, or all
+	every := map[string]int{ // a sample, or all
+		"openat": 61, "fsync": 11, "unlinkat": 11, "mkdirat": 3, "renameat": 3,
+	}
 	if os.Getenv("EURYALE_FULL") == "1" {
 		every = nil
 	}

@@ -180,9 +180,9 @@ func TestOverlappingGroups(t *testing.T) {
 }
 
 func checkOverlapping(t *testing.T, g *team) {
-	times := 1000
-	if testing.Short() {
-		times = 200
+	times := 250
+	if full() {
+		times = 1000
 	}
 	P := len(g.comms)
 	parities := max(P/2, 1) // of two ranks, both groups are the same

@@ -444,9 +444,9 @@ func TestBranchesDoNotDeadlock(t *testing.T) {
 
 func checkBranches(t *testing.T, g *team) {
 	const P = 2
-	seeds := 200
-	if testing.Short() {
-		seeds = 50
+	seeds := 60
+	if full() {
+		seeds = 200
 	}
 	for seed := range seeds {
 		var sums [P]float64

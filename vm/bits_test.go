@@ -79,7 +79,7 @@ func doHasTheBits(t *testing.T, g *gorgonia.ExprGraph) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	for range 3 {
+	for range 2 {
 		run(t, m)
 		for _, n := range nodes {
 			op, ok := n.Op().(*nn.Op)

@@ -553,7 +553,7 @@ func layout(t testing.TB) *blocks.Layout {
 // memory the host cannot touch, and compares losses, gradients and trained learnables with an
 // interpreter of one value at a time.
 func TestRandomGraphsAreThePlainInterpretation(t *testing.T) {
-	list, l, lock := newSeeds(t, 800, 100_000), layout(t), &sync.Mutex{}
+	list, l, lock := newSeeds(t, 500, 100_000), layout(t), &sync.Mutex{}
 	var all figures
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {

@@ -130,13 +130,14 @@ func TestDropoutOnGPU(t *testing.T) {
 	dropoutIsThatOfItsDo(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
 }
 
-// TestRandomGraphsOnGPU compares random graphs with the interpreter.
-func TestRandomGraphsOnGPU(t *testing.T) { randomGraphs(t, 1000, gpu(t)) }
-
-// randomGraphs runs n random graphs on a device.
-func randomGraphs(t *testing.T, n uint64, d backend.Device) {
-	devices := []backend.Device{d}
-	b := bench{layout: layout(t), devices: devices, lock: &sync.Mutex{}, figures: &figures{}}
+// TestRandomGraphsOnGPU compares random graphs with the interpreter: fewer where GPUs are emulated.
+func TestRandomGraphsOnGPU(t *testing.T) {
+	n := uint64(1000)
+	if testenv.GPUs.Sampled() {
+		n = 250
+	}
+	b := bench{layout: layout(t), devices: []backend.Device{gpu(t)}, lock: &sync.Mutex{},
+		figures: &figures{}}
 	b.checkAll(t, newSeeds(t, n, n))
 	b.sharp(t)
 }

@@ -112,6 +112,9 @@ func TestLayoutsAgree(t *testing.T) {
 		want := continued(t, program, dir, lora)
 		for layout, ranks := range layouts {
 			name, flags, _ := strings.Cut(layout, " ")
+			if lora != "" && ranks == 2 && flags != "" {
+				continue // the four ranks have both divisions
+			}
 			dir := withText(t)
 			gotLoss, gotEval, got, _ := ending(t, train(t, ranks, small(dir)+lora+" "+flags))
 			if math.Abs(gotLoss-loss) > 1e-3 || math.Abs(gotEval-eval) > 1e-3 || got != name {

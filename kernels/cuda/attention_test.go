@@ -157,18 +157,27 @@ func (b *bench) hide(h heads, host, device *kernels.Attention) {
 
 func testAttention(t *testing.T, m machine) {
 	b := newBench(t, m, 20)
-	for _, d := range []backend.DType{backend.BF16, backend.F32, backend.F64} {
-		for _, h := range someHeads(m) {
+	for i, d := range []backend.DType{backend.BF16, backend.F32, backend.F64} {
+		for j, h := range someHeads(m, i) {
+			if d == backend.F64 && slow(m) && j%2 > 0 {
+				continue // F32 has the same source
+			}
 			b.reset(uint64(h.size))
 			b.attention(fmt.Sprintf("%v of %v", d, h), d, h)
 		}
 	}
 }
 
-// someHeads are heads of all sizes that kernels are for, and of odd ones.
-func someHeads(m machine) []heads {
+// slow reports whether attention is sampled, as EURYALE_FULL=1 forbids.
+func slow(m machine) bool {
 	_, slow := m.(*emulator)
-	slow = slow || os.Getenv("EMULATED_DEVICES") != ""
+	return (slow || os.Getenv("EMULATED_DEVICES") != "") && os.Getenv("EURYALE_FULL") != "1"
+}
+
+// someHeads are heads of all sizes that kernels are for, and of odd ones; on a slow machine, a part
+// of them by a number.
+func someHeads(m machine, part int) []heads {
+	slow := slow(m)
 	var all []heads
 	lengths := []int{1, 7, 64, 65, 129, 200}
 	for i, queries := range lengths {
@@ -186,12 +195,15 @@ func someHeads(m machine) []heads {
 		heads{1, 1, 40, 33, 200, false, true, 0, hiding{}},
 		heads{1, 1, 40, 33, 1, false, true, 0, hiding{}},
 		heads{1, 1, 65, 65, 100, true, true, 1, hiding{}})
-	for _, x := range []hiding{
+	for i, x := range []hiding{
 		{group: 2}, {group: 4, values: 24}, {values: 70, lengths: []int64{70, 0}},
 		{group: 2, lengths: []int64{9, 65}}, {cap: 1.5}, {cap: 0.5, group: 4, mask: "qk"},
 		{mask: "bhqk", values: 33, lengths: []int64{70, 33}}, {mask: "bk"}, {mask: "q"},
 	} {
-		for _, causal := range []bool{false, true} {
+		for j, causal := range []bool{false, true} {
+			if slow && (i+j+part)%2 > 0 {
+				continue
+			}
 			all = append(all, heads{2, 4, 66, 70, 40, causal, causal, 0, x})
 		}
 	}
@@ -204,7 +216,8 @@ func someHeads(m machine) []heads {
 	return all
 }
 
-// attention computes attention and its gradient, this one twice.
+// attention computes attention and its gradient, this one twice; on slow machines, where the order
+// of additions is the program's, only for one of the heads.
 func (b *bench) attention(name string, d backend.DType, h heads) {
 	b.t.Helper()
 	statistics := backend.F32
@@ -238,6 +251,10 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 		DV: dvDevice, Sums: sums.device}
 	var runs [2][]byte
 	for i := range runs {
+		if i > 0 && slow(b.m) && h.heads != 3 {
+			runs[i] = runs[0]
+			break
+		}
 		b.near("its gradient: "+name, attentionTolerance[d], []operand{dq, dk, dv, sums},
 			func() error {
 				err := b.device.AttentionGrad(onDevice)

@@ -395,8 +395,8 @@ func (b *bench) reduce(op backend.ReduceOp, d backend.DType, sources, n, offset 
 
 func testGather(t *testing.T, m machine) {
 	b := newBench(t, m, 7)
-	for _, d := range []backend.DType{backend.U8, backend.BF16, backend.F32, backend.F64} {
-		for _, c := range []struct{ dims, perm []int }{
+	for i, d := range []backend.DType{backend.U8, backend.BF16, backend.F32, backend.F64} {
+		for j, c := range []struct{ dims, perm []int }{
 			{[]int{}, []int{}},
 			{[]int{1, 1}, []int{1, 0}},
 			{[]int{0, 3}, []int{1, 0}},
@@ -456,7 +456,10 @@ func testGather(t *testing.T, m machine) {
 			for _, x := range c.dims {
 				n *= x
 			}
-			for _, offset := range [][2]int{{0, 0}, {1, 0}, {0, 1}, {2, 4}} {
+			for k, offset := range [][2]int{{0, 0}, {1, 0}, {0, 1}, {2, 4}} {
+				if slow(m) && k > 0 && (i+j+k)%3 > 0 {
+					continue // one of the offsets that are not 0
+				}
 				b.reset(1)
 				dst, src := b.alloc(d, n, offset[0]), b.alloc(d, n, offset[1])
 				name := fmt.Sprintf("permute of %v %v by %v + %v", c.dims, d, c.perm, offset)

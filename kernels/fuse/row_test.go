@@ -33,6 +33,9 @@ func TestRowsOfAllLengths(t *testing.T) {
 				p := program(d, shape[0], shape[1])
 				t.Run(name, func(t *testing.T) {
 					for _, vectors := range []bool{false, true} {
+						if shape[1] > 1000 && vectors != (seed%2 == 0) && !long {
+							continue // shorter rows go both ways
+						}
 						emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p), vectors,
 							capability(seed))
 					}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -43,6 +44,12 @@ func (k Kind) OnDevice() bool { return k == Devices || k == GPUs }
 
 // OnGPU reports whether ranks communicate on GPUs.
 func (k Kind) OnGPU() bool { return k == GPUs || k == GPUsStaged }
+
+// Sampled reports whether tests take a part of their cases: on emulated GPUs, which are slow,
+// unless EURYALE_FULL=1 asks for all. Other kinds have the rest.
+func (k Kind) Sampled() bool {
+	return k.OnGPU() && os.Getenv("EMULATED_DEVICES") != "" && !env.Full.Set(os.Getenv)
+}
 
 // Each runs a test for every kind in a list.
 func Each(t *testing.T, list []Kind, test func(t *testing.T, k Kind)) {

@@ -26,9 +26,9 @@ func TestMain(m *testing.M) {
 }
 
 func TestRandomJobsEndAsTheyShould(t *testing.T) {
-	c := config{minutes: 10, seed: 1, job: -1, jobs: 20, parallel: 2}
-	if testing.Short() {
-		c.jobs = 6
+	c := config{minutes: 10, seed: 1, job: -1, jobs: 8, parallel: 2}
+	if os.Getenv("EURYALE_FULL") == "1" {
+		c.jobs = 20
 	}
 	var out bytes.Buffer
 	sum, err := soak(t.Context(), c, &out)

@@ -3,8 +3,8 @@
 //	emulator FILE BASE   runs kernels over the memory of FILE, at address BASE:
 //	                     each line of the input is "NAME gx gy bx by words...",
 //	                     each line of the output "ok" or what is wrong
-//	emulator accuracy    prints the largest error of each elementary function, in
-//	                     units of the last place
+//	emulator accuracy n  prints the largest error of each elementary function, in
+//	                     units of the last place, of n arguments of each magnitude
 //	emulator rounding    checks what devices without instructions for bf16 do instead,
 //	                     and prints "ok" or what is wrong
 //	emulator kernels     prints the names of the kernels
@@ -81,14 +81,14 @@ template <class T> double error(T got, long double want) {
 }
 
 // Arguments: all magnitudes, and more of those in the middle.
-template <class T, class B> std::vector<T> arguments() {
+template <class T, class B> std::vector<T> arguments(int n) {
 	std::mt19937_64 random(1);
 	std::vector<T> xs{0, -T(0), 1, -1, INFINITY, -INFINITY, NAN, std::numeric_limits<T>::max(),
 		std::numeric_limits<T>::min(), std::numeric_limits<T>::denorm_min()};
-	for (int i = 0; i < 400000; i++)
+	for (int i = 0; i < n; i++)
 		xs.push_back(bits_as<T>((B)random()));
 	for (double range : {0.01, 1.0, 2.0, 10.0, 100.0, 800.0})
-		for (int i = 0; i < 400000; i++)
+		for (int i = 0; i < n; i++)
 			xs.push_back(T(std::uniform_real_distribution<double>(-range, range)(random)));
 	return xs;
 }
@@ -98,9 +98,9 @@ template <class T> long double exact_logistic(T x) {
 	return (x < 0 ? e : 1) / (1 + e);
 }
 
-template <class T, class B> void measure(const char *type) {
+template <class T, class B> void measure(const char *type, int n) {
 	double worst[9] = {};
-	std::vector<T> xs = arguments<T, B>();
+	std::vector<T> xs = arguments<T, B>(n);
 	auto keep = [](double &worst, double e) { worst = e > worst ? e : worst; };
 	for (size_t i = 0; i < xs.size(); i++) {
 		T x = xs[i], y = xs[(i * 7919) % xs.size()];
@@ -168,9 +168,9 @@ int main(int argc, char **argv) {
 	std::string verb = argc > 1 ? argv[1] : "";
 	if (verb == "rounding")
 		return rounding();
-	if (verb == "accuracy") {
-		measure<f32, u32>("f32");
-		measure<f64, u64>("f64");
+	if (verb == "accuracy" && argc == 3) {
+		measure<f32, u32>("f32", std::stoi(argv[2]));
+		measure<f64, u64>("f64", std::stoi(argv[2]));
 		return 0;
 	}
 	if (verb == "kernels") {
@@ -180,6 +180,6 @@ int main(int argc, char **argv) {
 	}
 	if (argc == 3)
 		return serve(argv[1], argv[2]);
-	std::cerr << "usage: emulator FILE BASE | accuracy | rounding | kernels\n";
+	std::cerr << "usage: emulator FILE BASE | accuracy N | rounding | kernels\n";
 	return 2;
 }

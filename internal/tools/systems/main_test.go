@@ -1,0 +1,31 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// A mistake in what one system alone compiles is named, with the system: of types, a function that
+// is nowhere, and assembly.
+func TestMistakesForOneSystemAreNamed(t *testing.T) {
+	for _, test := range []struct{ file, text, name, want string }{
+		{"p_windows.go", "package p\n\nvar x int = `1`\n", "windows/amd64", "p_windows.go:3:13"},
+		{"p_arm64.go", "package p\n\nfunc f()\n", "darwin/arm64", "f has no body"},
+		{"p_arm64.s", "TEXT ·f(SB), 4, $0-0\n\tRETT\n", "linux/arm64", "RETT"},
+	} {
+		t.Chdir(t.TempDir())
+		for name, text := range map[string]string{
+			"go.mod": "module p\n\ngo 1.26.0\n", "p.go": "package p\n", test.file: test.text} {
+			if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := check([]string{"freebsd/amd64", test.name})
+		if err == nil || strings.Contains(err.Error(), "freebsd") ||
+			!strings.Contains(err.Error(), test.name+": ") ||
+			!strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %s", test.file, err, test.want)
+		}
+	}
+}
