@@ -51,13 +51,19 @@ func (g *grouping) startEarly(all []*group) []*group {
 	return all
 }
 
-// mostDelayed is how many products wait for an operation beside which none would run.
-const mostDelayed = 2
+const (
+	// mostDelayed is how many products wait for an operation beside which none would run.
+	mostDelayed = 2
+	// mostPassed is how many groups such a product passes. A block of a GPT has fewer between two
+	// operations. Backwards through a long recurrence without any, the classifier's gradient would
+	// keep its operands, and its bucket's exchange would wait, until the end.
+	mostPassed = 64
+)
 
 // delay puts products that nothing needs yet behind operations that run where their operands are
 // and beside which none would run: gradients of the weights of a perceptron behind the all-to-all
-// of the gradients of attention, say. They keep their operands meanwhile, so that they pass one
-// other operation at most.
+// of the gradients of attention, say. They keep their operands meanwhile, so that they pass few
+// groups, and one other operation at most.
 func (g *grouping) delay(all []*group) []*group {
 	multiplies := func(y *group) bool { return multiplies(g.program.Values[y.members[0]].Op) }
 	beside := map[*group]bool{} // what runs beside an operation
@@ -73,7 +79,8 @@ func (g *grouping) delay(all []*group) []*group {
 			beside[z], runs = true, runs || multiplies(z)
 		}
 		at := i // of y, which moves forward
-		for k, passed, moved := i-1, 0, 0; !runs && k >= 0 && moved < mostDelayed; k-- {
+		for k, passed, moved := i-1, 0, 0; !runs && k >= max(0, i-mostPassed) &&
+			moved < mostDelayed; k-- {
 			z, n := all[k], 1
 			if _, opaque := g.opaque(z); opaque {
 				passed++

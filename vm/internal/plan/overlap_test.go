@@ -51,29 +51,54 @@ func TestSumOfRanksBesideTheWeightsGradient(t *testing.T) {
 	}
 }
 
-// TestProductsWaitForAnOperationThatWouldRunAlone: those that nothing reads yet run beside it, two
-// at most, and what another operation has beside it stays there.
-func TestProductsWaitForAnOperationThatWouldRunAlone(t *testing.T) {
+// lonely is a perceptron backwards, with gradients of the weights of three layers, and a sum of
+// ranks beside which nothing else could run.
+func lonely(layers int) *program {
 	p := &program{}
 	dy, w, x := p.input(0, 8, 4), p.input(1, 4, 4), p.input(2, 8, 4)
-	var gradients []ir.ID
-	sum := func(x ir.ID) ir.ID {
-		return p.add(ir.Opaque{Index: len(gradients), Name: "sum", Placed: true}, ir.Of(8, 4), x)
-	}
-	for i := range 5 {
+	for i := range layers {
 		if i < 3 {
-			gradients = append(gradients, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), x, dy))
+			p.Results = append(p.Results, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), x, dy))
 		}
 		dy = p.add(ir.MatMul{TransB: true}, ir.Of(8, 4), dy, w)
 	}
-	gradients = append(gradients, sum(p.unary(fuse.Exp, dy)))
-	p.Results = append(gradients, p.unary(fuse.Tanh, gradients[3]))
-	planned, names := ops(t, p)
+	sum := p.add(ir.Opaque{Name: "sum", Placed: true}, ir.Of(8, 4), p.unary(fuse.Exp, dy))
+	p.Results = append(p.Results, sum, p.unary(fuse.Tanh, sum))
+	return p
+}
+
+// TestProductsWaitForAnOperationThatWouldRunAlone: those that nothing reads yet run beside it, two
+// at most, unless it is far.
+func TestProductsWaitForAnOperationThatWouldRunAlone(t *testing.T) {
+	planned, names := ops(t, lonely(5))
 	want := []string{"matmul TN", "matmul NT", "matmul NT", "matmul NT", "matmul NT", "matmul NT",
 		"loop exp", "sum", "matmul TN", "matmul TN", "loop tanh"}
 	if at := slices.Index(names, "sum"); !slices.Equal(names, want) || planned.Doubt != nil ||
 		planned.Steps[at].Until != at+2 {
 		t.Errorf("%v in\n%v", planned.Doubt, planned)
+	}
+	if far, names := ops(t, lonely(mostPassed+3)); far.Doubt != nil ||
+		slices.Index(names, "sum") != len(names)-2 {
+		t.Errorf("%v in\n%v", far.Doubt, far)
+	}
+}
+
+// TestVerifyFindsAProductBehindWhatReadsIt: as it would be, had it waited too long.
+func TestVerifyFindsAProductBehindWhatReadsIt(t *testing.T) {
+	planned, names := ops(t, lonely(5))
+	at := slices.Index(names, "matmul NT")
+	broken := *planned
+	broken.Steps = slices.Clone(planned.Steps)
+	broken.Steps[at], broken.Steps[at+1] = broken.Steps[at+1], broken.Steps[at]
+	for i := range broken.Steps { // as planning numbers them
+		s := &broken.Steps[i]
+		s.Dsts, s.Args = slices.Clone(s.Dsts), slices.Clone(s.Args)
+		for k := range s.Dsts {
+			s.Dsts[k].Step = i
+		}
+	}
+	if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), "is read") {
+		t.Errorf("%v in\n%v", err, &broken)
 	}
 }
 
