@@ -30,7 +30,8 @@ func TestLabelsSayThatAVariableHasNoName(t *testing.T) {
 
 // TestOperationsOfOthersDoNotTrain: whatever they mean by a field of that name.
 func TestOperationsOfOthersDoNotTrain(t *testing.T) {
-	x := gorgonia.NewTensor(gorgonia.NewGraph(), gorgonia.Float64, 4, gorgonia.WithShape(2, 1, 1, 1))
+	x := gorgonia.NewTensor(gorgonia.NewGraph(), gorgonia.Float64, 4,
+		gorgonia.WithShape(2, 1, 1, 1))
 	_, _, _, op, err := gorgonia.BatchNorm(x, nil, nil, 0.1, 1e-3)
 	if err != nil {
 		t.Fatal(err)
