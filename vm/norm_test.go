@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	read "github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -100,6 +102,45 @@ func runningStatistics(t *testing.T, d backend.Device, want, got normed, toleran
 	defer last.Close()
 	run(t, last)
 	compare(t, "evaluation", *got.y, *want.y, tolerance)
+}
+
+// TestAveragesDoNotDependOnWhoSetsTheMode: a batch norm that the user switches off, gives other
+// averages, or lets another machine evaluate between runs has the averages of one that just trains,
+// bit by bit; one that the user switches on, and so resets, begins anew.
+func TestAveragesDoNotDependOnWhoSetsTheMode(t *testing.T) {
+	want, got := newTrained(tensor.Float32), newTrained(tensor.Float32)
+	plain, train := machineOn(t, nil, want), machineOn(t, nil, got)
+	evaluate := machineOn(t, nil, got, vm.Eval())
+	bits := func(n normed) string {
+		mean, variance := n.op.Stats()
+		return fmt.Sprintf("%x %x", mean.Data(), variance.Data())
+	}
+	for step := range 12 {
+		want.let(t, step)
+		got.let(t, step)
+		var err error
+		switch step % 6 {
+		case 1:
+			err = got.op.SetTraining(false)
+		case 2:
+			run(t, evaluate)
+		case 3: // as a checkpoint does
+			mean, variance := got.op.Stats()
+			mean, variance = mean.Clone().(tensor.Tensor), variance.Clone().(tensor.Tensor)
+			err = errors.Join(got.op.Reset(), got.op.SetStats(mean, variance))
+		case 4:
+			err = errors.Join(got.op.SetTraining(true), want.op.Reset())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, plain)
+		run(t, train)
+		if bits(got) != bits(want) || !read.Trains(got.op) {
+			t.Fatalf("step %d: %s, want %s; trains: %v", step, bits(got), bits(want),
+				read.Trains(got.op))
+		}
+	}
 }
 
 // machineOn returns a machine for n on a device, nil for the host.

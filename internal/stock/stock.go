@@ -30,8 +30,12 @@ type Averaging interface {
 	SetStats(mean, variance tensor.Tensor) error
 }
 
-// Trains reports whether an operation that keeps moving averages trains.
+// Trains reports whether one of Gorgonia's operations that keep moving averages trains; false for
+// those of other packages, in which a field of that name may mean something else.
 func Trains(op gorgonia.Op) bool {
+	if Name(op) == "" {
+		return false
+	}
 	f := Struct(op).FieldByName("training")
 	return f.IsValid() && f.Kind() == reflect.Bool && f.Bool()
 }

@@ -27,3 +27,22 @@ func TestLabelsSayThatAVariableHasNoName(t *testing.T) {
 		}
 	}
 }
+
+// TestOperationsOfOthersDoNotTrain: whatever they mean by a field of that name.
+func TestOperationsOfOthersDoNotTrain(t *testing.T) {
+	x := gorgonia.NewTensor(gorgonia.NewGraph(), gorgonia.Float64, 4,
+		gorgonia.WithShape(2, 1, 1, 1))
+	_, _, _, op, err := gorgonia.BatchNorm(x, nil, nil, 0.1, 1e-3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for training, want := range map[gorgonia.Op]bool{op: true, nil: false,
+		&struct {
+			gorgonia.Op
+			training bool
+		}{training: true}: false} {
+		if Trains(training) != want {
+			t.Errorf("%T trains: want %v", training, want)
+		}
+	}
+}

@@ -445,3 +445,31 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		t.Errorf("a communicator without a watch: %v", err)
 	}
 }
+
+// TestMetricsWithALabelRankKeepIt: a program may tell of several ranks.
+func TestMetricsWithALabelRankKeepIt(t *testing.T) {
+	s := &Server{rank: 3, registry: prometheus.NewRegistry()}
+	sent := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sent", Help: "to"}, []string{"rank"})
+	own := prometheus.NewGauge(prometheus.GaugeOpts{Name: "own", Help: "of the rank"})
+	sent.WithLabelValues("0").Set(5)
+	sent.WithLabelValues("1").Set(7)
+	s.Registry().MustRegister(sent, own)
+	var text strings.Builder
+	for range 2 { // the labels of a registry stay as they are
+		text.Reset()
+		found, err := s.gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range found {
+			for _, m := range f.GetMetric() {
+				for _, l := range m.GetLabel() {
+					fmt.Fprintf(&text, "%s %s=%s\n", f.GetName(), l.GetName(), l.GetValue())
+				}
+			}
+		}
+	}
+	if want := "own rank=3\nsent rank=0\nsent rank=1\n"; text.String() != want {
+		t.Errorf("%s, want %s", text.String(), want)
+	}
+}

@@ -193,11 +193,14 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 		}
 	}
 	name, value := "rank", strconv.Itoa(rank)
-	own := func(l *dto.LabelPair) bool { return l.GetName() == name }
+	named := func(l *dto.LabelPair) bool { return l.GetName() == name }
 	found, err := s.registry.Gather()
 	for _, f := range found {
 		for _, m := range f.GetMetric() {
-			m.Label = append(slices.DeleteFunc(slices.Clone(m.Label), own), // the registry has them
+			if slices.ContainsFunc(m.Label, named) {
+				continue // with one number for two ranks of its own, no scrape would be read
+			}
+			m.Label = append(slices.Clone(m.Label), // which the registry has, too
 				&dto.LabelPair{Name: &name, Value: &value})
 			slices.SortFunc(m.Label, func(a, b *dto.LabelPair) int {
 				return strings.Compare(a.GetName(), b.GetName())
@@ -207,8 +210,8 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	return found, err
 }
 
-// Registry is where a program registers metrics of its own, which get the label rank. A nil
-// Server's is one that nobody asks.
+// Registry is where a program registers metrics of its own, which get the label rank unless they
+// have one. A nil Server's is one that nobody asks.
 func (s *Server) Registry() prometheus.Registerer {
 	if s == nil {
 		return prometheus.NewRegistry()

@@ -51,6 +51,25 @@ func TestSumOfRanksBesideTheWeightsGradient(t *testing.T) {
 	}
 }
 
+// TestVerifyFindsAProductBehindWhatReadsIt: as it would be if it was moved too far.
+func TestVerifyFindsAProductBehindWhatReadsIt(t *testing.T) {
+	planned, names := ops(t, divided(true))
+	at := slices.Index(names, "matmul NT")
+	broken := *planned
+	broken.Steps = slices.Clone(planned.Steps)
+	broken.Steps[at], broken.Steps[at+1] = broken.Steps[at+1], broken.Steps[at]
+	for i := range broken.Steps { // as planning numbers them
+		s := &broken.Steps[i]
+		s.Dsts, s.Args = slices.Clone(s.Dsts), slices.Clone(s.Args)
+		for k := range s.Dsts {
+			s.Dsts[k].Step = i
+		}
+	}
+	if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), "is read") {
+		t.Errorf("%v in\n%v", err, &broken)
+	}
+}
+
 // TestVerifyFindsWhatMeetsASumUnderWay: a step that reads its result, or writes over its operand.
 func TestVerifyFindsWhatMeetsASumUnderWay(t *testing.T) {
 	planned, _ := ops(t, divided(true))

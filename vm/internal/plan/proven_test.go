@@ -41,7 +41,7 @@ func centred() *program {
 func TestNoMergeClosesACycle(t *testing.T) {
 	programs := []*program{centred()}
 	for seed := range uint64(300) {
-		programs = append(programs, random(rand.New(rand.NewPCG(seed, 1))))
+		programs = append(programs, random(rand.New(rand.NewPCG(seed, 1)), 9))
 	}
 	for i, p := range programs {
 		lowered, err := lowered(&p.Program, nil)
@@ -80,8 +80,9 @@ func TestACycleIsAnError(t *testing.T) {
 	}
 }
 
-// random returns a program of values in a random order that read each other at random.
-func random(r *rand.Rand) *program {
+// random returns a program of values in a random order that read each other at random, of some
+// kinds: from the tenth one on collectives and more products are among them.
+func random(r *rand.Rand, kinds int) *program {
 	p := &program{}
 	n := 2 + r.IntN(3)
 	square := ir.Of(n, n)
@@ -93,7 +94,7 @@ func random(r *rand.Rand) *program {
 			y := p.add(ir.Reduce{Op: op, Axes: ir.Of(axis)}, ir.Of(n), x)
 			return p.add(ir.Broadcast{}, square, p.add(ir.Reshape{}, square.With(axis, 1), y))
 		}
-		switch r.IntN(9) {
+		switch r.IntN(kinds) {
 		case 0:
 			x = p.add(ir.MatMul{TransA: r.IntN(2) == 0}, square, x, any())
 		case 1:
@@ -110,6 +111,10 @@ func random(r *rand.Rand) *program {
 		case 6:
 			total := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0, 1)}, ir.Dims{}, x)
 			x = p.add(ir.Broadcast{}, square, p.add(ir.Reshape{}, ir.Of(1, 1), total))
+		case 9, 10:
+			x = p.add(ir.MatMul{TransB: r.IntN(2) == 0}, square, x, values[r.IntN(3)])
+		case 11, 12:
+			x = p.add(ir.Opaque{Index: len(values), Name: "op", Placed: r.IntN(4) > 0}, square, x)
 		default:
 			x = p.binary([]fuse.Op{fuse.Add, fuse.Sub, fuse.Mul}[r.IntN(3)], x, any())
 		}
@@ -126,7 +131,7 @@ func random(r *rand.Rand) *program {
 func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		p := random(r)
+		p := random(r, 9)
 		var updates []Update
 		a := []Accumulation{{}, {Runs: 1 + r.IntN(5)}, {Runs: 1 + r.IntN(5), Tree: true},
 			{Runs: 1 + r.IntN(5), Tree: true, First: r.IntN(4), All: 9}}[r.IntN(4)]
@@ -164,7 +169,7 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 func TestEveryOtherOperandIsNoticed(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 3))
-		p := random(r)
+		p := random(r, 9)
 		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
 		limits := Standard()
 		limits.Memory = -int(seed % 2)

@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -214,12 +216,13 @@ func TestUpdatesBesideTheLastReduceScatter(t *testing.T) {
 	}
 }
 
-// TestShardsOfVariables: variables are gathered before they are read, forward and backward, one
-// behind the other without a break, two stay, and a rank has its shards of them alone.
-func TestShardsOfVariables(t *testing.T) {
-	const n = 6
+// gathering plans a perceptron of n layers, of which a rank of three has a shard each, the last one
+// none.
+func gathering(t *testing.T, n, rank int, a Accumulation) *Plan {
+	t.Helper()
 	p := &program{}
-	var weights, hidden, gradients []ir.ID
+	var weights, hidden []ir.ID
+	var updates []Update
 	h := p.input(0, 4, 4)
 	for i := range n {
 		weights, hidden = append(weights, p.input(1+i, 4, 4)), append(hidden, h)
@@ -227,25 +230,30 @@ func TestShardsOfVariables(t *testing.T) {
 	}
 	p.Results = []ir.ID{h}
 	for i := n - 1; i >= 0; i-- {
-		gradients = append(gradients, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), hidden[i], h))
+		gradient := p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), hidden[i], h)
 		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
+		s := &Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), Alone: true}
+		s.From, s.To = s.of(16)
+		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: n - i,
+			Rule: descent, Shard: s, Accumulation: a})
 	}
+	planned, err := New(&p.Program, updates...)
+	if err == nil {
+		_, err = Plain(&p.Program, updates...)
+	}
+	if err != nil || planned.Doubt != nil {
+		t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
+	}
+	return planned
+}
+
+// TestShardsOfVariables: variables are gathered before they are read, forward and backward, one
+// behind the other without a break, two stay, and a rank has its shards of them alone.
+func TestShardsOfVariables(t *testing.T) {
+	const n = 6
 	for _, a := range []Accumulation{{}, {Runs: 3}} {
 		for rank := range 3 {
-			var updates []Update
-			for i, gradient := range gradients {
-				s := &Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), Alone: true}
-				s.From, s.To = s.of(16)
-				updates = append(updates, Update{Input: n - i, Gradient: gradient, Kept: 1,
-					Bucket: 1 + i, Rule: descent, Shard: s, Accumulation: a})
-			}
-			planned, err := New(&p.Program, updates...)
-			if err == nil {
-				_, err = Plain(&p.Program, updates...)
-			}
-			if err != nil || planned.Doubt != nil {
-				t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
-			}
+			planned := gathering(t, n, rank, a)
 			broken := *planned
 			broken.Steps = slices.Clone(planned.Steps)
 			for i, s := range broken.Steps {
@@ -281,11 +289,135 @@ func TestShardsOfVariables(t *testing.T) {
 				}
 			}
 			// 6 forward, of which 2 stay, and those of the first input's gradient need none
-			if want := updates[0].Shard; gathers != n+n-2-1 && gathers != n+n-2 ||
+			if want := planned.updates[0].Shard; gathers != n+n-2-1 && gathers != n+n-2 ||
 				bytes != n*4*(want.To-want.From) || planned.Steps[last].Runs != 0 {
 				t.Errorf("rank %d has %d bytes of variables, and %d gathers:\n%v", rank, bytes,
 					gathers, planned)
 			}
+		}
+	}
+}
+
+// TestShardsOfRandomProgramsAreProven: of each kind, also with as little memory as possible, which
+// is then enough; and all ranks exchange in the same order.
+func TestShardsOfRandomProgramsAreProven(t *testing.T) {
+	const ranks = 3
+	for seed := range uint64(150) {
+		var order []string
+		for rank := range ranks {
+			r := rand.New(rand.NewPCG(seed, 5))
+			p := random(r, 13)
+			updates := randomShards(r, p, Shard{Rank: rank, Ranks: ranks, Alone: r.IntN(3) > 0})
+			planned, err := New(&p.Program, updates...)
+			limits := Standard()
+			if limits.Memory = -1; err == nil {
+				err = planned.Doubt
+			}
+			if least, other := limits.New(&p.Program, updates...); err == nil && other == nil {
+				limits.Memory = least.occupied()
+				least, err = limits.New(&p.Program, updates...)
+				if err == nil && (least.Doubt != nil || least.occupied() > limits.Memory) {
+					err = fmt.Errorf("%w in %d bytes: %v", least.Doubt, limits.Memory, least)
+				}
+			} else {
+				err = errors.Join(err, other)
+			}
+			if err != nil {
+				t.Fatalf("program %d, rank %d: %v in\n%v", seed, rank, err, planned)
+			}
+			var exchanges []string
+			for _, s := range planned.Steps {
+				switch s.Op.(type) {
+				case Send, Receive, ir.Opaque:
+					exchanges = append(exchanges, s.Op.String())
+				}
+			}
+			if rank > 0 && !slices.Equal(exchanges, order) {
+				t.Fatalf("program %d: %q on rank %d, %q before", seed, exchanges, rank, order)
+			}
+			order = exchanges
+		}
+	}
+}
+
+// randomShards are updates of the variables of a random program by random gradients, in buckets of
+// which ranks have shards.
+func randomShards(r *rand.Rand, p *program, of Shard) (updates []Update) {
+	a := Accumulation{Runs: r.IntN(4)}
+	of.Placed = !a.Several() && (of.Alone || r.IntN(2) == 0)
+	of.Stays = of.Alone && r.IntN(4) == 0
+	limit, pad, n := float64(r.IntN(2)), r.IntN(4), p.Values[0].Shape.Size()
+	end := []int{0} // by bucket
+	for i := range 3 {
+		if i > 0 && r.IntN(3) > 0 {
+			end = append(end, 0)
+		}
+		gradient := ir.ID(r.IntN(len(p.Values)))
+		if p.Values[gradient].Shape.Size() != n {
+			gradient = ir.ID(i)
+		}
+		s, b := of, len(end)
+		s.First, end[b-1] = end[b-1], end[b-1]+n
+		updates = append(updates, Update{Input: i, Gradient: gradient, Kept: 1, Rule: descent,
+			Accumulation: a, Limit: limit, Parts: limit > 0, Bucket: b, Shard: &s})
+	}
+	for _, u := range updates {
+		u.Shard.Chunk = (end[u.Bucket-1] + pad + of.Ranks - 1) / of.Ranks
+		u.Shard.From, u.Shard.To = u.Shard.of(n)
+	}
+	return updates
+}
+
+// TestVerifyFindsGathersThatMeet: one that comes back twice, two in one place, one that nobody
+// waits for.
+func TestVerifyFindsGathersThatMeet(t *testing.T) {
+	planned := gathering(t, 6, 2, Accumulation{})
+	var gathers, ends []int
+	for i, s := range planned.Steps {
+		if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
+			gathers = append(gathers, i)
+		} else if of, ok := s.Op.(Receive); ok && of.Kind == backend.AllGather {
+			ends = append(ends, i)
+		}
+	}
+	for what, damage := range map[string]func(p *Plan){
+		"twice: written over": func(p *Plan) {
+			p.Steps = slices.Insert(p.Steps, ends[0]+1, p.Steps[ends[0]])
+		},
+		"in one place: written over": func(p *Plan) {
+			p.Buffers[p.Steps[gathers[1]].Dsts[0].Buffer].Offset =
+				p.Buffers[p.Steps[gathers[0]].Dsts[0].Buffer].Offset
+		},
+		"begun twice: has been sent": func(p *Plan) {
+			p.Steps = slices.Insert(p.Steps, gathers[0]+1, p.Steps[gathers[0]])
+		},
+		"in the end: nobody waits": func(p *Plan) {
+			p.Steps = append(p.Steps, p.Steps[gathers[len(gathers)-1]])
+		},
+	} {
+		broken := *planned
+		broken.Steps, broken.Buffers = slices.Clone(planned.Steps), slices.Clone(planned.Buffers)
+		damage(&broken)
+		to := make([]int, len(planned.Steps)) // where steps are now
+		for i := range broken.Steps {
+			s := &broken.Steps[i]
+			s.Dsts, s.Args = slices.Clone(s.Dsts), slices.Clone(s.Args)
+			for k := range s.Args {
+				if before := s.Args[k].Step; before >= 0 {
+					s.Args[k].Step = to[before]
+				}
+			}
+			for k := range s.Dsts {
+				to[s.Dsts[k].Step], s.Dsts[k].Step = i, i
+			}
+		}
+		broken.Results = slices.Clone(broken.Results)
+		for k := range broken.Results {
+			broken.Results[k].Step = to[broken.Results[k].Step]
+		}
+		_, want, _ := strings.Cut(what, ": ")
+		if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v in\n%v", what, err, &broken)
 		}
 	}
 }

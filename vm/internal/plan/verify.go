@@ -120,6 +120,10 @@ func (r *proof) run(kind int) error {
 		err, due = r.results(kind), r.due
 	}
 	err = errors.Join(err, r.ended(kind))
+	for of := range r.taken {
+		err = errors.Join(err, fmt.Errorf("in a run of kind %d nobody waits for the %v of "+
+			"bucket %d", kind, of.kind, of.bucket-1))
+	}
 	if !slices.Equal(r.done, due) {
 		err = errors.Join(err, fmt.Errorf("in a run of kind %d the operations with an effect are "+
 			"not those of the program, in its order", kind))
