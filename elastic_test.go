@@ -250,7 +250,7 @@ func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, mi
 	r.running.Go(func() {
 		hash, err := r.train(id, first, dies)
 		if errors.Is(err, errKilled) || id == r.unfit {
-			if err := elastic.Bury(r.t.Context(), r.register, id); err != nil {
+			if _, err := elastic.Bury(r.t.Context(), r.register, id); err != nil {
 				r.t.Error(err)
 			}
 		}
@@ -1150,7 +1150,6 @@ func trainsElastic() error {
 	where := e.Comm().Device().Name()
 	err = m.machine.Close()
 	if os.Getenv("EURYALE_TEST_DIES") == "late" && self.Process == 1 {
-		time.Sleep(200 * time.Millisecond) // the launcher knows that it has done its last step
 		return errors.New("the disk is full")
 	}
 	fmt.Printf("process=%d device=%s params=%x\n", self.Process, where,
