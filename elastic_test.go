@@ -1009,6 +1009,46 @@ func endsAlone(t *testing.T, way elasticWay, lacks string) {
 	}
 }
 
+// stateless is a solver whose state is lost.
+type stateless struct{ autograd.Solver }
+
+func (stateless) State() (map[string]backend.Buffer, error) { return nil, errKilled }
+
+// TestARankThatCannotHandOverEndsAlone: another one does.
+func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
+	const joins, steps = 2, 6
+	want := elasticAlone(t, steps, bySolver)
+	r := newElasticRun(t, "stateless", 2, steps, elastic.Limits{Least: 1, Most: 3}, nobody,
+		func(r *elasticRun) {
+			var first *elastic.Job
+			r.unfit = 1
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 1 {
+					first = job.Job()
+				}
+				return job
+			}
+			r.solves = func(id elastic.ID, s autograd.Solver) autograd.Solver {
+				if id == 1 {
+					return stateless{s}
+				}
+				return s
+			}
+			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+				if e.Next() == joins && id == 1 {
+					r.start(3, elastic.First(1, 2), never)
+					for i := 0; !first.Waits() && i < 2000; i++ {
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+				return nil
+			}
+		})
+	if got := r.end(); got != want {
+		t.Error("other parameters than without it")
+	}
+}
+
 // TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and NewElastic,
 // and drivers.
 func TestNobodyWaitsForANewcomerThatLoads(t *testing.T) {

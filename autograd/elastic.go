@@ -384,10 +384,13 @@ func (e *Elastic) regroup() error {
 		if err = e.enter(comm, view); err == nil {
 			return nil
 		}
-		if err = e.again(err, unfit); err != nil {
-			return err
+		if final := e.again(err, unfit); final != nil {
+			return final
 		}
-		if fresh { // it gives up before the others do
+		switch { // a rank that may be why gives up before the others do
+		case !lostRank(err):
+			e.tries += maxTries - 1
+		case fresh:
 			e.tries++
 		}
 	}
