@@ -951,8 +951,8 @@ func (s slow) Available() error {
 	return s.Backend.Available()
 }
 
-// TestANewcomerThatCannotTakePartEndsAlone: the others do each step without it. Its model is another
-// one, it has not what the others connect by, or its calls fail.
+// TestANewcomerThatCannotTakePartEndsAlone: the others do each step without it. Its model is
+// another one, it has not what the others connect by, or its calls fail.
 func TestANewcomerThatCannotTakePartEndsAlone(t *testing.T) {
 	for _, way := range []elasticWay{bySolver, planned, guarded} {
 		endsAlone(t, way, "model")
