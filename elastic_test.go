@@ -145,7 +145,8 @@ type elasticRun struct {
 	solves   func(id elastic.ID, s autograd.Solver) autograd.Solver          // nil: s does
 	ends     func(id elastic.ID, e *autograd.Elastic)
 	backends func(id elastic.ID) []backend.Backend
-	unfit    elastic.ID // its model has another size; 0 is none
+	unfit    elastic.ID // it ends alone; 0 is none
+	lacks    string     // what it has not as the others have
 	from     string     // a directory of checkpoints, "" for none
 	limits   elastic.Limits
 	register rendezvous.Store
@@ -249,7 +250,7 @@ func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, mi
 	r.running.Go(func() {
 		hash, err := r.train(id, first, dies)
 		if errors.Is(err, errKilled) || id == r.unfit {
-			if err := elastic.Bury(r.t.Context(), r.register, id); err != nil {
+			if _, err := elastic.Bury(r.t.Context(), r.register, id); err != nil {
 				r.t.Error(err)
 			}
 		}
@@ -275,7 +276,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 	}()
 	r.build.Lock()
 	hidden := 10
-	if id == r.unfit {
+	if id == r.unfit && r.lacks == "model" {
 		hidden++
 	}
 	m, err := newElasticModel(6, hidden, r.way)
@@ -950,45 +951,101 @@ func (s slow) Available() error {
 	return s.Backend.Available()
 }
 
-// TestANewcomerThatCannotTakePartEndsAlone: the others do each step without it.
+// TestANewcomerThatCannotTakePartEndsAlone: the others do each step without it. Its model is
+// another one, it has not what the others connect by, or its calls fail.
 func TestANewcomerThatCannotTakePartEndsAlone(t *testing.T) {
-	const joins, steps = 2, 6
 	for _, way := range []elasticWay{bySolver, planned, guarded} {
-		want := elasticAlone(t, steps, way)
-		r := newElasticRun(t, "unfit", 2, steps, elastic.Limits{Least: 1, Most: 3}, nobody, way.of,
-			func(r *elasticRun) {
-				jobs := map[elastic.ID]*elastic.Job{}
-				r.unfit = 3
-				r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
-					r.mu.Lock()
-					defer r.mu.Unlock()
-					jobs[id] = job.Job()
-					return job
+		endsAlone(t, way, "model")
+	}
+	endsAlone(t, bySolver, "backends")
+	endsAlone(t, bySolver, "calls")
+}
+
+func endsAlone(t *testing.T, way elasticWay, lacks string) {
+	const joins, steps = 2, 6
+	want := elasticAlone(t, steps, way)
+	r := newElasticRun(t, "unfit", 2, steps, elastic.Limits{Least: 1, Most: 3}, nobody, way.of,
+		func(r *elasticRun) {
+			jobs := map[elastic.ID]*elastic.Job{}
+			r.unfit, r.lacks = 3, lacks
+			r.backends = func(id elastic.ID) []backend.Backend {
+				if id == 3 && lacks == "backends" {
+					return euryale.Backends()[:1]
 				}
-				r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
-					if e.Next() != joins || id != 1 {
-						return nil
-					}
-					r.start(3, elastic.First(1, 2), never)
-					r.mu.Lock()
-					job := jobs[id]
-					r.mu.Unlock()
-					for i := 0; !job.Waits() && i < 2000; i++ {
-						time.Sleep(10 * time.Millisecond)
-					}
+				return euryale.Backends()
+			}
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				jobs[id] = job.Job()
+				if id == 3 && lacks == "calls" {
+					return &lossy{job, func(int) bool { return true }, false, 0, false}
+				}
+				return job
+			}
+			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+				if e.Next() != joins || id != 1 {
 					return nil
 				}
-			})
-		r.running.Wait()
-		failed := slices.IndexFunc(r.errs, func(err error) bool { return err != nil })
-		if failed < 0 || !strings.Contains(r.errs[failed].Error(), "process 3") {
-			t.Fatalf("%+v: the errors are %v", way, r.errs)
-		}
-		r.errs, r.hashes = slices.Delete(r.errs, failed, failed+1), slices.Delete(r.hashes, failed,
-			failed+1)
-		if r.end() != want {
-			t.Errorf("%+v: other parameters than without it", way)
-		}
+				r.start(3, elastic.First(1, 2), never)
+				r.mu.Lock()
+				job := jobs[id]
+				r.mu.Unlock()
+				for i := 0; !job.Waits() && i < 2000; i++ {
+					time.Sleep(10 * time.Millisecond)
+				}
+				return nil
+			}
+		})
+	r.running.Wait()
+	failed := slices.IndexFunc(r.errs, func(err error) bool { return err != nil })
+	if failed < 0 || !strings.Contains(r.errs[failed].Error(), "process 3") {
+		t.Fatalf("%+v, %s: the errors are %v", way, lacks, r.errs)
+	}
+	r.errs, r.hashes = slices.Delete(r.errs, failed, failed+1), slices.Delete(r.hashes, failed,
+		failed+1)
+	if r.end() != want {
+		t.Errorf("%+v, %s: other parameters than without it", way, lacks)
+	}
+}
+
+// stateless is a solver whose state is lost.
+type stateless struct{ autograd.Solver }
+
+func (stateless) State() (map[string]backend.Buffer, error) { return nil, errKilled }
+
+// TestARankThatCannotHandOverEndsAlone: another one does.
+func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
+	const joins, steps = 2, 6
+	want := elasticAlone(t, steps, bySolver)
+	r := newElasticRun(t, "stateless", 2, steps, elastic.Limits{Least: 1, Most: 3}, nobody,
+		func(r *elasticRun) {
+			var first *elastic.Job
+			r.unfit = 1
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 1 {
+					first = job.Job()
+				}
+				return job
+			}
+			r.solves = func(id elastic.ID, s autograd.Solver) autograd.Solver {
+				if id == 1 {
+					return stateless{s}
+				}
+				return s
+			}
+			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
+				if e.Next() == joins && id == 1 {
+					r.start(3, elastic.First(1, 2), never)
+					for i := 0; !first.Waits() && i < 2000; i++ {
+						time.Sleep(10 * time.Millisecond)
+					}
+				}
+				return nil
+			}
+		})
+	if got := r.end(); got != want {
+		t.Error("other parameters than without it")
 	}
 }
 
@@ -1133,7 +1190,6 @@ func trainsElastic() error {
 	where := e.Comm().Device().Name()
 	err = m.machine.Close()
 	if os.Getenv("EURYALE_TEST_DIES") == "late" && self.Process == 1 {
-		time.Sleep(200 * time.Millisecond) // the launcher knows that it has done its last step
 		return errors.New("the disk is full")
 	}
 	fmt.Printf("process=%d device=%s params=%x\n", self.Process, where,

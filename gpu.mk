@@ -111,6 +111,8 @@ HOSTS_ALONE := $(HOSTS_ALONE)|^TestReadersNeverFail|^TestTreeOfGradients$$|^Test
 # What TestNCCLOnGPU asks of the same NCCL.
 SUITE_ALREADY := (WhoHasNothing|SumsIn|SumsOf|Pieces|NothingGrows|CallsOfAllKinds|ManyWorks)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
+# How libraries are loaded, but for those that are there on a machine with GPUs alone.
+LIBRARIES := ^TestLibrary(OfAnother|Tells|ThatIsMissing)|^TestMissingLibrary
 # What is measured there is of no use to anybody.
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \
 	$(GO) test -vet=off -count 1 -tags gpu$(SHARED)
@@ -122,10 +124,10 @@ EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=
 gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
-	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' \
-		./kernels/cuda ./cmd/euryale
-	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' \
-		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu
+	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
+		-skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
+	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
+		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu ./gpu/nvml
 	$(WITH_SDK) EMULATED_DEVICES=1 $(EMULATED) \
 		-run '^TestKilledRankOfAnotherMachineIsNamed$$|^TestKilledProcess$$' \
 		./backend/gpu ./vm

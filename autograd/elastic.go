@@ -379,13 +379,19 @@ func (e *Elastic) regroup() error {
 			e.tries = 0
 		}
 		// A newcomer may be unfit: it ends, and the others go on.
-		unfit := e.left == nil && len(view.Fresh()) > 0 &&
-			view.At[comm.Rank()].Phase != elastic.Empty
+		fresh := view.At[comm.Rank()].Phase == elastic.Empty
+		unfit := e.left == nil && len(view.Fresh()) > 0 && !fresh
 		if err = e.enter(comm, view); err == nil {
 			return nil
 		}
-		if err = e.again(err, unfit); err != nil {
-			return err
+		if final := e.again(err, unfit); final != nil {
+			return final
+		}
+		switch { // a rank that may be why gives up before the others do
+		case !lostRank(err):
+			e.tries += maxTries - 1
+		case fresh:
+			e.tries++
 		}
 	}
 }

@@ -28,22 +28,33 @@ type record struct {
 
 func logKey(i int) string { return fmt.Sprintf("elastic/%d", i) }
 
-// write appends a record to the log, behind entry i at the earliest, and returns its index.
-func write(ctx context.Context, r Register, i int, entry record) (int, error) {
+// write appends a record to the log, as entry i at the earliest, and returns its index. passes, nil
+// for none, is given the entries from i to there.
+func write(ctx context.Context, r Register, i int, entry record, passes func(text []byte)) (int,
+	error) {
 	text, err := json.Marshal(entry)
 	for ; err == nil; i++ {
+		var there []byte
 		var done bool
-		if _, done, err = r.CompareAndSwap(ctx, logKey(i), nil, text); done {
+		if there, done, err = r.CompareAndSwap(ctx, logKey(i), nil, text); done {
 			return i, nil
+		}
+		if err == nil && passes != nil {
+			passes(there)
 		}
 	}
 	return 0, fmt.Errorf("write to the log of the elastic job: %w", err)
 }
 
-// Bury tells a job that a process has ended.
-func Bury(ctx context.Context, r Register, id ID) error {
-	_, err := write(ctx, r, 0, record{Dead: id})
-	return err
+// Bury tells a job that a process has ended, and reports whether it had done its last step.
+func Bury(ctx context.Context, r Register, id ID) (left bool, err error) {
+	_, err = write(ctx, r, 0, record{Dead: id}, func(text []byte) {
+		var entry record
+		if json.Unmarshal(text, &entry) == nil && entry.Posted != nil {
+			left = left || entry.Posted.ID == id && entry.Posted.Position.Leaving
+		}
+	})
+	return left, err
 }
 
 // grace is how long members that have stopped wait for the others to post where they have. A rank
@@ -142,10 +153,9 @@ func (j *Job) begin(p *Process, actions []Action, at int) {
 	j.running.Go(func() { j.read(at) })
 }
 
-// Watch follows a job from outside, and tells step which step the job goes on with, in each
-// generation, and left who has done its last step. It returns a [StoppedError] if the state is
-// lost.
-func Watch(ctx context.Context, r Register, first View, step func(next int), left func(ID)) error {
+// Watch follows a job from outside, and tells decided each generation. It returns a [StoppedError]
+// if the state is lost.
+func Watch(ctx context.Context, r Register, first View, decided func(View)) error {
 	observer := &Job{register: r}
 	p, _ := NewNewcomer(observer.id, Limits{}, first) // which is never ready
 	for i := 0; ; i++ {
@@ -157,13 +167,8 @@ func Watch(ctx context.Context, r Register, first View, step func(next int), lef
 		if e == nil {
 			continue
 		}
-		switch e := e.(type) {
-		case Decided:
-			step(e.View.Next())
-		case Posted:
-			if e.Position.Leaving {
-				left(e.ID)
-			}
+		if d, ok := e.(Decided); ok {
+			decided(d.View)
 		}
 		for _, a := range p.Step(e) {
 			if s, ok := a.(Stop); ok && s.Why == StateLost {
@@ -178,7 +183,7 @@ func Watch(ctx context.Context, r Register, first View, step func(next int), lef
 func (j *Job) catchUp(ctx context.Context, first View) (present View, events []Event, read int,
 	err error) {
 	present = first
-	own, err := write(ctx, j.register, 0, record{Hello: j.id})
+	own, err := write(ctx, j.register, 0, record{Hello: j.id}, nil)
 	for i := 0; i < own && err == nil; i++ {
 		var entry record
 		if entry, err = j.entry(ctx, i); err != nil {
@@ -243,7 +248,7 @@ func (j *Job) writeAll() {
 	for entry := range j.writes {
 		ctx, cancel := context.WithTimeout(context.Background(), writeTime)
 		var err error
-		if i, err = write(ctx, j.register, i, entry); err != nil {
+		if i, err = write(ctx, j.register, i, entry, nil); err != nil {
 			j.end(fmt.Errorf("process %d: %w", j.id, err))
 		}
 		cancel()

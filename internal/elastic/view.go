@@ -90,6 +90,12 @@ func (v *View) order() {
 	}
 }
 
+// New reports whether a process is a member that has no state.
+func (v View) New(id ID) bool {
+	r := v.Rank(id)
+	return r >= 0 && v.At[r].Phase == Empty
+}
+
 // Fresh returns the ranks of the members that have no state.
 func (v View) Fresh() (ranks []int) {
 	for r, p := range v.At {

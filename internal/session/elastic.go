@@ -56,7 +56,8 @@ const (
 	// the first one start, and have the time of any job.
 	joinTime = 20 * time.Second
 	// maxTries is how often the same ranks try to connect before the error is final: what a
-	// program or its environment has wrong ends each try.
+	// program or its environment has wrong ends each try. A newcomer, which may be what has it
+	// wrong, gives up before the others do.
 	maxTries = 3
 )
 
@@ -82,7 +83,7 @@ func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (bac
 			return nil, view, err
 		}
 		s, err := e.connect(during, view)
-		if err != nil && tries == maxTries {
+		if err != nil && (tries == maxTries || tries == maxTries-1 && view.New(e.id)) {
 			return nil, view, fmt.Errorf("euryale: %w", err)
 		}
 		if err != nil {

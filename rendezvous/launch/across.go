@@ -249,7 +249,7 @@ func (w *watch) room() (*remote, int) {
 	}
 	for _, h := range w.hosts {
 		for slot := range h.ranks {
-			if !h.isDown() && !taken[place{h, slot}] {
+			if !h.isDown() && !h.unfit && !taken[place{h, slot}] {
 				return h, slot
 			}
 		}

@@ -301,7 +301,8 @@ func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
 		"host b is lost: ssh has ended with signal: killed",
 		"process 2 has ended (host b is lost): process 3 takes its place",
 		"host c is lost: ssh has ended with signal: killed",
-		"process 3 has ended (host c is lost): it is left out, since no host takes another one"}
+		"process 3 has ended (host c is lost): it is left out, since no host takes another one",
+		"process 0 has ended (exit status 0) before its last step: nothing takes its place"}
 	if !slices.Equal(notices, want) {
 		t.Errorf("the notices are %q", notices)
 	}

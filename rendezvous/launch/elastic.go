@@ -7,7 +7,6 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -28,6 +27,8 @@ const (
 	stoppedLooks = 3
 	// maxFaults is how many processes may end with an error of their own while the job goes on
 	// with no further step. After that nothing is started any more: the program has the error.
+	// Nor is it on a host where as many newcomers in a row have ended so, and have done no step,
+	// however many the others do: the host has the error.
 	maxFaults = 5
 )
 
@@ -39,11 +40,14 @@ type pool struct {
 	step     int      // with which the job has gone on
 	finished bool     // a process has done its last step
 	failed   []ending // of those with an error of their own after their last step
+	unfit    bool     // newcomers on this machine are
 
-	steps   atomic.Int64 // with which the job goes on
-	left    sync.Map     // elastic.IDs, of those that have done their last step
-	over    chan error   // tells that nobody has the parameters any more
-	lost    error        // that it has told
+	mu   sync.Mutex
+	view elastic.View // of the present generation
+	fit  map[int]bool // numbers of processes of past ones that have done a step
+
+	over    chan error // tells that nobody has the parameters any more
+	lost    error      // that it has told
 	stop    context.CancelFunc
 	watches sync.WaitGroup
 }
@@ -79,17 +83,18 @@ func newPool(j Job, env []string) (*pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{Elastic: j.Elastic, over: make(chan error, 1)}
-	p.register, err = rendezvous.ServeRegister(job, len(j.Hosts) > 0, p.bury)
+	first := elastic.Env{First: j.Ranks}.FirstView()
+	p := &pool{Elastic: j.Elastic, view: first, fit: map[int]bool{}, over: make(chan error, 1)}
+	p.register, err = rendezvous.ServeRegister(job, len(j.Hosts) > 0, func(process int) {
+		p.bury(process)
+	})
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	p.stop = stop
 	p.watches.Go(func() {
-		err := elastic.Watch(ctx, p.register.Store(), elastic.Env{First: j.Ranks}.FirstView(),
-			func(next int) { p.steps.Store(int64(next)) },
-			func(id elastic.ID) { p.left.Store(id, nil) })
+		err := elastic.Watch(ctx, p.register.Store(), first, p.goesOn)
 		if errors.As(err, new(*elastic.StoppedError)) {
 			p.over <- err
 		}
@@ -104,10 +109,22 @@ func (p *pool) close() {
 	p.register.Close()
 }
 
-// bury tells the job that a process, counted from 1, has ended.
-func (p *pool) bury(process int) {
+// goesOn hears of a generation.
+func (p *pool) goesOn(v elastic.View) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range p.view.Members {
+		p.fit[int(id)-1] = p.fit[int(id)-1] || v.Next() > p.view.Next()
+	}
+	p.view = v
+}
+
+// bury tells the job that a process, counted from 1, has ended, and reports whether it had done its
+// last step.
+func (p *pool) bury(process int) (left bool) {
 	// the register is in this process: an error would be that of a closed one
-	_ = elastic.Bury(context.Background(), p.register.Store(), elastic.ID(process))
+	left, _ = elastic.Bury(context.Background(), p.register.Store(), elastic.ID(process))
+	return left
 }
 
 // variable tells a process which one it is of a job of so many ranks.
@@ -126,38 +143,84 @@ func (p *pool) reached(h *remote) string {
 	return net.JoinHostPort(h.guest, port)
 }
 
-// replaces hears of the end of a process, and reports whether another one is to take its place.
+// replaces hears of the end of a process, and reports whether another one is to take its place. One
+// that has ended well before its last step has left its place for good.
 func (p *pool) replaces(e ending) bool {
-	p.bury(e.rank + 1)
-	own := !wasEnded(e.Status) && !e.lost()
-	if _, left := p.left.Load(elastic.ID(e.rank + 1)); left && own && e.failed() {
+	left := p.bury(e.rank + 1)
+	p.finished = p.finished || left
+	if left && e.own() {
 		p.failed = append(p.failed, e)
 	}
-	if !e.failed() || len(p.failed) > 0 {
-		p.finished = true
-	}
-	if step := int(p.steps.Load()); step > p.step {
+	p.mu.Lock()
+	if step := p.view.Next(); step > p.step {
 		p.step, p.faults = step, 0
 	}
-	if own {
+	p.mu.Unlock()
+	if e.own() {
 		p.faults++
 	}
-	return !p.finished && p.faults < maxFaults
+	return !p.finished && e.failed() && p.faults < maxFaults
+}
+
+// own reports whether the process has ended with an error of its own.
+func (e ending) own() bool { return e.failed() && !wasEnded(e.Status) && !e.lost() }
+
+// excludes hears of the end of a process, and reports whether it is the one after which nothing is
+// started on its host any more, or on this machine.
+func (w *watch) excludes(e ending) bool {
+	host, excluded := w.rank(e.rank).host, &w.pool.unfit
+	if host != nil {
+		excluded = &host.unfit
+	}
+	w.pool.mu.Lock()
+	defer w.pool.mu.Unlock()
+	row := 0 // of newcomers, without those before one that was fit
+	for _, r := range w.ranks[w.job.Ranks:] {
+		switch {
+		case r.host != host:
+		case w.pool.fit[r.number]:
+			row = 0
+		case slices.ContainsFunc(w.ends, func(e ending) bool {
+			return e.rank == r.number && e.own()
+		}):
+			row++
+		}
+	}
+	if row < maxFaults || *excluded {
+		return false
+	}
+	*excluded = true
+	return true
 }
 
 // endedElastic is ended for an elastic job.
 func (w *watch) endedElastic(e ending) {
 	again, ended := w.pool.replaces(e), fmt.Sprintf("process %d has ended (%s)", e.rank, e.how())
+	if w.why != nil || w.pool.finished || w.pool.lost != nil {
+		return
+	}
+	const unfit = "the last %d that came have ended with an error of their own before they had " +
+		"done a step"
+	excludes := w.excludes(e)
+	if excludes && w.hosts != nil {
+		w.notice(fmt.Sprintf("host %s gets no more processes: "+unfit, e.host, maxFaults))
+	}
 	h, _ := w.room()
 	switch {
-	case w.why != nil || w.pool.finished || w.pool.lost != nil:
+	case !e.failed():
+		w.notice(ended + " before its last step: nothing takes its place")
+	case w.pool.faults >= maxFaults:
+		w.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have ended with "+
+			"an error of their own in step %d", ended, w.pool.faults, w.pool.step))
+	case excludes && w.hosts == nil:
+		w.notice(fmt.Sprintf("%s: nothing takes its place, nor that of others: "+unfit, ended,
+			maxFaults))
+	case w.pool.unfit:
+		w.notice(ended + ": nothing takes its place")
 	case again && w.hosts != nil && h == nil:
 		w.notice(ended + ": it is left out, since no host takes another one")
 	case again:
 		w.notice(fmt.Sprintf("%s: process %d takes its place", ended, len(w.ranks)))
 		w.launch()
-	default:
-		w.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have ended with "+
-			"an error of their own in step %d", ended, w.pool.faults, w.pool.step))
 	}
 }

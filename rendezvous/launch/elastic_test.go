@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/elastic"
 )
 
 func TestWrongElasticJobsAreRefused(t *testing.T) {
@@ -112,5 +114,74 @@ func TestNothingStartsAfterAProcessThatCannot(t *testing.T) {
 	w.start()
 	if err := w.run(t.Context()); len(w.ranks) != 1 || !errors.Is(err, os.ErrExist) {
 		t.Errorf("%d have started, %v", len(w.ranks), err)
+	}
+}
+
+// TestAHostOfUnfitNewcomersGetsNoMore: five in a row that have done no step, however many the
+// others do.
+func TestAHostOfUnfitNewcomersGetsNoMore(t *testing.T) {
+	bad, good := &remote{Host: Host{"bad", 9}, ranks: 9}, &remote{Host: Host{"good", 9}, ranks: 9}
+	for _, hosts := range [][]*remote{{nil, nil}, {bad, good}} {
+		p := &pool{view: elastic.First(1), fit: map[int]bool{}}
+		w := &watch{job: Job{Ranks: 1}, pool: p, ranks: []*rank{{host: hosts[1]}}}
+		if hosts[0] != nil {
+			w.hosts = hosts
+		}
+		step, said := 0, 0
+		goesOn := func(members ...elastic.ID) {
+			v := elastic.First(members...)
+			v.At[0].Step = step
+			if len(members) > 1 {
+				v.At[1] = elastic.Position{}
+			}
+			p.goesOn(v)
+		}
+		comes := func(host *remote, steps int) {
+			r := &rank{number: len(w.ranks), host: host, over: true}
+			w.ranks = append(w.ranks, r)
+			goesOn(1, elastic.ID(r.number+1))
+			step += steps
+			e := ending{rank: r.number, Status: 1 << 8}
+			w.ends = append(w.ends, e)
+			if w.excludes(e) {
+				said++
+			}
+			goesOn(1)
+			step++ // of the others
+		}
+		for n := range 2*maxFaults - 2 {
+			comes(hosts[0], map[bool]int{true: 1}[n == maxFaults-2])
+		}
+		if hosts[1] != nil {
+			comes(hosts[1], 0)
+		}
+		if said != 0 {
+			t.Errorf("%d hosts are excluded too soon", said)
+		}
+		for range 2 {
+			comes(hosts[0], 0)
+		}
+		if said != 1 {
+			t.Errorf("it is said %d times that a host gets no more", said)
+		}
+		if h, _ := w.room(); h != hosts[1] || p.unfit != (hosts[0] == nil) {
+			t.Errorf("the next one is for %v, %t", h, p.unfit)
+		}
+	}
+}
+
+// TestAProcessThatEndsBeforeItsLastStepIsNotTheEndOfTheJob: it leaves its place without an error,
+// and the others have one.
+func TestAProcessThatEndsBeforeItsLastStepIsNotTheEndOfTheJob(t *testing.T) {
+	var notices strings.Builder
+	err := Run(t.Context(), Job{Ranks: 2, Elastic: &Elastic{Least: 1},
+		Program: byProcess(t, "1) exit 0;; *) sleep 0.3; exit 3;;"),
+		Notice:  func(text string) { fmt.Fprintln(&notices, text) }})
+	var f *Failed
+	if !errors.As(err, &f) || f.ExitCode() != 3 {
+		t.Errorf("the error is %v", err)
+	}
+	if !strings.Contains(notices.String(), "process 0 has ended (exit status 0) before its last") {
+		t.Errorf("the notices are %s", notices.String())
 	}
 }

@@ -30,6 +30,7 @@ type remote struct {
 	Host
 	ranks int   // how many it has of the attempt; of an elastic job, how many it takes
 	lost  bool  // in an attempt before
+	unfit bool  // newcomers of an elastic job are, there
 	down  first // why it has no ranks, or no more; a *HostLost if it was reached
 
 	platform       platform

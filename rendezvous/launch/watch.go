@@ -210,7 +210,8 @@ func (w *watch) outcome() error {
 		w.why = w.screen.failure()
 	}
 	f := verdict(w.ends)
-	if w.pool != nil && w.pool.finished {
+	if w.pool != nil && len(w.ends) > 0 &&
+		(w.pool.finished || !w.ends[len(w.ends)-1].failed()) {
 		f = verdict(w.pool.failed) // nil for none
 	}
 	if f != nil && f.why != nil {
