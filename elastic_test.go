@@ -349,6 +349,13 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 // standard are the backends of most processes.
 func standard(elastic.ID) []backend.Backend { return euryale.Backends() }
 
+// awaitNewcomer returns once a newcomer is ready, or after 20 s.
+func awaitNewcomer(job *elastic.Job) {
+	for i := 0; !job.Waits() && i < 2000; i++ {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // nothing is what most processes do after a step.
 func nothing(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil }
 
@@ -991,9 +998,7 @@ func endsAlone(t *testing.T, way elasticWay, lacks string) {
 				r.mu.Lock()
 				job := jobs[id]
 				r.mu.Unlock()
-				for i := 0; !job.Waits() && i < 2000; i++ {
-					time.Sleep(10 * time.Millisecond)
-				}
+				awaitNewcomer(job)
 				return nil
 			}
 		})
@@ -1037,9 +1042,7 @@ func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
 			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
 				if e.Next() == joins && id == 1 {
 					r.start(3, elastic.First(1, 2), never)
-					for i := 0; !first.Waits() && i < 2000; i++ {
-						time.Sleep(10 * time.Millisecond)
-					}
+					awaitNewcomer(first)
 				}
 				return nil
 			}
@@ -1093,9 +1096,7 @@ func loadsSlowly(t *testing.T, driver bool) {
 						t.Error("a newcomer that loads counts as ready")
 					}
 					close(loaded)
-					for i := 0; !first.Waits() && i < 2000; i++ {
-						time.Sleep(10 * time.Millisecond)
-					}
+					awaitNewcomer(first)
 				case steps:
 					back = e.Size() == 2
 				}

@@ -111,7 +111,7 @@ HOSTS_ALONE := $(HOSTS_ALONE)|^TestReadersNeverFail|^TestTreeOfGradients$$|^Test
 # What TestNCCLOnGPU asks of the same NCCL.
 SUITE_ALREADY := (WhoHasNothing|SumsIn|SumsOf|Pieces|NothingGrows|CallsOfAllKinds|ManyWorks)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
-# How libraries are loaded, but for those that are there on a machine with GPUs alone.
+# How libraries are loaded, except those that only a machine with GPUs has.
 LIBRARIES := ^TestLibrary(OfAnother|Tells|ThatIsMissing)|^TestMissingLibrary
 # What is measured there is of no use to anybody.
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \

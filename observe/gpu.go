@@ -10,12 +10,12 @@ import (
 
 // gpu is the device of a rank, as NVML knows it. A nil one has no state.
 type gpu struct {
-	bus     string
-	mu      sync.Mutex
-	library library // nil once it is closed
-	last    nvml.State
-	known   bool
-	asked   time.Time
+	bus   string
+	mu    sync.Mutex
+	nvml  library // nil once it is closed
+	last  nvml.State
+	known bool
+	asked time.Time
 }
 
 // library is an [nvml.Library].
@@ -31,8 +31,8 @@ const askTime = 500 * time.Millisecond
 // openGPU returns nil without NVML, and for other devices.
 func openGPU(d backend.Device) *gpu {
 	if onBus, ok := d.(interface{ PCIBusID() string }); ok {
-		if library, err := openNVML(); err == nil {
-			return &gpu{bus: onBus.PCIBusID(), library: library}
+		if opened, err := openNVML(); err == nil {
+			return &gpu{bus: onBus.PCIBusID(), nvml: opened}
 		}
 	}
 	return nil
@@ -44,9 +44,9 @@ func (g *gpu) state() (nvml.State, bool) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if now := time.Now(); g.library != nil && now.Sub(g.asked) >= askTime {
+	if now := time.Now(); g.nvml != nil && now.Sub(g.asked) >= askTime {
 		var err error
-		g.last, err = g.library.State(g.bus)
+		g.last, err = g.nvml.State(g.bus)
 		g.known, g.asked = err == nil, now
 	}
 	return g.last, g.known
@@ -62,7 +62,7 @@ func (g *gpu) close() {
 	if g != nil {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		_ = g.library.Close() // it may be used no longer, whatever it says
-		g.library, g.known = nil, false
+		_ = g.nvml.Close() // it may be used no longer, whatever it says
+		g.nvml, g.known = nil, false
 	}
 }

@@ -18,7 +18,7 @@ func (d *driver) State(string) (nvml.State, error) {
 func (d *driver) Close() error { return nil }
 
 func TestTheDriverIsAskedTwiceASecondAtMost(t *testing.T) {
-	g := &gpu{library: &driver{}}
+	g := &gpu{nvml: &driver{}}
 	for range 3 {
 		if s, ok := g.state(); !ok || s.MemoryUsed != 1 {
 			t.Errorf("the state is %+v, %v", s, ok)

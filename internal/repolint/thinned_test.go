@@ -104,7 +104,7 @@ func thins(t *testing.T) (tests []string) {
 }
 
 // usedBy returns, as dir/name, what a function mentions of packages that its file imports, and the
-// functions that it calls of its own.
+// functions of its package that it calls.
 func usedBy(d *ast.FuncDecl, f source) (names []string) {
 	packages := map[string]string{}
 	for _, spec := range f.Imports {

@@ -67,7 +67,7 @@ var flagged = regexp.MustCompile(
 
 // TestExamplesAreProgramsToCopy: each is short, imports what users may, compiles in a module of a
 // user, and runs there on two ranks: two of them do, and all with EURYALE_FULL=1, since to link one
-// takes a second. Tests of each example run it on ranks, too, but for elastic, which has none.
+// takes a second. Tests of each example run it on ranks, too, except elastic, which has none.
 func TestExamplesAreProgramsToCopy(t *testing.T) {
 	atRoot(t)
 	checkout, err := filepath.Abs(".")

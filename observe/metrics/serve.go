@@ -198,7 +198,7 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	for _, f := range found {
 		for _, m := range f.GetMetric() {
 			if slices.ContainsFunc(m.Label, named) {
-				continue // with one number for two ranks of its own, no scrape would be read
+				continue // with one number for two of its ranks, no scrape would be read
 			}
 			m.Label = append(slices.Clone(m.Label), // which the registry has, too
 				&dto.LabelPair{Name: &name, Value: &value})
@@ -210,7 +210,7 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	return found, err
 }
 
-// Registry is where a program registers metrics of its own, which get the label rank unless they
+// Registry is where a program registers its metrics, which get the label rank unless they
 // have one. A nil Server's is one that nobody asks.
 func (s *Server) Registry() prometheus.Registerer {
 	if s == nil {

@@ -33,7 +33,7 @@ func sent(k backend.Kind, algorithm string, n, root int, bytes int64, from, to i
 		return 2 * part
 	case k == backend.Reduce && oneShot:
 		return at(to == root, bytes)
-	case k == backend.Reduce: // chunks to all, and the sum of its own to the root
+	case k == backend.Reduce: // chunks to all, and the sum of its chunk to the root
 		return part + at(to == root, part)
 	case k == backend.Broadcast && algorithm == "in-parts":
 		return at(to != root, part)

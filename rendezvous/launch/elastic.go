@@ -162,7 +162,7 @@ func (p *pool) replaces(e ending) bool {
 	return !p.finished && e.failed() && p.faults < maxFaults
 }
 
-// own reports whether the process has ended with an error of its own.
+// own reports whether the process itself failed: no signal ended it, nor the loss of a rank.
 func (e ending) own() bool { return e.failed() && !wasEnded(e.Status) && !e.lost() }
 
 // excludes hears of the end of a process, and reports whether it is the one after which nothing is

@@ -130,7 +130,7 @@ func (l *layouter) hold(bucket int) {
 // gatherLent appends the begin of the all-gather of a bucket of variables, unless it is under way.
 func (l *layouter) gatherLent(bucket int) {
 	s := &l.bucketing.shards.lent
-	if s.isComing(bucket) {
+	if s.under(bucket) >= 0 {
 		return
 	}
 	of := l.bucketing.buckets[bucket-1]
@@ -163,15 +163,15 @@ func (l *layouter) gatherLent(bucket int) {
 	l.plan.Steps[len(l.plan.Steps)-1].Runs = 0
 }
 
-// isComing reports whether a bucket is under way.
-func (s *lent) isComing(bucket int) bool {
-	return slices.ContainsFunc(s.coming, func(c coming) bool { return c.bucket == bucket })
+// under returns which of those that are under way a bucket is, -1 if it is not.
+func (s *lent) under(bucket int) int {
+	return slices.IndexFunc(s.coming, func(c coming) bool { return c.bucket == bucket })
 }
 
 // receiveLent appends the end of the all-gather of a bucket, and says where its variables are.
 func (l *layouter) receiveLent(bucket int) {
 	s := &l.bucketing.shards.lent
-	i := slices.IndexFunc(s.coming, func(c coming) bool { return c.bucket == bucket })
+	i := s.under(bucket)
 	of := s.coming[i]
 	s.coming = slices.Delete(s.coming, i, i+1)
 	step := Step{Op: Receive{bucket, backend.AllGather}, Args: of.taken, Name: "exchange"}
@@ -229,7 +229,7 @@ func (l *layouter) gatherAhead(group int) {
 	s := &l.bucketing.shards.lent
 	for _, needs := range s.needs[group:] {
 		for _, bucket := range needs {
-			if len(s.coming) == lentAhead {
+			if len(s.coming) >= lentAhead {
 				return
 			}
 			if !slices.Contains(s.present, bucket) {
