@@ -126,6 +126,20 @@ func (b *Backend) library() (library, error) {
 	return lib, nil
 }
 
+// OpenDevice opens the device of the rank that has a number on its machine, as Connect does
+// otherwise: a process may do so before it knows the other ranks.
+func (b *Backend) OpenDevice(local int) error {
+	lib, err := b.library()
+	if err != nil {
+		return err
+	}
+	n, err := lib.devices()
+	if err == nil {
+		_, err = b.device(local % max(n, 1))
+	}
+	return err
+}
+
 // device opens a device once.
 func (b *Backend) device(ordinal int) (Device, error) {
 	b.mu.Lock()

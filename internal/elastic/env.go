@@ -8,6 +8,7 @@ type Env struct {
 	Host    string // where other machines reach this one; "" if there are none
 	Process ID     // its number, from 1
 	First   int    // processes 1 to First are the first generation
+	Seat    int    // its number on its machine, from 1; 0 if it takes one that is free then
 	Limits  Limits
 }
 

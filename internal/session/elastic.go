@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -29,7 +31,7 @@ type Elastic struct {
 	comm *Session // of the generation; nil before
 	stop func() bool
 	only string // the backend of all generations, "" before the first one
-	seat int    // of this process, from 1; 0 before the first one
+	seat int    // of this process, from 1; 0 if it is not known yet
 	over bool
 }
 
@@ -41,6 +43,7 @@ type ElasticConfig struct {
 	Register rendezvous.Store
 	Env      rendezvous.Env // of the job: a generation has its own ranks and size
 	Host     string         // where other machines reach this one; "" if there are none
+	Seat     int            // see seatOf; 0 if it is not known
 	Backends func() []backend.Backend
 }
 
@@ -48,7 +51,7 @@ type ElasticConfig struct {
 func NewElastic(c ElasticConfig) *Elastic {
 	job := elastic.Start(c.Register, c.ID, c.Limits, c.First, c.Env.Timeout)
 	return &Elastic{job: job, register: c.Register, env: c.Env, host: c.Host, id: c.ID,
-		backends: c.Backends()}
+		seat: c.Seat, backends: c.Backends()}
 }
 
 const (
@@ -67,8 +70,8 @@ const (
 func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator,
 	elastic.View, error) {
 	e.unwatch()
-	if e.comm == nil { // drivers start now, and not while the others wait for a newcomer
-		_, _ = note(e.backends, "", 0, false) // connect says what is wrong
+	if e.comm == nil {
+		e.prepare()
 	}
 	var members []elastic.ID // that tried to connect
 	for tries := 1; ; tries++ {
@@ -94,6 +97,22 @@ func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (bac
 		e.stop = context.AfterFunc(during, func() { s.Abort(context.Cause(during)) })
 		e.job.Connected(view.Generation)
 		return s, view, nil
+	}
+}
+
+// prepare starts drivers and opens the device of this process's seat: now, and not while the others
+// wait for a newcomer. A GPU takes 0.6 s. What is wrong connect says.
+func (e *Elastic) prepare() {
+	_, _ = note(e.backends, "", 0, false)
+	only := env.Backend.Read(os.Getenv)
+	i := slices.IndexFunc(e.backends, func(b backend.Backend) bool {
+		return (only == "" || only == b.Name()) && b.Available() == nil
+	})
+	if i < 0 || e.seat == 0 {
+		return
+	}
+	if b, opens := e.backends[i].(interface{ OpenDevice(local int) error }); opens {
+		_ = b.OpenDevice(e.seat - 1)
 	}
 }
 
@@ -150,13 +169,15 @@ func seatOf(ctx context.Context, w *rendezvous.World, backends []backend.Backend
 	return seats(infos, nodes)[w.Rank], nil
 }
 
-// seats gives ranks that have no number those that are free on their machines, in order.
+// seats gives ranks that have no number, or one that a rank before them has, those that are free on
+// their machines, in order.
 func seats(infos []rankInfo, nodes []int) []int {
 	type place struct{ node, seat int }
 	taken, all := map[place]bool{}, make([]int, len(infos))
 	for r, info := range infos {
-		all[r] = info.Seat
-		taken[place{nodes[r], info.Seat}] = true
+		if at := (place{nodes[r], info.Seat}); !taken[at] {
+			all[r], taken[at] = info.Seat, true
+		}
 	}
 	for r, seat := range all {
 		for seat == 0 || all[r] == 0 && taken[place{nodes[r], seat}] {

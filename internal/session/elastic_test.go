@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/session"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -66,7 +67,10 @@ func join(t *testing.T, register string, c session.ElasticConfig) (*session.Elas
 	if err != nil {
 		return nil, err
 	}
-	c.Register, c.Backends = store, euryale.Backends
+	c.Register = store
+	if c.Backends == nil {
+		c.Backends = euryale.Backends
+	}
 	return session.NewElastic(c), nil
 }
 
@@ -155,5 +159,55 @@ func TestNobodyConnectsBeforeAllHaveLeft(t *testing.T) {
 		return errors.Join(e.Close(true), e.Release(comm))
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+// opening is a backend that has devices to open.
+type opening struct {
+	host.Backend
+	opened chan int
+}
+
+func (o opening) OpenDevice(local int) error {
+	o.opened <- local
+	return nil
+}
+
+// TestAProcessOpensTheDeviceOfItsSeatBeforeTheOthersCome: which do not wait for it then.
+func TestAProcessOpensTheDeviceOfItsSeatBeforeTheOthersCome(t *testing.T) {
+	job := rendezvous.Env{Job: "seat", Size: 1, LocalSize: 1, Timeout: time.Minute}
+	register, err := rendezvous.ServeRegister(job, false, func(int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer register.Close()
+	opened, first := make(chan int, 2), make(chan struct{})
+	if err := testranks.All(2, func(rank int) error {
+		if rank == 1 {
+			<-first
+		}
+		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
+			First: elastic.First(1, 2), Limits: elastic.Limits{Least: 2, Most: 2}, Env: job,
+			Seat: 3 * (1 - rank), Backends: func() []backend.Backend {
+				return []backend.Backend{opening{opened: opened}}
+			}})
+		if err != nil {
+			return err
+		}
+		if rank == 0 {
+			go func() {
+				if at := <-opened; at != 2 {
+					t.Errorf("the process with seat 3 opens device %d", at)
+				}
+				close(first)
+			}()
+		}
+		comm, _, err := e.Next(t.Context(), func(elastic.View) error { return nil })
+		if err != nil {
+			return err
+		}
+		return errors.Join(e.Close(true), e.Release(comm))
+	}); err != nil || len(opened) > 0 {
+		t.Errorf("%v, and one without a seat has opened %d devices", err, len(opened))
 	}
 }

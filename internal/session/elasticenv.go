@@ -32,5 +32,5 @@ func JoinElastic(ctx context.Context, backends func() []backend.Backend) (*Elast
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
 	return NewElastic(ElasticConfig{ID: e.Process, Limits: e.Limits, First: e.FirstView(),
-		Register: register, Env: job, Host: e.Host, Backends: backends}), nil
+		Register: register, Env: job, Host: e.Host, Seat: e.Seat, Backends: backends}), nil
 }

@@ -12,6 +12,8 @@ func TestProcessesKeepTheirSeats(t *testing.T) {
 		{[]int{2, 0}, []int{0, 0}, []int{2, 1}},
 		{[]int{0, 3, 1, 0}, []int{0, 0, 0, 0}, []int{2, 3, 1, 4}},
 		{[]int{2, 0, 0, 1, 0}, []int{0, 0, 1, 1, 1}, []int{2, 1, 2, 1, 3}},
+		{[]int{2, 1, 2}, []int{0, 0, 0}, []int{2, 1, 3}}, // the launcher was wrong
+		{[]int{1, 0, 3}, []int{0, 0, 0}, []int{1, 2, 3}},
 	} {
 		infos := make([]rankInfo, len(c.had))
 		for r, seat := range c.had {

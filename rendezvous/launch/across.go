@@ -237,24 +237,22 @@ func (w *watch) startThere(r *rank) {
 // room returns the first host that takes another rank, and its first slot that is free; nil if none
 // does.
 func (w *watch) room() (*remote, int) {
-	type place struct {
-		host *remote
-		slot int
-	}
-	taken := map[place]bool{}
-	for _, r := range w.ranks {
-		if !r.over {
-			taken[place{r.host, r.slot}] = true
-		}
-	}
 	for _, h := range w.hosts {
-		for slot := range h.ranks {
-			if !h.isDown() && !h.unfit && !taken[place{h, slot}] {
-				return h, slot
-			}
+		if slot := w.freeSlot(h); slot < h.ranks && !h.isDown() && !h.unfit {
+			return h, slot
 		}
 	}
 	return nil, 0
+}
+
+// freeSlot returns the first slot of a host that no rank has, nil for this machine.
+func (w *watch) freeSlot(h *remote) (slot int) {
+	for slices.ContainsFunc(w.ranks, func(r *rank) bool {
+		return r.host == h && r.slot == slot && !r.over
+	}) {
+		slot++
+	}
+	return slot
 }
 
 // reached finds out by which addresses hosts reach each other: those by which ssh reaches them,

@@ -131,6 +131,9 @@ func (p *pool) bury(process int) (left bool) {
 func (p *pool) variable(r *rank, ranks int) string {
 	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(r.number + 1), First: ranks,
 		Limits: elastic.Limits{Least: p.Least, Most: ranks}}
+	if p.Spares == 0 { // which do not know whose place they take
+		e.Seat = r.slot + 1
+	}
 	if r.host != nil {
 		e.Addr, e.Host = p.reached(r.host), r.host.address
 	}

@@ -48,6 +48,28 @@ func byProcess(t *testing.T, cases string) string {
 	return path
 }
 
+// TestAReplacementHasTheSeatOfTheProcessThatIsLost: its GPU. Spares do not know whose they will
+// take.
+func TestAReplacementHasTheSeatOfTheProcessThatIsLost(t *testing.T) {
+	for spares, want := range []string{"1:1\n2:2\n3:2\n4:2\n",
+		"1:0\n2:0\n3:0\n4:0\n5:0\n"} {
+		said := filepath.Join(t.TempDir(), "said")
+		program := byProcess(t, fmt.Sprintf(`*) s=${EURYALE_ELASTIC#*'"Seat":'}
+			echo ${n%%%%,*}:${s%%%%,*} >>%[1]s;; esac
+			case ${n%%%%,*} in 2|3) kill -9 $$;;
+			*) until grep -q ^%[2]d: %[1]s; do sleep 0.02; done;; `,
+			said, 4+spares))
+		job := Job{Program: program, Ranks: 2, Elastic: &Elastic{Least: 1, Spares: spares}}
+		if err := Run(t.Context(), job); err != nil {
+			t.Error(err)
+		}
+		text, err := os.ReadFile(said)
+		if got := strings.Join(sorted(string(text)), ""); err != nil || got != want {
+			t.Errorf("with %d spares the seats are %q, %v, want %q", spares, got, err, want)
+		}
+	}
+}
+
 func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
 	input := filepath.Join(t.TempDir(), "input")
 	if err := os.WriteFile(input, []byte("input\n"), 0o600); err != nil {

@@ -15,7 +15,7 @@ type rank struct {
 	process
 	number   int
 	host     *remote // that it is on; nil for this machine
-	slot     int     // of the host
+	slot     int     // of the host, or of this machine
 	out, err *liner  // nil where the rank writes to the outputs itself
 	tail     *tail
 

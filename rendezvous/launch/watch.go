@@ -127,6 +127,7 @@ func (w *watch) launch() {
 	case w.hosts != nil:
 		w.startThere(r)
 	default:
+		r.slot = w.freeSlot(nil)
 		err = w.startHere(r, w.own(r))
 	}
 	if err != nil {
@@ -143,7 +144,7 @@ func (w *watch) own(r *rank) (own []string) {
 	}
 	if w.pool != nil {
 		number %= w.job.Ranks
-		local = number
+		local = r.slot % w.job.Ranks
 		own = append(own, w.pool.variable(r, w.job.Ranks))
 	}
 	if h := r.host; h != nil {
