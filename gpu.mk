@@ -34,11 +34,11 @@ GPU_PROGRAMS ?= ./cmd/... ./examples/... ./internal/tools/demo
 
 # Vet the packages that have other files with tags than make lint has vetted, and build the command
 # and the examples (GPU_PROGRAMS) into bin/, with GPU support. What make mpi compiles is vetted,
-# too, since vet takes all that is imported again for other tags. Symbols for debuggers would be
-# half of the linker's time.
+# too. The tags are in GOFLAGS, as in .ci/run, and not among vet's arguments, by which it would take
+# all that is imported again. Symbols for debuggers would be half of the linker's time.
 gpu: export GOGC := 300
 gpu: gpu-sdk
-	$(WITH_SDK) $(GO) vet -tags gpu,mpi$(SHARED) $$($(TAGGED))
+	$(WITH_SDK) GOFLAGS="$$($(GO) env GOFLAGS) -tags=gpu,mpi$(SHARED)" $(GO) vet $$($(TAGGED))
 	@mkdir -p bin
 	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ $(GPU_PROGRAMS)
 
@@ -72,7 +72,7 @@ KERNELS_OBJECT := bin/emulated/kernels.o
 # Compile a driver, an NCCL, a cuBLAS and a cuDNN whose devices are the host, into bin/emulated.
 # The kernels among them serve a test of package kernels/cuda, too, if EMULATED_KERNELS is the
 # path of kernels.o.
-emulator: $(EMULATOR)
+emulator: $(EMULATOR) bin/emulated/ptx/all
 
 $(KERNELS_OBJECT): kernels/cuda/emulator/kernels.cpp gpu.mk \
 		$(wildcard kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/emulator/*.h)
@@ -97,6 +97,13 @@ bin/emulated/libcublas.so.13: backend/cuda/emulator/libcublas.cpp $(KERNELS_OBJE
 bin/emulated/libcudnn.so.9: backend/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
 	$(EMULATE) -shared -o $@ $< -ldl
 
+# Not after the files that are read: they have rules of their own, which run always.
+bin/emulated/ptx/all: kernels/cuda/checked.sum
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@for file in kernels/cuda/*.ptx.gz; do \
+		gzip -dc $$file >$(@D)/$$(basename $$file .gz) || exit 1; done
+	@touch $@
+
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
 # The longest of those beside them that have no case on GPUs, and examples: make test runs them.
@@ -114,8 +121,11 @@ THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 # How libraries are loaded, except those that only a machine with GPUs has.
 LIBRARIES := ^TestLibrary(OfAnother|Tells|ThatIsMissing)|^TestMissingLibrary
 # What is measured there is of no use to anybody.
-EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \
+EMBEDDED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \
 	$(GO) test -vet=off -count 1 -tags gpu$(SHARED)
+# Tests that are not of the embedded kernels read them from files that are not compressed: to
+# decompress them for each device of each test took a sixth of the time.
+EMULATED := EURYALE_KERNELS=$(CURDIR)/bin/emulated/ptx $(EMBEDDED)
 
 # Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the
 # memory of another process there, so tests of that are left out, and so is what takes kernels that
@@ -124,7 +134,7 @@ EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=
 gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
-	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
+	$(WITH_SDK) $(EMBEDDED) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
 		-skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
 	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
 		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu ./gpu/nvml
@@ -139,8 +149,8 @@ gpu-emulated: gpu-sdk emulator
 		-skip '^TestGraphs$$' ./backend/gpu
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
 		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
-	$(WITH_SDK) $(EMULATED) ./backend/cuda
-	$(WITH_SDK) EMULATED_CAPABILITY=70 $(EMULATED) -short \
+	$(WITH_SDK) $(EMBEDDED) ./backend/cuda
+	$(WITH_SDK) EMULATED_CAPABILITY=70 $(EMBEDDED) -short \
 		-run '^TestGPUVariants|^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh' \
 		./kernels/cuda ./backend/gpu
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled|$(HOSTS_ALONE)' \

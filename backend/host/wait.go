@@ -34,9 +34,10 @@ func spinBudgetFor(size, inProcess, cores int) spinBudget {
 	switch {
 	case inProcess > 1:
 		// Sleeping blocks a rank's thread, and the runtime notices late that other
-		// goroutines could use its processor. Gosched lets them run at once.
-		return spinBudget{spin: time.Millisecond, between: runtime.Gosched, looks: 32, steady: true,
-			crowded: crowded}
+		// goroutines could use its processor. Gosched lets them run at once. A longer spin takes
+		// the cores from ranks that compute: see bench/results/2026-11/2026-11-26-ci.md.
+		return spinBudget{spin: 50 * time.Microsecond, between: runtime.Gosched, looks: 32,
+			steady: true, crowded: crowded}
 	case crowded:
 		return spinBudget{spin: 200 * time.Microsecond, between: spinwait.Yield, looks: 8,
 			perCore: (size + cores - 1) / cores, crowded: true}

@@ -2,6 +2,7 @@ package fuse
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -96,7 +97,7 @@ func (w *writer) line(format string, args ...any) {
 // reg returns a new register.
 func (w *writer) reg(c class) string {
 	w.used[c]++
-	return fmt.Sprintf("%%%s%d", c, w.used[c]-1)
+	return "%" + string(c) + strconv.Itoa(w.used[c]-1)
 }
 
 // regs returns n new registers.
@@ -113,10 +114,18 @@ func (w *writer) label() string {
 	return fmt.Sprintf("$L%d", w.labels)
 }
 
-// get writes an instruction with a new register for its result.
+// get writes an instruction with a new register for its result. Most lines are its, so it formats
+// nothing.
 func (w *writer) get(c class, instruction string, args ...string) string {
 	r := w.reg(c)
-	w.line("%s %s;", instruction, strings.Join(append([]string{r}, args...), ", "))
+	for _, text := range []string{"\t", instruction, " ", r} {
+		w.body.WriteString(text)
+	}
+	for _, arg := range args {
+		w.body.WriteString(", ")
+		w.body.WriteString(arg)
+	}
+	w.body.WriteString(";\n")
 	return r
 }
 

@@ -96,12 +96,6 @@ func (t *Tokenizer) Encode(text string, addSpecial bool) []int {
 	return ids
 }
 
-// ID returns the id of a token as the file spells it.
-func (t *Tokenizer) ID(token string) (int, bool) {
-	id, ok := t.ids[token]
-	return id, ok
-}
-
 // Decode returns the text of ids, without special tokens if skipSpecial. Ids that the file has not
 // are nothing. Bytes that are not UTF-8 are U+FFFD.
 func (t *Tokenizer) Decode(ids []int, skipSpecial bool) string {
