@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -109,6 +110,9 @@ func (x *Buckets) Params() [][]int {
 	return all
 }
 
+// Early reports whether a parameter is in one of the first buckets: see [WithEarly].
+func (x *Buckets) Early(param int) bool { return x.d.params[param].early }
+
 // Slot returns where the gradient of a parameter is written, and then found combined. With
 // [WithTree] it is a sum for each branch that this rank adds up, and the combined one is in slot 0.
 func (x *Buckets) Slot(param, branch int) backend.Buffer { return x.slots[param][branch] }
@@ -159,6 +163,27 @@ func (x *Buckets) Start(bucket int, kind backend.Kind, whole, chunk backend.Buff
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%v: %w", b, err)
+	}
+	return w, nil
+}
+
+// Rows starts to give all ranks the rows of all, in rank order, behind what was started on a queue,
+// which waits for them; nil is the host, on which they are there then. All ranks have as many.
+func (x *Buckets) Rows(q backend.Queue, dst, src backend.Buffer) (w backend.Work, err error) {
+	c := backend.Collective{Kind: backend.AllGather, Beside: true,
+		Origin: &backend.Origin{Purpose: backend.ForSync}}
+	if q == nil {
+		err = group.RunOnHost(x.d.comm, c, dst, src)
+	} else {
+		err = residence.Bound(x.d.comm.Device(), func() (err error) {
+			if w, err = x.d.comm.Start(q, c, dst, src); err == nil {
+				err = w.Wait(q)
+			}
+			return err
+		})
+	}
+	if err != nil {
+		return w, fmt.Errorf("the rows of lookups: %w", err)
 	}
 	return w, nil
 }

@@ -47,8 +47,8 @@ func (b *bucket) String() string {
 
 // class is which parameters may be in one bucket.
 type class struct {
-	dtype backend.DType
-	apart bool
+	dtype        backend.DType
+	apart, early bool
 }
 
 // plan divides parameters among buckets, each of one class, in the order in
@@ -62,7 +62,7 @@ func plan(params []*param, first, rest int, joined bool) []*bucket {
 	var all []*bucket
 	open := map[class]*bucket{} // only looked up, so its order is of no effect
 	for _, p := range slices.Backward(params) {
-		of := class{p.dtype, p.apart}
+		of := class{p.dtype, p.apart, p.early}
 		b, limit := open[of], rest
 		if b != nil && b.index == 0 {
 			limit = first
@@ -79,7 +79,15 @@ func plan(params []*param, first, rest int, joined bool) []*bucket {
 		b.params = append(b.params, p)
 		b.nbytes += nbytes
 	}
-	slices.SortFunc(all, func(a, b *bucket) int { return cmp.Compare(b.last(), a.last()) })
+	slices.SortFunc(all, func(a, b *bucket) int {
+		if early := a.params[0].early; early != b.params[0].early {
+			if early {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(b.last(), a.last())
+	})
 	for i, b := range all {
 		b.index = i
 		b.sync = b.origin(backend.ForSync)
@@ -238,6 +246,9 @@ func describe(params []*param, o options, compressor string) string {
 		apart := ""
 		if p.apart {
 			apart = ", in a bucket apart"
+		}
+		if p.early {
+			apart += ", in one of the first buckets"
 		}
 		fmt.Fprintf(&s, "parameter %d is %v%s\n", p.index, p, apart)
 	}

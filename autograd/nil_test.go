@@ -71,6 +71,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"WithApart": {F: func(params ...*gorgonia.Node) error {
 			return with(WithApart(params...))
 		}, Args: []any{w}},
+		"WithEarly": {F: func(params ...*gorgonia.Node) error {
+			return with(WithEarly(params...))
+		}, Args: []any{w}},
 		"WithFrozen": {F: func(variables ...*gorgonia.Node) error {
 			return with(WithFrozen(variables...))
 		}, Args: []any{w}},

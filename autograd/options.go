@@ -29,6 +29,7 @@ type options struct {
 	random      Random // nil if those of the graph are kept
 	frozen      gorgonia.Nodes
 	apart       gorgonia.Nodes // in other buckets than the rest
+	early       gorgonia.Nodes // in buckets that come first
 	tables      []Table
 	parts       *parts // nil if ranks have whole parameters
 	inTree      bool   // gradients of micro-batches are added in a tree
@@ -89,6 +90,16 @@ func WithApart(params ...*gorgonia.Node) Option {
 	return func(o *options) {
 		o.apart = append(o.apart, params...)
 		o.refuseNil("WithApart", "params", params)
+	}
+}
+
+// WithEarly puts parameters into buckets of their own that leave before all others: those whose
+// gradients a vm.Machine computes first. It has no effect with [WithCompression] and [WithParts]:
+// see [Buckets.Early].
+func WithEarly(params ...*gorgonia.Node) Option {
+	return func(o *options) {
+		o.early = append(o.early, params...)
+		o.refuseNil("WithEarly", "params", params)
 	}
 }
 

@@ -107,6 +107,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	}
 	for _, p := range params {
 		p.apart = slices.Contains(o.apart, p.node)
+		p.early = slices.Contains(o.early, p.node) && o.compress == nil && o.parts == nil
 	}
 	tree, err := newTree(comm, o, params)
 	if err != nil {

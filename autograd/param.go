@@ -22,6 +22,7 @@ type param struct {
 	shape  tensor.Shape     // () for a scalar
 	bucket *bucket          // where its gradient goes
 	apart  bool             // in a bucket of others that are: see WithApart
+	early  bool             // in a bucket of others that are: see WithEarly
 	slot   backend.Buffer   // its place in the bucket
 	slots  []backend.Buffer // in each of the sums that are sent: slot is the first
 	view   gorgonia.Value   // the slot, as a gradient of the type that solvers expect

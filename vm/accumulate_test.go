@@ -21,8 +21,9 @@ import (
 func (m *model) shift(i int) {
 	for _, n := range m.g.Inputs() {
 		if v, ok := n.Value().(*tensor.Dense); ok && !slices.Contains(m.params, n) {
-			for k := range v.Data().([]float32) {
-				v.Data().([]float32)[k] += 0.125 * float32((i+k)%5)
+			data, _ := v.Data().([]float32)
+			for k := range data {
+				data[k] += 0.125 * float32((i+k)%5)
 			}
 		}
 	}

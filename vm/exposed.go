@@ -30,7 +30,7 @@ type BucketTime struct {
 // by one there, and copy engines, which run recorded exchanges only, leave the multiprocessors to
 // the products. Take the median of several calls, after a few runs. All ranks call it. Without
 // other ranks the list is empty, and in a run that does not end a step ([Accumulate]) the times
-// are 0.
+// are 0. Rows of tables of embeddings, which have no bucket, are not among these.
 //
 // Errors: those of RunAll.
 func (m *Machine) Exposed() (buckets []BucketTime, err error) {

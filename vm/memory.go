@@ -122,6 +122,9 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 	m.parallel = nil
 	defer m.solver.release()
 	if err = errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkShards()); err == nil {
+		_, _, err = m.findTables(ranks)
+	}
+	if err == nil {
 		err = m.makePlan()
 	}
 	if err == nil {

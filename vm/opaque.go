@@ -97,8 +97,11 @@ func (m *Machine) newCalls() (calls, error) {
 
 // Placed implements [exec.Graph].
 func (c calls) Placed(i int) exec.Placed {
-	if i == plan.Squares {
+	switch i {
+	case plan.Squares:
 		return c.machine.squaresOver()
+	case plan.Rows:
+		return rows{c.machine.parallel.exchange}
 	}
 	return c.machine.deviceOp(i)
 }

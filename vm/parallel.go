@@ -24,6 +24,14 @@ import (
 // solver's Step after a run without it. Options are options of package autograd except WithPartial
 // and WithUnused.
 //
+// The gradient of a table of embeddings is complete at the very end of the backward pass. Where the
+// table has at least as many rows as all ranks look up in a step, they exchange these rows of the
+// gradient: an all-gather, beside the updates of other learnables, and a sum in rank order. What an
+// output layer adds that shares the table leaves at the beginning of the backward pass. So the
+// gradient of the table is added up in another order than by Sync. It is exchanged as any other
+// where ranks look up different numbers of rows, and with [Accumulate], [WithTree], [WithShards],
+// compression or autograd.WithParts.
+//
 // New is collective: every rank makes the machine, of a graph that differs in nothing but the
 // batch, and the learnables become those of rank 0. RunAll is collective, too. Ranks that are
 // goroutines must not hold the lock of euryale.Run meanwhile. The machine runs on the
@@ -168,14 +176,22 @@ func (m *Machine) connect(problem error) error {
 			fmt.Errorf("vm: WithDataParallel: %w: no solver applies the gradients: use "+
 				"WithSolver, too", backend.ErrArgument))
 	}
-	var apart gorgonia.Nodes
+	var apart, early gorgonia.Nodes
+	var rows string
 	if problem == nil {
 		apart, problem = m.apart()
 	}
-	err := p.agree("", problem)
+	// on a device, unless the machine is on the host: then ranks copy whole buckets there
+	if placed := m.device != nil || p.comm.Device().Name() == "host"; problem == nil && placed {
+		early, rows, problem = m.findTables(p.comm.Size())
+	}
+	err := p.agree(rows, problem)
+	if problem == nil && errors.Is(err, backend.ErrMismatch) { // ranks have other batches
+		early, m.solver.tables, err = nil, nil, nil
+	}
 	if err == nil {
 		options := append([]autograd.Option{autograd.WithNotice(m.notice),
-			autograd.WithApart(apart...)}, p.options...)
+			autograd.WithApart(apart...), autograd.WithEarly(early...)}, p.options...)
 		if m.micro.Tree {
 			options = append(options, autograd.WithTree(m.micro.All))
 		}

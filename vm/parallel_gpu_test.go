@@ -36,6 +36,9 @@ func TestDataParallelOnGPU(t *testing.T) {
 	}
 }
 
+// TestLookupsOnGPU is TestLookupsAreExchangedAsRows on GPUs.
+func TestLookupsOnGPU(t *testing.T) { lookupsAsRows(t, testenv.GPUs) }
+
 // TestShardsOnGPU is TestShards and TestShardsWithSettings on GPUs, on each level.
 func TestShardsOnGPU(t *testing.T) {
 	all := maps.Clone(settings)

@@ -47,7 +47,7 @@ func (r ranked) build(make func(testing.TB, tensor.Dtype) *model) *model {
 		if !ok {
 			continue
 		}
-		data := v.Data().([]float32)
+		data, _ := v.Data().([]float32)
 		for i := range data {
 			data[i] += 0.25 * float32((i+r.Comm.Rank())%3)
 		}

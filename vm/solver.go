@@ -81,6 +81,7 @@ type solving struct {
 	params  []backend.Buffer
 	parts   []autograd.Shard // by learnable: what this rank updates of it, nil for all
 	alone   []bool           // by learnable, with parts: the rank has only that between runs
+	tables  []plan.Table     // by learnable: whose rows ranks exchange; nil for none
 	half    []bool           // by learnable, of these: the ranks gather it in BF16
 	kept    []backend.Buffer // what vectors are like, in the last run
 	numbers []float64        // the settings at the beginning of a step
@@ -219,9 +220,14 @@ func (m *Machine) updates() ([]plan.Update, error) {
 				"before vm.New",
 				stock.Label(n))
 		}
+		lookups := m.lookups(i)
+		if lookups != nil && lookups.Alone {
+			buckets[i] = 0
+		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
 			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
-			Scale: scale, Rule: s.fusion.Update(i), Shard: m.shard(i)}
+			Scale: scale, Rule: s.fusion.Update(i), Shard: m.shard(i),
+			Lookups: lookups}
 		if s.limit > 0 && s.parts != nil {
 			updates[i].Parts = true
 		}

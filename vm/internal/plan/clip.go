@@ -23,7 +23,7 @@ func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 	var sums []Ref
 	for i, dw := range gradients {
 		if !updates[i].Uncounted && !updates[i].Shard.empty() {
-			sums = append(sums, l.squares(dw))
+			sums = append(sums, l.squares(i, dw))
 		}
 	}
 	total := func(b *loopBuilder, sum fuse.Value) []fuse.Value { return []fuse.Value{sum} }
@@ -54,14 +54,14 @@ func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 
 // squares appends the sum of the squares of a gradient. The loop has one axis, or the gradient's
 // axes if that has gaps.
-func (l *layouter) squares(dw Ref) Ref {
+func (l *layouter) squares(update int, dw Ref) Ref {
 	dw = flat(dw)
 	axes := ir.Dims{}
 	for axis := range dw.Shape.Len() {
 		axes = axes.Insert(axis, axis)
 	}
 	b := newLoop(dw.Shape, axes)
-	x := b.program.Cast(backend.F64, l.gradient(b, dw))
+	x := b.program.Cast(backend.F64, l.gradient(b, update, dw))
 	x = b.program.Do(fuse.Mul, x, x)
 	b.fold(backend.Sum, x, l.result(ir.Dims{}, backend.F64, "norm"))
 	l.join("norm", "squares", b)

@@ -55,6 +55,7 @@ func (o Receive) String() string {
 // bucketing is what the ranks exchange.
 type bucketing struct {
 	gradients []ir.ID // by update
+	lookups   []ir.ID // by update: what these add to the gradient that comes back, -1 for nothing
 	buckets   [][]int // the updates of each bucket: the first one has number 1
 	// values that are computed in the slot of an update, or where a first run keeps them
 	direct map[ir.ID]int
@@ -76,7 +77,7 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
 	for i, u := range updates {
-		if u.Bucket == 0 && !x.accumulation.keeps() {
+		if u.Bucket == 0 && u.Lookups == nil && !x.accumulation.keeps() {
 			continue
 		}
 		for len(x.buckets) < u.Bucket {
@@ -108,6 +109,10 @@ func (l *layouter) send(done int) error {
 			return !l.computed(x.gradients[update])
 		}) {
 			break
+		}
+		if len(x.buckets[n]) == 0 { // of lookups alone
+			x.sent = append(x.sent, nil)
+			continue
 		}
 		var slots []Ref
 		for _, update := range x.buckets[n] {
@@ -173,6 +178,9 @@ func (l *layouter) slots(update int) []Ref {
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
 func (l *layouter) receive(bucket int, refs []Ref) {
+	if l.bucketing.sent[bucket-1] == nil {
+		return
+	}
 	if s := &l.bucketing.shards; s.divides(l.bucketing.buckets[bucket-1]) {
 		l.receiveShard(bucket)
 		for _, update := range l.bucketing.buckets[bucket-1] {

@@ -23,17 +23,18 @@ type layouter struct {
 func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update,
 	plain bool) (*Plan, error) {
 	wanted := outside(p)
-	n := len(p.Results) - len(updates)
+	grads, lookups := gradients(p, updates)
 	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)),
-		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted),
+		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, grads, wanted),
 		map[setting]Ref{}}
+	l.bucketing.lookups = lookups
 	l.shareBuckets()
-	l.bucketing.shards.lent.find(p, updates, p.Results[n:])
+	l.bucketing.shards.lent.find(p, updates, grads)
 	all, err := limits.groups(p, wanted, anew, l.bucketing, plain)
 	if err != nil {
 		return nil, err
 	}
-	all = l.casts(all, updates)
+	all = l.withoutLookups(l.casts(all, updates))
 	l.findReads(all)
 	for i, g := range all {
 		l.lend(i)
@@ -49,11 +50,11 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	if err := l.send(len(all)); err != nil { // gradients that no step computes
 		return nil, err
 	}
-	for _, r := range p.Results[:n] {
+	for _, r := range p.Results[:tail(p, updates)] {
 		l.plan.Results = append(l.plan.Results, l.before(updates, r))
 	}
 	l.plan.Accumulation = l.bucketing.accumulation
-	return l.plan, l.update(updates, p.Results[n:])
+	return l.plan, l.update(updates, grads)
 }
 
 // outside returns the users of each value, and the values itself as one of them if it is a

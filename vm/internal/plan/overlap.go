@@ -73,7 +73,8 @@ func (p *Plan) overlap() {
 			}
 			until--
 		}
-		if products > 0 && until > i && p.Steps[until+1].Runs == s.Runs {
+		beside := products > 0 || s.Op.(ir.Opaque).Index == Rows
+		if beside && until > i && p.Steps[until+1].Runs == s.Runs {
 			s.Until = until
 		}
 	}

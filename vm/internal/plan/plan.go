@@ -223,6 +223,10 @@ func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
 	if last {
 		p = prune(channelsLast(p))
 	}
+	p, err := lookupsApart(p, updates)
+	if err != nil {
+		return nil, err
+	}
 	return p, p.Check()
 }
 

@@ -20,6 +20,9 @@ type Update struct {
 	Bucket int
 	// Shard is what this rank updates of the variable, nil for all of it: see [Shard].
 	Shard *Shard
+	// Lookups says what ranks exchange besides in place of a part of the gradient, nil for nothing.
+	// Not with shards, nor with several runs.
+	Lookups *Lookups
 	// Accumulation is how gradients of several runs are added up before the updates, the same for
 	// all.
 	Accumulation Accumulation
@@ -120,7 +123,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 	refs := make([]Ref, len(updates))
 	for i, u := range updates { // copies come before the first update
 		switch {
-		case u.Bucket > 0:
+		case u.Bucket > 0, u.Lookups != nil:
 		case u.Accumulation.keeps():
 			refs[i] = l.slots(i)[0]
 		case u.Rule == nil && l.stands(u.Input, gradients[i]):
@@ -148,6 +151,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 		}
 	}
 	if clips {
+		l.lookUp(refs)
 		r := l.clip(updates, refs)
 		factor = &r
 	}
@@ -167,6 +171,15 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 			}
 		}
 	}
+	l.lookUp(refs)
+	for i, id := range l.bucketing.lookups {
+		if id < 0 {
+			continue
+		}
+		if err := l.updating(i, refs[i], factor, l.program.Values[gradients[i]].Name); err != nil {
+			return err
+		}
+	}
 	return l.endGathers(0)
 }
 
@@ -180,10 +193,11 @@ func (l *layouter) inLastRun() func() {
 	}
 }
 
-// updateBucket appends the updates of a bucket, number 0 for those that ranks do not exchange.
+// updateBucket appends the updates of a bucket, number 0 for those that ranks do not exchange, but
+// those of lookups, which come last.
 func (l *layouter) updateBucket(bucket int, refs []Ref, factor *Ref) error {
 	for i, u := range l.bucketing.shards.updates {
-		if u.Bucket != bucket {
+		if u.Bucket != bucket || u.Lookups != nil {
 			continue
 		}
 		name := l.program.Values[l.bucketing.gradients[i]].Name
@@ -243,7 +257,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k,
 			Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, dw.DType, -1))
 	}
-	values := []fuse.Value{l.gradient(b, dw)}
+	values := []fuse.Value{l.gradient(b, update, dw)}
 	for k, r := range written {
 		l.plan.Buffers[r.Buffer].Written = u.Shard == nil || u.Shard.Alone || k > 0
 		if k == 0 {
@@ -294,9 +308,8 @@ func (l *layouter) stands(input int, id ir.ID) bool {
 // gets the value, if nothing else reads what that was, or else a copy.
 func (l *layouter) over(id ir.ID, updates []Update, x Ref) Ref {
 	v := l.program.Values[id]
-	n := len(l.program.Results) - len(updates)
 	for i, u := range updates {
-		if l.program.Results[n+i] == id && u.Rule == nil && l.stands(u.Input, v.Args[0]) &&
+		if l.bucketing.gradients[i] == id && u.Rule == nil && l.stands(u.Input, v.Args[0]) &&
 			len(l.users[v.Args[0]]) == 1 {
 			l.plan.Buffers[x.Buffer].Written = true
 			return x

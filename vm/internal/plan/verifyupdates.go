@@ -12,7 +12,7 @@ import (
 
 // results compares the results of a run with those of the program.
 func (r *proof) results(kind int) error {
-	want := r.plan.of.Results[:len(r.plan.of.Results)-len(r.plan.updates)]
+	want := r.plan.of.Results[:tail(r.plan.of, r.plan.updates)]
 	norm := len(want)
 	if n := len(r.plan.Results); n != norm && (n != norm+1 || r.plan.Norm != norm) {
 		return fmt.Errorf("%d results, the program has %d", n, norm)
@@ -47,6 +47,10 @@ func (r *proof) results(kind int) error {
 
 // send notes what leaves in a bucket: until Receive nobody may read it.
 func (r *proof) send(i int, op Send, slots []Ref) error {
+	for all, _ := r.members(len(r.sent) + 1); all == nil && len(r.sent) < op.Bucket; {
+		r.sent = append(r.sent, nil) // of lookups alone
+		all, _ = r.members(len(r.sent) + 1)
+	}
 	if op.Bucket != len(r.sent)+1 {
 		return fmt.Errorf("it comes as number %d", len(r.sent))
 	}
@@ -191,7 +195,7 @@ func (r *proof) sum(kind, update int) (tensor, memory) {
 func (r *proof) updated(gradients []tensor, kind int) error {
 	for i := range r.plan.updates {
 		u, d := &r.plan.updates[i], r.dtype(i)
-		gradients[i] = r.shardOf(u.Shard, gradients[i])
+		gradients[i] = r.withLookups(i, r.shardOf(u.Shard, gradients[i]))
 		if s := u.Scale; s != 0 && s != 1 {
 			gradients[i] = r.do(fuse.Mul, d, gradients[i], r.float(d, s, r.size(gradients[i])))
 		}
@@ -210,8 +214,7 @@ func (r *proof) updated(gradients []tensor, kind int) error {
 
 // gradient returns the gradient of an update in a run: one of the last results of the program.
 func (r *proof) gradient(update int) ir.ID {
-	results := r.plan.of.Results
-	return results[len(results)-len(r.plan.updates)+update]
+	return r.plan.of.Results[tail(r.plan.of, r.plan.updates)+update]
 }
 
 // dtype returns the dtype of an update's gradient.

@@ -1,0 +1,91 @@
+package vm
+
+import (
+	"fmt"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// leastTable is the size in bytes from which on rows of a table are worth the calls that they take:
+// two all-gathers, and an all-reduce of a bucket of its own.
+const leastTable = 1 << 20
+
+// findTables finds the tables of embeddings whose rows so many ranks exchange, given that all look
+// up as many, and describes them. A table has at least as many rows as all ranks look up in a step:
+// an all-gather of these moves at most half of the bytes that an all-reduce of the table moves.
+// Where several runs add up gradients, and with shards, there are none.
+func (m *Machine) findTables(ranks int) (nodes gorgonia.Nodes, description string, err error) {
+	if m.solver == nil {
+		return nil, "", nil
+	}
+	m.solver.tables = nil
+	if ranks == 1 || m.shards != 0 || m.micro.Tree || m.micro.Several() {
+		return nil, "", nil
+	}
+	if m.read == nil {
+		if err := m.readGraph(); err != nil {
+			return nil, "", err
+		}
+	}
+	var updates []plan.Update
+	for _, n := range m.solver.learnables {
+		gradient, ok := m.read.Value(n.Deriv())
+		if !ok {
+			return nil, "", nil // updates says what is wrong
+		}
+		updates = append(updates, plan.Update{Gradient: gradient})
+	}
+	m.solver.tables, err = plan.Tables(&m.read.Program, updates)
+	if err != nil {
+		return nil, "", err
+	}
+	var s strings.Builder
+	for i, n := range m.solver.learnables {
+		t := &m.solver.tables[i]
+		size := n.Shape().TotalSize() * int(n.Dtype().Size())
+		if t.Rows == 0 || t.Rows*ranks > n.Shape()[0] || size < leastTable {
+			*t = plan.Table{}
+			continue
+		}
+		nodes = append(nodes, n)
+		fmt.Fprintf(&s, "%d rows of parameter %d are looked up\n", t.Rows, i)
+	}
+	return nodes, s.String(), nil
+}
+
+// lookups returns how ranks exchange what lookups add to the gradient of a learnable, nil where
+// they exchange the whole gradient.
+func (m *Machine) lookups(learnable int) *plan.Lookups {
+	if m.solver.tables == nil || m.solver.tables[learnable].Rows == 0 {
+		return nil
+	}
+	of := &plan.Lookups{Ranks: m.ranks, Weight: 1, Alone: m.solver.tables[learnable].Alone}
+	if m.parallel != nil {
+		x := m.parallel.exchange
+		if !x.Early(learnable) {
+			return nil
+		}
+		of.Ranks, of.Weight = m.parallel.comm.Size(), x.Weight()
+	}
+	return of
+}
+
+// rows gives all ranks the rows of all.
+type rows struct{ *autograd.Buckets }
+
+var _ exec.Placed = rows{}
+
+// Scratch implements [exec.Placed].
+func (rows) Scratch() int { return 0 }
+
+// StartOn implements [exec.Placed].
+func (r rows) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work,
+	error) {
+	return r.Rows(q, y, x[0])
+}

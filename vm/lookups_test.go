@@ -1,0 +1,190 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// table is a model in small integers whose gradients are the same in each step: of a table that is
+// looked up and multiplies something else, and of one that is only looked up, if alone.
+func table(vocabulary, rows, rank int, alone bool) func(testing.TB, tensor.Dtype) *model {
+	return func(t testing.TB, dt tensor.Dtype) *model {
+		m := &model{g: gorgonia.NewGraph()}
+		whole := func(name string, modulus int, shape ...int) *gorgonia.Node {
+			v := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
+			data := v.Data().([]float32)
+			for i := range data {
+				data[i] = float32(i*7%modulus - modulus/2)
+			}
+			return gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...),
+				gorgonia.WithName(name), gorgonia.WithValue(v))
+		}
+		index := func(name string, step int) *gorgonia.Node {
+			v := tensor.New(tensor.Of(tensor.Int), tensor.WithShape(rows))
+			for i := range rows {
+				v.Data().([]int)[i] = (i/2*step + rank) % vocabulary // each twice
+			}
+			return gorgonia.NewVector(m.g, tensor.Int, gorgonia.WithShape(rows),
+				gorgonia.WithName(name), gorgonia.WithValue(v))
+		}
+		const width = 8192
+		sum := func(name string, x *gorgonia.Node) *gorgonia.Node {
+			return must(gorgonia.Sum(must(gorgonia.HadamardProd(x, whole(name, 7, x.Shape()...)))))
+		}
+		tied, w := whole("tied", 5, vocabulary, width), whole("w", 3, 1, width)
+		m.params = gorgonia.Nodes{tied, w}
+		x := must(gorgonia.BroadcastAdd(must(nn.Embedding(tied, index("i", 3))), w, nil, []byte{0}))
+		if alone {
+			other := whole("other", 5, vocabulary, width)
+			m.params = append(m.params, other)
+			x = must(gorgonia.Add(x, must(nn.Embedding(other, index("k", 5)))))
+		}
+		y := must(nn.BatchedMatMul(false, true, whole("h", 3, rows, width), tied))
+		m.grad(t, must(gorgonia.Add(sum("a", x), sum("b", y))))
+		return m
+	}
+}
+
+// TestLookupsAreExchangedAsRows: where sums are exact, parameters have the bits of a training by
+// all-reduces of whole gradients, with as many rows as there may be, and with one more.
+func TestLookupsAreExchangedAsRows(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, lookupsAsRows)
+}
+
+func lookupsAsRows(t *testing.T, k testenv.Kind) {
+	exact := func() autograd.Solver { return &autograd.SGD{Rate: 0.25} }
+	for P := 1; P <= 3; P++ {
+		for _, rows := range []int{16, 17} {
+			for _, options := range [][]autograd.Option{nil, {autograd.WithSum()}} {
+				if P == 3 && (options == nil || k == testenv.GPUs) {
+					continue // thirds are rounded
+				}
+				if !full() && (P == 1 || k != testenv.Hosts && (rows > 16 || options != nil)) {
+					continue
+				}
+				t.Run(fmt.Sprint(P, " ", rows, " ", len(options)), func(t *testing.T) {
+					weights := make([][][]float64, P)
+					err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+						me := r.Comm.Rank()
+						weights[me], err = r.trainBothWays(exact, table(16*P, rows, me, true),
+							options)
+						return err
+					}))
+					if err != nil {
+						t.Fatal(err)
+					}
+					same(t, weights)
+				})
+			}
+		}
+	}
+}
+
+// looking is a training whose ranks exchange rows, or not, and how many rows more rank 1 looks up.
+type looking struct {
+	training
+	rows  bool
+	more  int
+	near  float64 // which parameters of whole gradients are, 0 for the same bits
+	plain bool    // gradients are whole in any case
+}
+
+// lookings are what else a training may have.
+var lookings = map[string]looking{
+	"adam":    {training: training{solver: solvers["adam"]}, rows: true},
+	"clipped": {training: training{options: given(vm.ClipNorm(3))}, rows: true},
+	"bf16":    {training: training{options: given(vm.WithPrecision(vm.BF16))}, rows: true},
+	"averages": {training: training{solver: func() autograd.Solver {
+		return &autograd.EMA{Solver: &autograd.Momentum{Rate: 0.5, Momentum: 0.5}, Decay: 0.5}
+	}}, rows: true},
+	"tiles": {training: training{options: given(vm.WithLossTiles(2)),
+		build: func(t testing.TB, _ tensor.Dtype) *model {
+			return gpt{vocabulary: 2048, batch: 2, context: 10, width: 128, heads: 2,
+				layers: 1}.model(t)
+		}}, rows: true, near: 1e-5},
+	"micro-batches":    {training: training{micros: 2}},
+	"shards":           {training: training{options: given(vm.WithShards(vm.SolverState))}},
+	"a tree":           {training: training{options: given(vm.WithTree(2))}, plain: true},
+	"batches differ":   {more: 1},
+	"too many of them": {more: 3},
+}
+
+func given(options ...vm.Option) func(*model) []vm.Option {
+	return func(*model) []vm.Option { return options }
+}
+
+// TestLookupsWithSettings is TestLookupsAreExchangedAsRows with what else a training may have.
+// Gradients are exchanged whole where several runs add to them or a rank has shards, and where
+// ranks look up different numbers of rows.
+func TestLookupsWithSettings(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+		func(t *testing.T, k testenv.Kind) {
+			for name, as := range lookings {
+				if k == testenv.Devices && (!as.rows || as.near > 0) && !full() {
+					continue
+				}
+				t.Run(name, func(t *testing.T) {
+					if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+						return r.looksLikeWhole(as)
+					})); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		})
+}
+
+// looksLikeWhole compares parameters with those of an exchange of whole gradients.
+func (r ranked) looksLikeWhole(as looking) error {
+	me := r.Comm.Rank()
+	if as.build == nil {
+		as.build = table(34, 16+as.more*me, me, true)
+	}
+	if as.solver == nil {
+		as.solver = func() autograd.Solver { return &autograd.SGD{Rate: 0.25} }
+	}
+	// ranks exchange whole gradients with any compression
+	unchanged := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
+	var weights [2][][]float64
+	for i := range weights {
+		if i == 1 && !as.plain {
+			as.data = func(*model) []autograd.Option {
+				return []autograd.Option{autograd.WithCompression(unchanged)}
+			}
+		}
+		m, machine, err := r.start(as.training)
+		if err != nil {
+			return err
+		}
+		plan := machine.Plan().String()
+		err = errors.Join(as.steps(m, machine, 0, 4), machine.DataParallel().Check(),
+			machine.Close())
+		if got := strings.Contains(plan, "rows of all ranks"); got != (as.rows && i == 0) {
+			err = errors.Join(err, fmt.Errorf("rows are on the way: %v\n%s", got, plan))
+		}
+		if err != nil {
+			return err
+		}
+		weights[i] = m.weights(r.t)
+	}
+	if !slices.EqualFunc(weights[0], weights[1], func(x, y []float64) bool {
+		return slices.EqualFunc(x, y, func(x, y float64) bool { return math.Abs(x-y) <= as.near })
+	}) {
+		return fmt.Errorf("%v, of whole gradients %v", weights[0], weights[1])
+	}
+	return nil
+}
