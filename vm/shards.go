@@ -28,8 +28,9 @@ const (
 
 // WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
 // not fit into one rank's. The learnables have the bits of training without it where ranks are
-// added in rank order. Hierarchical communicators add the last elements of a bucket, fewer than
-// there are ranks, in another order, unless the ranks divide the bucket.
+// added in rank order, but for tables whose rows are exchanged without shards (WithDataParallel).
+// Hierarchical communicators add the last elements of a bucket, fewer than there are ranks, in
+// another order, unless the ranks divide the bucket.
 //
 // With SolverState each rank updates its part of each bucket, and has what the solver keeps for
 // that part alone: of P ranks 1/P, and for a bucket at most 8 elements more. A bucket is
