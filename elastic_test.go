@@ -250,7 +250,8 @@ func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, mi
 	r.running.Go(func() {
 		hash, err := r.train(id, first, dies)
 		if errors.Is(err, errKilled) || id == r.unfit {
-			if _, err := elastic.Bury(r.t.Context(), r.register, id); err != nil {
+			deaths := elastic.NewDeaths(r.register, first)
+			if _, _, err := deaths.Bury(r.t.Context(), id); err != nil {
 				r.t.Error(err)
 			}
 		}

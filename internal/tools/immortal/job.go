@@ -29,6 +29,9 @@ const (
 	// fullTime is how long a job may take to have all ranks again, in which it is left alone in
 	// half of the cases.
 	fullTime = 10 * time.Second
+	// maxUnfit is how many newcomers in a row are struck on a machine before their first step:
+	// the launcher would start none there any more after a few more.
+	maxUnfit = 3
 )
 
 // job is a job whose processes are killed.
@@ -43,6 +46,7 @@ type job struct {
 	log       bytes.Buffer
 	began     time.Time
 	processes map[int]*process // by pid
+	unfit     map[string]int   // struck before their first step since one was done, by machine
 	step      int              // the last one
 	stepped   time.Time        // when it was heard
 	killed    time.Time        // the last kill that no step has followed yet
@@ -56,7 +60,8 @@ type job struct {
 // process is a process of the job.
 type process struct {
 	*os.Process
-	settled bool // it has done a step, so it has the parameters
+	machine string // the network that it is on
+	settled bool   // it has done a step, so it has the parameters
 }
 
 // run runs the job, and kills its processes meanwhile.
@@ -148,7 +153,8 @@ func (j *job) hear(line string) {
 	if start := startText.FindStringSubmatch(line); start != nil {
 		pid, _ := strconv.Atoi(start[1])
 		if p, err := os.FindProcess(pid); err == nil {
-			j.processes[pid] = &process{Process: p}
+			machine, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)) // none: it has ended
+			j.processes[pid] = &process{Process: p, machine: machine}
 		}
 		return
 	}
@@ -161,8 +167,9 @@ func (j *job) hear(line string) {
 	}
 	number, _ := strconv.Atoi(step[1]) // digits, as the others
 	pid, _ := strconv.Atoi(step[2])
-	if p := j.processes[pid]; p != nil {
+	if p := j.processes[pid]; p != nil && !p.settled {
 		p.settled = true
+		j.unfit[p.machine] = 0
 	}
 	if number == j.steps {
 		j.ends[step[5]] = true
@@ -206,16 +213,20 @@ func (j *job) strike() {
 	}
 	slices.Sort(alive) // so that a seed has one order
 	victim := alive[j.random.IntN(len(alive))]
-	if settled == 0 || settled == 1 && j.processes[victim].settled {
+	p := j.processes[victim]
+	if settled == 0 || settled == 1 && p.settled || !p.settled && j.unfit[p.machine] == maxUnfit {
 		return
 	}
+	if !p.settled {
+		j.unfit[p.machine]++
+	}
 	if j.stops > 0 && j.random.IntN(j.stops) == 0 {
-		if j.processes[victim].Signal(syscall.SIGSTOP) == nil {
+		if p.Signal(syscall.SIGSTOP) == nil {
 			j.stopped++
 			j.note("immortal: %d is stopped", victim)
 		}
 		j.killed = time.Time{} // the next step takes longer
-	} else if j.processes[victim].Kill() == nil {
+	} else if p.Kill() == nil {
 		j.kills++
 		j.note("immortal: %d is killed", victim)
 		if !stopped {

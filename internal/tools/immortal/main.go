@@ -112,13 +112,14 @@ func immortal(ctx context.Context, c config) (all verdict, err error) {
 	}
 	want, err := alone(ctx, c)
 	for end := time.Now().Add(time.Duration(c.minutes * float64(time.Minute))); err == nil &&
-		time.Now().Before(end) && (c.enough == 0 || all.kills < c.enough); all.jobs++ {
+		time.Now().Before(end) && (c.enough == 0 || all.kills < c.enough); {
 		seed := c.seed + uint64(all.jobs)
 		j := &job{config: c, site: at, random: rand.New(rand.NewPCG(seed, 39)), want: want,
-			processes: map[int]*process{}, ends: map[string]bool{}}
+			processes: map[int]*process{}, unfit: map[string]int{}, ends: map[string]bool{}}
 		if err = j.run(ctx, seed); err != nil {
 			err = fmt.Errorf("seed %d: %w", seed, err)
 		}
+		j.jobs = 1
 		all.add(j.verdict)
 		fmt.Printf("seed=%d %v\n", seed, j.verdict)
 	}
@@ -152,7 +153,8 @@ type verdict struct {
 // add adds what was found in a job.
 func (v *verdict) add(of verdict) {
 	v.kills, v.stopped = v.kills+of.kills, v.stopped+of.stopped
-	v.newcomers, v.hashes = v.newcomers+of.newcomers, max(v.hashes, of.hashes)
+	v.newcomers, v.jobs = v.newcomers+of.newcomers, v.jobs+of.jobs
+	v.hashes = max(v.hashes, of.hashes)
 	v.times = append(v.times, of.times...)
 }
 

@@ -72,15 +72,19 @@ func train(ctx context.Context, args []string) error {
 		options = nil
 	}
 	machine, err := vm.New(t.b.Graph(), nil, options...)
+	var e *autograd.Elastic
+	if err == nil {
+		defer machine.Close()
+		e = machine.Elastic()
+	}
+	if err == nil && *after {
+		e, err = autograd.NewElastic(ctx, job, t.weights, solver, micros)
+	}
+	if errors.Is(err, autograd.ErrFinished) {
+		return nil // a spare that nobody has needed
+	}
 	if err != nil {
 		return err
-	}
-	defer machine.Close()
-	e := machine.Elastic()
-	if *after {
-		if e, err = autograd.NewElastic(ctx, job, t.weights, solver, micros); err != nil {
-			return err
-		}
 	}
 	order, err := autograd.NewSampler(autograd.Solo(), images.Count(), micros*batch, 1)
 	for first := true; err == nil && e.Next() < *steps; first = false {
