@@ -46,7 +46,7 @@ type job struct {
 	log       bytes.Buffer
 	began     time.Time
 	processes map[int]*process // by pid
-	unfit     map[string]int   // struck before their first step since one was done, by machine
+	unfit     map[string][]int // numbers of those that were struck before a step, by machine
 	step      int              // the last one
 	stepped   time.Time        // when it was heard
 	killed    time.Time        // the last kill that no step has followed yet
@@ -60,6 +60,7 @@ type job struct {
 // process is a process of the job.
 type process struct {
 	*os.Process
+	number  int    // the launcher's
 	machine string // the network that it is on
 	settled bool   // it has done a step, so it has the parameters
 }
@@ -137,7 +138,7 @@ func (j *job) judge(err error, seed uint64) error {
 // What the program prints.
 var (
 	stepText  = regexp.MustCompile(`step (\d+): pid=(\d+) rank (\d+) of (\d+) params=([0-9a-f]+)`)
-	startText = regexp.MustCompile(`pid=(\d+) starts`)
+	startText = regexp.MustCompile(`\[(\d+)\] pid=(\d+) starts`)
 )
 
 // note keeps a line for the log. j.mu is held.
@@ -151,10 +152,11 @@ func (j *job) hear(line string) {
 	defer j.mu.Unlock()
 	j.note("%s", line)
 	if start := startText.FindStringSubmatch(line); start != nil {
-		pid, _ := strconv.Atoi(start[1])
+		pid, _ := strconv.Atoi(start[2])
 		if p, err := os.FindProcess(pid); err == nil {
 			machine, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)) // none: it has ended
-			j.processes[pid] = &process{Process: p, machine: machine}
+			number, _ := strconv.Atoi(start[1])
+			j.processes[pid] = &process{Process: p, number: number, machine: machine}
 		}
 		return
 	}
@@ -169,7 +171,9 @@ func (j *job) hear(line string) {
 	pid, _ := strconv.Atoi(step[2])
 	if p := j.processes[pid]; p != nil && !p.settled {
 		p.settled = true
-		j.unfit[p.machine] = 0
+		j.unfit[p.machine] = slices.DeleteFunc(j.unfit[p.machine], func(number int) bool {
+			return number < p.number
+		})
 	}
 	if number == j.steps {
 		j.ends[step[5]] = true
@@ -214,11 +218,11 @@ func (j *job) strike() {
 	slices.Sort(alive) // so that a seed has one order
 	victim := alive[j.random.IntN(len(alive))]
 	p := j.processes[victim]
-	if settled == 0 || settled == 1 && p.settled || !p.settled && j.unfit[p.machine] == maxUnfit {
+	if settled == 0 || settled == 1 && p.settled || !p.settled && len(j.unfit[p.machine]) == maxUnfit {
 		return
 	}
 	if !p.settled {
-		j.unfit[p.machine]++
+		j.unfit[p.machine] = append(j.unfit[p.machine], p.number)
 	}
 	if j.stops > 0 && j.random.IntN(j.stops) == 0 {
 		if p.Signal(syscall.SIGSTOP) == nil {
