@@ -251,7 +251,7 @@ func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, mi
 		hash, err := r.train(id, first, dies)
 		if errors.Is(err, errKilled) || id == r.unfit {
 			deaths := elastic.NewDeaths(r.register, first)
-			if _, _, err := deaths.Bury(r.t.Context(), id); err != nil {
+			if _, err := deaths.Bury(r.t.Context(), id); err != nil {
 				r.t.Error(err)
 			}
 		}

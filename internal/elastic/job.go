@@ -63,13 +63,19 @@ func NewDeaths(r Register, first View) *Deaths {
 	return &Deaths{register: r, job: p, left: map[ID]bool{}, behind: map[ID]bool{}}
 }
 
-// Bury tells that a process has ended, and reports whether it had done its last step, and whether
-// the others had left it behind before.
-func (d *Deaths) Bury(ctx context.Context, id ID) (left, behind bool, err error) {
+// Death is what a job knows of a process that has ended.
+type Death struct {
+	Left     bool // it had done its last step
+	Behind   bool // the others had left it behind
+	Finished bool // a process of the job has done its last step
+}
+
+// Bury tells that a process has ended.
+func (d *Deaths) Bury(ctx context.Context, id ID) (Death, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, err = write(ctx, d.register, d.next, record{Dead: id}, d.hear)
-	return d.left[id], d.behind[id], err
+	_, err := write(ctx, d.register, d.next, record{Dead: id}, d.hear)
+	return Death{d.left[id], d.behind[id], len(d.left) > 0}, err
 }
 
 // hear takes the next entry of the log. d.mu is held.
@@ -80,8 +86,8 @@ func (d *Deaths) hear(text []byte) {
 		return // no process writes such
 	}
 	e := entry.event()
-	if p, ok := e.(Posted); ok {
-		d.left[p.ID] = d.left[p.ID] || p.Position.Leaving
+	if p, ok := e.(Posted); ok && p.Position.Leaving {
+		d.left[p.ID] = true
 	}
 	if v, ok := e.(Decided); ok {
 		for _, id := range d.job.leavesBehind(v.View) {

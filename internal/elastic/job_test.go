@@ -166,7 +166,7 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 		const generations = 50
 		for g := range generations {
 			if g == generations-2 {
-				if _, _, err := deaths.Bury(t.Context(), 3); err != nil {
+				if _, err := deaths.Bury(t.Context(), 3); err != nil {
 					t.Fatal(err)
 				}
 				jobs[2].Close()
@@ -212,10 +212,10 @@ func TestDeathsTellWhoHadLeftOrWasLeftBehind(t *testing.T) {
 		}
 	}
 	deaths := NewDeaths(r, first)
-	for id, want := range map[ID][2]bool{1: {false, true}, 2: {}, 3: {}, 4: {true, false}} {
-		left, behind, err := deaths.Bury(t.Context(), id)
-		if err != nil || [2]bool{left, behind} != want {
-			t.Errorf("process %d: left %t, behind %t, %v", id, left, behind, err)
+	for id, want := range map[ID]Death{1: {Behind: true}, 2: {}, 3: {}, 4: {Left: true}} {
+		want.Finished = true
+		if d, err := deaths.Bury(t.Context(), id); err != nil || d != want {
+			t.Errorf("process %d: %+v, %v", id, d, err)
 		}
 	}
 }

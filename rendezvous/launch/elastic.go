@@ -124,12 +124,11 @@ func (p *pool) goesOn(v elastic.View) {
 	p.view = v
 }
 
-// bury tells the job that a process, counted from 1, has ended, and reports whether it had done its
-// last step, and whether the others had left it behind.
-func (p *pool) bury(process int) (left, behind bool) {
+// bury tells the job that a process, counted from 1, has ended.
+func (p *pool) bury(process int) elastic.Death {
 	// the register is in this process: an error would be that of a closed one
-	left, behind, _ = p.deaths.Bury(context.Background(), elastic.ID(process))
-	return left, behind
+	d, _ := p.deaths.Bury(context.Background(), elastic.ID(process))
+	return d
 }
 
 // variable tells a process which one it is of a job of so many ranks.
@@ -151,10 +150,10 @@ func (p *pool) reached(h *remote) string {
 // replaces hears of the end of a process, and reports whether another one is to take its place. One
 // that has ended well before its last step has left its place for good.
 func (p *pool) replaces(e ending) bool {
-	left, behind := p.bury(e.rank + 1)
-	p.behind[e.rank] = behind
-	p.finished = p.finished || left
-	if left && p.fails(e) {
+	d := p.bury(e.rank + 1)
+	p.behind[e.rank] = d.Behind
+	p.finished = d.Finished
+	if d.Left && p.fails(e) {
 		p.failed = append(p.failed, e)
 	}
 	p.mu.Lock()

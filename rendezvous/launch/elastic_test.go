@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
 )
@@ -208,6 +209,24 @@ func TestProcessesThatAreLeftBehindAreReplaced(t *testing.T) {
 		}
 		if p.faults != want {
 			t.Errorf("left behind: %t: %d have failed", behind, p.faults)
+		}
+	}
+}
+
+// TestALauncherThatWasStoppedSaysSo: the processes did not wait for it, and who died first is not
+// why the job has ended.
+func TestALauncherThatWasStoppedSaysSo(t *testing.T) {
+	for stopped, says := range map[time.Duration]string{time.Second: "rank 0 failed",
+		time.Minute: "euryale run was stopped for 1m0s, and processes wait 10s for it"} {
+		lost := &elastic.StoppedError{Why: elastic.StateLost}
+		w := &watch{pool: &pool{lost: lost}, patience: 10 * time.Second, screen: newScreen(),
+			ends: []ending{{Status: killedBy(syscall.SIGKILL)}}}
+		began := time.Now()
+		w.noticeStop(began)
+		w.noticeStop(began.Add(stopped))
+		err := w.outcome()
+		if !errors.Is(err, lost) || !strings.Contains(err.Error(), says) {
+			t.Errorf("after %v: %v", stopped, err)
 		}
 	}
 }
