@@ -217,7 +217,7 @@ func TestProcessesThatAreLeftBehindAreReplaced(t *testing.T) {
 // why the job has ended.
 func TestALauncherThatWasStoppedSaysSo(t *testing.T) {
 	for stopped, says := range map[time.Duration]string{time.Second: "rank 0 failed",
-		time.Minute: "euryale run was stopped for 1m0s, and processes wait 10s for it"} {
+		time.Minute: "the launcher was stopped for 1m0s, and processes wait 10s for it"} {
 		lost := &elastic.StoppedError{Why: elastic.StateLost}
 		w := &watch{pool: &pool{lost: lost}, patience: 10 * time.Second, screen: newScreen(),
 			ends: []ending{{Status: killedBy(syscall.SIGKILL)}}}

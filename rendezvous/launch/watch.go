@@ -353,7 +353,7 @@ func (w *watch) noticeStop(now time.Time) {
 }
 
 func (w *watch) wasAway() string {
-	return fmt.Sprintf("euryale run was stopped for %v, and processes wait %v for it (EURYALE_TIMEOUT)",
+	return fmt.Sprintf("the launcher was stopped for %v, and processes wait %v for it (EURYALE_TIMEOUT)",
 		w.away.Round(time.Second), w.patience)
 }
 
