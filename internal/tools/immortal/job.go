@@ -63,6 +63,7 @@ type process struct {
 	number  int    // the launcher's
 	machine string // the network that it is on
 	settled bool   // it has done a step, so it has the parameters
+	struck  bool   // it was killed or stopped, which may take a while
 }
 
 // run runs the job, and kills its processes meanwhile.
@@ -200,12 +201,12 @@ func (j *job) strike() {
 	var alive []int
 	settled, stopped := 0, false
 	for pid, p := range j.processes {
-		switch state(pid) {
-		case 'T':
-			stopped = true
-		case 0, 'Z', 'X':
+		switch is := state(pid); {
+		case is == 0 || is == 'Z' || is == 'X':
 			delete(j.processes, pid)
 			p.Release()
+		case p.struck:
+			stopped = stopped || is == 'T'
 		default:
 			if alive = append(alive, pid); p.settled {
 				settled++
@@ -221,6 +222,7 @@ func (j *job) strike() {
 	if settled == 0 || settled == 1 && p.settled || !p.settled && len(j.unfit[p.machine]) == maxUnfit {
 		return
 	}
+	p.struck = true
 	if !p.settled {
 		j.unfit[p.machine] = append(j.unfit[p.machine], p.number)
 	}
