@@ -186,6 +186,7 @@ func (w *watch) excludes(e ending) bool {
 	for _, r := range w.ranks[w.job.Ranks:] {
 		switch {
 		case r.host != host:
+		case w.pool.view.Rank(elastic.ID(r.number+1)) >= 0: // the next generation tells what it did
 		case w.pool.fit[r.number]:
 			row = 0
 		case slices.ContainsFunc(w.ends, func(e ending) bool {
