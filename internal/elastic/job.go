@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -23,6 +24,7 @@ type record struct {
 	Hello   ID      `json:",omitempty"` // a newcomer begins to read
 	Revoked *int    `json:",omitempty"` // a generation
 	Posted  *Posted `json:",omitempty"`
+	Lives   *Lives  `json:",omitempty"`
 	Decided *View   `json:",omitempty"`
 	Dead    ID      `json:",omitempty"`
 }
@@ -102,7 +104,14 @@ func (d *Deaths) hear(text []byte) {
 // grace is how long members that have stopped wait for the others to post where they have. A rank
 // that is dead is known to be, so only one that is stopped or cut off takes as long. It counts from
 // when a member hears its own post: where the register is late, so are the posts of the others.
-const grace = 2 * time.Second
+//
+// A member that lives and is busy, such as with a micro-batch or with planning, is waited for
+// longer: half of the time in which enough processes must be there. It says so lingerTime after its
+// generation has ended.
+const (
+	grace      = 2 * time.Second
+	lingerTime = grace / 4
+)
 
 // sinceKey has the number of an entry from which a newcomer can read the log. It is the decision of
 // a generation before the present one: who decided on the present one had heard it all, so the
@@ -146,12 +155,12 @@ type Job struct {
 	end      context.CancelCauseFunc
 	running  sync.WaitGroup
 	writes   chan writing
+	heard    atomic.Int64 // entries of the log
 
 	newcomer func(ctx context.Context) error // begins the part of one; nil where it has begun
 
 	mu      sync.Mutex
-	heard   int // entries of the log
-	since   int // that of the present generation's decision
+	since   int // the entry of the present generation's decision
 	closed  bool
 	process *Process
 	present generation      // that it was told to connect to last
@@ -203,7 +212,8 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration)
 func (j *Job) begin(p *Process, actions []Action, at int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.process, j.heard = p, at
+	j.process = p
+	j.heard.Store(int64(at))
 	j.running.Go(j.writeAll)
 	j.act(actions)
 	j.running.Go(func() { j.read(at) })
@@ -279,6 +289,8 @@ func (r record) event() Event {
 		return Revoked{*r.Revoked}
 	case r.Posted != nil:
 		return *r.Posted
+	case r.Lives != nil:
+		return *r.Lives
 	case r.Decided != nil:
 		return Decided{*r.Decided}
 	case r.Dead != 0:
@@ -303,7 +315,7 @@ func (j *Job) read(i int) {
 func (j *Job) hear(i int, entry record) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.heard = i + 1
+	j.heard.Store(int64(i + 1))
 	if v := entry.Decided; v != nil && v.Generation > j.process.View().Generation {
 		j.since = i
 	}
@@ -312,6 +324,7 @@ func (j *Job) hear(i int, entry record) {
 	}
 	if p := entry.Posted; p != nil && p.ID == j.id && !j.closed {
 		j.after(grace, GraceOver{p.Generation})
+		j.after(j.patience/2, LateOver{p.Generation})
 		j.after(j.patience, GiveUp{p.Generation})
 	}
 }
@@ -333,10 +346,7 @@ func (j *Job) writeAll() {
 
 // write writes a record. With a decision, newcomers learn where the one before it is.
 func (j *Job) write(ctx context.Context, w writing) error {
-	j.mu.Lock()
-	heard := j.heard
-	j.mu.Unlock()
-	_, err := write(ctx, j.register, heard, w.record, nil)
+	_, err := write(ctx, j.register, int(j.heard.Load()), w.record, nil)
 	if err == nil && w.Decided != nil {
 		err = j.register.Set(ctx, sinceKey, fmt.Append(nil, w.since))
 	}
@@ -357,7 +367,10 @@ func (j *Job) act(actions []Action) {
 			j.writes <- writing{record: record{Posted: post}}
 		case Propose:
 			j.writes <- writing{record{Decided: &a.View}, j.since}
+		case Live:
+			j.writes <- writing{record: record{Lives: &Lives{a.Generation, j.id}}}
 		case Interrupt:
+			j.after(lingerTime, Lingers(a))
 			if j.present.Generation == a.Generation && j.present.end != nil {
 				j.present.end(errors.New("a process of the group has ended, or has left it"))
 			}

@@ -138,6 +138,41 @@ func TestALateRegisterLeavesNobodyBehind(t *testing.T) {
 	})
 }
 
+// TestABusyMemberIsWaitedFor: it computes a micro-batch when another one is lost. One that is
+// stopped cannot say that it lives, and one that hangs does not come.
+func TestABusyMemberIsWaitedFor(t *testing.T) {
+	for _, c := range []struct {
+		busy  time.Duration // process 3
+		lives bool
+		want  int
+	}{{20 * time.Second, true, 3}, {20 * time.Second, false, 2}, {40 * time.Second, true, 2}} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newTable()
+			first := First(1, 2, 3)
+			members := first.Members
+			if !c.lives {
+				members = members[:2]
+			}
+			var jobs []*Job
+			for _, id := range members {
+				j := Start(r, id, Limits{1, 3}, first, time.Minute)
+				t.Cleanup(j.Close)
+				connect(t, j)
+				jobs = append(jobs, j)
+			}
+			synctest.Wait()
+			jobs[0].Broken(0)
+			jobs[1].Broken(0)
+			if c.lives {
+				time.AfterFunc(c.busy, func() { jobs[2].Broken(0) })
+			}
+			if v := connect(t, jobs[0]); len(v.Members) != c.want {
+				t.Errorf("%+v: the members are %v", c, v.Members)
+			}
+		})
+	}
+}
+
 // TestAProcessWhoseLauncherDoesNotAnswerSaysSo: it was stopped, say, when another process died.
 func TestAProcessWhoseLauncherDoesNotAnswerSaysSo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
