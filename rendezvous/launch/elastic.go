@@ -186,9 +186,9 @@ func (w *watch) excludes(e ending) bool {
 	for _, r := range w.ranks[w.job.Ranks:] {
 		switch {
 		case r.host != host:
-		case w.pool.view.Rank(elastic.ID(r.number+1)) >= 0: // the next generation tells what it did
 		case w.pool.fit[r.number]:
 			row = 0
+		case w.pool.view.Rank(elastic.ID(r.number+1)) >= 0: // the next generation tells what it did
 		case slices.ContainsFunc(w.ends, func(e ending) bool {
 			return e.rank == r.number && e.failed() && !e.lost() && !w.pool.behind[e.rank]
 		}):

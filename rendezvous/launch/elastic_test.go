@@ -230,3 +230,20 @@ func TestALauncherThatWasStoppedSaysSo(t *testing.T) {
 		}
 	}
 }
+
+// TestANewcomerThatTrainsIsNoneInARow: also where it is one of the present ranks.
+func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
+	p := &pool{view: elastic.First(1), fit: map[int]bool{}, behind: map[int]bool{}}
+	w := &watch{job: Job{Ranks: 1}, pool: p, ranks: []*rank{{}}}
+	for n := 1; n < 2*maxFaults-1; n++ {
+		w.ranks = append(w.ranks, &rank{number: n})
+		if n == maxFaults {
+			p.view, p.fit[n] = elastic.First(1, elastic.ID(n+1)), true
+			continue
+		}
+		e := ending{rank: n, Status: killedBy(syscall.SIGKILL)}
+		if w.ends = append(w.ends, e); w.excludes(e) {
+			t.Errorf("newcomer %d is the last one", n)
+		}
+	}
+}
