@@ -105,8 +105,8 @@ func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (bac
 	}
 }
 
-// fails reports whether this process, a rank, is what cannot connect. If it is another one, that has
-// told why, or has ended the generation: this one asks before it tells the others.
+// fails reports whether this process, a rank, is what cannot connect. If it is another one, that
+// has told why, or has ended the generation: this one asks before it tells the others.
 func (e *Elastic) fails(err error, during context.Context, rank int) bool {
 	if errors.Is(err, errNoBackend) {
 		return slices.ContainsFunc(availabilities(e.backends, e.only), func(a availability) bool {

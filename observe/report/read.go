@@ -294,8 +294,8 @@ func (j *Job) readTraces(ids map[string]traceID) {
 		}
 	}
 	if n := len(earlier); n > 0 {
-		j.remarks = append(j.remarks, fmt.Sprintf("%s: of an earlier job, as are %d traces in all: "+
-			"they are left out", paths[earlier[0]], n))
+		j.remarks = append(j.remarks, fmt.Sprintf("%s: of an earlier job, as are %d traces in "+
+			"all: they are left out", paths[earlier[0]], n))
 	}
 }
 

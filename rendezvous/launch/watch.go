@@ -353,8 +353,8 @@ func (w *watch) noticeStop(now time.Time) {
 }
 
 func (w *watch) wasAway() string {
-	return fmt.Sprintf("the launcher was stopped for %v, and processes wait %v for it (EURYALE_TIMEOUT)",
-		w.away.Round(time.Second), w.patience)
+	return fmt.Sprintf("the launcher was stopped for %v, and processes wait %v for it "+
+		"(EURYALE_TIMEOUT)", w.away.Round(time.Second), w.patience)
 }
 
 // endStopped tells the ranks to end if one is stopped, or held in the kernel, so long that ranks

@@ -219,7 +219,8 @@ func (j *job) strike() {
 	slices.Sort(alive) // so that a seed has one order
 	victim := alive[j.random.IntN(len(alive))]
 	p := j.processes[victim]
-	if settled == 0 || settled == 1 && p.settled || !p.settled && len(j.unfit[p.machine]) == maxUnfit {
+	if settled == 0 || settled == 1 && p.settled ||
+		!p.settled && len(j.unfit[p.machine]) == maxUnfit {
 		return
 	}
 	p.struck = true
