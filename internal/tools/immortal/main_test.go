@@ -29,10 +29,10 @@ func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Chdir(root)
-	c := config{minutes: 0.01, seed: 1, model: "digits", steps: 100, ranks: 2, spares: 1, least: 1,
-		mean: 400 * time.Millisecond}
+	c := config{minutes: 0.01, seed: 1, model: "digits", steps: 60, ranks: 2, spares: 1, least: 1,
+		mean: 100 * time.Millisecond}
 	if os.Getenv("EURYALE_FULL") != "" {
-		c.minutes, c.stops, c.steps = 1, 5, 1500
+		c.minutes, c.stops, c.steps, c.mean = 1, 5, 1500, 400*time.Millisecond
 		for _, c.model = range []string{"convnet", "gpt", "digits"} {
 			killed(t, c)
 		}
