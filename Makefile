@@ -189,11 +189,12 @@ manifests:
 soak:
 	@$(GO) run ./internal/tools/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
 
-# Kill random processes of an elastic job for MINUTES, and compare its end with that of another one:
-# of RUNS jobs of RANKS, one after the other, by seeds from SEED on.
+# Kill random processes of elastic jobs for MINUTES, and compare their steps with those of a job in
+# which nobody dies. MODEL=gpt RANKS=8 says what they train; MACHINES=3 needs root.
 immortal:
 	@$(GO) run ./internal/tools/immortal -minutes $(MINUTES) -seed $(SEED) \
-		$(if $(RUNS),-runs $(RUNS)) $(if $(RANKS),-n $(RANKS))
+		$(if $(RANKS),-n $(RANKS)) $(if $(MODEL),-model $(MODEL)) \
+		$(if $(MACHINES),-machines $(MACHINES))
 
 # Run Gorgonia's own tests through package vm, and print what differs. It needs the module proxy.
 stock-tests:

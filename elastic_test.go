@@ -250,7 +250,8 @@ func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, mi
 	r.running.Go(func() {
 		hash, err := r.train(id, first, dies)
 		if errors.Is(err, errKilled) || id == r.unfit {
-			if _, err := elastic.Bury(r.t.Context(), r.register, id); err != nil {
+			deaths := elastic.NewDeaths(r.register, first)
+			if _, err := deaths.Bury(r.t.Context(), id); err != nil {
 				r.t.Error(err)
 			}
 		}
@@ -1011,6 +1012,59 @@ func endsAlone(t *testing.T, way elasticWay, lacks string) {
 		failed+1)
 	if r.end() != want {
 		t.Errorf("%+v, %s: other parameters than without it", way, lacks)
+	}
+}
+
+// broken is a backend that is not available any more, or that cannot connect.
+type broken struct {
+	backend.Backend
+	connects *atomic.Int32 // how often it still does
+	vanishes bool
+}
+
+func (b broken) Available() error {
+	if b.vanishes && b.connects.Load() <= 0 {
+		return errKilled
+	}
+	return b.Backend.Available()
+}
+
+func (b broken) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	if b.connects.Add(-1) < 0 {
+		return nil, errKilled
+	}
+	return b.Backend.Connect(ctx, w)
+}
+
+// TestARankThatCannotConnectAgainEndsAlone: another one was lost, and the rest go on.
+func TestARankThatCannotConnectAgainEndsAlone(t *testing.T) {
+	const steps = 6
+	want := elasticAlone(t, steps, bySolver)
+	for _, vanishes := range []bool{false, true} {
+		r := newElasticRun(t, "again", 4, steps, elastic.Limits{Least: 1, Most: 4},
+			func(id elastic.ID) func(step, micro int) bool {
+				return func(step, _ int) bool { return id == 4 && step == 2 }
+			}, bySolver.of, func(r *elasticRun) {
+				r.unfit = 1
+				r.backends = func(id elastic.ID) []backend.Backend {
+					if id != 1 {
+						return []backend.Backend{host.Backend{}}
+					}
+					once := &atomic.Int32{}
+					once.Store(1)
+					return []backend.Backend{broken{host.Backend{}, once, vanishes}}
+				}
+			})
+		r.running.Wait()
+		ended := 0
+		for i, err := range r.errs {
+			if err == nil && r.hashes[i] == want {
+				ended++
+			}
+		}
+		if ended != 2 {
+			t.Errorf("vanishes %t: %d ranks end as they should, %v", vanishes, ended, r.errs)
+		}
 	}
 }
 

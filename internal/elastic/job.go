@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // Register is a store that outlives the processes of a job: see rendezvous.Store.
 type Register interface {
 	Get(ctx context.Context, key string) ([]byte, error)
+	Set(ctx context.Context, key string, value []byte) error
 	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool,
 		err error)
 }
@@ -22,6 +24,7 @@ type record struct {
 	Hello   ID      `json:",omitempty"` // a newcomer begins to read
 	Revoked *int    `json:",omitempty"` // a generation
 	Posted  *Posted `json:",omitempty"`
+	Lives   *Lives  `json:",omitempty"`
 	Decided *View   `json:",omitempty"`
 	Dead    ID      `json:",omitempty"`
 }
@@ -46,20 +49,74 @@ func write(ctx context.Context, r Register, i int, entry record, passes func(tex
 	return 0, fmt.Errorf("write to the log of the elastic job: %w", err)
 }
 
-// Bury tells a job that a process has ended, and reports whether it had done its last step.
-func Bury(ctx context.Context, r Register, id ID) (left bool, err error) {
-	_, err = write(ctx, r, 0, record{Dead: id}, func(text []byte) {
-		var entry record
-		if json.Unmarshal(text, &entry) == nil && entry.Posted != nil {
-			left = left || entry.Posted.ID == id && entry.Posted.Position.Leaving
+// Deaths tells a job which processes have ended. Methods may be called by several goroutines.
+type Deaths struct {
+	mu       sync.Mutex
+	register Register
+	job      *Process // that only observes
+	next     int      // the first entry that it has not heard
+	left     map[ID]bool
+	behind   map[ID]bool
+}
+
+// NewDeaths returns those of a job with this first generation.
+func NewDeaths(r Register, first View) *Deaths {
+	p, _ := NewNewcomer(0, Limits{}, first) // which is never ready
+	return &Deaths{register: r, job: p, left: map[ID]bool{}, behind: map[ID]bool{}}
+}
+
+// Death is what a job knows of a process that has ended.
+type Death struct {
+	Left     bool // it had done its last step
+	Behind   bool // the others had left it behind
+	Finished bool // a process of the job has done its last step
+}
+
+// Bury tells that a process has ended.
+func (d *Deaths) Bury(ctx context.Context, id ID) (Death, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, err := write(ctx, d.register, d.next, record{Dead: id}, d.hear)
+	return Death{d.left[id], d.behind[id], len(d.left) > 0}, err
+}
+
+// hear takes the next entry of the log. d.mu is held.
+func (d *Deaths) hear(text []byte) {
+	d.next++
+	var entry record
+	if json.Unmarshal(text, &entry) != nil {
+		return // no process writes such
+	}
+	e := entry.event()
+	if p, ok := e.(Posted); ok && p.Position.Leaving {
+		d.left[p.ID] = true
+	}
+	if v, ok := e.(Decided); ok {
+		for _, id := range d.job.leavesBehind(v.View) {
+			d.behind[id] = true
 		}
-	})
-	return left, err
+	}
+	if e != nil {
+		e.apply(d.job) // also where nobody waits for newcomers any more, so that Step would not
+	}
 }
 
 // grace is how long members that have stopped wait for the others to post where they have. A rank
-// that is dead is known to be, so only one that is stopped or cut off takes as long.
-const grace = 2 * time.Second
+// that is dead is known to be, so only one that is stopped or cut off takes as long. It counts from
+// when a member hears its own post: where the register is late, so are the posts of the others.
+//
+// A member that lives and is busy, such as with a micro-batch or with planning, is waited for
+// longer: half of the time in which enough processes must be there. It says so lingerTime after its
+// generation has ended.
+const (
+	grace      = 2 * time.Second
+	lingerTime = grace / 4
+)
+
+// sinceKey has the number of an entry from which a newcomer can read the log. It is the decision of
+// a generation before the present one: who decided on the present one had heard it all, so the
+// deaths before are of processes that are no members.
+const sinceKey = "elastic/since"
 
 // StoppedError is why a process takes no part in its job any more.
 type StoppedError struct {
@@ -97,16 +154,24 @@ type Job struct {
 	over     context.Context
 	end      context.CancelCauseFunc
 	running  sync.WaitGroup
-	writes   chan record
+	writes   chan writing
+	heard    atomic.Int64 // entries of the log
 
 	newcomer func(ctx context.Context) error // begins the part of one; nil where it has begun
 
 	mu      sync.Mutex
+	since   int // the entry of the present generation's decision
 	closed  bool
 	process *Process
 	present generation      // that it was told to connect to last
 	timers  []*time.Timer   // of its end
 	next    chan generation // until Next takes it
+}
+
+// writing is a record to write, and with a decision the entry of the one before it.
+type writing struct {
+	record
+	since int
 }
 
 // generation is a view, and a context that ends with it.
@@ -120,7 +185,7 @@ type generation struct {
 // newcomer, which the others hear of in its first Next: they wait for it once it is let in. Less
 // than limits.Least processes wait as long as patience for others.
 func Start(r Register, id ID, limits Limits, first View, patience time.Duration) *Job {
-	j := &Job{id: id, register: r, patience: patience, writes: make(chan record, 64),
+	j := &Job{id: id, register: r, patience: patience, writes: make(chan writing, 64),
 		next: make(chan generation, 1)}
 	j.over, j.end = context.WithCancelCause(context.Background())
 	if first.Rank(id) >= 0 {
@@ -148,6 +213,7 @@ func (j *Job) begin(p *Process, actions []Action, at int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.process = p
+	j.heard.Store(int64(at))
 	j.running.Go(j.writeAll)
 	j.act(actions)
 	j.running.Go(func() { j.read(at) })
@@ -182,12 +248,18 @@ func Watch(ctx context.Context, r Register, first View, decided func(View)) erro
 // what has happened besides, and how many entries that are.
 func (j *Job) catchUp(ctx context.Context, first View) (present View, events []Event, read int,
 	err error) {
+	text, _, err := j.register.CompareAndSwap(ctx, sinceKey, nil, []byte("0"))
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &j.since)
+	}
+	if err != nil {
+		return first, nil, 0, fmt.Errorf("ask where the log of the elastic job begins: %w", err)
+	}
 	present = first
-	own, err := write(ctx, j.register, 0, record{Hello: j.id}, nil)
-	for i := 0; i < own && err == nil; i++ {
+	own, err := write(ctx, j.register, j.since, record{Hello: j.id}, func(text []byte) {
 		var entry record
-		if entry, err = j.entry(ctx, i); err != nil {
-			break
+		if json.Unmarshal(text, &entry) != nil {
+			return // no process writes such
 		}
 		if v := entry.Decided; v != nil && v.Generation > present.Generation {
 			present = *v
@@ -195,7 +267,7 @@ func (j *Job) catchUp(ctx context.Context, first View) (present View, events []E
 		if e := entry.event(); e != nil {
 			events = append(events, e)
 		}
-	}
+	})
 	return present, events, own + 1, err
 }
 
@@ -217,6 +289,8 @@ func (r record) event() Event {
 		return Revoked{*r.Revoked}
 	case r.Posted != nil:
 		return *r.Posted
+	case r.Lives != nil:
+		return *r.Lives
 	case r.Decided != nil:
 		return Decided{*r.Decided}
 	case r.Dead != 0:
@@ -233,26 +307,50 @@ func (j *Job) read(i int) {
 			j.end(err)
 			return
 		}
-		if e := entry.event(); e != nil {
-			j.step(e)
-		}
+		j.hear(i, entry)
 	}
 }
 
-// writeTime bounds how long a register takes to answer.
-const writeTime = 10 * time.Second
+// hear takes an entry of the log.
+func (j *Job) hear(i int, entry record) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.heard.Store(int64(i + 1))
+	if v := entry.Decided; v != nil && v.Generation > j.process.View().Generation {
+		j.since = i
+	}
+	if e := entry.event(); e != nil {
+		j.act(j.process.Step(e))
+	}
+	if p := entry.Posted; p != nil && p.ID == j.id && !j.closed {
+		j.after(grace, GraceOver{p.Generation})
+		j.after(j.patience/2, LateOver{p.Generation})
+		j.after(j.patience, GiveUp{p.Generation})
+	}
+}
 
 // writeAll writes what act gives it, in order, until Close.
 func (j *Job) writeAll() {
-	i := 0
-	for entry := range j.writes {
-		ctx, cancel := context.WithTimeout(context.Background(), writeTime)
-		var err error
-		if i, err = write(ctx, j.register, i, entry, nil); err != nil {
+	for w := range j.writes {
+		ctx, cancel := context.WithTimeout(context.Background(), j.patience)
+		if err := j.write(ctx, w); err != nil {
+			if ctx.Err() != nil {
+				err = fmt.Errorf("euryale run, which keeps the log of the elastic job, has not "+
+					"answered for %v (EURYALE_TIMEOUT): was it stopped? %w", j.patience, err)
+			}
 			j.end(fmt.Errorf("process %d: %w", j.id, err))
 		}
 		cancel()
 	}
+}
+
+// write writes a record. With a decision, newcomers learn where the one before it is.
+func (j *Job) write(ctx context.Context, w writing) error {
+	_, err := write(ctx, j.register, int(j.heard.Load()), w.record, nil)
+	if err == nil && w.Decided != nil {
+		err = j.register.Set(ctx, sinceKey, fmt.Append(nil, w.since))
+	}
+	return err
 }
 
 // act carries actions out. j.mu is held.
@@ -263,14 +361,16 @@ func (j *Job) act(actions []Action) {
 		}
 		switch a := a.(type) {
 		case Revoke:
-			j.writes <- record{Revoked: &a.Generation}
+			j.writes <- writing{record: record{Revoked: &a.Generation}}
 		case Post:
-			j.writes <- record{Posted: &Posted{a.Generation, j.id, a.Position}}
-			j.after(grace, GraceOver{a.Generation})
-			j.after(j.patience, GiveUp{a.Generation})
+			post := &Posted{a.Generation, j.id, a.Position}
+			j.writes <- writing{record: record{Posted: post}}
 		case Propose:
-			j.writes <- record{Decided: &a.View}
+			j.writes <- writing{record{Decided: &a.View}, j.since}
+		case Live:
+			j.writes <- writing{record: record{Lives: &Lives{a.Generation, j.id}}}
 		case Interrupt:
+			j.after(lingerTime, Lingers(a))
 			if j.present.Generation == a.Generation && j.present.end != nil {
 				j.present.end(errors.New("a process of the group has ended, or has left it"))
 			}

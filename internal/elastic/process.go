@@ -52,8 +52,17 @@ type (
 	Decided struct{ View View }
 	// Dead is a process that has ended.
 	Dead struct{ ID ID }
-	// GraceOver says that members which have not posted where they have stopped had time enough.
+	// Lives says that a member knows that a generation has ended, and will stop: it is busy.
+	Lives struct {
+		Generation int
+		ID         ID
+	}
+	// Lingers says that this process was interrupted a while ago, and has not stopped.
+	Lingers struct{ Generation int }
+	// GraceOver says that members which have not posted where they have stopped, and do not live,
+	// had time enough, and LateOver that also those had that live.
 	GraceOver struct{ Generation int }
+	LateOver  struct{ Generation int }
 	// GiveUp says that the members have waited long enough for more processes.
 	GiveUp struct{ Generation int }
 )
@@ -66,10 +75,13 @@ type Action interface{ action() }
 type (
 	// Revoke tells the members that a generation is broken.
 	Revoke struct{ Generation int }
-	// Interrupt ends the calls of a generation on this process. Broken follows.
+	// Interrupt ends the calls of a generation on this process. Broken follows, or Lingers in a
+	// while.
 	Interrupt struct{ Generation int }
+	// Live tells the members of a generation that this process lives.
+	Live struct{ Generation int }
 	// Post tells the members of a generation where this process has stopped, or, with the Phase
-	// Empty, that it is ready. GraceOver follows in a while.
+	// Empty, that it is ready. GraceOver and LateOver follow in a while.
 	Post struct {
 		Generation int
 		Position   Position
@@ -87,6 +99,7 @@ type (
 
 func (Revoke) action()    {}
 func (Interrupt) action() {}
+func (Live) action()      {}
 func (Post) action()      {}
 func (Propose) action()   {}
 func (Connect) action()   {}
@@ -117,7 +130,9 @@ type Process struct {
 
 	dead      map[ID]bool
 	posted    map[ID]Position // in the generation
+	lives     map[ID]bool     // who has said so in the generation
 	graceOver bool
+	lateOver  bool
 	proposed  bool
 	behind    bool // the others have gone on
 }
@@ -138,7 +153,7 @@ func NewNewcomer(id ID, limits Limits, present View) (*Process, []Action) {
 
 func newProcess(id ID, limits Limits, view View) *Process {
 	return &Process{id: id, limits: limits, view: view, dead: map[ID]bool{},
-		posted: map[ID]Position{}}
+		posted: map[ID]Position{}, lives: map[ID]bool{}}
 }
 
 // Step takes an event and returns what to do, in this order.
@@ -174,7 +189,8 @@ func (p *Process) enter(v View) []Action {
 
 // hear makes a generation the present one.
 func (p *Process) hear(v View) {
-	p.view, p.graceOver, p.proposed, p.posted = v, false, false, map[ID]Position{}
+	p.view, p.graceOver, p.lateOver, p.proposed = v, false, false, false
+	p.posted, p.lives = map[ID]Position{}, map[ID]bool{}
 }
 
 // member reports whether the process is a member of the present generation, and no newcomer.
@@ -206,7 +222,7 @@ func (p *Process) decide() []Action {
 		case at.Leaving:
 			next.Ending = true
 		case p.dead[id]:
-		case !ok && !p.graceOver:
+		case !ok && (!p.graceOver || p.lives[id] && !p.lateOver):
 			return nil
 		case !ok:
 			silent = true
@@ -248,6 +264,16 @@ func (p *Process) waitInVain() []Action {
 // alive returns the processes that are not known to be dead.
 func (p *Process) alive(ids []ID) []ID {
 	return slices.DeleteFunc(slices.Clone(ids), func(id ID) bool { return p.dead[id] })
+}
+
+// leavesBehind returns the members that are alive and not in the next generation.
+func (p *Process) leavesBehind(next View) []ID {
+	if next.Generation != p.view.Generation+1 {
+		return nil // another one was decided before
+	}
+	return slices.DeleteFunc(p.alive(p.view.Members), func(id ID) bool {
+		return next.Rank(id) >= 0 || p.posted[id].Leaving
+	})
 }
 
 // newcomers returns those that are alive and ready, the oldest first.
@@ -326,6 +352,21 @@ func (e Posted) apply(p *Process) []Action {
 	return p.decide()
 }
 
+func (e Lingers) apply(p *Process) []Action {
+	if !p.current(e.Generation) || p.lives[p.id] {
+		return nil
+	}
+	p.lives[p.id] = true
+	return []Action{Live(e)}
+}
+
+func (e Lives) apply(p *Process) []Action {
+	if e.Generation == p.view.Generation {
+		p.lives[e.ID] = true
+	}
+	return nil
+}
+
 func (e Decided) apply(p *Process) []Action {
 	switch {
 	case e.View.Generation <= p.view.Generation:
@@ -355,6 +396,14 @@ func (e GraceOver) apply(p *Process) []Action {
 		return nil
 	}
 	p.graceOver = true
+	return p.decide()
+}
+
+func (e LateOver) apply(p *Process) []Action {
+	if e.Generation != p.view.Generation {
+		return nil
+	}
+	p.lateOver = true
 	return p.decide()
 }
 

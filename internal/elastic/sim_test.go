@@ -142,11 +142,14 @@ func (s *simulation) act(c *simulated, actions []Action) {
 			s.tell(Revoked(a))
 		case Interrupt:
 			c.cut = true
+			c.grace = append(c.grace, Lingers(a))
+		case Live:
+			s.tell(Lives{a.Generation, c.id})
 		case Post:
 			c.gen = a.Generation // of which a newcomer has heard
 			s.generations[a.Generation].posted[c.id] = a.Position
 			s.tell(Posted{a.Generation, c.id, a.Position})
-			c.grace = append(c.grace, GraceOver{a.Generation})
+			c.grace = append(c.grace, GraceOver{a.Generation}, LateOver{a.Generation})
 		case Propose:
 			s.propose(a.View)
 		case Connect:

@@ -92,6 +92,7 @@ var arrows = []arrow{
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/tools/demo", []string{"..."}}, // a program that trains
 	{"internal/tools/soak", []string{"..."}}, // a command, for tests
+	{"internal/tools/immortal", []string{"..."}},
 	{"internal/tools/optable", []string{"internal/testing/conventions", "ops/nn", "vm"}},
 	{"internal/tools/...", []string{"bench/...", "internal/bench/..."}},
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
@@ -145,7 +146,7 @@ var fences = []fence{
 		"vm/internal/read",
 		"vm/internal/graphs", "bench/train", "bench/blas", "examples/...", "internal/residence",
 		"internal/stock", "internal/testing/conventions", "internal/tools/demo",
-		"internal/tools/optable", "internal/tools/soak",
+		"internal/tools/immortal", "internal/tools/optable", "internal/tools/soak",
 	}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 	{"charm.land", []string{"cmd/..."}, ""},

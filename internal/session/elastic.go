@@ -59,9 +59,10 @@ const (
 	// the first one start, and have the time of any job.
 	joinTime = 20 * time.Second
 	// maxTries is how often the same ranks try to connect before the error is final: what a
-	// program or its environment has wrong ends each try. A newcomer, which may be what has it
-	// wrong, gives up before the others do.
-	maxTries = 3
+	// program or its environment has wrong ends each try. Who may be at fault gives up before, and
+	// the others try without it: a newcomer two tries earlier, and then whoever sees that it fails
+	// itself.
+	maxTries = 4
 )
 
 // Next waits until this process is a member of a generation, has it leave the generation before,
@@ -85,8 +86,15 @@ func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (bac
 		if err := leave(view); err != nil {
 			return nil, view, err
 		}
-		s, err := e.connect(during, view)
-		if err != nil && (tries == maxTries || tries == maxTries-1 && view.New(e.id)) {
+		s, fails, err := e.connect(during, view)
+		limit := maxTries
+		switch {
+		case view.New(e.id):
+			limit -= 2
+		case fails:
+			limit--
+		}
+		if err != nil && tries >= limit {
 			return nil, view, fmt.Errorf("euryale: %w", err)
 		}
 		if err != nil {
@@ -116,8 +124,23 @@ func (e *Elastic) prepare() {
 	}
 }
 
-// connect connects this process to the members of a generation, which ends with a context.
-func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, error) {
+// fails reports whether this process, a rank, is what cannot connect. If it is another one, that
+// has told why, or has ended the generation: this one asks before it tells the others.
+func (e *Elastic) fails(err error, during context.Context, rank int) bool {
+	if errors.Is(err, errNoBackend) {
+		return slices.ContainsFunc(availabilities(e.backends, e.only), func(a availability) bool {
+			return a.Name == e.only && a.Problem != ""
+		})
+	}
+	var other interface{ Blames() int }
+	return during.Err() == nil &&
+		(!errors.As(err, &other) || other.Blames() < 0 || other.Blames() == rank)
+}
+
+// connect connects this process to the members of a generation, which ends with a context. If it
+// cannot, fails says whether this process is why.
+func (e *Elastic) connect(during context.Context, v elastic.View) (s *Session, fails bool,
+	err error) {
 	env := e.env
 	if v.Generation > 0 {
 		env.Timeout = min(env.Timeout, joinTime)
@@ -128,31 +151,31 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 	env.Rank, env.Size = v.Rank(e.id), len(v.Members)
 	env.LocalRank, env.LocalSize, env.Node = env.Rank, env.Size, 0
 	if err := e.meet(ctx, &env, v.Generation); err != nil {
-		return nil, err
+		return nil, e.fails(err, during, env.Rank), err
 	}
 	before := e.comm.Watch()
 	// Connect says what is wrong, and starts the watches of all ranks if one was watched.
 	env.Note, _ = note(e.backends, e.only, e.seat, before.Started())
 	w, err := rendezvous.Join(ctx, env)
 	if err != nil {
-		return nil, err
+		return nil, e.fails(err, during, env.Rank), err
 	}
 	w.Timeout = e.env.Timeout
 	seat, err := seatOf(ctx, w, e.backends)
-	var s *Session
 	if err == nil {
 		w.LocalRank = seat - 1
 		s, err = Connect(ctx, w, e.backends, nil, v.Generation)
 	}
 	if err != nil {
+		fails = e.fails(err, during, env.Rank)
 		Leave(w, err)
-		return nil, err
+		return nil, fails, err
 	}
 	if before.Served() {
 		s.watch.Serve()
 	}
 	e.seat, e.only = seat, s.Capabilities().Backend
-	return s, nil
+	return s, false, nil
 }
 
 // seatOf returns the number from 1 that this process has on its machine, in all generations: it

@@ -13,6 +13,7 @@ import (
 
 // truth is a job whose times are known: integers of nanoseconds, before clocks are set wrong.
 type truth struct {
+	group                 string // its name, "" for some
 	ranks, steps, buckets int
 	ahead                 func(rank int, at int64) int64 // of a clock
 	delayed               func(rank, step int) int64     // before the first call of a step
@@ -58,9 +59,10 @@ func (j truth) write(t *testing.T, dir string) {
 			}
 			fmt.Fprintf(&texts[r], `,{"name":%q,"cat":"collective","ph":"X","ts":%d.%03d,`+
 				`"dur":%d.%03d,"pid":%d,"tid":%d,"args":{"bytes":%d,"call":%q,`+
-				`"count":%d,"dtype":"f32","group":"run-1","rank":%[6]d,"seq":%[11]d%[12]s}}`+"\n",
+				`"count":%d,"dtype":"f32","group":%[13]q,"rank":%[6]d,"seq":%[11]d%[12]s}}`+"\n",
 				kind, from/1000, from%1000, (to-from)/1000, (to-from)%1000, r, queue, nbytes,
-				fmt.Sprintf(call, seq), nbytes/4, seq, algorithm)
+				fmt.Sprintf(call, seq), nbytes/4, seq, algorithm,
+				cmp.Or(j.group, "run-1"))
 		}
 		at = last + transfer
 	}

@@ -89,7 +89,7 @@ func Read(dir string) (*Job, error) {
 	}
 	j := &Job{name: filepath.Base(path), curves: map[curveID]map[float64]float64{},
 		attempts: map[int]*attempt{}}
-	traces := map[traceID]string{}
+	traces := map[string]traceID{}
 	err = filepath.WalkDir(path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -97,7 +97,7 @@ func Read(dir string) (*Job, error) {
 		if m := traceName.FindStringSubmatch(path); m != nil {
 			generation, _ := strconv.Atoi(m[1]) // 0 without
 			rank, _ := strconv.Atoi(m[2])
-			traces[traceID{generation, rank}] = path
+			traces[path] = traceID{generation, rank, m[1] != ""}
 			return nil
 		}
 		info, err := d.Info()
@@ -276,19 +276,43 @@ func (j *Job) point(id curveID, x, y float64, file bool) {
 }
 
 // readTraces reads the traces of all ranks, several at once.
-func (j *Job) readTraces(paths map[traceID]string) {
-	ranks := slices.SortedFunc(maps.Keys(paths), func(a, b traceID) int {
-		return cmp.Or(a.generation-b.generation, a.rank-b.rank)
+func (j *Job) readTraces(ids map[string]traceID) {
+	paths := slices.SortedFunc(maps.Keys(ids), func(a, b string) int {
+		return cmp.Or(ids[a].generation-ids[b].generation, ids[a].rank-ids[b].rank,
+			strings.Compare(a, b))
 	})
-	traces, errs := make([]*trace, len(ranks)), make([]error, len(ranks))
+	traces, errs := make([]*trace, len(paths)), make([]error, len(paths))
 	var all sync.WaitGroup
-	for i, id := range ranks {
-		all.Go(func() { traces[i], errs[i] = readTrace(paths[id], id) })
+	for i, path := range paths {
+		all.Go(func() { traces[i], errs[i] = readTrace(path, ids[path]) })
 	}
 	all.Wait()
+	earlier := ofEarlierJobs(traces)
 	for i, t := range traces {
-		if j.found(paths[ranks[i]], t != nil, errs[i]); t != nil {
+		if j.found(paths[i], t != nil, errs[i]); t != nil && !slices.Contains(earlier, i) {
 			j.traces, j.size = append(j.traces, t), max(j.size, t.rank+1)
 		}
 	}
+	if n := len(earlier); n > 0 {
+		j.remarks = append(j.remarks, fmt.Sprintf("%s: of an earlier job, as are %d traces in "+
+			"all: they are left out", paths[earlier[0]], n))
+	}
+}
+
+// ofEarlierJobs returns which traces are of earlier jobs than the last one: a job of fewer ranks,
+// or of fewer generations, does not overwrite them all.
+func ofEarlierJobs(traces []*trace) (all []int) {
+	var newest *trace
+	called := func(t *trace) bool { return t != nil && len(t.calls) > 0 }
+	for _, t := range traces {
+		if called(t) && (newest == nil || t.calls[0].Start > newest.calls[0].Start) {
+			newest = t
+		}
+	}
+	for i, t := range traces {
+		if called(t) && t.jobOf() != newest.jobOf() {
+			all = append(all, i)
+		}
+	}
+	return all
 }

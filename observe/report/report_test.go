@@ -315,6 +315,33 @@ func TestGenerationsOfAnElasticJobAreOneJob(t *testing.T) {
 	}
 }
 
+// TestTracesOfAnEarlierJobAreLeftOut: it had more ranks and generations, or was not elastic.
+func TestTracesOfAnEarlierJobAreLeftOut(t *testing.T) {
+	dir := t.TempDir()
+	write := func(ranks int, name, group string, at int64) {
+		truth{ranks: ranks, steps: 5, buckets: 1, named: name, group: group,
+			delayed: func(int, int) int64 { return 0 },
+			ahead:   func(int, int64) int64 { return at * 1e9 }}.write(t, dir)
+	}
+	write(4, "trace", "run-MKP7NUIKOCGG-I6MXIOPE", 0)
+	for generation := range 4 {
+		write(3, fmt.Sprintf("trace.g%d", generation), fmt.Sprintf(
+			"run-AAAAAAAAAAAA.%d-%d", generation, 22222222+generation), 10)
+	}
+	for generation := range 2 {
+		write(2, fmt.Sprintf("trace.g%d", generation), fmt.Sprintf(
+			"run-BBBBBBBBBBBB.%d-%d", generation, 22222222+generation), 20)
+	}
+	j := read(t, dir)
+	if len(j.traces) != 4 || j.size != 2 || len(j.steps) != 10 {
+		t.Errorf("%d traces of %d ranks, %d steps", len(j.traces), j.size, len(j.steps))
+	}
+	const says = "of an earlier job, as are 12 traces in all: they are left out"
+	if len(j.remarks) != 1 || !strings.Contains(j.remarks[0], says) {
+		t.Errorf("it remarks %q", j.remarks)
+	}
+}
+
 // TestChartsOfStrangeNumbersEnd: of one point, of none, and of numbers that a float64 cannot tell
 // apart.
 func TestChartsOfStrangeNumbersEnd(t *testing.T) {

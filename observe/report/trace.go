@@ -15,7 +15,10 @@ import (
 )
 
 // traceID says whose trace it is. Jobs that are not elastic have one generation.
-type traceID struct{ generation, rank int }
+type traceID struct {
+	generation, rank int
+	elastic          bool
+}
 
 // trace is what a rank has recorded.
 type trace struct {
@@ -55,6 +58,22 @@ func (c *event) syncs() bool {
 }
 
 type nanos = chrome.Nanos
+
+// groupName finds the name of a job in that of its group, before what is unique to the group, and
+// generationName what an elastic job has in between.
+var (
+	groupName      = regexp.MustCompile(`^(.*)-[A-Z2-7]{8}`)
+	generationName = regexp.MustCompile(`\.\d+$`)
+)
+
+// jobOf returns what all traces of a job have in common.
+func (t *trace) jobOf() string {
+	name := groupName.FindString(t.calls[0].Args.Group)
+	if t.elastic {
+		name = generationName.ReplaceAllString(groupName.ReplaceAllString(name, "$1"), "")
+	}
+	return name
+}
 
 // readTrace returns nil for a file that is no trace.
 func readTrace(path string, id traceID) (*trace, error) {

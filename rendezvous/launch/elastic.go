@@ -25,10 +25,10 @@ const (
 	// stoppedLooks is after how many looks in a row a process that is stopped is ended: the others
 	// wait for it.
 	stoppedLooks = 3
-	// maxFaults is how many processes may end with an error of their own while the job goes on
-	// with no further step. After that nothing is started any more: the program has the error.
-	// Nor is it on a host where as many newcomers in a row have ended so, and have done no step,
-	// however many the others do: the host has the error.
+	// maxFaults is how many processes may fail (see fails) in one step of the job. After that
+	// nothing is started any more: the program is at fault. It is also how many newcomers in a row
+	// may end on a host, in whatever way, before their first step. After that nothing is started on
+	// this host: it is at fault, such as by too little memory, whose processes the kernel kills.
 	maxFaults = 5
 )
 
@@ -36,11 +36,14 @@ const (
 type pool struct {
 	*Elastic
 	register *rendezvous.Register
-	faults   int      // processes that have ended with an error of their own since step
-	step     int      // with which the job has gone on
+	faults   int      // processes that have failed in step
+	step     int      // of the job
 	finished bool     // a process has done its last step
-	failed   []ending // of those with an error of their own after their last step
-	unfit    bool     // newcomers on this machine are
+	failed   []ending // of processes that have failed after their last step
+	unfit    bool     // newcomers on this machine end before their first step
+
+	deaths *elastic.Deaths
+	behind map[int]bool // numbers of processes that the others have left behind
 
 	mu   sync.Mutex
 	view elastic.View // of the present generation
@@ -84,13 +87,15 @@ func newPool(j Job, env []string) (*pool, error) {
 		return nil, err
 	}
 	first := elastic.Env{First: j.Ranks}.FirstView()
-	p := &pool{Elastic: j.Elastic, view: first, fit: map[int]bool{}, over: make(chan error, 1)}
+	p := &pool{Elastic: j.Elastic, view: first, fit: map[int]bool{}, behind: map[int]bool{},
+		over: make(chan error, 1)}
 	p.register, err = rendezvous.ServeRegister(job, len(j.Hosts) > 0, func(process int) {
 		p.bury(process)
 	})
 	if err != nil {
 		return nil, err
 	}
+	p.deaths = elastic.NewDeaths(p.register.Store(), first)
 	ctx, stop := context.WithCancel(context.Background())
 	p.stop = stop
 	p.watches.Go(func() {
@@ -119,12 +124,11 @@ func (p *pool) goesOn(v elastic.View) {
 	p.view = v
 }
 
-// bury tells the job that a process, counted from 1, has ended, and reports whether it had done its
-// last step.
-func (p *pool) bury(process int) (left bool) {
+// bury tells the job that a process, counted from 1, has ended.
+func (p *pool) bury(process int) elastic.Death {
 	// the register is in this process: an error would be that of a closed one
-	left, _ = elastic.Bury(context.Background(), p.register.Store(), elastic.ID(process))
-	return left
+	d, _ := p.deaths.Bury(context.Background(), elastic.ID(process))
+	return d
 }
 
 // variable tells a process which one it is of a job of so many ranks.
@@ -149,9 +153,10 @@ func (p *pool) reached(h *remote) string {
 // replaces hears of the end of a process, and reports whether another one is to take its place. One
 // that has ended well before its last step has left its place for good.
 func (p *pool) replaces(e ending) bool {
-	left := p.bury(e.rank + 1)
-	p.finished = p.finished || left
-	if left && e.own() {
+	d := p.bury(e.rank + 1)
+	p.behind[e.rank] = d.Behind
+	p.finished = d.Finished
+	if d.Left && p.fails(e) {
 		p.failed = append(p.failed, e)
 	}
 	p.mu.Lock()
@@ -159,14 +164,17 @@ func (p *pool) replaces(e ending) bool {
 		p.step, p.faults = step, 0
 	}
 	p.mu.Unlock()
-	if e.own() {
+	if p.fails(e) {
 		p.faults++
 	}
 	return !p.finished && e.failed() && p.faults < maxFaults
 }
 
-// own reports whether the process itself failed: no signal ended it, nor the loss of a rank.
-func (e ending) own() bool { return e.failed() && !wasEnded(e.Status) && !e.lost() }
+// fails reports whether a process has failed by itself: no signal has ended it, its host is not
+// lost, and the others have not left it behind, as they do where the machine has no time for it.
+func (p *pool) fails(e ending) bool {
+	return e.failed() && !wasEnded(e.Status) && !e.lost() && !p.behind[e.rank]
+}
 
 // excludes hears of the end of a process, and reports whether it is the one after which nothing is
 // started on its host any more, or on this machine.
@@ -183,8 +191,9 @@ func (w *watch) excludes(e ending) bool {
 		case r.host != host:
 		case w.pool.fit[r.number]:
 			row = 0
+		case w.pool.view.Rank(elastic.ID(r.number+1)) >= 0: // the next generation tells what it did
 		case slices.ContainsFunc(w.ends, func(e ending) bool {
-			return e.rank == r.number && e.own()
+			return e.rank == r.number && e.failed() && !e.lost() && !w.pool.behind[e.rank]
 		}):
 			row++
 		}
@@ -202,8 +211,7 @@ func (w *watch) endedElastic(e ending) {
 	if w.why != nil || w.pool.finished || w.pool.lost != nil {
 		return
 	}
-	const unfit = "the last %d that came have ended with an error of their own before they had " +
-		"done a step"
+	const unfit = "the last %d that came have ended before they had done a step"
 	excludes := w.excludes(e)
 	if excludes && w.hosts != nil {
 		w.notice(fmt.Sprintf("host %s gets no more processes: "+unfit, e.host, maxFaults))
@@ -213,8 +221,8 @@ func (w *watch) endedElastic(e ending) {
 	case !e.failed():
 		w.notice(ended + " before its last step: nothing takes its place")
 	case w.pool.faults >= maxFaults:
-		w.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have ended with "+
-			"an error of their own in step %d", ended, w.pool.faults, w.pool.step))
+		w.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have failed in "+
+			"step %d", ended, w.pool.faults, w.pool.step))
 	case excludes && w.hosts == nil:
 		w.notice(fmt.Sprintf("%s: nothing takes its place, nor that of others: "+unfit, ended,
 			maxFaults))

@@ -1,3 +1,5 @@
+//go:build unix
+
 package launch
 
 import (
@@ -6,7 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
 )
@@ -140,11 +144,17 @@ func TestNothingStartsAfterAProcessThatCannot(t *testing.T) {
 }
 
 // TestAHostOfUnfitNewcomersGetsNoMore: five in a row that have done no step, however many the
-// others do.
+// others do, whether they have ended with an error or the kernel has killed them.
 func TestAHostOfUnfitNewcomersGetsNoMore(t *testing.T) {
+	for _, status := range []syscall.WaitStatus{exits(1), killedBy(syscall.SIGKILL)} {
+		testUnfit(t, status)
+	}
+}
+
+func testUnfit(t *testing.T, status syscall.WaitStatus) {
 	bad, good := &remote{Host: Host{"bad", 9}, ranks: 9}, &remote{Host: Host{"good", 9}, ranks: 9}
 	for _, hosts := range [][]*remote{{nil, nil}, {bad, good}} {
-		p := &pool{view: elastic.First(1), fit: map[int]bool{}}
+		p := &pool{view: elastic.First(1), fit: map[int]bool{}, behind: map[int]bool{}}
 		w := &watch{job: Job{Ranks: 1}, pool: p, ranks: []*rank{{host: hosts[1]}}}
 		if hosts[0] != nil {
 			w.hosts = hosts
@@ -163,7 +173,7 @@ func TestAHostOfUnfitNewcomersGetsNoMore(t *testing.T) {
 			w.ranks = append(w.ranks, r)
 			goesOn(1, elastic.ID(r.number+1))
 			step += steps
-			e := ending{rank: r.number, Status: 1 << 8}
+			e := ending{rank: r.number, Status: status}
 			w.ends = append(w.ends, e)
 			if w.excludes(e) {
 				said++
@@ -205,5 +215,57 @@ func TestAProcessThatEndsBeforeItsLastStepIsNotTheEndOfTheJob(t *testing.T) {
 	}
 	if !strings.Contains(notices.String(), "process 0 has ended (exit status 0) before its last") {
 		t.Errorf("the notices are %s", notices.String())
+	}
+}
+
+// TestProcessesThatAreLeftBehindAreReplaced: the machine had no time for them, and their errors are
+// not the program's.
+func TestProcessesThatAreLeftBehindAreReplaced(t *testing.T) {
+	for behind, want := range map[bool]int{false: maxFaults, true: 0} {
+		p := &pool{view: elastic.First(1, 2), behind: map[int]bool{}}
+		for n := range maxFaults {
+			p.behind[n] = behind
+			if e := (ending{rank: n, Status: exits(1)}); p.fails(e) {
+				p.faults++
+			}
+		}
+		if p.faults != want {
+			t.Errorf("left behind: %t: %d have failed", behind, p.faults)
+		}
+	}
+}
+
+// TestALauncherThatWasStoppedSaysSo: the processes did not wait for it, and who died first is not
+// why the job has ended.
+func TestALauncherThatWasStoppedSaysSo(t *testing.T) {
+	for stopped, says := range map[time.Duration]string{time.Second: "rank 0 failed",
+		time.Minute: "the launcher was stopped for 1m0s, and processes wait 10s for it"} {
+		lost := &elastic.StoppedError{Why: elastic.StateLost}
+		w := &watch{pool: &pool{lost: lost}, patience: 10 * time.Second, screen: newScreen(),
+			ends: []ending{{Status: killedBy(syscall.SIGKILL)}}}
+		began := time.Now()
+		w.noticeStop(began)
+		w.noticeStop(began.Add(stopped))
+		err := w.outcome()
+		if !errors.Is(err, lost) || !strings.Contains(err.Error(), says) {
+			t.Errorf("after %v: %v", stopped, err)
+		}
+	}
+}
+
+// TestANewcomerThatTrainsIsNoneInARow: also where it is one of the present ranks.
+func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
+	p := &pool{view: elastic.First(1), fit: map[int]bool{}, behind: map[int]bool{}}
+	w := &watch{job: Job{Ranks: 1}, pool: p, ranks: []*rank{{}}}
+	for n := 1; n < 2*maxFaults-1; n++ {
+		w.ranks = append(w.ranks, &rank{number: n})
+		if n == maxFaults {
+			p.view, p.fit[n] = elastic.First(1, elastic.ID(n+1)), true
+			continue
+		}
+		e := ending{rank: n, Status: killedBy(syscall.SIGKILL)}
+		if w.ends = append(w.ends, e); w.excludes(e) {
+			t.Errorf("newcomer %d is the last one", n)
+		}
 	}
 }

@@ -48,10 +48,13 @@ type watch struct {
 	timer <-chan time.Time // when next is sent, nil for never
 	next  syscall.Signal
 
-	patient bool // the timer belongs to hear, and any failure here replaces it
-	killed  bool // SIGKILL was sent
-	named   bool // the ranks were named that it has not ended
-	left    bool // the launcher ends without them
+	patient bool          // the timer belongs to hear, and any failure here replaces it
+	looked  time.Time     // at processes
+	away    time.Duration // that this one was stopped for, if too long for those of an elastic job
+
+	killed bool // SIGKILL was sent
+	named  bool // the ranks were named that it has not ended
+	left   bool // the launcher ends without them
 }
 
 // newWatch returns an attempt whose ranks share an environment.
@@ -196,6 +199,7 @@ func (w *watch) run(ctx context.Context) error {
 		case text := <-w.reports.first:
 			w.hear(text)
 		case <-looks.C:
+			w.noticeStop(time.Now())
 			w.endStopped()
 		}
 	}
@@ -226,6 +230,8 @@ func (w *watch) outcome() error {
 		return fmt.Errorf("%w\n%s", w.why, strings.Join(f.Hang, "\n"))
 	case w.why != nil:
 		return w.why
+	case f != nil && w.pool != nil && w.pool.lost != nil && w.away > 0:
+		return fmt.Errorf("%w; %s", w.pool.lost, w.wasAway())
 	case f != nil && w.pool != nil && w.pool.lost != nil:
 		return fmt.Errorf("%w; %w", w.pool.lost, f)
 	case f != nil:
@@ -335,6 +341,21 @@ func (w *watch) abandonRest() {
 			w.ended(r.ending(ending{at: time.Now(), Asked: true, Hang: text}))
 		}
 	}
+}
+
+// noticeStop notices that this process itself was stopped for longer than processes of an elastic
+// job wait for it.
+func (w *watch) noticeStop(now time.Time) {
+	if away := now.Sub(w.looked); w.pool != nil && !w.looked.IsZero() && away > w.patience {
+		w.away = away
+		w.notice(w.wasAway())
+	}
+	w.looked = now
+}
+
+func (w *watch) wasAway() string {
+	return fmt.Sprintf("the launcher was stopped for %v, and processes wait %v for it "+
+		"(EURYALE_TIMEOUT)", w.away.Round(time.Second), w.patience)
 }
 
 // endStopped tells the ranks to end if one is stopped, or held in the kernel, so long that ranks

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // config is the command line.
@@ -119,14 +121,14 @@ func soak(ctx context.Context, c config, out io.Writer) (t totals, err error) {
 func (s *soaking) work(ctx context.Context) {
 	runtime.LockOSThread() // the kernel kills what a thread has started when that thread ends
 	defer runtime.UnlockOSThread()
-	at, g := s.site, &ground{}
+	at, g := s.site, &proctest.Ground{}
 	var err error
-	if at.machines, err = g.machines(); err == nil {
+	if at.machines, err = makeMachines(g); err == nil {
 		for number, ok := s.take(ctx); ok; number, ok = s.take(ctx) {
 			s.run(ctx, newJob(s.seed, number), at)
 		}
 	}
-	if err = errors.Join(err, g.leave()); err != nil {
+	if err = errors.Join(err, g.Leave()); err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.err = cmp.Or(s.err, err)

@@ -52,7 +52,7 @@ type running struct {
 	job       job
 	id        string // in the environment of all its processes
 	processes []*process
-	ground    *ground // what it needs besides processes
+	ground    *proctest.Ground // what it needs besides processes
 	began     time.Time
 	stop      context.CancelFunc // ends what disturbs it
 	others    sync.WaitGroup     // that disturb or watch it
@@ -74,16 +74,16 @@ func (j job) execute(ctx context.Context, at site) (o outcome, err error) {
 
 // begin starts a job.
 func (j job) begin(ctx context.Context, at site) (r *running, err error) {
-	r = &running{site: at, job: j, id: rand.Text(), ground: &ground{}, began: time.Now()}
+	r = &running{site: at, job: j, id: rand.Text(), ground: &proctest.Ground{}, began: time.Now()}
 	for _, dir := range []*string{&r.tmp, &r.shm} {
 		if *dir, err = os.MkdirTemp(*dir, "job-"); err != nil {
-			return nil, errors.Join(err, r.ground.leave())
+			return nil, errors.Join(err, r.ground.Leave())
 		}
 		r.ground.Cleanup(func() { os.RemoveAll(*dir) })
 	}
-	if err := r.ground.run(r.start); err != nil {
+	if err := r.ground.Run(r.start); err != nil {
 		r.signalAll(syscall.SIGKILL)
-		return nil, errors.Join(err, r.ground.leave())
+		return nil, errors.Join(err, r.ground.Leave())
 	}
 	disturbing, stop := context.WithCancel(ctx)
 	r.stop = stop
@@ -115,7 +115,7 @@ func (r *running) end(ctx context.Context) (o outcome) {
 	o.stays = r.leftovers()
 	r.signalAll(syscall.SIGKILL)
 	o.struck, o.stall = r.struck.Load(), r.pulse.worst(r.began)
-	if err := r.ground.leave(); err != nil {
+	if err := r.ground.Leave(); err != nil {
 		o.stays = append(o.stays, err.Error())
 	}
 	o.visits = int(r.visits.Load())
@@ -289,7 +289,7 @@ func (r *running) cutLater(ctx context.Context) {
 	case <-time.After(r.job.failure.after):
 		m := r.machines[r.job.machineOf(r.job.failure.rank)]
 		r.ground.Cleanup(func() { m.Mend(r.ground) })
-		if err := r.ground.run(func() error { m.Cut(r.ground); return nil }); err == nil {
+		if err := r.ground.Run(func() error { m.Cut(r.ground); return nil }); err == nil {
 			r.struck.Store(time.Now().UnixMicro())
 		}
 	}

@@ -13,7 +13,8 @@ import (
 // one run.
 //
 // Sums that are not complete are kept from run to run: one in the order of the runs, and in a tree
-// those of [backend.Carry], of which the largest lies where that of the whole branch will.
+// those of [backend.Carry], of which the largest lies where that of the whole branch will. One of a
+// single run lies where that of two will, if it can: what is added in place is in the caches.
 type Accumulation struct {
 	Runs int  // of a step; 0 is 1
 	Tree bool // in the association backend.Tree, otherwise in the order of the runs
@@ -60,17 +61,22 @@ func (a Accumulation) sum(run int) (s sum) {
 		run -= branches[branch]
 	}
 	size := branches[branch]
-	add, to := backend.Carry(run, size)
-	for _, level := range append(add, to) {
-		if level == backend.TopLevel(size) {
-			level = branch
-		} else {
-			level += len(branches)
+	top := backend.TopLevel(size)
+	at := func(level int) int {
+		if level == 0 && top > 0 && run>>1&1 == 0 {
+			level = 1 // which is free, and gets the sum of this run and the next, then in place
 		}
-		s.add = append(s.add, level)
+		if level == top {
+			return branch
+		}
+		return level + len(branches)
 	}
-	last := len(s.add) - 1
-	return sum{s.add[:last], s.add[last]}
+	add, to := backend.Carry(run, size)
+	for _, level := range add {
+		s.add = append(s.add, at(level))
+	}
+	s.to = at(to)
+	return s
 }
 
 // Of returns the kind of each run of a step: runs of one kind have the same steps. The last kind is

@@ -1,0 +1,256 @@
+package elastic
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// table is a register that can be late.
+type table struct {
+	mu     sync.Mutex
+	values map[string][]byte
+	more   chan struct{} // closed with the next change
+	late   time.Time     // it answers nobody before
+	calls  int
+}
+
+func newTable() *table { return &table{values: map[string][]byte{}, more: make(chan struct{})} }
+
+func (r *table) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool,
+	error) {
+	if err := r.answers(ctx); err != nil {
+		return nil, false, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	there := r.values[key]
+	if !bytes.Equal(there, old) {
+		return there, false, nil
+	}
+	r.set(key, new)
+	return new, true, nil
+}
+
+func (r *table) Set(ctx context.Context, key string, value []byte) error {
+	if err := r.answers(ctx); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.set(key, value)
+	return nil
+}
+
+// set sets a value. r.mu is held.
+func (r *table) set(key string, value []byte) {
+	r.values[key] = value
+	close(r.more)
+	r.more = make(chan struct{})
+}
+
+func (r *table) Get(ctx context.Context, key string) ([]byte, error) {
+	if err := r.answers(ctx); err != nil {
+		return nil, err
+	}
+	for {
+		r.mu.Lock()
+		value, more, late := r.values[key], r.more, time.Until(r.late)
+		r.mu.Unlock()
+		if value != nil && late <= 0 {
+			return value, nil
+		}
+		select {
+		case <-more:
+		case <-time.After(max(late, time.Second)):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// answers waits until the register answers.
+func (r *table) answers(ctx context.Context) error {
+	r.mu.Lock()
+	r.calls++
+	late := time.Until(r.late)
+	r.mu.Unlock()
+	select {
+	case <-time.After(late):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// stop has the register answer nobody for a while.
+func (r *table) stop(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.late = time.Now().Add(d)
+}
+
+// begin starts the members of a first generation, which connect.
+func begin(t *testing.T, r Register, first View) (jobs []*Job) {
+	for _, id := range first.Members {
+		j := Start(r, id, Limits{1, len(first.Members) + 1}, first, time.Minute)
+		t.Cleanup(j.Close)
+		connect(t, j)
+		jobs = append(jobs, j)
+	}
+	return jobs
+}
+
+// connect has a process take part in the next generation.
+func connect(t *testing.T, j *Job) View {
+	t.Helper()
+	v, _, err := j.Next(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.Connected(v.Generation)
+	j.CaughtUp(v.Generation)
+	return v
+}
+
+// TestALateRegisterLeavesNobodyBehind: a launcher that has no time for longer than the grace takes
+// all posts at once then.
+func TestALateRegisterLeavesNobodyBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTable()
+		jobs := begin(t, r, First(1, 2, 3))
+		synctest.Wait()
+		r.stop(5 * grace)
+		for _, j := range jobs {
+			time.Sleep(grace / 4)
+			j.Broken(0)
+		}
+		for _, j := range jobs {
+			if v := connect(t, j); len(v.Members) != 3 {
+				t.Errorf("generation %d has members %v", v.Generation, v.Members)
+			}
+		}
+	})
+}
+
+// TestABusyMemberIsWaitedFor: it computes a micro-batch when another one is lost. One that is
+// stopped cannot say that it lives, and one that hangs does not come.
+func TestABusyMemberIsWaitedFor(t *testing.T) {
+	for _, c := range []struct {
+		busy  time.Duration // process 3
+		lives bool
+		want  int
+	}{{20 * time.Second, true, 3}, {20 * time.Second, false, 2}, {40 * time.Second, true, 2}} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newTable()
+			first := First(1, 2, 3)
+			members := first.Members
+			if !c.lives {
+				members = members[:2]
+			}
+			var jobs []*Job
+			for _, id := range members {
+				j := Start(r, id, Limits{1, 3}, first, time.Minute)
+				t.Cleanup(j.Close)
+				connect(t, j)
+				jobs = append(jobs, j)
+			}
+			synctest.Wait()
+			jobs[0].Broken(0)
+			jobs[1].Broken(0)
+			if c.lives {
+				time.AfterFunc(c.busy, func() { jobs[2].Broken(0) })
+			}
+			if v := connect(t, jobs[0]); len(v.Members) != c.want {
+				t.Errorf("%+v: the members are %v", c, v.Members)
+			}
+		})
+	}
+}
+
+// TestAProcessWhoseLauncherDoesNotAnswerSaysSo: it was stopped, say, when another process died.
+func TestAProcessWhoseLauncherDoesNotAnswerSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTable()
+		jobs := begin(t, r, First(1, 2))
+		synctest.Wait()
+		r.stop(time.Hour)
+		jobs[0].Broken(0)
+		const says = "process 1: euryale run, which keeps the log of the elastic job, has not " +
+			"answered for 1m0s"
+		_, _, err := jobs[0].Next(t.Context())
+		if err == nil || !strings.HasPrefix(err.Error(), says) ||
+			!errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the error is %v", err)
+		}
+	})
+}
+
+// TestANewcomerReadsOnlyTheEndOfTheLog: it knows the members and who of them is dead.
+func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTable()
+		first := First(1, 2, 3)
+		jobs := begin(t, r, first)
+		deaths := NewDeaths(r, first)
+		const generations = 50
+		for g := range generations {
+			if g == generations-2 {
+				if _, err := deaths.Bury(t.Context(), 3); err != nil {
+					t.Fatal(err)
+				}
+				jobs[2].Close()
+				jobs = jobs[:2]
+			}
+			for _, j := range jobs {
+				j.Broken(g)
+			}
+			for _, j := range jobs {
+				connect(t, j)
+			}
+			synctest.Wait()
+		}
+		r.calls = 0
+		j := Start(r, 4, Limits{1, 3}, first, time.Minute)
+		t.Cleanup(j.Close)
+		go j.Next(t.Context())
+		synctest.Wait()
+		if r.calls > 30 {
+			t.Errorf("a newcomer asks %d times", r.calls)
+		}
+		if !jobs[0].Waits() {
+			t.Error("the others do not know of it")
+		}
+		for _, old := range jobs {
+			old.Admits(generations)
+		}
+		if v := connect(t, jobs[0]); len(v.Members) != 3 || !v.New(4) {
+			t.Errorf("the members are %v", v.Members)
+		}
+	})
+}
+
+func TestDeathsTellWhoHadLeftOrWasLeftBehind(t *testing.T) {
+	r := newTable()
+	first := First(1, 2, 3, 4)
+	next := View{Generation: 1, Members: []ID{2, 3}, At: first.At[:2]}
+	for i, entry := range []record{{Posted: &Posted{0, 2, first.At[0]}},
+		{Posted: &Posted{0, 4, Position{Leaving: true}}}, {Dead: 4}, {Decided: &next},
+		{Decided: &View{Generation: 1}}} {
+		if _, err := write(t.Context(), r, i, entry, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deaths := NewDeaths(r, first)
+	for id, want := range map[ID]Death{1: {Behind: true}, 2: {}, 3: {}, 4: {Left: true}} {
+		want.Finished = true
+		if d, err := deaths.Bury(t.Context(), id); err != nil || d != want {
+			t.Errorf("process %d: %+v, %v", id, d, err)
+		}
+	}
+}

@@ -1,0 +1,256 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// hangTime is how long a job has no step that hangs.
+	hangTime = time.Minute
+	// fullTime is how long a job may take to have all ranks again, in which it is left alone in
+	// half of the cases.
+	fullTime = 10 * time.Second
+	// maxUnfit is how many newcomers in a row are struck on a machine before their first step:
+	// the launcher would start none there any more after a few more.
+	maxUnfit = 3
+)
+
+// job is a job whose processes are killed.
+type job struct {
+	config
+	site   site
+	random *rand.Rand
+	want   []string // the parameters after each step
+	cmd    *exec.Cmd
+
+	mu        sync.Mutex
+	log       bytes.Buffer
+	began     time.Time
+	processes map[int]*process // by pid
+	unfit     map[string][]int // numbers of those that were struck before a step, by machine
+	step      int              // the last one
+	stepped   time.Time        // when it was heard
+	killed    time.Time        // the last kill that no step has followed yet
+	full      bool             // the last step was one of all ranks
+	spared    time.Time        // until when a job that is not full is left alone
+	ends      map[string]bool
+	wrong     error // of the first step with other parameters
+	verdict
+}
+
+// process is a process of the job.
+type process struct {
+	*os.Process
+	number  int    // the launcher's
+	machine string // the network that it is on
+	settled bool   // it has done a step, so it has the parameters
+	struck  bool   // it was killed or stopped, which may take a while
+}
+
+// run runs the job, and kills its processes meanwhile.
+func (j *job) run(ctx context.Context, seed uint64) (err error) {
+	args := []string{"--elastic", "-n", strconv.Itoa(j.ranks), "--spares", strconv.Itoa(j.spares),
+		"--min-ranks", strconv.Itoa(j.least), j.program, roleTrain, "-steps",
+		strconv.Itoa(j.steps), "-pause", stepPause, "-model", j.model}
+	j.cmd = j.site.start(j.config, append(args, strings.Fields(j.args)...)...)
+	reader, writer := io.Pipe()
+	j.cmd.Stdout, j.cmd.Stderr = writer, writer
+	j.began, j.stepped = time.Now(), time.Now()
+	if err := j.cmd.Start(); err != nil {
+		return err
+	}
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		for lines := bufio.NewScanner(reader); lines.Scan(); {
+			j.hear(lines.Text())
+		}
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- j.cmd.Wait() }()
+	err = j.disturb(ended)
+	writer.Close()
+	reading.Wait()
+	for _, p := range j.processes {
+		p.Release()
+	}
+	return j.judge(err, seed)
+}
+
+// disturb kills processes until the job has ended.
+func (j *job) disturb(ended <-chan error) error {
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(time.Duration(j.random.ExpFloat64() * float64(j.mean))):
+		}
+		j.mu.Lock()
+		hangs := time.Since(j.stepped) > hangTime
+		j.strike()
+		j.mu.Unlock()
+		if hangs {
+			for pid := range j.processes {
+				if state(pid) == 'T' {
+					continue // as the kills have left it
+				}
+				j.processes[pid].Signal(syscall.SIGQUIT)
+			}
+			j.cmd.Process.Signal(syscall.SIGQUIT)
+			return errors.Join(errors.New("the job hangs"), <-ended)
+		}
+	}
+}
+
+// judge returns what was wrong with a job that has ended, and keeps the log of such a job.
+func (j *job) judge(err error, seed uint64) error {
+	if j.hashes = len(j.ends); err == nil && j.hashes != 1 {
+		err = fmt.Errorf("%d hashes at the end", j.hashes)
+	}
+	if err = cmp.Or(j.wrong, err); err == nil && j.logs == "" {
+		return nil
+	}
+	path := filepath.Join(cmp.Or(j.logs, os.TempDir()), fmt.Sprintf("immortal-%s-%d.log", j.model,
+		seed))
+	if err != nil {
+		err = fmt.Errorf("%w: see %s", err, path)
+	}
+	return errors.Join(err, os.WriteFile(path, j.log.Bytes(), 0o600))
+}
+
+// What the program prints.
+var (
+	stepText  = regexp.MustCompile(`step (\d+): pid=(\d+) rank (\d+) of (\d+) params=([0-9a-f]+)`)
+	startText = regexp.MustCompile(`\[(\d+)\] pid=(\d+) starts`)
+)
+
+// note keeps a line for the log. j.mu is held.
+func (j *job) note(format string, args ...any) {
+	fmt.Fprintf(&j.log, "%9.3f %s\n", time.Since(j.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// hear takes a line of the job.
+func (j *job) hear(line string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.note("%s", line)
+	if start := startText.FindStringSubmatch(line); start != nil {
+		pid, _ := strconv.Atoi(start[2])
+		if p, err := os.FindProcess(pid); err == nil {
+			machine, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)) // none: it has ended
+			number, _ := strconv.Atoi(start[1])
+			j.processes[pid] = &process{Process: p, number: number, machine: machine}
+		}
+		return
+	}
+	if strings.Contains(line, "takes its place") {
+		j.newcomers++
+	}
+	step := stepText.FindStringSubmatch(line)
+	if step == nil {
+		return
+	}
+	number, _ := strconv.Atoi(step[1]) // digits, as the others
+	pid, _ := strconv.Atoi(step[2])
+	if p := j.processes[pid]; p != nil && !p.settled {
+		p.settled = true
+		j.unfit[p.machine] = slices.DeleteFunc(j.unfit[p.machine], func(number int) bool {
+			return number < p.number
+		})
+	}
+	if number == j.steps {
+		j.ends[step[5]] = true
+	}
+	if step[5] != j.want[number] && j.wrong == nil {
+		j.wrong = fmt.Errorf("step %d has other parameters than without kills: %s", number, line)
+	}
+	if number <= j.step {
+		return
+	}
+	j.step, j.stepped, j.full = number, time.Now(), step[4] == strconv.Itoa(j.ranks)
+	if !j.killed.IsZero() {
+		j.times = append(j.times, time.Since(j.killed))
+		j.killed = time.Time{}
+	}
+}
+
+// strike kills or stops a random process, if one that has the parameters remains. In half of the
+// cases the job is left alone then until it has all ranks again. j.mu is held.
+func (j *job) strike() {
+	if !j.full && time.Now().Before(j.spared) {
+		return
+	}
+	var alive []int
+	settled, stopped := 0, false
+	for pid, p := range j.processes {
+		switch is := state(pid); {
+		case is == 0 || is == 'Z' || is == 'X':
+			delete(j.processes, pid)
+			p.Release()
+		case p.struck:
+			stopped = stopped || is == 'T'
+		default:
+			if alive = append(alive, pid); p.settled {
+				settled++
+			}
+		}
+	}
+	if len(alive) == 0 {
+		return
+	}
+	slices.Sort(alive) // so that a seed has one order
+	victim := alive[j.random.IntN(len(alive))]
+	p := j.processes[victim]
+	if settled == 0 || settled == 1 && p.settled ||
+		!p.settled && len(j.unfit[p.machine]) == maxUnfit {
+		return
+	}
+	p.struck = true
+	if !p.settled {
+		j.unfit[p.machine] = append(j.unfit[p.machine], p.number)
+	}
+	if j.stops > 0 && j.random.IntN(j.stops) == 0 {
+		if p.Signal(syscall.SIGSTOP) == nil {
+			j.stopped++
+			j.note("immortal: %d is stopped", victim)
+		}
+		j.killed = time.Time{} // the next step takes longer
+	} else if p.Kill() == nil {
+		j.kills++
+		j.note("immortal: %d is killed", victim)
+		if !stopped {
+			j.killed = time.Now()
+		}
+	}
+	if j.random.IntN(2) == 0 {
+		j.full, j.spared = false, time.Now().Add(fullTime)
+	}
+}
+
+// state returns how a process is, as /proc names it, 0 for one that is no more.
+func state(pid int) byte {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := bytes.Cut(text, []byte(") "))
+	return append(rest, 0)[0]
+}
