@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -56,44 +57,38 @@ type LSTMGrad struct {
 // LSTM checks its argument.
 func (c Check) LSTM(l LSTM) error {
 	n := l.Batch * l.Size
-	return c.lstm(l, map[string]sized{"input": {l.Input, 4 * l.Steps * n}, "h0": {l.H0, n},
-		"c0": {l.C0, n}}, (l.Steps+2)*n)
+	return errors.Join(c.lstm(l, l.All), c.operands(backend.F32, 4*l.Steps*n, l.Input),
+		c.operands(backend.F32, n, l.H0, l.C0))
 }
 
 // LSTMGrad checks its argument.
 func (c Check) LSTMGrad(l LSTMGrad) error {
 	n := l.Batch * l.Size
-	return c.lstm(l.LSTM, map[string]sized{"dy": {l.DY, l.Steps * n}, "dc": {l.DC, n},
-		"gates": {l.Gates, 4 * (l.Steps + 1) * n}}, 4*(l.Steps+1)*n)
+	return errors.Join(c.lstm(l.LSTM, l.Gates), c.operands(backend.F32, n, l.DC),
+		c.operands(backend.F32, l.Steps*n, l.DY), c.operands(backend.F32, 4*(l.Steps+1)*n, l.Gates))
 }
 
-// sized is an operand and how many elements it must have.
-type sized struct {
-	buffer backend.Buffer
-	want   int
-}
-
-// lstm checks what an LSTM and its gradient have in common, and others of their operands.
-func (c Check) lstm(l LSTM, others map[string]sized, rounded int) error {
-	n := l.Batch * l.Size
-	if l.Steps < 1 || l.Batch < 1 || l.Size < 1 {
+// lstm checks what an LSTM and its gradient have in common.
+func (c Check) lstm(l LSTM, result backend.Buffer) error {
+	n, err := l.Batch*l.Size, error(nil)
+	if min(l.Steps, l.Batch, l.Size) < 1 {
 		return fmt.Errorf("%w: lstm of %d steps, %d samples and %d units", backend.ErrArgument,
 			l.Steps, l.Batch, l.Size)
 	}
-	others["weights"] = sized{l.Weights, 4 * l.Size * l.Size}
-	others["all"], others["kept"] = sized{l.All, (l.Steps + 2) * n}, sized{l.Kept, 5 * l.Steps * n}
-	for name, o := range others {
-		if o.buffer.DType() != backend.F32 || o.buffer.Len() != o.want {
-			return fmt.Errorf("%w: lstm: %s has %d %v, want %d f32", backend.ErrArgument, name,
-				o.buffer.Len(), o.buffer.DType(), o.want)
-		}
-		if err := c.checkDevice("lstm", o.buffer); err != nil {
-			return err
+	if l.Rounded.Len() > 0 {
+		err = c.operands(backend.BF16, result.Len(), l.Rounded)
+	}
+	return errors.Join(err, c.operands(backend.F32, 4*l.Size*l.Size, l.Weights),
+		c.operands(backend.F32, (l.Steps+2)*n, l.All), c.operands(backend.F32, 5*l.Steps*n, l.Kept))
+}
+
+// operands checks operands of n elements.
+func (c Check) operands(d backend.DType, n int, all ...backend.Buffer) error {
+	for _, b := range all {
+		if b.DType() != d || b.Len() != n {
+			return fmt.Errorf("%w: lstm: an operand has %d %v, want %d %v", backend.ErrArgument,
+				b.Len(), b.DType(), n, d)
 		}
 	}
-	if r := l.Rounded; r.Len() > 0 && (r.DType() != backend.BF16 || r.Len() != rounded) {
-		return fmt.Errorf("%w: lstm: rounded has %d %v, want %d bf16", backend.ErrArgument,
-			r.Len(), r.DType(), rounded)
-	}
-	return nil
+	return c.checkDevice("lstm", all...)
 }

@@ -15,7 +15,8 @@ enum { EURYALE_PLAINLY, EURYALE_EARLY, EURYALE_TOGETHER };
 // Launches early, by programmatic dependent launch (see pdl.go), or all blocks together, which in a
 // capture takes the address of each parameter, one word.
 static CUresult euryale_launch_as(int how, CUfunction f, unsigned int gx, unsigned int gy,
-	unsigned int bx, unsigned int by, CUstream stream, uint64_t *params, size_t nbytes, void **extra)
+	unsigned int bx, unsigned int by, CUstream stream, uint64_t *params, size_t nbytes,
+	void **extra)
 {
 #if CUDA_VERSION >= EURYALE_PDL
 	void *words[32];

@@ -81,8 +81,8 @@ struct Words {
 		if (there(row, word))
 			wait.until_written(x, first + row * pitch + word);
 	}
-	// Waits for one look of each thread of a warp at the warp's n words of the last rows, so that
-	// few looks are in the way of what all wait for.
+	// Waits for four of the warp's n words of the last rows by each thread of it. They are written
+	// last, and looks at all words, again and again, would be in the way of what all wait for.
 	DEVICE void await_some(Wait &wait, u32 word, u32 n) const {
 		constexpr u32 lanes = 32;
 		u32 lane = thread_x() % lanes, fours = n / 4, in_row = least(fours, lanes), x[4];
@@ -223,7 +223,9 @@ struct Rounded {
 struct Tf32 : Rounded {
 	typedef tf32 Type;
 	static constexpr u32 per_word = 1;
-	static DEVICE u32 word(const Weights &w, u32 n, u64 at) { return narrow_tf32(w.at(n, at)).bits; }
+	static DEVICE u32 word(const Weights &w, u32 n, u64 at) {
+		return narrow_tf32(w.at(n, at)).bits;
+	}
 	static DEVICE u32 operand(u32 x) { return narrow_tf32(bits_as<f32>(x)).bits; }
 };
 
@@ -242,7 +244,7 @@ struct Bf16 : Rounded {
 // is where its weights are.
 template <class Numbers, u32 columns> struct Share {
 	static constexpr u32 depth = 4096 / columns / Numbers::per_word, tiles = depth / 16;
-	static constexpr u32 ahead = tiles < 4 ? tiles : 4, fragments = columns / 8;
+	static constexpr u32 ahead = 2, fragments = columns / 8;
 	static constexpr u32 chains = fragments < 4 ? 2 : 1; // sums that do not wait for each other
 	typedef u32 Stage[1];
 	u32 w[tiles][2][fragments][2];
@@ -443,9 +445,9 @@ DEVICE void lstm_grad(f32 *gates, u32 *words, const f32 *all, const f32 *kept, c
 }
 
 #define LSTM(name, Numbers) \
-	TOGETHER_KERNEL(lstm_##name##_f32, cell_threads, f32 *all, f32 *kept, u32 *words, const f32 *input, \
-		const f32 *h0, const f32 *c0, const f32 *weights, u64 steps, u64 batch, u64 size, \
-		u64 reverse) { \
+	TOGETHER_KERNEL(lstm_##name##_f32, cell_threads, f32 *all, f32 *kept, u32 *words, \
+		const f32 *input, const f32 *h0, const f32 *c0, const f32 *weights, u64 steps, u64 batch, \
+		u64 size, u64 reverse) { \
 		lstm<Numbers>(all, kept, words, input, h0, c0, weights, {steps, batch, size, reverse}); \
 	} \
 	TOGETHER_KERNEL(lstmgrad_##name##_f32, cell_threads, f32 *gates, u32 *words, const f32 *all, \
@@ -466,5 +468,5 @@ LSTM(bf16, Ordinary<2>)
 
 // ---- launch ----
 //
-// 256 threads, and all blocks at a time. The x axis of the grid is samples, the y axis units: blocks
-// that wait for each other are apart, which takes 0.2 to 1 us less a step.
+// 256 threads, and all blocks at a time. The x axis of the grid is samples, the y axis units: where
+// blocks that wait for each other follow each other, a step takes up to 1 us more.

@@ -26,7 +26,8 @@ func Recurs(batch, size int) (blocks int, ok bool) {
 
 // LSTM computes what [kernels.LSTM] says, all steps in one launch: in f32 on ordinary cores, with a
 // fixed order of sums, and else on tensor cores. The device must run all its blocks at a time: see
-// [Recurs].
+// [Recurs]. A step of 512 units and 64 samples takes 7 us in f32 and 3 in bf16, the products and
+// loops of vm for it 10 (bench/results/2026-11/2026-11-27-h100-lstm.md).
 //
 // Errors: those of [kernels.Check]; [backend.ErrUnsupported] for sizes that [Recurs] refuses.
 func (k Kernels) LSTM(l kernels.LSTM) error {

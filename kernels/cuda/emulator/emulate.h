@@ -1,7 +1,7 @@
 // CUDA for the kernels on a host: the threads of a block are coroutines that
-// change places at a barrier; blocks run one after the other, or on threads of the host if they wait
-// for each other. Several launches may run at a time, on threads of the host, and wait for each
-// other.
+// change places at a barrier; blocks run one after the other, or on threads of the host if
+// they wait for each other. Several launches may run at a time, on threads of the host, and
+// wait for each other.
 #pragma once
 
 #include <algorithm>

@@ -683,8 +683,8 @@ DRIVER cuLaunchKernelEx(const Config *c, emulate::Kernel *k, void **params, void
 	for (size_t i = 0; params && i < k->nbytes / 8; i++)
 		words.push_back(*static_cast<u64 *>(params[i]));
 	size_t nbytes = k->nbytes;
-	void *buffer[] = {reinterpret_cast<void *>(1), words.data(), reinterpret_cast<void *>(2), &nbytes,
-		nullptr};
+	void *buffer[] = {reinterpret_cast<void *>(1), words.data(), reinterpret_cast<void *>(2),
+		&nbytes, nullptr};
 	return cuLaunchKernel(k, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream,
 		nullptr, params ? buffer : extra);
 }

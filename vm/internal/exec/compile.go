@@ -47,9 +47,7 @@ func (e *Executor) compile(s *step) (err error) {
 	case ir.AttentionGrad:
 		s.run = e.attentionGrad(s)
 	case ir.LSTM:
-		s.run, err = e.lstm(s, op)
-	case ir.LSTMGrad:
-		s.run, err = e.lstmGrad(s, op)
+		s.run, err = e.recurrent(s, op)
 	case ir.Opaque:
 		if op.Placed {
 			s.run = e.startPlaced(s, e.graph.Placed(op.Index))

@@ -60,9 +60,10 @@ func arity(op Op) int {
 	case AttentionGrad:
 		return 6 + Attention(op).hiding()
 	case LSTM:
+		if op.Grad {
+			return 5
+		}
 		return 4
-	case LSTMGrad:
-		return 5
 	}
 	return 1
 }
@@ -189,15 +190,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 	case Attention, AttentionGrad:
 		return p.attention(v)
 	case LSTM:
-		input, state := x, p.Values[v.Args[1]].Shape
-		return p.recurrent(v, Of(input.At(0)/max(state.At(0), 1)+2, state.At(0), state.At(1)), func(
-			all, kept, state, weights, gates Dims) []Dims {
-			return []Dims{gates.With(0, gates.At(0)-state.At(0)), state, state, weights, all}
-		})
-	case LSTMGrad:
-		return p.recurrent(v, x, func(all, kept, state, weights, gates Dims) []Dims {
-			return []Dims{all, kept, all.With(0, all.At(0)-2), state, weights, gates}
-		})
+		return p.recurrent(v, op.Grad)
 	case Result:
 		of := p.Values[v.Args[0]]
 		all := Besides(of, func(i int) Value { return p.Values[of.Args[i]] })
@@ -214,7 +207,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 // Besides returns shapes and dtypes of what the operation of v gives besides its first result, room
 // that it needs among them; operand returns those of operand i.
 func Besides(v Value, operand func(i int) Value) []Value {
-	switch v.Op.(type) {
+	switch op := v.Op.(type) {
 	case Attention:
 		return []Value{{Shape: v.Shape.Without(v.Shape.Len() - 1), DType: Statistics(v.DType)}}
 	case AttentionGrad:
@@ -222,32 +215,41 @@ func Besides(v Value, operand func(i int) Value) []Value {
 		return []Value{{Shape: k.Shape, DType: v.DType}, {Shape: values.Shape, DType: v.DType},
 			{Shape: lse.Shape, DType: lse.DType}}
 	case LSTM:
-		all := v.Shape
-		besides := []Value{{Shape: Of(all.At(0)-2, 5, all.At(1), all.At(2)), DType: v.DType},
-			{Shape: all, DType: backend.BF16}}
-		return besides[:max(Rounded(v.Op), 1)]
-	case LSTMGrad:
-		return []Value{{Shape: v.Shape, DType: backend.BF16}}[:Rounded(v.Op)]
+		all, besides := v.Shape, []Value{}
+		if !op.Grad {
+			kept := Of(all.At(0)-2, 5, all.At(1), all.At(2))
+			besides = append(besides, Value{Shape: kept, DType: v.DType})
+		}
+		if op.Precision == BF16 {
+			besides = append(besides, Value{Shape: all, DType: backend.BF16})
+		}
+		return besides
 	}
 	return nil
 }
 
-// recurrent returns the shape of the first result of an LSTM of which all has a shape, or of its
-// gradient: the last one of those that its operands have, too.
-func (p *Program) recurrent(v Value, all Dims, shapes func(all, kept, state, weights,
-	gates Dims) []Dims) (Dims, error) {
+// recurrent returns the shape of the first result of an LSTM or its gradient.
+func (p *Program) recurrent(v Value, grad bool) (Dims, error) {
+	all := v.Shape
+	if grad {
+		all = p.Values[v.Args[0]].Shape
+	}
 	if all.Len() != 3 || all.At(0) < 3 {
-		return v.Shape, fmt.Errorf("%v to all of shape %v", v.Op, all)
+		return all, fmt.Errorf("%v of all of shape %v", v.Op, all)
 	}
 	steps, batch, size := all.At(0)-2, all.At(1), all.At(2)
-	want := shapes(all, Of(steps, 5, batch, size), Of(batch, size), Of(4*size, size),
-		Of((steps+1)*batch, 4*size))
+	state, weights := Of(batch, size), Of(4*size, size)
+	result, want := all, []Dims{Of(steps*batch, 4*size), state, state, weights}
+	if grad {
+		result = Of((steps+1)*batch, 4*size)
+		want = []Dims{all, Of(steps, 5, batch, size), Of(steps, batch, size), state, weights}
+	}
 	for i, a := range v.Args {
 		if s := p.Values[a].Shape; s != want[i] {
-			return v.Shape, fmt.Errorf("operand %d of %v has shape %v, want %v", i, v.Op, s, want[i])
+			return all, fmt.Errorf("operand %d has shape %v, want %v", i, s, want[i])
 		}
 	}
-	return want[len(want)-1], nil
+	return result, nil
 }
 
 // attention returns the shape of the first result of attention or its gradient.

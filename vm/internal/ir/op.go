@@ -117,14 +117,13 @@ type (
 	// LSTM has the meaning of kernels.LSTM, of the input's share [Steps*Batch, 4*Size], h0 and c0
 	// [Batch, Size], and weights [4*Size, Size], with products in a precision: all [Steps+2, Batch,
 	// Size], what is kept [Steps, 5, Batch, Size] as result 1, and in BF16 all rounded as result 2.
+	// Grad is its gradient from all, what is kept, dy [Steps, Batch, Size], dc [Batch, Size] and
+	// weights: of the gates' operands [(Steps+1)*Batch, 4*Size], and in BF16 the same rounded as
+	// result 1.
 	LSTM struct {
-		Reverse   bool
-		Precision Precision
+		Grad, Reverse bool
+		Precision     Precision
 	}
-	// LSTMGrad is the gradient of LSTM from all, what is kept, dy [Steps, Batch, Size], dc [Batch,
-	// Size] and weights: of the gates' operands [(Steps+1)*Batch, 4*Size], and in BF16 the same
-	// rounded as result 1.
-	LSTMGrad LSTM
 	// Window says which elements of an image [.., H, W] an operation sees at each place.
 	Window struct {
 		H, W int // of the kernel
@@ -253,10 +252,16 @@ func (o Attention) String() string { return o.name("attention") }
 func (o AttentionGrad) String() string { return Attention(o).name("attention-grad") }
 
 // String implements [Op].
-func (o LSTM) String() string { return o.name("lstm") }
-
-// String implements [Op].
-func (o LSTMGrad) String() string { return LSTM(o).name("lstm-grad") }
+func (o LSTM) String() string {
+	name := "lstm"
+	if o.Grad {
+		name += "-grad"
+	}
+	if o.Reverse {
+		name += " reverse"
+	}
+	return name + [...]string{F32: "", TF32: tf32(true), BF16: " bf16"}[o.Precision]
+}
 
 // String implements [Op].
 func (o Result) String() string { return fmt.Sprintf("result %d", o.Index) }
@@ -318,26 +323,15 @@ func rectified(name string, relu bool) string {
 	return name + " "
 }
 
-func (o LSTM) name(name string) string {
-	if o.Reverse {
-		name += " reverse"
-	}
-	return name + [...]string{F32: "", TF32: tf32(true), BF16: " bf16"}[o.Precision]
-}
-
 // Rounded returns which result of an operation is its first one in BF16, 0 for none.
 func Rounded(op Op) int {
-	switch op := op.(type) {
-	case LSTM:
-		if op.Precision == BF16 {
-			return 2
-		}
-	case LSTMGrad:
-		if op.Precision == BF16 {
-			return 1
-		}
+	switch o, _ := op.(LSTM); {
+	case o.Precision != BF16:
+		return 0
+	case o.Grad:
+		return 1
 	}
-	return 0
+	return 2
 }
 
 func (o Attention) name(name string) string {

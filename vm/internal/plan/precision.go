@@ -88,11 +88,7 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 // recurs returns an operation, which computes its products in a precision if it is recurrent. Its
 // operands and its first result stay F32.
 func recurs(op ir.Op, precision ir.Precision) ir.Op {
-	switch o := op.(type) {
-	case ir.LSTM:
-		o.Precision = precision
-		return o
-	case ir.LSTMGrad:
+	if o, ok := op.(ir.LSTM); ok {
 		o.Precision = precision
 		return o
 	}

@@ -222,7 +222,7 @@ func (p primitives) LSTM(reverse bool, input, h0, c0, weights program.Value) (al
 func (p primitives) LSTMGrad(reverse bool, all, kept, dy, dc, weights program.Value) program.Value {
 	shape := p.of(all).Shape
 	gates := ir.Of((shape.At(0)-1)*shape.At(1), 4*shape.At(2))
-	return p.addValue(ir.LSTMGrad{Reverse: reverse}, gates, all, kept, dy, dc, weights)
+	return p.addValue(ir.LSTM{Grad: true, Reverse: reverse}, gates, all, kept, dy, dc, weights)
 }
 
 func windowOf(w program.Window) ir.Window {
