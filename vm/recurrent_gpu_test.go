@@ -51,7 +51,7 @@ func stacked(steps, batch, units int) func(t testing.TB, dt tensor.Dtype) *model
 // with those of loops on the host.
 func TestAKernelTakesAllStepsOnGPU(t *testing.T) {
 	d := gpu(t)
-	for _, size := range [][3]int{{1, 1, 16}, {4, 3, 32}, {3, 20, 16}} {
+	for _, size := range [][3]int{{1, 1, 16}, {3, 20, 32}} {
 		build := stacked(size[0], size[1], size[2])
 		exact := build(t, tensor.Float32)
 		once(t, exact, nil)

@@ -28,6 +28,6 @@
 // it, so that all of this is tested without a GPU.
 //
 // Results are bit for bit those of the host's kernels, but for the payloads of
-// NaNs that arithmetic makes, and for products, attention and recurrent layers, which add in an order
-// of their own.
+// NaNs that arithmetic makes, and for products, attention and recurrent layers, which add in
+// an order of their own.
 package cuda

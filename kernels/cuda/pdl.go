@@ -83,9 +83,11 @@ type succession struct {
 //
 // Behind a kernel that waits for peers and releases the next one, only kernels that wait for
 // peers are: they have 128 blocks at most. A larger kernel could keep those of another group off
-// the device, for which the same peers may be waiting in turn.
+// the device, for which the same peers may be waiting in turn. A kernel whose blocks must run at a
+// time is launched so, and not with PDL.
 func (s *succession) overlaps(its traits) bool {
-	return its.pdl && !its.together && !s.separate && (its.peers || !(s.last.releases && s.last.peers))
+	return its.pdl && !its.together && !s.separate &&
+		(its.peers || !(s.last.releases && s.last.peers))
 }
 
 // launched records a launch. A kernel that waits for peers counts even after an error, since it

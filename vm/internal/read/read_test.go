@@ -146,7 +146,8 @@ func TestUnsupported(t *testing.T) {
 	} {
 		g := gorgonia.NewGraph()
 		build(g)
-		if _, err := New(g, true, Norms{}, nil); err == nil || !strings.Contains(err.Error(), want) {
+		_, err := New(g, true, Norms{}, nil)
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q in it", err, want)
 		}
 	}
