@@ -119,37 +119,22 @@ DEVICE void multiply_fragments(S, f32 (&sum)[4], const u32 (&a)[4], u32 b0, u32 
 		f32 x[4];
 	} sums =
 		emulate::together(Both{{a[0], a[1], a[2], a[3]}, {b0, b1}}, [&](const Both *all, u32 lane) {
-			auto element = [](u32 pair, u32 i) {
-				return (f64)widen(S{(u16)(pair >> 16 * (i % 2))});
+			constexpr u32 in_word = 4 / sizeof(S), half = 4 * in_word; // of K
+			auto element = [](u32 word, u32 i) -> f64 {
+				if constexpr (in_word == 1)
+					return bits_as<f32>(word);
+				else
+					return widen(S{(u16)(word >> 16 * (i % 2))});
 			};
 			Sum y;
 			for (u32 e = 0; e < 4; e++) {
 				u32 row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
 				f64 x = sum[e];
-				for (u32 k = 0; k < 16; k++)
-					x += element(all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) *
-						element(all[column * 4 + k % 8 / 2].b[k / 8], k);
-				y.x[e] = (f32)x;
-			}
-			return y;
-		});
-	for (u32 e = 0; e < 4; e++)
-		sum[e] = sums.x[e];
-}
-
-DEVICE void multiply_fragments(tf32, f32 (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-	struct Both { u32 a[4], b[2]; };
-	struct Sum {
-		f32 x[4];
-	} sums =
-		emulate::together(Both{{a[0], a[1], a[2], a[3]}, {b0, b1}}, [&](const Both *all, u32 lane) {
-			Sum y;
-			for (u32 e = 0; e < 4; e++) {
-				u32 row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
-				f64 x = sum[e];
-				for (u32 k = 0; k < 8; k++)
-					x += (f64)bits_as<f32>(all[row % 8 * 4 + k % 4].a[row / 8 + k / 4 * 2]) *
-						bits_as<f32>(all[column * 4 + k % 4].b[k / 4]);
+				for (u32 k = 0; k < 2 * half; k++) {
+					u32 from = k % half / in_word, in = k / half;
+					x += element(all[row % 8 * 4 + from].a[row / 8 + in * 2], k) *
+						element(all[column * 4 + from].b[in], k);
+				}
 				y.x[e] = (f32)x;
 			}
 			return y;
