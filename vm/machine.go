@@ -206,7 +206,7 @@ func (m *Machine) makePlan() error {
 
 // readGraph makes a program of the graph.
 func (m *Machine) readGraph() error {
-	r, err := read.New(m.graph, m.training, m.normsOver())
+	r, err := read.New(m.graph, m.training, m.normsOver(), m.recurs())
 	if err != nil {
 		return err
 	}

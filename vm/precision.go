@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
 // Precision says how a machine multiplies matrices of Float32, those of attention among them, and
@@ -82,4 +83,12 @@ func (m *Machine) channelsLast(p *ir.Program) bool {
 		}
 		return false
 	}) && device.ChannelsLast()
+}
+
+// recurs returns which recurrent layers the device has kernels for.
+func (m *Machine) recurs() read.Recurs {
+	if device, ok := m.device.(interface{ Recurs(batch, size int) bool }); ok {
+		return device.Recurs
+	}
+	return nil
 }

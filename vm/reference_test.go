@@ -30,7 +30,7 @@ type plainRun struct {
 
 // newPlainRun begins with the present values of the variables.
 func newPlainRun(built gradedGraph, solver autograd.Solver, micro int) (*plainRun, error) {
-	r, err := read.New(built.Graph, true, read.Norms{})
+	r, err := read.New(built.Graph, true, read.Norms{}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -349,6 +349,12 @@ func (d *Device) Multiprocessors() int {
 	return n
 }
 
+// Recurs reports whether the device's queues take all steps of a recurrent layer of so many samples
+// and units in one kernel.
+func (d *Device) Recurs(batch, size int) bool {
+	return d.kernels.Recurs(batch, size, d.Multiprocessors())
+}
+
 // Default returns the queue that stands for a nil Queue, on which Alloc zeroes.
 // Closing it only waits for it.
 func (d *Device) Default() backend.Queue { return d.main }

@@ -75,6 +75,12 @@ type Builder interface {
 	Attention(o Attention, x ...Value) (y, lse Value)
 	// AttentionGrad are the gradients of Attention, from q, k, v, y, lse, dy, mask and lengths.
 	AttentionGrad(o Attention, x ...Value) (dq, dk, dv Value)
+	// LSTM has the meaning of kernels.LSTM, where the machine has a kernel for that: else it is not
+	// ok, and adds nothing. Operands are input, h0, c0 and weights, as matrices.
+	LSTM(reverse bool, input, h0, c0, weights Value) (all, kept Value, ok bool)
+	// LSTMGrad is the gradient of LSTM, from its results, dy, dc and weights: that of the gates'
+	// operands, and of c0 behind them, as a matrix.
+	LSTMGrad(reverse bool, all, kept, dy, dc, weights Value) Value
 	// Patches makes of images [b, c, h, w] their patches [b, oh, ow, c*kh*kw].
 	Patches(w Window, images Value) Value
 	// Images is the gradient of Patches: it adds patches up to images of a height and width.

@@ -143,6 +143,14 @@ func (r *recorder) AttentionGrad(o Attention, x ...Value) (dq, dk, dv Value) {
 	return dq, besides[0], besides[1]
 }
 
+// LSTM implements [Builder]: there is no kernel, but loops.
+func (*recorder) LSTM(bool, Value, Value, Value, Value) (all, kept Value, ok bool) {
+	return 0, 0, false
+}
+
+// LSTMGrad implements [Builder]: nothing calls it.
+func (*recorder) LSTMGrad(bool, Value, Value, Value, Value, Value) Value { return 0 }
+
 // images returns a window on images of b x c planes.
 func (w Window) images(b, c, h, width int) kernels.Images {
 	rows, columns := w.Places(h, width)

@@ -6,7 +6,8 @@
 // list of 64-bit words. A KERNEL leaves registers for at least 1024 threads on a
 // multiprocessor, and takes what that allows; a LEAN_KERNEL takes what it needs,
 // so that more threads have room, a FAT_KERNEL leaves some for 768, a PAIRED_KERNEL for 512, and a
-// SHARING_KERNEL for a number of blocks.
+// SHARING_KERNEL for a number of blocks. Blocks of a TOGETHER_KERNEL, which is lean, wait for each
+// other: it is one that calls look of recurrent.cu.
 #pragma once
 
 typedef unsigned char u8;
@@ -43,6 +44,7 @@ typedef uint4 b128;
 	extern "C" __global__ void __launch_bounds__(threads, 1024 / threads) name(__VA_ARGS__)
 #define LEAN_KERNEL(name, threads, ...) \
 	extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define TOGETHER_KERNEL LEAN_KERNEL
 #define FAT_KERNEL(name, threads, ...) \
 	extern "C" __global__ void __launch_bounds__(threads, 768 / threads) name(__VA_ARGS__)
 #define PAIRED_KERNEL(name, threads, ...) \
@@ -70,6 +72,7 @@ typedef u32 b128 __attribute__((ext_vector_type(4)));
 		__VA_ARGS__)
 #define LEAN_KERNEL(name, threads, ...) \
 	extern "C" __attribute__((global, launch_bounds(threads))) void name(__VA_ARGS__)
+#define TOGETHER_KERNEL LEAN_KERNEL
 #define FAT_KERNEL(name, threads, ...) \
 	extern "C" __attribute__((global, launch_bounds(threads, 768 / threads))) void name(__VA_ARGS__)
 #define PAIRED_KERNEL(name, threads, ...) \

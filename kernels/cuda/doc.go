@@ -5,7 +5,8 @@
 // since CUDA 11 compile for devices since the V100. A family.ptx.gz is for compute capability 7.0
 // and newer. Where instructions of newer devices pay, there is a family.sm_80.ptx.gz,
 // family.sm_90.ptx.gz or family.sm_90a.ptx.gz (9.0 alone), too, and a device takes the newest that
-// it runs. All variants give the same bits, except products and attention of 16-bit floats.
+// it runs. All variants give the same bits, except products, attention and recurrent layers of
+// floats that are rounded to fewer bits.
 // EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
 //
 // What ptxas makes of the texts for 8.0 and 9.0 is embedded, too (make machine-code), so that on
@@ -27,5 +28,6 @@
 // it, so that all of this is tested without a GPU.
 //
 // Results are bit for bit those of the host's kernels, but for the payloads of
-// NaNs that arithmetic makes, and for products and attention, which add in an order of their own.
+// NaNs that arithmetic makes, and for products, attention and recurrent layers, which add in
+// an order of their own.
 package cuda

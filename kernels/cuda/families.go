@@ -14,6 +14,7 @@ const (
 	Convolutions = "convolve"
 	Images       = "images" // pools and patches
 	IndexedRows  = "rows"
+	Recurrences  = "recurrent"
 )
 
 // AttentionFamilies are the kernels of [Kernels.Attention] and its gradient: on ordinary cores, and

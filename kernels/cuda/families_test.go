@@ -12,7 +12,7 @@ func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
 		t.Fatal(err)
 	}
 	listed := append(append(QueueFamilies(), PeerFamilies(true)...), Products, Convolutions, Images,
-		IndexedRows)
+		IndexedRows, Recurrences)
 	listed = append(listed, AttentionFamilies()...)
 	for _, family := range listed {
 		if _, ok := texts[family]; !ok {

@@ -10,16 +10,29 @@ package cuda
 // The oldest driver with programmatic dependent launch in graphs, too: 12.3.
 #define EURYALE_PDL 12030
 
-// Launches with programmatic dependent launch: see pdl.go.
-static CUresult euryale_launch_pdl(CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx,
-	unsigned int by, CUstream stream, void **extra)
+enum { EURYALE_PLAINLY, EURYALE_EARLY, EURYALE_TOGETHER };
+
+// Launches early, by programmatic dependent launch (see pdl.go), or all blocks together, which in a
+// capture takes the address of each parameter, one word.
+static CUresult euryale_launch_as(int how, CUfunction f, unsigned int gx, unsigned int gy,
+	unsigned int bx, unsigned int by, CUstream stream, uint64_t *params, size_t nbytes,
+	void **extra)
 {
 #if CUDA_VERSION >= EURYALE_PDL
-	CUlaunchAttribute pdl = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-		.value.programmaticStreamSerializationAllowed = 1};
-	CUlaunchConfig config = {gx, gy, 1, bx, by, 1, .hStream = stream, .attrs = &pdl, .numAttrs = 1};
+	void *words[32];
+	size_t i;
 
-	return cuLaunchKernelEx(&config, f, NULL, extra);
+	CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+		.value.programmaticStreamSerializationAllowed = 1};
+	CUlaunchAttribute together = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
+	CUlaunchConfig config = {gx, gy, 1, bx, by, 1, .hStream = stream,
+		.attrs = how == EURYALE_EARLY ? &early : &together, .numAttrs = 1};
+
+	if (how == EURYALE_EARLY)
+		return cuLaunchKernelEx(&config, f, NULL, extra);
+	for (i = 0; i < nbytes / sizeof *params && i < sizeof words / sizeof *words; i++)
+		words[i] = params + i;
+	return cuLaunchKernelEx(&config, f, words, NULL);
 #else
 	return cuLaunchKernel(f, gx, gy, 1, bx, by, 1, 0, stream, NULL, extra);
 #endif
@@ -48,7 +61,7 @@ static CUresult euryale_load_function(CUfunction f)
 // Makes the context current and launches: the caller needs no second call of C. The parameters
 // are passed as bytes, so no list of pointers is needed.
 static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx, unsigned int gy,
-	unsigned int bx, unsigned int by, CUstream stream, uint64_t *params, size_t nbytes, int pdl,
+	unsigned int bx, unsigned int by, CUstream stream, uint64_t *params, size_t nbytes, int how,
 	uintptr_t event)
 {
 	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, params, CU_LAUNCH_PARAM_BUFFER_SIZE, &nbytes,
@@ -58,8 +71,8 @@ static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx,
 
 	if (code == CUDA_SUCCESS && before != context)
 		code = cuCtxSetCurrent(context);
-	if (code == CUDA_SUCCESS && pdl)
-		code = euryale_launch_pdl(f, gx, gy, bx, by, stream, extra);
+	if (code == CUDA_SUCCESS && how != EURYALE_PLAINLY)
+		code = euryale_launch_as(how, f, gx, gy, bx, by, stream, params, nbytes, extra);
 	else if (code == CUDA_SUCCESS)
 		code = cuLaunchKernel(f, gx, gy, 1, bx, by, 1, 0, stream, NULL, extra);
 	if (code == CUDA_SUCCESS && event)
@@ -198,6 +211,13 @@ func (l *Loaded) Prepare(families ...string) error {
 		l.loaded[family] = true
 	}
 	return errors.Join(errs...)
+}
+
+// Recurs reports whether the device computes layers of so many samples and units by
+// [Kernels.LSTM] on so many multiprocessors.
+func (l *Loaded) Recurs(batch, size, multiprocessors int) bool {
+	blocks, ok := Recurs(batch, size)
+	return ok && blocks <= multiprocessors && cu.Version() >= C.EURYALE_PDL
 }
 
 // Families returns the families that are loaded, sorted.
@@ -411,14 +431,16 @@ func (s *Stream) Launch(c Launch) error {
 
 // start launches a kernel. mu is held.
 func (s *Stream) start(f *function, c Launch) error {
-	pdl := C.int(0)
-	if s.before.overlaps(f.traits) {
-		pdl = 1
+	how := C.int(C.EURYALE_PLAINLY)
+	if f.together {
+		how = C.EURYALE_TOGETHER
+	} else if s.before.overlaps(f.traits) {
+		how = C.EURYALE_EARLY
 	}
 	params := c.Params()
 	code := C.euryale_launch(s.loaded.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y),
 		C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
-		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), pdl,
+		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), how,
 		C.uintptr_t(c.Event))
 	var err error
 	if code != C.CUDA_SUCCESS {

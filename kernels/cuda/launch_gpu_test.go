@@ -115,7 +115,7 @@ func TestGPUCompilesOnlyWhatHasNoMachineCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := slices.Concat(QueueFamilies(), PeerFamilies(true), AttentionFamilies(),
-		[]string{Products, Convolutions, Images, IndexedRows})
+		[]string{Products, Convolutions, Images, IndexedRows, Recurrences})
 	slices.Sort(all)
 	check := func(kernels string, want []string) {
 		t.Helper()

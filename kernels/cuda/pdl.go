@@ -55,17 +55,21 @@ const (
 	release = "griddepcontrol.launch_dependents;"
 )
 
+// looks is what a kernel reads by whose blocks wait for each other.
+const looks = "ld.relaxed.gpu.global.v4."
+
 // traits are the properties of a kernel that decide how it may be launched.
 type traits struct {
 	pdl      bool // it may start before the kernels before it have ended
 	releases bool // it may let the next kernel start before it ends
 	peers    bool // it waits for kernels of other devices
+	together bool // its blocks wait for each other, and must run at a time
 }
 
 // traitsOf finds them in the text of a kernel.
 func traitsOf(body string) traits {
 	return traits{strings.Contains(body, wait), strings.Contains(body, release),
-		strings.Contains(body, ".sys.")}
+		strings.Contains(body, ".sys."), strings.Contains(body, looks)}
 }
 
 // succession is what the next launch on a stream has to know of the launches before it. The
@@ -79,9 +83,11 @@ type succession struct {
 //
 // Behind a kernel that waits for peers and releases the next one, only kernels that wait for
 // peers are: they have 128 blocks at most. A larger kernel could keep those of another group off
-// the device, for which the same peers may be waiting in turn.
+// the device, for which the same peers may be waiting in turn. A kernel whose blocks must run at a
+// time is launched so, and not with PDL.
 func (s *succession) overlaps(its traits) bool {
-	return its.pdl && !s.separate && (its.peers || !(s.last.releases && s.last.peers))
+	return its.pdl && !its.together && !s.separate &&
+		(its.peers || !(s.last.releases && s.last.peers))
 }
 
 // launched records a launch. A kernel that waits for peers counts even after an error, since it

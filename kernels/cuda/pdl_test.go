@@ -75,7 +75,8 @@ func TestTraitsAreThoseOfTheKernels(t *testing.T) {
 				t.Fatal(err)
 			}
 			its := traitsOf(body)
-			if its != (traits{pdl: true, releases: its.releases, peers: peers[family]}) ||
+			if its != (traits{pdl: true, releases: its.releases, peers: peers[family],
+				together: family == Recurrences}) ||
 				peers[family] && its.releases != releasing[e.Verb] {
 				t.Errorf("%s of %s: %+v", name, family, its)
 			}

@@ -237,11 +237,11 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 	const (
 		ampere = "sm_80 (allreduce, attention_bf16, attention_narrow, gather, gemm, ll128, " +
-			"sparse), sm_70 (all others)"
+			"recurrent, sparse), sm_70 (all others)"
 		hopper = "sm_90 (allreduce, attention_bf16), sm_80 (attention_narrow, gather, gemm, " +
-			"ll128, sparse), sm_70 (all others)"
+			"ll128, recurrent, sparse), sm_70 (all others)"
 		later = "sm_90 (allreduce), sm_80 (attention_bf16, attention_narrow, gather, gemm, " +
-			"ll128, sparse), sm_70 (all others)"
+			"ll128, recurrent, sparse), sm_70 (all others)"
 		code    = ", as machine code"
 		compile = ", compiled by the driver when they are first loaded"
 	)
@@ -338,11 +338,14 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	// fma is written where it is meant: in elementary functions, and in products, whose sums have
 	// an order of their own anyway.
 	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention", "attention_bf16",
-		"attention_narrow"}, family) && strings.Contains(text, "fma.rn") {
+		"attention_narrow", Recurrences}, family) && strings.Contains(text, "fma.rn") {
 		t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
 	}
 	if strings.HasPrefix(family, "attention_") { // whose weights are rounded to 8 bits after this
 		text = strings.ReplaceAll(text, "ex2.approx.ftz.f32", "")
+	}
+	if family == Recurrences { // where products are rounded
+		text = strings.NewReplacer("ex2.approx.ftz.f32", "", "rcp.approx.ftz.f32", "").Replace(text)
 	}
 	for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni",
 		".local "} {
@@ -451,8 +454,26 @@ func calls(k Kernels, n int) error {
 		add(errors.Join(gathers(k, d, n), exchanges(k, d, n)))
 	}
 	add(errors.Join(sparses(k, n), widens(k, n), halvings(k, n), products(k, n), windows(k, n),
-		indexed(k, n), convolutions(k, n), attentions(k, n)))
+		indexed(k, n), convolutions(k, n), attentions(k, n), recurrences(k, n)))
 	return errors.Join(errs...)
+}
+
+func recurrences(k Kernels, batch int) error {
+	const size = 512
+	if batch == 0 {
+		return nil
+	}
+	n, errs := batch*size, []error{}
+	f32 := func(n int) backend.Buffer { return device(backend.F32, 1<<40, n) }
+	l := kernels.LSTM{Steps: 1, Batch: batch, Size: size, Input: f32(4 * n), H0: f32(n), C0: f32(n),
+		Weights: f32(4 * size * size), All: f32(3 * n), Kept: f32(5 * n)}
+	g := kernels.LSTMGrad{LSTM: l, DY: f32(n), DC: f32(n), Gates: f32(8 * n)}
+	for _, tf32 := range []bool{false, true} {
+		l.TF32, g.TF32 = tf32, tf32
+		errs = append(errs, k.LSTM(l), k.LSTMGrad(g))
+	}
+	l.Rounded, g.Rounded = device(backend.BF16, 1<<40, 3*n), device(backend.BF16, 1<<40, 8*n)
+	return errors.Join(append(errs, k.LSTM(l), k.LSTMGrad(g))...)
 }
 
 func gathers(k Kernels, d backend.DType, n int) error {

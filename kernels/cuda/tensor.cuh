@@ -13,6 +13,9 @@
 
 constexpr u32 chunk = 8; // elements of 16 bits in 16 bytes
 
+// An f32 that is rounded to 11 bits of mantissa, as its bits.
+struct tf32 { u32 bits; };
+
 #if AMPERE
 
 // Copies that a thread has begun since the last end_of_group are a group.
@@ -61,16 +64,24 @@ template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], const b128 *ro
 			: "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(in_shared(row)) : "memory");
 }
 
-// sum += a b, for a of 16 by 16 and b of 16 by 8: PTX has the layout of the fragments.
-#define MULTIPLY_FRAGMENTS(S, type) \
+// sum += a b, for a of 16 by 16 and b of 16 by 8, or 16 by 8 and 8 by 8 of tf32: PTX has the layout
+// of the fragments.
+#define MULTIPLY_FRAGMENTS(S, shape, type) \
 	DEVICE void multiply_fragments(S, f32(&sum)[4], const u32(&a)[4], u32 b0, u32 b1) { \
-		asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type \
+		asm("mma.sync.aligned." shape ".row.col.f32." type "." type \
 			".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
 			: "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) \
 			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); \
 	}
-MULTIPLY_FRAGMENTS(f16, "f16")
-MULTIPLY_FRAGMENTS(bf16, "bf16")
+MULTIPLY_FRAGMENTS(f16, "m16n8k16", "f16")
+MULTIPLY_FRAGMENTS(bf16, "m16n8k16", "bf16")
+MULTIPLY_FRAGMENTS(tf32, "m16n8k8", "tf32")
+
+DEVICE tf32 narrow_tf32(f32 x) {
+	tf32 y;
+	asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y.bits) : "f"(x));
+	return y;
+}
 
 // Two numbers, rounded to bf16: the first one in the lower half.
 DEVICE u32 pair_of_bf16(f32 low, f32 high) {
@@ -108,16 +119,22 @@ DEVICE void multiply_fragments(S, f32 (&sum)[4], const u32 (&a)[4], u32 b0, u32 
 		f32 x[4];
 	} sums =
 		emulate::together(Both{{a[0], a[1], a[2], a[3]}, {b0, b1}}, [&](const Both *all, u32 lane) {
-			auto element = [](u32 pair, u32 i) {
-				return (f64)widen(S{(u16)(pair >> 16 * (i % 2))});
+			constexpr u32 in_word = 4 / sizeof(S), half = 4 * in_word; // of K
+			auto element = [](u32 word, u32 i) -> f64 {
+				if constexpr (in_word == 1)
+					return bits_as<f32>(word);
+				else
+					return widen(S{(u16)(word >> 16 * (i % 2))});
 			};
 			Sum y;
 			for (u32 e = 0; e < 4; e++) {
 				u32 row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
 				f64 x = sum[e];
-				for (u32 k = 0; k < 16; k++)
-					x += element(all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2], k) *
-						element(all[column * 4 + k % 8 / 2].b[k / 8], k);
+				for (u32 k = 0; k < 2 * half; k++) {
+					u32 from = k % half / in_word, in = k / half;
+					x += element(all[row % 8 * 4 + from].a[row / 8 + in * 2], k) *
+						element(all[column * 4 + from].b[in], k);
+				}
 				y.x[e] = (f32)x;
 			}
 			return y;
@@ -125,6 +142,8 @@ DEVICE void multiply_fragments(S, f32 (&sum)[4], const u32 (&a)[4], u32 b0, u32 
 	for (u32 e = 0; e < 4; e++)
 		sum[e] = sums.x[e];
 }
+
+DEVICE tf32 narrow_tf32(f32 x) { return tf32{(bits_as<u32>(x) + 0x1000) & ~0x1fffu}; }
 
 DEVICE u32 pair_of_bf16(f32 low, f32 high) {
 	return narrow_bf16(low).bits | (u32)narrow_bf16(high).bits << 16;

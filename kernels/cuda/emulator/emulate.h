@@ -1,6 +1,7 @@
 // CUDA for the kernels on a host: the threads of a block are coroutines that
-// change places at a barrier; blocks run one after the other. Several launches may
-// run at a time, on threads of the host, and wait for each other.
+// change places at a barrier; blocks run one after the other, or on threads of the host if
+// they wait for each other. Several launches may run at a time, on threads of the host, and
+// wait for each other.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -24,6 +26,10 @@ typedef u32 b128 __attribute__((vector_size(16)));
 #define KERNEL(name, threads, ...)                                     \
 	extern "C" void name(__VA_ARGS__);                             \
 	static emulate::Register register_##name(#name, threads, name); \
+	extern "C" void name(__VA_ARGS__)
+#define TOGETHER_KERNEL(name, threads, ...)                                  \
+	extern "C" void name(__VA_ARGS__);                                   \
+	static emulate::Register register_##name(#name, threads, name, true); \
 	extern "C" void name(__VA_ARGS__)
 #define LEAN_KERNEL KERNEL
 #define FAT_KERNEL KERNEL
@@ -214,13 +220,15 @@ struct Kernel {
 	u32 threads;   // the most in a block
 	size_t nbytes; // of the parameters
 	std::function<void(const char *)> call;
+	bool together = false; // its blocks wait for each other
 };
 
 inline std::map<std::string, Kernel> kernels;
 
 // Register makes a kernel callable with its parameters as bytes.
 struct Register {
-	template <class... P> Register(const char *name, u32 threads, void (*kernel)(P...)) {
+	template <class... P>
+	Register(const char *name, u32 threads, void (*kernel)(P...), bool together = false) {
 		kernels[name] = {threads, (sizeof(P) + ... + 0), [kernel](const char *bytes) {
 			auto next = [&bytes](auto &p) {
 				std::memcpy(&p, bytes, sizeof p);
@@ -229,14 +237,30 @@ struct Register {
 			std::tuple<P...> params;
 			std::apply([&](auto &...p) { (next(p), ...); }, params);
 			std::apply(kernel, params);
-		}};
+		}, together};
 	}
 };
+
+// run_together runs each block on a thread of the host.
+inline void run_together(const Host &h) {
+	std::vector<std::thread> blocks;
+	for (u32 y = 0; y < h.grid.y; y++)
+		for (u32 x = 0; x < h.grid.x; x++)
+			blocks.emplace_back([&h, x, y] {
+				host.grid = h.grid, host.block = h.block, host.block_index = {x, y};
+				host.body = h.body;
+				run_block();
+			});
+	for (std::thread &b : blocks)
+		b.join();
+}
 
 inline void launch(const Kernel &k, const char *params) {
 	Host &h = host;
 	const std::function<void()> body = [&k, params] { k.call(params); };
 	h.body = &body;
+	if (k.together)
+		return run_together(h);
 	for (h.block_index.y = 0; h.block_index.y < h.grid.y; h.block_index.y++)
 		for (h.block_index.x = 0; h.block_index.x < h.grid.x; h.block_index.x++)
 			run_block();

@@ -13,6 +13,7 @@
 #include "../ll128.cu"
 #include "../mesh.cu"
 #include "../move.cu"
+#include "../recurrent.cu"
 #include "../reduce.cu"
 #include "../rows.cu"
 #include "../sparse.cu"

@@ -671,7 +671,7 @@ DRIVER cuLaunchKernel(emulate::Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by
 	});
 }
 
-// Kernels may begin early here, and do not.
+// Kernels may begin early here, and do not. Each of the params is one word.
 struct Config {
 	u32 gx, gy, gz, bx, by, bz, shared;
 	Stream *stream;
@@ -679,6 +679,12 @@ struct Config {
 	u32 count;
 };
 DRIVER cuLaunchKernelEx(const Config *c, emulate::Kernel *k, void **params, void **extra) {
-	return cuLaunchKernel(k, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream, params,
-		extra);
+	std::vector<u64> words;
+	for (size_t i = 0; params && i < k->nbytes / 8; i++)
+		words.push_back(*static_cast<u64 *>(params[i]));
+	size_t nbytes = k->nbytes;
+	void *buffer[] = {reinterpret_cast<void *>(1), words.data(), reinterpret_cast<void *>(2),
+		&nbytes, nullptr};
+	return cuLaunchKernel(k, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream,
+		nullptr, params ? buffer : extra);
 }

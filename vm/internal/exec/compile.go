@@ -46,6 +46,8 @@ func (e *Executor) compile(s *step) (err error) {
 		s.run = e.attention(s)
 	case ir.AttentionGrad:
 		s.run = e.attentionGrad(s)
+	case ir.LSTM:
+		s.run, err = e.recurrent(s, op)
 	case ir.Opaque:
 		if op.Placed {
 			s.run = e.startPlaced(s, e.graph.Placed(op.Index))

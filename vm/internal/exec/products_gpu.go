@@ -36,6 +36,8 @@ func (l libraries) ready(op ir.Op) error {
 		return l.Products.Prepare()
 	case ir.Attention, ir.AttentionGrad:
 		return l.device.Prepare(gpukernels.AttentionFamilies()...)
+	case ir.LSTM:
+		return l.device.Prepare(gpukernels.Recurrences)
 	case ir.Gather, ir.GatherGrad, ir.Put:
 		return l.device.Prepare(gpukernels.IndexedRows)
 	case ir.Im2Col, ir.Col2Im, ir.MaxPool, ir.MaxPoolGrad:

@@ -59,6 +59,11 @@ func arity(op Op) int {
 		return 3 + op.hiding()
 	case AttentionGrad:
 		return 6 + Attention(op).hiding()
+	case LSTM:
+		if op.Grad {
+			return 5
+		}
+		return 4
 	}
 	return 1
 }
@@ -184,6 +189,8 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return v.Shape, p.convolution(v, op)
 	case Attention, AttentionGrad:
 		return p.attention(v)
+	case LSTM:
+		return p.recurrent(v, op.Grad)
 	case Result:
 		of := p.Values[v.Args[0]]
 		all := Besides(of, func(i int) Value { return p.Values[of.Args[i]] })
@@ -200,15 +207,49 @@ func (p *Program) shape(v Value) (Dims, error) {
 // Besides returns shapes and dtypes of what the operation of v gives besides its first result, room
 // that it needs among them; operand returns those of operand i.
 func Besides(v Value, operand func(i int) Value) []Value {
-	switch v.Op.(type) {
+	switch op := v.Op.(type) {
 	case Attention:
 		return []Value{{Shape: v.Shape.Without(v.Shape.Len() - 1), DType: Statistics(v.DType)}}
 	case AttentionGrad:
 		k, values, lse := operand(1), operand(2), operand(4)
 		return []Value{{Shape: k.Shape, DType: v.DType}, {Shape: values.Shape, DType: v.DType},
 			{Shape: lse.Shape, DType: lse.DType}}
+	case LSTM:
+		all, besides := v.Shape, []Value{}
+		if !op.Grad {
+			kept := Of(all.At(0)-2, 5, all.At(1), all.At(2))
+			besides = append(besides, Value{Shape: kept, DType: v.DType})
+		}
+		if op.Precision == BF16 {
+			besides = append(besides, Value{Shape: all, DType: backend.BF16})
+		}
+		return besides
 	}
 	return nil
+}
+
+// recurrent returns the shape of the first result of an LSTM or its gradient.
+func (p *Program) recurrent(v Value, grad bool) (Dims, error) {
+	all := v.Shape
+	if grad {
+		all = p.Values[v.Args[0]].Shape
+	}
+	if all.Len() != 3 || all.At(0) < 3 {
+		return all, fmt.Errorf("%v of all of shape %v", v.Op, all)
+	}
+	steps, batch, size := all.At(0)-2, all.At(1), all.At(2)
+	state, weights := Of(batch, size), Of(4*size, size)
+	result, want := all, []Dims{Of(steps*batch, 4*size), state, state, weights}
+	if grad {
+		result = Of((steps+1)*batch, 4*size)
+		want = []Dims{all, Of(steps, 5, batch, size), Of(steps, batch, size), state, weights}
+	}
+	for i, a := range v.Args {
+		if s := p.Values[a].Shape; s != want[i] {
+			return all, fmt.Errorf("operand %d has shape %v, want %v", i, s, want[i])
+		}
+	}
+	return result, nil
 }
 
 // attention returns the shape of the first result of attention or its gradient.

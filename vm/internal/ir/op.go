@@ -114,6 +114,16 @@ type (
 	// AttentionGrad is the gradient of Attention from q, k, v, y, lse, dy, mask and lengths: dq,
 	// and dk and dv as results 1 and 2.
 	AttentionGrad Attention
+	// LSTM has the meaning of kernels.LSTM, of the input's share [Steps*Batch, 4*Size], h0 and c0
+	// [Batch, Size], and weights [4*Size, Size], with products in a precision: all [Steps+2, Batch,
+	// Size], what is kept [Steps, 5, Batch, Size] as result 1, and in BF16 all rounded as result 2.
+	// Grad is its gradient from all, what is kept, dy [Steps, Batch, Size], dc [Batch, Size] and
+	// weights: of the gates' operands [(Steps+1)*Batch, 4*Size], and in BF16 the same rounded as
+	// result 1.
+	LSTM struct {
+		Grad, Reverse bool
+		Precision     Precision
+	}
 	// Window says which elements of an image [.., H, W] an operation sees at each place.
 	Window struct {
 		H, W int // of the kernel
@@ -242,6 +252,18 @@ func (o Attention) String() string { return o.name("attention") }
 func (o AttentionGrad) String() string { return Attention(o).name("attention-grad") }
 
 // String implements [Op].
+func (o LSTM) String() string {
+	name := "lstm"
+	if o.Grad {
+		name += "-grad"
+	}
+	if o.Reverse {
+		name += " reverse"
+	}
+	return name + [...]string{F32: "", TF32: tf32(true), BF16: " bf16"}[o.Precision]
+}
+
+// String implements [Op].
 func (o Result) String() string { return fmt.Sprintf("result %d", o.Index) }
 
 // String implements [Op].
@@ -299,6 +321,17 @@ func rectified(name string, relu bool) string {
 		name = "relu-" + name
 	}
 	return name + " "
+}
+
+// Rounded returns which result of an operation is its first one in BF16, 0 for none.
+func Rounded(op Op) int {
+	switch o, _ := op.(LSTM); {
+	case o.Precision != BF16:
+		return 0
+	case o.Grad:
+		return 1
+	}
+	return 2
 }
 
 func (o Attention) name(name string) string {

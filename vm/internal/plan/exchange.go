@@ -145,7 +145,7 @@ func countProducts(p *Plan) {
 			continue
 		}
 		switch op := s.Op.(type) {
-		case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad:
+		case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad, ir.LSTM:
 			products++
 		case Send:
 			op.Products = products // before it, until it ends

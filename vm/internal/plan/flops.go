@@ -35,6 +35,11 @@ func (s Step) FLOPs() int64 {
 		return attentionProducts(s, 2, size)
 	case ir.AttentionGrad:
 		return attentionProducts(s, 5, size)
+	case ir.LSTM: // a product for each step, and back for each one but the last
+		if op.Grad {
+			return 8 * (size(s.Args[2]) - size(s.Args[3])) * int64(s.Args[3].Shape.At(1))
+		}
+		return 2 * size(s.Args[0]) * int64(s.Args[1].Shape.At(1))
 	}
 	return 0
 }

@@ -62,7 +62,7 @@ func (p *Plan) overlap() {
 		products, until := 0, i
 		for j := i + 1; j+1 < len(p.Steps) && p.Steps[j].Runs == s.Runs && p.apart(s, j); j++ {
 			switch p.Steps[j].Op.(type) {
-			case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad:
+			case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad, ir.LSTM:
 				products++
 			}
 			until = j

@@ -21,6 +21,7 @@ func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 				op.TF32 = v.DType == backend.F32
 				v.Op = op
 			}
+			v.Op = recurs(v.Op, precision)
 			return n.add(v)
 		})
 	case ir.BF16:
@@ -52,6 +53,7 @@ func halved(p *ir.Program) *ir.Program {
 // itself. Convolutions do not, nor does cuDNN: also gradients of filters are rounded once.
 func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 	f32 := v.DType == backend.F32
+	v.Op = recurs(v.Op, ir.BF16)
 	switch op := v.Op.(type) {
 	case ir.Reshape, ir.Permute, ir.Slice, ir.Broadcast:
 		v.DType = n.of(v.Args[0]).DType
@@ -81,6 +83,16 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 			v.Args, v.DType = args, backend.BF16
 		}
 	}
+}
+
+// recurs returns an operation, which computes its products in a precision if it is recurrent. Its
+// operands and its first result stay F32.
+func recurs(op ir.Op, precision ir.Precision) ir.Op {
+	if o, ok := op.(ir.LSTM); ok {
+		o.Precision = precision
+		return o
+	}
+	return op
 }
 
 // isExact reports whether operand i of attention or its gradient is F32, always, or integers.
@@ -132,6 +144,8 @@ func (n *numbering) narrow(x ir.ID) ir.ID {
 		return x
 	case cast && n.of(v.Args[0]).DType == backend.BF16:
 		return v.Args[0]
+	case ir.Rounded(v.Op) > 0:
+		v.Op, v.Args = ir.Result{Index: ir.Rounded(v.Op)}, []ir.ID{x}
 	case ir.View(v.Op):
 		v.Args = []ir.ID{n.narrow(v.Args[0])}
 	default:

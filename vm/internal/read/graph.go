@@ -37,6 +37,7 @@ type Graph struct {
 
 	training bool
 	norms    Norms
+	recurs   Recurs
 	whole    map[ir.ID]moments // of the batches of all ranks, by operand
 	moves    int               // collectives of batch norms
 	problem  error             // why an operation cannot be read, although it has a type here
@@ -79,11 +80,15 @@ type Norms struct {
 	Sync bool                 // whether the batches of all ranks are normalised together
 }
 
+// Recurs reports whether a device has kernels for recurrent layers of F32, of so many samples and
+// units. nil is a device that has none.
+type Recurs func(batch, size int) bool
+
 // New reads a graph, for training or for evaluation.
 //
 // Errors: a version of Gorgonia, or an operation of it, that this package does not know; a
 // dtype or a number of axes that is not supported; a cycle.
-func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
+func New(g *gorgonia.ExprGraph, training bool, norms Norms, recurs Recurs) (*Graph, error) {
 	if err := checkVersion(); err != nil {
 		return nil, err
 	}
@@ -91,7 +96,7 @@ func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vm: the graph cannot be sorted: %w", err)
 	}
-	r := &Graph{training: training, norms: norms, whole: map[ir.ID]moments{},
+	r := &Graph{training: training, norms: norms, recurs: recurs, whole: map[ir.ID]moments{},
 		values: make(map[*gorgonia.Node]ir.ID, len(sorted)),
 	}
 	r.rectifiers = rectifiers(sorted)

@@ -205,6 +205,26 @@ func (p primitives) AttentionGrad(o program.Attention,
 	return dq, dk, dv
 }
 
+// LSTM implements [program.Builder].
+func (p primitives) LSTM(reverse bool, input, h0, c0, weights program.Value) (all,
+	kept program.Value, ok bool) {
+	v, shape := p.of(h0), p.of(h0).Shape
+	batch, size := shape.At(0), shape.At(1)
+	steps := p.of(input).Shape.At(0) / max(batch, 1)
+	if p.recurs == nil || v.DType != backend.F32 || steps < 1 || !p.recurs(batch, size) {
+		return 0, 0, false
+	}
+	all = p.addValue(ir.LSTM{Reverse: reverse}, ir.Of(steps+2, batch, size), input, h0, c0, weights)
+	return all, p.addValue(ir.Result{Index: 1}, ir.Of(steps, 5, batch, size), all), true
+}
+
+// LSTMGrad implements [program.Builder].
+func (p primitives) LSTMGrad(reverse bool, all, kept, dy, dc, weights program.Value) program.Value {
+	shape := p.of(all).Shape
+	gates := ir.Of((shape.At(0)-1)*shape.At(1), 4*shape.At(2))
+	return p.addValue(ir.LSTM{Grad: true, Reverse: reverse}, gates, all, kept, dy, dc, weights)
+}
+
 func windowOf(w program.Window) ir.Window {
 	return ir.Window{
 		H: w.Kernel[0], W: w.Kernel[1], PadH: w.Pad[0], PadW: w.Pad[1],

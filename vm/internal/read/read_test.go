@@ -89,7 +89,7 @@ func TestTypesAreThoseOfGorgonia(t *testing.T) {
 	for name := range missing {
 		t.Errorf("no operation of type %s was checked", name)
 	}
-	r, err := New(g, true, Norms{})
+	r, err := New(g, true, Norms{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,8 @@ func TestUnsupported(t *testing.T) {
 	} {
 		g := gorgonia.NewGraph()
 		build(g)
-		if _, err := New(g, true, Norms{}); err == nil || !strings.Contains(err.Error(), want) {
+		_, err := New(g, true, Norms{}, nil)
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q in it", err, want)
 		}
 	}
