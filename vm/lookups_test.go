@@ -188,3 +188,41 @@ func (r ranked) looksLikeWhole(as looking) error {
 	}
 	return nil
 }
+
+// summing counts the elements of all-reduces.
+type summing struct {
+	backend.Base
+	elements int
+}
+
+func (s *summing) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (
+	backend.Work, error) {
+	if c.Kind == backend.AllReduce {
+		s.elements += dst.Len()
+	}
+	return s.Base.Start(q, c, dst, src)
+}
+
+// TestTablesThatAreOnlyLookedUpAreInNoAllReduce: nor where a bucket had room for all learnables.
+func TestTablesThatAreOnlyLookedUpAreInNoAllReduce(t *testing.T) {
+	if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+		comm := &summing{Base: backend.Wrap(r.Comm)}
+		r.Comm = comm
+		as := training{build: table(32, 16, r.Comm.Rank(), true), solver: solvers["sgd"],
+			data: func(*model) []autograd.Option {
+				return []autograd.Option{autograd.WithBuckets(1<<30, 1<<30)}
+			}}
+		m, machine, err := r.start(as)
+		if err != nil {
+			return err
+		}
+		before := comm.elements
+		err = errors.Join(as.steps(m, machine, 0, 1), machine.Close())
+		if got, want := comm.elements-before, (32+1)*8192; got != want && err == nil {
+			err = fmt.Errorf("%d elements are all-reduced in a step, want %d", got, want)
+		}
+		return err
+	})); err != nil {
+		t.Error(err)
+	}
+}
