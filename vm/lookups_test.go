@@ -116,11 +116,24 @@ var lookings = map[string]looking{
 			return gpt{vocabulary: 2048, batch: 2, context: 10, width: 128, heads: 2,
 				layers: 1}.model(t)
 		}}, rows: true, near: 1e-5},
+	"another shape":    {training: training{build: reshapedTable}, rows: true},
 	"micro-batches":    {training: training{micros: 2}},
 	"shards":           {training: training{options: given(vm.WithShards(vm.SolverState))}},
 	"a tree":           {training: training{options: given(vm.WithTree(2))}, plain: true},
 	"batches differ":   {more: 1},
 	"too many of them": {more: 3},
+}
+
+// reshapedTable has the rows of a table along two axes.
+func reshapedTable(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	w := m.variable("w", dt, 2, 17, 8192)
+	m.params = gorgonia.Nodes{w}
+	i := gorgonia.NewVector(m.g, tensor.Int, gorgonia.WithShape(3), gorgonia.WithName("i"),
+		gorgonia.WithValue(tensor.New(tensor.WithBacking([]int{33, 2, 33}))))
+	rows := must(nn.Embedding(must(gorgonia.Reshape(w, tensor.Shape{34, 8192})), i))
+	m.grad(t, must(gorgonia.Sum(rows)))
+	return m
 }
 
 func given(options ...vm.Option) func(*model) []vm.Option {
