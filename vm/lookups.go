@@ -51,7 +51,7 @@ func (m *Machine) findTables(ranks int) (buckets []autograd.Option, description 
 	for i, n := range m.solver.learnables {
 		t := &m.solver.tables[i]
 		size := n.Shape().TotalSize() * int(n.Dtype().Size())
-		if t.Rows == 0 || t.Rows*ranks > t.Of || size < leastTable {
+		if t.Rows == 0 || !m.anyTable && (t.Rows*ranks > t.Of || size < leastTable) {
 			*t = plan.Table{}
 			continue
 		}
