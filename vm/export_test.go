@@ -31,3 +31,6 @@ func (m *Machine) Planning() (whole, proof time.Duration, err error) {
 
 // WithLeastMemory makes a machine plan with as little memory as planning finds.
 func WithLeastMemory() Option { return func(m *Machine) { m.limits.Memory = -1 } }
+
+// WithAnyTable makes ranks exchange rows of small tables, too, and more of them than these have.
+func WithAnyTable() Option { return func(m *Machine) { m.anyTable = true } }

@@ -381,8 +381,9 @@ func (b bench) options(t trial, g *gradedGraph, d backend.Device, limits plan.Li
 		options = append(options, vm.Accumulate(t.micro))
 	}
 	if b.comm != nil {
-		options = append(options, vm.WithDataParallel(b.comm, autograd.WithBuckets(1, 40)))
-		if level := len(g.learnables) % 4; level > 0 {
+		options = append(options, vm.WithAnyTable(),
+			vm.WithDataParallel(b.comm, autograd.WithBuckets(1, 40)))
+		if level := len(g.learnables) % 4; level > 0 && t.seed%2 > 0 {
 			options = append(options, vm.WithShards(levels[level-1]))
 		}
 	}

@@ -19,8 +19,9 @@ const leastTable = 1 << 20
 // findTables finds the tables of embeddings whose rows so many ranks exchange, given that all look
 // up as many, and describes them. A table has at least as many rows as all ranks look up in a step:
 // an all-gather of these moves at most half of the bytes that an all-reduce of the table moves.
-// Where several runs add up gradients, and with shards, there are none.
-func (m *Machine) findTables(ranks int) (nodes gorgonia.Nodes, description string, err error) {
+// Where several runs add up gradients, and with shards, there are none. Buckets of tables without
+// another term do not leave, so no others are in these.
+func (m *Machine) findTables(ranks int) (buckets []autograd.Option, description string, err error) {
 	if m.solver == nil {
 		return nil, "", nil
 	}
@@ -45,18 +46,22 @@ func (m *Machine) findTables(ranks int) (nodes gorgonia.Nodes, description strin
 	if err != nil {
 		return nil, "", err
 	}
+	var early, apart gorgonia.Nodes
 	var s strings.Builder
 	for i, n := range m.solver.learnables {
 		t := &m.solver.tables[i]
 		size := n.Shape().TotalSize() * int(n.Dtype().Size())
-		if t.Rows == 0 || t.Rows*ranks > n.Shape()[0] || size < leastTable {
+		if t.Rows == 0 || !m.anyTable && (t.Rows*ranks > t.Of || size < leastTable) {
 			*t = plan.Table{}
 			continue
 		}
-		nodes = append(nodes, n)
+		if early = append(early, n); t.Alone {
+			apart = append(apart, n)
+		}
 		fmt.Fprintf(&s, "%d rows of parameter %d are looked up\n", t.Rows, i)
 	}
-	return nodes, s.String(), nil
+	return []autograd.Option{autograd.WithEarly(early...), autograd.WithApart(apart...)},
+		s.String(), nil
 }
 
 // lookups returns how ranks exchange what lookups add to the gradient of a learnable, nil where

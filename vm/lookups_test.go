@@ -116,11 +116,24 @@ var lookings = map[string]looking{
 			return gpt{vocabulary: 2048, batch: 2, context: 10, width: 128, heads: 2,
 				layers: 1}.model(t)
 		}}, rows: true, near: 1e-5},
+	"another shape":    {training: training{build: reshapedTable}, rows: true},
 	"micro-batches":    {training: training{micros: 2}},
 	"shards":           {training: training{options: given(vm.WithShards(vm.SolverState))}},
 	"a tree":           {training: training{options: given(vm.WithTree(2))}, plain: true},
 	"batches differ":   {more: 1},
 	"too many of them": {more: 3},
+}
+
+// reshapedTable has the rows of a table along two axes.
+func reshapedTable(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	w := m.variable("w", dt, 2, 17, 8192)
+	m.params = gorgonia.Nodes{w}
+	i := gorgonia.NewVector(m.g, tensor.Int, gorgonia.WithShape(3), gorgonia.WithName("i"),
+		gorgonia.WithValue(tensor.New(tensor.WithBacking([]int{33, 2, 33}))))
+	rows := must(nn.Embedding(must(gorgonia.Reshape(w, tensor.Shape{34, 8192})), i))
+	m.grad(t, must(gorgonia.Sum(rows)))
+	return m
 }
 
 func given(options ...vm.Option) func(*model) []vm.Option {
@@ -187,4 +200,42 @@ func (r ranked) looksLikeWhole(as looking) error {
 		return fmt.Errorf("%v, of whole gradients %v", weights[0], weights[1])
 	}
 	return nil
+}
+
+// summing counts the elements of all-reduces.
+type summing struct {
+	backend.Base
+	elements int
+}
+
+func (s *summing) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (
+	backend.Work, error) {
+	if c.Kind == backend.AllReduce {
+		s.elements += dst.Len()
+	}
+	return s.Base.Start(q, c, dst, src)
+}
+
+// TestTablesThatAreOnlyLookedUpAreInNoAllReduce: nor where a bucket had room for all learnables.
+func TestTablesThatAreOnlyLookedUpAreInNoAllReduce(t *testing.T) {
+	if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+		comm := &summing{Base: backend.Wrap(r.Comm)}
+		r.Comm = comm
+		as := training{build: table(32, 16, r.Comm.Rank(), true), solver: solvers["sgd"],
+			data: func(*model) []autograd.Option {
+				return []autograd.Option{autograd.WithBuckets(1<<30, 1<<30)}
+			}}
+		m, machine, err := r.start(as)
+		if err != nil {
+			return err
+		}
+		before := comm.elements
+		err = errors.Join(as.steps(m, machine, 0, 1), machine.Close())
+		if got, want := comm.elements-before, (32+1)*8192; got != want && err == nil {
+			err = fmt.Errorf("%d elements are all-reduced in a step, want %d", got, want)
+		}
+		return err
+	})); err != nil {
+		t.Error(err)
+	}
 }

@@ -33,6 +33,7 @@ type Machine struct {
 	carried   []carried // of WithState
 	frozen    gorgonia.Nodes
 	much      int                    // bytes that are compared: see warnOfCompared
+	anyTable  bool                   // ranks exchange rows of small tables, too
 	compared  int                    // runs that have compared as many
 	parallel  *parallel              // nil without WithDataParallel and WithElastic
 	elastic   *elastic               // nil without WithElastic

@@ -176,22 +176,23 @@ func (m *Machine) connect(problem error) error {
 			fmt.Errorf("vm: WithDataParallel: %w: no solver applies the gradients: use "+
 				"WithSolver, too", backend.ErrArgument))
 	}
-	var apart, early gorgonia.Nodes
+	var apart gorgonia.Nodes
+	var tables []autograd.Option
 	var rows string
 	if problem == nil {
 		apart, problem = m.apart()
 	}
 	// on a device, unless the machine is on the host: then ranks copy whole buckets there
 	if placed := m.device != nil || p.comm.Device().Name() == "host"; problem == nil && placed {
-		early, rows, problem = m.findTables(p.comm.Size())
+		tables, rows, problem = m.findTables(p.comm.Size())
 	}
 	err := p.agree(rows, problem)
 	if problem == nil && errors.Is(err, backend.ErrMismatch) { // ranks have other batches
-		early, m.solver.tables, err = nil, nil, nil
+		tables, m.solver.tables, err = nil, nil, nil
 	}
 	if err == nil {
-		options := append([]autograd.Option{autograd.WithNotice(m.notice),
-			autograd.WithApart(apart...), autograd.WithEarly(early...)}, p.options...)
+		options := slices.Concat([]autograd.Option{autograd.WithNotice(m.notice),
+			autograd.WithApart(apart...)}, tables, p.options)
 		if m.micro.Tree {
 			options = append(options, autograd.WithTree(m.micro.All))
 		}

@@ -45,7 +45,8 @@ type way struct {
 	solver   string
 	reads    string // what else reads w0
 	sum      bool
-	bucket   int // bytes
+	bucket   int  // bytes
+	rows     bool // are exchanged in place of the gradients of small tables, too
 }
 
 // What a step of a way is.
@@ -67,12 +68,13 @@ func drawWay(r *rand.Rand, kinds []testenv.Kind) way {
 		compress: of("", "", "", "half", "sparse"), frozen: yes(), declared: yes(),
 		in: []vm.Precision{vm.F32, vm.BF16}[r.IntN(2)], clip: yes(),
 		norm:   of("", "batch", "batch", "sync"),
-		solver: of("momentum", "adam", "groups", "averages"), reads: of("", "product", "loop"),
-		sum: yes(), bucket: []int{1, 200, 1 << 20}[r.IntN(3)]}
+		solver: of("momentum", "adam", "groups", "averages"),
+		reads:  of("", "product", "loop", "lookup"),
+		sum:    yes(), bucket: []int{1, 200, 1 << 20}[r.IntN(3)]}
 	if w.kind == testenv.GPUs { // where NCCL adds more than two in an order of its own
 		w.P = min(w.P, 2)
 	}
-	w.alone = w.mayBeAlone()
+	w.alone, w.rows = w.mayBeAlone(), w.shards == 0
 	return w
 }
 
@@ -159,6 +161,7 @@ func (w way) runs() int {
 type wayModel struct {
 	model
 	x, labels, frozen *gorgonia.Node
+	list              *gorgonia.Node // of rows of w0, where these are looked up
 	norm              *gorgonia.BatchNormOp
 	random            *nn.Random
 }
@@ -178,6 +181,11 @@ func (w way) model(t testing.TB) *wayModel {
 	switch w.reads {
 	case "product":
 		h = must(gorgonia.Add(h, must(gorgonia.Mul(must(gorgonia.Square(m.x)), w0))))
+	case "lookup":
+		m.list = gorgonia.NewVector(m.g, tensor.Int, gorgonia.WithShape(wayRows),
+			gorgonia.WithName("list"), gorgonia.WithValue(tensor.New(tensor.WithShape(wayRows),
+				tensor.Of(tensor.Int))))
+		h = must(gorgonia.Add(h, must(nn.Embedding(w0, m.list))))
 	case "loop":
 		h = must(gorgonia.Add(h, must(gorgonia.Mul(m.x, must(gorgonia.Tanh(w0))))))
 	}
@@ -204,6 +212,9 @@ func (m *wayModel) feed(step, i int) {
 	}
 	for k := range labels {
 		labels[k] = (7*k + 5*i + 3*step) % 24
+		if m.list != nil {
+			m.list.Value().Data().([]int)[k] = (3*k + 2*i + step) % 5
+		}
 	}
 }
 
@@ -245,6 +256,9 @@ func (w way) options(r ranked, m *wayModel) (options []vm.Option, err error) {
 	}
 	if w.shards > 0 {
 		options = append(options, vm.WithShards(levels[w.shards-1]))
+	}
+	if w.rows {
+		options = append(options, vm.WithAnyTable())
 	}
 	if w.tiles > 0 {
 		options = append(options, vm.WithLossTiles(w.tiles))

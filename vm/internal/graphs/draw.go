@@ -5,6 +5,8 @@ import (
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/ops/nn"
 )
 
 // drawing is a graph that is being drawn. It is built meanwhile, which tells the shapes of results.
@@ -45,6 +47,9 @@ func Draw(p Needs, n int, next Next) *Graph {
 	}
 	for range next(3) {
 		d.weave()
+	}
+	if p.Comm != nil {
+		d.lookUp()
 	}
 	d.losses()
 	for range next(3) {
@@ -219,6 +224,23 @@ func negOfSum(x *gorgonia.Node) (*gorgonia.Node, error) {
 
 func sumOf(x *gorgonia.Node) (*gorgonia.Node, error)  { return gorgonia.Sum(x) }
 func meanOf(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Mean(x) }
+
+// lookUp adds rows of a table to a matrix: ranks may exchange them in place of its gradient.
+func (d *drawing) lookUp() {
+	x, ok := d.operand(operation{axes: matrix})
+	if !ok {
+		return
+	}
+	of, n := d.Values[x].Shape, d.size()
+	args := []int{d.take(need{shape: shape{n, of[1]}}), d.take(need{shape{of[0]}, n})}
+	if slices.Contains(args, -1) {
+		return
+	}
+	rows := d.append(Value{Op: "Embedding", Args: args, build: plain2(nn.Embedding)})
+	if rows >= 0 {
+		d.append(Value{Op: "Add", Args: []int{x, rows}, build: plain2(gorgonia.Add)})
+	}
+}
 
 // weave adds a value that an operation reads which is no loop, and again an element-wise one
 // that needs a reduction.

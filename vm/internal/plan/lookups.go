@@ -21,11 +21,11 @@ type Lookups struct {
 	Alone  bool // there is no other term, and no bucket
 }
 
-// Table is how a variable is looked up: so many rows in a run, 0 if that makes none of at most two
-// terms of its gradient. Alone says that it is the only one.
+// Table is how a variable is looked up: so many rows in a run, of as many as it has there, or 0 if
+// that makes none of at most two terms of its gradient. Alone says that it is the only one.
 type Table struct {
-	Rows  int
-	Alone bool
+	Rows, Of int
+	Alone    bool
 }
 
 // Rows is the index of the [ir.Opaque] that gives all ranks the rows, or indices, of all of them.
@@ -45,8 +45,8 @@ func Tables(p *ir.Program, updates []Update) ([]Table, error) {
 	}
 	for i, id := range q.Results[len(q.Results)-len(updates):] {
 		if rest, lookup, ok := terms(q, id); ok {
-			indices := q.Values[lookup].Args[1]
-			all[i] = Table{q.Values[indices].Shape.Size(), rest < 0}
+			of := q.Values[lookup]
+			all[i] = Table{q.Values[of.Args[1]].Shape.Size(), of.Shape.At(0), rest < 0}
 		}
 	}
 	return all, nil

@@ -32,7 +32,7 @@ func lookedUp(t *testing.T, change func(*Update)) (*Plan, []Update) {
 		{Input: 1, Gradient: dother, Rule: descent, Kept: 1},
 		{Input: 2, Gradient: dw, Bucket: 3, Rule: descent, Kept: 1}}
 	tables, err := Tables(&p.Program, updates)
-	if want := []Table{{4, false}, {4, true}, {}}; err != nil || !slices.Equal(tables, want) {
+	if want := []Table{{4, 8, false}, {4, 8, true}, {}}; err != nil || !slices.Equal(tables, want) {
 		t.Fatalf("the tables are %v, %v, want %v", tables, err, want)
 	}
 	for i := range updates {
