@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -197,11 +198,11 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 		r := newTable()
 		first := First(1, 2, 3)
 		jobs := begin(t, r, first)
-		deaths := NewDeaths(r, first)
+		observer := NewObserver(r, first, func(View, []ID) {})
 		const generations = 50
 		for g := range generations {
 			if g == generations-2 {
-				if _, err := deaths.Bury(t.Context(), 3); err != nil {
+				if _, _, err := observer.Bury(t.Context(), 3); err != nil {
 					t.Fatal(err)
 				}
 				jobs[2].Close()
@@ -235,7 +236,7 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 	})
 }
 
-func TestDeathsTellWhoHadLeftOrWasLeftBehind(t *testing.T) {
+func TestAnObserverTellsWhoHasLeftOrWasLeftBehind(t *testing.T) {
 	r := newTable()
 	first := First(1, 2, 3, 4)
 	next := View{Generation: 1, Members: []ID{2, 3}, At: first.At[:2]}
@@ -246,11 +247,43 @@ func TestDeathsTellWhoHadLeftOrWasLeftBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	deaths := NewDeaths(r, first)
-	for id, want := range map[ID]Death{1: {Behind: true}, 2: {}, 3: {}, 4: {Left: true}} {
-		want.Finished = true
-		if d, err := deaths.Bury(t.Context(), id); err != nil || d != want {
-			t.Errorf("process %d: %+v, %v", id, d, err)
+	var behind []ID
+	o := NewObserver(r, first, func(_ View, ids []ID) { behind = append(behind, ids...) })
+	for id := range ID(4) {
+		left, finished, err := o.Bury(t.Context(), id+1)
+		if left != (id == 3) || !finished || err != nil {
+			t.Errorf("process %d: %t, %t, %v", id+1, left, finished, err)
 		}
+	}
+	if !slices.Equal(behind, []ID{1}) {
+		t.Errorf("%v are left behind", behind)
+	}
+}
+
+// TestAnObserverTellsThatTheStateIsLost: also where it hears that as it tells of another death, and
+// not once a process has done its last step.
+func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newTable()
+			o := NewObserver(r, First(1, 2), func(View, []ID) {})
+			ctx, end := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- o.Follow(ctx) }()
+			if _, err := write(ctx, r, 0, record{Posted: &Posted{0, 1,
+				Position{Leaving: leaves}}}, nil); err != nil {
+				t.Fatal(err)
+			}
+			for id := range ID(3) { // the third was a spare
+				if _, _, err := o.Bury(ctx, id+1); err != nil {
+					t.Error(err)
+				}
+			}
+			synctest.Wait()
+			end()
+			if err := <-ended; errors.As(err, new(*StoppedError)) == leaves {
+				t.Errorf("leaves: %t: %v", leaves, err)
+			}
+		})
 	}
 }

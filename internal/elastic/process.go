@@ -266,11 +266,9 @@ func (p *Process) alive(ids []ID) []ID {
 	return slices.DeleteFunc(slices.Clone(ids), func(id ID) bool { return p.dead[id] })
 }
 
-// leavesBehind returns the members that are alive and not in the next generation.
+// leavesBehind returns the members that are alive, had a step left, and are not in the next
+// generation.
 func (p *Process) leavesBehind(next View) []ID {
-	if next.Generation != p.view.Generation+1 {
-		return nil // another one was decided before
-	}
 	return slices.DeleteFunc(p.alive(p.view.Members), func(id ID) bool {
 		return next.Rank(id) >= 0 || p.posted[id].Leaving
 	})

@@ -166,7 +166,7 @@ func testUnfit(t *testing.T, status syscall.WaitStatus) {
 			if len(members) > 1 {
 				v.At[1] = elastic.Position{}
 			}
-			p.goesOn(v)
+			p.goesOn(v, nil)
 		}
 		comes := func(host *remote, steps int) {
 			r := &rank{number: len(w.ranks), host: host, over: true}
