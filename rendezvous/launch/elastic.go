@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -127,6 +128,17 @@ func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
 	p.view = v
 }
 
+// lingers reports whether the others have left a process behind. The launcher of a host, which has
+// no pool, does not know.
+func (p *pool) lingers(number int) bool {
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.behind[number]
+}
+
 // bury tells the job that a process, counted from 1, has ended. It reports whether that had done
 // its last step, and whether any process has.
 func (p *pool) bury(process int) (left, finished bool) {
@@ -178,6 +190,15 @@ func (p *pool) replaces(e ending) bool {
 // is held.
 func (p *pool) fails(e ending) bool {
 	return e.failed() && !wasEnded(e.Status) && !e.lost() && !p.behind[e.rank]
+}
+
+// kill ends a process, wherever it is.
+func (w *watch) kill(r *rank) {
+	if r.host != nil {
+		r.host.order(order{Kill: &r.number})
+		return
+	}
+	r.signal(syscall.SIGKILL)
 }
 
 // excludes hears of the end of a process, and reports whether it is the one after which nothing is

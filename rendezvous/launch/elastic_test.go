@@ -269,3 +269,49 @@ func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
 		}
 	}
 }
+
+// TestAProcessThatHangsIsEndedOnceItIsLeftBehind: it would have its place for ever, and the
+// launcher would wait for it at the end.
+func TestAProcessThatHangsIsEndedOnceItIsLeftBehind(t *testing.T) {
+	var notices strings.Builder
+	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 1, Elastic: &Elastic{Least: 1},
+		times: defaultTimes(), Notice: func(text string) { fmt.Fprintln(&notices, text) }}
+	for _, host := range []*remote{nil, {orders: make(chan order, 1)}} {
+		there := newWatch(job, nil)
+		r, err := there.newRank(0)
+		if err == nil {
+			err = there.startHere(r, nil)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := there
+		if host != nil {
+			w = newWatch(job, nil)
+			w.add(&rank{host: host})
+		}
+		w.patience, w.pool = 6*job.times.look, &pool{behind: map[int]bool{}}
+		w.endStopped()
+		w.pool.goesOn(elastic.First(2), []elastic.ID{1})
+		for range 3 {
+			if r.state() == "" || host != nil && len(host.orders) > 0 {
+				t.Error("it is ended at once")
+			}
+			w.endStopped()
+		}
+		if host != nil {
+			select {
+			case o := <-host.orders:
+				there.obey(o)
+			default:
+				t.Fatal("the host gets no order")
+			}
+		}
+		if e := <-there.exits; e.Status != killedBy(syscall.SIGKILL) {
+			t.Errorf("it has ended: %+v", e)
+		}
+	}
+	if n := strings.Count(notices.String(), "process 0 hangs: the others have gone on"); n != 2 {
+		t.Errorf("the notices are %s", notices.String())
+	}
+}
