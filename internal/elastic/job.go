@@ -53,9 +53,9 @@ func write(ctx context.Context, r Register, i int, entry record, passes func(tex
 // that is dead is known to be, so only one that is stopped or cut off takes as long. It counts from
 // when a member hears its own post: where the register is late, so are the posts of the others.
 //
-// A member that lives and is busy, such as with a micro-batch or with planning, is waited for
-// longer: half of the time in which enough processes must be there. It says so lingerTime after its
-// generation has ended.
+// A member that lives and is busy, such as with a micro-batch, with planning or in After, is waited
+// for longer: half of the time in which enough processes must be there. It says so lingerTime after
+// it has heard that another one has stopped.
 const (
 	grace      = 2 * time.Second
 	lingerTime = grace / 4
@@ -292,8 +292,9 @@ func (j *Job) act(actions []Action) {
 			j.writes <- writing{record{Decided: &a.View}, j.since}
 		case Live:
 			j.writes <- writing{record: record{Lives: &Lives{a.Generation, j.id}}}
-		case Interrupt:
+		case Await:
 			j.after(lingerTime, Lingers(a))
+		case Interrupt:
 			if j.present.Generation == a.Generation && j.present.end != nil {
 				j.present.end(errors.New("a process of the group has ended, or has left it"))
 			}

@@ -139,14 +139,18 @@ func TestALateRegisterLeavesNobodyBehind(t *testing.T) {
 	})
 }
 
-// TestABusyMemberIsWaitedFor: it computes a micro-batch when another one is lost. One that is
-// stopped cannot say that it lives, and one that hangs does not come.
+// TestABusyMemberIsWaitedFor: it computes a micro-batch when another one is lost, or evaluates when
+// newcomers are let in. One that is stopped cannot say that it lives, and one that hangs does not
+// come.
 func TestABusyMemberIsWaitedFor(t *testing.T) {
 	for _, c := range []struct {
+		stops func(j *Job, generation int)
 		busy  time.Duration // process 3
 		lives bool
 		want  int
-	}{{20 * time.Second, true, 3}, {20 * time.Second, false, 2}, {40 * time.Second, true, 2}} {
+	}{{(*Job).Broken, 20 * time.Second, true, 3}, {(*Job).Broken, 20 * time.Second, false, 2},
+		{(*Job).Broken, 40 * time.Second, true, 2}, {(*Job).Admits, 20 * time.Second, true, 3},
+		{(*Job).Admits, 40 * time.Second, true, 2}} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newTable()
 			first := First(1, 2, 3)
@@ -162,13 +166,13 @@ func TestABusyMemberIsWaitedFor(t *testing.T) {
 				jobs = append(jobs, j)
 			}
 			synctest.Wait()
-			jobs[0].Broken(0)
-			jobs[1].Broken(0)
+			c.stops(jobs[0], 0)
+			c.stops(jobs[1], 0)
 			if c.lives {
-				time.AfterFunc(c.busy, func() { jobs[2].Broken(0) })
+				time.AfterFunc(c.busy, func() { c.stops(jobs[2], 0) })
 			}
 			if v := connect(t, jobs[0]); len(v.Members) != c.want {
-				t.Errorf("%+v: the members are %v", c, v.Members)
+				t.Errorf("busy %v, lives: %t: the members are %v", c.busy, c.lives, v.Members)
 			}
 		})
 	}

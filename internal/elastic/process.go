@@ -52,12 +52,12 @@ type (
 	Decided struct{ View View }
 	// Dead is a process that has ended.
 	Dead struct{ ID ID }
-	// Lives says that a member knows that a generation has ended, and will stop: it is busy.
+	// Lives says that a member knows that others wait for it to stop: it is busy.
 	Lives struct {
 		Generation int
 		ID         ID
 	}
-	// Lingers says that this process was interrupted a while ago, and has not stopped.
+	// Lingers says that others have waited a while for this process to stop, and it has not.
 	Lingers struct{ Generation int }
 	// GraceOver says that members which have not posted where they have stopped, and do not live,
 	// had time enough, and LateOver that also those had that live.
@@ -75,9 +75,10 @@ type Action interface{ action() }
 type (
 	// Revoke tells the members that a generation is broken.
 	Revoke struct{ Generation int }
-	// Interrupt ends the calls of a generation on this process. Broken follows, or Lingers in a
-	// while.
+	// Interrupt ends the calls of a generation on this process. Broken follows.
 	Interrupt struct{ Generation int }
+	// Await says that a member has stopped, and waits for this process. Lingers follows in a while.
+	Await struct{ Generation int }
 	// Live tells the members of a generation that this process lives.
 	Live struct{ Generation int }
 	// Post tells the members of a generation where this process has stopped, or, with the Phase
@@ -99,6 +100,7 @@ type (
 
 func (Revoke) action()    {}
 func (Interrupt) action() {}
+func (Await) action()     {}
 func (Live) action()      {}
 func (Post) action()      {}
 func (Propose) action()   {}
@@ -347,6 +349,9 @@ func (e Posted) apply(p *Process) []Action {
 		return nil
 	}
 	p.posted[e.ID] = e.Position
+	if p.state != Gathering && p.view.Rank(e.ID) >= 0 && !e.Position.Leaving {
+		return []Action{Await{e.Generation}} // also where nothing is broken: newcomers are let in
+	}
 	return p.decide()
 }
 
