@@ -264,6 +264,32 @@ func TestAnObserverTellsWhoHasLeftOrWasLeftBehind(t *testing.T) {
 	}
 }
 
+// TestAnObserverTellsWhoIsAwaited: members that have stopped wait, and neither newcomers nor those
+// that have done their last step.
+func TestAnObserverTellsWhoIsAwaited(t *testing.T) {
+	first := First(1, 2, 3, 4)
+	for _, c := range []struct {
+		news  []Event
+		want  []ID
+		whole bool
+	}{
+		{[]Event{Posted{0, 9, Position{}}, Posted{0, 1, Position{Leaving: true}}}, nil, false},
+		{[]Event{Posted{0, 1, first.At[0]}, Dead{2}}, []ID{3, 4}, true},
+		{[]Event{Posted{0, 1, Position{}}}, []ID{2, 3, 4}, false},
+		{[]Event{Posted{0, 1, first.At[0]}, Dead{1}}, []ID{2, 3, 4}, false},
+		{[]Event{Posted{0, 1, first.At[0]}, Decided{View{1, first.Members[:1], first.At[:1],
+			false}}}, nil, false},
+	} {
+		o := NewObserver(nil, first, nil)
+		for _, e := range c.news {
+			e.apply(o.job)
+		}
+		if ids, whole := o.Awaited(); !slices.Equal(ids, c.want) || whole != c.whole {
+			t.Errorf("%v: %v, %t", c.news, ids, whole)
+		}
+	}
+}
+
 // TestAnObserverTellsThatTheStateIsLost: also where it hears that as it tells of another death, and
 // not once a process has done its last step.
 func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {

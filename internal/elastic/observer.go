@@ -35,6 +35,14 @@ func (o *Observer) Bury(ctx context.Context, id ID) (left, finished bool, err er
 	return o.left[id], len(o.left) > 0, err
 }
 
+// Awaited returns the members that are alive and have not stopped although another one waits for
+// that. If none with the state of the training waits, whole is false.
+func (o *Observer) Awaited() (ids []ID, whole bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.job.awaited()
+}
+
 // Follow follows the job until ctx ends. It returns a [StoppedError] if the state is lost.
 func (o *Observer) Follow(ctx context.Context) error {
 	for {

@@ -276,6 +276,24 @@ func (p *Process) leavesBehind(next View) []ID {
 	})
 }
 
+// awaited returns the members that are alive and have not stopped although another one waits for
+// that, and whether one that waits has the state of the training.
+func (p *Process) awaited() (ids []ID, whole bool) {
+	waits := false
+	for id, at := range p.posted {
+		if p.view.Rank(id) >= 0 && !at.Leaving {
+			waits, whole = true, whole || at.Phase != Empty && !p.dead[id]
+		}
+	}
+	if !waits {
+		return nil, false
+	}
+	return slices.DeleteFunc(p.alive(p.view.Members), func(id ID) bool {
+		_, stopped := p.posted[id]
+		return stopped
+	}), whole
+}
+
 // newcomers returns those that are alive and ready, the oldest first.
 func (p *Process) newcomers() []ID {
 	ids := p.alive(slices.Sorted(maps.Keys(p.posted)))

@@ -7,7 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"syscall"
+	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -128,15 +128,24 @@ func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
 	p.view = v
 }
 
-// lingers reports whether the others have left a process behind. The launcher of a host, which has
-// no pool, does not know.
-func (p *pool) lingers(number int) bool {
+// allows returns how long the process of a number may go on with what it does, 0 for any time. The
+// others have left it behind, or wait for it. The launcher of a host, which has no pool, does not
+// know.
+func (p *pool) allows(number int, patience time.Duration) time.Duration {
 	if p == nil {
-		return false
+		return 0
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.behind[number]
+	behind := p.behind[number]
+	p.mu.Unlock()
+	ids, whole := p.job.Awaited()
+	switch awaited := slices.Contains(ids, elastic.ID(number+1)); {
+	case behind, awaited && whole:
+		return patience / 2
+	case awaited: // it may have the state of the training
+		return patience
+	}
+	return 0
 }
 
 // bury tells the job that a process, counted from 1, has ended. It reports whether that had done
@@ -190,15 +199,6 @@ func (p *pool) replaces(e ending) bool {
 // is held.
 func (p *pool) fails(e ending) bool {
 	return e.failed() && !wasEnded(e.Status) && !e.lost() && !p.behind[e.rank]
-}
-
-// kill ends a process, wherever it is.
-func (w *watch) kill(r *rank) {
-	if r.host != nil {
-		r.host.order(order{Kill: &r.number})
-		return
-	}
-	r.signal(syscall.SIGKILL)
 }
 
 // excludes hears of the end of a process, and reports whether it is the one after which nothing is

@@ -270,9 +270,9 @@ func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
 	}
 }
 
-// TestAProcessThatHangsIsEndedOnceItIsLeftBehind: it would have its place for ever, and the
+// TestAProcessThatHangsIsEnded: it would have its place for ever, and the
 // launcher would wait for it at the end.
-func TestAProcessThatHangsIsEndedOnceItIsLeftBehind(t *testing.T) {
+func TestAProcessThatHangsIsEnded(t *testing.T) {
 	var notices strings.Builder
 	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 1, Elastic: &Elastic{Least: 1},
 		times: defaultTimes(), Notice: func(text string) { fmt.Fprintln(&notices, text) }}
@@ -290,7 +290,8 @@ func TestAProcessThatHangsIsEndedOnceItIsLeftBehind(t *testing.T) {
 			w = newWatch(job, nil)
 			w.add(&rank{host: host})
 		}
-		w.patience, w.pool = 6*job.times.look, &pool{behind: map[int]bool{}}
+		w.patience, w.pool = 6*job.times.look, &pool{fit: map[int]bool{}, behind: map[int]bool{},
+			job: elastic.NewObserver(nil, elastic.First(1), nil)}
 		w.endStopped()
 		w.pool.goesOn(elastic.First(2), []elastic.ID{1})
 		for range 3 {
@@ -311,7 +312,7 @@ func TestAProcessThatHangsIsEndedOnceItIsLeftBehind(t *testing.T) {
 			t.Errorf("it has ended: %+v", e)
 		}
 	}
-	if n := strings.Count(notices.String(), "process 0 hangs: the others have gone on"); n != 2 {
+	if n := strings.Count(notices.String(), "process 0 hangs: the others have waited"); n != 2 {
 		t.Errorf("the notices are %s", notices.String())
 	}
 }

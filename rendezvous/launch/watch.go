@@ -362,9 +362,7 @@ func (w *watch) wasAway() string {
 // on other machines have given it up: they may begin to wait for it a little later. Their launchers
 // have ended them then, and this one would not get to know. Of an elastic job one that is stopped
 // is ended soon, and alone. One that is held in the kernel may be reading a file; if others wait
-// for it, they go on without it. One that they have left behind ends by itself, unless it hangs:
-// then it has its place and its GPU until it is ended. While this process is stopped, too, no time
-// is counted.
+// for it, they go on without it. While this process is stopped, too, no time is counted.
 func (w *watch) endStopped() {
 	if w.job.Machines == nil && w.job.Elastic == nil {
 		return // the end of a rank ends all
@@ -383,14 +381,28 @@ func (w *watch) endStopped() {
 		case r.halts == stoppedLooks:
 			w.notice(fmt.Sprintf("process %d is stopped: it is ended", r.number))
 			r.signal(syscall.SIGKILL)
-		case w.pool.lingers(r.number):
-			r.looks++
-			limit := w.patience / 2
-			if r.looks == max(1, int(limit/w.job.times.look)) && !r.over {
-				w.notice(fmt.Sprintf("process %d hangs: the others have gone on without it, and "+
-					"%v later it has not ended: it is ended", r.number, limit))
-				w.kill(r)
-			}
+		default:
+			w.endHung(r)
 		}
 	}
+}
+
+// endHung ends a process of an elastic job that the others have left behind, or wait for, if it has
+// not stopped in time: it would have its place, and its GPU, for ever.
+func (w *watch) endHung(r *rank) {
+	limit := w.pool.allows(r.number, w.patience)
+	if r.looks++; limit == 0 {
+		r.looks = 0
+	}
+	if limit == 0 || r.over || r.hung || time.Duration(r.looks)*w.job.times.look < limit {
+		return
+	}
+	r.hung = true
+	w.notice(fmt.Sprintf("process %d hangs: the others have waited for it, or have gone on without "+
+		"it, for %v: it is ended", r.number, limit))
+	if r.host != nil {
+		r.host.order(order{Kill: &r.number})
+		return
+	}
+	r.signal(syscall.SIGKILL)
 }
