@@ -246,17 +246,23 @@ func (j *Job) hear(i int, entry record) {
 		j.act(j.process.Step(e))
 	}
 	if p := entry.Posted; p != nil && p.ID == j.id && !j.closed {
+		j.stopTimers() // of generations that a spare has heard of before
 		j.after(grace, GraceOver{p.Generation})
 		j.after(j.patience/2, LateOver{p.Generation})
 		j.after(j.patience, GiveUp{p.Generation})
 	}
 }
 
-// writeAll writes what act gives it, in order, until Close.
+// writeAll writes what act gives it, in order, until Close, or until the register does not answer.
 func (j *Job) writeAll() {
+	lost := false
 	for w := range j.writes {
+		if lost {
+			continue // Close waits for no more answers
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), j.patience)
 		if err := j.write(ctx, w); err != nil {
+			lost = true
 			if ctx.Err() != nil {
 				err = fmt.Errorf("euryale run, which keeps the log of the elastic job, has not "+
 					"answered for %v (EURYALE_TIMEOUT): was it stopped? %w", j.patience, err)

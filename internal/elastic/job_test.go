@@ -193,6 +193,35 @@ func TestAProcessWhoseLauncherDoesNotAnswerSaysSo(t *testing.T) {
 			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the error is %v", err)
 		}
+		before := time.Now()
+		if jobs[0].Close(); time.Since(before) > 0 {
+			t.Errorf("it waits %v for more answers", time.Since(before))
+		}
+	})
+}
+
+// TestASpareHasNoTimersOfPastGenerations: it may wait for weeks.
+func TestASpareHasNoTimersOfPastGenerations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTable()
+		first := First(1)
+		member := Start(r, 1, Limits{1, 1}, first, time.Minute)
+		t.Cleanup(member.Close)
+		connect(t, member)
+		spare := Start(r, 2, Limits{1, 1}, first, time.Minute)
+		t.Cleanup(spare.Close)
+		go spare.Next(t.Context())
+		for g := range 20 {
+			synctest.Wait()
+			member.Broken(g)
+			connect(t, member)
+		}
+		synctest.Wait()
+		spare.mu.Lock()
+		defer spare.mu.Unlock()
+		if n := len(spare.timers); n > 3 {
+			t.Errorf("it has %d timers", n)
+		}
 	})
 }
 
