@@ -195,8 +195,8 @@ func (p *pool) replaces(e ending) bool {
 }
 
 // fails reports whether a process has failed by itself: no signal has ended it, its host is not
-// lost, and the others have not left it behind, as they do where the machine has no time for it. p.mu
-// is held.
+// lost, and the others have not left it behind, as they do where the machine has no time for it.
+// p.mu is held.
 func (p *pool) fails(e ending) bool {
 	return e.failed() && !wasEnded(e.Status) && !e.lost() && !p.behind[e.rank]
 }

@@ -398,8 +398,8 @@ func (w *watch) endHung(r *rank) {
 		return
 	}
 	r.hung = true
-	w.notice(fmt.Sprintf("process %d hangs: the others have waited for it, or have gone on without "+
-		"it, for %v: it is ended", r.number, limit))
+	w.notice(fmt.Sprintf("process %d hangs: the others have waited for it, or have gone on "+
+		"without it, for %v: it is ended", r.number, limit))
 	if r.host != nil {
 		r.host.order(order{Kill: &r.number})
 		return
