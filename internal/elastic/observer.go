@@ -43,6 +43,13 @@ func (o *Observer) Awaited() (ids []ID, whole bool) {
 	return o.job.awaited()
 }
 
+// Left reports whether a process has done its last step.
+func (o *Observer) Left(id ID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.left[id]
+}
+
 // Follow follows the job until ctx ends. It returns a [StoppedError] if the state is lost.
 func (o *Observer) Follow(ctx context.Context) error {
 	for {

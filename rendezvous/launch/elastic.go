@@ -138,6 +138,7 @@ func (p *pool) allows(number int, patience time.Duration) time.Duration {
 	p.mu.Lock()
 	behind := p.behind[number]
 	p.mu.Unlock()
+	behind = behind && !p.job.Left(elastic.ID(number+1)) // its last step may have been under way
 	ids, whole := p.job.Awaited()
 	switch awaited := slices.Contains(ids, elastic.ID(number+1)); {
 	case behind, awaited && whole:

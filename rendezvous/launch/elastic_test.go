@@ -316,3 +316,25 @@ func TestAProcessThatHangsIsEnded(t *testing.T) {
 		t.Errorf("the notices are %s", notices.String())
 	}
 }
+
+// TestAProcessThatHasDoneItsLastStepDoesNotHang: it may save what it has trained, also where the
+// others have left it behind in that step.
+func TestAProcessThatHasDoneItsLastStepDoesNotHang(t *testing.T) {
+	job := Job{Ranks: 2, Elastic: &Elastic{Least: 1}, times: defaultTimes()}
+	p, err := newPool(job, job.environment(0, newMeeting(2, "127.0.0.1", "1")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	p.goesOn(elastic.First(2), []elastic.ID{1})
+	if limit := p.allows(0, time.Minute); limit != time.Minute/2 {
+		t.Errorf("before it has done the step it has %v", limit)
+	}
+	first := elastic.First(1, 2)
+	j := elastic.Start(p.register.Store(), 1, elastic.Limits{Least: 1, Most: 2}, first, time.Minute)
+	j.Finish(0)
+	p.bury(2) // which reads the log
+	if limit := p.allows(0, time.Minute); limit != 0 {
+		t.Errorf("after that it has %v", limit)
+	}
+}
