@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,7 +69,8 @@ func TestAReplacementHasTheSeatOfTheProcessThatIsLost(t *testing.T) {
 			t.Error(err)
 		}
 		text, err := os.ReadFile(said)
-		if got := strings.Join(sorted(string(text)), ""); err != nil || got != want {
+		got := strings.Join(slices.Sorted(strings.Lines(string(text))), "")
+		if err != nil || got != want {
 			t.Errorf("with %d spares the seats are %q, %v, want %q", spares, got, err, want)
 		}
 	}
