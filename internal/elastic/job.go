@@ -49,65 +49,13 @@ func write(ctx context.Context, r Register, i int, entry record, passes func(tex
 	return 0, fmt.Errorf("write to the log of the elastic job: %w", err)
 }
 
-// Deaths tells a job which processes have ended. Methods may be called by several goroutines.
-type Deaths struct {
-	mu       sync.Mutex
-	register Register
-	job      *Process // that only observes
-	next     int      // the first entry that it has not heard
-	left     map[ID]bool
-	behind   map[ID]bool
-}
-
-// NewDeaths returns those of a job with this first generation.
-func NewDeaths(r Register, first View) *Deaths {
-	p, _ := NewNewcomer(0, Limits{}, first) // which is never ready
-	return &Deaths{register: r, job: p, left: map[ID]bool{}, behind: map[ID]bool{}}
-}
-
-// Death is what a job knows of a process that has ended.
-type Death struct {
-	Left     bool // it had done its last step
-	Behind   bool // the others had left it behind
-	Finished bool // a process of the job has done its last step
-}
-
-// Bury tells that a process has ended.
-func (d *Deaths) Bury(ctx context.Context, id ID) (Death, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_, err := write(ctx, d.register, d.next, record{Dead: id}, d.hear)
-	return Death{d.left[id], d.behind[id], len(d.left) > 0}, err
-}
-
-// hear takes the next entry of the log. d.mu is held.
-func (d *Deaths) hear(text []byte) {
-	d.next++
-	var entry record
-	if json.Unmarshal(text, &entry) != nil {
-		return // no process writes such
-	}
-	e := entry.event()
-	if p, ok := e.(Posted); ok && p.Position.Leaving {
-		d.left[p.ID] = true
-	}
-	if v, ok := e.(Decided); ok {
-		for _, id := range d.job.leavesBehind(v.View) {
-			d.behind[id] = true
-		}
-	}
-	if e != nil {
-		e.apply(d.job) // also where nobody waits for newcomers any more, so that Step would not
-	}
-}
-
 // grace is how long members that have stopped wait for the others to post where they have. A rank
 // that is dead is known to be, so only one that is stopped or cut off takes as long. It counts from
 // when a member hears its own post: where the register is late, so are the posts of the others.
 //
-// A member that lives and is busy, such as with a micro-batch or with planning, is waited for
-// longer: half of the time in which enough processes must be there. It says so lingerTime after its
-// generation has ended.
+// A member that lives and is busy, such as with a micro-batch, with planning or in After, is waited
+// for longer: half of the time in which enough processes must be there. It says so lingerTime after
+// it has heard that another one has stopped.
 const (
 	grace      = 2 * time.Second
 	lingerTime = grace / 4
@@ -134,7 +82,7 @@ func (e *StoppedError) Error() string {
 		StateLost: "all processes that had the parameters have died: start the job again from " +
 			"its last checkpoint",
 	}
-	if e.ID == 0 { // see Watch
+	if e.ID == 0 { // of an Observer
 		return "elastic: " + why[e.Why]
 	}
 	return fmt.Sprintf("elastic: process %d: %s", e.ID, why[e.Why])
@@ -219,31 +167,6 @@ func (j *Job) begin(p *Process, actions []Action, at int) {
 	j.running.Go(func() { j.read(at) })
 }
 
-// Watch follows a job from outside, and tells decided each generation. It returns a [StoppedError]
-// if the state is lost.
-func Watch(ctx context.Context, r Register, first View, decided func(View)) error {
-	observer := &Job{register: r}
-	p, _ := NewNewcomer(observer.id, Limits{}, first) // which is never ready
-	for i := 0; ; i++ {
-		entry, err := observer.entry(ctx, i)
-		if err != nil {
-			return err
-		}
-		e := entry.event()
-		if e == nil {
-			continue
-		}
-		if d, ok := e.(Decided); ok {
-			decided(d.View)
-		}
-		for _, a := range p.Step(e) {
-			if s, ok := a.(Stop); ok && s.Why == StateLost {
-				return &StoppedError{Why: s.Why}
-			}
-		}
-	}
-}
-
 // catchUp reads the log up to an entry of this newcomer's own, and returns the present generation,
 // what has happened besides, and how many entries that are.
 func (j *Job) catchUp(ctx context.Context, first View) (present View, events []Event, read int,
@@ -323,17 +246,23 @@ func (j *Job) hear(i int, entry record) {
 		j.act(j.process.Step(e))
 	}
 	if p := entry.Posted; p != nil && p.ID == j.id && !j.closed {
+		j.stopTimers() // of generations that a spare has heard of before
 		j.after(grace, GraceOver{p.Generation})
 		j.after(j.patience/2, LateOver{p.Generation})
 		j.after(j.patience, GiveUp{p.Generation})
 	}
 }
 
-// writeAll writes what act gives it, in order, until Close.
+// writeAll writes what act gives it, in order, until Close, or until the register does not answer.
 func (j *Job) writeAll() {
+	lost := false
 	for w := range j.writes {
+		if lost {
+			continue // Close waits for no more answers
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), j.patience)
 		if err := j.write(ctx, w); err != nil {
+			lost = true
 			if ctx.Err() != nil {
 				err = fmt.Errorf("euryale run, which keeps the log of the elastic job, has not "+
 					"answered for %v (EURYALE_TIMEOUT): was it stopped? %w", j.patience, err)
@@ -369,8 +298,9 @@ func (j *Job) act(actions []Action) {
 			j.writes <- writing{record{Decided: &a.View}, j.since}
 		case Live:
 			j.writes <- writing{record: record{Lives: &Lives{a.Generation, j.id}}}
-		case Interrupt:
+		case Await:
 			j.after(lingerTime, Lingers(a))
+		case Interrupt:
 			if j.present.Generation == a.Generation && j.present.end != nil {
 				j.present.end(errors.New("a process of the group has ended, or has left it"))
 			}

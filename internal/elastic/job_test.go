@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -138,14 +139,18 @@ func TestALateRegisterLeavesNobodyBehind(t *testing.T) {
 	})
 }
 
-// TestABusyMemberIsWaitedFor: it computes a micro-batch when another one is lost. One that is
-// stopped cannot say that it lives, and one that hangs does not come.
+// TestABusyMemberIsWaitedFor: it computes a micro-batch when another one is lost, or evaluates when
+// newcomers are let in. One that is stopped cannot say that it lives, and one that hangs does not
+// come.
 func TestABusyMemberIsWaitedFor(t *testing.T) {
 	for _, c := range []struct {
+		stops func(j *Job, generation int)
 		busy  time.Duration // process 3
 		lives bool
 		want  int
-	}{{20 * time.Second, true, 3}, {20 * time.Second, false, 2}, {40 * time.Second, true, 2}} {
+	}{{(*Job).Broken, 20 * time.Second, true, 3}, {(*Job).Broken, 20 * time.Second, false, 2},
+		{(*Job).Broken, 40 * time.Second, true, 2}, {(*Job).Admits, 20 * time.Second, true, 3},
+		{(*Job).Admits, 40 * time.Second, true, 2}} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newTable()
 			first := First(1, 2, 3)
@@ -161,13 +166,13 @@ func TestABusyMemberIsWaitedFor(t *testing.T) {
 				jobs = append(jobs, j)
 			}
 			synctest.Wait()
-			jobs[0].Broken(0)
-			jobs[1].Broken(0)
+			c.stops(jobs[0], 0)
+			c.stops(jobs[1], 0)
 			if c.lives {
-				time.AfterFunc(c.busy, func() { jobs[2].Broken(0) })
+				time.AfterFunc(c.busy, func() { c.stops(jobs[2], 0) })
 			}
 			if v := connect(t, jobs[0]); len(v.Members) != c.want {
-				t.Errorf("%+v: the members are %v", c, v.Members)
+				t.Errorf("busy %v, lives: %t: the members are %v", c.busy, c.lives, v.Members)
 			}
 		})
 	}
@@ -188,6 +193,35 @@ func TestAProcessWhoseLauncherDoesNotAnswerSaysSo(t *testing.T) {
 			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("the error is %v", err)
 		}
+		before := time.Now()
+		if jobs[0].Close(); time.Since(before) > 0 {
+			t.Errorf("it waits %v for more answers", time.Since(before))
+		}
+	})
+}
+
+// TestASpareHasNoTimersOfPastGenerations: it may wait for weeks.
+func TestASpareHasNoTimersOfPastGenerations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTable()
+		first := First(1)
+		member := Start(r, 1, Limits{1, 1}, first, time.Minute)
+		t.Cleanup(member.Close)
+		connect(t, member)
+		spare := Start(r, 2, Limits{1, 1}, first, time.Minute)
+		t.Cleanup(spare.Close)
+		go spare.Next(t.Context())
+		for g := range 20 {
+			synctest.Wait()
+			member.Broken(g)
+			connect(t, member)
+		}
+		synctest.Wait()
+		spare.mu.Lock()
+		defer spare.mu.Unlock()
+		if n := len(spare.timers); n > 3 {
+			t.Errorf("it has %d timers", n)
+		}
 	})
 }
 
@@ -197,11 +231,11 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 		r := newTable()
 		first := First(1, 2, 3)
 		jobs := begin(t, r, first)
-		deaths := NewDeaths(r, first)
+		observer := NewObserver(r, first, func(View, []ID) {})
 		const generations = 50
 		for g := range generations {
 			if g == generations-2 {
-				if _, err := deaths.Bury(t.Context(), 3); err != nil {
+				if _, _, err := observer.Bury(t.Context(), 3); err != nil {
 					t.Fatal(err)
 				}
 				jobs[2].Close()
@@ -235,7 +269,7 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 	})
 }
 
-func TestDeathsTellWhoHadLeftOrWasLeftBehind(t *testing.T) {
+func TestAnObserverTellsWhoHasLeftOrWasLeftBehind(t *testing.T) {
 	r := newTable()
 	first := First(1, 2, 3, 4)
 	next := View{Generation: 1, Members: []ID{2, 3}, At: first.At[:2]}
@@ -246,11 +280,69 @@ func TestDeathsTellWhoHadLeftOrWasLeftBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	deaths := NewDeaths(r, first)
-	for id, want := range map[ID]Death{1: {Behind: true}, 2: {}, 3: {}, 4: {Left: true}} {
-		want.Finished = true
-		if d, err := deaths.Bury(t.Context(), id); err != nil || d != want {
-			t.Errorf("process %d: %+v, %v", id, d, err)
+	var behind []ID
+	o := NewObserver(r, first, func(_ View, ids []ID) { behind = append(behind, ids...) })
+	for id := range ID(4) {
+		left, finished, err := o.Bury(t.Context(), id+1)
+		if left != (id == 3) || !finished || err != nil {
+			t.Errorf("process %d: %t, %t, %v", id+1, left, finished, err)
 		}
+	}
+	if !slices.Equal(behind, []ID{1}) {
+		t.Errorf("%v are left behind", behind)
+	}
+}
+
+// TestAnObserverTellsWhoIsAwaited: members that have stopped wait, and neither newcomers nor those
+// that have done their last step.
+func TestAnObserverTellsWhoIsAwaited(t *testing.T) {
+	first := First(1, 2, 3, 4)
+	for _, c := range []struct {
+		news  []Event
+		want  []ID
+		whole bool
+	}{
+		{[]Event{Posted{0, 9, Position{}}, Posted{0, 1, Position{Leaving: true}}}, nil, false},
+		{[]Event{Posted{0, 1, first.At[0]}, Dead{2}}, []ID{3, 4}, true},
+		{[]Event{Posted{0, 1, Position{}}}, []ID{2, 3, 4}, false},
+		{[]Event{Posted{0, 1, first.At[0]}, Dead{1}}, []ID{2, 3, 4}, false},
+		{[]Event{Posted{0, 1, first.At[0]}, Decided{View{1, first.Members[:1], first.At[:1],
+			false}}}, nil, false},
+	} {
+		o := NewObserver(nil, first, nil)
+		for _, e := range c.news {
+			e.apply(o.job)
+		}
+		if ids, whole := o.Awaited(); !slices.Equal(ids, c.want) || whole != c.whole {
+			t.Errorf("%v: %v, %t", c.news, ids, whole)
+		}
+	}
+}
+
+// TestAnObserverTellsThatTheStateIsLost: also where it hears that as it tells of another death, and
+// not once a process has done its last step.
+func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newTable()
+			o := NewObserver(r, First(1, 2), func(View, []ID) {})
+			ctx, end := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- o.Follow(ctx) }()
+			if _, err := write(ctx, r, 0, record{Posted: &Posted{0, 1,
+				Position{Leaving: leaves}}}, nil); err != nil {
+				t.Fatal(err)
+			}
+			for id := range ID(3) { // the third was a spare
+				if _, _, err := o.Bury(ctx, id+1); err != nil {
+					t.Error(err)
+				}
+			}
+			synctest.Wait()
+			end()
+			if err := <-ended; errors.As(err, new(*StoppedError)) == leaves {
+				t.Errorf("leaves: %t: %v", leaves, err)
+			}
+		})
 	}
 }

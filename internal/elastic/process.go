@@ -52,12 +52,12 @@ type (
 	Decided struct{ View View }
 	// Dead is a process that has ended.
 	Dead struct{ ID ID }
-	// Lives says that a member knows that a generation has ended, and will stop: it is busy.
+	// Lives says that a member knows that others wait for it to stop: it is busy.
 	Lives struct {
 		Generation int
 		ID         ID
 	}
-	// Lingers says that this process was interrupted a while ago, and has not stopped.
+	// Lingers says that others have waited a while for this process to stop, and it has not.
 	Lingers struct{ Generation int }
 	// GraceOver says that members which have not posted where they have stopped, and do not live,
 	// had time enough, and LateOver that also those had that live.
@@ -75,9 +75,10 @@ type Action interface{ action() }
 type (
 	// Revoke tells the members that a generation is broken.
 	Revoke struct{ Generation int }
-	// Interrupt ends the calls of a generation on this process. Broken follows, or Lingers in a
-	// while.
+	// Interrupt ends the calls of a generation on this process. Broken follows.
 	Interrupt struct{ Generation int }
+	// Await says that a member has stopped, and waits for this process. Lingers follows in a while.
+	Await struct{ Generation int }
 	// Live tells the members of a generation that this process lives.
 	Live struct{ Generation int }
 	// Post tells the members of a generation where this process has stopped, or, with the Phase
@@ -99,6 +100,7 @@ type (
 
 func (Revoke) action()    {}
 func (Interrupt) action() {}
+func (Await) action()     {}
 func (Live) action()      {}
 func (Post) action()      {}
 func (Propose) action()   {}
@@ -266,14 +268,30 @@ func (p *Process) alive(ids []ID) []ID {
 	return slices.DeleteFunc(slices.Clone(ids), func(id ID) bool { return p.dead[id] })
 }
 
-// leavesBehind returns the members that are alive and not in the next generation.
+// leavesBehind returns the members that are alive, had a step left, and are not in the next
+// generation.
 func (p *Process) leavesBehind(next View) []ID {
-	if next.Generation != p.view.Generation+1 {
-		return nil // another one was decided before
-	}
 	return slices.DeleteFunc(p.alive(p.view.Members), func(id ID) bool {
 		return next.Rank(id) >= 0 || p.posted[id].Leaving
 	})
+}
+
+// awaited returns the members that are alive and have not stopped although another one waits for
+// that, and whether one that waits has the state of the training.
+func (p *Process) awaited() (ids []ID, whole bool) {
+	waits := false
+	for id, at := range p.posted {
+		if p.view.Rank(id) >= 0 && !at.Leaving {
+			waits, whole = true, whole || at.Phase != Empty && !p.dead[id]
+		}
+	}
+	if !waits {
+		return nil, false
+	}
+	return slices.DeleteFunc(p.alive(p.view.Members), func(id ID) bool {
+		_, stopped := p.posted[id]
+		return stopped
+	}), whole
 }
 
 // newcomers returns those that are alive and ready, the oldest first.
@@ -349,6 +367,9 @@ func (e Posted) apply(p *Process) []Action {
 		return nil
 	}
 	p.posted[e.ID] = e.Position
+	if p.state != Gathering && p.view.Rank(e.ID) >= 0 && !e.Position.Leaving {
+		return []Action{Await{e.Generation}} // also where nothing is broken: newcomers are let in
+	}
 	return p.decide()
 }
 

@@ -142,6 +142,7 @@ func (s *simulation) act(c *simulated, actions []Action) {
 			s.tell(Revoked(a))
 		case Interrupt:
 			c.cut = true
+		case Await:
 			c.grace = append(c.grace, Lingers(a))
 		case Live:
 			s.tell(Lives{a.Generation, c.id})

@@ -340,6 +340,11 @@ func TestTracesOfAnEarlierJobAreLeftOut(t *testing.T) {
 	if len(j.remarks) != 1 || !strings.Contains(j.remarks[0], says) {
 		t.Errorf("it remarks %q", j.remarks)
 	}
+	write(1, "trace", "run-CCCCCCCCCCCC-I6MXIOPE/split.0", 30) // a plain job again, of one rank
+	if j := read(t, dir); len(j.traces) != 1 || j.size != 1 || len(j.steps) != 5 {
+		t.Errorf("of a plain job: %d traces of %d ranks, %d steps", len(j.traces), j.size,
+			len(j.steps))
+	}
 }
 
 // TestChartsOfStrangeNumbersEnd: of one point, of none, and of numbers that a float64 cannot tell

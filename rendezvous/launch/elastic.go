@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -42,12 +43,12 @@ type pool struct {
 	failed   []ending // of processes that have failed after their last step
 	unfit    bool     // newcomers on this machine end before their first step
 
-	deaths *elastic.Deaths
-	behind map[int]bool // numbers of processes that the others have left behind
+	job *elastic.Observer
 
-	mu   sync.Mutex
-	view elastic.View // of the present generation
-	fit  map[int]bool // numbers of processes of past ones that have done a step
+	mu     sync.Mutex
+	view   elastic.View // of the present generation
+	fit    map[int]bool // numbers of processes of past ones that have done a step
+	behind map[int]bool // numbers of processes that the others have left behind, alive
 
 	over    chan error // tells that nobody has the parameters any more
 	lost    error      // that it has told
@@ -95,11 +96,11 @@ func newPool(j Job, env []string) (*pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.deaths = elastic.NewDeaths(p.register.Store(), first)
+	p.job = elastic.NewObserver(p.register.Store(), first, p.goesOn)
 	ctx, stop := context.WithCancel(context.Background())
 	p.stop = stop
 	p.watches.Go(func() {
-		err := elastic.Watch(ctx, p.register.Store(), first, p.goesOn)
+		err := p.job.Follow(ctx)
 		if errors.As(err, new(*elastic.StoppedError)) {
 			p.over <- err
 		}
@@ -114,21 +115,46 @@ func (p *pool) close() {
 	p.register.Close()
 }
 
-// goesOn hears of a generation.
-func (p *pool) goesOn(v elastic.View) {
+// goesOn hears of a generation, and who of the one before is left behind.
+func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, id := range p.view.Members {
 		p.fit[int(id)-1] = p.fit[int(id)-1] || v.Next() > p.view.Next()
 	}
+	for _, id := range behind {
+		p.behind[int(id)-1] = true
+	}
 	p.view = v
 }
 
-// bury tells the job that a process, counted from 1, has ended.
-func (p *pool) bury(process int) elastic.Death {
+// allows returns how long the process of a number may go on with what it does, 0 for any time. The
+// others have left it behind, or wait for it. The launcher of a host, which has no pool, does not
+// know.
+func (p *pool) allows(number int, patience time.Duration) time.Duration {
+	if p == nil {
+		return 0
+	}
+	p.mu.Lock()
+	behind := p.behind[number]
+	p.mu.Unlock()
+	behind = behind && !p.job.Left(elastic.ID(number+1)) // its last step may have been under way
+	ids, whole := p.job.Awaited()
+	switch awaited := slices.Contains(ids, elastic.ID(number+1)); {
+	case behind, awaited && whole:
+		return patience / 2
+	case awaited: // it may have the state of the training
+		return patience
+	}
+	return 0
+}
+
+// bury tells the job that a process, counted from 1, has ended. It reports whether that had done
+// its last step, and whether any process has.
+func (p *pool) bury(process int) (left, finished bool) {
 	// the register is in this process: an error would be that of a closed one
-	d, _ := p.deaths.Bury(context.Background(), elastic.ID(process))
-	return d
+	left, finished, _ = p.job.Bury(context.Background(), elastic.ID(process))
+	return left, finished
 }
 
 // variable tells a process which one it is of a job of so many ranks.
@@ -153,17 +179,16 @@ func (p *pool) reached(h *remote) string {
 // replaces hears of the end of a process, and reports whether another one is to take its place. One
 // that has ended well before its last step has left its place for good.
 func (p *pool) replaces(e ending) bool {
-	d := p.bury(e.rank + 1)
-	p.behind[e.rank] = d.Behind
-	p.finished = d.Finished
-	if d.Left && p.fails(e) {
+	left, finished := p.bury(e.rank + 1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.finished = finished
+	if left && p.fails(e) {
 		p.failed = append(p.failed, e)
 	}
-	p.mu.Lock()
 	if step := p.view.Next(); step > p.step {
 		p.step, p.faults = step, 0
 	}
-	p.mu.Unlock()
 	if p.fails(e) {
 		p.faults++
 	}
@@ -172,6 +197,7 @@ func (p *pool) replaces(e ending) bool {
 
 // fails reports whether a process has failed by itself: no signal has ended it, its host is not
 // lost, and the others have not left it behind, as they do where the machine has no time for it.
+// p.mu is held.
 func (p *pool) fails(e ending) bool {
 	return e.failed() && !wasEnded(e.Status) && !e.lost() && !p.behind[e.rank]
 }

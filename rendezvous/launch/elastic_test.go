@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,7 +69,8 @@ func TestAReplacementHasTheSeatOfTheProcessThatIsLost(t *testing.T) {
 			t.Error(err)
 		}
 		text, err := os.ReadFile(said)
-		if got := strings.Join(sorted(string(text)), ""); err != nil || got != want {
+		got := strings.Join(slices.Sorted(strings.Lines(string(text))), "")
+		if err != nil || got != want {
 			t.Errorf("with %d spares the seats are %q, %v, want %q", spares, got, err, want)
 		}
 	}
@@ -166,7 +168,7 @@ func testUnfit(t *testing.T, status syscall.WaitStatus) {
 			if len(members) > 1 {
 				v.At[1] = elastic.Position{}
 			}
-			p.goesOn(v)
+			p.goesOn(v, nil)
 		}
 		comes := func(host *remote, steps int) {
 			r := &rank{number: len(w.ranks), host: host, over: true}
@@ -267,5 +269,74 @@ func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
 		if w.ends = append(w.ends, e); w.excludes(e) {
 			t.Errorf("newcomer %d is the last one", n)
 		}
+	}
+}
+
+// TestAProcessThatHangsIsEnded: it would have its place for ever, and the
+// launcher would wait for it at the end.
+func TestAProcessThatHangsIsEnded(t *testing.T) {
+	var notices strings.Builder
+	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 1, Elastic: &Elastic{Least: 1},
+		times: defaultTimes(), Notice: func(text string) { fmt.Fprintln(&notices, text) }}
+	for _, host := range []*remote{nil, {orders: make(chan order, 1)}} {
+		there := newWatch(job, nil)
+		r, err := there.newRank(0)
+		if err == nil {
+			err = there.startHere(r, nil)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := there
+		if host != nil {
+			w = newWatch(job, nil)
+			w.add(&rank{host: host})
+		}
+		w.patience, w.pool = 6*job.times.look, &pool{fit: map[int]bool{}, behind: map[int]bool{},
+			job: elastic.NewObserver(nil, elastic.First(1), nil)}
+		w.endStopped()
+		w.pool.goesOn(elastic.First(2), []elastic.ID{1})
+		for range 3 {
+			if r.state() == "" || host != nil && len(host.orders) > 0 {
+				t.Error("it is ended at once")
+			}
+			w.endStopped()
+		}
+		if host != nil {
+			select {
+			case o := <-host.orders:
+				there.obey(o)
+			default:
+				t.Fatal("the host gets no order")
+			}
+		}
+		if e := <-there.exits; e.Status != killedBy(syscall.SIGKILL) {
+			t.Errorf("it has ended: %+v", e)
+		}
+	}
+	if n := strings.Count(notices.String(), "process 0 hangs: the others have waited"); n != 2 {
+		t.Errorf("the notices are %s", notices.String())
+	}
+}
+
+// TestAProcessThatHasDoneItsLastStepDoesNotHang: it may save what it has trained, also where the
+// others have left it behind in that step.
+func TestAProcessThatHasDoneItsLastStepDoesNotHang(t *testing.T) {
+	job := Job{Ranks: 2, Elastic: &Elastic{Least: 1}, times: defaultTimes()}
+	p, err := newPool(job, job.environment(0, newMeeting(2, "127.0.0.1", "1")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	p.goesOn(elastic.First(2), []elastic.ID{1})
+	if limit := p.allows(0, time.Minute); limit != time.Minute/2 {
+		t.Errorf("before it has done the step it has %v", limit)
+	}
+	first := elastic.First(1, 2)
+	j := elastic.Start(p.register.Store(), 1, elastic.Limits{Least: 1, Most: 2}, first, time.Minute)
+	j.Finish(0)
+	p.bury(2) // which reads the log
+	if limit := p.allows(0, time.Minute); limit != 0 {
+		t.Errorf("after that it has %v", limit)
 	}
 }

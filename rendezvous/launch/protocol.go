@@ -20,6 +20,7 @@ type order struct {
 	Task   *task   // comes first
 	Start  *member // one more
 	Signal int     // for all ranks
+	Kill   *int    // the number of a rank
 }
 
 // task is what a host runs of an attempt at a job.

@@ -21,6 +21,8 @@ type rank struct {
 
 	over  bool // its end is known; only watch.run uses this and what follows
 	halts int  // for how many looks in a row it was halted
+	looks int  // for how many the others have waited for it, or have left it behind
+	hung  bool // so long that it was ended
 }
 
 // newRank makes a rank, which is not started, and its log.

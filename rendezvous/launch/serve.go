@@ -165,6 +165,10 @@ func (w *watch) obey(o order) {
 	case o.Signal != 0:
 		s := syscall.Signal(o.Signal)
 		w.stop(s, &Interrupted{s})
+	case o.Kill != nil:
+		if r := w.rank(*o.Kill); r != nil {
+			r.signal(syscall.SIGKILL)
+		}
 	case o.Start != nil && w.why == nil: // else it was ordered before all were told to end
 		r := &rank{number: o.Start.Number, tail: &tail{}}
 		if err := w.startHere(r, o.Start.Env); err != nil {

@@ -381,6 +381,28 @@ func (w *watch) endStopped() {
 		case r.halts == stoppedLooks:
 			w.notice(fmt.Sprintf("process %d is stopped: it is ended", r.number))
 			r.signal(syscall.SIGKILL)
+		default:
+			w.endHung(r)
 		}
 	}
+}
+
+// endHung ends a process of an elastic job that the others have left behind, or wait for, if it has
+// not stopped in time: it would have its place, and its GPU, for ever.
+func (w *watch) endHung(r *rank) {
+	limit := w.pool.allows(r.number, w.patience)
+	if r.looks++; limit == 0 {
+		r.looks = 0
+	}
+	if limit == 0 || r.over || r.hung || time.Duration(r.looks)*w.job.times.look < limit {
+		return
+	}
+	r.hung = true
+	w.notice(fmt.Sprintf("process %d hangs: the others have waited for it, or have gone on "+
+		"without it, for %v: it is ended", r.number, limit))
+	if r.host != nil {
+		r.host.order(order{Kill: &r.number})
+		return
+	}
+	r.signal(syscall.SIGKILL)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -49,5 +50,26 @@ func killed(t *testing.T, c config) {
 	}
 	if t.Log(v); v.kills == 0 {
 		t.Error("nobody was killed")
+	}
+}
+
+// TestAStepWithOtherParametersIsAnError: one of any rank, and also where the last step is right.
+func TestAStepWithOtherParametersIsAnError(t *testing.T) {
+	for line, says := range map[string]string{
+		"[1] step 1: pid=7 rank 1 of 2 params=aa": "",
+		"[1] step 1: pid=7 rank 1 of 2 params=ab": "step 1 has other parameters",
+		"[1] step 2: pid=7 rank 1 of 2 params=ab": "step 2 has other parameters",
+	} {
+		j := &job{config: config{steps: 2, logs: t.TempDir()}, want: []string{"", "aa", "bb"},
+			ends: map[string]bool{}}
+		j.hear(line)
+		j.hear("[0] step 2: pid=8 rank 0 of 2 params=bb")
+		err := j.judge(nil, 1)
+		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	if err := (&job{config: config{logs: t.TempDir()}}).judge(nil, 1); err == nil {
+		t.Error("a job without a last step is right")
 	}
 }

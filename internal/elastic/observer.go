@@ -1,0 +1,96 @@
+package elastic
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+)
+
+// Observer follows a job from outside, and tells it which processes have ended. Methods may be
+// called by several goroutines.
+type Observer struct {
+	register Register
+	decided  func(next View, behind []ID)
+
+	mu   sync.Mutex
+	job  *Process // that is never ready
+	next int      // the first entry of the log that it has not heard
+	left map[ID]bool
+	lost bool // nobody has the state of the training
+}
+
+// NewObserver returns an observer of a job with this first generation. It tells decided each later
+// one, and which members the others have left behind, alive.
+func NewObserver(r Register, first View, decided func(next View, behind []ID)) *Observer {
+	p, _ := NewNewcomer(0, Limits{}, first)
+	return &Observer{register: r, decided: decided, job: p, left: map[ID]bool{}}
+}
+
+// Bury tells the job that a process has ended. It reports whether this one had done its last step,
+// and whether any process has, as far as the log says before.
+func (o *Observer) Bury(ctx context.Context, id ID) (left, finished bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, err = write(ctx, o.register, o.next, record{Dead: id}, o.hear)
+	return o.left[id], len(o.left) > 0, err
+}
+
+// Awaited returns the members that are alive and have not stopped although another one waits for
+// that. If none with the state of the training waits, whole is false.
+func (o *Observer) Awaited() (ids []ID, whole bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.job.awaited()
+}
+
+// Left reports whether a process has done its last step.
+func (o *Observer) Left(id ID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.left[id]
+}
+
+// Follow follows the job until ctx ends. It returns a [StoppedError] if the state is lost.
+func (o *Observer) Follow(ctx context.Context) error {
+	for {
+		o.mu.Lock()
+		next, lost := o.next, o.lost
+		o.mu.Unlock()
+		if lost {
+			return &StoppedError{Why: StateLost}
+		}
+		text, err := o.register.Get(ctx, logKey(next))
+		if err != nil {
+			return err
+		}
+		o.mu.Lock()
+		if o.next == next { // Bury has not heard it meanwhile
+			o.hear(text)
+		}
+		o.mu.Unlock()
+	}
+}
+
+// hear takes the next entry of the log. o.mu is held.
+func (o *Observer) hear(text []byte) {
+	o.next++
+	var entry record
+	if json.Unmarshal(text, &entry) != nil {
+		return // no process writes such
+	}
+	e := entry.event()
+	if p, ok := e.(Posted); ok && p.Position.Leaving {
+		o.left[p.ID] = true
+	}
+	if v, ok := e.(Decided); ok && v.View.Generation == o.job.view.Generation+1 {
+		o.decided(v.View, o.job.leavesBehind(v.View))
+	}
+	if e == nil {
+		return
+	}
+	// Step would hear nothing once nobody waits for newcomers any more.
+	for _, a := range e.apply(o.job) {
+		s, stops := a.(Stop)
+		o.lost = o.lost || stops && s.Why == StateLost && len(o.left) == 0
+	}
+}
