@@ -75,7 +75,8 @@ type Participant interface {
 	// see [Graph.Destroy]. forget is called when the graph is closed before.
 	Made(g *Graph) (forget func())
 	// Replay starts all recorded calls as one call of the communicator, by launch, which puts them
-	// on q. Launch may start calls of other communicators, too.
+	// on q. Launch may start calls of other communicators, too. If the communicator has ended, it
+	// calls [Graph.DestroyInReplay] before it waits for anything.
 	Replay(q Queue, launch func() error) (Work, error)
 }
 
@@ -236,6 +237,11 @@ func (g *Graph) Close() error {
 func (g *Graph) Destroy(cause error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	return g.DestroyInReplay(cause)
+}
+
+// DestroyInReplay is Destroy by a participant in its Replay, to which Launch gives the graph.
+func (g *Graph) DestroyInReplay(cause error) error {
 	if g.replayer == nil {
 		return nil
 	}

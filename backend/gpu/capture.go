@@ -23,6 +23,7 @@ type captured struct {
 	last stream        // where the last call was recorded
 	end  backend.Event // of that call
 
+	graph   *backend.Graph // nil before it is made
 	replays uint32         // order guards it from the first replay on
 	origin  backend.Origin // of the replays
 }
@@ -139,7 +140,10 @@ func (p *captured) unjoined() error {
 }
 
 // Made implements [backend.Participant].
-func (p *captured) Made(g *backend.Graph) (forget func()) { return p.c.graphs.add(g, p.Err) }
+func (p *captured) Made(g *backend.Graph) (forget func()) {
+	p.graph = g
+	return p.c.graphs.add(g, p.Err)
+}
 
 // String describes the graph: "a graph of 12 collectives".
 func (p *captured) String() string {
@@ -164,6 +168,9 @@ func (p *captured) Replay(q backend.Queue, launch func() error) (backend.Work, e
 	}
 	w, err := p.replay(s, launch)
 	if err != nil {
+		if p.c.member.Ends(err) { // NCCL's end, for which ended waits, waits for the graph
+			_ = p.graph.DestroyInReplay(p.c.member.Failure(p.String()))
+		}
 		return nil, p.c.ended(err, p.String())
 	}
 	return replayed{w, p}, nil
