@@ -381,7 +381,8 @@ func TestAKilledTrainingGoesOnWithTheSameBits(t *testing.T) {
 		if how != "whole" {
 			if out, err := job(how); err == nil || strings.Contains(out, "params=") {
 				t.Fatalf("%s: it ends with %v\n%s", how, err, out)
-			} else if how == "TERM" && !strings.Contains(out, "after step 7, in epoch 2 of 4") {
+			} else if how == "TERM" && !strings.Contains(out, "stopped after step ") {
+				// 7, unless the signal takes longer than a step
 				t.Errorf("%s: %v\n%s", how, err, out)
 			}
 		}
