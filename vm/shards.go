@@ -28,7 +28,7 @@ const (
 
 // WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
 // not fit into one rank's. The learnables have the bits of training without it where ranks are
-// added in rank order, but for tables whose rows are exchanged without shards (WithDataParallel).
+// added in rank order, except tables whose rows are exchanged without shards (WithDataParallel).
 // Hierarchical communicators add the last elements of a bucket, fewer than there are ranks, in
 // another order, unless the ranks divide the bucket.
 //

@@ -674,3 +674,51 @@ func closesWithGraphs(t *testing.T, comms []*Communicator) {
 		}
 	}
 }
+
+// refusing is a participant whose replays fail, inside those of the communicator that it embeds.
+type refusing struct{ backend.Communicator }
+
+func (refusing) Name() string                        { return "~" }
+func (r refusing) Of() backend.Communicator          { return r }
+func (refusing) Err() error                          { return nil }
+func (refusing) Complete(backend.Queue) error        { return nil }
+func (refusing) Made(*backend.Graph) (forget func()) { return func() {} }
+func (refusing) Replay(backend.Queue, func() error) (backend.Work, error) {
+	return nil, errors.New("refused")
+}
+
+// TestAReplayThatFailsEndsItsGroup: NCCL's end waits for the graph, which Launch holds.
+func TestAReplayThatFailsEndsItsGroup(t *testing.T) {
+	g := newRig(t)
+	o := options()
+	o.Force = byNCCL
+	each(t, g.group(t, 1, same(o)), func(c *Communicator) error {
+		return holding(c, []float32{1}, func(x backend.Buffer) error {
+			q := c.Device().Default().(backend.GraphQueue)
+			graph, err := q.Capture(func() error {
+				q.Recording().Participant(refusing{c}, func() backend.Participant {
+					return refusing{c}
+				})
+				_, err := c.Start(q, sum, x, x)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			launched := make(chan error, 1)
+			go func() {
+				_, err := graph.Launch(nil)
+				launched <- err
+			}()
+			select {
+			case err = <-launched:
+			case <-time.After(proctest.Within(5 * time.Second)):
+				err = errors.New("the launch does not return")
+			}
+			if err == nil || !strings.Contains(err.Error(), "refused") {
+				t.Errorf("the error is %v", err)
+			}
+			return nil
+		})
+	})
+}
