@@ -253,16 +253,20 @@ func fitsDNN(v kernels.Convolution) bool {
 		(v.W+2*v.PadW-v.DilationW*(v.KernelW-1)-1)/v.StrideW+1 == v.OutW
 }
 
-// oursIsFaster reports whether a kernel of ours was faster than cuDNN's deterministic algorithm
-// where it has no tensor cores: see 2026-11-23-h100-convolutions.txt. So are gradients by filters,
-// 1.05 to 3 times, convolutions of few channels, and those that fill large tiles, 1.2 to 1.3 times.
+// oursIsFaster reports whether a kernel of ours is faster than cuDNN where it has no tensor cores:
+// all but results of few rows, which have no tiles. See 2026-11-27-h100-convolutions.md.
 func oursIsFaster(v kernels.Convolution) bool {
 	if v.DType != backend.F32 || v.TF32 || v.Parts() > 1 {
 		return false // tiles of ours are larger than groups
 	}
-	const few, large, many = 32, 128, 216 * 128
-	return v.Pass == kernels.FilterGradient || v.Pass == kernels.Forward && v.Columns() < few ||
-		min(v.C, v.Filters) >= large && v.Batch*v.OutH*v.OutW >= many
+	const few = 16
+	switch v.Pass {
+	case kernels.Forward:
+		return v.Filters > few || v.Columns() <= 2*few
+	case kernels.InputGradient:
+		return v.C > few
+	}
+	return true
 }
 
 func (c *Convolutions) forget(d *C.struct_euryale_convolution) {

@@ -4,9 +4,12 @@
 //
 // All are products of matrices C = A B, of which A are filters, or gradients of results, as they
 // lie in memory, and B is patches of images that are never written: an element is looked up when a
-// tile of B is read (implicit GEMM): see tiles.cuh. Gradients by filters have few sums, each of
-// many products: K is divided among the blocks of a column of the grid, which write parts to be
-// added up afterwards. No sum depends on the order in which blocks run.
+// tile of B is read (implicit GEMM): see tiles.cuh. Where it is, is found once for all threads of a
+// block. Where tiles are few, K is divided among blocks, which write parts to be added up
+// afterwards. No sum depends on the order in which blocks run.
+//
+// Of convolutions with strides, gradients by the images are several products: pixels whose rows and
+// columns leave the same rests are reached by the same taps.
 //
 // No tensor has more than 2^31 elements, so that indices are of 32 bits.
 
@@ -16,15 +19,8 @@
 
 namespace convolution {
 
-// Planes of ny x nx places: index n stands for the place (n / nx / ny, n / nx % ny, n % nx).
-struct Box {
-	u32 ny, nx;
-	u32 plane;          // elements from a plane of the image to the next
-	i32 y, x;           // the pixel of the first place
-	i32 step_y, step_x; // from one place to the next
-};
-
-// A place, which moves along its box.
+// A place of planes of ny x nx, which moves along them: the n-th is (n / nx / ny, n / nx % ny,
+// n % nx).
 struct Place {
 	u32 i, y, x;
 
@@ -42,88 +38,155 @@ struct Place {
 	}
 };
 
-// Where a place is in the image: its plane, and its pixel, to which that of another place is added.
-struct Pixel {
-	u32 plane;
-	i32 y, x;
-
-	DEVICE Pixel(const Place &p, const Box &box)
-		: plane(p.i * box.plane), y(box.y + (i32)p.y * box.step_y),
-		  x(box.x + (i32)p.x * box.step_x) {}
+// Elements from a place to the next plane, row and column, and in front of the first: modulo 2^32.
+struct Way {
+	u32 first, plane, y, x;
+	DEVICE u32 at(const Place &p) const { return first + p.i * plane + p.y * y + p.x * x; }
 };
 
-// The product: A(row, k) = a[row * a_row + k / a_inner * a_outer + k % a_inner], B(k, column) is
-// the pixel of both places, and C(row, column) = c[column / c_inner * c_outer + row * c_row +
-// column % c_inner].
+// An axis of a product: planes of ny x nx places, where each is in the matrix beside the image, and
+// in the image: a plane, and the pixel of the first place.
+struct Axis {
+	u32 ny, nx;
+	Way way;
+	u32 plane;
+	i32 y, x, step_y, step_x;
+
+	DEVICE Place place(u32 n) const { return Place(n, ny, nx); }
+};
+
+// The index of a place's pixel, its row and its column: those of a place along K and of a column
+// are added.
+struct Pixel {
+	u32 at;
+	i32 y, x;
+
+	DEVICE Pixel(const Place &p, const Axis &axis, i32 width)
+		: y(axis.y + (i32)p.y * axis.step_y), x(axis.x + (i32)p.x * axis.step_x) {
+		at = p.i * axis.plane + (u32)(y * width + x);
+	}
+};
+
+// The product: A(row, k) = a[row * a_row + k.way], B(k, column) is the pixel of both places, and
+// C(row, column) = c[row * c_row + columns.way].
 struct Problem {
-	u32 m, n, k;
-	u32 a_row, a_outer, a_inner;
-	Box along_k, columns;
-	i32 height, width;      // of the image
-	i32 stride_y, stride_x; // of which only every so manieth pixel is there
-	u32 c_row, c_outer, c_inner;
+	u32 m, n, k, a_row, c_row;
+	Axis along_k, columns;
+	i32 height, width; // of the image
 };
 
 // The sizes of a convolution: of images, results, filters, padding, strides, dilations and groups.
 struct Sizes {
 	i32 batch, channels, filters, h, w, out_h, out_w, kernel_h, kernel_w, pad_h, pad_w, stride_h,
 		stride_w, dilation_h, dilation_w, groups;
-
-	DEVICE Box taps(u32 plane, i32 sign) const {
-		return Box{(u32)kernel_h, (u32)kernel_w, plane, 0, 0, sign * dilation_h, sign * dilation_w};
-	}
-	DEVICE Box windows() const {
-		return Box{(u32)out_h, (u32)out_w, (u32)(channels * h * w), -pad_h, -pad_w, stride_h,
-			stride_w};
-	}
 };
 
 enum { forward, input_gradient, filter_gradient };
 
-// The product of a group, whose operands and result begin at its own planes.
-DEVICE Problem problem(u64 pass, const Sizes &s) {
+// Gradients of the pixels of which each `stride`-th one is alike: the `rest`-th and those that
+// follow. Of `taps` only some reach them: from `first` on every `step`-th, `count` of them, and a
+// pixel's first one is the result `at`, the next `move` behind it.
+struct Reach {
+	u32 first, step, count, pixels;
+	i32 at, move;
+
+	DEVICE Reach(i32 rest, i32 size, i32 taps, i32 pad, i32 stride, i32 dilation)
+		: first(0), step(1), count(0), pixels((size - rest + stride - 1) / stride) {
+		for (i32 tap = 0; tap < taps; tap++) {
+			if ((rest + pad - tap * dilation) % stride != 0)
+				continue;
+			first = count == 0 ? tap : first;
+			step = count == 1 ? tap - first : step;
+			count++;
+		}
+		at = (rest + pad - (i32)first * dilation) / stride;
+		move = -(i32)step * dilation / stride;
+	}
+};
+
+// The product of a group, whose operands and result begin at its own planes. Gradients by images
+// are one for each rest of a pixel's row and column.
+DEVICE Problem problem(u64 pass, const Sizes &s, u32 rest) {
 	u32 taps = s.kernel_h * s.kernel_w, pixels = s.h * s.w, places = s.out_h * s.out_w;
 	u32 filters = s.filters / s.groups, channels = s.channels / s.groups, batch = s.batch;
-	u32 results = s.filters * places, images = s.channels * pixels;
+	u32 results = s.filters * places, images = s.channels * pixels, kw = s.kernel_w;
+	if (pass == input_gradient) {
+		u32 y = rest / s.stride_w, x = rest % s.stride_w;
+		Reach ys(y, s.h, s.kernel_h, s.pad_h, s.stride_h, s.dilation_h),
+			xs(x, s.w, kw, s.pad_w, s.stride_w, s.dilation_w);
+		return Problem{channels, batch * ys.pixels * xs.pixels, filters * ys.count * xs.count, taps,
+			pixels,
+			Axis{ys.count, xs.count,
+				Way{ys.first * kw + xs.first, channels * taps, ys.step * kw, xs.step}, places, 0, 0,
+				ys.move, xs.move},
+			Axis{ys.pixels, xs.pixels,
+				Way{y * s.w + x, images, (u32)(s.stride_h * s.w), (u32)s.stride_w}, results, ys.at,
+				xs.at, 1, 1},
+			s.out_h, s.out_w};
+	}
+	Axis of_taps{(u32)s.kernel_h, kw, Way{0, taps, kw, 1}, pixels, 0, 0, s.dilation_h,
+		s.dilation_w};
+	Axis of_places{(u32)s.out_h, (u32)s.out_w, Way{0, results, (u32)s.out_w, 1}, images, -s.pad_h,
+		-s.pad_w, s.stride_h, s.stride_w};
 	if (pass == forward)
-		return Problem{filters, batch * places, channels * taps, channels * taps, 0,
-			channels * taps, s.taps(pixels, 1), s.windows(), s.h, s.w, 1, 1, places, results,
-			places};
-	if (pass == input_gradient)
-		return Problem{channels, batch * pixels, filters * taps, taps, channels * taps, taps,
-			s.taps(places, -1), Box{(u32)s.h, (u32)s.w, results, s.pad_h, s.pad_w, 1, 1},
-			s.out_h, s.out_w, s.stride_h, s.stride_w, pixels, images, pixels};
-	return Problem{filters, channels * taps, batch * places, places, results, places,
-		s.windows(), s.taps(pixels, 1), s.h, s.w, 1, 1, channels * taps, 0, channels * taps};
+		return Problem{filters, batch * places, channels * taps, channels * taps, places, of_taps,
+			of_places, s.h, s.w};
+	return Problem{filters, channels * taps, batch * places, places, channels * taps, of_places,
+		of_taps, s.h, s.w};
 }
 
-// Elements in front of a group: of its filters, or dy, of its images, or dy, and of its result.
+// Elements in front of a group: of its filters, or dy, of its images, or dy, and of its result,
+// of which there are `whole` in all groups.
 struct Front {
-	u32 a, b, c;
+	u32 a, b, c, whole;
 	DEVICE Front(u64 pass, const Sizes &s, u32 group) {
 		u32 filters = group * (s.filters / s.groups), channels = s.channels / s.groups;
-		u32 weights = filters * channels * s.kernel_h * s.kernel_w;
+		u32 each = channels * s.kernel_h * s.kernel_w;
+		u32 weights = filters * each;
 		u32 results = filters * s.out_h * s.out_w, images = group * channels * s.h * s.w;
-		a = weights, b = images, c = results;
+		a = weights, b = images, c = results, whole = s.batch * s.filters * s.out_h * s.out_w;
 		if (pass == input_gradient)
-			b = results, c = images;
+			b = results, c = images, whole = s.batch * s.channels * s.h * s.w;
 		else if (pass == filter_gradient)
-			a = results, c = weights;
+			a = results, c = weights, whole = s.filters * each;
+	}
+};
+
+// A row outside of the image, whatever is added to it.
+constexpr i32 outside = -(1 << 30);
+
+// A place along K, in shared memory: its pixel, and where it is in A.
+struct Tap {
+	u32 at;
+	i32 y, x;
+	u32 a;
+};
+
+// Finds the places of each step along K, by one thread for each.
+struct Taps {
+	Place k, step;
+	u32 next;
+
+	DEVICE Taps(const Problem &p, u32 from)
+		: k(p.along_k.place(from + thread_x() % depth)), step(p.along_k.place(depth)),
+		  next(from + thread_x() % depth) {}
+
+	DEVICE void put(Tap (&taps)[depth], const Problem &p, u32 end) {
+		if (thread_x() >= depth)
+			return;
+		Pixel pixel(k, p.along_k, p.width);
+		taps[thread_x()] =
+			Tap{pixel.at, next < end ? pixel.y : outside, pixel.x, p.along_k.way.at(k)};
+		next += depth;
+		k.move(step, p.along_k.ny, p.along_k.nx);
 	}
 };
 
 // One pixel of the image, 0 outside of it.
-template <class T> DEVICE T look(const T *b, const Problem &p, const Pixel &s, const Pixel &t) {
-	i32 y = s.y + t.y, x = s.x + t.x;
-	bool there = true;
-	if (p.stride_y != 1 || p.stride_x != 1) {
-		there = y >= 0 && x >= 0 && y % p.stride_y == 0 && x % p.stride_x == 0;
-		y /= p.stride_y, x /= p.stride_x;
-	}
-	T pixel = 0;
-	if (there && (u32)y < (u32)p.height && (u32)x < (u32)p.width)
-		pixel = b[s.plane + t.plane + (u32)(y * p.width + x)];
-	return pixel;
+template <class T>
+DEVICE T look(const T *b, const Problem &p, const Tap &k, u32 at, i32 y, i32 x) {
+	bool there = ((u32)(y + k.y) < (u32)p.height) & ((u32)(x + k.x) < (u32)p.width);
+	return load_if(there, b + (at + k.at));
 }
 
 // Elements of A on the way to a tile: neighbours along K go to neighbours among the threads.
@@ -131,22 +194,20 @@ template <class T, u32 Rows> struct Left {
 	static constexpr u32 count = Rows * depth / tile_threads, every = tile_threads / depth;
 	T x[count];
 	const T *a;
-	u32 row, lane;
-	Place k, step;
+	u32 there, lane;
 
-	DEVICE Left(const T *a, const Problem &p, u32 first_row, u32 from)
-		: a(a), row(first_row + thread_x() / depth), lane(thread_x() % depth),
-		  k(from + lane, 1, p.a_inner), step(depth, 1, p.a_inner) {}
+	DEVICE Left(const T *a, const Problem &p, u32 first_row) : lane(thread_x() % depth) {
+		u32 row = first_row + thread_x() / depth;
+		this->a = a + (u64)row * p.a_row;
+		there = row < p.m ? (p.m - row + every - 1) / every : 0;
+	}
 
-	DEVICE void read(const Problem &p, u32 rest) {
-		const T *from = a + k.i * p.a_outer + k.x + row * p.a_row;
+	DEVICE void read(const Problem &p, const Tap (&taps)[depth], u32 rest) {
+		const T *from = a + taps[lane].a;
+		u32 n = lane < rest ? there : 0;
 #pragma unroll
-		for (u32 e = 0; e < count; e++) {
-			x[e] = 0;
-			if (lane < rest && row + e * every < p.m)
-				x[e] = from[e * every * p.a_row];
-		}
-		k.move(step, 1, p.a_inner);
+		for (u32 e = 0; e < count; e++)
+			x[e] = load_if(e < n, from + (u64)(e * every) * p.a_row);
 	}
 	DEVICE void put(OperandStep<T, Rows> &tile) const {
 #pragma unroll
@@ -165,26 +226,19 @@ template <class T, u32 Columns> struct Right<T, Columns, false> {
 	T x[count];
 	const T *b;
 	u32 first; // of the thread's along K
-	bool there;
 	Pixel column;
-	Place k, one, step;
 
-	DEVICE Right(const T *b, const Problem &p, u32 first_column, u32 from)
+	DEVICE Right(const T *b, const Problem &p, u32 first_column)
 		: b(b), first(thread_x() / Columns * count),
-		  there(first_column + thread_x() % Columns < p.n),
-		  column(Place(first_column + thread_x() % Columns, p.columns.ny, p.columns.nx), p.columns),
-		  k(from + first, p.along_k.ny, p.along_k.nx), one(1, p.along_k.ny, p.along_k.nx),
-		  step(depth - count, p.along_k.ny, p.along_k.nx) {}
+		  column(p.columns.place(first_column + thread_x() % Columns), p.columns, p.width) {
+		if (first_column + thread_x() % Columns >= p.n)
+			column.y = outside;
+	}
 
-	DEVICE void read(const Problem &p, u32 rest) {
+	DEVICE void read(const Problem &p, const Tap (&taps)[depth]) {
 #pragma unroll
-		for (u32 e = 0; e < count; e++) {
-			x[e] = 0;
-			if (there && first + e < rest)
-				x[e] = look(b, p, column, Pixel(k, p.along_k));
-			k.move(one, p.along_k.ny, p.along_k.nx);
-		}
-		k.move(step, p.along_k.ny, p.along_k.nx);
+		for (u32 e = 0; e < count; e++)
+			x[e] = look(b, p, taps[first + e], column.at, column.y, column.x);
 	}
 	DEVICE void put(OperandStep<T, Columns> &tile) const {
 #pragma unroll
@@ -197,33 +251,24 @@ template <class T, u32 Columns> struct Right<T, Columns, true> {
 	static constexpr u32 count = Columns * depth / tile_threads, every = tile_threads / depth;
 	T x[count];
 	const T *b;
-	u32 plane[count];
+	u32 at[count];
 	i32 y[count], column[count];
-	u32 there, lane;
-	Place k, step;
+	u32 lane;
 
-	DEVICE Right(const T *b, const Problem &p, u32 first_column, u32 from)
-		: b(b), there(0), lane(thread_x() % depth), k(from + lane, p.along_k.ny, p.along_k.nx),
-		  step(depth, p.along_k.ny, p.along_k.nx) {
+	DEVICE Right(const T *b, const Problem &p, u32 first_column)
+		: b(b), lane(thread_x() % depth) {
 #pragma unroll
 		for (u32 e = 0; e < count; e++) {
 			u32 n = first_column + thread_x() / depth + e * every;
-			Pixel at(Place(n, p.columns.ny, p.columns.nx), p.columns);
-			plane[e] = at.plane, y[e] = at.y, column[e] = at.x;
-			there += n < p.n;
+			Pixel pixel(p.columns.place(n), p.columns, p.width);
+			at[e] = pixel.at, y[e] = n < p.n ? pixel.y : outside, column[e] = pixel.x;
 		}
 	}
-	DEVICE void read(const Problem &p, u32 rest) {
-		Pixel here(k, p.along_k);
+	DEVICE void read(const Problem &p, const Tap (&taps)[depth]) {
+		Tap here = taps[lane];
 #pragma unroll
-		for (u32 e = 0; e < count; e++) {
-			Pixel at = here;
-			at.plane = plane[e], at.y = y[e], at.x = column[e];
-			x[e] = 0;
-			if (e < there && lane < rest)
-				x[e] = look(b, p, here, at);
-		}
-		k.move(step, p.along_k.ny, p.along_k.nx);
+		for (u32 e = 0; e < count; e++)
+			x[e] = look(b, p, here, at[e], y[e], column[e]);
 	}
 	DEVICE void put(OperandStep<T, Columns> &tile) const {
 #pragma unroll
@@ -232,78 +277,95 @@ template <class T, u32 Columns> struct Right<T, Columns, true> {
 	}
 };
 
-// Writes a thread's sums of the tile at a row and a column: several columns at once where they are
-// aligned in each row, and registers are left.
+// Writes a tile of sums at a row and a column. Rows go through shared memory, so that neighbours
+// among the threads write neighbours, and a thread writes one column.
 template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn>
-DEVICE void write(const Sums<T, Rows, Columns, EachRow, EachColumn> &sums, T *c, const Problem &p,
-	u32 first_row, u32 first_column) {
-	constexpr u32 width = Places<Columns, EachColumn>::width;
-	constexpr bool spare = EachRow * EachColumn <= 32; // registers, for vectors
-	bool vectors = spare && p.c_inner % width == 0 && p.n % width == 0 && aligned(ADDRESS(c), 16);
+DEVICE void write(const Sums<T, Rows, Columns, EachRow, EachColumn> &sums,
+	OperandStep<T, Columns> (&room)[2], T *c, const Problem &p, u32 first_row, u32 first_column) {
+	typedef Sums<T, Rows, Columns, EachRow, EachColumn> S;
+	constexpr u32 at_once = Rows / EachRow, every = tile_threads / Columns, width = S::C::width;
+	static_assert(at_once <= 2 * depth, "rows that are written at a time have room");
+	T(&line)[2 * depth][Columns + 4] = reinterpret_cast<T(&)[2 * depth][Columns + 4]>(room);
+	u32 own = thread_x() % Columns, column = first_column + own;
+	T *to = c + p.columns.way.at(p.columns.place(column));
 #pragma unroll
-	for (u32 j = 0; j < EachColumn; j += width) {
-		u32 column = first_column + sums.column(j);
+	for (u32 i = 0; i < EachRow; i++) {
 #pragma unroll
-		for (u32 v = 0; v < width; v++) {
-			if (column + v >= p.n || (vectors && v > 0))
-				continue;
-			T *to = c + ((column + v) / p.c_inner * p.c_outer + (column + v) % p.c_inner);
-#pragma unroll
-			for (u32 i = 0; i < EachRow; i++) {
-				u32 row = first_row + sums.row(i);
-				if (row >= p.m)
-					continue;
-				if (vectors) {
-					T part[width];
-#pragma unroll
-					for (u32 x = 0; x < width; x++)
-						part[x] = sums.x[i][j + x];
-					store(to + row * p.c_row, part);
-				} else
-					to[row * p.c_row] = sums.x[i][j + v];
-			}
+		for (u32 j = 0; j < EachColumn; j += width)
+			store(&line[S::down()][S::column(j)],
+				reinterpret_cast<const T(&)[width]>(sums.x[i][j]));
+		barrier();
+#pragma unroll 2
+		for (u32 lane = thread_x() / Columns; lane < at_once; lane += every) {
+			u32 row = first_row + S::R::at(i, lane);
+			if (row < p.m && column < p.n)
+				to[row * p.c_row] = line[lane][own];
 		}
+		barrier();
 	}
 }
 
-// A block of the x axis of the grid computes a tile of C, of the group and the part of K that the y
-// axis says.
+// A block of the x axis of the grid computes a tile of C, of the group, the rest and the part of K
+// that the y axis says.
 template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn, bool Filters>
 DEVICE void convolve(T *c, const T *a, const T *b, u64 pass, u32 part, const Sizes &sizes) {
 	SHARED OperandStep<T, Rows> left[2];
 	SHARED OperandStep<T, Columns> right[2];
+	SHARED Tap taps[2][depth];
 	pass = Filters ? (u64)filter_gradient : pass;
-	Problem p = problem(pass, sizes);
+	u32 rests = pass == input_gradient ? sizes.stride_h * sizes.stride_w : 1;
 	u32 group = block_y() % sizes.groups, at = block_y() / sizes.groups;
+	Problem p = problem(pass, sizes, at % rests);
+	at /= rests;
 	Front front(pass, sizes, group);
 	a += front.a, b += front.b, c += front.c;
 	u32 down = (p.m + Rows - 1) / Rows, row = block_x() % down * Rows,
 		column = block_x() / down * Columns;
-	u32 from = at * part, end = p.k - from < part ? p.k : from + part;
-	c += (u64)at * sizes.groups * p.m * p.n;
-	Left<T, Rows> next_a(a, p, row, from);
-	Right<T, Columns, Filters> next_b(b, p, column, from);
+	if (column >= p.n)
+		return; // another rest has more
+	u32 from = least(at * part, p.k), end = p.k - from < part ? p.k : from + part;
+	c += (u64)at * front.whole;
 	Sums<T, Rows, Columns, EachRow, EachColumn> sums = {};
-	u32 now = 0;
-	next_a.read(p, end - from), next_b.read(p, end - from);
-	next_a.put(left[0]), next_b.put(right[0]);
-	barrier();
-	for (u32 k = from; k < end; k += depth, now ^= 1) {
-		bool more = end - k > depth;
-		if (more)
-			next_a.read(p, end - k - depth), next_b.read(p, end - k - depth);
-		sums.add(left[now], right[now]);
-		if (more)
-			next_a.put(left[now ^ 1]), next_b.put(right[now ^ 1]);
+	if (from < end) {
+		Taps next(p, from);
+		Left<T, Rows> next_a(a, p, row);
+		Right<T, Columns, Filters> next_b(b, p, column);
+		next.put(taps[0], p, end), next.put(taps[1], p, end);
 		barrier();
+		next_a.read(p, taps[0], end - from), next_b.read(p, taps[0]);
+		next_a.put(left[0]), next_b.put(right[0]);
+		barrier();
+		u32 now = 0;
+		for (u32 k = from; k < end; k += depth, now ^= 1) {
+			bool more = end - k > depth;
+			if (more) {
+				next_a.read(p, taps[now ^ 1], end - k - depth);
+				next_b.read(p, taps[now ^ 1]);
+			}
+			next.put(taps[now], p, end);
+			sums.add(left[now], right[now]);
+			if (more)
+				next_a.put(left[now ^ 1]), next_b.put(right[now ^ 1]);
+			barrier();
+		}
 	}
-	write(sums, c, p, row, column);
+	write(sums, right, c, p, row, column);
 }
 
-// dst[i] = sum over the parts of parts[part * n + i]: a block adds up those of `width` elements,
-// each warp some parts, and then the warps' sums.
+// dst[i] = sum over the parts of parts[part * n + i]. Of many parts a block adds up those of
+// `width` elements, each warp some, and then the warps' sums.
 template <class T> DEVICE void sum(T *dst, const T *parts, u64 n, u64 count) {
 	constexpr u32 width = 32, groups = tile_threads / width;
+	if (count < 2 * groups) {
+		for (u64 i = thread_index(); i < n; i += thread_count()) {
+			T x = 0;
+#pragma unroll 4
+			for (u64 part = 0; part < count; part++)
+				x = plus(x, parts[part * n + i]);
+			dst[i] = x;
+		}
+		return;
+	}
 	SHARED T sums[groups][width];
 	u32 group = thread_x() / width, lane = thread_x() % width;
 	for (u64 first = block_x() * (u64)width; first < n; first += blocks_x() * (u64)width) {
@@ -345,7 +407,7 @@ CONVOLVE(KERNEL, narrow, f32, 32, 32, 2, 2)
 CONVOLVE(FAT_KERNEL, small, f32, 32, 128, 4, 4)
 CONVOLVE(FAT_KERNEL, medium, f32, 64, 128, 4, 8)
 CONVOLVE(PAIRED_KERNEL, large, f32, 128, 128, 8, 8)
-CONVOLVE(PAIRED_KERNEL, small, f64, 32, 64, 2, 4)
+CONVOLVE_IN_TILES(PAIRED_KERNEL, convolve_wide, f32, false, 64, 256, 8, 8)
 CONVOLVE(PAIRED_KERNEL, medium, f64, 64, 64, 4, 4)
 
 #define CONVOLVE_SUM(T) \
@@ -357,6 +419,7 @@ CONVOLVE_SUM(f64)
 
 // ---- launch ----
 //
-// 256 threads. The x axis of the grid has a block for each tile of C, the y axis one for each group
-// and each part of K of so many elements, a multiple of 8: only in gradients by filters. Parts lie
-// behind each other. Of convolvesum, a block for every 32 elements.
+// 256 threads. The x axis of the grid has a block for each tile of C, of the rests that have most,
+// and the y axis one for each group, each rest of rows and of columns by the strides (in gradients
+// by the images alone), and each part of K of so many elements. Parts lie behind each other. Of
+// convolvesum, a block for every 32 elements of 16 parts and more, and otherwise for every 256.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
@@ -13,79 +14,127 @@ import (
 type convolveTile struct {
 	name          string
 	rows, columns int
+	speed         float64 // of sums, by that of the medium tile
 }
 
-// The tiles of convolve.cu, by dtype, the largest first, and one for results of few columns.
+// passes returns what it is for: a wide one of gradients by filters would take too many registers.
+func (t convolveTile) passes() []kernels.Pass {
+	all := []kernels.Pass{kernels.Forward, kernels.InputGradient, kernels.FilterGradient}
+	if t.name == "wide" {
+		return all[:2]
+	}
+	return all
+}
+
+// The tiles of convolve.cu, by dtype. Their speeds are those of 64 images of 256x28x28 on an H100,
+// where the medium tile of f32 has 34 TFLOP/s.
 var convolveTiles = map[backend.DType][]convolveTile{
-	backend.F32: {{"large", 128, 128}, {"medium", 64, 128}, {"small", 32, 128}},
-	backend.F64: {{"medium", 64, 64}, {"small", 32, 64}},
+	backend.F32: {{"large", 128, 128, 1.27}, {"wide", 64, 256, 1.18}, {"medium", 64, 128, 1},
+		{"small", 32, 128, 0.79}, {"narrow", 32, 32, 0.35}},
+	backend.F64: {{"medium", 64, 64, 0.5}},
 }
 
-var convolveNarrow = convolveTile{"narrow", 32, 32}
-
-// convolveBlocks is how many blocks run at a time: three on each multiprocessor of an H100 or H200.
-const convolveBlocks = 396
+// What a launch costs, in multiply-adds of one multiprocessor by the medium tile of f32, on an H100.
+const (
+	convolveMultiprocessors = 132
+	// convolveAlone is how fast a multiprocessor is that has one block alone.
+	convolveAlone = 0.85
+	// convolveAround is how much of K a block could do while it begins and ends.
+	convolveAround = 32
+	// A launch of convolvesum, and each byte that it reads or writes.
+	convolveSum, convolveSumByte = 400e3, 0.05
+)
 
 // convolveDepth is how far a step of convolve.cu goes along K.
 const convolveDepth = 8
 
-// convolveSumWidth is how many elements a block of convolvesum adds up at a time.
-const convolveSumWidth = 32
+// A block of convolvesum adds up so many elements at a time, and fewer of so many parts.
+const convolveSumParts, convolveSumWidth = 16, 32
 
 // convolving is how a convolution is launched: as a product of matrices M x K and K x N.
 type convolving struct {
 	m, n, k int
-	groups  int // each of such a product
+	groups  int     // each of such a product
+	rests   int     // each of such products: of rows and columns by the strides, K at most
+	share   float64 // of k, on average of the rests
+	whole   int     // elements of the result
 	tile    convolveTile
 	part    int // of K, that one block adds up
 	parts   int
 }
 
-// convolvingOf chooses tile and parts, of sizes alone: the same ones on every device, so that the
-// bits are the same.
+// convolvingOf chooses the tile and the parts that take least time on an H100: of sizes alone, and
+// so the same ones on every device, so that the bits are the same.
 func convolvingOf(c kernels.Convolution) convolving {
 	groups, taps := c.Parts(), c.KernelH*c.KernelW
 	channels, filters := c.C/groups, c.Filters/groups
-	g := convolving{m: filters, n: c.Batch * c.OutH * c.OutW, k: channels * taps}
+	g := convolving{m: filters, n: c.Batch * c.OutH * c.OutW, k: channels * taps, rests: 1,
+		share: 1, groups: groups, whole: c.Batch * c.Filters * c.OutH * c.OutW}
 	switch c.Pass {
 	case kernels.InputGradient:
-		g = convolving{m: channels, n: c.Batch * c.H * c.W, k: filters * taps}
+		g.m, g.n = channels, c.Batch*over(c.H, c.StrideH)*over(c.W, c.StrideW)
+		g.k = filters * reach(c.KernelH, c.StrideH, c.DilationH) *
+			reach(c.KernelW, c.StrideW, c.DilationW)
+		g.rests, g.whole = c.StrideH*c.StrideW, c.Batch*c.C*c.H*c.W
+		g.share = float64(filters*taps) / float64(g.rests*g.k)
 	case kernels.FilterGradient:
-		g = convolving{m: filters, n: channels * taps, k: c.Batch * c.OutH * c.OutW}
+		g.n, g.k, g.whole = channels*taps, c.Batch*c.OutH*c.OutW, c.Filters*c.Columns()
 	}
-	g.groups = groups
-	tiles := convolveTiles[c.DType]
-	for _, g.tile = range tiles {
-		half := g.tile.rows / 2
-		if g.m > half && (g.tiles() >= 2*enoughTiles || g.tile.rows <= 64) {
-			break
+	best, least := g, math.Inf(1)
+	for _, tile := range convolveTiles[c.DType] {
+		if !slices.Contains(tile.passes(), c.Pass) {
+			continue
+		}
+		for blocks := range 8 { // of each multiprocessor; 0: K is whole
+			g.divide(tile, blocks)
+			if cost := g.cost(c.DType); cost < least {
+				best, least = g, cost
+			}
 		}
 	}
-	if g.n <= convolveNarrow.columns && c.DType == backend.F32 {
-		g.tile = convolveNarrow
-	}
-	g.part, g.parts = g.k, 1
-	if c.Pass == kernels.FilterGradient {
-		g.divide()
-	}
-	return g
+	return best
 }
 
-// tiles returns how many tiles there are, of all groups.
+// reach returns how many of the taps of a row or a column reach a pixel at most.
+func reach(taps, stride, dilation int) int {
+	a, b := stride, dilation
+	for b > 0 {
+		a, b = b, a%b
+	}
+	return over(taps, stride/a)
+}
+
+// tiles returns how many tiles there are, of all groups and rests.
 func (g *convolving) tiles() int {
-	return over(g.m, g.tile.rows) * over(g.n, g.tile.columns) * g.groups
+	return over(g.m, g.tile.rows) * over(g.n, g.tile.columns) * g.groups * g.rests
 }
 
-// divide cuts K into parts, so that there are as many blocks as run at a time. A part has at least
-// 32 steps, which pay for writing it and adding it up.
-func (g *convolving) divide() {
-	most := max(convolveBlocks/max(g.tiles(), 1), 1)
-	g.part = max(over(over(g.k, most), convolveDepth), 32) * convolveDepth
+// divide takes a tile, and cuts K into parts, so that a multiprocessor of an H100 has so many
+// blocks; 0 leaves it whole.
+func (g *convolving) divide(tile convolveTile, blocks int) {
+	g.tile = tile
+	most := min(blocks*convolveMultiprocessors/max(g.tiles(), 1),
+		(maxBlocks-1)/g.groups/g.rests)
+	most = max(most, 1)
+	g.part = max(over(over(g.k, most), convolveDepth), 1) * convolveDepth
 	g.parts = max(over(g.k, g.part), 1)
 }
 
-// ConvolutionScratch returns how many bytes of scratch [Kernels.Convolve] needs: for the parts of
-// gradients by filters.
+// cost returns about how long it takes: in multiply-adds of one multiprocessor.
+func (g *convolving) cost(d backend.DType) float64 {
+	blocks := over(g.tiles()*g.parts, convolveMultiprocessors) // of a multiprocessor
+	along := float64(g.part)*g.share + convolveAround
+	cost := float64(blocks*g.tile.rows*g.tile.columns) * along / g.tile.speed
+	if blocks == 1 {
+		cost /= convolveAlone
+	}
+	if g.parts > 1 {
+		cost += convolveSum + convolveSumByte*float64((g.parts+1)*g.whole*d.Size())
+	}
+	return cost
+}
+
+// ConvolutionScratch returns how many bytes of scratch [Kernels.Convolve] needs: for parts.
 //
 // Errors: ErrUnsupported for tensors of 2^31 elements and more.
 func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
@@ -103,10 +152,15 @@ func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 		return 0, fmt.Errorf("%w: %v of %+v: a tensor has more than 2^31 elements",
 			backend.ErrUnsupported, c.Pass, c.Images)
 	}
+	return g.scratch(c.DType), nil
+}
+
+// scratch returns how many bytes its parts take.
+func (g *convolving) scratch(d backend.DType) int {
 	if g.parts == 1 {
-		return 0, nil
+		return 0
 	}
-	return g.parts * g.groups * g.m * g.n * c.DType.Size(), nil
+	return g.parts * g.whole * d.Size()
 }
 
 // operands returns how many elements images, filters and results have.
@@ -141,16 +195,26 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 	if c.DType == backend.BF16 {
 		return k.convolveWide(c, dst, a, b, scratch)
 	}
-	g, to := convolvingOf(c), dst
+	return k.convolveBy(convolvingOf(c), c, dst, a, b, scratch)
+}
+
+// convolveBy convolves in the tiles and parts of g.
+func (k Kernels) convolveBy(g convolving, c kernels.Convolution, dst, a, b,
+	scratch backend.Buffer) error {
+	to := dst
 	if g.parts > 1 {
-		to = scratch.As(backend.U8).Slice(0, need).As(c.DType)
+		to = scratch.As(backend.U8).Slice(0, g.scratch(c.DType)).As(c.DType)
 	}
 	if err := k.launchConvolve(c, g, to, a, b); err != nil || g.parts == 1 {
 		return err
 	}
 	sum := Launch{Entry: Entry{Verb: "convolvesum", Type: c.DType.String()},
 		Block: Size{threads, 1}}
-	sum.Grid = Size{blocks(dst.Len(), convolveSumWidth), 1}
+	width := threads
+	if g.parts >= convolveSumParts {
+		width = convolveSumWidth
+	}
+	sum.Grid = Size{blocks(dst.Len(), width), 1}
 	sum.pass(word(dst), word(to), uint64(dst.Len()), uint64(g.parts))
 	return k.launcher.Launch(sum)
 }
@@ -176,7 +240,7 @@ func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a,
 	}
 	call := Launch{Entry: Entry{Verb: verb, Op: g.tile.name, Type: c.DType.String()},
 		Block: Size{threads, 1}}
-	call.Grid = Size{uint32(g.tiles() / g.groups), uint32(g.parts * g.groups)}
+	call.Grid = Size{uint32(g.tiles() / g.groups / g.rests), uint32(g.parts * g.groups * g.rests)}
 	call.pass(word(dst), word(left), word(image), uint64(c.Pass), uint64(g.part))
 	for _, n := range []int{c.Batch, c.C, c.Filters, c.H, c.W, c.OutH, c.OutW, c.KernelH, c.KernelW,
 		c.PadH, c.PadW, c.StrideH, c.StrideW, c.DilationH, c.DilationW, g.groups} {

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -8,8 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// someConvolutions work on someImages, and others fill tiles of every size, with more than
-// one step and part.
+// someConvolutions work on someImages, and others fill small tiles, with more than one step.
 func someConvolutions() []kernels.Convolution {
 	var all []kernels.Convolution
 	for n, i := range someImages() {
@@ -32,10 +32,12 @@ func someConvolutions() []kernels.Convolution {
 func testConvolutions(t *testing.T, m machine) {
 	b := newBench(t, m, 18)
 	shapes := someConvolutions()
-	if _, slow := m.(*emulator); !slow { // large tiles, and many parts
+	if _, slow := m.(*emulator); !slow { // with strides and without; and many parts
 		many := shapes[len(shapes)-1]
 		many.Batch, many.Filters = 512, 140
-		shapes = append(shapes, many)
+		strided := many
+		strided.OutH, strided.OutW, strided.StrideH, strided.StrideW = 4, 4, 2, 2
+		shapes = append(shapes, many, strided)
 	}
 	for _, d := range []backend.DType{backend.F32, backend.F64, backend.BF16} {
 		for _, c := range shapes {
@@ -51,13 +53,20 @@ func testConvolutions(t *testing.T, m machine) {
 
 func (b *bench) convolve(c kernels.Convolution) {
 	b.t.Helper()
-	x, w, y := c.Batch*c.C*c.H*c.W, c.Filters*c.Columns(), c.Batch*c.Filters*c.OutH*c.OutW
-	n := [...][3]int{kernels.Forward: {y, x, w}, kernels.InputGradient: {x, y, w},
-		kernels.FilterGradient: {w, x, y}}[c.Pass]
 	need, err := b.device.ConvolutionScratch(c)
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	b.convolveBy(c, need, fmt.Sprintf("%v of %+v", c.Pass, c), b.device.Convolve)
+}
+
+// convolveBy compares a way to convolve, with so many bytes of scratch, with the host's.
+func (b *bench) convolveBy(c kernels.Convolution, need int, name string,
+	by func(c kernels.Convolution, dst, a, b, scratch backend.Buffer) error) {
+	b.t.Helper()
+	x, w, y := c.Batch*c.C*c.H*c.W, c.Filters*c.Columns(), c.Batch*c.Filters*c.OutH*c.OutW
+	n := [...][3]int{kernels.Forward: {y, x, w}, kernels.InputGradient: {x, y, w},
+		kernels.FilterGradient: {w, x, y}}[c.Pass]
 	dst, left, right := b.alloc(c.DType, n[0], 1), b.alloc(c.DType, n[1], 0),
 		b.alloc(c.DType, n[2], 1)
 	b.small(left)
@@ -65,12 +74,44 @@ func (b *bench) convolve(c kernels.Convolution) {
 	guarded := b.used
 	scratch := b.alloc(backend.U8, need, 0)
 	b.used = guarded // what is in the scratch is not compared
-	b.run(fmt.Sprintf("%v of %+v", c.Pass, c), dst,
-		func() error {
-			return b.device.Convolve(c, dst.device, left.device, right.device,
-				scratch.device)
-		},
+	b.run(name, dst,
+		func() error { return by(c, dst.device, left.device, right.device, scratch.device) },
 		func() error { return b.host.Convolve(c, dst.host, left.host, right.host) })
+}
+
+// testConvolutionTiles: every tile, with K whole and in parts, gives what others give: at the edges
+// of images and of tiles, with strides, dilations and groups.
+func testConvolutionTiles(t *testing.T, m machine) {
+	b := newBench(t, m, 19)
+	i := kernels.Images{Batch: 2, C: 6, H: 7, W: 9, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2,
+		PadH: 1, PadW: 0, StrideH: 2, StrideW: 3, DilationH: 1, DilationW: 2}
+	some := []kernels.Convolution{{Images: i, Filters: 70}, {Images: i, Filters: 4, Groups: 2}}
+	i.OutW, i.StrideW, i.DilationH, i.DilationW, i.OutH = 8, 1, 2, 1, 2
+	some = append(some, kernels.Convolution{Images: i, Filters: 5})
+	i = kernels.Images{Batch: 5, C: 9, H: 6, W: 8, OutH: 6, OutW: 8, KernelH: 3, KernelW: 3,
+		PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
+	some = append(some, kernels.Convolution{Images: i, Filters: 66})
+	for _, d := range []backend.DType{backend.F32, backend.F64} {
+		for _, tile := range convolveTiles[d] {
+			for n, c := range some {
+				for _, c.Pass = range tile.passes() {
+					c.DType = d
+					g := convolvingOf(c)
+					g.tile = tile
+					for _, g.part = range []int{g.k, 24} {
+						g.parts = over(g.k, g.part)
+						b.reset(uint64(n))
+						name := fmt.Sprintf("%v of %+v in %s tiles, %d parts", c.Pass, c,
+							tile.name, g.parts)
+						b.convolveBy(c, g.scratch(d), name, func(c kernels.Convolution,
+							dst, x, y, scratch backend.Buffer) error {
+							return b.device.convolveBy(g, c, dst, x, y, scratch)
+						})
+					}
+				}
+			}
+		}
+	}
 }
 
 // small fills a buffer with integers whose products add up exactly, however many there are.
@@ -86,32 +127,27 @@ func (b *bench) small(o operand) {
 
 // convolutions makes a call of every kernel, unless n is 0.
 func convolutions(k Kernels, n int) error {
-	scratch := device(backend.U8, 1<<43, 1<<20)
+	scratch, filters := device(backend.U8, 1<<43, 1<<20), 64*min(n, 1)
+	i := kernels.Images{Batch: 64, C: 64, H: 1, W: 1, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1,
+		StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
+	var errs []error
 	for _, d := range []backend.DType{backend.F32, backend.F64} {
-		for _, filters := range []int{1, 32, 64, 1 << 16} {
-			for _, pass := range []kernels.Pass{kernels.Forward, kernels.FilterGradient} {
-				batch, channels := 64, 1<<7
-				switch filters {
-				case 1:
-					batch = 1 // one column
-				case 32:
-					batch, channels = 1<<10, 16 // few columns, and K is divided
-				}
-				filters := filters * min(n, 1)
-				i := kernels.Images{Batch: batch, C: channels, H: 1, W: 1, OutH: 1, OutW: 1,
-					KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
-				c := kernels.Convolution{Images: i, Filters: filters, Pass: pass, DType: d}
-				x, w, y := device(d, 1<<40, batch*i.C), device(d, 1<<41, filters*i.C),
-					device(d, 1<<42, batch*filters)
+		x, w, y := device(d, 1<<40, i.Batch*i.C), device(d, 1<<41, filters*i.C),
+			device(d, 1<<42, i.Batch*filters)
+		c := kernels.Convolution{Images: i, Filters: filters, DType: d}
+		errs = append(errs, k.Convolve(c, y, x, w, scratch))
+		for _, tile := range convolveTiles[d] {
+			for _, c.Pass = range tile.passes() {
 				dst, second := y, w
-				if pass == kernels.FilterGradient {
+				if c.Pass == kernels.FilterGradient {
 					dst, second = w, y
 				}
-				if err := k.Convolve(c, dst, x, second, scratch); err != nil {
-					return err
+				g := convolvingOf(c)
+				if g.tile, g.part, g.parts = tile, 32, 2; n > 0 {
+					errs = append(errs, k.convolveBy(g, c, dst, x, second, scratch))
 				}
 			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }

@@ -144,6 +144,28 @@ template <int N, class T> DEVICE void store(T *p, const T (&x)[N]) {
 	}
 }
 
+// load_if returns what p points to if it is `there`, else 0, without a branch.
+template <class T> DEVICE T load_if(bool there, const T *p) {
+	typename Bits<sizeof(T)>::type bits = 0;
+#if defined(__NVCC__) || defined(__CUDA__)
+#if defined(__NVCC__)
+	u64 from = __cvta_generic_to_global(p);
+#else
+	u64 from = (u64)(__attribute__((address_space(1))) const void *)p;
+#endif
+	if constexpr (sizeof(T) == 8)
+		asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p ld.global.b64 %0, [%2];}"
+			: "+l"(bits) : "r"((u32)there), "l"(from));
+	else
+		asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p ld.global.b32 %0, [%2];}"
+			: "+r"(bits) : "r"((u32)there), "l"(from));
+#else
+	if (there)
+		__builtin_memcpy(&bits, p, sizeof bits);
+#endif
+	return bits_as<T>(bits);
+}
+
 template <int N> struct Count { static constexpr int value = N; };
 
 // each covers 0 to n: body(Count<N>, i) does elements i to i+N where the

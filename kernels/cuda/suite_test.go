@@ -202,6 +202,7 @@ func suite(t *testing.T, m machine) {
 	t.Run("images", func(t *testing.T) { testImages(t, m) })
 	t.Run("rows", func(t *testing.T) { testRows(t, m) })
 	t.Run("convolutions", func(t *testing.T) { testConvolutions(t, m) })
+	t.Run("convolution tiles", func(t *testing.T) { testConvolutionTiles(t, m) })
 	t.Run("gemm", func(t *testing.T) { testGemm(t, m) })
 	t.Run("attention", func(t *testing.T) { testAttention(t, m) })
 	t.Run("widen", func(t *testing.T) { testWiden(t, m) })

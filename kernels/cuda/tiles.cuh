@@ -43,15 +43,22 @@ template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn> struct Su
 	static_assert(Rows / EachRow * lanes == tile_threads, "a thread for each part of the tile");
 	T x[EachRow][EachColumn];
 
-	static DEVICE u32 row(u32 i) { return R::at(i, thread_x() / lanes); }
-	static DEVICE u32 column(u32 j) { return C::at(j, thread_x() % lanes); }
+	// A warp is 4 threads down by 8 across, pairs of rows first: eight threads that read shared
+	// memory at a time read few different vectors.
+	static constexpr u32 warps = lanes / 8;
+	static DEVICE u32 down() {
+		return thread_x() / 32 / warps * 4 + thread_x() / 16 % 2 * 2 + thread_x() % 2;
+	}
+	static DEVICE u32 across() { return thread_x() / 32 % warps * 8 + thread_x() / 2 % 8; }
+	static DEVICE u32 row(u32 i) { return R::at(i, down()); }
+	static DEVICE u32 column(u32 j) { return C::at(j, across()); }
 
 	DEVICE void add(const OperandStep<T, Rows> &a, const OperandStep<T, Columns> &b) {
-#pragma unroll 4
+#pragma unroll 2
 		for (u32 k = 0; k < depth; k++) {
 			T left[EachRow], right[EachColumn];
-			R::load_all(left, a[k], thread_x() / lanes);
-			C::load_all(right, b[k], thread_x() % lanes);
+			R::load_all(left, a[k], down());
+			C::load_all(right, b[k], across());
 #pragma unroll
 			for (u32 i = 0; i < EachRow; i++)
 #pragma unroll
