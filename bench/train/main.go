@@ -41,6 +41,7 @@
 //
 // --shards 1 divides the solver's state among the ranks, 2 the gradients, too, and 3 the learnables
 // ([vm.WithShards]). Lines of several ranks have the planned bytes of each on rank 0.
+// --wire bf16 sends gradients in 16 bits (autograd.WithCompression).
 //
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
@@ -85,6 +86,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/bench"
@@ -112,8 +114,9 @@ type options struct {
 	device     string
 	ranks      int
 	rounds     int
-	steps      int // of a round
-	shards     int // the stage of ZeRO
+	steps      int    // of a round
+	shards     int    // the stage of ZeRO
+	wire       string // what gradients travel in, "" for what they are
 	profile    bool
 	// another program to take turns with: "", gorgonia, or the path of train_torch.py
 	peer      string
@@ -140,6 +143,7 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.steps, "steps", 10, "steps of a round")
 	f.IntVar(&o.shards, "shards", 0, "1 to divide the solver's state among the ranks, 2 the "+
 		"gradients, too, 3 the learnables, too")
+	f.StringVar(&o.wire, "wire", "", "what gradients travel in: bf16 or f16, empty for f32")
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path "+
 		"of train_torch.py")
@@ -189,6 +193,9 @@ func parse(args []string) (options, error) {
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
+	}
+	if o.wire != "" && (o.wire != "bf16" && o.wire != "f16" || o.ranks == 1) {
+		return o, errors.New("--wire wants bf16 or f16, and -n of 2 or more")
 	}
 	return o, o.checkWatch()
 }
@@ -248,6 +255,7 @@ type result struct {
 	Layers    int     `json:"layers,omitempty"` // of the command line
 	Batch     int     `json:"batch,omitempty"`
 	Shards    int     `json:"shards,omitempty"`
+	Wire      string  `json:"wire,omitempty"`
 	Params    int64   `json:"parameter_bytes,omitempty"`
 	Solver    int64   `json:"solver_bytes,omitempty"`
 	Gradients int64   `json:"gradient_bytes,omitempty"`
@@ -260,6 +268,7 @@ type rank struct {
 	device backend.Device       // nil for the host
 	comm   backend.Communicator // nil if it is alone
 	shards vm.Shards
+	wire   string      // what gradients travel in, "" for what they are
 	build  sync.Locker // held while it builds its graph
 	memory int         // bytes of its machine, 0 for no bound
 }
@@ -275,7 +284,7 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 	}
 	defer func() { err = errors.Join(err, peer.close()) }()
 	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks, Shards: o.shards,
-		Layers: o.layers, Batch: o.batch}
+		Layers: o.layers, Batch: o.batch, Wire: o.wire}
 	if o.ranks == 1 {
 		return o.onOne(func(on rank) error {
 			return o.train(w, r, m, p, on, peer, make([]measurement, 1))
@@ -292,7 +301,8 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 	all := make([]measurement, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
 		build sync.Locker) (err error) {
-		on := rank{comm: comm, build: build, memory: o.memory, shards: stages[o.shards]}
+		on := rank{comm: comm, build: build, memory: o.memory, shards: stages[o.shards],
+			wire: o.wire}
 		if on.device, err = o.deviceOf(comm); err != nil {
 			return err
 		}
@@ -339,7 +349,16 @@ func (o options) onOne(f func(on rank) error) (err error) {
 func (m model) machine(p vm.Precision, on rank) (*vm.Machine, *gorgonia.Node, error) {
 	options := []vm.Option{vm.WithPrecision(p)}
 	if on.comm != nil {
-		options = append(options, vm.WithDataParallel(on.comm), vm.WithShards(on.shards))
+		var gradients []autograd.Option
+		if on.wire != "" {
+			dtype, err := backend.ParseDType(on.wire)
+			if err != nil {
+				return nil, nil, err
+			}
+			gradients = append(gradients, autograd.WithCompression(half.Wrap(dtype)))
+		}
+		options = append(options, vm.WithDataParallel(on.comm, gradients...),
+			vm.WithShards(on.shards))
 	}
 	if on.memory > 0 {
 		options = append(options, vm.WithMemory(on.memory))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -135,6 +139,32 @@ func TestShardsAreMeasured(t *testing.T) {
 	}
 }
 
+// Gradients travel in 16 bits if that is asked for.
+func TestGradientsTravelAsTheFlagSays(t *testing.T) {
+	for _, wire := range []string{"", "bf16"} {
+		o := options{device: "cpu", wire: wire}
+		if err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+			build sync.Locker) error {
+			machine, _, err := models["mlp"].machine(vm.F32, rank{comm: comm, build: build,
+				wire: wire})
+			if err != nil {
+				return err
+			}
+			defer machine.Close()
+			if err := machine.RunAll(); err != nil {
+				return err
+			}
+			c, ok := backend.As[*half.Communicator](machine.DataParallel().Comm())
+			if ok != (wire != "") || ok && c.Counters().Calls == 0 {
+				t.Errorf("--wire %q: 16 bits are %v", wire, ok)
+			}
+			return nil
+		}, o.backends()...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A peer takes turns; the ratio is the ratio of the rounds.
 func TestGorgoniaTakesTurns(t *testing.T) {
 	var out strings.Builder
@@ -235,7 +265,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"}, {"more"}, {"--peer", "gorgonia"},
 		{"--device", "cpu", "-n", "2", "--peer", "gorgonia"}, {"--memory", "-1"}, {"--largest"},
 		{"--observe", "all"}, {"--observe", "trace", "-n", "2"},
-		{"--layers", "-1"}, {"--batch", "-1"}} {
+		{"--layers", "-1"}, {"--batch", "-1"}, {"--wire", "bf16"}, {"--wire", "f32", "-n", "2"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is no error", args)
 		}
