@@ -26,7 +26,7 @@ func (t convolveTile) passes() []kernels.Pass {
 	return all
 }
 
-// The tiles of convolve.cu, by dtype. Their speeds are those of 64 images of 256x28x28 on an H100,
+// The tiles of convolve.cu, by dtype. Speeds were measured with 64 images of 256x28x28 on an H100,
 // where the medium tile of f32 has 34 TFLOP/s.
 var convolveTiles = map[backend.DType][]convolveTile{
 	backend.F32: {{"large", 128, 128, 1.27}, {"wide", 64, 256, 1.18}, {"medium", 64, 128, 1},
@@ -34,7 +34,7 @@ var convolveTiles = map[backend.DType][]convolveTile{
 	backend.F64: {{"medium", 64, 64, 0.5}},
 }
 
-// What a launch costs, in multiply-adds of one multiprocessor by the medium tile of f32, on an H100.
+// What a launch costs on an H100: in multiply-adds of one multiprocessor by the medium tile of f32.
 const (
 	convolveMultiprocessors = 132
 	// convolveAlone is how fast a multiprocessor is that has one block alone.
@@ -48,14 +48,14 @@ const (
 // convolveDepth is how far a step of convolve.cu goes along K.
 const convolveDepth = 8
 
-// A block of convolvesum adds up so many elements at a time, and fewer of so many parts.
+// Of so many parts, or more, a block of convolvesum adds up so few elements at a time.
 const convolveSumParts, convolveSumWidth = 16, 32
 
 // convolving is how a convolution is launched: as a product of matrices M x K and K x N.
 type convolving struct {
 	m, n, k int
 	groups  int     // each of such a product
-	rests   int     // each of such products: of rows and columns by the strides, K at most
+	rests   int     // each of as many, of K at most: by what strides leave of pixels
 	share   float64 // of k, on average of the rests
 	whole   int     // elements of the result
 	tile    convolveTile
@@ -76,7 +76,7 @@ func convolvingOf(c kernels.Convolution) convolving {
 		g.k = filters * reach(c.KernelH, c.StrideH, c.DilationH) *
 			reach(c.KernelW, c.StrideW, c.DilationW)
 		g.rests, g.whole = c.StrideH*c.StrideW, c.Batch*c.C*c.H*c.W
-		g.share = float64(filters*taps) / float64(g.rests*g.k)
+		g.share = float64(filters*taps) / float64(max(g.rests*g.k, 1))
 	case kernels.FilterGradient:
 		g.n, g.k, g.whole = channels*taps, c.Batch*c.OutH*c.OutW, c.Filters*c.Columns()
 	}
