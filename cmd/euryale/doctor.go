@@ -34,8 +34,12 @@ runs all-reduces among ranks on the host and, with several GPUs, among ranks on 
 command fails only if no ranks can work together at all.`
 }
 
-// selfTestTime bounds each self test. GPUs take seconds to initialize.
-const selfTestTime = time.Minute
+const (
+	// partTime bounds each part. GPUs take seconds to initialize.
+	partTime = time.Minute
+	// graceTime is for a part to say what has kept it: a launcher gives ranks a second to end.
+	graceTime = 3 * time.Second
+)
 
 // selfTestCalls is how long the calls of one size take. 200 calls of 16 MiB among the processes of
 // one host took 2 s by sockets (bench/results/2026-11/2026-11-27-h100x4.md).
@@ -43,7 +47,8 @@ const selfTestCalls = 50 * time.Millisecond
 
 // Run writes the report.
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
-	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
+	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests,
+		limit: partTime, grace: graceTime}
 	// These are for the ranks of a job, not for those of a self test.
 	for _, name := range []env.Grammar{env.Fault, env.Topology, env.Hierarchy} {
 		if err := os.Unsetenv(string(name)); err != nil {
@@ -59,6 +64,8 @@ type doctor struct {
 	environ []string
 	open    func() (*gpus, error)
 	tests   func(gpus int) []selfTest
+	limit   time.Duration // of each part
+	grace   time.Duration // beyond it
 }
 
 // finding is one line of the report.
@@ -68,22 +75,35 @@ type finding struct {
 	err   error
 }
 
-// examine writes the report, each line as soon as it is known. It returns an error if
-// all self tests fail.
+// examine writes the report, each line as soon as it and those before it are known: parts that do
+// not disturb each other run side by side. It returns an error if all self tests fail.
 func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r := &report{w: w}
 	r.add(build(), machine())
 	r.add(d.environment()...)
 	r.add(measurements())
 	r.add(sharedMemory(env.ShmDir.Read(d.getenv)), loopback(ctx))
-	n := d.gpus(ctx, r)
+	g := d.gpus(ctx, r)
+	copies := d.begin(ctx, "gpu copies", now(), g.copies)
+	turns := map[bool]<-chan struct{}{true: copies.done, false: now()}
+	var tests []*part
+	for _, t := range d.tests(len(g.usable)) {
+		turn := turns[t.onGPUs]
+		test := d.begin(ctx, t.about, turn, func(ctx context.Context) []finding {
+			text, err := t.run(ctx, turn)
+			return []finding{{t.about, text, err}}
+		})
+		turns[t.onGPUs] = test.done
+		tests = append(tests, test)
+	}
+	r.add(copies.wait()...)
 	r.add(backends()...)
 	works := false
-	for _, test := range d.tests(n) {
-		text, err := test.run(ctx)
-		r.add(finding{test.about, text, err})
-		works = works || err == nil
+	for _, test := range tests {
+		r.add(test.wait()...)
+		works = works || test.findings[0].err == nil
 	}
+	r.add(d.begin(ctx, "gpu", now(), g.end).wait()...)
 	if !works && r.err == nil {
 		return errors.New("doctor: no ranks can work together on this machine: see the lines " +
 			"that say no")
@@ -91,18 +111,73 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	return r.err
 }
 
-// gpus reports the GPUs and returns how many are usable.
-func (d doctor) gpus(ctx context.Context, r *report) int {
-	g, err := d.open()
-	if err != nil {
-		r.add(finding{about: "gpu", err: err})
-		return 0
+// gpus opens the GPUs and reports what they are.
+func (d doctor) gpus(ctx context.Context, r *report) *gpus {
+	opened := make(chan *gpus, 1)
+	r.add(d.begin(ctx, "gpu", now(), func(ctx context.Context) []finding {
+		g, err := d.open()
+		if err != nil {
+			return []finding{{about: "gpu", err: err}}
+		}
+		findings := g.describe()
+		opened <- g
+		return findings
+	}).wait()...)
+	select {
+	case g := <-opened:
+		return g
+	default: // there are none, or they hang
+		return &gpus{close: func() error { return nil }}
 	}
-	r.add(g.examine(ctx)...)
-	if err := g.close(); err != nil {
-		r.add(finding{about: "gpu", err: err})
-	}
-	return len(g.usable)
+}
+
+// part is what the doctor tries beside other parts.
+type part struct {
+	findings []finding // once done is closed
+	done     chan struct{}
+}
+
+// wait returns the lines of the part.
+func (p *part) wait() []finding {
+	<-p.done
+	return p.findings
+}
+
+// begin begins a part. Its time counts from its turn on: when that is over, the part may say what
+// has kept it, and otherwise it is left alone, and its line says that it hangs.
+func (d doctor) begin(ctx context.Context, about string, turn <-chan struct{},
+	try func(context.Context) []finding) *part {
+	p := &part{done: make(chan struct{})}
+	ctx, cancel := context.WithCancelCause(ctx)
+	said := make(chan []finding, 1)
+	go func() { said <- try(ctx) }()
+	go func() {
+		defer close(p.done)
+		defer cancel(nil)
+		<-turn
+		limit := time.AfterFunc(d.limit, func() {
+			cancel(fmt.Errorf("it took longer than %v", d.limit))
+		})
+		defer limit.Stop()
+		select {
+		case p.findings = <-said:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case p.findings = <-said:
+		case <-time.After(d.grace):
+			p.findings = []finding{{about: about, err: context.Cause(ctx)}}
+		}
+	}()
+	return p
+}
+
+// now returns the turn of a part that need not wait for another.
+func now() <-chan struct{} {
+	turn := make(chan struct{})
+	close(turn)
+	return turn
 }
 
 // report is where findings are written.
@@ -288,10 +363,12 @@ func backends() []finding {
 	return findings
 }
 
-// selfTest tests that ranks work together.
+// selfTest tests that ranks work together. Tests on GPUs disturb each other, and so do those on the
+// host: each measures when its turn has come, and may get ready before.
 type selfTest struct {
-	about string
-	run   func(context.Context) (string, error)
+	about  string
+	onGPUs bool
+	run    func(ctx context.Context, turn <-chan struct{}) (string, error)
 }
 
 // selfTests returns the self tests of a machine: two ranks on the host, and with several
@@ -303,11 +380,15 @@ func selfTests(gpus int) []selfTest {
 			N: 2, Backend: b.Name(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10,
 			Max: 4 << 10, Factor: 2, Time: selfTestCalls, Algorithm: "auto", JSON: true,
 		}
+		onGPUs := b.Name() == "nccl"
+		add := func(how string, start starter) {
+			tests = append(tests, selfTest{b.Name() + how, onGPUs, c.selfTest(start)})
+		}
 		if b.Name() == "mpi" {
 			continue // its ranks need a launcher of its own
 		}
 		if b.Name() == "tcp" && !shm.BetweenProcesses {
-			tests = append(tests, selfTest{"tcp processes", c.selfTest((*benchCmd).asProcesses)})
+			add(" processes", (*benchCmd).asProcesses)
 		}
 		if b.Name() != "host" {
 			if gpus < 2 || b.Available() != nil {
@@ -315,25 +396,38 @@ func selfTests(gpus int) []selfTest {
 			}
 			c.N, c.Max, c.Factor = gpus, 16<<20, 4<<10
 		}
-		tests = append(tests,
-			selfTest{b.Name() + " goroutines", c.selfTest((*benchCmd).asGoroutines)})
+		add(" goroutines", (*benchCmd).asGoroutines)
 		if shm.BetweenProcesses {
-			tests = append(tests,
-				selfTest{b.Name() + " processes", c.selfTest((*benchCmd).asProcesses)})
+			c.Hold = onGPUs // they take seconds to start
+			add(" processes", (*benchCmd).asProcesses)
 		}
 	}
 	return tests
 }
 
+// starter starts the ranks of a benchmark.
+type starter func(*benchCmd, context.Context, *streams) error
+
 // selfTest returns a test that ranks, goroutines or processes, can all-reduce.
-func (b benchCmd) selfTest(start func(*benchCmd, context.Context, *streams) error) func(
-	context.Context) (string, error) {
-	return func(ctx context.Context) (string, error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, selfTestTime,
-			fmt.Errorf("the self test took longer than %v", selfTestTime))
-		defer cancel()
+func (b benchCmd) selfTest(start starter) func(context.Context, <-chan struct{}) (string, error) {
+	return func(ctx context.Context, turn <-chan struct{}) (string, error) {
 		var out, notes bytes.Buffer
-		if err := start(&b, ctx, &streams{out: &out, err: &notes}); err != nil {
+		s := &streams{out: &out, err: &notes}
+		if b.Hold {
+			in, end, err := os.Pipe()
+			if err != nil {
+				return "", err
+			}
+			defer in.Close()
+			s.in = in
+			go func() {
+				<-turn
+				end.Close() // which fails at most for a rank that has ended
+			}()
+		} else {
+			<-turn
+		}
+		if err := start(&b, ctx, s); err != nil {
 			return "", fmt.Errorf("%w%s", err, complaints(notes.String()))
 		}
 		return b.summary(&out)

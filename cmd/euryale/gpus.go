@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -54,19 +55,44 @@ func kernelDriver() string {
 	return "this machine has a driver: " + strings.Join(strings.Fields(first), " ")
 }
 
-// examine describes the GPUs and tries copies between each two.
-func (g *gpus) examine(ctx context.Context) []finding {
-	findings := []finding{{about: "driver", text: g.driver}}
-	for _, c := range g.usable {
+// describe describes the GPUs.
+func (g *gpus) describe() []finding {
+	facts := make([]finding, len(g.usable))
+	sideBySide(g.usable, func(i int, c usableGPU) {
 		text, err := c.facts()
-		findings = append(findings, finding{c.Name(), text, err})
-	}
+		facts[i] = finding{c.Name(), text, err}
+	})
+	findings := append([]finding{{about: "driver", text: g.driver}}, facts...)
 	findings = append(findings, g.problems...)
 	if len(g.usable) == 0 {
 		return findings
 	}
-	findings = append(findings, matrix(g.usable), algorithms(g.usable))
-	return append(findings, probe(ctx, g.usable, g.probe)...)
+	return append(findings, matrix(g.usable), algorithms(g.usable))
+}
+
+// copies tries copies between each two of the GPUs.
+func (g *gpus) copies(ctx context.Context) []finding {
+	if len(g.usable) == 0 {
+		return nil
+	}
+	return probe(ctx, g.usable, g.probe)
+}
+
+// end closes the GPUs. Until then their contexts serve the self tests, too.
+func (g *gpus) end(context.Context) []finding {
+	if err := g.close(); err != nil {
+		return []finding{{about: "gpu", err: err}}
+	}
+	return nil
+}
+
+// sideBySide calls f with all values at once.
+func sideBySide[T any](values []T, f func(i int, v T)) {
+	var all sync.WaitGroup
+	for i, v := range values {
+		all.Go(func() { f(i, v) })
+	}
+	all.Wait()
 }
 
 // matrix tabulates the NVLinks between the GPUs.
@@ -121,6 +147,7 @@ type endpoint struct {
 	usableGPU
 	kernels  backend.Arithmetic
 	src, dst backend.Buffer
+	pattern  []byte // what src holds
 }
 
 // way is a way to copy memory from one GPU to another.
@@ -158,22 +185,23 @@ func probe(ctx context.Context, usable []usableGPU, nbytes int) []finding {
 	if err != nil {
 		return []finding{{about: "gpu memory", err: errors.Join(err, free())}}
 	}
-	for i, l := range endpoints {
-		if err := copyAndWait(l, l.src, backend.Of(patternOf(i, nbytes))); err != nil {
-			return []finding{{about: "gpu memory",
-				err: errors.Join(fmt.Errorf("write to %s: %w", l.Name(), err), free())}}
+	problems := make([]error, len(endpoints))
+	sideBySide(endpoints, func(i int, l endpoint) {
+		endpoints[i].pattern = patternOf(i, nbytes)
+		if err := copyAndWait(l, l.src, backend.Of(endpoints[i].pattern)); err != nil {
+			problems[i] = fmt.Errorf("write to %s: %w", l.Name(), err)
 		}
+	})
+	if err := errors.Join(problems...); err != nil {
+		return []finding{{about: "gpu memory", err: errors.Join(err, free())}}
 	}
 	var findings []finding
 	got := make([]byte, nbytes)
 	// in this order: the driver copies faster once peer access is enabled
 	for _, way := range ways {
 		t := table{endpoints: endpoints}
-		for i, from := range endpoints {
-			want := patternOf(i, nbytes)
-			t.add(from, func(to endpoint) (string, error) {
-				return way.try(ctx, to, from, want, got)
-			})
+		for _, from := range endpoints {
+			t.add(from, func(to endpoint) (string, error) { return way.try(ctx, to, from, got) })
 		}
 		findings = append(findings, t.finding(way.about, fmt.Sprintf("%v %s", bench.Size(nbytes),
 			way.title)))
@@ -219,8 +247,7 @@ func patternOf(gpu, nbytes int) []byte {
 }
 
 // try tries one way from one GPU to another, and returns how fast it was.
-func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (speed string,
-	err error) {
+func (w way) try(ctx context.Context, to, from endpoint, got []byte) (speed string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "not tried", err
 	}
@@ -228,8 +255,7 @@ func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (spee
 	if err != nil || !possible {
 		return "none", err
 	}
-	clear(got)
-	if err := copyAndWait(to, to.dst, backend.Of(got)); err != nil {
+	if err := errors.Join(to.kernels.Zero(to.dst), drain(to)); err != nil {
 		return "failed", err
 	}
 	if err := errors.Join(w.copy(to, from), drain(w.doer(to, from))); err != nil {
@@ -238,14 +264,14 @@ func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (spee
 	if err := copyAndWait(to, backend.Of(got), to.dst); err != nil {
 		return "failed", err
 	}
-	if err := compare(got, want); err != nil {
+	if err := compare(got, from.pattern); err != nil {
 		return "wrong", err
 	}
 	took, err := w.time(to, from)
 	if err != nil {
 		return "failed", err
 	}
-	return fmt.Sprintf("%.1f", float64(probeCopies*len(want))/took.Seconds()/1e9), nil
+	return fmt.Sprintf("%.1f", float64(probeCopies*len(got))/took.Seconds()/1e9), nil
 }
 
 // time returns how long the timed copies take.
