@@ -35,9 +35,9 @@ command fails only if no ranks can work together at all.`
 }
 
 const (
-	// partTime bounds each part. GPUs take seconds to initialize.
-	partTime = time.Minute
-	// graceTime is for a part to say what has kept it: a launcher gives ranks a second to end.
+	// checkupTime bounds each checkup. GPUs take seconds to initialize.
+	checkupTime = time.Minute
+	// graceTime is for a checkup to say what has kept it: a launcher gives ranks a second to end.
 	graceTime = 3 * time.Second
 )
 
@@ -51,7 +51,7 @@ const selfTestCalls = 50 * time.Millisecond
 // Run writes the report.
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests,
-		limit: partTime, grace: graceTime}
+		limit: checkupTime, grace: graceTime}
 	// No test has many queues, and contexts with those that programs ask for take 0.4 s more each
 	// (bench/results/2026-11/2026-11-27-doctor.md).
 	if os.Getenv(queues) == "" {
@@ -74,7 +74,7 @@ type doctor struct {
 	environ []string
 	open    func() (*gpus, error)
 	tests   func(gpus int) []selfTest
-	limit   time.Duration // of each part
+	limit   time.Duration // of each checkup
 	grace   time.Duration // beyond it
 }
 
@@ -85,8 +85,8 @@ type finding struct {
 	err   error
 }
 
-// examine writes the report, each line as soon as it and those before it are known: parts that do
-// not disturb each other run side by side. It returns an error if all self tests fail.
+// examine writes the report, each line as soon as it and those before it are known. Checkups that
+// do not disturb each other run side by side. It returns an error if all self tests fail.
 func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r := &report{w: w}
 	r.add(build(), machine())
@@ -96,7 +96,7 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	g := d.gpus(ctx, r)
 	copies := d.begin(ctx, "gpu copies", now(), g.copies)
 	turns := map[bool]<-chan struct{}{true: copies.done, false: now()}
-	var tests []*part
+	var tests []*checkup
 	for _, t := range d.tests(len(g.usable)) {
 		turn := turns[t.onGPUs]
 		test := d.begin(ctx, t.about, turn, func(ctx context.Context) []finding {
@@ -141,28 +141,28 @@ func (d doctor) gpus(ctx context.Context, r *report) *gpus {
 	}
 }
 
-// part is what the doctor tries beside other parts.
-type part struct {
+// checkup is what the doctor tries beside other checkups.
+type checkup struct {
 	findings []finding // once done is closed
 	done     chan struct{}
 }
 
-// wait returns the lines of the part.
-func (p *part) wait() []finding {
-	<-p.done
-	return p.findings
+// wait returns the lines of the checkup.
+func (c *checkup) wait() []finding {
+	<-c.done
+	return c.findings
 }
 
-// begin begins a part. Its time counts from its turn on: when that is over, the part may say what
+// begin begins a checkup. Its time counts from its turn on: when that is over, it may say what
 // has kept it, and otherwise it is left alone, and its line says that it hangs.
 func (d doctor) begin(ctx context.Context, about string, turn <-chan struct{},
-	try func(context.Context) []finding) *part {
-	p := &part{done: make(chan struct{})}
+	try func(context.Context) []finding) *checkup {
+	c := &checkup{done: make(chan struct{})}
 	ctx, cancel := context.WithCancelCause(ctx)
 	said := make(chan []finding, 1)
 	go func() { said <- try(ctx) }()
 	go func() {
-		defer close(p.done)
+		defer close(c.done)
 		defer cancel(nil)
 		<-turn
 		limit := time.AfterFunc(d.limit, func() {
@@ -170,20 +170,20 @@ func (d doctor) begin(ctx context.Context, about string, turn <-chan struct{},
 		})
 		defer limit.Stop()
 		select {
-		case p.findings = <-said:
+		case c.findings = <-said:
 			return
 		case <-ctx.Done():
 		}
 		select {
-		case p.findings = <-said:
+		case c.findings = <-said:
 		case <-time.After(d.grace):
-			p.findings = []finding{{about: about, err: context.Cause(ctx)}}
+			c.findings = []finding{{about: about, err: context.Cause(ctx)}}
 		}
 	}()
-	return p
+	return c
 }
 
-// now returns the turn of a part that need not wait for another.
+// now returns the turn of a checkup that need not wait for another.
 func now() <-chan struct{} {
 	turn := make(chan struct{})
 	close(turn)

@@ -160,7 +160,7 @@ func TestSelfTestSaysWhatTheRanksSaid(t *testing.T) {
 	}
 }
 
-// patient is a doctor whose self tests are those given, of parts that take up to limit.
+// patient is a doctor whose self tests are those given, of checkups that take up to limit.
 func patient(limit time.Duration, tests ...selfTest) doctor {
 	return doctor{
 		getenv: func(string) string { return "" },
@@ -196,21 +196,21 @@ func TestDoctorTriesSideBySideAndReportsInOrder(t *testing.T) {
 func TestDoctorMeasuresOneTestOfAKindAtATime(t *testing.T) {
 	for _, onGPUs := range []bool{true, false} {
 		ready, over := make(chan struct{}), false
-		d := patient(time.Minute,
-			selfTest{"first", onGPUs, func(_ context.Context, turn <-chan struct{}) (string, error) {
-				<-turn
-				<-ready // the next one gets ready meanwhile
-				over = true
-				return "works", nil
-			}},
-			selfTest{"next", onGPUs, func(_ context.Context, turn <-chan struct{}) (string, error) {
-				close(ready)
-				<-turn
-				if !over {
-					return "", errors.New("its turn came too early")
-				}
-				return "works", nil
-			}})
+		first := func(_ context.Context, turn <-chan struct{}) (string, error) {
+			<-turn
+			<-ready // the next one gets ready meanwhile
+			over = true
+			return "works", nil
+		}
+		next := func(_ context.Context, turn <-chan struct{}) (string, error) {
+			close(ready)
+			<-turn
+			if !over {
+				return "", errors.New("its turn came too early")
+			}
+			return "works", nil
+		}
+		d := patient(time.Minute, selfTest{"first", onGPUs, first}, selfTest{"next", onGPUs, next})
 		var b strings.Builder
 		if err := d.examine(context.Background(), &b); err != nil ||
 			strings.Contains(b.String(), "too early") {
