@@ -52,8 +52,10 @@ const selfTestCalls = 50 * time.Millisecond
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests,
 		limit: checkupTime, grace: graceTime}
-	// No test has many queues, and contexts with those that programs ask for take 0.4 s more each
-	// (bench/results/2026-11/2026-11-27-doctor.md).
+	// Contexts with the 32 queues that programs ask for take 0.4 s more each
+	// (bench/results/2026-11/2026-11-27-doctor.md). Ranks of a self test have one call under way at a
+	// time, so 8 do. In training more kernels wait for other ranks at once: on queues that share one
+	// of the hardware they could wait for each other for ever.
 	if os.Getenv(queues) == "" {
 		if err := os.Setenv(queues, "8"); err != nil {
 			return fmt.Errorf("doctor: %w", err)
@@ -94,8 +96,10 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r.add(measurements())
 	r.add(sharedMemory(env.ShmDir.Read(d.getenv)), loopback(ctx))
 	g := d.gpus(ctx, r)
-	copies := d.begin(ctx, "gpu copies", now(), g.copies)
-	turns := map[bool]<-chan struct{}{true: copies.done, false: now()}
+	// They are timed while nothing else is under way: even the start of ranks slows them.
+	r.add(d.begin(ctx, "gpu copies", now(), g.copies).wait()...)
+	r.add(d.begin(ctx, "backends", now(), backends).wait()...)
+	turns := map[bool]<-chan struct{}{true: now(), false: now()}
 	var tests []*checkup
 	for _, t := range d.tests(len(g.usable)) {
 		turn := turns[t.onGPUs]
@@ -106,8 +110,6 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 		turns[t.onGPUs] = test.done
 		tests = append(tests, test)
 	}
-	r.add(copies.wait()...)
-	r.add(d.begin(ctx, "backends", now(), backends).wait()...)
 	works := false
 	for _, test := range tests {
 		r.add(test.wait()...)

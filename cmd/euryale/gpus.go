@@ -147,7 +147,9 @@ type endpoint struct {
 	usableGPU
 	kernels  backend.Arithmetic
 	src, dst backend.Buffer
+	number   int    // among those of the probe
 	pattern  []byte // what src holds
+	got      []byte // what dst holds
 }
 
 // way is a way to copy memory from one GPU to another.
@@ -187,7 +189,7 @@ func probe(ctx context.Context, usable []usableGPU, nbytes int) []finding {
 	}
 	problems := make([]error, len(endpoints))
 	sideBySide(endpoints, func(i int, l endpoint) {
-		endpoints[i].pattern = patternOf(i, nbytes)
+		endpoints[i].pattern, endpoints[i].got = patternOf(i, nbytes), make([]byte, nbytes)
 		if err := copyAndWait(l, l.src, backend.Of(endpoints[i].pattern)); err != nil {
 			problems[i] = fmt.Errorf("write to %s: %w", l.Name(), err)
 		}
@@ -196,12 +198,17 @@ func probe(ctx context.Context, usable []usableGPU, nbytes int) []finding {
 		return []finding{{about: "gpu memory", err: errors.Join(err, free())}}
 	}
 	var findings []finding
-	got := make([]byte, nbytes)
 	// in this order: the driver copies faster once peer access is enabled
 	for _, way := range ways {
+		wrong := way.compare(ctx, endpoints)
 		t := table{endpoints: endpoints}
-		for _, from := range endpoints {
-			t.add(from, func(to endpoint) (string, error) { return way.try(ctx, to, from, got) })
+		for i, from := range endpoints {
+			t.add(from, func(to endpoint) (string, error) {
+				if f := wrong[to.number][i]; f.text != "" {
+					return f.text, f.err
+				}
+				return way.speed(to, from)
+			})
 		}
 		findings = append(findings, t.finding(way.about, fmt.Sprintf("%v %s", bench.Size(nbytes),
 			way.title)))
@@ -224,7 +231,7 @@ func openEndpoints(usable []usableGPU, nbytes int) (endpoints []endpoint, free f
 		return errors.Join(errs...)
 	}
 	for _, c := range usable {
-		l := endpoint{usableGPU: c, kernels: c.Default()}
+		l := endpoint{usableGPU: c, kernels: c.Default(), number: len(endpoints)}
 		for _, b := range []*backend.Buffer{&l.src, &l.dst} {
 			if *b, err = c.Alloc(nbytes); err != nil {
 				return nil, free, fmt.Errorf("%w: is another program on the GPU?", err)
@@ -246,8 +253,21 @@ func patternOf(gpu, nbytes int) []byte {
 	return b[:nbytes]
 }
 
-// try tries one way from one GPU to another, and returns how fast it was.
-func (w way) try(ctx context.Context, to, from endpoint, got []byte) (speed string, err error) {
+// compare copies from each GPU to each, to different ones at once, and returns what is wrong, by the
+// reader and by the source.
+func (w way) compare(ctx context.Context, endpoints []endpoint) [][]finding {
+	wrong := make([][]finding, len(endpoints))
+	sideBySide(endpoints, func(i int, to endpoint) {
+		for _, from := range endpoints {
+			verdict, err := w.try(ctx, to, from)
+			wrong[i] = append(wrong[i], finding{text: verdict, err: err})
+		}
+	})
+	return wrong
+}
+
+// try copies from one GPU to another, and returns what is wrong.
+func (w way) try(ctx context.Context, to, from endpoint) (verdict string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "not tried", err
 	}
@@ -261,17 +281,22 @@ func (w way) try(ctx context.Context, to, from endpoint, got []byte) (speed stri
 	if err := errors.Join(w.copy(to, from), drain(w.doer(to, from))); err != nil {
 		return "failed", err
 	}
-	if err := copyAndWait(to, backend.Of(got), to.dst); err != nil {
+	if err := copyAndWait(to, backend.Of(to.got), to.dst); err != nil {
 		return "failed", err
 	}
-	if err := compare(got, from.pattern); err != nil {
+	if err := compare(to.got, from.pattern); err != nil {
 		return "wrong", err
 	}
+	return "", nil
+}
+
+// speed returns how fast one GPU copies to another.
+func (w way) speed(to, from endpoint) (string, error) {
 	took, err := w.time(to, from)
 	if err != nil {
 		return "failed", err
 	}
-	return fmt.Sprintf("%.1f", float64(probeCopies*len(got))/took.Seconds()/1e9), nil
+	return fmt.Sprintf("%.1f", float64(probeCopies*len(to.got))/took.Seconds()/1e9), nil
 }
 
 // time returns how long the timed copies take.
