@@ -254,13 +254,10 @@ func (b *benchCmd) args() []string {
 			b.Time),
 		"--algorithm=" + b.Algorithm,
 		fmt.Sprint("--alloc=", b.Alloc), fmt.Sprint("--in-place=", b.InPlace), fmt.Sprint("--json=",
-			b.JSON), fmt.Sprint("--tune=", b.Tune),
+			b.JSON), fmt.Sprint("--tune=", b.Tune), fmt.Sprint("--hold=", b.Hold),
 	}
 	if b.Backend != "" {
 		args = append(args, "--backend="+b.Backend)
-	}
-	if b.Hold {
-		args = append(args, "--hold")
 	}
 	if b.Compress != nil {
 		args = append(args, "--compress="+strings.Join(b.Compress, ","))

@@ -53,9 +53,9 @@ func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests,
 		limit: checkupTime, grace: graceTime}
 	// Contexts with the 32 queues that programs ask for take 0.4 s more each
-	// (bench/results/2026-11/2026-11-27-doctor.md). Ranks of a self test have one call under way at a
-	// time, so 8 do. In training more kernels wait for other ranks at once: on queues that share one
-	// of the hardware they could wait for each other for ever.
+	// (bench/results/2026-11/2026-11-27-doctor.md). Ranks of a self test have one call under way at
+	// a time, so 8 do. In training more kernels wait for other ranks at once: on queues that share
+	// one of the hardware they could wait for each other for ever.
 	if os.Getenv(queues) == "" {
 		if err := os.Setenv(queues, "8"); err != nil {
 			return fmt.Errorf("doctor: %w", err)

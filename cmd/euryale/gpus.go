@@ -253,8 +253,8 @@ func patternOf(gpu, nbytes int) []byte {
 	return b[:nbytes]
 }
 
-// compare copies from each GPU to each, to different ones at once, and returns what is wrong, by the
-// reader and by the source.
+// compare copies from each GPU to each, to different ones at once, and returns what is wrong, by
+// target and by source.
 func (w way) compare(ctx context.Context, endpoints []endpoint) [][]finding {
 	wrong := make([][]finding, len(endpoints))
 	sideBySide(endpoints, func(i int, to endpoint) {
