@@ -141,16 +141,12 @@ func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
 	quit := make(chan os.Signal, 1)
 	signal.Notify(quit, syscall.SIGQUIT) // for the ranks, to print their stacks
 	defer signal.Stop(quit)
-	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdin: b.held(s),
-		Stdout: s.out, Stderr: s.err, Plain: true, Signals: quit})
-}
-
-// held returns the input of ranks that are held, nil for others.
-func (b *benchCmd) held(s *streams) *os.File {
+	job := launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err,
+		Plain: true, Signals: quit}
 	if b.Hold {
-		return s.in
+		job.Stdin = s.in
 	}
-	return nil
+	return launch.Run(ctx, job)
 }
 
 // asRank measures as one rank of a job.

@@ -97,17 +97,17 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r.add(sharedMemory(env.ShmDir.Read(d.getenv)), loopback(ctx))
 	g := d.gpus(ctx, r)
 	// They are timed while nothing else is under way: even the start of ranks slows them.
-	r.add(d.begin(ctx, "gpu copies", now(), g.copies).wait()...)
-	r.add(d.begin(ctx, "backends", now(), backends).wait()...)
-	turns := map[bool]<-chan struct{}{true: now(), false: now()}
+	r.add(d.begin(ctx, "gpu copies", nil, g.copies).wait()...)
+	r.add(d.begin(ctx, "backends", nil, backends).wait()...)
+	last := map[bool]*checkup{} // of those on GPUs, and of the others
 	var tests []*checkup
 	for _, t := range d.tests(len(g.usable)) {
-		turn := turns[t.onGPUs]
-		test := d.begin(ctx, t.about, turn, func(ctx context.Context) []finding {
-			text, err := t.run(ctx, turn)
+		before := last[t.onGPUs]
+		test := d.begin(ctx, t.about, before, func(ctx context.Context) []finding {
+			text, err := t.run(ctx, before)
 			return []finding{{t.about, text, err}}
 		})
-		turns[t.onGPUs] = test.done
+		last[t.onGPUs] = test
 		tests = append(tests, test)
 	}
 	works := false
@@ -115,7 +115,7 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 		r.add(test.wait()...)
 		works = works || test.findings[0].err == nil
 	}
-	r.add(d.begin(ctx, "gpu", now(), g.end).wait()...)
+	r.add(d.begin(ctx, "gpu", nil, g.end).wait()...)
 	if !works && r.err == nil {
 		return errors.New("doctor: no ranks can work together on this machine: see the lines " +
 			"that say no")
@@ -126,7 +126,7 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 // gpus opens the GPUs and reports what they are.
 func (d doctor) gpus(ctx context.Context, r *report) *gpus {
 	opened := make(chan *gpus, 1)
-	r.add(d.begin(ctx, "gpu", now(), func(ctx context.Context) []finding {
+	r.add(d.begin(ctx, "gpu", nil, func(ctx context.Context) []finding {
 		g, err := d.open()
 		if err != nil {
 			return []finding{{about: "gpu", err: err}}
@@ -149,15 +149,18 @@ type checkup struct {
 	done     chan struct{}
 }
 
-// wait returns the lines of the checkup.
+// wait waits for the checkup, if there is one, and returns its lines.
 func (c *checkup) wait() []finding {
+	if c == nil {
+		return nil
+	}
 	<-c.done
 	return c.findings
 }
 
-// begin begins a checkup. Its time counts from its turn on: when that is over, it may say what
-// has kept it, and otherwise it is left alone, and its line says that it hangs.
-func (d doctor) begin(ctx context.Context, about string, turn <-chan struct{},
+// begin begins a checkup. Its time counts from the end of the one before: when that is over, it may
+// say what has kept it, and otherwise it is left alone, and its line says that it hangs.
+func (d doctor) begin(ctx context.Context, about string, before *checkup,
 	try func(context.Context) []finding) *checkup {
 	c := &checkup{done: make(chan struct{})}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -166,7 +169,7 @@ func (d doctor) begin(ctx context.Context, about string, turn <-chan struct{},
 	go func() {
 		defer close(c.done)
 		defer cancel(nil)
-		<-turn
+		before.wait()
 		limit := time.AfterFunc(d.limit, func() {
 			cancel(fmt.Errorf("it took longer than %v", d.limit))
 		})
@@ -183,13 +186,6 @@ func (d doctor) begin(ctx context.Context, about string, turn <-chan struct{},
 		}
 	}()
 	return c
-}
-
-// now returns the turn of a checkup that need not wait for another.
-func now() <-chan struct{} {
-	turn := make(chan struct{})
-	close(turn)
-	return turn
 }
 
 // report is where findings are written.
@@ -376,11 +372,11 @@ func backends(context.Context) []finding {
 }
 
 // selfTest tests that ranks work together. Tests on GPUs disturb each other, and so do those on the
-// host: each measures when its turn has come, and may get ready before.
+// host: each measures once the one before has ended, and may get ready meanwhile.
 type selfTest struct {
 	about  string
 	onGPUs bool
-	run    func(ctx context.Context, turn <-chan struct{}) (string, error)
+	run    func(ctx context.Context, before *checkup) (string, error)
 }
 
 // selfTests returns the self tests of a machine: two ranks on the host, and with several
@@ -421,8 +417,8 @@ func selfTests(gpus int) []selfTest {
 type starter func(*benchCmd, context.Context, *streams) error
 
 // selfTest returns a test that ranks, goroutines or processes, can all-reduce.
-func (b benchCmd) selfTest(start starter) func(context.Context, <-chan struct{}) (string, error) {
-	return func(ctx context.Context, turn <-chan struct{}) (string, error) {
+func (b benchCmd) selfTest(start starter) func(context.Context, *checkup) (string, error) {
+	return func(ctx context.Context, before *checkup) (string, error) {
 		var out, notes bytes.Buffer
 		s := &streams{out: &out, err: &notes}
 		if b.Hold {
@@ -433,11 +429,11 @@ func (b benchCmd) selfTest(start starter) func(context.Context, <-chan struct{})
 			defer in.Close()
 			s.in = in
 			go func() {
-				<-turn
+				before.wait()
 				end.Close() // which fails at most for a rank that has ended
 			}()
 		} else {
-			<-turn
+			before.wait()
 		}
 		if err := start(&b, ctx, s); err != nil {
 			return "", fmt.Errorf("%w%s", err, complaints(notes.String()))

@@ -20,7 +20,7 @@ import (
 func examine(t *testing.T, goroutines, processes error, environ ...string) (string, error) {
 	t.Helper()
 	test := func(about string, err error) selfTest {
-		return selfTest{about, false, func(context.Context, <-chan struct{}) (string, error) {
+		return selfTest{about, false, func(context.Context, *checkup) (string, error) {
 			return "works", err
 		}}
 	}
@@ -143,7 +143,7 @@ func TestDoctorsSelfTestAllReduces(t *testing.T) {
 		tests[1].about != "host processes" {
 		t.Fatalf("without GPUs the self tests are %+v", tests)
 	}
-	text, err := tests[0].run(context.Background(), now())
+	text, err := tests[0].run(context.Background(), nil)
 	if err != nil || !strings.Contains(text, "2 ranks all-reduce right on backend host, 4K in ") {
 		t.Errorf("%q, %v", text, err)
 	}
@@ -154,7 +154,7 @@ func TestSelfTestSaysWhatTheRanksSaid(t *testing.T) {
 		fmt.Fprint(s.err, "# a title\neuryale: rank 1: out of luck\n")
 		return errors.New("rank 1 failed: exit status 1")
 	}
-	_, err := benchCmd{}.selfTest(start)(context.Background(), now())
+	_, err := benchCmd{}.selfTest(start)(context.Background(), nil)
 	if err == nil || err.Error() != "rank 1 failed: exit status 1\neuryale: rank 1: out of luck" {
 		t.Errorf("error is %v", err)
 	}
@@ -174,11 +174,11 @@ func patient(limit time.Duration, tests ...selfTest) doctor {
 func TestDoctorTriesSideBySideAndReportsInOrder(t *testing.T) {
 	hostIsDone := make(chan struct{})
 	d := patient(time.Minute,
-		selfTest{"nccl first", true, func(context.Context, <-chan struct{}) (string, error) {
+		selfTest{"nccl first", true, func(context.Context, *checkup) (string, error) {
 			<-hostIsDone // which begins although this one has not ended
 			return "works", nil
 		}},
-		selfTest{"host second", false, func(context.Context, <-chan struct{}) (string, error) {
+		selfTest{"host second", false, func(context.Context, *checkup) (string, error) {
 			close(hostIsDone)
 			return "works", nil
 		}})
@@ -196,15 +196,15 @@ func TestDoctorTriesSideBySideAndReportsInOrder(t *testing.T) {
 func TestDoctorMeasuresOneTestOfAKindAtATime(t *testing.T) {
 	for _, onGPUs := range []bool{true, false} {
 		ready, over := make(chan struct{}), false
-		first := func(_ context.Context, turn <-chan struct{}) (string, error) {
-			<-turn
+		first := func(_ context.Context, before *checkup) (string, error) {
+			before.wait()
 			<-ready // the next one gets ready meanwhile
 			over = true
 			return "works", nil
 		}
-		next := func(_ context.Context, turn <-chan struct{}) (string, error) {
+		next := func(_ context.Context, before *checkup) (string, error) {
 			close(ready)
-			<-turn
+			before.wait()
 			if !over {
 				return "", errors.New("its turn came too early")
 			}
@@ -223,17 +223,17 @@ func TestDoctorNamesWhatHangs(t *testing.T) {
 	forever := make(chan struct{})
 	t.Cleanup(func() { close(forever) })
 	d := patient(10*time.Millisecond,
-		selfTest{"deaf", true, func(context.Context, <-chan struct{}) (string, error) {
+		selfTest{"deaf", true, func(context.Context, *checkup) (string, error) {
 			<-forever
 			return "", nil
 		}},
-		selfTest{"late", true, func(ctx context.Context, turn <-chan struct{}) (string, error) {
-			<-turn
+		selfTest{"late", true, func(ctx context.Context, before *checkup) (string, error) {
+			before.wait()
 			<-ctx.Done()
 			return "", fmt.Errorf("rank 1 hangs: %w", context.Cause(ctx))
 		}},
-		selfTest{"after", true, func(ctx context.Context, turn <-chan struct{}) (string, error) {
-			<-turn
+		selfTest{"after", true, func(ctx context.Context, before *checkup) (string, error) {
+			before.wait()
 			return "works", nil
 		}})
 	d.open = func() (*gpus, error) { <-forever; return nil, errors.New("no GPU") }

@@ -292,26 +292,21 @@ func (w way) try(ctx context.Context, to, from endpoint) (verdict string, err er
 
 // speed returns how fast one GPU copies to another.
 func (w way) speed(to, from endpoint) (string, error) {
-	took, err := w.time(to, from)
-	if err != nil {
-		return "failed", err
-	}
-	return fmt.Sprintf("%.1f", float64(probeCopies*len(to.got))/took.Seconds()/1e9), nil
-}
-
-// time returns how long the timed copies take.
-func (w way) time(to, from endpoint) (time.Duration, error) {
 	began := time.Now()
 	for range probeCopies {
 		if err := w.copy(to, from); err != nil {
-			return 0, err
+			return "failed", err
 		}
 	}
 	e, err := w.doer(to, from).Default().Record()
 	if err == nil {
 		err = bench.Await(e)
 	}
-	return time.Since(began), err
+	if err != nil {
+		return "failed", err
+	}
+	seconds := time.Since(began).Seconds()
+	return fmt.Sprintf("%.1f", float64(probeCopies*len(to.got))/seconds/1e9), nil
 }
 
 // doer returns the endpoint that copies.

@@ -128,7 +128,7 @@ func TestDoctorsSelfTestsRunOnNCCL(t *testing.T) {
 			continue // processes: the test below
 		}
 		tried++
-		text, err := test.run(context.Background(), now())
+		text, err := test.run(context.Background(), nil)
 		if err != nil ||
 			!strings.Contains(text, fmt.Sprintf("%d ranks all-reduce right on backend nccl, 4K in ",
 				n)) {

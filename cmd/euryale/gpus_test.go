@@ -181,7 +181,7 @@ func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 		tests: func(gpus int) []selfTest {
 			asked = gpus
 			return []selfTest{{"nccl goroutines", true,
-				func(context.Context, <-chan struct{}) (string, error) { return "works", nil }}}
+				func(context.Context, *checkup) (string, error) { return "works", nil }}}
 		},
 	}
 	var b strings.Builder

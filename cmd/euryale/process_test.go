@@ -82,7 +82,7 @@ func TestHeldRanksMeasureWhenItIsTheirTurn(t *testing.T) {
 	var err error
 	go func() {
 		defer close(done)
-		text, err = c.selfTest((*benchCmd).asProcesses)(t.Context(), turn)
+		text, err = c.selfTest((*benchCmd).asProcesses)(t.Context(), &checkup{done: turn})
 	}()
 	select {
 	case <-done:
