@@ -44,6 +44,7 @@ type benchCmd struct {
 	Compress   []string      `placeholder:"WAYS" help:"Compare ways to send less with the dense call, in one run: f16,bf16,topk=0.01,threshold=2.5; see below."`
 	Peer       string        `placeholder:"NAME" help:"Run another library's program in turn, and give the ratio of the times: openmpi, or gloo with --in-place; see below."`
 	Rounds     int           `default:"3" help:"How often each of the two runs with --peer."`
+	Hold       bool          `hidden:"" help:"Measure when the standard input of rank 0 has ended."`
 	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
 }
 
@@ -140,8 +141,12 @@ func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
 	quit := make(chan os.Signal, 1)
 	signal.Notify(quit, syscall.SIGQUIT) // for the ranks, to print their stacks
 	defer signal.Stop(quit)
-	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out,
-		Stderr: s.err, Plain: true, Signals: quit})
+	job := launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err,
+		Plain: true, Signals: quit}
+	if b.Hold {
+		job.Stdin = s.in
+	}
+	return launch.Run(ctx, job)
 }
 
 // asRank measures as one rank of a job.
@@ -163,8 +168,10 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
 	defer stop()
 	sh := b.output(s, chosen...)
-	err = sh.measure(comm, c)
-	err = errors.Join(err, comm.Close())
+	if b.Hold && comm.Rank() == 0 { // the others wait for it in their first call
+		_, err = io.Copy(io.Discard, s.in)
+	}
+	err = errors.Join(err, sh.measure(comm, c), comm.Close())
 	for _, named := range chosen {
 		if c, ok := named.(io.Closer); ok {
 			err = errors.Join(err, c.Close())
@@ -243,7 +250,7 @@ func (b *benchCmd) args() []string {
 			b.Time),
 		"--algorithm=" + b.Algorithm,
 		fmt.Sprint("--alloc=", b.Alloc), fmt.Sprint("--in-place=", b.InPlace), fmt.Sprint("--json=",
-			b.JSON), fmt.Sprint("--tune=", b.Tune),
+			b.JSON), fmt.Sprint("--tune=", b.Tune), fmt.Sprint("--hold=", b.Hold),
 	}
 	if b.Backend != "" {
 		args = append(args, "--backend="+b.Backend)

@@ -65,8 +65,8 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype",
 		"bf16", "--op", "avg", "--root", "2",
 		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms",
-		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--compress",
-		"f16,topk=0.5")
+		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--hold",
+		"--compress", "f16,topk=0.5")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,8 +34,15 @@ runs all-reduces among ranks on the host and, with several GPUs, among ranks on 
 command fails only if no ranks can work together at all.`
 }
 
-// selfTestTime bounds each self test. GPUs take seconds to initialize.
-const selfTestTime = time.Minute
+const (
+	// checkupTime bounds each checkup. GPUs take seconds to initialize.
+	checkupTime = time.Minute
+	// graceTime is for a checkup to say what has kept it: a launcher gives ranks a second to end.
+	graceTime = 3 * time.Second
+)
+
+// queues is the driver's variable for how many hardware queues a context gets.
+const queues = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 // selfTestCalls is how long the calls of one size take. 200 calls of 16 MiB among the processes of
 // one host took 2 s by sockets (bench/results/2026-11/2026-11-27-h100x4.md).
@@ -43,7 +50,17 @@ const selfTestCalls = 50 * time.Millisecond
 
 // Run writes the report.
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
-	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
+	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests,
+		limit: checkupTime, grace: graceTime}
+	// Contexts with the 32 queues that programs ask for take 0.4 s more each
+	// (bench/results/2026-11/2026-11-27-doctor.md). Ranks of a self test have one call under way at
+	// a time, so 8 do. In training more kernels wait for other ranks at once: on queues that share
+	// one of the hardware they could wait for each other for ever.
+	if os.Getenv(queues) == "" {
+		if err := os.Setenv(queues, "8"); err != nil {
+			return fmt.Errorf("doctor: %w", err)
+		}
+	}
 	// These are for the ranks of a job, not for those of a self test.
 	for _, name := range []env.Grammar{env.Fault, env.Topology, env.Hierarchy} {
 		if err := os.Unsetenv(string(name)); err != nil {
@@ -59,6 +76,8 @@ type doctor struct {
 	environ []string
 	open    func() (*gpus, error)
 	tests   func(gpus int) []selfTest
+	limit   time.Duration // of each checkup
+	grace   time.Duration // beyond it
 }
 
 // finding is one line of the report.
@@ -68,22 +87,35 @@ type finding struct {
 	err   error
 }
 
-// examine writes the report, each line as soon as it is known. It returns an error if
-// all self tests fail.
+// examine writes the report, each line as soon as it and those before it are known. Checkups that
+// do not disturb each other run side by side. It returns an error if all self tests fail.
 func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r := &report{w: w}
 	r.add(build(), machine())
 	r.add(d.environment()...)
 	r.add(measurements())
 	r.add(sharedMemory(env.ShmDir.Read(d.getenv)), loopback(ctx))
-	n := d.gpus(ctx, r)
-	r.add(backends()...)
-	works := false
-	for _, test := range d.tests(n) {
-		text, err := test.run(ctx)
-		r.add(finding{test.about, text, err})
-		works = works || err == nil
+	g := d.gpus(ctx, r)
+	// They are timed while nothing else is under way: even the start of ranks slows them.
+	r.add(d.begin(ctx, "gpu copies", nil, g.copies).wait()...)
+	r.add(d.begin(ctx, "backends", nil, backends).wait()...)
+	last := map[bool]*checkup{} // of those on GPUs, and of the others
+	var tests []*checkup
+	for _, t := range d.tests(len(g.usable)) {
+		before := last[t.onGPUs]
+		test := d.begin(ctx, t.about, before, func(ctx context.Context) []finding {
+			text, err := t.run(ctx, before)
+			return []finding{{t.about, text, err}}
+		})
+		last[t.onGPUs] = test
+		tests = append(tests, test)
 	}
+	works := false
+	for _, test := range tests {
+		r.add(test.wait()...)
+		works = works || test.findings[0].err == nil
+	}
+	r.add(d.begin(ctx, "gpu", nil, g.end).wait()...)
 	if !works && r.err == nil {
 		return errors.New("doctor: no ranks can work together on this machine: see the lines " +
 			"that say no")
@@ -91,18 +123,69 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	return r.err
 }
 
-// gpus reports the GPUs and returns how many are usable.
-func (d doctor) gpus(ctx context.Context, r *report) int {
-	g, err := d.open()
-	if err != nil {
-		r.add(finding{about: "gpu", err: err})
-		return 0
+// gpus opens the GPUs and reports what they are.
+func (d doctor) gpus(ctx context.Context, r *report) *gpus {
+	opened := make(chan *gpus, 1)
+	r.add(d.begin(ctx, "gpu", nil, func(ctx context.Context) []finding {
+		g, err := d.open()
+		if err != nil {
+			return []finding{{about: "gpu", err: err}}
+		}
+		findings := g.describe()
+		opened <- g
+		return findings
+	}).wait()...)
+	select {
+	case g := <-opened:
+		return g
+	default: // there are none, or they hang
+		return &gpus{close: func() error { return nil }}
 	}
-	r.add(g.examine(ctx)...)
-	if err := g.close(); err != nil {
-		r.add(finding{about: "gpu", err: err})
+}
+
+// checkup is what the doctor tries beside other checkups.
+type checkup struct {
+	findings []finding // once done is closed
+	done     chan struct{}
+}
+
+// wait waits for the checkup, if there is one, and returns its lines.
+func (c *checkup) wait() []finding {
+	if c == nil {
+		return nil
 	}
-	return len(g.usable)
+	<-c.done
+	return c.findings
+}
+
+// begin begins a checkup. Its time counts from the end of the one before: when that is over, it may
+// say what has kept it, and otherwise it is left alone, and its line says that it hangs.
+func (d doctor) begin(ctx context.Context, about string, before *checkup,
+	try func(context.Context) []finding) *checkup {
+	c := &checkup{done: make(chan struct{})}
+	ctx, cancel := context.WithCancelCause(ctx)
+	said := make(chan []finding, 1)
+	go func() { said <- try(ctx) }()
+	go func() {
+		defer close(c.done)
+		defer cancel(nil)
+		before.wait()
+		limit := time.AfterFunc(d.limit, func() {
+			cancel(fmt.Errorf("it took longer than %v", d.limit))
+		})
+		defer limit.Stop()
+		select {
+		case c.findings = <-said:
+			return
+		case <-ctx.Done():
+		}
+		select {
+		case c.findings = <-said:
+		case <-time.After(d.grace):
+			c.findings = []finding{{about: about, err: context.Cause(ctx)}}
+		}
+	}()
+	return c
 }
 
 // report is where findings are written.
@@ -273,7 +356,7 @@ func loopback(ctx context.Context) finding {
 }
 
 // backends asks every backend of this build.
-func backends() []finding {
+func backends(context.Context) []finding {
 	var findings []finding
 	for _, b := range euryale.Backends() {
 		f := finding{"backend " + b.Name(), "available", b.Available()}
@@ -288,10 +371,12 @@ func backends() []finding {
 	return findings
 }
 
-// selfTest tests that ranks work together.
+// selfTest tests that ranks work together. Tests on GPUs disturb each other, and so do those on the
+// host: each measures once the one before has ended, and may get ready meanwhile.
 type selfTest struct {
-	about string
-	run   func(context.Context) (string, error)
+	about  string
+	onGPUs bool
+	run    func(ctx context.Context, before *checkup) (string, error)
 }
 
 // selfTests returns the self tests of a machine: two ranks on the host, and with several
@@ -303,11 +388,15 @@ func selfTests(gpus int) []selfTest {
 			N: 2, Backend: b.Name(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10,
 			Max: 4 << 10, Factor: 2, Time: selfTestCalls, Algorithm: "auto", JSON: true,
 		}
+		onGPUs := b.Name() == "nccl"
+		add := func(how string, start starter) {
+			tests = append(tests, selfTest{b.Name() + how, onGPUs, c.selfTest(start)})
+		}
 		if b.Name() == "mpi" {
 			continue // its ranks need a launcher of its own
 		}
 		if b.Name() == "tcp" && !shm.BetweenProcesses {
-			tests = append(tests, selfTest{"tcp processes", c.selfTest((*benchCmd).asProcesses)})
+			add(" processes", (*benchCmd).asProcesses)
 		}
 		if b.Name() != "host" {
 			if gpus < 2 || b.Available() != nil {
@@ -315,25 +404,38 @@ func selfTests(gpus int) []selfTest {
 			}
 			c.N, c.Max, c.Factor = gpus, 16<<20, 4<<10
 		}
-		tests = append(tests,
-			selfTest{b.Name() + " goroutines", c.selfTest((*benchCmd).asGoroutines)})
+		add(" goroutines", (*benchCmd).asGoroutines)
 		if shm.BetweenProcesses {
-			tests = append(tests,
-				selfTest{b.Name() + " processes", c.selfTest((*benchCmd).asProcesses)})
+			c.Hold = onGPUs // they take seconds to start
+			add(" processes", (*benchCmd).asProcesses)
 		}
 	}
 	return tests
 }
 
+// starter starts the ranks of a benchmark.
+type starter func(*benchCmd, context.Context, *streams) error
+
 // selfTest returns a test that ranks, goroutines or processes, can all-reduce.
-func (b benchCmd) selfTest(start func(*benchCmd, context.Context, *streams) error) func(
-	context.Context) (string, error) {
-	return func(ctx context.Context) (string, error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, selfTestTime,
-			fmt.Errorf("the self test took longer than %v", selfTestTime))
-		defer cancel()
+func (b benchCmd) selfTest(start starter) func(context.Context, *checkup) (string, error) {
+	return func(ctx context.Context, before *checkup) (string, error) {
 		var out, notes bytes.Buffer
-		if err := start(&b, ctx, &streams{out: &out, err: &notes}); err != nil {
+		s := &streams{out: &out, err: &notes}
+		if b.Hold {
+			in, end, err := os.Pipe()
+			if err != nil {
+				return "", err
+			}
+			defer in.Close()
+			s.in = in
+			go func() {
+				before.wait()
+				end.Close() // which fails at most for a rank that has ended
+			}()
+		} else {
+			before.wait()
+		}
+		if err := start(&b, ctx, s); err != nil {
 			return "", fmt.Errorf("%w%s", err, complaints(notes.String()))
 		}
 		return b.summary(&out)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/internal/env"
@@ -19,10 +20,13 @@ import (
 func examine(t *testing.T, goroutines, processes error, environ ...string) (string, error) {
 	t.Helper()
 	test := func(about string, err error) selfTest {
-		return selfTest{about, func(context.Context) (string, error) { return "works", err }}
+		return selfTest{about, false, func(context.Context, *checkup) (string, error) {
+			return "works", err
+		}}
 	}
 	d := doctor{
 		environ: environ,
+		limit:   time.Minute,
 		open:    func() (*gpus, error) { return nil, errors.New("no GPU") },
 		tests: func(gpus int) []selfTest {
 			return []selfTest{test("host goroutines", goroutines),
@@ -139,7 +143,7 @@ func TestDoctorsSelfTestAllReduces(t *testing.T) {
 		tests[1].about != "host processes" {
 		t.Fatalf("without GPUs the self tests are %+v", tests)
 	}
-	text, err := tests[0].run(context.Background())
+	text, err := tests[0].run(context.Background(), nil)
 	if err != nil || !strings.Contains(text, "2 ranks all-reduce right on backend host, 4K in ") {
 		t.Errorf("%q, %v", text, err)
 	}
@@ -150,8 +154,98 @@ func TestSelfTestSaysWhatTheRanksSaid(t *testing.T) {
 		fmt.Fprint(s.err, "# a title\neuryale: rank 1: out of luck\n")
 		return errors.New("rank 1 failed: exit status 1")
 	}
-	_, err := benchCmd{}.selfTest(start)(context.Background())
+	_, err := benchCmd{}.selfTest(start)(context.Background(), nil)
 	if err == nil || err.Error() != "rank 1 failed: exit status 1\neuryale: rank 1: out of luck" {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// patient is a doctor whose self tests are those given, of checkups that take up to limit.
+func patient(limit time.Duration, tests ...selfTest) doctor {
+	return doctor{
+		getenv: func(string) string { return "" },
+		open:   func() (*gpus, error) { return nil, errors.New("no GPU") },
+		tests:  func(int) []selfTest { return tests },
+		limit:  limit,
+		grace:  500 * time.Millisecond,
+	}
+}
+
+func TestDoctorTriesSideBySideAndReportsInOrder(t *testing.T) {
+	hostIsDone := make(chan struct{})
+	d := patient(time.Minute,
+		selfTest{"nccl first", true, func(context.Context, *checkup) (string, error) {
+			<-hostIsDone // which begins although this one has not ended
+			return "works", nil
+		}},
+		selfTest{"host second", false, func(context.Context, *checkup) (string, error) {
+			close(hostIsDone)
+			return "works", nil
+		}})
+	var b strings.Builder
+	if err := d.examine(context.Background(), &b); err != nil {
+		t.Error(err)
+	}
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	if n := len(lines); !strings.HasPrefix(lines[n-2], "nccl first ") ||
+		!strings.HasPrefix(lines[n-1], "host second ") {
+		t.Errorf("the order is another:\n%s", b.String())
+	}
+}
+
+func TestDoctorMeasuresOneTestOfAKindAtATime(t *testing.T) {
+	for _, onGPUs := range []bool{true, false} {
+		ready, over := make(chan struct{}), false
+		first := func(_ context.Context, before *checkup) (string, error) {
+			before.wait()
+			<-ready // the next one gets ready meanwhile
+			over = true
+			return "works", nil
+		}
+		next := func(_ context.Context, before *checkup) (string, error) {
+			close(ready)
+			before.wait()
+			if !over {
+				return "", errors.New("its turn came too early")
+			}
+			return "works", nil
+		}
+		d := patient(time.Minute, selfTest{"first", onGPUs, first}, selfTest{"next", onGPUs, next})
+		var b strings.Builder
+		if err := d.examine(context.Background(), &b); err != nil ||
+			strings.Contains(b.String(), "too early") {
+			t.Errorf("on GPUs: %v: %v\n%s", onGPUs, err, b.String())
+		}
+	}
+}
+
+func TestDoctorNamesWhatHangs(t *testing.T) {
+	forever := make(chan struct{})
+	t.Cleanup(func() { close(forever) })
+	d := patient(10*time.Millisecond,
+		selfTest{"deaf", true, func(context.Context, *checkup) (string, error) {
+			<-forever
+			return "", nil
+		}},
+		selfTest{"late", true, func(ctx context.Context, before *checkup) (string, error) {
+			before.wait()
+			<-ctx.Done()
+			return "", fmt.Errorf("rank 1 hangs: %w", context.Cause(ctx))
+		}},
+		selfTest{"after", true, func(ctx context.Context, before *checkup) (string, error) {
+			before.wait()
+			return "works", nil
+		}})
+	d.open = func() (*gpus, error) { <-forever; return nil, errors.New("no GPU") }
+	var b strings.Builder
+	if err := d.examine(context.Background(), &b); err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"gpu             no  it took longer than 10ms",
+		"deaf            no  it took longer than 10ms",
+		"late            no  rank 1 hangs: it took longer than 10ms", "after           ok  works"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
 	}
 }

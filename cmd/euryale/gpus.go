@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -54,19 +55,44 @@ func kernelDriver() string {
 	return "this machine has a driver: " + strings.Join(strings.Fields(first), " ")
 }
 
-// examine describes the GPUs and tries copies between each two.
-func (g *gpus) examine(ctx context.Context) []finding {
-	findings := []finding{{about: "driver", text: g.driver}}
-	for _, c := range g.usable {
+// describe describes the GPUs.
+func (g *gpus) describe() []finding {
+	facts := make([]finding, len(g.usable))
+	sideBySide(g.usable, func(i int, c usableGPU) {
 		text, err := c.facts()
-		findings = append(findings, finding{c.Name(), text, err})
-	}
+		facts[i] = finding{c.Name(), text, err}
+	})
+	findings := append([]finding{{about: "driver", text: g.driver}}, facts...)
 	findings = append(findings, g.problems...)
 	if len(g.usable) == 0 {
 		return findings
 	}
-	findings = append(findings, matrix(g.usable), algorithms(g.usable))
-	return append(findings, probe(ctx, g.usable, g.probe)...)
+	return append(findings, matrix(g.usable), algorithms(g.usable))
+}
+
+// copies tries copies between each two of the GPUs.
+func (g *gpus) copies(ctx context.Context) []finding {
+	if len(g.usable) == 0 {
+		return nil
+	}
+	return probe(ctx, g.usable, g.probe)
+}
+
+// end closes the GPUs. Until then their contexts serve the self tests, too.
+func (g *gpus) end(context.Context) []finding {
+	if err := g.close(); err != nil {
+		return []finding{{about: "gpu", err: err}}
+	}
+	return nil
+}
+
+// sideBySide calls f with all values at once.
+func sideBySide[T any](values []T, f func(i int, v T)) {
+	var all sync.WaitGroup
+	for i, v := range values {
+		all.Go(func() { f(i, v) })
+	}
+	all.Wait()
 }
 
 // matrix tabulates the NVLinks between the GPUs.
@@ -121,6 +147,9 @@ type endpoint struct {
 	usableGPU
 	kernels  backend.Arithmetic
 	src, dst backend.Buffer
+	number   int    // among those of the probe
+	pattern  []byte // what src holds
+	got      []byte // what dst holds
 }
 
 // way is a way to copy memory from one GPU to another.
@@ -158,21 +187,27 @@ func probe(ctx context.Context, usable []usableGPU, nbytes int) []finding {
 	if err != nil {
 		return []finding{{about: "gpu memory", err: errors.Join(err, free())}}
 	}
-	for i, l := range endpoints {
-		if err := copyAndWait(l, l.src, backend.Of(patternOf(i, nbytes))); err != nil {
-			return []finding{{about: "gpu memory",
-				err: errors.Join(fmt.Errorf("write to %s: %w", l.Name(), err), free())}}
+	problems := make([]error, len(endpoints))
+	sideBySide(endpoints, func(i int, l endpoint) {
+		endpoints[i].pattern, endpoints[i].got = patternOf(i, nbytes), make([]byte, nbytes)
+		if err := copyAndWait(l, l.src, backend.Of(endpoints[i].pattern)); err != nil {
+			problems[i] = fmt.Errorf("write to %s: %w", l.Name(), err)
 		}
+	})
+	if err := errors.Join(problems...); err != nil {
+		return []finding{{about: "gpu memory", err: errors.Join(err, free())}}
 	}
 	var findings []finding
-	got := make([]byte, nbytes)
 	// in this order: the driver copies faster once peer access is enabled
 	for _, way := range ways {
+		wrong := way.compare(ctx, endpoints)
 		t := table{endpoints: endpoints}
 		for i, from := range endpoints {
-			want := patternOf(i, nbytes)
 			t.add(from, func(to endpoint) (string, error) {
-				return way.try(ctx, to, from, want, got)
+				if f := wrong[to.number][i]; f.text != "" {
+					return f.text, f.err
+				}
+				return way.speed(to, from)
 			})
 		}
 		findings = append(findings, t.finding(way.about, fmt.Sprintf("%v %s", bench.Size(nbytes),
@@ -196,7 +231,7 @@ func openEndpoints(usable []usableGPU, nbytes int) (endpoints []endpoint, free f
 		return errors.Join(errs...)
 	}
 	for _, c := range usable {
-		l := endpoint{usableGPU: c, kernels: c.Default()}
+		l := endpoint{usableGPU: c, kernels: c.Default(), number: len(endpoints)}
 		for _, b := range []*backend.Buffer{&l.src, &l.dst} {
 			if *b, err = c.Alloc(nbytes); err != nil {
 				return nil, free, fmt.Errorf("%w: is another program on the GPU?", err)
@@ -218,9 +253,21 @@ func patternOf(gpu, nbytes int) []byte {
 	return b[:nbytes]
 }
 
-// try tries one way from one GPU to another, and returns how fast it was.
-func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (speed string,
-	err error) {
+// compare copies from each GPU to each, to different ones at once, and returns what is wrong, by
+// target and by source.
+func (w way) compare(ctx context.Context, endpoints []endpoint) [][]finding {
+	wrong := make([][]finding, len(endpoints))
+	sideBySide(endpoints, func(i int, to endpoint) {
+		for _, from := range endpoints {
+			verdict, err := w.try(ctx, to, from)
+			wrong[i] = append(wrong[i], finding{text: verdict, err: err})
+		}
+	})
+	return wrong
+}
+
+// try copies from one GPU to another, and returns what is wrong.
+func (w way) try(ctx context.Context, to, from endpoint) (verdict string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "not tried", err
 	}
@@ -228,39 +275,38 @@ func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (spee
 	if err != nil || !possible {
 		return "none", err
 	}
-	clear(got)
-	if err := copyAndWait(to, to.dst, backend.Of(got)); err != nil {
+	if err := errors.Join(to.kernels.Zero(to.dst), drain(to)); err != nil {
 		return "failed", err
 	}
 	if err := errors.Join(w.copy(to, from), drain(w.doer(to, from))); err != nil {
 		return "failed", err
 	}
-	if err := copyAndWait(to, backend.Of(got), to.dst); err != nil {
+	if err := copyAndWait(to, backend.Of(to.got), to.dst); err != nil {
 		return "failed", err
 	}
-	if err := compare(got, want); err != nil {
+	if err := compare(to.got, from.pattern); err != nil {
 		return "wrong", err
 	}
-	took, err := w.time(to, from)
-	if err != nil {
-		return "failed", err
-	}
-	return fmt.Sprintf("%.1f", float64(probeCopies*len(want))/took.Seconds()/1e9), nil
+	return "", nil
 }
 
-// time returns how long the timed copies take.
-func (w way) time(to, from endpoint) (time.Duration, error) {
+// speed returns how fast one GPU copies to another.
+func (w way) speed(to, from endpoint) (string, error) {
 	began := time.Now()
 	for range probeCopies {
 		if err := w.copy(to, from); err != nil {
-			return 0, err
+			return "failed", err
 		}
 	}
 	e, err := w.doer(to, from).Default().Record()
 	if err == nil {
 		err = bench.Await(e)
 	}
-	return time.Since(began), err
+	if err != nil {
+		return "failed", err
+	}
+	seconds := time.Since(began).Seconds()
+	return fmt.Sprintf("%.1f", float64(probeCopies*len(to.got))/seconds/1e9), nil
 }
 
 // doer returns the endpoint that copies.

@@ -58,13 +58,14 @@ func openGPUs() (*gpus, error) {
 
 // openAll opens the usable devices, and returns why the others are not usable.
 func openAll(n int) (devices []*cuda.Device, problems []finding) {
-	for ordinal := range n {
-		d, err := cuda.Open(ordinal)
+	all, errs := make([]*cuda.Device, n), make([]error, n)
+	sideBySide(all, func(i int, _ *cuda.Device) { all[i], errs[i] = cuda.Open(i) })
+	for i, err := range errs {
 		if err != nil {
-			problems = append(problems, finding{about: fmt.Sprintf("cuda:%d", ordinal), err: err})
+			problems = append(problems, finding{about: fmt.Sprintf("cuda:%d", i), err: err})
 			continue
 		}
-		devices = append(devices, d)
+		devices = append(devices, all[i])
 	}
 	return devices, problems
 }

@@ -95,7 +95,7 @@ func TestDoctorTriesThisMachineOnGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	for _, f := range g.examine(context.Background()) {
+	for _, f := range append(g.describe(), g.copies(context.Background())...) {
 		if err := f.write(&b); err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +128,7 @@ func TestDoctorsSelfTestsRunOnNCCL(t *testing.T) {
 			continue // processes: the test below
 		}
 		tried++
-		text, err := test.run(context.Background())
+		text, err := test.run(context.Background(), nil)
 		if err != nil ||
 			!strings.Contains(text, fmt.Sprintf("%d ranks all-reduce right on backend nccl, 4K in ",
 				n)) {

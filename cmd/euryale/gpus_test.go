@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/gpu"
@@ -168,6 +169,7 @@ func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 	all := standIns(t, 2)
 	asked, closed := -1, false
 	d := doctor{
+		limit:  time.Minute,
 		getenv: func(string) string { return "" },
 		open: func() (*gpus, error) {
 			return &gpus{
@@ -178,9 +180,8 @@ func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 		},
 		tests: func(gpus int) []selfTest {
 			asked = gpus
-			return []selfTest{{"nccl goroutines", func(context.Context) (string, error) {
-				return "works", nil
-			}}}
+			return []selfTest{{"nccl goroutines", true,
+				func(context.Context, *checkup) (string, error) { return "works", nil }}}
 		},
 	}
 	var b strings.Builder

@@ -23,7 +23,7 @@ func (hostCmd) Run(ctx context.Context, s *streams) error {
 
 // gpuAdvice says what a program with GPU support lacks on this machine, as the doctor does.
 func gpuAdvice() (lines []string) {
-	findings := backends()
+	findings := backends(context.Background())
 	g, err := openGPUs()
 	switch {
 	case err != nil:

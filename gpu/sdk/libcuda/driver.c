@@ -27,7 +27,8 @@ static const char *reason; /* why there is no library */
 /* The driver gives a device 8 hardware queues, and streams that share one wait for
  * each other: a hierarchical communicator has more streams than that, and calls in
  * flight that cannot pass each other. 32 take 7 MiB of the device's memory (H200).
- * The driver looks at this in cuInit, and never again. */
+ * They cost 0.4 s for each device of a process, too (H100). The driver looks at this in cuInit,
+ * and never again. */
 static void ask_for_queues(void)
 {
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -35,10 +36,16 @@ static void ask_for_queues(void)
 
 static void open_library(void)
 {
-	ask_for_queues();
+	int (*init)(unsigned int);
+
 	library = dlopen("libcuda.so.1", RTLD_NOW);
-	if (!library)
+	if (!library) {
 		reason = dlerror();
+		return;
+	}
+	init = dlsym(library, "cuInit");
+	if (init)
+		init(0); /* what it says, euryale_cuda_status asks for */
 }
 
 static int return_no_device(void) { return no_device; }
@@ -57,19 +64,21 @@ internal void *euryale_cuda_resolve(struct entry *e)
 	return function;
 }
 
-static int initialise(unsigned int flags)
+static int initialise(void)
 {
 	static struct entry init = {NULL, "cuInit"};
 	int (*real)(unsigned int) = euryale_cuda_resolve(&init);
 
-	return real(flags);
+	return real(0);
 }
 
-/* gorgonia.org/cu ends the process when this fails, before main. What
- * euryale_cuda_status says is the truth. */
+/* gorgonia.org/cu calls this before main, and ends the process when it fails. What
+ * euryale_cuda_status says is the truth. The driver starts at the first call that needs it: a
+ * program without one saves a quarter of a second, and others may ask for other queues before. */
 internal int cuInit(unsigned int flags)
 {
-	initialise(flags);
+	(void)flags; /* the only ones are 0 */
+	ask_for_queues();
 	return success;
 }
 
@@ -78,7 +87,7 @@ internal int euryale_cuda_status(const char **why)
 {
 	static struct entry describe = {NULL, "cuGetErrorString"};
 	int (*error_string)(int, const char **);
-	int status = initialise(0);
+	int status = initialise();
 
 	*why = NULL;
 	if (!library) {
