@@ -30,7 +30,7 @@ import (
 // output layer adds that shares the table leaves at the beginning of the backward pass. So the
 // gradient of the table is added up in another order than by Sync. It is exchanged as any other
 // where ranks look up different numbers of rows, and with [Accumulate], [WithTree], [WithShards],
-// compression or autograd.WithParts.
+// compressions that keep residuals, or autograd.WithParts. Rows are not compressed.
 //
 // New is collective: every rank makes the machine, of a graph that differs in nothing but the
 // batch, and the learnables become those of rank 0. RunAll is collective, too. Ranks that are
