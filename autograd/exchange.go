@@ -131,6 +131,9 @@ func (x *Buckets) Halve() bool {
 		return false
 	}
 	for _, b := range d.buckets {
+		if p := b.params[0]; p.early && p.apart {
+			continue // a table that is only looked up: rows are exchanged, and no bucket
+		}
 		b.half = b.data.As(backend.BF16).Slice(0, b.count())
 		at := 0
 		for _, p := range b.params {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -116,6 +117,9 @@ var lookings = map[string]looking{
 			return gpt{vocabulary: 2048, batch: 2, context: 10, width: 128, heads: 2,
 				layers: 1}.model(t)
 		}}, rows: true, near: 1e-5},
+	"16 bits": {training: training{data: func(*model) []autograd.Option {
+		return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
+	}}, rows: true, near: 0.125}, // whole gradients are not rounded
 	"another shape":    {training: training{build: reshapedTable}, rows: true},
 	"micro-batches":    {training: training{micros: 2}},
 	"shards":           {training: training{options: given(vm.WithShards(vm.SolverState))}, plain: true},
@@ -204,7 +208,8 @@ func (r ranked) looksLikeWhole(as looking) error {
 	if !slices.EqualFunc(weights[0], weights[1], func(x, y []float64) bool {
 		return slices.EqualFunc(x, y, func(x, y float64) bool { return math.Abs(x-y) <= as.near })
 	}) {
-		return fmt.Errorf("%v, of whole gradients %v", weights[0], weights[1])
+		return fmt.Errorf("parameters differ by %g from those of whole gradients",
+			apart(weights[0], weights[1]))
 	}
 	return nil
 }
