@@ -37,6 +37,9 @@ import (
 // goroutines must not hold the lock of euryale.Run meanwhile. The machine runs on the
 // communicator's device or on the host. Close it before the communicator.
 //
+// With autograd.WithCompression(half.Wrap(backend.BF16)) what computes a gradient rounds it, and
+// buckets are not cast: see [autograd.Buckets.Halve].
+//
 // A gradient that no other operation reads is computed in its bucket. The all-reduce of a bucket
 // starts as soon as its gradients are computed, on its own queue, and only the updates of its
 // learnables wait for it. On a device that records graphs the all-reduce is part of the graph. Some
