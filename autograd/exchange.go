@@ -115,11 +115,13 @@ func (x *Buckets) Params() [][]int {
 // Early reports whether a parameter is in one of the first buckets: see [WithEarly].
 func (x *Buckets) Early(param int) bool { return x.d.params[param].early }
 
-// Halve lets the caller compute gradients in the 16 bits that they travel in, and reports whether it
-// is to do so: Slots are BF16 then, and what comes back is a mean, which Scale makes a sum again if
-// that is wanted. So nobody casts buckets before and after their all-reduces. That is so if all
-// parameters are F32, the compression sends BF16 and keeps no residuals, and the gradients are
-// computed where they are reduced. It is not for [Buckets.Shards], nor for sums of several runs.
+// Halve lets the caller compute gradients in the 16 bits that they travel in, so that nobody casts
+// buckets before and after their all-reduces, and reports whether the caller is to do so. Slots are
+// BF16 then. What comes back is a mean, which [Buckets.Scale] makes a sum where ranks want one.
+//
+// The caller is to do so if all parameters are F32, the compression sends BF16 and keeps no
+// residuals, and gradients are computed where they are reduced. Halve is not for callers of
+// [Buckets.Shards], nor for sums of several runs.
 func (x *Buckets) Halve() bool {
 	d, mean := x.d, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
 	_, stateful := d.compression()
@@ -263,8 +265,8 @@ func (x *Buckets) Applied() {
 	x.d.saves.steps++
 }
 
-// Scale is what the combined gradients are to be multiplied by: with [WithTree] they are sums, after
-// [Buckets.Halve] means. It is 1 otherwise.
+// Scale is what the combined gradients are to be multiplied by. It is 1, except with [WithTree],
+// where they are sums, and after [Buckets.Halve], where they are means.
 func (x *Buckets) Scale() float64 { return x.d.scale }
 
 // Weight is how much the gradient of one run of one rank counts in the combined gradients: 1/P for

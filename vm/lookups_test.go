@@ -119,10 +119,11 @@ var lookings = map[string]looking{
 		}}, rows: true, near: 1e-5},
 	"16 bits": {training: training{data: func(*model) []autograd.Option {
 		return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
-	}}, rows: true, near: 0.125}, // whole gradients are not rounded
-	"another shape":    {training: training{build: reshapedTable}, rows: true},
-	"micro-batches":    {training: training{micros: 2}},
-	"shards":           {training: training{options: given(vm.WithShards(vm.SolverState))}, plain: true},
+	}}, rows: true, near: 0.125}, // the whole ones that they are compared with have 32
+	"another shape": {training: training{build: reshapedTable}, rows: true},
+	"micro-batches": {training: training{micros: 2}},
+	"shards": {training: training{options: given(vm.WithShards(vm.SolverState))},
+		plain: true},
 	"a tree":           {training: training{options: given(vm.WithTree(2))}, plain: true},
 	"batches differ":   {more: 1},
 	"too many of them": {more: 3},

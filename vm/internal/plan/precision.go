@@ -224,8 +224,8 @@ func rounded(p *ir.Program, updates []Update) *ir.Program {
 	return prune(q)
 }
 
-// round returns a value in BF16. A product of BF16 and a sum round themselves, if nothing else reads
-// what they give, and take no pass of their own for it.
+// round returns a value in BF16. A product of BF16 or a sum that nothing else reads gives BF16
+// itself; other values are cast.
 func round(p *ir.Program, users [][]ir.ID, id ir.ID) ir.ID {
 	v, alone := p.Values[id], len(users[id]) == 1
 	_, rounds := v.Op.(ir.Reduce)

@@ -18,8 +18,8 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
-	// Half says that ranks exchange the gradient in BF16, to which what computes it rounds. Not with
-	// shards, nor with several runs.
+	// Half says that ranks exchange the gradient in BF16: the step that computes it rounds it. Not
+	// with shards, nor with several runs.
 	Half bool
 	// Shard is what this rank updates of the variable, nil for all of it: see [Shard].
 	Shard *Shard
