@@ -3,6 +3,7 @@ package autograd
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -20,6 +21,7 @@ type Buckets struct {
 	pull func(whole bool) error
 	copy copying // nil where copies are made on the host
 	by   *Fusion // of the solver whose state copy copies
+	half bool    // see Halve
 	undeclared
 }
 
@@ -112,6 +114,40 @@ func (x *Buckets) Params() [][]int {
 
 // Early reports whether a parameter is in one of the first buckets: see [WithEarly].
 func (x *Buckets) Early(param int) bool { return x.d.params[param].early }
+
+// Halve lets the caller compute gradients in the 16 bits that they travel in, so that nobody casts
+// buckets before and after their all-reduces, and reports whether the caller is to do so. Slots are
+// BF16 then. What comes back is a mean, which [Buckets.Scale] makes a sum where ranks want one.
+//
+// The caller is to do so if all parameters are F32, the compression sends BF16 and keeps no
+// residuals, and gradients are computed where they are reduced. Halve is not for callers of
+// [Buckets.Shards], nor for sums of several runs.
+func (x *Buckets) Halve() bool {
+	d, mean := x.d, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
+	_, stateful := d.compression()
+	sends := d.gradComm.Capabilities().TransportOf
+	if len(d.queues) == 0 || stateful || slices.ContainsFunc(d.buckets, func(b *bucket) bool {
+		return b.data.DType() != backend.F32 || x.on == nil && b.staged() ||
+			sends(mean, backend.F32, b.count()) != backend.BF16
+	}) {
+		return false
+	}
+	for _, b := range d.buckets {
+		if p := b.params[0]; p.early && p.apart {
+			continue // a table that is only looked up: rows are exchanged, and no bucket
+		}
+		b.half = b.data.As(backend.BF16).Slice(0, b.count())
+		at := 0
+		for _, p := range b.params {
+			x.slots[p.index] = b.slots(b.half, at, p.size)
+			at += p.size
+		}
+	}
+	if x.half = true; d.op == backend.Sum {
+		d.scale = float64(d.comm.Size())
+	}
+	return true
+}
 
 // Slot returns where the gradient of a parameter is written, and then found combined. With
 // [WithTree] it is a sum for each branch that this rank adds up, and the combined one is in slot 0.
@@ -229,14 +265,14 @@ func (x *Buckets) Applied() {
 	x.d.saves.steps++
 }
 
-// Scale is what the combined gradients are to be multiplied by: with [WithTree] they are sums, and
-// 1 otherwise.
+// Scale is what the combined gradients are to be multiplied by. It is 1, except with [WithTree],
+// where they are sums, and after [Buckets.Halve], where they are means.
 func (x *Buckets) Scale() float64 { return x.d.scale }
 
 // Weight is how much the gradient of one run of one rank counts in the combined gradients: 1/P for
-// the mean over P ranks, 1 for a sum, and 1/n with [WithTree] of n micro-batches.
+// the mean over P ranks, before Scale, 1 for a sum, and 1/n with [WithTree] of n micro-batches.
 func (x *Buckets) Weight() float64 {
-	if x.d.op == backend.Avg && x.d.tree == nil {
+	if (x.d.op == backend.Avg || x.half) && x.d.tree == nil {
 		return 1 / float64(x.d.comm.Size())
 	}
 	return x.d.scale

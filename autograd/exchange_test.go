@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -120,4 +122,55 @@ func TestAgree(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestHalve: the caller computes gradients in BF16 if that is what a compression without residuals
+// sends of all of them; sums come back as means then.
+func TestHalve(t *testing.T) {
+	for name, test := range map[string]struct {
+		ranks   int
+		options []Option
+		halves  bool
+	}{
+		"alone": {1, []Option{WithCompression(half.Wrap(backend.BF16))}, false},
+		"plain": {2, nil, false},
+		"bf16":  {2, []Option{WithCompression(half.Wrap(backend.BF16)), WithSum()}, true},
+		"f16":   {2, []Option{WithCompression(half.Wrap(backend.F16))}, false},
+		"sparse of bf16": {2, []Option{WithCompression(func(c backend.Communicator) (
+			backend.Communicator, error) {
+			c, err := half.Wrap(backend.BF16)(c)
+			if err != nil {
+				return nil, err
+			}
+			return sparse.Wrap(sparse.TopK(0.5))(c)
+		})}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all(t, test.ranks, func(r rank) error {
+				m, err := newQuadratic(r)
+				if err != nil {
+					return err
+				}
+				d, err := New(r.comm, m.params, test.options...)
+				if err != nil {
+					return err
+				}
+				defer d.Close()
+				x, err := d.Buckets(nil)
+				if err != nil {
+					return err
+				}
+				want, scale, weight := backend.F32, 1.0, 1/float64(test.ranks)
+				if test.halves {
+					want, scale, weight = backend.BF16, 2, 0.5
+				}
+				if got := x.Halve(); got != test.halves || x.Slot(0, 0).DType() != want ||
+					x.Scale() != scale || x.Weight() != weight {
+					return fmt.Errorf("%v: %v, scale %v, weight %v", got, x.Slot(0, 0).DType(),
+						x.Scale(), x.Weight())
+				}
+				return nil
+			})
+		})
+	}
 }

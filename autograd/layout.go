@@ -25,9 +25,10 @@ type bucket struct {
 	onHost backend.Buffer // the same for host
 	// all of its memory, in which the ranks have chunks of one length: see [Buckets.Shards]
 	whole, wholeOnHost backend.Buffer
-	shard              span         // of elements: this rank's chunk
-	missing            int          // gradients of this step that are not in it yet
-	work               backend.Work // its all-reduce, once it has left
+	half               backend.Buffer // in place of data: see [Buckets.Halve]
+	shard              span           // of elements: this rank's chunk
+	missing            int            // gradients of this step that are not in it yet
+	work               backend.Work   // its all-reduce, once it has left
 
 	sync *backend.Origin // of the calls that reduce it
 }
@@ -168,6 +169,8 @@ func (b *bucket) operands(c backend.Collective, onHost bool) (dst, src backend.B
 		return whole, whole.Slice(b.shard.from, b.shard.to)
 	case c.Association == backend.Tree:
 		return data, sums
+	case b.half.Len() > 0:
+		return b.half, b.half
 	}
 	return data, data
 }

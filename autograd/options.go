@@ -94,8 +94,8 @@ func WithApart(params ...*gorgonia.Node) Option {
 }
 
 // WithEarly puts parameters into buckets of their own that leave before all others: those whose
-// gradients a vm.Machine computes first. It has no effect with [WithCompression] and [WithParts]:
-// see [Buckets.Early].
+// gradients a vm.Machine computes first. It has no effect with [WithParts], and with a compression
+// that keeps residuals: see [Buckets.Early].
 func WithEarly(params ...*gorgonia.Node) Option {
 	return func(o *options) {
 		o.early = append(o.early, params...)

@@ -107,7 +107,6 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	}
 	for _, p := range params {
 		p.apart = slices.Contains(o.apart, p.node)
-		p.early = slices.Contains(o.early, p.node) && o.compress == nil && o.parts == nil
 	}
 	tree, err := newTree(comm, o, params)
 	if err != nil {
@@ -126,8 +125,12 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial, unused: o.unused,
 		tables: o.tables,
 		op:     o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
-		model: model, notice: o.notice, said: map[string]bool{},
-		params: params, buckets: plan(params, o.first, o.rest, !o.partial)}
+		model: model, notice: o.notice, said: map[string]bool{}, params: params}
+	_, stateful := d.compression() // whose residuals are of whole gradients
+	for _, p := range params {
+		p.early = slices.Contains(o.early, p.node) && !stateful && o.parts == nil
+	}
+	d.buckets = plan(params, o.first, o.rest, !o.partial)
 	if tree != nil && o.op == backend.Avg {
 		d.scale = 1 / float64(tree.all)
 	}
@@ -149,6 +152,10 @@ func (d *DataParallel) reduction(b *bucket) backend.Collective {
 	c := backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot(), Origin: b.sync}
 	if d.tree != nil {
 		c.Op, c.Association, c.Splits = backend.Sum, backend.Tree, d.tree.splits
+	}
+	if b.half.Len() > 0 { // what a compression makes of the call
+		c.Original = backend.Original{Op: c.Op, DType: backend.F32}
+		c.Op = backend.Avg
 	}
 	return c
 }

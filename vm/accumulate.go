@@ -167,10 +167,10 @@ func (m *Machine) among() (rank, ranks int) {
 // scale is what updates multiply the sum of all gradients by. In a tree ranks do not divide.
 func (m *Machine) scale() float64 {
 	switch {
-	case !m.micro.Tree:
-		return 1
 	case m.parallel != nil:
 		return m.parallel.exchange.Scale()
+	case !m.micro.Tree:
+		return 1
 	}
 	return 1 / float64(m.micro.All)
 }

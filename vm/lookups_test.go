@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -116,9 +117,13 @@ var lookings = map[string]looking{
 			return gpt{vocabulary: 2048, batch: 2, context: 10, width: 128, heads: 2,
 				layers: 1}.model(t)
 		}}, rows: true, near: 1e-5},
-	"another shape":    {training: training{build: reshapedTable}, rows: true},
-	"micro-batches":    {training: training{micros: 2}},
-	"shards":           {training: training{options: given(vm.WithShards(vm.SolverState))}},
+	"16 bits": {training: training{data: func(*model) []autograd.Option {
+		return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
+	}}, rows: true, near: 0.125}, // the whole ones that they are compared with have 32
+	"another shape": {training: training{build: reshapedTable}, rows: true},
+	"micro-batches": {training: training{micros: 2}},
+	"shards": {training: training{options: given(vm.WithShards(vm.SolverState))},
+		plain: true},
 	"a tree":           {training: training{options: given(vm.WithTree(2))}, plain: true},
 	"batches differ":   {more: 1},
 	"too many of them": {more: 3},
@@ -161,6 +166,12 @@ func TestLookupsWithSettings(t *testing.T) {
 		})
 }
 
+// keeper is a compression that changes nothing, and has state: so ranks exchange whole gradients.
+type keeper struct{ backend.Base }
+
+func (keeper) State() (map[string]backend.Buffer, error) { return nil, nil }
+func (keeper) SetState(map[string]backend.Buffer) error  { return nil }
+
 // looksLikeWhole compares parameters with those of an exchange of whole gradients.
 func (r ranked) looksLikeWhole(as looking) error {
 	me := r.Comm.Rank()
@@ -170,13 +181,14 @@ func (r ranked) looksLikeWhole(as looking) error {
 	if as.solver == nil {
 		as.solver = func() autograd.Solver { return &autograd.SGD{Rate: 0.25} }
 	}
-	// ranks exchange whole gradients with any compression
-	unchanged := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
+	keeping := func(c backend.Communicator) (backend.Communicator, error) {
+		return keeper{backend.Wrap(c)}, nil
+	}
 	var weights [2][][]float64
 	for i := range weights {
 		if i == 1 && !as.plain {
 			as.data = func(*model) []autograd.Option {
-				return []autograd.Option{autograd.WithCompression(unchanged)}
+				return []autograd.Option{autograd.WithCompression(keeping)}
 			}
 		}
 		m, machine, err := r.start(as.training)
@@ -197,7 +209,8 @@ func (r ranked) looksLikeWhole(as looking) error {
 	if !slices.EqualFunc(weights[0], weights[1], func(x, y []float64) bool {
 		return slices.EqualFunc(x, y, func(x, y float64) bool { return math.Abs(x-y) <= as.near })
 	}) {
-		return fmt.Errorf("%v, of whole gradients %v", weights[0], weights[1])
+		return fmt.Errorf("parameters differ by %g from those of whole gradients",
+			apart(weights[0], weights[1]))
 	}
 	return nil
 }

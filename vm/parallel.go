@@ -30,12 +30,15 @@ import (
 // output layer adds that shares the table leaves at the beginning of the backward pass. So the
 // gradient of the table is added up in another order than by Sync. It is exchanged as any other
 // where ranks look up different numbers of rows, and with [Accumulate], [WithTree], [WithShards],
-// compression or autograd.WithParts.
+// compressions that keep residuals, or autograd.WithParts. Rows are not compressed.
 //
 // New is collective: every rank makes the machine, of a graph that differs in nothing but the
 // batch, and the learnables become those of rank 0. RunAll is collective, too. Ranks that are
 // goroutines must not hold the lock of euryale.Run meanwhile. The machine runs on the
 // communicator's device or on the host. Close it before the communicator.
+//
+// With autograd.WithCompression(half.Wrap(backend.BF16)) what computes a gradient rounds it, and
+// buckets are not cast: see [autograd.Buckets.Halve].
 //
 // A gradient that no other operation reads is computed in its bucket. The all-reduce of a bucket
 // starts as soon as its gradients are computed, on its own queue, and only the updates of its

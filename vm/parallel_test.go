@@ -403,11 +403,60 @@ func TestDataParallelCompressed(t *testing.T) {
 		testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
 			func(t *testing.T, k testenv.Kind) {
 				t.Run(name, func(t *testing.T) {
-					trainsTogether(t, k, 2, solvers["momentum"], layers(4, 5, 6, 7, 8),
-						autograd.WithCompression(compress))
+					options := []autograd.Option{autograd.WithCompression(compress)}
+					model := layers(4, 5, 6, 7, 8)
+					trainsTogether(t, k, 2, solvers["momentum"], model, options...)
+					if k == testenv.Hosts { // the sum is three times a mean that is rounded
+						trainsTogether(t, k, 3, solvers["adam"], model,
+							append(options, autograd.WithSum())...)
+					}
 				})
 			})
 	}
+}
+
+// TestProductsRoundGradientsLikeCasts: a gradient that is wanted, too, is computed in F32 and cast.
+// Parameters have the same bits as where the product itself rounds it.
+func TestProductsRoundGradientsLikeCasts(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+		func(t *testing.T, k testenv.Kind) {
+			if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+				var weights [2][][]float64
+				for i := range weights {
+					as := training{solver: solvers["adam"], data: func(*model) []autograd.Option {
+						return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
+					}, build: func(t testing.TB, _ tensor.Dtype) *model {
+						return gpt{vocabulary: 64, batch: 2, context: 10, width: 32, heads: 2,
+							layers: 1}.model(t)
+					}, options: func(m *model) []vm.Option {
+						options := []vm.Option{vm.WithPrecision(vm.BF16)}
+						for _, p := range m.params[:i*len(m.params)] {
+							options = append(options, vm.Keep(p.Deriv()))
+						}
+						return options
+					}}
+					m, machine, err := r.start(as)
+					if err != nil {
+						return err
+					}
+					text := machine.Plan().String()
+					err = errors.Join(as.steps(m, machine, 0, 3), machine.Close())
+					if !strings.Contains(text, "send bucket 0 in bf16") {
+						err = errors.Join(err, errors.New("nothing is sent in bf16"))
+					}
+					if err != nil {
+						return err
+					}
+					weights[i] = m.weights(r.t)
+				}
+				if d := apart(weights[0], weights[1]); d != 0 {
+					return fmt.Errorf("parameters differ by %g", d)
+				}
+				return nil
+			})); err != nil {
+				t.Error(err)
+			}
+		})
 }
 
 // TestDataParallelAroundTheHost: an operation that runs by its Do during an exchange keeps

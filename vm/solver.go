@@ -201,6 +201,8 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		}
 	}
 	parts, divided := m.parts()
+	half := m.parallel != nil && m.shards == 0 && !m.micro.Tree && !m.micro.Several() &&
+		m.parallel.exchange.Halve()
 	scale, updates := m.scale(), make([]plan.Update, len(s.learnables))
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
@@ -227,7 +229,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
 			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
 			Scale: scale, Rule: s.fusion.Update(i), Shard: m.shard(i),
-			Lookups: lookups}
+			Lookups: lookups, Half: half && buckets[i] > 0}
 		if s.limit > 0 && s.parts != nil {
 			updates[i].Parts = true
 		}

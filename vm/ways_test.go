@@ -65,12 +65,15 @@ func drawWay(r *rand.Rand, kinds []testenv.Kind) way {
 	w := way{P: 1 + r.IntN(3), shards: r.IntN(4), least: yes(), tiles: 4 * r.IntN(2),
 		kind:  kinds[r.IntN(len(kinds))],
 		steps: of(single, accumulated, inTree, isElastic), micros: 2 + r.IntN(2),
-		compress: of("", "", "", "half", "sparse"), frozen: yes(), declared: yes(),
+		compress: of("", "", "", "half", "half", "sparse"), frozen: yes(), declared: yes(),
 		in: []vm.Precision{vm.F32, vm.BF16}[r.IntN(2)], clip: yes(),
 		norm:   of("", "batch", "batch", "sync"),
 		solver: of("momentum", "adam", "groups", "averages"),
 		reads:  of("", "product", "loop", "lookup"),
 		sum:    yes(), bucket: []int{1, 200, 1 << 20}[r.IntN(3)]}
+	if w.compress == "half" && yes() { // tables and gradients in 16 bits, which little else allows
+		w.P, w.shards, w.steps, w.reads = max(w.P, 2), 0, single, "lookup"
+	}
 	if w.kind == testenv.GPUs { // where NCCL adds more than two in an order of its own
 		w.P = min(w.P, 2)
 	}

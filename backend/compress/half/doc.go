@@ -42,6 +42,9 @@
 // the kernel does them between the operand, the links and the result, and needs no memory.
 // docs/benchmarks.md has the measurements.
 //
+// A machine of package vm computes gradients in BF16 itself (autograd.Buckets.Halve): its calls
+// pass as they are, and Counters counts them.
+//
 // Otherwise one cast before and one after run on the queue of the call. The second one also
 // scales a sum (CastScale). It takes as much memory as the largest operand in 16 bits.
 // Nothing stops the host.

@@ -165,6 +165,11 @@ func (c *Communicator) pass(q backend.Queue, what backend.Collective, count int,
 	if err != nil {
 		return nil, c.restate(err, "")
 	}
+	if d := what.Original.DType; d.Valid() && src.DType() == c.half { // the caller has cast
+		c.mu.Lock()
+		c.count(what.Kind, src.Len(), d)
+		c.mu.Unlock()
+	}
 	if w == backend.Finished(nil) {
 		return w, nil
 	}
@@ -204,11 +209,16 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	case err != nil:
 		return nil, backend.Refuse(c, fmt.Errorf("%v: %w", what, err))
 	}
-	c.counters.Calls++
-	share := what.Kind.BusFactor(c.Size())
-	c.counters.Bytes += int64(share * float64(src.Len()*c.half.Size()))
-	c.counters.Dense += int64(share * float64(src.Len()*dst.DType().Size()))
+	c.count(what.Kind, src.Len(), dst.DType())
 	return w, nil
+}
+
+// count counts a call of n elements that stand for others. mu is held.
+func (c *Communicator) count(kind backend.Kind, n int, of backend.DType) {
+	c.counters.Calls++
+	share := kind.BusFactor(c.Size())
+	c.counters.Bytes += int64(share * float64(n*c.half.Size()))
+	c.counters.Dense += int64(share * float64(n*of.Size()))
 }
 
 // room returns scratch for n elements of a call on q. A call under way may still use what was

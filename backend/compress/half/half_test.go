@@ -348,6 +348,13 @@ func TestEverythingElsePassesExactly(t *testing.T) {
 		if n := c.Counters(); err != nil || y != 1 || n != (Counters{1, 6, 12}) {
 			return fmt.Errorf("an average of %v is %v (%w), with counters %+v", fine, y, err, n)
 		}
+		// of a caller that casts itself
+		short := backend.Of(make([]float32, 3)).As(backend.BF16)
+		err = backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg,
+			Original: backend.Original{Op: backend.Sum, DType: backend.F32}}, short, short)
+		if n := c.Counters(); err != nil || n != (Counters{2, 18, 36}) {
+			return fmt.Errorf("what was cast before (%w) has the counters %+v", err, n)
+		}
 		return nil
 	})
 }

@@ -15,7 +15,7 @@ type Send struct {
 	Bucket int
 	// Kind is AllReduce, or of shards ReduceScatter and then AllGather: see [Shard].
 	Kind backend.Kind
-	// Half says that an AllGather is of BF16.
+	// Half says that an AllReduce or an AllGather is of BF16.
 	Half bool
 	// Products is how many products and attentions run beside the exchange.
 	Products int
@@ -29,16 +29,17 @@ type Receive struct {
 
 // String implements [ir.Op].
 func (o Send) String() string {
+	what, in := "send", ""
 	switch o.Kind {
 	case backend.ReduceScatter:
-		return fmt.Sprintf("scatter bucket %d", o.Bucket-1)
+		what = "scatter"
 	case backend.AllGather:
-		if o.Half {
-			return fmt.Sprintf("gather bucket %d in bf16", o.Bucket-1)
-		}
-		return fmt.Sprintf("gather bucket %d", o.Bucket-1)
+		what = "gather"
 	}
-	return fmt.Sprintf("send bucket %d", o.Bucket-1)
+	if o.Half {
+		in = " in bf16"
+	}
+	return fmt.Sprintf("%s bucket %d%s", what, o.Bucket-1, in)
 }
 
 // String implements [ir.Op].
@@ -122,7 +123,8 @@ func (l *layouter) send(done int) error {
 			x.sent = append(x.sent, l.scatter(n+1, slots))
 			continue
 		}
-		send := Send{Bucket: n + 1, Kind: backend.AllReduce}
+		send := Send{Bucket: n + 1, Kind: backend.AllReduce,
+			Half: x.shards.updates[x.buckets[n][0]].Half}
 		x.sent = append(x.sent, l.exchanged(send, slots))
 	}
 	return l.updateShards(done)

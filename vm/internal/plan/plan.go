@@ -232,6 +232,7 @@ func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
 
 // planned returns the plan of a program.
 func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, error) {
+	p = rounded(p, updates)
 	of := p
 	var anew map[ir.ID]bool
 	if !plain {

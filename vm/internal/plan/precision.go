@@ -209,6 +209,42 @@ func narrowed(p *ir.Program) []bool {
 	return read
 }
 
+// rounded returns the program with the gradients in BF16 that ranks exchange so.
+func rounded(p *ir.Program, updates []Update) *ir.Program {
+	if !slices.ContainsFunc(updates, func(u Update) bool { return u.Half }) {
+		return p
+	}
+	users, first := outside(p), tail(p, updates)
+	q := &ir.Program{Values: slices.Clone(p.Values), Results: slices.Clone(p.Results)}
+	for i, u := range updates {
+		if u.Half {
+			q.Results[first+i] = round(q, users, p.Results[first+i])
+		}
+	}
+	return prune(q)
+}
+
+// round returns a value in BF16. A product of BF16 or a sum that nothing else reads gives BF16
+// itself; other values are cast.
+func round(p *ir.Program, users [][]ir.ID, id ir.ID) ir.ID {
+	v, alone := p.Values[id], len(users[id]) == 1
+	_, rounds := v.Op.(ir.Reduce)
+	if _, product := v.Op.(ir.MatMul); product {
+		rounds = p.Values[v.Args[0]].DType == backend.BF16
+	}
+	switch {
+	case alone && rounds:
+		p.Values[id].DType = backend.BF16
+		return id
+	case alone && v.Op == (ir.Reshape{}):
+		v.Args = []ir.ID{round(p, users, v.Args[0])}
+	default:
+		v.Op, v.Args = ir.Cast{}, []ir.ID{id}
+	}
+	v.DType = backend.BF16
+	return p.Add(v)
+}
+
 // carries reports whether an operation moves elements of BF16 as it does those of F32.
 func carries(op ir.Op) bool {
 	o, ok := op.(ir.Opaque)

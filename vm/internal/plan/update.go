@@ -18,6 +18,9 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
+	// Half says that ranks exchange the gradient in BF16: the step that computes it rounds it. Not
+	// with shards, nor with several runs.
+	Half bool
 	// Shard is what this rank updates of the variable, nil for all of it: see [Shard].
 	Shard *Shard
 	// Lookups says what ranks exchange besides in place of a part of the gradient, nil for nothing.
@@ -214,15 +217,15 @@ type setting struct {
 	dtype backend.DType
 }
 
-// number returns a setting, of the type of a gradient, as often as that has elements.
-func (l *layouter) number(index int, dw Ref) Ref {
-	key := setting{index, dw.DType}
+// number returns a setting, of the type of a variable, as often as that has elements.
+func (l *layouter) number(index int, w Ref) Ref {
+	key := setting{index, w.DType}
 	r, ok := l.settings[key]
 	if !ok {
-		r = l.buffer(Buffer{Kind: Setting, Index: index}, ir.Dims{}, dw.DType, -1)
+		r = l.buffer(Buffer{Kind: Setting, Index: index}, ir.Dims{}, w.DType, -1)
 		l.settings[key] = r
 	}
-	r.Shape, r.Strides = dw.Shape, zeros(dw.Shape.Len())
+	r.Shape, r.Strides = w.Shape, zeros(w.Shape.Len())
 	return r
 }
 
@@ -236,6 +239,9 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	like := dw
 	if !u.Shard.alone() {
 		like = l.bucketing.shards.whole(update, dw)
+	}
+	if u.Half {
+		like.DType = backend.F32
 	}
 	w, err := l.variable(u.Input, like)
 	if err != nil {
@@ -255,7 +261,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	}
 	for k := range u.Kept {
 		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k,
-			Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, dw.DType, -1))
+			Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, like.DType, -1))
 	}
 	values := []fuse.Value{l.gradient(b, update, dw)}
 	for k, r := range written {
@@ -265,7 +271,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 		}
 		values = append(values, b.load(l.plan, r))
 	}
-	number := func(i int) fuse.Value { return b.load(l.plan, l.number(i, dw)) }
+	number := func(i int) fuse.Value { return b.load(l.plan, l.number(i, w)) }
 	var finite fuse.Value
 	if factor != nil {
 		values[0], finite = l.clipped(b, values[0], dw, *factor)

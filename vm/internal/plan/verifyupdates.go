@@ -217,8 +217,11 @@ func (r *proof) gradient(update int) ir.ID {
 	return r.plan.of.Results[tail(r.plan.of, r.plan.updates)+update]
 }
 
-// dtype returns the dtype of an update's gradient.
+// dtype returns the dtype of an update, whatever ranks exchange its gradient in.
 func (r *proof) dtype(update int) backend.DType {
+	if r.plan.updates[update].Half {
+		return backend.F32
+	}
 	return r.plan.of.Values[r.gradient(update)].DType
 }
 
