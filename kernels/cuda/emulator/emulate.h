@@ -17,6 +17,7 @@
 
 #include <sched.h>
 #include <setjmp.h>
+#include <time.h>
 #include <ucontext.h>
 
 typedef u32 b128 __attribute__((vector_size(16)));
@@ -68,7 +69,9 @@ struct Host {
 	const std::function<void()> *body;
 	Thread *threads; // of the block
 	size_t count, current;
-	bool alone; // the threads of the block are no coroutines
+	bool alone;  // the threads of the block are no coroutines
+	bool paused; // one of them has since the last rest
+	u32 rests;   // of the block
 	Place scheduler;
 };
 
@@ -126,10 +129,24 @@ inline void release_warps() {
 	}
 }
 
+// rest lets other threads of the host run if one of this block has paused. A block that waits for
+// long sleeps between its looks, since there are more of them than cores.
+inline void rest() {
+	const timespec nap = {0, 10000};
+	if (!host.paused)
+		return;
+	host.paused = false;
+	if (host.rests++ < 8)
+		sched_yield();
+	else
+		nanosleep(&nap, nullptr);
+}
+
 // pause lets others run, of this block and of other launches.
 inline void pause() {
+	host.paused = true;
 	if (host.alone)
-		sched_yield();
+		rest();
 	else
 		change_places();
 }
@@ -194,6 +211,7 @@ inline void run_warp(size_t first, size_t end) {
 		left = 0;
 		for (size_t i = first; i < end; i++)
 			left += !h.threads[i].done;
+		rest();
 	}
 }
 
@@ -203,7 +221,7 @@ inline void run_block() {
 	static thread_local std::vector<Thread> all;
 	Host &h = host;
 	all.resize(size_t(h.block.x) * h.block.y);
-	h.threads = all.data(), h.count = all.size();
+	h.threads = all.data(), h.count = all.size(), h.rests = 0;
 	if (begun(0)) {
 		finish(0, std::min<size_t>(32, h.count));
 		for (size_t first = 32; first < h.count; first += 32)
@@ -221,7 +239,7 @@ inline void run_block() {
 		for (Thread &t : all)
 			waiting += t.waits, left += !t.done;
 		if (waiting < left)
-			sched_yield(); // some have paused
+			rest();
 		else
 			for (Thread &t : all)
 				t.waits = false;
