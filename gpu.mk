@@ -62,9 +62,15 @@ gpu-binaries: gpu-sdk
 gpu-test: gpu-sdk
 	$(WITH_SDK) $(GO) test -tags gpu -vet=off ./...
 
+# Where the processor has it, a fused multiply-add is an instruction, not a call.
+V3 := $(if $(shell grep -m 1 -w fma /proc/cpuinfo 2>/dev/null | grep -w avx2),-march=x86-64-v3)
 EMULATOR_FLAGS := -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall \
-	-Wno-unknown-pragmas -U_FORTIFY_SOURCE -fPIC -fvisibility-inlines-hidden
-EMULATE = $(CLANG_HOST) $(EMULATOR_FLAGS)
+	-Wno-unknown-pragmas -U_FORTIFY_SOURCE -fPIC -fvisibility-inlines-hidden $(V3)
+# Where ccache is, it remembers what has been compiled, as the go command does.
+CCACHE ?= $(shell command -v ccache)
+EMULATE = $(CCACHE) $(CLANG_HOST) $(EMULATOR_FLAGS) -c -o
+# A library of one source, flags for that, and objects and libraries.
+EMULATE_ALL = $(EMULATE) $@.o $(1) $< && $(CLANG_HOST) -shared -o $@ $@.o $(2)
 EMULATOR := $(addprefix bin/emulated/,libcuda.so.1 libnccl.so.2 old/libnccl.so.2 \
 	libcublas.so.13 libcudnn.so.9)
 KERNELS_OBJECT := bin/emulated/kernels.o
@@ -80,22 +86,22 @@ $(KERNELS_OBJECT): kernels/cuda/emulator/kernels.cpp gpu.mk \
 		echo 'make gpu-emulated: no clang++ from version 15 on is here: install one' \
 			'(apt-get install clang), or name it: make gpu-emulated CLANG_HOST=...' >&2; exit 1; }
 	@mkdir -p bin/emulated/old
-	$(EMULATE) -c -o $@ $<
+	$(EMULATE) $@ $<
 
 bin/emulated/libcuda.so.1: kernels/cuda/emulator/libcuda.cpp $(KERNELS_OBJECT)
-	$(EMULATE) -shared -o $@ $^
+	$(call EMULATE_ALL,,$(KERNELS_OBJECT))
 
 bin/emulated/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
-	$(EMULATE) -shared -o $@ $< -ldl
+	$(call EMULATE_ALL,,-ldl)
 
 bin/emulated/old/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
-	$(EMULATE) -shared -DOLD -o $@ $< -ldl
+	$(call EMULATE_ALL,-DOLD,-ldl)
 
 bin/emulated/libcublas.so.13: backend/cuda/emulator/libcublas.cpp $(KERNELS_OBJECT)
-	$(EMULATE) -shared -o $@ $< -ldl
+	$(call EMULATE_ALL,,-ldl)
 
 bin/emulated/libcudnn.so.9: backend/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
-	$(EMULATE) -shared -o $@ $< -ldl
+	$(call EMULATE_ALL,,-ldl)
 
 # Not after the files that are read: they have rules of their own, which run always.
 bin/emulated/ptx/all: kernels/cuda/checked.sum

@@ -6,23 +6,32 @@ import (
 )
 
 func TestPausesGrowWithTheWait(t *testing.T) {
-	for _, test := range []struct{ waited, want time.Duration }{
-		{0, 0},
-		{eager - 1, 0},
-		{eager, eager / share},
-		{8 * share * time.Microsecond, 8 * time.Microsecond},
-		{time.Hour, longest},
+	for _, test := range []struct {
+		waited time.Duration
+		cores  int
+		want   time.Duration
+	}{
+		{0, few + 1, 0},
+		{eager - 1, few + 1, 0},
+		{eager, few + 1, eager / share},
+		{8 * share * time.Microsecond, few + 1, 8 * time.Microsecond},
+		{time.Hour, few + 1, longest},
+		{eagerOfFew - 1, few, 0},
+		{eagerOfFew, few, eagerOfFew / shareOfFew},
+		{time.Hour, 1, longest},
 	} {
-		if got := pauseAfter(test.waited); got != test.want {
-			t.Errorf("after %v: %v, want %v", test.waited, got, test.want)
+		if got := pauseAfter(test.waited, test.cores); got != test.want {
+			t.Errorf("after %v on %d cores: %v, want %v", test.waited, test.cores, got, test.want)
 		}
 	}
 }
 
 func TestAPauseProlongsAWaitByLittle(t *testing.T) {
 	for waited := time.Duration(1); waited < time.Hour; waited += waited/3 + 1 {
-		if pause := pauseAfter(waited); pause > waited/share {
-			t.Errorf("after %v: a pause of %v", waited, pause)
+		for cores, share := range map[int]time.Duration{few: shareOfFew, few + 1: share} {
+			if pause := pauseAfter(waited, cores); pause > waited/share {
+				t.Errorf("after %v on %d cores: a pause of %v", waited, cores, pause)
+			}
 		}
 	}
 }

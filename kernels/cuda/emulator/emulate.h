@@ -17,6 +17,7 @@
 
 #include <sched.h>
 #include <setjmp.h>
+#include <time.h>
 #include <ucontext.h>
 
 typedef u32 b128 __attribute__((vector_size(16)));
@@ -40,10 +41,22 @@ namespace emulate {
 
 struct Size { u32 x = 1, y = 1; };
 
+// A place to jump to. What compilers have for it saves two registers; a jump of the library is a
+// tenth of the time of a kernel whose threads wait for each other.
+#if defined(__x86_64__)
+typedef void *Place[5];
+#define MARK(place) __builtin_setjmp(place)
+#define JUMP(place) __builtin_longjmp(place, 1)
+#else
+typedef jmp_buf Place;
+#define MARK(place) _setjmp(place)
+#define JUMP(place) _longjmp(place, 1)
+#endif
+
 // One coroutine for each thread of a block, which the next block takes over.
 struct Thread {
 	std::unique_ptr<char[]> stack; // null before the first
-	jmp_buf place;
+	Place place;
 	bool waits; // at a barrier
 	bool warp;  // for its warp
 	bool done;
@@ -56,18 +69,20 @@ struct Host {
 	const std::function<void()> *body;
 	Thread *threads; // of the block
 	size_t count, current;
-	bool alone; // the threads of the block are no coroutines
-	jmp_buf scheduler;
+	bool alone;  // the threads of the block are no coroutines
+	bool paused; // one of them has since the last rest
+	u32 rests;   // of the block
+	Place scheduler;
 };
 
 inline thread_local Host host{};
 
 // Places are changed by jumps, since swapcontext is two system calls. To be compiled with
 // -U_FORTIFY_SOURCE, which would end the program at a jump to another stack.
-inline void change_places() {
+__attribute__((noinline)) inline void change_places() {
 	Host &h = host;
-	if (!_setjmp(h.threads[h.current].place))
-		_longjmp(h.scheduler, 1);
+	if (!MARK(h.threads[h.current].place))
+		JUMP(h.scheduler);
 }
 
 inline void run_threads() {
@@ -114,10 +129,24 @@ inline void release_warps() {
 	}
 }
 
+// rest lets other threads of the host run if one of this block has paused. A block that waits for
+// long sleeps between its looks, since there are more of them than cores.
+inline void rest() {
+	const timespec nap = {0, 10000};
+	if (!host.paused)
+		return;
+	host.paused = false;
+	if (host.rests++ < 8)
+		sched_yield();
+	else
+		nanosleep(&nap, nullptr);
+}
+
 // pause lets others run, of this block and of other launches.
 inline void pause() {
+	host.paused = true;
 	if (host.alone)
-		sched_yield();
+		rest();
 	else
 		change_places();
 }
@@ -138,14 +167,14 @@ inline void enter(Thread &t) {
 }
 
 // resume runs the current thread until it waits or is done.
-inline void resume() {
+__attribute__((noinline)) inline void resume() {
 	Host &h = host;
-	if (_setjmp(h.scheduler))
+	if (MARK(h.scheduler))
 		return;
 	Thread &t = h.threads[h.current];
 	if (!t.stack)
 		enter(t);
-	_longjmp(t.place, 1);
+	JUMP(t.place);
 }
 
 // begun runs the first thread of some until it waits or is done, and returns whether it is done.
@@ -182,6 +211,7 @@ inline void run_warp(size_t first, size_t end) {
 		left = 0;
 		for (size_t i = first; i < end; i++)
 			left += !h.threads[i].done;
+		rest();
 	}
 }
 
@@ -191,7 +221,7 @@ inline void run_block() {
 	static thread_local std::vector<Thread> all;
 	Host &h = host;
 	all.resize(size_t(h.block.x) * h.block.y);
-	h.threads = all.data(), h.count = all.size();
+	h.threads = all.data(), h.count = all.size(), h.rests = 0;
 	if (begun(0)) {
 		finish(0, std::min<size_t>(32, h.count));
 		for (size_t first = 32; first < h.count; first += 32)
@@ -209,7 +239,7 @@ inline void run_block() {
 		for (Thread &t : all)
 			waiting += t.waits, left += !t.done;
 		if (waiting < left)
-			sched_yield(); // some have paused
+			rest();
 		else
 			for (Thread &t : all)
 				t.waits = false;
