@@ -124,7 +124,7 @@ func TestConvolutionsBeyondTheKernelsAreErrors(t *testing.T) {
 	}{
 		"no stride": {backend.ErrArgument, func(c *kernels.Convolution) { c.StrideW = 0 }},
 		"a tensor":  {backend.ErrUnsupported, func(c *kernels.Convolution) { c.Batch = 1 << 31 }},
-		"rows":      {backend.ErrUnsupported, func(c *kernels.Convolution) { c.H = 1 << 30; c.W = 1 }},
+		"rows":      {backend.ErrUnsupported, func(c *kernels.Convolution) { c.OutH = 1 << 30 }},
 		"a padding": {backend.ErrUnsupported, func(c *kernels.Convolution) { c.PadW = 1 << 31 }},
 		"a grid": {backend.ErrUnsupported, func(c *kernels.Convolution) {
 			c.C, c.Filters, c.Groups, c.StrideH, c.StrideW = 1<<14, 1<<14, 1<<14, 2, 2
