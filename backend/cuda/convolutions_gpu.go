@@ -253,8 +253,9 @@ func fitsDNN(v kernels.Convolution) bool {
 		(v.W+2*v.PadW-v.DilationW*(v.KernelW-1)-1)/v.StrideW+1 == v.OutW
 }
 
-// oursIsFaster reports whether a kernel of ours is faster than cuDNN where it has no tensor cores:
-// all but results of few rows, which have no tiles. See 2026-11-27-h100-convolutions.md.
+// oursIsFaster reports whether to take a kernel of ours, not cuDNN's deterministic algorithm, for
+// f32 without tensor cores. Ours took 0.2 to 1.07 of its time, but for products of few rows, which
+// fill no tile: see 2026-11-23-h100-convolutions.txt and 2026-11-27-h100-convolutions.md.
 func oursIsFaster(v kernels.Convolution) bool {
 	if v.DType != backend.F32 || v.TF32 || v.Parts() > 1 {
 		return false // tiles of ours are larger than groups

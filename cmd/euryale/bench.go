@@ -161,6 +161,11 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 			return err
 		}
 	}
+	if b.Hold { // who holds rank 0 bounds how long the others wait for it
+		if err := os.Setenv(string(env.Timeout), "1h"); err != nil {
+			return err
+		}
+	}
 	comm, err := euryale.Init(ctx, chosen...)
 	if err != nil {
 		return err

@@ -88,7 +88,8 @@ type finding struct {
 }
 
 // examine writes the report, each line as soon as it and those before it are known. Checkups that
-// do not disturb each other run side by side. It returns an error if all self tests fail.
+// do not disturb each other run side by side. It returns an error if all self tests fail, and the
+// cause if ctx ends.
 func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r := &report{w: w}
 	r.add(build(), machine())
@@ -116,6 +117,9 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 		works = works || test.findings[0].err == nil
 	}
 	r.add(d.begin(ctx, "gpu", nil, g.end).wait()...)
+	if err := context.Cause(ctx); err != nil {
+		return err // what failed then says nothing about the machine
+	}
 	if !works && r.err == nil {
 		return errors.New("doctor: no ranks can work together on this machine: see the lines " +
 			"that say no")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -216,6 +217,19 @@ func TestDoctorMeasuresOneTestOfAKindAtATime(t *testing.T) {
 			strings.Contains(b.String(), "too early") {
 			t.Errorf("on GPUs: %v: %v\n%s", onGPUs, err, b.String())
 		}
+	}
+}
+
+func TestDoctorThatIsStoppedFails(t *testing.T) {
+	ctx, stop := context.WithCancelCause(t.Context())
+	stopped := errors.New("stopped")
+	d := patient(time.Minute, selfTest{"host", false,
+		func(context.Context, *checkup) (string, error) {
+			stop(stopped)
+			return "works", nil
+		}})
+	if err := d.examine(ctx, io.Discard); !errors.Is(err, stopped) {
+		t.Errorf("error is %v", err)
 	}
 }
 

@@ -268,7 +268,7 @@ func (w way) compare(ctx context.Context, endpoints []endpoint) [][]finding {
 
 // try copies from one GPU to another, and returns what is wrong.
 func (w way) try(ctx context.Context, to, from endpoint) (verdict string, err error) {
-	if err := ctx.Err(); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return "not tried", err
 	}
 	possible, err := w.connect(to.usableGPU, from.usableGPU)

@@ -140,6 +140,16 @@ func TestProbeGoesOnAfterAnError(t *testing.T) {
 	}
 }
 
+func TestProbeSaysWhyItStopped(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("it took longer than 1m0s"))
+	for _, f := range probe(ctx, usableGPUs(standIns(t, 1)), 1000) {
+		if f.err == nil || !strings.Contains(f.err.Error(), "longer than 1m0s") {
+			t.Errorf("%s: error is %v", f.about, f.err)
+		}
+	}
+}
+
 func TestMatrixNamesEveryPair(t *testing.T) {
 	all := standIns(t, 3)
 	all[2].broken = "out of luck"

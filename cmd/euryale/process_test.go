@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // actAsEuryale is a variable that makes this test binary the command.
@@ -75,6 +76,7 @@ func TestDoctorTriesProcesses(t *testing.T) {
 
 func TestHeldRanksMeasureWhenItIsTheirTurn(t *testing.T) {
 	t.Setenv(actAsEuryale, "1") // for the ranks
+	t.Setenv(string(env.Timeout), "10ms")
 	c := benchCmd{N: 2, Backend: "host", Collective: "allreduce", DType: "f32", Op: "sum",
 		Min: 4 << 10, Max: 4 << 10, Factor: 2, Iters: 5, Algorithm: "auto", JSON: true, Hold: true}
 	turn, done := make(chan struct{}), make(chan struct{})

@@ -56,6 +56,7 @@ int cuMany(int a, int b, int c, int d, int e, int f, int g, double h, float i, l
 
 const program = `
 #include <cuda.h>
+#include <dlfcn.h>
 #include <stdio.h>
 extern int euryale_cuda_status(const char **why);
 int main(void)
@@ -73,6 +74,7 @@ int main(void)
 	}
 	printf("newer %d\n", cuNewer(1));
 	printf("older %d\n", cuCtxCreate(&ctx, 0, 0));
+	dlopen("libother.so", RTLD_NOW); /* which fails */
 	printf("status %d", euryale_cuda_status(&why));
 	printf(" %s\n", why ? why : "");
 	return 0;

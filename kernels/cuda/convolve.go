@@ -134,9 +134,11 @@ func (g *convolving) cost(d backend.DType) float64 {
 	return cost
 }
 
-// ConvolutionScratch returns how many bytes of scratch [Kernels.Convolve] needs: for parts.
+// ConvolutionScratch returns how many bytes of scratch [Kernels.Convolve] needs: 58 MiB at most for
+// parts, and those of copies of bf16.
 //
-// Errors: ErrUnsupported for tensors of 2^31 elements and more.
+// Errors: ErrArgument for strides below 1; ErrUnsupported for tensors of 2^31 elements and more,
+// for places 2^30 rows or columns apart, and for more groups and strides than a grid has blocks.
 func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 	if c.DType == backend.BF16 {
 		c.DType = backend.F32
@@ -146,13 +148,32 @@ func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 		}
 		return n, err
 	}
+	if min(c.StrideH, c.StrideW) < 1 {
+		return 0, fmt.Errorf("%w: %v of %+v: strides are at least 1", backend.ErrArgument, c.Pass,
+			c.Images)
+	}
 	g := convolvingOf(c)
-	if most := math.MaxInt32; c.Batch*c.C*c.H*c.W > most ||
-		c.Batch*c.Filters*c.OutH*c.OutW > most || c.Filters*c.Columns() > most {
-		return 0, fmt.Errorf("%w: %v of %+v: a tensor has more than 2^31 elements",
-			backend.ErrUnsupported, c.Pass, c.Images)
+	if why := g.limit(c); why != "" {
+		return 0, fmt.Errorf("%w: %v of %+v: %s", backend.ErrUnsupported, c.Pass, c.Images, why)
 	}
 	return g.scratch(c.DType), nil
+}
+
+// limit returns why convolve.cu cannot compute it, "" if it can: its indices have 32 bits, and the
+// y axis of a grid 16.
+func (g *convolving) limit(c kernels.Convolution) string {
+	height := c.H + c.PadH + c.OutH*c.StrideH + c.KernelH*c.DilationH
+	width := c.W + c.PadW + c.OutW*c.StrideW + c.KernelW*c.DilationW
+	all := operands(c)
+	switch {
+	case slices.Max(all[:]) > math.MaxInt32:
+		return "a tensor has more than 2^31 elements"
+	case max(height, width) >= 1<<30:
+		return "places are 2^30 rows or columns apart"
+	case g.groups*g.rests >= maxBlocks:
+		return fmt.Sprintf("%d groups, each of %d by the strides", g.groups, g.rests)
+	}
+	return ""
 }
 
 // scratch returns how many bytes its parts take.

@@ -114,6 +114,34 @@ func testConvolutionTiles(t *testing.T, m machine) {
 	}
 }
 
+// What convolve.cu cannot index or launch is refused, and nothing panics.
+func TestConvolutionsBeyondTheKernelsAreErrors(t *testing.T) {
+	i := kernels.Images{Batch: 1, C: 1, H: 9, W: 9, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1,
+		StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
+	for name, test := range map[string]struct {
+		want   error
+		change func(c *kernels.Convolution)
+	}{
+		"no stride": {backend.ErrArgument, func(c *kernels.Convolution) { c.StrideW = 0 }},
+		"a tensor":  {backend.ErrUnsupported, func(c *kernels.Convolution) { c.Batch = 1 << 31 }},
+		"rows":      {backend.ErrUnsupported, func(c *kernels.Convolution) { c.OutH = 1 << 30 }},
+		"a padding": {backend.ErrUnsupported, func(c *kernels.Convolution) { c.PadW = 1 << 31 }},
+		"a grid": {backend.ErrUnsupported, func(c *kernels.Convolution) {
+			c.C, c.Filters, c.Groups, c.StrideH, c.StrideW = 1<<14, 1<<14, 1<<14, 2, 2
+		}},
+	} {
+		c := kernels.Convolution{Images: i, Filters: 1, Pass: kernels.InputGradient,
+			DType: backend.F32}
+		if _, err := (Kernels{}).ConvolutionScratch(c); err != nil {
+			t.Fatal(err)
+		}
+		test.change(&c)
+		if _, err := (Kernels{}).ConvolutionScratch(c); !errors.Is(err, test.want) {
+			t.Errorf("%s: error is %v, want %v", name, err, test.want)
+		}
+	}
+}
+
 // small fills a buffer with integers whose products add up exactly, however many there are.
 func (b *bench) small(o operand) {
 	numbers := make([]float64, o.host.Len())

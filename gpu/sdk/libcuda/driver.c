@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { success = 0, no_device = 100, not_found = 500 }; /* values of CUresult */
 
@@ -40,7 +41,7 @@ static void open_library(void)
 
 	library = dlopen("libcuda.so.1", RTLD_NOW);
 	if (!library) {
-		reason = dlerror();
+		reason = strdup(dlerror()); /* the thread's next dlopen frees the original */
 		return;
 	}
 	init = dlsym(library, "cuInit");
