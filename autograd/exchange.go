@@ -269,13 +269,17 @@ func (x *Buckets) Applied() {
 // where they are sums, and after [Buckets.Halve], where they are means.
 func (x *Buckets) Scale() float64 { return x.d.scale }
 
-// Weight is how much the gradient of one run of one rank counts in the combined gradients: 1/P for
-// the mean over P ranks, before Scale, 1 for a sum, and 1/n with [WithTree] of n micro-batches.
+// Weight is how much the gradient of one run of one rank counts in what the solver gets, the
+// combined gradients times Scale: 1/P for the mean over P ranks, 1 for a sum, and 1/n with
+// [WithTree] of n micro-batches.
 func (x *Buckets) Weight() float64 {
-	if (x.d.op == backend.Avg || x.half) && x.d.tree == nil {
+	switch {
+	case x.d.tree != nil:
+		return x.d.scale
+	case x.d.op == backend.Avg:
 		return 1 / float64(x.d.comm.Size())
 	}
-	return x.d.scale
+	return 1
 }
 
 // Gather returns the notes of all ranks, in their order. It is collective.
