@@ -117,7 +117,8 @@ func (x *Buckets) Early(param int) bool { return x.d.params[param].early }
 
 // Halve lets the caller compute gradients in the 16 bits that they travel in, so that nobody casts
 // buckets before and after their all-reduces, and reports whether the caller is to do so. Slots are
-// BF16 then. What comes back is a mean, which [Buckets.Scale] makes a sum where ranks want one.
+// BF16 then, except in buckets that are early and apart. What comes back of all buckets is a mean,
+// which [Buckets.Scale] makes a sum where ranks want one.
 //
 // The caller is to do so if all parameters are F32, the compression sends BF16 and keeps no
 // residuals, and gradients are computed where they are reduced. Halve is not for callers of
@@ -134,7 +135,7 @@ func (x *Buckets) Halve() bool {
 	}
 	for _, b := range d.buckets {
 		if p := b.params[0]; p.early && p.apart {
-			continue // a table that is only looked up: rows are exchanged, and no bucket
+			continue // as tables that are only looked up: rows are exchanged, and no bucket
 		}
 		b.half = b.data.As(backend.BF16).Slice(0, b.count())
 		at := 0
