@@ -117,7 +117,8 @@ func (x *Buckets) Early(param int) bool { return x.d.params[param].early }
 
 // Halve lets the caller compute gradients in the 16 bits that they travel in, so that nobody casts
 // buckets before and after their all-reduces, and reports whether the caller is to do so. Slots are
-// BF16 then. What comes back is a mean, which [Buckets.Scale] makes a sum where ranks want one.
+// BF16 then, except in buckets that are early and apart. What comes back of all buckets is a mean,
+// which [Buckets.Scale] makes a sum where ranks want one.
 //
 // The caller is to do so if all parameters are F32, the compression sends BF16 and keeps no
 // residuals, and gradients are computed where they are reduced. Halve is not for callers of
@@ -134,7 +135,7 @@ func (x *Buckets) Halve() bool {
 	}
 	for _, b := range d.buckets {
 		if p := b.params[0]; p.early && p.apart {
-			continue // a table that is only looked up: rows are exchanged, and no bucket
+			continue // as tables that are only looked up: rows are exchanged, and no bucket
 		}
 		b.half = b.data.As(backend.BF16).Slice(0, b.count())
 		at := 0
@@ -269,13 +270,17 @@ func (x *Buckets) Applied() {
 // where they are sums, and after [Buckets.Halve], where they are means.
 func (x *Buckets) Scale() float64 { return x.d.scale }
 
-// Weight is how much the gradient of one run of one rank counts in the combined gradients: 1/P for
-// the mean over P ranks, before Scale, 1 for a sum, and 1/n with [WithTree] of n micro-batches.
+// Weight is how much the gradient of one run of one rank counts in what the solver gets, the
+// combined gradients times Scale: 1/P for the mean over P ranks, 1 for a sum, and 1/n with
+// [WithTree] of n micro-batches.
 func (x *Buckets) Weight() float64 {
-	if (x.d.op == backend.Avg || x.half) && x.d.tree == nil {
+	switch {
+	case x.d.tree != nil:
+		return x.d.scale
+	case x.d.op == backend.Avg:
 		return 1 / float64(x.d.comm.Size())
 	}
-	return x.d.scale
+	return 1
 }
 
 // Gather returns the notes of all ranks, in their order. It is collective.

@@ -162,7 +162,7 @@ func TestHalve(t *testing.T) {
 				}
 				want, scale, weight := backend.F32, 1.0, 1/float64(test.ranks)
 				if test.halves {
-					want, scale, weight = backend.BF16, 2, 0.5
+					want, scale, weight = backend.BF16, 2, 1
 				}
 				if got := x.Halve(); got != test.halves || x.Slot(0, 0).DType() != want ||
 					x.Scale() != scale || x.Weight() != weight {

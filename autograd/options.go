@@ -94,7 +94,7 @@ func WithApart(params ...*gorgonia.Node) Option {
 }
 
 // WithEarly puts parameters into buckets of their own that leave before all others: those whose
-// gradients a vm.Machine computes first. It has no effect with [WithParts], and with a compression
+// gradients a vm.Machine computes first. It has no effect with [WithParts] or with a compression
 // that keeps residuals: see [Buckets.Early].
 func WithEarly(params ...*gorgonia.Node) Option {
 	return func(o *options) {

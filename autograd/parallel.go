@@ -153,7 +153,7 @@ func (d *DataParallel) reduction(b *bucket) backend.Collective {
 	if d.tree != nil {
 		c.Op, c.Association, c.Splits = backend.Sum, backend.Tree, d.tree.splits
 	}
-	if b.half.Len() > 0 { // what a compression makes of the call
+	if d.planned != nil && d.planned.half { // what a compression makes of the call
 		c.Original = backend.Original{Op: c.Op, DType: backend.F32}
 		c.Op = backend.Avg
 	}

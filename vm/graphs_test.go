@@ -20,6 +20,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	blocks "github.com/euryale-ml/euryale/layers"
@@ -328,7 +329,7 @@ func (b bench) expect(t trial, g *gradedGraph) (*expected, error) {
 		return nil, err
 	}
 	if b.comm != nil {
-		r.average = b.average
+		r.average = func(a interpret.Array) error { return b.average(a, t.halves()) }
 	}
 	for run := range t.steps * t.micro {
 		if err := b.feed(t, g, run); err != nil {
@@ -351,9 +352,28 @@ func (b bench) expect(t trial, g *gradedGraph) (*expected, error) {
 	return e, nil
 }
 
-// average makes a gradient the mean over all ranks.
-func (b bench) average(a interpret.Array) error {
+// halves reports whether ranks exchange gradients in BF16.
+func (t trial) halves() bool { return t.seed%3 == 1 }
+
+// inHalf allows x to be rounded to BF16, which has eight digits and ends where F32 does.
+func inHalf(x interpret.Number) interpret.Number {
+	if m, _ := math.Frexp(x.Value); x.Err > 0 || math.Trunc(m*256) != m*256 {
+		x.Err += (math.Abs(x.Value) + x.Err) / 256
+	}
+	if !(math.Abs(x.Value)+x.Err < math.MaxFloat32/2) {
+		x.Err = math.Inf(1)
+	}
+	return x
+}
+
+// average makes a gradient the mean over all ranks, which may have rounded it, and then that.
+func (b bench) average(a interpret.Array, rounds bool) error {
 	var numbers []*float64
+	if rounds {
+		for i, x := range a.Data {
+			a.Data[i] = inHalf(x)
+		}
+	}
 	for i := range a.Data {
 		numbers = append(numbers, &a.Data[i].Value, &a.Data[i].Err)
 	}
@@ -362,6 +382,11 @@ func (b bench) average(a interpret.Array) error {
 	}
 	for _, x := range numbers {
 		*x /= float64(b.comm.Size())
+	}
+	if rounds {
+		for i, x := range a.Data {
+			a.Data[i] = inHalf(x)
+		}
 	}
 	return nil
 }
@@ -381,8 +406,11 @@ func (b bench) options(t trial, g *gradedGraph, d backend.Device, limits plan.Li
 		options = append(options, vm.Accumulate(t.micro))
 	}
 	if b.comm != nil {
-		options = append(options, vm.WithAnyTable(),
-			vm.WithDataParallel(b.comm, autograd.WithBuckets(1, 40)))
+		data := []autograd.Option{autograd.WithBuckets(1, 40)}
+		if t.halves() {
+			data = append(data, autograd.WithCompression(half.Wrap(backend.BF16)))
+		}
+		options = append(options, vm.WithAnyTable(), vm.WithDataParallel(b.comm, data...))
 		if level := len(g.learnables) % 4; level > 0 && t.seed%2 > 0 {
 			options = append(options, vm.WithShards(levels[level-1]))
 		}

@@ -76,7 +76,7 @@ func (m *Machine) lookups(learnable int) *plan.Lookups {
 		if !x.Early(learnable) {
 			return nil
 		}
-		of.Ranks, of.Weight = m.parallel.comm.Size(), x.Weight()
+		of.Ranks, of.Weight = m.parallel.comm.Size(), x.Weight()/x.Scale()
 	}
 	return of
 }

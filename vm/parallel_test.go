@@ -415,6 +415,40 @@ func TestDataParallelCompressed(t *testing.T) {
 	}
 }
 
+// TestSumsOfGradientsInHalf: a run of a rank counts once in a sum that travels as a mean, and the
+// sum is that also of a bucket that stays F32, as those of tables do.
+func TestSumsOfGradientsInHalf(t *testing.T) {
+	if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+		var weights [2][][]float64
+		for i := range weights {
+			as := training{solver: solvers["momentum"], build: layers(4, 5, 6, 7, 8),
+				data: func(m *model) []autograd.Option {
+					wide := m.params[1 : 1+i]
+					return []autograd.Option{autograd.WithSum(), autograd.WithEarly(wide...),
+						autograd.WithApart(wide...),
+						autograd.WithCompression(half.Wrap(backend.BF16))}
+				}}
+			m, machine, err := r.start(as)
+			if err != nil {
+				return err
+			}
+			if _, weight := machine.Runs(); weight != 1 {
+				err = fmt.Errorf("a run counts %v times", weight)
+			}
+			if err := errors.Join(err, as.steps(m, machine, 0, 3), machine.Close()); err != nil {
+				return err
+			}
+			weights[i] = m.weights(r.t)
+		}
+		if d := apart(weights[0], weights[1]); d != 0 {
+			return fmt.Errorf("parameters differ by %g", d)
+		}
+		return nil
+	})); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestProductsRoundGradientsLikeCasts: a gradient that is wanted, too, is computed in F32 and cast.
 // Parameters have the same bits as where the product itself rounds it.
 func TestProductsRoundGradientsLikeCasts(t *testing.T) {

@@ -229,7 +229,10 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
 			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
 			Scale: scale, Rule: s.fusion.Update(i), Shard: m.shard(i),
-			Lookups: lookups, Half: half && buckets[i] > 0}
+			Lookups: lookups}
+		if half && buckets[i] > 0 { // some buckets stay F32
+			updates[i].Half = m.parallel.exchange.Slot(i, 0).DType() == backend.BF16
+		}
 		if s.limit > 0 && s.parts != nil {
 			updates[i].Parts = true
 		}

@@ -42,12 +42,12 @@
 // the kernel does them between the operand, the links and the result, and needs no memory.
 // docs/benchmarks.md has the measurements.
 //
-// A machine of package vm computes gradients in BF16 itself (autograd.Buckets.Halve): its calls
-// pass as they are, and Counters counts them.
-//
 // Otherwise one cast before and one after run on the queue of the call. The second one also
 // scales a sum (CastScale). It takes as much memory as the largest operand in 16 bits.
 // Nothing stops the host.
+//
+// A machine of package vm computes gradients in BF16 itself (autograd.Buckets.Halve): its calls
+// pass as they are, and Counters counts them.
 //
 // A call is not cut into parts whose casts could run beside collectives: that loses more than
 // it gains (128 MiB on two H200: 366 us whole, 421 in two parts). Among processes of one host, 16

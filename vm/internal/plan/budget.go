@@ -55,7 +55,11 @@ func (p *Plan) Occupied() map[Kind]int {
 		if b.Kind == Arena || b.Kind == Scalar || b.Kind == Setting || b.Within > 0 {
 			continue
 		}
-		if more := b.Bytes - seen[b.memory()]; more > 0 {
+		n := b.Bytes
+		if b.Kind == Slot && p.updates[b.Index].Half {
+			n *= 2 // buckets have room for F32
+		}
+		if more := n - seen[b.memory()]; more > 0 {
 			bytes[b.Kind] += more
 			seen[b.memory()] += more
 		}

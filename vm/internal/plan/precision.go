@@ -209,7 +209,7 @@ func narrowed(p *ir.Program) []bool {
 	return read
 }
 
-// rounded returns the program with the gradients in BF16 that ranks exchange so.
+// rounded returns the program with those gradients in BF16 that ranks exchange in it.
 func rounded(p *ir.Program, updates []Update) *ir.Program {
 	if !slices.ContainsFunc(updates, func(u Update) bool { return u.Half }) {
 		return p

@@ -65,3 +65,39 @@ func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 		})
 	}
 }
+
+// TestVerifyFindsGradientsInAnotherDType: the updates say which gradients ranks exchange in BF16.
+func TestVerifyFindsGradientsInAnotherDType(t *testing.T) {
+	for _, half := range []bool{false, true} {
+		for what, damage := range map[string]func(p *Plan, sent *Step){
+			"an update": func(p *Plan, _ *Step) { p.updates[0].Half = !half },
+			"all updates": func(p *Plan, _ *Step) {
+				p.updates[0].Half, p.updates[1].Half = !half, !half
+			},
+			"the exchange": func(_ *Plan, sent *Step) {
+				sent.Op = Send{Bucket: 1, Kind: backend.AllReduce, Half: !half}
+			},
+		} {
+			p, dv, dw := backward()
+			update := func(input int, gradient ir.ID) Update {
+				return Update{Input: input, Gradient: gradient, Kept: 1, Bucket: 1, Half: half,
+					Rule: descent}
+			}
+			planned, err := New(&p.Program, update(1, dv), update(2, dw))
+			if err == nil {
+				err = planned.Doubt
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent := slices.IndexFunc(planned.Steps, func(s Step) bool {
+				_, ok := s.Op.(Send)
+				return ok
+			})
+			damage(planned, &planned.Steps[sent])
+			if Verify(planned) == nil {
+				t.Errorf("half %v: it does not find %s in\n%v", half, what, planned)
+			}
+		}
+	}
+}

@@ -69,9 +69,11 @@ func (r *proof) send(i int, op Send, slots []Ref) error {
 		}
 	}
 	if !slices.EqualFunc(slots, want, func(s Ref, of memory) bool {
-		return r.plan.Buffers[s.Buffer].memory() == of
+		half := r.plan.updates[of.index].Half
+		return r.plan.Buffers[s.Buffer].memory() == of && half == op.Half &&
+			half == (s.DType == backend.BF16)
 	}) {
-		return fmt.Errorf("it does not send the gradients %v", want)
+		return fmt.Errorf("it does not send the gradients %v as their updates say", want)
 	}
 	r.sent = append(r.sent, sent)
 	return nil
