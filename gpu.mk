@@ -129,11 +129,13 @@ LIBRARIES := ^TestLibrary(OfAnother|Tells|ThatIsMissing)|^TestMissingLibrary
 # What is measured there is of no use to anybody.
 DRIVER := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off
 TESTS := bin/emulated/test
-EMBEDDED := $(DRIVER) $(GO) test -vet=off -count 1 -tags gpu$(SHARED) -o $(TESTS)/
+EMBEDDED := $(DRIVER) $(GO) test -vet=off -count 1 -tags gpu$(SHARED)
 # Tests that are not of the embedded kernels read them from files that are not compressed: to
 # decompress them for each device of each test took a sixth of the time.
 FILES_OF_PTX := EURYALE_KERNELS=$(CURDIR)/bin/emulated/ptx
 EMULATED := $(FILES_OF_PTX) $(EMBEDDED)
+# Programs are left where AGAIN finds them.
+KEPT := -o $(TESTS)/ -ldflags='-s -w'
 # A test program that go test has run before, with other variables and tests: the folder of the
 # package, these, and those. By go test it would be linked once more.
 AGAIN = $(WITH_SDK) program=$(CURDIR)/$(TESTS)/$(or $(notdir $(1:.=)),euryale).test && \
@@ -147,10 +149,11 @@ AGAIN = $(WITH_SDK) program=$(CURDIR)/$(TESTS)/$(or $(notdir $(1:.=)),euryale).t
 gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
-	$(WITH_SDK) $(EMBEDDED) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
+	$(WITH_SDK) $(EMBEDDED) $(KEPT) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
 		-skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
 	@$(call AGAIN,kernels/cuda,EMULATED_CAPABILITY=70,-test.short -test.run '^TestGPUVariants')
-	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
+	$(WITH_SDK) $(EMULATED) $(KEPT) \
+		-run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
 		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu ./gpu/nvml
 	@$(call AGAIN,backend/gpu,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run \
 		'^TestKilledRankOfAnotherMachineIsNamed$$')
@@ -165,7 +168,7 @@ gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMBEDDED) ./backend/cuda
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled|$(HOSTS_ALONE)' \
 		./ops ./autograd ./layers
-	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm ./fit ./models
+	$(WITH_SDK) $(EMULATED) $(KEPT) -run 'OnGPU$$' ./vm ./fit ./models
 	@$(call AGAIN,vm,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run '^TestKilledProcess$$')
-	$(WITH_SDK) $(EMULATED) -short -run 'OnGPU$$' -skip '^TestAKilledProcess' .
+	$(WITH_SDK) $(EMULATED) $(KEPT) -short -run 'OnGPU$$' -skip '^TestAKilledProcess' .
 	@$(call AGAIN,.,EURYALE_LOWLATENCY=off $(FILES_OF_PTX),-test.run '^TestAKilledProcess.*OnGPU$$')
