@@ -127,11 +127,20 @@ THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 # How libraries are loaded, except those that only a machine with GPUs has.
 LIBRARIES := ^TestLibrary(OfAnother|Tells|ThatIsMissing)|^TestMissingLibrary
 # What is measured there is of no use to anybody.
-EMBEDDED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \
-	$(GO) test -vet=off -count 1 -tags gpu$(SHARED)
+DRIVER := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off
+TESTS := bin/emulated/test
+EMBEDDED := $(DRIVER) $(GO) test -vet=off -count 1 -tags gpu$(SHARED)
 # Tests that are not of the embedded kernels read them from files that are not compressed: to
 # decompress them for each device of each test took a sixth of the time.
-EMULATED := EURYALE_KERNELS=$(CURDIR)/bin/emulated/ptx $(EMBEDDED)
+FILES_OF_PTX := EURYALE_KERNELS=$(CURDIR)/bin/emulated/ptx
+EMULATED := $(FILES_OF_PTX) $(EMBEDDED)
+# Programs are left where AGAIN finds them.
+KEPT := -o $(TESTS)/ -ldflags='-s -w'
+# A test program that go test has run before, with other variables and tests: the folder of the
+# package, these, and those. By go test it would be linked once more.
+AGAIN = $(WITH_SDK) program=$(CURDIR)/$(TESTS)/$(or $(notdir $(1:.=)),euryale).test && \
+	cd $(1) && { $(DRIVER) $(2) $$program -test.timeout 10m $(3) >$$program.out 2>&1 && \
+	echo 'ok  	$(1), again: $(2)' || { cat $$program.out; echo 'FAIL	$(1): $(2)'; exit 1; }; }
 
 # Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the
 # memory of another process there, so tests of that are left out, and so is what takes kernels that
@@ -140,27 +149,26 @@ EMULATED := EURYALE_KERNELS=$(CURDIR)/bin/emulated/ptx $(EMBEDDED)
 gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
-	$(WITH_SDK) $(EMBEDDED) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
+	$(WITH_SDK) $(EMBEDDED) $(KEPT) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
 		-skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
+	@$(call AGAIN,kernels/cuda,EMULATED_CAPABILITY=70,-test.short -test.run '^TestGPUVariants')
+	$(WITH_SDK) $(EMULATED) $(KEPT) \
+		-run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
 		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu ./gpu/nvml
-	$(WITH_SDK) EMULATED_DEVICES=1 $(EMULATED) \
-		-run '^TestKilledRankOfAnotherMachineIsNamed$$|^TestKilledProcess$$' \
-		./backend/gpu ./vm
-	$(WITH_SDK) EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) \
-		-run '^TestLibraryThatIsOld|^TestNCCLAbort' \
-		./backend/gpu
-	$(WITH_SDK) $(EMULATED) -short \
-		-run '^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop' \
-		-skip '^TestGraphs$$' ./backend/gpu
+	@$(call AGAIN,backend/gpu,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run \
+		'^TestKilledRankOfAnotherMachineIsNamed$$')
+	@$(call AGAIN,backend/gpu,EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(FILES_OF_PTX),-test.run \
+		'^TestLibraryThatIsOld|^TestNCCLAbort')
+	@$(call AGAIN,backend/gpu,$(FILES_OF_PTX),-test.short -test.skip '^TestGraphs$$' -test.run \
+		'^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop')
+	@$(call AGAIN,backend/gpu,EMULATED_CAPABILITY=70,-test.short -test.run \
+		'^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh')
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
 		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
 	$(WITH_SDK) $(EMBEDDED) ./backend/cuda
-	$(WITH_SDK) EMULATED_CAPABILITY=70 $(EMBEDDED) -short \
-		-run '^TestGPUVariants|^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh' \
-		./kernels/cuda ./backend/gpu
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled|$(HOSTS_ALONE)' \
 		./ops ./autograd ./layers
-	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm ./fit ./models
-	$(WITH_SDK) $(EMULATED) -short -run 'OnGPU$$' -skip '^TestAKilledProcess' .
-	$(WITH_SDK) EURYALE_LOWLATENCY=off $(EMULATED) -run '^TestAKilledProcess.*OnGPU$$' .
+	$(WITH_SDK) $(EMULATED) $(KEPT) -run 'OnGPU$$' ./vm ./fit ./models
+	@$(call AGAIN,vm,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run '^TestKilledProcess$$')
+	$(WITH_SDK) $(EMULATED) $(KEPT) -short -run 'OnGPU$$' -skip '^TestAKilledProcess' .
+	@$(call AGAIN,.,EURYALE_LOWLATENCY=off $(FILES_OF_PTX),-test.run '^TestAKilledProcess.*OnGPU$$')

@@ -60,6 +60,7 @@ struct Thread {
 	bool waits; // at a barrier
 	bool warp;  // for its warp
 	bool done;
+	bool odd; // it has called together an odd number of times
 };
 
 // What a thread of the host runs. It is one variable, and one that nothing constructs, since in a
@@ -104,29 +105,22 @@ inline void wait_for_warp() {
 		change_places();
 }
 
-// together returns f of what each thread of the warp has given, and of the number of this one.
+// together returns f of what each thread of the warp has given, and of the number of this one. What
+// one call has been given is read until all threads are in the next one, which has another place;
+// what pointers point to is read before any of them goes on.
 template <class T, class F> auto together(const T &x, F f) {
-	static thread_local T all[1024];
-	T *warp = &all[host.current & ~size_t(31)];
-	u32 lane = u32(host.current % 32);
+	static thread_local T all[2][1024];
+	const size_t current = host.current;
+	Thread &t = host.threads[current];
+	T *warp = &all[t.odd][current & ~size_t(31)];
+	u32 lane = u32(current % 32);
+	t.odd = !t.odd;
 	warp[lane] = x;
 	wait_for_warp();
 	auto y = f(warp, lane);
-	wait_for_warp();
+	if (std::is_pointer<T>::value)
+		wait_for_warp();
 	return y;
-}
-
-// release_warps lets those go on whose threads all wait for them, or are done.
-inline void release_warps() {
-	Host &h = host;
-	for (size_t first = 0; first < h.count; first += 32) {
-		size_t end = std::min(first + 32, h.count);
-		bool all = true;
-		for (size_t i = first; i < end; i++)
-			all &= h.threads[i].warp || h.threads[i].done;
-		for (size_t i = first; i < end && all; i++)
-			h.threads[i].warp = false;
-	}
 }
 
 // rest lets other threads of the host run if one of this block has paused. A block that waits for
@@ -151,7 +145,7 @@ inline void pause() {
 		change_places();
 }
 
-inline void start(Thread &t) { t.waits = t.warp = t.done = false; }
+inline void start(Thread &t) { t.waits = t.warp = t.done = t.odd = false; }
 
 // enter gives the current thread its stack, and runs it there. The stack is not cleared: most
 // pages of it are never touched.
@@ -196,23 +190,36 @@ inline void finish(size_t first, size_t end) {
 		(*h.body)();
 }
 
+struct Counts { size_t waiting, left; };
+
+// advance runs a warp as far as it gets alone, and counts its threads that wait at a barrier, and
+// those that are not done. It lets threads go on that wait for the warp if all do, or are done.
+inline Counts advance(size_t first, size_t end) {
+	Host &h = host;
+	for (;;) {
+		for (h.current = first; h.current < end; h.current++)
+			if (Thread &t = h.threads[h.current]; !t.done && !t.waits && !t.warp)
+				resume();
+		size_t waiting = 0, left = 0, in_warp = 0;
+		for (size_t i = first; i < end; i++) {
+			Thread &t = h.threads[i];
+			waiting += t.waits, left += !t.done, in_warp += t.warp;
+		}
+		if (in_warp == 0 || in_warp < left)
+			return {waiting, left};
+		for (size_t i = first; i < end; i++)
+			h.threads[i].warp = false;
+	}
+}
+
 // run_warp runs a warp of a block without barriers.
 inline void run_warp(size_t first, size_t end) {
-	Host &h = host;
 	if (begun(first))
 		return finish(first, end);
 	for (size_t i = first + 1; i < end; i++)
-		start(h.threads[i]);
-	for (size_t left = 1; left > 0;) {
-		for (h.current = first; h.current < end; h.current++)
-			if (Thread &t = h.threads[h.current]; !t.done && !t.warp)
-				resume();
-		release_warps();
-		left = 0;
-		for (size_t i = first; i < end; i++)
-			left += !h.threads[i].done;
+		start(host.threads[i]);
+	while (advance(first, end).left > 0)
 		rest();
-	}
 }
 
 // A barrier is for every thread of a block: if the first one ends without, none has one. Its warp
@@ -231,13 +238,11 @@ inline void run_block() {
 	for (size_t i = 1; i < h.count; i++)
 		start(h.threads[i]);
 	for (size_t waiting, left = 1; left > 0;) {
-		for (h.current = 0; h.current < h.count; h.current++)
-			if (Thread &t = h.threads[h.current]; !t.done && !t.waits && !t.warp)
-				resume();
-		release_warps();
 		waiting = left = 0;
-		for (Thread &t : all)
-			waiting += t.waits, left += !t.done;
+		for (size_t first = 0; first < h.count; first += 32) {
+			Counts of_warp = advance(first, std::min(first + 32, h.count));
+			waiting += of_warp.waiting, left += of_warp.left;
+		}
 		if (waiting < left)
 			rest();
 		else

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cmath>
 #include <cstdio>
@@ -12,8 +13,6 @@
 #include <stdexcept>
 
 namespace ptx {
-
-typedef std::function<u64(u64, u64, u64)> Function;
 
 // What a thread has: registers of 64 bits, and the parameters.
 struct State {
@@ -25,15 +24,40 @@ struct State {
 enum { next = -1, finish = -2 };
 typedef std::function<long(State &)> Step;
 
+// The registers of an instruction. With what it computes with they are at most 16 bytes for most,
+// since a step of more is in memory of its own.
+struct Operands {
+	u16 r, a, b, c;
+};
+template <class F> Step step(Operands o, F f) {
+	return [o, f](State &s) { return s.r[o.r] = f(s.r[o.a], s.r[o.b], s.r[o.c]), next; };
+}
+
 // Constants are registers that nothing writes, and so is what a thread knows of itself.
 enum { thread, block, blocks, unwritten };
 struct Code {
 	std::map<std::string, size_t> params;
 	std::vector<u64> registers = std::vector<u64>(unwritten);
 	std::vector<Step> steps;
+	inline static std::atomic<u64> made;
+	u64 number = ++made;
 
+	// A thread that is no coroutine takes the registers of the last one of the same code: constants
+	// are there, and the others are written before they are read.
 	void run(const char *params) const {
-		State s{registers, params};
+		static thread_local State last;
+		static thread_local u64 whose;
+		if (!emulate::host.alone) {
+			State s{registers, params};
+			return run(s);
+		}
+		if (whose != number)
+			last.r = registers, whose = number;
+		last.params = params;
+		run(last);
+	}
+
+	void run(State &s) const {
 		s.r[thread] = thread_x(), s.r[block] = block_x(), s.r[blocks] = blocks_x();
 		for (size_t at = 0;;) {
 			long to = steps[at](s);
@@ -54,16 +78,16 @@ template <class T> T ignore_nan(T a, T b, T result) { return a != a ? b : b != b
 
 // Each operation is compiled into the function that reads its operands and writes its result, here
 // and for integers.
-template <class T, class B> Function floating(const std::string &op, bool saturates) {
-	auto of = [=](auto f) -> Function {
+template <class T, class B> Step floating(const std::string &op, bool saturates, Operands o) {
+	auto of = [=](auto f) -> Step {
 		auto get = [f](u64 a, u64 b, u64 c) {
 			return f(bits_as<T>((B)a), bits_as<T>((B)b), bits_as<T>((B)c));
 		};
 		if (saturates)
-			return [=](u64 a, u64 b, u64 c) {
+			return step(o, [get](u64 a, u64 b, u64 c) {
 				return from(std::fmin(T(1), std::fmax(T(0), get(a, b, c))));
-			};
-		return [=](u64 a, u64 b, u64 c) { return from(get(a, b, c)); };
+			});
+		return step(o, [get](u64 a, u64 b, u64 c) { return from(get(a, b, c)); });
 	};
 	return op == "add" ? of([](T a, T b, T) { return a + b; })
 		: op == "sub"  ? of([](T a, T b, T) { return a - b; })
@@ -87,7 +111,7 @@ template <class T, class B> Function floating(const std::string &op, bool satura
 // An integer type, in registers of 64 bits. A text is parsed once, and runs for every thread: what
 // an instruction computes compares no strings.
 struct Integer {
-	int unused; // bits of a register
+	unsigned char unused; // bits of a register
 	bool sign;
 
 	explicit Integer(const std::string &t)
@@ -99,15 +123,16 @@ struct Integer {
 	bool less(u64 a, u64 b) const { return sign ? i64(a) < i64(b) : a < b; }
 };
 
-inline Function integral(const std::vector<std::string> &parts) {
+inline Step integral(const std::vector<std::string> &parts, Operands o) {
 	const std::string op = parts[0];
 	const Integer t(parts.back());
 	const bool wide = parts.size() > 2 && parts[1] == "wide", sign = t.sign;
 	const u32 width = 64 - t.unused;
-	auto of = [=](auto f) -> Function {
+	auto of = [=](auto f) -> Step {
 		if (wide)
-			return [=](u64 a, u64 b, u64 c) { return f(t.extend(a), t.extend(b), c); };
-		return [=](u64 a, u64 b, u64 c) { return t.cut(f(t.extend(a), t.extend(b), t.extend(c))); };
+			return step(o, [=](u64 a, u64 b, u64 c) { return f(t.extend(a), t.extend(b), c); });
+		return step(o,
+			[=](u64 a, u64 b, u64 c) { return t.cut(f(t.extend(a), t.extend(b), t.extend(c))); });
 	};
 	if (op == "mul" && parts[1] == "hi")
 		return of([width](u64 a, u64 b, u64) { return u64((unsigned __int128)a * b >> width); });
@@ -143,21 +168,22 @@ struct Comparison {
 };
 
 // 1 or 0. Comparisons of floats that end in u are also true of a NaN.
-inline Function comparison(std::string op, const std::string &type) {
+inline Step comparison(std::string op, const std::string &type, Operands o) {
 	if (type[0] != 'f')
-		return [c = Comparison(op), t = Integer(type)](u64 a, u64 b, u64) -> u64 {
+		return step(o, [c = Comparison(op), t = Integer(type)](u64 a, u64 b, u64) -> u64 {
 			a = t.extend(a), b = t.extend(b);
 			return c.holds(t.less(a, b), a == b);
-		};
+		});
 	bool unordered = op == "nan" || op.back() == 'u', ordered = op != "nan";
 	if (op.size() > 2 && unordered)
 		op.pop_back();
-	return [c = Comparison(op), ordered, unordered, single_bits = type == "f32"](u64 a, u64 b,
-			   u64) -> u64 {
-		f64 x = single_bits ? single(a) : bits_as<f64>(a),
-			y = single_bits ? single(b) : bits_as<f64>(b);
+	auto compare = [c = Comparison(op), ordered, unordered](f64 x, f64 y) -> u64 {
 		return x != x || y != y ? unordered : ordered && c.holds(x < y, x == y);
 	};
+	if (type == "f32")
+		return step(o, [compare](u64 a, u64 b, u64) { return compare(single(a), single(b)); });
+	return step(o,
+		[compare](u64 a, u64 b, u64) { return compare(bits_as<f64>(a), bits_as<f64>(b)); });
 }
 
 // As a GPU does; the integer of a NaN is one that nobody should use.
@@ -167,65 +193,66 @@ template <class I> u64 saturate(f64 x) {
 	return x >= (f64)std::numeric_limits<I>::max() ? (u64)std::numeric_limits<I>::max() : (u64)(I)x;
 }
 
-inline Function conversion(const std::string &rounding, const std::string &d,
-	const std::string &s) {
+inline Step conversion(const std::string &rounding, const std::string &d, const std::string &s,
+	Operands o) {
 	auto brain = [](u64 a) -> u64 {
 		return single(a) != single(a) ? 0x7fff : (a + 0x7fff + (a >> 16 & 1)) >> 16;
 	};
 	if (d == "bf16")
-		return [=](u64 a, u64, u64) { return brain(a); };
+		return step(o, [=](u64 a, u64, u64) { return brain(a); });
 	if (d == "bf16x2")
-		return [=](u64 a, u64 b, u64) { return brain(a) << 16 | brain(b); };
+		return step(o, [=](u64 a, u64 b, u64) { return brain(a) << 16 | brain(b); });
 	if (s[0] != 'f' && d[0] != 'f')
-		return [from = Integer(s), to = Integer(d)](u64 a, u64, u64) {
+		return step(o, [from = Integer(s), to = Integer(d)](u64 a, u64, u64) {
 			return to.cut(from.extend(a));
-		};
+		});
 	if (s[0] != 'f' && d == "f32") // rounded once
-		return [t = Integer(s)](u64 a, u64, u64) {
+		return step(o, [t = Integer(s)](u64 a, u64, u64) {
 			a = t.extend(a);
 			return from(t.sign ? (f32)(i64)a : (f32)a);
-		};
+		});
 	if (s[0] != 'f')
-		return [t = Integer(s)](u64 a, u64, u64) {
+		return step(o, [t = Integer(s)](u64 a, u64, u64) {
 			a = t.extend(a);
 			return from(t.sign ? (f64)(i64)a : (f64)a);
-		};
+		});
 	if (d == "f16")
-		return [](u64 a, u64, u64) -> u64 { return narrow_f16(single(a)).bits; };
+		return step(o, [](u64 a, u64, u64) -> u64 { return narrow_f16(single(a)).bits; });
 	auto rounded = [up = rounding == "rpi", down = rounding == "rmi"](f64 x) {
 		return up ? std::ceil(x) : down ? std::floor(x) : x;
 	};
-	auto of = [=](auto read) -> Function {
+	auto of = [=](auto read) -> Step {
 		if (d == "f32")
-			return [=](u64 a, u64, u64) { return from((f32)rounded(read(a))); };
+			return step(o, [=](u64 a, u64, u64) { return from((f32)rounded(read(a))); });
 		if (d == "f64")
-			return [=](u64 a, u64, u64) { return from(rounded(read(a))); };
+			return step(o, [=](u64 a, u64, u64) { return from(rounded(read(a))); });
 		if (d == "s32")
-			return [=](u64 a, u64, u64) { return (u64)(u32)saturate<i32>(std::trunc(read(a))); };
-		return [=](u64 a, u64, u64) { return saturate<i64>(std::trunc(read(a))); };
+			return step(o,
+				[=](u64 a, u64, u64) { return u64(u32(saturate<i32>(std::trunc(read(a))))); });
+		return step(o, [=](u64 a, u64, u64) { return saturate<i64>(std::trunc(read(a))); });
 	};
 	return s == "f16" ? of([](u64 a) -> f64 { return widen(f16{(u16)a}); })
 		: s == "f32"  ? of([](u64 a) -> f64 { return single(a); })
 					  : of([](u64 a) { return bits_as<f64>(a); });
 }
 
-inline Function evaluator(const std::vector<std::string> &parts) {
+inline Step evaluator(const std::vector<std::string> &parts, Operands o) {
 	const std::string &t = parts.back();
 	if (parts[0] == "cvt")
-		return conversion(parts.size() == 4 ? parts[1] : "", parts[parts.size() - 2], t);
+		return conversion(parts.size() == 4 ? parts[1] : "", parts[parts.size() - 2], t, o);
 	if (parts[0] == "setp")
-		return comparison(parts[1], t);
+		return comparison(parts[1], t, o);
 	if (parts[0] == "selp")
-		return [](u64 a, u64 b, u64 c) { return c & 1 ? a : b; };
+		return step(o, [](u64 a, u64 b, u64 c) { return c & 1 ? a : b; });
 	if (parts[0] == "mov" || parts[0] == "cvta")
-		return [](u64 a, u64, u64) { return a; };
+		return step(o, [](u64 a, u64, u64) { return a; });
 	std::string op = parts[1] == "NaN" ? parts[0] + ".NaN" : parts[0];
 	bool saturates = std::find(parts.begin(), parts.end(), "sat") != parts.end();
 	if (t == "f32")
-		return floating<f32, u32>(op, saturates);
+		return floating<f32, u32>(op, saturates, o);
 	if (t == "f64")
-		return floating<f64, u64>(op, saturates);
-	return integral(parts);
+		return floating<f64, u64>(op, saturates, o);
+	return integral(parts, o);
 }
 
 // ---- the text ----
@@ -295,6 +322,11 @@ inline u64 Parser::constant(const std::string &text) {
 	return text[0] == '-' ? (u64)std::stoll(text) : std::stoull(text);
 }
 
+// copy is memcpy, which is a call if it does not know how much.
+inline void copy(void *to, const void *from, size_t n) {
+	n == 4 ? memcpy(to, from, 4) : n == 8 ? memcpy(to, from, 8) : memcpy(to, from, n);
+}
+
 inline Step Parser::access(const std::vector<std::string> &parts,
 	const std::vector<std::string> &args) const {
 	size_t size = std::stoul(parts.back().substr(1)) / 8;
@@ -309,14 +341,14 @@ inline Step Parser::access(const std::vector<std::string> &parts,
 	bool shared = parts[1] == "shared";
 	return [=, base = operand(sum[0]), plus = constant(sum[1]), all = group(data)](State &s) {
 		u64 address = s.r[base] + plus + (shared ? (u64)held : 0);
-		if (address % (size * all.size()))
+		if (address & (size * all.size() - 1))
 			throw std::runtime_error("an access that is not aligned");
 		for (size_t i = 0; i < all.size(); i++) {
 			void *at = reinterpret_cast<void *>(address + i * size);
 			if (load)
-				s.r[all[i]] = 0, memcpy(&s.r[all[i]], at, size);
+				s.r[all[i]] = 0, copy(&s.r[all[i]], at, size);
 			else
-				memcpy(at, &s.r[all[i]], size);
+				copy(at, &s.r[all[i]], size);
 		}
 		return next;
 	};
@@ -357,11 +389,12 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 		return [=, both = group(args[1]), r = reg(args[0])](State &s) {
 			return s.r[r] = (s.r[both[0]] & mask) | (s.r[both[1]] & mask) << width, next;
 		};
-	size_t from[3] = {};
-	for (size_t i = 0; i < 3 && i + 1 < args.size(); i++)
-		from[i] = operand(args[i + 1]);
-	return [f = evaluator(parts), r = reg(args[0]), a = from[0], b = from[1], c = from[2]](
-			   State &s) { return s.r[r] = f(s.r[a], s.r[b], s.r[c]), next; };
+	size_t of[4] = {reg(args[0])};
+	for (size_t i = 1; i < 4 && i < args.size(); i++)
+		of[i] = operand(args[i]);
+	if (code->registers.size() > 1 << 16)
+		throw std::runtime_error("more registers than numbers of 16 bits");
+	return evaluator(parts, {u16(of[0]), u16(of[1]), u16(of[2]), u16(of[3])});
 }
 
 // statement reads most lines, and so does without regular expressions, which are slow.
