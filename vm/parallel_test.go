@@ -418,27 +418,39 @@ func TestDataParallelCompressed(t *testing.T) {
 // TestSumsOfGradientsInHalf: a run of a rank counts once in a sum that travels as a mean, and the
 // sum is that also of a bucket that stays F32, as those of tables do.
 func TestSumsOfGradientsInHalf(t *testing.T) {
-	if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+	trainsAlike(t, testenv.Hosts, func(way int) training {
+		return training{solver: solvers["momentum"], build: layers(4, 5, 6, 7, 8),
+			data: func(m *model) []autograd.Option {
+				wide := m.params[1 : 1+way]
+				return []autograd.Option{autograd.WithSum(), autograd.WithEarly(wide...),
+					autograd.WithApart(wide...), autograd.WithCompression(half.Wrap(backend.BF16))}
+			}}
+	}, func(machine *vm.Machine) error {
+		if _, weight := machine.Runs(); weight != 1 {
+			return fmt.Errorf("a run counts %v times", weight)
+		}
+		return nil
+	})
+}
+
+// trainsAlike trains in two ways on two ranks, checks the machine of each, and compares the bits of
+// the parameters.
+func trainsAlike(t *testing.T, k testenv.Kind, as func(way int) training,
+	check func(*vm.Machine) error) {
+	t.Helper()
+	if err := testranks.Join(together(t, k, 2, func(r ranked) error {
 		var weights [2][][]float64
-		for i := range weights {
-			as := training{solver: solvers["momentum"], build: layers(4, 5, 6, 7, 8),
-				data: func(m *model) []autograd.Option {
-					wide := m.params[1 : 1+i]
-					return []autograd.Option{autograd.WithSum(), autograd.WithEarly(wide...),
-						autograd.WithApart(wide...),
-						autograd.WithCompression(half.Wrap(backend.BF16))}
-				}}
-			m, machine, err := r.start(as)
+		for way := range weights {
+			training := as(way)
+			m, machine, err := r.start(training)
 			if err != nil {
 				return err
 			}
-			if _, weight := machine.Runs(); weight != 1 {
-				err = fmt.Errorf("a run counts %v times", weight)
-			}
-			if err := errors.Join(err, as.steps(m, machine, 0, 3), machine.Close()); err != nil {
+			err = errors.Join(check(machine), training.steps(m, machine, 0, 3), machine.Close())
+			if err != nil {
 				return err
 			}
-			weights[i] = m.weights(r.t)
+			weights[way] = m.weights(r.t)
 		}
 		if d := apart(weights[0], weights[1]); d != 0 {
 			return fmt.Errorf("parameters differ by %g", d)
@@ -454,42 +466,25 @@ func TestSumsOfGradientsInHalf(t *testing.T) {
 func TestProductsRoundGradientsLikeCasts(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {
-			if err := testranks.Join(together(t, k, 2, func(r ranked) error {
-				var weights [2][][]float64
-				for i := range weights {
-					as := training{solver: solvers["adam"], data: func(*model) []autograd.Option {
-						return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
-					}, build: func(t testing.TB, _ tensor.Dtype) *model {
-						return gpt{vocabulary: 64, batch: 2, context: 10, width: 32, heads: 2,
-							layers: 1}.model(t)
-					}, options: func(m *model) []vm.Option {
-						options := []vm.Option{vm.WithPrecision(vm.BF16)}
-						for _, p := range m.params[:i*len(m.params)] {
-							options = append(options, vm.Keep(p.Deriv()))
-						}
-						return options
-					}}
-					m, machine, err := r.start(as)
-					if err != nil {
-						return err
+			trainsAlike(t, k, func(way int) training {
+				return training{solver: solvers["adam"], data: func(*model) []autograd.Option {
+					return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
+				}, build: func(t testing.TB, _ tensor.Dtype) *model {
+					return gpt{vocabulary: 64, batch: 2, context: 10, width: 32, heads: 2,
+						layers: 1}.model(t)
+				}, options: func(m *model) []vm.Option {
+					options := []vm.Option{vm.WithPrecision(vm.BF16)}
+					for _, p := range m.params[:way*len(m.params)] {
+						options = append(options, vm.Keep(p.Deriv()))
 					}
-					text := machine.Plan().String()
-					err = errors.Join(as.steps(m, machine, 0, 3), machine.Close())
-					if !strings.Contains(text, "send bucket 0 in bf16") {
-						err = errors.Join(err, errors.New("nothing is sent in bf16"))
-					}
-					if err != nil {
-						return err
-					}
-					weights[i] = m.weights(r.t)
-				}
-				if d := apart(weights[0], weights[1]); d != 0 {
-					return fmt.Errorf("parameters differ by %g", d)
+					return options
+				}}
+			}, func(machine *vm.Machine) error {
+				if !strings.Contains(machine.Plan().String(), "send bucket 0 in bf16") {
+					return errors.New("nothing is sent in bf16")
 				}
 				return nil
-			})); err != nil {
-				t.Error(err)
-			}
+			})
 		})
 }
 

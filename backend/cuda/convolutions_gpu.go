@@ -147,13 +147,9 @@ const (
 //
 // Errors: those of [gpukernels.Kernels.ConvolutionScratch].
 func (c *Convolutions) ConvolutionScratch(v kernels.Convolution) (int, error) {
-	if err := errors.Join(c.queue.usable(), c.open()); err != nil {
+	known, err := c.ready(v)
+	if err != nil {
 		return 0, err
-	}
-	known, ok := c.known[v]
-	if !ok {
-		known = c.prepare(v)
-		c.known[v] = known
 	}
 	if known != nil {
 		return int(known.workspace), nil
@@ -167,9 +163,22 @@ func (c *Convolutions) ConvolutionScratch(v kernels.Convolution) (int, error) {
 	return c.queue.arithmetic.ConvolutionScratch(v)
 }
 
+// ready opens cuDNN, and returns what it knows of a convolution, nil if it does not compute it.
+func (c *Convolutions) ready(v kernels.Convolution) (*C.struct_euryale_convolution, error) {
+	if err := errors.Join(c.queue.usable(), c.open()); err != nil {
+		return nil, err
+	}
+	known, ok := c.known[v]
+	if !ok {
+		known = c.prepare(v)
+		c.known[v] = known
+	}
+	return known, nil
+}
+
 // prepare returns what cuDNN knows of a convolution, nil if it does not compute it.
 func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolution {
-	if c.dnn == nil || !fitsDNN(v) || oursIsFaster(v) {
+	if c.dnn == nil || !fitsDNN(v) || preferOurs(v) {
 		return nil
 	}
 	d := (*C.struct_euryale_convolution)(C.calloc(1, C.sizeof_struct_euryale_convolution))
@@ -253,10 +262,11 @@ func fitsDNN(v kernels.Convolution) bool {
 		(v.W+2*v.PadW-v.DilationW*(v.KernelW-1)-1)/v.StrideW+1 == v.OutW
 }
 
-// oursIsFaster reports whether to take a kernel of ours, not cuDNN's deterministic algorithm, for
-// f32 without tensor cores. Ours took 0.2 to 1.07 of its time, but for products of few rows, which
-// fill no tile: see 2026-11-23-h100-convolutions.txt and 2026-11-27-h100-convolutions.md.
-func oursIsFaster(v kernels.Convolution) bool {
+// preferOurs reports whether a kernel of ours computes a convolution rather than cuDNN's
+// deterministic algorithm: one in f32 without tensor cores. Ours took 0.2 to 1.07 of its time,
+// except for products with few rows, which do not fill a tile: see
+// 2026-11-23-h100-convolutions.txt and 2026-11-27-h100-convolutions.md.
+func preferOurs(v kernels.Convolution) bool {
 	if v.DType != backend.F32 || v.TF32 || v.Parts() > 1 {
 		return false // tiles of ours are larger than groups
 	}
@@ -280,11 +290,10 @@ func (c *Convolutions) forget(d *C.struct_euryale_convolution) {
 //
 // Errors: those of [kernels.Check], ErrArgument if scratch is too small.
 func (c *Convolutions) Convolve(v kernels.Convolution, dst, a, b, scratch backend.Buffer) error {
-	need, err := c.ConvolutionScratch(v)
+	known, err := c.ready(v)
 	if err != nil {
 		return err
 	}
-	known := c.known[v]
 	if known == nil && v.ChannelsLast {
 		return c.convolveTurned(v, dst, a, b, scratch)
 	}
@@ -294,7 +303,7 @@ func (c *Convolutions) Convolve(v kernels.Convolution, dst, a, b, scratch backen
 	if err := (kernels.Check{Device: true}).Convolve(v, dst, a, b); err != nil {
 		return err
 	}
-	if scratch.NBytes() < need {
+	if need := int(known.workspace); scratch.NBytes() < need {
 		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, v.Pass,
 			scratch.NBytes(), need)
 	}

@@ -162,8 +162,9 @@ func (c *checkup) wait() []finding {
 	return c.findings
 }
 
-// begin begins a checkup. Its time counts from the end of the one before: when that is over, it may
-// say what has kept it, and otherwise it is left alone, and its line says that it hangs.
+// begin starts a checkup. Its time limit starts when the checkup before it ends. A checkup that
+// exceeds its limit gets the grace time to report why; after that it is abandoned, and its line
+// says that it timed out.
 func (d doctor) begin(ctx context.Context, about string, before *checkup,
 	try func(context.Context) []finding) *checkup {
 	c := &checkup{done: make(chan struct{})}

@@ -132,7 +132,7 @@ type Process struct {
 
 	dead      map[ID]bool
 	posted    map[ID]Position // in the generation
-	lives     map[ID]bool     // who has said in this generation that it is alive: see Lives
+	lives     map[ID]bool     // members that reported being alive in this generation: see Lives
 	graceOver bool
 	lateOver  bool
 	proposed  bool

@@ -140,23 +140,30 @@ func (g *convolving) cost(d backend.DType) float64 {
 // Errors: ErrArgument for strides below 1; ErrUnsupported for tensors of 2^31 elements and more,
 // for places 2^30 rows or columns apart, and for more groups and strides than a grid has blocks.
 func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
+	_, need, err := convolvingIn(c)
+	return need, err
+}
+
+// convolvingIn chooses how to launch a convolution, of copies in f32 if it is of bf16, and says how
+// many bytes of scratch it needs.
+func convolvingIn(c kernels.Convolution) (g convolving, need int, err error) {
 	if c.DType == backend.BF16 {
 		c.DType = backend.F32
-		n, err := k.ConvolutionScratch(c)
+		g, need, err = convolvingIn(c)
 		for _, m := range operands(c) {
-			n += roomFor(m * c.DType.Size())
+			need += roomFor(m * c.DType.Size())
 		}
-		return n, err
+		return g, need, err
 	}
 	if min(c.StrideH, c.StrideW) < 1 {
-		return 0, fmt.Errorf("%w: %v of %+v: strides are at least 1", backend.ErrArgument, c.Pass,
-			c.Images)
+		return g, 0, fmt.Errorf("%w: %v of %+v: strides are at least 1", backend.ErrArgument,
+			c.Pass, c.Images)
 	}
-	g := convolvingOf(c)
+	g = convolvingOf(c)
 	if why := g.limit(c); why != "" {
-		return 0, fmt.Errorf("%w: %v of %+v: %s", backend.ErrUnsupported, c.Pass, c.Images, why)
+		return g, 0, fmt.Errorf("%w: %v of %+v: %s", backend.ErrUnsupported, c.Pass, c.Images, why)
 	}
-	return g.scratch(c.DType), nil
+	return g, g.scratch(c.DType), nil
 }
 
 // limit returns why convolve.cu cannot compute it, "" if it can: its indices have 32 bits, and the
@@ -202,7 +209,7 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 	if err := check.Convolve(c, dst, a, b); err != nil || dst.Len() == 0 {
 		return err
 	}
-	need, err := k.ConvolutionScratch(c)
+	g, need, err := convolvingIn(c)
 	if err != nil {
 		return err
 	}
@@ -216,7 +223,7 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 	if c.DType == backend.BF16 {
 		return k.convolveWide(c, dst, a, b, scratch)
 	}
-	return k.convolveBy(convolvingOf(c), c, dst, a, b, scratch)
+	return k.convolveBy(g, c, dst, a, b, scratch)
 }
 
 // convolveBy convolves in the tiles and parts of g.

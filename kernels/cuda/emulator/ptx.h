@@ -24,8 +24,8 @@ struct State {
 enum { next = -1, finish = -2 };
 typedef std::function<long(State &)> Step;
 
-// The registers of an instruction. With what it computes with they are at most 16 bytes for most,
-// since a step of more is in memory of its own.
+// The registers of an instruction. Most steps capture at most 16 bytes with them, which a
+// std::function stores inline; it allocates memory for more.
 struct Operands {
 	u16 r, a, b, c;
 };
