@@ -149,8 +149,9 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 }
 
 // assignOffsets gives every Arena buffer its place. Those of results come first, one behind the
-// other, so that one copy fetches them all; then large ones, and late ones, which live beside
-// results, each at the lowest place that is free during its life.
+// other, so that one copy fetches them all. Behind them each has the lowest place that is free
+// during its life, large ones first. If that leaves gaps, those come first that are large for long,
+// such as residuals, unless the arena is larger then.
 func assignOffsets(p *Plan) {
 	var order []int
 	for i, b := range p.Buffers {
@@ -158,14 +159,32 @@ func assignOffsets(p *Plan) {
 			order = append(order, i)
 		}
 	}
+	p.place(order, func(b Buffer) int { return b.Bytes })
+	if usage := p.usage(); len(usage) > 0 && p.ArenaBytes > slices.Max(usage)/gaps*(gaps+1) {
+		largest := *p
+		largest.Buffers = slices.Clone(p.Buffers)
+		p.place(order, func(b Buffer) int { return b.Bytes * (b.Last - b.First + 1) })
+		if p.ArenaBytes >= largest.ArenaBytes {
+			*p = largest
+		}
+	}
+	p.placeParts()
+}
+
+// gaps is how many times larger the values of the Peak are than the gaps that may be left.
+const gaps = 64
+
+// place gives buffers places, by size, and late ones, which live beside results, before others.
+func (p *Plan) place(order []int, size func(b Buffer) int) {
 	wanted := func(i int) bool { return p.Buffers[i].Last == len(p.Steps) }
 	slices.SortStableFunc(order, func(a, b int) int {
 		if wanted(a) != wanted(b) {
 			return cmp.Compare(p.Buffers[b].Last, p.Buffers[a].Last)
 		}
-		return cmp.Or(cmp.Compare(p.Buffers[b].Bytes, p.Buffers[a].Bytes),
+		return cmp.Or(cmp.Compare(size(p.Buffers[b]), size(p.Buffers[a])),
 			cmp.Compare(p.Buffers[b].First, p.Buffers[a].First))
 	})
+	p.ArenaBytes, p.ResultBytes = 0, 0
 	var placed []span // by place
 	for _, i := range order {
 		b := &p.Buffers[i]
@@ -188,7 +207,6 @@ func assignOffsets(p *Plan) {
 		})
 		placed = slices.Insert(placed, at, span{b.Offset, b.Offset + b.Bytes, b.First, b.Last})
 	}
-	p.placeParts()
 }
 
 // span is the place of a buffer in the arena, and when it is in use: all that is looked at for
