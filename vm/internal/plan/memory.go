@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// alignment of buffers in the arena: cudaMalloc's, so that vector loads work on devices.
-const alignment = 256
+// Alignment of buffers in the arena: cudaMalloc's, so that vector loads work on devices.
+const Alignment = 256
 
 // lives sets the steps during which each buffer is in use.
 func lives(p *Plan) {
@@ -148,6 +148,69 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	return true
 }
 
+// fillSlots puts values into the memory of gradients that ranks exchange, until these are computed:
+// copies of weights in 16 bits, say, which the backward pass has read before it comes to the layers
+// of these gradients. Between two runs nobody reads these. It takes what is in use at the Peak.
+func (p *Plan) fillSlots() {
+	if p.Accumulation.keeps() {
+		return
+	}
+	free, first := p.slots()
+	if len(free) == 0 {
+		return
+	}
+	var values []int
+	whole := map[int]bool{} // it has parts, which are where it is
+	for _, b := range p.Buffers {
+		whole[b.Within-1] = true
+	}
+	peak := p.Peak()
+	for i, b := range p.Buffers {
+		if b.Kind == Arena && b.First <= peak && peak <= b.Last && b.Last < len(p.Steps) &&
+			!whole[i] {
+			values = append(values, i)
+		}
+	}
+	slices.SortStableFunc(values, func(x, y int) int {
+		a, b := &p.Buffers[x], &p.Buffers[y]
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(b.Last, a.Last))
+	})
+	for _, i := range values {
+		b := &p.Buffers[i]
+		at := slices.IndexFunc(free, func(slot int) bool {
+			of := &p.Buffers[slot]
+			return b.Last < first[of.memory()] && b.Bytes+Alignment <= of.Bytes
+		})
+		if at >= 0 {
+			of := &p.Buffers[free[at]]
+			b.Kind, b.Index, b.Vector = of.Kind, of.Index, of.Vector
+			free = slices.Delete(free, at, at+1)
+		}
+	}
+}
+
+// slots returns the buffers of gradients in buckets, by the first steps that use them.
+func (p *Plan) slots() (all []int, first map[memory]int) {
+	first = map[memory]int{}
+	for i := range p.Buffers {
+		b := &p.Buffers[i]
+		if b.Kind != Slot || b.Within > 0 || b.Last < 0 {
+			continue
+		}
+		at, known := first[b.memory()]
+		if !known || b.First < at {
+			first[b.memory()] = b.First
+		}
+		if !known && p.updates[b.Index].Bucket > 0 {
+			all = append(all, i)
+		}
+	}
+	slices.SortStableFunc(all, func(x, y int) int {
+		return cmp.Compare(first[p.Buffers[x].memory()], first[p.Buffers[y].memory()])
+	})
+	return all, first
+}
+
 // assignOffsets gives every Arena buffer its place. Those of results come first, one behind the
 // other, so that one copy fetches them all. Behind them each has the lowest place that is free
 // during its life, large ones first. If that leaves gaps, those come first that are large for long,
@@ -196,7 +259,7 @@ func (p *Plan) place(order []int, size func(b Buffer) int) {
 			if b.Offset+b.Bytes <= c.offset {
 				break
 			}
-			b.Offset = max(b.Offset, (c.end+alignment-1)/alignment*alignment)
+			b.Offset = max(b.Offset, (c.end+Alignment-1)/Alignment*Alignment)
 		}
 		p.ArenaBytes = max(p.ArenaBytes, b.Offset+b.Bytes)
 		if wanted(i) {
