@@ -55,7 +55,7 @@ func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 	const layers, width = 5, 16
 	arena := map[string]int{}
 	for name, test := range map[string]struct {
-		lent   int
+		there  int
 		change func(u *Update)
 	}{
 		"exchanged":   {layers - 1, func(*Update) {}},
@@ -74,14 +74,14 @@ func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		lent := 0
+		there := 0
 		for _, b := range planned.Buffers {
 			if b.Kind == Slot && b.DType == backend.BF16 {
-				lent++
+				there++
 			}
 		}
-		if lent != test.lent {
-			t.Errorf("%s: %d lie there, want %d:\n%v", name, lent, test.lent, planned)
+		if there != test.there {
+			t.Errorf("%s: %d lie there, want %d:\n%v", name, there, test.there, planned)
 		}
 		arena[name] = planned.ArenaBytes
 	}
