@@ -48,9 +48,9 @@ func layered(layers, width int) (*program, []Update) {
 	return p, updates
 }
 
-// TestValuesLieWhereGradientsWillBe: those in BF16, such as copies of weights, that are read for the
-// last time before a gradient is computed lie in its memory. Not if gradients stay from run to run,
-// or no ranks exchange them.
+// TestValuesLieWhereGradientsWillBe: those in BF16, such as copies of weights, that are read for
+// the last time before a gradient is computed lie in its memory. Not if gradients stay from run to
+// run, or no ranks exchange them.
 func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 	const layers, width = 5, 16
 	arena := map[string]int{}
