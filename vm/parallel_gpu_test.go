@@ -152,6 +152,11 @@ func TestExposedOnGPU(t *testing.T) {
 // TestRandomGraphsOfRanksOnGPU: the collectives of graphs are steps on the device.
 func TestRandomGraphsOfRanksOnGPU(t *testing.T) { randomGraphsOfRanks(t, testenv.GPUs, 100) }
 
+// TestValuesLieWhereGradientsWillBeOnGPU is TestValuesLieWhereGradientsWillBe on GPUs.
+func TestValuesLieWhereGradientsWillBeOnGPU(t *testing.T) {
+	valuesWhereGradientsWillBe(t, testenv.GPUs)
+}
+
 // TestDataParallelIsRecordedOnGPU is TestDataParallelIsRecorded on GPUs.
 func TestDataParallelIsRecordedOnGPU(t *testing.T) { dataParallelIsRecorded(t, testenv.GPUs) }
 

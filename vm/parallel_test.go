@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -577,4 +578,35 @@ func isRecorded(t *testing.T, k testenv.Kind, exchanges int, options ...vm.Optio
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestValuesLieWhereGradientsWillBe: values that are read for the last time before a gradient is
+// computed lie in its bucket, wherever in that it begins, and ranks end with the bits of Sync.
+func TestValuesLieWhereGradientsWillBe(t *testing.T) {
+	valuesWhereGradientsWillBe(t, testenv.Hosts, testenv.Devices)
+}
+
+func valuesWhereGradientsWillBe(t *testing.T, kinds ...testenv.Kind) {
+	t.Helper()
+	build := func(t testing.TB, _ tensor.Dtype) *model { return deep(t, 5, 8, 33) }
+	there := regexp.MustCompile(`gradient\d f32\(8,33\) = `)
+	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) {
+		trainsTogether(t, k, 2, solvers["adam"], build)
+		for _, err := range together(t, k, 2, func(r ranked) error {
+			model := r.build(build)
+			m, err := vm.New(model.g, r.device, vm.WithSolver(solvers["adam"](),
+				model.params...), vm.WithDataParallel(r.Comm))
+			if err != nil {
+				return err
+			}
+			if !there.MatchString(m.Plan().String()) {
+				err = fmt.Errorf("all values lie in the arena:\n%v", m.Plan())
+			}
+			return errors.Join(err, m.Close())
+		}) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }

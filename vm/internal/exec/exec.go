@@ -154,7 +154,13 @@ func (e *Executor) slot(b plan.Buffer) (backend.Buffer, error) {
 	case b.Kind == plan.Whole:
 		return e.exchanges.Whole(b.Index - 1), nil
 	case e.exchanges.Buckets != nil && b.Kind == plan.Slot:
-		return e.exchanges.Slot(b.Index, b.Vector), nil
+		memory := e.exchanges.Slot(b.Index, b.Vector)
+		if memory.NBytes() > b.Bytes { // another value's, until the gradient is computed
+			memory = memory.As(backend.U8)
+			skip := -int(memory.Addr()) & (plan.Alignment - 1)
+			memory = memory.Slice(skip, skip+b.Bytes).As(b.DType)
+		}
+		return memory, nil
 	}
 	memory, err := e.alloc(b.DType, b.Bytes/b.DType.Size())
 	if err != nil {

@@ -42,6 +42,7 @@ func (p *Plan) arrange() *Plan {
 	p.overlap()
 	shareInPlace(p)
 	lives(p)
+	p.fillSlots()
 	assignOffsets(p)
 	return p
 }

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// alignment of buffers in the arena: cudaMalloc's, so that vector loads work on devices.
-const alignment = 256
+// Alignment of buffers in the arena: cudaMalloc's, so that vector loads work on devices.
+const Alignment = 256
 
 // lives sets the steps during which each buffer is in use.
 func lives(p *Plan) {
@@ -148,9 +148,73 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	return true
 }
 
+// fillSlots puts values into the memory of gradients that ranks exchange, until these are computed:
+// copies of weights in 16 bits, say, which the backward pass has read before it comes to the layers
+// of these gradients. Between two runs nobody reads these. It takes what is in use at the Peak.
+func (p *Plan) fillSlots() {
+	if p.Accumulation.keeps() {
+		return
+	}
+	free, first := p.slots()
+	if len(free) == 0 {
+		return
+	}
+	var values []int
+	whole := map[int]bool{} // it has parts, which are where it is
+	for _, b := range p.Buffers {
+		whole[b.Within-1] = true
+	}
+	peak := p.Peak()
+	for i, b := range p.Buffers {
+		if b.Kind == Arena && b.First <= peak && peak <= b.Last && b.Last < len(p.Steps) &&
+			!whole[i] {
+			values = append(values, i)
+		}
+	}
+	slices.SortStableFunc(values, func(x, y int) int {
+		a, b := &p.Buffers[x], &p.Buffers[y]
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(b.Last, a.Last))
+	})
+	for _, i := range values {
+		b := &p.Buffers[i]
+		at := slices.IndexFunc(free, func(slot int) bool {
+			of := &p.Buffers[slot]
+			return b.Last < first[of.memory()] && b.Bytes+Alignment <= of.Bytes
+		})
+		if at >= 0 {
+			of := &p.Buffers[free[at]]
+			b.Kind, b.Index, b.Vector = of.Kind, of.Index, of.Vector
+			free = slices.Delete(free, at, at+1)
+		}
+	}
+}
+
+// slots returns the buffers of gradients in buckets, by the first steps that use them.
+func (p *Plan) slots() (all []int, first map[memory]int) {
+	first = map[memory]int{}
+	for i := range p.Buffers {
+		b := &p.Buffers[i]
+		if b.Kind != Slot || b.Within > 0 || b.Last < 0 {
+			continue
+		}
+		at, known := first[b.memory()]
+		if !known || b.First < at {
+			first[b.memory()] = b.First
+		}
+		if !known && p.updates[b.Index].Bucket > 0 {
+			all = append(all, i)
+		}
+	}
+	slices.SortStableFunc(all, func(x, y int) int {
+		return cmp.Compare(first[p.Buffers[x].memory()], first[p.Buffers[y].memory()])
+	})
+	return all, first
+}
+
 // assignOffsets gives every Arena buffer its place. Those of results come first, one behind the
-// other, so that one copy fetches them all; then large ones, and late ones, which live beside
-// results, each at the lowest place that is free during its life.
+// other, so that one copy fetches them all. Behind them each has the lowest place that is free
+// during its life, large ones first. If that leaves gaps, those come first that are large for long,
+// such as residuals, unless the arena is larger then.
 func assignOffsets(p *Plan) {
 	var order []int
 	for i, b := range p.Buffers {
@@ -158,14 +222,32 @@ func assignOffsets(p *Plan) {
 			order = append(order, i)
 		}
 	}
+	p.place(order, func(b Buffer) int { return b.Bytes })
+	if usage := p.usage(); len(usage) > 0 && p.ArenaBytes > slices.Max(usage)/gaps*(gaps+1) {
+		largest := *p
+		largest.Buffers = slices.Clone(p.Buffers)
+		p.place(order, func(b Buffer) int { return b.Bytes * (b.Last - b.First + 1) })
+		if p.ArenaBytes >= largest.ArenaBytes {
+			*p = largest
+		}
+	}
+	p.placeParts()
+}
+
+// gaps is how many times larger the values of the Peak are than the gaps that may be left.
+const gaps = 64
+
+// place gives buffers places, by size, and late ones, which live beside results, before others.
+func (p *Plan) place(order []int, size func(b Buffer) int) {
 	wanted := func(i int) bool { return p.Buffers[i].Last == len(p.Steps) }
 	slices.SortStableFunc(order, func(a, b int) int {
 		if wanted(a) != wanted(b) {
 			return cmp.Compare(p.Buffers[b].Last, p.Buffers[a].Last)
 		}
-		return cmp.Or(cmp.Compare(p.Buffers[b].Bytes, p.Buffers[a].Bytes),
+		return cmp.Or(cmp.Compare(size(p.Buffers[b]), size(p.Buffers[a])),
 			cmp.Compare(p.Buffers[b].First, p.Buffers[a].First))
 	})
+	p.ArenaBytes, p.ResultBytes = 0, 0
 	var placed []span // by place
 	for _, i := range order {
 		b := &p.Buffers[i]
@@ -177,7 +259,7 @@ func assignOffsets(p *Plan) {
 			if b.Offset+b.Bytes <= c.offset {
 				break
 			}
-			b.Offset = max(b.Offset, (c.end+alignment-1)/alignment*alignment)
+			b.Offset = max(b.Offset, (c.end+Alignment-1)/Alignment*Alignment)
 		}
 		p.ArenaBytes = max(p.ArenaBytes, b.Offset+b.Bytes)
 		if wanted(i) {
@@ -188,7 +270,6 @@ func assignOffsets(p *Plan) {
 		})
 		placed = slices.Insert(placed, at, span{b.Offset, b.Offset + b.Bytes, b.First, b.Last})
 	}
-	p.placeParts()
 }
 
 // span is the place of a buffer in the arena, and when it is in use: all that is looked at for

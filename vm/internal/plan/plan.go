@@ -122,7 +122,9 @@ const (
 	Scalar               // of the number Bits
 	State                // vector Vector that is kept for the variable Index
 	Setting              // of number Index of an update
-	Slot                 // of the gradient of update Index, among those that ranks exchange with it
+	// of the gradient of update Index, among those that ranks exchange with it; before that is
+	// computed, of another value, which is smaller
+	Slot
 	// of number Vector of the sums of some runs of the gradient of update Index
 	Partial
 	// of a bucket of gradients, number Index from 1 on, that ranks exchange in shards

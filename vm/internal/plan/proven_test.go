@@ -378,7 +378,7 @@ func TestPlainPlansHaveAStepForEachValue(t *testing.T) {
 		if loop, ok := s.Op.(Loop); ok && loop.Count != 1 || s.Epilogue {
 			t.Errorf("step %d is %v", i, s.Op)
 		}
-		bytes += (s.Bytes() + alignment - 1) / alignment * alignment
+		bytes += (s.Bytes() + Alignment - 1) / Alignment * Alignment
 	}
 	for i, b := range plain.Buffers {
 		for _, c := range plain.Buffers[:i] {

@@ -151,12 +151,12 @@ func (in room) place(b *Buffer, s *Shard) {
 
 // placeParts gives parts of buffers their places, and those that are not in the arena.
 func (p *Plan) placeParts() {
-	end := (p.ArenaBytes + alignment - 1) / alignment * alignment
+	end := (p.ArenaBytes + Alignment - 1) / Alignment * Alignment
 	for i := range p.Buffers {
 		switch b := &p.Buffers[i]; {
 		case b.Kind == Whole:
 			b.Offset = end
-			end += (b.Bytes + alignment - 1) / alignment * alignment
+			end += (b.Bytes + Alignment - 1) / Alignment * Alignment
 		case b.Within > 0: // which comes before it
 			b.Offset = p.Buffers[b.Within-1].Offset + b.At
 		}
