@@ -1,8 +1,8 @@
 # How the kernels are compiled. checked.sum is a hash of this file, too.
 
 PTX_BASE := $(patsubst %.cu,%.ptx.gz,$(wildcard kernels/cuda/*.cu))
-PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx.gz,allreduce.sm_80 attention_bf16.sm_80 \
-	attention_narrow.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 recurrent.sm_80 sparse.sm_80 \
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx.gz,attention_bf16.sm_80 \
+	attention_narrow.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 recurrent.sm_80 \
 	allreduce.sm_90 attention_bf16.sm_90a)
 # Functions that kernels/fuse copies into the kernels that it writes.
 PTX_FUNCTIONS := kernels/fuse/functions.ptx

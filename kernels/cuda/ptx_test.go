@@ -236,12 +236,12 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 	const (
-		ampere = "sm_80 (allreduce, attention_bf16, attention_narrow, gather, gemm, ll128, " +
-			"recurrent, sparse), sm_70 (all others)"
+		ampere = "sm_80 (attention_bf16, attention_narrow, gather, gemm, ll128, recurrent), " +
+			"sm_70 (all others)"
 		hopper = "sm_90 (allreduce, attention_bf16), sm_80 (attention_narrow, gather, gemm, " +
-			"ll128, recurrent, sparse), sm_70 (all others)"
+			"ll128, recurrent), sm_70 (all others)"
 		later = "sm_90 (allreduce), sm_80 (attention_bf16, attention_narrow, gather, gemm, " +
-			"ll128, recurrent, sparse), sm_70 (all others)"
+			"ll128, recurrent), sm_70 (all others)"
 		code    = ", as machine code"
 		compile = ", compiled by the driver when they are first loaded"
 	)
