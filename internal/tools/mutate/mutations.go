@@ -19,7 +19,8 @@ var mutations = []mutation{
 	{"gpu", "backend/gpu/ncclcalls.go", "case k.what.Kind == backend.Reduce && k.rank != " +
 		"k.what.Root:", "case k.what.Kind == backend.Reduce && k.rank == k.what.Root:", nil},
 
-	{"group", "internal/group/machine.go", "case len(absent) > 0:", "case len(absent) > 1:", nil},
+	{"group", "internal/group/machine.go", "case len(absent) == 0:", "case len(absent) <= 1:",
+		nil},
 	{"group", "internal/group/machine.go", "if p == m.rank || begun >= l.Wants {",
 		"if p == m.rank || begun > l.Wants {", nil},
 	{"group", "internal/group/memory.go", "theirs.posted.Load()+2*ahead >= seq+ringSlots",
@@ -43,16 +44,16 @@ var mutations = []mutation{
 	{"rendezvous", "rendezvous/join.go", "len(e.Token) < minToken", "len(e.Token) < 1", nil},
 
 	{"nonfinite", "kernels/pools.go", "if m != T(math.Inf(-1)) {", "if m == m {", nil},
-	{"nonfinite", "kernels/fuse/angle.go", "		eighths++", "", nil},
+	{"nonfinite", "kernels/internal/simd/angle.go", "		eighths++", "",
+		[]string{"./kernels/fuse", "./kernels/internal/simd"}},
 	{"nonfinite", "kernels/internal/simd/windows.go", "if seen > most[i] || seen != seen {",
 		"if seen > most[i] {", nil},
 	{"nonfinite", "vm/internal/read/rectify.go", "if !b.rectifiers[mask] {",
 		"if !b.rectifiers[mask] || true {", []string{"./vm"}},
-	{"nonfinite", "vm/internal/read/crossentropy.go",
-		"b.sum(b.where(t.right, b.two(fuse.Sub, chosen, logSum), t.others))",
-		"b.sum(b.two(fuse.Mul, b.two(fuse.Sub, chosen, logSum), t.right))", []string{"./vm"}},
-	{"nonfinite", "vm/internal/read/norms.go", "b.two(fuse.Sub, variance, variance))",
-		"b.two(fuse.Sub, scale, scale))", []string{"./vm"}},
+	{"nonfinite", "ops/nn/crossentropy.go", "each = b.Do(fuse.Where, t.right, each, t.others)",
+		"each = b.Do(fuse.Mul, each, t.right)", []string{"./ops/nn", "./vm"}},
+	{"nonfinite", "internal/program/expressions.go", "b.Do(fuse.Sub, variance, variance))",
+		"b.Do(fuse.Sub, scale, scale))", []string{"./ops/nn", "./vm"}},
 
 	{"plan", "vm/internal/plan/group.go", "_, _, way := g.search(earlier(a, b))\n\treturn way",
 		"return false", []string{"./vm"}},
