@@ -19,9 +19,9 @@ var mutations = []mutation{
 	{"gpu", "backend/gpu/ncclcalls.go", "case k.what.Kind == backend.Reduce && k.rank != " +
 		"k.what.Root:", "case k.what.Kind == backend.Reduce && k.rank == k.what.Root:", nil},
 
-	{"group", "internal/group/machine.go", "case len(absent) == 0:", "case len(absent) <= 1:",
+	{"group", "internal/group/arbiter.go", "case len(absent) == 0:", "case len(absent) <= 1:",
 		nil},
-	{"group", "internal/group/machine.go", "if p == m.rank || begun >= l.Wants {",
+	{"group", "internal/group/arbiter.go", "if p == m.rank || begun >= l.Wants {",
 		"if p == m.rank || begun > l.Wants {", nil},
 	{"group", "internal/group/memory.go", "theirs.posted.Load()+2*ahead >= seq+ringSlots",
 		"theirs.posted.Load() >= seq+ringSlots", nil},
