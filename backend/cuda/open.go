@@ -9,8 +9,8 @@ import (
 // otherwise an error that says what is missing. A program built without tag gpu has no GPU.
 func Available() error { return available() }
 
-// Driver returns how many devices this process can see, and up to which CUDA the driver is for, such
-// as 13000 for 13.0.
+// Driver returns how many devices this process can see, and up to which CUDA the driver is for,
+// such as 13000 for 13.0.
 func Driver() (devices, version int, err error) {
 	if err := Available(); err != nil {
 		return 0, 0, err
