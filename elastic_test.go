@@ -1612,7 +1612,7 @@ func TestABoundOfNormsIsPositive(t *testing.T) {
 	}
 }
 
-// TestNoStepFollowsOneThatHasPanicked: the parameters may be those of half a step.
+// TestNoStepFollowsOneThatHasPanicked: the parameters may have taken half a step.
 func TestNoStepFollowsOneThatHasPanicked(t *testing.T) {
 	for _, way := range elasticWays[:2] {
 		_, e := oneElastic(t, way, lossless)

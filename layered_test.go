@@ -21,8 +21,8 @@ import (
 // topologies of four ranks; the first one is flat.
 var topologies = []string{"", "2x2", "2x2:minor", "0,1,1,0", "4x1"}
 
-// onTopologies runs a rank of four on every topology, which gives numbers that must
-// be those of the flat one, and makes so many hierarchical calls.
+// onTopologies runs a rank of four on every topology, which must give the
+// numbers of the flat one, and make so many hierarchical calls.
 func onTopologies(t *testing.T, calls int, rank func(comm backend.Communicator,
 	build sync.Locker) ([]float32, error)) {
 	t.Helper()

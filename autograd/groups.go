@@ -133,8 +133,8 @@ func refuseGroups(format string, args ...any) error {
 	return fmt.Errorf("autograd: Groups: %w: %w", backend.ErrArgument, fmt.Errorf(format, args...))
 }
 
-// Step updates the parameters in place, which it is given in the order of NewGroups. Errors are
-// those of [Solver]; nothing has changed if one group refuses its parameters.
+// Step updates the parameters in place, which it is given in the order of NewGroups. It returns the
+// errors of [Solver]; nothing has changed if one group refuses its parameters.
 func (g *Groups) Step(params []gorgonia.ValueGrad) error {
 	if len(params) != len(g.of) {
 		return refuseGroups("Step is given %d parameters, the groups have %d", len(params),

@@ -120,8 +120,8 @@ func (b Buffer) Bytes() []byte {
 	return unsafe.Slice((*byte)(b.host), b.NBytes())
 }
 
-// View returns the elements of a host Buffer as a slice of T, whose size must
-// be that of the Buffer's DType; nil for a Buffer on a device.
+// View returns the elements of a host Buffer as a slice of T, which has the size of the Buffer's
+// DType; nil for a Buffer on a device.
 func View[T Element](b Buffer) []T {
 	if b.host == nil || b.n == 0 {
 		return nil

@@ -49,8 +49,8 @@ type Queue interface {
 
 // Event is a point in a queue.
 type Event interface {
-	// Join stops the calling goroutine until the event has happened. An error is
-	// that of ctx: the queue goes on.
+	// Join stops the calling goroutine until the event has happened, or returns the
+	// error of ctx when that ends first: the queue goes on.
 	Join(ctx context.Context) error
 	// Done reports whether the event has happened, or never will: Join then does
 	// not wait.

@@ -274,8 +274,8 @@ func (b *Builder) learnableFor(w, x Node) (Node, error) {
 	return w, nil
 }
 
-// divided checks an operand that meets learnables: over the Sequence group, the sum of the ranks'
-// gradients must be that of the learnable.
+// divided checks an operand that meets learnables: over the Sequence group, the ranks' gradients
+// must add up to the learnable's.
 func divided(operand string, x Node) error {
 	if p := x.place[Sequence]; !p.split() && p != Copied {
 		return misplaced(operand, x, Sequence, Split(max(0, min(1, x.Dims()-2))), Copied)

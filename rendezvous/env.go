@@ -88,7 +88,7 @@ func (e *EnvError) ExitCode() int { return 2 }
 // not name a job, so they need MASTER_PORT or EURYALE_JOB, which must differ between jobs.
 // Hydra does not name a job either: its ranks are those that one of its proxies started.
 //
-// Without a launcher the process is a job of one rank. But if other variables are those
+// Without a launcher the process is a job of one rank. But if other variables tell
 // of a job that this package cannot read, that is an error, because all its ranks would train
 // alone: PMI_SIZE, SLURM_STEP_NUM_TASKS, PBS_TASKNUM, AWS_BATCH_JOB_NUM_NODES, _CONDOR_NPROCS,
 // HOROVOD_SIZE, JSM_NAMESPACE_SIZE, NNODES or PET_NNODES above 1, NODE_RANK or PET_NODE_RANK above

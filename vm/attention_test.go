@@ -36,8 +36,8 @@ func selfAttention(t testing.TB) *model {
 	return m
 }
 
-// TestAttentionOfBF16: heads are read and written as they lie, without copies, and gradients are
-// those of f32 except for rounding.
+// TestAttentionOfBF16: heads are read and written as they lie, without copies, and gradients equal
+// those in f32 except for rounding.
 func TestAttentionOfBF16(t *testing.T) { attentionOfBF16(t, devices) }
 
 func attentionOfBF16(t *testing.T, devices map[string]func(testing.TB) backend.Device) {

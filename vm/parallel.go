@@ -51,7 +51,7 @@ import (
 // the middle of RunAll is final, since other ranks may have had a part of the step. That of a
 // communicator names rank and collective. RunAll, Pull and the solver's State return it from then
 // on, and what the machine has of the learnables is lost. On a device, their host tensors remain as
-// they were pulled last; on the host, they may be those of half a step. Load a checkpoint, with a
+// they were pulled last; on the host, they may have taken half a step. Load a checkpoint, with a
 // new communicator.
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) {

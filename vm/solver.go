@@ -19,9 +19,9 @@ import (
 
 // WithSolver makes each RunAll end with a step of a solver, in place of
 // solver.Step(gorgonia.NodesToValueGrads(learnables)): a loop for each learnable updates it and
-// what the solver keeps for it, in place. A GPU runs those of all learnables at once. The bits are
-// those of the solver's Step after a run without it. SetRate before a RunAll sets the rate of its
-// step.
+// what the solver keeps for it, in place. A GPU runs those of all learnables at once. The
+// solver's Step after a run without it has the same bits. SetRate before a RunAll sets the rate of
+// its step.
 //
 // On a device, learnables and the solver's state stay there. [Machine.Pull] copies learnables to
 // their host tensors; the solver's State fetches its state, and Save and Load of

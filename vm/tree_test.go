@@ -257,8 +257,8 @@ func TestTreeOfRanksOnGPU(t *testing.T) {
 	})
 }
 
-// TestTreeOnDevices: on a device, whose graphs hold each kind of run, the bits of several runs are
-// those of single steps.
+// TestTreeOnDevices: on a device, whose graphs hold each kind of run, several runs have the
+// bits of single steps.
 func TestTreeOnDevices(t *testing.T) {
 	var want [][]float64
 	for where, device := range devices {

@@ -89,8 +89,11 @@ func available() error {
 	return nil
 }
 
-// count returns how many devices this process can see.
-func count() (int, error) { return cu.NumDevices() }
+// look is Driver where there is one.
+func look() (devices, version int, err error) {
+	devices, err = cu.NumDevices()
+	return devices, int(cu.Version()), err
+}
 
 // open is Open where there is a driver.
 func open(ordinal int) (*Device, error) {

@@ -13,7 +13,7 @@ type Device struct{ backend.Device }
 
 func available() error { return driver.Available() }
 
-func count() (int, error) { return 0, available() }
+func look() (devices, version int, err error) { return 0, 0, available() }
 
 func open(int) (*Device, error) { return nil, available() }
 

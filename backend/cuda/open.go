@@ -9,15 +9,24 @@ import (
 // otherwise an error that says what is missing. A program built without tag gpu has no GPU.
 func Available() error { return available() }
 
+// Driver returns how many devices this process can see, and up to which CUDA the driver is for,
+// such as 13000 for 13.0.
+func Driver() (devices, version int, err error) {
+	if err := Available(); err != nil {
+		return 0, 0, err
+	}
+	if devices, version, err = look(); err != nil {
+		err = fmt.Errorf("cuda: count the devices: %w", err)
+	}
+	return devices, version, err
+}
+
 // Devices opens every device that this process can see, in the order of their
 // ordinals.
 func Devices() ([]*Device, error) {
-	if err := Available(); err != nil {
-		return nil, err
-	}
-	n, err := count()
+	n, _, err := Driver()
 	if err != nil {
-		return nil, fmt.Errorf("cuda: count the devices: %w", err)
+		return nil, err
 	}
 	all := make([]*Device, 0, n)
 	for ordinal := range n {

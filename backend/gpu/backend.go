@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,14 +18,12 @@ import (
 
 // Backend connects ranks that have a GPU each.
 type Backend struct {
-	// Dir is a tmpfs for shared memory; empty means EURYALE_SHM_DIR, or /dev/shm.
-	Dir string
 	// Notice is called with what a user should know, once each: which network interface NCCL
 	// uses between machines, and that calls are given host memory, which costs two copies
 	// each. Nil says nothing.
 	Notice func(text string)
 	// Options say how calls choose between NCCL and our kernels; nil means what
-	// EURYALE_LOWLATENCY says, see [Parse].
+	// EURYALE_LOWLATENCY says, see [Asked].
 	Options *Options
 
 	open    func(ordinal int) (Device, error)
@@ -157,15 +156,6 @@ func (b *Backend) device(ordinal int) (Device, error) {
 	return d, err
 }
 
-func (b *Backend) dir() string {
-	for _, dir := range []string{b.Dir, env.ShmDir.Read(os.Getenv)} {
-		if dir != "" {
-			return dir
-		}
-	}
-	return "/dev/shm"
-}
-
 // Connect implements [backend.Backend]. The ranks of w have a device each.
 func (b *Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
 	ctx, cancel := context.WithTimeout(ctx, initTime(w.Timeout))
@@ -199,13 +189,13 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World, key string) 
 	if err != nil { // prepare reports it, and vote then fails on every rank
 		return nil, err
 	}
-	whole := group.Whole(w)
+	whole, dir := group.Whole(w), cmp.Or(env.ShmDir.Read(os.Getenv), "/dev/shm")
 	board, err := group.Sharing{Gather: group.OverStore(ctx, w, key+"/board"), Rank: w.Rank,
-		Dir: b.dir()}.Board(w, whole)
+		Dir: dir}.Board(w, whole)
 	if err != nil {
 		return nil, err
 	}
-	common := &groupState{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev,
+	common := &groupState{world: w, dir: dir, timeout: w.Timeout, lib: lib, dev: dev,
 		notice: b.notice, scratchLen: b.scratch, quick: b.quick,
 		asked: ranks[0].Settings, limit: o.limit(w.Timeout)}
 	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))

@@ -44,9 +44,8 @@ var algorithms = [algorithmCount]algorithm{
 }
 
 // packetBytes is the largest operand that travels in packets, of which half is flags.
-// Larger ones travel in lines, of which a sixteenth is. Among four H200, packets were 0.6
-// to 0.8 us faster up to 32 KiB, the same at 64, and 0.5 slower at 128; among two, lines
-// were as fast (bench/results/2026-11/2026-11-21-h200x4-lowlatency.txt, h200x2-lowlatency.txt).
+// Larger ones travel in lines, of which a sixteenth is: bench/results/2026-11 has both among four
+// ranks (2026-11-21-h200x4-lowlatency.txt) and among two (2026-11-21-h200x2-lowlatency.txt).
 const packetBytes = 128 << 10
 
 // mostLL is what each rank can push to all others: in lines, where those arrive whole.

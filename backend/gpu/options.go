@@ -77,9 +77,8 @@ type settings struct {
 	Measure bool // what Table lacks
 }
 
-// stagingBytes is one half of the staging of a rank. A round of a two-shot fills it, and each
-// round costs 4 to 6 us more: 256 MiB among two H200 took 844, 771, 754 and 758 us with 16, 32,
-// 64 and 128 MiB (bench/results/2026-11/2026-11-23-h200x2-push.txt).
+// stagingBytes is one half of the staging of a rank. A round of a two-shot fills it, and each round
+// costs some time: bench/results/2026-11/2026-11-23-h200x2-push.txt compares sizes.
 const stagingBytes = 64 << 20
 
 // halvedBytes is the smallest operand that one kernel sends as 16 bits: 1 MiB takes 8 us on

@@ -239,8 +239,8 @@ func (k *call) Done() bool {
 	return !slices.ContainsFunc(k.works, func(b begun) bool { return !b.work.Done() })
 }
 
-// outcome is the error of a Join, which may be that of its context. Another one
-// has ended all phases, but those that compute may still be at it.
+// outcome is the error of a Join. Unless its context has ended, all phases have, but those that
+// compute may still be at it.
 func (k *call) outcome(ctx context.Context, at slicePhase, err error) error {
 	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
 		return err

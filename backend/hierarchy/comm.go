@@ -165,8 +165,8 @@ func (c *Communicator) Layered() bool { return c.layered() }
 // must be idle, on every rank.
 func (c *Communicator) Between() backend.Communicator { return c.parts[broadcastPhase] }
 
-// Inside returns the communicator of this rank's machine, nil if it has one device. Calls of it are
-// those of [Communicator.Between].
+// Inside returns the communicator of this rank's machine, nil if it has one device. Call it as
+// [Communicator.Between].
 func (c *Communicator) Inside() backend.Communicator { return c.parts[gatherPhase] }
 
 // Plan returns what the choice between flat and hierarchical follows from.

@@ -4,8 +4,8 @@
     python3 gloo_allreduce.py -n 4 --min 1K --max 64M > gloo-4.jsonl
 
 Starts n processes of this machine that meet on 127.0.0.1 and writes one JSON
-line for each size, with the keys of `euryale bench --json`. The method is that
-of the Go package bench: ten calls to choose how many to time, a fifth of that
+line for each size, with the keys of `euryale bench --json`. It measures
+as the Go package bench does: ten calls to choose how many to time, a fifth of that
 number to warm up further, then calls back to back on zeros, in place (there is
 no other way here); p50 and p99 over the calls of rank 0 by the nearest-rank
 rule, the mean of the slowest rank, bandwidth from the mean; afterwards one call

@@ -8,8 +8,6 @@ import (
 	"os"
 	"strings"
 
-	"gorgonia.org/cu"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/gpu/nvml"
@@ -19,16 +17,13 @@ import (
 
 // openGPUs opens all GPUs that this process can see.
 func openGPUs() (*gpus, error) {
-	if err := cuda.Available(); err != nil {
-		return nil, fmt.Errorf("%w; %s", err, kernelDriver())
-	}
-	n, err := cu.NumDevices()
+	n, newest, err := cuda.Driver()
 	if err != nil {
-		return nil, fmt.Errorf("count the GPUs: %w", err)
+		return nil, fmt.Errorf("%w; %s", err, kernelDriver())
 	}
 	g := &gpus{probe: 64 << 20}
 	g.driver = fmt.Sprintf("for CUDA %d.%d; the oldest that works is 450.36, for CUDA 11.0",
-		cu.Version()/1000, cu.Version()%1000/10)
+		newest/1000, newest%1000/10)
 	library, version, err := management()
 	if err == nil {
 		g.driver = version + ", " + g.driver

@@ -182,8 +182,8 @@ func TestLearns(t *testing.T) {
 	}
 }
 
-// TestALostRankChangesNothing: a rank is killed, all are started anew, and the parameters are those
-// of a training that nothing has disturbed.
+// TestALostRankChangesNothing: a rank is killed, all are started anew, and the parameters equal
+// those of a training that nothing has disturbed.
 func TestALostRankChangesNothing(t *testing.T) {
 	for flags, call := range map[string]int{"": 60, " --tp 2": 500, " --lora 2": 60} {
 		var params []string

@@ -220,8 +220,8 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// TestALostRankChangesNothing: a rank is killed, all are started anew, and the parameters are those
-// of a training that nothing has disturbed, also where each rank has a part of them.
+// TestALostRankChangesNothing: a rank is killed, all are started anew, and the parameters equal
+// those of a training that nothing has disturbed, also where each rank has a part of them.
 func TestALostRankChangesNothing(t *testing.T) {
 	text := repeating(t)
 	for layout, call := range map[string]int{"": 60, "--tp 2": 200} { // between steps 3 and 9

@@ -46,7 +46,7 @@
 // # One rank
 //
 // A [Member] is a rank's part in a group. It has the clock, the lock and the first error,
-// and tells the machine what it sees: when a wait looks ([Member.Check]), when the watchdog
+// and tells the arbiter what it sees: when a wait looks ([Member.Check]), when the watchdog
 // looks ([Member.Watch]), and when something happens ([Member.Tell], [Member.Ends]).
 //
 // What a group shares on its devices ends by a [Teardown], also after the group.
@@ -65,7 +65,7 @@
 //
 //  1. a leaf's order, held while a call is started and numbered; on the host then busy, held
 //     while a call runs
-//  2. Member.mu, held while the machine takes an event and the end is recorded and published
+//  2. Member.mu, held while the arbiter takes an event and the end is recorded and published
 //  3. a leaf's state, which Config.Ending takes to find out what was done
 //  4. the Board's mu: in Memory, held while headers are compared
 //

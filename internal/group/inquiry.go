@@ -21,7 +21,7 @@ type inquiry struct {
 
 // asks asks, once in a wait, and fills in the answer once it is there. m.mu is held.
 func (m *Member) asks(now time.Time, wants uint64) {
-	absent := m.jobRanks(m.machine.Absent())
+	absent := m.jobRanks(m.arbiter.Absent())
 	old := m.inquiry == nil || m.inquiry.call != wants ||
 		now.After(m.inquiry.until.Add(inquiryTime))
 	if old && len(absent) > 0 {
@@ -45,7 +45,7 @@ func (m *Member) asks(now time.Time, wants uint64) {
 
 // shows has the others see for whom this rank waits. m.mu is held.
 func (m *Member) shows(now time.Time) {
-	if absent := m.machine.Absent(); len(absent) > 0 && m.machine.State() == Working {
+	if absent := m.arbiter.Absent(); len(absent) > 0 && m.arbiter.State() == Working {
 		m.World.Waits(m.jobRanks(absent))
 	}
 }

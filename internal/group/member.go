@@ -36,7 +36,7 @@ type Member struct {
 	over chan struct{} // closed by the first error
 
 	mu      sync.Mutex // guards what follows
-	machine Arbiter
+	arbiter Arbiter
 	look    Look // memory for the next one
 	inquiry *inquiry
 
@@ -50,7 +50,7 @@ type Member struct {
 func NewMember(c Config) *Member {
 	size := len(c.Members)
 	return &Member{
-		Config: c, machine: NewArbiter(c.Rank, c.Members, cmp.Or(c.Timeout, c.World.Timeout)),
+		Config: c, arbiter: NewArbiter(c.Rank, c.Members, cmp.Or(c.Timeout, c.World.Timeout)),
 		look: Look{Closed: make([]bool, size), Begun: make([]uint64, size)},
 		over: make(chan struct{}), left: make(chan struct{}),
 	}
@@ -97,7 +97,7 @@ func (m *Member) Check(wants uint64) error {
 	return m.Failure("")
 }
 
-// observe lets the machine look at the group, and returns what [Arbiter.Awaited] does.
+// observe lets the arbiter look at the group, and returns what [Arbiter.Awaited] does.
 func (m *Member) observe(wants uint64) (awaited []int, waited time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -106,9 +106,9 @@ func (m *Member) observe(wants uint64) (awaited []int, waited time.Duration) {
 	}
 	now := time.Now()
 	m.see(now, wants)
-	m.end(m.machine.Step(now, &m.look))
+	m.end(m.arbiter.Step(now, &m.look))
 	m.shows(now)
-	return m.machine.Awaited(now, &m.look)
+	return m.arbiter.Awaited(now, &m.look)
 }
 
 // see fills in what there is to see. m.mu is held.
@@ -124,10 +124,10 @@ func (m *Member) see(now time.Time, wants uint64) {
 	for p := range m.look.Begun {
 		m.look.Begun[p] = m.Health.Begun(p)
 	}
-	if m.Late != nil && m.machine.Impatient(now) {
+	if m.Late != nil && m.arbiter.Impatient(now) {
 		m.look.Late, m.look.Sure = m.Late()
 	}
-	if d := m.machine.Deadline(); !d.IsZero() && !now.Before(d) {
+	if d := m.arbiter.Deadline(); !d.IsZero() && !now.Before(d) {
 		m.look.Stopped = m.World.Stopped()
 		m.asks(now, wants)
 	}
@@ -138,7 +138,7 @@ func (m *Member) see(now time.Time, wants uint64) {
 func (m *Member) Deadline() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.machine.Deadline()
+	return m.arbiter.Deadline()
 }
 
 // Gone implements [Presence].
@@ -156,11 +156,11 @@ func (m *Member) Gone(r int) error {
 	return nil
 }
 
-// Tell tells the group's machine what has happened.
+// Tell tells the arbiter what has happened.
 func (m *Member) Tell(e Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.end(m.machine.Step(time.Now(), e))
+	m.end(m.arbiter.Step(time.Now(), e))
 }
 
 // end publishes the end and records it: that of a rank that was first, if there was one. m.mu is

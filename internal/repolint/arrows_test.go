@@ -140,7 +140,7 @@ type fence struct {
 
 // fences: the first whose path matches is the one that counts.
 var fences = []fence{
-	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
+	{"gorgonia.org/cu", []string{"backend/cuda", "backend/gpu", "kernels/cuda"}, "_gpu.go"},
 	{"gorgonia.org", []string{
 		"ops/...", "layers", "models", "autograd/...", "fit", "fit/data", "vm",
 		"vm/internal/read",

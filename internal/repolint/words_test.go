@@ -1,6 +1,7 @@
 package repolint_test
 
 import (
+	"bytes"
 	"go/ast"
 	"path"
 	"regexp"
@@ -48,13 +49,14 @@ func TestTypesOfOneNameMeanOneThing(t *testing.T) {
 }
 
 // crooked is how a sentence says "is that of y", where it can name the thing or its owner.
-var crooked = regexp.MustCompile(`\b(is|are|was|were) (that|those) of\b`)
+var crooked = regexp.MustCompile(`\b(is|are|was|were|be)[\s/#*]+(that|those)[\s/#*]+of\b`)
 
 func TestNoSentenceSaysIsThatOf(t *testing.T) {
 	eachText(t, func(name string, text []byte) {
-		for i, line := range strings.Split(string(text), "\n") {
-			if crooked.MatchString(line) && name != "internal/repolint/words_test.go" {
-				t.Errorf("%s:%d: name the thing or its owner: %s", name, i+1, line)
+		for _, at := range crooked.FindAllIndex(text, -1) {
+			if name != "internal/repolint/words_test.go" {
+				t.Errorf("%s:%d: name the thing or its owner: %q", name,
+					1+bytes.Count(text[:at[0]], []byte("\n")), text[at[0]:at[1]])
 			}
 		}
 	})

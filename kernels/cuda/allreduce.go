@@ -239,9 +239,7 @@ const (
 )
 
 // fill makes c this call: the geometry and the parameters. There are as many blocks as there is
-// work for, up to MaxPeerBlocks: among four H200, 16 to 48 of them took up to 70 % longer for sums
-// in lines of 1 MiB, and up to 155 % for two shots in lines of 32 MiB, which had no pipeline yet;
-// to sums of up to 64 KiB, and to two shots with barriers, it was no difference
+// work for, up to MaxPeerBlocks: fewer were slower, or no faster
 // (2026-11-21-h200x4-lowlatency.txt). Other numbers of threads in a block were not measured.
 func (x *PeerCall) fill(c *Launch, p *Peers) {
 	c.Event = x.Event

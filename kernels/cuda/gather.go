@@ -152,8 +152,7 @@ func (a axes) transposed() int {
 // where one of these two is short, and next to the other on its side: the source is split
 // by it, or joined. Else it returns -1. Planes are long enough for their ends, parts of 32
 // bytes, to be a sixteenth of them at most. Elements of 8 bytes are as fast to join with
-// gather: 99 to 110 % of the speed of the driver's copy (H200,
-// bench/results/2026-11/2026-11-22-h200-kernels.txt).
+// gather (bench/results/2026-11/2026-11-22-h200-kernels.txt).
 func (a axes) planes() int {
 	const short, long = 16, 1024 // elements, bytes
 	last := a.n - 1

@@ -9,12 +9,9 @@ import (
 const (
 	warp         = 32
 	ll128Threads = 512 // in a block, at most
-	// ll128Lines are those that ranks send to one in a round, at most. Of 8192 to
-	// 131072, this many were the best or within 3 % of it from 512 KiB to 64 MiB, on two
-	// H200 and on four, but for 4 MiB on two, where 32768 took 10 % less; 131072 took 10 %
-	// longer for 8 MiB on four (bench/results/2026-11/2026-11-21-h200x4-linedtwo.txt). Of Halved
-	// calls, they were the best or within 5 % of it up to 256 MiB
-	// (bench/results/2026-11/2026-11-21-h200x4-wire.txt).
+	// ll128Lines are those that ranks send to one in a round, at most: the best number, or
+	// near it, at most sizes (bench/results/2026-11/2026-11-21-h200x4-linedtwo.txt), also of
+	// Halved calls (bench/results/2026-11/2026-11-21-h200x4-wire.txt).
 	ll128Lines = 1 << 16
 )
 

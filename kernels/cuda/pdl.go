@@ -12,10 +12,9 @@ import (
 // earlier kernels have ended and their writes are visible. A text for Hopper or newer has that
 // instruction already.
 //
-// Back to back, PDL makes copies, casts and permutes of 16 MiB 10 to 23 % faster and those
-// of 64 MiB 2 to 11 %, and it takes up to 0.9 us off the host's time for a launch. Kernels that
-// execute launch_dependents before they end are between 3 % faster and 15 % slower, so these do
-// not (H200, bench/results/2026-11/2026-11-22-h200-early.txt and -kernels.txt).
+// Back to back, PDL makes copies, casts and permutes faster, and takes less of the host's time for
+// a launch. Kernels that execute launch_dependents before they end are mostly slower, so these do
+// not (bench/results/2026-11/2026-11-22-h200-early.txt and 2026-11-22-h200-kernels.txt).
 func withPDL(text string) string {
 	var b strings.Builder
 	inEntry := false

@@ -339,7 +339,7 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	// an order of their own anyway.
 	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention", "attention_bf16",
 		"attention_narrow", Recurrences}, family) && strings.Contains(text, "fma.rn") {
-		t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
+		t.Errorf("%s has fused multiply-adds: results would differ from the host's", family)
 	}
 	if strings.HasPrefix(family, "attention_") { // whose weights are rounded to 8 bits after this
 		text = strings.ReplaceAll(text, "ex2.approx.ftz.f32", "")

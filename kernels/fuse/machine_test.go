@@ -658,7 +658,8 @@ func conversion(parts []string) function {
 	case d == "f16":
 		return func(a, _, _ uint64) uint64 { return toHalf(float32(read(a))) }
 	case d[0] == 'f':
-		round := map[string]func(float64) float64{"rpi": math.Ceil, "rmi": math.Floor}[rounding]
+		round := map[string]func(float64) float64{"rpi": math.Ceil, "rmi": math.Floor,
+			"rzi": math.Trunc, "rni": math.RoundToEven}[rounding]
 		return func(a, _, _ uint64) uint64 {
 			x := read(a)
 			if round != nil {

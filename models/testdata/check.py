@@ -4,7 +4,7 @@
     python3 check.py TESTDATA FOLDER ADAPTER [TESTDATA FOLDER ADAPTER ...]
 
 The model of each FOLDER, with the adapter of ADAPTER unless it is "-", gets the tokens of
-TESTDATA/expected.safetensors. The logits must be those of the file, of the name "logits" or
+TESTDATA/expected.safetensors. The logits must equal the file's, of the name "logits" or
 "adapter.logits".
 """
 import os

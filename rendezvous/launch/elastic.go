@@ -152,7 +152,7 @@ func (p *pool) allows(number int, patience time.Duration) time.Duration {
 // bury tells the job that a process, counted from 1, has ended. It reports whether that had done
 // its last step, and whether any process has.
 func (p *pool) bury(process int) (left, finished bool) {
-	// the register is in this process: an error would be that of a closed one
+	// the register is in this process: only a closed one returns an error
 	left, finished, _ = p.job.Bury(context.Background(), elastic.ID(process))
 	return left, finished
 }

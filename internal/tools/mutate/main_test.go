@@ -30,6 +30,16 @@ func TestVerdictsNameTheTest(t *testing.T) {
 	}
 }
 
+// A mutation whose line is gone shows nothing: list another one like it.
+func TestLinesOfMutationsAreThere(t *testing.T) {
+	for _, m := range mutations {
+		text, err := os.ReadFile(filepath.Join("..", "..", "..", m.file))
+		if n := strings.Count(string(text), m.old); err != nil || n != 1 {
+			t.Errorf("%s: %q is there %d times, want 1: %v", m.file, m.old, n, err)
+		}
+	}
+}
+
 func TestOverlayHoldsTheMutation(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "x.go")

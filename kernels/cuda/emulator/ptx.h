@@ -218,8 +218,10 @@ inline Step conversion(const std::string &rounding, const std::string &d, const 
 		});
 	if (d == "f16")
 		return step(o, [](u64 a, u64, u64) -> u64 { return narrow_f16(single(a)).bits; });
-	auto rounded = [up = rounding == "rpi", down = rounding == "rmi"](f64 x) {
-		return up ? std::ceil(x) : down ? std::floor(x) : x;
+	auto rounded = [up = rounding == "rpi", down = rounding == "rmi", cut = rounding == "rzi",
+					even = rounding == "rni"](f64 x) {
+		x = up ? std::ceil(x) : down ? std::floor(x) : x;
+		return cut ? std::trunc(x) : even ? std::nearbyint(x) : x;
 	};
 	auto of = [=](auto read) -> Step {
 		if (d == "f32")

@@ -15,7 +15,7 @@ import (
 // Verify proves that a plan computes its program. It runs the plan on paper, each kind of run, with
 // what each piece of memory means in place of elements: every step gets what it finds in the memory
 // of its operands and leaves in that of its results what it computes of them, whatever that
-// overwrites. In the end the results must be those of the program, variables and what solvers keep
+// overwrites. In the end the results must be the program's, variables and what solvers keep
 // for them what the updates make of them, in each bucket the right gradients must have been
 // exchanged, and operations with an effect must have run in their order.
 //
