@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // hub serves a group: it keeps what ranks tell, compares their calls, and tells the others.
@@ -145,7 +147,7 @@ func (h *hub) dismiss(term uint64) {
 
 // hangUp waits for the ranks to leave that are not lost, for d at most, and leaves those that stay.
 func (h *hub) hangUp(d time.Duration, down func(rank int) bool) {
-	for wait := Patient(d); h.attended(down) && !wait.Over(); {
+	for wait := spinwait.Patient(d); h.attended(down) && !wait.Over(); {
 		time.Sleep(200 * time.Microsecond)
 	}
 	h.mu.Lock()

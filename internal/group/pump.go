@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"net"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // pump keeps a rank connected to the server of its term, until Release. A rank that serves until
@@ -202,7 +204,7 @@ func (p *pump) sayGoodbye() bool {
 		p.follow(p.term + 1)
 		return false
 	}
-	for wait := Patient(partTime); !wait.Over(); time.Sleep(50 * time.Microsecond) {
+	for wait := spinwait.Patient(partTime); !wait.Over(); time.Sleep(50 * time.Microsecond) {
 		p.mu.Lock()
 		answered := p.answered >= question
 		p.mu.Unlock()

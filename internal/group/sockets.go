@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -28,7 +29,7 @@ const (
 	// settleTime is how long a report waits for what every rank had begun before it: a rank
 	// that is stopped never tells.
 	settleTime = 50 * time.Millisecond
-	// partTime is how long Release waits for others, of the time in which this process runs.
+	// partTime is how long Release waits for others, see [spinwait.Patience].
 	partTime = 250 * time.Millisecond
 	// summonTime is how often a server looks for ranks that follow one before it.
 	summonTime = time.Second
@@ -346,7 +347,7 @@ func (b *Sockets) Release() error {
 	}
 	close(b.stop)
 	if b.opened {
-		if !Patient(2 * partTime).await(b.done) {
+		if !spinwait.Patient(2 * partTime).Await(b.done) {
 			b.end()
 		}
 		<-b.done

@@ -1,6 +1,9 @@
-package group
+package spinwait
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Patience bounds a wait for other ranks by the time in which this process runs. A process that is
 // stopped, or gets no core, hears nobody meanwhile: of a pause between two looks only glance counts.
@@ -24,8 +27,8 @@ func (p *Patience) Over() bool {
 	return p.left <= 0
 }
 
-// await waits for done, and reports whether it has come in time.
-func (p *Patience) await(done <-chan struct{}) bool {
+// Await waits for done, and reports whether it has come in time.
+func (p *Patience) Await(done <-chan struct{}) bool {
 	tick := time.NewTicker(glance / 5)
 	defer tick.Stop()
 	for !p.Over() {
@@ -36,4 +39,15 @@ func (p *Patience) await(done <-chan struct{}) bool {
 		}
 	}
 	return false
+}
+
+// WithPatience is [context.WithTimeout] with the time of a [Patience].
+func WithPatience(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(parent)
+	go func() {
+		if !Patient(d).Await(ctx.Done()) {
+			cancel(context.DeadlineExceeded)
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
