@@ -1,9 +1,11 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -216,6 +218,43 @@ func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
 				t.Errorf("ranks %v are missing, want rank 2", got)
 			}
 		})
+	}
+}
+
+// endedConn is a connection to a process that has ended: writing finds that first, and only then is read
+// what it has said before.
+type endedConn struct {
+	net.Conn
+	said  *bytes.Reader
+	wrote chan struct{}
+}
+
+func (e endedConn) Write([]byte) (int, error) {
+	close(e.wrote)
+	return 0, errors.New("broken pipe")
+}
+
+func (e endedConn) Read(p []byte) (int, error) {
+	<-e.wrote
+	time.Sleep(10 * time.Millisecond)
+	return e.said.Read(p)
+}
+
+// TestTheWillOfAServerIsReadAfterAWriteHasFailed: whoever writes to the server as it ends finds that
+// before it has read the will.
+func TestTheWillOfAServerIsReadAfterAWriteHasFailed(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	var said bytes.Buffer
+	will := frame{kind: kindWill, body: (&Failure{2, errors.New("no sign of rank 2")}).encode()}
+	if err := will.writeTo(&said); err != nil {
+		t.Fatal(err)
+	}
+	conn := endedConn{near, bytes.NewReader(said.Bytes()), make(chan struct{})}
+	w := worldOver(t, 1, 3, newClient(conn, identity{}, "", identity{rank: 1, size: 3}, long))
+	<-w.Down()
+	if f := w.Failure(); f.Rank != 2 {
+		t.Errorf("the job names %v", f)
 	}
 }
 
