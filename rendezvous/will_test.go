@@ -221,8 +221,8 @@ func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
 	}
 }
 
-// endedConn is a connection to a process that has ended: writing finds that first, and only then is read
-// what it has said before.
+// endedConn is a connection to a process that has ended: writing finds that first, and only then is
+// read what it has said before.
 type endedConn struct {
 	net.Conn
 	said  *bytes.Reader
@@ -240,14 +240,14 @@ func (e endedConn) Read(p []byte) (int, error) {
 	return e.said.Read(p)
 }
 
-// TestTheWillOfAServerIsReadAfterAWriteHasFailed: whoever writes to the server as it ends finds that
-// before it has read the will.
+// TestTheWillOfAServerIsReadAfterAWriteHasFailed: whoever writes to the server as it ends finds
+// that before it has read the will.
 func TestTheWillOfAServerIsReadAfterAWriteHasFailed(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
 	var said bytes.Buffer
-	will := frame{kind: kindWill, body: (&Failure{2, errors.New("no sign of rank 2")}).encode()}
-	if err := will.writeTo(&said); err != nil {
+	will := (&Failure{2, errors.New("no sign of rank 2")}).encode()
+	if err := (frame{kind: kindWill, body: will}).writeTo(&said); err != nil {
 		t.Fatal(err)
 	}
 	conn := endedConn{near, bytes.NewReader(said.Bytes()), make(chan struct{})}

@@ -6,7 +6,8 @@ import (
 )
 
 // Patience bounds a wait for other ranks by the time in which this process runs. A process that is
-// stopped, or gets no core, hears nobody meanwhile: of a pause between two looks only glance counts.
+// stopped, or gets no core, hears nobody meanwhile: of a pause between two looks, 5 ms count at
+// most.
 type Patience struct {
 	left time.Duration
 	last time.Time
