@@ -45,11 +45,16 @@ func dial(ctx context.Context, addr, token string, me identity, wait,
 	if err != nil {
 		return nil, fmt.Errorf("the store at %s: %w", addr, err)
 	}
+	return newClient(conn, server, token, me, timeout), nil
+}
+
+func newClient(conn net.Conn, server identity, token string, me identity,
+	timeout time.Duration) *client {
 	c := &client{link: newLink(conn, timeout), server: server, me: me, token: token,
 		read: make(chan struct{}), calls: map[uint64]chan frame{}}
 	c.closed, c.close = context.WithCancelCause(context.Background())
 	go c.replies()
-	return c, nil
+	return c
 }
 
 // reach connects to a server that proves the token, for wait at most.

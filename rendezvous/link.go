@@ -5,11 +5,17 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // queued is how many frames may wait for a peer that reads slowly. Beyond that, senders
 // to this peer wait; senders to other peers do not.
 const queued = 64
+
+// lastWords is how long a link is still read that takes no data any more: a peer that has ended may
+// have said before whom that is to be put down to, and its reader ends the link after that.
+const lastWords = 200 * time.Millisecond
 
 // link sends frames of several goroutines over a connection. It never waits for the peer
 // while it holds a lock.
@@ -53,6 +59,7 @@ func (l *link) write() {
 		case f := <-l.out:
 			l.conn.SetWriteDeadline(time.Now().Add(l.timeout))
 			if err := f.writeTo(l.conn); err != nil {
+				spinwait.Patient(lastWords).Await(l.over.Done())
 				l.end(fmt.Errorf("its connection does not take data: %w", err))
 				return
 			}

@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 const (
@@ -368,7 +370,7 @@ func (m *member) news() chan struct{} {
 
 // awaitSent waits until the failure was sent to all members, at most spreadTime.
 func (s *server) awaitSent() {
-	ctx, cancel := context.WithTimeout(s.over, spreadTime)
+	ctx, cancel := spinwait.WithPatience(s.over, spreadTime)
 	defer cancel()
 	for _, m := range s.connected() {
 		select {

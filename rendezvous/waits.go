@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,9 +16,10 @@ const (
 	waitsPrefix = "euryale/waits/"
 	// showPause is between two looks whether what is shown is still so.
 	showPause = 50 * time.Millisecond
-	// freshTime is how long after a rank has last said so it is taken to wait: it says so
-	// several times in that time, also when the cores are busy.
-	freshTime = 300 * time.Millisecond
+	// freshLooks is after how many of them, 300 ms, a rank that has not said so again no longer
+	// waits. It says so several times in that time. A clock in their place would take back what is
+	// shown whenever the process has had no core for so long, just when others ask.
+	freshLooks = 6
 	// mostAsked bounds how many ranks are asked after at a time.
 	mostAsked = 64
 )
@@ -26,7 +28,7 @@ const (
 type waits struct {
 	mu    sync.Mutex
 	ranks []int
-	at    time.Time
+	looks int  // since the rank has said so
 	shows bool // a goroutine shows it
 }
 
@@ -36,7 +38,7 @@ func (w *World) Waits(ranks []int) {
 	s := &w.waits
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ranks, s.at = ranks, time.Now()
+	s.ranks, s.looks = ranks, 0
 	if !s.shows {
 		s.shows = true
 		go w.show()
@@ -76,7 +78,7 @@ func (w *World) waitsFor() string {
 	s := &w.waits
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.at) > freshTime {
+	if s.looks++; s.looks > freshLooks {
 		return ""
 	}
 	return encodeRanks(s.ranks)
@@ -87,7 +89,7 @@ func (w *World) ceases() bool {
 	s := &w.waits
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.shows = time.Since(s.at) <= freshTime && w.down.Err() == nil
+	s.shows = s.looks <= freshLooks && w.down.Err() == nil
 	return !s.shows
 }
 
@@ -112,7 +114,8 @@ func decodeRanks(text string, size int) (list []int) {
 // do not wait for others, and whom those that wait are waiting for, directly or through others.
 // Numbers are of the job. If all wait for each other it returns the ranks that seem to. If the
 // store does not answer until ctx ends, or soon if it has not answered before, it returns the rank
-// that serves it.
+// that serves it, or whom that one's will names. So it does if the store ends: its server often
+// is the first whose time is up.
 func (w *World) Missing(ctx context.Context, seem []int) []int {
 	if c, ok := w.inner.(*client); ok && c.silent.Load() {
 		var cancel func()
@@ -126,10 +129,13 @@ func (w *World) Missing(ctx context.Context, seem []int) []int {
 		next = nil
 		answers, err := w.askAfter(ctx, level, asked)
 		if err != nil {
+			var f *Failure
 			if c, ok := w.inner.(*client); ok && ctx.Err() != nil {
-				return []int{c.server.rank}
+				f = c.wills.instead(&Failure{c.server.rank, err})
+			} else if !errors.As(err, &f) {
+				return seem
 			}
-			return seem
+			return []int{f.Rank}
 		}
 		for i, r := range level {
 			switch {

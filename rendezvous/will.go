@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // A rank that has an error because of another one often ends at once, and its connection with it.
@@ -31,7 +33,7 @@ func (w *World) Will(cause error, most time.Duration) error {
 	if f.Rank == w.Rank || w.Failure() != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(most, w.NewsTime(f.Rank)))
+	ctx, cancel := spinwait.WithPatience(context.Background(), min(most, w.NewsTime(f.Rank)))
 	defer cancel()
 	return w.inner.Set(ctx, willKey(w.Rank), f.encode())
 }
@@ -67,7 +69,7 @@ func (id identity) loss(err error) *Failure {
 // bequeath tells all members the will of the rank that serves them, whose end none of them could
 // tell from a loss. It returns when it was sent to all, after spreadTime at the latest.
 func (s *server) bequeath(value []byte) {
-	ctx, cancel := context.WithTimeout(s.over, spreadTime)
+	ctx, cancel := spinwait.WithPatience(s.over, spreadTime)
 	defer cancel()
 	var sent []chan struct{}
 	var to []*member

@@ -1,12 +1,16 @@
 package rendezvous
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -144,6 +148,114 @@ func TestWhoWaitsIsSeenToWaitWhileItDoes(t *testing.T) {
 		seen(2)
 		seen(1) // it no longer says so
 	})
+}
+
+// lateStore takes its first value late, as if this process had had no core meanwhile.
+type lateStore struct {
+	Store
+	late sync.Once
+}
+
+func (s *lateStore) Set(ctx context.Context, key string, value []byte) error {
+	s.late.Do(func() { time.Sleep(time.Hour) })
+	return s.Store.Set(context.Background(), key, value)
+}
+
+// TestWhoWaitsIsSeenToWaitAfterAPause: it had no time to say so again.
+func TestWhoWaitsIsSeenToWaitAfterAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := newTable()
+		w := worldOver(t, 1, 3, &lateStore{Store: table.open()})
+		w.Waits([]int{2})
+		shown := func() string {
+			v, _ := look(t.Context(), table.open(), waitsPrefix+"1")
+			return string(v)
+		}
+		time.Sleep(time.Hour + showPause + showPause/2)
+		if got := shown(); got != "2" {
+			t.Errorf("after the pause rank 1 is seen to wait for %q, want rank 2", got)
+		}
+		time.Sleep(2 * freshLooks * showPause)
+		if got := shown(); got != "" {
+			t.Errorf("a while after it has last said so, rank 1 is seen to wait for %q", got)
+		}
+		w.Close()
+	})
+}
+
+// TestWhoAsksAServerThatEndsNamesWhomItsWillNames: the time of ranks is up at about the same time,
+// and the program of the first may end while another one asks it who is missing.
+func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
+	for _, how := range []string{"it is silent", "its connection ends"} {
+		t.Run(how, func(t *testing.T) {
+			s := tcpServer(t, 3)
+			own := worldOver(t, 0, 3, s.open())
+			c := connectRank(t, s, 1)
+			w := worldOver(t, 1, 3, c)
+			if err := own.Will(&Failure{2, errors.New("no sign of rank 2")}, long); err != nil {
+				t.Fatal(err)
+			}
+			ctx := within(t, long)
+			for c.wills.last.Load() == nil {
+				if ctx.Err() != nil {
+					t.Fatal("the will has not come")
+				}
+				time.Sleep(time.Millisecond)
+			}
+			if how == "it is silent" {
+				s.table.mu.Lock()
+				defer s.table.mu.Unlock()
+				short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+				defer cancel()
+				ctx = short
+			} else {
+				for _, m := range s.connected() {
+					m.link.conn.Close()
+				}
+				<-c.link.over.Done()
+			}
+			if got := w.Missing(ctx, []int{0}); !slices.Equal(got, []int{2}) {
+				t.Errorf("ranks %v are missing, want rank 2", got)
+			}
+		})
+	}
+}
+
+// endedConn is a connection to a process that has ended: writing finds that first, and only then is
+// read what it has said before.
+type endedConn struct {
+	net.Conn
+	said  *bytes.Reader
+	wrote chan struct{}
+}
+
+func (e endedConn) Write([]byte) (int, error) {
+	close(e.wrote)
+	return 0, errors.New("broken pipe")
+}
+
+func (e endedConn) Read(p []byte) (int, error) {
+	<-e.wrote
+	time.Sleep(10 * time.Millisecond)
+	return e.said.Read(p)
+}
+
+// TestTheWillOfAServerIsReadAfterAWriteHasFailed: whoever writes to the server as it ends finds
+// that before it has read the will.
+func TestTheWillOfAServerIsReadAfterAWriteHasFailed(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	var said bytes.Buffer
+	will := (&Failure{2, errors.New("no sign of rank 2")}).encode()
+	if err := (frame{kind: kindWill, body: will}).writeTo(&said); err != nil {
+		t.Fatal(err)
+	}
+	conn := endedConn{near, bytes.NewReader(said.Bytes()), make(chan struct{})}
+	w := worldOver(t, 1, 3, newClient(conn, identity{}, "", identity{rank: 1, size: 3}, long))
+	<-w.Down()
+	if f := w.Failure(); f.Rank != 2 {
+		t.Errorf("the job names %v", f)
+	}
 }
 
 // TestAServerThatDoesNotAnswerIsMissing: who it is that others wait for only the store could say.

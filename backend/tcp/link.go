@@ -4,7 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // lane is what travels in one direction of a connection in a call: pieces of memory, in order.
@@ -72,9 +73,9 @@ type link struct {
 	sock    socket
 	tunnel  *tunnel // nil without TLS, where the socket is the system's
 	out, in lane
-	packed  [packedBytes]byte // short pieces, side by side
-	lost    error             // why nothing travels any more
-	since   time.Time         // when that was seen
+	packed  [packedBytes]byte  // short pieces, side by side
+	lost    error              // why nothing travels any more
+	grace   *spinwait.Patience // with others who may know better
 }
 
 func (l *link) close() error {
@@ -143,5 +144,5 @@ func (l *link) lose(err error) {
 	if l.tunnel != nil {
 		err = l.tunnel.reason(err)
 	}
-	l.lost, l.since = err, time.Now()
+	l.lost, l.grace = err, spinwait.Patient(lostGrace)
 }

@@ -73,7 +73,7 @@ func (e *engine) pause(k *hosted.Call) error {
 		case l == nil:
 			continue
 		case l.lost != nil:
-			if now.Sub(l.since) > lostGrace {
+			if l.grace.Over() {
 				e.Member.Tell(group.Found{Report: e.lost(p)})
 			}
 			continue

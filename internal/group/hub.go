@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // hub serves a group: it keeps what ranks tell, compares their calls, and tells the others.
@@ -145,7 +147,7 @@ func (h *hub) dismiss(term uint64) {
 
 // hangUp waits for the ranks to leave that are not lost, for d at most, and leaves those that stay.
 func (h *hub) hangUp(d time.Duration, down func(rank int) bool) {
-	for end := time.Now().Add(d); h.attended(down) && time.Now().Before(end); {
+	for wait := spinwait.Patient(d); h.attended(down) && !wait.Over(); {
 		time.Sleep(200 * time.Microsecond)
 	}
 	h.mu.Lock()
@@ -189,14 +191,14 @@ func (h *hub) write(l *line) {
 func (h *hub) pending(l *line, b []byte) []byte {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if l.agreed < h.agreed { // first: what comes after a goodbye is not heard
+		l.agreed = h.agreed
+		b = fact{kind: factAgreed, number: l.agreed}.append(b)
+	}
 	for _, f := range l.out {
 		b = f.append(b)
 	}
 	l.out = nil
-	if l.agreed < h.agreed {
-		l.agreed = h.agreed
-		b = fact{kind: factAgreed, number: l.agreed}.append(b)
-	}
 	return b
 }
 
@@ -239,6 +241,13 @@ func (h *hub) hear(l *line, f fact) {
 		}
 	default:
 		h.announce(f)
+	}
+}
+
+// learn takes what the hub's own rank has to tell, without a connection that might be late.
+func (h *hub) learn(facts []fact) {
+	for _, f := range facts {
+		h.hear(nil, f)
 	}
 }
 

@@ -6,16 +6,18 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // inquiryTime bounds how long a rank whose time is up asks the job who is missing: everybody must
-// know within a second.
+// know within a second. A process that gets no core meanwhile would take its own silence for the
+// store's: see [spinwait.Patience].
 const inquiryTime = 500 * time.Millisecond
 
 // inquiry is the question who keeps the others from going on, asked in one wait.
 type inquiry struct {
 	call   uint64
-	until  time.Time
+	asked  time.Time
 	answer atomic.Pointer[[]int] // ranks of the job
 }
 
@@ -23,12 +25,12 @@ type inquiry struct {
 func (m *Member) asks(now time.Time, wants uint64) {
 	absent := m.jobRanks(m.arbiter.Absent())
 	old := m.inquiry == nil || m.inquiry.call != wants ||
-		now.After(m.inquiry.until.Add(inquiryTime))
+		m.inquiry.answer.Load() != nil && now.Sub(m.inquiry.asked) > 2*inquiryTime
 	if old && len(absent) > 0 {
-		q := &inquiry{call: wants, until: now.Add(inquiryTime)}
+		q := &inquiry{call: wants, asked: now}
 		m.inquiry = q
 		go func() {
-			ctx, cancel := context.WithDeadline(context.Background(), q.until)
+			ctx, cancel := spinwait.WithPatience(context.Background(), inquiryTime)
 			defer cancel()
 			missing := m.World.Missing(ctx, absent)
 			q.answer.Store(&missing)
@@ -38,7 +40,7 @@ func (m *Member) asks(now time.Time, wants uint64) {
 		if missing := q.answer.Load(); missing != nil {
 			m.look.Missing = *missing
 		} else {
-			m.look.Asks = now.Before(q.until.Add(ReportGrace)) // its end is an answer, too
+			m.look.Asks = true // the end of the question is an answer, too
 		}
 	}
 }

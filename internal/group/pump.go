@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"net"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // pump keeps a rank connected to the server of its term, until Release. A rank that serves until
@@ -116,10 +118,7 @@ func (p *pump) run() (leaves bool) {
 func (p *pump) greet() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.out = append([]fact{{kind: factHello, number: p.term}}, p.seen.facts()...)
-	if p.seen.report.kind == 0 && p.mine.kind != 0 {
-		p.out = append(p.out, p.mine)
-	}
+	p.out = append([]fact{{kind: factHello, number: p.term}}, p.facts()...)
 	p.answered = p.asked
 }
 
@@ -192,7 +191,8 @@ func (p *pump) rests() bool {
 	return p.asleep.Load()
 }
 
-// sayGoodbye tells the server what is left, and goodbye.
+// sayGoodbye tells the server what is left, and goodbye. It returns false if the server is gone
+// before it has heard that: the next one is to hear it.
 func (p *pump) sayGoodbye() bool {
 	p.mu.Lock()
 	p.asked++
@@ -201,19 +201,21 @@ func (p *pump) sayGoodbye() bool {
 	p.out = append(p.out, fact{kind: factAsk, number: question})
 	p.mu.Unlock()
 	if p.flush() != nil {
-		return true
+		p.follow(p.term + 1)
+		return false
 	}
-	for end := time.Now().Add(partTime); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+	for wait := spinwait.Patient(partTime); !wait.Over(); time.Sleep(50 * time.Microsecond) {
 		p.mu.Lock()
 		answered := p.answered >= question
 		p.mu.Unlock()
-		select {
-		case <-p.lost:
-			return true
-		default:
-		}
 		if answered || p.down(p.server(p.term)) {
 			break
+		}
+		select {
+		case <-p.lost:
+			p.follow(p.term + 1)
+			return false
+		default:
 		}
 	}
 	p.say(fact{kind: factBye})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -28,7 +29,7 @@ const (
 	// settleTime is how long a report waits for what every rank had begun before it: a rank
 	// that is stopped never tells.
 	settleTime = 50 * time.Millisecond
-	// partTime is how long Release waits for others.
+	// partTime is how long Release waits for others, see [spinwait.Patience].
 	partTime = 250 * time.Millisecond
 	// summonTime is how often a server looks for ranks that follow one before it.
 	summonTime = time.Second
@@ -340,19 +341,39 @@ func (b *Sockets) Leave(limit time.Duration) bool {
 
 // Release implements [Board]. If this rank serves, the others go to the next one first.
 func (b *Sockets) Release() error {
+	b.hub.learn(b.last()) // before anybody is sent elsewhere, as is who comes now
 	if b.released.Swap(true) {
 		return nil
 	}
 	close(b.stop)
 	if b.opened {
-		timer := time.AfterFunc(2*partTime, b.end)
-		defer timer.Stop()
+		if !spinwait.Patient(2 * partTime).Await(b.done) {
+			b.end()
+		}
 		<-b.done
 	}
 	b.hub.dismiss(b.elsewhere())
 	b.hub.hangUp(partTime, b.down)
 	b.end()
 	return b.listener.Close()
+}
+
+// last returns what this rank has to tell, its calls first.
+func (b *Sockets) last() []fact {
+	calls, _ := b.calls.since(b.agreed.Load())
+	calls.rank = b.rank
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return append([]fact{calls}, b.facts()...)
+}
+
+// facts returns what this rank knows. b.mu is held.
+func (b *Sockets) facts() []fact {
+	all := b.seen.facts()
+	if b.seen.report.kind == 0 && b.mine.kind != 0 {
+		all = append(all, b.mine)
+	}
+	return all
 }
 
 // elsewhere returns the first term from this rank's on in which another rank serves.

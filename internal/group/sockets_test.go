@@ -5,7 +5,12 @@ package group_test
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"os/exec"
 	"runtime"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -85,6 +90,78 @@ func TestSocketsTellOfAServerThatLeftFirst(t *testing.T) {
 			t.Errorf("rank %d follows rank %d, which is gone", r+1, s)
 		}
 	}
+}
+
+// What a rank that serves says last does not depend on its own way to its hub, which may be late.
+func TestSocketsTellOfAServerThatDoesNotReachItself(t *testing.T) {
+	bs, addrs := unopened(t, 3, time.Minute)
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nobody.Close()
+	for r, b := range bs {
+		theirs := slices.Clone(addrs)
+		if r == 0 {
+			theirs[0] = nobody.Addr().String()
+		}
+		b.Open(theirs)
+	}
+	for _, b := range bs {
+		b.Post(header(1, 8), true)
+	}
+	for r, b := range bs[1:] {
+		soon(t, "rank 0 has heard the others", func() bool {
+			b.Compare(1)
+			return b.Begun(2-r) == 1
+		})
+	}
+	bs[0].Close()
+	if err := bs[0].Release(); err != nil {
+		t.Error(err)
+	}
+	for _, b := range bs[1:] {
+		soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
+		compares(t, b, 1, 1)
+	}
+}
+
+// A process that is stopped while it leaves says afterwards what it has to say.
+func TestSocketsTellOfAServerThatWasStoppedAsItLeft(t *testing.T) {
+	bs, addrs := unopened(t, 2, time.Minute)
+	way, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bs[0].Open([]string{addrs[0], way.Addr().String()})
+	var all sync.WaitGroup
+	all.Go(func() {
+		conn, err := way.Accept()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		if out, err := exec.Command("sh", "-c",
+			"kill -STOP $PPID; sleep .7; kill -CONT $PPID").CombinedOutput(); err != nil {
+			t.Errorf("stop this process: %v: %s", err, out)
+		}
+		there, err := net.Dial("tcp", addrs[1])
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		all.Go(func() { io.Copy(conn, there) })
+		io.Copy(there, conn)
+		there.Close()
+	})
+	bs[0].Close()
+	if err := errors.Join(bs[0].Release(), way.Close()); err != nil {
+		t.Error(err)
+	}
+	bs[1].Open(addrs)
+	soon(t, "rank 0 has closed", func() bool { return bs[1].Closed(0) })
+	all.Wait()
 }
 
 // Servers lose their ranks again and again, while these call.

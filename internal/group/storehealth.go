@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/spinwait"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -74,7 +75,7 @@ func (h *StoreHealth) Close() {}
 // answered before. If the store is lost,
 // the others end because of that.
 func (h *StoreHealth) Publish(r Report) {
-	ctx, cancel := context.WithTimeout(context.Background(),
+	ctx, cancel := spinwait.WithPatience(context.Background(),
 		min(publishTime, h.world.NewsTime(r.lost())))
 	defer cancel()
 	if report, _, err := h.world.Store.CompareAndSwap(ctx, h.key, nil, packReport(r)); err == nil {

@@ -1,4 +1,5 @@
-// Package spinwait waits by polling, for things such as the event of a GPU.
+// Package spinwait waits by polling, for things such as the event of a GPU, and bounds waits by the
+// time in which the process runs.
 package spinwait
 
 import (

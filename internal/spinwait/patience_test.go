@@ -1,0 +1,45 @@
+package spinwait
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestPatienceIsNotSpentWhileTheProcessDoesNotRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := Patient(250 * time.Millisecond)
+		time.Sleep(time.Hour)
+		if p.Over() {
+			t.Error("it is over after one long pause")
+		}
+		looks := 1
+		for ; !p.Over(); looks++ {
+			time.Sleep(time.Millisecond)
+		}
+		if looks < 200 || looks > 250 {
+			t.Errorf("it is over after %d looks at intervals of 1 ms, want 245", looks)
+		}
+	})
+}
+
+func TestWithPatienceEndsByItselfOrWithItsParent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		parent, end := context.WithCancel(t.Context())
+		short, cancel := WithPatience(parent, 100*time.Millisecond)
+		defer cancel()
+		long, cancelLong := WithPatience(parent, time.Hour)
+		defer cancelLong()
+		time.Sleep(time.Second)
+		if err := context.Cause(short); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("after its time: %v", err)
+		}
+		if err := long.Err(); err != nil {
+			t.Errorf("before its time: %v", err)
+		}
+		end()
+		<-long.Done()
+	})
+}
