@@ -141,6 +141,8 @@ race:
 # those that are missing (thinned_test.go).
 THINNED := $(VALUES)|^Test.*Communicator|^TestBackToBackCallsOfOther|^TestGraphs$$
 THINNED := $(THINNED)|^TestStrangersDoNotKeep/hello_true|^TestCheckAllocatesNothing$$
+OF_THINNED := . $(addprefix ./backend/,backendtest compress/... fault gpu hierarchy host tcp) \
+	./fit ./internal/group ./internal/testing/fakedevice ./observe ./rendezvous
 # What does not depend on values: groups of 3 have it under the race detector, those of 2 without,
 # and those of 8 in make test alone.
 ENDS := A(bort|Panic|rgument|greed|lloc)|B(ackToBack|arrier)|C(lose|alls)|Errors|Freed|Join|Kernels
@@ -152,7 +154,7 @@ unraced: export GOGC ?= 400
 unraced:
 	$(GO) test -vet=off ./vm $$($(GO) list ./... | grep -E $(OF_UNRACED))
 	$(GO) test -vet=off -run '$(THINNED)' -skip '$(ENDS)' \
-		. ./backend/... ./fit ./internal/group ./internal/testing/fakedevice ./observe ./rendezvous
+		$(OF_THINNED)
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:

@@ -16,9 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
-	"github.com/euryale-ml/euryale/fit/curves"
 	"github.com/euryale-ml/euryale/fit/data"
-	"github.com/euryale-ml/euryale/fit/progress"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -241,17 +239,6 @@ func TestAveragesAreValidated(t *testing.T) {
 	}
 }
 
-func TestCurvesHaveAChartForEachMetric(t *testing.T) {
-	var out strings.Builder
-	err := curves.SVG(&out, []fit.Epoch{
-		{Epoch: 1, Loss: 2, Metrics: map[string]float64{"loss": 3, "accuracy": 0.25}},
-		{Epoch: 2, Loss: 1, Metrics: map[string]float64{"accuracy": 0.5}},
-	})
-	if err != nil || !strings.Contains(out.String(), "<svg") {
-		t.Errorf("%v in\n%.200s", err, out.String())
-	}
-}
-
 func TestNilArgumentsAreErrors(t *testing.T) {
 	m := newLinear(2, false, 1)
 	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
@@ -293,7 +280,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			return with(fit.Validate(m, d, metrics...))
 		}, Args: []any{eval, m.data(points(2)), fit.Perplexity()}},
 		"OnStep": {F: func(f func(fit.StepLoss) error) error { return with(fit.OnStep(f)) },
-			Args: []any{progress.Bar()}},
+			Args: []any{func(fit.StepLoss) error { return nil }}},
 		"OnEpoch": {F: func(f func(fit.Epoch) error) error { return with(fit.OnEpoch(f)) },
 			Args: []any{func(fit.Epoch) error { return nil }}},
 		"Accuracy": {F: nodes(fit.Accuracy), Args: []any{m.x, m.y}},

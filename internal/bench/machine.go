@@ -21,11 +21,11 @@ func Cores() int {
 	if err != nil {
 		return runtime.NumCPU()
 	}
-	return max(countList(string(text)), runtime.NumCPU())
+	return max(CountList(string(text)), runtime.NumCPU())
 }
 
-// countList counts the numbers in a list such as "0-3,8".
-func countList(list string) int {
+// CountList counts the numbers in a list such as "0-3,8".
+func CountList(list string) int {
 	n := 0
 	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
 		var first, last int

@@ -1,14 +1,18 @@
-package bench
+package bench_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/bench"
+)
 
 func TestListsOfCoresAreCounted(t *testing.T) {
 	for list, want := range map[string]int{"0\n": 1, "0-3\n": 4, "0-3,8,10-11": 7, "": 0} {
-		if got := countList(list); got != want {
+		if got := bench.CountList(list); got != want {
 			t.Errorf("%q has %d, want %d", list, got, want)
 		}
 	}
-	if Cores() < 1 {
-		t.Errorf("this machine has %d cores", Cores())
+	if bench.Cores() < 1 {
+		t.Errorf("this machine has %d cores", bench.Cores())
 	}
 }

@@ -111,19 +111,22 @@ func listening(id string, known map[string]bool) (addrs []string) {
 
 type listener struct{ inode, addr string }
 
-// listeners returns the TCP ports of this machine that are listened on.
+// listeners returns the TCP ports of this machine that are listened on. They are the first lines,
+// of lineBytes each. What is read beyond them has the kernel search all that is connected.
 func listeners() (all []listener) {
-	const listen = "0A"
+	const listen, lineBytes = "0A", 150
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		f, err := os.Open(name)
 		if err != nil {
 			continue // no IPv6
 		}
 		defer f.Close()
-		for lines := bufio.NewScanner(f); lines.Scan(); {
+		lines := bufio.NewScanner(f)
+		lines.Buffer(make([]byte, lineBytes), bufio.MaxScanTokenSize)
+		for lines.Scan(); lines.Scan(); { // after the names of columns
 			fields := strings.Fields(lines.Text())
 			if len(fields) < 10 || fields[3] != listen {
-				continue
+				break
 			}
 			_, hex, _ := strings.Cut(fields[1], ":")
 			var port int
