@@ -42,7 +42,8 @@ func (p *Patience) Await(done <-chan struct{}) bool {
 	return false
 }
 
-// WithPatience is [context.WithTimeout] with the time of a [Patience].
+// WithPatience is [context.WithTimeout] with the time of a [Patience]. When that is over,
+// DeadlineExceeded is the cause of the context, and Canceled its Err.
 func WithPatience(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	go func() {

@@ -78,6 +78,12 @@ func (p *Plan) Largest(n int) []Buffer {
 		return b.Within > 0 || b.Kind == Arena && (peak < b.First || b.Last < peak)
 	})
 	slices.SortStableFunc(used, func(a, b Buffer) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	seen := map[memory]bool{}
+	used = slices.DeleteFunc(used, func(b Buffer) bool { // which is where a larger one is
+		again := b.Kind != Arena && seen[b.memory()]
+		seen[b.memory()] = true
+		return again
+	})
 	return used[:min(n, len(used))]
 }
 

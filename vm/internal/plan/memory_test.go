@@ -110,3 +110,24 @@ func TestVerifyFindsValuesThatGradientsOverwrite(t *testing.T) {
 		}
 	}
 }
+
+// TestLargestHasEachMemoryOnce: a value in the memory of a gradient takes none.
+func TestLargestHasEachMemoryOnce(t *testing.T) {
+	p, updates := layered(5, 16)
+	planned, err := New(&p.Program, updates...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slots := 0
+	for _, b := range planned.Largest(len(planned.Buffers)) {
+		if b.Kind != Slot {
+			continue
+		}
+		if slots++; b.DType == backend.BF16 {
+			t.Errorf("it has %+v", b)
+		}
+	}
+	if slots != len(updates) {
+		t.Errorf("it has the memory of %d gradients, want %d", slots, len(updates))
+	}
+}
