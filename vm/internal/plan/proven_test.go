@@ -1,18 +1,12 @@
-//go:build linux
-
 package plan
 
 import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -409,36 +403,4 @@ func recurrence(steps int) *program {
 		dh = p.binary(fuse.Add, one, p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), dz, w))
 	}
 	return p
-}
-
-// TestPlanningIsNearlyLinear: four times the values take far less than sixteen times the CPU's
-// time.
-func TestPlanningIsNearlyLinear(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	took := func(steps int) time.Duration {
-		best := time.Hour
-		for range 5 {
-			p := recurrence(steps)
-			began := threadTime(t)
-			if _, err := New(&p.Program); err != nil {
-				t.Fatal(err)
-			}
-			best = min(best, threadTime(t)-began)
-		}
-		return best
-	}
-	short, long := took(250), took(1000)
-	if ratio := float64(long) / float64(short); ratio > 10 {
-		t.Errorf("%v for 250 steps, %v for 1000: %.1f times as long", short, long, ratio)
-	}
-}
-
-// threadTime is how long this thread has run, whatever else the machine does.
-func threadTime(t *testing.T) time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(ts.Nano())
 }
