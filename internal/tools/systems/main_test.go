@@ -11,6 +11,8 @@ import (
 func TestMistakesForOneSystemAreNamed(t *testing.T) {
 	for _, test := range []struct{ file, text, name, want string }{
 		{"p_windows.go", "package p\n\nvar x int = `1`\n", "windows/amd64", "p_windows.go:3:13"},
+		{"p_windows_test.go", "package p\n\nvar x = y\n", "windows/amd64",
+			"undefined: y"},
 		{"p_arm64.go", "package p\n\nfunc f()\n", "darwin/arm64", "f has no body"},
 		{"p_arm64.s", "TEXT ·f(SB), 4, $0-0\n\tRETT\n", "linux/arm64", "RETT"},
 	} {
