@@ -386,18 +386,29 @@ func (b bench) tables(t trial, g *gradedGraph, r *plainRun) ([]plan.Table, error
 	return plan.Tables(&r.read.Program, updates)
 }
 
-// inHalf allows x to be rounded to BF16, which has eight digits and ends where F32 does.
+// inHalf rounds x to BF16, to nearest even, and its bounds. A machine may round to F32 before.
 func inHalf(x interpret.Number) interpret.Number {
-	if m, _ := math.Frexp(x.Value); x.Err > 0 || math.Trunc(m*256) != m*256 {
-		x.Err += (math.Abs(x.Value) + x.Err) / 256
-	}
 	if !(math.Abs(x.Value)+x.Err < math.MaxFloat32/2) {
-		x.Err = math.Inf(1)
+		return interpret.Number{Value: x.Value, Err: math.Inf(1)}
 	}
-	return x
+	err := x.Err
+	if err > 0 || float64(float32(x.Value)) != x.Value {
+		err += math.Abs(x.Value)/(1<<24) + 0x1p-126
+	}
+	y := nearest(x.Value)
+	return interpret.Number{
+		Value: y, Err: max(nearest(x.Value+err)-y, y-nearest(x.Value-err)),
+	}
 }
 
-// average makes a gradient the mean over all ranks, which may have rounded it, and then that.
+// nearest is the number of BF16 next to x: it has eight digits, and ends where F32 does.
+func nearest(x float64) float64 {
+	_, exponent := math.Frexp(x)
+	last := max(exponent-8, -133)
+	return math.Ldexp(math.RoundToEven(math.Ldexp(x, -last)), last)
+}
+
+// average makes a gradient the mean over all ranks, which round it and then the mean, or neither.
 func (b bench) average(a interpret.Array, rounds bool) error {
 	var numbers []*float64
 	if rounds {

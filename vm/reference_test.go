@@ -105,13 +105,13 @@ func (r *plainRun) run(nodes gorgonia.Nodes) (seen []interpret.Array, err error)
 
 // apart returns the gradient of a learnable by the terms that ranks exchange apart. Each of them is
 // rounded before they cancel.
-func (r *plainRun) apart(values []interpret.Array, n *gorgonia.Node, learnable int) ([]part, error) {
+func (r *plainRun) apart(values []interpret.Array, n *gorgonia.Node, at int) ([]part, error) {
 	id, ok := r.read.Value(n.Deriv())
 	if !ok {
 		return nil, fmt.Errorf("the gradient of %v has no value", n)
 	}
-	if r.tables == nil || r.tables[learnable].Rows == 0 || r.tables[learnable].Alone {
-		return []part{{values[id], r.tables != nil && r.tables[learnable].Alone}}, nil
+	if r.tables == nil || r.tables[at].Rows == 0 || r.tables[at].Alone {
+		return []part{{values[id], r.tables != nil && r.tables[at].Alone}}, nil
 	}
 	within := func(id ir.ID) ir.Value {
 		v := r.read.Program.Values[id]
