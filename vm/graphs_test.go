@@ -329,7 +329,12 @@ func (b bench) expect(t trial, g *gradedGraph) (*expected, error) {
 		return nil, err
 	}
 	if b.comm != nil {
-		r.average = func(a interpret.Array) error { return b.average(a, t.halves()) }
+		r.average = func(p part) error { return b.average(p.Array, t.halves() && !p.rows) }
+		if t.halves() {
+			if r.tables, err = b.tables(t, g, r); err != nil {
+				return nil, err
+			}
+		}
 	}
 	for run := range t.steps * t.micro {
 		if err := b.feed(t, g, run); err != nil {
@@ -355,18 +360,55 @@ func (b bench) expect(t trial, g *gradedGraph) (*expected, error) {
 // halves reports whether ranks exchange gradients in BF16.
 func (t trial) halves() bool { return t.seed%3 == 1 }
 
-// inHalf allows x to be rounded to BF16, which has eight digits and ends where F32 does.
-func inHalf(x interpret.Number) interpret.Number {
-	if m, _ := math.Frexp(x.Value); x.Err > 0 || math.Trunc(m*256) != m*256 {
-		x.Err += (math.Abs(x.Value) + x.Err) / 256
+// shards returns how ranks divide learnables, if they do.
+func (t trial) shards(g *gradedGraph) []vm.Option {
+	level := len(g.learnables) % 4
+	if level == 0 || t.seed%2 == 0 {
+		return nil
 	}
-	if !(math.Abs(x.Value)+x.Err < math.MaxFloat32/2) {
-		x.Err = math.Inf(1)
-	}
-	return x
+	return []vm.Option{vm.WithShards(levels[level-1])}
 }
 
-// average makes a gradient the mean over all ranks, which may have rounded it, and then that.
+// tables returns the tables of which ranks exchange rows, which do not travel in BF16. There are
+// none with shards, and where runs are added up.
+func (b bench) tables(t trial, g *gradedGraph, r *plainRun) ([]plan.Table, error) {
+	if b.comm == nil || t.micro > 1 || t.shards(g) != nil {
+		return nil, nil
+	}
+	var updates []plan.Update
+	for _, n := range g.learnables {
+		id, ok := r.read.Value(n.Deriv())
+		if !ok {
+			return nil, fmt.Errorf("%v has no gradient", n)
+		}
+		updates = append(updates, plan.Update{Gradient: id})
+	}
+	return plan.Tables(&r.read.Program, updates)
+}
+
+// inHalf rounds x to BF16, to nearest even, and its bounds. A machine may round to F32 before.
+func inHalf(x interpret.Number) interpret.Number {
+	if !(math.Abs(x.Value)+x.Err < math.MaxFloat32/2) {
+		return interpret.Number{Value: x.Value, Err: math.Inf(1)}
+	}
+	err := x.Err
+	if err > 0 || float64(float32(x.Value)) != x.Value {
+		err += math.Abs(x.Value)/(1<<24) + 0x1p-126
+	}
+	y := nearest(x.Value)
+	return interpret.Number{
+		Value: y, Err: max(nearest(x.Value+err)-y, y-nearest(x.Value-err)),
+	}
+}
+
+// nearest is the number of BF16 next to x: it has eight digits, and ends where F32 does.
+func nearest(x float64) float64 {
+	_, exponent := math.Frexp(x)
+	last := max(exponent-8, -133)
+	return math.Ldexp(math.RoundToEven(math.Ldexp(x, -last)), last)
+}
+
+// average makes a gradient the mean over all ranks, which round it and then the mean, or neither.
 func (b bench) average(a interpret.Array, rounds bool) error {
 	var numbers []*float64
 	if rounds {
@@ -411,9 +453,7 @@ func (b bench) options(t trial, g *gradedGraph, d backend.Device, limits plan.Li
 			data = append(data, autograd.WithCompression(half.Wrap(backend.BF16)))
 		}
 		options = append(options, vm.WithAnyTable(), vm.WithDataParallel(b.comm, data...))
-		if level := len(g.learnables) % 4; level > 0 && t.seed%2 > 0 {
-			options = append(options, vm.WithShards(levels[level-1]))
-		}
+		options = append(options, t.shards(g)...)
 	}
 	return options
 }

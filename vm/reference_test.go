@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -11,8 +12,11 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
@@ -22,10 +26,19 @@ type plainRun struct {
 	values map[*gorgonia.Node]interpret.Array // of variables
 	solver autograd.Solver                    // nil without one
 	params []*trajectory
-	sums   [][][]interpret.Number // of gradients, by runs of a step and by learnables
-	micro  int                    // runs of a step
-	// average makes a gradient the mean over ranks.
-	average func(a interpret.Array) error
+	sums   [][][]part // of gradients, by runs of a step and by learnables
+	micro  int        // runs of a step
+	// average makes a part of a gradient the mean over ranks.
+	average func(p part) error
+	// tables says by learnables which rows ranks exchange: nil if they exchange whole gradients.
+	tables []plan.Table
+}
+
+// part is a term of a gradient that ranks exchange apart: it leaves in a bucket, or is what lookups
+// add, of which rows travel.
+type part struct {
+	interpret.Array
+	rows bool
 }
 
 // newPlainRun begins with the present values of the variables.
@@ -77,9 +90,11 @@ func (r *plainRun) run(nodes gorgonia.Nodes) (seen []interpret.Array, err error)
 		seen = append(seen, of(n))
 	}
 	if r.solver != nil {
-		var gradients []interpret.Array
-		for _, p := range r.params {
-			gradients = append(gradients, of(p.node.Deriv()))
+		var gradients [][]part
+		for i, p := range r.params {
+			parts, apart := r.apart(values, p.node, i)
+			err = errors.Join(err, apart)
+			gradients = append(gradients, parts)
 		}
 		if err == nil {
 			err = r.step(gradients)
@@ -88,30 +103,64 @@ func (r *plainRun) run(nodes gorgonia.Nodes) (seen []interpret.Array, err error)
 	return seen, err
 }
 
-// step adds gradients up, and applies the sums of the last run.
-func (r *plainRun) step(gradients []interpret.Array) error {
-	var of [][]interpret.Number
-	for _, g := range gradients {
-		of = append(of, g.Data)
+// apart returns the gradient of a learnable by the terms that ranks exchange apart. Each of them is
+// rounded before they cancel.
+func (r *plainRun) apart(values []interpret.Array, n *gorgonia.Node, at int) ([]part, error) {
+	id, ok := r.read.Value(n.Deriv())
+	if !ok {
+		return nil, fmt.Errorf("the gradient of %v has no value", n)
 	}
-	if r.sums = append(r.sums, of); len(r.sums) < r.micro {
+	if r.tables == nil || r.tables[at].Rows == 0 || r.tables[at].Alone {
+		return []part{{values[id], r.tables != nil && r.tables[at].Alone}}, nil
+	}
+	within := func(id ir.ID) ir.Value {
+		v := r.read.Program.Values[id]
+		for v.Op == (ir.Reshape{}) {
+			v = r.read.Program.Values[v.Args[0]]
+		}
+		return v
+	}
+	var parts []part
+	lookups := 0
+	if sum := within(id); sum.Op == (ir.Binary{Op: fuse.Add}) {
+		for _, a := range sum.Args {
+			rows := within(a).Op == ir.GatherGrad{}
+			if parts = append(parts, part{values[a], rows}); rows {
+				lookups++
+			}
+		}
+	}
+	if lookups != 1 {
+		return nil, fmt.Errorf("the gradient of %v has %d terms of lookups, want 1", n, lookups)
+	}
+	return parts, nil
+}
+
+// step adds gradients up, and applies the sums of the last run.
+func (r *plainRun) step(gradients [][]part) error {
+	if r.sums = append(r.sums, gradients); len(r.sums) < r.micro {
 		return nil
 	}
 	var all []gorgonia.ValueGrad
 	for i, p := range r.params {
-		sum := interpret.Array{Shape: gradients[i].Shape, Data: slices.Clone(gradients[i].Data)}
 		dtype, _ := read.DType(p.node.Dtype())
-		for k := range sum.Data {
-			var terms []interpret.Number
+		var parts []interpret.Array
+		for k, of := range gradients[i] {
+			var runs []interpret.Array
 			for _, run := range r.sums {
-				terms = append(terms, run[i][k])
+				runs = append(runs, run[i][k].Array)
 			}
-			sum.Data[k] = interpret.Sum(dtype, terms...)
+			of.Array = sumOf(dtype, runs)
+			if r.average != nil {
+				if err := r.average(of); err != nil {
+					return err
+				}
+			}
+			parts = append(parts, of.Array)
 		}
-		if r.average != nil {
-			if err := r.average(sum); err != nil {
-				return err
-			}
+		sum := parts[0]
+		if len(parts) > 1 {
+			sum = sumOf(dtype, parts)
 		}
 		p.give(sum)
 		all = append(all, p)
@@ -122,6 +171,19 @@ func (r *plainRun) step(gradients []interpret.Array) error {
 		r.values[p.node] = p.present()
 	}
 	return err
+}
+
+// sumOf adds arrays up, in a dtype.
+func sumOf(d backend.DType, terms []interpret.Array) interpret.Array {
+	sum := interpret.Array{Shape: terms[0].Shape, Data: slices.Clone(terms[0].Data)}
+	for k := range sum.Data {
+		var all []interpret.Number
+		for _, t := range terms {
+			all = append(all, t.Data[k])
+		}
+		sum.Data[k] = interpret.Sum(d, all...)
+	}
+	return sum
 }
 
 // corners are how many signs a trajectory has: those of the bounds of its last gradients.
