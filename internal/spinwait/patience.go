@@ -17,10 +17,10 @@ type Patience struct {
 // for a core on one with ten times the work.
 const glance = 5 * time.Millisecond
 
-// Patient returns the patience for a wait of d from now on.
+// Patient returns a Patience of d, which starts now.
 func Patient(d time.Duration) *Patience { return &Patience{left: d, last: time.Now()} }
 
-// Over looks whether the time is over.
+// Over reports whether the time is used up, after it has counted the time since the last call.
 func (p *Patience) Over() bool {
 	now := time.Now()
 	p.left -= min(now.Sub(p.last), glance)
@@ -28,7 +28,7 @@ func (p *Patience) Over() bool {
 	return p.left <= 0
 }
 
-// Await waits for done, and reports whether it has come in time.
+// Await waits until done is closed, and reports whether that happened in time.
 func (p *Patience) Await(done <-chan struct{}) bool {
 	tick := time.NewTicker(glance / 5)
 	defer tick.Stop()
@@ -42,8 +42,8 @@ func (p *Patience) Await(done <-chan struct{}) bool {
 	return false
 }
 
-// WithPatience is [context.WithTimeout] with the time of a [Patience]. When that is over,
-// DeadlineExceeded is the cause of the context, and Canceled its Err.
+// WithPatience is [context.WithTimeout] with a [Patience] of d in place of a deadline. When it is
+// used up, the context is canceled with the cause [context.DeadlineExceeded]; its Err is Canceled.
 func WithPatience(parent context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	go func() {

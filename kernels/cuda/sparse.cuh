@@ -37,8 +37,8 @@ DEVICE u32 last(u32 x) {
 	return y;
 }
 
-// The sum of all x. One redux.sync, from 8.0 on, saved too little for a text of its own
-// (2026-11-27-kernel-variants.md).
+// The sum of all x. From 8.0 on there is redux.sync, but a separate PTX variant that uses it is no
+// faster (2026-11-27-kernel-variants.md).
 DEVICE u32 total(u32 x) { return last(running(x)); }
 
 DEVICE u32 bits_set(u32 x) { return __builtin_popcount(x); }

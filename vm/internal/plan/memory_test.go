@@ -25,8 +25,8 @@ func TestArenaHasNoGapsAroundWhatStays(t *testing.T) {
 	}
 }
 
-// layered is so many layers of a width, and the updates of their weights, of which each has a
-// bucket of its own.
+// layered returns a network of so many layers of a width, and the updates of its weights. Each
+// gradient is alone in its bucket.
 func layered(layers, width int) (*program, []Update) {
 	p, weights, x := &program{}, []ir.ID{}, []ir.ID{}
 	square := ir.Of(width, width)
