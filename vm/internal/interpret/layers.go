@@ -184,20 +184,20 @@ func (a arithmetic) maxPoolGrad(v ir.Value, op ir.MaxPoolGrad, x, dy Array) Arra
 			}
 			low = max(low, seen.Data[p].Value-seen.Data[p].Err)
 		}
+		reaches := func(p int) bool { return !(seen.Data[p].Value+seen.Data[p].Err < low) }
 		open := func(p int) bool {
-			return x.Data[p].Err > 0 && seen.Data[p].Value+seen.Data[p].Err >= low
+			return x.Data[p].Err > 0 && reaches(p)
 		}
 		unsure := Number{0, math.Abs(dy.Data[at].Value) + dy.Data[at].Err}
 		doubt := false
 		for _, p := range places {
-			reaches := seen.Data[p].Value+seen.Data[p].Err >= low
-			if p != winner && (open(p) || open(winner) && reaches) {
+			if p != winner && (open(p) || open(winner) && reaches(p)) {
 				sums[p].add(unsure)
 				doubt = true
 			}
 		}
 		most := x.Data[winner]
-		kink := op.Rectified && most.Err > 0 && math.Abs(most.Value) <= most.Err
+		kink := op.Rectified && most.Err > 0 && !(math.Abs(most.Value) > most.Err)
 		if doubt || kink {
 			sums[winner].add(unsure)
 		}
@@ -224,11 +224,17 @@ func (a arithmetic) convolved(v ir.Value, op ir.Convolution, args []Array) Array
 		each(w.Shape.With(0, 1), func(_ int, k []int) {
 			h := i[2]*win.StrideH - win.PadH + k[2]*win.DilationH
 			column := i[3]*win.StrideW - win.PadW + k[3]*win.DilationW
+			atW := offsetOf(w.Shape, []int{i[1], k[1], k[2], k[3]})
 			if h < 0 || h >= x.Shape.At(2) || column < 0 || column >= x.Shape.At(3) {
+				switch op.Pass {
+				case kernels.Forward:
+					sums[atY].padding(w.Data[atW])
+				case kernels.FilterGradient:
+					sums[atW].padding(y.Data[atY])
+				}
 				return
 			}
 			atX := offsetOf(x.Shape, []int{i[0], first + k[1], h, column})
-			atW := offsetOf(w.Shape, []int{i[1], k[1], k[2], k[3]})
 			switch op.Pass {
 			case kernels.Forward:
 				sums[atY].product(x.Data[atX], w.Data[atW])

@@ -9,7 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// Number is an element, and how far that of a machine may lie from it.
+// Number is an element, and how far that of a machine may lie from it. Where that has no bound, the
+// machine's may be anything, NaN, too: then the value, which may be NaN as well, says nothing, and a
+// comparison with it must come out as that of what is open.
 type Number struct{ Value, Err float64 }
 
 // arithmetic rounds to a dtype.
@@ -110,6 +112,9 @@ func (a arithmetic) function(f fuse.Op, x Number) (Number, error) {
 		return x, fmt.Errorf("interpret: no function %v", f)
 	}
 	y := of.f(x.Value)
+	if math.IsInf(x.Err, 1) { // of NaN, y is NaN, too
+		return Number{y, x.Err}, nil
+	}
 	err := 0.0
 	if x.Err > 0 {
 		low, high := of.f(x.Value-x.Err), of.f(x.Value+x.Err)
@@ -173,7 +178,12 @@ func relu(x float64) float64 {
 	return x // NaN, too
 }
 
-func sign(x float64) float64 { return truth(x > 0) - truth(x < 0) }
+func sign(x float64) float64 {
+	if math.IsNaN(x) {
+		return x
+	}
+	return truth(x > 0) - truth(x < 0)
+}
 
 func softplus(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) }
 
@@ -218,7 +228,7 @@ func (a arithmetic) binary(f fuse.Op, x, y Number) (Number, error) {
 		return x, fmt.Errorf("interpret: no function %v", f)
 	}
 	z := Number{Value: truth(compare(x.Value, y.Value))}
-	if e := x.Err + y.Err; e > 0 && math.Abs(x.Value-y.Value) <= e {
+	if e := x.Err + y.Err; e > 0 && !(math.Abs(x.Value-y.Value) > e) {
 		z.Err = 1
 	}
 	return z, nil

@@ -34,6 +34,14 @@ func (s *sum) product(x, y Number) {
 	}
 }
 
+// padding adds what is multiplied by an element of the padding, which a machine may skip: 0 times an
+// infinity is NaN.
+func (s *sum) padding(x Number) {
+	if !finite(x.Value) || math.IsInf(x.Err, 1) {
+		s.add(Number{Err: math.Inf(1)})
+	}
+}
+
 // join adds the terms of another sum up, too, as one sum or apart.
 func (s *sum) join(of *sum) {
 	s.value += of.value
