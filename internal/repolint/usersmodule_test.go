@@ -200,12 +200,13 @@ func ownModule(t *testing.T, dir, checkout string) {
 		"-replace="+module+"="+checkout)
 }
 
-// inModule runs the go command in the folder of a user's module.
+// inModule runs the go command in the folder of a user's module. What it reads of other modules may
+// not be here yet: a workspace takes more than the checkout does.
 func inModule(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "PWD="+dir, "GOWORK=", "GOPROXY=off")
+	cmd.Env = append(os.Environ(), "PWD="+dir, "GOWORK=")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
 	}

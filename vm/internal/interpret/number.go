@@ -10,8 +10,7 @@ import (
 )
 
 // Number is an element, and how far that of a machine may lie from it. Where that has no bound, the
-// machine's may be anything, NaN, too: then the value, which may be NaN as well, says nothing, and a
-// comparison with it must come out as that of what is open.
+// machine's may be anything, even NaN, and the value, which may be NaN as well, decides nothing.
 type Number struct{ Value, Err float64 }
 
 // arithmetic rounds to a dtype.

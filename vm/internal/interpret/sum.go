@@ -34,8 +34,7 @@ func (s *sum) product(x, y Number) {
 	}
 }
 
-// padding adds what is multiplied by an element of the padding, which a machine may skip: 0 times an
-// infinity is NaN.
+// padding adds 0 of the padding times x, which a machine may skip: it is NaN if x is infinite.
 func (s *sum) padding(x Number) {
 	if !finite(x.Value) || math.IsInf(x.Err, 1) {
 		s.add(Number{Err: math.Inf(1)})
