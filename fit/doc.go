@@ -1,4 +1,4 @@
-// Package fit is a training loop for machines of package vm: what is the same in every training.
+// Package fit is a training loop for machines of package vm: the part that all trainings share.
 //
 //	samples, classes, err := data.CSV("flowers.csv", "species")
 //	train, held := data.Split(samples, 0.2, 1)
@@ -10,21 +10,21 @@
 //		fit.Validate(eval, fit.Data{Set: held, Inputs: G.Nodes{x, y}}, fit.Accuracy(scores, y)),
 //		fit.Watch("accuracy"))
 //
-// What depends on the model stays where it is: precision, clipping, accumulation, trees and batch
+// What depends on the model stays elsewhere: precision, clipping, accumulation, trees and batch
 // norms are options of the machine, which also has a Summary; averages of weights are a solver,
-// [autograd.EMA]. A training that needs another loop is written without this package.
+// [autograd.EMA]. A training that needs another loop does not use this package.
 //
 // # Batches
 //
-// A step has the samples that all ranks have room for: the first axis of the inputs, times the runs
-// of a step (vm.Accumulate, vm.WithTree), times the ranks. An [autograd.Sampler] shuffles them, so
-// batches are the same for any number of ranks. Goroutines read and augment batches while the
-// machine computes. Random numbers of an augmentation follow from the seed, the epoch and the
-// sample alone, so that a training that resumes sees the batches that it would have seen.
+// A step takes as many samples as all ranks have room for: the first axis of the inputs, times the
+// runs of a step (vm.Accumulate, vm.WithTree), times the ranks. An [autograd.Sampler] shuffles
+// them, so batches are the same for any number of ranks. Goroutines read and augment batches while
+// the machine computes. The random numbers of an augmentation depend only on the seed, the epoch
+// and the sample, so a training that resumes sees the batches that it would have seen.
 //
 // Graphs have static shapes. Without [Data.Weights] an epoch drops the samples that do not fill its
-// last batch, other ones in each epoch. With it the last batch has fewer samples, and its gradient
-// is exactly their mean, whatever share of them a rank has. The graph then says
+// last batch, different ones in each epoch. With it the last batch has fewer samples, and its
+// gradient is exactly their mean, whatever share of them a rank has. The graph then says
 //
 //	loss = sum(weights * losses)                            of weights [b]: 0 where none is
 //	loss = weights * nn.CrossEntropy(nn.NoLabel, scores, y)  of weights []: Pad writes NoLabel
@@ -33,12 +33,12 @@
 //
 // No rank decides alone. Losses and metrics are sums over all ranks, so all find the same best
 // epoch and stop after the same one. After each step ranks tell each other whether one was told to
-// stop, or cannot go on: a signal to one rank ends all after the same step, and the error of a file
-// or hook on one rank is the error of all.
+// stop, or cannot go on: a signal to one rank ends all after the same step, and an error of a file
+// or hook on one rank is an error on all.
 //
 // # Resuming
 //
-// With [Checkpoint], Run goes on with the newest checkpoint, in the middle of an epoch, too, with
+// With [Checkpoint], Run resumes from the newest checkpoint, even in the middle of an epoch, with
 // the bits of a training that never stopped. On SIGTERM, SIGINT, and when ctx ends, it saves and
 // returns [ErrStopped]; a second signal ends the program.
 package fit

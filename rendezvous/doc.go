@@ -7,8 +7,8 @@
 //   - [Join] makes the World of a process from its [Env], the variables that
 //     Euryale's launcher, torchrun, mpirun, mpiexec or srun set ([ReadEnv]).
 //   - [Local] makes the Worlds of ranks that are goroutines of one process.
-//   - [New] makes the World of a rank over any [Store]: [NewMemStore], or one
-//     from outside.
+//   - [New] makes the World of a rank over any [Store]: [NewMemStore], or your
+//     own.
 //   - [Ended] is for launchers: it tells a job that a rank ended before it
 //     joined.
 //
@@ -18,21 +18,21 @@
 // open. When all ranks are on one machine the store listens on a free port of
 // the loopback interface; address and token reach the other ranks through the
 // join record, a file that only the user can read. It is in the first of these
-// directories that belongs to the user alone, and so the same for all ranks:
-// $XDG_RUNTIME_DIR/euryale, $TMPDIR/euryale-UID, or, since any user can take the
-// place of the latter in /tmp, one in the user's cache. On several machines the store
-// listens on MASTER_ADDR:MASTER_PORT, and every rank needs the same
-// EURYALE_TOKEN, of at least 16 bytes. Where MASTER_ADDR is a loopback address on rank 0, or
-// 0.0.0.0, it listens on all addresses: the others may have another name for its machine.
+// directories that belongs to the user alone, so all ranks choose the same one:
+// $XDG_RUNTIME_DIR/euryale, $TMPDIR/euryale-UID, or one in the user's cache, because
+// in /tmp any user can occupy the second. On several machines the store listens on
+// MASTER_ADDR:MASTER_PORT, and every rank needs the same EURYALE_TOKEN, of at least
+// 16 bytes. If MASTER_ADDR is a loopback address on rank 0, or 0.0.0.0, the store listens
+// on all addresses: the other ranks may know its machine by another name.
 //
-// On a long way the number of round trips counts. A rank joins in four: one for TCP, two for the
-// proofs, and one in which all ranks introduce themselves. TLS adds one. [World.AllGather]
+// Over long distances the number of round trips matters. A rank joins in four: one for TCP, two
+// for the proofs, and one in which all ranks introduce themselves. TLS adds one. [World.AllGather]
 // takes one for any number of ranks.
 //
-// What launchers call a node need not be a machine: two agents of torchrun may
-// run on one. So the ranks compare host name and boot ID in Join, and World.Node
-// is the answer that all backends use. Without a token, the ranks of several
-// nodes use the join record if MASTER_ADDR is their own machine.
+// A launcher's node need not be a machine: two torchrun agents may run on one. So
+// the ranks compare host name, boot ID and /dev/shm in Join, and all backends use
+// the result, World.Node. Without a token, the ranks of several nodes use the join
+// record if MASTER_ADDR is their own machine.
 //
 // # Strangers
 //
@@ -41,21 +41,20 @@
 // job and world size. Only a peer with a proof can end a job or a rank. A
 // connection without one is closed and has no effect, whatever it sends and
 // however many there are. The server keeps a bounded number of unproven
-// connections. When they are too many, it drops a random one of the source address
-// that has most; those that have said hello have places of their own. A rank that is
+// connections. When there are too many, it drops a random one from the source address
+// that has the most; those that have said hello are limited separately. A rank that is
 // dropped this way tries again. A mistyped token looks like a stranger to both sides, so both
-// report it after the timeout. Text of peers is escaped before it becomes part
+// report it after the timeout. Text from peers is escaped before it becomes part
 // of an error.
 //
-// A rank shows its proof to whoever listens at rank 0's address, and without TLS to whoever reads
-// along. They cannot use it, but they can test guesses of the token against it at leisure. So
-// between machines the token must be random ("euryale token" prints one): a word, a name or a date
-// of 16 letters is found by a dictionary.
+// A rank shows its proof to whoever listens at rank 0's address and, without TLS, to whoever reads
+// along. They cannot use the proof, but they can test guesses of the token against it at leisure.
+// So between machines the token must be random ("euryale token" prints one): a dictionary finds a
+// word, a name or a date of 16 letters.
 //
-// The proof keeps strangers out, but says nothing of what follows it: whoever sits on the wire can
-// read and change that. With EURYALE_TLS=1 every connection is TLS 1.3, and the proofs hold for
-// that connection only (channel binding, RFC 9266), so that there are no keys and no certificates
-// to set up.
+// The proof keeps strangers out, but does not protect what follows it: anyone on the wire can read
+// and change that. With EURYALE_TLS=1 every connection is TLS 1.3, and the proofs hold for that
+// connection only (channel binding, RFC 9266), so there are no keys and no certificates to set up.
 //
 // # Losing each other
 //

@@ -7,12 +7,12 @@
 //	text, characters, err := data.Text("book.txt", 128)       // row: []int [128], []int [128]
 //	rows, err := data.Tensors(x, y)                           // row: as the tensors
 //
-// Each is a [fit.Set], which several goroutines may read. Pixels are 0 to 1. Floats are written to
-// a []float64, too.
+// Each is a [fit.Set], which several goroutines may read. Pixels range from 0 to 1. Each []float32
+// may be a []float64, too.
 //
-// Readers trust no file: what is truncated, has another format or wrong numbers is an error that
-// names the file. They allocate no more than a small multiple of the file's length. Files whose
-// name ends in .gz are unpacked, to at most 4 GiB.
+// Readers trust no file: if one is truncated, or has another format or wrong numbers, they return
+// an error that names it. They allocate no more than a small multiple of the file's length. Files
+// whose name ends in .gz are unpacked, to at most 4 GiB.
 //
 // [fit.Set]: https://pkg.go.dev/github.com/euryale-ml/euryale/fit#Set
 package data

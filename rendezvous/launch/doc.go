@@ -5,8 +5,8 @@
 // rendezvous.ReadEnv reads, and returns when all have ended.
 //
 //   - Output. With several ranks every line is prefixed with "[rank] ", and
-//     lines are never mixed. Of a line that is rewritten with carriage returns,
-//     such as a progress bar, the last state is kept. On a terminal, the lines of
+//     lines are never mixed. If a line is rewritten with carriage returns, such as
+//     a progress bar, its last state is kept. On a terminal, the lines of
 //     rank 0 are rewritten in place. Its output goes through a pipe, so
 //     EURYALE_TERMINAL=1 tells it of the terminal (see rendezvous.Terminal). A
 //     single rank writes to the outputs directly. Job.LogDir adds a file for each
@@ -29,22 +29,22 @@
 //     to print their stacks. They first print their last collectives, because the
 //     launcher sets EURYALE_LAST_CALLS.
 //   - Ranks that SIGKILL does not end, such as those of a frozen cgroup, and ranks whose
-//     output nobody reads. After 5 seconds they are named, with their state in the kernel,
-//     after 15 more, or at the next signal, the launcher ends without them.
-//   - Several machines. Each launcher sees its own ranks only, but they tell it over a
-//     pipe (EURYALE_REPORT) when the job loses a rank. It ends those that have not ended
+//     output nobody reads. After 5 seconds they are named, with their state in the kernel.
+//     After 15 more, or at the next signal, the launcher ends without them.
+//   - Several machines. Each launcher sees only its own ranks, but they tell it over a
+//     pipe (EURYALE_REPORT) when the job loses a rank. It ends those that are still running
 //     EURYALE_TIMEOUT later: they hang. It also ends its ranks when one has been
-//     stopped, or held in the kernel, for twice as long: the others have given it up.
-//   - Hosts. With Job.Hosts, Run starts a launcher on each host by the system's ssh client,
-//     over one connection, which copies this program and Job.Program first unless the host
-//     has files of this content. Over the connection Run has the host start and signal
+//     stopped, or held in the kernel, for twice as long: the others have given up on it.
+//   - Hosts. With Job.Hosts, Run starts a launcher on each host with the system's ssh client,
+//     over one connection. It first copies this program and Job.Program, unless the host has
+//     files with the same content. Over the connection Run tells the host to start and signal
 //     processes, and hears what they print and how they end ([Serve]). The hosts' ranks end
-//     with the connection. Both ends send every half second, so that a silent one is noticed
-//     within 4 seconds. After a failure, Run starts all ranks anew, on a spare in the place of
-//     a lost host.
+//     with the connection. Both ends send every half second, so a silent one is noticed
+//     within 4 seconds. After a failure, Run restarts all ranks, and a spare replaces a lost
+//     host.
 //   - Elastic jobs. With Job.Elastic, Run replaces processes that end, and serves the register
-//     in which the others learn of it. On Hosts a process takes the place of one of the same
-//     host, or of a lost one.
+//     from which the others learn of it. On Hosts, a process replaces one of the same host, or
+//     of a lost host.
 //   - No orphans. Each rank leads its own process group, which is killed when the
 //     rank ends. If the launcher itself is killed, the kernel kills the ranks and
 //     the go command, but not processes that these have started. The next
@@ -57,13 +57,13 @@
 //	script.go          says what runs a script
 //	watch.go, rank.go  follow one attempt, one rank; process.go is what runs it
 //	elastic.go         replaces processes
-//	report.go          hears of ranks that the job has lost a rank
+//	report.go          hears from ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print
 //	stuck.go           says where a rank hangs
 //	hosts.go           lists of hosts
 //	across.go          runs a job on hosts; remote.go is one of them, behind ssh
 //	serve.go           is a host's end of it; protocol.go is what the two tell each other
-//	kit.go             has the files that hosts get
+//	kit.go             prepares the files that hosts get
 //	verdict.go         decides which rank failed first; failed.go words it
 package launch
