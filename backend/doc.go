@@ -7,15 +7,14 @@
 //
 // # The nouns
 //
-//   - Collective is a small value (kind, op, root, splits, ...), the same on
-//     every rank. Everything that is true of a collective is a function of it,
-//     kept in one table: its length rule, its adjoint, its header, its trace
-//     line, its bandwidth factor.
+//   - Collective is a small value (kind, op, root, splits, ...), the same on every rank. One table
+//     derives everything else from it: its length rule, its adjoint, its header, its trace line,
+//     its bandwidth factor.
 //   - Buffer names memory, on the host or on a device, without owning it.
-//   - Queue is where work happens in order: a CUDA stream, a host executor, or
-//     the calling goroutine. It embeds [Arithmetic], what it computes.
-//   - Event is a point in a queue, and Work a started collective. Both can be
-//     waited for by a queue (Wait), by the host (Join), or asked (Done).
+//   - Queue is where work happens in order: a CUDA stream, a host executor, or the calling
+//     goroutine. It embeds [Arithmetic], the operations that it computes.
+//   - Event is a point in a queue, and Work a started collective. A queue waits for either one by
+//     Wait, and the host by Join; Done asks without waiting.
 //   - Communicator is a group of ranks that run collectives together. Its
 //     [Capabilities] say what it is made of and what it offers beyond the
 //     interface.
@@ -32,26 +31,25 @@
 //     rank, Abort or Close.
 //   - Any goroutine may call Abort and Close at any moment: calls under way end
 //     with ErrAborted or ErrClosed, and host memory from Alloc stays addressable.
-//   - Errors name ranks by their numbers in the job; in a group that Split made the
-//     group's number follows in brackets.
+//   - Errors name ranks by their numbers in the job; in a group that Split made, the rank's number
+//     in the group follows in brackets.
 //
 // # A backend of your own
 //
-// Implement [Backend] and pass it to euryale.Init. A queue embeds [NotImplemented]
-// and adds the arithmetic that it has. Package half needs Cast and CastScale, package hierarchy
-// Reduce and Copy2D, and Divide for averages; plain collectives need none. What else is computed on
-// a device, by packages ops and vm, is programs: the queue is a Queue of kernels/fuse then. A leaf
-// checks each call by [Collective.Check]. Package backendtest proves the promises for any
+// Implement [Backend] and pass it to euryale.Init. A queue embeds [NotImplemented] and adds the
+// arithmetic that it has. Package half needs Cast and CastScale; package hierarchy needs Reduce and
+// Copy2D, and Divide for averages; plain collectives need none. Packages ops and vm compute
+// everything else on a device as programs, so their queue must be a Queue of kernels/fuse, too. A
+// leaf checks each call by [Collective.Check]. Package backendtest proves the promises for any
 // implementation, inside this module or outside.
 //
 // # Wrappers
 //
-// An algorithm over a communicator is itself a Communicator. It embeds [Base],
-// which forwards everything, and declares the methods that it changes. It owns the
-// communicator below it, and [As] finds one layer among several. A wrapper that
-// starts its own kernels keeps the order of calls by a [Sequence]. It checks
-// the calls that it changes and hands on all others as they are.
+// An algorithm over a communicator is itself a Communicator. It embeds [Base], which forwards
+// everything, and declares the methods that it changes. It owns the communicator below it, and [As]
+// finds one layer among several. A wrapper that starts its own kernels keeps calls in order by a
+// [Sequence]. It checks the calls that it changes and passes all others on unchanged.
 //
-// What only watches is no wrapper: traces and counters are [Hooks], which
-// [WithHooks] attaches to a communicator and its parts.
+// Code that only watches is not a wrapper: traces and counters are [Hooks], which [WithHooks]
+// attaches to a communicator and its parts.
 package backend
