@@ -130,7 +130,7 @@
 // the failure. After a failure, discard every result that was not joined on every rank before it.
 //
 // Calls are compared across ranks if the inner communicator compares its own: each hierarchical
-// call also makes a call of flat, often an empty one, that carries its fingerprint.
+// call also makes a call on flat, often an empty one, that carries its fingerprint.
 //
 // # Several machines on one
 //
