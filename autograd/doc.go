@@ -4,7 +4,7 @@
 //
 // # A training loop
 //
-// Any Gorgonia program and machine; what starts with + is new:
+// It works for any Gorgonia program and machine. Lines with + are new:
 //
 //	 	ctx := context.Background()
 //	+	comm, err := euryale.Init(ctx)
@@ -49,12 +49,12 @@
 //
 //	1/P sum over r of ( P/B sum over i in share r of g[i] )  =  1/B sum over i of g[i]
 //
-// so P ranks compute what one rank computes with the whole batch, except for rounding, since
-// sums are taken in another order. Keep rate, schedule and solver.
+// so P ranks compute what one rank computes with the whole batch, except for rounding, since sums
+// are taken in another order. So keep the rate, the schedule and the solver.
 //
 // Some of Gorgonia's solvers divide gradients by a batch size (gorgonia.WithBatchSize). Keep the
-// value of one rank: with the graph's batch size, which is now B/P, steps would be P times
-// larger. The solvers of this package have no such setting.
+// value that you use on one rank: with the graph's batch size, which is now B/P, steps would be P
+// times larger. The solvers of this package have no such setting.
 //
 // Shares of different sizes would weigh samples differently, so [Sampler] requires that the
 // number of ranks divides the batch. If shares must differ, let the loss be the sum over the
@@ -62,12 +62,12 @@
 //
 // All ranks get the same bits from each reduction, and solvers are deterministic, so parameters
 // that are equal at first stay equal bit for bit. [DataParallel.Check] verifies this, and
-// [DataParallel.Hash] gives a line by which to compare trainings.
+// [DataParallel.Hash] returns a hash by which to compare trainings.
 //
 // # What a model is
 //
-// A model is all that results depend on besides the data of a run. [New] gives all ranks that of
-// rank 0, Check and Hash cover it, and checkpoints keep it:
+// A model is everything that results depend on besides the data of a run. [New] gives all ranks the
+// model of rank 0, Check and Hash cover it, and checkpoints keep it:
 //
 //   - the parameters of New, which a solver changes;
 //   - frozen variables, which nothing changes, if the program declares them: [WithFrozen];
@@ -78,11 +78,10 @@
 // All other variables are data of each rank, such as images and labels. They are never sent,
 // compared or saved.
 //
-// A batch norm normalises the share of its rank. Its moving averages become the mean over all
-// ranks in each Sync: mean and variance are the means of those of the shares, and the difference
-// between the means of shares does not count as variance. vm.SyncBatchNorm normalises the whole
-// batch. Random numbers of Gorgonia's own operations, such as its Dropout, cannot be kept: Save
-// names these operations ([WithNotice]).
+// A batch norm normalises the share of its rank. Its moving averages become the mean over all ranks
+// in each Sync: each is averaged over the shares, and differences between the means of shares do
+// not count as variance. vm.SyncBatchNorm normalises the whole batch. Random numbers of Gorgonia's
+// own operations, such as its Dropout, cannot be kept: Save names these operations ([WithNotice]).
 //
 // # Other numbers of ranks
 //
@@ -93,28 +92,28 @@
 //
 // [SGD], [Momentum], [Nesterov], [RMSProp], [Adam] and [AdamW] work on tensors of the host and in
 // machines of package vm, with the same bits, and checkpoints contain their state. [Groups] gives
-// groups of parameters a solver each. [Custom] is a solver of one's own, given as the update of one
-// element. A [Schedule] gives the rate of each step, and [ClipNorm]
-// bounds the gradients. All solvers of Gorgonia v0.9.18 work on the host, except AdamW, which does
-// not change the parameters. Of them, checkpoints support only VanillaSolver.
+// each group of parameters its own solver. [Custom] is your own solver, written as the update of
+// one element. A [Schedule] gives the rate of each step, and [ClipNorm] bounds the gradients. All
+// solvers of Gorgonia v0.9.18 work on the host, except AdamW, which does not change the parameters.
+// Of them, checkpoints support only VanillaSolver.
 //
 // # Micro-batches, evaluation, decisions
 //
-// [DataParallel.Accumulate] adds the gradients of several RunAll before anything is sent, in their
-// order or, with [WithTree], in one for any number of ranks. [Evaluation] divides any number of
-// samples among ranks so that each is seen once, and [Sum] adds the counts. [Any] lets ranks stop
-// together: early, or when one of them is told to stop.
+// [DataParallel.Accumulate] adds the gradients of several RunAll before anything is sent, in the
+// order of the runs or, with [WithTree], in one order for any number of ranks. [Evaluation] divides
+// any number of samples among ranks so that each sample is seen once, and [Sum] adds the counts.
+// [Any] lets ranks stop together: early, or when one of them is told to stop.
 //
 // # What is detected
 //
 // Sync returns an error for parameters without a gradient (unless [WithUnused] allows them), and
-// for a graph with hooks that ran twice. Close and Save return an error if a solver was given
-// gradients and Sync was never called, which rank 0 also prints at Close, and in the middle of a
-// step. New refuses two nodes of one tensor, and goroutines that share tensors; it compares
+// for a graph with hooks that ran twice. Close and Save return an error in the middle of a step,
+// and if a solver was given gradients but Sync was never called; rank 0 also prints the latter at
+// Close. New refuses two nodes of one tensor, and goroutines that share tensors; it compares
 // parameters and options among ranks, and NewSampler and Evaluation compare their numbers. A
 // variable with a gradient that New was not given is reported ([WithNotice]). One mistake is not
 // detected: a graph without hooks that runs several times before a Sync, without Accumulate.
-// Gorgonia then overwrites the gradients, or adds them with BindDualValues.
+// Gorgonia then overwrites the gradients or, with BindDualValues, adds them.
 //
 // # Buckets
 //
@@ -125,9 +124,9 @@
 // machine runs. Ranks agree on the layout before they send anything else; if layouts differ, the
 // error names the difference.
 //
-// Several buckets are under way at once where the communicator gains by it
-// (InFlight of [backend.Capabilities]), as one of several machines does: while one is
-// exchanged between machines, the next is reduced inside them.
+// Several buckets are under way at once if the communicator gains from it (InFlight of
+// [backend.Capabilities]), as one of several machines does: while one is exchanged between
+// machines, the next is reduced inside them.
 //
 // The gradients that Sync returns are views of the buckets: nothing is copied back. Buckets are in
 // memory from Alloc, so on one machine ranks read each other's gradients in place.
@@ -162,9 +161,9 @@
 // of their own. Each checkpoint is a directory in the one that Save is given, and Load takes the
 // newest that is whole; docs/checkpoints.md describes them. Call both between steps: after Sync,
 // and before the next RunAll. Where ranks have parts of the parameters ([WithParts]), a checkpoint
-// has the whole.
+// has whole parameters.
 //
 // [DataParallel.SaveAsync] writes behind the training. Tensors have the names of the graph's nodes:
 // [SaveWeights] and [LoadWeights] write and read a model alone, and [WeightsOnly] makes Load take
-// it for another solver. A program without other ranks passes [Solo] to [New].
+// the model alone, for another solver. A program without other ranks passes [Solo] to [New].
 package autograd

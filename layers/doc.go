@@ -1,7 +1,7 @@
 // Package layers builds transformers, and networks of convolutions, whose work is divided among
 // ranks: over samples (data parallelism), over the positions of a sequence (sequence parallelism),
-// and over weights (tensor parallelism), in any product of the three. The same program builds the
-// model on one rank.
+// and over weights (tensor parallelism), in any combination of the three. The same program builds
+// the model on one rank.
 //
 //	// Sequences and weights are on 2 ranks each, samples on the rest.
 //	l, err := layers.NewLayout(comm, 0, 2, 2)
@@ -28,8 +28,8 @@
 // # Layout
 //
 // A [Layout] arranges the ranks of a communicator as data x sequence x tensor, with the ranks of a
-// tensor group side by side, then those of a sequence group. So on several machines of as many
-// ranks as a tensor group, only gradients and sequences travel between machines.
+// tensor group side by side, then those of a sequence group. So if each machine has as many ranks
+// as a tensor group, only gradients and sequences travel between machines.
 //
 // A rank is in one group of each kind: a Tensor group divides weights, a Sequence group divides
 // positions, and l.Data is the ranks with the same part of the weights, which add up the gradients
@@ -46,7 +46,7 @@
 //	Split(axis)  the ranks' parts, concatenated  that of each part
 //	Partial      the sum of the ranks' values    the same on every rank
 //
-// [Builder.To] is the only way from one placement to another. It is a collective, whose gradient
+// [Builder.To] is the only way from one placement to another. It is a collective, and its gradient
 // is the way back:
 //
 //	from         to           forward          backward
@@ -61,33 +61,33 @@
 //	Partial      Split        reduce-scatter   all-gather
 //
 // In a group of one rank nothing moves. Placements are checked there, too: a program that builds on
-// one rank has no wrong composition on any layout. Operations accept only operands with which their
-// result and all gradients are right; another one is an [ErrPlacement] that names the missing
-// collective. Operands that are learnables are matched by the operation itself.
+// one rank is composed correctly on any layout. Operations accept only operands with which their
+// result and all gradients are right; any other operand is an [ErrPlacement] that names the missing
+// collective. An operation moves its learnables to the placement it needs by itself.
 //
 // The loss is counted once: it is Partial over the Sequence group, whose ranks have the mean of
 // their positions, weighted by their number, and a share of the mean over the batches of all Data
-// ranks. So gradients belong to the mean over all samples and positions, also with uneven
-// lengths, if the ranks of l.Data add them up: autograd.WithSum. With [Tokens.Padding] it is the
-// mean over all targets that count, of which ranks may have different numbers.
+// ranks. So if the ranks of l.Data add up gradients (autograd.WithSum), these belong to the mean
+// over all samples and positions, also with uneven lengths. With [Tokens.Padding] the loss is the
+// mean over all targets that count, and ranks may have different numbers of them.
 //
 // # Blocks
 //
 // [Builder.Attention], [Builder.CrossAttention], [Builder.MLP] and [Builder.SwiGLU] enter and leave
-// tensor-parallel work by themselves: what they return is placed like their x. There are two ways
-// to hold x between them. Replicated over the Tensor group, each block costs an all-reduce forward
-// and one backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way,
-// the same bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing
-// Activation Recomputation in Large Transformer Models", 2022).
+// tensor-parallel work by themselves: their result is placed like their x. There are two ways to
+// hold x between them. Replicated over the Tensor group, each block costs an all-reduce forward and
+// one backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way, the
+// same bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing Activation
+// Recomputation in Large Transformer Models", 2022).
 //
-// Attention divides heads among the ranks of a Sequence group, after an all-to-all that gives
-// each rank all positions of its heads; a second one brings the results back (Jacobs et al.,
-// "DeepSpeed Ulysses", 2023). Queries, keys and values travel in one call. Lengths and heads need
-// not divide: the first ranks have one more. Every rank needs at least one of each.
+// Attention divides heads among the ranks of a Sequence group, after an all-to-all that gives each
+// rank all positions of its heads; a second one brings the results back (Jacobs et al., "DeepSpeed
+// Ulysses", 2023). Queries, keys and values travel in one call. Lengths and heads need not divide
+// evenly: the first ranks have one more. Every rank needs at least one of each.
 //
 // [Builder.Conv2D], [Builder.BatchNorm], [Builder.ConvBlock] and [Builder.Residual] take images,
-// which are divided along the batch alone: Split(0) over the Sequence group makes its ranks more
-// data ranks. A batch norm is over the samples of all ranks of l.Data if the machine has
+// which are divided along the batch alone: Split(0) over the Sequence group makes its ranks
+// additional data ranks. A batch norm is over the samples of all ranks of l.Data if the machine has
 // vm.SyncBatchNorm:
 //
 //	x := b.To(layers.Whole(images), layers.Sequence, layers.Split(0))
@@ -97,27 +97,27 @@
 // [Builder.MoE] divides experts among the ranks of a Tensor group, and the samples whose tokens
 // these ranks route: one all-to-all brings tokens to their experts, and one brings results back.
 // [Builder.LSTM], [Builder.GRU] and [Builder.MoE] need all positions of a sample on one rank: an
-// all-to-all, To(x, Sequence, Split(axis of the batch)), divides samples in place of positions.
+// all-to-all, To(x, Sequence, Split(axis of the batch)), divides samples instead of positions.
 //
 // [Builder.Table] is an embedding of very many rows, which the ranks of l.Data divide: ids and rows
-// travel in all-to-alls outside of the graph, and a step costs what its rows cost.
+// travel in all-to-alls outside of the graph, and a step pays only for its rows.
 //
 // # Random numbers
 //
-// Learnables begin with values that follow from the seed and their name. Each rank draws the
-// whole and keeps its part, so that every layout begins with the same model. Masks of
-// [Builder.Dropout] follow from where an element is in the whole.
+// Learnables begin with values that follow from the seed and their name. Each rank draws the whole
+// and keeps its part, so that every layout begins with the same model. Masks of [Builder.Dropout]
+// depend on the position of each element in the whole.
 //
 // # Norms of gradients, and checkpoints
 //
-// [Builder.Divided] says which learnables are parts: others are the same on all ranks of a Tensor
-// group. With autograd.WithParts, vm.ClipNorm counts each element once, and checkpoints have whole
-// learnables, which any layout may load.
+// [Builder.Divided] says which learnables are parts: the others are the same on all ranks of a
+// Tensor group. With autograd.WithParts, vm.ClipNorm counts each element once, and checkpoints have
+// whole learnables, which any layout may load.
 //
 // # Checked operations and others
 //
-// A Node embeds the node of Gorgonia, and other operations may be used: [Place] gives their result
-// its placement, unchecked.
+// A Node embeds Gorgonia's node, so you can use other operations: [Place] gives their result its
+// placement, unchecked.
 //
 // # Files
 //

@@ -5,9 +5,9 @@
 //	comm, err := hierarchy.New(ctx, world, flat, layout, hierarchy.Options{})
 //	fmt.Print(comm.Explain(backend.Collective{Kind: backend.AllReduce}, backend.F32, 25<<20))
 //
-// [New] wraps a flat communicator of all ranks, over any backend, and passes to it everything
-// that is not hierarchical. For the rest it makes communicators by Split: of the D ranks of a
-// machine, and of the M ranks with the same place on each machine, a rail.
+// [New] wraps a flat communicator of all ranks, over any backend, and passes to it everything that
+// is not hierarchical. For the rest it makes communicators by Split: one of the D ranks of a
+// machine, and one, a rail, of the M ranks with the same place on each machine.
 //
 // # How it works
 //
@@ -37,17 +37,16 @@
 // on the network, the next is inside the machine. Events order the queues, and the host
 // waits for nothing. All ranks start everything in one order.
 //
-// The model chooses the number of slices. If the phases of an operand take x seconds on
-// the slower kind of link and y on the other one, and each slice costs a more on the slower
-// one, n slices take about x + y/n + n*a: 2 to 4 slices of 25 MiB, over NVLink or a network
-// ten times slower.
+// The model chooses the number of slices. If the phases of an operand take x seconds on the slower
+// kind of link and y on the other one, and each slice costs a more on the slower one, n slices take
+// about x + y/n + n*a. For 25 MiB that gives 2 to 4 slices, between machines that are linked by
+// NVLink or by a network ten times slower.
 //
-// Any numbering of the ranks works: r = m*D+d, as launchers number, r = d*M+m, or another.
-// Where needed, the chunks of a reduce-scatter or an all-gather are packed and unpacked. The
-// elements of an all-reduce that the ranks do not divide, fewer than W, run flat at the same
-// time.
+// Any numbering of the ranks works: r = m*D+d, as launchers number, r = d*M+m, or another. Where
+// needed, the chunks of a reduce-scatter or an all-gather are packed and unpacked. The last n mod W
+// elements of an all-reduce, which the ranks cannot divide, run flat at the same time.
 //
-// Room by room:
+// File by file:
 //
 //	layout.go    Layout: which rank is where
 //	links.go     Links: how fast they are, and what the user's tuning file says about it
@@ -60,37 +59,37 @@
 //	failure.go   what a failure of a phase is to the group, and how all communicators end
 //	stats.go     Stats: what this rank has sent
 //
-// Locks: Communicator.mu is held while a call is started; Communicator.ending, while all
-// communicators are ended, comes after it.
+// Locks: Communicator.mu is held while a call is started. Communicator.ending, which is held while
+// all communicators are ended, comes after it.
 //
 // # What runs flat
 //
 // These always run flat: other kinds; uneven chunks; operands of fewer elements than ranks; one
-// machine; averages of f16 where the number of devices is no power of two, and of more than 256
+// machine; averages of f16 if the number of devices is not a power of two, or on more than 256
 // machines, which kernels of GPUs cannot take.
 //
-// Machines may have different numbers of ranks. There are as many rails then as the smallest has
-// ranks, and ranks beyond that have empty shards: all-reduces and broadcasts are hierarchical,
-// reduce-scatters, all-gathers, all-to-alls and averages of f16 run flat.
+// Machines may have different numbers of ranks. Then there are as many rails as the smallest
+// machine has ranks, and the other ranks have empty shards: all-reduces and broadcasts are
+// hierarchical, while reduce-scatters, all-gathers, all-to-alls and averages of f16 run flat.
 //
-// These run flat unless Options.Mode asks otherwise: machines of one device; links between
-// machines as fast as inside; and whatever the model predicts to be faster flat ([Plan.Choose],
+// These run flat unless Options.Mode asks otherwise: machines of one device; links that are as fast
+// between machines as inside; and whatever the model predicts to be faster flat ([Plan.Choose],
 // [Plan.Explain]). The choice follows from values that are the same on every rank.
 //
 // The model has a latency and a bandwidth for each kind of link. A rank sends one message at a time
 // over each, and a message costs both (Hockney's model with one port, as in Thakur, Rabenseifner
 // and Gropp, Optimization of Collective Communication Operations in MPICH, 2005). A test compares
 // it with a simulation of every message. euryale bench --tune measures links and keeps them in the
-// user's file ([Measured]); without a measurement they are round numbers. euryale explain prints
-// what follows from them, or from others.
+// user's file ([Measured]); without a measurement the model has round numbers. euryale explain
+// prints what follows from these, or from other numbers.
 //
 // # Numbers
 //
-// Floats are added inside each machine as the inner communicator adds them, which package host
-// does in the order of the places, and then in the order of the machines:
-// ((x[0,0] + x[0,1] + ...) + (x[1,0] + ...)) + ... The last n mod W elements of an
-// all-reduce are added as flat adds. So results have the same bits on every rank,
-// and those of other communicators where sums are exact.
+// Floats are added first inside each machine, as the inner communicator adds them (package host in
+// the order of the places), and then in the order of the machines: ((x[0,0] + x[0,1] + ...) +
+// (x[1,0] + ...)) + ... The last n mod W elements of an all-reduce are added as the flat
+// communicator adds them. So results have the same bits on every rank, and as with other
+// communicators where sums are exact.
 //
 // 16-bit floats are added in 32 bits and rounded twice, once in a machine and once between
 // machines, and an average of bf16 once more where it is divided. An average divides the sum
@@ -100,14 +99,14 @@
 //
 // # Memory
 //
-// Sources are left as they are. All-reduces receive in their destination and need no memory of
-// their own. Reduce-scatters and all-gathers, and all calls with one device for each machine,
-// go through scratch memory: Options.Slots times Options.SliceBytes, by default 4 times 8 MiB;
-// twice that with one device for each machine, and 1/D more if the exchange is rounded.
+// Sources do not change. All-reduces receive in their destination and need no scratch memory.
+// Reduce-scatters and all-gathers, and all calls with one device for each machine, go through
+// scratch memory: Options.Slots times Options.SliceBytes, by default 4 times 8 MiB; twice that with
+// one device for each machine, and 1/D more if the exchange is rounded.
 //
 // # Calls
 //
-// What is started later on a queue waits for the call, as always. Calls on different queues
+// As always, work that is started later on a queue waits for the call. Calls on different queues
 // overlap if they share no memory, though each ends after those before it: buckets of gradients
 // profit from two to four queues. On GPUs that takes more hardware queues than a device has by
 // default: programs that are linked against this module's libcuda.a ask for 32
@@ -131,14 +130,14 @@
 // the failure. After a failure, discard every result that was not joined on every rank before it.
 //
 // Calls are compared across ranks if the inner communicator compares its own: each hierarchical
-// call has a part on flat, often an empty one, that carries its fingerprint.
+// call also makes a call on flat, often an empty one, that carries its fingerprint.
 //
 // # Several machines on one
 //
-// EURYALE_TOPOLOGY=2x2 declares machines, between which data then goes as inside them. A job
-// that declares them runs what it can hierarchically, unless EURYALE_HIERARCHY says otherwise
-// ([ParseOptions]). NCCL takes processes with different NCCL_HOSTID for different machines, and
-// so does Euryale; between these NCCL goes over sockets, and their ranks may share a GPU. Two
+// EURYALE_TOPOLOGY=2x2 declares machines; data then moves between them as it does inside them. A
+// job that declares them runs what it can hierarchically, unless EURYALE_HIERARCHY says otherwise
+// ([ParseOptions]). NCCL takes processes with different NCCL_HOSTID for different machines, and so
+// does Euryale; between these NCCL goes over sockets, and their ranks may share a GPU. To use two
 // GPUs as two machines of two:
 //
 //	EURYALE_BACKEND=nccl euryale run -n 4 sh -c 'NCCL_HOSTID=$((RANK/2)) exec ./train'

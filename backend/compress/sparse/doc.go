@@ -21,18 +21,17 @@
 // of a zero: nothing is lost, small gradients are only late. All ranks get the same bits of y,
 // with zeros where no rank has sent anything.
 //
-// With [WithValues], s[i] is v[i] rounded to 16 bits, and the difference stays in a. That is
-// exact for BF16, and for F16 as long as v[i] is below 2^29. F16 holds 65504 at most, which is
-// what is sent of larger numbers in each call. From 2^29 on, f32 is too coarse for the
-// difference: s + a is v up to half an ulp of v. Above 2^40 the difference is v itself, and does
-// not shrink. An operand of f64 is rounded to f32 first.
+// With [WithValues], s[i] is v[i] rounded to 16 bits, and the difference stays in a. That is exact
+// for BF16, and for F16 as long as v[i] is below 2^29. F16 holds 65504 at most, so each call sends
+// 65504 of a larger number. From 2^29 on, f32 is too coarse for the difference: s + a is v up to
+// half an ulp of v. Above 2^40 the difference is v itself, and does not shrink. An operand of f64
+// is rounded to f32 first.
 //
 // # State
 //
-// A State key stands for one operand through all of training. Its residual is kept on each
-// rank. An operand of another length with the same key is an error, and so is a changed layout
-// of buckets. [Communicator.State] and SetState checkpoint all residuals;
-// [Communicator.Reset] forgets them.
+// A State key stands for one operand through all of training. Each rank keeps its residual. An
+// operand of another length with the same key is an error, and so is a changed layout of buckets.
+// [Communicator.State] and SetState checkpoint all residuals; [Communicator.Reset] forgets them.
 //
 // # Messages
 //
@@ -46,9 +45,9 @@
 //
 // # Dense fallback
 //
-// From a density of about 1/P on, messages would cost more bytes than a dense all-reduce. Then s
-// is reduced densely instead, beside heads. Bytes alone decide: no clock is read, so two runs
-// give the same bits wherever they run.
+// From a density of about 1/P on, messages would cost more bytes than a dense all-reduce. Then s is
+// reduced densely instead, and messages are heads alone. Bytes alone decide: no clock is read, so
+// two runs give the same bits wherever they run.
 //
 // Fewer bytes are not always faster. Where links are as fast as memory, as between processes of
 // one host, selecting takes longer than it saves: measure with
@@ -68,18 +67,18 @@
 //
 // # Cost
 //
-// A rank receives (P-1)*k*8 bytes, 6 with 16-bit values, instead of 2(P-1)/P*4n. On a device,
-// and for a threshold on the host, one pass reads operand and residual; a top-k on the host
-// takes two, and a look at candidates. One more pass writes the result. Memory: a residual of
-// 4n bytes for each State, and P+1 messages; on a device also the candidates of a top-k, about
-// twice as many as it sends; and an operand for each State of a graph's node ([Communicator.Sent]).
+// A rank receives (P-1)*k*8 bytes, 6 with 16-bit values, instead of 2(P-1)/P*4n. On a device, and
+// for a threshold on the host, one pass reads operand and residual; a top-k on the host takes two,
+// and reads its candidates again. One more pass writes the result. Memory: a residual of 4n bytes
+// for each State, and P+1 messages; on a device also the candidates of a top-k, about twice as many
+// as it sends; and a copy of s for each State of a graph's node ([Communicator.Sent]).
 // docs/benchmarks.md has the measurements.
 //
 // # How it works
 //
-// Operands are in host memory or on the communicator's device, whose queues must be
-// [kernels.Sparse] then. One State stays in one place. There may be [kernels.MaxSelect]
-// elements, 2^30. A call is the same steps in both places, in the order of its queue:
+// Operands are in host memory or on the communicator's device, whose queues must then be
+// [kernels.Sparse]. A State stays in one of the two. An operand has at most [kernels.MaxSelect]
+// elements, 2^30. A call takes the same steps in both, in the order of its queue:
 //
 //	sparse.go    Communicator: what is sparse, and what passes
 //	options.go   Selection and Option
@@ -91,10 +90,10 @@
 //	host.go      hostSteps: the selector in the order of a queue
 //	memory.go    memory: scratch; heads: what the host is told
 //
-// Results have the same bits in both places. Counts stay on the device, and the host is told
-// after the call. So a top-k stops the host only where it is 64 calls ahead, and a threshold
-// where it is two calls ahead with one State, which in training are two steps. Calls that
-// differ between ranks, and the NaN of a strict communicator, are errors of Join, not of Start.
+// Results have the same bits on host and device. Counts stay on the device, and the host learns
+// them after the call. So a top-k blocks the host only when it is 64 calls ahead, and a threshold
+// when it is two calls ahead with one State, which is two steps in training. Calls that differ
+// between ranks, and the NaN of a strict communicator, are errors of Join, not of Start.
 //
 // The lock of [backend.Sequence], which orders calls, comes first. Communicator.mu comes next;
 // it guards everything except the scratch that steps use on a queue.
