@@ -55,7 +55,7 @@ func table(results []result) (text string, unexplained []string) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d tests and examples of Gorgonia v0.9.18 run graphs, in the tape machine "+
 		"or in the lisp machine.\nPackage vm computes the same values and gradients, node by "+
-		"node, in %d of them. In the other ones differ:\n\n", len(tests), len(tests)-len(differ))
+		"node, in %d of them. The others differ in:\n\n", len(tests), len(tests)-len(differ))
 	fmt.Fprintf(&b, "| test | operation | reason |\n|---|---|---|\n")
 	for _, why := range reasons {
 		if differ[why.test] {
