@@ -77,8 +77,8 @@ func (d *DataParallel) Save(
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
 	opts ...LoadOption) error {
 	if d.elastic {
-		return fmt.Errorf("autograd: load %s: %w: ranks may be lost meanwhile, and newcomers do "+
-			"not load: call Load of the Elastic", dir, backend.ErrArgument)
+		return fmt.Errorf("autograd: load %s: %w: ranks may be lost during the load, and "+
+			"their replacements would not load: call Elastic.Load", dir, backend.ErrArgument)
 	}
 	return d.load(dir, solver, progress, opts...)
 }
@@ -137,7 +137,8 @@ func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any,
 		err = d.gatherParams()
 	}
 	if err != nil {
-		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
+		return d.end(fmt.Errorf("only a part of the checkpoint is loaded, so ranks may differ: %w",
+			err))
 	}
 	if !l.weightsOnly { // which begin another training
 		d.saves.steps, d.saves.known = l.Step, nil
@@ -163,9 +164,8 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any,
 		damaged := errors.As(err, new(*checkpoint.Damaged))
 		if err = d.agree(l.describe(), err); err == nil {
 			if c.passed != nil {
-				d.say(fmt.Sprintf("%s is loaded, since there is no newer checkpoint that is "+
-					"whole: %v",
-					path, c.passed))
+				d.say(fmt.Sprintf("%s is loaded, since every newer checkpoint is damaged or "+
+					"incomplete: %v", path, c.passed))
 			}
 			return l, nil
 		}

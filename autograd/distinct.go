@@ -45,7 +45,7 @@ func agreeOnParams(comm backend.Communicator, description string, params []*para
 			key := string(processes[r]) + string(note[8*i:8*i+8])
 			if owner, taken := owners[key]; taken && owner != r {
 				return fmt.Errorf("%w: ranks %d and %d, which are goroutines of one process, "+
-					"have parameter %d, %s, in one tensor: build a graph and tensors for each rank",
+					"share the tensor of parameter %d, %s: build a graph and tensors for each rank",
 					backend.ErrArgument, owner, r, i, params[i].name)
 			}
 			owners[key] = r

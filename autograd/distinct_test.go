@@ -37,9 +37,11 @@ func TestGoroutineRanksThatShareLearnablesAreRefused(t *testing.T) {
 			_, err := New(r.comm, params[r.comm.Rank()])
 			return err
 		}) {
-			want := "ranks 0 and 1, which are goroutines of one process, have parameter 0, w0"
+			want := "ranks 0 and 1, which are goroutines of one process, share the tensor " +
+				"of parameter 0, w0"
 			if name == "a tensor" {
-				want = "ranks 1 and 2, which are goroutines of one process, have parameter 1, w1"
+				want = "ranks 1 and 2, which are goroutines of one process, share the tensor " +
+					"of parameter 1, w1"
 			}
 			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s, rank %d: %v, want %q", name, i, err, want)

@@ -401,9 +401,8 @@ func (d *DataParallel) settle() error {
 		}
 	}
 	for _, op := range d.model.unkept {
-		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s: a training "+
-			"that is "+
-			"loaded goes on with others; those of one nn.Random, in nn.Dropout, are kept", op))
+		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s, so training "+
+			"that loads it draws others: it keeps only those of one nn.Random, in nn.Dropout", op))
 	}
 	return nil
 }
@@ -441,8 +440,8 @@ func (v *inventory) piecesOf(r record) (all []piece) {
 
 // sayMissing reports what stays as it is because the checkpoint does not have it.
 func (d *DataParallel) sayMissing(r record) {
-	why := "the checkpoint, of an older version or of a program without them, has no %s: " +
-		"those of the program stay as they are"
+	why := "the checkpoint has no %s (an older version wrote it, or a program without " +
+		"them): this program keeps its own"
 	if n := len(d.model.averages); n > 0 && r.Averages == 0 {
 		d.say(fmt.Sprintf(why+", so train before you evaluate", "moving averages of batch norms"))
 	}

@@ -324,8 +324,8 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 		return nil, err
 	}
 	if d.planned != nil {
-		return nil, d.named(fmt.Errorf("%w: a machine exchanges the gradients, and applies them",
-			backend.ErrArgument))
+		return nil, d.named(fmt.Errorf("%w: a vm.Machine exchanges and applies the gradients: "+
+			"leave Sync out", backend.ErrArgument))
 	}
 	if err := residence.Bound(d.comm.Device(), d.finishStep); errors.As(err, new(skippedStep)) {
 		d.empty()

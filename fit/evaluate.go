@@ -39,8 +39,9 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64, w
 		n = e.data.Set.Len()
 		whole := local * comm.Size()
 		if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
-			err = fmt.Errorf("%w: %d samples are no whole batches of %d, so their loss would "+
-				"count padding: give Data.Weights, or no Loss", backend.ErrArgument, n, whole)
+			err = fmt.Errorf("%w: %d samples do not fill whole batches of %d, so the loss would "+
+				"count padding: set Data.Weights, or leave Data.Loss out",
+				backend.ErrArgument, n, whole)
 		}
 	}
 	names := map[string]bool{"loss": true}

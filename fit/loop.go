@@ -68,8 +68,8 @@ func (t *trainer) prepare() (err error) {
 	known := t.validation.metric(t.watched) != nil || t.watched == "" || t.watched == "loss"
 	if err = errors.Join(t.missing, err); err == nil && (t.data.Loss == nil || t.epochs < 1 ||
 		min(t.readers, t.every, t.patience) < 0 || !known) {
-		err = fmt.Errorf("%w: data with a loss: %v; %d epochs, of which the metric %q tells the "+
-			"best: there must be a loss, an epoch, a metric of that name, and no number below 0",
+		err = fmt.Errorf("%w: data with a loss: %v; %d epochs, the best chosen by metric %q: "+
+			"there must be a loss, an epoch, a metric of that name, and no number below 0",
 			backend.ErrArgument, t.data.Loss != nil, t.epochs, t.watched)
 	}
 	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
@@ -98,8 +98,9 @@ func (t *trainer) resume() error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err == nil && kept.Training != t.past.Training:
-		return fmt.Errorf("%w: the checkpoint in %s is of a training with %s, and this one has %s",
-			backend.ErrArgument, t.dir, kept.Training, t.past.Training)
+		return fmt.Errorf("%w: the checkpoint in %s is of a training with %s, but this one has "+
+			"%s: use the same settings, or another directory", backend.ErrArgument, t.dir,
+			kept.Training, t.past.Training)
 	case err == nil:
 		t.past = kept
 	}

@@ -411,7 +411,7 @@ func TestSaveWantsAllLearnablesAndNoOthers(t *testing.T) {
 			w["adapter"] = w["model.norm.gain"]
 			return "x"
 		},
-		"and the model has none": func(w map[string]*tensor.Dense) string {
+		"but the model has no such weight": func(w map[string]*tensor.Dense) string {
 			w["q_proj.lora_A.weight"] = w["model.embed_tokens.weight"]
 			return "x"
 		},

@@ -50,8 +50,8 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 			backend.ErrArgument, name)
 	}
 	if name := missing(tensors, m.weights); name != "" {
-		return fmt.Errorf("%w: %s is among the weights, and the model has none",
-			backend.ErrArgument, name)
+		return fmt.Errorf("%w: %s is among the weights, but the model has no such weight: leave "+
+			"it out", backend.ErrArgument, name)
 	}
 	from, err := os.Stat(m.dir)
 	if err != nil {

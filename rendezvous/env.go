@@ -169,8 +169,8 @@ func (e Env) checkAddr() error {
 	ip, err := netip.ParseAddr(addr)
 	switch {
 	case err == nil && ip.IsUnspecified() && e.Rank != e.LocalRank: // not on rank 0's machine
-		return fmt.Errorf("MASTER_ADDR=%s is where rank 0 may listen, but nothing that rank %d "+
-			"could dial: set it to the name or address of rank 0's machine", addr, e.Rank)
+		return fmt.Errorf("rank 0 can listen on MASTER_ADDR=%s, but rank %d cannot connect to it: "+
+			"set it to the name or address of rank 0's machine", addr, e.Rank)
 	case err == nil:
 		return nil
 	}
@@ -189,7 +189,8 @@ func (e Env) checkAddr() error {
 	switch {
 	case err != nil && noName:
 		return fmt.Errorf("MASTER_ADDR=%q is neither a name nor an IP address: "+
-			"set it to one of rank 0's machine, and MASTER_PORT to a free port of it", e.Addr)
+			"set it to the name or address of rank 0's machine, and MASTER_PORT to a free port "+
+			"there", e.Addr)
 	case addr != e.Addr:
 		return fmt.Errorf("MASTER_ADDR=%q is not a name or an IP address alone: write %s", e.Addr,
 			instead)

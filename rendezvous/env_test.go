@@ -270,9 +270,9 @@ func TestAddressThatNobodyCanDialIsRefusedAtOnce(t *testing.T) {
 		"10.0.0.256":           "neither a name nor an IP address",
 		"node 0":               "neither a name nor an IP address",
 		"a,b":                  "neither a name nor an IP address",
-		"0.0.0.0": "nothing that rank 1 could dial: set it to the name or address " +
+		"0.0.0.0": "rank 1 cannot connect to it: set it to the name or address " +
 			"of rank 0's machine",
-		"::":      "nothing that rank 1 could dial",
+		"::":      "rank 1 cannot connect to it",
 		"fd77::1": "", "fe80::1%eth0": "", "10.0.0.1": "", "node-0": "",
 		"train_0.ns.svc.": "", "localhost": "",
 	} {

@@ -153,11 +153,11 @@ func (e Env) onlyThisMachine(ctx context.Context) (bool, error) {
 			"of: %s)", makeToken)
 	case e.Addr == "" || e.Port == 0:
 		return false, errors.New("the ranks are on several machines: set MASTER_ADDR to the " +
-			"address of rank 0's machine and MASTER_PORT to a free port of it, on all ranks")
+			"address of rank 0's machine and MASTER_PORT to a free port there, on all ranks")
 	case len(e.Token) < minToken && !loopback(e.Addr):
-		return false, fmt.Errorf("EURYALE_TOKEN has %d bytes, which can be guessed: between "+
-			"machines it takes %d or more, the same on all ranks (such as the output of: %s)",
-			len(e.Token), minToken, makeToken)
+		return false, fmt.Errorf("EURYALE_TOKEN has %d bytes, so it can be guessed: for "+
+			"several machines set it to %d bytes or more, the same on all ranks (such as the "+
+			"output of: %s)", len(e.Token), minToken, makeToken)
 	}
 	return false, nil
 }
@@ -324,8 +324,8 @@ func listen(ctx context.Context, e Env, alone bool) (net.Listener, error) {
 	switch {
 	case errors.Is(err, errAddrInUse):
 		return nil, fmt.Errorf("%w: set MASTER_PORT to a free port of this machine on all ranks "+
-			"(that of --rendezvous, with euryale run), or EURYALE_PORT where the launcher holds "+
-			"MASTER_PORT or chooses it", err)
+			"(with euryale run, the port in --rendezvous), or set EURYALE_PORT if the launcher "+
+			"chooses MASTER_PORT or listens on it", err)
 	case errors.Is(err, errAddrNotAvail):
 		return nil, fmt.Errorf("%w: MASTER_ADDR must be an address of the machine that rank 0 "+
 			"runs on", err)

@@ -640,7 +640,7 @@ func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
 	}
 	_, err := recordDir()
 	for _, part := range []string{"euryale-0 belongs to user 65534, not to user 0",
-		"set TMPDIR to a directory of user 0"} {
+		"set TMPDIR to a directory that user 0 owns"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%v lacks %q", err, part)
 		}

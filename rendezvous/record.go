@@ -134,8 +134,8 @@ func recordDir() (string, error) {
 		}
 		problem = err
 	}
-	return "", fmt.Errorf("make the directory for join records: %w: set TMPDIR to a directory of "+
-		"user %d on all ranks", problem, os.Getuid())
+	return "", fmt.Errorf("make the directory for join records: %w: set TMPDIR to a directory "+
+		"that user %d owns, on all ranks", problem, os.Getuid())
 }
 
 // makePrivate makes a directory of mode 0700, or makes sure that it is one.
@@ -312,7 +312,7 @@ func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, err
 		}
 		if ctx.Err() != nil {
 			if last == nil {
-				last = fmt.Errorf("its address has not come to %s", m.where())
+				last = fmt.Errorf("its address has not appeared in %s", m.where())
 			}
 			return nil, notFound(ctx, last)
 		}
@@ -338,6 +338,6 @@ func (m *joinRecord) where() string {
 
 // notFound is the error of a rank that did not find rank 0.
 func notFound(ctx context.Context, last error) error {
-	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): look at its output, and see "+
-		"that all ranks are of one job", context.Cause(ctx), last)
+	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): look at its output, and check "+
+		"that all ranks belong to one job", context.Cause(ctx), last)
 }

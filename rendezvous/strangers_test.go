@@ -127,7 +127,8 @@ func TestFoundShortTokenIsRefusedBetweenMachines(t *testing.T) {
 	for _, e := range distant(t, 2) {
 		e.Addr, e.Token = elsewhere, "fifteen bytes.."
 		_, err := Join(t.Context(), e)
-		for _, part := range []string{"EURYALE_TOKEN has 15 bytes", "16 or more", "euryale token"} {
+		for _, part := range []string{"EURYALE_TOKEN has 15 bytes", "16 bytes or more",
+			"euryale token"} {
 			if err == nil || !strings.Contains(err.Error(), part) {
 				t.Errorf("rank %d: %v lacks %q", e.Rank, err, part)
 			}

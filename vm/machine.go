@@ -308,7 +308,7 @@ func (m *Machine) runBy(start func() error) error {
 		defer m.parallel.endOnPanic()
 	}
 	if m.closed {
-		return errors.New("vm: RunAll of a machine that is closed")
+		return errors.New("vm: RunAll of a closed machine: make another one")
 	}
 	if err := cmp.Or(m.parallel.err(), m.elastic.outside(), m.unread()); err != nil {
 		return err

@@ -33,8 +33,8 @@ func (m *Machine) warn() {
 			"WithDataParallel, unless that is meant", env.Rank, env.Size))
 	}
 	if m.plan.Doubt != nil {
-		m.notice(fmt.Sprintf("the machine runs slower and takes more memory than it could, one "+
-			"value at a time: a fault of package vm, please report it: %v", m.plan.Doubt))
+		m.notice(fmt.Sprintf("package vm has a fault, so the machine computes one value at a "+
+			"time, slower and with more memory than it could: please report it: %v", m.plan.Doubt))
 	}
 	if left := m.untrained(); len(left) > 0 {
 		m.notice(fmt.Sprintf("the graph has gradients of %s, which no WithSolver has: they are "+
@@ -61,8 +61,8 @@ func (m *Machine) warnOfCompared() {
 	if m.compared != runsCompared || m.parallel != nil && m.parallel.comm.Rank() > 0 {
 		return
 	}
-	m.notice(fmt.Sprintf("each run compares %d MiB of variables with what the device has of them, "+
-		"and nothing has changed them: give weights that stay as they are to vm.WithFrozen",
+	m.notice(fmt.Sprintf("each run compares %d MiB of variables with their copies on the device, "+
+		"and nothing has changed them: pass weights that never change to vm.WithFrozen",
 		bytes>>20))
 }
 

@@ -79,12 +79,12 @@ var (
 
 func available() error {
 	if err := driver.Available(); err != nil {
-		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) "+
-			"or newer, and a device since V100 that this process may use", err)
+		return fmt.Errorf("cuda: no GPU: %w: install the NVIDIA driver for CUDA 11.0 (450.36) "+
+			"or newer, and let this process use a V100 or a newer device", err)
 	}
 	if v := cu.Version(); v < oldestCUDA {
-		return fmt.Errorf("%w: cuda: the driver is for CUDA %d.%d: the oldest that works is for "+
-			"CUDA 11.0 (450.36)", backend.ErrUnsupported, v/1000, v%1000/10)
+		return fmt.Errorf("%w: cuda: the driver is for CUDA %d.%d: install one for CUDA 11.0 "+
+			"(450.36) or newer", backend.ErrUnsupported, v/1000, v%1000/10)
 	}
 	return nil
 }

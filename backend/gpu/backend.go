@@ -66,8 +66,8 @@ func (b *Backend) Available() error {
 	}
 	n, err := lib.devices()
 	if err == nil && n == 0 {
-		err = errors.New("no GPU: it takes NVIDIA's driver and a device that this process may " +
-			"use (nvidia-smi, CUDA_VISIBLE_DEVICES)")
+		err = errors.New("no GPU: install NVIDIA's driver, and let this process use a device " +
+			"(nvidia-smi, CUDA_VISIBLE_DEVICES)")
 	}
 	return err
 }
@@ -287,8 +287,9 @@ func vote(ranks []rankInfo) error {
 			return fmt.Errorf("rank %d cannot take part: %s", r, c.Error)
 		}
 		if c.Version != ranks[0].Version {
-			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: every rank must find the same "+
-				"(EURYALE_NCCL names it)", versionText(ranks[0].Version), r, versionText(c.Version))
+			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: install the same version "+
+				"on every rank, or name it in EURYALE_NCCL", versionText(ranks[0].Version), r,
+				versionText(c.Version))
 		}
 		if ranks[0].Settings.Shared {
 			continue

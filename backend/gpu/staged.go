@@ -58,6 +58,6 @@ func (c *Communicator) staged(q stream, k *call) (backend.Work, error) {
 // noticeHost says, once, that a call was given host memory, which costs two copies.
 func (c *Communicator) noticeHost(what backend.Collective) {
 	c.notice(fmt.Sprintf("%s: %v was given host memory: backend nccl copies it to the GPU and "+
-		"back, and waits for it. Give it buffers of the communicator's device, or set "+
-		"EURYALE_BACKEND=host. This is said once.", backend.RankOf(c), what))
+		"back, and waits for that. Pass buffers on the communicator's device, or set "+
+		"EURYALE_BACKEND=host. This notice appears once.", backend.RankOf(c), what))
 }

@@ -358,10 +358,10 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 		{"a host", "-n 4", lose(1), 1, []string{"takes its place"}},
 		{"that of rank 0", "-n 3 --spares=1", lose(0), 0, []string{"takes its place"}},
 		{"a host of all", "-n 6", lose(2), 2,
-			[]string{"it is left out, since no host takes another one", "on 4 ranks"}},
+			[]string{"it is not replaced, since no host can take another process", "on 4 ranks"}},
 		{"a process is stopped", "-n 6", func(t *testing.T) {
 			syscall.Kill(s.hosts[1].Ranks(t)[2], syscall.SIGSTOP)
-		}, -1, []string{"host " + s.hosts[1].Addr + ": process 2 is stopped: it is ended",
+		}, -1, []string{"host " + s.hosts[1].Addr + ": process 2 is stopped: killing it",
 			"process 2 has ended (signal: killed): process 6 takes its place"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -96,7 +96,7 @@ func (m topModel) Update(what tea.Msg) (tea.Model, tea.Cmd) {
 
 // View implements [tea.Model].
 func (m topModel) View() tea.View {
-	v := tea.NewView(topView(m.rows) + "\nq ends this\n")
+	v := tea.NewView(topView(m.rows) + "\npress q to quit\n")
 	v.AltScreen = true
 	return v
 }
@@ -153,7 +153,7 @@ func (r *rankRow) scrape(ctx context.Context, client *http.Client) error {
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(io.LimitReader(answer.Body, scrapeBytes))
 	if err == nil && families["euryale_rank_info"] == nil {
-		err = fmt.Errorf("%s is no rank", r.address)
+		err = fmt.Errorf("%s is not a rank of Euryale", r.address)
 	}
 	if err != nil {
 		return err

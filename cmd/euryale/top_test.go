@@ -125,7 +125,7 @@ func TestTopSaysWhyARankIsSilent(t *testing.T) {
 		"127.0.0.1:1":                             "no metrics: ",
 		answer(http.StatusUnauthorized, ""):       "answers 401 Unauthorized",
 		answer(http.StatusOK, "\x00{{{ nonsense"): "text format parsing error",
-		answer(http.StatusOK, "x 1\n"):            " is no rank",
+		answer(http.StatusOK, "x 1\n"):            " is not a rank",
 	} {
 		code, out, errs := commandLine("top", address)
 		if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, address) {

@@ -114,7 +114,7 @@ func Absent(stopped []rendezvous.Process, m backend.Members, ranks []int,
 
 func noSign(of string, timeout time.Duration) string {
 	return fmt.Sprintf(
-		"no sign of %s for %v: stopped, busy, or at another place of its program "+
+		"no sign of %s for %v: stopped, busy, or at another point in its program "+
 			"(EURYALE_TIMEOUT sets how long to wait)",
 		of, timeout)
 }

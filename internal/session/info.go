@@ -102,9 +102,9 @@ func vote(
 		}
 	}
 	if len(off) > 0 && len(off) < len(all) {
-		return nil, fmt.Errorf("rank %d: EURYALE_CHECK is off on ranks %v of %d, and on "+
-			"elsewhere: ranks compare calls all or none, so set it to the same on every rank "+
-			"(off is faster, on finds ranks that disagree)", w.Rank, off, len(all))
+		return nil, fmt.Errorf("rank %d: EURYALE_CHECK is off on ranks %v of %d, but not on "+
+			"the others: calls are compared on all ranks or on none, so set it to the same on "+
+			"every rank (off is faster, on finds ranks that disagree)", w.Rank, off, len(all))
 	}
 	var candidates []backend.Backend
 	var problems []string
@@ -118,7 +118,7 @@ func vote(
 			if w.Rank == 0 && candidates == nil && b.Name() == (host.Backend{}).Name() &&
 				w.LocalSize == w.Size {
 				fmt.Fprintf(os.Stderr,
-					"euryale: not using the fastest backend of one machine: %v\n", problem)
+					"euryale: not using backend host, the fastest on one machine: %v\n", problem)
 			}
 			continue
 		}

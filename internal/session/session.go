@@ -166,8 +166,8 @@ func sayLongWait(
 			if last, ok := recorder.Last(); ok {
 				call = fmt.Sprintf("%v on %s", last.Header, last.Comm)
 			}
-			fmt.Fprintf(to, "euryale: rank %d has waited %v in %s for %s, which did not begin it; "+
-				"EURYALE_TIMEOUT=%gs ends this\n",
+			fmt.Fprintf(to, "euryale: rank %d has waited %v in %s for %s to start it; "+
+				"EURYALE_TIMEOUT=%gs ends the wait\n",
 				w.Rank, waited.Round(time.Second), call, ranks, w.Timeout.Seconds())
 		})
 	}

@@ -32,7 +32,7 @@ func TestLongWaitIsSaidOnceWithItsCallAndItsEnd(t *testing.T) {
 	got := out.String()
 	for _, want := range []string{
 		"euryale: rank 3 has waited 20s in allreduce(sum) of 3 f32 (call ", " on local-",
-		" for ranks 0, 2, which did not begin it; EURYALE_TIMEOUT=60s ends this\n",
+		" for ranks 0, 2 to start it; EURYALE_TIMEOUT=60s ends the wait\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %q", want, got)
@@ -47,8 +47,8 @@ func TestWaitForAGroupWithoutCallsIsSaid(t *testing.T) {
 	var out strings.Builder
 	sayLongWait(&out, &rendezvous.World{Rank: 1, Timeout: 90 * time.Second}, observe.New(1, 1))(
 		"rank 0", 30*time.Second)
-	if want := "euryale: rank 1 has waited 30s in a collective for rank 0, which did not begin " +
-		"it; EURYALE_TIMEOUT=90s ends this\n"; out.String() != want {
+	if want := "euryale: rank 1 has waited 30s in a collective for rank 0 to start it; " +
+		"EURYALE_TIMEOUT=90s ends the wait\n"; out.String() != want {
 		t.Errorf("%q, want %q", out.String(), want)
 	}
 }

@@ -160,7 +160,7 @@ func TestDamagedCopyIsNotRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := run(); err == nil || out != "" ||
-		!strings.Contains(err.Error(), "program is damaged: run again, which copies it") {
+		!strings.Contains(err.Error(), "program is damaged: run again to copy it anew") {
 		t.Errorf("%v, %q", err, out)
 	}
 	if out, err := run(); err != nil || out != "[0] good\n" {
@@ -283,7 +283,7 @@ func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
 	var notices []string
 	job.Notice = func(text string) {
 		notices = append(notices, text)
-		if strings.Contains(text, "left out") {
+		if strings.Contains(text, "not replaced, since") {
 			if err := os.WriteFile(homes+"/up", nil, 0o600); err != nil {
 				t.Error(err)
 			}
@@ -301,8 +301,9 @@ func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
 		"host b is lost: ssh has ended with signal: killed",
 		"process 2 has ended (host b is lost): process 3 takes its place",
 		"host c is lost: ssh has ended with signal: killed",
-		"process 3 has ended (host c is lost): it is left out, since no host takes another one",
-		"process 0 has ended (exit status 0) before its last step: nothing takes its place"}
+		"process 3 has ended (host c is lost): it is not replaced, since no host can take " +
+			"another process",
+		"process 0 has ended (exit status 0) before its last step: it is not replaced"}
 	if !slices.Equal(notices, want) {
 		t.Errorf("the notices are %q", notices)
 	}
@@ -377,7 +378,7 @@ func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
 
 // TestHostsThatDoNotReachTheRegisterSaySo: where ssh comes from need not be where connections go.
 func TestHostsThatDoNotReachTheRegisterSaySo(t *testing.T) {
-	for guest, want := range map[string]string{"255.255.255.255": "let connections from here in",
+	for guest, want := range map[string]string{"255.255.255.255": "allow connections from here",
 		"": "does not set SSH_CONNECTION"} {
 		fakeSSH(t, "GUEST='"+guest+"'; true")
 		job, out, _ := onHosts(t, "echo up", 1, "a")

@@ -69,8 +69,8 @@ func (e *Elastic) check(j Job) error {
 		return errors.New("an elastic job replaces ranks one by one, and is never restarted: " +
 			"leave the restarts out")
 	case j.Rendezvous != "":
-		return errors.New("the ranks of an elastic job meet anew after each loss, where ssh " +
-			"reaches one of them: leave the rendezvous out")
+		return errors.New("the ranks of an elastic job choose a new rendezvous after each loss: " +
+			"leave the rendezvous out")
 	case j.Machines != nil:
 		return errors.New("launchers that do not know of each other cannot run an elastic job: " +
 			"give one of them the hosts")
@@ -237,7 +237,7 @@ func (w *watch) endedElastic(e ending) {
 	if w.why != nil || w.pool.finished || w.pool.lost != nil {
 		return
 	}
-	const unfit = "the last %d that came have ended before they had done a step"
+	const unfit = "the last %d that joined have ended before completing a step"
 	excludes := w.excludes(e)
 	if excludes && w.hosts != nil {
 		w.notice(fmt.Sprintf("host %s gets no more processes: "+unfit, e.host, maxFaults))
@@ -245,17 +245,17 @@ func (w *watch) endedElastic(e ending) {
 	h, _ := w.room()
 	switch {
 	case !e.failed():
-		w.notice(ended + " before its last step: nothing takes its place")
+		w.notice(ended + " before its last step: it is not replaced")
 	case w.pool.faults >= maxFaults:
-		w.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have failed in "+
+		w.notice(fmt.Sprintf("%s: it is not replaced, because %d processes have failed in "+
 			"step %d", ended, w.pool.faults, w.pool.step))
 	case excludes && w.hosts == nil:
-		w.notice(fmt.Sprintf("%s: nothing takes its place, nor that of others: "+unfit, ended,
+		w.notice(fmt.Sprintf("%s: neither it nor others are replaced: "+unfit, ended,
 			maxFaults))
 	case w.pool.unfit:
-		w.notice(ended + ": nothing takes its place")
+		w.notice(ended + ": it is not replaced")
 	case again && w.hosts != nil && h == nil:
-		w.notice(ended + ": it is left out, since no host takes another one")
+		w.notice(ended + ": it is not replaced, since no host can take another process")
 	case again:
 		w.notice(fmt.Sprintf("%s: process %d takes its place", ended, len(w.ranks)))
 		w.launch()

@@ -104,7 +104,7 @@ func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
 func TestAProgramThatFailsInOneStepIsNotReplacedForEver(t *testing.T) {
 	var notices strings.Builder
 	enough := filepath.Join(t.TempDir(), "enough")
-	const says = "nothing takes its place, since 5 processes"
+	const says = "it is not replaced, because 5 processes"
 	err := Run(t.Context(), Job{Ranks: 2, Elastic: &Elastic{Least: 1},
 		Program: byProcess(t, "1) while [ ! -e "+enough+" ]; do sleep 0.05; done;; *) exit 3;; "),
 		Notice: func(text string) {

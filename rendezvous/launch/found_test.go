@@ -168,8 +168,8 @@ func TestFailedJobIsStartedAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"rank 1 failed: exit status 7: all ranks start anew (restart 1 of 3)",
-		"rank 1 failed: exit status 7: all ranks start anew (restart 2 of 3)",
+		"rank 1 failed: exit status 7: restarting all ranks (restart 1 of 3)",
+		"rank 1 failed: exit status 7: restarting all ranks (restart 2 of 3)",
 	}
 	if !slices.Equal(*notices, want) {
 		t.Errorf("notices: %q", *notices)

@@ -125,7 +125,7 @@ func (m *Machines) check() error {
 		return err
 	case m.Token == "":
 		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random " +
-			"text on all of them, such as that of euryale token")
+			"text on all of them, such as the output of euryale token")
 	}
 	return nil
 }
@@ -202,7 +202,7 @@ func (j Job) repeat(attempt func(n int) error) error {
 		default:
 			return err
 		}
-		j.notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)", text, n+1,
+		j.notice(fmt.Sprintf("%s: restarting all ranks (restart %d of %d)", text, n+1,
 			j.MaxRestarts))
 	}
 }

@@ -31,8 +31,8 @@ func interpreted(path string) (command []string, err error) {
 	case !ok || !script && slices.Contains(line, 0): // not to be read, or no text
 		return []string{path}, nil
 	case whole && bytes.HasSuffix(line, []byte("\r")):
-		return nil, fmt.Errorf("program %s is a script with Windows line ends (CRLF), so that it "+
-			"cannot run: "+`sed -i 's/\r$//' %[1]s`, path)
+		return nil, fmt.Errorf("program %s is a script with Windows line ends (CRLF), so it "+
+			"cannot run: use "+`sed -i 's/\r$//' %[1]s`, path)
 	case script:
 		return []string{path}, checkInterpreter(path, strings.Fields(string(asks)))
 	}
@@ -74,8 +74,8 @@ func explainStart(err error) error {
 		return fmt.Errorf("%w: it is not a program for this machine, %s/%s",
 			err, runtime.GOOS, runtime.GOARCH)
 	case errors.Is(err, syscall.ENOENT): // it was found before
-		return fmt.Errorf("%w: the loader that it was linked for is missing, "+
-			"as for another C library (ldd says which)", err)
+		return fmt.Errorf("%w: the loader that it was linked for is missing: "+
+			"it may have been built for another C library (ldd says which)", err)
 	}
 	return err
 }

@@ -152,8 +152,8 @@ const reachTime = 10 * time.Second
 func reach(ctx context.Context, addr string) error {
 	conn, err := (&net.Dialer{Timeout: reachTime}).DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return fmt.Errorf("it does not reach the machine where the elastic job was started, and "+
-			"its processes must: let connections from here in there, or start the job on one of "+
+		return fmt.Errorf("its processes cannot connect to the machine where the elastic job was "+
+			"started: allow connections from here to that machine, or start the job on one of "+
 			"the hosts: %w", err)
 	}
 	return conn.Close()
@@ -188,7 +188,7 @@ func (t task) program(self string) (string, error) {
 	path := filepath.Join(filepath.Dir(filepath.Dir(self)), t.Hash, t.Program)
 	f, err := newFile(path)
 	if err == nil && f.hash != t.Hash {
-		err = errors.Join(fmt.Errorf("%s is damaged: run again, which copies it", path),
+		err = errors.Join(fmt.Errorf("%s is damaged: run again to copy it anew", path),
 			os.Remove(path))
 	}
 	if err != nil {

@@ -52,7 +52,7 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 		down = "rank 0 of run-X: allreduce(sum): because of rank 1: aborted: rank 1 is down: " +
 			"its process ended"
 		timeout = "rank 1 of run-X: because of rank 0: timeout: no sign of rank 0 for 1s: " +
-			"stopped, busy, or at another place"
+			"stopped, busy, or at another point"
 	)
 	for _, c := range []struct {
 		name  string

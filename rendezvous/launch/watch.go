@@ -379,7 +379,7 @@ func (w *watch) endStopped() {
 				w.signal(syscall.SIGTERM)
 			}
 		case r.halts == stoppedLooks:
-			w.notice(fmt.Sprintf("process %d is stopped: it is ended", r.number))
+			w.notice(fmt.Sprintf("process %d is stopped: killing it", r.number))
 			r.signal(syscall.SIGKILL)
 		default:
 			w.endHung(r)
@@ -399,7 +399,7 @@ func (w *watch) endHung(r *rank) {
 	}
 	r.hung = true
 	w.notice(fmt.Sprintf("process %d hangs: the others have waited for it, or have gone on "+
-		"without it, for %v: it is ended", r.number, limit))
+		"without it, for %v: killing it", r.number, limit))
 	if r.host != nil {
 		r.host.order(order{Kill: &r.number})
 		return

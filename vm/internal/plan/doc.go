@@ -1,21 +1,21 @@
-// Package plan turns a program into the steps of a machine. It is pure: it knows the program
-// and nothing else, and the same program gives the same plan on every rank.
+// Package plan turns a program into the steps of a machine. It is pure: it depends only on the
+// program, and the same program gives the same plan on every rank.
 //
-//   - simplify.go: equal values become one, and so do views of views, and reductions of reductions
+//   - simplify.go: equal values become one, as do views of views and reductions of reductions
 //   - images.go: products of patches become convolutions
 //   - join.go: parts side by side are concatenated, not added to zeros
 //   - lower.go: layers become reductions and element-wise values
 //   - precision.go: products read operands of TF32 or BF16
-//   - prune.go: values that nobody wants go
-//   - again.go: later loops compute anew what costs less than to store and to load it
+//   - prune.go: values that nobody wants are dropped
+//   - again.go: later loops recompute values that cost less to compute than to store and load
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the
-//     last axis and what reads it are one loop, which keeps each row
-//   - order.go: groups stay in an order in which each comes behind those that it needs
-//   - hoist.go: each gradient is computed before the steps that go on backwards
+//     last axis and its readers are one loop, which keeps each row
+//   - order.go: groups keep an order in which each follows those that it needs
+//   - hoist.go: each gradient is computed before the steps that continue the backward pass
 //   - layout.go: views become strides; operands that must lie in order are copied
 //   - epilogue.go: element-wise loops over the result of a product may run in it, block by block
 //   - memory.go: values whose lives do not overlap share memory of one arena
 //   - verify.go, verifyupdates.go, meaning.go: every plan is proven to compute its program,
-//     whatever the passes above have made of it
+//     whatever the passes above have done
 //   - print.go: the plan as text
 package plan
