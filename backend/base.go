@@ -12,8 +12,8 @@ type Wrapper interface {
 	Unwrap() []Communicator
 }
 
-// A wrapper of one communicator embeds Base. Base forwards everything to the inner communicator and
-// implements Unwrap, so the wrapper declares only what it changes:
+// Base is embedded by a wrapper of one communicator. It forwards everything to the inner
+// communicator and implements Unwrap, so the wrapper declares only what it changes:
 //
 //	type counted struct {
 //		backend.Base

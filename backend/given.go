@@ -7,9 +7,9 @@ import (
 )
 
 // Given returns an [ErrArgument] that names the first nil among the arguments of a function, or
-// nil. The arguments come as pairs of name and value. A value is a pointer, an interface, a
-// function, or a slice of these, whose elements are checked. Other values never count as nil. The
-// function is "" if the caller's error already names it.
+// nil. They come as names and values: pointers, interfaces, functions, or slices of these, whose
+// elements are checked. Other values never count as nil. The function is "" if the caller's error
+// names it.
 //
 //	err := backend.Given("autograd.New", "comm", comm, "params", params)
 func Given(function string, arguments ...any) error {
