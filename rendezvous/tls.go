@@ -51,7 +51,7 @@ func secured(ln net.Listener, me identity) (net.Listener, error) {
 func overTLS(conn net.Conn) net.Conn {
 	return tls.Client(conn, &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // the proofs of the token replace it: see above
+		InsecureSkipVerify: true, // the proofs of the token verify the peer: see above
 	})
 }
 
