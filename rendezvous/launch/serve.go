@@ -113,7 +113,7 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 		s.advise(ctx, advise)
 	}
 	dir := t.Dir
-	if _, err := os.Stat(dir + "/."); err != nil || dir == "" { // it does not exist, or is closed to us
+	if _, err := os.Stat(dir + "/."); err != nil || dir == "" { // it does not exist, or is closed
 		if dir, err = os.UserHomeDir(); err != nil {
 			return fmt.Errorf("find a directory for the ranks: %w", err)
 		}
