@@ -96,8 +96,8 @@ func Connect(ctx context.Context, w *rendezvous.World,
 	return s, nil
 }
 
-// JoinElastic connects this process to an elastic job, started by euryale run --elastic. It
-// replaces [Init]. The ranks of the job change: a process that dies is lost, and another one
+// JoinElastic connects this process to an elastic job, started by euryale run --elastic. Use it
+// instead of [Init]. The ranks of the job change: a process that dies is lost, and another one
 // replaces it. Pass the result to vm.WithElastic or autograd.NewElastic, which close it.
 //
 // Errors: the process was not started by the launcher of an elastic job; the launcher does not

@@ -26,11 +26,11 @@ import (
 // does, fails too.
 //
 // A rank that holds the lock must not wait for other ranks, which may need the lock to get there:
-// no collective call, no autograd.New, no RunAll. If it does while another rank waits for the lock,
-// the job ends with an error that says so. If a rank ends while it holds the lock, Run releases it.
-// If a rank waits for the lock for longer than EURYALE_TIMEOUT and its holder does not change, the
-// rank ends by runtime.Goexit, and the job with it. Unlock does nothing on a rank that does not
-// hold the lock.
+// no collective call, no autograd.New, no RunAll. If it does so while another rank waits for the
+// lock, the job ends with an error that says so. If a rank ends while it holds the lock, Run
+// releases it. If a rank waits for the lock for longer than EURYALE_TIMEOUT and its holder does not
+// change, the rank ends by runtime.Goexit, and the job with it. Unlock does nothing on a rank that
+// does not hold the lock.
 func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error,
 	backends ...backend.Backend) error {
 	if err := backend.Given("euryale.Run", "ctx", ctx, "rank", rank, "backends",

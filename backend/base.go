@@ -62,7 +62,7 @@ func (c checking) StartChecked(q Queue, what Collective, count int, dst, src Buf
 
 // CheckedStarter is a Communicator that accepts calls that its caller has already checked. The
 // communicator that the program calls checks a call; wrappers pass it on by [Base.Pass], so that it
-// is checked only once. A communicator with Start only checks every call, and needs no
+// is checked only once. A communicator that has only Start checks every call, and needs no
 // StartChecked. A wrapper that embeds a CheckedStarter, instead of a Base, and declares Start must
 // also declare StartChecked.
 type CheckedStarter interface {

@@ -36,9 +36,9 @@ type GraphQueue interface {
 	// runs side by side.
 	//
 	// f starts work and returns. It must not wait for the device, copy to or from memory of Go, or
-	// call any method of a communicator that communicates but Start: allocate and share memory
-	// before. Operands and their memory must live as long as the graph. Every rank records the same
-	// collectives in the same order.
+	// use more of a communicator than Start: allocate and share memory before. Operands and their
+	// memory must live as long as the graph. Every rank records the same collectives in the same
+	// order.
 	Capture(f func() error) (*Graph, error)
 	// Recording returns what the queue is being recorded into, nil if its work runs.
 	Recording() *Recording

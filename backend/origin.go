@@ -9,8 +9,8 @@ import (
 	"unicode"
 )
 
-// Purpose says which function, called by the program, started a collective. Ranks compare it, and
-// errors print it: "DataParallel.Save" says more than "allgather of 40 u8".
+// Purpose says what the program called to start a collective. Ranks compare it, and errors print
+// it: "DataParallel.Save" says more than "allgather of 40 u8".
 type Purpose uint8
 
 // The purposes. A number keeps its meaning: new ones are added at the end.

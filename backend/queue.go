@@ -71,8 +71,8 @@ type TimedQueue interface {
 // TimedEvent is a point of a queue at which the device notes the time.
 type TimedEvent interface {
 	// Elapsed returns the time from another event of the device to this one, by the device's clock;
-	// false while one of them has not happened. GPUs return milliseconds as a float32, from a clock
-	// with steps of half a microsecond.
+	// false while one of them has not happened. GPUs measure it as a float32 of milliseconds, by a
+	// clock with steps of half a microsecond.
 	Elapsed(since TimedEvent) (t time.Duration, happened bool, err error)
 	Close() error
 }

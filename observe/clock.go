@@ -30,9 +30,9 @@ type timedPart struct {
 
 // TimeParts makes room for n parts of calls (see [backend.Call]) besides the calls, and records
 // when device d runs them, by its clock: each costs a queue two timed events. On GPUs, times of one
-// rank are comparable to within half a microsecond, and with the host's clock to within some ten.
-// On devices without a clock a part gets the times at which it was started. Call TimeParts before
-// the first call, while the device is idle, and Close before the device is closed.
+// rank are comparable to within half a microsecond, and with the host's clock to within some ten
+// microseconds. On devices without a clock a part gets the times at which it was started. Call
+// TimeParts before the first call, while the device is idle, and Close before the device is closed.
 func (r *Recorder) TimeParts(d backend.Device, n int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

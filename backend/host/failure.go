@@ -43,7 +43,7 @@ func (c *comm) failure(k *call) error {
 
 // interrupted returns the error that ends a wait for rank p, or nil. The group decides.
 //
-// A rank posts before anything later can fail in it. So if p has posted a step when an end is
+// A rank posts before it can fail in anything later. So if p has posted a step when an end is
 // noticed, that step was complete before the end, and goes on.
 func (c *comm) interrupted(p int, k *call) error {
 	if c.member.Check(c.step) == nil || c.posted(p, c.step) {

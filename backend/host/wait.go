@@ -71,7 +71,7 @@ func (t *adaptiveSpin) budget(p spinBudget) time.Duration {
 		return 0
 	}
 	t.skipped = 0
-	return p.spin // a peer that sleeps, too, takes longer to wake than a halved spin lasts
+	return p.spin // a peer that sleeps, too, takes longer to wake than the halved spin lasts
 }
 
 // learn records whether polling succeeded.

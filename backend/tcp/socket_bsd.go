@@ -13,7 +13,7 @@ import (
 // socket is a socket that never blocks.
 type socket struct{ fd int }
 
-// send sends as much of the pieces as it can without waiting, of total bytes, and returns how many,
+// send sends pieces of total bytes as far as it can without waiting, and returns how many bytes,
 // or -1. The runtime ignores SIGPIPE.
 func (s *socket) send(pieces [][]byte, total int) (int, error) {
 	return moved(func() (int, error) {

@@ -199,7 +199,7 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	for _, f := range found {
 		for _, m := range f.GetMetric() {
 			if slices.ContainsFunc(m.Label, named) {
-				continue // Prometheus rejects a scrape with one number for two of its ranks
+				continue // with one rank for two series, no scrape would be accepted
 			}
 			m.Label = append(slices.Clone(m.Label), // the registry has this slice, too
 				&dto.LabelPair{Name: &name, Value: &value})

@@ -42,7 +42,7 @@ type attempt struct {
 	Notes  []note `json:"notes"`
 }
 
-// note is an event: with a time if the launcher reports it, otherwise with a rank.
+// note is something that happened: with a time if the launcher reports it, otherwise with a rank.
 type note struct {
 	From string `json:"from"`
 	Text string `json:"text"`

@@ -191,7 +191,7 @@ func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 	return all
 }
 
-// timelines draws a usual step and the slowest ones, as many as keep the page small.
+// timelines draws the usual step and the slowest ones, as many as keep the page small.
 func (p *page) timelines() {
 	some, calls := append([]slow{{trainStep: p.Usual, Why: "a usual one"}}, p.Slow...), 0
 	for i, s := range some {
