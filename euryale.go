@@ -16,10 +16,10 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Backends returns the backends of this module, best first: NCCL, which takes a
-// build with tag gpu and a GPU for each rank, shared memory, which takes ranks of one
-// machine, sockets, and MPI, which takes a build with tag mpi and is used only where
-// EURYALE_BACKEND asks for it. What they have to say to the user goes to standard error.
+// Backends returns the backends of this module, best first: NCCL, which needs a build with tag gpu
+// and a GPU for each rank; shared memory, for ranks of one machine; sockets; and MPI, which needs a
+// build with tag mpi and is used only if EURYALE_BACKEND asks for it. They print notices for the
+// user to standard error.
 func Backends() []backend.Backend {
 	gpus := gpu.New(gpu.Open)
 	gpus.Notice = func(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
@@ -28,19 +28,19 @@ func Backends() []backend.Backend {
 		mpi.Backend{Dir: dir}}
 }
 
-// Init connects this process to the other ranks of its job and returns their
-// communicator. It is collective. Without backends those of [Backends] are
-// used; one from outside this module is as good. A process may call it again after
-// Close; the communicator then has another name.
+// Init connects this process to the other ranks of its job and returns their communicator. It is
+// collective. Without backends it uses those of [Backends]; a backend from outside this module
+// works just as well. A process may call it again after Close; the communicator then has another
+// name.
 //
-// Errors: a broken environment, a rank that does not come, no backend that
-// every rank can use. Each says what to do.
+// Errors: a broken environment, a rank that does not come, no backend that every rank can use. Each
+// says what to do.
 func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicator, error) {
 	if err := backend.Given("euryale.Init", "ctx", ctx, "backends", backends); err != nil {
 		return nil, err
 	}
 	backends, own := orOwn(backends)
-	note, _ := session.Note(backends) // Connect says what is wrong, to all
+	note, _ := session.Note(backends) // Connect reports an error of it to all ranks
 	world, err := join(ctx, note)
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", errors.Join(err, session.CloseBackends(own)))
@@ -54,7 +54,7 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	return s, nil
 }
 
-// join makes the World of this process, as the launcher's variables say, with a note for all ranks.
+// join makes the World of this process from the launcher's variables, with a note for all ranks.
 func join(ctx context.Context, note string) (*rendezvous.World, error) {
 	if env.Elastic.Text(os.Getenv) != "" {
 		return nil, errors.New("the job is elastic (euryale run --elastic), and Init makes a " +
@@ -79,9 +79,9 @@ func orOwn(backends []backend.Backend) (all, own []backend.Backend) {
 	return backends, nil
 }
 
-// Connect makes the communicator of a world that the caller has joined; closing
-// it closes the world, and without backends of the caller's own the rank's GPU:
-// close machines on it before. Init and Run do this for you. It is collective.
+// Connect makes the communicator of a world that the caller has joined. Closing it closes the
+// world. Without backends of the caller's own, it also closes the rank's GPU: close machines on it
+// before. Init and Run do this for you. Connect is collective.
 func Connect(ctx context.Context, w *rendezvous.World,
 	backends ...backend.Backend) (backend.Communicator, error) {
 	if err := backend.Given("euryale.Connect", "ctx", ctx, "w", w, "backends",
@@ -96,11 +96,11 @@ func Connect(ctx context.Context, w *rendezvous.World,
 	return s, nil
 }
 
-// JoinElastic connects this process to an elastic job, which euryale run --elastic starts, in place
-// of [Init]. The ranks of the job change: a process that dies is lost, and another one takes its
-// place. Pass the result to vm.WithElastic or autograd.NewElastic, which close it.
+// JoinElastic connects this process to an elastic job, started by euryale run --elastic. Use it
+// instead of [Init]. The ranks of the job change: a process that dies is lost, and another one
+// replaces it. Pass the result to vm.WithElastic or autograd.NewElastic, which close it.
 //
-// Errors: a process that no launcher of an elastic job has started; a launcher that does not
+// Errors: the process was not started by the launcher of an elastic job; the launcher does not
 // answer.
 func JoinElastic(ctx context.Context) (*session.Elastic, error) {
 	if err := backend.Given("euryale.JoinElastic", "ctx", ctx); err != nil {

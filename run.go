@@ -16,22 +16,21 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Run runs n ranks as goroutines of this process and waits for them. Each gets
-// its communicator and a lock that they all share: Gorgonia cannot build graphs
-// concurrently, so ranks hold it while they build, and not while they run.
+// Run runs n ranks as goroutines of this process and waits for them. Each gets its communicator and
+// a lock that they all share: Gorgonia cannot build graphs concurrently, so a rank holds the lock
+// while it builds, and releases it to run.
 //
-// When a rank returns an error the others are told, so that none waits for it;
-// Run returns the error of the rank that failed first. A rank that panics fails
-// with a [*PanicError], which Run returns once all ranks have ended. A rank
-// whose goroutine ends by runtime.Goexit, as t.Fatal does, fails too.
+// When a rank returns an error, the others are told, so that none waits for it; Run returns the
+// error of the rank that failed first. A rank that panics fails with a [*PanicError], which Run
+// returns once all ranks have ended. A rank whose goroutine is ended by runtime.Goexit, as t.Fatal
+// does, fails too.
 //
-// A rank that holds the lock must not wait for other ranks, which may need the
-// lock to get there: no collective call, no autograd.New, no RunAll. When
-// another rank waits for the lock meanwhile, the job ends with an error that
-// says so. Run releases the lock for a rank that ends with it. A rank that waits
-// for the lock for longer than EURYALE_TIMEOUT without a change of its holder
-// ends, by runtime.Goexit, and the job with it. Unlock does nothing on a rank
-// that does not hold the lock.
+// A rank that holds the lock must not wait for other ranks, which may need the lock to get there:
+// no collective call, no autograd.New, no RunAll. If it does so while another rank waits for the
+// lock, the job ends with an error that says so. If a rank ends while it holds the lock, Run
+// releases it. If a rank waits for the lock for longer than EURYALE_TIMEOUT and its holder does not
+// change, the rank ends by runtime.Goexit, and the job with it. Unlock does nothing on a rank that
+// does not hold the lock.
 func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error,
 	backends ...backend.Backend) error {
 	if err := backend.Given("euryale.Run", "ctx", ctx, "rank", rank, "backends",
@@ -65,10 +64,10 @@ func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build 
 	return cmp.Or(errs...)
 }
 
-// PanicError is the error of a rank of [Run] that has panicked.
+// PanicError is the error of a rank of [Run] that panicked.
 type PanicError struct {
 	Rank  int
-	Value any    // what it has panicked with
+	Value any    // what it panicked with
 	Stack []byte // of its goroutine
 }
 
@@ -83,7 +82,7 @@ func (e *PanicError) Unwrap() error {
 	return err
 }
 
-// errGoexit is the error of a rank whose goroutine has ended without a return.
+// errGoexit is the error of a rank whose goroutine ended without returning.
 var errGoexit = errors.New("its goroutine was ended by runtime.Goexit, as t.Fatal and t.FailNow " +
 	"do: return an error instead")
 
@@ -108,9 +107,8 @@ func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.L
 	m.returned = true
 }
 
-// end ends the rank after run, which may have panicked, and returns its error.
-// It tells the others before it releases the lock, so that they do not begin
-// what can no longer succeed.
+// end ends the rank after run, which may have panicked, and returns its error. It tells the others
+// before it releases the lock, so that they do not begin work that can no longer succeed.
 func (m *member) end(panicked any) error {
 	defer m.lock.Release()
 	switch {

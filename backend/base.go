@@ -12,9 +12,8 @@ type Wrapper interface {
 	Unwrap() []Communicator
 }
 
-// Base is what a wrapper of one communicator embeds. It forwards everything to the
-// inner communicator and implements Unwrap, so that the wrapper declares only what it
-// changes:
+// Base is embedded by a wrapper of one communicator. It forwards everything to the inner
+// communicator and implements Unwrap, so the wrapper declares only what it changes:
 //
 //	type counted struct {
 //		backend.Base
@@ -27,8 +26,8 @@ type Wrapper interface {
 //		return c.Base.Start(q, what, dst, src)
 //	}
 //
-// Split returns a part of the inner communicator. A wrapper whose parts are to be
-// wrapped, too, declares its own Split.
+// Split returns a part of the inner communicator. A wrapper that also wraps the parts declares its
+// own Split.
 type Base struct {
 	Communicator
 	checked CheckedStarter // Communicator, as far as it is one
@@ -47,7 +46,7 @@ func Wrap(inner Communicator) Base {
 type checking struct{ Communicator }
 
 func (c checking) StartChecked(q Queue, what Collective, count int, dst, src Buffer) (Work, error) {
-	// Of either it may never have heard.
+	// The communicator may predate both Tree and Rows, and ignore them.
 	if d := what.DType(dst, src); what.Association == Tree {
 		caps := c.Capabilities()
 		if !slices.Contains(caps.Tree, d) || what.Kind == AllReduce && what.Splits != nil &&
@@ -61,25 +60,25 @@ func (c checking) StartChecked(q Queue, what Collective, count int, dst, src Buf
 	return c.Start(q, what, dst, src)
 }
 
-// CheckedStarter is a Communicator that takes calls which its caller has checked. What the
-// program calls checks; wrappers pass a call on by [Base.Pass], so that it is checked once. A
-// communicator whose only way in is Start checks every call, and so needs no StartChecked. A
-// wrapper that embeds a CheckedStarter, instead of a Base, and declares Start must declare
-// StartChecked, too.
+// CheckedStarter is a Communicator that accepts calls that its caller has already checked. The
+// communicator that the program calls checks a call; wrappers pass it on by [Base.Pass], so that it
+// is checked only once. A communicator that has only Start checks every call, and needs no
+// StartChecked. A wrapper that embeds a CheckedStarter, instead of a Base, and declares Start must
+// also declare StartChecked.
 type CheckedStarter interface {
 	Communicator
 	// StartChecked is Start of a call for which Check has returned count.
 	StartChecked(q Queue, c Collective, count int, dst, src Buffer) (Work, error)
 }
 
-// Pass starts a call by the inner communicator, as Start does, after the wrapper has checked it:
+// Pass starts a call on the inner communicator, as Start does, once the wrapper has checked it:
 // [Collective.Check] has returned count.
 func (b *Base) Pass(q Queue, c Collective, count int, dst, src Buffer) (Work, error) {
 	return b.checked.StartChecked(q, c, count, dst, src)
 }
 
-// Refuse returns what Start of comm returns for an error of Check: it names the rank, unless err
-// does so already, as errors of a communicator inside comm do.
+// Refuse returns the error of comm's Start for an error of Check. It adds the rank's name, unless
+// err has it already, as errors of a communicator inside comm do.
 func Refuse(comm Communicator, err error) error {
 	name := RankOf(comm)
 	if strings.Contains(err.Error(), name+": ") {
@@ -88,14 +87,14 @@ func Refuse(comm Communicator, err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// RefuseTree returns what Start of comm returns for a call in the association [Tree] if comm does
-// not add operands of type d in it.
+// RefuseTree returns the error of comm's Start for a call in the association [Tree] if comm cannot
+// add operands of type d that way.
 func RefuseTree(comm Communicator, what Collective, d DType) error {
 	return Refuse(comm, fmt.Errorf("%w: %v of %v: it cannot add these operands in a tree: use "+
 		"backend host or tcp, or f32 on GPUs, and do not compress", ErrUnsupported, what, d))
 }
 
-// RefuseRows returns what Start of comm returns for an AllToAll with Rows if comm does not run it.
+// RefuseRows returns the error of comm's Start for an AllToAll with Rows if comm cannot run it.
 func RefuseRows(comm Communicator, what Collective) error {
 	return Refuse(comm, fmt.Errorf("%w: %v: it takes pieces that lie one after the other: pack "+
 		"and join them, as ops does, or ask its Capabilities", ErrUnsupported, what))
@@ -104,9 +103,8 @@ func RefuseRows(comm Communicator, what Collective) error {
 // Unwrap implements [Wrapper].
 func (b Base) Unwrap() []Communicator { return []Communicator{b.Communicator} }
 
-// As returns the first of comm and the communicators it wraps, outermost
-// first, that is a T: a way to reach counters, state or explanations of one
-// layer.
+// As returns the first T among comm and the communicators it wraps, outermost first: a way to reach
+// counters, state or explanations of one layer.
 func As[T any](comm Communicator) (t T, ok bool) {
 	if t, ok = comm.(T); ok {
 		return t, true

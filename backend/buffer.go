@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// Float16 and BFloat16 hold the bits of one 16-bit float. They exist so that
-// slices of them have a DType. A [Queue] computes with them.
+// Float16 and BFloat16 hold the bits of one 16-bit float. They exist so that slices of them have a
+// DType. A [Queue] does the arithmetic on them.
 type (
 	Float16  uint16
 	BFloat16 uint16
@@ -37,10 +37,9 @@ func DTypeOf[T Element]() DType {
 	}
 }
 
-// Buffer names a run of elements in host or device memory. It does not own the
-// memory: whoever made it frees it. A Buffer of host memory keeps a Go slice
-// reachable. The zero Buffer is empty and fits where a rank passes nothing,
-// such as the destination of a Reduce on a rank that is not the root.
+// Buffer names a run of elements in host or device memory. It does not own the memory: whoever made
+// it frees it. A Buffer of host memory keeps a Go slice reachable. The zero Buffer is empty. A rank
+// passes it where it has no operand, such as the destination of a Reduce on a rank other than root.
 type Buffer struct {
 	host  unsafe.Pointer // nil for device memory
 	addr  uintptr        // 0 for host memory
@@ -99,8 +98,8 @@ func (b Buffer) Slice(lo, hi int) Buffer {
 	return b
 }
 
-// As returns the same bytes as elements of another type; a remainder that does
-// not fill an element is left out.
+// As returns the same bytes as elements of another type, without a remainder that does not fill an
+// element.
 func (b Buffer) As(d DType) Buffer {
 	b.n, b.dtype = b.NBytes()/d.Size(), d
 	return b
@@ -120,8 +119,8 @@ func (b Buffer) Bytes() []byte {
 	return unsafe.Slice((*byte)(b.host), b.NBytes())
 }
 
-// View returns the elements of a host Buffer as a slice of T, which has the size of the Buffer's
-// DType; nil for a Buffer on a device.
+// View returns the elements of a host Buffer as a slice of T, whose size must be the size of the
+// Buffer's DType; nil for a Buffer on a device.
 func View[T Element](b Buffer) []T {
 	if b.host == nil || b.n == 0 {
 		return nil

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// Capabilities says what a [Communicator] is made of, and what it offers beyond the
-// interface. The zero value is right for one that offers nothing else. Everything but
-// Verify and LocalRanks is the same on every rank.
+// Capabilities says what a [Communicator] is made of, and what it offers beyond the interface. The
+// zero value is right for one that offers nothing more. All fields but Verify and LocalRanks are
+// the same on every rank.
 type Capabilities struct {
 	// Backend is the name of the backend that made the communicator.
 	Backend string
@@ -16,34 +16,33 @@ type Capabilities struct {
 	// LocalRanks is how many ranks of the job, not only of the group, are on this rank's machine
 	// and share its cores; 0 if it does not know.
 	LocalRanks int
-	// InFlight is the number of queues that large calls are worth spreading over: the
-	// communicator works on several calls at once if they are on different queues and
-	// share no memory. 0 and 1 mean that nothing is gained. Results are the same on
-	// any queues.
+	// InFlight is the number of queues that large calls are worth spreading over: the communicator
+	// works on several calls at once if they are on different queues and share no memory. 0 and 1
+	// mean that more queues gain nothing. Results are the same on any queues.
 	InFlight int
-	// Direct says that a rank sends every other one its part of an operand, which all ranks
-	// do at once, and not round a ring: calls take fewer messages that wait for each other.
+	// Direct says that all ranks send every other rank its part of an operand at once, not round a
+	// ring: calls have fewer messages that wait for each other.
 	Direct bool
 
-	// Tree has the types that it adds in the [Association] Tree, too, by all-reduce, if any. It
-	// refuses calls of others.
+	// Tree lists the types, if any, whose all-reduces it can also add in the [Association] Tree. It
+	// refuses such calls of other types.
 	Tree []DType
 	// Branches says that such sums may have Splits.
 	Branches bool
 
-	// Rows reports whether it runs an AllToAll with Rows, of count elements of dtype d, as one pass
-	// over the operands; others must be packed and joined by the caller. nil means never.
+	// Rows reports whether it runs an AllToAll with Rows, of count elements of dtype d, in one pass
+	// over the operands; otherwise the caller must pack and join them. nil means never.
 	Rows func(c Collective, d DType, count int) bool
 
-	// Verify makes calls that are started from now on compare their headers across the
-	// ranks, or not. It is nil if the communicator cannot compare them: Init
-	// then does, by an all-gather before each call.
+	// Verify makes calls that are started from now on compare their headers across the ranks, or
+	// not. It is nil if the communicator cannot compare them: Init then compares them, by an
+	// all-gather before each call.
 	Verify func(on bool)
 
-	// Transport returns the dtype that operands travel in, in a call of count elements
-	// of dtype d: d itself, or c.AllowHalf where the communicator makes use of the
-	// permission. It rounds every operand once, accumulates an average in 32 bits and
-	// rounds that once, and a sum is the average times Size. nil means always d.
+	// Transport returns the dtype that operands travel in, in a call of count elements of dtype d:
+	// d itself, or c.AllowHalf where the communicator uses the permission. The communicator then
+	// rounds every operand once, and accumulates an average in 32 bits and rounds that once; a sum
+	// is the average times Size. nil means always d.
 	Transport func(c Collective, d DType, count int) DType
 }
 

@@ -42,17 +42,17 @@ const (
 	Max
 )
 
-// Association says which operands of a Sum or Avg are added first. Sums of floats depend on it.
+// Association says in which order a Sum or Avg adds its operands. Sums of floats depend on it.
 type Association uint8
 
 // The associations. InRankOrder is the zero value.
 const (
 	// InRankOrder adds one rank after the other: ((x[0] + x[1]) + x[2]) + x[3].
 	InRankOrder Association = iota
-	// Tree adds neighbours, then neighbouring sums, and so on: (x[0] + x[1]) + (x[2] + x[3]). The
-	// last one of an odd number joins the next level as it is. Where each rank adds up 2^k
-	// consecutive terms of a longer sum in this way, the ranks together have the bits that one rank
-	// has for the whole sum. Other numbers of terms make several branches of the whole tree, which
+	// Tree adds neighbours, then neighbouring sums, and so on: (x[0] + x[1]) + (x[2] + x[3]). If a
+	// level has an odd number, its last one joins the next level as it is. If each rank adds up 2^k
+	// consecutive terms of a longer sum in this way, the ranks together get the bits that one rank
+	// gets for the whole sum. Other numbers of terms make several branches of the whole tree, which
 	// an AllReduce takes with Splits. Only communicators whose [Capabilities] say Tree can do it.
 	Tree
 )
@@ -71,8 +71,9 @@ const (
 
 // Collective describes one call. It is a small value, the same on every rank.
 //
-// Its 80 bytes are a multiple of 16: a copy of 72 ends with 16 that overlap those before, and to
-// copy that copy, as each layer does, a processor waits until it is in the cache: 3 ns a layer.
+// Its size of 80 bytes is a multiple of 16. A copy of 72 bytes ends with 16 that overlap those
+// before. Each layer copies that copy, and the processor would wait until it is in the cache: 3 ns
+// a layer.
 type Collective struct {
 	Kind Kind
 	Op   ReduceOp
@@ -85,17 +86,16 @@ type Collective struct {
 	// Exact forbids wrappers to round the operands or to leave parts of them out.
 	Exact bool
 
-	// AllowHalf permits the operands of a Sum or Avg AllReduce of F32 to travel as F16
-	// or BF16, rounded as package half says; the zero value does not. It is a
-	// permission, not a requirement, and is not compared across ranks: see
-	// [Capabilities].Transport.
+	// AllowHalf permits the operands of a Sum or Avg AllReduce of F32 to travel as F16 or BF16,
+	// rounded as package half says; the zero value does not permit it. It is a permission, not a
+	// requirement, and is not compared across ranks: see [Capabilities].Transport.
 	AllowHalf DType
 
-	// Beside says that the devices compute while the call runs: ways that leave them their
-	// multiprocessors are better then. It is a hint, the same on every rank. dst of an
-	// AllReduce or AllGather lies at one place of memory from Alloc on each, or on none. Headers do
-	// not have it; replays of graphs in which ranks have recorded other ways or places for it are
-	// a [MismatchError].
+	// Beside says that the devices compute while the call runs, so the communicator should prefer
+	// ways that leave them their multiprocessors. It is a hint, the same on every rank. dst of an
+	// AllReduce or AllGather must lie at the same place of memory from Alloc on every rank, or
+	// outside such memory on every rank. Headers do not contain it; replays of graphs in which
+	// ranks have recorded different ways or places for it are a [MismatchError].
 	Beside bool
 
 	Root int
@@ -105,10 +105,10 @@ type Collective struct {
 	// the chunk of rank r. AllToAll takes P*P: Splits[s*P+r] is what rank s
 	// sends to rank r.
 	//
-	// An AllReduce in a [Tree] takes P numbers of terms: of a longer sum, rank r has added up
-	// Splits[r] consecutive terms, those of rank 0 being the first. Its source consists of the
-	// sums of its [Branches], one after the other, each as long as the destination, which may
-	// be the first of them.
+	// An AllReduce in a [Tree] takes P numbers of terms: rank r has added up Splits[r] consecutive
+	// terms of a longer sum, which begins with those of rank 0. The source is the sums of the
+	// rank's [Branches], one after the other. Each is as long as the destination, which may be the
+	// first of them.
 	Splits []int
 
 	// Rows says that the pieces of an AllToAll lie side by side; nil: one after the other. Only
@@ -123,21 +123,21 @@ type Collective struct {
 	// starts the call must not change it afterwards.
 	Origin *Origin
 
-	// Original is for wrappers: what they were asked for.
+	// Original is for wrappers: the call that they were asked for.
 	Original Original
 }
 
-// Rows is the layout of the operands of an AllToAll: each consists of rows, and a row of a part of
-// each piece, in rank order, all parts of a piece being equally long. A piece is its parts, one row
-// after the other. So an axis of a tensor is cut, or joined, in place: the axes before it are the
-// rows.
+// Rows is the layout of the operands of an AllToAll. Each operand consists of rows. A row holds one
+// part of each piece, in rank order; all parts of a piece are equally long. A piece is its parts,
+// one row after the other. So an axis of a tensor is cut, or joined, in place: the axes before it
+// are the rows.
 //
 //	x [2, 3, P*4], cut along the last axis: 6 rows, of 4 elements of each piece
 type Rows struct {
 	Src, Dst []int // how many rows the source, and the destination, of each rank has
 }
 
-// row is what is true of one Kind.
+// row describes one Kind.
 type row struct {
 	name    string
 	reduces bool // Op matters
@@ -145,10 +145,9 @@ type row struct {
 	adjoint Kind
 	// splits is the number of split lengths it takes for P ranks, 0 if none.
 	splits func(P int) int
-	// src and dst return the lengths rank r passes, in elements, given the
-	// count of the call: the elements of one even chunk, or of the whole
-	// operand where there are no chunks. -1 means that the rank's buffer is
-	// ignored.
+	// src and dst return the lengths that rank r passes, in elements, given the count of the call:
+	// the elements of one even chunk, or of the whole operand where there are no chunks. -1 means
+	// that the rank's buffer is ignored.
 	src, dst func(l layout, r, P, count int) int
 	// busFactor converts bytes/time of the largest buffer to the traffic a link
 	// sees (nccl-tests' busbw).
@@ -254,9 +253,8 @@ func (k Kind) Reduces() bool { return k.Valid() && table[k].reduces }
 // Rooted reports whether the kind has a root.
 func (k Kind) Rooted() bool { return k.Valid() && table[k].rooted }
 
-// BusFactor is what nccl-tests multiplies bytes/time with to compare kinds and
-// rank counts: the share of the bytes that crosses the busiest link. It is 0
-// for an invalid kind.
+// BusFactor is nccl-tests' factor for bytes/time when it compares kinds and rank counts: the share
+// of the bytes that crosses the busiest link. It is 0 for an invalid kind.
 func (k Kind) BusFactor(size int) float64 {
 	if !k.Valid() {
 		return 0
@@ -360,7 +358,8 @@ func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 
 // check is Check without a copy of c.
 func (c *Collective) check(r, P int, dst, src Buffer) (count int, err error) {
-	// The most frequent call is on the way to a device, several times: what it takes counts.
+	// This is the most frequent call, and is checked several times on its way to a device: time
+	// counts.
 	if c.Kind == AllReduce && c.Op.Valid() && c.Association == InRankOrder && c.Algorithm == Auto &&
 		c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 &&
 		dst.dtype == src.dtype && src.dtype.Valid() && dst.n == src.n && dst.named() &&
@@ -546,8 +545,8 @@ func (c *Collective) checkPair(r, P, count int, dst, src Buffer) error {
 	return nil
 }
 
-// DType returns the dtype of a call: the dtype of the buffer that every rank
-// passes: the destination of a Broadcast or Scatter, the source otherwise.
+// DType returns the dtype of a call, which is the dtype of the buffer that every rank passes: the
+// destination of a Broadcast or Scatter, the source otherwise.
 func (c Collective) DType(dst, src Buffer) DType { return c.dtype(&dst, &src) }
 
 // dtype is DType without copies.
@@ -572,9 +571,9 @@ func (c Collective) Chunk(r, P, count int) (lo, hi int) {
 	return lo, lo + c.Splits[r]
 }
 
-// Pair returns, for an AllToAll, what rank s sends to rank r: n elements at
-// offset from in the source of s, which land at offset to in the destination
-// of r. With Rows, from and to are where it would lie without them.
+// Pair returns the elements that rank s sends to rank r in an AllToAll: n elements at offset from
+// in the source of s, which land at offset to in the destination of r. With Rows, from and to are
+// where they would lie without Rows.
 func (c Collective) Pair(s, r, P, count int) (n, from, to int) {
 	if c.Splits == nil {
 		return count, r * count, s * count
@@ -588,10 +587,9 @@ func (c Collective) Pair(s, r, P, count int) (n, from, to int) {
 	return c.Splits[s*P+r], from, to
 }
 
-// Adjoint returns the collective that carries gradients backward, and the
-// factor to scale its result with, under the convention that the loss is the
-// sum of the ranks' losses. Non-root results count as zeros, so every row is a
-// total linear map.
+// Adjoint returns the collective that carries gradients backward, and the factor to scale its
+// result by. By convention the loss is the sum of the ranks' losses. Results on ranks other than
+// root count as zeros, so every kind is a total linear map.
 //
 // Sum, Avg and the kinds that only move data are linear. Max, Min and Prod are
 // not: the error is ErrUnsupported.
@@ -629,9 +627,8 @@ func (c Collective) Adjoint(P int) (adj Collective, scale float64, err error) {
 	return adj, scale, nil
 }
 
-// Even divides n elements among P ranks as evenly as whole elements allow: the
-// first n%P ranks get one more. It is the split every rank assumes when none is
-// given and n does not divide.
+// Even divides n elements among P ranks as evenly as whole elements allow: the first n%P ranks get
+// one more. Every rank assumes this split when none is given and P does not divide n.
 func Even(n, P int) []int {
 	splits := make([]int, P)
 	for r := range splits {

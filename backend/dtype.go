@@ -2,8 +2,8 @@ package backend
 
 import "fmt"
 
-// DType is the type of a buffer's elements. It is Euryale's own, and not
-// tensor.Dtype, because that one has no 16-bit floats.
+// DType is the type of a buffer's elements. Euryale has this type because tensor.Dtype has no
+// 16-bit floats.
 type DType uint8
 
 // The element types. F16 is IEEE 754 binary16, BF16 the upper half of an F32;

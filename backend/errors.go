@@ -21,17 +21,17 @@ var (
 	ErrMismatch = errors.New("ranks disagree")
 	// ErrAborted: Abort was called, here or on another rank.
 	ErrAborted = errors.New("aborted")
-	// ErrClosed: the communicator was closed, here or by a rank that is waited for.
+	// ErrClosed: the communicator was closed, by this rank or by a rank that it waits for.
 	ErrClosed = errors.New("closed")
 )
 
-// Members are the job's ranks that a group consists of, by rank of the group. nil
-// is a group whose ranks have the job's numbers. Messages name ranks by it: a user
-// looks for a rank by the number that it has in the job.
+// Members lists the job's ranks that a group consists of, indexed by rank of the group. nil is a
+// group whose ranks have the job's numbers. Messages use it to name ranks, because users know a
+// rank by its number in the job.
 type Members []int
 
-// Rank names rank r of the group: "rank 3", or "rank 3 (2 of the group)" where the
-// group has another number for it than the job.
+// Rank names rank r of the group: "rank 3", or "rank 3 (2 of the group)" if its number in the group
+// differs from its number in the job.
 func (m Members) Rank(r int) string { return m.Ranks(r) }
 
 // Ranks is Rank of one rank or several: "ranks 3, 5 (2, 4 of the group)".
@@ -56,9 +56,8 @@ func (m Members) Ranks(ranks ...int) string {
 	return s
 }
 
-// Error is a communication error. It is sticky: every later call on the
-// communicator fails with it. Its fields have the ranks of the group, its text has
-// those of the job.
+// Error is a communication error. It is sticky: every later call on the communicator fails with it.
+// Its fields hold ranks of the group; its text names ranks of the job.
 type Error struct {
 	Comm    string  // name of the communicator
 	Members Members // of the group
@@ -68,11 +67,11 @@ type Error struct {
 	Cause   error
 }
 
-// Error names the rank, the collective, the peer and the cause. It leaves out a
-// collective that the cause names.
+// Error names the rank, the collective, the peer and the cause. It leaves out a collective that the
+// cause already names.
 func (e *Error) Error() string {
 	s := e.Members.Rank(e.Rank) + " of " + e.Comm
-	// The cause names the rank, too, where an error of a call was given to Abort.
+	// If an error of a call was given to Abort, the cause names the rank, too.
 	cause := strings.Replace(e.Cause.Error(), s+": ", "", 1)
 	if e.Call != "" && !strings.Contains(cause, e.Call) {
 		s += ": " + e.Call
@@ -86,8 +85,8 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Cause }
 
-// Blames returns the rank of the job that the error began with, -1 if it is unknown:
-// what rendezvous.World.Fail declares failed.
+// Blames returns the job's rank that the error began with, -1 if it is unknown.
+// rendezvous.World.Fail declares that rank failed.
 func (e *Error) Blames() int {
 	var deeper interface{ Blames() int }
 	switch {
@@ -99,9 +98,9 @@ func (e *Error) Blames() int {
 	return e.Peer
 }
 
-// MismatchError says that two ranks started different collectives at the same
-// place of their programs. errors.Is(err, ErrMismatch) is true. Its fields have the
-// ranks of the group, its text has those of the job.
+// MismatchError says that two ranks started different collectives at the same place of their
+// programs. errors.Is(err, ErrMismatch) is true. Its fields hold ranks of the group; its text names
+// ranks of the job.
 type MismatchError struct {
 	Members      Members // of the group
 	Rank, Peer   int
@@ -114,7 +113,7 @@ func (e *MismatchError) Error() string {
 		ErrMismatch, e.Members.Rank(e.Rank), e.Mine, e.Members.Rank(e.Peer), e.Theirs, e.remedy())
 }
 
-// remedy says what to do about it.
+// remedy says what to do about the mismatch.
 func (e *MismatchError) remedy() string {
 	mine, theirs := e.Mine.origin().Purpose, e.Theirs.origin().Purpose
 	switch {

@@ -8,8 +8,8 @@ import (
 
 // Given returns an [ErrArgument] that names the first nil among the arguments of a function, or
 // nil. They come as names and values: pointers, interfaces, functions, or slices of these, whose
-// elements are looked at. Other values are never nil here. The function is "" where the caller's
-// error names it.
+// elements are checked. Other values never count as nil. The function is "" if the caller's error
+// names it.
 //
 //	err := backend.Given("autograd.New", "comm", comm, "params", params)
 func Given(function string, arguments ...any) error {

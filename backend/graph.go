@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 )
 
-// GraphQueue is a Queue that can record what is started on it, to be run again and again: a
-// CUDA stream, whose records are CUDA graphs. To start all of a graph takes the host about as
-// long as one kernel.
+// GraphQueue is a Queue that can record the work started on it, to run it again and again: a CUDA
+// stream, which records CUDA graphs. Starting a whole graph takes the host about as long as
+// starting one kernel.
 //
 //	step, err := q.Capture(func() error {
 //		if err := forward(q); err != nil {
@@ -30,17 +30,17 @@ import (
 //	}
 type GraphQueue interface {
 	Queue
-	// Capture records what f starts on the queue; nothing of it runs. Another queue of the device
-	// takes part once it waits for an event of a queue that does, or for a Work that was
-	// recorded, and f must order the first queue behind it again before it returns: that is how
-	// work runs side by side.
+	// Capture records what f starts on the queue; none of it runs. Another queue of the device
+	// joins the recording when it waits for an event of a queue that is being recorded, or for a
+	// recorded Work. f must order the first queue after it again before f returns. That is how work
+	// runs side by side.
 	//
-	// f starts work and returns. It must not wait for the device, copy to or from memory of Go,
-	// or ask a communicator for more than Start: take and share memory before. Operands, and
-	// the memory that they are in, must stay as long as the graph. Every rank records the same
-	// collectives in the same order.
+	// f starts work and returns. It must not wait for the device, copy to or from memory of Go, or
+	// use more of a communicator than Start: allocate and share memory before. Operands and their
+	// memory must live as long as the graph. Every rank records the same collectives in the same
+	// order.
 	Capture(f func() error) (*Graph, error)
-	// Recording returns what the queue is recorded into, nil if what is started on it runs.
+	// Recording returns what the queue is being recorded into, nil if its work runs.
 	Recording() *Recording
 }
 
@@ -54,16 +54,16 @@ type Recording struct {
 	over     atomic.Bool
 }
 
-// Recorded reports whether what is started on a queue is recorded in a graph.
+// Recorded reports whether work started on a queue is recorded in a graph.
 func Recorded(q Queue) bool {
-	if q == nil { // what follows takes tens of nanoseconds
+	if q == nil { // the rest takes tens of nanoseconds
 		return false
 	}
 	g, ok := q.(GraphQueue)
 	return ok && g.Recording() != nil
 }
 
-// Participant is a communicator in a [Graph]: what its calls there have in common.
+// Participant is a communicator in a [Graph], with what its calls there share.
 type Participant interface {
 	// Of returns the communicator.
 	Of() Communicator
@@ -71,16 +71,16 @@ type Participant interface {
 	Err() error
 	// Complete is called at the end of the capture, and may record on its queue.
 	Complete(q Queue) error
-	// Made is called with the graph, which the participant closes before the communicator ends:
-	// see [Graph.Destroy]. forget is called when the graph is closed before.
+	// Made is called with the graph. The participant closes the graph before the communicator ends:
+	// see [Graph.Destroy]. forget is called when the graph is closed before that.
 	Made(g *Graph) (forget func())
-	// Replay starts all recorded calls as one call of the communicator, by launch, which puts them
-	// on q. Launch may start calls of other communicators, too. If the communicator has ended, it
-	// calls [Graph.DestroyInReplay] before it waits for anything.
+	// Replay starts all recorded calls as one call of the communicator. It calls launch, which puts
+	// them on q and may also start calls of other communicators. If the communicator has ended,
+	// Replay calls [Graph.DestroyInReplay] before it waits for anything.
 	Replay(q Queue, launch func() error) (Work, error)
 }
 
-// Participant returns the participant of a communicator, which make makes the first time.
+// Participant returns the participant of a communicator, which make creates on first use.
 func (r *Recording) Participant(of Communicator, make func() Participant) Participant {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,23 +94,23 @@ func (r *Recording) Participant(of Communicator, make func() Participant) Partic
 	return p
 }
 
-// Follow makes replays come after what runs already: wait orders the queue of the first one after
-// that.
+// Follow makes replays come after work that runs already: wait orders the first replay's queue
+// after that work.
 func (r *Recording) Follow(wait func(q Queue) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.before = append(r.before, wait)
 }
 
-// OnLaunch makes each Launch of the graph call f before it does anything else, in the order of
-// these calls. It is for who counts what runs: a capture runs nothing.
+// OnLaunch makes each Launch of the graph call f before it does anything else, in the order of the
+// OnLaunch calls. It is for code that counts what runs: a capture runs nothing.
 func (r *Recording) OnLaunch(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.launched = append(r.launched, f)
 }
 
-// Complete is for Queues, before the end of a capture on q.
+// Complete is for Queues. They call it before the end of a capture on q.
 func (r *Recording) Complete(q Queue) error {
 	var errs []error
 	for _, p := range r.all {
@@ -119,10 +119,10 @@ func (r *Recording) Complete(q Queue) error {
 	return errors.Join(errs...)
 }
 
-// End is for Queues: nothing is recorded any more.
+// End is for Queues: from now on nothing is recorded.
 func (r *Recording) End() { r.over.Store(true) }
 
-// Ended reports whether nothing is recorded any more.
+// Ended reports whether End was called.
 func (r *Recording) Ended() bool { return r.over.Load() }
 
 // Replayer is what a device makes of a recording.
@@ -140,20 +140,20 @@ type Graph struct {
 	launched []func()      // see [Recording.OnLaunch]
 	forget   []func()
 
-	mu       sync.Mutex            // guards what follows, and is held while a replay is started
+	mu       sync.Mutex            // guards the fields below; held while a replay is started
 	replayer Replayer              // nil once it is freed
-	err      error                 // why; there before it is nil
+	err      error                 // why; set before replayer is nil
 	before   []func(q Queue) error // see [Recording.Follow]
 }
 
 // NewGraph is for Queues: it returns the graph of what was recorded on q.
 func NewGraph(q Queue, r *Recording, replayer Replayer) *Graph {
 	g := &Graph{queue: q, all: r.all, launched: r.launched, before: r.before, replayer: replayer}
-	// Replays of several graphs take the locks of communicators in one order.
+	// Sorted, so that replays of several graphs lock communicators in the same order.
 	slices.SortFunc(g.all, func(a, b Participant) int {
 		return cmp.Compare(a.Of().Name(), b.Of().Name())
 	})
-	g.mu.Lock() // which a communicator that has ended meanwhile waits for
+	g.mu.Lock() // a communicator that has ended meanwhile waits for this lock
 	defer g.mu.Unlock()
 	for _, p := range g.all {
 		g.forget = append(g.forget, p.Made(g))
@@ -161,18 +161,17 @@ func NewGraph(q Queue, r *Recording, replayer Replayer) *Graph {
 	return g
 }
 
-// Launch starts the work on a queue of the device, nil for the one that it was recorded on, behind
-// what is there. For each communicator in the graph that is one call, behind its calls
-// before: ranks that replay other graphs, or the same at another place, get a
-// [*MismatchError], and a replay that does not end is found like a call. Join of the Work joins
-// all of them.
+// Launch starts the work on a queue of the device, after everything there; nil is the queue that
+// was recorded. A launch is one call for each communicator in the graph, after its earlier calls.
+// Ranks that replay different graphs, or the same one at different places, get a [*MismatchError].
+// A replay that does not end is detected like a call. Join of the Work joins all of them.
 //
 // Launches of graphs, and other calls of the communicators, have the same order on every rank.
 //
 // Errors: those of Start of each communicator; ErrClosed after Close. Once a communicator in the
-// graph has ended, its error: such a graph cannot be launched any more.
+// graph has ended, Launch returns its error: the graph cannot be launched any more.
 func (g *Graph) Launch(q Queue) (Work, error) {
-	for _, f := range g.launched { // which may end a communicator, and so the graph
+	for _, f := range g.launched { // f may end a communicator, and so the graph
 		f()
 	}
 	g.mu.Lock()
@@ -224,7 +223,7 @@ func (g *Graph) replay(q Queue, all []Participant, works *works) error {
 	return err
 }
 
-// Close frees the graph. What was launched goes on.
+// Close frees the graph. Launched work goes on.
 func (g *Graph) Close() error {
 	err := g.Destroy(fmt.Errorf("%w: the graph", ErrClosed))
 	for _, forget := range g.forget {
@@ -233,14 +232,14 @@ func (g *Graph) Close() error {
 	return err
 }
 
-// Destroy is Close by a communicator that ends: later launches return cause.
+// Destroy is Close by a communicator that is ending: later launches return cause.
 func (g *Graph) Destroy(cause error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.DestroyInReplay(cause)
 }
 
-// DestroyInReplay is Destroy by a participant in its Replay, to which Launch gives the graph.
+// DestroyInReplay is Destroy by a participant in its Replay: Launch holds the graph's lock then.
 func (g *Graph) DestroyInReplay(cause error) error {
 	if g.replayer == nil {
 		return nil
@@ -250,7 +249,7 @@ func (g *Graph) DestroyInReplay(cause error) error {
 	return replayer.Close()
 }
 
-// works are the works of a replay in which several communicators take part.
+// works holds the works of a replay with several communicators.
 type works []Work
 
 func (w works) Wait(q Queue) error {
@@ -279,12 +278,12 @@ type eventWork struct{ Event }
 
 func (w eventWork) Wait(q Queue) error { return q.Wait(w.Event) }
 
-// errRecorded is what nobody can wait for.
+// errRecorded is the error of waiting for recorded work.
 var errRecorded = fmt.Errorf("%w: this was recorded in a graph, where it orders queues: join the "+
 	"Work of the graph's Launch", ErrArgument)
 
-// RecordedEvent is for Queues: an event that was recorded in a graph. It never happens, and an
-// event of a Queue adds what it is to be waited for by.
+// RecordedEvent is for Queues. It returns an event that was recorded in a graph and never happens.
+// The Queue's own event type adds what a wait for it needs.
 func RecordedEvent() Event { return recordedEvent{} }
 
 type recordedEvent struct{}
@@ -292,9 +291,9 @@ type recordedEvent struct{}
 func (recordedEvent) Join(context.Context) error { return errRecorded }
 func (recordedEvent) Done() bool                 { return true }
 
-// RecordedWork is the Work of a call that was recorded in a graph, with the event behind it
-// there: Wait orders a queue behind the call in the graph, during the capture. Join is an
-// ErrArgument, at once: the call is joined by the Work of a replay.
+// RecordedWork returns the Work of a call that was recorded in a graph. e is the event after the
+// call in the graph: during the capture, Wait orders a queue after the call. Join returns an
+// ErrArgument at once: join the Work of a replay instead.
 func RecordedWork(e Event) Work { return recordedWork{e} }
 
 type recordedWork struct{ end Event }

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Header is what the ranks of one call must agree on: the fingerprint that ranks compare, and
-// the record that traces print. It has a fixed size. Headers are compared as [Header.Put]
-// encodes them, since Origin is a pointer.
+// Header holds what the ranks must agree on in one call. Ranks compare it as a fingerprint, and
+// traces print it. It has a fixed size. Headers are compared as [Header.Put] encodes them, since
+// Origin is a pointer.
 type Header struct {
 	Seq        uint64 // number of the call on its communicator, from 1
 	Count      int64  // see [Collective.Check]
@@ -38,27 +38,26 @@ type Header struct {
 //	32  Generation     53  Origin.Purpose            58  Original.DType  88  Origin.Name
 //	36  Root                                         59  Original.Transport
 //
-// Most calls have an Origin without name and axes, or none. Their headers are one cache line:
-// the second half is neither written nor read.
+// Most calls have no Origin, or one without name and axes. Their headers are one cache line: the
+// second half is neither written nor read.
 const HeaderSize = 128
 
 // half is the part of an encoded header that every call has.
 const half = HeaderSize / 2
 
-// named says, in the last byte of the first half, that the second one counts.
+// named, in the last byte of the first half, says that the second half counts.
 const named = 1 << 56
 
-// Header returns the header of call number seq. count is the result of Check,
-// d the dtype of the buffers. What does not matter to the kind is left out, so
-// that it is not compared: Op where nothing is reduced, Root where there is
-// none.
+// Header returns the header of call number seq. count is the result of Check, d the dtype of the
+// buffers. Fields that do not matter to the kind are left out, so they are not compared: Op where
+// nothing is reduced, Root where there is none.
 func (c Collective) Header(seq uint64, count int, d DType) (h Header) {
 	h.Set(&c, seq, count, d)
 	return h
 }
 
-// Set makes h the [Collective.Header] of a call, where it lies: a copy of what has just been
-// written in small pieces takes a processor longer than to write it.
+// Set sets h, in place, to the [Collective.Header] of a call. A processor takes longer to copy what
+// it has just written in small pieces than to write it.
 func (h *Header) Set(c *Collective, seq uint64, count int, d DType) {
 	h.Seq, h.Count, h.Generation, h.State = seq, int64(count), 0, uint32(c.State)
 	h.Kind, h.DType, h.Algorithm, h.Exact = c.Kind, d, c.Algorithm, c.Exact
@@ -66,7 +65,7 @@ func (h *Header) Set(c *Collective, seq uint64, count int, d DType) {
 	h.Op, h.Root, h.Splits = c.compared()
 }
 
-// compared returns what of a call the ranks compare only for some kinds.
+// compared returns the fields that ranks compare only for some kinds.
 func (c *Collective) compared() (op ReduceOp, root int32, splits uint64) {
 	if c.Splits != nil || c.Rows != nil {
 		splits = c.hashSplits()
@@ -107,7 +106,7 @@ func (h *Header) Put(b *[HeaderSize]byte) (digest uint64) {
 		uint64(h.Association)<<32, &h.Original, h.Origin)
 }
 
-// PutHeader is [Header.Put] of the [Collective.Header] of a call, which it does not make: that
+// PutHeader is [Header.Put] of the [Collective.Header] of a call, without making that Header, which
 // takes 8 ns.
 func (c *Collective) PutHeader(b *[HeaderSize]byte, seq uint64, count int,
 	d DType) (digest uint64) {
@@ -126,7 +125,8 @@ func kindWord(k Kind, op ReduceOp, d DType, a Algorithm, exact bool) uint64 {
 	return word
 }
 
-// encode writes the words of a header, to which it adds what asked and o say.
+// encode writes the words of a header. It adds original to asked, and o to the words that it is
+// part of.
 func encode(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked uint64,
 	original *Original, o *Origin) (digest uint64) {
 	le := binary.LittleEndian
@@ -142,7 +142,7 @@ func encode(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked ui
 			le.PutUint64(b[120:], 0)
 		}
 	}
-	// Whole words: a copy of smaller pieces would wait until they are in the cache.
+	// Write whole words: a copy of smaller pieces would wait until they are in the cache.
 	le.PutUint64(b[0:], seq)
 	le.PutUint64(b[8:], count)
 	le.PutUint64(b[16:], splits)
@@ -154,9 +154,9 @@ func encode(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked ui
 	return Digest(b)
 }
 
-// Digest is a hash of an encoded header, never 0 and the same in every process. Headers are the
-// same if their digests are. Ranks that share memory compare it, because it fits into the cache
-// line that tells of a call.
+// Digest is a hash of an encoded header, never 0 and the same in every process. Equal digests mean
+// equal headers. Ranks that share memory compare digests, because one fits into the cache line that
+// announces a call.
 func Digest(header *[HeaderSize]byte) uint64 {
 	a, b := mixHalf(0xa0761d6478bd642f, 0xe7037ed1a0b428db, (*[half]byte)(header[:half]))
 	if header[half-1] != 0 {
@@ -165,7 +165,7 @@ func Digest(header *[HeaderSize]byte) uint64 {
 	return mix(a^0x1d8e4e27c47d124f, b^HeaderSize) | 1
 }
 
-// mixHalf takes two chains of products further, which a processor works on at once. The
+// mixHalf advances two chains of products, which a processor computes at the same time. The
 // constants are wyhash's.
 func mixHalf(a, b uint64, header *[half]byte) (uint64, uint64) {
 	const c, d = 0x8ebc6af09c88c6e3, 0x589965cc75374cc3
@@ -182,8 +182,8 @@ func mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// GetHeader decodes what Put wrote. Any bytes give a Header, a meaningless one
-// from meaningless bytes.
+// GetHeader decodes what Put wrote. It accepts any bytes; meaningless bytes give a meaningless
+// Header.
 func GetHeader(b *[HeaderSize]byte) Header {
 	le := binary.LittleEndian
 	h := Header{
@@ -206,8 +206,8 @@ func GetHeader(b *[HeaderSize]byte) Header {
 	return h
 }
 
-// Asked returns the header of the call that h stands for: what the program has asked a wrapper
-// for, if the wrapper says so.
+// Asked returns the header of the call that h stands for: the call that the program asked a wrapper
+// for, if the wrapper recorded it.
 func (h Header) Asked() Header {
 	if o := h.Original; o.DType != 0 {
 		h.Op, h.DType, h.Original = o.Op, o.DType, Original{Hash: o.Hash}
@@ -215,9 +215,9 @@ func (h Header) Asked() Header {
 	return h
 }
 
-// String describes the call in full: "allreduce(sum) of 1024 f32 (call 17)", or
-// "DataParallel.Save: allgather of 40 u8 (call 17)". No call has
-// the zero Header: a rank that does not compare its calls posts that.
+// String describes the call in full: "allreduce(sum) of 1024 f32 (call 17)", or "DataParallel.Save:
+// allgather of 40 u8 (call 17)". No call has the zero Header: ranks that do not compare their calls
+// post it.
 func (h Header) String() string {
 	if h == (Header{}) {
 		return "something that it does not compare (the check is off there)"
@@ -249,20 +249,20 @@ func (h Header) String() string {
 	if h.Algorithm != Auto {
 		fmt.Fprintf(&s, " by %v", h.Algorithm)
 	}
-	if h.Exact && !o.Purpose.method() { // of which each has its own
+	if h.Exact && !o.Purpose.method() { // each method has its own
 		s.WriteString(", exact")
 	}
 	if h.State != 0 && !o.Purpose.method() {
 		fmt.Fprintf(&s, " with state %d", h.State)
 	}
-	if h.Original.Hash != 0 { // of a wrapper which could not tell of it
+	if h.Original.Hash != 0 { // of a wrapper that could not say more
 		fmt.Fprintf(&s, " for a call #%08x", uint32(h.Original.Hash))
 	}
 	fmt.Fprintf(&s, " (call %d%s)", h.Seq, o.where())
 	return s.String()
 }
 
-// origin is Origin, also where it is nil.
+// origin returns Origin, never nil.
 func (h *Header) origin() *Origin {
 	if h.Origin == nil {
 		return &Origin{}

@@ -7,36 +7,36 @@ import (
 	"sync/atomic"
 )
 
-// Hooks are told of every call on a communicator: what traces, counters and metrics
-// attach to. See [WithHooks].
+// Hooks are told of every call on a communicator. Traces, counters and metrics are Hooks. See
+// [WithHooks].
 //
-// The methods are called by the goroutines that start and join calls, also by several at
-// once, and what they take is added to the call.
+// The goroutines that start and join calls run these methods, also several at once. The time that
+// the methods take adds to the call.
 type Hooks interface {
-	// Start is called when a call is started, in the order of the calls on a group: before, or
-	// when an [Announcer] says so. It returns the hooks' own name for the call, which End gets.
-	// It must not keep c, whose memory the next call has.
+	// Start is called for each call, in the order of the calls on a group: before the call starts,
+	// or when an [Announcer] says so. It returns an id for the call, which End gets. It must not
+	// keep c: the next call reuses its memory.
 	Start(c *Call) (id uint64)
-	// End is called once for each Start: when the call is known to have ended, with the
-	// error of its Start or Join. That is on return from Start if the call ran on the
-	// caller or was refused, and otherwise on return from Join: a Work that nobody
-	// joins has no End. Nothing may use the call's Work afterwards.
+	// End is called once for each Start, when the call is known to have ended, with the error of
+	// its Start or Join. That is on return from Start if the call ran on the caller or was refused,
+	// and otherwise on return from Join: a Work that nobody joins has no End. Nothing may use the
+	// call's Work afterwards.
 	End(id uint64, err error)
 }
 
-// JoinHooks are Hooks that are told when somebody begins to wait for a call, by Join.
+// JoinHooks are Hooks whose Join is told when somebody begins to wait for a call.
 type JoinHooks interface {
 	Hooks
-	// Join is called before the wait for a call that may not have ended, with what Start has
-	// returned. Calls that end on their caller have no Join.
+	// Join is called before the wait for a call that may not have ended, with the id from Start.
+	// Calls that end on their caller have no Join.
 	Join(id uint64)
 }
 
 // Chooser is a Communicator that has several algorithms.
 type Chooser interface {
 	Communicator
-	// Chosen names the algorithm by which it runs a call of nbytes bytes, of the larger buffer, if
-	// memory is from Alloc: "two-shot". It takes less than a call.
+	// Chosen names the algorithm, "two-shot" say, that it uses for a call of nbytes bytes, of the
+	// larger buffer, if memory is from Alloc. Chosen takes less time than a call.
 	Chosen(c *Collective, d DType, nbytes int) string
 }
 
@@ -46,57 +46,57 @@ type Call struct {
 	Queue  Queue        // nil is the device's default queue
 	Header Header       // Seq counts the calls on Comm that Hooks were told of
 	Bytes  int          // of the larger buffer
-	// Work tells hooks whether the call has ended, before anybody joins it: Done is
-	// false until the call is started. To Join it makes the call's End.
+	// Work lets hooks ask whether the call has ended, before anybody joins it: Done is false until
+	// the call is started. Joining it triggers the call's End.
 	Work Work
-	// Part names a part of the call, "add (slice 2 of 3)", where a communicator that is made
-	// of others tells hooks of what it does on its own queues. There is no Work then, and
-	// End comes when all of the part is on the Queue. It is empty for the whole call.
+	// Part names a part of the call, "add (slice 2 of 3)". A communicator that is made of others
+	// tells hooks of such parts, which it runs on its queues. A part has no Work, and its End comes
+	// when all of it is on the Queue. Part is empty for the whole call.
 	Part string
 }
 
-// Announcer is a CheckedStarter that runs calls on their caller, and says when hooks are best told
-// of one: while what the call has sent is on its way.
+// Announcer is a CheckedStarter that runs calls on their caller, and says when to tell hooks of a
+// call: best while the data that the call has sent is on its way.
 type Announcer interface {
 	CheckedStarter
 	// StartAnnounced is StartChecked on the device's default queue. It calls announce once for each
-	// call, also for one that fails, in the order of the calls and before the call waits for
-	// another one or for a rank. It returns the id that announce has returned.
+	// call, even for one that fails, in the order of the calls and before the call waits for
+	// another one or for a rank. It returns the id from announce.
 	StartAnnounced(announce Announce, c Collective, count int, dst, src Buffer) (id uint64, w Work,
 		err error)
 }
 
-// Announce tells of a call, and returns a name for it. It must not keep the pointers.
+// Announce tells hooks of a call, and returns an id for it. It must not keep the pointers.
 type Announce func(c *Collective, count int, dst, src *Buffer) (id uint64)
 
-// WithHooks returns inner with hooks told of its calls, and of those of its parts. It owns
-// inner. Calls with wrong arguments are not told of, nor those that are recorded in a graph.
+// WithHooks returns inner with hooks that are told of its calls, and of those of its parts. It owns
+// inner. Hooks are not told of calls with wrong arguments or of calls recorded in a graph.
 func WithHooks(inner Communicator, hooks Hooks) Communicator {
 	c := &hooked{Base: Wrap(inner), rank: inner.Rank(), size: inner.Size(), hooks: hooks,
 		call: Call{Comm: inner}}
 	c.announcer, _ = inner.(Announcer)
 	c.joins, _ = hooks.(JoinHooks)
-	c.announce = c.announced // here, because it is allocated
+	c.announce = c.announced // once, because it allocates
 	return c
 }
 
 type hooked struct {
 	Base
-	rank  int // inner's, here because every call asks
+	rank  int // inner's, cached because every call asks
 	size  int
 	hooks Hooks
-	joins JoinHooks // hooks, nil if they are none
+	joins JoinHooks // hooks, nil if it has no Join
 
-	announcer Announcer  // inner, nil if it is none
+	announcer Announcer  // inner, nil if it is not one
 	announce  Announce   // announced
-	running   hookedWork // that of all calls that inner announces: Done is false, and nobody has it
+	running   hookedWork // of all calls that inner announces: Done is false, and nobody has it
 
-	mu    sync.Mutex   // guards what follows; hooks are told of starts under it
+	mu    sync.Mutex   // guards the fields below; held while hooks are told of starts
 	call  Call         // the last one: in place, because it is large
-	last  *hookedWork  // its Work, which the next call has if it is free
+	last  *hookedWork  // its Work, reused by the next call if it is free
 	fresh []hookedWork // not used yet
 
-	_ [64]byte // ranks of one process would write to the same cache line
+	_ [64]byte // keeps ranks of one process from sharing a cache line
 }
 
 // Split implements [Communicator].
@@ -125,7 +125,7 @@ func (c *hooked) StartChecked(q Queue, what Collective, count int, dst, src Buff
 // start is StartChecked without a copy of what.
 func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (Work, error) {
 	if Recorded(q) {
-		return c.Pass(q, *what, count, dst, src) // which runs nothing
+		return c.Pass(q, *what, count, dst, src) // runs nothing
 	}
 	if c.announcer != nil && q == nil {
 		return c.startAnnounced(what, count, dst, src)
@@ -146,7 +146,7 @@ func (c *hooked) startTold(q Queue, what *Collective, count int, dst, src Buffer
 		c.end(w, nil)
 		return inner, nil
 	}
-	// on a device it is not, and to ask takes time
+	// on a device it has not ended, and asking takes time
 	if !dst.Device() && !src.Device() && inner.Done() {
 		c.end(w, inner.Join(context.Background()))
 		return inner, nil
@@ -161,7 +161,7 @@ func (c *hooked) startAnnounced(what *Collective, count int, dst, src Buffer) (W
 	id, w, err := c.announcer.StartAnnounced(c.announce, *what, count, dst, src)
 	end := err
 	if _, ok := w.(well); !ok && err == nil {
-		end = w.Join(context.Background()) // which has ended
+		end = w.Join(context.Background()) // it has ended
 	}
 	c.hooks.End(id, end)
 	return w, err
@@ -182,8 +182,7 @@ func (c *hooked) started(q Queue, what *Collective, count int, dst, src *Buffer)
 	return c.hooks.Start(&c.call)
 }
 
-// callsAtOnce is how many calls are allocated together, so that most calls allocate
-// nothing.
+// callsAtOnce is how many calls are allocated together, so that most calls allocate nothing.
 const callsAtOnce = 64
 
 // begin tells the hooks of a new call, and returns its Work.
@@ -201,7 +200,7 @@ func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *h
 	return w
 }
 
-// newWork returns a Work that nobody has. mu is held.
+// newWork returns a Work that nothing refers to yet. mu is held.
 func (c *hooked) newWork() *hookedWork {
 	if len(c.fresh) == 0 {
 		c.fresh = make([]hookedWork, callsAtOnce)
@@ -213,14 +212,14 @@ func (c *hooked) newWork() *hookedWork {
 	return w
 }
 
-// end ends a call that Start has seen the end of. Nobody else has its Work.
+// end ends a call that ended within Start. Nobody else has its Work.
 func (c *hooked) end(w *hookedWork, err error) {
 	c.hooks.End(w.id, err)
 	w.state.Store(free)
 }
 
-// hookedWork is the Work of a call whose end hooks are told of. It holds little: each is
-// written to memory that the processor has not seen for long.
+// hookedWork is the Work of a call whose end hooks are told of. It is small, because each is
+// written to memory that the processor has not touched for long.
 type hookedWork struct {
 	inner Work
 	comm  *hooked
@@ -231,7 +230,7 @@ type hookedWork struct {
 // The states of a hookedWork.
 const (
 	starting uint32 = iota
-	started         // there is inner, and somebody may join the call
+	started         // inner is set, and somebody may join the call
 	ended           // hooks were told
 	free            // nobody has it
 )

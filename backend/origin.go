@@ -9,8 +9,8 @@ import (
 	"unicode"
 )
 
-// Purpose says what a program called that made a collective start. Ranks compare it, and
-// errors print it: "DataParallel.Save" says more than "allgather of 40 u8".
+// Purpose says what the program called to start a collective. Ranks compare it, and errors print
+// it: "DataParallel.Save" says more than "allgather of 40 u8".
 type Purpose uint8
 
 // The purposes. A number keeps its meaning: new ones are added at the end.
@@ -37,7 +37,7 @@ const (
 	ForSampler    // autograd.NewSampler
 	ForEvaluation // autograd.Evaluation
 	ForGather     // autograd.Gather
-	ForPull       // vm.Machine.Pull, and what pulls: Averaged and Close
+	ForPull       // vm.Machine.Pull, and methods that pull: Averaged and Close
 )
 
 var purposes = [...]string{
@@ -53,7 +53,7 @@ var purposes = [...]string{
 	ForGather: "autograd.Gather", ForPull: "vm.Machine.Pull, Averaged or Close",
 }
 
-// String returns what the program called: "DataParallel.Save".
+// String returns the name of what the program called: "DataParallel.Save".
 func (p Purpose) String() string {
 	if int(p) >= len(purposes) {
 		return fmt.Sprintf("Purpose(%d)", uint8(p))
@@ -65,23 +65,22 @@ func (p Purpose) String() string {
 // rank may have called it alone.
 func (p Purpose) method() bool { return p > ForGradient && int(p) < len(purposes) }
 
-// everywhere reports whether p is called now and then, so that a difference means that a rank
-// did not call it. A Sync on another rank is only what that one does meanwhile.
+// everywhere reports whether p is called only now and then. A difference then means that a rank did
+// not call it. A Sync on another rank only says what that rank is doing meanwhile.
 func (p Purpose) everywhere() bool { return p.method() && p != ForSync }
 
-// Origin says which place of a program a collective comes from. Calls that are alike in
-// everything else, such as two sums of as many elements, differ in it. The zero value says
-// nothing.
+// Origin says which place of a program a collective comes from. It tells apart calls that are
+// otherwise alike, such as two sums of the same number of elements. The zero value says nothing.
 type Origin struct {
 	Purpose Purpose
-	// Ordinal counts from 1 what Purpose has several of: the collectives of a graph on a
-	// communicator, or the buckets of a DataParallel. 0 means that they are not counted.
+	// Ordinal counts, from 1, the collectives of a graph on a communicator, or the buckets of a
+	// DataParallel. 0 means not counted.
 	Ordinal uint32
 	// Name and Shape describe the operand, where they are the same on every rank.
 	Name  Name
 	Shape Shape
-	// Cut and Join are the axes along which the operand is cut and the result is joined,
-	// counted from 1. 0 means that it is not.
+	// Cut and Join are the axes along which the operand is cut and the result is joined, counted
+	// from 1. 0 means that it is not cut or joined.
 	Cut, Join uint8
 }
 
@@ -114,21 +113,21 @@ func (o *Origin) where() string {
 	return fmt.Sprintf(", number %d", n)
 }
 
-// Original is what a wrapper was asked for, in the call that it starts in its place. Ranks that
-// were asked for different things are found out by it. The zero value means that the call
-// stands for itself.
+// Original is the call that a wrapper was asked for, kept in the call that the wrapper starts
+// instead. It reveals ranks that were asked for different things. The zero value means that the
+// call stands for itself.
 type Original struct {
 	Op    ReduceOp
 	DType DType
-	// Transport is the dtype that operands are rounded to for the transport; 0 if the call
-	// itself says so.
+	// Transport is the dtype that operands are rounded to for the transport; 0 if the call's own
+	// dtype says so.
 	Transport DType
-	// Hash is one of the whole header, where the call carries a part of another collective.
+	// Hash is a hash of the whole header, if the call carries a part of another collective.
 	Hash uint64
 }
 
-// Label returns comm with purpose as the Origin of all calls that have none. It is for
-// a function that makes several calls for one purpose; do not close it.
+// Label returns comm with purpose as the Origin of all calls that have none. Use it in a function
+// that makes several calls for one purpose; do not close it.
 func Label(comm Communicator, purpose Purpose) Communicator {
 	return labelled{Wrap(comm), &Origin{Purpose: purpose}}
 }
@@ -152,7 +151,7 @@ const nameBytes = 32
 // Name is the name of an operand in a fixed size. The zero value is no name.
 type Name [nameBytes]byte
 
-// MakeName returns a name. One of more than 32 bytes is cut, and ends with a hash of all of it.
+// MakeName returns a name. One of more than 32 bytes is cut, and ends with a hash of the whole.
 func MakeName(s string) (n Name) {
 	if len(s) > nameBytes {
 		h := fnv.New32a()
@@ -164,7 +163,7 @@ func MakeName(s string) (n Name) {
 	return n
 }
 
-// String returns the name. What cannot be printed becomes a question mark: it may come from
+// String returns the name. Unprintable characters become question marks: the name may come from
 // another rank.
 func (n Name) String() string {
 	return strings.Map(func(r rune) rune {
@@ -175,7 +174,7 @@ func (n Name) String() string {
 	}, strings.TrimRight(string(n[:]), "\x00"))
 }
 
-// shownAxes is how many axes a Shape holds as they are.
+// shownAxes is the number of axes that a Shape holds without hashing.
 const shownAxes = 6
 
 // Shape is a tensor's shape in a fixed size: the lengths of its axes, or a hash of them
@@ -191,8 +190,8 @@ const (
 	hashedLayout = 254
 )
 
-// ShapeOf returns the shape with axes of the given lengths. Up to six axes of up to 2^32-1
-// elements are held as they are.
+// ShapeOf returns the shape with axes of the given lengths. It keeps up to six axes of up to 2^32-1
+// elements exactly.
 func ShapeOf(axes ...int) Shape {
 	s := Shape{kind: uint8(1 + len(axes))}
 	fits := len(axes) <= shownAxes
@@ -206,8 +205,8 @@ func ShapeOf(axes ...int) Shape {
 	return hashed(hashedAxes, fmt.Sprint(axes))
 }
 
-// LayoutOf returns, in place of a shape, a hash of the description of an operand that
-// holds several tensors.
+// LayoutOf returns a hash, in place of a shape, for an operand that holds several tensors and is
+// described by description.
 func LayoutOf(description string) Shape { return hashed(hashedLayout, description) }
 
 func hashed(kind uint8, text string) Shape {
@@ -216,7 +215,7 @@ func hashed(kind uint8, text string) Shape {
 	return Shape{kind, [shownAxes]uint32{uint32(h.Sum64()), uint32(h.Sum64() >> 32)}}
 }
 
-// String returns "(4, 6)", or a hash: "(axes #1a2b3c4d)", of a layout "#1a2b3c4d".
+// String returns "(4, 6)", or a hash: "(axes #1a2b3c4d)", or "#1a2b3c4d" for a layout.
 func (s Shape) String() string {
 	switch {
 	case s.kind == 0:

@@ -2,10 +2,10 @@ package backend
 
 import "fmt"
 
-// AbortOnPanic is what a communicator defers in each call that it starts or runs: if the call
-// panics, for a hook or a queue of the user's or for memory that is not there, all ranks end with
-// the panic's text, since they wait for this one. The panic goes on. It must be deferred itself,
-// and first, so that it comes after what gives locks back.
+// AbortOnPanic is deferred by a communicator in each call that it starts or runs. If the call
+// panics, because of the user's hook or queue or of invalid memory, all ranks end with the panic's
+// text, since they wait for this one. The panic goes on. Defer it directly, and first, so that it
+// runs after the deferred calls that release locks.
 func AbortOnPanic(comm Communicator, c *Collective) {
 	if v := recover(); v != nil {
 		Panicked(comm, c, v)

@@ -12,7 +12,7 @@ type Device interface {
 	// Default returns the queue that stands for a nil Queue. On the host it runs
 	// everything on the calling goroutine before it returns.
 	Default() Queue
-	// NewQueue returns a new queue, to be closed by the caller.
+	// NewQueue returns a new queue, which the caller closes.
 	NewQueue() (Queue, error)
 	// Alloc returns nbytes bytes of the device's memory, as U8, zeroed.
 	Alloc(nbytes int) (Buffer, error)
@@ -20,9 +20,9 @@ type Device interface {
 	Free(Buffer) error
 }
 
-// UrgentQueue returns a new queue of a device whose kernels come before those that other queues
-// have ready, where the device knows that: an exchange goes on beside the kernels of a backward
-// pass, of which each would otherwise have begun first.
+// UrgentQueue returns a new queue of a device. Where the device supports it, the queue's kernels
+// run before those that other queues have ready. So an exchange goes on beside the kernels of a
+// backward pass; otherwise each of these would begin first.
 func UrgentQueue(d Device) (Queue, error) {
 	if err := Given("backend.UrgentQueue", "d", d); err != nil {
 		return nil, err
@@ -33,15 +33,15 @@ func UrgentQueue(d Device) (Queue, error) {
 	return d.NewQueue()
 }
 
-// Queue runs what is started on it in order: a CUDA stream or a host executor.
-// Its methods may be called by several goroutines, in the order they want.
+// Queue runs work in the order in which it was started: a CUDA stream or a host executor. Several
+// goroutines may call its methods, in any order.
 type Queue interface {
 	Arithmetic
 	// Record returns an event that happens once everything started on the queue
 	// so far is done.
 	Record() (Event, error)
-	// Wait orders everything started later on this queue after e, without
-	// stopping the host where the queue is not the host's own.
+	// Wait orders everything that is started later on this queue after e. It does not block the
+	// host, unless the queue runs on the host itself.
 	Wait(e Event) error
 	// Close waits for the queue to drain and frees it.
 	Close() error
@@ -49,8 +49,8 @@ type Queue interface {
 
 // Event is a point in a queue.
 type Event interface {
-	// Join stops the calling goroutine until the event has happened, or returns the
-	// error of ctx when that ends first: the queue goes on.
+	// Join blocks the calling goroutine until the event has happened. If ctx ends first, it returns
+	// ctx's error, and the queue goes on.
 	Join(ctx context.Context) error
 	// Done reports whether the event has happened, or never will: Join then does
 	// not wait.
@@ -63,35 +63,34 @@ type TimedQueue interface {
 	// NewTimedEvent returns an event for RecordTimed on the queues of this device. Close
 	// it before the device.
 	NewTimedEvent() (TimedEvent, error)
-	// RecordTimed makes e the point after everything started on the queue so far, as
-	// Record does; what e was before is forgotten. It costs the queue more than Record.
+	// RecordTimed moves e to the point after everything started on the queue so far, as Record
+	// does; e forgets its earlier point. It costs the queue more than Record.
 	RecordTimed(e TimedEvent) error
 }
 
 // TimedEvent is a point of a queue at which the device notes the time.
 type TimedEvent interface {
-	// Elapsed returns the time from another event of the device to this one, by the
-	// device's clock; false while one of them has not happened. GPUs give a float32 of
-	// milliseconds of a clock with steps of half a microsecond.
+	// Elapsed returns the time from another event of the device to this one, by the device's clock;
+	// false while one of them has not happened. GPUs measure it as a float32 of milliseconds, by a
+	// clock with steps of half a microsecond.
 	Elapsed(since TimedEvent) (t time.Duration, happened bool, err error)
 	Close() error
 }
 
 // Work is a started collective.
 type Work interface {
-	// Wait orders what is started on q later after the collective, without
-	// stopping the host where q is not the host's own.
+	// Wait orders what is started on q later after the collective. It does not block the host,
+	// unless q runs on the host itself.
 	Wait(q Queue) error
-	// Join stops the calling goroutine until the collective is done and returns
-	// its error. When ctx ends first, its error is returned and the collective
-	// goes on: the buffers stay in use.
+	// Join blocks the calling goroutine until the collective is done and returns its error. If ctx
+	// ends first, Join returns ctx's error and the collective goes on: the buffers stay in use.
 	Join(ctx context.Context) error
-	// Done reports whether the collective has ended: Join then does not wait, and
-	// returns its error whatever its context.
+	// Done reports whether the collective has ended: Join then does not wait, and returns its error
+	// whatever the context.
 	Done() bool
 }
 
-// Finished returns a Work that has ended: with err, or well if err is nil.
+// Finished returns a Work that has ended: with err, or successfully if err is nil.
 func Finished(err error) Work {
 	if err == nil {
 		return well{} // without an allocation

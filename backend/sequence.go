@@ -2,11 +2,11 @@ package backend
 
 import "sync"
 
-// Sequence keeps the promise of [Communicator] that calls happen in the order in which
-// they were started, also across queues, for a wrapper that starts its own kernels
-// before or behind the collectives of an inner communicator. That one orders its
-// collectives: those that share memory follow each other, and each ends after those before
-// it. But it does not know of the kernels.
+// Sequence is for a wrapper that starts kernels before or after the collectives of an inner
+// communicator. It keeps the promise of [Communicator] that calls happen in the order in which they
+// were started, also across queues. The inner communicator orders its collectives: those that share
+// memory follow each other, and each ends after those before it. But it does not know of the
+// kernels.
 //
 // The zero value has seen no call.
 type Sequence struct {
@@ -20,24 +20,24 @@ type begun struct {
 	on   Queue
 }
 
-// follow orders q after it.
+// follow orders q after b.
 func (b begun) follow(q Queue) {
 	if b.work != nil && b.on != q {
-		// Its error is told by its own Work, and if it has ended the communicator by the
-		// next call, too.
+		// Its own Work reports its error, and so does the next call if it has ended the
+		// communicator.
 		_ = b.work.Wait(q)
 	}
 }
 
-// Start calls start, which starts a call on q. Before that q is ordered after all calls
-// before, if this one has kernels of the wrapper, which own says; else after the last one
-// that had: waits that only another queue takes. Other goroutines that start calls wait
-// until start returns.
+// Start calls start, which starts a call on q. own says that the call has kernels of the wrapper: q
+// is then ordered after all earlier calls first, and otherwise after the last call that had such
+// kernels. Only another queue needs to wait. Other goroutines that start calls wait until start
+// returns.
 func (s *Sequence) Start(q Queue, own bool, start func() (Work, error)) (Work, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if own {
-		s.last.follow(q) // which ends after those before it
+		s.last.follow(q) // the last call ends after those before it
 	} else {
 		s.own.follow(q)
 	}

@@ -8,31 +8,31 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// clock knows when a device got to points of its queues.
+// clock knows when a device reached points of its queues.
 type clock struct {
 	idle []backend.TimedEvent
-	// origin is a point whose time since the recorder's epoch is known. The others are
-	// measured from it, so that those of all queues are comparable.
+	// origin is a point whose time since the recorder's epoch is known. The other points are
+	// measured from it, so the points of all queues are comparable.
 	origin backend.TimedEvent
 	at     time.Duration
 }
 
-// farthest is how long an origin is used: the device's times since then are a float32 of
-// milliseconds, which beyond 8 s has coarser steps than the clock.
+// farthest is how long an origin is used. The device returns the time since then as a float32 of
+// milliseconds, whose steps beyond 8 s are coarser than the clock's.
 const farthest = 4 * time.Second
 
 // timedPart is a part of a call, on a queue of a device that has a clock.
 type timedPart struct {
 	name       string
 	queue      backend.TimedQueue
-	start, end backend.TimedEvent // nil without a clock, and once the times are known
+	start, end backend.TimedEvent // nil without a clock, and after the times are known
 }
 
-// TimeParts makes room for n parts of calls (see [backend.Call]) besides the calls, and notes
-// when device d does them, by its clock: it costs a queue two timed events for each. Those of
-// a rank are comparable to half a microsecond on GPUs, with the host's clock to some ten. On
-// devices without a clock a part has the times at which it was started. Call it before the
-// first call, while the device is idle, and Close before the device is closed.
+// TimeParts makes room for n parts of calls (see [backend.Call]) besides the calls, and records
+// when device d runs them, by its clock: each costs a queue two timed events. On GPUs, times of one
+// rank are comparable to within half a microsecond, and with the host's clock to within some ten
+// microseconds. On devices without a clock a part gets the times at which it was started. Call
+// TimeParts before the first call, while the device is idle, and Close before the device is closed.
 func (r *Recorder) TimeParts(d backend.Device, n int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -47,7 +47,7 @@ func (r *Recorder) TimeParts(d backend.Device, n int) error {
 	return errors.Join(err, q.Close())
 }
 
-// newClock takes the host's time when an idle queue has got to the origin.
+// newClock reads the host's time when an idle queue has reached the origin.
 func newClock(q backend.TimedQueue, epoch time.Time) (*clock, error) {
 	origin, err := q.NewTimedEvent()
 	if err != nil {
@@ -65,7 +65,7 @@ func newClock(q backend.TimedQueue, epoch time.Time) (*clock, error) {
 	return c, err
 }
 
-// record returns the point that a queue has got to, nil if that cannot be timed.
+// record records the point that a queue has reached; nil if it cannot be timed.
 func (c *clock) record(q backend.TimedQueue) backend.TimedEvent {
 	if len(c.idle) == 0 {
 		e, err := q.NewTimedEvent()
@@ -82,7 +82,7 @@ func (c *clock) record(q backend.TimedQueue) backend.TimedEvent {
 	return e
 }
 
-// begin returns the part that a call is, nil if it is a whole one. mu is held.
+// begin returns the timedPart for a call, nil for a whole call. mu is held.
 func (r *Recorder) begin(c *backend.Call) *timedPart {
 	if c.Part == "" {
 		return nil
@@ -94,7 +94,7 @@ func (r *Recorder) begin(c *backend.Call) *timedPart {
 	return p
 }
 
-// finish reports whether the device is to say when the part ends. mu is held.
+// finish reports whether the device will say when the part ends. mu is held.
 func (r *Recorder) finish(p *timedPart, err error) bool {
 	if p == nil || p.start == nil {
 		return false
@@ -108,7 +108,7 @@ func (r *Recorder) finish(p *timedPart, err error) bool {
 	return p.end != nil
 }
 
-// forget takes the events of a part back.
+// forget makes the events of a part reusable.
 func (c *clock) forget(p *timedPart) {
 	for _, e := range []*backend.TimedEvent{&p.start, &p.end} {
 		if *e != nil {
@@ -117,8 +117,8 @@ func (c *clock) forget(p *timedPart) {
 	}
 }
 
-// read takes the times of a part that has ended. One that began long after the origin has the
-// next origin. mu is held.
+// read reads the times of a part that has ended. A part that began long after the origin becomes
+// the next origin. mu is held.
 func (c *clock) read(this *record) {
 	p := this.part
 	took, ended, err := p.end.Elapsed(p.start)
@@ -129,7 +129,7 @@ func (c *clock) read(this *record) {
 	if err == nil {
 		since, _, err = p.start.Elapsed(c.origin)
 	}
-	if err == nil { // else the device is lost, and has no times
+	if err == nil { // otherwise the device is lost, and has no times
 		this.from = c.at + since
 		this.to = max(this.from+took, 1)
 		if since > farthest {
@@ -139,7 +139,7 @@ func (c *clock) read(this *record) {
 	c.forget(p)
 }
 
-// readParts takes the times of the parts that have ended.
+// readParts reads the times of the parts that have ended.
 func (r *Recorder) readParts() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,7 +150,7 @@ func (r *Recorder) readParts() {
 	}
 }
 
-// Close frees what TimeParts has taken of the device. What was recorded stays.
+// Close frees what TimeParts has allocated on the device. The recorded calls stay.
 func (r *Recorder) Close() error {
 	r.readParts()
 	r.mu.Lock()

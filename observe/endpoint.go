@@ -14,8 +14,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Credential returns what clients of a job with a token show to read its metrics. The token, by
-// which one can join the job, cannot be found from it.
+// Credential returns what a client must show to read the metrics of a job with a token. The token,
+// which lets one join the job, cannot be computed from it.
 func Credential(token string) string {
 	h := hmac.New(sha256.New, []byte(token))
 	io.WriteString(h, "euryale metrics")
@@ -23,7 +23,7 @@ func Credential(token string) string {
 }
 
 // MetricsAddress returns where a rank of a machine serves its metrics if EURYALE_METRICS is
-// address: on loopback if that has no host.
+// address: on loopback if address has no host.
 //
 // Errors: ErrArgument for an address that is neither :PORT nor ADDRESS:PORT.
 func MetricsAddress(address string, localRank int) (string, error) {

@@ -14,18 +14,18 @@ import (
 type Event struct {
 	Comm   string         // name of the group
 	Rank   int            // this rank in the group
-	Queue  int            // 0 is the device's default queue, others are numbered as they come
+	Queue  int            // 0 is the device's default queue; others count from 1 as they appear
 	Header backend.Header // what was called
 	Part   string         // of the call, see [backend.Call]; empty for the whole one
 	Bytes  int64          // of the larger buffer
-	// Algorithm by which the call ran, as far as the communicator says; empty for parts.
+	// Algorithm is how the call ran, if the communicator says so; empty for parts.
 	Algorithm string
 	Start     time.Time
-	End       time.Time // zero while it is not known to be over
+	End       time.Time // zero while it is not known to have ended
 	Err       error
 }
 
-// settle finds out the times of a call, which then stay: the length of a tick is known better
+// settle computes the times of a call, which then stay fixed: the length of a tick is known better
 // later.
 func (r *record) settle(tick scale) {
 	if r.from == 0 {
@@ -54,10 +54,9 @@ func (r *record) event(epoch time.Time) Event {
 	return e
 }
 
-// WriteChrome writes what is kept in the Trace Event Format, for
-// chrome://tracing or Perfetto: pid is the rank in the outermost group, tid the
-// queue, args hold sizes and the error. A collective that is not known to be
-// over begins and does not end.
+// WriteChrome writes the recorded calls in the Trace Event Format, for chrome://tracing or
+// Perfetto: pid is the rank in the outermost group, tid the queue, args hold sizes and the error. A
+// collective that is not known to have ended has a beginning and no end.
 func (r *Recorder) WriteChrome(w io.Writer) error {
 	var all []*chrome.Event
 	label := func(what string, queue int, name string) {

@@ -8,11 +8,11 @@ import (
 	"github.com/euryale-ml/euryale/gpu/nvml"
 )
 
-// gpu is the device of a rank, as NVML knows it. A nil one has no state.
+// gpu is the device of a rank, as NVML knows it. A nil gpu has no state.
 type gpu struct {
 	bus   string
 	mu    sync.Mutex
-	nvml  library // nil once it is closed
+	nvml  library // nil after it is closed
 	last  nvml.State
 	known bool
 	asked time.Time
@@ -24,8 +24,8 @@ type library interface {
 	Close() error
 }
 
-// askTime is how old a state may be: the driver takes milliseconds to find out, in which it may
-// keep other calls of the process waiting.
+// askTime is how old a state may be. The driver takes milliseconds to answer, and may meanwhile
+// block other calls of the process.
 const askTime = 500 * time.Millisecond
 
 // openGPU returns nil without NVML, and for other devices.
@@ -62,7 +62,7 @@ func (g *gpu) close() {
 	if g != nil {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		_ = g.nvml.Close() // it may be used no longer, whatever it says
+		_ = g.nvml.Close() // it may be unusable now, whatever Close returns
 		g.nvml, g.known = nil, false
 	}
 }

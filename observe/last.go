@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// WriteLast writes the last n collectives as text, the oldest first, a line each,
-// in one piece: what was called, on which group, since when, and whether it is
-// known to be over.
+// WriteLast writes the last n collectives as text, the oldest first, one line each, in a single
+// write: what was called, on which group, since when, and whether it is known to have ended.
 func (r *Recorder) WriteLast(w io.Writer, n int) error {
 	events := r.Events()
 	total := r.Dropped() + uint64(len(events))
@@ -30,7 +29,7 @@ func (r *Recorder) WriteLast(w io.Writer, n int) error {
 	return nil
 }
 
-// what says what was called.
+// what describes the call.
 func (e Event) what() string {
 	if e.Part == "" {
 		return e.Header.String()
@@ -50,8 +49,8 @@ func (e Event) outcome(now time.Time) string {
 	}
 }
 
-// dumpTime bounds the time between SIGQUIT and what the signal does by default: a
-// device that hangs must not keep the process from printing its stacks.
+// dumpTime bounds the time between SIGQUIT and the signal's default action: a device that hangs
+// must not keep the process from printing its stacks.
 const dumpTime = time.Second
 
 // WriteLastOnQuit writes the last n collectives to w, as [Recorder.WriteLast] does, when the
@@ -68,7 +67,7 @@ func (r *Recorder) WriteLastOnQuit(w io.Writer, n int) (stop func()) {
 		select {
 		case <-quit:
 			late := time.AfterFunc(dumpTime, func() { passOn(quit) })
-			r.WriteLast(w, n) // whatever becomes of it, the stacks come next
+			r.WriteLast(w, n) // whether it succeeds or not, the stacks come next
 			late.Stop()
 			passOn(quit)
 		case <-over:
@@ -80,11 +79,11 @@ func (r *Recorder) WriteLastOnQuit(w io.Writer, n int) (stop func()) {
 	}
 }
 
-// passOn sends SIGQUIT again, to whoever still waits for it: the other ranks in
-// this process, handlers of the program, or in the end the Go runtime.
+// passOn sends SIGQUIT again, to the next receiver: the other ranks in this process, handlers of
+// the program, or in the end the Go runtime.
 func passOn(quit chan os.Signal) {
 	signal.Stop(quit)
 	if self, err := os.FindProcess(os.Getpid()); err == nil {
-		_ = self.Signal(syscall.SIGQUIT) // Windows has none
+		_ = self.Signal(syscall.SIGQUIT) // Windows does not have it
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Recorder keeps the last calls of a rank, in all its groups. It is a [backend.Hooks].
+// Recorder keeps the last calls of a rank, in all its groups. It implements [backend.Hooks].
 type Recorder struct {
 	mu      sync.Mutex
-	keeps   int      // calls
-	records []record // those of keeps calls, and of ahead that are cleared
+	keeps   int      // the number of calls kept
+	records []record // of the calls kept, and ahead that are cleared
 	next    uint64   // number of calls so far
-	place   int      // of the next call in records; the one before is ahead of it, and so on around
+	place   int      // of the next call in records; the one before precedes it, wrapping around
 
 	ticks  ticks
 	clock  *clock // nil without TimeParts
@@ -22,7 +22,7 @@ type Recorder struct {
 	queues [16]struct {
 		queue  backend.Queue
 		number int
-	} // the last ones seen
+	} // the last ones used
 
 	rank   int // of the outermost group
 	totals totals
@@ -30,19 +30,18 @@ type Recorder struct {
 
 var _ backend.JoinHooks = (*Recorder)(nil)
 
-// record is what an [Event] is made of when somebody asks.
+// record is the data for an [Event], which is made only when somebody asks.
 type record struct {
 	comm       backend.Communicator
 	queue      int
 	header     backend.Header
 	bytes      int
-	start, end stamp // end is 0 while nobody knows that the call has ended
-	joined     stamp // when somebody began to wait, 0 where nobody has, or nobody counts
-	// since the epoch: the device's times of a part, or those of start and end once somebody has
-	// asked
+	start, end stamp // end is 0 while the call is not known to have ended
+	joined     stamp // when somebody began to wait, 0 if nobody has, or nobody counts
+	// since the epoch: the device's times of a part, or start and end, filled in when somebody asks
 	from, to time.Duration
 	err      error
-	work     backend.Work // nil from end on
+	work     backend.Work // nil after the end
 	part     *timedPart   // nil for a whole call
 }
 
@@ -61,9 +60,9 @@ func (r *Recorder) resize(n int) {
 	}
 }
 
-// ahead is how many records are cleared together, ahead of their use. What is in a row the
-// processor fetches by itself; for one record at a time, which has been out of its caches since
-// its last use, it would wait.
+// ahead is how many records are cleared together, ahead of their use. The processor prefetches
+// consecutive memory by itself. For a single record, which has left its caches since its last use,
+// it would wait.
 const ahead = 16
 
 // Start implements [backend.Hooks].
@@ -76,14 +75,14 @@ func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	this.comm, this.queue, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Bytes, c.Work
 	this.part = r.begin(c)
 	this.start = r.ticks.now()
-	// last: it was just written in pieces, and a copy waits until they are in the cache
+	// last: it was just written in pieces, and a copy must wait until these are in the cache
 	this.header = c.Header
 	if r.place++; r.place == len(r.records) {
 		r.place = 0
 	}
 	id = r.next
 	r.next++
-	r.mu.Unlock() // not deferred, as in End: that takes 2 ns
+	r.mu.Unlock() // not deferred, as in End: a defer takes 2 ns
 	return id
 }
 
@@ -103,7 +102,7 @@ func (r *Recorder) clear(some []record) {
 func (r *Recorder) End(id uint64, err error) {
 	now := max(r.ticks.now(), 1)
 	r.mu.Lock()
-	if id >= r.first() { // else another call has its record
+	if id >= r.first() { // otherwise another call has its record
 		this := r.record(id)
 		this.err, this.work = err, nil
 		if r.totals.kinds != nil {
@@ -116,13 +115,13 @@ func (r *Recorder) End(id uint64, err error) {
 	r.mu.Unlock()
 }
 
-// Events returns what is kept, the oldest first.
+// Events returns the recorded calls, the oldest first.
 func (r *Recorder) Events() []Event {
 	r.poll()
 	return r.endedEvents()
 }
 
-// endedEvents is Events of calls that somebody has seen the end of.
+// endedEvents is Events, of calls whose end somebody has seen.
 func (r *Recorder) endedEvents() (all []Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,7 +134,7 @@ func (r *Recorder) endedEvents() (all []Event) {
 	return all
 }
 
-// Last returns the call that was started last, and whether there was one. It asks nobody whether
+// Last returns the call that was started last, and whether there was one. It does not check whether
 // the call has ended.
 func (r *Recorder) Last() (Event, bool) {
 	r.mu.Lock()
@@ -151,14 +150,14 @@ func (r *Recorder) Last() (Event, bool) {
 	return this.event(r.ticks.epoch), true
 }
 
-// Dropped returns how many collectives were recorded and are no longer kept.
+// Dropped returns how many recorded collectives are no longer kept.
 func (r *Recorder) Dropped() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.first()
 }
 
-// poll ends the calls and parts that have ended and that nobody has joined.
+// poll ends the calls and parts that have ended but that nobody has joined.
 func (r *Recorder) poll() {
 	r.readParts()
 	for _, w := range r.unfinished() {
@@ -168,7 +167,7 @@ func (r *Recorder) poll() {
 	}
 }
 
-// unfinished are the calls of which nobody knows that they have ended.
+// unfinished returns the calls that are not known to have ended.
 func (r *Recorder) unfinished() (some []backend.Work) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,10 +179,10 @@ func (r *Recorder) unfinished() (some []backend.Work) {
 	return some
 }
 
-// record returns the place of the record of a call that is kept.
+// record returns the record of a call that is kept.
 func (r *Recorder) record(id uint64) *record {
 	at := r.place - int(r.next-id)
-	if at < 0 { // a division would take longer than all else
+	if at < 0 { // a division would take longer than everything else
 		at += len(r.records)
 	}
 	return &r.records[at]
@@ -197,8 +196,8 @@ func (r *Recorder) first() uint64 {
 	return 0
 }
 
-// number returns the number of a queue. Queues that have not been seen for long
-// are forgotten, so that many short-lived ones are not kept alive.
+// number returns the number of a queue. Queues that have not been used for long are forgotten, so
+// that many short-lived ones are not kept alive.
 func (r *Recorder) number(q backend.Queue) int {
 	if q == nil {
 		return 0

@@ -8,24 +8,24 @@ import (
 	"time"
 )
 
-// ticks is the clock of the recorder, which reads it twice a call. Where the system's own clock is
-// the processor's counter, it is that counter, which takes a third of the time to read; what a
-// stamp means is found out when somebody asks, from a second reading of both. Elsewhere it is the
-// system's clock.
+// ticks is the clock of the recorder, which reads it twice a call. If the system's own clock is
+// based on the processor's counter, ticks is that counter, which takes a third of the time to read;
+// the meaning of a stamp is computed when somebody asks, from a second reading of both. Otherwise
+// ticks is the system's clock.
 type ticks struct {
 	epoch   time.Time
 	counter bool
 	first   int64 // count at the epoch
 }
 
-// hasCounter says that there is count.
+// hasCounter says that count exists.
 const hasCounter = runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64"
 
 // stamp is a point in time, in ticks since the epoch.
 type stamp int64
 
-// newTicks takes the system's word for whether the counter runs at a constant rate, the same on all
-// cores: Linux watches that of amd64, and leaves it if it does not.
+// newTicks trusts the system on whether the counter runs at a constant rate, the same on all cores:
+// Linux watches amd64's counter, and stops using it if it does not.
 func newTicks() ticks {
 	name, err := os.ReadFile("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 	counter := map[string]string{"amd64": "tsc", "arm64": "arch_sys_counter"}[runtime.GOARCH]
@@ -41,11 +41,11 @@ func (t *ticks) now() stamp {
 	return stamp(time.Since(t.epoch))
 }
 
-// tries is how often both clocks are read for one reading at the same time: in between, the system
+// tries is how often both clocks are read to get one simultaneous reading: in between, the system
 // may run something else.
 const tries = 5
 
-// both reads the system's clock and the counter at once.
+// both reads the system's clock and the counter at the same moment.
 func (t *ticks) both() (now time.Time, at int64) {
 	if !t.counter {
 		return time.Now(), 0
@@ -61,7 +61,7 @@ func (t *ticks) both() (now time.Time, at int64) {
 	return now, at
 }
 
-// scale is what a tick lasts, from the epoch to now.
+// scale returns the length of a tick, averaged from the epoch to now.
 func (t *ticks) scale() scale {
 	if !t.counter {
 		return 1
@@ -73,7 +73,7 @@ func (t *ticks) scale() scale {
 	return scale(float64(now.Sub(t.epoch)) / float64(at-t.first))
 }
 
-// scale is the nanoseconds of a tick.
+// scale is the number of nanoseconds in a tick.
 type scale float64
 
 // since returns the time from the epoch to s.

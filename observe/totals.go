@@ -8,17 +8,17 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Kind is what calls are counted by.
+// Kind is the key by which calls are counted.
 type Kind struct {
 	backend.Kind
-	Algorithm string // as the communicator says (see [backend.Chooser]), else as the call asks
+	Algorithm string // from the communicator (see [backend.Chooser]), else from the call
 	Bucket    int    // of an autograd.DataParallel, from 1; 0 for none
 }
 
-// Total is what the calls of a [Kind] have come to.
+// Total sums up the calls of a [Kind].
 type Total struct {
 	Calls, Bytes int64         // Bytes is of the larger buffer
-	Exposed      time.Duration // in which a goroutine stood in the calls, or waited to join them
+	Exposed      time.Duration // while a goroutine was in the calls, or waited to join them
 }
 
 // totals are what a recorder has counted.
@@ -27,20 +27,20 @@ type totals struct {
 	all     []*counted        // of kinds: only appended to, so that readers hold no lock
 	exposed stamp             // of all kinds
 	comm    backend.Communicator
-	chooser backend.Chooser // of comm, nil if it does not say: to ask takes as long as all else
+	chooser backend.Chooser // of comm, nil if it has none: asking takes as long as all else
 }
 
-// counted is a [Total] under way, with its time in ticks.
+// counted is a running [Total], with its time in ticks.
 type counted struct {
 	kind                  Kind
 	calls, bytes, exposed atomic.Int64
 }
 
-// mostKinds bounds the memory of totals: what a model has more of is counted together.
+// mostKinds bounds the memory of totals: further kinds are counted together.
 const mostKinds = 4096
 
-// Count has the recorder count calls from now on, which costs a call some 100 ns. It may be called
-// again.
+// Count makes the recorder count calls from now on, which costs a call some 100 ns. It may be
+// called again.
 func (r *Recorder) Count() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,7 +60,7 @@ func (r *Recorder) Join(id uint64) {
 	}
 }
 
-// add counts a call that has ended now. Parts are counted with the calls that they are of.
+// add counts a call that has ended now. Parts are counted with their calls.
 func (t *totals) add(this *record, now stamp) {
 	if this.part != nil {
 		return
@@ -92,7 +92,7 @@ func (t *totals) add(this *record, now stamp) {
 	t.exposed += exposed
 }
 
-// chosen names what a call runs by, as far as its communicator says.
+// chosen names the algorithm that a call runs by, if its communicator says so.
 func (r *record) chosen(by backend.Chooser) string {
 	if by == nil {
 		return ""
@@ -102,7 +102,7 @@ func (r *record) chosen(by backend.Chooser) string {
 		Algorithm: h.Algorithm, Association: h.Association}, h.DType, r.bytes)
 }
 
-// Totals returns what was counted since Count, nil without.
+// Totals returns what was counted since Count, nil without Count.
 func (r *Recorder) Totals() map[Kind]Total {
 	r.mu.Lock()
 	t := r.totals
@@ -117,7 +117,7 @@ func (r *Recorder) Totals() map[Kind]Total {
 	return all
 }
 
-// exposed returns the time in which goroutines stood in calls since Count.
+// exposed returns the time that goroutines spent in calls since Count.
 func (r *Recorder) exposed() stamp {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -20,9 +20,9 @@ import (
 )
 
 // Watch follows the steps of a training on one rank, and knows which rank was late, and why. One
-// goroutine trains; any may ask. Methods of a nil Watch do nothing.
+// goroutine trains; any goroutine may ask. Methods of a nil Watch do nothing.
 //
-// Package fit tells the watch of a communicator of its steps. Another loop does so itself: with
+// Package fit reports its steps to the watch of a communicator. Another loop does so itself: with
 // [Start] at the beginning, and in each step
 //
 //	told, err := autograd.Gather(comm, w.Sample()...)
@@ -39,8 +39,8 @@ type Watch struct {
 	notes   *late.Process // nil before Start
 	gpu     *gpu          // nil without one
 	began   time.Time     // of the step, zero before the first one
-	exposed stamp         // of the recorder, then
-	tick    scale         // for exposed: to find it out takes ten readings of clocks
+	exposed stamp         // of the recorder, at that time
+	tick    scale         // for exposed: computing it takes ten readings of clocks
 	mine    late.Sample
 	awaited []time.Duration // by rank, until the last Sample
 	step    late.Comparison
@@ -51,57 +51,57 @@ type Watch struct {
 	ended   sync.WaitGroup
 }
 
-// StepInfo is what a training tells of a step.
+// StepInfo is what a training reports about a step.
 type StepInfo struct {
 	Number          int     // in the training, from 1
 	Loss            float64 // of all ranks
 	Samples         int     // of this rank
 	FLOPs           int64   // of this rank
-	Ready, Capacity int     // batches that are read ahead, and how many there can be
+	Ready, Capacity int     // batches that are read ahead, and the maximum
 }
 
 // Cause is why a rank is late.
 type Cause = late.Cause
 
-// Who trains tells a [Watch] how long these took.
+// The training code reports to a [Watch] how long these took.
 const (
 	Loader        = late.Loader        // waiting for samples
 	HostOperation = late.HostOperation // operations of a graph, by their Do
 )
 
-// Verdict is which rank was late, and why.
+// Verdict says which rank was late, and why.
 type Verdict = late.Verdict
 
-// Progress is what a rank has come to since Start.
+// Progress is what a rank has done since Start.
 type Progress struct {
-	StepInfo       // of the last one
+	StepInfo       // of the last step
 	Steps          int64
 	Samples, FLOPs int64                     // of all steps
 	Time           time.Duration             // of all steps
 	Buckets        [Buckets]uint64           // steps by their time: see [Bound]
 	Late           time.Duration             // behind the rank in the middle, in all steps
 	Noted          [late.Noted]time.Duration // by cause
-	Recent         time.Duration             // a step, of the last ones
-	Exposed        float64                   // part of these that it stood in collectives
-	Caused         float64                   // part of what all ranks stood in them for this one
+	Recent         time.Duration             // of a step, averaged over the last ones
+	Exposed        float64                   // share of this time spent in collectives
+	Caused         float64                   // share of all ranks' time there that this one caused
 	Verdict        Verdict                   // of the last steps; Late is 0 if it was not late
 	State          string
 }
 
-// States are what a rank can do, for [Progress].
+// States are the states of a rank, for [Progress].
 var States = [...]string{"starting", "computing", "communicating", "loading", "failed", "ended"}
 
-// Buckets is how many bounds there are for the time of a step.
+// Buckets is the number of bounds for the time of a step.
 const Buckets = 20
 
-// Bound returns the time of the longest steps of a bucket: from 0.1 ms, each twice the one before.
-// What takes longer than all, no bucket has.
+// Bound returns the time of the longest steps in a bucket: 0.1 ms for the first, and each twice the
+// one before. Longer steps are in no bucket.
 func Bound(bucket int) time.Duration { return 100 * time.Microsecond << bucket }
 
-// keep is what of earlier steps counts beside the next one: some 16 steps do.
+// keep is the weight of earlier steps beside the next one: some 16 steps count.
 const keep = 15.0 / 16
 
-// NewWatch returns a watch of a rank, whose calls a recorder is told of. On rank 0 it writes
+// NewWatch returns the watch of a rank. r must be told of the rank's calls. On rank 0 it writes
 // reports on SIGUSR1.
 func NewWatch(w *rendezvous.World, r *Recorder, reports io.Writer) *Watch {
 	h := fnv.New64a()
@@ -110,9 +110,9 @@ func NewWatch(w *rendezvous.World, r *Recorder, reports io.Writer) *Watch {
 		reports: reports, recent: late.Tally{Keep: keep}}
 }
 
-// Start has the watch of a communicator of euryale.Init follow the training. Call it on all ranks
+// Start makes the watch of a communicator of euryale.Init follow the training. Call it on all ranks
 // or on none, before the training; EURYALE_LATENESS and EURYALE_METRICS do so, too. In an elastic
-// job, the communicators of later generations then have watches that were started, on all ranks.
+// job, the watches of communicators of later generations are then started, too, on all ranks.
 //
 // Errors: ErrArgument if the communicator has no watch.
 func Start(comm backend.Communicator) (*Watch, error) {
@@ -128,7 +128,7 @@ func Start(comm backend.Communicator) (*Watch, error) {
 	return w, nil
 }
 
-// WatchOf returns the watch of a communicator of all ranks, nil if it has none that was started.
+// WatchOf returns the watch of a communicator of all ranks, nil if it has no started watch.
 func WatchOf(comm backend.Communicator) *Watch {
 	if w := watchOf(comm); w.Started() && comm.Size() == w.world.Size {
 		return w
@@ -144,7 +144,7 @@ func watchOf(comm backend.Communicator) *Watch {
 	return s.Watch()
 }
 
-// Started reports whether the watch was started. It was not if it is nil.
+// Started reports whether the watch was started; false for a nil Watch.
 func (w *Watch) Started() bool {
 	if w == nil {
 		return false
@@ -154,7 +154,7 @@ func (w *Watch) Started() bool {
 	return w.notes != nil
 }
 
-// Start is [Start] of this watch, for a rank that computes on a device. Close it then.
+// Start is [Start] of this watch, for a rank that computes on a device. Close the watch after it.
 func (w *Watch) Start(d backend.Device) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -176,7 +176,7 @@ func (w *Watch) Start(d backend.Device) {
 			select {
 			case <-asked:
 				if w.world.Rank == 0 {
-					_ = w.Report(w.reports) // there is nobody to tell
+					_ = w.Report(w.reports) // there is nobody to report the error to
 				}
 			case <-w.over:
 				return
@@ -204,14 +204,14 @@ func (w *Watch) World() *rendezvous.World { return w.world }
 // Recorder returns the recorder of the rank's calls.
 func (w *Watch) Recorder() *Recorder { return w.recorder }
 
-// Serve says that metrics of the watch are served.
+// Serve tells the watch that its metrics are served.
 func (w *Watch) Serve() { w.served.Store(true) }
 
 // Served reports whether metrics of the watch are served.
 func (w *Watch) Served() bool { return w != nil && w.served.Load() }
 
-// GPU returns the state of the rank's GPU, and whether it has one that can be asked: in a build
-// with tag gpu, with NVML.
+// GPU returns the state of the rank's GPU, and whether it has one that can be queried, which takes
+// a build with tag gpu, and NVML.
 func (w *Watch) GPU() (nvml.State, bool) {
 	w.mu.Lock()
 	g := w.gpu
@@ -219,7 +219,7 @@ func (w *Watch) GPU() (nvml.State, bool) {
 	return g.state()
 }
 
-// tally copies one of the watch's, for readers that are not to keep a step waiting.
+// tally copies one of the watch's tallies, for readers that must not keep a step waiting.
 func (w *Watch) tally(t *late.Tally) late.Tally {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -232,8 +232,8 @@ func (w *Watch) Report(to io.Writer) error {
 	return all.Report(to)
 }
 
-// Begin begins a step, when all ranks do: what a rank has done since its last step is none of it.
-// The first Step needs one before it.
+// Begin begins a step, together with all ranks: what a rank has done since its last step does not
+// count. The first Step needs a Begin before it.
 func (w *Watch) Begin() {
 	if w == nil {
 		return
@@ -248,7 +248,7 @@ func (w *Watch) Begin() {
 
 func (w *Watch) begin(now time.Time) { w.began, w.exposed = now, w.recorder.exposed() }
 
-// During runs f, whose time is noted for a cause.
+// During runs f, and notes its time for a cause.
 func (w *Watch) During(c Cause, f func() error) error {
 	if w == nil {
 		return f()
@@ -271,8 +271,8 @@ func (w *Watch) Note(c Cause, d time.Duration) {
 	w.notes.Note(c, d)
 }
 
-// Sample ends a step, and returns what all ranks are to be told of it: always as many numbers, and
-// none for a nil Watch.
+// Sample ends a step, and returns what all ranks must be told about it: always the same number of
+// values, and none for a nil Watch.
 func (w *Watch) Sample() []float64 {
 	if w == nil {
 		return nil
@@ -289,7 +289,7 @@ func (w *Watch) Sample() []float64 {
 	return w.mine.Put()
 }
 
-// await finds out for whom this rank has waited longest since the last Sample.
+// await computes for whom this rank has waited longest since the last Sample.
 func (w *Watch) await() {
 	if w.world.Awaited == nil {
 		return
@@ -307,8 +307,8 @@ func (w *Watch) await() {
 	w.awaited = w.awaited[:copy(w.awaited, w.awaited[n:])]
 }
 
-// Step takes the Samples of all ranks of a step, and begins the next one. They are the last
-// numbers of each rank's.
+// Step takes the Samples of all ranks for a step, and begins the next one. A Sample is the last
+// numbers of each rank's told.
 func (w *Watch) Step(s StepInfo, told [][]float64) {
 	if w == nil {
 		return
@@ -330,8 +330,8 @@ func (w *Watch) Step(s StepInfo, told [][]float64) {
 	w.notes.Look(behind > leastLook && behind > w.mine.Time/lookPart)
 }
 
-// A rank that is late by less, or by less than this part of a step, does not look for the cause at
-// once.
+// A rank that is late by less than this, or by less than this part of a step, does not look for the
+// cause at once.
 const (
 	leastLook = time.Millisecond
 	lookPart  = 20
@@ -358,7 +358,7 @@ func (w *Watch) Verdicts() []Verdict {
 	return recent.Verdicts()
 }
 
-// Progress returns what the rank has come to.
+// Progress returns what the rank has done so far.
 func (w *Watch) Progress() Progress {
 	w.mu.Lock()
 	so, recent, starting := w.so, w.recent.Copy(), w.began.IsZero()
@@ -375,7 +375,7 @@ func (w *Watch) Progress() Progress {
 	return so
 }
 
-// state is one of [States] of a rank that has not ended.
+// state returns one of [States] for a rank that has not ended.
 func (w *Watch) state(starting bool) string {
 	last, ok := w.recorder.Last()
 	switch {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Awaited counts how long a rank has waited for each other one, in collectives: for those whose
+// Awaited counts how long a rank has waited for each other rank in collectives: for ranks whose
 // headers or data had not come. A nil Awaited counts nothing.
 type Awaited struct {
 	on    atomic.Bool
@@ -15,7 +15,7 @@ type Awaited struct {
 // Count begins to count.
 func (a *Awaited) Count() { a.on.Store(true) }
 
-// Counts reports whether it counts. A communicator asks before it reads a clock.
+// Counts reports whether it counts. A communicator checks this before it reads a clock.
 func (a *Awaited) Counts() bool { return a != nil && a.on.Load() }
 
 // Since adds the time since a wait for a rank began.
@@ -31,5 +31,5 @@ func (a *Awaited) Times(to []time.Duration) []time.Duration {
 	return to
 }
 
-// NewAwaited returns one of a job of so many ranks, which does not count yet.
+// NewAwaited returns the Awaited of a job of size ranks, which does not count yet.
 func NewAwaited(size int) *Awaited { return &Awaited{times: make([]atomic.Int64, size)} }

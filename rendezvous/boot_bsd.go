@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootID returns what tells machines of one name apart: the start of the system, or the machine's
-// own number.
+// bootID tells apart machines with the same name: it returns when the system started, or the
+// machine's ID.
 func bootID() (boot string, memory uint64) {
 	name := "kern.hostuuid"
 	if runtime.GOOS == "darwin" {
 		name = "kern.bootsessionuuid"
 	}
-	boot, _ = unix.Sysctl(name) // without it, names alone do
+	boot, _ = unix.Sysctl(name) // without it, names alone tell machines apart
 	return boot, 0
 }

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// bootID returns what tells machines of one name apart: the start of the system, and the device of
-// shared memory, 0 if there is none; every mount has its own number.
+// bootID tells apart machines with the same name: it returns the ID of the boot, and the device of
+// shared memory, 0 if there is none; every mount has another device.
 func bootID() (boot string, memory uint64) {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	var s syscall.Stat_t

@@ -10,11 +10,11 @@ import (
 	"os"
 )
 
-// buildID names the executable of this process: equal for equal builds. It is a
-// digest of the linker's build ID, or of the whole file if it has none.
+// buildID identifies the executable of this process: equal builds have equal IDs. It is a digest of
+// the linker's build ID, or of the whole file if there is no such ID.
 func buildID() (string, error) {
 	f, err := os.Open("/proc/self/exe") // also when the file was removed or replaced
-	if errors.Is(err, os.ErrNotExist) { // no Linux
+	if errors.Is(err, os.ErrNotExist) { // not Linux
 		var path string
 		if path, err = os.Executable(); err == nil {
 			f, err = os.Open(path)

@@ -22,14 +22,14 @@ type client struct {
 	server identity
 	me     identity
 	token  string
-	next   successor              // serves the failure detector once the server has left
+	next   successor              // serves the failure detector after the server has left
 	host   atomic.Pointer[string] // where other machines reach this rank, if not by link
 	moved  atomic.Bool            // this rank has left the server for its successor
 	closed context.Context
 	close  context.CancelCauseFunc
-	read   chan struct{} // closed when nothing more is read
+	read   chan struct{} // closed when reading has ended
 	wills  wills         // of the server
-	// the server has not answered a call that it answers at once, or is called lost
+	// the server did not answer a call that it answers at once, or was reported lost
 	silent atomic.Bool
 
 	mu    sync.Mutex
@@ -37,8 +37,8 @@ type client struct {
 	calls map[uint64]chan frame
 }
 
-// dial connects to a store, for wait at most. ctx bounds only the connecting,
-// timeout the writing of a frame.
+// dial connects to a store and waits at most wait. ctx bounds only the connecting, timeout the
+// writing of a frame.
 func dial(ctx context.Context, addr, token string, me identity, wait,
 	timeout time.Duration) (*client, error) {
 	conn, server, err := reach(ctx, addr, token, me, wait)
@@ -57,7 +57,7 @@ func newClient(conn net.Conn, server identity, token string, me identity,
 	return c
 }
 
-// reach connects to a server that proves the token, for wait at most.
+// reach connects to a server that proves the token, and waits at most wait.
 func reach(ctx context.Context, addr, token string, me identity, wait time.Duration) (net.Conn,
 	identity, error) {
 	d := net.Dialer{KeepAliveConfig: keepAlive(), Timeout: wait}
@@ -108,7 +108,7 @@ func (c *client) replies() {
 	}
 }
 
-// parting returns what the server's goodbye means: the failure that it carries, if any.
+// parting returns the error that the server's goodbye carries: a failure, if any.
 func (c *client) parting(f frame) error {
 	u := unpacker{rest: f.body}
 	if failure := u.bytes(); failure != nil {
@@ -204,8 +204,8 @@ func (c *client) forget(id uint64) {
 	delete(c.calls, id)
 }
 
-// cancel lets the server forget a call that waits. If the queue is full it does nothing, and
-// the reply will be dropped.
+// cancel tells the server to forget a waiting call. If the queue is full it does nothing, and the
+// reply is dropped later.
 func (c *client) cancel(id uint64) {
 	select {
 	case c.link.out <- frame{kind: kindCancel, id: id}:
@@ -276,8 +276,8 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 	return current, swapped, u.done()
 }
 
-// after returns the store that now holds a key. It is nil unless a call failed because
-// the server has left and the key is one of the failure detector.
+// after returns the store that now holds a key. It is nil unless a call failed because the server
+// has left and the key belongs to the failure detector.
 func (c *client) after(ctx context.Context, key string, err error) Store {
 	if !detects(key) || !errors.Is(err, ErrClosed) || c.closed.Err() != nil {
 		return nil
@@ -285,9 +285,9 @@ func (c *client) after(ctx context.Context, key string, err error) Store {
 	return c.next.get(ctx)
 }
 
-// newsTime returns how long to wait for the server to take news. One that has been silent before is
-// hardly waited for: it is stopped, or cut off, and what this rank has to say of that must not come
-// late.
+// newsTime returns how long to wait for the server to take news. If the server has been silent
+// before, the wait is short: it is stopped, or cut off, and this rank must report that without
+// delay.
 func (c *client) newsTime() time.Duration {
 	if c.silent.Load() {
 		return silentTime

@@ -14,21 +14,20 @@ import (
 	"github.com/euryale-ml/euryale/internal/env"
 )
 
-// Env is what a rank must know to join its job. [ReadEnv] fills it in.
+// Env holds what a rank must know to join its job. [ReadEnv] fills it in.
 type Env struct {
 	// Launcher is the launcher whose variables were read, for messages.
 	Launcher string
 	// Job identifies the job, the same on all its ranks.
 	Job string
-	// Rank, Size, LocalRank, LocalSize and Node mean what they do in World. Where LocalSize
-	// is less than Size, [Join] asks the machines for the last three: the nodes of a
-	// launcher need not be machines.
+	// Rank, Size, LocalRank, LocalSize and Node mean the same as in World. If LocalSize is less
+	// than Size, [Join] asks the machines for the last three, since the nodes of a launcher need
+	// not be machines.
 	Rank, Size, LocalRank, LocalSize, Node int
-	// Addr and Port are where rank 0 serves the store when the ranks are on
-	// several machines.
+	// Addr and Port are where rank 0 serves the store if the ranks are on several machines.
 	Addr string
 	Port int
-	// Token is the secret that the ranks share; "" where none was given.
+	// Token is the secret that the ranks share; "" if none was given.
 	Token string
 	// TLS encrypts the connections between ranks.
 	TLS bool
@@ -38,12 +37,12 @@ type Env struct {
 	Note string
 }
 
-// howToStart is the advice in errors about an environment that no launcher sets.
+// howToStart is the advice in errors about an environment that no launcher has set up.
 const howToStart = `start the program with "euryale run -n N PROGRAM", torchrun, mpirun, mpiexec ` +
 	`or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB`
 
-// EnvError is the error of environment variables that do not describe a job. The way the
-// program was started is wrong, so commands exit with ExitCode.
+// EnvError is the error of environment variables that do not describe a job. The program was
+// started the wrong way, so commands exit with ExitCode.
 type EnvError struct {
 	Launcher string // whose variables they are
 	Err      error
@@ -57,11 +56,11 @@ func (e *EnvError) Error() string {
 // Unwrap returns the cause.
 func (e *EnvError) Unwrap() error { return e.Err }
 
-// ExitCode is 2, that of wrong usage.
+// ExitCode is 2, the code of wrong usage.
 func (e *EnvError) ExitCode() int { return 2 }
 
-// ReadEnv reads the variables of the launcher that started this process, by
-// getenv, such as os.Getenv. An empty variable counts as not set.
+// ReadEnv reads the variables of the launcher that started this process, through getenv, such as
+// os.Getenv. An empty variable counts as not set.
 //
 //	Kubernetes         JOB_COMPLETION_INDEX WORLD_SIZE, without RANK: a pod for each rank
 //	Euryale, torchrun  RANK WORLD_SIZE [LOCAL_RANK LOCAL_WORLD_SIZE]
@@ -79,20 +78,19 @@ func (e *EnvError) ExitCode() int { return 2 }
 //	                   EURYALE_JOB EURYALE_TOKEN EURYALE_TIMEOUT EURYALE_PORT
 //	                   EURYALE_TLS
 //
-// The first launcher in this list whose variables are set is used. Where one launcher
-// starts another, that is the inner one: euryale run inside srun, torchrun inside sbatch,
-// or mpiexec of MPICH, which starts its proxies by srun. Variables that contradict each
-// other or are incomplete are an error.
+// ReadEnv uses the first launcher in this list whose variables are set. If one launcher starts
+// another, that is the inner one: euryale run inside srun, torchrun inside sbatch, or mpiexec of
+// MPICH, which starts its proxies by srun. Contradictory or incomplete variables are an error.
 //
 // Ranks of one machine find each other by launcher, user and job. RANK and WORLD_SIZE do
 // not name a job, so they need MASTER_PORT or EURYALE_JOB, which must differ between jobs.
 // Hydra does not name a job either: its ranks are those that one of its proxies started.
 //
-// Without a launcher the process is a job of one rank. But if other variables tell
-// of a job that this package cannot read, that is an error, because all its ranks would train
-// alone: PMI_SIZE, SLURM_STEP_NUM_TASKS, PBS_TASKNUM, AWS_BATCH_JOB_NUM_NODES, _CONDOR_NPROCS,
-// HOROVOD_SIZE, JSM_NAMESPACE_SIZE, NNODES or PET_NNODES above 1, NODE_RANK or PET_NODE_RANK above
-// 0, a TF_CONFIG of several tasks, and any PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, VC_TASK_INDEX or
+// Without a launcher the process is a job of one rank. But variables of a job that this package
+// cannot read are an error, because otherwise all its ranks would train alone: PMI_SIZE,
+// SLURM_STEP_NUM_TASKS, PBS_TASKNUM, AWS_BATCH_JOB_NUM_NODES, _CONDOR_NPROCS, HOROVOD_SIZE,
+// JSM_NAMESPACE_SIZE, NNODES or PET_NNODES above 1, NODE_RANK or PET_NODE_RANK above 0, a TF_CONFIG
+// of several tasks, and any PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, VC_TASK_INDEX or
 // JOB_COMPLETION_INDEX. EURYALE_ALONE=1 makes it a job of one rank.
 //
 // EURYALE_TIMEOUT is a duration, such as 90s or 5m, or a number of seconds.
@@ -134,8 +132,8 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 	return e, nil
 }
 
-// maxRanks bounds the size of a job, so that a wrong number is an error before memory is
-// allocated for it. It is far more than one store can serve.
+// maxRanks bounds the size of a job, so that a wrong size is an error before anything is allocated
+// for it. It is far more than one store can serve.
 const maxRanks = 1 << 16
 
 // check returns an error for values that no job can have.
@@ -217,8 +215,7 @@ func (r *envReader) first(names ...string) string {
 	return ""
 }
 
-// count reads a number of at least 0 that must be there, from the first of the
-// variables that is set.
+// count reads a number of at least 0 from the first of the variables that is set. One must be set.
 func (r *envReader) count(names ...env.Count) int {
 	var missing []string
 	for _, name := range names {
@@ -231,7 +228,7 @@ func (r *envReader) count(names ...env.Count) int {
 	return 0
 }
 
-// countOr is count with a value for a variable that is not set.
+// countOr is count with a default for a variable that is not set.
 func (r *envReader) countOr(otherwise int, name env.Count) int {
 	n, err := name.Read(r.getenv, otherwise)
 	if err != nil {
@@ -317,12 +314,12 @@ func (r *envReader) alone() Env {
 	return e
 }
 
-// sign is a variable of jobs that this package cannot read. One that it cannot make sense of is a
-// sign, too.
+// sign is a variable that tells of a job that this package cannot read. A value that it cannot
+// parse is a sign, too.
 type sign struct {
 	name  string
-	above int                            // only greater counts are a sign
-	count func(text string) (int, error) // of what the value says
+	above int                            // only a greater count is a sign
+	count func(text string) (int, error) // counts what the value describes
 }
 
 func signs() (all []sign) {
@@ -393,7 +390,7 @@ func (r *envReader) torchrun() Env {
 	return e
 }
 
-// kubernetes reads an indexed job, whose pods are a rank each. Kubernetes numbers them, and the
+// kubernetes reads an indexed job with one rank for each pod. Kubernetes numbers the pods, and the
 // manifest says the rest.
 func (r *envReader) kubernetes() Env {
 	e := Env{Launcher: "Kubernetes", Rank: r.count("JOB_COMPLETION_INDEX"),
@@ -407,7 +404,7 @@ func (r *envReader) kubernetes() Env {
 	return e
 }
 
-// needJob makes sure that a variable distinguishes two jobs.
+// needJob requires a variable that tells two jobs apart.
 func (r *envReader) needJob(given string) {
 	if !r.has(string(env.MasterPort), string(env.Job)) {
 		r.fail("%s are set, but neither MASTER_PORT nor EURYALE_JOB, by which the ranks of one "+
@@ -423,7 +420,7 @@ func portOf(number int) int {
 	return first + number%count
 }
 
-// loopback reports whether an address, or none, can only mean this machine.
+// loopback reports whether an address can only mean this machine; an empty one does.
 func loopback(addr string) bool {
 	ip := net.ParseIP(addr)
 	return addr == "" || addr == "localhost" || ip != nil && ip.IsLoopback()

@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// A frame is what goes over a connection: a fixed header and a body.
+// A frame is the unit sent over a connection: a fixed header and a body.
 //
 //	bytes 0-3   length of the body, little endian
 //	byte  4     kind
@@ -27,22 +27,22 @@ const (
 	kindHello   kind = iota + 1 // both: magic, nonce
 	kindProof                   // client: mac, identity
 	kindWelcome                 // server: mac, identity
-	kindRefuse                  // server: mac, text; nothing to a stranger
+	kindRefuse                  // server: mac, text; an empty text to a stranger
 	kindSet                     // key, value           -> kindDone
 	kindGet                     // key                  -> kindDone: value, nothing else
 	kindAdd                     // key, delta           -> kindDone: sum
 	kindSwap                    // key, old, new        -> kindDone: swapped, current
-	kindCancel                  // the id of a wait whose caller no longer waits; no reply
-	kindBye                     // both: a clean leave, nothing follows; server: failure
+	kindCancel                  // the id of a wait that its caller has given up; no reply
+	kindBye                     // both: a clean leave, the last frame; server: failure
 	kindDone                    // server: a result
 	kindFailed                  // server: the text of an error
 	kindServe                   // server: asks a rank to serve the failure detector
 	kindServing                 // client: the address where it does
 	kindMove                    // server: the address where another rank does
-	kindWill                    // server: what its end is to be put down to
+	kindWill                    // server: the failure to blame for its end
 	// all-gather, see [gathering.pack] -> kindDone: values, once all are there
 	kindGather
-	// the same                         -> kindDone: values, nil where there is none
+	// the same -> kindDone: values, nil if not set
 	kindPeek
 	kindEnd
 )
@@ -51,7 +51,7 @@ const (
 	headerSize = 16
 	// maxHandshake bounds a body from a peer that has not shown the token yet.
 	maxHandshake = 512
-	// maxBody bounds every other: the largest is a swap of two values.
+	// maxBody bounds all other bodies: the largest is a swap of two values.
 	maxBody = 2*maxValue + maxKey + 64
 )
 
@@ -100,8 +100,8 @@ func packString(b []byte, s string) []byte { return packBytes(b, append([]byte{}
 
 func packInt(b []byte, n int64) []byte { return binary.LittleEndian.AppendUint64(b, uint64(n)) }
 
-// unpacker reads a body back. After the first thing that does not fit it
-// returns zeros, and done reports it.
+// unpacker reads a body back. After the first field that does not fit, it returns zeros, and done
+// reports the error.
 type unpacker struct {
 	rest []byte
 	bad  bool

@@ -20,7 +20,7 @@ const (
 	strangerShare = 4
 )
 
-// gate takes connections, of which a few may be strangers'.
+// gate takes connections. It bounds how many may be strangers'.
 type gate struct {
 	ln        net.Listener
 	strangers *crowd
@@ -29,7 +29,7 @@ type gate struct {
 	running   sync.WaitGroup
 }
 
-// start begins to take connections, each of which is a stranger's until take says otherwise.
+// start begins to take connections. Each counts as a stranger's until take says otherwise.
 func (g *gate) start(ln net.Listener, take func(net.Conn)) {
 	g.ln, g.strangers = ln, newCrowd()
 	g.over, g.end = context.WithCancel(context.Background())
@@ -54,10 +54,10 @@ func (g *gate) accept(take func(net.Conn)) {
 }
 
 // crowd holds the connections that have not proven the token yet, in two halls: those that have
-// said nothing, and those that have said hello. When a hall is full, one of its connections is
-// dropped: of the source that has most places there, a random one. So strangers take places from
-// each other as long as other sources have fewer. From a rank's own source, they leave it a chance
-// in each attempt, whatever the time that its messages take.
+// said nothing, and those that have said hello. When a hall is full, it drops a random connection
+// of the source that has the most places there. So strangers take places from each other as long as
+// other sources have fewer. Strangers at a rank's own source still leave it a chance in each
+// attempt, however long its messages take.
 type crowd struct {
 	mu    sync.Mutex
 	halls [2]hall
@@ -84,8 +84,8 @@ func (c *crowd) enter(conn net.Conn) {
 	}
 }
 
-// greeted gives a connection that has said hello its place among those. One that was dropped stays
-// so.
+// greeted moves a connection that has said hello to the second hall. A dropped connection stays
+// dropped.
 func (c *crowd) greeted(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +94,7 @@ func (c *crowd) greeted(conn net.Conn) {
 	}
 }
 
-// thin drops a connection, if there is one: first of those that have said nothing.
+// thin drops a connection, if there is one, preferably one that has said nothing.
 func (c *crowd) thin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,7 +124,7 @@ func (h *hall) enter(conn net.Conn) (full bool) {
 	return h.held > h.room && h.drop()
 }
 
-// drop closes a random connection of the source that has most, if there is one.
+// drop closes a random connection of the source that has the most, if there is one.
 func (h *hall) drop() bool {
 	var most netip.Prefix
 	for source, conns := range h.from {

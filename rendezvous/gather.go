@@ -6,12 +6,12 @@ import (
 	"fmt"
 )
 
-// gathering is what a store is asked for by an all-gather: a value for each of some ranks.
+// gathering is a request for an all-gather: it asks a store for a value from each of some ranks.
 type gathering struct {
 	key     string
 	size    int   // of the job
 	members []int // the ranks; nil for all of the job
-	rank    int   // whose value is given
+	rank    int   // the rank whose value is set
 	value   []byte
 }
 
@@ -79,8 +79,8 @@ func look(ctx context.Context, s Store, key string) ([]byte, error) {
 	return v, err
 }
 
-// pack appends what a server is asked for: the values from one on, and the rank's own to be set
-// before where that is the first.
+// pack packs a request to a server for the values from index from on. If from is 0, the request
+// also sets the rank's own value first.
 func (g *gathering) pack(from int) []byte {
 	b := packInt(packInt(packInt(packString(nil, g.key), int64(g.size)), int64(from)),
 		int64(g.rank))
@@ -95,7 +95,7 @@ func (g *gathering) pack(from int) []byte {
 	return b
 }
 
-// unpackGathering is the inverse of pack. It has no value where none is to be set.
+// unpackGathering is the inverse of pack. It leaves the value nil if there is none to set.
 func unpackGathering(b []byte) (g gathering, from int, err error) {
 	u := unpacker{rest: b}
 	g.key, g.size, from, g.rank = u.string(), int(u.int()), int(u.int()), int(u.int())
@@ -118,7 +118,7 @@ func (c *client) peek(ctx context.Context, g gathering) ([][]byte, error) {
 	return c.values(ctx, kindPeek, g)
 }
 
-// values asks the server, again where not all values fit one answer.
+// values asks the server, repeatedly if the values do not fit into one answer.
 func (c *client) values(ctx context.Context, k kind, g gathering) (values [][]byte, err error) {
 	if err := checkPair(rankKey(g.key, maxRanks), g.value); err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (c *client) values(ctx context.Context, k kind, g gathering) (values [][]by
 	return values[:g.count()], nil
 }
 
-// gather answers a rank's gathering, once all values are there if that is what it asks for.
+// gather answers a rank's request for a gathering, once all values are there if the request waits.
 func (s *server) gather(m *member, f frame) error {
 	g, from, err := unpackGathering(f.body)
 	if err == nil && f.kind == kindGather && g.value != nil {
@@ -163,7 +163,7 @@ func (s *server) gather(m *member, f frame) error {
 	})
 }
 
-// pack packs the values of a gathering from one on, as many as an answer has room for.
+// pack packs the values of a gathering from index from on, as many as fit into an answer.
 func (t *table) pack(g gathering, from int) (body []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

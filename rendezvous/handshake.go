@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// protocol is the version of what is said after the handshake.
+	// protocol is the version of everything said after the handshake.
 	protocol = 4
 	magic    = "euryale\n"
-	// handshakeTime bounds the handshake on the server's side. A client first waits as
-	// long, and twice as long in each further attempt.
+	// handshakeTime bounds the handshake on the server's side. A client waits that long at first,
+	// and twice as long in each further attempt.
 	handshakeTime = 5 * time.Second
 	nonceSize     = 32
 	// maxLabel bounds each string of an identity, so that it fits a frame.
@@ -28,8 +28,8 @@ const (
 	maxRefusal = maxHandshake - sha256.Size
 )
 
-// errToken is the error on both sides when the other does not prove the token. A
-// stranger can cause it, so it does not end a job.
+// errToken is the error of either side when the other does not prove the token. A stranger can
+// cause it, so it does not end a job.
 var errToken = errors.New("the other side does not have this token: start all ranks with the " +
 	"same EURYALE_TOKEN, and see that no other program listens at the address of rank 0")
 
@@ -44,12 +44,12 @@ type identity struct {
 	rank, size, pid  int
 	protocol         int
 	build, job, host string
-	// ended is set by a launcher that reports how the process of this rank ended.
+	// ended is set by a launcher to report how the process of this rank ended.
 	ended string
-	// lasting is a server that outlives the ranks: it is another program. It does not travel.
+	// lasting marks a server that outlives the ranks: it is another program. It is not sent.
 	lasting bool
-	// tls says that connections of this rank are TLS. It does not travel: a peer that does
-	// otherwise cannot read it.
+	// tls says that this rank's connections use TLS. It is not sent: a peer without TLS could not
+	// read it.
 	tls bool
 }
 
@@ -136,8 +136,8 @@ func (server identity) match(client identity) error {
 	return nil
 }
 
-// covered returns what the proofs of one handshake cover: both nonces, and with TLS what binds them
-// to the connection.
+// covered returns what the proofs of one handshake cover: both nonces and, with TLS, the binding to
+// the connection.
 func covered(conn net.Conn, client, server []byte) ([]byte, error) {
 	bound, err := binding(conn)
 	return slices.Concat(client, server, bound), err
@@ -200,9 +200,9 @@ func hearProven(conn net.Conn, token string, nonces []byte, kinds ...kind) (kind
 	return f.kind, body, nil
 }
 
-// greet is the client's side of the handshake; it takes at most wait. The client proves
-// the token first, so a server sends strangers nothing that depends on its token. A
-// [refusal] comes from a server that has proven the token.
+// greet is the client's side of the handshake; it takes at most wait. The client proves the token
+// first, so nothing that a server sends to strangers depends on its token. A [refusal] comes from a
+// server that has proven the token.
 func greet(conn net.Conn, token string, me identity, wait time.Duration) (server identity,
 	err error) {
 	conn.SetDeadline(time.Now().Add(wait))
@@ -234,9 +234,9 @@ func greet(conn net.Conn, token string, me identity, wait time.Duration) (server
 	return server, conn.SetDeadline(time.Time{})
 }
 
-// receive is the server's side. admit decides about a client that has proven the token;
-// it is given the frame that welcomes the client. Only such a client gets a text with a
-// refusal: a stranger gets an empty one.
+// receive is the server's side. admit decides about a client that has proven the token, and gets
+// the frame that welcomes the client. A refusal has a text only for such a client: strangers get an
+// empty one.
 func (g *gate) receive(conn net.Conn, token string, me identity,
 	admit func(client identity, welcome frame) error) (client identity, err error) {
 	conn.SetDeadline(time.Now().Add(handshakeTime))

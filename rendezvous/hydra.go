@@ -23,8 +23,7 @@ func (r *envReader) hydra() Env {
 		e.LocalRank, e.LocalSize = r.count("MPI_LOCALRANKID", mvapich+"LOCAL_RANK"),
 			r.count("MPI_LOCALNRANKS", mvapich+"LOCAL_SIZE")
 	}
-	// Nothing that all ranks are given differs between two jobs. On one machine
-	// they have one proxy.
+	// No variable that all ranks share differs between two jobs. On one machine they share a proxy.
 	if e.LocalSize < e.Size {
 		r.needJob("the variables of " + e.Launcher)
 	} else if !r.has(string(env.Job)) {
@@ -38,9 +37,8 @@ func (r *envReader) hydra() Env {
 	return e
 }
 
-// launcherProcess returns a unique name of the process that started this rank: the
-// nearest ancestor without the rank's number in its environment. A shell in between has
-// the number.
+// launcherProcess returns a unique name of the process that started this rank: its nearest ancestor
+// without the rank's number in the environment. A shell in between has the number.
 func launcherProcess(rank string) (string, error) {
 	for pid := os.Getppid(); ; {
 		parent, started, err := processStat(pid)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// joinKey is what the ranks gather under to know that all are there.
+// joinKey is the key that the ranks gather under to learn that all have joined.
 const joinKey = "euryale/join"
 
 // Join makes the World of this process. It is collective: it returns once all
@@ -41,14 +41,13 @@ func Join(ctx context.Context, e Env) (*World, error) {
 	return w, joined(err)
 }
 
-// Ended tells a job that the process of one of its ranks has ended. If the rank
-// had not joined, all other ranks fail at once with cause in their error;
-// otherwise nothing happens. Ended is for launchers, which see processes end and
-// know the Env of the job; e.Rank is ignored. If another rank made this one end,
-// cause is a [*Failure] of that rank.
+// Ended tells a job that the process of one of its ranks has ended. If the rank had not joined, all
+// other ranks fail at once with cause in their error; otherwise nothing happens. Ended is for
+// launchers, which see processes end and know the Env of the job; e.Rank is ignored. If another
+// rank made this one end, cause is a [*Failure] of that rank.
 //
-// Ended returns once the job knows. As long as no rank has begun to join it
-// waits, until ctx ends or for e.Timeout.
+// Ended returns once the job knows. Until a rank has begun to join, it waits, until ctx ends or for
+// e.Timeout.
 func Ended(ctx context.Context, e Env, rank int, cause error) error {
 	e.Rank = rank
 	if err := e.check(); err != nil {
@@ -89,8 +88,8 @@ func tellEnd(ctx context.Context, e Env, how error) error {
 	return store.Close()
 }
 
-// recordEnd publishes the end of rank 0 where ranks of this machine look for its
-// address, until ctx ends. Ranks of other machines find out by their timeout.
+// recordEnd publishes the end of rank 0 where ranks of this machine look for its address, until ctx
+// ends. Ranks of other machines only notice by their timeout.
 func recordEnd(ctx context.Context, e Env, alone bool, how error) error {
 	if !alone {
 		return nil
@@ -112,7 +111,7 @@ func recordEnd(ctx context.Context, e Env, alone bool, how error) error {
 	return nil
 }
 
-// endedEarly is the cause of a failure that [Ended] tells.
+// endedEarly is the cause of a failure that [Ended] reports.
 func endedEarly(how string) error {
 	return fmt.Errorf("its process ended with %s before it joined", how)
 }
@@ -137,10 +136,9 @@ func connect(ctx context.Context, e Env) (store Store, joined func(error) error,
 	return dialRank0(ctx, e, me, alone)
 }
 
-// onlyThisMachine reports whether the ranks meet on this machine alone. What launchers call
-// nodes may be one machine. So without a token, which other machines would need,
-// the ranks of rank 0's machine meet there; ranks elsewhere learn that they need
-// a token.
+// onlyThisMachine reports whether the ranks meet on this machine alone. Several nodes of a launcher
+// may be one machine. So without a token, which other machines would need, the ranks of rank 0's
+// machine meet there; ranks elsewhere learn that they need a token.
 func (e Env) onlyThisMachine(ctx context.Context) (bool, error) {
 	switch {
 	case e.LocalSize == e.Size:
@@ -162,7 +160,7 @@ func (e Env) onlyThisMachine(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// minToken is the least length of a token between machines, in bytes.
+// minToken is the minimum length of a token between machines, in bytes.
 const minToken = 16
 
 // makeToken is a command that prints a token.
@@ -172,7 +170,7 @@ const makeToken = "euryale token"
 func isHere(ctx context.Context, addr string) bool {
 	ips, err := net.DefaultResolver.LookupIPAddr(ctx, addr)
 	if err != nil {
-		return false // dialling it will say so
+		return false // dialling it will report the error
 	}
 	mine, err := net.InterfaceAddrs()
 	if err != nil {
@@ -229,7 +227,7 @@ func host(ctx context.Context, e Env, me identity, alone bool) (Store, func(erro
 	return s.open(), joined, nil
 }
 
-// announce publishes the join record of rank 0, until end is called, and returns where.
+// announce publishes the join record of rank 0 until end is called, and returns where.
 func announce(ctx context.Context, e Env, v recordValue) (end func(), where string, err error) {
 	if e.Token != "" {
 		v.token = "" // every rank has it
@@ -304,10 +302,9 @@ func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error
 
 func (e Env) address() string { return net.JoinHostPort(e.Addr, strconv.Itoa(e.Port)) }
 
-// listen opens rank 0's port: on loopback if no other machine takes part, else
-// on the one address that the others know. What rank 0 itself knows may be loopback, where a
-// service's name leads the others to it: with a token that cannot be guessed it listens on all
-// addresses then.
+// listen opens rank 0's port: on loopback if no other machine takes part, else on the one address
+// that the others know. Rank 0 may see a loopback address where a service's name leads the others
+// to it: it then listens on all addresses, if the token cannot be guessed.
 func listen(ctx context.Context, e Env, alone bool) (net.Listener, error) {
 	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
 	if alone {
@@ -333,14 +330,14 @@ func listen(ctx context.Context, e Env, alone bool) (net.Listener, error) {
 	return ln, err
 }
 
-// lookupPause is how long to wait before a name that is not known is looked up again.
+// lookupPause is how long to wait before looking up an unknown name again.
 const lookupPause = 250 * time.Millisecond
 
-// reachable returns MASTER_ADDR as an IP address, one that other machines can
-// reach if there is any. Many systems resolve their own name to loopback.
+// reachable returns MASTER_ADDR as an IP address, if possible one that other machines can reach.
+// Many systems resolve their own name to loopback.
 func (e Env) reachable(ctx context.Context) (string, error) {
 	addrs, err := net.DefaultResolver.LookupIPAddr(ctx, e.Addr)
-	for err != nil && ctx.Err() == nil { // the name of a pod is there a while after the pod
+	for err != nil && ctx.Err() == nil { // a pod's name appears a while after the pod
 		time.Sleep(lookupPause)
 		addrs, err = net.DefaultResolver.LookupIPAddr(ctx, e.Addr)
 	}
@@ -386,7 +383,7 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	return w, nil
 }
 
-// hostKey has the address by which other machines reach rank 0's.
+// hostKey holds the address by which other machines reach rank 0's.
 const hostKey = "euryale/host"
 
 // findOut finds out where other machines reach this rank, once all have joined. Ranks of rank 0's
@@ -408,7 +405,8 @@ func (w *World) findOut() error {
 	return err
 }
 
-// outward returns the address at which members have come from other machines, or else from this.
+// outward returns the address by which members have come from other machines, or else from this
+// one.
 func (s *server) outward() string {
 	host := hostOf(s.ln.Addr())
 	if ip := net.ParseIP(host); !ip.IsUnspecified() {
@@ -423,8 +421,8 @@ func (s *server) outward() string {
 	return host
 }
 
-// machine returns a unique name of this machine or container. It alone decides
-// whether two ranks share a machine: World.Node comes from it. No part would do alone:
+// machine returns a unique name of this machine or container. It alone decides whether two ranks
+// share a machine: World.Node comes from it. No part is enough alone:
 //
 //   - the host name is the same wherever images are cloned;
 //   - the boot ID is the same for all containers of a machine, and for machines that were
@@ -436,8 +434,8 @@ func machine() string {
 	return fmt.Sprintf("%s %s %d", name, boot, memory)
 }
 
-// numberMachines numbers the machines in the order of their first ranks, and the ranks
-// of each in the order of all.
+// numberMachines numbers the machines in the order of their first ranks, and the ranks of each
+// machine in rank order.
 func (w *World) numberMachines(machines []string) {
 	numbers := map[string]int{}
 	ranksOf := map[string]int{}
@@ -454,8 +452,8 @@ func (w *World) numberMachines(machines []string) {
 	w.LocalSize = ranksOf[machines[w.Rank]]
 }
 
-// Nodes returns the Node of every rank. A World from [Join] knows them. In another, whose ranks
-// are on several machines, the first call is collective.
+// Nodes returns the Node of every rank. A World from [Join] knows them. In any other World whose
+// ranks are on several machines, the first call is collective.
 func (w *World) Nodes(ctx context.Context) ([]int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,12 +9,12 @@ import (
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
-// queued is how many frames may wait for a peer that reads slowly. Beyond that, senders
-// to this peer wait; senders to other peers do not.
+// queued is how many frames may wait for a peer that reads slowly. Once that many wait, senders to
+// this peer block; senders to other peers do not.
 const queued = 64
 
-// lastWords is how long a link is still read that takes no data any more: a peer that has ended may
-// have said before whom that is to be put down to, and its reader ends the link after that.
+// lastWords is how long a link that takes no more data is still read. A peer that has ended may
+// have said before whom to blame for that. Its reader ends the link afterwards.
 const lastWords = 200 * time.Millisecond
 
 // link sends frames of several goroutines over a connection. It never waits for the peer
@@ -24,8 +24,8 @@ type link struct {
 	timeout time.Duration // of writing one frame
 	out     chan frame
 	over    context.Context
-	end     context.CancelCauseFunc // closes the connection; the first cause stays
-	written chan struct{}           // closed when nothing more is written
+	end     context.CancelCauseFunc // closes the connection; only the first cause counts
+	written chan struct{}           // closed when writing has ended
 }
 
 func newLink(conn net.Conn, timeout time.Duration) *link {

@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// Listener takes connections of the other ranks of a job. Make one with
-// [World.Listen].
+// Listener takes connections from the other ranks of a job. Make one with [World.Listen].
 type Listener struct {
 	gate
 	token string
@@ -19,12 +18,11 @@ type Listener struct {
 	serve func(rank int, conn net.Conn)
 }
 
-// Listen takes connections that ranks of the job make by [World.Dial] with the same
-// name, at the address by which this rank reaches the others. A stranger's connection
-// changes nothing: both ends prove the job's token first, as those of the store do, and
-// the proof is worth nothing under another name. Each connection is given to serve, which
-// closes it, in a goroutine of its own. With TLS it is a [*tls.Conn]. A World from [New] needs the
-// Token of its Env.
+// Listen takes connections that ranks of the job make by [World.Dial] with the same name, at the
+// address by which this rank reaches the others. A stranger's connection has no effect: both ends
+// first prove the job's token, as for the store, and the proof is worthless under another name.
+// Listen passes each connection to serve, in a separate goroutine; serve closes it. With TLS it is
+// a [*tls.Conn]. A World from [New] needs the Token of its Env.
 func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Listener, error) {
 	token, err := w.Secret(name)
 	if err != nil {
@@ -43,9 +41,9 @@ func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Liste
 	return l, nil
 }
 
-// Interface returns the network interface by which the other machines of the job reach this one:
-// that of its route to rank 0, where the machines meet. It is the loopback interface if the ranks
-// meet on this machine alone.
+// Interface returns the network interface by which the other machines of the job reach this one. It
+// is the interface of the route to rank 0, where the machines meet, or the loopback interface if
+// the ranks meet on this machine alone.
 func (w *World) Interface() (net.Interface, error) {
 	own := net.ParseIP(w.host)
 	all, err := net.Interfaces()
@@ -87,7 +85,7 @@ func (l *Listener) take(conn net.Conn) {
 		if peer.size != l.me.size || peer.rank < 0 || peer.rank >= peer.size {
 			return &refusal{fmt.Sprintf("%v is no rank of this job", peer)}
 		}
-		if !l.strangers.giveUp(conn) { // dropped for newer ones just now: a welcome would be a lie
+		if !l.strangers.giveUp(conn) { // just dropped for newer ones: a welcome would be a lie
 			return net.ErrClosed
 		}
 		return welcome.writeTo(conn)
@@ -101,9 +99,9 @@ func (l *Listener) take(conn net.Conn) {
 	l.serve(peer.rank, conn)
 }
 
-// Dial connects to the [Listener] of a rank that has the same name, at its Addr. A storm of
-// strangers, for which the listener drops connections that have not proven the token yet, delays
-// it: it tries again until ctx ends, a rank is lost, or for Timeout.
+// Dial connects to the [Listener] with the same name of a rank, at its Addr. If many strangers
+// connect at once, the listener drops connections that have not proven the token yet, which delays
+// Dial: it tries again until ctx ends, a rank is lost, or Timeout passes.
 func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (net.Conn, error) {
 	token, err := w.Secret(name)
 	if err != nil {
@@ -131,7 +129,7 @@ func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (n
 	}
 }
 
-// hungUp reports whether the other side has ended a connection, without a word.
+// hungUp reports whether the other side has ended a connection without a word.
 func hungUp(err error) bool {
 	for _, end := range append(hangUps(), io.EOF, io.ErrUnexpectedEOF) {
 		if errors.Is(err, end) {
@@ -141,7 +139,7 @@ func hungUp(err error) bool {
 	return false
 }
 
-// identity is what this rank says of itself to others than the store.
+// identity is how this rank identifies itself to peers other than the store.
 func (w *World) identity() identity {
 	host, _ := os.Hostname() // only for messages
 	return identity{rank: w.Rank, size: w.Size, pid: os.Getpid(), protocol: protocol,
@@ -149,7 +147,7 @@ func (w *World) identity() identity {
 }
 
 // Secret derives 32 bytes from the job's token and a name: the same on all ranks, and known to
-// nobody else. Without a token, as in a World from [New] whose Env has none, it is an error.
+// nobody else. It is an error without a token, as in a World from [New] whose Env has none.
 func (w *World) Secret(name string) (string, error) {
 	if w.token == "" {
 		return "", errors.New("rendezvous: connections between ranks need a secret: give New an " +
@@ -158,7 +156,7 @@ func (w *World) Secret(name string) (string, error) {
 	return string(mac(w.token, kindHello, []byte(w.Name+"\n"), []byte(name))), nil
 }
 
-// rooted is a store that is reached by connections, which others can use, too.
+// rooted is a store over connections, which others can use, too.
 type rooted interface {
 	// root returns the token, and this rank's address among the others.
 	root() (token, host string)

@@ -60,8 +60,8 @@ func (t *table) compareAndSwap(key string, old, new []byte) (current []byte, swa
 	return new, true
 }
 
-// get waits until key is set or ctx ends. If both have happened the value wins, so that
-// a failure that was published is never dropped.
+// get waits until key is set or ctx ends. If both have happened the value wins, so that a published
+// failure is never dropped.
 func (t *table) get(ctx context.Context, key string) ([]byte, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -162,8 +162,7 @@ func (m *memStore) Close() error {
 	return nil
 }
 
-// endWith returns a context that ends when ctx or other ends, with the cause of the one
-// that ends first.
+// endWith returns a context that ends when ctx or other ends, with the cause of the first to end.
 func endWith(ctx, other context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if other.Err() != nil { // AfterFunc would be late

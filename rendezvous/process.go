@@ -11,8 +11,8 @@ import (
 // Process is the process of a rank on this rank's machine.
 type Process struct{ Rank, PID int }
 
-// ThisProcess identifies this process among those of a job, on all machines: ranks for which it is
-// the same are goroutines of one process.
+// ThisProcess identifies this process among the processes of a job, on all machines. Ranks for
+// which it is the same are goroutines of one process.
 func ThisProcess() string { return self() }
 
 // self identifies this process for the other ranks, in three lines: its machine, its
@@ -38,16 +38,16 @@ func (w *World) readSelves(selves []string) (machines []string) {
 	return machines
 }
 
-// Stopped returns the processes of ranks on this machine that a signal such as SIGSTOP
-// has stopped. A rank that waits too long may be waiting for one of them, directly or
-// through other waiting ranks. Ranks that are goroutines of one process have none.
+// Stopped returns the processes of ranks on this machine that a signal such as SIGSTOP has stopped.
+// A rank that waits too long may be waiting for one of them, directly or through other waiting
+// ranks. A World whose ranks are goroutines of one process returns none.
 func (w *World) Stopped() (stopped []Process) {
 	for _, p := range w.processes {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
 		if err != nil {
-			continue // it is gone, which the failure detector tells
+			continue // it is gone: the failure detector reports it
 		}
-		// The name before the state is in brackets, and may have any bytes.
+		// The name before the state is in brackets, and may contain any bytes.
 		if i := bytes.LastIndexByte(stat, ')'); i >= 0 &&
 			bytes.HasPrefix(bytes.TrimSpace(stat[i+1:]), []byte("T")) {
 			stopped = append(stopped, p)

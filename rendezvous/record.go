@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// pollTime is how often a rank looks for the address of rank 0, retryTime how
-	// often it tries one again that did not answer.
+	// pollTime is how often a rank looks for the address of rank 0, retryTime how often it retries
+	// one that did not answer.
 	pollTime  = 5 * time.Millisecond
 	retryTime = 100 * time.Millisecond
 	// maxRecord bounds the join record, in bytes.
@@ -30,8 +30,8 @@ const (
 	expireTime = 250 * time.Millisecond
 )
 
-// joinRecord is the file by which the ranks of one job on one machine find each
-// other. Rank 0 writes it, in a directory of the user, and the others wait for it.
+// joinRecord is the file through which the ranks of one job on one machine find each other. Rank 0
+// writes it, in a directory of the user, and the others wait for it.
 //
 //	DIR/KEY       the address of rank 0's store, and the token unless all ranks were
 //	              given one; or the failure that ended rank 0
@@ -82,8 +82,8 @@ func recordDirs() []string {
 }
 
 // cacheRecords returns the directory of join records in the user's cache, "" if the user has none.
-// Other users cannot take its place, as they can in /tmp. Machines may share it, so its name is
-// this one's.
+// Other users cannot put one there first, as they can in /tmp. Machines may share the cache, so the
+// directory's name depends on this machine.
 func cacheRecords() string {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -104,7 +104,7 @@ func awaitRecordDir(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// recordDirMade reports whether recordDir has nothing to make.
+// recordDirMade reports whether recordDir finds a directory already made.
 func recordDirMade() bool {
 	for _, dir := range recordDirs() {
 		if _, err := os.Lstat(dir); err != nil {
@@ -123,7 +123,7 @@ func recordDir() (string, error) {
 	var problem error
 	for _, dir := range recordDirs() {
 		if dir == cacheRecords() {
-			os.MkdirAll(filepath.Dir(dir), 0o700) // or makePrivate says why not
+			os.MkdirAll(filepath.Dir(dir), 0o700) // makePrivate reports the error
 		}
 		err := makePrivate(dir)
 		if err == nil {
@@ -284,9 +284,8 @@ func (m *joinRecord) read() (recordValue, bool) {
 	return decodeRecord(string(text))
 }
 
-// find waits for rank 0's record and connects to its store. A record that leads
-// nowhere, or to another job, is stale: find waits for the next. If the record holds
-// a failure, find returns that.
+// find waits for rank 0's record and connects to its store. A record that leads nowhere, or to
+// another job, is stale: find waits for the next. If the record holds a failure, find returns it.
 func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, error) {
 	var last error
 	wait := handshakeTime
@@ -329,7 +328,7 @@ func (m *joinRecord) awaitChange(ctx context.Context, v recordValue) {
 	}
 }
 
-// where names the directory of the record, and what it follows from.
+// where names the directory of the record, and the variables that determine it.
 func (m *joinRecord) where() string {
 	return fmt.Sprintf("%s: that follows from XDG_RUNTIME_DIR=%q and TMPDIR=%q here, which must "+
 		"be the same on all ranks of a machine",

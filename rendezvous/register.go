@@ -6,13 +6,13 @@ import (
 	"net"
 )
 
-// Register is a store that outlives the processes that use it: the launcher of an elastic job
-// serves it, and knows at once when a process has ended. Its clients are processes, by numbers that
-// are never used again, and not ranks, which change.
+// Register is a store that outlives the processes that use it. The launcher of an elastic job
+// serves it, and knows at once when a process has ended. Its clients are processes, not ranks,
+// which change. Process numbers are never used again.
 type Register struct{ server *server }
 
-// ServeRegister serves the register of a job on a loopback address, or on all addresses. lost is
-// called with the number of each process whose connection has ended, on any goroutine.
+// ServeRegister serves the register of a job on a loopback address, or on all addresses. It calls
+// lost with the number of each process whose connection has ended, on any goroutine.
 func ServeRegister(e Env, everywhere bool, lost func(process int)) (*Register, error) {
 	host := loopbackHost
 	if everywhere {

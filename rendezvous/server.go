@@ -14,11 +14,10 @@ import (
 const (
 	// waiting bounds the concurrent Gets of one rank.
 	waiting = 1024
-	// linger is how long a server waits for the others to leave first, as long as no
-	// rank has failed.
+	// linger is how long a server waits for the others to leave first, if no rank has failed.
 	linger = 2 * time.Second
-	// spreadTime is how long rank 0 reports a failure to the others before itself: its
-	// program may end at once, and the store with it.
+	// spreadTime is how long rank 0 reports a failure to the others before it learns of it itself:
+	// its program may then end at once, and the store with it.
 	spreadTime = 200 * time.Millisecond
 )
 
@@ -30,15 +29,16 @@ type server struct {
 	timeout time.Duration
 	table   *table
 	gone    chan struct{} // signals that a member has left
-	// lost is told which member's connection has ended, in place of downKey; nil but of a Register
+	// in a Register, lost replaces downKey: it is told which member's connection has ended.
+	// Otherwise nil
 	lost func(rank int)
 
 	mu       sync.Mutex
 	ranks    map[int]identity // admitted ranks
 	members  map[*member]bool // connected ranks
-	refused  error            // of a connection that was turned away, for messages
+	refused  error            // of the last connection turned away, for messages
 	expected int              // number of members to come; 0 if unknown
-	closing  bool             // from now on a lost connection is not a failure
+	closing  bool             // from now on, lost connections are not failures
 }
 
 // member is a rank that is connected.
@@ -49,14 +49,14 @@ type member struct {
 	gets   sync.WaitGroup
 	mu     sync.Mutex
 	ends   map[uint64]context.CancelFunc // of the Gets in progress
-	told   chan struct{}                 // closed once a failure was sent to it
+	told   chan struct{}                 // closed once a failure was sent to the member
 	untold chan struct{}                 // told, until the failure is being sent
-	serves chan string                   // the address where it serves, once it was asked to
+	serves chan string                   // the address where it serves, once asked to
 	leave  context.CancelFunc            // ends all of its Gets
 	ctx    context.Context
 }
 
-// serve holds a store on ln, which it owns. lost is of a Register, nil for the store of a job.
+// serve holds a store on ln, which it owns. lost is for a Register, nil for the store of a job.
 func serve(ln net.Listener, token string, me identity, timeout time.Duration,
 	lost func(rank int)) *server {
 	s := &server{
@@ -162,8 +162,8 @@ func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
 	return err
 }
 
-// turnAway records a connection that did not become a member. If it proved the token,
-// the job fails; a stranger has no effect.
+// turnAway records a connection that did not become a member. If it proved the token, the job
+// fails; a stranger has no effect.
 func (s *server) turnAway(conn net.Conn, id identity, err error) {
 	s.mu.Lock()
 	s.refused = telling(s.over, s.refused, fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(),
@@ -185,8 +185,8 @@ func (s *server) fail(rank int, cause error) {
 	s.table.compareAndSwap(downKey, nil, (&Failure{rank, cause}).encode())
 }
 
-// turnedAway returns the error of a connection that did not become a member, or nil.
-// Of several it is the last one without the token, else the last one.
+// turnedAway returns the error of a connection that did not become a member, or nil. If there were
+// several, it prefers the last one without the token, then the last one.
 func (s *server) turnedAway() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,7 +258,7 @@ func (s *server) converse(m *member) error {
 	}
 }
 
-// serving takes the answer to kindServe.
+// serving handles the answer to kindServe.
 func (m *member) serving(f frame) error {
 	u := unpacker{rest: f.body}
 	addr := u.string()
@@ -332,7 +332,7 @@ func (s *server) get(m *member, f frame) error {
 	return s.await(m, f, func(ctx context.Context) ([]byte, error) { return s.table.get(ctx, key) })
 }
 
-// await starts to wait for the answer of a request, until the rank cancels it.
+// await starts to wait for the answer to a request, until the rank cancels it.
 func (s *server) await(m *member, f frame, wait func(ctx context.Context) ([]byte, error)) error {
 	ctx, ok := m.begin(f.id)
 	if !ok {
@@ -359,7 +359,7 @@ func (f frame) asks(key string) bool {
 	return f.kind == kindGet && string(f.body) == string(packString(nil, key))
 }
 
-// news returns told, once, and nil after that.
+// news returns told the first time, then nil.
 func (m *member) news() chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -403,8 +403,8 @@ func (m *member) cancel(id uint64) {
 	}
 }
 
-// stop ends the server. It gives the members time to leave, hands the failure detector
-// over for those that stay, says goodbye to them, and closes all connections.
+// stop ends the server. It gives the members time to leave, hands over the failure detector to
+// those that stay, says goodbye to them, and closes all connections.
 func (s *server) stop() {
 	s.seal()
 	s.awaitLeavers(linger, 0, false)
@@ -433,8 +433,8 @@ func (s *server) stop() {
 	s.running.Wait()
 }
 
-// awaitLeavers waits, at most d, until no more than stay members are left. After a
-// failure it waits only if must is set.
+// awaitLeavers waits for at most d until at most stay members are left. After a failure it waits
+// only if must is set.
 func (s *server) awaitLeavers(d time.Duration, stay int, must bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -472,8 +472,8 @@ type hostStore struct {
 
 func (s *server) open() Store { return &hostStore{s.table.open(), s} }
 
-// Get reports a failure to rank 0 after the others: its program may end at once, and
-// the store with it.
+// Get reports a failure to rank 0 after the others: its program may then end at once, and the store
+// with it.
 func (h *hostStore) Get(ctx context.Context, key string) ([]byte, error) {
 	value, err := h.memStore.Get(ctx, key)
 	if err == nil && key == downKey {

@@ -19,14 +19,13 @@ func (r *envReader) slurm() Env {
 		Rank:     r.count("SLURM_PROCID"), Size: r.count("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
 		LocalRank: r.count("SLURM_LOCALID"),
 		Job:       fmt.Sprintf("slurm-%s.%s", r.first("SLURM_JOB_ID"), r.first("SLURM_STEP_ID")),
-		// Rank 0 runs on the first machine of the step. The machine that srun was
-		// called on is often another.
+		// Rank 0 runs on the first machine of the step. srun is often called on another machine.
 		Addr: firstHost(r.first("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")),
 	}
 	if e.Addr == "" {
 		e.Addr = r.first("SLURM_LAUNCH_NODE_IPADDR")
 	}
-	// A port that is the same on all ranks and differs between steps.
+	// This port is the same on all ranks and differs between steps.
 	e.Port = portOf(r.countOr(0, "SLURM_JOB_ID")*16 + r.countOr(0, "SLURM_STEP_ID"))
 	e.LocalSize = r.slurmLocalSize(e)
 	return e

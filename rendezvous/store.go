@@ -7,10 +7,9 @@ import (
 	"strconv"
 )
 
-// Store is a small key-value store shared by the ranks of a job. Keys are
-// 1 to 256 bytes; those that begin with "euryale/" are the package's own.
-// Values are at most 1 MiB. Methods may be called by several
-// goroutines. A value is never changed in place: the slices passed in and
+// Store is a small key-value store shared by the ranks of a job. Keys are 1 to 256 bytes; those
+// that begin with "euryale/" are reserved for the package. Values are at most 1 MiB. Methods may be
+// called by several goroutines. A value is never changed in place: the slices passed in and
 // returned are the caller's own.
 //
 // Every method ends with an error when ctx does, and with [ErrClosed] after
@@ -20,12 +19,12 @@ type Store interface {
 	Set(ctx context.Context, key string, value []byte) error
 	// Get waits until key is set and returns its value.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Add adds delta to the integer under key, 0 if it is not set, and returns
-	// the sum. The value is stored as decimal text.
+	// Add adds delta to the integer under key, which counts as 0 if it is not set, and returns the
+	// sum. The value is stored as decimal text.
 	Add(ctx context.Context, key string, delta int64) (int64, error)
-	// CompareAndSwap stores new under key if its value is old; an old of nil means
-	// that the key is not set. It returns the value after the call, nil if the key
-	// is not set, and whether this call stored it.
+	// CompareAndSwap stores new under key if its value is old; if old is nil, the key must not be
+	// set. It returns the value after the call, nil if the key is not set, and whether this call
+	// stored it.
 	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool,
 		err error)
 	// Close ends this rank's use of the store. Later calls do nothing.
@@ -38,11 +37,11 @@ const (
 	maxValue = 1 << 20
 )
 
-// ErrClosed is the error of calls on a Store or World that was closed, by this rank or by
-// the rank that serves the store.
+// ErrClosed is the error of calls on a Store or World that was closed by this rank or by the rank
+// that serves the store.
 var ErrClosed = errors.New("closed")
 
-// checkPair finds the argument errors that all stores have in common.
+// checkPair finds argument errors common to all stores.
 func checkPair(key string, value []byte) error {
 	switch {
 	case key == "":
@@ -56,7 +55,7 @@ func checkPair(key string, value []byte) error {
 	return nil
 }
 
-// plus is Add on a stored value.
+// plus does Add on a stored value.
 func plus(key string, value []byte, delta int64) (sum int64, text []byte, err error) {
 	if value != nil {
 		if sum, err = strconv.ParseInt(string(value), 10, 64); err != nil {

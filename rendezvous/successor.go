@@ -23,8 +23,8 @@ import (
 //	     <--- kindBye ----------------------------------------
 //	     ---- kindBye: failure --------->
 
-// handOver makes another rank serve the failure detector, if any ranks would be left to
-// watch. A rank that cannot is skipped.
+// handOver makes another rank serve the failure detector, if any ranks are left to watch. It skips
+// ranks that cannot.
 func (s *server) handOver() {
 	members := s.connected()
 	slices.SortFunc(members, func(a, b *member) int { return a.rank - b.rank })
@@ -147,7 +147,7 @@ func (c *client) follow(f frame) {
 }
 
 // serveNext makes this rank the server for others. It listens where they can reach it, too: on the
-// local address of its connection to the current server, unless it has been told another.
+// local address of its connection to the current server, unless it was told another.
 func (c *client) serveNext(others int) (store Store, addr string, err error) {
 	at, ok := c.link.conn.LocalAddr().(*net.TCPAddr)
 	if !ok {

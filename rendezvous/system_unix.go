@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the system says of an address that cannot be listened on.
+// The system's errors for an address that cannot be listened on.
 const (
 	errAddrInUse    = syscall.EADDRINUSE
 	errAddrNotAvail = syscall.EADDRNOTAVAIL
@@ -30,8 +30,8 @@ func mostFiles() uint64 {
 // ownerOf returns the user that a file belongs to.
 func ownerOf(info os.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
 
-// isPrivate reports whether only its owner reaches a directory.
+// isPrivate reports whether only its owner can access a directory.
 func isPrivate(info os.FileInfo) bool { return info.Mode().Perm() == 0o700 }
 
-// replace gives a file the name of another, which it replaces.
+// replace renames a file to the name of another, which it replaces.
 func replace(from, to string) error { return os.Rename(from, to) }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/windows/registry"
 )
 
-// What the system says of an address that cannot be listened on.
+// The system's errors for an address that cannot be listened on.
 const (
 	errAddrInUse    = windows.WSAEADDRINUSE
 	errAddrNotAvail = windows.WSAEADDRNOTAVAIL
@@ -28,8 +28,8 @@ func ownerOf(os.FileInfo) int { return os.Getuid() }
 // isPrivate returns true: files have no modes. See ownerOf.
 func isPrivate(os.FileInfo) bool { return true }
 
-// replace gives a file the name of another, which it replaces. It waits while a rank reads that
-// one, whose name Windows keeps meanwhile.
+// replace renames a file to the name of another, which it replaces. While a rank reads that one,
+// Windows keeps its name, and replace waits.
 func replace(from, to string) error {
 	for end := time.Now().Add(expireTime); ; time.Sleep(time.Millisecond) {
 		err := os.Rename(from, to)
@@ -40,12 +40,12 @@ func replace(from, to string) error {
 	}
 }
 
-// bootID returns what tells machines of one name apart: what Windows has called this one.
+// bootID tells apart machines with the same name: it returns the ID that Windows gave this one.
 func bootID() (boot string, memory uint64) {
 	key, err := registry.OpenKey(registry.LOCAL_MACHINE, `SOFTWARE\Microsoft\Cryptography`,
 		registry.QUERY_VALUE)
 	if err != nil {
-		return "", 0 // then names alone do
+		return "", 0 // names alone tell machines apart then
 	}
 	defer key.Close()
 	boot, _, _ = key.GetStringValue("MachineGuid")

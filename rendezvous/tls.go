@@ -11,20 +11,20 @@ import (
 	"net"
 )
 
-// With TLS every connection is encrypted before the handshake that proves the token, and the
-// proofs cover a secret of the connection that only its two ends can compute ("tls-exporter", RFC
-// 9266). So whoever sits between two ranks, with a TLS connection to each, has no proof to show:
-// those that pass by are for other connections. Certificates prove nothing then. The server's is
-// made for the occasion, and the client takes any. A key derived from the token would let every
-// stranger who connects test guesses of the token against a certificate; this way a server gives
-// strangers nothing that depends on the token.
+// With TLS every connection is encrypted before the handshake that proves the token, and the proofs
+// cover a secret of the connection that only its two ends can compute ("tls-exporter", RFC 9266).
+// So somebody between two ranks, with a TLS connection to each, has no proof to show: the proofs
+// that pass by are for other connections. Certificates prove nothing here. The server makes one for
+// the occasion, and the client accepts any. If a key were derived from the token, every stranger
+// who connects could test guesses of the token against a certificate; this way nothing that a
+// server gives strangers depends on the token.
 //
-// A client does: it proves the token first, to whoever listens where it expects rank 0. Who takes
-// that address before rank 0 does can test guesses against the proof, on his own machine and as
-// fast as he likes; without TLS, so can who only reads along. A guess of 128 random bits or more
-// is hopeless, one of a word is not.
+// What a client gives does: it proves the token first, to whoever listens where it expects rank 0.
+// Somebody who takes that address before rank 0 can test guesses against the proof, offline and as
+// fast as they like; without TLS, so can anybody who only reads along. Guessing 128 random bits or
+// more is hopeless, guessing a word is not.
 
-// secured makes the connections of a rank's listener TLS 1.3 if the rank uses that. It closes the
+// secured makes the connections of a rank's listener TLS 1.3 if the rank uses TLS. It closes the
 // listener if it fails.
 func secured(ln net.Listener, me identity) (net.Listener, error) {
 	if !me.tls {
@@ -51,12 +51,12 @@ func secured(ln net.Listener, me identity) (net.Listener, error) {
 func overTLS(conn net.Conn) net.Conn {
 	return tls.Client(conn, &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // the proofs of the token do it: see above
+		InsecureSkipVerify: true, // the proofs of the token verify the peer: see above
 	})
 }
 
-// binding is the secret of a connection that proofs cover: none without TLS. Its handshake has
-// finished.
+// binding is the secret of a connection that proofs cover; nil without TLS. The TLS handshake must
+// have finished.
 func binding(conn net.Conn) ([]byte, error) {
 	c, ok := conn.(*tls.Conn)
 	if !ok {
@@ -66,7 +66,7 @@ func binding(conn net.Conn) ([]byte, error) {
 	return state.ExportKeyingMaterial("EXPORTER-Channel-Binding", nil, 32)
 }
 
-// explainTLS says what to do about an error of the first words on a connection.
+// explainTLS adds advice to an error of the first words on a connection.
 func explainTLS(conn net.Conn, err error) error {
 	if c, ok := conn.(*tls.Conn); ok && !c.ConnectionState().HandshakeComplete {
 		return fmt.Errorf("no TLS with the other side: set EURYALE_TLS=1 on all ranks, or on "+

@@ -10,30 +10,32 @@ import (
 	"time"
 )
 
-// Who waits himself is not to blame for it that others wait for him. So a rank that waits for long
-// shows the others for whom, and a rank whose time is up follows them to those who do not wait.
+// A rank that waits itself is not to blame when others wait for it. So a rank that waits for long
+// shows the others for whom, and a rank whose time is up follows these waits to ranks that do not
+// wait.
 const (
 	waitsPrefix = "euryale/waits/"
-	// showPause is between two looks whether what is shown is still so.
+	// showPause is the time between two looks at whether the rank still waits.
 	showPause = 50 * time.Millisecond
-	// freshLooks is after how many of them, 300 ms, a rank that has not said so again no longer
-	// waits. It says so several times in that time. A clock in their place would take back what is
-	// shown whenever the process has had no core for so long, just when others ask.
+	// freshLooks is the number of looks, 300 ms in all, after which a rank no longer counts as
+	// waiting if it has not said so again. It says so several times in that time. A clock instead
+	// of looks would withdraw the wait whenever the process gets no core for so long, just when
+	// others ask.
 	freshLooks = 6
-	// mostAsked bounds how many ranks are asked after at a time.
+	// mostAsked bounds how many ranks are asked at a time.
 	mostAsked = 64
 )
 
-// waits is what this rank shows of its own.
+// waits is what this rank shows of its own waiting.
 type waits struct {
 	mu    sync.Mutex
 	ranks []int
-	looks int  // since the rank has said so
+	looks int  // since the rank last said so
 	shows bool // a goroutine shows it
 }
 
-// Waits shows the other ranks that this one waits for some, which are numbers of the job, for as
-// long as it says so again within 300 ms. It does not wait for the store.
+// Waits shows the other ranks that this one waits for ranks, numbered as in the job. It must be
+// called again within 300 ms to stay shown. It does not wait for the store.
 func (w *World) Waits(ranks []int) {
 	s := &w.waits
 	s.mu.Lock()
@@ -45,7 +47,7 @@ func (w *World) Waits(ranks []int) {
 	}
 }
 
-// show tells the store for whom the rank waits, until it no longer does or leaves.
+// show tells the store for whom the rank waits, until it no longer waits or leaves.
 func (w *World) show() {
 	tick := time.NewTicker(showPause)
 	defer tick.Stop()
@@ -53,12 +55,12 @@ func (w *World) show() {
 	for {
 		now := w.waitsFor()
 		if now != said {
-			// a server that is stopped is known then
+			// by then it is known if a server is stopped
 			ctx, cancel := context.WithTimeout(w.down, w.Timeout/4)
 			err := w.inner.Set(ctx, waitsPrefix+strconv.Itoa(w.Rank), []byte(now))
 			cancel()
 			if err != nil {
-				now = "" // nobody can be told: the next wait tries again
+				now = "" // the store cannot be told: the next wait tries again
 			}
 			said = now
 		}
@@ -73,7 +75,7 @@ func (w *World) show() {
 	}
 }
 
-// waitsFor returns what is to be shown, "" if the rank does not wait.
+// waitsFor returns the text to show, "" if the rank does not wait.
 func (w *World) waitsFor() string {
 	s := &w.waits
 	s.mu.Lock()
@@ -110,12 +112,12 @@ func decodeRanks(text string, size int) (list []int) {
 	return list
 }
 
-// Missing returns the ranks that keep others from going on, where some seem to: those of them that
-// do not wait for others, and whom those that wait are waiting for, directly or through others.
-// Numbers are of the job. If all wait for each other it returns the ranks that seem to. If the
-// store does not answer until ctx ends, or soon if it has not answered before, it returns the rank
-// that serves it, or whom that one's will names. So it does if the store ends: its server often
-// is the first whose time is up.
+// Missing returns the ranks that really keep others from going on, given the ranks that seem to. It
+// returns those of them that do not wait for others, and follows the waits of the others, directly
+// or through further ranks. Numbers are of the job. If all wait for each other it returns seem. If
+// the store does not answer until ctx ends, or soon if it was silent before, Missing returns the
+// rank that serves it, or the one that its will names. It does the same if the store ends, since
+// its server is often the first whose time is up.
 func (w *World) Missing(ctx context.Context, seem []int) []int {
 	if c, ok := w.inner.(*client); ok && c.silent.Load() {
 		var cancel func()
@@ -155,7 +157,8 @@ func (w *World) Missing(ctx context.Context, seem []int) []int {
 	return missing
 }
 
-// askAfter returns for whom each of some ranks waits, nil where it does not or was asked before.
+// askAfter returns for whom each of some ranks waits, nil for ranks that do not wait or were asked
+// before.
 func (w *World) askAfter(ctx context.Context, ranks []int, asked map[int]bool) ([][]int, error) {
 	answers, errs := make([][]int, len(ranks)), make([]error, len(ranks))
 	var all sync.WaitGroup

@@ -11,23 +11,24 @@ import (
 )
 
 // A rank that has an error because of another one often ends at once, and its connection with it.
-// The loss of that connection is then no news: before the program has the error, the rank leaves
-// a will with the failure detector, which says who is to blame if the rank ends without goodbye.
+// The loss of that connection should then blame the other rank. So before the program gets the
+// error, the rank leaves a will with the failure detector, which says who is to blame if the rank
+// ends without goodbye.
 const (
 	// willPrefix begins the keys of wills, which the rank that serves the detector keeps.
 	willPrefix = "euryale/will/"
-	// willTime is how long a will counts: a program that goes on for longer has found a way on.
+	// willTime is how long a will counts: a program that runs for longer has recovered.
 	willTime = 10 * time.Second
 )
 
 func willKey(rank int) string { return fmt.Sprint(willPrefix, rank) }
 
-// detects reports whether a key is the failure detector's, which outlives the server of the rest.
+// detects reports whether a key belongs to the failure detector, which outlives the rest of the
+// store.
 func detects(key string) bool { return key == downKey || strings.HasPrefix(key, willPrefix) }
 
-// Will leaves word of whom this rank's failure is to be put down to, should it end soon and
-// without Close: of cause, if that blames another rank. It returns once the failure detector
-// has the word, or after most.
+// Will records who is to blame if this rank ends soon and without Close: the rank that cause
+// blames, if it is another one. It returns once the failure detector has the record, or after most.
 func (w *World) Will(cause error, most time.Duration) error {
 	f := w.failureOf(cause)
 	if f.Rank == w.Rank || w.Failure() != nil {
@@ -38,19 +39,19 @@ func (w *World) Will(cause error, most time.Duration) error {
 	return w.inner.Set(ctx, willKey(w.Rank), f.encode())
 }
 
-// will is the last one of a rank, and when it came.
+// will is the last will of a rank, and when it came.
 type will struct {
 	failure *Failure
 	at      time.Time
 }
 
-// wills has the wills of ranks that live, by rank.
+// wills holds the last will of a live rank.
 type wills struct{ last atomic.Pointer[will] }
 
 func (w *wills) take(value []byte) { w.last.Store(&will{decodeFailure(value), time.Now()}) }
 
-// instead returns what the loss of the rank is put down to: to its will, if it has left one
-// within willTime, else to itself.
+// instead returns the failure to report for the loss of the rank: its will, if it left one within
+// willTime, else loss.
 func (w *wills) instead(loss *Failure) *Failure {
 	last := w.last.Load()
 	if last == nil || time.Since(last.at) > willTime {
@@ -59,15 +60,15 @@ func (w *wills) instead(loss *Failure) *Failure {
 	return last.failure
 }
 
-// loss is the failure that the end of a rank's connection is, without a will.
+// loss is the failure for the end of a rank's connection, without a will.
 func (id identity) loss(err error) *Failure {
 	return &Failure{id.rank, fmt.Errorf("its process %d on %s ended or was killed (connection "+
 		"lost: %w)",
 		id.pid, id.host, err)}
 }
 
-// bequeath tells all members the will of the rank that serves them, whose end none of them could
-// tell from a loss. It returns when it was sent to all, after spreadTime at the latest.
+// bequeath sends the will of the rank that serves the members to all of them: they could not tell
+// its end from a loss. It returns once the will was sent to all, after spreadTime at the latest.
 func (s *server) bequeath(value []byte) {
 	ctx, cancel := spinwait.WithPatience(s.over, spreadTime)
 	defer cancel()
@@ -88,7 +89,7 @@ func (s *server) bequeath(value []byte) {
 	}
 }
 
-// Set has the members know the will of this rank.
+// Set also tells the members the will of this rank.
 func (h *hostStore) Set(ctx context.Context, key string, value []byte) error {
 	err := h.memStore.Set(ctx, key, value)
 	if err == nil && key == willKey(h.server.me.rank) {

@@ -19,12 +19,12 @@ import (
 const DefaultTimeout = 60 * time.Second
 
 const (
-	// downKey holds the first failure of the job. Every World waits on it: the
-	// failure detector is one key of the store.
+	// downKey holds the first failure of the job. Every World waits on it: this one key of the
+	// store is the failure detector.
 	downKey = "euryale/down"
 	// newsTime bounds how long a rank that fails or leaves tries to tell the others.
 	newsTime = time.Second
-	// silentTime is the same for a server that has not answered before, or that is lost itself.
+	// silentTime is the same for a server that did not answer before, or is itself lost.
 	silentTime = 50 * time.Millisecond
 	// maxCause bounds the text of a failure, in bytes.
 	maxCause = 4096
@@ -51,8 +51,7 @@ func (f *Failure) encode() []byte {
 	return fmt.Appendf(nil, "%d %s", f.Rank, text[:min(len(text), maxCause)])
 }
 
-// decodeFailure is the inverse of encode. Rank is -1 in what encode did not
-// write.
+// decodeFailure is the inverse of encode. Rank is -1 if encode did not write b.
 func decodeFailure(b []byte) *Failure {
 	number, text, _ := strings.Cut(string(b), " ")
 	rank, err := strconv.Atoi(number)
@@ -110,18 +109,18 @@ type World struct {
 	LocalRank, LocalSize, Node int
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
-	// LongWait is told when this rank has waited for others for 20 seconds, or for a third of
-	// Timeout if that is longer: for "rank 0" or "ranks 0, 2", which have not begun the call. A
-	// group of ranks tells it once. It is set before the first communicator is made; nil is for
-	// nobody.
+	// LongWait is called when this rank has waited for others for 20 seconds, or for a third of
+	// Timeout if that is longer. It gets "rank 0" or "ranks 0, 2": those that have not begun the
+	// call. A group of ranks calls it once. Set it before the first communicator is made; nil
+	// disables it.
 	LongWait func(ranks string, waited time.Duration)
-	// Awaited counts for whom this rank waits. It is set before the first communicator is made; nil
-	// is for nobody.
+	// Awaited counts for whom this rank waits. Set it before the first communicator is made; nil
+	// disables it.
 	Awaited *Awaited
 	// TLS encrypts the connections of Listen and Dial, on all ranks or on none.
 	TLS bool
-	// Store is shared by all ranks. Its calls also end when a rank is lost, with the
-	// [*Failure] as error, and after Timeout.
+	// Store is shared by all ranks. Its calls also end when a rank is lost, with the [*Failure] as
+	// error, and after Timeout.
 	Store Store
 
 	token string // of connections between ranks
@@ -129,14 +128,14 @@ type World struct {
 
 	waits waits
 
-	processes []Process // of this rank's machine, as far as their numbers are known here
+	processes []Process // on this rank's machine, if their numbers are known here
 
-	notes []string // of the Envs of all ranks, if they have joined
+	notes []string // of all ranks' Envs, if they have joined
 
 	mu    sync.Mutex
 	nodes []int // the machine of each rank; nil if that is not known
 
-	inner    Store // whose calls do not end with a lost rank or after Timeout
+	inner    Store // whose calls continue after a lost rank or Timeout
 	down     context.Context
 	lose     context.CancelCauseFunc // its cause is the first *Failure
 	watching context.CancelFunc
@@ -145,10 +144,9 @@ type World struct {
 	closeErr error
 }
 
-// New returns the World of one rank over a store that all ranks share. The World
-// owns the store. The others learn of a failure if the rank declares it with Fail;
-// a rank that vanishes is noticed only by the timeout of the ranks that wait for it.
-// With [Join] it is noticed at once.
+// New returns the World of one rank over a store that all ranks share. The World owns the store.
+// The others learn of a failure if the rank declares it with Fail. They notice a rank that vanishes
+// only when their wait for it times out; with [Join] they notice it at once.
 func New(e Env, store Store) (*World, error) {
 	if err := e.check(); err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
@@ -194,7 +192,7 @@ func Local(size int, timeout time.Duration) ([]*World, error) {
 	return worlds, nil
 }
 
-// Notes returns the Note of every rank's Env, nil in a World that is not from [Join].
+// Notes returns the Note of every rank's Env, nil in a World that [Join] did not make.
 func (w *World) Notes() []string { return slices.Clone(w.notes) }
 
 // Down is closed when a rank is lost. Failure then says which.
@@ -223,11 +221,11 @@ func (w *World) watch(ctx context.Context) {
 	}
 }
 
-// Fail declares this rank failed. Down closes on every rank, and Failure names this
-// rank with the text of cause, unless another failure was first. If cause blames
-// another rank of the job, by a method Blames() int that does not return -1, the
-// failure names that rank. Fail returns an error if it could not tell the others;
-// they then notice by Close or by the end of this process. Close is still needed.
+// Fail declares this rank failed. Down closes on every rank, and Failure names this rank with the
+// text of cause, unless another failure was first. If cause has a method Blames() int that returns
+// a rank of the job other than -1, the failure names that rank. Fail returns an error if it could
+// not tell the others; they then notice by Close or by the end of this process. Close is still
+// needed.
 func (w *World) Fail(cause error) error {
 	if cause == nil {
 		cause = errors.New("it declared itself failed")
@@ -238,7 +236,7 @@ func (w *World) Fail(cause error) error {
 	_, mine, err := w.inner.CompareAndSwap(ctx, downKey, nil, f.encode())
 	var first []byte
 	if err == nil {
-		first, err = w.inner.Get(ctx, downKey) // on rank 0, the others know then
+		first, err = w.inner.Get(ctx, downKey) // on rank 0, this returns once the others know
 	}
 	if err == nil && !mine {
 		f = decodeFailure(first)
@@ -250,7 +248,7 @@ func (w *World) Fail(cause error) error {
 	return nil
 }
 
-// failureOf returns the failure that a cause is: of the rank that it blames, else of this one.
+// failureOf returns the failure for a cause: it names the rank that cause blames, else this one.
 func (w *World) failureOf(cause error) *Failure {
 	f := &Failure{w.Rank, cause}
 	var other interface{ Blames() int }
@@ -260,8 +258,8 @@ func (w *World) failureOf(cause error) *Failure {
 	return f
 }
 
-// NewsTime returns how long to wait for the store to take the news that a rank is lost. They are
-// sent all the same if it does not answer in that time.
+// NewsTime returns how long to wait for the store to accept the news that a rank is lost. The news
+// is sent even if the store does not answer in that time.
 func (w *World) NewsTime(lost int) time.Duration {
 	c, ok := w.inner.(*client)
 	if !ok {
@@ -273,9 +271,9 @@ func (w *World) NewsTime(lost int) time.Duration {
 	return c.newsTime()
 }
 
-// Close leaves the job, which is never a failure for the others. Calls in progress
-// end with ErrClosed. In a World from [Join], rank 0 serves the store: its Close
-// first waits up to two seconds for the others to close. Later calls do nothing.
+// Close leaves the job, which is never a failure for the others. Calls in progress end with
+// ErrClosed. In a World from [Join], rank 0 serves the store: its Close first waits up to two
+// seconds for the others to close. Later calls do nothing.
 func (w *World) Close() error {
 	w.once.Do(func() {
 		w.closeErr = w.inner.Close()
@@ -292,10 +290,10 @@ func (w *World) Barrier(ctx context.Context, key string) error {
 	return err
 }
 
-// AllGather returns the values of all ranks, in rank order, once every rank has
-// called it with the same key. Each key is used once in the life of a job. With members, which
-// are the same on every rank that calls it, it returns the values of those ranks, in their order.
-// It takes one round trip to rank 0 from when the last rank calls it.
+// AllGather returns the values of all ranks, in rank order, once every rank has called it with the
+// same key. Each key is used once in the life of a job. With members, which must be the same on
+// every rank that calls it, it returns the values of those ranks, in their order. It takes one
+// round trip to rank 0 after the last rank has called it.
 //
 // Errors: [*MissingError] names the ranks that did not call it in time;
 // [*Failure] a rank that was lost; [ErrClosed]; the cause with which ctx was cancelled, unless all
@@ -328,7 +326,7 @@ func (w *World) gather(
 	return nil, w.wrap(what, err)
 }
 
-// gatherer returns the store as one that gathers.
+// gatherer returns the store as a gatherer.
 func (w *World) gatherer() gatherer {
 	if g, ok := w.inner.(gatherer); ok {
 		return g
@@ -338,7 +336,7 @@ func (w *World) gatherer() gatherer {
 
 func rankKey(key string, rank int) string { return fmt.Sprintf("%s/%d", key, rank) }
 
-// setBefore returns the values that were set before the job failed, or nil if one was not.
+// setBefore returns the values if all were set before the job failed, else nil.
 func (w *World) setBefore(g gathering) [][]byte {
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
@@ -349,8 +347,9 @@ func (w *World) setBefore(g gathering) [][]byte {
 	return values
 }
 
-// late is gather after its time has passed. The store can still say which ranks have come, and the
-// error names every missing one. If all have, the way was long, and their values are there.
+// late handles a gather that has timed out. The store can still say which ranks have come, and the
+// error names every missing one. If all have come, the answer was slow, and late returns the
+// values.
 func (w *World) late(what string, g gathering, err error) ([][]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
@@ -374,7 +373,7 @@ func (w *World) late(what string, g gathering, err error) ([][]byte, error) {
 	return values, nil
 }
 
-// unanswered is the error of a call that a working store answers at once.
+// unanswered is the error of a call that a working store would answer at once.
 type unanswered struct{ error }
 
 func (u unanswered) Error() string {
@@ -384,7 +383,7 @@ func (u unanswered) Error() string {
 
 func (u unanswered) Unwrap() error { return u.error }
 
-// Blames returns the rank that holds the store.
+// Blames returns the rank that serves the store.
 func (u unanswered) Blames() int { return 0 }
 
 // answers reports whether the store still answers.
@@ -395,7 +394,8 @@ func (w *World) answers(key string) bool {
 	return err == nil
 }
 
-// atOnce is wrap for such a call: the end of World.Timeout means that the store is to blame.
+// atOnce is wrap for a call that the store answers at once: a timeout means that the store is to
+// blame.
 func (w *World) atOnce(what string, err error) error {
 	if errors.As(err, new(timeoutError)) {
 		err = unanswered{err}
@@ -410,14 +410,14 @@ func (w *World) bound(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { cancel(); end() }
 }
 
-// timeoutError is the end of World.Timeout.
+// timeoutError says that World.Timeout has passed.
 type timeoutError struct{ after time.Duration }
 
 func (e timeoutError) Error() string { return fmt.Sprintf("timeout after %v", e.after) }
 
 func (e timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// wrap says who did what, and puts a failure in place of its symptom.
+// wrap says who did what, and replaces the symptom of a failure by the failure.
 func (w *World) wrap(what string, err error) error {
 	if err == nil {
 		return nil
@@ -428,7 +428,7 @@ func (w *World) wrap(what string, err error) error {
 	return fmt.Errorf("rendezvous: rank %d: %s: %w", w.Rank, what, err)
 }
 
-// bounded is World.Store: the store, with the ends of World.bound.
+// bounded is World.Store: its calls end as World.bound says.
 type bounded struct{ w *World }
 
 func (b bounded) Set(ctx context.Context, key string, value []byte) error {

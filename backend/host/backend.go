@@ -13,8 +13,8 @@ import (
 
 // Backend connects ranks of one machine.
 type Backend struct {
-	// Dir is a tmpfs where unnamed files for shared memory can be made; empty
-	// means /dev/shm. All ranks must use the same.
+	// Dir is a tmpfs in which unnamed files for shared memory can be made; empty means /dev/shm.
+	// All ranks must use the same one.
 	Dir string
 }
 
@@ -30,7 +30,7 @@ func (b Backend) dir() string {
 	return b.Dir
 }
 
-// Available tries whether shared memory can be made.
+// Available tries to make shared memory.
 func (b Backend) Available() error {
 	s, err := shm.New(b.dir(), page)
 	if err != nil {
@@ -77,8 +77,9 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	return Join(w, whole, among, places.Of(whole.Ranks), region.Share()), nil
 }
 
-// Region returns the step of making what the ranks of a part share, for a backend that reaches
-// further. A rank in no part passes a Part of rank -1: it makes nothing, and takes part.
+// Region returns the step that makes the memory shared by the ranks of a part. It is for a backend
+// that also reaches other machines. A rank in no part passes a Part of rank -1: it makes nothing,
+// but takes part.
 func Region(part group.Part, among group.Sharing) *group.Handover {
 	if part.Rank < 0 {
 		return among.Handover(among.Rank, 0, nil)
@@ -91,7 +92,7 @@ func Region(part group.Part, among group.Sharing) *group.Handover {
 }
 
 // Join makes the communicator of a part whose ranks share a machine. places has an entry for each
-// of the part's ranks, and region what its [Region] has made.
+// of the part's ranks, and region is the memory that [Region] has made.
 func Join(
 	w *rendezvous.World, part group.Part, among group.Sharing, places []group.Place,
 	region *shm.Share,

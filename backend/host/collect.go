@@ -9,12 +9,12 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// An all-reduce is one-shot up to oneShotBytes for all ranks together, that is
-// up to oneShotBytes/P: beyond, reading everyone's data costs more than a second
-// step. Where ranks outnumber cores, a step takes switches between them, and it is
-// crowdedOneShotBytes. From directBytes on, ranks look whether all operands are in
-// memory from Alloc, which takes a step. Measured on 16 cores and on 2: see
-// bench/results/2026-11/2026-11-21-xeon16-host-tuning.md and 2026-11-23-epyc2-host.md.
+// An all-reduce is one-shot up to oneShotBytes for all ranks together, that is up to
+// oneShotBytes/P: for more, reading everyone's data costs more than a second step. If ranks
+// outnumber cores, a step needs switches between them, and the limit is crowdedOneShotBytes. From
+// directBytes on, ranks check whether all operands are in memory from Alloc, which takes a step.
+// Measured on 16 cores and on 2: see bench/results/2026-11/2026-11-21-xeon16-host-tuning.md and
+// 2026-11-23-epyc2-host.md.
 const (
 	oneShotBytes        = 2 << 10
 	crowdedOneShotBytes = 64 << 10
@@ -23,9 +23,8 @@ const (
 
 // collect runs a call among two ranks or more. order or busy is held.
 //
-// How many steps it takes and which algorithm it uses follow from the header,
-// and in the direct case from the places in every rank's line: from things that
-// are the same on every rank.
+// The number of steps and the algorithm follow only from values that are the same on every rank:
+// the header and, in the direct case, the places in every rank's line.
 func (c *comm) collect(k *call) error {
 	P := c.size
 	if k.count*k.dtype.Size() > shownBytes {
@@ -74,7 +73,7 @@ func (c *comm) allReduce(k *call, want bool) error {
 	return c.twoShot(k, want)
 }
 
-// branch notes how many operands each rank has of a sum of branches, until the end of the call.
+// branch records, until the end of the call, how many operands each rank has of a sum of branches.
 func (c *comm) branch(k *call) (end func()) {
 	for r := range c.size {
 		c.branches[r] = k.c.Branches(c.branches[r][:0], r)
@@ -92,7 +91,7 @@ func (c *comm) held(r int) int {
 	return len(c.branches[r])
 }
 
-// most returns how many operands a rank has at most.
+// most returns the largest number of operands that a rank has.
 func (c *comm) most() int {
 	n := 1
 	for r := range c.size {
@@ -101,8 +100,8 @@ func (c *comm) most() int {
 	return n
 }
 
-// oneShot: every rank shows its data and combines everyone's. One step for each
-// slotful; what fits is beside the line itself.
+// oneShot: every rank shows its data and combines everyone's, one slotful per step. Data that fits
+// goes beside the line itself.
 func (c *comm) oneShot(k *call, want bool) error {
 	if len(c.terms) == 0 && k.src.NBytes() <= shownBytes {
 		return c.oneLine(k, want)
@@ -126,7 +125,7 @@ func (c *comm) oneShot(k *call, want bool) error {
 	}
 }
 
-// oneLine is oneShot of what is shown beside the line.
+// oneLine is oneShot of data that fits beside the line.
 func (c *comm) oneLine(k *call, want bool) error {
 	copy(c.region.line(c.rank, c.step+1).shown[:], k.src.Bytes())
 	c.post(k)
@@ -137,8 +136,8 @@ func (c *comm) oneLine(k *call, want bool) error {
 	if err := c.await(k); err != nil {
 		return err
 	}
-	// Nobody reads the line of the next step any more. To take it back from the readers of its last
-	// step takes as long as all else, and here it goes on beside the rest of this call.
+	// Nobody reads the line of the next step any more. Taking it back from the readers of its last
+	// step takes as long as everything else, and here it overlaps with the rest of this call.
 	next := c.region.line(c.rank, c.step+1)
 	fetchToWrite(unsafe.Pointer(next), int(unsafe.Offsetof(next.shown))+k.src.NBytes())
 	if want {
@@ -164,7 +163,7 @@ func (c *comm) twoShot(k *call, want bool) error {
 		lo, hi := k.chunk(block, c.rank, c.size)
 		if b < blocks {
 			for i := range c.held(c.rank) {
-				// Everything but the own chunk, at its place in the block.
+				// All but this rank's chunk, at its place in the block.
 				raw := c.raw(c.step + 1)[i*per*es:]
 				src := k.operand(i, block.lo, block.hi).Bytes()
 				copy(raw[:lo*es], src)
@@ -198,16 +197,16 @@ func (c *comm) collectChunks(k *call, block span) {
 	}
 }
 
-// allDirect is twoShot without slots, for operands that every rank can reach:
-// ranks combine from and collect from each other's operands. It takes a step to
-// find out; direct is false if some operand is elsewhere.
+// allDirect is twoShot without slots, for operands that every rank can reach: ranks combine from
+// and collect from each other's operands. A step is needed to find out whether it applies; direct
+// is false if some operand is elsewhere.
 func (c *comm) allDirect(k *call) (direct bool, err error) {
 	mine := c.region.line(c.rank, c.step+1)
 	mine.src, mine.dst = c.locate(k.src), c.locate(k.dst)
 	if err := c.turn(k); err != nil {
 		return false, err
 	}
-	ps := c.shown[:0] // read now: the lines last for this step only
+	ps := c.shown[:0] // read now: lines are valid for this step only
 	for p := range c.size {
 		shown := c.region.line(p, c.step)
 		if shown.src == 0 || shown.dst == 0 {
@@ -244,8 +243,8 @@ func (c *comm) direct(k *call, ps []operand) error {
 	return c.turn(k) // nobody may change its operands while others read them
 }
 
-// reduceScatter: every rank shows the others their chunks and combines its own,
-// a part of each chunk in a step.
+// reduceScatter: every rank shows the others their chunks and combines its own chunk, a part of
+// each chunk per step.
 func (c *comm) reduceScatter(k *call) error {
 	area := k.fit(rawBytes / c.size)
 	es := k.dtype.Size()
@@ -271,8 +270,9 @@ func (c *comm) reduceScatter(k *call) error {
 	}
 }
 
-// combine reduces, in the call's association, what this rank has from an element on and what the
-// other ranks show at offset bytes of their slots, and stride bytes further for each other operand.
+// combine reduces, in the call's association, this rank's operands from element from on and those
+// that the other ranks show at offset bytes in their slots, stride bytes apart for each further
+// operand.
 func (c *comm) combine(k *call, dst backend.Buffer, from, offset, stride int) {
 	operands := c.operands[:0]
 	for p := range c.size {
@@ -287,8 +287,8 @@ func (c *comm) combine(k *call, dst backend.Buffer, from, offset, stride int) {
 	c.reduce(k, dst)
 }
 
-// showAll serves the kinds in which a rank shows the same to everyone: AllGather,
-// Gather and Broadcast. want says whether this rank collects.
+// showAll handles the kinds in which a rank shows the same data to everyone: AllGather, Gather and
+// Broadcast. want says whether this rank collects.
 func (c *comm) showAll(k *call, want bool) error {
 	per := k.fit(rawBytes)
 	longest := 0
@@ -318,14 +318,14 @@ func (c *comm) showAll(k *call, want bool) error {
 		}
 	}
 	if k.c.Kind == backend.Broadcast && !want {
-		copy(k.dst.Bytes(), k.src.Bytes()) // the root's own
+		copy(k.dst.Bytes(), k.src.Bytes()) // the root's own data
 	}
 	return nil
 }
 
-// exchange serves the kinds in which a rank shows each rank something else:
-// AllToAll and Scatter. piece says what s sends to r: n elements at from in the
-// source of s, to be put at to in the destination of r.
+// exchange handles the kinds in which a rank shows each rank different data: AllToAll and Scatter.
+// piece says what s sends to r: n elements at from in the source of s, to be put at to in the
+// destination of r.
 func (c *comm) exchange(k *call, piece func(s, r int) (n, from, to int)) error {
 	area := k.fit(rawBytes / c.size)
 	es := k.dtype.Size()
@@ -368,7 +368,7 @@ type span struct{ lo, hi int }
 
 func (s span) len() int { return s.hi - s.lo }
 
-// fit returns how many elements fit nbytes, in whole cache lines.
+// fit returns how many elements fit into nbytes, in whole cache lines.
 func (k *call) fit(nbytes int) int { return nbytes / lineBytes * lineBytes / k.dtype.Size() }
 
 const lineBytes = 64
@@ -388,8 +388,8 @@ func (k *call) block(b, per int) span {
 	return span{min(b*per, k.count), min((b+1)*per, k.count)}
 }
 
-// chunk returns which elements of a block, counted from its start, rank r
-// combines. Chunks are whole cache lines, so that no two ranks write one.
+// chunk returns which elements of a block, counted from its start, rank r combines. Chunks are
+// whole cache lines, so that no two ranks write the same line.
 func (k *call) chunk(block span, r, P int) (lo, hi int) {
 	perLine := lineBytes / k.dtype.Size()
 	lines := (block.len() + perLine - 1) / perLine
@@ -397,7 +397,7 @@ func (k *call) chunk(block span, r, P int) (lo, hi int) {
 	return min(r*per, block.len()), min((r+1)*per, block.len())
 }
 
-// shown returns where what rank p shows in a spread belongs in the destination.
+// shown returns where the data that rank p shows in a spread belongs in the destination.
 func (k *call) shown(p, P int) span {
 	if k.c.Kind == backend.Broadcast {
 		if p == k.c.Root {

@@ -26,22 +26,23 @@ type comm struct {
 	verify     atomic.Bool
 
 	// order is held while a call is started, so that calls keep their order, and while it runs on
-	// its caller; it guards what follows.
+	// its caller; it guards the fields below.
 	order sync.Mutex
 	seq   uint64        // number of the last call
 	last  backend.Queue // where the last call was started
 	done  backend.Event // the end of the last call, nil if it has finished
 	now   call          // the last one that ran on its caller: in place, because it is large
 
-	// busy is held while a call runs on a queue, after order if by the same goroutine. Calls run
-	// one after the other, with one of the two held, which guards what follows; see hold.
+	// busy is held while a call runs on a queue; a goroutine that takes both takes order first.
+	// Calls run one after the other, each with one of the two held, which guards the fields below;
+	// see hold.
 	busy     sync.Mutex
 	region   region
 	step     uint64 // the last step begun
 	adaptive adaptiveSpin
 	operands []backend.Buffer // scratch of a reduction
-	branches [][]int          // of the reduction under way: the terms of each rank's operands
-	terms    []int            // in branches; none where each rank has one operand
+	branches [][]int          // of the current reduction: the terms of each rank's operands
+	terms    []int            // in branches; none if each rank has one operand
 	shown    []operand        // scratch of a direct all-reduce
 	windows  []window
 
@@ -55,16 +56,16 @@ type call struct {
 	c        backend.Collective
 	count    int // see Collective.Check
 	dst, src backend.Buffer
-	seq      uint64 // for the header, as dtype is
+	seq      uint64 // for the header, like dtype
 	dtype    backend.DType
 	digest   uint64 // of its header, from the first step on
 	first    bool   // before the first step
 
-	announce backend.Announce // nil once it was called, or for none
-	id       uint64           // what it has returned
+	announce backend.Announce // nil once it was called, or if there is none
+	id       uint64           // its result
 }
 
-// tell announces the call, unless that has been done or nobody wants it.
+// tell announces the call, unless it was announced or nobody wants to know.
 func (k *call) tell() {
 	if k.announce != nil {
 		k.id = k.announce(&k.c, k.count, &k.dst, &k.src)
@@ -111,7 +112,7 @@ func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 	return c.startNext(q, &what, count, &dst, &src)
 }
 
-// unlock ends the start of a call, which may have panicked.
+// unlock ends the start of a call, even if it panicked.
 func (c *comm) unlock(panicked any, what *backend.Collective) {
 	c.order.Unlock()
 	if panicked != nil {
@@ -127,7 +128,7 @@ func (c *comm) StartAnnounced(a backend.Announce, what backend.Collective, count
 	k := &c.now
 	k.announce = a
 	w, err = c.startNext(inline{}, &what, count, &dst, &src)
-	k.tell() // of one that was refused
+	k.tell() // for a call that was refused
 	return k.id, w, err
 }
 
@@ -163,7 +164,7 @@ func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, d
 	return backend.Finished(c.run(k)), nil
 }
 
-// set makes k a call that has not begun.
+// set initialises k to a call that has not begun.
 func (k *call) set(what *backend.Collective, seq uint64, count int, dst, src *backend.Buffer) {
 	k.c, k.seq, k.count, k.dst, k.src, k.first = *what, seq, count, *dst, *src, true
 	k.dtype = src.DType()
@@ -172,8 +173,7 @@ func (k *call) set(what *backend.Collective, seq uint64, count int, dst, src *ba
 	}
 }
 
-// enqueue starts a call on a queue with a goroutine. Nothing is changed if the
-// queue refuses.
+// enqueue starts a call on a queue that has a goroutine. Nothing changes if the queue refuses.
 func (c *comm) enqueue(q *Queue, k *call) (backend.Work, error) {
 	k.c.Splits = slices.Clone(k.c.Splits) // the caller may change them
 	w, err := q.start(func() error {
@@ -201,7 +201,7 @@ func (c *comm) run(k *call) error {
 	return c.collect(k)
 }
 
-// hold waits for the end of a call under way, and keeps others from running until release.
+// hold waits until the current call ends, and keeps others from running until release.
 func (c *comm) hold() {
 	c.order.Lock()
 	c.busy.Lock()
@@ -221,7 +221,7 @@ func (c *comm) Close() error {
 	c.member.Leave()
 	c.hold()
 	defer c.release()
-	errs := []error{c.region.share.Retire()} // somebody may still look whether the group has ended
+	errs := []error{c.region.share.Retire()} // somebody may still check whether the group has ended
 	for _, w := range c.windows {
 		if w.share != nil {
 			errs = append(errs, w.share.Retire()) // the caller may be using it
@@ -265,9 +265,9 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	return backend.Of(c.windows[i].shareOf(c.rank)[:nbytes]), nil
 }
 
-// Free implements [backend.Communicator]. The memory of this rank's part is free at
-// once, its addresses are at the next Alloc. After a failure both are left to Close:
-// other ranks may still read for a call that has failed here.
+// Free implements [backend.Communicator]. The memory of this rank's part is freed at once, its
+// addresses at the next Alloc. After a failure both are left to Close: other ranks may still read
+// for a call that failed here.
 func (c *comm) Free(b backend.Buffer) error {
 	c.hold()
 	defer c.release()
@@ -289,15 +289,14 @@ func (c *comm) Free(b backend.Buffer) error {
 		backend.ErrArgument, backend.RankOf(c))
 }
 
-// allGather is an exchange behind Alloc or Split, which matches nothing that a program starts.
+// allGather is an exchange behind Alloc or Split. It matches no call that a program starts.
 func allGather(purpose backend.Purpose) backend.Collective {
 	return backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: purpose}}
 }
 
-// agree fails on every rank, with the communicator still usable, if the size of an
-// Alloc is not the same everywhere. It gives back the windows that every rank has freed:
-// all ranks do so at the same place of their calls, and keep the same numbers for the
-// others.
+// agree fails on every rank, with the communicator still usable, if the size of an Alloc is not the
+// same everywhere. It gives back the windows that every rank has freed. All ranks do so at the same
+// point of their calls, so that the other windows keep the same numbers.
 func (c *comm) agree(nbytes int) error {
 	var mine []byte
 	c.hold()
@@ -319,7 +318,7 @@ func (c *comm) agree(nbytes int) error {
 func (c *comm) reclaim(states [][]byte) error {
 	c.hold()
 	defer c.release()
-	if c.closing.Load() { // Close has done so
+	if c.closing.Load() { // Close has reclaimed them
 		return nil
 	}
 	var errs []error
@@ -333,8 +332,8 @@ func (c *comm) reclaim(states [][]byte) error {
 	return errors.Join(errs...)
 }
 
-// gather is an exchange over the group itself, for memory of an Alloc, or of a Split that
-// the ranks have begun.
+// gather is an exchange over the group itself, for the memory of an Alloc, or of a Split that the
+// ranks have begun.
 func (c *comm) gather(purpose backend.Purpose) group.Gatherer {
 	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
 		all := make([]byte, c.size*len(note))
@@ -346,7 +345,7 @@ func (c *comm) gather(purpose backend.Purpose) group.Gatherer {
 	})
 }
 
-// sharing is how the group makes shared memory.
+// sharing says how the group makes shared memory.
 func (c *comm) sharing() group.Sharing {
 	return group.Sharing{Gather: c.gather(backend.ForAlloc), Rank: c.rank, Members: c.members,
 		Dir: c.shm}
@@ -386,12 +385,12 @@ func newComm(name string, rank int, members backend.Members, w *rendezvous.World
 
 // window is memory from Alloc: a part of it for each rank, mapped by all.
 type window struct {
-	share  *shm.Share // nil where there is none any more
+	share  *shm.Share // nil if there is none any more
 	stride int
 	freed  bool // by this rank
 }
 
-// What a rank tells of its windows.
+// The states of a window, as a rank reports them.
 const (
 	inUse = iota
 	freed
@@ -406,9 +405,8 @@ func (w window) state() byte {
 
 func (w window) shareOf(r int) []byte { return w.share.Mem[r*w.stride : (r+1)*w.stride] }
 
-// locate returns where a buffer is in the windows: 0 if it is in none.
-// Otherwise 1 + the window's number in the upper 16 bits, the offset in this
-// rank's part in the others.
+// locate returns where a buffer is in the windows: 0 if it is in none; otherwise 1 + the window's
+// number in the upper 16 bits, and the offset in this rank's part in the others.
 func (c *comm) locate(b backend.Buffer) uint64 {
 	for i, w := range c.windows {
 		if w.share == nil {
@@ -423,7 +421,7 @@ func (c *comm) locate(b backend.Buffer) uint64 {
 	return 0
 }
 
-// at returns nbytes bytes of rank r's memory that locate has placed on r.
+// at returns nbytes bytes of rank r's memory at a place from locate on r.
 func (c *comm) at(r int, place uint64, nbytes int) []byte {
 	w, offset := c.windows[place>>48-1], int(place&(1<<48-1))
 	return w.shareOf(r)[offset : offset+nbytes]

@@ -1,10 +1,10 @@
 package host
 
-// stepAside moves the thread of this rank to another core, if its core has more of the group's
-// ranks than it should. While one of them waits awake, those behind it cannot come, so that all
-// begin to sleep, and then only one of them is ever ready to run: to the system, their core has no
-// more to do than it can. In a virtual machine it does not wake a sleeper on an idle core either,
-// if the hypervisor has taken that back.
+// stepAside moves this rank's thread to another core if its core has too many of the group's ranks.
+// While one of these waits awake, those behind it cannot run. So all of them begin to sleep, and
+// then only one of them is ever ready to run: to the system, their core is not overloaded. In a
+// virtual machine, the system also does not wake a sleeper on an idle core if the hypervisor has
+// taken that core back.
 func (c *comm) stepAside() {
 	if c.spin.perCore == 0 {
 		return

@@ -13,13 +13,13 @@ type algorithm uint8
 const (
 	oneShot algorithm = iota
 	twoShot
-	// twoShotOrDirect is direct where the operands of every rank are in memory from
-	// Alloc, and two-shot otherwise: the ranks look, which takes a step.
+	// twoShotOrDirect is direct if the operands of every rank are in memory from Alloc, and
+	// two-shot otherwise. The ranks check this, which takes a step.
 	twoShotOrDirect
 )
 
-// algorithmOf chooses the algorithm of an AllReduce or Reduce of nbytes bytes. It
-// depends only on what is the same on every rank. crowded says that ranks outnumber cores.
+// algorithmOf chooses the algorithm of an AllReduce or Reduce of nbytes bytes. It depends only on
+// values that are the same on every rank. crowded says that ranks outnumber cores.
 func algorithmOf(c *backend.Collective, nbytes, ranks int, crowded bool) algorithm {
 	small := oneShotBytes // for all ranks together
 	if crowded {
@@ -34,12 +34,12 @@ func algorithmOf(c *backend.Collective, nbytes, ranks int, crowded bool) algorit
 	return twoShot
 }
 
-// Explain says which algorithm a call among ranks of one machine uses, and why.
-// nbytes is the size of the operand of a reduction, and of the largest buffer of
-// other collectives. It takes each rank to have a core. Nothing is run.
+// Explain says which algorithm a call among ranks of one machine uses, and why. nbytes is the size
+// of the operand of a reduction, and of the largest buffer of other collectives. It assumes that
+// each rank has a core. Nothing is run.
 //
-// Errors: ErrUnsupported if the backend cannot connect so many ranks, ErrArgument
-// if there is no such call.
+// Errors: ErrUnsupported if the backend cannot connect that many ranks, ErrArgument if there is no
+// such call.
 func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, error) {
 	switch {
 	case !c.Kind.Valid() || !d.Valid() || nbytes < 0 || ranks < 1:

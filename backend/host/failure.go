@@ -4,13 +4,13 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 )
 
-// health is what the ranks show each other of their lives, in the region. What ends the
+// health is what the ranks show each other of their state, in the region. An event that ends the
 // group wakes everyone.
 type health struct{ *region }
 
 var _ group.Health = health{}
 
-// Begun implements [group.Health]. What a rank begins here is a step.
+// Begun implements [group.Health]. Here a rank begins steps.
 func (h health) Begun(r int) uint64 {
 	lines := &h.rankPage(r).lines
 	return max(lines[0].posted.Load(), lines[1].posted.Load())
@@ -41,12 +41,10 @@ func (c *comm) failure(k *call) error {
 	return c.member.Failure(k.c.Header(k.seq, k.count, k.dtype).String())
 }
 
-// interrupted returns the error that ends a wait for rank p, or nil. It leaves the judgement to the
-// group.
+// interrupted returns the error that ends a wait for rank p, or nil. The group decides.
 //
-// A rank posts before it can fail in what follows. So a step that p has posted
-// by the time that an end is seen is a step that was complete before the end,
-// and goes on.
+// A rank posts before it can fail in anything later. So if p has posted a step when an end is
+// noticed, that step was complete before the end, and goes on.
 func (c *comm) interrupted(p int, k *call) error {
 	if c.member.Check(c.step) == nil || c.posted(p, c.step) {
 		return nil

@@ -7,8 +7,8 @@ import "unsafe"
 // pause tells the processor that this is a spin loop.
 func pause()
 
-// fetchToWrite tells the processor that the cache lines of nbytes bytes at p, which is the start of
-// a line, are about to be written.
+// fetchToWrite tells the processor that nbytes bytes at p, the start of a cache line, are about to
+// be written.
 //
 //go:noescape
 func fetchToWrite(p unsafe.Pointer, nbytes int)

@@ -28,8 +28,8 @@ func (Device) Default() backend.Queue { return inline{} }
 // NewQueue returns a queue with its own goroutine.
 func (Device) NewQueue() (backend.Queue, error) { return newQueue(), nil }
 
-// Alloc returns zeroed memory of the Go heap, aligned to a cache line. More than the
-// machine has is an error: the Go runtime would end the process.
+// Alloc returns zeroed memory of the Go heap, aligned to a cache line. A request for more than the
+// machine has is an error, because the Go runtime would end the process.
 func (Device) Alloc(nbytes int) (backend.Buffer, error) {
 	most, err := shm.Total()
 	if err != nil {
@@ -55,13 +55,13 @@ func (inline) Record() (backend.Event, error) { return happened{}, nil }
 func (inline) Wait(e backend.Event) error     { return e.Join(context.Background()) }
 func (inline) Close() error                   { return nil }
 
-// happened is an event of the past.
+// happened is an event in the past.
 type happened struct{}
 
 func (happened) Join(context.Context) error { return nil }
 func (happened) Done() bool                 { return true }
 
-// errQueueClosed is what a closed queue says.
+// errQueueClosed is the error of a closed queue.
 var errQueueClosed = errors.New("the queue is closed")
 
 // Queue runs tasks in order on its own goroutine.
@@ -71,8 +71,8 @@ var _ backend.TimedQueue = (*Queue)(nil)
 
 func newQueue() *Queue { return &Queue{queued{serial.New()}} }
 
-// QueueOf returns the queue that q means: nil means the queue of the calling goroutine. Queues of
-// other devices are an ErrArgument. For other communicators of host memory.
+// QueueOf returns the queue that q stands for: nil is the queue of the calling goroutine. A queue
+// of another device is an ErrArgument. It is for other communicators of host memory.
 func QueueOf(q backend.Queue) (backend.Queue, error) {
 	switch q.(type) {
 	case nil:
@@ -110,11 +110,11 @@ func (q *Queue) Wait(e backend.Event) error {
 	return q.submit(func() { e.Join(context.Background()) })
 }
 
-// timedEvent is the time at which a queue got to a point.
+// timedEvent is the time at which a queue reached a point.
 type timedEvent struct {
 	mu    sync.Mutex
 	round int       // of RecordTimed
-	at    time.Time // zero before
+	at    time.Time // zero until then
 }
 
 // NewTimedEvent implements [backend.TimedQueue].
@@ -133,7 +133,7 @@ func (q *Queue) RecordTimed(e backend.TimedEvent) error {
 	return q.submit(func() { own.reached(round) })
 }
 
-// reached notes the time, unless the event was recorded again.
+// reached notes the time, unless the event was recorded again since.
 func (e *timedEvent) reached(round int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -148,7 +148,7 @@ func (e *timedEvent) when() time.Time {
 	return e.at
 }
 
-// hostEvent refuses those of other devices.
+// hostEvent refuses events of other devices.
 func hostEvent(e backend.TimedEvent) (*timedEvent, error) {
 	own, ok := e.(*timedEvent)
 	if !ok {

@@ -20,7 +20,7 @@ func (q queued) submit(task func()) error {
 	return nil
 }
 
-// kernel submits run, unless the arguments were found to be wrong.
+// kernel submits run, unless wrong says that the arguments are.
 func (q queued) kernel(wrong error, run func(kernels.Host) error) error {
 	if wrong != nil {
 		return wrong

@@ -9,12 +9,12 @@ import (
 	"github.com/euryale-ml/euryale/internal/shm"
 )
 
-// The layout of a region: the group's page, a page for each rank, two slots for
-// each rank. A slot has a raw part, which holds a rank's contribution to a
-// step, and a result part, which holds its chunk of the block before.
+// The layout of a region: the group's page, a page for each rank, two slots for each rank. A slot
+// has a raw part, which holds a rank's contribution to a step, and a result part, which holds its
+// chunk of the previous block.
 const (
 	page = 4096
-	// rawBytes and resultBytes are the parts of a slot. Others were tried: see
+	// rawBytes and resultBytes are the sizes of a slot's parts. Other sizes were tried: see
 	// bench/results/2026-11/2026-11-21-xeon16-host-tuning.md.
 	rawBytes    = 256 << 10
 	resultBytes = rawBytes/2 + page // a chunk of a block among two ranks or more
@@ -23,22 +23,22 @@ const (
 
 func regionBytes(size int) int { return page + size*(page+2*slotBytes) }
 
-// line is what a rank posts in a step. Steps alternate between two of them. A waiting rank learns
-// all of a call on few bytes by one transfer of a cache line: whether the rank is there, what it
-// has called, and its operand.
+// line is what a rank posts in a step. Steps alternate between two lines. If a call is on few
+// bytes, one transfer of a cache line tells a waiting rank all of it: that the rank is there, which
+// call it made, and its operand.
 type line struct {
 	posted atomic.Uint64 // number of the step, from 1
 	digest uint64        // of the call's header
-	// shown is the operand of a one-shot reduction. What does not fit the first cache line is in
-	// those behind it, which a processor fetches together.
+	// shown is the operand of a one-shot reduction. The part that does not fit the first cache line
+	// is in the lines after it, which a processor fetches together.
 	shown [shownBytes]byte
-	// src and dst are where operands are in Alloc's windows, 0 if nowhere, in the step that looks
-	// for that.
+	// src and dst are where operands are in Alloc's windows, 0 if nowhere, in the step that checks
+	// this.
 	src, dst uint64
 }
 
-// shownBytes is room for what is one-shot among two ranks, in whole cache lines with what is beside
-// it.
+// shownBytes has room for a one-shot operand of two ranks. Together with the fields beside it, it
+// fills whole cache lines.
 const shownBytes = oneShotBytes/2 + 32
 
 // rankPage is the control page of one rank.
@@ -54,10 +54,10 @@ type rankPage struct {
 	// core is 1 + the core on which the rank last went to sleep.
 	core atomic.Uint32
 	_    [52]byte
-	// Processors of other ranks fetch what follows the lines that these poll, and the owner would
-	// have to take it back in each call: headers are as far away as the page allows.
+	// Processors of other ranks also fetch the lines that follow those they poll, and the owner
+	// would have to take them back in each call. So headers are as far away as the page allows.
 	_ [page - 2*lineBytes - 2*unsafe.Sizeof(line{}) - 2*backend.HeaderSize]byte
-	// headers belong to the lines. Other ranks read them only where digests differ.
+	// headers belong to the lines. Other ranks read them only if digests differ.
 	headers [2][backend.HeaderSize]byte
 }
 
@@ -74,7 +74,7 @@ type region struct {
 	share      *shm.Share
 	rank, size int
 	pages      []*rankPage
-	lines      [][2]*line // those of the pages
+	lines      [][2]*line // the ones in the pages
 }
 
 func newRegion(s *shm.Share, rank, size int) region {
@@ -96,8 +96,8 @@ func (g *region) slot(r int, step uint64) []byte {
 	return g.share.Mem[at : at+slotBytes : at+slotBytes]
 }
 
-// line returns the line of rank r in a step. It touches no memory of the region: to find a line by
-// its page, code checks that the page is there, and that fetches the other line.
+// line returns the line of rank r in a step. It touches no memory of the region: finding a line
+// through its page would check that the page is there, and that fetches the other line.
 func (g *region) line(r int, step uint64) *line { return g.lines[r][step&1] }
 
 func (g *region) header(r int, step uint64) *[backend.HeaderSize]byte {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// core returns the core that runs the caller, or did a moment ago.
+// core returns the core that the caller runs on, or ran on a moment ago.
 func core() int {
 	var n uint32
 	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&n)), 0, 0)
@@ -24,13 +24,13 @@ func leaveCore(here int) {
 	defer runtime.UnlockOSThread()
 	var allowed unix.CPUSet
 	if unix.SchedGetaffinity(0, &allowed) != nil {
-		return // then it stays, which is slower
+		return // it stays, which is slower
 	}
 	others := allowed
 	if others.Clear(here); others.Count() == 0 || unix.SchedSetaffinity(0, &others) != nil {
 		return
 	}
-	// It cannot fail: these cores were allowed before. If none of them is any more, the system has
+	// It cannot fail: these cores were allowed before. If none of them still is, the system has
 	// chosen others.
 	_ = unix.SchedSetaffinity(0, &allowed)
 }
@@ -40,8 +40,8 @@ const (
 	futexWake = 1 // FUTEX_WAKE
 )
 
-// sleepOn sleeps while *word is value, until woken or for d at most. Being
-// woken for no reason is fine: callers look again.
+// sleepOn sleeps while *word is value, until woken or for d at most. Spurious wake-ups are fine:
+// callers look again.
 func sleepOn(word *atomic.Uint32, value uint32, d time.Duration) {
 	timeout := unix.NsecToTimespec(d.Nanoseconds())
 	// Syscall, not RawSyscall: the scheduler must be able to run other goroutines.
@@ -49,9 +49,9 @@ func sleepOn(word *atomic.Uint32, value uint32, d time.Duration) {
 		uintptr(unsafe.Pointer(&timeout)), 0, 0)
 }
 
-// wake ends the sleep of whoever sleeps on word.
+// wake wakes everyone who sleeps on word.
 func wake(word *atomic.Uint32) {
 	word.Add(1)
-	// Never blocks, so the scheduler need not know.
+	// It never blocks, so the scheduler need not know.
 	unix.RawSyscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, 1<<30)
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
-// spinBudget is how a rank polls for its peers before it sleeps.
+// spinBudget says how a rank polls for its peers before it sleeps.
 type spinBudget struct {
-	// spin is how long: longer than a step of a running peer takes, shorter than a
-	// tick of the scheduler.
+	// spin is how long it polls: longer than a step of a running peer takes, shorter than a tick of
+	// the scheduler.
 	spin time.Duration
 	// between runs between two polls; looks is the number of polls between two reads
 	// of the clock.
@@ -20,8 +20,8 @@ type spinBudget struct {
 	looks   int
 	// steady switches adaptiveSpin off.
 	steady bool
-	// perCore is how many ranks of the group a core has at most, if they are spread evenly; 0 if
-	// they are not threads that a core could have.
+	// perCore is the largest number of the group's ranks on a core, if they are spread evenly; 0 if
+	// ranks are not threads, which a core could have.
 	perCore int
 	// crowded says that ranks outnumber their cores, the same on all ranks.
 	crowded bool
@@ -46,12 +46,11 @@ func spinBudgetFor(size, inProcess, cores int) spinBudget {
 	}
 }
 
-// adaptiveSpin shortens the spin time of a rank whose polling mostly fails: because its peers
-// compute for long, or because other programs use the cores that it and its peers need at the
-// same time.
+// adaptiveSpin shortens the spin time of a rank whose polling mostly fails: its peers compute for
+// long, or other programs use the cores that the rank and its peers need at the same time.
 type adaptiveSpin struct {
 	halvings uint // of the spin time, up to mostHalvings
-	skipped  int  // waits without polling, since the last one with
+	skipped  int  // waits without polling since the last wait with polling
 }
 
 const (
@@ -72,7 +71,7 @@ func (t *adaptiveSpin) budget(p spinBudget) time.Duration {
 		return 0
 	}
 	t.skipped = 0
-	return p.spin // a peer that sleeps, too, takes longer to wake than what halving leaves
+	return p.spin // a peer that sleeps, too, takes longer to wake than the halved spin lasts
 }
 
 // learn records whether polling succeeded.
@@ -87,7 +86,7 @@ func (t *adaptiveSpin) learn(seen bool) {
 	}
 }
 
-// futexTimeout is the longest that a rank sleeps before it looks again. It matters if a peer
+// futexTimeout is the longest time that a rank sleeps before it looks again. It matters if a peer
 // dies between posting and waking.
 const futexTimeout = 100 * time.Millisecond
 
@@ -110,8 +109,8 @@ func (c *comm) post(k *call) {
 		c.wakeThoseWaiting(c.step)
 	}
 	if k.announce != nil {
-		// While lines are on their way, of which one is asked for first: a call of 4 bytes takes
-		// 190 of 220 ns. See bench/results/2026-11/2026-11-23-epyc2-host.md.
+		// Lines are on their way meanwhile, and one of them is requested first: a call of 4 bytes
+		// takes 190 of 220 ns. See bench/results/2026-11/2026-11-23-epyc2-host.md.
 		next := c.rank + 1
 		if next == c.size {
 			next = 0
@@ -125,7 +124,7 @@ func (c *comm) post(k *call) {
 func (c *comm) await(k *call) error {
 	for i := 1; i < c.size; i++ {
 		p := c.rank + i
-		if p >= c.size { // a division would take as long as all else
+		if p >= c.size { // a division would take as long as everything else
 			p -= c.size
 		}
 		theirs := c.region.line(p, c.step)
@@ -146,7 +145,7 @@ func (c *comm) posted(p int, step uint64) bool {
 	return c.region.line(p, step).posted.Load() >= step
 }
 
-// differs fails the group, because rank p has begun another call than k.
+// differs fails the group, because rank p has begun a different call than k.
 func (c *comm) differs(p int, k *call) error {
 	d := group.Difference{Peer: p, Mine: *c.region.header(c.rank, c.step), Theirs: *c.region.header(
 		p, c.step)}
@@ -154,8 +153,7 @@ func (c *comm) differs(p int, k *call) error {
 	return c.failure(k)
 }
 
-// waitFor waits until rank p has posted the current step: first looking, then
-// asleep.
+// waitFor waits until rank p has posted the current step: it polls first, then sleeps.
 func (c *comm) waitFor(p int, k *call) error {
 	if a := c.world.Awaited; a.Counts() {
 		defer a.Since(time.Now(), c.members[p])
@@ -170,7 +168,7 @@ func (c *comm) waitFor(p int, k *call) error {
 	return c.sleep(p, k)
 }
 
-// look waits awake, and reports whether rank p has posted the current step.
+// look polls, and reports whether rank p has posted the current step.
 func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error) {
 	for began := (time.Time{}); ; {
 		for range c.spin.looks {
@@ -185,7 +183,7 @@ func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error)
 				return false, err
 			}
 		}
-		// Most waits end before the clock is read at all.
+		// Most waits end before the clock is read for the first time.
 		now := time.Now()
 		if began.IsZero() {
 			began = now
@@ -199,9 +197,8 @@ func (c *comm) look(p int, k *call, budget time.Duration) (seen bool, err error)
 
 // sleep waits until every rank has posted the current step.
 //
-// The sleeper names the rank it waits for, then looks once more, then sleeps.
-// A rank posts first and then looks who waits for it, so one of the two always
-// sees the other.
+// The sleeper names the rank it waits for, then looks once more, then sleeps. A rank posts first
+// and then checks who waits for it, so one of the two always sees the other.
 func (c *comm) sleep(p int, k *call) error {
 	me, group := c.region.rankPage(c.rank), c.region.group()
 	me.core.Store(uint32(core()) + 1)
@@ -223,7 +220,7 @@ func (c *comm) sleep(p int, k *call) error {
 			return err
 		}
 		if c.posted(p, c.step) {
-			continue // interrupted has nothing to say then
+			continue // interrupted returned nil for that
 		}
 		if left := time.Until(c.member.Deadline()); left > 0 {
 			sleepOn(&me.futexWord, futexWord, min(left, futexTimeout))
@@ -231,10 +228,9 @@ func (c *comm) sleep(p int, k *call) error {
 	}
 }
 
-// wakeThoseWaiting wakes the ranks that sleep for this one, which has just
-// posted step. One that would only find another rank missing is left asleep and
-// passed on to that rank, so that a rank is woken once in a step and not by
-// each of its peers.
+// wakeThoseWaiting wakes the ranks that sleep for this one, which has just posted step. If a
+// sleeper would only find another rank missing, it is left asleep and passed on to that rank. So a
+// rank is woken once in a step, and not by each of its peers.
 func (c *comm) wakeThoseWaiting(step uint64) {
 	for q := range c.size {
 		sleeper := c.region.rankPage(q)

@@ -15,8 +15,8 @@ import (
 
 // Backend connects ranks on any machines by sockets.
 type Backend struct {
-	// Dir is a tmpfs where ranks that are all on one machine share their board; empty means
-	// /dev/shm. All ranks must use the same.
+	// Dir is a tmpfs in which ranks that are all on one machine share their board; empty means
+	// /dev/shm. All ranks must use the same one.
 	Dir string
 }
 
@@ -57,10 +57,10 @@ func (b Backend) ConnectSplit(
 	return made[0], nil
 }
 
-// connect makes the communicators of parts of the ranks that gather, at once: in shared memory if
-// the job has several machines and the part is on one of them. It fails on all ranks or on none. A
-// rank in no part gets nil, but takes part. problem is why this rank cannot. Where ranks of a
-// machine cannot share memory, connections replace it.
+// connect makes the communicators of several parts of the gathering ranks at once. It uses shared
+// memory if the job has several machines and the part is on one of them. It fails on all ranks or
+// on none. A rank in no part gets nil, but takes part. problem says why this rank cannot. If ranks
+// of a machine cannot share memory, connections replace it.
 func connect(
 	w *rendezvous.World, parts []group.Part, among group.Sharing, problem error,
 ) ([]backend.Communicator, error) {
@@ -120,8 +120,8 @@ func (m *mesh) communicator(among group.Sharing) backend.Communicator {
 	})
 }
 
-// mesh is the step of making the connections of one rank of a part across machines: to the ranks
-// before it, from those behind.
+// mesh is the step that makes the connections of one rank of a part across machines: it dials the
+// ranks before it, and those behind dial it.
 type mesh struct {
 	*hosted.Site
 	world    *rendezvous.World
@@ -136,7 +136,7 @@ type mesh struct {
 	some  chan struct{} // a connection has come, or has failed
 }
 
-// Offer implements [group.Resource]: it listens for the others, and tells them where.
+// Offer implements [group.Resource]: it listens for the others, and tells them the address.
 func (m *mesh) Offer(pass int) (any, error) {
 	if pass > 0 || m.Across.Rank < 0 {
 		return "", nil
@@ -189,7 +189,7 @@ func (m *mesh) accept(rank int, conn net.Conn) {
 }
 
 // dial connects to the ranks of the part before this one, all at once, and waits for those behind
-// it. Addresses has one entry for each rank that gathers.
+// it. addrs has one entry for each rank that gathers.
 func (m *mesh) dial(addrs []string) error {
 	part := m.Across
 	m.links = make([]*link, len(part.Ranks))
@@ -205,7 +205,7 @@ func (m *mesh) dial(addrs []string) error {
 		select {
 		case failed <- err:
 			cancel() // the others need not wait
-		default: // its consequence
+		default: // follows from that failure
 		}
 	}
 	var all sync.WaitGroup
@@ -237,7 +237,7 @@ func (m *mesh) reach(ctx context.Context, rank int, addr string) (*link, error) 
 	return take(conn)
 }
 
-// wait returns the connection that a rank of the job has made, until ctx ends.
+// wait returns the connection that a rank of the job has made. It waits until ctx ends.
 func (m *mesh) wait(ctx context.Context, rank int) (*link, error) {
 	for {
 		if l, err := m.take(rank); l != nil || err != nil {
@@ -265,13 +265,13 @@ func (m *mesh) take(rank int) (*link, error) {
 	return l, m.wrong
 }
 
-// close takes no more connections.
+// close stops taking connections.
 func (m *mesh) close() error {
 	if m.listener == nil {
 		return nil
 	}
 	err := m.listener.Close()
-	for _, l := range m.came { // that nobody has waited for
+	for _, l := range m.came { // those that nobody has waited for
 		err = errors.Join(err, l.close())
 	}
 	m.came = nil

@@ -12,27 +12,27 @@ import (
 )
 
 const (
-	// oneShotBytes is up to how many bytes, for all other ranks together, a rank sends all it has
-	// to all at once: beyond, what that costs more in bytes is more than it saves in a second step.
+	// oneShotBytes is the largest size, summed over all other ranks, at which a rank sends its
+	// whole operand to all at once: for more, the extra bytes cost more than a second step.
 	oneShotBytes = 64 << 10
-	// pairBytes holds for two ranks. They send as much in two steps as in one, and each adds up
-	// half, which is worth a second step from 1 MiB on (2026-11-23-epyc2-tcp.md).
+	// pairBytes is that limit for two ranks. They send as many bytes in two steps as in one, and
+	// each adds up half, which is worth a second step from 1 MiB on (2026-11-23-epyc2-tcp.md).
 	pairBytes = 512 << 10
-	// segmentBytes is what is added up at a time, and sent on, while the next arrive: what
-	// the processor's cache holds for several ranks. Up to ahead segments are received before
-	// the slowest rank's are there.
+	// segmentBytes is how much is added up at a time, and sent on, while the next segments arrive:
+	// as much as the processor's cache holds for several ranks. Up to ahead segments are received
+	// before the slowest rank's are there.
 	segmentBytes = 128 << 10
 	ahead        = 4
 )
 
-// everyone, in place of a rank, is all ranks but this one; nobody is none.
+// everyone stands for all ranks but this one, nobody for no rank.
 const (
 	everyone = -1
 	nobody   = -2
 )
 
-// relay is the part of a call's data that this rank receives segment by segment, and that it
-// adds up or sends on as soon as a segment is complete. A call without one has the zero relay.
+// relay is the part of a call's data that this rank receives segment by segment, and adds up or
+// sends on as soon as a segment is complete. A call without such a part has the zero relay.
 type relay struct {
 	adds   bool // result is the sum of every rank's operand
 	op     backend.ReduceOp
@@ -40,20 +40,20 @@ type relay struct {
 	own    backend.Buffer // this rank's operands of result, apart elements apart
 	apart  int
 	result backend.Buffer
-	// everyone gets this rank's operand of the same segments, in whose place the result may be
+	// everyone gets this rank's operand of the same segments, which the result may overwrite
 	shown bool
 	from  int // who sends
 	to    int // who gets the result
-	// behind is where what rank p sends behind its share of the relay belongs.
+	// behind returns where to put the data that rank p sends after its share of the relay.
 	behind func(p int) []byte
 
 	asked, done int  // elements of result
-	rest        bool // behind is asked for
+	rest        bool // behind was asked for
 }
 
 // Collect implements [hosted.Engine].
 func (e *engine) Collect(k *hosted.Call) error {
-	e.Board.Post(&k.Header, false) // for the timeout: headers are compared with the data
+	e.Board.Post(&k.Header, false) // for the timeout: headers are compared when data comes
 	e.begin(k)
 	switch k.Kind {
 	case backend.AllReduce:
@@ -99,7 +99,7 @@ func (e *engine) allReduce(k *hosted.Call) {
 	e.relay.behind = func(p int) []byte { return partOf(k, k.Dst, p, e.Size()) }
 }
 
-// branch notes how many operands each rank has of a sum of branches.
+// branch records how many operands each rank has of a sum of branches.
 func (e *engine) branch(k *hosted.Call) {
 	for r := range e.Size() {
 		e.branches[r] = k.Branches(e.branches[r][:0], r)
@@ -115,8 +115,8 @@ func (e *engine) held(r int) int {
 	return len(e.branches[r])
 }
 
-// sendBySegment sends a part of this rank's operands in the order in which the relay of the rank
-// that adds them up takes it.
+// sendBySegment sends a part of this rank's operands, in the order in which the relay of the rank
+// that adds them up expects it.
 func (e *engine) sendBySegment(k *hosted.Call, to, lo, hi int) {
 	if len(e.sizes) == 0 {
 		e.sendAll(to, k.Src.Slice(lo, hi))
@@ -193,7 +193,7 @@ func (e *engine) allToAll(k *hosted.Call) {
 	}
 }
 
-// broadcast sends everything to every rank, or a part to each, which sends it on.
+// broadcast sends everything to every rank, or a part to each, which that rank sends on.
 func (e *engine) broadcast(k *hosted.Call) {
 	root, isRoot := k.Root, e.Rank() == k.Root
 	whole := isWhole(k.Count*k.DType().Size(), e.Size())
@@ -230,7 +230,7 @@ func (e *engine) broadcast(k *hosted.Call) {
 	}
 }
 
-// begin prepares the lanes: every rank sends every other one the call's header first.
+// begin prepares the lanes: every rank first sends every other rank the call's header.
 func (e *engine) begin(k *hosted.Call) {
 	k.Header.Put(&e.heads[e.Rank()])
 	e.sizes = e.sizes[:0]
@@ -247,7 +247,7 @@ func (e *engine) begin(k *hosted.Call) {
 	}
 }
 
-// sendAll sends a buffer to a rank, or to everyone; to this rank itself nothing.
+// sendAll sends a buffer to a rank, or to everyone; it sends nothing to this rank itself.
 func (e *engine) sendAll(to int, b backend.Buffer) {
 	for p, l := range e.links {
 		if l != nil && (to == everyone || p == to) {
@@ -256,7 +256,7 @@ func (e *engine) sendAll(to int, b backend.Buffer) {
 	}
 }
 
-// sendParts sends every rank its part of this one's operand.
+// sendParts sends every rank its part of this rank's operand.
 func (e *engine) sendParts(k *hosted.Call) {
 	for p := range e.Size() {
 		lo, hi := partBounds(k, p, e.Size())
@@ -264,7 +264,7 @@ func (e *engine) sendParts(k *hosted.Call) {
 	}
 }
 
-// take receives from rank p into a buffer; from this rank itself it copies.
+// take receives from rank p into a buffer; for this rank itself it copies.
 func (e *engine) take(p int, dst, own backend.Buffer) {
 	if p == e.Rank() {
 		if dst.Addr() != own.Addr() {
@@ -275,13 +275,13 @@ func (e *engine) take(p int, dst, own backend.Buffer) {
 	e.links[p].in.add(dst.Bytes())
 }
 
-// add makes the relay of a sum of what every rank sends.
+// add makes the relay for a sum of every rank's data.
 func (e *engine) add(k *hosted.Call, own, result backend.Buffer, to int) {
 	e.relay = relay{adds: true, op: k.Op, order: k.Association, own: own, apart: k.Count,
 		result: result, from: everyone, to: to}
 }
 
-// sums returns memory for sums that another rank wants.
+// sums returns memory for sums that are for another rank.
 func (e *engine) sums(d backend.DType, n int) backend.Buffer {
 	if need := n * d.Size(); cap(e.sum) < need {
 		e.sum = make([]byte, need)
@@ -305,7 +305,7 @@ func partOf(k *hosted.Call, b backend.Buffer, i, n int) []byte {
 
 const lineBytes = 64
 
-// travel moves everything that is in the lanes, and what the relay adds to them.
+// travel moves everything in the lanes, and what the relay adds to them.
 func (e *engine) travel(k *hosted.Call) error {
 	defer e.wait.goOn()
 	e.ask()
@@ -337,7 +337,7 @@ func (e *engine) travel(k *hosted.Call) error {
 	}
 }
 
-// pauseFor is pause, for what rank p is to send, if p is a rank.
+// pauseFor is pause while waiting for rank p, if p is a rank.
 func (e *engine) pauseFor(p int, k *hosted.Call) error {
 	if a := e.World.Awaited; a.Counts() && p >= 0 {
 		defer a.Since(time.Now(), e.Part.Members[p])
@@ -365,7 +365,7 @@ func (e *engine) transfer(k *hosted.Call, p int, l *link) (moved bool, err error
 	return moved, nil
 }
 
-// compare fails the group if rank p has begun another call than k.
+// compare fails the group if rank p has begun a different call than k.
 func (e *engine) compare(k *hosted.Call, p int) error {
 	mine, theirs := &e.heads[e.Rank()], &e.heads[p]
 	if !e.Verifying() || backend.Digest(mine) == backend.Digest(theirs) {
@@ -376,7 +376,7 @@ func (e *engine) compare(k *hosted.Call, p int) error {
 	return e.Failure(k)
 }
 
-// ask asks for what the relay can take.
+// ask asks for as much as the relay can take.
 func (e *engine) ask() {
 	r := &e.relay
 	n := r.result.Len()
@@ -466,8 +466,8 @@ func (e *engine) relayOn() (moved bool) {
 	return moved
 }
 
-// arrived reports whether so many bytes of the relay have come from all who send, and the result
-// may take the place of this rank's operand.
+// arrived reports whether nbytes bytes of the relay have come from all senders, and the result may
+// overwrite this rank's operand.
 func (e *engine) arrived(nbytes int) bool {
 	r := &e.relay
 	from := func(p int) int { return e.held(p)*nbytes + backend.HeaderSize }

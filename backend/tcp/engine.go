@@ -13,13 +13,13 @@ type engine struct {
 	links []*link // by rank; nil for this one
 	wait  wait
 	relay relay
-	heads []header         // of the call under way, by rank
+	heads []header         // of the current call, by rank
 	terms []backend.Buffer // scratch of a reduction
-	// of a sum of branches: how many terms each operand of each rank has, and in one list
+	// for a sum of branches: the terms of each operand of each rank, by rank and in one list
 	branches [][]int
 	sizes    []int
 	room     []byte // where operands of other ranks arrive
-	sum      []byte // where sums are made that another rank wants
+	sum      []byte // where sums for another rank are made
 }
 
 var _ hosted.Engine = (*engine)(nil)

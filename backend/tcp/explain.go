@@ -6,8 +6,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// isOneShot reports whether ranks send each other the whole operand of a reduction, of nbytes
-// bytes.
+// isOneShot reports whether ranks send each other the whole operand of a reduction of nbytes bytes.
 func isOneShot(c backend.Collective, nbytes, ranks int) bool {
 	switch {
 	case c.Algorithm != backend.Auto:
@@ -35,7 +34,7 @@ func (e *engine) Chosen(what *backend.Collective, nbytes int) string {
 	return "direct"
 }
 
-// Explain says how a call among ranks on any machines runs, and why so. nbytes is the size of the
+// Explain says how a call among ranks on any machines runs, and why. nbytes is the size of the
 // operand of a reduction, and of the largest buffer of other collectives. Nothing is run.
 //
 // Errors: ErrArgument if there is no such call.

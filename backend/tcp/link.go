@@ -8,7 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
-// lane is what travels in one direction of a connection in a call: pieces of memory, in order.
+// lane is the data that travels in one direction of a connection in a call: pieces of memory, in
+// order.
 type lane struct {
 	pieces [][]byte
 	next   int // the first piece that has not travelled in full
@@ -54,7 +55,7 @@ func (l *lane) fill(from []byte) {
 	}
 }
 
-// advance notes that n bytes more have travelled.
+// advance notes that n more bytes have travelled.
 func (l *lane) advance(n int) {
 	l.moved += n
 	for n > 0 {
@@ -75,7 +76,7 @@ type link struct {
 	out, in lane
 	packed  [packedBytes]byte  // short pieces, side by side
 	lost    error              // why nothing travels any more
-	grace   *spinwait.Patience // with others who may know better
+	grace   *spinwait.Patience // before blaming it: others may know better
 }
 
 func (l *link) close() error {
@@ -87,14 +88,15 @@ func (l *link) close() error {
 }
 
 const (
-	// turnBytes bounds what one system call moves, so that both directions of all links go on.
+	// turnBytes bounds what one system call moves, so that both directions of all links make
+	// progress.
 	turnBytes = 512 << 10
-	// wholeBytes is that bound where the operand is no larger: two ranks then send at the same
-	// time and receive at the same time, and do not contend for sockets that one reads and the
-	// other fills. That takes 0.8 of the time at 1 MiB, but more at 16 MiB, which leave the
-	// caches (bench/results/2026-11/2026-11-23-epyc2-tcp.md).
+	// wholeBytes is that bound if the operand is no larger: two ranks then send at the same time
+	// and receive at the same time, and do not contend for sockets that one reads and the other
+	// fills. That takes 0.8 of the time at 1 MiB, but more at 16 MiB, which do not fit the caches
+	// (bench/results/2026-11/2026-11-23-epyc2-tcp.md).
 	wholeBytes = 2 << 20
-	// packedBytes is up to how many bytes pieces travel by way of one buffer: to copy them costs
+	// packedBytes is the limit up to which pieces travel through one buffer: copying them costs
 	// less than a vector of pieces costs the kernel, which is 0.3 us of 5
 	// (bench/results/2026-11/2026-11-23-epyc2-tcp.md).
 	packedBytes = 4 << 10
@@ -138,8 +140,8 @@ func (l *link) receive() int {
 	return n
 }
 
-// lose notes that the connection has ended. Why is known better elsewhere, in most cases and
-// soon: the other rank is lost, has closed, or has learned that the group has ended.
+// lose notes that the connection has ended. Mostly, others know the reason, and report it soon: the
+// other rank is lost, has closed, or has learned that the group has ended.
 func (l *link) lose(err error) {
 	if l.tunnel != nil {
 		err = l.tunnel.reason(err)

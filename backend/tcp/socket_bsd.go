@@ -21,7 +21,8 @@ func (s *socket) send(pieces [][]byte, total int) (int, error) {
 	})
 }
 
-// receive fills pieces of total bytes with what has arrived, and returns how many bytes, or -1.
+// receive fills pieces of total bytes with data that has arrived, and returns how many bytes, or
+// -1.
 func (s *socket) receive(pieces [][]byte, total int) (int, error) {
 	return moved(func() (int, error) {
 		n, _, _, _, err := unix.RecvmsgBuffers(s.fd, pieces, nil, 0)
@@ -29,7 +30,7 @@ func (s *socket) receive(pieces [][]byte, total int) (int, error) {
 	})
 }
 
-// moved repeats a call that a signal interrupts, and returns -1 if it would have to wait.
+// moved repeats a call interrupted by a signal, and returns -1 if the call would have to wait.
 func moved(call func() (int, error)) (int, error) {
 	for {
 		switch n, err := call(); err {
@@ -43,7 +44,7 @@ func moved(call func() (int, error)) (int, error) {
 }
 
 func socketPair() (ends [2]int, err error) {
-	syscall.ForkLock.RLock() // no process is started before they are closed for it
+	syscall.ForkLock.RLock() // no process may start before they are set to close in it
 	defer syscall.ForkLock.RUnlock()
 	if ends, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0); err != nil {
 		return ends, err

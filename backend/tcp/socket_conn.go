@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// alwaysTunnels says whether links without TLS have tunnels.
+// alwaysTunnels says whether links have tunnels even without TLS.
 const alwaysTunnels = true
 
-// take makes a link of a connection, which it owns. Its socket is in memory, with a tunnel to the
-// connection: two goroutines, and a copy of each byte on either side.
+// take makes a link from a connection, which it then owns. Its socket is in memory, with a tunnel
+// to the connection: two goroutines, and a copy of each byte on either side.
 func take(conn net.Conn) (*link, error) {
 	s := &bridge{}
 	s.moved.L = &s.mu
@@ -35,7 +35,7 @@ const bridgeBytes = 256 << 10
 type bridge struct {
 	mu      sync.Mutex
 	moved   sync.Cond     // for the tunnel
-	bell    chan struct{} // for the link, nil before it waits first
+	bell    chan struct{} // for the link, nil before its first wait
 	out, in ring
 }
 
@@ -43,11 +43,11 @@ type bridge struct {
 type ring struct {
 	data     []byte
 	from, n  int
-	ended    bool // nobody writes any more
-	unwanted bool // nobody reads any more
+	ended    bool // nothing more will be written
+	unwanted bool // nothing more will be read
 }
 
-// put takes bytes as far as there is room, and returns how many.
+// put takes as many bytes as there is room for, and returns how many.
 func (r *ring) put(p []byte) (n int) {
 	if r.data == nil {
 		r.data = make([]byte, bridgeBytes)
@@ -103,7 +103,7 @@ func (s *bridge) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// CloseWrite ends what the link reads.
+// CloseWrite ends the stream that the link reads.
 func (s *bridge) CloseWrite() error { return s.end(&s.in.ended) }
 
 // Close ends both directions for the link.
@@ -124,14 +124,15 @@ func (s *bridge) end(what ...*bool) error {
 func (s *bridge) ring() {
 	select {
 	case s.bell <- struct{}{}:
-	default: // nobody waits, or it is to wake anyway
+	default: // nobody waits, or a wake-up is pending
 	}
 }
 
 // socket is the link's end of a bridge.
 type socket struct{ *bridge }
 
-// send sends pieces of total bytes as far as there is room, and returns how many bytes, or -1.
+// send sends as much of the pieces, of total bytes, as there is room for. It returns how many
+// bytes, or -1.
 func (s *socket) send(pieces [][]byte, total int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +142,8 @@ func (s *socket) send(pieces [][]byte, total int) (int, error) {
 	return s.went(pieces, s.out.put)
 }
 
-// receive fills pieces of total bytes with what has arrived, and returns how many bytes, or -1.
+// receive fills pieces of total bytes with data that has arrived, and returns how many bytes, or
+// -1.
 func (s *socket) receive(pieces [][]byte, total int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,7 +179,7 @@ type poller struct {
 
 func (p *poller) reset() { p.ready = false }
 
-// add has the next wait end when a socket can be read, or written.
+// add makes the next wait end when a socket can be read, or written.
 func (p *poller) add(s *socket, read, write bool) {
 	if p.bell == nil {
 		p.bell = make(chan struct{}, 1)

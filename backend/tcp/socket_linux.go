@@ -19,24 +19,25 @@ type socket struct {
 	message unix.Msghdr
 }
 
-// large is from how many bytes on a system call tells the runtime that it may take long.
-// Below, that would cost more than it helps.
+// large is the number of bytes from which on a system call tells the runtime that it may take long.
+// For fewer bytes, that would cost more than it helps.
 const large = 64 << 10
 
-// send sends pieces of total bytes as far as it can without waiting, and returns how many bytes,
-// or -1.
+// send sends as much of the pieces, of total bytes, as it can without waiting. It returns how many
+// bytes, or -1.
 func (s *socket) send(pieces [][]byte, total int) (int, error) {
 	return s.transfer(unix.SYS_SENDTO, unix.SYS_SENDMSG, pieces, total,
 		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
 
-// receive fills pieces of total bytes with what has arrived, and returns how many bytes, or -1.
+// receive fills pieces of total bytes with data that has arrived, and returns how many bytes, or
+// -1.
 func (s *socket) receive(pieces [][]byte, total int) (int, error) {
 	return s.transfer(unix.SYS_RECVFROM, unix.SYS_RECVMSG, pieces, total, unix.MSG_DONTWAIT)
 }
 
-// transfer moves bytes between pieces of memory and the socket by one system call: for one piece
-// or for several. It returns -1 if it would have to wait.
+// transfer moves bytes between pieces of memory and the socket by one system call: one for a single
+// piece, several for more. It returns -1 if it would have to wait.
 func (s *socket) transfer(one, several uintptr, pieces [][]byte, total int, flags uintptr) (int,
 	error) {
 	call, at, length := one, unsafe.Pointer(unsafe.SliceData(pieces[0])), uintptr(total)
@@ -78,15 +79,14 @@ func poll(sockets []unix.PollFd, limit time.Duration) error {
 	return err
 }
 
-// nearby is the round trip up to which two ends are taken to be in one room: a datagram crosses a
-// room in tens of microseconds, and a city in more than a millisecond.
+// nearby is the longest round trip at which two ends are taken to be in one room: a datagram
+// crosses a room in tens of microseconds, and a city in more than a millisecond.
 const nearby = time.Millisecond
 
-// unpace takes the congestion control BBR from a connection whose round trip is short. It paces
-// what is sent by the rate that it has seen, which in the bursts of collectives is far from what
-// the link can do: without it calls from 256 KiB on take half of the time
-// (2026-11-23-epyc2-tcp.md). Reno is in every kernel. Any other choice of the administrator's
-// stays.
+// unpace replaces the congestion control BBR on a connection whose round trip is short. BBR paces
+// data at the rate that it has seen, which in the bursts of collectives is far below what the link
+// can do: without it calls from 256 KiB on take half of the time (2026-11-23-epyc2-tcp.md). Reno is
+// in every kernel. Any other choice of the administrator stays.
 func unpace(fd int, short time.Duration) error {
 	control, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
 	if err != nil || !strings.HasPrefix(control, "bbr") {

@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alwaysTunnels says whether links without TLS have tunnels.
+// alwaysTunnels says whether links have tunnels even without TLS.
 const alwaysTunnels = false
 
-// take makes a link of a connection, which it owns: it keeps the socket, or what encrypts.
+// take makes a link from a connection, which it then owns: it keeps the socket, or the TLS
+// connection.
 func take(conn net.Conn) (*link, error) {
 	if encrypted, ok := conn.(*tls.Conn); ok {
 		return dig(encrypted)
@@ -28,7 +29,7 @@ func take(conn net.Conn) (*link, error) {
 	return &link{sock: socket{fd: fd}}, nil
 }
 
-// socketOf returns another descriptor of a connection's socket, which does not block.
+// socketOf returns another descriptor of a connection's socket, one that does not block.
 func socketOf(conn net.Conn) (fd int, err error) {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
@@ -57,7 +58,7 @@ func socketOf(conn net.Conn) (fd int, err error) {
 	return fd, nil
 }
 
-// dig makes a link of a TLS connection, which it owns.
+// dig makes a link from a TLS connection, which it then owns.
 func dig(conn *tls.Conn) (*link, error) {
 	ends, err := socketPair()
 	if err != nil {
@@ -79,7 +80,7 @@ type poller []unix.PollFd
 
 func (p *poller) reset() { *p = (*p)[:0] }
 
-// add has the next wait end when a socket can be read, or written.
+// add makes the next wait end when a socket can be read, or written.
 func (p *poller) add(s *socket, read, write bool) {
 	var events int16
 	if read {

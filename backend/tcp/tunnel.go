@@ -9,22 +9,22 @@ import (
 )
 
 const (
-	// tunnelBytes is what a tunnel moves at a time: several records of TLS, which have 16 KiB.
+	// tunnelBytes is how much a tunnel moves at a time: several TLS records, of 16 KiB each.
 	tunnelBytes = 128 << 10
-	// drainTime bounds how long a link that closes waits for what it has sent to leave.
+	// drainTime bounds how long a closing link waits for sent data to leave.
 	drainTime = time.Second
 )
 
-// wire is a stream of bytes in both directions, of which one can end.
+// wire is a stream of bytes in both directions. One direction can be ended alone.
 type wire interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 }
 
-// tunnel connects a link's socket, one end of a pair, with a TLS connection: what the link sends is
-// encrypted, what arrives is decrypted and checked, each by a goroutine. So a link is the same
-// stream of bytes with TLS as without. On systems whose sockets always wait, links without TLS have
-// one, too.
+// tunnel connects a link's socket, one end of a pair, with a TLS connection. One goroutine encrypts
+// what the link sends, another decrypts and checks what arrives. So a link is the same stream of
+// bytes with TLS as without. On systems whose sockets always wait, links without TLS have a tunnel,
+// too.
 type tunnel struct {
 	conn     wire
 	raw      net.Conn // below conn
@@ -86,13 +86,13 @@ func pour(to io.Writer, from io.Reader) error {
 	}
 }
 
-// collapse ends both ways: the link sees the end of its stream, and finds the reason here.
+// collapse ends both directions: the link sees the end of its stream, and finds the reason here.
 func (t *tunnel) collapse(err error) {
 	t.broken.CompareAndSwap(nil, &err)
 	t.inner.Close()
 }
 
-// reason returns why a link that has seen the end of its stream has lost its connection.
+// reason returns why a link lost its connection, after the link has seen the end of its stream.
 func (t *tunnel) reason(err error) error {
 	if first := t.broken.Load(); first != nil {
 		return *first
@@ -110,7 +110,7 @@ func (t *tunnel) close() error {
 	return errors.Join(err, ignoreClosed(t.inner.Close()))
 }
 
-// ignoreClosed returns nil for the error of a connection that was closed before.
+// ignoreClosed returns nil for the error of a connection that was already closed.
 func ignoreClosed(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return nil

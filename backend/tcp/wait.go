@@ -10,28 +10,29 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 )
 
-// wait is how a rank waits when none of its sockets can go on.
+// wait says how a rank waits when none of its sockets can make progress.
 type wait struct {
 	spin  time.Duration // how long it polls before it sleeps
 	yield bool          // ranks are goroutines of one process: let the others run
 	polls poller
 	since time.Time // of the wait; zero if there is none
-	over  bool      // the group has been seen to have ended
+	over  bool      // the group was seen to have ended
 }
 
 const (
-	// spinTime is longer than a message takes between machines of one room, shorter than a tick
+	// spinTime is longer than a message takes between machines in one room, and shorter than a tick
 	// of the scheduler.
 	spinTime = 200 * time.Microsecond
-	// nap bounds a sleep, and so the delay until the end of the group is noticed.
+	// nap bounds a sleep, and so how late the end of the group is noticed.
 	nap = 5 * time.Millisecond
-	// lostGrace is how long a rank that has lost a connection waits to be told why: that the other
-	// rank has closed, say, which the job does not report. A machine under load takes hundreds of
-	// milliseconds for such news; the loss of a process is reported without this wait.
+	// lostGrace is how long a rank that has lost a connection waits to be told why: the other rank
+	// may have closed, say, which the job does not report. On a loaded machine such news takes
+	// hundreds of milliseconds; the loss of a process is reported without this wait.
 	lostGrace = 2 * time.Second
 )
 
-// newWait returns how a rank waits. With tunnels it sleeps at once: their goroutines need the core.
+// newWait returns how a rank waits. With tunnels it sleeps at once, because their goroutines need
+// the core.
 func newWait(site *hosted.Site, encrypted bool) wait {
 	ranks, inProcess, cores := site.Here()
 	switch {
@@ -59,8 +60,8 @@ func (e *engine) pause(k *hosted.Call) error {
 		return nil
 	}
 	if e.Member.Check(k.Header.Seq) != nil {
-		// The others may have been done with this call before the group ended: what has
-		// arrived since the last look ends it well.
+		// The others may have finished this call before the group ended: data that has arrived
+		// since the last look may complete it.
 		if w.over {
 			return e.Failure(k)
 		}
@@ -90,9 +91,9 @@ func (e *engine) pause(k *hosted.Call) error {
 	return e.Failure(k)
 }
 
-// late returns the ranks whose headers or operands have not come: they wait for nobody before they
-// send them. If there are none, it returns those with which anything has still to be exchanged,
-// such as a sum, which they may owe because they miss an operand themselves.
+// late returns the ranks whose headers or operands have not come: they need to wait for nobody
+// before they send these. If there are none, it returns the ranks with which data is still to be
+// exchanged, such as a sum, which they may owe because they themselves miss an operand.
 func (e *engine) late() (ranks []int, sure bool) {
 	var pending []int
 	for p, l := range e.links {

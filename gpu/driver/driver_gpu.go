@@ -6,7 +6,7 @@ package driver
 #include <stddef.h>
 #include <cuda.h>
 
-// Of our libcuda.a; weak, because a program may be linked against another.
+// From our libcuda.a; weak, because a program may be linked against another one.
 extern int euryale_cuda_status(const char **why) __attribute__((weak));
 
 static int status(const char **why)

@@ -30,7 +30,7 @@ const (
 // Library is the open management library.
 type Library struct{ table *C.struct_euryale_nvml }
 
-// Open opens the library. Close it.
+// Open opens the library; the caller closes it.
 func Open() (*Library, error) { return open(soname) }
 
 func open(path string) (*Library, error) {
@@ -104,7 +104,7 @@ func (l *Library) find(pciBusID string) (device unsafe.Pointer, err error) {
 
 // Link is an active NVLink of a device, by its far end.
 type Link struct {
-	Switch   bool   // to an NVSwitch, through which all devices are reached
+	Switch   bool   // to an NVSwitch, which reaches all devices
 	PCIBusID string // of the GPU at the other end, as CUDA writes it; "" if not known
 }
 
@@ -117,7 +117,7 @@ func (l *Library) Links(pciBusID string) ([]Link, error) {
 	var links []Link
 	for i := range C.uint(maxLinks) {
 		var active C.uint
-		// Links that a device does not have are errors, too.
+		// A link that the device does not have is an error, too.
 		if C.euryale_nvml_link_state(l.table, device, i, &active) == success && active == 1 {
 			links = append(links, l.link(device, i))
 		}

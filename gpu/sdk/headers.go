@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// errNoToolkit: there is none in the usual places, and none was named.
+// errNoToolkit: no toolkit was named, and the usual places have none.
 var errNoToolkit = errors.New("no CUDA headers")
 
 // headers returns the include directory of the CUDA toolkit of this machine:
@@ -45,9 +45,8 @@ func headersIn(root string) (include string, err error) {
 	return include, err
 }
 
-// download gets the CUDA headers into dir, with pip, and returns their include
-// directory. The version is pinned and its hash is checked. Nothing is done
-// when they are there already.
+// download gets the CUDA headers into dir, with pip, and returns their include directory. It pins
+// the version and checks its hash. It does nothing if the headers are there already.
 func download(ctx context.Context, dir string) (include string, err error) {
 	root := filepath.Join(dir, "cuda")
 	if include, err := headersIn(root); err == nil {
@@ -84,7 +83,7 @@ func download(ctx context.Context, dir string) (include string, err error) {
 	return include, nil
 }
 
-// unpackHeader takes cuda.h out of a wheel. The driver API needs no other.
+// unpackHeader takes cuda.h out of a wheel. The driver API needs no other file.
 func unpackHeader(wheel, include string) error {
 	r, err := zip.OpenReader(wheel)
 	if err != nil {
@@ -109,7 +108,7 @@ func unpackHeader(wheel, include string) error {
 	return fmt.Errorf("no include/cuda.h in %s", filepath.Base(wheel))
 }
 
-// run runs a command; what it prints is in the error.
+// run runs a command; its error contains the output.
 func run(ctx context.Context, name string, args ...string) error {
 	_, err := output(ctx, name, args...)
 	return err

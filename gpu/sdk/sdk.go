@@ -19,15 +19,14 @@ import (
 //go:embed include libcuda requirements.txt
 var files embed.FS
 
-// SDK is what a build under tag gpu needs, as directories.
+// SDK lists the directories that a build under tag gpu needs.
 type SDK struct {
 	Include []string // for the C compiler, in this order
 	Lib     string   // for the linker, before any other
 }
 
-// Prepare makes the SDK in dir, with the headers of this machine's CUDA toolkit,
-// or, if there is none, with those that are downloaded into dir. If dir is empty, it is in the
-// cache of the user.
+// Prepare makes the SDK in dir, with the headers of this machine's CUDA toolkit or, if there is
+// none, with headers that it downloads into dir. If dir is empty, the SDK is in the user's cache.
 func Prepare(ctx context.Context, dir string) (SDK, error) {
 	if dir == "" {
 		var err error
@@ -48,7 +47,7 @@ func Prepare(ctx context.Context, dir string) (SDK, error) {
 }
 
 // cacheDir returns the directory of the user's cache for SDKs of this version. Each version has
-// its own, because the go command rebuilds after changes of flags, but not of headers.
+// another one, because the go command rebuilds after changes of flags, but not of headers.
 func cacheDir() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -131,12 +130,11 @@ func quote(flag string) string {
 	return "'" + flag + "'"
 }
 
-// declaration is a function of the driver API after the preprocessor, which has
-// replaced each name by that of its version.
+// declaration is a function of the driver API after the preprocessor has replaced each name by the
+// versioned one.
 var declaration = regexp.MustCompile(`\bCUresult\s+(cu[A-Z]\w*)\s*\(`)
 
-// functions lists what the headers declare. What gorgonia.org/cu calls is a
-// part of that, whatever its version.
+// functions lists what the headers declare. Any version of gorgonia.org/cu calls a subset of it.
 func (s SDK) functions(ctx context.Context) ([]string, error) {
 	args := []string{"-E", "-P", "-x", "c"}
 	for _, dir := range s.Include {

@@ -11,7 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/observe/internal/late"
 )
 
-// collector finds out what there is to say when it is asked.
+// collector computes the metrics when it is asked.
 type collector struct {
 	watch    *observe.Watch
 	comm     backend.Communicator
@@ -20,7 +20,7 @@ type collector struct {
 }
 
 // present returns the collector of the present ranks of an elastic training. It starts no watch: a
-// scrape asks one rank, and all ranks or none have a watch.
+// scrape asks one rank, but a watch must be started on all ranks or on none.
 func (c *collector) present() *collector {
 	if c.options.elastic == nil {
 		return c
@@ -35,7 +35,7 @@ func (c *collector) present() *collector {
 	return &now
 }
 
-// Describe implements [prometheus.Collector]. What a rank has to say depends on its training.
+// Describe implements [prometheus.Collector]. The metrics of a rank depend on its training.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 // labels of a metric; nil for none.
@@ -56,7 +56,7 @@ func desc(name, help string, with labels) *prometheus.Desc {
 	return prometheus.NewDesc("euryale_"+name, help, nil, with)
 }
 
-// oneOf reports which value of a label holds.
+// oneOf reports whether a label holds a value.
 func (r report) oneOf(name, help, label, value string, holds bool) {
 	x := 0.0
 	if holds {
@@ -98,7 +98,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// steps reports what the training has come to.
+// steps reports the progress of the training.
 func (c *collector) steps(r report, p *observe.Progress) {
 	r.gauge("step", "Number of the last step in the training.", float64(p.Number), nil)
 	r.counter("samples_total", "Samples of this rank.", float64(p.Samples), nil)
@@ -147,7 +147,7 @@ func (c *collector) lateness(r report, p *observe.Progress) {
 	}
 }
 
-// calls reports collectives. There is no bucket where gradients are not exchanged.
+// calls reports collectives. Calls that do not exchange gradients have no bucket.
 func (c *collector) calls(r report) {
 	for k, t := range c.watch.Recorder().Totals() {
 		of := labels{"kind": k.Kind.String(), "algorithm": k.Algorithm, "bucket": ""}

@@ -31,7 +31,7 @@ import (
 // Server serves the metrics of a rank. Methods of a nil Server do nothing.
 type Server struct {
 	rank     int
-	elastic  Training // nil without
+	elastic  Training // nil if not elastic
 	registry *prometheus.Registry
 	listener net.Listener
 	http     http.Server
@@ -45,41 +45,42 @@ type options struct {
 	address string
 	tokens  int
 	peak    float64
-	elastic Training // nil without
+	elastic Training // nil if not elastic
 }
 
-// Address takes the place of EURYALE_METRICS: ":9090". It is given on all ranks or on none.
+// Address replaces EURYALE_METRICS: ":9090". Give it on all ranks or on none.
 func Address(address string) Option { return func(o *options) { o.address = address } }
 
-// Tokens says how many tokens a sample has, for euryale_tokens_total.
+// Tokens sets how many tokens a sample has, for euryale_tokens_total.
 func Tokens(perSample int) Option { return func(o *options) { o.tokens = perSample } }
 
-// Peak says how many floating-point operations a second the device of a rank can do at most, for
-// euryale_mfu_ratio: 989e12 for the products in BF16 of an H100.
+// Peak sets the maximum number of floating-point operations a second of the rank's device, for
+// euryale_mfu_ratio: 989e12 for products in BF16 on an H100.
 func Peak(flops float64) Option { return func(o *options) { o.peak = flops } }
 
 // Training is an elastic training, such as an autograd.Elastic.
 type Training interface {
-	// Comm returns the communicator of the present ranks, and Recoveries in how many steps a rank
-	// was lost, and the time from there to their ends. Any goroutine may call them.
+	// Comm returns the communicator of the present ranks. Recoveries returns in how many steps a
+	// rank was lost, and the time from there to the ends of these steps. Any goroutine may call
+	// them.
 	Comm() backend.Communicator
 	Recoveries() (n int, took time.Duration)
 }
 
-// Elastic has the server go on with the ranks of an elastic training when they change, and count
-// its recoveries:
+// Elastic makes the server follow the ranks of an elastic training when they change, and count its
+// recoveries:
 //
 //	server, err := metrics.Serve(e.Comm(), metrics.Elastic(e))
 //
-// Its label rank is the present number of the rank. If the port of the rank is taken, by a process
-// that had the rank before, it has the next one that is free.
+// Its label rank is the present number of the rank. If the rank's port is still taken, by a process
+// that had the rank before, the server uses the next free one.
 func Elastic(e Training) Option { return func(o *options) { o.elastic = e } }
 
-// Serve serves the metrics of a rank until the Server is closed. It returns nil where neither
-// EURYALE_METRICS nor Address says where. Call it before the training.
+// Serve serves the metrics of a rank until the Server is closed. It returns nil if neither
+// EURYALE_METRICS nor Address gives an address. Call it before the training.
 //
 // Errors: ErrArgument for an address that cannot be read, and for a communicator that is not from
-// euryale.Init, Connect or Run; those of the system, such as a port that is taken.
+// euryale.Init, Connect or Run; errors of the system, such as a port that is taken.
 func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
 	if err := backend.Given("metrics.Serve", "comm", comm, "opts", opts); err != nil {
 		return nil, err
@@ -113,7 +114,7 @@ func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
 	return s, nil
 }
 
-// listen listens for the rank of a machine, on loopback if the address has no host.
+// listen listens for a rank of a machine, on loopback if the address has no host.
 func listen(address string, localRank int) (*Server, error) {
 	at, err := observe.MetricsAddress(address, localRank)
 	if err != nil {
@@ -137,18 +138,18 @@ func credential(at net.Addr) string {
 	return observe.Credential(token)
 }
 
-// What bounds the cost of clients.
+// Bounds on the cost of clients.
 const (
 	mostPorts       = 1024 // that processes of an elastic training try
 	mostConnections = 16
 	mostHeaders     = 8 << 10
 	headerTime      = 2 * time.Second
 	answerTime      = 5 * time.Second
-	turnTime        = 3 * time.Second       // to wait for the scrape before
+	turnTime        = 3 * time.Second       // to wait for the previous scrape
 	scrapeTime      = 50 * time.Millisecond // between two
 )
 
-// serve answers clients with a credential, which wait for their turn for some time.
+// serve answers clients that show the credential. They wait up to patience for their turn.
 func (s *Server) serve(credential string, patience time.Duration) {
 	answer := func(found []*dto.MetricFamily, err error) http.Handler {
 		return promhttp.HandlerFor(prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
@@ -169,7 +170,7 @@ func (s *Server) serve(credential string, patience time.Duration) {
 		case turn <- struct{}{}:
 			next := time.Now().Add(scrapeTime)
 			found, err := s.gather()
-			time.AfterFunc(time.Until(next), func() { <-turn }) // however long the client reads
+			time.AfterFunc(time.Until(next), func() { <-turn }) // even if the client reads longer
 			answer(found, err).ServeHTTP(w, r)
 		case <-time.After(patience):
 			w.Header().Set("Retry-After", "1")
@@ -183,8 +184,8 @@ func (s *Server) serve(credential string, patience time.Duration) {
 	s.ended.Go(func() { _ = s.http.Serve(s.listener) }) // until Close
 }
 
-// gather returns all metrics with the rank, which is the present one of an elastic training: two
-// processes would have one rank after a loss otherwise.
+// gather returns all metrics with the rank, in an elastic training the present one: otherwise two
+// processes would have the same rank after a loss.
 func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	rank := s.rank
 	if s.elastic != nil {
@@ -198,9 +199,9 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	for _, f := range found {
 		for _, m := range f.GetMetric() {
 			if slices.ContainsFunc(m.Label, named) {
-				continue // with one number for two of its ranks, no scrape would be read
+				continue // with one rank for two series, no scrape would be accepted
 			}
-			m.Label = append(slices.Clone(m.Label), // which the registry has, too
+			m.Label = append(slices.Clone(m.Label), // the registry has this slice, too
 				&dto.LabelPair{Name: &name, Value: &value})
 			slices.SortFunc(m.Label, func(a, b *dto.LabelPair) int {
 				return strings.Compare(a.GetName(), b.GetName())
@@ -210,8 +211,8 @@ func (s *Server) gather() ([]*dto.MetricFamily, error) {
 	return found, err
 }
 
-// Registry is where a program registers its metrics, which get the label rank unless they
-// have one. A nil Server's is one that nobody asks.
+// Registry is where a program registers its metrics. They get the label rank unless they have one.
+// A nil Server returns a registry that nobody reads.
 func (s *Server) Registry() prometheus.Registerer {
 	if s == nil {
 		return prometheus.NewRegistry()

@@ -27,7 +27,7 @@ type curve struct {
 	Points [][2]float64 `json:"points"`
 }
 
-// drawing is an SVG under way.
+// drawing is an SVG being written.
 type drawing struct{ strings.Builder }
 
 func (d *drawing) add(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
@@ -40,24 +40,24 @@ func (d *drawing) text(x, y float64, anchor, words string) {
 
 func (d *drawing) done() template.HTML {
 	d.WriteString("</svg>")
-	return template.HTML(d.String()) // numbers, and texts that are escaped
+	return template.HTML(d.String()) // numbers, and escaped texts
 }
 
-// open begins a drawing of a size, for readers of a class and with a name.
+// open begins a drawing of a given size, with a CSS class and a name for screen readers.
 func (d *drawing) open(class, name string, width, height float64, more string) {
 	d.add(`<svg class="%s" viewBox="0 0 %.0f %.0f" role="img" aria-label="%s"%s>`, class, width,
 		height, html.EscapeString(name), more)
 }
 
-// The sizes of a chart: the script has them, too.
+// The sizes of a chart, also used by the script.
 const (
 	chartWidth, chartHeight         = 360.0, 194.0
 	chartLeft, chartRight, chartTop = 46.0, 342.0, 8.0
 	chartBottom, colours, mostDots  = 166.0, 4, 24
 )
 
-// SVG draws the chart; number is its place among those that the script knows. Without points it is
-// empty.
+// SVG draws the chart; number is its index among the charts that the script knows. A chart without
+// points is empty.
 func (c chart) SVG(number int) template.HTML {
 	low, high := c.limits()
 	if high[0] < low[0] {
@@ -104,8 +104,8 @@ func (c chart) SVG(number int) template.HTML {
 	return d.done()
 }
 
-// limits returns what the axes reach over, with 0 where it is near; high is below low without
-// points.
+// limits returns the ranges of the axes, extended to 0 if that is near; without points, high is
+// below low.
 func (c chart) limits() (low, high [2]float64) {
 	low, high = [2]float64{math.Inf(1), math.Inf(1)}, [2]float64{math.Inf(-1), math.Inf(-1)}
 	for _, line := range c.Lines {
@@ -142,7 +142,7 @@ func ticks(low, high float64, n int) (all []float64) {
 	return all
 }
 
-// short writes a number in few letters.
+// short writes a number in few characters.
 func short(v float64) string {
 	if math.Abs(v) >= 1e4 && math.Abs(v) < 1e7 {
 		return strconv.FormatFloat(math.Round(v/10)/100, 'g', 5, 64) + "k"
@@ -150,7 +150,7 @@ func short(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// bytesText writes bytes in the largest unit of which there is one.
+// bytesText writes bytes in the largest unit of which there is at least one.
 func bytesText(n int64) string { return humanize.Bytes(uint64(n)) }
 
 // The sizes of a timeline.
@@ -160,7 +160,7 @@ const (
 	thinnest                    = 0.4
 )
 
-// lanes are where the calls of each rank's queues are drawn, from the top.
+// lanes says where the calls of each rank's queues are drawn, from the top.
 type lanes map[[2]int]float64
 
 // timeline draws a step with all ranks: a row for each, and in it a lane for each queue.
@@ -174,7 +174,7 @@ func timeline(s *trainStep) template.HTML {
 		from := timelineLeft + max(0, (c.Start-s.from).Millis()*scale)
 		to := min(timelineWidth, timelineLeft+(c.end()-s.from).Millis()*scale)
 		if to < drawn[lane]+thinnest {
-			continue // too thin, and beside another
+			continue // too thin, and next to another
 		}
 		drawn[lane] = max(to, from+thinnest)
 		rows.call(c, from, drawn[lane], at[lane])
@@ -195,7 +195,7 @@ func timeline(s *trainStep) template.HTML {
 	return d.done()
 }
 
-// lanes draws the lanes of calls, empty ones.
+// lanes draws the empty lanes of calls.
 func (d *drawing) lanes(calls []*event) (at lanes, height float64) {
 	at, height = lanes{}, gap
 	for _, c := range calls {

@@ -24,7 +24,7 @@ import (
 type Job struct {
 	name     string
 	files    int
-	size     int      // how many ranks there are, as far as logs and traces tell
+	size     int      // the number of ranks, as far as logs and traces say
 	traces   []*trace // by generation and rank
 	steps    []*trainStep
 	plans    []memory
@@ -33,22 +33,22 @@ type Job struct {
 	remarks  []string // on files that cannot be read
 }
 
-// curveID names a number that a training has in each epoch or step.
+// curveID names a number that a training reports for each epoch or step.
 type curveID struct{ name, over string }
 
-// attempt is what the logs say of one start of the ranks.
+// attempt holds what the logs say about one start of the ranks.
 type attempt struct {
 	Number int    `json:"number"`
 	Notes  []note `json:"notes"`
 }
 
-// note is something that happened: with a time if the launcher says it, with a rank otherwise.
+// note is something that happened: with a time if the launcher reports it, otherwise with a rank.
 type note struct {
 	From string `json:"from"`
 	Text string `json:"text"`
 }
 
-// memory is a plan's, as vm writes it.
+// memory is the memory of a plan, as vm writes it.
 type memory struct {
 	Name   string
 	Arena  int64            `json:"arena_bytes"`
@@ -75,10 +75,10 @@ const (
 	mostBytes   = 64 << 20 // of a file of epochs or a plan; a larger one is something else
 )
 
-// Read reads what a job has left in a directory. A file that is damaged, such as the trace of a
-// rank that was killed, is a remark in the report.
+// Read reads what a job has left in a directory. A damaged file, such as the trace of a rank that
+// was killed, becomes a remark in the report.
 //
-// Errors: a directory that cannot be read, or that has nothing of a job.
+// Errors: a directory that cannot be read, or that has no files of a job.
 func Read(dir string) (*Job, error) {
 	path, err := filepath.Abs(dir)
 	if err == nil {
@@ -95,7 +95,7 @@ func Read(dir string) (*Job, error) {
 			return err
 		}
 		if m := traceName.FindStringSubmatch(path); m != nil {
-			generation, _ := strconv.Atoi(m[1]) // 0 without
+			generation, _ := strconv.Atoi(m[1]) // 0 if there is none
 			rank, _ := strconv.Atoi(m[2])
 			traces[path] = traceID{generation, rank, m[1] != ""}
 			return nil
@@ -129,7 +129,7 @@ func Read(dir string) (*Job, error) {
 	return j, nil
 }
 
-// found counts a file of the job, or remarks on one that cannot be read.
+// found counts a file of the job, or adds a remark if it cannot be read.
 func (j *Job) found(path string, known bool, err error) {
 	if err != nil {
 		j.remarks = append(j.remarks, fmt.Sprintf("%s: %v", path, err))
@@ -138,7 +138,7 @@ func (j *Job) found(path string, known bool, err error) {
 	}
 }
 
-// read reads a file that is no trace, and says whether it is of a job.
+// read reads a file other than a trace, and reports whether it belongs to a job.
 func (j *Job) read(path string) (known bool, err error) {
 	switch filepath.Ext(path) {
 	case ".log":
@@ -199,7 +199,8 @@ func (j *Job) log(path string, number, rank int, launcher bool) error {
 	return lines.Err()
 }
 
-// launcherSays takes a line of the launcher's log; those without a time go on with the one before.
+// launcherSays handles a line of the launcher's log; a line without a time continues the one
+// before.
 func (a *attempt) launcherSays(line string) {
 	at, text, _ := strings.Cut(line, " ")
 	if len(at) == len("2006-01-02T15:04:05.000Z") && strings.HasSuffix(at, "Z") {
@@ -209,7 +210,7 @@ func (a *attempt) launcherSays(line string) {
 	}
 }
 
-// rows reads what fit.JSONLines or fit.CSV has written, and says whether there were epochs.
+// rows reads the output of fit.JSONLines or fit.CSV, and reports whether there were epochs.
 func (j *Job) rows(path string) (known bool, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -248,7 +249,7 @@ func (j *Job) rows(path string) (known bool, err error) {
 	return len(rows) > 0, err
 }
 
-// epochs adds the points of a file's epochs.
+// epochs adds the points for a file's epochs.
 func (j *Job) epochs(rows []map[string]float64) {
 	steps := 0.0 // before
 	for _, row := range rows {
@@ -265,7 +266,7 @@ func (j *Job) epochs(rows []map[string]float64) {
 	}
 }
 
-// point sets a point of a curve. A file's replaces a printed one, which may be rounded.
+// point sets a point of a curve. A point from a file replaces a printed one, which may be rounded.
 func (j *Job) point(id curveID, x, y float64, file bool) {
 	if j.curves[id] == nil {
 		j.curves[id] = map[float64]float64{}
@@ -299,8 +300,8 @@ func (j *Job) readTraces(ids map[string]traceID) {
 	}
 }
 
-// ofEarlierJobs returns which traces are of earlier jobs than the last one: a job of fewer ranks,
-// or of fewer generations, does not overwrite them all.
+// ofEarlierJobs returns the traces of jobs before the last one: a job with fewer ranks, or fewer
+// generations, does not overwrite them all.
 func ofEarlierJobs(traces []*trace) (all []int) {
 	var newest *trace
 	called := func(t *trace) bool { return t != nil && len(t.calls) > 0 }

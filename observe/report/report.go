@@ -16,7 +16,7 @@ import (
 //go:embed page.html
 var pageText string
 
-// These bound what the page has of a kind.
+// Limits on what the page shows.
 const (
 	mostPoints = 2000   // of a curve
 	mostSlow   = 10     // steps
@@ -25,7 +25,7 @@ const (
 	mostLate   = 100000 // numbers, of ranks in steps
 )
 
-// page is what the page shows, and its script reads.
+// page is the data that the page shows and its script reads.
 type page struct {
 	Job      string       `json:"job"`
 	Size     int          `json:"ranks"`
@@ -46,7 +46,7 @@ type page struct {
 	Within    float64        `json:"-"` // microseconds, of the clocks
 }
 
-// rankLine is a row of the table of ranks, for a step in the mean.
+// rankLine is a row of the table of ranks: the mean over steps.
 type rankLine struct {
 	Rank        int     `json:"rank"`
 	LateMillis  float64 `json:"late_ms"`
@@ -103,7 +103,7 @@ func (j *Job) page() *page {
 	return p
 }
 
-// charts returns the curves, those of training and validation together.
+// charts returns the curves; those of training and validation share a chart.
 func (j *Job) charts() (all []chart) {
 	ids := slices.SortedFunc(maps.Keys(j.curves), func(a, b curveID) int {
 		return cmp.Or(strings.Compare(a.over, b.over), strings.Compare(a.chart(), b.chart()),
@@ -127,7 +127,7 @@ func (j *Job) charts() (all []chart) {
 // chart is the title of the chart that a curve is in.
 func (id curveID) chart() string { return strings.TrimPrefix(id.name, "val_") }
 
-// thinned leaves out points in equal distances, and keeps the last.
+// thinned keeps points at equal distances, and the last.
 func thinned[T any](points []T, most int) (some []T) {
 	every := max(1, (len(points)+most-1)/max(most, 1))
 	for i := (len(points) - 1) % every; i < len(points) && i >= 0; i += every {
@@ -136,7 +136,7 @@ func thinned[T any](points []T, most int) (some []T) {
 	return some
 }
 
-// stepCurves adds the times and the throughput of the steps that traces have.
+// stepCurves adds the times and the throughput of the steps in the traces.
 func (j *Job) stepCurves() {
 	const over, window = "step of the traces", 20
 	for _, s := range j.steps {
@@ -218,7 +218,7 @@ func (m memory) chart() chart {
 	return chart{"memory of " + m.Name, "step of the plan", []curve{line}, true}
 }
 
-// Peak says when the plan keeps most.
+// Peak says when the plan uses the most memory.
 func (m memory) Peak() string {
 	text, most := "nothing", int64(0)
 	for i, s := range m.Steps {

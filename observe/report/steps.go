@@ -10,18 +10,18 @@ import (
 
 // trainStep is one period of the calls of all ranks.
 type trainStep struct {
-	Number   int       `json:"step"` // from 1, of those that the traces have
+	Number   int       `json:"step"` // from 1, counting the steps in the traces
 	Millis   float64   `json:"ms"`
 	Late     []float64 `json:"late"` // milliseconds behind the median rank, by rank
 	from, to nanos
 	calls    []*event
 }
 
-// longestPeriod is how many calls of a rank a step has at most.
+// longestPeriod is the largest number of calls of a rank in a step.
 const longestPeriod = 2048
 
-// cut cuts the traces of a generation into steps, none if their calls do not repeat. after is how
-// many there are of the generations before.
+// cut cuts the traces of a generation into steps; none if their calls do not repeat. after is the
+// number of steps in earlier generations.
 func (j *Job) cut(traces []*trace, after int) (all []*trainStep) {
 	ends := traces[0].ends()
 	number := make(map[callID]int, len(ends))
@@ -51,10 +51,10 @@ func (j *Job) cut(traces []*trace, after int) (all []*trainStep) {
 			}
 		}
 	}
-	return all[min(1, len(all)):] // what is before the first end is no whole step
+	return all[min(1, len(all)):] // anything before the first end is not a whole step
 }
 
-// meet finds out how late ranks are for the calls that they meet in.
+// meet computes how late ranks are for the calls that they share.
 func meet(traces []*trace) {
 	groups := map[callID][]*event{}
 	for _, t := range traces {
@@ -73,8 +73,8 @@ func meet(traces []*trace) {
 	}
 }
 
-// ends returns the last call of each step. Buckets of gradients say how many steps there are; calls
-// without them, how often they repeat.
+// ends returns the last call of each step. Buckets of gradients give the number of steps; for calls
+// without buckets, the repetition does.
 func (t *trace) ends() (ids []callID) {
 	var calls []*event
 	var names []string
@@ -102,7 +102,7 @@ func (t *trace) ends() (ids []callID) {
 			ids, began = append(ids, calls[i-1].id()), i
 		}
 	}
-	if n := len(ids); n > 1 { // it ends as most do
+	if n := len(ids); n > 1 { // it ends like most steps
 		usual := t.common[ids[n/2]].signature()
 		if i := slices.Index(names[began:], usual); i >= 0 {
 			ids = append(ids, calls[began+i].id())
@@ -111,7 +111,7 @@ func (t *trace) ends() (ids []callID) {
 	return ids
 }
 
-// period returns after how many names nearly all repeat, 0 if they do not.
+// period returns the number of names after which nearly all repeat, 0 if they do not.
 func period(names []string) int {
 	shares, best := []float64{0}, 0.0
 	for p := 1; p <= min(len(names)/2, longestPeriod); p++ {
@@ -131,8 +131,8 @@ func period(names []string) int {
 	return slices.IndexFunc(shares, func(share float64) bool { return share >= close*best })
 }
 
-// opening returns which call is the first of a step: of those that each step has once, the one
-// that comes after the longest pause. There may be none.
+// opening returns the call that comes first in a step. Among the calls that each step has once, it
+// is the one after the longest pause. There may be none.
 func opening(calls []*event, names []string, steps float64) (first string) {
 	pauses := map[string][]nanos{}
 	for i := 1; i < len(calls); i++ {
@@ -151,19 +151,19 @@ func opening(calls []*event, names []string, steps float64) (first string) {
 	return first
 }
 
-// purpose says for what a call was made: "DataParallel.Save: allgather".
+// purpose says what a call was made for: "DataParallel.Save: allgather".
 func purpose(c *event) string {
 	if !c.whole() {
 		return "part"
 	}
 	text, _, _ := strings.Cut(c.Args.What, " of ")
-	if strings.HasPrefix(text, "replay ") { // with its number
+	if strings.HasPrefix(text, "replay ") { // its number follows
 		return "replay"
 	}
 	return text
 }
 
-// slowFrom is how many medians a slow step takes.
+// slowFrom is the number of medians from which on a step counts as slow.
 const slowFrom = 1.1
 
 // slow is a step that took longer than most.
@@ -190,7 +190,7 @@ func slowest(all []*trainStep, n int) (some []slow, middle *trainStep) {
 	return some, middle
 }
 
-// why says what a step has that the middle one does not have.
+// why says what differs in a step from the middle one.
 func (s *trainStep) why(middle *trainStep) string {
 	var reasons []string
 	rank := 0
@@ -222,7 +222,7 @@ func (s *trainStep) why(middle *trainStep) string {
 	return strings.Join(reasons, "; ")
 }
 
-// median returns the middle one of some values.
+// median returns the middle value.
 func median[T cmp.Ordered](some []T) T {
 	sorted := slices.Sorted(slices.Values(some))
 	return sorted[len(sorted)/2]

@@ -39,13 +39,13 @@ type callID struct {
 type event struct {
 	*chrome.Event
 	kind         backend.Kind
-	last, behind nanos // when the last rank began the call; by how much the median rank was earlier
+	last, behind nanos // when the last rank began the call; how much earlier the median rank did
 }
 
 func (c *event) id() callID { return callID{c.Args.Group, c.Args.Seq} }
 func (c *event) end() nanos { return c.Start + c.Took }
 
-// whole reports whether c is no part of a call.
+// whole reports whether c is a whole call, not a part of one.
 func (c *event) whole() bool { return c.Category == chrome.Collective }
 
 // syncs reports whether no rank's call can end before every rank's has begun.
@@ -59,8 +59,8 @@ func (c *event) syncs() bool {
 
 type nanos = chrome.Nanos
 
-// groupName finds the name of a job in that of its group, before what is unique to the group, and
-// generationName what an elastic job has in between.
+// groupName finds the name of a job in the name of its group, before the part that is unique to the
+// group. generationName finds what an elastic job has in between.
 var (
 	groupName      = regexp.MustCompile(`^(.*)-[A-Z2-7]{8}`)
 	generationName = regexp.MustCompile(`\.\d+$`)
@@ -75,7 +75,7 @@ func (t *trace) jobOf() string {
 	return name
 }
 
-// readTrace returns nil for a file that is no trace.
+// readTrace returns nil for a file that is not a trace.
 func readTrace(path string, id traceID) (*trace, error) {
 	text, err := os.ReadFile(path)
 	if err == nil && len(text) == 0 { // a session makes the file when it starts
@@ -96,7 +96,7 @@ func readTrace(path string, id traceID) (*trace, error) {
 			t.names = append(t.names, e)
 		default:
 			e.Process = id.rank    // in the job
-			if id.generation > 0 { // whose calls are counted anew
+			if id.generation > 0 { // its calls are counted from the start again
 				e.Args.Group += fmt.Sprintf(" of generation %d", id.generation)
 			}
 			c := &event{Event: e}
@@ -128,14 +128,15 @@ func (j *Job) WriteChrome(w io.Writer) error {
 	return chrome.Write(w, all)
 }
 
-// clock says how far a rank's clock is ahead of the first one's, at some times of its own.
+// clock says how far a rank's clock is ahead of the first rank's, at some times on the rank's
+// clock.
 type clock struct {
 	at, ahead []nanos
-	within    nanos // half of what the bounds leave
+	within    nanos // half of the interval that the bounds leave
 	unknown   bool  // the ranks have no call in common
 }
 
-// common returns a time of the rank's on the common clock.
+// common converts a time of the rank to the common clock.
 func (c clock) common(t nanos) nanos {
 	n := len(c.at)
 	if n == 0 {
@@ -152,17 +153,17 @@ func (c clock) common(t nanos) nanos {
 	return t - c.ahead[i-1] - nanos(part*float64(c.ahead[i]-c.ahead[i-1]))
 }
 
-// callsOfBound is from how many calls a bound of a clock is taken at least, and maxBounds how many
-// bounds there are at most.
+// callsOfBound is the minimum number of calls for a bound of a clock, and maxBounds the maximum
+// number of bounds.
 const (
 	callsOfBound = 64
 	maxBounds    = 32
-	// sameClock is how far two recorders of one machine may be apart, whose processes measure a
-	// tick each.
+	// sameClock is how far apart two recorders of one machine may be: each process measures the
+	// length of a tick itself.
 	sameClock nanos = 20_000
 )
 
-// align brings the traces of a generation onto the clock of the first one.
+// align converts the traces of a generation to the clock of the first one.
 func align(traces []*trace) {
 	for i, t := range traces {
 		if i > 0 {
@@ -178,11 +179,11 @@ func align(traces []*trace) {
 	}
 }
 
-// clockOf bounds how far the clock of t is ahead of another. A collective in which every rank needs
-// the data of all others is a round trip: none ends before the last one has begun, so each bounds
-// that from both sides, and many bound it closely. Where the bounds allow it the clocks count as
-// one, as on one machine. Elsewhere the middle is taken, anew every few hundred calls, since clocks
-// drift.
+// clockOf bounds how far the clock of t is ahead of the clock of another trace. A collective in
+// which every rank needs the data of all others is a round trip: no rank ends before the last one
+// has begun. So each such call bounds the difference from both sides, and many bound it closely. If
+// the bounds allow it, the clocks count as one, as on one machine. Otherwise the middle is taken,
+// anew every few hundred calls, since clocks drift.
 func clockOf(t, of *trace) (c clock) {
 	var at, low, high []nanos
 	for _, mine := range t.calls {
@@ -201,7 +202,7 @@ func clockOf(t, of *trace) (c clock) {
 		from, to := i*len(at)/n, (i+1)*len(at)/n
 		slices.Sort(low[from:to])
 		slices.Sort(high[from:to])
-		// A rank may have been off its core between a call and its note: some bounds are wrong.
+		// A rank may have been off its core between a call and its record: some bounds are wrong.
 		wrong := (to - from) / 20
 		least, most := low[to-1-wrong], high[from+wrong]
 		if least > sameClock || most < -sameClock {
@@ -217,10 +218,10 @@ func clockOf(t, of *trace) (c clock) {
 	return c
 }
 
-// numbered matches what differs between the calls of two steps.
+// numbered matches the numbers that differ between the calls of two steps.
 var numbered = regexp.MustCompile(`\(call \d+|^replay \d+`)
 
-// signature is what a call has in common with that of the next step.
+// signature is the part of a call that the next step's call shares.
 func (c *event) signature() string {
 	return c.Args.Group + " " + numbered.ReplaceAllString(c.Args.What, "")
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// sent returns the bytes that a call on n ranks sends from one to another. bytes is the size of the
-// larger buffer of the call. By NCCL they go round a ring, otherwise directly: whole operands in
-// one shot, chunks in two-shot and all that is not known better.
+// sent returns the bytes that a call on n ranks sends from one rank to another. bytes is the size
+// of the larger buffer of the call. NCCL sends them round a ring, others directly: whole operands
+// in one-shot, chunks in two-shot and in anything unknown.
 func sent(k backend.Kind, algorithm string, n, root int, bytes int64, from, to int) int64 {
 	part := bytes / int64(n)
 	oneShot := slices.Contains([]string{"one-shot", "ll", "mesh"}, algorithm)
@@ -20,7 +20,7 @@ func sent(k backend.Kind, algorithm string, n, root int, bytes int64, from, to i
 		k == backend.Gather && to != root || k == backend.Scatter && from != root:
 		return 0
 	case ring && (k == backend.Broadcast && to == root || k == backend.Reduce && from == root):
-		return 0 // the last one of the ring
+		return 0 // the last rank of the ring
 	case ring && (k == backend.Broadcast || k == backend.Reduce):
 		return bytes
 	case ring && k == backend.AllReduce:
@@ -43,7 +43,7 @@ func sent(k backend.Kind, algorithm string, n, root int, bytes int64, from, to i
 	return part
 }
 
-// at returns n bytes if they are sent.
+// at returns n if it is sent, else 0.
 func at(sent bool, n int64) int64 {
 	if sent {
 		return n

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// HostLost is the error of a job on hosts that has lost one: the connection to it has ended.
+// HostLost is the error of a job on hosts when the connection to one of them has ended.
 type HostLost struct {
 	Host string // as it is in Job.Hosts
 
@@ -22,7 +22,7 @@ type HostLost struct {
 	why   error
 }
 
-// Error names the host and says what is known of its loss.
+// Error names the host and says what is known about its loss.
 func (e *HostLost) Error() string {
 	return fmt.Sprintf("host %s is lost, with %s: %v", e.Host, span(e.ranks), e.why)
 }
@@ -37,7 +37,7 @@ type cluster struct {
 
 // newCluster prepares the job.
 func newCluster(j Job, b *builder) *cluster {
-	var noticing sync.Mutex // hosts do at any time
+	var noticing sync.Mutex // hosts can call it at any time
 	notice := j.notice
 	j.Notice = func(text string) {
 		noticing.Lock()
@@ -51,8 +51,8 @@ func newCluster(j Job, b *builder) *cluster {
 	return c
 }
 
-// attempt runs the ranks once; n counts from 0. In the first attempt every host must be there.
-// Later, a host that cannot be reached is left out.
+// attempt runs the ranks once; n counts from 0. In the first attempt every host must be reachable.
+// Later attempts leave out hosts that are not.
 func (c *cluster) attempt(ctx context.Context, n int) error {
 	for {
 		used, missing := c.choose()
@@ -74,8 +74,8 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 	}
 }
 
-// choose divides the ranks among hosts: those that were never lost, then those that were. It says
-// for how many there is no slot. An elastic job uses all hosts.
+// choose divides the ranks among hosts, preferring hosts that were never lost. missing is the
+// number of ranks without a slot. An elastic job uses all hosts.
 func (c *cluster) choose() (used []*remote, missing int) {
 	missing = c.job.Ranks
 	if c.job.Elastic != nil {
@@ -95,7 +95,7 @@ func (c *cluster) choose() (used []*remote, missing int) {
 	return used, missing
 }
 
-// placement says which ranks are where, and which hosts are left out.
+// placement says which ranks run where, and which hosts are left out.
 func (c *cluster) placement(used []*remote, missing int) string {
 	var with, without []string
 	next := 0
@@ -159,8 +159,8 @@ func unreached(hosts []*remote) error {
 	return errors.Join(errs...)
 }
 
-// each does something with all hosts at once. Where that fails, the host is down. A signal, or the
-// end of ctx, stops it.
+// each does something with all hosts at once. A host where that fails is down. A signal, or the end
+// of ctx, stops it.
 func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) error) error {
 	all := forAll(hosts, func(h *remote) {
 		if err := f(h); err != nil {
@@ -177,7 +177,7 @@ func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) err
 	return stopped
 }
 
-// forAll does something with all hosts at once. The channel is closed when that is done.
+// forAll does something with all hosts at once. It closes the channel when all are done.
 func forAll(hosts []*remote, f func(*remote)) <-chan struct{} {
 	var running sync.WaitGroup
 	for _, h := range hosts {
@@ -191,7 +191,7 @@ func forAll(hosts []*remote, f func(*remote)) <-chan struct{} {
 	return all
 }
 
-// run makes attempt n, with so many ranks, on hosts that are connected.
+// run makes attempt n, with a number of ranks, on connected hosts.
 func (c *cluster) run(ctx context.Context, used []*remote, ranks, n int) error {
 	j := c.job
 	j.Ranks = ranks
@@ -204,7 +204,7 @@ func (c *cluster) run(ctx context.Context, used []*remote, ranks, n int) error {
 	return w.attempt(ctx, n)
 }
 
-// task is what a host runs of an attempt.
+// task is a host's part of an attempt.
 func (w *watch) task(h *remote) *task {
 	t := &task{Program: w.job.Program, Args: w.job.Args, Env: w.env, Dir: w.job.Dir,
 		Grace: w.job.Grace}
@@ -220,8 +220,8 @@ func (w *watch) task(h *remote) *task {
 	return t
 }
 
-// startThere starts a rank on the first host that has room, or else on one that was just lost.
-// There it ends at once.
+// startThere starts a rank on the first host that has room. If none has, it picks a host that was
+// just lost, where the rank ends at once.
 func (w *watch) startThere(r *rank) {
 	if r.host, r.slot = w.room(); r.host == nil {
 		r.host = w.hosts[max(0, slices.IndexFunc(w.hosts, (*remote).isDown))]
@@ -234,8 +234,8 @@ func (w *watch) startThere(r *rank) {
 	r.host.order(order{Start: &member{r.number, w.own(r)}})
 }
 
-// room returns the first host that takes another rank, and its first slot that is free; nil if none
-// does.
+// room returns the first host that takes another rank, and its first free slot; nil if there is
+// none.
 func (w *watch) room() (*remote, int) {
 	for _, h := range w.hosts {
 		if slot := w.freeSlot(h); slot < h.ranks && !h.isDown() && !h.unfit {
@@ -245,7 +245,7 @@ func (w *watch) room() (*remote, int) {
 	return nil, 0
 }
 
-// freeSlot returns the first slot of a host that no rank has, nil for this machine.
+// freeSlot returns the first free slot of a host; nil is this machine.
 func (w *watch) freeSlot(h *remote) (slot int) {
 	for slices.ContainsFunc(w.ranks, func(r *rank) bool {
 		return r.host == h && r.slot == slot && !r.over
@@ -255,9 +255,9 @@ func (w *watch) freeSlot(h *remote) (slot int) {
 	return slot
 }
 
-// reached finds out by which addresses hosts reach each other: those by which ssh reaches them,
-// unless that is an address of this machine alone. Such a host is this machine, which others reach
-// where their ssh comes from.
+// reached finds the addresses by which hosts reach each other. These are the addresses by which ssh
+// reaches them, unless such an address is local to this machine. That host is this machine: others
+// reach it at the address that their ssh connections come from.
 func reached(hosts []*remote) {
 	for _, h := range hosts {
 		for _, other := range hosts {

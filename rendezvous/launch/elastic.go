@@ -13,23 +13,26 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Elastic makes a job whose ranks are replaced one by one. The program joins it by
+// Elastic makes a job whose ranks are replaced one by one. The program joins the job by
 // euryale.JoinElastic.
 type Elastic struct {
-	// Least is how many ranks the job needs to go on; with fewer it waits for replacements.
+	// Least is the number of ranks that the job needs to go on; with fewer it waits for
+	// replacements.
 	Least int
-	// Spares is how many processes wait for a rank to be lost, with their program loaded.
+	// Spares is the number of processes that wait, with their program loaded, to replace a lost
+	// rank.
 	Spares int
 }
 
 const (
-	// stoppedLooks is after how many looks in a row a process that is stopped is ended: the others
-	// wait for it.
+	// stoppedLooks is the number of looks in a row that must find a process stopped before it is
+	// ended: the others wait for it.
 	stoppedLooks = 3
-	// maxFaults is how many processes may fail (see fails) in one step of the job. After that
-	// nothing is started any more: the program is at fault. It is also how many newcomers in a row
-	// may end on a host, in whatever way, before their first step. After that nothing is started on
-	// this host: it is at fault, such as by too little memory, whose processes the kernel kills.
+	// maxFaults is how many processes may fail (see fails) in one step of the job. Once so many
+	// have, the program is at fault, and nothing more is started. It is also how many newcomers in
+	// a row may end on a host, for any reason, before their first step. After that the host is at
+	// fault and gets no more processes: it may have too little memory, so that the kernel kills
+	// them.
 	maxFaults = 5
 )
 
@@ -37,26 +40,26 @@ const (
 type pool struct {
 	*Elastic
 	register *rendezvous.Register
-	faults   int      // processes that have failed in step
+	faults   int      // processes that failed in step
 	step     int      // of the job
 	finished bool     // a process has done its last step
-	failed   []ending // of processes that have failed after their last step
+	failed   []ending // processes that failed after their last step
 	unfit    bool     // newcomers on this machine end before their first step
 
 	job *elastic.Observer
 
 	mu     sync.Mutex
-	view   elastic.View // of the present generation
-	fit    map[int]bool // numbers of processes of past ones that have done a step
-	behind map[int]bool // numbers of processes that the others have left behind, alive
+	view   elastic.View // of the current generation
+	fit    map[int]bool // numbers of processes of past generations that have done a step
+	behind map[int]bool // numbers of live processes that the others have left behind
 
-	over    chan error // tells that nobody has the parameters any more
-	lost    error      // that it has told
+	over    chan error // reports that no process has the parameters any more
+	lost    error      // the error from over
 	stop    context.CancelFunc
 	watches sync.WaitGroup
 }
 
-// check finds what no job can have.
+// check reports values that no job can have.
 func (e *Elastic) check(j Job) error {
 	switch {
 	case e.Least < 1 || e.Least > j.Ranks:
@@ -115,7 +118,7 @@ func (p *pool) close() {
 	p.register.Close()
 }
 
-// goesOn hears of a generation, and who of the one before is left behind.
+// goesOn is told of a generation, and which processes of the one before are left behind.
 func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,9 +131,9 @@ func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
 	p.view = v
 }
 
-// allows returns how long the process of a number may go on with what it does, 0 for any time. The
-// others have left it behind, or wait for it. The launcher of a host, which has no pool, does not
-// know.
+// allows returns how long a process may go on with what it does once the others have left it behind
+// or wait for it; 0 means any time. The launcher of a host has no pool and cannot tell: it returns
+// 0.
 func (p *pool) allows(number int, patience time.Duration) time.Duration {
 	if p == nil {
 		return 0
@@ -149,19 +152,19 @@ func (p *pool) allows(number int, patience time.Duration) time.Duration {
 	return 0
 }
 
-// bury tells the job that a process, counted from 1, has ended. It reports whether that had done
-// its last step, and whether any process has.
+// bury tells the job that a process, counted from 1, has ended. It reports whether this process had
+// done its last step, and whether any process has.
 func (p *pool) bury(process int) (left, finished bool) {
 	// the register is in this process: only a closed one returns an error
 	left, finished, _ = p.job.Bury(context.Background(), elastic.ID(process))
 	return left, finished
 }
 
-// variable tells a process which one it is of a job of so many ranks.
+// variable tells a process its number and place in a job of that many ranks.
 func (p *pool) variable(r *rank, ranks int) string {
 	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(r.number + 1), First: ranks,
 		Limits: elastic.Limits{Least: p.Least, Most: ranks}}
-	if p.Spares == 0 { // which do not know whose place they take
+	if p.Spares == 0 { // spares do not know whose place they take
 		e.Seat = r.slot + 1
 	}
 	if r.host != nil {
@@ -176,8 +179,8 @@ func (p *pool) reached(h *remote) string {
 	return net.JoinHostPort(h.guest, port)
 }
 
-// replaces hears of the end of a process, and reports whether another one is to take its place. One
-// that has ended well before its last step has left its place for good.
+// replaces is told of the end of a process, and reports whether to start another one in its place.
+// A process that ends well before its last step gives up its place for good.
 func (p *pool) replaces(e ending) bool {
 	left, finished := p.bury(e.rank + 1)
 	p.mu.Lock()
@@ -195,15 +198,15 @@ func (p *pool) replaces(e ending) bool {
 	return !p.finished && e.failed() && p.faults < maxFaults
 }
 
-// fails reports whether a process has failed by itself: no signal has ended it, its host is not
-// lost, and the others have not left it behind, as they do where the machine has no time for it.
-// p.mu is held.
+// fails reports whether a process has failed by itself: no signal ended it, its host is not lost,
+// and the others have not left it behind, as they do if the machine has no time for it. p.mu is
+// held.
 func (p *pool) fails(e ending) bool {
 	return e.failed() && !wasEnded(e.Status) && !e.lost() && !p.behind[e.rank]
 }
 
-// excludes hears of the end of a process, and reports whether it is the one after which nothing is
-// started on its host any more, or on this machine.
+// excludes is told of the end of a process. It reports whether from now on nothing more is started
+// on its host, or on this machine.
 func (w *watch) excludes(e ending) bool {
 	host, excluded := w.rank(e.rank).host, &w.pool.unfit
 	if host != nil {

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// cause is how the rank that failed first did so.
+// cause is the way in which the first rank failed.
 type cause int
 
 const (
@@ -26,17 +26,17 @@ const (
 
 // Failed is the error of a job in which a rank failed.
 type Failed struct {
-	Host   string             // the one of Job.Hosts it was on, if any
+	Host   string             // the one of Job.Hosts that it ran on, if any
 	Rank   int                // the rank that failed first
 	Status syscall.WaitStatus // how its process ended
 	Lines  []string           // its last lines on standard error, if they were read
 	Seen   string             // unless it ended by itself, what another rank said of it
-	Others []int              // the ranks that failed or were ended after it
+	Others []int              // the ranks that failed later or were ended
 	Hang   []string           // where the ranks hang that SIGKILL did not end
 
 	cause     cause // how the rank failed
-	elsewhere []int // the ranks of other machines that its error blames
-	why       error // in place of all this, if nothing is known of the rank's end
+	elsewhere []int // the ranks on other machines that its error blames
+	why       error // replaces all this if nothing is known of the rank's end
 	usage     bool
 }
 
@@ -103,8 +103,8 @@ func (e *Failed) how() string {
 	return fmt.Sprintf("signal: %v", e.Status.Signal())
 }
 
-// ExitCode is the code of the rank, 128 and the number of the signal that
-// killed it; 1 if it did not end by itself, or with 0.
+// ExitCode is the rank's exit code, or 128 plus the number of the signal that killed it; 1 if it
+// did not end by itself, or ended with 0.
 func (e *Failed) ExitCode() int {
 	switch {
 	case e.cause != causeEnded:
@@ -126,7 +126,7 @@ type Interrupted struct{ Signal os.Signal }
 // Error names the signal.
 func (e *Interrupted) Error() string { return fmt.Sprintf("stopped by a signal: %v", e.Signal) }
 
-// ExitCode is 128 and the number of the signal, as shells count.
+// ExitCode is 128 plus the number of the signal, as in shells.
 func (e *Interrupted) ExitCode() int {
 	if s, ok := e.Signal.(syscall.Signal); ok {
 		return 128 + int(s)

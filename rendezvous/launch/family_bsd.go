@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// attributes have a process lead a group. It goes on if the launcher is killed.
+// attributes makes a process lead a group. It goes on if the launcher is killed.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // wait waits for the process to end, and reaps it. While others of its group are left, the group

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes have a process lead a group, and end with the launcher.
+// attributes makes a process lead a group, and end with the launcher.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// wait returns when the process has ended, which keeps its number until it is reaped: what is left
-// of its group can be killed until then.
+// wait returns when the process has ended, without reaping it. So the process keeps its number, and
+// the rest of its group can still be killed.
 func (f family) wait() *os.ProcessState {
 	pid := f.cmd.Process.Pid
 	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {

@@ -11,15 +11,15 @@ import (
 
 // Host is a machine that ssh reaches.
 type Host struct {
-	// Name is what ssh is given: a name, an address or an alias of ssh's configuration, with
-	// USER@ before it or not.
+	// Name is passed to ssh: a name, an address or an alias of ssh's configuration, optionally with
+	// USER@ before it.
 	Name string
-	// Slots is how many ranks the host takes at most.
+	// Slots is the maximum number of ranks on the host.
 	Slots int
 }
 
-// ParseHosts reads a list of hosts such as a:4,b:4,user@c,[fd00::7]:2, as Open MPI's option -H
-// takes it. A host without a number takes one rank. One that is listed again takes more.
+// ParseHosts reads a list of hosts such as a:4,b:4,user@c,[fd00::7]:2, in the form of Open MPI's
+// option -H. A host without a number takes one rank. Listing a host again adds ranks.
 func ParseHosts(list string) (hosts []Host, err error) {
 	for entry := range strings.SplitSeq(list, ",") {
 		name, slots := entry, "1"
@@ -38,9 +38,9 @@ func ParseHosts(list string) (hosts []Host, err error) {
 	return hosts, nil
 }
 
-// ReadHostfile reads a hostfile as Open MPI takes it: a host in each line, with slots=N, the number
-// of ranks that it takes, or 1. A user may be given as USER@HOST or by user=USER. Of max_slots
-// nothing follows. Text after # is a comment.
+// ReadHostfile reads a hostfile in Open MPI's form. Each line has a host, with slots=N for the
+// number of ranks that it takes, or 1. A user may be given as USER@HOST or by user=USER. max_slots
+// has no effect. Text after # is a comment.
 func ReadHostfile(r io.Reader) (hosts []Host, err error) {
 	lines := bufio.NewScanner(r)
 	for number := 1; lines.Scan(); number++ {
@@ -90,7 +90,7 @@ func readHost(name, settings string) (Host, error) {
 	return h, nil
 }
 
-// addHost adds slots of a host.
+// addHost adds slots to a host.
 func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 	user, address, found := strings.Cut(name, "@")
 	if !found {
@@ -117,7 +117,7 @@ func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 	return append(hosts, h), nil
 }
 
-// check finds what no host can have.
+// check reports values that no host can have.
 func (h Host) check() error {
 	if h.Slots < 1 || h.Slots > MaxRanks {
 		return fmt.Errorf("host %s with %d ranks: a host takes 1 to %d", h.Name, h.Slots, MaxRanks)
@@ -125,7 +125,7 @@ func (h Host) check() error {
 	return nil
 }
 
-// Slots is how many ranks hosts take together.
+// Slots is the total number of ranks that hosts take.
 func Slots(hosts []Host) (n int) {
 	for _, h := range hosts {
 		n += h.Slots

@@ -32,10 +32,10 @@ func platformOf(system, machine string) platform {
 	return platform{strings.ToLower(system), machine}
 }
 
-// file is what hosts get a copy of.
+// file is a file that is copied to hosts.
 type file struct {
 	path, name string
-	hash       string // of its content, which is the directory of the copy
+	hash       string // of its content; the name of the copy's directory
 	size       int64
 }
 
@@ -48,7 +48,7 @@ func newFile(path string) (file, error) {
 	defer f.Close()
 	h := sha256.New()
 	size, err := io.Copy(h, f)
-	// the script reads words
+	// the script splits its input into words
 	name := strings.Join(strings.Fields(filepath.Base(path)), " ")
 	return file{path, cmp.Or(name, "program"), fmt.Sprintf("sha256-%x", h.Sum(nil)), size}, err
 }
@@ -99,8 +99,8 @@ func (c *cluster) programFor(ctx context.Context, p platform) (string, error) {
 	return path, err
 }
 
-// building returns the variables to build for a platform with. The executable needs no library of
-// the host, unless cgo was asked for.
+// building returns the variables for a build for a platform. Unless cgo was asked for, the
+// executable needs no library of the host.
 func building(p platform) []string {
 	env := []string{"GOOS=" + p.os, "GOARCH=" + p.arch}
 	asked := os.Getenv("CGO_ENABLED") == "1" || strings.Contains(os.Getenv("GOFLAGS"), "-tags")
@@ -110,7 +110,7 @@ func building(p platform) []string {
 	return env
 }
 
-// builtFor returns the platform of a Go program, none if it is not one.
+// builtFor returns the platform of a Go program; the zero value for any other file.
 func builtFor(path string) platform {
 	return platform{setting(path, "GOOS"), setting(path, "GOARCH")}
 }
@@ -120,7 +120,7 @@ func usesGPU(path string) bool {
 	return strings.Contains(","+setting(path, "-tags")+",", ",gpu,")
 }
 
-// setting returns how a Go program was built, "" if it does not say or is none.
+// setting returns a build setting of a Go program, "" if it is not recorded or not a Go program.
 func setting(path, key string) string {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {

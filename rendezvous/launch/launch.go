@@ -23,73 +23,71 @@ const (
 	// MaxRanks bounds Job.Ranks. It is far above the number of CPUs of a machine, and
 	// small enough that the pipes of all ranks fit the usual limit of open files.
 	MaxRanks = 1024
-	// defaultGrace is Job.Grace if it is 0. It is short: after a failure there is
-	// nothing to wait for, and after Ctrl-C a user waits. Programs that save on SIGTERM
-	// need a larger Job.Grace.
+	// defaultGrace replaces a Job.Grace of 0. It is short: after a failure there is nothing to wait
+	// for, and after Ctrl-C a user waits. Programs that save on SIGTERM need a larger Job.Grace.
 	defaultGrace = time.Second
-	// lastCalls is how many collectives a rank prints on SIGQUIT.
+	// lastCalls is the number of collectives that a rank prints on SIGQUIT.
 	lastCalls = 10
 )
 
-// Job is what to run.
+// Job says what to run.
 type Job struct {
-	// Program is an executable, or the directory of a Go package, which is built
-	// first, into a temporary directory that is removed at the end. A script whose first
-	// line does not say what runs it is run by /bin/sh, if its name ends in .sh or has no
-	// such end.
+	// Program is an executable, or the directory of a Go package. A package is built first, into a
+	// temporary directory that is removed at the end. If the first line of a script does not say
+	// what runs it, /bin/sh runs it, provided that its name has the extension .sh or none.
 	Program string
-	// Args go to the program as they are.
+	// Args are passed to the program unchanged.
 	Args []string
-	// Ranks is how many processes to start, 1 to [MaxRanks] on a machine.
+	// Ranks is the number of processes to start, 1 to [MaxRanks] on a machine.
 	Ranks int
-	// Hosts are machines to start the ranks on by ssh, in this order, instead of on this one.
-	// Those that get none are spares: after a failure they take the place of lost hosts. With
-	// Elastic all are used, and Slots bounds the processes of each. Stdin must be nil. A Program
-	// without a slash is each host's own, from its PATH. Go packages are built for the system of
-	// each host.
+	// Hosts are machines on which ssh starts the ranks, in this order, instead of on this machine.
+	// Hosts without a rank are spares: after a failure they replace lost hosts. With Elastic all
+	// hosts are used, and Slots bounds the processes on each. Stdin must be nil. A Program without
+	// a slash is looked up in each host's own PATH. Go packages are built for the system of each
+	// host.
 	Hosts []Host
-	// Rendezvous is HOST:PORT, an address of the first of Hosts that the others reach, if that
-	// is not the one by which ssh reaches it, or "".
+	// Rendezvous is HOST:PORT, an address by which the others reach the first of Hosts. Set it if
+	// that is not the address by which ssh reaches it; otherwise "".
 	Rendezvous string
-	// Machines says which part of a job on several machines this is; nil for all of it.
+	// Machines says which part of a job on several machines this one is; nil if it is the whole
+	// job.
 	Machines *Machines
-	// Elastic has ranks that are lost replaced; nil for a job that ends with the first of them.
+	// Elastic makes the job replace lost ranks; nil for a job that ends with the first of them.
 	Elastic *Elastic
-	// Env is the environment that the ranks get, with their own variables on
-	// top; nil means that of this process. On Hosts it is put on top of theirs; nil means those
-	// of this process that are Euryale's or NCCL's.
+	// Env is the environment of the ranks, to which their own variables are added; nil means the
+	// environment of this process. On Hosts it is added to theirs; nil means those variables of
+	// this process that belong to Euryale or NCCL.
 	Env []string
-	// Dir is the working directory of the ranks; "" means that of this process. Hosts that
-	// do not have it take the one in which ssh starts commands.
+	// Dir is the working directory of the ranks; "" means the directory of this process. Hosts
+	// without that directory use the one in which ssh starts commands.
 	Dir string
 	// Stdin is the input of rank 0 on the first attempt, nil for none; with Elastic, of process 0.
 	Stdin *os.File
-	// Stdout and Stderr take the outputs of the ranks, nil for nowhere.
+	// Stdout and Stderr take the outputs of the ranks; nil discards them.
 	Stdout, Stderr io.Writer
 	// Plain leaves the prefixes out.
 	Plain bool
-	// LogDir is a directory that gets a file with the output of each rank, without
-	// prefixes: attempt_0/rank_0.log and so on, with Elastic of each process, and
-	// attempt_0/launcher_0.log, which says when the attempt began, when it ended, and how. It must
-	// not hold such files yet: a second job needs a directory of its own. Launchers of several
-	// machines may share one. "" is for none.
+	// LogDir is a directory for log files: one with the output of each rank, without prefixes, at
+	// attempt_0/rank_0.log and so on (with Elastic, of each process), and attempt_0/launcher_0.log,
+	// which says when the attempt began, when it ended, and how. It must not hold such files yet:
+	// every job needs a new directory. Launchers of several machines may share one. "" means no
+	// logs.
 	LogDir string
 	// Grace is the time between the signal that tells ranks to end and SIGKILL; 0
 	// means a second.
 	Grace time.Duration
 	// MaxRestarts is how many times all ranks are restarted after one has failed.
 	MaxRestarts int
-	// Signals brings the signals to pass to the ranks, such as from
-	// signal.Notify; nil for none.
+	// Signals delivers signals to pass to the ranks, such as from signal.Notify; nil for none.
 	Signals <-chan os.Signal
-	// Notice takes lines for the user: that all ranks are restarted, and why, and which
-	// SIGKILL does not end. nil drops them.
+	// Notice is called with lines for the user: that all ranks are restarted, and why, and which
+	// ranks SIGKILL does not end. nil drops them.
 	Notice func(text string)
 
 	times times
 }
 
-// times are the times of the launcher that tests shorten; 0 stands for those of defaultTimes.
+// times are launcher times that tests shorten; 0 means the value of defaultTimes.
 type times struct {
 	kill   time.Duration // from SIGKILL until ranks that are still there are named
 	giveUp time.Duration // from then until the launcher ends without them
@@ -99,16 +97,16 @@ type times struct {
 // defaultTimes give processes time to free the memory of several GPUs.
 func defaultTimes() times { return times{5 * time.Second, 15 * time.Second, time.Second} }
 
-// orDefault puts the default in the place of each 0.
+// orDefault replaces each 0 by the default.
 func (t times) orDefault() times {
 	d := defaultTimes()
 	return times{cmp.Or(t.kill, d.kill), cmp.Or(t.giveUp, d.giveUp), cmp.Or(t.look, d.look)}
 }
 
-// Machines is the place of this machine in a job on several. Each has a launcher of its own, with
-// the same Job.Ranks.
+// Machines is the place of this machine in a job on several. Each machine has a separate launcher,
+// with the same Job.Ranks.
 type Machines struct {
-	// Count is how many there are, and Number which of them this is, from 0.
+	// Count is the number of machines, and Number is the number of this one, from 0.
 	Count, Number int
 	// Rendezvous is HOST:PORT: an address of machine 0, where its rank 0 serves the others.
 	Rendezvous string
@@ -116,7 +114,7 @@ type Machines struct {
 	Token string
 }
 
-// check finds what no job can have.
+// check reports values that no job can have.
 func (m *Machines) check() error {
 	switch err := checkMeeting(m.Rendezvous); {
 	case m.Count < 1 || m.Number < 0 || m.Number >= m.Count:
@@ -141,16 +139,16 @@ func checkMeeting(at string) error {
 	return nil
 }
 
-// Run runs a job to its end. When ctx ends, Run does what it does on SIGTERM. The
-// error is a [*Failed] if a rank failed in the last attempt, a [*HostLost], an [*Interrupted]
-// after a signal, the cause of ctx, or an error of the start or the output.
+// Run runs a job to its end. When ctx ends, Run acts as on SIGTERM. The error is a [*Failed] if a
+// rank failed in the last attempt, a [*HostLost], an [*Interrupted] after a signal, the cause of
+// ctx, or an error of the start or the output.
 //
-// A rank may be held in the kernel, so that SIGKILL does not end it, or nobody may read its output.
-// Run then returns without it, 20 seconds after SIGKILL. A process that the kernel holds still ends
-// once it is let go.
+// The kernel may hold a rank so that SIGKILL does not end it, or nobody may read its output. Run
+// then returns without it, 20 seconds after SIGKILL. A process that the kernel holds still ends
+// once it is released.
 //
-// Run locks the calling goroutine to its thread: the kernel kills the processes that
-// a thread has started when the thread ends.
+// Run locks the calling goroutine to its thread, because the kernel kills the processes that a
+// thread has started when that thread ends.
 func Run(ctx context.Context, j Job) error {
 	if err := j.check(); err != nil {
 		return wrongJob{err}
@@ -179,13 +177,13 @@ func Run(ctx context.Context, j Job) error {
 	j.Program, j.Args = command[0], append(command[1:], j.Args...)
 	return j.repeat(func(n int) error {
 		if n > 0 {
-			j.Stdin = nil // its beginning is lost
+			j.Stdin = nil // its beginning was already read
 		}
 		return j.attempt(ctx, n)
 	})
 }
 
-// repeat makes attempts, up to Job.MaxRestarts more, until one does not fail or the next would.
+// repeat makes attempts, up to Job.MaxRestarts more, until one succeeds or another would fail, too.
 func (j Job) repeat(attempt func(n int) error) error {
 	for n := 0; ; n++ {
 		err := attempt(n)
@@ -214,7 +212,7 @@ func (j Job) notice(text string) {
 	}
 }
 
-// check finds what no job can have.
+// check reports values that no job can have.
 func (j Job) check() error {
 	for _, h := range j.Hosts {
 		if err := h.check(); err != nil {
@@ -250,12 +248,12 @@ func (j Job) check() error {
 	return nil
 }
 
-// wrongJob is the error of a job that there cannot be.
+// wrongJob is the error of an impossible job.
 type wrongJob struct{ error }
 
 func (e wrongJob) Unwrap() error { return e.error }
 
-// ExitCode is 2, that of wrong usage.
+// ExitCode is 2, the code of wrong usage.
 func (wrongJob) ExitCode() int { return usageCode }
 
 // attempt runs the ranks once on this machine; n counts from 0.
@@ -268,7 +266,7 @@ func (j Job) attempt(ctx context.Context, n int) error {
 }
 
 // environment returns the variables that all ranks of an attempt share, with those by which they
-// meet. Each attempt is a new job, so that nothing left of one reaches the next.
+// meet. Each attempt is a new job, so that nothing left from one reaches the next.
 func (j Job) environment(attempt int, meeting []string) []string {
 	env := j.Env
 	if env == nil {
@@ -288,7 +286,7 @@ func (j Job) environment(attempt int, meeting []string) []string {
 	return all
 }
 
-// staysHere reports whether hosts do not get a variable of this process.
+// staysHere reports whether a variable of this process is not passed to hosts.
 func staysHere(entry string) bool {
 	name, _, _ := strings.Cut(entry, "=")
 	ours := slices.Contains(variables.Names(), name) && name != string(variables.Token)

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// Logs are only ever made, never opened: other users may have put links where they go, in a
-// directory such as one in /tmp, and an earlier job's logs must be neither overwritten nor mixed
-// with new ones. So files are made with O_EXCL, which follows no link either, and an os.Root
-// keeps links of directories from leading elsewhere.
+// Logs are only ever created, never opened. In a directory such as one in /tmp, other users may
+// have put links in their place, and an earlier job's logs must be neither overwritten nor mixed
+// with new ones. So files are created with O_EXCL, which does not follow links either, and an
+// os.Root keeps links of directories from leading elsewhere.
 
-// checkLogs returns an error if Job.LogDir holds logs already. They would only be found when an
-// attempt begins, after the build or in a restart.
+// checkLogs returns an error if Job.LogDir already holds logs. Otherwise they would only be found
+// when an attempt begins, after the build or in a restart.
 func (j Job) checkLogs() error {
 	if j.LogDir == "" {
 		return nil
 	}
 	name := "attempt_*"
-	if j.Machines != nil { // the launcher of another machine may have made the directory
+	if j.Machines != nil { // another machine's launcher may have made the directory
 		name = filepath.Join(attemptDir(0), logName(j.first()))
 	}
 	found, err := fs.Glob(os.DirFS(j.LogDir), name)
@@ -86,7 +86,7 @@ func (l *logs) make(name string) (*os.File, error) {
 	return f, nil
 }
 
-// note writes a line with the time to the launcher's log.
+// note writes a line with a timestamp to the launcher's log.
 func (l *logs) note(what string) error {
 	if l == nil {
 		return nil
@@ -96,8 +96,8 @@ func (l *logs) note(what string) error {
 	return err
 }
 
-// makeLogDir makes the directory of an attempt. On several machines, which may share Job.LogDir,
-// the launcher of another may have made it.
+// makeLogDir makes the directory of an attempt. Several machines may share Job.LogDir, so another
+// launcher may have made it.
 func (j Job) makeLogDir(attempt int) (*os.Root, error) {
 	if err := os.MkdirAll(j.LogDir, 0o777); err != nil {
 		return nil, fmt.Errorf("make the directory for logs: %w", err)

@@ -10,29 +10,29 @@ import (
 	"time"
 )
 
-// maxLine is where a line without an end is broken, in bytes.
+// maxLine is the length, in bytes, at which a line without an end is broken.
 const maxLine = 64 << 10
 
 // eraseLine moves a terminal's cursor to the start of its line and clears it.
 const eraseLine = "\r\x1b[K"
 
-// screen is where the outputs of all ranks come together: they may be one
-// terminal, so that one lock orders them all.
+// screen is where the outputs of all ranks come together: they may be one terminal, so one lock
+// orders them all.
 //
-// That an output takes no more is the launcher's failure and not that of the rank
-// that happens to write. So ranks do not get to know it.
+// When an output stops accepting data, the launcher has failed, not the rank that happens to write.
+// So ranks do not learn of it.
 type screen struct {
 	broken chan error   // the first error of an output
-	since  atomic.Int64 // when the write began that is under way, in ns of Unix time; 0 for none
+	since  atomic.Int64 // when the current write began, in ns of Unix time; 0 for none
 
 	mu     sync.Mutex
-	status []byte    // the unfinished line that stands on the terminal
-	on     io.Writer // the terminal it stands on
+	status []byte    // the unfinished line on the terminal
+	on     io.Writer // the terminal with that line
 }
 
 func newScreen() *screen { return &screen{broken: make(chan error, 1)} }
 
-// failure returns the first error of an output unless it was received before.
+// failure returns the first error of an output, unless it was already received.
 func (s *screen) failure() error {
 	select {
 	case err := <-s.broken:
@@ -54,14 +54,13 @@ func (s *screen) write(w io.Writer, text []byte) {
 	}
 }
 
-// unread reports whether nobody reads an output: a write has waited for long.
+// unread reports whether nobody reads an output: a write has waited for too long.
 func (s *screen) unread() bool {
 	since := s.since.Load()
 	return since > 0 && time.Since(time.Unix(0, since)) > drainTime
 }
 
-// print writes a whole line to an output. A line that stands unfinished is put
-// below it.
+// print writes a whole line to an output. An unfinished line moves below it.
 func (s *screen) print(w io.Writer, line []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +73,7 @@ func (s *screen) print(w io.Writer, line []byte) {
 	s.write(s.on, s.status)
 }
 
-// show replaces the unfinished line; nil takes it away.
+// show replaces the unfinished line; nil removes it.
 func (s *screen) show(w io.Writer, status []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,13 +90,13 @@ type liner struct {
 	to     io.Writer
 	log    io.Writer // takes the lines without prefixes; may be nil
 	prefix string
-	live   bool  // show lines that are rewritten as they are
+	live   bool  // show lines as they are while they are being rewritten
 	tail   *tail // remembers the lines; may be nil
 
 	mu        sync.Mutex
 	line      []byte
 	back      bool // the last byte was a carriage return
-	rewritten bool // there was one in this line
+	rewritten bool // this line had one
 }
 
 // Write takes any piece of output. It never fails.
@@ -111,7 +110,7 @@ func (l *liner) Write(p []byte) (int, error) {
 			break
 		}
 		l.add(rest[:i])
-		if rest[i] == '\r' { // what comes next takes the line's place, unless it is the line's end
+		if rest[i] == '\r' { // the next text replaces the line, unless it ends the line
 			l.back, l.rewritten = true, true
 		} else {
 			l.end()
@@ -124,7 +123,7 @@ func (l *liner) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// show shows the unfinished line as it is now. Blanks are how programs take it away.
+// show shows the unfinished line as it is now. Programs remove it by writing blanks.
 func (l *liner) show() {
 	if l.blank() {
 		l.screen.show(l.to, nil)
@@ -135,8 +134,7 @@ func (l *liner) show() {
 
 func (l *liner) blank() bool { return len(bytes.TrimSpace(l.line)) == 0 }
 
-// add appends text to the line. After a carriage return it is a new line in
-// place of the old.
+// add appends text to the line. After a carriage return it starts a new line that replaces the old.
 func (l *liner) add(text []byte) {
 	if len(text) == 0 {
 		return
@@ -167,7 +165,7 @@ func (l *liner) end() {
 	l.line = l.line[:0]
 }
 
-// clear takes the unfinished line from the terminal.
+// clear removes the unfinished line from the terminal.
 func (l *liner) clear() {
 	if l.live && l.rewritten {
 		l.screen.show(l.to, nil)
@@ -175,7 +173,7 @@ func (l *liner) clear() {
 	l.back, l.rewritten = false, false
 }
 
-// flush prints a last line that has no end.
+// flush prints a last line that has no newline.
 func (l *liner) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,15 +190,15 @@ const (
 	tailLine  = 500
 )
 
-// tail remembers the last lines of a rank's standard error; of a Go program
-// that crashed, the lines where the crash begins, for the end is only stacks. It
-// also remembers whom the last error blamed, which may stand above a crash.
+// tail remembers the last lines of a rank's standard error. For a Go program that crashed, it
+// remembers the lines where the crash begins, because the end is only stacks. It also remembers
+// whom the last error blamed, which may stand above a crash.
 type tail struct {
 	mu      sync.Mutex
 	lines   []string
 	crash   bool
 	blames  []int
-	blaming string // the line that does
+	blaming string // the line that blames them
 }
 
 func (t *tail) add(line []byte) {
@@ -225,7 +223,7 @@ func (t *tail) add(line []byte) {
 	t.lines = append(t.lines, text)
 }
 
-// tell puts what is remembered into the end of the rank.
+// tell adds what is remembered to the ending of the rank.
 func (t *tail) tell(e *ending) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,22 +10,23 @@ import (
 	"time"
 )
 
-// drainTime is how long output is read that others hold open after the process has ended that has
-// started them.
+// drainTime is how long output is still read after a process has ended, if processes that it
+// started hold the output open.
 const drainTime = 500 * time.Millisecond
 
-// process is a command, and what it has started. Before start, and after wait, nothing reaches it.
+// process is a command with the processes that it starts. Signals reach it only after start and
+// before wait.
 type process struct {
 	cmd    *exec.Cmd
 	family family
 
 	mu      sync.Mutex
-	alive   bool // not yet waited for, so that its number is its own
+	alive   bool // not yet waited for, so its number is not reused
 	asked   bool // it was signalled
 	stopped bool // it was stopped when look looked
 }
 
-// start starts the command. Once it has ended, its output is read for drainTime more at most.
+// start starts the command. Once it has ended, its output is read for at most drainTime more.
 func (p *process) start() (err error) {
 	p.cmd.WaitDelay = drainTime
 	p.family, err = start(p.cmd)
@@ -33,8 +34,8 @@ func (p *process) start() (err error) {
 	return err
 }
 
-// wait waits for the process to end, kills what is left of its family, and reads the rest of its
-// output. The ending says when the process ended, and how.
+// wait waits for the process to end, kills the rest of its family, and reads the rest of its
+// output. The ending says when and how the process ended.
 func (p *process) wait() ending {
 	state := p.family.wait()
 	e := ending{at: time.Now()}
@@ -43,7 +44,7 @@ func (p *process) wait() ending {
 	e.Asked, e.Stopped = p.asked, p.stopped
 	p.family.end()
 	p.mu.Unlock()
-	p.cmd.Wait() // the state says it all
+	p.cmd.Wait() // the state has everything
 	if state == nil {
 		state = p.cmd.ProcessState
 	}
@@ -51,8 +52,8 @@ func (p *process) wait() ending {
 	return e
 }
 
-// end waits for the process to end. When a signal comes or ctx ends it is killed, and the error
-// says why.
+// end waits for the process to end. If a signal comes or ctx ends first, it kills the process, and
+// the error says why.
 func (p *process) end(ctx context.Context, stop <-chan os.Signal) (ending, error) {
 	ended := make(chan ending, 1)
 	go func() { ended <- p.wait() }()
@@ -64,8 +65,8 @@ func (p *process) end(ctx context.Context, stop <-chan os.Signal) (ending, error
 	return e, err
 }
 
-// look records whether the process is stopped. It must run before the launcher signals it, which
-// changes that.
+// look records whether the process is stopped. It must run before the launcher signals the process,
+// because signals change that.
 func (p *process) look() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,8 +90,7 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// state returns the letter of the state that the kernel says the process is in, "" if there is
-// none.
+// state returns the letter of the process's state according to the kernel, "" if there is none.
 func (p *process) state() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,7 +102,7 @@ func (p *process) state() string {
 	return stateLetter(string(stat))
 }
 
-// until waits for the end of something. When a signal comes or ctx ends before, the error says so.
+// until waits for something to end. If a signal comes or ctx ends first, the error says so.
 func until[T any](ctx context.Context, stop <-chan os.Signal, ended <-chan T) (how T, err error) {
 	select {
 	case how = <-ended:
@@ -114,7 +114,7 @@ func until[T any](ctx context.Context, stop <-chan os.Signal, ended <-chan T) (h
 	return how, err
 }
 
-// within runs f, which goes on after the limit.
+// within runs f and waits at most limit; f goes on after that.
 func within(limit time.Duration, f func()) {
 	ended := make(chan struct{})
 	go func() {

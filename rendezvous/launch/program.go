@@ -15,7 +15,7 @@ import (
 
 // builder builds programs.
 type builder struct {
-	stop    <-chan os.Signal // what ends a build
+	stop    <-chan os.Signal // ends a build
 	scratch *scratch         // nil before something is built
 }
 
@@ -26,7 +26,7 @@ func (b *builder) remove() {
 	}
 }
 
-// resolve returns the executable that name means, which is built if it is a directory, with more
+// resolve returns the executable for name. If name is a directory, resolve builds it, with more
 // variables.
 func (b *builder) resolve(ctx context.Context, name string, more ...string) (string, error) {
 	if isDir(name) {
@@ -65,8 +65,8 @@ func find(name string) (string, error) {
 	return filepath.Abs(name)
 }
 
-// directory returns the path of the directory that a file is in, so that it
-// cannot be taken for the name of a program.
+// directory returns the path of a file's directory, in a form that cannot be taken for the name of
+// a program.
 func directory(file string) string {
 	dir := filepath.Dir(file)
 	if filepath.IsAbs(dir) || dir == "." || dir == ".." || strings.HasPrefix(dir, "../") {
@@ -89,8 +89,8 @@ func lookPath(name string, here bool) (string, error) {
 		"the directory of a Go package", name)
 }
 
-// build builds a package, with more variables. It is named as from the directory pkg: "." is the
-// one in it.
+// build builds a package, with more variables. name is relative to the directory pkg: "." is the
+// package in it.
 func (b *builder) build(ctx context.Context, pkg, name string, more []string) (string, error) {
 	if files, _ := filepath.Glob(filepath.Join(pkg, "*.go")); len(files) == 0 && name == "." {
 		return "", fmt.Errorf("directory %s has no Go files: give the directory of a Go package "+
@@ -111,12 +111,12 @@ func (b *builder) build(ctx context.Context, pkg, name string, more []string) (s
 	if err != nil {
 		return "", fmt.Errorf("make a directory to build in: %w", err)
 	}
-	// With a directory as its output, go build writes executables only. As go run does, it notes no
-	// commit: git refuses to read a checkout that is another user's, as in a container.
+	// With a directory as its output, go build writes executables only. Like go run, it records no
+	// commit: git refuses to read a checkout that belongs to another user, as in a container.
 	cmd := exec.Command(goTool, "build", "-buildvcs=false", "-o", bin+string(filepath.Separator),
 		name)
 	cmd.Dir = pkg
-	temp := b.scratch.path // a build that is killed leaves its files there
+	temp := b.scratch.path // a killed build leaves its files there
 	cmd.Env = append(append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp), more...)
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output

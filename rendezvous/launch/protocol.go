@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// beat is the time between signs of life, and silence the time after which the other end
-	// of a connection counts as dead. Together with the default Job.Grace it keeps a lost
-	// connection from holding ranks for longer than 5 seconds.
+	// beat is the time between signs of life. silence is the time after which the other end of a
+	// connection counts as dead. Together with the default Job.Grace it keeps a lost connection
+	// from holding ranks for longer than 5 seconds.
 	beat    = 500 * time.Millisecond
 	silence = 4 * time.Second
 )
 
-// order is what a launcher tells the launcher of a host. The zero order is a sign of life.
+// order is an order from a launcher to the launcher of a host. The zero order is a sign of life.
 type order struct {
 	Task   *task   // comes first
 	Start  *member // one more
@@ -23,9 +23,9 @@ type order struct {
 	Kill   *int    // the number of a rank
 }
 
-// task is what a host runs of an attempt at a job.
+// task is a host's part of an attempt at a job.
 type task struct {
-	// Program is a name to look up in PATH; or, with Hash, that of a file of the cache.
+	// Program is a name to look up in PATH or, with Hash, the name of a file in the cache.
 	Program, Hash string
 	Args, Env     []string
 	Dir           string
@@ -33,22 +33,22 @@ type task struct {
 	Register      string // of an elastic job, "" for others
 }
 
-// member is a rank to start, and the variables that it alone has.
+// member is a rank to start, with the variables that only it has.
 type member struct {
 	Number int
 	Env    []string
 }
 
-// news is what the launcher of a host tells. The zero news is a sign of life.
+// news is a message from the launcher of a host. The zero news is a sign of life.
 type news struct {
 	Notice   string
-	Failed   string // why no rank can start, or, with End, the one
-	Number   int    // of the rank that the rest is about
+	Failed   string // why no rank can start or, with End, why one cannot
+	Number   int    // of the rank that the rest describes
 	Out, Err []byte
 	End      *ending
 }
 
-// speak sends messages, and signs of life between them, until the connection ends.
+// speak sends messages, with signs of life between them, until the connection ends.
 func speak[M any](to io.Writer, messages <-chan M, over <-chan struct{}) {
 	pulse := time.NewTicker(beat)
 	defer pulse.Stop()
@@ -60,12 +60,12 @@ func speak[M any](to io.Writer, messages <-chan M, over <-chan struct{}) {
 		case <-over:
 			return
 		}
-		_ = encoder.Encode(m) // an error is the end of the connection, which hear finds
+		_ = encoder.Encode(m) // an error means the connection has ended, which hear notices
 	}
 }
 
-// hear takes messages until the connection ends, and returns why. The timer goes off after
-// a silence.
+// hear takes messages until the connection ends, and returns why it did. The timer goes off after a
+// silence.
 func hear[M any](from io.Reader, late *time.Timer, take func(M)) error {
 	defer late.Stop()
 	for decoder := gob.NewDecoder(from); ; late.Reset(silence) {
@@ -73,12 +73,12 @@ func hear[M any](from io.Reader, late *time.Timer, take func(M)) error {
 		if err := decoder.Decode(&m); err != nil {
 			return err
 		}
-		late.Stop() // whoever reads the output of ranks may take any time
+		late.Stop() // reading the output of ranks may take any time
 		take(m)
 	}
 }
 
-// writer is a function that keeps what it gets, as an io.Writer. It never fails, so that ranks may
+// writer is an io.Writer that passes what it gets to a function. It never fails, so that ranks may
 // print while they end.
 type writer func([]byte)
 

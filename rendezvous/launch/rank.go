@@ -14,18 +14,18 @@ import (
 type rank struct {
 	process
 	number   int
-	host     *remote // that it is on; nil for this machine
+	host     *remote // that it runs on; nil for this machine
 	slot     int     // of the host, or of this machine
 	out, err *liner  // nil where the rank writes to the outputs itself
 	tail     *tail
 
-	over  bool // its end is known; only watch.run uses this and what follows
-	halts int  // for how many looks in a row it was halted
-	looks int  // for how many the others have waited for it, or have left it behind
-	hung  bool // so long that it was ended
+	over  bool // its end is known; only watch.run uses this and the fields below
+	halts int  // for how many looks in a row it was stopped, or held in the kernel
+	looks int  // for how many looks the others have waited for it, or left it behind
+	hung  bool // for so long that it was ended
 }
 
-// newRank makes a rank, which is not started, and its log.
+// newRank makes a rank, without starting it, and its log.
 func (w *watch) newRank(number int) (*rank, error) {
 	log, err := w.logs.of(number)
 	r := &rank{number: number, tail: &tail{}}
@@ -36,7 +36,7 @@ func (w *watch) newRank(number int) (*rank, error) {
 	return r, err
 }
 
-// startHere starts a rank on this machine, with variables of its own.
+// startHere starts a rank on this machine, with its own variables.
 func (w *watch) startHere(r *rank, own []string) (err error) {
 	r.cmd = exec.Command(w.job.Program, w.job.Args...)
 	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable)
@@ -65,14 +65,14 @@ func (w *watch) startHere(r *rank, own []string) (err error) {
 	return nil
 }
 
-// add makes a rank one of the attempt.
+// add adds a rank to the attempt.
 func (w *watch) add(r *rank) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ranks = append(w.ranks, r)
 }
 
-// rank returns the rank of a number, nil if there is none.
+// rank returns the rank with a number, nil if there is none.
 func (w *watch) rank(number int) *rank {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,8 +106,8 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// input gives rank 0 the input of the job. A rank is no foreground process, so
-// it must not read the terminal itself, or it would be stopped.
+// input gives rank 0 the input of the job. A rank is not a foreground process: if it read the
+// terminal itself, it would be stopped.
 func (w *watch) input(r *rank) error {
 	in := w.job.Stdin
 	if r.number != 0 || in == nil {
@@ -131,8 +131,8 @@ func (w *watch) input(r *rank) error {
 	return nil
 }
 
-// exit tells run that a rank has ended, if that still listens, once the rank's last incomplete line
-// is printed. It gives up after drainTime if nobody reads the output.
+// exit tells run that a rank has ended, if run still listens, after printing the rank's last
+// incomplete line. It gives up after drainTime if nobody reads the output.
 func (w *watch) exit(r *rank, e ending) {
 	if r.out != nil {
 		within(drainTime, func() {
@@ -146,7 +146,7 @@ func (w *watch) exit(r *rank, e ending) {
 	}
 }
 
-// ending adds to the end of the rank which it is, and what it has printed.
+// ending adds the rank's number and what it printed to its ending.
 func (r *rank) ending(e ending) ending {
 	e.rank = r.number
 	if r.host != nil {
@@ -156,14 +156,15 @@ func (r *rank) ending(e ending) ending {
 	return e
 }
 
-// hangs returns where the rank hangs, "" if it has ended. A host tells it of its ranks, if it can.
+// hangs returns where the rank hangs, "" if it has ended. For its own ranks a host reports this, if
+// it can.
 func (r *rank) hangs() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.over:
 		return ""
-	case r.host != nil && r.out != nil && r.out.screen.unread(): // nor is the host heard
+	case r.host != nil && r.out != nil && r.out.screen.unread(): // so the host is not heard either
 		return fmt.Sprintf("rank %d on host %s may have ended, but nobody reads the output of the "+
 			"job", r.number, r.host.Name)
 	case r.host != nil:

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// greetTime bounds the login on a host, and stallTime each megabyte that is copied: a slow
-	// line has some more of them under way.
+	// greetTime bounds the login on a host. stallTime bounds each megabyte that is copied: a slow
+	// line has a few more of them under way.
 	greetTime = 30 * time.Second
 	stallTime = 2 * time.Minute
 )
@@ -28,15 +28,15 @@ const (
 // remote is a host in an attempt, and the connection to it.
 type remote struct {
 	Host
-	ranks int   // how many it has of the attempt; of an elastic job, how many it takes
-	lost  bool  // in an attempt before
-	unfit bool  // newcomers of an elastic job are, there
-	down  first // why it has no ranks, or no more; a *HostLost if it was reached
+	ranks int   // how many it has in the attempt; in an elastic job, how many it takes
+	lost  bool  // in an earlier attempt
+	unfit bool  // in an elastic job, newcomers on it are unfit
+	down  first // why it has no ranks, or no more; a *HostLost if it had been reached
 
 	platform       platform
 	address, guest string // of the host and of this machine, on the connection
 	port           string // a free one on the host
-	kit            []file // that it gets: first this program, then the job's unless it is its own
+	kit            []file // the files it gets: this program, then the job's unless it is its own
 
 	ssh  process
 	in   io.WriteCloser
@@ -48,8 +48,8 @@ type remote struct {
 	over      chan struct{} // closed when the connection has ended
 	listening sync.WaitGroup
 	hangUp    sync.Once
-	why       error // that the connection has ended
-	cut       first // why this end has cut the connection
+	why       error // why the connection has ended
+	cut       first // why this end cut the connection
 }
 
 // first is the first error of several goroutines.
@@ -64,16 +64,16 @@ func (f *first) get() error {
 	return nil
 }
 
-// isLost reports whether the host was reached, and was lost then.
+// isLost reports whether the host was reached and then lost.
 func (h *remote) isLost() bool { return errors.As(h.down.get(), new(*HostLost)) }
 
-// wasLost reports whether the host was lost, in this attempt or before.
+// wasLost reports whether the host was lost, in this attempt or an earlier one.
 func (h *remote) wasLost() bool { return h.lost || h.isLost() }
 
-// isDown reports whether the host has no ranks, or no more.
+// isDown reports whether the host has no ranks, or none any more.
 func (h *remote) isDown() bool { return h.down.get() != nil }
 
-// about says that an error is one of this host.
+// about adds the name of this host to an error.
 func (h *remote) about(err error) error { return fmt.Errorf("host %s: %w", h.Name, err) }
 
 // span names ranks of a host, in their order.
@@ -88,9 +88,9 @@ func span(ranks []int) string {
 	return "ranks " + strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
 }
 
-// sshOptions have ssh ask nothing, since nobody could tell which host asks; run this program's
-// command over a connection of its own, whatever the user's configuration says; and notice within
-// 5 seconds that a host is gone.
+// sshOptions make ssh ask nothing, since nobody could tell which host asks; run this program's
+// command over a separate connection, whatever the user's configuration says; and notice within 5
+// seconds that a host is gone.
 const sshOptions = "-T -a -x -S none -o BatchMode=yes -o ConnectTimeout=10 -o LogLevel=ERROR " +
 	"-o ServerAliveInterval=1 -o ServerAliveCountMax=4 -o ClearAllForwardings=yes " +
 	"-o PermitLocalCommand=no -o RemoteCommand=none --"
@@ -100,10 +100,10 @@ const sshOptions = "-T -a -x -S none -o BatchMode=yes -o ConnectTimeout=10 -o Lo
 //go:embed host.sh
 var script string
 
-// start starts ssh, which ends with the thread.
+// start starts ssh, which ends when the thread does.
 func (h *remote) start() error {
 	cmd := exec.Command("ssh", append(strings.Fields(sshOptions), h.Name,
-		// All login shells take this, and none of them gets to see the script.
+		// All login shells accept this, and none of them sees the script.
 		fmt.Sprintf(`exec sh -c 'eval "$(head -c %d)"'`, len(script)))...)
 	h.said = &liner{screen: newScreen(), to: io.Discard, tail: &tail{}}
 	cmd.Stderr = h.said
@@ -123,7 +123,7 @@ func (h *remote) start() error {
 	return nil
 }
 
-// greet waits for the host to say what it is. What login scripts print comes first.
+// greet waits for the host to say what it is. The output of login scripts comes first.
 func (h *remote) greet() error {
 	defer h.mustSpeakWithin(greetTime).Stop()
 	_, err := io.WriteString(h.in, script)
@@ -143,8 +143,8 @@ func (h *remote) greet() error {
 	return h.close(err)
 }
 
-// prepare copies the files of the kit unless the host has them, and has it become a launcher. Until
-// all hosts have, it must know that this end lives.
+// prepare copies the files of the kit unless the host has them, and makes it a launcher. Until all
+// hosts are ready, the host must know that this end is alive.
 func (h *remote) prepare() error {
 	for _, f := range h.kit {
 		if err := h.send(f); err != nil {
@@ -201,19 +201,20 @@ func (h *remote) order(o order) {
 	}
 }
 
-// listen takes what the host tells of its ranks until the connection ends, and the ranks with it.
+// listen handles what the host reports of its ranks until the connection, and with it the ranks,
+// end.
 func (h *remote) listen(w *watch) {
 	err := hear(h.out, h.mustSpeakWithin(silence), func(n news) { h.take(w, n) })
 	if err = h.close(err); err == nil {
 		return // the attempt has ended
 	}
-	if w.pool != nil { // of another job this is the error
+	if w.pool != nil { // in any other job this is the error
 		w.notice(fmt.Sprintf("host %s is lost: %v", h.Name, err))
 	}
 	h.endAll(w, &HostLost{Host: h.Name, why: err})
 }
 
-// take takes what the host tells.
+// take handles a report from the host.
 func (h *remote) take(w *watch, n news) {
 	r := w.rank(n.Number)
 	switch {
@@ -235,8 +236,8 @@ func (h *remote) take(w *watch, n news) {
 	}
 }
 
-// endAll tells that the host is down, why, and that its ranks have ended, of some for a second
-// time. Ranks that begin later hear it from startThere.
+// endAll reports that the host is down, why, and that its ranks have ended; for some it is the
+// second report. Ranks that begin later are told by startThere.
 func (h *remote) endAll(w *watch, why error) {
 	h.down.set(why)
 	w.mu.Lock()
@@ -256,15 +257,15 @@ func (h *remote) mustSpeakWithin(limit time.Duration) *time.Timer {
 	})
 }
 
-// cutOff kills ssh, and with it the connection. The kernel may hold ssh, and what it has started
-// may hold the pipe.
+// cutOff kills ssh, and with it the connection. The kernel may hold ssh, and processes that it
+// started may hold the pipe.
 func (h *remote) cutOff(why string) {
 	h.cut.set(errors.New(why))
 	h.ssh.signal(syscall.SIGKILL)
 	h.pipe.Close()
 }
 
-// release ends the connections of an attempt that has ended. Hosts end their ranks then. It does
+// release ends the connections of an attempt that has ended. Hosts then end their ranks. It does
 // not wait for output that nobody reads.
 func release(hosts []*remote) {
 	<-forAll(hosts, func(h *remote) {
@@ -275,8 +276,8 @@ func release(hosts []*remote) {
 	})
 }
 
-// close ends the connection, of whose end err is a sign, and says why the host is lost; nil if it
-// is not, but no longer needed.
+// close ends the connection, given an error err that indicates its end. It returns why the host is
+// lost; nil if it is not lost, only no longer needed.
 func (h *remote) close(err error) error {
 	h.hangUp.Do(func() {
 		h.in.Close()
@@ -294,7 +295,7 @@ func (h *remote) close(err error) error {
 	return h.why
 }
 
-// reason says why the connection has ended, given a sign of it and how ssh has ended.
+// reason says why the connection has ended, given such an error and how ssh ended.
 func (h *remote) reason(err error, e ending) error {
 	switch cut := h.cut.get(); {
 	case cut != nil:

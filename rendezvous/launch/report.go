@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// reports are what ranks say of their job: that it has lost a rank, which may be on another
-// machine. They come over a pipe that all ranks inherit. Nothing else would tell this launcher: a
-// rank that hangs in its program does not get to the call that would fail.
+// reports are messages from ranks that the job has lost a rank, perhaps on another machine. They
+// come over a pipe that all ranks inherit. Nothing else would tell this launcher: a rank that hangs
+// in its program never gets to the call that would fail.
 type reports struct {
 	first       chan string // the first line
 	read, write *os.File
 
 	inherited []*os.File // by ranks
-	variable  []string   // that tells them of it
+	variable  []string   // tells them of the pipe
 }
 
 // reportFile is the number of the pipe's file in ranks: the first that Go passes on.
 const reportFile = 3
 
-// openReports opens the pipe, and tells the ranks of it, which have not been started yet.
+// openReports opens the pipe, and sets the variable for the ranks, which have not been started yet.
 func (w *watch) openReports() error {
 	if !canInherit {
 		return nil
@@ -37,7 +37,7 @@ func (w *watch) openReports() error {
 	if err != nil {
 		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
 	}
-	// By its inode a rank knows that it is still this pipe, and no file of a script's.
+	// By its inode, a rank knows that the file is still this pipe and not some file of a script.
 	w.reports.variable = []string{fmt.Sprintf("EURYALE_REPORT=%d:%d", reportFile, inodeOf(info))}
 	go func() { // ends with the pipe
 		lines := bufio.NewScanner(read)
@@ -55,8 +55,8 @@ func (r reports) close() {
 	}
 }
 
-// hear takes the report that the job has lost a rank. Ranks of this machine learn it in their next
-// call, and end by themselves. One that takes longer than ranks wait for each other hangs.
+// hear handles the report that the job has lost a rank. Ranks of this machine learn of it in their
+// next call and end by themselves. A rank that takes longer than ranks wait for each other hangs.
 func (w *watch) hear(report string) {
 	w.report = report
 	if w.timer == nil {

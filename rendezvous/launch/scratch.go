@@ -13,8 +13,8 @@ import (
 // scratchName is the pattern of a scratch directory's name.
 const scratchName = "euryale-run-*"
 
-// scratch is a temporary directory. It is locked as long as its process lives, so
-// that the next launcher recognises the directories of killed ones.
+// scratch is a temporary directory. It stays locked while its process lives, so that the next
+// launcher recognises directories of killed ones.
 type scratch struct {
 	path string
 	lock *os.File
@@ -54,11 +54,10 @@ func isThere(f *os.File) bool {
 	return err1 == nil && err2 == nil && os.SameFile(mine, there)
 }
 
-// removeTime is how long remove retries: processes of a killed build may still
-// create files.
+// removeTime is how long remove retries: processes of a killed build may still create files.
 const removeTime = time.Second
 
-// remove removes the directory. What is left then, the next launcher expires.
+// remove removes the directory. The next launcher removes anything left.
 func (s *scratch) remove() {
 	filelock.Remove(s.lock, func() error {
 		end := time.Now().Add(removeTime)
@@ -69,8 +68,8 @@ func (s *scratch) remove() {
 	})
 }
 
-// expire removes the scratch directories in dir that killed launchers of this user
-// have left. Directories of other users and of running launchers stay.
+// expire removes the scratch directories in dir that killed launchers of this user have left.
+// Directories of other users and of running launchers stay.
 func expire(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, scratchName))
 	for _, path := range left {

@@ -13,22 +13,22 @@ import (
 	"syscall"
 )
 
-// firstLine bounds what is read of a script to know what runs it, in bytes: the kernel reads as
-// much.
+// firstLine is how many bytes of a script are read to find what runs it: the kernel reads the same
+// number.
 const firstLine = 256
 
-// interpreted returns the command that runs the executable at path: path itself or, of a script
-// that does not say what runs it, the shell, as where it is started from one. The kernel's errors
+// interpreted returns the command that runs the executable at path: path itself or, for a script
+// that does not say what runs it, the shell, as if it were started from one. The kernel's errors
 // would not say what is wrong with a script.
 func interpreted(path string) (command []string, err error) {
-	if runtime.GOOS == "windows" { // which has no scripts of this kind
+	if runtime.GOOS == "windows" { // it has no scripts of this kind
 		return []string{path}, nil
 	}
 	head, ok := readHead(path)
 	line, _, whole := bytes.Cut(head, []byte("\n"))
 	asks, script := bytes.CutPrefix(line, []byte("#!"))
 	switch {
-	case !ok || !script && slices.Contains(line, 0): // not to be read, or no text
+	case !ok || !script && slices.Contains(line, 0): // unreadable, or not text
 		return []string{path}, nil
 	case whole && bytes.HasSuffix(line, []byte("\r")):
 		return nil, fmt.Errorf("program %s is a script with Windows line ends (CRLF), so it "+
@@ -67,7 +67,7 @@ func checkInterpreter(path string, words []string) error {
 	return nil
 }
 
-// explainStart adds to the error of a start what the kernel does not say.
+// explainStart explains the error of a start where the kernel does not.
 func explainStart(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOEXEC):

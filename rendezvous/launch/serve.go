@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// errOver is why ranks end when the connection does.
+// errOver is the reason for which ranks end when the connection does.
 var errOver = errors.New("the launcher of the job has ended, or the connection to it")
 
 // server is the launcher of a host.
@@ -24,16 +24,15 @@ type server struct {
 	over   <-chan struct{} // closed when the connection has ended
 }
 
-// maxOrders bounds the orders that wait to be obeyed, so that signs of life are heard meanwhile.
+// maxOrders bounds the queue of orders, which lets signs of life be heard while orders wait.
 const maxOrders = 2 * MaxRanks
 
-// Serve runs the ranks of this machine in an attempt at a job on hosts, for the launcher of the
-// job, which sends its orders over in and hears over out; it is what that launcher starts by ssh.
-// When in ends or nothing comes from there for 4 seconds, ranks get SIGTERM, then SIGKILL after the
-// grace. advise says what this machine lacks for GPUs, a line each; it is asked before a program
-// starts that uses them.
+// Serve runs this machine's ranks in an attempt at a job on hosts. The launcher of the job starts
+// it by ssh, sends its orders over in and hears over out. When in ends or nothing comes from there
+// for 4 seconds, ranks get SIGTERM, then SIGKILL after the grace. advise says what this machine
+// lacks for GPUs, in one line each; it is called before a program that uses them starts.
 //
-// Serve returns nil when in has ended, and with it the ranks, and otherwise the cause of ctx or an
+// Serve returns nil when in, and with it the ranks, have ended; otherwise the cause of ctx or an
 // error of the connection. It locks the calling goroutine to its thread as [Run] does.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []string) error {
 	runtime.LockOSThread()
@@ -67,8 +66,8 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 	return nil
 }
 
-// tell sends news until the connection ends, which listen sees: sshd may hold what is sent for
-// minutes then, and ranks must end meanwhile.
+// tell sends news until the connection ends, which listen notices: after that sshd may hold data
+// for minutes, and ranks must end meanwhile.
 func (s *server) tell(n news) {
 	select {
 	case s.news <- n:
@@ -76,7 +75,7 @@ func (s *server) tell(n news) {
 	}
 }
 
-// listen takes orders until they end.
+// listen takes orders until there are no more.
 func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 	late := time.AfterFunc(silence, func() { cancel(errOver) })
 	err := hear(in, late, func(o order) {
@@ -95,7 +94,8 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 	cancel(err)
 }
 
-// run runs a task until ctx ends. Of its processes it tells, the error is of what comes before.
+// run runs a task until ctx ends. It sends news of the processes; the error is about what comes
+// before them.
 func (s *server) run(ctx context.Context, t task, advise func() []string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -113,7 +113,7 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 		s.advise(ctx, advise)
 	}
 	dir := t.Dir
-	if _, err := os.Stat(dir + "/."); err != nil || dir == "" { // it is not there, or closed
+	if _, err := os.Stat(dir + "/."); err != nil || dir == "" { // it does not exist, or is closed
 		if dir, err = os.UserHomeDir(); err != nil {
 			return fmt.Errorf("find a directory for the ranks: %w", err)
 		}
@@ -131,11 +131,11 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 	path := "PATH=" + filepath.Dir(self) + string(filepath.ListSeparator) + os.Getenv("PATH")
 	w := newWatch(j, slices.Concat(os.Environ(), []string{path}, t.Env))
 	w.orders, w.heard = s.orders, s.tell
-	w.run(ctx) // whose outcome the job's launcher finds
+	w.run(ctx) // the job's launcher finds the outcome
 	return nil
 }
 
-// advise tells what this machine lacks for GPUs. A driver may hold who asks it.
+// advise reports what this machine lacks for GPUs. A driver may block the caller.
 func (s *server) advise(ctx context.Context, lacks func() []string) {
 	lines := make(chan []string, 1)
 	go func() { lines <- lacks() }()
@@ -159,7 +159,7 @@ func reach(ctx context.Context, addr string) error {
 	return conn.Close()
 }
 
-// obey does what the job's launcher wants of this host.
+// obey carries out an order from the job's launcher.
 func (w *watch) obey(o order) {
 	switch {
 	case o.Signal != 0:
@@ -169,7 +169,7 @@ func (w *watch) obey(o order) {
 		if r := w.rank(*o.Kill); r != nil {
 			r.signal(syscall.SIGKILL)
 		}
-	case o.Start != nil && w.why == nil: // else it was ordered before all were told to end
+	case o.Start != nil && w.why == nil: // otherwise it was ordered before all were told to end
 		r := &rank{number: o.Start.Number, tail: &tail{}}
 		if err := w.startHere(r, o.Start.Env); err != nil {
 			w.heard(news{Number: r.number, End: &ending{}, Failed: err.Error()})
@@ -177,7 +177,7 @@ func (w *watch) obey(o order) {
 	}
 }
 
-// program returns the path of the program. This one is at self.
+// program returns the path of the program. self is the path of this one.
 func (t task) program(self string) (string, error) {
 	if t.Hash == "" && t.Program == filepath.Base(self) {
 		return self, nil

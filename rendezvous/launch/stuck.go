@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// state says why the kernel keeps a process that SIGKILL has not ended, from the files of root:
-// the state of the process, where it waits in the kernel, and what holds it.
+// state says why the kernel keeps a process that SIGKILL has not ended, using files under root: the
+// state of the process, where it waits in the kernel, and what holds it.
 func state(root fs.FS, pid int) string {
 	read := func(name string) string {
 		text, _ := fs.ReadFile(root, fmt.Sprintf("proc/%d/%s", pid, name)) // "" says nothing
@@ -35,8 +35,8 @@ func state(root fs.FS, pid int) string {
 	return about
 }
 
-// stateLetter returns the state in the text of /proc/PID/stat, "" if there is none. The name
-// before the state is in brackets, and may have any bytes.
+// stateLetter returns the state from the text of /proc/PID/stat, "" if there is none. The name
+// before the state is in brackets, and may contain any bytes.
 func stateLetter(stat string) string {
 	rest := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(rest) == 0 {
@@ -45,7 +45,7 @@ func stateLetter(stat string) string {
 	return rest[0]
 }
 
-// frozen returns the first frozen cgroup of those in the text of /proc/PID/cgroup, "" for none.
+// frozen returns the first frozen cgroup in the text of /proc/PID/cgroup, "" if there is none.
 func frozen(root fs.FS, cgroups string) string {
 	for line := range strings.Lines(cgroups) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)

@@ -12,7 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/filelock"
 )
 
-// family is a process and those that it starts: the process group that it leads.
+// family is a process with those that it starts: the process group that it leads.
 type family struct{ cmd *exec.Cmd }
 
 // start starts a command with a family of its own.
@@ -21,13 +21,13 @@ func start(cmd *exec.Cmd) (family, error) {
 	return family{cmd}, cmd.Start()
 }
 
-// send sends a signal to all.
+// send sends a signal to the whole family.
 func (f family) send(s syscall.Signal) { syscall.Kill(-f.cmd.Process.Pid, s) }
 
-// goOn continues all that are stopped.
+// goOn continues all stopped processes.
 func (f family) goOn() { f.send(syscall.SIGCONT) }
 
-// end kills those that are left after the process has ended.
+// end kills the rest of the family after the process has ended.
 func (f family) end() { f.send(syscall.SIGKILL) }
 
 // wasEnded reports whether a signal has ended a process.
@@ -39,13 +39,13 @@ func inForeground(terminal *os.File) bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// canInherit says that ranks can be given open files.
+// canInherit says that ranks can inherit open files.
 const canInherit = true
 
 func inodeOf(info os.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Ino }
 
 // lockDirectory locks a directory of this user. The error is filelock.ErrHeld if another process
-// has it. The lock ends with the file, or with the process.
+// holds the lock. The lock ends with the file, or with the process.
 func lockDirectory(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/filelock"
 )
 
-// family is a process and those that it starts: a job object, which ends with the launcher.
+// family is a process with those that it starts: a job object, which ends with the launcher.
 type family struct {
 	cmd *exec.Cmd
 	job windows.Handle
@@ -27,7 +27,7 @@ const (
 	breakCode = uint32(windows.STATUS_CONTROL_C_EXIT)
 )
 
-// start starts a command with a family of its own. What it starts in its first moments does not
+// start starts a command in a new family. Processes that it starts in its first moments do not
 // belong to the family.
 func start(cmd *exec.Cmd) (family, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: windows.CREATE_NEW_PROCESS_GROUP}
@@ -47,7 +47,7 @@ func start(cmd *exec.Cmd) (family, error) {
 	return f, nil
 }
 
-// adopt has the process and the job end together.
+// adopt makes the process and the job object end together.
 func (f family) adopt() error {
 	limits := windows.JOBOBJECT_EXTENDED_LIMIT_INFORMATION{
 		BasicLimitInformation: windows.JOBOBJECT_BASIC_LIMIT_INFORMATION{
@@ -64,8 +64,8 @@ func (f family) adopt() error {
 	return errors.Join(err, failed)
 }
 
-// send ends all at once for SIGKILL. Other signals are Ctrl-Break, which a Go program gets as
-// os.Interrupt.
+// send ends the whole family for SIGKILL. It sends other signals as Ctrl-Break, which a Go program
+// receives as os.Interrupt.
 func (f family) send(s syscall.Signal) {
 	if s == syscall.SIGKILL {
 		windows.TerminateJobObject(f.job, endedCode)
@@ -89,10 +89,10 @@ func (f family) wait() *os.ProcessState {
 // stopped returns false: no process is stopped.
 func (f family) stopped() bool { return false }
 
-// end kills those that are left after the process has ended.
+// end kills the rest of the family after the process has ended.
 func (f family) end() { f.release() }
 
-// release gives back what the family has taken.
+// release frees the family's resources.
 func (f family) release() { windows.CloseHandle(f.job) }
 
 // wasEnded reports whether a process was ended from outside.
@@ -103,14 +103,14 @@ func wasEnded(status syscall.WaitStatus) bool {
 // inForeground returns true: all processes of a console may read it.
 func inForeground(*os.File) bool { return true }
 
-// canInherit says that ranks cannot be given open files: they do not report what they know of
-// other machines.
+// canInherit says that ranks cannot inherit open files: they do not report what they know of other
+// machines.
 const canInherit = false
 
 func inodeOf(os.FileInfo) uint64 { return 0 }
 
-// lockDirectory locks a directory, by a file in it. The error is filelock.ErrHeld if another
-// process has it. The lock ends with the file, or with the process.
+// lockDirectory locks a directory through a file in it. The error is filelock.ErrHeld if another
+// process holds the lock. The lock ends with the file, or with the process.
 func lockDirectory(path string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(path, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -11,16 +11,16 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// tell tells the ranks that are still joining that a rank has ended, until ctx ends.
-// Ranks that start to join after rank 0 has ended learn nothing else, so they are told
-// which rank failed first.
+// tell tells the ranks that are still joining, until ctx ends, that a rank has ended. Ranks that
+// start to join after rank 0 has ended cannot learn it otherwise, so they are told which rank
+// failed first.
 func (w *watch) tell(ctx context.Context, e ending, env []string) {
 	cause := errors.New(e.how())
 	if e.rank == 0 {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(sameTime): // the end of that rank may be seen after this one's
+		case <-time.After(sameTime): // that rank's end may be noticed after this one's
 		}
 		if first := w.soFar(); first != nil && first.Rank != 0 {
 			how := fmt.Errorf("its process ended with %s before all ranks had joined",
@@ -34,7 +34,7 @@ func (w *watch) tell(ctx context.Context, e ending, env []string) {
 	}
 }
 
-// lookup returns the getenv of an environment, whose later entries count.
+// lookup returns the getenv of an environment; its later entries win.
 func lookup(env []string) func(string) string {
 	return func(name string) string {
 		for _, entry := range slices.Backward(env) {

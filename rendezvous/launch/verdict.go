@@ -12,22 +12,22 @@ import (
 	"time"
 )
 
-// sameTime is how close two ends must be for their order to say nothing. The kernel
-// closes the connections of a process before it reports the process's end, and other
-// ranks may fail in between.
+// sameTime is how close two ends must be for their order to mean nothing. The kernel closes the
+// connections of a process before it reports the process's end, and other ranks may fail in
+// between.
 const sameTime = 100 * time.Millisecond
 
-// ending is what is known of the end of one rank. The exported fields are what a host tells of it.
+// ending is what is known of the end of one rank. A host sends the exported fields.
 type ending struct {
 	Status  syscall.WaitStatus
-	Asked   bool          // the launcher had signalled it before
-	Stopped bool          // it was stopped, as by SIGSTOP, when the launcher looked
-	Hang    string        // where it hangs, if SIGKILL has not ended it
-	Late    time.Duration // from its end until the host told of it
+	Asked   bool          // the launcher had already signalled it
+	Stopped bool          // a signal such as SIGSTOP had stopped it when the launcher looked
+	Hang    string        // where it hangs, if SIGKILL did not end it
+	Late    time.Duration // from its end until the host reported it
 
 	rank    int
 	at      time.Time
-	host    string   // that it was on
+	host    string   // that it ran on
 	why     error    // why nothing is known of its end: its host is lost, or cannot start it
 	lines   []string // its last lines on standard error
 	blames  []int    // the ranks that its last error names, see blamed
@@ -37,7 +37,7 @@ type ending struct {
 // failed reports whether the rank did not end well.
 func (e ending) failed() bool { return !e.well() || e.Stopped || e.Hang != "" || e.why != nil }
 
-// lost reports whether the rank was on a host that is lost.
+// lost reports whether the rank ran on a host that is lost.
 func (e ending) lost() bool { return errors.As(e.why, new(*HostLost)) }
 
 // how says how the process ended.
@@ -57,13 +57,13 @@ func (e ending) well() bool { return e.Status.ExitStatus() == 0 && !wasEnded(e.S
 // crashed reports whether its last lines come from a Go program that crashed.
 func (e ending) crashed() bool { return len(e.lines) > 0 && isCrash(e.lines[0]) }
 
-// crashText is how a Go program begins to report its crash.
+// crashText matches the beginning of a Go program's crash report.
 var crashText = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+): `)
 
 // isCrash reports whether a line begins the report of a crash.
 func isCrash(line string) bool { return crashText.MatchString(line) }
 
-// cause says how the rank failed, given that it failed first.
+// cause says how the rank failed, assuming that it failed first.
 func (e ending) cause() cause {
 	switch {
 	case e.Hang != "":
@@ -99,7 +99,7 @@ func verdict(ends []ending) *Failed {
 			v.elsewhere = append(v.elsewhere, r)
 		}
 	}
-	var same []int // that have ended for one reason
+	var same []int // that ended for the same reason
 	for _, e := range failed {
 		if e.why == first.why {
 			same = append(same, e.rank)
@@ -126,13 +126,12 @@ func verdict(ends []ending) *Failed {
 	return v
 }
 
-// usageCode is the exit status of a wrong command line. Crashed Go programs have the
-// same.
+// usageCode is the exit status of a wrong command line. Crashed Go programs exit with it, too.
 const usageCode = 2
 
-// origin returns the end that caused the others: the one that most of the others
-// blame, directly or through each other. Ranks that the launcher has ended miss each
-// other, so their blame does not count.
+// origin returns the end that caused the others: the one that most of the others blame, directly or
+// through each other. Blame by ranks that the launcher has ended does not count, because they miss
+// each other.
 func origin(ends, failed []ending) ending {
 	roots := make([]ending, len(failed))
 	accusers := map[int]int{}
@@ -147,8 +146,8 @@ func origin(ends, failed []ending) ending {
 	})
 }
 
-// root follows the blame from rank to rank, up to a rank that blames none. In a
-// circle of blame, the ways in which the ranks ended decide.
+// root follows the blame from rank to rank, up to a rank that blames none. If the blame is
+// circular, the ways in which the ranks ended decide.
 func root(ends []ending, e ending) ending {
 	for path := []ending{e}; ; {
 		var next []ending
@@ -168,13 +167,13 @@ func root(ends []ending, e ending) ending {
 	}
 }
 
-// likelier orders ends by how likely they are the first. A rank that fails because of
-// another exits; it is neither stopped nor killed.
+// likelier orders ends by how likely each came first. A rank that fails because of another exits;
+// it is neither stopped nor killed.
 func likelier(a, b ending) int {
 	apart := a.at.Sub(b.at).Abs()
 	near := apart < sameTime
 	switch {
-	case a.lost() != b.lost() && apart < silence+sameTime: // it may be noticed so late
+	case a.lost() != b.lost() && apart < silence+sameTime: // a lost host may be noticed this late
 		return trueFirst(a.lost())
 	case a.Stopped != b.Stopped:
 		return trueFirst(a.Stopped)
@@ -196,23 +195,21 @@ func trueFirst(a bool) int {
 	return 1
 }
 
-// number matches a rank of the job in an error, which may be followed by the rank in a
-// group in brackets.
+// number matches a rank of the job in an error. Its number in a group may follow in brackets.
 const number = `\d+(?: \([^)]*\))?`
 
-// blameText matches how errors name the ranks that caused them: see
-// rendezvous.Failure, rendezvous.MissingError, backend.Error and the timeouts of
-// backends.
+// blameText matches how errors name the ranks that caused them: see rendezvous.Failure,
+// rendezvous.MissingError, backend.Error and the timeouts of backends.
 var blameText = regexp.MustCompile(`\brank (` + number + `) is (?:down:|missing\b)` +
 	`|\bbecause of rank (` + number + `)` +
 	`|\bno sign of ranks? (` + number + `(?:, ` + number + `)*)` +
 	`|\branks? (` + number + `(?:, ` + number + `)*) did not take part\b`)
 
-// numberText finds the job's ranks in what blameText has found.
+// numberText finds the job's ranks in a match of blameText.
 var numberText = regexp.MustCompile(`(\d+)(?: \([^)]*\))?`)
 
-// blamed returns the ranks that a line of an error blames. Of several, the last
-// ones in the line are nearest to the cause.
+// blamed returns the ranks that a line of an error blames. If there are several, the last ones in
+// the line are nearest to the cause.
 func blamed(line []byte) (ranks []int) {
 	if !bytes.Contains(line, []byte("rank")) {
 		return nil

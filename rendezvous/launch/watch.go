@@ -18,42 +18,42 @@ import (
 const (
 	// reportTime is how long the other ranks have to report a failure that they see.
 	reportTime = time.Second
-	// quitTime is how long ranks have, at least, to print their stacks after SIGQUIT.
+	// quitTime is the minimum time that ranks have to print their stacks after SIGQUIT.
 	quitTime = 5 * time.Second
 )
 
-// watch is a running attempt at a job, or the part of one that a host has.
+// watch is a running attempt at a job, or a host's part of one.
 type watch struct {
 	job    Job
 	env    []string // that all ranks share
 	screen *screen
 	exits  chan ending
-	over   chan struct{} // closed when nobody hears of exits any more
+	over   chan struct{} // closed when nobody handles exits any more
 	logs   *logs
 
-	hosts    []*remote     // that the ranks are on; nil for this machine
-	orders   <-chan order  // of the job's launcher, where this is its launcher on a host
-	heard    func(news)    // tells that launcher
-	pool     *pool         // of an elastic job; nil of others
+	hosts    []*remote     // that the ranks run on; nil for this machine
+	orders   <-chan order  // from the job's launcher, if this is its launcher on a host
+	heard    func(news)    // sends news to that launcher
+	pool     *pool         // of an elastic job; otherwise nil
 	reports  reports       // on several machines
-	report   string        // that was heard first
+	report   string        // the first one heard
 	patience time.Duration // how long ranks wait for each other
 
-	mu    sync.Mutex // run alone changes what follows, under it
+	mu    sync.Mutex // guards the fields below, which only run changes
 	ranks []*rank
 	ends  []ending // of the ranks that have ended
 
 	why   error            // why the job was told to end, other than by a rank
 	told  time.Time        // when the ranks were told to end, zero before
-	timer <-chan time.Time // when next is sent, nil for never
+	timer <-chan time.Time // when to send next, nil for never
 	next  syscall.Signal
 
-	patient bool          // the timer belongs to hear, and any failure here replaces it
+	patient bool          // hear set the timer, and any failure here replaces it
 	looked  time.Time     // at processes
-	away    time.Duration // that this one was stopped for, if too long for those of an elastic job
+	away    time.Duration // how long this process was stopped, if too long for an elastic job
 
 	killed bool // SIGKILL was sent
-	named  bool // the ranks were named that it has not ended
+	named  bool // the ranks that it has not ended were named
 	left   bool // the launcher ends without them
 }
 
@@ -88,7 +88,7 @@ func (w *watch) attempt(ctx context.Context, n int) (err error) {
 	return errors.Join(err, noted, w.logs.note(outcome))
 }
 
-// notice says something to the user, and in the log of the attempt.
+// notice tells the user something, and logs it in the attempt's log.
 func (w *watch) notice(text string) {
 	w.job.notice(text)
 	if err := w.logs.note(text); err != nil {
@@ -96,7 +96,7 @@ func (w *watch) notice(text string) {
 	}
 }
 
-// prepare makes what ranks need before the first of them starts.
+// prepare makes what ranks need before the first one starts.
 func (w *watch) prepare() (err error) {
 	switch {
 	case w.job.Elastic != nil:
@@ -107,7 +107,7 @@ func (w *watch) prepare() (err error) {
 	return err
 }
 
-// start starts all ranks, until one does not start.
+// start starts all ranks; it stops if one does not start.
 func (w *watch) start() {
 	for _, h := range w.hosts {
 		h.listening.Go(func() { h.listen(w) })
@@ -138,8 +138,8 @@ func (w *watch) launch() {
 	}
 }
 
-// own returns the variables that a rank has for itself. A process of an elastic job has the number
-// of a rank, although the rank may be another one, so that it is one of a job of so many.
+// own returns a rank's own variables. A process of an elastic job gets the number of a rank, as if
+// it belonged to a job of that size, although its actual rank may differ.
 func (w *watch) own(r *rank) (own []string) {
 	number, local := r.number, r.number-w.job.first()
 	if r.err != nil && r.err.live { // its output is shown on a terminal
@@ -151,7 +151,7 @@ func (w *watch) own(r *rank) (own []string) {
 		own = append(own, w.pool.variable(r, w.job.Ranks))
 	}
 	if h := r.host; h != nil {
-		size := min(h.ranks, w.job.Ranks) // of an elastic job a host may take more
+		size := min(h.ranks, w.job.Ranks) // a host may take more in an elastic job
 		local = r.slot % size
 		own = append(own, fmt.Sprint("GROUP_RANK=", slices.Index(w.hosts, h)),
 			fmt.Sprint("LOCAL_WORLD_SIZE=", size))
@@ -240,8 +240,8 @@ func (w *watch) outcome() error {
 	return nil
 }
 
-// ended records the end of a rank, which may be told twice. After the first failure the other ranks
-// have reportTime to report what they see of it.
+// ended records the end of a rank, which may be reported twice. After the first failure the other
+// ranks have reportTime to report what they see of it.
 func (w *watch) ended(e ending) {
 	r := w.rank(e.rank)
 	if r.over {
@@ -249,7 +249,7 @@ func (w *watch) ended(e ending) {
 	}
 	r.over = true
 	if r.host != nil && e.why == nil && !w.told.IsZero() && e.at.After(w.told) {
-		e.Asked = true // by the launcher, if not yet by the one of its host
+		e.Asked = true // by this launcher, if not yet by its host's
 	}
 	w.mu.Lock()
 	w.ends = append(w.ends, e)
@@ -265,7 +265,7 @@ func (w *watch) ended(e ending) {
 	}
 }
 
-// endSoon tells the ranks to end, unless they are told already, when they have had time to report.
+// endSoon tells the ranks to end, unless they were already told, once they have had time to report.
 func (w *watch) endSoon() {
 	if w.idle() {
 		w.patient = false
@@ -273,8 +273,8 @@ func (w *watch) endSoon() {
 	}
 }
 
-// stop tells the ranks to end. The second call kills them. Another one leaves those that
-// SIGKILL has not ended.
+// stop tells the ranks to end. A second call kills them. Another one gives up those that SIGKILL
+// has not ended.
 func (w *watch) stop(s syscall.Signal, why error) {
 	w.left = w.named
 	if w.why != nil {
@@ -285,7 +285,7 @@ func (w *watch) stop(s syscall.Signal, why error) {
 	w.signal(s)
 }
 
-// idle reports whether the ranks have not been told to end, and are not to be soon.
+// idle reports whether the ranks were not told to end, and will not be soon.
 func (w *watch) idle() bool { return w.timer == nil || w.patient }
 
 // signal sends a signal to all ranks, and SIGKILL after the grace. Launchers of hosts do the same.
@@ -302,7 +302,7 @@ func (w *watch) signal(s syscall.Signal) {
 		r.signal(s)
 	}
 	switch {
-	case w.killed: // the timer is about what follows
+	case w.killed: // the timer is for what follows
 	case s == syscall.SIGKILL:
 		w.killed, w.timer = true, time.After(w.job.times.kill)
 	case s == syscall.SIGQUIT:
@@ -312,8 +312,8 @@ func (w *watch) signal(s syscall.Signal) {
 	}
 }
 
-// late goes on with what comes after a wait: the next signal, or without ranks that SIGKILL has
-// not ended.
+// late takes the step that follows a wait: it sends the next signal, or gives up the ranks that
+// SIGKILL has not ended.
 func (w *watch) late() {
 	switch {
 	case !w.killed:
@@ -343,8 +343,8 @@ func (w *watch) abandonRest() {
 	}
 }
 
-// noticeStop notices that this process itself was stopped for longer than processes of an elastic
-// job wait for it.
+// noticeStop notices if this process itself was stopped for longer than processes of an elastic job
+// wait for it.
 func (w *watch) noticeStop(now time.Time) {
 	if away := now.Sub(w.looked); w.pool != nil && !w.looked.IsZero() && away > w.patience {
 		w.away = away
@@ -358,11 +358,11 @@ func (w *watch) wasAway() string {
 		"(EURYALE_TIMEOUT)", w.away.Round(time.Second), w.patience)
 }
 
-// endStopped tells the ranks to end if one is stopped, or held in the kernel, so long that ranks
-// on other machines have given it up: they may begin to wait for it a little later. Their launchers
-// have ended them then, and this one would not get to know. Of an elastic job one that is stopped
-// is ended soon, and alone. One that is held in the kernel may be reading a file; if others wait
-// for it, they go on without it. While this process is stopped, too, no time is counted.
+// endStopped tells the ranks to end if one has been stopped, or held in the kernel, for so long
+// that ranks on other machines have given it up; they may have begun to wait for it a little later.
+// Their launchers have then ended them, and this one would not learn it. In an elastic job, it soon
+// ends a stopped process, and no other. A process that is held in the kernel may be reading a file;
+// if others wait for it, they go on without it. No time counts while this process is stopped, too.
 func (w *watch) endStopped() {
 	if w.job.Machines == nil && w.job.Elastic == nil {
 		return // the end of a rank ends all
@@ -388,7 +388,7 @@ func (w *watch) endStopped() {
 }
 
 // endHung ends a process of an elastic job that the others have left behind, or wait for, if it has
-// not stopped in time: it would have its place, and its GPU, for ever.
+// not stopped in time: otherwise it would keep its place, and its GPU, for ever.
 func (w *watch) endHung(r *rank) {
 	limit := w.pool.allows(r.number, w.patience)
 	if r.looks++; limit == 0 {
