@@ -31,8 +31,8 @@ type Model struct {
 // Load reads the configuration of a folder and the headers of its weights. It is not collective:
 // every rank loads.
 //
-// Errors: [backend.ErrUnsupported] for a model that this package lacks; [backend.ErrArgument] for
-// sizes that do not fit; a damaged file; those of the file system.
+// Errors: [backend.ErrUnsupported] for a model that this package does not support;
+// [backend.ErrArgument] for sizes that do not fit; a damaged file; those of the file system.
 func Load(dir string) (_ *Model, err error) {
 	defer named(&err, "load "+dir)
 	m := &Model{dir: dir}

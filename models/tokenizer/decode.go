@@ -89,7 +89,7 @@ func (s *Stream) stripped(text string) string {
 	return text
 }
 
-// cutShort returns how many bytes at the start of b, which begins no whole character, belong to one
+// cutShort returns how many bytes of b, which does not begin with a whole character, belong to one
 // that is cut short: they become one U+FFFD.
 func cutShort(b []byte) int {
 	n := min(len(b), utf8.UTFMax-1)
