@@ -109,7 +109,7 @@ var ErrFinished = elastic.ErrFinished
 // micro-batch: Elastic sets its step before each.
 //
 // Errors: [ErrFinished] for a process that nobody needed; those of the job: the other ranks have
-// given up on this process, too few are alive, or none that has the parameters; ErrUnsupported for
+// given up on this process, too few are alive, or none alive has the parameters; ErrUnsupported for
 // graphs with batch norms, whose moving averages a run changes before the step is applied: use
 // vm.WithElastic; those of [New].
 func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,

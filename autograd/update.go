@@ -55,7 +55,7 @@ func (u *Update) Kept(i int) fuse.Value {
 // Rate returns the learning rate of this step.
 func (u *Update) Rate() float64 { return u.rate }
 
-// Step returns the number of this step, 1 for the first one. It goes on from a checkpoint.
+// Step returns the number of this step, 1 for the first one. It continues from a checkpoint.
 func (u *Update) Step() int { return int(u.step) }
 
 // Number returns a number, rounded to the dtype of the parameter. It may differ from step to step.
