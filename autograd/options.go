@@ -11,8 +11,8 @@ import (
 )
 
 // The first buckets are small, so that communication begins early in the
-// backward pass; later ones are large, to spread its cost. The sizes are those
-// of PyTorch's DDP (VLDB 2020, section 4.2).
+// backward pass; later ones are large, to spread its cost. The sizes are as in
+// PyTorch's DDP (VLDB 2020, section 4.2).
 const (
 	firstBucket = 1 << 20
 	restBuckets = 25 << 20
