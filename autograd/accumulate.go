@@ -23,19 +23,19 @@ import (
 //	err = solver.Step(grads)
 //
 // Sync then returns the mean over the ranks (with [WithSum] the sum) of the sum over the
-// micro-batches, like PyTorch's no_sync. For the mean over all samples divide the loss by n
-// in the graph. Nothing is sent before the last micro-batch; with hooks its buckets leave
-// during its backward pass. Gradients are added in the dtype of the parameters. If they travel
-// rounded they are rounded once.
+// micro-batches, like PyTorch's no_sync. For the mean over all samples, divide the loss by n in the
+// graph. Nothing is sent before the last micro-batch; with hooks, its buckets leave during its
+// backward pass. Gradients are added in the dtype of the parameters. If they are sent rounded, they
+// are rounded once.
 //
 // Accumulate works with and without hooks, BindDualValues, the lisp machine and
 // [DataParallel.UseGradients]. Without it, several RunAll before a Sync do not accumulate:
 // with hooks they are an error, with BindDualValues Gorgonia adds the gradients, and otherwise
 // each RunAll overwrites the gradients of the one before.
 //
-// From Accumulate until Sync a step is in progress: Save, Load, Average and another Accumulate are
-// ErrArgument, and so is Close, which still closes. The rate of the step is what the solver has
-// when it is given the gradients.
+// From Accumulate until Sync a step is in progress: Save, Load, Average and another Accumulate
+// return ErrArgument. So does Close, but it still closes d. The step uses the rate that the solver
+// has when it gets the gradients.
 //
 // Cost: one addition of all gradients for each micro-batch except the last, in the memory of
 // the buckets.
@@ -66,9 +66,9 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 	return err
 }
 
-// StepInProgress is what tells that a step is in progress, of which several runs accumulate the
-// gradients: an ErrArgument that says what to do first, nil for 0 micro-batches. synced says that
-// Sync ends the step, in place of the last run.
+// StepInProgress returns the error of a call in the middle of a step whose gradients several runs
+// accumulate: an ErrArgument that says what to do first, or nil if of is 0. synced says that Sync
+// ends the step, rather than the last run.
 func StepInProgress(done, of int, synced bool) error {
 	if of == 0 {
 		return nil

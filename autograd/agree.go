@@ -19,7 +19,7 @@ const problem = "error: "
 
 // Agree returns an error on every rank unless all ranks pass the same description, which may have
 // several lines, and none has a problem. The error names a rank and its problem, or the first line
-// that differs, as an [backend.ErrMismatch]. It is collective; a rank with a problem takes part, so
+// that differs, as a [backend.ErrMismatch]. It is collective; a rank with a problem takes part, so
 // that no rank waits for it. Cost: an all-gather of 32 bytes if ranks agree.
 func Agree(comm backend.Communicator, description string, problem error) error {
 	if err := backend.Given("autograd.Agree", "comm", comm); err != nil {
@@ -42,8 +42,8 @@ func agree(comm backend.Communicator, description string, wrong error) error {
 	return err
 }
 
-// agreeAndGather is agree, and returns a note of each rank, which is sent along; none on a single
-// rank. All notes have the same length.
+// agreeAndGather is agree, and also sends each rank's note and returns all notes, or none on a
+// single rank. All notes have the same length.
 func agreeAndGather(comm backend.Communicator, description string, note []byte,
 	wrong error) ([][]byte, error) {
 	if comm.Size() == 1 {
@@ -126,7 +126,7 @@ func line(lines []string, i int) string {
 // prefix is what errors of the package begin with.
 const prefix = "autograd: "
 
-// wrapped is fmt.Errorf of an error that may be of this package: its prefix is said once.
+// wrapped is fmt.Errorf for an error that may come from this package: its prefix appears only once.
 func wrapped(format string, args ...any) error { return once{fmt.Errorf(format, args...)} }
 
 type once struct{ error }

@@ -19,11 +19,12 @@ import (
 // random numbers. It is collective. Call it now and then between steps, and after training: it
 // finds ranks whose solvers or seeds differ.
 //
-// Cost: a hash of the model, for which what is on a device is copied to the host, and an all-gather
-// of 32 bytes, and 8 for each part of the model.
+// Cost: a hash of the model, after copying what is on a device to the host, and an all-gather of 32
+// bytes plus 8 for each part of the model.
 //
-// Errors: [backend.ErrMismatch], naming the first rank and what differs there from rank 0; a part
-// that a rank cannot read, such as a frozen parameter that is a view; those of the communicator.
+// Errors: [backend.ErrMismatch], naming the first rank that differs from rank 0 and what differs
+// there; a part that a rank cannot read, such as a frozen parameter that is a view; those of the
+// communicator.
 func (d *DataParallel) Check() error {
 	if err := residence.Bound(d.comm.Device(), d.check); err != nil {
 		return wrapped("rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
@@ -68,17 +69,17 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 	return nil
 }
 
-// Hash returns the SHA-256 of the model on this rank, in hexadecimal: of the elements of all
-// parameters in the order of New, in row-major order, little endian, one after the other; then of
-// variables of [WithFrozen], of moving averages of batch norms, and of step and seed of random
+// Hash returns the SHA-256 of the model on this rank, in hexadecimal. It covers the elements of all
+// parameters in the order of New, in row-major order, little endian, one after the other; then the
+// variables of [WithFrozen], the moving averages of batch norms, and the step and seed of random
 // numbers, if there are any. Trainings that end with the same hash end with the same bits, on any
 // number of ranks and on the host or on devices. It is not collective: [DataParallel.Check]
 // compares ranks.
 //
-// Cost: a hash of the parameters, for which those that a machine has on a device are
-// copied to the host.
+// Cost: a hash of the parameters, after copying those that a machine has on a device to
+// the host.
 //
-// Errors: a parameter that was bound to another kind of value; those of a device.
+// Errors: a parameter that was bound to another kind of value; those of the device.
 func (d *DataParallel) Hash() (string, error) {
 	h := sha256.New()
 	err := residence.Bound(d.comm.Device(), func() error {
@@ -108,7 +109,7 @@ func (d *DataParallel) Hash() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// hashRest adds all of the model but the parameters to a hash.
+// hashRest adds the model without its parameters to a hash.
 func (d *DataParallel) hashRest(h hash.Hash) error {
 	if err := d.model.find(); err != nil {
 		return err

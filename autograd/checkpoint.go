@@ -18,25 +18,25 @@ import (
 )
 
 // Save writes a checkpoint: the parameters, the state of the solver, the variables of
-// [WithFrozen], the moving averages of batch norms, the step of random numbers and the residuals
-// of a compression. Averages and random numbers belong to the parameters' graphs; averages
-// become the mean over all ranks before. Training resumes from it with the same bits as if it had
+// [WithFrozen], the moving averages of batch norms, the step of random numbers and the residuals of
+// a compression. Averages and random numbers belong to the parameters' graphs; Save first replaces
+// averages by their mean over all ranks. Training resumes from it with the same bits as if it had
 // never stopped. Save is collective. progress is whatever else the program needs to resume (its
-// epoch, its seeds), as JSON; nil for nothing. Save writes that of rank 0.
+// epoch, its seeds), as JSON; nil for nothing. Save writes rank 0's.
 //
-// dir is a directory that all ranks reach. It may contain other files, and need not exist. The
-// checkpoint is dir/step-00001200, after 1,200 steps since training began, and has that name once
-// all files are on the disk. Save then removes older checkpoints of this training ([KeepLast],
-// [Pin]), and nothing that it has not written. If it fails or is interrupted, the last checkpoint
-// is unchanged; what it has written is removed by it or by the next Save. The first Save locks dir
-// until Close. docs/checkpoints.md describes the directory.
+// dir is a directory that all ranks can reach. It may contain other files, and need not exist.
+// After 1,200 steps of training the checkpoint is dir/step-00001200; it gets that name once all
+// files are on the disk. Save then removes older checkpoints of this training ([KeepLast], [Pin]),
+// but nothing that it has not written. If it fails or is interrupted, the last checkpoint is
+// unchanged; this or the next Save removes what it has written. The first Save locks dir until
+// Close. docs/checkpoints.md describes the directory.
 //
-// Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's only VanillaSolver has
-// none: use a [Solver] of this package); [ErrLocked] if another job saves to dir; ErrArgument for
-// parameters without a name, or with the same name as another (see [SaveWeights]), and while a step
-// is in progress, from the first hook, the begin of Accumulate, or the first run of a step of
-// package vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file
-// system and of the communicator.
+// Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's solvers, only
+// VanillaSolver has no state: use a [Solver] of this package); [ErrLocked] if another job saves to
+// dir; ErrArgument for parameters without a name, or with the same name as another (see
+// [SaveWeights]), and while a step is in progress, from the first hook, the start of Accumulate, or
+// the first run of a step of package vm, to the step's end; ErrMismatch if ranks have trained
+// without a Sync; those of the file system and of the communicator.
 func (d *DataParallel) Save(
 	dir string, solver gorgonia.Solver, progress any, opts ...SaveOption,
 ) error {
@@ -45,35 +45,35 @@ func (d *DataParallel) Save(
 	})
 }
 
-// Load restores what Save has written, and unmarshals its progress; a nil progress ignores it.
-// dir is a directory of Save, or one checkpoint in it. Of the former Load takes the newest
-// checkpoint that is whole, and says if there is a newer one that is not ([WithNotice]). Load is
-// collective. Build the graph before. The program must have parameters with the same names, in any
-// order, the same batch norms and options, and the same settings of the solver, which are not in
-// the checkpoint. With a compression that keeps residuals, and with WithPartial, the order of
-// parameters must be the same, too, and with checkpoints of older versions, which number
-// parameters. Checkpoints of older versions lack the number of parameters, the reduction and the
-// compression's options; Load does not compare these then. They lack moving averages and frozen
-// parameters, too: these stay as they are, and Load says so ([WithNotice]).
+// Load restores what Save has written, and unmarshals its progress; a nil progress ignores it. dir
+// is a directory of Save, or one checkpoint in it. From a directory Load takes the newest
+// checkpoint that is whole, and reports a newer one that is not ([WithNotice]). Load is collective.
+// Build the graph first. The program must have parameters with the same names, in any order, the
+// same batch norms and options, and the same solver settings, which the checkpoint does not
+// contain. The order of parameters must also be the same with a compression that keeps residuals,
+// with WithPartial, and for checkpoints of older versions, which number parameters. Checkpoints of
+// older versions lack the number of parameters, the reduction and the compression's options; Load
+// then does not compare these. They also lack moving averages and frozen parameters: these stay as
+// they are, and Load reports it ([WithNotice]).
 //
-// Gorgonia's machines throw moving averages away when they are made for training. Make a
+// Gorgonia's machines discard moving averages when they are made for training, so call
 // gorgonia.NewTapeMachine before Load.
 //
 // The number of ranks may differ, unless ranks have state of their own, as with package sparse and
 // [WithPartial]. The batches of a [Sampler] are the same for any number of ranks: count its steps
 // in the progress.
 //
-// [WeightsOnly] loads parameters, frozen variables and moving averages alone, for another solver.
+// [WeightsOnly] loads only parameters, frozen variables and moving averages, for another solver.
 //
 // To change the reduction or the compression and keep the solver's state, load with the old one,
 // Close d, and pass the same parameters to another New. Residuals then start empty; their content
 // is lost.
 //
-// Errors, on all ranks: fs.ErrNotExist if dir has no checkpoint, so that training begins; one that
-// is damaged or does not fit, or ErrArgument while a step is in progress; then nothing has changed
-// on any rank; those of the communicator. If a rank fails later (a device is lost, or a [Stateful]
-// that is not a [Checker] refuses its state), ranks may differ, so that error ends d like one of
-// Sync.
+// Errors, on all ranks: fs.ErrNotExist if dir has no checkpoint, so that a program can begin
+// training; a checkpoint that is damaged or does not fit, or ErrArgument while a step is in
+// progress: nothing has then changed on any rank; those of the communicator. If a rank fails later
+// (a device is lost, or a [Stateful] that is not a [Checker] refuses its state), ranks may differ,
+// so that error ends d like an error of Sync.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
 	opts ...LoadOption) error {
 	if d.elastic {
@@ -83,7 +83,7 @@ func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
 	return d.load(dir, solver, progress, opts...)
 }
 
-// load is Load, of an Elastic too.
+// load is Load, also for an Elastic.
 func (d *DataParallel) load(dir string, solver gorgonia.Solver, progress any,
 	opts ...LoadOption) error {
 	return d.collectively(backend.ForLoad, "load "+dir, func() error {
@@ -225,7 +225,7 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 	return l, err
 }
 
-// readModel reads what this rank has of what ranks have in common, or divide, by key.
+// readModel reads, by key, this rank's share of what ranks have in common or divide.
 func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) string,
 	solver gorgonia.Solver) (map[string]stored, error) {
 	owner, err := ownerIn(solver)
@@ -296,8 +296,8 @@ func readPart(dir string, of checkpoint.Stamp, name string) (map[string]stored, 
 	return all, readFile(dir, of, name, needed, func(name string, t stored) { all[name] = t })
 }
 
-// readFile is readPart that gives tensors away, one after the other, and reads none of a file that
-// is not needed.
+// readFile is readPart that hands over tensors one by one, and reads none from a file that is not
+// needed.
 func readFile(dir string, of checkpoint.Stamp, name string,
 	needs func(*safetensors.Header) (bool, error), take func(name string, t stored)) error {
 	f, err := checkpoint.Open(dir, of, name)
@@ -317,7 +317,7 @@ func readFile(dir string, of checkpoint.Stamp, name string,
 	return nil
 }
 
-// ofAnother says that a file belongs to another Save than the record, if that is what is wrong.
+// ofAnother says that a file belongs to a different Save than the record, if that is the problem.
 func ofAnother(dir string, of checkpoint.Stamp, name string, wrong error) error {
 	f, err := checkpoint.Open(dir, checkpoint.Stamp{}, name)
 	if err != nil {

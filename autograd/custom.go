@@ -12,20 +12,20 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Custom is a solver of one's own, given as the [Update] of one element. Everything else is as with
-// the solvers of this package: the bits are the same on the host and in plans of package vm,
+// Custom is a solver that you define by the [Update] of one element. Otherwise it works like the
+// solvers of this package: the bits are the same on the host and in plans of package vm,
 // checkpoints hold the vectors and the number of steps, and it may be one of [Groups].
 //
-// Cost: one pass over the parameters, their gradients, and what is kept.
+// Cost: one pass over the parameters, their gradients, and the vectors of Keep.
 type Custom struct {
-	// Name is of the solver, in errors and checkpoints: letters, digits, "-" and "_". A checkpoint
+	// Name names the solver in errors and checkpoints: letters, digits, "-" and "_". A checkpoint
 	// of a solver with another name is refused.
 	Name string
 	Rate float64
-	// Keep names the vectors that are kept for each parameter, as Name does. They are like the
-	// parameter, and zeros at first.
+	// Keep names the vectors that the solver keeps for each parameter, with the characters of Name.
+	// They have the parameter's dtype and length, and are zeros at first.
 	Keep []string
-	// Update writes the update of one element. It is called at least once in each step, and does
+	// Update writes the update of one element. It is called at least once in each step, and must do
 	// nothing else.
 	Update func(u *Update)
 
@@ -53,7 +53,7 @@ func (s *Custom) check() error {
 		checkNumbers(s.Name, number{"Rate", s.Rate, math.Inf(1)}))
 }
 
-// notInName reports whether a name may not have this letter.
+// notInName reports whether a name must not contain this character.
 func notInName(c rune) bool {
 	letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 	return !letter && !(c >= '0' && c <= '9') && c != '-' && c != '_'
@@ -67,8 +67,8 @@ func (s *Custom) rule() rule {
 	return r
 }
 
-// Step updates the parameters in place. Errors: see [Solver]; ErrArgument for a name, or an
-// Update that is nil or no program.
+// Step updates the parameters in place. Errors: see [Solver]; ErrArgument for an invalid name, or
+// an Update that is nil or writes no valid program.
 func (s *Custom) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].

@@ -17,7 +17,7 @@ import (
 // ErrLocked is wrapped by the error of Save, on all ranks, if another job saves to the directory.
 var ErrLocked = checkpoint.ErrLocked
 
-// SaveOption changes what [DataParallel.Save] keeps. Those of rank 0 count.
+// SaveOption changes what [DataParallel.Save] keeps. Rank 0's options count.
 type SaveOption func(*saveOptions)
 
 type saveOptions struct {
@@ -29,8 +29,8 @@ type saveOptions struct {
 // is 2. Save returns ErrArgument for n < 1.
 func KeepLast(n int) SaveOption { return func(o *saveOptions) { o.keep = n } }
 
-// Pin makes Save keep this checkpoint beside the last ones until this training pins another: the
-// best one so far.
+// Pin makes Save keep this checkpoint, such as the best one so far, beside the last ones until this
+// training pins another.
 func Pin() SaveOption { return func(o *saveOptions) { o.pinned = true } }
 
 // saveOptionsOf returns what options say.
@@ -61,7 +61,7 @@ type saves struct {
 	locks    []*checkpoint.Lock // on rank 0
 }
 
-// learn notes a checkpoint that is the training's now.
+// learn notes that a checkpoint now belongs to the training.
 func (s *saves) learn(of checkpoint.Stamp) {
 	s.training, s.best = of.Training, of.Best
 	if s.known == nil {
@@ -79,8 +79,8 @@ func (s *saves) unlock() (err error) {
 	return err
 }
 
-// begin makes the draft of a Save, and returns the Save's id on all ranks. After an error there may
-// be one on rank 0.
+// begin makes the draft of a Save, and returns the Save's id on all ranks. After an error rank 0
+// may have a draft.
 func (d *DataParallel) begin(dir string) (id string, err error) {
 	mine := checkpoint.NewID()
 	id, err = d.decide(func() (string, error) {
@@ -98,8 +98,7 @@ func (d *DataParallel) begin(dir string) (id string, err error) {
 	return id, nil
 }
 
-// abandon removes what a Save that has failed has made, and gives locks back that were not held
-// before.
+// abandon removes what a failed Save has made, and releases locks that were not held before it.
 func (d *DataParallel) abandon(dir, id string, held int) (err error) {
 	if !d.first() {
 		return nil
@@ -134,8 +133,8 @@ func (d *DataParallel) lock(dir string) error {
 	return nil
 }
 
-// filesOf returns the files that all ranks have written: what they have in common, and of each its
-// own, if it has a name. It returns an error on all ranks if one has a problem.
+// filesOf returns the files that all ranks have written: those in common, and each rank's own file,
+// if it has a name. It returns an error on all ranks if one has a problem.
 func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, err error) (
 	[]checkpoint.File, error) {
 	if err := d.agree("", err); err != nil || !d.ownFiles() {
@@ -154,7 +153,7 @@ func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, er
 }
 
 // Pinned returns the path of the checkpoint in dir that was pinned last ([Pin]), by this training
-// or by what it was loaded from: "" if dir has none. It is collective, and waits for the last
+// or by the one it was loaded from, or "" if dir has none. It is collective, and waits for the last
 // SaveAsync.
 //
 // Errors, on all ranks: that of the last SaveAsync; those of the file system and the communicator.
@@ -272,7 +271,7 @@ func (d *DataParallel) decide(f func() (string, error)) (string, error) {
 	return "", is
 }
 
-// comms are the communicators by which what the first rank says reaches all, in this order.
+// comms returns the communicators that carry the first rank's decision to all ranks, in this order.
 func (d *DataParallel) comms() (all []backend.Communicator) {
 	if d.parts != nil {
 		all = append(all, d.parts.comm)
@@ -291,7 +290,7 @@ func (is decision) Is(target error) bool {
 	return target == fs.ErrNotExist && is.Missing || target == ErrLocked && is.Locked
 }
 
-// anywhere reports whether something is so on any rank.
+// anywhere reports whether a condition holds on any rank.
 func (d *DataParallel) anywhere(is bool) (bool, error) {
 	for _, comm := range d.comms() {
 		note := []byte{0}

@@ -21,18 +21,18 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Job is what an elastic training gets its communicators from: euryale.JoinElastic returns one.
+// Job provides the communicators of an elastic training: euryale.JoinElastic returns one.
 type Job interface {
-	// Next returns the communicator of the next generation of ranks. It calls leave before they
-	// connect, which releases the communicator of the generation before: drivers may give its
-	// memory back only when kernels have ended, and those of the next one wait for all ranks.
+	// Next returns the communicator of the next generation of ranks. Before they connect it calls
+	// leave, which releases the communicator of the previous generation: drivers may free its
+	// memory only once kernels have ended, and kernels of the next generation wait for all ranks.
 	Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator, elastic.View,
 		error)
 	Job() *elastic.Job
-	// Release closes a communicator of Next, nil for none, and after Close the devices.
+	// Release closes a communicator of Next, unless it is nil, and after Close also the devices.
 	Release(comm backend.Communicator) error
-	// Close ends the part of this process, and says whether it has done its last step. Release
-	// follows.
+	// Close ends this process's part in the job; done says whether it has done its last step.
+	// Release follows.
 	Close(done bool) error
 }
 
@@ -40,15 +40,15 @@ type Job interface {
 // loses none. Make one with [NewElastic], or a machine with vm.WithElastic. docs/elastic.md says
 // how it works.
 type Elastic struct {
-	// ClipNorm bounds the norm of the gradients, as the function of this name does; 0 does not.
+	// ClipNorm bounds the norm of the gradients like the function of this name; 0 sets no bound.
 	// Machines have an option of this name instead.
 	ClipNorm float64
 
-	// After is called after each step, by all ranks that have done it and before others are let in:
-	// here and nowhere else ranks can call DataParallel().Save together. If a rank is lost
-	// meanwhile, what After was doing has failed, and the training says so and goes on, unless
-	// that repeats itself without a loss. All other errors are final. Set it before the first step
-	// on all ranks, newcomers included.
+	// After is called after each step by all ranks that have done it, before newcomers are
+	// admitted: only here can ranks call DataParallel().Save together. If a rank is lost meanwhile,
+	// After fails; the training reports that and goes on, unless After fails repeatedly with the
+	// same ranks. All other errors are final. Set it before the first step on all ranks, newcomers
+	// included.
 	After func() error
 
 	ctx    context.Context
@@ -82,12 +82,13 @@ type Elastic struct {
 }
 
 // ErrFinished is wrapped by the error of NewElastic if the others have done the last step: nobody
-// has needed this process, and the program should end.
+// needed this process, and the program should end.
 var ErrFinished = elastic.ErrFinished
 
 // NewElastic makes this process take part in an elastic training: as one of the first ranks, or in
-// place of one that was lost. It waits until the job has taken this process in, so call it once
-// the graph is built. The parameters, the solver's state and the step are then those of the others.
+// place of one that was lost. It waits until the job has admitted this process, so call it once the
+// graph is built. The parameters, the solver's state and the step are then those of the other
+// ranks.
 //
 // A step is n micro-batches, as with [WithTree], which Elastic passes to [New] with opts:
 //
@@ -107,8 +108,8 @@ var ErrFinished = elastic.ErrFinished
 // Operations that draw from a nn.Random of the graph, or of [WithRandom], draw the numbers of the
 // micro-batch: Elastic sets its step before each.
 //
-// Errors: [ErrFinished] for a process that nobody has needed; those of the job: this process was
-// given up by the others, too few are alive, or none that has the parameters; ErrUnsupported for
+// Errors: [ErrFinished] for a process that nobody needed; those of the job: the other ranks have
+// given up on this process, too few are alive, or none alive has the parameters; ErrUnsupported for
 // graphs with batch norms, whose moving averages a run changes before the step is applied: use
 // vm.WithElastic; those of [New].
 func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,
@@ -121,8 +122,8 @@ func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solv
 	return NewElasticBy(ctx, job, solver, n, s)
 }
 
-// NewElasticBy is [NewElastic] for somebody who computes gradients and applies them: a machine of
-// package vm.
+// NewElasticBy is [NewElastic] for a caller that computes and applies gradients itself: a machine
+// of package vm.
 func NewElasticBy(ctx context.Context, job Job, solver Solver, n int, steps Steps) (*Elastic,
 	error) {
 	if err := backend.Given("autograd.NewElasticBy", "ctx", ctx, "job", job, "solver", solver,
@@ -137,16 +138,15 @@ func NewElasticBy(ctx context.Context, job Job, solver Solver, n int, steps Step
 	return e, nil
 }
 
-// Next returns the number of the step that comes next: from 0, or from that of the checkpoint of
-// Load.
+// Next returns the number of the next step. Steps count from 0, or from the checkpoint of Load.
 func (e *Elastic) Next() int { return int(e.saves.steps) }
 
-// Load has a new job go on from a checkpoint of [DataParallel.Save], the newest one of dir. Call it
-// before the first Step on all ranks, newcomers included. Where the job has done a step, newcomers
-// have got the state of the others, and Load reads nothing.
+// Load makes a new job resume from the newest checkpoint of [DataParallel.Save] in dir. Call it
+// before the first Step on all ranks, newcomers included. If the job has done a step, newcomers
+// already have the state of the others, and Load reads nothing.
 //
-// Errors: fs.ErrNotExist if dir has no checkpoint, so that training begins; ErrArgument after a
-// Step. Others are final: those of [DataParallel.Load] and of Step.
+// Errors: fs.ErrNotExist if dir has no checkpoint, so that a program can begin training;
+// ErrArgument after a Step. Others are final: those of [DataParallel.Load] and of Step.
 func (e *Elastic) Load(dir string, opts ...LoadOption) error {
 	if err := backend.Given("Elastic.Load", "opts", opts); err != nil {
 		return err
@@ -170,8 +170,8 @@ func (e *Elastic) Load(dir string, opts ...LoadOption) error {
 	return cmp.Or(e.failed, e.absent)
 }
 
-// restore does what Load was told, if no rank has done a step: ranks of a generation that breaks
-// meanwhile have loaded, or not.
+// restore loads what Load was told to, if no rank has done a step: if a generation breaks
+// meanwhile, only some of its ranks may have loaded.
 func (e *Elastic) restore() error {
 	if e.load == nil || e.step > 0 {
 		return nil
@@ -201,8 +201,8 @@ func (e *Elastic) Comm() backend.Communicator {
 	return e.comm
 }
 
-// Recoveries returns in how many steps of this process a rank was lost, and the time from there to
-// the ends of these steps. Another goroutine may call it.
+// Recoveries returns how many steps of this process lost a rank, and the total time from these
+// losses to the ends of their steps. Another goroutine may call it.
 func (e *Elastic) Recoveries() (n int, took time.Duration) {
 	if e == nil {
 		return 0, 0
@@ -212,15 +212,15 @@ func (e *Elastic) Recoveries() (n int, took time.Duration) {
 	return e.recoveries, e.recovering
 }
 
-// DataParallel returns what the present ranks exchange gradients by, for Check, Hash and Save in
-// After. Its Load is an error: Elastic has one.
+// DataParallel returns the DataParallel of the present ranks, for Check, Hash and Save in After.
+// Its Load returns an error: call the Load of Elastic.
 func (e *Elastic) DataParallel() *DataParallel { return e.dp }
 
 // Step does a step on all ranks: run is called for each micro-batch of this rank, runs the graph
 // for it and returns its loss. The mean of all losses is returned, with the same bits on all ranks.
-// If a rank is lost meanwhile, the others repeat the step, and run is called for micro-batches of
-// theirs again, and for others: what it gives the graph must depend on the step and the number of
-// the micro-batch alone.
+// If a rank is lost meanwhile, the others repeat the step, and run is called again for their
+// micro-batches, and for others: what it feeds the graph must depend only on the step and the
+// number of the micro-batch.
 //
 // Errors: those of run and of the solver; those of [NewElastic]. They are final.
 func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss float64, err error) {
@@ -238,7 +238,7 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 	return e.loss, nil
 }
 
-// finish does the step, by as many tries as it takes.
+// finish does the step, in as many tries as it takes.
 func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 	var lost time.Time // when a rank was
 	for before := e.step; ; {
@@ -267,8 +267,8 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 	}
 }
 
-// again ends the present generation because of an error, which may be the loss of a rank, or is
-// told to count as one. It returns the error if it is final.
+// again ends the present generation because of an error, which may be the loss of a rank, or counts
+// as one if lost is set. It returns the error if it is final.
 func (e *Elastic) again(err error, lost bool) error {
 	if e.tries++; e.applying || !lost && !lostRank(err) || e.tries > maxTries {
 		return err
@@ -278,8 +278,8 @@ func (e *Elastic) again(err error, lost bool) error {
 	return nil
 }
 
-// recovered notes that the step is done although a rank was lost in it, and reports that the others
-// have repeated it.
+// recovered notes that the step is done although it lost a rank, and reports it if the others have
+// repeated the step.
 func (e *Elastic) recovered(lost time.Time, repeated bool) {
 	if lost.IsZero() {
 		return
@@ -300,7 +300,7 @@ func (e *Elastic) recovered(lost time.Time, repeated bool) {
 }
 
 // maxTries is how often the same ranks repeat a step, or go on after an error of After, before the
-// error is final: a fault of the program, such as ranks that do not run the same, ends each try.
+// error is final: a fault of the program, such as ranks that run different code, ends every try.
 const maxTries = 3
 
 // errPanicked is the error of calls after one that has panicked.
@@ -312,8 +312,8 @@ func lostRank(err error) bool {
 }
 
 // try does the step on the present ranks, and reports whether newcomers are to be let in after it.
-// A rank applies it once it knows that all ranks have its gradients: they have all entered commit.
-// The loss is part of what it has then.
+// A rank applies the step once it knows that all ranks have its gradients, because all have entered
+// commit. By then it also has the loss.
 func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err error) {
 	losses := make([]float64, e.share)
 	err = e.steps.Reduce(e.share, func(i int) (err error) {
@@ -396,7 +396,7 @@ func (e *Elastic) regroup() error {
 	}
 }
 
-// leaveFor applies the step that the others have applied, and leaves the ranks of before.
+// leaveFor applies the step that the others have applied, and leaves the previous ranks.
 func (e *Elastic) leaveFor(view elastic.View) error {
 	if e.reduced && e.step < view.Next() {
 		if err := e.apply(); err != nil {
@@ -409,7 +409,7 @@ func (e *Elastic) leaveFor(view elastic.View) error {
 	return nil
 }
 
-// enter gets the state of a rank that has one.
+// enter gets the state from a rank that has one.
 func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error) {
 	e.mu.Lock()
 	e.comm = comm
@@ -497,7 +497,7 @@ func (e *Elastic) handOver() error {
 	return e.solver.SetState(state)
 }
 
-// leave leaves the ranks of before, which cannot exchange anything any more.
+// leave leaves the previous ranks, which can no longer exchange anything.
 func (e *Elastic) leave() error {
 	if e.dp != nil {
 		e.dp.Close() // which ends a SaveAsync
@@ -508,8 +508,8 @@ func (e *Elastic) leave() error {
 	return e.job.Release(e.comm)
 }
 
-// Close ends the part of this process: it has done its last step, unless a call has returned an
-// error, or has panicked. The others may finish theirs. Later calls do nothing, nor those of nil.
+// Close ends this process's part in the job. It has done its last step, unless a call has returned
+// an error or panicked. The others may finish theirs. Later calls, and calls on nil, do nothing.
 func (e *Elastic) Close() error {
 	if e == nil || e.closed {
 		return nil

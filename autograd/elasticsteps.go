@@ -8,23 +8,23 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Steps is what an [Elastic] does its steps by. Reduce and Apply make a step, in two parts: between
-// them the model is what it was before.
+// Steps carries out the steps of an [Elastic]. Reduce and Apply are the two halves of a step:
+// between them the model has not changed.
 type Steps interface {
 	// Leave ends the use of the communicator of the last Enter, which closes next. The model stays
-	// where it is or, where no Enter follows, comes to the host.
+	// where it is or, if last is set because no Enter follows, moves to the host.
 	Leave(last bool) error
 	// Enter makes this process exchange gradients with other ranks, and gives it the model of rank
-	// 0, without what the solver keeps. What Reduce has left is lost. It is collective.
+	// 0, without the solver's state. It discards what Reduce has left. It is collective.
 	Enter(comm backend.Communicator) (*DataParallel, error)
 	// Reduce runs the n micro-batches of this rank, and combines the gradients of all.
 	Reduce(n int, run func(i int) error) error
-	// Apply gives the solver the gradients, with a norm of at most clip unless that is 0. It
+	// Apply gives the solver the gradients, clipped to a norm of at most clip unless clip is 0. It
 	// exchanges nothing.
 	Apply(clip float64) error
 }
 
-// ownSteps are Steps for NewElastic: by a DataParallel and a solver's Step.
+// ownSteps are the Steps of NewElastic, with a DataParallel and a solver's Step.
 type ownSteps struct {
 	params gorgonia.Nodes
 	solver Solver

@@ -11,14 +11,14 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// EMA is another solver of this package, not [Groups], that also keeps an exponential moving
-// average of each parameter, which often generalises better than the parameter:
+// EMA extends a solver of this package, except [Groups], with an exponential moving average of each
+// parameter, which often generalises better than the parameter:
 //
 //	a = Decay*a + (1-Decay)*w      after each step
 //
 // Averages begin as zeros, and [EMA.Averages] divides by 1-Decay^t after t steps, as [Adam] does
-// with its moments. vm.Machine's Averaged evaluates with them. Solver has the settings; its own
-// state is not used.
+// with its moments. vm.Machine's Averaged evaluates with them. EMA uses the settings of Solver, but
+// not its state.
 type EMA struct {
 	Solver Solver
 	Decay  float64 // such as 0.999
@@ -68,7 +68,7 @@ func (s *EMA) rule() rule {
 // Averages returns the averages of all parameters, in the order of Step, as host memory of their
 // dtypes: none before the first step.
 //
-// Errors: those of a device that has them.
+// Errors: those of the device that has the averages.
 func (s *EMA) Averages() ([]backend.Buffer, error) {
 	if err := s.present(); err != nil {
 		return nil, wrapped("EMA: %w", err)
@@ -95,8 +95,8 @@ func (s *EMA) Averages() ([]backend.Buffer, error) {
 	return all, nil
 }
 
-// Step updates the parameters in place. Errors: see [Solver]; ErrUnsupported for a Solver that is
-// none of this package, Groups or another EMA.
+// Step updates the parameters in place. Errors: see [Solver]; ErrUnsupported if Solver is of
+// another package, Groups or another EMA.
 func (s *EMA) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].

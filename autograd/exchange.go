@@ -12,7 +12,7 @@ import (
 
 // Buckets lets a vm.Machine write gradients straight into the buckets of a [DataParallel], start
 // their all-reduces and apply the results. It replaces Sync, with the same all-reduces and the same
-// bits, except tables whose rows the machine exchanges. One goroutine makes all its calls.
+// bits, except for tables whose rows the machine exchanges. One goroutine makes all its calls.
 type Buckets struct {
 	d     *DataParallel
 	on    backend.Device     // where gradients are computed, nil for the host
@@ -25,11 +25,11 @@ type Buckets struct {
 	undeclared
 }
 
-// Buckets gives the buckets away: Sync is an error from now on. Gradients are computed on a device,
-// nil for the host, which starts the all-reduces, too.
+// Buckets hands the buckets over to the caller: Sync returns an error from now on. on is the
+// device, or nil for the host, that computes the gradients and starts the all-reduces.
 //
 // Errors: ErrUnsupported for [WithPartial], which exchanges no gradients, for [WithUnused], since a
-// gradient is part of a plan or is not, and for a device other than the communicator's, unless
+// plan either has a gradient or does not, and for a device other than the communicator's, unless
 // there is one rank.
 func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 	d.mu.Lock()
@@ -66,17 +66,17 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 	return x, nil
 }
 
-// Pulls says how the machine brings parameters to where their values are. Save, Load, Check and
-// Hash call it first, on the goroutine that calls them. Where ranks divide the parameters, whole is
-// whether it gathers all of each: then it is collective.
+// Pulls sets how the machine brings parameters to where their values are. Save, Load, Check and
+// Hash first call pull, on the goroutine that calls them. If ranks divide the parameters, whole
+// says whether it gathers all of each: then it is collective.
 func (x *Buckets) Pulls(pull func(whole bool) error) { x.pull = pull }
 
 type copying = func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
 
-// Copies says how the machine copies parameters and what the solver of a Fusion keeps for them, for
-// [DataParallel.SaveAsync]. The function starts copies, on a device, of what it has newer than host
-// memory, and copies other memory at once. What it returns brings the copies to the host, in the
-// same order, and may be called once, by another goroutine.
+// Copies sets how the machine copies parameters and the vectors that the solver of a Fusion keeps
+// for them, for [DataParallel.SaveAsync]. start starts copies on a device of what is newer there
+// than in host memory, and copies other memory at once. The function that it returns brings the
+// copies to the host, in the same order; another goroutine may call it, once.
 func (x *Buckets) Copies(by *Fusion, start copying) { x.by, x.copy = by, start }
 
 // Copied waits until a SaveAsync has fetched its copies: the machine may free its memory.
@@ -115,12 +115,12 @@ func (x *Buckets) Params() [][]int {
 // Early reports whether a parameter is in one of the first buckets: see [WithEarly].
 func (x *Buckets) Early(param int) bool { return x.d.params[param].early }
 
-// Halve lets the caller compute gradients in the 16 bits that they travel in, so that nobody casts
-// buckets before and after their all-reduces, and reports whether the caller is to do so. Slots are
-// BF16 then, except in buckets that are early and apart. What comes back of all buckets is a mean,
-// which [Buckets.Scale] makes a sum where ranks want one.
+// Halve lets the caller compute gradients in the 16 bits in which they are sent, so that no one
+// casts buckets before and after their all-reduces. It reports whether the caller must do so. Slots
+// are then BF16, except in buckets that are early and apart. All buckets come back as means, which
+// [Buckets.Scale] turns into sums if ranks want sums.
 //
-// The caller is to do so if all parameters are F32, the compression sends BF16 and keeps no
+// The caller must do so if all parameters are F32, the compression sends BF16 and keeps no
 // residuals, and gradients are computed where they are reduced. Halve is not for callers of
 // [Buckets.Shards], nor for sums of several runs.
 func (x *Buckets) Halve() bool {
@@ -150,8 +150,9 @@ func (x *Buckets) Halve() bool {
 	return true
 }
 
-// Slot returns where the gradient of a parameter is written, and then found combined. With
-// [WithTree] it is a sum for each branch that this rank adds up, and the combined one is in slot 0.
+// Slot returns where the caller writes the gradient of a parameter, and later finds the combined
+// one. With [WithTree] there is a sum for each branch that this rank adds up, and slot 0 has the
+// combined one.
 func (x *Buckets) Slot(param, branch int) backend.Buffer { return x.slots[param][branch] }
 
 // Whole returns the memory of a bucket with room for a chunk of each rank: see [Buckets.Shards].
@@ -163,10 +164,10 @@ func (x *Buckets) Whole(bucket int) backend.Buffer {
 }
 
 // Start starts the all-reduce of a bucket, or with [Buckets.Shards] its reduce-scatter or
-// all-gather, behind what was started on a queue; nil is the host, which has done it. whole and
-// chunk are the caller's memory for it, empty where the bucket has its own. On a queue that is
-// recorded the call is, too. beside is whether the queues of all ranks compute meanwhile, and must
-// be the same on every rank.
+// all-gather, after the work already started on a queue; nil is the host, whose work is done. whole
+// and chunk are the caller's memory for the call, empty if the bucket has memory itself. If the
+// queue is being recorded, so is the call. beside says whether the queues of all ranks compute
+// meanwhile, and must be the same on every rank.
 //
 // Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
 func (x *Buckets) Start(bucket int, kind backend.Kind, whole, chunk backend.Buffer,
@@ -204,8 +205,9 @@ func (x *Buckets) Start(bucket int, kind backend.Kind, whole, chunk backend.Buff
 	return w, nil
 }
 
-// Rows starts to give all ranks the rows of all, in rank order, behind what was started on a queue,
-// which waits for them; nil is the host, on which they are there then. All ranks have as many.
+// Rows starts to gather the rows of all ranks, in rank order, after the work already started on a
+// queue, which then waits for them; on the host, for a nil queue, they are there on return. All
+// ranks have the same number of rows.
 func (x *Buckets) Rows(q backend.Queue, dst, src backend.Buffer) (w backend.Work, err error) {
 	c := backend.Collective{Kind: backend.AllGather, Beside: true,
 		Origin: &backend.Origin{Purpose: backend.ForSync}}
@@ -240,7 +242,7 @@ func (x *Buckets) Finish(bucket int, w backend.Work) error {
 	return nil
 }
 
-// MicroBatches returns how many micro-batches a step has on all ranks ([WithTree]), 0 without.
+// MicroBatches returns how many micro-batches a step has on all ranks with [WithTree], otherwise 0.
 func (x *Buckets) MicroBatches() int {
 	if x.d.tree == nil {
 		return 0
@@ -248,8 +250,8 @@ func (x *Buckets) MicroBatches() int {
 	return x.d.tree.all
 }
 
-// Accumulated says how many of the runs of a step have accumulated their gradients, 0 between
-// steps: in the middle, Save, Load and Close are errors.
+// Accumulated notes how many of a step's runs have accumulated their gradients, 0 between steps. In
+// the middle of a step Save, Load and Close return errors.
 func (x *Buckets) Accumulated(done, of int) {
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()
@@ -266,11 +268,11 @@ func (x *Buckets) Applied() {
 	x.d.saves.steps++
 }
 
-// Scale is what the combined gradients are to be multiplied by. It is 1, except with [WithTree],
-// where they are sums, and after [Buckets.Halve], where they are means.
+// Scale returns the factor by which to multiply the combined gradients. It is 1, except with
+// [WithTree], where they are sums, and after [Buckets.Halve], where they are means.
 func (x *Buckets) Scale() float64 { return x.d.scale }
 
-// Weight is how much the gradient of one run of one rank counts in what the solver gets, the
+// Weight returns how much the gradient of one run of one rank counts in what the solver gets, the
 // combined gradients times Scale: 1/P for the mean over P ranks, 1 for a sum, and 1/n with
 // [WithTree] of n micro-batches.
 func (x *Buckets) Weight() float64 {

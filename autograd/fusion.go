@@ -9,9 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// Fusion is a solver whose steps somebody else computes, in loops of package kernels/fuse: a
-// machine of package vm, which has parameters and gradients on a device. Rate, number of steps
-// and state remain the solver's, and the bits equal its Step's.
+// Fusion is a solver whose steps its caller computes, in loops of package kernels/fuse: a machine
+// of package vm, which has parameters and gradients on a device. The rate, the number of steps and
+// the state remain the solver's, and the bits equal those of its Step.
 type Fusion struct {
 	parts []*fused // one, or the solvers of Groups
 	of    []member // of each parameter; nil for one part, which has all
@@ -34,10 +34,10 @@ type fused struct {
 	params []operands
 }
 
-// Fuse prepares a solver for somebody who computes its steps. pull brings what it keeps back to
-// where Vectors says: the solver calls it before it reads its state, nil if it need not. There may
-// be several Fusions of a solver, such as those of machines for several shapes of a batch: before
-// another one begins a step, what the last one has is pulled.
+// Fuse prepares a solver for a caller that computes its steps. pull brings the solver's vectors
+// back to the memory of Vectors: the solver calls it before it reads its state, and nil means that
+// it need not. A solver may have several Fusions, such as those of machines for several shapes of a
+// batch: before another one begins a step, it pulls what the last one has.
 //
 // Errors: ErrUnsupported for solvers of other packages; ErrArgument for settings that Step
 // refuses.
@@ -82,7 +82,7 @@ func newFused(s Solver, pull func() error) (*fused, error) {
 	return f, f.script.accept(f.rule)
 }
 
-// Release ends what Fuse began. Bring everything back before.
+// Release ends what Fuse began. Bring everything back first.
 func (f *Fusion) Release() {
 	for _, p := range f.parts {
 		if p.state.last == p {
@@ -123,10 +123,10 @@ func (f *Fusion) solverOf(param int) int {
 // Kept returns how many vectors the solver keeps for a parameter.
 func (f *Fusion) Kept(param int) int { return len(f.parts[f.solverOf(param)].rule.keep) }
 
-// Update returns a function that adds the update of one element of a parameter to a program: w is
-// an element of the parameter, dw of its gradient, and vectors of each vector, all of one type.
-// number returns the value of a number that Next returns. The function returns what becomes of w
-// and of vectors.
+// Update returns a function that adds the update of one element of a parameter to a program. w is
+// the element of the parameter, dw that of its gradient, and vectors those of each vector, all of
+// one type. number returns the value of a number that Next returns. The function returns the new
+// values of w and vectors.
 func (f *Fusion) Update(param int) func(p *fuse.Program, w, dw fuse.Value, vectors []fuse.Value,
 	number func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 	part, first := f.parts[f.solverOf(param)], 0
@@ -150,7 +150,7 @@ func (f *Fusion) prefix(part int) string {
 	return prefixOf(part)
 }
 
-// counts adds the numbers of steps to what a checkpoint has.
+// counts adds the numbers of steps to the content of a checkpoint.
 func (f *Fusion) counts(model map[string]stored) {
 	for k, p := range f.parts {
 		for name, b := range p.state.counted(p.rule) {
@@ -159,7 +159,7 @@ func (f *Fusion) counts(model map[string]stored) {
 	}
 }
 
-// vectorsTo adds the host memory of what is kept for parameters.
+// vectorsTo adds the host memory of the vectors kept for parameters.
 func (f *Fusion) vectorsTo(model map[string]stored) {
 	for k, p := range f.parts {
 		for i, vectors := range p.state.vectors {
@@ -170,9 +170,9 @@ func (f *Fusion) vectorsTo(model map[string]stored) {
 	}
 }
 
-// Vectors returns the host memory of what is kept for each parameter, given the parameters'
-// elements, of which only number and dtype count. It is zeros at first. It is other memory after
-// SetState and Close, whose content then counts. The slices are overwritten by another Vectors.
+// Vectors returns the host memory of the vectors kept for each parameter, given the parameters'
+// elements, of which only number and dtype count. It is zeros at first. After SetState and Close it
+// is different memory, whose content then counts. The next call of Vectors overwrites the slices.
 //
 // Errors: parameters that are not like those of the last step.
 func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
@@ -217,12 +217,11 @@ func (f *fused) fit(params []backend.Buffer) error {
 	return nil
 }
 
-// Next returns the numbers that the updates of the next step are computed with. They depend on
-// the rate and on the number of steps, and are overwritten by another Next.
+// Next returns the numbers for the updates of the next step. They depend on the rate and on the
+// number of steps, and the next call of Next overwrites them.
 //
-// Errors: settings that the solver's Step would refuse; ErrArgument for an update with other
-// operations than when Fuse was called, such as a first WeightDecay; those of another Fusion's
-// pull.
+// Errors: settings that the solver's Step would refuse; ErrArgument for an update whose operations
+// differ from those at Fuse, such as a first WeightDecay; those of another Fusion's pull.
 func (f *Fusion) Next() ([]float64, error) {
 	f.numbers = f.numbers[:0]
 	for _, p := range f.parts {
@@ -256,7 +255,7 @@ func (f *fused) next() error {
 	return nil
 }
 
-// Stepped counts a step, once all updates of it are computed.
+// Stepped counts a step, once all its updates are computed.
 func (f *Fusion) Stepped() {
 	for _, p := range f.parts {
 		p.state.steps++

@@ -20,8 +20,8 @@ type Group struct {
 	Params gorgonia.Nodes
 }
 
-// Groups is a solver whose parameters are updated by different solvers, or with different settings:
-// the parameter groups of torch.optim. Biases without weight decay, say:
+// Groups is a solver that updates groups of parameters by different solvers, or with different
+// settings, like the parameter groups of torch.optim. For example, biases without weight decay:
 //
 //	solver, err := autograd.NewGroups(learnables,
 //		autograd.Group{Solver: &autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, Params: weights},
@@ -32,8 +32,8 @@ type Group struct {
 //	err = dp.Save(dir, solver, progress)
 //
 // Each solver has its own rate: call its SetRate, or SetRate of Groups, which sets one rate for
-// all. A checkpoint has the states of all groups, and is loaded by a program with the
-// same groups.
+// all. A checkpoint has the states of all groups, and only a program with the same groups can load
+// it.
 type Groups struct {
 	all    gorgonia.Nodes
 	groups []ruled
@@ -43,13 +43,13 @@ type Groups struct {
 
 var _ Solver = (*Groups)(nil)
 
-// NewGroups returns a solver of groups. params are all parameters, in the order of [New]: that of
-// the gradients which Step is given.
+// NewGroups returns a solver of groups. params are all parameters, in the order of [New]: the order
+// of the gradients passed to Step.
 //
 // Errors: ErrArgument, with names, for a parameter in no group, in two groups, or twice in one, for
-// one that is not among params, for a group without parameters, and for a solver of two groups,
-// whose steps would count twice; ErrUnsupported for solvers of other packages, and for groups of
-// groups.
+// one that is not among params, for a group without parameters, and for a solver used in two
+// groups, whose steps would count twice; ErrUnsupported for solvers of other packages, and for
+// groups of groups.
 func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 	if err := backend.Given("autograd.NewGroups", "params", params); err != nil {
 		return nil, err
@@ -133,8 +133,8 @@ func refuseGroups(format string, args ...any) error {
 	return fmt.Errorf("autograd: Groups: %w: %w", backend.ErrArgument, fmt.Errorf(format, args...))
 }
 
-// Step updates the parameters in place, which it is given in the order of NewGroups. It returns the
-// errors of [Solver]; nothing has changed if one group refuses its parameters.
+// Step updates the parameters, given in the order of NewGroups, in place. It returns the errors of
+// [Solver]; if one group refuses its parameters, nothing has changed.
 func (g *Groups) Step(params []gorgonia.ValueGrad) error {
 	if len(params) != len(g.of) {
 		return refuseGroups("Step is given %d parameters, the groups have %d", len(params),
@@ -205,7 +205,7 @@ func (g *Groups) SetState(state map[string]backend.Buffer) error {
 	return nil
 }
 
-// CheckState implements [Checker]. A state of other groups is refused.
+// CheckState implements [Checker]. It refuses a state of other groups.
 func (g *Groups) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
 	if len(params) != len(g.of) {
 		return refuseGroups("a state for %d parameters, the groups have %d", len(params), len(g.of))
@@ -314,8 +314,8 @@ func ranges(numbers []int) string {
 	return strings.Join(all, " ")
 }
 
-// kindOf names a solver as checkpoints compare it. Which parameters a group has, the names of its
-// state say.
+// kindOf names a solver as checkpoints compare it. The names of a group's state say which
+// parameters it has.
 func kindOf(solver gorgonia.Solver) string {
 	g, ok := solver.(*Groups)
 	switch s := solver.(type) {

@@ -29,16 +29,15 @@ import (
 // leaves once all its gradients are caught and the buckets before it have left, so a parameter
 // without a hook delays those before it in the model.
 //
-// Gradient: dy, unchanged, before it is combined. Until Sync the gradient of
-// this rank is in w.Grad(), or nowhere in the lisp machine. Take gradients from
+// Gradient: dy, unchanged, before it is combined. Until Sync the gradient of this
+// rank is in w.Grad(); in the lisp machine it is nowhere. Take gradients from
 // Sync.
 //
 // Each RunAll of a graph with hooks is a step: every rank runs it and calls Sync before the
 // next, except for the micro-batches of [DataParallel.Accumulate]. Evaluate on another graph.
 //
-// Cost: one copy of w in the forward pass, because Gorgonia may overwrite y in place, and one
-// of its gradient in the backward pass. On a device the gradients of a bucket are copied by one
-// launch.
+// Cost: one copy of w in the forward pass, because Gorgonia may overwrite y in place, and one of
+// its gradient in the backward pass. On a device one launch copies the gradients of a bucket.
 //
 // Errors: ErrArgument if w was not given to New. RunAll fails with the errors
 // of the communicator; see [DataParallel.Err].
@@ -76,9 +75,9 @@ func Hooked(w *gorgonia.Node) bool {
 	return false
 }
 
-// UseGradients makes Sync take the gradients from these nodes, one for each
-// parameter in the order of New, instead of from the parameters' Grad: for example gradients
-// that the graph has clipped. Parameters with a hook still use the hook.
+// UseGradients makes Sync take the gradients from these nodes, one for each parameter in the order
+// of New, instead of from the parameters' Grad: for example, gradients that the graph has clipped.
+// Parameters with a hook still use the hook.
 //
 // Errors: ErrArgument if there is not one node for each parameter.
 func (d *DataParallel) UseGradients(grads gorgonia.Nodes) error {

@@ -18,8 +18,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
-// inventory is what a model is: all that its results depend on besides the data of a run. New
-// makes it the same on all ranks, Check and Hash cover it, and Save and Load keep it.
+// inventory is the content of a model: all that its results depend on besides the data of a run.
+// New makes it the same on all ranks, Check and Hash cover it, and Save and Load keep it.
 //
 //   - learnables are the parameters of New, which a solver changes.
 //   - frozen are variables that nothing changes: those of WithFrozen.
@@ -221,7 +221,7 @@ func (v *inventory) average(a stock.Averaging, seen map[any]bool) error {
 	return nil
 }
 
-// draw notes where an operation has its random numbers from.
+// draw notes where an operation gets its random numbers.
 func (v *inventory) draw(op gorgonia.Op) {
 	if d, ok := op.(drawing); ok {
 		r, ok := d.Draws().(Random)
@@ -363,7 +363,7 @@ func (v *inventory) merge(comm backend.Communicator) error {
 	return nil
 }
 
-// meanOf writes the mean of what the notes have from a byte to another.
+// meanOf writes the mean of the values that the notes have between two bytes.
 func meanOf[T float32 | float64](to backend.Buffer, notes [][]byte, from, end int) {
 	sums := make([]float64, to.Len())
 	part := room(to.DType(), to.Len())
@@ -388,8 +388,8 @@ func (d *DataParallel) mergeAverages(purpose backend.Purpose) error {
 	return d.model.merge(backend.Label(d.comm, purpose))
 }
 
-// settle makes the model the same on all ranks before it is saved, and says what a checkpoint does
-// not keep.
+// settle makes the model the same on all ranks before it is saved, and reports what a checkpoint
+// does not keep.
 func (d *DataParallel) settle() error {
 	if err := d.mergeAverages(backend.ForSave); err != nil {
 		return err
@@ -427,7 +427,7 @@ func (v *inventory) store(tensors map[string]stored) error {
 	return nil
 }
 
-// piecesOf returns the pieces that a checkpoint has: none of a kind that it has nothing of.
+// piecesOf returns the pieces that a checkpoint has, without kinds of which it has none.
 func (v *inventory) piecesOf(r record) (all []piece) {
 	if r.Frozen > 0 {
 		all = append(all, v.frozen...)

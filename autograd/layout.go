@@ -57,8 +57,8 @@ type class struct {
 // dtype's first bucket holds up to first bytes, the others up to rest; a
 // parameter that does not fit has another bucket, or joins one that is almost empty.
 //
-// It is a function of what all ranks have agreed on, and of nothing else.
-// Where each step exchanges one bucket, none is filled beyond its size: joined is false.
+// It depends only on what all ranks have agreed on. If each step exchanges one bucket, joined is
+// false and no bucket is filled beyond its size.
 func plan(params []*param, first, rest int, joined bool) []*bucket {
 	var all []*bucket
 	open := map[class]*bucket{} // only looked up, so its order is of no effect
@@ -102,8 +102,8 @@ func (b *bucket) last() int { return b.params[len(b.params)-1].index }
 // count returns the elements of a bucket.
 func (b *bucket) count() int { return b.nbytes / b.params[0].dtype.Size() }
 
-// bytesFor returns the bytes that the buckets of P ranks take in one piece of memory, each so many
-// times.
+// bytesFor returns the bytes that the buckets of P ranks take in one piece of memory, each the
+// given number of times.
 func bytesFor(buckets []*bucket, times, P int) int {
 	n := 0
 	for _, b := range buckets {
@@ -112,7 +112,8 @@ func bytesFor(buckets []*bucket, times, P int) int {
 	return n
 }
 
-// room returns the elements that the memory of a bucket of P ranks has for so many sums.
+// room returns how many elements the memory of a bucket of P ranks has for the given number of
+// sums.
 func (b *bucket) room(times, P int) int {
 	return max(b.count()*times, chunkOf(b.count(), 0, P).to*P)
 }
@@ -155,8 +156,8 @@ func (b *bucket) slots(memory backend.Buffer, at, n int) (all []backend.Buffer) 
 	return all
 }
 
-// operands returns what a call writes and reads of the bucket's memory, that of the communicator's
-// device or of the host.
+// operands returns what a call writes and reads of the bucket's memory, on the communicator's
+// device or on the host.
 func (b *bucket) operands(c backend.Collective, onHost bool) (dst, src backend.Buffer) {
 	whole, sums, data := b.whole, b.sums, b.data
 	if onHost {
@@ -175,8 +176,8 @@ func (b *bucket) operands(c backend.Collective, onHost bool) (dst, src backend.B
 	return data, data
 }
 
-// origin says which bucket a call is of: its number, its first parameter, and a hash of all
-// of them, so that ranks which train several models do not add up gradients of different ones.
+// origin says which bucket a call belongs to: its number, its first parameter, and a hash of all of
+// them, so that ranks that train several models do not add up gradients of different models.
 func (b *bucket) origin(purpose backend.Purpose) *backend.Origin {
 	return &backend.Origin{
 		Purpose: purpose, Ordinal: uint32(1 + b.index),
@@ -230,7 +231,7 @@ func (b *bucket) finish(w backend.Work) error {
 	err := w.Join(context.Background())
 	if b.staged() {
 		if lost := drain(b.queue); lost != nil {
-			// and not that a gradient is not finite, which would leave out the step alone
+			// rather than that a gradient is not finite, which would only skip the step
 			return lost
 		}
 	}

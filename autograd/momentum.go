@@ -55,7 +55,7 @@ func (s *Momentum) update(u *Update) {
 // Step updates the parameters in place. Errors: see [Solver].
 func (s *Momentum) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
-// SetRate implements [Solver]. What a velocity holds keeps the rates that it was added with.
+// SetRate implements [Solver]. The terms in a velocity keep the rates with which they were added.
 func (s *Momentum) SetRate(rate float64) { setRate(s, rate) }
 
 // State implements [Stateful].

@@ -128,7 +128,7 @@ func (d *DataParallel) fileNames(solver gorgonia.Solver) map[string]string {
 	return all
 }
 
-// naming returns what names the tensors of a checkpoint in a file, by their keys.
+// naming returns the function that names the tensors of a checkpoint in a file, by their keys.
 func (d *DataParallel) naming(model map[string]stored,
 	solver gorgonia.Solver) func(key string) string {
 	names := d.fileNames(solver)
@@ -138,8 +138,8 @@ func (d *DataParallel) naming(model map[string]stored,
 	return func(key string) string { return cmp.Or(names[key], solverPrefix+key) }
 }
 
-// stepsSome reports whether a solver has been given fewer parameters than there are, as it may be:
-// then its keys count these.
+// stepsSome reports whether a solver has been given only some of the parameters, which is allowed:
+// then its keys count only these.
 func (d *DataParallel) stepsSome(model map[string]stored, solver gorgonia.Solver) bool {
 	if _, groups := solver.(*Groups); groups {
 		return false // of all
@@ -152,7 +152,7 @@ func (d *DataParallel) stepsSome(model map[string]stored, solver gorgonia.Solver
 	return !all
 }
 
-// keys returns what gives the tensors of a file their keys in this program.
+// keys returns the function that gives the tensors of a file their keys in this program.
 func (d *DataParallel) keys(r record, solver gorgonia.Solver) func(name string) string {
 	keys := map[string]string{}
 	if r.Format == numberedFormat {

@@ -18,8 +18,8 @@ import (
 //	b = Momentum*b + g
 //	w -= Rate * (g + Momentum*b)
 //
-// with a buffer b for each parameter, which begins as zeros. Other than the velocity of
-// [Momentum], b does not contain the rate: a new rate holds for all of it.
+// with a buffer b for each parameter, which begins as zeros. Unlike the velocity of [Momentum], b
+// does not contain the rate: a new rate applies to all of it.
 type Nesterov struct {
 	Rate, Momentum float64
 	WeightDecay    float64 // 0 for none
@@ -60,7 +60,7 @@ func withDecay(u *Update, part float64) fuse.Value {
 }
 
 // Step updates the parameters in place. Errors: see [Solver]; and ErrArgument for a
-// Momentum of 0, with which there is nothing of Nesterov's: use [SGD].
+// Momentum of 0, for which Nesterov's method is plain descent: use [SGD].
 func (s *Nesterov) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].

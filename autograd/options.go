@@ -10,8 +10,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Buckets are small first, so that communication begins early in the backward
-// pass, then large, so that its cost is spread. The sizes are as in
+// The first buckets are small, so that communication begins early in the
+// backward pass; later ones are large, to spread its cost. The sizes are as in
 // PyTorch's DDP (VLDB 2020, section 4.2).
 const (
 	firstBucket = 1 << 20
@@ -60,7 +60,7 @@ func (o options) check() error {
 	return nil
 }
 
-// reduction says how gradients are combined, for messages and checkpoints.
+// reduction names how gradients are combined, for messages and checkpoints.
 func (o options) reduction() string {
 	if o.inTree {
 		return fmt.Sprintf("%v in a tree of %d micro-batches", o.op, o.tree)
@@ -75,17 +75,17 @@ type Option func(*options)
 // their mean.
 func WithSum() Option { return func(o *options) { o.op = backend.Sum } }
 
-// WithBuckets sets the size of the first bucket of each dtype, and that of the
-// others, in bytes. A parameter that does not fit begins another bucket, unless
-// the one before is at most a sixteenth full, of a bias, say: that one grows beyond
-// its size then, except with [WithPartial]. The defaults are 1 MiB and 25 MiB. Small
-// buckets leave earlier in the backward pass; each costs one all-reduce.
+// WithBuckets sets the size of the first bucket of each dtype, and that of the others,
+// in bytes. A parameter that does not fit begins another bucket, unless the one before
+// is at most a sixteenth full, with a bias, say: that bucket then grows beyond its
+// size, except with [WithPartial]. The defaults are 1 MiB and 25 MiB. Small buckets
+// leave earlier in the backward pass; each costs one all-reduce.
 func WithBuckets(first, rest int) Option {
 	return func(o *options) { o.first, o.rest = first, rest }
 }
 
-// WithApart puts parameters into other buckets than the rest: a vm.Machine gathers those that only
-// products of BF16 read in that precision (vm.WithShards), a bucket at a time.
+// WithApart puts parameters into separate buckets from the rest: a vm.Machine gathers parameters in
+// BF16, a bucket at a time, if only products of that precision read them (vm.WithShards).
 func WithApart(params ...*gorgonia.Node) Option {
 	return func(o *options) {
 		o.apart = append(o.apart, params...)
@@ -93,9 +93,9 @@ func WithApart(params ...*gorgonia.Node) Option {
 	}
 }
 
-// WithEarly puts parameters into buckets of their own that leave before all others: those whose
-// gradients a vm.Machine computes first. It has no effect with [WithParts] or with a compression
-// that keeps residuals: see [Buckets.Early].
+// WithEarly puts parameters into separate buckets that leave before all others: use it for those
+// whose gradients a vm.Machine computes first. It has no effect with [WithParts] or with a
+// compression that keeps residuals: see [Buckets.Early].
 func WithEarly(params ...*gorgonia.Node) Option {
 	return func(o *options) {
 		o.early = append(o.early, params...)
@@ -103,22 +103,22 @@ func WithEarly(params ...*gorgonia.Node) Option {
 	}
 }
 
-// WithUnused lets a parameter be without a gradient in a step: that counts as zeros, on this
-// rank. The default is an error of Sync that names it, since a layer that is not trained
-// is mostly a mistake. PyTorch's DDP has find_unused_parameters for it.
+// WithUnused lets a parameter have no gradient in a step: on this rank it then counts as zeros. By
+// default Sync returns an error that names the parameter, since an untrained layer is usually a
+// mistake. PyTorch's DDP has find_unused_parameters for this.
 func WithUnused() Option { return func(o *options) { o.unused = true } }
 
-// WithCompression sends gradients through what compress makes of the
-// communicator, which Close closes again; parameters go the plain way:
+// WithCompression sends gradients through the communicator that compress
+// returns, which Close closes; parameters are sent uncompressed:
 //
 //	autograd.WithCompression(half.Wrap(backend.BF16))
 //	autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01)))
 //
 // Each bucket has its own State key, so that package sparse keeps a residual for
-// each. [DataParallel.Comm] has the counters. A checkpoint names the compression by its
-// Describe() string, if it has that method, else by its type, and is loaded with the same
-// one, or with one whose Resumes(description string) says that it fits. For steps that a
-// NaN spoils see [DataParallel.Sync].
+// each. [DataParallel.Comm] has the counters. A checkpoint names the compression by its Describe()
+// string, if it has that method, otherwise by its type. It loads only with the same compression, or
+// with one whose Resumes(description string) says that it fits. For steps that a NaN spoils, see
+// [DataParallel.Sync].
 func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
 	return func(o *options) {
 		o.compress = compress
@@ -126,8 +126,8 @@ func WithCompression(compress func(backend.Communicator) (backend.Communicator, 
 	}
 }
 
-// Random is where the random numbers of a model come from, such as the [nn.Random] of dropouts:
-// they follow from a seed, a step, and the number of this rank's first sample.
+// Random is the source of a model's random numbers, such as the [nn.Random] of dropouts: they
+// depend only on a seed, a step, and the number of this rank's first sample.
 //
 // [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
 type Random interface {
@@ -139,9 +139,9 @@ type Random interface {
 
 // WithRandom makes checkpoints keep the step of random, so that a training with random numbers
 // resumes with the bits of one that never stopped. The [nn.Random] of the dropouts in the graph is
-// kept without this option: it is for random numbers that are drawn elsewhere. New gives all ranks
-// the step of rank 0, and ErrMismatch for another seed. Load sets the step and leaves the first
-// sample, which each rank has its own. It refuses a checkpoint of another seed, or one without
+// kept without this option: use it for random numbers that are drawn elsewhere. New gives all ranks
+// the step of rank 0, and returns ErrMismatch if seeds differ. Load sets the step but not the first
+// sample, which differs between ranks. It refuses a checkpoint with another seed, or one without
 // random numbers.
 //
 // [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
@@ -149,8 +149,8 @@ func WithRandom(random Random) Option {
 	return func(o *options) { o.random = random; o.refuseNil("WithRandom", "random", random) }
 }
 
-// WithFrozen says that variables are part of the model although nothing trains them, such as the
-// layers of a pretrained network that are not fine-tuned, or random projections. New gives all
+// WithFrozen declares that variables are part of the model although nothing trains them, such as
+// the layers of a pretrained network that are not fine-tuned, or random projections. New gives all
 // ranks the values of rank 0, Check and Hash cover them, and checkpoints keep them.
 //
 // Variables that are neither parameters nor frozen are data of each rank, such as images and
@@ -165,12 +165,12 @@ func WithFrozen(variables ...*gorgonia.Node) Option {
 	}
 }
 
-// WithNotice says where what a user should know is reported, in place of standard error: that ranks
-// have trained without Sync, a variable with a gradient that [New] was not given, random numbers
-// that a checkpoint cannot keep, what an old checkpoint lacks, one that Load passes over because it
-// is damaged, and an older one that Save cannot remove. Rank 0 says it, each once. Ranks
-// need not have the same. Say must not call the DataParallel, or the machine of package vm that
-// reports: both may hold their locks meanwhile.
+// WithNotice sets the function that reports what a user should know, in place of standard error:
+// that ranks have trained without Sync, a variable with a gradient that [New] was not given, random
+// numbers that a checkpoint cannot keep, what an old checkpoint lacks, a checkpoint that Load
+// passes over because it is damaged, and an older one that Save cannot remove. Rank 0 reports each
+// notice once. Ranks may have different functions. say must not call the DataParallel, or the
+// machine of package vm that reports: both may hold their locks meanwhile.
 func WithNotice(say func(text string)) Option {
 	return func(o *options) { o.notice = say; o.refuseNil("WithNotice", "say", say) }
 }
@@ -179,10 +179,10 @@ func WithNotice(say func(text string)) Option {
 func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 
 // WithPartial makes every rank apply its own gradients, and then average a part
-// of the parameters with the others: one bucket in each step, by turns
-// ([DataParallel.Average]). It sends as many bytes in a step as one bucket has,
-// and ranks differ in what was not averaged since. What solvers keep, momentum
-// say, stays each rank's own. It is local SGD with rotating averages, the
-// backward_and_partial_update of Apache SINGA, which never averaged all before
-// the end, and had no test of what it did.
+// of the parameters with the others: one bucket in each step, in turn
+// ([DataParallel.Average]). A step sends as many bytes as one bucket has, and
+// ranks differ in the parameters that have not been averaged since. Solver state,
+// such as momentum, stays separate on each rank. It is local SGD with rotating
+// averages, the backward_and_partial_update of Apache SINGA, which never averaged
+// all before the end, and had no test of what it did.
 func WithPartial() Option { return func(o *options) { o.partial = true } }

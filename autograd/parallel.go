@@ -60,18 +60,19 @@ type DataParallel struct {
 }
 
 // New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is
-// collective. The model is the parameters, the variables of [WithFrozen], and what operations of
-// the parameters' graphs keep: moving averages of batch norms, and the step of random numbers.
+// collective. The model is the parameters, the variables of [WithFrozen], and the state of
+// operations in the parameters' graphs: moving averages of batch norms, and the step of random
+// numbers.
 //
-// params are input nodes that are bound to contiguous tensors or scalars of float32 and
-// float64, also mixed. Every rank passes the same names, dtypes and shapes in the same order,
-// which is the order in which the model uses them, because buckets fill from the end. Only the
-// values may differ; on all ranks except 0 New overwrites them in place.
+// params are input nodes that are bound to contiguous tensors or scalars of float32 and float64,
+// possibly mixed. Every rank passes the same names, dtypes and shapes in the same order, which is
+// the order in which the model uses them, because buckets fill from the end. Only the values may
+// differ; on all ranks except 0 New overwrites them in place.
 //
 // Cost: memory for one copy of the parameters, from the communicator's Alloc; another copy on the
 // host if the communicator is on a device; one broadcast for each bucket.
 //
-// Errors: parameters that do not qualify, two nodes of one tensor among them; [backend.ErrMismatch]
+// Errors: parameters that do not qualify, including two nodes of one tensor; [backend.ErrMismatch]
 // on every rank, naming what differs, if the ranks pass different parameters or options;
 // ErrArgument on every rank if ranks that are goroutines of one process have a tensor in common;
 // those of the communicator. Ranks that are goroutines must not hold the lock of euryale.Run here:
@@ -188,9 +189,9 @@ func (d *DataParallel) prepareBuckets() error {
 	return d.model.share(d.comm)
 }
 
-// openQueues gives every bucket its queue: one for all, or several in turn if the communicator
-// then works on several buckets at once. A compression uses one scratch memory for all calls,
-// so it gains nothing.
+// openQueues gives every bucket its queue: one for all, or several in turn if that lets the
+// communicator work on several buckets at once. A compression uses one scratch memory for all
+// calls, so it gains nothing.
 func (d *DataParallel) openQueues() error {
 	n := 1
 	if d.gradComm == d.comm {
@@ -307,16 +308,15 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // returned gradients are views of the buckets: a solver may change them in place, and they are
 // valid until the next RunAll or the Close of d or of the communicator.
 //
-// Cost: one all-reduce for each bucket, of which those that hooks have started overlap the
-// backward pass; one copy of every gradient; one zeroing of each parameter without a gradient. If
-// the communicator is on a device, buckets are copied there and back.
+// Cost: one all-reduce for each bucket, which overlaps the backward pass if hooks have started it;
+// one copy of every gradient; one zeroing of each parameter without a gradient. If the communicator
+// is on a device, buckets are copied there and back.
 //
-// Errors: ErrArgument if no parameter has a gradient or one does not fit its parameter, and before
-// the last micro-batch of [DataParallel.Accumulate]; those of the communicator, with rank, bucket
-// and parameters. Errors are sticky, with one exception: if
-// package sparse is strict and a gradient is NaN or infinite, the error names rank, parameter and
-// element on all ranks, and all ranks skip the step. Residuals are unchanged, and the next RunAll
-// begins another step.
+// Errors: ErrArgument if no parameter has a gradient or a gradient does not fit its parameter, and
+// before the last micro-batch of [DataParallel.Accumulate]; those of the communicator, with rank,
+// bucket and parameters. Errors are sticky, with one exception: if package sparse is strict and a
+// gradient is NaN or infinite, the error names rank, parameter and element on all ranks, and all
+// ranks skip the step. Residuals are unchanged, and the next RunAll begins another step.
 func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -413,9 +413,9 @@ func (d *DataParallel) Err() error {
 // its next Alloc after all ranks have closed. Close d before the communicator.
 // Later calls do nothing.
 //
-// Close returns an error, and still closes d, in the middle of a step (ErrArgument), whose
+// Close returns an error, but still closes d, in the middle of a step (ErrArgument), whose
 // gradients are lost, and if the ranks have trained separately: a solver was given gradients and
-// Sync was never called. The latter it also reports ([WithNotice]), since a deferred Close drops
+// Sync was never called. It also reports the latter ([WithNotice]), since a deferred Close drops
 // its error. A machine of package vm leaves no gradients: vm.New reports one that trains without
 // its WithDataParallel.
 func (d *DataParallel) Close() error {
@@ -621,8 +621,8 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 	return left, nil
 }
 
-// clear zeroes the gradients to which Gorgonia adds those of the next run. All gradients were
-// copied before, because two parameters can share a gradient.
+// clear zeroes the gradients to which Gorgonia adds those of the next run. All gradients must have
+// been copied, because two parameters can share a gradient.
 func (d *DataParallel) clear() {
 	for _, p := range d.params {
 		g, err := p.node.Grad()
@@ -650,7 +650,7 @@ func (d *DataParallel) depart() error {
 }
 
 // arrive waits for all buckets, also after an error, so that none is in use afterwards. If all
-// failed buckets were refused because of a NaN, which all ranks find alike, the step is skipped.
+// failed buckets were refused because of a NaN, which every rank finds, the step is skipped.
 func (d *DataParallel) arrive() error {
 	var failed, refused error
 	for _, b := range d.buckets {

@@ -91,7 +91,7 @@ func (p *param) viewOf(memory backend.Buffer) gorgonia.Value {
 	return tensor.New(tensor.WithShape(p.shape...), tensor.WithBacking(data))
 }
 
-// value returns the memory of the parameter itself, which must be what it was.
+// value returns the memory of the parameter itself, which must still have its dtype and size.
 func (p *param) value() (backend.Buffer, error) {
 	v, err := p.memory()
 	if err != nil || v.DType() != p.dtype || v.Len() != p.size {
@@ -124,8 +124,8 @@ func (p *param) load(g gorgonia.Value) error {
 	return nil
 }
 
-// contiguous returns the elements of a gradient in row order: its own memory where that will
-// do, or a copy, in room if there is any.
+// contiguous returns the elements of a gradient in row order: its own memory if that is in order,
+// or a copy, in room if there is any.
 func (p *param) contiguous(g gorgonia.Value, room backend.Buffer) (backend.Buffer, error) {
 	src, dense, err := elements(g)
 	if err != nil {
@@ -157,8 +157,8 @@ func (p *param) checksum() (uint32, error) {
 	return h.Sum32(), err
 }
 
-// elements returns the host memory of a value. dense says that its elements lie
-// in it in row order, one after the other.
+// elements returns the host memory of a value. dense says that its elements are
+// contiguous there, in row order.
 func elements(v gorgonia.Value) (memory backend.Buffer, dense bool, err error) {
 	d, _ := residence.DType(v.Dtype())
 	if err := floats(d, v.Dtype()); err != nil {

@@ -6,21 +6,21 @@ import (
 )
 
 // Average averages the parameters of the next bucket, and the moving averages of batch norms, over
-// all ranks, if d was made [WithPartial]; else it does nothing. Call it after the solver's Step,
-// once in each step:
+// all ranks, if d was made with [WithPartial]; otherwise it does nothing. Call it after the
+// solver's Step, once in each step:
 //
 //	grads, err := dp.Sync()     // of this rank alone
 //	solver.Step(grads)
 //	err = dp.Average()
 //
-// After as many steps as there are buckets, each parameter was averaged once. The parameters of
-// the averaged bucket have the same bits on all ranks. Average is collective. The gradients that
+// After as many steps as there are buckets, each parameter has been averaged once. The parameters
+// of the averaged bucket have the same bits on all ranks. Average is collective. The gradients that
 // Sync has returned are not valid after it.
 //
 // Cost: one all-reduce of the bucket and two copies. The all-reduce is exact, also on a
 // communicator that compresses gradients. Errors: as from [DataParallel.Sync], and ErrArgument
-// while a step is in progress on this rank, from its first hook to Sync. Then nothing has changed,
-// and the others wait for this rank's next call.
+// while a step is in progress on this rank, from its first hook to Sync. After ErrArgument nothing
+// has changed, and the others wait for this rank's next call.
 func (d *DataParallel) Average() error { return d.average(1) }
 
 // AverageAll averages all parameters. Call it before a check, a checkpoint or the end of

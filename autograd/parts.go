@@ -13,10 +13,10 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// WithParts says that some parameters are parts of larger ones, of which the ranks of comm have the
-// others: tensor parallelism. axes has the axis along which each of them is divided, by the name of
-// its node; all other parameters are the same on all ranks of comm. Parts may have different
-// lengths, and lie in the order of the ranks.
+// WithParts declares that some parameters are parts of larger ones that the ranks of comm divide:
+// tensor parallelism. axes has the axis along which each is divided, by the name of its node; all
+// other parameters are the same on all ranks of comm. Parts may have different lengths, and are in
+// rank order.
 //
 //	layout, err := layers.NewLayout(comm, 0, 1, 2)
 //	...
@@ -24,18 +24,17 @@ import (
 //	vm.WithDataParallel(layout.Data, autograd.WithSum(), parts)
 //
 // A checkpoint has the whole parameters and the whole state of the solver, in shards of all ranks
-// if the data-parallel ranks divide them (vm.WithShards). It may be loaded by ranks with other
-// parts, or with no parts.
-// [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each element once.
-// [DataParallel.Check] also compares what is the same on all ranks of comm.
+// if the data-parallel ranks divide them (vm.WithShards). Ranks with other parts, or with no parts,
+// can load it. [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each
+// element once. [DataParallel.Check] also compares what is the same on all ranks of comm.
 //
 // The ranks of comm have the same rank in the communicator of New. New, Save, Load, Check and Hash
 // are collective over both communicators. comm must stay open until Close.
 //
 // Errors: ErrArgument for a name that no parameter has, or an axis that it does not have;
-// [backend.ErrMismatch] if ranks of comm have other parameters. Of more than one rank, Save and
-// Load return ErrUnsupported with a compression that keeps residuals, and with solvers of other
-// packages.
+// [backend.ErrMismatch] if ranks of comm have other parameters. If comm has more than one rank,
+// Save and Load return ErrUnsupported with a compression that keeps residuals, and with solvers of
+// other packages.
 func WithParts(comm backend.Communicator, axes map[string]int) Option {
 	return func(o *options) {
 		o.parts = &parts{comm: comm, axes: axes}
@@ -100,7 +99,8 @@ func (s *parts) connect(params []*param, problem error) error {
 	return nil
 }
 
-// describe writes what the ranks must have in common, or returns why these cannot be parts.
+// describe writes what the ranks must have in common, or returns why the parameters cannot be
+// parts.
 func (s *parts) describe(text *strings.Builder, params []*param) error {
 	found := map[string]bool{}
 	for _, p := range params {
@@ -125,7 +125,7 @@ func (s *parts) describe(text *strings.Builder, params []*param) error {
 	return nil
 }
 
-// first reports whether this rank does what one rank does for all parts.
+// first reports whether this rank does the work that one rank does for all parts.
 func (s *parts) first() bool { return s == nil || s.comm.Rank() == 0 }
 
 // size returns how many ranks have parts.
@@ -278,7 +278,8 @@ func ownerIn(solver gorgonia.Solver) (owner func(name string) (param int, ok boo
 	return func(string) (int, bool) { return 0, false }, err
 }
 
-// Parts returns what divides the parameters, nil without [WithParts], and whether each is a part.
+// Parts returns the communicator that divides the parameters, nil without [WithParts], and whether
+// each parameter is a part.
 func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
 	s := x.d.parts
 	if s == nil || !slices.ContainsFunc(s.lengths, func(l []int) bool { return l != nil }) {
@@ -291,7 +292,8 @@ func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
 	return s.comm, divided
 }
 
-// checkParts returns an error if what is the same on all ranks with other parts is not.
+// checkParts returns an error if a parameter that must be the same on all ranks with other parts is
+// not.
 func (d *DataParallel) checkParts() error {
 	if d.parts == nil {
 		return nil

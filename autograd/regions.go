@@ -9,9 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
-// region is where elements that lie one after the other belong in a tensor: they are those from
-// number From on of a part, which has Length places along Axis, from Start on. In the files of
-// checkpoints it says so of a rank's elements.
+// region says where consecutive elements belong in a tensor: they begin at element From of a part
+// that has Length places along Axis, from Start on. In the files of checkpoints it describes a
+// rank's elements.
 type region struct {
 	Shape  []int `json:"shape"` // of the whole tensor
 	Axis   int   `json:"axis"`
@@ -44,7 +44,7 @@ func (d *DataParallel) regionOf(p *param) region {
 	return r
 }
 
-// row and block are how many elements belong to one place along the axis, and to all.
+// row and block return how many elements belong to one place along the axis, and to all places.
 func (r region) row() int   { return product(r.Shape[min(r.Axis+1, len(r.Shape)):]) }
 func (r region) block() int { return product(r.Shape[min(r.Axis, len(r.Shape)):]) }
 
@@ -82,7 +82,7 @@ func (r region) meet(o region, f func(i, k, n int)) {
 	}
 }
 
-// find returns which element of the region has a place in the whole, if one has, and of how many
+// find returns which element of the region is at a place in the whole, if any is, and for how many
 // places from there on this holds.
 func (r region) find(at int) (i, n int, in bool) {
 	block, from, to := r.block(), r.Start*r.row(), (r.Start+r.Length)*r.row()
@@ -115,14 +115,15 @@ type assembly struct {
 	left int64                 // of these, for elements of which no file was read
 }
 
-// assembled is a tensor of which a part is needed, and how many elements of it were found.
+// assembled is the needed part of a tensor, and how many of its elements were found.
 type assembled struct {
 	stored
 	want region
 	got  int
 }
 
-// assemble reads what is needed of a checkpoint, of which so many ranks have written shards.
+// assemble reads what is needed of a checkpoint for which the given number of ranks have written
+// shards.
 func (a *assembly) assemble(shards int) (map[string]stored, error) {
 	a.have = map[string]*assembled{}
 	files := map[string]int64{}

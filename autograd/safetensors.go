@@ -30,7 +30,7 @@ type remarks struct {
 	shards   string // JSON: the regions of the tensors that are shards, by name
 }
 
-// What remarks are called in a file.
+// The names of remarks in a file.
 const checksumKey, saveKey, stepKey, shardsKey = "crc32c", "save", "step", "shards"
 
 // metadata returns the remarks as they are in a file.
@@ -139,8 +139,7 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 	return all, err
 }
 
-// decodeEach reads a file of so many bytes, if it is needed, and gives its tensors away, one after
-// the other.
+// decodeEach reads a file of so many bytes, if it is needed, and hands over its tensors one by one.
 func decodeEach(r io.Reader, size int64, needs func(*safetensors.Header) (bool, error),
 	take func(name string, t stored)) (needed bool, err error) {
 	h, err := safetensors.ReadHeader(r, size)

@@ -18,8 +18,8 @@ type Sampler struct {
 }
 
 // NewSampler returns the sampler of this rank of a communicator, for n samples and a global batch:
-// what all ranks together train on in one step. It is collective: ranks with other numbers would
-// train on overlapping shares.
+// what all ranks together train on in one step. It is collective: ranks with different numbers
+// would train on overlapping shares.
 //
 // If the batch does not divide n, the remaining samples at the end of an epoch are dropped,
 // because the shapes of a Gorgonia graph are fixed. Each epoch drops different ones.
@@ -27,9 +27,9 @@ type Sampler struct {
 //
 // Cost: an all-gather of 32 bytes.
 //
-// Errors: ErrArgument if the ranks do not divide batch, or if there is not one whole batch;
-// [backend.ErrMismatch] on every rank, naming what differs, if ranks pass other numbers; those of
-// the communicator.
+// Errors: ErrArgument if the number of ranks does not divide batch, or if the samples do not fill
+// one batch; [backend.ErrMismatch] on every rank, naming what differs, if ranks pass different
+// numbers; those of the communicator.
 func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler, error) {
 	if err := backend.Given("autograd.NewSampler", "comm", comm); err != nil {
 		return nil, err
@@ -38,11 +38,10 @@ func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler,
 	return agreed(comm, s, err, n, batch, seed)
 }
 
-// NewTreeSampler is [NewSampler] for steps of some micro-batches, of which each rank runs its
-// [TreeShare]: it has the samples of these, micro-batch by micro-batch.
+// NewTreeSampler is [NewSampler] for steps of several micro-batches. Each rank runs its [TreeShare]
+// of them and gets their samples, micro-batch by micro-batch.
 //
-// Errors: those of NewSampler, where it is the micro-batches that must divide batch, and of
-// TreeShare.
+// Errors: those of NewSampler, except that microBatches must divide batch, and those of TreeShare.
 func NewTreeSampler(comm backend.Communicator, n, batch, microBatches int, seed uint64) (*Sampler,
 	error) {
 	if err := backend.Given("autograd.NewTreeSampler", "comm", comm); err != nil {
@@ -59,7 +58,7 @@ func NewTreeSampler(comm backend.Communicator, n, batch, microBatches int, seed 
 	return agreed(comm, s, err, n, batch, seed)
 }
 
-// agreed returns a sampler, or an error on all ranks if one has it or has other numbers.
+// agreed returns a sampler, or an error on all ranks if one rank has an error or different numbers.
 func agreed(comm backend.Communicator, s *Sampler, err error, n, batch int, seed uint64) (*Sampler,
 	error) {
 	text := fmt.Sprintf("the sampler has %d samples\nthe batch is %d\nthe seed is %d\n", n, batch,
@@ -103,8 +102,8 @@ func (s *Sampler) Fill() *Sampler {
 }
 
 // Rest returns a sampler whose epochs end with the samples that do not fill a batch: none is
-// dropped. The last batch may then have fewer samples, and a rank's share of it fewer than others,
-// or none: see [Evaluation], which divides likewise.
+// dropped. The last batch may then have fewer samples, and a rank may have fewer of them than
+// others, or none: see [Evaluation], which divides the same way.
 func (s *Sampler) Rest() *Sampler {
 	whole := *s
 	whole.rest = true
@@ -119,11 +118,11 @@ func (s *Sampler) Steps() int {
 	return s.n / s.batch
 }
 
-// Local returns the number of samples of a batch that are this rank's.
+// Local returns how many samples of a batch this rank has.
 func (s *Sampler) Local() int { return s.local }
 
-// Epoch returns the samples of this rank, as numbers below n: for each step
-// Local of them, but see [Sampler.Rest]. Rank r has the r-th part of the batch.
+// Epoch returns the samples of this rank, as numbers below n: Local of them for each
+// step, but see [Sampler.Rest]. Rank r has the r-th part of the batch.
 //
 // Cost: shuffling n numbers.
 func (s *Sampler) Epoch(epoch int) [][]int {
@@ -147,14 +146,14 @@ func (s *Sampler) share(first int) int {
 	return s.Local()
 }
 
-// Evaluation returns the samples of this rank of a communicator for a pass over n samples, in
-// order, as numbers below n: each sample exactly once over all ranks, whatever n is. It is
-// collective. In each step a rank has up to local of them, the batch of its graph; step i is about
-// the samples from i*local*size on, of which rank r has the r-th part.
+// Evaluation returns this rank's samples for one pass over n samples, in order, as numbers below n.
+// Over all ranks each sample occurs exactly once, whatever n is. It is collective. In each step a
+// rank has up to local samples, the batch of its graph; step i covers the samples from i*local*size
+// on, of which rank r has the r-th part.
 //
 // All ranks have the same number of steps, so each may call collectives. In the last step a
-// share may be shorter, or empty. So a mean over all samples is the quotient of two sums
-// over ranks, see [Sum], and no mean of means:
+// share may be shorter, or empty. So a mean over all samples is the quotient of two sums over
+// ranks, see [Sum], not a mean of means:
 //
 //	shares, err := autograd.Evaluation(comm, len(images), local)
 //	for _, share := range shares {
@@ -168,7 +167,7 @@ func (s *Sampler) share(first int) int {
 // Cost: an all-gather of 32 bytes.
 //
 // Errors: ErrArgument if n is negative, or if local is not positive; [backend.ErrMismatch] on every
-// rank, naming what differs, if ranks pass other numbers; those of the communicator.
+// rank, naming what differs, if ranks pass different numbers; those of the communicator.
 func Evaluation(comm backend.Communicator, n, local int) ([][]int, error) {
 	if err := backend.Given("autograd.Evaluation", "comm", comm); err != nil {
 		return nil, err
@@ -199,9 +198,9 @@ func evaluation(rank, size, n, local int) ([][]int, error) {
 	return shares, nil
 }
 
-// permutation shuffles the numbers below n. It is written out, because what
-// rand.Perm makes of a seed may change with the release of Go, and ranks may
-// have been built by different ones.
+// permutation shuffles the numbers below n. It does not use rand.Perm, whose
+// result for a seed may change with the release of Go: ranks may have been
+// built by different ones.
 func permutation(n int, seed, stream uint64) []int {
 	source := rand.NewPCG(seed, stream)
 	order := make([]int, n)

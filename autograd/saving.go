@@ -16,21 +16,21 @@ import (
 	"github.com/euryale-ml/euryale/internal/files"
 )
 
-// SaveAsync is [DataParallel.Save] that writes behind the training: it returns once it has copied
-// what the checkpoint is to have, and a goroutine writes that. The checkpoint has the bits that
-// Save would have written instead. SaveAsync is collective.
+// SaveAsync is [DataParallel.Save] in the background: it returns once it has copied the content of
+// the checkpoint, which a goroutine then writes. The checkpoint has the bits that Save would have
+// written. SaveAsync is collective.
 //
 // A machine of package vm on a device copies parameters and the solver's state there, and fetches
-// the copies while steps go on. The device needs memory for them, which stays until the machine's
-// Close; where there is too little, and everywhere else, copies are made on the host. With
-// [WithParts], unless there are shards (vm.WithShards), ranks exchange the whole first.
+// the copies while steps go on. The device needs memory for them, which it keeps until the
+// machine's Close. If it has too little, and in all other cases, copies are made on the host. With
+// [WithParts], unless there are shards (vm.WithShards), ranks first exchange whole parameters.
 //
-// The checkpoint has its name as soon as its files are on the disk. Where ranks have files of their
-// own, as with shards, package sparse and [WithPartial], they must agree first: the next SaveAsync,
-// Save, Load or Close does it, and Close is collective then. Each of these waits for the last
+// The checkpoint gets its name as soon as its files are on the disk. If each rank writes a file, as
+// with shards, package sparse and [WithPartial], the ranks must agree first: the next SaveAsync,
+// Save, Load or Close does that, and Close is then collective. Each of these waits for the last
 // SaveAsync and returns its error; SaveAsync and Save begin their own checkpoint nevertheless.
 //
-// Errors: those of Save that are known before files are written.
+// Errors: those of Save that occur before files are written.
 func (d *DataParallel) SaveAsync(
 	dir string, solver gorgonia.Solver, progress any, opts ...SaveOption,
 ) error {
@@ -105,7 +105,7 @@ func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, o
 		s.own = checkpoint.RankName(d.comm.Rank())
 	}
 	if s.id, err = d.begin(dir); err == nil {
-		// ranks may have to go on without the one that knows whether this becomes a checkpoint
+		// ranks may have to continue without the one that knows whether this becomes a checkpoint
 		d.saves.training = cmp.Or(d.saves.training, s.id)
 		s.err = d.take(s, solver, progress, onDevice)
 		if behind {
@@ -209,8 +209,8 @@ func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
 		d.planned.by.has(solver)
 }
 
-// copyOnDevice starts copies of parameters and the solver's vectors where a machine has them: of
-// shards where this rank writes these.
+// copyOnDevice starts copies of parameters and the solver's vectors where a machine has them: only
+// of shards if this rank writes shards.
 func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 	model := map[string]stored{}
 	if s.first {
@@ -383,7 +383,7 @@ func (d *DataParallel) finish() error {
 	return s.failed(d.endSave(s))
 }
 
-// closePending is finish where other ranks may have failed: it exchanges nothing if it need not.
+// closePending is finish if other ranks may have failed: it exchanges nothing unless it must.
 func (d *DataParallel) closePending() error {
 	s := d.pending
 	switch {

@@ -8,8 +8,8 @@ import "math"
 //	...
 //	solver.SetRate(rate(step))
 //
-// Steps count from 0 and on from a checkpoint: keep the number of the next step in the
-// progress of [DataParallel.Save]. All ranks compute the same rate.
+// Steps count from 0, and continue from a checkpoint: keep the number of the next step in
+// the progress of [DataParallel.Save]. All ranks compute the same rate.
 type Schedule func(step int) float64
 
 // Constant is the same rate in each step.
@@ -27,13 +27,13 @@ func Cosine(from, to float64, steps int) Schedule {
 	}
 }
 
-// StepDecay multiplies a rate by factor after every so many steps.
+// StepDecay multiplies the rate by factor once every given number of steps.
 func StepDecay(rate, factor float64, every int) Schedule {
 	return func(step int) float64 { return rate * math.Pow(factor, float64(step/max(every, 1))) }
 }
 
-// Warmup rises in equal parts to the first rate of another schedule, which it has in the
-// last of its steps, and goes on with that schedule, from its step 0.
+// Warmup rises in equal increments to the first rate of another schedule, which it reaches in the
+// last of its steps, and then follows that schedule from step 0.
 func Warmup(steps int, then Schedule) Schedule {
 	return func(step int) float64 {
 		if step >= steps {

@@ -40,8 +40,8 @@ func (s *SGD) update(u *Update) {
 	u.SetParam(u.Do(fuse.Add, w, u.With(fuse.Mul, u.Gradient(), -s.Rate)))
 }
 
-// decayed returns the parameter, made smaller by decay: w *= 1 - rate*part. Whether it is does not
-// depend on the rate, so that an update has the same operations in each step.
+// decayed returns the parameter after decay: w *= 1 - rate*part. Whether it decays does not depend
+// on the rate, so that an update has the same operations in each step.
 func decayed(u *Update, part float64) fuse.Value {
 	if part == 0 {
 		return u.Param()

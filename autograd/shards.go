@@ -12,12 +12,12 @@ import (
 // span is elements from one up to another.
 type span struct{ from, to int }
 
-// chunkUnit is what lengths of chunks are multiples of, in elements: so that those of BF16 begin at
-// multiples of 16 bytes, by which kernels of GPUs load.
+// chunkUnit divides the lengths of chunks, in elements, so that chunks of BF16 begin at multiples
+// of 16 bytes, the unit in which GPU kernels load.
 const chunkUnit = 8
 
-// chunkOf returns a rank's chunk of n elements that P ranks divide: all are equally long, so that
-// the last ones may reach over the end.
+// chunkOf returns a rank's chunk of n elements that P ranks divide: all are equally long, so the
+// last ones may extend past the end.
 func chunkOf(n, rank, P int) span {
 	chunk := (n + P - 1) / P
 	if P > 1 {
@@ -26,28 +26,28 @@ func chunkOf(n, rank, P int) span {
 	return span{rank * chunk, (rank + 1) * chunk}
 }
 
-// Shard is which elements of a parameter a rank updates: those in row-major order from number From
-// up to To, which may be none. They are this rank's chunk of a bucket of Ranks chunks, in which the
-// parameter's elements are those from number First on.
+// Shard says which elements of a parameter a rank updates: in row-major order, those from number
+// From up to To, possibly none. They are in chunk Rank of a bucket of Ranks chunks, each of Chunk
+// elements, in which the parameter's elements begin at number First.
 type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 
-// Shards divides the buckets among the ranks, and returns what this rank has of each parameter: it
-// is to update these elements, and its solver to keep vectors for these ([Fusion.Vectors]).
-// It is nil for a single rank, which has all. Start takes reduce-scatters and all-gathers of a
-// bucket then: a reduce-scatter leaves the combined gradients of this rank's chunk where they are
-// in the slots, an all-gather gives all ranks what these places have.
+// Shards divides the buckets among the ranks, and returns this rank's shard of each parameter: the
+// rank must update these elements, and its solver must keep vectors for them ([Fusion.Vectors]).
+// The result is nil for a single rank, which has all. Start then takes reduce-scatters and
+// all-gathers of a bucket: a reduce-scatter leaves the combined gradients of this rank's chunk at
+// their places in the slots, an all-gather gives all ranks the content of these places.
 //
-// lent says that the caller has memory for each call: the buckets give theirs back, and there are
-// no slots; the first call is collective then. alone says of which parameters ranks have their
-// shards alone between steps, all of a bucket or none: the caller gathers these itself, in its
-// own memory. All other parameters are whole on all ranks between steps.
+// lent says that the caller has memory for each call: the buckets free theirs, and there are no
+// slots; the first call is then collective. alone says of which parameters ranks have only their
+// shards between steps, all of a bucket or none: the caller gathers these itself, in its own
+// memory. All other parameters are whole on all ranks between steps.
 //
 // Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
-// Load takes what the rank has of them from the files of any number of ranks.
+// Load reads the rank's shards from the files of any number of ranks.
 //
 // Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, for a compression
-// with residuals, which are of whole buckets, and for lent memory of the host where the
-// communicator is on a device.
+// with residuals, which belong to whole buckets, and for lent host memory if the communicator is on
+// a device.
 func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 	d := x.d
 	if len(d.queues) == 0 {
@@ -81,8 +81,8 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 	return all, d.lend()
 }
 
-// lend gives the memory of the buckets back. It is collective: a communicator gives freed memory to
-// its device when all ranks allocate next.
+// lend frees the memory of the buckets. It is collective: a communicator gives freed memory to its
+// device when all ranks allocate next.
 func (d *DataParallel) lend() error {
 	if d.memory.Len() == 0 {
 		return nil
@@ -127,7 +127,7 @@ func (d *DataParallel) shardOf(p *param, rank int) span {
 	return span{min(max(s.from-at, 0), p.size), min(max(s.to-at, 0), p.size)}
 }
 
-// callOf is the call of a kind that exchanges a bucket.
+// callOf returns the call of a kind that exchanges a bucket.
 func (d *DataParallel) callOf(b *bucket, kind backend.Kind) backend.Collective {
 	c := d.reduction(b)
 	if kind == backend.AllReduce {
@@ -140,8 +140,8 @@ func (d *DataParallel) callOf(b *bucket, kind backend.Kind) backend.Collective {
 	return c
 }
 
-// Unsharded returns what belongs to all elements of a parameter, of which this rank has its shard.
-// It is collective.
+// Unsharded returns the values for all elements of a parameter, given this rank's shard of them. It
+// is collective.
 func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, error) {
 	if !x.d.sharded {
 		return shard, nil
@@ -171,7 +171,7 @@ func (d *DataParallel) gatherShards(purpose backend.Purpose, p *param, mine back
 	return whole, nil
 }
 
-// shardsIn returns where the shards belong that this rank has of a model, by their names in files.
+// shardsIn returns where this rank's shards of a model belong, by their names in files.
 func (d *DataParallel) shardsIn(model map[string]stored, solver gorgonia.Solver) (
 	map[string]region, error) {
 	owner, err := ownerIn(solver)
@@ -200,7 +200,7 @@ func (r region) shard(all backend.Buffer) backend.Buffer {
 	return all.Slice(r.From, r.From+r.n)
 }
 
-// gatherParams gives all ranks the parameters of which each has loaded its shard.
+// gatherParams gives all ranks the whole parameters after each has loaded its shard.
 func (d *DataParallel) gatherParams() error {
 	for _, p := range d.params {
 		if !d.sharded {

@@ -8,7 +8,8 @@ import (
 )
 
 // notFinite is the error of a compression that has refused an operand, the same on all
-// ranks: it has delivered nothing and can be used. That of package sparse is one.
+// ranks: the compression has delivered nothing and can still be used. Package sparse has
+// such an error.
 type notFinite interface {
 	error
 	// NotFinite returns the state key, the rank and the index of the first element that is
@@ -16,8 +17,7 @@ type notFinite interface {
 	NotFinite() (state, rank, index int)
 }
 
-// undoer is a communicator that can take back what the last call with a state key has done to
-// what it keeps.
+// undoer is a communicator that can undo how the last call with a state key has changed its state.
 type undoer interface{ Undo(state int) error }
 
 // skippedStep is the error of a step that all ranks skip.

@@ -10,7 +10,7 @@ import (
 
 // Solo returns a communicator of one rank on the host, which exchanges nothing: a program that
 // trains alone passes it to [New] to save and load checkpoints, or to vm.WithDataParallel for the
-// options of this package, also where the machine is on a device.
+// options of this package, even if the machine is on a device.
 //
 //	dp, err := autograd.New(autograd.Solo(), learnables)
 //	...

@@ -15,17 +15,17 @@ import (
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
-// Solver is what the solvers of this package have in common: [SGD], [Momentum], [Nesterov],
-// [RMSProp], [Adam] and [AdamW], [Custom], whose [Update] is one's own, and [Groups] of them. They
-// update parameters of float32 and float64, tensors and scalars, of the host. A machine of package
-// vm computes their steps where its parameters are, with the same bits. They set gradients to zero,
-// as Gorgonia's solvers do.
+// Solver is the interface of the solvers of this package: [SGD], [Momentum], [Nesterov], [RMSProp],
+// [Adam] and [AdamW], [Custom] with your own [Update], and [Groups] of them. They update parameters
+// of float32 and float64, tensors and scalars, on the host. A machine of package vm computes their
+// steps where its parameters are, with the same bits. They set gradients to zero, as Gorgonia's
+// solvers do.
 //
-// Step is given the same parameters in the same order each time, those of
-// [DataParallel.Sync] for example. A Step that returns an error for its arguments has
-// changed nothing.
+// Give Step the same parameters in the same order each time, for example those of
+// [DataParallel.Sync]. A Step that returns an error for its arguments has changed
+// nothing.
 //
-// A Rate of 0 that SetRate has not set is ErrArgument, in Step and in [Fuse].
+// Step and [Fuse] return ErrArgument for a Rate of 0 that SetRate has not set.
 //
 // A solver never divides the gradient by the batch: the loss is a mean already, and Sync
 // returns the mean over the ranks. So nothing about a solver depends on the number of
@@ -39,25 +39,25 @@ type Solver interface {
 	Close() error
 }
 
-// Stateful is what has state that a checkpoint must hold. A [gorgonia.Solver] may
-// be one, and so may the communicator that gradients travel through.
+// Stateful has state that a checkpoint must hold. A [gorgonia.Solver] may be Stateful,
+// and so may the communicator that sends gradients.
 type Stateful interface {
-	// State returns a copy, as host memory by its own names. Names, dtypes and
-	// lengths are the same on every rank.
+	// State returns a copy of the state in host memory, by names that it chooses.
+	// Names, dtypes and lengths are the same on every rank.
 	State() (map[string]backend.Buffer, error)
-	// SetState takes what State has returned. Names that are not its own are
-	// ignored.
+	// SetState restores what State has returned. It ignores names that are not its
+	// own.
 	SetState(map[string]backend.Buffer) error
 }
 
-// Checker is what is [Stateful] and says beforehand whether it would take a state, so
-// that a Load that fails changes nothing.
+// Checker is a [Stateful] that says beforehand whether it would accept a state, so that a
+// Load that fails changes nothing.
 type Checker interface {
 	Stateful
-	// CheckState returns why SetState of this state would fail, or calls after it. of
-	// is like what the state is of: of a solver the parameters in the order of New, of
-	// a communicator the operands of slots 1, 2 and so on; only lengths and dtypes
-	// have a meaning.
+	// CheckState returns why SetState of this state, or calls after it, would fail. of
+	// resembles what the state belongs to: for a solver the parameters in the order of
+	// New, for a communicator the operands of slots 1, 2 and so on; only lengths and
+	// dtypes matter.
 	CheckState(state map[string]backend.Buffer, of []backend.Buffer) error
 }
 
@@ -74,8 +74,8 @@ type rule struct {
 	name string // of the solver, in errors
 	rate *float64
 	keep []string // the vectors kept for each parameter, by their names in the state
-	// without are vectors that the rule would keep with other settings: a state that has them
-	// is of a solver with these.
+	// without are vectors that the rule would keep with other settings: a state that has them is
+	// from a solver with those settings.
 	without []string
 	// counter is the name of the number of steps in the state, empty if none is kept.
 	counter string
@@ -141,7 +141,7 @@ func checkState(s ruled, state map[string]backend.Buffer, params []backend.Buffe
 	return s.memory().takes(s.rule(), state, params)
 }
 
-// present brings vectors back that a machine has.
+// present brings back vectors that a machine has.
 func (s *solverState) present() error {
 	if s.last == nil {
 		return nil
@@ -332,7 +332,7 @@ func (s *solverState) fit(r rule, all []operands) error {
 	return nil
 }
 
-// keepsOthers is the error of settings that need another number of vectors than there are.
+// keepsOthers is the error of settings that need a different number of vectors than there are.
 func (r rule) keepsOthers(has int) error {
 	return fmt.Errorf("%w: %d vectors are kept for each parameter, and with these settings %d: "+
 		"momentum is on or off from the beginning", backend.ErrArgument, has, len(r.keep))

@@ -55,7 +55,7 @@ type randomState struct {
 	Found bool   `json:"found,omitempty"` // in a graph, not given by WithRandom
 }
 
-// found reports whether there are random numbers that nobody has asked to keep.
+// found reports whether there are random numbers that no option asked to keep.
 func (s *randomState) found() bool { return s != nil && s.Found }
 
 // String says which random numbers a program has, whatever their step.
@@ -90,13 +90,13 @@ func (d *DataParallel) record(solver gorgonia.Solver) record {
 	return r
 }
 
-// describer is a communicator that describes everything on which the bits of its results depend.
+// describer is a communicator that describes everything that the bits of its results depend on.
 type describer interface{ Describe() string }
 
 // resumer is a describer that can resume from the state of others, such as earlier versions.
 type resumer interface{ Resumes(description string) bool }
 
-// compressor describes what gradients are compressed by.
+// compressor describes how gradients are compressed.
 func (d *DataParallel) compressor() string {
 	if c, ok := backend.As[describer](d.gradComm); ok {
 		return c.Describe()
@@ -257,8 +257,8 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	return l.checkProgress(progress)
 }
 
-// checkProgress unmarshals the progress into another value of the program's type. It does not if
-// that type unmarshals itself: its method may rely on a constructor.
+// checkProgress unmarshals the progress into another value of the program's type, unless that type
+// unmarshals itself: its method may rely on a constructor.
 func (l loaded) checkProgress(progress any) error {
 	if progress == nil {
 		return nil
@@ -321,8 +321,8 @@ func byPointer(solver string) string {
 		"autograd.SGD", "*autograd.SGD")
 }
 
-// fitsRanks returns an error if the number of ranks must not change: state that belongs to one
-// rank cannot be given to another.
+// fitsRanks returns an error if the number of ranks has changed but must not: state that belongs to
+// one rank cannot be given to another.
 func (r record) fitsRanks(want record) error {
 	if r.Ranks == want.Ranks || len(r.Buckets) == 0 {
 		return nil
@@ -376,7 +376,7 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 	return l.unmarshalProgress(progress)
 }
 
-// applyState restores what is no part of the model.
+// applyState restores what is not part of the model.
 func (d *DataParallel) applyState(l loaded, solver gorgonia.Solver) error {
 	if l.weightsOnly {
 		if s, ok := solver.(Solver); ok {

@@ -10,16 +10,16 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Table is rows of numbers that the ranks of a communicator divide, as those of package layers: row
-// i is number i/P of those of rank i modulo P.
+// Table is a table of numbers whose rows the ranks of a communicator divide, like those of package
+// layers: row i is row i/P of rank i modulo P.
 type Table interface {
 	Name() string
 	Size() (rows, n int) // of all ranks, and the numbers of a row
 	DType() backend.DType
-	// State returns a copy of what this rank has: its rows, with the name "", what a solver keeps
-	// for each of their numbers, of the same dtype, and integers that are the same on all ranks.
+	// State returns a copy of what this rank has: its rows, with the name "", the solver's vectors
+	// for their numbers, of the same dtype, and integers that are the same on all ranks.
 	State() map[string]backend.Buffer
-	// SetState takes what State has returned on a rank with the same rows.
+	// SetState restores what State has returned on a rank with the same rows.
 	SetState(map[string]backend.Buffer) error
 }
 
@@ -89,7 +89,7 @@ func (d *DataParallel) readTables(dir string, of checkpoint.Stamp, ranks int) (
 	return all, nil
 }
 
-// meets reports whether this rank has rows that a rank of so many had.
+// meets reports whether this rank has rows that the given rank of so many had.
 func (d *DataParallel) meets(rank, of int) bool {
 	for row := rank; row < rank+of*d.comm.Size(); row += of {
 		if row%d.comm.Size() == d.comm.Rank() {

@@ -14,11 +14,10 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// WithTree makes training give the same bits on any number of ranks. A step is n micro-batches,
-// whoever runs them: each rank runs consecutive ones ([TreeShare]), rank 0 the first, by
-// [DataParallel.Accumulate]. All n gradients are added in the tree of [backend.Tree] and
-// divided by n (with [WithSum] they are not), so let the loss of a micro-batch be the mean over its
-// samples:
+// WithTree makes training give the same bits on any number of ranks. A step always has n
+// micro-batches: each rank runs consecutive ones ([TreeShare]), rank 0 the first, with
+// [DataParallel.Accumulate]. All n gradients are added in the tree of [backend.Tree] and divided by
+// n (not with [WithSum]), so let the loss of a micro-batch be the mean over its samples:
 //
 //	first, share, err := autograd.TreeShare(8, comm.Rank(), comm.Size())
 //	dp, err := autograd.New(comm, params, autograd.WithTree(8))
@@ -27,13 +26,14 @@ import (
 //	loss, err := autograd.TreeMean(comm, losses) // of this rank's micro-batches
 //
 // [ClipNorm] of these gradients has the same bits, too. A micro-batch must give the same gradients
-// on every rank: ranks are on processors or GPUs of one kind, and random numbers depend on the
+// on every rank: run ranks on processors or GPUs of one kind, and let random numbers depend on the
 // micro-batch.
 //
 // Cost: that of Accumulate, memory for log2(n/P)-1 further sums of each gradient on each of P
-// ranks, and a pass over the gradients that divides them. Between ranks a sum in a tree costs what
-// another one costs if n/P is a power of two. Otherwise a rank's micro-batches are several branches
-// of the tree, at most 2*log2(n), for which buckets are as many times larger, and it sends all.
+// ranks, and a pass over the gradients that divides them. Between ranks a sum in a tree costs as
+// much as any other if n/P is a power of two. Otherwise a rank's micro-batches form several
+// branches of the tree, at most 2*log2(n): buckets are that many times larger, and the rank sends
+// all branches.
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [WithPartial] and with
 // [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type
@@ -60,7 +60,7 @@ func TreeShare(n, rank, ranks int) (first, share int, err error) {
 // first. It is collective. Numbers are added in float64 in the
 // tree of [WithTree], so that the mean has the same bits on any number of ranks.
 //
-// Cost: one all-gather, or two of many numbers. Errors come from the communicator;
+// Cost: one all-gather, or two for many numbers. Errors come from the communicator;
 // ErrArgument without numbers.
 func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err error) {
 	if err := backend.Given("autograd.TreeMean", "comm", comm); err != nil {
@@ -102,7 +102,7 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 	return all[0] / float64(n), nil
 }
 
-// tree is what a DataParallel adds gradients of micro-batches in; nil without WithTree.
+// tree is where a DataParallel adds gradients of micro-batches; nil without WithTree.
 type tree struct {
 	all, share int   // micro-batches of a step, of all ranks and of this one
 	branches   []int // how many micro-batches the branches have that this rank adds up
@@ -157,7 +157,7 @@ func newTree(comm backend.Communicator, o options, params []*param) (*tree, erro
 	return t, nil
 }
 
-// place returns in which branch the present micro-batch is, and as which of its micro-batches.
+// place returns the branch of the present micro-batch, and its number there.
 func (t *tree) place() (branch, at int) {
 	at = t.run
 	for ; at >= t.branches[branch]; branch++ {
@@ -216,7 +216,7 @@ func (p *param) add(t *tree, g gorgonia.Value) error {
 	return kernels.Host{}.Copy(kept(to), src)
 }
 
-// divide makes sums of gradients means.
+// divide turns sums of gradients into means.
 func (d *DataParallel) divide() error {
 	if d.scale == 1 {
 		return nil

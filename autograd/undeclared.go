@@ -15,7 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
-// undeclared are variables that have other values on other ranks, and are neither parameters nor
+// undeclared are variables whose values differ between ranks, and that are neither parameters nor
 // frozen: data of each rank, or parameters that nobody has declared.
 type undeclared struct {
 	nodes gorgonia.Nodes
@@ -37,7 +37,7 @@ func sumOf(n *gorgonia.Node) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Compare finds the variables that have other values on other ranks, for [Buckets.Begin]. It is
+// Compare finds the variables whose values differ between ranks, for [Buckets.Begin]. It is
 // collective. Cost: a hash of each variable, and an all-gather of the hashes.
 func (x *Buckets) Compare(variables gorgonia.Nodes) error {
 	if x.d.comm.Size() == 1 {
@@ -75,8 +75,8 @@ func (x *Buckets) Compare(variables gorgonia.Nodes) error {
 	return err
 }
 
-// Begin is called before each run. Before the second one it reports the variables that differ
-// between ranks and that the program has not changed: data that it gave once, or parameters that it
+// Begin is called before each run. Before the second run it reports the variables that differ
+// between ranks and that the program has not changed: data that it set once, or parameters that it
 // has not declared.
 func (x *Buckets) Begin() {
 	if x.nodes == nil {

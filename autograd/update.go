@@ -25,7 +25,7 @@ import (
 //
 // A solver writes its update once in each step, since numbers such as the rate may differ then.
 // Which operations it does, and with which values, is the same in each step: a machine of package
-// vm compiles them once, and refuses a step with others.
+// vm compiles them once, and refuses a step that differs.
 type Update struct {
 	program *fuse.Program
 	values  []fuse.Value // before the update: the parameter, its gradient, and what is kept
@@ -43,8 +43,8 @@ func (u *Update) Param() fuse.Value { return u.values[0] }
 // Gradient returns the element of the gradient.
 func (u *Update) Gradient() fuse.Value { return u.values[1] }
 
-// Kept returns the element of vector i of those that the solver keeps for the parameter, before the
-// update. It is 0 in the first step.
+// Kept returns the element of the solver's vector i for the parameter, before the update. It is 0
+// in the first step.
 func (u *Update) Kept(i int) fuse.Value {
 	if !u.keeps(i) {
 		return 0
@@ -55,7 +55,7 @@ func (u *Update) Kept(i int) fuse.Value {
 // Rate returns the learning rate of this step.
 func (u *Update) Rate() float64 { return u.rate }
 
-// Step returns the number of this step, 1 for the first one. It goes on from a checkpoint.
+// Step returns the number of this step, 1 for the first one. It continues from a checkpoint.
 func (u *Update) Step() int { return int(u.step) }
 
 // Number returns a number, rounded to the dtype of the parameter. It may differ from step to step.
@@ -78,10 +78,10 @@ func (u *Update) With(op fuse.Op, x fuse.Value, number float64) fuse.Value {
 	return u.Do(op, x, u.Number(number))
 }
 
-// SetParam sets what the element of the parameter is after the update: without it, what it was.
+// SetParam sets the element of the parameter after the update. Without SetParam it does not change.
 func (u *Update) SetParam(x fuse.Value) { u.next[0] = x }
 
-// SetKept sets what the element of vector i is after the update: without it, what it was.
+// SetKept sets the element of vector i after the update. Without SetKept it does not change.
 func (u *Update) SetKept(i int, x fuse.Value) {
 	if u.keeps(i) {
 		u.next[1+i] = x

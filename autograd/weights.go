@@ -24,21 +24,21 @@ import (
 )
 
 // SaveWeights writes the values of variables to a safetensors file, which other programs read, such
-// as Python's safetensors.numpy.load_file. nodes are what the model is: its learnables, and
-// variables that nothing trains. The moving averages of the batch norms in their graphs are written
-// with them. It needs no solver and no communicator, and is not collective: call it on one rank.
+// as Python's safetensors.numpy.load_file. nodes are the whole model: its learnables, and variables
+// that nothing trains. SaveWeights also writes the moving averages of the batch norms in their
+// graphs. It needs no solver and no communicator, and is not collective: call it on one rank.
 //
 // Tensors have the names, shapes and dtypes of their nodes. Averages are named
 // batchnorm.0.running_mean and batchnorm.0.running_var, and so on, in the order of the graph.
 //
 // The file is written beside path and renamed when it is on the disk, so path always has a whole
-// file, the old one or the new one. A file that is there is replaced.
+// file, the old one or the new one. An existing file is replaced.
 //
-// Values are read on the host: call Machine.Pull first where a machine of package vm trains on a
+// Values are read on the host: call Machine.Pull first if a machine of package vm trains on a
 // device.
 //
-// Errors: ErrArgument for a node that is no variable or has no value, and for names that are empty,
-// not UTF-8, or given to two nodes; those of the file system.
+// Errors: ErrArgument for a node that is not a variable or has no value, and for names that are
+// empty, not UTF-8, or given to two nodes; those of the file system.
 func SaveWeights(path string, nodes gorgonia.Nodes) error {
 	if err := saveWeights(path, nodes); err != nil {
 		return wrapped("save weights to %s: %w", path, err)
@@ -46,21 +46,21 @@ func SaveWeights(path string, nodes gorgonia.Nodes) error {
 	return nil
 }
 
-// LoadWeights gives variables the values that a file has for their names, in place, and the moving
-// averages of the batch norms in their graphs. path is a file of [SaveWeights] or of another
-// program, or a checkpoint of [DataParallel.Save], whose solver it ignores. It is not collective:
-// load before [New], which gives all ranks the model of rank 0, or on all ranks.
+// LoadWeights sets variables in place to the values that a file has for their names, and also sets
+// the moving averages of the batch norms in their graphs. path is a file of [SaveWeights] or of
+// another program, or a checkpoint of [DataParallel.Save], whose solver state it ignores. It is not
+// collective: load before [New], which gives all ranks the model of rank 0, or on all ranks.
 //
 // The variables and the file must have the same names, in any order. To fine-tune a model with a
 // new head, load without the head, or pass [NonStrict]:
 //
 //	err := autograd.LoadWeights("pretrained.safetensors", body, autograd.NonStrict(nil))
 //
-// A machine of package vm on a device takes the values over in its next run: call its Pull before
+// A machine of package vm on a device takes over the values in its next run: call its Pull before
 // LoadWeights if it has run.
 //
-// Errors: ErrArgument for variables that the file has not, and for tensors that no variable has,
-// with their names, for other shapes or dtypes, and for nodes as of SaveWeights; a damaged file;
+// Errors: ErrArgument for variables that the file lacks and tensors that no variable has, with
+// their names, for other shapes or dtypes, and for nodes that SaveWeights refuses; a damaged file;
 // those of the file system. After an error nothing has changed.
 func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) error {
 	err := backend.Given("", "options", options)
@@ -77,11 +77,11 @@ func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) er
 	return nil
 }
 
-// ReadWeights returns the tensors of a file, by name: of a file of [SaveWeights] or of another
-// program, or of the newest checkpoint of a directory, without what is the solver's. Learnables
-// that ranks divide are whole. 16-bit floats become Float32. It is not collective.
+// ReadWeights returns, by name, the tensors of a file of [SaveWeights] or of another program, or of
+// the newest checkpoint of a directory, without the solver's. Learnables that ranks divide are
+// whole. 16-bit floats become Float32. It is not collective.
 //
-// Errors: another dtype that Gorgonia has not; a damaged file; those of the file system.
+// Errors: any other dtype that Gorgonia lacks; a damaged file; those of the file system.
 func ReadWeights(path string) (map[string]*tensor.Dense, error) {
 	all, err := readWeights(path)
 	weights := map[string]*tensor.Dense{}
@@ -134,9 +134,9 @@ type weightsOptions struct {
 }
 
 // NonStrict makes LoadWeights load what the variables and the file have in common, like
-// strict=False of PyTorch's load_state_dict. Shapes and dtypes must still agree. report is told the
-// names of variables that the file has not, which keep their values, and of tensors that no
-// variable has; nil tells nobody.
+// strict=False of PyTorch's load_state_dict. Shapes and dtypes must still agree. report gets the
+// names of variables that the file lacks, which keep their values, and of tensors that no variable
+// has; it may be nil.
 func NonStrict(report func(missing, unexpected []string)) WeightsOption {
 	return func(o *weightsOptions) { o.partial, o.report = true, report }
 }
@@ -149,12 +149,12 @@ type loadOptions struct {
 	missing     error // a nil option
 }
 
-// WeightsOnly makes Load restore parameters, variables of [WithFrozen] and moving averages, such as
-// for fine-tuning: the program may have another solver, other options and another number of ranks
-// than the checkpoint. The solver begins anew: a [Solver] of this package forgets its state. So
-// does the count of steps that names checkpoints: what follows is another training.
-// Residuals of a compression and the step of random numbers stay as they are. [LoadWeights] is for
-// models with other parameters, such as a new head.
+// WeightsOnly makes Load restore only parameters, variables of [WithFrozen] and moving averages,
+// for fine-tuning, say: the program may have a different solver, options and number of ranks than
+// the checkpoint. The solver begins anew: a [Solver] of this package forgets its state. So does the
+// count of steps that names checkpoints: a new training begins. Residuals of a compression and the
+// step of random numbers stay as they are. [LoadWeights] is for models with other parameters, such
+// as a new head.
 func WeightsOnly() LoadOption { return func(o *loadOptions) { o.weightsOnly = true } }
 
 // loadOptionsOf returns what options say.
@@ -265,7 +265,7 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 	return nil
 }
 
-// check returns an error unless the model and the file have the same names, or need not.
+// check returns an error unless the model and the file have the same names or may differ.
 func (o weightsOptions) check(missing, unexpected []string) error {
 	if o.partial {
 		if o.report != nil {

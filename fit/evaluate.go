@@ -27,8 +27,8 @@ func (e *evaluation) metric(name string) *Metric {
 	return nil
 }
 
-// run evaluates, each rank a part of the samples. full is what the graph divides the loss of a
-// sample by, for each sample of a run. A rank that is wrong takes part until all know it.
+// run evaluates, each rank a part of the samples. The graph divides the loss of a sample by full
+// for each sample of a run. A rank with an error takes part until all ranks know of it.
 func (e *evaluation) run(comm backend.Communicator, readers int, full float64, wrong error) (
 	map[string]float64, error) {
 	n, local, err := 0, 0, wrong
@@ -88,8 +88,8 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64, w
 	return found, nil
 }
 
-// add returns the sums of this rank: of the loss, and of each metric. After an error it goes on
-// running, since other ranks may wait for this one in the graph.
+// add returns the sums of this rank: of the loss, and of each metric. After an error it keeps
+// running the graph, since other ranks may wait for this one in it.
 func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums [][]float64,
 	err error) {
 	l := load(e.data, readers, func(yield func(job) bool) {

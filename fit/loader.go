@@ -41,7 +41,7 @@ type loader struct {
 	ready               atomic.Int64 // batches that are filled and not current
 }
 
-// check returns the first axis of all inputs.
+// check returns the length of the first axis, which all inputs share.
 func (d Data) check() (local int, err error) {
 	if err := backend.Given("fit.Data", "Set", d.Set, "Inputs", d.Inputs); err != nil {
 		return 0, err
@@ -157,8 +157,8 @@ func (b *batch) fill(d Data) error {
 	return nil
 }
 
-// next waits until the next batch is filled: none after the last one. The batch of before keeps its
-// values until then.
+// next waits until the next batch is filled: there is none after the last one. The previous batch
+// keeps its values until then.
 func (l *loader) next() error {
 	b, ok := <-l.ordered
 	if !ok {

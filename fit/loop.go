@@ -16,7 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// trainer is a Run.
+// trainer is the state of a Run.
 type trainer struct {
 	epochs, readers, every, patience int
 	seed                             uint64
@@ -87,7 +87,7 @@ func (t *trainer) prepare() (err error) {
 	return err
 }
 
-// resume goes on with the newest checkpoint, if there is one.
+// resume continues from the newest checkpoint, if there is one.
 func (t *trainer) resume() error {
 	var kept past
 	if t.dir == "" {
@@ -207,7 +207,7 @@ func (t *trainer) step() (loss float64, err error) {
 func (t *trainer) next() error { return t.watch.During(observe.Loader, t.loader.next) }
 
 // vote adds up the losses of all ranks, and returns on all of them whether one was told to stop,
-// and the error of one that cannot go on.
+// and the error of one that cannot continue.
 func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum float64, stop bool,
 	err error) {
 	flags := map[bool]float64{true: 1}
@@ -227,7 +227,7 @@ func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum floa
 	return loss, stopped > 0, err
 }
 
-// count counts a step, whose samples have a sum of losses.
+// count counts a step. loss is the sum of its samples' losses.
 func (t *trainer) count(loss float64) error {
 	p, mean := &t.past, loss/float64(t.samples(t.past.Step))
 	p.Steps, p.Step, p.Loss = p.Steps+1, p.Step+1, p.Loss+loss
@@ -274,9 +274,9 @@ func (t *trainer) endEpoch(stop bool) error {
 	return t.save(stop || t.done())
 }
 
-// validate finds the metrics of an epoch. If this rank cannot have the averages of weights, it
-// takes part nevertheless, and all ranks get its error; if it cannot go back to the weights, they
-// get the error with those of hooks.
+// validate computes the metrics of an epoch. If this rank cannot switch to the averages of weights,
+// it takes part nevertheless, and all ranks get its error; if it cannot switch back to the weights,
+// they get the error with those of hooks.
 func (t *trainer) validate(e *Epoch) (err error) {
 	full, ran := float64(t.all)*t.weight, false
 	wrong := t.machine.Averaged(func() error {
@@ -291,7 +291,7 @@ func (t *trainer) validate(e *Epoch) (err error) {
 	return err
 }
 
-// save saves, behind the training unless it ends.
+// save saves, in the background unless the training ends.
 func (t *trainer) save(ends bool, options ...autograd.SaveOption) error {
 	write := t.dp.SaveAsync
 	switch {
@@ -303,8 +303,8 @@ func (t *trainer) save(ends bool, options ...autograd.SaveOption) error {
 	return write(t.dir, t.machine.Solver(), t.past, append(options, t.saveOptions...)...)
 }
 
-// done reports whether all epochs are trained, or the last ones were not better. It depends on what
-// all ranks have in common alone.
+// done reports whether all epochs are trained, or the last ones were not better. It depends only on
+// what all ranks have in common.
 func (t *trainer) done() bool {
 	n, best := len(t.past.Epochs), t.bestEpoch()
 	return n >= t.epochs || t.patience > 0 && n-1-best >= t.patience
@@ -332,7 +332,7 @@ func (t *trainer) better(e Epoch) bool {
 	return x > t.judged(t.past.Epochs[best])
 }
 
-// judged returns the number by which an epoch is the best one, NaN if it has none.
+// judged returns the number by which epochs are compared, NaN if this one has none.
 func (t *trainer) judged(e Epoch) float64 {
 	if x, ok := e.Metrics[cmp.Or(t.watched, "loss")]; ok {
 		return x

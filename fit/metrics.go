@@ -11,15 +11,15 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Metric is a number that tells how good a model is: a function of sums that all ranks add up. One
-// of your own is a value of this type. The machine keeps the nodes that it reads (vm.Keep).
+// Metric is a number that tells how good a model is: a function of sums that all ranks add up. You
+// can define your own. The machine must keep the nodes that a metric reads (vm.Keep).
 type Metric struct {
 	Name string
 	Less bool            // a smaller value is better
 	Sums func(n int) int // how many sums there are for n samples; nil: 0
-	// Add adds what a run says of samples, given their numbers: in the first rows of nodes.
+	// Add adds a run's results for samples, given their numbers: the first rows of the nodes.
 	Add func(sums []float64, samples []int) error
-	// Value returns the metric by the sums of all ranks and the mean loss, NaN for none.
+	// Value returns the metric, given the sums of all ranks and the mean loss; NaN means none.
 	Value func(sums []float64, loss float64) float64
 }
 
@@ -32,8 +32,8 @@ func Accuracy(scores, labels *gorgonia.Node) Metric {
 	return m
 }
 
-// TopK is the share of samples whose label is among the k highest scores, with the name "top5" for
-// 5. Of equal scores the first ones are higher. Shapes are as for [Accuracy].
+// TopK is the share of samples whose label is among the k highest scores. For a k of 5 its name is
+// "top5". Of equal scores the first one counts as the highest. Shapes are as for [Accuracy].
 func TopK(k int, scores, labels *gorgonia.Node) Metric {
 	return Metric{Name: fmt.Sprint("top", k), Sums: func(int) int { return 2 },
 		Add: func(sums []float64, samples []int) error {
@@ -47,9 +47,9 @@ func TopK(k int, scores, labels *gorgonia.Node) Metric {
 		Value: func(sums []float64, _ float64) float64 { return sums[0] / sums[1] }}
 }
 
-// Confusion fills matrix[label][guess], which is square, with how often each class was taken for
-// which. Its value, with the name "recall", is the mean over all classes that there are of the
-// share that was recognised. Shapes are as for [Accuracy].
+// Confusion fills the square matrix[label][guess] with how often each class was taken for which.
+// Its value, named "recall", is the share of samples recognised in a class, as a mean over all
+// classes that occur. Shapes are as for [Accuracy].
 func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 	n := len(matrix)
 	return Metric{Name: "recall", Sums: func(int) int { return n * n },
@@ -86,8 +86,9 @@ func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 		}}
 }
 
-// AUC is the area under the ROC curve: how likely a sample of label 1 has a higher score than one
-// of label 0, where equal scores count a half. It is exact, and there is none without both labels.
+// AUC is the area under the ROC curve: how likely it is that a sample of label 1 has a higher score
+// than one of label 0; equal scores count a half. It is exact, and there is none unless both labels
+// occur.
 //
 //	scores [b] or [b, 1], labels [b] of numbers, 1 or 0
 //
@@ -161,7 +162,7 @@ func eachRow(scores, labels *gorgonia.Node, n int, f func(row []float64, label i
 	return nil
 }
 
-// unkept is the error of nodes that do not have a row for each sample.
+// unkept is the error for nodes that do not have a row for each sample.
 func unkept(scores, labels *gorgonia.Node) error {
 	return cmp.Or(backend.Given("fit.Metric", "scores", scores, "labels", labels),
 		fmt.Errorf("%w: scores and labels of a metric must have a row for each sample of a batch, "+

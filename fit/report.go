@@ -60,7 +60,8 @@ func JSONLines(w io.Writer, epochs []Epoch) error {
 	return err
 }
 
-// CSV writes a header and a line for each epoch, for [Log]: what an epoch does not have is empty.
+// CSV writes a header and a line for each epoch, for [Log]: fields that an epoch does not have are
+// empty.
 func CSV(w io.Writer, epochs []Epoch) error {
 	all := map[string]float64{}
 	for _, e := range epochs {

@@ -19,18 +19,18 @@ import (
 )
 
 // ErrStopped is the error of a training that was told to stop before its last epoch. With
-// [Checkpoint] it was saved, and goes on when it is started again.
+// [Checkpoint] it was saved, and resumes when it is started again.
 var ErrStopped = errors.New("stopped")
 
-// Set is samples, numbered from 0. Package fit/data has some.
+// Set is a set of samples, numbered from 0. Package fit/data has several.
 type Set interface {
 	Len() int
-	// Read writes a sample to row, which has its elements for each input: a []float32, []float64 or
-	// []int, and so on, of zeros. Several goroutines call it at once, with rows of their own.
+	// Read writes a sample to row, which has a slice of zeros for each input: a []float32,
+	// []float64, []int, and so on. Several goroutines call it at once, with separate rows.
 	Read(sample int, row []any) error
 }
 
-// Data is samples, and where they go in the graph of a machine.
+// Data is a set of samples, and where they go in the graph of a machine.
 type Data struct {
 	Set    Set
 	Inputs gorgonia.Nodes // variables [b, d...] of the graph
@@ -38,14 +38,14 @@ type Data struct {
 	// the machine keeps. In an evaluation it may be nil.
 	Loss *gorgonia.Node
 	// Weights is a variable of floats, [b] or [], that makes the loss of an incomplete batch exact:
-	// see the package. nil drops what does not fill the last batch of an epoch.
+	// see the package. nil drops the samples that do not fill the last batch of an epoch.
 	Weights *gorgonia.Node
-	Pad     func(row []any) // writes what takes the place of a missing sample; nil leaves zeros
-	// Augment changes a sample that was read, in training. Several goroutines call it at once.
+	Pad     func(row []any) // writes the row of a missing sample; nil leaves zeros
+	// Augment changes a sample after Read, in training. Several goroutines call it at once.
 	Augment func(r *rand.Rand, row []any)
 }
 
-// Option changes what Run does. Options are the same on all ranks.
+// Option changes what Run does. Options must be the same on all ranks.
 type Option func(*trainer)
 
 // given is an option whose argument must not be nil.
@@ -56,30 +56,32 @@ func given(name string, argument any, set Option) Option {
 	}
 }
 
-// Epochs is how often Run goes through the samples. The default is once.
+// Epochs sets how often Run goes through the samples. The default is once.
 func Epochs(n int) Option { return func(t *trainer) { t.epochs = n } }
 
-// Seed is the seed of the order of samples and of augmentation. The default is 1.
+// Seed sets the seed of the order of samples and of augmentation. The default is 1.
 func Seed(seed uint64) Option { return func(t *trainer) { t.seed = seed } }
 
-// Prefetch is how many goroutines read batches, one each, ahead of the machine. The default is 2.
+// Prefetch sets how many goroutines read batches, one each, ahead of the machine. The default is 2.
 // Cost: memory for that many batches and two more.
 func Prefetch(goroutines int) Option { return func(t *trainer) { t.readers = goroutines } }
 
-// Schedule sets the rate of the machine's solver in each step. The default is the rate that it has.
+// Schedule sets the rate of the machine's solver in each step. By default the solver keeps its
+// rate.
 func Schedule(rate autograd.Schedule) Option {
 	return given("rate", rate, func(t *trainer) { t.rate = rate })
 }
 
 // Random seeks random numbers, such as the nn.Random of dropouts, before each run: to the number of
-// the step in the training, and of this rank's first sample in the batch.
+// the step in the training, and the number of this rank's first sample in the batch.
 func Random(r autograd.Random) Option {
 	return given("r", r, func(t *trainer) { t.random = r })
 }
 
-// Checkpoint saves in a directory that all ranks reach, by autograd's SaveAsync, after each epoch
-// and every so many steps, 0 for none. It keeps the last two checkpoints, or as autograd.KeepLast
-// says, and that of the best epoch. Run goes on with the newest one. An empty dir saves nothing.
+// Checkpoint saves to a directory that all ranks can reach, with autograd's SaveAsync, after each
+// epoch and, unless every is 0, each time that many steps are done. It keeps the last two
+// checkpoints, or as many as autograd.KeepLast says, and the one of the best epoch. Run resumes
+// from the newest one. An empty dir saves nothing.
 func Checkpoint(dir string, every int, options ...autograd.SaveOption) Option {
 	return given("options", options, func(t *trainer) {
 		t.dir, t.every, t.saveOptions = dir, every, options
@@ -92,14 +94,15 @@ func Validate(m *vm.Machine, d Data, metrics ...Metric) Option {
 	return given("m", m, func(t *trainer) { t.validation = &evaluation{m, d, metrics} })
 }
 
-// Watch says by which metric of Validate an epoch is the best one. The default is its loss, and
-// that of the training where it has none.
+// Watch selects the metric of Validate that says which epoch is the best one. The default is the
+// loss of Validate, or the training's loss if Validate has none.
 func Watch(metric string) Option { return func(t *trainer) { t.watched = metric } }
 
-// EarlyStop ends the training after so many epochs in a row that were not better than the best one.
+// EarlyStop ends the training after patience epochs in a row that were not better than the best
+// one.
 func EarlyStop(patience int) Option { return func(t *trainer) { t.patience = patience } }
 
-// OnStep calls a function after each step. Its error ends the training before the next one.
+// OnStep calls a function after each step. Its error ends the training before the next step.
 func OnStep(f func(s StepLoss) error) Option {
 	return given("f", f, func(t *trainer) { t.onStep = append(t.onStep, f) })
 }
@@ -109,38 +112,38 @@ func OnEpoch(f func(e Epoch) error) Option {
 	return given("f", f, func(t *trainer) { t.onEpoch = append(t.onEpoch, f) })
 }
 
-// Progress writes a line for each epoch, on rank 0: "epoch 3/20: loss=0.0312 accuracy=0.9841". A
-// bar is the hook of package fit/progress.
+// Progress writes a line for each epoch, on rank 0: "epoch 3/20: loss=0.0312 accuracy=0.9841". For
+// a bar, use the hook of package fit/progress.
 func Progress(w io.Writer) Option {
 	return given("w", w, func(t *trainer) { t.onEpoch = append(t.onEpoch, t.line(w)) })
 }
 
-// Log writes all epochs to a file, on rank 0 and after each of them: by [JSONLines], [CSV], or the
-// SVG of package fit/curves. A training that resumes writes the epochs of before, too.
+// Log writes all epochs to a file after each epoch, on rank 0, with [JSONLines], [CSV], or the SVG
+// of package fit/curves. A training that resumes also writes the earlier epochs.
 func Log(file string, write func(w io.Writer, epochs []Epoch) error) Option {
 	return given("write", write, func(t *trainer) {
 		t.onEpoch = append(t.onEpoch, t.log(file, write))
 	})
 }
 
-// Result is what a training has come to, the same on all ranks.
+// Result is the outcome of a training, the same on all ranks.
 type Result struct {
-	Epochs []Epoch // all, with those before the checkpoint that it went on with
+	Epochs []Epoch // all, including those before the checkpoint that it resumed from
 	Best   string  // the checkpoint of the best epoch, for autograd.LoadWeights
 	Params string  // the SHA-256 of the model: autograd's Hash
 }
 
-// StepLoss is what a training knows of a step, the same on all ranks.
+// StepLoss describes a step of a training, the same on all ranks.
 type StepLoss struct {
 	Step              int // of the training, from 1
-	InEpoch, PerEpoch int // the number of the step in its epoch, from 1, and of all
+	InEpoch, PerEpoch int // the number of the step in its epoch, from 1, and the epoch's steps
 	Loss              float64
 }
 
-// Epoch is what a training knows of an epoch, the same on all ranks.
+// Epoch describes an epoch of a training, the same on all ranks.
 type Epoch struct {
 	Epoch   int                // from 1
-	Steps   int                // of the training, until its end
+	Steps   int                // of the training, up to the epoch's end
 	Rate    float64            // of the last step, by the schedule
 	Loss    float64            // of the training, the mean over all samples
 	Metrics map[string]float64 // of Validate; those that are NaN or infinite are left out
@@ -154,8 +157,8 @@ type Epoch struct {
 // Cost: an all-gather of 24 bytes after each step, and one of the sums of metrics after each epoch.
 //
 // Errors, on all ranks: ErrStopped; ErrArgument for options and data that do not fit the machine,
-// and a checkpoint of other samples, batches or seeds; a loss that is not finite; the errors of
-// samples, hooks, machine and checkpoints. The result then has the epochs so far.
+// and for a checkpoint with other samples, batches or seeds; a loss that is not finite; the errors
+// of samples, hooks, machine and checkpoints. The result then has the epochs so far.
 func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result, error) {
 	if err := backend.Given("fit.Run", "m", m, "options", options); err != nil {
 		return nil, err
@@ -191,11 +194,11 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 	return r, nil
 }
 
-// Evaluate runs a machine on all samples once, each rank a part of them, and returns the metrics,
-// and "loss" if the data have one, without those that are not finite. It is collective.
+// Evaluate runs a machine once on all samples, each rank on a part of them, and returns the
+// metrics, and "loss" if the data have one, except those that are not finite. It is collective.
 //
 // Errors, on all ranks: ErrArgument if the data do not fit the machine, or if samples with a loss
-// and without weights are no whole batches of all ranks; the errors of samples and machine.
+// but without weights do not fill whole batches of all ranks; the errors of samples and machine.
 func Evaluate(comm backend.Communicator, m *vm.Machine, d Data, metrics ...Metric) (
 	map[string]float64, error) {
 	if err := backend.Given("fit.Evaluate", "comm", comm, "m", m); err != nil {

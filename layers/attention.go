@@ -19,11 +19,11 @@ type AttentionOptions struct {
 	KeyHeads int
 	Causal   bool    // a position sees only itself and those before it
 	SoftCap  float64 // bounds scores: see nn.AttentionOptions
-	// Mask is added to the scores of every head, of a shape that is repeated to [batch, 1, queries,
-	// keys], and the same on all ranks of both groups. It has no gradient.
+	// Mask is added to the scores of every head. Its shape is repeated to [batch, 1, queries,
+	// keys]. It is the same on all ranks of both groups, and has no gradient.
 	Mask *gorgonia.Node
-	// KeyLengths are integers, [batch], the same on all ranks of both groups: positions of an entry
-	// from there on are padding, which no query sees.
+	// KeyLengths are integers, [batch], the same on all ranks of both groups: positions of a sample
+	// from its length on are padding, which no query sees.
 	KeyLengths *gorgonia.Node
 	// Rotary turns queries and keys by their positions: see [Builder.Rotary]. nil turns nothing.
 	Rotary *RotaryOptions
@@ -45,25 +45,26 @@ func (o AttentionOptions) width(n int) (int, error) {
 	return n / o.Heads, nil
 }
 
-// Attention is self-attention, with linear layers before and behind it.
+// Attention is self-attention, with linear layers before and after it.
 //
 //	in   x  [batch, positions, n] Split(1) over the Sequence group,
 //	        or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
 //
-// Learnables have the name with ".qkv", of shape [n, 3, heads, n/heads], and ".out"; with fewer
+// Learnables have the name plus ".qkv", of shape [n, 3, heads, n/heads], and ".out"; with fewer
 // heads of keys, ".q", [n, 1, heads, n/heads], and ".kv", [n, 2, key heads, n/heads], in place of
 // ".qkv".
 //
-// Heads are divided by the Tensor group, and each rank's heads among the ranks of its Sequence
-// group: one all-to-all of queries, keys and values together, attention over all positions, and one
-// all-to-all of the result. With fewer heads of keys, those and the values travel in one of their
-// own, and the ranks of both groups together must divide them evenly.
+// The Tensor group divides the heads, and the Sequence group divides each rank's heads further: one
+// all-to-all of queries, keys and values together, attention over all positions, and one all-to-all
+// of the result. With fewer heads of keys, keys and values have a separate all-to-all, and the
+// ranks of both groups together must divide their heads evenly.
 //
-// Cost: 8*d*n*n/P operations for the linear layers and that of nn.Attention for the rank's heads;
-// the collectives of the package comment. Errors: [ErrPlacement], also if a rank would have heads
-// of queries without the keys that they share; [backend.ErrArgument] if heads do not divide n, or
-// heads of keys the heads; [ops.ErrShape] if there are fewer heads than ranks that divide them.
+// Cost: 8*d*n*n/P operations for the linear layers, and the cost of nn.Attention for the rank's
+// heads; the collectives of the package comment. Errors: [ErrPlacement], also if a rank would have
+// heads of queries without the keys that they share; [backend.ErrArgument] if heads do not divide
+// n, or heads of keys the heads; [ops.ErrShape] if there are fewer heads than ranks that divide
+// them.
 func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 	return b.within("Attention "+name, func() Node {
 		if o.shared() != o.Heads {
@@ -84,8 +85,8 @@ func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 //	     memory  [batch, keys, m] Split(1), or [keys, batch, m] Split(0)
 //	out  y       like x, and placed like x
 //
-// Learnables have the name with ".q", ".kv" and ".out". Keys and values travel in one all-to-all,
-// queries in another one. Cost and errors: see [Builder.Attention].
+// Learnables have the name plus ".q", ".kv" and ".out". One all-to-all moves keys and values,
+// another one queries. Cost and errors: see [Builder.Attention].
 func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions) Node {
 	return b.within("CrossAttention "+name, func() Node { return b.crossed(name, x, memory, o) })
 }
@@ -128,7 +129,7 @@ func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n in
 	return b.To(y, Sequence, Split(3))
 }
 
-// turned applies Rotary to projections, but not to values, the last one of several: before the
+// turned applies Rotary to projections except values, the last of several. It does so before the
 // all-to-all, which moves what attention reads.
 func (b *Builder) turned(y Node, count, axis int, o RotaryOptions) Node {
 	if count == 1 {
@@ -168,7 +169,7 @@ func (b *Builder) Part(x Node, i int) Node {
 	}, "x", x)
 }
 
-// merge brings results of attention back to the positions of x, and adds up what heads say.
+// merge brings results of attention back to the positions of x, and adds up the terms of the heads.
 func (b *Builder) merge(name string, y, x Node) Node {
 	if b.err != nil {
 		return Node{}
@@ -183,9 +184,9 @@ func (b *Builder) merge(name string, y, x Node) Node {
 //	     k, v  [batch, keys, heads, d], or [keys, batch, heads, d]
 //	out  y     like q
 //
-// positions are the axes of q, and of k and v, that are the sequence: 0 or 1. All are Split(2) over
-// the Sequence group: To(q, Sequence, Split(2)) is the all-to-all that gives a rank all positions
-// of its heads. Heads and Rotary of the options do not count: there may be fewer heads of keys.
+// positions are the sequence axes of q, and of k and v: 0 or 1. All are Split(2) over the Sequence
+// group: To(q, Sequence, Split(2)) is the all-to-all that gives a rank all positions of its heads.
+// Attend ignores the options Heads and Rotary: there may be fewer heads of keys.
 //
 // Errors: [ErrPlacement]; [ops.ErrShape]; those of nn.Attention.
 func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Node {
@@ -230,8 +231,8 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 	}, "q", q, "k", k, "v", v)
 }
 
-// sharing checks that this rank has the heads of keys that its heads of queries share: [alike], but
-// that each part of x may be a share of q's.
+// sharing checks that this rank has the heads of keys that its heads of queries share: like
+// [alike], except that each part of x may be a share of q's.
 func sharing(operand string, x, q Node) error {
 	for g, p := range x.place {
 		all, of := q.parts[g], x.parts[g]

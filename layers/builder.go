@@ -35,7 +35,7 @@ type Builder struct {
 }
 
 // NewBuilder returns a builder of a graph, for a layout. Learnables are of dtype, Float32 or
-// Float64, and begin with values that follow from the seed.
+// Float64, and begin with values that the seed determines.
 func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype,
 	seed uint64) *Builder {
 	b := &Builder{graph: graph, layout: layout, dtype: dtype, seed: seed, names: map[string]bool{}}
@@ -50,9 +50,9 @@ func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype,
 	return b
 }
 
-// Batches says how many batches like the graph's a step has, of whose samples
-// [Builder.CrossEntropy] is a share of the mean: one for each replica unless it is called before, n
-// for each replica with vm.Accumulate(n). With vm.WithTree it is 1: gradients are a mean then.
+// Batches sets how many batches like the graph's a step has: [Builder.CrossEntropy] is a share of
+// the mean over all their samples. The default is one for each replica. Before the loss, set n for
+// each replica with vm.Accumulate(n), and 1 with vm.WithTree, because gradients are then a mean.
 func (b *Builder) Batches(n int) {
 	b.apply("Batches", func() (Node, error) {
 		if n < 1 {
@@ -64,20 +64,20 @@ func (b *Builder) Batches(n int) {
 	})
 }
 
-// Begin says how learnables begin that are made from here on: values returns all elements of one,
-// in row-major order, of its whole shape, as F32 or F64, or the zero Buffer for one that is drawn.
-// It is called once for each learnable, on every rank, and may read a file. The learnable may keep
-// the memory.
+// Begin sets the first values of learnables that are made from now on: values returns all elements
+// of a learnable's whole shape, in row-major order, as F32 or F64, or the zero Buffer if it is to
+// be drawn. It is called once for each learnable, on every rank, and may read a file. The learnable
+// may keep the memory.
 func (b *Builder) Begin(values func(name string, shape []int) (backend.Buffer, error)) {
 	b.values = values
 }
 
-// Freeze says which learnables that are made from here on are not to be learnt: they are variables
-// of the graph, and among [Builder.Frozen], not [Builder.Learnables]. nil ends it.
+// Freeze says which learnables that are made from now on are not learnt: they are variables of the
+// graph, and among [Builder.Frozen], not [Builder.Learnables]. nil freezes none.
 func (b *Builder) Freeze(frozen func(name string) bool) { b.freeze = frozen }
 
-// Frozen returns the learnables that are not to be learnt, in the order in which they were made:
-// give them to vm.WithFrozen, so that a device need not compare them with the host's in each run.
+// Frozen returns the learnables that are not learnt, in the order in which they were made: give
+// them to vm.WithFrozen, so that a device need not compare them with the host's in each run.
 func (b *Builder) Frozen() gorgonia.Nodes { return b.frozen }
 
 // Graph returns the graph.
@@ -86,15 +86,15 @@ func (b *Builder) Graph() *gorgonia.ExprGraph { return b.graph }
 // Err returns the first error, which names the operation.
 func (b *Builder) Err() error { return b.err }
 
-// Apply adds an operation of another package: what f returns, placed by [Place]. An error names the
-// operation, and after an error f is not called.
+// Apply adds an operation of another package: f returns its result, placed by [Place]. Errors name
+// the operation. After an error Apply does not call f.
 func (b *Builder) Apply(name string, f func() (Node, error)) Node {
 	return b.apply(name, f, "f", f)
 }
 
-// apply is f(), with an error that names the operation, and without a call after an error. operands
-// are what f needs, as names and values, none of which may be nil: each Node of a caller is among
-// them.
+// apply calls f, unless there was an error before, and adds the operation's name to its error.
+// operands are what f needs, as names and values, none of which may be nil: they include each Node
+// of a caller.
 func (b *Builder) apply(name string, f func() (Node, error), operands ...any) Node {
 	if b.err != nil {
 		return Node{}
@@ -123,19 +123,19 @@ func Normal(deviation float64) Init {
 	return func(r *rand.Rand) float64 { return r.NormFloat64() * deviation }
 }
 
-// Constant is a value.
+// Constant gives every element the value x.
 func Constant(x float64) Init { return func(*rand.Rand) float64 { return x } }
 
-// Undivided is the axis of a learnable of which every rank of the Tensor group has the whole.
+// Undivided is the axis of a learnable that every rank of the Tensor group has whole.
 const Undivided = -1
 
 // Learn returns a learnable of a shape, which the Tensor group divides along an axis, or not
-// (Undivided). It is Copied over the Sequence group, since the exchange of gradients adds up what
-// ranks of different positions give; over the Tensor group it is Split, or Replicated. Operations
+// (Undivided). It is Copied over the Sequence group, since the exchange of gradients adds up those
+// of ranks with different positions; over the Tensor group it is Split, or Replicated. Operations
 // of this package that take a Replicated learnable and an x of another placement make it Copied.
 //
-// The node and its tensor in a checkpoint have the name. The values follow from it, from
-// the seed and from the shape.
+// The node and its tensor in a checkpoint have the name. The name, the seed and the shape determine
+// the values.
 //
 // Errors: [backend.ErrArgument] if the name is taken; [ops.ErrShape] if the axis does not
 // exist or is shorter than the Tensor group.

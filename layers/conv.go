@@ -10,23 +10,23 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// Images are [batch, channels, height, width]. They are divided along the batch alone: over data
-// ranks, and over the Sequence group by Split(0), so that batches of its ranks are added to those
-// of the data ranks.
+// Images are [batch, channels, height, width]. They are divided only along the batch: over data
+// ranks, and over the Sequence group by Split(0), so that its ranks add their batches to those of
+// the data ranks.
 
 // Conv2D is nn.Conv2D with a number of filters and a bias.
 //
 //	in   x  [b, c, h, w]           Split(0) or Copied over the Sequence group
 //	out  y  [b, filters, h', w']   placed like x
 //
-// Filters, [filters, c/groups, kernel...], have the name with ".weight", and begin with a normal
+// Filters, [filters, c/groups, kernel...], have the name plus ".weight", and begin with a normal
 // distribution for rectifiers (He et al., Delving Deep into Rectifiers, 2015); the bias has the
-// name with ".bias".
+// name plus ".bias".
 //
-// Gradient and cost: those of nn.Conv2D. Where x is split over the Tensor group, too, gradients of
+// Gradient and cost: those of nn.Conv2D. If x is also split over the Tensor group, gradients of
 // learnables are all-reduced in it.
-// Errors: [ErrPlacement] if x is a partial sum, or an axis but the first is divided; those of
-// nn.Conv2D.
+// Errors: [ErrPlacement] if x is a partial sum, or an axis other than the first is divided; those
+// of nn.Conv2D.
 func (b *Builder) Conv2D(name string, x Node, filters int, kernel [2]int,
 	o nn.ConvOptions) Node {
 	return b.conv(name, x, filters, kernel, o, true)
@@ -39,11 +39,11 @@ func (b *Builder) Conv2D(name string, x Node, filters int, kernel [2]int,
 //	out  y  [b, c, ...]   placed like x;
 //	                      y = (x - mean) / sqrt(variance + 1e-5) * gain + bias
 //
-// It is gorgonia.BatchNorm. Give the machine vm.SyncBatchNorm: it takes the samples of all ranks of
-// l.Data then, which have equally many, and does what one rank does with the whole batch. Without
-// it each rank normalises its own. In evaluation (vm.Eval) moving averages of mean and variance
-// take their place, which every step moves by a tenth, as in PyTorch; checkpoints have them. Gain
-// and bias, [c], have the name with ".gain" and ".bias".
+// It is gorgonia.BatchNorm. Give the machine vm.SyncBatchNorm: it then takes the samples of all
+// ranks of l.Data, which have equally many, and does what one rank does with the whole batch.
+// Without it each rank normalises its own. Evaluation (vm.Eval) instead uses moving averages of
+// mean and variance, which every step moves by a tenth, as in PyTorch; checkpoints have them. Gain
+// and bias, [c], have the name plus ".gain" and ".bias".
 //
 // Cost: two passes over x; backward two over x and dy. For ranks see vm.SyncBatchNorm.
 // Errors: [ErrPlacement]; [ops.ErrShape] if x has fewer than two axes.
@@ -82,7 +82,7 @@ func (b *Builder) BatchNorm(name string, x Node) Node {
 	}, "x", x)
 }
 
-// ReLU is 0 for negative elements, and others as they are.
+// ReLU sets negative elements to 0, and leaves others as they are.
 //
 // Errors: [ErrPlacement] if x is a partial sum.
 func (b *Builder) ReLU(x Node) Node {
@@ -100,7 +100,7 @@ func (b *Builder) ReLU(x Node) Node {
 //	in   x  [b, c, h, w]           as for [Builder.BatchNorm]
 //	out  y  [b, filters, h', w']   y = relu(norm(conv(x))), placed like x
 //
-// Learnables have the name with ".weight", ".norm.gain" and ".norm.bias".
+// Learnables have the name plus ".weight", ".norm.gain" and ".norm.bias".
 //
 // Errors: those of [Builder.Conv2D] and BatchNorm.
 func (b *Builder) ConvBlock(name string, x Node, filters int, kernel [2]int,
@@ -116,9 +116,8 @@ func (b *Builder) ConvBlock(name string, x Node, filters int, kernel [2]int,
 //	out  y  [b, filters, h/stride, w/stride] rounded up, placed like x;
 //	                                         y = relu(norm(conv(block(x))) + x)
 //
-// Where filters are not c, or the stride is not 1, x goes through a convolution of 1x1 and a batch
-// norm first. Learnables have the name with ".in" and ".out", as in [Builder.ConvBlock], and with
-// ".skip".
+// If filters is not c, or stride is not 1, x first goes through a convolution of 1x1 and a batch
+// norm. Learnables have the name plus ".in" and ".out", as in [Builder.ConvBlock], and ".skip".
 //
 // Errors: those of ConvBlock.
 // Source: He et al., Deep Residual Learning for Image Recognition, 2016.
@@ -171,7 +170,7 @@ func (b *Builder) conv(name string, x Node, filters int, kernel [2]int, o nn.Con
 	}, "x", x)
 }
 
-// images checks that images are divided along the batch alone.
+// images checks that images are divided only along the batch.
 func images(operand string, x Node) error {
 	if err := summed(operand, x); err != nil {
 		return err

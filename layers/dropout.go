@@ -9,18 +9,18 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// Dropout is nn.Dropout with one mask for the whole, of which each rank has its part.
+// Dropout is nn.Dropout with one mask for the whole x: each rank has its part of it.
 //
 //	in   x  [batch, positions, d...] Split(1) over the Sequence group,
 //	        or [positions, batch, d...] Split(0)
 //	out  y  like x, and placed like x
 //
-// Whether an element is zero follows from the seed and step of random, the number of this Dropout,
-// the sample's number in the batch of all replicas, and the element's place in the whole sample:
-// every layout trains alike. Call random.Next(l.Replica * batch) after each run.
+// Whether an element is zero depends only on the seed and step of random, the number of this
+// Dropout, the sample's number in the batch of all replicas, and the element's place in the whole
+// sample, so every layout trains alike. Call random.Next(l.Replica * batch) after each run.
 //
 // Gradient: that of nn.Dropout, with the same mask.
-// Cost: that of nn.Dropout; where ranks divide x, each draws the mask of the whole.
+// Cost: that of nn.Dropout; if ranks divide x, each draws the whole mask.
 // Errors: [ErrPlacement] if x is a partial sum, or not split along the sequence; those of
 // nn.Dropout.
 func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
@@ -61,7 +61,8 @@ func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 	}, "random", random, "x", x)
 }
 
-// whole returns the shape of what x is this rank's part of, and whether there are other parts.
+// whole returns the shape of the tensor that x is this rank's part of, and whether there are other
+// parts.
 func (b *Builder) whole(x Node) (shape []int, divided bool) {
 	shape = x.Shape().Clone()
 	for _, g := range x.order() {
@@ -73,7 +74,7 @@ func (b *Builder) whole(x Node) (shape []int, divided bool) {
 	return shape, divided
 }
 
-// partLike returns the part of a whole that x is of another one of its shape.
+// partLike returns the part of whole that x is of another tensor of that shape.
 func (b *Builder) partLike(x Node, whole *gorgonia.Node) (part *gorgonia.Node, err error) {
 	order := x.order()
 	part = whole
@@ -85,7 +86,7 @@ func (b *Builder) partLike(x Node, whole *gorgonia.Node) (part *gorgonia.Node, e
 	return part, err
 }
 
-// order returns the groups, the one that has divided last first.
+// order returns the groups, beginning with the one that divided last.
 func (n Node) order() [2]Group {
 	if n.place[Sequence] == n.place[Tensor] {
 		return [2]Group{n.inner, 1 - n.inner}

@@ -49,9 +49,9 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 	return t
 }
 
-// Padding says which token fills up what is short: [Builder.CrossEntropy] leaves it out, and the
-// loss is the mean over all other targets. It may be a number that is not in the vocabulary, unless
-// the tokens are embedded, which gives its row. It returns the tokens.
+// Padding says which token fills up short samples: [Builder.CrossEntropy] leaves it out, and the
+// loss is the mean over all other targets. It may be a number outside the vocabulary, unless the
+// tokens are embedded, because an embedding looks up its row. Padding returns the tokens.
 //
 // Errors: [backend.ErrArgument] if something uses the tokens already.
 func (t *Tokens) Padding(id int) *Tokens {
@@ -71,8 +71,8 @@ func (t *Tokens) counts(id, start, end int) bool {
 	return id >= start && id < end && !(t.padded && id == t.padding)
 }
 
-// Set gives all tokens of the replica, in row-major order of the shape, of which the rank keeps its
-// part. Set them before each run: a run without any is an error.
+// Set sets all tokens of the replica, in row-major order of the shape; the rank keeps its part. Set
+// them before each run: a run without any is an error.
 //
 // Errors: [backend.ErrArgument] for a wrong number of tokens, or one that is not in the vocabulary.
 func (t *Tokens) Set(ids []int) error {
@@ -139,7 +139,7 @@ func (t *Tokens) numbers(vocabulary, start, end int, none func(id int) int,
 		})
 }
 
-// bound notes a vocabulary that the tokens are used with.
+// bound notes a vocabulary with which the tokens are used.
 func (t *Tokens) bound(vocabulary int) {
 	if t.end == 0 || vocabulary < t.end {
 		t.end = vocabulary
@@ -236,8 +236,8 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 		tokens.embedded = true
 		y := tokens.placedNode()
 		var err error
-		// Tokens of other ranks take rows in turn: the gradient of a row adds up in order what all
-		// tokens give that took it.
+		// Tokens of other ranks take rows in turn: the gradient of a row is a sum, in order, over
+		// all tokens that took it.
 		turn := func(id int) int { return id % (end - start) }
 		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, turn, within))
 		if err != nil || words.place[Tensor] != Split(0) {
@@ -253,7 +253,7 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 	}, "words", words, "tokens", tokens)
 }
 
-// Positions adds a learnable to each position.
+// Positions adds a learnable vector to each position.
 //
 //	in   x  [batch, positions, n] Split(1) over the Sequence group,
 //	        or [positions, batch, n] Split(0)
@@ -282,7 +282,7 @@ func (b *Builder) wholeSequence(x Node) (rows int) {
 	return rows
 }
 
-// PositionsOf is [Builder.Positions] by the first rows of a learnable that there is, [most, n]: one
+// PositionsOf is [Builder.Positions] with the first rows of an existing learnable, [most, n]: one
 // for each position, and more for longer sequences.
 //
 // Errors: [ErrPlacement]; [ops.ErrShape] if the sequence is longer than most.
@@ -314,15 +314,15 @@ func (b *Builder) PositionsOf(p, x Node) Node {
 	}, "p", p, "x", x)
 }
 
-// Sinusoids adds sines and cosines of its number to each position p: to elements 2i and 2i+1 those
-// of p / 10000^(2i/n), times the scale (Vaswani et al., "Attention Is All You Need", 2017). A scale
-// like the deviation of x leaves room for what x says.
+// Sinusoids adds sines and cosines of its number to each position p: to element 2i the sine of p /
+// 10000^(2i/n), times the scale, and to element 2i+1 the cosine (Vaswani et al., "Attention Is All
+// You Need", 2017). A scale near the deviation of x keeps them from drowning out x.
 //
 //	in   x  [batch, positions, n] Split(1) over the Sequence group,
 //	        or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
 //
-// Nothing is learnt, and a rank has the numbers of its own positions alone.
+// Nothing is learnt, and a rank has only the numbers of its positions.
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
 func (b *Builder) Sinusoids(scale float64, x Node) Node {
@@ -368,8 +368,8 @@ type RotaryOptions struct {
 //	in   x  [batch, positions, heads, d] with axis 1, or [positions, batch, heads, d] with axis 0
 //	out  y  like x, and placed like x
 //
-// Nothing is learnt. A rank has the angles of its own positions alone, of which the whole may be
-// divided by any group.
+// Nothing is learnt. A rank has only the angles of its positions, and any group may divide the
+// positions.
 //
 // Errors: [ErrPlacement] if x is a partial sum or d is divided; [ops.ErrShape]; those of
 // nn.RotaryAngles.

@@ -18,27 +18,27 @@ type MoEOptions struct {
 	Experts int
 	Choices int // how many experts compute a token; 0 stands for 1
 	Hidden  int // units of an expert
-	// Capacity is how many tokens of a sample an expert computes, as a multiple of the mean,
+	// Capacity is the most tokens of a sample that an expert computes, as a multiple of the mean,
 	// Choices * positions / Experts: 1.25 in Switch Transformers. 0 stands for no limit.
 	Capacity float64
 	// Balance is the weight of the load-balancing loss: 0.01 in Switch Transformers.
 	Balance float64
 }
 
-// Experts is what [Builder.MoE] gives. Loss and Dropped are shares of this rank, placed like the
+// Experts is the result of [Builder.MoE]. Loss and Dropped are shares of this rank, placed like the
 // loss of [Builder.CrossEntropy]: the whole is the sum over the ranks of l.Data.
 type Experts struct {
 	Y Node
-	// Loss is the load-balancing loss, to be added to the loss of the model: options.Balance *
+	// Loss is the load-balancing loss, which you add to the loss of the model: options.Balance *
 	// experts * sum over the experts of (share of the tokens whose first choice it is) * (mean of
-	// its probability), as a mean over all samples. Without the weight it is 1 where tokens are
-	// spread evenly.
+	// its probability), as a mean over all samples. Without the weight it is 1 if tokens are spread
+	// evenly.
 	Loss Node
 	// Dropped is the number of choices for which there was no room.
 	Dropped Node
 }
 
-// MoE is a mixture of experts, which the Tensor group divides: experts are blocks like
+// MoE is a mixture of experts that the Tensor group divides: experts are blocks like
 // [Builder.MLP], and a router sends each token to a few of them.
 //
 //	in   x  [batch, positions, n] Split(0) over the Sequence group,
@@ -48,21 +48,21 @@ type Experts struct {
 //	p = softmax(x router), over the experts
 //	y = sum over the chosen experts e of g[e] * (gelu(x w1[e] + c1[e]) w2[e] + c2[e])
 //
-// The experts of largest p are chosen, and g is p with one choice, p over the sum of the chosen
-// ones with several. Tokens of a sample queue for an expert by the rank of the choice, then by
-// position, and those beyond its capacity get nothing from it: add y to x. Samples queue apart, so
-// that what is dropped does not depend on the layout.
+// The experts with the largest p are chosen. With one choice g is p; with several, g is p over the
+// sum of the chosen ones. Tokens of a sample queue for an expert by the rank of the choice, then by
+// position, and those beyond its capacity get nothing from it, so add y to x. Samples queue
+// separately, so that the dropped tokens do not depend on the layout.
 //
-// Learnables have the name with ".router", [n, experts], ".in.weight", [experts, n, hidden],
+// Learnables have the name plus ".router", [n, experts], ".in.weight", [experts, n, hidden],
 // ".in.bias", ".out.weight" and ".out.bias". Each rank of a Tensor group has some of the experts,
 // and routes the tokens of some of the samples: one all-to-all brings tokens to their experts, and
-// one brings results back. Where a group has all ranks, that is expert parallelism over data; where
-// there are several groups, it is that and data parallelism.
+// one brings results back. If one group has all ranks, this is expert parallelism over data; with
+// several groups, it is that and data parallelism.
 //
 // Cost: 4*n*hidden*experts*batch*capacity operations for all slots, backward twice that; the
 // all-to-alls move batch*experts*capacity*n elements each.
-// Errors: [ErrPlacement]; [backend.ErrArgument] for options that cannot be; [ops.ErrShape] if a
-// Tensor group has more ranks than samples or experts.
+// Errors: [ErrPlacement]; [backend.ErrArgument] for invalid options; [ops.ErrShape] if a Tensor
+// group has more ranks than samples or experts.
 // Source: Shazeer et al., Outrageously Large Neural Networks, 2017; Lepikhin et al., GShard, 2020;
 // Fedus, Zoph and Shazeer, Switch Transformers, 2021, (4) to (6) for the loss.
 func (b *Builder) MoE(name string, x Node, o MoEOptions) (e Experts) {
@@ -240,7 +240,7 @@ func (m *mixture) count(kept *gorgonia.Node) error {
 	return err
 }
 
-// share is a term of a loss that each rank of the Tensor group has of its samples.
+// share is a term of a loss that each rank of the Tensor group computes for its samples.
 func (m *mixture) share(term *gorgonia.Node) (Node, error) {
 	n := Node{Node: term, place: [2]Placement{Partial, Partial}}
 	return m.convert(n, Tensor, Replicated)

@@ -23,8 +23,8 @@ type Sizes struct{ DP, SP, TP int }
 func (s Sizes) String() string { return fmt.Sprintf("dp%dxsp%dxtp%d", s.DP, s.SP, s.TP) }
 
 // NewLayout divides the ranks of a communicator. data, sequence and tensor are numbers of ranks,
-// whose product is the number of all ranks; data may be 0 for what the others leave. It is
-// collective. Close the layout before comm.
+// whose product is the number of all ranks; data may be 0 for all ranks that the others leave. It
+// is collective. Close the layout before comm.
 //
 // Errors: [backend.ErrArgument] if the numbers do not fit; those of Split.
 func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, error) {
@@ -67,8 +67,8 @@ func (l *Layout) Close() error {
 	return errors.Join(errs...)
 }
 
-// shareOf returns which part of n things this rank of a group has, of the first of which the ranks
-// in front have one more if they do not divide.
+// shareOf returns which part of n things this rank of a group has. If the ranks do not divide n,
+// the first ranks have one more.
 func (l *Layout) shareOf(g Group, n int) (start, end int) {
 	parts := backend.Even(n, l.groups[g].Size())
 	for _, m := range parts[:l.groups[g].Rank()] {

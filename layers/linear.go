@@ -20,8 +20,8 @@ const deviation = 0.02
 //	in   x  [d..., n]      Copied over the Tensor group
 //	out  y  [d..., out...] y = x w + c, Split along an axis of out
 //
-// axis is the one of out that is divided. w, [n, out...], has the name with ".weight", and
-// c, [out...], that with ".bias".
+// axis is the axis of out that is divided. w, [n, out...], has the name plus ".weight", and c,
+// [out...], the name plus ".bias".
 //
 // Cost: 2*d*n*out/P operations, backward twice that; no collective.
 // Errors: [ErrPlacement]; those of [Builder.Learn].
@@ -62,12 +62,12 @@ func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) N
 	}, "x", x)
 }
 
-// Dense is a linear layer of which every rank of the Tensor group has all weights.
+// Dense is a linear layer whose weights are whole on every rank of the Tensor group.
 //
 //	in   x  [d..., n]
 //	out  y  [d..., out]   y = x w, placed like x
 //
-// w, [n, out], has the name with ".weight". Where x is not Replicated over the Tensor group, its
+// w, [n, out], has the name plus ".weight". If x is not Replicated over the Tensor group, w's
 // gradient is all-reduced in it.
 //
 // Cost: 2*d*n*out operations, backward twice that. Errors: [ErrPlacement] if x is a partial sum or
@@ -92,14 +92,14 @@ func (b *Builder) Dense(name string, x Node, out int) Node {
 }
 
 // Rows is a linear layer whose weights the Tensor group divides by rows: each rank has a part of x,
-// and gives one term of a sum.
+// and computes one term of a sum.
 //
 //	in   x  [d..., in...]  with the given number of axes in,
 //	                       Split along one of them over the Tensor group
 //	out  y  [d..., out]    y = x w, Partial
 //
-// w, [in..., out], has the name with ".weight". Add a bias ([Builder.Bias]) after the sum, or it is
-// counted once for each rank.
+// w, [in..., out], has the name plus ".weight". Add a bias ([Builder.Bias]) after the sum, or it
+// counts once for each rank.
 //
 // Cost: 2*d*in*out/P operations, backward twice that; no collective.
 // Errors: [ErrPlacement]; those of [Builder.Learn].
@@ -137,7 +137,7 @@ func (b *Builder) Rows(name string, x Node, in int, out int) Node {
 	}, "x", x)
 }
 
-// Bias adds a vector, which has the name with ".bias".
+// Bias adds a vector, which has the name plus ".bias".
 //
 //	in   x  [d..., n]
 //	out  y  [d..., n]   y = x + c
@@ -170,7 +170,7 @@ func (b *Builder) Bias(name string, x Node) Node {
 	}, "x", x)
 }
 
-// linear returns x w + c, of the last in axes of x and the first in axes of w; c may be nil.
+// linear returns x w + c, over the last in axes of x and the first in axes of w; c may be nil.
 func linear(x *gorgonia.Node, in int, w, c *gorgonia.Node, out []int) (*gorgonia.Node, error) {
 	shape := x.Shape()
 	rows, columns, n := shape[:x.Dims()-in], size(out), size(shape[x.Dims()-in:])
@@ -209,13 +209,13 @@ func reshape(x *gorgonia.Node, shape ...int) (*gorgonia.Node, error) {
 	return gorgonia.Reshape(x, tensor.Shape(shape).Clone())
 }
 
-// MLP is a layer of hidden units with GELU and one behind it, whose hidden units the Tensor group
-// divides.
+// MLP is a linear layer of hidden units with GELU and another one after it. The Tensor group
+// divides the hidden units.
 //
 //	in   x  [d..., n]
 //	out  y  [d..., n]   y = gelu(x w1 + c1) w2 + c2, placed like x
 //
-// Learnables have the name with ".in" and ".out". The GELU is GPT-2's, nn.GELUTanh.
+// Learnables have the name plus ".in" and ".out". The GELU is GPT-2's, nn.GELUTanh.
 //
 // Cost: 4*d*n*hidden/P operations, backward twice that; the collectives of the package comment.
 // Errors: [ErrPlacement] if x is a partial sum, or meets its learnables without a split along the
@@ -227,12 +227,12 @@ func (b *Builder) MLP(name string, x Node, hidden int) Node {
 	})
 }
 
-// SwiGLU is an [Builder.MLP] whose hidden units are gated by others, without biases: nn.SwiGLU.
+// SwiGLU is a [Builder.MLP] without biases in which other units gate the hidden units: nn.SwiGLU.
 //
 //	in   x  [d..., n]
 //	out  y  [d..., n]   y = (silu(x w1) * (x w2)) w3, placed like x
 //
-// Learnables have the name with ".in.weight", [n, 2, hidden], which is w1 and w2, and with
+// Learnables have the name plus ".in.weight", [n, 2, hidden], which is w1 and w2, and
 // ".out.weight".
 //
 // Cost: 6*d*n*hidden/P operations, backward twice that; the collectives of the package comment.
@@ -263,7 +263,7 @@ func (b *Builder) SwiGLU(name string, x Node, hidden int) Node {
 	})
 }
 
-// within is what f builds, with errors that name what it is part of.
+// within returns what f builds, and adds to its errors the name of what it is part of.
 func (b *Builder) within(name string, f func() Node) Node {
 	if b.err != nil {
 		return Node{}
@@ -297,10 +297,10 @@ func (b *Builder) GELU(x Node) Node {
 	}, "x", x)
 }
 
-// Add is x + y, of one shape and one placement.
+// Add is x + y, for x and y of the same shape and placement.
 //
-// Errors: [ErrPlacement] if the placements differ: a value that every rank has, say, would be added
-// to a partial sum once for each rank. [ops.ErrShape] if the shapes do.
+// Errors: [ErrPlacement] if the placements differ: otherwise a value that every rank has, say,
+// would be added to a partial sum once for each rank. [ops.ErrShape] if the shapes differ.
 func (b *Builder) Add(x, y Node) Node {
 	return b.apply("Add", func() (Node, error) {
 		for _, g := range []Group{Sequence, Tensor} {

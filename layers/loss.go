@@ -49,23 +49,23 @@ func (b *Builder) Logits(x, words Node) Node {
 	})
 }
 
-// CrossEntropy is the share of this rank in the loss: minus the logarithm of the probability of
-// each target, as a mean over all positions of all samples of all replicas.
+// CrossEntropy is this rank's share of the loss: minus the logarithm of the probability of each
+// target, as a mean over all positions of all samples of all replicas.
 //
 //	in   logits   [d..., vocabulary]   Split along the last axis over the Tensor group
 //	     targets  [d...]
 //	out  loss     []                   Partial over the Sequence group, and over replicas;
 //	                                   Replicated over the Tensor group
 //
-// The loss of the whole is the sum of the shares of the ranks of l.Data. All replicas have as many
-// samples. [Builder.Batches] changes of how many batches it is the mean.
+// The whole loss is the sum of the shares of the ranks of l.Data. All replicas have the same number
+// of samples. [Builder.Batches] changes the number of batches in the mean.
 //
-// Targets that are [Tokens.Padding] do not count: the ranks of l.Data add up, in an all-reduce of
-// one number, how many do, and the loss is the mean over these. It is 0 without any. With
+// Targets that are [Tokens.Padding] do not count: the ranks of l.Data add up how many do, in an
+// all-reduce of one number, and the loss is the mean over these, or 0 if there are none. With
 // vm.Accumulate it is the mean of the means of the micro-batches.
 //
-// In a Tensor group of several ranks each has the logarithms of the sums of its exponentials, and
-// ranks exchange these, one number for each position and rank, and the share.
+// In a Tensor group of several ranks, each rank computes the logarithms of the sums of its
+// exponentials, and the ranks exchange these, one number for each position and rank, and the share.
 //
 // Cost: that of nn.CrossEntropy over the rank's logits, which backward writes once.
 // Errors: [ErrPlacement]; [ops.ErrShape] if targets do not fit the logits.
@@ -105,8 +105,8 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 }
 
 // meanOf divides the sum of the losses of this rank's targets, of a vocabulary of n, by the number
-// of all that count in a batch. Without padding that is known; else the ranks that have a batch
-// add it up.
+// of all that count in a batch. Without padding that is known; otherwise the ranks that have a
+// batch add it up.
 func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.Node, error) {
 	if !targets.padded {
 		return b.scaled(sum, 1/float64(size(targets.shape)*b.batches))
@@ -131,8 +131,8 @@ func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.
 
 func noLabel(int) int { return nn.NoLabel }
 
-// shared is the sum of the cross-entropies of logits of which each rank of the Tensor group has
-// some columns. own is the sum over the targets in this rank's columns, of its columns alone. It
+// shared is the sum of the cross-entropies of logits whose columns the ranks of the Tensor group
+// divide. own is the sum over the targets in this rank's columns, using only these columns. It
 // lacks, for each of these targets, the difference between the logarithms of the sums of
 // exponentials, over all columns and over this rank's.
 func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
@@ -184,11 +184,11 @@ func (b *Builder) number(x float64) any {
 	return x
 }
 
-// Grad adds the gradients of the loss by all learnables, and by the rows that are looked up in
-// tables, and returns the learnables.
+// Grad adds the gradients of the loss with respect to all learnables, and to the rows that are
+// looked up in tables, and returns the learnables.
 //
 // The loss is Partial or Replicated over the Sequence group, and Replicated over the Tensor group.
-// Where ranks of l.Data have different gradients, these are terms of a sum: train with
+// If ranks of l.Data have different gradients, these are terms of a sum: train with
 // autograd.WithSum.
 //
 // Errors: [Builder.Err]; [ErrPlacement]; a learnable on which the loss does not depend.

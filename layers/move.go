@@ -11,15 +11,15 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// To places x differently over a group: the package comment has the table of collectives and of
+// To changes the placement of x over a group: the package comment has the table of collectives and
 // their gradients.
 //
-// Where both groups divide one axis, the group that has divided it last comes first. Every rank
+// If both groups divide one axis, move it first over the group that divided it last. Every rank
 // needs a part: an axis that is shorter than its group is an error.
 //
 // Cost: that of the collective; none in a group of one rank.
-// Errors: [ErrPlacement] if no collective leads from one to the other; [ops.ErrShape]; those of
-// package ops.
+// Errors: [ErrPlacement] if no collective leads from one placement to the other; [ops.ErrShape];
+// those of package ops.
 func (b *Builder) To(x Node, g Group, to Placement) Node {
 	return b.apply("To", func() (Node, error) { return b.convert(x, g, to) }, "x", x)
 }
@@ -46,7 +46,7 @@ func (b *Builder) convert(x Node, g Group, to Placement) (Node, error) {
 		n, shortest := x.Shape()[to], x.Shape()[to]
 		if to == other {
 			y.inner = g
-			// so that all ranks report what one has too little of
+			// so that all ranks report an axis that is too short on one
 			shortest = slices.Min(x.parts[1-g])
 		}
 		if shortest < comm.Size() {

@@ -9,13 +9,13 @@ import (
 // epsilon is what GPT-2 adds to variances.
 const epsilon = 1e-5
 
-// LayerNorm normalises the last axis, scales and shifts it: nn.LayerNorm.
+// LayerNorm normalises, scales and shifts the last axis: nn.LayerNorm.
 //
 //	in   x  [d..., n]
 //	out  y  [d..., n]   placed like x
 //
-// Gain and bias, [n], have the name with ".gain" and ".bias". Where x is split over the Tensor
-// group, too, their gradients are all-reduced in it.
+// Gain and bias, [n], have the name plus ".gain" and ".bias". If x is also split over the Tensor
+// group, their gradients are all-reduced in it.
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
 func (b *Builder) LayerNorm(name string, x Node) Node {
@@ -30,7 +30,7 @@ func (b *Builder) LayerNorm(name string, x Node) Node {
 //	in   x  [d..., n]
 //	out  y  [d..., n]   placed like x
 //
-// The gain, [n], has the name with ".gain". Its gradient is like that of [Builder.LayerNorm].
+// The gain, [n], has the name plus ".gain". Its gradient is all-reduced as in [Builder.LayerNorm].
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
 func (b *Builder) RMSNorm(name string, epsilon float64, x Node) Node {
@@ -41,7 +41,7 @@ func (b *Builder) RMSNorm(name string, epsilon float64, x Node) Node {
 }
 
 // norm is a norm of the last axis with learnables, vectors of its length: the first one is a gain,
-// which begins as 1, a second one a bias.
+// which begins as 1; a second one is a bias.
 func (b *Builder) norm(kind, name string, x Node, learnables []string,
 	norm func(own []*gorgonia.Node) (*gorgonia.Node, error)) Node {
 	return b.apply(kind+name, func() (Node, error) {

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/gorgonia"
 )
 
-// ErrPlacement is what errors of a wrong composition wrap: an operand is placed so that the result
+// ErrPlacement is wrapped by errors of a wrong composition: an operand is placed so that the result
 // or a gradient would be wrong.
 var ErrPlacement = errors.New("wrong placement")
 
@@ -67,9 +67,9 @@ type Node struct {
 // Placed returns the placement over a group.
 func (n Node) Placed(g Group) Placement { return n.place[g] }
 
-// Place gives a node that another package has made the placement of a node that it was made from,
-// with an axis of Split moved where the operation has moved it: axes[i] is where axis i was, and
-// nil says that all are where they were. It checks nothing but the lengths.
+// Place gives a node of another package the placement of like, a node that it was made from. If the
+// operation has moved the axis of a Split, so does Place: axes[i] is where axis i was, and nil says
+// that no axis has moved. It checks only the lengths.
 func Place(n *gorgonia.Node, like Node, axes ...int) Node {
 	if like.Node == nil { // without a placement: who uses it has the error
 		return Node{}
@@ -88,7 +88,7 @@ func Place(n *gorgonia.Node, like Node, axes ...int) Node {
 	return like
 }
 
-// collective names what leads from one placement to another, "" if nothing does.
+// collective names the collective that leads from one placement to another, "" if none does.
 func collective(from, to Placement) string {
 	switch {
 	case from == Replicated && to == Copied:
@@ -120,7 +120,8 @@ func (p Placement) expression() string {
 	return fmt.Sprintf("layers.Split(%d)", int(p))
 }
 
-// misplaced is the error of an operand that is placed wrongly, with what would place it as wanted.
+// misplaced is the error of an operand that is placed wrongly, with the call that would place it as
+// wanted.
 func misplaced(operand string, x Node, g Group, want ...Placement) error {
 	from := x.place[g]
 	var names, missing []string
@@ -151,7 +152,7 @@ func require(operand string, x Node, g Group, allowed ...Placement) error {
 	return misplaced(operand, x, g, allowed...)
 }
 
-// summed checks that an operand is no partial sum, before an operation that is not linear.
+// summed checks that an operand is not a partial sum, before an operation that is not linear.
 func summed(operand string, x Node) error {
 	for _, g := range []Group{Sequence, Tensor} {
 		if x.place[g] == Partial {
@@ -161,8 +162,8 @@ func summed(operand string, x Node) error {
 	return nil
 }
 
-// alike checks that this rank has the same part of y as of x, where both are placed alike: two
-// groups that divide one axis do so in one of two orders.
+// alike checks that this rank has the same part of y as of x, if both are placed alike: two groups
+// can divide one axis in either order.
 func alike(operand string, y, x Node) error {
 	if p := x.place[Sequence]; p.split() && p == x.place[Tensor] && y.inner != x.inner {
 		return fmt.Errorf("%w: %s, of shape %v, was divided along axis %d by the %v group last, "+
@@ -189,8 +190,8 @@ func whole(operand string, x Node, axis int) error {
 	return nil
 }
 
-// Whole gives a node that every rank has the same of, such as an input, its placement: Replicated
-// over both groups.
+// Whole places a node that is the same on every rank, such as an input: Replicated over both
+// groups.
 func Whole(n *gorgonia.Node) Node {
 	return Node{Node: n, place: [2]Placement{Replicated, Replicated}}
 }

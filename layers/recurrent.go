@@ -16,13 +16,13 @@ import (
 //	in   x  [steps, batch, n], or [batch, steps, n] with o.BatchFirst
 //	out  y  [steps, batch, hidden], or [batch, steps, hidden], placed like x
 //
-// A rank needs all steps of a sample: the batch may be divided, over either group. Where the
-// Sequence group divides the steps, To(x, Sequence, Split(axis of the batch)) is the all-to-all
-// that divides the batch, and To(y, Sequence, Split(axis of the steps)) the way back.
+// A rank needs all steps of a sample, but either group may divide the batch. If the Sequence group
+// divides the steps, To(x, Sequence, Split(axis of the batch)) is the all-to-all that divides the
+// batch instead, and To(y, Sequence, Split(axis of the steps)) reverses it.
 //
-// Learnables have the name with ".weight_ih", ".weight_hh", ".bias_ih" and ".bias_hh". They begin
-// with numbers between -1/sqrt(hidden) and 1/sqrt(hidden), as in PyTorch. Every rank has the whole
-// of them. Where the Tensor group divides the batch, their gradients are all-reduced in it.
+// Learnables have the name plus ".weight_ih", ".weight_hh", ".bias_ih" and ".bias_hh". They begin
+// with numbers between -1/sqrt(hidden) and 1/sqrt(hidden), as in PyTorch. Every rank has all of
+// them whole. If the Tensor group divides the batch, their gradients are all-reduced in it.
 //
 // Cost: that of nn.LSTM for the samples of the rank; no collective.
 // Errors: [ErrPlacement] if x is a partial sum, or steps or n are divided; those of nn.LSTM.
@@ -44,7 +44,7 @@ func (b *Builder) GRU(name string, x Node, hidden int, o nn.RecurrentOptions) No
 		})
 }
 
-// recurrent is a layer of so many gates, which layer builds.
+// recurrent is a layer with the given number of gates, which layer builds.
 func (b *Builder) recurrent(what, name string, x Node, hidden, gates int, o nn.RecurrentOptions,
 	layer func(x, state *gorgonia.Node, w []*gorgonia.Node) (*gorgonia.Node, error)) Node {
 	return b.apply(what, func() (Node, error) {

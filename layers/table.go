@@ -17,8 +17,8 @@ import (
 )
 
 // Table is an embedding of many rows, which the ranks of l.Data divide: row i is on rank i modulo
-// their number, in host memory. It is no learnable. A step costs what the rows cost that it looks
-// up, however many there are:
+// their number, in host memory. It is not a learnable. The cost of a step depends on the rows that
+// it looks up, not on how many there are:
 //
 //	items := b.Table("items", layers.Normal(0.05), 1<<20, 32)
 //	x := items.Lookup(tokens)
@@ -31,7 +31,7 @@ import (
 //	err = machine.RunAll()
 //	err = items.Step(solver)   // sends their gradients to the ranks that have them
 //
-// Compare [Builder.Embedding], whose gradient and update are of all rows.
+// Compare [Builder.Embedding], whose gradient and update cover all rows.
 type Table struct {
 	b       *Builder
 	name    string
@@ -51,8 +51,8 @@ type Solver interface {
 	SetState(map[string]backend.Buffer) error
 }
 
-// Table returns a table of rows of n numbers. They begin with values that follow from the seed, the
-// name and the row.
+// Table returns a table of rows of n numbers. They begin with values that the seed, the name and
+// the row determine.
 //
 // Errors: [ops.ErrShape] if rows or n is below 1.
 func (b *Builder) Table(name string, init Init, rows, n int) *Table {
@@ -81,8 +81,8 @@ func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 	return t
 }
 
-// Rows returns the rows of this rank, [own rows, n]: number k of them is row k*P + r of the table
-// on rank r of P. It is nil if the rank has none. Checkpoints have them by autograd.WithTables.
+// Rows returns the rows of this rank, [own rows, n]: on rank r of P, its row k is row k*P + r of
+// the table. It is nil if the rank has none. With autograd.WithTables, checkpoints have them.
 func (t *Table) Rows() *tensor.Dense { return t.own }
 
 // Lookup returns the row of each token.
@@ -113,7 +113,8 @@ func (t *Table) Lookup(tokens *Tokens) Node {
 	}, "tokens", tokens)
 }
 
-// Gradients returns the gradients of what has been looked up, for vm.Keep, after [Builder.Grad].
+// Gradients returns the gradients of the rows that are looked up, for vm.Keep, after
+// [Builder.Grad].
 func (t *Table) Gradients() (all gorgonia.Nodes) {
 	for _, l := range t.lookups {
 		if d := l.node.Deriv(); d != nil {
@@ -124,12 +125,12 @@ func (t *Table) Gradients() (all gorgonia.Nodes) {
 }
 
 // Step takes a step of a solver for the rows that the last run has looked up, each with the sum of
-// its gradients. Others do not change, and neither does what the solver keeps for them; it counts
-// steps of the table, as PyTorch's SparseAdam. The table has that, so the solver may have other
-// settings in each step, and must not have other parameters. Call Step behind each run. It is
+// its gradients. Other rows do not change, nor does the solver's state for them; the solver counts
+// steps of the table, like PyTorch's SparseAdam. The table has this state, so the solver may have
+// other settings in each step, but must not have other parameters. Call Step after each run. It is
 // collective over l.Data: an all-to-all of the sums of the gradients of each id.
 //
-// Cost: copies of these rows, and of what is kept for them.
+// Cost: copies of these rows, and of the solver's state for them.
 // Errors: [backend.ErrArgument] before a run, or without [Builder.Grad]; those of the solver and
 // the communicator.
 func (t *Table) Step(solver Solver) error {
@@ -239,7 +240,7 @@ func (t *Table) Size() (rows, n int) { return t.rows, t.n }
 func (t *Table) DType() backend.DType { return t.weights.DType() }
 
 // State returns, for autograd.WithTables, a copy of this rank's rows, which have the name "", and
-// of what the solver keeps: of each row as many numbers, and integers that all ranks have.
+// of the solver's state: for each row as many numbers, and integers that all ranks have.
 func (t *Table) State() map[string]backend.Buffer {
 	all := maps.Clone(t.state)
 	if all == nil {
@@ -252,8 +253,8 @@ func (t *Table) State() map[string]backend.Buffer {
 	return all
 }
 
-// SetState takes what State has returned on a rank with the same rows. The solver begins anew
-// without its own.
+// SetState restores what State has returned on a rank with the same rows. Without the solver's
+// state, the solver begins anew.
 func (t *Table) SetState(state map[string]backend.Buffer) error {
 	for name, b := range state {
 		if b.DType() == t.DType() && b.Len() != t.weights.Len() {
@@ -330,8 +331,8 @@ func (l *lookup) fetch(ids []int) error {
 	return fetch[float64](l)
 }
 
-// announce tells all ranks how many ids this one asks of each, less than 0 if it has none to ask
-// for.
+// announce tells all ranks how many ids this one asks of each, less than 0 if Set has refused its
+// tokens.
 func (l *lookup) announce(counts []int64) error {
 	data := l.table.b.layout.Data
 	P := data.Size()
@@ -352,7 +353,7 @@ func (l *lookup) announce(counts []int64) error {
 	return nil
 }
 
-// refuse takes the part of fetch that other ranks wait in, so that they return, too.
+// refuse takes part in the exchange of fetch in which other ranks wait, so that they return, too.
 func (l *lookup) refuse() error {
 	counts := slices.Repeat([]int64{-1}, l.table.b.layout.Data.Size())
 	if err := l.announce(counts); !errors.Is(err, backend.ErrArgument) {

@@ -13,15 +13,15 @@ import (
 )
 
 // caching is what a graph of generation has besides a model: caches of the keys and values of all
-// positions so far, [batch*context, heads*d], of which the graph writes rows. A graph of a prompt
-// has all positions of it; one of a step has one, the next position of each sample. The zero value
-// is a graph without caches.
+// positions so far, [batch*context, heads*d], of which the graph writes rows. The graph of a prompt
+// has all its positions; the graph of a step has one, the next position of each sample. The zero
+// value is a graph without caches.
 type caching struct {
 	context int // positions of a sample in the caches
 	step    bool
 	tensors map[string]*tensor.Dense // of learnables and caches that there are, by name
-	// slots are the rows of the caches that are written; ends are, of a prompt, the numbers of the
-	// last tokens of the samples among all, and of a step the positions; lengths are one more.
+	// slots are the rows of the caches to write. ends are, for a prompt, the numbers of the
+	// samples' last tokens among all tokens, and for a step the positions; lengths are one more.
 	slots, ends, lengths *gorgonia.Node
 	options              []vm.Option
 	caches               int
@@ -35,7 +35,7 @@ func integers(b *layers.Builder, name string, n int) *gorgonia.Node {
 		gorgonia.WithValue(tensor.New(tensor.Of(tensor.Int), tensor.WithShape(n))))
 }
 
-// rows returns the rows of a table, [rows, n...], that ends has the numbers of: [batch, 1, n...].
+// rows returns the rows of a table, [rows, n...], whose numbers ends has: [batch, 1, n...].
 func (c *caching) rows(table *gorgonia.Node) (*gorgonia.Node, error) {
 	rows, err := nn.ByIndices(0, table, c.ends)
 	if err != nil {
@@ -85,8 +85,8 @@ func (c *caching) attend(b *layers.Builder, q, k, v layers.Node) layers.Node {
 	return b.Attend(q, k, v, [2]int{1, 1}, o)
 }
 
-// cache writes x, [batch, positions, heads, d], into a cache, and returns that in a step: [batch,
-// context, heads, d].
+// cache writes x, [batch, positions, heads, d], into a cache, and in a step returns the cache:
+// [batch, context, heads, d].
 func (c *caching) cache(b *layers.Builder, x layers.Node) layers.Node {
 	return b.Apply("cache", func() (layers.Node, error) {
 		s := x.Shape()

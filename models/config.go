@@ -17,11 +17,11 @@ const (
 	configName = "config.json"
 	// layerNormEpsilon is what layers.LayerNorm adds to variances.
 	layerNormEpsilon = 1e-5
-	// maxConfig is how long a config.json may be. Those of large models have a few kB.
+	// maxConfig is the most bytes of a config.json. Those of large models have a few kB.
 	maxConfig = 1 << 20
 )
 
-// Config is what a folder's config.json says of a model.
+// Config describes a model, as a folder's config.json does.
 type Config struct {
 	Type       string // model_type: "gpt2", "llama", "mistral", "qwen2" or "qwen3"
 	Vocabulary int
@@ -39,12 +39,12 @@ type Config struct {
 	Biased struct{ QKV, Out bool }
 	// NormedHeads says that queries and keys are normalised, head by head.
 	NormedHeads bool
-	// BOS and EOS are the tokens before and behind a text, as the folder has them: -1 for none.
+	// BOS and EOS are the tokens before and after a text, as the folder has them: -1 for none.
 	BOS int
 	EOS []int
 }
 
-// read takes what config.json says, if this package has such a model.
+// read takes the values of config.json, if this package supports such a model.
 func (c *Config) read(o object) error {
 	*c = Config{BOS: -1, Epsilon: 1e-6} // what transformers takes
 	if err := o.only(map[string][]any{
@@ -150,12 +150,12 @@ func (c *Config) check() error {
 	return nil
 }
 
-// rotary says by which angles pairs of elements of queries and keys are turned.
+// rotary describes the angles by which pairs of elements of queries and keys are turned.
 type rotary struct {
 	Base float64
 	// Factor is how much slower waves longer than Original/Low positions turn, as in Llama 3.1;
-	// those shorter than Original/High turn as they did, and between there is a transition. 0 or 1
-	// changes nothing; with Original 0 all turn slower (linear scaling).
+	// those shorter than Original/High are unchanged, with a transition in between. 0 or 1 changes
+	// nothing; with Original 0 all turn slower (linear scaling).
 	Factor, Low, High float64
 	Original          int
 }
@@ -178,7 +178,7 @@ func (r rotary) angles(headWidth int) []float64 {
 	return angles
 }
 
-// read takes what config.json says, of transformers 4 or 5.
+// read takes the values of a config.json of transformers 4 or 5.
 func (r *rotary) read(o object) error {
 	key, kind, older := "rope_parameters", "", ""
 	var said, before object
@@ -215,8 +215,8 @@ func (r *rotary) read(o object) error {
 // object is an object of JSON.
 type object map[string]json.RawMessage
 
-// into puts what the object says of keys to where they point. Those that are missing or null change
-// nothing.
+// into stores the values of the object's keys where fields point. Keys that are missing or null
+// change nothing.
 func (o object) into(fields map[string]any) (err error) {
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
 		if text, ok := o[key]; ok {
@@ -228,8 +228,8 @@ func (o object) into(fields map[string]any) (err error) {
 	return err
 }
 
-// only returns an error for a key that has none of the values that this package has. nil is a key
-// that is missing or null.
+// only returns an error for a key whose value this package does not support. nil is a key that is
+// missing or null.
 func (o object) only(values map[string][]any) error {
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		var is any

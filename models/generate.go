@@ -26,16 +26,16 @@ type GenerateOptions struct {
 	Batch     int // the most prompts of one call; 0 is 1
 	Context   int // the most tokens of a prompt and its continuation; 0 is the model's positions
 	Precision vm.Precision
-	// Learnables belong to another graph of the model, such as one that trains on the same device:
-	// whole ones, of Float32. The generator shares their tensors, and reads from the files what is
-	// not among them.
+	// Learnables belong to another graph of the model, such as one that trains on the same device.
+	// They are whole, of Float32. The generator shares their tensors, and reads all others from the
+	// files.
 	Learnables gorgonia.Nodes
 }
 
-// Generator continues texts. It has one plan for a step of a token, which on a device takes the
-// likeliest ones there, another one once tokens are drawn, and one for each length of prompts,
-// which are padded behind to 16, 32, 64 and so on. They share weights and caches. It runs on one
-// rank, and is not safe for concurrent use.
+// Generator continues texts. It has one plan for a step of a token, which on a device chooses the
+// likeliest tokens there, another one once tokens are drawn, and one for each length of prompts,
+// which are padded at the end to 16, 32, 64 and so on. The plans share weights and caches. It runs
+// on one rank, and is not safe for concurrent use.
 type Generator struct {
 	model   *Model
 	device  backend.Device
@@ -45,15 +45,15 @@ type Generator struct {
 	graphs  map[form]*generating // nil once it is closed
 }
 
-// form is which graph of a Generator it is.
+// form says which graph of a Generator one is.
 type form struct {
 	positions int
 	step      bool
 	likeliest bool // it chooses the likeliest tokens itself
 }
 
-// stepFor returns the form of a step. On the host, where logits need no way, a loop over them is
-// faster than what a graph does.
+// stepFor returns the form of a step. On the host, where logits need not be copied, a loop over
+// them is faster than a graph.
 func (g *Generator) stepFor(s Sampling) form {
 	onHost := g.device == nil || g.device.Name() == "host"
 	return form{1, true, s.Temperature == 0 && !onHost}
@@ -70,11 +70,12 @@ type generating struct {
 }
 
 // NewGenerator builds the graph of a step on a device; nil is the host. Weights and caches of keys
-// and values, of Batch*Context positions, stay there until Close. The model may be closed after it.
+// and values, of Batch*Context positions, stay there until Close. The model may be closed after
+// NewGenerator.
 //
 // Errors: [backend.ErrArgument] for a negative option, more positions than GPT-2 has, and
-// Learnables that the model has not or that have other shapes or dtypes; those of [Model.Logits]
-// and vm.New.
+// Learnables that the model lacks or that have other shapes or dtypes; those of [Model.Logits] and
+// vm.New.
 func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (_ *Generator, err error) {
 	defer named(&err, "generator")
 	if err := backend.Given("", "m", m, "o.Learnables", o.Learnables); err != nil {
@@ -162,7 +163,7 @@ func (g *Generator) newGraph(f form) (*generating, error) {
 	return r, err
 }
 
-// choose makes the graph find the largest logits. NaN is none of them.
+// choose makes the graph find the largest logits. NaN is never one of them.
 func (r *generating) choose() error {
 	nan, err := gorgonia.Ne(r.logits, r.logits, false)
 	if err == nil {
@@ -198,17 +199,18 @@ type text struct {
 	room   candidates
 }
 
-// Generate continues prompts, and calls next with each token as soon as there is one: of all rows
-// that have not ended, in their order, again and again. A prompt is one row. Rows do not depend on
-// each other, except that sampling draws from a random sequence of the seed and the row's number.
+// Generate continues prompts, and calls next with each token as soon as there is one: for all rows
+// that have not ended, in their order, again and again. Each prompt is one row. Rows do not depend
+// on each other, except that sampling draws from a random sequence of the seed and the row's
+// number.
 //
 // Each step computes the logits of one position of all rows, and reads the caches for the others.
-// Without a temperature only the likeliest tokens come from a device, else these logits, of which
-// the host draws tokens, of several rows at once.
+// Without a temperature only the likeliest tokens come from a device; otherwise these logits do,
+// and the host draws tokens from them, for several rows at once.
 //
 // Errors: [backend.ErrArgument] for no prompt or more than Batch, an empty one or one that is
-// longer than Context, tokens outside of the vocabulary, and sampling that cannot be; what next
-// returns; the cause of ctx; those of the machine.
+// longer than Context, tokens outside of the vocabulary, and invalid sampling; what next returns;
+// the cause of ctx; those of the machine.
 func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 	next func(row, token int) error) (err error) {
 	defer named(&err, "generate")
@@ -267,9 +269,9 @@ func (g *Generator) check(prompts [][]int) error {
 	return nil
 }
 
-// feed makes texts the input: all tokens of prompts, or in a step the last one of each text. What
-// is behind a prompt is padding, which no position before it sees, and whose rows of the caches are
-// written before they are read. Texts that have ended stay where they are.
+// feed makes texts the input: all tokens of prompts, or in a step the last one of each text.
+// Padding follows a prompt: no position before it sees it, and its rows of the caches are written
+// before they are read. Texts that have ended stay where they are.
 func (r *generating) feed(texts []text) error {
 	slots, ends, positions := ints(r.slots), ints(r.ends), len(r.ids)/len(ints(r.ends))
 	clear(r.ids)
@@ -291,7 +293,7 @@ func (r *generating) feed(texts []text) error {
 	return r.tokens.Set(r.ids)
 }
 
-// add adds the next tokens to the texts that go on, and reports whether any does after it.
+// add adds the next tokens to the texts that have not ended, and reports whether any still has not.
 func (r *generating) add(texts []text, s Sampling, next func(row, token int) error) (going bool,
 	err error) {
 	tokens, err := r.draw(texts, s)
@@ -316,7 +318,7 @@ func (r *generating) add(texts []text, s Sampling, next func(row, token int) err
 	return going, nil
 }
 
-// draw returns the next tokens of the texts that go on.
+// draw returns the next tokens of the texts that have not ended.
 func (r *generating) draw(texts []text, s Sampling) ([]int, error) {
 	logits, tokens := r.logits.Value().Data().([]float32), make([]int, len(texts))
 	words, errs := len(logits)/r.ends.Shape()[0], make([]error, len(texts))

@@ -42,5 +42,5 @@ func (m *Model) gpt2Attention(b *layers.Builder, c *caching, name string,
 	return m.rows(b, name+"c_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, true)
 }
 
-// drawn is what learnables begin with that have no values.
+// drawn is the first value of learnables without values.
 var drawn = layers.Constant(0)

@@ -19,14 +19,14 @@ import (
 )
 
 // LoRA adds to linear layers y = x w the product of two narrow matrices, y + (Alpha/Rank) (x A) B.
-// A and B are learnables, and the weights of the model none.
+// A and B are learnables; the weights of the model are not.
 //
 // Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. PEFT reads and
 // writes the same files.
 type LoRA struct {
 	Rank  int     // the columns of A, and rows of B
-	Alpha float64 // 0 is Rank, so that the product is not scaled
-	// Targets are the last parts of names of linear layers, such as "q_proj"; nil is c_attn in
+	Alpha float64 // 0 means Rank, so that the product is not scaled
+	// Targets are the last parts of names of linear layers, such as "q_proj"; nil means c_attn in
 	// GPT-2, and q_proj and v_proj in the Llama family, as in PEFT.
 	Targets []string
 }
@@ -39,8 +39,8 @@ const (
 	loraA, loraB  = ".lora_A", ".lora_B"
 )
 
-// linears are the last parts of the names of linear layers, and of those that PEFT adapts if it is
-// not told which.
+// linears returns the last parts of the names of linear layers, and of those that PEFT adapts by
+// default.
 func (m *Model) linears() (all, adapted []string) {
 	if m.Type == gpt2 {
 		return []string{"c_attn", "c_proj", "c_fc"}, []string{"c_attn"}
@@ -49,11 +49,11 @@ func (m *Model) linears() (all, adapted []string) {
 		[]string{"q_proj", "v_proj"}
 }
 
-// Adapt makes graphs that are built from here on have an adapter, which begins as nothing: A is
-// drawn, and B is zero. The learnables of these graphs are A and B alone.
+// Adapt gives all graphs built from now on an adapter, which has no effect at first: A is drawn,
+// and B is zero. A and B are the only learnables of these graphs.
 //
-// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is no number, and layers that the
-// model has not.
+// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is not a number, and layers that
+// the model lacks.
 func (m *Model) Adapt(l LoRA) error {
 	all, adapted := m.linears()
 	if l.Targets == nil {
@@ -74,11 +74,11 @@ func (m *Model) Adapt(l LoRA) error {
 	return nil
 }
 
-// LoadAdapter is Adapt with an adapter of a folder of PEFT, of adapter_config.json and
+// LoadAdapter is Adapt with the adapter of a PEFT folder: its adapter_config.json and
 // adapter_model.safetensors.
 //
 // Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file;
-// those of the file system. Shapes are checked as a graph is built. The files are closed.
+// those of the file system. Shapes are checked when a graph is built. The files are closed.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter "+dir)
 	defer func() { err = absent(err, "give a folder that SaveAdapter or PEFT has written") }()
@@ -120,8 +120,7 @@ func isAdapter(learnable string) bool {
 // learnables of a graph, by name, as for Save.
 //
 // It is not collective: call it on one rank. Errors: [backend.ErrArgument] without Adapt or
-// LoadAdapter, and for learnables that are missing or none of the adapter; those of the file
-// system.
+// LoadAdapter, and for learnables that are missing or not in the adapter; those of the file system.
 func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
 	defer named(&err, "save adapter "+dir)
 	if m.lora == nil || len(weights) == 0 {

@@ -17,7 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/layers"
 )
 
-// Model is a model of a folder, whose files are open until Close.
+// Model is the model of a folder, whose files are open until Close.
 type Model struct {
 	Config
 	dir     string
@@ -31,8 +31,8 @@ type Model struct {
 // Load reads the configuration of a folder and the headers of its weights. It is not collective:
 // every rank loads.
 //
-// Errors: [backend.ErrUnsupported] for a model that this package has not; [backend.ErrArgument] for
-// sizes that do not fit; a damaged file; those of the file system.
+// Errors: [backend.ErrUnsupported] for a model that this package does not support;
+// [backend.ErrArgument] for sizes that do not fit; a damaged file; those of the file system.
 func Load(dir string) (_ *Model, err error) {
 	defer named(&err, "load "+dir)
 	m := &Model{dir: dir}
@@ -55,7 +55,7 @@ func Load(dir string) (_ *Model, err error) {
 	return m, nil
 }
 
-// absent says what to do about a file that is not there.
+// absent says what to do about a missing file.
 func absent(err error, hint string) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("%w: %s", err, hint)
@@ -79,7 +79,7 @@ func (m *Model) Close() error {
 	return errors.Join(errs...)
 }
 
-// Logits builds the model: scores of each word of the vocabulary as the next one.
+// Logits builds the model, which scores each word of the vocabulary as the next one.
 //
 //	in   tokens  [batch, positions], divided along axis 1 by the Sequence group
 //	out  logits  [batch, positions, vocabulary], Split(2) over the Tensor group
@@ -88,7 +88,7 @@ func (m *Model) Close() error {
 //
 // Errors: those of the builder, such as [ops.ErrShape] for more positions than GPT-2 has, and for
 // fewer heads of keys than ranks that divide them; [backend.ErrArgument] for missing tensors, wrong
-// shapes, and tensors that the model has not; those of reading the files.
+// shapes, and tensors that the model lacks; those of reading the files.
 func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, error) {
 	if err := backend.Given("models.Logits", "b", b, "tokens", tokens); err != nil {
 		return layers.Node{}, err

@@ -20,7 +20,7 @@ type Sampling struct {
 	// TopP leaves, of those, the fewest tokens whose probabilities add up to P; 0 and 1 leave all.
 	TopP float64
 	Seed uint64
-	// Stop are tokens that end a row. They are not given to the caller.
+	// Stop are tokens that end a row. The caller does not get them.
 	Stop []int
 	Max  int // tokens of a row; 0 is as many as the context has room for
 }
@@ -85,7 +85,7 @@ func (s Sampling) draw(logits []float32, r *rand.Rand, room *candidates) (int, e
 }
 
 // drawOfAll is draw without top-k and top-p. It computes weights twice, which takes less time than
-// to store them.
+// storing them.
 func (s Sampling) drawOfAll(logits []float32, best int, r *rand.Rand) int {
 	total := 0.0
 	for _, x := range logits {
@@ -104,7 +104,8 @@ func (s Sampling) drawOfAll(logits []float32, best int, r *rand.Rand) int {
 	return best // of a sum that is rounded
 }
 
-// weight is what the probability of a token is in proportion to, by its logit less the largest.
+// weight returns a number proportional to the probability of a token, by its logit less the
+// largest.
 func (s Sampling) weight(logit float32) float64 {
 	return math.Exp(float64(logit) / s.Temperature)
 }
@@ -142,9 +143,9 @@ func (c *candidates) keep(logits []float32, k int, most float32) {
 	*c = x.first(k, math.Inf(1))
 }
 
-// first returns the k likeliest candidates, or fewer that have a weight together, with the least
-// likely one at the end. It moves them to the front by parting as quicksort does, but goes on in
-// one part alone.
+// first returns the k likeliest candidates, or fewer that together have a weight, with the least
+// likely one at the end. It moves them to the front by partitioning like quicksort, but continues
+// in only one part.
 func (c candidates) first(k int, weight float64) candidates {
 	if len(c) <= k && math.IsInf(weight, 1) {
 		return c
@@ -166,8 +167,8 @@ func (c candidates) first(k int, weight float64) candidates {
 	return c[:hi]
 }
 
-// part moves what is likelier than one candidate before that. It returns the candidate's place, and
-// the weight of what comes before.
+// part moves what is likelier than one candidate in front of it. It returns the candidate's place,
+// and the weight of what comes before.
 func (c candidates) part() (at int, sum float64) {
 	last, middle := len(c)-1, len(c)/2
 	for _, p := range [][2]int{{0, middle}, {middle, last}, {0, middle}} { // sorts three

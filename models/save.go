@@ -31,14 +31,13 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 //	weights, err := autograd.ReadWeights(checkpoints)
 //	err = m.Save("tuned", weights)
 //
-// It is not collective: call it on one rank. The directory may exist. Each file takes the place of
-// an old one when it is on the disk; then the index and the numbered files of a model that was
-// there are removed.
+// It is not collective: call it on one rank. The directory may exist. Each file replaces an old one
+// when it is on the disk; then Save removes the index and the numbered files of an earlier model.
 //
 // Cost: the model's memory twice. On Windows, close models that were loaded from the directory:
-// what is open there cannot be replaced. Errors: [backend.ErrArgument] for learnables that are
-// missing, unknown or of another shape, and for the folder that the model was loaded from; those of
-// the file system.
+// open files cannot be replaced. Errors: [backend.ErrArgument] for learnables that are missing,
+// unknown or of another shape, and for the folder that the model was loaded from; those of the file
+// system.
 func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 	defer named(&err, "save "+dir)
 	tensors, err := m.encode(weights)
@@ -92,9 +91,8 @@ func write(dir, name string, tensors map[string]safetensors.Tensor, texts map[st
 	return err
 }
 
-// removeShards removes the files of another model, of which the one that was written takes the
-// place: programs that read all of them would mix both. Those of transformers' names go, and the
-// index first.
+// removeShards removes the files of an earlier model that the new one replaces: programs that read
+// all files would mix both. It removes those with transformers' names, the index first.
 func removeShards(dir string) error {
 	number := strings.Repeat("[0-9]", 5)
 	shards, err := fs.Glob(os.DirFS(dir), "model-"+number+"-of-"+number+".safetensors")

@@ -23,7 +23,7 @@ import (
 const (
 	weightsName = "model.safetensors"
 	indexName   = weightsName + ".index.json"
-	// maxIndex is how long an index may be. Those of models of 1,000 layers have 2 MB.
+	// maxIndex is the most bytes of an index. Those of models of 1,000 layers have 2 MB.
 	maxIndex = 64 << 20
 )
 
@@ -109,8 +109,8 @@ func readJSON(path string, most int, to any) (text []byte, err error) {
 	return text, err
 }
 
-// ignored reports whether a tensor of a file is none of the model: tables that older versions of
-// transformers have saved, and the embedding once more.
+// ignored reports whether a tensor of a file is not part of the model: tables that older versions
+// of transformers have saved, or a second copy of the embedding.
 func (m *Model) ignored(name string, _ *safetensors.File) bool {
 	return m.Tied && name == headName || strings.HasSuffix(name, ".attn.bias") ||
 		strings.HasSuffix(name, ".attn.masked_bias") ||
@@ -141,7 +141,7 @@ func (m *Model) values(learnable string, shape []int, used map[string]bool) (x b
 	return x, nil
 }
 
-// stored is how a learnable is in a file.
+// stored says how a file stores a learnable.
 type stored struct {
 	name       string
 	shape      []int
@@ -149,7 +149,7 @@ type stored struct {
 	file       *safetensors.File // after find
 }
 
-// stored returns how the files have a learnable of a shape.
+// stored returns how the files store a learnable of a shape.
 func (m *Model) stored(learnable string, shape []int) stored {
 	in := 1 // of the axes are the input of a linear layer
 	switch {

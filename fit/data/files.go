@@ -21,12 +21,12 @@ import (
 	"golang.org/x/image/draw"
 )
 
-// CSV reads a table with a header. A sample is the numbers of all columns but the one named label,
-// in their order, and what that has: its class if the input is Int, and else its number. classes
-// are the sorted values of the column.
+// CSV reads a table with a header. A sample is the numbers of all columns except the one named
+// label, in their order, and the label: its class if the input is Int, otherwise its number.
+// classes are the sorted values of the label's column.
 //
-// Errors: no CSV; no column of that name; a value that is no finite number, with its line; when
-// read, a label that is none where the input has floats.
+// Errors: a file that is not CSV; no column of that name; a value that is not a finite number, with
+// its line; in Read, a label that is not a finite number if the input has floats.
 func CSV(path, label string) (samples Set, classes []string, err error) {
 	text, err := contents(path)
 	if err != nil {
@@ -130,10 +130,10 @@ func ints(bytes []byte) []int {
 	return all
 }
 
-// CIFAR reads the binary files of CIFAR-10, or of CIFAR-100, whose fine labels it takes.
+// CIFAR reads the binary files of CIFAR-10, or of CIFAR-100 with its fine labels.
 //
-// Errors: another number of classes; a file of another length than its records have; a label that
-// is out of range, with its record.
+// Errors: another number of classes; a file whose length does not fit its records; a label that is
+// out of range, with its record.
 func CIFAR(classes int, files ...string) (Set, error) {
 	const size = 3 * 32 * 32
 	labels := map[int]int{10: 1, 100: 2}[classes]
@@ -160,13 +160,13 @@ func CIFAR(classes int, files ...string) (Set, error) {
 	return table(len(kinds), pixels, ints(kinds)), nil
 }
 
-// largest is how many pixels an image may have.
+// largest is the most pixels that an image may have.
 const largest = 1 << 26
 
-// Images reads a folder with a folder for each class, sorted by name, that holds JPEG and PNG
-// files. Each is decoded when it is read, and scaled.
+// Images reads a folder that has a folder of JPEG and PNG files for each class, sorted by name.
+// Each image is decoded and scaled in Read.
 //
-// Errors: a folder without images; when read, a file that is no image, or has more than 2^26
+// Errors: a folder without images; in Read, a file that is not an image, or has more than 2^26
 // pixels.
 func Images(dir string, h, w int) (samples Set, classes []string, err error) {
 	files, err := fs.Glob(os.DirFS(dir), "*/*.[jJpP]*[gG]")
@@ -219,10 +219,10 @@ func decode(path string, h, w int) ([]byte, error) {
 }
 
 // Text reads a text for a model that predicts the next character. A sample is n characters, as
-// numbers into the sorted characters of the text, and the n that follow each of them. Sample i
-// begins at character i*n.
+// indices into the sorted characters of the text, and for each of them the character that follows
+// it. Sample i begins at character i*n.
 //
-// Errors: a text of less than n+1 characters.
+// Errors: a text of fewer than n+1 characters.
 func Text(path string, n int) (samples Set, characters []rune, err error) {
 	all, err := contents(path)
 	if err != nil {

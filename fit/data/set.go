@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Set is samples: a fit.Set.
+// Set is a set of samples: a fit.Set.
 type Set interface {
 	Len() int
 	Read(sample int, row []any) error
@@ -34,7 +34,7 @@ func (s set) Read(sample int, row []any) error {
 	return s.read(sample, row)
 }
 
-// Of returns n samples that a function reads, which several goroutines call at once.
+// Of returns a set of n samples that a function reads. Several goroutines call it at once.
 func Of(n int, read func(sample int, row []any) error) Set {
 	if err := backend.Given("data.Of", "read", read); err != nil {
 		read = func(int, []any) error { return err }
@@ -56,8 +56,8 @@ func Split(s Set, part float64, seed uint64) (rest, heldOut Set) {
 	return pick(order[n:]), pick(order[:n])
 }
 
-// Tensors returns the rows of contiguous tensors, of Float32, Float64 or Int and with the same
-// first axis: input k gets those of tensor k.
+// Tensors returns a set of the rows of contiguous tensors, of Float32, Float64 or Int and with the
+// same first axis: input k gets the rows of tensor k.
 func Tensors(columns ...*tensor.Dense) (Set, error) {
 	if err := backend.Given("data.Tensors", "columns", columns); err != nil {
 		return nil, err
@@ -98,7 +98,8 @@ func table(n int, columns ...any) Set {
 	})
 }
 
-// put writes numbers, divided by another one, to an input, and reports whether it takes them.
+// put writes numbers, divided by another one, to an input, and reports whether the input takes
+// them.
 func put[F byte | int | float32 | float64](input any, from []F, by float64) bool {
 	switch to := input.(type) {
 	case []float32:
@@ -120,7 +121,7 @@ func fill[T int | float32 | float64, F byte | int | float32 | float64](to []T, f
 	return len(to) == len(from)
 }
 
-// limit is how many bytes a file may have, unpacked.
+// limit is the most bytes that a file may have, unpacked.
 const limit = 4 << 30
 
 // contents returns a file, unpacked if its name ends in .gz.

@@ -16,8 +16,8 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Bar returns a hook that shows a bar on standard error, if that is a terminal, or the one of
-// "euryale run", which shows rank 0's. Elsewhere it does nothing.
+// Bar returns a hook that shows a bar on standard error if that is a terminal, and for rank 0 also
+// on the terminal of "euryale run". Otherwise it does nothing.
 func Bar() func(s fit.StepLoss) error {
 	if !rendezvous.Terminal(os.Getenv) {
 		return func(fit.StepLoss) error { return nil }

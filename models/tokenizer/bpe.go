@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// bpe merges neighbours of a word, the pair that was learnt first at each step.
+// bpe merges neighbours in a word: at each step, the pair that was learnt first.
 type bpe struct {
 	bytes    bool // words of the vocabulary are bytes, not letters
 	ids      map[string]int32

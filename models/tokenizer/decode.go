@@ -13,9 +13,9 @@ type decoder struct {
 	strip   int // spaces that begin the text
 }
 
-// Stream decodes ids one by one, and never returns a part of a character. What it returns, put
-// together, is what Decode returns, but for runs of ByteFallback's bytes that begin with characters
-// and are not UTF-8: Decode has none of these characters.
+// Stream decodes ids one by one, and never returns a part of a character. Its results together are
+// what Decode returns, except for runs of ByteFallback's bytes that begin with characters but are
+// not UTF-8: Decode returns none of these characters.
 type Stream struct {
 	t       *Tokenizer
 	skip    bool
@@ -49,7 +49,7 @@ func (s *Stream) Next(id int) string {
 	return s.stripped(s.take(true) + word)
 }
 
-// End returns what is left, and begins another text: U+FFFD for a part of a character.
+// End returns what is left, U+FFFD for a part of a character, and begins another text.
 func (s *Stream) End() string {
 	text := s.stripped(s.take(true))
 	s.strip = s.t.decoder.strip
@@ -89,8 +89,8 @@ func (s *Stream) stripped(text string) string {
 	return text
 }
 
-// cutShort returns how many of the bytes, which begin no character, begin one that is cut short:
-// they are one U+FFFD.
+// cutShort returns how many bytes of b, which does not begin with a whole character, belong to one
+// that is cut short: they become one U+FFFD.
 func cutShort(b []byte) int {
 	n := min(len(b), utf8.UTFMax-1)
 	for n > 1 && utf8.FullRune(b[:n]) {

@@ -93,7 +93,7 @@ func (c *component) unsupported(kind string) error {
 
 // Load reads the tokenizer.json of a folder, and its tokenizer_config.json if there is one.
 //
-// Errors: [ErrUnsupported] for what this package has not; a damaged file; those of the file system.
+// Errors: [ErrUnsupported] for what this package lacks; a damaged file; those of the file system.
 func Load(dir string) (*Tokenizer, error) {
 	var f file
 	t := &Tokenizer{words: map[int]string{}, special: map[int]bool{}}
@@ -212,7 +212,7 @@ func (t *Tokenizer) setPreTokenizer(f *file) error {
 	return nil
 }
 
-// metaspace is a pretokenizer: a letter stands for each space, and begins texts.
+// metaspace is a pretokenizer: a letter replaces each space, and begins texts.
 func (c *component) metaspace(pieces []string, begins bool) []string {
 	for i, piece := range pieces {
 		piece = strings.ReplaceAll(piece, " ", c.Replacement)
@@ -224,7 +224,7 @@ func (c *component) metaspace(pieces []string, begins bool) []string {
 	return pieces
 }
 
-// setModel reads the vocabulary and what merges.
+// setModel reads the vocabulary and the merges.
 func (t *Tokenizer) setModel(f *file) error {
 	m := model{Type: "BPE"} // GPT-2's has no type
 	err := json.Unmarshal(f.Model, &m)
@@ -259,7 +259,7 @@ func (t *Tokenizer) setModel(f *file) error {
 	return t.setMerges(m.Merges)
 }
 
-// setUnknown reads what letters become that the vocabulary has not.
+// setUnknown reads what replaces letters that the vocabulary lacks.
 func (t *Tokenizer) setUnknown(m *model) error {
 	b := &t.model
 	b.unknown = -1

@@ -45,7 +45,7 @@ func newFinder(tokens map[string]added) (*finder, error) {
 	return &finder{any: re, tokens: tokens}, nil
 }
 
-// cut gives the tokens of a text, and the parts between, to its arguments.
+// cut passes the tokens of a text, and the parts between them, to its arguments.
 func (f *finder) cut(text string, part func(text string, at int), token func(id int)) {
 	at := 0
 	if f != nil {
@@ -88,7 +88,7 @@ const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|` + l
 // Package regexp has no lookahead: the spaces are a group instead, and split looks ahead.
 const lastSpace = `\s+(?!\S)|\s+`
 
-// splitter cuts pieces into matches of an expression, and what is between.
+// splitter cuts pieces into matches of an expression and the text between them.
 type splitter struct {
 	re     *regexp.Regexp
 	spaces int // the group that stands for lastSpace, 0 for none
@@ -97,7 +97,7 @@ type splitter struct {
 const (
 	spaces = `\t-\r\x{85}\p{Z}` // of Unicode, in a class: \s is ASCII to package regexp
 	escape = `\\(?:[nrs]|p\{\w+\})`
-	// alike is what package regexp reads as Oniguruma does, which Hugging Face uses, but for \s.
+	// alike matches what package regexp reads like Oniguruma, which Hugging Face uses, except \s.
 	alike = `\(\?i?:|` + escape + `|\[\^?(?:` + escape + `|[^]\\[&^])+]|\{\d+,\d+}|` +
 		`[^]\\^$.([{}]`
 )
@@ -155,7 +155,7 @@ func (s *splitter) split(pieces []string, _ bool) []string {
 }
 
 // nfc returns a text in Unicode's form C. Package norm separates runs of more than 30 marks by
-// U+034F, which that form has not.
+// U+034F, which that form does not.
 func nfc(text string) string {
 	normal := norm.NFC.String(text)
 	if strings.Count(normal, "\u034f") == strings.Count(text, "\u034f") {

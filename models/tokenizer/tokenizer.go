@@ -1,5 +1,5 @@
-// Package tokenizer turns text into the ids of a model's tokens and back, by the tokenizer.json of
-// a Hugging Face folder. It gives the ids and texts of Hugging Face's library tokenizers.
+// Package tokenizer turns text into the ids of a model's tokens and back, as the tokenizer.json of
+// a Hugging Face folder says. It gives the ids and texts of Hugging Face's library tokenizers.
 //
 //	t, err := tokenizer.Load("Llama-3.2-1B")
 //	ids := t.Encode("The quick brown fox", true)
@@ -12,17 +12,17 @@
 // Normalizers are NFC, Prepend and Replace; pre-tokenizers are ByteLevel, Metaspace and Split by a
 // regular expression; post-processors are ByteLevel and TemplateProcessing for one text; decoders
 // are ByteLevel, or Replace, ByteFallback, Fuse and Strip. Added tokens may have every flag.
-// Anything else that a file asks for is [ErrUnsupported], which names it, so no file loads and
-// gives other ids. Truncation and padding of a file do not count, as in transformers. Templates of
-// chats are not read: the caller writes their text.
+// Anything else that a file asks for is [ErrUnsupported], which names it, so no file loads and then
+// gives other ids. Like transformers, the package ignores a file's truncation and padding. It does
+// not read chat templates: the caller writes their text.
 //
 // # Unicode
 //
 // A byte of a text that is not UTF-8 counts as U+FFFD. The Go release knows letters, digits and
 // spaces of one version of Unicode, [unicode.Version]: ids of texts with characters of later
-// versions may differ. So may ids of texts with several marks on one letter, one of which Unicode
-// has had only since version 10, if the file asks for NFC: Hugging Face's library does not order
-// them.
+// versions may differ. So may ids of texts with several marks on one letter, if the file asks for
+// NFC and Unicode has had one of the marks only since version 10: Hugging Face's library does not
+// order them.
 //
 // # Cost
 //
@@ -38,13 +38,13 @@ import (
 	"unicode/utf8"
 )
 
-// ErrUnsupported is the error of a file that asks for something this package has not.
+// ErrUnsupported is the error of a file that asks for something this package lacks.
 var ErrUnsupported = errors.New("unsupported tokenizer")
 
 // Tokenizer has the words of a model. Its methods may be called concurrently.
 type Tokenizer struct {
-	// BOS and EOS are the tokens before and behind a text, by tokenizer_config.json: -1 for none.
-	// Models may end texts by other tokens, too, which config.json lists.
+	// BOS and EOS are the tokens before and after a text, from tokenizer_config.json: -1 for none.
+	// Models may also end texts with other tokens, which config.json lists.
 	BOS, EOS int
 
 	raw, normal   *finder // added tokens, in the text and in the normalized text
@@ -61,8 +61,9 @@ type Tokenizer struct {
 // pretokenizer cuts pieces. The first begins the whole text if begins is true.
 type pretokenizer func(pieces []string, begins bool) []string
 
-// Encode returns the ids of a text. With addSpecial it has the tokens that the file puts around
-// every text, such as the one that begins it. Special tokens that the text spells are those tokens.
+// Encode returns the ids of a text. With addSpecial they include the tokens that the file puts
+// around every text, such as the one that begins it. Special tokens that are spelled out in the
+// text become those tokens.
 //
 // Cost: see the package.
 func (t *Tokenizer) Encode(text string, addSpecial bool) []int {
@@ -96,8 +97,8 @@ func (t *Tokenizer) Encode(text string, addSpecial bool) []int {
 	return ids
 }
 
-// Decode returns the text of ids, without special tokens if skipSpecial. Ids that the file has not
-// are nothing. Bytes that are not UTF-8 are U+FFFD.
+// Decode returns the text of ids, without special tokens if skipSpecial. It skips ids that the file
+// lacks. Bytes that are not UTF-8 become U+FFFD.
 func (t *Tokenizer) Decode(ids []int, skipSpecial bool) string {
 	s := t.Stream(skipSpecial)
 	s.whole = true
