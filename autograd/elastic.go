@@ -450,8 +450,8 @@ type handed struct {
 }
 
 // handOver gives newcomers the state of rank 0's solver, and what checkpoints say of the training;
-// Enter has given them the parameters. Vectors go one by one: nobody has all of them in one piece,
-// which would be two more copies for a second of which all ranks wait.
+// Enter has given them the parameters. Vectors go one by one: all of them in one piece would take
+// two more copies, while all ranks wait.
 func (e *Elastic) handOver() error {
 	of := handed{checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
 		Best: e.saves.best}, map[string][2]int{}}

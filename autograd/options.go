@@ -183,6 +183,6 @@ func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 // ([DataParallel.Average]). A step sends as many bytes as one bucket has, and
 // ranks differ in the parameters that have not been averaged since. Solver state,
 // such as momentum, stays separate on each rank. It is local SGD with rotating
-// averages, the backward_and_partial_update of Apache SINGA, which never averaged
-// all before the end, and had no test of what it did.
+// averages, the backward_and_partial_update of Apache SINGA. That one did not
+// average all parameters before training ended, and no test checked it.
 func WithPartial() Option { return func(o *options) { o.partial = true } }

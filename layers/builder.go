@@ -51,8 +51,9 @@ func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype,
 }
 
 // Batches sets how many batches like the graph's a step has: [Builder.CrossEntropy] is a share of
-// the mean over all their samples. The default is one for each replica. Before the loss, set n for
-// each replica with vm.Accumulate(n), and 1 with vm.WithTree, because gradients are then a mean.
+// the mean over all their samples. The default is one for each replica. Call it before the
+// loss: with n times the replicas for vm.Accumulate(n), and with 1 for vm.WithTree, whose gradients
+// are a mean.
 func (b *Builder) Batches(n int) {
 	b.apply("Batches", func() (Node, error) {
 		if n < 1 {
