@@ -7,7 +7,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// ReduceIn is Reduce in an association. Only sums and averages have one other than rank order.
+// ReduceIn is Reduce in an association. Only sums and averages have associations other than rank
+// order.
 //
 // Cost of a tree: that of Reduce, with log2(len(srcs)) blocks of scratch in the first-level cache.
 func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.Buffer,
@@ -23,8 +24,9 @@ func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.B
 	return nil
 }
 
-// SumBranches adds branches of a [backend.Tree], which are sums of so many terms each, to the sum
-// of all terms: see [backend.Branches]. Together they are the whole tree, from its first term on.
+// SumBranches adds up branches of a [backend.Tree], each a sum of the given number of terms, to the
+// sum of all terms: see [backend.Branches]. Together they are the whole tree, from its first term
+// on.
 func (h Host) SumBranches(dst backend.Buffer, srcs []backend.Buffer, terms []int) error {
 	if err := (Check{}).Reduce(backend.Sum, dst, srcs...); err != nil {
 		return err
@@ -37,8 +39,8 @@ func (h Host) SumBranches(dst backend.Buffer, srcs []backend.Buffer, terms []int
 	return nil
 }
 
-// ReduceChecked is ReduceIn, or with terms SumBranches, of arguments that these would not refuse.
-// To check a few elements takes as long as to add them.
+// ReduceChecked is ReduceIn, or with terms SumBranches, for arguments that are already checked:
+// checking a few elements takes as long as adding them.
 func (Host) ReduceChecked(a backend.Association, op backend.ReduceOp, dst backend.Buffer,
 	srcs []backend.Buffer, terms []int) {
 	if a == backend.InRankOrder || len(srcs) < 3 { // two operands have one order

@@ -8,9 +8,9 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// folded is a folded output: one accumulator for each of its elements, a float64 for floats and
-// an int64 for integers, which both types of each hold exactly. Where parts share elements, each
-// has its own accumulators, which are combined in the order of the parts.
+// folded is a folded output: one accumulator for each of its elements, a float64 for floats and an
+// int64 for integers, which hold both types of each exactly. If parts share elements, each has its
+// own accumulators, which are combined in the order of the parts.
 type folded[T number, A int64 | float64] struct {
 	h       *host
 	output  int
