@@ -16,13 +16,13 @@ type call struct {
 	text     string // for errors
 }
 
-// innerError is one of inner, of what it was asked for.
+// innerError is an error of inner, about the collective that it was asked for.
 type innerError struct{ error }
 
-// Calls of f32 and of f64, sums and averages, all travel as averages of 16 bits. So that
-// ranks which call different ones are still found out, the call says what it stands for.
+// Sums and averages, of f32 and of f64, all travel as averages of 16 bits. Each call says what it
+// stands for, so that ranks with different calls are still found out.
 
-// averaged returns what inner is asked for in the place of a call, between casts.
+// averaged returns the collective that replaces a call on inner, between casts.
 func averaged(what backend.Collective, d backend.DType) backend.Collective {
 	what.Original.Op, what.Original.DType = what.Op, d
 	what.Op = backend.Avg
@@ -89,7 +89,7 @@ func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err err
 	return err
 }
 
-// work is a call of inner, and what was started behind it.
+// work is a call of inner, and what was started after it.
 type work struct {
 	c     *Communicator
 	inner backend.Work
