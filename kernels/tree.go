@@ -73,8 +73,8 @@ const (
 )
 
 // sumTree adds sources in the association Tree, a block at a time unless they are one chain. They
-// are branches of so many terms, or terms themselves. dst may be one of the sources, since the
-// result of a block is written last.
+// are branches of the given numbers of terms, or terms themselves. dst may be one of the sources,
+// since the result of a block is written last.
 func sumTree[T number](op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer,
 	terms []int) {
 	var t tree[T]
@@ -134,8 +134,8 @@ func (t *tree[T]) row(i, n int) []T {
 	return t.few[i][:n]
 }
 
-// chain is a sum that is not added up yet, of operands one after the other, of which some are in
-// scratch memory. There is one operand for each level of the tree at most, and one.
+// chain is a sum that is not added up yet, of operands one after the other, some of them in scratch
+// memory. It has at most one operand for each level of the tree, and one more.
 type chain struct{ operands, scratch int }
 
 const longestChain = 32

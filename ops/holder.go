@@ -131,7 +131,7 @@ func (o *holderOp) fill(p worker, kept, x, y, v backend.Buffer) error {
 	)
 }
 
-// same returns a number that is not 0 where x is y, also where both are NaN.
+// same returns a number that is not 0 where x is y, or both are NaN.
 func same(p *fuse.Program, x, y fuse.Value) fuse.Value {
 	nan := p.Do(fuse.Mul, p.Do(fuse.NotEqual, x, x), p.Do(fuse.NotEqual, y, y))
 	return p.Do(fuse.Add, p.Do(fuse.Equal, x, y), nan)

@@ -73,7 +73,8 @@ func (m *Machine) Runs() (n int, weight float64) {
 	return n, m.scale()
 }
 
-// MicroBatches returns which of all micro-batches of a step this rank runs: n, from number first.
+// MicroBatches returns which of all micro-batches of a step this rank runs: n of them, from number
+// first on.
 func (m *Machine) MicroBatches() (first, n, all int) {
 	if m.micro.Tree {
 		return m.micro.First, m.micro.Runs, m.micro.All

@@ -126,7 +126,7 @@ func (e *elastic) Leave(last bool) (err error) {
 	return err
 }
 
-// Enter implements [autograd.Steps]. Plans are kept for the next time that this rank has as many
+// Enter implements [autograd.Steps]. It keeps plans for the next time that this rank has as many
 // micro-batches.
 func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, error) {
 	m := e.machine

@@ -32,9 +32,9 @@ type Machine struct {
 	solver    *solving  // nil without WithSolver
 	carried   []carried // of WithState
 	frozen    gorgonia.Nodes
-	much      int                    // bytes that are compared: see warnOfCompared
+	much      int                    // bytes from which a run counts: see warnOfCompared
 	anyTable  bool                   // ranks exchange rows of small tables, too
-	compared  int                    // runs that have compared as many
+	compared  int                    // runs that have compared as many bytes
 	parallel  *parallel              // nil without WithDataParallel and WithElastic
 	elastic   *elastic               // nil without WithElastic
 	alone     *parallel              // without it, what the machine saves and loads by; nil before

@@ -34,7 +34,7 @@ const (
 //
 // With SolverState each rank updates its part of each bucket, and has the solver's state for that
 // part only: 1/P with P ranks, and at most 8 elements more for a bucket. A reduce-scatter of each
-// bucket replaces its all-reduce, and an all-gather the updated learnables: stage 1 of ZeRO
+// bucket replaces its all-reduce, and the updated learnables are all-gathered: stage 1 of ZeRO
 // (Rajbhandari et al., arXiv:1910.02054), with the reduce-scatter of fairring. Gradients and
 // Parameters are its stages 2 and 3, as in FSDP (Zhao et al., arXiv:2304.11277). docs/shards.md
 // gives the memory by level; [Machine.Summary] gives the memory of a machine.

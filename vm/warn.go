@@ -44,8 +44,8 @@ func (m *Machine) warn() {
 	m.warnOf(nn.Defects(m.graph))
 }
 
-// Runs that compare so many bytes are reported, after so many of them. On a host of 64 cores 5 GB
-// took 100 ms of each step of LoRA (bench/results/2026-11/2026-11-27-h100x4.md).
+// Runs that compare muchCompared bytes are reported, after runsCompared of them. On a host of 64
+// cores 5 GB took 100 ms of each step of LoRA (bench/results/2026-11/2026-11-27-h100x4.md).
 const (
 	muchCompared = 256 << 20
 	runsCompared = 3

@@ -183,7 +183,7 @@ type call struct {
 	works []begun
 	end   backend.Event // of everything; nil for a flat call
 
-	// For the watchdog alone: it has seen the end of the call, of so many works at least.
+	// For the watchdog alone: it has seen the end of the call, or at least of this many works.
 	over   bool
 	looked int
 

@@ -77,7 +77,7 @@ type Measurement struct {
 	Model    string `json:"model"` // of the devices
 	Machines int    `json:"machines"`
 	Devices  int    `json:"devices"` // 0 if machines differ
-	// Declared says that the machines were declared, so that they may be one.
+	// Declared says that the machines were declared, so they may really be one.
 	Declared bool   `json:"declared,omitempty"`
 	Links    Links  `json:"links"`
 	Source   string `json:"source"` // where the numbers come from
@@ -141,7 +141,7 @@ func Fit(calls []Timed) (Link, error) {
 	if latency < 0 {
 		latency, perByte = 0, b/bb
 	}
-	if !(perByte > 0) { // also if there is nothing to tell them apart by
+	if !(perByte > 0) { // also if nothing tells them apart
 		return Link{}, errors.New("the times of calls do not grow with their bytes: measure " +
 			"sizes that are further apart")
 	}

@@ -183,8 +183,8 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	return ""
 }
 
-// leg is what the busiest rank sends in one go over one kind of link: messages one after the
-// other, as a rank with one port for it does, and so many bytes in all of them.
+// leg is what the busiest rank sends in one go over one kind of link: messages one after the other,
+// as a rank with one port for it does, and their total bytes.
 type leg struct {
 	between  bool
 	messages int
@@ -271,7 +271,7 @@ func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
 func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices int) float64 {
 	links, step := p.Options.Links, float64(p.Options.Links.Step)
 	inside, between, host := 0.0, 0.0, step // of the addition, or of a copy
-	// three copies, of which layered calls else have one at most
+	// three copies, where other layered calls have one at most
 	if what.Kind == backend.AllToAll {
 		inside, host = links.time(leg{bytes: 3 * float64(n*d.Size()) / float64(slices)})+2*step,
 			host+2*step

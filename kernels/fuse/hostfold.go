@@ -93,7 +93,7 @@ func initial[T number, A int64 | float64](op backend.ReduceOp, largest A) A {
 		}
 		return -largest
 	}
-	return A(math.Copysign(0, -1)) // -0 + x is x, also for zeros
+	return A(math.Copysign(0, -1)) // -0 + x is x, even for zeros
 }
 
 // keptCursor returns a cursor along the kept axes.

@@ -263,7 +263,7 @@ func identity(op backend.ReduceOp, t backend.DType) string {
 	case op == backend.Max:
 		return strconv.FormatInt(least, 10)
 	}
-	return literal(t, math.Copysign(0, -1)) // -0 + x is x, also for zeros
+	return literal(t, math.Copysign(0, -1)) // -0 + x is x, even for zeros
 }
 
 // combine writes one step of a fold.

@@ -20,9 +20,9 @@ const (
 	// rowElements is how many of them belong to one operand: more make kernels long.
 	rowElements = 16
 	// columnsBeside is how many blocks a multiprocessor has at once where outputs are folded across
-	// rows: the gradients of a layer norm take 80 registers then, and 20 bytes besides.
-	// columnBlocks is the most blocks, as many as an H100 or H200 has at once: fewer blocks leave
-	// fewer results to a second launch.
+	// rows: the gradients of a layer norm then take 80 registers, and 20 more bytes. columnBlocks
+	// is the most blocks, as many as an H100 or H200 has at once: fewer blocks leave fewer results
+	// to a second launch.
 	columnsBeside, columnBlocks = 3, 3 * 132
 )
 

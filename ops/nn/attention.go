@@ -50,13 +50,13 @@ type AttentionOptions struct {
 //
 // Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale cap' w (dy vᵀ - sum(dy y)), dq = ds
 // k and dk = dsᵀ q; heads that share k and v add up their gradients. The mask has a gradient only
-// with MaskGradient: w (dy vᵀ - sum(dy y)), summed to its shape. Nothing else keeps queries x keys
-// elements of each head. Cost: 2*batch*heads*queries*keys*(d+e) operations, half of them if it is
-// causal; backward 2.5 times that, and in the tape machine for each of the three gradients again.
-// In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up to
-// 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or SoftCap
-// is negative or not finite, for a length out of range, and for MaskGradient without a mask, or
-// together with Causal or KeyLengths; [ops.ErrDType].
+// with MaskGradient: w (dy vᵀ - sum(dy y)), summed to its shape. Only this gradient keeps queries x
+// keys elements of each head. Cost: 2*batch*heads*queries*keys*(d+e) operations, half of them if it
+// is causal; backward 2.5 times that, and in the tape machine for each of the three gradients
+// again. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up
+// to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or
+// SoftCap is negative or not finite, for a length out of range, and for MaskGradient without a
+// mask, or together with Causal or KeyLengths; [ops.ErrDType].
 func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, error) {
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))

@@ -172,8 +172,8 @@ func (s logicSpec) program(b program.Builder, x ...program.Value) program.Value 
 	return b.Do(s.Op, truth(b, x[0]), truth(b, x[1]))
 }
 
-// Cast converts x to another dtype. Floats become integers by truncation, and what is not 0 becomes
-// true.
+// Cast converts x to another dtype. Floats become integers by truncation, and numbers other than 0
+// become true.
 //
 //	in   x  [d...]   Float32, Float64, Int, Int64, Int32, Bool or Uint8
 //	out  y  [d...]   of dtype to, one of these

@@ -375,7 +375,7 @@ func (r *recurrence) tanhGrad(dy, y program.Value) program.Value {
 }
 
 // recurrentGradSpec is the gradient of a [recurrentSpec] by operand Of, from what a
-// [recurrentGatesSpec] gives, and from what it is multiplied with.
+// [recurrentGatesSpec] gives, and from the operand that it is multiplied with.
 type recurrentGradSpec struct {
 	Forward          recurrentSpec
 	Of, Steps, Batch int

@@ -29,7 +29,7 @@ func averaged(what backend.Collective, d backend.DType) backend.Collective {
 	return what
 }
 
-// allowHalf returns a call of f32 that inner may round itself. It says what it is rounded to.
+// allowHalf returns a call of f32 that inner may round itself. It says to which dtype.
 func allowHalf(what backend.Collective, half backend.DType) backend.Collective {
 	what.Original = backend.Original{Op: what.Op, DType: backend.F32, Transport: half}
 	what.AllowHalf = half
@@ -70,8 +70,8 @@ func (k *call) rounded(q backend.Queue) (backend.Buffer, error) {
 	return half, q.Cast(half, k.src)
 }
 
-// finish starts to write the average into dst, as what was asked for, and records an event
-// behind it. If the collective has failed already, Join says why.
+// finish starts to write the requested average or sum into dst, and records an event behind it. If
+// the collective has failed already, Join says why.
 func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err error) {
 	if w.inner.Wait(q) != nil {
 		return nil
@@ -128,8 +128,7 @@ func (w *work) Join(ctx context.Context) error {
 	return w.c.restate(err, w.call)
 }
 
-// restate returns an error of inner in terms of what was called: call, if that
-// is not empty.
+// restate returns an error of inner in terms of the caller's call, if call is not empty.
 func (c *Communicator) restate(err error, call string) error {
 	var e *backend.Error
 	if err == nil || !errors.As(err, &e) {

@@ -32,7 +32,7 @@ var _ backend.Wrapper = (*Communicator)(nil)
 type Counters struct {
 	Calls int64 // that travelled as 16 bits
 	Bytes int64 // of these calls
-	Dense int64 // what they would have been without 16 bits
+	Dense int64 // the bytes that these calls would have sent without 16 bits
 }
 
 // New returns inner with sums and averages of f32 and f64 sent as half, which is

@@ -142,7 +142,7 @@ func (k *call) parts(do steps) (p parts, err error) {
 		p.acc = k.dst // f32: reduced in place
 	}
 	if k.heads, err = k.c.heads.take(k.c.Device(), words); !k.dst.Device() {
-		p.heads = k.heads // nothing is to be copied
+		p.heads = k.heads // nothing needs copying
 	}
 	return p, err
 }

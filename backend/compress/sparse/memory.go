@@ -70,7 +70,7 @@ type pinner interface {
 	FreeHost(backend.Buffer) error
 }
 
-// take returns memory of so many words, the same for every call.
+// take returns memory of this many words, the same number for every call.
 func (h *heads) take(d backend.Device, words int) (backend.Buffer, error) {
 	if h.pinned.Len() == 0 {
 		if err := h.pin(d, words); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// residual is what is kept of one operand, by its state key.
+// residual is what later calls need of one operand, by its state key.
 type residual struct {
 	n        int
 	home     *memory        // where kept is; nil before the first call
