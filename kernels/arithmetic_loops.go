@@ -35,10 +35,10 @@ func copyStrided[T any](d, s []T, shape, strides []int) {
 	}
 }
 
-// transpose moves columns of a matrix, which are so far apart, to rows: in blocks, since a row of
-// each takes as many lines of the cache as it has elements.
+// transpose moves columns of a matrix, whose starts are apart elements apart, to rows: in blocks,
+// since a row of each takes as many lines of the cache as it has elements.
 func transpose[T any](d, s []T, rows, columns, apart int) {
-	const block = 64 // of which two fit a core's first cache
+	const block = 64 // two of these fit a core's first cache
 	for r0 := 0; r0 < rows; r0 += block {
 		for c0 := 0; c0 < columns; c0 += block {
 			for c := c0; c < min(c0+block, columns); c++ {

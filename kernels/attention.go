@@ -15,10 +15,9 @@ import (
 //
 // with cap(x) = SoftCap * tanh(x / SoftCap) if SoftCap is more than 0, and x if it is 0.
 //
-// Operands and results but Mask and Lengths are f32, f64 or bf16, of one dtype. It is computed in
-// f32 where they are f32 or bf16, the exponentials are rounded to the dtype of v before they are
-// multiplied with it, and each implementation adds in an order of its own, with the same bits in
-// every run.
+// Operands and results except Mask and Lengths have one dtype: f32, f64 or bf16. Attention of f32
+// or bf16 is computed in f32. The exponentials are rounded to the dtype of v before they are
+// multiplied with it. Each implementation adds in its own order, with the same bits in every run.
 type Attention struct {
 	Batch, Heads  int // heads of Q and Y
 	Queries, Keys int // of each head
@@ -41,19 +40,20 @@ type Attention struct {
 	// Mask is added to the scores, unless its buffer is empty: f64 where Y is, otherwise f32. -Inf
 	// hides a key.
 	Mask Mask
-	// Lengths are I32 or I64, [Batch], unless empty: keys from there on are hidden, and their
+	// Lengths are I32 or I64, [Batch], unless empty: keys from a length on are hidden, and their
 	// blocks are skipped.
 	Lengths backend.Buffer
 }
 
-// Mask has a number for each batch entry, head, query and key, in steps of elements: 0 where they
-// share one.
+// Mask has a number for each batch entry, head, query and key. Its steps are in elements: 0 where
+// they share a number.
 type Mask struct {
 	Buffer                backend.Buffer
 	Batch, Head, Row, Key int
 }
 
-// AttentionGrad is the gradient of an [Attention], of which Y and LSE are the results now:
+// AttentionGrad is the gradient of an [Attention], whose Y and LSE hold the results of the forward
+// pass:
 //
 //	w[i,j] = exp(s[i,j] - lse[i])
 //	sums[i] = sum over c of dy[i,c] y[i,c]
@@ -76,7 +76,7 @@ type HeadRows struct {
 	Batch, Head, Row int // elements from one entry of the batch, head or row to the next
 }
 
-// Filled returns a with the numbers that 0 stands for.
+// Filled returns a with 0 replaced by what it stands for.
 func (a Attention) Filled() Attention {
 	a.Group = max(a.Group, 1)
 	if a.ValueSize == 0 {
@@ -207,7 +207,7 @@ func firstOf(errs ...error) error {
 	return nil
 }
 
-// Attention computes by products of blocks of queries with all keys that they see, in f64 or f32.
+// Attention multiplies blocks of queries by all keys that they see, in f64 or f32.
 func (h Host) Attention(a Attention) error {
 	if err := (Check{}).Attention(a); err != nil {
 		return err

@@ -6,9 +6,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Check checks the arguments of kernels and computes nothing. A queue calls it when it
-// starts a kernel that will run later. Every implementation uses it, so that all
-// return the same errors.
+// Check checks the arguments of kernels and computes nothing. A queue calls it when it starts a
+// kernel that will run later. Every implementation uses it, so all return the same errors.
 type Check struct {
 	// Device says that buffers must be device memory; otherwise, host memory.
 	Device bool
@@ -98,7 +97,7 @@ func (c Check) alike(kernel string, dst, src backend.Buffer) error {
 	return c.checkDevice(kernel, dst, src)
 }
 
-// fit reports whether alike has nothing to say.
+// fit reports whether alike finds no error.
 func (c Check) fit(dst, src *backend.Buffer) bool {
 	return dst.Len() == src.Len() && dst.DType() == src.DType() && dst.DType().Valid() &&
 		c.reaches(dst) && c.reaches(src)

@@ -13,12 +13,12 @@ import (
 //
 //	for b, f, oh, ow { y[b,f,oh,ow] = sum over c, kh, kw of x[b,c,h,w] * w[f,c,kh,kw] }
 //
-// with the pixels (h, w) of [Images]. Several Groups are convolutions side by side, each of its
-// share of the planes and of the filters, which are [Filters, C/Groups, KernelH, KernelW] then.
-// Pixels outside of the image are zeros. (It is the correlation, as everywhere in machine
-// learning.) The sum is of the dtype, f32 or f64; for bf16 it is of f32, and rounded once. Each
-// implementation adds in its own order, with or without fused multiply-adds, and gives the
-// same bits in every run; all agree where the sums are exact.
+// with the pixels (h, w) of [Images]. Several Groups are separate convolutions, each with its share
+// of the planes and of the filters, which are then [Filters, C/Groups, KernelH, KernelW]. Pixels
+// outside of the image are zeros. (It is the correlation, as everywhere in machine learning.) The
+// sum has the dtype, f32 or f64; for bf16 it is in f32, and rounded once. Each implementation adds
+// in its own order, with or without fused multiply-adds, and gives the same bits in every run; all
+// agree where the sums are exact.
 type Convolution struct {
 	Images
 	Filters int
@@ -30,15 +30,15 @@ type Convolution struct {
 	TF32 bool
 
 	// ChannelsLast says that memory has x as [Batch, H, W, C], w as [Filters, KernelH, KernelW,
-	// C/Groups] and y as [Batch, OutH, OutW, Filters], as tensor cores read them. The host, which
-	// does not, computes with copies.
+	// C/Groups] and y as [Batch, OutH, OutW, Filters], as tensor cores read them. The host computes
+	// with copies in the usual order.
 	ChannelsLast bool
 
 	// Epilogue, if it is not nil, runs after the convolution, on the host only.
 	Epilogue Epilogue
 }
 
-// Pass says what of a convolution is computed, and from which two operands.
+// Pass says what a convolution computes, and from which two operands.
 type Pass uint8
 
 // The passes of a convolution.
@@ -83,9 +83,10 @@ func (c Check) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	return c.imagesOf(v.Pass.String(), v.Images, true, lengths, []backend.Buffer{dst, a, b})
 }
 
-// Convolve computes a convolution: dst is written. The workers need memory for patches of 256 KiB
-// each, and together for filters in another order, for 16 sums of the gradient of filters, or from
-// 64 Ki weights on for dy in another order. Those of bf16 are computed of copies in f32.
+// Convolve computes a convolution into dst. Each worker needs 256 KiB of memory for patches.
+// Together they need memory for filters in another order, for 16 sums of the gradient of filters,
+// or from 64 Ki weights on for dy in another order. Convolutions of bf16 are computed from copies
+// in f32.
 func (h Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	if err := (Check{}).Convolve(v, dst, a, b); err != nil {
 		return err
@@ -107,7 +108,7 @@ func (h Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	return nil
 }
 
-// convolveWide computes a convolution of bf16: of copies in f32, to one that is rounded.
+// convolveWide computes a convolution of bf16: from copies in f32, into one that is rounded.
 func (h Host) convolveWide(v Convolution, dst, a, b backend.Buffer) {
 	all := backend.Of(workers.Scratch[float32](h.pool(), workers.Operands,
 		dst.Len()+a.Len()+b.Len()))
@@ -140,13 +141,13 @@ func (c *Convolution) Operands() [3][4]int {
 }
 
 // ChannelsSecond returns dims and strides for [backend.Arithmetic.CopyStrided] that make a tensor
-// of shape [N, C, H, W] of one that has its channels last.
+// of shape [N, C, H, W] from one that has its channels last.
 func ChannelsSecond(shape [4]int) (dims, strides []int) {
 	c, h, w := shape[1], shape[2], shape[3]
 	return shape[:], []int{h * w * c, 1, w * c, c}
 }
 
-// ChannelsBehind returns dims and strides that make a tensor with its channels last of one of
+// ChannelsBehind returns dims and strides that make a tensor with its channels last from one of
 // shape [N, C, H, W].
 func ChannelsBehind(shape [4]int) (dims, strides []int) {
 	n, c, h, w := shape[0], shape[1], shape[2], shape[3]

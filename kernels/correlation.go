@@ -9,15 +9,14 @@ import (
 // with zeros around them:
 //
 //   - Forward: y = w patches(x);
-//   - InputGradient: dx = flipped w patches(dy). With strides, pixels of dx that are as far apart
-//     as these see the same part of the window, so each such phase of dx is a convolution by
-//     itself. With dilations too, the pixels of dy are as far apart as the strides instead, with
-//     zeros between them;
+//   - InputGradient: dx = flipped w patches(dy). With strides, pixels of dx that are a stride apart
+//     see the same part of the window, so each such phase of dx is a separate convolution. With
+//     dilations too, the pixels of dy are a stride apart instead, with zeros between them;
 //   - FilterGradient: dw^T = the sum of patches(x) dy^T.
 //
-// The work is cut into units: a few small images, or some rows of places of a large one, and where
-// the images have many planes a block of these at a time, so that patches fit into the second-level
-// cache. (Im2col of whole batches, as in Caffe, goes through memory.)
+// The work is cut into units: a few small images, or some rows of places of a large one. If the
+// images have many planes, a unit takes a block of these at a time. So patches fit into the
+// second-level cache. (Im2col of whole batches, as in Caffe, goes through memory.)
 type correlation[T float] struct {
 	level simd.Level
 	pool  *workers.Pool
@@ -55,25 +54,26 @@ type window struct {
 const (
 	// patchesOfUnit bounds the patches of a unit, in elements: 256 KiB of f32.
 	patchesOfUnit = 64 << 10
-	// placesOfUnit bounds the places of a unit of several images: a product has good speed by then.
+	// placesOfUnit bounds the places of a unit of several images: a product has reached good speed
+	// by then.
 	placesOfUnit = 256
-	// placesOfTile is how many places a narrow tile of a product has. Those of the last one are
-	// wasted where there are fewer.
+	// placesOfTile is how many places a narrow tile of a product has. If the last tile has fewer,
+	// the rest is wasted.
 	placesOfTile = 16
-	// flopsOfPart is how much work a part has at least: about 20 us.
+	// flopsOfPart is the least work of a part: about 20 us.
 	flopsOfPart = 2 << 20
-	// flopsOfRow is what it costs to copy what one pixel of the window shows of a row of places:
+	// flopsOfRow is the cost of copying what one pixel of the window shows of a row of places:
 	// about 5 ns.
 	flopsOfRow = 500
 	// partialSums is how many sums of filters there are: the order of additions is the same for any
 	// number of workers.
 	partialSums = 16
-	// weightsOfSum bounds the weights of which there are partial sums. The gradients of more are
-	// divided among the workers by planes: 128 images of 512 planes of 4 x 4 take 130 ms so, with
-	// partial sums 870.
+	// weightsOfSum bounds the weights that get partial sums. The gradients of more weights are
+	// divided among the workers by planes: for 128 images of 512 planes of 4 x 4 this takes 130 ms,
+	// and partial sums 870.
 	weightsOfSum = 64 << 10
-	// placesOfBand is how many places of a band are too few: with patches of so many planes, a
-	// product takes a block of the planes at a time.
+	// A band of fewer than placesOfBand places is too small: if patches of all planes allow no
+	// larger one, a product takes a block of the planes at a time.
 	placesOfBand = 64
 	// overwrite is how many elements CopyRows may write behind a row.
 	overwrite = 8
@@ -352,7 +352,7 @@ func (u *unit[T]) reserve(worker int) {
 	u.other, u.strip = all[:other], all[other:]
 }
 
-// spreads reports whether the results of a unit do not lie as those of a product.
+// spreads reports whether the results of a unit lie differently from the results of a product.
 func (c *correlation[T]) spreads() bool { return c.together > 1 || c.to.stepH*c.to.stepW > 1 }
 
 // frameH and frameW return how many rows and columns some rows of places see.

@@ -8,15 +8,16 @@ import (
 )
 
 // depthwise computes a convolution each of whose groups has one plane of images. Patches of one
-// plane are too few rows for a product that is worth copying them. A row of the window is a product
-// instead, whose operand is a plane among zeros as it lies: its row k are the pixels from k on.
+// plane are too few rows for a product that is worth copying them. Instead, each row of the window
+// is a product whose operand is a plane among zeros, as it lies: row k of the operand is the pixels
+// from k on.
 //
 //   - Forward and InputGradient: a row of weights by pixels is all places of some rows, and what is
 //     between them, which is left out;
 //   - FilterGradient: all rows of dy that see a row of pixels, by these, is all weights at once.
 //
-// Strides leave pixels out. So that none is read in vain, a plane lies as several, its phases: of
-// each the rows that are a stride apart, and but for FilterGradient the columns.
+// Strides leave pixels out. So that none is read in vain, a plane is stored as several phases: each
+// has the rows that are a stride apart and, except for FilterGradient, the columns.
 type depthwise[T float] struct {
 	correlation[T]
 	phases        int // of columns
@@ -145,9 +146,9 @@ func apart(stride, dilation int) (step, far int) {
 	return step, step * dilation / stride
 }
 
-// gradient computes that of a filter of a group. Rows of dy are as far apart as those of a phase,
-// over the stride, since the window goes by it; it is a product for all rows of the window that see
-// one phase.
+// gradient computes the gradient of a filter of a group. Rows of dy are as far apart as those of a
+// phase, over the stride, since the window goes by it; it is a product for all rows of the window
+// that see one phase.
 func (d *depthwise[T]) gradient(group, f int, framed, results, sums []T) {
 	pitch, filter := d.width/d.strideW, group*d.filters+f
 	step, far := apart(d.strideH, d.dilationH)
@@ -185,8 +186,8 @@ func (d *depthwise[T]) gradient(group, f int, framed, results, sums []T) {
 	}
 }
 
-// exactly is gradient by loops. What is between the rows of dy is zeros, and these times pixels
-// that are not finite would be sums that are not numbers.
+// exactly is gradient by loops. Between the rows of dy are zeros: times pixels that are not finite,
+// these would make the sums NaN.
 func (d *depthwise[T]) exactly(to []T, group, filter int) {
 	clear(to)
 	for n := range d.batch * d.outH * d.outW {

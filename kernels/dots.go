@@ -6,8 +6,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// dots is the product of a row with the transposition of a matrix: as many dot products as that has
-// rows, which are read once, as they lie. Packing them for tiles takes longer than multiplying.
+// dots is the product of a row with the transpose of a matrix: as many dot products as the matrix
+// has rows, which are read once, as they lie. Packing them for tiles takes longer than multiplying.
 // Products are rounded to T, and added up in float64.
 type dots[T float] struct {
 	Product
@@ -17,7 +17,7 @@ type dots[T float] struct {
 	rows    int // of a part
 }
 
-// dotted reports whether a product is dots, and computes it then.
+// dotted reports whether a product is dots, and if so computes it.
 func dotted[T float](pool *workers.Pool, p *Product, l simd.Level) bool {
 	if p.M != 1 || !p.B.Transposed || p.A.Transposed || p.Epilogue != nil || p.K <= simd.Repeat ||
 		p.A.Buffer.DType() != p.C.Buffer.DType() || p.batch() > 1 {

@@ -9,13 +9,13 @@ import (
 )
 
 // Attention on the host goes through the queries of a head in blocks: the scores of a block with
-// all keys that it sees are one product and stay in the cache, so that nothing is rescaled as in
+// all keys that it sees are one product and stay in the cache, so nothing is rescaled, unlike in
 // FlashAttention. Products need keys and values with their elements in columns, which are
 // transposed once for each part.
 
 const (
-	// queriesOfBlock is how many queries a block has at most: what a causal block computes for
-	// nothing grows with it.
+	// queriesOfBlock is the largest number of queries of a block: what a causal block computes in
+	// vain grows with it.
 	queriesOfBlock = 32
 	// scoresOfBlock bounds the scores of a block, in elements: 128 KiB of f32.
 	scoresOfBlock = 32 << 10
@@ -99,7 +99,7 @@ func (t *attending[T, S]) ofKey(r HeadRows, head, size int) headRows {
 }
 
 // open returns the n vectors of a head from number first on: where they are, or in scratch,
-// converted if they are to be read.
+// converted if read is set.
 func (t *attending[T, S]) open(r headRows, first, n int, scratch *room[T], read bool) vectors[T] {
 	at := r.at + first*r.Row
 	if !t.converted() {
@@ -136,8 +136,8 @@ func (t *attending[T, S]) seen(head, i int) int {
 	}
 }
 
-// limit caps the scores of a query, and multiplies ds with the derivative of that, unless it is
-// nil. It adds the mask.
+// limit caps the scores of a query, and multiplies ds, unless nil, by the derivative of the cap.
+// Then it adds the mask.
 func (t *attending[T, S]) limit(scores, ds []T, head, query int) {
 	if most := T(t.a.SoftCap); most > 0 {
 		scale(t.level, scores, 1/most)
@@ -163,8 +163,8 @@ func (t *attending[T, S]) product(p simd.Product[T], alpha, beta T) {
 	simd.Multiply(t.level, &p)
 }
 
-// exps computes the exponentials of rows of scores minus a number for each, of the keys that each
-// query sees; those of the others are 0.
+// exps computes the exponentials of rows of scores minus a number for each row, for the keys that
+// each query sees; for the others they are 0.
 func (t *attending[T, S]) exps(scores []T, width, head, first int, minus []T) {
 	masked := t.a.Mask.Buffer.Len() > 0
 	for i, m := range minus {
@@ -350,8 +350,8 @@ func (t *backward[T, S]) Run(shared, worker int) {
 	t.storeVectors(ofDV, 0, keys, o.dv)
 }
 
-// addHead computes dq of a head of queries, and what it adds to dk and dv, of which the first one
-// of a group is the first term.
+// addHead computes dq of a head of queries, and its terms of dk and dv. The first head of a group
+// has the first term.
 func (t *backward[T, S]) addHead(o *operands[T], scratch room[T], first bool) {
 	a, queries := &t.a, t.a.Queries
 	ofDQ := t.ofQuery(a.DQ, o.head, a.Size)
@@ -373,8 +373,8 @@ func (t *backward[T, S]) addHead(o *operands[T], scratch room[T], first bool) {
 	t.storeVectors(ofDQ, 0, queries, o.dq)
 }
 
-// addBlock computes dq of a block of queries, and what it adds to dk and dv, which it only writes
-// if beta is 0.
+// addBlock computes dq of a block of queries, and its terms of dk and dv. If beta is 0, it writes
+// dk and dv instead of adding to them.
 func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	a := &t.a
 	width := t.seen(o.head, first+rows-1)

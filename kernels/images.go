@@ -99,7 +99,7 @@ func (h Host) Im2Col(dst, src backend.Buffer, i Images) error {
 	return nil
 }
 
-// Col2Im adds patches up to images, in the order of the patches: it is the gradient of Im2Col.
+// Col2Im adds up patches to images, in the order of the patches: it is the gradient of Im2Col.
 //
 //	dst = 0; for b, oh, ow, c, kh, kw inside of the image { dst[b,c,h,w] += src[b,oh,ow,c,kh,kw] }
 func (h Host) Col2Im(dst, src backend.Buffer, i Images) error {
@@ -116,7 +116,7 @@ func (h Host) Col2Im(dst, src backend.Buffer, i Images) error {
 	return nil
 }
 
-// MaxPool finds the largest pixel of each window, of those inside of the image:
+// MaxPool finds the largest pixel of each window, among those inside of the image:
 //
 //	for b, c, oh, ow { dst[b,c,oh,ow] = max over kh, kw of src[b,c,h,w] }
 //
@@ -136,8 +136,8 @@ func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 	return nil
 }
 
-// MaxPoolGrad adds the gradient of each window to that of its largest pixel, in the order of the
-// windows. Of several largest pixels the first one counts, but the last NaN, as in PyTorch.
+// MaxPoolGrad adds the gradient of each window to the gradient of its largest pixel, in the order
+// of the windows. Of several largest pixels the first one counts, but the last NaN, as in PyTorch.
 //
 //	dx = 0; for b, c, oh, ow { dx[largest pixel of the window] += dy[b,c,oh,ow] }
 //	if Rectified { dx = 0 where x < 0 }

@@ -5,7 +5,7 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// block is how many elements are computed at a time, so that what is between two steps stays in the
+// block is how many elements are computed at a time, so that intermediate results stay in the
 // first-level cache (8 KiB of float64).
 const block = 1024
 

@@ -8,10 +8,10 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// Multiply computes a product by tiles that stay in registers, of operands that are packed into
-// caches where this pays (Goto and van de Geijn, ACM TOMS 34(3), 2008). Blocks of C are the parts
-// that workers run. K is never divided among them, so the bits do not depend on their number; they
-// do depend on the processor's vector instructions.
+// Multiply computes a product by tiles that stay in registers. It packs operands into caches where
+// this pays (Goto and van de Geijn, ACM TOMS 34(3), 2008). Blocks of C are the parts that workers
+// run. K is never divided among them, so the bits do not depend on their number; they do depend on
+// the processor's vector instructions.
 func (h Host) Multiply(p Product) error { return h.multiply(p, simd.Best()) }
 
 func (h Host) multiply(p Product, l simd.Level) error {
@@ -65,7 +65,8 @@ type multiplication[T float, S, D backend.Element] struct {
 	blocks
 }
 
-// blocks says how a product is divided, which depends on it and on the vector instructions alone.
+// blocks says how a product is divided, which depends only on the product and the vector
+// instructions.
 type blocks struct {
 	together, rows, columns int // of a part: products, and what of C is computed at a time
 	rowBlocks, columnParts  int // of one product
@@ -75,8 +76,8 @@ type blocks struct {
 	aInPlace, bInPlace      bool // an operand is read where it lies
 }
 
-// What fits into the caches of a core: half of a second-level cache of 1 MiB has a block of B, and
-// three quarters of a first-level cache of 32 KiB a strip of A.
+// What fits into the caches of a core: a block of B takes half of a second-level cache of 1 MiB,
+// and a strip of A three quarters of a first-level cache of 32 KiB.
 const (
 	blockBytes = 512 << 10
 	stripBytes = 24 << 10
@@ -115,8 +116,8 @@ func blocksOf[T float, S backend.Element](p *Product, l simd.Level) blocks {
 	return b
 }
 
-// Below leastWork, in multiply-adds of vectors of 16, a part costs more to give to a worker than it
-// has; it takes about 30 us. enoughParts occupy many cores alike.
+// Below leastWork, in multiply-adds of vectors of 16, a part costs more to give to a worker than to
+// compute; leastWork takes about 30 us. enoughParts keep many cores equally busy.
 const (
 	leastWork   = 100_000
 	enoughParts = 16
@@ -127,7 +128,7 @@ func (b *blocks) count(p *Product) int {
 	return ceil(p.M, b.rows) * ceil(p.N, b.columns) * p.batch()
 }
 
-// work returns about how long a part takes, with what it takes to read the operands.
+// work estimates how long a part takes, including the time to read the operands.
 func (b *blocks) work(p *Product) int {
 	const lanes, read = 16, 4
 	return p.K * (b.rows*b.columns/lanes + (b.rows+b.columns)/read)
@@ -141,8 +142,8 @@ func readable(a Matrix, rows, depth, size int) bool {
 	return rows <= 4 || a.Pitch*size%conflictBytes != 0
 }
 
-// evenly divides n into as few blocks of at most `most` as there can be, and returns the size of
-// one: a multiple of unit.
+// evenly divides n into as few blocks of at most `most` as possible, and returns the size of one: a
+// multiple of unit.
 func evenly(n, most, unit int) int {
 	most = max(most/unit, 1) * unit
 	return ceil(ceil(n, max(ceil(n, most), 1)), unit) * unit

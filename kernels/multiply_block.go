@@ -86,7 +86,7 @@ func (m *multiplication[T, S, D]) block(p *packing[T], n, i, rows, j, columns in
 	}
 }
 
-// packB makes B of t the columns from j, from step k.
+// packB sets B of t to the columns from j, from step k.
 func (m *multiplication[T, S, D]) packB(p *packing[T], t *simd.Product[T], b []S, k, j int) {
 	row, column := m.B.Steps()
 	b = b[k*row+j*column:]

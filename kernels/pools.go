@@ -23,10 +23,10 @@ type pooling[T float] struct {
 }
 
 const (
-	// pixelsOfPart is how many pixels of windows a part sees at least: about 10 us.
+	// pixelsOfPart is the least number of pixels of windows that a part sees: about 10 us.
 	pixelsOfPart = 1 << 15
-	// pixelsTogether is how many of several planes are looked at together, and stay in the
-	// first-level cache.
+	// pixelsTogether is how many pixels of several planes are handled together, so that they stay
+	// in the first-level cache.
 	pixelsTogether = 1 << 12
 )
 

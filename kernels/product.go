@@ -14,12 +14,11 @@ import (
 //		C[b](i, j) = Alpha*sum + Beta*C[b](i, j)
 //	}
 //
-// A and B have the same dtype, a float. C has that dtype, or is f32 where they have 16 bits. The
-// sum is of f64 where A and B are, otherwise of f32, and is rounded once to the dtype of C. Where
-// Beta is 0, C is only written: what it held, NaN included, does not matter. Each implementation
-// adds in an order of its own, with or without fused multiply-adds, and gives the same bits in
-// every run; all agree where the sums are exact. [Host.Multiply] may add up terms of Alpha*A in
-// parts.
+// A and B have the same dtype, a float. C has that dtype, or is f32 if they have 16 bits. The sum
+// is in f64 if A and B are, otherwise in f32, and is rounded once to the dtype of C. If Beta is 0,
+// C is only written: its old content, even NaN, does not matter. Each implementation adds in its
+// own order, with or without fused multiply-adds, and gives the same bits in every run; all agree
+// where the sums are exact. [Host.Multiply] may add up terms of Alpha*A in parts.
 type Product struct {
 	Batch   int // how many products; 0 stands for 1
 	M, N, K int // A is M x K, B is K x N, C is M x N
@@ -35,12 +34,12 @@ type Product struct {
 }
 
 // Epilogue is a loop over the elements of the result of a product or a convolution, such as bias
-// and activation. It runs on what a part has just finished, which is still in a cache then, where
-// parts have whole rows or images: so do those of products of few columns. Elements are numbered in
+// and activation. If parts have whole rows or images, it runs on what a part has just finished,
+// while that is still in a cache. Products of few columns have such parts. Elements are numbered in
 // row-major order.
 type Epilogue interface {
-	// Divides reports whether it may run in so many parts, each of a multiple of n elements, and
-	// would not be divided into more by itself.
+	// Divides reports whether it may run in this many parts, each of a multiple of n elements, and
+	// would not divide into more parts by itself.
 	Divides(parts, n int) bool
 	// Elements runs it from element lo up to hi on a worker of the pool.
 	Elements(lo, hi, worker int)
@@ -51,8 +50,8 @@ type Epilogue interface {
 // Matrix is an operand of a [Product]. Its rows are contiguous in memory.
 type Matrix struct {
 	Buffer backend.Buffer
-	Pitch  int // elements from the start of a row in memory to that of the next
-	Stride int // elements from one matrix of the batch to the next; 0 where all read the same one
+	Pitch  int // elements from the start of a row in memory to the next
+	Stride int // elements from one matrix of the batch to the next; 0 if all read the same one
 
 	// Transposed says that memory holds the transpose: of A, K rows of M elements. Not for C.
 	Transposed bool

@@ -19,7 +19,7 @@ import (
 //	}
 //
 // h[0] and c[0] are H0 and C0. All is h, in the order of time, and the last c behind it. Everything
-// is f32 but Rounded.
+// except Rounded is f32.
 type LSTM struct {
 	Steps, Batch, Size int
 	Reverse            bool

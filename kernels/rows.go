@@ -8,13 +8,14 @@ import (
 	"github.com/euryale-ml/euryale/internal/workers"
 )
 
-// Rows are tables [Before, Count, Width], of each of which the rows that a list of n indices names
-// are taken: they are [Before, n, Width]. Indices are I32 or I64, and the same for all tables.
+// Rows are tables [Before, Count, Width]. A list of n indices names rows of each table: the taken
+// rows are [Before, n, Width]. Indices are I32 or I64, and the same for all tables.
 type Rows struct {
 	Before, Count, Width int
 }
 
-// table returns the number of elements of the tables, taken that of the rows for n indices.
+// table returns the number of elements of the tables, taken the number of elements of the rows for
+// n indices.
 func (r *Rows) table() int      { return r.Before * r.Count * r.Width }
 func (r *Rows) taken(n int) int { return r.Before * n * r.Width }
 
@@ -74,7 +75,7 @@ func (h Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
 	return nil
 }
 
-// AddRows adds rows up to a table, in the order of the indices: it is the gradient of TakeRows.
+// AddRows adds up rows in a table, in the order of the indices: it is the gradient of TakeRows.
 //
 //	dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }
 //

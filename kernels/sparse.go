@@ -9,9 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// Sparse is the arithmetic of package backend/compress/sparse: it selects the large
-// elements of vectors, and adds the selections of several ranks. A Queue may implement
-// it. It never stops the host; counts stay in the memory of the message.
+// Sparse is the arithmetic of package backend/compress/sparse: it selects the large elements of
+// vectors, and adds the selections of several ranks. A Queue may implement it. It never blocks the
+// host; counts stay in the memory of the message.
 type Sparse interface {
 	// Select moves the large elements of a vector to a message: see [Selection].
 	Select(s *Selection) error
@@ -22,20 +22,20 @@ type Sparse interface {
 	//
 	//	for i { dst[i] = the sum over the messages of the value for i, 0 where there is none }
 	//
-	// in 32 bits. What is not 0 is divided by the divisor. dst is F32 or F64. Entries
-	// for elements that dst does not have are left out.
+	// in 32 bits. Values other than 0 are divided by the divisor. dst is F32 or F64. Entries for
+	// elements that dst does not have are left out.
 	Combine(dst backend.Buffer, m Messages, divisor int) error
 	// NotFinite: note[0] = n - i of the first of the n elements that is NaN or
 	// infinite, 0 if there is none. note is I64, x is F32 or F64.
 	NotFinite(note, x backend.Buffer) error
 }
 
-// MaxSelect is how many elements a Selection may have: 4 GiB.
+// MaxSelect is the largest number of elements of a Selection: 4 GiB.
 const MaxSelect = 1 << 30
 
-// Message holds the elements of a vector that are sent: Values[i] belongs to place
-// Index[i], in ascending order. Head[2] is their number, Head[1] the number that were
-// selected, also beyond the room. Kernels do not use Head[0].
+// Message holds the elements of a vector that are sent: Values[i] belongs to place Index[i], in
+// ascending order. Head[2] is their number, Head[1] the number that were selected, including those
+// beyond the room. Kernels do not use Head[0].
 type Message struct {
 	Head   backend.Buffer // I64, HeadWords of them
 	Values backend.Buffer // F32, F16 or BF16; there is room for so many entries
@@ -58,14 +58,14 @@ const HeadWords = 3
 //		Residual[i] = v
 //	}
 //
-// A magnitude is the bits of an f32 without the sign, so that infinity is larger
-// than every number, and NaN larger than infinity.
+// A magnitude is the bits of an f32 without the sign, so infinity is larger than every number, and
+// NaN larger than infinity.
 type Selection struct {
 	Out Message
-	// Dense, as F32, gets every y where it belongs and zeros elsewhere, if it is not
-	// empty; Out then gets the head only. It may be X.
+	// Dense, if it is not empty, is F32 and gets every y at its place and zeros elsewhere; Out then
+	// gets only the head. It may be X.
 	Dense backend.Buffer
-	// X and Residual are F32. There may be no Residual: v is X[i] then.
+	// X and Residual are F32. If there is no Residual, v is X[i].
 	X, Residual backend.Buffer
 
 	K     int    // 0: those above Above
@@ -83,7 +83,7 @@ type Selection struct {
 	Scratch backend.Buffer
 }
 
-// Messages has the messages of several ranks, one behind the other.
+// Messages has the messages of several ranks, one after the other.
 type Messages struct {
 	All      backend.Buffer // U8
 	Ranks    int

@@ -7,7 +7,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// ReduceIn is Reduce in an association. Only sums and averages have one other than rank order.
+// ReduceIn is Reduce in an association. Only sums and averages have associations other than rank
+// order.
 //
 // Cost of a tree: that of Reduce, with log2(len(srcs)) blocks of scratch in the first-level cache.
 func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.Buffer,
@@ -23,8 +24,9 @@ func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.B
 	return nil
 }
 
-// SumBranches adds branches of a [backend.Tree], which are sums of so many terms each, to the sum
-// of all terms: see [backend.Branches]. Together they are the whole tree, from its first term on.
+// SumBranches adds up branches of a [backend.Tree], each a sum of the given number of terms, to the
+// sum of all terms: see [backend.Branches]. Together they are the whole tree, from its first term
+// on.
 func (h Host) SumBranches(dst backend.Buffer, srcs []backend.Buffer, terms []int) error {
 	if err := (Check{}).Reduce(backend.Sum, dst, srcs...); err != nil {
 		return err
@@ -37,8 +39,8 @@ func (h Host) SumBranches(dst backend.Buffer, srcs []backend.Buffer, terms []int
 	return nil
 }
 
-// ReduceChecked is ReduceIn, or with terms SumBranches, of arguments that these would not refuse.
-// To check a few elements takes as long as to add them.
+// ReduceChecked is ReduceIn, or with terms SumBranches, for arguments that are already checked:
+// checking a few elements takes as long as adding them.
 func (Host) ReduceChecked(a backend.Association, op backend.ReduceOp, dst backend.Buffer,
 	srcs []backend.Buffer, terms []int) {
 	if a == backend.InRankOrder || len(srcs) < 3 { // two operands have one order
@@ -71,8 +73,8 @@ const (
 )
 
 // sumTree adds sources in the association Tree, a block at a time unless they are one chain. They
-// are branches of so many terms, or terms themselves. dst may be one of the sources, since the
-// result of a block is written last.
+// are branches of the given numbers of terms, or terms themselves. dst may be one of the sources,
+// since the result of a block is written last.
 func sumTree[T number](op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer,
 	terms []int) {
 	var t tree[T]
@@ -132,8 +134,8 @@ func (t *tree[T]) row(i, n int) []T {
 	return t.few[i][:n]
 }
 
-// chain is a sum that is not added up yet, of operands one after the other, of which some are in
-// scratch memory. There is one operand for each level of the tree at most, and one.
+// chain is a sum that is not added up yet, of operands one after the other, some of them in scratch
+// memory. It has at most one operand for each level of the tree, and one more.
 type chain struct{ operands, scratch int }
 
 const longestChain = 32

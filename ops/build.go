@@ -11,8 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Option changes an operation from the even division of an axis, which is the
-// default.
+// Option changes how an operation divides an axis. The default is to divide it evenly.
 type Option func(*lengths)
 
 // lengths are the lists given in options.
@@ -22,12 +21,11 @@ type lengths struct {
 	single, pair    bool  // which option was given
 }
 
-// Splits gives the length of every rank's part along the axis of the operation,
-// in rank order: lens[r] is the length of rank r's chunk, or of rank r's x where
-// the ranks' x are concatenated. Every rank passes the same list. A length may
-// be 0, for which see the package comment.
+// Splits gives the length of every rank's part along the axis of the operation, in rank order:
+// lens[r] is the length of rank r's chunk, or of rank r's x where the ranks' x are concatenated.
+// Every rank passes the same list. A length may be 0: see the package comment.
 //
-// It is for every operation with one axis; AllToAll takes [AllToAllSplits].
+// Every operation with one axis takes it; AllToAll takes [AllToAllSplits].
 func Splits(lens ...int) Option {
 	lens = append([]int{}, lens...) // not nil, which means even
 	return func(l *lengths) { l.one, l.single = lens, true }
@@ -37,15 +35,14 @@ func Splits(lens ...int) Option {
 // order: rank r gets scatter[r] of the scattered axis, and has gather[r] of the
 // gathered axis in its x. nil means even. Every rank passes the same lists.
 //
-// Where both axes are one, only one list can be given: with scatter, rank r gets
-// scatter[r] from every rank; with gather, it sends gather[r] to every rank.
+// If both axes are the same, only one list can be given: with scatter, rank r gets scatter[r] from
+// every rank; with gather, it sends gather[r] to every rank.
 func AllToAllSplits(scatter, gather []int) Option {
 	scatter, gather = slices.Clone(scatter), slices.Clone(gather)
 	return func(l *lengths) { l.scatter, l.gather, l.pair = scatter, gather, true }
 }
 
-// builder makes the node of one operation. Errors of its methods do not say
-// which operation it is.
+// builder makes the node of one operation. Errors of its methods do not name the operation.
 type builder struct {
 	comm    backend.Communicator
 	x       *gorgonia.Node

@@ -9,10 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// The sentinels that errors of graph construction wrap, beside
-// [backend.ErrArgument] for ranks, roots, reductions and scales that are out of
-// range. Running a graph can also give them, when a value was bound that does
-// not fit its node.
+// Errors of graph construction wrap these sentinels, or [backend.ErrArgument] for ranks, roots,
+// reductions and scales that are out of range. Running a graph can return the same errors, if a
+// bound value does not fit its node.
 var (
 	// ErrShape: a shape, an axis or a list of lengths does not fit the operation.
 	ErrShape = errors.New("bad shape")
@@ -26,7 +25,7 @@ var (
 // Gorgonia machine.
 type Error struct {
 	Op      string // the operation: "AllReduce{sum}"
-	Operand string // the name of the node that it was put on, "" if it is not known
+	Operand string // the name of the node that it was applied to, "" if unknown
 	Shape   tensor.Shape
 	DType   tensor.Dtype // of the operand, like Shape
 	Comm    string       // name of the communicator
@@ -55,13 +54,13 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Operation returns the operation, like those of all errors that [Cause] finds.
+// Operation returns the operation, as for all errors that [Cause] finds.
 func (e *Error) Operation() string { return e.Op }
 
 // Cause returns the error of the operation that made a Gorgonia machine fail: an [*Error] of this
 // package, or another error with a method Operation() string, such as those of package nn. The
-// machines wrap it in a type that hides it from [errors.Is] and [errors.As], and add text
-// before it. With Cause they find, for example, the [*backend.Error] that names a lost rank.
+// machines wrap it in a type that hides it from [errors.Is] and [errors.As], and add text before
+// it. In the result of Cause these find, for example, the [*backend.Error] that names a lost rank.
 // Cause returns other errors unchanged.
 func Cause(err error) error {
 	for e := err; e != nil; {

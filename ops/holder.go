@@ -16,8 +16,8 @@ import (
 // holds the extremum, and makes the others zero. Its operands are x, the
 // extremum y over all ranks' x, and v, of one shape.
 //
-// It is linear in v, and its own adjoint. That it jumps where the holder changes
-// is of no concern: there the maximum has no gradient.
+// It is linear in v, and its own adjoint. It jumps where the holder changes, but there the maximum
+// has no gradient anyway.
 type holderOp struct {
 	comm  backend.Communicator
 	dtype tensor.Dtype
@@ -99,7 +99,7 @@ func (o *holderOp) keep(inputs []gorgonia.Value) (gorgonia.Value, error) {
 //	owner    = minimum of all ranks' owners
 //	kept[i]  = owner[i] == r ? v[i] : 0
 //
-// Owners are integers of the size of v's elements, of which the bits are kept.
+// Owners are integers of the size of v's elements, whose bits are kept.
 func (o *holderOp) fill(p worker, kept, x, y, v backend.Buffer) error {
 	r, P := float64(o.comm.Rank()), float64(o.comm.Size())
 	bits := bitsOf(v.DType())
@@ -131,13 +131,13 @@ func (o *holderOp) fill(p worker, kept, x, y, v backend.Buffer) error {
 	)
 }
 
-// same returns a number that is not 0 where x is y, also where both are NaN.
+// same returns a number that is not 0 where x is y, or both are NaN.
 func same(p *fuse.Program, x, y fuse.Value) fuse.Value {
 	nan := p.Do(fuse.Mul, p.Do(fuse.NotEqual, x, x), p.Do(fuse.NotEqual, y, y))
 	return p.Do(fuse.Add, p.Do(fuse.Equal, x, y), nan)
 }
 
-// inOrder takes steps up to the first error.
+// inOrder runs steps up to the first error.
 func inOrder(steps ...func() error) error {
 	for _, step := range steps {
 		if err := step(); err != nil {

@@ -13,9 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// collectiveOp is the op of every collective: one transform forward, one
-// backward. Its gradient is the same op with the two exchanged, so that
-// gradients have gradients.
+// collectiveOp is the op of every collective: one transform forward, one backward. Its gradient is
+// the same op with the two exchanged, so gradients have gradients.
 type collectiveOp struct {
 	comm     backend.Communicator
 	fwd, bwd transform
@@ -37,7 +36,7 @@ func (o *collectiveOp) apply(x *gorgonia.Node) (*gorgonia.Node, error) {
 
 func (o *collectiveOp) place() (backend.Communicator, site) { return o.comm, o.at }
 
-// origin returns what the op tells the other ranks of its place in the graph, except the
+// origin returns what the op tells the other ranks about its place in the graph, except the
 // ordinal.
 func (o *collectiveOp) origin() backend.Origin {
 	origin := backend.Origin{Purpose: backend.ForGraph, Shape: backend.ShapeOf(

@@ -163,15 +163,13 @@ func Scatter(comm backend.Communicator, root, axis int, x *gorgonia.Node,
 // Unscaled is the scale of a gradient that is passed on unchanged.
 const Unscaled = 1.0
 
-// Up returns P, the scale for leaving a region of divided work when the loss
-// behind it is computed on every rank alike: see "Conventions for divided work"
-// in the package comment.
+// Up returns P, the scale for leaving a region of divided work when every rank computes the loss
+// behind it alike: see "Conventions for divided work" in the package comment.
 func Up(comm backend.Communicator) float64 { return float64(comm.Size()) }
 
-// Down returns 1/P, the scale for entering a region of divided work: see
-// "Conventions for divided work" in the package comment. Like every scale 1/n of a
-// whole number n it divides the gradient, which rounds once, instead of multiplying
-// it by a rounded 1/n.
+// Down returns 1/P, the scale for entering a region of divided work: see "Conventions for divided
+// work" in the package comment. Like every scale 1/n of a whole number n, it divides the gradient,
+// which rounds once, instead of multiplying it by a rounded 1/n.
 func Down(comm backend.Communicator) float64 { return 1 / float64(comm.Size()) }
 
 // GatherForwardSplitBackward is AllGather forward, and backward takes this
@@ -196,9 +194,9 @@ func GatherForwardSplitBackward(comm backend.Communicator, axis int, gradScale f
 	})
 }
 
-// SplitForwardGatherBackward takes this rank's own chunk of x, which every rank
-// has alike, and backward concatenates the ranks' gradients, times gradScale:
-// [Up], [Down], [Unscaled] or any number.
+// SplitForwardGatherBackward takes this rank's own chunk of x, which is the same on every rank, and
+// backward concatenates the ranks' gradients, times gradScale: [Up], [Down], [Unscaled] or any
+// number.
 //
 //	in   x  [d..., n, e...]     the same values on every rank
 //	out  y  [d..., n/P, e...]   chunk r of x along axis, a copy
@@ -206,9 +204,9 @@ func GatherForwardSplitBackward(comm backend.Communicator, axis int, gradScale f
 // With [Splits], chunk r has the given length. A negative axis counts from the
 // last.
 //
-// Gradient: dx = gradScale * AllGather(dy), the same on every rank. Unscaled, it
-// is the gradient of the sum of the ranks' losses by the x that they share; Down
-// makes it that of their mean. The gradient of the gradient is the split.
+// Gradient: dx = gradScale * AllGather(dy), the same on every rank. With Unscaled, it is the
+// gradient of the sum of the ranks' losses by the x that they share; with Down, the gradient of
+// their mean. The gradient of the gradient is the split.
 // Cost: a copy of y forward, as [AllGather] backward.
 // Errors: those of [Scatter]; [backend.ErrArgument] if gradScale is not finite.
 func SplitForwardGatherBackward(comm backend.Communicator, axis int, gradScale float64,
@@ -243,8 +241,8 @@ func CopyToParallel(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node
 //	in   x  [d...]   the same shape on every rank, scalars included
 //	out  y  [d...]   sum over s of x of rank s, the same bits on every rank
 //
-// Gradient: dx = dy, which is exact if every rank goes on alike from y and the
-// loss is counted once.
+// Gradient: dx = dy, which is exact if every rank continues alike from y and the loss is counted
+// once.
 // Cost: as [AllReduce] forward, a copy of dx backward.
 // Errors: ErrDType; at run time those of [backend.Communicator].
 func ReduceFromParallel(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {

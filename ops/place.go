@@ -12,10 +12,10 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// worker is what computes a result in memory that is there.
+// worker computes a result in existing memory.
 type worker interface {
 	kernels() backend.Arithmetic
-	// scratch returns memory for the operation, with anything in it.
+	// scratch returns memory for the operation, with arbitrary content.
 	scratch(d backend.DType, n int) (backend.Buffer, error)
 	// run runs a collective, in the order of the queue.
 	run(c backend.Collective, dst, src backend.Buffer) error
@@ -25,8 +25,8 @@ type worker interface {
 	here(b backend.Buffer) (backend.Buffer, error)
 }
 
-// onHost computes with values of the host. Only what a collective sends and receives is staged, if
-// the communicator is on a device.
+// onHost computes with values of the host. If the communicator is on a device, only what a
+// collective sends and receives is staged.
 type onHost struct{ comm backend.Communicator }
 
 var _ worker = onHost{}

@@ -13,8 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// What package vm runs in its plans: see vm.DeviceOp. The operands and the result lie where the
-// plan has them, in row-major order, and the plan gives memory for what is computed on the way.
+// This file is what package vm runs in its plans: see vm.DeviceOp. The operands and the result lie
+// in the plan's memory, in row-major order, and the plan gives memory for intermediate results.
 
 // planned is a queue with the memory that a plan gives to an operation.
 type planned struct {
@@ -32,7 +32,7 @@ type loops struct {
 	all   map[int]fuse.Loop
 }
 
-// get returns a program that is ready to run on a queue, which write gives once.
+// get returns a program that is ready to run on a queue. write makes it, once.
 func (l *loops) get(q backend.Queue, number int, write func() *fuse.Program) (fuse.Loop, error) {
 	if l.queue != q {
 		l.queue, l.all = q, map[int]fuse.Loop{}
@@ -113,8 +113,8 @@ func start(o communicating, q backend.Queue, scratch backend.Buffer,
 	return p.work, nil
 }
 
-// Local tells plans where y is part of x on this rank, from index start of an axis on: they compute
-// nothing then.
+// Local tells plans if y is a part of x on this rank, from index start of an axis on: they then
+// compute nothing.
 func (o *collectiveOp) Local() (axis, start int, ok bool) {
 	switch t := o.fwd; {
 	case t.kind != 0 || t.scale != 1:
@@ -141,9 +141,9 @@ func (o *collectiveOp) Scratch() (nbytes int) {
 	return nbytes
 }
 
-// Carries reports whether the operation takes operands of another dtype, too: one that moves
-// elements, or that adds them, as the communicator adds elements of d. So package vm exchanges 16
-// bits an element in plans of BF16.
+// Carries reports whether the operation also takes operands of another dtype: if it moves elements,
+// or adds them, as the communicator adds elements of d. So package vm exchanges 16 bits for each
+// element in plans of BF16.
 func (o *collectiveOp) Carries(d backend.DType) bool {
 	switch o.fwd.kind {
 	case backend.AllToAll, backend.AllGather:
@@ -196,10 +196,9 @@ func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
 	return start(o, q, scratch, func(p worker) error { return o.reduce(p, y, x[0]) })
 }
 
-// Planned returns a collective that a plan of package vm runs although no node of a graph stands
-// for it, and the shape of its result: an AllReduce, or an AllGather along the first axis, of x,
-// which is read for its dtype and shape alone. Ranks compare name and number. Errors: see
-// [AllReduce] and [AllGather].
+// Planned returns a collective of x that a plan of package vm runs without a node of the graph, and
+// the shape of its result: an AllReduce, or an AllGather along the first axis. Only the dtype and
+// shape of x are read. Ranks compare name and number. Errors: see [AllReduce] and [AllGather].
 func Planned(comm backend.Communicator, c backend.Collective, name string, number int,
 	x *tensor.Dense) (
 	gorgonia.Op, tensor.Shape, error,

@@ -45,7 +45,7 @@ func (t transform) fill(p worker, origin *backend.Origin, y, x operand, r, P int
 }
 
 // rescale multiplies y by scale. A scale of 1/n divides by n, as [Down] and averages do: the
-// product with 1/n, which is rounded itself, has other bits.
+// product with the rounded 1/n has other bits.
 func rescale(p worker, y backend.Buffer, scale float64) error {
 	return p.apply(0, y, func(p *fuse.Program, x []fuse.Value) fuse.Value {
 		t := fuse.Type(y.DType())

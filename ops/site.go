@@ -21,7 +21,7 @@ type communicating interface {
 	gorgonia.Op
 	// place returns the communicator and the place in the graph.
 	place() (backend.Communicator, site)
-	// fail says of an error which operation has failed, and where.
+	// fail adds to an error which operation has failed, and where.
 	fail(error) error
 }
 
@@ -53,7 +53,7 @@ func next(comm backend.Communicator, x *gorgonia.Node, origin backend.Origin, re
 	return site{&origin, describe(x), new(loops)}
 }
 
-// gradient returns the place of an op that computes the gradient of one at s without a node.
+// gradient returns the place of an op that computes the gradient of the op at s without a node.
 func (s site) gradient(origin backend.Origin) site {
 	origin.Purpose, origin.Ordinal = backend.ForGradient, s.ordinal()
 	return site{&origin, "the gradient", nil}

@@ -12,10 +12,10 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// sparser is a communicator with sparse all-reduces, which keep for each state a residual and what
-// was sent: that of package backend/compress/sparse.
+// sparser is a communicator with sparse all-reduces, from package backend/compress/sparse. For each
+// state it keeps a residual and what was sent.
 type sparser interface {
-	// NewState returns a state key of its own.
+	// NewState returns a state key that is not in use.
 	NewState() int
 	// Sent returns what this rank has sent in the last call with a state and an operand like x,
 	// empty if there was none.
@@ -29,20 +29,19 @@ type sparser interface {
 //	in   x  [d...]   the same shape on every rank, at least one element; Float32 or Float64
 //	out  y  [d...]   op over s of what rank s has sent, the same bits on every rank
 //
-// Every node has its own residual, so each call of this constructor is another
-// operation, also on the same x. Graphs must be built in the same order on every rank,
-// and again in that order by a program that resumes from a checkpoint.
+// Every node has its own residual, so each call of this constructor makes another operation, even
+// on the same x. Graphs must be built in the same order on every rank, and in that order again by a
+// program that resumes from a checkpoint.
 //
-// Every run changes the residual, also one that only evaluates: it sends what training
-// has left, and leaves a residual that the next step sends. To evaluate, build another
-// graph with [AllReduce] instead, or save the State of comm before and restore it with
-// SetState after, on every rank.
+// Every run changes the residual, even one that only evaluates: it sends what training has left,
+// and leaves a residual that the next step sends. To evaluate, build another graph with [AllReduce]
+// instead, or save the State of comm before and restore it with SetState after, on every rank.
 //
-// Gradient: straight through to the elements that were sent. dx is the AllReduce of dy by
-// the same op, like the gradient of [AllReduce], for elements of which this rank has sent
-// a number other than zero in the same run, and 0 elsewhere, because the residual does not
-// contribute to y. The selection and earlier residuals count as constants. The gradient
-// itself has no gradient: ErrGradient.
+// Gradient: straight through to the elements that were sent. For elements of which this rank has
+// sent a number other than zero in the same run, dx is the AllReduce of dy by the same op, like the
+// gradient of [AllReduce]. Elsewhere dx is 0, because the residual does not contribute to y. The
+// selection and earlier residuals count as constants. The gradient itself has no gradient:
+// ErrGradient.
 // Cost: forward that of package backend/compress/sparse and a vector like x, which comm keeps
 // until its Close; backward an AllReduce.
 // Errors: backend.ErrArgument if comm is not sparse or op is neither Sum nor Avg;
@@ -185,9 +184,8 @@ func (o *sparseOp) WriteHash(h hash.Hash) { fmt.Fprintf(h, "euryale %s #%d", o, 
 // Hashcode returns the hash of the op's identity.
 func (o *sparseOp) Hashcode() uint32 { return hashcode(o) }
 
-// sentOp is the gradient of the sparse all-reduce: it reduces dy, and keeps the
-// elements that the last run has sent. Its operands are dy and y, so that machines run
-// it behind that.
+// sentOp is the gradient of the sparse all-reduce: it reduces dy, and keeps the elements that the
+// last run has sent. Its operands are dy and y, so machines run it after y.
 type sentOp struct {
 	*sparseCall
 	at site
@@ -204,7 +202,7 @@ func (o *sentOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 	return dx, nil
 }
 
-// reduce keeps the elements of which the bits that were sent are not all 0.
+// reduce keeps the elements whose sent bits are not all 0.
 func (o *sentOp) reduce(p worker, dx, dy backend.Buffer) error {
 	sent, err := p.here(o.states.Sent(o.state, dx))
 	if err != nil {
@@ -216,7 +214,7 @@ func (o *sentOp) reduce(p worker, dx, dy backend.Buffer) error {
 			backend.ErrArgument, o.state)
 	}
 	bits := bitsOf(dx.DType())
-	// The sparse communicator passes it as it is.
+	// The sparse communicator passes it on unchanged.
 	exact := backend.Collective{Kind: backend.AllReduce, Op: o.op, Exact: true, Origin: o.at.origin}
 	return inOrder(
 		func() error { return p.run(exact, dx, dy) },
@@ -237,8 +235,8 @@ func (o *sentOp) Type() hm.Type {
 	return hm.NewFnType(a, a, a)
 }
 
-// DiffWRT says that there is a gradient of dy, which then is an error that says why
-// not.
+// DiffWRT says that there is a gradient of dy; asking for it gives an error that says why there is
+// none.
 func (o *sentOp) DiffWRT(int) []bool { return []bool{true, false} }
 
 // SymDiff returns an error: there is none.

@@ -31,14 +31,13 @@ type transform struct {
 
 	scatter, gather int // axes, or none
 
-	// cut[r] is the length of rank r's piece along scatter, join[s] the length of
-	// rank s's x along gather. Where scatter and gather are one axis, every rank
-	// sends equal pieces or every rank receives equal pieces, so that one of the
-	// lists says it all and the other is nil.
+	// cut[r] is the length of rank r's piece along scatter, join[s] the length of rank s's x along
+	// gather. If scatter and gather are the same axis, every rank sends equal pieces or every rank
+	// receives equal pieces, so one list is enough and the other is nil.
 	cut, join []int
 
-	// rows is how the operands of an AllToAll are given to a communicator that permutes on the way;
-	// nil where pieces are packed before, and joined after.
+	// rows describes the operands of an AllToAll to a communicator that permutes on the way; nil if
+	// pieces are packed before and joined after.
 	rows *backend.Rows
 
 	scale float64
@@ -66,7 +65,7 @@ func (t transform) layout(comm backend.Communicator, d backend.DType,
 }
 
 // rows returns how many rows there are before an axis, by rank, if the other axis has these
-// lengths. Where there are none, one does.
+// lengths: at least 1.
 func rows(x tensor.Shape, axis, other int, lengths []int, P int) []int {
 	all := make([]int, P)
 	for r := range all {
@@ -91,8 +90,8 @@ func (t transform) shape(x tensor.Shape, r, P int) tensor.Shape {
 	return y
 }
 
-// common returns the shape of x as far as all ranks have it: the total along an axis where they
-// have different lengths.
+// common returns a shape of x that all ranks have in common: along an axis where lengths differ, it
+// has their total.
 func (t transform) common(x tensor.Shape) []int {
 	shape := slices.Clone(x)
 	if t.gather != none && len(slices.Compact(slices.Clone(t.join))) > 1 {

@@ -44,9 +44,8 @@ func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
 	return nil
 }
 
-// read returns v as an operand. What is not in row-major order in its memory (a
-// transposed tensor, a slice of columns) is copied into that order; v itself is
-// never written to.
+// read returns v as an operand. A value whose memory is not in row-major order (a transposed
+// tensor, a slice of columns) is copied into that order; v itself is never written to.
 func read(v gorgonia.Value) (operand, error) {
 	memory, err := memoryOf(v)
 	if err == nil {
@@ -67,8 +66,8 @@ func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 	return residence.Memory(v, d)
 }
 
-// rowMajor returns the elements of v in row-major order, of which x is the
-// memory: x itself if they are, otherwise a copy.
+// rowMajor returns the elements of v, whose memory is x, in row-major order: x itself if they are,
+// otherwise a copy.
 func rowMajor(x backend.Buffer, v gorgonia.Value) (backend.Buffer, error) {
 	dense, ok := v.(*tensor.Dense)
 	if !ok || residence.RowMajor(dense) {

@@ -8,31 +8,31 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// Accumulate makes one step of the solver of n runs, for batches whose activations do not fit into
-// memory. Each RunAll adds the gradients of a micro-batch to those before; each n-th one exchanges
+// Accumulate makes n runs one step of the solver, for batches whose activations do not fit into
+// memory. Each RunAll adds the gradients of a micro-batch to the earlier ones; every n-th exchanges
 // the sum ([WithDataParallel]) and applies it. For the mean over all samples, divide the loss by n
-// in the graph. The bits are the same as by autograd's Accumulate.
+// in the graph. The bits are the same as with autograd's Accumulate.
 //
-// Between the first run of a step and its last one a step is in progress: Save and Load of
-// [Machine.DataParallel] are ErrArgument on all ranks, so is a RunAll after SetRate or another
-// change of the solver's settings, and nothing has changed then. Close is ErrArgument, too: it
-// closes the machine, and what was added up is lost.
+// Between the first run of a step and its last, a step is in progress. Save and Load of
+// [Machine.DataParallel] then return ErrArgument on all ranks. So does a RunAll after SetRate or
+// another change of the solver's settings. None of them changes anything. Close returns
+// ErrArgument, too, but closes the machine: the sums so far are lost.
 //
 // Cost: a pass over the gradients in each run, and memory for the sums: the memory of the buckets
-// with [WithDataParallel]. An error of a run discards what was added up:
-// the next run begins a step anew. An error of giving nodes their values, after the run, discards
-// nothing: the run counts, and the last one of a step has made its step.
+// with [WithDataParallel]. An error of a run discards the sums: the next run begins the step anew.
+// An error in giving nodes their values, after the run, discards nothing: the run counts, and if it
+// was the last one of a step, the step is made.
 //
 // New returns ErrArgument if n is not positive, and without [WithSolver].
 func Accumulate(n int) Option {
 	return func(m *Machine) { m.micro.Runs, m.micro.accumulated = n, true }
 }
 
-// WithTree makes training give the same bits on any number of ranks, by autograd.WithTree: a step
-// of the solver is n micro-batches, whoever runs them, and their gradients are added in a fixed
-// tree and divided by n. A rank runs consecutive micro-batches, as autograd.TreeShare says,
-// each by a RunAll; with one rank, or without [WithDataParallel], all n. The last of them exchanges
-// and applies the gradients.
+// WithTree makes training give the same bits on any number of ranks, as autograd.WithTree does: a
+// step of the solver is n micro-batches, whichever ranks run them, and their gradients are added in
+// a fixed tree and divided by n. A rank runs consecutive micro-batches, as autograd.TreeShare says,
+// with a RunAll for each. A single rank, or a machine without [WithDataParallel], runs all n. The
+// last RunAll exchanges and applies the gradients.
 //
 //	first, share, err := autograd.TreeShare(8, comm.Rank(), comm.Size())
 //	... // a graph for batch/8 samples, with their mean as loss
@@ -45,26 +45,26 @@ func Accumulate(n int) Option {
 //	}
 //	loss, err := autograd.TreeMean(comm, losses)
 //
-// [ClipNorm] takes the norm of the sum, added up parameter by parameter. Moving averages of batch
-// norms take the statistics of all micro-batches in their order, in the last run. For dropout, Seek
-// the random numbers to the first sample of each micro-batch. The bits are the same as by
-// autograd's Accumulate with its WithTree. They are the same on processors of one kind: what a rank
-// computes of a micro-batch does not depend on the number of its cores, but may differ between
+// [ClipNorm] takes the norm of the sum, added up parameter by parameter. The last run updates the
+// moving averages of batch norms with the statistics of all micro-batches, in their order. For
+// dropout, Seek the random numbers to the first sample of each micro-batch. The bits are the same
+// as with autograd's Accumulate and WithTree. They are the same on processors of one kind: the
+// results of a micro-batch do not depend on the rank's number of cores, but may differ between
 // levels of vector instructions, and between hosts and GPUs.
 //
-// What a step in progress refuses is said at [Accumulate].
+// [Accumulate] says what a step in progress refuses.
 //
-// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. Where n/P
-// is no power of two, ranks exchange up to 2*log2(n) sums of each gradient, which take memory, too.
-// With batch norms two all-gathers of their statistics in each step.
+// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. If n/P is
+// not a power of two, ranks exchange up to 2*log2(n) sums of each gradient, which take memory, too.
+// Batch norms add two all-gathers of their statistics in each step.
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [Accumulate], and without
 // [WithSolver]; ErrUnsupported if the communicator does not add in a tree.
 func WithTree(n int) Option { return func(m *Machine) { m.micro.Tree, m.micro.All = true, n } }
 
-// Runs returns how many runs make a step of the solver ([Accumulate], [WithTree]), and how much the
-// gradient of one run of one rank counts in the gradient that the solver gets: 1/P for the mean
-// over P ranks, 1 for a sum, and 1/n with WithTree of n micro-batches.
+// Runs returns how many runs make a step of the solver ([Accumulate], [WithTree]), and the weight
+// of one rank's gradient of one run in the gradient that the solver gets: 1/P for the mean over P
+// ranks, 1 for a sum, and 1/n with WithTree of n micro-batches.
 func (m *Machine) Runs() (n int, weight float64) {
 	n = max(1, m.micro.Runs)
 	if m.parallel != nil && m.parallel.exchange != nil {
@@ -73,7 +73,8 @@ func (m *Machine) Runs() (n int, weight float64) {
 	return n, m.scale()
 }
 
-// MicroBatches returns which of all micro-batches of a step this rank runs: n from number first on.
+// MicroBatches returns which of all micro-batches of a step this rank runs: n of them, from number
+// first on.
 func (m *Machine) MicroBatches() (first, n, all int) {
 	if m.micro.Tree {
 		return m.micro.First, m.micro.Runs, m.micro.All
@@ -83,7 +84,7 @@ func (m *Machine) MicroBatches() (first, n, all int) {
 	return rank * n, n, ranks * n
 }
 
-// micro is where a machine is among the micro-batches of a step.
+// micro is a machine's position among the micro-batches of a step.
 type micro struct {
 	plan.Accumulation
 	done        int   // runs
@@ -156,7 +157,7 @@ func (m *Machine) share() (err error) {
 	return nil
 }
 
-// among returns this rank's number among those that train together.
+// among returns this rank's number among the ranks that train together, and how many these are.
 func (m *Machine) among() (rank, ranks int) {
 	if m.parallel == nil || m.parallel.comm == nil {
 		return 0, 1
@@ -164,7 +165,8 @@ func (m *Machine) among() (rank, ranks int) {
 	return m.parallel.comm.Rank(), m.parallel.comm.Size()
 }
 
-// scale is what updates multiply the sum of all gradients by. In a tree ranks do not divide.
+// scale is the factor by which updates multiply the sum of all gradients. In a tree ranks do not
+// divide.
 func (m *Machine) scale() float64 {
 	switch {
 	case m.parallel != nil:

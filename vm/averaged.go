@@ -9,14 +9,14 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Averaged calls f while learnables have their moving averages as values, those of the solvers that
-// are an autograd.EMA: to evaluate on another machine, or to save them by autograd.SaveWeights.
-// Afterwards learnables are what they were, bit for bit. The machine itself must not run in f. It
-// is f without such a solver, and before the first step.
+// Averaged calls f while learnables whose solver is an autograd.EMA have their moving averages as
+// values: to evaluate on another machine, or to save them with autograd.SaveWeights. Afterwards
+// learnables have their former values, bit for bit. The machine itself must not run in f. Without
+// such a solver, and before the first step, Averaged only calls f.
 //
-// Cost: a copy of the learnables and the averages from the device, and twice one to it.
+// Cost: a copy of the learnables and the averages from the device, and two copies to it.
 //
-// With [WithShards] it is collective, and pulls learnables first that the ranks divide.
+// With [WithShards] it is collective, and first pulls the learnables that the ranks divide.
 //
 // Errors: those of f; those of the device; ErrArgument in the middle of a step.
 func (m *Machine) Averaged(f func() error) (err error) {
@@ -45,7 +45,7 @@ func (m *Machine) Averaged(f func() error) (err error) {
 	})
 	var restore []func()
 	defer func() {
-		for _, g := range groups { // what f has uploaded is of the host again
+		for _, g := range groups { // what f has uploaded belongs to the host again
 			err = errors.Join(err, m.Pull(g.Params...))
 		}
 		for _, r := range restore {

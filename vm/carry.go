@@ -11,17 +11,17 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// WithState makes each RunAll end by giving a variable the value of a node of the graph: the state
-// of a recurrent network, or a cache of keys and values. The run itself reads what the variable was
-// before, wherever it reads the variable, and the new value wherever it reads next.
+// WithState makes each RunAll end by assigning the value of a node of the graph to a variable: the
+// state of a recurrent network, or a cache of keys and values. During the run, every reader of the
+// variable sees its old value, and every reader of next the new one.
 //
 // The value is written into the variable's own tensor, which must be contiguous. On a device it
-// stays there, as what [WithSolver] changes does: [Machine.Pull] copies it to the host, a tensor of
-// another value by gorgonia.Let begins anew, and machines whose variables have one tensor share it.
-// next has no value on the host unless it is given to [Keep].
+// stays there, like variables that [WithSolver] changes: [Machine.Pull] copies it to the host,
+// gorgonia.Let with another tensor starts anew, and machines whose variables have the same tensor
+// share it. next has no value on the host unless it is passed to [Keep].
 //
 // If next is nn.IndexCopy of the variable, and nothing else reads the variable, the run writes only
-// the rows. Otherwise the cost is a copy of the variable.
+// the rows that it copies. Otherwise the cost is a copy of the variable.
 //
 // New returns ErrArgument if variable is not a variable of the graph, if it has two states, or if
 // next has another shape or dtype; ErrUnsupported with [WithSolver], whose steps take several runs.
@@ -33,12 +33,13 @@ func WithState(variable, next *gorgonia.Node) Option {
 	}
 }
 
-// WithFrozen says that nothing changes variables: weights that only evaluation reads, or that an
-// adapter leaves as they are. On a device their elements are copied once, and those of the host are
-// not compared before each run. A tensor of another value by gorgonia.Let begins anew. It is not
+// WithFrozen promises that nothing changes the variables: weights that only evaluation reads, or
+// that an adapter leaves as they are. Their elements are copied to a device once, and are not
+// compared with the host's before each run. gorgonia.Let with another tensor starts anew. It is not
 // [autograd.WithFrozen], which makes variables a part of checkpoints.
 //
-// New returns ErrArgument for what is not a variable of the graph, or what the machine changes.
+// New returns ErrArgument for a node that is not a variable of the graph, or that the machine
+// changes.
 func WithFrozen(variables ...*gorgonia.Node) Option {
 	return func(m *Machine) {
 		for _, n := range variables {
@@ -81,7 +82,7 @@ func (m *Machine) carry() (updates []plan.Update, err error) {
 	return updates, nil
 }
 
-// freeze marks in the plan what is frozen as variables that have their values on the device.
+// freeze marks frozen variables in the plan: they keep their values on the device.
 func (m *Machine) freeze() error {
 	for _, n := range m.frozen {
 		changes := m.solver != nil && slices.Contains(m.solver.learnables, n) ||
@@ -103,8 +104,8 @@ func (m *Machine) freeze() error {
 	return nil
 }
 
-// uncarried returns the nodes that are not what variables become, which would be copied to the host
-// after each run.
+// uncarried returns the nodes whose values no variable gets by WithState: the others need no copy
+// to the host after each run.
 func (m *Machine) uncarried(nodes []*gorgonia.Node) []*gorgonia.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *gorgonia.Node) bool {
 		return slices.ContainsFunc(m.carried, func(c carried) bool { return c.next == n })

@@ -13,12 +13,13 @@ import (
 // limit, as autograd.ClipNorm does, in the plan and after the exchange of [WithDataParallel]. The
 // norm is computed in float64; [Machine.Norm] returns it. Updates wait for all gradients.
 //
-// With autograd.WithParts it is the norm of the whole gradients, the same bits on all ranks that
-// have the parts: each adds up the squares of its parts, the first one also those of the gradients
-// that all have, and an all-gather of 8 bytes adds up the sums.
+// With autograd.WithParts it is the norm of the whole gradients, with the same bits on all ranks
+// that have the parts. Each rank adds up the squares of its parts, and the first rank also those of
+// gradients that all ranks have. An all-gather of 8 bytes exchanges these sums, which each rank
+// adds up.
 //
 // RunAll returns an ErrArgument if the norm is NaN or infinite. The learnables and the solver's
-// state are unchanged then, on all ranks, and the next RunAll is the same step of the solver.
+// state are then unchanged on all ranks, and the next RunAll is the same step of the solver.
 //
 // New returns ErrArgument if limit is not positive, and without WithSolver.
 func ClipNorm(limit float64) Option {
@@ -52,8 +53,8 @@ func (m *Machine) limit() (float64, error) {
 	return m.clipping.limit, nil
 }
 
-// squares is the sum of the squares of gradients that ranks have parts of: first over the ranks of
-// one communicator, then over those of the next.
+// squares adds up the squares of gradients that ranks have parts of: first over the ranks of one
+// communicator, then over the ranks of the next.
 type squares []backend.Communicator
 
 var _ exec.Placed = squares{}
@@ -89,7 +90,8 @@ func (s squares) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buff
 	return w, nil
 }
 
-// squaresOver are the ranks that have parts of gradients: shards, and parts of autograd.WithParts.
+// squaresOver returns the communicators whose ranks have parts of gradients: shards, and parts of
+// autograd.WithParts.
 func (m *Machine) squaresOver() (over squares) {
 	if m.solver.parts != nil {
 		over = append(over, m.parallel.comm)
@@ -100,7 +102,7 @@ func (m *Machine) squaresOver() (over squares) {
 	return over
 }
 
-// measure reads the norm of a run, which is an error if it is not finite: no update took place.
+// measure reads the norm of a run. A norm that is not finite is an error: no update took place.
 func (m *Machine) measure() error {
 	c := m.clipping
 	if c == nil {

@@ -13,10 +13,9 @@ import (
 )
 
 // WithElastic makes the machine train on ranks that may be lost and replaced (autograd.Elastic),
-// with the bits of a training that loses none. It takes the place of [WithDataParallel] and
-// [WithTree]: a step is n micro-batches, and their gradients are exchanged during the backward
-// pass. It takes the options of WithDataParallel. New waits until the job has taken this process
-// in.
+// with the bits of a training that loses none. It replaces [WithDataParallel] and [WithTree]: a
+// step is n micro-batches, and their gradients are exchanged during the backward pass. It takes the
+// same options as WithDataParallel. New waits until the job has admitted this process.
 //
 //	job, err := euryale.JoinElastic(ctx)
 //	...                                       // the graph, for one micro-batch
@@ -32,17 +31,17 @@ import (
 //	}
 //	err = m.Close()
 //
-// The machine runs in the function that Step is given, once for each micro-batch. Step itself
-// applies the gradients, once all ranks have them, and moves the averages of batch norms. Close of
-// the machine, or of its Elastic, ends the part of this process in the job.
+// The function passed to Step runs the machine, once for each micro-batch. Step itself applies the
+// gradients, once all ranks have them, and updates the moving averages of batch norms. Closing the
+// machine, or its Elastic, ends this process's part in the job.
 //
 // The machine runs on the device of the job's communicators: give New a nil device. On a GPU,
-// parameters and the solver's state stay there when a rank is lost, and Close brings them to the
-// host. A process has the same GPU in all generations; one that comes takes a GPU that is free.
+// parameters and the solver's state stay there when a rank is lost, and Close copies them to the
+// host. A process has the same GPU in all generations; a new process takes a free GPU.
 //
-// If ranks are lost, a rank has more micro-batches, and needs memory for more sums of gradients.
-// Where these do not fit into [WithMemory], the rank goes on with as little memory as planning
-// finds, and says so ([Notice]).
+// If ranks are lost, a rank has more micro-batches, and needs memory for more sums of gradients. If
+// these do not fit into [WithMemory], the rank goes on with the least memory that planning finds,
+// and says so ([Notice]).
 //
 // Cost: a plan for each share of the micro-batches that this rank has had. In each generation of
 // several ranks, rank 0 copies the parameters from its GPU and all others get them.
@@ -58,7 +57,8 @@ func WithElastic(ctx context.Context, job autograd.Job, n int, options ...autogr
 	}
 }
 
-// Elastic returns what a machine with [WithElastic] trains by, nil without. Close closes it.
+// Elastic returns the elastic training of a machine with [WithElastic], nil without it. Close
+// closes it.
 func (m *Machine) Elastic() *autograd.Elastic {
 	if m.elastic == nil {
 		return nil
@@ -66,7 +66,8 @@ func (m *Machine) Elastic() *autograd.Elastic {
 	return m.elastic.training
 }
 
-// elastic is what a machine of WithElastic has besides. It is the autograd.Steps of its training.
+// elastic is the additional state of a machine with WithElastic. It implements the autograd.Steps
+// of its training.
 type elastic struct {
 	machine  *Machine
 	ctx      context.Context
@@ -91,7 +92,7 @@ func (e *elastic) start(problem error) (err error) {
 	return err
 }
 
-// refuse returns why the machine cannot train so.
+// refuse returns an error if the machine cannot train elastically.
 func (e *elastic) refuse(problem error) error {
 	switch m := e.machine; {
 	case problem != nil:
@@ -125,14 +126,14 @@ func (e *elastic) Leave(last bool) (err error) {
 	return err
 }
 
-// Enter implements [autograd.Steps]. Plans are kept for the next time that this rank has as many
+// Enter implements [autograd.Steps]. It keeps plans for the next time that this rank has as many
 // micro-batches.
 func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, error) {
 	m := e.machine
 	if err := e.place(comm.Device()); err != nil {
 		return nil, err
 	}
-	if comm.Rank() == 0 && comm.Size() > 1 { // whose parameters all get
+	if comm.Rank() == 0 && comm.Size() > 1 { // all get its parameters
 		if err := e.kept.Pull(false); err != nil {
 			return nil, err
 		}
@@ -146,8 +147,8 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 	return m.parallel.data, kept.Close()
 }
 
-// least plans with as little memory as there can be where a share of the micro-batches does not fit
-// into the memory of WithMemory: the loss of a rank would end the training otherwise.
+// least makes the plan with the least memory, if a share of the micro-batches does not fit into the
+// memory of WithMemory: otherwise the loss of a rank would end the training.
 func (e *elastic) least(small error, updates []plan.Update) (*plan.Plan, error) {
 	m := e.machine
 	limits := m.limits
@@ -216,7 +217,7 @@ func (e *elastic) Apply(clip float64) error {
 	return err
 }
 
-// outside returns an error for a run that is no micro-batch of a step.
+// outside returns an error for a run that is not a micro-batch of a step.
 func (e *elastic) outside() error {
 	if e == nil || e.stepping && e.machine.micro.done < e.machine.micro.Runs {
 		return nil

@@ -12,25 +12,25 @@ import (
 type BucketTime struct {
 	Bucket   int // its number in the plan, from 0
 	Bytes    int // of its gradients
-	Products int // products and attentions that the plan has beside the exchange
-	// Exposed is from the end of what the plan has before the bucket's first update to the end of
+	Products int // products and attentions that the plan runs beside the exchange
+	// Exposed is the time from the end of the steps before the bucket's first update to the end of
 	// the exchange: 0 if the exchange was done by then.
 	Exposed time.Duration
-	// Gather is whether it is the all-gather of the learnables that ranks update in shards, and not
-	// the exchange of gradients before: see [WithShards].
+	// Gather is true for the all-gather of learnables that ranks update in shards, and false for
+	// the exchange of gradients before it: see [WithShards].
 	Gather bool
 }
 
-// Exposed is a RunAll whose steps run one by one, as those of [Machine.Profile], and returns what
-// was exposed of the exchange of each bucket, in the order of the plan. Only the waits are timed,
-// by the device's clock if it has one: on a GPU a hidden exchange still shows the few microseconds
-// between two events. A rank also waits for ranks that are late.
+// Exposed is a RunAll whose steps run one by one, as in [Machine.Profile]. It returns the exposed
+// time of each bucket's exchange, in the order of the plan. Only the waits are timed, by the
+// device's clock if it has one: on a GPU a hidden exchange still shows the few microseconds between
+// two events. A rank also waits for ranks that are late.
 //
 // Steps that RunAll records as a graph may expose less or more: the host does not launch them one
-// by one there, and copy engines, which run recorded exchanges only, leave the multiprocessors to
-// the products. Take the median of several calls, after a few runs. All ranks call it. Without
-// other ranks the list is empty, and in a run that does not end a step ([Accumulate]) the times
-// are 0. Rows of tables of embeddings, which have no bucket, are not among these.
+// by one, and copy engines, which run only recorded exchanges, leave the multiprocessors to the
+// products. Take the median of several calls, after a few runs. All ranks call it. Without other
+// ranks the list is empty, and in a run that does not end a step ([Accumulate]) the times are 0.
+// Rows of embedding tables have no bucket, so they are not in the list.
 //
 // Errors: those of RunAll.
 func (m *Machine) Exposed() (buckets []BucketTime, err error) {

@@ -12,15 +12,15 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// leastTable is the size in bytes from which on rows of a table are worth the calls that they take:
-// two all-gathers, and an all-reduce of a bucket of its own.
+// leastTable is the size in bytes from which exchanging the rows of a table is worth the calls: two
+// all-gathers, and an all-reduce of a bucket of its own.
 const leastTable = 1 << 20
 
-// findTables finds the tables of embeddings whose rows so many ranks exchange, given that all look
-// up as many, and describes them. A table has at least as many rows as all ranks look up in a step:
-// an all-gather of these moves at most half of the bytes that an all-reduce of the table moves.
-// Where several runs add up gradients, and with shards, there are none. Buckets of tables without
-// another term do not leave, so no others are in these.
+// findTables finds the embedding tables whose rows this many ranks exchange, if all look up equally
+// many, and describes them. A table has at least as many rows as all ranks look up in a step: an
+// all-gather of these moves at most half of the bytes that an all-reduce of the table moves. If
+// several runs add up gradients, and with shards, there are none. Buckets of tables without another
+// term are not exchanged, so they hold no other learnable.
 func (m *Machine) findTables(ranks int) (buckets []autograd.Option, description string, err error) {
 	if m.solver == nil {
 		return nil, "", nil
@@ -81,7 +81,7 @@ func (m *Machine) lookups(learnable int) *plan.Lookups {
 	return of
 }
 
-// rows gives all ranks the rows of all.
+// rows gives every rank the rows of all ranks.
 type rows struct{ *autograd.Buckets }
 
 var _ exec.Placed = rows{}

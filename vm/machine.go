@@ -32,9 +32,9 @@ type Machine struct {
 	solver    *solving  // nil without WithSolver
 	carried   []carried // of WithState
 	frozen    gorgonia.Nodes
-	much      int                    // bytes that are compared: see warnOfCompared
+	much      int                    // bytes from which a run counts: see warnOfCompared
 	anyTable  bool                   // ranks exchange rows of small tables, too
-	compared  int                    // runs that have compared as many
+	compared  int                    // runs that have compared as many bytes
 	parallel  *parallel              // nil without WithDataParallel and WithElastic
 	elastic   *elastic               // nil without WithElastic
 	alone     *parallel              // without it, what the machine saves and loads by; nil before
@@ -71,8 +71,8 @@ var _ gorgonia.VM = (*Machine)(nil)
 // Option changes what New makes.
 type Option func(*Machine)
 
-// Keep gives nodes a value after each run that would have none. Nodes that are variables have
-// one anyway.
+// Keep gives a value after each run to nodes that would otherwise have none. Variables have one
+// anyway.
 func Keep(nodes ...*gorgonia.Node) Option {
 	return func(m *Machine) {
 		m.keep = append(m.keep, nodes...)
@@ -80,18 +80,18 @@ func Keep(nodes ...*gorgonia.Node) Option {
 	}
 }
 
-// Eval makes a machine for evaluation: before each run, the operations that behave otherwise
-// in training (gorgonia.TrainModeOp) are told so. Machines without it tell them that they
-// train. New returns ErrArgument with [WithSolver]: an evaluation trains nothing.
+// Eval makes a machine for evaluation: before each run it switches operations that behave
+// differently in training (gorgonia.TrainModeOp) to evaluation. Machines without it switch them to
+// training. New returns ErrArgument with [WithSolver]: an evaluation trains nothing.
 func Eval() Option { return func(m *Machine) { m.training = false } }
 
-// New returns a machine for a graph, on a device; nil is the host. Build the graph before,
-// with its gradients.
+// New returns a machine for a graph, on a device; nil is the host. Build the graph first, with its
+// gradients.
 //
-// Errors: a graph that Gorgonia cannot sort, a version of Gorgonia other than v0.9.18, a dtype
-// that is not supported, a kept node of another graph, ErrUnsupported if the device's queues
-// run no loops of package kernels/fuse or multiply no matrices, and what the device says of
-// too little memory.
+// Errors: a graph that Gorgonia cannot sort, a version of Gorgonia other than v0.9.18, a dtype that
+// is not supported, a kept node of another graph, ErrUnsupported if the device's queues run no
+// loops of package kernels/fuse or multiply no matrices, and the device's error if it has too
+// little memory.
 func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Machine, error) {
 	m := &Machine{graph: g, training: true, notice: toStandardError, limits: plan.Standard(),
 		much: muchCompared}
@@ -135,8 +135,8 @@ func (m *Machine) refuseNil(function, name string, argument any) {
 	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
 }
 
-// unread returns an error if the graph has other nodes than New has read. A machine for evaluation
-// may be made before gorgonia.Grad, whose nodes it does not need.
+// unread returns an error if the graph's nodes differ from those that New has read. A machine for
+// evaluation may be made before gorgonia.Grad, whose nodes it does not need.
 func (m *Machine) unread() error {
 	nodes := m.graph.AllNodes()
 	if len(nodes) == m.nodes {
@@ -273,7 +273,7 @@ func (m *Machine) compile() (err error) {
 	return m.exec.Place()
 }
 
-// bind gives the plan the values of variables and what the solver keeps for them.
+// bind gives the plan the values of variables and the solver's state for them.
 func (m *Machine) bind() error {
 	var errs []error
 	for _, in := range m.inputs {
@@ -290,8 +290,8 @@ func (m *Machine) bind() error {
 	return m.solver.bind(m.exec)
 }
 
-// RunAll computes the graph with the present values of its variables. Values says what it
-// leaves; after an error, computed nodes have no value.
+// RunAll computes the graph with the present values of its variables. The section Values of the
+// package comment says which values it leaves; after an error, computed nodes have no value.
 //
 // Errors: a variable without a value, or with one of another shape or dtype; ErrArgument if nodes
 // were added to the graph after New, other than by gorgonia.Grad after a machine of [Eval]; those
@@ -301,7 +301,7 @@ func (m *Machine) RunAll() error {
 	return m.runBy(func() error { return m.exec.Run(m.micro.kind()) })
 }
 
-// runBy is RunAll with what starts the steps.
+// runBy is RunAll with a function that starts the steps.
 func (m *Machine) runBy(start func() error) error {
 	defer runtime.KeepAlive(m)
 	if m.parallel != nil {
@@ -389,9 +389,9 @@ type StepTime struct {
 	Bytes int
 }
 
-// Profile is a RunAll whose steps run one by one, and returns their times in the order of the plan:
-// by the device's clock if it has one. Steps of RunAll itself may take less: on GPUs it launches
-// many of them as one graph. Profile after a few runs, when kernels are compiled.
+// Profile is a RunAll whose steps run one by one. It returns their times in the order of the plan,
+// by the device's clock if it has one. In RunAll itself steps may take less: on GPUs it launches
+// many of them as one graph. Call Profile after a few runs, when kernels are compiled.
 //
 // Errors: those of RunAll.
 func (m *Machine) Profile() (times []StepTime, err error) {
@@ -403,7 +403,7 @@ func (m *Machine) Profile() (times []StepTime, err error) {
 	return times, err
 }
 
-// profile is RunAll with steps one by one, and returns the times of those that are timed.
+// profile is RunAll with steps one by one. It returns the times of the steps that timed selects.
 func (m *Machine) profile(timed func(ir.Op) bool) (elapsed []time.Duration, err error) {
 	err = m.runBy(func() (err error) {
 		elapsed, err = m.exec.Profile(m.micro.kind(), timed)
@@ -415,11 +415,11 @@ func (m *Machine) profile(timed func(ir.Op) bool) (elapsed []time.Duration, err 
 // Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.
 func (m *Machine) Reset() {}
 
-// Pull copies the values of variables that [WithSolver] or [WithState] has changed on the machine's
-// device to their host tensors: one of this machine, or of another that shares the tensors. The
-// host may then read and write them until the next RunAll, which uploads them. It costs a copy of
-// these variables, and another one then. Variables that nothing has changed are not copied. Where
-// ranks divide the learnables ([WithShards]) it is collective, and gathers them.
+// Pull copies variables from the machine's device to their host tensors, if [WithSolver] or
+// [WithState] of this machine, or of another that shares the tensors, has changed them there. The
+// host may then read and write them until the next RunAll, which uploads them. Pull costs a copy of
+// these variables, and the upload another one. Unchanged variables are not copied. If ranks divide
+// the learnables ([WithShards]), Pull is collective and gathers them.
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
@@ -446,7 +446,7 @@ func (m *Machine) pull(wanted func(input) bool) error {
 	return m.gather(wanted)
 }
 
-// pullOwn is pull of what this rank has of them.
+// pullOwn is pull of this rank's part of them.
 func (m *Machine) pullOwn(wanted func(input) bool) error {
 	defer runtime.KeepAlive(m)
 	if m.exec == nil {
@@ -464,14 +464,14 @@ func (m *Machine) pullOwn(wanted func(input) bool) error {
 	return m.exec.Pull(buffers...)
 }
 
-// Close frees a machine at once. One that is dropped without Close is freed by the garbage
-// collector, if its solver is dropped, too; what it has on a device is freed when the next machine
-// is made there, or the device is closed.
+// Close frees a machine at once. The garbage collector frees one that is dropped without Close, if
+// its solver is dropped, too. Its memory on a device is freed when the next machine is made there,
+// or the device is closed.
 //
-// Close pulls the variables that the machine changes and the solver's state, unless an
-// exchange with other ranks has ended the machine, and frees the machine's memory. Where ranks
-// divide the learnables ([WithShards]) it is collective. Values that the last run has left stay as
-// they are. In the middle of a step ([Accumulate]) it also returns an ErrArgument.
+// Close pulls the variables that the machine changes and the solver's state, unless an exchange
+// with other ranks has ended the machine, and frees the machine's memory. If ranks divide the
+// learnables ([WithShards]), Close is collective. Values that the last run has left stay as they
+// are. In the middle of a step ([Accumulate]) Close also returns an ErrArgument.
 func (m *Machine) Close() error {
 	m.closed = true
 	err := errors.Join(m.Elastic().Close(), m.free())
@@ -503,7 +503,7 @@ func (m *Machine) free() error {
 	return errors.Join(err, m.closeExec((*exec.Executor).Close))
 }
 
-// closeExec gives the executor's memory back by one of its methods.
+// closeExec gives the executor's memory back, with one of its methods.
 func (m *Machine) closeExec(by func(*exec.Executor) error) error {
 	m.parallel.copied()
 	m.alone.copied()
@@ -513,8 +513,8 @@ func (m *Machine) closeExec(by func(*exec.Executor) error) error {
 	return err
 }
 
-// lost returns the error with which the model was lost, or nil. Where a step is applied in a run of
-// its own, no exchange has changed the model.
+// lost returns the error that lost the model, or nil. With WithElastic a separate run applies each
+// step, so no exchange has changed the model.
 func (m *Machine) lost() error {
 	if m.elastic != nil {
 		return nil

@@ -11,18 +11,19 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// WithMemory bounds the memory of the machine on each rank: variables, gradients, what the solver
-// keeps, and the values of a run. If these take more, the plan keeps fewer values for the backward
-// pass: steps compute them a second time, those first that save most for their time. No step runs a
-// third time, so that it costs at most another forward pass, about a third of the time.
-// [Machine.Summary] and [Machine.Plan] say what it costs: "+7.4 % time for 5.43 of 5.45 GiB". The
-// bits stay the same, and dropout has the same mask. Ranks may have different bounds.
+// WithMemory bounds the memory of the machine on each rank: variables, gradients, the solver's
+// state, and the values of a run. If these take more, the plan keeps fewer values for the backward
+// pass: it runs steps a second time, first those that save most memory for their time. No step runs
+// a third time, so this costs at most another forward pass, about a third of the time.
+// [Machine.Summary] and [Machine.Plan] give the cost: "+7.4 % time for 5.43 of 5.45 GiB". The bits
+// stay the same, and dropout has the same mask. Ranks may have different bounds.
 //
-// Beside that memory are the contexts, libraries and workspaces of a device, and what other
-// machines have there: leave room for them.
+// The bound does not cover the contexts, libraries and workspaces of a device, or other machines
+// there: leave room for them.
 //
-// New returns ErrArgument if bytes is not positive, and an error that says by how much the plan
-// does not fit, and what takes most; with [WithElastic] it says that by [Notice], and goes on.
+// New returns ErrArgument if bytes is not positive. If the plan does not fit, it returns an error
+// that says by how much, and what takes most; with [WithElastic] it reports this by [Notice] and
+// goes on.
 func WithMemory(bytes int) Option {
 	return func(m *Machine) {
 		m.limits.Memory = bytes
@@ -34,17 +35,17 @@ func WithMemory(bytes int) Option {
 }
 
 // WithLossTiles computes the loss of a large vocabulary in n tiles of rows, which are samples or
-// the positions of all samples. Logits and their gradient are then never whole: for each tile the
-// plan computes the product with the last layer's weights, the losses, and the tile's part of both
-// gradients. The largest product of the graph counts as the logits.
+// the positions of all samples. Logits and their gradient then never exist as a whole: for each
+// tile the plan computes the product with the last layer's weights, the losses, and the tile's part
+// of both gradients. The largest product of the graph counts as the logits.
 //
 // On the host the loss and all gradients keep their bits, except the gradient of the last layer's
 // weights, which is added up tile by tile. On a GPU other bits may differ, too, since products of
 // fewer rows may be added up in another order. [WithMemory] does not choose tiles by itself: with
 // any bound the bits are the same.
 //
-// Cost: n-1 times a store and two loads of that gradient, of which two are in memory at once, in
-// F32. Tiles save what the logits take beyond that.
+// Cost: a store and two loads of that gradient, n-1 times. Two of these gradients are in memory at
+// once, in F32. Tiles save what the logits take beyond that.
 //
 // New returns ErrArgument if n is not positive, and ErrUnsupported if n does not divide the rows,
 // or something needs all logits at once: the program reads them ([Keep]), or each rank has columns
@@ -59,19 +60,18 @@ func WithLossTiles(n int) Option {
 	}
 }
 
-// Memory is what a machine takes on one rank, in bytes by kind.
+// Memory is the memory that a machine takes on one rank, in bytes, by kind.
 type Memory struct {
 	Learnables int64 // of WithSolver
 	Inputs     int64 // all other variables, and constants
 	Solver     int64 // what it keeps for each learnable
-	// Gradients are those that ranks exchange, and sums of those of several runs. All others are
+	// Gradients are those that ranks exchange, and sums over several runs. All others count as
 	// Values.
 	Gradients int64
 	Values    int64 // of a run, at its peak
 	Workspace int64 // of loops and convolutions; 0 before there is a machine
-	// Limit is the bound of [WithMemory], 0 for none, Again how many steps run a second time for
-	// it, and Extra how much time these take, as a share of the time of a run without them. It is
-	// an estimate.
+	// Limit is the bound of [WithMemory], 0 for none. Again is how many steps run a second time for
+	// it, and Extra an estimate of the time these take, as a share of a run without them.
 	Limit int64
 	Again int
 	Extra float64
@@ -98,13 +98,13 @@ func (m Memory) String() string {
 }
 
 // Summarize returns the Summary of the machine that New would make with these options on each of
-// so many ranks. It makes none: it plans, takes no memory but for that, and variables need no
-// values. The ranks exchange gradients if there are several; leave out [WithDataParallel]. Each
-// learnable has a bucket of its own. With [WithShards] it is the Summary of rank 0, which has the
-// largest shards. With [WithTree] one rank runs all micro-batches.
+// this many ranks. It makes no machine: it only plans, needs memory only for that, and variables
+// need no values. Several ranks exchange gradients; leave out [WithDataParallel]. Each learnable
+// has a separate bucket. With [WithShards] it is the Summary of rank 0, which has the largest
+// shards. With [WithTree] one rank runs all micro-batches.
 //
-// Errors: ErrArgument for less than one rank; those of New, of too little memory for [WithMemory]
-// among them.
+// Errors: ErrArgument for less than one rank; those of New, including that of too little memory for
+// [WithMemory].
 func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, err error) {
 	m := &Machine{graph: g, training: true, notice: func(string) {}, limits: plan.Standard(),
 		ranks: ranks}

@@ -13,8 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
-// norm is a batch normalisation in training: its operation gets the moving averages of what each
-// run has found.
+// norm is a batch normalisation in training. It adds the statistics of each run to the moving
+// averages of its operation.
 type norm struct {
 	read.Statistics
 	results [2]int // of the plan: mean and variance
@@ -42,10 +42,10 @@ func (m *Machine) findNorms() error {
 	return nil
 }
 
-// average notes what the batch norms have found in a run, and updates the averages in the last run
-// of a step, so that those of all ranks are the same between steps, unless that is left to Apply.
-// With WithTree the ranks have found different things, and each takes those of all ranks, one after
-// the other.
+// average notes the statistics that batch norms have found in a run. In the last run of a step it
+// updates the averages, so all ranks have the same ones between steps, unless Apply does that. With
+// WithTree ranks have found different statistics, and each takes those of all ranks, one after the
+// other.
 func (m *Machine) average(last bool) error {
 	for _, n := range m.norms {
 		for i, batch := range n.batch {
@@ -84,8 +84,8 @@ func (m *Machine) moveAverages() {
 	m.found = m.found[:0]
 }
 
-// update is average = momentum * batch + (1 - momentum) * average, with the variance as that of a
-// sample, as Gorgonia has it.
+// update is average = momentum * batch + (1 - momentum) * average, with the variance of a sample,
+// as in Gorgonia.
 func (n *norm) update() {
 	samples := float64(n.Samples)
 	for i, scale := range []float64{1, samples / (samples - 1)} {

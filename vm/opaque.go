@@ -22,26 +22,26 @@ import (
 // graph. The collectives of package ops are DeviceOps, and a program's own operations can be. On
 // the host, and where RunsOn says no, a machine runs Do on host tensors.
 //
-// One that only moves the elements of its operand, or adds those of ranks, may say so by a method
-// Carries(d backend.DType) bool: whether StartOn takes an operand and a result of d, too. In a plan
-// of [BF16] it then moves half the bytes, between products.
+// An operation that only moves the elements of its operand, or adds those of ranks, may have a
+// method Carries(d backend.DType) bool, which reports whether StartOn also takes an operand and a
+// result of d. In a plan of [BF16] it then moves half the bytes, between products.
 type DeviceOp interface {
 	gorgonia.Op
 	// RunsOn reports whether the operation can run on a device.
 	RunsOn(d backend.Device) bool
-	// Scratch returns how many bytes of the device's memory StartOn needs besides.
+	// Scratch returns how many bytes of the device's memory StartOn also needs.
 	Scratch() int
-	// StartOn starts y = op(x...) on q, in the order of q, and does not wait for it. y, which must
-	// be written whole, and the operands, which must not be written, lie in row-major order;
-	// scratch has at least Scratch bytes, with anything in them. An operation whose failure shows
-	// later returns what it waits for, which RunAll joins, else nil.
+	// StartOn starts y = op(x...) on q, in the order of q, and does not wait for it. It must write
+	// all of y, and none of the operands; all lie in row-major order. scratch has at least Scratch
+	// bytes, with arbitrary content. An operation that may fail later returns the Work that RunAll
+	// joins; others return nil.
 	//
-	// Operations run one after the other, but an operation without Scratch beside products that do
-	// not need y, if the plan has some: q is another queue than theirs then.
+	// Operations run one after the other. But an operation without Scratch runs beside products
+	// that do not need y, if the plan has some: q is then not the queue of the products.
 	//
-	// q may be recording a CUDA graph (backend.GraphQueue), and StartOn is not called again for the
-	// launches of that graph. An operation that cannot be recorded returns ErrUnsupported then: it
-	// is called in each run instead, between the graphs of what comes before and after.
+	// q may be recording a CUDA graph (backend.GraphQueue): StartOn is then not called again when
+	// that graph is launched. An operation that cannot be recorded then returns ErrUnsupported: it
+	// is called in each run instead, between the graphs of the steps before and after it.
 	StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
 }
 
@@ -61,7 +61,7 @@ func (m *Machine) deviceOp(i int) DeviceOp {
 	return op
 }
 
-// placeOps says in the program which operations run on the machine's device.
+// placeOps marks in the program which operations run on the machine's device.
 func (m *Machine) placeOps() {
 	for i, v := range m.read.Program.Values {
 		if op, ok := v.Op.(ir.Opaque); ok && m.deviceOp(op.Index) != nil {
@@ -158,8 +158,7 @@ func (c *opaque) headers() []gorgonia.Value {
 	return fresh
 }
 
-// explained adds to an error of one of Gorgonia's operations what it does not say: its operands,
-// and what to do.
+// explained adds what an error of a Gorgonia operation leaves out: the operands, and what to do.
 func (c *opaque) explained(err error) error {
 	if stock.Name(c.Op) == "" {
 		return err

@@ -19,26 +19,26 @@ import (
 )
 
 // WithDataParallel makes the ranks of a communicator train together. Each RunAll exchanges the
-// gradients of the learnables of [WithSolver], in the buckets of autograd.DataParallel and in place
-// of its Sync, and the solver applies what comes back. The bits are the same as by Sync and the
-// solver's Step after a run without it. Options are options of package autograd except WithPartial
+// gradients of the learnables of [WithSolver] in the buckets of autograd.DataParallel, and the
+// solver applies the results: this replaces Sync. The bits are the same as with Sync and the
+// solver's Step after a run without it. It takes the options of package autograd except WithPartial
 // and WithUnused.
 //
-// The gradient of a table of embeddings is complete at the very end of the backward pass. Where the
-// table has at least as many rows as all ranks look up in a step, they exchange these rows of the
-// gradient: an all-gather, beside the updates of other learnables, and a sum in rank order. What an
-// output layer adds that shares the table leaves at the beginning of the backward pass. So the
-// gradient of the table is added up in another order than by Sync. It is exchanged as any other
-// where ranks look up different numbers of rows, and with [Accumulate], [WithTree], [WithShards],
-// compressions that keep residuals, or autograd.WithParts. Rows are not compressed.
+// The gradient of an embedding table is complete only at the end of the backward pass. If the table
+// has at least as many rows as all ranks look up in a step, they exchange only these rows of the
+// gradient: an all-gather, beside the updates of other learnables, and a sum in rank order. If an
+// output layer shares the table, its term is exchanged at the beginning of the backward pass. So
+// the gradient of the table is added up in another order than by Sync. It is exchanged like any
+// other if ranks look up different numbers of rows, and with [Accumulate], [WithTree],
+// [WithShards], compressions that keep residuals, or autograd.WithParts. Rows are not compressed.
 //
-// New is collective: every rank makes the machine, of a graph that differs in nothing but the
-// batch, and the learnables become those of rank 0. RunAll is collective, too. Ranks that are
-// goroutines must not hold the lock of euryale.Run meanwhile. The machine runs on the
-// communicator's device or on the host. Close it before the communicator.
+// New is collective: every rank makes the machine, from a graph that differs only in the batch, and
+// the learnables get the values of rank 0. RunAll is collective, too. Ranks that are goroutines
+// must not hold the lock of euryale.Run meanwhile. The machine runs on the communicator's device or
+// on the host. Close it before the communicator.
 //
-// With autograd.WithCompression(half.Wrap(backend.BF16)) what computes a gradient rounds it, and
-// buckets are not cast: see [autograd.Buckets.Halve].
+// With autograd.WithCompression(half.Wrap(backend.BF16)) the step that computes a gradient rounds
+// it, and buckets are not cast: see [autograd.Buckets.Halve].
 //
 // A gradient that no other operation reads is computed in its bucket. The all-reduce of a bucket
 // starts as soon as its gradients are computed, on its own queue, and only the updates of its
@@ -47,12 +47,11 @@ import (
 // run between graphs, with the same bits. [Keep] returns the gradient of this rank alone.
 //
 // New returns an error on all ranks if one of them cannot make its machine, or ErrMismatch if ranks
-// have other learnables, solvers, settings of these or operations between exchanges. An error in
-// the middle of RunAll is final, since other ranks may have had a part of the step. That of a
-// communicator names rank and collective. RunAll, Pull and the solver's State return it from then
-// on, and what the machine has of the learnables is lost. On a device, their host tensors remain as
-// they were pulled last; on the host, they may have taken half a step. Load a checkpoint, with a
-// new communicator.
+// differ in learnables, solvers, settings of these or operations between exchanges. An error in the
+// middle of RunAll is final, since other ranks may have made a part of the step. A communicator's
+// error names rank and collective. From then on RunAll, Pull and the solver's State return the
+// error, and the machine's learnables are lost. On a device, their host tensors remain as last
+// pulled; on the host, they may have taken half a step. Load a checkpoint, with a new communicator.
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) {
 		m.parallel = &parallel{comm: comm, options: options}
@@ -60,7 +59,7 @@ func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Opt
 	}
 }
 
-// parallel is what a machine trains with other ranks by.
+// parallel is the part of a machine that trains with other ranks.
 type parallel struct {
 	comm     backend.Communicator
 	options  []autograd.Option
@@ -79,11 +78,11 @@ func (p *parallel) localRanks() int {
 	return env.LocalSize
 }
 
-// DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load. It
-// pulls the learnables first; with [WithShards] Save and Load pull this rank's shards. Without
-// [WithDataParallel] it is of one rank, the learnables of [WithSolver] and autograd.Solo; pass that
-// to WithDataParallel for options such as WithFrozen. It is nil without WithSolver, and while a
-// learnable has no value. Close closes it.
+// DataParallel returns the autograd.DataParallel that exchanges the gradients, for its Check, Hash,
+// Save and Load. These pull the learnables first; with [WithShards] Save and Load pull this rank's
+// shards. Without [WithDataParallel] it has one rank, autograd.Solo, and the learnables of
+// [WithSolver]; pass Solo to WithDataParallel for options such as WithFrozen. It is nil without
+// WithSolver, and while a learnable has no value. Close closes it.
 func (m *Machine) DataParallel() *autograd.DataParallel {
 	p := m.parallel
 	if p == nil {
@@ -95,7 +94,7 @@ func (m *Machine) DataParallel() *autograd.DataParallel {
 	return p.data
 }
 
-// aloneWith returns what a machine without other ranks saves and loads by, nil if there is none.
+// aloneWith returns what a machine without other ranks saves and loads with, nil if there is none.
 func (m *Machine) aloneWith() *parallel {
 	if m.alone != nil || m.solver == nil || m.closed {
 		return m.alone
@@ -121,7 +120,7 @@ func (m *Machine) aloneWith() *parallel {
 	return p
 }
 
-// lend says how the machine gives away what it has on its device.
+// lend tells buckets how to pull and copy what the machine has on its device.
 func (m *Machine) lend(x *autograd.Buckets) {
 	x.Pulls(m.pullLearnables)
 	if m.device != nil {
@@ -204,7 +203,7 @@ func (m *Machine) connect(problem error) error {
 	return err
 }
 
-// agree returns an error on all ranks unless they describe the same, and none has a problem.
+// agree returns an error on all ranks unless their descriptions are equal and none has a problem.
 func (p *parallel) agree(description string, problem error) error {
 	return autograd.Agree(backend.Label(p.comm, backend.ForMachine), description, problem)
 }
@@ -217,7 +216,7 @@ func (m *Machine) agree(problem error) error {
 	var common strings.Builder
 	if problem == nil {
 		for _, g := range m.solver.groups {
-			// those that JSON has no number for, the solver refuses
+			// the solver refuses values that JSON has no number for
 			settings, _ := json.Marshal(g.Solver)
 			if m.elastic != nil { // a newcomer's rate is set before its first step
 				settings = nil
@@ -293,7 +292,7 @@ func (m *Machine) parts() (comm backend.Communicator, divided []bool) {
 	return m.parallel.exchange.Parts()
 }
 
-// exchanging returns what the executor exchanges gradients by.
+// exchanging returns the buckets by which the executor exchanges gradients.
 func (m *Machine) exchanging() exec.Buckets {
 	if m.parallel == nil {
 		return nil
@@ -338,14 +337,14 @@ func (p *parallel) compare(variables gorgonia.Nodes) error {
 	return nil
 }
 
-// accumulated says how far a step of several runs is.
+// accumulated notes how far a step of several runs is.
 func (p *parallel) accumulated(b micro) {
 	if p != nil && b.Several() {
 		p.exchange.Accumulated(b.done, b.Runs)
 	}
 }
 
-// applied says that a step was applied.
+// applied notes that a step was applied.
 func (p *parallel) applied() {
 	if p != nil {
 		p.exchange.Applied()

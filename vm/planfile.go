@@ -10,10 +10,10 @@ import (
 	"github.com/euryale-ml/euryale/internal/env"
 )
 
-// writePlan writes the plan to the file of EURYALE_PLAN, if it is set: as text, as a drawing of
-// the arena, or as JSON for "euryale report". The file of a machine of [Eval] has ".eval" before
-// the end of its name, plan.eval.txt. A machine of the same kind that is made later writes over it.
-// With WithElastic it is the plan of the first generation: a full disk does not end a training.
+// writePlan writes the plan to the file of EURYALE_PLAN, if it is set: as text, as a drawing of the
+// arena, or as JSON for "euryale report". The file of a machine of [Eval] has ".eval" before its
+// extension, plan.eval.txt. A later machine of the same kind overwrites it. With WithElastic it is
+// the plan of the first generation: a full disk does not end a training.
 func (m *Machine) writePlan() error {
 	to := env.Plan.Text(os.Getenv)
 	if to == "" || m.Elastic() != nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
-// Precision says how a machine multiplies matrices of Float32, those of attention among them, and
+// Precision says how a machine multiplies matrices of Float32, including those of attention, and
 // convolves. Everything else is computed in Float32: sums within products, softmax, norms, losses,
 // reductions, gradients of learnables, learnables and solvers. There is no float16: its gradients
-// underflow without a scale of the loss, which BF16 does not need.
+// underflow unless the loss is scaled, which BF16 does not need.
 type Precision uint8
 
 // The precisions.
@@ -20,12 +20,12 @@ const (
 	// F32 multiplies float32.
 	F32 Precision = iota
 	// TF32 lets a GPU round operands to 10 bits of mantissa, for its tensor cores. Nothing else
-	// changes, also not on the host.
+	// changes, and nothing at all on the host.
 	TF32
 	// BF16 rounds operands to bfloat16, 8 bits of mantissa, and also results that only loops and
-	// other products read: these lie in memory, and travel between devices, as bfloat16. Weights
-	// are rounded once in each run. Convolutions round all results, as cuDNN does, gradients of
-	// filters among them. The meaning is the same on every device.
+	// other products read: these are bfloat16 in memory and between devices. Weights are rounded
+	// once in each run. Convolutions round all results, as cuDNN does, including gradients of
+	// filters. The meaning is the same on every device.
 	BF16
 )
 
@@ -43,8 +43,7 @@ func (p Precision) String() string {
 }
 
 // WithPrecision makes the machine multiply in a precision other than [F32]. GPUs below compute
-// capability 8.0 have nothing that is faster than F32: the machine says so ([Notice]), and takes
-// F32.
+// capability 8.0 have nothing faster than F32: the machine says so ([Notice]), and uses F32.
 //
 // New returns ErrArgument for a precision that does not exist.
 func WithPrecision(p Precision) Option { return func(m *Machine) { m.precision = p } }
@@ -72,8 +71,8 @@ func (p Precision) ofProgram() ir.Precision {
 }
 
 // channelsLast reports whether convolutions get tensors with their channels last: tensor cores read
-// them so, and libraries would transpose others for each convolution. The device opens a library to
-// know that, so it is not asked without a convolution.
+// this order, and libraries would transpose any other for each convolution. The device opens a
+// library to answer, so it is asked only if there is a convolution.
 func (m *Machine) channelsLast(p *ir.Program) bool {
 	device, ok := m.device.(interface{ ChannelsLast() bool })
 	return ok && m.precision != F32 && slices.ContainsFunc(p.Values, func(v ir.Value) bool {

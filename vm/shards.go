@@ -11,57 +11,58 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// Shards says what ranks that train together keep a part of each, and not all.
+// Shards says what ranks that train together divide: each keeps only a part.
 type Shards uint8
 
 // What ranks may divide.
 const (
 	// SolverState is what the solver keeps for the learnables: two vectors like these for Adam.
 	SolverState Shards = 1 << iota
-	// Gradients are what ranks exchange, with SolverState: a rank has whole buckets of them only
-	// until they are exchanged, among the values of a run, and no memory for all gradients.
+	// Gradients are what ranks exchange; it needs SolverState. A rank has whole buckets only until
+	// they are exchanged, among the values of a run, and no memory for all gradients.
 	Gradients
-	// Parameters are the learnables, with the other two: between their uses a rank has its part of
-	// them alone.
+	// Parameters are the learnables; it needs the other two. Between their uses a rank has only its
+	// part of them.
 	Parameters
 )
 
 // WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
-// not fit into one rank's. The learnables have the bits of training without it where ranks are
-// added in rank order, except tables whose rows are exchanged without shards (WithDataParallel).
+// not fit into one rank's. If ranks are added in rank order, the learnables have the same bits as
+// without it, except tables whose rows are exchanged without shards (WithDataParallel).
 // Hierarchical communicators add the last elements of a bucket, fewer than there are ranks, in
 // another order, unless the ranks divide the bucket.
 //
-// With SolverState each rank updates its part of each bucket, and has what the solver keeps for
-// that part alone: of P ranks 1/P, and for a bucket at most 8 elements more. A bucket is
-// reduce-scattered in place of its all-reduce, and the updated learnables are all-gathered: stage 1
-// of ZeRO (Rajbhandari et al., arXiv:1910.02054), by the reduce-scatter of fairring. Gradients and
-// Parameters are its stages 2 and 3, as in FSDP (Zhao et al., arXiv:2304.11277). docs/shards.md has
-// the memory by level; [Machine.Summary] has that of a machine.
+// With SolverState each rank updates its part of each bucket, and has the solver's state for that
+// part only: 1/P with P ranks, and at most 8 elements more for a bucket. A reduce-scatter of each
+// bucket replaces its all-reduce, and the updated learnables are all-gathered: stage 1 of ZeRO
+// (Rajbhandari et al., arXiv:1910.02054), with the reduce-scatter of fairring. Gradients and
+// Parameters are its stages 2 and 3, as in FSDP (Zhao et al., arXiv:2304.11277). docs/shards.md
+// gives the memory by level; [Machine.Summary] gives the memory of a machine.
 //
 // With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
-// Close gather those of the host, and are collective, and so do Load, Check and Hash, but not Save.
-// Pull before another machine reads them. With [WithPrecision] BF16 that is so on each level for
-// learnables that only products read. The ranks gather these in BF16: half the bytes, and the same
-// bits, since products read no more. Without Parameters they do so once in a run, before a
-// learnable's first use, except with [Accumulate] or with a communicator on another device.
+// Close gather them on the host, and so do Load, Check and Hash, but not Save. All that gather are
+// collective. Pull before another machine reads them. With [WithPrecision] BF16 the same is true on
+// every level for learnables that only products read. The ranks gather these in BF16: half the
+// bytes, and the same bits, since products read no more. Without Parameters they do so once in a
+// run, before a learnable's first use, except with [Accumulate] or with a communicator on another
+// device.
 //
-// Groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts, and
-// compression to 16 bits, which then rounds once and not twice, work with it. With ClipNorm ranks
-// add up squares: the last bits of the norm's float64 may be others than without shards. With
-// Accumulate sums of gradients are whole between runs, so that Gradients saves nothing.
+// WithShards works with groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA),
+// autograd.WithParts, and compression to 16 bits, which then rounds once instead of twice. With
+// ClipNorm ranks add up squares: the last bits of the norm's float64 may differ from those without
+// shards. With Accumulate sums of gradients are whole between runs, so Gradients saves nothing.
 //
 // In a checkpoint each rank has a file with its own shards. Load takes each rank's part from the
 // files of any number of ranks, with or without shards: docs/checkpoints.md. The solver's own State
 // returns the part of this rank, and [Machine.Averaged] is collective.
 //
-// Cost: a rank sends and receives as many bytes as by all-reduces, with Parameters half as many
+// Cost: a rank sends and receives as many bytes as for all-reduces, with Parameters half as many
 // more, and copies each learnable once; its updates take 1/P of the time. A bucket is updated and
-// gathered while the gradients of the layers before it are computed. The last one is scattered
-// beside updates of others, and gathered while their learnables get their values, and is exposed as
-// far as it takes longer; with ClipNorm all all-gathers are, since updates wait for all gradients.
-// With Parameters the first bucket is exposed, and each other one is gathered while the one before
-// it is read.
+// gathered while the gradients of the layers before it are computed. The last bucket is scattered
+// beside updates of others, and gathered while their learnables get their values; it is exposed as
+// far as it takes longer. With ClipNorm all all-gathers are exposed, since updates wait for all
+// gradients. With Parameters the first bucket is exposed, and each other one is gathered while the
+// one before it is read.
 //
 // New returns ErrArgument without WithDataParallel and for a level without those before it;
 // ErrUnsupported with [WithTree], with compressions that keep residuals, and for Gradients where
@@ -214,8 +215,8 @@ func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
 	return nil
 }
 
-// gather gives the host's tensors of learnables that ranks divide the elements of all ranks, unless
-// no step has changed them since. It is collective.
+// gather fills the host tensors of learnables that ranks divide with the elements of all ranks,
+// unless no step has changed them since. It is collective.
 func (m *Machine) gather(wanted func(input) bool) error {
 	if m.solver == nil || m.solver.parts == nil {
 		return nil

@@ -17,40 +17,40 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// WithSolver makes each RunAll end with a step of a solver, in place of
-// solver.Step(gorgonia.NodesToValueGrads(learnables)): a loop for each learnable updates it and
-// what the solver keeps for it, in place. A GPU runs those of all learnables at once. The
-// solver's Step after a run without it has the same bits. SetRate before a RunAll sets the rate of
+// WithSolver makes each RunAll end with a step of a solver. It replaces
+// solver.Step(gorgonia.NodesToValueGrads(learnables)): a loop for each learnable updates it and the
+// solver's state for it, in place. A GPU runs the loops of all learnables at once. The bits are the
+// same as with the solver's Step after a run without it. SetRate before a RunAll sets the rate of
 // its step.
 //
 // On a device, learnables and the solver's state stay there. [Machine.Pull] copies learnables to
-// their host tensors; the solver's State fetches its state, and Save and Load of
-// [Machine.DataParallel] both. gorgonia.Let with another tensor, and SetState, take effect in the
-// next RunAll. Write into a learnable's own tensor only between Pull and the next RunAll: what the
-// host writes at other times is lost. Gradients have no value on the host unless their nodes are
-// given to [Keep].
+// their host tensors; the solver's State fetches the state, and Save and Load of
+// [Machine.DataParallel] fetch both. gorgonia.Let with another tensor, and SetState, take effect in
+// the next RunAll. Write into a learnable's own tensor only between Pull and the next RunAll: what
+// the host writes at other times is lost. Gradients have no value on the host unless their nodes
+// are passed to [Keep].
 //
-// Where ranks exchange gradients, use [WithDataParallel], too, or call the solver after autograd's
+// If ranks exchange gradients, also use [WithDataParallel], or call the solver after autograd's
 // Sync: otherwise each rank trains for itself.
 //
-// Several WithSolver are parameter groups, with a solver each: other rates and decays, or other
-// solvers. They become autograd.Groups, with all learnables in the order in which the graph got
-// them; [Machine.Solver] returns them, for Save and Load:
+// Several WithSolver are parameter groups, each with its solver: different rates and decays, or
+// different solvers. They become autograd.Groups, with all learnables in the order in which they
+// were added to the graph; [Machine.Solver] returns them, for Save and Load:
 //
 //	m, err := vm.New(g, device,
 //		vm.WithSolver(&autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, weights...),
 //		vm.WithSolver(&autograd.AdamW{Rate: 1e-3}, biases...))
 //	err = m.DataParallel().Save(dir, m.Solver(), progress)
 //
-// Machines for several shapes of a batch may have one solver, for learnables with the same tensors
+// Machines for several shapes of a batch may share a solver, for learnables with the same tensors
 // in the same order.
 //
-// A solver of one's own is an autograd.Custom: vm.WithSolver(newLion(1e-4), learnables...).
+// A solver of your own is an autograd.Custom: vm.WithSolver(newLion(1e-4), learnables...).
 //
 // New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
 // packages and for learnables with autograd's Hook, and ErrArgument, with names, if there are no
-// learnables, if one is given twice, and if two are nodes of one tensor. A variable with a gradient
-// that no solver has is reported ([Notice]), unless something reads the gradient.
+// learnables, if one is given twice, and if two are nodes of one tensor. A variable that has a
+// gradient but no solver is reported ([Notice]), unless something reads the gradient.
 func WithSolver(s autograd.Solver, learnables ...*gorgonia.Node) Option {
 	return func(m *Machine) {
 		if m.solver == nil {

@@ -11,22 +11,22 @@ import (
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
-// Summary is what a machine computes with, and how much. Print it.
+// Summary describes a machine's learnables, work and memory. Print it.
 type Summary struct {
 	Learnables []Learnable
 	Parameters int // elements of all learnables on this rank
-	// FLOPs counts the products, convolutions and attention of a run, with gradients: 2 for each
-	// product that is added to a sum.
+	// FLOPs counts the products, convolutions and attention of a run, including gradients: 2 for
+	// each product that is added to a sum.
 	FLOPs int64
-	// Bytes is the memory of the values that the plan computes, ParameterBytes and SolverBytes that
-	// of the learnables and of what the solver keeps for them, on this rank.
+	// Bytes is the memory of the values that the plan computes. ParameterBytes and SolverBytes are
+	// the memory of the learnables and of the solver's state for them, on this rank.
 	Bytes, ParameterBytes, SolverBytes int64
 	// Memory is all memory, by kind.
 	Memory Memory
 }
 
-// HostTime returns how long the runs so far have been in operations that a plan does not know and
-// that run on the host by their Do, without collectives.
+// HostTime returns how long the runs so far have spent in operations that a plan does not know,
+// which run on the host by their Do. It does not count collectives.
 func (m *Machine) HostTime() time.Duration { return m.byDo }
 
 // Learnable is a variable that the machine's solver changes.
@@ -35,7 +35,7 @@ type Learnable struct {
 	Shape tensor.Shape
 }
 
-// Summary returns what a machine computes with. It costs no run.
+// Summary describes the machine. It costs no run.
 func (m *Machine) Summary() Summary {
 	s := Summary{Memory: m.memory()}
 	s.Bytes, s.ParameterBytes, s.SolverBytes = s.Memory.Values, s.Memory.Learnables, s.Memory.Solver

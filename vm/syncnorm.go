@@ -12,21 +12,20 @@ import (
 // it each rank normalises its own share, which is noisy if the share is small. PyTorch calls it
 // SyncBatchNorm.
 //
-// The gradient is exact: that of x on a rank is the derivative of the sum of all ranks' losses.
-// Moving averages have mean and variance of the whole batch, the same bits on all ranks. The
-// variance is computed from each rank's mean and variance, so large means do not cancel.
-// Evaluation ([Eval]) uses the averages and needs no other rank. All ranks have equally many
-// samples.
+// The gradient is exact: on a rank, dx is the derivative of the sum of all ranks' losses. Moving
+// averages take the mean and variance of the whole batch, with the same bits on all ranks. The
+// variance is computed from each rank's mean and variance, so large means do not cancel. Evaluation
+// ([Eval]) uses the averages and needs no other rank. All ranks must have equally many samples.
 //
 // Cost: for each batch norm of C channels, an all-gather of 2C elements in the forward pass and an
 // all-reduce of 2C in the backward pass, on the device of the plan. The passes wait for them.
 //
 // New returns ErrArgument without WithDataParallel, with [WithTree], whose bits do not depend on
 // which micro-batches run together, and for a graph without batch norms; [backend.ErrMismatch] if
-// ranks have other numbers of samples.
+// ranks have different numbers of samples.
 func SyncBatchNorm() Option { return func(m *Machine) { m.synced = true } }
 
-// checkSync returns why batch norms cannot be of the batches of all ranks.
+// checkSync returns why batch norms cannot normalise the batches of all ranks.
 func (m *Machine) checkSync() error {
 	why := ""
 	switch {

@@ -56,8 +56,8 @@ func (in input) memory() (backend.Buffer, error) {
 	return memory, nil
 }
 
-// dense returns the elements of a value in row-major order: its memory, or a copy if they lie
-// otherwise there.
+// dense returns the elements of a value in row-major order: its memory, or a copy if they lie in
+// another order there.
 func dense(v gorgonia.Value) (backend.Buffer, error) {
 	d, err := read.DType(v.Dtype())
 	if err != nil {
@@ -216,8 +216,8 @@ func (m *Machine) fillDuals() error {
 	return nil
 }
 
-// nothing is a value without elements: it takes the place of values that Gorgonia would put
-// back into its pool when it unbinds them, although somebody still has them.
+// nothing is a value without elements. It replaces values that Gorgonia would put back into its
+// pool when it unbinds them, although somebody still has them.
 type nothing struct {
 	gorgonia.Value // nil
 	shape          tensor.Shape

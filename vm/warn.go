@@ -11,9 +11,9 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Notice says where New reports what a user should know of the graph, such as operations that
-// Gorgonia computes wrongly. The default is standard error. With [WithDataParallel], rank 0 says it
-// for all.
+// Notice sets where New reports what a user should know about the graph, such as operations that
+// Gorgonia computes wrongly. The default is standard error. With [WithDataParallel], rank 0 reports
+// for all ranks.
 func Notice(say func(text string)) Option {
 	return func(m *Machine) { m.notice = say; m.refuseNil("Notice", "say", say) }
 }
@@ -44,8 +44,8 @@ func (m *Machine) warn() {
 	m.warnOf(nn.Defects(m.graph))
 }
 
-// How many bytes each of so many runs compares before that is said. On a host of 64 cores 5 GB took
-// 100 ms of each step of LoRA (bench/results/2026-11/2026-11-27-h100x4.md).
+// Runs that compare muchCompared bytes are reported, after runsCompared of them. On a host of 64
+// cores 5 GB took 100 ms of each step of LoRA (bench/results/2026-11/2026-11-27-h100x4.md).
 const (
 	muchCompared = 256 << 20
 	runsCompared = 3

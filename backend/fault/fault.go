@@ -8,9 +8,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// New returns inner with a fault: plan happens to rank plan.Rank of inner. The
-// result owns inner. Wrap every rank's communicator, all with the same plan. One
-// that does not pass [Plan.Check] never happens.
+// New returns inner with a fault: plan happens to rank plan.Rank of inner. The result owns inner.
+// Wrap every rank's communicator, with the same plan. A plan that does not pass [Plan.Check] never
+// happens.
 //
 // Cost: an atomic addition for each call of plan.Rank, nothing on other ranks.
 func New(inner backend.Communicator, plan Plan) *Communicator {
@@ -21,11 +21,11 @@ func New(inner backend.Communicator, plan Plan) *Communicator {
 	return c
 }
 
-// Communicator is a communicator to one of whose ranks a [Plan] happens.
+// Communicator is a communicator with a [Plan] that happens to one of its ranks.
 type Communicator struct {
 	backend.Base
 	plan  Plan
-	calls *atomic.Int64 // started so far, also on groups from Split; nil on ranks without the fault
+	calls *atomic.Int64 // started so far, on groups from Split, too; nil on ranks without the fault
 }
 
 var _ backend.Wrapper = (*Communicator)(nil)
@@ -77,7 +77,7 @@ func (c *Communicator) recording(q backend.Queue) *backend.Recording {
 	return nil
 }
 
-// recorded has each replay of a graph count a call of it that was recorded.
+// recorded makes each replay of a graph count a call that was recorded into it.
 func (c *Communicator) recorded(into *backend.Recording, what backend.Collective, w backend.Work,
 	err error) (backend.Work, error) {
 	if err == nil {
@@ -89,7 +89,7 @@ func (c *Communicator) recorded(into *backend.Recording, what backend.Collective
 	return w, err
 }
 
-// count counts a call. The one of the plan does not come back from here.
+// count counts a call. At the call of the plan, the fault happens.
 func (c *Communicator) count() {
 	if c.calls != nil && c.calls.Add(1) == int64(c.plan.Call) {
 		c.happen()

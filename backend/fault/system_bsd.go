@@ -6,7 +6,7 @@ import "golang.org/x/sys/unix"
 
 const canStop = true
 
-// killHere ends the process, at the latest a moment later.
+// killHere ends the process, at once or a moment later.
 func killHere() {
 	unix.Kill(unix.Getpid(), unix.SIGKILL)
 	select {}

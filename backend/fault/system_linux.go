@@ -12,8 +12,8 @@ func killHere() { signal(unix.SIGKILL) }
 
 func stopHere() { signal(unix.SIGSTOP) }
 
-// signal sends a signal to the calling thread, not to the process: the kernel
-// delivers it before the thread goes on, so that the call is never started.
+// signal sends a signal to the calling thread, not to the process: the kernel delivers it before
+// the thread goes on, so the call is never started.
 func signal(s unix.Signal) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -5,7 +5,7 @@ import "golang.org/x/sys/windows"
 // canStop is false: Windows has no SIGSTOP.
 const canStop = false
 
-// killHere ends the process at once, with the exit status of one that a task manager ends.
+// killHere ends the process at once, with the exit status of a process that a task manager ends.
 func killHere() {
 	windows.TerminateProcess(windows.CurrentProcess(), 1)
 	select {}

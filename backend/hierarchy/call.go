@@ -77,8 +77,8 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	return k, nil
 }
 
-// abandon ends everything because a call has begun that nobody will join, and waits for
-// it: its memory is the caller's again.
+// abandon ends everything because a call has begun that nobody will join, and waits for it: then
+// the caller owns its memory again.
 func (c *Communicator) abandon(k *call, err error) error {
 	err = c.fail(k, k.at, err)
 	for _, b := range k.works {
@@ -160,7 +160,7 @@ func (c *Communicator) startLayered(q backend.Queue, k *call) error {
 	return nil
 }
 
-// begin gives a call its number, which is another one's if the call is refused.
+// begin gives a call its number. If the call is refused, another one gets the number.
 func (c *Communicator) begin(k *call) error {
 	k.header = k.what.Header(c.seq+1, k.count, k.dtype)
 	if c.member.Err() == nil {
@@ -183,7 +183,7 @@ type call struct {
 	works []begun
 	end   backend.Event // of everything; nil for a flat call
 
-	// For the watchdog alone: it has seen the end of the call, of so many works at least.
+	// For the watchdog alone: it has seen the end of the call, or at least of this many works.
 	over   bool
 	looked int
 
@@ -239,8 +239,8 @@ func (k *call) Done() bool {
 	return !slices.ContainsFunc(k.works, func(b begun) bool { return !b.work.Done() })
 }
 
-// outcome is the error of a Join. Unless its context has ended, all phases have, but those that
-// compute may still be at it.
+// outcome is the error of a Join. Unless its context has ended, all phases have ended, but those
+// that compute may still be running.
 func (k *call) outcome(ctx context.Context, at slicePhase, err error) error {
 	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
 		return err
@@ -284,9 +284,9 @@ func (e extent) overlaps(f extent) bool { return e.lo < f.hi && f.lo < e.hi }
 // no gain (fairring's measurements on 64 GPUs).
 const maxRecent = 8
 
-// order orders q after the earlier calls that a call must not overlap. Calls end
-// in order, so the last of those will do, and of all others the one that leaves the
-// list. The list keeps what q has waited for: other queues have not.
+// order orders q after the earlier calls that a call must not overlap. Calls end in order, so q
+// waits only for the last of these, or for the call that leaves the list. The list keeps calls that
+// q has waited for: other queues have not.
 func (r *recent) order(q backend.Queue, dst, src extent, flat bool) error {
 	last := len(r.calls) - maxRecent
 	for i, e := range r.calls {

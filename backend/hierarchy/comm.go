@@ -14,15 +14,15 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Communicator runs collectives inside and between machines at once. Everything
-// that is not hierarchical it passes to the flat communicator.
+// Communicator runs collectives inside and between machines at once. It passes everything that is
+// not hierarchical to the flat communicator.
 type Communicator struct {
 	backend.Base // flat
 
 	world *rendezvous.World
 	key   string // of the group in the world's store
 
-	// The group's life; member and health are nil where flat has every call.
+	// The group's life; member and health are nil if flat runs every call.
 	member *group.Member
 	health *group.StoreHealth
 	ending sync.Once       // of all communicators
@@ -43,17 +43,16 @@ type Communicator struct {
 
 var _ backend.Wrapper = (*Communicator)(nil)
 
-// New returns flat with all-reduces, reduce-scatters, all-gathers, broadcasts and all-to-alls
-// made hierarchical where that is faster. w is the world that flat was connected in;
-// flat may be any of its groups, and New is called once for it. It is collective,
-// and every rank must pass the same layout; the options of rank 0 count.
+// New returns flat with all-reduces, reduce-scatters, all-gathers, broadcasts and all-to-alls made
+// hierarchical where that is faster. w is the world that flat was connected in; flat may be any of
+// its groups. Call New once for it. New is collective, and every rank must pass the same layout;
+// the options of rank 0 count.
 //
-// The result owns flat. It has communicators of its own, made by flat.Split: two
-// for the ranks of a machine and two for the ranks with the same place on each
-// machine, so that phases of different slices do not wait for each other; and it
-// has scratch memory of the device. Where nothing can be hierarchical (one machine), or
-// nothing is gained by it (Auto, and links between machines as fast as inside, or one device
-// each), it has none of that, and says why in [Communicator.Explain].
+// The result owns flat. It makes further communicators with flat.Split: two for the ranks of a
+// machine and two for the ranks with the same place on each machine, so that phases of different
+// slices do not wait for each other. It also has scratch memory on the device. If nothing can be
+// hierarchical (one machine), or nothing is gained by it (Auto, and links between machines as fast
+// as inside, or one device each), it has none of these, and [Communicator.Explain] says why.
 //
 // Errors, on every rank: ErrArgument if the layouts differ or do not fit flat, or the
 // options of a rank are wrong; those of Split, of the device and of the world's store.
@@ -85,8 +84,8 @@ func keyOf(name string) string {
 	return "hierarchy/" + name
 }
 
-// connect makes what New returns. What goes wrong on one rank all ranks are told, so that
-// none waits for it.
+// connect makes what New returns. All ranks are told what goes wrong on one rank, so none waits for
+// it.
 func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
 	tell, _, err := group.Among(ctx, c.world, c.key+"/connect", c.Communicator)
 	if err != nil {
@@ -161,15 +160,15 @@ func (c *Communicator) Unwrap() []backend.Communicator {
 func (c *Communicator) Layered() bool { return c.layered() }
 
 // Between returns the communicator of this rank's rail, which has a rank of each machine, nil if
-// this rank is on none. A call of it that is not a phase's is for measurements: the Communicator
-// must be idle, on every rank.
+// this rank is on none. Call collectives on it only for measurements: the Communicator must be
+// idle, on every rank.
 func (c *Communicator) Between() backend.Communicator { return c.parts[broadcastPhase] }
 
-// Inside returns the communicator of this rank's machine, nil if it has one device. Call it as
+// Inside returns the communicator of this rank's machine, nil if it has one device. Use it like
 // [Communicator.Between].
 func (c *Communicator) Inside() backend.Communicator { return c.parts[gatherPhase] }
 
-// Plan returns what the choice between flat and hierarchical follows from.
+// Plan returns what the choice between flat and hierarchical depends on.
 func (c *Communicator) Plan() Plan { return c.plan }
 
 // Chosen implements [backend.Chooser].
@@ -188,14 +187,13 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 	return c.plan.Explain(what, d, nbytes)
 }
 
-// inFlight is how many calls keep links inside and between machines busy, though each
-// call has phases on one of them alone: for 64 buckets of 25 MiB, among two machines of
-// two over sockets, four calls at a time take 0.78 of the time of one at a time (part 4 of
+// inFlight is how many calls keep links inside and between machines busy, though each phase of a
+// call uses only one of them: for 64 buckets of 25 MiB, among two machines of two over sockets,
+// four calls at a time take 0.78 of the time of one at a time (part 4 of
 // bench/results/2026-11/2026-11-21-h200x2-hierarchy-machines.txt).
 const inFlight = 4
 
-// Capabilities implements [backend.Communicator]. Where nothing is hierarchical, flat has
-// every call.
+// Capabilities implements [backend.Communicator]. If nothing is hierarchical, flat runs every call.
 func (c *Communicator) Capabilities() backend.Capabilities {
 	caps := c.Base.Capabilities()
 	if caps.Verify != nil {
@@ -228,8 +226,7 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	return b, c.seen(err, "alloc")
 }
 
-// Split implements [backend.Communicator]. A part that spans machines, with the
-// same number of ranks on each, is hierarchical too.
+// Split implements [backend.Communicator]. A part that spans machines is hierarchical, too.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err := c.failure("split"); err != nil {
 		return nil, err
@@ -294,8 +291,8 @@ func (c *Communicator) Close() (err error) {
 	return nil
 }
 
-// closeParts closes the communicators besides flat, which may wait for what they free. It closes
-// them at once: each may wait a while for a peer that is lost, and the caller has that to report.
+// closeParts closes the communicators except flat, which may wait for what they free. It closes
+// them at once: each may wait a while for a peer that is lost, and the caller must report that.
 func (c *Communicator) closeParts() error {
 	parts := c.others()
 	errs := make([]error, len(parts))
@@ -307,9 +304,8 @@ func (c *Communicator) closeParts() error {
 	return errors.Join(errs...)
 }
 
-// release frees what is the communicator's own. Calls under way have ended with
-// the communicators of their phases, or there are none yet: the rest of a New
-// that has failed.
+// release frees what belongs to the communicator alone. Calls under way have ended with the
+// communicators of their phases, or there are none yet, after a New that has failed.
 func (c *Communicator) release() error {
 	c.cancel()
 	if c.member != nil {

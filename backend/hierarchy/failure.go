@@ -13,12 +13,12 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// A failure of any phase must end the communicators of all phases, on every rank, also
-// where ranks are idle or wait in another phase. The group's member decides, and has the
-// first error; whoever sees that it has ended stops the communicators.
+// A failure of any phase must end the communicators of all phases, on every rank, even if it is
+// idle or waits in another phase. The group's member decides, and has the first error; whoever sees
+// that it has ended stops the communicators.
 
-// failure returns the error that has ended the group as that of a call, nil if it is well, or
-// flat has every call.
+// failure returns the error that has ended the group as the error of a call; nil if the group is
+// well, or flat runs every call.
 func (c *Communicator) failure(call string) error {
 	if c.member == nil {
 		return nil
@@ -76,9 +76,9 @@ func (c *Communicator) Abort(cause error) {
 	c.stop()
 }
 
-// watched is a Communicator as the watchdog of its group sees it: perhaps nobody joins a call
-// that has failed, or a phase that waits for peers is joined before the one that has failed.
-// How long a rank waits for others, the communicators of the phases decide.
+// watched is a Communicator as the watchdog of its group sees it: perhaps nobody joins a call that
+// has failed, or a phase that waits for peers is joined before the one that has failed. The
+// communicators of the phases decide how long a rank waits for others.
 type watched struct{ *Communicator }
 
 var _ group.Watched = watched{}
@@ -145,7 +145,7 @@ func (k *call) pending() (some bool) {
 	return some
 }
 
-// found is what an error of a phase is to the group.
+// found is the event that an error of a phase is to the group.
 func (c *Communicator) found(h *backend.Header, at slicePhase, err error) group.Event {
 	f := group.Found{Report: c.report(at, err), Cause: fmt.Errorf("%v: %w", at, bare(err))}
 	lost, aborted := c.world.Failure(), errors.Is(err, backend.ErrAborted)
@@ -204,8 +204,8 @@ func (c *Communicator) report(at slicePhase, err error) group.Report {
 	return r
 }
 
-// bare returns what an error of a phase's communicator says of its cause, without the
-// rank and the call of the phase.
+// bare returns what an error of a phase's communicator says about its cause, without the rank and
+// the call of the phase.
 func bare(err error) error {
 	var e *backend.Error
 	if errors.As(err, &e) {
@@ -228,8 +228,8 @@ func (c *Communicator) rankOf(p phase, rank int) int {
 // translateTime bounds how long a rank waits to hear what another one called.
 const translateTime = 500 * time.Millisecond
 
-// translate puts the callers' headers in place of those of a phase: every rank
-// that sees a mismatch says what it called.
+// translate replaces the headers of a phase by the callers': every rank that sees a mismatch says
+// what it called.
 func (c *Communicator) translate(r *group.Report, own *backend.Header) {
 	key := func(rank int) string { return fmt.Sprintf("%s/call/%d", c.key, rank) }
 	ctx, cancel := context.WithTimeout(c.ctx, translateTime)

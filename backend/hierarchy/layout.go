@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Layout says on which machine each rank is, and at which place there. It is the
-// same on every rank. Make one with grid, [Parse] or [Discover].
+// Layout says on which machine each rank is, and at which place there. It is the same on every
+// rank. Make one with [Grid], [Parse] or [Discover].
 type Layout struct {
 	machines [][]int // the ranks of each machine, by place
 	at       []place // by rank
@@ -51,20 +51,18 @@ func gridOf(M, D int, order numbering) Layout {
 	return layoutOf(machines)
 }
 
-// Identity is what a rank tells of itself, so that every rank can derive the
-// [Layout].
+// Identity is what a rank tells about itself, so that every rank can derive the [Layout].
 type Identity struct {
 	// Machine is the same for ranks of one machine: World.Node, say, and what NCCL takes
 	// for the machine's name (NCCL_HOSTID).
 	Machine string
-	// Bus is the address of the rank's GPU on the PCI bus, "" on the host. Places
-	// follow it, so that rails connect GPUs with the same position.
+	// Bus is the address of the rank's GPU on the PCI bus, "" on the host. Places follow its order,
+	// so that rails connect GPUs with the same position.
 	Bus string
 }
 
-// Discover returns the layout of ranks that told these identities: machines in
-// the order of their first ranks, places by bus and then by rank. Machines may
-// turn out to have different numbers of ranks.
+// Discover returns the layout of ranks with these identities: machines in the order of their first
+// ranks, places by bus and then by rank. Machines may have different numbers of ranks.
 func Discover(ids []Identity) Layout {
 	names := make([]string, len(ids))
 	for r, id := range ids {
@@ -102,8 +100,7 @@ func layoutOf(machines [][]int) Layout {
 	return l
 }
 
-// Parse returns the layout of size ranks that a text declares, where what the
-// machines are like does not matter:
+// Parse returns the layout of size ranks that a text declares, whatever the machines are like:
 //
 //	2x4           2 machines of 4 devices, r = m*4+d
 //	2x4:minor     the same, r = d*2+m
@@ -205,9 +202,9 @@ func (l Layout) most() (n int) {
 	return n
 }
 
-// shares returns into how many equal parts operands are cut: one of each machine for each rail. The
-// rails are as many as the smallest machine has ranks. Ranks at later places are on none, and have
-// empty shards inside their machine.
+// shares returns into how many equal parts operands are cut: one of each machine for each rail.
+// There are as many rails as the smallest machine has ranks. Ranks at later places are on no rail,
+// and have empty shards inside their machine.
 func (l Layout) shares() int { return l.Machines() * l.fewest() }
 
 // Place returns the machine of a rank and its place there.
@@ -218,8 +215,8 @@ func (l Layout) Place(rank int) (machine, device int) {
 // Rank returns the rank at a place.
 func (l Layout) Rank(machine, device int) int { return l.machines[machine][device] }
 
-// String returns the shape and, where it is not that of a grid, the machine of
-// each rank: what Parse reads, if places follow the ranks.
+// String returns the shape of a grid, else the machine of each rank: what Parse reads, if places
+// follow the ranks.
 func (l Layout) String() string {
 	if D := l.Devices(); D > 0 {
 		M := l.Machines()
@@ -239,7 +236,7 @@ func (l Layout) String() string {
 
 func (l Layout) equal(other Layout) bool { return slices.Equal(l.at, other.at) }
 
-// uneven says why the ranks are no grid, "" if they are.
+// uneven says why the ranks are not a grid, "" if they are.
 func (l Layout) uneven() string {
 	if len(l.machines) == 0 {
 		return "there are no ranks"

@@ -28,15 +28,15 @@ func (l Link) time(steps int, nbytes float64) float64 {
 // String prints latency and bandwidth.
 func (l Link) String() string { return fmt.Sprintf("%v + %s/s", l.Latency, bytesText(l.Bandwidth)) }
 
-// Links are the speeds that the choice between flat and hierarchical is made by.
+// Links are the speeds on which the choice between flat and hierarchical is based.
 type Links struct {
 	Inside Link `json:"inside"` // between ranks of one machine
 	// between ranks of different machines, each with a share of the network
 	Between Link `json:"between"`
-	// Step is what it takes to start a phase and to hand over to the next queue.
+	// Step is the time to start a phase and to hand over to the next queue.
 	Step time.Duration `json:"step_ns"`
-	// Call is what a hierarchical call takes more than a flat one, beyond what messages and
-	// phases explain: ranks that wake up for each phase in turn, where there are more than cores.
+	// Call is the extra time of a hierarchical call over a flat one, beyond what messages and
+	// phases explain: if there are more ranks than cores, ranks wake up for each phase in turn.
 	Call time.Duration `json:"call_ns,omitempty"`
 }
 
@@ -49,7 +49,7 @@ func (l Links) String() string {
 	return text
 }
 
-// check finds links that nothing can be predicted by.
+// check finds links from which nothing can be predicted.
 func (l Links) check() error {
 	finite := func(bandwidth float64) bool { return bandwidth > 0 && bandwidth <= math.MaxFloat64 }
 	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 ||
@@ -71,14 +71,13 @@ func DefaultLinks() Links {
 	}
 }
 
-// Measurement is what was measured of one kind of machines. It is kept in the user's
-// file: tuning.json in the directory euryale of the user's cache, or what
-// EURYALE_TUNING names.
+// Measurement is what was measured on one kind of machines. It is kept in the user's file:
+// tuning.json in the directory euryale of the user's cache, or the file that EURYALE_TUNING names.
 type Measurement struct {
 	Model    string `json:"model"` // of the devices
 	Machines int    `json:"machines"`
 	Devices  int    `json:"devices"` // 0 if machines differ
-	// Declared says that the machines were declared, so that they may be one.
+	// Declared says that the machines were declared, so they may really be one.
 	Declared bool   `json:"declared,omitempty"`
 	Links    Links  `json:"links"`
 	Source   string `json:"source"` // where the numbers come from
@@ -103,8 +102,8 @@ func Measured(model string, l Layout, declared bool) (m Measurement, found bool,
 	return all[i], true, nil
 }
 
-// Keep puts a measurement into the user's file, in the place of that of the same
-// machines, and returns the name of the file.
+// Keep puts a measurement into the user's file, replacing any of the same machines, and returns the
+// name of the file.
 func (m Measurement) Keep() (file string, err error) {
 	if err := m.Links.check(); err != nil {
 		return "", err
@@ -120,16 +119,16 @@ func (m Measurement) replaces(other Measurement) bool {
 		m.Declared == other.Declared
 }
 
-// Timed is what a call took that moves bytes from each rank, in steps messages that
-// wait for each other.
+// Timed is the time of a call that moves Bytes from each rank, in Steps messages that wait for each
+// other.
 type Timed struct {
 	Steps int
 	Bytes float64
 	Took  time.Duration
 }
 
-// Fit returns the link that explains measured calls best: the sum of the squares of
-// its errors, each as a share of what was measured, is the smallest.
+// Fit returns the link that explains measured calls best: it minimises the sum of the squared
+// errors, each as a share of the measured time.
 func Fit(calls []Timed) (Link, error) {
 	// Per unit of what was measured: steps x latency + bytes / bandwidth = 1.
 	var ss, sb, bb, s, b float64
@@ -142,7 +141,7 @@ func Fit(calls []Timed) (Link, error) {
 	if latency < 0 {
 		latency, perByte = 0, b/bb
 	}
-	if !(perByte > 0) { // also if there is nothing to tell them apart by
+	if !(perByte > 0) { // also if nothing tells them apart
 		return Link{}, errors.New("the times of calls do not grow with their bytes: measure " +
 			"sizes that are further apart")
 	}

@@ -23,26 +23,25 @@ const (
 
 var modes = [...]string{Auto: "auto", Always: "always", Never: "never"}
 
-// Plan is everything that the choice between flat and hierarchical follows from.
-// It is the same on every rank, and its methods are functions of it alone. Make
-// one with [NewPlan].
+// Plan is everything that the choice between flat and hierarchical depends on. It is the same on
+// every rank, and its methods are functions of it alone. Make one with [NewPlan].
 type Plan struct {
 	Layout  Layout
 	Options Options
-	// Divides says that the ranks' queues can divide, which averages take.
+	// Divides says that the ranks' queues can divide, which averages need.
 	Divides bool
 	// Direct says that flat sends to each rank directly, see [backend.Capabilities].
 	Direct bool
 }
 
-// NewPlan returns a plan, with the defaults of o, for queues that can divide. What
-// is wrong with o is ErrArgument.
+// NewPlan returns a plan, with the defaults of o, for queues that can divide. It returns
+// ErrArgument if o is wrong.
 func NewPlan(l Layout, o Options) (Plan, error) {
 	o, err := o.filled()
 	return Plan{Layout: l, Options: o, Divides: true}, err
 }
 
-// layered reports whether anything can be hierarchical, and is not slower for sure.
+// layered reports whether anything can be hierarchical, and is not certain to be slower.
 func (p Plan) layered() bool {
 	return p.Layout.Machines() > 1 && p.Options.Mode != Never && (p.Options.Mode == Always ||
 		p.even() == "")
@@ -60,12 +59,11 @@ func (p Plan) even() string {
 	return ""
 }
 
-// cacheLine is what pieces of slices are multiples of, in bytes, so that no two
-// ranks write one.
+// Pieces of slices are multiples of cacheLine, in bytes, so that no two ranks write the same line.
 const cacheLine = 64
 
-// pieces returns how the share of one rank, an operand of n elements divided by
-// the ranks, is cut: into slices of piece elements, but for a shorter last one.
+// pieces returns how the share of one rank, an operand of n elements divided by the ranks, is cut:
+// into slices of piece elements, except a shorter last one.
 func (p Plan) pieces(what backend.Collective, d backend.DType, n int) (piece, slices int) {
 	share := n / p.Layout.shares()
 	line := cacheLine / d.Size()
@@ -89,9 +87,9 @@ func (p Plan) pieces(what backend.Collective, d backend.DType, n int) (piece, sl
 	return piece, (share + piece - 1) / piece
 }
 
-// fastest returns how many slices, most at most, are predicted to be the fastest. The
-// predicted time is a convex function of that: the larger of sums of multiples and of
-// fractions of it.
+// fastest returns how many slices, most at most, are predicted to be the fastest. The predicted
+// time is a convex function of their number: the larger of sums of multiples and of fractions of
+// it.
 func (p Plan) fastest(what backend.Collective, d backend.DType, n, most int) int {
 	return 1 + sort.Search(most-1, func(i int) bool {
 		return p.layeredTime(what, d, n, i+1) <= p.layeredTime(what, d, n, i+2)
@@ -118,7 +116,7 @@ type Choice struct {
 	Reason       string
 	// Predicted by the model; Layered is 0 where hierarchical is not possible.
 	Flat, Layered time.Duration
-	// Slices is into how many parts it is cut.
+	// Slices is the number of parts into which it is cut.
 	Slices int
 	piece  int // of a rank's share, in elements
 }
@@ -145,7 +143,7 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 	return c
 }
 
-// obstacle says why a collective can only run flat, "" if it need not.
+// obstacle says why a collective can only run flat, "" if it need not run flat.
 func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	l, uneven := p.Layout, p.Layout.uneven()
 	chunks := what.Kind == backend.ReduceScatter || what.Kind == backend.AllGather ||
@@ -185,8 +183,8 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	return ""
 }
 
-// leg is what the busiest rank sends in one go over one kind of link: messages one after the
-// other, as a rank with one port for it does, and so many bytes in all of them.
+// leg is what the busiest rank sends in one go over one kind of link: messages one after the other,
+// as a rank with one port for it does, and their total bytes.
 type leg struct {
 	between  bool
 	messages int
@@ -267,13 +265,13 @@ func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
 	}
 }
 
-// layeredTime returns the time of a pipeline of slices, in nanoseconds: the first one goes
-// through all phases, and each later one adds what it needs of the busiest: of a kind of
-// link, or of the host, which starts every phase.
+// layeredTime returns the time of a pipeline of slices, in nanoseconds: the first one goes through
+// all phases, and each later one adds its time on the busiest resource: a kind of link, or the
+// host, which starts every phase.
 func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices int) float64 {
 	links, step := p.Options.Links, float64(p.Options.Links.Step)
 	inside, between, host := 0.0, 0.0, step // of the addition, or of a copy
-	// three copies, of which layered calls else have one at most
+	// three copies, where other layered calls have one at most
 	if what.Kind == backend.AllToAll {
 		inside, host = links.time(leg{bytes: 3 * float64(n*d.Size()) / float64(slices)})+2*step,
 			host+2*step
@@ -302,9 +300,9 @@ func (p Plan) exchangeType(what backend.Collective, d backend.DType) backend.DTy
 	return 0
 }
 
-// averages reports whether an average is one of averages, of each machine first,
-// rather than a sum that is divided at the end: that of f16 is, or of what travels as
-// such, whose sum may be too large.
+// averages reports whether an average is an average of the machines' averages, rather than a sum
+// that is divided at the end. An average of f16 is, or of what travels as f16, whose sum may be too
+// large.
 func (p Plan) averages(what backend.Collective, d backend.DType) bool {
 	return what.Kind.Reduces() && what.Op == backend.Avg &&
 		(d == backend.F16 || p.exchangeType(what, d) == backend.F16)
@@ -333,10 +331,9 @@ func total(legs []leg) (t traffic) {
 	return t
 }
 
-// layeredTraffic returns what each rank sends when nbytes bytes are moved
-// hierarchically: between machines 2(M-1)/M of its share nbytes/D of an
-// all-reduce, half of that otherwise. It does not count on [Options].Exchange, which halves
-// that for sums of f32.
+// layeredTraffic returns what each rank sends when nbytes bytes are moved hierarchically: between
+// machines 2(M-1)/M of its share nbytes/D of an all-reduce, half of that otherwise. It ignores
+// [Options].Exchange, which halves that for sums of f32.
 func (l Layout) layeredTraffic(kind backend.Kind, nbytes int) traffic {
 	return total(l.layeredLegs(kind, float64(nbytes)))
 }

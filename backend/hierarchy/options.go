@@ -11,30 +11,30 @@ import (
 	"github.com/euryale-ml/euryale/internal/env"
 )
 
-// Options are how to run; the zero value is good. Those of rank 0 count for
-// every rank.
+// Options say how to run; the zero value is a good choice. The options of rank 0 count for every
+// rank.
 type Options struct {
 	// Mode says when to be hierarchical; Auto chooses by Links.
 	Mode Mode
-	// Links are what the choice is made by; nil means DefaultLinks. Those of this
-	// kind of machines may have been measured, see [Measured].
+	// Links are the basis of the choice; nil means DefaultLinks. The links of this kind of machines
+	// may have been measured: see [Measured].
 	Links *Links
-	// SliceBytes is how much of an operand goes through the phases together, at most.
-	// 0 means that operands are cut into as many slices as Links predict to be the
-	// fastest, and where slices need scratch memory, into slices of 8 MiB at most.
+	// SliceBytes is the most of an operand that goes through the phases together. 0 means that
+	// operands are cut into as many slices as Links predict to be the fastest, and, if slices need
+	// scratch memory, into slices of 8 MiB at most.
 	SliceBytes int
-	// Slots is how many slices that need scratch memory may be under way; 0
-	// means 4, as there are links to keep busy and a slice that is filled.
+	// Slots is how many slices that need scratch memory may be under way; 0 means 4: some keep
+	// links busy while another is filled.
 	Slots int
-	// Exchange, F16 or BF16, is what sums and averages of f32 are rounded to
-	// between machines, which halves the traffic there. Each machine's sum, or for
-	// averages as F16 its average, is rounded once, they are added in f32, and the
-	// result of an all-reduce is rounded once more. Sums beyond 65504, of a machine or
-	// of all, are infinite as F16: BF16 has the range of f32. 0 exchanges what there is.
+	// Exchange, F16 or BF16, is what sums and averages of f32 are rounded to between machines,
+	// which halves the traffic there. Each machine's sum, or for averages as F16 its average, is
+	// rounded once. These are added in f32, and the result of an all-reduce is rounded once more.
+	// Sums beyond 65504, of a machine or of all machines, are infinite as F16: BF16 has the range
+	// of f32. 0 exchanges values unrounded.
 	Exchange backend.DType
-	// Hooks are this rank's own, and told of each phase of each slice, as a part of its call
-	// (see [backend.Call]), on the queue of the phase. An observe.Recorder keeps them, with
-	// their times. nil costs nothing.
+	// Hooks belong to this rank. They are told about each phase of each slice, as a part of its
+	// call (see [backend.Call]), on the queue of the phase. An observe.Recorder keeps the phases,
+	// with their times. nil costs nothing.
 	Hooks backend.Hooks `json:"-"`
 	// Spans is how many phase records the Hooks keep; 0 disables them.
 	Spans int
@@ -82,20 +82,19 @@ func (o Options) filled() (Options, error) {
 	return o, o.Links.check()
 }
 
-// Setting is where ranks are, as far as the options of their job follow from it.
+// Setting is where ranks are, as far as the options of their job depend on it.
 type Setting struct {
 	Layout Layout
 	Model  string // of the devices
-	// Declared says that EURYALE_TOPOLOGY declares the layout, and not what the ranks
-	// have found out.
+	// Declared says that the layout comes from EURYALE_TOPOLOGY, and not from what the ranks have
+	// found out.
 	Declared bool
 	// Together says that the ranks are on one machine, whatever is declared.
 	Together bool
 }
 
-// Options returns the options that a program has whose EURYALE_HIERARCHY is text, and
-// where the numbers of its links come from: they were measured, or are round ones. Where
-// all ranks are together there is one kind of link.
+// Options returns the options of a program whose EURYALE_HIERARCHY is text, and the source of its
+// links' numbers: measured, or round ones. If all ranks are together, there is one kind of link.
 func (s Setting) Options(text string) (o Options, source string, err error) {
 	if o, err = ParseOptions(text, s.Declared); err != nil {
 		return o, "", err
@@ -128,9 +127,9 @@ const grammar = "use auto, always or never, and after a comma each exchange=bf16
 //	never,spans=4096
 //	exchange=bf16,slice=1048576,slots=8
 //
-// with the fields of [Options]: a mode, exchange, slice (SliceBytes), slots and spans, in
-// any order. What is not said is left to the defaults; but without a mode, who has declared
-// a topology means it: Always.
+// with the fields of [Options]: a mode, exchange, slice (SliceBytes), slots and spans, in any
+// order. What is missing keeps its default, except that without a mode a declared topology means
+// Always.
 func ParseOptions(text string, declared bool) (Options, error) {
 	var o Options
 	if declared {

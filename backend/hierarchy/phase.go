@@ -26,8 +26,8 @@ var phaseNames = [phases]string{
 	"broadcast between machines", "all-gather inside the machine", "unpack", "flat",
 }
 
-// Phases lists the names of all phases, in the order of Stats.Phases: what hooks are told, and
-// errors and traces print.
+// Phases lists the names of all phases, in the order of Stats.Phases, as hooks, errors and traces
+// name them.
 func Phases() []string { return slices.Clone(phaseNames[:]) }
 
 // String returns what happens, as errors and traces print it.

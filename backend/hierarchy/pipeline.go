@@ -26,7 +26,7 @@ type pipeline struct {
 func (p *pipeline) layered() bool { return p.parts[remainderPhase] != nil }
 
 // open makes all of it, for a communicator of some members. It fails on every rank or on none.
-// What it has made when it fails, close gives back.
+// After a failure, close gives back what it has made.
 func (p *pipeline) open(
 	flat backend.Communicator, tell group.Gatherer, members backend.Members,
 ) error {
@@ -123,7 +123,7 @@ func (p *pipeline) prepare(d backend.Device) (err error) {
 	return nil
 }
 
-// others are the communicators besides flat.
+// others are the communicators except flat.
 func (p *pipeline) others() (all []backend.Communicator) {
 	for _, part := range p.parts[:remainderPhase] {
 		if part != nil {
@@ -172,8 +172,7 @@ type admission struct {
 	work backend.Work
 }
 
-// Join implements [backend.Event]. It returns the error of ctx alone: the call has
-// the other ones.
+// Join implements [backend.Event]. It returns only the error of ctx: the call has the others.
 func (g admission) Join(ctx context.Context) error {
 	err := g.work.Join(ctx)
 	if ctx.Err() != nil {

@@ -70,7 +70,7 @@ type scratch struct {
 	slot    *slot          // nil if none is needed
 }
 
-// in makes a scratch of what is there.
+// in makes a scratch from existing memory.
 func (k *call) in(whole backend.Buffer) *scratch {
 	l, here := k.c.plan.Layout, k.c.place
 	return &scratch{place: here, M: l.Machines(), D: l.fewest(),

@@ -6,10 +6,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// An operand is cut into slices. A slice is a run of D shards, one for each
-// device, and a shard is M pieces, one for each machine: rank (m, d) is who adds
-// piece m of shard d. With s the slice of a rank's operand and P its partial
-// sums, rank (m, d) does
+// An operand is cut into slices. A slice is a run of D shards, one for each device, and a shard is
+// M pieces, one for each machine: rank (m, d) adds piece m of shard d. With s the slice of a rank's
+// operand and P its partial sums, rank (m, d) does
 //
 //	Reduce    P     = sum over d' of shard d of s of rank (m, d')   M pieces
 //	Exchange  C[m'] = piece m of P of rank (m', d)                  M pieces
@@ -17,11 +16,10 @@ import (
 //	Broadcast shard = y of (0, d), y of (1, d), ...                 M pieces
 //	Gather    slice = shard of (m, 0), shard of (m, 1), ...
 //
-// All-reduce does all of it, in its destination; reduce-scatter ends with y;
-// all-gather begins with Broadcast. In a broadcast, root's machine begins with Gather, which
-// there brings the whole slice to every device, and then Broadcast sends the shards to the other
-// machines. Where memory for C is needed there is room: in the next device's shard, which Reduce
-// was the last to read.
+// All-reduce does all of it, in its destination; reduce-scatter ends with y; all-gather begins with
+// Broadcast. In a broadcast, root's machine begins with Gather, which there brings the whole slice
+// to every device, and then Broadcast sends the shards to the other machines. If C needs memory,
+// there is room in the next device's shard, which Reduce was the last to read.
 
 // launch starts the phases of every slice. c.mu is held.
 func (k *call) launch(ready backend.Event) error {
@@ -72,8 +70,8 @@ func (k *call) slice(lo, hi int) error {
 	}
 }
 
-// allReduce does all phases in the destination. Shares are no chunks of a caller
-// here, so that a slice is a run of the operand.
+// allReduce does all phases in the destination. Shares are not chunks of a caller here, so a slice
+// is a run of the operand.
 func (k *call) allReduce(lo, hi int) error {
 	n := k.c.plan.Layout.shares()
 	a, err := k.take(k.dst.Slice(lo*n, hi*n), reducePhase)
@@ -236,8 +234,8 @@ func (k *call) script(steps ...func() error) error {
 	return nil
 }
 
-// reduceTo leaves the partial sums of src in this device's shard. Where a rank has its
-// machine for itself they are src itself.
+// reduceTo leaves the partial sums of src in this device's shard. If a rank has its machine for
+// itself, they are src itself.
 func (k *call) reduceTo(a *scratch, src backend.Buffer) error {
 	a.partial = src
 	if a.locals == 1 {
@@ -344,8 +342,8 @@ func (k *call) gather(a *scratch) error {
 // exchangeType is what values are rounded to between machines, 0 for nothing.
 func (k *call) exchangeType() backend.DType { return k.c.plan.exchangeType(k.what, k.dtype) }
 
-// remainder runs flat what the ranks do not divide. While calls are compared,
-// nothing runs flat if nothing is left, to compare the call.
+// remainder runs flat what the ranks cannot divide evenly. While calls are compared, an empty call
+// runs flat if nothing is left, to compare the call.
 func (k *call) remainder() error {
 	n := 0
 	what := backend.Collective{Kind: backend.AllReduce}
@@ -398,7 +396,7 @@ func (k *call) kernels(p phase, f func(backend.Arithmetic) error) error {
 	return k.observed(0, func() error { return f(q) })
 }
 
-// observed tells the hooks of what start starts on the stream of the slice's phase.
+// observed tells the hooks about what start starts on the stream of the slice's phase.
 func (k *call) observed(nbytes int, start func() error) error {
 	hooks := k.c.hooks
 	if hooks == nil {

@@ -15,14 +15,14 @@ type Stats struct {
 		Slices int
 		Bytes  int64 // sent to other ranks
 	}
-	// Sent is the bytes that phases have sent from this rank to the ranks of each
-	// machine: element m is the traffic on links from this rank's machine to
-	// machine m, and that of its own machine what stayed inside. What runs flat is
-	// not in it, because who sends it to whom is the inner communicator's choice. So is
-	// the way of a broadcast, an all-gather: it is counted as sent to each machine
-	// directly, and a ring sends as much, but all of it to the next one.
+	// Sent is the bytes that phases have sent from this rank to the ranks of each machine: element
+	// m is the traffic on links from this rank's machine to machine m, and the element of this
+	// machine is what stayed inside. Sent does not count what runs flat, because the inner
+	// communicator chooses who sends it to whom. It also chooses the way of a broadcast, which is
+	// an all-gather: this is counted as sent to each machine directly. A ring sends as much, but
+	// all of it to the next machine.
 	Sent []int64
-	// Machine is this rank's.
+	// Machine is this rank's machine.
 	Machine int
 }
 

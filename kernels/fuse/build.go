@@ -7,8 +7,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Load adds an input and returns its element. An input that was added before, of the same
-// memory, need not be added again: use its value.
+// Load adds an input and returns its element. The same memory need not be added a second time: use
+// its value.
 func (p *Program) Load(d backend.DType, strides ...int) Value {
 	p.Inputs = append(p.Inputs, Operand{d, slices.Clone(strides)})
 	return p.add(Instr{Op: Load, Type: Type(d), Args: [4]Value{len(p.Inputs) - 1}})
@@ -34,8 +34,8 @@ func (p *Program) Index(strides ...int) Value {
 	return p.add(Instr{Op: Index, Type: backend.I64, Args: [4]Value{len(p.Indices) - 1}})
 }
 
-// Do applies an operation to values. The result has the type of the last operand, that of
-// Uniform F32. Check finds operands that do not fit.
+// Do applies an operation to values. The result has the type of the last operand; for Uniform it is
+// F32. Check finds operands that do not fit.
 func (p *Program) Do(o Op, args ...Value) Value {
 	c := Instr{Op: o, Type: backend.F32}
 	if n := len(args); n > 0 && o != Uniform {

@@ -151,8 +151,8 @@ func (p *Program) checkOutput(o Output, r *rows) error {
 // reduces reports whether folded outputs are folded along axis k.
 func (p *Program) reduces(k int) bool { return p.Reduced != nil && p.Reduced[k] }
 
-// MaxFoldedRow is how long rows may be where outputs are folded across them: a device keeps what it
-// has folded of a row's elements in registers.
+// MaxFoldedRow is how long rows may be if outputs are folded across them: a device keeps the folded
+// elements of a row in registers.
 const MaxFoldedRow = mostThreads
 
 // foldsColumns reports whether folded outputs are folded along all axes but the last one, which is
@@ -167,8 +167,8 @@ func (p *Program) foldsColumns() bool {
 	return p.Shape[last] <= MaxFoldedRow
 }
 
-// CheckBuffers says which buffer of a run does not fit: ErrArgument. All are memory of a device,
-// or of the host. Every [Loop] calls it.
+// CheckBuffers says which buffer of a run does not fit: ErrArgument. All must be memory of a
+// device, or of the host. Every [Loop] calls it.
 func (p *Program) CheckBuffers(dst, src []backend.Buffer, device bool) error {
 	if len(dst) != len(p.Outputs) || len(src) != len(p.Inputs) {
 		return fmt.Errorf("%w: a program of %d outputs and %d inputs runs with %d and %d",

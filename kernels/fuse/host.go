@@ -24,7 +24,7 @@ type host struct {
 
 	n      int  // elements of the loop
 	inner  int  // extent of the innermost axis
-	block  int  // elements that are computed at a time
+	block  int  // elements computed at a time
 	cut    bool // a block does not go beyond the end of the innermost axis
 	part   int  // elements that a worker computes at a time
 	parts  int
@@ -172,7 +172,7 @@ type evaluator struct {
 	err                     error
 }
 
-// step does elements lo to lo+n, with n up to a block.
+// blockFunc does elements lo to lo+n, with n up to a block.
 type blockFunc func(lo, n int) error
 
 func newMachine(h *host, worker int) *evaluator {

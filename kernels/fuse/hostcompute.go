@@ -23,7 +23,7 @@ func (h *host) hasVectors(c Instr) bool {
 }
 
 // compute returns the step of an instruction. Operands have as many elements as the result, but
-// vector instructions take one for all, too.
+// vector instructions also take one element for all.
 func (m *evaluator) compute(k int, c Instr) blockFunc {
 	for i, x := range c.Args[:c.Op.Operands()] {
 		kind := m.values[x].kind

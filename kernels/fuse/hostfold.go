@@ -8,9 +8,9 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// folded is a folded output: one accumulator for each of its elements, a float64 for floats and
-// an int64 for integers, which both types of each hold exactly. Where parts share elements, each
-// has its own accumulators, which are combined in the order of the parts.
+// folded is a folded output: one accumulator for each of its elements, a float64 for floats and an
+// int64 for integers, which hold both types of each exactly. If parts share elements, each has its
+// own accumulators, which are combined in the order of the parts.
 type folded[T number, A int64 | float64] struct {
 	h       *host
 	output  int
@@ -93,7 +93,7 @@ func initial[T number, A int64 | float64](op backend.ReduceOp, largest A) A {
 		}
 		return -largest
 	}
-	return A(math.Copysign(0, -1)) // -0 + x is x, also for zeros
+	return A(math.Copysign(0, -1)) // -0 + x is x, even for zeros
 }
 
 // keptCursor returns a cursor along the kept axes.

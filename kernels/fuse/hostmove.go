@@ -114,8 +114,8 @@ func (h *host) borrowed(k Value) bool {
 		h.located(h.along(k, h.layout.inputs[c.Args[0]])) != nil && !h.kept(k)
 }
 
-// kept reports whether a value that is stored needs memory of its own, or is loaded to that of its
-// output: its input may be the memory of another output, which is stored first.
+// kept reports whether a value that is stored needs separate memory, or is loaded into the memory
+// of its output: its input may be the memory of another output, which is stored first.
 func (h *host) kept(k Value) bool {
 	stored := func(o Output) bool { return o.Value == k }
 	if len(h.p.Outputs) > 1 {
@@ -189,7 +189,7 @@ func (m *evaluator) loadOne(k Value, input int, t backend.DType) blockFunc {
 	}
 }
 
-// repeat makes all elements of a block the first one.
+// repeat copies the first element of a block to all others.
 func repeat(block backend.Buffer) {
 	switch block.DType().Size() { // elements are only moved
 	case 4:
@@ -289,7 +289,7 @@ func widen(dst, src backend.Buffer) error {
 	return nil
 }
 
-// gather copies elements from the cursor on into a block; elements are only moved.
+// gather copies elements, from the cursor on, into a block; it only moves them.
 func gather(block, from backend.Buffer, c *cursor) {
 	switch block.DType().Size() {
 	case 1:
@@ -332,7 +332,7 @@ func gatherOf[T any](block, from []T, c *cursor) {
 	}
 }
 
-// scatter is the way back from a block to an output.
+// scatter copies back from a block to an output.
 func scatter(to, block backend.Buffer, c *cursor) {
 	switch block.DType().Size() {
 	case 1:

@@ -2,20 +2,20 @@ package fuse
 
 import "slices"
 
-// How a loop is cut depends on the program alone, so that results do not depend on the workers.
+// How a loop is cut depends only on the program, so results do not depend on the workers.
 
 // The bounds of blocks and parts.
 const (
-	// longRow is from how many elements on a block ends where the innermost axis does, so that
-	// operands are read where they lie. Shorter runs are gathered into blocks of whole rows.
+	// From longRow elements on, a block ends where the innermost axis ends, so operands are read
+	// where they lie. Shorter runs are gathered into blocks of whole rows.
 	longRow = blockSize / 2
 	// copyBlock is how much is copied at a time where a block needs no memory.
 	copyBlock = 1 << 15
-	// partWork is how much a part computes at least, in additions of an element, of which the host
-	// does about ten in a nanosecond: 15 us, since to start a part takes about 1.
+	// partWork is the least work of a part, in additions of an element. The host does about ten of
+	// these in a nanosecond, so it is 15 us; starting a part takes about 1.
 	partWork = 150_000
-	// maxParts is enough for the largest machines. Each part of a fold along the first axes has
-	// sums of its own, which are added up at the end: maxSums bounds them.
+	// maxParts is enough for the largest machines. Each part of a fold along the first axes has its
+	// own sums, which are added up at the end: maxSums bounds them.
 	maxParts = 128
 	maxSums  = 1 << 17
 )
@@ -55,9 +55,9 @@ func (h *host) copies() bool {
 // multiple returns the least multiple of unit that is not less than n.
 func multiple(n, unit int) int { return (n + unit - 1) / unit * unit }
 
-// unit returns of how many elements a part has a multiple, and how many parts there may be. A fold
-// along other axes than the first ones has its own sums for each index of those, which one part
-// adds up.
+// unit returns the number of elements of which a part has a multiple, and how many parts there may
+// be. A fold along other axes than the first ones has separate sums for each index of the first
+// axes, which one part adds up.
 func (h *host) unit() (unit, most int) {
 	if !slices.ContainsFunc(h.p.Outputs, func(o Output) bool { return o.Folded }) {
 		return h.block, maxParts

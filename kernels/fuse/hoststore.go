@@ -35,8 +35,8 @@ func (h *host) directOf(k int, out Output) direct {
 	return d
 }
 
-// decide looks whether the output would write over an input that is still to be read: an output may
-// be the memory of one.
+// decide checks whether the output would overwrite an input that is read later: an output may be
+// the memory of an input.
 func (d *direct) decide(dst backend.Buffer, src []backend.Buffer) {
 	d.now = d.possible
 	for _, k := range d.inputs {
@@ -48,8 +48,7 @@ func overlap(a, b backend.Buffer) bool {
 	return a.Addr() < b.Addr()+uintptr(b.NBytes()) && b.Addr() < a.Addr()+uintptr(a.NBytes())
 }
 
-// toOutput makes a step that computes value k do it in the memory of its output, if there is one
-// where it can.
+// toOutput makes a step compute value k in the memory of its output, if there is one where it can.
 func (m *evaluator) toOutput(k Value, do blockFunc) blockFunc {
 	o := slices.IndexFunc(m.direct, func(d direct) bool { return d.possible && d.value == k })
 	if o < 0 {

@@ -79,8 +79,8 @@ func (h *host) most(k Value) int { return h.count(k, h.block) }
 // typeOf returns the type of a value, or of the copies of one.
 func (h *host) typeOf(k Value) backend.DType { return h.p.Code[k%len(h.p.Code)].Type }
 
-// lastUses returns for each value the number of the last instruction that reads it, that of the
-// value itself if none does, and more than any for values of outputs.
+// lastUses returns for each value the number of the last instruction that reads it: the value's own
+// number if none does, and more than any for values of outputs.
 func (h *host) lastUses() []int {
 	last := make([]int, len(h.p.Code))
 	for k, c := range h.p.Code {
@@ -153,8 +153,8 @@ func (b *blocks) get(k int, d backend.DType, n int) backend.Buffer {
 	return backend.Of(b.i64[k][:n])
 }
 
-// apart is how many bytes lie between blocks at least: blocks at the same place of a page would be
-// in each other's way, since processors look for earlier stores by it.
+// apart is the least number of bytes between blocks: blocks at the same place of a page would slow
+// each other down, since processors look for earlier stores by that place.
 const apart = 64
 
 // reserve returns where a new block of n elements lies. Each begins with a cache line.
@@ -173,8 +173,8 @@ func (b *blocks) extra(d backend.DType, n int) int {
 	return k
 }
 
-// place gives every value a block. Blocks of values that are not needed any more are used again.
-// What is loaded, or computed when a part begins, takes none that was used before.
+// place gives every value a block. Blocks of values that are no longer needed are used again. A
+// value that is loaded, or computed when a part begins, takes no block that was used before.
 func (m *evaluator) place() {
 	last := m.lastUses()
 	at := make([]region, len(m.p.Code))
@@ -202,7 +202,7 @@ func (m *evaluator) place() {
 	}
 }
 
-// bind makes the values blocks of the worker's memory, where the pool has it.
+// bind binds the values to blocks of the worker's memory, where the pool has it.
 func (m *evaluator) bind() {
 	if m.size == 0 || m.memory != nil && m.pool == nil {
 		return

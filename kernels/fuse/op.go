@@ -108,7 +108,7 @@ func (o Op) Operands() int {
 	return o.about().operands
 }
 
-// Rounded reports whether the result is right up to four units in the last place only.
+// Rounded reports whether the result is only right up to four units in the last place.
 func (o Op) Rounded() bool { return o.has(approximate) }
 
 // Gives reports whether o can give a result of type d.

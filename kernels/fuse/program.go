@@ -13,7 +13,7 @@ import (
 //		for o in Outputs { o[i . o.Strides] = v[o.Value], or folds it }
 //	}
 //
-// Where Code folds rows, each of its lines is computed for a whole row before the next one.
+// If Code folds rows, each of its lines is computed for a whole row before the next line.
 //
 // Make one with [Program.Load], [Program.Const], [Program.Index], [Program.Do], [Program.Cast],
 // [Program.Store] and [Program.Fold]; [Program.Check] says what is wrong with one. A
@@ -37,10 +37,10 @@ type Operand struct {
 	Strides []int // one for each axis
 }
 
-// Output is where a value is stored. Each element of the loop has its own element there, and
-// shares it with others only along axes of a fold, or along a row for all elements of which the
-// value is the same. An Output that is not folded may be the same memory as inputs with the same
-// strides and size of elements; outputs must overlap nothing otherwise.
+// Output is where a value is stored. Each element of the loop has its own element there, and shares
+// it with others only along axes of a fold, or along a row whose elements all have the same value.
+// An Output that is not folded may be the same memory as inputs with the same strides and size of
+// elements; otherwise outputs must overlap nothing.
 type Output struct {
 	Operand
 	Value  int              // its number in Code; its type is Type(DType)
@@ -73,15 +73,15 @@ func Type(d backend.DType) backend.DType {
 	return d
 }
 
-// Loop is a program that is ready to run in the order of one queue, or on the calling
-// goroutine if it is of [Host].
+// Loop is a program that is ready to run in the order of one queue, or on the calling goroutine if
+// it comes from [Host].
 type Loop interface {
 	// Scratch returns how many bytes of scratch Run needs.
 	Scratch() int
-	// Run runs the program once. dst are the outputs and src the inputs, in the program's
-	// order, each at least as long as its strides reach and of its DType; scratch is U8,
-	// aligned to 16 bytes, and overlaps nothing. A buffer that does not fit is ErrArgument, found
-	// before anything is written. Only one Run of a Loop may be under way on the host at a time.
+	// Run runs the program once. dst are the outputs and src the inputs, in the program's order,
+	// each at least as long as its strides reach and of its DType; scratch is U8, aligned to 16
+	// bytes, and overlaps nothing. If a buffer does not fit, Run returns ErrArgument before
+	// anything is written. Only one Run of a Loop may be under way on the host at a time.
 	Run(dst, src []backend.Buffer, scratch backend.Buffer) error
 }
 

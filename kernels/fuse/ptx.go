@@ -27,7 +27,7 @@ type Launch struct {
 // threads is the number of threads of each block.
 const threads = 256
 
-// maxBlocks is the largest grid; threads go round where that is too few.
+// maxBlocks is the largest grid; threads go round if that is too few.
 const maxBlocks = 1 << 16
 
 // How many neighbouring elements a thread computes at once, at most: 16 bytes of F32, or of 16-bit
@@ -46,21 +46,21 @@ const Alignment = 16
 // [Alignment]; without, of the size of its elements.
 //
 // Threads go over the loop in a stride of the grid, or, where operands are transposed to each
-// other, blocks go over tiles of it. To fold, a block has 256 threads: where the innermost axis is
+// other, blocks go over tiles of it. To fold, a block has 256 threads: if the innermost axis is
 // folded, up to 256 of them share the elements of one output, else up to 32 stand side by side and
 // the others share the folded elements. Each thread folds its elements in order, vectors lane by
 // lane and then the lanes by halves, and the threads' results are folded by halves in shared
 // memory. A long fold with few outputs is cut into segments, whose results a second launch folds in
-// the same way. All of this follows from the program and vectors alone.
+// the same way. All of this depends only on the program and vectors.
 //
 // To fold rows, a power of two of threads has each row: a warp or fewer if the row is short, a
-// block of up to 1,024 if it is long. They fold like those of other folds, and all get the result.
-// What a thread has loaded and computed stays in registers, at most [rowElements] elements of an
-// operand. Rows that are longer, by F32 than 16,384 elements of one or two operands, are loaded
-// again for each fold that needs the one before, most often from a cache, since a block works on
-// one row at a time. Where outputs are folded across rows, too, there are up to 396 blocks: a
-// thread folds its elements of the rows that it has in order, then come the threads of a column in
-// their order, and the blocks' results in a second launch. On an H100, a softmax of rows of 512 or
+// block of up to 1,024 if it is long. They fold like the threads of other folds, and all get the
+// result. What a thread has loaded and computed stays in registers, at most [rowElements] elements
+// of an operand. Longer rows, for F32 of more than 16,384 elements of one or two operands, are
+// loaded again for each fold that needs the one before, most often from a cache, since a block
+// works on one row at a time. If outputs are also folded across rows, there are up to 396 blocks: a
+// thread folds its elements of its rows in order, then the threads of a column follow in their
+// order, and a second launch folds the blocks' results. On an H100, a softmax of rows of 512 or
 // 4,096 elements of F32 and a layer norm of 1,024, or its gradient, move 2.9 to 3.0 TB/s, as a copy
 // does; a softmax of 4,096 elements of BF16 moves 2.0, bound by its arithmetic.
 func PTX(p *Program, vectors bool, capability int) (Kernel, error) {
@@ -254,8 +254,8 @@ func (w *writer) lanesOf(rest bool) int {
 	return 1
 }
 
-// most returns the largest number of lanes. What repeats, such as a bias, and what is folded does
-// not count: it is moved but once.
+// most returns the largest number of lanes. Operands that repeat, such as a bias, and folded ones
+// do not count: they are moved only once.
 func (w *writer) most() int {
 	halves := false
 	wide := func(o Operand, strides []int) bool {
@@ -283,8 +283,8 @@ func (w *writer) most() int {
 	return widest
 }
 
-// maxFunctionLines is how much of a kernel may be elementary functions: what is longer takes the
-// driver too long to compile.
+// maxFunctionLines is how much of a kernel may be elementary functions: the driver takes too long
+// to compile more.
 const maxFunctionLines = 1200
 
 // typeName is what PTX calls the types of values.

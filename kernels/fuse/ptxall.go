@@ -9,20 +9,20 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Joiner is a Queue that runs programs at once, each on its own operands: the updates of a model's
-// parameters, or the sums of the squares of their gradients, many of which take less time than a
-// launch.
+// Joiner is a Queue that runs many programs at once, each on its own operands: the updates of a
+// model's parameters, or the sums of the squares of their gradients, many of which take less time
+// than a launch.
 type Joiner interface {
 	Queue
 	// FuseAll makes programs that are [Program.Alike] ready to run. Run takes the outputs of all,
-	// one program behind the other, and so the inputs. Numbers, which are inputs whose strides are
-	// 0, must be the same for all.
+	// one program after the other, and likewise the inputs. Numbers, which are inputs whose strides
+	// are 0, must be the same for all.
 	FuseAll(all []*Program) (Loop, error)
 }
 
 // Alike reports whether two programs are the same loop along one axis, of any lengths, without
-// indices. They store what they compute element by element, or fold it to one number, which is no
-// mean.
+// indices. They store what they compute element by element, or fold it to one number, which is not
+// a mean.
 func (p *Program) Alike(q *Program) bool {
 	one := func(p *Program) bool {
 		return len(p.Shape) == 1 && p.Indices == nil && rowsOf(p) == nil &&
@@ -39,7 +39,7 @@ func (p *Program) Alike(q *Program) bool {
 		})
 }
 
-// folds reports whether a program along one axis gives one number, which is no mean.
+// folds reports whether a program along one axis gives one number, which is not a mean.
 func (p *Program) folds() bool {
 	return p.reduces(0) && len(p.Outputs) == 1 && p.Outputs[0].Folded &&
 		p.Outputs[0].Op != backend.Avg
@@ -48,17 +48,17 @@ func (p *Program) folds() bool {
 // maxParams is how many addresses the parameters of a kernel hold, in drivers before CUDA 12.
 const maxParams = 4096 / 8
 
-// blockTurns is how many elements, or vectors, a thread of a block computes for one program. To
-// fold, it is [leastTurns].
+// blockTurns is how many elements, or vectors, a thread of a block computes for one program. For
+// folds it is [leastTurns].
 const blockTurns = 4
 
 // PTXAll writes kernels for programs that are [Program.Alike]: see [Joiner]. A block finds its
-// program by its number, in code that branches, so that nothing but the operands' addresses is
-// given to a launch. A launch has as many programs as its parameters can name.
+// program by the block's number, in code that branches, so a launch gets only the operands'
+// addresses. A launch has as many programs as its parameters can name.
 //
-// To fold, a block folds its part of a program as that of [PTX] folds rows, and another launch has
-// a block for each program, which folds what these gave. The order follows from the length of the
-// program, the type and vectors alone.
+// To fold, a block folds its part of a program as a block of [PTX] folds rows. Another launch has a
+// block for each program, which folds these results. The order depends only on the length of the
+// program, the type and vectors.
 func PTXAll(all []*Program, vectors bool, capability int) (Kernel, error) {
 	if len(all) == 1 {
 		return PTX(all[0], vectors, capability)

@@ -9,16 +9,16 @@ import (
 )
 
 // wantedBlocks keep a device busy: a fold with fewer is cut into segments. It is several for each
-// multiprocessor of the largest devices, and the same everywhere, since the order of a
-// fold follows from it.
+// multiprocessor of the largest devices, and the same everywhere, since the order of a fold depends
+// on it.
 const wantedBlocks = 512
 
-// leastTurns is how many elements, or vectors, a thread folds at least in a segment: a second
-// launch takes as long as several.
+// leastTurns is the least number of elements, or vectors, that a thread folds in a segment: a
+// second launch takes as long as several.
 const leastTurns = 8
 
 // finishAside is how many threads stand side by side where results of segments are folded: 32 bytes
-// of F32, which is what memory moves at least.
+// of F32, the least that memory moves.
 const finishAside = 8
 
 // folder writes an entry that folds.
@@ -51,7 +51,7 @@ func (m *module) fold(p *Program, l *layout, vectors bool) {
 	m.add(last.writer, last.write())
 }
 
-// segments gives the results of segments memory, that many elements for each.
+// segments gives memory to the results of segments, kept elements for each.
 func (m *module) segments(f *folder, kept int) {
 	scratch := memory{param: f.params - 1}
 	for _, out := range f.folded() {
@@ -100,7 +100,7 @@ func powerOfTwo(n, limit int) int { return min(1<<bits.Len(uint(n-1)), limit) }
 // groups returns how many blocks there are for the outputs, without segments.
 func (f *folder) groups() int { return (f.outputs + f.aside - 1) / f.aside }
 
-// cut divides the fold into segments where there would be too few blocks.
+// cut divides the fold into segments if there would be too few blocks.
 func (f *folder) cut() {
 	segments := min((wantedBlocks+f.groups()-1)/f.groups(), f.turns/(f.along*leastTurns))
 	if segments > 1 {
@@ -246,7 +246,7 @@ func (f *folder) identities() (sums [][]string) {
 	return sums
 }
 
-// identity returns what changes nothing when it is folded in.
+// identity returns the number that changes nothing when it is folded in.
 func identity(op backend.ReduceOp, t backend.DType) string {
 	least, most := map[backend.DType]int64{backend.I32: math.MinInt32,
 		backend.I64: math.MinInt64}[t],
@@ -263,7 +263,7 @@ func identity(op backend.ReduceOp, t backend.DType) string {
 	case op == backend.Max:
 		return strconv.FormatInt(least, 10)
 	}
-	return literal(t, math.Copysign(0, -1)) // -0 + x is x, also for zeros
+	return literal(t, math.Copysign(0, -1)) // -0 + x is x, even for zeros
 }
 
 // combine writes one step of a fold.

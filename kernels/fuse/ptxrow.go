@@ -10,9 +10,9 @@ import (
 
 // How a row is divided among threads.
 const (
-	// mostThreads is the size of the largest block, and longThreads that of one for rows that it
-	// cannot keep: two blocks of them are under way on a multiprocessor, so that one computes while
-	// the other waits.
+	// mostThreads is the size of the largest block, and longThreads the size of a block for rows
+	// that it cannot keep: two such blocks are under way on a multiprocessor, so that one computes
+	// while the other waits.
 	mostThreads, longThreads = 1024, 512
 	// heldElements is how many elements a thread keeps of all operands together: a block of 1,024
 	// threads has 64 registers for each, and the values in between need some.
@@ -20,15 +20,15 @@ const (
 	// rowElements is how many of them belong to one operand: more make kernels long.
 	rowElements = 16
 	// columnsBeside is how many blocks a multiprocessor has at once where outputs are folded across
-	// rows: the gradients of a layer norm take 80 registers then, and 20 bytes besides.
-	// columnBlocks is the most blocks, as many as an H100 or H200 has at once: fewer blocks leave
-	// fewer results to a second launch.
+	// rows: the gradients of a layer norm then take 80 registers, and 20 more bytes. columnBlocks
+	// is the most blocks, as many as an H100 or H200 has at once: fewer blocks leave fewer results
+	// to a second launch.
 	columnsBeside, columnBlocks = 3, 3 * 132
 )
 
 // rower writes the entry of a program that folds rows. The threads of a row go round over its
 // elements, a slot at a time. Rows that are not too long are one turn: threads keep what they have
-// loaded and computed in registers from fold to fold. Of longer ones everything is loaded and
+// loaded and computed in registers from fold to fold. For longer rows everything is loaded and
 // computed again, in turns for each fold.
 type rower struct {
 	*folder
@@ -175,8 +175,8 @@ func (r *rower) write() (blocks int) {
 	return blocks
 }
 
-// block writes what the threads of a row do. Those without a row do what the last row's do, except
-// to store: all threads of a block meet at barriers.
+// block writes what the threads of a row do. Threads without a row do what the last row's threads
+// do, except to store: all threads of a block meet at barriers.
 func (r *rower) block(row string) {
 	exists := ""
 	if r.aside > 1 {
@@ -276,8 +276,7 @@ func (r *rower) slot(first string, behind int, partly bool) *slot {
 	return s
 }
 
-// value returns the registers of a value in a slot, and writes what it is computed by if that is
-// new.
+// value returns the registers of a value in a slot, and writes its computation if that is new.
 func (r *rower) value(k Value, s *slot) []string {
 	c, at, values := r.p.Code[k], r.at, r.alike
 	if !r.known.alike[k] {
@@ -360,8 +359,8 @@ func (r *rower) tree(out Output, x string) string {
 	return x
 }
 
-// shuffle returns the x of another thread of the warp, among those of a width: "bfly" has the
-// number of the thread differ by a bit, and "idx" says it.
+// shuffle returns the x of another thread of the warp, among those of a width: with "bfly" other is
+// the bit by which its number differs, with "idx" other is its number.
 func (r *rower) shuffle(t backend.DType, mode, x string, other, width int) string {
 	get := func(word string) string {
 		return r.get(b32, "shfl.sync."+mode+".b32", word, strconv.Itoa(other),

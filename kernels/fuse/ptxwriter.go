@@ -114,7 +114,7 @@ func (w *writer) label() string {
 	return fmt.Sprintf("$L%d", w.labels)
 }
 
-// get writes an instruction with a new register for its result. Most lines are its, so it formats
+// get writes an instruction with a new register for its result. It writes most lines, so it formats
 // nothing.
 func (w *writer) get(c class, instruction string, args ...string) string {
 	r := w.reg(c)

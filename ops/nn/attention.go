@@ -16,18 +16,18 @@ import (
 
 // AttentionOptions are the options of [Attention]. The zero value is full attention.
 type AttentionOptions struct {
-	// Causal hides later keys: query i sees the keys j <= i + keys - queries, so that the last
-	// query sees all. The result of a query that sees none is 0.
+	// Causal hides later keys: query i sees the keys j <= i + keys - queries, so the last query
+	// sees all. The result of a query that sees none is 0.
 	Causal bool
-	// Scale is what scores are multiplied with; 0 stands for 1/sqrt(d).
+	// Scale multiplies the scores; 0 stands for 1/sqrt(d).
 	Scale float64
 	// SoftCap bounds scores s by SoftCap tanh(s/SoftCap), before the mask; 0 is no bound.
 	SoftCap float64
-	// Mask is added to the scores: of q's dtype, and of a shape that is repeated to [batch, heads,
-	// queries, keys], as in a binary operation. -Inf hides a key. A boolean mask is a Where of 0
-	// and -Inf.
+	// Mask is added to the scores. It has q's dtype, and a shape that is broadcast to [batch,
+	// heads, queries, keys], as in a binary operation. -Inf hides a key. For a boolean mask, use
+	// Where with 0 and -Inf.
 	Mask *gorgonia.Node
-	// KeyLengths are integers, [batch]: an entry's keys from there on are padding, and hidden.
+	// KeyLengths are integers, [batch]: an entry's keys from its length on are padding, and hidden.
 	KeyLengths *gorgonia.Node
 	// MaskGradient gives Mask a gradient, as for a learned bias of positions.
 	MaskGradient bool
@@ -42,17 +42,17 @@ type AttentionOptions struct {
 //	                                      that a query sees
 //
 // Operands of another order of axes, such as [batch, queries, heads, d], are transposed first:
-// package vm reads them as they lie. A query that sees no key, or whose keys the mask all hides,
+// package vm reads them as they lie. A query that sees no key, or all of whose keys the mask hides,
 // gives 0 and no gradient, as PyTorch's scaled_dot_product_attention and ONNX's Attention do.
 //
-// Lengths skip what they hide: prefer them to a mask for padding. Causal attention that is padded
-// has both: keys behind a length are hidden, and the other ones as without it.
+// Lengths skip the keys that they hide: prefer them to a mask for padding. Padded causal attention
+// takes both: keys behind a length are hidden, and the others as without it.
 //
 // Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale cap' w (dy vᵀ - sum(dy y)), dq = ds
-// k and dk = dsᵀ q; heads that share k and v add theirs up. The mask has one only with
-// MaskGradient: w (dy vᵀ - sum(dy y)), summed to its shape, which keeps queries x keys elements of
-// each head, as nothing else does. Cost: 2*batch*heads*queries*keys*(d+e) operations, half of them
-// if it is causal; backward 2.5 times that, and in the tape machine for each of the three gradients
+// k and dk = dsᵀ q; heads that share k and v add up their gradients. The mask has a gradient only
+// with MaskGradient: w (dy vᵀ - sum(dy y)), summed to its shape. Only this gradient keeps queries x
+// keys elements of each head. Cost: 2*batch*heads*queries*keys*(d+e) operations, half of them if it
+// is causal; backward 2.5 times that, and in the tape machine for each of the three gradients
 // again. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up
 // to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or
 // SoftCap is negative or not finite, for a length out of range, and for MaskGradient without a
@@ -162,7 +162,7 @@ func (s attentionSpec) gradients(in []tensor.Shape) []gradient {
 	return gradientsOf(s, in, 3)
 }
 
-// hides returns operands that hide keys, of which a mask has all axes.
+// hides returns the operands that hide keys. A mask gets all axes.
 func (s attentionSpec) hides(b program.Builder, x []program.Value) []program.Value {
 	if !s.Mask {
 		return x
@@ -177,7 +177,7 @@ func (s attentionSpec) program(b program.Builder, x ...program.Value) program.Va
 	return y
 }
 
-// back computes what the forward pass keeps for the gradient again.
+// back computes again what the forward pass keeps for the gradient.
 func (s attentionSpec) back(
 	b program.Builder, i int, x []program.Value, _, dy program.Value,
 ) program.Value {

@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/program"
 )
 
-// differentiable is a spec whose gradients are programs of its operands, its result and dy. They
-// cannot be differentiated again.
+// differentiable is a spec whose gradients are programs of its operands, its result and dy. These
+// gradients cannot be differentiated again.
 type differentiable interface {
 	spec
 	// back adds the gradient of operand i.

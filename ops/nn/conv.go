@@ -17,17 +17,18 @@ import (
 // ConvOptions are the options of convolutions. Lists have a number for each axis of the images
 // behind batch and channels. The zero value is a convolution without padding, in steps of 1.
 type ConvOptions struct {
-	// Stride is how far apart the windows are, and Dilation the pixels of a window: nil is 1.
+	// Stride is the distance between windows, and Dilation between the pixels of a window: nil is
+	// 1.
 	Stride, Dilation []int
-	// Pad is how many zeros there are around the images: for each axis as many before as behind,
-	// or twice as many numbers, first those before all axes and then those behind, as in ONNX. nil
+	// Pad is the number of zeros around the images: for each axis one number, before and behind,
+	// or, as in ONNX, twice as many numbers, first those before all axes and then those behind. nil
 	// is none. See [SamePad].
 	Pad []int
-	// OutputPad is how many more pixels the results of transposed convolutions have, behind the
-	// last one. It is less than the stride or the dilation. nil is none.
+	// OutputPad is the number of further pixels in the results of transposed convolutions, behind
+	// the last one. It must be less than the stride or the dilation. nil is none.
 	OutputPad []int
-	// Groups divides channels and filters: those of a group see each other alone. 0 is 1. With as
-	// many groups as channels the convolution is depthwise.
+	// Groups divides channels and filters: the filters of a group see only its channels. 0 is 1.
+	// With as many groups as channels the convolution is depthwise.
 	Groups int
 }
 
@@ -97,8 +98,9 @@ func ConvTranspose2D(o ConvOptions, x, w, bias *gorgonia.Node) (*gorgonia.Node, 
 }
 
 // SamePad returns the [ConvOptions].Pad with which a convolution has a result for each stride of an
-// axis, also for the last one: ONNX's SAME_UPPER, or SAME_LOWER if the odd zero is before the
-// image. Lists are of the axes of the images; nil strides and dilations are 1.
+// axis, even for an incomplete last one: ONNX's SAME_UPPER, or SAME_LOWER, with the odd zero before
+// the image, if lower is set. Lists have a number for each axis of the images; nil strides and
+// dilations are 1.
 //
 // Errors: [backend.ErrArgument] if lists differ in length or a number is less than 1.
 func SamePad(lower bool, image, kernel, stride, dilation []int) ([]int, error) {

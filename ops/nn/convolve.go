@@ -10,7 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// This file makes convolutions of one to three axes of those of two.
+// This file makes convolutions of one to three axes from convolutions of two.
 
 // plane returns the convolution along height and width.
 func (s convSpec) plane() program.Convolution {
@@ -43,7 +43,7 @@ func unit(b program.Builder, x program.Value) program.Value {
 	return b.Reshape(x, slices.Insert(b.Of(x).Shape, 2, 1)...)
 }
 
-// folded makes one axis of an axis and the next.
+// folded merges an axis and the next.
 func folded(b program.Builder, x program.Value, axis int) program.Value {
 	shape := b.Of(x).Shape
 	shape[axis] *= shape[axis+1]
@@ -56,7 +56,7 @@ func sheets(b program.Builder, x program.Value) program.Value {
 }
 
 // slabs makes images [b*d', c*kd, h, w] of volumes [b, c, d, h, w]: one for each place along the
-// depth, with what the windows there see as channels.
+// depth, whose channels are what the windows there see.
 func (s convSpec) slabs(b program.Builder, x program.Value) program.Value {
 	shape, n := b.Of(x).Shape, s.depth()
 	if n > shape[2] {
@@ -73,7 +73,7 @@ func (s convSpec) slabs(b program.Builder, x program.Value) program.Value {
 	return folded(b, folded(b, x, 2), 0)
 }
 
-// depth returns how deep volumes among zeros are.
+// depth returns the depth of volumes with their padding.
 func (s convSpec) depth() int { return s.Pad[0] + s.Image[0] + max(s.After[0], 0) }
 
 // unslabs is the gradient of slabs: it adds them up to volumes.

@@ -25,13 +25,13 @@ const NoLabel = -100
 //	out  loss    []       mean of log(sum(exp(logits))) - logits[label];
 //	                      0 if all labels are ignored
 //
-// Pass [NoLabel] if all labels count. A row that is ignored contributes nothing, whatever its
-// logits are. Ranks whose batches differ in the number of ignored labels get the mean of their
-// means, not the mean over all labels, if gradients are averaged. [CrossEntropyWith] has weights of
-// classes, smoothed labels and other reductions.
+// Pass [NoLabel] if all labels count. An ignored row contributes nothing, whatever its logits are.
+// If gradients are averaged, ranks whose batches differ in the number of ignored labels get the
+// mean of their means, not the mean over all labels. [CrossEntropyWith] has weights of classes,
+// smoothed labels and other reductions.
 //
-// Gradient: dlogits = (softmax(logits) - one-hot label) / rows, 0 in rows that are ignored. Labels
-// have none.
+// Gradient: dlogits = (softmax(logits) - one-hot label) / rows, 0 in ignored rows. Labels have
+// none.
 // Cost: one pass over the logits; backward one, and no other memory than dlogits.
 // Errors: [ops.ErrShape] if labels do not have the shape of the logits without the last axis;
 // [ops.ErrDType] if labels are not Int; when the graph runs, [backend.ErrArgument] if a label is
@@ -40,7 +40,7 @@ func CrossEntropy(ignore int, logits, labels *gorgonia.Node) (*gorgonia.Node, er
 	return CrossEntropyWith(CrossEntropyOptions{Ignore: ignore}, logits, labels)
 }
 
-// Reduction says what becomes of the losses of rows.
+// Reduction says how the losses of rows are combined.
 type Reduction int
 
 // The reductions.
@@ -53,10 +53,11 @@ const (
 // String returns "mean", "sum" or "none", as PyTorch says.
 func (r Reduction) String() string { return [...]string{"mean", "sum", "none"}[r] }
 
-// CrossEntropyOptions are what [CrossEntropyWith] computes.
+// CrossEntropyOptions are the options of [CrossEntropyWith].
 type CrossEntropyOptions struct {
 	Ignore int // the label of rows that do not count; NoLabel if all do
-	// Smoothing is the share of every target that all classes have, 0 to 1; the label has the rest.
+	// Smoothing is the share of every target that is spread over all classes, 0 to 1; the label
+	// gets the rest.
 	Smoothing float64
 	Weights   *gorgonia.Node // of classes, [n], without a gradient; nil for 1
 	Reduction Reduction
@@ -72,7 +73,7 @@ type CrossEntropyOptions struct {
 // of w[label], or by 1 if that is 0.
 //
 // Gradient, cost and errors: those of CrossEntropy; [ops.ErrShape] if there are not n weights;
-// [backend.ErrArgument] if the smoothing is not between 0 and 1, or there is no such reduction.
+// [backend.ErrArgument] if the smoothing is not between 0 and 1, or the reduction does not exist.
 func CrossEntropyWith(o CrossEntropyOptions, logits, labels *gorgonia.Node) (*gorgonia.Node,
 	error) {
 	if r := o.Reduction; !(o.Smoothing >= 0 && o.Smoothing <= 1) || r < MeanOfRows || r > EachRow {
@@ -129,7 +130,7 @@ func (s crossEntropySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s crossEntropySpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
-// targets are what a cross-entropy and its gradient need of the labels, for each row.
+// targets are what a cross-entropy and its gradient need from the labels, for each row.
 type targets struct {
 	labels program.Value // -1 where a label is ignored
 	right  program.Value // 1, 0 if a label is ignored or out of range

@@ -34,10 +34,11 @@ func (d Defect) String() string {
 // asked for with gorgonia.Grad. A machine that compiles a graph can warn of them; so can a program,
 // before it runs one.
 //
-// It knows what docs/ops.md finds, with these exceptions. A merged node looks like any other, so it
-// reports slices only if their bounds can collide with others, and SoftMax, LogSoftMax and norms
-// only if they are read more than once. The functions AveragePool1D, KeepDims and Unconcat leave no
-// trace of what they were meant to be. Operations that fail when they run report themselves.
+// It knows the defects in docs/ops.md, with these exceptions. A merged node looks like any other,
+// so it reports slices only if their bounds can collide with others, and SoftMax, LogSoftMax and
+// norms only if they are read more than once. The functions AveragePool1D, KeepDims and Unconcat
+// leave no trace of what they were meant to be. Operations that fail when they run report
+// themselves.
 func Defects(g *gorgonia.ExprGraph) []Defect {
 	if g == nil {
 		return nil

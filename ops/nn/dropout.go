@@ -18,7 +18,7 @@ import (
 //	in   x  [n, d...]   n samples
 //	out  y  [n, d...]   y = x * mask / (1 - p), mask 0 or 1
 //
-// The mask follows from the seed and step of random, the number of this Dropout among those of
+// The mask depends on the seed and step of random, the number of this Dropout among the Dropouts of
 // random, the sample's number in the global batch, and the element. Call [Random.Next] between
 // runs, or every step would have the same mask.
 //
@@ -91,7 +91,7 @@ func (s dropoutSpec) String() string {
 	return fmt.Sprintf("%s{%v, #%d}", name, s.P, s.Mask.Op)
 }
 
-// SetTraining switches between training and evaluation, of the gradient, too.
+// SetTraining switches between training and evaluation, for the gradient, too.
 func (s dropoutSpec) SetTraining(on bool) error {
 	s.Mask.mu.Lock()
 	defer s.Mask.mu.Unlock()

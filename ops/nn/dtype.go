@@ -57,7 +57,7 @@ func (k kind) has(dt tensor.Dtype) bool {
 	return false
 }
 
-// alike returns the dtype of all operands but number other, and what is wrong with it.
+// alike returns the dtype of all operands except number other, and what is wrong with it.
 func (k kind) alike(in []tensor.Dtype, other int) (dt tensor.Dtype, err error) {
 	for i, d := range in {
 		switch {

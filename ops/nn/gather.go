@@ -14,8 +14,8 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// GatherElements takes k elements along an axis, others for each place of the other axes: ONNX's
-// GatherElements, PyTorch's gather.
+// GatherElements takes k elements along an axis, different ones for each place of the other axes:
+// ONNX's GatherElements, PyTorch's gather.
 //
 //	in   x        [d..., n, e...]
 //	     indices  [d..., k, e...]   Int, 0 to n-1
@@ -25,7 +25,7 @@ import (
 //
 // Gradient: dy is added to the elements that were taken, in the order of k. Indices have none.
 // Cost: k passes over x in one loop, and backward the same, without other memory: meant for short
-// axes, such as the experts among which tokens are routed, or a k of few.
+// axes, such as the experts among which tokens are routed, or a small k.
 // Errors: [ops.ErrShape] if shapes differ in more than the axis; [ops.ErrDType] if indices are not
 // Int; when the graph runs, [backend.ErrArgument] if an index is out of range.
 func GatherElements(axis int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {
@@ -90,8 +90,8 @@ func (s gatherElementsSpec) back(b program.Builder, _ int, x []program.Value, _,
 	return b.Reshape(sum, b.Of(x[0]).Shape...)
 }
 
-// ScatterAdd adds rows up to a table of n rows, which is zero else: PyTorch's index_add, and the
-// gradient of [ByIndices] as an operation of its own.
+// ScatterAdd adds up rows in a table of n rows of zeros: PyTorch's index_add, and the gradient of
+// [ByIndices] as a separate operation.
 //
 //	in   x        [d..., k..., e...]
 //	     indices  [k...]              Int, 0 to n-1
@@ -99,7 +99,7 @@ func (s gatherElementsSpec) back(b program.Builder, _ int, x []program.Value, _,
 //
 // Gradient: dx is [ByIndices] of dy. Indices have none.
 // Cost: zeros of y and a pass over x.
-// Errors: [ops.ErrShape] if x has not the axes of indices from axis on, or n is below 1;
+// Errors: [ops.ErrShape] if x does not have the axes of indices from axis on, or n is below 1;
 // [ops.ErrDType] if indices are not Int; when the graph runs, [backend.ErrArgument] if an index is
 // out of range.
 func ScatterAdd(axis, n int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {

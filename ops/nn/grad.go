@@ -10,18 +10,18 @@ import (
 )
 
 // Grad is gorgonia.Grad for a graph of several losses, whose nodes may have gradients already: the
-// losses of a GAN, or a penalty on a gradient. Where an earlier call has been, gorgonia.Grad takes
-// the gradients of that call and returns wrong ones in silence.
+// losses of a GAN, or a penalty on a gradient. After an earlier call, gorgonia.Grad takes the
+// gradients of that call and silently returns wrong ones.
 //
 //	dx, err := nn.Grad(loss, x)                  // or gorgonia.Grad
 //	penalty := gorgonia.Sum(gorgonia.Square(dx[0]))
 //	dp, err := nn.Grad(penalty, x)
 //
-// A variable that had no gradient has it as its Deriv, for solvers. One that had a gradient keeps
-// that one: use the nodes that Grad returns. Computed nodes have the Deriv that they had.
+// A variable without a gradient gets it as its Deriv, for solvers. One that had a gradient keeps
+// that one: use the nodes that Grad returns. Computed nodes keep their Deriv.
 //
 // Cost: that of gorgonia.Grad, and two walks over the graph.
-// Errors: ErrArgument if a node is nil, or of an unknown version of Gorgonia; those of
+// Errors: ErrArgument if a node is nil, or comes from an unknown version of Gorgonia; those of
 // gorgonia.Grad, such as an operation of a gradient that has no gradient itself.
 func Grad(cost *gorgonia.Node, by ...*gorgonia.Node) (gorgonia.Nodes, error) {
 	if err := backend.Given("nn: Grad", "cost", cost, "by", by); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// IndexCopy returns x with other elements of an axis, those that indices name. It is PyTorch's
-// index_copy.
+// IndexCopy returns x with rows in place of the elements of an axis that indices name. It is
+// PyTorch's index_copy.
 //
 //	in   x        [d..., n, e...]
 //	     indices  [k]             Int, 0 to n-1
@@ -20,9 +20,9 @@ import (
 //
 // A negative axis counts from the last. Of equal indices the last one counts.
 //
-// Gradient: dx is dy with zeros at the indices, and drows are the elements of dy there, so that
-// gradients are right where no two indices are equal. Indices have none.
-// Cost: a copy of x; with vm.WithState of x, the rows alone.
+// Gradient: dx is dy with zeros at the indices, and drows are the elements of dy there, so
+// gradients are right if no two indices are equal. Indices have none.
+// Cost: a copy of x; with vm.WithState of x, only the rows.
 // Errors: [ops.ErrShape] if x has no such axis or the shapes do not fit; [ops.ErrDType] if indices
 // are not Int; when the graph runs, [backend.ErrArgument] if an index is out of range.
 func IndexCopy(axis int, x, indices, rows *gorgonia.Node) (*gorgonia.Node, error) {

@@ -20,8 +20,8 @@ import (
 //	out  y     [d..., n]   y = (x - mean) / sqrt(variance + epsilon) * gain + bias
 //
 // Mean and variance are taken over the n elements of a row; the variance divides by n. A row whose
-// variance is no finite number is NaN (in PyTorch NaN or 0): in float32 that begins at deviations
-// of about 1e19.
+// variance is not finite is NaN (in PyTorch NaN or 0): in float32 that begins at deviations of
+// about 1e19.
 //
 // Gradient: dbias is the sum of dy over all rows, dgain that of dy * z, where z is the normalised
 // x; dx = (g - mean(g) - z * mean(g * z)) / sqrt(variance + epsilon), where g = dy * gain.

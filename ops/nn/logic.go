@@ -19,18 +19,19 @@ import (
 //	out  z          [d...]   x where the condition is true, y elsewhere
 //
 // Shapes are broadcast as in ONNX and NumPy: an axis of length 1 is repeated, and so is a missing
-// first axis. Conditions are [gorgonia.Gt] and its like, whose results are Bool or the operands'
-// dtype, and [And], [Or], [Xor] and [Not] of them. x and y may be integers.
+// first axis. Conditions come from [gorgonia.Gt] and its like, whose results are Bool or the
+// operands' dtype, and from [And], [Or], [Xor] and [Not]. x and y may be integers.
 //
 // Gradient: dy where the operand was chosen, 0 elsewhere, added up along axes that were repeated.
-// What was not chosen gets 0 even where it or its gradient is not finite. Conditions have none.
+// An element that was not chosen gets 0 even where it or its gradient is not finite. Conditions
+// have none.
 // Cost: one pass; backward one for each of x and y.
 // Errors: [ops.ErrShape] if shapes cannot be broadcast; [ops.ErrDType] if x and y differ.
 func Where(condition, x, y *gorgonia.Node) (*gorgonia.Node, error) {
 	return build("Where", "condition x y", whereSpec{}, condition, x, y)
 }
 
-// MaskedFill is x, and a number where a mask is true: [Where] of a number.
+// MaskedFill returns x, with a number where a mask is true: [Where] with a number.
 //
 //	in   x     [a...]
 //	     mask  [b...]   of any dtype: what is not 0 is true; broadcast to the shape of x
@@ -70,7 +71,7 @@ func broadcast(in ...tensor.Shape) (tensor.Shape, error) {
 	return common, nil
 }
 
-// sumTo adds up what was repeated of an operand of a shape.
+// sumTo adds up what broadcasting has repeated of an operand with a shape.
 func sumTo(b program.Builder, x program.Value, shape []int) program.Value {
 	var axes []int
 	of := b.Of(x).Shape
@@ -137,17 +138,17 @@ func And(x, y *gorgonia.Node) (*gorgonia.Node, error) {
 	return build("And", "x y", logicSpec{fuse.Mul}, x, y)
 }
 
-// Or is [And] for 1 where one of the operands is true, or both.
+// Or is like [And], but 1 where one or both operands are true.
 func Or(x, y *gorgonia.Node) (*gorgonia.Node, error) {
 	return build("Or", "x y", logicSpec{fuse.Maximum}, x, y)
 }
 
-// Xor is [And] for 1 where one of the operands is true, and not both.
+// Xor is like [And], but 1 where one operand is true, not both.
 func Xor(x, y *gorgonia.Node) (*gorgonia.Node, error) {
 	return build("Xor", "x y", logicSpec{fuse.NotEqual}, x, y)
 }
 
-// Not is 1 where x is 0, and 0 elsewhere, of the dtype of x: see [And].
+// Not is 1 where x is 0, and 0 elsewhere, in the dtype of x: see [And].
 func Not(x *gorgonia.Node) (*gorgonia.Node, error) {
 	return build("Not", "x", logicSpec{fuse.Equal}, x)
 }
@@ -171,13 +172,13 @@ func (s logicSpec) program(b program.Builder, x ...program.Value) program.Value 
 	return b.Do(s.Op, truth(b, x[0]), truth(b, x[1]))
 }
 
-// Cast converts x to another dtype. Floats become integers by truncation, and what is not 0 becomes
-// true.
+// Cast converts x to another dtype. Floats become integers by truncation, and numbers other than 0
+// become true.
 //
 //	in   x  [d...]   Float32, Float64, Int, Int64, Int32, Bool or Uint8
 //	out  y  [d...]   of dtype to, one of these
 //
-// Gradient: dy in the dtype of x, between floats; none else.
+// Gradient: between floats, dy in the dtype of x; otherwise none.
 // Cost: one pass.
 // Errors: [ops.ErrDType].
 func Cast(to tensor.Dtype, x *gorgonia.Node) (*gorgonia.Node, error) {

@@ -15,13 +15,13 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// Norm returns the p-norm of x along an axis, which the result does not have.
+// Norm returns the p-norm of x along an axis, which it removes.
 //
 //	in   x  [d..., n, e...]
 //	out  y  [d..., e...]      y = (sum of |x|^p)^(1/p), along n
 //
-// A negative axis counts from the last. gorgonia.Norm sums x^p, which for odd p is the norm of
-// numbers that are not negative only.
+// A negative axis counts from the last. gorgonia.Norm sums x^p, which for odd p is right only if no
+// number is negative.
 //
 // Gradient: dx = dy * sign(x) * (|x|/y)^(p-1); 0 where y is 0, as in PyTorch.
 // Cost: one pass over x; backward one.

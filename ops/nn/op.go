@@ -19,7 +19,7 @@ import (
 )
 
 // spec says what an operation computes. It is a comparable struct, whose fields are all that the
-// result depends on besides the operands: equal ones compute the same from the same operands.
+// result depends on besides the operands: equal specs compute the same from the same operands.
 type spec interface {
 	// String names the operation and its parameters: "Slice{axis 1, 256:512}".
 	fmt.Stringer
@@ -28,7 +28,7 @@ type spec interface {
 	// program adds the result to what a builder makes, given the operands.
 	program(b program.Builder, x ...program.Value) program.Value
 	// gradients returns the gradient of each operand, nothing if they cannot be differentiated.
-	// Those behind are values that the gradients are made of, computed once and first.
+	// Entries behind these are intermediate values of the gradients, computed once and first.
 	gradients(in []tensor.Shape) []gradient
 }
 
@@ -65,8 +65,8 @@ var (
 	_ gorgonia.TrainModeOp = (*Op)(nil)
 )
 
-// build applies a spec to nodes. name is the constructor's, and operands are what it calls them, or
-// all of them.
+// build applies a spec to nodes. name is the name of the constructor. operands names each node, or
+// all of them with one word.
 func build(name, operands string, s spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
 	for i, n := range x {
 		if n != nil {
@@ -158,7 +158,7 @@ func (o *Op) InferShape(inputs ...gorgonia.DimSizer) (tensor.Shape, error) {
 	return o.out.Clone(), nil
 }
 
-// Program adds the result to what a builder makes, given the operands. A Dropout in training has
+// Program adds the result to what a builder makes, given the operands. A Dropout in training takes
 // one more: its step and its first sample, a vector of integers.
 func (o *Op) Program(b program.Builder, x ...program.Value) program.Value {
 	return o.spec.program(b, x...)
@@ -394,7 +394,7 @@ func (o *Op) gradients() ([]gradient, error) {
 	return g, nil
 }
 
-// order returns the numbers of the gradients that there are, those that others are made of first.
+// order returns the numbers of the gradients that exist, first those that others need.
 func (o *Op) order(gradients []gradient) (order []int) {
 	for i := range gradients {
 		if i = (i + len(o.in)) % len(gradients); gradients[i].spec != nil {

@@ -7,8 +7,8 @@ import (
 )
 
 // overwritten finds operations that Gorgonia's machines compute in the memory of an operand that
-// others still need. They know when an operand is read for the last time, but not that a Reshape
-// shares its memory.
+// others still need. The machines know when an operand is read for the last time, but not that a
+// Reshape shares its memory.
 func (s *survey) overwritten() (found []Defect) {
 	shared := map[*gorgonia.Node]gorgonia.Nodes{} // by what was reshaped, itself among them
 	for _, n := range s.nodes {

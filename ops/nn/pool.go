@@ -12,12 +12,13 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// PoolOptions are further options of pools, of height and width. The zero value is the pool of
+// PoolOptions are further options of pools, for height and width. The zero value is the pool of
 // PyTorch without arguments.
 type PoolOptions struct {
-	// After is the padding behind the image, where it is not that before it: nil is the same.
+	// After is the padding behind the image, if it differs from the padding before it; nil is the
+	// same.
 	After *[2]int
-	// Dilation is how far apart the pixels of a window are; 0 is 1.
+	// Dilation is the distance between the pixels of a window; 0 is 1.
 	Dilation [2]int
 	// Ceil adds a last window that begins inside of the image or of the padding before it, and goes
 	// beyond the padding behind it.
@@ -27,7 +28,7 @@ type PoolOptions struct {
 	ExcludePad bool
 }
 
-// MaxPool2D returns the largest pixels of windows of images. kernel, pad and stride are of height
+// MaxPool2D returns the largest pixels of windows of images. kernel, pad and stride are for height
 // and width. Pixels of the padding are never the largest.
 //
 //	in   x  [b, c, h, w]
@@ -47,9 +48,9 @@ func MaxPool2D(kernel, pad, stride [2]int, x *gorgonia.Node,
 	return build("MaxPool2D", "x", maxPool2DSpec{s.Window}, x)
 }
 
-// AvgPool2D returns the means of windows of images. kernel, pad and stride are of height and width.
-// The padding counts as zeros, and every mean divides by the whole kernel, as in PyTorch. Options
-// say otherwise; of several the last counts.
+// AvgPool2D returns the means of windows of images. kernel, pad and stride are for height and
+// width. The padding counts as zeros, and every mean divides by the whole kernel, as in PyTorch.
+// Options change this; of several the last counts.
 //
 //	in   x  [b, c, h, w]
 //	out  y  [b, c, h', w']   h' = (h + padding - dilation*(kernel-1) - 1)/stride + 1, rounded
@@ -59,8 +60,8 @@ func MaxPool2D(kernel, pad, stride [2]int, x *gorgonia.Node,
 // order of the windows.
 // Cost: a pass over the windows, and memory for their pixels, forward and backward.
 // Errors: [ops.ErrShape] if x is not of 4 axes or the kernel does not fit into the padded image;
-// [backend.ErrArgument] if a kernel, stride or dilation is less than 1, or a padding negative or as
-// large as the window; [ops.ErrDType].
+// [backend.ErrArgument] if a kernel, stride or dilation is less than 1, or a padding is negative or
+// as large as the window; [ops.ErrDType].
 func AvgPool2D(kernel, pad, stride [2]int, x *gorgonia.Node,
 	options ...PoolOptions) (*gorgonia.Node, error) {
 	s, err := poolOf("AvgPool2D", kernel, pad, stride, x, options)

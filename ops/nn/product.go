@@ -11,14 +11,14 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// BatchedMatMul multiplies matrices, those of one index of a and b each, with the last two axes of
-// a or b exchanged first if transA or transB is set.
+// BatchedMatMul multiplies the matrices of a and b with the same batch index. If transA or transB
+// is set, it first exchanges the last two axes of a or b.
 //
 //	in   a  [batch..., m, k], [batch..., k, m] with transA
 //	     b  [batch..., k, n], [batch..., n, k] with transB
 //	out  c  [batch..., m, n]   c = a b
 //
-// Batches may have any number of axes, also none.
+// Batches may have any number of axes, including none.
 //
 // Gradient: da = dc bᵀ and db = aᵀ dc, exchanged likewise.
 // Cost: 2*batch*m*k*n operations; backward twice that, without copies of transposed operands.

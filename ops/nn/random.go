@@ -4,14 +4,14 @@ import (
 	"sync"
 )
 
-// Random is where the random numbers of a model come from: a seed, the step of the training, and
-// the number of the rank's first sample in the step's global batch. A number is a function of
-// these, of the operation and of the element (Philox4x32-10), and of nothing else: not of the rank,
-// the number of ranks, or what ran before. So any division of a batch among ranks trains alike, and
-// a checkpoint needs the seed and the step, which autograd.WithRandom puts into it.
+// Random is the source of a model's random numbers: a seed, the step of the training, and the
+// number of the rank's first sample in the step's global batch. A number is a function of these, of
+// the operation and of the element (Philox4x32-10), and of nothing else: not of the rank, the
+// number of ranks, or what ran before. So any division of a batch among ranks trains alike, and a
+// checkpoint needs the seed and the step, which autograd.WithRandom puts into it.
 //
-// All ranks make their operations in the same order. A Random may be used by several graphs of one
-// rank, whose operations get their own numbers, and by several goroutines.
+// All ranks must make their operations in the same order. Several graphs of one rank, whose
+// operations get their own numbers, may use a Random, and so may several goroutines.
 type Random struct {
 	seed  uint32
 	mu    sync.Mutex
@@ -24,10 +24,10 @@ type Random struct {
 // NewRandom returns the random numbers of a seed, at step 0 and with first sample 0.
 func NewRandom(seed uint32) *Random { return &Random{seed: seed} }
 
-// Next goes on to the next step. first is the number, in the step's global batch, of the first
-// sample that this rank has: its rank times the size of its batch if all ranks have as many.
-// Call it after each run of a graph; micro-batches whose gradients are accumulated are steps of
-// their own here, or have a first sample of their own.
+// Next goes on to the next step. first is the number, in the step's global batch, of this rank's
+// first sample: its rank times the size of its batch if all ranks have as many. Call Next after
+// each run of a graph. Micro-batches whose gradients are accumulated are separate steps here, or
+// have different first samples.
 func (r *Random) Next(first int) { r.Seek(r.Step()+1, first) }
 
 // Seek goes to a step, such as that of a checkpoint.

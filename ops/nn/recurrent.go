@@ -37,14 +37,14 @@ type RecurrentOptions struct {
 //	c = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g)
 //	h = sigmoid(a_o) tanh(c), and y[t] = h
 //
-// Layers are stacked by giving y to the next one. A lisp machine wants all results to be used.
+// To stack layers, pass y to the next one. A lisp machine needs all results to be used.
 //
-// Gradient: of all operands, back through all steps. Those of the weights are one product each
-// over all steps.
+// Gradient: of all operands, back through all steps. The gradients of the weights are one product
+// each over all steps.
 // Cost: 8*steps*batch*h*(n+h) operations; backward twice that, and in Gorgonia's machines the
-// forward pass once more. Products with weightIH are one over all steps, those with weightHH one
-// for each step. GPUs take all steps of F32 in one kernel where h is a multiple of 16 up to 512 and
-// they have a multiprocessor for every 16 units of 16 samples.
+// forward pass once more. weightIH takes one product over all steps, weightHH one for each step.
+// GPUs take all steps of F32 in one kernel if h is a multiple of 16 up to 512 and they have a
+// multiprocessor for every 16 units of 16 samples.
 // Errors: [ops.ErrShape] if shapes do not fit; [ops.ErrDType].
 // Source: Hochreiter and Schmidhuber, Long Short-Term Memory, 1997; Gers, Schmidhuber and Cummins,
 // Learning to Forget, 2000.
@@ -192,7 +192,7 @@ type recurrence struct {
 	kept               [][]program.Value // what the gradient needs of each step that is taken
 }
 
-// begin has what the input adds to the gates.
+// begin computes what the input adds to the gates.
 func (s recurrentSpec) begin(b program.Builder, x []program.Value) *recurrence {
 	shape := b.Of(x[0]).Shape
 	r := &recurrence{recurrentSpec: s, Builder: b, x: x, steps: shape[0], batch: shape[1],
@@ -281,11 +281,11 @@ func (r *recurrence) number(x float64, shape ...int) program.Value {
 	return r.Broadcast(r.Reshape(r.Number(x, r.x[0]), 1, 1), shape...)
 }
 
-// recurrentGatesSpec is what all gradients of a [recurrentSpec] are made of, from its operands and
-// dy: by the rows of each step, in the order of the steps, the gradients of the sums that are the
-// operands of the gates' functions, and behind them those of c0 and zeros. A GRU has first those by
-// the input's share and then those by the state's, and behind them what h0 gets besides the share
-// of the products.
+// recurrentGatesSpec computes what all gradients of a [recurrentSpec] need, from its operands and
+// dy. Its rows are, step by step, the gradients of the sums to which the gates apply their
+// functions, and behind them the gradient of c0 and zeros. A GRU has first the gradients of the
+// input's share of these sums, then of the state's share, and behind them what h0 gets apart from
+// the products.
 type recurrentGatesSpec recurrentSpec
 
 // String returns "LSTMGates".
@@ -316,7 +316,7 @@ func (s recurrentGatesSpec) program(b program.Builder, x ...program.Value) progr
 	}
 	r.run()
 	input, state := make([]program.Value, r.steps), make([]program.Value, r.steps)
-	carry := r.number(0, r.batch, r.size) // the gradient by c, or what h gets besides products
+	carry := r.number(0, r.batch, r.size) // the gradient by c, or what h gets apart from products
 	if s.Cell == "LSTM" {
 		carry = r.step(dy, r.steps+1)
 	}
@@ -354,7 +354,7 @@ func (r *recurrence) lstmGrad(k int, dh, dc program.Value) (gates, before progra
 }
 
 // gruGrad returns the gradients of the gates of a step, [batch, 3h], by what the input and what the
-// state gives to them, and what h before the step gets besides.
+// state gives to them, and what h before the step gets apart from the products.
 func (r *recurrence) gruGrad(k int, dh program.Value) (input, state, before program.Value) {
 	reset, keep, news, biased := r.kept[k][0], r.kept[k][1], r.kept[k][2], r.kept[k][3]
 	one := r.Number(1, dh)
@@ -375,7 +375,7 @@ func (r *recurrence) tanhGrad(dy, y program.Value) program.Value {
 }
 
 // recurrentGradSpec is the gradient of a [recurrentSpec] by operand Of, from what a
-// [recurrentGatesSpec] gives, and from what it is multiplied with.
+// [recurrentGatesSpec] gives, and from the operand that it is multiplied with.
 type recurrentGradSpec struct {
 	Forward          recurrentSpec
 	Of, Steps, Batch int
@@ -401,7 +401,7 @@ func (s recurrentGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 
 func (s recurrentGradSpec) program(b program.Builder, x ...program.Value) program.Value {
 	n := s.Steps * s.Batch
-	last := b.Of(x[0]).Shape[0] - s.Batch // of c0, or what h0 gets besides
+	last := b.Of(x[0]).Shape[0] - s.Batch // of c0, or the rest of h0's gradient
 	state := last - n                     // 0 for an LSTM
 	first, before := 0, 0                 // the step that is taken first; where h0 is
 	if s.Forward.Reverse {

@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// ReduceMax returns the largest element along axes, of all if there are none.
+// ReduceMax returns the largest element along axes, or of all elements if axes is empty.
 //
 //	in   x  [d...]
 //	out  y  [e...]   without the axes, or with length 1 along them if keepDims
@@ -35,7 +35,7 @@ func ReduceMin(axes []int, keepDims bool, x *gorgonia.Node) (*gorgonia.Node, err
 
 // ReduceProd is the product of the elements along axes, with the shapes of [ReduceMax].
 //
-// Gradient: dy times the product of all other elements, also where elements are 0.
+// Gradient: dy times the product of all other elements, even where elements are 0.
 // Cost: a pass over x for each doubling of the number of elements; backward two.
 // Errors: those of ReduceMax.
 func ReduceProd(axes []int, keepDims bool, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -43,7 +43,7 @@ func ReduceProd(axes []int, keepDims bool, x *gorgonia.Node) (*gorgonia.Node, er
 }
 
 // LogSumExp is log(sum(exp(x))) along axes, with the shapes of [ReduceMax]. The largest element is
-// taken from the others before, so that no exponential overflows.
+// subtracted first, so no exponential overflows.
 //
 // Gradient: dx = dy * exp(x - y).
 // Cost: a pass over x; backward one.
@@ -175,8 +175,8 @@ func scan(b program.Builder, f fuse.Op, x program.Value, axis int, reverse bool)
 	return x
 }
 
-// shifted moves elements by one place along an axis, towards its end or, reversed, its start. A
-// number comes to the place that becomes free.
+// shifted moves elements by one place along an axis, towards its end or, reversed, its start. The
+// free place gets the number.
 func shifted(b program.Builder, x program.Value, axis int, number float64, reverse bool,
 ) program.Value {
 	shape := b.Of(x).Shape
@@ -195,7 +195,7 @@ func shifted(b program.Builder, x program.Value, axis int, number float64, rever
 
 // CumSumOptions say what [CumSum] adds up.
 type CumSumOptions struct {
-	Exclusive bool // the elements before the place alone, without its own
+	Exclusive bool // only the elements before the place, without its own
 	Reverse   bool // from the end of the axis on
 }
 

@@ -20,7 +20,7 @@ import (
 //	     gain  [n...]
 //	out  y     [d..., n...]   y = x / sqrt(mean(x*x) + epsilon) * gain
 //
-// A row whose mean of squares is no finite number is NaN, as in [LayerNorm].
+// A row whose mean of squares is not finite is NaN, as in [LayerNorm].
 //
 // Gradient: dgain is the sum over d of dy * z, where z is the normalised x;
 // dx = (g - z * mean(g * z)) / sqrt(mean(x*x) + epsilon), where g = dy * gain.

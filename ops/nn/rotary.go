@@ -14,21 +14,21 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// RotaryOptions say which elements [Rotary] turns together, of the first m.
+// RotaryOptions say which of the first m elements [Rotary] turns together.
 type RotaryOptions struct {
 	// Interleaved pairs elements 2i and 2i+1, as GPT-J does; else i and i+m/2 are a pair, as in
 	// LLaMA and GPT-NeoX.
 	Interleaved bool
 }
 
-// Rotary turns pairs of elements of the last axis by angles, which say where a position is: rotary
+// Rotary turns pairs of elements of the last axis by angles that encode the position: rotary
 // position embeddings.
 //
 //	in   x         [d..., n]
 //	     cos, sin  [e..., m/2]   of the angles of the pairs; e is broadcast to d
 //	out  y         [d..., n]     pair (a, b) is (a cos - b sin, a sin + b cos)
 //
-// Elements from m on stay as they are.
+// Elements from m on stay unchanged.
 //
 // [RotaryAngles] makes cos and sin. For heads, x [batch, heads, positions, n] takes angles
 // [positions, m/2], and [batch, positions, heads, n] takes [positions, 1, m/2].

@@ -12,7 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// Slice returns elements start, start+step, ... below end of an axis. The axis stays, also with
+// Slice returns elements start, start+step, ... below end of an axis. The axis stays, even with
 // length 1.
 //
 //	in   x  [d..., n, e...]

@@ -12,8 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// Slots gives choices of experts their places in the queues of the experts, for a mixture of
-// experts. Each sample has queues of its own, in the order of its choices. A choice behind the
+// Slots gives each choice of an expert a place in the queue of that expert, for a mixture of
+// experts. Each sample has separate queues, in the order of its choices. A choice beyond the
 // capacity of its queue has no slot.
 //
 //	in   choices  [batch, n...]   Int, 0 to experts-1, such as the indices of [TopK]

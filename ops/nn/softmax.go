@@ -14,8 +14,8 @@ import (
 //	in   x  [d..., n, e...]
 //	out  y  [d..., n, e...]   y = exp(x - max) / sum(exp(x - max)), along n
 //
-// A negative axis counts from the last. gorgonia.SoftMax merges with LogSoftMax of the same x, is
-// changed by a Log of it, and takes the first axis of a column.
+// A negative axis counts from the last. gorgonia.SoftMax merges with LogSoftMax of the same x,
+// changes if a Log reads it, and for a column takes the first axis.
 //
 // Gradient: dx = y * (dy - sum(dy * y)), along n.
 // Cost: one pass over x, along the last axis; along others three.

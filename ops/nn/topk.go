@@ -13,8 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// ArgMax returns the place of the largest element along an axis: the first one of several, and NaN
-// is the largest of all.
+// ArgMax returns the place of the largest element along an axis, the first one of several. NaN is
+// the largest of all.
 //
 //	in   x  [d..., n, e...]
 //	out  y  [d..., e...], or [d..., 1, e...] if keepDims   Int
@@ -28,7 +28,7 @@ func ArgMax(axis int, keepDims bool, x *gorgonia.Node) (*gorgonia.Node, error) {
 	return arg("ArgMax", false, axis, keepDims, x)
 }
 
-// ArgMin is [ArgMax] of the smallest element; NaN is the smallest of all.
+// ArgMin is [ArgMax] for the smallest element; NaN is the smallest of all.
 func ArgMin(axis int, keepDims bool, x *gorgonia.Node) (*gorgonia.Node, error) {
 	return arg("ArgMin", true, axis, keepDims, x)
 }
@@ -41,8 +41,8 @@ func arg(name string, least bool, axis int, keep bool, x *gorgonia.Node) (*gorgo
 	return build(name, "x", topKSpec{Axis: axis, K: 1, Least: least, Drop: !keep}, x)
 }
 
-// TopK returns the k largest elements along an axis, the largest first, and their places. Of equal
-// ones the first comes first, as in ONNX, and NaN is the largest of all.
+// TopK returns the k largest elements along an axis, the largest first, and their places. Equal
+// elements stay in order, as in ONNX, and NaN is the largest of all.
 //
 //	in   x        [d..., n, e...]
 //	out  values   [d..., k, e...]
@@ -52,9 +52,10 @@ func arg(name string, least bool, axis int, keep bool, x *gorgonia.Node) (*gorgo
 // [Embedding] and [ScatterAdd].
 //
 // Gradient: values have the gradient of [GatherElements], indices none.
-// Cost: k rounds of a pass over x, which are one where rows fit into a loop: meant for a k of up to
-// a few dozen. Values take that of GatherElements.
-// Errors: [ops.ErrShape] if x has no such axis, or the axis fewer than k elements; [ops.ErrDType].
+// Cost: k passes over x, or one if rows fit into a loop: meant for a k of up to a few dozen. Values
+// cost a GatherElements.
+// Errors: [ops.ErrShape] if x has no such axis, or the axis has fewer than k elements;
+// [ops.ErrDType].
 func TopK(axis, k int, x *gorgonia.Node) (values, indices *gorgonia.Node, err error) {
 	if axis, err = resolve(axis, x); err == nil && (k < 1 || k > x.Shape()[axis]) {
 		err = fmt.Errorf("%w: the %d largest along axis %d of shape %v", ops.ErrShape, k, axis,

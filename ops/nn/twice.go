@@ -87,9 +87,9 @@ func chain(d *gorgonia.Node, n int) (parts gorgonia.Nodes, ok bool) {
 	return append(parts, d), true
 }
 
-// ofOneLoss reports whether the gradient of n is the gradient of one loss, and no later call was in
-// need of it. A variable may have one share in each later loss: gorgonia.Grad returns that share,
-// which is the gradient of its loss.
+// ofOneLoss reports whether the gradient of n is the gradient of one loss, and no later call needed
+// it. A variable may have one share in each later loss: gorgonia.Grad returns that share, which is
+// the gradient of its loss.
 func (s *survey) ofOneLoss(n *gorgonia.Node, from gorgonia.Nodes) bool {
 	var losses gorgonia.Nodes
 	shares := map[*gorgonia.Node]gorgonia.Nodes{}

@@ -16,20 +16,20 @@ type call struct {
 	text     string // for errors
 }
 
-// innerError is one of inner, of what it was asked for.
+// innerError is an error of inner, about the collective that it was asked for.
 type innerError struct{ error }
 
-// Calls of f32 and of f64, sums and averages, all travel as averages of 16 bits. So that
-// ranks which call different ones are still found out, the call says what it stands for.
+// Sums and averages, of f32 and of f64, all travel as averages of 16 bits. Each call says what it
+// stands for, so that ranks with different calls are still found out.
 
-// averaged returns what inner is asked for in the place of a call, between casts.
+// averaged returns the collective that replaces a call on inner, between casts.
 func averaged(what backend.Collective, d backend.DType) backend.Collective {
 	what.Original.Op, what.Original.DType = what.Op, d
 	what.Op = backend.Avg
 	return what
 }
 
-// allowHalf returns a call of f32 that inner may round itself. It says what it is rounded to.
+// allowHalf returns a call of f32 that inner may round itself. It says to which dtype.
 func allowHalf(what backend.Collective, half backend.DType) backend.Collective {
 	what.Original = backend.Original{Op: what.Op, DType: backend.F32, Transport: half}
 	what.AllowHalf = half
@@ -70,8 +70,8 @@ func (k *call) rounded(q backend.Queue) (backend.Buffer, error) {
 	return half, q.Cast(half, k.src)
 }
 
-// finish starts to write the average into dst, as what was asked for, and records an event
-// behind it. If the collective has failed already, Join says why.
+// finish starts to write the requested average or sum into dst, and records an event behind it. If
+// the collective has failed already, Join says why.
 func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err error) {
 	if w.inner.Wait(q) != nil {
 		return nil
@@ -89,7 +89,7 @@ func (k *call) finish(q backend.Queue, w *work, average backend.Buffer) (err err
 	return err
 }
 
-// work is a call of inner, and what was started behind it.
+// work is a call of inner, and what was started after it.
 type work struct {
 	c     *Communicator
 	inner backend.Work
@@ -128,8 +128,7 @@ func (w *work) Join(ctx context.Context) error {
 	return w.c.restate(err, w.call)
 }
 
-// restate returns an error of inner in terms of what was called: call, if that
-// is not empty.
+// restate returns an error of inner in terms of the caller's call, if call is not empty.
 func (c *Communicator) restate(err error, call string) error {
 	var e *backend.Error
 	if err == nil || !errors.As(err, &e) {

@@ -32,7 +32,7 @@ var _ backend.Wrapper = (*Communicator)(nil)
 type Counters struct {
 	Calls int64 // that travelled as 16 bits
 	Bytes int64 // of these calls
-	Dense int64 // what they would have been without 16 bits
+	Dense int64 // the bytes that these calls would have sent without 16 bits
 }
 
 // New returns inner with sums and averages of f32 and f64 sent as half, which is
@@ -53,7 +53,7 @@ func over(inner backend.Communicator, half backend.DType) *Communicator {
 		transport: inner.Capabilities().TransportOf}
 }
 
-// Wrap is [New] as a function of the communicator alone.
+// Wrap returns [New] as a function of the communicator alone.
 func Wrap(half backend.DType) func(backend.Communicator) (backend.Communicator, error) {
 	return func(inner backend.Communicator) (backend.Communicator, error) {
 		c, err := New(inner, half)
@@ -158,7 +158,7 @@ func (c *Communicator) travels(what backend.Collective, d backend.DType, count i
 	return c.transport(what, d, count)
 }
 
-// pass starts a call that travels as it is.
+// pass starts a call that travels unchanged.
 func (c *Communicator) pass(q backend.Queue, what backend.Collective, count int, dst,
 	src backend.Buffer) (backend.Work, error) {
 	w, err := c.Pass(q, what, count, dst, src)
@@ -221,9 +221,9 @@ func (c *Communicator) count(kind backend.Kind, n int, of backend.DType) {
 	c.counters.Dense += int64(share * float64(n*of.Size()))
 }
 
-// room returns scratch for n elements of a call on q. A call under way may still use what was
-// too small; that is kept until Close, and doubling bounds it. A call in a graph has scratch of its
-// own: other calls, on other queues, may run before a replay has ended.
+// room returns scratch for n elements of a call on q. A call under way may still use scratch that
+// was too small; that is kept until Close, and doubling bounds it. A call in a graph has its own
+// scratch: other calls, on other queues, may run before a replay has ended.
 func (c *Communicator) room(q backend.Queue, n int) (backend.Buffer, error) {
 	if backend.Recorded(q) {
 		b, err := c.Device().Alloc(n * c.half.Size())

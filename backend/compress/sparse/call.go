@@ -10,11 +10,10 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// A call is the same steps on the host and on a device, started on the queue of the call:
-// select, exchange, add. What the host must know of it, the heads of its messages, is copied
-// to it behind the call, and looked at when the work is joined or a later call starts.
-// Nothing stops the host, except a threshold that must know how much the last call but one of
-// its state has selected.
+// A call takes the same steps on the host and on a device, started on the queue of the call:
+// select, exchange, add. The host must know the heads of its messages: they are copied to it after
+// the call, and read when the work is joined or a later call starts. Nothing blocks the host,
+// except a threshold that must know how much the last call but one of its state has selected.
 
 // steps are what the calls of a queue are made of.
 type steps interface {
@@ -108,7 +107,7 @@ type parts struct {
 	scratch   backend.Buffer
 }
 
-// parts finds room for a call, in memory that one call uses after the other.
+// parts finds room for a call, in memory that calls use one after the other.
 func (k *call) parts(do steps) (p parts, err error) {
 	n, P := k.layout.nbytes(), k.c.Size()
 	wide, acc := 0, 0
@@ -143,7 +142,7 @@ func (k *call) parts(do steps) (p parts, err error) {
 		p.acc = k.dst // f32: reduced in place
 	}
 	if k.heads, err = k.c.heads.take(k.c.Device(), words); !k.dst.Device() {
-		p.heads = k.heads // nothing is to be copied
+		p.heads = k.heads // nothing needs copying
 	}
 	return p, err
 }
@@ -271,7 +270,7 @@ func (k *call) gather() backend.Collective {
 	return backend.Collective{Kind: backend.AllGather, State: k.what.State, Origin: k.what.Origin}
 }
 
-// follow starts a collective of the call, and what comes behind it after it.
+// follow starts a collective of the call, and orders q after it.
 func (k *call) follow(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work,
 	error) {
 	larger := float64(max(dst.NBytes(), src.NBytes()))
@@ -331,7 +330,7 @@ func (k *call) settle() error {
 	return k.look()
 }
 
-// look finds out what the heads say, once, and returns the error of the call.
+// look reads the heads, once, and returns the error of the call.
 func (k *call) look() error {
 	if k.seen {
 		return k.err
@@ -363,7 +362,7 @@ func (k *call) end(err error) {
 	k.c.heads.done(k)
 }
 
-// read takes down what the heads say.
+// read notes what the heads say.
 func (k *call) read(heads []int64) error {
 	c := k.c
 	if c.strict {

@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// hostSteps are the steps of a call on memory of the host, in the order of a queue, which
-// may be one of a device. What they are given fits: nothing can fail when it runs.
+// hostSteps are the steps of a call on memory of the host, in the order of a queue, which may be
+// one of a device. Their operands fit: nothing can fail when the steps run.
 type hostSteps struct {
 	q backend.Queue
 	*selector

@@ -27,7 +27,7 @@ func (m *memory) free(b backend.Buffer) error {
 	return nil
 }
 
-// room returns scratch. A call under way may still use what was too small; that is kept
+// room returns scratch. A call under way may still use scratch that was too small; that is kept
 // until the end, and doubling bounds it.
 func (m *memory) room(nbytes int) (backend.Buffer, error) {
 	have := 0
@@ -53,24 +53,24 @@ func (m *memory) release() (all error) {
 	return all
 }
 
-// heads is host memory for the heads of messages, which the host looks at behind a call.
-// The communicator's mutex is held by who uses it.
+// heads is host memory for the heads of messages, which the host reads after a call. Its users hold
+// the communicator's mutex.
 type heads struct {
 	pinned  backend.Buffer
 	free    []backend.Buffer // parts of it that no call uses
 	pending []*call          // whose heads were not looked at yet, in order
 }
 
-// mostPending bounds the calls that the host may be ahead.
+// mostPending bounds how many calls the host may be ahead.
 const mostPending = 64
 
-// pinner is a device that copies to its own host memory without a stop.
+// pinner is a device that copies to its own host memory without blocking.
 type pinner interface {
 	AllocHost(nbytes int) (backend.Buffer, error)
 	FreeHost(backend.Buffer) error
 }
 
-// take returns memory of so many words, the same for every call.
+// take returns memory of this many words, the same number for every call.
 func (h *heads) take(d backend.Device, words int) (backend.Buffer, error) {
 	if h.pinned.Len() == 0 {
 		if err := h.pin(d, words); err != nil {
@@ -83,8 +83,7 @@ func (h *heads) take(d backend.Device, words int) (backend.Buffer, error) {
 	return b, nil
 }
 
-// pin makes memory for all calls that may be under way, at once: it takes the driver a
-// while.
+// pin makes memory for all calls that may be under way, in one go: it takes the driver a while.
 func (h *heads) pin(d backend.Device, words int) (err error) {
 	h.pinned = backend.Of(make([]int64, mostPending*words))
 	if p, ok := d.(pinner); ok {
@@ -105,8 +104,7 @@ func (h *heads) done(k *call) {
 	h.pending = slices.DeleteFunc(h.pending, func(other *call) bool { return other == k })
 }
 
-// reap looks at the heads of calls that have finished, and waits if there are too many
-// that are not.
+// reap looks at the heads of calls that have finished, and waits if too many have not finished.
 func (h *heads) reap() {
 	for len(h.pending) > 0 && (len(h.pending) >= mostPending || h.pending[0].done.Done()) {
 		h.settleFirst()

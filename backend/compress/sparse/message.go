@@ -15,7 +15,7 @@ type layout struct {
 // The words of the head.
 const (
 	wordFingerprint = iota // of what the ranks must agree on
-	wordSelected           // entries that were selected, also those beyond capacity
+	wordSelected           // entries that were selected, including those beyond capacity
 	wordSent               // entries of the message
 )
 
@@ -23,9 +23,9 @@ func words(nbytes int) int { return (nbytes + 7) / 8 }
 
 func (l layout) valueWords() int { return words(l.capacity * l.values.Size()) }
 
-// unit is what sizes of messages are multiples of. They lie one behind the other, and NCCL
-// copies 16 bytes at a time only where all that it copies begins at such an address: bytes
-// otherwise, one by one.
+// Sizes of messages are multiples of unit. Messages lie one behind the other, and NCCL copies 16
+// bytes at a time only if all that it copies begins at such an address; otherwise it copies byte by
+// byte.
 const unit = 16
 
 // nbytes returns the size of a message.

@@ -19,9 +19,9 @@ type Selection struct {
 // but never zeros: Threshold(0) sends all that is not zero.
 func Threshold(limit float64) Selection { return Selection{limit: limit} }
 
-// TopK sends the share density of the elements that is largest in magnitude,
-// above 0 and at most 1: k = ceil(density*n) of n elements, at least one. Of
-// equal magnitudes those with the lowest index go first.
+// TopK sends the elements with the largest magnitudes, a share of density, above 0 and at most 1: k
+// = ceil(density*n) of n elements, at least one. Of equal magnitudes those with the lowest index go
+// first.
 func TopK(density float64) Selection { return Selection{density: density} }
 
 // String returns what a command line would say: "topk=0.05".
@@ -32,7 +32,7 @@ func (s Selection) String() string {
 	return fmt.Sprintf("threshold=%v", s.limit)
 }
 
-// ParseSelection is the inverse of String: of "topk=0.05", or "threshold=0.001".
+// ParseSelection is the inverse of String: it reads "topk=0.05", or "threshold=0.001".
 func ParseSelection(text string) (Selection, error) {
 	name, number, _ := strings.Cut(text, "=")
 	if name != "topk" && name != "threshold" {
@@ -80,20 +80,20 @@ type options struct {
 // Option changes what [New] makes. Options must be the same on every rank.
 type Option func(*options)
 
-// WithoutFeedback forgets what is not sent. It is there to show what feedback
-// is good for: models train worse without. A threshold then has no bound on what
-// must be sent at once, so that the selected elements are always reduced densely.
+// WithoutFeedback forgets what is not sent. It exists to show what feedback is good for: models
+// train worse without it. A threshold then has no bound on what must be sent at once, so the
+// selected elements are always reduced densely.
 func WithoutFeedback() Option { return func(o *options) { o.feedback = false } }
 
-// WithValues sends values as d: F32, the default, F16 or BF16. What rounding takes off,
-// and what F16 cannot hold, stays in the residual: exactly, but for F16 and numbers from 2^29
-// on, of which the residual keeps the rest as f32 rounds it. See the package comment.
+// WithValues sends values as d: F32, the default, F16 or BF16. What rounding takes off, and what
+// F16 cannot hold, stays in the residual. It is exact, except for F16 and numbers from 2^29 on,
+// whose rest is rounded to f32. See the package comment.
 func WithValues(d backend.DType) Option { return func(o *options) { o.values = d } }
 
-// WithStrict makes a NaN or infinity in an operand a [*NotFiniteError] on every
-// rank, before anything is added to a residual. It costs one more look at the
-// operand, an all-gather of 8 bytes, and a copy of the residual, for Undo. Without it
-// they are sent as they are.
+// WithStrict makes a NaN or infinity in an operand a [*NotFiniteError] on every rank, before
+// anything is added to a residual. It costs one more pass over the operand, an all-gather of 8
+// bytes, and a copy of the residual, for Undo. Without WithStrict, NaN and infinities are sent as
+// they are.
 func WithStrict() Option { return func(o *options) { o.strict = true } }
 
 func (o options) check() error {
@@ -107,9 +107,9 @@ func (o options) check() error {
 	return nil
 }
 
-// topK returns how many of n elements a density stands for. The product of a
-// decimal density and n may exceed the whole number that is meant by its
-// rounding errors, two of 2^-53: 0.07*100 is 7.000000000000001, and means 7.
+// topK returns how many of n elements a density stands for. By two rounding errors of 2^-53, the
+// product of a decimal density and n may exceed the whole number that is meant: 0.07*100 is
+// 7.000000000000001, and means 7.
 func topK(density float64, n int) int {
 	const slack = 1 - 0x1p-50
 	return min(max(int(math.Ceil(density*float64(n)*slack)), 1), n)

@@ -2,7 +2,7 @@ package sparse
 
 import "fmt"
 
-// plan is how a call is sent. It follows from what all ranks agree on, and is the same on
+// plan is how a call is sent. It depends only on what all ranks agree on, so it is the same on
 // each.
 type plan struct {
 	layout
@@ -11,13 +11,13 @@ type plan struct {
 	wanted int  // entries that messages would need
 }
 
-// spare is how many entries more than were selected a message has always room for: a
-// kilobyte or less, so that small operands do not wait.
+// spare is the number of further entries, beyond those selected, for which a message always has
+// room: a kilobyte or less, so that small operands do not wait.
 const spare = 64
 
-// planOf plans a call of n elements of P ranks. selected is what the ranks have selected at
-// most in the last call but one of the same state, -1 if there was none. The last one may
-// be under way, and knowing of it would take the host a stop.
+// planOf plans a call of n elements of P ranks. selected is the most that a rank has selected in
+// the last call but one of the same state, -1 if there was none. The last call may be under way,
+// and waiting for its count would block the host.
 func (o options) planOf(n, P, selected int) plan {
 	p := plan{layout: layout{values: o.values}}
 	// Each rank receives P-1 messages, or in a dense reduction 2(P-1)/P of the

@@ -11,7 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// residual is what is kept of one operand, by its state key.
+// residual is what later calls need of one operand, by its state key.
 type residual struct {
 	n        int
 	home     *memory        // where kept is; nil before the first call
@@ -29,7 +29,8 @@ type residual struct {
 // i at i%2, -1 if there was none.
 type counts [2]int
 
-// of returns where the count of a call is; until it has finished, that of the call two before it.
+// of returns the place for the count of a call. Until the call has finished, it holds the count of
+// the call two before it.
 func (c *counts) of(call int) *int { return &c[call%len(c)] }
 
 // past is what a residual was before its last call: for Undo.
@@ -45,7 +46,7 @@ func (r *residual) begin() {
 	r.calls++
 }
 
-// revoke counts a call as one that has not been: it could not be started.
+// revoke takes back the count of a call that could not be started.
 func (r *residual) revoke() { r.calls, r.past.known = r.past.calls, false }
 
 // settleIn makes home the place of the residual.
@@ -97,13 +98,13 @@ func (r *residual) release() (all error) {
 	return all
 }
 
-// Undo makes what a strict communicator keeps with a state what it was before the last call,
-// bit for bit, so that a training step can be left out as a whole: after a [NotFiniteError]
-// with one state, calls with others have sent something that nobody is going to apply. Every
-// rank must do it for the same states at the same place of its program. It waits for the
-// call; where there was none since the last Undo, nothing changes.
+// Undo restores what a strict communicator keeps with a state to what it was before the last call,
+// bit for bit. So a training step can be left out as a whole: after a [NotFiniteError] with one
+// state, calls with others have sent something that nobody will apply. Every rank must call Undo
+// for the same states at the same place of its program. It waits for the call; if there was none
+// since the last Undo, nothing changes.
 //
-// Errors: ErrArgument without [WithStrict], which keeps what this goes back to.
+// Errors: ErrArgument without [WithStrict], which keeps what Undo restores.
 func (c *Communicator) Undo(state int) error {
 	if !c.strict {
 		return fmt.Errorf("%w: %s: Undo of state %d needs WithStrict", backend.ErrArgument,
@@ -123,14 +124,14 @@ func (c *Communicator) Undo(state int) error {
 	return nil
 }
 
-// Reset forgets all residuals. Every rank must do it at the same place of its program.
+// Reset forgets all residuals. Every rank must call it at the same place of its program.
 func (c *Communicator) Reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.replace(map[int]*residual{})
 }
 
-// replace waits for the calls under way, and puts other residuals in the place of all.
+// replace waits for the calls under way, and replaces all residuals by others.
 func (c *Communicator) replace(others map[int]*residual) {
 	for _, r := range c.residuals {
 		r.settle()
@@ -152,8 +153,8 @@ const (
 // stateWords is how many words the counts are in a state.
 const stateWords = 4
 
-// State returns a copy of all that later calls depend on, by names, to be kept in
-// a checkpoint: each rank's own. It waits for calls under way.
+// State returns a copy of all that later calls depend on, by name, for a checkpoint. Each rank has
+// its own. State waits for calls under way.
 func (c *Communicator) State() (map[string]backend.Buffer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,12 +195,12 @@ func (r *residual) download(d backend.Device) ([]float32, error) {
 	return elements, done.Join(context.Background())
 }
 
-// SetState makes the communicator what it was when State returned this: later
-// calls give the same bits. Other names are ignored. Every rank must do it at the
-// same place of its program, with its own state.
+// SetState restores the communicator to what it was when State returned this state: later calls
+// give the same bits. Other names are ignored. Every rank must call it at the same place of its
+// program, with its own state.
 //
-// Errors: ErrArgument for a state that is damaged, or of other options; nothing
-// is changed then.
+// Errors: ErrArgument for a state that is damaged, or comes from other options; nothing is changed
+// then.
 func (c *Communicator) SetState(state map[string]backend.Buffer) error {
 	residuals, err := c.parse(state)
 	if err != nil {
@@ -211,9 +212,9 @@ func (c *Communicator) SetState(state map[string]backend.Buffer) error {
 	return nil
 }
 
-// CheckState returns the error that SetState would, or that the next calls would if
-// the operands with states 1, 2 and so on are like these; it changes nothing. Only their
-// lengths have a meaning.
+// CheckState returns the error that SetState would, or that the next calls would if the operands
+// with states 1, 2 and so on are like these; it changes nothing. Of these operands only the lengths
+// matter.
 func (c *Communicator) CheckState(state map[string]backend.Buffer,
 	operands []backend.Buffer) error {
 	residuals, err := c.parse(state)
@@ -255,7 +256,7 @@ func (c *Communicator) parse(state map[string]backend.Buffer) (map[int]*residual
 	return residuals, nil
 }
 
-// restore makes a residual of its parts. Of a top-k, no elements used to stand for zeros.
+// restore makes a residual of its parts. For a top-k, missing elements used to stand for zeros.
 func (c *Communicator) restore(numbers, elements backend.Buffer, found bool) (*residual, error) {
 	if numbers.DType() != backend.I64 || numbers.Len() != stateWords {
 		return nil, fmt.Errorf("its counts are %d %v, want %d i64", numbers.Len(), numbers.DType(),

@@ -57,8 +57,8 @@ func (s *selector) run(w *kernels.Selection) {
 	}
 }
 
-// findCutoff returns what is selected, and for a top-k adds the operand to the residual before,
-// since it has to see all of the sums. A threshold does that block by block.
+// findCutoff returns what is selected. For a top-k it first adds the operand to the residual, since
+// it has to see all of the sums. A threshold does that block by block.
 func (s *selector) findCutoff(w *kernels.Selection, v []float32) cutoff {
 	if w.K == 0 {
 		return cutoff{above: w.Above}
@@ -118,10 +118,10 @@ func (s *selector) takePicked(w *kernels.Selection, v []float32, lo, n int) {
 	*sent += int64(n)
 }
 
-// remainder is what stays of v when seen was sent: nothing of what is not a number. The
-// difference is exact where seen is v rounded, and where it is the largest number of BF16;
-// where it is the largest of F16, 65504, as long as v is below 2^29: from there on, f32 has only
-// every 64th number, and rounds.
+// remainder is what stays of v when seen was sent: 0 if seen is not finite. The difference is exact
+// if seen is v rounded, or the largest number of BF16. If seen is the largest number of F16, 65504,
+// the difference is exact as long as v is below 2^29: from there on, f32 has only every 64th
+// number, and rounds.
 func remainder(v, seen float32) float32 {
 	if seen-seen != 0 {
 		return 0
@@ -179,8 +179,8 @@ func (s *selector) sources(m kernels.Messages) []source {
 	return all
 }
 
-// add adds the entries that belong to acc, whose first element is that at lo. Entries that
-// are for none, of a message that is damaged, are left out.
+// add adds the entries that belong to acc, whose first element is at lo. Entries of a damaged
+// message that belong to no element are left out.
 func (s *source) add(acc []float32, lo int) {
 	for ; s.next < len(s.index); s.next++ {
 		i := int(s.index[s.next]) - lo

@@ -32,19 +32,19 @@ type Communicator struct {
 
 var _ backend.Wrapper = (*Communicator)(nil)
 
-// Counters say what was sent, and what a dense reduction would have. Bytes are
-// those that cross this rank's link, by [backend.Kind.BusFactor].
+// Counters say what was sent, and what a dense reduction would have sent. Bytes are the bytes that
+// cross this rank's link, by [backend.Kind.BusFactor].
 type Counters struct {
 	Calls      int64 // that were sparse, or would have been
-	Dense      int64 // of these, how many were reduced densely, as messages would be more bytes
+	Dense      int64 // of these, how many were reduced densely, as messages would take more bytes
 	Entries    int64 // elements that this rank has sent
 	Held       int64 // selected elements that had to wait, for lack of room
 	Bytes      int64
 	DenseBytes int64
 }
 
-// New returns inner with the sums and averages of f32 and f64 that name a State
-// made sparse. Options must be the same on every rank. The result owns inner.
+// New returns inner, with sparse sums and averages of f32 and f64 for calls that name a State.
+// Options must be the same on every rank. The result owns inner.
 func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicator, error) {
 	if err := backend.Given("sparse.New", "inner", inner, "opts", opts); err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func newCommunicator(inner backend.Communicator, o options) *Communicator {
 	}
 }
 
-// Wrap is [New] as a function of the communicator alone.
+// Wrap returns [New] as a function of the communicator alone.
 func Wrap(how Selection, opts ...Option) func(backend.Communicator) (backend.Communicator, error) {
 	return func(inner backend.Communicator) (backend.Communicator, error) {
 		c, err := New(inner, how, opts...)
@@ -114,8 +114,8 @@ func (c *Communicator) Close() error {
 	return errors.Join(err, c.onDevice.release(), c.heads.release(c.Device()))
 }
 
-// Split implements [backend.Communicator]. The parts are sparse too, with
-// residuals of their own, which begin empty.
+// Split implements [backend.Communicator]. The parts are sparse, too, with their own residuals,
+// which begin empty.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	part, err := c.Base.Split(color, key)
 	if err != nil || part == nil {
@@ -139,9 +139,9 @@ func (c *Communicator) Capabilities() backend.Capabilities {
 	return caps
 }
 
-// Start implements [backend.Communicator]. A sparse call waits for the start of none before
-// it on a top-k, and for the end of the last but one of its state on a threshold, which in
-// training has long finished.
+// Start implements [backend.Communicator]. With a top-k, the start of a sparse call waits for no
+// earlier call. With a threshold, it waits for the end of the last call but one of its state, which
+// in training has long finished.
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
 	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
@@ -227,7 +227,7 @@ func (c *Communicator) stepsFor(q backend.Queue, dst, src backend.Buffer) (steps
 	}
 }
 
-// prepare makes the call of an operand. One of a threshold waits for the call that says how
+// prepare makes the call of an operand. A call with a threshold waits for the call that says how
 // much room there must be. If that failed for good, inner says so.
 func (c *Communicator) prepare(home *memory, what backend.Collective, dst,
 	src backend.Buffer) (*call, error) {
@@ -257,10 +257,10 @@ func (c *Communicator) prepare(home *memory, what backend.Collective, dst,
 // firstOwn is the first state of NewState: far above those that programs count.
 const firstOwn = 1 << 20
 
-// NewState returns a state key that it has not returned before: for a node of a graph,
-// which must not share its residual with another one. What calls with it send is kept: see
-// [Communicator.Sent]. Every rank must ask for as many, in the same order of its program, also
-// one that resumes from a checkpoint.
+// NewState returns a state key that it has not returned before: for a node of a graph, which must
+// not share its residual with another one. What calls with it send is kept: see
+// [Communicator.Sent]. Every rank must ask for equally many, in the same order of its program, and
+// so must a rank that resumes from a checkpoint.
 func (c *Communicator) NewState() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -280,10 +280,10 @@ func operandOf(state int, x backend.Buffer) operand {
 }
 
 // Sent returns what this rank has sent in the last call with a state of [Communicator.NewState] and
-// an operand of the dtype and length of x, where it belongs, and zeros elsewhere: s of the package
-// comment. It is where that operand was, on the host or the device. It is written in the order of
-// the call's queue and lives until Close; the next call writes over it. It is empty before the
-// first call.
+// an operand of the dtype and length of x: each element at its place, and zeros elsewhere (s of the
+// package comment). Like that operand, the result is on the host or the device. It is written in
+// the order of the call's queue and lives until Close; the next call overwrites it. It is empty
+// before the first call.
 func (c *Communicator) Sent(state int, x backend.Buffer) backend.Buffer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -295,8 +295,8 @@ func (c *Communicator) Sent(state int, x backend.Buffer) backend.Buffer {
 	return c.sent[of]
 }
 
-// Explain says how the last call with a state was sent, and why: the bytes that a rank
-// receives in either way. All ranks say the same.
+// Explain says how the last call with a state was sent, and why: the bytes that a rank receives
+// either way. All ranks say the same.
 func (c *Communicator) Explain(state int) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,11 +307,11 @@ func (c *Communicator) Explain(state int) string {
 	return r.plan.explain(r.n, c.Size())
 }
 
-// NotFiniteError says that an operand of a strict communicator had a NaN or an
-// infinity. All ranks get the same one. The call has delivered nothing, what its
-// destination holds means nothing, and the residual is what it was: the
-// communicator can be used. Of calls with other states that belong to the same training
-// step, [Communicator.Undo] takes back what they have done to residuals.
+// NotFiniteError says that an operand of a strict communicator had a NaN or an infinity. All ranks
+// get the same error. The call has delivered nothing, the content of its destination means nothing,
+// and the residual is unchanged: the communicator can still be used. If calls with other states
+// belong to the same training step, [Communicator.Undo] takes back what they have done to
+// residuals.
 type NotFiniteError struct {
 	State, Rank, Index int // the first one
 }
