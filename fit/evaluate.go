@@ -28,7 +28,7 @@ func (e *evaluation) metric(name string) *Metric {
 }
 
 // run evaluates, each rank a part of the samples. The graph divides the loss of a sample by full
-// for each sample of a run. A rank with an error takes part until all ranks know of it.
+// times the samples of a run. A rank with an error takes part until all ranks know of it.
 func (e *evaluation) run(comm backend.Communicator, readers int, full float64, wrong error) (
 	map[string]float64, error) {
 	n, local, err := 0, 0, wrong

@@ -15,7 +15,7 @@ import (
 //	        or [positions, batch, d...] Split(0)
 //	out  y  like x, and placed like x
 //
-// Whether an element is zero depends only on the seed and step of random, the number of this
+// Whether an element is zero depends on the seed and step of random, the number of this
 // Dropout, the sample's number in the batch of all replicas, and the element's place in the whole
 // sample, so every layout trains alike. Call random.Next(l.Replica * batch) after each run.
 //

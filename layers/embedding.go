@@ -314,8 +314,8 @@ func (b *Builder) PositionsOf(p, x Node) Node {
 	}, "p", p, "x", x)
 }
 
-// Sinusoids adds sines and cosines of its number to each position p: to element 2i the sine of p /
-// 10000^(2i/n), times the scale, and to element 2i+1 the cosine (Vaswani et al., "Attention Is All
+// Sinusoids adds sines and cosines, times the scale, to each position p: to element 2i the sine of
+// p / 10000^(2i/n), and to element 2i+1 the cosine of that (Vaswani et al., "Attention Is All
 // You Need", 2017). A scale near the deviation of x keeps them from drowning out x.
 //
 //	in   x  [batch, positions, n] Split(1) over the Sequence group,

@@ -184,7 +184,7 @@ func (b *Builder) number(x float64) any {
 	return x
 }
 
-// Grad adds the gradients of the loss with respect to all learnables, and to the rows that are
+// Grad adds the gradients of the loss with respect to all learnables and the rows that are
 // looked up in tables, and returns the learnables.
 //
 // The loss is Partial or Replicated over the Sequence group, and Replicated over the Tensor group.

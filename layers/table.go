@@ -18,7 +18,7 @@ import (
 
 // Table is an embedding of many rows, which the ranks of l.Data divide: row i is on rank i modulo
 // their number, in host memory. It is not a learnable. The cost of a step depends on the rows that
-// it looks up, not on how many there are:
+// it looks up, not on how many the table has:
 //
 //	items := b.Table("items", layers.Normal(0.05), 1<<20, 32)
 //	x := items.Lookup(tokens)

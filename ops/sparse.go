@@ -15,7 +15,7 @@ import (
 // sparser is a communicator with sparse all-reduces, from package backend/compress/sparse. For each
 // state it keeps a residual and what was sent.
 type sparser interface {
-	// NewState returns a state key that is not in use.
+	// NewState returns a state key that it has not returned before.
 	NewState() int
 	// Sent returns what this rank has sent in the last call with a state and an operand like x,
 	// empty if there was none.

@@ -64,8 +64,8 @@ func (t transform) layout(comm backend.Communicator, d backend.DType,
 	return c.Rows
 }
 
-// rows returns how many rows there are before an axis, by rank, if the other axis has these
-// lengths: at least 1.
+// rows returns how many rows there are before an axis, at least 1, by rank, if the other axis has
+// these lengths.
 func rows(x tensor.Shape, axis, other int, lengths []int, P int) []int {
 	all := make([]int, P)
 	for r := range all {

@@ -15,8 +15,8 @@ import (
 //
 // With autograd.WithParts it is the norm of the whole gradients, with the same bits on all ranks
 // that have the parts. Each rank adds up the squares of its parts, and the first rank also those of
-// gradients that all ranks have. An all-gather of 8 bytes exchanges these sums, which each rank
-// adds up.
+// gradients that all ranks have. An exchange of 8 bytes adds up these sums: an all-gather on the
+// host, an all-reduce on a device.
 //
 // RunAll returns an ErrArgument if the norm is NaN or infinite. The learnables and the solver's
 // state are then unchanged on all ranks, and the next RunAll is the same step of the solver.

@@ -21,7 +21,7 @@ import (
 // The bound does not cover the contexts, libraries and workspaces of a device, or other machines
 // there: leave room for them.
 //
-// New returns ErrArgument if bytes is not positive. If the plan does not fit, it returns an error
+// New returns ErrArgument if bytes is not positive. If the plan does not fit, New returns an error
 // that says by how much, and what takes most; with [WithElastic] it reports this by [Notice] and
 // goes on.
 func WithMemory(bytes int) Option {

@@ -18,11 +18,11 @@ type Shards uint8
 const (
 	// SolverState is what the solver keeps for the learnables: two vectors like these for Adam.
 	SolverState Shards = 1 << iota
-	// Gradients are what ranks exchange; it needs SolverState. A rank has whole buckets only until
-	// they are exchanged, among the values of a run, and no memory for all gradients.
+	// Gradients are what ranks exchange; this level needs SolverState. A rank has whole buckets
+	// only until they are exchanged, among the values of a run, and no memory for all gradients.
 	Gradients
-	// Parameters are the learnables; it needs the other two. Between their uses a rank has only its
-	// part of them.
+	// Parameters are the learnables; this level needs the other two. Between their uses a rank has
+	// only its part of them.
 	Parameters
 )
 

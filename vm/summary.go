@@ -25,8 +25,8 @@ type Summary struct {
 	Memory Memory
 }
 
-// HostTime returns how long the runs so far have spent in operations that a plan does not know,
-// which run on the host by their Do. It does not count collectives.
+// HostTime returns how long the runs so far have spent in operations that a plan does not know and
+// that run on the host by their Do. It does not count collectives.
 func (m *Machine) HostTime() time.Duration { return m.byDo }
 
 // Learnable is a variable that the machine's solver changes.

@@ -16,8 +16,8 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Bar returns a hook that shows a bar on standard error if that is a terminal, and for rank 0 also
-// on the terminal of "euryale run". Otherwise it does nothing.
+// Bar returns a hook that shows a bar on standard error, if that is a terminal or, for rank 0, if
+// "euryale run" passes it on to one. Otherwise it does nothing.
 func Bar() func(s fit.StepLoss) error {
 	if !rendezvous.Terminal(os.Getenv) {
 		return func(fit.StepLoss) error { return nil }

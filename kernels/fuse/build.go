@@ -8,7 +8,7 @@ import (
 )
 
 // Load adds an input and returns its element. The same memory need not be added a second time: use
-// its value.
+// the value of the first.
 func (p *Program) Load(d backend.DType, strides ...int) Value {
 	p.Inputs = append(p.Inputs, Operand{d, slices.Clone(strides)})
 	return p.add(Instr{Op: Load, Type: Type(d), Args: [4]Value{len(p.Inputs) - 1}})

@@ -17,8 +17,8 @@ import (
 //	penalty := gorgonia.Sum(gorgonia.Square(dx[0]))
 //	dp, err := nn.Grad(penalty, x)
 //
-// A variable without a gradient gets it as its Deriv, for solvers. One that had a gradient keeps
-// that one: use the nodes that Grad returns. Computed nodes keep their Deriv.
+// A variable that had no gradient gets the new one as its Deriv, for solvers. One that had a
+// gradient keeps that one: use the nodes that Grad returns. Computed nodes keep their Deriv.
 //
 // Cost: that of gorgonia.Grad, and two walks over the graph.
 // Errors: ErrArgument if a node is nil, or comes from an unknown version of Gorgonia; those of
