@@ -62,7 +62,7 @@ func (m *Machine) warnOfCompared() {
 		return
 	}
 	m.notice(fmt.Sprintf("each run compares %d MiB of variables with their copies on the device, "+
-		"and nothing has changed them: pass weights that never change to vm.WithFrozen",
+		"and nothing has changed them: pass the weights that stay as they are to vm.WithFrozen",
 		bytes>>20))
 }
 

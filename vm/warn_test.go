@@ -331,7 +331,7 @@ func TestComparingMuchIsReportedOnce(t *testing.T) {
 			run(t, machine)
 		}
 		if len(said) != test.want || test.want > 0 &&
-			!strings.Contains(said[0], "pass weights that never change to vm.WithFrozen") {
+			!strings.Contains(said[0], "pass the weights that stay as they are to vm.WithFrozen") {
 			t.Errorf("%s: said %q", name, said)
 		}
 		if err := machine.Close(); err != nil {
