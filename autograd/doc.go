@@ -4,7 +4,7 @@
 //
 // # A training loop
 //
-// It works for any Gorgonia program and machine. Lines with + are new:
+// The loop works for any Gorgonia program and machine. Lines with + are new:
 //
 //	 	ctx := context.Background()
 //	+	comm, err := euryale.Init(ctx)

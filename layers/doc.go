@@ -63,7 +63,7 @@
 // In a group of one rank nothing moves. Placements are checked there, too: a program that builds on
 // one rank is composed correctly on any layout. Operations accept only operands with which their
 // result and all gradients are right; any other operand is an [ErrPlacement] that names the missing
-// collective. An operation moves its learnables to the placement it needs by itself.
+// collective. An operation itself moves its learnables to the placement it needs.
 //
 // The loss is counted once: it is Partial over the Sequence group, whose ranks have the mean of
 // their positions, weighted by their number, and a share of the mean over the batches of all Data

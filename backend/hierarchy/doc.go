@@ -6,8 +6,8 @@
 //	fmt.Print(comm.Explain(backend.Collective{Kind: backend.AllReduce}, backend.F32, 25<<20))
 //
 // [New] wraps a flat communicator of all ranks, over any backend, and passes to it everything that
-// is not hierarchical. For the rest it makes communicators by Split: one of the D ranks of a
-// machine, and one, a rail, of the M ranks with the same place on each machine.
+// is not hierarchical. For the rest it makes communicators by Split: one for the D ranks of each
+// machine, and one, a rail, for the M ranks with the same place on each machine.
 //
 // # How it works
 //
@@ -69,7 +69,7 @@
 // machines, which kernels of GPUs cannot take.
 //
 // Machines may have different numbers of ranks. Then there are as many rails as the smallest
-// machine has ranks, and the other ranks have empty shards: all-reduces and broadcasts are
+// machine has ranks, and ranks beyond that have empty shards: all-reduces and broadcasts are
 // hierarchical, while reduce-scatters, all-gathers, all-to-alls and averages of f16 run flat.
 //
 // These run flat unless Options.Mode asks otherwise: machines of one device; links that are as fast
@@ -88,8 +88,8 @@
 // Floats are added first inside each machine, as the inner communicator adds them (package host in
 // the order of the places), and then in the order of the machines: ((x[0,0] + x[0,1] + ...) +
 // (x[1,0] + ...)) + ... The last n mod W elements of an all-reduce are added as the flat
-// communicator adds them. So results have the same bits on every rank, and as with other
-// communicators where sums are exact.
+// communicator adds them. So results have the same bits on every rank and, where sums are
+// exact, the bits of other communicators.
 //
 // 16-bit floats are added in 32 bits and rounded twice, once in a machine and once between
 // machines, and an average of bf16 once more where it is divided. An average divides the sum

@@ -5,7 +5,7 @@
 //	x := gorgonia.NewMatrix(g, gorgonia.Float32, shape, name)
 //	parts, err := nn.Split(1, []int{256, 256, 256}, x) // three of [8, 256]
 //
-// docs/ops.md says what is wrong with each operation of Gorgonia, and [Defects] lists the wrong
+// docs/ops.md says which operations of Gorgonia are wrong, and how, and [Defects] lists the wrong
 // nodes of a graph. Use instead:
 //
 //	gorgonia                                here
