@@ -508,8 +508,9 @@ func (e *Elastic) leave() error {
 	return e.job.Release(e.comm)
 }
 
-// Close ends this process's part in the job. It has done its last step, unless a call has returned
-// an error or panicked. The others may finish theirs. Later calls, and calls on nil, do nothing.
+// Close ends this process's part in the job. The process has then done its last step, unless a call
+// has returned an error or panicked. The others may finish theirs. Later calls, and calls on nil,
+// do nothing.
 func (e *Elastic) Close() error {
 	if e == nil || e.closed {
 		return nil

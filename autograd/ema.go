@@ -95,8 +95,8 @@ func (s *EMA) Averages() ([]backend.Buffer, error) {
 	return all, nil
 }
 
-// Step updates the parameters in place. Errors: see [Solver]; ErrUnsupported if Solver is of
-// another package, Groups or another EMA.
+// Step updates the parameters in place. Errors: see [Solver]; ErrUnsupported if Solver is not of
+// this package, or is Groups or another EMA.
 func (s *EMA) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].

@@ -402,7 +402,7 @@ func (d *DataParallel) settle() error {
 	}
 	for _, op := range d.model.unkept {
 		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s, so training "+
-			"that loads it draws others: it keeps only those of one nn.Random, in nn.Dropout", op))
+			"that loads it draws others: those of one nn.Random, in nn.Dropout, are kept", op))
 	}
 	return nil
 }

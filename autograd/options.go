@@ -103,9 +103,9 @@ func WithEarly(params ...*gorgonia.Node) Option {
 	}
 }
 
-// WithUnused lets a parameter have no gradient in a step: on this rank it then counts as zeros. By
-// default Sync returns an error that names the parameter, since an untrained layer is usually a
-// mistake. PyTorch's DDP has find_unused_parameters for this.
+// WithUnused lets a parameter have no gradient in a step: on this rank the gradient then counts as
+// zeros. By default Sync returns an error that names the parameter, since an untrained layer is
+// usually a mistake. PyTorch's DDP has find_unused_parameters for this.
 func WithUnused() Option { return func(o *options) { o.unused = true } }
 
 // WithCompression sends gradients through the communicator that compress

@@ -278,8 +278,8 @@ func ownerIn(solver gorgonia.Solver) (owner func(name string) (param int, ok boo
 	return func(string) (int, bool) { return 0, false }, err
 }
 
-// Parts returns the communicator that divides the parameters, nil without [WithParts], and whether
-// each parameter is a part.
+// Parts returns the communicator whose ranks divide the parameters, nil without [WithParts], and
+// whether each parameter is a part.
 func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
 	s := x.d.parts
 	if s == nil || !slices.ContainsFunc(s.lengths, func(l []int) bool { return l != nil }) {
@@ -292,7 +292,7 @@ func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
 	return s.comm, divided
 }
 
-// checkParts returns an error if a parameter that must be the same on all ranks with other parts is
+// checkParts returns an error if anything that must be the same on all ranks with other parts is
 // not.
 func (d *DataParallel) checkParts() error {
 	if d.parts == nil {

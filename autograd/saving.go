@@ -23,7 +23,8 @@ import (
 // A machine of package vm on a device copies parameters and the solver's state there, and fetches
 // the copies while steps go on. The device needs memory for them, which it keeps until the
 // machine's Close. If it has too little, and in all other cases, copies are made on the host. With
-// [WithParts], unless there are shards (vm.WithShards), ranks first exchange whole parameters.
+// [WithParts], unless there are shards (vm.WithShards), ranks first exchange the whole parameters
+// and solver state.
 //
 // The checkpoint gets its name as soon as its files are on the disk. If each rank writes a file, as
 // with shards, package sparse and [WithPartial], the ranks must agree first: the next SaveAsync,
@@ -383,7 +384,7 @@ func (d *DataParallel) finish() error {
 	return s.failed(d.endSave(s))
 }
 
-// closePending is finish if other ranks may have failed: it exchanges nothing unless it must.
+// closePending is finish for when other ranks may have failed: it exchanges nothing unless it must.
 func (d *DataParallel) closePending() error {
 	s := d.pending
 	switch {

@@ -5,8 +5,8 @@ package backend
 //
 // The buffers of one call are on the queue's device and have the same dtype, and the same length
 // unless stated otherwise. dst may be the same run of memory as a source of the same length, and
-// must not overlap a source otherwise. Arguments that break these rules are an ErrArgument, found
-// before anything is written.
+// must not overlap a source otherwise. Arguments that do not fit are an ErrArgument, found before
+// anything is written.
 //
 // The loops in the comments define the results. Every device gives the same bits, except for those
 // of a NaN. Operands of 16-bit floats are widened to 32 bits for the computation, and the result is

@@ -25,9 +25,9 @@ type Backend interface {
 
 // Communicator is a group of ranks that run collectives together.
 //
-// Every rank starts the same collectives in the same order. Calls on one communicator run in the
-// order in which they were started, also across queues. Several goroutines may call its methods, if
-// that order is still the same on every rank.
+// Every rank starts the same collectives in the same order. Calls on one communicator are ordered
+// as they were started, also across queues. Several goroutines may call its methods, if that order
+// is still the same on every rank.
 type Communicator interface {
 	// Name identifies the group, the same on every rank and different from every
 	// other group of the job. It is part of a graph op's identity.
@@ -35,7 +35,7 @@ type Communicator interface {
 	// Rank is this rank's number in the group, 0 to Size()-1.
 	Rank() int
 	Size() int
-	// Device is where buffers must live so that calls need no copies.
+	// Device is where buffers must live to be used without a detour over another device.
 	Device() Device
 	// Capabilities says what the communicator is made of, and what it offers beyond this interface.
 	// Ask once and keep the answer: a call may allocate memory.

@@ -164,7 +164,7 @@ func NewGraph(q Queue, r *Recording, replayer Replayer) *Graph {
 // Launch starts the work on a queue of the device, after everything there; nil is the queue that
 // was recorded. A launch is one call for each communicator in the graph, after its earlier calls.
 // Ranks that replay different graphs, or the same one at different places, get a [*MismatchError].
-// A replay that does not end is detected like a call. Join of the Work joins all of them.
+// A replay that does not end is detected like a call. Join of the Work joins all its calls.
 //
 // Launches of graphs, and other calls of the communicators, have the same order on every rank.
 //

@@ -65,7 +65,7 @@ func newClock(q backend.TimedQueue, epoch time.Time) (*clock, error) {
 	return c, err
 }
 
-// record records the point that a queue has reached; nil if it cannot be timed.
+// record records and returns the point that a queue has reached, nil if it cannot be timed.
 func (c *clock) record(q backend.TimedQueue) backend.TimedEvent {
 	if len(c.idle) == 0 {
 		e, err := q.NewTimedEvent()

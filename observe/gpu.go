@@ -62,7 +62,7 @@ func (g *gpu) close() {
 	if g != nil {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		_ = g.nvml.Close() // it may be unusable now, whatever Close returns
+		_ = g.nvml.Close() // it must not be used any more, whatever Close returns
 		g.nvml, g.known = nil, false
 	}
 }

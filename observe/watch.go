@@ -101,8 +101,8 @@ func Bound(bucket int) time.Duration { return 100 * time.Microsecond << bucket }
 // keep is the weight of earlier steps beside the next one: some 16 steps count.
 const keep = 15.0 / 16
 
-// NewWatch returns the watch of a rank. r must be told of the rank's calls. On rank 0 it writes
-// reports on SIGUSR1.
+// NewWatch returns the watch of a rank. r must be told of the rank's calls. On rank 0 the watch
+// writes reports on SIGUSR1.
 func NewWatch(w *rendezvous.World, r *Recorder, reports io.Writer) *Watch {
 	h := fnv.New64a()
 	io.WriteString(h, rendezvous.ThisProcess())
@@ -154,7 +154,8 @@ func (w *Watch) Started() bool {
 	return w.notes != nil
 }
 
-// Start is [Start] of this watch, for a rank that computes on a device. Close the watch after it.
+// Start is [Start] of this watch, for a rank that computes on a device. A watch that was started
+// must be closed.
 func (w *Watch) Start(d backend.Device) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -308,7 +309,7 @@ func (w *Watch) await() {
 }
 
 // Step takes the Samples of all ranks for a step, and begins the next one. A Sample is the last
-// numbers of each rank's told.
+// numbers of each rank's entry in told.
 func (w *Watch) Step(s StepInfo, told [][]float64) {
 	if w == nil {
 		return

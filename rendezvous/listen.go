@@ -99,7 +99,7 @@ func (l *Listener) take(conn net.Conn) {
 	l.serve(peer.rank, conn)
 }
 
-// Dial connects to the [Listener] with the same name of a rank, at its Addr. If many strangers
+// Dial connects to a rank's [Listener] of the same name, at its Addr. If many strangers
 // connect at once, the listener drops connections that have not proven the token yet, which delays
 // Dial: it tries again until ctx ends, a rank is lost, or Timeout passes.
 func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (net.Conn, error) {

@@ -34,8 +34,8 @@ type waits struct {
 	shows bool // a goroutine shows it
 }
 
-// Waits shows the other ranks that this one waits for ranks, numbered as in the job. It must be
-// called again within 300 ms to stay shown. It does not wait for the store.
+// Waits shows the other ranks that this one waits for ranks, numbered as in the job. Call it again
+// within 300 ms to keep this shown. It does not wait for the store.
 func (w *World) Waits(ranks []int) {
 	s := &w.waits
 	s.mu.Lock()
@@ -113,11 +113,11 @@ func decodeRanks(text string, size int) (list []int) {
 }
 
 // Missing returns the ranks that really keep others from going on, given the ranks that seem to. It
-// returns those of them that do not wait for others, and follows the waits of the others, directly
-// or through further ranks. Numbers are of the job. If all wait for each other it returns seem. If
-// the store does not answer until ctx ends, or soon if it was silent before, Missing returns the
-// rank that serves it, or the one that its will names. It does the same if the store ends, since
-// its server is often the first whose time is up.
+// follows those that wait to the ranks for which they wait, directly or through others, and returns
+// all that do not wait. Numbers are of the job. If all wait for each other it returns seem. If the
+// store does not answer until ctx ends, or soon if it was silent before, Missing returns the rank
+// that serves it, or the one that its will names. It does the same if the store ends, since its
+// server is often the first whose time is up.
 func (w *World) Missing(ctx context.Context, seem []int) []int {
 	if c, ok := w.inner.(*client); ok && c.silent.Load() {
 		var cancel func()

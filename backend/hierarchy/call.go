@@ -285,8 +285,8 @@ func (e extent) overlaps(f extent) bool { return e.lo < f.hi && f.lo < e.hi }
 const maxRecent = 8
 
 // order orders q after the earlier calls that a call must not overlap. Calls end in order, so q
-// waits only for the last of these, or for the call that leaves the list. The list keeps calls that
-// q has waited for: other queues have not.
+// waits only for the last of these, or for the call that leaves the list if that is later. The list
+// keeps calls that q has waited for: other queues have not.
 func (r *recent) order(q backend.Queue, dst, src extent, flat bool) error {
 	last := len(r.calls) - maxRecent
 	for i, e := range r.calls {

@@ -18,9 +18,9 @@ type Stats struct {
 	// Sent is the bytes that phases have sent from this rank to the ranks of each machine: element
 	// m is the traffic on links from this rank's machine to machine m, and the element of this
 	// machine is what stayed inside. Sent does not count what runs flat, because the inner
-	// communicator chooses who sends it to whom. It also chooses the way of a broadcast, which is
-	// an all-gather: this is counted as sent to each machine directly. A ring sends as much, but
-	// all of it to the next machine.
+	// communicator chooses who sends it to whom. That one also chooses the way of a broadcast,
+	// which is an all-gather: this is counted as sent to each machine directly. A ring sends as
+	// much, but all of it to the next machine.
 	Sent []int64
 	// Machine is this rank's machine.
 	Machine int

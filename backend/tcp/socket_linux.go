@@ -36,8 +36,8 @@ func (s *socket) receive(pieces [][]byte, total int) (int, error) {
 	return s.transfer(unix.SYS_RECVFROM, unix.SYS_RECVMSG, pieces, total, unix.MSG_DONTWAIT)
 }
 
-// transfer moves bytes between pieces of memory and the socket by one system call: one for a single
-// piece, several for more. It returns -1 if it would have to wait.
+// transfer moves bytes between pieces of memory and the socket by one system call. one and several
+// are its numbers for a single piece and for several. It returns -1 if it would have to wait.
 func (s *socket) transfer(one, several uintptr, pieces [][]byte, total int, flags uintptr) (int,
 	error) {
 	call, at, length := one, unsafe.Pointer(unsafe.SliceData(pieces[0])), uintptr(total)

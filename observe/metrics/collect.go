@@ -56,7 +56,7 @@ func desc(name, help string, with labels) *prometheus.Desc {
 	return prometheus.NewDesc("euryale_"+name, help, nil, with)
 }
 
-// oneOf reports whether a label holds a value.
+// oneOf reports whether a value of a label holds.
 func (r report) oneOf(name, help, label, value string, holds bool) {
 	x := 0.0
 	if holds {

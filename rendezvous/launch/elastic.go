@@ -205,8 +205,8 @@ func (p *pool) fails(e ending) bool {
 	return e.failed() && !wasEnded(e.Status) && !e.lost() && !p.behind[e.rank]
 }
 
-// excludes is told of the end of a process. It reports whether from now on nothing more is started
-// on its host, or on this machine.
+// excludes is told of the end of a process. It reports whether this end is the one after which
+// nothing more is started on its host, or on this machine.
 func (w *watch) excludes(e ending) bool {
 	host, excluded := w.rank(e.rank).host, &w.pool.unfit
 	if host != nil {

@@ -120,7 +120,7 @@ func usesGPU(path string) bool {
 	return strings.Contains(","+setting(path, "-tags")+",", ",gpu,")
 }
 
-// setting returns a build setting of a Go program, "" if it is not recorded or not a Go program.
+// setting returns a build setting of a Go program, "" if it is not recorded, or for any other file.
 func setting(path, key string) string {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {

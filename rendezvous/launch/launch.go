@@ -70,8 +70,8 @@ type Job struct {
 	// LogDir is a directory for log files: one with the output of each rank, without prefixes, at
 	// attempt_0/rank_0.log and so on (with Elastic, of each process), and attempt_0/launcher_0.log,
 	// which says when the attempt began, when it ended, and how. It must not hold such files yet:
-	// every job needs a new directory. Launchers of several machines may share one. "" means no
-	// logs.
+	// a second job needs another directory. Launchers of several machines may share one. "" means
+	// no logs.
 	LogDir string
 	// Grace is the time between the signal that tells ranks to end and SIGKILL; 0
 	// means a second.

@@ -14,8 +14,8 @@ import (
 // started hold the output open.
 const drainTime = 500 * time.Millisecond
 
-// process is a command with the processes that it starts. Signals reach it only after start and
-// before wait.
+// process is a command with the processes that it starts. Signals reach it only after start, until
+// wait has returned.
 type process struct {
 	cmd    *exec.Cmd
 	family family

@@ -138,8 +138,8 @@ func (w *watch) launch() {
 	}
 }
 
-// own returns a rank's own variables. A process of an elastic job gets the number of a rank, as if
-// it belonged to a job of that size, although its actual rank may differ.
+// own returns a rank's own variables. A process of an elastic job gets a number below Job.Ranks, as
+// if it were a rank of a job of that size, although its actual rank may differ.
 func (w *watch) own(r *rank) (own []string) {
 	number, local := r.number, r.number-w.job.first()
 	if r.err != nil && r.err.live { // its output is shown on a terminal

@@ -86,7 +86,7 @@ type Option func(*options)
 func WithoutFeedback() Option { return func(o *options) { o.feedback = false } }
 
 // WithValues sends values as d: F32, the default, F16 or BF16. What rounding takes off, and what
-// F16 cannot hold, stays in the residual. It is exact, except for F16 and numbers from 2^29 on,
+// F16 cannot hold, stays in the residual. This is exact, except with F16 for numbers from 2^29 on,
 // whose rest is rounded to f32. See the package comment.
 func WithValues(d backend.DType) Option { return func(o *options) { o.values = d } }
 
