@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/cpu"
 )
@@ -33,6 +35,12 @@ const emulatedBase = 0x510000000000
 // kernels on this machine, or skips the test.
 func compiled(t *testing.T, sources ...string) (binary string) {
 	t.Helper()
+	return compiledBy(t, compilersHere(t)[0], sources...)
+}
+
+// compilersHere lists the C++ compilers of this machine, the kernels' own first, or skips the test.
+func compilersHere(t *testing.T) (found []string) {
+	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("kernels are emulated on Linux only")
 	}
@@ -40,25 +48,45 @@ func compiled(t *testing.T, sources ...string) (binary string) {
 		t.Skip("-short is for the race detector, which sees nothing of another program")
 	}
 	for _, cxx := range []string{os.Getenv("CXX"), "clang++-19", "clang++", "g++"} {
-		if _, err := exec.LookPath(cxx); cxx == "" || err != nil {
+		if _, err := exec.LookPath(cxx); cxx != "" && err == nil {
+			found = append(found, cxx)
+		}
+	}
+	if found == nil {
+		t.Skip("no C++ compiler: set CXX to one")
+	}
+	return found
+}
+
+func compiledBy(t *testing.T, cxx string, sources ...string) (binary string) {
+	t.Helper()
+	binary = filepath.Join(t.TempDir(), "program")
+	var objects []string
+	for i, source := range sources {
+		if filepath.Ext(source) == ".o" {
+			objects = append(objects, source)
 			continue
 		}
-		binary = filepath.Join(t.TempDir(), "program")
-		var objects []string
-		for i, source := range sources {
-			if filepath.Ext(source) == ".o" {
-				objects = append(objects, source)
-				continue
-			}
-			object := fmt.Sprint(binary, i, ".o")
-			compiles(t, cxx, "-c", "-o", object, source)
-			objects = append(objects, object)
-		}
-		compiles(t, cxx, append(objects, "-o", binary)...)
-		return binary
+		object := fmt.Sprint(binary, i, ".o")
+		compiles(t, cxx, "-c", "-o", object, source)
+		objects = append(objects, object)
 	}
-	t.Skip("no C++ compiler: set CXX to one")
-	return ""
+	compiles(t, cxx, append(objects, "-o", binary)...)
+	return binary
+}
+
+// TestThreadsWaitWithEachCompiler: where clang is installed, no other test runs the emulator that
+// g++ makes, whose threads once waited for ever.
+func TestThreadsWaitWithEachCompiler(t *testing.T) {
+	t.Parallel()
+	for _, cxx := range compilersHere(t) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, compiledBy(t, cxx, "emulator/threads.cpp")).Output()
+		if err != nil || string(out) != "ok\n" {
+			t.Errorf("%s: %s, %v", cxx, out, err)
+		}
+	}
 }
 
 // compiles runs a compiler, through ccache where it is: half a minute, each time, is too long.
