@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -206,7 +207,10 @@ func TestDevicesExchange(t *testing.T) {
 	full := os.Getenv("EURYALE_FULL") == "1"
 	run := func(args ...any) {
 		t.Helper()
-		cmd := exec.Command(binary, strings.Fields(fmt.Sprintln(args...))...)
+		// One that hangs is named, and does not run on.
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, binary, strings.Fields(fmt.Sprintln(args...))...)
 		if out, err := cmd.CombinedOutput(); err != nil || string(out) != "ok\n" {
 			t.Errorf("%v: %v\n%s", cmd, err, out)
 		}
