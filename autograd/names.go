@@ -52,7 +52,7 @@ type namedTensor struct {
 
 // checkNames returns an error unless all names are valid and unique.
 func checkNames(all []namedTensor) error {
-	const rename = "give each variable a name of its own (gorgonia.WithName): the tensors of a " +
+	const rename = "give each variable a unique name (gorgonia.WithName): the tensors of a " +
 		"file have them"
 	by := map[string]string{}
 	for _, n := range all {

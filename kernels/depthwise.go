@@ -16,8 +16,8 @@ import (
 //     between them, which is left out;
 //   - FilterGradient: all rows of dy that see a row of pixels, by these, is all weights at once.
 //
-// Strides leave pixels out. So that none is read in vain, a plane is stored as several phases: each
-// has the rows that are a stride apart and, except for FilterGradient, the columns.
+// Strides skip pixels. To read only those that count, a plane is stored as several phases: each has
+// the rows that are a stride apart and, except for FilterGradient, the columns.
 type depthwise[T float] struct {
 	correlation[T]
 	phases        int // of columns

@@ -14,8 +14,8 @@ import (
 // transposed once for each part.
 
 const (
-	// queriesOfBlock is the largest number of queries of a block: what a causal block computes in
-	// vain grows with it.
+	// queriesOfBlock is the largest number of queries of a block. The more there are, the more
+	// scores a causal block computes that are then masked.
 	queriesOfBlock = 32
 	// scoresOfBlock bounds the scores of a block, in elements: 128 KiB of f32.
 	scoresOfBlock = 32 << 10

@@ -87,8 +87,8 @@
 //
 // [Builder.Conv2D], [Builder.BatchNorm], [Builder.ConvBlock] and [Builder.Residual] take images,
 // which are divided along the batch alone: Split(0) over the Sequence group makes its ranks
-// additional data ranks. A batch norm is over the samples of all ranks of l.Data if the machine has
-// vm.SyncBatchNorm:
+// additional data ranks. With vm.SyncBatchNorm, a batch norm takes its statistics over the samples
+// of all ranks of l.Data:
 //
 //	x := b.To(layers.Whole(images), layers.Sequence, layers.Split(0))
 //	x = b.ConvBlock("stem", x, 64, [2]int{3, 3}, nn.ConvOptions{Pad: []int{1, 1}})

@@ -82,8 +82,8 @@ func (b *Builder) recurrent(what, name string, x Node, hidden, gates int, o nn.R
 	}, "x", x)
 }
 
-// samples checks that x, of three axes, has learnables of its own on each rank, and that a rank has
-// all of a sample.
+// samples checks that x has three axes, and that ranks divide it along the batch alone, so that a
+// rank has whole samples.
 func samples(x Node, batch int) error {
 	if x.Dims() != 3 {
 		return fmt.Errorf("%w: x has shape %v: want 3 axes", ops.ErrShape, x.Shape())

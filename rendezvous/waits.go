@@ -26,7 +26,7 @@ const (
 	mostAsked = 64
 )
 
-// waits is what this rank shows of its own waiting.
+// waits lists the ranks that this rank waits for, which it shows to the others.
 type waits struct {
 	mu    sync.Mutex
 	ranks []int

@@ -104,7 +104,7 @@
 // New proves each plan before it runs: it traces the plan symbolically and checks that each operand
 // of each step holds the value that the graph says. This costs about a tenth of planning. A plan
 // that cannot be proven is a fault of this package: the machine then computes one value at a time,
-// in memory of its own for each, and New reports it ([Notice]). In a test (testing.Testing) New
+// each in separate memory, and New reports the fault ([Notice]). In a test (testing.Testing) New
 // returns the reason as an error.
 //
 // # Precision

@@ -13,7 +13,7 @@ import (
 )
 
 // leastTable is the size in bytes from which exchanging the rows of a table is worth the calls: two
-// all-gathers, and an all-reduce of a bucket of its own.
+// all-gathers, and an all-reduce of a separate bucket.
 const leastTable = 1 << 20
 
 // findTables finds the embedding tables whose rows this many ranks exchange, if all look up equally

@@ -123,8 +123,8 @@ func (s Stamp) next(dir string, all []Entry) (Stamp, error) {
 }
 
 // Follows reports whether a training that saves after so many steps, and has saved or loaded the
-// known ids, goes on from the newest checkpoint of its own in a directory. Otherwise it is a
-// branch, another training.
+// known ids, goes on from its newest checkpoint in a directory. Otherwise it is a branch, another
+// training.
 func Follows(all []Entry, training string, step uint64, known map[string]bool) bool {
 	i := slices.IndexFunc(all, func(e Entry) bool { return e.Training == training && e.ID != "" })
 	return i < 0 || known[all[i].ID] || all[i].Step < step

@@ -12,7 +12,7 @@ import (
 	"regexp"
 )
 
-// The files of a checkpoint: the record, what ranks have in common, and what each has of its own.
+// The files of a checkpoint: the record, the state that ranks share, and the state of each rank.
 const (
 	RecordName = "checkpoint.json"
 	ModelName  = "model.safetensors"

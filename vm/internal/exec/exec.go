@@ -36,7 +36,7 @@ type Executor struct {
 	uploads   uploads
 	unused    []backend.Buffer // to be freed
 	misplaced bool             // a buffer is not where it belongs
-	compared  int              // bytes, in vain
+	compared  int              // bytes that were compared and had not changed
 	exchanges exchanges
 	snapshots snapshots
 	side      backend.Queue // of operations of the graph that run beside others, nil for none

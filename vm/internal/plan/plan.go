@@ -253,7 +253,7 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 	stay(plan)
 	assignOffsets(plan)
 	if n := plan.occupied(); l.Memory > 0 && n > l.Memory {
-		return nil, fmt.Errorf("%w: with memory of its own for each value the plan takes "+
+		return nil, fmt.Errorf("%w: with separate memory for each value the plan takes "+
 			"%d bytes of %d", ErrTooSmall, n, l.Memory)
 	}
 	return plan, nil
