@@ -31,7 +31,8 @@ import (
 // unchanged; this or the next Save removes what it has written. The first Save locks dir until
 // Close. docs/checkpoints.md describes the directory.
 //
-// Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's solvers, only
+// Errors, on all ranks: a NaN or an infinity in what is written, by the rule of
+// [DataParallel.CheckFinite]; a solver whose state cannot be read (of Gorgonia's solvers, only
 // VanillaSolver has no state: use a [Solver] of this package); [ErrLocked] if another job saves to
 // dir; ErrArgument for parameters without a name, or with the same name as another (see
 // [SaveWeights]), and while a step is in progress, from the first hook, the start of Accumulate, or
@@ -47,7 +48,8 @@ func (d *DataParallel) Save(
 
 // Load restores what Save has written, and unmarshals its progress; a nil progress ignores it. dir
 // is a directory of Save, or one checkpoint in it. From a directory Load takes the newest
-// checkpoint that is whole, and reports a newer one that is not ([WithNotice]). Load is collective.
+// checkpoint that is whole and finite, and reports a newer one that is not ([WithNotice]). Load is
+// collective.
 // Build the graph first. The program must have parameters with the same names, in any order, the
 // same batch norms and options, and the same solver settings, which the checkpoint does not
 // contain. The order of parameters must also be the same with a compression that keeps residuals,
@@ -164,8 +166,8 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any,
 		damaged := errors.As(err, new(*checkpoint.Damaged))
 		if err = d.agree(l.describe(), err); err == nil {
 			if c.passed != nil {
-				d.say(fmt.Sprintf("%s is loaded, since every newer checkpoint is damaged or "+
-					"incomplete: %v", path, c.passed))
+				d.say(fmt.Sprintf("%s is loaded, since every newer checkpoint is damaged, "+
+					"incomplete or not finite: %v", path, c.passed))
 			}
 			return l, nil
 		}
@@ -206,7 +208,8 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 			"load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
 	}
 	if d.ranksDiffer() && !l.weightsOnly {
-		if l.own, err = readPart(dir, stamp, checkpoint.RankName(d.comm.Rank())); err != nil {
+		if l.own, err = readPart(dir, stamp, checkpoint.RankName(d.comm.Rank()),
+			finiteness{constants: d.model.constant}); err != nil {
 			return l, err
 		}
 	}
@@ -240,7 +243,7 @@ func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) s
 	for _, p := range d.params {
 		w.param[p.key()] = p
 	}
-	a := assembly{dir: dir, of: l.Stamp, need: w.part}
+	a := assembly{dir: dir, of: l.Stamp, need: w.part, constants: d.model.constant}
 	all, err := a.assemble(l.Shards)
 	if err = errors.Join(w.wrong, err); err != nil {
 		return nil, err
@@ -290,26 +293,36 @@ func (w *wanted) part(name string, has region, dt backend.DType) (region, []int,
 }
 
 // readPart reads a file of the checkpoint in dir, which must be the one that the record says.
-func readPart(dir string, of checkpoint.Stamp, name string) (map[string]stored, error) {
+func readPart(dir string, of checkpoint.Stamp, name string, rule finiteness) (map[string]stored,
+	error) {
 	all := map[string]stored{}
 	needed := func(*safetensors.Header) (bool, error) { return true, nil }
-	return all, readFile(dir, of, name, needed, func(name string, t stored) { all[name] = t })
+	return all, readFile(dir, of, name, needed, func(name string, t stored) error {
+		all[name] = t
+		return rule.check(name, t)
+	})
 }
 
 // readFile is readPart that hands over tensors one by one, and reads none from a file that is not
-// needed.
+// needed. take returns an error for a tensor that is not finite.
 func readFile(dir string, of checkpoint.Stamp, name string,
-	needs func(*safetensors.Header) (bool, error), take func(name string, t stored)) error {
+	needs func(*safetensors.Header) (bool, error), take func(name string, t stored) error) error {
 	f, err := checkpoint.Open(dir, of, name)
 	if err != nil {
 		return ofAnother(dir, of, name, err)
 	}
 	defer f.Close()
-	needed, err := decodeEach(bufio.NewReader(f), f.Bytes, needs, take)
+	var wrong error
+	needed, err := decodeEach(bufio.NewReader(f), f.Bytes, needs, func(name string, t stored) {
+		wrong = cmp.Or(wrong, take(name, t))
+	})
 	if err != nil {
 		err = &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: err}
 	} else if needed {
 		err = f.Check()
+	}
+	if err == nil && wrong != nil {
+		err = &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: wrong, Diverged: true}
 	}
 	if err != nil {
 		return ofAnother(dir, of, name, err)

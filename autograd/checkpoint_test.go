@@ -701,7 +701,7 @@ func TestEveryDamagedBitIsNoticed(t *testing.T) {
 		"a": {Shape: []int{2, 3}, Data: backend.Of([]float32{1, 2, 3, 4, 5, 6})},
 		"b": vector(backend.Of([]int64{7})),
 	}
-	if _, err := writeTensors(path, want, remarks{}); err != nil {
+	if _, err := writeTensors(path, want, remarks{}, finiteness{}); err != nil {
 		t.Fatal(err)
 	}
 	file, err := os.ReadFile(path)
@@ -740,7 +740,7 @@ func TestTensorsComeBackAsTheyWere(t *testing.T) {
 		"empty":  {Shape: []int{0, 4}, Data: backend.Of([]backend.BFloat16{})},
 		"counts": vector(backend.Of([]int64{-1, 1 << 40})),
 	}
-	if _, err := writeTensors(path, want, remarks{}); err != nil {
+	if _, err := writeTensors(path, want, remarks{}, finiteness{}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := readTensors(path)

@@ -78,7 +78,7 @@ func rebind(dir string) error {
 func rewrite(path string, tensors map[string]stored) error {
 	err := os.Remove(path)
 	if err == nil {
-		_, err = writeTensors(path, tensors, remarks{})
+		_, err = writeTensors(path, tensors, remarks{}, finiteness{})
 	}
 	if err == nil {
 		err = rebind(filepath.Dir(path))

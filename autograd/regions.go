@@ -110,6 +110,9 @@ type assembly struct {
 	// need returns which elements of a tensor are needed, of what shape they are then, and whether
 	// any are.
 	need func(name string, has region, d backend.DType) (want region, shape []int, ok bool)
+	// reports whether a tensor that is needed may have infinities: see finiteness
+	constants func(name string) bool
+
 	have map[string]*assembled // by names in files
 	most int64                 // bytes of all files
 	left int64                 // of these, for elements of which no file was read
@@ -174,10 +177,13 @@ func (a *assembly) read(file string, shards bool) error {
 			}
 		}
 		return needed, err
-	}, func(name string, t stored) {
-		if has, ok := at[name]; ok {
-			a.have[name].take(has, t)
+	}, func(name string, t stored) error {
+		has, ok := at[name]
+		if !ok {
+			return nil
 		}
+		a.have[name].take(has, t)
+		return finiteness{a.constants, at}.check(name, t)
 	})
 }
 

@@ -100,7 +100,7 @@ func TestShardsOfMoreThanTheFilesAreRefused(t *testing.T) {
 	dir, of := t.TempDir(), checkpoint.Stamp{ID: "this"}
 	write := func(name string, tensors map[string]stored, said string) {
 		f, err := writeTensors(filepath.Join(dir, name), tensors, remarks{save: of.ID,
-			shards: said})
+			shards: said}, finiteness{})
 		if err != nil {
 			t.Fatal(err)
 		}

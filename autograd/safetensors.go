@@ -47,6 +47,18 @@ func remarksOf(h *safetensors.Header) remarks {
 		h.Metadata[shardsKey]}
 }
 
+// diverged says when an element was found that is not finite, and what to do.
+func (r remarks) diverged(wrong error) error {
+	if wrong == nil {
+		return nil
+	}
+	if r.step != "" {
+		wrong = fmt.Errorf("after step %s: %w", r.step, wrong)
+	}
+	return fmt.Errorf("%w: the model has diverged: go on from an earlier checkpoint, with a lower "+
+		"rate, or with gradients bounded by vm.ClipNorm", wrong)
+}
+
 // regions returns where the tensors belong that are shards, by name.
 func (r remarks) regions() (all map[string]region, err error) {
 	if r.shards != "" {
@@ -75,17 +87,18 @@ func vector(b backend.Buffer) stored { return stored{Shape: []int{b.Len()}, Data
 
 // writeTensors writes tensors to a file, by name, with what is said of them.
 func writeTensors(
-	path string, tensors map[string]stored, said remarks,
+	path string, tensors map[string]stored, said remarks, rule finiteness,
 ) (f checkpoint.File, err error) {
 	var failed error
 	f, err = checkpoint.WriteFile(path, func(w io.Writer) {
-		failed = encodeTensors(w, tensors, said)
+		failed = encodeTensors(w, tensors, said, rule)
 	})
 	return f, cmp.Or(failed, err)
 }
 
-// encodeTensors writes what a file of writeTensors has.
-func encodeTensors(w io.Writer, tensors map[string]stored, said remarks) error {
+// encodeTensors writes what a file of writeTensors has. It refuses numbers that are not finite,
+// and looks for them as it computes the checksum: all that is saved comes through here.
+func encodeTensors(w io.Writer, tensors map[string]stored, said remarks, rule finiteness) error {
 	names := slices.Sorted(maps.Keys(tensors))
 	for _, name := range names {
 		if err := checkName(name); err != nil {
@@ -98,7 +111,9 @@ func encodeTensors(w io.Writer, tensors map[string]stored, said remarks) error {
 	}
 	sum := checksum(entries)
 	for _, name := range names {
-		sum.Write(tensors[name].Data.Bytes())
+		if err := rule.sum(sum, name, tensors[name]); err != nil {
+			return said.diverged(err)
+		}
 	}
 	said.checksum = checkpoint.Text(sum)
 	return safetensors.Write(w, tensors, said.metadata())

@@ -52,6 +52,7 @@ type saving struct {
 	alone   bool            // the first rank needs no other one to end it
 	own     string          // the name of this rank's own file, if it has one
 	known   map[string]bool // see saves
+	rule    finiteness      // of what may be written, but for shards
 
 	model, mine    map[string]stored // by their names in files
 	shards         map[string]region // of the model, what this rank writes to its own file
@@ -129,7 +130,7 @@ func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onD
 	if s.options.pinned {
 		s.record.Best = s.id
 	}
-	s.known = d.saves.known
+	s.known, s.rule.constants = d.saves.known, d.model.constant
 	if err := d.settle(); err != nil {
 		return err
 	}
@@ -283,6 +284,7 @@ func (s *saving) write() (err error) {
 		return nil
 	}
 	draft, of := checkpoint.Draft(s.dir, s.id), remarks{save: s.id, step: fmt.Sprint(s.record.Step)}
+	s.rule.shards = s.shards
 	if s.own != "" {
 		if s.record.Partial { // ranks differ
 			maps.Copy(s.mine, s.model)
@@ -299,12 +301,12 @@ func (s *saving) write() (err error) {
 			}
 			said.shards = string(text)
 		}
-		if s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, said); err != nil {
+		if s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, said, s.rule); err != nil {
 			return err
 		}
 	}
 	if s.first {
-		f, err := writeTensors(filepath.Join(draft, checkpoint.ModelName), s.model, of)
+		f, err := writeTensors(filepath.Join(draft, checkpoint.ModelName), s.model, of, s.rule)
 		if s.common = append(s.common, f); err != nil {
 			return err
 		}

@@ -78,7 +78,7 @@ func (d *DataParallel) readTables(dir string, of checkpoint.Stamp, ranks int) (
 			continue
 		}
 		name := checkpoint.RankName(rank)
-		file, err := readPart(dir, of, name)
+		file, err := readPart(dir, of, name, finiteness{})
 		for i := 0; i < len(all) && err == nil; i++ {
 			err = d.takeRows(all[i], d.tables[i], file, rank, ranks)
 		}

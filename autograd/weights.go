@@ -38,7 +38,8 @@ import (
 // device.
 //
 // Errors: ErrArgument for a node that is not a variable or has no value, and for names that are
-// empty, not UTF-8, or given to two nodes; those of the file system.
+// empty, not UTF-8, or given to two nodes; an element that is NaN, or infinite in a variable with a
+// gradient or a moving average; those of the file system.
 func SaveWeights(path string, nodes gorgonia.Nodes) error {
 	if err := saveWeights(path, nodes); err != nil {
 		return wrapped("save weights to %s: %w", path, err)
@@ -60,8 +61,9 @@ func SaveWeights(path string, nodes gorgonia.Nodes) error {
 // LoadWeights if it has run.
 //
 // Errors: ErrArgument for variables that the file lacks and tensors that no variable has, with
-// their names, for other shapes or dtypes, and for nodes that SaveWeights refuses; a damaged file;
-// those of the file system. After an error nothing has changed.
+// their names, for other shapes or dtypes, and for nodes that SaveWeights refuses; a damaged file,
+// or one with numbers that SaveWeights refuses; those of the file system. After an error nothing
+// has changed.
 func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) error {
 	err := backend.Given("", "options", options)
 	if err == nil {
@@ -81,7 +83,8 @@ func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) er
 // the newest checkpoint of a directory, without the solver's. Learnables that ranks divide are
 // whole. 16-bit floats become Float32. It is not collective.
 //
-// Errors: any other dtype that Gorgonia lacks; a damaged file; those of the file system.
+// Errors: any other dtype that Gorgonia lacks; a damaged file, or a checkpoint with a NaN; those of
+// the file system.
 func ReadWeights(path string) (map[string]*tensor.Dense, error) {
 	all, err := readWeights(path)
 	weights := map[string]*tensor.Dense{}
@@ -203,12 +206,19 @@ func weights(nodes gorgonia.Nodes) (v inventory, err error) {
 	return v, checkNames(v.tensors())
 }
 
+// untrained reports whether a tensor is of a variable without a gradient, such as a mask.
+func (v *inventory) untrained(name string) bool {
+	return slices.ContainsFunc(v.frozen, func(p piece) bool {
+		return p.file == name && p.node.Deriv() == nil
+	})
+}
+
 func saveWeights(path string, nodes gorgonia.Nodes) error {
 	v, err := weights(nodes)
 	if err != nil {
 		return err
 	}
-	all := map[string]stored{}
+	all, rule := map[string]stored{}, finiteness{constants: v.untrained}
 	for _, p := range v.pieces() {
 		memory, err := p.memory()
 		if err != nil {
@@ -216,7 +226,9 @@ func saveWeights(path string, nodes gorgonia.Nodes) error {
 		}
 		all[p.file] = stored{Shape: p.shape, Data: memory}
 	}
-	err = files.Replace(path, func(w io.Writer) error { return encodeTensors(w, all, remarks{}) })
+	err = files.Replace(path, func(w io.Writer) error {
+		return encodeTensors(w, all, remarks{}, rule)
+	})
 	if errors.Is(err, files.ErrNoFile) {
 		err = fmt.Errorf("%w: %w: name a file, such as %s", backend.ErrArgument, err,
 			filepath.Join(path, checkpoint.ModelName))
@@ -237,6 +249,11 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 	for _, p := range v.pieces() {
 		t, ok := all[p.file]
 		here = append(here, p.file)
+		if ok {
+			if err := (finiteness{constants: v.untrained}).check(p.file, t); err != nil {
+				return fmt.Errorf("%w: use another file", err)
+			}
+		}
 		switch {
 		case !ok:
 			missing = append(missing, p.file)
@@ -319,7 +336,7 @@ func readCheckpoint(dir string) (map[string]stored, error) {
 	a := assembly{dir: dir, of: stamp, need: func(name string, has region, _ backend.DType) (region,
 		[]int, bool) {
 		return whole(has.Shape), has.Shape, !strings.HasPrefix(name, solverPrefix)
-	}}
+	}, constants: func(string) bool { return true }} // unknown which are
 	all, err := a.assemble(r.Shards)
 	if r.Format == numberedFormat {
 		all = unnumbered(all)

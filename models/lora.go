@@ -52,9 +52,13 @@ func (m *Model) linears() (all, adapted []string) {
 // Adapt gives all graphs built from now on an adapter, which has no effect at first: A is drawn,
 // and B is zero. A and B are the only learnables of these graphs.
 //
-// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is not a number, and layers that
-// the model lacks.
+// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is not a number, layers that the
+// model lacks, and after Logits, whose graph would have no adapter.
 func (m *Model) Adapt(l LoRA) error {
+	if m.built {
+		return fmt.Errorf("models: LoRA: %w: Logits has built a graph without this adapter: call "+
+			"Adapt or LoadAdapter before Logits", backend.ErrArgument)
+	}
 	all, adapted := m.linears()
 	if l.Targets == nil {
 		l.Targets = adapted
@@ -120,7 +124,8 @@ func isAdapter(learnable string) bool {
 // learnables of a graph, by name, as for Save.
 //
 // It is not collective: call it on one rank. Errors: [backend.ErrArgument] without Adapt or
-// LoadAdapter, and for learnables that are missing or not in the adapter; those of the file system.
+// LoadAdapter, for learnables that are missing or not in the adapter, and for an element that is not
+// finite; those of the file system.
 func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
 	defer named(&err, "save adapter "+dir)
 	if m.lora == nil || len(weights) == 0 {

@@ -2,6 +2,7 @@ package models_test
 
 import (
 	"errors"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -114,6 +115,11 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "call Adapt") {
 		t.Error(err)
 	}
+	if err := m.Adapt(models.LoRA{Rank: 2}); err == nil ||
+		!strings.Contains(err.Error(), "before Logits") {
+		t.Errorf("Adapt after Logits: %v", err)
+	}
+	m = load(t, "testdata/llama3")
 	if err := m.Adapt(models.LoRA{Rank: 2}); err != nil {
 		t.Fatal(err)
 	}
@@ -124,6 +130,10 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		"9 learnables":    func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
 		"or no matrix":    func(w map[string]*tensor.Dense) { w[first] = one },
 		"none of an adap": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
+		"[0 1] is NaN": func(w map[string]*tensor.Dense) {
+			w[first] = w[first].Clone().(*tensor.Dense)
+			w[first].Data().([]float32)[w[first].Shape()[1]] = float32(math.NaN())
+		},
 	} {
 		weights := map[string]*tensor.Dense{}
 		for name, x := range learned(t, m) {

@@ -26,6 +26,7 @@ type Model struct {
 	weights located
 	lora    *LoRA   // nil for none
 	adapter located // what it begins with, nil for nothing
+	built   bool    // a graph, by Logits
 }
 
 // Load reads the configuration of a folder and the headers of its weights. It is not collective:
@@ -93,7 +94,9 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 	if err := backend.Given("models.Logits", "b", b, "tokens", tokens); err != nil {
 		return layers.Node{}, err
 	}
-	return m.build(b, tokens, &caching{})
+	logits, err := m.build(b, tokens, &caching{})
+	m.built = m.built || err == nil
+	return logits, err
 }
 
 // build is Logits, with the caches of c.

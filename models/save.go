@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,8 +37,8 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 //
 // Cost: the model's memory twice. On Windows, close models that were loaded from the directory:
 // open files cannot be replaced. Errors: [backend.ErrArgument] for learnables that are missing,
-// unknown or of another shape, and for the folder that the model was loaded from; those of the file
-// system.
+// unknown or of another shape, with an element that is NaN, infinite or too large for the dtype of
+// the folder, and for the folder that the model was loaded from; those of the file system.
 func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 	defer named(&err, "save "+dir)
 	tensors, err := m.encode(weights)
@@ -145,5 +146,29 @@ func (m *Model) tensor(learnable string, x *tensor.Dense) (name string, t safete
 		}
 	}
 	t = safetensors.New(d, s.shape)
-	return s.name, t, kernels.Host{}.Cast(t.Data, values)
+	if err := (kernels.Host{}).Cast(t.Data, values); err != nil {
+		return "", t, err
+	}
+	return s.name, t, checkFinite(t, values)
+}
+
+// checkFinite returns an error for an element of a tensor of a file that is not finite, given the values
+// that were cast to its dtype.
+func checkFinite(t safetensors.Tensor, values backend.Buffer) error {
+	i := safetensors.NotFinite(t.Data, false)
+	if i < 0 {
+		return nil
+	}
+	x := make([]float64, 1)
+	if err := (kernels.Host{}).Cast(backend.Of(x), values.Slice(i, i+1)); err != nil {
+		return err
+	}
+	at := safetensors.Indices(i, t.Shape)
+	if math.IsNaN(x[0]) || math.IsInf(x[0], 0) {
+		return fmt.Errorf("%w: element %v is %v: the model has diverged: save an earlier "+
+			"checkpoint", backend.ErrArgument, at, x[0])
+	}
+	return fmt.Errorf("%w: element %v is %v, more than %v can hold, which the folder has: "+
+		"load the model from a folder in bf16 or f32, and save that", backend.ErrArgument, at, x[0],
+		t.Data.DType())
 }

@@ -76,7 +76,7 @@ func Open(dir string, s Stamp, name string) (*Reader, error) {
 	path := filepath.Join(dir, name)
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, &Damaged{path, err}
+		return nil, &Damaged{Path: path, Cause: err}
 	}
 	r := &Reader{f: f, sum: NewChecksum()}
 	info, err := f.Stat()
@@ -85,7 +85,7 @@ func Open(dir string, s Stamp, name string) (*Reader, error) {
 		err = r.expect(s, name)
 	}
 	if err != nil {
-		return nil, &Damaged{path, errors.Join(err, f.Close())}
+		return nil, &Damaged{Path: path, Cause: errors.Join(err, f.Close())}
 	}
 	return r, nil
 }
@@ -122,7 +122,7 @@ func (r *Reader) Read(p []byte) (int, error) {
 func (r *Reader) Check() error {
 	if is := Text(r.sum); r.want.Name != "" && is != r.want.Checksum {
 		err := fmt.Errorf("its checksum is %s, the record says %s", is, r.want.Checksum)
-		return &Damaged{r.f.Name(), err}
+		return &Damaged{Path: r.f.Name(), Cause: err}
 	}
 	return nil
 }

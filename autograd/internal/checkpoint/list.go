@@ -88,7 +88,7 @@ func examine(path string) Entry {
 			err = f.long(info.Size())
 		}
 		if err != nil {
-			e.Wrong = &Damaged{filepath.Join(path, f.Name), err}
+			e.Wrong = &Damaged{Path: filepath.Join(path, f.Name), Cause: err}
 		}
 	}
 	return e

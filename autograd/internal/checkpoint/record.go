@@ -56,12 +56,17 @@ func (s Stamp) String() string {
 
 // Damaged is the error of a checkpoint that is not what Save has written.
 type Damaged struct {
-	Path  string
-	Cause error
+	Path     string
+	Cause    error
+	Diverged bool // it is as Save has written it, but no finite numbers
 }
 
 // Error says what is wrong and what to do.
 func (e *Damaged) Error() string {
+	if e.Diverged {
+		return fmt.Sprintf("%s: %v: its training had diverged, load another checkpoint", e.Path,
+			e.Cause)
+	}
 	return fmt.Sprintf("%s: %v: it is damaged or incomplete, load another checkpoint",
 		e.Path, e.Cause)
 }
@@ -133,7 +138,7 @@ func ReadRecord(dir string) (text []byte, s Stamp, err error) {
 		}
 	}
 	if err != nil {
-		return nil, Stamp{}, &Damaged{path, err}
+		return nil, Stamp{}, &Damaged{Path: path, Cause: err}
 	}
 	return text, s, nil
 }
