@@ -196,13 +196,17 @@ func (v *inventory) findIn(nodes gorgonia.Nodes) error {
 	return nil
 }
 
-// average adds the averages of a batch norm, unless they are among those seen.
+// average adds the averages of a batch norm, unless they are among those seen. They begin as those
+// of PyTorch, so that a model which nothing has trained is saved with them.
 func (v *inventory) average(a stock.Averaging, seen map[any]bool) error {
 	mean, variance := a.Stats()
 	if seen[mean] {
 		return nil
 	}
 	seen[mean] = true
+	if err := stock.Begin(a); err != nil {
+		return err
+	}
 	number := len(v.averages) / 2
 	for i, t := range []tensor.Tensor{mean, variance} {
 		memory, err := hostMemory(t)

@@ -407,3 +407,31 @@ func TestFrozenVariablesAreChecked(t *testing.T) {
 		return nil
 	})
 }
+
+// TestAModelThatNothingHasTrainedIsSavedWithTheVariance1: averages have their first value, PyTorch's,
+// when the model is made.
+func TestAModelThatNothingHasTrainedIsSavedWithTheVariance1(t *testing.T) {
+	dir := t.TempDir()
+	all(t, 2, func(r rank) error {
+		m, err := newNormed(r, 0.5)
+		if err != nil {
+			return err
+		}
+		d, err := New(r.comm, m.params(), WithFrozen(m.frozen))
+		if err != nil {
+			return err
+		}
+		solver := &SGD{Rate: 0.1}
+		if err := d.Save(dir, solver, nil); err != nil {
+			return err
+		}
+		err = errors.Join(m.setAverages(7, 7), d.Load(dir, solver, nil))
+		if err != nil {
+			return err
+		}
+		if got := m.averages(); !slices.Equal(got, []float64{0, 1}) {
+			return fmt.Errorf("mean and variance are %v, want 0 and 1", got)
+		}
+		return nil
+	})
+}

@@ -42,8 +42,8 @@ func (b *Builder) Conv2D(name string, x Node, filters int, kernel [2]int,
 // It is gorgonia.BatchNorm. Give the machine vm.SyncBatchNorm: it then takes the samples of all
 // ranks of l.Data, which have equally many, and does what one rank does with the whole batch.
 // Without it each rank normalises its own. Evaluation (vm.Eval) instead uses moving averages of
-// mean and variance, which every step moves by a tenth, as in PyTorch; checkpoints have them. Gain
-// and bias, [c], have the name plus ".gain" and ".bias".
+// mean and variance, which begin as 0 and 1, and which every step moves by a tenth, as in PyTorch;
+// checkpoints have them. Gain and bias, [c], have the name plus ".gain" and ".bias".
 //
 // Cost: two passes over x; backward two over x and dy. For ranks see vm.SyncBatchNorm.
 // Errors: [ErrPlacement]; [ops.ErrShape] if x has fewer than two axes.
@@ -77,7 +77,10 @@ func (b *Builder) BatchNorm(name string, x Node) Node {
 			}
 		}
 		const momentum = 0.1
-		y, _, _, _, err := gorgonia.BatchNorm(x.Node, learned[0], learned[1], momentum, epsilon)
+		y, _, _, op, err := gorgonia.BatchNorm(x.Node, learned[0], learned[1], momentum, epsilon)
+		if err == nil {
+			err = op.Reset() // averages begin as 0 and 1
+		}
 		return Place(y, x), err
 	}, "x", x)
 }

@@ -145,8 +145,9 @@
 // lists the conventions that differ, such as the gradient of Rectify at 0.
 //
 // After each training step, the operation of a gorgonia.BatchNorm has the moving averages, for
-// Stats and for machines of any kind. Unlike in Gorgonia, machines for training do not start by
-// discarding the averages. With [WithDataParallel] they are the mean over all ranks, in each step,
+// Stats and for machines of any kind. New begins averages that are zeros, which nothing has trained,
+// with the mean 0 and the variance 1, as PyTorch does. Unlike in Gorgonia, machines for training do
+// not start by discarding the averages. With [WithDataParallel] they are the mean over all ranks, in each step,
 // and checkpoints keep them. A batch norm normalises its rank's share of the batch, or with
 // [SyncBatchNorm] the batches of all ranks together. Batch norms of another graph have separate
 // averages, even if the variables are the same: carry them over with Stats and SetStats.

@@ -105,38 +105,23 @@ func mix[T float32 | float64](average, batch []T, momentum, scale float64) {
 	}
 }
 
-// setTraining tells an operation whether it trains. Averages stay as they are: by itself,
-// SetTraining throws them away.
+// setTraining tells an operation whether it trains. Averages that nothing has trained begin; others
+// stay as they are: by itself, SetTraining throws them away.
 func setTraining(op gorgonia.TrainModeOp, on bool) error {
 	a, ok := op.(stock.Averaging)
-	if !ok || !on {
+	if !ok {
 		return op.SetTraining(on)
 	}
-	mean, variance := a.Stats()
-	fresh, err := zeros(mean, variance)
-	if err != nil {
+	if err := stock.Begin(a); err != nil {
 		return err
 	}
-	if fresh {
-		return op.SetTraining(on) // it never trained, and a variance of 0 becomes 1
+	if !on {
+		return op.SetTraining(on)
 	}
 	if averages, ok := op.(gorgonia.Op); ok && stock.Trains(averages) {
 		return nil
 	}
+	mean, variance := a.Stats()
 	keptMean, keptVariance := mean.Clone().(tensor.Tensor), variance.Clone().(tensor.Tensor)
 	return errors.Join(op.SetTraining(on), a.SetStats(keptMean, keptVariance))
-}
-
-// zeros reports whether all elements of tensors are zero.
-func zeros(tensors ...tensor.Tensor) (bool, error) {
-	for _, t := range tensors {
-		memory, err := memoryOf(t)
-		if err != nil {
-			return false, err
-		}
-		if slices.ContainsFunc(memory.Bytes(), func(x byte) bool { return x != 0 }) {
-			return false, nil
-		}
-	}
-	return true, nil
 }

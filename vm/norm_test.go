@@ -181,3 +181,25 @@ func TestBatchNormEvaluates(t *testing.T) {
 		compare(t, "gradient", gradient(t, x), tensor.New(tensor.WithBacking(test.dx)), 1e-12)
 	}
 }
+
+// TestABatchNormThatNothingHasTrainedEvaluatesWithTheVariance1, as in PyTorch, whatever machine is
+// made first; averages that a program has set stay.
+func TestABatchNormThatNothingHasTrainedEvaluatesWithTheVariance1(t *testing.T) {
+	for where, device := range devices {
+		for dt := range tolerances {
+			n := newNormed(dt)
+			n.let(t, 0)
+			run(t, machineOn(t, device(t), n, vm.Eval()))
+			mean, variance := n.op.Stats()
+			zeros, ones := tensor.New(tensor.Of(dt), tensor.WithShape(mean.Shape()...)),
+				tensor.Ones(dt, mean.Shape()...)
+			compare(t, where+": mean", mean, zeros, 0)
+			compare(t, where+": variance", variance, ones, 0)
+			if err := n.op.SetStats(ones, zeros); err != nil {
+				t.Fatal(err)
+			}
+			run(t, machineOn(t, device(t), n, vm.Eval()))
+			compare(t, where+": variance of a program", variance, zeros, 0)
+		}
+	}
+}

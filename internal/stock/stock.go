@@ -4,6 +4,7 @@ package stock
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -28,6 +29,26 @@ const (
 type Averaging interface {
 	Stats() (mean, variance tensor.Tensor)
 	SetStats(mean, variance tensor.Tensor) error
+}
+
+// Begin gives averages that nothing has changed yet, those of zeros, the mean 0 and the variance 1.
+// Gorgonia makes a variance of 0, which multiplies by 1/sqrt(epsilon) what it evaluates.
+func Begin(a Averaging) error {
+	mean, variance := a.Stats()
+	for _, t := range []tensor.Tensor{mean, variance} {
+		switch x := t.Data().(type) {
+		case []float32:
+			if slices.ContainsFunc(x, func(e float32) bool { return e != 0 }) {
+				return nil
+			}
+		case []float64:
+			if slices.ContainsFunc(x, func(e float64) bool { return e != 0 }) {
+				return nil
+			}
+		}
+	}
+	ones := tensor.Ones(variance.Dtype(), variance.Shape()...)
+	return a.SetStats(mean.Clone().(tensor.Tensor), ones)
 }
 
 // Trains reports whether one of Gorgonia's operations that keep moving averages trains; false for
