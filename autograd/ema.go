@@ -21,12 +21,15 @@ import (
 // not its state.
 type EMA struct {
 	Solver Solver
-	Decay  float64 // such as 0.999
+	Decay  float64 // 0 for 0.999
 
 	solverState
 }
 
 var _ Solver = (*EMA)(nil)
+
+// decay returns Decay, or PyTorch's default.
+func (s *EMA) decay() float64 { return cmp.Or(s.Decay, 0.999) }
 
 // averageOf names the average of a parameter in the state.
 const averageOf = "ema.average."
@@ -59,8 +62,8 @@ func (s *EMA) rule() rule {
 	all.counter = cmp.Or(all.counter, "ema.steps")
 	all.update = func(u *Update) {
 		update(u)
-		a := u.With(fuse.Mul, u.Kept(kept), s.Decay)
-		u.SetKept(kept, u.Do(fuse.Add, a, u.With(fuse.Mul, u.next[0], 1-s.Decay)))
+		a := u.With(fuse.Mul, u.Kept(kept), s.decay())
+		u.SetKept(kept, u.Do(fuse.Add, a, u.With(fuse.Mul, u.next[0], 1-s.decay())))
 	}
 	return all
 }
@@ -74,7 +77,7 @@ func (s *EMA) Averages() ([]backend.Buffer, error) {
 		return nil, wrapped("EMA: %w", err)
 	}
 	var all []backend.Buffer
-	part := 1 - math.Pow(s.Decay, float64(s.steps))
+	part := 1 - math.Pow(s.decay(), float64(s.steps))
 	for _, vectors := range s.vectors {
 		a := clone(vectors[len(vectors)-1])
 		if s.steps == 0 {

@@ -92,8 +92,8 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 		if err != nil {
 			return Node{}, err
 		}
-		loss, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: nn.NoLabel,
-			Reduction: nn.SumOfRows}, flat, labels)
+		loss, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Reduction: nn.SumOfRows},
+			flat, labels)
 		if err == nil && b.layout.TP > 1 {
 			loss, err = b.shared(flat, loss, targets, start, end)
 		}

@@ -3,6 +3,7 @@ package vm_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -200,6 +201,32 @@ func TestABatchNormThatNothingHasTrainedEvaluatesWithTheVariance1(t *testing.T) 
 			}
 			run(t, machineOn(t, device(t), n, vm.Eval()))
 			compare(t, where+": variance of a program", variance, zeros, 0)
+		}
+	}
+}
+
+// TestABatchNormOfOneValuePerChannelIsRefusedInTraining, as in PyTorch; evaluation takes it.
+func TestABatchNormOfOneValuePerChannelIsRefusedInTraining(t *testing.T) {
+	for _, shape := range [][]int{{1, 2}, {1, 3, 1, 1}} {
+		for _, loss := range []bool{false, true} {
+			m := &model{g: gorgonia.NewGraph()}
+			one := slices.Repeat([]int{1}, len(shape))
+			one[1] = shape[1]
+			x := m.variable("x", tensor.Float64, shape...)
+			m.params = gorgonia.Nodes{x}
+			y, _, _, op, err := gorgonia.BatchNorm(x, m.variable("gain", tensor.Float64, one...),
+				m.variable("bias", tensor.Float64, one...), 0.1, 1e-5)
+			if must(y, err); loss {
+				m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(y)))))
+			}
+			_, err = vm.New(m.g, nil)
+			if !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(fmt.Sprint(err), "one value per channel") {
+				t.Errorf("%v: New returned %v", shape, err)
+			}
+			run(t, machine(t, m.g, vm.Eval()))
+			_, variance := op.Stats()
+			compare(t, "variance", variance, tensor.Ones(tensor.Float64, shape[1]), 0)
 		}
 	}
 }

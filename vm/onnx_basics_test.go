@@ -125,7 +125,7 @@ func onnxRotary(c *onnxCase) (gorgonia.Nodes, error) {
 }
 
 func onnxLoss(c *onnxCase, logits *gorgonia.Node) (gorgonia.Nodes, error) {
-	o := nn.CrossEntropyOptions{Ignore: c.int("ignore_index", nn.NoLabel),
+	o := nn.CrossEntropyOptions{Ignore: new(c.int("ignore_index", nn.NoLabel)),
 		Smoothing: c.number("smoothing", 0), Reduction: map[string]nn.Reduction{
 			"sum": nn.SumOfRows, "none": nn.EachRow}[fmt.Sprint(c.Attrs["reduction"])]}
 	if len(c.nodes) > 2 {

@@ -137,8 +137,8 @@ func (t *trainer) competition() (layers.Node, error) {
 	scores = must(G.Reshape(scores, tensor.Shape{t.own, 1 + t.negatives}))
 	taken := G.NewVector(scores.Graph(), tensor.Int, G.WithShape(t.own), G.WithName("taken"),
 		G.WithInit(G.Zeroes())) // the first of each
-	loss, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: nn.NoLabel,
-		Reduction: nn.SumOfRows}, scores, taken)
+	loss, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Reduction: nn.SumOfRows}, scores,
+		taken)
 	return layers.Whole(loss), err // for Table.Step adds up what ranks have
 }
 

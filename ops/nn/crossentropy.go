@@ -26,18 +26,26 @@ const NoLabel = -100
 //	                      0 if all labels are ignored
 //
 // Pass [NoLabel] if all labels count. An ignored row contributes nothing, whatever its logits are.
+// 0 is refused, because it may stand for no label or for the first class: [CrossEntropyWith] ignores
+// that one.
 // If gradients are averaged, ranks whose batches differ in the number of ignored labels get the
-// mean of their means, not the mean over all labels. [CrossEntropyWith] has weights of classes,
+// mean of their means, not the mean over all labels. CrossEntropyWith has weights of classes,
 // smoothed labels and other reductions.
 //
 // Gradient: dlogits = (softmax(logits) - one-hot label) / rows, 0 in ignored rows. Labels have
 // none.
 // Cost: one pass over the logits; backward one, and no other memory than dlogits.
 // Errors: [ops.ErrShape] if labels do not have the shape of the logits without the last axis;
-// [ops.ErrDType] if labels are not Int; when the graph runs, [backend.ErrArgument] if a label is
-// out of range.
+// [ops.ErrDType] if labels are not Int; [backend.ErrArgument] if ignore is 0, and when the graph
+// runs, if a label is out of range. Where package vm computes the labels in the graph, the loss and
+// the gradient of such a row are NaN.
 func CrossEntropy(ignore int, logits, labels *gorgonia.Node) (*gorgonia.Node, error) {
-	return CrossEntropyWith(CrossEntropyOptions{Ignore: ignore}, logits, labels)
+	if ignore == 0 {
+		return nil, fmt.Errorf("nn: CrossEntropy: %w: ignore is 0: pass nn.NoLabel if all labels "+
+			"count; CrossEntropyWith and Ignore: new(0) leave out the first class",
+			backend.ErrArgument)
+	}
+	return CrossEntropyWith(CrossEntropyOptions{Ignore: &ignore}, logits, labels)
 }
 
 // Reduction says how the losses of rows are combined.
@@ -53,9 +61,10 @@ const (
 // String returns "mean", "sum" or "none", as PyTorch says.
 func (r Reduction) String() string { return [...]string{"mean", "sum", "none"}[r] }
 
-// CrossEntropyOptions are the options of [CrossEntropyWith].
+// CrossEntropyOptions are the options of [CrossEntropyWith]. The zero value is PyTorch's
+// cross_entropy without arguments.
 type CrossEntropyOptions struct {
-	Ignore int // the label of rows that do not count; NoLabel if all do
+	Ignore *int // the label of rows that do not count; nil is NoLabel, and new(0) the first class
 	// Smoothing is the share of every target that is spread over all classes, 0 to 1; the label
 	// gets the rest.
 	Smoothing float64
@@ -80,7 +89,10 @@ func CrossEntropyWith(o CrossEntropyOptions, logits, labels *gorgonia.Node) (*go
 		return nil, fmt.Errorf("nn: CrossEntropy: %w: a smoothing of %v, reduction %d",
 			backend.ErrArgument, o.Smoothing, int(o.Reduction))
 	}
-	s := crossEntropySpec{o.Ignore, o.Smoothing, o.Weights != nil, o.Reduction}
+	s := crossEntropySpec{NoLabel, o.Smoothing, o.Weights != nil, o.Reduction}
+	if o.Ignore != nil {
+		s.Ignore = *o.Ignore
+	}
 	if o.Weights == nil {
 		return build("CrossEntropy", "logits labels", s, logits, labels)
 	}

@@ -357,7 +357,7 @@ func ExampleCrossEntropyWith() {
 		tensor.WithBacking([]int{0, 0})), gorgonia.WithName("labels"))
 	weights := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
 		tensor.WithBacking([]float64{2, 1})), gorgonia.WithName("weights"))
-	loss, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: nn.NoLabel, Smoothing: 0.2,
+	loss, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Smoothing: 0.2,
 		Weights: weights, Reduction: nn.EachRow}, logits, labels)
 	if err != nil {
 		log.Fatal(err)

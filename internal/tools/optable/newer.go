@@ -234,8 +234,8 @@ func ourModelRows() []row {
 		calls("nn.CrossEntropyWith({Smoothing: 0.25, Reduction: SumOfRows}, x, labels)",
 			[]input{{shape: []int{3, 4}}, labels},
 			func(x gorgonia.Nodes) (*gorgonia.Node, error) {
-				return nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: nn.NoLabel,
-					Smoothing: 0.25, Reduction: nn.SumOfRows}, x[0], x[1])
+				return nn.CrossEntropyWith(nn.CrossEntropyOptions{Smoothing: 0.25,
+					Reduction: nn.SumOfRows}, x[0], x[1])
 			}, func(x []array) array {
 				logs, loss := softmax(x[0], 1).apply(math.Log), 0.0
 				for i, label := range labels.ints[:2] {

@@ -51,7 +51,8 @@ func (b *builder) averages(x ir.ID) (mean, scale ir.ID) {
 	return found[0], b.do(fuse.InvSqrt, b.do(fuse.Add, found[1], b.scalar(b.number("epsilon"))))
 }
 
-// batchNorm takes the moments of the batch in training, and the averages in evaluation.
+// batchNorm takes the moments of the batch in training, and the averages in evaluation. One value
+// per channel has no variance of a sample, and would make the averages NaN forever.
 func (b *builder) batchNorm() ir.ID {
 	x := b.args[0]
 	shape := b.of(x).Shape
@@ -71,6 +72,12 @@ func (b *builder) batchNorm() ir.ID {
 		return b.do(fuse.Mul, b.do(fuse.Sub, x, mean), scale)
 	}
 	m := b.batchMoments(x)
+	if m.samples < 2 {
+		b.problem = fmt.Errorf("a batch norm of %v%v has one value per channel, which has no "+
+			"variance: %w: train with larger batches, or with vm.SyncBatchNorm on several ranks",
+			b.dtype, shape, backend.ErrArgument)
+		return none
+	}
 	channels := ir.Of(shape.At(1))
 	b.Statistics = append(b.Statistics, Statistics{
 		Op: op, Node: b.node, Momentum: b.number("momentum"), Samples: m.samples,
