@@ -79,7 +79,7 @@ func (h Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
 //
 //	dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }
 //
-// A row whose index is out of range is left out.
+// If an index is out of range, which could have meant any row, all of dst is NaN.
 func (h Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 	if err := (Check{}).AddRows(dst, src, indices, r); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (h Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 //
 //	for b, k { dst[b,indices[k],:] = src[b,k,:] }
 //
-// A row whose index is out of range is left out.
+// If an index is out of range, which could have meant any row, all of dst is NaN.
 func (h Host) PutRows(dst, src, indices backend.Buffer, r Rows) error {
 	if err := (Check{}).PutRows(dst, src, indices, r); err != nil {
 		return err
@@ -176,22 +176,35 @@ func (t *indexing[T]) Run(part, _ int) {
 		return
 	}
 	if t.put {
-		for k := range n {
-			if at := t.at(k); at >= 0 {
-				copy(table[at*t.Width:], rows[k*t.Width:][:t.Width])
-			}
-		}
+		t.putRows(table, rows)
 		return
 	}
 	for k := part * t.perPart(); k < min((part+1)*t.perPart(), n); k++ {
 		row := rows[k*t.Width:][:t.Width]
 		if at := t.at(k); at >= 0 {
 			copy(row, table[at*t.Width:])
-			continue
+		} else {
+			poison(row)
 		}
-		for i := range row {
-			row[i] = T(math.NaN())
+	}
+}
+
+// poison makes numbers NaN, since a wrong index may have meant each of them.
+func poison[T float](numbers []T) {
+	for i := range numbers {
+		numbers[i] = T(math.NaN())
+	}
+}
+
+// putRows writes rows into a table.
+func (t *indexing[T]) putRows(table, rows []T) {
+	for k := range len(t.i32) + len(t.i64) {
+		at := t.at(k)
+		if at < 0 {
+			poison(table)
+			return
 		}
+		copy(table[at*t.Width:], rows[k*t.Width:][:t.Width])
 	}
 }
 
@@ -203,7 +216,10 @@ func (t *indexing[T]) addColumns(table, rows []T, first, end int) {
 	for k := range len(t.i32) + len(t.i64) {
 		at := t.at(k)
 		if at < 0 {
-			continue
+			for i := range t.Count {
+				poison(table[i*t.Width+first : i*t.Width+end])
+			}
+			return
 		}
 		sum, row := table[at*t.Width+first:at*t.Width+end], rows[k*t.Width+first:k*t.Width+end]
 		for i, x := range row {

@@ -26,7 +26,9 @@ func TestRowsAreTakenAndAdded(t *testing.T) {
 			t.Errorf("%s: the rows are %v, want %v", name, rows, want)
 		}
 		back := []float64{9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9}
-		if err := (Host{}).AddRows(backend.Of(back), backend.Of(rows), indices, r); err != nil {
+		three := slices.Concat(rows[:6], rows[8:14])
+		if err := (Host{}).AddRows(backend.Of(back), backend.Of(three), indices.Slice(0, 3),
+			r); err != nil {
 			t.Fatal(err)
 		}
 		if want := []float64{1, 2, 0, 0, 10, 12, -1, -2, 0, 0, -10, -12}; !slices.Equal(
@@ -36,10 +38,32 @@ func TestRowsAreTakenAndAdded(t *testing.T) {
 	}
 }
 
+// TestAWrongIndexMakesTheTableNaN: it could have named any row, which none may hide.
+func TestAWrongIndexMakesTheTableNaN(t *testing.T) {
+	r := Rows{Before: 2, Count: 3, Width: 70}
+	for _, wrong := range []int64{-1, 3, math.MaxInt64, math.MinInt64} {
+		for at := range 3 {
+			list := []int64{0, 1, 2}
+			list[at] = wrong
+			for kernel, run := range map[string]func(dst, src, i backend.Buffer, r Rows) error{
+				"add": Host{}.AddRows, "put": Host{}.PutRows} {
+				table, rows := make([]float32, 2*3*70), make([]float32, 2*3*70)
+				if err := run(backend.Of(table), backend.Of(rows), backend.Of(list),
+					r); err != nil {
+					t.Fatal(err)
+				}
+				if i := slices.IndexFunc(table, func(x float32) bool { return x == x }); i >= 0 {
+					t.Errorf("%s by %v: element %d is %v", kernel, list, i, table[i])
+				}
+			}
+		}
+	}
+}
+
 func TestRowsArePutInOrderAndOthersStay(t *testing.T) {
 	r := Rows{Before: 2, Count: 3, Width: 2}
-	for name, indices := range map[string]backend.Buffer{"i64": backend.Of([]int64{2, 0, 2, 3}),
-		"i32": backend.Of([]int32{2, 0, 2, -1})} {
+	for name, indices := range map[string]backend.Buffer{"i64": backend.Of([]int64{2, 0, 2, 2}),
+		"i32": backend.Of([]int32{2, 0, 2, 2})} {
 		table, rows := []float32{9, 9, 9, 9, 9, 9, 8, 8, 8, 8, 8, 8}, make([]float32, 16)
 		for i := range rows {
 			rows[i] = float32(i)
@@ -47,7 +71,7 @@ func TestRowsArePutInOrderAndOthersStay(t *testing.T) {
 		if err := (Host{}).PutRows(backend.Of(table), backend.Of(rows), indices, r); err != nil {
 			t.Fatal(err)
 		}
-		want := []float32{2, 3, 9, 9, 4, 5, 10, 11, 8, 8, 12, 13}
+		want := []float32{2, 3, 9, 9, 6, 7, 10, 11, 8, 8, 14, 15}
 		if !slices.Equal(table, want) {
 			t.Errorf("%s: the table is %v, want %v", name, table, want)
 		}

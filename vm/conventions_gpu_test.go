@@ -16,6 +16,13 @@ func TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU(t *testing.T) {
 		"gpu": func(testing.TB) backend.Device { return d }})
 }
 
+// TestIntegersPoisonOnGPU is TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged on a GPU.
+func TestIntegersPoisonOnGPU(t *testing.T) {
+	d := gpu(t)
+	integersPoison(t, map[string]func(testing.TB) backend.Device{
+		"gpu": func(testing.TB) backend.Device { return d }})
+}
+
 // TestNaNWinsReductionsOnGPU is TestNaNWinsReductions on a GPU.
 func TestNaNWinsReductionsOnGPU(t *testing.T) {
 	d := gpu(t)

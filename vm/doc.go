@@ -135,10 +135,13 @@
 // tensors of size 0.
 //
 // Operations of package ops/nn are typed, too: activations, norms, pools, dropout and the
-// cross-entropy are made of element-wise operations and reductions, which planning fuses. In a
-// typed cross-entropy, a label out of range makes the loss NaN, without an error. An index of
-// Embedding or ByIndices out of range makes RunAll return an error. If the graph computes the
-// indices, the rows are NaN instead, and get no gradient.
+// cross-entropy are made of element-wise operations and reductions, which planning fuses.
+//
+// Indices, labels and lengths that are out of range make RunAll return an error if they are
+// variables. If the graph computes them, which is too late for an error, they make NaN of everything
+// that they would have changed: of the row of an Embedding or a cross-entropy, of a whole table that
+// an index may have named anywhere, in ScatterAdd, in IndexCopy and in the gradient of an Embedding,
+// and of the entry of an attention.
 //
 // NaN and infinities propagate as in PyTorch: a pool or a maximum of NaN is NaN, Rectify of -Inf is
 // 0, and a row that a cross-entropy ignores contributes nothing, whatever it holds. docs/ops.md

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
@@ -207,7 +208,11 @@ func (m *Machine) makePlan() error {
 
 // readGraph makes a program of the graph.
 func (m *Machine) readGraph() error {
-	r, err := read.New(m.graph, m.training, m.normsOver(), m.recurs())
+	var changed []*gorgonia.Node
+	for _, c := range m.carried {
+		changed = append(changed, c.variable)
+	}
+	r, err := read.New(m.graph, m.training, m.normsOver(), m.recurs(), changed...)
 	if err != nil {
 		return err
 	}
@@ -301,6 +306,23 @@ func (m *Machine) RunAll() error {
 	return m.runBy(func() error { return m.exec.Run(m.micro.kind()) })
 }
 
+// checkLabels returns an error if a variable has a label out of range: later there would be a loss
+// of NaN, which does not say why.
+func (m *Machine) checkLabels() error {
+	for _, l := range m.read.Labels {
+		v, ok := l.Variable.Value().(*tensor.Dense)
+		if !ok || v.RequiresIterator() {
+			continue
+		}
+		if labels, ok := v.Data().([]int); ok {
+			if err := l.Op.CheckLabels(labels); err != nil {
+				return fmt.Errorf("vm: %s: %w", stock.Label(l.Variable), err)
+			}
+		}
+	}
+	return nil
+}
+
 // runBy is RunAll with a function that starts the steps.
 func (m *Machine) runBy(start func() error) error {
 	defer runtime.KeepAlive(m)
@@ -350,7 +372,10 @@ func (m *Machine) run(start func() error) error {
 	if err := m.solver.begin(m.exec, &m.micro); err != nil {
 		return err
 	}
-	last, err := m.micro.last(), errors.Join(start(), m.exec.Fetch())
+	last, err := m.micro.last(), m.checkLabels()
+	if err == nil {
+		err = errors.Join(start(), m.exec.Fetch())
+	}
 	m.micro.end(err)
 	m.parallel.accumulated(m.micro)
 	m.alone.accumulated(m.micro)

@@ -326,22 +326,6 @@ func labelsOfTimeStepsAreSlices(
 	}
 }
 
-// A label out of range makes the loss NaN: a loop cannot return an error.
-func TestLabelOutOfRange(t *testing.T) {
-	for _, wrong := range []int{-1, 4} {
-		m := &model{g: gorgonia.NewGraph()}
-		x := m.variable("x", tensor.Float64, 2, 4)
-		m.params = gorgonia.Nodes{x}
-		m.grad(t, must(nn.CrossEntropy(nn.NoLabel, x, labels(x, 3, wrong))))
-		run(t, machine(t, m.g))
-		dx := floats(t, gradient(t, x))
-		if loss := floats(t, m.loss)[0]; !math.IsNaN(loss) || !math.IsNaN(dx[4]) ||
-			math.IsNaN(dx[0]) {
-			t.Errorf("label %d: the loss is %v, the gradient %v", wrong, loss, dx)
-		}
-	}
-}
-
 // TestDropoutIsThatOfItsDo: masks of a plan have the bits of those by Do, at every step and first
 // sample.
 func TestDropoutIsThatOfItsDo(t *testing.T) { dropoutIsThatOfItsDo(t, devices) }

@@ -24,6 +24,9 @@ type Tensor struct {
 type Builder interface {
 	// Of returns the shape and the dtype of a value.
 	Of(x Value) Tensor
+	// InRange reports whether integers, such as lengths, are in range for sure, because they were
+	// looked at before the run. Others are not known then.
+	InRange(integers Value) bool
 	// Number is a constant of the dtype of another value, without axes.
 	Number(number float64, like Value) Value
 	// Do is a function of package fuse, with the dtype of the last operand: comparisons give 1 or

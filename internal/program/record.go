@@ -54,6 +54,9 @@ func (r *recorder) Of(x Value) Tensor {
 	return Tensor{slices.Clone(t.Shape), t.DType}
 }
 
+// InRange implements [Builder]: all operands of a Do have been looked at.
+func (*recorder) InRange(Value) bool { return true }
+
 // Number implements [Builder].
 func (r *recorder) Number(number float64, like Value) Value {
 	d := r.Of(like).DType

@@ -35,15 +35,30 @@ DEVICE void takerows(u32 *dst, const u32 *src, const I *indices, u64 n, u64 befo
 	}
 }
 
-// for b, k { dst[b,indices[k],:] = src[b,k,:] }, of equal indices for the last one
+// Whether one of n indices is out of range, for a warp.
+template <class I> DEVICE bool any_wrong(const I *indices, u64 n, u64 count) {
+	u32 votes = 0;
+	for (u64 first = 0; first < n && votes == 0; first += 32) {
+		u64 k = first + thread_x() % 32;
+		votes = votes_of(k < n && !(indices[k] >= 0 && (i64)indices[k] < (i64)count));
+	}
+	return votes != 0;
+}
+
+// for b, k { dst[b,indices[k],:] = src[b,k,:] }, of equal indices for the last one; the words of
+// nan everywhere if an index is out of range, a part of the rows by each warp
 template <class I>
 DEVICE void putrows(u32 *dst, const u32 *src, const I *indices, u64 n, u64 before, u64 count,
-	u64 width) {
+	u64 width, u64 nan) {
 	u32 lane = thread_x() % 32;
+	bool wrong = any_wrong(indices, n, count);
 	for (u64 row = thread_index() / 32; row < before * n; row += thread_count() / 32) {
 		u64 b = before == 1 ? 0 : row / n, k = row - b * n;
+		for (u64 r = k; wrong && r < count; r += n)
+			for (u64 c = (u64)block_y() * 32 + lane; c < width; c += (u64)blocks_y() * 32)
+				dst[(b * count + r) * width + c] = (u32)(nan >> c % 2 * 32);
 		i64 index = indices[k];
-		bool put = index >= 0 && index < (i64)count;
+		bool put = !wrong;
 		for (u64 later = k + 1; later < n; later += 32)
 			put = put && votes_of(later + lane < n && (i64)indices[later + lane] == index) == 0;
 		if (!put)
@@ -70,14 +85,19 @@ struct Names {
 	u32 counts[8]; // by warp
 };
 
-// Lists the indices, of the next `listed`, that name rows lo to hi, in order, and returns how many
-// there are.
-template <class I> DEVICE u32 list_named(Names &names, const I *indices, u64 n, i64 lo, i64 hi) {
+// Lists the indices, of the next `listed`, that name rows lo to hi of a table of `count`, in order,
+// and returns how many there are. It sets wrong if one of them is out of range.
+template <class I>
+DEVICE u32 list_named(Names &names, const I *indices, u64 n, i64 lo, i64 hi, i64 count,
+	bool &wrong) {
 	constexpr u32 each = listed / 256;
+	constexpr u32 out = 1u << 31; // of a warp's count: an index is out of range
 	u32 warp = thread_x() / 32, lane = thread_x() % 32, votes[each], rows[each], own = 0;
 	for (u32 j = 0; j < each; j++) {
 		u64 k = (warp * each + j) * 32 + lane;
 		i64 index = k < n ? (i64)indices[k] : -1;
+		if (votes_of(k < n && !(index >= 0 && index < count)))
+			own |= out;
 		votes[j] = votes_of(index >= lo && index < hi);
 		rows[j] = (u32)(index - lo);
 		own += bits_set(votes[j]);
@@ -87,8 +107,10 @@ template <class I> DEVICE u32 list_named(Names &names, const I *indices, u64 n, 
 	barrier();
 	u32 at = 0, all = 0;
 	for (u32 w = 0; w < 8; w++) {
-		at += w < warp ? names.counts[w] : 0;
-		all += names.counts[w];
+		u32 found = names.counts[w];
+		wrong = wrong || found >= out;
+		at += w < warp ? found % out : 0;
+		all += found % out;
 	}
 	for (u32 j = 0; j < each; j++) {
 		if (votes[j] >> lane & 1)
@@ -131,6 +153,13 @@ DEVICE void add_named(T (&sum)[row_strips], const Names &names, u32 all, u32 row
 		}
 }
 
+template <class T> DEVICE T not_a_number() {
+	if constexpr (sizeof(T) == 4)
+		return bits_as<f32>(0x7fc00000);
+	else
+		return bits_as<f64>(0x7ff8000000000000);
+}
+
 // Whether a row is named.
 DEVICE bool is_named(const Names &names, u32 all, u32 row) {
 	u32 lane = thread_x() % 32, votes = 0;
@@ -139,7 +168,7 @@ DEVICE bool is_named(const Names &names, u32 all, u32 row) {
 	return votes != 0;
 }
 
-// dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }
+// dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }; NaN everywhere if an index is out of range
 template <class T, class I>
 DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count, u64 width,
 	u64 part) {
@@ -151,10 +180,12 @@ DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 			u64 b = y / across, first = (y - b * across) * row_strip,
 				end = least(width - first, (u64)row_strip);
 			u64 lo = x * part, hi = least(lo + part, count);
+			bool wrong = false;
 			for (u64 done = 0; done == 0 || done < n; done += listed) {
-				u32 all = list_named(names, indices + done, n - done, lo, hi);
+				u32 all =
+					list_named(names, indices + done, n - done, lo, hi, (i64)count, wrong);
 				for (u64 row = lo + warp; row < hi; row += 8) {
-					if (done > 0 && !is_named(names, all, (u32)(row - lo)))
+					if (done > 0 && !wrong && !is_named(names, all, (u32)(row - lo)))
 						continue;
 					T *to = dst + (b * count + row) * width + first;
 					T sum[row_strips];
@@ -167,7 +198,7 @@ DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 					for (u32 j = 0; j < row_strips; j++) {
 						u64 c = j * 32 + lane;
 						if (c < end)
-							to[c] = sum[j];
+							to[c] = wrong ? not_a_number<T>() : sum[j];
 					}
 				}
 				barrier();
@@ -181,8 +212,8 @@ DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 		takerows(dst, src, indices, n, before, count, width, nan); \
 	} \
 	KERNEL(putrows_##I##_u32, 256, u32 *dst, const u32 *src, const I *indices, u64 n, \
-		u64 before, u64 count, u64 width) { \
-		putrows(dst, src, indices, n, before, count, width); \
+		u64 before, u64 count, u64 width, u64 nan) { \
+		putrows(dst, src, indices, n, before, count, width, nan); \
 	}
 COPIES(i32)
 COPIES(i64)

@@ -13,7 +13,7 @@ const (
 	rowsBlocks = 1024
 )
 
-// The bits of a NaN, which is in rows that no index names.
+// The bits of a NaN, which stands where an index is out of range.
 const (
 	nan32 = 0x7fc00000
 	nan64 = 0x7ff8000000000000
@@ -24,13 +24,7 @@ func (k Kernels) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) erro
 	if err := check.TakeRows(dst, src, indices, r); err != nil || dst.Len() == 0 {
 		return err
 	}
-	c := copyRows("takerows", dst, src, indices, r)
-	nan := uint64(nan32) | nan32<<32
-	if dst.DType() == backend.F64 {
-		nan = nan64
-	}
-	c.pass(nan)
-	return k.launcher.Launch(c)
+	return k.launcher.Launch(copyRows("takerows", dst, src, indices, r))
 }
 
 // AddRows has the meaning and bits of [kernels.Host.AddRows]. A block reads all indices and adds
@@ -62,6 +56,11 @@ func copyRows(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Lau
 	c := rowsCall(verb, dst, src, indices, r)
 	c.Entry.Type = "u32"
 	c.Grid = Size{blocks(r.Before*indices.Len(), rowWarps), min(blocks(r.Width, rowStrip), 1<<15)}
+	nan := uint64(nan32) | nan32<<32
+	if dst.DType() == backend.F64 {
+		nan = nan64
+	}
+	c.pass(nan)
 	return c
 }
 

@@ -56,7 +56,8 @@ type AttentionOptions struct {
 // again. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up
 // to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or
 // SoftCap is negative or not finite, for a length out of range, and for MaskGradient without a
-// mask, or together with Causal or KeyLengths; [ops.ErrDType].
+// mask, or together with Causal or KeyLengths; [ops.ErrDType]. Where package vm computes the lengths
+// in the graph, result and gradients of an entry whose length is out of range are NaN.
 func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, error) {
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))
@@ -174,7 +175,20 @@ func (s attentionSpec) hides(b program.Builder, x []program.Value) []program.Val
 
 func (s attentionSpec) program(b program.Builder, x ...program.Value) program.Value {
 	y, _ := b.Attention(s.Attention, slices.Concat(x[:3], s.hides(b, x[3:]))...)
-	return y
+	return s.poisoned(b, x, y)
+}
+
+// poisoned is y, or a gradient, with NaN for the entries whose length is out of range, if the graph
+// computes lengths.
+func (s attentionSpec) poisoned(b program.Builder, x []program.Value, y program.Value,
+) program.Value {
+	if !s.Lengths || b.InRange(x[s.indices()]) {
+		return y
+	}
+	lengths := b.Reshape(x[s.indices()], b.Of(x[0]).Shape[0], 1, 1, 1)
+	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, lengths, 0),
+		program.With(b, fuse.LessEqual, lengths, float64(b.Of(x[1]).Shape[2])))
+	return b.Do(fuse.Where, inside, y, b.Number(math.NaN(), y))
 }
 
 // back computes again what the forward pass keeps for the gradient.
@@ -188,7 +202,7 @@ func (s attentionSpec) back(
 	}
 	dq, dk, dv := b.AttentionGrad(s.Attention,
 		slices.Concat(x[:3], []program.Value{y, lse, dy}, hides)...)
-	return [...]program.Value{dq, dk, dv}[i]
+	return s.poisoned(b, x, [...]program.Value{dq, dk, dv}[i])
 }
 
 // ofMask is the gradient of the mask: products of all scores.

@@ -183,6 +183,7 @@ func (s crossEntropySpec) targets(b program.Builder, x ...program.Value) targets
 	t.weights = b.Reshape(x[2], row...)
 	t.all = program.Sum(b, t.weights, last)
 	t.weight = program.Sum(b, b.Select(last, t.labels, t.weights, zero), last)
+	t.weight = b.Do(fuse.Add, t.weight, t.others) // a mean is over a weight that nobody knows
 	sum := allOf(b, b.Reshape(t.weight, b.Of(x[1]).Shape...))
 	t.number = b.Do(fuse.Where, sum, sum, one)
 	return t

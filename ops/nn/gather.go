@@ -67,13 +67,17 @@ func (s gatherElementsSpec) gradients(in []tensor.Shape) []gradient { return gra
 
 // program compares every index with every place: one of them has it.
 func (s gatherElementsSpec) program(b program.Builder, x ...program.Value) program.Value {
-	n := float64(b.Of(x[0]).Shape[s.Axis])
 	of, list := between(b, x[0], s.Axis), between(b, x[1], s.Axis+1)
 	y := program.Sum(b, b.Select(s.Axis+1, list, of, b.Number(0, of)), s.Axis+1)
-	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, x[1], 0),
-		program.With(b, fuse.Less, x[1], n))
+	inside := s.inside(b, x[1], b.Of(x[0]).Shape[s.Axis])
 	y = b.Reshape(y, b.Of(x[1]).Shape...)
 	return b.Do(fuse.Where, inside, y, b.Number(math.NaN(), y))
+}
+
+// inside is 1 where indices are in range of n elements, else 0.
+func (s gatherElementsSpec) inside(b program.Builder, indices program.Value, n int) program.Value {
+	return b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, indices, 0),
+		program.With(b, fuse.Less, indices, float64(n)))
 }
 
 // between is x with an axis of length 1 before an axis.
@@ -86,6 +90,9 @@ func (s gatherElementsSpec) back(b program.Builder, _ int, x []program.Value, _,
 	given, list := between(b, dy, s.Axis+1), between(b, x[1], s.Axis+1)
 	whole := between(b, x[0], s.Axis)
 	zero := b.Do(fuse.Where, b.Number(0, whole), whole, b.Number(0, whole))
+	// what is out of range could have been any element along the axis
+	inside := s.inside(b, list, b.Of(x[0]).Shape[s.Axis])
+	zero = b.Do(fuse.Where, inside, zero, b.Number(math.NaN(), zero))
 	sum := program.Sum(b, b.Select(s.Axis+1, list, given, zero), s.Axis)
 	return b.Reshape(sum, b.Of(x[0]).Shape...)
 }

@@ -282,6 +282,32 @@ func (o *Op) Mask() (m *Mask, forward bool) {
 	return nil, false
 }
 
+// Labels returns the number of an operand of labels or indices whose program makes NaN of those that
+// are out of range, -1 for none.
+func (o *Op) Labels() int {
+	switch s := o.spec.(type) {
+	case crossEntropySpec:
+		return s.indices()
+	case gatherElementsSpec:
+		return s.indices()
+	}
+	return -1
+}
+
+// CheckLabels returns what is wrong with labels, before a run: those of [Op.Labels].
+//
+// Errors: [backend.ErrArgument] if one is out of range.
+func (o *Op) CheckLabels(labels []int) error {
+	s, ok := o.spec.(indexed)
+	if !ok {
+		return nil
+	}
+	if err := s.check(labels, o.in); err != nil {
+		return o.fail(err)
+	}
+	return nil
+}
+
 // Draws returns the [*Random] that the operation draws from, nil for none. Package autograd keeps
 // it in checkpoints.
 func (o *Op) Draws() any {

@@ -90,13 +90,15 @@ func evaluate(v ir.Value, args []Array, outside Outside) (Array, error) {
 	case ir.Reduce:
 		return a.reduced(v, op, args[0]), nil
 	case ir.GatherGrad:
-		return blurred(a.scattered(v, args[0], func(i []int) {
+		y := a.scattered(v, args[0], func(i []int) {
 			i[op.Axis] = int(args[1].Data[i[op.Axis]].Value)
-		}), args[1]), nil
+		})
+		return blurred(poisoned(y, args[1], v.Shape.At(op.Axis)), args[1]), nil
 	case ir.Gather:
 		return blurred(moved(v, args), args[1]), nil
 	case ir.Put:
-		return blurred(put(v, op.Axis, args), args[1]), nil
+		y := poisoned(put(v, op.Axis, args), args[1], v.Shape.At(op.Axis))
+		return blurred(y, args[1]), nil
 	case ir.Col2Im:
 		return a.scattered(v, args[0], func(i []int) {
 			c, h, w, ok := pixel(op.Window, v.Shape, i)
@@ -177,6 +179,18 @@ func blurred(y, list Array) Array {
 	if slices.ContainsFunc(list.Data, func(i Number) bool { return i.Err > 0 }) {
 		for i := range y.Data {
 			y.Data[i].Err = math.Inf(1)
+		}
+	}
+	return y
+}
+
+// poisoned is y, NaN if an index of a list is out of range: it could have named any row.
+func poisoned(y, list Array, count int) Array {
+	if slices.ContainsFunc(list.Data, func(i Number) bool {
+		return i.Value < 0 || i.Value >= float64(count)
+	}) {
+		for i := range y.Data {
+			y.Data[i] = Number{Value: math.NaN()}
 		}
 	}
 	return y

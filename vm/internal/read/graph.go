@@ -34,10 +34,12 @@ type Graph struct {
 	// Randoms has the random numbers of dropouts, in training, and Masks what they draw.
 	Randoms []Random
 	Masks   []*nn.Mask
+	Labels  []Labels
 
 	training bool
 	norms    Norms
 	recurs   Recurs
+	changed  []*gorgonia.Node  // variables that runs change
 	whole    map[ir.ID]moments // of the batches of all ranks, by operand
 	moves    int               // collectives of batch norms
 	problem  error             // why an operation cannot be read, although it has a type here
@@ -53,6 +55,13 @@ type Opaque struct {
 	Node *gorgonia.Node
 	Args []*gorgonia.Node
 	Room []*tensor.Dense // for operands that no nodes stand for, in place of Args
+}
+
+// Labels is a variable of labels, which an operation checks before each run: its program makes NaN
+// of those that are out of range.
+type Labels struct {
+	Op       *nn.Op
+	Variable *gorgonia.Node
 }
 
 // Read is a node of gorgonia.Read: the value of Node is wanted at Into.
@@ -84,11 +93,13 @@ type Norms struct {
 // units. nil is a device that has none.
 type Recurs func(batch, size int) bool
 
-// New reads a graph, for training or for evaluation.
+// New reads a graph, for training or for evaluation. changed are variables that runs change, so that
+// the host does not know what they hold.
 //
 // Errors: a version of Gorgonia, or an operation of it, that this package does not know; a
 // dtype or a number of axes that is not supported; a cycle.
-func New(g *gorgonia.ExprGraph, training bool, norms Norms, recurs Recurs) (*Graph, error) {
+func New(g *gorgonia.ExprGraph, training bool, norms Norms, recurs Recurs,
+	changed ...*gorgonia.Node) (*Graph, error) {
 	if err := checkVersion(); err != nil {
 		return nil, err
 	}
@@ -96,8 +107,8 @@ func New(g *gorgonia.ExprGraph, training bool, norms Norms, recurs Recurs) (*Gra
 	if err != nil {
 		return nil, fmt.Errorf("vm: the graph cannot be sorted: %w", err)
 	}
-	r := &Graph{training: training, norms: norms, recurs: recurs, whole: map[ir.ID]moments{},
-		values: make(map[*gorgonia.Node]ir.ID, len(sorted)),
+	r := &Graph{training: training, norms: norms, recurs: recurs, changed: changed,
+		whole: map[ir.ID]moments{}, values: make(map[*gorgonia.Node]ir.ID, len(sorted)),
 	}
 	r.rectifiers = rectifiers(sorted)
 	known := fields{}

@@ -17,6 +17,11 @@ func (b *builder) ours(o *nn.Op) ir.ID {
 		}
 		x = append(x, program.Value(b.random(mask.Random)))
 	}
+	if at := o.Labels(); at >= 0 {
+		if n, ok := b.given(b.args[at]); ok && n != nil {
+			b.Labels = append(b.Labels, Labels{o, n})
+		}
+	}
 	return ir.ID(o.Program(primitives{b}, x...))
 }
 

@@ -3,6 +3,8 @@ package read
 import (
 	"slices"
 
+	"gorgonia.org/gorgonia"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -45,6 +47,29 @@ func (p primitives) addValue(op ir.Op, shape ir.Dims, x ...program.Value) progra
 func (p primitives) Of(x program.Value) program.Tensor {
 	v := p.of(x)
 	return program.Tensor{Shape: v.Shape.Slice(), DType: v.DType}
+}
+
+// InRange implements [program.Builder].
+func (p primitives) InRange(integers program.Value) bool {
+	_, ok := p.given(ir.ID(integers))
+	return ok
+}
+
+// given returns the variable or constant that integers are, nil for a constant: a run looks at them
+// before it begins.
+func (b *builder) given(id ir.ID) (variable *gorgonia.Node, ok bool) {
+	v := b.of(id)
+	for v.Op == (ir.Reshape{}) {
+		v = b.of(v.Args[0])
+	}
+	switch op := v.Op.(type) {
+	case ir.Constant:
+		return nil, true
+	case ir.Input:
+		variable = b.Inputs[op.Index]
+		return variable, !slices.Contains(b.changed, variable)
+	}
+	return nil, false
 }
 
 // Number implements [program.Builder].

@@ -1,0 +1,211 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// indexed is an operation by integers, of which the last one is out of range. Where it is NaN then:
+// an N for each element of the result, and of the gradients of the operands.
+type indexed struct {
+	name     string
+	shapes   [][]int // of the operands
+	integers []int   // shape of the integers
+	nan      []string
+	build    func(x gorgonia.Nodes, integers *gorgonia.Node) (*gorgonia.Node, error)
+}
+
+func indexedOperations() []indexed {
+	table, rows, scores := []int{3, 2}, []int{2, 2}, []int{2, 3}
+	list := []int{2}
+	all := []indexed{
+		{"Embedding", [][]int{table}, list, []string{"..NN", "NNNNNN"},
+			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+				return nn.Embedding(x[0], i)
+			}},
+		{"gorgonia.ByIndices", [][]int{table}, list, []string{"..NN", "NNNNNN"},
+			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.ByIndices(x[0], i, 0)
+			}},
+		{"ScatterAdd", [][]int{rows}, list, []string{"NNNNNN", "..NN"},
+			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+				return nn.ScatterAdd(0, 3, x[0], i)
+			}},
+		{"IndexCopy", [][]int{table, rows}, list, []string{"NNNNNN", "NNNNNN", "..NN"},
+			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+				return nn.IndexCopy(0, x[0], i, x[1])
+			}},
+		{"GatherElements", [][]int{table}, []int{1, 2}, []string{".N", ".N.N.N"},
+			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+				return nn.GatherElements(0, x[0], i)
+			}},
+		{"KeyLengths", [][]int{{2, 1, 1, 1}, {2, 1, 2, 1}, {2, 1, 2, 1}}, list,
+			[]string{".N", ".N", "..NN", "..NN"},
+			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+				return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{KeyLengths: i})
+			}},
+	}
+	for _, o := range []nn.CrossEntropyOptions{{}, {Reduction: nn.SumOfRows}, {Smoothing: 0.25},
+		{Reduction: nn.EachRow}} {
+		nan := []string{"N", "...NNN"}
+		if o.Reduction == nn.EachRow {
+			nan[0] = ".N"
+		}
+		all = append(all, indexed{fmt.Sprintf("CrossEntropy %+v", o), [][]int{scores}, list, nan,
+			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+				return nn.CrossEntropyWith(o, x[0], i)
+			}})
+	}
+	return append(all, indexed{"CrossEntropy, weighted", [][]int{scores}, list,
+		[]string{"N", "NNNNNN"}, // the mean is over the weight of a class that nobody knows
+		func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+			w := tensor.Ones(x[0].Dtype(), 3)
+			return nn.CrossEntropyWith(nn.CrossEntropyOptions{
+				Weights: gorgonia.NodeFromAny(x[0].Graph(), w, gorgonia.WithName("w"))}, x[0], i)
+		}})
+}
+
+// graph builds the operation with its integers, 1 and wrong: a variable, or what the graph computes.
+func (o indexed) graph(t *testing.T, dt tensor.Dtype, wrong int, computed bool) (m *model,
+	y *gorgonia.Node) {
+	m = &model{g: gorgonia.NewGraph()}
+	for i, shape := range o.shapes {
+		m.params = append(m.params, m.variable(fmt.Sprint("x", i), dt, shape...))
+	}
+	of := func(name string, values ...int) *gorgonia.Node {
+		v := tensor.New(tensor.WithShape(o.integers...), tensor.WithBacking(values))
+		return gorgonia.NodeFromAny(m.g, v, gorgonia.WithName(name))
+	}
+	integers := of("integers", 1, wrong)
+	if computed {
+		integers = must(gorgonia.Add(integers, of("zeros", 0, 0)))
+	}
+	y = must(o.build(m.params, integers))
+	loss := y
+	if !y.IsScalar() {
+		loss = must(gorgonia.Sum(y))
+	}
+	m.grad(t, loss)
+	return m, y
+}
+
+// TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged: out of range, they are NaN in every
+// result that they would have changed, forward and backward, and in no other one.
+func TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged(t *testing.T) {
+	integersPoison(t, devices)
+}
+
+func integersPoison(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
+	for where, device := range devices {
+		d := device(t)
+		for _, o := range indexedOperations() {
+			for dt := range tolerances {
+				for _, wrong := range []int{-1, 4, 1 << 40, math.MinInt} {
+					m, y := o.graph(t, dt, wrong, true)
+					v, err := vm.New(m.g, d, vm.Keep(y))
+					if err != nil {
+						t.Fatal(err)
+					}
+					run(t, v)
+					got := []string{nans(t, y.Value())}
+					for _, x := range m.params {
+						got = append(got, nans(t, gradient(t, x)))
+					}
+					if !slices.Equal(got, o.nan) {
+						t.Errorf("%s %v: %s by %d: %v, want %v", where, dt, o.name, wrong, got,
+							o.nan)
+					}
+					if err := v.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// nans has an N for each NaN.
+func nans(t *testing.T, v gorgonia.Value) string {
+	var s strings.Builder
+	for _, x := range floats(t, v) {
+		s.WriteByte(".N"[map[bool]int{true: 1}[math.IsNaN(x)]])
+	}
+	return s.String()
+}
+
+// TestVariablesOutOfRangeAreErrors in package vm and in the tape machine, and name the integer.
+func TestVariablesOutOfRangeAreErrors(t *testing.T) {
+	for where, device := range devices {
+		d := device(t)
+		for _, o := range indexedOperations() {
+			for _, wrong := range []int{-1, 4, math.MinInt} {
+				m, _ := o.graph(t, tensor.Float64, wrong, false)
+				v, err := vm.New(m.g, d)
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = v.RunAll()
+				if !errors.Is(err, backend.ErrArgument) ||
+					!strings.Contains(fmt.Sprint(err), fmt.Sprintf("1 is %d, out of range", wrong)) {
+					t.Errorf("%s: %s by %d: %v", where, o.name, wrong, err)
+				}
+				if err := v.Close(); err != nil {
+					t.Error(err)
+				}
+				if strings.HasPrefix(o.name, "gorgonia") {
+					continue
+				}
+				tape := gorgonia.NewTapeMachine(m.g)
+				if tape.RunAll() == nil {
+					t.Errorf("tape machine: %s by %d: no error", o.name, wrong)
+				}
+				_ = tape.Close()
+			}
+		}
+	}
+}
+
+// TestLengthsThatRunsChangePoison: of what is out of range in a state, only the host's memory can be
+// an error.
+func TestLengthsThatRunsChangePoison(t *testing.T) {
+	for where, device := range devices {
+		m := &model{g: gorgonia.NewGraph()}
+		q, k := m.variable("q", tensor.Float32, 1, 1, 1, 1), m.variable("k", tensor.Float32, 1, 1, 2,
+			1)
+		one := func(name string) *gorgonia.Node {
+			return gorgonia.NodeFromAny(m.g, tensor.New(tensor.WithShape(1),
+				tensor.WithBacking([]int{1})), gorgonia.WithName(name))
+		}
+		lengths := one("lengths")
+		next := must(gorgonia.Add(lengths, one("one")))
+		y := must(nn.Attention(q, k, k, nn.AttentionOptions{KeyLengths: lengths}))
+		v, err := vm.New(m.g, device(t), vm.Keep(y), vm.WithState(lengths, next))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for step, want := range []string{".", ".", "N"} {
+			err := v.RunAll()
+			if where == "host" && want == "N" {
+				if !errors.Is(err, backend.ErrArgument) {
+					t.Errorf("%s: step %d: %v", where, step, err)
+				}
+			} else if err != nil || nans(t, y.Value()) != want {
+				t.Errorf("%s: step %d: %v, %v", where, step, y.Value(), err)
+			}
+		}
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
