@@ -214,10 +214,12 @@ func (t *Table) update(solver Solver, rows []int, all touched) error {
 	move(w, t.weights, true)
 	for name, kept := range state {
 		if kept.DType() == w.DType() {
-			if state[name] = t.state[name]; state[name].Len() != t.weights.Len() {
-				state[name] = room(t.b.number(0), t.weights.Len())
+			all, ok := t.state[name]
+			if !ok || all.Len() != t.weights.Len() { // no rows are a state, too
+				all = room(t.b.number(0), t.weights.Len())
 			}
-			move(kept, state[name], true)
+			move(kept, all, true)
+			state[name] = all
 		}
 	}
 	t.state = state

@@ -1,9 +1,11 @@
 package layers_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -26,16 +28,18 @@ type course struct {
 	solver   func() layers.Solver // of the table
 	from, to int                  // steps
 	dir      string               // of a checkpoint: loaded first unless from is 0, and saved
+	rows     int                  // of the table; 0 stands for 50
 }
 
 func descent() layers.Solver { return &autograd.SGD{Rate: 0.5} }
 
-// tableTraining trains a model with two lookups in a table of 50 rows. It returns the losses, and
+// tableTraining trains a model with two lookups in a table. It returns the losses, and
 // the table before and after.
 func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (losses, before,
 	after []float64) {
 	t.Helper()
-	const rows, vocabulary, batch = 50, 11, 4
+	const vocabulary, batch = 11, 4
+	rows := cmp.Or(c.rows, 50)
 	losses = make([]float64, c.to)
 	before, after = make([]float64, rows*width), make([]float64, rows*width)
 	var mu sync.Mutex
@@ -82,7 +86,7 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (loss
 		for step := c.from; step < c.to; step++ {
 			all := slices.Clone(ids)
 			for i := range all {
-				all[i] = (i*i + step*3) % vocabulary // some more than once
+				all[i] = (i*i + step*3) % min(vocabulary, rows) // some more than once
 			}
 			mine := all[l.Replica*own*positions : (l.Replica+1)*own*positions]
 			next := append(slices.Clone(mine[1:]), all[(l.Replica+1)*own*positions%len(all)])
@@ -182,6 +186,42 @@ func TestCheckpointsOfTablesAreLoadedByAnyRanks(t *testing.T) {
 				near(t, "the table that is loaded", loaded, saved, 0)
 				near(t, "losses", losses[4:], want[4:], 1e-10)
 				near(t, "the table after", after, last, 1e-10)
+			})
+		}
+	}
+}
+
+// TestTablesOfFewerRowsThanRanksTrainAsOneRank, with every solver that keeps something for the rows,
+// and go on from a checkpoint.
+func TestTablesOfFewerRowsThanRanksTrainAsOneRank(t *testing.T) {
+	one, four := layers.Sizes{DP: 1, SP: 1, TP: 1}, layers.Sizes{DP: 4, SP: 1, TP: 1}
+	for name, solver := range map[string]func() layers.Solver{
+		"Momentum": solvers["Momentum"], "AdamW": solvers["AdamW"],
+		"Nesterov": func() layers.Solver { return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9} },
+		"RMSProp":  func() layers.Solver { return &autograd.RMSProp{Rate: 0.05, Momentum: 0.5} },
+		"EMA": func() layers.Solver {
+			return &autograd.EMA{Solver: &autograd.Adam{Rate: 0.05}, Decay: 0.5}
+		},
+	} {
+		for _, rows := range []int{1, 3} {
+			t.Run(fmt.Sprint(name, rows), func(t *testing.T) {
+				c := course{dt: tensor.Float64, solver: solver, to: 6, rows: rows}
+				want, _, last := tableTraining(t, testenv.Hosts, one, c)
+				losses, _, after := tableTraining(t, testenv.Hosts, four, c)
+				near(t, "losses", losses, want, 1e-10)
+				near(t, "the table after", after, last, 1e-10)
+				c.to, c.dir = 3, t.TempDir()
+				tableTraining(t, testenv.Hosts, four, c)
+				c.from, c.to = 3, 6
+				for _, s := range []layers.Sizes{four, {DP: 2, SP: 1, TP: 1}} {
+					c, saved := c, os.DirFS(c.dir)
+					if c.dir = t.TempDir(); os.CopyFS(c.dir, saved) != nil { // it is saved again
+						t.Fatal("the checkpoint cannot be copied")
+					}
+					losses, _, after := tableTraining(t, testenv.Hosts, s, c)
+					near(t, "losses after Load", losses[3:], want[3:], 1e-10)
+					near(t, "the table after Load", after, last, 1e-10)
+				}
 			})
 		}
 	}
