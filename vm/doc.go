@@ -132,7 +132,7 @@
 // are DeviceOps, so models whose ranks exchange activations stay on their devices.
 //
 // New returns an error for operations on integers that Gorgonia implements for floats only, and for
-// tensors of size 0.
+// tensors of size 0 that others than the collectives of package ops take or give.
 //
 // Operations of package ops/nn are typed, too: activations, norms, pools, dropout and the
 // cross-entropy are made of element-wise operations and reductions, which planning fuses.

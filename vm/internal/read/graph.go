@@ -171,6 +171,9 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 	if mode, ok := op.(gorgonia.TrainModeOp); ok && !slices.Contains(g.Modes, mode) {
 		g.Modes = append(g.Modes, mode)
 	}
+	if err := checkSizes(n); err != nil {
+		return err
+	}
 	b, err := g.builder(n, stock.Operands(n))
 	if err != nil {
 		return err
@@ -298,6 +301,21 @@ func leftover(n *gorgonia.Node) bool {
 		slices.Contains([]string{stock.Gradients, stock.Undifferentiated}, stock.Group(n))
 }
 
+// checkSizes returns an error if an operation has operands or a result without elements, unless it is
+// a collective of package ops, of which a rank may have no elements.
+func checkSizes(n *gorgonia.Node) error {
+	if _, ok := n.Op().(local); ok {
+		return nil
+	}
+	for _, of := range append(gorgonia.Nodes{n}, stock.Operands(n)...) {
+		if shape := of.Shape(); !shape.IsScalar() && shape.TotalSize() == 0 {
+			return fmt.Errorf("%s of shape %v has no elements: only collectives of package ops "+
+				"take and give tensors of size 0", stock.Label(of), shape)
+		}
+	}
+	return nil
+}
+
 // form returns shape and dtype of a node's value.
 func form(n *gorgonia.Node) (ir.Dims, backend.DType, error) {
 	shape := n.Shape()
@@ -306,9 +324,6 @@ func form(n *gorgonia.Node) (ir.Dims, backend.DType, error) {
 			len(shape), ir.MaxDims)
 	}
 	dtype, err := DType(n.Dtype())
-	if shape.TotalSize() == 0 && err == nil {
-		err = fmt.Errorf("shape %v has no elements: tensors of size 0 are not supported", shape)
-	}
 	if n.IsScalar() {
 		return ir.Dims{}, dtype, err
 	}
