@@ -55,6 +55,10 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 			err = fmt.Errorf("%w: %d micro-batches: a step has %d, of which this rank runs %d "+
 				"(WithTree)", backend.ErrArgument, n, t.all, t.share)
 		}
+		if use := d.use; err == nil && d.tree == nil {
+			use.Option, use.Runs = "Accumulate", n
+			err = checkTerms(d.params, use)
+		}
 		if err != nil {
 			err = d.named(fmt.Errorf("accumulate: %w", err))
 		}

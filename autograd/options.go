@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/terms"
 )
 
 // The first buckets are small, so that communication begins early in the
@@ -56,6 +57,42 @@ func (o options) check() error {
 	case o.partial && o.parts != nil:
 		return errors.New("WithPartial lets ranks have different parameters, so WithParts has no " +
 			"meaning: leave out one of them")
+	}
+	return nil
+}
+
+// use is how a communicator trains with the options. Who runs the graph says how often.
+func (o options) use(comm backend.Communicator) terms.Use {
+	u := terms.Use{Comm: comm, Weight: 1, Tree: o.tree}
+	if o.inTree {
+		u.Option = "WithTree"
+	}
+	switch {
+	case o.op == backend.Sum:
+	case o.inTree:
+		u.Weight = 1 / float64(max(1, o.tree))
+	default:
+		u.Weight = 1 / float64(comm.Size())
+	}
+	if o.parts != nil {
+		u.Parts = o.parts.comm
+	}
+	return u
+}
+
+// checkTerms returns an error if a graph of package layers says that its gradients would be wrong.
+func checkTerms(params []*param, u terms.Use) error {
+	var last *gorgonia.ExprGraph
+	for _, p := range params {
+		if p.node.Graph() == last {
+			continue
+		}
+		last = p.node.Graph()
+		for _, t := range terms.All(last) {
+			if err := t.Check(u); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

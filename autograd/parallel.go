@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/terms"
 )
 
 // DataParallel keeps a model the same on all ranks while each rank trains on its own data:
@@ -32,6 +33,7 @@ type DataParallel struct {
 	notice   func(text string)
 	said     map[string]bool // by notice
 	parts    *parts          // nil if parameters are whole
+	use      terms.Use       // of graphs of package layers
 	params   []*param        // as given to New
 	buckets  []*bucket       // in the order in which they leave
 	grads    []gorgonia.ValueGrad
@@ -103,7 +105,8 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	}
 	labelled := backend.Label(comm, backend.ForNew)
 	params, err := examineAll(nodes)
-	if err = errors.Join(missing, o.missing, err, o.check()); err != nil {
+	if err = errors.Join(missing, o.missing, err, o.check(),
+		checkTerms(params, o.use(comm))); err != nil {
 		return nil, agreeOnParams(labelled, "", nil, err)
 	}
 	for _, p := range params {
@@ -126,6 +129,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial, unused: o.unused,
 		tables: o.tables,
 		op:     o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
+		use:   o.use(comm),
 		model: model, notice: o.notice, said: map[string]bool{}, params: params}
 	_, stateful := d.compression() // whose residuals are of whole gradients
 	for _, p := range params {

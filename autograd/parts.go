@@ -18,10 +18,9 @@ import (
 // other parameters are the same on all ranks of comm. Parts may have different lengths, and are in
 // rank order.
 //
-//	layout, err := layers.NewLayout(comm, 0, 1, 2)
-//	...
-//	parts := autograd.WithParts(layout.Comm(layers.Tensor), b.Divided())
-//	vm.WithDataParallel(layout.Data, autograd.WithSum(), parts)
+//	vm.WithDataParallel(data, autograd.WithParts(tensor, map[string]int{"w": 0}))
+//
+// For graphs of package layers use layers.Builder.Training, which has it.
 //
 // A checkpoint has the whole parameters and the whole state of the solver, in shards of all ranks
 // if the data-parallel ranks divide them (vm.WithShards). Ranks with other parts, or with no parts,

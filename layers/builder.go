@@ -24,7 +24,12 @@ type Builder struct {
 	layout     *Layout
 	dtype      tensor.Dtype
 	seed       uint64
-	batches    int // of whose samples a loss is the mean
+	batches    int    // of whose samples a loss is the mean
+	mean       bool   // gradients are averaged: by a tree, or by autograd's default
+	sums       bool   // ranks add up gradients
+	shares     bool   // whether there is a CrossEntropy, a share of that mean
+	counted    string // targets whose number it divides by, "" for none
+	tables     []*Table
 	learnables []Node
 	frozen     gorgonia.Nodes // learnables that are not to be learnt
 	inputs     gorgonia.Nodes // whose gradients are wanted, too: rows of tables
@@ -51,16 +56,22 @@ func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype,
 }
 
 // Batches sets how many batches like the graph's a step has: [Builder.CrossEntropy] is a share of
-// the mean over all their samples. The default is one for each replica. Call it before the
-// loss: with n times the replicas for vm.Accumulate(n), and with 1 for vm.WithTree, whose gradients
-// are a mean.
+// the mean over all their samples. The default is one for each replica. Call it before the loss:
+//   - with n times the replicas, to accumulate n runs: [Builder.Training] has vm.Accumulate(n);
+//   - with 1 for vm.WithTree and vm.WithElastic, whose gradients are a mean over micro-batches.
+//
+// Errors: [backend.ErrArgument] for other numbers, and after the loss.
 func (b *Builder) Batches(n int) {
 	b.apply("Batches", func() (Node, error) {
-		if n < 1 {
-			return Node{}, fmt.Errorf("%w: %d batches: there must be at least 1",
-				backend.ErrArgument, n)
+		switch {
+		case n < 1 || n > 1 && n%b.layout.DP != 0:
+			return Node{}, fmt.Errorf("%w: %d batches: give a multiple of the %d replicas, or 1 "+
+				"for a tree", backend.ErrArgument, n, b.layout.DP)
+		case b.shares:
+			return Node{}, fmt.Errorf("%w: there is a CrossEntropy already: call it before",
+				backend.ErrArgument)
 		}
-		b.batches = n
+		b.batches, b.mean = n, n == 1
 		return Node{}, nil
 	})
 }

@@ -123,7 +123,7 @@ func (g gpt) needs(steps int) (int, error) {
 		}
 		m, err := vm.New(b.Graph(), comm.Device(), vm.Keep(loss.Node), vm.WithPrecision(vm.BF16),
 			vm.WithSolver(&autograd.AdamW{Rate: 1e-3}, learnables...),
-			vm.WithDataParallel(l.Data, autograd.WithSum()), vm.ClipNorm(1))
+			b.Training(), vm.ClipNorm(1))
 		if err != nil {
 			return err
 		}

@@ -92,7 +92,7 @@ func training(t *testing.T, k testenv.Kind, s layers.Sizes) after {
 		solver := &autograd.Momentum{Rate: 0.1, Momentum: 0.9}
 		machine, err := vm.New(c.b.Graph(), device, vm.Keep(c.loss.Node),
 			vm.WithSolver(solver, learnables...), vm.SyncBatchNorm(),
-			vm.WithDataParallel(l.Data, autograd.WithSum()))
+			c.b.Training())
 		if err != nil {
 			return err
 		}
@@ -152,7 +152,7 @@ func evaluation(l *layers.Layout, device backend.Device, build sync.Locker, dir 
 	}
 	solver := &autograd.Momentum{Rate: 0.1, Momentum: 0.9}
 	machine, err := vm.New(c.b.Graph(), device, vm.WithSolver(solver, learnables...),
-		vm.SyncBatchNorm(), vm.WithDataParallel(l.Data, autograd.WithSum()))
+		vm.SyncBatchNorm(), c.b.Training())
 	if err != nil {
 		return nil, err
 	}

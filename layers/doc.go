@@ -21,9 +21,7 @@
 //	}
 //	loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
 //	learnables, err := b.Grad(loss)
-//	parts := autograd.WithParts(l.Comm(layers.Tensor), b.Divided())
-//	machine, err := vm.New(b.Graph(), device, vm.WithSolver(solver, learnables...),
-//		vm.WithDataParallel(l.Data, autograd.WithSum(), parts))
+//	machine, err := vm.New(b.Graph(), device, vm.WithSolver(solver, learnables...), b.Training())
 //
 // # Layout
 //
@@ -67,9 +65,10 @@
 //
 // The loss is counted once: it is Partial over the Sequence group, whose ranks have the mean of
 // their positions, weighted by their number, and a share of the mean over the batches of all Data
-// ranks. So if the ranks of l.Data add up gradients (autograd.WithSum), these belong to the mean
-// over all samples and positions, also with uneven lengths. With [Tokens.Padding] the loss is the
-// mean over all targets that count, and ranks may have different numbers of them.
+// ranks. So if the ranks of l.Data add up gradients, these belong to the mean over all samples and
+// positions, also with uneven lengths. With [Tokens.Padding] the loss is the mean over all targets
+// that count, and ranks may have different numbers of them. [Builder.Training] is the option of
+// vm.New for all of this, and vm.New refuses to train the graph in another way.
 //
 // # Blocks
 //
@@ -111,7 +110,7 @@
 // # Norms of gradients, and checkpoints
 //
 // [Builder.Divided] says which learnables are parts: the others are the same on all ranks of a
-// Tensor group. With autograd.WithParts, vm.ClipNorm counts each element once, and checkpoints have
+// Tensor group. With [Builder.Training], vm.ClipNorm counts each element once, and checkpoints have
 // whole learnables, which any layout may load.
 //
 // # Checked operations and others
@@ -124,5 +123,5 @@
 // layout.go is the division of ranks, placement.go the placements and what they allow, move.go
 // the collectives between them, builder.go the graph and its learnables. linear.go, attention.go,
 // norm.go, conv.go, recurrent.go, experts.go, dropout.go, embedding.go and table.go are the layers,
-// and loss.go ends the graph.
+// loss.go ends the graph, and training.go says how to train it.
 package layers

@@ -41,8 +41,7 @@ func trained(l *layers.Layout, build sync.Locker) (float64, error) {
 		return 0, err
 	}
 	m, err := vm.New(b.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 0.5}, learnables...),
-		vm.WithDataParallel(l.Data, autograd.WithSum(),
-			autograd.WithParts(l.Comm(layers.Tensor), b.Divided())))
+		b.Training())
 	if err != nil {
 		return 0, err
 	}

@@ -53,8 +53,7 @@ func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOp
 		read := gorgonia.Nodes{loss.Node, e.Loss.Node, e.Dropped.Node}
 		machine, err := vm.New(b.Graph(), device, vm.Keep(read...),
 			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
-			vm.WithDataParallel(l.Data, autograd.WithSum(),
-				autograd.WithParts(l.Comm(layers.Tensor), b.Divided())))
+			b.Training())
 		if err != nil {
 			return err
 		}

@@ -698,7 +698,7 @@ func lossesOf(t *testing.T, k testenv.Kind, s layers.Sizes, along, padded bool) 
 		}
 		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node),
 			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
-			vm.WithDataParallel(l.Data, autograd.WithSum()))
+			b.Training())
 		if err != nil {
 			return err
 		}

@@ -61,8 +61,9 @@ func (b *Builder) Logits(x, words Node) Node {
 // of samples. [Builder.Batches] changes the number of batches in the mean.
 //
 // Targets that are [Tokens.Padding] do not count: the ranks of l.Data add up how many do, in an
-// all-reduce of one number, and the loss is the mean over these, or 0 if there are none. With
-// vm.Accumulate it is the mean of the means of the micro-batches.
+// all-reduce of one number, and the loss is the mean over these, or 0 if there are none. Only
+// the targets of one run are counted: vm.New refuses such a graph with vm.Accumulate, vm.WithTree
+// and vm.WithElastic, where the runs of a step would need weights of their own.
 //
 // In a Tensor group of several ranks, each rank computes the logarithms of the sums of its
 // exponentials, and the ranks exchange these, one number for each position and rank, and the share.
@@ -99,6 +100,9 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 		}
 		if err == nil {
 			loss, err = b.meanOf(loss, targets, n)
+		}
+		if b.shares = true; targets.padded {
+			b.counted = targets.name
 		}
 		return Node{Node: loss, place: [2]Placement{Partial, Replicated}}, err
 	}, "logits", logits, "targets", targets)
@@ -185,11 +189,13 @@ func (b *Builder) number(x float64) any {
 }
 
 // Grad adds the gradients of the loss with respect to all learnables and the rows that are
-// looked up in tables, and returns the learnables.
+// looked up in tables, and returns the learnables. Train with [Builder.Training].
 //
 // The loss is Partial or Replicated over the Sequence group, and Replicated over the Tensor group.
-// If ranks of l.Data have different gradients, these are terms of a sum: train with
-// autograd.WithSum.
+// A [Builder.CrossEntropy], or what is made of one, is a share of the mean over all samples. So is
+// any other loss that is Partial: what the ranks of l.Data have are terms of a sum. If no
+// CrossEntropy is in the graph and the loss is Replicated ([Whole]), the gradients of replicas are
+// averaged.
 //
 // Errors: [Builder.Err]; [ErrPlacement]; a learnable on which the loss does not depend.
 func (b *Builder) Grad(loss Node) (gorgonia.Nodes, error) {
@@ -198,8 +204,11 @@ func (b *Builder) Grad(loss Node) (gorgonia.Nodes, error) {
 			require("loss", loss, Tensor, Replicated)); err != nil {
 			return Node{}, err
 		}
-		_, err := gorgonia.Grad(loss.Node, append(b.Learnables(), b.inputs...)...)
-		return Node{}, err
+		if _, err := gorgonia.Grad(loss.Node, append(b.Learnables(), b.inputs...)...); err != nil {
+			return Node{}, err
+		}
+		b.write(loss)
+		return Node{}, nil
 	}, "loss", loss)
 	return b.Learnables(), b.err
 }

@@ -23,8 +23,7 @@ import (
 //	items := b.Table("items", layers.Normal(0.05), 1<<20, 32)
 //	x := items.Lookup(tokens)
 //	...
-//	machine, err := vm.New(b.Graph(), device, vm.Keep(items.Gradients()...),
-//		vm.WithDataParallel(layout.Data, autograd.WithTables(items)), ...)
+//	machine, err := vm.New(b.Graph(), device, b.Training(), ...) // and keeps their gradients
 //	solver := &autograd.Adam{Rate: 0.001} // for this table alone
 //	...
 //	err = tokens.Set(ids)      // brings the rows of the ids here
@@ -76,6 +75,7 @@ func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 			t.own = b.tensor([]int{len(values) / n, n}, values)
 			t.weights = elements(t.own)
 		}
+		b.tables = append(b.tables, t)
 		return Node{}, nil
 	}, "init", init)
 	return t

@@ -69,10 +69,9 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (loss
 		if err != nil {
 			return err
 		}
-		machine, err := vm.New(b.Graph(), device, vm.Keep(append(table.Gradients(), loss.Node)...),
+		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node),
 			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
-			vm.WithDataParallel(l.Data, autograd.WithSum(), autograd.WithTables(table),
-				autograd.WithParts(l.Comm(layers.Tensor), b.Divided())))
+			b.Training())
 		if err != nil {
 			return err
 		}

@@ -32,7 +32,7 @@ func Example() {
 	check(err)
 	machine, err := vm.New(b.Graph(), nil, vm.Keep(loss.Node),
 		vm.WithSolver(&autograd.Adam{Rate: 0.01}, learnables...),
-		vm.WithDataParallel(l.Data, autograd.WithSum()))
+		b.Training())
 	check(err)
 	defer machine.Close()
 	for step := range 40 {

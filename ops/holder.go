@@ -37,6 +37,9 @@ func (o *holderOp) apply(x, y, v *gorgonia.Node) (*gorgonia.Node, error) {
 
 func (o *holderOp) place() (backend.Communicator, site) { return o.comm, o.at }
 
+// Comm returns the communicator whose ranks run the operation together.
+func (o *holderOp) Comm() backend.Communicator { return o.comm }
+
 func (o *holderOp) origin() backend.Origin {
 	return backend.Origin{Purpose: backend.ForGraph, Shape: backend.ShapeOf(o.shape...)}
 }

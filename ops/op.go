@@ -36,6 +36,9 @@ func (o *collectiveOp) apply(x *gorgonia.Node) (*gorgonia.Node, error) {
 
 func (o *collectiveOp) place() (backend.Communicator, site) { return o.comm, o.at }
 
+// Comm returns the communicator whose ranks run the operation together.
+func (o *collectiveOp) Comm() backend.Communicator { return o.comm }
+
 // origin returns what the op tells the other ranks about its place in the graph, except the
 // ordinal.
 func (o *collectiveOp) origin() backend.Origin {

@@ -170,6 +170,9 @@ func (o *sparseOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes,
 
 func (o *sparseOp) place() (backend.Communicator, site) { return o.comm, o.at }
 
+// Comm returns the communicator whose ranks run the operation together.
+func (o *sparseOp) Comm() backend.Communicator { return o.comm }
+
 func (o *sparseOp) fail(err error) error { return o.sparseCall.fail("SparseAllReduce", o.at, err) }
 
 // String returns the operation, its state and the communicator:
@@ -246,6 +249,9 @@ func (o *sentOp) SymDiff(gorgonia.Nodes, *gorgonia.Node, *gorgonia.Node) (gorgon
 }
 
 func (o *sentOp) place() (backend.Communicator, site) { return o.comm, o.at }
+
+// Comm returns the communicator whose ranks run the operation together.
+func (o *sentOp) Comm() backend.Communicator { return o.comm }
 
 func (o *sentOp) fail(err error) error { return o.sparseCall.fail("SparseGradient", o.at, err) }
 

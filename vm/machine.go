@@ -185,6 +185,9 @@ func (m *Machine) makePlan() error {
 	if err != nil {
 		return err
 	}
+	if err := m.checkTerms(); err != nil {
+		return err
+	}
 	carried, err := m.carry()
 	if err != nil {
 		return err

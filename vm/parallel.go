@@ -46,6 +46,9 @@ import (
 // communicators cannot be recorded: hierarchical ones, and sparse compressions. Their all-reduces
 // run between graphs, with the same bits. [Keep] returns the gradient of this rank alone.
 //
+// A graph of package layers says in which way its gradients are right: give New the option of
+// layers.Builder.Training in place of this one.
+//
 // New returns an error on all ranks if one of them cannot make its machine, or ErrMismatch if ranks
 // differ in learnables, solvers, settings of these or operations between exchanges. An error in the
 // middle of RunAll is final, since other ranks may have made a part of the step. A communicator's
@@ -54,6 +57,11 @@ import (
 // pulled; on the host, they may have taken half a step. Load a checkpoint, with a new communicator.
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) {
+		if m.parallel != nil {
+			m.missing = errors.Join(m.missing, fmt.Errorf("vm: WithDataParallel: %w: it is given "+
+				"twice (Training of a layers.Builder has it, too): give one of them, with the "+
+				"options of both", backend.ErrArgument))
+		}
 		m.parallel = &parallel{comm: comm, options: options}
 		m.refuseNil("WithDataParallel", "options", options)
 	}

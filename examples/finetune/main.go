@@ -149,8 +149,7 @@ func (t *trainer) build() {
 	learnables := must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
 	t.solver.Rate = t.lr
 	t.machine = must(vm.New(b.Graph(), device, append(options, vm.ClipNorm(1),
-		vm.WithSolver(&t.solver, learnables...), vm.WithDataParallel(t.layout.Data,
-			autograd.WithSum(), autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided())))...))
+		vm.WithSolver(&t.solver, learnables...), b.Training())...))
 }
 
 // writable makes the folder of --out, and tries it before the training.

@@ -101,14 +101,11 @@ func (t *trainer) compile() {
 	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(precisions[t.precision])}
 	t.eval = must(vm.New(b.Graph(), t.device, append(options, vm.Eval())...))
 	t.learnables = must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
-	exchange := []autograd.Option{autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided())}
 	if t.tree > 0 {
 		options = append(options, vm.WithTree(t.tree))
-	} else {
-		exchange = append(exchange, autograd.WithSum())
 	}
 	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.ClipNorm(clipNorm),
-		vm.WithDataParallel(t.layout.Data, exchange...))
+		b.Training())
 	t.machine = must(vm.New(b.Graph(), t.device, options...))
 }
 

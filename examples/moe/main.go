@@ -129,8 +129,7 @@ func newTrainer(comm backend.Communicator, c config) *trainer {
 	learnables := t.model(b)
 	t.solver = &autograd.AdamW{Rate: rate, WeightDecay: 0.01}
 	t.machine = must(vm.New(b.Graph(), device, vm.Keep(t.read...), vm.ClipNorm(clipNorm),
-		vm.WithSolver(t.solver, learnables...), vm.WithDataParallel(t.layout.Data,
-			autograd.WithSum(), autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided()))))
+		vm.WithSolver(t.solver, learnables...), b.Training()))
 	return t
 }
 

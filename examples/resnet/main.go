@@ -136,7 +136,7 @@ func (cfg config) train(comm backend.Communicator) {
 		solver = &autograd.EMA{Solver: solver, Decay: cfg.ema}
 	}
 	machine := must(vm.New(m.x.Graph(), device, vm.WithSolver(solver, m.learnables...),
-		vm.WithDataParallel(comm), vm.SyncBatchNorm()))
+		m.training, vm.SyncBatchNorm()))
 	defer machine.Close()
 	eval := must(vm.New(m.x.Graph(), device, vm.Eval(), vm.Keep(m.scores)))
 	defer eval.Close()
@@ -175,6 +175,7 @@ func (cfg config) train(comm backend.Communicator) {
 type network struct {
 	x, y, scores, loss *G.Node // x is pictures [b, 3, 32, 32], y their classes [b]
 	learnables         G.Nodes
+	training           vm.Option
 	parameters         int
 }
 
@@ -211,7 +212,8 @@ func (cfg config) build(layout *layers.Layout, classes int) network {
 	scores := b.Bias("classes", b.Dense("classes", h, classes))
 	check(b.Err())
 	loss := must(nn.CrossEntropy(nn.NoLabel, scores.Node, y))
-	return network{x, y, scores.Node, loss, must(b.Grad(layers.Whole(loss))), b.Parameters()}
+	return network{x, y, scores.Node, loss, must(b.Grad(layers.Whole(loss))), b.Training(),
+		b.Parameters()}
 }
 
 // augment mirrors a picture, or does not, and shifts it; what comes in is black.

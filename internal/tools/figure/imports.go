@@ -37,10 +37,11 @@ var rooms = [][]room{
 			"curves, data, progress"},
 		{"models", []string{"models", "models/tokenizer"}, 910, "graph", "tokenizer"},
 	}, {
+		{"layers", []string{"layers"}, 910, "graph", ""},
+	}, {
 		{"euryale", []string{".", "internal/session", "internal/buildlock"}, 335, "program",
 			"internal/{session,buildlock}"},
 		{"vm", []string{"vm"}, 690, "graph", ""},
-		{"layers", []string{"layers"}, 910, "graph", ""},
 	}, {
 		{"backend/tcp", []string{"backend/tcp"}, 275, "leaf", ""},
 		{"backend/mpi", []string{"backend/mpi"}, 385, "leaf", ""},
@@ -72,8 +73,8 @@ var rooms = [][]room{
 			"late, metrics, report"},
 		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
 		{"kernels", []string{"kernels", "kernels/internal/simd"}, 560, "kernel", "internal/simd"},
-		{"internal/residence", []string{"internal/residence", "internal/safetensors"}, 830, "graph",
-			"internal/safetensors"},
+		{"internal/residence", []string{"internal/residence", "internal/safetensors",
+			"internal/terms"}, 830, "graph", "internal/{safetensors,terms}"},
 	}, {
 		{"rendezvous/launch", []string{"rendezvous/launch"}, 122, "program", ""},
 		{"backend", []string{"backend"}, 500, "contract", ""},

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/terms"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -166,6 +167,9 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 	case "readOp":
 		return g.target(n, known)
 	case "constantScalar", "constantTensor":
+		if terms.Of(n) != nil {
+			return nil
+		}
 		return g.constant(n)
 	}
 	if mode, ok := op.(gorgonia.TrainModeOp); ok && !slices.Contains(g.Modes, mode) {

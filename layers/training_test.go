@@ -1,0 +1,190 @@
+package layers_test
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// predictor predicts the next of 6 words.
+type predictor struct {
+	b               *layers.Builder
+	tokens, targets *layers.Tokens
+	extra, loss     layers.Node // extra is added to what is embedded
+	learnables      gorgonia.Nodes
+}
+
+// newPredictor builds one for so many samples of 4 positions, after prepare.
+func newPredictor(l *layers.Layout, samples int, prepare func(m *predictor)) (m *predictor,
+	err error) {
+	m = &predictor{b: layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)}
+	m.tokens, m.targets = m.b.Tokens("tokens", 1, samples, 4), m.b.Tokens("targets", 1, samples, 4)
+	if prepare != nil {
+		prepare(m)
+	}
+	words := m.b.Learn("words", layers.Normal(1), 0, 6, 4)
+	x := m.b.To(m.b.Embedding(words, m.tokens), layers.Tensor, layers.Replicated)
+	if m.extra.Node != nil {
+		x = m.b.Add(x, m.extra)
+	}
+	m.loss = m.b.CrossEntropy(m.b.Logits(m.b.GELU(x), words), m.targets)
+	m.learnables, err = m.b.Grad(m.loss)
+	return m, err
+}
+
+// TestHalfOfWhatTrainingNeedsIsRefused: a graph says how its gradients are right, and New refuses
+// to train it in any other way, in words that say what is missing.
+func TestHalfOfWhatTrainingNeedsIsRefused(t *testing.T) {
+	one := layers.Sizes{DP: 1, SP: 1, TP: 1}
+	data := func(options ...autograd.Option) func(*predictor, *layers.Layout) []vm.Option {
+		return func(_ *predictor, l *layers.Layout) []vm.Option {
+			return []vm.Option{vm.WithDataParallel(l.Data, options...)}
+		}
+	}
+	and := func(more ...vm.Option) func(*predictor, *layers.Layout) []vm.Option {
+		return func(m *predictor, _ *layers.Layout) []vm.Option {
+			return append(more, m.b.Training())
+		}
+	}
+	batches := func(n int) func(*predictor) { return func(m *predictor) { m.b.Batches(n) } }
+	table := func(m *predictor) {
+		m.extra = m.b.Table("rows", layers.Normal(1), 6, 4).Lookup(m.tokens)
+	}
+	padded := func(m *predictor) { m.targets.Padding(5); m.b.Batches(1) }
+	for _, c := range []struct {
+		name    string
+		of      layers.Sizes
+		prepare func(*predictor)
+		with    func(*predictor, *layers.Layout) []vm.Option
+		want    string // "" for no error
+	}{
+		{"training", layers.Sizes{DP: 2, SP: 1, TP: 2}, nil, and(vm.ClipNorm(1)), ""},
+		{"two halves", layers.Sizes{DP: 2, SP: 1, TP: 1}, nil, data(autograd.WithSum()), ""},
+		{"a mean", layers.Sizes{DP: 2, SP: 1, TP: 1}, batches(1), data(), ""},
+		{"runs", layers.Sizes{DP: 2, SP: 1, TP: 1}, batches(6), and(), ""},
+		{"a tree", layers.Sizes{DP: 2, SP: 1, TP: 1}, batches(1), and(vm.WithTree(3)), ""},
+		{"a tree over parts", layers.Sizes{DP: 1, SP: 1, TP: 2}, batches(1),
+			and(vm.WithTree(3)), ""},
+		{"no sum", layers.Sizes{DP: 2, SP: 1, TP: 1}, nil, data(),
+			"0.5 times the right ones: give vm.New what Training of the layers.Builder returns"},
+		{"no sum of sequences", layers.Sizes{DP: 1, SP: 2, TP: 1}, nil, data(), "0.5 times"},
+		{"a sum of means", layers.Sizes{DP: 2, SP: 1, TP: 1}, batches(1),
+			data(autograd.WithSum()), "2 times"},
+		{"a mean of sequences", layers.Sizes{DP: 2, SP: 2, TP: 1}, batches(1), and(), "2 times"},
+		{"other ranks", layers.Sizes{DP: 2, SP: 1, TP: 2}, nil,
+			func(_ *predictor, l *layers.Layout) []vm.Option {
+				return []vm.Option{vm.WithDataParallel(l.Comm(layers.Tensor), autograd.WithSum())}
+			}, "layers.Layout of dp2xsp1xtp2, and the ranks of its Data must add up"},
+		{"no ranks", layers.Sizes{DP: 2, SP: 1, TP: 1}, nil,
+			func(*predictor, *layers.Layout) []vm.Option { return nil }, "ranks of its Data"},
+		{"no parts", layers.Sizes{DP: 1, SP: 1, TP: 2}, nil, data(autograd.WithSum()),
+			"without autograd.WithParts ClipNorm, Hash and checkpoints"},
+		{"twice", layers.Sizes{DP: 2, SP: 1, TP: 1}, nil,
+			func(m *predictor, l *layers.Layout) []vm.Option {
+				return append(data()(m, l), m.b.Training())
+			}, "WithDataParallel: bad argument: it is given twice"},
+		{"no Batches", one, nil, and(vm.Accumulate(2)),
+			"2 times the right ones: call Builder.Batches(2) before the loss"},
+		{"no Accumulate", layers.Sizes{DP: 2, SP: 1, TP: 1}, batches(4),
+			data(autograd.WithSum()), "0.5 times"},
+		{"a tree without Batches", layers.Sizes{DP: 2, SP: 1, TP: 1}, nil, and(vm.WithTree(4)),
+			"call Builder.Batches(1)"},
+		{"a tree over sequences", layers.Sizes{DP: 1, SP: 2, TP: 1}, batches(1),
+			and(vm.WithTree(2)), "WithTree: a rank runs whole micro-batches, and the ranks of a " +
+				"layers.Layout of dp1xsp2xtp1 divide sequences"},
+		{"padding in a tree", layers.Sizes{DP: 2, SP: 1, TP: 1}, padded, and(vm.WithTree(2)),
+			"WithTree: several runs are one step, and the loss divides"},
+		{"padding in a tree of one rank", one, padded, and(vm.WithTree(2)), "Tokens.Padding"},
+		{"padding in runs", one, func(m *predictor) { m.targets.Padding(5); m.b.Batches(2) },
+			and(), "Accumulate: several runs are one step, and the loss divides by the number of " +
+				"targets targets of one run that are not Tokens.Padding"},
+		{"a table", layers.Sizes{DP: 2, SP: 1, TP: 1}, table, and(), ""},
+		{"a table in runs", one, func(m *predictor) { table(m); m.b.Batches(2) }, and(),
+			"Accumulate: several runs are one step, and ranks exchange rows of the layers.Table"},
+		{"a table in a tree", one, func(m *predictor) { table(m); m.b.Batches(1) },
+			and(vm.WithTree(2)), "WithTree: several runs are one step, and ranks exchange rows"},
+		{"a table and a mean", layers.Sizes{DP: 2, SP: 1, TP: 1},
+			func(m *predictor) { table(m); m.b.Batches(1) }, and(), "2 times"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			within(t, testenv.Hosts, c.of, func(l *layers.Layout, _ backend.Device,
+				build sync.Locker) error {
+				build.Lock()
+				m, err := newPredictor(l, 1, c.prepare)
+				build.Unlock()
+				if err == nil {
+					var machine *vm.Machine
+					machine, err = vm.New(m.b.Graph(), nil, append(c.with(m, l),
+						vm.WithSolver(&autograd.SGD{Rate: 1}, m.learnables...))...)
+					if err == nil {
+						err = machine.Close()
+					}
+				}
+				if c.want == "" {
+					return err
+				}
+				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("%v, want an error with %q", err, c.want)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// TestTrainingAddsUpRunsAsOneBatch: two runs that Batches announces train as one batch of all of
+// their samples, on one rank and on two.
+func TestTrainingAddsUpRunsAsOneBatch(t *testing.T) {
+	ids := []int{0, 1, 2, 3, 4, 3, 2, 1, 1, 1, 0, 2, 3, 4, 0, 0}
+	next := append(slices.Clone(ids[1:]), 0)
+	train := func(replicas, runs int) (weights []float64) {
+		within(t, testenv.Hosts, layers.Sizes{DP: replicas, SP: 1, TP: 1}, func(l *layers.Layout,
+			_ backend.Device, build sync.Locker) error {
+			samples := 4 / replicas / runs
+			build.Lock()
+			m, err := newPredictor(l, samples, func(m *predictor) { m.b.Batches(replicas * runs) })
+			build.Unlock()
+			if err != nil {
+				return err
+			}
+			machine, err := vm.New(m.b.Graph(), nil, m.b.Training(),
+				vm.WithSolver(&autograd.SGD{Rate: 1}, m.learnables...))
+			if err != nil {
+				return err
+			}
+			first, n, _ := machine.MicroBatches()
+			for i := first; i < first+n; i++ {
+				own := func(all []int) []int { return all[i*samples*4:][:samples*4] }
+				err = errors.Join(err, m.tokens.Set(own(ids)), m.targets.Set(own(next)),
+					machine.RunAll())
+			}
+			err = errors.Join(err, machine.Pull())
+			if l.Data.Rank() == 0 {
+				weights = slices.Clone(numbers(m.learnables[0].Value()))
+			}
+			return errors.Join(err, machine.Close())
+		})
+		return weights
+	}
+	want := train(1, 1)
+	for _, c := range [][2]int{{1, 2}, {2, 1}, {2, 2}} {
+		for i, x := range train(c[0], c[1]) {
+			if math.Abs(x-want[i]) > 1e-12 {
+				t.Errorf("%d replicas, %d runs: weight %d is %v: want %v", c[0], c[1], i, x,
+					want[i])
+			}
+		}
+	}
+}
