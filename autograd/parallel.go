@@ -239,7 +239,10 @@ func untied(params []*param) error {
 	values := make([]backend.Buffer, len(params))
 	for i, p := range params {
 		var err error
-		if values[i], err = p.value(); err != nil {
+		if values[i], err = p.value(); err == nil && residence.OfOthers(values[i]) {
+			err = fmt.Errorf("%w: the value of %v %w", backend.ErrArgument, p, errOfOthers)
+		}
+		if err != nil {
 			return err
 		}
 	}

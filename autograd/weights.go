@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/terms"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -34,11 +35,12 @@ import (
 // The file is written beside path and renamed when it is on the disk, so path always has a whole
 // file, the old one or the new one. An existing file is replaced.
 //
-// Values are read on the host: call Machine.Pull first if a machine of package vm trains on a
-// device.
+// Values are read on the host: call Machine.Pull first, on all ranks, if a machine of package vm
+// trains on a device or with WithShards. [ReadWeights] of a checkpoint gives whole learnables where
+// ranks divide them otherwise ([WithParts]).
 //
-// Errors: ErrArgument for a node that is not a variable or has no value, and for names that are
-// empty, not UTF-8, or given to two nodes; an element that is NaN, or infinite in a variable with a
+// Errors: ErrArgument for a node that is not a variable or has no value, for one of which a rank
+// has a part alone, and for names that are empty, not UTF-8, or given to two nodes; an element that is NaN, or infinite in a variable with a
 // gradient or a moving average; those of the file system.
 func SaveWeights(path string, nodes gorgonia.Nodes) error {
 	if err := saveWeights(path, nodes); err != nil {
@@ -206,6 +208,24 @@ func weights(nodes gorgonia.Nodes) (v inventory, err error) {
 	return v, checkNames(v.tensors())
 }
 
+// undivided returns an error if a node has a part of a learnable that ranks divide.
+func undivided(nodes gorgonia.Nodes) error {
+	var of []*terms.Terms
+	for i, n := range nodes {
+		if i == 0 || n.Graph() != nodes[i-1].Graph() {
+			of = terms.All(n.Graph())
+		}
+		for _, t := range of {
+			if t.Parts[n.Name()] {
+				return fmt.Errorf("%w: %s is this rank's part of a learnable, in a layers.Layout of "+
+					"%s: save a checkpoint by all ranks (DataParallel.Save), from which ReadWeights "+
+					"reads it whole", backend.ErrArgument, stock.Label(n), t.Layout)
+			}
+		}
+	}
+	return nil
+}
+
 // untrained reports whether a tensor is of a variable without a gradient, such as a mask.
 func (v *inventory) untrained(name string) bool {
 	return slices.ContainsFunc(v.frozen, func(p piece) bool {
@@ -215,6 +235,9 @@ func (v *inventory) untrained(name string) bool {
 
 func saveWeights(path string, nodes gorgonia.Nodes) error {
 	v, err := weights(nodes)
+	if err == nil {
+		err = undivided(nodes)
+	}
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/terms"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -30,6 +31,7 @@ type Builder struct {
 	shares     bool   // whether there is a CrossEntropy, a share of that mean
 	counted    string // targets whose number it divides by, "" for none
 	tables     []*Table
+	terms      *terms.Terms // what the graph says, nil for nothing
 	learnables []Node
 	frozen     gorgonia.Nodes // learnables that are not to be learnt
 	inputs     gorgonia.Nodes // whose gradients are wanted, too: rows of tables
@@ -172,6 +174,9 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 			return n, err
 		}
 		n.Node = b.variable(name, value)
+		if axis != Undivided && b.layout.TP > 1 { // for who reads the value
+			b.says().Parts[name] = true
+		}
 		if b.freeze != nil && b.freeze(name) {
 			b.frozen = append(b.frozen, n.Node)
 		} else {

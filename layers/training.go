@@ -43,18 +43,27 @@ func (b *Builder) Training(options ...autograd.Option) vm.Option {
 	}
 }
 
+// says returns what the graph says of the layout, and of its training.
+func (b *Builder) says() *terms.Terms {
+	if b.terms == nil {
+		l := b.layout
+		b.terms = &terms.Terms{Layout: l.String(), Data: l.Data, Tensor: l.groups[Tensor],
+			Replicas: l.DP, Parts: map[string]bool{}}
+		terms.Write(b.graph, b.terms)
+	}
+	return b.terms
+}
+
 // write says in the graph what its training needs.
 func (b *Builder) write(loss Node) {
-	l := b.layout
-	t := &terms.Terms{Layout: l.String(), Data: l.Data, Tensor: l.groups[Tensor], Replicas: l.DP,
-		Divided: b.Divided(), Counted: b.counted}
+	t := b.says()
+	t.Divided, t.Counted = b.Divided(), b.counted
 	if b.shares {
 		t.Batches = b.batches
 	}
 	if len(b.inputs) > 0 { // Step of a table adds up what ranks have
 		t.Table = b.tables[0].name
 	}
-	t.Sum = b.shares || loss.place[Sequence] == Partial || t.Table != "" || l.SP > 1
-	b.sums = t.Sum && (!b.mean || l.SP > 1 || t.Table != "")
-	terms.Write(b.graph, t)
+	t.Sum = b.shares || loss.place[Sequence] == Partial || t.Table != "" || b.layout.SP > 1
+	b.sums = t.Sum && (!b.mean || b.layout.SP > 1 || t.Table != "")
 }

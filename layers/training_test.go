@@ -3,6 +3,7 @@ package layers_test
 import (
 	"errors"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -185,6 +186,33 @@ func TestTrainingAddsUpRunsAsOneBatch(t *testing.T) {
 				t.Errorf("%d replicas, %d runs: weight %d is %v: want %v", c[0], c[1], i, x,
 					want[i])
 			}
+		}
+	}
+}
+
+// TestAPartOfALearnableIsNotSavedAsTheWhole: SaveWeights has whole learnables, or none.
+func TestAPartOfALearnableIsNotSavedAsTheWhole(t *testing.T) {
+	for _, of := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 1, TP: 2}} {
+		for _, gradient := range []bool{false, true} {
+			within(t, testenv.Hosts, of, func(l *layers.Layout, _ backend.Device,
+				build sync.Locker) error {
+				build.Lock()
+				defer build.Unlock()
+				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+				w := b.Learn("w", layers.Normal(1), 0, 4, 2)
+				if gradient {
+					x := b.Tokens("x", 1, 2, 2)
+					rows := b.To(b.Embedding(w, x), layers.Tensor, layers.Replicated)
+					if _, err := b.Grad(b.CrossEntropy(b.Logits(rows, w), x)); err != nil {
+						return err
+					}
+				}
+				err := autograd.SaveWeights(filepath.Join(t.TempDir(), "w"), gorgonia.Nodes{w.Node})
+				if (of.TP > 1) != errors.Is(err, backend.ErrArgument) {
+					t.Errorf("%v, with a gradient %v: %v", of, gradient, err)
+				}
+				return nil
+			})
 		}
 	}
 }

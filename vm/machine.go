@@ -404,7 +404,7 @@ func (m *Machine) stepped() error {
 	m.steps++
 	m.parallel.applied()
 	m.alone.applied()
-	return nil
+	return m.leave()
 }
 
 // StepTime is how long a step of the plan took.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -41,7 +42,8 @@ const (
 //
 // With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
 // Close gather them on the host, and so do Load, Check and Hash, but not Save. All that gather are
-// collective. Pull before another machine reads them. With [WithPrecision] BF16 the same is true on
+// collective. Pull before another machine, SaveWeights or the program itself reads them: the
+// elements of other ranks are NaN until then, and machines and SaveWeights refuse them. With [WithPrecision] BF16 the same is true on
 // every level for learnables that only products read. The ranks gather these in BF16: half the
 // bytes, and the same bits, since products read no more. Without Parameters they do so once in a
 // run, before a learnable's first use, except with [Accumulate] or with a communicator on another
@@ -211,6 +213,22 @@ func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
 	}
 	if i := slices.Index(m.solver.learnables, n); i >= 0 && m.solver.alone[i] {
 		return m.shard(i)
+	}
+	return nil
+}
+
+// leave marks what ranks divide of the learnables, where the host has it: after a step, this rank's
+// part alone is new there.
+func (m *Machine) leave() error {
+	for _, in := range m.inputs {
+		if in.shard == nil {
+			continue
+		}
+		memory, err := in.memory()
+		if err != nil {
+			return err
+		}
+		residence.LeaveToOthers(memory, in.shard.From, in.shard.To)
 	}
 	return nil
 }

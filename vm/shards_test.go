@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -558,4 +559,66 @@ func TestCloseOfOneRankSaysWhatToDo(t *testing.T) {
 			t.Errorf("rank %d: %v, want %q", rank, err, want)
 		}
 	}
+}
+
+// TestAShardIsNotTakenForTheWhole: after a step nothing reads a learnable that ranks divide before
+// it is gathered, and everything does afterwards.
+func TestAShardIsNotTakenForTheWhole(t *testing.T) {
+	for _, c := range []struct {
+		level vm.Shards
+		in    vm.Precision
+		whole bool // all ranks have all elements after each step
+	}{{levels[0], vm.F32, true}, {levels[0], vm.BF16, false}, {levels[1], vm.F32, true},
+		{levels[2], vm.F32, false}, {levels[2], vm.BF16, false}} {
+		for _, k := range []testenv.Kind{testenv.Hosts, testenv.Devices} {
+			as := training{solver: solvers["adam"],
+				build: func(t testing.TB, _ tensor.Dtype) *model { return mlp(t, tensor.Float32) }}
+			if err := testranks.Join(together(t, k, 3, func(r ranked) error {
+				return r.readsShards(as, c.whole && k == testenv.Hosts, vm.WithShards(c.level),
+					vm.WithPrecision(c.in))
+			})); err != nil {
+				t.Errorf("level %b in %v, %s: %v", c.level, c.in, k, err)
+			}
+		}
+	}
+}
+
+// readsShards compares what others read of learnables before a Pull, after it, and after Close.
+func (r ranked) readsShards(as training, whole bool, options ...vm.Option) error {
+	m, machine, err := r.start(as, options...)
+	if err != nil {
+		return err
+	}
+	eval, err := vm.New(m.g, r.device, vm.Eval())
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(r.t.TempDir(), "w.safetensors")
+	read := func(when string, refused bool) error {
+		uses := map[string]func() error{"evaluation": eval.RunAll,
+			"SaveWeights": func() error { return autograd.SaveWeights(file, m.params) },
+			"another machine": func() error {
+				_, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+					vm.WithDataParallel(autograd.Solo()))
+				return err
+			}}
+		if !refused {
+			delete(uses, "another machine")
+		}
+		for use, do := range uses {
+			if err := do(); refused != (err != nil && strings.Contains(err.Error(), "shard")) {
+				return fmt.Errorf("%s %s has the error %v", when, use, err)
+			}
+		}
+		return nil
+	}
+	if err := machine.RunAll(); err != nil {
+		return err
+	}
+	if r.device == nil { // there SaveWeights reads what the host has
+		err = read("before Pull", !whole)
+	}
+	err = errors.Join(err, machine.Pull(m.params...), read("after Pull", false), machine.RunAll(),
+		machine.Close())
+	return errors.Join(err, read("after Close", false), eval.Close())
 }

@@ -53,6 +53,11 @@ func (in input) memory() (backend.Buffer, error) {
 	if err != nil {
 		return memory, fmt.Errorf("vm: the value of %s: %w", stock.Label(in.node), err)
 	}
+	if in.shard == nil && residence.OfOthers(memory) {
+		return memory, fmt.Errorf("vm: %w: the value of %s has only this rank's shard "+
+			"(WithShards): call Pull of the machine that trains it first, on all ranks",
+			backend.ErrArgument, stock.Label(in.node))
+	}
 	return memory, nil
 }
 

@@ -26,6 +26,8 @@ type Terms struct {
 	Sum bool
 	// Divided are the names of learnables of which a rank of Tensor has a part.
 	Divided map[string]int
+	// Parts are the names of all variables of which a rank of Tensor has a part.
+	Parts map[string]bool
 	// Counted are the targets of the loss whose number the ranks of Data count in each run, and
 	// Table is a table whose rows they exchange before and after each run: "" for none.
 	Counted, Table string
