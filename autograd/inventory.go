@@ -191,13 +191,13 @@ func (v *inventory) findIn(nodes gorgonia.Nodes) error {
 			continue
 		}
 		seen[g] = true
-		for _, n := range g.AllNodes() {
-			if a, ok := n.Op().(stock.Averaging); ok {
-				if err := v.average(a, seen); err != nil {
-					*v = was
-					return err
-				}
+		for _, a := range stock.AveragesOf(g) {
+			if err := v.average(a, seen); err != nil {
+				*v = was
+				return err
 			}
+		}
+		for _, n := range g.AllNodes() {
 			v.draw(n.Op())
 		}
 	}
@@ -206,7 +206,7 @@ func (v *inventory) findIn(nodes gorgonia.Nodes) error {
 
 // average adds the averages of a batch norm, unless they are among those seen. They begin as those
 // of PyTorch, so that a model which nothing has trained is saved with them.
-func (v *inventory) average(a stock.Averaging, seen map[any]bool) error {
+func (v *inventory) average(a stock.Averages, seen map[any]bool) error {
 	mean, variance := a.Stats()
 	if seen[mean] {
 		return nil
@@ -215,17 +215,17 @@ func (v *inventory) average(a stock.Averaging, seen map[any]bool) error {
 	if err := stock.Begin(a); err != nil {
 		return err
 	}
-	number := len(v.averages) / 2
 	for i, t := range []tensor.Tensor{mean, variance} {
 		memory, err := hostMemory(t)
 		name := []string{"mean", "variance"}[i]
 		if err != nil {
-			return fmt.Errorf("the moving %s of batch norm %d %w", name, number, err)
+			return fmt.Errorf("the moving %s of batch norm %s %w", name, a.Name, err)
 		}
+		file := a.Name + []string{meanSuffix, varianceSuffix}[i]
 		v.averages = append(v.averages, piece{
-			key:   fmt.Sprintf("%s%d.%s", averagePrefix, number, name),
-			file:  averageName(strconv.Itoa(number), name),
-			name:  fmt.Sprintf("moving %s of batch norm %d", name, number),
+			key:   averagePrefix + file,
+			file:  file,
+			name:  fmt.Sprintf("moving %s of batch norm %s", name, a.Name),
 			shape: append([]int{}, t.Shape()...), dtype: memory.DType(),
 			memory: func() (backend.Buffer, error) { return memory, nil },
 		})
@@ -467,6 +467,9 @@ func (d *DataParallel) sayMissing(r record) {
 
 // fits returns an error if a checkpoint has other pieces.
 func (v *inventory) fits(l loaded) error {
+	if err := v.rename(l.model, func(p piece) string { return p.key }); err != nil {
+		return err
+	}
 	for _, n := range []struct {
 		what      string
 		has, want int

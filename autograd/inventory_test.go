@@ -222,8 +222,8 @@ var spoils = map[string]func(m *normed) error{
 		m.frozen.Value().Data().([]float64)[3]++
 		return nil
 	},
-	"moving mean of batch norm 0":     func(m *normed) error { return m.setAverages(8, 1) },
-	"moving variance of batch norm 0": func(m *normed) error { return m.setAverages(0, 8) },
+	"moving mean of batch norm scale":     func(m *normed) error { return m.setAverages(8, 1) },
+	"moving variance of batch norm scale": func(m *normed) error { return m.setAverages(0, 8) },
 	"the seed or the step of random numbers": func(m *normed) error {
 		m.random.Next(0)
 		return nil

@@ -3,6 +3,7 @@ package autograd
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +20,8 @@ import (
 // the order of parameters does not matter:
 //
 //	block0.attention.qkv.weight                        a parameter, or a variable of WithFrozen
-//	batchnorm.0.running_mean, batchnorm.0.running_var  the moving averages of the first batch norm
+//	bn.running_mean, bn.running_var                    the moving averages of a batch norm that the
+//	                                                   variable bn scales ([stock.Averages])
 //	solver.adam.m/block0.attention.qkv.weight          what the solver keeps for a parameter
 //	solver.group.1.adam.m/ln_f.bias                    what group 1 of Groups keeps for one
 //	solver.adam.steps                                  what it keeps besides
@@ -29,6 +31,8 @@ import (
 const (
 	numberedFormat = 1 // with the keys as names
 	solverPrefix   = "solver."
+
+	meanSuffix, varianceSuffix = ".running_mean", ".running_var"
 )
 
 // checkName returns an error for a name that a file cannot give to a tensor.
@@ -91,6 +95,60 @@ func (v *inventory) tensors() (all []namedTensor) {
 		all = append(all, namedTensor{p.key, p.file, what})
 	}
 	return all
+}
+
+// rename gives moving averages of an older version, which had the numbers of batch norms in their
+// graph, the names that they have in this program, as far as their shapes say which are which. It
+// returns an error, and renames none, if a number may be that of several.
+func (v *inventory) rename(all map[string]stored, nameOf func(p piece) string) error {
+	kindOf := func(suffix string, shape []int) string { return suffix + fmt.Sprint(shape) }
+	old, here := map[string][]string{}, map[string][]string{}
+	for name, t := range all {
+		if suffix := numberedAverage(name); suffix != "" {
+			old[kindOf(suffix, t.Shape)] = append(old[kindOf(suffix, t.Shape)], name)
+		}
+	}
+	for _, p := range v.averages {
+		if _, there := all[nameOf(p)]; !there {
+			kind := kindOf(p.file[strings.LastIndex(p.file, "."):], p.shape)
+			here[kind] = append(here[kind], nameOf(p))
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(here)) {
+		if n := len(old[kind]); n > 1 || n == 1 && len(here[kind]) > 1 {
+			return fmt.Errorf("%w: an older version has numbered the moving averages of batch norms "+
+				"by their places in a graph, and which are which is unknown (%s, and here %s): load "+
+				"the other tensors alone by LoadWeights with NonStrict, and give ReadWeights' to "+
+				"SetStats of the operations", backend.ErrArgument, nameList(old[kind]),
+				nameList(here[kind]))
+		}
+	}
+	for kind, names := range here {
+		if len(old[kind]) == 1 {
+			all[names[0]] = all[old[kind][0]]
+			delete(all, old[kind][0])
+		}
+	}
+	return nil
+}
+
+// numberedAverage returns the suffix of a name that moving averages have in files of older versions
+// and of format 1, "" for other names.
+func numberedAverage(name string) (suffix string) {
+	var number int
+	var of string
+	if n, _ := fmt.Sscanf(name, "batchnorm.%d.running_%s", &number, &of); n < 2 {
+		if n, _ = fmt.Sscanf(name, averagePrefix+"%d.%s", &number, &of); n < 2 {
+			return ""
+		}
+	}
+	switch of {
+	case "mean":
+		return meanSuffix
+	case "var", "variance":
+		return varianceSuffix
+	}
+	return ""
 }
 
 // vectorKeys returns the prefixes of a solver's keys for what it keeps for a parameter, and the

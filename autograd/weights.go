@@ -29,8 +29,8 @@ import (
 // that nothing trains. SaveWeights also writes the moving averages of the batch norms in their
 // graphs. It needs no solver and no communicator, and is not collective: call it on one rank.
 //
-// Tensors have the names, shapes and dtypes of their nodes. Averages are named
-// batchnorm.0.running_mean and batchnorm.0.running_var, and so on, in the order of the graph.
+// Tensors have the names, shapes and dtypes of their nodes. The averages of a batch norm whose scale
+// is a variable named bn are bn.running_mean and bn.running_var, wherever it is in the graph.
 //
 // The file is written beside path and renamed when it is on the disk, so path always has a whole
 // file, the old one or the new one. An existing file is replaced.
@@ -268,6 +268,9 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 	if err != nil {
 		return err
 	}
+	if err := v.rename(all, func(p piece) string { return p.file }); err != nil && !o.partial {
+		return err
+	}
 	var here, missing []string
 	for _, p := range v.pieces() {
 		t, ok := all[p.file]
@@ -387,21 +390,13 @@ func unnumbered(numbered map[string]stored) map[string]stored {
 	all := map[string]stored{}
 	for key, t := range numbered {
 		kind, rest, _ := strings.Cut(key, ".")
-		number, name, _ := strings.Cut(rest, ".")
+		_, name, _ := strings.Cut(rest, ".")
 		switch kind + "." {
 		case parameterPrefix, frozenPrefix:
 			all[name] = t
 		case averagePrefix:
-			all[averageName(number, name)] = t
+			all[key] = t
 		}
 	}
 	return all
-}
-
-// averageName returns the name in a file of the moving mean or variance of a batch norm.
-func averageName(number, of string) string {
-	if of == "variance" {
-		of = "var"
-	}
-	return fmt.Sprintf("batchnorm.%s.running_%s", number, of)
 }

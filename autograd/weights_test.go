@@ -69,8 +69,7 @@ func TestWeightsAreTheWholeModelByName(t *testing.T) {
 		}
 	}
 	want := map[string][]float64{"a.weight": {1, 2, 3, 4, 5, 6}, "a.bias": {10, 11, 12},
-		"frozen": {100, 101}, "batchnorm.0.running_mean": {1, 2, 3}, "batchnorm.0.running_var": {4,
-			5, 6}}
+		"frozen": {100, 101}, "x_γ.running_mean": {1, 2, 3}, "x_γ.running_var": {4, 5, 6}}
 	if got := valuesOf(t, file); !maps.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("the file has %v, want %v", got, want)
 	}
