@@ -198,7 +198,10 @@ def more_rows(dtype, r):
 
     def table(special, n=10, width=4):
         return [
-            [r.choice(special) if r.random() < 0.3 else float(r.randint(-2, 2)) for _ in range(width)]
+            [
+                r.choice(special) if r.random() < 0.3 else float(r.randint(-2, 2))
+                for _ in range(width)
+            ]
             for _ in range(n)
         ] + [[0.0] * width, [1.0] * width]
 
@@ -286,42 +289,49 @@ def options(dtype, r):
     for special in (), (nan, inf):
         x = numbers(5, 3, special=special)
         run("nn.CrossEntropyWith", lambda x: F.cross_entropy(x, y), dtype, [x], labels=labels)
-    x = numbers(5, 3)
-    run("nn.CrossEntropyWith smoothing", lambda x: F.cross_entropy(x, y, label_smoothing=0.25),
-        dtype, [x], labels=labels)
-    run("nn.CrossEntropyWith sum", lambda x: F.cross_entropy(x, y, reduction="sum"),
-        dtype, [x], labels=labels)
-    w = torch.tensor([2.0, 0.0, 1.0], dtype=dtype)
-    run("nn.CrossEntropyWith weights", lambda x: F.cross_entropy(x, y, w), dtype, [x], labels=labels)
+        run("nn.CrossEntropyWith smoothing", lambda x: F.cross_entropy(x, y, label_smoothing=0.25),
+            dtype, [x], labels=labels)
+        run("nn.CrossEntropyWith sum", lambda x: F.cross_entropy(x, y, reduction="sum"),
+            dtype, [x], labels=labels)
+        w = torch.tensor([2.0, 0.0, 1.0], dtype=dtype)
+        run("nn.CrossEntropyWith weights", lambda x: F.cross_entropy(x, y, w), dtype, [x],
+            labels=labels)
     run("nn.CumSum", lambda x: x.cumsum(1), dtype, [numbers(2, 5)])
     for special in (), (nan, inf):
         image = numbers(1, 2, 5, 4, special=special)
-        filters = numbers(2, 2, 2, 3)
+        filters = numbers(2, 2, 2, 3, special=special)
         run("nn.MaxPool2D", lambda x: F.max_pool2d(x, 2, 2), dtype, [image])
         run("nn.AvgPool2D padded", lambda x: F.avg_pool2d(x, 2, 2, 1), dtype, [image])
         run("nn.GlobalAvgPool2D", lambda x: x.mean((2, 3), keepdim=True), dtype, [image])
         run("nn.Conv2D", F.conv2d, dtype, [image, filters])
         run("nn.ConvTranspose2D", F.conv_transpose2d, dtype, [image, filters])
+        q, k = numbers(1, 2, 3, 4), numbers(1, 2, 5, 4, special=special)
+        v = numbers(1, 2, 5, 3, special=special)
+        run("nn.Attention", F.scaled_dot_product_attention, dtype, [q, k, v])
+        run("nn.Attention causal",
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), dtype,
+            [k, k, v])
+
+    filters = numbers(2, 2, 2, 3)
     run("nn.Conv2D biased", F.conv2d, dtype, [numbers(1, 2, 4, 4), filters, [nan, 1.0]])
     run("nn.Conv1D", F.conv1d, dtype, [numbers(1, 2, 6), numbers(3, 2, 2)])
     run("nn.Conv3D", F.conv3d, dtype, [numbers(1, 2, 3, 3, 3), numbers(2, 2, 2, 2, 2)])
-    q, k = numbers(1, 2, 3, 4), numbers(1, 2, 5, 4)
-    run("nn.Attention", F.scaled_dot_product_attention, dtype, [q, k, numbers(1, 2, 5, 3)])
-    run("nn.Attention causal", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-        dtype, [k, k, numbers(1, 2, 5, 3)])
 
     def turned(x, cos, sin):  # as in LLaMA
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
-    run("nn.Rotary", turned, dtype, [numbers(3, 4, special=(nan, inf)), numbers(3, 2), numbers(3, 2)], by=1)
+    x, cos, sin = numbers(3, 4, special=(nan, inf)), numbers(3, 2), numbers(3, 2)
+    run("nn.Rotary", turned, dtype, [x, cos, sin], by=1)
     weights = lambda gates: [numbers(gates * 2, 3), numbers(gates * 2, 2), numbers(gates * 2),
                              numbers(gates * 2)]
-    x, h = numbers(4, 2, 3), numbers(1, 2, 2)
     settings = (True, 1, 0.0, False, False, False)
-    run("nn.LSTM", lambda x, h, c, *w: torch._VF.lstm(x, (h, c), w, *settings)[0], dtype,
-        [x, h, h] + weights(4))
-    run("nn.GRU", lambda x, h, *w: torch._VF.gru(x, h, w, *settings)[0], dtype, [x, h] + weights(3))
+    for special in (), (nan, inf):
+        x, h = numbers(4, 2, 3, special=special), numbers(1, 2, 2)
+        run("nn.LSTM", lambda x, h, c, *w: torch._VF.lstm(x, (h, c), w, *settings)[0], dtype,
+            [x, h, h] + weights(4))
+        run("nn.GRU", lambda x, h, *w: torch._VF.gru(x, h, w, *settings)[0], dtype,
+            [x, h] + weights(3))
 
 
 def losses(dtype, r):
