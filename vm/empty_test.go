@@ -16,8 +16,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestLengthsOfZeroOfCollectives: a rank may have no elements of a variable, of its gradient, and of
-// what it passes from one collective to another, as package ops says.
+// TestLengthsOfZeroOfCollectives: a rank may have no elements of a variable, of its gradient, and
+// of what it passes from one collective to another, as package ops says.
 func TestLengthsOfZeroOfCollectives(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
 		func(t *testing.T, k testenv.Kind) {
@@ -37,8 +37,8 @@ func TestLengthsOfZeroOfCollectives(t *testing.T) {
 		})
 }
 
-// emptied are graphs by the lengths of ranks: of x [n, 2], of which every rank has its rows of 1, 2,
-// 3, ..., to all of these on every rank.
+// emptied are graphs by the lengths of ranks: of x [n, 2], of which every rank has its rows of 1,
+// 2, 3, ..., to all of these on every rank.
 var emptied = map[string]func(comm backend.Communicator, lens []int, x *gorgonia.Node) (
 	parts gorgonia.Nodes, all *gorgonia.Node){
 	"AllGather": func(comm backend.Communicator, lens []int, x *gorgonia.Node) (gorgonia.Nodes,

@@ -262,7 +262,8 @@ func mergedNorm(differ string) func(s suspect) string {
 	}
 }
 
-// randomNorm finds a batch norm whose scale or bias was nil, by the variable that Gorgonia has made.
+// randomNorm finds a batch norm whose scale or bias was nil, by the variable that Gorgonia has
+// made.
 func randomNorm(s suspect) string {
 	of := func(suffix string) bool {
 		return slices.ContainsFunc(s.in.nodes, func(n *gorgonia.Node) bool {
@@ -271,8 +272,8 @@ func randomNorm(s suspect) string {
 	}
 	for _, made := range []struct{ suffix, name string }{{"_γ", "scale"}, {"_β", "bias"}} {
 		if of(made.suffix) {
-			return "its " + made.name + " was nil: Gorgonia makes a random one, with a number for " +
-				"each element of each sample"
+			return "its " + made.name + " was nil: Gorgonia makes a random one, with a number " +
+				"for each element of each sample"
 		}
 	}
 	return ""

@@ -124,7 +124,9 @@ func simple() map[string]func(x gorgonia.Nodes) (*gorgonia.Node, error) {
 	for name, f := range map[string]func(axes []int, keepDims bool, x *gorgonia.Node) (
 		*gorgonia.Node, error){"nn.ReduceMax": nn.ReduceMax, "nn.ReduceMin": nn.ReduceMin,
 		"nn.ReduceProd": nn.ReduceProd, "nn.LogSumExp": nn.LogSumExp} {
-		all[name] = func(x gorgonia.Nodes) (*gorgonia.Node, error) { return f([]int{1}, false, x[0]) }
+		all[name] = func(x gorgonia.Nodes) (*gorgonia.Node, error) {
+			return f([]int{1}, false, x[0])
+		}
 	}
 	for name, f := range map[string]func(o nn.ConvOptions, x, w, bias *gorgonia.Node) (
 		*gorgonia.Node, error){"nn.Conv1D": nn.Conv1D, "nn.Conv2D": nn.Conv2D,

@@ -27,7 +27,8 @@ type Rule struct {
 
 // Rules are all such conventions. Every difference from PyTorch is one of them.
 func Rules() []Rule {
-	return slices.Concat(sharedRules(), composites(), kinks(), ownRules(), tapeRules(), assemblyRules())
+	return slices.Concat(sharedRules(), composites(), kinks(), ownRules(), tapeRules(),
+		assemblyRules())
 }
 
 var both = []Runner{VM, Tape}
@@ -60,8 +61,8 @@ func sharedRules() []Rule {
 	}
 }
 
-// composites are functions of Gorgonia that make several nodes, so that a graph does not say what is
-// meant.
+// composites are functions of Gorgonia that make several nodes, so that a graph does not say what
+// is meant.
 func composites() []Rule {
 	isNaN := math.IsNaN
 	return []Rule{
@@ -107,7 +108,9 @@ func ownRules() []Rule {
 			func(_ Case, d Difference) bool { return isNaN(d.Got) && d.Of != "dx1" }},
 		{"keys that are hidden change nothing, in PyTorch NaN if they are not finite",
 			[]string{"nn.Attention"}, both,
-			func(c Case, d Difference) bool { return c.Op == "nn.Attention causal" && isNaN(d.Want) }},
+			func(c Case, d Difference) bool {
+				return c.Op == "nn.Attention causal" && isNaN(d.Want)
+			}},
 		{"the gradient of an ignored row is 0, in PyTorch NaN if a logit is not finite",
 			[]string{"nn.CrossEntropy"}, both,
 			func(c Case, d Difference) bool {

@@ -9,8 +9,8 @@ import (
 )
 
 // The gradients of a power z = x^y are dz*y*x^(y-1) and dz*z*log(x). At a base of 0 Gorgonia
-// multiplies 0 by an infinity, which is NaN. As in PyTorch, the first one is 0 where y is 0, and the
-// second one where x is 0 and y is not negative.
+// multiplies 0 by an infinity, which is NaN. As in PyTorch, the first one is 0 where y is 0, and
+// the second one where x is 0 and y is not negative.
 
 // ofPower adds what a product is that is a gradient of a power, none if it is another product.
 func (b *builder) ofPower(f fuse.Op) ir.ID {
