@@ -311,7 +311,7 @@ func checkSizes(n *gorgonia.Node) error {
 	if _, ok := n.Op().(local); ok {
 		return nil
 	}
-	for _, of := range append(gorgonia.Nodes{n}, stock.Operands(n)...) {
+	for _, of := range slices.Concat(stock.Operands(n), gorgonia.Nodes{n}) {
 		if shape := of.Shape(); !shape.IsScalar() && shape.TotalSize() == 0 {
 			return fmt.Errorf("%s of shape %v has no elements: only collectives of package ops "+
 				"take and give tensors of size 0", stock.Label(of), shape)
