@@ -193,6 +193,38 @@ def rows(dtype, r):
         )
 
 
+def upstream(dtype):
+    """Gradients that are 0 or not finite, times derivatives that are."""
+    x = edges(dtype)
+    functions = {
+        "Abs": torch.abs,
+        "Log": torch.log,
+        "Log1p": torch.log1p,
+        "Sqrt": torch.sqrt,
+        "Inverse": torch.reciprocal,
+        "Square": torch.square,
+        "Cube": lambda x: x * x * x,
+        "Exp": torch.exp,
+        "Expm1": torch.expm1,
+        "Tanh": torch.tanh,
+        "Sigmoid": torch.sigmoid,
+        "Softplus": F.softplus,
+        "Mish": F.mish,
+        "Sin": torch.sin,
+        "Cos": torch.cos,
+        "nn.GELU": F.gelu,
+        "nn.GELUTanh": lambda x: F.gelu(x, approximate="tanh"),
+    }
+    for name, f in functions.items():
+        for dy in 0.0, inf:
+            run(name, f, dtype, [x], dy=[dy] * len(x))
+    some = [nan, inf, -inf, 0.0, 1.0, -3.0]
+    a, b = zip(*((p, q) for p in some for q in some))
+    for name, f in {"HadamardProd": torch.mul, "HadamardDiv": torch.div, "Pow": torch.pow}.items():
+        for dy in 0.0, inf:
+            run(name, f, dtype, [a, b], dy=[dy] * len(a))
+
+
 def more_rows(dtype, r):
     """Reductions, norms and products of rows, with zeros, ones and equal numbers among them."""
 
@@ -401,6 +433,7 @@ for dtype in torch.float32, torch.float64:
     losses(dtype, r)
     pools(dtype, r)
     r = random.Random(6)
+    upstream(dtype)
     more_rows(dtype, r)
     chosen(dtype)
     options(dtype, r)

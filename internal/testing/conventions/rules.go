@@ -73,6 +73,10 @@ func composites() []Rule {
 			func(_ Case, d Difference) bool {
 				return (d.X[0] == 0 || d.X[0] == 1) && (isNaN(d.Got) || math.IsInf(d.Got, 0))
 			}},
+		{"the gradient is NaN if that of the result is infinite, in PyTorch infinite",
+			[]string{"Mish"}, both, func(c Case, d Difference) bool {
+				return d.gradient() && math.IsInf(c.DY[d.I], 0) && isNaN(d.Got)
+			}},
 		{"+Inf of -Inf to the constant 0.5, where PyTorch takes the root, NaN", []string{"Pow"},
 			both, func(c Case, d Difference) bool {
 				return c.Op == "Pow 0.5" && math.IsInf(d.X[0], -1) && isNaN(d.Want)
@@ -147,11 +151,16 @@ func tapeRules() []Rule {
 		{"NaN or infinite gradients where base or exponent is 0", []string{"Pow"}, tape,
 			func(c Case, d Difference) bool {
 				exponent := append(d.X, 0)[1] // or "Pow 0"
-				return d.gradient() && d.Want == 0 && (d.X[0] == 0 || exponent == 0)
+				return d.gradient() && (d.Want == 0 || isNaN(d.Want)) &&
+					(d.X[0] == 0 || exponent == 0)
 			}},
 		{"NaN of -Inf to the power 0.5 in float32", []string{"Pow"}, tape,
 			func(c Case, d Difference) bool {
 				return c.DType == "f32" && math.IsInf(d.X[0], -1) && isNaN(d.Got)
+			}},
+		{"the derivative at the largest number is 0 in float32", []string{"Exp", "Expm1"}, tape,
+			func(c Case, d Difference) bool {
+				return c.DType == "f32" && d.gradient() && d.X[0] > 1e38
 			}},
 		{"0 times NaN or an infinity is 0", []string{"Mul"}, tape,
 			func(_ Case, d Difference) bool { return isNaN(d.Want) && !isNaN(d.Got) }},

@@ -32,8 +32,8 @@ func (b *builder) ofPower(f fuse.Op) ir.ID {
 	return none
 }
 
-// unless adds the product of the node, but 0 where the exponent y is 0; or, given a base x, where
-// that is 0 and y is not negative.
+// unless adds the product of the node, but 0 where the exponent y is 0; or, given a base x, dz*0
+// where that is 0 and y is not negative.
 func (b *builder) unless(y, x *gorgonia.Node) ir.ID {
 	product := b.pointwise(fuse.Mul, b.dtype)
 	id, ok := b.values[y]
@@ -41,22 +41,19 @@ func (b *builder) unless(y, x *gorgonia.Node) ir.ID {
 		return none
 	}
 	zero, exponent := b.scalar(0), b.expand(id, b.shape)
-	condition := fuse.Equal
-	if x != nil {
-		condition = fuse.GreaterEqual
-	}
 	if exponent < 0 {
 		return none
 	}
-	at := b.do(condition, exponent, zero)
-	if x != nil {
-		base := b.expand(b.values[x], b.shape)
-		if base < 0 {
-			return none
-		}
-		at = b.do(fuse.Mul, at, b.do(fuse.Equal, base, zero))
+	if x == nil {
+		return b.do(fuse.Where, b.do(fuse.Equal, exponent, zero), zero, product)
 	}
-	return b.do(fuse.Where, at, zero, product)
+	base := b.expand(b.values[x], b.shape)
+	dz := b.expand(b.values[stock.Operands(b.nodes[0])[0]], b.shape)
+	if base < 0 || dz < 0 {
+		return none
+	}
+	at := b.do(fuse.Mul, b.do(fuse.Equal, base, zero), b.do(fuse.GreaterEqual, exponent, zero))
+	return b.do(fuse.Where, at, b.do(fuse.Mul, dz, zero), product)
 }
 
 // isLog reports whether a node is the natural logarithm of another one.
