@@ -408,8 +408,8 @@ func TestFrozenVariablesAreChecked(t *testing.T) {
 	})
 }
 
-// TestAModelThatNothingHasTrainedIsSavedWithTheVariance1: averages have their first value, PyTorch's,
-// when the model is made.
+// TestAModelThatNothingHasTrainedIsSavedWithTheVariance1: averages have their first value,
+// PyTorch's, when the model is made.
 func TestAModelThatNothingHasTrainedIsSavedWithTheVariance1(t *testing.T) {
 	dir := t.TempDir()
 	all(t, 2, func(r rank) error {

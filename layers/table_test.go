@@ -190,8 +190,8 @@ func TestCheckpointsOfTablesAreLoadedByAnyRanks(t *testing.T) {
 	}
 }
 
-// TestTablesOfFewerRowsThanRanksTrainAsOneRank, with every solver that keeps something for the rows,
-// and go on from a checkpoint.
+// TestTablesOfFewerRowsThanRanksTrainAsOneRank, with every solver that keeps something for the
+// rows, and go on from a checkpoint.
 func TestTablesOfFewerRowsThanRanksTrainAsOneRank(t *testing.T) {
 	one, four := layers.Sizes{DP: 1, SP: 1, TP: 1}, layers.Sizes{DP: 4, SP: 1, TP: 1}
 	for name, solver := range map[string]func() layers.Solver{

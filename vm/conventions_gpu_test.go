@@ -16,7 +16,8 @@ func TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU(t *testing.T) {
 		"gpu": func(testing.TB) backend.Device { return d }})
 }
 
-// TestIntegersPoisonOnGPU is TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged on a GPU.
+// TestIntegersPoisonOnGPU is TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged on a
+// GPU.
 func TestIntegersPoisonOnGPU(t *testing.T) {
 	d := gpu(t)
 	integersPoison(t, map[string]func(testing.TB) backend.Device{

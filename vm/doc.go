@@ -138,22 +138,23 @@
 // cross-entropy are made of element-wise operations and reductions, which planning fuses.
 //
 // Indices, labels and lengths that are out of range make RunAll return an error if they are
-// variables. If the graph computes them, which is too late for an error, they make NaN of everything
-// that they would have changed: of the row of an Embedding or a cross-entropy, of a whole table that
-// an index may have named anywhere, in ScatterAdd, in IndexCopy and in the gradient of an Embedding,
-// and of the entry of an attention.
+// variables. If the graph computes them, which is too late for an error, they make NaN of
+// everything that they would have changed: of the row of an Embedding or a cross-entropy, of a
+// whole table that an index may have named anywhere, in ScatterAdd, in IndexCopy and in the
+// gradient of an Embedding, and of the entry of an attention.
 //
 // NaN and infinities propagate as in PyTorch: a pool or a maximum of NaN is NaN, Rectify of -Inf is
 // 0, and a row that a cross-entropy ignores contributes nothing, whatever it holds. docs/ops.md
 // lists the conventions that differ, such as the gradient of Rectify at 0.
 //
 // After each training step, the operation of a gorgonia.BatchNorm has the moving averages, for
-// Stats and for machines of any kind. New begins averages that are zeros, which nothing has trained,
-// with the mean 0 and the variance 1, as PyTorch does. Unlike in Gorgonia, machines for training do
-// not start by discarding the averages. With [WithDataParallel] they are the mean over all ranks, in each step,
-// and checkpoints keep them. A batch norm normalises its rank's share of the batch, or with
-// [SyncBatchNorm] the batches of all ranks together. Batch norms of another graph have separate
-// averages, even if the variables are the same: carry them over with Stats and SetStats.
+// Stats and for machines of any kind. New begins averages that are zeros, which nothing has
+// trained, with the mean 0 and the variance 1, as PyTorch does. Unlike in Gorgonia, machines for
+// training do not start by discarding the averages. With [WithDataParallel] they are the mean over
+// all ranks, in each step, and checkpoints keep them. A batch norm normalises its rank's share of
+// the batch, or with [SyncBatchNorm] the batches of all ranks together; a batch of one value per
+// channel is an error of New. Batch norms of another graph have separate averages, even if the
+// variables are the same: carry them over with Stats and SetStats.
 //
 // Graphs have static shapes. For a smaller last batch, make a second graph and machine whose
 // variables have the same tensors, with the same solver: see the example of New.

@@ -314,13 +314,11 @@ func (m *Machine) RunAll() error {
 func (m *Machine) checkLabels() error {
 	for _, l := range m.read.Labels {
 		v, ok := l.Variable.Value().(*tensor.Dense)
-		if !ok || v.RequiresIterator() {
+		if !ok || v.RequiresIterator() || v.Dtype() != tensor.Int {
 			continue
 		}
-		if labels, ok := v.Data().([]int); ok {
-			if err := l.Op.CheckLabels(labels); err != nil {
-				return fmt.Errorf("vm: %s: %w", stock.Label(l.Variable), err)
-			}
+		if err := l.Op.CheckLabels(v.Ints()); err != nil { // Data allocates
+			return fmt.Errorf("vm: %s: %w", stock.Label(l.Variable), err)
 		}
 	}
 	return nil

@@ -144,6 +144,9 @@ func iris(t testing.TB, dt tensor.Dtype) *model {
 // floats returns the elements of a value.
 func floats(t testing.TB, v gorgonia.Value) []float64 {
 	t.Helper()
+	if isEmpty(v.Shape()) {
+		return nil
+	}
 	switch data := v.Data().(type) {
 	case []float64:
 		return data

@@ -149,6 +149,9 @@ func TestExposedOnGPU(t *testing.T) {
 	}
 }
 
+// TestLengthsOfZeroOfCollectivesOnGPU is TestLengthsOfZeroOfCollectives on GPUs.
+func TestLengthsOfZeroOfCollectivesOnGPU(t *testing.T) { lengthsOfZero(t, testenv.GPUs) }
+
 // TestRandomGraphsOfRanksOnGPU: the collectives of graphs are steps on the device.
 func TestRandomGraphsOfRanksOnGPU(t *testing.T) { randomGraphsOfRanks(t, testenv.GPUs, 100) }
 

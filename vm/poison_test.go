@@ -76,7 +76,8 @@ func indexedOperations() []indexed {
 		}})
 }
 
-// graph builds the operation with its integers, 1 and wrong: a variable, or what the graph computes.
+// graph builds the operation with its integers, 1 and wrong: a variable, or what the graph
+// computes.
 func (o indexed) graph(t *testing.T, dt tensor.Dtype, wrong int, computed bool) (m *model,
 	y *gorgonia.Node) {
 	m = &model{g: gorgonia.NewGraph()}
@@ -100,8 +101,8 @@ func (o indexed) graph(t *testing.T, dt tensor.Dtype, wrong int, computed bool) 
 	return m, y
 }
 
-// TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged: out of range, they are NaN in every
-// result that they would have changed, forward and backward, and in no other one.
+// TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged: out of range, they are NaN in
+// every result that they would have changed, forward and backward, and in no other one.
 func TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged(t *testing.T) {
 	integersPoison(t, devices)
 }
@@ -156,8 +157,8 @@ func TestVariablesOutOfRangeAreErrors(t *testing.T) {
 					t.Fatal(err)
 				}
 				err = v.RunAll()
-				if !errors.Is(err, backend.ErrArgument) ||
-					!strings.Contains(fmt.Sprint(err), fmt.Sprintf("1 is %d, out of range", wrong)) {
+				says := fmt.Sprintf("1 is %d, out of range", wrong)
+				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), says) {
 					t.Errorf("%s: %s by %d: %v", where, o.name, wrong, err)
 				}
 				if err := v.Close(); err != nil {
@@ -176,13 +177,13 @@ func TestVariablesOutOfRangeAreErrors(t *testing.T) {
 	}
 }
 
-// TestLengthsThatRunsChangePoison: of what is out of range in a state, only the host's memory can be
-// an error.
+// TestLengthsThatRunsChangePoison: of what is out of range in a state, only the host's memory can
+// be an error.
 func TestLengthsThatRunsChangePoison(t *testing.T) {
 	for where, device := range devices {
 		m := &model{g: gorgonia.NewGraph()}
-		q, k := m.variable("q", tensor.Float32, 1, 1, 1, 1), m.variable("k", tensor.Float32, 1, 1, 2,
-			1)
+		q := m.variable("q", tensor.Float32, 1, 1, 1, 1)
+		k := m.variable("k", tensor.Float32, 1, 1, 2, 1)
 		one := func(name string) *gorgonia.Node {
 			return gorgonia.NodeFromAny(m.g, tensor.New(tensor.WithShape(1),
 				tensor.WithBacking([]int{1})), gorgonia.WithName(name))

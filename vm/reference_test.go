@@ -277,6 +277,9 @@ func set(t *tensor.Dense, i int, x float64) {
 
 // elements returns the elements of a value in row-major order.
 func elements(v gorgonia.Value) []float64 {
+	if isEmpty(v.Shape()) {
+		return nil
+	}
 	switch x := rowMajor(v).Data().(type) {
 	case []float64:
 		return slices.Clone(x)
@@ -292,6 +295,15 @@ func elements(v gorgonia.Value) []float64 {
 		return []float64{float64(x)}
 	}
 	panic(fmt.Sprintf("elements of %T", v.Data()))
+}
+
+// isEmpty reports whether tensors of a shape have no elements: package tensor cannot read them, and
+// makes them only of a slice.
+func isEmpty(shape tensor.Shape) bool { return slices.Contains(shape, 0) }
+
+func emptyOf(dt tensor.Dtype, shape tensor.Shape) *tensor.Dense {
+	backing := reflect.MakeSlice(reflect.SliceOf(dt.Type), 0, 0).Interface()
+	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 }
 
 func widened[T float32 | int | int64](data []T) []float64 {
@@ -314,6 +326,9 @@ func filled(n *gorgonia.Node, data func(i int) float64) gorgonia.Value {
 			return gorgonia.NewF32(float32(data(0)))
 		}
 		return gorgonia.NewF64(data(0))
+	}
+	if isEmpty(shape) {
+		return emptyOf(n.Dtype(), shape)
 	}
 	t := tensor.New(tensor.Of(n.Dtype()), tensor.WithShape(shape...))
 	for i := range t.Len() {

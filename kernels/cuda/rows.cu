@@ -168,7 +168,7 @@ DEVICE bool is_named(const Names &names, u32 all, u32 row) {
 	return votes != 0;
 }
 
-// dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }; NaN everywhere if an index is out of range
+// dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }; NaN if an index is out of range
 template <class T, class I>
 DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count, u64 width,
 	u64 part) {

@@ -56,8 +56,8 @@ type AttentionOptions struct {
 // again. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up
 // to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or
 // SoftCap is negative or not finite, for a length out of range, and for MaskGradient without a
-// mask, or together with Causal or KeyLengths; [ops.ErrDType]. Where package vm computes the lengths
-// in the graph, result and gradients of an entry whose length is out of range are NaN.
+// mask, or together with Causal or KeyLengths; [ops.ErrDType]. Where package vm computes the
+// lengths in the graph, result and gradients of an entry whose length is out of range are NaN.
 func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, error) {
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))

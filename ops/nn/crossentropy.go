@@ -26,11 +26,10 @@ const NoLabel = -100
 //	                      0 if all labels are ignored
 //
 // Pass [NoLabel] if all labels count. An ignored row contributes nothing, whatever its logits are.
-// 0 is refused, because it may stand for no label or for the first class: [CrossEntropyWith] ignores
-// that one.
-// If gradients are averaged, ranks whose batches differ in the number of ignored labels get the
-// mean of their means, not the mean over all labels. CrossEntropyWith has weights of classes,
-// smoothed labels and other reductions.
+// 0 is refused, because it may stand for no label or for the first class: [CrossEntropyWith]
+// ignores that one. If gradients are averaged, ranks whose batches differ in the number of ignored
+// labels get the mean of their means, not the mean over all labels. CrossEntropyWith has weights of
+// classes, smoothed labels and other reductions.
 //
 // Gradient: dlogits = (softmax(logits) - one-hot label) / rows, 0 in ignored rows. Labels have
 // none.

@@ -95,6 +95,7 @@ func rules() []rule {
 	const logs = "gorgonia.Log and a division by math.Ln2"
 	const roots = "gorgonia.Inverse of gorgonia.Sqrt"
 	const copies = "a copy of the operand for each norm, such as its sum with 0"
+	const affine = "variables of one number per channel: a scale of ones and a bias of zeros"
 	const exps = "gorgonia.Log of gorgonia.Sum of gorgonia.Exp"
 	const matrix = "gorgonia.Mul, or gorgonia.Sum of gorgonia.HadamardProd"
 	const two = "a Reshape to three axes before it, or two reductions"
@@ -113,6 +114,7 @@ func rules() []rule {
 		{"softmaxOp", "nn.SoftMax or nn.LogSoftMax with an axis", false, wrongSoftMax},
 		{"softmaxOp", "nn.SoftMax and nn.LogSoftMax", false, mergedSoftMax},
 		{"BatchNormOp", copies, false, mergedNorm("momentum or epsilon")},
+		{"BatchNormOp", affine, false, randomNorm},
 		{"GroupNormOp", copies, false, mergedNorm("epsilon")},
 		{"GroupNormOp", "package vm", true, wrongGroupNorm},
 		{"sparsemaxOp", "Sparsemax between two gorgonia.Transpose", false, wrongSparsemax},
@@ -258,6 +260,23 @@ func mergedNorm(differ string) func(s suspect) string {
 		}
 		return ""
 	}
+}
+
+// randomNorm finds a batch norm whose scale or bias was nil, by the variable that Gorgonia has
+// made.
+func randomNorm(s suspect) string {
+	of := func(suffix string) bool {
+		return slices.ContainsFunc(s.in.nodes, func(n *gorgonia.Node) bool {
+			return n.Op() == nil && n.Name() == s.x[0].Name()+suffix && n.Shape().Eq(s.node.Shape())
+		})
+	}
+	for _, made := range []struct{ suffix, name string }{{"_γ", "scale"}, {"_β", "bias"}} {
+		if of(made.suffix) {
+			return "its " + made.name + " was nil: Gorgonia makes a random one, with a number " +
+				"for each element of each sample"
+		}
+	}
+	return ""
 }
 
 // wrongGroupNorm knows from how many elements on Gorgonia adds up the moments of more than two

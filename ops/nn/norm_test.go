@@ -69,3 +69,30 @@ func TestEqualLogitsCancel(t *testing.T) {
 		checkForward(t, in, loss, of(nil, math.Ln2), 1e-7)
 	}
 }
+
+// TestBatchNormsOfANilScaleOrBiasAreDefects: Gorgonia makes random ones, for each element of each
+// sample.
+func TestBatchNormsOfANilScaleOrBiasAreDefects(t *testing.T) {
+	for _, given := range [][2]bool{{true, true}, {false, true}, {true, false}, {false, false}} {
+		g := gorgonia.NewGraph()
+		x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(3, 2), gorgonia.WithName("x"))
+		var learned [2]*gorgonia.Node
+		for i, name := range []string{"scale", "bias"} {
+			if given[i] {
+				learned[i] = gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(1, 2),
+					gorgonia.WithName(name))
+			}
+		}
+		if _, _, _, _, err := gorgonia.BatchNorm(x, learned[0], learned[1], 0.1, 1e-5); err != nil {
+			t.Fatal(err)
+		}
+		found := Defects(g)
+		if given[0] && given[1] {
+			if len(found) > 0 {
+				t.Errorf("with a scale and a bias: %v", found)
+			}
+		} else if len(found) != 1 || !strings.Contains(found[0].What, "was nil") || found[0].Tape {
+			t.Errorf("given %v: %v", given, found)
+		}
+	}
+}

@@ -282,8 +282,8 @@ func (o *Op) Mask() (m *Mask, forward bool) {
 	return nil, false
 }
 
-// Labels returns the number of an operand of labels or indices whose program makes NaN of those that
-// are out of range, -1 for none.
+// Labels returns the number of an operand of labels or indices whose program makes NaN of those
+// that are out of range, -1 for none.
 func (o *Op) Labels() int {
 	switch s := o.spec.(type) {
 	case crossEntropySpec:

@@ -26,12 +26,12 @@ func (c Case) build(x gorgonia.Nodes) (*gorgonia.Node, error) {
 	if f, ok := functions2()[name]; ok {
 		return f(x[0], x[1])
 	}
+	if f, ok := ofNodes()[name]; ok {
+		return f(c, x, parameters)
+	}
 	switch name {
 	case "nn.CrossEntropy":
-		labels := tensor.New(tensor.WithShape(len(c.Labels)),
-			tensor.WithBacking(slices.Clone(c.Labels)))
-		node := gorgonia.NodeFromAny(x[0].Graph(), labels, gorgonia.WithName("labels"))
-		return nn.CrossEntropy(nn.NoLabel, x[0], node)
+		return nn.CrossEntropy(nn.NoLabel, x[0], c.integers(x[0].Graph()))
 	case "nn.LayerNorm":
 		g, n := x[0].Graph(), c.Shapes[0][1]
 		gain, bias := make(Numbers, n), make(Numbers, n)
@@ -68,11 +68,19 @@ func pool(name, parameters string, x *gorgonia.Node) (*gorgonia.Node, error) {
 		[]int{stride, stride})
 }
 
+// integers returns the labels or indices.
+func (c Case) integers(g *gorgonia.ExprGraph) *gorgonia.Node {
+	shape := c.LabelShape
+	if shape == nil {
+		shape = []int{len(c.Labels)}
+	}
+	v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(c.Labels)))
+	return gorgonia.NodeFromAny(g, v, gorgonia.WithName("integers"))
+}
+
 // functions1 are the operations of one operand by name.
 func functions1() map[string]function1 {
-	along := func(f func(x *gorgonia.Node, axes ...int) (*gorgonia.Node, error)) function1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) { return f(x, 1) }
-	}
+	along := along1
 	return map[string]function1{
 		"Abs": gorgonia.Abs, "Sign": gorgonia.Sign, "Ceil": gorgonia.Ceil, "Floor": gorgonia.Floor,
 		"Sin": gorgonia.Sin, "Cos": gorgonia.Cos, "Exp": gorgonia.Exp, "Expm1": gorgonia.Expm1,
@@ -90,9 +98,8 @@ func functions1() map[string]function1 {
 		"nn.LogSoftMax": func(x *gorgonia.Node) (*gorgonia.Node, error) {
 			return nn.LogSoftMax(1, x)
 		},
-		"nn.AvgPool2D": func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return nn.AvgPool2D([2]int{2, 2}, [2]int{}, [2]int{2, 2}, x)
-		},
+		"nn.GlobalAvgPool2D": nn.GlobalAvgPool2D, "nn.Not": nn.Not,
+		"SoftMax": along1(gorgonia.SoftMax), "LogSoftMax": along1(gorgonia.LogSoftMax),
 	}
 }
 
@@ -100,7 +107,21 @@ func functions1() map[string]function1 {
 func functions2() map[string]function2 {
 	return map[string]function2{
 		"Add": gorgonia.Add, "Sub": gorgonia.Sub, "HadamardProd": gorgonia.HadamardProd,
-		"HadamardDiv": gorgonia.HadamardDiv, "Pow": gorgonia.Pow,
-		"MaxBetween": gorgonia.MaxBetween, "MinBetween": gorgonia.MinBetween,
+		"HadamardDiv": gorgonia.HadamardDiv,
+		"MaxBetween":  gorgonia.MaxBetween, "MinBetween": gorgonia.MinBetween,
+		"Lt": compared(gorgonia.Lt), "Lte": compared(gorgonia.Lte), "Gt": compared(gorgonia.Gt),
+		"Gte": compared(gorgonia.Gte), "Eq": compared(gorgonia.Eq), "Ne": compared(gorgonia.Ne),
+		"nn.And": nn.And, "nn.Or": nn.Or, "nn.Xor": nn.Xor, "nn.SwiGLU": nn.SwiGLU,
+		"Mul": gorgonia.Mul, "nn.OuterProd": nn.OuterProd,
 	}
+}
+
+// along1 is an operation along axis 1.
+func along1(f func(x *gorgonia.Node, axes ...int) (*gorgonia.Node, error)) function1 {
+	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return f(x, 1) }
+}
+
+// compared is a comparison that gives numbers.
+func compared(f func(x, y *gorgonia.Node, retSame bool) (*gorgonia.Node, error)) function2 {
+	return func(x, y *gorgonia.Node) (*gorgonia.Node, error) { return f(x, y, true) }
 }

@@ -21,11 +21,13 @@ type Case struct {
 	DType  string // "f32" or "f64"
 	Shapes [][]int
 	X      []Numbers
-	Labels []int   // of a cross-entropy
-	Shape  []int   // of the result
-	Y      Numbers // the result
-	DY     Numbers // its gradient; nil if gradients are left out
-	Grads  []Numbers
+	Labels []int // labels or indices
+	// LabelShape is the shape of Labels, nil for a vector.
+	LabelShape []int
+	Shape      []int   // of the result
+	Y          Numbers // the result
+	DY         Numbers // its gradient; nil if gradients are left out
+	Grads      []Numbers
 }
 
 // Numbers are elements of a tensor in row-major order.
@@ -125,7 +127,7 @@ func (c Case) differentiate(y *gorgonia.Node, x gorgonia.Nodes) error {
 			return err
 		}
 	}
-	_, err := gorgonia.Grad(loss, x...)
+	_, err := gorgonia.Grad(loss, x[:len(c.Grads)]...)
 	return err
 }
 
@@ -160,6 +162,18 @@ func (c Case) results(y gorgonia.Value, x gorgonia.Nodes) (Results, error) {
 
 func numbers(v gorgonia.Value) Numbers {
 	switch data := v.Data().(type) {
+	case []bool:
+		var n Numbers
+		for _, e := range data {
+			n = append(n, map[bool]float64{true: 1}[e])
+		}
+		return n
+	case []int:
+		var n Numbers
+		for _, e := range data {
+			n = append(n, float64(e))
+		}
+		return n
 	case float64:
 		return Numbers{data}
 	case float32:

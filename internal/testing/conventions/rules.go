@@ -27,7 +27,8 @@ type Rule struct {
 
 // Rules are all such conventions. Every difference from PyTorch is one of them.
 func Rules() []Rule {
-	return slices.Concat(sharedRules(), kinks(), ownRules(), tapeRules(), assemblyRules())
+	return slices.Concat(sharedRules(), composites(), kinks(), ownRules(), tapeRules(),
+		assemblyRules())
 }
 
 var both = []Runner{VM, Tape}
@@ -60,6 +61,29 @@ func sharedRules() []Rule {
 	}
 }
 
+// composites are functions of Gorgonia that make several nodes, so that a graph does not say what
+// is meant.
+func composites() []Rule {
+	isNaN := math.IsNaN
+	return []Rule{
+		{"the gradient at 0 is NaN, in PyTorch 0: use nn.Norm", []string{"Norm"}, both,
+			func(_ Case, d Difference) bool { return d.gradient() && d.X[0] == 0 && isNaN(d.Got) }},
+		{"NaN or infinite at 0 and 1, where PyTorch bounds logarithms by -100",
+			[]string{"BinaryXent"}, both,
+			func(_ Case, d Difference) bool {
+				return (d.X[0] == 0 || d.X[0] == 1) && (isNaN(d.Got) || math.IsInf(d.Got, 0))
+			}},
+		{"the gradient is NaN if that of the result is infinite, in PyTorch infinite",
+			[]string{"Mish"}, both, func(c Case, d Difference) bool {
+				return d.gradient() && math.IsInf(c.DY[d.I], 0) && isNaN(d.Got)
+			}},
+		{"+Inf of -Inf to the constant 0.5, where PyTorch takes the root, NaN", []string{"Pow"},
+			both, func(c Case, d Difference) bool {
+				return c.Op == "Pow 0.5" && math.IsInf(d.X[0], -1) && isNaN(d.Want)
+			}},
+	}
+}
+
 // kinks are where a function has no derivative.
 func kinks() []Rule {
 	return []Rule{
@@ -79,12 +103,18 @@ func kinks() []Rule {
 func ownRules() []Rule {
 	isNaN := math.IsNaN
 	return []Rule{
-		{"+Inf of +Inf, where PyTorch has NaN in float32", []string{"nn.GELU"}, both,
-			func(c Case, d Difference) bool {
-				return c.DType == "f32" && math.IsInf(d.X[0], 1) && math.IsInf(d.Got, 1)
-			}},
 		{"NaN where the variance overflows, in PyTorch NaN or 0", []string{"nn.LayerNorm"}, both,
 			func(_ Case, d Difference) bool { return isNaN(d.Got) && d.Want == 0 }},
+		{"NaN where the mean square overflows, in PyTorch NaN or 0", []string{"nn.RMSNorm"}, both,
+			func(_ Case, d Difference) bool { return isNaN(d.Got) && d.Want == 0 }},
+		{"NaN at the border beside filters that are not finite, where PyTorch leaves out what " +
+			"lies outside", []string{"nn.Conv2D", "nn.ConvTranspose2D"}, both,
+			func(_ Case, d Difference) bool { return isNaN(d.Got) && d.Of != "dx1" }},
+		{"keys that are hidden change nothing, in PyTorch NaN if they are not finite",
+			[]string{"nn.Attention"}, both,
+			func(c Case, d Difference) bool {
+				return c.Op == "nn.Attention causal" && isNaN(d.Want)
+			}},
 		{"the gradient of an ignored row is 0, in PyTorch NaN if a logit is not finite",
 			[]string{"nn.CrossEntropy"}, both,
 			func(c Case, d Difference) bool {
@@ -116,8 +146,24 @@ func tapeRules() []Rule {
 			}},
 		{"NaN is lost, unless it is the first one", []string{"Max"}, tape,
 			func(_ Case, d Difference) bool { return isNaN(d.Want) }},
-		{"x/0 is +Inf for every x", []string{"HadamardDiv"}, tape,
-			func(_ Case, d Difference) bool { return d.X[1] == 0 && math.IsInf(d.Got, 1) }},
+		{"x/0 is +Inf for every x, also in gradients", []string{"HadamardDiv"}, tape,
+			func(_ Case, d Difference) bool { return d.X[1] == 0 && math.IsInf(d.Got, 0) }},
+		{"NaN or infinite gradients where base or exponent is 0", []string{"Pow"}, tape,
+			func(c Case, d Difference) bool {
+				exponent := append(d.X, 0)[1] // or "Pow 0"
+				return d.gradient() && (d.Want == 0 || isNaN(d.Want)) &&
+					(d.X[0] == 0 || exponent == 0)
+			}},
+		{"NaN of -Inf to the power 0.5 in float32", []string{"Pow"}, tape,
+			func(c Case, d Difference) bool {
+				return c.DType == "f32" && math.IsInf(d.X[0], -1) && isNaN(d.Got)
+			}},
+		{"the derivative at the largest number is 0 in float32", []string{"Exp", "Expm1"}, tape,
+			func(c Case, d Difference) bool {
+				return c.DType == "f32" && d.gradient() && d.X[0] > 1e38
+			}},
+		{"0 times NaN or an infinity is 0", []string{"Mul"}, tape,
+			func(_ Case, d Difference) bool { return isNaN(d.Want) && !isNaN(d.Got) }},
 		{"NaN of a number below 0 and one beyond 2^63", []string{"Pow"}, tape,
 			func(_ Case, d Difference) bool {
 				return d.X[0] < 0 && math.Abs(d.X[1]) > 1e18 &&

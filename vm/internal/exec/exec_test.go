@@ -415,18 +415,24 @@ func TestCasts(t *testing.T) {
 	check(t, &b.Program, b.inputs)
 }
 
-// TestGather: elements of each axis, by integers of which some are out of range, and sums of them.
+// TestGather: elements of each axis, by integers in range or not, sums of them, and others in their
+// place.
 func TestGather(t *testing.T) {
 	for _, dtype := range floats {
 		for axis := range 3 {
 			b := &builder{dtype: dtype}
 			shape := ir.Of(3, 4, 2)
 			x, list := b.input(1, shape.Slice()...), b.input(2, 6)
-			whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{list}, Shape: ir.Of(6),
-				DType: backend.I64})
-			y := b.op(ir.Gather{Axis: axis}, shape.With(axis, 6), x, whole)
 			dy := b.input(3, shape.With(axis, 6).Slice()...)
-			b.Results = []ir.ID{y, b.op(ir.GatherGrad{Axis: axis}, shape, dy, whole)}
+			inside := b.op(ir.Binary{Op: fuse.Less}, ir.Of(6), list, b.input(4, 6)) // 0 or 1
+			for _, list := range []ir.ID{list, inside} {
+				whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{list}, Shape: ir.Of(6),
+					DType: backend.I64})
+				y := b.op(ir.Gather{Axis: axis}, shape.With(axis, 6), x, whole)
+				b.Results = append(b.Results, y,
+					b.op(ir.GatherGrad{Axis: axis}, shape, dy, whole),
+					b.op(ir.Put{Axis: axis}, shape, x, whole, dy))
+			}
 			check(t, &b.Program, b.inputs)
 		}
 	}

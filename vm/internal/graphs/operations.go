@@ -145,6 +145,9 @@ var table = []operation{
 		}
 	}},
 	{name: "BatchNorm", rough: true, axes: images, fit: func(_ *drawing, x shape) (needs, build) {
+		if x[0]*x[2]*x[3] == 1 { // one value per channel does not train
+			return nil, nil
+		}
 		return numbers(channel(x), channel(x)), func(_ position, x ...node) (node, error) {
 			y, _, _, _, err := gorgonia.BatchNorm(x[0], x[1], x[2], 0.1, 0.5)
 			return y, err
@@ -383,6 +386,12 @@ var table = []operation{
 	}),
 	collective("GatherForwardSplitBackward", func(c comm, axis int, x node) (node, error) {
 		return ops.GatherForwardSplitBackward(c, axis, ops.Up(c), x)
+	}),
+	collective("Parts", func(c comm, axis int, x node) (node, error) { // of the last rank alone
+		lens := make([]int, c.Size())
+		lens[c.Size()-1] = x.Shape()[axis]
+		x = must(ops.ReduceScatter(c, backend.Sum, axis, x, ops.Splits(lens...)))
+		return ops.AllGather(c, axis, x, ops.Splits(lens...))
 	}),
 
 	// Blocks of package layers.

@@ -94,8 +94,8 @@ type Norms struct {
 // units. nil is a device that has none.
 type Recurs func(batch, size int) bool
 
-// New reads a graph, for training or for evaluation. changed are variables that runs change, so that
-// the host does not know what they hold.
+// New reads a graph, for training or for evaluation. changed are variables that runs change, so
+// that the host does not know what they hold.
 //
 // Errors: a version of Gorgonia, or an operation of it, that this package does not know; a
 // dtype or a number of axes that is not supported; a cycle.
@@ -305,13 +305,13 @@ func leftover(n *gorgonia.Node) bool {
 		slices.Contains([]string{stock.Gradients, stock.Undifferentiated}, stock.Group(n))
 }
 
-// checkSizes returns an error if an operation has operands or a result without elements, unless it is
-// a collective of package ops, of which a rank may have no elements.
+// checkSizes returns an error if an operation has operands or a result without elements, unless it
+// is a collective of package ops, of which a rank may have no elements.
 func checkSizes(n *gorgonia.Node) error {
 	if _, ok := n.Op().(local); ok {
 		return nil
 	}
-	for _, of := range append(gorgonia.Nodes{n}, stock.Operands(n)...) {
+	for _, of := range slices.Concat(stock.Operands(n), gorgonia.Nodes{n}) {
 		if shape := of.Shape(); !shape.IsScalar() && shape.TotalSize() == 0 {
 			return fmt.Errorf("%s of shape %v has no elements: only collectives of package ops "+
 				"take and give tensors of size 0", stock.Label(of), shape)

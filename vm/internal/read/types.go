@@ -188,8 +188,10 @@ func (b *builder) binary() ir.ID {
 	if b.problem = b.undefined(f); b.problem != nil {
 		return none
 	}
-	if id := b.rectified(f); id >= 0 {
-		return id
+	for _, meant := range []func(fuse.Op) ir.ID{b.rectified, b.ofPower} {
+		if id := meant(f); id >= 0 {
+			return id
+		}
 	}
 	dtype := b.dtype
 	if ir.Compares(f) && !b.bool("retSame") {
