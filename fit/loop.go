@@ -37,20 +37,22 @@ type trainer struct {
 	dp      *autograd.DataParallel
 	comm    backend.Communicator
 	sampler *autograd.Sampler
-	blamed  error   // what made the loss of the last step not finite
-	local   int     // samples of a run
-	runs    int     // of a step
-	first   int     // of all runs on all ranks, the number of the first one here
-	all     int     // on all ranks
-	weight  float64 // of a run's gradient
-	loader  *loader
-	watch   *observe.Watch // nil for none
-	told    [][]float64    // by all ranks, of a step
-	own     int            // samples of this rank in a step
-	flops   int64          // of this rank in a step
-	past    past
-	began   time.Time // of the epoch
-	hooked  error     // of OnStep
+	blamed  error // the sample here that made the loss of the last step not finite
+	// of all ranks: the norm of the gradients of the last step is not finite
+	unbounded error
+	local     int     // samples of a run
+	runs      int     // of a step
+	first     int     // of all runs on all ranks, the number of the first one here
+	all       int     // on all ranks
+	weight    float64 // of a run's gradient
+	loader    *loader
+	watch     *observe.Watch // nil for none
+	told      [][]float64    // by all ranks, of a step
+	own       int            // samples of this rank in a step
+	flops     int64          // of this rank in a step
+	past      past
+	began     time.Time // of the epoch
+	hooked    error     // of OnStep
 }
 
 // past is what a checkpoint has besides model and solver.
@@ -218,13 +220,14 @@ func (t *trainer) judgedOnce() error {
 func (t *trainer) step() (loss float64, err error) {
 	if t.rate != nil {
 		rate := t.rate(t.past.Steps)
-		if !(rate >= 0) || math.IsInf(rate, 0) {
+		if rate >= 0 && !math.IsInf(rate, 0) {
+			t.machine.Solver().SetRate(rate)
+		} else {
 			err = fmt.Errorf("fit.Schedule: the rate is %v: it must be finite and not negative",
 				rate)
 		}
-		t.machine.Solver().SetRate(rate)
 	}
-	t.own, t.blamed = 0, nil
+	t.own, t.blamed, t.unbounded = 0, nil, nil
 	for i := 0; i < t.runs && err == nil; i++ {
 		if i > 0 {
 			err = t.next()
@@ -250,8 +253,13 @@ func (t *trainer) step() (loss float64, err error) {
 		loss += one * t.divisor(t.past.Step)
 	}
 	if err != nil {
-		err = fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1,
-			errors.Join(t.blamed, err))
+		err = fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
+	}
+	if err != nil && !finite(t.machine.Norm()) { // which is that of all ranks: see vm.ClipNorm
+		t.unbounded, err = err, nil
+	}
+	if err != nil {
+		err = errors.Join(t.blamed, err)
 	}
 	return loss, err
 }
@@ -288,9 +296,8 @@ func (t *trainer) count(loss float64) error {
 	ready, capacity := t.loader.ahead()
 	t.watch.Step(observe.StepInfo{Number: p.Steps, Loss: mean, Samples: t.own, FLOPs: t.flops,
 		Ready: ready, Capacity: capacity}, t.told)
-	if !finite(mean) {
-		return fmt.Errorf("the loss is %v in step %d of epoch %d: %w", mean, p.Step,
-			len(p.Epochs)+1, t.whyNotFinite())
+	if !finite(mean) || t.unbounded != nil {
+		return t.whyNotFinite(mean)
 	}
 	t.hooked = nil
 	for _, f := range t.onStep {
@@ -299,21 +306,24 @@ func (t *trainer) count(loss float64) error {
 	return nil
 }
 
-// whyNotFinite returns, on all ranks, why the loss of a step is not finite: a sample of a rank, or
-// what the training has become before.
-func (t *trainer) whyNotFinite() error {
+// whyNotFinite returns, on all ranks, why the loss of a step or the norm of its gradients is not
+// finite: a sample of a rank, or what the training has become before.
+func (t *trainer) whyNotFinite(loss float64) error {
 	err := autograd.Agree(t.comm, "", t.blamed)
-	if err != nil {
-		return err
+	if err == nil {
+		err = t.unbounded
 	}
-	err = errors.New("its samples are finite, so the parameters were not, or the loss is not " +
-		"defined where they are (a root or a logarithm of 0, an overflow): lower the rate, or " +
-		"bound the gradients by vm.ClipNorm")
+	if err == nil {
+		err = errors.New("its samples are finite, so the parameters were not, or the loss is not " +
+			"defined where they are (a root or a logarithm of 0, an overflow): lower the rate, or " +
+			"bound the gradients by vm.ClipNorm")
+	}
 	if t.dir != "" { // a save in progress knows of the step before
 		_, wrong := t.dp.Pinned(t.dir)
 		err = errors.Join(err, wrong)
 	}
-	return err
+	return fmt.Errorf("the loss is %v in step %d of epoch %d: %w", loss, t.past.Step,
+		len(t.past.Epochs)+1, err)
 }
 
 // endEpoch validates, reports and saves.
