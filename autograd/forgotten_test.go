@@ -13,8 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
-// TestAForgottenResetIsAnError: of Sync and of a micro-batch, with and without dual values, and with
-// gradients of the program. Gradients that are zero are none.
+// TestAForgottenResetIsAnError: of Sync and of a micro-batch, with and without dual values, and
+// with gradients of the program. Gradients that are zero are none.
 func TestAForgottenResetIsAnError(t *testing.T) {
 	for _, how := range []string{"", "dual values", "UseGradients"} {
 		for _, forgotten := range []string{"", "Reset", "RunAll", "Reset of a micro-batch"} {

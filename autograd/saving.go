@@ -331,7 +331,8 @@ func (s *saving) write() (err error) {
 			}
 			said.shards = string(text)
 		}
-		if s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, said, s.rule); err != nil {
+		s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, said, s.rule)
+		if err != nil {
 			return err
 		}
 	}

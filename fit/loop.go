@@ -255,7 +255,7 @@ func (t *trainer) step() (loss float64, err error) {
 	if err != nil {
 		err = fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
 	}
-	if err != nil && !finite(t.machine.Norm()) { // which is that of all ranks: see vm.ClipNorm
+	if err != nil && !finite(t.machine.Norm()) { // of all ranks: see vm.ClipNorm
 		t.unbounded, err = err, nil
 	}
 	if err != nil {
@@ -314,8 +314,8 @@ func (t *trainer) whyNotFinite(loss float64) error {
 		err = t.unbounded
 	}
 	if err == nil {
-		err = errors.New("its samples are finite, so the parameters were not, or the loss is not " +
-			"defined where they are (a root or a logarithm of 0, an overflow): lower the rate, or " +
+		err = errors.New("its samples are finite, so the parameters were not, or the loss has no " +
+			"value where they are (a root or a logarithm of 0, an overflow): lower the rate, or " +
 			"bound the gradients by vm.ClipNorm")
 	}
 	if t.dir != "" { // a save in progress knows of the step before

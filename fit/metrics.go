@@ -201,8 +201,8 @@ func classify(g *gorgonia.ExprGraph, scores, labels *gorgonia.Node) error {
 
 // unkept is the error for nodes that do not have a row for each sample.
 func unkept() error {
-	return refused("scores and labels of a metric must have a row for each sample of a batch, and " +
-		"the machine must keep them (vm.Keep)")
+	return refused("scores and labels of a metric must have a row for each sample of a batch, " +
+		"and the machine must keep them (vm.Keep)")
 }
 
 // place returns how many scores are higher than one, or equal and before it. NaN is never high.

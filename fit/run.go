@@ -104,8 +104,8 @@ func Checkpoint(dir string, every int, options ...autograd.SaveOption) Option {
 }
 
 // Validate evaluates data after each epoch on a machine of vm.Eval, with the averages of weights if
-// the training's solver has them (autograd.EMA). Its graph is that of the training, or one that has
-// the same tensors. Where a training that had ended is started again, it evaluates once, so that
+// the training's solver has them (autograd.EMA). Its graph is the one that trains, or has the same
+// tensors. Where a training that had ended is started again, it evaluates once, so that
 // metrics such as [Confusion] have their results.
 func Validate(m *vm.Machine, d Data, metrics ...Metric) Option {
 	return given("Validate", "m", m, func(t *trainer) {

@@ -112,7 +112,7 @@ func (w *weighing) binary(sign rune, n *gorgonia.Node, all []weighed,
 	}
 }
 
-// rows reports whether a divisor is that of gorgonia.Mean, the product of sizes, of which one is
+// rows reports whether a divisor is a product of sizes, as gorgonia.Mean makes it, of which one is
 // the number of rows of something that samples change.
 func (w *weighing) rows(n *gorgonia.Node) bool {
 	operands := stock.Operands(n)
