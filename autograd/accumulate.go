@@ -124,6 +124,9 @@ func (d *DataParallel) holdAll() error {
 	if err := d.prepare(); err != nil {
 		return err
 	}
+	if err := d.computed(); err != nil {
+		return err
+	}
 	hooks, caught := false, false
 	for _, p := range d.params {
 		var g gorgonia.Value

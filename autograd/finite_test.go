@@ -16,7 +16,6 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
@@ -54,7 +53,7 @@ func spoiledOnes() []spoiled {
 		{"what the solver keeps", nil, func(l *lesson) error {
 			return spoilState(l.solver.(Stateful), "adam.v", nan)
 		}, "of the solver's \"adam.v"},
-		{"residuals", []Option{WithCompression(sparse.Wrap(sparse.TopK(0.05)))}, func(l *lesson) error {
+		{"residuals", compressions["topk"], func(l *lesson) error {
 			c, _ := l.d.compression()
 			return spoilState(c, "", nan)
 		}, "is NaN"},
@@ -196,8 +195,8 @@ func diverge(t *testing.T, dir, name string) {
 	}
 }
 
-// TestLoadTakesTheNewestCheckpointThatIsFinite, and says so; one that is named is refused, and so is
-// one that ReadWeights would take. What is saved from there on never removes it.
+// TestLoadTakesTheNewestCheckpointThatIsFinite, and says so; one that is named is refused, and so
+// is one that ReadWeights would take. What is saved from there on never removes it.
 func TestLoadTakesTheNewestCheckpointThatIsFinite(t *testing.T) {
 	dir := t.TempDir()
 	sgd := func() gorgonia.Solver { return &SGD{Rate: 0.01} }

@@ -319,11 +319,12 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // one copy of every gradient; one zeroing of each parameter without a gradient. If the communicator
 // is on a device, buckets are copied there and back.
 //
-// Errors: ErrArgument if no parameter has a gradient or a gradient does not fit its parameter, and
-// before the last micro-batch of [DataParallel.Accumulate]; those of the communicator, with rank,
-// bucket and parameters. Errors are sticky, with one exception: if package sparse is strict and a
-// gradient is NaN or infinite, the error names rank, parameter and element on all ranks, and all
-// ranks skip the step. Residuals are unchanged, and the next RunAll begins another step.
+// Errors: ErrArgument if no parameter has a gradient, if no run has computed any since the last Sync
+// (the machine was not Reset), if a gradient does not fit its parameter, and before the last
+// micro-batch of [DataParallel.Accumulate]; those of the communicator, with rank, bucket and
+// parameters. Errors are sticky, with one exception: if package sparse is strict and a gradient is
+// NaN or infinite, the error names rank, parameter and element on all ranks, and all ranks skip the
+// step. Residuals are unchanged, and the next RunAll begins another step.
 func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -599,6 +600,9 @@ func (d *DataParallel) complete() error {
 // reached returns the gradients that hooks have not caught, or an error for parameters
 // that no gradient has reached.
 func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
+	if err := d.computed(); err != nil {
+		return nil, err
+	}
 	left := map[*param]gorgonia.Value{}
 	var unused []string
 	for _, p := range d.params {
@@ -626,17 +630,6 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 			backend.ErrArgument, strings.Join(unused, " and "))
 	}
 	return left, nil
-}
-
-// clear zeroes the gradients to which Gorgonia adds those of the next run. All gradients must have
-// been copied, because two parameters can share a gradient.
-func (d *DataParallel) clear() {
-	for _, p := range d.params {
-		g, err := p.node.Grad()
-		if err == nil && g != nil && !d.shared[g] {
-			gorgonia.ZeroValue(g)
-		}
-	}
 }
 
 // depart starts the all-reduces of full buckets. Buckets leave in layout order, whatever the

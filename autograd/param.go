@@ -28,10 +28,12 @@ type param struct {
 	view   gorgonia.Value   // the slot, as a gradient of the type that solvers expect
 	hooked *gorgonia.Node   // what Hook returned, or nil
 	source *gorgonia.Node   // what UseGradients was given, or nil
-	full   bool             // its gradient of this step, or of this micro-batch, is there
-	held   bool             // its slot has the gradients of micro-batches before this one
-	tree   *tree            // that of its DataParallel
-	sums   sums             // of micro-batches in the tree
+	// its gradient, which clear has zeroed last; nil if it has not
+	cleared gorgonia.Value
+	full    bool  // its gradient of this step, or of this micro-batch, is there
+	held    bool  // its slot has the gradients of micro-batches before this one
+	tree    *tree // that of its DataParallel
+	sums    sums  // of micro-batches in the tree
 }
 
 // examine returns the parameter of a node, or why it cannot be one.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 
 	"gorgonia.org/gorgonia"
@@ -86,17 +87,12 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, op
 // start makes a draft, and copies what is to be written if the training goes on.
 func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, opts []SaveOption,
 	behind bool) (*saving, error) {
-	o, err := saveOptionsOf(opts)
-	if dir == "" {
-		err = errors.Join(err, errNoName)
-	}
+	o, err := d.canSave(dir, solver, opts)
 	onDevice := behind && d.copiesOf(solver)
 	if !onDevice {
 		err = errors.Join(err, d.pull(!d.sharded))
 	}
-	_, unknown := stateOf(solver)
-	err = errors.Join(err, unknown, checkNames(d.model.tensors()), d.apart())
-	if err := d.agree("", err); err != nil {
+	if err := d.agree("", errors.Join(err, d.apart())); err != nil {
 		return nil, err
 	}
 	s := &saving{dir: dir, held: len(d.saves.locks), options: o, first: d.first(), behind: behind,
@@ -118,6 +114,40 @@ func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, o
 		return nil, errors.Join(err, d.abandon(dir, s.id, s.held))
 	}
 	return s, nil
+}
+
+// canSave returns what options say, or what cannot be saved.
+func (d *DataParallel) canSave(dir string, solver gorgonia.Solver, opts []SaveOption) (
+	saveOptions, error) {
+	o, err := saveOptionsOf(opts)
+	if dir == "" {
+		err = errors.Join(err, errNoName)
+	}
+	_, unknown := stateOf(solver)
+	return o, errors.Join(err, unknown, checkNames(d.model.tensors()))
+}
+
+// TrySave returns the error that a Save would return before its files are written, and locks dir as
+// Save does: so a training finds out before its first step whether it can be saved. It leaves the
+// directory, and no checkpoint. It is collective.
+func (d *DataParallel) TrySave(dir string, solver gorgonia.Solver, opts ...SaveOption) error {
+	return d.collectively(backend.ForSave, "save to "+dir, func() error {
+		_, err := d.canSave(dir, solver, opts)
+		if err := d.agree("", err); err != nil {
+			return err
+		}
+		held := len(d.saves.locks)
+		id, err := d.begin(dir)
+		if err == nil {
+			if d.ownFiles() {
+				_, err = os.Stat(checkpoint.Draft(dir, id))
+			}
+			if err = d.agree("", err); err == nil {
+				held = len(d.saves.locks)
+			}
+		}
+		return errors.Join(err, d.agree("", d.abandon(dir, id, held)))
+	})
 }
 
 // take notes what is to be written.
@@ -301,7 +331,8 @@ func (s *saving) write() (err error) {
 			}
 			said.shards = string(text)
 		}
-		if s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, said, s.rule); err != nil {
+		s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, said, s.rule)
+		if err != nil {
 			return err
 		}
 	}

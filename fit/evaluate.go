@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
@@ -33,26 +34,19 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64, w
 	map[string]float64, error) {
 	n, local, err := 0, 0, wrong
 	if err == nil {
-		local, err = e.data.check()
+		err = e.check()
 	}
 	if err == nil {
-		n = e.data.Set.Len()
+		n, local = e.data.Set.Len(), e.data.Inputs[0].Shape()[0]
 		whole := local * comm.Size()
+		err = e.data.fills(whole)
 		if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
-			err = fmt.Errorf("%w: %d samples do not fill whole batches of %d, so the loss would "+
-				"count padding: set Data.Weights, or leave Data.Loss out",
-				backend.ErrArgument, n, whole)
+			err = refused("%d samples do not fill whole batches of %d, so the loss would count "+
+				"padding: set Data.Weights, or leave Data.Loss out", n, whole)
 		}
 	}
-	names := map[string]bool{"loss": true}
-	for _, m := range e.metrics {
-		if names[m.Name] {
-			err = errors.Join(err, fmt.Errorf("%w: two metrics have the name %q: give one of them "+
-				"another Name", backend.ErrArgument, m.Name))
-		}
-		names[m.Name] = true
-	}
-	if err := autograd.Agree(comm, fmt.Sprintf("%d metrics\n", len(e.metrics)), err); err != nil {
+	text := fmt.Sprintf("%d metrics\n", len(e.metrics))
+	if err := autograd.Agree(comm, text, err); err != nil {
 		return nil, err
 	}
 	shares, err := autograd.Evaluation(comm, n, local)
@@ -113,6 +107,9 @@ func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums
 			err = errors.Join(err, wrong)
 			continue
 		}
+		if e.data.Loss != nil && !finite(lossOf(e.data)) {
+			err = l.current.blame(e.data.Inputs)
+		}
 		if l := e.data.Loss; l != nil && len(numbers(l)) != 1 {
 			err = fmt.Errorf("%w: the machine does not keep the loss, or it is no single number: "+
 				"use vm.Keep", backend.ErrArgument)
@@ -122,7 +119,7 @@ func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums
 		}
 		for k, m := range e.metrics {
 			if m.Add != nil {
-				err = errors.Join(err, m.Add(sums[k+1], share))
+				err = errors.Join(err, m.Add(sums[k+1], slices.Clone(share)))
 			}
 		}
 	}

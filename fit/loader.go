@@ -41,29 +41,6 @@ type loader struct {
 	ready               atomic.Int64 // batches that are filled and not current
 }
 
-// check returns the length of the first axis, which all inputs share.
-func (d Data) check() (local int, err error) {
-	if err := backend.Given("fit.Data", "Set", d.Set, "Inputs", d.Inputs); err != nil {
-		return 0, err
-	}
-	for _, n := range d.Inputs {
-		if local == 0 && n.Dims() > 0 {
-			local = n.Shape()[0]
-		}
-		if n.Dims() == 0 || !n.IsVar() || n.Shape()[0] != local {
-			return 0, fmt.Errorf("%w: the input %s has the shape %v: inputs are variables, whose "+
-				"first axis is the batch", backend.ErrArgument, n.Name(), n.Shape())
-		}
-	}
-	w := d.Weights
-	if local == 0 || w != nil && (!w.IsScalar() && !slices.Equal(w.Shape(), tensor.Shape{local}) ||
-		w.Dtype() != tensor.Float32 && w.Dtype() != tensor.Float64) {
-		return 0, fmt.Errorf("%w: no Inputs, or Weights that are no floats of shape [%d] or []",
-			backend.ErrArgument, local)
-	}
-	return local, nil
-}
-
 // load starts goroutines that fill batches for jobs, in their order.
 func load(d Data, readers int, jobs func(yield func(job) bool)) *loader {
 	n := max(1, readers) + 2 // one is used, and one is ready
@@ -130,17 +107,22 @@ func (b *batch) fill(d Data) error {
 	for _, t := range b.tensors {
 		t.Zero()
 	}
-	for i, row := range b.rows {
+	for i := range b.rows {
+		row, of := slices.Clone(b.rows[i]), "Data.Pad"
 		switch {
 		case i < len(b.samples):
+			of = fmt.Sprintf("sample %d", b.samples[i])
 			if err := d.Set.Read(b.samples[i], row); err != nil {
-				return fmt.Errorf("sample %d: %w", b.samples[i], err)
+				return fmt.Errorf("%s: %w", of, err)
 			}
 			if b.augment != nil {
 				b.augment(rand.New(rand.NewPCG(b.stream, uint64(b.samples[i]))), row)
 			}
 		case d.Pad != nil:
 			d.Pad(row)
+		}
+		if err := b.take(i, row); err != nil {
+			return fmt.Errorf("%s: %w", of, err)
 		}
 	}
 	if d.Weights == nil {
@@ -153,6 +135,25 @@ func (b *batch) fill(d Data) error {
 	for i := range n {
 		to := reflect.ValueOf(b.tensors[len(d.Inputs)].Data()).Index(i)
 		to.SetFloat(x)
+	}
+	return nil
+}
+
+// take copies what Read, Augment or Pad have put in the place of a slice of row i.
+func (b *batch) take(i int, row []any) error {
+	for k, x := range row {
+		to, from := reflect.ValueOf(b.rows[i][k]), reflect.ValueOf(x)
+		if !from.IsValid() || from.Type() != to.Type() || from.Len() != to.Len() {
+			length := 0
+			if from.IsValid() && from.Kind() == reflect.Slice {
+				length = from.Len()
+			}
+			return fmt.Errorf("%w: row[%d] was replaced by a %T of %d: write to the %v of %d that "+
+				"is there", backend.ErrArgument, k, x, length, to.Type(), to.Len())
+		}
+		if from.UnsafePointer() != to.UnsafePointer() {
+			reflect.Copy(to, from)
+		}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -27,26 +28,31 @@ type trainer struct {
 	validation                       *evaluation // nil for none
 	onStep                           []func(s StepLoss) error
 	onEpoch                          []func(e Epoch) error
-	missing                          error // nil arguments of options
+	logs                             []log
+	missing                          error    // what is wrong with options
+	given                            []string // options that may be given once
 
 	machine *vm.Machine
 	data    Data
 	dp      *autograd.DataParallel
 	comm    backend.Communicator
 	sampler *autograd.Sampler
-	local   int     // samples of a run
-	runs    int     // of a step
-	first   int     // of all runs on all ranks, the number of the first one here
-	all     int     // on all ranks
-	weight  float64 // of a run's gradient
-	loader  *loader
-	watch   *observe.Watch // nil for none
-	told    [][]float64    // by all ranks, of a step
-	own     int            // samples of this rank in a step
-	flops   int64          // of this rank in a step
-	past    past
-	began   time.Time // of the epoch
-	hooked  error     // of OnStep
+	blamed  error // the sample here that made the loss of the last step not finite
+	// of all ranks: the norm of the gradients of the last step is not finite
+	unbounded error
+	local     int     // samples of a run
+	runs      int     // of a step
+	first     int     // of all runs on all ranks, the number of the first one here
+	all       int     // on all ranks
+	weight    float64 // of a run's gradient
+	loader    *loader
+	watch     *observe.Watch // nil for none
+	told      [][]float64    // by all ranks, of a step
+	own       int            // samples of this rank in a step
+	flops     int64          // of this rank in a step
+	past      past
+	began     time.Time // of the epoch
+	hooked    error     // of OnStep
 }
 
 // past is what a checkpoint has besides model and solver.
@@ -64,13 +70,10 @@ func (t *trainer) global() int { return t.local * t.all }
 func (t *trainer) prepare() (err error) {
 	_, t.weight = t.machine.Runs()
 	t.first, t.runs, t.all = t.machine.MicroBatches()
-	t.local, err = t.data.check()
-	known := t.validation.metric(t.watched) != nil || t.watched == "" || t.watched == "loss"
-	if err = errors.Join(t.missing, err); err == nil && (t.data.Loss == nil || t.epochs < 1 ||
-		min(t.readers, t.every, t.patience) < 0 || !known) {
-		err = fmt.Errorf("%w: data with a loss: %v; %d epochs, the best chosen by metric %q: "+
-			"there must be a loss, an epoch, a metric of that name, and no number below 0",
-			backend.ErrArgument, t.data.Loss != nil, t.epochs, t.watched)
+	of := t.machine.Summary()
+	t.local, err = t.data.check(of)
+	if err = errors.Join(err, t.check(of)); err == nil {
+		err = t.data.fills(t.global())
 	}
 	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
 		"there are weights: %v, a validation: %v\n", t.epochs, t.patience, t.dir != "", t.every,
@@ -84,6 +87,15 @@ func (t *trainer) prepare() (err error) {
 		t.sampler = t.sampler.Rest()
 	}
 	t.past.Training = fmt.Sprintf("%d samples, batches of %d, the seed %d", n, t.global(), t.seed)
+	return err
+}
+
+// tryFiles returns an error on all ranks if checkpoints or logs cannot be written.
+func (t *trainer) tryFiles() error {
+	err := autograd.Agree(t.comm, "", t.tryLogs())
+	if err == nil && t.dir != "" {
+		err = t.dp.TrySave(t.dir, t.machine.Solver(), t.saveOptions...)
+	}
 	return err
 }
 
@@ -138,7 +150,13 @@ func (t *trainer) train(ctx context.Context) error {
 	if err := t.prepare(); err != nil {
 		return err
 	}
-	if err := t.resume(); err != nil || t.done() {
+	if err := t.resume(); err != nil {
+		return err
+	}
+	if t.done() {
+		return t.again()
+	}
+	if err := t.tryFiles(); err != nil {
 		return err
 	}
 	t.loader = load(t.data, t.readers, t.jobs(len(t.past.Epochs), t.past.Step))
@@ -165,7 +183,7 @@ func (t *trainer) train(ctx context.Context) error {
 			t.watch.Begin()
 		}
 		if err == nil && t.done() {
-			return nil
+			return t.judgedOnce()
 		}
 	}
 	if err == nil { // a hook of the last step may have failed
@@ -175,12 +193,41 @@ func (t *trainer) train(ctx context.Context) error {
 		len(t.past.Epochs)+1, t.epochs))
 }
 
+// again validates and logs once more what an earlier run has trained.
+func (t *trainer) again() error {
+	var e Epoch
+	if t.validation != nil {
+		if err := t.validate(&e); err != nil {
+			return err
+		}
+	}
+	if err := autograd.Agree(t.comm, "", errors.Join(t.hooked, t.writeLogs())); err != nil {
+		return err
+	}
+	return t.judgedOnce()
+}
+
+// judgedOnce returns an error if an epoch was to be chosen, and none has a number to choose by.
+func (t *trainer) judgedOnce() error {
+	if t.bestEpoch() >= 0 || t.watched == "" && t.patience == 0 {
+		return nil
+	}
+	return fmt.Errorf("the metric %q, by which Watch and EarlyStop choose the best epoch, has no "+
+		"finite value in any of %d epochs", cmp.Or(t.watched, "loss"), len(t.past.Epochs))
+}
+
 // step runs a step with the batch that is read, and returns the sum of this rank's losses.
 func (t *trainer) step() (loss float64, err error) {
 	if t.rate != nil {
-		t.machine.Solver().SetRate(t.rate(t.past.Steps))
+		rate := t.rate(t.past.Steps)
+		if rate >= 0 && !math.IsInf(rate, 0) {
+			t.machine.Solver().SetRate(rate)
+		} else {
+			err = fmt.Errorf("fit.Schedule: the rate is %v: it must be finite and not negative",
+				rate)
+		}
 	}
-	t.own = 0
+	t.own, t.blamed, t.unbounded = 0, nil, nil
 	for i := 0; i < t.runs && err == nil; i++ {
 		if i > 0 {
 			err = t.next()
@@ -194,11 +241,25 @@ func (t *trainer) step() (loss float64, err error) {
 			before := t.machine.HostTime()
 			err = t.machine.RunAll()
 			t.watch.Note(observe.HostOperation, t.machine.HostTime()-before)
+			if err == nil && len(numbers(t.data.Loss)) != 1 {
+				err = refused("fit.Data: the machine does not keep the Loss: give the cost of " +
+					"gorgonia.Grad, or use vm.Keep")
+			}
 		}
-		loss += lossOf(t.data) * t.divisor(t.past.Step)
+		one := lossOf(t.data)
+		if !finite(one) && t.blamed == nil {
+			t.blamed = t.loader.current.blame(t.data.Inputs)
+		}
+		loss += one * t.divisor(t.past.Step)
 	}
 	if err != nil {
 		err = fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
+	}
+	if err != nil && !finite(t.machine.Norm()) { // of all ranks: see vm.ClipNorm
+		t.unbounded, err = err, nil
+	}
+	if err != nil {
+		err = errors.Join(t.blamed, err)
 	}
 	return loss, err
 }
@@ -235,15 +296,34 @@ func (t *trainer) count(loss float64) error {
 	ready, capacity := t.loader.ahead()
 	t.watch.Step(observe.StepInfo{Number: p.Steps, Loss: mean, Samples: t.own, FLOPs: t.flops,
 		Ready: ready, Capacity: capacity}, t.told)
-	if !finite(mean) {
-		return fmt.Errorf("the loss is %v in step %d of epoch %d: lower the rate, or bound the "+
-			"gradients by vm.ClipNorm", mean, p.Step, len(p.Epochs)+1)
+	if !finite(mean) || t.unbounded != nil {
+		return t.whyNotFinite(mean)
 	}
 	t.hooked = nil
 	for _, f := range t.onStep {
 		t.hooked = errors.Join(t.hooked, f(StepLoss{p.Steps, p.Step, t.sampler.Steps(), mean}))
 	}
 	return nil
+}
+
+// whyNotFinite returns, on all ranks, why the loss of a step or the norm of its gradients is not
+// finite: a sample of a rank, or what the training has become before.
+func (t *trainer) whyNotFinite(loss float64) error {
+	err := autograd.Agree(t.comm, "", t.blamed)
+	if err == nil {
+		err = t.unbounded
+	}
+	if err == nil {
+		err = errors.New("its samples are finite, so the parameters were not, or the loss has no " +
+			"value where they are (a root or a logarithm of 0, an overflow): lower the rate, or " +
+			"bound the gradients by vm.ClipNorm")
+	}
+	if t.dir != "" { // a save in progress knows of the step before
+		_, wrong := t.dp.Pinned(t.dir)
+		err = errors.Join(err, wrong)
+	}
+	return fmt.Errorf("the loss is %v in step %d of epoch %d: %w", loss, t.past.Step,
+		len(t.past.Epochs)+1, err)
 }
 
 // endEpoch validates, reports and saves.
@@ -254,6 +334,9 @@ func (t *trainer) endEpoch(stop bool) error {
 	if t.rate != nil {
 		e.Rate = t.rate(p.Steps - 1)
 	}
+	if err := t.dp.CheckFinite(nil); err != nil {
+		return fmt.Errorf("epoch %d: %w", e.Epoch, err)
+	}
 	if t.validation != nil {
 		if err := t.validate(&e); err != nil {
 			return err
@@ -262,8 +345,11 @@ func (t *trainer) endEpoch(stop bool) error {
 	e.Best = t.better(e)
 	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps}
 	for _, f := range t.onEpoch {
-		t.hooked = errors.Join(t.hooked, f(e))
+		told := e
+		told.Metrics = maps.Clone(e.Metrics)
+		t.hooked = errors.Join(t.hooked, f(told))
 	}
+	t.hooked = errors.Join(t.hooked, t.writeLogs())
 	if err := autograd.Agree(t.comm, "", t.hooked); err != nil {
 		return err
 	}

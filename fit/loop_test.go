@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	G "gorgonia.org/gorgonia"
+
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
@@ -191,9 +193,19 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 	}
 }
 
-// evaluated trains with validation data whose loss is given for each epoch.
+// stopsEarly trains with a metric that is given for each epoch.
 func stopsEarly(t *testing.T, P, patience int, scores []float64) *fit.Result {
+	r, err := stopsEarlyOr(t, P, patience, scores)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// stopsEarlyOr also returns the error.
+func stopsEarlyOr(t *testing.T, P, patience int, scores []float64) (*fit.Result, error) {
 	dir := t.TempDir()
+	wrongs := make([]error, P)
 	results := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
 		build.Lock()
 		m := newLinear(12/P, true, 1)
@@ -218,14 +230,15 @@ func stopsEarly(t *testing.T, P, patience int, scores []float64) *fit.Result {
 		r, err := fit.Run(t.Context(), training, m.data(points(24)), fit.Epochs(len(scores)),
 			fit.Validate(eval, m.data(points(12)), score), fit.Watch("score"),
 			fit.EarlyStop(patience), fit.Checkpoint(dir, 0))
-		return r, errors.Join(err, training.Close(), eval.Close())
+		wrongs[comm.Rank()] = err
+		return r, errors.Join(training.Close(), eval.Close())
 	})
 	for _, r := range results[1:] {
 		if len(r.Epochs) != len(results[0].Epochs) || r.Params != results[0].Params {
 			t.Errorf("ranks decide differently: %+v and %+v", r, results[0])
 		}
 	}
-	return results[0]
+	return results[0], errors.Join(wrongs...)
 }
 
 // TestRanksStopEarlyTogether: although one rank alone has seen the samples that decide, and the
@@ -270,12 +283,18 @@ func TestTheBestCheckpointIsTheOneThatWasSaved(t *testing.T) {
 	})
 }
 
-// An epoch whose metric is no number is none to wait for.
+// TestTrainingsWithoutABestEpochStopEarly, with an error, if the metric that decides is never a
+// number. A number in one epoch is enough.
 func TestTrainingsWithoutABestEpochStopEarly(t *testing.T) {
 	none := math.NaN()
-	r := stopsEarly(t, 2, 3, []float64{none, none, none, none, none, none, none, none})
-	if len(r.Epochs) != 3 || r.Best != "" {
-		t.Errorf("%d epochs, best %q", len(r.Epochs), r.Best)
+	r, err := stopsEarlyOr(t, 2, 3, []float64{none, none, none, none, none, none, none, none})
+	if len(r.Epochs) != 3 || r.Best != "" || err == nil || !strings.Contains(err.Error(),
+		`the metric "score"`) {
+		t.Errorf("%d epochs, best %q, %v", len(r.Epochs), r.Best, err)
+	}
+	if r := stopsEarly(t, 2, 3, []float64{none, 1, none, none, none}); len(r.Epochs) != 5 ||
+		!r.Epochs[1].Best {
+		t.Errorf("%+v", r)
 	}
 }
 
@@ -315,6 +334,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	alone(t, points(24), 12, fit.Checkpoint(dir, 0))
 	m := newLinear(12, false, 1)
+	other := G.NewVector(m.x.Graph(), G.Float64, G.WithShape(5), G.WithName("other"))
 	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(
 		&autograd.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w))
 	if err != nil {
@@ -326,7 +346,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		change(&d)
 		return d
 	}
-	good, other := m.data(points(24)), m.data(points(25))
+	good, more := m.data(points(24)), m.data(points(25))
 	huge := data.Of(24, func(_ int, row []any) error {
 		row[1].([]float64)[0] = math.MaxFloat64
 		return nil
@@ -338,13 +358,13 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	}{
 		"no set":    {with(func(d *fit.Data) { d.Set = nil }), fit.Epochs(1), "Set is nil"},
 		"no inputs": {with(func(d *fit.Data) { d.Inputs = nil }), fit.Epochs(1), "no Inputs"},
-		"no loss":   {with(func(d *fit.Data) { d.Loss = nil }), fit.Epochs(1), "be a loss"},
+		"no loss":   {with(func(d *fit.Data) { d.Loss = nil }), fit.Epochs(1), "Loss is nil"},
 		"an op":     {with(func(d *fit.Data) { d.Inputs[0] = m.loss }), fit.Epochs(1), "variable"},
 		"few":       {with(func(d *fit.Data) { d.Set = points(5) }), fit.Epochs(1), "make a batch"},
-		"weights":   {with(func(d *fit.Data) { d.Weights = m.w }), fit.Epochs(1), "[12] or []"},
+		"weights":   {with(func(d *fit.Data) { d.Weights = other }), fit.Epochs(1), "[12] or []"},
 		"no epochs": {good, fit.Epochs(0), "an epoch"},
 		"no metric": {good, fit.Watch("bleu"), `"bleu"`},
-		"other":     {other, fit.Checkpoint(dir, 0), "24 samples"},
+		"other":     {more, fit.Checkpoint(dir, 0), "24 samples"},
 		"infinite":  {with(func(d *fit.Data) { d.Set = huge }), fit.Epochs(1), "vm.ClipNorm"},
 	} {
 		_, err := fit.Run(t.Context(), training, refused.data, refused.option)
@@ -481,7 +501,12 @@ func TestRanksWithOtherDataAreRefusedBeforeTheFirstStep(t *testing.T) {
 				return nil
 			})}
 			if validated && comm.Rank() == 1 {
-				options = append(options, fit.Validate(training, m.data(points(24))))
+				eval, err := vm.New(m.x.Graph(), nil, vm.Eval())
+				if err != nil {
+					return err
+				}
+				defer eval.Close()
+				options = append(options, fit.Validate(eval, m.data(points(24))))
 			}
 			if _, err = fit.Run(t.Context(), training, m.data(points(24)),
 				options...); !errors.Is(err, backend.ErrMismatch) ||

@@ -21,6 +21,8 @@ type Metric struct {
 	Add func(sums []float64, samples []int) error
 	// Value returns the metric, given the sums of all ranks and the mean loss; NaN means none.
 	Value func(sums []float64, loss float64) float64
+
+	check func(g *gorgonia.ExprGraph) error // finds what is wrong before a machine of g runs
 }
 
 // Accuracy is the share of samples whose label has the highest score.
@@ -33,9 +35,17 @@ func Accuracy(scores, labels *gorgonia.Node) Metric {
 }
 
 // TopK is the share of samples whose label is among the k highest scores. For a k of 5 its name is
-// "top5". Of equal scores the first one counts as the highest. Shapes are as for [Accuracy].
+// "top5". Of equal scores the first one counts as the highest. Shapes are as for [Accuracy], and
+// there must be k scores.
 func TopK(k int, scores, labels *gorgonia.Node) Metric {
-	return Metric{Name: fmt.Sprint("top", k), Sums: func(int) int { return 2 },
+	check := func(g *gorgonia.ExprGraph) error {
+		err := classify(g, scores, labels)
+		if err == nil && (k < 1 || k > scores.Shape()[1]) {
+			err = refused("the %d highest of %d scores", k, scores.Shape()[1])
+		}
+		return err
+	}
+	return Metric{Name: fmt.Sprint("top", k), check: check, Sums: func(int) int { return 2 },
 		Add: func(sums []float64, samples []int) error {
 			return eachRow(scores, labels, len(samples), func(row []float64, label int) {
 				sums[1]++
@@ -52,23 +62,23 @@ func TopK(k int, scores, labels *gorgonia.Node) Metric {
 // classes that occur. Shapes are as for [Accuracy].
 func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 	n := len(matrix)
-	return Metric{Name: "recall", Sums: func(int) int { return n * n },
+	check := func(g *gorgonia.ExprGraph) error {
+		err, other := classify(g, scores, labels), func(row []int) bool { return len(row) != n }
+		if err == nil && (n != scores.Shape()[1] || slices.ContainsFunc(matrix, other)) {
+			err = refused("a confusion matrix for %d classes has as many rows, of as many numbers "+
+				"each", scores.Shape()[1])
+		}
+		return err
+	}
+	return Metric{Name: "recall", check: check, Sums: func(int) int { return n * n },
 		Add: func(sums []float64, samples []int) error {
-			other := func(row []int) bool { return len(row) != n }
-			var wrong error
-			err := eachRow(scores, labels, len(samples), func(row []float64, label int) {
-				if len(row) != n || slices.ContainsFunc(matrix, other) {
-					wrong = fmt.Errorf("%w: a confusion matrix for %d classes has as many rows, "+
-						"of as many numbers each", backend.ErrArgument, len(row))
-					return
-				}
+			return eachRow(scores, labels, len(samples), func(row []float64, label int) {
 				for guess := range row {
 					if place(row, guess) == 0 {
 						sums[label*n+guess]++
 					}
 				}
 			})
-			return cmp.Or(err, wrong)
 		},
 		Value: func(sums []float64, _ float64) float64 {
 			recall, there := 0.0, 0.0
@@ -94,15 +104,21 @@ func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 //
 // Cost: an all-gather of 16 bytes for each sample.
 func AUC(scores, labels *gorgonia.Node) Metric {
-	return Metric{Name: "auc", Sums: func(n int) int { return 2 * n },
+	check := func(g *gorgonia.ExprGraph) error {
+		err := within(g, scores, labels)
+		if err != nil {
+			return err
+		}
+		if n, of := scores.Shape().TotalSize(), labels.Shape().TotalSize(); n != of {
+			err = refused("AUC of %d scores and %d labels: give the score of label 1 alone", n, of)
+		}
+		return err
+	}
+	return Metric{Name: "auc", check: check, Sums: func(n int) int { return 2 * n },
 		Add: func(sums []float64, samples []int) error {
 			x, y := numbers(scores), numbers(labels)
 			if len(x) < len(samples) || len(y) < len(samples) {
-				return unkept(scores, labels)
-			}
-			if len(x) != len(y) {
-				return fmt.Errorf("%w: AUC of %d scores and %d labels: give the score of label 1 "+
-					"alone", backend.ErrArgument, len(x), len(y))
+				return unkept()
 			}
 			for i, sample := range samples {
 				if y[i] != 0 && y[i] != 1 {
@@ -149,8 +165,8 @@ func area(pairs [][]float64) float64 {
 // eachRow calls f with the scores and the label of each of the first n samples.
 func eachRow(scores, labels *gorgonia.Node, n int, f func(row []float64, label int)) error {
 	x, y := numbers(scores), numbers(labels)
-	if len(x) == 0 || len(y) < n || scores.Dims() != 2 || len(x)/scores.Shape()[1] < n {
-		return unkept(scores, labels)
+	if len(x) == 0 || len(y) < n || len(x)/scores.Shape()[1] < n {
+		return unkept()
 	}
 	classes := scores.Shape()[1]
 	for i := range n {
@@ -162,11 +178,31 @@ func eachRow(scores, labels *gorgonia.Node, n int, f func(row []float64, label i
 	return nil
 }
 
+// within returns an error unless scores and labels are nodes of a graph.
+func within(g *gorgonia.ExprGraph, scores, labels *gorgonia.Node) error {
+	err := backend.Given("", "scores", scores, "labels", labels)
+	for _, n := range []*gorgonia.Node{scores, labels} {
+		if err == nil && n.Graph() != g {
+			err = refused("%s is of another graph than the machine's", n.Name())
+		}
+	}
+	return err
+}
+
+// classify returns an error unless there is a row of scores, [b, n], for each label, [b].
+func classify(g *gorgonia.ExprGraph, scores, labels *gorgonia.Node) error {
+	err := within(g, scores, labels)
+	if err == nil && (scores.Dims() != 2 || labels.Shape().TotalSize() != scores.Shape()[0]) {
+		err = refused("scores are %v and labels %v: want [b, n] and [b]", scores.Shape(),
+			labels.Shape())
+	}
+	return err
+}
+
 // unkept is the error for nodes that do not have a row for each sample.
-func unkept(scores, labels *gorgonia.Node) error {
-	return cmp.Or(backend.Given("fit.Metric", "scores", scores, "labels", labels),
-		fmt.Errorf("%w: scores and labels of a metric must have a row for each sample of a batch, "+
-			"and the machine must keep them (vm.Keep)", backend.ErrArgument))
+func unkept() error {
+	return refused("scores and labels of a metric must have a row for each sample of a batch, " +
+		"and the machine must keep them (vm.Keep)")
 }
 
 // place returns how many scores are higher than one, or equal and before it. NaN is never high.

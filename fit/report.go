@@ -24,14 +24,33 @@ func (t *trainer) line(w io.Writer) func(e Epoch) error {
 	}
 }
 
-// log returns a hook that replaces a file of all epochs, on rank 0.
-func (t *trainer) log(file string, write func(io.Writer, []Epoch) error) func(Epoch) error {
-	return func(Epoch) error {
-		if t.comm.Rank() > 0 {
-			return nil
-		}
-		return files.Replace(file, func(w io.Writer) error { return write(w, t.past.Epochs) })
+// log is a file of all epochs.
+type log struct {
+	file  string
+	write func(io.Writer, []Epoch) error
+}
+
+// writeLogs replaces the files of all epochs, on rank 0.
+func (t *trainer) writeLogs() (err error) {
+	for i := 0; i < len(t.logs) && t.comm.Rank() == 0; i++ {
+		epochs := slices.Clone(t.past.Epochs)
+		err = errors.Join(err, files.Replace(t.logs[i].file, func(w io.Writer) error {
+			return t.logs[i].write(w, epochs)
+		}))
 	}
+	return err
+}
+
+// tryLogs returns an error on rank 0 if there is a file that cannot be replaced.
+func (t *trainer) tryLogs() (err error) {
+	tried := errors.New("tried")
+	for i := 0; i < len(t.logs) && t.comm.Rank() == 0; i++ {
+		wrong := files.Replace(t.logs[i].file, func(io.Writer) error { return tried })
+		if !errors.Is(wrong, tried) {
+			err = errors.Join(err, fmt.Errorf("fit.Log: %w", wrong))
+		}
+	}
+	return err
 }
 
 // String returns the losses and metrics: "loss=0.0312 accuracy=0.9841 val_loss=0.0541".

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"gorgonia.org/gorgonia"
@@ -26,7 +27,9 @@ var ErrStopped = errors.New("stopped")
 type Set interface {
 	Len() int
 	// Read writes a sample to row, which has a slice of zeros for each input: a []float32,
-	// []float64, []int, and so on. Several goroutines call it at once, with separate rows.
+	// []float64, []int, and so on. It may put another slice of that type and length there, which
+	// is copied, as Augment and Pad may. Several goroutines call it at once, with separate rows,
+	// which later samples get again.
 	Read(sample int, row []any) error
 }
 
@@ -40,7 +43,7 @@ type Data struct {
 	// Weights is a variable of floats, [b] or [], that makes the loss of an incomplete batch exact:
 	// see the package. nil drops the samples that do not fill the last batch of an epoch.
 	Weights *gorgonia.Node
-	Pad     func(row []any) // writes the row of a missing sample; nil leaves zeros
+	Pad     func(row []any) // writes the row of a missing sample; nil leaves zeros, for weights [b]
 	// Augment changes a sample after Read, in training. Several goroutines call it at once.
 	Augment func(r *rand.Rand, row []any)
 }
@@ -49,11 +52,22 @@ type Data struct {
 type Option func(*trainer)
 
 // given is an option whose argument must not be nil.
-func given(name string, argument any, set Option) Option {
+func given(option, name string, argument any, set Option) Option {
 	return func(t *trainer) {
-		t.missing = errors.Join(t.missing, backend.Given("fit", name, argument))
+		if err := backend.Given("fit."+option, name, argument); err != nil {
+			t.missing = errors.Join(t.missing, err)
+			return
+		}
 		set(t)
 	}
+}
+
+// once notes that an option is given, which may be given once.
+func (t *trainer) once(option string) {
+	if slices.Contains(t.given, option) {
+		t.missing = errors.Join(t.missing, refused("fit.%s is given twice", option))
+	}
+	t.given = append(t.given, option)
 }
 
 // Epochs sets how often Run goes through the samples. The default is once.
@@ -69,13 +83,13 @@ func Prefetch(goroutines int) Option { return func(t *trainer) { t.readers = gor
 // Schedule sets the rate of the machine's solver in each step. By default the solver keeps its
 // rate.
 func Schedule(rate autograd.Schedule) Option {
-	return given("rate", rate, func(t *trainer) { t.rate = rate })
+	return given("Schedule", "rate", rate, func(t *trainer) { t.rate = rate })
 }
 
 // Random seeks random numbers, such as the nn.Random of dropouts, before each run: to the number of
 // the step in the training, and the number of this rank's first sample in the batch.
 func Random(r autograd.Random) Option {
-	return given("r", r, func(t *trainer) { t.random = r })
+	return given("Random", "r", r, func(t *trainer) { t.random = r })
 }
 
 // Checkpoint saves to a directory that all ranks can reach, with autograd's SaveAsync, after each
@@ -83,46 +97,53 @@ func Random(r autograd.Random) Option {
 // checkpoints, or as many as autograd.KeepLast says, and the one of the best epoch. Run resumes
 // from the newest one. An empty dir saves nothing.
 func Checkpoint(dir string, every int, options ...autograd.SaveOption) Option {
-	return given("options", options, func(t *trainer) {
+	return given("Checkpoint", "options", options, func(t *trainer) {
+		t.once("Checkpoint")
 		t.dir, t.every, t.saveOptions = dir, every, options
 	})
 }
 
 // Validate evaluates data after each epoch on a machine of vm.Eval, with the averages of weights if
-// the training's solver has them (autograd.EMA).
+// the training's solver has them (autograd.EMA). Its graph is the one that trains, or has the same
+// tensors. Where a training that had ended is started again, it evaluates once, so that
+// metrics such as [Confusion] have their results.
 func Validate(m *vm.Machine, d Data, metrics ...Metric) Option {
-	return given("m", m, func(t *trainer) { t.validation = &evaluation{m, d, metrics} })
+	return given("Validate", "m", m, func(t *trainer) {
+		t.once("Validate")
+		t.validation = &evaluation{m, d, metrics}
+	})
 }
 
 // Watch selects the metric of Validate that says which epoch is the best one. The default is the
-// loss of Validate, or the training's loss if Validate has none.
+// loss of Validate, which Progress and Log call "val_loss", or the training's loss if Validate has
+// none.
 func Watch(metric string) Option { return func(t *trainer) { t.watched = metric } }
 
 // EarlyStop ends the training after patience epochs in a row that were not better than the best
-// one.
+// one, 0 never. It is an error if the metric that decides has a number in no epoch.
 func EarlyStop(patience int) Option { return func(t *trainer) { t.patience = patience } }
 
 // OnStep calls a function after each step. Its error ends the training before the next step.
 func OnStep(f func(s StepLoss) error) Option {
-	return given("f", f, func(t *trainer) { t.onStep = append(t.onStep, f) })
+	return given("OnStep", "f", f, func(t *trainer) { t.onStep = append(t.onStep, f) })
 }
 
 // OnEpoch calls a function after each epoch, before it is saved. Its error ends the training.
 func OnEpoch(f func(e Epoch) error) Option {
-	return given("f", f, func(t *trainer) { t.onEpoch = append(t.onEpoch, f) })
+	return given("OnEpoch", "f", f, func(t *trainer) { t.onEpoch = append(t.onEpoch, f) })
 }
 
 // Progress writes a line for each epoch, on rank 0: "epoch 3/20: loss=0.0312 accuracy=0.9841". For
 // a bar, use the hook of package fit/progress.
 func Progress(w io.Writer) Option {
-	return given("w", w, func(t *trainer) { t.onEpoch = append(t.onEpoch, t.line(w)) })
+	return given("Progress", "w", w, func(t *trainer) { t.onEpoch = append(t.onEpoch, t.line(w)) })
 }
 
 // Log writes all epochs to a file after each epoch, on rank 0, with [JSONLines], [CSV], or the SVG
 // of package fit/curves. A training that resumes also writes the earlier epochs.
 func Log(file string, write func(w io.Writer, epochs []Epoch) error) Option {
-	return given("write", write, func(t *trainer) {
-		t.onEpoch = append(t.onEpoch, t.log(file, write))
+	return given("Log", "write", write, func(t *trainer) {
+		t.logs = append(t.logs, log{file, write})
 	})
 }
 
@@ -156,13 +177,19 @@ type Epoch struct {
 //
 // Cost: an all-gather of 24 bytes after each step, and one of the sums of metrics after each epoch.
 //
+// Before the first step Run finds out whether all options can be, and whether checkpoints and logs
+// can be written. At the end of each epoch and of the training it looks for numbers of the model
+// that are not finite: no such epoch is the best one, or saved.
+//
 // Errors, on all ranks: ErrStopped; ErrArgument for options and data that do not fit the machine,
-// and for a checkpoint with other samples, batches or seeds; a loss that is not finite; the errors
-// of samples, hooks, machine and checkpoints. The result then has the epochs so far.
+// and for a checkpoint with other samples, batches or seeds; a loss that is not finite, which names
+// the sample that is to blame if one is; a model that is not; the errors of samples, hooks, machine
+// and checkpoints. The result then has the epochs so far.
 func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result, error) {
 	if err := backend.Given("fit.Run", "m", m, "options", options); err != nil {
 		return nil, err
 	}
+	d.Inputs = slices.Clone(d.Inputs)
 	t := &trainer{machine: m, data: d, epochs: 1, seed: 1, readers: 2, dp: m.DataParallel()}
 	if t.dp == nil {
 		return nil, fmt.Errorf("fit: %w: the machine has no solver, or a learnable has no value: "+
@@ -182,6 +209,9 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 		err = t.dp.Check()
 	}
 	if err == nil {
+		err = t.dp.CheckFinite(m.Solver())
+	}
+	if err == nil {
 		r.Params, err = t.dp.Hash()
 	}
 	if r.Epochs = t.past.Epochs; t.dir != "" && t.bestEpoch() >= 0 {
@@ -197,8 +227,9 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 // Evaluate runs a machine once on all samples, each rank on a part of them, and returns the
 // metrics, and "loss" if the data have one, except those that are not finite. It is collective.
 //
-// Errors, on all ranks: ErrArgument if the data do not fit the machine, or if samples with a loss
-// but without weights do not fill whole batches of all ranks; the errors of samples and machine.
+// Errors, on all ranks: ErrArgument for a machine that is not of vm.Eval, for data and metrics that
+// do not fit it, and if samples with a loss but without weights do not fill whole batches of all
+// ranks; a loss that a sample makes NaN; the errors of samples and machine.
 func Evaluate(comm backend.Communicator, m *vm.Machine, d Data, metrics ...Metric) (
 	map[string]float64, error) {
 	if err := backend.Given("fit.Evaluate", "comm", comm, "m", m); err != nil {

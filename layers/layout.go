@@ -3,8 +3,10 @@ package layers
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 )
 
 // Layout is how the ranks of a communicator divide the work. See the package comment.
@@ -26,7 +28,8 @@ func (s Sizes) String() string { return fmt.Sprintf("dp%dxsp%dxtp%d", s.DP, s.SP
 // whose product is the number of all ranks; data may be 0 for all ranks that the others leave. It
 // is collective. Close the layout before comm.
 //
-// Errors: [backend.ErrArgument] if the numbers do not fit; those of Split.
+// Errors, on all ranks: [backend.ErrArgument] if the numbers do not fit, and
+// [backend.ErrMismatch] if a rank has others than rank 0; those of Split.
 func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, error) {
 	if err := backend.Given("layers.NewLayout", "comm", comm); err != nil {
 		return nil, err
@@ -35,10 +38,8 @@ func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, 
 	if data == 0 && sequence > 0 && tensor > 0 {
 		data = ranks / (sequence * tensor)
 	}
-	if data < 1 || sequence < 1 || tensor < 1 || data*sequence*tensor != ranks {
-		return nil, fmt.Errorf("layers: %w: a layout of %d x %d x %d (data x sequence x tensor; "+
-			"data 0 is what the others leave) for %d ranks: use numbers whose product is %d",
-			backend.ErrArgument, data, sequence, tensor, ranks, ranks)
+	if err := sameSizes(comm, Sizes{data, sequence, tensor}); err != nil {
+		return nil, fmt.Errorf("layers: %w", err)
 	}
 	rank := comm.Rank()
 	t, s, d := rank%tensor, rank/tensor%sequence, rank/tensor/sequence
@@ -51,6 +52,31 @@ func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, 
 		return nil, errors.Join(fmt.Errorf("layers: layout %v: %w", l, err), l.Close())
 	}
 	return l, nil
+}
+
+// sameSizes returns an error on all ranks unless all have the same sizes, whose product is the
+// number of ranks.
+func sameSizes(comm backend.Communicator, s Sizes) error {
+	mine := []int64{int64(s.DP), int64(s.SP), int64(s.TP)}
+	all := make([]int64, len(mine)*comm.Size())
+	err := group.RunOnHost(comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all),
+		backend.Of(mine))
+	if err != nil {
+		return err
+	}
+	for r := range comm.Size() {
+		if theirs := all[len(mine)*r:][:len(mine)]; !slices.Equal(theirs, all[:len(mine)]) {
+			return fmt.Errorf("%w: rank 0 has a layout of %d x %d x %d (data x sequence x "+
+				"tensor), and rank %d one of %d x %d x %d: pass the same numbers on all ranks",
+				backend.ErrMismatch, all[0], all[1], all[2], r, theirs[0], theirs[1], theirs[2])
+		}
+	}
+	if min(s.DP, s.SP, s.TP) < 1 || s.DP*s.SP*s.TP != comm.Size() {
+		return fmt.Errorf("%w: a layout of %d x %d x %d (data x sequence x tensor; data 0 is what "+
+			"the others leave) for %d ranks: use numbers whose product is %d", backend.ErrArgument,
+			s.DP, s.SP, s.TP, comm.Size(), comm.Size())
+	}
+	return nil
 }
 
 // Comm returns the communicator of this rank's group of a kind.

@@ -54,7 +54,8 @@ func TestAFolderIsSavedWithFiniteNumbersOnly(t *testing.T) {
 		x    float32
 		want string
 	}{
-		{backend.F16, 65504, ""}, {backend.F16, 1e6, "element [1] is 1e+06, more than f16 can hold"},
+		{backend.F16, 65504, ""},
+		{backend.F16, 1e6, "element [1] is 1e+06, more than f16 can hold"},
 		{backend.BF16, 1e6, ""}, {backend.BF16, math.MaxFloat32, "more than bf16 can hold"},
 		{backend.F32, math.MaxFloat32, ""}, {backend.F32, float32(math.NaN()), "is NaN"},
 		{backend.F16, float32(math.Inf(-1)), "is -Inf: the model has diverged"},

@@ -124,8 +124,8 @@ func isAdapter(learnable string) bool {
 // learnables of a graph, by name, as for Save.
 //
 // It is not collective: call it on one rank. Errors: [backend.ErrArgument] without Adapt or
-// LoadAdapter, for learnables that are missing or not in the adapter, and for an element that is not
-// finite; those of the file system.
+// LoadAdapter, for learnables that are missing or not in the adapter, and for an element that is
+// not finite; those of the file system.
 func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
 	defer named(&err, "save adapter "+dir)
 	if m.lora == nil || len(weights) == 0 {

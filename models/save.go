@@ -152,8 +152,8 @@ func (m *Model) tensor(learnable string, x *tensor.Dense) (name string, t safete
 	return s.name, t, checkFinite(t, values)
 }
 
-// checkFinite returns an error for an element of a tensor of a file that is not finite, given the values
-// that were cast to its dtype.
+// checkFinite returns an error for an element of a file's tensor that is not finite, given the
+// values that were cast to its dtype.
 func checkFinite(t safetensors.Tensor, values backend.Buffer) error {
 	i := safetensors.NotFinite(t.Data, false)
 	if i < 0 {

@@ -6,6 +6,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/internal/stock"
@@ -23,6 +24,8 @@ type Summary struct {
 	Bytes, ParameterBytes, SolverBytes int64
 	// Memory is all memory, by kind.
 	Memory Memory
+	Graph  *gorgonia.ExprGraph
+	Trains bool // false for a machine of Eval
 }
 
 // HostTime returns how long the runs so far have spent in operations that a plan does not know and
@@ -33,15 +36,16 @@ func (m *Machine) HostTime() time.Duration { return m.byDo }
 type Learnable struct {
 	Name  string
 	Shape tensor.Shape
+	Node  *gorgonia.Node
 }
 
 // Summary describes the machine. It costs no run.
 func (m *Machine) Summary() Summary {
-	s := Summary{Memory: m.memory()}
+	s := Summary{Memory: m.memory(), Graph: m.graph, Trains: m.training}
 	s.Bytes, s.ParameterBytes, s.SolverBytes = s.Memory.Values, s.Memory.Learnables, s.Memory.Solver
 	if m.solver != nil {
 		for _, n := range m.solver.learnables {
-			s.Learnables = append(s.Learnables, Learnable{stock.Label(n), n.Shape().Clone()})
+			s.Learnables = append(s.Learnables, Learnable{stock.Label(n), n.Shape().Clone(), n})
 			s.Parameters += n.Shape().TotalSize()
 		}
 	}

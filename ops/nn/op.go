@@ -222,6 +222,16 @@ func (o *Op) operands(inputs []gorgonia.Value) (src []backend.Buffer, err error)
 	return src, nil
 }
 
+// CheckIndices returns the error of integers that are out of range, given as operand i or a part of
+// it: labels, indices or lengths. Other operands have none. On a device a label out of range makes
+// the loss NaN: package fit finds it so.
+func (o *Op) CheckIndices(i int, integers []int) error {
+	if s, ok := o.spec.(indexed); ok && s.indices() == i {
+		return s.check(integers, o.in)
+	}
+	return nil
+}
+
 // compiled returns the compiled program of these operands, which no other goroutine runs.
 func (o *Op) compiled(src []backend.Buffer, d backend.DType) (*program.Host, error) {
 	if host, ok := o.hosts.Get().(*program.Host); ok && host.Operands() == len(src) {

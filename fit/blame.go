@@ -1,0 +1,104 @@
+package fit
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/internal/stock"
+)
+
+// checked is an operation of package ops/nn, some of whose operands have integers of a range.
+type checked interface {
+	CheckIndices(operand int, integers []int) error
+}
+
+// blame returns an error that names the sample and the number that is to blame for a loss that is
+// not finite: an input that is NaN, a label or an index out of range, or else an input that is
+// infinite, which a mask may be. It is nil if the batch has none.
+func (b *batch) blame(inputs gorgonia.Nodes) error {
+	var infinite error
+	for i, row := range b.rows {
+		of := "a row without a sample, as Data.Pad leaves it"
+		if i < len(b.samples) {
+			of = fmt.Sprintf("sample %d", b.samples[i])
+		}
+		for k, n := range inputs {
+			at, x := worst(row[k])
+			if at >= 0 {
+				err := fmt.Errorf("element %v of input %s of %s is %v", inRow(at, n), n.Name(),
+					of, x)
+				if math.IsNaN(x) {
+					return err
+				}
+				if infinite == nil {
+					infinite = err
+				}
+			}
+			if err := outside(n, row[k], map[*gorgonia.Node]bool{}); err != nil {
+				return fmt.Errorf("input %s of %s: %w", n.Name(), of, err)
+			}
+		}
+	}
+	return infinite
+}
+
+// worst returns the first NaN of a slice of floats, or else the first infinity; -1 if there is
+// none.
+func worst(row any) (at int, x float64) {
+	at = -1
+	v := reflect.ValueOf(row)
+	for i := 0; v.Type().Elem().Kind() >= reflect.Float32 && i < v.Len(); i++ {
+		if !v.Index(i).CanFloat() {
+			break
+		}
+		switch is := v.Index(i).Float(); {
+		case math.IsNaN(is):
+			return i, is
+		case at < 0 && math.IsInf(is, 0):
+			at, x = i, is
+		}
+	}
+	return at, x
+}
+
+// inRow returns where an element of a row of an input is.
+func inRow(at int, n *gorgonia.Node) []int {
+	shape := n.Shape()[1:]
+	where := make([]int, len(shape))
+	for axis := len(shape) - 1; axis >= 0; axis-- {
+		where[axis], at = at%shape[axis], at/shape[axis]
+	}
+	return where
+}
+
+// outside returns the error of an operation that reads a row of integers and whose range these
+// leave.
+func outside(n *gorgonia.Node, row any, seen map[*gorgonia.Node]bool) error {
+	integers, ok := row.([]int)
+	if n.Dtype() != tensor.Int || !ok || seen[n] {
+		return nil
+	}
+	seen[n] = true
+	for _, reader := range n.Graph().AllNodes() {
+		for i, x := range stock.Operands(reader) {
+			if x != n {
+				continue
+			}
+			if op, ok := reader.Op().(checked); ok {
+				if err := op.CheckIndices(i, integers); err != nil {
+					return err
+				}
+			}
+			if stock.Name(reader.Op()) == "reshapeOp" { // which has the same integers
+				if err := outside(reader, row, seen); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
