@@ -18,7 +18,8 @@ func (m *Machine) checkTerms() error {
 	if err := m.checkCollectives(); err != nil {
 		return err
 	}
-	use := terms.Use{Option: m.severalRuns(), Tree: m.micro.All}
+	use := terms.Use{Option: m.severalRuns(), Tree: m.micro.All, Elastic: m.elastic != nil,
+		Clips: m.clipping != nil, Tiles: m.limits.Tiles > 1}
 	if use.Runs, use.Weight = m.Runs(); m.parallel != nil {
 		use.Comm = m.parallel.comm
 		use.Parts, _ = m.parts()
