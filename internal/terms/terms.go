@@ -75,8 +75,8 @@ func (t *Terms) Check(u Use) error {
 		return fmt.Errorf("%w: %sranks may be lost, and the graph is of a layers.Layout of %s: "+
 			"build it on one of autograd.Solo", backend.ErrArgument, u.prefix(), t.Layout)
 	case t.Tensor.Size() > 1 && u.Tiles:
-		return fmt.Errorf("%w: WithLossTiles: the ranks of a layers.Layout of %s divide the logits "+
-			"and exchange sums of all rows at once: leave the tiles out, or use 1 tensor rank",
+		return fmt.Errorf("%w: WithLossTiles: the ranks of a layers.Layout of %s divide the "+
+			"logits and exchange sums of all rows: leave the tiles out, or use 1 tensor rank",
 			backend.ErrUnsupported, t.Layout)
 	case t.Counted != "" && ranks > 1 && u.Tiles:
 		return fmt.Errorf("%w: WithLossTiles: ranks count the targets %s that are not "+
