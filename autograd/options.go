@@ -80,23 +80,6 @@ func (o options) use(comm backend.Communicator) terms.Use {
 	return u
 }
 
-// checkTerms returns an error if a graph of package layers says that its gradients would be wrong.
-func checkTerms(params []*param, u terms.Use) error {
-	var last *gorgonia.ExprGraph
-	for _, p := range params {
-		if p.node.Graph() == last {
-			continue
-		}
-		last = p.node.Graph()
-		for _, t := range terms.All(last) {
-			if err := t.Check(u); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
 // reduction names how gradients are combined, for messages and checkpoints.
 func (o options) reduction() string {
 	if o.inTree {

@@ -62,7 +62,7 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 		return nil, refuse("with WithTree ranks add branches of a tree by all-reduces: leave one " +
 			"of the two out")
 	case stateful:
-		return nil, refuse("the residuals of the compression are of whole buckets: compress to " +
+		return nil, refuse("the residuals of WithCompression are of whole buckets: compress to " +
 			"16 bits, or not at all")
 	case (lent || slices.Contains(alone, true)) && x.on == nil && d.buckets[0].staged():
 		return nil, refuse("gradients are computed on the host, and the communicator is on a " +

@@ -78,6 +78,7 @@
 // [Summarize] reports it before there is a machine. [WithLossTiles] keeps the logits of a large
 // vocabulary out of memory. With [WithTree] the bits of a training do not depend on the number of
 // ranks. With [WithElastic] they do not depend on how many ranks die and are replaced either.
+// docs/combinations.md has a table of which of these features go together: New refuses the others.
 //
 // # Devices
 //

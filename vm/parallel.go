@@ -207,6 +207,9 @@ func (m *Machine) connect(problem error) error {
 			options = append(options, autograd.WithTree(m.micro.All))
 		}
 		p.data, err = autograd.New(p.comm, m.solver.learnables, options...)
+		if err != nil && m.elastic != nil {
+			err = fmt.Errorf("vm: WithElastic: %w", err)
+		}
 	}
 	return err
 }

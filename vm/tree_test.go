@@ -290,14 +290,16 @@ func TestTreeOnDevices(t *testing.T) {
 
 func TestTreeRefused(t *testing.T) {
 	for r, err := range together(t, testenv.Hosts, 3, func(r ranked) error {
+		data := vm.WithDataParallel(r.Comm)
 		for _, test := range []struct {
 			want    string
 			is      error
 			options []vm.Option
 		}{
-			{"2 micro-batches for rank", backend.ErrArgument, []vm.Option{vm.WithTree(2)}},
-			{"0 micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(0)}},
-			{"Accumulate", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.Accumulate(1)}},
+			{"2 micro-batches for rank", backend.ErrArgument, []vm.Option{data, vm.WithTree(2)}},
+			{"0 micro-batches", backend.ErrArgument, []vm.Option{data, vm.WithTree(0)}},
+			{"Accumulate", backend.ErrArgument, []vm.Option{data, vm.WithTree(3),
+				vm.Accumulate(1)}},
 			{"WithCompression", backend.ErrArgument, []vm.Option{vm.WithTree(3),
 				vm.WithDataParallel(r.Comm, autograd.WithCompression(half.Wrap(backend.BF16)))}},
 			{"use WithTree of this package", backend.ErrArgument,
@@ -306,8 +308,8 @@ func TestTreeRefused(t *testing.T) {
 				[]vm.Option{vm.WithTree(3), vm.WithDataParallel(noTree{r.Comm})}},
 		} {
 			m := r.build(mlp)
-			options := append([]vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
-				vm.WithDataParallel(r.Comm)}, test.options...)
+			options := append([]vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...)},
+				test.options...)
 			machine, err := vm.New(m.g, nil, options...)
 			if err == nil {
 				return errors.Join(fmt.Errorf("no error, want %q", test.want), machine.Close())

@@ -43,6 +43,9 @@ type Use struct {
 	Weight float64
 	Tree   int    // micro-batches of a tree on all ranks, 0 without a tree
 	Option string // makes several runs a step
+	// Elastic ranks may be lost and replaced; Clips says that the norm of all gradients is bounded.
+	// Tiles says that the logits are computed in tiles.
+	Elastic, Clips, Tiles bool
 }
 
 // prefix names the option that makes several runs a step.
@@ -68,6 +71,21 @@ func (t *Terms) Check(u Use) error {
 	}
 	several := u.Runs > 1 || u.Tree > 0
 	switch {
+	case !alone && u.Elastic:
+		return fmt.Errorf("%w: %sranks may be lost, and the graph is of a layers.Layout of %s: "+
+			"build it on one of autograd.Solo", backend.ErrArgument, u.prefix(), t.Layout)
+	case t.Tensor.Size() > 1 && u.Tiles:
+		return fmt.Errorf("%w: WithLossTiles: the ranks of a layers.Layout of %s divide the "+
+			"logits and exchange sums of all rows: leave the tiles out, or use 1 tensor rank",
+			backend.ErrUnsupported, t.Layout)
+	case t.Counted != "" && ranks > 1 && u.Tiles:
+		return fmt.Errorf("%w: WithLossTiles: ranks count the targets %s that are not "+
+			"Tokens.Padding, and a tile must not wait for them: leave one of them out",
+			backend.ErrUnsupported, t.Counted)
+	case t.Table != "" && u.Clips:
+		return fmt.Errorf("%w: ClipNorm: the norm would lack the gradients of the rows of the "+
+			"layers.Table %s, which Step applies: leave one of them out", backend.ErrArgument,
+			t.Table)
 	case !alone && !same(u.Comm, t.Data):
 		return fmt.Errorf("%w: the graph is of a layers.Layout of %s, and the ranks of its Data "+
 			"must add up the gradients: %s, in place of WithDataParallel", backend.ErrArgument,

@@ -56,6 +56,18 @@ func (s *step) exchanges() bool {
 // exchanges reports whether there are such steps in a segment.
 func (s *segment) exchanges() bool { return slices.ContainsFunc(s.steps, (*step).exchanges) }
 
+// sends reports whether a segment exchanges gradients. Ranks of a tree may do different numbers of
+// the other runs: what is exchanged there is not among them.
+func (s *segment) sends() bool {
+	return slices.ContainsFunc(s.steps, func(s *step) bool {
+		switch s.Op.(type) {
+		case plan.Send, plan.Receive:
+			return true
+		}
+		return false
+	})
+}
+
 // closed reports whether a segment ends each exchange that it begins.
 func (s *segment) closed() bool {
 	open := 0
@@ -90,7 +102,7 @@ func (e *Executor) record(segments *[]*segment, i int) error {
 	if errors.Is(err, backend.ErrUnsupported) {
 		graph, err = nil, nil
 	}
-	if e.exchanges.Buckets != nil && s.exchanges() {
+	if e.exchanges.Buckets != nil && s.exchanges() && (!e.plan.Accumulation.Tree || s.sends()) {
 		all, failed := e.exchanges.All(graph != nil)
 		if err = errors.Join(err, failed); graph != nil && !all {
 			err = errors.Join(err, graph.Close())

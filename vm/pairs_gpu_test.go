@@ -1,0 +1,11 @@
+//go:build gpu
+
+package vm_test
+
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+)
+
+func TestPairsOfFeaturesOnGPU(t *testing.T) { pairsOfFeatures(t, testenv.GPUs) }

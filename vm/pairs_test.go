@@ -1,0 +1,957 @@
+package vm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	layered "github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// feature is something that a training can have besides others. Those of one sort exclude each
+// other.
+type feature struct {
+	name, sort string
+	word       string // that refusals have
+	about      string // for the page
+}
+
+// features are in the order of docs/combinations.md.
+var features = []feature{
+	{"SGD", "solver", "SGD", "`autograd.SGD`"},
+	{"Momentum", "solver", "Momentum", "`autograd.Momentum`"},
+	{"Nesterov", "solver", "Nesterov", "`autograd.Nesterov`"},
+	{"RMSProp", "solver", "RMSProp", "`autograd.RMSProp`, with momentum"},
+	{"Adam", "solver", "Adam", "`autograd.Adam`"},
+	{"AdamW", "solver", "AdamW", "`autograd.AdamW`"},
+	{"Custom", "solver", "Custom", "`autograd.Custom`, a solver of one's own"},
+	{"Groups", "groups", "Groups", "several `vm.WithSolver`: parameter groups"},
+	{"EMA", "average", "EMA", "`autograd.EMA`: moving averages of learnables"},
+	{"ClipNorm", "clip", "ClipNorm", "`vm.ClipNorm`"},
+	{"Accumulate", "step", "Accumulate", "`vm.Accumulate`, by `layers.Builder.Batches`"},
+	{"WithTree", "step", "WithTree", "`vm.WithTree` ([reproducibility](reproducibility.md))"},
+	{"WithElastic", "step", "WithElastic", "`vm.WithElastic` ([elastic training](elastic.md))"},
+	{"ZeRO 1", "shards", "WithShards", "`vm.WithShards(SolverState)` ([shards](shards.md))"},
+	{"ZeRO 2", "shards", "WithShards", "`vm.WithShards`, gradients, too"},
+	{"ZeRO 3", "shards", "WithShards", "`vm.WithShards`, parameters, too"},
+	{"BF16", "precision", "BF16", "`vm.WithPrecision(vm.BF16)`"},
+	{"half wire", "wire", "WithCompression",
+		"`autograd.WithCompression` to BF16 ([compression](compression.md))"},
+	{"sparse wire", "wire", "WithCompression",
+		"`autograd.WithCompression` to the largest elements"},
+	{"least memory", "memory", "WithMemory",
+		"`vm.WithMemory` with the lowest bound ([memory](memory.md))"},
+	{"loss tiles", "tiles", "WithLossTiles", "`vm.WithLossTiles`"},
+	{"batch norm", "norm", "BatchNorm", "`layers.Builder.BatchNorm`, each rank its own batch"},
+	{"SyncBatchNorm", "norm", "SyncBatchNorm", "`vm.SyncBatchNorm`"},
+	{"Padding", "padding", "Tokens.Padding",
+		"`layers.Tokens.Padding`: targets that do not count"},
+	{"Dropout", "dropout", "Dropout", "`layers.Builder.Dropout`"},
+	{"row exchange", "lookup", "Embedding",
+		"an embedding of whose gradient ranks exchange the rows that they look up"},
+	{"Table", "table", "layers.Table", "`layers.Table`: an embedding whose rows ranks divide"},
+	{"MoE", "experts", "MoE", "`layers.Builder.MoE`"},
+	{"frozen", "frozen", "WithFrozen", "a variable that nothing trains, with `vm.WithFrozen`"},
+	{"data ranks", "dp", "layers.Layout", "`layers.Layout` with several replicas"},
+	{"sequence ranks", "sp", "layers.Layout", "`layers.Layout` that divides sequences"},
+	{"tensor ranks", "tp", "layers.Layout", "`layers.Layout` that divides weights"},
+}
+
+// refusal is a pair of features that New refuses, with words that name both.
+type refusal struct {
+	a, b []string
+	why  string                // for the page
+	when func(s *setting) bool // nil for always
+}
+
+var refusals = []refusal{
+	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, []string{"WithTree"}, "ranks that update a part " +
+		"would add up other branches of the tree; one rank alone may", severalRanks},
+	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, []string{"WithElastic"}, "a rank that is lost takes " +
+		"its shards with it", nil},
+	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3"}, []string{"sparse wire"}, "residuals are of whole " +
+		"buckets", severalRanks},
+	{[]string{"half wire", "sparse wire"}, []string{"WithTree", "WithElastic"}, "the sum would " +
+		"depend on what each rank has rounded", nil},
+	{[]string{"SyncBatchNorm"}, []string{"WithTree", "WithElastic"}, "a micro-batch would depend " +
+		"on which others run at the same time", nil},
+	{[]string{"Padding"}, []string{"Accumulate", "WithTree", "WithElastic"}, "the targets of a " +
+		"run are counted, and not those of a step", nil},
+	{[]string{"Table"}, []string{"Accumulate", "WithTree", "WithElastic"}, "rows travel before " +
+		"and after each run", nil},
+	{[]string{"Table"}, []string{"ClipNorm"}, "the norm would lack the gradients of rows",
+		nil},
+	{[]string{"loss tiles"}, []string{"tensor ranks"}, "ranks that divide the logits add up " +
+		"all rows at once", nil},
+	{[]string{"loss tiles"}, []string{"Padding"}, "a tile would wait until ranks have counted " +
+		"the targets; one rank may", severalRanks},
+	{[]string{"sequence ranks"}, []string{"WithTree", "WithElastic"}, "a rank runs whole " +
+		"micro-batches", nil},
+	{[]string{"data ranks", "tensor ranks"}, []string{"WithElastic"}, "elastic ranks are data " +
+		"ranks themselves: build on a layout of one rank", nil},
+}
+
+func severalRanks(s *setting) bool { return s.dp*s.sp > 1 }
+
+// setting is a training with some features.
+type setting struct {
+	has        map[string]bool
+	dp, sp, tp int
+	kind       testenv.Kind
+	dtype      tensor.Dtype
+	samples    int // of a run, on each replica
+	runs       int // of a step, on each replica; of all ranks in a tree
+	solver     string
+	blocks     []string
+	bucket     int
+	plain      bool // the reference, on one rank
+	parts      int  // of a step in which the reference runs it
+	seed       uint64
+}
+
+func (s *setting) String() string {
+	return fmt.Sprintf("%v: dp%d sp%d tp%d on %v, %v, %d samples, %d runs, %s, blocks %v, "+
+		"buckets of %d", slices.Sorted(maps.Keys(s.has)), s.dp, s.sp, s.tp, s.kind, s.dtype,
+		s.samples, s.runs, s.solver, s.blocks, s.bucket)
+}
+
+func (s *setting) tree() bool { return s.has["WithTree"] || s.has["WithElastic"] }
+
+func (s *setting) shards() int {
+	for i := range 3 {
+		if s.has[fmt.Sprint("ZeRO ", i+1)] {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// newSetting draws a training with features.
+func newSetting(r *rand.Rand, kinds []testenv.Kind, of ...feature) *setting {
+	s := &setting{has: map[string]bool{}, dp: 1, sp: 1, tp: 1, runs: 1, solver: "SGD",
+		kind: kinds[r.IntN(len(kinds))], dtype: tensor.Float64, seed: r.Uint64(),
+		bucket: []int{1, 300, 1 << 20}[r.IntN(3)]}
+	for _, f := range of {
+		s.has[f.name] = true
+		if f.sort == "solver" {
+			s.solver = f.name
+		}
+	}
+	if s.has["sequence ranks"] {
+		s.sp = 2
+	}
+	if s.has["tensor ranks"] {
+		s.tp = 2
+	}
+	most := 4 / s.sp / s.tp
+	if s.kind == testenv.GPUs { // where NCCL adds more than two in an order of its own
+		most = 2 / min(2, s.sp*s.tp)
+	}
+	if s.dp = 1 + r.IntN(most); s.has["data ranks"] {
+		s.dp = max(s.dp, min(2, most))
+	}
+	if most > 1 && r.IntN(4) > 0 { // what ranks exchange is of several
+		s.dp = max(s.dp, 2)
+	}
+	if s.samples = s.sp * (1 + r.IntN(2)); s.has["MoE"] { // whose samples both groups divide
+		s.samples *= s.tp
+	}
+	switch {
+	case s.has["Accumulate"]:
+		s.runs = 2 + r.IntN(2)
+	case s.tree():
+		s.runs = s.dp*s.sp*s.tp + r.IntN(4)
+	}
+	if s.has["BF16"] || s.has["half wire"] || r.IntN(2) == 0 {
+		s.dtype = tensor.Float32
+	}
+	for range 1 + r.IntN(3) {
+		s.blocks = append(s.blocks, []string{"mlp", "attention", "norm", "swiglu", "rms",
+			"dense"}[r.IntN(6)])
+	}
+	return s
+}
+
+// refused returns why New refuses the training: one of these is to be its error.
+func (s *setting) refused() (why []refusal) {
+	for _, r := range refusals {
+		if s.word(r.a) != "" && s.word(r.b) != "" && (r.when == nil || r.when(s)) {
+			why = append(why, r)
+		}
+	}
+	return why
+}
+
+// word is what refusals have of the first of some features that the training has, "" for none.
+func (s *setting) word(of []string) string {
+	for _, f := range features {
+		if s.has[f.name] && slices.Contains(of, f.name) {
+			return f.word
+		}
+	}
+	return ""
+}
+
+// says reports whether an error is one of these refusals, and names both features.
+func (s *setting) says(err error, why []refusal) bool {
+	known := errors.Is(err, backend.ErrArgument) || errors.Is(err, backend.ErrUnsupported)
+	return known && slices.ContainsFunc(why, func(r refusal) bool {
+		return strings.Contains(err.Error(), s.word(r.a)) &&
+			strings.Contains(err.Error(), s.word(r.b))
+	})
+}
+
+const (
+	pairSteps, pairTokens, pairWords, pairWidth = 3, 4, 43, 8
+
+	noTarget = 99 // of padding
+)
+
+// paired is the model of a rank.
+type paired struct {
+	b               *layered.Builder
+	l               *layered.Layout
+	tokens, targets *layered.Tokens
+	labels          *gorgonia.Node // of the reference, in place of targets
+	table           *layered.Table
+	rows            *gorgonia.Node // of the reference, in place of table
+	random          *nn.Random
+	frozen          *gorgonia.Node
+	learnables      gorgonia.Nodes
+	machine         *vm.Machine
+}
+
+// counted reports whether the target at a position of a sample is not padding. Samples have
+// different numbers of them, whose sum over a step is the same in each.
+func (s *setting) counted(sample, at int) bool {
+	return !s.has["Padding"] || at == 0 || sample%pairTokens >= at
+}
+
+// total returns how many samples a step has, and how many targets count.
+func (s *setting) total() (samples, targets int) {
+	samples = s.samples * s.runs
+	if !s.tree() {
+		samples *= s.dp
+	}
+	for i := range samples {
+		for at := range pairTokens {
+			if s.counted(i, at) {
+				targets++
+			}
+		}
+	}
+	return samples, targets
+}
+
+// build builds the model for so many samples of a run.
+func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
+	m := &paired{l: l, b: layered.NewBuilder(gorgonia.NewGraph(), l, s.dtype, s.seed%7),
+		random: nn.NewRandom(5)}
+	b := m.b
+	switch {
+	case s.plain:
+		b.Batches(s.parts) // of the loss of MoE
+	case s.tree():
+		b.Batches(1)
+	case s.has["Accumulate"]:
+		b.Batches(s.runs * s.dp)
+	}
+	m.tokens = b.Tokens("tokens", 1, samples, pairTokens)
+	m.targets = b.Tokens("targets", 1, samples, pairTokens)
+	if s.has["Padding"] {
+		m.targets.Padding(noTarget)
+	}
+	words := b.Learn("words", layered.Normal(0.5), 0, pairWords, pairWidth)
+	x := b.To(b.Embedding(words, m.tokens), layered.Tensor, layered.Replicated)
+	if s.has["row exchange"] {
+		more := b.Learn("more", layered.Normal(0.5), layered.Undivided, pairWords, pairWidth)
+		x = b.Add(x, b.Embedding(more, m.tokens))
+	}
+	if s.has["Table"] {
+		x = b.Add(x, m.lookup(s))
+	}
+	for i, kind := range s.blocks {
+		x = m.block(fmt.Sprint(kind, i), kind, x)
+	}
+	if s.has["frozen"] {
+		x = m.freeze(x)
+	}
+	if s.has["Dropout"] {
+		x = b.Dropout(0.25, m.random, x)
+	}
+	x = b.LayerNorm("last", m.normed(s, x))
+	var balance layered.Node
+	if s.has["MoE"] {
+		h := b.To(x, layered.Sequence, layered.Split(0))
+		e := b.MoE("experts", h, layered.MoEOptions{Experts: 4, Choices: 4, Hidden: 5,
+			Balance: 0.1})
+		x, balance = b.To(b.Add(h, e.Y), layered.Sequence, layered.Split(1)), e.Loss
+	}
+	loss := m.loss(s, b.Logits(x, words), balance)
+	if s.has["MoE"] {
+		loss = b.Add(loss, balance)
+	}
+	var err error
+	m.learnables, err = b.Grad(loss)
+	return m, err
+}
+
+// lookup looks rows up in a table of the layout's ranks; the reference has a learnable of its rows.
+func (m *paired) lookup(s *setting) layered.Node {
+	m.table = m.b.Table("rows", layered.Normal(0.5), pairWords, pairWidth)
+	if !s.plain {
+		return m.table.Lookup(m.tokens)
+	}
+	m.b.Begin(func(string, []int) (backend.Buffer, error) { return m.table.State()[""], nil })
+	rows := m.b.Learn("rows", layered.Normal(0), layered.Undivided, pairWords, pairWidth)
+	m.b.Begin(nil)
+	m.rows = rows.Node
+	return m.b.Embedding(rows, m.tokens)
+}
+
+// block is a part of the network.
+func (m *paired) block(name, kind string, x layered.Node) layered.Node {
+	b := m.b
+	switch kind {
+	case "mlp":
+		return b.Add(x, b.MLP(name, x, 2*pairWidth))
+	case "swiglu":
+		return b.Add(x, b.SwiGLU(name, x, 2*pairWidth))
+	case "attention":
+		return b.Add(x, b.Attention(name, x, layered.AttentionOptions{Heads: 4, Causal: true}))
+	case "rms":
+		return b.RMSNorm(name, 1e-2, x)
+	case "dense":
+		return b.GELU(b.Bias(name, b.Dense(name, x, pairWidth)))
+	}
+	return b.LayerNorm(name, x)
+}
+
+// freeze adds a variable that nothing trains.
+func (m *paired) freeze(x layered.Node) layered.Node {
+	return m.b.Apply("frozen", func() (layered.Node, error) {
+		value := m.b.Constant([]int{1, 1, pairWidth}, []float64{1, -1, 2, 0, 0.5, 1, 3, -2}).Value()
+		m.frozen = gorgonia.NewTensor(m.b.Graph(), value.Dtype(), 3, gorgonia.WithName("frozen"),
+			gorgonia.WithShape(1, 1, pairWidth), gorgonia.WithValue(value))
+		y, err := gorgonia.BroadcastAdd(x.Node, m.frozen, nil, []byte{0, 1})
+		return layered.Place(y, x), err
+	})
+}
+
+// normed normalises the channels of a batch.
+func (m *paired) normed(s *setting, x layered.Node) layered.Node {
+	if !s.has["batch norm"] && !s.has["SyncBatchNorm"] {
+		return x
+	}
+	b := m.b
+	x = b.To(x, layered.Sequence, layered.Split(0))
+	reshaped := func(n, like layered.Node, shape ...int) layered.Node {
+		return b.Apply("reshape", func() (layered.Node, error) {
+			y, err := gorgonia.Reshape(n.Node, shape)
+			return layered.Place(y, like), err
+		})
+	}
+	if b.Err() != nil {
+		return x
+	}
+	shape := x.Shape()
+	y := b.BatchNorm("norm", reshaped(x, x, shape[0]*shape[1], shape[2]))
+	return b.To(reshaped(y, x, shape...), layered.Sequence, layered.Split(1))
+}
+
+// loss is the cross-entropy; of the reference it is made of other operations, and placed like
+// another loss, if there is one.
+func (m *paired) loss(s *setting, logits, like layered.Node) layered.Node {
+	if !s.plain {
+		return m.b.CrossEntropy(logits, m.targets)
+	}
+	return m.b.Apply("loss", func() (layered.Node, error) {
+		shape := logits.Shape()
+		rows := shape[0] * shape[1]
+		m.labels = gorgonia.NewVector(m.b.Graph(), tensor.Int, gorgonia.WithShape(rows),
+			gorgonia.WithName("labels"), gorgonia.WithValue(tensor.New(tensor.WithShape(rows),
+				tensor.Of(tensor.Int))))
+		flat, err := gorgonia.Reshape(logits.Node, tensor.Shape{rows, shape[2]})
+		if err != nil {
+			return layered.Node{}, err
+		}
+		sum, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: nn.NoLabel,
+			Reduction: nn.SumOfRows}, flat, m.labels)
+		if err != nil {
+			return layered.Node{}, err
+		}
+		_, targets := s.total()
+		by := gorgonia.NewConstant(1 / float64(targets))
+		if s.dtype == tensor.Float32 {
+			by = gorgonia.NewConstant(float32(1 / float64(targets)))
+		}
+		loss, err := gorgonia.HadamardProd(sum, by)
+		if like.Node == nil {
+			like = layered.Whole(loss)
+		}
+		return layered.Place(loss, like), err
+	})
+}
+
+// feed gives the model the samples of a run, of which first is the first one.
+func (m *paired) feed(s *setting, step, first, samples int) error {
+	m.random.Seek(uint64(step), first)
+	var ids, next []int
+	for i := range samples {
+		for at := range pairTokens {
+			k := (first + i) * pairTokens
+			ids = append(ids, (3*(k+at)*(k+at)+5*step)%pairWords)
+			next = append(next, (7*(k+at)+3*step+1)%pairWords)
+			if !s.counted(first+i, at) {
+				next[len(next)-1] = noTarget
+			}
+		}
+	}
+	if m.labels == nil {
+		return errors.Join(m.tokens.Set(ids), m.targets.Set(next))
+	}
+	for i, id := range next {
+		if m.labels.Value().Data().([]int)[i] = id; id == noTarget {
+			m.labels.Value().Data().([]int)[i] = nn.NoLabel
+		}
+	}
+	return m.tokens.Set(ids)
+}
+
+// solvers returns what updates the learnables. Epsilons are so large that roundings of small
+// gradients stay small.
+func (s *setting) solvers(m *paired) []vm.Option {
+	params := m.learnables
+	var options []vm.Option
+	if i := slices.Index(params, m.rows); i >= 0 {
+		options = append(options, vm.WithSolver(&autograd.SGD{Rate: 0.05}, m.rows))
+		params = slices.Delete(slices.Clone(params), i, i+1)
+	}
+	solver := func() autograd.Solver {
+		const rate, epsilon = 0.05, 0.05
+		var solver autograd.Solver
+		switch s.solver {
+		case "Momentum":
+			solver = &autograd.Momentum{Rate: rate, Momentum: 0.5, WeightDecay: 0.125}
+		case "Nesterov":
+			solver = &autograd.Nesterov{Rate: rate, Momentum: 0.5}
+		case "RMSProp":
+			solver = &autograd.RMSProp{Rate: rate, Epsilon: epsilon, Momentum: 0.25}
+		case "Adam":
+			solver = &autograd.Adam{Rate: rate, Epsilon: epsilon}
+		case "AdamW":
+			solver = &autograd.AdamW{Rate: rate, Epsilon: epsilon, WeightDecay: 0.1}
+		case "Custom":
+			solver = &autograd.Custom{Name: "heavy-ball", Rate: rate, Keep: []string{"v"},
+				Update: heavyBall}
+		default:
+			solver = &autograd.SGD{Rate: rate}
+		}
+		if s.has["EMA"] {
+			solver = &autograd.EMA{Solver: solver, Decay: 0.75}
+		}
+		return solver
+	}
+	if s.has["Groups"] {
+		other := &autograd.Adam{Rate: 0.02, Epsilon: 0.05}
+		options = append(options, vm.WithSolver(other, params[0]))
+		params = params[1:]
+	}
+	return append(options, vm.WithSolver(solver(), params...))
+}
+
+// heavyBall is the update v = g + v/2, w = w - rate v.
+func heavyBall(u *autograd.Update) {
+	v := u.Do(fuse.Add, u.Gradient(), u.With(fuse.Mul, u.Kept(0), 0.5))
+	u.SetKept(0, v)
+	u.SetParam(u.Do(fuse.Sub, u.Param(), u.With(fuse.Mul, v, u.Rate())))
+}
+
+// options returns the options of a machine.
+func (s *setting) options(r ranked, m *paired) []vm.Option {
+	options := append(s.solvers(m), vm.Notice(func(string) {}))
+	add := func(name string, option vm.Option) {
+		if s.has[name] {
+			options = append(options, option)
+		}
+	}
+	add("ClipNorm", vm.ClipNorm(0.125))
+	if s.has["frozen"] {
+		add("frozen", vm.WithFrozen(m.frozen))
+	}
+	add("BF16", vm.WithPrecision(vm.BF16))
+	if s.plain {
+		return append(options, vm.Accumulate(s.parts))
+	}
+	data := []autograd.Option{autograd.WithBuckets(1, s.bucket)}
+	switch {
+	case s.has["half wire"]:
+		data = append(data, autograd.WithCompression(half.Wrap(backend.BF16)))
+	case s.has["sparse wire"]:
+		data = append(data, autograd.WithCompression(sparse.Wrap(sparse.TopK(1))))
+	}
+	add("SyncBatchNorm", vm.SyncBatchNorm())
+	add("least memory", vm.WithLeastMemory())
+	add("loss tiles", vm.WithLossTiles(4))
+	add("row exchange", vm.WithAnyTable())
+	add("WithTree", vm.WithTree(s.runs))
+	if n := s.shards(); n > 0 {
+		options = append(options, vm.WithShards(levels[n-1]))
+	}
+	if s.has["WithElastic"] {
+		return append(options, vm.WithElastic(context.Background(), newGeneration(r), s.runs,
+			data...))
+	}
+	return append(options, m.b.Training(data...))
+}
+
+// first returns the number of the first sample of a run.
+func (s *setting) first(m *paired, run int) int {
+	if s.tree() {
+		first, _, _ := m.machine.MicroBatches()
+		return (first + run) * s.samples
+	}
+	return (run*s.dp + m.l.Replica) * s.samples
+}
+
+// step does a step.
+func (s *setting) step(m *paired, step int) (err error) {
+	run := func(first, samples int) error {
+		return errors.Join(m.feed(s, step, first, samples), m.machine.RunAll())
+	}
+	_, n, _ := m.machine.MicroBatches()
+	switch e := m.machine.Elastic(); {
+	case s.plain:
+		all, _ := s.total()
+		for i := range s.parts {
+			err = errors.Join(err, run(i*all/s.parts, all/s.parts))
+		}
+	case e != nil:
+		_, err = e.Step(func(i int) (float64, error) { return 0, run(i*s.samples, s.samples) })
+	default:
+		for i := range n {
+			if err == nil {
+				err = run(s.first(m, i), s.samples)
+			}
+		}
+	}
+	if err == nil && m.table != nil && m.rows == nil {
+		err = m.table.Step(&autograd.SGD{Rate: 0.05})
+	}
+	return err
+}
+
+// outcome is what a training leaves: whole tensors, by name.
+type outcome struct {
+	sync.Mutex
+	pieces map[string]map[int]piece // by rank of the group that divides it
+}
+
+type piece struct {
+	axis  int // that is divided
+	shape []int
+	data  []float64
+}
+
+func (o *outcome) add(name string, rank int, p piece) {
+	o.Lock()
+	defer o.Unlock()
+	if o.pieces[name] == nil {
+		o.pieces[name] = map[int]piece{}
+	}
+	p.data = slices.Clone(p.data)
+	o.pieces[name][rank] = p
+}
+
+// whole puts the pieces of a name together.
+func (o *outcome) whole(name string) (all []float64) {
+	pieces := o.pieces[name]
+	if p := pieces[0]; p.axis < 0 || len(pieces) == 1 {
+		return p.data
+	}
+	outer := 1
+	for _, n := range pieces[0].shape[:pieces[0].axis] {
+		outer *= n
+	}
+	for i := range outer {
+		for rank := range len(pieces) {
+			data := pieces[rank].data
+			all = append(all, data[i*len(data)/outer:(i+1)*len(data)/outer]...)
+		}
+	}
+	return all
+}
+
+// collect adds what a rank has.
+func (m *paired) collect(t testing.TB, o *outcome, suffix string) {
+	axes := m.b.Divided()
+	for _, n := range m.learnables {
+		if n == m.rows && suffix != "" { // of which tables have no average
+			continue
+		}
+		axis, divided := axes[n.Name()]
+		rank := m.l.Comm(layered.Tensor).Rank()
+		if !divided {
+			axis, rank = -1, 0
+		}
+		o.add(n.Name()+suffix, rank, piece{axis, n.Shape(), floats(t, n.Value())})
+	}
+	if suffix != "" {
+		return
+	}
+	if m.table != nil && m.rows == nil {
+		P := m.l.Data.Size()
+		for i, row := range slices.Collect(slices.Chunk(floats(t, m.table.Rows()), pairWidth)) {
+			o.add("rows", i*P+m.l.Data.Rank(), piece{0, []int{1, pairWidth}, row})
+		}
+	}
+	for _, n := range m.b.Graph().AllNodes() {
+		if norm, ok := n.Op().(*gorgonia.BatchNormOp); ok {
+			mean, variance := norm.Stats()
+			o.add("moving mean", 0, piece{-1, nil, floats(t, mean)})
+			o.add("moving variance", 0, piece{-1, nil, floats(t, variance)})
+		}
+	}
+}
+
+// train trains for some steps.
+func (s *setting) train(t *testing.T) (*outcome, error) {
+	o := &outcome{pieces: map[string]map[int]piece{}}
+	register := rendezvous.NewMemStore()
+	return o, testranks.Join(together(t, s.kind, s.ranks(), func(r ranked) error {
+		r.register = register
+		l, err := s.layout(r.Comm)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		samples := s.samples
+		if s.plain {
+			samples, _ = s.total()
+			samples /= s.parts
+		}
+		r.lock.Lock()
+		m, err := s.build(l, samples)
+		r.lock.Unlock()
+		if err != nil {
+			return err
+		}
+		device := r.device
+		if s.has["WithElastic"] {
+			device = nil
+		}
+		if m.machine, err = vm.New(m.b.Graph(), device, s.options(r, m)...); err != nil {
+			return err
+		}
+		for step := range pairSteps {
+			if err == nil {
+				err = s.step(m, step)
+			}
+		}
+		if err == nil && !s.plain {
+			err = m.machine.DataParallel().Check()
+		}
+		if err = errors.Join(err, m.machine.Pull()); err == nil && s.has["EMA"] {
+			err = m.machine.Averaged(func() error { m.collect(t, o, " averaged"); return nil })
+		}
+		if err = errors.Join(err, m.machine.Close()); err == nil {
+			m.collect(t, o, "")
+		}
+		return err
+	}))
+}
+
+func (s *setting) ranks() int {
+	if s.plain {
+		return 1
+	}
+	return s.dp * s.sp * s.tp
+}
+
+// layout returns the layout of the ranks. Elastic ranks have one each, unless that is refused.
+func (s *setting) layout(comm backend.Communicator) (*layered.Layout, error) {
+	if s.has["WithElastic"] && s.sp*s.tp == 1 && !s.has["data ranks"] {
+		return layered.NewLayout(autograd.Solo(), 1, 1, 1)
+	}
+	if s.plain {
+		return layered.NewLayout(comm, 1, 1, 1)
+	}
+	return layered.NewLayout(comm, s.dp, s.sp, s.tp)
+}
+
+// reference is a plain training on one rank, as few runs as the batch norms allow.
+func (s *setting) reference() *setting {
+	p := *s
+	p.has = map[string]bool{}
+	for _, name := range []string{"Groups", "EMA", "ClipNorm", "batch norm", "SyncBatchNorm",
+		"Padding", "Dropout", "row exchange", "Table", "MoE", "frozen", "WithTree", "Accumulate"} {
+		p.has[name] = s.has[name]
+	}
+	p.has["BF16"] = s.has["BF16"] // layouts round alike
+	p.has["WithTree"] = s.tree()
+	p.plain, p.kind, p.parts = true, testenv.Hosts, 1
+	switch all, _ := s.total(); {
+	case s.has["batch norm"]:
+		p.parts = all / (s.samples / s.sp)
+	case s.has["SyncBatchNorm"]:
+		p.parts = s.runs
+	}
+	return &p
+}
+
+// exact returns the training whose bits this one has: without what does not change them.
+func (s *setting) exact() *setting {
+	p := *s
+	p.has = maps.Clone(s.has)
+	delete(p.has, "least memory")
+	rounds := s.has["ClipNorm"] || s.has["half wire"] // see docs/shards.md
+	if n := s.shards(); n > 0 && !rounds && !s.has["row exchange"] {
+		delete(p.has, fmt.Sprint("ZeRO ", n))
+	}
+	if s.tree() && s.kind != testenv.GPUs {
+		delete(p.has, "WithElastic")
+		p.has["WithTree"], p.dp = true, 1
+	}
+	p.bucket = 1
+	if s.has["sparse wire"] || s.shards() > 0 && rounds {
+		p.bucket = s.bucket
+	}
+	return &p
+}
+
+// near is by how much numbers may differ from the reference.
+func (s *setting) near() float64 {
+	switch {
+	case s.has["BF16"] || s.has["half wire"]:
+		return 0.05
+	case s.dtype == tensor.Float32:
+		return 1e-4
+	case s.has["sparse wire"]:
+		return 1e-6
+	}
+	return 1e-10
+}
+
+// differ says where two trainings differ by more than a bound, "" if they do not.
+func differ(a, b *outcome, most float64, moving bool) string {
+	for _, name := range slices.Sorted(maps.Keys(b.pieces)) {
+		x, y := a.whole(name), b.whole(name)
+		if !moving && strings.HasPrefix(name, "moving") {
+			continue
+		}
+		if len(x) != len(y) {
+			return fmt.Sprintf("%s has %d elements in place of %d", name, len(x), len(y))
+		}
+		for i := range x {
+			if d := math.Abs(x[i] - y[i]); !(d <= most) {
+				return fmt.Sprintf("element %d of %s is %v in place of %v", i, name, x[i], y[i])
+			}
+		}
+	}
+	return ""
+}
+
+// combine trains with features in a way that r determines.
+func combine(t *testing.T, seed int, r *rand.Rand, kinds []testenv.Kind, of ...feature) {
+	t.Helper()
+	s := newSetting(r, kinds, of...)
+	got, err := s.train(t)
+	if why := s.refused(); why != nil {
+		if !s.says(err, why) {
+			t.Errorf("seed %d: %v: %v, want an error as of %v", seed, s, err, why)
+		}
+		return
+	}
+	if err != nil {
+		t.Errorf("seed %d: %v: %v", seed, s, err)
+		return
+	}
+	want, err := s.reference().train(t)
+	if err != nil {
+		t.Fatalf("seed %d: %v: the reference: %v", seed, s, err)
+	}
+	if d := differ(got, want, s.near(), false); d != "" {
+		t.Errorf("seed %d: %v: not as one rank: %s", seed, s, d)
+	}
+	if want, err = s.exact().train(t); err != nil {
+		t.Fatalf("seed %d: %v: the plain way: %v", seed, s, err)
+	}
+	if d := differ(got, want, 0, true); d != "" {
+		t.Errorf("seed %d: %v: not the bits of the plain way: %s", seed, s, d)
+	}
+}
+
+// fits reports whether features can be together: none excludes another.
+func fits(of ...feature) bool {
+	for i, f := range of {
+		for _, g := range of[:i] {
+			if f.sort == g.sort {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// allPairs returns all pairs of features of which none excludes the other.
+func allPairs() (all [][]feature) {
+	for i, f := range features {
+		for _, g := range features[:i] {
+			if fits(g, f) {
+				all = append(all, []feature{g, f})
+			}
+		}
+	}
+	return all
+}
+
+// TestPairsOfFeatures: every two features together train as one rank does without them, or New
+// refuses them by a sentence that names both. EURYALE_PAIRS and EURYALE_TRIPLES are numbers of
+// random trainings with two features and with three, and EURYALE_PAIR is a seed, to run it alone.
+func TestPairsOfFeatures(t *testing.T) { pairsOfFeatures(t, testenv.Hosts, testenv.Devices) }
+
+func pairsOfFeatures(t *testing.T, kinds ...testenv.Kind) {
+	number := func(name string, otherwise int) int {
+		text := os.Getenv(name)
+		if text == "" {
+			return otherwise
+		}
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n
+	}
+	if seed := number("EURYALE_PAIR", -1); seed >= 0 {
+		combination(t, seed, kinds)
+		return
+	}
+	pairs, triples := 12, 4
+	if full() {
+		pairs, triples = len(allPairs()), 200
+	}
+	for i := range number("EURYALE_PAIRS", pairs) {
+		combination(t, 2*i, kinds)
+	}
+	for i := range number("EURYALE_TRIPLES", triples) {
+		combination(t, 2*i+1, kinds)
+	}
+}
+
+// combination trains with features, of which an even seed gives two and an odd one three. Seeds go
+// through all pairs, in an order in which neighbours have little in common.
+func combination(t *testing.T, seed int, kinds []testenv.Kind) {
+	r := rand.New(rand.NewPCG(uint64(seed), 3))
+	all := allPairs()
+	of := all[seed/2*197%len(all)]
+	for seed%2 == 1 && len(of) < 3 {
+		if f := features[r.IntN(len(features))]; fits(append(slices.Clone(of), f)...) {
+			of = append(slices.Clone(of), f)
+		}
+	}
+	var names []string
+	for _, f := range of {
+		names = append(names, f.name)
+	}
+	t.Run(strings.Join(names, " and "), func(t *testing.T) { combine(t, seed, r, kinds, of...) })
+}
+
+// combinationsPage is written by TestThePageOfCombinations.
+const combinationsPage = "../docs/combinations.md"
+
+// TestThePageOfCombinations: docs/combinations.md says of every two features what
+// TestPairsOfFeatures tests. EURYALE_UPDATE=1 writes it.
+func TestThePageOfCombinations(t *testing.T) {
+	if os.Getenv("EURYALE_UPDATE") == "1" {
+		if err := os.WriteFile(combinationsPage, []byte(combinations()), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, err := os.ReadFile(combinationsPage)
+	if err != nil || string(page) != combinations() {
+		t.Errorf("%s is not what this test writes (%v): run it with EURYALE_UPDATE=1",
+			combinationsPage, err)
+	}
+}
+
+// combinations returns the page.
+func combinations() string {
+	var s strings.Builder
+	s.WriteString(`# What goes together
+
+Of every two features of a training, ` + "`vm.New`" + ` takes both, and they train as one rank does
+without them, or it refuses them by an error that names both. A test draws pairs and triples, with
+random graphs on 1 to 4 ranks, and compares each with a plain training on one rank
+(` + "`vm/pairs_test.go:TestPairsOfFeatures`" + `); another one writes this page.
+
+Labels that are ignored (` + "`nn.CrossEntropy`" + `) count in no mean. A run's loss is the mean
+over its other labels, and a step of several runs or ranks takes the mean of these, as in PyTorch's
+DistributedDataParallel. So where runs ignore different numbers of labels, these have different
+weights. With ` + "`layers.Tokens.Padding`" + ` ranks count the targets together.
+
+| | feature | what it is |
+|--:|---|---|
+`)
+	for i, f := range features {
+		fmt.Fprintf(&s, "| %d | %s | %s |\n", i+1, f.name, f.about)
+	}
+	s.WriteString(`
+## Pairs
+
+● both together, – one of the two, a letter: refused, for the reason below.
+
+| | |`)
+	for i := range features {
+		fmt.Fprintf(&s, " %d |", i+1)
+	}
+	s.WriteString("\n|--:|---|" + strings.Repeat(":-:|", len(features)) + "\n")
+	for i, f := range features {
+		fmt.Fprintf(&s, "| %d | %s |", i+1, f.name)
+		for _, g := range features {
+			fmt.Fprintf(&s, " %s |", cell(f, g))
+		}
+		s.WriteString("\n")
+	}
+	s.WriteString("\n## Refused\n\n| | features | why |\n|---|---|---|\n")
+	for i, r := range refusals {
+		fmt.Fprintf(&s, "| %c | %s with %s | %s |\n", 'a'+i, strings.Join(r.a, ", "),
+			strings.Join(r.b, ", "), r.why)
+	}
+	return s.String()
+}
+
+// cell is what the page says of two features.
+func cell(f, g feature) string {
+	if f.sort == g.sort {
+		return "–"
+	}
+	for i, r := range refusals {
+		if slices.Contains(r.a, f.name) && slices.Contains(r.b, g.name) ||
+			slices.Contains(r.a, g.name) && slices.Contains(r.b, f.name) {
+			return string(rune('a' + i))
+		}
+	}
+	return "●"
+}
