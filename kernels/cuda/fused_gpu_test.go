@@ -107,6 +107,41 @@ func TestGPUFusedKernelsComputeWhatProgramsSay(t *testing.T) {
 	}
 }
 
+// Wherever InPlace lets outputs be the memory of inputs, a program computes what it computes with
+// memory for each, to the bit.
+func TestGPUOutputsInPlaceAreTheSame(t *testing.T) {
+	g := openGPU(t, 64<<20)
+	n, size := 2000, 50000
+	if os.Getenv("EMULATED_DEVICES") != "" { // which interprets the text
+		n, size = 60, 500
+	}
+	var cases []*fusetest.Case
+	for seed := range uint64(n) {
+		cases = append(cases, fusetest.Random(rand.New(rand.NewPCG(seed, 12)), size))
+	}
+	for seed, p := range []*fuse.Program{fusetest.FoldBeside(50, 40), fusetest.FoldBeside(7, 300),
+		fusetest.UnreadFold(7, 200), fusetest.LayerNormGrads(backend.F32, 7, 200)} {
+		cases = append(cases, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 13)), p))
+	}
+	for i, c := range cases {
+		loop, err := g.Launcher.(*Stream).Fuse(c.Program)
+		if err != nil {
+			t.Fatalf("%v\n%v", err, c.Program)
+		}
+		var want []backend.Buffer
+		for k, placed := range c.Placements() {
+			d := place(g, placed, loop.Scratch(), i%4 > 0)
+			got := d.results(g, d.run(t, g, loop))
+			if k == 0 {
+				want = got
+			}
+			if err := c.Equal(want, got); err != nil {
+				t.Fatalf("case %d, placement %d: %v", i, k, err)
+			}
+		}
+	}
+}
+
 // Programs that fold to a number each, of one block and of several, run at once. Numbers are whole,
 // so that every order gives the same sum.
 func TestGPUFoldsAtOnce(t *testing.T) {

@@ -39,8 +39,7 @@ type Operand struct {
 
 // Output is where a value is stored. Each element of the loop has its own element there, and shares
 // it with others only along axes of a fold, or along a row whose elements all have the same value.
-// An Output that is not folded may be the same memory as inputs with the same strides and size of
-// elements; otherwise outputs must overlap nothing.
+// It must overlap nothing, except where [Program.InPlace] says so.
 type Output struct {
 	Operand
 	Value  int              // its number in Code; its type is Type(DType)

@@ -38,14 +38,25 @@ func toHalf(x float32) uint64 {
 // capability returns one of those that kernels differ for.
 func capability[N int | uint64](seed N) int { return [...]int{fuse.Ampere, 70}[seed%2] }
 
-// emulate runs the kernel of a case for a compute capability on a machine whose memory begins at
-// addresses that are aligned to vectors, or only to elements.
+// emulate runs the kernel of a case and compares what it computes with what the program says.
 func emulate(t *testing.T, c *fusetest.Case, vectors bool, capability int) (checked float64) {
 	t.Helper()
 	k, err := fuse.PTX(c.Program, vectors, capability)
 	if err != nil {
 		t.Fatalf("%v\n%v", err, c.Program)
 	}
+	launch(t, c, k, vectors)
+	checked, err = c.Check(c.Dst)
+	if err != nil {
+		t.Fatalf("vectors=%v: %v\n%v", vectors, err, k.Text)
+	}
+	return checked
+}
+
+// launch runs the kernel of a case on a machine whose memory begins at addresses that are aligned
+// to vectors, or only to elements.
+func launch(t *testing.T, c *fusetest.Case, k fuse.Kernel, vectors bool) {
+	t.Helper()
 	m := parse(t, k.Text)
 	var params []uint64
 	place := func(memory []byte, size int) {
@@ -71,11 +82,6 @@ func emulate(t *testing.T, c *fusetest.Case, vectors bool, capability int) (chec
 			t.Fatalf("%v\n%v\n%v", err, c.Program, k.Text)
 		}
 	}
-	checked, err = c.Check(c.Dst)
-	if err != nil {
-		t.Fatalf("vectors=%v: %v\n%v", vectors, err, k.Text)
-	}
-	return checked
 }
 
 func TestKernelsComputeWhatProgramsSay(t *testing.T) {

@@ -200,6 +200,9 @@ func (r *rower) block(row string) {
 				folds = append(folds, k)
 			}
 		}
+		if folds == nil && depth == 0 {
+			r.line("bar.sync 0;") // nobody stores for a row what others have yet to load
+		}
 		if folds == nil {
 			break
 		}
@@ -386,21 +389,22 @@ func (r *rower) finish() {
 			elements = append(elements, k)
 		}
 	}
-	if elements != nil {
+	if turn := 0; elements != nil || r.columns != nil {
 		r.each(func(s *slot) {
 			var values [][]string
-			// all before the first is stored: it may be the memory of an input
+			// all before the first is stored: it may be the memory of an input, see InPlace
 			for _, k := range elements {
 				values = append(values, r.value(r.p.Outputs[k].Value, s))
+			}
+			if r.columns != nil {
+				r.foldColumns(r.columns[turn], s)
+				turn++
 			}
 			for i, k := range elements {
 				r.writer.store(r.writer.outputs[k], r.p.Outputs[k].DType, r.l.outputs[k], values[i],
 					s.at)
 			}
 		})
-	}
-	if r.columns != nil {
-		r.foldColumns()
 	}
 	if rows != nil {
 		r.guarded(r.get(pred, "setp.eq.u32", r.own, "0"), func() {
@@ -413,19 +417,15 @@ func (r *rower) finish() {
 	}
 }
 
-// foldColumns folds the row's elements into those of the rows before.
-func (r *rower) foldColumns() {
-	i := 0
-	r.each(func(s *slot) {
-		for k, out := range r.folded() {
-			t, x := Type(out.DType), r.value(out.Value, s)
-			for v, sum := range r.columns[i][k] {
-				r.line("mov.%s %s, %s;", typeName(t), sum,
-					r.combine(out.Op, t, sum, x[min(v, len(x)-1)]))
-			}
+// foldColumns folds the row's elements of a slot into those of the rows before.
+func (r *rower) foldColumns(columns [][]string, s *slot) {
+	for k, out := range r.folded() {
+		t, x := Type(out.DType), r.value(out.Value, s)
+		for v, sum := range columns[k] {
+			r.line("mov.%s %s, %s;", typeName(t), sum,
+				r.combine(out.Op, t, sum, x[min(v, len(x)-1)]))
 		}
-		i++
-	})
+	}
 }
 
 // storeColumns folds what the threads of a column have, in their order, and stores it as a

@@ -35,7 +35,7 @@ func upload(t *testing.T, d *Device, q backend.Queue, list []backend.Buffer,
 				t.Fatal(err)
 			}
 		}
-		on = append(on, known[b.Addr()])
+		on = append(on, known[b.Addr()].As(b.DType()))
 	}
 	return on
 }

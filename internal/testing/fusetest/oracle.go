@@ -197,6 +197,21 @@ func (c *Case) Check(dst []backend.Buffer) (checked float64, err error) {
 	return 1 - float64(loose)/float64(all), nil
 }
 
+// Equal compares the outputs of another run with dst, bit by bit, except NaN.
+func (c *Case) Equal(dst, other []backend.Buffer) error {
+	for k, list := range c.want {
+		for i, want := range list {
+			x, y := dst[k], other[k]
+			if nan := get(x, i).f != get(x, i).f && get(y, i).f != get(y, i).f; want.written &&
+				!nan && bits(x, i) != bits(y, i) {
+				return fmt.Errorf("output %d, element %d is %v (%x), not %v (%x), in\n%v", k, i,
+					get(y, i), bits(y, i), get(x, i), bits(x, i), c.Program)
+			}
+		}
+	}
+	return nil
+}
+
 // same compares one element.
 func (r result) same(b backend.Buffer, i int) bool {
 	if !r.written {

@@ -21,6 +21,7 @@ type maker struct {
 	*rand.Rand
 	p     *fuse.Program
 	rows  bool // the program folds rows
+	plain bool // operands are dense and of F32, so that outputs fit over many of them
 	types map[backend.DType][]fuse.Value
 }
 
@@ -28,6 +29,7 @@ type maker struct {
 func Random(r *rand.Rand, size int) *Case {
 	m := &maker{Rand: r, p: &fuse.Program{}, types: map[backend.DType][]fuse.Value{}}
 	m.shape(size)
+	m.plain = m.IntN(2) == 0
 	for range 1 + m.IntN(4) {
 		m.load()
 	}
@@ -58,7 +60,7 @@ func New(r *rand.Rand, p *fuse.Program) *Case {
 	}
 	for k, out := range p.Outputs {
 		if j := c.sameAs(k); j >= 0 && m.IntN(3) == 0 {
-			c.Dst = append(c.Dst, c.Src[j])
+			c.Dst = append(c.Dst, c.Src[j].As(out.DType))
 			continue
 		}
 		c.Dst = append(c.Dst, m.memory(out.Operand))
@@ -69,23 +71,64 @@ func New(r *rand.Rand, p *fuse.Program) *Case {
 
 // sameAs returns an input whose memory output k may be, or -1: no other output has it.
 func (c *Case) sameAs(k int) int {
-	out := c.Program.Outputs[k]
-	for j, in := range c.Program.Inputs {
-		if out.Folded || in.DType != out.DType {
-			continue
-		}
-		same, taken := true, false
-		for i := range in.Strides {
-			same = same && (in.Strides[i] == out.Strides[i] || c.Program.Shape[i] == 1)
-		}
-		for _, d := range c.Dst {
-			taken = taken || d.Addr() == c.Src[j].Addr()
-		}
-		if same && !taken {
+	for j := range c.Src {
+		if c.Program.InPlace(k, j) && !slices.ContainsFunc(c.Dst, func(d backend.Buffer) bool {
+			return d.Addr() == c.Src[j].Addr()
+		}) {
 			return j
 		}
 	}
 	return -1
+}
+
+// Placements returns the case once for each choice of outputs that are the memory of inputs, where
+// [fuse.Program.InPlace] allows it: first without any. Each has memory of its own.
+func (c *Case) Placements() (all []*Case) {
+	over := make([]int, len(c.Program.Outputs)) // 1 + the input
+	for {
+		all = append(all, c.placed(over))
+		k := len(over) - 1
+		for ; k >= 0; k-- {
+			if over[k] = c.next(over, k); over[k] > 0 {
+				break
+			}
+		}
+		if k < 0 {
+			return all
+		}
+	}
+}
+
+// next returns the input behind over[k] whose memory output k may be, if it is not that of an
+// output before; 0 if there is none.
+func (c *Case) next(over []int, k int) int {
+	for j := over[k] + 1; j <= len(c.Src); j++ {
+		if c.Program.InPlace(k, j-1) && !slices.Contains(over[:k], j) {
+			return j
+		}
+	}
+	return 0
+}
+
+// placed returns the case with memory of its own, where outputs are that of inputs.
+func (c *Case) placed(over []int) *Case {
+	own := func(b backend.Buffer) backend.Buffer {
+		copied := backend.Of(make([]float64, b.Len())).As(b.DType()).Slice(0, b.Len())
+		copy(copied.Bytes(), b.Bytes())
+		return copied
+	}
+	p := &Case{Program: c.Program, want: c.want}
+	for _, b := range c.Src {
+		p.Src = append(p.Src, own(b))
+	}
+	for k, b := range c.Dst {
+		if j := over[k] - 1; j >= 0 {
+			p.Dst = append(p.Dst, p.Src[j].As(b.DType()))
+		} else {
+			p.Dst = append(p.Dst, own(b))
+		}
+	}
+	return p
 }
 
 // Extents that are and are not multiples of vectors, of warps and of blocks.
@@ -101,13 +144,17 @@ func (m *maker) shape(size int) {
 		m.p.Shape = append(m.p.Shape, extent)
 		size /= extent
 	}
-	if m.IntN(2) == 0 {
-		m.rows = len(m.p.Shape) > 0 && m.IntN(2) == 0
+	n := len(m.p.Shape)
+	m.rows = n > 0 && m.IntN(3) == 0
+	if m.rows && m.p.Shape[n-1] > fuse.MaxFoldedRow || m.IntN(2) == 0 {
 		return
 	}
-	m.p.Reduced = make([]bool, len(m.p.Shape))
+	m.p.Reduced = make([]bool, n)
 	for k := range m.p.Reduced {
 		m.p.Reduced[k] = m.IntN(2) == 0
+		if m.rows { // outputs are folded across them
+			m.p.Reduced[k] = k < n-1
+		}
 	}
 }
 
@@ -118,10 +165,10 @@ func (m *maker) strides(own func(k int) bool) []int {
 	for k := range order {
 		order[k] = len(order) - 1 - k
 	}
-	if m.IntN(4) == 0 {
+	if !m.plain && m.IntN(4) == 0 {
 		m.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	}
-	padded, at := m.IntN(4) == 0, 1
+	padded, at := !m.plain && m.IntN(4) == 0, 1
 	strides := make([]int, len(order))
 	for _, k := range order {
 		if !own(k) {
@@ -138,10 +185,10 @@ func (m *maker) strides(own func(k int) bool) []int {
 
 func (m *maker) load() {
 	d := backend.DTypes()[m.IntN(7)]
-	if m.IntN(2) == 0 {
+	if m.plain || m.IntN(2) == 0 {
 		d = backend.F32
 	}
-	broadcast, repeats := m.IntN(2) == 0, m.Uint32()
+	broadcast, repeats := m.IntN(2) == 0 && !(m.plain && m.IntN(2) == 0), m.Uint32()
 	m.give(m.p.Load(d, m.strides(func(k int) bool { return !broadcast || repeats>>k&1 == 0 })...))
 }
 
@@ -239,6 +286,9 @@ func (m *maker) instruction() {
 
 func (m *maker) output(folded bool) {
 	v := len(m.p.Code) - 1 - m.IntN(min(3, len(m.p.Code)))
+	if m.plain && m.IntN(2) == 0 { // also of one that no other output is computed from
+		v = m.IntN(len(m.p.Code))
+	}
 	var fit []backend.DType
 	for _, d := range backend.DTypes() {
 		if fuse.Type(d) == m.p.Code[v].Type {
@@ -246,6 +296,9 @@ func (m *maker) output(folded bool) {
 		}
 	}
 	d := fit[m.IntN(len(fit))]
+	if m.plain && d.Size() < 4 {
+		d = m.p.Code[v].Type
+	}
 	if !folded {
 		once := m.rows && m.alike(v) && m.IntN(2) == 0
 		m.p.Store(v, d, m.strides(func(k int) bool { return !once || k < len(m.p.Shape)-1 })...)

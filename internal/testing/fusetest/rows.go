@@ -81,3 +81,24 @@ func CrossEntropy(d backend.DType, rows, n int) *fuse.Program {
 		n, 1)
 	return p
 }
+
+// FoldBeside subtracts from rows their sums, and folds an operand that nothing else reads across
+// rows.
+func FoldBeside(rows, n int) *fuse.Program {
+	p := &fuse.Program{Shape: []int{rows, n}, Reduced: []bool{true, false}}
+	x, y := p.Load(backend.F32, n, 1), p.Load(backend.F32, n, 1)
+	p.Store(p.Do(fuse.Sub, x, p.Do(fuse.SumRow, x)), backend.F32, n, 1)
+	p.Fold(backend.Sum, p.Do(fuse.Tanh, y), backend.F32, 0, 1)
+	return p
+}
+
+// UnreadFold doubles what each row has one element of, where no output is computed from a fold of
+// rows: threads of a row meet nowhere else.
+func UnreadFold(rows, n int) *fuse.Program {
+	p := &fuse.Program{Shape: []int{rows, n}}
+	x, row := p.Load(backend.F32, n, 1), p.Load(backend.F32, 1, 0)
+	p.Do(fuse.SumRow, x)
+	p.Store(p.Do(fuse.Mul, x, row), backend.F32, n, 1)
+	p.Store(p.Do(fuse.Add, row, row), backend.F32, 1, 0)
+	return p
+}
