@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/proof"
 )
 
 // WithElastic makes the machine train on ranks that may be lost and replaced (autograd.Elastic),
@@ -153,7 +154,7 @@ func (e *elastic) least(small error, updates []plan.Update) (*plan.Plan, error) 
 	m := e.machine
 	limits := m.limits
 	limits.Memory = -1
-	p, err := limits.New(&m.read.Program, updates...)
+	p, err := limits.New(proof.Verify, &m.read.Program, updates...)
 	if err == nil {
 		m.notice(fmt.Sprintf("vm: %d of %d micro-batches do not fit, and are planned with as "+
 			"little memory as possible: %v", m.micro.Runs, m.micro.All, small))

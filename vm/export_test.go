@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/proof"
 )
 
 // WithLimits makes a machine plan within other limits.
@@ -14,18 +15,18 @@ func WithMuch(bytes int) Option { return func(m *Machine) { m.much = bytes } }
 
 // Planning plans a machine's program again. It returns how long that takes, and how long of it the
 // proof. The machine runs no more.
-func (m *Machine) Planning() (whole, proof time.Duration, err error) {
+func (m *Machine) Planning() (whole, proving time.Duration, err error) {
 	updates, err := m.updates()
 	if err != nil {
 		return 0, 0, err
 	}
 	began := time.Now()
-	p, err := m.limits.New(&m.read.Program, updates...)
+	p, err := m.limits.New(proof.Verify, &m.read.Program, updates...)
 	if err != nil {
 		return 0, 0, err
 	}
 	whole, began = time.Since(began), time.Now()
-	err = plan.Verify(p)
+	err = proof.Verify(p)
 	return whole, time.Since(began), err
 }
 

@@ -105,7 +105,7 @@ func (b bench) drawBy(seed uint64, next graphs.Next) trial {
 // of large ones.
 func drawLimits(next graphs.Next) plan.Limits {
 	of := func(list ...int) int { return list[next(len(list))] }
-	if next(4) == 0 {
+	if next(3) == 0 {
 		l := plan.Standard()
 		l.Memory = of(0, -1)
 		return l
@@ -571,8 +571,8 @@ func (b bench) check(t *testing.T, seed uint64) {
 // longest is how long the full product may take.
 const longest = 22 * time.Minute
 
-// seeds are the graphs of a test: as many as a sample has, or the full product, or that of
-// EURYALE_GRAPH alone.
+// seeds are the graphs of a test: as many as a sample has, or the full product, or those of
+// EURYALE_GRAPH: one, 17, or from one up to another, 0-20000.
 type seeds struct {
 	next  atomic.Uint64
 	end   uint64
@@ -586,12 +586,16 @@ func newSeeds(t testing.TB, sample, full uint64) *seeds {
 		s.end = full
 	}
 	if text := os.Getenv("EURYALE_GRAPH"); text != "" {
-		seed, err := strconv.ParseUint(text, 10, 64)
+		from, to, several := strings.Cut(text, "-")
+		seed, err := strconv.ParseUint(from, 10, 64)
+		if s.end = seed + 1; several && err == nil {
+			s.end, err = strconv.ParseUint(to, 10, 64)
+			s.until = s.until.AddDate(1, 0, 0) // as long as it takes
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.next.Store(seed)
-		s.end = seed + 1
 	}
 	return s
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/proof"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
@@ -194,7 +195,7 @@ func (m *Machine) makePlan() error {
 	}
 	if m.plan = m.plans[m.micro.Accumulation]; m.plan == nil {
 		updates = append(updates, carried...)
-		m.plan, err = m.limits.New(&m.read.Program, updates...)
+		m.plan, err = m.limits.New(proof.Verify, &m.read.Program, updates...)
 		if m.elastic != nil && errors.Is(err, plan.ErrTooSmall) {
 			m.plan, err = m.elastic.least(err, updates)
 		}

@@ -67,6 +67,8 @@ var arrows = []arrow{
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
 		"internal/residence", "internal/stock", "internal/terms", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
+	{"vm/internal/proof", []string{"backend", "kernels", "kernels/fuse", "vm/internal/ir",
+		"vm/internal/plan"}},
 	{"vm/internal/interpret", []string{"backend", "kernels/...", "vm/internal/ir"}},
 	{"vm/internal/graphs", []string{"backend", "layers", "ops/..."}},
 	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence",

@@ -110,7 +110,7 @@ func (c *Case) next(over []int, k int) int {
 	return 0
 }
 
-// placed returns the case with memory of its own, where outputs are that of inputs.
+// placed returns the case with memory of its own, in which outputs lie over inputs.
 func (c *Case) placed(over []int) *Case {
 	own := func(b backend.Buffer) backend.Buffer {
 		copied := backend.Of(make([]float64, b.Len())).As(b.DType()).Slice(0, b.Len())

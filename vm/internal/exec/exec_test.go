@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/proof"
 )
 
 // buffer returns elements as memory of a dtype.
@@ -67,10 +68,10 @@ func check(t *testing.T, p *ir.Program, inputs [][]float64) {
 		t.Fatal(err)
 	}
 	want := reference(t, p, inputs)
-	checkOn(t, exec.Host{}, plan.Plain, p, inputs, want)
-	checkOn(t, exec.Host{}, plan.New, p, inputs, want)
-	checkOn(t, exec.Host{}, small.New, p, inputs, want)
-	for _, planner := range []planner{plan.New, small.New} {
+	checkOn(t, exec.Host{}, plain, p, inputs, want)
+	checkOn(t, exec.Host{}, within(plan.Standard()), p, inputs, want)
+	checkOn(t, exec.Host{}, within(small), p, inputs, want)
+	for _, planner := range []planner{within(plan.Standard()), within(small)} {
 		device, closed := fake(t)
 		checkOn(t, device, planner, p, inputs, want)
 		closed()
@@ -117,6 +118,18 @@ var small = plan.Limits{
 
 // planner makes a plan of a program.
 type planner = func(*ir.Program, ...plan.Update) (*plan.Plan, error)
+
+// within plans within limits.
+func within(l plan.Limits) planner {
+	return func(p *ir.Program, updates ...plan.Update) (*plan.Plan, error) {
+		return l.New(proof.Verify, p, updates...)
+	}
+}
+
+// plain makes plain plans.
+func plain(p *ir.Program, updates ...plan.Update) (*plan.Plan, error) {
+	return plan.Standard().Plain(proof.Verify, p, updates...)
+}
 
 // checkOn runs a program on a device.
 func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, inputs [][]float64,
@@ -292,7 +305,7 @@ func TestAttentionIsThePlainLoop(t *testing.T) {
 					b.Results = results
 					check(t, &b.Program, b.inputs)
 				}
-				planned, err := plan.New(&b.Program)
+				planned, err := within(plan.Standard())(&b.Program)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -364,7 +377,7 @@ func TestAttentionWritesRowsOfAllHeads(t *testing.T) {
 		b.Results = append(b.Results, b.op(ir.MatMul{}, ir.Of(batch*n, 2), x, w))
 	}
 	check(t, &b.Program, b.inputs)
-	planned, err := plan.New(&b.Program)
+	planned, err := within(plan.Standard())(&b.Program)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +461,7 @@ func TestWrongIndicesOfInputs(t *testing.T) {
 		b.dtype = backend.F32
 		x := b.input(2, 4, 3)
 		b.Results = []ir.ID{b.op(ir.Gather{Axis: 0}, ir.Of(2, 3), x, list)}
-		planned, err := plan.New(&b.Program)
+		planned, err := within(plan.Standard())(&b.Program)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -73,7 +73,7 @@ func gradientOf(t *testing.T, rows, n int) *plan.Plan {
 	y := add(ir.Opaque{Placed: true}, ir.Of(rows, n), x)
 	z := add(ir.MatMul{}, ir.Of(rows, n), y, w)
 	dw := add(ir.MatMul{TransA: true}, ir.Of(n, n), z, z)
-	planned, err := plan.New(p, plan.Update{Input: 1, Gradient: dw, Bucket: 1,
+	planned, err := within(plan.Standard())(p, plan.Update{Input: 1, Gradient: dw, Bucket: 1,
 		Rule: func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
 			_ func(int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 			return p.Do(fuse.Sub, w, dw), kept, nil

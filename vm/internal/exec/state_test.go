@@ -57,7 +57,7 @@ func TestStatesOfRandomProgramsAreValues(t *testing.T) {
 		if err := r.Check(); err != nil {
 			t.Fatal(err)
 		}
-		for _, planner := range []planner{plan.Plain, plan.New, small.New} {
+		for _, planner := range []planner{plain, within(plan.Standard()), within(small)} {
 			r.carry(t, exec.Host{}, planner, updates)
 			device, closed := fake(t)
 			r.carry(t, device, planner, updates)

@@ -48,6 +48,9 @@ func Draw(p Needs, n int, next Next) *Graph {
 	for range next(3) {
 		d.weave()
 	}
+	for range 1 + next(2) {
+		d.norm()
+	}
 	if p.Comm != nil {
 		d.lookUp()
 	}
@@ -101,20 +104,28 @@ func (d *drawing) grow(favoured []operation) {
 		return
 	}
 	d.last = first
+	d.apply(o, first)
+}
+
+// apply adds an operation on a value, or returns -1 if it does not fit.
+func (d *drawing) apply(o operation, first int) int {
 	needs, build := o.fit(d, d.Values[first].Shape)
 	if build == nil {
-		return
+		return -1
 	}
 	before := len(d.Values)
 	args := []int{first}
 	for _, n := range needs {
 		args = append(args, d.take(n))
 	}
-	v := Value{Op: o.name, Args: args, build: build, flat: o.flat, writes: o.writes}
-	if slices.Contains(args, -1) || d.append(v) < 0 {
-		// Nor are there the variables that it would have read.
+	y, v := -1, Value{Op: o.name, Args: args, build: build, flat: o.flat, writes: o.writes}
+	if !slices.Contains(args, -1) {
+		y = d.append(v)
+	}
+	if y < 0 { // nor are there the variables that it would have read
 		d.Values, d.scratch.Nodes = d.Values[:before], d.scratch.Nodes[:before]
 	}
+	return y
 }
 
 // operand returns a value that an operation may read first: what the last one has read, a late
@@ -255,7 +266,6 @@ func (d *drawing) weave() {
 		return
 	}
 	x := fit[d.next(len(fit))]
-	shape := d.Values[x].Shape
 	readers := []operation{}
 	for _, o := range d.list {
 		if o.name == "Mul" || o.name == "Concat" || o.name == "Mul of a transposed" {
@@ -263,13 +273,33 @@ func (d *drawing) weave() {
 		}
 	}
 	for _, o := range []operation{readers[d.next(len(readers))], times} {
-		needs, build := o.fit(d, shape)
-		args := []int{x}
-		for _, n := range needs {
-			args = append(args, d.take(n))
-		}
-		if !slices.Contains(args, -1) {
-			d.append(Value{Op: o.name, Args: args, build: build})
+		d.apply(o, x)
+	}
+}
+
+// norm adds a norm of a function of a value times one that repeats along axes, as layers have it.
+// What the function gives is often kept, too: its sum is read besides.
+func (d *drawing) norm() {
+	x, ok := d.operand(operation{axes: []int{2, 3, 4}})
+	if !ok {
+		return
+	}
+	of := func(names ...string) operation {
+		fit := slices.DeleteFunc(slices.Clone(d.list), func(o operation) bool {
+			return !slices.Contains(names, o.name) ||
+				o.axes != nil && !slices.Contains(o.axes, len(d.Values[x].Shape))
+		})
+		return fit[d.next(len(fit))]
+	}
+	if y := d.apply(of("Tanh", "Sigmoid", "Square", "Abs", "Rectify"), x); y >= 0 {
+		if x = y; d.next(3) > 0 {
+			d.Kept = append(d.Kept, d.append(Value{Op: "Sum of all", Args: []int{y},
+				build: plain(sumOf)}))
 		}
 	}
+	if y := d.apply(of("BroadcastHadamardProd", "BroadcastAdd", "BroadcastSub"), x); y >= 0 {
+		x = y
+	}
+	d.apply(of("LayerNorm", "RMSNorm", "SoftMax", "less the mean of rows",
+		"times the sum of rows"), x)
 }

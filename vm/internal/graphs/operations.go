@@ -38,7 +38,9 @@ var (
 	images  = []int{4}
 	matrix  = []int{2}
 	rows    = []int{2, 3}
-	vector  = []int{1}
+	// which an operand may repeat along
+	repeated = []int{2, 3, 4}
+	vector   = []int{1}
 )
 
 // table has every operation: a line for each.
@@ -102,6 +104,10 @@ var table = []operation{
 		fit: with(broadcast(gorgonia.BroadcastAdd, 0, 2, 3), channel),
 	},
 
+	{name: "BroadcastHadamardProd", axes: repeated, fit: repeating(gorgonia.BroadcastHadamardProd)},
+	{name: "BroadcastAdd", axes: repeated, fit: repeating(gorgonia.BroadcastAdd)},
+	{name: "BroadcastSub", axes: repeated, fit: repeating(gorgonia.BroadcastSub)},
+
 	// Reductions, and what depends on them.
 	{name: "Sum of all", axes: anyAxes, fit: alone(sumOf)},
 	{name: "Mean of all", axes: anyAxes, fit: alone(meanOf)},
@@ -109,7 +115,7 @@ var table = []operation{
 	{name: "Mean", axes: []int{2, 3, 4}, fit: along(meanAlong)},
 	{
 		name: "Max", axes: matrix,
-		fit: along(func(axis int, x node) (node, error) { return gorgonia.Max(x, axis) }),
+		fit: along(maxAlong),
 	},
 	{
 		name: "less the mean", axes: anyAxes,
@@ -122,20 +128,22 @@ var table = []operation{
 		}),
 	},
 	{
-		name: "less the mean of rows", axes: matrix,
+		name: "less the mean of rows", axes: repeated,
 		fit: alone(func(x node) (node, error) {
-			return perRow(gorgonia.BroadcastSub, meanRows, x)
+			return perRow(gorgonia.BroadcastSub, meanAlong, x)
 		}),
 	},
 	{
-		name: "times the sum of rows", axes: matrix,
+		name: "times the sum of rows", axes: repeated,
 		fit: alone(func(x node) (node, error) {
-			return perRow(gorgonia.BroadcastHadamardProd, sumRows, x)
+			return perRow(gorgonia.BroadcastHadamardProd, sumAlong, x)
 		}),
 	},
 	{
-		name: "less the largest of rows", axes: matrix,
-		fit: alone(func(x node) (node, error) { return perRow(gorgonia.BroadcastSub, maxRows, x) }),
+		name: "less the largest of rows", axes: repeated,
+		fit: alone(func(x node) (node, error) {
+			return perRow(gorgonia.BroadcastSub, maxAlong, x)
+		}),
 	},
 	{name: "SoftMax", axes: []int{2, 3, 4}, fit: along(nn.SoftMax), rough: true},
 	{name: "LogSoftMax", axes: []int{2, 3, 4}, fit: along(nn.LogSoftMax), rough: true},
@@ -480,6 +488,31 @@ func broadcast(f func(x, y node, left, right []byte) (node, error), axes ...byte
 	return func(x, y node) (node, error) { return f(x, y, nil, axes) }
 }
 
+// repeating draws the axes along which the second operand is repeated, at least one. Leading ones
+// may be missing of its shape: [n], [1, n], [1, 1, n], [b, 1, 1] and so on are drawn.
+func repeating(f func(x, y node, left, right []byte) (node, error)) func(*drawing, shape) (needs,
+	build) {
+	return func(d *drawing, x shape) (needs, build) {
+		full, axes, leading := x.Clone(), []byte{}, d.next(2) == 0 // as gains are
+		for first, axis := d.next(len(x)), 0; axis < len(x); axis++ {
+			some := axis == first || d.next(2) == 0
+			if leading && axis < len(x)-1 || !leading && some {
+				full[axis], axes = 1, append(axes, byte(axis))
+			}
+		}
+		short := full.Clone()
+		for d.next(2) == 0 && len(short) > 1 && short[0] == 1 {
+			short = short[1:]
+		}
+		return numbers(short), plain2(func(x, y node) (node, error) {
+			if len(short) < len(full) {
+				y = must(gorgonia.Reshape(y, full.Clone()))
+			}
+			return f(x, y, nil, axes)
+		})
+	}
+}
+
 // window draws the sizes of a kernel for images.
 func (d *drawing) window(images shape, longest int) shape {
 	return shape{1 + d.next(min(longest, images[2])), 1 + d.next(min(longest, images[3]))}
@@ -501,14 +534,14 @@ func reduced(f func([]int, bool, node) (node, error)) func(axis int, x node) (no
 func sumAlong(axis int, x node) (node, error)  { return gorgonia.Sum(x, axis) }
 func meanAlong(axis int, x node) (node, error) { return gorgonia.Mean(x, axis) }
 
-func meanRows(x node) (node, error) { return gorgonia.Mean(x, 1) }
-func sumRows(x node) (node, error)  { return gorgonia.Sum(x, 1) }
-func maxRows(x node) (node, error)  { return gorgonia.Max(x, 1) }
+func maxAlong(axis int, x node) (node, error) { return gorgonia.Max(x, axis) }
 
-// perRow applies f to a matrix and what fold gives of each of its rows.
-func perRow(f func(x, y node, left, right []byte) (node, error), fold unary, x node) (node, error) {
-	each := must(gorgonia.Reshape(must(fold(x)), shape{x.Shape()[0], 1}))
-	return f(x, each, nil, []byte{1})
+// perRow applies f to a value and what fold gives of each of its rows, along the last axis.
+func perRow(f func(x, y node, left, right []byte) (node, error),
+	fold func(axis int, x node) (node, error), x node) (node, error) {
+	once, axis := x.Shape().Clone(), len(x.Shape())-1
+	once[axis] = 1
+	return f(x, must(gorgonia.Reshape(must(fold(axis, x)), once)), nil, []byte{byte(axis)})
 }
 
 // reshaped draws a shape of as many elements.

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // ID is the place of a value in its Program.
@@ -52,6 +53,28 @@ func ScalarOf(x float64) Scalar { return Scalar{math.Float64bits(x)} }
 
 // Float returns the constant.
 func (o Scalar) Float() float64 { return math.Float64frombits(o.Bits) }
+
+// Compute adds an element of an element-wise value to a program, given those of its operands: what
+// [Elementwise] operations and copies mean.
+func (v Value) Compute(p *fuse.Program, args []fuse.Value) fuse.Value {
+	switch op := v.Op.(type) {
+	case Unary:
+		return p.Do(op.Op, args...)
+	case Binary:
+		return p.Cast(fuse.Type(v.DType), p.Do(op.Op, args...))
+	case Cast:
+		return p.Cast(fuse.Type(v.DType), args[0])
+	case Locate:
+		return p.Locate(op.Axis, args[0])
+	case Select:
+		return p.Select(op.Axis, args[0], args[1], args[2])
+	case Where:
+		return p.Do(fuse.Where, args...)
+	case Dropout:
+		return p.Dropout(op.P, op.Seed, op.Op, args[0], args[1], args[2])
+	}
+	return args[0] // Copy
+}
 
 // Effect reports whether an operation does more than give its result, so that it must run
 // exactly once, in order with the others that do.

@@ -39,20 +39,20 @@ func (a Accumulation) branches() []int {
 	return []int{a.Runs}
 }
 
-// sum says to which of the kept sums a run adds its gradients, one after the other, and as which
+// Sum says to which of the kept sums a run adds its gradients, one after the other, and as which
 // one the result is kept. Those of branches come first, and then those of levels.
-type sum struct {
-	add []int
-	to  int
+type Sum struct {
+	Add []int
+	To  int
 }
 
-func (s sum) equal(other sum) bool { return s.to == other.to && slices.Equal(s.add, other.add) }
+func (s Sum) equal(other Sum) bool { return s.To == other.To && slices.Equal(s.Add, other.Add) }
 
 // sum returns the sum of a run.
-func (a Accumulation) sum(run int) (s sum) {
+func (a Accumulation) sum(run int) (s Sum) {
 	switch {
 	case !a.Tree && run > 0:
-		return sum{add: []int{0}}
+		return Sum{Add: []int{0}}
 	case !a.Tree:
 		return s
 	}
@@ -73,9 +73,9 @@ func (a Accumulation) sum(run int) (s sum) {
 	}
 	add, to := backend.Carry(run, size)
 	for _, level := range add {
-		s.add = append(s.add, at(level))
+		s.Add = append(s.Add, at(level))
 	}
-	s.to = at(to)
+	s.To = at(to)
 	return s
 }
 
@@ -102,8 +102,14 @@ func (a Accumulation) Every(f func(kind int) error) error {
 	return nil
 }
 
+// Sums returns what runs of each kind add up, beside Apply.
+func (a Accumulation) Sums() []Sum {
+	kinds, _ := a.kinds()
+	return kinds
+}
+
 // kinds returns what runs of each kind add up, and the kind of each run.
-func (a Accumulation) kinds() (kinds []sum, of []int) {
+func (a Accumulation) kinds() (kinds []Sum, of []int) {
 	for run := range max(1, a.Runs) {
 		s := a.sum(run)
 		kind := slices.IndexFunc(kinds, s.equal)
@@ -170,11 +176,11 @@ func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
 func (l *layouter) firstRuns(update int, s Step) (others Runs) {
 	kinds, _ := l.bucketing.accumulation.kinds()
 	for kind, sum := range kinds {
-		if len(sum.add) > 0 {
+		if len(sum.Add) > 0 {
 			others |= 1 << kind
 			continue
 		}
-		to := l.partialSums(update, s.Dsts[0], s.Name)[sum.to]
+		to := l.partialSums(update, s.Dsts[0], s.Name)[sum.To]
 		to.Step = len(l.plan.Steps)
 		l.bucketing.first[update] = to.Step
 		l.plan.Steps = append(l.plan.Steps, Step{Op: s.Op, Dsts: []Ref{to}, Args: s.Args,
@@ -189,30 +195,30 @@ func (l *layouter) accumulate(update int, dw Ref, name string) []Ref {
 	kinds, _ := l.bucketing.accumulation.kinds()
 	kept := slices.Clone(l.partialSums(update, dw, name))
 	for kind, s := range kinds {
-		if step, ok := l.bucketing.first[update]; ok && len(s.add) == 0 {
+		if step, ok := l.bucketing.first[update]; ok && len(s.Add) == 0 {
 			if kind == len(kinds)-1 {
-				kept[s.to].Step = step
+				kept[s.To].Step = step
 			}
 			continue
 		}
 		if kind > 0 && s.equal(kinds[kind-1]) {
 			l.plan.Steps[len(l.plan.Steps)-1].Runs |= 1 << kind
-			kept[s.to].Step = len(l.plan.Steps) - 1
+			kept[s.To].Step = len(l.plan.Steps) - 1
 			continue
 		}
 		b := newLoop(dw.Shape, ir.Dims{})
 		x := b.load(l.plan, dw)
-		for _, i := range s.add {
+		for _, i := range s.Add {
 			x = b.program.Do(fuse.Add, b.load(l.plan, kept[i]), x)
 		}
-		sum := kept[s.to]
+		sum := kept[s.To]
 		sum.Step = len(l.plan.Steps)
 		b.store(x, sum)
 		step := b.newStep(name, "accumulate")
 		step.Runs = 1 << kind
 		l.plan.Steps = append(l.plan.Steps, step)
 		if kind == len(kinds)-1 {
-			kept[s.to] = sum
+			kept[s.To] = sum
 		}
 	}
 	return kept[:len(l.bucketing.accumulation.branches())]

@@ -57,7 +57,7 @@ func (p *Plan) Occupied() map[Kind]int {
 			continue
 		}
 		n := b.Bytes
-		if b.Kind == Slot && p.updates[b.Index].Half {
+		if b.Kind == Slot && p.Updates[b.Index].Half {
 			n *= 2 // buckets have room for F32
 		}
 		if more := n - seen[b.memory()]; more > 0 {
@@ -198,7 +198,7 @@ func (p *Plan) repeats(s Step, writes []int) bool {
 			case Slot, Partial, State, Whole, Scattered:
 				return true
 			case Gathered: // and again before another step
-				u := p.updates[b.Index]
+				u := p.Updates[b.Index]
 				return !u.Shard.alone() || p.gathers(u.Bucket) > 1
 			case Arena:
 				return !once(a)

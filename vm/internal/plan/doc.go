@@ -15,7 +15,7 @@
 //   - layout.go: views become strides; operands that must lie in order are copied
 //   - epilogue.go: element-wise loops over the result of a product may run in it, block by block
 //   - memory.go: values whose lives do not overlap share memory of one arena
-//   - verify.go, verifyupdates.go, meaning.go: every plan is proven to compute its program,
-//     whatever the passes above have done
+//   - plan.go: every plan is proven to compute its program, whatever the passes above have done, by
+//     package proof
 //   - print.go: the plan as text
 package plan

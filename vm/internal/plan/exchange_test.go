@@ -210,10 +210,10 @@ func TestAccumulationIsASum(t *testing.T) {
 				}
 				kinds, _ := a.kinds()
 				x := fmt.Sprint(run)
-				for _, k := range kinds[kind].add {
+				for _, k := range kinds[kind].Add {
 					x, kept[k] = "("+kept[k]+"+"+x+")", "used"
 				}
-				kept[kinds[kind].to] = x
+				kept[kinds[kind].To] = x
 			}
 			if got := kept[0]; got != want {
 				t.Errorf("in a tree %v: %d runs make %s, want %s", inTree, n, got, want)
@@ -258,7 +258,7 @@ func TestTreeOfRuns(t *testing.T) {
 					steps++
 				}
 			}
-			if want := 2 * min(1, len(kinds[kind].add)); runs > 1 && steps != want {
+			if want := 2 * min(1, len(kinds[kind].Add)); runs > 1 && steps != want {
 				t.Errorf("of %d runs, those of kind %d have %d steps that add up 2 gradients, "+
 					"want %d", runs, kind, steps, want)
 			}

@@ -218,20 +218,3 @@ func (l *layouter) withLookups(b *loopBuilder, update int, x fuse.Value, dw Ref)
 	}
 	return b.program.Do(fuse.Add, x, y)
 }
-
-// withLookups adds to what comes back of a gradient what lookups add.
-func (r *proof) withLookups(update int, dw tensor) tensor {
-	of, d := r.plan.updates[update].Lookups, r.dtype(update)
-	if of == nil {
-		return dw
-	}
-	_, lookups := gradients(r.plan.of, r.plan.updates)
-	rows := r.wanted[lookups[update]]
-	if of.Weight != 1 {
-		rows = r.do(fuse.Mul, d, rows, r.float(d, of.Weight, r.size(rows)))
-	}
-	if of.Alone {
-		return rows
-	}
-	return r.do(fuse.Add, d, dw, rows)
-}

@@ -91,12 +91,12 @@ func TestVerifyLookups(t *testing.T) {
 	last, sum := len(planned.Steps)-1, at("gather-grad axis 0")
 	for what, damage := range map[string]func(p *Plan){
 		"is not what it must be": func(p *Plan) { // the rows with another weight
-			of := *p.updates[0].Lookups
-			of.Weight, p.updates[0].Lookups = 1, &of
+			of := *p.Updates[0].Lookups
+			of.Weight, p.Updates[0].Lookups = 1, &of
 		},
 		"is not what": func(p *Plan) { // of the table that is only looked up
-			of := *p.updates[1].Lookups
-			of.Weight, p.updates[1].Lookups = 1, &of
+			of := *p.Updates[1].Lookups
+			of.Weight, p.Updates[1].Lookups = 1, &of
 		},
 		"is not what it must": func(p *Plan) { // the rows of this rank alone
 			p.Steps[sum].Args[0] = p.Steps[at("rows of all ranks")+1].Args[0]
@@ -104,13 +104,13 @@ func TestVerifyLookups(t *testing.T) {
 		},
 		"must be": func(p *Plan) { p.Steps[last].Args[1] = p.Steps[last].Args[0] },
 		"it comes as number 0": func(p *Plan) {
-			p.updates[1].Bucket = 1
+			p.Updates[1].Bucket = 1
 			p.Steps[at("send bucket 0")].Op = Send{Bucket: 2, Kind: backend.AllReduce}
 		},
 		"it meets step": func(p *Plan) { p.Steps[at("rows of all ranks")].Until = sum },
 	} {
 		broken := *planned
-		broken.updates, broken.Steps = slices.Clone(planned.updates), slices.Clone(planned.Steps)
+		broken.Updates, broken.Steps = slices.Clone(planned.Updates), slices.Clone(planned.Steps)
 		for i := range broken.Steps {
 			broken.Steps[i].Args = slices.Clone(broken.Steps[i].Args)
 		}

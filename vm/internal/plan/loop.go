@@ -133,7 +133,7 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 		if o, ok := fuse.OfRow(r.Op); reduced && ok {
 			values[m] = b.program.Do(o, args[0])
 		} else {
-			values[m] = compute(b.program, v, args)
+			values[m] = v.Compute(b.program, args)
 		}
 		if escapes(l.program, users, m, inside) {
 			l.setRef(m, l.resultOf(m))
@@ -151,25 +151,4 @@ func (l *layouter) member(a ir.ID, g *group) ir.ID {
 		return from
 	}
 	return a
-}
-
-// compute adds the instructions of one value.
-func compute(p *fuse.Program, v ir.Value, args []fuse.Value) fuse.Value {
-	switch op := v.Op.(type) {
-	case ir.Unary:
-		return p.Do(op.Op, args...)
-	case ir.Binary:
-		return p.Cast(fuse.Type(v.DType), p.Do(op.Op, args...))
-	case ir.Cast:
-		return p.Cast(fuse.Type(v.DType), args[0])
-	case ir.Locate:
-		return p.Locate(op.Axis, args[0])
-	case ir.Select:
-		return p.Select(op.Axis, args[0], args[1], args[2])
-	case ir.Where:
-		return p.Do(fuse.Where, args...)
-	case ir.Dropout:
-		return p.Dropout(op.P, op.Seed, op.Op, args[0], args[1], args[2])
-	}
-	return args[0] // Copy
 }

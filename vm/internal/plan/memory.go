@@ -131,12 +131,11 @@ func shareInPlace(p *Plan) {
 	}
 }
 
-// inPlace reports whether a loop may write result j over the operand a: it reads each element
-// of that memory only where it writes it.
+// inPlace reports whether a loop may write result j over the operand a, which nobody reads later:
+// [fuse.Program.InPlace] says so of all operands of that memory, each of which begins it.
 func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	loop, dst, b := s.Op.(Loop), s.Dsts[j], &p.Buffers[a.Buffer]
-	if loop.Program.Outputs[j].Folded || b.Kind != Arena ||
-		p.Buffers[dst.Buffer].Kind != Arena || b.Last != step ||
+	if b.Kind != Arena || p.Buffers[dst.Buffer].Kind != Arena || b.Last != step ||
 		b.Bytes != p.Buffers[dst.Buffer].Bytes || b.DType != dst.DType {
 		return false
 	}
@@ -145,9 +144,8 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 			return false
 		}
 	}
-	for _, other := range s.Args {
-		if other.Buffer == a.Buffer && (other.Offset != 0 || other.Strides != dst.Strides ||
-			other.Shape != dst.Shape) {
+	for k, other := range s.Args {
+		if other.Buffer == a.Buffer && (other.Offset != 0 || !loop.Program.InPlace(j, k)) {
 			return false
 		}
 	}
@@ -207,7 +205,7 @@ func (p *Plan) slots() (all []int, first map[memory]int) {
 		if !known || b.First < at {
 			first[b.memory()] = b.First
 		}
-		if !known && p.updates[b.Index].Bucket > 0 {
+		if !known && p.Updates[b.Index].Bucket > 0 {
 			all = append(all, i)
 		}
 	}

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -108,32 +107,4 @@ func (p *Plan) overlaps(x, y int) bool {
 	}
 	return p.ArenaBytes > 0 && a.placed() && b.placed() && a.Offset < b.Offset+b.Bytes &&
 		b.Offset < a.Offset+a.Bytes
-}
-
-// beside returns an error if a step meets an operation that is under way: see [Step].Until.
-func (r *proof) beside(i int) error {
-	r.under = slices.DeleteFunc(r.under, func(o int) bool { return r.plan.Steps[o].Until < i })
-	for _, o := range r.under {
-		s := &r.plan.Steps[o]
-		if !r.plan.apart(s, i) {
-			return fmt.Errorf("it meets step %d, %v of %s, which runs until step %d", o, s.Op,
-				s.Name, s.Until)
-		}
-	}
-	return nil
-}
-
-// leave notes an operation that is under way from now on.
-func (r *proof) leave(i int) error {
-	s := &r.plan.Steps[i]
-	if s.Until == 0 {
-		return nil
-	}
-	op, ok := s.Op.(ir.Opaque)
-	if end := s.Until + 1; !ok || !op.Placed || s.Until <= i || end >= len(r.plan.Steps) ||
-		r.plan.Steps[end].Runs != s.Runs || r.plan.Steps[end].Epilogue {
-		return fmt.Errorf("nothing waits for it: it runs until step %d", s.Until)
-	}
-	r.under = append(r.under, i)
-	return nil
 }

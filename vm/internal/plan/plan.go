@@ -30,15 +30,16 @@ type Plan struct {
 	// otherwise.
 	Doubt error
 
-	of      *ir.Program // what it computes: see Verify
-	updates []Update
+	// What it computes, for the proof: a program, and updates of variables by the last results.
+	Program *ir.Program
+	Updates []Update
 }
 
-// Bare returns the plan without what [Verify] needs, which leads to whoever has made the updates.
+// Bare returns the plan without what a proof needs, which leads to whoever has made the updates.
 // What runs the plan keeps no more.
 func (p *Plan) Bare() *Plan {
 	bare := *p
-	bare.of, bare.updates = nil, nil
+	bare.Program, bare.Updates = nil, nil
 	return &bare
 }
 
@@ -155,6 +156,19 @@ type Buffer struct {
 	First, Last int
 }
 
+// placed reports whether a buffer has a place, so that what overlaps it is known.
+func (b *Buffer) placed() bool { return b.Kind == Arena || b.Kind == Whole || b.Within > 0 }
+
+// memory is what a run finds that is not the arena's: a variable, a vector of a solver, a sum of
+// runs.
+type memory struct {
+	kind          Kind
+	index, vector int
+}
+
+// memory says which memory a buffer is, if it is not the arena's.
+func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
+
 // Outside reports whether the buffer has elements that the host gives it.
 func (b Buffer) Outside() bool {
 	switch b.Kind {
@@ -164,13 +178,14 @@ func (b Buffer) Outside() bool {
 	return true
 }
 
-// New plans a program, with updates of its variables at the end, and proves the plan: see [Verify].
-// Steps are a function of the program: ranks that run one program exchange their gradients in one
-// order.
-func New(p *ir.Program, updates ...Update) (*Plan, error) { return Standard().New(p, updates...) }
+// Prove returns an error if it cannot prove that a plan computes its program. It is package proof's
+// Verify, which must not be of this package: a plan is not proven by what has made it.
+type Prove func(p *Plan) error
 
-// New is the function New with other limits.
-func (l Limits) New(p *ir.Program, updates ...Update) (*Plan, error) {
+// New plans a program, with updates of its variables at the end, and proves the plan. If that
+// cannot be proven, it returns the plain one: see [Plan.Doubt]. Steps are a function of the
+// program: ranks that run one program exchange their gradients in one order.
+func (l Limits) New(prove Prove, p *ir.Program, updates ...Update) (*Plan, error) {
 	p, err := lowered(p, updates)
 	if err != nil {
 		return nil, err
@@ -180,29 +195,29 @@ func (l Limits) New(p *ir.Program, updates ...Update) (*Plan, error) {
 			return nil, err
 		}
 	}
-	return proven(func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
+	return proven(prove, func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
 }
 
 // Plain returns the plain plan of a program: what New falls back to, and what tests compare with.
-func Plain(p *ir.Program, updates ...Update) (*Plan, error) {
+func (l Limits) Plain(prove Prove, p *ir.Program, updates ...Update) (*Plan, error) {
 	p, err := lowered(p, updates)
 	if err != nil {
 		return nil, err
 	}
-	plan, err := Standard().planned(p, updates, true)
+	plan, err := l.planned(p, updates, true)
 	if err != nil {
 		return nil, err
 	}
-	return plan, Verify(plan)
+	return plan, prove(plan)
 }
 
 // proven returns the plan if it can be proven, else the plain one.
-func proven(planned func(plain bool) (*Plan, error)) (*Plan, error) {
+func proven(prove Prove, planned func(plain bool) (*Plan, error)) (*Plan, error) {
 	var doubt error
 	for _, plain := range []bool{false, true} {
 		plan, err := planned(plain)
 		if err == nil {
-			err = Verify(plan)
+			err = prove(plan)
 		}
 		if err == nil {
 			plan.Doubt = doubt
@@ -244,7 +259,7 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 	if err != nil {
 		return nil, err
 	}
-	plan.of, plan.updates = of, updates
+	plan.Program, plan.Updates = of, updates
 	if !plain {
 		return l.fitted(plan)
 	}

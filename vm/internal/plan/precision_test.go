@@ -70,9 +70,9 @@ func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 func TestVerifyFindsGradientsInAnotherDType(t *testing.T) {
 	for _, half := range []bool{false, true} {
 		for what, damage := range map[string]func(p *Plan, sent *Step){
-			"an update": func(p *Plan, _ *Step) { p.updates[0].Half = !half },
+			"an update": func(p *Plan, _ *Step) { p.Updates[0].Half = !half },
 			"all updates": func(p *Plan, _ *Step) {
-				p.updates[0].Half, p.updates[1].Half = !half, !half
+				p.Updates[0].Half, p.Updates[1].Half = !half, !half
 			},
 			"the exchange": func(_ *Plan, sent *Step) {
 				sent.Op = Send{Bucket: 1, Kind: backend.AllReduce, Half: !half}

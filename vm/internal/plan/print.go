@@ -33,10 +33,10 @@ func (p *Plan) String() string {
 	for i, s := range p.Steps {
 		var dsts, args []string
 		for _, d := range s.Dsts {
-			dsts = append(dsts, p.text(d))
+			dsts = append(dsts, p.Text(d))
 		}
 		for _, a := range s.Args {
-			args = append(args, p.text(a))
+			args = append(args, p.Text(a))
 		}
 		then := ""
 		if s.Epilogue {
@@ -77,7 +77,7 @@ func beside(op ir.Op) string {
 
 // text returns where a value lies and its shape: "@1024 f32(2,3)", with strides unless it is
 // in row-major order.
-func (p *Plan) text(r Ref) string {
+func (p *Plan) Text(r Ref) string {
 	where := ""
 	b := p.Buffers[r.Buffer]
 	switch b.Kind {

@@ -145,7 +145,7 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 		}
 		limits := Standard()
 		limits.Memory = -r.IntN(2)
-		planned, err := limits.New(&p.Program, updates...)
+		planned, err := limits.New(prove, &p.Program, updates...)
 		if err == nil {
 			err = planned.Doubt
 		}
@@ -167,7 +167,7 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
 		limits := Standard()
 		limits.Memory = -int(seed % 2)
-		planned, err := limits.New(&p.Program,
+		planned, err := limits.New(prove, &p.Program,
 			Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent},
 			Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent})
 		if err != nil {
@@ -245,10 +245,10 @@ func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 		"not what it must be after a run of kind 2": func(p *Plan) {
 			p.Steps = p.Steps[:len(p.Steps)-1]
 		},
-		"not what it must be":            func(p *Plan) { p.updates[0].Limit = 2 },
-		"the squares of 2, not of the 2": func(p *Plan) { p.updates[0].Scale = 2 },
+		"not what it must be":            func(p *Plan) { p.Updates[0].Limit = 2 },
+		"the squares of 2, not of the 2": func(p *Plan) { p.Updates[0].Scale = 2 },
 		"the squares of 2, not of the 1": func(p *Plan) {
-			p.updates[1].Uncounted = true
+			p.Updates[1].Uncounted = true
 		},
 		"no root": func(p *Plan) {
 			p.Results[p.Norm] = p.Results[0]
@@ -284,25 +284,6 @@ func TestUpdatesOfOneGroupAreProvenByItsRule(t *testing.T) {
 	}
 }
 
-// TestNumbersAreThoseOfAMap: in the order in which keys come, also if many have one hash.
-func TestNumbersAreThoseOfAMap(t *testing.T) {
-	for _, bits := range []int{0, 4, 64} {
-		r, table, want := rand.New(rand.NewPCG(1, uint64(bits))), newNumbers[int](1),
-			map[int]int32{}
-		for range 2000 {
-			key := r.IntN(500)
-			n, ok := want[key]
-			if !ok {
-				n = int32(len(want))
-				want[key] = n
-			}
-			if got := table.of(&key, hash(0).and(uint64(key))<<(64-bits)); got != n {
-				t.Fatalf("%d bits: key %d has the number %d, want %d", bits, key, got, n)
-			}
-		}
-	}
-}
-
 // TestAnEffectThatNobodyReadsIsProven: an operation with an effect that is left out, runs twice or
 // before another one is found, although no result depends on it.
 func TestAnEffectThatNobodyReadsIsProven(t *testing.T) {
@@ -330,7 +311,7 @@ func TestAnEffectThatNobodyReadsIsProven(t *testing.T) {
 func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 	p := centred()
 	damaged := func(of func(plain bool) bool) (*Plan, error) {
-		return proven(func(plain bool) (*Plan, error) {
+		return proven(prove, func(plain bool) (*Plan, error) {
 			q, err := lowered(&p.Program, nil)
 			if err != nil {
 				return nil, err
@@ -354,7 +335,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 		t.Errorf("%v is not proven", got)
 	}
 	failing := errors.New("no plan")
-	if _, err := proven(func(bool) (*Plan, error) { return nil, failing }); !errors.Is(
+	if _, err := proven(prove, func(bool) (*Plan, error) { return nil, failing }); !errors.Is(
 		err, failing) {
 		t.Error(err)
 	}

@@ -101,7 +101,7 @@ func TestShards(t *testing.T) {
 				t.Errorf("the steps are\n%v, want %q", planned, test.want)
 			}
 			kept, want, beside := 0, 0, 0
-			for _, u := range planned.updates {
+			for _, u := range planned.Updates {
 				want += 4 * (u.Shard.To - u.Shard.From)
 			}
 			for _, b := range planned.Buffers {
@@ -289,7 +289,7 @@ func TestShardsOfVariables(t *testing.T) {
 				}
 			}
 			// 6 forward, of which 2 stay, and those of the first input's gradient need none
-			if want := planned.updates[0].Shard; gathers != n+n-2-1 && gathers != n+n-2 ||
+			if want := planned.Updates[0].Shard; gathers != n+n-2-1 && gathers != n+n-2 ||
 				bytes != n*4*(want.To-want.From) || planned.Steps[last].Runs != 0 {
 				t.Errorf("rank %d has %d bytes of variables, and %d gathers:\n%v", rank, bytes,
 					gathers, planned)
@@ -313,9 +313,10 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 			if limits.Memory = -1; err == nil {
 				err = planned.Doubt
 			}
-			if least, other := limits.New(&p.Program, updates...); err == nil && other == nil {
+			least, other := limits.New(prove, &p.Program, updates...)
+			if err == nil && other == nil {
 				limits.Memory = least.occupied()
-				least, err = limits.New(&p.Program, updates...)
+				least, err = limits.New(prove, &p.Program, updates...)
 				if err == nil && (least.Doubt != nil || least.occupied() > limits.Memory) {
 					err = fmt.Errorf("%w in %d bytes: %v", least.Doubt, limits.Memory, least)
 				}
@@ -538,9 +539,9 @@ func TestVerifyShards(t *testing.T) {
 				s[shards].Args = s[at("receive shards of bucket 1")].Args
 			},
 			"does not exchange all": func(_ *Plan, s []Step) { s[shards].Dsts = nil },
-			"1 chunks of 7":         func(p *Plan, _ []Step) { p.updates[1].Shard.Ranks = 1 },
+			"1 chunks of 7":         func(p *Plan, _ []Step) { p.Updates[1].Shard.Ranks = 1 },
 			"of the updates [1]": func(p *Plan, _ []Step) {
-				p.updates[1].Shard.From, p.updates[1].Shard.To = 6, 13
+				p.Updates[1].Shard.From, p.Updates[1].Shard.To = 6, 13
 			},
 			"of the updates": func(p *Plan, s []Step) { // where another rank's are
 				p.Buffers[s[gather].Args[0].Buffer].At += 4
@@ -565,10 +566,10 @@ func TestVerifyShards(t *testing.T) {
 			broken := *planned
 			broken.Steps, broken.Buffers = slices.Clone(planned.Steps),
 				slices.Clone(planned.Buffers)
-			broken.updates = slices.Clone(planned.updates)
-			for i, u := range broken.updates {
+			broken.Updates = slices.Clone(planned.Updates)
+			for i, u := range broken.Updates {
 				shard := *u.Shard
-				broken.updates[i].Shard = &shard
+				broken.Updates[i].Shard = &shard
 			}
 			for i := range broken.Steps {
 				broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts),

@@ -90,7 +90,7 @@ func TestTiles(t *testing.T) {
 				t.Errorf("%d tiles: %v of %v", tiles, v.Op, v.Shape)
 			}
 		}
-		planned, err := proven(func(plain bool) (*Plan, error) {
+		planned, err := proven(prove, func(plain bool) (*Plan, error) {
 			return l.planned(tiled, nil, plain)
 		})
 		if err != nil || planned.Doubt != nil {

@@ -114,7 +114,7 @@ func (l *layouter) cast(id ir.ID) {
 	v := l.program.Values[id]
 	x, y := flat(l.ref(v.Args[0])), l.resultOf(id)
 	b := newLoop(x.Shape, ir.Dims{})
-	b.store(compute(b.program, v, []fuse.Value{b.load(l.plan, x)}), flat(y))
+	b.store(v.Compute(b.program, []fuse.Value{b.load(l.plan, x)}), flat(y))
 	l.join(v.Name, "cast", b)
 	y.Step = b.dsts[0].Step
 	l.setRef(id, y)

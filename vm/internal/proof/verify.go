@@ -1,4 +1,4 @@
-package plan
+package proof
 
 import (
 	"cmp"
@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
 // Verify proves that a plan computes its program. It runs the plan on paper, each kind of run, with
@@ -21,18 +22,22 @@ import (
 //
 // It takes a time in proportion to the plan. What an operation computes is left to tests: see
 // [meaning].
-func Verify(p *Plan) error {
-	m := newMeaning(len(p.of.Values))
-	for _, u := range p.updates {
-		if u.Shard.alone() && u.Shard.Half {
+func Verify(p *plan.Plan) error { return verify(p, passesOf) }
+
+// verify takes how loops run.
+func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
+	m := newMeaning(len(p.Program.Values))
+	for _, u := range p.Updates {
+		if alone(u.Shard) && u.Shard.Half {
 			m.halved = append(m.halved, u.Input)
 		}
 	}
-	r := &proof{meaning: m, plan: p, live: make([]int, 0, len(p.Buffers)),
+	r := &proof{meaning: m, plan: p, passes: passes, live: make([]int, 0, len(p.Buffers)),
 		args: make([]operand, 0, 16)}
-	r.wanted, r.due = m.program(p.of)
+	r.results, r.gradients, r.lookups = results(p.Program, p.Updates)
+	r.wanted, r.due = m.program(p.Program)
 	r.know()
-	if err := p.Accumulation.Every(r.run); err != nil {
+	if err := cmp.Or(provesSums(p.Accumulation), p.Accumulation.Every(r.run)); err != nil {
 		return fmt.Errorf("plan: %w", err)
 	}
 	return nil
@@ -41,19 +46,23 @@ func Verify(p *Plan) error {
 // proof is a run of a plan on paper.
 type proof struct {
 	*meaning
-	plan    *Plan
-	wanted  []tensor // the values of the program
-	limit   int32    // the first number that no value of the program has
-	first   int      // the step that was the first to compute something else, -1 for none
-	spaces  []int    // by buffer: its memory, which other buffers may have, too
-	buffers []int32  // by origin, whatever the dtype: 1 + the buffer, 0 for none
+	plan   *plan.Plan
+	passes func(p *fuse.Program) []pass // of a loop
+	wanted []tensor                     // the values of the program
+	// of the program: its own, and by updates their gradients and what lookups add, -1 for nothing
+	results, gradients, lookups []ir.ID
+
+	limit   int32   // the first number that no value of the program has
+	first   int     // the step that was the first to compute something else, -1 for none
+	spaces  []int   // by buffer: its memory, which other buffers may have, too
+	buffers []int32 // by origin, whatever the dtype: 1 + the buffer, 0 for none
 	present []content
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
-	sent    [][]tensor        // by bucket: what is exchanged, after its Send
-	shards  map[pass][]tensor // what leaves in a bucket of shards
-	taken   map[pass][]Ref    // the memory that has
+	sent    [][]tensor              // by bucket: what is exchanged, after its Send
+	shards  map[transfer][]tensor   // what leaves in a bucket of shards
+	taken   map[transfer][]plan.Ref // the memory that has
 	traces  []*trace
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
 	args    []operand        // of a step
@@ -90,10 +99,10 @@ func (r *proof) know() {
 		b := &r.plan.Buffers[i]
 		r.spaces[i] = i
 		switch b.Kind {
-		case Arena, Setting, Scalar, Scattered, Gathered:
+		case plan.Arena, plan.Setting, plan.Scalar, plan.Scattered, plan.Gathered:
 			continue
 		}
-		if of := &r.buffers[r.origin(b.memory(), 0)]; *of == 0 {
+		if of := &r.buffers[r.origin(memoryOf(b), 0)]; *of == 0 {
 			*of = int32(i + 1)
 		} else {
 			r.spaces[i] = int(*of - 1)
@@ -116,8 +125,8 @@ func (r *proof) run(kind int) error {
 	}
 	var err error
 	var due effects // of updates alone: none
-	if kind != Apply {
-		err, due = r.results(kind), r.due
+	if kind != plan.Apply {
+		err, due = r.compare(kind), r.due
 	}
 	err = errors.Join(err, r.ended(kind))
 	for of := range r.taken {
@@ -142,27 +151,27 @@ func (r *proof) run(kind int) error {
 // begin gives all memory what is in it before a run.
 func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent, r.under = r.done[:0], -1, r.live[:0], nil, nil
-	r.shards, r.taken = map[pass][]tensor{}, map[pass][]Ref{}
+	r.shards, r.taken = map[transfer][]tensor{}, map[transfer][]plan.Ref{}
 	r.present = make([]content, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
 		switch n := b.Bytes / max(1, b.DType.Size()); b.Kind {
-		case Scalar:
+		case plan.Scalar:
 			c.tensor = r.float(b.DType, math.Float64frombits(b.Bits), n)
-		case Arena:
+		case plan.Arena:
 			c.step, c.gone = -2, -2
-		case Whole, Scattered, Gathered:
+		case plan.Whole, plan.Scattered, plan.Gathered:
 			c.step, c.gone = -2, -2
-		case Slot:
-			if c.tensor = r.outside(b.memory(), b.DType, n); !r.plan.Accumulation.keeps() {
+		case plan.Slot:
+			if c.tensor = r.outside(memoryOf(b), b.DType, n); !keeps(r.plan.Accumulation) {
 				c.step, c.gone = -2, -2 // nothing yet
-			} else if b.placed() {
+			} else if placed(b) {
 				r.live = append(r.live, i)
 			}
 		default:
-			c.tensor = r.outside(b.memory(), b.DType, n)
+			c.tensor = r.outside(memoryOf(b), b.DType, n)
 			if update, ok := r.lends(b); ok {
-				c.tensor = r.shardOf(r.plan.updates[update].Shard, r.variable(update))
+				c.tensor = r.shardOf(r.plan.Updates[update].Shard, r.variable(update))
 			}
 		}
 		r.present[i] = c
@@ -172,14 +181,8 @@ func (r *proof) begin() {
 	})
 }
 
-// placed reports whether a buffer has a place, so that what overlaps it is known.
-func (b *Buffer) placed() bool { return b.Kind == Arena || b.Kind == Whole || b.Within > 0 }
-
-// memory says which memory a buffer is, if it is not the arena's.
-func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
-
 // runStep runs a step.
-func (r *proof) runStep(i int, s *Step) error {
+func (r *proof) runStep(i int, s *plan.Step) error {
 	if err := r.operands(s); err != nil {
 		return err
 	}
@@ -190,21 +193,21 @@ func (r *proof) runStep(i int, s *Step) error {
 		return err
 	}
 	other := func(t tensor) bool { return t.value >= r.limit }
-	_, update := s.Op.(Joined)
+	_, update := s.Op.(plan.Joined)
 	if !update && s.Runs == 0 && r.first < 0 && slices.ContainsFunc(r.gives, other) {
 		r.first = i
 	}
 	for k := range s.Dsts {
 		r.write(s.Dsts[k].Buffer, content{tensor: r.gives[k], step: i, gone: -1})
 	}
-	if send, ok := s.Op.(Send); ok && send.Kind == backend.AllReduce {
+	if send, ok := s.Op.(plan.Send); ok && send.Kind == backend.AllReduce {
 		return r.send(i, send, s.Dsts)
 	}
 	return nil
 }
 
 // operands finds what lies in the buffers of a step's operands.
-func (r *proof) operands(s *Step) error {
+func (r *proof) operands(s *plan.Step) error {
 	r.args = r.args[:0]
 	for k := range s.Args {
 		a := &s.Args[k]
@@ -213,7 +216,7 @@ func (r *proof) operands(s *Step) error {
 			return err
 		}
 		at, err := r.find(a)
-		if _, back := s.Op.(Receive); back && at.step == a.Step && at.gone == a.Step {
+		if _, back := s.Op.(plan.Receive); back && at.step == a.Step && at.gone == a.Step {
 			err = nil // it has left, and nobody has written over it
 		}
 		if err != nil {
@@ -225,7 +228,7 @@ func (r *proof) operands(s *Step) error {
 }
 
 // fits returns an error if a value, which reaches over span elements, is not what its buffer has.
-func (r *proof) fits(a *Ref, span int) error {
+func (r *proof) fits(a *plan.Ref, span int) error {
 	b, size := &r.plan.Buffers[a.Buffer], a.DType.Size()
 	if first, end := a.Offset*size, (a.Offset+span)*size; first < 0 || end > b.Bytes {
 		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d",
@@ -239,7 +242,7 @@ func (r *proof) fits(a *Ref, span int) error {
 }
 
 // find returns what lies in the buffer of a value. It must be there, and the last that was written.
-func (r *proof) find(a *Ref) (content, error) {
+func (r *proof) find(a *plan.Ref) (content, error) {
 	kind, c := r.plan.Buffers[a.Buffer].Kind, r.present[r.spaces[a.Buffer]]
 	switch {
 	case c.gone >= 0 && c.step == a.Step:
@@ -247,9 +250,10 @@ func (r *proof) find(a *Ref) (content, error) {
 			a.Step, c.gone)
 	case c.step == -2:
 		return c, fmt.Errorf("the value of step %d is read before it is written", a.Step)
-	case c.step != a.Step && kind != Arena && kind != Slot && !r.plan.Buffers[a.Buffer].placed():
+	case c.step != a.Step && kind != plan.Arena && kind != plan.Slot &&
+		!placed(&r.plan.Buffers[a.Buffer]):
 		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it",
-			r.plan.text(*a), c.step)
+			r.plan.Text(*a), c.step)
 	case c.step != a.Step:
 		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it",
 			a.Step, c.step)
@@ -259,12 +263,12 @@ func (r *proof) find(a *Ref) (content, error) {
 
 // compute finds what a step computes of what is in the buffers of its operands: what is then in
 // those of its results.
-func (r *proof) compute(s *Step) error {
+func (r *proof) compute(s *plan.Step) error {
 	r.gives = r.gives[:0]
 	switch op := s.Op.(type) {
-	case Loop:
+	case plan.Loop:
 		return r.loop(op.Program, s.Dsts, s.Args, r.args)
-	case Joined:
+	case plan.Joined:
 		dsts, refs, args := s.Dsts, s.Args, r.args
 		for _, p := range op.Programs {
 			o, n := len(p.Outputs), len(p.Inputs)
@@ -277,7 +281,7 @@ func (r *proof) compute(s *Step) error {
 			dsts, refs, args = dsts[o:], refs[n:], args[n:]
 		}
 		return nil
-	case Send:
+	case plan.Send:
 		if op.Kind != backend.AllReduce {
 			return r.sendShards(op, s)
 		}
@@ -285,7 +289,7 @@ func (r *proof) compute(s *Step) error {
 			r.gives = append(r.gives, x.tensor)
 		}
 		return r.replicated(op, s)
-	case Receive:
+	case plan.Receive:
 		if op.Kind != backend.AllReduce {
 			return r.receiveShards(op, s)
 		}
@@ -295,7 +299,7 @@ func (r *proof) compute(s *Step) error {
 }
 
 // loop adds what a loop computes.
-func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err error) {
+func (r *proof) loop(p *fuse.Program, dsts, refs []plan.Ref, args []operand) (err error) {
 	if len(p.Inputs) != len(refs) || len(p.Outputs) != len(dsts) {
 		return fmt.Errorf("a loop of %d operands and %d results has %d and %d",
 			len(p.Inputs), len(p.Outputs), len(refs), len(dsts))
@@ -333,7 +337,7 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err err
 
 // stored returns what is in the buffer of d when all elements of y are stored: each element of the
 // buffer must get one.
-func (r *proof) stored(y tensor, d *Ref, shape []int, out *fuse.Output) (tensor, error) {
+func (r *proof) stored(y tensor, d *plan.Ref, shape []int, out *fuse.Output) (tensor, error) {
 	to := looped(0, shape, out.Strides)
 	if out.Folded {
 		to = axes{}
@@ -355,13 +359,13 @@ func (r *proof) stored(y tensor, d *Ref, shape []int, out *fuse.Output) (tensor,
 	gaps := to.n > 1 || to.n == 1 && to.at[0].stride != 1 || to.size() != n
 	if gaps || !r.whole(d) || n*d.DType.Size() != r.plan.Buffers[d.Buffer].Bytes {
 		return y, fmt.Errorf("it writes outside of the arena, or with gaps: %d elements for %s",
-			n, r.plan.text(*d))
+			n, r.plan.Text(*d))
 	}
 	return y, nil
 }
 
 // operation adds what a step of any other kind computes.
-func (r *proof) operation(s *Step) error {
+func (r *proof) operation(s *plan.Step) error {
 	args := int32(0)
 	for k := range s.Args {
 		a := &s.Args[k]
@@ -378,31 +382,32 @@ func (r *proof) operation(s *Step) error {
 		}
 		if !r.whole(d) || !fills(s, d) {
 			return fmt.Errorf("it writes outside of the arena, or with gaps: %s",
-				r.plan.text(*d))
+				r.plan.Text(*d))
 		}
 		r.gives = append(r.gives, r.lying(y, d))
 	}
-	if op, ok := s.Op.(ir.Opaque); ok && op.Index == Squares {
+	if op, ok := s.Op.(ir.Opaque); ok && op.Index == plan.Squares {
 		r.parts = map[int32]tensor{r.gives[0].value: r.args[0].tensor}
 	}
 	return nil
 }
 
 // whole reports whether a value is all of its buffer, and that is memory which steps may write.
-func (r *proof) whole(d *Ref) bool {
+func (r *proof) whole(d *plan.Ref) bool {
 	b := &r.plan.Buffers[d.Buffer]
 	in, inside := b, b.Offset >= 0
 	if b.Within > 0 {
 		in = &r.plan.Buffers[b.Within-1]
 		inside = b.Offset == in.Offset+b.At && b.At >= 0 && b.At+b.Bytes <= in.Bytes
 	}
-	inside = inside && (in.Kind == Whole || b.Offset+b.Bytes <= r.plan.ArenaBytes)
+	inside = inside && (in.Kind == plan.Whole || b.Offset+b.Bytes <= r.plan.ArenaBytes)
 	return d.Offset == 0 && d.Span()*d.DType.Size() == b.Bytes && d.DType == b.DType &&
-		(b.placed() && inside || !b.placed() && (b.Kind == Slot || b.Kind == Partial || b.Written))
+		(placed(b) && inside || !placed(b) &&
+			(b.Kind == plan.Slot || b.Kind == plan.Partial || b.Written))
 }
 
 // fills reports whether a result has no gaps: attention may exchange axes.
-func fills(s *Step, d *Ref) bool {
+func fills(s *plan.Step, d *plan.Ref) bool {
 	switch s.Op.(type) {
 	case ir.Attention, ir.AttentionGrad:
 		return d.Span() == d.Shape.Size()
@@ -412,7 +417,7 @@ func fills(s *Step, d *Ref) bool {
 
 // lying returns the elements of y in the order in which they lie in memory, as strides say that
 // have no gaps.
-func (r *proof) lying(y tensor, d *Ref) tensor {
+func (r *proof) lying(y tensor, d *plan.Ref) tensor {
 	if d.Dense() {
 		return y
 	}
@@ -432,7 +437,7 @@ func (r *proof) lying(y tensor, d *Ref) tensor {
 
 // write puts a value into the memory of a buffer, over what lies there.
 func (r *proof) write(buffer int, c content) {
-	if b := &r.plan.Buffers[buffer]; b.placed() {
+	if b := &r.plan.Buffers[buffer]; placed(b) {
 		from, to := r.covered(buffer)
 		for _, x := range r.live[from:to] {
 			r.present[x].gone = c.step
@@ -446,117 +451,4 @@ func (r *proof) write(buffer int, c content) {
 		}
 	}
 	r.present[r.spaces[buffer]] = c
-}
-
-// alone returns an error if a step writes over what it, or a step before it that runs it, still
-// reads.
-func (r *proof) alone(i int, s *Step) error {
-	for k := range s.Dsts {
-		if at := s.Dsts[k].Step; at != i {
-			return fmt.Errorf("it writes a value of step %d", at)
-		}
-	}
-	switch s.Op.(type) {
-	case Send, Receive: // of memory that is the same before and after
-		return nil
-	}
-	if err := r.cover(i, s.Dsts); err != nil {
-		return err
-	}
-	by := i + 1
-	for k := range s.Args {
-		a := &s.Args[k]
-		c := r.present[r.spaces[a.Buffer]].cover
-		if c.by == by && (c.result < 0 || !aligned(s, c.result, k)) {
-			return fmt.Errorf("it writes over an operand, %s", r.plan.text(*a))
-		}
-	}
-	for ; r.plan.Steps[i].Epilogue; i-- {
-		if i == 0 || !ends(&r.plan.Steps[i-1], &r.plan.Steps[i]) {
-			return errors.New("it is no epilogue of the step before it")
-		}
-		before := r.plan.Steps[i-1].Args
-		for k := range before {
-			if c := r.present[r.spaces[before[k].Buffer]].cover; c.by == by {
-				return fmt.Errorf("it writes over an operand of step %d, which may run it, %s", i-1,
-					r.plan.text(before[k]))
-			}
-		}
-	}
-	return nil
-}
-
-// cover notes which memory that has a value now the results of a step overlap. Results must not
-// overlap each other.
-func (r *proof) cover(step int, dsts []Ref) error {
-	arena := r.arena[:0]
-	for j := range dsts {
-		d := &dsts[j]
-		covers := r.spaces[d.Buffer : d.Buffer+1]
-		if r.plan.Buffers[d.Buffer].placed() {
-			from, to := r.covered(d.Buffer)
-			covers, arena = r.live[from:to], append(arena, d.Buffer)
-		}
-		for _, x := range covers {
-			if r.present[x].by == step+1 {
-				j = -1
-			}
-			r.present[x].cover = cover{step + 1, j}
-		}
-		if j < 0 && !r.plan.Buffers[d.Buffer].placed() {
-			return fmt.Errorf("it writes two results at %s", r.plan.text(*d))
-		}
-	}
-	if r.arena = arena; len(arena) < 2 {
-		return nil
-	}
-	slices.SortFunc(arena, func(x, y int) int {
-		return cmp.Compare(r.plan.Buffers[x].Offset, r.plan.Buffers[y].Offset)
-	})
-	for k := range len(arena) - 1 {
-		b, next := &r.plan.Buffers[arena[k]], &r.plan.Buffers[arena[k+1]]
-		if b.Offset+b.Bytes > next.Offset {
-			return fmt.Errorf("it writes two results at @%d", next.Offset)
-		}
-	}
-	return nil
-}
-
-// covered returns which of the buffers of the arena that have a value share bytes with one:
-// live[from:to].
-func (r *proof) covered(buffer int) (from, to int) {
-	b := &r.plan.Buffers[buffer]
-	from, _ = slices.BinarySearchFunc(r.live, b.Offset+1, func(x, end int) int {
-		return cmp.Compare(r.plan.Buffers[x].Offset+r.plan.Buffers[x].Bytes, end)
-	})
-	for to = from; to < len(r.live) && r.plan.Buffers[r.live[to]].Offset < b.Offset+b.Bytes; to++ {
-	}
-	return from, to
-}
-
-// aligned reports whether a step reads each element of operand k only where it writes it, in result
-// j.
-func aligned(s *Step, j, k int) bool {
-	d, a := &s.Dsts[j], &s.Args[k]
-	var loop *fuse.Program
-	switch op := s.Op.(type) {
-	case ir.Put:
-		return k == 0 && a.Buffer == d.Buffer && a.Shape == d.Shape
-	case Loop:
-		loop = op.Program
-	case Joined:
-		for _, loop = range op.Programs {
-			if j < len(loop.Outputs) {
-				break
-			}
-			j, k = j-len(loop.Outputs), k-len(loop.Inputs)
-		}
-		if k < 0 || k >= len(loop.Inputs) { // an operand of another loop
-			return false
-		}
-	default:
-		return false
-	}
-	return !loop.Outputs[j].Folded && a.Buffer == d.Buffer && a.Offset == d.Offset &&
-		a.Shape == d.Shape && a.Dense() && a.DType.Size() == d.DType.Size()
 }

@@ -1,4 +1,4 @@
-package plan
+package proof
 
 import (
 	"errors"
@@ -6,17 +6,18 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// pass is an exchange of a bucket.
-type pass struct {
+// transfer is an exchange of a bucket.
+type transfer struct {
 	bucket int
 	kind   backend.Kind
 }
 
 // divides returns an error unless ranks divide a bucket, or do not.
 func (r *proof) divides(bucket int, want bool) error {
-	for i, u := range r.plan.updates {
+	for i, u := range r.plan.Updates {
 		if u.Bucket == bucket && (u.Shard != nil) != want {
 			return fmt.Errorf("the ranks divide the gradient of update %d: %v, want %v", i, !want,
 				want)
@@ -27,7 +28,7 @@ func (r *proof) divides(bucket int, want bool) error {
 
 // replicated returns an error unless all ranks update all of a bucket, whose gradients are then
 // exchanged where they are.
-func (r *proof) replicated(op Send, s *Step) error {
+func (r *proof) replicated(op plan.Send, s *plan.Step) error {
 	if len(s.Dsts) != len(s.Args) {
 		return fmt.Errorf("it sends %d gradients, and %d come back", len(s.Args), len(s.Dsts))
 	}
@@ -35,7 +36,7 @@ func (r *proof) replicated(op Send, s *Step) error {
 }
 
 // shardOf returns a rank's part of what is like a variable.
-func (r *proof) shardOf(s *Shard, whole tensor) tensor {
+func (r *proof) shardOf(s *plan.Shard, whole tensor) tensor {
 	if s == nil {
 		return whole
 	}
@@ -46,7 +47,7 @@ func (r *proof) shardOf(s *Shard, whole tensor) tensor {
 
 // elements returns the length of the variable of an update.
 func (r *proof) elements(update int) int {
-	return r.plan.of.Values[r.gradient(update)].Shape.Size()
+	return r.plan.Program.Values[r.gradient(update)].Shape.Size()
 }
 
 // gathered is a variable of which this rank has updated a shard, and others the rest.
@@ -56,25 +57,25 @@ func (r *proof) gathered(update int, shard tensor) tensor {
 }
 
 // lends returns the update of a variable of which a rank has a part alone.
-func (r *proof) lends(b *Buffer) (update int, ok bool) {
-	update = slices.IndexFunc(r.plan.updates, func(u Update) bool {
-		return b.Kind == Input && u.Input == b.Index && u.Shard.alone()
+func (r *proof) lends(b *plan.Buffer) (update int, ok bool) {
+	update = slices.IndexFunc(r.plan.Updates, func(u plan.Update) bool {
+		return b.Kind == plan.Input && u.Input == b.Index && alone(u.Shard)
 	})
 	return update, update >= 0
 }
 
 // variable is the whole variable of an update, as it was before the run.
 func (r *proof) variable(update int) tensor {
-	return r.outside(memory{Input, r.plan.updates[update].Input, 0}, r.dtype(update),
+	return r.outside(memory{plan.Input, r.plan.Updates[update].Input, 0}, r.dtype(update),
 		r.elements(update))
 }
 
 // members returns the updates of a bucket, and those of which this rank has a shard that is not
 // empty.
 func (r *proof) members(bucket int) (all, mine []int) {
-	for i := range r.plan.updates {
-		if u := &r.plan.updates[i]; u.Bucket == bucket {
-			if all = append(all, i); !u.Shard.empty() {
+	for i := range r.plan.Updates {
+		if u := &r.plan.Updates[i]; u.Bucket == bucket {
+			if all = append(all, i); !empty(u.Shard) {
 				mine = append(mine, i)
 			}
 		}
@@ -84,21 +85,21 @@ func (r *proof) members(bucket int) (all, mine []int) {
 
 // lie returns an error unless values of updates lie in the memory of an exchange where the call
 // takes them from, or leaves them.
-func (r *proof) lie(values []Ref, kind Kind, updates []int, in []Ref) error {
-	if !slices.EqualFunc(values, updates, func(v Ref, update int) bool {
-		b, s := &r.plan.Buffers[v.Buffer], r.plan.updates[update].Shard
+func (r *proof) lie(values []plan.Ref, kind plan.Kind, updates []int, in []plan.Ref) error {
+	if !slices.EqualFunc(values, updates, func(v plan.Ref, update int) bool {
+		b, s := &r.plan.Buffers[v.Buffer], r.plan.Updates[update].Shard
 		n, at, of := r.elements(update), s.First, in[0].Buffer
-		if from, to := s.of(n); from != s.From && s.From < s.To || to-from != s.To-s.From {
+		if from, to := elementsOf(s, n); from != s.From && s.From < s.To || to-from != s.To-s.From {
 			return false
 		}
-		if kind == Scattered {
+		if kind == plan.Scattered {
 			n, at, of = s.To-s.From, at+s.From, in[len(in)-1].Buffer
 			if len(in) > 1 { // the chunk has memory of its own
 				at -= s.Rank * s.Chunk
 			}
 		}
 		size := v.DType.Size()
-		return v.DType == in[0].DType && b.memory() == (memory{kind, update, 0}) &&
+		return v.DType == in[0].DType && memoryOf(b) == (memory{kind, update, 0}) &&
 			b.Within == 1+of && b.At == at*size && v.Offset == 0 && v.Dense() && v.Span() == n &&
 			b.Bytes == n*size
 	}) {
@@ -109,13 +110,13 @@ func (r *proof) lie(values []Ref, kind Kind, updates []int, in []Ref) error {
 
 // takes returns an error unless an exchange has memory for a whole bucket, and for a chunk unless
 // that is in place.
-func (r *proof) takes(op Send, memory []Ref) error {
+func (r *proof) takes(op plan.Send, memory []plan.Ref) error {
 	all, _ := r.members(op.Bucket)
 	if len(memory) == 0 || len(memory) > 2 {
 		return fmt.Errorf("it takes %d pieces of memory", len(memory))
 	}
 	for _, update := range all {
-		s, d := r.plan.updates[update].Shard, r.dtype(update)
+		s, d := r.plan.Updates[update].Shard, r.dtype(update)
 		if op.Half != (op.Kind == backend.AllGather && s.Half) {
 			return fmt.Errorf("the exchange is in BF16: %v, want %v for update %d", op.Half, s.Half,
 				update)
@@ -125,7 +126,7 @@ func (r *proof) takes(op Send, memory []Ref) error {
 		for i, n := range []int{s.Chunk * s.Ranks, s.Chunk}[:len(memory)] {
 			if m := &memory[i]; !r.whole(m) || m.Span() != n || m.DType != d {
 				return fmt.Errorf("a bucket of %d chunks of %d elements is exchanged in %s",
-					s.Ranks, s.Chunk, r.plan.text(*m))
+					s.Ranks, s.Chunk, r.plan.Text(*m))
 			}
 		}
 	}
@@ -134,12 +135,12 @@ func (r *proof) takes(op Send, memory []Ref) error {
 
 // sendShards notes what leaves for a reduce-scatter or an all-gather. Its memory is then the
 // exchange's, until Receive.
-func (r *proof) sendShards(op Send, s *Step) error {
-	this := pass{op.Bucket, op.Kind}
+func (r *proof) sendShards(op plan.Send, s *plan.Step) error {
+	this := transfer{op.Bucket, op.Kind}
 	all, mine := r.members(op.Bucket)
-	kind, leave := Slot, all
+	kind, leave := plan.Slot, all
 	if op.Kind == backend.AllGather {
-		kind, leave = Scattered, mine
+		kind, leave = plan.Scattered, mine
 	}
 	err := r.divides(op.Bucket, true)
 	if err == nil {
@@ -154,7 +155,7 @@ func (r *proof) sendShards(op Send, s *Step) error {
 	r.taken[this], r.shards[this] = s.Dsts, nil
 	for k, x := range r.args {
 		r.shards[this] = append(r.shards[this], x.tensor)
-		if of := r.plan.updates[leave[k]].Shard; kind == Scattered && of.Alone &&
+		if of := r.plan.Updates[leave[k]].Shard; kind == plan.Scattered && of.Alone &&
 			x.tensor != r.shardOf(of, r.variable(leave[k])) {
 			err = errors.New("it gathers another variable, or one after its update")
 		}
@@ -167,8 +168,8 @@ func (r *proof) sendShards(op Send, s *Step) error {
 }
 
 // receiveShards adds what comes back.
-func (r *proof) receiveShards(op Receive, s *Step) error {
-	this := pass{op.Bucket, op.Kind}
+func (r *proof) receiveShards(op plan.Receive, s *plan.Step) error {
+	this := transfer{op.Bucket, op.Kind}
 	if !slices.Equal(r.taken[this], s.Args) || s.Args == nil {
 		return errors.New("nothing has been sent in this memory")
 	}
@@ -177,16 +178,16 @@ func (r *proof) receiveShards(op Receive, s *Step) error {
 	sent := r.shards[this]
 	if op.Kind == backend.ReduceScatter {
 		for k, update := range all {
-			if of := r.plan.updates[update].Shard; !of.empty() {
+			if of := r.plan.Updates[update].Shard; !empty(of) {
 				r.gives = append(r.gives, r.shardOf(of, r.exchanged(op.Bucket, sent[k])))
 			}
 		}
-		return r.lie(s.Dsts, Scattered, mine, s.Args)
+		return r.lie(s.Dsts, plan.Scattered, mine, s.Args)
 	}
 	for _, update := range all {
-		if r.plan.updates[update].Shard.Alone {
+		if r.plan.Updates[update].Shard.Alone {
 			x := r.variable(update)
-			if r.plan.updates[update].Shard.Half {
+			if r.plan.Updates[update].Shard.Half {
 				x = r.rounded(x)
 			}
 			r.gives = append(r.gives, x)
@@ -198,5 +199,5 @@ func (r *proof) receiveShards(op Receive, s *Step) error {
 		}
 		r.gives = append(r.gives, r.gathered(update, shard))
 	}
-	return r.lie(s.Dsts, Gathered, all, s.Args)
+	return r.lie(s.Dsts, plan.Gathered, all, s.Args)
 }

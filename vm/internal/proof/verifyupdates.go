@@ -1,4 +1,4 @@
-package plan
+package proof
 
 import (
 	"fmt"
@@ -8,11 +8,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// results compares the results of a run with those of the program.
-func (r *proof) results(kind int) error {
-	want := r.plan.of.Results[:tail(r.plan.of, r.plan.updates)]
+// compare compares the results of a run with those of the program.
+func (r *proof) compare(kind int) error {
+	want := r.results
 	norm := len(want)
 	if n := len(r.plan.Results); n != norm && (n != norm+1 || r.plan.Norm != norm) {
 		return fmt.Errorf("%d results, the program has %d", n, norm)
@@ -25,7 +26,7 @@ func (r *proof) results(kind int) error {
 		if err := r.fits(ref, ref.Span()); err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
-		if b := &r.plan.Buffers[ref.Buffer]; b.Kind == Arena &&
+		if b := &r.plan.Buffers[ref.Buffer]; b.Kind == plan.Arena &&
 			b.Offset+b.Bytes > r.plan.ResultBytes {
 			return fmt.Errorf("result %d lies at %d, behind the %d bytes of results",
 				i, b.Offset, r.plan.ResultBytes)
@@ -34,7 +35,7 @@ func (r *proof) results(kind int) error {
 		if err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
-		v := &r.plan.of.Values[want[i]]
+		v := &r.plan.Program.Values[want[i]]
 		places := strided(ref.Offset, ref.Shape, ref.Strides)
 		got := r.read(at.tensor, &places)
 		if ref.Shape != v.Shape || ref.DType != v.DType || got != r.wanted[want[i]] {
@@ -46,7 +47,7 @@ func (r *proof) results(kind int) error {
 }
 
 // send notes what leaves in a bucket: until Receive nobody may read it.
-func (r *proof) send(i int, op Send, slots []Ref) error {
+func (r *proof) send(i int, op plan.Send, slots []plan.Ref) error {
 	for all, _ := r.members(len(r.sent) + 1); all == nil && len(r.sent) < op.Bucket; {
 		r.sent = append(r.sent, nil) // of lookups alone
 		all, _ = r.members(len(r.sent) + 1)
@@ -61,16 +62,16 @@ func (r *proof) send(i int, op Send, slots []Ref) error {
 		c.gone = i
 	}
 	var want []memory
-	for update, u := range r.plan.updates {
+	for update, u := range r.plan.Updates {
 		if u.Bucket == op.Bucket {
-			for branch := range r.plan.Accumulation.branches() {
-				want = append(want, memory{Slot, update, branch})
+			for branch := range branches(r.plan.Accumulation) {
+				want = append(want, memory{plan.Slot, update, branch})
 			}
 		}
 	}
-	if !slices.EqualFunc(slots, want, func(s Ref, of memory) bool {
-		half := r.plan.updates[of.index].Half
-		return r.plan.Buffers[s.Buffer].memory() == of && half == op.Half &&
+	if !slices.EqualFunc(slots, want, func(s plan.Ref, of memory) bool {
+		half := r.plan.Updates[of.index].Half
+		return memoryOf(&r.plan.Buffers[s.Buffer]) == of && half == op.Half &&
 			half == (s.DType == backend.BF16)
 	}) {
 		return fmt.Errorf("it does not send the gradients %v as their updates say", want)
@@ -80,11 +81,11 @@ func (r *proof) send(i int, op Send, slots []Ref) error {
 }
 
 // receive adds what comes back.
-func (r *proof) receive(op Receive) error {
+func (r *proof) receive(op plan.Receive) error {
 	if op.Bucket > len(r.sent) {
 		return fmt.Errorf("nothing has been sent")
 	}
-	for sums := range slices.Chunk(r.sent[op.Bucket-1], len(r.plan.Accumulation.branches())) {
+	for sums := range slices.Chunk(r.sent[op.Bucket-1], len(branches(r.plan.Accumulation))) {
 		r.gives = append(append(r.gives, r.exchanged(op.Bucket, sums...)), sums[1:]...)
 	}
 	return nil
@@ -101,9 +102,9 @@ func (r *proof) exchanged(bucket int, sums ...tensor) (x tensor) {
 
 // sums returns what a bucket has of a gradient at its end, of which the last run makes x.
 func (r *proof) sums(update int, x tensor) []tensor {
-	all := make([]tensor, len(r.plan.Accumulation.branches()))
+	all := make([]tensor, len(branches(r.plan.Accumulation)))
 	for branch := range all[1:] {
-		all[branch] = r.outside(memory{Slot, update, branch}, r.dtype(update), r.size(x))
+		all[branch] = r.outside(memory{plan.Slot, update, branch}, r.dtype(update), r.size(x))
 	}
 	all[len(all)-1] = x
 	return all
@@ -113,8 +114,8 @@ func (r *proof) sums(update int, x tensor) []tensor {
 // of them.
 func (r *proof) ended(kind int) error {
 	last := kind >= r.plan.Accumulation.Kinds()-1
-	applies := last && (kind == Apply || !r.plan.Accumulation.Apart)
-	gradients := make([]tensor, len(r.plan.updates))
+	applies := last && (kind == plan.Apply || !r.plan.Accumulation.Apart)
+	gradients := make([]tensor, len(r.plan.Updates))
 	for i := range gradients {
 		sum, to := r.reduced(kind, i)
 		if gradients[i] = sum; applies {
@@ -131,12 +132,12 @@ func (r *proof) ended(kind int) error {
 	}
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], &r.present[i]
-		outside := b.Kind == Input || b.Kind == State
+		outside := b.Kind == plan.Input || b.Kind == plan.State
 		switch {
 		case c.step < 0 || r.spaces[i] != i:
 		case outside:
 			return fmt.Errorf("step %d changes %s", c.step, b.Name)
-		case !last && (b.Kind == Slot || b.Kind == Partial):
+		case !last && (b.Kind == plan.Slot || b.Kind == plan.Partial):
 			return fmt.Errorf("step %d writes over %s", c.step, b.Name)
 		}
 	}
@@ -160,13 +161,13 @@ func (r *proof) left(of memory, d backend.DType, x tensor, kind int) error {
 // reduced returns the gradient of an update after a run: of all runs and ranks after the last one,
 // which has exchanged it, and else of some. It returns where it is kept, too.
 func (r *proof) reduced(kind, update int) (tensor, memory) {
-	whole := memory{Slot, update, 0}
-	if kind == Apply {
-		n := r.plan.of.Values[r.gradient(update)].Shape.Size()
+	whole := memory{plan.Slot, update, 0}
+	if kind == plan.Apply {
+		n := r.plan.Program.Values[r.gradient(update)].Shape.Size()
 		return r.outside(whole, r.dtype(update), n), whole
 	}
 	sum, to := r.sum(kind, update)
-	if b := r.plan.updates[update].Bucket; b > 0 && kind == r.plan.Accumulation.Kinds()-1 {
+	if b := r.plan.Updates[update].Bucket; b > 0 && kind == r.plan.Accumulation.Kinds()-1 {
 		return r.exchanged(b, r.sums(update, sum)...), whole
 	}
 	return sum, to
@@ -176,27 +177,27 @@ func (r *proof) reduced(kind, update int) (tensor, memory) {
 // kept.
 func (r *proof) sum(kind, update int) (tensor, memory) {
 	a, id := r.plan.Accumulation, r.gradient(update)
-	v, x := r.plan.of.Values[id], r.wanted[id]
-	branches, kinds := len(a.branches()), []sum{{}}
+	v, x := r.plan.Program.Values[id], r.wanted[id]
+	branches, kinds := len(branches(a)), []plan.Sum{{}}
 	kept := func(i int) memory {
 		if i < branches {
-			return memory{Slot, update, i}
+			return memory{plan.Slot, update, i}
 		}
-		return memory{Partial, update, i - branches}
+		return memory{plan.Partial, update, i - branches}
 	}
-	if a.Several() {
-		kinds, _ = a.kinds()
+	if a.Runs > 1 {
+		kinds = a.Sums()
 	}
-	for _, i := range kinds[kind].add {
+	for _, i := range kinds[kind].Add {
 		x = r.do(fuse.Add, v.DType, r.outside(kept(i), v.DType, v.Shape.Size()), x)
 	}
-	return x, kept(kinds[kind].to)
+	return x, kept(kinds[kind].To)
 }
 
 // updated adds what variables and the vectors of solvers must be in the end.
 func (r *proof) updated(gradients []tensor, kind int) error {
-	for i := range r.plan.updates {
-		u, d := &r.plan.updates[i], r.dtype(i)
+	for i := range r.plan.Updates {
+		u, d := &r.plan.Updates[i], r.dtype(i)
 		gradients[i] = r.withLookups(i, r.shardOf(u.Shard, gradients[i]))
 		if s := u.Scale; s != 0 && s != 1 {
 			gradients[i] = r.do(fuse.Mul, d, gradients[i], r.float(d, s, r.size(gradients[i])))
@@ -206,7 +207,7 @@ func (r *proof) updated(gradients []tensor, kind int) error {
 	if err != nil {
 		return err
 	}
-	for i := range r.plan.updates {
+	for i := range r.plan.Updates {
 		if err := r.update(i, gradients[i], factor, r.dtype(i), kind); err != nil {
 			return err
 		}
@@ -215,16 +216,14 @@ func (r *proof) updated(gradients []tensor, kind int) error {
 }
 
 // gradient returns the gradient of an update in a run: one of the last results of the program.
-func (r *proof) gradient(update int) ir.ID {
-	return r.plan.of.Results[tail(r.plan.of, r.plan.updates)+update]
-}
+func (r *proof) gradient(update int) ir.ID { return r.gradients[update] }
 
 // dtype returns the dtype of an update, whatever ranks exchange its gradient in.
 func (r *proof) dtype(update int) backend.DType {
-	if r.plan.updates[update].Half {
+	if r.plan.Updates[update].Half {
 		return backend.F32
 	}
-	return r.plan.of.Values[r.gradient(update)].DType
+	return r.plan.Program.Values[r.gradient(update)].DType
 }
 
 // trace is an update of n elements by the rule of a group: a loop over the variable, what is kept
@@ -238,7 +237,7 @@ type trace struct {
 }
 
 // trace returns what an update does.
-func (r *proof) trace(u *Update, d backend.DType) (*trace, error) {
+func (r *proof) trace(u *plan.Update, d backend.DType) (*trace, error) {
 	for _, t := range r.traces {
 		if t.group == u.Group && t.kept == u.Kept && t.dtype == d {
 			return t, nil
@@ -267,14 +266,14 @@ func (r *proof) trace(u *Update, d backend.DType) (*trace, error) {
 // update compares what a variable and what is kept for it have become with what an update makes of
 // them.
 func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int) error {
-	u := &r.plan.updates[update]
+	u := &r.plan.Updates[update]
 	switch {
 	case u.Rule == nil:
-		return r.left(memory{Input, u.Input, 0}, d, dw, kind)
-	case u.Shard.empty() && u.Shard.Alone:
+		return r.left(memory{plan.Input, u.Input, 0}, d, dw, kind)
+	case empty(u.Shard) && u.Shard.Alone:
 		return nil
-	case u.Shard.empty():
-		return r.left(memory{Input, u.Input, 0}, d, r.gathered(update, tensor{}), kind)
+	case empty(u.Shard):
+		return r.left(memory{plan.Input, u.Input, 0}, d, r.gathered(update, tensor{}), kind)
 	}
 	t, err := r.trace(u, d)
 	if err != nil {
@@ -288,9 +287,9 @@ func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int)
 	}
 	of := func(k int) memory {
 		if k == 0 {
-			return memory{Input, u.Input, 0}
+			return memory{plan.Input, u.Input, 0}
 		}
-		return memory{State, u.Input, k - 1}
+		return memory{plan.State, u.Input, k - 1}
 	}
 	r.loads = r.loads[:0]
 	for k := range 1 + u.Kept {
@@ -299,7 +298,7 @@ func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int)
 	r.loads[0] = r.shardOf(u.Shard, r.loads[0])
 	r.loads = append(r.loads, dw)
 	for _, i := range t.settings {
-		r.loads = append(r.loads, tensor{r.origin(memory{Setting, i, 0}, d), one})
+		r.loads = append(r.loads, tensor{r.origin(memory{plan.Setting, i, 0}, d), one})
 	}
 	t.loop.Shape[0] = n
 	values := r.meaning.run(&t.loop, r.loads)
@@ -329,7 +328,7 @@ func (r *proof) cast(to, from backend.DType, x tensor) tensor {
 // clipping returns the factor that bounds the norm of the gradients, and proves the norm: its
 // square must be a sum of the squares of each gradient that counts, in any order.
 func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
-	if len(r.plan.updates) == 0 || r.plan.updates[0].Limit == 0 {
+	if len(r.plan.Updates) == 0 || r.plan.Updates[0].Limit == 0 {
 		return factor, nil
 	}
 	at, err := r.find(&r.plan.Results[r.plan.Norm])
@@ -343,7 +342,7 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	}
 	var want []tensor
 	for i, x := range gradients {
-		if u := r.plan.updates[i]; !u.Uncounted && !u.Shard.empty() {
+		if u := r.plan.Updates[i]; !u.Uncounted && !empty(u.Shard) {
 			x = r.cast(backend.F64, r.dtype(i), x)
 			all := func(int) bool { return true }
 			squares := r.do(fuse.Mul, backend.F64, x, x)
@@ -355,7 +354,7 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 		want = []tensor{r.float(backend.F64, 0, 1)}
 	}
 	sum := root.args[0]
-	if r.plan.updates[0].Parts {
+	if r.plan.Updates[0].Parts {
 		sum = r.parts[sum.value]
 	}
 	got := r.leaves(sum)
@@ -369,7 +368,7 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 // factor is what makes a norm at most the limit: NaN if it is not finite.
 func (r *proof) factor(norm tensor) tensor {
 	number := func(x float64) tensor { return r.float(backend.F64, x, 1) }
-	limit := number(r.plan.updates[0].Limit)
+	limit := number(r.plan.Updates[0].Limit)
 	larger := r.do(fuse.Greater, backend.F64, norm, limit)
 	f := r.do(fuse.Where, backend.F64, larger, r.do(fuse.Div, backend.F64, limit, norm), number(1))
 	finite := r.do(fuse.LessEqual, backend.F64, norm, number(math.MaxFloat64))
@@ -391,4 +390,20 @@ func equalSets(x, y []tensor) bool {
 		}
 	}
 	return true
+}
+
+// withLookups adds to what comes back of a gradient what lookups add.
+func (r *proof) withLookups(update int, dw tensor) tensor {
+	of, d := r.plan.Updates[update].Lookups, r.dtype(update)
+	if of == nil {
+		return dw
+	}
+	rows := r.wanted[r.lookups[update]]
+	if of.Weight != 1 {
+		rows = r.do(fuse.Mul, d, rows, r.float(d, of.Weight, r.size(rows)))
+	}
+	if of.Alone {
+		return rows
+	}
+	return r.do(fuse.Add, d, dw, rows)
 }

@@ -1,4 +1,4 @@
-package plan
+package proof
 
 import (
 	"slices"
@@ -6,6 +6,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
 // meaning gives numbers to what programs and plans compute, so that two values have the same number
@@ -21,7 +22,7 @@ type meaning struct {
 	shapes  numbers[ir.Dims]
 	layouts numbers[axes]
 	lists   [32]list // some of the layouts that were asked for last
-	halved  []int    // inputs whose digits of BF16 mean something else than all: see [Shard]
+	halved  []int    // inputs whose digits of BF16 mean something else than all: see [plan.Shard]
 	scratch fuse.Program
 	loads   []tensor     // of the operands of a loop
 	places  []fuse.Value // of these in the scratch program
@@ -82,13 +83,6 @@ func (t *term) hash() hash {
 		h = h.and(uint64(t.args[i].value) | uint64(t.args[i].layout)<<32)
 	}
 	return h
-}
-
-// memory is what a run finds that is not the arena's: a variable, a vector of a solver, a sum of
-// runs.
-type memory struct {
-	kind          Kind
-	index, vector int
 }
 
 // newMeaning has room for about n values.
@@ -464,9 +458,9 @@ func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
 func (m *meaning) leaf(op ir.Op, d backend.DType, n int) tensor {
 	switch op := op.(type) {
 	case ir.Input:
-		return m.outside(memory{Input, op.Index, 0}, d, n)
+		return m.outside(memory{plan.Input, op.Index, 0}, d, n)
 	case ir.Constant:
-		return m.outside(memory{Constant, op.Index, 0}, d, n)
+		return m.outside(memory{plan.Constant, op.Index, 0}, d, n)
 	}
 	return m.float(d, op.(ir.Scalar).Float(), n)
 }
@@ -502,7 +496,7 @@ func (m *meaning) element(p *ir.Program, v *ir.Value, values []tensor) tensor {
 	for _, a := range v.Args {
 		m.places = append(m.places, m.load(values[a], p.Values[a].DType))
 	}
-	result := compute(&m.scratch, *v, m.places)
+	result := v.Compute(&m.scratch, m.places)
 	y := m.run(&m.scratch, m.loads)[result]
 	if v.Op == (ir.Cast{}) && v.DType == backend.BF16 {
 		in, ok := p.Values[v.Args[0]].Op.(ir.Input)
@@ -572,7 +566,7 @@ type effects []int32
 // many were before.
 func (e *effects) apply(m *meaning, op ir.Op, d backend.DType, shape ir.Dims,
 	operands int32) int32 {
-	if !ir.Effect(op) || op.(ir.Opaque).Index == Squares {
+	if !ir.Effect(op) || op.(ir.Opaque).Index == plan.Squares {
 		return m.apply(op, d, shape, operands, 0)
 	}
 	*e = append(*e, m.apply(op, d, shape, operands, len(*e)+1))

@@ -1,4 +1,4 @@
-package plan
+package proof
 
 import "math/bits"
 

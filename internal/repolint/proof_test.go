@@ -1,0 +1,87 @@
+package repolint_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What the proof of plans asks package plan, which makes them: how values lie, how it prints them,
+// and which runs there are. What Sums says it proves.
+var askedByTheProof = []string{"Dense", "Span", "Text", "Has", "Every", "Kinds", "Of",
+	"Sums"}
+
+// TestTheProofSharesNothingWithThePlanner: package proof uses types and constants of package plan,
+// and calls nothing of it that decides anything. So no mistake of planning proves a wrong plan.
+func TestTheProofSharesNothingWithThePlanner(t *testing.T) {
+	functions, methods := planFunctions(t)
+	for _, file := range parsed(t, "vm/internal/proof") {
+		packages := []string{}
+		for _, i := range file.Imports {
+			name := strings.Trim(i.Path.Value, `"`)
+			packages = append(packages, name[strings.LastIndex(name, "/")+1:])
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			s, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			x, named := s.X.(*ast.Ident)
+			of := named && x.Obj == nil && slices.Contains(packages, x.Name)
+			if of && x.Name == "plan" && slices.Contains(functions, s.Sel.Name) ||
+				!of && slices.Contains(methods, s.Sel.Name) &&
+					!slices.Contains(askedByTheProof, s.Sel.Name) {
+				t.Errorf("%s uses %s of package plan", file.Name.Name, s.Sel.Name)
+			}
+			return true
+		})
+	}
+}
+
+// planFunctions returns the names of exported functions of package plan, and of methods.
+func planFunctions(t *testing.T) (functions, methods []string) {
+	for _, file := range parsed(t, "vm/internal/plan") {
+		for _, d := range file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			switch {
+			case !ok || !f.Name.IsExported():
+			case f.Recv == nil:
+				functions = append(functions, f.Name.Name)
+			default:
+				methods = append(methods, f.Name.Name)
+			}
+		}
+	}
+	if !slices.Contains(functions, "Standard") || !slices.Contains(methods, "New") {
+		t.Fatalf("found the functions %v and the methods %v", functions, methods)
+	}
+	return functions, methods
+}
+
+// parsed returns the files of a package, without tests.
+func parsed(t *testing.T, dir string) (files []*ast.File) {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join("../..", dir, "*.go"))
+	if err != nil || len(names) == 0 {
+		t.Fatal(names, err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	return files
+}

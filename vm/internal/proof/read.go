@@ -1,0 +1,72 @@
+package proof
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// What the types of a plan say, read without its functions.
+
+// memory is what a run finds that is not the arena's: a variable, a vector of a solver, a sum of
+// runs.
+type memory struct {
+	kind          plan.Kind
+	index, vector int
+}
+
+// memoryOf says which memory a buffer is, if it is not the arena's.
+func memoryOf(b *plan.Buffer) memory { return memory{b.Kind, b.Index, b.Vector} }
+
+// placed reports whether a buffer has a place, so that what overlaps it is known.
+func placed(b *plan.Buffer) bool {
+	return b.Kind == plan.Arena || b.Kind == plan.Whole || b.Within > 0
+}
+
+// alone reports whether a rank has a part of a variable, and gathers it.
+func alone(s *plan.Shard) bool { return s != nil && s.Alone }
+
+// empty reports whether other ranks update all of a variable.
+func empty(s *plan.Shard) bool { return s != nil && s.From == s.To }
+
+// elementsOf returns the elements of a variable of n that a rank updates: those in its chunk.
+func elementsOf(s *plan.Shard, n int) (from, to int) {
+	first, end := s.Rank*s.Chunk-s.First, (s.Rank+1)*s.Chunk-s.First
+	return min(max(first, 0), n), min(max(end, 0), n)
+}
+
+// keeps reports whether gradients are kept from run to run.
+func keeps(a plan.Accumulation) bool { return a.Runs > 1 || a.Apart }
+
+// branches returns how many runs each sum has that is exchanged.
+func branches(a plan.Accumulation) []int {
+	runs := max(a.Runs, 1)
+	if !a.Tree {
+		return []int{a.Runs}
+	}
+	return backend.Branches(nil, a.First, runs, max(a.All, runs))
+}
+
+// results returns the results of a program that are not of updates, and behind them the gradients,
+// and what lookups add to some of these: -1 for nothing.
+func results(p *ir.Program, updates []plan.Update) (own, gradients, lookups []ir.ID) {
+	added := 0
+	for i := range updates {
+		if l := updates[i].Lookups; l != nil && !l.Alone {
+			added++
+		}
+	}
+	end := len(p.Results) - added
+	own, gradients = p.Results[:end-len(updates)], p.Results[end-len(updates):end]
+	for i := range updates {
+		switch l := updates[i].Lookups; {
+		case l == nil:
+			lookups = append(lookups, -1)
+		case l.Alone:
+			lookups = append(lookups, gradients[i])
+		default:
+			lookups, end = append(lookups, p.Results[end]), end+1
+		}
+	}
+	return own, gradients, lookups
+}
