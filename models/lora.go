@@ -51,8 +51,8 @@ type adapter struct {
 	biased  bool // B has a bias
 	// replaced has tensors of the model that the adapter has, too, and their names in its file.
 	replaced map[string]string
-	config   map[string]any // adapter_config.json, for SaveAdapter
-	tensors  located        // what it begins with, nil for nothing
+	config   []byte  // adapter_config.json, for SaveAdapter: the order of patterns counts
+	tensors  located // what it begins with, nil for nothing
 }
 
 // lowRank is the adapter of a layer.
@@ -122,10 +122,13 @@ func (m *Model) Adapt(l LoRA) error {
 	if err != nil {
 		return fmt.Errorf("models: LoRA: %w", err)
 	}
-	a.config = map[string]any{
+	a.config, err = json.MarshalIndent(map[string]any{
 		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.dir,
 		"r": p.rank, "lora_alpha": p.alpha, "lora_dropout": p.dropout, "target_modules": l.Targets,
 		"fan_in_fan_out": m.Type == gpt2, "bias": "none", "use_rslora": p.stable, "use_dora": false,
+	}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("models: LoRA: %w", err)
 	}
 	m.adapter = a
 	return nil
@@ -172,12 +175,12 @@ func (m *Model) LoadAdapter(dir string) (err error) {
 		err = unread(err, dir, "adapter_model.bin")
 	}
 	if err == nil {
-		err = errors.Join(file.Keep(), json.Unmarshal(text, &a.config))
+		err = file.Keep()
 	}
 	if err != nil {
 		return err
 	}
-	a.tensors = located{}
+	a.config, a.tensors = text, located{}
 	for _, name := range file.Names() {
 		a.tensors[name] = file
 		if copied, err := m.copied(a, name); err != nil {
@@ -242,12 +245,8 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 		return fmt.Errorf("%w: it has a model, and transformers would apply the adapter to it: "+
 			"name another folder", backend.ErrArgument)
 	}
-	text, err := json.MarshalIndent(m.adapter.config, "", "  ")
-	if err != nil {
-		return err
-	}
-	return replacing{dir: dir, main: adapterConfigName, text: text, tensorsName: adapterName,
-		tensors: tensors, outdated: []string{"adapter_model.bin"}}.write()
+	return replacing{dir: dir, main: adapterConfigName, text: m.adapter.config,
+		tensorsName: adapterName, tensors: tensors, outdated: []string{"adapter_model.bin"}}.write()
 }
 
 // adapterTensors returns the names of the tensors of the adapter's file.

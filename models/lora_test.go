@@ -95,7 +95,7 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		"layers.1.mlp":            changed("layers_to_transform", []int{0}),
 		"has no base":             changed("target_modules", "all-linear"),
 		"regular express":         changed("target_modules", `.*(?=q)q_proj`),
-		`is "pissa"`:              changed("init_lora_weights", "pissa"),
+		`is "pissa", for which`:   changed("init_lora_weights", "pissa"),
 		`"pissa_niter_4"`:         changed("init_lora_weights", "pissa_niter_4"),
 		`"olora"`:                 changed("init_lora_weights", "olora"),
 		`"loftq"`:                 changed("init_lora_weights", "loftq"),

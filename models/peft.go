@@ -52,14 +52,12 @@ func (p *peft) read(o *object) error {
 	err := errors.Join(o.only(map[string][]any{
 		"peft_type": {"LORA"}, "task_type": {"CAUSAL_LM", "FEATURE_EXTRACTION", missing},
 		"bias": {"none", "all", "lora_only", missing},
-		// others change the model's weights when an adapter is loaded
-		"init_lora_weights": {true, false, "gaussian", "eva", "orthogonal", missing},
 	}), o.into(map[string]any{
 		"r": &p.rank, "lora_alpha": &p.alpha, "use_rslora": &p.stable, "lora_dropout": &p.dropout,
 		"target_modules": &p.targets, "exclude_modules": &p.exclude, "layers_to_transform": &blocks,
 		"layers_pattern": &p.lists, "rank_pattern": &p.ranks, "alpha_pattern": &p.alphas,
 		"bias": &p.bias, "modules_to_save": &p.save, "lora_bias": &p.biased,
-	}), o.rest("auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
+	}), initial(o), o.rest("auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
 		"peft_version", "fan_in_fan_out", "megatron_core", "loftq_config", "eva_config",
 		"corda_config", "lora_ga_config", "qalora_group_size", "runtime_config"))
 	if err != nil {
@@ -85,6 +83,20 @@ func (p *peft) read(o *object) error {
 	case math.IsInf(p.alpha, 0) || !(p.dropout >= 0 && p.dropout < 1):
 		return fmt.Errorf("%w: lora_alpha %v, lora_dropout %v", backend.ErrArgument, p.alpha,
 			p.dropout)
+	}
+	return nil
+}
+
+// initial checks init_lora_weights: with PiSSA, OLoRA, CorDA, LoftQ and their like PEFT changes the
+// weights of the model when it loads an adapter, too.
+func initial(o *object) error {
+	if o.only(map[string][]any{
+		"init_lora_weights": {true, false, "gaussian", "eva", "orthogonal", missing},
+	}) != nil {
+		return fmt.Errorf("%w: init_lora_weights is %s, for which PEFT may change the model's "+
+			"weights when it loads the adapter: save it with save_pretrained's option "+
+			"path_initial_model_for_weight_conversion", backend.ErrUnsupported,
+			o.shown("init_lora_weights"))
 	}
 	return nil
 }
@@ -221,10 +233,11 @@ func (p *peft) of(layer string) (l lowRank, err error) {
 // replace finds the tensors of the model that the adapter has, too: those of modules_to_save, and
 // biases.
 func (p *peft) replace(m *Model, a *adapter, modules map[string]bool) error {
-	tensors := []string{headName}
+	all := map[string]bool{headName: true}
 	for name := range m.weights {
-		tensors = append(tensors, m.canonical(name))
+		all[m.canonical(name)] = true
 	}
+	tensors := slices.Sorted(maps.Keys(all))
 	for module := range modules {
 		if !slices.ContainsFunc(p.save, func(s string) bool {
 			return strings.HasSuffix(module, s)

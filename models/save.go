@@ -93,11 +93,11 @@ func (m *Model) configText() ([]byte, error) {
 		was.Tied == m.Tied {
 		return m.text, err
 	}
-	all := map[string]any{}
+	all := map[string]json.RawMessage{}
 	if err := json.Unmarshal(m.text, &all); err != nil {
 		return nil, err
 	}
-	all["tie_word_embeddings"] = m.Tied
+	all["tie_word_embeddings"] = fmt.Append(nil, m.Tied)
 	return json.MarshalIndent(all, "", "  ")
 }
 
