@@ -25,7 +25,10 @@ type caching struct {
 	slots, ends, lengths *gorgonia.Node
 	options              []vm.Option
 	caches               int
-	cosines, sines       *gorgonia.Node // of the positions, once they are there
+	cosines, sines       *gorgonia.Node         // of the positions, once they are there
+	masks                map[int]*gorgonia.Node // by window
+	hidden               *gorgonia.Node         // of a step: what is before the window
+	window               int
 }
 
 // integers returns an input of n integers.
@@ -70,19 +73,6 @@ func (c *caching) last(b *layers.Builder, x layers.Node) layers.Node {
 		}
 		return layers.Place(y, x), err
 	})
-}
-
-// attend is causal attention of q, k and v, [batch, positions, heads, d]. It writes k and v into
-// caches; a step attends to all that they have.
-func (c *caching) attend(b *layers.Builder, q, k, v layers.Node) layers.Node {
-	o := layers.AttentionOptions{Causal: true}
-	if c.context > 0 {
-		keys, values := c.cache(b, k), c.cache(b, v)
-		if c.step {
-			k, v, o = keys, values, layers.AttentionOptions{KeyLengths: c.lengths}
-		}
-	}
-	return b.Attend(q, k, v, [2]int{1, 1}, o)
 }
 
 // cache writes x, [batch, positions, heads, d], into a cache, and in a step returns the cache:

@@ -1,14 +1,9 @@
 package models
 
 import (
-	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"reflect"
-	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -19,9 +14,12 @@ const (
 	layerNormEpsilon = 1e-5
 	// maxConfig is the most bytes of a config.json. Those of large models have a few kB.
 	maxConfig = 1 << 20
+
+	sliding, full = "sliding_attention", "full_attention"
 )
 
-// Config describes a model, as a folder's config.json does.
+// Config describes a model, as a folder's config.json does. A key that is missing there means what
+// the class of transformers takes for this type of model.
 type Config struct {
 	Type       string // model_type: "gpt2", "llama", "mistral", "qwen2" or "qwen3"
 	Vocabulary int
@@ -32,107 +30,212 @@ type Config struct {
 	HeadWidth  int
 	Hidden     int // units of the layers between attentions
 	Positions  int // the longest sequence that it was trained for
-	Tied       bool
-	Epsilon    float64 // of the norms
-	rotary     rotary  // of the Llama family
-	// Biased says which projections of attention have a bias.
-	Biased struct{ QKV, Out bool }
+	// Tied says that the embedding scores the words, too. It is false if the folder has another
+	// head, whatever config.json says, as in transformers.
+	Tied    bool
+	Epsilon float64 // of the norms
+	rotary  rotary  // of the Llama family
+	// Window is how many positions one attends to, itself among them, in the blocks that have a
+	// sliding window: 0 for all.
+	Window     int
+	layerTypes []string // of the blocks, nil if windowFrom says where windows begin
+	windowFrom int
+	// Biased says which linear layers have a bias.
+	Biased struct{ QKV, Out, MLP bool }
 	// NormedHeads says that queries and keys are normalised, head by head.
 	NormedHeads bool
+	// Dropout has the probabilities of training: of weights of attention, of elements of
+	// embeddings, and of what GPT-2's blocks add.
+	Dropout struct{ Attention, Embedding, Residual float64 }
 	// BOS and EOS are the tokens before and after a text, as the folder has them: -1 for none.
 	BOS int
 	EOS []int
 }
 
+// defaults returns what the classes of transformers take for missing keys.
+func defaults(kind string) Config {
+	c := Config{Type: kind, Epsilon: 1e-6, BOS: 1, EOS: []int{2}}
+	switch kind {
+	case gpt2:
+		c.Vocabulary, c.Width, c.Blocks, c.Heads, c.Positions = 50257, 768, 12, 12, 1024
+		c.Tied, c.Epsilon, c.BOS, c.EOS = true, layerNormEpsilon, 50256, []int{50256}
+		c.Dropout.Attention, c.Dropout.Embedding, c.Dropout.Residual = 0.1, 0.1, 0.1
+		c.Biased.QKV, c.Biased.Out, c.Biased.MLP = true, true, true
+	case llama:
+		c.Vocabulary, c.Width, c.Blocks, c.Heads, c.Positions = 32000, 4096, 32, 32, 2048
+		c.Hidden = 11008
+	case mistral:
+		c.Vocabulary, c.Width, c.Blocks, c.Heads, c.Positions = 32000, 4096, 32, 32, 4096*32
+		c.Hidden, c.KeyHeads, c.Window = 14336, 8, 4096
+	default: // Qwen 2 and 3
+		c.Vocabulary, c.Width, c.Blocks, c.Heads, c.Positions = 151936, 4096, 32, 32, 32768
+		c.Hidden, c.KeyHeads, c.Window, c.windowFrom = 22016, 32, 4096, 28
+		c.BOS, c.EOS = -1, nil
+		c.Biased.QKV = kind == qwen2
+		if c.NormedHeads = kind == qwen3; c.NormedHeads {
+			c.HeadWidth = 128
+		}
+	}
+	return c
+}
+
 // read takes the values of config.json, if this package supports such a model.
-func (c *Config) read(o object) error {
-	*c = Config{BOS: -1, Epsilon: 1e-6} // what transformers takes
-	if err := o.only(map[string][]any{
-		"model_type":          {gpt2, "llama", "mistral", qwen2, qwen3},
-		"quantization_config": {nil},
-	}); err != nil {
+func (c *Config) read(o *object) error {
+	var kind string
+	if err := errors.Join(o.only(map[string][]any{
+		"model_type": {gpt2, llama, mistral, qwen2, qwen3}, "is_causal": {true, missing},
+	}), o.into(map[string]any{"model_type": &kind})); err != nil {
 		return err
 	}
-	err := o.into(map[string]any{"model_type": &c.Type, "bos_token_id": &c.BOS})
-	if o.into(map[string]any{"eos_token_id": &c.EOS}) != nil { // it is no list
-		c.EOS = []int{0}
-		err = errors.Join(err, o.into(map[string]any{"eos_token_id": &c.EOS[0]}))
-	}
+	*c = defaults(kind)
+	err := errors.Join(c.readTokens(o), o.names("architectures", architectures[kind]...))
 	family := c.readLlama
-	if c.Type == gpt2 {
+	if kind == gpt2 {
 		family = c.readGPT2
 	}
-	for _, s := range c.sizes() {
-		key := s.llama
-		if c.Type == gpt2 {
-			key = s.gpt2
-		}
-		err = errors.Join(err, o.into(map[string]any{key: s.of}))
-	}
-	if err = errors.Join(err, family(o)); err == nil {
+	if err = errors.Join(err, family(o), o.rest(harmless(kind)...)); err == nil {
 		err = c.check()
 	}
 	return err
 }
 
-// size is a number of a Config, with its keys in config.json. GPT-2 has no keys for some.
-type size struct {
-	what, gpt2, llama string
-	of                *int
+// architectures are the classes whose files have what is read.
+var architectures = map[string][]string{
+	gpt2: {"GPT2LMHeadModel", "GPT2Model"}, llama: {"LlamaForCausalLM", "LlamaModel"},
+	mistral: {"MistralForCausalLM", "MistralModel"}, qwen2: {"Qwen2ForCausalLM", "Qwen2Model"},
+	qwen3: {"Qwen3ForCausalLM", "Qwen3Model"},
 }
 
-func (c *Config) sizes() []size {
-	return []size{
-		{"the vocabulary", "vocab_size", "vocab_size", &c.Vocabulary},
-		{"the width", "n_embd", "hidden_size", &c.Width},
-		{"the number of layers", "n_layer", "num_hidden_layers", &c.Blocks},
-		{"the number of heads", "n_head", "num_attention_heads", &c.Heads},
-		{"the number of heads of keys", "", "num_key_value_heads", &c.KeyHeads},
-		{"the width of a head", "", "head_dim", &c.HeadWidth},
-		{"the number of hidden units", "n_inner", "intermediate_size", &c.Hidden},
-		{"the number of positions", "n_positions", "max_position_embeddings", &c.Positions},
+// readTokens reads bos_token_id, and eos_token_id, which is a number or a list.
+func (c *Config) readTokens(o *object) error {
+	bos, eos := &c.BOS, &c.EOS
+	err := o.into(map[string]any{"bos_token_id": &bos})
+	if o.into(map[string]any{"eos_token_id": &eos}) != nil { // it is no list
+		c.EOS = []int{0}
+		eos, err = &c.EOS, errors.Join(err, o.into(map[string]any{"eos_token_id": &c.EOS[0]}))
 	}
+	if bos == nil {
+		c.BOS = -1
+	}
+	if eos == nil {
+		c.EOS = nil
+	}
+	return err
 }
 
-func (c *Config) readGPT2(o object) error {
-	c.KeyHeads, c.HeadWidth = c.Heads, c.Width/max(c.Heads, 1)
-	c.Hidden = cmp.Or(c.Hidden, 4*c.Width)
-	c.Tied, c.Biased.QKV, c.Biased.Out = true, true, true
-	c.Epsilon = layerNormEpsilon
-	return o.only(map[string][]any{
-		"activation_function":             {"gelu_new", "gelu_pytorch_tanh"},
-		"layer_norm_epsilon":              {layerNormEpsilon},
-		"scale_attn_by_inverse_layer_idx": {nil, false},
-		"scale_attn_weights":              {nil, true},
-		"tie_word_embeddings":             {nil, true},
-	})
-}
-
-func (c *Config) readLlama(o object) error {
-	window, windowed := c.Positions, true
+func (c *Config) readGPT2(o *object) error {
+	o.rename(map[string]string{"hidden_size": "n_embd", "max_position_embeddings": "n_positions",
+		"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"})
 	err := errors.Join(o.into(map[string]any{
-		"attention_bias": &c.Biased.Out, "rms_norm_eps": &c.Epsilon, "tie_word_embeddings": &c.Tied,
-		"sliding_window": &window, "use_sliding_window": &windowed,
-	}), o.only(map[string][]any{"hidden_act": {"silu"}, "mlp_bias": {nil, false}}))
-	if windowed && window < c.Positions {
-		err = errors.Join(err, fmt.Errorf("%w: sliding_window: attention to a window: set it to "+
-			"null if sequences are shorter than it", backend.ErrUnsupported))
+		"vocab_size": &c.Vocabulary, "n_embd": &c.Width, "n_layer": &c.Blocks, "n_head": &c.Heads,
+		"n_inner": &c.Hidden, "n_positions": &c.Positions, "tie_word_embeddings": &c.Tied,
+		"attn_pdrop": &c.Dropout.Attention, "embd_pdrop": &c.Dropout.Embedding,
+		"resid_pdrop": &c.Dropout.Residual,
+	}), o.only(map[string][]any{
+		"activation_function": {"gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast",
+			missing},
+		"layer_norm_epsilon":              {layerNormEpsilon, missing},
+		"scale_attn_by_inverse_layer_idx": {false, missing},
+		"scale_attn_weights":              {true, missing},
+	}))
+	c.KeyHeads, c.HeadWidth = c.Heads, c.Width/max(c.Heads, 1)
+	if c.Hidden == 0 {
+		c.Hidden = 4 * c.Width
 	}
-	c.KeyHeads = cmp.Or(c.KeyHeads, c.Heads)
-	c.HeadWidth = cmp.Or(c.HeadWidth, c.Width/max(c.Heads, 1))
-	c.NormedHeads = c.Type == qwen3
-	c.Biased.QKV = c.Biased.Out || c.Type == qwen2
-	return errors.Join(err, c.rotary.read(o))
+	return err
+}
+
+func (c *Config) readLlama(o *object) error {
+	heads, width := &c.KeyHeads, &c.HeadWidth // nil for null, which is one for each head of queries
+	err := errors.Join(o.into(map[string]any{
+		"vocab_size": &c.Vocabulary, "hidden_size": &c.Width, "num_hidden_layers": &c.Blocks,
+		"num_attention_heads": &c.Heads, "num_key_value_heads": &heads, "head_dim": &width,
+		"intermediate_size": &c.Hidden, "max_position_embeddings": &c.Positions,
+		"rms_norm_eps": &c.Epsilon, "tie_word_embeddings": &c.Tied,
+		"attention_dropout": &c.Dropout.Attention,
+	}), o.only(map[string][]any{"hidden_act": {"silu", "swish", missing}}))
+	if c.Type == llama {
+		err = errors.Join(err, o.into(map[string]any{"mlp_bias": &c.Biased.MLP}))
+	}
+	if c.Type == llama || c.Type == qwen3 { // the others have no such key
+		err = errors.Join(err, o.into(map[string]any{"attention_bias": &c.Biased.Out}))
+		c.Biased.QKV = c.Biased.Out
+	}
+	if heads == nil || c.KeyHeads == 0 {
+		c.KeyHeads = c.Heads
+	}
+	if width == nil || c.HeadWidth == 0 {
+		c.HeadWidth = c.Width / max(c.Heads, 1)
+	}
+	return errors.Join(err, c.readWindow(o), c.rotary.read(o, c.Positions, c.HeadWidth))
+}
+
+// readWindow reads which blocks have a sliding window, and how wide it is.
+func (c *Config) readWindow(o *object) error {
+	used, window := c.Type == mistral, &c.Window // nil for null
+	var err error
+	if c.Type == qwen2 || c.Type == qwen3 {
+		err = o.into(map[string]any{"use_sliding_window": &used, "max_window_layers": &c.windowFrom})
+	}
+	if c.Type != llama {
+		err = errors.Join(err, o.into(map[string]any{"sliding_window": &window}))
+	}
+	err = errors.Join(err, o.into(map[string]any{"layer_types": &c.layerTypes}))
+	if window == nil || !used {
+		c.Window = 0
+	} else if c.Window < 1 {
+		err = errors.Join(err, fmt.Errorf("%w: sliding_window is %d: want 1 or more, or null",
+			backend.ErrArgument, c.Window))
+	}
+	if c.layerTypes == nil {
+		return err
+	}
+	if len(c.layerTypes) != c.Blocks {
+		err = errors.Join(err, fmt.Errorf("%w: layer_types has %d entries for %d layers",
+			backend.ErrArgument, len(c.layerTypes), c.Blocks))
+	}
+	for i, kind := range c.layerTypes {
+		free := c.Type == qwen2 || c.Type == qwen3 // which follow the list
+		if kind != full && (kind != sliding || c.Window == 0) || !free && c.Window > 0 &&
+			kind != sliding {
+			return errors.Join(err, fmt.Errorf("%w: layer_types has %.80q for layer %d, with a "+
+				"window of %d: use %q, and with a window %q", backend.ErrUnsupported, kind, i,
+				c.Window, full, sliding))
+		}
+	}
+	return err
+}
+
+// window returns how many positions a position of block i attends to, 0 for all.
+func (c *Config) window(i int) int {
+	if c.layerTypes != nil && c.layerTypes[i] == full || c.layerTypes == nil && i < c.windowFrom {
+		return 0
+	}
+	return c.Window
 }
 
 // check returns what is wrong with sizes. Each is bounded, so that products of a few do not
 // overflow.
 func (c *Config) check() error {
 	const most = 1 << 24
-	for _, s := range c.sizes() {
-		if *s.of < 1 || *s.of > most {
-			return fmt.Errorf("%w: %s is %d, want 1 to %d", backend.ErrArgument, s.what, *s.of,
-				most)
+	for _, s := range []struct {
+		what string
+		is   int
+	}{
+		{"the vocabulary", c.Vocabulary}, {"the width", c.Width},
+		{"the number of layers", c.Blocks}, {"the number of heads", c.Heads},
+		{"the number of heads of keys", c.KeyHeads}, {"the width of a head", c.HeadWidth},
+		{"the number of hidden units", c.Hidden}, {"the number of positions", c.Positions},
+	} {
+		if s.is < 1 || s.is > most {
+			return fmt.Errorf("%w: %s is %d, want 1 to %d", backend.ErrArgument, s.what, s.is, most)
+		}
+	}
+	for what, p := range map[string]float64{"weights of attention": c.Dropout.Attention,
+		"embeddings": c.Dropout.Embedding, "what blocks add": c.Dropout.Residual} {
+		if !(p >= 0 && p < 1) {
+			return fmt.Errorf("%w: the dropout of %s is %v: want 0 to less than 1",
+				backend.ErrArgument, what, p)
 		}
 	}
 	switch {
@@ -150,95 +253,32 @@ func (c *Config) check() error {
 	return nil
 }
 
-// rotary describes the angles by which pairs of elements of queries and keys are turned.
-type rotary struct {
-	Base float64
-	// Factor is how much slower waves longer than Original/Low positions turn, as in Llama 3.1;
-	// those shorter than Original/High are unchanged, with a transition in between. 0 or 1 changes
-	// nothing; with Original 0 all turn slower (linear scaling).
-	Factor, Low, High float64
-	Original          int
-}
-
-// angles returns the angle of a position's step for each pair of elements of a head.
-func (r rotary) angles(headWidth int) []float64 {
-	angles := make([]float64, headWidth/2)
-	for i := range angles {
-		angle := math.Pow(r.Base, -2*float64(i)/float64(headWidth))
-		if r.Factor > 1 {
-			kept := 0.0 // of the angle as it was
-			if r.Original > 0 {
-				turns := float64(r.Original) * angle / (2 * math.Pi) // within the original context
-				kept = min(max(0, (turns-r.Low)/(r.High-r.Low)), 1)
-			}
-			angle = (1-kept)*angle/r.Factor + kept*angle
-		}
-		angles[i] = angle
+// harmless returns the keys of config.json that change nothing of what is computed, whatever their
+// values: what transformers writes about files, other tasks and generation, and what programs that
+// wrote well-known folders have added.
+func harmless(kind string) []string {
+	keys := []string{"transformers_version", "dtype", "torch_dtype", "initializer_range",
+		"_name_or_path", "name_or_path", "_commit_hash", "_num_labels", "num_labels", "id2label",
+		"label2id", "problem_type", "finetuning_task", "task_specific_params", "pad_token_id",
+		"cls_token_id", "sep_token_id", "tokenizer_class", "is_decoder", "output_attentions",
+		"output_hidden_states", "return_dict", "chunk_size_feed_forward", "tie_encoder_decoder",
+		"attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
+		"gradient_checkpointing", "pretraining_tp", "torchscript", "max_sequence_length",
+		"is_llama_config", "transformers.js_config", "unsloth_version", "unsloth_fixed",
+		// of generation, which generation_config.json has and not this file
+		"assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids",
+		"begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+		"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff",
+		"eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id",
+		"forced_eos_token_id", "length_penalty", "max_length", "min_length",
+		"no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule",
+		"num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+		"remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
+		"suppress_tokens", "target_lookbehind", "temperature", "top_k", "top_p", "typical_p",
+		"use_cache"}
+	if kind == gpt2 {
+		keys = append(keys, "n_ctx", "output_past", "reorder_and_upcast_attn", "summary_activation",
+			"summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
 	}
-	return angles
-}
-
-// read takes the values of a config.json of transformers 4 or 5.
-func (r *rotary) read(o object) error {
-	key, kind, older := "rope_parameters", "", ""
-	var said, before object
-	err := o.into(map[string]any{key: &said, "rope_scaling": &before, "rope_theta": &r.Base})
-	if said == nil {
-		key, said = "rope_scaling", before
-	}
-	err = errors.Join(err, said.into(map[string]any{
-		"rope_type": &kind, "type": &older, "rope_theta": &r.Base, "factor": &r.Factor,
-		"low_freq_factor": &r.Low, "high_freq_factor": &r.High,
-		"original_max_position_embeddings": &r.Original,
-	}))
-	r.Base = cmp.Or(r.Base, 10000) // what transformers takes
-	switch kind = cmp.Or(kind, older, "default"); {
-	case err != nil:
-		return err
-	case kind == "default":
-		*r = rotary{Base: r.Base}
-	case kind != "linear" && kind != "llama3":
-		return fmt.Errorf("%w: %s: it is %q: use default, linear or llama3", backend.ErrUnsupported,
-			key, kind)
-	case !(r.Factor >= 1):
-		return fmt.Errorf("%s: %w: the factor is %v, want 1 or more", key, backend.ErrArgument,
-			r.Factor)
-	case kind == "linear":
-		*r = rotary{Base: r.Base, Factor: r.Factor}
-	case !(r.High > r.Low) || r.Original < 1:
-		return fmt.Errorf("%s: %w: factors %v to %v of %d positions", key, backend.ErrArgument,
-			r.Low, r.High, r.Original)
-	}
-	return nil
-}
-
-// object is an object of JSON.
-type object map[string]json.RawMessage
-
-// into stores the values of the object's keys where fields point. Keys that are missing or null
-// change nothing.
-func (o object) into(fields map[string]any) (err error) {
-	for _, key := range slices.Sorted(maps.Keys(fields)) {
-		if text, ok := o[key]; ok {
-			if wrong := json.Unmarshal(text, fields[key]); wrong != nil {
-				err = errors.Join(err, fmt.Errorf("%s: %w", key, wrong))
-			}
-		}
-	}
-	return err
-}
-
-// only returns an error for a key whose value this package does not support. nil is a key that is
-// missing or null.
-func (o object) only(values map[string][]any) error {
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		var is any
-		_ = json.Unmarshal(o[key], &is) // nil without the key: all of the text has been parsed
-		if !slices.ContainsFunc(values[key], func(v any) bool { return reflect.DeepEqual(v, is) }) {
-			has, _ := json.Marshal(values[key])
-			return fmt.Errorf("%w: %s is %.80s: use one of %s", backend.ErrUnsupported, key,
-				cmp.Or(string(o[key]), "missing"), has)
-		}
-	}
-	return nil
+	return keys
 }

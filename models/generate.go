@@ -86,7 +86,11 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (_ *Genera
 		return nil, fmt.Errorf("%w: a batch of %d with a context of %d, of a model of %d positions",
 			backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
+	if err := m.grows(o.Context); err != nil {
+		return nil, err
+	}
 	now := *m // later graphs have the adapter that the first one has
+	now.Random = nil
 	g := &Generator{model: &now, device: device, options: o, graphs: map[form]*generating{},
 		tensors: map[string]*tensor.Dense{}}
 	for _, n := range o.Learnables {
@@ -130,6 +134,7 @@ func (g *Generator) newGraph(f form) (*generating, error) {
 			slots: integers(b, "slots", batch*f.positions), ends: integers(b, "ends", batch)}}
 	if f.step {
 		r.lengths = integers(b, "lengths", batch)
+		r.windowed(b, g.model, batch)
 	}
 	logits, err := g.model.build(b, r.tokens, &r.caching)
 	if err != nil {
@@ -142,7 +147,7 @@ func (g *Generator) newGraph(f form) (*generating, error) {
 	}
 	for _, n := range b.Graph().Inputs() {
 		value, ok := n.Value().(*tensor.Dense)
-		if !ok || n.Dtype() != tensor.Float32 {
+		if !ok || n.Dtype() != tensor.Float32 || n == r.hidden {
 			continue
 		}
 		if t := g.tensors[n.Name()]; t == nil {
@@ -284,6 +289,7 @@ func (r *generating) feed(texts []text) error {
 		ends[row] = row*positions + last
 		if r.step {
 			first, ends[row], ints(r.lengths)[row] = last, last, last+1
+			r.hide(row, last)
 		}
 		copy(r.ids[row*positions:], tokens[first:])
 		for i := range positions {

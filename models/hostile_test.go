@@ -119,6 +119,9 @@ func TestAFolderWithoutAFileSaysWhatToDo(t *testing.T) {
 	_, adapter := models.Load("testdata/llama3/adapter")
 	_, weights := models.Load(without("model.safetensors"))
 	_, empty := models.Load(t.TempDir())
+	python := without("model.safetensors")
+	file("pytorch_model.bin", nil)(t, python)
+	_, ofPython := models.Load(python)
 	noAdapter := m.LoadAdapter("testdata/llama3")
 	for want, err := range map[string]error{
 		"load the model that adapter_config.json names":     adapter,
@@ -127,6 +130,7 @@ func TestAFolderWithoutAFileSaysWhatToDo(t *testing.T) {
 		"AutoTokenizer writes it":                           words,
 		"give a folder of Hugging Face, with config.json":   empty,
 		"that SaveAdapter or PEFT has written":              noAdapter,
+		"the folder has pytorch_model.bin":                  ofPython,
 	} {
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), want) ||
 			strings.Count(err.Error(), ".json") > 3 {
@@ -134,6 +138,9 @@ func TestAFolderWithoutAFileSaysWhatToDo(t *testing.T) {
 		}
 	}
 }
+
+// pointer is what Git LFS leaves in place of a file.
+const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 // Whatever is wrong with a folder is an error that says so, of Load or of Logits, and costs little
 // memory.
@@ -157,14 +164,28 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		{"gpt2", file("config.json", make([]byte, 2<<20)), []string{"config.json",
 			"more than 1048576 bytes"}},
 		{"llama3", configured("hidden_act", "gelu"), []string{"hidden_act", "gelu"}},
-		{"llama3", configured("rope_parameters", map[string]any{"rope_type": "yarn"}),
-			[]string{"rope_parameters", "yarn"}},
+		{"llama3", configured("rope_parameters", map[string]any{"rope_type": "su"}),
+			[]string{"rope_parameters", "su"}},
+		{"llama3", configured("rope_scaling", map[string]any{"type": "mrope"}),
+			[]string{"rope_scaling", "mrope"}},
+		{"llama3", configured("rope_scaling", map[string]any{"type": "linear", "factor": 2,
+			"mrope_section": []int{1, 1}}), []string{"rope_scaling", "mrope_section"}},
+		{"llama3", configured("partial_rotary_factor", 0.5), []string{"partial_rotary_factor"}},
 		{"llama3", configured("rope_parameters", map[string]any{"rope_type": "linear"}),
 			[]string{"rope_parameters", "the factor is 0"}},
 		{"llama3", configured("num_key_value_heads", 3), []string{"8 heads share 3"}},
 		{"llama3", configured("quantization_config", map[string]any{"bits": 4}),
 			[]string{"quantization_config"}},
-		{"mistral", configured("sliding_window", 16), []string{"sliding_window"}},
+		{"mistral", configured("sliding_window", 0), []string{"sliding_window is 0"}},
+		{"llama3", configured("sliding_window", 16), []string{"sliding_window is 16", "not known"}},
+		{"qwen3", configured("layer_types", []string{"sliding_attention", "full_attention"}),
+			[]string{"layer_types", "sliding_attention"}},
+		{"gpt2", configured("is_causal", false), []string{"is_causal is false"}},
+		{"qwen2", configured("attention_bias", true), []string{"attention_bias"}},
+		{"llama3", configured("logits_scaling", 2), []string{"logits_scaling is 2", "not known"}},
+		{"gpt2", configured("attn_pdrop", 1), []string{"attention", "is 1"}},
+		{"gpt2", configured("architectures", []string{"GPT2ForSequenceClassification"}),
+			[]string{"architectures", "GPT2ForSequenceClassification"}},
 		{"llama3", rewritten(func(all map[string]safetensors.Tensor) { delete(all, norm) }),
 			[]string{"no file has " + norm}},
 		{"llama3", rewritten(func(all map[string]safetensors.Tensor) {
@@ -175,6 +196,15 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		{"llama3", rewritten(func(all map[string]safetensors.Tensor) {
 			all[norm] = safetensors.New(backend.I32, all[norm].Shape)
 		}), []string{norm, "weights of i32"}},
+		{"llama3", file("model.safetensors", []byte(pointer)), []string{"model.safetensors",
+			"git lfs pull"}},
+		{"gpt2", rewritten(func(all map[string]safetensors.Tensor) {
+			all["h.0.attn.bias"] = safetensors.New(backend.U8, []int{1, 1, 80, 80})
+		}), []string{"has h.0.attn.bias"}},
+		{"llama3", rewritten(func(all map[string]safetensors.Tensor) {
+			all["model.layers.0.self_attn.rotary_emb.inv_freq"] = safetensors.New(backend.F32,
+				[]int{2})
+		}), []string{"inv_freq"}},
 		{"llama3", shortened, []string{"model.safetensors", "damaged or not whole"}},
 		{"llama3", file("model.safetensors", binary.LittleEndian.AppendUint64(nil, 2<<30)),
 			[]string{"a header of 2147483648 bytes"}},
@@ -238,7 +268,16 @@ func TestOlderFilesOfGPT2HaveShorterNamesAndMasks(t *testing.T) {
 			delete(all, name)
 			all[strings.TrimPrefix(name, "transformer.")] = x
 		}
-		all["h.0.attn.bias"] = safetensors.New(backend.U8, []int{1, 1, 80, 80})
+		mask := safetensors.New(backend.U8, []int{1, 1, 80, 80})
+		for i := range mask.Data.Len() {
+			if i%80 <= i/80 {
+				mask.Data.Bytes()[i] = 1
+			}
+		}
+		all["h.0.attn.bias"] = mask
+		number := safetensors.New(backend.F32, nil)
+		backend.View[float32](number.Data)[0] = -1e4
+		all["h.0.attn.masked_bias"] = number
 	})(t, dir)
 	if err := built(t, dir); err != nil {
 		t.Error(err)

@@ -9,33 +9,51 @@ import (
 )
 
 const (
-	qwen2, qwen3 = "qwen2", "qwen3"
-	headName     = "lm_head.weight"
+	llama, mistral, qwen2, qwen3 = "llama", "mistral", "qwen2", "qwen3"
+	// llamaPrefix begins the names of the tensors, except in files of the model without a head.
+	llamaPrefix = "model."
+	headName    = "lm_head.weight"
 )
 
-// llama builds a model of the Llama family: Touvron et al., "LLaMA: Open and Efficient Foundation
+// llamas builds a model of the Llama family: Touvron et al., "LLaMA: Open and Efficient Foundation
 // Language Models", 2023; with shared heads of keys, Ainslie et al., "GQA", 2023.
-func (m *Model) llama(b *layers.Builder, tokens *layers.Tokens, c *caching) layers.Node {
-	words := b.Learn("model.embed_tokens.weight", drawn, 0, m.Vocabulary, m.Width)
+func (m *Model) llamas(b *layers.Builder, tokens *layers.Tokens, c *caching) layers.Node {
+	words := b.Learn(m.embedding(), drawn, 0, m.Vocabulary, m.Width)
 	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
 	for i := range m.Blocks {
 		p := fmt.Sprintf("model.layers.%d.", i)
-		x = b.Add(x, m.llamaAttention(b, c, p+"self_attn.",
+		x = b.Add(x, m.llamaAttention(b, c, i, p+"self_attn.",
 			b.RMSNorm(p+"input_layernorm", m.Epsilon, x)))
 		h := b.To(b.RMSNorm(p+"post_attention_layernorm", m.Epsilon, x), layers.Tensor,
 			layers.Copied)
-		h = gated(b, m.columns(b, p+"mlp.gate_proj", h, false, 0, m.Hidden),
-			m.columns(b, p+"mlp.up_proj", h, false, 0, m.Hidden))
-		x = b.Add(x, m.rows(b, p+"mlp.down_proj", h, 1, false))
+		h = gated(b, m.columns(b, p+"mlp.gate_proj", h, m.Biased.MLP, 0, m.Hidden),
+			m.columns(b, p+"mlp.up_proj", h, m.Biased.MLP, 0, m.Hidden))
+		x = b.Add(x, m.rows(b, p+"mlp.down_proj", h, 1, m.Biased.MLP))
 	}
-	x = b.RMSNorm("model.norm", m.Epsilon, c.last(b, x))
-	if !m.Tied {
-		words = b.Learn(headName, drawn, 0, m.Vocabulary, m.Width)
-	}
-	return b.Logits(x, words)
+	return m.head(b, b.RMSNorm("model.norm", m.Epsilon, c.last(b, x)), words)
 }
 
-func (m *Model) llamaAttention(b *layers.Builder, c *caching, name string,
+// embedding returns the name of the embedding.
+func (m *Model) embedding() string {
+	if m.Type == gpt2 {
+		return gpt2Prefix + "wte.weight"
+	}
+	return llamaPrefix + "embed_tokens.weight"
+}
+
+// head scores the words, by the embedding unless there is another head.
+func (m *Model) head(b *layers.Builder, x, words layers.Node) layers.Node {
+	if !m.Tied || m.adapter.parts(m.embedding()) {
+		words = b.Learn(headName, drawn, 0, m.Vocabulary, m.Width)
+	}
+	y := b.Logits(x, words)
+	if _, ok := m.adapter.of("lm_head"); ok {
+		y = m.adaptColumns(b, "lm_head", b.To(x, layers.Tensor, layers.Copied), y, 0, m.Vocabulary)
+	}
+	return y
+}
+
+func (m *Model) llamaAttention(b *layers.Builder, c *caching, block int, name string,
 	x layers.Node) layers.Node {
 	x = b.To(x, layers.Tensor, layers.Copied)
 	project := func(of string, heads int) layers.Node {
@@ -46,7 +64,7 @@ func (m *Model) llamaAttention(b *layers.Builder, c *caching, name string,
 	if m.NormedHeads {
 		q, k = b.RMSNorm(name+"q_norm", m.Epsilon, q), b.RMSNorm(name+"k_norm", m.Epsilon, k)
 	}
-	y := c.attend(b, m.turned(b, c, q), m.turned(b, c, k), v)
+	y := m.attend(b, c, block, m.turned(b, c, q), m.turned(b, c, k), v)
 	return m.rows(b, name+"o_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, m.Biased.Out)
 }
 
@@ -80,9 +98,10 @@ func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (err error)
 		positions = c.context
 	}
 	cos, sin := make([]float64, positions*half), make([]float64, positions*half)
-	angles := m.rotary.angles(m.HeadWidth)
+	angles := m.rotary.angles(m.HeadWidth, positions)
 	for i := range cos {
-		sin[i], cos[i] = math.Sincos(float64(i/half) * angles[i%half])
+		sin[i], cos[i] = math.Sincos(float64(float32(i/half) * angles[i%half]))
+		sin[i], cos[i] = m.rotary.Scale*sin[i], m.rotary.Scale*cos[i]
 	}
 	shape := []int{positions, 1, half}
 	c.cosines, c.sines = b.Constant(shape, cos), b.Constant(shape, sin)

@@ -6,15 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -26,9 +25,15 @@ import (
 type LoRA struct {
 	Rank  int     // the columns of A, and rows of B
 	Alpha float64 // 0 means Rank, so that the product is not scaled
-	// Targets are the last parts of names of linear layers, such as "q_proj"; nil means c_attn in
-	// GPT-2, and q_proj and v_proj in the Llama family, as in PEFT.
+	// Targets are names of linear layers, or their last parts, such as "q_proj" and "mlp.c_proj";
+	// nil means c_attn in GPT-2, and q_proj and v_proj in the Llama family, as in PEFT.
 	Targets []string
+	// Dropout is the probability with which an element of x counts as 0 for A, in training: see
+	// Model.Random.
+	Dropout float64
+	// RankStabilized scales by Alpha/sqrt(Rank). Source: Kalajdzievski, "A Rank Stabilization
+	// Scaling Factor for Fine-Tuning with LoRA", 2023.
+	RankStabilized bool
 }
 
 const (
@@ -38,6 +43,42 @@ const (
 	adapterPrefix = "base_model.model."
 	loraA, loraB  = ".lora_A", ".lora_B"
 )
+
+// adapter is what an adapter changes.
+type adapter struct {
+	layers  map[string]lowRank // of linear layers, by name
+	dropout float64
+	biased  bool // B has a bias
+	// replaced has tensors of the model that the adapter has, too, and their names in its file.
+	replaced map[string]string
+	config   []byte  // adapter_config.json, for SaveAdapter: the order of patterns counts
+	tensors  located // what it begins with, nil for nothing
+}
+
+// lowRank is the adapter of a layer.
+type lowRank struct {
+	rank  int
+	scale float64
+}
+
+// of returns the adapter of a linear layer.
+func (a *adapter) of(layer string) (l lowRank, ok bool) {
+	if a != nil {
+		l, ok = a.layers[layer]
+	}
+	return l, ok
+}
+
+// parts reports whether an embedding that scores the words, too, does not any more: PEFT gives
+// modules_to_save weights of their own.
+func (a *adapter) parts(embedding string) bool {
+	return a != nil && (a.replaced[embedding] != "" || a.replaced[headName] != "")
+}
+
+// learns reports whether an adapter learns a tensor of the model, or has made it.
+func (a *adapter) learns(learnable string) bool {
+	return isAdapter(learnable) || a.replaced[nameOf(learnable)] != ""
+}
 
 // linears returns the last parts of the names of linear layers, and of those that PEFT adapts by
 // default.
@@ -52,149 +93,203 @@ func (m *Model) linears() (all, adapted []string) {
 // Adapt gives all graphs built from now on an adapter, which has no effect at first: A is drawn,
 // and B is zero. A and B are the only learnables of these graphs.
 //
-// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is not a number, layers that the
-// model lacks, and after Logits, whose graph would have no adapter.
+// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is not a number, a dropout that is
+// not from 0 to less than 1, layers that the model lacks, and after Logits, whose graph would have
+// no adapter.
 func (m *Model) Adapt(l LoRA) error {
-	if m.built {
-		return fmt.Errorf("models: LoRA: %w: Logits has built a graph without this adapter: call "+
-			"Adapt or LoadAdapter before Logits", backend.ErrArgument)
+	if err := m.unbuilt(); err != nil {
+		return fmt.Errorf("models: LoRA: %w", err)
 	}
 	all, adapted := m.linears()
 	if l.Targets == nil {
 		l.Targets = adapted
 	}
-	l.Alpha = cmp.Or(l.Alpha, float64(l.Rank))
+	if l.Rank < 1 || len(l.Targets) == 0 || math.IsNaN(l.Alpha) || math.IsInf(l.Alpha, 0) ||
+		!(l.Dropout >= 0 && l.Dropout < 1) {
+		return fmt.Errorf("models: LoRA: %w: rank %d, alpha %v, dropout %v, %d layers",
+			backend.ErrArgument, l.Rank, l.Alpha, l.Dropout, len(l.Targets))
+	}
+	p := peft{rank: l.Rank, alpha: cmp.Or(l.Alpha, float64(l.Rank)), stable: l.RankStabilized,
+		dropout: l.Dropout, targets: patterns{list: l.Targets}}
 	for _, name := range l.Targets {
-		if !slices.Contains(all, name) {
+		one := peft{rank: 1, targets: patterns{list: []string{name}}}
+		if _, err := one.resolve(m); err != nil {
 			return fmt.Errorf("models: LoRA: %w: %s has no layers %q: use some of %s",
 				backend.ErrArgument, m.Type, name, strings.Join(all, ", "))
 		}
 	}
-	if l.Rank < 1 || len(l.Targets) == 0 || math.IsNaN(l.Alpha) || math.IsInf(l.Alpha, 0) {
-		return fmt.Errorf("models: LoRA: %w: rank %d, alpha %v, %d layers", backend.ErrArgument,
-			l.Rank, l.Alpha, len(l.Targets))
+	a, err := p.resolve(m)
+	if err != nil {
+		return fmt.Errorf("models: LoRA: %w", err)
 	}
-	m.lora, m.adapter = &l, nil
+	a.config, err = json.MarshalIndent(map[string]any{
+		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.dir,
+		"r": p.rank, "lora_alpha": p.alpha, "lora_dropout": p.dropout, "target_modules": l.Targets,
+		"fan_in_fan_out": m.Type == gpt2, "bias": "none", "use_rslora": p.stable, "use_dora": false,
+	}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("models: LoRA: %w", err)
+	}
+	m.adapter = a
+	return nil
+}
+
+// unbuilt returns an error if a graph has been built.
+func (m *Model) unbuilt() error {
+	if m.built {
+		return fmt.Errorf("%w: Logits has built a graph without this adapter: call Adapt or "+
+			"LoadAdapter before Logits", backend.ErrArgument)
+	}
 	return nil
 }
 
 // LoadAdapter is Adapt with the adapter of a PEFT folder: its adapter_config.json and
-// adapter_model.safetensors.
+// adapter_model.safetensors. It adapts the layers that PEFT adapts, with the same ranks and scales;
+// biases and modules_to_save are learnables, too.
 //
-// Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file;
-// those of the file system. Shapes are checked when a graph is built. The files are closed.
+// Errors: [backend.ErrUnsupported] for another kind of adapter, for one whose loading changes the
+// model's weights (PiSSA, OLoRA, CorDA, LoftQ), and for a key that may change what is computed and
+// is not known here; [backend.ErrArgument] for layers that the model lacks; a damaged file; those
+// of the file system. Shapes are checked when a graph is built. The files are closed.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter "+dir)
 	defer func() { err = absent(err, "give a folder that SaveAdapter or PEFT has written") }()
-	var o object
-	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o); err != nil {
+	if err := m.unbuilt(); err != nil {
 		return err
 	}
-	var l LoRA
-	if err := errors.Join(o.only(map[string][]any{
-		"peft_type": {"LORA"}, "bias": {nil, "", "none"}, "modules_to_save": {nil, []any{}},
-		"use_dora": {nil, false}, "use_rslora": {nil, false}, "layers_to_transform": {nil},
-		"rank_pattern": {nil, map[string]any{}}, "alpha_pattern": {nil, map[string]any{}},
-	}), o.into(map[string]any{
-		"r": &l.Rank, "lora_alpha": &l.Alpha, "target_modules": &l.Targets,
-	})); err != nil {
+	var o object
+	text, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o)
+	if err != nil {
+		return err
+	}
+	var p peft
+	if err = p.read(&o); err != nil {
 		return fmt.Errorf("%s: %w", adapterConfigName, err)
 	}
-	file, err := safetensors.Open(filepath.Join(dir, adapterName))
+	a, err := p.resolve(m)
+	if err != nil {
+		return fmt.Errorf("%s: %w", adapterConfigName, err)
+	}
+	file, err := openTensors(filepath.Join(dir, adapterName))
+	if errors.Is(err, os.ErrNotExist) {
+		err = unread(err, dir, "adapter_model.bin")
+	}
 	if err == nil {
-		err = errors.Join(file.Keep(), m.Adapt(l))
+		err = file.Keep()
 	}
 	if err != nil {
 		return err
 	}
-	m.adapter = located{}
+	a.config, a.tensors = text, located{}
 	for _, name := range file.Names() {
-		m.adapter[name] = file
+		a.tensors[name] = file
+		if copied, err := m.copied(a, name); err != nil {
+			return err
+		} else if copied {
+			delete(a.tensors, name)
+		}
 	}
+	m.adapter = a
 	return nil
 }
 
-// isAdapter reports whether a learnable is one of an adapter.
+// copied reports whether a tensor of an adapter is one of the model, as PEFT saves an adapted head.
+func (m *Model) copied(a *adapter, name string) (bool, error) {
+	own := strings.Replace(strings.TrimPrefix(name, adapterPrefix), ".base_layer.", ".", 1)
+	base := m.fileOf(own)
+	if base.file == nil || a.replaced[own] != "" {
+		return false, nil
+	}
+	x, err := a.tensors[name].Read(name)
+	if err != nil {
+		return false, err
+	}
+	y, err := base.file.Read(base.name)
+	return err == nil && slices.Equal(x.Shape, y.Shape) && equal(x.Data, y.Data), err
+}
+
+// isAdapter reports whether a learnable is one of the matrices of an adapter, or a bias of B.
 func isAdapter(learnable string) bool {
 	return strings.HasSuffix(learnable, loraA+".weight") ||
-		strings.HasSuffix(learnable, loraB+".weight")
+		strings.HasSuffix(learnable, loraB+".weight") || strings.HasSuffix(learnable, loraB+".bias")
 }
 
 // SaveAdapter writes an adapter as a folder that LoadAdapter and PEFT read. weights are the whole
 // learnables of a graph, by name, as for Save.
 //
-// It is not collective: call it on one rank. Errors: [backend.ErrArgument] without Adapt or
-// LoadAdapter, for learnables that are missing or not in the adapter, and for an element that is
-// not finite; those of the file system.
+// It is not collective: call it on one rank. While files are replaced by those of another adapter,
+// the directory has no adapter_config.json, and is none. Errors: [backend.ErrArgument] without
+// Adapt or LoadAdapter, for learnables that are missing or not in the adapter, for an element that is
+// not finite, and for a directory with another model than this one, to which transformers would
+// apply the adapter; those of the file system.
 func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
 	defer named(&err, "save adapter "+dir)
-	if m.lora == nil || len(weights) == 0 {
+	if m.adapter == nil || len(weights) == 0 {
 		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
 			backend.ErrArgument)
-	}
-	all := m.adapters()
-	if name := missing(all, weights); name != "" {
-		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
-			backend.ErrArgument, name)
-	}
-	for learnable, x := range weights {
-		if x == nil || x.Dims() < 2 || !all[learnable] {
-			return fmt.Errorf("%w: %s is none of an adapter, or no matrix, among %d learnables: "+
-				"the adapter has %d", backend.ErrArgument, learnable, len(weights), len(all))
-		}
 	}
 	tensors, err := m.encode(weights)
 	if err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(map[string]any{
-		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.dir,
-		"r": m.lora.Rank, "lora_alpha": m.lora.Alpha, "lora_dropout": 0,
-		"target_modules": m.lora.Targets, "fan_in_fan_out": m.Type == gpt2, "bias": "none",
-		"use_rslora": false, "use_dora": false,
-	}, "", "  ")
-	if err != nil {
-		return err
+	all := m.adapterTensors()
+	if name := lacking(all, tensors); name != "" {
+		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
+			backend.ErrArgument, strings.TrimPrefix(name, adapterPrefix))
 	}
-	return write(dir, adapterName, tensors, map[string][]byte{adapterConfigName: text})
+	if name := lacking(tensors, all); name != "" {
+		return fmt.Errorf("%w: %s is none of the adapter, among %d learnables: the adapter has %d",
+			backend.ErrArgument, strings.TrimPrefix(name, adapterPrefix), len(weights), len(all))
+	}
+	if _, err := os.Stat(filepath.Join(dir, configName)); err == nil && !same(dir, m.dir) {
+		return fmt.Errorf("%w: it has a model, and transformers would apply the adapter to it: "+
+			"name another folder", backend.ErrArgument)
+	}
+	return replacing{dir: dir, main: adapterConfigName, text: m.adapter.config,
+		tensorsName: adapterName, tensors: tensors, outdated: []string{"adapter_model.bin"}}.write()
 }
 
-// adapters returns the learnables of the adapter, by the linear layers of the files.
-func (m *Model) adapters() map[string]bool {
+// adapterTensors returns the names of the tensors of the adapter's file.
+func (m *Model) adapterTensors() map[string]bool {
 	all := map[string]bool{}
-	for name := range m.weights {
-		layer, ok := strings.CutSuffix(name, ".weight")
-		if !ok || !m.target(layer) {
-			continue
+	for layer := range m.adapter.layers {
+		all[adapterPrefix+layer+loraA+".weight"] = true
+		all[adapterPrefix+layer+loraB+".weight"] = true
+		if m.adapter.biased {
+			all[adapterPrefix+layer+loraB+".bias"] = true
 		}
-		if m.Type == gpt2 { // whose older files have no prefix
-			layer = gpt2Prefix + strings.TrimPrefix(layer, gpt2Prefix)
-		}
-		all[layer+loraA+".weight"], all[layer+loraB+".weight"] = true, true
+	}
+	for _, name := range m.adapter.replaced {
+		all[adapterPrefix+name] = true
 	}
 	return all
-}
-
-// target reports whether a linear layer has an adapter.
-func (m *Model) target(name string) bool {
-	last := name[strings.LastIndexByte(name, '.')+1:]
-	return m.lora != nil && slices.Contains(m.lora.Targets, last)
 }
 
 // columns is a linear layer whose weights are divided by columns: x is Copied over the Tensor
 // group.
 func (m *Model) columns(b *layers.Builder, name string, x layers.Node, biased bool, axis int,
 	out ...int) layers.Node {
-	linear := b.Linear
+	y := linear(b, biased)(name, x, axis, out...)
+	return m.adaptColumns(b, name, x, y, axis, out...)
+}
+
+// linear returns the function of a layer with a bias or without one.
+func linear(b *layers.Builder, biased bool) func(string, layers.Node, int, ...int) layers.Node {
 	if biased {
-		linear = b.Columns
+		return b.Columns
 	}
-	y := linear(name, x, axis, out...)
-	if m.target(name) {
-		h := b.Dense(name+loraA, x, m.lora.Rank)
-		y = b.Add(y, m.scaled(b, b.Linear(name+loraB, h, axis, out...)))
+	return b.Linear
+}
+
+// adaptColumns adds to y what an adapter has for columns.
+func (m *Model) adaptColumns(b *layers.Builder, name string, x, y layers.Node, axis int,
+	out ...int) layers.Node {
+	l, ok := m.adapter.of(name)
+	if !ok {
+		return y
 	}
-	return y
+	h := b.Dense(name+loraA, m.dropped(b, m.adapter.dropout, x), l.rank)
+	return l.add(b, y, linear(b, m.adapter.biased)(name+loraB, h, axis, out...))
 }
 
 // rows is a linear layer whose weights are divided by rows: x is Split over the Tensor group along
@@ -205,25 +300,22 @@ func (m *Model) rows(b *layers.Builder, name string, x layers.Node, in int,
 	if biased {
 		y = b.Bias(name, y)
 	}
-	if m.target(name) {
-		h := b.To(b.Rows(name+loraA, x, in, m.lora.Rank), layers.Tensor, layers.Replicated)
-		y = b.Add(y, m.scaled(b, b.Dense(name+loraB, h, m.Width)))
+	l, ok := m.adapter.of(name)
+	if !ok {
+		return y
 	}
-	return y
+	h := b.Rows(name+loraA, m.dropped(b, m.adapter.dropout, x), in, l.rank)
+	h = b.Dense(name+loraB, b.To(h, layers.Tensor, layers.Replicated), m.Width)
+	if m.adapter.biased {
+		h = b.Bias(name+loraB, h)
+	}
+	return l.add(b, y, h)
 }
 
-// scaled returns what an adapter adds.
-func (m *Model) scaled(b *layers.Builder, x layers.Node) layers.Node {
-	by := m.lora.Alpha / float64(m.lora.Rank)
-	if by == 1 {
-		return x
-	}
-	return b.Apply("scale of an adapter", func() (layers.Node, error) {
-		var number any = by
-		if x.Dtype() == tensor.Float32 {
-			number = float32(by)
-		}
-		y, err := gorgonia.HadamardProd(x.Node, gorgonia.NewConstant(number))
-		return layers.Place(y, x), err
-	})
+// add adds what an adapter computes.
+func (l lowRank) add(b *layers.Builder, y, x layers.Node) layers.Node {
+	return b.Add(y, b.Apply("scale of an adapter", func() (layers.Node, error) {
+		n, err := scaled(x.Node, l.scale)
+		return layers.Place(n, x), err
+	}))
 }

@@ -81,6 +81,7 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		`no layers "c_attn"`:    {Rank: 2, Targets: []string{"c_attn"}},
 		"0 layers":              {Rank: 2, Targets: []string{}},
 		`no layers "mlp.q_proj`: {Rank: 2, Targets: []string{"mlp.q_proj"}},
+		"dropout 1":             {Rank: 2, Dropout: 1},
 	} {
 		m := load(t, "testdata/llama3")
 		if err := m.Adapt(l); err == nil || !strings.Contains(err.Error(), want) {
@@ -90,9 +91,23 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 	for want, spoil := range map[string]func(t *testing.T, dir string){
 		"peft_type":               changed("peft_type", "LOHA"),
 		"use_dora":                changed("use_dora", true),
-		"rank_pattern":            changed("rank_pattern", map[string]any{"q_proj": 4}),
-		"layers_to_tra":           changed("layers_to_transform", []int{0}),
-		"target_module":           changed("target_modules", "all-linear"),
+		"it is [4 32]":            changed("rank_pattern", map[string]any{"q_proj": 4}),
+		"layers.1.mlp":            changed("layers_to_transform", []int{0}),
+		"has no base":             changed("target_modules", "all-linear"),
+		"regular express":         changed("target_modules", `.*(?=q)q_proj`),
+		`is "pissa", for which`:   changed("init_lora_weights", "pissa"),
+		`"pissa_niter_4"`:         changed("init_lora_weights", "pissa_niter_4"),
+		`"olora"`:                 changed("init_lora_weights", "olora"),
+		`"loftq"`:                 changed("init_lora_weights", "loftq"),
+		"alora":                   changed("alora_invocation_tokens", []int{5}),
+		"trainable_token":         changed("trainable_token_indices", []int{5}),
+		"new_key":                 changed("new_key", 1),
+		"SEQ_CLS":                 changed("task_type", "SEQ_CLS"),
+		"no linear layer":         changed("target_modules", []string{"embed_tokens"}),
+		"no such layers":          changed("target_modules", []string{"c_attn"}),
+		"modules_to_save":         changed("modules_to_save", []string{"proj"}),
+		"is 0, want 1":            changed("r", 0),
+		"without layers_t":        changed("layers_pattern", "layers"),
 		"has shape [3 32]":        changed("r", 4),
 		"more than 1048576 bytes": file("adapter_config.json", make([]byte, 2<<20)),
 		"has no base_model.model.model.layers.0.self_attn.k_proj": changed("target_modules",
@@ -125,11 +140,15 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 	}
 	const first = "model.layers.0.self_attn.q_proj.lora_A.weight"
 	one := tensor.New(tensor.FromScalar(1.))
+	if err := m.SaveAdapter(copied(t, "gpt2"), learned(t, m)); err == nil ||
+		!strings.Contains(err.Error(), "it has a model") {
+		t.Error(err)
+	}
 	for want, spoil := range map[string]func(w map[string]*tensor.Dense){
 		"no " + first:     func(w map[string]*tensor.Dense) { delete(w, first) },
 		"9 learnables":    func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
-		"or no matrix":    func(w map[string]*tensor.Dense) { w[first] = one },
-		"none of an adap": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
+		"nil or a scalar": func(w map[string]*tensor.Dense) { w[first] = one },
+		"no file has q_p": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
 		"[0 1] is NaN": func(w map[string]*tensor.Dense) {
 			w[first] = w[first].Clone().(*tensor.Dense)
 			w[first].Data().([]float32)[w[first].Shape()[1]] = float32(math.NaN())

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
 )
 
 // Model is the model of a folder, whose files are open until Close.
@@ -24,9 +24,13 @@ type Model struct {
 	text    []byte // of config.json
 	files   []*safetensors.File
 	weights located
-	lora    *LoRA   // nil for none
-	adapter located // what it begins with, nil for nothing
-	built   bool    // a graph, by Logits
+	adapter *adapter // nil for none
+	built   bool     // a graph, by Logits
+	// Random draws the masks of dropout, which the configurations of the model and of its adapter
+	// ask for: in training, as in transformers, and not in evaluation (vm.Eval). Call its Next
+	// after each run that trains. Load makes one; nil leaves dropout out of graphs that are built
+	// from then on.
+	Random *nn.Random
 }
 
 // Load reads the configuration of a folder and the headers of its weights. It is not collective:
@@ -36,7 +40,7 @@ type Model struct {
 // [backend.ErrArgument] for sizes that do not fit; a damaged file; those of the file system.
 func Load(dir string) (_ *Model, err error) {
 	defer named(&err, "load "+dir)
-	m := &Model{dir: dir}
+	m := &Model{dir: dir, Random: nn.NewRandom(0)}
 	var o object
 	if m.text, err = readJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
 		hint := "give a folder of Hugging Face, with config.json, tokenizer.json and " + weightsName
@@ -46,13 +50,15 @@ func Load(dir string) (_ *Model, err error) {
 		}
 		return nil, absent(err, hint)
 	}
-	if err = m.Config.read(o); err != nil {
+	if err = m.Config.read(&o); err != nil {
 		return nil, fmt.Errorf("%s: %w", configName, err)
 	}
 	if m.weights, err = m.openWeights(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	maps.DeleteFunc(m.weights, m.ignored)
+	if err = m.leaveOut(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
 	return m, nil
 }
 
@@ -103,9 +109,9 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (layers.Node, error) {
 	used := map[string]bool{}
 	b.Begin(func(learnable string, shape []int) (x backend.Buffer, err error) {
-		begins := m.adapter == nil && isAdapter(learnable)
+		begins := isAdapter(learnable) && m.adapter.tensors == nil
 		switch {
-		case c.tensors[learnable] != nil || begins && strings.HasSuffix(learnable, loraB+".weight"):
+		case c.tensors[learnable] != nil || begins && strings.Contains(learnable, loraB+"."):
 			return backend.Of(make([]float32, tensor.ProdInts(shape))), nil
 		case begins:
 			return x, nil // drawn
@@ -113,19 +119,21 @@ func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (lay
 		return m.values(learnable, shape, used)
 	})
 	defer b.Begin(nil)
-	if m.lora != nil {
-		b.Freeze(func(learnable string) bool { return !isAdapter(learnable) })
+	if m.adapter != nil {
+		b.Freeze(func(learnable string) bool { return !m.adapter.learns(learnable) })
 		defer b.Freeze(nil)
 	}
-	family := m.llama
+	family := m.llamas
 	if m.Type == gpt2 {
 		family = m.gpt2
 	}
 	logits := family(b, tokens, c)
 	err := b.Err()
 	if err == nil && len(c.tensors) == 0 { // else what there is has been looked at
-		err = errors.Join(m.weights.allUsed(used, configName),
-			m.adapter.allUsed(used, adapterConfigName))
+		err = m.weights.allUsed(used, configName)
+		if m.adapter != nil {
+			err = errors.Join(err, m.adapter.tensors.allUsed(used, adapterConfigName))
+		}
 	}
 	if err != nil {
 		return logits, fmt.Errorf("models: %s: %w", m.dir, err)

@@ -132,13 +132,16 @@ func TestAdaptersComputeWhatTheyDoThere(t *testing.T) {
 // run computes logits, loss and gradients of this rank's replica, and compares them.
 func run(folder, adapter string, l *layers.Layout, build sync.Locker, want expected, rows,
 	each int, ids, next []int) error {
-	m, err := models.Load(filepath.Join("testdata", folder))
+	if !filepath.IsAbs(folder) {
+		folder = filepath.Join("testdata", folder)
+	}
+	m, err := models.Load(folder)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
 	if adapter != "" {
-		if err := m.LoadAdapter(filepath.Join("testdata", folder, adapter)); err != nil {
+		if err := m.LoadAdapter(filepath.Join(folder, adapter)); err != nil {
 			return err
 		}
 		adapter += "."
@@ -170,6 +173,7 @@ func run(folder, adapter string, l *layers.Layout, build sync.Locker, want expec
 		if err := machine.RunAll(); err != nil {
 			return ops.Cause(err)
 		}
+		m.Random.Next(0)
 	}
 	if err := sameLogits(want, adapter+"logits", all.Node, l.Replica*rows, rows, each); err != nil {
 		return err
@@ -396,6 +400,73 @@ func TestSaveReplacesTheFilesOfAnIndex(t *testing.T) {
 	for name, x := range learned(t, load(t, dir)) {
 		if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
 			t.Errorf("%s has the values of before", name)
+		}
+	}
+}
+
+// TestSaveLeavesNothingOfAnEarlierModel: programs would apply an adapter to the model, or read the
+// weights or the tokenizer of another one. Files that are no part of a model stay.
+func TestSaveLeavesNothingOfAnEarlierModel(t *testing.T) {
+	m, dir := load(t, "testdata/llama3"), copied(t, "llama3/adapter")
+	weights := learned(t, m)
+	old := []string{"adapter_model.bin", "pytorch_model.bin", "pytorch_model.bin.index.json",
+		"pytorch_model-00001-of-00002.bin", "model-00001-of-00002.safetensors",
+		"model.safetensors.index.json", "merges.txt", "config.json"}
+	own := []string{"notes.txt", "pytorch_model-best.bin", "train.py"}
+	for _, name := range append(own, old...) {
+		file(name, []byte("{}"))(t, dir)
+	}
+	if err := m.Save(dir, weights); err != nil {
+		t.Fatal(err)
+	}
+	var left []string
+	all, err := os.ReadDir(dir)
+	for _, e := range all {
+		left = append(left, e.Name())
+	}
+	want := append([]string{"config.json", "model.safetensors", "tokenizer.json"}, own...)
+	if slices.Sort(want); err != nil || !slices.Equal(left, want) {
+		t.Errorf("the directory has %q, want %q: %v", left, want, err)
+	}
+}
+
+// TestATokenizerBesideTheSameModelStays: it may be the caller's.
+func TestATokenizerBesideTheSameModelStays(t *testing.T) {
+	m, dir := load(t, "testdata/qwen2"), t.TempDir()
+	weights := learned(t, m)
+	file("tokenizer.json", []byte("{}"))(t, dir)
+	for range 2 {
+		if err := m.Save(dir, weights); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "tokenizer.json")); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestNoCrashLeavesPartsOfTwoModels: whatever step fails, what is there loads as a whole or not at
+// all.
+func TestNoCrashLeavesPartsOfTwoModels(t *testing.T) {
+	m, other := load(t, "testdata/llama3"), load(t, "testdata/qwen2")
+	weights := learned(t, m)
+	for _, inTheWay := range []string{"model.safetensors", "tokenizer.json",
+		"pytorch_model-00001-of-00002.bin"} {
+		dir := t.TempDir()
+		if err := other.Save(dir, learned(t, other)); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, inTheWay)
+		if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"),
+			0o777)); err != nil {
+			t.Fatal(err)
+		}
+		if m.Save(dir, weights) == nil {
+			t.Fatalf("%s is a directory, and Save does not say so", inTheWay)
+		}
+		_, err := os.Stat(filepath.Join(dir, "config.json"))
+		if before := inTheWay == "model.safetensors"; (err == nil) != before {
+			t.Errorf("%s is in the way: config.json: %v", inTheWay, err)
 		}
 	}
 }

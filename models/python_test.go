@@ -1,14 +1,25 @@
 package models_test
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/models"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // python returns a Python that has torch, transformers and peft, "" if there is none or the test is
@@ -96,4 +107,116 @@ func TestTestdataIsMadeByItsScript(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestRandomFoldersAreEqualOrRefused: folders and adapters of random keys, options and tensors give
+// the logits of transformers and PEFT, or are refused. EURYALE_FOLDERS and EURYALE_SEED say how many,
+// and which.
+func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
+	interpreter := python(t)
+	if interpreter == "" {
+		return
+	}
+	dir := t.TempDir()
+	output(t, interpreter, "testdata/folders.py", dir, cmp.Or(os.Getenv("EURYALE_FOLDERS"), "200"),
+		cmp.Or(os.Getenv("EURYALE_SEED"), "1"))
+	folders, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal, refused, both, alone := 0, 0, 0, 0
+	for _, f := range folders {
+		folder := filepath.Join(dir, f.Name())
+		what, err := os.ReadFile(filepath.Join(folder, "what.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs := false
+		want, err := safetensors.Open(filepath.Join(folder, "expected.safetensors"))
+		if err == nil {
+			defer want.Close()
+		} else if theirs = errors.Is(err, fs.ErrNotExist); !theirs {
+			t.Fatal(err)
+		}
+		logits, err := logitsOf(t, folder)
+		switch {
+		case err != nil && theirs:
+			both++
+		case err != nil:
+			refused++
+			t.Logf("refused %s: %s: %v", f.Name(), what, err)
+		case theirs:
+			alone++
+			t.Logf("refused there alone %s: %s", f.Name(), what)
+		default:
+			equal++
+			if err := within1e5(expected{want}, logits); err != nil {
+				t.Errorf("%s: %s: %v", f.Name(), what, err)
+			}
+		}
+	}
+	t.Logf("%d folders: %d equal, %d refused here, %d there, %d by both", len(folders), equal,
+		refused, alone, both)
+}
+
+// logitsOf returns the logits of the tokens of a folder of folders.py.
+func logitsOf(t *testing.T, folder string) (logits []float64, err error) {
+	m, err := models.Load(filepath.Join(folder, "model"))
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	adapter := filepath.Join(folder, "adapter")
+	if _, none := os.Stat(adapter); none == nil {
+		if err := m.LoadAdapter(adapter); err != nil {
+			return nil, err
+		}
+	}
+	f, err := safetensors.Open(filepath.Join(folder, "tokens.safetensors"))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	x, err := f.Read("tokens")
+	if err != nil {
+		return nil, err
+	}
+	var ids []int
+	for _, id := range backend.View[int64](x.Data) {
+		ids = append(ids, int(id))
+	}
+	l, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+	tokens := b.Tokens("tokens", 1, 1, len(ids))
+	y, err := m.Logits(b, tokens)
+	if err != nil {
+		return nil, err
+	}
+	machine, err := vm.New(b.Graph(), nil, vm.Eval(), vm.Keep(y.Node))
+	if err != nil {
+		return nil, err
+	}
+	defer machine.Close()
+	err = errors.Join(tokens.Set(ids), machine.RunAll())
+	return numbers(y.Value()), err
+}
+
+// within1e5 compares logits, within 1e-5 of the largest.
+func within1e5(want expected, got []float64) error {
+	w, _, err := want.floats("logits")
+	if err != nil {
+		return err
+	}
+	largest, off := 0.0, 0.0
+	for i := range w {
+		largest, off = max(largest, math.Abs(w[i])), max(off, math.Abs(w[i]-got[i]))
+	}
+	if !(off <= 1e-5*max(1, largest)) {
+		return fmt.Errorf("logits differ by %v, the largest is %v", off, largest)
+	}
+	return nil
 }

@@ -1,6 +1,8 @@
 package models
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +25,13 @@ import (
 
 // besides are the files of a folder that are copied as they are.
 var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_config.json",
-	"special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"}
+	"special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+	"chat_template.jinja", "chat_template.json"}
+
+// outdated are the files of an adapter, and of a model in the format of Python, which programs would
+// take for a part of a model.
+var outdated = []string{adapterConfigName, adapterName, "adapter_model.bin", "pytorch_model.bin",
+	"pytorch_model.bin.index.json"}
 
 // Save writes a folder that Load and transformers read: the model with other weights, in the dtypes
 // of the folder that was loaded, its configuration and its tokenizer. weights are whole learnables
@@ -33,7 +41,10 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 //	err = m.Save("tuned", weights)
 //
 // It is not collective: call it on one rank. The directory may exist. Each file replaces an old one
-// when it is on the disk; then Save removes the index and the numbered files of an earlier model.
+// when it is on the disk. Save removes what programs would take for a part of the model: the index
+// and the numbered files of an earlier model, an adapter, weights in Python's format, and, if the
+// earlier model was another one, the files of its tokenizer that this one lacks. Other files stay.
+// While another model is replaced there is no config.json, so that nothing loads parts of both.
 //
 // Cost: the model's memory twice. On Windows, close models that were loaded from the directory:
 // open files cannot be replaced. Errors: [backend.ErrArgument] for learnables that are missing,
@@ -45,64 +56,146 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 	if err != nil {
 		return err
 	}
-	if name := missing(m.weights, tensors); name != "" {
+	if name := lacking(m.weights, tensors); name != "" {
 		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
 			backend.ErrArgument, name)
 	}
-	if name := missing(tensors, m.weights); name != "" {
+	if name := lacking(tensors, m.weights); name != "" {
 		return fmt.Errorf("%w: %s is among the weights, but the model has no such weight: leave "+
 			"it out", backend.ErrArgument, name)
 	}
-	from, err := os.Stat(m.dir)
-	if err != nil {
-		return err
-	}
-	if to, err := os.Stat(dir); err == nil && os.SameFile(to, from) {
+	if same(dir, m.dir) {
 		return fmt.Errorf("%w: the model was loaded from there: name another one",
 			backend.ErrArgument)
 	}
-	texts := map[string][]byte{configName: m.text}
+	r := replacing{dir: dir, main: configName, tensorsName: weightsName, tensors: tensors,
+		texts: map[string][]byte{}, outdated: outdated,
+		numbered: []string{"model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"}}
+	if r.text, err = m.configText(); err != nil {
+		return err
+	}
 	for _, name := range besides {
 		text, err := os.ReadFile(filepath.Join(m.dir, name))
 		if err == nil {
-			texts[name] = text
+			r.texts[name] = text
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	if err := write(dir, weightsName, tensors, texts); err != nil {
-		return err
-	}
-	return removeShards(dir)
+	return r.write()
 }
 
-// write writes files to a directory: one of tensors, as transformers does, and then texts.
-func write(dir, name string, tensors map[string]safetensors.Tensor, texts map[string][]byte) error {
-	err := os.MkdirAll(dir, 0o777)
-	if err == nil {
-		err = files.Replace(filepath.Join(dir, name), func(w io.Writer) error {
-			return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
-		})
+// configText returns config.json, which says whether there is a head.
+func (m *Model) configText() ([]byte, error) {
+	var was Config
+	var o object
+	if err := errors.Join(json.Unmarshal(m.text, &o), was.read(&o)); err != nil ||
+		was.Tied == m.Tied {
+		return m.text, err
 	}
-	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		if err == nil {
-			err = files.ReplaceWith(filepath.Join(dir, name), texts[name])
+	all := map[string]json.RawMessage{}
+	if err := json.Unmarshal(m.text, &all); err != nil {
+		return nil, err
+	}
+	all["tie_word_embeddings"] = fmt.Append(nil, m.Tied)
+	return json.MarshalIndent(all, "", "  ")
+}
+
+// same reports whether directories are one.
+func same(a, b string) bool {
+	x, err := os.Stat(a)
+	y, wrong := os.Stat(b)
+	return err == nil && wrong == nil && os.SameFile(x, y)
+}
+
+// replacing is a directory to write. Without the main file it has nothing that programs load.
+type replacing struct {
+	dir, main   string
+	text        []byte // of the main file
+	tensorsName string
+	tensors     map[string]safetensors.Tensor
+	texts       map[string][]byte // of other files
+	outdated    []string          // files that the new ones replace
+	numbered    []string          // patterns of such files, with numbers of five digits for stars
+}
+
+// write writes the files. If the main one changes, or others have to go,
+// it is away until all others have been written;
+// after an error before tensors are replaced it is there again.
+func (r replacing) write() error {
+	main := filepath.Join(r.dir, r.main)
+	was, err := os.ReadFile(main)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = os.MkdirAll(r.dir, 0o777)
+	}
+	other := was != nil && !bytes.Equal(was, r.text)
+	away := other || was != nil && r.hasOutdated()
+	if err == nil && away {
+		err = r.remove(r.main)
+	}
+	if err != nil {
+		return err
+	}
+	if err = files.Replace(filepath.Join(r.dir, r.tensorsName), func(w io.Writer) error {
+		return safetensors.Write(w, r.tensors, map[string]string{"format": "pt"})
+	}); err != nil {
+		if away {
+			err = errors.Join(err, files.ReplaceWith(main, was))
 		}
+		return err
+	}
+	err = r.removeOutdated(other)
+	for _, name := range slices.Sorted(maps.Keys(r.texts)) {
+		if err == nil {
+			err = files.ReplaceWith(filepath.Join(r.dir, name), r.texts[name])
+		}
+	}
+	if err == nil {
+		err = files.ReplaceWith(main, r.text)
 	}
 	return err
 }
 
-// removeShards removes the files of an earlier model that the new one replaces: programs that read
-// all files would mix both. It removes those with transformers' names, the index first.
-func removeShards(dir string) error {
-	number := strings.Repeat("[0-9]", 5)
-	shards, err := fs.Glob(os.DirFS(dir), "model-"+number+"-of-"+number+".safetensors")
-	for _, name := range append([]string{indexName}, shards...) {
-		if removed := os.Remove(filepath.Join(dir, name)); !errors.Is(removed, fs.ErrNotExist) {
+// hasOutdated reports whether there are files that the new ones replace.
+func (r replacing) hasOutdated() bool {
+	return slices.ContainsFunc(r.outdated, func(name string) bool {
+		_, err := os.Lstat(filepath.Join(r.dir, name))
+		return err == nil
+	})
+}
+
+// removeOutdated removes files that programs would take for a part of what is written: with their
+// names in transformers and PEFT, the index first.
+func (r replacing) removeOutdated(other bool) error {
+	names := append([]string{indexName}, r.outdated...)
+	for _, pattern := range r.numbered {
+		found, err := fs.Glob(os.DirFS(r.dir), strings.ReplaceAll(pattern, "*",
+			strings.Repeat("[0-9]", 5)))
+		if err != nil {
+			return err
+		}
+		names = append(names, found...)
+	}
+	if r.numbered == nil { // an adapter, which has neither
+		names = r.outdated
+	} else if other {
+		for _, name := range besides {
+			if r.texts[name] == nil {
+				names = append(names, name)
+			}
+		}
+	}
+	return r.remove(names...)
+}
+
+// remove removes files, which need not be there.
+func (r replacing) remove(names ...string) (err error) {
+	for _, name := range names {
+		if removed := os.Remove(filepath.Join(r.dir, name)); !errors.Is(removed, fs.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
 	}
-	return errors.Join(err, files.SyncDir(dir))
+	return errors.Join(err, files.SyncDir(r.dir))
 }
 
 // encode returns the tensors of a file for learnables: in the dtypes of the folder that was loaded,
@@ -125,7 +218,7 @@ func (m *Model) tensor(learnable string, x *tensor.Dense) (name string, t safete
 		return "", t, fmt.Errorf("%w: it is nil or a scalar", backend.ErrArgument)
 	}
 	s, d := m.stored(learnable, x.Shape()), backend.F32
-	if !isAdapter(learnable) {
+	if !strings.HasPrefix(s.name, adapterPrefix) {
 		if s, err = m.find(learnable, x.Shape()); err != nil {
 			return "", t, err
 		}

@@ -1,11 +1,15 @@
 package models
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
+	"math"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -30,8 +34,8 @@ const (
 // located is the file of each tensor, by name.
 type located map[string]*safetensors.File
 
-// missing returns the first name that is not among others, "" if there is none.
-func missing[T, U any](all map[string]T, others map[string]U) string {
+// lacking returns the first name that is not among others, "" if there is none.
+func lacking[T, U any](all map[string]T, others map[string]U) string {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if _, ok := others[name]; !ok {
 			return name
@@ -42,7 +46,7 @@ func missing[T, U any](all map[string]T, others map[string]U) string {
 
 // allUsed returns an error for a tensor that is not among used.
 func (l located) allUsed(used map[string]bool, config string) error {
-	if name := missing(l, used); name != "" {
+	if name := lacking(l, used); name != "" {
 		return fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
 			l[name].Name(), name, config)
 	}
@@ -62,7 +66,8 @@ func (m *Model) openWeights() (located, error) {
 	}
 	path := filepath.Join(m.dir, indexName)
 	if _, err := readJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
-		return nil, absent(alone, "save_pretrained of transformers writes it")
+		return nil, absent(unread(alone, m.dir, "pytorch_model.bin", "pytorch_model.bin.index.json"),
+			"save_pretrained of transformers writes it")
 	} else if err != nil {
 		return nil, err
 	}
@@ -84,7 +89,7 @@ func (m *Model) openWeights() (located, error) {
 
 // open opens a file, and adds its tensors to all.
 func (m *Model) open(path string, all located) error {
-	file, err := safetensors.Open(path)
+	file, err := openTensors(path)
 	if err != nil {
 		return err
 	}
@@ -98,6 +103,40 @@ func (m *Model) open(path string, all located) error {
 	return nil
 }
 
+// openTensors is safetensors.Open, which says what a file is that has no tensors.
+func openTensors(path string) (*safetensors.File, error) {
+	file, err := safetensors.Open(path)
+	if err != nil && pointer(path) {
+		return nil, fmt.Errorf("%s is a pointer of Git LFS, and not the file: run git lfs pull, or "+
+			"take a copy by another way", path)
+	}
+	return file, err
+}
+
+// pointer reports whether a file is one that Git LFS has left in place of a large one.
+func pointer(path string) bool {
+	const begins = "version https://git-lfs.github.com/spec/"
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	text := make([]byte, len(begins))
+	_, err = io.ReadFull(f, text)
+	return err == nil && string(text) == begins
+}
+
+// unread adds to the error for a missing file that there is one in the format of Python.
+func unread(err error, dir string, names ...string) error {
+	for _, name := range names {
+		if _, is := os.Stat(filepath.Join(dir, name)); is == nil {
+			return fmt.Errorf("%w: the folder has %s, a format that can run programs and is not "+
+				"read: load it in Python and call save_pretrained", err, name)
+		}
+	}
+	return err
+}
+
 // readJSON reads a file of at most so many bytes, and returns its text, too.
 func readJSON(path string, most int, to any) (text []byte, err error) {
 	if text, err = files.Read(path, most); err != nil {
@@ -109,12 +148,112 @@ func readJSON(path string, most int, to any) (text []byte, err error) {
 	return text, err
 }
 
-// ignored reports whether a tensor of a file is not part of the model: tables that older versions
-// of transformers have saved, or a second copy of the embedding.
-func (m *Model) ignored(name string, _ *safetensors.File) bool {
-	return m.Tied && name == headName || strings.HasSuffix(name, ".attn.bias") ||
-		strings.HasSuffix(name, ".attn.masked_bias") ||
-		strings.HasSuffix(name, ".rotary_emb.inv_freq")
+// canonical returns the name of a tensor in files of a whole model: there are files of models
+// without a head, whose names lack the prefix.
+func (m *Model) canonical(name string) string {
+	prefix := llamaPrefix
+	if m.Type == gpt2 {
+		prefix = gpt2Prefix
+	}
+	if name == headName || strings.HasPrefix(name, prefix) {
+		return name
+	}
+	return prefix + name
+}
+
+// leaveOut removes from the weights what is shown to be redundant: masks and angles that older
+// versions of transformers have saved, and a head that equals the embedding. Another head is one.
+func (m *Model) leaveOut() error {
+	for _, name := range slices.Sorted(maps.Keys(m.weights)) {
+		is, err := m.redundant(name)
+		if err != nil {
+			return err
+		}
+		if is {
+			delete(m.weights, name)
+		}
+	}
+	head, embedding := m.weights[headName], m.fileOf(m.embedding())
+	if !m.Tied || head == nil || embedding.file == nil || embedding.name == headName {
+		return nil
+	}
+	a, err := head.Read(headName)
+	if err != nil {
+		return err
+	}
+	b, err := embedding.file.Read(embedding.name)
+	if err != nil {
+		return err
+	}
+	if slices.Equal(a.Shape, b.Shape) && equal(a.Data, b.Data) {
+		delete(m.weights, headName)
+	} else {
+		m.Tied = false
+	}
+	return nil
+}
+
+// equal reports whether buffers have the same numbers.
+func equal(a, b backend.Buffer) bool {
+	if a.DType() == b.DType() {
+		return bytes.Equal(a.Bytes(), b.Bytes())
+	}
+	x, err := numbers(a)
+	y, wrong := numbers(b)
+	return err == nil && wrong == nil && x.DType() == y.DType() && bytes.Equal(x.Bytes(), y.Bytes())
+}
+
+// redundant reports whether a tensor is a causal mask, the number that GPT-2 had for hidden scores,
+// or the angles of rotary positions.
+func (m *Model) redundant(name string) (bool, error) {
+	mask, hidden := strings.HasSuffix(name, ".attn.bias"), strings.HasSuffix(name, ".masked_bias")
+	angles := strings.HasSuffix(name, ".rotary_emb.inv_freq")
+	if !(m.Type == gpt2 && (mask || hidden)) && !(m.Type != gpt2 && angles) {
+		return false, nil
+	}
+	t, err := m.weights[name].Read(name)
+	if err != nil {
+		return false, err
+	}
+	is := make([]float64, t.Data.Len())
+	if t.Data.DType() == backend.U8 { // or booleans
+		for i, v := range t.Data.Bytes() {
+			is[i] = float64(v)
+		}
+	} else if err := (kernels.Host{}).Cast(backend.Of(is), t.Data); err != nil {
+		return false, fmt.Errorf("%s: %w", name, err)
+	}
+	switch {
+	case hidden:
+		return len(is) == 1 && is[0] <= -1e4, nil
+	case mask:
+		return causal(is, m.Positions), nil
+	}
+	plain := rotary{Kind: "default", Base: m.rotary.Base, Factor: 1}
+	return near(is, m.rotary.angles(m.HeadWidth, 0)) || near(is, plain.angles(m.HeadWidth, 0)), nil
+}
+
+// causal reports whether numbers are a matrix that has 1 for each position and those before it.
+func causal(x []float64, positions int) bool {
+	for at, v := range x {
+		if visible := at%positions <= at/positions; v != 0 && v != 1 || (v == 1) != visible {
+			return false
+		}
+	}
+	return len(x) == positions*positions
+}
+
+// near reports whether numbers are angles, up to a rounding to bf16.
+func near(x []float64, angles []float32) bool {
+	if len(x) != len(angles) {
+		return false
+	}
+	for i, a := range angles {
+		if !(math.Abs(x[i]-float64(a)) <= float64(a)/128) {
+			return false
+		}
+	}
+	return true
 }
 
 // values returns the elements of a learnable, of its whole shape, and notes the tensor.
@@ -125,6 +264,9 @@ func (m *Model) values(learnable string, shape []int, used map[string]bool) (x b
 		return x, err
 	}
 	used[s.name] = true
+	if m.adapter != nil && m.adapter.replaced[nameOf(learnable)] != "" { // by the adapter's
+		used[m.fileOf(nameOf(learnable)).name] = true
+	}
 	t, err := s.file.Read(s.name)
 	if err != nil {
 		return x, err
@@ -149,43 +291,70 @@ type stored struct {
 	file       *safetensors.File // after find
 }
 
+// nameOf returns the name of a learnable's tensor.
+func nameOf(learnable string) string {
+	if layer, ok := strings.CutSuffix(learnable, ".gain"); ok {
+		return layer + ".weight"
+	}
+	return learnable
+}
+
 // stored returns how the files store a learnable of a shape.
 func (m *Model) stored(learnable string, shape []int) stored {
+	s := stored{name: nameOf(learnable), shape: shape}
+	of := strings.TrimSuffix(s.name, ".weight")
 	in := 1 // of the axes are the input of a linear layer
 	switch {
-	case strings.HasSuffix(learnable, ".gain"):
-		return stored{name: strings.TrimSuffix(learnable, ".gain") + ".weight", shape: shape}
+	case s.name != learnable: // a gain
 	case strings.HasSuffix(learnable, ".bias"):
-		return stored{name: learnable, shape: []int{tensor.ProdInts(shape)}}
-	case strings.HasSuffix(learnable, loraA+".weight"):
-		in = len(shape) - 1
-	case strings.HasSuffix(learnable, ".attn.c_proj.weight"),
-		strings.HasSuffix(learnable, ".o_proj.weight"):
-		in = min(2, len(shape)) // heads, and their elements
-	}
-	s := stored{name: learnable, shape: []int{tensor.ProdInts(shape[:in]),
-		tensor.ProdInts(shape[in:])}}
-	if isAdapter(learnable) {
-		s.name, s.transposed = adapterPrefix+learnable, true
-	} else {
-		s.transposed = m.Type != gpt2 && strings.HasSuffix(learnable, "_proj.weight")
+		s.shape = []int{tensor.ProdInts(shape)}
+	default:
+		if strings.HasSuffix(of, loraA) {
+			in = len(shape) - 1
+		} else if strings.HasSuffix(of, ".attn.c_proj") || strings.HasSuffix(of, ".o_proj") {
+			in = min(2, len(shape)) // heads, and their elements
+		}
+		s.shape = []int{tensor.ProdInts(shape[:in]), tensor.ProdInts(shape[in:])}
+		s.transposed = isAdapter(learnable) || m.Type != gpt2 && strings.HasSuffix(of, "_proj")
 	}
 	if s.transposed {
 		slices.Reverse(s.shape)
 	}
+	if isAdapter(learnable) {
+		s.name = adapterPrefix + learnable
+	} else if m.adapter != nil && m.adapter.replaced[s.name] != "" {
+		s.name = adapterPrefix + m.adapter.replaced[s.name]
+	}
 	return s
+}
+
+// fileOf returns the name of a tensor in the files, and its file, nil if there is none. The
+// embedding and the head of a model that ties them stand for each other.
+func (m *Model) fileOf(name string) stored {
+	names := []string{name, strings.TrimPrefix(strings.TrimPrefix(name, gpt2Prefix), llamaPrefix)}
+	if m.Tied && name == m.embedding() {
+		names = append(names, headName)
+	} else if m.Tied && name == headName {
+		names = append(names, m.embedding(), m.embedding()[strings.IndexByte(m.embedding(), '.')+1:])
+	}
+	for _, n := range names {
+		if file := m.weights[n]; file != nil {
+			return stored{name: n, file: file}
+		}
+	}
+	return stored{name: name}
 }
 
 // find is stored with the file.
 func (m *Model) find(learnable string, shape []int) (stored, error) {
 	s := m.stored(learnable, shape)
-	all, lacking, config := m.weights, "no file has", configName
-	if isAdapter(learnable) {
-		all, lacking, config = m.adapter, adapterName+" has no", adapterConfigName
-	}
-	if s.file = all[s.name]; s.file == nil { // in older files, perhaps
-		s.name = strings.TrimPrefix(s.name, gpt2Prefix)
-		s.file = all[s.name]
+	lacking, config := "no file has", configName
+	if strings.HasPrefix(s.name, adapterPrefix) {
+		lacking, config = adapterName+" has no", adapterConfigName
+		s.file = m.adapter.tensors[s.name]
+	} else {
+		at := m.fileOf(s.name)
+		s.name, s.file = at.name, at.file
 	}
 	if s.file == nil {
 		return s, fmt.Errorf("%w: %s %s of %s", backend.ErrArgument, lacking, s.name, config)

@@ -43,16 +43,19 @@ import (
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/models/tokenizer"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
-const evalBatches, seed = 8, 1 // the seed of an adapter's first weights, and of the batches
+// seed is that of an adapter's first weights, of the batches and of dropout.
+const evalBatches, seed = 8, 1
 
 // trainer is a model that all ranks train, as the command line says.
 type trainer struct {
 	folder, data, out, checkpoint, device, precision string
 	lora, context, batch, steps, every, sp, tp       int
 	lr                                               float64
+	dropout                                          bool
 	comm                                             backend.Communicator
 	layout                                           *layers.Layout
 	model                                            *models.Model
@@ -85,6 +88,7 @@ func main() {
 	flag.IntVar(&t.tp, "tp", 1, "ranks that divide the weights")
 	flag.StringVar(&t.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&t.precision, "precision", "f32", "of products: f32, tf32 or bf16")
+	flag.BoolVar(&t.dropout, "dropout", true, "in training, as config.json asks for it")
 	flag.StringVar(&t.checkpoint, "checkpoint", "", "save here, and go on with what is there")
 	flag.Parse()
 	t.folder = filepath.Join(flag.Arg(0))                         // without a / at its end
@@ -131,11 +135,14 @@ func (t *trainer) build() {
 	}
 	t.past.Training = fmt.Sprintf("context %d, batch %d, steps %d, lora %d, lr %g, %s, model and "+
 		"text %x", t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
-		sha256.Sum256(fmt.Append(nil, t.model.Config, text)))
+		sha256.Sum256(fmt.Append(nil, t.model.Config, t.dropout, text)))
 	check(autograd.Agree(t.comm, t.past.Training, t.writable())) // not at the end
 	as := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
 	device := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
 	t.layout = must(layers.NewLayout(t.comm, 0, t.sp, t.tp))
+	if t.model.Random = nil; t.dropout {
+		t.model.Random = nn.NewRandom(seed)
+	}
 	if t.lora > 0 {
 		check(t.model.Adapt(models.LoRA{Rank: t.lora}))
 	}
@@ -154,6 +161,10 @@ func (t *trainer) build() {
 
 // writable makes the folder of --out, and tries it before the training.
 func (t *trainer) writable() error {
+	if _, err := os.Stat(filepath.Join(t.out, "config.json")); err == nil && t.lora > 0 {
+		return fmt.Errorf("--out %s has a model, and an adapter would be applied to it: name "+
+			"another folder", t.out)
+	}
 	err := os.MkdirAll(t.out, 0o777)
 	f, failed := os.CreateTemp(t.out, ".training-")
 	if failed == nil {
@@ -217,6 +228,9 @@ func (t *trainer) over(text []int, step int, m *vm.Machine) float64 {
 			tokens = append(tokens, text[start:start+t.context]...)
 			targets = append(targets, text[start+1:start+1+t.context]...)
 		}
+	}
+	if t.model.Random != nil {
+		t.model.Random.Seek(uint64(step), t.layout.Replica*(t.batch/t.layout.DP))
 	}
 	check(errors.Join(t.tokens.Set(tokens), t.targets.Set(targets), m.RunAll()))
 	loss := float64(t.loss.Value().Data().(float32))

@@ -1,0 +1,186 @@
+package models
+
+import (
+	"fmt"
+	"math"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
+)
+
+// attend is causal attention of q, k and v, [batch, positions, heads, d], in a block. With caches
+// it writes k and v there; a step attends to all that they have.
+func (m *Model) attend(b *layers.Builder, c *caching, block int, q, k, v layers.Node) layers.Node {
+	o, p, window := layers.AttentionOptions{Causal: true}, m.dropout(m.Dropout.Attention),
+		m.window(block)
+	if c.context > 0 {
+		keys, values := c.cache(b, k), c.cache(b, v)
+		if c.step {
+			k, v, o = keys, values, layers.AttentionOptions{KeyLengths: c.lengths}
+		}
+	}
+	if b.Err() != nil {
+		return layers.Node{}
+	}
+	keys := k.Shape()[1]
+	if window >= keys || window == 0 {
+		window = 0
+	} else if o.Mask = c.hidden; !c.step {
+		o.Mask = c.masked(b, keys, window)
+	}
+	if p == 0 {
+		return b.Attend(q, k, v, [2]int{1, 1}, o)
+	}
+	return m.attendDropping(b, p, c.masked(b, keys, window), q, k, v)
+}
+
+// masked returns what is added to scores, [positions, positions]: -Inf hides later positions, and
+// those before a window unless it is 0. There is one for a graph and window.
+func (c *caching) masked(b *layers.Builder, positions, window int) *gorgonia.Node {
+	if mask := c.masks[window]; mask != nil {
+		return mask
+	}
+	scores := make([]float64, positions*positions)
+	for i := range scores {
+		query, key := i/positions, i%positions
+		if key > query || window > 0 && key <= query-window {
+			scores[i] = math.Inf(-1)
+		}
+	}
+	if c.masks == nil {
+		c.masks = map[int]*gorgonia.Node{}
+	}
+	c.masks[window] = b.Constant([]int{positions, positions}, scores)
+	return c.masks[window]
+}
+
+// attendDropping is attention whose weights have dropout, which nn.Attention has not: it keeps the
+// weights of all positions in memory, as transformers' eager attention does. mask hides what is not
+// attended to.
+func (m *Model) attendDropping(b *layers.Builder, p float64, mask *gorgonia.Node,
+	q, k, v layers.Node) layers.Node {
+	s, shared, d := q.Shape(), k.Shape()[2], q.Shape()[3]
+	rows := s[2] / max(shared, 1) * s[1] // of the heads of queries that share one of keys
+	heads := func(x layers.Node, rows int) (*gorgonia.Node, error) {
+		y, err := gorgonia.Transpose(x.Node, 0, 2, 1, 3)
+		if err == nil {
+			y, err = gorgonia.Reshape(y, tensor.Shape{s[0] * shared, rows, d})
+		}
+		return y, err
+	}
+	weights := b.Apply("weights of attention", func() (layers.Node, error) {
+		queries, err := heads(q, rows)
+		if err != nil {
+			return q, err
+		}
+		keys, err := heads(k, s[1])
+		if err != nil {
+			return q, err
+		}
+		y, err := nn.BatchedMatMul(false, true, queries, keys)
+		if err == nil {
+			y, err = scaled(y, 1/math.Sqrt(float64(d)))
+		}
+		if err == nil {
+			y, err = gorgonia.Reshape(y, tensor.Shape{s[0] * s[2], s[1], s[1]})
+		}
+		if err == nil {
+			y, err = gorgonia.BroadcastAdd(y, mask, nil, []byte{0})
+		}
+		if err == nil {
+			y, err = nn.SoftMax(-1, y)
+		}
+		if err == nil {
+			y, err = gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1], s[1]})
+		}
+		return layers.Place(y, q, 0, 2, 1, 3), err
+	})
+	weights = b.Dropout(p, m.Random, weights)
+	return b.Apply("attention", func() (layers.Node, error) {
+		y, err := gorgonia.Reshape(weights.Node, tensor.Shape{s[0] * shared, rows, s[1]})
+		if err != nil {
+			return q, err
+		}
+		values, err := heads(v, s[1])
+		if err == nil {
+			y, err = nn.BatchedMatMul(false, false, y, values)
+		}
+		if err == nil {
+			y, err = gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1], d})
+		}
+		if err == nil {
+			y, err = gorgonia.Transpose(y, 0, 2, 1, 3)
+		}
+		return layers.Place(y, q), err
+	})
+}
+
+// dropout returns a probability that the configuration, or an adapter, asks for, 0 without Random.
+func (m *Model) dropout(p float64) float64 {
+	if m.Random == nil {
+		return 0
+	}
+	return p
+}
+
+// dropped is layers.Dropout in training, with a probability that the configuration asks for.
+func (m *Model) dropped(b *layers.Builder, p float64, x layers.Node) layers.Node {
+	if p = m.dropout(p); p == 0 {
+		return x
+	}
+	return b.Dropout(p, m.Random, x)
+}
+
+// scaled returns x times a number.
+func scaled(x *gorgonia.Node, by float64) (*gorgonia.Node, error) {
+	if by == 1 {
+		return x, nil
+	}
+	var number any = by
+	if x.Dtype() == tensor.Float32 {
+		number = float32(by)
+	}
+	return gorgonia.HadamardProd(x, gorgonia.NewConstant(number))
+}
+
+// windowed makes the input of a step that hides the positions before a window, if a block has one
+// that is shorter than the context: [batch, 1, 1, context].
+func (c *caching) windowed(b *layers.Builder, m *Model, batch int) {
+	for i := range m.Blocks {
+		if w := m.window(i); w > 0 && w < c.context && c.hidden == nil {
+			c.window = w
+			shape := tensor.Shape{batch, 1, 1, c.context}
+			c.hidden = gorgonia.NewTensor(b.Graph(), tensor.Float32, 4, gorgonia.WithShape(shape...),
+				gorgonia.WithName("window"), gorgonia.WithValue(tensor.New(tensor.Of(tensor.Float32),
+					tensor.WithShape(shape...))))
+		}
+	}
+}
+
+// hide hides from row the positions before the window of a position.
+func (c *caching) hide(row, position int) {
+	if c.hidden == nil {
+		return
+	}
+	scores := c.hidden.Value().Data().([]float32)[row*c.context:][:c.context]
+	for i := range scores {
+		if scores[i] = 0; i <= position-c.window {
+			scores[i] = float32(math.Inf(-1))
+		}
+	}
+}
+
+// grows returns an error if the angles of positions change as a text grows to a context: keys in
+// caches have those of before.
+func (m *Model) grows(context int) error {
+	if beyond, does := m.rotary.grows(); does && m.Type != gpt2 && context > beyond {
+		return fmt.Errorf("%w: a context of %d with rope_parameters of type %s: the angles of all "+
+			"positions change beyond %d: use a context of at most as many", backend.ErrUnsupported,
+			context, m.rotary.Kind, beyond)
+	}
+	return nil
+}
