@@ -42,6 +42,8 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64, w
 			err = fmt.Errorf("%w: %d samples do not fill whole batches of %d, so the loss would "+
 				"count padding: set Data.Weights, or leave Data.Loss out",
 				backend.ErrArgument, n, whole)
+		} else if err = e.data.checkIncomplete(e.machine, comm, n, whole); err != nil {
+			err = fmt.Errorf("%w: evaluate samples that fill batches", err)
 		}
 	}
 	names := map[string]bool{"loss": true}

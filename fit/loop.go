@@ -60,6 +60,9 @@ type past struct {
 // global returns how many samples a whole step has.
 func (t *trainer) global() int { return t.local * t.all }
 
+// rest reports whether the last batch of an epoch may be incomplete.
+func (t *trainer) rest() bool { return t.data.Weights != nil && !t.data.DropLast }
+
 // prepare finds out what a step is, or why all ranks refuse it.
 func (t *trainer) prepare() (err error) {
 	_, t.weight = t.machine.Runs()
@@ -72,18 +75,26 @@ func (t *trainer) prepare() (err error) {
 			"there must be a loss, an epoch, a metric of that name, and no number below 0",
 			backend.ErrArgument, t.data.Loss != nil, t.epochs, t.watched)
 	}
+	if err == nil && t.rest() {
+		if err = t.data.checkIncomplete(t.machine, t.comm, t.data.Set.Len(), t.global()); err != nil {
+			err = fmt.Errorf("%w: set Data.DropLast, or choose batches that the samples fill", err)
+		}
+	}
 	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
-		"there are weights: %v, a validation: %v\n", t.epochs, t.patience, t.dir != "", t.every,
-		t.watched, t.data.Weights != nil, t.validation != nil)
+		"there are weights: %v, incomplete batches: %v, a validation: %v\n", t.epochs, t.patience,
+		t.dir != "", t.every, t.watched, t.data.Weights != nil, t.rest(), t.validation != nil)
 	if err := autograd.Agree(t.comm, text, err); err != nil {
 		return err
 	}
 	n := t.data.Set.Len()
 	t.sampler, err = autograd.NewTreeSampler(t.comm, n, t.global(), t.all, t.seed)
-	if err == nil && t.data.Weights != nil {
+	if err == nil && t.rest() {
 		t.sampler = t.sampler.Rest()
 	}
 	t.past.Training = fmt.Sprintf("%d samples, batches of %d, the seed %d", n, t.global(), t.seed)
+	if t.data.DropLast && t.data.Weights != nil {
+		t.past.Training += ", complete batches"
+	}
 	return err
 }
 

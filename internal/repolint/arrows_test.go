@@ -66,6 +66,7 @@ var arrows = []arrow{
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
 		"internal/residence", "internal/stock", "internal/terms", "vm/internal/ir"}},
+	{"vm/internal/samples", []string{"backend", "kernels/fuse", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
 	{"vm/internal/interpret", []string{"backend", "kernels/...", "vm/internal/ir"}},
 	{"vm/internal/graphs", []string{"backend", "layers", "ops/..."}},
