@@ -30,6 +30,8 @@ type Builder struct {
 	sums       bool   // ranks add up gradients
 	shares     bool   // whether there is a CrossEntropy, a share of that mean
 	counted    string // targets whose number it divides by, "" for none
+	padded     string // tokens that have padding, "" for none
+	routes     string // a MoE that knows of no padding
 	tables     []*Table
 	terms      *terms.Terms // what the graph says, nil for nothing
 	learnables []Node

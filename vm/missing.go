@@ -25,8 +25,8 @@ type Incomplete struct {
 	Comm    backend.Communicator // of the ranks that have samples
 }
 
-// CheckIncomplete returns an ErrArgument, with a node's name, if samples that are missing in a batch
-// would change more than their own rows: if a batch norm trains, or if the loss, a cost of
+// CheckIncomplete returns an ErrArgument, with a node's name, if samples that a batch lacks would
+// change more than their own rows: if a batch norm trains, or if the loss, a cost of
 // gorgonia.Grad or a kept node of a row for each sample depends on an operation over several
 // samples. A sum over samples is none if it has zeros for missing ones: of products with the
 // weights, or of losses whose labels are ignored.

@@ -98,8 +98,8 @@ func TestSamplesThatAreMixedAreFound(t *testing.T) {
 		}},
 		"a mean by weights": {loss: func(c *incomplete) *G.Node {
 			mean := must(G.Mul(c.weights, c.x)) // of the features
-			return c.weighted(must(G.BroadcastSub(c.x, must(G.Reshape(mean, tensor.Shape{1, 6})),
-				nil, []byte{0})))
+			mean = must(G.Reshape(mean, tensor.Shape{1, 6}))
+			return c.weighted(must(G.BroadcastSub(c.x, mean, nil, []byte{0})))
 		}},
 		"decay": {loss: func(c *incomplete) *G.Node {
 			w := c.learn("w", 6, 2)

@@ -109,30 +109,30 @@ func (a *analysis) value(v ir.Value) Value {
 	return y
 }
 
-// place is where an axis of a value has samples: element i is of sample i/unit % batch.
-type place struct{ axis, unit int }
+// spot is where an axis of a value has samples: element i is of sample i/unit % batch.
+type spot struct{ axis, unit int }
 
 // at returns the axis of an operand of Rows that has all samples; false if none has.
-func (a *analysis) at(id ir.ID) (place, bool) {
+func (a *analysis) at(id ir.ID) (spot, bool) {
 	shape, inner := a.p.Values[id].Shape, a.of[id].Inner
 	strides := shape.Strides()
 	for axis := range shape.Len() {
 		stride, n := strides.At(axis), shape.At(axis)
 		if n > 1 && stride <= inner && inner < stride*n {
 			unit := inner / stride
-			return place{axis, unit}, inner%stride == 0 && n%(unit*a.batch) == 0
+			return spot{axis, unit}, inner%stride == 0 && n%(unit*a.batch) == 0
 		}
 	}
-	return place{}, false
+	return spot{}, false
 }
 
 // on returns Rows of a shape with the samples at a place.
-func on(shape ir.Dims, at place) Value {
+func on(shape ir.Dims, at spot) Value {
 	return Value{Kind: Rows, Inner: at.unit * shape.Strides().At(at.axis)}
 }
 
 // whole reports whether a length of an axis at a place, or an offset, is of whole batches.
-func (a *analysis) whole(at place, n int) bool { return n%(at.unit*a.batch) == 0 }
+func (a *analysis) whole(at spot, n int) bool { return n%(at.unit*a.batch) == 0 }
 
 // rows is value for an operation with operands of Rows.
 func (a *analysis) rows(v ir.Value, x []Value) Value {
@@ -145,19 +145,19 @@ func (a *analysis) rows(v ir.Value, x []Value) Value {
 	if r, ok := v.Op.(ir.Reduce); ok && r.Axes.Len() == a.p.Values[v.Args[0]].Shape.Len() {
 		return summed(r.Op == backend.Sum && zero(x[0]))
 	}
-	places := make([]place, len(x)) // of those of Rows
+	spots := make([]spot, len(x)) // of those of Rows
 	for i, arg := range v.Args {
 		var ok bool
-		if places[i], ok = a.at(arg); x[i].Kind == Rows && !ok {
+		if spots[i], ok = a.at(arg); x[i].Kind == Rows && !ok {
 			return mixed
 		}
 	}
-	return a.moved(v, x, places)
+	return a.moved(v, x, spots)
 }
 
 // moved is rows for an operation that moves axes, or computes along them.
-func (a *analysis) moved(v ir.Value, x []Value, places []place) Value {
-	at := places[0]
+func (a *analysis) moved(v ir.Value, x []Value, spots []spot) Value {
+	at := spots[0]
 	switch op := v.Op.(type) {
 	case ir.Permute:
 		at.axis = slices.Index(op.Axes.Slice(), at.axis)
@@ -186,24 +186,24 @@ func (a *analysis) moved(v ir.Value, x []Value, places []place) Value {
 				before++
 			}
 		}
-		return on(v.Shape, place{at.axis - before, at.unit})
+		return on(v.Shape, spot{at.axis - before, at.unit})
 	case ir.Concat:
-		return a.concat(v, op.Axis, x, places)
+		return a.concat(v, op.Axis, x, spots)
 	case ir.Gather:
-		return gather(v, op.Axis, x, places)
+		return gather(v, op.Axis, x, spots)
 	case ir.MatMul:
-		return a.product(v, op, x, places)
+		return a.product(v, op, x, spots)
 	case ir.Opaque:
 		if a.together(op.Index) {
 			return mixed
 		}
 	}
-	return a.layer(v, x, places)
+	return a.layer(v, x, spots)
 }
 
 // layer is rows for an operation that computes the samples of the first axis one by one.
-func (a *analysis) layer(v ir.Value, x []Value, places []place) Value {
-	to := place{0, 1}
+func (a *analysis) layer(v ir.Value, x []Value, spots []spot) Value {
+	to := spot{0, 1}
 	switch op := v.Op.(type) {
 	case ir.LSTM: // of input, h0 and c0
 		n, inner := v.Shape.At(1), v.Shape.At(2)
@@ -211,7 +211,7 @@ func (a *analysis) layer(v ir.Value, x []Value, places []place) Value {
 			x[0].Kind == Rows && x[0].Inner != 4*inner {
 			return mixed
 		}
-		places, x, to.axis = places[1:3], x[1:3], 1
+		spots, x, to.axis = spots[1:3], x[1:3], 1
 	case ir.Result:
 		if of, ok := a.p.Values[v.Args[0]].Op.(ir.LSTM); ok && !of.Grad {
 			return Value{Kind: Rows, Inner: v.Shape.At(v.Shape.Len() - 1)}
@@ -221,13 +221,13 @@ func (a *analysis) layer(v ir.Value, x []Value, places []place) Value {
 			return mixed
 		}
 	}
-	for i, at := range places {
-		if x[i].Kind == Rows && (at.axis != 0 || at.unit != places[first(x)].unit) {
+	for i, at := range spots {
+		if x[i].Kind == Rows && (at.axis != 0 || at.unit != spots[first(x)].unit) {
 			return mixed
 		}
 	}
 	if i := first(x); i >= 0 {
-		to.unit = places[i].unit
+		to.unit = spots[i].unit
 	}
 	if v.Shape.Len() <= to.axis || !a.whole(to, v.Shape.At(to.axis)) {
 		return mixed
@@ -261,10 +261,10 @@ func summed(zeros bool) Value {
 
 func zero(x Value) bool { return x.Known && x.Missing == 0 }
 
-func (a *analysis) concat(v ir.Value, axis int, x []Value, places []place) Value {
-	at := places[first(x)]
+func (a *analysis) concat(v ir.Value, axis int, x []Value, spots []spot) Value {
+	at := spots[first(x)]
 	for i, arg := range v.Args {
-		if x[i].Kind == Rows && places[i] != at ||
+		if x[i].Kind == Rows && spots[i] != at ||
 			at.axis == axis && !a.whole(at, a.p.Values[arg].Shape.At(axis)) {
 			return mixed
 		}
@@ -273,18 +273,18 @@ func (a *analysis) concat(v ir.Value, axis int, x []Value, places []place) Value
 }
 
 // gather takes elements of x by a list: rows of a table, or elements of each sample.
-func gather(v ir.Value, axis int, x []Value, places []place) Value {
+func gather(v ir.Value, axis int, x []Value, spots []spot) Value {
 	switch {
 	case x[0].Kind == Free:
-		return on(v.Shape, place{axis, places[1].unit})
-	case x[1].Kind == Rows || places[0].axis == axis:
+		return on(v.Shape, spot{axis, spots[1].unit})
+	case x[1].Kind == Rows || spots[0].axis == axis:
 		return mixed
 	}
-	return on(v.Shape, places[0])
+	return on(v.Shape, spots[0])
 }
 
 // product is of the rows of a, the columns of b, or of a sum of products of both.
-func (a *analysis) product(v ir.Value, op ir.MatMul, x []Value, places []place) Value {
+func (a *analysis) product(v ir.Value, op ir.MatMul, x []Value, spots []spot) Value {
 	n := v.Shape.Len()
 	inner := [2]int{n - 1, n - 2}
 	if op.TransA {
@@ -294,17 +294,17 @@ func (a *analysis) product(v ir.Value, op ir.MatMul, x []Value, places []place) 
 		inner[1] = n - 1
 	}
 	i := first(x)
-	at, other := places[i], 1-i
+	at, other := spots[i], 1-i
 	both := x[other].Kind == Rows
 	switch {
 	case at.axis == inner[i]:
-		if both && (places[other].axis != inner[other] || places[other].unit != at.unit) {
+		if both && (spots[other].axis != inner[other] || spots[other].unit != at.unit) {
 			return mixed
 		}
 		return summed(zero(x[i]) || both && zero(x[other]))
-	case both && (at.axis >= n-2 || places[other] != at):
+	case both && (at.axis >= n-2 || spots[other] != at):
 		return mixed
-	case at.axis >= n-2: // the rows of a are those of the result, the columns of b its columns
+	case at.axis >= n-2: // rows of a are rows, columns of b columns
 		at.axis = n - 2 + i
 	}
 	return on(v.Shape, at)
