@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -53,8 +54,9 @@ type trainer struct {
 type past struct {
 	Training      string // what must be the same on resuming
 	Epochs        []Epoch
-	Steps, Step   int     // of the training, of the epoch
-	Loss, Seconds float64 // of the epoch: the sum over its samples
+	Steps, Step   int           // of the training, of the epoch
+	Loss, Seconds float64       // of the epoch: the sum over its samples
+	Mapping       *data.Mapping `json:",omitempty"`
 }
 
 // global returns how many samples a whole step has.
@@ -80,9 +82,18 @@ func (t *trainer) prepare() (err error) {
 			err = fmt.Errorf("%w: set Data.DropLast, or choose batches that the samples fill", err)
 		}
 	}
+	if err == nil && t.validation != nil && t.validation.data.Set != nil {
+		err = checkMapping(t.data.mapping(), t.validation.data.mapping())
+		if err != nil {
+			err = fmt.Errorf("the samples of Validate: %w", err)
+		}
+	}
 	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
 		"there are weights: %v, incomplete batches: %v, a validation: %v\n", t.epochs, t.patience,
 		t.dir != "", t.every, t.watched, t.data.Weights != nil, t.rest(), t.validation != nil)
+	mapping := t.data.mapping()
+	text += fmt.Sprintf("the samples have columns %q and classes %q\n", mapping.Columns,
+		mapping.Classes)
 	if err := autograd.Agree(t.comm, text, err); err != nil {
 		return err
 	}
@@ -94,6 +105,9 @@ func (t *trainer) prepare() (err error) {
 	t.past.Training = fmt.Sprintf("%d samples, batches of %d, the seed %d", n, t.global(), t.seed)
 	if t.data.DropLast && t.data.Weights != nil {
 		t.past.Training += ", complete batches"
+	}
+	if len(mapping.Columns)+len(mapping.Classes) > 0 {
+		t.past.Mapping = &mapping
 	}
 	return err
 }
@@ -113,6 +127,11 @@ func (t *trainer) resume() error {
 			"%s: use the same settings, or another directory", backend.ErrArgument, t.dir,
 			kept.Training, t.past.Training)
 	case err == nil:
+		if err = checkMapping(kept.mapping(), t.past.mapping()); err != nil {
+			return fmt.Errorf("the checkpoint in %s is of other samples: %w, by fit.ReadMapping, "+
+				"or use another directory", t.dir, err)
+		}
+		kept.Mapping = t.past.Mapping
 		t.past = kept
 	}
 	return err
@@ -271,7 +290,8 @@ func (t *trainer) endEpoch(stop bool) error {
 		}
 	}
 	e.Best = t.better(e)
-	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps}
+	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps,
+		Mapping: p.Mapping}
 	for _, f := range t.onEpoch {
 		t.hooked = errors.Join(t.hooked, f(e))
 	}
