@@ -2,7 +2,6 @@ package autograd
 
 import (
 	"fmt"
-	"slices"
 
 	"gorgonia.org/gorgonia"
 
@@ -41,28 +40,11 @@ func checkCollectives(g *gorgonia.ExprGraph, u terms.Use) error {
 	}
 	for _, n := range g.AllNodes() {
 		c, ok := n.Op().(interface{ Comm() backend.Communicator })
-		if ok && share(c.Comm(), u.Comm) {
+		if ok && terms.Share(c.Comm(), u.Comm) {
 			return fmt.Errorf("%w: WithTree: node %s (%v) is a collective among ranks that train "+
 				"together: a micro-batch would depend on those of other ranks: leave out one of "+
 				"them", backend.ErrArgument, stock.Label(n), n.Op())
 		}
 	}
 	return nil
-}
-
-// share reports whether two communicators have two ranks in common.
-func share(a, b backend.Communicator) bool {
-	if a.Size() == 1 || b.Size() == 1 {
-		return false
-	}
-	if a.Name() == b.Name() {
-		return true
-	}
-	of, n := b.Capabilities().Members, 0
-	for _, r := range a.Capabilities().Members {
-		if slices.Contains(of, r) {
-			n++
-		}
-	}
-	return n > 1
 }

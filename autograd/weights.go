@@ -104,6 +104,35 @@ func ReadWeights(path string) (map[string]*tensor.Dense, error) {
 	return weights, nil
 }
 
+// ReadProgress unmarshals the progress of a checkpoint, or of the newest one in a directory: see
+// [DataParallel.Save]. It is not collective.
+//
+// Errors: [backend.ErrArgument] if it has none; those of the file system and of Unmarshal.
+func ReadProgress(path string, progress any) error {
+	err := backend.Given("", "progress", progress)
+	var text []byte
+	if err == nil {
+		path, err = newestIn(path)
+	}
+	if err == nil {
+		text, _, err = checkpoint.ReadRecord(path)
+	}
+	var l loaded
+	if err == nil {
+		err = json.Unmarshal(text, &l.record)
+	}
+	if err == nil && l.Progress == nil {
+		err = fmt.Errorf("%w: the checkpoint has no progress", backend.ErrArgument)
+	}
+	if err == nil {
+		err = l.unmarshalProgress(progress)
+	}
+	if err != nil {
+		return wrapped("read progress of %s: %w", path, err)
+	}
+	return nil
+}
+
 // dense returns a tensor of Gorgonia.
 func dense(t stored) (*tensor.Dense, error) {
 	var data any

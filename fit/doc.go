@@ -29,6 +29,10 @@
 //	loss = sum(weights * losses)                            of weights [b]: 0 where none is
 //	loss = weights * nn.CrossEntropy(nn.NoLabel, scores, y)  of weights []: Pad writes NoLabel
 //
+// A missing sample must reach nothing else. Run and Evaluate follow the rows of the inputs through
+// the graph, and refuse an incomplete batch where operations over several samples, such as batch
+// norms in training or a mean without the weights, would count them. [Data.DropLast] drops it.
+//
 // # Decisions
 //
 // No rank decides alone. Losses and metrics are sums over all ranks, so all find the same best

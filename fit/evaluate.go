@@ -43,6 +43,10 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64, w
 		if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
 			err = refused("%d samples do not fill whole batches of %d, so the loss would count "+
 				"padding: set Data.Weights, or leave Data.Loss out", n, whole)
+		} else if err == nil {
+			if err = e.data.checkIncomplete(e.machine, comm, n, whole); err != nil {
+				err = fmt.Errorf("%w: evaluate samples that fill batches", err)
+			}
 		}
 	}
 	text := fmt.Sprintf("%d metrics\n", len(e.metrics))

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // job is what a run of a machine reads.
@@ -39,6 +40,29 @@ type loader struct {
 	all                 sync.WaitGroup
 	current             *batch
 	ready               atomic.Int64 // batches that are filled and not current
+}
+
+// checkIncomplete returns an error if n samples do not fill batches of a size, and the missing ones
+// would change what a machine computes.
+func (d Data) checkIncomplete(m *vm.Machine, comm backend.Communicator, n, batch int) error {
+	if n%batch == 0 {
+		return nil
+	}
+	var row []any
+	for _, in := range d.Inputs {
+		of := reflect.SliceOf(in.Dtype().Type)
+		size := in.Shape().TotalSize() / in.Shape()[0]
+		row = append(row, reflect.MakeSlice(of, size, size).Interface())
+	}
+	if d.Pad != nil {
+		d.Pad(row)
+	}
+	err := m.CheckIncomplete(vm.Incomplete{Inputs: d.Inputs, Missing: row, Weights: d.Weights,
+		Loss: d.Loss, Comm: comm})
+	if err != nil {
+		err = fmt.Errorf("%d samples do not fill batches of %d: %w", n, batch, err)
+	}
+	return err
 }
 
 // load starts goroutines that fill batches for jobs, in their order.

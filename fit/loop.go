@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -59,12 +60,16 @@ type trainer struct {
 type past struct {
 	Training      string // what must be the same on resuming
 	Epochs        []Epoch
-	Steps, Step   int     // of the training, of the epoch
-	Loss, Seconds float64 // of the epoch: the sum over its samples
+	Steps, Step   int           // of the training, of the epoch
+	Loss, Seconds float64       // of the epoch: the sum over its samples
+	Mapping       *data.Mapping `json:",omitempty"`
 }
 
 // global returns how many samples a whole step has.
 func (t *trainer) global() int { return t.local * t.all }
+
+// rest reports whether the last batch of an epoch may be incomplete.
+func (t *trainer) rest() bool { return t.data.Weights != nil && !t.data.DropLast }
 
 // prepare finds out what a step is, or why all ranks refuse it.
 func (t *trainer) prepare() (err error) {
@@ -75,18 +80,38 @@ func (t *trainer) prepare() (err error) {
 	if err = errors.Join(err, t.check(of)); err == nil {
 		err = t.data.fills(t.global())
 	}
+	if err == nil && t.rest() {
+		if err = t.data.checkIncomplete(t.machine, t.comm, t.data.Set.Len(), t.global()); err != nil {
+			err = fmt.Errorf("%w: set Data.DropLast, or choose batches that the samples fill", err)
+		}
+	}
+	if err == nil && t.validation != nil && t.validation.data.Set != nil {
+		err = checkMapping(t.data.mapping(), t.validation.data.mapping())
+		if err != nil {
+			err = fmt.Errorf("the samples of Validate: %w", err)
+		}
+	}
 	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
-		"there are weights: %v, a validation: %v\n", t.epochs, t.patience, t.dir != "", t.every,
-		t.watched, t.data.Weights != nil, t.validation != nil)
+		"there are weights: %v, incomplete batches: %v, a validation: %v\n", t.epochs, t.patience,
+		t.dir != "", t.every, t.watched, t.data.Weights != nil, t.rest(), t.validation != nil)
+	mapping := t.data.mapping()
+	text += fmt.Sprintf("the samples have columns %q and classes %q\n", mapping.Columns,
+		mapping.Classes)
 	if err := autograd.Agree(t.comm, text, err); err != nil {
 		return err
 	}
 	n := t.data.Set.Len()
 	t.sampler, err = autograd.NewTreeSampler(t.comm, n, t.global(), t.all, t.seed)
-	if err == nil && t.data.Weights != nil {
+	if err == nil && t.rest() {
 		t.sampler = t.sampler.Rest()
 	}
 	t.past.Training = fmt.Sprintf("%d samples, batches of %d, the seed %d", n, t.global(), t.seed)
+	if t.data.DropLast && t.data.Weights != nil {
+		t.past.Training += ", complete batches"
+	}
+	if len(mapping.Columns)+len(mapping.Classes) > 0 {
+		t.past.Mapping = &mapping
+	}
 	return err
 }
 
@@ -114,6 +139,11 @@ func (t *trainer) resume() error {
 			"%s: use the same settings, or another directory", backend.ErrArgument, t.dir,
 			kept.Training, t.past.Training)
 	case err == nil:
+		if err = checkMapping(kept.mapping(), t.past.mapping()); err != nil {
+			return fmt.Errorf("the checkpoint in %s is of other samples: %w, by fit.ReadMapping, "+
+				"or use another directory", t.dir, err)
+		}
+		kept.Mapping = t.past.Mapping
 		t.past = kept
 	}
 	return err
@@ -343,7 +373,8 @@ func (t *trainer) endEpoch(stop bool) error {
 		}
 	}
 	e.Best = t.better(e)
-	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps}
+	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps,
+		Mapping: p.Mapping}
 	for _, f := range t.onEpoch {
 		told := e
 		told.Metrics = maps.Clone(e.Metrics)

@@ -44,6 +44,9 @@ type Data struct {
 	// see the package. nil drops the samples that do not fill the last batch of an epoch.
 	Weights *gorgonia.Node
 	Pad     func(row []any) // writes the row of a missing sample; nil leaves zeros, for weights [b]
+	// DropLast drops these samples in training although there are Weights, as graphs need whose
+	// samples depend on each other, such as those with batch norms.
+	DropLast bool
 	// Augment changes a sample after Read, in training. Several goroutines call it at once.
 	Augment func(r *rand.Rand, row []any)
 }

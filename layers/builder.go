@@ -30,6 +30,8 @@ type Builder struct {
 	sums       bool   // ranks add up gradients
 	shares     bool   // whether there is a CrossEntropy, a share of that mean
 	counted    string // targets whose number it divides by, "" for none
+	padded     string // tokens that have padding, "" for none
+	routes     string // a MoE that knows of no padding
 	tables     []*Table
 	terms      *terms.Terms // what the graph says, nil for nothing
 	learnables []Node
@@ -226,14 +228,19 @@ func initial[T float32 | float64](b *Builder, name string, init Init, shape []in
 				backend.ErrUnsupported, values.DType())
 		}
 	}
+	return drawn[T](b.seed, name, init, size(shape)), nil
+}
+
+// drawn returns n values that a seed and a name determine.
+func drawn[T float32 | float64](seed uint64, name string, init Init, n int) []T {
 	h := fnv.New64a()
 	h.Write([]byte(name))
-	r := rand.New(rand.NewPCG(b.seed, h.Sum64()))
-	values := make([]T, size(shape))
+	r := rand.New(rand.NewPCG(seed, h.Sum64()))
+	values := make([]T, n)
 	for i := range values {
 		values[i] = T(init(r))
 	}
-	return values, nil
+	return values
 }
 
 // converted returns numbers as T, the same memory if they are.

@@ -51,16 +51,20 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 
 // Padding says which token fills up short samples: [Builder.CrossEntropy] leaves it out, and the
 // loss is the mean over all other targets. It may be a number outside the vocabulary, unless the
-// tokens are embedded, because an embedding looks up its row. Padding returns the tokens.
+// tokens are embedded, because an embedding looks up its row. Padding returns the tokens. A
+// [Builder.MoE] needs the tokens (MoEOptions.Tokens), whose padding then takes no room of experts.
 //
-// Errors: [backend.ErrArgument] if something uses the tokens already.
+// Errors: [backend.ErrArgument] if something uses the tokens already, or a MoE knows of none.
 func (t *Tokens) Padding(id int) *Tokens {
 	t.b.apply("Padding of "+t.name, func() (Node, error) {
 		if len(t.inputs) > 0 {
 			return Node{}, fmt.Errorf("%w: the tokens are used already: call it before",
 				backend.ErrArgument)
 		}
-		t.padding, t.padded = id, true
+		if t.b.routes != "" {
+			return Node{}, unpadded(t.b.routes, t.name)
+		}
+		t.padding, t.padded, t.b.padded = id, true, t.name
 		return Node{}, nil
 	})
 	return t

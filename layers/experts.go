@@ -23,6 +23,9 @@ type MoEOptions struct {
 	Capacity float64
 	// Balance is the weight of the load-balancing loss: 0.01 in Switch Transformers.
 	Balance float64
+	// Tokens are those of x, [batch, positions], if a graph has [Tokens.Padding]: padding takes no
+	// room of experts, gets nothing from them, and counts neither in Loss nor in Dropped.
+	Tokens *Tokens
 }
 
 // Experts is the result of [Builder.MoE]. Loss and Dropped are shares of this rank, placed like the
@@ -32,7 +35,8 @@ type Experts struct {
 	// Loss is the load-balancing loss, which you add to the loss of the model: options.Balance *
 	// experts * sum over the experts of (share of the tokens whose first choice it is) * (mean of
 	// its probability), as a mean over all samples. Without the weight it is 1 if tokens are spread
-	// evenly.
+	// evenly. With padding, shares and means are of a sample's other tokens, and the mean is over
+	// the samples that have some, which ranks count as in [Builder.CrossEntropy].
 	Loss Node
 	// Dropped is the number of choices for which there was no room.
 	Dropped Node
@@ -51,7 +55,8 @@ type Experts struct {
 // The experts with the largest p are chosen. With one choice g is p; with several, g is p over the
 // sum of the chosen ones. Tokens of a sample queue for an expert by the rank of the choice, then by
 // position, and those beyond its capacity get nothing from it, so add y to x. Samples queue
-// separately, so that the dropped tokens do not depend on the layout.
+// separately, so that the dropped tokens do not depend on the layout. The mean of Capacity is over
+// all positions of x, padding among them.
 //
 // Learnables have the name plus ".router", [n, experts], ".in.weight", [experts, n, hidden],
 // ".in.bias", ".out.weight" and ".out.bias". Each rank of a Tensor group has some of the experts,
@@ -61,13 +66,16 @@ type Experts struct {
 //
 // Cost: 4*n*hidden*experts*batch*capacity operations for all slots, backward twice that; the
 // all-to-alls move batch*experts*capacity*n elements each.
-// Errors: [ErrPlacement]; [backend.ErrArgument] for invalid options; [ops.ErrShape] if a Tensor
-// group has more ranks than samples or experts.
+// Errors: [ErrPlacement]; [backend.ErrArgument] for invalid options, and for tokens with padding in
+// the graph that MoEOptions.Tokens does not name; [ops.ErrShape] if a Tensor group has more ranks
+// than samples or experts, or the tokens have another shape than x.
 // Source: Shazeer et al., Outrageously Large Neural Networks, 2017; Lepikhin et al., GShard, 2020;
 // Fedus, Zoph and Shazeer, Switch Transformers, 2021, (4) to (6) for the loss.
 func (b *Builder) MoE(name string, x Node, o MoEOptions) (e Experts) {
 	e.Y = b.within("MoE "+name, func() Node {
-		tokens := b.apply("tokens", func() (Node, error) { return x, o.check(x) }, "x", x)
+		tokens := b.apply("tokens", func() (Node, error) {
+			return x, cmp.Or(o.check(x), b.route(name, o.Tokens))
+		}, "x", x)
 		tokens = b.To(tokens, Tensor, Split(0))
 		if b.err != nil {
 			return Node{}
@@ -88,10 +96,29 @@ func (o *MoEOptions) check(x Node) error {
 	o.Choices = cmp.Or(o.Choices, 1)
 	if o.Experts < 1 || o.Choices < 1 || o.Choices > o.Experts || o.Hidden < 1 ||
 		!(o.Capacity >= 0) || math.IsInf(o.Capacity, 1) {
-		return fmt.Errorf("%w: %+v", backend.ErrArgument, *o)
+		shown := *o
+		shown.Tokens = nil
+		return fmt.Errorf("%w: %+v", backend.ErrArgument, shown)
 	}
 	return firstOf(require("x", x, Sequence, Split(0)),
 		require("x", x, Tensor, Replicated, Split(0)))
+}
+
+// route notes a MoE of tokens, and refuses one that does not know of padding.
+func (b *Builder) route(name string, t *Tokens) error {
+	switch known := t != nil && t.padded; {
+	case known:
+	case b.padded != "":
+		return unpadded(name, b.padded)
+	default:
+		b.routes = name
+	}
+	return nil
+}
+
+func unpadded(moe, tokens string) error {
+	return fmt.Errorf("%w: MoE %s and the padding of %s, which would take room of experts: call "+
+		"Padding first, and set MoEOptions.Tokens", backend.ErrArgument, moe, tokens)
 }
 
 // mixture builds a MoE.
@@ -101,10 +128,58 @@ type mixture struct {
 	name          string
 	x             Node // of the samples whose tokens this rank routes
 	loss, dropped Node
+
+	// nil if no token is padding
+	real    *gorgonia.Node // 1 for each token, 0 for padding, [batch, 1, positions]
+	shares  *gorgonia.Node // of each token in its sample's mean, 0 for padding
+	samples *gorgonia.Node // that have tokens
+}
+
+// mark finds out which tokens are padding.
+func (m *mixture) mark() error {
+	t, s := m.o.Tokens, m.x.Shape()
+	if t == nil || !t.padded {
+		return nil
+	}
+	all, err := t.placedNode(), error(nil)
+	all.Node = t.mask(func(id, _, _ int) bool { return id != t.padding }, 0, 0, t.own()...)
+	for _, g := range []Group{Sequence, Tensor} {
+		if all, err = m.convert(all, g, Split(0)); err != nil {
+			return err
+		}
+	}
+	if !slices.Equal(all.Shape(), s[:2]) {
+		return fmt.Errorf("%w: the tokens %s have shape %v on this rank, and x %v", ops.ErrShape,
+			t.name, all.Shape(), s)
+	}
+	if m.real, err = reshape(all.Node, s[0], 1, s[1]); err != nil {
+		return err
+	}
+	n, err := gorgonia.Sum(all.Node, 1)
+	if err != nil {
+		return err
+	}
+	one := gorgonia.NewConstant(m.number(1))
+	if m.samples, err = nn.Where(n, one, n); err != nil {
+		return err
+	}
+	if m.samples, err = gorgonia.Sum(m.samples); err != nil {
+		return err
+	}
+	if n, err = nn.Where(n, n, one); err == nil {
+		n, err = reshape(n, s[0], 1, 1)
+	}
+	if err == nil {
+		m.shares, err = gorgonia.BroadcastHadamardDiv(m.real, n, nil, []byte{2})
+	}
+	return err
 }
 
 func (m *mixture) build() (Node, error) {
 	s := m.x.Shape()
+	if err := m.mark(); err != nil {
+		return Node{}, err
+	}
 	p, err := m.router()
 	if err != nil {
 		return Node{}, err
@@ -115,6 +190,9 @@ func (m *mixture) build() (Node, error) {
 	}
 	if err = m.balance(p, choices); err == nil {
 		gates, err = m.normalized(gates)
+	}
+	if err == nil && m.real != nil { // no expert computes padding
+		choices, err = nn.Where(m.real, choices, gorgonia.NewConstant(-1))
 	}
 	if err != nil {
 		return Node{}, err
@@ -201,7 +279,7 @@ func (m *mixture) normalized(gates *gorgonia.Node) (*gorgonia.Node, error) {
 // over the experts, is the mean over the tokens of the mean probability of their first choices.
 func (m *mixture) balance(p, choices *gorgonia.Node) error {
 	s := m.x.Shape()
-	means, err := gorgonia.Mean(p, 2)
+	means, err := m.mean(p)
 	if err != nil {
 		return err
 	}
@@ -213,10 +291,13 @@ func (m *mixture) balance(p, choices *gorgonia.Node) error {
 		return err
 	}
 	loss, err := nn.GatherElements(1, means, first)
-	if err == nil {
-		loss, err = gorgonia.Mean(loss)
-	}
 	if err != nil {
+		return err
+	}
+	if m.real != nil {
+		return m.balanceOfReal(loss)
+	}
+	if loss, err = gorgonia.Mean(loss); err != nil {
 		return err
 	}
 	whole, _ := m.whole(m.x)
@@ -227,13 +308,60 @@ func (m *mixture) balance(p, choices *gorgonia.Node) error {
 	return err
 }
 
+// mean returns means over the tokens of each sample that are no padding, [batch, experts].
+func (m *mixture) mean(p *gorgonia.Node) (*gorgonia.Node, error) {
+	if m.real == nil {
+		return gorgonia.Mean(p, 2)
+	}
+	p, err := gorgonia.BroadcastHadamardProd(p, m.shares, nil, []byte{1})
+	if err != nil {
+		return nil, err
+	}
+	return gorgonia.Sum(p, 2)
+}
+
+// balanceOfReal is the balance of terms of each token, [batch, positions], without padding.
+func (m *mixture) balanceOfReal(terms *gorgonia.Node) error {
+	shares, err := reshape(m.shares, terms.Shape()...)
+	if err == nil {
+		terms, err = gorgonia.HadamardProd(terms, shares)
+	}
+	if err == nil {
+		terms, err = gorgonia.Sum(terms)
+	}
+	if err != nil {
+		return err
+	}
+	loss, err := m.share(terms)
+	if err != nil {
+		return err
+	}
+	samples, err := m.share(m.samples)
+	if err != nil {
+		return err
+	}
+	if loss.Node, err = m.perCount(loss.Node, samples.Node, m.o.Tokens); err == nil {
+		loss.Node, err = m.scaled(loss.Node, m.o.Balance*float64(m.o.Experts))
+	}
+	m.loss = loss
+	return err
+}
+
 // count adds the number of choices that are not kept.
 func (m *mixture) count(kept *gorgonia.Node) error {
 	n, err := gorgonia.Sum(kept)
 	if err != nil {
 		return err
 	}
-	n, err = gorgonia.Sub(gorgonia.NewConstant(m.number(float64(size(kept.Shape())))), n)
+	all := gorgonia.NewConstant(m.number(float64(size(kept.Shape()))))
+	if m.real != nil {
+		if all, err = gorgonia.Sum(m.real); err == nil {
+			all, err = m.scaled(all, float64(m.o.Choices))
+		}
+	}
+	if err == nil {
+		n, err = gorgonia.Sub(all, n)
+	}
 	if err == nil {
 		m.dropped, err = m.share(n)
 	}

@@ -23,13 +23,17 @@ import (
 type routed struct{ loss, balance, dropped float64 }
 
 // routedTraining trains a model with a mixture of experts on all ranks of a layout.
+// With padding, samples have different numbers of tokens, and the first has none.
 func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOptions,
-	steps int) []routed {
+	steps int, padding bool) []routed {
 	t.Helper()
 	const vocabulary, batch = 11, 4
 	ids := make([]int, batch*positions)
 	for i := range ids {
-		ids[i] = (i*i + i/3) % vocabulary
+		ids[i] = (i*i + i/3) % (vocabulary - 1)
+		if padding && i%positions >= i/positions*2 {
+			ids[i] = vocabulary - 1
+		}
 	}
 	all := make([]routed, steps)
 	within(t, k, s, func(l *layers.Layout, device backend.Device, build sync.Locker) error {
@@ -38,6 +42,9 @@ func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOp
 		own := batch / s.DP
 		tokens, targets := b.Tokens("tokens", 1, own, positions), b.Tokens("targets", 1, own,
 			positions)
+		if padding {
+			o.Tokens = tokens.Padding(vocabulary - 1)
+		}
 		words := b.Learn("words", layers.Normal(0.5), 0, vocabulary, width)
 		x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
 		x = b.To(b.Positions("p", x), layers.Sequence, layers.Split(0))
@@ -89,12 +96,13 @@ func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOp
 // TestExpertsEqualOneRank: losses and dropped tokens of 20 steps equal one rank's, on layouts of
 // replicas and of ranks that divide the experts, evenly or not.
 func TestExpertsEqualOneRank(t *testing.T) {
-	for _, o := range []layers.MoEOptions{
+	for i, o := range []layers.MoEOptions{
 		{Experts: 5, Choices: 2, Hidden: 7, Capacity: 1, Balance: 0.01},
+		{Experts: 5, Choices: 2, Hidden: 7, Capacity: 0.6, Balance: 0.3},
 		{Experts: 4, Hidden: 6, Capacity: 0.5, Balance: 0.1},
 		{Experts: 4, Choices: 3, Hidden: 5},
 	} {
-		want := routedTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, o, 20)
+		want := routedTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, o, 20, i == 1)
 		first, last := want[0], want[len(want)-1]
 		if !(last.loss < first.loss) || (o.Capacity > 0) != (first.dropped > 0) ||
 			(o.Balance > 0) != (first.balance > 0) {
@@ -104,7 +112,7 @@ func TestExpertsEqualOneRank(t *testing.T) {
 			{DP: 1, SP: 1, TP: 3}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2},
 			{DP: 1, SP: 2, TP: 2}} {
 			t.Run(fmt.Sprintf("%v of %+v", s, o), func(t *testing.T) {
-				sameRouting(t, routedTraining(t, testenv.Hosts, s, o, 20), want)
+				sameRouting(t, routedTraining(t, testenv.Hosts, s, o, 20, i == 1), want)
 			})
 		}
 	}
@@ -121,13 +129,98 @@ func sameRouting(t *testing.T, got, want []routed) {
 // TestExpertsEqualOneRankOnDevices: so do those of ranks on devices.
 func TestExpertsEqualOneRankOnDevices(t *testing.T) {
 	o := layers.MoEOptions{Experts: 5, Choices: 2, Hidden: 7, Capacity: 1, Balance: 0.01}
-	want := routedTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, o, 3)
+	want := routedTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, o, 3, false)
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for _, s := range []layers.Sizes{{DP: 1, SP: 1, TP: 2}, {DP: 2, SP: 1, TP: 2}} {
 			t.Run(s.String(), func(t *testing.T) {
-				sameRouting(t, routedTraining(t, k, s, o, 3), want)
+				sameRouting(t, routedTraining(t, k, s, o, 3, false), want)
 			})
 		}
+	})
+}
+
+// TestPaddingTakesNoRoomOfExperts: tokens get from experts what they get without padding behind
+// them, and the losses and the dropped choices are theirs alone. A sample of padding does not count.
+func TestPaddingTakesNoRoomOfExperts(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout,
+		_ backend.Device, _ sync.Locker) error {
+		for choices := 1; choices <= 2; choices++ {
+			var want []float64
+			for _, ids := range [][]int{{3, 4, 5, 6}, {3, 4, 5, 6, 0, 0, 0, 0},
+				{3, 4, 5, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}} {
+				batch := max(1, len(ids)/8)
+				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 5)
+				tokens := b.Tokens("tokens", 1, batch, len(ids)/batch).Padding(0)
+				words := b.Learn("words", layers.Normal(1), layers.Undivided, 9, 6)
+				x := b.To(b.Embedding(words, tokens), layers.Sequence, layers.Split(0))
+				// so that what an expert has room for does not depend on the positions
+				capacity := 0.5 * 4 / float64(choices*len(ids)/batch)
+				e := b.MoE("moe", x, layers.MoEOptions{Experts: 4, Choices: choices, Hidden: 5,
+					Capacity: capacity, Balance: 1, Tokens: tokens})
+				if err := b.Err(); err != nil {
+					return err
+				}
+				m, err := vm.New(b.Graph(), nil, vm.Eval(),
+					vm.Keep(e.Y.Node, e.Loss.Node, e.Dropped.Node))
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(tokens.Set(ids), m.RunAll(), m.Close()); err != nil {
+					return err
+				}
+				y := e.Y.Node.Value().Data().([]float64)
+				got := append(slices.Clone(y[:4*6]), e.Loss.Value().Data().(float64),
+					e.Dropped.Value().Data().(float64))
+				if want == nil {
+					want = got
+				}
+				if got[25] == 0 {
+					t.Errorf("%v: nothing is dropped", ids)
+				}
+				near(t, fmt.Sprint(ids), got, want, 1e-12)
+				for i, x := range y[4*6:] {
+					if x != 0 {
+						t.Errorf("%v: padding gets %v as element %d", ids, x, i)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// TestAMoEThatKnowsOfNoPaddingIsRefused in either order, by both names.
+func TestAMoEThatKnowsOfNoPaddingIsRefused(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout,
+		_ backend.Device, _ sync.Locker) error {
+		for order, build := range map[string]func(b *layers.Builder, tokens *layers.Tokens,
+			moe func(tokens *layers.Tokens)){
+			"before": func(_ *layers.Builder, tokens *layers.Tokens, moe func(*layers.Tokens)) {
+				tokens.Padding(1)
+				moe(nil)
+			},
+			"other tokens": func(b *layers.Builder, tokens *layers.Tokens,
+				moe func(*layers.Tokens)) {
+				b.Tokens("targets", 1, 2, 4).Padding(1)
+				moe(tokens)
+			},
+			"after": func(b *layers.Builder, tokens *layers.Tokens, moe func(*layers.Tokens)) {
+				moe(nil)
+				tokens.Padding(1)
+			},
+		} {
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+			x := b.To(layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)), layers.Sequence,
+				layers.Split(0))
+			build(b, b.Tokens("tokens", 1, 2, 4), func(tokens *layers.Tokens) {
+				b.MoE("moe", x, layers.MoEOptions{Experts: 2, Hidden: 1, Tokens: tokens})
+			})
+			if err := b.Err(); !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), "MoE moe and the padding of ") {
+				t.Errorf("%s: %v", order, err)
+			}
+		}
+		return nil
 	})
 }
 

@@ -101,9 +101,7 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 		if err == nil {
 			loss, err = b.meanOf(loss, targets, n)
 		}
-		if b.shares = true; targets.padded {
-			b.counted = targets.name
-		}
+		b.shares = true
 		return Node{Node: loss, place: [2]Placement{Partial, Replicated}}, err
 	}, "logits", logits, "targets", targets)
 }
@@ -117,7 +115,17 @@ func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.
 	}
 	own := targets.own()
 	count, err := gorgonia.Sum(targets.mask(targets.counts, 0, n, size(own), 1))
-	if err == nil && b.layout.Data.Size() > 1 {
+	if err != nil {
+		return nil, err
+	}
+	return b.perCount(sum, count, targets)
+}
+
+// perCount divides this rank's share of a sum by a count that depends on the padding of tokens: the
+// ranks of l.Data add it up.
+func (b *Builder) perCount(sum, count *gorgonia.Node, t *Tokens) (_ *gorgonia.Node, err error) {
+	b.counted = t.name
+	if b.layout.Data.Size() > 1 {
 		count, err = ops.AllReduce(b.layout.Data, backend.Sum, count)
 	}
 	if err != nil {

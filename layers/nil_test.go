@@ -29,8 +29,10 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		return NewBuilder(graph, layout, dtype, seed).Err()
 	}
 	g := gorgonia.NewGraph()
+	w := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName("w"))
 	nilargs.Check(t, map[string]nilargs.Use{
 		"NewBuilder": {F: build, Args: []any{g, layout, tensor.Float32, uint64(1)}},
+		"Initialize": {F: Initialize, Args: []any{uint64(1), Glorot, w}},
 		"NewLayout":  {F: NewLayout, Args: []any{comm, 1, 1, 1}},
 	}, map[string]string{
 		"Place": "the operation that uses the node has the error",

@@ -24,6 +24,7 @@ import (
 	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -77,13 +78,14 @@ type model struct {
 
 func newModel(batch int) *model {
 	g := G.NewGraph()
-	matrix := func(name string, init G.InitWFn, shape ...int) *G.Node {
-		return G.NewMatrix(g, G.Float32, G.WithShape(shape...), G.WithName(name), G.WithInit(init))
+	matrix := func(name string, shape ...int) *G.Node {
+		return G.NewMatrix(g, G.Float32, G.WithShape(shape...), G.WithName(name),
+			G.WithInit(G.Zeroes()))
 	}
-	x := matrix("x", G.Zeroes(), batch, handwritten.Pixels)
+	x := matrix("x", batch, handwritten.Pixels)
 	y := G.NewVector(g, tensor.Int, G.WithShape(batch), G.WithName("y"), G.WithInit(G.Zeroes()))
-	w1 := matrix("w1", G.GlorotN(1), handwritten.Pixels, 128)
-	w2 := matrix("w2", G.GlorotN(1), 128, handwritten.Labels)
+	w1, w2 := matrix("w1", handwritten.Pixels, 128), matrix("w2", 128, handwritten.Labels)
+	check(layers.Initialize(1, layers.Glorot, w1, w2)) // the same in each run
 	logits := G.Must(G.Mul(G.Must(G.Rectify(G.Must(G.Mul(x, w1)))), w2))
 	loss := G.Must(nn.CrossEntropy(nn.NoLabel, logits, y))
 	must(G.Grad(loss, w1, w2))

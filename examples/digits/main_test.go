@@ -73,6 +73,23 @@ func TestRanksLearn(t *testing.T) {
 	}
 }
 
+// TestTwoRunsPrintTheSame: neither a clock nor a race decides a digit of a loss.
+func TestTwoRunsPrintTheSame(t *testing.T) {
+	for ranks := 1; ranks <= 2; ranks++ {
+		var said [2]string
+		for i := range said {
+			job, out := job(t, ranks, "-epochs 3")
+			if err := launch.Run(t.Context(), job); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			said[i] = out.String()
+		}
+		if said[0] != said[1] || !strings.Contains(said[0], "epoch 3/3: loss=") {
+			t.Errorf("%d ranks: one run prints\n%s\nand the other\n%s", ranks, said[0], said[1])
+		}
+	}
+}
+
 // TestAnInterruptSaves: ranks end together after an epoch, and the next start goes on behind it.
 func TestAnInterruptSaves(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")

@@ -2,89 +2,184 @@ package data
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/csv"
 	"errors"
+	"fmt"
 	"image"
+	"image/color"
 	_ "image/jpeg" // formats that Images reads
 	_ "image/png"
 	"io"
-	"io/fs"
 	"math"
+	"math/big"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/image/draw"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 // CSV reads a table with a header. A sample is the numbers of all columns except the one named
 // label, in their order, and the label: its class if the input is Int, otherwise its number.
-// classes are the sorted values of the label's column.
+// classes are the different values of the label's column, in the order of numbers if all are, else
+// of text. Spaces around names, numbers and labels do not count, and neither does a byte order mark.
 //
-// Errors: a file that is not CSV; no column of that name; a value that is not a finite number, with
-// its line; in Read, a label that is not a finite number if the input has floats.
-func CSV(path, label string) (samples Set, classes []string, err error) {
-	text, err := contents(path)
+// known is the [Mapping] of a training: columns are then found by name, whatever others there are,
+// and labels are numbered as there.
+//
+// Errors: a file that is not CSV, or not UTF-8; columns without a name, or two of one name; no
+// column of the name; a value that is not a finite number, or an integer that a float64 does not
+// hold, with its line; in Read, a label that is missing or not among the classes, one that is not a
+// finite number if the input has floats, and an integer that the input does not hold.
+func CSV(path, label string, known ...Mapping) (samples Set, classes []string, err error) {
+	as, err := given(known)
 	if err != nil {
 		return nil, nil, err
+	}
+	t := &sheet{path: path}
+	if err := t.read(label, as); err != nil {
+		return nil, nil, err
+	}
+	kinds := learn(t.labels)
+	if as != nil {
+		kinds = of(as)
+	}
+	n := len(t.labels)
+	class := make([]int, n)
+	for i, l := range t.labels {
+		class[i] = kinds.of(l)
+	}
+	named, numbered := table(n, t.values, class), table(n, t.values, t.targets)
+	s := set{n, func(i int, row []any) error {
+		from, err := named, error(nil)
+		if len(row) > 1 {
+			_, ints := row[1].([]int)
+			switch {
+			case ints && class[i] < 0:
+				err = kinds.wrong(t.labels[i])
+			case !ints && math.IsNaN(t.targets[i]):
+				err = fmt.Errorf("the label %q is no finite number: give it to an input of Int, "+
+					"for its class", t.labels[i])
+			case !ints:
+				from = numbered
+			}
+		}
+		if err = cmp.Or(err, from.Read(i, row)); err != nil {
+			return wrong(path, "sample %d: %w", i, err)
+		}
+		return nil
+	}, Mapping{t.columns, kinds.classes}}
+	return s, kinds.classes, nil
+}
+
+// sheet is what a table has.
+type sheet struct {
+	path    string
+	columns []string
+	at      []int // of the columns, in the file
+	values  []float64
+	labels  []string
+	targets []float64 // the numbers of labels, NaN for none
+}
+
+// read reads the columns that a mapping names, or all but the label.
+func (t *sheet) read(label string, as *Mapping) error {
+	text, err := letters(t.path)
+	if err != nil {
+		return err
 	}
 	in := csv.NewReader(bytes.NewReader(text))
 	header, err := in.Read()
 	if err != nil {
-		return nil, nil, wrong(path, "no header: %w", err)
+		return wrong(t.path, "no header: %w", err)
 	}
-	at := slices.Index(header, label)
-	if at < 0 || len(header) == 1 {
-		return nil, nil, wrong(path, "no column is named %q, or no other: there are %q", label,
-			header)
+	target, err := t.find(header, label, as)
+	if err != nil {
+		return err
 	}
-	var values, targets []float32
-	var labels []string
 	for {
 		record, err := in.Read()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return nil, nil, wrong(path, "%w", err)
+			return wrong(t.path, "%w", err)
 		}
-		for c, text := range record {
-			x, err := strconv.ParseFloat(strings.TrimSpace(text), 32)
-			switch {
-			case c == at:
-				if err != nil || math.IsInf(x, 0) {
-					x = math.NaN()
-				}
-				labels, targets = append(labels, text), append(targets, float32(x))
-			case err != nil || math.IsNaN(x) || math.IsInf(x, 0):
+		for _, c := range t.at {
+			x, err := number(strings.TrimSpace(record[c]))
+			if err != nil {
 				line, _ := in.FieldPos(c)
-				return nil, nil, wrong(path, "line %d: %q is no finite number", line, text)
-			default:
-				values = append(values, float32(x))
+				return wrong(t.path, "line %d: %w", line, err)
 			}
+			t.values = append(t.values, x)
+		}
+		l := strings.TrimSpace(record[target])
+		x, err := number(l)
+		if err != nil {
+			x = math.NaN()
+		}
+		t.labels, t.targets = append(t.labels, l), append(t.targets, x)
+	}
+	if len(t.labels) == 0 {
+		return wrong(t.path, "there is no line behind the header")
+	}
+	return nil
+}
+
+// find finds the columns of a header, and returns the label's.
+func (t *sheet) find(header []string, label string, as *Mapping) (target int, err error) {
+	for c, name := range header {
+		name = strings.TrimSpace(name)
+		if name == "" || slices.Contains(header[:c], name) {
+			return 0, wrong(t.path, "column %d is named %q, like another or not at all: give it "+
+				"a name, or leave it out if it numbers the lines", c+1, name)
+		}
+		if header[c] = name; name != label && as == nil {
+			t.columns, t.at = append(t.columns, name), append(t.at, c)
 		}
 	}
-	n, class := len(labels), make([]int, len(labels))
-	classes = slices.Compact(slices.Sorted(slices.Values(labels)))
-	for i, l := range labels {
-		class[i], _ = slices.BinarySearch(classes, l)
+	if target = slices.Index(header, label); target < 0 || len(header) == 1 {
+		return 0, wrong(t.path, "no column is named %q, or no other: there are %q", label, header)
 	}
-	named, numbered := table(n, values, class), table(n, values, targets)
-	return Of(n, func(i int, row []any) error {
-		if len(row) > 1 {
-			if _, ok := row[1].([]int); !ok && targets[i] != targets[i] {
-				return wrong(path, "sample %d: the label %q is no finite number: give it to an "+
-					"input of Int, for its class", i, labels[i])
-			} else if !ok {
-				return numbered.Read(i, row)
-			}
+	if as == nil {
+		return target, nil
+	}
+	t.columns = as.Columns
+	for _, name := range as.Columns {
+		c := slices.Index(header, name)
+		if c < 0 || c == target {
+			return 0, wrong(t.path, "no column is named %q, as in the training, or it is the "+
+				"label: there are %q", name, header)
 		}
-		return named.Read(i, row)
-	}), classes, nil
+		t.at = append(t.at, c)
+	}
+	if len(t.at) == 0 {
+		return 0, wrong(t.path, "%w: the Mapping is of no table", backend.ErrArgument)
+	}
+	return target, nil
+}
+
+// number returns a finite number. Integers are exact.
+func number(text string) (float64, error) {
+	x, err := strconv.ParseFloat(text, 64)
+	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
+		return 0, fmt.Errorf("%q is no finite number", text)
+	}
+	if integer(text) && math.Abs(x) >= 1<<53 {
+		exact, ok := new(big.Int).SetString(text, 10)
+		if back, _ := big.NewFloat(x).Int(nil); !ok || exact.Cmp(back) != 0 {
+			return 0, fmt.Errorf("%q has more digits than a float64: is it a name?", text)
+		}
+	}
+	return x, nil
 }
 
 // IDX reads the files of MNIST: images, and their labels.
@@ -141,6 +236,9 @@ func CIFAR(classes int, files ...string) (Set, error) {
 		return nil, wrong("CIFAR", "%d classes: there are 10 or 100", classes)
 	}
 	var pixels, kinds []byte
+	if len(files) == 0 {
+		return nil, wrong("CIFAR", "no files")
+	}
 	for _, file := range files {
 		all, err := contents(file)
 		if err != nil {
@@ -163,34 +261,112 @@ func CIFAR(classes int, files ...string) (Set, error) {
 // largest is the most pixels that an image may have.
 const largest = 1 << 26
 
-// Images reads a folder that has a folder of JPEG and PNG files for each class, sorted by name.
-// Each image is decoded and scaled in Read.
+// Images reads a folder that has a folder of JPEG and PNG files for each class, by name: in the
+// order of numbers if all are, else of text. Each image is decoded and scaled in Read. Transparency
+// is left out, which shows the colour below it, and the orientation that a camera notes is, too, as
+// Pillow's convert("RGB") does. Hidden folders and files, whose names begin with a dot, and __MACOSX
+// are no classes.
 //
-// Errors: a folder without images; in Read, a file that is not an image, or has more than 2^26
-// pixels.
-func Images(dir string, h, w int) (samples Set, classes []string, err error) {
-	files, err := fs.Glob(os.DirFS(dir), "*/*.[jJpP]*[gG]")
+// known is the [Mapping] of a training, whose classes have the same numbers here.
+//
+// Errors: a folder without images; a class without any, unless known has it, and a class that known
+// lacks; images that lie elsewhere, or of other formats, which would be left out; in Read, a file
+// that is not an image, or has more than 2^26 pixels.
+func Images(dir string, h, w int, known ...Mapping) (samples Set, classes []string, err error) {
+	as, err := given(known)
+	if err != nil {
+		return nil, nil, err
+	}
+	files, folders, err := pictures(dir)
 	if err != nil || len(files) == 0 || h < 1 || w < 1 {
 		return nil, nil, wrong(dir, "%d images in folders of it, to be of %d x %d pixels: %w",
-			len(files), w, h, errors.Join(err, os.ErrNotExist))
+			len(files), h, w, cmp.Or(err, os.ErrNotExist))
 	}
-	var class []int
-	for i, file := range files { // Glob has sorted them
+	kinds := learn(folders)
+	if as != nil {
+		kinds = of(as)
+	} else if len(kinds.classes) < len(folders) {
+		return nil, nil, wrong(dir, "of the folders %s some are one number", few(folders))
+	}
+	class, full := make([]int, len(files)), map[string]bool{}
+	for i, file := range files {
 		name := path.Dir(file)
-		files[i] = filepath.Join(dir, file)
-		if len(classes) == 0 || classes[len(classes)-1] != name {
-			classes = append(classes, name)
+		if class[i] = kinds.of(name); class[i] < 0 {
+			return nil, nil, wrong(filepath.Join(dir, file), "%w", kinds.wrong(name))
 		}
-		class = append(class, len(classes)-1)
+		files[i], full[name] = filepath.Join(dir, file), true
 	}
-	return Of(len(files), func(i int, row []any) error {
+	for _, name := range folders {
+		if as == nil && !full[name] {
+			return nil, nil, wrong(filepath.Join(dir, name), "a class without images")
+		}
+	}
+	return set{len(files), func(i int, row []any) error {
 		planes, err := decode(files[i], h, w)
 		if err != nil {
 			return wrong(files[i], "%w", err)
 		}
 		return table(1, planes, class[i:i+1]).Read(0, row)
-	}), classes, nil
+	}, Mapping{Classes: kinds.classes}}, kinds.classes, nil
 }
+
+// pictures returns the images in the folders of a folder, and these folders, sorted by name.
+func pictures(dir string) (files, folders []string, err error) {
+	err = each(dir, func(name string, folder bool) error {
+		if !folder {
+			return misplaced(name)
+		}
+		folders = append(folders, name)
+		return each(filepath.Join(dir, name), func(file string, folder bool) error {
+			if file = path.Join(name, file); folder {
+				return each(filepath.Join(dir, file), func(deep string, _ bool) error {
+					return misplaced(path.Join(file, deep))
+				})
+			}
+			image, err := picture(file)
+			if image {
+				files = append(files, file)
+			}
+			return err
+		})
+	})
+	return files, folders, err
+}
+
+// each calls a function for the entries of a folder, sorted by name, that are not hidden.
+func each(dir string, f func(name string, folder bool) error) error {
+	entries, err := os.ReadDir(dir)
+	for i := 0; i < len(entries) && err == nil; i++ {
+		name := entries[i].Name()
+		if strings.HasPrefix(name, ".") || name == "__MACOSX" {
+			continue
+		}
+		info, wrong := os.Stat(filepath.Join(dir, name)) // through links
+		err = f(name, wrong == nil && info.IsDir())
+	}
+	return err
+}
+
+// picture reports whether a file is an image by its name.
+func picture(file string) (bool, error) {
+	switch kind := strings.ToLower(path.Ext(file)); {
+	case slices.Contains(unread, kind):
+		return false, wrong(file, "of images only JPEG and PNG are read: convert it")
+	default:
+		return slices.Contains([]string{".jpg", ".jpeg", ".png"}, kind), nil
+	}
+}
+
+// misplaced refuses an image that is not in a folder of its class.
+func misplaced(file string) error {
+	if image, err := picture(file); image || err != nil {
+		return wrong(file, "an image that no folder of the given one has, so it has no class")
+	}
+	return nil
+}
+
+// unread are formats that Images does not read.
+var unread = []string{".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".heic", ".avif"}
 
 // decode returns the red, green and blue planes of an image.
 func decode(path string, h, w int) ([]byte, error) {
@@ -199,6 +375,9 @@ func decode(path string, h, w int) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	if err := pointer(f); err != nil {
+		return nil, err
+	}
 	size, _, err := image.DecodeConfig(f)
 	if n := int64(size.Width) * int64(size.Height); err == nil && (n < 1 || n > largest) {
 		err = errors.New("too many pixels")
@@ -210,6 +389,7 @@ func decode(path string, h, w int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	show(from)
 	scaled, planes := image.NewRGBA(image.Rect(0, 0, w, h)), make([]byte, 3*h*w)
 	draw.BiLinear.Scale(scaled, scaled.Bounds(), from, from.Bounds(), draw.Src, nil)
 	for i := range planes {
@@ -218,13 +398,40 @@ func decode(path string, h, w int) ([]byte, error) {
 	return planes, nil
 }
 
+// show makes an image opaque, with its colours as they are.
+func show(m image.Image) {
+	switch m := m.(type) {
+	case *image.NRGBA:
+		for i := 3; i < len(m.Pix); i += 4 {
+			m.Pix[i] = 255
+		}
+	case *image.NRGBA64:
+		for i := 6; i < len(m.Pix); i += 8 {
+			m.Pix[i], m.Pix[i+1] = 255, 255
+		}
+	case *image.Paletted:
+		for i, c := range m.Palette {
+			if c, ok := c.(color.NRGBA); ok {
+				c.A = 255
+				m.Palette[i] = c
+			}
+		}
+	}
+}
+
 // Text reads a text for a model that predicts the next character. A sample is n characters, as
 // indices into the sorted characters of the text, and for each of them the character that follows
 // it. Sample i begins at character i*n.
 //
-// Errors: a text of fewer than n+1 characters.
-func Text(path string, n int) (samples Set, characters []rune, err error) {
-	all, err := contents(path)
+// known is the [Mapping] of a training, whose characters have the same numbers here.
+//
+// Errors: a text of fewer than n+1 characters, or that is not UTF-8; a character that known lacks.
+func Text(path string, n int, known ...Mapping) (samples Set, characters []rune, err error) {
+	as, err := given(known)
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := letters(path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -233,10 +440,34 @@ func Text(path string, n int) (samples Set, characters []rune, err error) {
 		return nil, nil, wrong(path, "%d characters: %d are needed", len(text), n+1)
 	}
 	characters = slices.Compact(slices.Sorted(slices.Values(text)))
+	if as != nil {
+		characters = []rune(strings.Join(as.Classes, ""))
+	}
+	class, names := map[rune]int{}, make([]string, len(characters))
+	for i, c := range characters {
+		class[c], names[i] = i, string(c)
+	}
+	if as != nil && !slices.Equal(names, as.Classes) {
+		return nil, nil, wrong(path, "%w: the Mapping is of no text", backend.ErrArgument)
+	}
 	tokens := make([]int, len(text))
 	for i, c := range text {
-		tokens[i], _ = slices.BinarySearch(characters, c)
+		var ok bool
+		if tokens[i], ok = class[c]; !ok {
+			return nil, nil, wrong(path, "character %d, %q, is none of the training's %d", i, c,
+				len(characters))
+		}
 	}
 	m := (len(tokens) - 1) / n
-	return table(m, tokens[:m*n], tokens[1:m*n+1]), characters, nil
+	read := table(m, tokens[:m*n], tokens[1:m*n+1]).Read
+	return set{m, read, Mapping{Classes: names}}, characters, nil
+}
+
+// letters returns a file of text, without the mark with which UTF-8 may begin.
+func letters(path string) ([]byte, error) {
+	text, err := contents(path)
+	if err == nil && !utf8.Valid(text) {
+		err = wrong(path, "it is not UTF-8 text: convert it")
+	}
+	return bytes.TrimPrefix(text, []byte("\ufeff")), err
 }

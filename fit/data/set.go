@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -21,9 +22,13 @@ type Set interface {
 }
 
 type set struct {
-	n    int
-	read func(sample int, row []any) error
+	n       int
+	read    func(sample int, row []any) error
+	mapping Mapping
 }
+
+// Mapping is for [MappingOf].
+func (s set) Mapping() Mapping { return s.mapping }
 
 func (s set) Len() int { return s.n }
 
@@ -39,7 +44,7 @@ func Of(n int, read func(sample int, row []any) error) Set {
 	if err := backend.Given("data.Of", "read", read); err != nil {
 		read = func(int, []any) error { return err }
 	}
-	return set{n, read}
+	return set{n, read, Mapping{}}
 }
 
 // Split divides samples at random: a part of them, such as 0.2, is held out. The same seed gives
@@ -51,7 +56,8 @@ func Split(s Set, part float64, seed uint64) (rest, heldOut Set) {
 	order := rand.New(rand.NewPCG(seed, 0)).Perm(s.Len())
 	n := min(s.Len(), max(0, int(part*float64(s.Len())+0.5)))
 	pick := func(which []int) Set {
-		return Of(len(which), func(i int, row []any) error { return s.Read(which[i], row) })
+		read := func(i int, row []any) error { return s.Read(which[i], row) }
+		return set{len(which), read, MappingOf(s)}
 	}
 	return pick(order[n:]), pick(order[:n])
 }
@@ -78,7 +84,7 @@ func Tensors(columns ...*tensor.Dense) (Set, error) {
 func table(n int, columns ...any) Set {
 	return Of(n, func(i int, row []any) error {
 		for k := range min(len(row), len(columns)) {
-			fits := false
+			var fits error
 			switch c := columns[k].(type) {
 			case []byte:
 				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 255)
@@ -89,36 +95,55 @@ func table(n int, columns ...any) Set {
 			case []float64:
 				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 1)
 			}
-			if !fits {
-				return fmt.Errorf("%w: data: input %d takes another number of elements, or "+
-					"another type, than the %T of a sample", backend.ErrArgument, k, columns[k])
+			if fits != nil {
+				return fmt.Errorf("%w: data: input %d, of a sample's %T: %w", backend.ErrArgument,
+					k, columns[k], fits)
 			}
 		}
 		return nil
 	})
 }
 
-// put writes numbers, divided by another one, to an input, and reports whether the input takes
-// them.
-func put[F byte | int | float32 | float64](input any, from []F, by float64) bool {
+// put writes numbers, divided by another one, to an input that takes them.
+func put[F byte | int | float32 | float64](input any, from []F, by float64) error {
 	switch to := input.(type) {
 	case []float32:
 		return fill(to, from, by)
 	case []float64:
 		return fill(to, from, by)
 	case []int:
-		_, whole := any(from).([]int)
-		return whole && fill(to, from, by)
+		if _, whole := any(from).([]int); whole {
+			return fill(to, from, by)
+		}
 	}
-	return false
+	return fmt.Errorf("a %T takes another type", input)
 }
 
+// fill refuses integers that the input would round to others. Those of 2^63 on are not counts or
+// names any more, and are rounded as fractions are.
 func fill[T int | float32 | float64, F byte | int | float32 | float64](to []T, from []F,
-	by float64) bool {
-	for i := range min(len(to), len(from)) {
-		to[i] = T(float64(from[i]) / by)
+	by float64) error {
+	if len(to) != len(from) {
+		return fmt.Errorf("it takes %d elements, and not %d", len(to), len(from))
 	}
-	return len(to) == len(from)
+	if same, ok := any(from).([]T); ok && by == 1 {
+		copy(to, same)
+		return nil
+	}
+	for i, x := range from {
+		if by == 1 { // with no detour by float64, which does not hold all integers
+			to[i] = T(x)
+		} else {
+			to[i] = T(float64(x) / by)
+			continue
+		}
+		whole := math.Trunc(float64(x)) == float64(x) && math.Abs(float64(x)) < 1<<63
+		if whole && F(to[i]) != x || math.IsInf(float64(to[i]), 0) && !math.IsInf(float64(x), 0) {
+			return fmt.Errorf("a %T does not hold %.0f: use Float64, or smaller numbers", to[i],
+				float64(x))
+		}
+	}
+	return nil
 }
 
 // limit is the most bytes that a file may have, unpacked.
@@ -137,6 +162,9 @@ func contents(path string) ([]byte, error) {
 			return nil, wrong(path, "%w", err)
 		}
 	}
+	if err := pointer(f); err != nil {
+		return nil, wrong(path, "%w", err)
+	}
 	all, err := io.ReadAll(io.LimitReader(in, limit+1))
 	if len(all) > limit {
 		err = errors.New("it is too long")
@@ -145,6 +173,16 @@ func contents(path string) ([]byte, error) {
 		return nil, wrong(path, "after %d bytes: %w", len(all), err)
 	}
 	return all, nil
+}
+
+// pointer returns an error if a file is what Git LFS keeps in the place of one.
+func pointer(f io.ReaderAt) error {
+	const begins = "version https://git-lfs.github.com/spec/"
+	var head [len(begins)]byte
+	if n, _ := f.ReadAt(head[:], 0); string(head[:n]) == begins {
+		return errors.New("it is a pointer of Git LFS, not the file: run git lfs pull")
+	}
+	return nil
 }
 
 // wrong is the error of a file that is not what it should be.

@@ -66,6 +66,7 @@ var arrows = []arrow{
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
 		"internal/residence", "internal/stock", "internal/terms", "vm/internal/ir"}},
+	{"vm/internal/samples", []string{"backend", "kernels/fuse", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
 	{"vm/internal/proof", []string{"backend", "kernels", "kernels/fuse", "vm/internal/ir",
 		"vm/internal/plan"}},
@@ -78,8 +79,8 @@ var arrows = []arrow{
 	{"fit/data", []string{"backend"}},
 	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
 	{"fit/progress", []string{"fit", "rendezvous"}},
-	{"fit", []string{".", "autograd", "backend", "internal/files", "internal/stock", "observe",
-		"vm"}},
+	{"fit", []string{".", "autograd", "backend", "fit/data", "internal/files", "internal/stock",
+		"observe", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",

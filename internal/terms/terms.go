@@ -127,6 +127,23 @@ func same(a, b backend.Communicator) bool {
 	return ranks != nil && slices.Equal(ranks, b.Capabilities().Members)
 }
 
+// Share reports whether two communicators have two ranks in common.
+func Share(a, b backend.Communicator) bool {
+	if a.Size() == 1 || b.Size() == 1 {
+		return false
+	}
+	if a.Name() == b.Name() {
+		return true
+	}
+	of, n := b.Capabilities().Members, 0
+	for _, r := range a.Capabilities().Members {
+		if slices.Contains(of, r) {
+			n++
+		}
+	}
+	return n > 1
+}
+
 // weigh returns an error if gradients of so many batches have wrong weights together.
 func (t *Terms) weigh(u Use, batches float64) error {
 	if u.Tree > 0 {

@@ -280,16 +280,16 @@ func (g *Graph) findShown(sorted gorgonia.Nodes) {
 	}
 	for _, n := range g.Computed {
 		ofVariable := func(of *gorgonia.Node) bool { return of.Op() == nil && of.Deriv() == n }
-		if !used[n] && !leftover(n) || isCost(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) ||
+		if !used[n] && !leftover(n) || IsCost(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) ||
 			stock.Name(n.Op()) == "randomOp" {
 			g.Shown = append(g.Shown, n)
 		}
 	}
 }
 
-// isCost reports whether gorgonia.Grad was called on a node, or the node is a term of the sum that
+// IsCost reports whether gorgonia.Grad was called on a node, or the node is a term of the sum that
 // it was called on: Grad begins with the constant 1, which is then the gradient of both.
-func isCost(n *gorgonia.Node) bool {
+func IsCost(n *gorgonia.Node) bool {
 	d := n.Deriv()
 	if d == nil || !n.IsScalar() || stock.Name(d.Op()) != "constantScalar" {
 		return false

@@ -1,0 +1,230 @@
+package data_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/fit/data"
+)
+
+// TestTheNextReaderNumbersAsTheTraining: a file that lacks a class, or has its columns in another
+// order and others besides, is read as the training's; what that does not know is an error.
+func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
+	samples, classes, err := data.CSV(file(t, "train.csv",
+		[]byte("a,kind,b\n1,owl,2\n3,cat,4\n5,dog,6\n")), "kind")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, held := data.Split(samples, 0.5, 1)
+	known := data.MappingOf(held)
+	test := file(t, "test.csv", []byte("\ufeffname,b,kind, a\nx,8, owl,7\ny,10,elk,9\nz,1,,2\n"))
+	s, again, err := data.CSV(test, "kind", known)
+	if err != nil || !slices.Equal(again, classes) {
+		t.Fatal(again, err)
+	}
+	if x, class := read(t, s, 0, 2); !slices.Equal(x, []float32{7, 8}) || class != 2 {
+		t.Errorf("it is %v of class %d", x, class)
+	}
+	row := []any{make([]float32, 2), make([]int, 1)}
+	refused(t, test, `"elk" is none of the classes ["cat" "dog" "owl"]`, s.Read(1, row))
+	refused(t, test, "there is no label", s.Read(2, row))
+	if err := s.Read(1, row[:1]); err != nil { // a prediction
+		t.Error(err)
+	}
+	_, _, err = data.CSV(file(t, "few.csv", []byte("a,kind\n1,cat\n")), "kind", known)
+	refused(t, "few.csv", `no column is named "b", as in the training`, err)
+	if _, _, err = data.CSV(test, "kind", data.Mapping{}); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("an empty mapping: %v", err)
+	}
+
+	text, _, err := data.Text(file(t, "a.txt", []byte("abcä\nabc")), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, characters, err := data.Text(file(t, "b.txt", []byte("cäcb")), 3, data.MappingOf(text))
+	if err != nil || string(characters) != "\nabcä" {
+		t.Fatal(string(characters), err)
+	}
+	x, y := make([]int, 3), make([]int, 3)
+	if err := s.Read(0, []any{x, y}); err != nil || !slices.Equal(x, []int{3, 4, 3}) ||
+		!slices.Equal(y, []int{4, 3, 2}) {
+		t.Error(x, y, err)
+	}
+	_, _, err = data.Text(file(t, "c.txt", []byte("abcd")), 3, data.MappingOf(text))
+	refused(t, "c.txt", "'d', is none of the training's 5", err)
+}
+
+// TestClassesAreInTheOrderOfNumbers if all are, and one number is one class, however it is written.
+func TestClassesAreInTheOrderOfNumbers(t *testing.T) {
+	for labels, want := range map[[4]string][]string{
+		{"10", "2", "0", "-1"}:    {"-1", "0", "2", "10"},
+		{"1.0", " 1", "01", "+1"}: {"1.0"},
+		{"0", "-0", "0.5", "1e1"}: {"0", "0.5", "1e1"},
+		{"10", "2", "x", "x "}:    {"10", "2", "x"},
+		{"2", "10", "", "nan"}:    {"2", "10"},
+		{"nan", "b", "inf", "b"}:  {"b", "inf", "nan"},
+		{"9007199254740993", "2", "2", "9007199254740992"}: {"2", "9007199254740992",
+			"9007199254740993"},
+		{"99999999999999999998", "2", "10", "99999999999999999999"}: {"10", "2",
+			"99999999999999999998", "99999999999999999999"}, // as text
+	} {
+		content := "a,y\n"
+		for _, l := range labels {
+			content += "1," + l + "\n"
+		}
+		s, classes, err := data.CSV(file(t, "a.csv", []byte(content)), "y")
+		if err != nil || !slices.Equal(classes, want) {
+			t.Errorf("%q: %q, %v, want %q", labels, classes, err, want)
+			continue
+		}
+		again, _, err := data.CSV(file(t, "b.csv", []byte(content)), "y", data.MappingOf(s))
+		if err != nil {
+			t.Errorf("%q: %v", labels, err)
+			continue
+		}
+		for i := range labels {
+			x, y := []any{[]float32{0}, []int{0}}, []any{[]float32{0}, []int{0}}
+			if one, other := s.Read(i, x), again.Read(i, y); (one == nil) != (other == nil) ||
+				fmt.Sprint(x) != fmt.Sprint(y) {
+				t.Errorf("%q: label %d is %v, %v at first, and then %v, %v", labels, i, x, one, y,
+					other)
+			}
+		}
+	}
+}
+
+// TestUnclearTablesAreErrors.
+func TestUnclearTablesAreErrors(t *testing.T) {
+	for content, says := range map[string]string{
+		"y,a,y\n1,2,3\n":            `column 3 is named "y"`,
+		"a,a ,y\n1,2,3\n":           `column 2 is named "a"`,
+		",a,y\n0,1,x\n":             `column 1 is named ""`,
+		"a,y\n":                     "no line behind the header",
+		"a,y\n1,caf\xe9\n":          "not UTF-8",
+		"a,y\n9007199254740993,x\n": "more digits than a float64",
+		"version https://git-lfs.github.com/spec/v1\noid sha256:1\n": "git lfs pull",
+	} {
+		_, _, err := data.CSV(file(t, "a.csv", []byte(content)), "y")
+		refused(t, "a.csv", says, err)
+	}
+}
+
+// TestNumbersStayAsTheyAre in a []float64; what a []float32 would make another integer is an error.
+func TestNumbersStayAsTheyAre(t *testing.T) {
+	path := file(t, "a.csv", []byte("a,y\n16777217,0.1\n0.1,16777217\n1e99,16777216\n"))
+	s, _, err := data.CSV(path, "y")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][2]float64{{16777217, 0.1}, {0.1, 16777217}, {1e99, 16777216}} {
+		x, y := []float64{0}, []float64{0}
+		if err := s.Read(i, []any{x, y}); err != nil || x[0] != want[0] || y[0] != want[1] {
+			t.Errorf("sample %d is %v, %v, %v; want %v", i, x, y, err, want)
+		}
+		err := s.Read(i, []any{[]float32{0}, []float32{0}})
+		refused(t, path, "a float32 does not hold", err)
+	}
+	ints, err := data.Tensors(tensor.New(tensor.WithBacking([]int{1 << 24, 1<<24 + 1, 1<<53 + 1})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, fits := range [][2]bool{{true, true}, {false, true}, {false, false}} {
+		narrow, wide := ints.Read(i, []any{[]float32{0}}), ints.Read(i, []any{[]float64{0}})
+		if (narrow == nil) != fits[0] || (wide == nil) != fits[1] {
+			t.Errorf("integer %d: %v, %v", i, narrow, wide)
+		}
+	}
+}
+
+// TestFoldersAreClasses: hidden ones are not, images that would be left out are errors, and the
+// next folder has the training's classes.
+func TestFoldersAreClasses(t *testing.T) {
+	var dot bytes.Buffer
+	if err := png.Encode(&dot, image.NewGray(image.Rect(0, 0, 1, 1))); err != nil {
+		t.Fatal(err)
+	}
+	folder := func(names ...string) string {
+		dir := t.TempDir()
+		for _, name := range names {
+			path := filepath.Join(dir, name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if filepath.Base(name) == "none" {
+				continue
+			}
+			if err := os.WriteFile(path, dot.Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	train := folder("10/a.png", "9/a.JPEG", "9/._a.png", "9/notes.txt", "0/a.png", "README.md",
+		".ipynb_checkpoints/a.png", "__MACOSX/b.png", ".DS_Store")
+	s, classes, err := data.Images(train, 1, 1)
+	if err != nil || !slices.Equal(classes, []string{"0", "9", "10"}) || s.Len() != 3 {
+		t.Fatal(classes, err)
+	}
+	known := data.MappingOf(s)
+	s, _, err = data.Images(folder("10/a.png", "9/none"), 1, 1, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, class := read(t, s, 0, 3); class != 2 {
+		t.Errorf("10 is class %d", class)
+	}
+	_, _, err = data.Images(folder("8/a.png"), 1, 1, known)
+	refused(t, "a.png", `"8" is none of the classes`, err)
+	for says, names := range map[string][]string{
+		"a class without images": {"a/1.png", "b/none"},
+		"some are one number":    {"1/1.png", "01/1.png"},
+		"convert it":             {"a/1.png", "a/2.webp"},
+		"no class":               {"a/1.png", "2.png"},
+		"it has no class":        {"a/1.png", "a/b/2.png"},
+	} {
+		_, _, err := data.Images(folder(names...), 1, 1)
+		refused(t, "data: ", says, err)
+	}
+}
+
+// TestTransparencyShowsTheColour below it, as Pillow's convert("RGB").
+func TestTransparencyShowsTheColour(t *testing.T) {
+	box := image.Rect(0, 0, 2, 1)
+	half, none := color.NRGBA{200, 100, 50, 128}, color.NRGBA{20, 40, 60, 0}
+	deep := image.NewNRGBA64(box)
+	deep.SetNRGBA64(0, 0, color.NRGBA64{200 << 8, 100 << 8, 50 << 8, 1 << 15})
+	deep.SetNRGBA64(1, 0, color.NRGBA64{20 << 8, 40 << 8, 60 << 8, 0})
+	plain, few := image.NewNRGBA(box), image.NewPaletted(box, color.Palette{half, none})
+	plain.SetNRGBA(0, 0, half)
+	plain.SetNRGBA(1, 0, none)
+	few.SetColorIndex(1, 0, 1)
+	for i, m := range []image.Image{plain, deep, few} {
+		dir := t.TempDir()
+		var b bytes.Buffer
+		if err := errors.Join(png.Encode(&b, m), os.Mkdir(filepath.Join(dir, "c"), 0o700),
+			os.WriteFile(filepath.Join(dir, "c", "a.png"), b.Bytes(), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		s, _, err := data.Images(dir, 1, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, _ := read(t, s, 0, 6)
+		for k, want := range []float32{200, 20, 100, 40, 50, 60} {
+			if x[k] != want/255 {
+				t.Errorf("image %d: element %d is %v, want %v", i, k, x[k]*255, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package layers_test
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// TestNamesAndSeedsDetermineFirstValues: in any order, and as a Builder's; other names and seeds
+// give others.
+func TestNamesAndSeedsDetermineFirstValues(t *testing.T) {
+	values := func(seed uint64, names ...string) map[string][]float64 {
+		g := gorgonia.NewGraph()
+		var all gorgonia.Nodes
+		for _, name := range names {
+			all = append(all, gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(40, 60),
+				gorgonia.WithName(name)))
+		}
+		if err := layers.Initialize(seed, layers.Glorot, all...); err != nil {
+			t.Fatal(err)
+		}
+		found := map[string][]float64{}
+		for _, n := range all {
+			found[n.Name()] = n.Value().Data().([]float64)
+		}
+		return found
+	}
+	one, other := values(1, "a", "b"), values(1, "b", "c", "a")
+	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layout.Close()
+	built := layers.NewBuilder(gorgonia.NewGraph(), layout, tensor.Float64, 1)
+	a := built.Learn("a", layers.Glorot(40, 60), layers.Undivided, 40, 60)
+	if !slices.Equal(one["a"], other["a"]) || !slices.Equal(one["b"], other["b"]) ||
+		!slices.Equal(one["a"], a.Value().Data().([]float64)) {
+		t.Error("the order matters, or a Builder")
+	}
+	if slices.Equal(one["a"], one["b"]) || slices.Equal(one["a"], values(2, "a")["a"]) {
+		t.Error("the name or the seed does not matter")
+	}
+	squares := 0.0
+	for _, x := range one["a"] {
+		squares += x * x
+	}
+	if deviation := math.Sqrt(squares / 2400); math.Abs(deviation-math.Sqrt(2./100)) > 0.01 {
+		t.Errorf("the deviation is %v", deviation)
+	}
+}
+
+// TestInitializeRefusesNodesThatItCannotTellApart.
+func TestInitializeRefusesNodesThatItCannotTellApart(t *testing.T) {
+	g := gorgonia.NewGraph()
+	vector := func(name string, dt tensor.Dtype) *gorgonia.Node {
+		return gorgonia.NewVector(g, dt, gorgonia.WithShape(2), gorgonia.WithName(name))
+	}
+	a, same, ints := vector("a", tensor.Float32), vector("a", tensor.Float64), vector("i", tensor.Int)
+	for wraps, nodes := range map[error][]*gorgonia.Node{
+		backend.ErrArgument: {a, same}, ops.ErrDType: {a, ints},
+	} {
+		if err := layers.Initialize(1, layers.Glorot, nodes...); !errors.Is(err, wraps) {
+			t.Errorf("%v: %v, want %v", nodes, err, wraps)
+		}
+	}
+	sum := gorgonia.Must(gorgonia.Add(a, a))
+	if err := layers.Initialize(1, layers.Glorot, sum); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("a sum: %v", err)
+	}
+}
