@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// TestGradientsOfPowersAtZero of numbers, of repeated exponents and of a node to the power of itself
-// are PyTorch's; the table of conventions has those of tensors.
+// TestGradientsOfPowersAtZero of numbers, of repeated exponents and of a node to the power of
+// itself are PyTorch's; the table of conventions has those of tensors.
 func TestGradientsOfPowersAtZero(t *testing.T) {
 	of := func(shape []int, values ...float64) *tensor.Dense {
 		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(values))

@@ -12,8 +12,8 @@ import (
 // multiplies 0 by an infinity, which is NaN. As in PyTorch, the first one is 0 where y is 0, and
 // the second one where x is 0 and y is not negative.
 
-// ofPower adds what a product is that gorgonia.Grad has made as a gradient of a power, none if it is
-// another product.
+// ofPower adds what a product is that gorgonia.Grad has made as a gradient of a power, none if it
+// is another product.
 func (b *builder) ofPower(f fuse.Op) ir.ID {
 	if f != fuse.Mul || !b.float() || stock.Group(b.node) != stock.Gradients {
 		return none
