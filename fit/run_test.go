@@ -86,12 +86,18 @@ func ranks(t *testing.T, n int, train func(comm backend.Communicator, build sync
 // fitLinear trains on a rank, and returns the result and the weights.
 func fitLinear(ctx context.Context, comm backend.Communicator, build sync.Locker, batch int,
 	s fit.Set, machine []vm.Option, options ...fit.Option) (*fit.Result, []float64, error) {
+	return fitLinearBy(ctx, comm, build, batch, s, append(machine, vm.WithDataParallel(comm)),
+		options...)
+}
+
+// fitLinearBy is fitLinear by a machine with these options.
+func fitLinearBy(ctx context.Context, comm backend.Communicator, build sync.Locker, batch int,
+	s fit.Set, machine []vm.Option, options ...fit.Option) (*fit.Result, []float64, error) {
 	build.Lock()
 	m := newLinear(batch/comm.Size(), true, 1)
 	build.Unlock()
 	training, err := vm.New(m.x.Graph(), nil, append([]vm.Option{
-		vm.WithSolver(&autograd.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w),
-		vm.WithDataParallel(comm)}, machine...)...)
+		vm.WithSolver(&autograd.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w)}, machine...)...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -151,22 +157,15 @@ func TestLastBatchIsTheMeanOfItsSamples(t *testing.T) {
 		want, wantLosses := byHand(t, n, batch, epochs, s)
 		for _, P := range []int{1, 2, 3, 4} {
 			for name, how := range map[string]struct {
-				runs int
-				make func(comm backend.Communicator) []vm.Option
+				runs  int
+				ranks []autograd.Option
+				more  []vm.Option
 			}{
-				"mean": {1, func(backend.Communicator) []vm.Option { return nil }},
-				"accumulate": {3, func(backend.Communicator) []vm.Option {
-					return []vm.Option{vm.Accumulate(3)}
-				}},
-				"sum": {1, func(comm backend.Communicator) []vm.Option {
-					return []vm.Option{vm.WithDataParallel(comm, autograd.WithSum())}
-				}},
-				"tree": {1, func(backend.Communicator) []vm.Option {
-					return []vm.Option{vm.WithTree(P)}
-				}},
-				"tree of three runs": {3, func(backend.Communicator) []vm.Option {
-					return []vm.Option{vm.WithTree(3 * P)}
-				}},
+				"mean":               {1, nil, nil},
+				"accumulate":         {3, nil, []vm.Option{vm.Accumulate(3)}},
+				"sum":                {1, []autograd.Option{autograd.WithSum()}, nil},
+				"tree":               {1, nil, []vm.Option{vm.WithTree(P)}},
+				"tree of three runs": {3, nil, []vm.Option{vm.WithTree(3 * P)}},
 			} {
 				if how.runs > 1 && batch/P%how.runs != 0 {
 					continue
@@ -174,8 +173,9 @@ func TestLastBatchIsTheMeanOfItsSamples(t *testing.T) {
 				weights := make([][]float64, P)
 				results := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (
 					r *fit.Result, err error) {
-					r, weights[comm.Rank()], err = fitLinear(t.Context(), comm, build,
-						batch/how.runs, s, how.make(comm), fit.Epochs(epochs))
+					r, weights[comm.Rank()], err = fitLinearBy(t.Context(), comm, build,
+						batch/how.runs, s, append([]vm.Option{vm.WithDataParallel(comm,
+							how.ranks...)}, how.more...), fit.Epochs(epochs))
 					return r, err
 				})
 				for r := range P {

@@ -125,7 +125,8 @@ func onnxRotary(c *onnxCase) (gorgonia.Nodes, error) {
 }
 
 func onnxLoss(c *onnxCase, logits *gorgonia.Node) (gorgonia.Nodes, error) {
-	o := nn.CrossEntropyOptions{Ignore: new(c.int("ignore_index", nn.NoLabel)),
+	ignore := c.int("ignore_index", nn.NoLabel)
+	o := nn.CrossEntropyOptions{Ignore: ignore, IgnoreFirst: ignore == 0,
 		Smoothing: c.number("smoothing", 0), Reduction: map[string]nn.Reduction{
 			"sum": nn.SumOfRows, "none": nn.EachRow}[fmt.Sprint(c.Attrs["reduction"])]}
 	if len(c.nodes) > 2 {

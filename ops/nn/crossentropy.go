@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -41,10 +42,10 @@ const NoLabel = -100
 func CrossEntropy(ignore int, logits, labels *gorgonia.Node) (*gorgonia.Node, error) {
 	if ignore == 0 {
 		return nil, fmt.Errorf("nn: CrossEntropy: %w: ignore is 0: pass nn.NoLabel if all labels "+
-			"count; CrossEntropyWith and Ignore: new(0) leave out the first class",
+			"count; CrossEntropyWith and IgnoreFirst leave out the first class",
 			backend.ErrArgument)
 	}
-	return CrossEntropyWith(CrossEntropyOptions{Ignore: &ignore}, logits, labels)
+	return CrossEntropyWith(CrossEntropyOptions{Ignore: ignore}, logits, labels)
 }
 
 // Reduction says how the losses of rows are combined.
@@ -63,7 +64,8 @@ func (r Reduction) String() string { return [...]string{"mean", "sum", "none"}[r
 // CrossEntropyOptions are the options of [CrossEntropyWith]. The zero value is PyTorch's
 // cross_entropy without arguments.
 type CrossEntropyOptions struct {
-	Ignore *int // the label of rows that do not count; nil is NoLabel, and new(0) the first class
+	Ignore      int  // the label of rows that do not count; 0 is NoLabel
+	IgnoreFirst bool // rows of label 0, the first class, do not count; Ignore is 0 then
 	// Smoothing is the share of every target that is spread over all classes, 0 to 1; the label
 	// gets the rest.
 	Smoothing float64
@@ -84,13 +86,17 @@ type CrossEntropyOptions struct {
 // [backend.ErrArgument] if the smoothing is not between 0 and 1, or the reduction does not exist.
 func CrossEntropyWith(o CrossEntropyOptions, logits, labels *gorgonia.Node) (*gorgonia.Node,
 	error) {
+	if o.IgnoreFirst && o.Ignore != 0 {
+		return nil, fmt.Errorf("nn: CrossEntropy: %w: Ignore is %d beside IgnoreFirst: rows of one "+
+			"label can be ignored", backend.ErrArgument, o.Ignore)
+	}
 	if r := o.Reduction; !(o.Smoothing >= 0 && o.Smoothing <= 1) || r < MeanOfRows || r > EachRow {
 		return nil, fmt.Errorf("nn: CrossEntropy: %w: a smoothing of %v, reduction %d",
 			backend.ErrArgument, o.Smoothing, int(o.Reduction))
 	}
-	s := crossEntropySpec{NoLabel, o.Smoothing, o.Weights != nil, o.Reduction}
-	if o.Ignore != nil {
-		s.Ignore = *o.Ignore
+	s := crossEntropySpec{cmp.Or(o.Ignore, NoLabel), o.Smoothing, o.Weights != nil, o.Reduction}
+	if o.IgnoreFirst {
+		s.Ignore = 0
 	}
 	if o.Weights == nil {
 		return build("CrossEntropy", "logits labels", s, logits, labels)

@@ -121,7 +121,7 @@ func TestIndexErrors(t *testing.T) {
 func TestCrossEntropy(t *testing.T) {
 	with := func(ignore int) builder {
 		return two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
-			return CrossEntropyWith(CrossEntropyOptions{Ignore: &ignore}, x, l)
+			return CrossEntropyWith(CrossEntropyOptions{Ignore: ignore, IgnoreFirst: ignore == 0}, x, l)
 		})
 	}
 	ln3 := math.Log(3)
@@ -143,7 +143,7 @@ func TestCrossEntropyOptions(t *testing.T) {
 	for k := range 12 {
 		weighted := k >= 6
 		with := func(x gorgonia.Nodes) (*gorgonia.Node, error) {
-			o := CrossEntropyOptions{Ignore: new(9), Smoothing: float64(k/3%2) / 4,
+			o := CrossEntropyOptions{Ignore: 9, Smoothing: float64(k/3%2) / 4,
 				Reduction: Reduction(k % 3)}
 			if weighted {
 				o.Weights = of([]int{4}, 1, 2, 0.5, 3).node(x[0].Graph(), "w", x[0].Dtype())
@@ -154,7 +154,7 @@ func TestCrossEntropyOptions(t *testing.T) {
 			with)
 	}
 	each := two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
-		return CrossEntropyWith(CrossEntropyOptions{Ignore: new(9), Reduction: EachRow}, x, l)
+		return CrossEntropyWith(CrossEntropyOptions{Ignore: 9, Reduction: EachRow}, x, l)
 	})
 	checkForward(t, []operand{of([]int{2, 2}, 5, 5, math.NaN(), 1), indices([]int{2}, 1, 9)}, each,
 		of([]int{2}, math.Ln2, 0), 1e-6)

@@ -168,7 +168,7 @@ var table = []operation{
 	}},
 	{name: "CrossEntropy", rough: true, axes: rows, fit: func(_ *drawing, x shape) (needs, build) {
 		return integers(x[:len(x)-1], x[len(x)-1]), func(_ position, x ...node) (node, error) {
-			return nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: new(0)}, x[0], x[1])
+			return nn.CrossEntropyWith(nn.CrossEntropyOptions{IgnoreFirst: true}, x[0], x[1])
 		}
 	}},
 	{name: "RMSNorm", rough: true, axes: rows, fit: func(_ *drawing, x shape) (needs, build) {
