@@ -182,8 +182,8 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any,
 // read reads what this rank needs of a checkpoint of such a program.
 func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 	o loadOptions) (l loaded, err error) {
-	if o.missing != nil {
-		return l, o.missing
+	if err := errors.Join(o.missing, d.trainsBy(solver)); err != nil {
+		return l, err
 	}
 	text, stamp, err := checkpoint.ReadRecord(dir)
 	if err != nil {

@@ -71,6 +71,10 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 // says whether it gathers all of each: then it is collective.
 func (x *Buckets) Pulls(pull func(whole bool) error) { x.pull = pull }
 
+// Trains says which solver the machine applies the gradients by: Save and Load refuse another one,
+// which has no state.
+func (x *Buckets) Trains(by Solver) { x.d.solver = by }
+
 type copying = func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
 
 // Copies sets how the machine copies parameters and the vectors that the solver of a Fusion keeps

@@ -35,6 +35,7 @@ type inventory struct {
 	frozen     []piece
 	averages   []piece
 	random     Random   // nil for none
+	samples    int      // for which an operation draws from it
 	byOption   bool     // random was given by WithRandom
 	unkept     []string // operations with random numbers that a checkpoint cannot keep
 }
@@ -198,7 +199,7 @@ func (v *inventory) findIn(nodes gorgonia.Nodes) error {
 			}
 		}
 		for _, n := range g.AllNodes() {
-			v.draw(n.Op())
+			v.draw(n)
 		}
 	}
 	return nil
@@ -233,10 +234,14 @@ func (v *inventory) average(a stock.Averages, seen map[any]bool) error {
 	return nil
 }
 
-// draw notes where an operation gets its random numbers.
-func (v *inventory) draw(op gorgonia.Op) {
+// draw notes where an operation gets its random numbers, and for how many samples.
+func (v *inventory) draw(n *gorgonia.Node) {
+	op := n.Op()
 	if d, ok := op.(drawing); ok {
 		r, ok := d.Draws().(Random)
+		if ok && n.Dims() > 0 && v.samples == 0 {
+			v.samples = n.Shape()[0]
+		}
 		switch {
 		case !ok || r == v.random:
 		case v.random == nil:
@@ -315,8 +320,11 @@ func (v *inventory) randomStep() []byte {
 	return binary.LittleEndian.AppendUint64(nil, v.random.Step())
 }
 
-// share gives all ranks what rank 0 has besides the learnables.
+// share gives all ranks what rank 0 has besides the learnables, and random numbers of their own.
 func (v *inventory) share(comm backend.Communicator) error {
+	if r, ok := v.random.(interface{ Place(first int) }); ok {
+		r.Place(comm.Rank() * v.samples)
+	}
 	note, err := contents(v.pieces())
 	if err != nil {
 		return err

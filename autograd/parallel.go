@@ -33,6 +33,7 @@ type DataParallel struct {
 	notice   func(text string)
 	said     map[string]bool // by notice
 	parts    *parts          // nil if parameters are whole
+	solver   Solver          // of the machine that trains, nil for unknown
 	use      terms.Use       // of graphs of package layers
 	params   []*param        // as given to New
 	buckets  []*bucket       // in the order in which they leave

@@ -124,7 +124,17 @@ func (d *DataParallel) canSave(dir string, solver gorgonia.Solver, opts []SaveOp
 		err = errors.Join(err, errNoName)
 	}
 	_, unknown := stateOf(solver)
-	return o, errors.Join(err, unknown, checkNames(d.model.tensors()))
+	return o, errors.Join(err, unknown, d.trainsBy(solver), checkNames(d.model.tensors()))
+}
+
+// trainsBy returns an error for a solver that has no state of this training, because a machine
+// trains by another one, or because it has made no step.
+func (d *DataParallel) trainsBy(solver gorgonia.Solver) error {
+	if d.solver != nil && gorgonia.Solver(d.solver) != solver {
+		return fmt.Errorf("%w: a %T that is not the machine's has no state of this training: pass "+
+			"Machine.Solver", backend.ErrArgument, solver)
+	}
+	return nil
 }
 
 // TrySave returns the error that a Save would return before its files are written, and locks dir as

@@ -355,7 +355,7 @@ func (s *solverState) state(r rule) (map[string]backend.Buffer, error) {
 // counted returns a state with the number of steps alone, if there is one.
 func (s *solverState) counted(r rule) map[string]backend.Buffer {
 	state := map[string]backend.Buffer{}
-	if r.counter != "" && s.steps > 0 {
+	if r.counter != "" && (s.steps > 0 || len(s.vectors) > 0) {
 		state[r.counter] = backend.Of([]int64{s.steps})
 	}
 	return state
@@ -451,7 +451,7 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 	if r.counter == "" || len(stored) == 0 && (!ok || len(r.keep) > 0) {
 		return 0, stored, nil
 	}
-	if !ok || n.DType() != backend.I64 || n.Len() != 1 || backend.View[int64](n)[0] < 1 {
+	if !ok || n.DType() != backend.I64 || n.Len() != 1 || backend.View[int64](n)[0] < 0 {
 		return 0, nil, r.refuse("the state has no %s, the number of steps", r.counter)
 	}
 	return backend.View[int64](n)[0], stored, nil

@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -257,8 +258,8 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	return l.checkProgress(progress)
 }
 
-// checkProgress unmarshals the progress into another value of the program's type, unless that type
-// unmarshals itself: its method may rely on a constructor.
+// checkProgress unmarshals the progress into another value of the program's type, which must have
+// all of its fields, unless that type unmarshals itself: its method may rely on a constructor.
 func (l loaded) checkProgress(progress any) error {
 	if progress == nil {
 		return nil
@@ -273,7 +274,17 @@ func (l loaded) checkProgress(progress any) error {
 	if v.Kind() == reflect.Pointer && !v.IsNil() { // else Unmarshal says that it must be
 		progress = reflect.New(v.Type().Elem()).Interface()
 	}
-	return l.unmarshalProgress(progress)
+	if err := l.unmarshalProgress(progress); err != nil {
+		return err
+	}
+	all := json.NewDecoder(bytes.NewReader(l.Progress))
+	all.DisallowUnknownFields()
+	if err := all.Decode(progress); err != nil {
+		return fmt.Errorf("%w: the progress that was saved has more than this program's %T (%w): "+
+			"give a renamed field its old name by a tag of json, and one that is not wanted any "+
+			"more the type json.RawMessage", backend.ErrArgument, progress, err)
+	}
+	return nil
 }
 
 func (l loaded) unmarshalProgress(progress any) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -215,4 +216,101 @@ func TestAPartOfALearnableIsNotSavedAsTheWhole(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestDropoutIsTheSameForAnyRanksFromTheFirstRunOn, as its page says to use it, and after a restart:
+// of a layers.Builder, and of nn.Dropout.
+func TestDropoutIsTheSameForAnyRanksFromTheFirstRunOn(t *testing.T) {
+	for _, built := range []bool{true, false} {
+		train := func(ranks, to int, save, load string) (losses []float64) {
+			within(t, testenv.Hosts, layers.Sizes{DP: ranks, SP: 1, TP: 1}, func(l *layers.Layout,
+				_ backend.Device, build sync.Locker) error {
+				d := dropped{random: nn.NewRandom(1), batch: 4 / ranks}
+				build.Lock()
+				err := d.build(l, built)
+				build.Unlock()
+				if err != nil {
+					return err
+				}
+				all, err := d.train(l, to, save, load)
+				if l.Replica == 0 {
+					losses = all
+				}
+				return err
+			})
+			return losses
+		}
+		near := func(x, y float64) bool { return math.Abs(x-y) < 1e-12 }
+		dir, want := t.TempDir(), train(1, 4, "", "")
+		if got := train(2, 4, "", ""); !slices.EqualFunc(got, want, near) {
+			t.Errorf("by a builder %v: 2 ranks have %v, 1 rank %v", built, got, want)
+		}
+		got := append(train(2, 2, dir, ""), train(2, 4, "", dir)...)
+		if !slices.EqualFunc(got, want, near) {
+			t.Errorf("by a builder %v: restarted ranks have %v, want %v", built, got, want)
+		}
+	}
+}
+
+// dropped is a model with a dropout.
+type dropped struct {
+	random  *nn.Random
+	batch   int // of a rank
+	options []vm.Option
+	tokens  *layers.Tokens
+	loss    layers.Node
+}
+
+func (d *dropped) build(l *layers.Layout, built bool) error {
+	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+	d.tokens = b.Tokens("tokens", 1, d.batch, 3)
+	words := b.Learn("words", layers.Normal(1), 0, 6, 8)
+	x := b.To(b.Embedding(words, d.tokens), layers.Tensor, layers.Replicated)
+	if built {
+		x = b.Dropout(0.5, d.random, x)
+	} else {
+		y, err := nn.Dropout(0.5, d.random, x.Node)
+		if err != nil {
+			return err
+		}
+		x = layers.Place(y, x)
+	}
+	d.loss = b.CrossEntropy(b.Logits(x, words), d.tokens)
+	learnables, err := b.Grad(d.loss)
+	if err != nil {
+		return err
+	}
+	d.options = []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 0.1}, learnables...), b.Training(),
+		vm.Keep(d.loss.Node)}
+	return nil
+}
+
+func (d *dropped) train(l *layers.Layout, to int, save, load string) (losses []float64, err error) {
+	machine, err := vm.New(d.loss.Node.Graph(), nil, d.options...)
+	if err != nil {
+		return nil, err
+	}
+	defer machine.Close()
+	step, dp := 0, machine.DataParallel()
+	if load != "" {
+		if err := dp.Load(load, machine.Solver(), &step); err != nil {
+			return nil, err
+		}
+	}
+	for ; step < to; step++ {
+		ids := []int{0, 1, 2, 3, 4, 5, 1, 3, 5, 0, 2, 4}[l.Replica*d.batch*3:][:d.batch*3]
+		if err := errors.Join(d.tokens.Set(ids), machine.RunAll()); err != nil {
+			return nil, err
+		}
+		d.random.Next(l.Replica * d.batch)
+		loss := d.loss.Node.Value().Data().(float64)
+		if err := autograd.Sum(l.Data, &loss); err != nil {
+			return nil, err
+		}
+		losses = append(losses, loss)
+	}
+	if save != "" {
+		err = dp.Save(save, machine.Solver(), step)
+	}
+	return losses, err
 }

@@ -131,6 +131,9 @@ func (m *Machine) aloneWith() *parallel {
 // lend tells buckets how to pull and copy what the machine has on its device.
 func (m *Machine) lend(x *autograd.Buckets) {
 	x.Pulls(m.pullLearnables)
+	if m.solver != nil {
+		x.Trains(m.solver.solver)
+	}
 	if m.device != nil {
 		x.Copies(m.solver.fusion, m.snapshot)
 	}

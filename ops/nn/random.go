@@ -19,9 +19,12 @@ type Random struct {
 	step  uint64
 	first uint64
 	drawn uint64 // counts the steps that were set, equal ones too
+	// placed is whether first was set
+	placed bool
 }
 
-// NewRandom returns the random numbers of a seed, at step 0 and with first sample 0.
+// NewRandom returns the random numbers of a seed, at step 0. Their first sample is 0, or what Place
+// says.
 func NewRandom(seed uint32) *Random { return &Random{seed: seed} }
 
 // Next goes on to the next step. first is the number, in the step's global batch, of this rank's
@@ -34,8 +37,19 @@ func (r *Random) Next(first int) { r.Seek(r.Step()+1, first) }
 func (r *Random) Seek(step uint64, first int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.step, r.first = step, uint64(first)
+	r.step, r.first, r.placed = step, uint64(first), true
 	r.drawn++
+}
+
+// Place sets the number of this rank's first sample until Seek or Next does, unless one of these or
+// another Place has. autograd.New and layers.Builder.Dropout call it, so that ranks draw different
+// numbers from the first run on.
+func (r *Random) Place(first int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.placed {
+		r.first, r.placed = uint64(first), true
+	}
 }
 
 // Seed returns the seed.
