@@ -397,8 +397,8 @@ func (m *paired) loss(s *setting, logits, like layered.Node) layered.Node {
 		if err != nil {
 			return layered.Node{}, err
 		}
-		sum, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: nn.NoLabel,
-			Reduction: nn.SumOfRows}, flat, m.labels)
+		sum, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Reduction: nn.SumOfRows}, flat,
+			m.labels)
 		if err != nil {
 			return layered.Node{}, err
 		}
