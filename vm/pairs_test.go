@@ -777,33 +777,32 @@ func differ(a, b *outcome, most float64, moving bool) string {
 	return ""
 }
 
-// combine trains with features in a way that r determines.
-func combine(t *testing.T, seed int, r *rand.Rand, kinds []testenv.Kind, of ...feature) {
+// check trains, and compares.
+func (s *setting) check(t *testing.T) {
 	t.Helper()
-	s := newSetting(r, kinds, of...)
 	got, err := s.train(t)
 	if why := s.refused(); why != nil {
 		if !s.says(err, why) {
-			t.Errorf("seed %d: %v: %v, want an error as of %v", seed, s, err, why)
+			t.Errorf("%v: %v, want an error as of %v", s, err, why)
 		}
 		return
 	}
 	if err != nil {
-		t.Errorf("seed %d: %v: %v", seed, s, err)
+		t.Errorf("%v: %v", s, err)
 		return
 	}
 	want, err := s.reference().train(t)
 	if err != nil {
-		t.Fatalf("seed %d: %v: the reference: %v", seed, s, err)
+		t.Fatalf("%v: the reference: %v", s, err)
 	}
 	if d := differ(got, want, s.near(), false); d != "" {
-		t.Errorf("seed %d: %v: not as one rank: %s", seed, s, d)
+		t.Errorf("%v: not as one rank: %s", s, d)
 	}
 	if want, err = s.exact().train(t); err != nil {
-		t.Fatalf("seed %d: %v: the plain way: %v", seed, s, err)
+		t.Fatalf("%v: the plain way: %v", s, err)
 	}
 	if d := differ(got, want, 0, true); d != "" {
-		t.Errorf("seed %d: %v: not the bits of the plain way: %s", seed, s, d)
+		t.Errorf("%v: not the bits of the plain way: %s", s, d)
 	}
 }
 
@@ -883,7 +882,18 @@ func combination(t *testing.T, seed int, kinds []testenv.Kind) {
 	for _, f := range of {
 		names = append(names, f.name)
 	}
-	t.Run(strings.Join(names, " and "), func(t *testing.T) { combine(t, seed, r, kinds, of...) })
+	t.Run(fmt.Sprint(seed, " ", strings.Join(names, " and ")), func(t *testing.T) {
+		newSetting(r, kinds, of...).check(t)
+	})
+}
+
+// TestATreeOverTensorRanksTakesUnequalShares: on devices that record graphs, too, where the runs
+// before a rank's last one have collectives that other ranks of the tree have no part in.
+func TestATreeOverTensorRanksTakesUnequalShares(t *testing.T) {
+	s := &setting{has: map[string]bool{"WithTree": true, "tensor ranks": true}, dp: 2, sp: 1, tp: 2,
+		kind: testenv.Devices, dtype: tensor.Float64, samples: 1, runs: 3, solver: "SGD",
+		blocks: []string{"mlp", "attention"}, bucket: 1}
+	s.check(t)
 }
 
 // combinationsPage is written by TestThePageOfCombinations.
