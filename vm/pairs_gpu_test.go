@@ -8,4 +8,4 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
-func TestPairsOfFeaturesOnGPU(t *testing.T) { pairsOfFeatures(t, testenv.GPUs) }
+func TestPairsOfFeaturesOnGPU(t *testing.T) { pairsOfFeatures(t, 6, testenv.GPUs) }
