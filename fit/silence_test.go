@@ -283,7 +283,12 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 	for _, c := range []struct {
 		P, every int
 		saved    bool
-	}{{1, 0, false}, {1, 0, true}, {2, 0, true}, {2, 1, true}, {3, 2, true}} {
+		machine  vm.Option
+	}{
+		{1, 0, false, nil}, {1, 0, true, nil}, {2, 0, true, nil}, {2, 1, true, nil},
+		{3, 2, true, nil}, {2, 0, true, vm.WithShards(vm.SolverState | vm.Gradients | vm.Parameters)},
+		{2, 0, false, vm.WithShards(vm.SolverState)},
+	} {
 		dir, bad, n := t.TempDir(), true, 2*c.P*2
 		sampler, err := autograd.NewSampler(autograd.Solo(), n, 2*c.P, 1)
 		if err != nil {
@@ -297,7 +302,9 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 				build.Lock()
 				d, w := rooted(2)
 				build.Unlock()
-				m, err := vm.New(w.Graph(), nil, sgd(w), vm.WithDataParallel(comm))
+				m, err := vm.New(w.Graph(), nil, append([]vm.Option{sgd(w),
+					vm.WithDataParallel(comm)}, slices.DeleteFunc([]vm.Option{c.machine},
+					func(o vm.Option) bool { return o == nil })...)...)
 				if err != nil {
 					return nil, err
 				}
@@ -326,7 +333,7 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 			return wrongs
 		}
 		for rank, err := range run() {
-			says(t, fmt.Sprintf("%+v, rank %d", c, rank), err, `of "w" is NaN`, "after step 4")
+			says(t, fmt.Sprintf("%d ranks, %d, %v, rank %d", c.P, c.every, c.saved, rank), err, `of "w" is NaN`, "after step 4")
 		}
 		if !c.saved {
 			continue
