@@ -280,13 +280,14 @@ func rooted(local int) (d fit.Data, w *G.Node) {
 // not; the checkpoint before stays the newest, although Save keeps the last one only, and the
 // training goes on from it.
 func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
+	const parts = vm.SolverState | vm.Gradients | vm.Parameters
 	for _, c := range []struct {
 		P, every int
 		saved    bool
 		machine  vm.Option
 	}{
 		{1, 0, false, nil}, {1, 0, true, nil}, {2, 0, true, nil}, {2, 1, true, nil},
-		{3, 2, true, nil}, {2, 0, true, vm.WithShards(vm.SolverState | vm.Gradients | vm.Parameters)},
+		{3, 2, true, nil}, {2, 0, true, vm.WithShards(parts)},
 		{2, 0, false, vm.WithShards(vm.SolverState)},
 	} {
 		dir, bad, n := t.TempDir(), true, 2*c.P*2
@@ -333,7 +334,8 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 			return wrongs
 		}
 		for rank, err := range run() {
-			says(t, fmt.Sprintf("%d ranks, %d, %v, rank %d", c.P, c.every, c.saved, rank), err, `of "w" is NaN`, "after step 4")
+			what := fmt.Sprintf("%d ranks, %d, %v, rank %d", c.P, c.every, c.saved, rank)
+			says(t, what, err, `of "w" is NaN`, "after step 4")
 		}
 		if !c.saved {
 			continue
