@@ -35,15 +35,15 @@ func (d *DataParallel) CheckFinite(solver gorgonia.Solver) error {
 }
 
 func (d *DataParallel) checkFinite(solver gorgonia.Solver) error {
-	own := map[string]stored{}
+	all := map[string]stored{}
 	if c, ok := d.compression(); ok {
 		state, err := c.State()
 		if err != nil {
 			return err
 		}
-		add(own, state)
+		add(all, state)
 	}
-	d.keepTables(own)
+	d.keepTables(all)
 	if solver == nil {
 		solver = &gorgonia.VanillaSolver{} // which keeps nothing
 	}
@@ -51,26 +51,44 @@ func (d *DataParallel) checkFinite(solver gorgonia.Solver) error {
 	if err != nil {
 		return err
 	}
-	shards := map[string]region{}
-	if d.sharded {
-		if shards, err = d.shardsIn(model, solver); err != nil {
-			return err
-		}
+	regions, err := d.regionsIn(model, solver)
+	if err != nil {
+		return err
 	}
-	name := d.naming(model, solver)
+	rule, name := finiteness{d.model.constant, map[string]region{}}, d.naming(model, solver)
 	for key, t := range model {
-		if r, ok := shards[name(key)]; ok {
+		if r, ok := regions[key]; ok {
 			t = vector(r.shard(t.Data))
+			rule.shards[name(key)] = r
 		}
-		own[name(key)] = t
+		all[name(key)] = t
 	}
-	rule := finiteness{d.model.constant, shards}
-	for _, name := range slices.Sorted(maps.Keys(own)) {
-		if err := rule.check(name, own[name]); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if err := rule.check(name, all[name]); err != nil {
 			return remarks{step: fmt.Sprint(d.saves.steps)}.diverged(err)
 		}
 	}
 	return nil
+}
+
+// regionsIn returns, by key, which elements of a model this rank has, where ranks divide them: the
+// others are not of this step.
+func (d *DataParallel) regionsIn(model map[string]stored, solver gorgonia.Solver) (
+	map[string]region, error) {
+	if !d.sharded {
+		return nil, nil
+	}
+	of := map[string]region{}
+	for _, p := range d.params {
+		of[p.key()] = d.regionOf(p)
+	}
+	owner, err := ownerIn(solver)
+	for key := range model {
+		if i, ok := owner(key); ok && i < len(d.params) {
+			of[key] = d.regionOf(d.params[i])
+		}
+	}
+	return of, err
 }
 
 // finiteness is the rule of what may be written and loaded: all that trains, and all that is kept

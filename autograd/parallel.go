@@ -320,8 +320,8 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // one copy of every gradient; one zeroing of each parameter without a gradient. If the communicator
 // is on a device, buckets are copied there and back.
 //
-// Errors: ErrArgument if no parameter has a gradient, if no run has computed any since the last Sync
-// (the machine was not Reset), if a gradient does not fit its parameter, and before the last
+// Errors: ErrArgument if no parameter has a gradient, if no run has computed any since the last
+// Sync (the machine was not Reset), if a gradient does not fit its parameter, and before the last
 // micro-batch of [DataParallel.Accumulate]; those of the communicator, with rank, bucket and
 // parameters. Errors are sticky, with one exception: if package sparse is strict and a gradient is
 // NaN or infinite, the error names rank, parameter and element on all ranks, and all ranks skip the

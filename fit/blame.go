@@ -35,7 +35,8 @@ func (b *batch) blame(inputs gorgonia.Nodes) error {
 					return err
 				}
 				if infinite == nil {
-					infinite = err
+					infinite = fmt.Errorf("%w: if that is meant, as in a mask, lower the rate, or "+
+						"bound the gradients by vm.ClipNorm", err)
 				}
 			}
 			if err := outside(n, row[k], map[*gorgonia.Node]bool{}); err != nil {

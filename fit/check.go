@@ -35,7 +35,7 @@ func (t *trainer) check(of vm.Summary) error {
 	}
 	v := t.validation
 	if v != nil {
-		err := v.check()
+		err := v.ready(t.comm)
 		if err == nil {
 			err = v.shares(of)
 		}

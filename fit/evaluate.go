@@ -28,31 +28,38 @@ func (e *evaluation) metric(name string) *Metric {
 	return nil
 }
 
+// ready returns an error unless all of it can be, on so many ranks.
+func (e *evaluation) ready(comm backend.Communicator) error {
+	if err := e.check(); err != nil {
+		return err
+	}
+	n, whole := e.data.Set.Len(), e.data.Inputs[0].Shape()[0]*comm.Size()
+	if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
+		return refused("%d samples do not fill whole batches of %d, so the loss would count "+
+			"padding: set Data.Weights, or leave Data.Loss out", n, whole)
+	}
+	if err := e.data.fills(whole); err != nil {
+		return err
+	}
+	if err := e.data.checkIncomplete(e.machine, comm, n, whole); err != nil {
+		return fmt.Errorf("%w: evaluate samples that fill batches", err)
+	}
+	return nil
+}
+
 // run evaluates, each rank a part of the samples. The graph divides the loss of a sample by full
 // times the samples of a run. A rank with an error takes part until all ranks know of it.
 func (e *evaluation) run(comm backend.Communicator, readers int, full float64, wrong error) (
 	map[string]float64, error) {
-	n, local, err := 0, 0, wrong
+	err := wrong
 	if err == nil {
-		err = e.check()
-	}
-	if err == nil {
-		n, local = e.data.Set.Len(), e.data.Inputs[0].Shape()[0]
-		whole := local * comm.Size()
-		err = e.data.fills(whole)
-		if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
-			err = refused("%d samples do not fill whole batches of %d, so the loss would count "+
-				"padding: set Data.Weights, or leave Data.Loss out", n, whole)
-		} else if err == nil {
-			if err = e.data.checkIncomplete(e.machine, comm, n, whole); err != nil {
-				err = fmt.Errorf("%w: evaluate samples that fill batches", err)
-			}
-		}
+		err = e.ready(comm)
 	}
 	text := fmt.Sprintf("%d metrics\n", len(e.metrics))
 	if err := autograd.Agree(comm, text, err); err != nil {
 		return nil, err
 	}
+	n, local := e.data.Set.Len(), e.data.Inputs[0].Shape()[0]
 	shares, err := autograd.Evaluation(comm, n, local)
 	if err != nil {
 		return nil, err
@@ -108,6 +115,9 @@ func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums
 	for _, share := range shares {
 		err = errors.Join(err, l.next(), l.bind())
 		if wrong := e.machine.RunAll(); wrong != nil || err != nil {
+			if wrong != nil && err == nil {
+				err = l.current.blame(e.data.Inputs)
+			}
 			err = errors.Join(err, wrong)
 			continue
 		}

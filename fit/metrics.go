@@ -47,7 +47,7 @@ func TopK(k int, scores, labels *gorgonia.Node) Metric {
 	}
 	return Metric{Name: fmt.Sprint("top", k), check: check, Sums: func(int) int { return 2 },
 		Add: func(sums []float64, samples []int) error {
-			return eachRow(scores, labels, len(samples), func(row []float64, label int) {
+			return eachRow(scores, labels, samples, func(row []float64, label int) {
 				sums[1]++
 				if place(row, label) < k {
 					sums[0]++
@@ -72,7 +72,7 @@ func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 	}
 	return Metric{Name: "recall", check: check, Sums: func(int) int { return n * n },
 		Add: func(sums []float64, samples []int) error {
-			return eachRow(scores, labels, len(samples), func(row []float64, label int) {
+			return eachRow(scores, labels, samples, func(row []float64, label int) {
 				for guess := range row {
 					if place(row, guess) == 0 {
 						sums[label*n+guess]++
@@ -122,8 +122,7 @@ func AUC(scores, labels *gorgonia.Node) Metric {
 			}
 			for i, sample := range samples {
 				if y[i] != 0 && y[i] != 1 {
-					return fmt.Errorf("%w: AUC of the label %v, which is not 0 or 1",
-						backend.ErrArgument, y[i])
+					return refused("AUC of sample %d, whose label %v is not 0 or 1", sample, y[i])
 				}
 				sums[2*sample], sums[2*sample+1] = x[i], y[i]
 			}
@@ -162,16 +161,17 @@ func area(pairs [][]float64) float64 {
 	return won / (zeros * ones)
 }
 
-// eachRow calls f with the scores and the label of each of the first n samples.
-func eachRow(scores, labels *gorgonia.Node, n int, f func(row []float64, label int)) error {
+// eachRow calls f with the scores and the label of each of the samples, in the first rows.
+func eachRow(scores, labels *gorgonia.Node, samples []int,
+	f func(row []float64, label int)) error {
 	x, y := numbers(scores), numbers(labels)
-	if len(x) == 0 || len(y) < n || len(x)/scores.Shape()[1] < n {
+	if len(x) == 0 || min(len(y), len(x)/scores.Shape()[1]) < len(samples) {
 		return unkept()
 	}
 	classes := scores.Shape()[1]
-	for i := range n {
+	for i, sample := range samples {
 		if label := int(y[i]); label < 0 || label >= classes {
-			return fmt.Errorf("%w: label %d of %d classes", backend.ErrArgument, label, classes)
+			return refused("sample %d has label %d of %d classes", sample, label, classes)
 		}
 		f(x[i*classes:(i+1)*classes], int(y[i]))
 	}

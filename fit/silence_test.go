@@ -212,7 +212,7 @@ func TestWeightsMultiplyTheLossesOfRowsOnce(t *testing.T) {
 		{"a product", false, func(w, l *G.Node) *G.Node { return G.Must(G.Mul(l, w)) }, ""},
 		{"by column", false, func(w, l *G.Node) *G.Node {
 			l = G.Must(G.Reshape(l, tensor.Shape{2, 2}))
-			return sum(mul(G.Must(G.Reshape(w, tensor.Shape{2, 2})), G.Must(G.Mul(l, l))))
+			return sum(mul(G.Must(G.Reshape(w, tensor.Shape{2, 2})), mul(l, l)))
 		}, ""},
 		{"and a penalty", false, func(w, l *G.Node) *G.Node {
 			return G.Must(G.Add(sum(mul(w, l)), G.NewConstant(3.0)))
@@ -229,7 +229,9 @@ func TestWeightsMultiplyTheLossesOfRowsOnce(t *testing.T) {
 		{"one of all, twice", true, func(w, l *G.Node) *G.Node {
 			return G.Must(G.Mul(w, G.Must(G.Mul(w, sum(l)))))
 		}, "twice"},
-		{"one of all", true, func(w, l *G.Node) *G.Node { return G.Must(G.Mul(w, sum(l))) }, ""},
+		{"one of all, of all rows", true, func(w, l *G.Node) *G.Node {
+			return G.Must(G.Mul(w, sum(l)))
+		}, "without their weights"},
 	} {
 		d, m := weighted(t, c.scalar, c.how)
 		d.Pad = func([]any) {}
@@ -244,7 +246,7 @@ func TestWeightsMultiplyTheLossesOfRowsOnce(t *testing.T) {
 			}
 			continue
 		}
-		if says(t, c.what, err, "fit.Data", c.want); steps > 0 {
+		if says(t, c.what, err, c.want); steps > 0 {
 			t.Errorf("%s: %d steps", c.what, steps)
 		}
 	}
@@ -280,10 +282,16 @@ func rooted(local int) (d fit.Data, w *G.Node) {
 // not; the checkpoint before stays the newest, although Save keeps the last one only, and the
 // training goes on from it.
 func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
+	const parts = vm.SolverState | vm.Gradients | vm.Parameters
 	for _, c := range []struct {
 		P, every int
 		saved    bool
-	}{{1, 0, false}, {1, 0, true}, {2, 0, true}, {2, 1, true}, {3, 2, true}} {
+		machine  vm.Option
+	}{
+		{1, 0, false, nil}, {1, 0, true, nil}, {2, 0, true, nil}, {2, 1, true, nil},
+		{3, 2, true, nil}, {2, 0, true, vm.WithShards(parts)},
+		{2, 0, false, vm.WithShards(vm.SolverState)},
+	} {
 		dir, bad, n := t.TempDir(), true, 2*c.P*2
 		sampler, err := autograd.NewSampler(autograd.Solo(), n, 2*c.P, 1)
 		if err != nil {
@@ -297,7 +305,9 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 				build.Lock()
 				d, w := rooted(2)
 				build.Unlock()
-				m, err := vm.New(w.Graph(), nil, sgd(w), vm.WithDataParallel(comm))
+				m, err := vm.New(w.Graph(), nil, append([]vm.Option{sgd(w),
+					vm.WithDataParallel(comm)}, slices.DeleteFunc([]vm.Option{c.machine},
+					func(o vm.Option) bool { return o == nil })...)...)
 				if err != nil {
 					return nil, err
 				}
@@ -326,7 +336,8 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 			return wrongs
 		}
 		for rank, err := range run() {
-			says(t, fmt.Sprintf("%+v, rank %d", c, rank), err, `of "w" is NaN`, "after step 4")
+			what := fmt.Sprintf("%d ranks, %d, %v, rank %d", c.P, c.every, c.saved, rank)
+			says(t, what, err, `of "w" is NaN`, "after step 4")
 		}
 		if !c.saved {
 			continue

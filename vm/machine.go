@@ -318,7 +318,8 @@ func (m *Machine) checkLabels() error {
 		if !ok || v.RequiresIterator() || v.Dtype() != tensor.Int {
 			continue
 		}
-		if err := l.Op.CheckLabels(v.Ints()); err != nil { // Data allocates
+		// Data allocates
+		if err := l.Op.CheckIndices(l.Op.Labels(), v.Ints()); err != nil {
 			return fmt.Errorf("vm: %s: %w", stock.Label(l.Variable), err)
 		}
 	}

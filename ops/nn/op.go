@@ -222,16 +222,6 @@ func (o *Op) operands(inputs []gorgonia.Value) (src []backend.Buffer, err error)
 	return src, nil
 }
 
-// CheckIndices returns the error of integers that are out of range, given as operand i or a part of
-// it: labels, indices or lengths. Other operands have none. On a device a label out of range makes
-// the loss NaN: package fit finds it so.
-func (o *Op) CheckIndices(i int, integers []int) error {
-	if s, ok := o.spec.(indexed); ok && s.indices() == i {
-		return s.check(integers, o.in)
-	}
-	return nil
-}
-
 // compiled returns the compiled program of these operands, which no other goroutine runs.
 func (o *Op) compiled(src []backend.Buffer, d backend.DType) (*program.Host, error) {
 	if host, ok := o.hosts.Get().(*program.Host); ok && host.Operands() == len(src) {
@@ -304,15 +294,16 @@ func (o *Op) Labels() int {
 	return -1
 }
 
-// CheckLabels returns what is wrong with labels, before a run: those of [Op.Labels].
+// CheckIndices returns what is wrong with integers, before a run or after one: all or some of those
+// of operand i, such as [Op.Labels]. Operands without labels, indices or lengths have no error.
 //
 // Errors: [backend.ErrArgument] if one is out of range.
-func (o *Op) CheckLabels(labels []int) error {
+func (o *Op) CheckIndices(i int, integers []int) error {
 	s, ok := o.spec.(indexed)
-	if !ok {
+	if !ok || s.indices() != i {
 		return nil
 	}
-	if err := s.check(labels, o.in); err != nil {
+	if err := s.check(integers, o.in); err != nil {
 		return o.fail(err)
 	}
 	return nil
