@@ -267,6 +267,15 @@ func (r *random) run(t *testing.T, steps int) {
 
 // make makes a program of a number of steps, and wants some of its values.
 func (r *random) make(steps int) {
+	r.begin()
+	for range steps {
+		r.grow()
+	}
+	r.want4()
+}
+
+// begin adds the inputs.
+func (r *random) begin() {
 	r.dtype = backend.F64
 	for i, shape := range [][]int{{}, {6}, {1, 6}, {4, 6}, {6, 4}, {2, 3, 4}, {2, 1, 4, 3}} {
 		r.input(i, shape...)
@@ -278,9 +287,10 @@ func (r *random) make(steps int) {
 	for i, x := range r.inputs[len(r.inputs)-1] {
 		r.inputs[len(r.inputs)-1][i] = float64(int(x) & 1)
 	}
-	for range steps {
-		r.grow()
-	}
+}
+
+// want4 wants the last value, and three of any.
+func (r *random) want4() {
 	r.Results = append(r.Results, ir.ID(len(r.Values)-1))
 	for range 3 {
 		r.Results = append(r.Results, ir.ID(r.next(len(r.Values))))
