@@ -61,9 +61,10 @@ func given(known []Mapping) (*Mapping, error) {
 	switch {
 	case len(known) == 0:
 		return nil, nil
-	case len(known) > 1 || len(known[0].Classes) == 0:
-		return nil, fmt.Errorf("%w: data: %d mappings, the first of %d classes: give one, of the "+
-			"samples of the training", backend.ErrArgument, len(known), len(known[0].Classes))
+	case len(known) > 1 || len(known[0].Columns)+len(known[0].Classes) == 0:
+		return nil, fmt.Errorf("%w: data: %d mappings, the first with %d columns and %d classes: "+
+			"give one, of the samples of the training", backend.ErrArgument, len(known),
+			len(known[0].Columns), len(known[0].Classes))
 	}
 	return &known[0], nil
 }
