@@ -77,7 +77,7 @@ func (t *trainer) prepare() (err error) {
 	t.first, t.runs, t.all = t.machine.MicroBatches()
 	of := t.machine.Summary()
 	t.local, err = t.data.check(of)
-	if err = errors.Join(err, t.check(of)); err == nil {
+	if err = errors.Join(err, t.check(of)); err == nil && t.rest() {
 		err = t.data.fills(t.global())
 	}
 	if err == nil {
