@@ -47,8 +47,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			_, err := NewGroups(params)
 			return err
 		}, Args: []any{gorgonia.Nodes{w}}},
-		"LoadWeights": {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
-		"SaveWeights": {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
+		"LoadWeights":  {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
+		"ReadProgress": {F: ReadProgress, Args: []any{file, new(int)}},
+		"SaveWeights":  {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
 		"NewElastic": {F: NewElastic, Args: []any{t.Context(), noJob{}, gorgonia.Nodes{w},
 			&SGD{Rate: 1}, 2, WithSum()}},
 		"NewElasticBy": {F: NewElasticBy, Args: []any{t.Context(), noJob{}, &SGD{Rate: 1}, 2,

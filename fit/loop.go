@@ -77,19 +77,11 @@ func (t *trainer) prepare() (err error) {
 	t.first, t.runs, t.all = t.machine.MicroBatches()
 	of := t.machine.Summary()
 	t.local, err = t.data.check(of)
-	if err = errors.Join(err, t.check(of)); err == nil {
+	if err = errors.Join(err, t.check(of)); err == nil && t.rest() {
 		err = t.data.fills(t.global())
 	}
-	if err == nil && t.rest() {
-		if err = t.data.checkIncomplete(t.machine, t.comm, t.data.Set.Len(), t.global()); err != nil {
-			err = fmt.Errorf("%w: set Data.DropLast, or choose batches that the samples fill", err)
-		}
-	}
-	if err == nil && t.validation != nil && t.validation.data.Set != nil {
-		err = checkMapping(t.data.mapping(), t.validation.data.mapping())
-		if err != nil {
-			err = fmt.Errorf("the samples of Validate: %w", err)
-		}
+	if err == nil {
+		err = t.checkSamples()
 	}
 	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
 		"there are weights: %v, incomplete batches: %v, a validation: %v\n", t.epochs, t.patience,
@@ -120,6 +112,23 @@ func (t *trainer) tryFiles() error {
 	err := autograd.Agree(t.comm, "", t.tryLogs())
 	if err == nil && t.dir != "" {
 		err = t.dp.TrySave(t.dir, t.machine.Solver(), t.saveOptions...)
+	}
+	return err
+}
+
+// checkSamples checks what the samples are with those of a validation and with the last batch.
+func (t *trainer) checkSamples() error {
+	if v := t.validation; v != nil && v.data.Set != nil {
+		if err := checkMapping(t.data.mapping(), v.data.mapping()); err != nil {
+			return fmt.Errorf("the samples of Validate: %w", err)
+		}
+	}
+	if !t.rest() {
+		return nil
+	}
+	err := t.data.checkIncomplete(t.machine, t.comm, t.data.Set.Len(), t.global())
+	if err != nil {
+		err = fmt.Errorf("%w: set Data.DropLast, or choose batches that the samples fill", err)
 	}
 	return err
 }

@@ -23,8 +23,8 @@ type MoEOptions struct {
 	Capacity float64
 	// Balance is the weight of the load-balancing loss: 0.01 in Switch Transformers.
 	Balance float64
-	// Tokens are those of x, [batch, positions], if a graph has [Tokens.Padding]: padding takes no
-	// room of experts, gets nothing from them, and counts neither in Loss nor in Dropped.
+	// Tokens are what x is of, [batch, positions]: needed where a graph has [Tokens.Padding], which
+	// then takes no room of experts, gets nothing from them, and counts in no Loss and Dropped.
 	Tokens *Tokens
 }
 

@@ -140,7 +140,7 @@ func TestExpertsEqualOneRankOnDevices(t *testing.T) {
 }
 
 // TestPaddingTakesNoRoomOfExperts: tokens get from experts what they get without padding behind
-// them, and the losses and the dropped choices are theirs alone. A sample of padding does not count.
+// them, and losses and dropped choices are theirs alone. A sample of padding does not count.
 func TestPaddingTakesNoRoomOfExperts(t *testing.T) {
 	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout,
 		_ backend.Device, _ sync.Locker) error {

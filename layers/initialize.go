@@ -24,23 +24,25 @@ func Glorot(shape ...int) Init {
 }
 
 // Initialize gives variables of a graph that no [Builder] has made their first values. As in
-// [Builder.Learn] the seed, a variable's name and its shape determine them: they are the same on
-// all ranks, in each run and in any order. Gorgonia's own, such as gorgonia.GlorotN, take the clock,
+// [Builder.Learn] the seed, a variable's name and its shape determine them: they are equal on all
+// ranks, in each run and in any order. Gorgonia's own, such as gorgonia.GlorotN, take the clock,
 // so that no run equals another. init chooses a distribution for a shape, such as [Glorot].
 //
 // Errors: [backend.ErrArgument] for a node that is no variable or has no name, or two of one name;
 // [ops.ErrDType] for other dtypes than Float32 and Float64.
 func Initialize(seed uint64, init func(shape ...int) Init, variables ...*gorgonia.Node) error {
-	if err := backend.Given("layers.Initialize", "init", init, "variables", variables); err != nil {
+	err := backend.Given("layers.Initialize", "init", init, "variables", variables)
+	if err != nil {
 		return err
 	}
 	names := map[string]bool{}
 	for _, n := range variables {
-		if name := n.Name(); !n.IsVar() || name == "" || names[name] {
-			return fmt.Errorf("layers: Initialize: %w: the node %q of shape %v is no variable, or "+
+		name := n.Name()
+		if !n.IsVar() || name == "" || names[name] {
+			return fmt.Errorf("layers: Initialize: %w: a node %q of shape %v is no variable, or "+
 				"has no name of its own", backend.ErrArgument, name, n.Shape())
 		}
-		names[n.Name()] = true
+		names[name] = true
 		draw, shape := init(n.Shape()...), n.Shape()
 		if err := backend.Given("layers.Initialize", "init(shape)", draw); err != nil {
 			return err
@@ -48,15 +50,15 @@ func Initialize(seed uint64, init func(shape ...int) Init, variables ...*gorgoni
 		var values any
 		switch n.Dtype() {
 		case tensor.Float32:
-			values = drawn[float32](seed, n.Name(), draw, size(shape))
+			values = drawn[float32](seed, name, draw, size(shape))
 		case tensor.Float64:
-			values = drawn[float64](seed, n.Name(), draw, size(shape))
+			values = drawn[float64](seed, name, draw, size(shape))
 		default:
-			return fmt.Errorf("layers: Initialize: %w: %s is of %v: use Float32 or Float64",
-				ops.ErrDType, n.Name(), n.Dtype())
+			return fmt.Errorf("layers: Initialize: %w: %q is of %v: use Float32 or Float64",
+				ops.ErrDType, name, n.Dtype())
 		}
 		if err := let(n, values); err != nil {
-			return fmt.Errorf("layers: Initialize: %s: %w", n.Name(), err)
+			return fmt.Errorf("layers: Initialize: %q: %w", name, err)
 		}
 	}
 	return nil

@@ -64,7 +64,8 @@ func TestInitializeRefusesNodesThatItCannotTellApart(t *testing.T) {
 	vector := func(name string, dt tensor.Dtype) *gorgonia.Node {
 		return gorgonia.NewVector(g, dt, gorgonia.WithShape(2), gorgonia.WithName(name))
 	}
-	a, same, ints := vector("a", tensor.Float32), vector("a", tensor.Float64), vector("i", tensor.Int)
+	a, same := vector("a", tensor.Float32), vector("a", tensor.Float64)
+	ints := vector("i", tensor.Int)
 	for wraps, nodes := range map[error][]*gorgonia.Node{
 		backend.ErrArgument: {a, same}, ops.ErrDType: {a, ints},
 	} {

@@ -107,7 +107,8 @@ func TestSamplesThatAreMixedAreFound(t *testing.T) {
 		}},
 
 		"a batch norm": {func(c *incomplete) *G.Node {
-			y, _, _, _, err := G.BatchNorm(c.x, c.learn("gain", 1, 6), c.learn("bias", 1, 6), .1, .5)
+			gain, bias := c.learn("gain", 1, 6), c.learn("bias", 1, 6)
+			y, _, _, _, err := G.BatchNorm(c.x, gain, bias, .1, .5)
 			return c.weighted(must(y, err))
 		}, "mean and variance over all samples"},
 		"a mean": {func(c *incomplete) *G.Node {

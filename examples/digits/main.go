@@ -50,9 +50,8 @@ func main() {
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
 	check(err)
 	m := newModel(*batch / comm.Size()) // (*) this rank's share of a batch
-	adam := &autograd.Adam{Rate: *rate}
 	training := must(vm.New(m.x.Graph(), on,
-		vm.WithSolver(adam, m.weights...), vm.WithDataParallel(comm))) // (*)
+		vm.WithSolver(&autograd.Adam{Rate: *rate}, m.weights...), vm.WithDataParallel(comm))) // (*)
 	defer training.Close()
 	evaluation := must(vm.New(m.x.Graph(), on, vm.Eval(), vm.Keep(m.logits)))
 	defer evaluation.Close()
@@ -78,9 +77,8 @@ type model struct {
 
 func newModel(batch int) *model {
 	g := G.NewGraph()
-	matrix := func(name string, shape ...int) *G.Node {
-		return G.NewMatrix(g, G.Float32, G.WithShape(shape...), G.WithName(name),
-			G.WithInit(G.Zeroes()))
+	matrix := func(name string, n, m int) *G.Node {
+		return G.NewMatrix(g, G.Float32, G.WithShape(n, m), G.WithName(name))
 	}
 	x := matrix("x", batch, handwritten.Pixels)
 	y := G.NewVector(g, tensor.Int, G.WithShape(batch), G.WithName("y"), G.WithInit(G.Zeroes()))

@@ -30,7 +30,7 @@ import (
 // CSV reads a table with a header. A sample is the numbers of all columns except the one named
 // label, in their order, and the label: its class if the input is Int, otherwise its number.
 // classes are the different values of the label's column, in the order of numbers if all are, else
-// of text. Spaces around names, numbers and labels do not count, and neither does a byte order mark.
+// of text. Spaces around names, numbers and labels do not count, nor does a byte order mark.
 //
 // known is the [Mapping] of a training: columns are then found by name, whatever others there are,
 // and labels are numbered as there.
@@ -262,10 +262,10 @@ func CIFAR(classes int, files ...string) (Set, error) {
 const largest = 1 << 26
 
 // Images reads a folder that has a folder of JPEG and PNG files for each class, by name: in the
-// order of numbers if all are, else of text. Each image is decoded and scaled in Read. Transparency
-// is left out, which shows the colour below it, and the orientation that a camera notes is, too, as
-// Pillow's convert("RGB") does. Hidden folders and files, whose names begin with a dot, and __MACOSX
-// are no classes.
+// order of numbers if all are, else of text. Each image is decoded and scaled in Read. As in
+// Pillow's convert("RGB"), transparency is left out, which shows the colour below it, and so is the
+// orientation that a camera notes. Of 16 bits the upper 8 count. Hidden folders and files, whose
+// names begin with a dot, and __MACOSX are no classes.
 //
 // known is the [Mapping] of a training, whose classes have the same numbers here.
 //

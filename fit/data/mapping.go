@@ -24,8 +24,8 @@ type Mapping struct {
 	Classes []string `json:",omitempty"`
 }
 
-// MappingOf returns the mapping of a set that this package has read, or a part of one by [Split]. It
-// is empty for other sets.
+// MappingOf returns the mapping of a set that this package has read, or of a part by [Split]. It is
+// empty for other sets.
 func MappingOf(s Set) Mapping {
 	if m, ok := s.(interface{ Mapping() Mapping }); ok {
 		return m.Mapping()
@@ -61,9 +61,10 @@ func given(known []Mapping) (*Mapping, error) {
 	switch {
 	case len(known) == 0:
 		return nil, nil
-	case len(known) > 1 || len(known[0].Classes) == 0:
-		return nil, fmt.Errorf("%w: data: %d mappings, the first of %d classes: give one, of the "+
-			"samples of the training", backend.ErrArgument, len(known), len(known[0].Classes))
+	case len(known) > 1 || len(known[0].Columns)+len(known[0].Classes) == 0:
+		return nil, fmt.Errorf("%w: data: %d mappings, the first with %d columns and %d classes: "+
+			"give one, of the samples of the training", backend.ErrArgument, len(known),
+			len(known[0].Columns), len(known[0].Classes))
 	}
 	return &known[0], nil
 }
@@ -75,8 +76,8 @@ type labels struct {
 	class   map[string]int
 }
 
-// learn returns the classes that labels have. Labels that are one number, such as 1 and 1.0, are one
-// class, by the first of them.
+// learn returns the classes that labels have. Labels that are one number, such as 1 and 1.0, are
+// one class, named by the first of them.
 func learn(all []string) labels {
 	l := labels{numbers: true}
 	for _, label := range all {
@@ -153,8 +154,8 @@ func missing(label string) bool {
 	return label == "" || err == nil && (math.IsNaN(x) || math.IsInf(x, 0))
 }
 
-// canonical returns a finite number as it is known, whether it is written 1, 01 or 1.0. Integers that
-// int64 does not hold are text, so that different ones stay so.
+// canonical returns a finite number as it is known, whether it is written 1, 01 or 1.0. Integers
+// that int64 does not hold are text, so that different ones stay so.
 func canonical(label string) (key string, number float64, ok bool) {
 	if i, err := strconv.ParseInt(label, 10, 64); err == nil {
 		return strconv.FormatInt(i, 10), float64(i), true

@@ -44,6 +44,14 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 	}
 	_, _, err = data.CSV(file(t, "few.csv", []byte("a,kind\n1,cat\n")), "kind", known)
 	refused(t, "few.csv", `no column is named "b", as in the training`, err)
+	numbers, _, err := data.CSV(test, "a", data.Mapping{Columns: []string{"b"}}) // to predict a
+	if err != nil {
+		t.Fatal(err)
+	}
+	y := []float64{0}
+	if err := numbers.Read(1, []any{[]float64{0}, y}); err != nil || y[0] != 9 {
+		t.Errorf("it is %v, %v", y, err)
+	}
 	if _, _, err = data.CSV(test, "kind", data.Mapping{}); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("an empty mapping: %v", err)
 	}
@@ -56,10 +64,10 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 	if err != nil || string(characters) != "\nabcä" {
 		t.Fatal(string(characters), err)
 	}
-	x, y := make([]int, 3), make([]int, 3)
-	if err := s.Read(0, []any{x, y}); err != nil || !slices.Equal(x, []int{3, 4, 3}) ||
-		!slices.Equal(y, []int{4, 3, 2}) {
-		t.Error(x, y, err)
+	x, next := make([]int, 3), make([]int, 3)
+	if err := s.Read(0, []any{x, next}); err != nil || !slices.Equal(x, []int{3, 4, 3}) ||
+		!slices.Equal(next, []int{4, 3, 2}) {
+		t.Error(x, next, err)
 	}
 	_, _, err = data.Text(file(t, "c.txt", []byte("abcd")), 3, data.MappingOf(text))
 	refused(t, "c.txt", "'d', is none of the training's 5", err)
