@@ -114,8 +114,8 @@ func known(key string) bool {
 }
 
 // Sampling returns s with the folder's values in place of fields that are zero, as
-// [Generator.Generate] takes it: with NoDefaults, so it is s if that is set already. The values are
-// those of generation_config.json and, without that file, of config.json, as for transformers.
+// [Generator.Generate] takes it: with NoDefaults, so it is s if that is set already. They come
+// from generation_config.json and, without that file, from config.json, as in transformers.
 // Missing keys mean what transformers' GenerationConfig means by them: no do_sample is a
 // Temperature of 0, and do_sample alone one of 1 and a TopK of 50. Lengths have no default.
 //
