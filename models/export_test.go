@@ -6,9 +6,9 @@ import (
 	"math/rand/v2"
 )
 
-// Draw is how a token is chosen.
-func Draw(s Sampling, logits []float32, r *rand.Rand) (int, error) {
-	return s.draw(logits, r, new(candidates))
+// Draw is how a token is chosen for a row that has tokens.
+func Draw(s Sampling, logits []float32, r *rand.Rand, tokens ...int) (int, error) {
+	return s.draw(s.penalized(logits, &text{tokens: tokens}), r, new(candidates))
 }
 
 // ReadConfig reads the text of a config.json.

@@ -56,7 +56,7 @@ type form struct {
 // them is faster than a graph.
 func (g *Generator) stepFor(s Sampling) form {
 	onHost := g.device == nil || g.device.Name() == "host"
-	return form{1, true, s.Temperature == 0 && !onHost}
+	return form{1, true, s.Temperature == 0 && !s.penalizes() && !onHost}
 }
 
 // generating is a graph of a Generator and its machine.
@@ -202,9 +202,11 @@ type text struct {
 	left   int   // tokens to come, 0 at the end
 	random *rand.Rand
 	room   candidates
+	logits []float32 // of the next token, penalized
 }
 
-// Generate continues prompts, and calls next with each token as soon as there is one: for all rows
+// Generate continues prompts as s says, and for fields that are zero as the folder's
+// generation_config.json does (see [Sampling]), and calls next with each token as soon as there is one: for all rows
 // that have not ended, in their order, again and again. Each prompt is one row. Rows do not depend
 // on each other, except that sampling draws from a random sequence of the seed and the row's
 // number.
@@ -214,13 +216,14 @@ type text struct {
 // and the host draws tokens from them, for several rows at once.
 //
 // Errors: [backend.ErrArgument] for no prompt or more than Batch, an empty one or one that is
-// longer than Context, tokens outside of the vocabulary, and invalid sampling; what next returns;
-// the cause of ctx; those of the machine.
+// longer than Context, tokens outside of the vocabulary, and invalid sampling; those of
+// [Model.Sampling]; what next returns; the cause of ctx; those of the machine.
 func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 	next func(row, token int) error) (err error) {
 	defer named(&err, "generate")
-	if err := errors.Join(backend.Given("", "ctx", ctx, "next", next), s.check(),
-		g.check(prompts)); err != nil {
+	s, err = g.model.Sampling(s)
+	if err = errors.Join(backend.Given("", "ctx", ctx, "next", next), err,
+		g.check(prompts, s)); err != nil {
 		return err
 	}
 	texts, longest := make([]text, len(prompts)), 0
@@ -228,6 +231,8 @@ func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 		left := g.options.Context - len(p)
 		if s.Max > 0 {
 			left = min(left, s.Max)
+		} else if s.MaxLength > 0 {
+			left = min(left, s.MaxLength-len(p))
 		}
 		random := rand.New(rand.NewPCG(s.Seed, uint64(row)))
 		texts[row] = text{tokens: slices.Clone(p), left: left, random: random}
@@ -257,7 +262,7 @@ func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 	return nil
 }
 
-func (g *Generator) check(prompts [][]int) error {
+func (g *Generator) check(prompts [][]int, s Sampling) error {
 	if g.graphs == nil {
 		return fmt.Errorf("%w: the generator is closed", backend.ErrArgument)
 	}
@@ -269,6 +274,10 @@ func (g *Generator) check(prompts [][]int) error {
 		if len(p) == 0 || len(p) > g.options.Context {
 			return fmt.Errorf("%w: prompt %d has %d tokens, want 1 to %d", backend.ErrArgument, row,
 				len(p), g.options.Context)
+		}
+		if s.Max == 0 && s.MaxLength > 0 && len(p) >= s.MaxLength {
+			return fmt.Errorf("%w: prompt %d has %d tokens, and with its continuation at most %d "+
+				"(max_length): set Sampling.Max", backend.ErrArgument, row, len(p), s.MaxLength)
 		}
 	}
 	return nil
@@ -336,7 +345,9 @@ func (r *generating) draw(texts []text, s Sampling) ([]int, error) {
 		case r.best != nil:
 			tokens[row], errs[row] = ints(r.best)[row], finite(of[0])
 		default:
-			drawing.Go(func() { tokens[row], errs[row] = s.draw(of, t.random, &t.room) })
+			drawing.Go(func() {
+				tokens[row], errs[row] = s.draw(s.penalized(of, t), t.random, &t.room)
+			})
 		}
 	}
 	drawing.Wait()

@@ -30,7 +30,8 @@ type Model struct {
 	// ask for: in training, as in transformers, and not in evaluation (vm.Eval). Call its Next
 	// after each run that trains. Load makes one; nil leaves dropout out of graphs that are built
 	// from then on.
-	Random *nn.Random
+	Random     *nn.Random
+	generation generation
 }
 
 // Load reads the configuration of a folder and the headers of its weights. It is not collective:
@@ -52,6 +53,9 @@ func Load(dir string) (_ *Model, err error) {
 	}
 	if err = m.Config.read(&o); err != nil {
 		return nil, fmt.Errorf("%s: %w", configName, err)
+	}
+	if err = m.readGeneration(o); err != nil {
+		return nil, err
 	}
 	if m.weights, err = m.openWeights(); err != nil {
 		return nil, errors.Join(err, m.Close())

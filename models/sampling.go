@@ -10,29 +10,62 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Sampling says how the next token is chosen. The zero value takes the likeliest one, until the
-// context is full.
+// Sampling says how the next token is chosen. The zero value does what the folder of the model says,
+// as [Model.Sampling] returns it: often it takes the likeliest token, until one of [Config].EOS.
 type Sampling struct {
+	// NoDefaults takes fields as they stand. Without it, the folder's generation_config.json says
+	// what fields are that are zero: those of draws if it has do_sample, or s a Temperature.
+	NoDefaults bool
 	// Temperature divides the logits. 0 takes the likeliest token, the first of equal ones.
 	Temperature float64
 	// TopK leaves the K likeliest tokens; 0 leaves all.
 	TopK int
 	// TopP leaves, of those, the fewest tokens whose probabilities add up to P; 0 and 1 leave all.
 	TopP float64
-	Seed uint64
-	// Stop are tokens that end a row. The caller does not get them.
+	// MinP leaves, of those, the tokens that have at least this share of the likeliest one's
+	// probability; 0 leaves all.
+	MinP float64
+	// RepetitionPenalty divides the logits of tokens that the row has, its prompt included, and
+	// multiplies negative ones, before all else. 0 and 1 change nothing.
+	RepetitionPenalty float64
+	Seed              uint64
+	// Stop are tokens that end a row. The caller does not get them. With NoDefaults nil is none;
+	// without, an empty list is.
 	Stop []int
 	Max  int // tokens of a row; 0 is as many as the context has room for
+	// MaxLength is for the tokens of a prompt and its continuation, if Max is 0.
+	MaxLength int
 }
 
 func (s Sampling) check() error {
-	if !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1) || s.TopK < 0 || !(s.TopP >= 0 &&
-		s.TopP <= 1) || s.Max < 0 {
-		return fmt.Errorf("%w: temperature %v, top-k %d, top-p %v, at most %d tokens: "+
-			"use a finite temperature and numbers from 0 on, and a top-p of at most 1",
-			backend.ErrArgument, s.Temperature, s.TopK, s.TopP, s.Max)
+	if !(s.Temperature >= 0 && s.RepetitionPenalty >= 0 && min(s.TopP, s.MinP) >= 0 &&
+		max(s.TopP, s.MinP) <= 1) || math.IsInf(s.Temperature+s.RepetitionPenalty, 1) ||
+		min(s.TopK, s.Max, s.MaxLength) < 0 {
+		return fmt.Errorf("%w: temperature %v, top-k %d, top-p %v, min-p %v, repetition penalty "+
+			"%v, at most %d tokens, with the prompt %d: use finite numbers from 0 on, and a top-p "+
+			"and min-p of at most 1", backend.ErrArgument, s.Temperature, s.TopK, s.TopP, s.MinP,
+			s.RepetitionPenalty, s.Max, s.MaxLength)
 	}
 	return nil
+}
+
+// penalizes reports whether tokens that a row has get other logits.
+func (s Sampling) penalizes() bool { return s.RepetitionPenalty != 0 && s.RepetitionPenalty != 1 }
+
+// penalized returns the logits of a row, in its own memory if they change.
+func (s Sampling) penalized(logits []float32, t *text) []float32 {
+	if !s.penalizes() {
+		return logits
+	}
+	t.logits = append(t.logits[:0], logits...)
+	for _, token := range t.tokens {
+		if x := logits[token]; x < 0 {
+			t.logits[token] = x * float32(s.RepetitionPenalty)
+		} else {
+			t.logits[token] = x / float32(s.RepetitionPenalty)
+		}
+	}
+	return t.logits
 }
 
 // likeliest returns the token of the largest logit, the first of equal ones.
@@ -61,7 +94,7 @@ func (s Sampling) draw(logits []float32, r *rand.Rand, room *candidates) (int, e
 		return best, err
 	}
 	k, p := min(cmp.Or(s.TopK, len(logits)), len(logits)), cmp.Or(s.TopP, 1)
-	if k == len(logits) && p == 1 {
+	if k == len(logits) && p == 1 && s.MinP == 0 {
 		return s.drawOfAll(logits, best, r), nil
 	}
 	room.keep(logits, k, logits[best])
@@ -75,11 +108,16 @@ func (s Sampling) draw(logits []float32, r *rand.Rand, room *candidates) (int, e
 	}
 	if c = c[:n]; p < 1 {
 		c = c.first(n, p*total)
-		total = 0
-		for _, x := range c {
+	}
+	total, n = 0, 0
+	for _, x := range c {
+		if x.weight >= s.MinP { // the likeliest one has 1
+			c[n] = x
+			n++
 			total += x.weight
 		}
 	}
+	c = c[:n]
 	c = c.first(n, r.Float64()*total)
 	return int(c[len(c)-1].token), nil
 }

@@ -130,14 +130,18 @@ func (f *file) parse(text []byte) error {
 	if n := len(text) - len(large.Model); n > maxRest {
 		return fmt.Errorf("%d bytes are not the model: this package reads %d", n, maxRest)
 	}
+	if err := onlyKeys("the file", text, fileKeys); err != nil {
+		return err
+	}
 	return json.Unmarshal(text, f)
 }
 
-// setEnds reads BOS and EOS, which are strings or objects as in added_tokens.
+// setEnds reads tokenizer_config.json: BOS and EOS, which are strings or objects as in added_tokens.
 func (t *Tokenizer) setEnds(dir string) error {
 	var names struct {
 		BOS json.RawMessage `json:"bos_token"`
 		EOS json.RawMessage `json:"eos_token"`
+		settings
 	}
 	text, err := files.Read(filepath.Join(dir, configName), maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -145,6 +149,9 @@ func (t *Tokenizer) setEnds(dir string) error {
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &names)
+	}
+	if err == nil {
+		err = names.check(t)
 	}
 	if err != nil {
 		return err
@@ -160,6 +167,38 @@ func (t *Tokenizer) setEnds(dir string) error {
 		return -1
 	}
 	t.BOS, t.EOS = id(names.BOS), id(names.EOS)
+	return nil
+}
+
+// settings are the keys of tokenizer_config.json that change ids for some classes of transformers,
+// which then make the tokenizer anew.
+type settings struct {
+	Class       string `json:"tokenizer_class"`
+	Split       bool   `json:"split_special_tokens"`
+	PrefixSpace bool   `json:"add_prefix_space"`
+	AddBOS      *bool  `json:"add_bos_token"`
+	AddEOS      *bool  `json:"add_eos_token"`
+}
+
+// check returns an error for settings that differ from tokenizer.json.
+func (s *settings) check(t *Tokenizer) error {
+	differ := func(set *bool, has []int) bool { return set != nil && *set != (len(has) > 0) }
+	key := ""
+	switch {
+	case s.Split:
+		key = "split_special_tokens"
+	case slices.Contains([]string{"", "PreTrainedTokenizerFast", "TokenizersBackend"}, s.Class):
+	case s.PrefixSpace && t.model.bytes:
+		key = "add_prefix_space"
+	case differ(s.AddBOS, t.before):
+		key = "add_bos_token"
+	case differ(s.AddEOS, t.after):
+		key = "add_eos_token"
+	}
+	if key != "" {
+		return fmt.Errorf("%w: %s of a %.80s differs from tokenizer.json: write that anew by "+
+			"save_pretrained, or remove the key", ErrUnsupported, key, s.Class)
+	}
 	return nil
 }
 
@@ -236,6 +275,9 @@ func (t *Tokenizer) setModel(f *file) error {
 	case m.Dropout != 0 || m.Prefix != "" || m.Suffix != "":
 		return fmt.Errorf("%w: model BPE with dropout, continuing_subword_prefix or "+
 			"end_of_word_suffix", ErrUnsupported)
+	}
+	if err := onlyKeys("the model", f.Model, modelKeys); err != nil {
+		return err
 	}
 	t.ids = map[string]int{}
 	b := &t.model
@@ -343,7 +385,7 @@ func (t *Tokenizer) setAdded(f *file) error {
 		for _, normalize := range t.normalize {
 			a.Content = normalize(a.Content)
 		}
-		if a.Content != "" {
+		if t.words[id] = a.Content; a.Content != "" { // ids decode to what is found
 			normal[a.Content] = a
 		}
 	}
@@ -356,9 +398,14 @@ func (t *Tokenizer) setAdded(f *file) error {
 
 // setTemplate reads the tokens around a text.
 func (t *Tokenizer) setTemplate(f *file) error {
+	templates := 0
 	for _, c := range f.PostProcessor.steps() {
 		if c.Type == "ByteLevel" { // changes offsets alone
 			continue
+		}
+		if templates++; templates > 1 {
+			return fmt.Errorf("%w: a second post_processor that adds tokens: %.80s", ErrUnsupported,
+				c.Type)
 		}
 		var around [2][]int
 		side := 0
@@ -375,8 +422,7 @@ func (t *Tokenizer) setTemplate(f *file) error {
 		if c.Type != "TemplateProcessing" || side != 1 {
 			return c.unsupported("post_processor")
 		}
-		t.before = slices.Concat(around[0], t.before)
-		t.after = slices.Concat(t.after, around[1])
+		t.before, t.after = around[0], around[1]
 	}
 	return nil
 }

@@ -196,3 +196,72 @@ func TestMergesMayBeLinesAsInOlderFiles(t *testing.T) {
 		checkIDs(t, tok, text, false, c.Tokenizers["gpt2"].Plain[i])
 	}
 }
+
+func TestKeysThatAreNotKnownAreNamed(t *testing.T) {
+	template := func(token string, id int) object {
+		return object{"type": "TemplateProcessing", "single": []any{
+			object{"SpecialToken": object{"id": token}}, object{"Sequence": object{"id": "A"}}},
+			"special_tokens": object{token: object{"ids": []int{id}}}}
+	}
+	for name, test := range map[string]struct {
+		change func(object)
+		says   string
+	}{
+		"of the file":  {func(f object) { f["new"] = 1 }, "new"},
+		"of the model": {func(f object) { f["model"].(object)["new"] = true }, "new"},
+		"inverted": {func(f object) {
+			f["pre_tokenizer"] = split(`\p{L}`)
+			f["pre_tokenizer"].(object)["pretokenizers"].([]any)[0].(object)["invert"] = true
+		}, "invert"},
+		"of a token": {func(f object) {
+			f["added_tokens"] = []any{object{"id": 640, "content": "x y", "new": 1}}
+		}, "new"},
+		"two templates": {func(f object) {
+			f["post_processor"] = object{"type": "Sequence", "processors": []any{
+				template("a", 1), template("b", 2)}}
+		}, "second post_processor"},
+	} {
+		_, err := Load(changed(t, "gpt2", test.change))
+		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: the error is %v, want %q", name, err, test.says)
+		}
+	}
+	dir := changed(t, "gpt2", func(object) {})
+	for config, says := range map[string]string{
+		`{"split_special_tokens": true}`:                                        "split_special_tokens",
+		`{"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true}`:        "add_prefix_space",
+		`{"tokenizer_class": "LlamaTokenizer", "add_bos_token": true}`:          "add_bos_token",
+		`{"tokenizer_class": "LlamaTokenizer", "add_eos_token": true}`:          "add_eos_token",
+		`{"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": true}`: "",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Load(dir)
+		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: the error is %v", config, err)
+		}
+	}
+}
+
+// As for Hugging Face's tokenizers, ids of added tokens decode to what normalizers make of them.
+func TestAddedTokensDecodeToTheirNormalizedText(t *testing.T) {
+	replace := object{"type": "Replace", "pattern": object{"String": "q"}, "content": "w"}
+	for text, test := range map[string]struct {
+		normalizer object
+		want       string
+	}{
+		"qq":       {replace, "ww"},
+		"e\u0301z": {object{"type": "NFC"}, "\ufffdz"},
+		"<qq>":     {object{"type": "Prepend", "prepend": "_"}, "_<qq>"},
+	} {
+		dir := changed(t, "gpt2", func(f object) {
+			f["normalizer"] = test.normalizer
+			f["added_tokens"] = append(f["added_tokens"].([]any), object{"id": 641,
+				"content": text, "normalized": true})
+		})
+		if got := load(t, dir).Decode([]int{641}, false); got != test.want {
+			t.Errorf("%q with %v is %q, want %q", text, test.normalizer, got, test.want)
+		}
+	}
+}

@@ -12,8 +12,10 @@
 // Normalizers are NFC, Prepend and Replace; pre-tokenizers are ByteLevel, Metaspace and Split by a
 // regular expression; post-processors are ByteLevel and TemplateProcessing for one text; decoders
 // are ByteLevel, or Replace, ByteFallback, Fuse and Strip. Added tokens may have every flag.
-// Anything else that a file asks for is [ErrUnsupported], which names it, so no file loads and then
-// gives other ids. Like transformers, the package ignores a file's truncation and padding. It does
+// Anything else that a file asks for is [ErrUnsupported], which names it: a key that is not known,
+// and one of tokenizer_config.json with which transformers would change tokenizer.json. So no file
+// loads and then gives other ids.
+// Like transformers, the package ignores a file's truncation and padding. It does
 // not read chat templates: the caller writes their text.
 //
 // # Unicode

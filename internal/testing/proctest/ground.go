@@ -14,6 +14,9 @@ type Ground struct {
 	errs     []error
 }
 
+// ErrLacking is the error of what a Ground's system lacks, where a test would be skipped.
+var ErrLacking = errors.New("not on this system")
+
 // unfit is what a Ground panics with where a test ends.
 type unfit struct{ error }
 
@@ -50,8 +53,10 @@ func (g *Ground) Fatal(args ...any) { panic(unfit{errors.New(fmt.Sprint(args...)
 // Fatalf ends Run.
 func (g *Ground) Fatalf(format string, args ...any) { panic(unfit{fmt.Errorf(format, args...)}) }
 
-// Skipf ends Run.
-func (g *Ground) Skipf(format string, args ...any) { panic(unfit{fmt.Errorf(format, args...)}) }
+// Skipf ends Run with ErrLacking.
+func (g *Ground) Skipf(format string, args ...any) {
+	panic(unfit{fmt.Errorf("%w: %s", ErrLacking, fmt.Sprintf(format, args...))})
+}
 
 // Run runs f and returns its error, or what it has ended with.
 func (g *Ground) Run(f func() error) (err error) {

@@ -35,9 +35,10 @@ type T interface {
 	Skipf(format string, args ...any)
 }
 
-// Machines makes n machines on one network for a test, each connected to it by a wire. The test's
-// end kills what runs on them and removes them. Where that takes rights that the test does not
-// have, it is skipped, and with REQUIRE_NETNS=1 it fails.
+// Machines makes n machines on one network for a test, each connected to it by a wire, and runs a
+// command on each. The test's end kills what runs on them and removes them. Where that fails, since
+// the system lacks something or the test has no right to it, the test is skipped, and with
+// REQUIRE_NETNS=1 it fails. Who the user is does not matter, nor which programs seem to be there.
 func Machines(t T, n int, wire Wire) []*Namespace {
 	t.Helper()
 	hub := fmt.Sprintf("eu%d%s", os.Getpid(), strings.ToLower(rand.Text()[:3]))
@@ -46,8 +47,8 @@ func Machines(t T, n int, wire Wire) []*Namespace {
 		all[i] = &Namespace{Name: fmt.Sprintf("%s%c", hub, 'a'+i), Addr: fmt.Sprintf("10.213.77.%d",
 			i+1), port: wire, dir: filepath.Join(t.TempDir(), "machine")}
 	}
+	t.Cleanup(func() { ip("netns", "delete", hub) }) // what was made before a command failed, too
 	need(t, "netns add "+hub, "-n "+hub+" link add hub type bridge", "-n "+hub+" link set hub up")
-	t.Cleanup(func() { ip("netns", "delete", hub) })
 	for _, m := range all {
 		m.others = all
 		m.start(t, hub)
@@ -73,20 +74,20 @@ func need(t T, commands ...string) {
 	}
 }
 
-// lacking skips a test that may not do what it needs.
+// lacking skips a test that has tried what it needs in vain.
 func lacking(t T, what string, err error) {
 	t.Helper()
 	if os.Getenv("REQUIRE_NETNS") == "1" {
 		t.Fatalf("REQUIRE_NETNS=1, but there is no way to make %s: %v", what, err)
 	}
-	t.Skipf("the test needs %s, so root: %v", what, err)
+	t.Skipf("needs %s, which take root, iproute2 and a container that allows them: %v", what, err)
 }
 
 // start makes the machine, and connects it to a hub, where its end of the wire has its name.
 func (m *Namespace) start(t T, hub string) {
 	t.Helper()
-	need(t, "netns add "+m.Name)
 	t.Cleanup(func() { ip("netns", "delete", m.Name) })
+	need(t, "netns add "+m.Name)
 	m.port.connect(t, m.Name, hub)
 	need(t, "-n "+hub+" link set "+m.Name+" up master hub", "-n "+m.Name+" link set lo up",
 		"-n "+m.Name+" link set eth0 up",
@@ -108,6 +109,9 @@ func (m *Namespace) start(t T, hub string) {
 		if err := os.Mkdir(filepath.Join(m.dir, sub), 0o777); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if out, err := m.Command(exec.Command("true")).CombinedOutput(); err != nil {
+		lacking(t, "namespaces that run commands", fmt.Errorf("%w: %s", err, out))
 	}
 }
 

@@ -23,8 +23,8 @@
 //
 // Other kinds of jobs:
 //
-//   - machines: two or three machines, which are network namespaces (as root; else
-//     EURYALE_TOPOLOGY declares them), of one to three ranks. One of them may be cut off.
+//   - machines: two or three machines, which are network namespaces (where they cannot
+//     be made, EURYALE_TOPOLOGY declares them), of one to three ranks. One of them may be cut off.
 //   - far: each rank reaches rank 0 over a relay, with a round trip of 50 ms, and 3,000 strangers
 //     come in a second, 1,500 with TLS.
 //   - saves: two jobs train and save to one directory, which also has files of the user's. A rank

@@ -86,10 +86,11 @@ type soaking struct {
 	out io.Writer
 	end time.Time
 
-	mu     sync.Mutex // guards what follows
-	next   int
-	totals totals
-	err    error // the first of the soak itself
+	mu      sync.Mutex // guards what follows, and what is written to out
+	next    int
+	totals  totals
+	err     error     // the first of the soak itself
+	lacking sync.Once // it says that there are no machines
 }
 
 // soak runs jobs and writes what it finds to out.
@@ -123,7 +124,7 @@ func (s *soaking) work(ctx context.Context) {
 	defer runtime.UnlockOSThread()
 	at, g := s.site, &proctest.Ground{}
 	var err error
-	if at.machines, err = makeMachines(g); err == nil {
+	if at.machines, err = s.makeMachines(g); err == nil {
 		for number, ok := s.take(ctx); ok; number, ok = s.take(ctx) {
 			s.run(ctx, newJob(s.seed, number), at)
 		}
