@@ -83,7 +83,7 @@ func defaults(kind string) Config {
 func (c *Config) read(o *object) error {
 	var kind string
 	if err := errors.Join(o.only(map[string][]any{
-		"model_type": {gpt2, llama, mistral, qwen2, qwen3}, "is_causal": {true, missing},
+		"model_type": {gpt2, llama, mistral, qwen2, qwen3}, "is_causal": {true, nil},
 	}), o.into(map[string]any{"model_type": &kind})); err != nil {
 		return err
 	}
@@ -133,10 +133,10 @@ func (c *Config) readGPT2(o *object) error {
 		"resid_pdrop": &c.Dropout.Residual,
 	}), o.only(map[string][]any{
 		"activation_function": {"gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast",
-			missing},
-		"layer_norm_epsilon":              {layerNormEpsilon, missing},
-		"scale_attn_by_inverse_layer_idx": {false, missing},
-		"scale_attn_weights":              {true, missing},
+			nil},
+		"layer_norm_epsilon":              {layerNormEpsilon, nil},
+		"scale_attn_by_inverse_layer_idx": {false, nil},
+		"scale_attn_weights":              {true, nil},
 	}))
 	c.KeyHeads, c.HeadWidth = c.Heads, c.Width/max(c.Heads, 1)
 	if c.Hidden == 0 {
@@ -153,7 +153,7 @@ func (c *Config) readLlama(o *object) error {
 		"intermediate_size": &c.Hidden, "max_position_embeddings": &c.Positions,
 		"rms_norm_eps": &c.Epsilon, "tie_word_embeddings": &c.Tied,
 		"attention_dropout": &c.Dropout.Attention,
-	}), o.only(map[string][]any{"hidden_act": {"silu", "swish", missing}}))
+	}), o.only(map[string][]any{"hidden_act": {"silu", "swish", nil}}))
 	if c.Type == llama {
 		err = errors.Join(err, o.into(map[string]any{"mlp_bias": &c.Biased.MLP}))
 	}

@@ -74,8 +74,9 @@ type generating struct {
 // NewGenerator.
 //
 // Errors: [backend.ErrArgument] for a negative option, more positions than GPT-2 has, and
-// Learnables that the model lacks or that have other shapes or dtypes; those of [Model.Logits] and
-// vm.New.
+// Learnables that the model lacks or that have other shapes or dtypes; [backend.ErrUnsupported] for
+// a Context in which the angles of rotary positions would change (types "dynamic" and "longrope");
+// those of [Model.Logits] and vm.New.
 func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (_ *Generator, err error) {
 	defer named(&err, "generator")
 	if err := backend.Given("", "m", m, "o.Learnables", o.Learnables); err != nil {

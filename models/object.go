@@ -49,15 +49,13 @@ func (o *object) into(fields map[string]any) (err error) {
 	return err
 }
 
-// missing is the value of a key that an object lacks, or has with null.
-var missing any
-
-// only returns an error for a key whose value is none of those that are supported.
+// only returns an error for a key whose value is none of those that are supported. nil is a key that
+// is missing or null.
 func (o *object) only(values map[string][]any) (err error) {
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		o.known[key] = true
 		var is any
-		_ = json.Unmarshal(o.values[key], &is) // missing without the key: all has been parsed
+		_ = json.Unmarshal(o.values[key], &is) // nil without the key: all has been parsed
 		if !slices.ContainsFunc(values[key], func(v any) bool { return reflect.DeepEqual(v, is) }) {
 			err = errors.Join(err, fmt.Errorf("%w: %s is %s: use one of %s", backend.ErrUnsupported,
 				key, o.shown(key), list(values[key])))
@@ -110,7 +108,7 @@ func (o *object) shown(key string) string {
 	return fmt.Sprintf("%.80s", o.compact(key))
 }
 
-// list returns values as a list of JSON without missing.
+// list returns values as a list of JSON, without nil.
 func list(values []any) string {
 	text, _ := json.Marshal(slices.DeleteFunc(slices.Clone(values), func(v any) bool {
 		return v == nil

@@ -50,8 +50,8 @@ func (p *peft) read(o *object) error {
 	*p = peft{rank: 8, alpha: 8, bias: "none"}
 	var blocks json.RawMessage
 	err := errors.Join(o.only(map[string][]any{
-		"peft_type": {"LORA"}, "task_type": {"CAUSAL_LM", "FEATURE_EXTRACTION", missing},
-		"bias": {"none", "all", "lora_only", missing},
+		"peft_type": {"LORA"}, "task_type": {"CAUSAL_LM", "FEATURE_EXTRACTION", nil},
+		"bias": {"none", "all", "lora_only", nil},
 	}), o.into(map[string]any{
 		"r": &p.rank, "lora_alpha": &p.alpha, "use_rslora": &p.stable, "lora_dropout": &p.dropout,
 		"target_modules": &p.targets, "exclude_modules": &p.exclude, "layers_to_transform": &blocks,
@@ -91,7 +91,7 @@ func (p *peft) read(o *object) error {
 // weights of the model when it loads an adapter, too.
 func initial(o *object) error {
 	if o.only(map[string][]any{
-		"init_lora_weights": {true, false, "gaussian", "eva", "orthogonal", missing},
+		"init_lora_weights": {true, false, "gaussian", "eva", "orthogonal", nil},
 	}) != nil {
 		return fmt.Errorf("%w: init_lora_weights is %s, for which PEFT may change the model's "+
 			"weights when it loads the adapter: save it with save_pretrained's option "+

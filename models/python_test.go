@@ -110,7 +110,8 @@ func TestTestdataIsMadeByItsScript(t *testing.T) {
 }
 
 // TestRandomFoldersAreEqualOrRefused: folders and adapters of random keys, options and tensors give
-// the logits of transformers and PEFT, or are refused. EURYALE_FOLDERS and EURYALE_SEED say how many,
+// the logits of transformers and PEFT, or are refused, and they find the same in what is saved of
+// them. EURYALE_FOLDERS and EURYALE_SEED say how many,
 // and which.
 func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 	interpreter := python(t)
@@ -124,7 +125,7 @@ func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	equal, refused, both, alone := 0, 0, 0, 0
+	equal, refused, both, alone, saved := 0, 0, 0, 0, []string{"testdata/check.py"}
 	for _, f := range folders {
 		folder := filepath.Join(dir, f.Name())
 		what, err := os.ReadFile(filepath.Join(folder, "what.json"))
@@ -138,7 +139,7 @@ func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 		} else if theirs = errors.Is(err, fs.ErrNotExist); !theirs {
 			t.Fatal(err)
 		}
-		logits, err := logitsOf(t, folder)
+		logits, again, err := logitsOf(t, folder)
 		switch {
 		case err != nil && theirs:
 			both++
@@ -150,36 +151,41 @@ func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 			t.Logf("refused there alone %s: %s", f.Name(), what)
 		default:
 			equal++
+			saved = append(saved, again...)
 			if err := within1e5(expected{want}, logits); err != nil {
 				t.Errorf("%s: %s: %v", f.Name(), what, err)
 			}
 		}
 	}
+	output(t, interpreter, saved...)
 	t.Logf("%d folders: %d equal, %d refused here, %d there, %d by both", len(folders), equal,
 		refused, alone, both)
 }
 
-// logitsOf returns the logits of the tokens of a folder of folders.py.
-func logitsOf(t *testing.T, folder string) (logits []float64, err error) {
+// logitsOf returns the logits of the tokens of a folder of folders.py, and saves it: again are the
+// arguments that check.py takes for that.
+func logitsOf(t *testing.T, folder string) (logits []float64, again []string, err error) {
 	m, err := models.Load(filepath.Join(folder, "model"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer m.Close()
-	adapter := filepath.Join(folder, "adapter")
+	again = []string{folder, filepath.Join(folder, "saved"), "-"}
+	save, adapter := m.Save, filepath.Join(folder, "adapter")
 	if _, none := os.Stat(adapter); none == nil {
 		if err := m.LoadAdapter(adapter); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
+		save, again[1], again[2] = m.SaveAdapter, filepath.Join(folder, "model"), again[1]
 	}
 	f, err := safetensors.Open(filepath.Join(folder, "tokens.safetensors"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer f.Close()
 	x, err := f.Read("tokens")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var ids []int
 	for _, id := range backend.View[int64](x.Data) {
@@ -187,22 +193,26 @@ func logitsOf(t *testing.T, folder string) (logits []float64, err error) {
 	}
 	l, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer l.Close()
 	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
 	tokens := b.Tokens("tokens", 1, 1, len(ids))
 	y, err := m.Logits(b, tokens)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	machine, err := vm.New(b.Graph(), nil, vm.Eval(), vm.Keep(y.Node))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer machine.Close()
-	err = errors.Join(tokens.Set(ids), machine.RunAll())
-	return numbers(y.Value()), err
+	weights := map[string]*tensor.Dense{}
+	for _, n := range b.Learnables() {
+		weights[n.Name()] = n.Value().(*tensor.Dense)
+	}
+	err = errors.Join(tokens.Set(ids), machine.RunAll(), save(filepath.Join(folder, "saved"), weights))
+	return numbers(y.Value()), again, err
 }
 
 // within1e5 compares logits, within 1e-5 of the largest.

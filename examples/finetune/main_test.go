@@ -266,23 +266,27 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	dir := withText(t)
+	dir, model := withText(t), t.TempDir()
+	if err := os.WriteFile(filepath.Join(model, "config.json"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":                "--sp times --tp that divide the ranks",
-		small(dir) + " --batch 3":             "a --batch that the others divide",
-		small(dir) + " --context 2000":        "tokens: at least 20010 are needed",
-		small(dir) + " --precision f64":       "--precision f32, tf32 or bf16",
-		small(dir) + " --device tpu":          "--device cpu or auto",
-		small(dir) + " --lr nan":              "--lr from 0",
-		small(dir) + " --data /nothing":       "no such file",
-		small(dir) + " --steps 0":             `divide: got ["../../models`,
-		small(dir) + " --lora -1":             "sizes from 1, --lr from 0",
-		small(dir) + " text":                  "use finetune FOLDER --data FILE",
-		small(dir) + " --out " + folder:       "--out ANOTHER",
-		small(dir) + " --out " + folder + "/": "--out ANOTHER",
-		small(dir) + " --out /proc/none":      "finetune: mkdir /proc/none:",
-		folder + " --out x":                   "use finetune FOLDER --data FILE",
-		"/nothing" + " --data x --out y":      "no such file",
+		small(dir) + " --tp 3":                  "--sp times --tp that divide the ranks",
+		small(dir) + " --batch 3":               "a --batch that the others divide",
+		small(dir) + " --context 2000":          "tokens: at least 20010 are needed",
+		small(dir) + " --precision f64":         "--precision f32, tf32 or bf16",
+		small(dir) + " --device tpu":            "--device cpu or auto",
+		small(dir) + " --lr nan":                "--lr from 0",
+		small(dir) + " --data /nothing":         "no such file",
+		small(dir) + " --steps 0":               `divide: got ["../../models`,
+		small(dir) + " --lora -1":               "sizes from 1, --lr from 0",
+		small(dir) + " text":                    "use finetune FOLDER --data FILE",
+		small(dir) + " --out " + folder:         "--out ANOTHER",
+		small(dir) + " --out " + folder + "/":   "--out ANOTHER",
+		small(dir) + " --out /proc/none":        "finetune: mkdir /proc/none:",
+		small(dir) + " --lora 2 --out " + model: "has a model, and an adapter would be",
+		folder + " --out x":                     "use finetune FOLDER --data FILE",
+		"/nothing" + " --data x --out y":        "no such file",
 	} {
 		j, _, errs := job(t, 2, flags)
 		j.MaxRestarts = 0
