@@ -63,60 +63,70 @@ func (c *caching) masked(b *layers.Builder, positions, window int) *gorgonia.Nod
 // attended to.
 func (m *Model) attendDropping(b *layers.Builder, p float64, mask *gorgonia.Node,
 	q, k, v layers.Node) layers.Node {
-	s, shared, d := q.Shape(), k.Shape()[2], q.Shape()[3]
-	rows := s[2] / max(shared, 1) * s[1] // of the heads of queries that share one of keys
-	heads := func(x layers.Node, rows int) (*gorgonia.Node, error) {
-		y, err := gorgonia.Transpose(x.Node, 0, 2, 1, 3)
-		if err == nil {
-			y, err = gorgonia.Reshape(y, tensor.Shape{s[0] * shared, rows, d})
-		}
-		return y, err
-	}
 	weights := b.Apply("weights of attention", func() (layers.Node, error) {
-		queries, err := heads(q, rows)
-		if err != nil {
-			return q, err
-		}
-		keys, err := heads(k, s[1])
-		if err != nil {
-			return q, err
-		}
-		y, err := nn.BatchedMatMul(false, true, queries, keys)
-		if err == nil {
-			y, err = scaled(y, 1/math.Sqrt(float64(d)))
-		}
-		if err == nil {
-			y, err = gorgonia.Reshape(y, tensor.Shape{s[0] * s[2], s[1], s[1]})
-		}
-		if err == nil {
-			y, err = gorgonia.BroadcastAdd(y, mask, nil, []byte{0})
-		}
-		if err == nil {
-			y, err = nn.SoftMax(-1, y)
-		}
-		if err == nil {
-			y, err = gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1], s[1]})
-		}
+		y, err := attentionWeights(q, k, mask)
 		return layers.Place(y, q, 0, 2, 1, 3), err
 	})
 	weights = b.Dropout(p, m.Random, weights)
 	return b.Apply("attention", func() (layers.Node, error) {
-		y, err := gorgonia.Reshape(weights.Node, tensor.Shape{s[0] * shared, rows, s[1]})
+		s, shared := q.Shape(), k.Shape()[2] // heads of queries share those of keys
+		y, err := gorgonia.Reshape(weights.Node, tensor.Shape{s[0] * shared, s[2] / shared * s[1],
+			s[1]})
 		if err != nil {
 			return q, err
 		}
-		values, err := heads(v, s[1])
+		values, err := heads(v, shared)
 		if err == nil {
 			y, err = nn.BatchedMatMul(false, false, y, values)
 		}
 		if err == nil {
-			y, err = gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1], d})
+			y, err = gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1], s[3]})
 		}
 		if err == nil {
 			y, err = gorgonia.Transpose(y, 0, 2, 1, 3)
 		}
 		return layers.Place(y, q), err
 	})
+}
+
+// attentionWeights returns the weights of attention, [batch, heads, queries, keys].
+func attentionWeights(q, k layers.Node, mask *gorgonia.Node) (*gorgonia.Node, error) {
+	s, shared := q.Shape(), k.Shape()[2]
+	queries, err := heads(q, shared)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := heads(k, shared)
+	if err != nil {
+		return nil, err
+	}
+	y, err := nn.BatchedMatMul(false, true, queries, keys)
+	if err == nil {
+		y, err = scaled(y, 1/math.Sqrt(float64(s[3])))
+	}
+	if err == nil {
+		y, err = gorgonia.Reshape(y, tensor.Shape{s[0] * s[2], s[1], s[1]})
+	}
+	if err == nil {
+		y, err = gorgonia.BroadcastAdd(y, mask, nil, []byte{0})
+	}
+	if err == nil {
+		y, err = nn.SoftMax(-1, y)
+	}
+	if err == nil {
+		y, err = gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1], s[1]})
+	}
+	return y, err
+}
+
+// heads returns x, [batch, positions, heads, d], as [batch*shared, heads/shared*positions, d].
+func heads(x layers.Node, shared int) (*gorgonia.Node, error) {
+	s := x.Shape()
+	y, err := gorgonia.Transpose(x.Node, 0, 2, 1, 3)
+	if err == nil {
+		y, err = gorgonia.Reshape(y, tensor.Shape{s[0] * shared, s[2] / shared * s[1], s[3]})
+	}
+	return y, err
 }
 
 // dropout returns a probability that the configuration, or an adapter, asks for, 0 without Random.
@@ -153,10 +163,9 @@ func (c *caching) windowed(b *layers.Builder, m *Model, batch int) {
 	for i := range m.Blocks {
 		if w := m.window(i); w > 0 && w < c.context && c.hidden == nil {
 			c.window = w
-			shape := tensor.Shape{batch, 1, 1, c.context}
-			c.hidden = gorgonia.NewTensor(b.Graph(), tensor.Float32, 4, gorgonia.WithShape(shape...),
-				gorgonia.WithName("window"), gorgonia.WithValue(tensor.New(tensor.Of(tensor.Float32),
-					tensor.WithShape(shape...))))
+			zeros := tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(batch, 1, 1, c.context))
+			c.hidden = gorgonia.NewTensor(b.Graph(), tensor.Float32, 4, gorgonia.WithName("window"),
+				gorgonia.WithShape(zeros.Shape()...), gorgonia.WithValue(zeros))
 		}
 	}
 }

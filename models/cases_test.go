@@ -241,7 +241,8 @@ func TestSavedAdaptersOfAllKindsAreLoaded(t *testing.T) {
 		if err := m.SaveAdapter(dir, weights); err != nil {
 			t.Fatalf("%v: %v", c, err)
 		}
-		within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+		one := layers.Sizes{DP: 1, SP: 1, TP: 1}
+		within(t, one, func(l *layers.Layout, build sync.Locker) error {
 			again, err := loaded(from, dir)
 			if err != nil {
 				return err
@@ -350,7 +351,8 @@ func TestDropoutAloneChangesNothingElse(t *testing.T) {
 		ids, rows, each := want.tokens(t, 0)
 		next, _, _ := want.tokens(t, 1)
 		dir := dropping(t, folder, 1e-12)
-		within(t, layers.Sizes{DP: 1, SP: 2, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+		s := layers.Sizes{DP: 1, SP: 2, TP: 1}
+		within(t, s, func(l *layers.Layout, build sync.Locker) error {
 			return run(dir, "", l, build, want, rows, each, ids, next)
 		})
 	}

@@ -175,7 +175,8 @@ func (c *Config) readWindow(o *object) error {
 	used, window := c.Type == mistral, &c.Window // nil for null
 	var err error
 	if c.Type == qwen2 || c.Type == qwen3 {
-		err = o.into(map[string]any{"use_sliding_window": &used, "max_window_layers": &c.windowFrom})
+		err = o.into(map[string]any{"use_sliding_window": &used,
+			"max_window_layers": &c.windowFrom})
 	}
 	if c.Type != llama {
 		err = errors.Join(err, o.into(map[string]any{"sliding_window": &window}))

@@ -32,17 +32,17 @@
 //
 // A model is what transformers makes of its folder, or the folder is refused. config.json chooses
 // the architecture by model_type. A key that is missing means what transformers' class of that type
-// takes for it; a key or value whose effect is not known here is an error that names it, unless it is
-// null, false or empty. So it is with adapter_config.json and PEFT's LoraConfig: kinds of adapters
-// that are not plain LoRA are refused, and so are those whose loading changes the model's weights,
-// such as PiSSA and OLoRA.
+// takes for it; a key or value whose effect is not known here is an error that names it, unless it
+// is null, false or empty. So it is with adapter_config.json and PEFT's LoraConfig: kinds of
+// adapters that are not plain LoRA are refused, and so are those whose loading changes the model's
+// weights, such as PiSSA and OLoRA.
 //
 // Weights are in model.safetensors, or in several files that model.safetensors.index.json lists, in
-// f32, f16 or bf16; if both are there, Load reads model.safetensors. Each tensor is used, or shown to
-// be redundant, such as a copy of the embedding as the head, or is an error of Logits that names it,
-// as a missing tensor and a wrong shape are. Load checks headers before it takes memory, and returns
-// an error for a damaged file. Logits reads tensors one at a time as it builds the graph: a rank
-// needs memory for its learnables and one tensor.
+// f32, f16 or bf16; if both are there, Load reads model.safetensors. Each tensor is used, or shown
+// to be redundant, such as a copy of the embedding as the head, or is an error of Logits that names
+// it, as a missing tensor and a wrong shape are. Load checks headers before it takes memory, and
+// returns an error for a damaged file. Logits reads tensors one at a time as it builds the graph: a
+// rank needs memory for its learnables and one tensor.
 //
 // # Dropout
 //
@@ -54,6 +54,6 @@
 // m.Random = nil before Logits leaves dropout out. Dropout of the weights of attention, as GPT-2's
 // folders ask for it, keeps these weights of all positions in memory.
 //
-// The embedding's row of pad_token_id is learnt like others; in transformers' Llama family it has no
-// gradient.
+// The embedding's row of pad_token_id is learnt like others; in transformers' Llama family it has
+// no gradient.
 package models

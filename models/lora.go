@@ -93,9 +93,9 @@ func (m *Model) linears() (all, adapted []string) {
 // Adapt gives all graphs built from now on an adapter, which has no effect at first: A is drawn,
 // and B is zero. A and B are the only learnables of these graphs.
 //
-// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is not a number, a dropout that is
-// not from 0 to less than 1, layers that the model lacks, and after Logits, whose graph would have
-// no adapter.
+// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is not a number, a dropout that
+// is not from 0 to less than 1, layers that the model lacks, and after Logits, whose graph would
+// have no adapter.
 func (m *Model) Adapt(l LoRA) error {
 	if err := m.unbuilt(); err != nil {
 		return fmt.Errorf("models: LoRA: %w", err)
@@ -219,8 +219,8 @@ func isAdapter(learnable string) bool {
 //
 // It is not collective: call it on one rank. While files are replaced by those of another adapter,
 // the directory has no adapter_config.json, and is none. Errors: [backend.ErrArgument] without
-// Adapt or LoadAdapter, for learnables that are missing or not in the adapter, for an element that is
-// not finite, and for a directory with another model than this one, to which transformers would
+// Adapt or LoadAdapter, for learnables that are missing or not in the adapter, for an element that
+// is not finite, and for a directory with another model than this one, to which transformers would
 // apply the adapter; those of the file system.
 func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
 	defer named(&err, "save adapter "+dir)

@@ -49,8 +49,8 @@ func (o *object) into(fields map[string]any) (err error) {
 	return err
 }
 
-// only returns an error for a key whose value is none of those that are supported. nil is a key that
-// is missing or null.
+// only returns an error for a key whose value is none of those that are supported. nil is a key
+// that is missing or null.
 func (o *object) only(values map[string][]any) (err error) {
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		o.known[key] = true

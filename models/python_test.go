@@ -211,7 +211,8 @@ func logitsOf(t *testing.T, folder string) (logits []float64, again []string, er
 	for _, n := range b.Learnables() {
 		weights[n.Name()] = n.Value().(*tensor.Dense)
 	}
-	err = errors.Join(tokens.Set(ids), machine.RunAll(), save(filepath.Join(folder, "saved"), weights))
+	err = errors.Join(tokens.Set(ids), machine.RunAll(),
+		save(filepath.Join(folder, "saved"), weights))
 	return numbers(y.Value()), again, err
 }
 

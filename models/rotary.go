@@ -67,9 +67,9 @@ func (r *rotary) read(o *object, positions, headWidth int) error {
 
 // readKind reads what there is of a kind.
 func (r *rotary) readKind(o *object, headWidth int) (err error) {
-	fields := map[string]any{"factor": &r.Factor}
 	var scale *float64
 	var mscale, all float64
+	fields := map[string]any{"factor": &r.Factor}
 	switch r.Kind {
 	case "default":
 		r.Factor = 1
@@ -92,19 +92,12 @@ func (r *rotary) readKind(o *object, headWidth int) (err error) {
 	if err := o.into(fields); err != nil {
 		return err
 	}
+	r.Fast, r.Slow = cmp.Or(r.Fast, 32), cmp.Or(r.Slow, 1)
 	scaled := r.Kind == "yarn" || r.Kind == "longrope"
 	if scaled && r.Factor == 0 { // which transformers takes from these
 		r.Factor = float64(r.Positions) / float64(max(r.Original, 1))
 	}
-	switch pairs := headWidth / 2; {
-	case r.Kind == "llama3" && !(r.High > r.Low):
-		return fmt.Errorf("%w: factors %v to %v of %d positions", backend.ErrArgument, r.Low,
-			r.High, r.Original)
-	case r.Kind == "dynamic" && pairs < 2:
-		return fmt.Errorf("%w: heads of %d elements", backend.ErrArgument, headWidth)
-	case r.Kind == "longrope" && (len(r.Short) != pairs || len(r.Long) != pairs):
-		return fmt.Errorf("%w: %d short factors and %d long ones of %d pairs", backend.ErrArgument,
-			len(r.Short), len(r.Long), pairs)
+	switch {
 	case scale != nil:
 		r.Scale = *scale
 	case r.Kind == "longrope":
@@ -114,7 +107,21 @@ func (r *rotary) readKind(o *object, headWidth int) (err error) {
 	case r.Kind == "yarn":
 		r.Scale = yarnScale(r.Factor, 1)
 	}
-	r.Fast, r.Slow = cmp.Or(r.Fast, 32), cmp.Or(r.Slow, 1)
+	return r.check(headWidth / 2)
+}
+
+// check returns what is wrong with the numbers of a kind, for heads of so many pairs.
+func (r *rotary) check(pairs int) error {
+	switch {
+	case r.Kind == "llama3" && !(r.High > r.Low):
+		return fmt.Errorf("%w: factors %v to %v of %d positions", backend.ErrArgument, r.Low,
+			r.High, r.Original)
+	case r.Kind == "dynamic" && pairs < 2:
+		return fmt.Errorf("%w: type dynamic with heads of one pair", backend.ErrArgument)
+	case r.Kind == "longrope" && (len(r.Short) != pairs || len(r.Long) != pairs):
+		return fmt.Errorf("%w: %d short factors and %d long ones of %d pairs", backend.ErrArgument,
+			len(r.Short), len(r.Long), pairs)
+	}
 	return nil
 }
 

@@ -28,8 +28,8 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 	"special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
 	"chat_template.jinja", "chat_template.json"}
 
-// outdated are the files of an adapter, and of a model in the format of Python, which programs would
-// take for a part of a model.
+// outdated are the files of an adapter, and of a model in the format of Python, which programs
+// would take for a part of a model.
 var outdated = []string{adapterConfigName, adapterName, "adapter_model.bin", "pytorch_model.bin",
 	"pytorch_model.bin.index.json"}
 

@@ -66,8 +66,8 @@ func (m *Model) openWeights() (located, error) {
 	}
 	path := filepath.Join(m.dir, indexName)
 	if _, err := readJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
-		return nil, absent(unread(alone, m.dir, "pytorch_model.bin", "pytorch_model.bin.index.json"),
-			"save_pretrained of transformers writes it")
+		alone = unread(alone, m.dir, "pytorch_model.bin", "pytorch_model.bin.index.json")
+		return nil, absent(alone, "save_pretrained of transformers writes it")
 	} else if err != nil {
 		return nil, err
 	}
@@ -107,8 +107,8 @@ func (m *Model) open(path string, all located) error {
 func openTensors(path string) (*safetensors.File, error) {
 	file, err := safetensors.Open(path)
 	if err != nil && pointer(path) {
-		return nil, fmt.Errorf("%s is a pointer of Git LFS, and not the file: run git lfs pull, or "+
-			"take a copy by another way", path)
+		return nil, fmt.Errorf("%s is a pointer of Git LFS, and not the file: run git lfs pull, "+
+			"or take a copy by another way", path)
 	}
 	return file, err
 }
@@ -331,11 +331,14 @@ func (m *Model) stored(learnable string, shape []int) stored {
 // fileOf returns the name of a tensor in the files, and its file, nil if there is none. The
 // embedding and the head of a model that ties them stand for each other.
 func (m *Model) fileOf(name string) stored {
-	names := []string{name, strings.TrimPrefix(strings.TrimPrefix(name, gpt2Prefix), llamaPrefix)}
+	short := func(name string) string {
+		return strings.TrimPrefix(strings.TrimPrefix(name, gpt2Prefix), llamaPrefix)
+	}
+	names := []string{name, short(name)}
 	if m.Tied && name == m.embedding() {
 		names = append(names, headName)
 	} else if m.Tied && name == headName {
-		names = append(names, m.embedding(), m.embedding()[strings.IndexByte(m.embedding(), '.')+1:])
+		names = append(names, m.embedding(), short(m.embedding()))
 	}
 	for _, n := range names {
 		if file := m.weights[n]; file != nil {

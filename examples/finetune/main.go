@@ -47,7 +47,7 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// seed is that of an adapter's first weights, of the batches and of dropout.
+// seed determines an adapter's first weights, the batches and the masks of dropout.
 const evalBatches, seed = 8, 1
 
 // trainer is a model that all ranks train, as the command line says.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes cases/cases.json and the adapters there: what transformers and PEFT compute with the folders of
-this directory when keys of their files are others. Needs torch, transformers and peft.
+"""Makes cases/cases.json and the adapters there: what transformers and PEFT compute with the
+folders of this directory when keys of their files are others. Needs torch, transformers and peft.
 
     python3 cases.py [DIRECTORY]
 
@@ -51,7 +51,8 @@ CONFIGS = [
     ("gpt2", {"activation_function": "gelu_fast", "layer_norm_epsilon": None, "n_inner": None}),
 ]
 ADAPTERS = [  # with the adapters of make.py
-    ("llama3", {"use_rslora": True}), ("llama3", {"lora_alpha": 0}), ("llama3", {"lora_alpha": None}),
+    ("llama3", {"use_rslora": True}), ("llama3", {"lora_alpha": 0}),
+    ("llama3", {"lora_alpha": None}),
     ("llama3", {"alpha_pattern": {"q_proj": 2, r".*layers\.1\..*": 9}}),
     ("llama3", {"target_modules": r".*\.(q|v|o|gate|down)_proj", "lora_dropout": 0.5}),
     ("gpt2", {"target_modules": "all-linear"}), ("gpt2", {"fan_in_fan_out": False}),
@@ -65,7 +66,8 @@ NEW = {  # adapters of their own
     "ranks": ("llama3", dict(rank_pattern={r"layers\.1\..*": 4, "v_proj": 1}, use_rslora=True,
                              target_modules="all-linear", exclude_modules=r".*mlp.*")),
     "layers": ("llama3", dict(layers_to_transform=[1], layers_pattern="layers", lora_bias=True,
-                              target_modules=["q_proj", "model.layers.0.mlp.up_proj", "down_proj"])),
+                              target_modules=["q_proj", "down_proj",
+                                              "model.layers.0.mlp.up_proj"])),
     "head": ("llama3", dict(target_modules=["lm_head"])),
 }
 

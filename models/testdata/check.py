@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what transformers, and PEFT, compute with folders that Save and SaveAdapter have written.
+"""Compares what transformers and PEFT compute with folders that Save and SaveAdapter have written.
 
     python3 check.py TESTDATA FOLDER ADAPTER [TESTDATA FOLDER ADAPTER ...]
 

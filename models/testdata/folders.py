@@ -102,8 +102,9 @@ KEYS = {
     "reorder_and_upcast_attn": [True], "resid_pdrop": [0.3], "summary_type": ["mean"],
     "is_causal": [True, False], "layer_types": [["full_attention"] * 3,
         ["sliding_attention"] * 3, ["full_attention", "sliding_attention", "full_attention"]],
-    "per_layer_config": [{"1": {"num_key_value_heads": 4}}, {}], "partial_rotary_factor": [0.5, 1.0],
-    "rope_theta": [500.0, 10000.0], "rope_parameters": ["ropes", None], "rope_scaling": ["ropes", None],
+    "per_layer_config": [{"1": {"num_key_value_heads": 4}}, {}],
+    "partial_rotary_factor": [0.5, 1.0], "rope_theta": [500.0, 10000.0],
+    "rope_parameters": ["ropes", None], "rope_scaling": ["ropes", None],
     "head_dim": [4, None], "num_key_value_heads": [None], "max_position_embeddings": [16, 4000],
     "architectures": [["LlamaForSequenceClassification"], ["LlamaForCausalLM"], []],
     "quantization_config": [None], "pad_token_id": [0, None], "temperature": [0.5],
@@ -130,7 +131,8 @@ def change_config(rng, folder, what):
         if key in c:
             what.append("config without " + key)
             del c[key]
-    known = c["model_type"] == "gpt2" and "pdrop attn tie use dtype init summary arch pad n_".split()
+    known = (c["model_type"] == "gpt2" and
+             "pdrop attn tie use dtype init summary arch pad n_".split())
     keys = [k for k in sorted(KEYS) if not known or any(w in k for w in known)]
     keys = rng.sample(keys, rng.choice([0, 1, 1, 2]))
     for key in keys + rng.sample(sorted(FOREIGN), rng.choice([0, 0, 0, 1])):
@@ -240,7 +242,8 @@ def change_adapter(rng, folder, what):
     for _ in range(rng.choice([0, 0, 1])):
         key, value = rng.choice([("r", None), ("lora_alpha", None), ("foo", 1), ("foo", None),
                                  ("lora_alpha", 0), ("bias", "all"), ("use_rslora", True),
-                                 ("task_type", "SEQ_CLS"), ("task_type", None), ("peft_type", "LOHA"),
+                                 ("task_type", "SEQ_CLS"), ("task_type", None),
+                                 ("peft_type", "LOHA"),
                                  ("inference_mode", False), ("target_modules", None),
                                  ("init_lora_weights", "pissa"), ("lora_alpha", 2.5)])
         if value is None:
