@@ -142,8 +142,8 @@ func TestAveragesOfGraphsAreKnownByNames(t *testing.T) {
 	}
 }
 
-// TestRanksCompareTheNamesOfAverages: ranks that have built their batch norms in another order would
-// share those of one as those of another.
+// TestRanksCompareTheNamesOfAverages: ranks that have built their batch norms in another order
+// would share those of one as those of another.
 func TestRanksCompareTheNamesOfAverages(t *testing.T) {
 	for _, err := range each(t, 2, func(r rank) error {
 		m := newBatchNorms()

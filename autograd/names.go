@@ -20,8 +20,8 @@ import (
 // the order of parameters does not matter:
 //
 //	block0.attention.qkv.weight                        a parameter, or a variable of WithFrozen
-//	bn.running_mean, bn.running_var                    the moving averages of a batch norm that the
-//	                                                   variable bn scales ([stock.Averages])
+//	bn.running_mean, bn.running_var                    the moving averages of the batch norm that
+//	                                                   the variable bn scales ([stock.Averages])
 //	solver.adam.m/block0.attention.qkv.weight          what the solver keeps for a parameter
 //	solver.group.1.adam.m/ln_f.bias                    what group 1 of Groups keeps for one
 //	solver.adam.steps                                  what it keeps besides
@@ -99,7 +99,7 @@ func (v *inventory) tensors() (all []namedTensor) {
 
 // rename gives moving averages of an older version, which had the numbers of batch norms in their
 // graph, the names that they have in this program, as far as their shapes say which are which. It
-// returns an error, and renames none, if a number may be that of several.
+// returns an error, and renames none, if a number may belong to several.
 func (v *inventory) rename(all map[string]stored, nameOf func(p piece) string) error {
 	kindOf := func(suffix string, shape []int) string { return suffix + fmt.Sprint(shape) }
 	old, here := map[string][]string{}, map[string][]string{}
@@ -116,10 +116,10 @@ func (v *inventory) rename(all map[string]stored, nameOf func(p piece) string) e
 	}
 	for _, kind := range slices.Sorted(maps.Keys(here)) {
 		if n := len(old[kind]); n > 1 || n == 1 && len(here[kind]) > 1 {
-			return fmt.Errorf("%w: an older version has numbered the moving averages of batch norms "+
-				"by their places in a graph, and which are which is unknown (%s, and here %s): load "+
-				"the other tensors alone by LoadWeights with NonStrict, and give ReadWeights' to "+
-				"SetStats of the operations", backend.ErrArgument, nameList(old[kind]),
+			return fmt.Errorf("%w: an older version has numbered the moving averages of batch "+
+				"norms by their places in a graph, and which are which is unknown (%s, and here "+
+				"%s): load the other tensors alone by LoadWeights with NonStrict, and give "+
+				"ReadWeights' to SetStats of the operations", backend.ErrArgument, nameList(old[kind]),
 				nameList(here[kind]))
 		}
 	}

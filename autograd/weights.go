@@ -29,8 +29,8 @@ import (
 // that nothing trains. SaveWeights also writes the moving averages of the batch norms in their
 // graphs. It needs no solver and no communicator, and is not collective: call it on one rank.
 //
-// Tensors have the names, shapes and dtypes of their nodes. The averages of a batch norm whose scale
-// is a variable named bn are bn.running_mean and bn.running_var, wherever it is in the graph.
+// Tensors have the names, shapes and dtypes of their nodes. The averages of a batch norm whose
+// scale is a variable named bn are bn.running_mean and bn.running_var, wherever it is in the graph.
 //
 // The file is written beside path and renamed when it is on the disk, so path always has a whole
 // file, the old one or the new one. An existing file is replaced.
@@ -40,8 +40,8 @@ import (
 // ranks divide them otherwise ([WithParts]).
 //
 // Errors: ErrArgument for a node that is not a variable or has no value, for one of which a rank
-// has a part alone, and for names that are empty, not UTF-8, or given to two nodes; an element that is NaN, or infinite in a variable with a
-// gradient or a moving average; those of the file system.
+// has a part alone, and for names that are empty, not UTF-8, or given to two nodes; an element that
+// is NaN, or infinite in a variable with a gradient or a moving average; those of the file system.
 func SaveWeights(path string, nodes gorgonia.Nodes) error {
 	if err := saveWeights(path, nodes); err != nil {
 		return wrapped("save weights to %s: %w", path, err)
@@ -246,9 +246,9 @@ func undivided(nodes gorgonia.Nodes) error {
 		}
 		for _, t := range of {
 			if t.Parts[n.Name()] {
-				return fmt.Errorf("%w: %s is this rank's part of a learnable, in a layers.Layout of "+
-					"%s: save a checkpoint by all ranks (DataParallel.Save), from which ReadWeights "+
-					"reads it whole", backend.ErrArgument, stock.Label(n), t.Layout)
+				return fmt.Errorf("%w: %s is this rank's part of a learnable, in a layers.Layout "+
+					"of %s: save a checkpoint by all ranks (DataParallel.Save), from which "+
+					"ReadWeights reads it whole", backend.ErrArgument, stock.Label(n), t.Layout)
 			}
 		}
 	}

@@ -17,8 +17,8 @@ import (
 //
 // Whether an element is zero depends on the seed and step of random, the number of this
 // Dropout, the sample's number in the batch of all replicas, and the element's place in the whole
-// sample, so every layout trains alike, from the first run on. Call random.Next(l.Replica * batch) after
-// each run.
+// sample, so every layout trains alike, from the first run on. Call random.Next(l.Replica * batch)
+// after each run.
 //
 // Gradient: that of nn.Dropout, with the same mask.
 // Cost: that of nn.Dropout; if ranks divide x, each draws the whole mask.

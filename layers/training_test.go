@@ -218,8 +218,8 @@ func TestAPartOfALearnableIsNotSavedAsTheWhole(t *testing.T) {
 	}
 }
 
-// TestDropoutIsTheSameForAnyRanksFromTheFirstRunOn, as its page says to use it, and after a restart:
-// of a layers.Builder, and of nn.Dropout.
+// TestDropoutIsTheSameForAnyRanksFromTheFirstRunOn, as its page says to use it, and after a
+// restart: of a layers.Builder, and of nn.Dropout.
 func TestDropoutIsTheSameForAnyRanksFromTheFirstRunOn(t *testing.T) {
 	for _, built := range []bool{true, false} {
 		train := func(ranks, to int, save, load string) (losses []float64) {

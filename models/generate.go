@@ -207,10 +207,10 @@ type text struct {
 }
 
 // Generate continues prompts as s says, and for fields that are zero as the folder's
-// generation_config.json does (see [Sampling]), and calls next with each token as soon as there is one: for all rows
-// that have not ended, in their order, again and again. Each prompt is one row. Rows do not depend
-// on each other, except that sampling draws from a random sequence of the seed and the row's
-// number.
+// generation_config.json does (see [Sampling]), and calls next with each token as soon as there is
+// one: for all rows that have not ended, in their order, again and again. Each prompt is one row.
+// Rows do not depend on each other, except that sampling draws from a random sequence of the seed
+// and the row's number.
 //
 // Each step computes the logits of one position of all rows, and reads the caches for the others.
 // Without a temperature only the likeliest tokens come from a device; otherwise these logits do,

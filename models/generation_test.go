@@ -32,7 +32,8 @@ type generations struct {
 	}
 }
 
-// readGenerations returns the file, and in a full test another one, of more cases that are made now.
+// readGenerations returns the file, and in a full test another one, of more cases that are made
+// now.
 func readGenerations(t *testing.T) (all []generations) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "generation.json"))

@@ -10,8 +10,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Sampling says how the next token is chosen. The zero value does what the folder of the model says,
-// as [Model.Sampling] returns it: often it takes the likeliest token, until one of [Config].EOS.
+// Sampling says how the next token is chosen. The zero value does what the folder of the model
+// says, as [Model.Sampling] returns it: often it takes the likeliest token, until one of
+// [Config].EOS.
 type Sampling struct {
 	// NoDefaults takes fields as they stand. Without it, the folder's generation_config.json says
 	// what fields are that are zero: those of draws if it has do_sample, or s a Temperature.

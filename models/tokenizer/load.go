@@ -136,7 +136,8 @@ func (f *file) parse(text []byte) error {
 	return json.Unmarshal(text, f)
 }
 
-// setEnds reads tokenizer_config.json: BOS and EOS, which are strings or objects as in added_tokens.
+// setEnds reads tokenizer_config.json: BOS and EOS, which are strings or objects as in
+// added_tokens.
 func (t *Tokenizer) setEnds(dir string) error {
 	var names struct {
 		BOS json.RawMessage `json:"bos_token"`

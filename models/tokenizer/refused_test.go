@@ -228,7 +228,8 @@ func TestKeysThatAreNotKnownAreNamed(t *testing.T) {
 	}
 	dir := changed(t, "gpt2", func(object) {})
 	for config, says := range map[string]string{
-		`{"split_special_tokens": true}`:                                        "split_special_tokens",
+		`{"split_special_tokens": true}`: "split_special_tokens",
+
 		`{"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true}`:        "add_prefix_space",
 		`{"tokenizer_class": "LlamaTokenizer", "add_bos_token": true}`:          "add_bos_token",
 		`{"tokenizer_class": "LlamaTokenizer", "add_eos_token": true}`:          "add_eos_token",

@@ -87,8 +87,8 @@ type CrossEntropyOptions struct {
 func CrossEntropyWith(o CrossEntropyOptions, logits, labels *gorgonia.Node) (*gorgonia.Node,
 	error) {
 	if o.IgnoreFirst && o.Ignore != 0 {
-		return nil, fmt.Errorf("nn: CrossEntropy: %w: Ignore is %d beside IgnoreFirst: rows of one "+
-			"label can be ignored", backend.ErrArgument, o.Ignore)
+		return nil, fmt.Errorf("nn: CrossEntropy: %w: Ignore is %d beside IgnoreFirst: rows of "+
+			"one label can be ignored", backend.ErrArgument, o.Ignore)
 	}
 	if r := o.Reduction; !(o.Smoothing >= 0 && o.Smoothing <= 1) || r < MeanOfRows || r > EachRow {
 		return nil, fmt.Errorf("nn: CrossEntropy: %w: a smoothing of %v, reduction %d",

@@ -121,7 +121,8 @@ func TestIndexErrors(t *testing.T) {
 func TestCrossEntropy(t *testing.T) {
 	with := func(ignore int) builder {
 		return two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
-			return CrossEntropyWith(CrossEntropyOptions{Ignore: ignore, IgnoreFirst: ignore == 0}, x, l)
+			o := CrossEntropyOptions{Ignore: ignore, IgnoreFirst: ignore == 0}
+			return CrossEntropyWith(o, x, l)
 		})
 	}
 	ln3 := math.Log(3)

@@ -219,7 +219,8 @@ func oracleCases() map[string]struct {
 		if len(shape) > 1 {
 			for _, ignore := range []int{NoLabel, 0} {
 				add(two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
-					return CrossEntropyWith(CrossEntropyOptions{Ignore: ignore, IgnoreFirst: ignore == 0}, x, l)
+					o := CrossEntropyOptions{Ignore: ignore, IgnoreFirst: ignore == 0}
+					return CrossEntropyWith(o, x, l)
 				}),
 					x, drawnLabels(n, shape[:len(shape)-1]...))
 			}
