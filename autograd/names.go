@@ -119,8 +119,8 @@ func (v *inventory) rename(all map[string]stored, nameOf func(p piece) string) e
 			return fmt.Errorf("%w: an older version has numbered the moving averages of batch "+
 				"norms by their places in a graph, and which are which is unknown (%s, and here "+
 				"%s): load the other tensors alone by LoadWeights with NonStrict, and give "+
-				"ReadWeights' to SetStats of the operations", backend.ErrArgument, nameList(old[kind]),
-				nameList(here[kind]))
+				"ReadWeights' to SetStats of the operations", backend.ErrArgument,
+				nameList(old[kind]), nameList(here[kind]))
 		}
 	}
 	for kind, names := range here {
