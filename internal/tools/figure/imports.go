@@ -47,11 +47,13 @@ var rooms = [][]room{
 		{"backend/mpi", []string{"backend/mpi"}, 385, "leaf", ""},
 		{"backend/gpu", []string{"backend/gpu"}, 512, "leaf", ""},
 		{"vm/internal/exec", []string{"vm/internal/exec"}, 640, "graph", ""},
-		{"vm/internal/read", []string{"vm/internal/read"}, 820, "graph", ""},
+		{"vm/internal/read", []string{"vm/internal/read", "vm/internal/samples"}, 820, "graph",
+			"samples"},
 	}, {
 		{"backend/internal/hosted", []string{"backend/internal/hosted"}, 330, "leaf", ""},
 		{"backend/cuda", []string{"backend/cuda"}, 525, "leaf", ""},
-		{"vm/internal/plan", []string{"vm/internal/plan"}, 660, "graph", ""},
+		{"vm/internal/plan", []string{"vm/internal/plan", "vm/internal/proof"}, 660, "graph",
+			"proof"},
 		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
 	}, {
 		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},
