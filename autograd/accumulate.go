@@ -55,7 +55,8 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 			err = fmt.Errorf("%w: %d micro-batches: a step has %d, of which this rank runs %d "+
 				"(WithTree)", backend.ErrArgument, n, t.all, t.share)
 		}
-		if use := d.use; err == nil && d.tree == nil {
+		if err == nil && d.tree == nil {
+			use := d.use
 			use.Option, use.Runs = "Accumulate", n
 			err = checkTerms(d.params, use)
 		}

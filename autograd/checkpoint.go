@@ -274,7 +274,8 @@ func (w *wanted) part(name string, has region, dt backend.DType) (region, []int,
 		p = w.d.params[i]
 	}
 	if p == nil {
-		return whole(has.Shape), has.Shape, w.own[key] || !w.weightsOnly
+		kept := w.own[key] || numberedAverage(key) != "" || !w.weightsOnly
+		return whole(has.Shape), has.Shape, kept
 	}
 	want := w.d.regionOf(p)
 	fits := dt == p.dtype && product(has.Shape) == product(want.Shape)

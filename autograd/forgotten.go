@@ -12,7 +12,8 @@ import (
 
 // clear zeroes the gradients to which Gorgonia adds those of the next run. All gradients must have
 // been copied, because two parameters can share a gradient. The zeros are negative: adding one
-// changes no bit of a gradient, and computed can tell them from the zeros of a run.
+// changes no bit of a gradient, and computed can tell them from the zeros of a run, unless all
+// gradients of that run are negative zeros.
 func (d *DataParallel) clear() {
 	for _, p := range d.params {
 		p.cleared = nil
@@ -27,9 +28,9 @@ func (d *DataParallel) clear() {
 
 // zero fills a gradient with negative zeros.
 func (p *param) zero(g gorgonia.Value) {
-	gorgonia.ZeroValue(g)
 	memory, dense, err := elements(g)
 	if err != nil || !dense {
+		gorgonia.ZeroValue(g)
 		return
 	}
 	if p.cleared = g; memory.DType() == backend.F32 {
@@ -60,10 +61,10 @@ func (d *DataParallel) computed() error {
 		backend.ErrArgument)
 }
 
-// negate makes zeros negative.
-func negate[T float32 | float64](zeros []T) {
-	for i := range zeros {
-		zeros[i] = T(math.Copysign(0, -1))
+// negate fills memory with negative zeros.
+func negate[T float32 | float64](all []T) {
+	for i := range all {
+		all[i] = T(math.Copysign(0, -1))
 	}
 }
 

@@ -322,7 +322,7 @@ func (v *inventory) randomStep() []byte {
 
 // share gives all ranks what rank 0 has besides the learnables, and random numbers of their own.
 func (v *inventory) share(comm backend.Communicator) error {
-	if r, ok := v.random.(interface{ Place(first int) }); ok {
+	if r, ok := v.random.(interface{ Place(first int) }); ok && v.samples > 0 {
 		r.Place(comm.Rank() * v.samples)
 	}
 	note, err := contents(v.pieces())

@@ -133,19 +133,19 @@ func (v *inventory) rename(all map[string]stored, nameOf func(p piece) string) e
 }
 
 // numberedAverage returns the suffix of a name that moving averages have in files of older versions
-// and of format 1, "" for other names.
+// and of format 1, "" for other names, such as those with a hash of 16 digits.
 func numberedAverage(name string) (suffix string) {
-	var number int
-	var of string
-	if n, _ := fmt.Sscanf(name, "batchnorm.%d.running_%s", &number, &of); n < 2 {
-		if n, _ = fmt.Sscanf(name, averagePrefix+"%d.%s", &number, &of); n < 2 {
-			return ""
-		}
+	parts := strings.Split(name, ".")
+	if len(parts) != 3 || len(parts[1]) > 6 {
+		return ""
 	}
-	switch of {
-	case "mean":
+	if _, err := strconv.ParseUint(parts[1], 10, 32); err != nil {
+		return ""
+	}
+	switch parts[0] + "." + parts[2] {
+	case "batchnorm.running_mean", averagePrefix + "mean":
 		return meanSuffix
-	case "var", "variance":
+	case "batchnorm.running_var", averagePrefix + "variance":
 		return varianceSuffix
 	}
 	return ""

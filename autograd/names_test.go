@@ -280,7 +280,19 @@ func TestCheckpointsOfFormat1Load(t *testing.T) {
 			return fmt.Errorf("after %d steps of Adam and %d of progress", adam.solverState.steps,
 				progress.Step)
 		}
-		return errors.Join(m.check(), d.Load("testdata/format1/groups", groups, nil))
+		if err = errors.Join(m.check(), d.Load("testdata/format1/groups", groups, nil)); err != nil {
+			return err
+		}
+		alone, err := newFormat1()
+		if err != nil {
+			return err
+		}
+		weights, err := New(r.comm, alone.params, WithFrozen(alone.frozen))
+		if err != nil {
+			return err
+		}
+		return errors.Join(weights.Load("testdata/format1/adam", &SGD{Rate: 1}, nil, WeightsOnly()),
+			alone.check(), weights.Close())
 	})
 }
 

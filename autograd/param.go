@@ -28,7 +28,7 @@ type param struct {
 	view   gorgonia.Value   // the slot, as a gradient of the type that solvers expect
 	hooked *gorgonia.Node   // what Hook returned, or nil
 	source *gorgonia.Node   // what UseGradients was given, or nil
-	// its gradient, which clear has zeroed last; nil if it has not
+	// the gradient that clear zeroed last, nil for none
 	cleared gorgonia.Value
 	full    bool  // its gradient of this step, or of this micro-batch, is there
 	held    bool  // its slot has the gradients of micro-batches before this one

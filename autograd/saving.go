@@ -128,7 +128,7 @@ func (d *DataParallel) canSave(dir string, solver gorgonia.Solver, opts []SaveOp
 }
 
 // trainsBy returns an error for a solver that has no state of this training, because a machine
-// trains by another one, or because it has made no step.
+// trains by another one.
 func (d *DataParallel) trainsBy(solver gorgonia.Solver) error {
 	if d.solver != nil && gorgonia.Solver(d.solver) != solver {
 		return fmt.Errorf("%w: a %T that is not the machine's has no state of this training: pass "+

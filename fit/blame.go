@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
@@ -29,7 +30,7 @@ func (b *batch) blame(inputs gorgonia.Nodes) error {
 		for k, n := range inputs {
 			at, x := worst(row[k])
 			if at >= 0 {
-				err := fmt.Errorf("element %v of input %s of %s is %v", inRow(at, n), n.Name(),
+				err := fmt.Errorf("element %v of input %s of %s is %v", safetensors.Indices(at, n.Shape()[1:]), n.Name(),
 					of, x)
 				if math.IsNaN(x) {
 					return err
@@ -52,10 +53,10 @@ func (b *batch) blame(inputs gorgonia.Nodes) error {
 func worst(row any) (at int, x float64) {
 	at = -1
 	v := reflect.ValueOf(row)
-	for i := 0; v.Type().Elem().Kind() >= reflect.Float32 && i < v.Len(); i++ {
-		if !v.Index(i).CanFloat() {
-			break
-		}
+	if v.Len() == 0 || !v.Index(0).CanFloat() {
+		return -1, 0
+	}
+	for i := range v.Len() {
 		switch is := v.Index(i).Float(); {
 		case math.IsNaN(is):
 			return i, is
@@ -64,16 +65,6 @@ func worst(row any) (at int, x float64) {
 		}
 	}
 	return at, x
-}
-
-// inRow returns where an element of a row of an input is.
-func inRow(at int, n *gorgonia.Node) []int {
-	shape := n.Shape()[1:]
-	where := make([]int, len(shape))
-	for axis := len(shape) - 1; axis >= 0; axis-- {
-		where[axis], at = at%shape[axis], at/shape[axis]
-	}
-	return where
 }
 
 // outside returns the error of an operation that reads a row of integers and whose range these

@@ -152,7 +152,9 @@ func (t *trainer) resume() error {
 			return fmt.Errorf("the checkpoint in %s is of other samples: %w, by fit.ReadMapping, "+
 				"or use another directory", t.dir, err)
 		}
-		kept.Mapping = t.past.Mapping
+		if t.past.Mapping != nil {
+			kept.Mapping = t.past.Mapping
+		}
 		t.past = kept
 	}
 	return err

@@ -3,6 +3,7 @@ package fit
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -77,7 +78,7 @@ func (w *weighing) of(n *gorgonia.Node) weighed {
 		for _, x := range w.data.Inputs {
 			is.samples = is.samples || x == n
 		}
-	case name == "elemBinOp" && len(all) == 2:
+	case name == "elemBinOp" && len(all) == 2 && !strings.HasPrefix(sign, "^"):
 		is.power = w.binary([]rune(sign)[0], n, all, operands)
 	case name == "linAlgBinOp" && len(all) == 2:
 		is.power = all[0].power + all[1].power

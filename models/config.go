@@ -93,6 +93,9 @@ func (c *Config) read(o *object) error {
 	if kind == gpt2 {
 		family = c.readGPT2
 	}
+	for key := range o.values { // those of generation: see readGeneration
+		o.known[key] = o.known[key] || known(key)
+	}
 	if err = errors.Join(err, family(o), o.rest(harmless(kind)...)); err == nil {
 		err = c.check()
 	}
@@ -255,8 +258,8 @@ func (c *Config) check() error {
 }
 
 // harmless returns the keys of config.json that change nothing of what is computed, whatever their
-// values: what transformers writes about files, other tasks and generation, and what programs that
-// wrote well-known folders have added.
+// values: what transformers writes about files and other tasks, and what programs that wrote
+// well-known folders have added.
 func harmless(kind string) []string {
 	keys := []string{"transformers_version", "dtype", "torch_dtype", "initializer_range",
 		"_name_or_path", "name_or_path", "_commit_hash", "_num_labels", "num_labels", "id2label",
@@ -265,18 +268,7 @@ func harmless(kind string) []string {
 		"output_hidden_states", "return_dict", "chunk_size_feed_forward", "tie_encoder_decoder",
 		"attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
 		"gradient_checkpointing", "pretraining_tp", "torchscript", "max_sequence_length",
-		"is_llama_config", "transformers.js_config", "unsloth_version", "unsloth_fixed",
-		// of generation, which generation_config.json has and not this file
-		"assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids",
-		"begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
-		"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff",
-		"eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id",
-		"forced_eos_token_id", "length_penalty", "max_length", "min_length",
-		"no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule",
-		"num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
-		"remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
-		"suppress_tokens", "target_lookbehind", "temperature", "top_k", "top_p", "typical_p",
-		"use_cache"}
+		"is_llama_config", "transformers.js_config", "unsloth_version", "unsloth_fixed"}
 	if kind == gpt2 {
 		keys = append(keys, "n_ctx", "output_past", "reorder_and_upcast_attn", "summary_activation",
 			"summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")

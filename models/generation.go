@@ -107,6 +107,7 @@ func (m *Model) readGeneration(config object) error {
 	return nil
 }
 
+// known reports whether a key is one of generation.
 func known(key string) bool {
 	_, changes := neutral[key]
 	_, draws := neutralDraws[key]

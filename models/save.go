@@ -64,6 +64,9 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 		return fmt.Errorf("%w: %s is among the weights, but the model has no such weight: leave "+
 			"it out", backend.ErrArgument, name)
 	}
+	if _, err := os.Stat(m.dir); err != nil {
+		return err // its tokenizer is copied below
+	}
 	if same(dir, m.dir) {
 		return fmt.Errorf("%w: the model was loaded from there: name another one",
 			backend.ErrArgument)
@@ -119,9 +122,8 @@ type replacing struct {
 	numbered    []string          // patterns of such files, with numbers of five digits for stars
 }
 
-// write writes the files. If the main one changes, or others have to go,
-// it is away until all others have been written;
-// after an error before tensors are replaced it is there again.
+// write writes the files. If the main one changes, or others have to go, it is away until all others
+// have been written; after an error before tensors are replaced it is there again.
 func (r replacing) write() error {
 	main := filepath.Join(r.dir, r.main)
 	was, err := os.ReadFile(main)

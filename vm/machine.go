@@ -318,7 +318,7 @@ func (m *Machine) checkLabels() error {
 		if !ok || v.RequiresIterator() || v.Dtype() != tensor.Int {
 			continue
 		}
-		// Data allocates
+		// not Data, which allocates
 		if err := l.Op.CheckIndices(l.Op.Labels(), v.Ints()); err != nil {
 			return fmt.Errorf("vm: %s: %w", stock.Label(l.Variable), err)
 		}

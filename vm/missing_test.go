@@ -114,6 +114,9 @@ func TestSamplesThatAreMixedAreFound(t *testing.T) {
 		"a mean": {func(c *incomplete) *G.Node {
 			return must(G.Mul(c.mean, must(G.Mean(c.x))))
 		}, "without their weights"},
+		"a sum times that of the weights": {func(c *incomplete) *G.Node {
+			return must(G.Sum(must(G.Mul(c.x, must(G.Sum(c.weights))))))
+		}, "without their weights"},
 		"an auxiliary mean": {func(c *incomplete) *G.Node {
 			return must(G.Add(c.weighted(c.x), must(G.Mean(must(G.Square(c.x))))))
 		}, "reduce-sum"},

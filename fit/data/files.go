@@ -319,9 +319,7 @@ func pictures(dir string) (files, folders []string, err error) {
 		folders = append(folders, name)
 		return each(filepath.Join(dir, name), func(file string, folder bool) error {
 			if file = path.Join(name, file); folder {
-				return each(filepath.Join(dir, file), func(deep string, _ bool) error {
-					return misplaced(path.Join(file, deep))
-				})
+				return none(dir, file)
 			}
 			image, err := picture(file)
 			if image {
@@ -333,18 +331,36 @@ func pictures(dir string) (files, folders []string, err error) {
 	return files, folders, err
 }
 
+// none refuses images anywhere below a folder.
+func none(dir, at string) error {
+	return each(filepath.Join(dir, at), func(name string, folder bool) error {
+		if name = path.Join(at, name); folder {
+			return none(dir, name)
+		}
+		return misplaced(name)
+	})
+}
+
 // each calls a function for the entries of a folder, sorted by name, that are not hidden.
 func each(dir string, f func(name string, folder bool) error) error {
 	entries, err := os.ReadDir(dir)
-	for i := 0; i < len(entries) && err == nil; i++ {
-		name := entries[i].Name()
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := e.Name()
 		if strings.HasPrefix(name, ".") || name == "__MACOSX" {
 			continue
 		}
-		info, wrong := os.Stat(filepath.Join(dir, name)) // through links
-		err = f(name, wrong == nil && info.IsDir())
+		info, err := os.Stat(filepath.Join(dir, name)) // through links
+		if err == nil {
+			err = f(name, info.IsDir())
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // picture reports whether a file is an image by its name.

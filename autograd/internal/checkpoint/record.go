@@ -58,7 +58,7 @@ func (s Stamp) String() string {
 type Damaged struct {
 	Path     string
 	Cause    error
-	Diverged bool // it is as Save has written it, but no finite numbers
+	Diverged bool // it is as Save wrote it, but has a number that is not finite
 }
 
 // Error says what is wrong and what to do.

@@ -75,7 +75,7 @@ func beside(op ir.Op) string {
 	return fmt.Sprintf(" beside %d products", send.Products)
 }
 
-// text returns where a value lies and its shape: "@1024 f32(2,3)", with strides unless it is
+// Text returns where a value lies and its shape: "@1024 f32(2,3)", with strides unless it is
 // in row-major order.
 func (p *Plan) Text(r Ref) string {
 	where := ""

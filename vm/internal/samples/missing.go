@@ -22,7 +22,10 @@ func (a *analysis) missing(v ir.Value, x []Value) (float64, bool) {
 		return chosen(x[0], zero(x[0]), x[2], x[1])
 	case ir.Select:
 		n := float64(v.Shape.At(op.Axis))
-		return chosen(x[0], x[0].Missing < 0 || x[0].Missing >= n, x[2], x[1])
+		if x[0].Known && (x[0].Missing < 0 || x[0].Missing >= n) {
+			return x[2].Missing, x[2].Known
+		}
+		return x[1].Missing, x[1].Known && x[2].Known && x[1].Missing == x[2].Missing
 	case ir.MatMul:
 		return 0, zero(x[0]) && x[0].Kind == Rows || zero(x[1]) && x[1].Kind == Rows
 	case ir.Concat:

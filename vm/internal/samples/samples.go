@@ -101,7 +101,7 @@ func (a *analysis) value(v ir.Value) Value {
 	case rows:
 		y = a.rows(v, x)
 	}
-	if y.Kind != Mixed {
+	if y.Kind == Rows || y.Kind == Free && !rows { // a sum of samples is no known number
 		if missing, ok := a.missing(v, x); ok {
 			y.Missing, y.Known = missing, true
 		}

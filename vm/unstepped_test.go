@@ -1,0 +1,60 @@
+package vm_test
+
+import (
+	"errors"
+	"testing"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// TestWhatIsSavedBeforeTheFirstStepLoads, with every solver; but not by a solver that is not the
+// machine's, and not into a progress that lacks a field of the one that was saved.
+func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
+	all := map[string]func() autograd.Solver{"ema": func() autograd.Solver {
+		return &autograd.EMA{Solver: &autograd.Adam{Rate: 0.1}}
+	}}
+	for name, solver := range solvers {
+		all[name] = solver
+	}
+	for name, solver := range all {
+		start := func() *vm.Machine {
+			m := mlp(t, tensor.Float32)
+			machine, err := vm.New(m.g, nil, vm.WithSolver(solver(), m.params...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { machine.Close() })
+			return machine
+		}
+		first, second, dir := start(), start(), t.TempDir()
+		saved := struct{ Epoch, Best int }{3, 2}
+		if err := first.DataParallel().Save(dir, first.Solver(), saved); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := first.DataParallel().Save(dir, solver(), saved); !errors.Is(err,
+			backend.ErrArgument) {
+			t.Errorf("%s: another solver is saved: %v", name, err)
+		}
+		var renamed struct{ Epoch, BestEpoch int }
+		if err := second.DataParallel().Load(dir, second.Solver(), &renamed); !errors.Is(err,
+			backend.ErrArgument) || renamed.Epoch != 0 {
+			t.Errorf("%s: a renamed field: %v, and %v is loaded", name, err, renamed)
+		}
+		if err := second.DataParallel().Load(dir, solver(), nil); !errors.Is(err,
+			backend.ErrArgument) {
+			t.Errorf("%s: another solver is loaded: %v", name, err)
+		}
+		now := saved
+		now.Epoch = 0
+		if err := second.DataParallel().Load(dir, second.Solver(), &now); err != nil || now != saved {
+			t.Errorf("%s: %v, and the progress is %v", name, err, now)
+		}
+		if err := second.RunAll(); err != nil {
+			t.Errorf("%s: the first step: %v", name, err)
+		}
+	}
+}
