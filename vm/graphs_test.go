@@ -664,7 +664,7 @@ func (f *figures) add(g *figures) {
 func (f *figures) sharp(t *testing.T) {
 	t.Log(f)
 	few := f.trained < f.graphs/5 || f.refused > f.graphs/20
-	if f.graphs >= 100 && (few || f.exact < f.elements/4 || f.vague > f.elements/8) {
+	if f.graphs >= 100 && (few || f.exact < f.elements/4 || f.vague > f.elements/10) {
 		t.Errorf("the trials are not sharp: %v", f)
 	}
 }

@@ -48,7 +48,7 @@ func Draw(p Needs, n int, next Next) *Graph {
 	for range next(3) {
 		d.weave()
 	}
-	for range 1 + next(2) {
+	for range next(2) {
 		d.norm()
 	}
 	if p.Comm != nil {
