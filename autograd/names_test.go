@@ -280,7 +280,8 @@ func TestCheckpointsOfFormat1Load(t *testing.T) {
 			return fmt.Errorf("after %d steps of Adam and %d of progress", adam.solverState.steps,
 				progress.Step)
 		}
-		if err = errors.Join(m.check(), d.Load("testdata/format1/groups", groups, nil)); err != nil {
+		err = errors.Join(m.check(), d.Load("testdata/format1/groups", groups, nil))
+		if err != nil {
 			return err
 		}
 		alone, err := newFormat1()

@@ -30,8 +30,8 @@ func (b *batch) blame(inputs gorgonia.Nodes) error {
 		for k, n := range inputs {
 			at, x := worst(row[k])
 			if at >= 0 {
-				err := fmt.Errorf("element %v of input %s of %s is %v", safetensors.Indices(at, n.Shape()[1:]), n.Name(),
-					of, x)
+				err := fmt.Errorf("element %v of input %s of %s is %v",
+					safetensors.Indices(at, n.Shape()[1:]), n.Name(), of, x)
 				if math.IsNaN(x) {
 					return err
 				}

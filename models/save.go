@@ -122,8 +122,8 @@ type replacing struct {
 	numbered    []string          // patterns of such files, with numbers of five digits for stars
 }
 
-// write writes the files. If the main one changes, or others have to go, it is away until all others
-// have been written; after an error before tensors are replaced it is there again.
+// write writes the files. If the main one changes, or others have to go, it is away until all
+// others have been written; after an error before tensors are replaced it is there again.
 func (r replacing) write() error {
 	main := filepath.Join(r.dir, r.main)
 	was, err := os.ReadFile(main)

@@ -50,7 +50,8 @@ func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
 		}
 		now := saved
 		now.Epoch = 0
-		if err := second.DataParallel().Load(dir, second.Solver(), &now); err != nil || now != saved {
+		err := second.DataParallel().Load(dir, second.Solver(), &now)
+		if err != nil || now != saved {
 			t.Errorf("%s: %v, and the progress is %v", name, err, now)
 		}
 		if err := second.RunAll(); err != nil {

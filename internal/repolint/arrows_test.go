@@ -79,8 +79,8 @@ var arrows = []arrow{
 	{"fit/data", []string{"backend"}},
 	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
 	{"fit/progress", []string{"fit", "rendezvous"}},
-	{"fit", []string{".", "autograd", "backend", "fit/data", "internal/files", "internal/stock",
-		"observe", "vm"}},
+	{"fit", []string{".", "autograd", "backend", "fit/data", "internal/files",
+		"internal/safetensors", "internal/stock", "observe", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",
