@@ -53,7 +53,7 @@ type saving struct {
 	alone   bool            // the first rank needs no other one to end it
 	own     string          // the name of this rank's own file, if it has one
 	known   map[string]bool // see saves
-	rule    finiteness      // of what may be written, but for shards
+	rule    finiteness      // says what may be written of tensors that are not sharded
 
 	model, mine    map[string]stored // by their names in files
 	shards         map[string]region // of the model, what this rank writes to its own file

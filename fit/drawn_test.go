@@ -52,7 +52,7 @@ func draw(r *rand.Rand) drawn {
 	return d
 }
 
-// run draws how the training is run, but for a tree, which a checkpoint is of.
+// run draws how the training is run, except for a tree: a checkpoint goes on with its own.
 func (d *drawn) run(r *rand.Rand) {
 	d.P, d.readers, d.shards = 1+r.IntN(4), 1+r.IntN(3), 0
 	if d.tree {

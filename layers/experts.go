@@ -35,8 +35,8 @@ type Experts struct {
 	// Loss is the load-balancing loss, which you add to the loss of the model: options.Balance *
 	// experts * sum over the experts of (share of the tokens whose first choice it is) * (mean of
 	// its probability), as a mean over all samples. Without the weight it is 1 if tokens are spread
-	// evenly. With padding, shares and means are of a sample's other tokens, and the mean is over
-	// the samples that have some, which ranks count as in [Builder.CrossEntropy].
+	// evenly. Padding is left out: shares and means count a sample's other tokens, and the mean
+	// takes the samples that have any, which ranks count as in [Builder.CrossEntropy].
 	Loss Node
 	// Dropped is the number of choices for which there was no room.
 	Dropped Node
@@ -55,8 +55,8 @@ type Experts struct {
 // The experts with the largest p are chosen. With one choice g is p; with several, g is p over the
 // sum of the chosen ones. Tokens of a sample queue for an expert by the rank of the choice, then by
 // position, and those beyond its capacity get nothing from it, so add y to x. Samples queue
-// separately, so that the dropped tokens do not depend on the layout. The mean of Capacity is over
-// all positions of x, padding among them.
+// separately, so which tokens are dropped does not depend on the layout. Capacity's mean counts all
+// positions of x, padding included.
 //
 // Learnables have the name plus ".router", [n, experts], ".in.weight", [experts, n, hidden],
 // ".in.bias", ".out.weight" and ".out.bias". Each rank of a Tensor group has some of the experts,

@@ -69,8 +69,8 @@ func scalesOf(g *gorgonia.ExprGraph) map[*gorgonia.Node]string {
 	return names
 }
 
-// source returns the named variable that a node repeats or reshapes, nil if it computes. The names
-// that Gorgonia gives to a scale of its own hold the numbers of nodes, by which one is not known.
+// source returns the named variable that a node repeats or reshapes, nil if it computes. Names that
+// Gorgonia makes up for a scale contain node numbers, which depend on the order of building.
 func source(n *gorgonia.Node) *gorgonia.Node {
 	for n.Op() != nil {
 		switch xs := Operands(n); Name(n.Op()) {

@@ -82,7 +82,7 @@ func (c *Case) sameAs(k int) int {
 }
 
 // Placements returns the case once for each choice of outputs that are the memory of inputs, where
-// [fuse.Program.InPlace] allows it: first without any. Each has memory of its own.
+// [fuse.Program.InPlace] allows it, beginning with none. The cases share no memory.
 func (c *Case) Placements() (all []*Case) {
 	over := make([]int, len(c.Program.Outputs)) // 1 + the input
 	for {
@@ -110,7 +110,7 @@ func (c *Case) next(over []int, k int) int {
 	return 0
 }
 
-// placed returns the case with memory of its own, in which outputs lie over inputs.
+// placed copies the case to new memory, in which outputs lie over inputs.
 func (c *Case) placed(over []int) *Case {
 	own := func(b backend.Buffer) backend.Buffer {
 		copied := backend.Of(make([]float64, b.Len())).As(b.DType()).Slice(0, b.Len())

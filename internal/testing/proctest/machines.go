@@ -74,7 +74,7 @@ func need(t T, commands ...string) {
 	}
 }
 
-// lacking skips a test that has tried what it needs in vain.
+// lacking skips a test whose requirements were tried and failed.
 func lacking(t T, what string, err error) {
 	t.Helper()
 	if os.Getenv("REQUIRE_NETNS") == "1" {
