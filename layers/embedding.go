@@ -103,7 +103,8 @@ func (t *Tokens) check(ids []int) error {
 	}
 	for i, id := range ids {
 		filler := t.padded && !t.embedded && id == t.padding
-		if (id < 0 || id >= t.end) && !filler {
+		unread := t.end == 0 && id >= 0 // but for which of them are padding
+		if (id < 0 || id >= t.end) && !filler && !unread {
 			return fmt.Errorf("layers: %w: token %d of %s is %d, out of range 0 to %d",
 				backend.ErrArgument, i, t.name, id, t.end-1)
 		}

@@ -305,8 +305,11 @@ func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
 	var balance layered.Node
 	if s.has["MoE"] {
 		h := b.To(x, layered.Sequence, layered.Split(0))
-		e := b.MoE("experts", h, layered.MoEOptions{Experts: 4, Choices: 4, Hidden: 5,
-			Balance: 0.1})
+		o := layered.MoEOptions{Experts: 4, Choices: 4, Hidden: 5, Balance: 0.1}
+		if s.has["Padding"] {
+			o.Tokens = m.targets
+		}
+		e := b.MoE("experts", h, o)
 		x, balance = b.To(b.Add(h, e.Y), layered.Sequence, layered.Split(1)), e.Loss
 	}
 	loss := m.loss(s, b.Logits(x, words), balance)
@@ -436,6 +439,9 @@ func (m *paired) feed(s *setting, step, first, samples int) error {
 		if m.labels.Value().Data().([]int)[i] = id; id == noTarget {
 			m.labels.Value().Data().([]int)[i] = nn.NoLabel
 		}
+	}
+	if s.has["MoE"] && s.has["Padding"] { // its Tokens
+		return errors.Join(m.tokens.Set(ids), m.targets.Set(next))
 	}
 	return m.tokens.Set(ids)
 }
@@ -741,11 +747,15 @@ func (s *setting) exact() *setting {
 	return &p
 }
 
-// near is by how much numbers may differ from the reference.
+// halfNear is near of numbers that are rounded to 16 bits.
+const halfNear = 0.05
+
+// near is by how much numbers may differ from the reference, or by what share of those above 1 where
+// they are rounded to 16 bits.
 func (s *setting) near() float64 {
 	switch {
 	case s.has["BF16"] || s.has["half wire"]:
-		return 0.05
+		return halfNear
 	case s.has["sparse wire"] && s.dtype == tensor.Float64:
 		return 1e-6
 	case s.dtype == tensor.Float32 && s.kind == testenv.GPUs: // functions of other roundings
@@ -769,7 +779,11 @@ func differ(a, b *outcome, most float64, moving bool) string {
 			return fmt.Sprintf("%s has %d elements in place of %d", name, len(x), len(y))
 		}
 		for i := range x {
-			if d := math.Abs(x[i] - y[i]); !(d <= most) {
+			bound := most
+			if most >= halfNear {
+				bound *= max(1, math.Abs(y[i]))
+			}
+			if d := math.Abs(x[i] - y[i]); !(d <= bound) {
 				return fmt.Sprintf("element %d of %s is %v in place of %v", i, name, x[i], y[i])
 			}
 		}
