@@ -750,8 +750,8 @@ func (s *setting) exact() *setting {
 // halfNear is near of numbers that are rounded to 16 bits.
 const halfNear = 0.05
 
-// near is by how much numbers may differ from the reference, or by what share of those above 1 where
-// they are rounded to 16 bits.
+// near is by how much numbers may differ from the reference, or by what share of those above 1
+// where they are rounded to 16 bits.
 func (s *setting) near() float64 {
 	switch {
 	case s.has["BF16"] || s.has["half wire"]:
