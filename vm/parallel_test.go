@@ -343,7 +343,11 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 		P = 2
 	}
 	lost := errors.New("out of petrol")
+	var trained sync.WaitGroup // the loss of a rank would end the others' steps before
+	trained.Add(P)
 	errs := together(t, k, P, func(r ranked) error {
+		done := sync.OnceFunc(trained.Done)
+		defer done()
 		m := r.build(mlp)
 		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...),
 			vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)))
@@ -358,7 +362,8 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 		if err := machine.Pull(m.params...); err != nil {
 			return err
 		}
-		if r.Comm.Rank() == 1 {
+		if done(); r.Comm.Rank() == 1 {
+			trained.Wait()
 			r.World.Fail(lost)
 			return errors.Join(lost, machine.Close())
 		}

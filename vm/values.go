@@ -24,6 +24,7 @@ type input struct {
 	// written is whether the plan changes the variable, in the memory of its value.
 	written bool
 	shard   *plan.Shard // that the plan has of it, nil for all
+	model   bool        // it may be a learnable, of which another machine may have left a shard
 }
 
 // memory returns the elements of the variable's value.
@@ -53,7 +54,7 @@ func (in input) memory() (backend.Buffer, error) {
 	if err != nil {
 		return memory, fmt.Errorf("vm: the value of %s: %w", stock.Label(in.node), err)
 	}
-	if in.shard == nil && residence.OfOthers(memory) {
+	if in.model && in.shard == nil && residence.OfOthers(memory) {
 		return memory, fmt.Errorf("vm: %w: the value of %s has only this rank's shard "+
 			"(WithShards): call Pull of the machine that trains it first, on all ranks",
 			backend.ErrArgument, stock.Label(in.node))
