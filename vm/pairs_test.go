@@ -805,14 +805,17 @@ func (s *setting) check(t *testing.T) {
 		t.Errorf("%v: %v", s, err)
 		return
 	}
-	want, err := s.reference().train(t)
+	if one := s.reference(); one.parts == 1 || !s.has["MoE"] || !s.has["Padding"] {
+		want, err := one.train(t)
+		if err != nil {
+			t.Fatalf("%v: the reference: %v", s, err)
+		}
+		if d := differ(got, want, s.near(), false); d != "" {
+			t.Errorf("%v: not as one rank: %s", s, d)
+		}
+	} // else one rank would take a run for each rank's batch norm, which a count of targets refuses
+	want, err := s.exact().train(t)
 	if err != nil {
-		t.Fatalf("%v: the reference: %v", s, err)
-	}
-	if d := differ(got, want, s.near(), false); d != "" {
-		t.Errorf("%v: not as one rank: %s", s, d)
-	}
-	if want, err = s.exact().train(t); err != nil {
 		t.Fatalf("%v: the plain way: %v", s, err)
 	}
 	if d := differ(got, want, 0, true); d != "" {
