@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 const generationName = "generation_config.json"
@@ -22,10 +23,8 @@ type generation struct {
 	keys map[string]json.RawMessage
 }
 
-// into stores the values of keys where fields point.
-func (g *generation) into(fields map[string]any) error {
-	o := object{values: g.keys, known: map[string]bool{}}
-	return o.into(fields)
+func (g *generation) object() *object {
+	return &object{values: g.keys, known: map[string]bool{}}
 }
 
 // neutral are the keys that change tokens, each with the values that do not. null never does.
@@ -97,11 +96,7 @@ func (m *Model) readGeneration(config object) error {
 		return err
 	}
 	m.EOS = nil
-	if g.into(map[string]any{"eos_token_id": &m.EOS}) != nil { // it is no list
-		m.EOS = []int{0}
-		err = g.into(map[string]any{"eos_token_id": &m.EOS[0]})
-	}
-	if err = errors.Join(err, g.into(map[string]any{"bos_token_id": &m.BOS})); err != nil {
+	if err = m.readTokens(g.object()); err != nil {
 		return fmt.Errorf("%s: %w", generationName, err)
 	}
 	return nil
@@ -150,7 +145,7 @@ func (g *generation) over(s Sampling) (Sampling, error) {
 	var k *int
 	var p *float64
 	draws, most, length, least, penalty, temperature := false, 0, 0, 0.0, 1.0, 1.0
-	err := g.into(map[string]any{"do_sample": &draws, "temperature": &temperature,
+	err := g.object().into(map[string]any{"do_sample": &draws, "temperature": &temperature,
 		"top_k": &k, "top_p": &p, "min_p": &least, "repetition_penalty": &penalty,
 		"max_new_tokens": &most, "max_length": &length})
 	if s.Max == 0 && s.MaxLength == 0 {
@@ -188,7 +183,7 @@ func (g *generation) over(s Sampling) (Sampling, error) {
 // only returns an error for keys that have other values than those of a table.
 func (g *generation) only(values map[string][]any) (err error) {
 	for _, key := range slices.Sorted(maps.Keys(values)) {
-		if text, ok := g.keys[key]; ok && !isEmpty(text) && !slices.ContainsFunc(values[key],
+		if text, ok := g.keys[key]; ok && !files.Empty(text) && !slices.ContainsFunc(values[key],
 			func(v any) bool { return equals(text, v) }) {
 			err = errors.Join(err, fmt.Errorf("%w: %s is %.80s, which changes the tokens",
 				backend.ErrUnsupported, key, text))
@@ -200,7 +195,7 @@ func (g *generation) only(values map[string][]any) (err error) {
 // onlyKnown returns an error for a key that this package does not know.
 func (g *generation) onlyKnown() error {
 	for _, key := range slices.Sorted(maps.Keys(g.keys)) {
-		if !known(key) && !isEmpty(g.keys[key]) {
+		if !known(key) && !files.Empty(g.keys[key]) {
 			return fmt.Errorf("%w: %.80s is no key that this package knows", backend.ErrUnsupported,
 				key)
 		}
@@ -209,25 +204,6 @@ func (g *generation) onlyKnown() error {
 		return fmt.Errorf("%w: cache_implementation is quantized", backend.ErrUnsupported)
 	}
 	return nil
-}
-
-// isEmpty reports whether a value is null, false or has no elements.
-func isEmpty(text json.RawMessage) bool {
-	var v any
-	_ = json.Unmarshal(text, &v) // all of the file has been parsed
-	switch v := v.(type) {
-	case nil:
-		return true
-	case bool:
-		return !v
-	case string:
-		return v == ""
-	case []any:
-		return len(v) == 0
-	case map[string]any:
-		return len(v) == 0
-	}
-	return false
 }
 
 // equals reports whether a value is a number or a string.

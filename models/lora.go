@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -170,7 +171,7 @@ func (m *Model) LoadAdapter(dir string) (err error) {
 	if err != nil {
 		return fmt.Errorf("%s: %w", adapterConfigName, err)
 	}
-	file, err := openTensors(filepath.Join(dir, adapterName))
+	file, err := safetensors.Open(filepath.Join(dir, adapterName))
 	if errors.Is(err, os.ErrNotExist) {
 		err = unread(err, dir, "adapter_model.bin")
 	}

@@ -34,11 +34,13 @@ type Model struct {
 	generation generation
 }
 
-// Load reads the configuration of a folder and the headers of its weights. It is not collective:
-// every rank loads.
+// Load reads config.json and generation_config.json of a folder, and the headers of its weights,
+// whose values are read when a graph is built. It is not collective: each rank that needs the model
+// calls it.
 //
-// Errors: [backend.ErrUnsupported] for a model that this package does not support;
-// [backend.ErrArgument] for sizes that do not fit; a damaged file; those of the file system.
+// Errors: [backend.ErrUnsupported] names a type of model, a key or a value that this package lacks;
+// [backend.ErrArgument] is for sizes that do not fit, and tensors of two files with one name; a
+// damaged file; those of the file system.
 func Load(dir string) (_ *Model, err error) {
 	defer named(&err, "load "+dir)
 	m := &Model{dir: dir, Random: nn.NewRandom(0)}

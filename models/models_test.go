@@ -3,6 +3,7 @@ package models_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -430,18 +431,36 @@ func TestSaveLeavesNothingOfAnEarlierModel(t *testing.T) {
 	}
 }
 
-// TestATokenizerBesideTheSameModelStays: it may be the caller's.
-func TestATokenizerBesideTheSameModelStays(t *testing.T) {
-	m, dir := load(t, "testdata/qwen2"), t.TempDir()
+// TestSaveLeavesNothingThatChangesTheSameModel: with an equal config.json, too, transformers would
+// stop at the tokens of another model, or read its tokenizer. While files change, nothing loads.
+func TestSaveLeavesNothingThatChangesTheSameModel(t *testing.T) {
+	m, dir := load(t, other(t, "llama3", nil, nil)), t.TempDir()
 	weights := learned(t, m)
-	file("tokenizer.json", []byte("{}"))(t, dir)
-	for range 2 {
+	if err := m.Save(dir, weights); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"generation_config.json", "tokenizer_config.json", "tekken.json",
+		"added_tokens.json"} {
+		file(name, []byte(`{"eos_token_id": 5}`))(t, dir)
 		if err := m.Save(dir, weights); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := os.Stat(filepath.Join(dir, "tokenizer.json")); err != nil {
-			t.Error(err)
+		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v", name, err)
 		}
+	}
+	if again := load(t, dir); !slices.Equal(again.EOS, m.EOS) {
+		t.Errorf("the tokens that end a text are %v, want %v", again.EOS, m.EOS)
+	}
+	path := filepath.Join(dir, "generation_config.json")
+	if err := os.MkdirAll(filepath.Join(path, "x"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if m.Save(dir, weights) == nil {
+		t.Error("what cannot be removed is no error")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "config.json")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("with a part of another model there is a config.json: %v", err)
 	}
 }
 

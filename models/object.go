@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // object is an object of JSON that another program has written. It notes which keys somebody has
@@ -83,8 +84,7 @@ func (o *object) names(key string, known ...string) error {
 // that change nothing.
 func (o *object) rest(harmless ...string) (err error) {
 	for _, key := range slices.Sorted(maps.Keys(o.values)) {
-		empty := slices.Contains([]string{"null", "false", `""`, "[]", "{}"}, o.compact(key))
-		if !o.known[key] && !empty && !slices.Contains(harmless, key) {
+		if !o.known[key] && !files.Empty(o.values[key]) && !slices.Contains(harmless, key) {
 			err = errors.Join(err, fmt.Errorf("%w: %s is %s, and what it changes is not known "+
 				"here: remove the key if it changes nothing", backend.ErrUnsupported, key,
 				o.shown(key)))

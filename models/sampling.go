@@ -14,8 +14,9 @@ import (
 // says, as [Model.Sampling] returns it: often it takes the likeliest token, until one of
 // [Config].EOS.
 type Sampling struct {
-	// NoDefaults takes fields as they stand. Without it, the folder's generation_config.json says
-	// what fields are that are zero: those of draws if it has do_sample, or s a Temperature.
+	// NoDefaults takes all fields as they stand. Without it, the folder's generation_config.json
+	// gives those that are zero: a Temperature only if it has do_sample, and TopK, TopP and MinP
+	// only if there is a Temperature.
 	NoDefaults bool
 	// Temperature divides the logits. 0 takes the likeliest token, the first of equal ones.
 	Temperature float64
@@ -30,8 +31,8 @@ type Sampling struct {
 	// multiplies negative ones, before all else. 0 and 1 change nothing.
 	RepetitionPenalty float64
 	Seed              uint64
-	// Stop are tokens that end a row. The caller does not get them. With NoDefaults nil is none;
-	// without, an empty list is.
+	// Stop are tokens that end a row, which the caller does not get. nil stands for the folder's,
+	// and with NoDefaults for none. A list without elements is none.
 	Stop []int
 	Max  int // tokens of a row; 0 is as many as the context has room for
 	// MaxLength is for the tokens of a prompt and its continuation, if Max is 0.

@@ -26,12 +26,13 @@ import (
 // besides are the files of a folder that are copied as they are.
 var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_config.json",
 	"special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
-	"chat_template.jinja", "chat_template.json"}
+	"tekken.json", "chat_template.jinja", "chat_template.json"}
 
-// outdated are the files of an adapter, and of a model in the format of Python, which programs
-// would take for a part of a model.
-var outdated = []string{adapterConfigName, adapterName, "adapter_model.bin", "pytorch_model.bin",
-	"pytorch_model.bin.index.json"}
+// outdated are the files that programs would take for a part of a model, as patterns with numbers
+// of five digits for stars: its other files of weights, and an adapter.
+var outdated = []string{indexName, "model-*-of-*.safetensors", "pytorch_model.bin",
+	"pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin", adapterConfigName, adapterName,
+	"adapter_model.bin"}
 
 // Save writes a folder that Load and transformers read: the model with other weights, in the dtypes
 // of the folder that was loaded, its configuration and its tokenizer. weights are whole learnables
@@ -42,9 +43,10 @@ var outdated = []string{adapterConfigName, adapterName, "adapter_model.bin", "py
 //
 // It is not collective: call it on one rank. The directory may exist. Each file replaces an old one
 // when it is on the disk. Save removes what programs would take for a part of the model: the index
-// and the numbered files of an earlier model, an adapter, weights in Python's format, and, if the
-// earlier model was another one, the files of its tokenizer that this one lacks. Other files stay.
-// While another model is replaced there is no config.json, so that nothing loads parts of both.
+// and the numbered files of an earlier model, weights in Python's format, an adapter, and a
+// generation_config.json and files of a tokenizer that the model's own folder lacks. Other files
+// stay. Unless only weights change, there is no config.json in the meantime, so that nothing loads
+// parts of two models.
 //
 // Cost: the model's memory twice. On Windows, close models that were loaded from the directory:
 // open files cannot be replaced. Errors: [backend.ErrArgument] for learnables that are missing,
@@ -72,8 +74,7 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 			backend.ErrArgument)
 	}
 	r := replacing{dir: dir, main: configName, tensorsName: weightsName, tensors: tensors,
-		texts: map[string][]byte{}, outdated: outdated,
-		numbered: []string{"model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"}}
+		texts: map[string][]byte{}, outdated: slices.Clone(outdated)}
 	if r.text, err = m.configText(); err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 		text, err := os.ReadFile(filepath.Join(m.dir, name))
 		if err == nil {
 			r.texts[name] = text
-		} else if !errors.Is(err, fs.ErrNotExist) {
+		} else if r.outdated = append(r.outdated, name); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
@@ -118,21 +119,20 @@ type replacing struct {
 	tensorsName string
 	tensors     map[string]safetensors.Tensor
 	texts       map[string][]byte // of other files
-	outdated    []string          // files that the new ones replace
-	numbered    []string          // patterns of such files, with numbers of five digits for stars
+	outdated    []string          // patterns of files that have to go
 }
 
-// write writes the files. If the main one changes, or others have to go, it is away until all
-// others have been written; after an error before tensors are replaced it is there again.
+// write writes the files. If more than tensors changes, the main one is away until all others have
+// been written; after an error before tensors are replaced it is there again.
 func (r replacing) write() error {
 	main := filepath.Join(r.dir, r.main)
 	was, err := os.ReadFile(main)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = os.MkdirAll(r.dir, 0o777)
 	}
-	other := was != nil && !bytes.Equal(was, r.text)
-	away := other || was != nil && r.hasOutdated()
-	if err == nil && away {
+	old, wrong := r.old()
+	away := was != nil && (len(old) > 0 || !bytes.Equal(was, r.text) || r.changesTexts())
+	if err = errors.Join(err, wrong); err == nil && away {
 		err = r.remove(r.main)
 	}
 	if err != nil {
@@ -146,7 +146,7 @@ func (r replacing) write() error {
 		}
 		return err
 	}
-	err = r.removeOutdated(other)
+	err = r.remove(old...)
 	for _, name := range slices.Sorted(maps.Keys(r.texts)) {
 		if err == nil {
 			err = files.ReplaceWith(filepath.Join(r.dir, name), r.texts[name])
@@ -158,36 +158,25 @@ func (r replacing) write() error {
 	return err
 }
 
-// hasOutdated reports whether there are files that the new ones replace.
-func (r replacing) hasOutdated() bool {
-	return slices.ContainsFunc(r.outdated, func(name string) bool {
-		_, err := os.Lstat(filepath.Join(r.dir, name))
-		return err == nil
-	})
+// changesTexts reports whether a file of text is not there as it will be.
+func (r replacing) changesTexts() bool {
+	for name, text := range r.texts {
+		was, err := os.ReadFile(filepath.Join(r.dir, name))
+		if err != nil || !bytes.Equal(was, text) {
+			return true
+		}
+	}
+	return false
 }
 
-// removeOutdated removes files that programs would take for a part of what is written: with their
-// names in transformers and PEFT, the index first.
-func (r replacing) removeOutdated(other bool) error {
-	names := append([]string{indexName}, r.outdated...)
-	for _, pattern := range r.numbered {
-		found, err := fs.Glob(os.DirFS(r.dir), strings.ReplaceAll(pattern, "*",
+// old returns the files of the directory that have to go.
+func (r replacing) old() (names []string, err error) {
+	for _, pattern := range r.outdated {
+		found, wrong := fs.Glob(os.DirFS(r.dir), strings.ReplaceAll(pattern, "*",
 			strings.Repeat("[0-9]", 5)))
-		if err != nil {
-			return err
-		}
-		names = append(names, found...)
+		names, err = append(names, found...), errors.Join(err, wrong)
 	}
-	if r.numbered == nil { // an adapter, which has neither
-		names = r.outdated
-	} else if other {
-		for _, name := range besides {
-			if r.texts[name] == nil {
-				names = append(names, name)
-			}
-		}
-	}
-	return r.remove(names...)
+	return names, err
 }
 
 // remove removes files, which need not be there.

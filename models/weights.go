@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"math"
@@ -89,7 +88,7 @@ func (m *Model) openWeights() (located, error) {
 
 // open opens a file, and adds its tensors to all.
 func (m *Model) open(path string, all located) error {
-	file, err := openTensors(path)
+	file, err := safetensors.Open(path)
 	if err != nil {
 		return err
 	}
@@ -101,29 +100,6 @@ func (m *Model) open(path string, all located) error {
 		all[name] = file
 	}
 	return nil
-}
-
-// openTensors is safetensors.Open, which says what a file is that has no tensors.
-func openTensors(path string) (*safetensors.File, error) {
-	file, err := safetensors.Open(path)
-	if err != nil && pointer(path) {
-		return nil, fmt.Errorf("%s is a pointer of Git LFS, and not the file: run git lfs pull, "+
-			"or take a copy by another way", path)
-	}
-	return file, err
-}
-
-// pointer reports whether a file is one that Git LFS has left in place of a large one.
-func pointer(path string) bool {
-	const begins = "version https://git-lfs.github.com/spec/"
-	f, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	text := make([]byte, len(begins))
-	_, err = io.ReadFull(f, text)
-	return err == nil && string(text) == begins
 }
 
 // unread adds to the error for a missing file that there is one in the format of Python.

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/image/draw"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // CSV reads a table with a header. A sample is the numbers of all columns except the one named
@@ -391,7 +392,7 @@ func decode(path string, h, w int) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	if err := pointer(f); err != nil {
+	if err := files.Pointer(f); err != nil {
 		return nil, err
 	}
 	size, _, err := image.DecodeConfig(f)

@@ -121,11 +121,13 @@ func TestUnclearTablesAreErrors(t *testing.T) {
 		"a,y\n":                     "no line behind the header",
 		"a,y\n1,caf\xe9\n":          "not UTF-8",
 		"a,y\n9007199254740993,x\n": "more digits than a float64",
-		"version https://git-lfs.github.com/spec/v1\noid sha256:1\n": "git lfs pull",
 	} {
 		_, _, err := data.CSV(file(t, "a.csv", []byte(content)), "y")
 		refused(t, "a.csv", says, err)
 	}
+	const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:1\n"
+	_, _, err := data.CSV(file(t, "a.csv.gz", []byte(pointer)), "y")
+	refused(t, "a.csv.gz", "git lfs pull", err)
 }
 
 // TestNumbersStayAsTheyAre in a []float64; what a []float32 would make another integer is an error.

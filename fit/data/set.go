@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // Set is a set of samples: a fit.Set.
@@ -157,12 +158,10 @@ func contents(path string) ([]byte, error) {
 	}
 	defer f.Close()
 	in := io.Reader(f)
-	if strings.HasSuffix(path, ".gz") {
-		if in, err = gzip.NewReader(f); err != nil {
-			return nil, wrong(path, "%w", err)
-		}
+	if err = files.Pointer(f); err == nil && strings.HasSuffix(path, ".gz") {
+		in, err = gzip.NewReader(f)
 	}
-	if err := pointer(f); err != nil {
+	if err != nil {
 		return nil, wrong(path, "%w", err)
 	}
 	all, err := io.ReadAll(io.LimitReader(in, limit+1))
@@ -173,16 +172,6 @@ func contents(path string) ([]byte, error) {
 		return nil, wrong(path, "after %d bytes: %w", len(all), err)
 	}
 	return all, nil
-}
-
-// pointer returns an error if a file is what Git LFS keeps in the place of one.
-func pointer(f io.ReaderAt) error {
-	const begins = "version https://git-lfs.github.com/spec/"
-	var head [len(begins)]byte
-	if n, _ := f.ReadAt(head[:], 0); string(head[:n]) == begins {
-		return errors.New("it is a pointer of Git LFS, not the file: run git lfs pull")
-	}
-	return nil
 }
 
 // wrong is the error of a file that is not what it should be.

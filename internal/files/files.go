@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"cmp"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,11 +23,42 @@ func Read(path string, most int) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	if err := Pointer(f); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
 	text, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
 	if err == nil && len(text) > most {
 		err = fmt.Errorf("%s has more than %d bytes, which are enough for such a file", path, most)
 	}
 	return text, err
+}
+
+// Pointer returns an error if a file is what Git LFS keeps in the place of one.
+func Pointer(f io.ReaderAt) error {
+	const begins = "version https://git-lfs.github.com/spec/"
+	var head [len(begins)]byte
+	if n, _ := f.ReadAt(head[:], 0); string(head[:n]) == begins {
+		return errors.New("it is a pointer of Git LFS, not the file: run git lfs pull, or take a " +
+			"copy by another way")
+	}
+	return nil
+}
+
+// Empty reports whether a value of JSON is null, false or has no elements.
+func Empty(text json.RawMessage) bool {
+	var v any
+	_ = json.Unmarshal(text, &v) // nil if it is damaged, which whoever reads it says
+	switch v := v.(type) {
+	case bool:
+		return !v
+	case string:
+		return v == ""
+	case []any:
+		return len(v) == 0
+	case map[string]any:
+		return len(v) == 0
+	}
+	return v == nil
 }
 
 // ErrNoFile is the error of Replace for a path of something else, such as a directory.

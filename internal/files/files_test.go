@@ -61,3 +61,31 @@ func TestReadIsBounded(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// TestAPointerOfGitLFSIsCalledOne.
+func TestAPointerOfGitLFSIsCalledOne(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	for text, want := range map[string]bool{
+		"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n": true,
+		"version 1": false, "": false,
+	} {
+		if err := ReplaceWith(path, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := Read(path, 100)
+		if want != (err != nil && strings.Contains(err.Error(), "git lfs pull")) ||
+			!want && (string(got) != text || err != nil) {
+			t.Errorf("%q is %q, %v", text, got, err)
+		}
+	}
+}
+
+// TestEmptyValuesAreNullFalseOrHaveNoElements.
+func TestEmptyValuesAreNullFalseOrHaveNoElements(t *testing.T) {
+	for text, want := range map[string]bool{"null": true, "false": true, `""`: true, "[ ]": true,
+		"{\n}": true, "true": false, "0": false, `" "`: false, "[0]": false, `{"a":0}`: false} {
+		if Empty([]byte(text)) != want {
+			t.Errorf("%s is empty: %v", text, !want)
+		}
+	}
+}

@@ -26,6 +26,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // Tensor is a tensor in host memory, whose elements are in row-major order.
@@ -226,6 +227,9 @@ func Open(path string) (*File, error) {
 		var h *Header
 		if h, err = ReadHeader(f, info.Size()); err == nil {
 			return &File{h, f, f}, nil
+		}
+		if pointer := files.Pointer(f); pointer != nil {
+			err = pointer
 		}
 	}
 	f.Close()

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // keysOf are the keys of components that are understood, or change no ids, by types. Components of
@@ -40,9 +42,7 @@ func onlyKeys(what string, text []byte, keys []string) error {
 		return nil // who reads its fields says so
 	}
 	for _, key := range slices.Sorted(maps.Keys(o)) {
-		is := string(o[key])
-		if !slices.Contains(keys, key) &&
-			!slices.Contains([]string{"null", "false", `""`, "[]", "{}"}, is) {
+		if is := o[key]; !slices.Contains(keys, key) && !files.Empty(is) {
 			return fmt.Errorf("%w: %.80s has %.80s: %.80s, which this package does not know",
 				ErrUnsupported, what, key, is)
 		}
