@@ -8,6 +8,9 @@
 // after --max tokens, or where --context is full. Ctrl-C ends it, too. A temperature of 0 takes the
 // likeliest token each time; otherwise equal seeds draw equal texts.
 //
+// Flags that are not given, and stop tokens, are what the folder's generation_config.json says, and
+// a line on standard error tells what that is. Where it gives no length, --max is 256.
+//
 // --adapter takes a LoRA adapter in PEFT's format, such as examples/finetune writes. The program
 // uses one GPU if there is one, and the processor otherwise. The last line, on standard error, is
 // for programs:
@@ -41,6 +44,7 @@ type config struct {
 	folder, prompt, adapter, precision, device string
 	context                                    int
 	sampling                                   models.Sampling
+	given                                      map[string]bool // flags, by name
 }
 
 // precisions are the values of --precision.
@@ -66,9 +70,10 @@ func parse(args []string) (cfg config) {
 		flags.PrintDefaults()
 	}
 	s := &cfg.sampling
+	s.Max = 256
 	flags.StringVar(&cfg.prompt, "prompt", "", "the text to continue; empty: standard input")
 	flags.StringVar(&cfg.adapter, "adapter", "", "a folder with a LoRA adapter in PEFT's format")
-	flags.IntVar(&s.Max, "max", 256, "tokens of the continuation")
+	flags.IntVar(&s.Max, "max", s.Max, "tokens of the continuation, unless the folder says")
 	flags.Float64Var(&s.Temperature, "temperature", 0, "0 takes the likeliest token; 1 draws")
 	flags.IntVar(&s.TopK, "top-k", 0, "draw of the K likeliest tokens; 0: of all")
 	flags.Float64Var(&s.TopP, "top-p", 0, "draw of the likeliest tokens of this share; 0: of all")
@@ -81,6 +86,8 @@ func parse(args []string) (cfg config) {
 		cfg.folder = flags.Arg(0)
 		_ = flags.Parse(flags.Args()[1:])
 	}
+	cfg.given = map[string]bool{}
+	flags.Visit(func(f *flag.Flag) { cfg.given[f.Name] = true })
 	if err := cfg.check(flags.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "generate:", err)
 		os.Exit(2)
@@ -132,12 +139,16 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 		cfg.prompt = string(text)
 	}
 	prompt := words.Encode(cfg.prompt, true)
+	said, err := cfg.sample(m, len(prompt))
+	if err != nil {
+		return err
+	}
 	g, err := cfg.load(comm, m, len(prompt))
 	if err != nil {
 		return err
 	}
 	defer g.Close()
-	cfg.sampling.Stop = m.EOS
+	fmt.Fprintln(os.Stderr, said)
 	tokens, first := 0, time.Time{}
 	stream := words.Stream(true)
 	err = g.Generate(ctx, [][]int{prompt}, cfg.sampling, func(_, token int) error {
@@ -158,6 +169,44 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 	fmt.Fprintf(os.Stderr, "tokens=%d tokens/s=%.1f prompt=%d backend=%s seconds=%.1f\n", tokens,
 		speed, len(prompt), comm.Capabilities().Backend, time.Since(began).Seconds())
 	return nil
+}
+
+// sample completes the sampling by what the folder says, for a prompt of so many tokens. Flags that
+// are given win. said is what was taken from the folder.
+func (cfg *config) sample(m *models.Model, prompt int) (said string, err error) {
+	flags := cfg.sampling
+	s, err := m.Sampling(models.Sampling{Temperature: flags.Temperature, Seed: flags.Seed})
+	if err != nil {
+		return "", err
+	}
+	if s.MaxLength > 0 && !cfg.given["max"] {
+		if s.Max = s.MaxLength - prompt; s.Max < 1 {
+			return "", fmt.Errorf("the prompt has %d tokens, and the folder's max_length is %d: "+
+				"give --max", prompt, s.MaxLength)
+		}
+	}
+	said = fmt.Sprintf("generate: from the folder: stop tokens %v", s.Stop)
+	taken(&said, "temperature", &s.Temperature, flags.Temperature, cfg.given)
+	if s.Temperature == 0 {
+		s.TopK, s.TopP, s.MinP = 0, 0, 0 // which are for draws
+	}
+	taken(&said, "top-k", &s.TopK, flags.TopK, cfg.given)
+	taken(&said, "top-p", &s.TopP, flags.TopP, cfg.given)
+	taken(&said, "min-p", &s.MinP, 0, cfg.given)
+	taken(&said, "repetition penalty", &s.RepetitionPenalty, 1, cfg.given)
+	taken(&said, "max", &s.Max, flags.Max, cfg.given)
+	cfg.sampling = s
+	return said, nil
+}
+
+// taken keeps the folder's value and says so, unless there is none or the flag is given.
+func taken[T comparable](said *string, name string, folder *T, flag T, given map[string]bool) {
+	var none T
+	if given[name] || *folder == none {
+		*folder = flag
+	} else if *folder != flag {
+		*said += fmt.Sprintf(", %s %v", name, *folder)
+	}
 }
 
 // load returns a generator for a prompt of so many tokens.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -40,9 +41,10 @@ func generate(t *testing.T, input string, args ...string) (c *exec.Cmd, errs *by
 	return c, errs
 }
 
-// last is the line that is for programs.
+// last is the line that is for programs, behind the one of the folder.
 var last = regexp.MustCompile(
-	`^tokens=(\d+) tokens/s=\d+\.\d prompt=\d+ backend=host seconds=\d+\.\d\n$`)
+	`^generate: from the folder: .*\n` +
+		`tokens=(\d+) tokens/s=\d+\.\d prompt=\d+ backend=host seconds=\d+\.\d\n$`)
 
 // continuation returns what is printed.
 func continuation(t *testing.T, input string, args ...string) string {
@@ -70,6 +72,41 @@ func TestTheTextOfTransformers(t *testing.T) {
 	}
 	if got := continuation(t, prompt, folder, "--max", "2"); got != "the\n" {
 		t.Errorf("of 2 tokens: %q", got)
+	}
+}
+
+// TestTheFolderSaysWhatFlagsDoNot: one line tells what generation_config.json said. A flag that is
+// given wins, with a value of 0 or the default, too.
+func TestTheFolderSaysWhatFlagsDoNot(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(folder)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ file, flags, says, text string }{
+		{`{}`, "", "stop tokens []", ""},
+		{`{"eos_token_id": [2, 7]}`, "", "stop tokens [2 7]", ""},
+		{`{"max_new_tokens": 2}`, "", "stop tokens [], max 2", "the\n"},
+		{`{"max_length": 12}`, "--max 2", "stop tokens []", "the\n"},
+		{`{"max_length": 12}`, "--prompt the", "stop tokens [], max 10", ""},
+		{`{"do_sample": true, "temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty":
+		  1.5}`, "", "stop tokens [], temperature 0.7, top-k 50, top-p 0.9, min-p 0.1, " +
+			"repetition penalty 1.5", ""},
+		{`{"do_sample": true, "top_k": 4}`, "--temperature 0 --max 2", "stop tokens []", "the\n"},
+		{`{"do_sample": true}`, "--temperature 1 --top-k 1 --max 2", "stop tokens []", "the\n"},
+		{`{"do_sample": true}`, "--top-k 0 --top-p 0.5 --max 2", "[], temperature 1", ""},
+		{`{"top_k": 1, "top_p": 0.5}`, "--temperature 2 --max 2", "[], top-k 1, top-p 0.5", "the\n"},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "generation_config.json"), []byte(c.file),
+			0o600); err != nil {
+			t.Fatal(err)
+		}
+		args := append([]string{dir, "--context", "40"}, strings.Fields(c.flags)...)
+		run, errs := generate(t, "the quick brown", args...)
+		out, err := run.Output()
+		line, _, _ := strings.Cut(errs.String(), "\n")
+		if err != nil || !strings.HasSuffix(line, c.says) || c.text != "" && string(out) != c.text {
+			t.Errorf("%s %s: %q, %v\n%s", c.file, c.flags, out, err, errs)
+		}
 	}
 }
 
