@@ -94,7 +94,7 @@ func TestTheFolderSaysWhatFlagsDoNot(t *testing.T) {
 		{`{"do_sample": true, "top_k": 4}`, "--temperature 0 --max 2", "stop tokens []", "the\n"},
 		{`{"do_sample": true}`, "--temperature 1 --top-k 1 --max 2", "stop tokens []", "the\n"},
 		{`{"do_sample": true}`, "--top-k 0 --top-p 0.5 --max 2", "[], temperature 1", ""},
-		{`{"top_k": 1, "top_p": 0.5}`, "--temperature 2 --max 2", "[], top-k 1, top-p 0.5", "the\n"},
+		{`{"top_k": 1, "top_p": 0.5}`, "--temperature 2 --max 2", ", top-k 1, top-p 0.5", "the\n"},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, "generation_config.json"), []byte(c.file),
 			0o600); err != nil {
