@@ -276,6 +276,37 @@ func TestMemoryOfDeepChainsGrowsAsTheRoot(t *testing.T) {
 	}
 }
 
+// TestABoundIsRefusedWhereItIsLessThanTheLeast: and nowhere else, whatever is found for smaller and
+// larger ones.
+func TestABoundIsRefusedWhereItIsLessThanTheLeast(t *testing.T) {
+	for layers := range int64(5) {
+		for _, precision := range []vm.Precision{vm.F32, vm.BF16} {
+			m := gpt{vocabulary: 13, batch: 3, context: 8, width: 16, heads: 2,
+				layers: int(layers) + 1, dropout: nn.NewRandom(7)}.model(t)
+			total := func(bound vm.Option) (int64, error) {
+				s, err := vm.Summarize(m.g, 1, bound, vm.WithPrecision(precision),
+					vm.WithSolver(&autograd.Adam{Rate: 1}, m.params...))
+				return s.Memory.Total(), err
+			}
+			least, err := total(vm.WithLeastMemory())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, limit := range []int64{least - least/30, least - 1, least, least + 1,
+				least + least/200, least + least/100, least + least/50, least + least/25} {
+				switch got, err := total(vm.WithMemory(int(limit))); {
+				case err == nil && (got > limit || limit < least), err != nil && limit >= least:
+					t.Errorf("%d layers in %v: %d bytes of %d, at least %d: %v", layers+1, precision,
+						got, limit, least, err)
+				case err != nil && !strings.Contains(err.Error(),
+					fmt.Sprintf("the plan takes %d with", least)):
+					t.Errorf("%v, want %d", err, least)
+				}
+			}
+		}
+	}
+}
+
 // TestABoundOfMemoryIsUsed: plans of GPT-2 take at most the bound, and at least 0.97 of it.
 func TestABoundOfMemoryIsUsed(t *testing.T) {
 	m := gpt2.model(t)

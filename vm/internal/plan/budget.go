@@ -87,13 +87,15 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 		return p.arrange(), nil
 	}
 	r := newReruns(p)
-	plain := r.plan(nil, l.Memory)
+	plain := r.plan(nil)
 	if l.Memory > 0 && plain.Budget.Bytes <= l.Memory {
+		plain.Budget.Limit = l.Memory
 		return plain, nil
 	}
-	best, least := r.choose(plain)
-	if best != nil || l.Memory < 0 {
-		return cmp.Or(best, least), nil
+	best, least := r.choose(plain, l.Memory)
+	if best != nil {
+		best.Budget.Limit = max(l.Memory, 0)
+		return best, nil
 	}
 	var largest []string
 	for _, b := range least.Largest(5) {
@@ -103,7 +105,7 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 	b := least.Budget
 	return nil, fmt.Errorf("%w: %d bytes are %d too few: the plan takes %d with %d steps that run "+
 		"again (%+.0f %% time), and %d without; the largest at its peak are %s: take smaller "+
-		"batches, a loss in tiles, or a larger limit", ErrTooSmall, b.Limit, b.Bytes-b.Limit,
+		"batches, a loss in tiles, or a larger limit", ErrTooSmall, l.Memory, b.Bytes-l.Memory,
 		b.Bytes, b.Again, 100*b.Extra, plain.Budget.Bytes, strings.Join(largest, ", "))
 }
 
@@ -420,7 +422,7 @@ func (r *reruns) complete(dropped []bool) (again []rerun, firsts []Step, cost fl
 }
 
 // plan returns the plan in which buffers are dropped.
-func (r *reruns) plan(drop []int, limit int) *Plan {
+func (r *reruns) plan(drop []int) *Plan {
 	dropped := r.dropped(drop)
 	again, firsts, cost := r.complete(dropped)
 	slices.SortStableFunc(again, func(a, b rerun) int { return cmp.Compare(a.at, b.at) })
@@ -445,7 +447,7 @@ func (r *reruns) plan(drop []int, limit int) *Plan {
 	w.Results = slices.Clone(r.Results)
 	w.move(w.Results)
 	p := w.Plan.arrange()
-	p.Budget = Budget{max(limit, 0), p.occupied(), len(again), cost / r.cost}
+	p.Budget = Budget{0, p.occupied(), len(again), cost / r.cost}
 	return p
 }
 
@@ -497,22 +499,54 @@ func (w *rewriting) move(refs []Ref) {
 }
 
 // tries bounds how many plans are made for one bound of what runs again at once, and bounds how
-// many of these are tried.
-const tries, bounds = 8, 12
+// many of these are tried. The least memory is that of plans for so many limits.
+const tries, bounds, limits = 8, 12, 16
 
 // choose returns the plan of the least cost that fits, of those that are tried, nil if none does,
-// and the one with the least memory. Each bound of what runs again at once makes another list of
-// what may be dropped. Small ones keep much, and large ones need memory for what they compute
-// again.
-func (r *reruns) choose(plain *Plan) (best, least *Plan) {
-	limit, sum, largest := plain.Budget.Limit, 0, 0
+// and the one with the least memory, which is what fits if the limit is negative. Where the limit
+// is less, what is found for it may take more. So that no limit is refused and a smaller one kept,
+// the least is found for limits that do not depend on this one, and decides.
+func (r *reruns) choose(plain *Plan, limit int) (best, least *Plan) {
+	outside := plain.Budget.Bytes - plain.ArenaBytes
+	_, least = r.within(plain, outside)
+	if limit >= 0 {
+		if best, _ = r.within(plain, limit); best != nil && least.Budget.Bytes <= limit {
+			return best, least
+		}
+	}
+	plans := []*Plan{least}
+	for k := range limits - 1 {
+		fits, smallest := r.within(plain, outside+plain.ArenaBytes*(k+1)/limits)
+		plans = append(plans, cmp.Or(fits, smallest), smallest)
+	}
+	least = slices.MinFunc(plans, func(a, b *Plan) int { return a.Budget.Bytes - b.Budget.Bytes })
+	if limit < 0 {
+		return least, least
+	}
+	plans = slices.DeleteFunc(append(plans, cmp.Or(best, least)), func(p *Plan) bool {
+		return p.Budget.Bytes > limit
+	})
+	if least.Budget.Bytes > limit {
+		return nil, least
+	}
+	return slices.MinFunc(plans, func(a, b *Plan) int {
+		return cmp.Compare(a.Budget.Extra, b.Budget.Extra)
+	}), least
+}
+
+// within returns the plan of the least cost that keeps a limit, of those that are tried, nil if
+// none does, and the one with the least memory. Each bound of what runs again at once makes another
+// list of what may be dropped. Small ones keep much, and large ones need memory for what they
+// compute again.
+func (r *reruns) within(plain *Plan, limit int) (best, least *Plan) {
+	sum, largest := 0, 0
 	for _, b := range r.order {
 		sum, largest = sum+r.Buffers[b].Bytes, max(largest, r.Buffers[b].Bytes)
 	}
 	least = plain
-	r.sortBy(plain, limit)
+	order := r.sorted(plain, limit)
 	for k, most := 0, sum; k < bounds && most >= largest; k, most = k+1, most*2/3 {
-		list := r.list(most)
+		list := r.list(order, most)
 		n, over := 0, plain.Budget.Bytes-limit
 		for range tries {
 			for ; over > 0 && n < len(list); n++ { // it saves that much at most
@@ -522,7 +556,7 @@ func (r *reruns) choose(plain *Plan) (best, least *Plan) {
 				cost/r.cost >= best.Budget.Extra {
 				break
 			}
-			p := r.plan(list[:n], limit)
+			p := r.plan(list[:n])
 			if p.Budget.Bytes < least.Budget.Bytes {
 				least = p
 			}
@@ -537,8 +571,8 @@ func (r *reruns) choose(plain *Plan) (best, least *Plan) {
 	return best, least
 }
 
-// sortBy puts buffers that are idle while the plain plan takes more than the limit before others.
-func (r *reruns) sortBy(plain *Plan, limit int) {
+// sorted puts buffers that are idle while the plain plan takes more than the limit before others.
+func (r *reruns) sorted(plain *Plan, limit int) []int {
 	room := limit - (plain.Budget.Bytes - plain.ArenaBytes)
 	above := make([]int, len(r.Steps)+1) // before each step, steps that take more
 	for i, n := range plain.usage() {
@@ -552,14 +586,16 @@ func (r *reruns) sortBy(plain *Plan, limit int) {
 		}
 		return 0
 	}
-	slices.SortStableFunc(r.order, func(a, b int) int { return useless(a) - useless(b) })
+	order := slices.Clone(r.order)
+	slices.SortStableFunc(order, func(a, b int) int { return useless(a) - useless(b) })
+	return order
 }
 
-// list returns buffers that may be dropped so that at most so many bytes are computed again at
-// once, in their order.
-func (r *reruns) list(most int) (list []int) {
+// list returns buffers of an order that may be dropped so that at most so many bytes are computed
+// again at once.
+func (r *reruns) list(order []int, most int) (list []int) {
 	g := r.grow()
-	for _, b := range r.order {
+	for _, b := range order {
 		if g.add(b, most) {
 			list = append(list, b)
 		}
