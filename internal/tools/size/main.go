@@ -1,30 +1,26 @@
-// Command size measures the module by a fixed rule, so that two states of it can be compared:
+// Command size measures the module by a fixed rule, and compares it with numbers.txt beside it, as
+// CI does, so that nobody adds to the module without a word:
 //
-//	go test -json ./... | go run ./internal/tools/size
+//	go run ./internal/tools/size
 //
-// It prints one line, library=… tools=… test=… generated=… ptx=… exported=… scenarios=…:
+// A number above its line there is an error, and so is one far below: whoever changes it changes
+// the file, and says why in the commit. The numbers:
 //
-//   - library, tools and test are lines of the tracked Go, C, CUDA, assembly and Python files that
-//     are neither blank nor comments alone. Test are *_test.go files, emulators, and the packages
-//     that no command, example or benchmark imports, however far away: only tests and
-//     internal/tools use them. Tools are what develops and measures the module, and its examples:
-//     bench, internal/bench, examples, internal/tools and the generators of sources. The library
-//     is the rest, with cmd/euryale.
-//   - generated are the lines of such files that a program has written, and that are in none of
-//     them: their generator is.
-//   - ptx are the lines of the kernels' PTX.
+//   - library, tools and tests are lines of the tracked Go, C, CUDA, assembly and Python files that
+//     are neither blank nor comments alone, nor written by a program. Tests are *_test.go files,
+//     testdata, emulators, and the packages that no command, example or benchmark imports, however
+//     far away: only tests and internal/tools use them. Tools are what develops and measures the
+//     module, and its examples: bench, internal/bench, examples, internal/tools and the generators
+//     of sources. The library is the rest, with cmd/euryale.
 //   - exported is the number of exported package-level identifiers of importable packages:
 //     constants, variables, functions and types, but not methods or fields.
-//   - scenarios is the number of tests and subtests without subtests of their own that the
-//     run on standard input has passed.
+//   - ptx are the lines of the kernels' PTX.
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -53,57 +49,107 @@ var comments = map[string]string{
 	".ptx": "//",
 }
 
+// expected is the file of the numbers.
+const expected = "internal/tools/size/numbers.txt"
+
 func main() {
-	if err := run(os.Stdout, os.Stdin); err != nil {
+	if err := run(os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "size:", err)
 		os.Exit(1)
 	}
 }
 
-func run(w io.Writer, tests io.Reader) error {
+func run(w io.Writer) error {
 	files, err := tracked()
 	if err != nil {
 		return err
 	}
-	reached, err := product(files)
+	now, err := measure(files)
 	if err != nil {
 		return err
 	}
-	var library, tool, test, generated, ptx, exported int
+	fmt.Fprint(w, now)
+	text, err := os.ReadFile(expected)
+	if err != nil {
+		return err
+	}
+	return compare(now, string(text))
+}
+
+// sizes are the numbers.
+type sizes struct{ library, tools, tests, exported, ptx int }
+
+const format = "library %d\ntools %d\ntests %d\nexported %d\nptx %d\n"
+
+func (s sizes) String() string {
+	return fmt.Sprintf(format, s.library, s.tools, s.tests, s.exported, s.ptx)
+}
+
+// slack is by how much a number may be less than the file says: a commit may take something away
+// without a line there, and many may not.
+const slack = 100
+
+// compare returns an error for each number that is not as a file says.
+func compare(now sizes, text string) (err error) {
+	var before sizes
+	if _, err := fmt.Sscanf(text, format, &before.library, &before.tools, &before.tests,
+		&before.exported, &before.ptx); err != nil {
+		return fmt.Errorf("%s: %w: it has to be as this command prints it", expected, err)
+	}
+	for _, n := range []struct {
+		name        string
+		now, before int
+	}{
+		{"library", now.library, before.library},
+		{"tools", now.tools, before.tools},
+		{"tests", now.tests, before.tests},
+		{"exported", now.exported, before.exported},
+		{"ptx", now.ptx, before.ptx},
+	} {
+		switch {
+		case n.now > n.before:
+			err = errors.Join(err, fmt.Errorf("%s has grown from %d to %d: take something away, or "+
+				"change %s and say why in the commit", n.name, n.before, n.now, expected))
+		case n.now < n.before-slack:
+			err = errors.Join(err, fmt.Errorf("%s has shrunk from %d to %d: write that into %s",
+				n.name, n.before, n.now, expected))
+		}
+	}
+	return err
+}
+
+// measure counts what files have.
+func measure(files []file) (s sizes, err error) {
+	reached, err := product(files)
+	if err != nil {
+		return s, err
+	}
 	for _, f := range files {
 		n := lines(f.text, comments[path.Ext(f.name)])
 		switch {
 		case path.Ext(f.name) == ".ptx":
-			ptx += n
+			s.ptx += n
 			continue
 		case f.isTest(reached):
-			test += n
+			s.tests += n
 			continue
-		case isGenerated(f.text):
-			generated += n
+		case isGenerated(f.text): // its generator counts
 		case slices.ContainsFunc(tools, func(dir string) bool {
 			return strings.HasPrefix(f.name, dir)
 		}):
-			tool += n
+			s.tools += n
 		default:
-			library += n
+			s.library += n
 		}
 		if path.Ext(f.name) == ".go" && importable(f.name) {
 			more, err := identifiers(f.name, f.text)
 			if err != nil {
-				return err
+				return s, err
 			}
-			exported += more
+			s.exported += more
 		}
 	}
-	scenarios, err := leaves(tests)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "library=%d tools=%d test=%d generated=%d ptx=%d exported=%d "+
-		"scenarios=%d\n",
-		library, tool, test, generated, ptx, exported, scenarios)
-	return err
+	return s, nil
 }
 
 // file is a file that counts; its name is relative to the module.
@@ -151,7 +197,8 @@ func unzip(text []byte) ([]byte, error) {
 func (f file) isTest(reached map[string]bool) bool {
 	dir := path.Dir(f.name)
 	inside, known := reached[dir]
-	return strings.HasSuffix(f.name, "_test.go") || path.Base(dir) == "emulator" || known && !inside
+	return strings.HasSuffix(f.name, "_test.go") || path.Base(dir) == "emulator" ||
+		strings.Contains(f.name, "/testdata/") || known && !inside
 }
 
 // product says of each directory of Go files whether a command, an example or a benchmark imports
@@ -242,42 +289,6 @@ func identifiers(name string, text []byte) (n int, err error) {
 					count(s.Names...)
 				}
 			}
-		}
-	}
-	return n, nil
-}
-
-// event is a line of go test -json.
-type event struct{ Action, Package, Test string }
-
-// leaves counts the tests that have passed and that no other test is a part of.
-func leaves(tests io.Reader) (int, error) {
-	passed, parents := map[event]bool{}, map[event]bool{}
-	in := bufio.NewReader(tests)
-	for {
-		line, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return 0, fmt.Errorf("read the tests: %w", err)
-		}
-		var e event
-		if err := json.Unmarshal(line, &e); err != nil {
-			return 0, fmt.Errorf("read the tests: %w: pipe go test -json into this command", err)
-		}
-		if e.Test == "" || e.Action != "pass" {
-			continue
-		}
-		passed[event{"", e.Package, e.Test}] = true
-		if i := strings.LastIndexByte(e.Test, '/'); i > 0 {
-			parents[event{"", e.Package, e.Test[:i]}] = true
-		}
-	}
-	n := 0
-	for e := range passed {
-		if !parents[e] {
-			n++
 		}
 	}
 	return n, nil

@@ -59,6 +59,7 @@ func TestPackagesThatOnlyTestsReachAreTests(t *testing.T) {
 		{"internal/tools/soak/main.go", []byte("package main" + imports + "/suite\"")},
 		{"deep/emulator/a.cpp", nil},
 		{"deep/a.c", nil},
+		{"deep/testdata/make.py", nil},
 	}
 	reached, err := product(files)
 	if err != nil {
@@ -71,29 +72,27 @@ func TestPackagesThatOnlyTestsReachAreTests(t *testing.T) {
 		}
 	}
 	if want := []string{"deep/a_test.go", "suite/a.go", "fake/a.go",
-		"deep/emulator/a.cpp"}; !slices.Equal(test, want) {
+		"deep/emulator/a.cpp", "deep/testdata/make.py"}; !slices.Equal(test, want) {
 		t.Errorf("%q are for tests, want %q", test, want)
 	}
 }
 
-func TestScenariosAreTestsWithoutParts(t *testing.T) {
-	const run = `{"Action":"run","Package":"p","Test":"TestA"}
-{"Action":"pass","Package":"p","Test":"TestA/one"}
-{"Action":"pass","Package":"p","Test":"TestA/two/three"}
-{"Action":"pass","Package":"p","Test":"TestA/two"}
-{"Action":"pass","Package":"p","Test":"TestA"}
-{"Action":"skip","Package":"p","Test":"TestB"}
-{"Action":"pass","Package":"q","Test":"TestA"}
-{"Action":"pass","Package":"q"}
-`
-	if n, err := leaves(strings.NewReader(run)); err != nil || n != 3 {
-		t.Errorf("%d scenarios (%v), want one, two/three and that of q", n, err)
+func TestANumberThatHasChangedIsAnError(t *testing.T) {
+	before := sizes{1000, 200, 2000, 30, 4000}
+	for want, now := range map[string]sizes{
+		"":                                      {900, 200, 2000, 30, 4000},
+		"library has grown from 1000 to 1001":   {1001, 200, 2000, 30, 4000},
+		"exported has grown from 30 to 31":      {1000, 150, 1950, 31, 4000},
+		"tests has shrunk from 2000 to 1899":    {1000, 200, 1899, 30, 4000},
+		"ptx has grown from 4000 to 5000: take": {1000, 200, 2000, 30, 5000},
+	} {
+		if err := compare(now, before.String()); err == nil && want != "" ||
+			err != nil && (want == "" || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
-}
-
-func TestOutputThatIsNoTestRunIsRefused(t *testing.T) {
-	if _, err := leaves(strings.NewReader("ok p 0.1s\n")); err == nil ||
-		!strings.Contains(err.Error(), "go test -json") {
-		t.Errorf("the error is %v", err)
+	if err := compare(before, "library 1000\n"); err == nil ||
+		!strings.Contains(err.Error(), expected) {
+		t.Errorf("a file that lacks numbers: %v", err)
 	}
 }
