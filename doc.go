@@ -45,6 +45,9 @@
 //	EURYALE_METRICS     :9090, or ADDRESS:9090: where a program with package metrics serves
 //	                    Prometheus, each rank of a machine on the next port; on loopback
 //	                    unless there is an address
+//	EURYALE_CREDENTIAL  what clients of EURYALE_METRICS must show at an address other than
+//	                    loopback, and what euryale top shows (default: derived from
+//	                    EURYALE_TOKEN; see docs/observing.md)
 //	EURYALE_PLAN        write the plan of a vm.Machine to this file, which ends in .txt, .svg
 //	                    or .json, when it is made; the plan of an evaluation goes to the file
 //	                    with .eval before this end

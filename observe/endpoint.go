@@ -2,25 +2,13 @@ package observe
 
 import (
 	"cmp"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"strconv"
 
 	"github.com/euryale-ml/euryale/backend"
 )
-
-// Credential returns what a client must show to read the metrics of a job with a token. The token,
-// which lets one join the job, cannot be computed from it.
-func Credential(token string) string {
-	h := hmac.New(sha256.New, []byte(token))
-	io.WriteString(h, "euryale metrics")
-	return hex.EncodeToString(h.Sum(nil))
-}
 
 // MetricsAddress returns where a rank of a machine serves its metrics if EURYALE_METRICS is
 // address: on loopback if address has no host.

@@ -213,7 +213,7 @@ func (f finding) write(w io.Writer) error {
 	if f.err != nil {
 		verdict, text = "no", f.err.Error()
 	}
-	text = strings.ReplaceAll(text, "\n", "\n"+strings.Repeat(" ", 20))
+	text = strings.ReplaceAll(rendezvous.Printable(text), "\n", "\n"+strings.Repeat(" ", 20))
 	_, err := fmt.Fprintf(w, "%-15s %-3s %s\n", f.about, verdict, text)
 	return err
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -483,6 +484,60 @@ func TestMachinesThatCannotBeAreErrors(t *testing.T) {
 		cmd.Env = append(cmd.Env, "EURYALE_TOKEN=")
 		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
 			t.Errorf("%s: %v, want %q\n%s", args, err, want, out)
+		}
+	}
+}
+
+// TestTheRecipeOfMetricsWorksUnderALauncher: the commands of docs/observing.md, with an address of
+// this machine, free ports and a program. Without the credential nobody reads anything.
+func TestTheRecipeOfMetricsWorksUnderALauncher(t *testing.T) {
+	page, err := os.ReadFile("../../docs/observing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	recipe := regexp.MustCompile("(?s)```sh\n(export EURYALE_TOKEN.*?)```").FindSubmatch(page)
+	if recipe == nil {
+		t.Fatal("docs/observing.md has no recipe")
+	}
+	for _, tool := range []string{"bash", "curl", "openssl"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip(err)
+		}
+	}
+	bin, self, at := t.TempDir(), command(t).Path, ""
+	if err := os.Symlink(self, filepath.Join(bin, "euryale")); err != nil {
+		t.Fatal(err)
+	}
+	addresses, err := net.InterfaceAddrs()
+	for _, a := range addresses {
+		if n := a.(*net.IPNet); n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			at = n.IP.String()
+		}
+	}
+	if err != nil || at == "" {
+		t.Skipf("this machine has no address but loopback (%v)", err)
+	}
+	first := 20000 + rand.IntN(12000) // no connection gets such a number
+	script := strings.NewReplacer("10.0.0.1", at, "9090", fmt.Sprint(first), "9091",
+		fmt.Sprint(first+1), "PROGRAM", self+" "+brokenRank+" 'serve metrics'",
+		"&\n", "&\nuntil curl -s $both; do sleep 0.1; done\n").Replace(string(recipe[1]))
+	cmd := exec.Command("bash", "-c", "set -e; trap 'kill %1; wait' EXIT\n"+script+
+		`curl -s -w 'without: %{http_code}\n' $both
+		curl -s -w 'with the token: %{http_code}\n' -H "Authorization: Bearer $EURYALE_TOKEN" $both
+		EURYALE_TOKEN= EURYALE_CREDENTIAL=$credential euryale top `+fmt.Sprint(at, ":", first))
+	cmd.Env = append(command(t).Env, "PATH="+bin+":"+os.Getenv("PATH"),
+		fmt.Sprintf("both=http://%s:%d/metrics http://%[1]s:%d/metrics", at, first, first+1))
+	l := proctest.Launch(t, cmd)
+	if err := l.Ends(t, long); err != nil {
+		t.Error(err)
+	}
+	out := l.Output()
+	for want, times := range map[string]int{
+		`euryale_rank_info{backend="host"`: 1, "without: 401": 2,
+		"with the token: 401": 2, "2 of 2 ranks": 1, "1 of 2 ranks": 1, "no metrics": 0} {
+		if strings.Count(out, want) != times {
+			t.Errorf("%q is there %d times, want %d:\n%s", want, strings.Count(out, want), times,
+				out)
 		}
 	}
 }

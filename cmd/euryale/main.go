@@ -18,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -199,7 +200,8 @@ func exitCode(ctx context.Context, err error, s *streams) int {
 		err = why // it caused the command's own error
 	}
 	// Errors of package euryale begin with the same prefix.
-	fmt.Fprintln(s.err, "euryale:", strings.TrimPrefix(err.Error(), "euryale: "))
+	text := rendezvous.Printable(strings.TrimPrefix(err.Error(), "euryale: "))
+	fmt.Fprintln(s.err, "euryale:", text) // it may quote files, peers and hosts
 	var coded interface{ ExitCode() int }
 	if errors.As(err, &coded) && coded.ExitCode() > 0 {
 		return coded.ExitCode()

@@ -15,6 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -38,7 +39,8 @@ type runCmd struct {
 // Help says what the one-line help leaves out.
 func (*runCmd) Help() string {
 	return `Every rank is a process, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. With several ranks, every line of
+MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. The token is a new one except with
+--nnodes; from yours follows the EURYALE_CREDENTIAL of metrics. With several ranks, every line of
 output begins with its rank. When a rank fails, the others are stopped, and euryale run ends with
 the error and the exit code of that rank.
 
@@ -106,7 +108,7 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 	job := launch.Job{
 		Program: program, Args: args, Ranks: int(c.N), Stdin: s.in, Stdout: s.out, Stderr: s.err,
 		LogDir: c.LogDir, Grace: c.Grace, MaxRestarts: c.MaxRestarts,
-		Notice: func(text string) { fmt.Fprintln(s.err, "euryale:", text) },
+		Notice: func(text string) { fmt.Fprintln(s.err, "euryale:", rendezvous.Printable(text)) },
 	}
 	job.Hosts, err = c.hosts()
 	switch {

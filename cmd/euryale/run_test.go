@@ -21,6 +21,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe/metrics"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -46,6 +47,13 @@ func beBroken(way string) {
 		for range 300 {
 			go func() { select {} }()
 		}
+	}
+	if way == "serve metrics" {
+		if _, err := metrics.Serve(comm); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		time.Sleep(long) // until the launcher ends it
 	}
 	x := backend.Of([]float32{1, 2, 3})
 	for i := range 50 {

@@ -26,6 +26,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/observe"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // topCmd is "euryale top".
@@ -41,8 +42,9 @@ share of the time it stands in collectives, and its memory. An asterisk marks th
 the cause. On a terminal the table is renewed until q or Ctrl-C, elsewhere it is written once.
 
 On Linux, the jobs of this machine are found by the variables of their processes. What /proc does
-not say comes from the ranks' metrics: start the job with EURYALE_METRICS=:9090. Ranks of other
-machines ask for the secret of EURYALE_TOKEN, which is not sent.
+not say comes from the ranks' metrics: start the job with EURYALE_METRICS=:9090. Ranks that others
+can reach ask for a credential, which follows from the EURYALE_TOKEN with which their job was
+started; the token is not sent.
 
 Examples: euryale top; EURYALE_TOKEN=... euryale top 10.0.0.1:909{0..7}`
 }
@@ -104,18 +106,22 @@ func (m topModel) View() tea.View {
 // look looks at all ranks: those of addresses, or of this machine.
 func (c *topCmd) look(ctx context.Context) (rows []rankRow) {
 	for _, address := range c.Address {
-		rows = append(rows, rankRow{Rank: -1, address: address, token: env.Token.Read(os.Getenv)})
+		rows = append(rows, rankRow{Rank: -1, address: address,
+			credential: env.MetricsCredential(os.Getenv)})
 	}
 	if len(rows) == 0 {
 		rows = localRanks()
 	}
-	client := &http.Client{Timeout: scrapeTime, // by no proxy
-		Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: scrapeTime, // by no proxy, to no other address
+		Transport: &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: scrapeBytes},
+		CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse
+		}}
 	var all sync.WaitGroup
 	for i := range rows {
 		all.Go(func() {
 			if err := rows[i].scrape(ctx, client); err != nil {
-				rows[i].Note = "no metrics: " + err.Error()
+				rows[i].Note = "no metrics: " + rendezvous.Printable(err.Error())
 			}
 		})
 	}
@@ -128,19 +134,17 @@ const (
 	scrapeBytes = 1 << 20         // of its answer, at most
 )
 
-// scrape asks a rank for its metrics, and fills the row with them. The token itself is not sent.
+// scrape asks a rank for its metrics, and fills the row with them.
 func (r *rankRow) scrape(ctx context.Context, client *http.Client) error {
-	host, _, err := net.SplitHostPort(r.address)
-	if err != nil {
+	if r.address == "" {
 		return errors.New("EURYALE_METRICS is not set")
 	}
 	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.address+"/metrics", nil)
 	if err != nil {
 		return err
 	}
-	local := host == "localhost" || net.ParseIP(host).IsLoopback()
-	if !local && r.token != "" {
-		ask.Header.Set("Authorization", "Bearer "+observe.Credential(r.token))
+	if r.credential != "" {
+		ask.Header.Set("Authorization", "Bearer "+r.credential)
 	}
 	answer, err := client.Do(ask)
 	if err != nil {
@@ -201,12 +205,11 @@ type rankRow struct {
 	Memory, GPU   float64 // bytes
 	Note          string  // why there is no more
 
-	known          bool // by its metrics
-	address, token string
+	known               bool   // by its metrics
+	address, credential string // "" for none
 }
 
-// topView writes jobs as tables. What would move a terminal's cursor is left out: it comes from
-// other programs.
+// topView writes jobs as tables.
 func topView(rows []rankRow) string {
 	var b strings.Builder
 	rows = slices.SortedStableFunc(slices.Values(rows), func(a, b rankRow) int {
@@ -221,19 +224,24 @@ func topView(rows []rankRow) string {
 	if len(rows) == 0 {
 		b.WriteString("no job of yours runs on this machine; euryale top HOST:PORT shows others\n")
 	}
-	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\n' || r == 0x7f {
-			return -1
-		}
-		return r
-	}, b.String())
+	return b.String()
+}
+
+// cell is a text of another program in a table.
+func cell(text string) string {
+	const most = 60 // characters
+	text = strings.Join(strings.Fields(rendezvous.Printable(text)), " ")
+	if long := []rune(text); len(long) > most {
+		text = string(long[:most]) + "..."
+	}
+	return text
 }
 
 // writeJob writes the table of a job.
 func writeJob(b *strings.Builder, rows []rankRow) {
 	first := slices.MaxFunc(rows, func(a, b rankRow) int { return cmp.Compare(a.Step, b.Step) })
-	fmt.Fprintf(b, "%s: %d of %s ranks", cmp.Or(first.Job, "a job"), len(rows),
-		cmp.Or(first.Size, "?"))
+	fmt.Fprintf(b, "%s: %d of %s ranks", cmp.Or(cell(first.Job), "a job"), len(rows),
+		cmp.Or(cell(first.Size), "?"))
 	if first.known {
 		fmt.Fprintf(b, ", step %.0f, loss %.4g", first.Step, first.Loss)
 	}
@@ -243,15 +251,15 @@ func writeJob(b *strings.Builder, rows []rankRow) {
 	for i, r := range rows {
 		mark, name, numbers := "", strconv.Itoa(r.Rank), "-\t-\t-"
 		if i == slow {
-			mark, r.Note = "*", "slowest: "+cmp.Or(r.Cause, "no cause is known")
+			mark, r.Note = "*", "slowest: "+cmp.Or(cell(r.Cause), "no cause is known")
 		}
 		if r.Rank < 0 {
-			name = r.address
+			name = cell(r.address)
 		}
 		if r.known {
 			numbers = fmt.Sprintf("%.0f\t%.1f ms\t%.0f %%", r.Step, 1000*r.Late, 100*r.Exposed)
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t  %s\n", mark, name, cmp.Or(r.State, "-"),
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t  %s\n", mark, name, cmp.Or(cell(r.State), "-"),
 			numbers, amount(r.Memory), amount(r.GPU), r.Note)
 	}
 	_ = table.Flush() // a Builder takes everything
@@ -309,7 +317,7 @@ func rankOf(p procfs.Proc) (r rankRow, ok bool) {
 	}
 	r.State = map[string]string{"R": "running", "S": "sleeping", "D": "in the kernel",
 		"T": "stopped", "t": "stopped", "Z": "ended"}[stat.State]
-	r.Job, r.Size, r.token = set["EURYALE_JOB"], set["WORLD_SIZE"], set["EURYALE_TOKEN"]
+	r.Job, r.Size = set["EURYALE_JOB"], set["WORLD_SIZE"]
 	r.Memory = float64(status.VmRSS)
 	if r.Rank, err = strconv.Atoi(set["RANK"]); err != nil || r.Job == "" {
 		return r, false
@@ -317,7 +325,11 @@ func rankOf(p procfs.Proc) (r rankRow, ok bool) {
 	local, _ := strconv.Atoi(set["LOCAL_RANK"])
 	if at, err := observe.MetricsAddress(set["EURYALE_METRICS"], local); err == nil {
 		host, port, _ := net.SplitHostPort(at)
-		if net.ParseIP(host).IsUnspecified() {
+		ip := net.ParseIP(host)
+		if !ip.IsLoopback() { // else it asks for nothing
+			r.credential = env.MetricsCredential(func(name string) string { return set[name] })
+		}
+		if ip.IsUnspecified() {
 			host = "127.0.0.1"
 		}
 		r.address = net.JoinHostPort(host, port)

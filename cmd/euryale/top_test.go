@@ -4,20 +4,23 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	tea "charm.land/bubbletea/v2"
 
-	"github.com/euryale-ml/euryale/observe"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // topRows are ranks of two jobs, one of which is stopped.
@@ -36,7 +39,7 @@ func topRows() []rankRow {
 }
 
 func TestTopTableMarksTheSlowestRank(t *testing.T) {
-	const want = `run-A[2J: 1 of 1 ranks
+	const want = `run-A\x1b[2J: 1 of 1 ranks
     RANK    STATE  STEP  LATE  EXPOSED  MEMORY  GPU
        0  stopped     -     -        -   42 MB    -  no metrics: EURYALE_METRICS is not set
 run-B: 3 of 8 ranks, step 120, loss 0.25
@@ -140,33 +143,82 @@ func TestTopSaysWhyARankIsSilent(t *testing.T) {
 	}
 }
 
-// TestTopProvesTheToken: to ranks that are not on loopback, without sending it.
-func TestTopProvesTheToken(t *testing.T) {
+// TestTopShowsACredentialToTheAddressesThatItIsGivenAndNoOthers: it follows no redirection.
+func TestTopShowsACredentialToTheAddressesThatItIsGivenAndNoOthers(t *testing.T) {
 	const token = "0123456789abcdef"
-	asked := map[string]string{}
-	client := &http.Client{Transport: transport(func(ask *http.Request) (*http.Response, error) {
-		asked[ask.URL.Host] = ask.Header.Get("Authorization")
-		return nil, http.ErrHandlerTimeout
-	})}
-	for _, address := range []string{"10.0.0.1:1", "host:1", "127.0.0.1:1", "[::1]:1",
-		"localhost:1"} {
-		_ = (&rankRow{address: address, token: token}).scrape(t.Context(), client)
-	}
-	for address, got := range asked {
-		remote := address == "10.0.0.1:1" || address == "host:1"
-		if remote != (got == "Bearer "+observe.Credential(token)) || strings.Contains(got, token) ||
-			!remote && got != "" {
-			t.Errorf("%s is told %q", address, got)
-		}
-	}
-	if len(asked) != 5 || len(observe.Credential(token)) != 64 {
-		t.Errorf("%d are asked, by %s", len(asked), observe.Credential(token))
+	t.Setenv("EURYALE_TOKEN", token)
+	credential := env.MetricsCredential(os.Getenv)
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		t.Error("the redirection is followed")
+	}))
+	defer other.Close()
+	var shown string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		shown = r.Header.Get("Authorization")
+		http.Redirect(w, r, other.URL+"/metrics", http.StatusFound)
+	}))
+	defer server.Close()
+	code, out, errs := commandLine("top", strings.TrimPrefix(server.URL, "http://"))
+	if code != 0 || !strings.Contains(out, "answers 302 Found") || len(credential) != 64 ||
+		shown != "Bearer "+credential || strings.Contains(shown, token) {
+		t.Errorf("code %d, %s%s: it shows %q", code, errs, out, shown)
 	}
 }
 
-type transport func(*http.Request) (*http.Response, error)
+// hostile has what moves a cursor, in 7 and 8 bits, turns text round, hides or begins a line.
+const hostile = "x\x1b[2J\u009b2J\r\n\t\u202e\u2066\u200b\u2028y"
 
-func (f transport) RoundTrip(ask *http.Request) (*http.Response, error) { return f(ask) }
+// TestNoTextOfARankReachesTheTerminalAsItIs: neither a label nor the reason of an error.
+func TestNoTextOfARankReachesTheTerminalAsItIs(t *testing.T) {
+	label := strings.NewReplacer("\n", `\n`).Replace(hostile)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.Header.Get("Authorization") {
+		case "Bearer good":
+			fmt.Fprintf(w, `euryale_rank_info{rank="0",job="%[1]s",size="%[1]s"} 1
+euryale_rank_state{state="%[1]s"} 1
+euryale_lateness_seconds 1
+euryale_late_cause{cause="%[1]s"} 1
+`, label)
+		case "Bearer bad":
+			fmt.Fprintf(w, "euryale_step{%s 1\n", label)
+		}
+	}))
+	defer server.Close()
+	for credential, want := range map[string]string{"good": `x\x1b[2J\u009b2J`, "bad": `\x1b`} {
+		t.Setenv("EURYALE_CREDENTIAL", credential)
+		code, out, errs := commandLine("top", strings.TrimPrefix(server.URL, "http://"))
+		if code != 0 || strings.Count(out, "\n") != 3 ||
+			!strings.Contains(out, want) ||
+			out != strings.Map(printable, out) {
+			t.Errorf("%s: code %d, %s%q", credential, code, errs, out)
+		}
+	}
+}
+
+// TestErrorsAndFindingsArePrintable: they may quote files, libraries and peers.
+func TestErrorsAndFindingsArePrintable(t *testing.T) {
+	_, _, text := commandLine("report", filepath.Join(t.TempDir(), hostile))
+	var found strings.Builder
+	for _, f := range []finding{{text: hostile}, {err: errors.New(hostile)}} {
+		if err := f.write(&found); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, text := range []string{text, found.String()} {
+		if text = strings.ReplaceAll(text, "\t", ""); !strings.Contains(text, `x\x1b[2J\u009b2J`) ||
+			text != strings.Map(printable, text) {
+			t.Errorf("%q", text)
+		}
+	}
+}
+
+// printable leaves out what does not belong into a table.
+func printable(r rune) rune {
+	if r == '\n' || unicode.IsPrint(r) {
+		return r
+	}
+	return -1
+}
 
 func TestTopFindsTheRanksOfThisMachine(t *testing.T) {
 	if runtime.GOOS != "linux" {
@@ -176,7 +228,8 @@ func TestTopFindsTheRanksOfThisMachine(t *testing.T) {
 	for r := range 2 {
 		cmd := exec.Command("sleep", "60")
 		cmd.Env = append(os.Environ(), "EURYALE_JOB="+job, fmt.Sprintf("RANK=%d", r+4),
-			fmt.Sprintf("LOCAL_RANK=%d", r), "WORLD_SIZE=6", "EURYALE_METRICS=:9090",
+			fmt.Sprintf("LOCAL_RANK=%d", r), "WORLD_SIZE=6", "EURYALE_CREDENTIAL=",
+			"EURYALE_METRICS="+[]string{":9090", "0.0.0.0:9090"}[r],
 			"EURYALE_TOKEN=0123456789abcdef")
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -207,7 +260,7 @@ func TestTopFindsTheRanksOfThisMachine(t *testing.T) {
 	}
 	for _, r := range rows {
 		if !is(r) || r.Size != "6" ||
-			r.Memory < 1e4 || r.token == "" {
+			r.Memory < 1e4 || (r.credential != "") != (r.Rank == 5) {
 			t.Errorf("found %+v", r)
 		}
 	}

@@ -10,6 +10,7 @@ const (
 	Alone      Flag    = "EURYALE_ALONE"
 	Backend    Text    = "EURYALE_BACKEND"
 	Check      Switch  = "EURYALE_CHECK"
+	Credential Text    = "EURYALE_CREDENTIAL"
 	CUBLAS     Library = "EURYALE_CUBLAS"
 	CUDNN      Library = "EURYALE_CUDNN"
 	Elastic    Grammar = "EURYALE_ELASTIC"
@@ -113,6 +114,9 @@ func ofUsers() []Variable {
 		{of: Metrics, Help: ":9090, or ADDRESS:9090: where a program with package metrics " +
 			"serves Prometheus, each rank of a machine on the next port; on loopback unless " +
 			"there is an address"},
+		{of: Credential, Secret: true, Help: "what clients of EURYALE_METRICS must show at an " +
+			"address other than loopback, and what euryale top shows",
+			Default: "derived from EURYALE_TOKEN; see docs/observing.md"},
 		{of: Plan, Help: "write the plan of a vm.Machine to this file, which ends in .txt, " +
 			".svg or .json, when it " +
 			"is made; the plan of an evaluation goes to the file with .eval before this end"},

@@ -66,6 +66,10 @@ func TestEveryVariableOfTheTableIsRead(t *testing.T) {
 		}
 		ast.Inspect(f.File, func(n ast.Node) bool {
 			switch x := n.(type) {
+			case *ast.Ident:
+				if f.name == "internal/env/credential.go" {
+					used[x.Name] = true
+				}
 			case *ast.SelectorExpr:
 				if of, ok := x.X.(*ast.Ident); ok && of.Name == "env" {
 					used[x.Sel.Name] = true

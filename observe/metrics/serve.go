@@ -130,12 +130,10 @@ func listen(address string, localRank int) (*Server, error) {
 
 // credential returns what clients must show, "" for nothing.
 func credential(at net.Addr) string {
-	token := env.Token.Read(os.Getenv)
-	if a, err := netip.ParseAddrPort(at.String()); token == "" || err == nil &&
-		a.Addr().IsLoopback() {
+	if a, err := netip.ParseAddrPort(at.String()); err == nil && a.Addr().IsLoopback() {
 		return ""
 	}
-	return observe.Credential(token)
+	return env.MetricsCredential(os.Getenv)
 }
 
 // Bounds on the cost of clients.
@@ -162,7 +160,8 @@ func (s *Server) serve(credential string, patience time.Duration) {
 		want := "Bearer " + credential
 		if credential != "" && subtle.ConstantTimeCompare([]byte(want),
 			[]byte(r.Header.Get("Authorization"))) == 0 {
-			http.Error(w, "credential missing or wrong: see EURYALE_METRICS in docs/observing.md",
+			http.Error(w, "credential missing or wrong: start the job and derive the "+
+				"credential with the same EURYALE_TOKEN, as docs/observing.md says",
 				http.StatusUnauthorized)
 			return
 		}

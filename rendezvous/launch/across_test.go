@@ -86,6 +86,41 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 	}
 }
 
+// TestTheCredentialOfMetricsFollowsFromTheUsersTokenInEveryKindOfJob: it is what clients can
+// compute, and the ranks get another token.
+func TestTheCredentialOfMetricsFollowsFromTheUsersTokenInEveryKindOfJob(t *testing.T) {
+	const token = "0123456789abcdef"
+	for kind, change := range map[string]func(j *Job){
+		"plain":     func(*Job) {},
+		"restarted": func(j *Job) { j.MaxRestarts = 1 },
+		"elastic":   func(j *Job) { j.Elastic = &Elastic{Least: 1} },
+		"on hosts":  func(j *Job) { j.Program, j.Hosts = "sh", []Host{{"a", 1}, {"b", 1}} },
+		"on hosts, elastic": func(j *Job) {
+			j.Program, j.Hosts, j.Elastic = "sh", []Host{{"a", 1}, {"b", 1}}, &Elastic{Least: 1}
+		},
+		"on machines": func(j *Job) {
+			j.Machines = &Machines{Count: 2, Rendezvous: "127.0.0.1:1", Token: token}
+		},
+	} {
+		for chosen, want := range map[string]string{"chosen by the user": "chosen by the user",
+			"": "1e85c05da9c1b308672075fd9711441b03100bdb2571c8a024bdccea00869132"} {
+			fakeSSH(t, "")
+			t.Setenv("EURYALE_TOKEN", token)
+			t.Setenv("EURYALE_CREDENTIAL", chosen)
+			job, out, _ := shell(2, `echo "$EURYALE_CREDENTIAL"; test "$EURYALE_TOKEN" || exit 1
+				test "$TORCHELASTIC_RESTART_COUNT" = "$TORCHELASTIC_MAX_RESTARTS"`)
+			change(&job)
+			if err := Run(t.Context(), job); err != nil {
+				t.Errorf("%s: %v", kind, err)
+			}
+			ranks := strings.Count(out.String(), "] "+want+"\n")
+			if ranks < 2 || ranks != strings.Count(out.String(), "\n") {
+				t.Errorf("%s: the ranks have %q, want %q", kind, out, want)
+			}
+		}
+	}
+}
+
 func TestHostsGetTheProgramOnce(t *testing.T) {
 	homes := fakeSSH(t, "")
 	program := filepath.Join(t.TempDir(), "my program.sh")

@@ -271,13 +271,15 @@ func (j Job) environment(attempt int, meeting []string) []string {
 	env := j.Env
 	if env == nil {
 		env = os.Environ()
-		if len(j.Hosts) > 0 {
-			env = slices.DeleteFunc(env, staysHere)
-		}
+	}
+	credential := variables.MetricsCredential(lookup(env))
+	if j.Env == nil && len(j.Hosts) > 0 {
+		env = slices.DeleteFunc(env, staysHere)
 	}
 	all := slices.Concat(env, meeting, []string{"LOCAL_WORLD_SIZE=" + strconv.Itoa(j.Ranks),
 		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" +
-			strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL=", "EURYALE_REPORT="})
+			strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL=", "EURYALE_REPORT=",
+		"EURYALE_CREDENTIAL=" + credential})
 	if !slices.ContainsFunc(env, func(entry string) bool {
 		return strings.HasPrefix(entry, "EURYALE_LAST_CALLS=")
 	}) {
