@@ -599,16 +599,20 @@ func TestMachinesAreNumberedByTheirFirstRank(t *testing.T) {
 	}
 }
 
-// othersDir returns a directory of another user.
+// another is a user that is not the test's.
+func another() int { return os.Getuid() + 1 }
+
+// othersDir returns a directory of another user: one that is given away or, without the right to do
+// that, one of the system.
 func othersDir(t *testing.T) string {
 	t.Helper()
-	if os.Getuid() != 0 {
-		return "/usr"
-	}
 	dir := t.TempDir()
-	const nobody = 65534
-	if err := os.Chown(dir, nobody, nobody); err != nil {
-		t.Skip(err)
+	given := os.Chown(dir, another(), another())
+	if given != nil {
+		dir = "/usr"
+	}
+	if info, err := os.Stat(dir); err != nil || ownerOf(info) == os.Getuid() {
+		t.Skipf("needs a directory of another user: %v", errors.Join(given, err))
 	}
 	return dir
 }
@@ -629,18 +633,21 @@ func TestFoundRuntimeDirectoryOfAnotherUserIsLeftAlone(t *testing.T) {
 }
 
 func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root can give files to others")
-	}
 	dir := t.TempDir()
 	homeless(t)
 	t.Setenv("TMPDIR", dir)
-	if err := os.Rename(makeDir(t, 0o700, 65534), filepath.Join(dir, "euryale-0")); err != nil {
+	taken := filepath.Join(dir, fmt.Sprintf("euryale-%d", os.Getuid()))
+	if err := os.Mkdir(taken, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chown(taken, another(), another()); err != nil {
+		t.Skipf("needs the right to give a directory to another user: %v", err)
+	}
 	_, err := recordDir()
-	for _, part := range []string{"euryale-0 belongs to user 65534, not to user 0",
-		"set TMPDIR to a directory that user 0 owns"} {
+	for _, part := range []string{
+		fmt.Sprintf("%s belongs to user %d, not to user %d", taken, another(), os.Getuid()),
+		fmt.Sprintf("set TMPDIR to a directory that user %d owns", os.Getuid()),
+	} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%v lacks %q", err, part)
 		}
@@ -655,7 +662,7 @@ func TestRanksMeetAlthoughAnotherUserHasTakenTheirDirectory(t *testing.T) {
 	t.Setenv("TMPDIR", temp)
 	// A link is refused like a directory of another user, and needs no rights to make.
 	taken := filepath.Join(temp, fmt.Sprintf("euryale-%d", os.Getuid()))
-	if err := os.Symlink(othersDir(t), taken); err != nil {
+	if err := os.Symlink("/usr", taken); err != nil {
 		t.Fatal(err)
 	}
 	ws, errs := joinAll(t, all)
@@ -706,15 +713,6 @@ func TestWhoReportsAnEndWaitsForTheDirectoryOfTheRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-}
-
-func makeDir(t *testing.T, mode os.FileMode, owner int) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := errors.Join(os.Chmod(dir, mode), os.Chown(dir, owner, owner)); err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }
 
 func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {

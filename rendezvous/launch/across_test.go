@@ -523,17 +523,21 @@ func serving(t *testing.T, script string, grace time.Duration) (n news, orders i
 	served = make(chan error, 1)
 	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
 	e, d := talk(t, orders, told)
-	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", script}, Grace: grace}})
-	if err == nil {
-		err = e.Encode(order{Start: &member{}})
-	}
-	for err == nil && n.Out == nil {
+	err := errors.Join(e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", script},
+		Dir: t.TempDir(), Grace: grace}}), e.Encode(order{Start: &member{}}))
+	return printed(t, err, d), orders, told, served
+}
+
+// printed returns the news of what a rank prints first, unless there was an error before.
+func printed(t *testing.T, err error, d *gob.Decoder) (n news) {
+	t.Helper()
+	for err == nil && n.Out == nil && n.Failed == "" {
 		err = d.Decode(&n)
 	}
-	if err != nil {
-		t.Fatal(err)
+	if err != nil || n.Failed != "" {
+		t.Fatal(err, n.Failed)
 	}
-	return n, orders, told, served
+	return n
 }
 
 func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
@@ -575,13 +579,10 @@ func TestHostsOfALauncherWithoutADirectoryTakeTheirHome(t *testing.T) {
 	e, d := talk(t, orders, told)
 	err := errors.Join(e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "pwd"}}}),
 		e.Encode(order{Start: &member{}}))
-	var n news
-	for err == nil && n.Out == nil {
-		err = d.Decode(&n)
-	}
+	n := printed(t, err, d)
 	go io.Copy(io.Discard, told)
-	if err != nil || string(n.Out) != os.Getenv("HOME")+"\n" {
-		t.Errorf("%q, %v", n.Out, err)
+	if string(n.Out) != os.Getenv("HOME")+"\n" {
+		t.Errorf("%q", n.Out)
 	}
 }
 

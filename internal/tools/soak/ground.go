@@ -7,11 +7,31 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
 	"syscall"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
+
+// jobMemory is more than the shared memory of one job: the largest of 75 took 74 MB.
+const jobMemory = 128 << 20
+
+// sharedMemory makes a directory with room for the shared memory of some jobs at a time: in
+// /dev/shm or, where that is too small, as in most containers, among temporary files. If neither
+// has room, the error wraps proctest.ErrLacking.
+func sharedMemory(jobs int) (dir string, err error) {
+	for _, in := range []string{"/dev/shm", os.TempDir()} {
+		tried, failed := shm.New(in, jobs*jobMemory)
+		if failed == nil {
+			dir, failed = os.MkdirTemp(in, "soak-")
+			return dir, errors.Join(failed, tried.Unmap())
+		}
+		err = errors.Join(err, failed)
+	}
+	return "", fmt.Errorf("%w: %w", proctest.ErrLacking, err)
+}
 
 // makeMachines tries to make machines. It returns nil where the system lacks something, or the
 // rights to it, after it has said so.

@@ -102,7 +102,7 @@ func soak(ctx context.Context, c config, out io.Writer) (t totals, err error) {
 		return t, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(s.tmp)) }()
-	if s.shm, err = os.MkdirTemp("/dev/shm", "soak-"); err != nil {
+	if s.shm, err = sharedMemory(c.parallel); err != nil {
 		return t, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(s.shm)) }()

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // The processes of jobs are this test binary.
@@ -32,22 +34,44 @@ func TestRandomJobsEndAsTheyShould(t *testing.T) {
 	}
 	var out bytes.Buffer
 	sum, err := soak(t.Context(), c, &out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	need(t, err)
 	want := fmt.Sprintf("\njobs=%d hangs=0 unnamed=0 wrong=0 late=0 left=0", c.jobs)
 	if !strings.HasSuffix(sum.String(), want) || sum.found() {
 		t.Errorf("%v, want %v\n%s", sum, want, &out)
 	}
 }
 
+func TestJobsOfMachinesThatCannotBeMadeRunOnOne(t *testing.T) {
+	t.Setenv("PATH", t.TempDir()) // there is no ip
+	t.Setenv("REQUIRE_NETNS", "")
+	number := find(t, func(j job) bool {
+		return j.mode == machines && j.failure.name == kill && j.ranks < 4
+	}).number
+	var out bytes.Buffer
+	sum, err := soak(t.Context(), config{minutes: 10, seed: 1, job: number, parallel: 1}, &out)
+	need(t, err)
+	if said := "jobs of several machines run on one: "; sum.jobs != 1 || sum.found() ||
+		!strings.HasPrefix(out.String(), said) {
+		t.Errorf("%v; it lacks %q:\n%s", sum, said, &out)
+	}
+}
+
+// need skips a test where the system lacks something, and ends it at any other error.
+func need(t *testing.T, err error) {
+	t.Helper()
+	switch {
+	case errors.Is(err, proctest.ErrLacking):
+		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
+	}
+}
+
 // execute runs a job that is not as its number says.
 func execute(t *testing.T, j job) outcome {
 	t.Helper()
-	shm, err := os.MkdirTemp("/dev/shm", "soak-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	shm, err := sharedMemory(1)
+	need(t, err)
 	t.Cleanup(func() { os.RemoveAll(shm) })
 	o, err := j.execute(t.Context(), site{tmp: t.TempDir(), shm: shm, pulse: &pulse{}})
 	if err != nil {
