@@ -31,8 +31,8 @@ type Averaging interface {
 	SetStats(mean, variance tensor.Tensor) error
 }
 
-// Begin gives averages that nothing has changed yet, those of zeros, the mean 0 and the variance 1.
-// Gorgonia makes a variance of 0, which multiplies by 1/sqrt(epsilon) what it evaluates.
+// Begin sets averages that no run has changed, which are zeros, to the mean 0 and the variance 1.
+// With Gorgonia's variance of 0, an evaluation would multiply by 1/sqrt(epsilon).
 func Begin(a Averaging) error {
 	mean, variance := a.Stats()
 	for _, t := range []tensor.Tensor{mean, variance} {

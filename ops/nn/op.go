@@ -294,8 +294,9 @@ func (o *Op) Labels() int {
 	return -1
 }
 
-// CheckIndices returns what is wrong with integers, before a run or after one: all or some of those
-// of operand i, such as [Op.Labels]. Operands without labels, indices or lengths have no error.
+// CheckIndices reports labels, indices or lengths that are out of range. The integers are values of
+// operand i, all or some of them; which operand has labels is what [Op.Labels] says. It needs no
+// run. Other operands have nothing to check.
 //
 // Errors: [backend.ErrArgument] if one is out of range.
 func (o *Op) CheckIndices(i int, integers []int) error {

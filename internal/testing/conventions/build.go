@@ -80,7 +80,6 @@ func (c Case) integers(g *gorgonia.ExprGraph) *gorgonia.Node {
 
 // functions1 are the operations of one operand by name.
 func functions1() map[string]function1 {
-	along := along1
 	return map[string]function1{
 		"Abs": gorgonia.Abs, "Sign": gorgonia.Sign, "Ceil": gorgonia.Ceil, "Floor": gorgonia.Floor,
 		"Sin": gorgonia.Sin, "Cos": gorgonia.Cos, "Exp": gorgonia.Exp, "Expm1": gorgonia.Expm1,
@@ -93,7 +92,7 @@ func functions1() map[string]function1 {
 			return gorgonia.LeakyRelu(x, 0.25)
 		},
 		"nn.GELU": nn.GELU, "nn.GELUTanh": nn.GELUTanh,
-		"Sum": along(gorgonia.Sum), "Mean": along(gorgonia.Mean), "Max": along(gorgonia.Max),
+		"Sum": along1(gorgonia.Sum), "Mean": along1(gorgonia.Mean), "Max": along1(gorgonia.Max),
 		"nn.SoftMax": func(x *gorgonia.Node) (*gorgonia.Node, error) { return nn.SoftMax(1, x) },
 		"nn.LogSoftMax": func(x *gorgonia.Node) (*gorgonia.Node, error) {
 			return nn.LogSoftMax(1, x)
