@@ -46,9 +46,9 @@ type Elastic struct {
 
 	// After is called after each step by all ranks that have done it, before newcomers are
 	// admitted: only here can ranks call DataParallel().Save together. If a rank is lost meanwhile,
-	// After fails; the training reports that and goes on, unless After fails repeatedly with the
-	// same ranks. All other errors are final. Set it before the first step on all ranks, newcomers
-	// included.
+	// After fails; the training reports that and goes on. A rank because of which it fails again
+	// and again is left out. All other errors are final. Set it before the first step on all ranks,
+	// newcomers included.
 	After func() error
 
 	ctx    context.Context
@@ -66,7 +66,6 @@ type Elastic struct {
 	loss         float64 // of the step before, or of that step where it is reduced
 	reduced      bool    // that step is, and not applied
 	applying     bool    // it has begun to be applied: applied twice, it would be another step
-	tries        int     // of the step and of After, by the same ranks
 	between      bool    // no call is under way or has failed, nor panicked
 	saves        saves   // of all generations
 	closed       bool
@@ -162,7 +161,7 @@ func (e *Elastic) Load(dir string, opts ...LoadOption) error {
 	e.between, e.failed = false, errPanicked
 	e.failed = e.restore()
 	if e.failed != nil {
-		if e.failed = e.again(e.failed, false); e.failed == nil {
+		if e.failed = e.broken(e.failed, false); e.failed == nil {
 			e.failed = e.regroup()
 		}
 	}
@@ -254,7 +253,7 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 		if lost.IsZero() {
 			lost = time.Now()
 		}
-		if err := e.again(err, false); err != nil {
+		if err := e.broken(err, false); err != nil {
 			return err
 		}
 		if err := e.regroup(); err != nil {
@@ -267,14 +266,14 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 	}
 }
 
-// again ends the present generation because of an error, which may be the loss of a rank, or counts
-// as one if lost is set. It returns the error if it is final.
-func (e *Elastic) again(err error, lost bool) error {
-	if e.tries++; e.applying || !lost && !lostRank(err) || e.tries > maxTries {
+// broken ends the present generation because of an error, which may be the loss of a rank, or
+// counts as one if lost is set. It returns the error if it is final.
+func (e *Elastic) broken(err error, lost bool) error {
+	if e.applying || !lost && !lostRank(err) {
 		return err
 	}
 	e.comm.Abort(err) // what this rank's device has begun ends, too
-	e.job.Job().Broken(e.view.Generation)
+	e.job.Job().Broken(e.view, err)
 	return nil
 }
 
@@ -298,10 +297,6 @@ func (e *Elastic) recovered(lost time.Time, repeated bool) {
 	e.dp.say(fmt.Sprintf("step %d was repeated by %s: it is done %.2f s after a rank was lost",
 		e.Next()-1, ranks, took.Seconds()))
 }
-
-// maxTries is how often the same ranks repeat a step, or go on after an error of After, before the
-// error is final: a fault of the program, such as ranks that run different code, ends every try.
-const maxTries = 3
 
 // errPanicked is the error of calls after one that has panicked.
 var errPanicked = errors.New("autograd: a call of this elastic training has panicked")
@@ -340,7 +335,7 @@ func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err er
 		}
 	}
 	if err == nil {
-		e.tries = 0
+		e.job.Job().Stepped(e.view.Generation)
 	}
 	return admits, err
 }
@@ -375,23 +370,14 @@ func (e *Elastic) regroup() error {
 		if err != nil {
 			return err
 		}
-		if !slices.Equal(view.Members, e.view.Members) {
-			e.tries = 0
-		}
 		// A newcomer may be unfit: it ends, and the others go on.
 		fresh := view.At[comm.Rank()].Phase == elastic.Empty
 		unfit := e.left == nil && len(view.Fresh()) > 0 && !fresh
 		if err = e.enter(comm, view); err == nil {
 			return nil
 		}
-		if final := e.again(err, unfit); final != nil {
+		if final := e.broken(err, unfit); final != nil {
 			return final
-		}
-		switch { // a rank that may be why gives up before the others do
-		case !lostRank(err):
-			e.tries += maxTries - 1
-		case fresh:
-			e.tries++
 		}
 	}
 }

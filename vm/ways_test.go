@@ -303,7 +303,7 @@ func newGeneration(r ranked) *generation {
 		ids[i] = elastic.ID(i + 1)
 	}
 	job := elastic.Start(r.register, ids[r.Comm.Rank()],
-		elastic.Limits{Least: len(ids), Most: len(ids)}, elastic.First(ids...), time.Minute)
+		elastic.Limits{Least: len(ids), Most: len(ids)}, elastic.First(ids...), time.Minute, nil)
 	return &generation{r.Comm, job}
 }
 

@@ -30,4 +30,11 @@
 // in a register that outlives the members: the [View] of the next generation. Every member that
 // takes part in the decision has stopped before, and has posted its [Position]. All derive from
 // the view, and from nothing else, which step comes next: see [View.Next].
+//
+// # Faults of members that live
+//
+// A process also posts which others it does not reach, and whom it blames. The members of the next
+// generation all reach each other. Members that have failed together without a step, twice in a
+// row, are never together again: the one that most of the others blame is left out. One with the
+// state of the training is always kept.
 package elastic

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -66,10 +68,20 @@ const (
 // deaths before are of processes that are no members.
 const sinceKey = "elastic/since"
 
+const (
+	// left is the cause with which calls end once another process has ended, or has ended the
+	// generation. Nobody is to blame for what they return.
+	left = "a process of the group has ended, or has left it"
+	// maxWhy bounds the text of a Blame, in bytes.
+	maxWhy = 500
+)
+
 // StoppedError is why a process takes no part in its job any more.
 type StoppedError struct {
-	ID  ID
-	Why Reason
+	ID        ID
+	Why       Reason
+	Unreached []ID  // those that it could not reach
+	Last      error // of its calls, nil for none
 }
 
 // Error says why, and what to do.
@@ -77,16 +89,31 @@ func (e *StoppedError) Error() string {
 	why := map[Reason]string{
 		Finished:   ErrFinished.Error(),
 		LeftBehind: "the others go on without it: it was stopped, or cut off, for too long",
+		Failing:    "the members of the job fail in each try of a step",
 		TooFew: "too few processes are alive, and no others have come in time: start more " +
 			"(--spares), or lower --min-ranks",
 		StateLost: "all processes that had the parameters have died: start the job again from " +
 			"its last checkpoint",
 	}
-	if e.ID == 0 { // of an Observer
-		return "elastic: " + why[e.Why]
+	text := why[e.Why]
+	if e.Why == LeftBehind && e.Last != nil {
+		text = "the others go on without it"
 	}
-	return fmt.Sprintf("elastic: process %d: %s", e.ID, why[e.Why])
+	if len(e.Unreached) > 0 {
+		text += fmt.Sprintf("; it cannot reach process %s: is a link down, or a port closed?",
+			strings.Trim(fmt.Sprint(e.Unreached), "[]"))
+	}
+	if e.Last != nil {
+		text += fmt.Sprintf("; its last error: %v", e.Last)
+	}
+	if e.ID == 0 { // of an Observer
+		return "elastic: " + text
+	}
+	return fmt.Sprintf("elastic: process %d: %s", e.ID, text)
 }
+
+// Unwrap returns the last error.
+func (e *StoppedError) Unwrap() error { return e.Last }
 
 // ErrFinished is a StoppedError whose reason is Finished.
 var ErrFinished = errors.New("the others have done the last step")
@@ -102,6 +129,7 @@ type Job struct {
 	over     context.Context
 	end      context.CancelCauseFunc
 	running  sync.WaitGroup
+	reach    Unreached
 	writes   chan writing
 	heard    atomic.Int64 // entries of the log
 
@@ -113,8 +141,14 @@ type Job struct {
 	process *Process
 	present generation      // that it was told to connect to last
 	timers  []*time.Timer   // of its end
+	timed   int             // 1 more than the generation whose timers were started last
 	next    chan generation // until Next takes it
+	last    error           // of a generation that broke
 }
+
+// Unreached returns those of other processes that this one cannot reach, once it is sure. It
+// returns nil when ctx ends. It is nil itself where all are on one machine.
+type Unreached func(ctx context.Context, ids []ID) []ID
 
 // writing is a record to write, and with a decision the entry of the one before it.
 type writing struct {
@@ -132,9 +166,10 @@ type generation struct {
 // Start makes a process take part in a job: as a member of the first generation, or else as a
 // newcomer, which the others hear of in its first Next: they wait for it once it is let in. Less
 // than limits.Least processes wait as long as patience for others.
-func Start(r Register, id ID, limits Limits, first View, patience time.Duration) *Job {
-	j := &Job{id: id, register: r, patience: patience, writes: make(chan writing, 64),
-		next: make(chan generation, 1)}
+func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
+	reach Unreached) *Job {
+	j := &Job{id: id, register: r, patience: patience, reach: reach,
+		writes: make(chan writing, 64), next: make(chan generation, 1)}
 	j.over, j.end = context.WithCancelCause(context.Background())
 	if first.Rank(id) >= 0 {
 		p, actions := NewProcess(id, limits, first)
@@ -245,7 +280,8 @@ func (j *Job) hear(i int, entry record) {
 	if e := entry.event(); e != nil {
 		j.act(j.process.Step(e))
 	}
-	if p := entry.Posted; p != nil && p.ID == j.id && !j.closed {
+	if p := entry.Posted; p != nil && p.ID == j.id && !j.closed && j.timed <= p.Generation {
+		j.timed = p.Generation + 1
 		j.stopTimers() // of generations that a spare has heard of before
 		j.after(grace, GraceOver{p.Generation})
 		j.after(j.patience/2, LateOver{p.Generation})
@@ -291,8 +327,10 @@ func (j *Job) act(actions []Action) {
 		switch a := a.(type) {
 		case Revoke:
 			j.writes <- writing{record: record{Revoked: &a.Generation}}
+		case Probe:
+			j.probe(a.View)
 		case Post:
-			post := &Posted{a.Generation, j.id, a.Position}
+			post := &Posted{a.Generation, j.id, a.Position, a.Report}
 			j.writes <- writing{record: record{Posted: post}}
 		case Propose:
 			j.writes <- writing{record{Decided: &a.View}, j.since}
@@ -302,7 +340,7 @@ func (j *Job) act(actions []Action) {
 			j.after(lingerTime, Lingers(a))
 		case Interrupt:
 			if j.present.Generation == a.Generation && j.present.end != nil {
-				j.present.end(errors.New("a process of the group has ended, or has left it"))
+				j.present.end(errors.New(left))
 			}
 		case Connect:
 			if j.present.end != nil {
@@ -313,9 +351,35 @@ func (j *Job) act(actions []Action) {
 			j.present = generation{a.View, during, end}
 			j.next <- j.present // the last one was taken, or this process would not have posted
 		case Stop:
-			j.end(&StoppedError{j.id, a.Why})
+			j.end(j.stopped(a.Why))
 		}
 	}
+}
+
+// stopped is why this process stops. j.mu is held.
+func (j *Job) stopped(why Reason) error {
+	e := &StoppedError{ID: j.id, Why: why}
+	if why != Finished && why != StateLost {
+		e.Unreached, e.Last = j.process.posted[j.id].Unreached, j.last
+		for id, post := range j.process.posted {
+			if post.Blames == j.id && id != j.id && e.Last != nil {
+				e.Last = fmt.Errorf("%w; process %d says: %s", e.Last, id, post.Why)
+			}
+		}
+	}
+	return e
+}
+
+// probe finds out whom this process cannot reach. j.mu is held.
+func (j *Job) probe(v View) {
+	if j.reach == nil {
+		j.act(j.process.Step(Probed{Generation: v.Generation}))
+		return
+	}
+	others := slices.DeleteFunc(j.process.alive(v.Members), func(id ID) bool { return id == j.id })
+	j.running.Go(func() {
+		j.step(Probed{v.Generation, j.reach(j.over, others)})
+	})
 }
 
 // after gives the process an event in a while, unless it has connected before. j.mu is held.
@@ -360,14 +424,26 @@ func (j *Job) Next(ctx context.Context) (v View, during context.Context, err err
 // At says where the state of this process is now.
 func (j *Job) At(p Position) { j.step(At{p}) }
 
-// Connected, CaughtUp, Broken, Admits and Done are the events of the same names.
+// Connected, CaughtUp, Stepped, Broken, Admits and Done are the events of the same names.
 func (j *Job) Connected(generation int) { j.step(Connected{generation}) }
 
 // CaughtUp: see [CaughtUp].
 func (j *Job) CaughtUp(generation int) { j.step(CaughtUp{generation}) }
 
-// Broken: see [Broken].
-func (j *Job) Broken(generation int) { j.step(Broken{generation}) }
+// Stepped: see [Stepped].
+func (j *Job) Stepped(generation int) { j.step(Stepped{generation}) }
+
+// Broken: see [Broken]. The error is why.
+func (j *Job) Broken(v View, why error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var blame Blame
+	j.last = why
+	if text := why.Error(); !errors.Is(why, context.Canceled) && !strings.Contains(text, left) {
+		blame = Blame{v.blamed(why, j.id), text[:min(len(text), maxWhy)]}
+	}
+	j.act(j.process.Step(Broken{v.Generation, blame}))
+}
 
 // Admits: see [Admits].
 func (j *Job) Admits(generation int) { j.step(Admits{generation}) }
@@ -395,6 +471,6 @@ func (j *Job) Close() {
 		j.stopTimers()
 	}
 	j.mu.Unlock()
-	j.end(&StoppedError{j.id, Finished})
+	j.end(&StoppedError{ID: j.id, Why: Finished})
 	j.running.Wait()
 }

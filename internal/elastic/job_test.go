@@ -99,7 +99,7 @@ func (r *table) stop(d time.Duration) {
 // begin starts the members of a first generation, which connect.
 func begin(t *testing.T, r Register, first View) (jobs []*Job) {
 	for _, id := range first.Members {
-		j := Start(r, id, Limits{1, len(first.Members) + 1}, first, time.Minute)
+		j := Start(r, id, Limits{1, len(first.Members) + 1}, first, time.Minute, nil)
 		t.Cleanup(j.Close)
 		connect(t, j)
 		jobs = append(jobs, j)
@@ -119,6 +119,15 @@ func connect(t *testing.T, j *Job) View {
 	return v
 }
 
+// posted is where a process has stopped in the first generation.
+func posted(id ID, at Position) *Posted { return &Posted{ID: id, Position: at} }
+
+// breaks has a process find a generation broken in which it has completed a step.
+func breaks(j *Job, generation int) {
+	j.Stepped(generation)
+	j.Broken(View{Generation: generation}, errors.New("broken"))
+}
+
 // TestALateRegisterLeavesNobodyBehind: a launcher that has no time for longer than the grace takes
 // all posts at once then.
 func TestALateRegisterLeavesNobodyBehind(t *testing.T) {
@@ -129,7 +138,7 @@ func TestALateRegisterLeavesNobodyBehind(t *testing.T) {
 		r.stop(5 * grace)
 		for _, j := range jobs {
 			time.Sleep(grace / 4)
-			j.Broken(0)
+			breaks(j, 0)
 		}
 		for _, j := range jobs {
 			if v := connect(t, j); len(v.Members) != 3 {
@@ -148,8 +157,8 @@ func TestABusyMemberIsWaitedFor(t *testing.T) {
 		busy  time.Duration // process 3
 		lives bool
 		want  int
-	}{{(*Job).Broken, 20 * time.Second, true, 3}, {(*Job).Broken, 20 * time.Second, false, 2},
-		{(*Job).Broken, 40 * time.Second, true, 2}, {(*Job).Admits, 20 * time.Second, true, 3},
+	}{{breaks, 20 * time.Second, true, 3}, {breaks, 20 * time.Second, false, 2},
+		{breaks, 40 * time.Second, true, 2}, {(*Job).Admits, 20 * time.Second, true, 3},
 		{(*Job).Admits, 40 * time.Second, true, 2}} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newTable()
@@ -160,7 +169,7 @@ func TestABusyMemberIsWaitedFor(t *testing.T) {
 			}
 			var jobs []*Job
 			for _, id := range members {
-				j := Start(r, id, Limits{1, 3}, first, time.Minute)
+				j := Start(r, id, Limits{1, 3}, first, time.Minute, nil)
 				t.Cleanup(j.Close)
 				connect(t, j)
 				jobs = append(jobs, j)
@@ -185,7 +194,7 @@ func TestAProcessWhoseLauncherDoesNotAnswerSaysSo(t *testing.T) {
 		jobs := begin(t, r, First(1, 2))
 		synctest.Wait()
 		r.stop(time.Hour)
-		jobs[0].Broken(0)
+		breaks(jobs[0], 0)
 		const says = "process 1: euryale run, which keeps the log of the elastic job, has not " +
 			"answered for 1m0s"
 		_, _, err := jobs[0].Next(t.Context())
@@ -205,15 +214,15 @@ func TestASpareHasNoTimersOfPastGenerations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTable()
 		first := First(1)
-		member := Start(r, 1, Limits{1, 1}, first, time.Minute)
+		member := Start(r, 1, Limits{1, 1}, first, time.Minute, nil)
 		t.Cleanup(member.Close)
 		connect(t, member)
-		spare := Start(r, 2, Limits{1, 1}, first, time.Minute)
+		spare := Start(r, 2, Limits{1, 1}, first, time.Minute, nil)
 		t.Cleanup(spare.Close)
 		go spare.Next(t.Context())
 		for g := range 20 {
 			synctest.Wait()
-			member.Broken(g)
+			breaks(member, g)
 			connect(t, member)
 		}
 		synctest.Wait()
@@ -242,7 +251,7 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 				jobs = jobs[:2]
 			}
 			for _, j := range jobs {
-				j.Broken(g)
+				breaks(j, g)
 			}
 			for _, j := range jobs {
 				connect(t, j)
@@ -250,7 +259,7 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 			synctest.Wait()
 		}
 		r.calls = 0
-		j := Start(r, 4, Limits{1, 3}, first, time.Minute)
+		j := Start(r, 4, Limits{1, 3}, first, time.Minute, nil)
 		t.Cleanup(j.Close)
 		go j.Next(t.Context())
 		synctest.Wait()
@@ -273,8 +282,8 @@ func TestAnObserverTellsWhoHasLeftOrWasLeftBehind(t *testing.T) {
 	r := newTable()
 	first := First(1, 2, 3, 4)
 	next := View{Generation: 1, Members: []ID{2, 3}, At: first.At[:2]}
-	for i, entry := range []record{{Posted: &Posted{0, 2, first.At[0]}},
-		{Posted: &Posted{0, 4, Position{Leaving: true}}}, {Dead: 4}, {Decided: &next},
+	for i, entry := range []record{{Posted: posted(2, first.At[0])},
+		{Posted: posted(4, Position{Leaving: true})}, {Dead: 4}, {Decided: &next},
 		{Decided: &View{Generation: 1}}} {
 		if _, err := write(t.Context(), r, i, entry, nil); err != nil {
 			t.Fatal(err)
@@ -302,12 +311,12 @@ func TestAnObserverTellsWhoIsAwaited(t *testing.T) {
 		want  []ID
 		whole bool
 	}{
-		{[]Event{Posted{0, 9, Position{}}, Posted{0, 1, Position{Leaving: true}}}, nil, false},
-		{[]Event{Posted{0, 1, first.At[0]}, Dead{2}}, []ID{3, 4}, true},
-		{[]Event{Posted{0, 1, Position{}}}, []ID{2, 3, 4}, false},
-		{[]Event{Posted{0, 1, first.At[0]}, Dead{1}}, []ID{2, 3, 4}, false},
-		{[]Event{Posted{0, 1, first.At[0]}, Decided{View{1, first.Members[:1], first.At[:1],
-			false}}}, nil, false},
+		{[]Event{*posted(9, Position{}), *posted(1, Position{Leaving: true})}, nil, false},
+		{[]Event{*posted(1, first.At[0]), Dead{2}}, []ID{3, 4}, true},
+		{[]Event{*posted(1, Position{})}, []ID{2, 3, 4}, false},
+		{[]Event{*posted(1, first.At[0]), Dead{1}}, []ID{2, 3, 4}, false},
+		{[]Event{*posted(1, first.At[0]), Decided{View{Generation: 1, Members: first.Members[:1],
+			At: first.At[:1]}}}, nil, false},
 	} {
 		o := NewObserver(nil, first, nil)
 		for _, e := range c.news {
@@ -329,8 +338,8 @@ func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
 			ctx, end := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- o.Follow(ctx) }()
-			if _, err := write(ctx, r, 0, record{Posted: &Posted{0, 1,
-				Position{Leaving: leaves}}}, nil); err != nil {
+			if _, err := write(ctx, r, 0, record{Posted: posted(1,
+				Position{Leaving: leaves})}, nil); err != nil {
 				t.Fatal(err)
 			}
 			for id := range ID(3) { // the third was a spare

@@ -31,22 +31,36 @@ type (
 	// CaughtUp says that this process has the state before its generation's step, and has handed it
 	// to whom it had to.
 	CaughtUp struct{ Generation int }
+	// Stepped says that a step of the generation is complete, with all that follows it.
+	Stepped struct{ Generation int }
 	// Broken says that a call or the connection of a generation has failed, and that this process
 	// has stopped: its position does not change until the next generation.
-	Broken struct{ Generation int }
+	Broken struct {
+		Generation int
+		Blame
+	}
 	// Admits says that all members have agreed in the barrier of a step to let newcomers in after
 	// it. This process has applied the step, and stopped.
 	Admits struct{ Generation int }
 	// Done says that this process has done its last step, and has stopped.
 	Done struct{ Generation int }
 
+	// Probed says which members of a generation this process cannot reach, although they are not
+	// known to be dead.
+	Probed struct {
+		Generation int
+		Unreached  []ID
+	}
+
 	// Revoked says that a member has found a generation broken.
 	Revoked struct{ Generation int }
-	// Posted is where a member of a generation has stopped, or that a newcomer is ready.
+	// Posted is where a member of a generation has stopped, or that a newcomer is ready, and what
+	// it says of the others.
 	Posted struct {
 		Generation int
 		ID         ID
 		Position   Position
+		Report
 	}
 	// Decided is the next generation.
 	Decided struct{ View View }
@@ -81,11 +95,15 @@ type (
 	Await struct{ Generation int }
 	// Live tells the members of a generation that this process lives.
 	Live struct{ Generation int }
+	// Probe finds out which members of a view this process cannot reach. Probed follows.
+	Probe struct{ View View }
 	// Post tells the members of a generation where this process has stopped, or, with the Phase
-	// Empty, that it is ready. GraceOver and LateOver follow in a while.
+	// Empty, that it is ready. GraceOver and LateOver follow in a while after the first one in a
+	// generation.
 	Post struct {
 		Generation int
 		Position   Position
+		Report
 	}
 	// Propose puts a view into the register. Decided follows, with the first view of its generation
 	// that was put there.
@@ -102,6 +120,7 @@ func (Revoke) action()    {}
 func (Interrupt) action() {}
 func (Await) action()     {}
 func (Live) action()      {}
+func (Probe) action()     {}
 func (Post) action()      {}
 func (Propose) action()   {}
 func (Connect) action()   {}
@@ -113,10 +132,24 @@ type Reason uint8
 // The reasons.
 const (
 	Finished   Reason = iota // the last step is done
-	LeftBehind               // the others go on without it: they have not heard of it in time
+	LeftBehind               // the others go on without it
 	TooFew                   // fewer processes are alive than Limits.Least
 	StateLost                // no process with the state of the training is alive
+	Failing                  // the members cannot take a step together, and it is not clear why
 )
+
+// Report is what a process says of the others when it stops.
+type Report struct {
+	Unreached []ID `json:",omitempty"` // it cannot reach them: see Probed
+	Idle      bool `json:",omitempty"` // it has completed no step of the generation: see Stepped
+	Blame
+}
+
+// Blame says which member is at fault as far as a process can tell, and why; 0 if it cannot.
+type Blame struct {
+	Blames ID     `json:",omitempty"`
+	Why    string `json:",omitempty"`
+}
 
 // Limits bound the number of members.
 type Limits struct{ Least, Most int }
@@ -131,8 +164,10 @@ type Process struct {
 	at    Position
 
 	dead      map[ID]bool
-	posted    map[ID]Position // in the generation
-	lives     map[ID]bool     // members that reported being alive in this generation: see Lives
+	posted    map[ID]Posted // in the generation
+	blame     Blame         // as it stopped in the generation
+	stepped   bool          // it has completed a step of the generation
+	lives     map[ID]bool   // members that reported being alive in this generation: see Lives
 	graceOver bool
 	lateOver  bool
 	proposed  bool
@@ -155,7 +190,7 @@ func NewNewcomer(id ID, limits Limits, present View) (*Process, []Action) {
 
 func newProcess(id ID, limits Limits, view View) *Process {
 	return &Process{id: id, limits: limits, view: view, dead: map[ID]bool{},
-		posted: map[ID]Position{}, lives: map[ID]bool{}}
+		posted: map[ID]Posted{}, lives: map[ID]bool{}}
 }
 
 // Step takes an event and returns what to do, in this order.
@@ -175,13 +210,17 @@ func (p *Process) View() View { return p.view }
 // Waits reports whether newcomers are ready, so that the members should agree to admit them in the
 // barrier of the step that is under way.
 func (p *Process) Waits() bool {
-	return p.state == Training && len(p.alive(p.view.Members)) < p.limits.Most &&
-		len(p.newcomers()) > 0
+	members := p.alive(p.view.Members)
+	return p.state == Training && len(members) < p.limits.Most &&
+		slices.ContainsFunc(p.newcomers(), func(id ID) bool { return p.reaches(id, members) })
 }
 
-// enter begins a generation that the process is a member of.
+// enter begins a generation that the process is a member of. One of too few members waits for more.
 func (p *Process) enter(v View) []Action {
 	p.hear(v)
+	if !p.enough(v) {
+		return p.gather()
+	}
 	p.state = Connecting
 	if len(p.alive(v.Members)) < len(v.Members) {
 		return []Action{Connect{v}, Interrupt{v.Generation}}
@@ -189,73 +228,99 @@ func (p *Process) enter(v View) []Action {
 	return []Action{Connect{v}}
 }
 
+// enough reports whether a generation has members enough to train.
+func (p *Process) enough(v View) bool { return v.Ending || len(v.Members) >= p.limits.Least }
+
 // hear makes a generation the present one.
 func (p *Process) hear(v View) {
 	p.view, p.graceOver, p.lateOver, p.proposed = v, false, false, false
-	p.posted, p.lives = map[ID]Position{}, map[ID]bool{}
+	p.posted, p.lives = map[ID]Posted{}, map[ID]bool{}
+	p.blame, p.stepped = Blame{}, false
 }
 
 // member reports whether the process is a member of the present generation, and no newcomer.
 func (p *Process) member() bool { return p.view.Rank(p.id) >= 0 }
 
-// gather stops, and waits for the next generation.
+// gather stops, finds out whom it can reach, posts that, and waits for the next generation.
 func (p *Process) gather() []Action {
 	if p.behind {
 		return p.stop(LeftBehind)
 	}
 	p.state = Gathering
-	p.posted[p.id] = p.at
-	return append([]Action{Post{p.view.Generation, p.at}}, p.decide()...)
+	return []Action{Probe{p.view}}
 }
 
 // decide proposes the next generation once every member has posted where it has stopped, has died,
 // or had time enough.
 func (p *Process) decide() []Action {
-	switch {
+	switch _, ready := p.posted[p.id]; {
 	case p.state != Gathering || p.proposed:
 		return nil
 	case !p.member():
 		return p.waitInVain()
-	}
-	next, silent := View{Generation: p.view.Generation + 1, Ending: p.view.Ending}, false
-	for _, id := range p.view.Members {
-		at, ok := p.posted[id]
-		switch {
-		case at.Leaving:
-			next.Ending = true
-		case p.dead[id]:
-		case !ok && (!p.graceOver || p.lives[id] && !p.lateOver):
-			return nil
-		case !ok:
-			silent = true
-		default:
-			next.Members, next.At = append(next.Members, id), append(next.At, at)
-		}
-	}
-	next.order()
-	for _, id := range p.newcomers() {
-		if !next.Ending && len(next.Members) < p.limits.Most {
-			next.Members, next.At = append(next.Members, id), append(next.At, Position{})
-		}
-	}
-	switch {
-	case !next.Whole() && next.Ending:
-		return p.stop(Finished)
-	case !next.Whole() && silent: // it may have a state: it goes on, or it dies
+	case !ready:
 		return nil
-	case !next.Whole():
+	}
+	next, complete, silent := p.present()
+	if !complete {
+		return nil
+	}
+	whole := next.Whole()
+	if whole && p.leaveOut(&next) {
+		return p.stop(Failing)
+	}
+	p.letIn(&next)
+	switch {
+	case !whole && next.Ending:
+		return p.stop(Finished)
+	case !whole && silent: // it may have a state: it goes on, or it dies
+		return nil
+	case !whole:
 		return p.stop(StateLost)
-	case len(next.Members) < p.limits.Least && !next.Ending:
+	case !p.enough(next) && len(next.Out) == 0:
 		return nil
 	}
 	p.proposed = true
 	return []Action{Propose{next}}
 }
 
+// present returns the next generation as far as the present members go on. It is complete unless
+// one has to be waited for; silent says that one is alive that was waited for in vain.
+func (p *Process) present() (next View, complete, silent bool) {
+	next = View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
+	for _, id := range p.view.Members {
+		post, ok := p.posted[id]
+		switch {
+		case post.Position.Leaving:
+			next.Ending = true
+		case p.dead[id]:
+		case !ok && (!p.graceOver || p.lives[id] && !p.lateOver):
+			return next, false, false
+		case !ok:
+			silent = true
+		default:
+			next.Members, next.At = append(next.Members, id), append(next.At, post.Position)
+		}
+	}
+	next.order()
+	return next, true, silent
+}
+
+// letIn adds newcomers that reach everybody, as many as there is room for.
+func (p *Process) letIn(next *View) {
+	for _, id := range p.newcomers() {
+		if !next.Ending && len(next.Members) < p.limits.Most && p.reaches(id, next.Members) {
+			next.Members, next.At = append(next.Members, id), append(next.At, Position{})
+		}
+	}
+}
+
 // waitInVain stops a newcomer that nobody can let in.
 func (p *Process) waitInVain() []Action {
 	switch {
-	case slices.ContainsFunc(p.view.Members, func(id ID) bool { return p.posted[id].Leaving }):
+	case slices.ContainsFunc(p.view.Members, func(id ID) bool {
+		return p.posted[id].Position.Leaving
+	}):
 		return p.stop(Finished)
 	case len(p.alive(p.view.Members)) == 0:
 		return p.stop(StateLost)
@@ -272,7 +337,7 @@ func (p *Process) alive(ids []ID) []ID {
 // generation.
 func (p *Process) leavesBehind(next View) []ID {
 	return slices.DeleteFunc(p.alive(p.view.Members), func(id ID) bool {
-		return next.Rank(id) >= 0 || p.posted[id].Leaving
+		return next.Rank(id) >= 0 || p.posted[id].Position.Leaving
 	})
 }
 
@@ -280,8 +345,8 @@ func (p *Process) leavesBehind(next View) []ID {
 // that, and whether one that waits has the state of the training.
 func (p *Process) awaited() (ids []ID, whole bool) {
 	waits := false
-	for id, at := range p.posted {
-		if p.view.Rank(id) >= 0 && !at.Leaving {
+	for id, post := range p.posted {
+		if at := post.Position; p.view.Rank(id) >= 0 && !at.Leaving {
 			waits, whole = true, whole || at.Phase != Empty && !p.dead[id]
 		}
 	}
@@ -333,11 +398,33 @@ func (e CaughtUp) apply(p *Process) []Action {
 	return nil
 }
 
+func (e Stepped) apply(p *Process) []Action {
+	p.stepped = p.stepped || p.current(e.Generation)
+	return nil
+}
+
 func (e Broken) apply(p *Process) []Action {
 	if !p.current(e.Generation) {
 		return nil
 	}
-	return append([]Action{Revoke(e)}, p.gather()...)
+	p.blame = e.Blame
+	return append([]Action{Revoke{e.Generation}}, p.gather()...)
+}
+
+func (e Probed) apply(p *Process) (actions []Action) {
+	if e.Generation != p.view.Generation || p.state != Gathering {
+		return nil
+	}
+	report := Report{e.Unreached, p.member() && !p.stepped, p.blame}
+	before, ready := p.posted[p.id]
+	if !ready || !slices.Equal(before.Unreached, e.Unreached) {
+		p.posted[p.id] = Posted{e.Generation, p.id, p.at, report}
+		actions = append(actions, Post{e.Generation, p.at, report})
+	}
+	if len(e.Unreached) > 0 { // the link may be mended
+		actions = append(actions, Probe{p.view})
+	}
+	return append(actions, p.decide()...)
 }
 
 func (e Admits) apply(p *Process) []Action {
@@ -352,7 +439,7 @@ func (e Done) apply(p *Process) []Action {
 		return nil
 	}
 	p.at.Leaving = true
-	return append([]Action{Post{e.Generation, p.at}}, p.stop(Finished)...)
+	return append([]Action{Post{e.Generation, p.at, Report{}}}, p.stop(Finished)...)
 }
 
 func (e Revoked) apply(p *Process) []Action {
@@ -366,15 +453,16 @@ func (e Posted) apply(p *Process) []Action {
 	if e.Generation != p.view.Generation {
 		return nil
 	}
-	p.posted[e.ID] = e.Position
-	if p.state != Gathering && p.view.Rank(e.ID) >= 0 && !e.Position.Leaving {
+	p.posted[e.ID] = e
+	if _, ready := p.posted[p.id]; !ready && p.member() && p.view.Rank(e.ID) >= 0 &&
+		!e.Position.Leaving {
 		return []Action{Await{e.Generation}} // also where nothing is broken: newcomers are let in
 	}
 	return p.decide()
 }
 
 func (e Lingers) apply(p *Process) []Action {
-	if !p.current(e.Generation) || p.lives[p.id] {
+	if _, ready := p.posted[p.id]; e.Generation != p.view.Generation || ready || p.lives[p.id] {
 		return nil
 	}
 	p.lives[p.id] = true

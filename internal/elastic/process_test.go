@@ -9,7 +9,8 @@ func TestTheStateIsLostOnlyWhenThoseThatHaveItAreDead(t *testing.T) {
 	view := View{Generation: 1, Members: []ID{1, 2}, At: []Position{{Phase: Computing}, {}}}
 	p, _ := NewNewcomer(2, Limits{1, 2}, First(1))
 	p.Step(Decided{view})
-	p.Step(Broken{1})
+	p.Step(Broken{Generation: 1})
+	p.Step(Probed{Generation: 1})
 	if actions := p.Step(GraceOver{1}); len(actions) > 0 {
 		t.Errorf("process 1 is silent, and process 2 does %v", actions)
 	}

@@ -2,6 +2,7 @@ package elastic
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 )
 
@@ -45,6 +46,12 @@ type View struct {
 	At      []Position // of each member
 	// Ending says that a member has done its last step: the others finish in any number.
 	Ending bool
+	// Tries counts the generations in a row that had these members, and in which one of them has
+	// completed no step.
+	Tries int `json:",omitempty"`
+	// Out are the members of the generation before that were left out although they had stopped in
+	// time: others do not reach them, or they are at fault.
+	Out []ID `json:",omitempty"`
 }
 
 // First returns the first generation, whose members begin with one state.
@@ -73,6 +80,19 @@ func (v View) Next() (step int) {
 		return least.Step + 1
 	}
 	return least.Step
+}
+
+// blamed returns the member that an error blames by a method Blames() int, which returns its rank.
+// An error without one is of the process that reports it. It returns 0 if nobody is to blame.
+func (v View) blamed(err error, reports ID) ID {
+	var other interface{ Blames() int }
+	switch {
+	case !errors.As(err, &other):
+		return reports
+	case other.Blames() < 0 || other.Blames() >= len(v.Members):
+		return 0
+	}
+	return v.Members[other.Blames()]
 }
 
 // order puts the members that have a state first, so that rank 0 has one.
@@ -109,3 +129,18 @@ func (v View) Fresh() (ranks []int) {
 // Whole reports whether a member has the state of the training. Rank 0 has it then, and hands it to
 // those that have none.
 func (v View) Whole() bool { return len(v.At) > 0 && v.At[0].Phase != Empty }
+
+// holds reports whether some of the members have the state of the training.
+func (v View) holds(ids []ID) bool {
+	return slices.ContainsFunc(ids, func(id ID) bool { return v.At[v.Rank(id)].Phase != Empty })
+}
+
+// better reports whether a group of the members can go on better than another one: it has the
+// state, it is larger, or its ranks are lower.
+func (v View) better(ids, others []ID) bool {
+	if a, b := v.holds(ids), v.holds(others); a != b {
+		return a
+	}
+	ranks := func(a, b ID) int { return cmp.Compare(v.Rank(a), v.Rank(b)) }
+	return cmp.Or(cmp.Compare(len(others), len(ids)), slices.CompareFunc(ids, others, ranks)) <= 0
+}

@@ -38,7 +38,7 @@ func choose(
 	verify := infos[w.Rank].Verify
 	candidates, err := vote(w, backends, infos)
 	if err != nil {
-		return nil, false, err
+		return nil, false, verdict{err, -1}
 	}
 	comm, err = first(ctx, w, candidates, infos)
 	if err != nil {
@@ -74,7 +74,7 @@ func first(
 				candidates[i+1].Name(), b.Name(), why)
 		}
 	}
-	return nil, errNoBackend
+	return nil, verdict{errNoBackend, -1}
 }
 
 // connectBy connects on a backend, with the groups of hierarchical calls where it can do that at

@@ -21,6 +21,7 @@ import (
 // with it. It has a communicator for each generation.
 type Elastic struct {
 	job      *elastic.Job
+	reach    *reach // nil where all processes are on one machine
 	register rendezvous.Store
 	env      rendezvous.Env
 	host     string
@@ -49,21 +50,20 @@ type ElasticConfig struct {
 
 // NewElastic makes this process take part in an elastic job, which owns the register then.
 func NewElastic(c ElasticConfig) *Elastic {
-	job := elastic.Start(c.Register, c.ID, c.Limits, c.First, c.Env.Timeout)
-	return &Elastic{job: job, register: c.Register, env: c.Env, host: c.Host, id: c.ID,
-		seat: c.Seat, backends: c.Backends()}
+	e := &Elastic{register: c.Register, env: c.Env, host: c.Host, id: c.ID, seat: c.Seat,
+		backends: c.Backends()}
+	var unreached elastic.Unreached
+	if c.Host != "" {
+		e.reach = &reach{register: c.Register}
+		unreached = e.reach.unreached
+	}
+	e.job = elastic.Start(c.Register, c.ID, c.Limits, c.First, c.Env.Timeout, unreached)
+	return e
 }
 
-const (
-	// joinTime bounds how long the ranks of a generation take to connect: all are ready. Those of
-	// the first one start, and have the time of any job.
-	joinTime = 20 * time.Second
-	// maxTries is how often the same ranks try to connect before the error is final: what a
-	// program or its environment has wrong ends each try. Who may be at fault gives up before, and
-	// the others try without it: a newcomer two tries earlier, and then whoever sees that it fails
-	// itself.
-	maxTries = 4
-)
+// joinTime bounds how long the ranks of a generation take to connect: all are ready. Those of the
+// first one start, and have the time of any job.
+const joinTime = 20 * time.Second
 
 // Next waits until this process is a member of a generation, has it leave the generation before,
 // connects it, and returns its communicator. A generation that cannot connect has ended, and the
@@ -74,31 +74,25 @@ func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (bac
 	if e.comm == nil {
 		e.prepare()
 	}
-	var members []elastic.ID // that tried to connect
-	for tries := 1; ; tries++ {
+	if e.reach != nil && e.reach.ln == nil {
+		if err := e.reach.open(ctx, e.host, e.id); err != nil {
+			return nil, elastic.View{}, err
+		}
+	}
+	for {
 		view, during, err := e.job.Next(ctx)
+		if err == nil {
+			err = leave(view)
+		}
 		if err != nil {
 			return nil, view, err
 		}
-		if !slices.Equal(view.Members, members) {
-			tries, members = 1, view.Members
-		}
-		if err := leave(view); err != nil {
-			return nil, view, err
-		}
-		s, fails, err := e.connect(during, view)
-		limit := maxTries
-		switch {
-		case view.New(e.id):
-			limit -= 2
-		case fails:
-			limit--
-		}
-		if err != nil && tries >= limit {
-			return nil, view, fmt.Errorf("euryale: %w", err)
-		}
+		s, err := e.connect(during, view)
 		if err != nil {
-			e.job.Broken(view.Generation)
+			if errors.As(err, new(verdict)) && e.fails() {
+				err = verdict{err, view.Rank(e.id)}
+			}
+			e.job.Broken(view, err)
 			continue
 		}
 		e.view, e.comm = view, s
@@ -124,41 +118,42 @@ func (e *Elastic) prepare() {
 	}
 }
 
-// fails reports whether this process, a rank, is what cannot connect. If it is another one, that
-// has told why, or has ended the generation: this one asks before it tells the others.
-func (e *Elastic) fails(err error, during context.Context, rank int) bool {
-	if errors.Is(err, errNoBackend) {
-		return slices.ContainsFunc(availabilities(e.backends, e.only), func(a availability) bool {
-			return a.Name == e.only && a.Problem != ""
-		})
-	}
-	var other interface{ Blames() int }
-	return during.Err() == nil &&
-		(!errors.As(err, &other) || other.Blames() < 0 || other.Blames() == rank)
+// fails reports whether the backend of all generations is not available here any more.
+func (e *Elastic) fails() bool {
+	return slices.ContainsFunc(availabilities(e.backends, e.only), func(a availability) bool {
+		return a.Name == e.only && a.Problem != ""
+	})
 }
 
-// connect connects this process to the members of a generation, which ends with a context. If it
-// cannot, fails says whether this process is why.
-func (e *Elastic) connect(during context.Context, v elastic.View) (s *Session, fails bool,
-	err error) {
+// connect connects this process to the members of a generation, which ends with a context.
+func (e *Elastic) connect(during context.Context, v elastic.View) (s *Session, err error) {
 	env := e.env
 	if v.Generation > 0 {
 		env.Timeout = min(env.Timeout, joinTime)
 	}
 	ctx, cancel := context.WithTimeout(during, env.Timeout)
 	defer cancel()
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	if e.reach != nil {
+		go func() {
+			if ids := e.reach.unreached(ctx, v.Members); len(ids) > 0 {
+				end(fmt.Errorf("process %d cannot reach processes %v", e.id, ids))
+			}
+		}()
+	}
 	env.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
 	env.Rank, env.Size = v.Rank(e.id), len(v.Members)
 	env.LocalRank, env.LocalSize, env.Node = env.Rank, env.Size, 0
 	if err := e.meet(ctx, &env, v.Generation); err != nil {
-		return nil, e.fails(err, during, env.Rank), err
+		return nil, err
 	}
 	before := e.comm.Watch()
 	// Connect says what is wrong, and starts the watches of all ranks if one was watched.
 	env.Note, _ = note(e.backends, e.only, e.seat, before.Started())
 	w, err := rendezvous.Join(ctx, env)
 	if err != nil {
-		return nil, e.fails(err, during, env.Rank), err
+		return nil, err
 	}
 	w.Timeout = e.env.Timeout
 	seat, err := seatOf(ctx, w, e.backends)
@@ -167,15 +162,14 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (s *Session, f
 		s, err = Connect(ctx, w, e.backends, nil, v.Generation)
 	}
 	if err != nil {
-		fails = e.fails(err, during, env.Rank)
 		Leave(w, err)
-		return nil, fails, err
+		return nil, err
 	}
 	if before.Served() {
 		s.watch.Serve()
 	}
 	e.seat, e.only = seat, s.Capabilities().Backend
-	return s, false, nil
+	return s, nil
 }
 
 // seatOf returns the number from 1 that this process has on its machine, in all generations: it
@@ -269,6 +263,9 @@ func (e *Elastic) Close(done bool) error {
 		e.comm.Abort(&elastic.StoppedError{ID: e.id})
 	}
 	e.job.Close()
+	if e.reach != nil {
+		e.reach.close()
+	}
 	return e.register.Close()
 }
 

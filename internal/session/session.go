@@ -142,13 +142,24 @@ func CloseBackends(backends []backend.Backend) error {
 	return errors.Join(errs...)
 }
 
-// errNoBackend: no backend works on every rank. All ranks reach this verdict together.
+// errNoBackend: no backend works on every rank.
 var errNoBackend = errors.New("no backend works on every rank")
+
+// verdict is an error that all ranks reach together. rank is to blame, -1 if that is not known.
+type verdict struct {
+	error
+	rank int
+}
+
+// Blames returns the rank.
+func (v verdict) Blames() int { return v.rank }
+
+func (v verdict) Unwrap() error { return v.error }
 
 // Leave tells the other ranks why this one leaves, unless they know already. That
 // it may not reach them is no news: they notice that it is gone.
 func Leave(w *rendezvous.World, why error) {
-	if w.Failure() == nil && !errors.Is(why, errNoBackend) {
+	if w.Failure() == nil && !errors.As(why, new(verdict)) {
 		w.Fail(why)
 	}
 	w.Close()

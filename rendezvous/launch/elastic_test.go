@@ -333,7 +333,8 @@ func TestAProcessThatHasDoneItsLastStepDoesNotHang(t *testing.T) {
 		t.Errorf("before it has done the step it has %v", limit)
 	}
 	first := elastic.First(1, 2)
-	j := elastic.Start(p.register.Store(), 1, elastic.Limits{Least: 1, Most: 2}, first, time.Minute)
+	j := elastic.Start(p.register.Store(), 1, elastic.Limits{Least: 1, Most: 2}, first, time.Minute,
+		nil)
 	j.Finish(0)
 	p.bury(2) // which reads the log
 	if limit := p.allows(0, time.Minute); limit != 0 {
