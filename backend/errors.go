@@ -100,11 +100,12 @@ func (e *Error) Blames() int {
 
 // MismatchError says that two ranks started different collectives at the same place of their
 // programs. errors.Is(err, ErrMismatch) is true. Its fields hold ranks of the group; its text names
-// ranks of the job.
+// ranks of the job. If more ranks started the same collective as Rank than any other, Peer is to
+// blame, and the [Error] around it names Peer; otherwise the Error's Peer is -1.
 type MismatchError struct {
 	Members      Members // of the group
 	Rank, Peer   int
-	Mine, Theirs Header
+	Mine, Theirs Header // what they started
 }
 
 // Error names both sides, and says what to do.

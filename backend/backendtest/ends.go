@@ -91,7 +91,7 @@ func wrongCalls(P int, x, y backend.Buffer) map[string]call {
 	return calls
 }
 
-// disagreement is what the last rank calls, and what all others do. Operands
+// disagreement is what most ranks call, and what the others do, such as the last one. Operands
 // are cut to the lengths that fit.
 type disagreement struct {
 	name            string
@@ -129,9 +129,11 @@ func (s *suite) disagreements(P int) []disagreement {
 }
 
 // start starts a rank's side of a disagreement and waits for its end.
-func (d disagreement) start(s *suite, c backend.Communicator, q backend.Queue) error {
+func (d disagreement) start(
+	s *suite, c backend.Communicator, q backend.Queue, differs bool,
+) error {
 	what, n, dtype := d.most, d.n, d.dtype
-	if c.Rank() == c.Size()-1 {
+	if differs {
 		what, n, dtype = d.last, d.nLast, d.lastType
 	}
 	nsrc, ndst := lengths(what, c.Rank(), c.Size(), n)
@@ -144,6 +146,8 @@ func (d disagreement) start(s *suite, c backend.Communicator, q backend.Queue) e
 		return err
 	})
 }
+
+func isLast(c backend.Communicator) bool { return c.Rank() == c.Size()-1 }
 
 // names checks that an error names both sides.
 func (d disagreement) names(err error) error {
@@ -181,7 +185,7 @@ func (s *suite) mismatch(P int) error {
 				return err
 			}
 			begin := time.Now()
-			if err := d.names(d.start(s, c, nil)); err != nil {
+			if err := d.names(d.start(s, c, nil, isLast(c))); err != nil {
 				return err
 			}
 			if took := time.Since(begin); took > soon {
@@ -212,7 +216,7 @@ func (s *suite) mismatchOnQueue(P int) error {
 			verify(c)
 			return queues(c, 1, func(qs []backend.Queue) error {
 				begin := time.Now()
-				err := d.start(s, c, qs[0])
+				err := d.start(s, c, qs[0], isLast(c))
 				named[c.Rank()] = d.names(err)
 				if took := time.Since(begin); err == nil || took > soon {
 					return fmt.Errorf("after %v the error is %v, want one soon", took, orNone(err))

@@ -60,6 +60,7 @@ var scenarios = []scenario{
 	{"ArgumentErrorsLeaveItUsable", 1, (*suite).arguments},
 	{"MismatchNamesBothSides", 2, (*suite).mismatch},
 	{"MismatchOnAQueueEndsEveryRank", 2, (*suite).mismatchOnQueue},
+	{"TheMinorityIsToBlameOnEveryRank", 2, (*suite).blame},
 	{"AbortWakesPeers", 2, (*suite).abort},
 	{"AbortEndsWorkOnAQueue", 2, (*suite).abortQueued},
 	{"APanicInACallEndsEveryRank", 2, (*suite).panics},

@@ -24,6 +24,7 @@ var wrapperScenarios = []string{
 	"ErrorsOfPartsNameTheJobsRanks",
 	"ArgumentErrorsLeaveItUsable",
 	"MismatchOnAQueueEndsEveryRank",
+	"TheMinorityIsToBlameOnEveryRank",
 	"AbortWakesPeers",
 	"APanicInACallEndsEveryRank",
 	"CloseEndsOwnCall",

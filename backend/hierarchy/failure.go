@@ -139,7 +139,7 @@ func (k *call) pending() (some bool) {
 			}
 		} else if err := b.work.Join(context.Background()); err != nil {
 			k.c.member.Tell(k.c.found(&k.header, b.at, err))
-			return false
+			return k.c.member.Err() == nil // in doubt: flat may know better
 		}
 	}
 	return some
@@ -153,8 +153,8 @@ func (c *Communicator) found(h *backend.Header, at slicePhase, err error) group.
 	case r.Reason == group.Mismatch:
 		c.translate(r, h)
 		f.Cause = nil // the report says it in the calls of the callers
-		if r.Rank != c.Rank() {
-			f.Doubt = group.ReportGrace
+		if c.verify.Load() && at.phase != remainderPhase {
+			f.Doubt = group.LateTime + group.ReportGrace // flat compares the calls of all ranks
 		}
 	case r.Reason == group.Aborted && lost != nil:
 		return group.Down{Failure: lost}
@@ -188,14 +188,13 @@ func (c *Communicator) report(at slicePhase, err error) group.Report {
 	case errors.As(err, &f):
 		r = group.LostRank(members, f)
 	case errors.As(err, &m):
-		r.Reason, r.Rank, r.Peer = group.Mismatch, c.rankOf(at.phase, m.Rank),
-			c.rankOf(at.phase, m.Peer)
-		mine, theirs := &r.Mine, &r.Theirs
-		if r.Peer == own { // as the other rank has reported it
-			r.Rank, r.Peer, mine, theirs = own, r.Rank, theirs, mine
+		r.Reason = group.Mismatch
+		r.Sides = [2]int{c.rankOf(at.phase, m.Rank), c.rankOf(at.phase, m.Peer)}
+		if e == nil || e.Peer < 0 {
+			r.Peer = -1
 		}
-		m.Mine.Put(mine)
-		m.Theirs.Put(theirs)
+		m.Mine.Put(&r.Mine)
+		m.Theirs.Put(&r.Theirs)
 	case errors.Is(err, backend.ErrTimeout):
 		r.Reason = group.TimedOut
 	case errors.Is(err, backend.ErrClosed):
@@ -244,7 +243,7 @@ func (c *Communicator) translate(r *group.Report, own *backend.Header) {
 	for _, side := range []struct {
 		rank   int
 		header *[backend.HeaderSize]byte
-	}{{r.Rank, &r.Mine}, {r.Peer, &r.Theirs}} {
+	}{{r.Sides[0], &r.Mine}, {r.Sides[1], &r.Theirs}} {
 		if called, err := store.Get(ctx, key(side.rank)); err == nil &&
 			len(called) == backend.HeaderSize {
 			copy(side.header[:], called)

@@ -381,7 +381,7 @@ func TestMismatchNamesTheCallersCalls(t *testing.T) {
 			!strings.Contains(err.Error(), "reducescatter(sum) of 100 f32 (call 1)") {
 			return fmt.Errorf("the error is %w", err)
 		}
-		return nil
+		return blames(err, 3)
 	})
 }
 
@@ -400,8 +400,16 @@ func TestShapesAreComparedAcrossMachines(t *testing.T) {
 			!strings.Contains(err.Error(), "of (40, 10) f32") {
 			return fmt.Errorf("the error is %w", err)
 		}
-		return nil
+		return blames(err, 3)
 	})
+}
+
+func blames(err error, rank int) error {
+	var e *backend.Error
+	if !errors.As(err, &e) || e.Peer != rank {
+		return fmt.Errorf("rank %d is to blame for %w", rank, err)
+	}
+	return nil
 }
 
 func TestRefusedCallLeavesRanksInStep(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
@@ -134,7 +135,7 @@ func (c *comm) await(k *call) error {
 			}
 		}
 		if k.first && theirs.digest != k.digest && c.verify.Load() {
-			return c.differs(p, k)
+			return c.differs(k)
 		}
 	}
 	k.first = false
@@ -145,13 +146,34 @@ func (c *comm) posted(p int, step uint64) bool {
 	return c.region.line(p, step).posted.Load() >= step
 }
 
-// differs fails the group, because rank p has begun a different call than k.
-func (c *comm) differs(p int, k *call) error {
-	d := group.Difference{Peer: p, Mine: *c.region.header(c.rank, c.step), Theirs: *c.region.header(
-		p, c.step)}
+// differs fails the group, because ranks have begun different calls. What most of them call shows
+// once all have come.
+func (c *comm) differs(k *call) error {
+	for late := c.member.AwaitsLate(); !late.Over(); time.Sleep(lateLook) {
+		p := c.laggard(c.rank, c.step)
+		if p < 0 {
+			break
+		}
+		if err := c.interrupted(p, k); err != nil {
+			return err
+		}
+	}
+	digests := make([]uint64, c.size)
+	for p := range digests {
+		digests[p] = group.Unseen
+		if c.posted(p, c.step) {
+			digests[p] = c.region.line(p, c.step).digest
+		}
+	}
+	d := group.Differ(digests, func(p int) *[backend.HeaderSize]byte {
+		return c.region.header(p, c.step)
+	})
 	c.member.Tell(d.Differs())
 	return c.failure(k)
 }
+
+// lateLook is between two looks at ranks that are late where the others' calls differ.
+const lateLook = 200 * time.Microsecond
 
 // waitFor waits until rank p has posted the current step: it polls first, then sleeps.
 func (c *comm) waitFor(p int, k *call) error {

@@ -365,15 +365,45 @@ func (e *engine) transfer(k *hosted.Call, p int, l *link) (moved bool, err error
 	return moved, nil
 }
 
-// compare fails the group if rank p has begun a different call than k.
+// compare fails the group if rank p has begun a different call than k. What most of the ranks call
+// shows once the headers of all have come.
 func (e *engine) compare(k *hosted.Call, p int) error {
-	mine, theirs := &e.heads[e.Rank()], &e.heads[p]
-	if !e.Verifying() || backend.Digest(mine) == backend.Digest(theirs) {
+	if !e.Verifying() || backend.Digest(&e.heads[e.Rank()]) == backend.Digest(&e.heads[p]) {
 		return nil
 	}
-	d := group.Difference{Peer: p, Mine: *mine, Theirs: *theirs}
+	for late := e.Member.AwaitsLate(); e.exchangesHeads() && !late.Over(); {
+		if err := e.pause(k); err != nil {
+			return err
+		}
+	}
+	digests := make([]uint64, e.Size())
+	for p, l := range e.links {
+		digests[p] = group.Unseen
+		if l == nil || l.in.moved >= backend.HeaderSize {
+			digests[p] = backend.Digest(&e.heads[p])
+		}
+	}
+	d := group.Differ(digests, func(p int) *[backend.HeaderSize]byte { return &e.heads[p] })
 	e.Member.Tell(d.Differs())
 	return e.Failure(k)
+}
+
+// exchangesHeads moves what can be moved, and reports whether another rank still misses this one's
+// header, or this rank theirs. The data behind it means nothing, as calls differ.
+func (e *engine) exchangesHeads() (some bool) {
+	for _, l := range e.links {
+		if l == nil {
+			continue
+		}
+		if l.lost == nil && l.out.pending() {
+			l.send()
+		}
+		if l.lost == nil && l.in.pending() {
+			l.receive()
+		}
+		some = some || min(l.in.moved, l.out.moved) < backend.HeaderSize
+	}
+	return some
 }
 
 // ask asks for as much as the relay can take.

@@ -33,7 +33,7 @@ var (
 		return all
 	}
 	aborted  = &group.Report{Reason: group.Aborted, Rank: 2, Peer: 2, Text: "no more data"}
-	mismatch = group.Report{Reason: group.Mismatch, Peer: 0}
+	mismatch = group.Report{Reason: group.Mismatch, Peer: 0, Sides: [2]int{1, 0}}
 	down     = group.Down{Failure: &rendezvous.Failure{Rank: 6, Cause: errors.New("killed")}}
 	outside  = group.Down{Failure: &rendezvous.Failure{Rank: 9, Cause: errors.New("killed")}}
 )

@@ -26,12 +26,6 @@ type Health interface {
 	Heard() (Report, bool)
 }
 
-// Difference is a call that two ranks have begun differently.
-type Difference struct {
-	Peer         int
-	Mine, Theirs [backend.HeaderSize]byte
-}
-
 // Board is what the ranks of a group show each other beside their data. [Memory] is one in
 // memory that they share, [Sockets] one for ranks on any machines.
 type Board interface {

@@ -143,7 +143,7 @@ func TestBoardComparesWhatAllHavePosted(t *testing.T) {
 			backend.GetHeader(&d.Theirs).Count != 9 {
 			t.Errorf("%+v: call 4 differs on rank 2", d)
 		}
-		if d := differs(t, bs[2], 5, 4); d.Peer != 0 || backend.GetHeader(&d.Mine).Count != 9 {
+		if d := differs(t, bs[2], 5, 4); d.Peer != 2 || backend.GetHeader(&d.Theirs).Count != 9 {
 			t.Errorf("rank 2 has found %+v", d)
 		}
 		if n, d := bs[0].Compare(3); n != 3 || d != nil {
@@ -217,7 +217,8 @@ func TestBoardShowsTheFirstReport(t *testing.T) {
 	onBoards(t, func(t *testing.T, boards func(int) []group.Board) {
 		bs := boards(3)
 		first := group.Report{Reason: group.Lost, Rank: 2, Peer: -1, Lost: 7,
-			Mine: [backend.HeaderSize]byte{1}, Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
+			Sides: [2]int{3, 4}, Mine: [backend.HeaderSize]byte{1},
+			Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
 		for r, b := range bs {
 			b.Post(header(1, 8), true)
 			if _, ok := b.Reported(); ok {

@@ -9,13 +9,15 @@ import (
 )
 
 // sheet is the memory of an exchange.
-type sheet struct{ all, mine []byte }
+type sheet struct {
+	all, mine []byte
+	digests   []uint64 // of all, by rank
+}
 
 // comparison is the comparison of one call's headers.
 type comparison struct {
 	c      *compared
 	header backend.Header
-	digest uint64 // of header
 	sheet  *sheet
 	work   backend.Work
 	over   bool // err was known when Start looked
@@ -30,7 +32,7 @@ func (c *compared) exchange(q backend.Queue, h backend.Header) (*comparison, err
 		return nil, err
 	}
 	x := &comparison{c: c, header: h, sheet: c.sheet()}
-	x.digest = h.Put((*[backend.HeaderSize]byte)(x.sheet.mine))
+	h.Put((*[backend.HeaderSize]byte)(x.sheet.mine))
 	var err error
 	x.work, err = c.Base.Start(q, backend.Collective{Kind: backend.AllGather},
 		backend.Of(x.sheet.all), backend.Of(x.sheet.mine))
@@ -53,7 +55,8 @@ func (c *compared) sheet() *sheet {
 		c.sheets = c.sheets[:n-1]
 		return s
 	}
-	return &sheet{make([]byte, c.Size()*backend.HeaderSize), make([]byte, backend.HeaderSize)}
+	return &sheet{make([]byte, c.Size()*backend.HeaderSize), make([]byte, backend.HeaderSize),
+		make([]uint64, c.Size())}
 }
 
 // finish waits for the exchange and compares. A mismatch aborts inner, because
@@ -68,24 +71,26 @@ func (x *comparison) finish() {
 
 // outcome compares the headers, once the exchange has ended with err.
 //
-// Every rank receives the same headers. So when two differ every rank finds
-// one that is not its own, by itself, and nobody needs to be told.
+// Every rank receives the same headers. So when two differ every rank finds that, and who is to
+// blame, by itself, and nobody needs to be told.
 func (x *comparison) outcome(err error) error {
 	if err != nil {
 		return x.named(err)
 	}
-	for p := range x.c.Size() {
-		theirs := (*[backend.HeaderSize]byte)(x.sheet.all[p*backend.HeaderSize:])
-		if backend.Digest(theirs) != x.digest {
-			members := x.c.Base.Capabilities().Members
-			m := &backend.MismatchError{Members: members, Rank: x.c.Rank(), Peer: p, Mine: x.header,
-				Theirs: backend.GetHeader(theirs)}
-			x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Members: members,
-				Rank: x.c.Rank(), Peer: p, Cause: m})
-			return x.c.failure(x.header)
-		}
+	header := func(r int) *[backend.HeaderSize]byte {
+		return (*[backend.HeaderSize]byte)(x.sheet.all[r*backend.HeaderSize:])
 	}
-	return nil
+	for p := range x.sheet.digests {
+		x.sheet.digests[p] = backend.Digest(header(p))
+	}
+	d := Differ(x.sheet.digests, header)
+	if d == nil {
+		return nil
+	}
+	members := x.c.Base.Capabilities().Members
+	x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Members: members,
+		Rank: x.c.Rank(), Peer: d.Peer, Cause: d.Differs().Report.Cause(members)})
+	return x.c.failure(x.header)
 }
 
 // named returns an error of the exchange as one of the call it is for.

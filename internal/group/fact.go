@@ -57,10 +57,9 @@ const (
 	// maxTerm bounds terms, so that they can be counted up.
 	maxTerm = 1 << 40
 	// reportHead is what a report is without its text, reportText the most of that.
-	reportHead = 4*4 + 2*backend.HeaderSize
-	reportText = 1024
-	// lostDigest stands for that of a call that is too old to compare.
-	lostDigest = ^uint64(0)
+	reportWords = 4 * 6
+	reportHead  = reportWords + 2*backend.HeaderSize
+	reportText  = 1024
 )
 
 var errFact = errors.New("received bytes that are no fact of a group")
@@ -117,7 +116,7 @@ func (f fact) digest(i int) uint64 { return binary.LittleEndian.Uint64(f.body[8*
 // packReport is the body of a factReport. A longer text is cut.
 func packReport(r Report) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(r.Reason))
-	for _, n := range []int{r.Rank, r.Peer, r.Lost} {
+	for _, n := range []int{r.Rank, r.Peer, r.Lost, r.Sides[0], r.Sides[1]} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(int32(n)))
 	}
 	b = append(append(b, r.Mine[:]...), r.Theirs[:]...)
@@ -127,9 +126,10 @@ func packReport(r Report) []byte {
 // unpackReport is its inverse. The text cannot harm a terminal.
 func unpackReport(b []byte) Report {
 	word := func(i int) int { return int(int32(binary.LittleEndian.Uint32(b[4*i:]))) }
-	r := Report{Reason: Reason(word(0)), Rank: word(1), Peer: word(2), Lost: word(3)}
-	copy(r.Mine[:], b[16:])
-	copy(r.Theirs[:], b[16+backend.HeaderSize:])
+	r := Report{Reason: Reason(word(0)), Rank: word(1), Peer: word(2), Lost: word(3),
+		Sides: [2]int{word(4), word(5)}}
+	copy(r.Mine[:], b[reportWords:])
+	copy(r.Theirs[:], b[reportWords+backend.HeaderSize:])
 	r.Text = rendezvous.Printable(string(b[reportHead:]))
 	return r
 }

@@ -17,7 +17,8 @@ func TestAbortRecordKeepsTheFirstReport(t *testing.T) {
 		t.Errorf("an empty record gave %+v", r)
 	}
 	first := group.Report{Reason: group.Lost, Rank: 2, Peer: 1, Lost: 7,
-		Mine: [backend.HeaderSize]byte{1}, Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
+		Sides: [2]int{3, 4}, Mine: [backend.HeaderSize]byte{1},
+		Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
 	if !record.Publish(first) ||
 		record.Publish(group.Report{Reason: group.TimedOut, Text: "second"}) {
 		t.Error("not the first report was taken")
@@ -50,7 +51,7 @@ func TestReportsAreTheErrorsOfTheContract(t *testing.T) {
 			"no sign of ranks 3, 5 (1, 2 of the group) for 1s"},
 		{group.ClosedWithout(of, 2), backend.ErrClosed, "rank 5 (2 of the group) has closed"},
 		{group.LostRank(of, down), backend.ErrAborted, "rank 5 is down: killed"},
-		{group.Report{Reason: group.Mismatch, Rank: 1, Peer: 2}, backend.ErrMismatch,
+		{group.Report{Reason: group.Mismatch, Sides: [2]int{1, 2}}, backend.ErrMismatch,
 			"rank 3 (1 of the group) called"},
 		{group.Report{Reason: group.Aborted, Text: "no more data"}, backend.ErrAborted,
 			"no more data"},

@@ -59,7 +59,7 @@ func (d *digestRing) oldest() uint64 {
 // at returns the digest of a call up to have.
 func (d *digestRing) at(seq uint64) uint64 {
 	if seq < d.oldest() {
-		return lostDigest
+		return Unseen
 	}
 	return d.digests[seq%ringSlots]
 }
@@ -325,13 +325,13 @@ func (h *hub) compare() {
 
 // same reports whether a call is the same on all ranks that have its digest.
 func (h *hub) same(seq uint64) bool {
-	seen := lostDigest
+	seen := Unseen
 	for r := range h.rings {
 		d := h.rings[r].at(seq)
-		if d != lostDigest && seen != lostDigest && d != seen {
+		if d != Unseen && seen != Unseen && d != seen {
 			return false
 		}
-		if d != lostDigest {
+		if d != Unseen {
 			seen = d
 		}
 	}

@@ -188,11 +188,6 @@ func (m *Member) end(end *End) {
 // Error makes a Found an error on its way to [Member.Ends].
 func (f Found) Error() string { return f.Report.Text }
 
-// Differs is the finding that calls differ.
-func (d *Difference) Differs() Found {
-	return Found{Report: Report{Reason: Mismatch, Peer: d.Peer, Mine: d.Mine, Theirs: d.Theirs}}
-}
-
 // Broken makes a [Found] of an error that the group cannot go on after, unless it is one, or
 // the group's own.
 func (m *Member) Broken(err error) error {

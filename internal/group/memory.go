@@ -60,7 +60,8 @@ type Memory struct {
 	mine       *rankPage
 
 	mu       sync.Mutex
-	compared uint64 // calls up to this one were compared
+	compared uint64   // calls up to this one were compared
+	digests  []uint64 // of the call that is being compared, by rank
 
 	released atomic.Bool
 }
@@ -69,7 +70,7 @@ var _ Board = (*Memory)(nil)
 
 // NewMemory returns the board of a rank in MemoryBytes of zeroed memory, which it owns.
 func NewMemory(share *shm.Share, rank, size int) *Memory {
-	m := &Memory{share: share, rank: rank, size: size}
+	m := &Memory{share: share, rank: rank, size: size, digests: make([]uint64, size)}
 	m.mine = m.page(rank)
 	return m
 }
@@ -141,25 +142,21 @@ func (m *Memory) Compare(upTo uint64) (uint64, *Difference) {
 	return m.compared, nil
 }
 
-// differs compares this rank's call number seq, which all have posted, with that of every
-// other rank.
+// differs compares call number seq, which all have posted.
 func (m *Memory) differs(seq uint64) *Difference {
-	own, gone := m.digest(m.rank, seq)
-	for p := range m.size {
-		if p == m.rank || gone {
-			continue
-		}
+	for p := range m.digests {
 		d, lost := m.digest(p, seq)
-		if lost || d == own {
-			continue
+		if lost {
+			d = Unseen
 		}
-		found := &Difference{Peer: p}
-		found.Mine, gone = m.header(m.rank, seq)
-		if found.Theirs, lost = m.header(p, seq); !lost && !gone {
-			return found
-		}
+		m.digests[p] = d
 	}
-	return nil
+	return Differ(m.digests, func(r int) *[backend.HeaderSize]byte {
+		if h, lost := m.header(r, seq); !lost {
+			return &h
+		}
+		return nil
+	})
 }
 
 // digest reads the digest of rank r's call number seq, which is posted. It is lost if

@@ -134,7 +134,7 @@ func TestEveryOrderOfNewsBlamesTheStoppedRank(t *testing.T) {
 }
 
 // TestWhoHeedsWhom: a report that another rank has published first takes the place of a finding
-// always, and of a loss if it is the last word of the rank that is lost.
+// always, and of a loss if it is the last word of the rank that is lost, or that calls differ.
 func TestWhoHeedsWhom(t *testing.T) {
 	of := backend.Members{4, 5, 6}
 	by := func(rank int) group.Report {
@@ -149,6 +149,7 @@ func TestWhoHeedsWhom(t *testing.T) {
 		{"the loss of the rank that has reported", downOf(4, "killed"), by(0), true},
 		{"the loss of another rank", downOf(6, "killed"), by(0), false},
 		{"the loss of a rank outside the group", downOf(9, "killed"), by(0), false},
+		{"the loss of a rank after calls that differ", downOf(6, "killed"), mismatch, true},
 		{"a finding", group.Found{Report: mismatch}, by(0), true},
 		{"a finding, told by this rank itself", group.Found{Report: mismatch}, by(1), false},
 		{"Abort", group.Abort{Cause: errors.New("no more data")}, by(0), false},

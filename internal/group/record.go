@@ -14,6 +14,7 @@ type AbortRecord struct {
 	rank         int32
 	peer         int32
 	lost         int32
+	sides        [2]int32
 	mine, theirs [backend.HeaderSize]byte
 	length       uint32
 	text         [1024]byte // a longer one is cut
@@ -30,6 +31,7 @@ func (a *AbortRecord) Publish(r Report) bool {
 		return false
 	}
 	a.reason, a.rank, a.peer, a.lost = r.Reason, int32(r.Rank), int32(r.Peer), int32(r.Lost)
+	a.sides = [2]int32{int32(r.Sides[0]), int32(r.Sides[1])}
 	a.mine, a.theirs = r.Mine, r.Theirs
 	a.length = uint32(copy(a.text[:], r.Text))
 	a.state.Store(written)
@@ -43,5 +45,6 @@ func (a *AbortRecord) Read() (Report, bool) {
 	}
 	n := min(int(a.length), len(a.text)) // another process has written it
 	return Report{Reason: a.reason, Rank: int(a.rank), Peer: int(a.peer), Lost: int(a.lost),
-		Mine: a.mine, Theirs: a.theirs, Text: string(a.text[:n])}, true
+		Sides: [2]int{int(a.sides[0]), int(a.sides[1])},
+		Mine:  a.mine, Theirs: a.theirs, Text: string(a.text[:n])}, true
 }

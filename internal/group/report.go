@@ -30,7 +30,8 @@ type Report struct {
 	Peer int
 	// the rank of the job that is to blame, where Reason is Lost or TimedOut, or Peer is -1
 	Lost         int
-	Mine, Theirs [backend.HeaderSize]byte // what Rank and Peer called in a mismatch
+	Sides        [2]int                   // in a mismatch: see Difference
+	Mine, Theirs [backend.HeaderSize]byte // what they called
 	Text         string
 }
 
@@ -48,10 +49,10 @@ func LostRank(m backend.Members, f *rendezvous.Failure) Report {
 	return Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
 }
 
-// explains reports whether a rank that is lost by now has published r: it ended because of what it
-// had found, which says more than its loss does.
+// explains reports whether r says more than the loss of a rank: that rank has published it, and
+// ended because of what it had found; or calls differ, after which ranks end.
 func (r Report) explains(loss Report) bool {
-	return loss.Reason == Lost && loss.Peer >= 0 && r.Rank == loss.Peer
+	return loss.Reason == Lost && (r.Reason == Mismatch || loss.Peer >= 0 && r.Rank == loss.Peer)
 }
 
 // AbortedBy reports that a rank of the group has called Abort. If it did so because of
@@ -162,7 +163,7 @@ func (r Report) Cause(m backend.Members) error {
 		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.Lost,
 			Cause: errors.New(r.Text)})
 	case Mismatch:
-		return &backend.MismatchError{Members: m, Rank: r.Rank, Peer: r.Peer,
+		return &backend.MismatchError{Members: m, Rank: r.Sides[0], Peer: r.Sides[1],
 			Mine: backend.GetHeader(&r.Mine), Theirs: backend.GetHeader(&r.Theirs)}
 	case Closed:
 		return fmt.Errorf("%w: %s", backend.ErrClosed, r.Text)

@@ -216,24 +216,21 @@ func (b *Sockets) difference(upTo uint64) *Difference {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := &b.seen
-	own := k.differs.digest(b.rank)
-	if k.differs.number > upTo || own == lostDigest || k.headers[b.rank].kind == 0 {
+	if k.differs.number > upTo {
 		return nil
 	}
-	for p := range b.members {
-		d := k.differs.digest(p)
-		if p == b.rank || d == own || d == lostDigest {
-			continue
-		}
-		if k.headers[p].kind == 0 {
-			return nil
-		}
-		found := &Difference{Peer: p}
-		copy(found.Mine[:], k.headers[b.rank].body)
-		copy(found.Theirs[:], k.headers[p].body)
-		return found
+	digests := make([]uint64, len(b.members))
+	for p := range digests {
+		digests[p] = k.differs.digest(p)
 	}
-	return nil
+	return Differ(digests, func(r int) *[backend.HeaderSize]byte {
+		for p, h := range k.headers { // perhaps r has closed, but another rank calls the same
+			if h.kind != 0 && digests[p] == digests[r] {
+				return (*[backend.HeaderSize]byte)(h.body)
+			}
+		}
+		return nil
+	})
 }
 
 // Begun implements [Health].

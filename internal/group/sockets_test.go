@@ -186,7 +186,7 @@ func TestSocketsCompareAcrossServers(t *testing.T) {
 		b.Post(header(3*each+1, r/4), true)
 	}
 	for r, b := range bs {
-		if d := differs(t, b, 3*each+1, 3*each+1); (d.Peer == 4) != (r != 4) {
+		if d := differs(t, b, 3*each+1, 3*each+1); d.Peer != 4 {
 			t.Errorf("rank %d differs from rank %d", r, d.Peer)
 		}
 	}
@@ -214,9 +214,10 @@ func TestSocketsFindTheFirstDifference(t *testing.T) {
 			for r, b := range bs {
 				d := differs(t, b, call+100, call)
 				mine, theirs := backend.GetHeader(&d.Mine), backend.GetHeader(&d.Theirs)
-				if mine.Seq != call || theirs.Seq != call || mine.Count+theirs.Count != 17 ||
-					(d.Peer == 5) != (r != 5) {
-					t.Errorf("rank %d: %v, rank %d: %v", r, mine, d.Peer, theirs)
+				if mine.Seq != call || theirs.Seq != call || mine.Count != 8 || theirs.Count != 9 ||
+					d.Peer != 5 || d.Sides != [2]int{0, 5} {
+					t.Errorf("rank %d: rank %d is to blame: %v and %v of %v", r, d.Peer, mine,
+						theirs, d.Sides)
 				}
 			}
 		})

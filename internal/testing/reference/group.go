@@ -1,7 +1,9 @@
 package reference
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -148,10 +150,10 @@ func (g *group) meet(rank int, k *call) error {
 	if m.left++; m.left == g.size {
 		delete(g.meetings, k.header.Seq)
 	}
-	if err := m.compare(g.members, rank, k); err != nil {
+	if err, blamed := m.compare(g.members, k); err != nil {
 		// Every rank of the meeting finds out by itself.
-		g.end(err.Peer, err)
-		return &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: err.Peer,
+		g.end(blamed, err)
+		return &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: blamed,
 			Call: k.header.String(), Cause: err}
 	}
 	return m.result(rank, k)
@@ -190,17 +192,32 @@ func (m *meeting) missing() int {
 	return -1
 }
 
-// compare finds a rank that started another collective than this one.
-func (m *meeting) compare(of backend.Members, rank int, k *call) *backend.MismatchError {
-	if !k.verify {
-		return nil
-	}
+// compare finds two ranks that started different collectives, if this rank compares them. The
+// second is to blame if more ranks call the same as the first than anything else; blamed is -1
+// otherwise.
+func (m *meeting) compare(
+	of backend.Members, k *call,
+) (differ *backend.MismatchError, blamed int) {
+	sides := map[[backend.HeaderSize]byte][]int{}
 	for p, theirs := range m.calls {
-		if theirs.header.Put(new([backend.HeaderSize]byte)) != k.header.Put(
-			new([backend.HeaderSize]byte)) {
-			return &backend.MismatchError{Members: of, Rank: rank, Peer: p, Mine: k.header,
-				Theirs: theirs.header}
-		}
+		var h [backend.HeaderSize]byte
+		theirs.header.Put(&h)
+		sides[h] = append(sides[h], p)
 	}
-	return nil
+	if !k.verify || len(sides) == 1 {
+		return nil, -1
+	}
+	sorted := slices.SortedFunc(maps.Values(sides), func(a, b []int) int {
+		return cmp.Or(len(b)-len(a), a[0]-b[0])
+	})
+	most, other := sorted[0][0], sorted[1][0]
+	for _, side := range sorted[2:] {
+		other = min(other, side[0])
+	}
+	blamed = other
+	if len(sorted[0]) == len(sorted[1]) {
+		blamed = -1
+	}
+	return &backend.MismatchError{Members: of, Rank: most, Peer: other,
+		Mine: m.calls[most].header, Theirs: m.calls[other].header}, blamed
 }
