@@ -296,8 +296,8 @@ func TestABoundIsRefusedWhereItIsLessThanTheLeast(t *testing.T) {
 				least + least/200, least + least/100, least + least/50, least + least/25} {
 				switch got, err := total(vm.WithMemory(int(limit))); {
 				case err == nil && (got > limit || limit < least), err != nil && limit >= least:
-					t.Errorf("%d layers in %v: %d bytes of %d, at least %d: %v", layers+1, precision,
-						got, limit, least, err)
+					t.Errorf("%d layers in %v: %d bytes of %d, at least %d: %v", layers+1,
+						precision, got, limit, least, err)
 				case err != nil && !strings.Contains(err.Error(),
 					fmt.Sprintf("the plan takes %d with", least)):
 					t.Errorf("%v, want %d", err, least)

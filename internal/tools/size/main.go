@@ -108,8 +108,8 @@ func compare(now sizes, text string) (err error) {
 	} {
 		switch {
 		case n.now > n.before:
-			err = errors.Join(err, fmt.Errorf("%s has grown from %d to %d: take something away, or "+
-				"change %s and say why in the commit", n.name, n.before, n.now, expected))
+			err = errors.Join(err, fmt.Errorf("%s has grown from %d to %d: take something away, "+
+				"or change %s and say why in the commit", n.name, n.before, n.now, expected))
 		case n.now < n.before-slack:
 			err = errors.Join(err, fmt.Errorf("%s has shrunk from %d to %d: write that into %s",
 				n.name, n.before, n.now, expected))

@@ -499,7 +499,7 @@ func (w *rewriting) move(refs []Ref) {
 }
 
 // tries bounds how many plans are made for one bound of what runs again at once, and bounds how
-// many of these are tried. The least memory is that of plans for so many limits.
+// many of these are tried. The least memory is what a plan for one of so many limits takes.
 const tries, bounds, limits = 8, 12, 16
 
 // choose returns the plan of the least cost that fits, of those that are tried, nil if none does,
