@@ -43,6 +43,27 @@ func (o *Observer) Awaited() (ids []ID, whole bool) {
 	return o.job.awaited()
 }
 
+// Holders returns the members that are alive and have entered their generation with the state of
+// the training.
+func (o *Observer) Holders() (ids []ID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for rank, id := range o.job.view.Members {
+		if o.job.view.At[rank].Phase != Empty && !o.job.dead[id] {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// Idle reports whether a process waits, ready, to be let in.
+func (o *Observer) Idle(id ID) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, ready := o.job.posted[id]
+	return ready && o.job.view.Rank(id) < 0
+}
+
 // Left reports whether a process has done its last step.
 func (o *Observer) Left(id ID) bool {
 	o.mu.Lock()

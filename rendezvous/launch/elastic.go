@@ -25,14 +25,14 @@ type Elastic struct {
 }
 
 const (
-	// stoppedLooks is the number of looks in a row that must find a process stopped before it is
-	// ended: the others wait for it.
+	// stoppedLooks is the number of looks in a row that must find a process stopped, and one that
+	// has the state of the training running, before it is ended: the others wait for it.
 	stoppedLooks = 3
 	// maxFaults is how many processes may fail (see fails) in one step of the job. Once so many
 	// have, the program is at fault, and nothing more is started. It is also how many newcomers in
-	// a row may end on a host, for any reason, before their first step. After that the host is at
-	// fault and gets no more processes: it may have too little memory, so that the kernel kills
-	// them.
+	// a row, each started after the end of the one before, may end on a host, for any reason,
+	// before their first step, unless they were idle. After that the host is at fault and gets no
+	// more processes: it may have too little memory, so that the kernel kills them.
 	maxFaults = 5
 )
 
@@ -52,6 +52,7 @@ type pool struct {
 	view   elastic.View // of the current generation
 	fit    map[int]bool // numbers of processes of past generations that have done a step
 	behind map[int]bool // numbers of live processes that the others have left behind
+	idle   map[int]bool // numbers of processes that were ready when they ended, and not needed yet
 
 	over    chan error // reports that no process has the parameters any more
 	lost    error      // the error from over
@@ -92,7 +93,7 @@ func newPool(j Job, env []string) (*pool, error) {
 	}
 	first := elastic.Env{First: j.Ranks}.FirstView()
 	p := &pool{Elastic: j.Elastic, view: first, fit: map[int]bool{}, behind: map[int]bool{},
-		over: make(chan error, 1)}
+		idle: map[int]bool{}, over: make(chan error, 1)}
 	p.register, err = rendezvous.ServeRegister(job, len(j.Hosts) > 0, func(process int) {
 		p.bury(process)
 	})
@@ -182,10 +183,11 @@ func (p *pool) reached(h *remote) string {
 // replaces is told of the end of a process, and reports whether to start another one in its place.
 // A process that ends well before its last step gives up its place for good.
 func (p *pool) replaces(e ending) bool {
+	idle := p.job.Idle(elastic.ID(e.rank + 1))
 	left, finished := p.bury(e.rank + 1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.finished = finished
+	p.finished, p.idle[e.rank] = finished, idle
 	if left && p.fails(e) {
 		p.failed = append(p.failed, e)
 	}
@@ -214,17 +216,21 @@ func (w *watch) excludes(e ending) bool {
 	}
 	w.pool.mu.Lock()
 	defer w.pool.mu.Unlock()
-	row := 0 // of newcomers, without those before one that was fit
+	row, ends := 0, 0 // of newcomers, without those before one that was fit; with the last of them
 	for _, r := range w.ranks[w.job.Ranks:] {
+		if r.host != host {
+			continue
+		}
+		end := slices.IndexFunc(w.ends, func(e ending) bool {
+			return e.rank == r.number && e.failed() && !e.lost() && !w.pool.behind[e.rank] &&
+				!w.pool.idle[e.rank]
+		})
 		switch {
-		case r.host != host:
 		case w.pool.fit[r.number]:
 			row = 0
 		case w.pool.view.Rank(elastic.ID(r.number+1)) >= 0: // the next generation tells what it did
-		case slices.ContainsFunc(w.ends, func(e ending) bool {
-			return e.rank == r.number && e.failed() && !e.lost() && !w.pool.behind[e.rank]
-		}):
-			row++
+		case end >= 0 && r.after >= ends: // otherwise both ends may have one cause
+			row, ends = row+1, end+1
 		}
 	}
 	if row < maxFaults || *excluded {

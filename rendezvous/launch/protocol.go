@@ -16,11 +16,12 @@ const (
 )
 
 // order is an order from a launcher to the launcher of a host. The zero order is a sign of life.
+// Gob drops a pointer to a zero that is no struct.
 type order struct {
 	Task   *task   // comes first
 	Start  *member // one more
 	Signal int     // for all ranks
-	Kill   *int    // the number of a rank
+	Kill   *member // by its number
 }
 
 // task is a host's part of an attempt at a job.
@@ -46,6 +47,8 @@ type news struct {
 	Number   int    // of the rank that the rest describes
 	Out, Err []byte
 	End      *ending
+	Stops    bool // the rank has been stopped
+	Goes     bool // it goes on again
 }
 
 // speak sends messages, with signs of life between them, until the connection ends.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/term"
 )
@@ -16,8 +17,11 @@ type rank struct {
 	number   int
 	host     *remote // that it runs on; nil for this machine
 	slot     int     // of the host, or of this machine
+	after    int     // how many ranks had ended before it was started
 	out, err *liner  // nil where the rank writes to the outputs itself
 	tail     *tail
+
+	halted atomic.Bool // its host has said that it is stopped, and not yet that it goes on
 
 	over  bool // its end is known; only watch.run uses this and the fields below
 	halts int  // for how many looks in a row it was stopped, or held in the kernel
@@ -28,7 +32,7 @@ type rank struct {
 // newRank makes a rank, without starting it, and its log.
 func (w *watch) newRank(number int) (*rank, error) {
 	log, err := w.logs.of(number)
-	r := &rank{number: number, tail: &tail{}}
+	r := &rank{number: number, after: len(w.ends), tail: &tail{}}
 	if w.several() || log != nil {
 		r.out = w.liner(number, w.job.Stdout, nil, log)
 		r.err = w.liner(number, w.job.Stderr, r.tail, log)

@@ -227,6 +227,8 @@ func (h *remote) take(w *watch, n news) {
 		r.out.Write(n.Out)
 	case n.Err != nil:
 		r.err.Write(n.Err)
+	case n.Stops, n.Goes:
+		r.halted.Store(n.Stops)
 	case n.End != nil:
 		n.End.at = time.Now().Add(-n.End.Late)
 		if n.Failed != "" {

@@ -166,7 +166,7 @@ func (w *watch) obey(o order) {
 		s := syscall.Signal(o.Signal)
 		w.stop(s, &Interrupted{s})
 	case o.Kill != nil:
-		if r := w.rank(*o.Kill); r != nil {
+		if r := w.rank(o.Kill.Number); r != nil {
 			r.signal(syscall.SIGKILL)
 		}
 	case o.Start != nil && w.why == nil: // otherwise it was ordered before all were told to end

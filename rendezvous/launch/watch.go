@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/elastic"
 	variables "github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -360,31 +361,65 @@ func (w *watch) wasAway() string {
 
 // endStopped tells the ranks to end if one has been stopped, or held in the kernel, for so long
 // that ranks on other machines have given it up; they may have begun to wait for it a little later.
-// Their launchers have then ended them, and this one would not learn it. In an elastic job, it soon
-// ends a stopped process, and no other. A process that is held in the kernel may be reading a file;
-// if others wait for it, they go on without it. No time counts while this process is stopped, too.
+// Their launchers have then ended them, and this one would not learn it. No time counts while this
+// process is stopped, too.
 func (w *watch) endStopped() {
-	if w.job.Machines == nil && w.job.Elastic == nil {
+	if w.job.Elastic != nil {
+		w.endHalted()
+		return
+	}
+	if w.job.Machines == nil {
 		return // the end of a rank ends all
 	}
 	for _, r := range w.ranks {
-		state := r.state()
-		r.halts++
-		if state != "T" && (state != "D" || w.job.Elastic != nil) {
+		if r.halts++; r.state() != "T" && r.state() != "D" {
 			r.halts = 0
 		}
-		switch {
-		case w.job.Elastic == nil:
-			if time.Duration(r.halts)*w.job.times.look >= 2*w.patience && w.idle() {
-				w.signal(syscall.SIGTERM)
-			}
-		case r.halts == stoppedLooks:
+		if time.Duration(r.halts)*w.job.times.look >= 2*w.patience && w.idle() {
+			w.signal(syscall.SIGTERM)
+		}
+	}
+}
+
+// endHalted is endStopped for an elastic job: it soon ends a stopped process, and no other. One
+// that is held in the kernel may be reading a file; if others wait for it, they go on without it.
+// Where all that have the state of the training are stopped, as by a freeze of the machine, none is
+// at fault: their time begins once one of them runs. A host reports its stopped processes.
+func (w *watch) endHalted() {
+	stopped := map[*rank]bool{}
+	for _, r := range w.ranks {
+		stopped[r] = r.state() == "T" || r.host != nil && r.halted.Load()
+		if w.orders != nil && stopped[r] != r.halted.Swap(stopped[r]) {
+			w.heard(news{Number: r.number, Stops: stopped[r], Goes: !stopped[r]})
+		}
+	}
+	if w.orders != nil {
+		return
+	}
+	goesOn := slices.ContainsFunc(w.pool.job.Holders(), func(id elastic.ID) bool {
+		r := w.rank(int(id) - 1)
+		return r != nil && !r.over && !stopped[r]
+	})
+	for _, r := range w.ranks {
+		if r.halts++; !stopped[r] || !goesOn {
+			r.halts = 0
+		}
+		if r.halts == stoppedLooks {
 			w.notice(fmt.Sprintf("process %d is stopped: killing it", r.number))
-			r.signal(syscall.SIGKILL)
-		default:
+			w.kill(r)
+		} else if !stopped[r] {
 			w.endHung(r)
 		}
 	}
+}
+
+// kill kills one process of an elastic job.
+func (w *watch) kill(r *rank) {
+	if r.host != nil {
+		r.host.order(order{Kill: &member{Number: r.number}})
+		return
+	}
+	r.signal(syscall.SIGKILL)
 }
 
 // endHung ends a process of an elastic job that the others have left behind, or wait for, if it has
@@ -400,9 +435,5 @@ func (w *watch) endHung(r *rank) {
 	r.hung = true
 	w.notice(fmt.Sprintf("process %d hangs: the others have waited for it, or have gone on "+
 		"without it, for %v: killing it", r.number, limit))
-	if r.host != nil {
-		r.host.order(order{Kill: &r.number})
-		return
-	}
-	r.signal(syscall.SIGKILL)
+	w.kill(r)
 }
