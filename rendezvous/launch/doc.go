@@ -47,8 +47,10 @@
 //     of a lost host.
 //   - No orphans. Each rank leads its own process group, which is killed when the
 //     rank ends. If the launcher itself is killed, the kernel kills the ranks and
-//     the go command, but not processes that these have started. The next
-//     launcher removes the build directory.
+//     the go command (on Linux), and a shell that the launcher has started kills
+//     their groups and removes the build directory. If that is killed, too, the
+//     next launcher removes the directory. A process that has left its group, as
+//     by setsid, goes on in either case.
 //
 // The files:
 //
@@ -56,6 +58,7 @@
 //	program.go         finds or builds the program, in the directory of scratch.go
 //	script.go          says what runs a script
 //	watch.go, rank.go  follow one attempt, one rank; process.go is what runs it
+//	guard_unix.go      ends what a killed launcher leaves
 //	elastic.go         replaces processes
 //	report.go          hears from ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended

@@ -358,9 +358,10 @@ func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
 	}
 	cmd.Wait() // says that it was killed
 	gone(t, builder)
-	expire(temp)
-	if left := scratches(t, temp); len(left) > 0 {
-		t.Errorf("left: %q", left)
+	for end := time.Now().Add(long); len(scratches(t, temp)) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("left: %q", scratches(t, temp))
+		}
 	}
 }
 

@@ -85,6 +85,7 @@ type Job struct {
 	Notice func(text string)
 
 	times times
+	guard *guard // of what it starts
 }
 
 // times are launcher times that tests shorten; 0 means the value of defaultTimes.
@@ -160,7 +161,9 @@ func Run(ctx context.Context, j Job) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	expire(os.TempDir())
-	b := &builder{stop: j.Signals}
+	j.guard = newGuard()
+	defer j.guard.close()
+	b := &builder{stop: j.Signals, guard: j.guard}
 	defer b.remove()
 	if len(j.Hosts) > 0 {
 		c := newCluster(j, b)

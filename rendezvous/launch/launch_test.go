@@ -39,11 +39,11 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(asHelper) {
 	case "":
 		os.Exit(m.Run())
-	case "launcher": // of a program that says its process number and sleeps
+	case "launcher": // of a program that says its process's number and a child's, and sleeps
 		os.Setenv(asHelper, "")
 		Run(context.Background(),
-			Job{Program: "/bin/sh", Args: []string{"-c", "echo $$; exec sleep 100"}, Ranks: 3,
-				Stdout: os.Stdout})
+			Job{Program: "/bin/sh", Args: []string{"-c", "sleep 100 & echo $!; echo $$; exec sleep 100"},
+				Ranks: 3, Stdout: os.Stdout})
 	case "builder": // of the package that its argument names
 		os.Setenv(asHelper, "")
 		Run(context.Background(), Job{Program: os.Args[1], Ranks: 1})
@@ -395,7 +395,7 @@ func gone(t *testing.T, pid string) {
 	}
 }
 
-func TestKilledLauncherLeavesNoRank(t *testing.T) {
+func TestKilledLauncherLeavesNoProcess(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), asHelper+"=launcher")
 	out := newOutput()
@@ -403,7 +403,7 @@ func TestKilledLauncherLeavesNoRank(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	pids := out.await(t, 3, "] ")
+	pids := out.await(t, 6, "] ")
 	cmd.Process.Kill()
 	cmd.Wait()
 	for _, line := range pids {

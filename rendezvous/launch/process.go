@@ -19,6 +19,7 @@ const drainTime = 500 * time.Millisecond
 type process struct {
 	cmd    *exec.Cmd
 	family family
+	guard  *guard // ends the family if the launcher is killed; may be nil
 
 	mu      sync.Mutex
 	alive   bool // not yet waited for, so its number is not reused
@@ -30,7 +31,9 @@ type process struct {
 func (p *process) start() (err error) {
 	p.cmd.WaitDelay = drainTime
 	p.family, err = start(p.cmd)
-	p.alive = err == nil
+	if p.alive = err == nil; p.alive {
+		p.guard.tell("+", p.cmd.Process.Pid)
+	}
 	return err
 }
 
@@ -43,6 +46,7 @@ func (p *process) wait() ending {
 	p.alive = false
 	e.Asked, e.Stopped = p.asked, p.stopped
 	p.family.end()
+	p.guard.tell("-", p.cmd.Process.Pid)
 	p.mu.Unlock()
 	p.cmd.Wait() // the state has everything
 	if state == nil {

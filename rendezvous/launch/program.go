@@ -16,6 +16,7 @@ import (
 // builder builds programs.
 type builder struct {
 	stop    <-chan os.Signal // ends a build
+	guard   *guard           // of builds
 	scratch *scratch         // nil before something is built
 }
 
@@ -102,10 +103,10 @@ func (b *builder) build(ctx context.Context, pkg, name string, more []string) (s
 			"executable", pkg)
 	}
 	if b.scratch == nil {
-		b.scratch, err = newScratch()
-	}
-	if err != nil {
-		return "", err
+		if b.scratch, err = newScratch(); err != nil {
+			return "", err
+		}
+		b.guard.tell("d", b.scratch.path)
 	}
 	bin, err := os.MkdirTemp(b.scratch.path, "bin")
 	if err != nil {
@@ -120,7 +121,7 @@ func (b *builder) build(ctx context.Context, pkg, name string, more []string) (s
 	cmd.Env = append(append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp), more...)
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	p := process{cmd: cmd}
+	p := process{cmd: cmd, guard: b.guard}
 	if err := p.start(); err != nil {
 		return "", fmt.Errorf("start %s: %w", goTool, err)
 	}

@@ -42,7 +42,7 @@ func (w *watch) newRank(number int) (*rank, error) {
 
 // startHere starts a rank on this machine, with its own variables.
 func (w *watch) startHere(r *rank, own []string) (err error) {
-	r.cmd = exec.Command(w.job.Program, w.job.Args...)
+	r.guard, r.cmd = w.job.guard, exec.Command(w.job.Program, w.job.Args...)
 	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable)
 	r.cmd.ExtraFiles = w.reports.inherited
 	r.cmd.Dir = w.job.Dir

@@ -119,8 +119,9 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 		}
 	}
 	j := Job{Program: command[0], Args: append(command[1:], t.Args...), Dir: dir, Grace: t.Grace,
-		times:  defaultTimes(),
+		times: defaultTimes(), guard: newGuard(),
 		Notice: func(text string) { s.tell(news{Notice: text}) }}
+	defer j.guard.close()
 	if t.Register != "" {
 		j.Elastic = &Elastic{}
 		if err := reach(ctx, t.Register); err != nil {

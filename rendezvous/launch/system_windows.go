@@ -95,6 +95,13 @@ func (f family) end() { f.release() }
 // release frees the family's resources.
 func (f family) release() { windows.CloseHandle(f.job) }
 
+// guard does nothing: the job objects of a killed launcher end with it.
+type guard struct{}
+
+func newGuard() *guard            { return nil }
+func (g *guard) tell(string, any) {}
+func (g *guard) close()           {}
+
 // wasEnded reports whether a process was ended from outside.
 func wasEnded(status syscall.WaitStatus) bool {
 	return status.ExitCode == endedCode || status.ExitCode == breakCode
