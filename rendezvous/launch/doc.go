@@ -63,7 +63,7 @@
 //	report.go          hears from ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print
-//	stuck.go           says where a rank hangs
+//	stuck.go, oom.go   say where a rank hangs, and whether memory ran out
 //	hosts.go           lists of hosts
 //	across.go          runs a job on hosts; remote.go is one of them, behind ssh
 //	serve.go           is a host's end of it; protocol.go is what the two tell each other

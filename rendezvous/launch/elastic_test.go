@@ -182,7 +182,7 @@ func TestSparesThatAreKilledAreReplaced(t *testing.T) {
 		w.ranks = append(w.ranks, r)
 		id := elastic.ID(r.number + 1)
 		j := elastic.Start(p.register.Store(), id, elastic.Limits{Least: 1, Most: 1},
-			elastic.First(1), time.Minute)
+			elastic.First(1), time.Minute, nil)
 		go j.Next(t.Context()) // it is ready
 		for end := time.Now().Add(long); !p.job.Idle(id) && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)

@@ -34,9 +34,10 @@ type Failed struct {
 	Others []int              // the ranks that failed later or were ended
 	Hang   []string           // where the ranks hang that SIGKILL did not end
 
-	cause     cause // how the rank failed
-	elsewhere []int // the ranks on other machines that its error blames
-	why       error // replaces all this if nothing is known of the rank's end
+	cause     cause  // how the rank failed
+	memory    string // see ending.Memory
+	elsewhere []int  // the ranks on other machines that its error blames
+	why       error  // replaces all this if nothing is known of the rank's end
 	usage     bool
 }
 
@@ -99,6 +100,9 @@ func (e *Failed) how() string {
 	}
 	if e.Status.CoreDump() {
 		return fmt.Sprintf("signal: %v (core dumped)", e.Status.Signal())
+	}
+	if e.memory != "" {
+		return fmt.Sprintf("signal: %v, %s", e.Status.Signal(), e.memory)
 	}
 	return fmt.Sprintf("signal: %v", e.Status.Signal())
 }

@@ -69,6 +69,14 @@ func ReadHostfile(r io.Reader) (hosts []Host, err error) {
 // readHost reads the settings that follow a host in a hostfile.
 func readHost(name, settings string) (Host, error) {
 	h := Host{name, 1}
+	colon := strings.LastIndexByte(name, ':')
+	if host, n := name[:max(colon, 0)], name[colon+1:]; strings.IndexByte(host, ':') < 0 ||
+		strings.HasSuffix(host, "]") {
+		if _, err := strconv.Atoi(n); err == nil && colon > 0 {
+			return h, fmt.Errorf("%q: a hostfile has the number of ranks after the host: write "+
+				"%s slots=%s", name, host, n)
+		}
+	}
 	settings = strings.NewReplacer(" = ", "=", " =", "=", "= ", "=").Replace(settings)
 	for setting := range strings.FieldsSeq(settings) {
 		key, value, _ := strings.Cut(setting, "=")

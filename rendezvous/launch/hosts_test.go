@@ -53,6 +53,11 @@ func TestHostfilesAreReadAsOpenMPIReadsThem(t *testing.T) {
 		"a user=":              `host "@a"`,
 		"a max_slots=many":     `"max_slots=many" after host a`,
 		"a slots=0":            "line 1: host a with 0 ranks",
+		"a:2":                  `line 1: "a:2": a hostfile has the number of ranks after`,
+		"b\nu@a:2 slots=3":     "write u@a slots=2",
+		"[fd00::7]:4":          "write [fd00::7] slots=4",
+		"fd00::7":              "in brackets",
+		"a:b":                  "in brackets",
 	} {
 		if got, err := ReadHostfile(strings.NewReader(text)); err == nil ||
 			!strings.Contains(err.Error(), want) {

@@ -65,7 +65,11 @@ func (w *watch) startHere(r *rank, own []string) (err error) {
 		return fmt.Errorf("start rank %d: %w", r.number, explainStart(err))
 	}
 	w.add(r)
-	go func() { w.exit(r, r.wait()) }()
+	go func() {
+		e := r.wait()
+		e.Memory = w.oom.explain(e)
+		w.exit(r, e)
+	}()
 	return nil
 }
 

@@ -22,6 +22,7 @@ type ending struct {
 	Status  syscall.WaitStatus
 	Asked   bool          // the launcher had already signalled it
 	Stopped bool          // a signal such as SIGSTOP had stopped it when the launcher looked
+	Memory  string        // why it was killed, if for lack of memory
 	Hang    string        // where it hangs, if SIGKILL did not end it
 	Late    time.Duration // from its end until the host reported it
 
@@ -48,7 +49,7 @@ func (e ending) how() string {
 	case e.why != nil:
 		return e.why.Error()
 	}
-	return (&Failed{Status: e.Status}).how()
+	return (&Failed{Status: e.Status, memory: e.Memory}).how()
 }
 
 // well reports whether the rank's process ended with exit status 0.
@@ -93,7 +94,7 @@ func verdict(ends []ending) *Failed {
 	}
 	first := origin(ends, failed)
 	v := &Failed{Host: first.host, Rank: first.rank, Status: first.Status, Lines: first.lines,
-		cause: first.cause(), why: first.why}
+		cause: first.cause(), memory: first.Memory, why: first.why}
 	for _, r := range first.blames {
 		if !slices.ContainsFunc(ends, func(e ending) bool { return e.rank == r }) {
 			v.elsewhere = append(v.elsewhere, r)

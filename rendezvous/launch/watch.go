@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -32,10 +33,11 @@ type watch struct {
 	over   chan struct{} // closed when nobody handles exits any more
 	logs   *logs
 
-	hosts    []*remote     // that the ranks run on; nil for this machine
-	orders   <-chan order  // from the job's launcher, if this is its launcher on a host
-	heard    func(news)    // sends news to that launcher
-	pool     *pool         // of an elastic job; otherwise nil
+	hosts    []*remote    // that the ranks run on; nil for this machine
+	orders   <-chan order // from the job's launcher, if this is its launcher on a host
+	heard    func(news)   // sends news to that launcher
+	pool     *pool        // of an elastic job; otherwise nil
+	oom      *oom
 	reports  reports       // on several machines
 	report   string        // the first one heard
 	patience time.Duration // how long ranks wait for each other
@@ -61,7 +63,7 @@ type watch struct {
 // newWatch returns an attempt whose ranks share an environment.
 func newWatch(j Job, env []string) *watch {
 	w := &watch{job: j, env: env, screen: newScreen(), exits: make(chan ending),
-		over: make(chan struct{})}
+		over: make(chan struct{}), oom: newOOM(os.DirFS("/"))}
 	w.patience = rendezvous.DefaultTimeout
 	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
 		w.patience = set

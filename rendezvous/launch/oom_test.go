@@ -1,0 +1,61 @@
+//go:build linux
+
+package launch
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/fstest"
+)
+
+func TestAKillForLackOfMemoryIsCalledOne(t *testing.T) {
+	const v1 = "12:cpu,cpuacct:/a\n9:hugetlb,memory:/a/b\n0::/c\n"
+	for _, test := range []struct{ about, cgroup, file string }{
+		{"version 2", "0::/a/b\n", "sys/fs/cgroup/a/b/memory.events"},
+		{"a container of version 2", "0::/../x\n", "sys/fs/cgroup/memory.events"},
+		{"version 1", v1, "sys/fs/cgroup/memory/a/b/memory.oom_control"},
+		{"a container of version 1", v1, "sys/fs/cgroup/memory/memory.oom_control"},
+		{"the root cgroup", "0::/\n", "proc/vmstat"},
+		{"no cgroups", "", "proc/vmstat"},
+	} {
+		root := fstest.MapFS{"proc/self/cgroup": {Data: []byte(test.cgroup)}}
+		kills := func(n int) {
+			root[test.file] = &fstest.MapFile{Data: fmt.Appendf(nil, "oom 9\noom_kill %d\n", n)}
+		}
+		kills(3)
+		o := newOOM(root)
+		killed := ending{Status: killedBy(syscall.SIGKILL)}
+		if says := o.explain(killed); says != "" {
+			t.Errorf("%s: before any: %q", test.about, says)
+		}
+		kills(5)
+		for _, e := range []ending{{Status: exits(1)}, {Status: killedBy(syscall.SIGTERM)},
+			{Status: killedBy(syscall.SIGKILL), Asked: true}} {
+			if says := o.explain(e); says != "" {
+				t.Errorf("%s: %+v: %q", test.about, e, says)
+			}
+		}
+		for range 2 {
+			if says := o.explain(killed); !strings.Contains(says, "out of memory") ||
+				!strings.Contains(says, "/"+test.file) {
+				t.Errorf("%s: %q", test.about, says)
+			}
+		}
+		if says := o.explain(killed); says != "" {
+			t.Errorf("%s: two kills explain a third end: %q", test.about, says)
+		}
+	}
+}
+
+func TestAKillForLackOfMemoryIsToldInTheVerdict(t *testing.T) {
+	const says = "out of memory: 1"
+	e := ending{Status: killedBy(syscall.SIGKILL), Memory: says}
+	f := verdict([]ending{e})
+	for _, text := range []string{e.how(), f.Error()} {
+		if !strings.Contains(text, "signal: killed, "+says) {
+			t.Errorf("%q lacks %q", text, says)
+		}
+	}
+}
