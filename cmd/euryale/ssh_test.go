@@ -397,6 +397,73 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 	}
 }
 
+// TestMachinesBySSHSurviveACutLink: between two hosts, one way or both, while all processes live.
+// The others train on in time, at the pace of before, to the parameters of a training on one
+// machine. What comes in the place of the one that is left out takes part once the link is mended.
+func TestMachinesBySSHSurviveACutLink(t *testing.T) {
+	s := newSite(t, 3, proctest.Wire{}, nil)
+	program := built(t, "examples/elastic")
+	params := regexp.MustCompile(`params=[0-9a-f]{16}`)
+	const steps = "-steps=400"
+	alone, err := command(t, "run", "--elastic", "-n", "1", program, steps).CombinedOutput()
+	want := params.FindString(string(alone))
+	if err != nil || want == "" {
+		t.Fatalf("%v\n%s", err, alone)
+	}
+	for _, c := range []struct {
+		from, to int
+		both     bool
+		out      int // who is left out
+	}{{0, 1, true, 1}, {0, 2, true, 2}, {1, 2, true, 2}, {0, 1, false, 1}, {1, 0, false, 1},
+		{1, 2, false, 2}, {2, 1, false, 2}} {
+		t.Run(fmt.Sprintf("%d-%d both %t", c.from, c.to, c.both), func(t *testing.T) {
+			job := s.run(t, "--elastic", "-n", "6", "--min-ranks", "4", program, steps, "-every=1",
+				"-pause=10ms")
+			if !job.Says(regexp.MustCompile(`step 20:`), long) {
+				t.Fatalf("no training:\n%s", job.Output())
+			}
+			a, b := s.hosts[c.from], s.hosts[c.to]
+			if a.Sever(t, b); c.both {
+				b.Sever(t, a)
+			}
+			cut := time.Now()
+			if !job.Says(regexp.MustCompile(`on 4 ranks|params=`), long) {
+				t.Fatalf("nobody trains on:\n%s", job.Output())
+			}
+			took := time.Since(cut)
+			if strings.Contains(job.Output(), "params=") {
+				t.Log("no step has used that way")
+				a.Mend(t)
+				return
+			}
+			t.Logf("the next step is done after %v", took)
+			if took > 2*patience+proctest.Within(time.Second) {
+				t.Errorf("the next step is done after %v", took)
+			}
+			if strings.Contains(job.Output(), "on 2 ranks") {
+				t.Error("more than one host is left out")
+			}
+			a.Mend(t)
+			b.Mend(t)
+			err := job.Ends(t, long)
+			out := job.Output()
+			ends := params.FindAllString(out, -1)
+			if err != nil || len(ends) < 4 || slices.ContainsFunc(ends, func(end string) bool {
+				return end != want
+			}) {
+				t.Errorf("%v: it ends with %v, on one machine with %s:\n%s", err, ends, want, out)
+			}
+			says := fmt.Sprintf("process %d: the others go on without it; it cannot reach process",
+				2*c.out)
+			_, after, _ := strings.Cut(out, "on 4 ranks")
+			if !strings.Contains(out, says) || !strings.Contains(after, "on 6 ranks") {
+				t.Errorf("it does not say %q, or 6 ranks do not train on:\n%s", says, out)
+			}
+			s.isEmpty(t)
+		})
+	}
+}
+
 func TestMachinesBySSHSayWhatIsWrong(t *testing.T) {
 	stranger := 1000
 	cache := func(m *proctest.Namespace) string {

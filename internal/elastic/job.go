@@ -100,8 +100,7 @@ func (e *StoppedError) Error() string {
 		text = "the others go on without it"
 	}
 	if len(e.Unreached) > 0 {
-		text += fmt.Sprintf("; it cannot reach process %s: is a link down, or a port closed?",
-			strings.Trim(fmt.Sprint(e.Unreached), "[]"))
+		text += "; " + (&UnreachedError{e.Unreached}).Error()
 	}
 	if e.Last != nil {
 		text += fmt.Sprintf("; its last error: %v", e.Last)
@@ -109,7 +108,20 @@ func (e *StoppedError) Error() string {
 	if e.ID == 0 { // of an Observer
 		return "elastic: " + text
 	}
-	return fmt.Sprintf("elastic: process %d: %s", e.ID, text)
+	return fmt.Sprintf("elastic: process %v: %s", e.ID, text)
+}
+
+// UnreachedError names processes that this one cannot reach.
+type UnreachedError struct{ IDs []ID }
+
+// Error names them, and says what to look at.
+func (e *UnreachedError) Error() string {
+	names := make([]string, len(e.IDs))
+	for i, id := range e.IDs {
+		names[i] = "process " + id.String()
+	}
+	return fmt.Sprintf("it cannot reach %s: is a link down, or a port closed?",
+		strings.Join(names, ", "))
 }
 
 // Unwrap returns the last error.
@@ -235,7 +247,7 @@ func (j *Job) entry(ctx context.Context, i int) (entry record, err error) {
 		err = json.Unmarshal(text, &entry)
 	}
 	if err != nil {
-		err = fmt.Errorf("process %d reads the log of the elastic job: %w", j.id, err)
+		err = fmt.Errorf("process %v reads the log of the elastic job: %w", j.id, err)
 	}
 	return entry, err
 }
@@ -303,7 +315,7 @@ func (j *Job) writeAll() {
 				err = fmt.Errorf("euryale run, which keeps the log of the elastic job, has not "+
 					"answered for %v (EURYALE_TIMEOUT): was it stopped? %w", j.patience, err)
 			}
-			j.end(fmt.Errorf("process %d: %w", j.id, err))
+			j.end(fmt.Errorf("process %v: %w", j.id, err))
 		}
 		cancel()
 	}
@@ -363,7 +375,7 @@ func (j *Job) stopped(why Reason) error {
 		e.Unreached, e.Last = j.process.posted[j.id].Unreached, j.last
 		for id, post := range j.process.posted {
 			if post.Blames == j.id && id != j.id && e.Last != nil {
-				e.Last = fmt.Errorf("%w; process %d says: %s", e.Last, id, post.Why)
+				e.Last = fmt.Errorf("%w; process %v says: %s", e.Last, id, post.Why)
 			}
 		}
 	}

@@ -195,7 +195,7 @@ func TestAProcessWhoseLauncherDoesNotAnswerSaysSo(t *testing.T) {
 		synctest.Wait()
 		r.stop(time.Hour)
 		breaks(jobs[0], 0)
-		const says = "process 1: euryale run, which keeps the log of the elastic job, has not " +
+		const says = "process 0: euryale run, which keeps the log of the elastic job, has not " +
 			"answered for 1m0s"
 		_, _, err := jobs[0].Next(t.Context())
 		if err == nil || !strings.HasPrefix(err.Error(), says) ||

@@ -267,7 +267,7 @@ func (s *simulation) act(c *simulated, actions []Action) {
 			s.generations[a.Generation].posted[c.id] = true
 			s.tell(Posted{a.Generation, c.id, a.Position, a.Report})
 			if len(a.Unreached) > 0 {
-				s.say("process %d cannot reach %v", c.id, a.Unreached)
+				s.say("process %d cannot reach %d", c.id, a.Unreached)
 			}
 		case Propose:
 			s.propose(a.View)
@@ -318,7 +318,7 @@ func (s *simulation) stop(c *simulated, why Reason) {
 
 func (s *simulation) propose(v View) {
 	if v.Generation == len(s.generations) {
-		s.say("generation %d: %v, step %d", v.Generation, v.Members, v.Next())
+		s.say("generation %d: %d, step %d", v.Generation, v.Members, v.Next())
 		s.refuses(v)
 		s.generations = append(s.generations, newMeeting(v))
 		s.tell(Decided{v})

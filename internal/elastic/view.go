@@ -4,10 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+	"strconv"
 )
 
-// ID names a process for its life. It is never given to another one.
+// ID names a process for its life, from 1 on. It is never given to another one.
 type ID int
+
+// String is the number that the launcher gives the process in what it tells, from 0 on.
+func (id ID) String() string { return strconv.Itoa(int(id) - 1) }
 
 // Phase says how far a process is with a step.
 type Phase uint8

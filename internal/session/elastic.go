@@ -138,7 +138,7 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (s *Session, e
 	if e.reach != nil {
 		go func() {
 			if ids := e.reach.unreached(ctx, v.Members); len(ids) > 0 {
-				end(fmt.Errorf("process %d cannot reach processes %v", e.id, ids))
+				end(&elastic.UnreachedError{IDs: ids})
 			}
 		}()
 	}

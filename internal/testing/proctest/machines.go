@@ -160,7 +160,7 @@ func (m *Namespace) Cut(t T) {
 	}
 }
 
-// Mend ends what Cut and Mute have done.
+// Mend ends what Cut, Mute and Sever have done.
 func (m *Namespace) Mend(t T) {
 	t.Helper()
 	for _, command := range []string{"link set eth0 up", "neighbour flush nud permanent dev eth0"} {
@@ -170,18 +170,23 @@ func (m *Namespace) Mend(t T) {
 	}
 }
 
-// Mute has nothing that the machine sends reach others, while what they send reaches it: its frames
-// are for an interface that nobody has.
+// Mute has nothing that the machine sends reach others, while what they send reaches it.
 func (m *Namespace) Mute(t T) {
 	t.Helper()
 	for _, other := range m.others {
-		if other == m {
-			continue
+		if other != m {
+			m.Sever(t, other)
 		}
-		if err := ip("-n", m.Name, "neighbour", "replace", other.Addr, "lladdr",
-			"02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"); err != nil {
-			t.Fatal(err)
-		}
+	}
+}
+
+// Sever has nothing that the machine sends reach another one: its frames are for an interface that
+// nobody has.
+func (m *Namespace) Sever(t T, other *Namespace) {
+	t.Helper()
+	if err := ip("-n", m.Name, "neighbour", "replace", other.Addr, "lladdr", "02:00:00:00:00:01",
+		"dev", "eth0", "nud", "permanent"); err != nil {
+		t.Fatal(err)
 	}
 }
 
