@@ -1198,10 +1198,13 @@ func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
 }
 
 // trainsElastic is a process of an elastic job. The second one kills itself in a step if
-// EURYALE_TEST_DIES is set, and the other one does a step alone and waits until somebody comes.
+// EURYALE_TEST_DIES is "yes", and the other one does a step alone and waits until somebody comes.
+// If it "closes", it closes its part then and stays; if it "stays", that is after the last step;
+// and it "aborts" in each try.
 func trainsElastic() error {
 	const steps, recorded = 12, 5
-	began, dies := time.Now(), os.Getenv("EURYALE_TEST_DIES") == "yes"
+	how := os.Getenv("EURYALE_TEST_DIES")
+	began, dies := time.Now(), how == "yes"
 	self, err := elastic.ReadEnv(os.Getenv("EURYALE_ELASTIC"))
 	if err != nil {
 		return err
@@ -1224,7 +1227,15 @@ func trainsElastic() error {
 		for i := 0; dies && e.Size() == 1 && alone && !job.Job().Waits() && i < 3000; i++ {
 			time.Sleep(10 * time.Millisecond)
 		}
+		if how == "closes" && self.Process == 2 && e.Next() == recorded {
+			err := m.machine.Close()
+			time.Sleep(time.Hour)
+			return err
+		}
 		_, err := e.Step(func(micro int) (float64, error) {
+			if how == "aborts" && self.Process == 2 && e.Next() >= recorded {
+				e.Comm().Abort(errors.New("it has had enough"))
+			}
 			if dies && self.Process == 2 && e.Next() == recorded {
 				p, err := os.FindProcess(os.Getpid())
 				return 0, errors.Join(err, p.Kill(), errors.New("it lives on"))
@@ -1244,11 +1255,14 @@ func trainsElastic() error {
 	}
 	where := e.Comm().Device().Name()
 	err = m.machine.Close()
-	if os.Getenv("EURYALE_TEST_DIES") == "late" && self.Process == 1 {
+	if how == "late" && self.Process == 1 {
 		return errors.New("the disk is full")
 	}
 	fmt.Printf("process=%d device=%s params=%x\n", self.Process, where,
 		sha256.Sum256([]byte(m.state())))
+	if how == "stays" && self.Process == 2 {
+		time.Sleep(7 * time.Second) // says which process that is
+	}
 	return err
 }
 
@@ -1266,6 +1280,42 @@ func TestAnErrorAfterTheLastStepFailsTheJob(t *testing.T) {
 	if !errors.As(err, &f) || f.Rank != 0 || !strings.Contains(out, "the disk is full") ||
 		strings.Contains(out, "takes its place") {
 		t.Errorf("the error is %v\n%s", err, out)
+	}
+}
+
+// TestAProcessIsOverOnceItHasEnded: one that closes its part before the last step and stays is ended
+// when the others have done that, and of one that stays after it the launcher tells.
+func TestAProcessIsOverOnceItHasEnded(t *testing.T) {
+	t.Setenv("EURYALE_BACKEND", "host")
+	t.Setenv("EURYALE_TIMEOUT", "4s")
+	for how, says := range map[string]string{
+		"closes": "process 1 hangs: ",
+		"stays":  "the job waits for process 1 (pid ",
+	} {
+		began := time.Now()
+		out, err := elasticProcesses(t, how)
+		if err != nil || !strings.Contains(out, says) {
+			t.Errorf("it %s: %v, and it is not said that %q:\n%s", how, err, says, out)
+		}
+		if took := time.Since(began); took > proctest.Within(20*time.Second) {
+			t.Errorf("it %s: the job ends after %v", how, took)
+		}
+	}
+}
+
+// TestARankThatAbortsInEachTryLeaves: the job goes on, and another process takes its place.
+func TestARankThatAbortsInEachTryLeaves(t *testing.T) {
+	t.Setenv("EURYALE_BACKEND", "host")
+	want, err := elasticProcesses(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := elasticProcesses(t, "aborts")
+	params := regexp.MustCompile(`params=\w+`)
+	if err != nil || params.FindString(out) != params.FindString(want) ||
+		!strings.Contains(out, "process 1: the others go on without it") ||
+		!strings.Contains(out, "process 2 takes its place") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -37,7 +37,7 @@ func (p *Process) leaveOut(next *View) (failing bool) {
 	case out == 0:
 		return true
 	}
-	next.Tries = 0
+	next.Tries, next.Fault = 0, out
 	p.keep(next, slices.DeleteFunc(all, func(id ID) bool { return id == out }))
 	return false
 }

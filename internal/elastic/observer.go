@@ -3,6 +3,7 @@ package elastic
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sync"
 )
 
@@ -13,17 +14,17 @@ type Observer struct {
 	decided  func(next View, behind []ID)
 
 	mu   sync.Mutex
-	job  *Process // that is never ready
-	next int      // the first entry of the log that it has not heard
-	left map[ID]bool
-	lost bool // nobody has the state of the training
+	job  *Process   // that is never ready
+	next int        // the first entry of the log that it has not heard
+	left map[ID]int // those that have said that they have no step left, and which was next
+	lost bool       // nobody has the state of the training
 }
 
 // NewObserver returns an observer of a job with this first generation. It tells decided each later
 // one, and which members the others have left behind, alive.
 func NewObserver(r Register, first View, decided func(next View, behind []ID)) *Observer {
 	p, _ := NewNewcomer(0, Limits{}, first)
-	return &Observer{register: r, decided: decided, job: p, left: map[ID]bool{}}
+	return &Observer{register: r, decided: decided, job: p, left: map[ID]int{}}
 }
 
 // Bury tells the job that a process has ended. It reports whether this one had done its last step,
@@ -32,7 +33,8 @@ func (o *Observer) Bury(ctx context.Context, id ID) (left, finished bool, err er
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	_, err = write(ctx, o.register, o.next, record{Dead: id}, o.hear)
-	return o.left[id], len(o.left) > 0, err
+	_, left = o.left[id]
+	return left, len(o.left) > 0, err
 }
 
 // Awaited returns the members that are alive and have not stopped although another one waits for
@@ -64,11 +66,21 @@ func (o *Observer) Idle(id ID) bool {
 	return ready && o.job.view.Rank(id) < 0
 }
 
-// Left reports whether a process has done its last step.
-func (o *Observer) Left(id ID) bool {
+// Over reports whether a process takes no part in the job any more, and whether it has done the last
+// step: one that has closed its part before another one had done more steps has not.
+func (o *Observer) Over(id ID) (over, done bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.left[id]
+	step, left := o.left[id]
+	last := 0
+	for _, s := range o.left {
+		last = max(last, s)
+	}
+	trains := slices.ContainsFunc(o.job.alive(o.job.view.Members), func(id ID) bool {
+		_, left := o.left[id]
+		return !left
+	})
+	return left || o.job.dead[id] || len(o.left) > 0 && !trains, left && step == last
 }
 
 // Follow follows the job until ctx ends. It returns a [StoppedError] if the state is lost.
@@ -101,7 +113,7 @@ func (o *Observer) hear(text []byte) {
 	}
 	e := entry.event()
 	if p, ok := e.(Posted); ok && p.Position.Leaving {
-		o.left[p.ID] = true
+		o.left[p.ID] = p.Position.Step
 	}
 	if v, ok := e.(Decided); ok && v.View.Generation == o.job.view.Generation+1 {
 		o.decided(v.View, o.job.leavesBehind(v.View))

@@ -56,6 +56,8 @@ type View struct {
 	// Out are the members of the generation before that were left out although they had stopped in
 	// time: others do not reach them, or they are at fault.
 	Out []ID `json:",omitempty"`
+	// Fault is the one of Out that is at fault, 0 for none.
+	Fault ID `json:",omitempty"`
 }
 
 // First returns the first generation, whose members begin with one state.

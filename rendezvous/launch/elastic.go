@@ -34,6 +34,9 @@ const (
 	// before their first step, unless they were idle. After that the host is at fault and gets no
 	// more processes: it may have too little memory, so that the kernel kills them.
 	maxFaults = 5
+	// stayLooks is after how many looks it is told who has not ended after the last step, and then
+	// after twice as many, and so on: it may save what it has trained, or wait for ever.
+	stayLooks = 5
 )
 
 // pool replaces the processes of an elastic job.
@@ -48,10 +51,11 @@ type pool struct {
 
 	job *elastic.Observer
 
-	mu     sync.Mutex
-	view   elastic.View // of the current generation
-	fit    map[int]bool // numbers of processes of past generations that have done a step
-	behind map[int]bool // numbers of live processes that the others have left behind
+	mu   sync.Mutex
+	view elastic.View // of the current generation
+	fit  map[int]bool // numbers of processes of past generations that have done a step
+	// numbers of live processes that the others have left behind; false: by a fault of their own
+	behind map[int]bool
 	idle   map[int]bool // numbers of processes that were ready when they ended, and not needed yet
 
 	over    chan error // reports that no process has the parameters any more
@@ -127,25 +131,26 @@ func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
 		p.fit[int(id)-1] = p.fit[int(id)-1] || v.Next() > p.view.Next()
 	}
 	for _, id := range behind {
-		p.behind[int(id)-1] = true
+		p.behind[int(id)-1] = id != v.Fault
 	}
 	p.view = v
 }
 
-// allows returns how long a process may go on with what it does once the others have left it behind
-// or wait for it; 0 means any time. The launcher of a host has no pool and cannot tell: it returns
+// allows returns how long a process may go on with what it does once it takes no part any more, or
+// the others have left it behind or wait for it; 0 means any time. The launcher of a host has no pool and cannot tell: it returns
 // 0.
 func (p *pool) allows(number int, patience time.Duration) time.Duration {
 	if p == nil {
 		return 0
 	}
 	p.mu.Lock()
-	behind := p.behind[number]
+	_, behind := p.behind[number]
 	p.mu.Unlock()
-	behind = behind && !p.job.Left(elastic.ID(number+1)) // its last step may have been under way
+	over, done := p.job.Over(elastic.ID(number + 1))
 	ids, whole := p.job.Awaited()
 	switch awaited := slices.Contains(ids, elastic.ID(number+1)); {
-	case behind, awaited && whole:
+	case done: // it may save what it has trained, also where the others have left it behind then
+	case behind, over, awaited && whole:
 		return patience / 2
 	case awaited: // it may have the state of the training
 		return patience

@@ -51,6 +51,7 @@ type watch struct {
 	timer <-chan time.Time // when to send next, nil for never
 	next  syscall.Signal
 
+	stays   int           // looks in which only processes that have done the last step ran
 	patient bool          // hear set the timer, and any failure here replaces it
 	looked  time.Time     // at processes
 	away    time.Duration // how long this process was stopped, if too long for an elastic job
@@ -413,6 +414,33 @@ func (w *watch) endHalted() {
 			w.endHung(r)
 		}
 	}
+	w.tellWhoStays()
+}
+
+// tellWhoStays tells for whom the job waits once nobody but processes that have done the last step
+// is left.
+func (w *watch) tellWhoStays() {
+	var all []string
+	for _, r := range w.ranks {
+		if r.over {
+			continue
+		}
+		if _, done := w.pool.job.Over(elastic.ID(r.number + 1)); !done {
+			return
+		}
+		name := fmt.Sprintf("process %d", r.number)
+		if r.host != nil {
+			name += " on " + r.host.Name
+		} else if r.cmd != nil {
+			name += fmt.Sprintf(" (pid %d)", r.cmd.Process.Pid)
+		}
+		all = append(all, name)
+	}
+	if w.stays++; w.stays >= stayLooks && w.stays%stayLooks == 0 &&
+		w.stays/stayLooks&(w.stays/stayLooks-1) == 0 {
+		w.notice(fmt.Sprintf("the job waits for %s: the last step was done, and its program has "+
+			"not ended for %v", strings.Join(all, ", "), time.Duration(w.stays)*w.job.times.look))
+	}
 }
 
 // kill kills one process of an elastic job.
@@ -436,6 +464,6 @@ func (w *watch) endHung(r *rank) {
 	}
 	r.hung = true
 	w.notice(fmt.Sprintf("process %d hangs: the others have waited for it, or have gone on "+
-		"without it, for %v: killing it", r.number, limit))
+		"without it, or it has closed its part and not ended, for %v: killing it", r.number, limit))
 	w.kill(r)
 }
