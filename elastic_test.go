@@ -1283,8 +1283,8 @@ func TestAnErrorAfterTheLastStepFailsTheJob(t *testing.T) {
 	}
 }
 
-// TestAProcessIsOverOnceItHasEnded: one that closes its part before the last step and stays is ended
-// when the others have done that, and of one that stays after it the launcher tells.
+// TestAProcessIsOverOnceItHasEnded: one that closes its part before the last step and stays is
+// ended when the others have done that, and of one that stays after it the launcher tells.
 func TestAProcessIsOverOnceItHasEnded(t *testing.T) {
 	t.Setenv("EURYALE_BACKEND", "host")
 	t.Setenv("EURYALE_TIMEOUT", "4s")

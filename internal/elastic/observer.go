@@ -66,8 +66,8 @@ func (o *Observer) Idle(id ID) bool {
 	return ready && o.job.view.Rank(id) < 0
 }
 
-// Over reports whether a process takes no part in the job any more, and whether it has done the last
-// step: one that has closed its part before another one had done more steps has not.
+// Over reports whether a process takes no part in the job any more, and whether it has done the
+// last step: one that has closed its part before another one had done more steps has not.
 func (o *Observer) Over(id ID) (over, done bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

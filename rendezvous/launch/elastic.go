@@ -137,8 +137,8 @@ func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
 }
 
 // allows returns how long a process may go on with what it does once it takes no part any more, or
-// the others have left it behind or wait for it; 0 means any time. The launcher of a host has no pool and cannot tell: it returns
-// 0.
+// the others have left it behind or wait for it; 0 means any time. The launcher of a host has no
+// pool and cannot tell: it returns 0.
 func (p *pool) allows(number int, patience time.Duration) time.Duration {
 	if p == nil {
 		return 0
