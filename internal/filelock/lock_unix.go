@@ -15,9 +15,14 @@ const NoFollow = unix.O_NOFOLLOW
 
 // TryLock locks a file until it is closed, or the process ends. The error wraps ErrHeld if another
 // open file has the lock.
-func TryLock(f *os.File) error {
+func TryLock(f *os.File) error { return lock(f, unix.LOCK_EX) }
+
+// TryShare is TryLock for a lock that any number of open files may have, if none has TryLock's.
+func TryShare(f *os.File) error { return lock(f, unix.LOCK_SH) }
+
+func lock(f *os.File, how int) error {
 	for {
-		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err {
+		switch err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err {
 		case unix.EINTR:
 		case unix.EWOULDBLOCK:
 			return ErrHeld

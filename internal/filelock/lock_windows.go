@@ -14,9 +14,14 @@ const NoFollow = 0
 // TryLock locks a file until it is closed, or the process ends. The error wraps ErrHeld if another
 // open file has the lock. It is on a byte far behind the content: nobody else can read what Windows
 // has locked.
-func TryLock(f *os.File) error {
+func TryLock(f *os.File) error { return lock(f, windows.LOCKFILE_EXCLUSIVE_LOCK) }
+
+// TryShare is TryLock for a lock that any number of open files may have, if none has TryLock's.
+func TryShare(f *os.File) error { return lock(f, 0) }
+
+func lock(f *os.File, how uint32) error {
 	at := windows.Overlapped{OffsetHigh: 1 << 30}
-	const how = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
+	how |= windows.LOCKFILE_FAIL_IMMEDIATELY
 	err := windows.LockFileEx(windows.Handle(f.Fd()), how, 0, 1, 0, &at)
 	switch {
 	case errors.Is(err, windows.ERROR_LOCK_VIOLATION), errors.Is(err, windows.ERROR_IO_PENDING):

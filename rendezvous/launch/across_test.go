@@ -257,6 +257,47 @@ func TestHostsWaitForOneThatTakesLongerToCopy(t *testing.T) {
 	}
 }
 
+// TestJobOnHostsGoesOnAfterAPauseOfItsLauncher: of less than EURYALE_TIMEOUT.
+func TestJobOnHostsGoesOnAfterAPauseOfItsLauncher(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("it takes 6 seconds: set EURYALE_FULL=1")
+	}
+	fakeSSH(t, "")
+	over := filepath.Join(t.TempDir(), "over")
+	cmd := exec.Command(os.Args[0], "-c", "echo up; until [ -e "+over+" ]; do sleep 0.1; done")
+	cmd.Env = append(os.Environ(), asHelper+"=launcher of hosts", "EURYALE_TIMEOUT=20s")
+	out := newOutput()
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.await(t, 2, "up")
+	cmd.Process.Signal(syscall.SIGSTOP)
+	time.Sleep(silence + 2*beat)
+	cmd.Process.Signal(syscall.SIGCONT)
+	time.Sleep(beat)
+	if err := os.WriteFile(over, nil, 0o600); err != nil {
+		t.Error(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestAlarmRingsAfterASilence(t *testing.T) {
+	began := time.Now()
+	rang := make(chan time.Duration, 1)
+	a := newAlarm(2*beat, func() { rang <- time.Since(began) })
+	a.Stop()
+	time.Sleep(beat / 2)
+	a.Reset()
+	time.Sleep(beat * 3 / 2)
+	a.Reset()
+	if after := <-rang; after < 5*beat/2 {
+		t.Errorf("it rings after %v", after)
+	}
+}
+
 func TestLostHostIsReplacedByASpareOrLeftOut(t *testing.T) {
 	script := `echo $RANK $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $(basename $HOME)
 		if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then
@@ -387,6 +428,10 @@ func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
 		{"head() { echo head: no space >&2; return 1; }; head; exit 1", "head: no space"},
 		{`for last; do :; done; cache=%s/.cache/euryale/run; mkdir -p $cache; chmod 750 $cache`,
 			"run must be a directory of this user alone, and is drwxr-x---"},
+		{"mkdir -p %s/.cache; chmod 777 %s/.cache",
+			"which others may write (drwxrwxrwx): they could have another program started: run " +
+				"chmod go-w "},
+		{"mkdir -p %s/.cache; chmod 757 %s", "/a, which others may write (drwxr-xrwx)"},
 		{"mkdir -p %s; touch %s/.cache", "run cannot be used: remove it, or set XDG_CACHE_HOME"},
 		{"echo euryale-host Plan9 mips", "host a: program "},
 		{"echo a login script that goes on; exit 0", "host a: ssh has ended with exit status 0"},

@@ -39,8 +39,8 @@
 //     over one connection. It first copies this program and Job.Program, unless the host has
 //     files with the same content. Over the connection Run tells the host to start and signal
 //     processes, and hears what they print and how they end ([Serve]). The hosts' ranks end
-//     with the connection. Both ends send every half second, so a silent one is noticed
-//     within 4 seconds. After a failure, Run restarts all ranks, and a spare replaces a lost
+//     with the connection. Both ends send every half second: a host that is silent for
+//     4 seconds is lost, and one that hears nothing for EURYALE_TIMEOUT ends its ranks. After a failure, Run restarts all ranks, and a spare replaces a lost
 //     host.
 //   - Elastic jobs. With Job.Elastic, Run replaces processes that end, and serves the register
 //     from which the others learn of it. On Hosts, a process replaces one of the same host, or
@@ -67,6 +67,6 @@
 //	hosts.go           lists of hosts
 //	across.go          runs a job on hosts; remote.go is one of them, behind ssh
 //	serve.go           is a host's end of it; protocol.go is what the two tell each other
-//	kit.go             prepares the files that hosts get
+//	kit.go, cache.go   prepare the files that hosts get, and hold them there
 //	verdict.go         decides which rank failed first; failed.go words it
 package launch

@@ -4,6 +4,7 @@ package launch
 
 import (
 	"os"
+	"path/filepath"
 	"syscall"
 )
 
@@ -19,6 +20,9 @@ func (f family) wait() *os.ProcessState {
 	}
 	return state
 }
+
+// pathOf returns the path that an open directory had.
+func pathOf(f *os.File) (string, error) { return filepath.Abs(f.Name()) }
 
 // stopped returns false: there is no way to ask without reaping the process.
 func (f family) stopped() bool { return false }

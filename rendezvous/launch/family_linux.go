@@ -4,7 +4,9 @@ package launch
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +24,15 @@ func (f family) wait() *os.ProcessState {
 	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 	}
 	return nil
+}
+
+// pathOf returns a path that leads to an open directory while this process lives, wherever it is.
+func pathOf(f *os.File) (string, error) {
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
+	if _, err := os.Stat(path); err != nil { // without /proc
+		return filepath.Abs(f.Name())
+	}
+	return path, nil
 }
 
 // stopped reports whether the process is stopped.

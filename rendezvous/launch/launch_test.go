@@ -44,6 +44,12 @@ func TestMain(m *testing.M) {
 		Run(context.Background(),
 			Job{Program: "/bin/sh", Args: []string{"-c", "sleep 100 & echo $!; echo $$; exec sleep 100"},
 				Ranks: 3, Stdout: os.Stdout})
+	case "launcher of hosts": // of the shell and the script that its arguments name
+		os.Setenv(asHelper, "")
+		if err := Run(context.Background(), Job{Program: "sh", Args: os.Args[1:], Ranks: 2,
+			Hosts: []Host{{"a", 1}, {"b", 1}}, Stdout: os.Stdout}); err != nil {
+			panic(err)
+		}
 	case "builder": // of the package that its argument names
 		os.Setenv(asHelper, "")
 		Run(context.Background(), Job{Program: os.Args[1], Ranks: 1})

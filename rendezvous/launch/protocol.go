@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"encoding/gob"
 	"io"
+	"sync"
 	"time"
 )
 
 const (
-	// beat is the time between signs of life. silence is the time after which the other end of a
-	// connection counts as dead. Together with the default Job.Grace it keeps a lost connection
-	// from holding ranks for longer than 5 seconds.
+	// beat is the time between signs of life. silence is the time after which a host counts as lost,
+	// and the least after which a host gives up its launcher: that may be stopped for a while.
 	beat    = 500 * time.Millisecond
 	silence = 4 * time.Second
 )
@@ -67,17 +67,73 @@ func speak[M any](to io.Writer, messages <-chan M, over <-chan struct{}) {
 	}
 }
 
-// hear takes messages until the connection ends, and returns why it did. The timer goes off after a
-// silence.
-func hear[M any](from io.Reader, late *time.Timer, take func(M)) error {
+// hear takes messages until the connection ends, and returns why it did. The alarm is of silence.
+func hear[M any](from io.Reader, late *alarm, take func(M)) error {
 	defer late.Stop()
-	for decoder := gob.NewDecoder(from); ; late.Reset(silence) {
+	for decoder := gob.NewDecoder(from); ; late.Reset() {
 		var m M
 		if err := decoder.Decode(&m); err != nil {
 			return err
 		}
 		late.Stop() // reading the output of ranks may take any time
 		take(m)
+	}
+}
+
+// alarm does something after a silence. It counts the beats of this process: while this is stopped,
+// what others send waits to be read.
+type alarm struct {
+	ring func()
+
+	mu          sync.Mutex
+	limit, left time.Duration
+	next        *time.Timer // nil while the alarm is off
+}
+
+// newAlarm returns an alarm that is on.
+func newAlarm(limit time.Duration, ring func()) *alarm {
+	a := &alarm{limit: limit, ring: ring}
+	a.Reset()
+	return a
+}
+
+// Reset begins the silence anew.
+func (a *alarm) Reset() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.left = a.limit
+	if a.next == nil {
+		a.next = time.AfterFunc(beat, a.count)
+	}
+}
+
+// Stop turns the alarm off, until Reset.
+func (a *alarm) Stop() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.next != nil {
+		a.next.Stop()
+		a.next = nil
+	}
+}
+
+// setLimit makes the silence longer or shorter, from the next Reset on.
+func (a *alarm) setLimit(limit time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.limit = limit
+}
+
+func (a *alarm) count() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch a.left -= beat; {
+	case a.next == nil: // it was turned off meanwhile
+	case a.left > 0:
+		a.next.Reset(beat)
+	default:
+		a.next = nil
+		go a.ring()
 	}
 }
 

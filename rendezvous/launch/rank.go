@@ -114,6 +114,14 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// where names the host of the rank, if it has one, before what is said of the rank.
+func (r *rank) where() string {
+	if r.host == nil {
+		return ""
+	}
+	return "host " + r.host.Name + ": "
+}
+
 // input gives rank 0 the input of the job. A rank is not a foreground process: if it read the
 // terminal itself, it would be stopped.
 func (w *watch) input(r *rank) error {

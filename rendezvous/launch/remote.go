@@ -181,7 +181,7 @@ func (h *remote) send(f file) error {
 	}
 	defer content.Close()
 	for left := f.size; left > 0 && err == nil; left -= 1e6 {
-		late.Reset(stallTime)
+		late.Reset()
 		_, err = io.CopyN(h.in, content, min(left, 1e6))
 	}
 	if err != nil {
@@ -252,9 +252,9 @@ func (h *remote) endAll(w *watch, why error) {
 	}
 }
 
-// mustSpeakWithin cuts the connection unless the timer is stopped in time.
-func (h *remote) mustSpeakWithin(limit time.Duration) *time.Timer {
-	return time.AfterFunc(limit, func() {
+// mustSpeakWithin cuts the connection unless the alarm is turned off in time.
+func (h *remote) mustSpeakWithin(limit time.Duration) *alarm {
+	return newAlarm(limit, func() {
 		h.cutOff(fmt.Sprintf("nothing was heard of it for %v", limit))
 	})
 }

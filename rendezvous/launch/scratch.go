@@ -31,7 +31,7 @@ func newScratch() (*scratch, error) {
 			return nil, fmt.Errorf("make a directory to build in: %w: set TMPDIR to a directory "+
 				"that you can write", err)
 		}
-		lock, err := lockDirectory(path)
+		lock, err := lockDirectory(path, filelock.TryLock)
 		if err == nil && isThere(lock) {
 			return &scratch{path, lock}, nil
 		}
@@ -73,7 +73,7 @@ func (s *scratch) remove() {
 func expire(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, scratchName))
 	for _, path := range left {
-		if lock, err := lockDirectory(path); err == nil {
+		if lock, err := lockDirectory(path, filelock.TryLock); err == nil {
 			filelock.Remove(lock, func() error { return os.RemoveAll(path) }) // or the next one
 		}
 	}

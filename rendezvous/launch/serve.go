@@ -22,6 +22,7 @@ type server struct {
 	orders chan order
 	news   chan news
 	over   <-chan struct{} // closed when the connection has ended
+	cache  cache
 }
 
 // maxOrders bounds the queue of orders, which lets signs of life be heard while orders wait.
@@ -29,7 +30,7 @@ const maxOrders = 2 * MaxRanks
 
 // Serve runs this machine's ranks in an attempt at a job on hosts. The launcher of the job starts
 // it by ssh, sends its orders over in and hears over out. When in ends or nothing comes from there
-// for 4 seconds, ranks get SIGTERM, then SIGKILL after the grace. advise says what this machine
+// for EURYALE_TIMEOUT, ranks get SIGTERM, then SIGKILL after the grace. advise says what this machine
 // lacks for GPUs, in one line each; it is called before a program that uses them starts.
 //
 // Serve returns nil when in, and with it the ranks, have ended; otherwise the cause of ctx or an
@@ -39,7 +40,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := &server{make(chan order, maxOrders), make(chan news), ctx.Done()}
+	s := &server{orders: make(chan order, maxOrders), news: make(chan news), over: ctx.Done()}
 	go s.listen(in, cancel) // ends with in, or with this process
 	port, err := freePort()
 	if err != nil {
@@ -77,10 +78,13 @@ func (s *server) tell(n news) {
 
 // listen takes orders until there are no more.
 func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
-	late := time.AfterFunc(silence, func() { cancel(errOver) })
+	late := newAlarm(silence, func() { cancel(errOver) })
 	err := hear(in, late, func(o order) {
-		if o == (order{}) {
+		switch {
+		case o == (order{}):
 			return
+		case o.Task != nil: // a stopped launcher that goes on in time has lost nothing
+			late.setLimit(max(silence, patience(slices.Concat(os.Environ(), o.Task.Env))))
 		}
 		select {
 		case s.orders <- o:
@@ -97,14 +101,15 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 // run runs a task until ctx ends. It sends news of the processes; the error is about what comes
 // before them.
 func (s *server) run(ctx context.Context, t task, advise func() []string) error {
-	self, err := os.Executable()
+	self, err := s.cache.self()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	program, err := t.program(self)
+	program, err := t.program(self, &s.cache)
 	if err != nil {
 		return err
 	}
+	s.cache.expire()
 	command, err := interpreted(program)
 	if err != nil {
 		return err
@@ -178,19 +183,24 @@ func (w *watch) obey(o order) {
 	}
 }
 
-// program returns the path of the program. self is the path of this one.
-func (t task) program(self string) (string, error) {
+// program returns the path of the program, which the cache holds unless it is the host's. self is
+// the path of this one.
+func (t task) program(self string, c *cache) (string, error) {
 	if t.Hash == "" && t.Program == filepath.Base(self) {
 		return self, nil
 	}
 	if t.Hash == "" {
 		return find(t.Program)
 	}
-	path := filepath.Join(filepath.Dir(filepath.Dir(self)), t.Hash, t.Program)
-	f, err := newFile(path)
+	dir, err := c.hold(t.Hash)
+	path := filepath.Join(dir, t.Program)
+	var f file
+	if err == nil {
+		f, err = newFile(path)
+	}
 	if err == nil && f.hash != t.Hash {
-		err = errors.Join(fmt.Errorf("%s is damaged: run again to copy it anew", path),
-			os.Remove(path))
+		err = errors.Join(fmt.Errorf("%s is damaged: run again to copy it anew",
+			filepath.Join(t.Hash, t.Program)), os.Remove(path))
 	}
 	if err != nil {
 		return "", fmt.Errorf("check the copy of the program: %w", err)

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/elastic"
 )
 
 // beTraced is a rank whose number 1 SIGKILL does not end: as long as a process that traces it does
@@ -256,5 +258,73 @@ func TestRankMayEndByItselfAfterAJobThatHasFailedElsewhere(t *testing.T) {
 	job, _ = elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 0`)
 	if err := Run(t.Context(), job); err != nil {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestAJobWhoseProcessesAreAllStoppedGoesOn: a freeze of the machine is no fault of a process. One
+// that is stopped while another one has the state is killed, on this machine and on hosts.
+func TestAJobWhoseProcessesAreAllStoppedGoesOn(t *testing.T) {
+	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 3, Elastic: &Elastic{Least: 1},
+		times: defaultTimes()}
+	for _, host := range []*remote{nil, {orders: make(chan order, 4)}} {
+		there := newWatch(job, nil)
+		there.exits = make(chan ending, job.Ranks)
+		for n := range job.Ranks {
+			r, err := there.newRank(n)
+			if err == nil {
+				err = there.startHere(r, nil)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		w := there
+		if host != nil {
+			w = newWatch(job, nil)
+			for n := range job.Ranks {
+				w.add(&rank{number: n, host: host})
+			}
+			there.orders, there.heard = make(chan order), func(n news) { host.take(w, n) }
+		}
+		// process 3 has no state yet
+		view := elastic.First(1, 2, 3)
+		view.At[2] = elastic.Position{}
+		w.pool = &pool{job: elastic.NewObserver(nil, view, nil)}
+		send := func(n int, s syscall.Signal, state string) {
+			there.ranks[n].family.send(s)
+			for there.ranks[n].state() != state {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		look := func() {
+			for range 2 * stoppedLooks {
+				there.endStopped()
+				if host != nil {
+					w.endStopped()
+				}
+				for host != nil && len(host.orders) > 0 {
+					there.obey(<-host.orders)
+				}
+			}
+		}
+		for n := range job.Ranks {
+			send(n, syscall.SIGSTOP, "T")
+		}
+		look()
+		send(2, syscall.SIGCONT, "S")
+		look()
+		time.Sleep(20 * time.Millisecond) // a killed process takes less
+		if len(there.exits) > 0 {
+			t.Errorf("%+v, though all that have the state are stopped", <-there.exits)
+		}
+		send(0, syscall.SIGCONT, "S")
+		look()
+		if e := <-there.exits; e.rank != 1 || e.Status != killedBy(syscall.SIGKILL) {
+			t.Errorf("%+v, though process 1 is stopped", e)
+		}
+		for _, n := range []int{0, 2} {
+			there.ranks[n].signal(syscall.SIGKILL)
+			<-there.exits
+		}
 	}
 }

@@ -3,13 +3,12 @@
 package launch
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/euryale-ml/euryale/internal/filelock"
 )
 
 // family is a process with those that it starts: the process group that it leads.
@@ -44,19 +43,21 @@ const canInherit = true
 
 func inodeOf(info os.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Ino }
 
-// lockDirectory locks a directory of this user. The error is filelock.ErrHeld if another process
-// holds the lock. The lock ends with the file, or with the process.
-func lockDirectory(path string) (*os.File, error) {
+// lockDirectory locks a directory that only this user may write. The error is filelock.ErrHeld if
+// another process holds the lock. The lock ends with the file, or with the process.
+func lockDirectory(path string, lock func(*os.File) error) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
 	var stat unix.Stat_t
-	if err = unix.Fstat(int(f.Fd()), &stat); err == nil && int(stat.Uid) != os.Getuid() {
-		err = unix.EPERM
+	err = unix.Fstat(int(f.Fd()), &stat)
+	if err == nil && (int(stat.Uid) != os.Getuid() || stat.Mode&0o022 != 0) {
+		err = fmt.Errorf("directory %s is not one that only user %d may write: remove it", path,
+			os.Getuid())
 	}
 	if err == nil {
-		err = filelock.TryLock(f)
+		err = lock(f)
 	}
 	if err != nil {
 		f.Close()

@@ -10,8 +10,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/windows"
-
-	"github.com/euryale-ml/euryale/internal/filelock"
 )
 
 // family is a process with those that it starts: a job object, which ends with the launcher.
@@ -102,6 +100,9 @@ func newGuard() *guard            { return nil }
 func (g *guard) tell(string, any) {}
 func (g *guard) close()           {}
 
+// pathOf returns the path of an open directory's lock, without the lock.
+func pathOf(f *os.File) (string, error) { return filepath.Abs(filepath.Dir(f.Name())) }
+
 // wasEnded reports whether a process was ended from outside.
 func wasEnded(status syscall.WaitStatus) bool {
 	return status.ExitCode == endedCode || status.ExitCode == breakCode
@@ -118,12 +119,12 @@ func inodeOf(os.FileInfo) uint64 { return 0 }
 
 // lockDirectory locks a directory through a file in it. The error is filelock.ErrHeld if another
 // process holds the lock. The lock ends with the file, or with the process.
-func lockDirectory(path string) (*os.File, error) {
+func lockDirectory(path string, lock func(*os.File) error) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(path, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := filelock.TryLock(f); err != nil {
+	if err := lock(f); err != nil {
 		f.Close()
 		return nil, err
 	}

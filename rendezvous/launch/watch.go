@@ -65,11 +65,16 @@ type watch struct {
 func newWatch(j Job, env []string) *watch {
 	w := &watch{job: j, env: env, screen: newScreen(), exits: make(chan ending),
 		over: make(chan struct{}), oom: newOOM(os.DirFS("/"))}
-	w.patience = rendezvous.DefaultTimeout
-	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
-		w.patience = set
-	}
+	w.patience = patience(env)
 	return w
+}
+
+// patience is how long the ranks of an environment wait for each other.
+func patience(env []string) time.Duration {
+	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
+		return set
+	}
+	return rendezvous.DefaultTimeout
 }
 
 // attempt makes attempt n, which counts from 0.
@@ -408,7 +413,7 @@ func (w *watch) endHalted() {
 			r.halts = 0
 		}
 		if r.halts == stoppedLooks {
-			w.notice(fmt.Sprintf("process %d is stopped: killing it", r.number))
+			w.notice(fmt.Sprintf("%sprocess %d is stopped: killing it", r.where(), r.number))
 			w.kill(r)
 		} else if !stopped[r] {
 			w.endHung(r)

@@ -1,0 +1,103 @@
+//go:build linux
+
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// copyOf is a job on host a whose program, a copy in the cache, runs a script.
+func copyOf(t *testing.T, script string, ranks int) (Job, *output) {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	job, out, _ := onHosts(t, "", ranks, "a")
+	job.Program, job.Args, job.Hosts[0].Slots = program, nil, ranks
+	return job, out
+}
+
+func TestCopiesThatALiveJobUsesStay(t *testing.T) {
+	homes := fakeSSH(t, "")
+	over := filepath.Join(homes, "over")
+	job, out := copyOf(t, "echo up; until [ -e "+over+" ]; do sleep 0.02; done", 1)
+	ended := make(chan error, 1)
+	go func() { ended <- Run(t.Context(), job) }()
+	out.await(t, 1, "up")
+	dir := homes + "/a/.cache/euryale/run/"
+	used, err := filepath.Glob(dir + "*")
+	if err != nil || len(used) != 2 {
+		t.Fatalf("%q, %v", used, err)
+	}
+	hour := time.Now().Add(time.Hour)
+	for n := range keptCopies + 3 { // later ones, and others of long ago
+		later, old := fmt.Sprint(dir, "sha256-later", n), fmt.Sprint(dir, "sha256-old", n)
+		err = errors.Join(err, os.Mkdir(later, 0o700), os.Chtimes(later, hour, hour),
+			os.Mkdir(old, 0o700), os.Chtimes(old, time.Unix(1, 0), time.Unix(1, 0)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, _ := copyOf(t, "exit", 1)
+	if err := Run(t.Context(), other); err != nil {
+		t.Error(err)
+	}
+	left, err := filepath.Glob(dir + "*")
+	if err != nil || !slices.Contains(left, used[0]) || !slices.Contains(left, used[1]) ||
+		len(left) > keptCopies+3 || strings.Contains(fmt.Sprint(left), "old") {
+		t.Errorf("%d are left: %q, %v", len(left), left, err)
+	}
+	if err := errors.Join(os.WriteFile(over, nil, 0o600), <-ended); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestACopyIsStartedWhateverOthersMakeOfItsPath: what others have put there might run instead when
+// a process is replaced.
+func TestACopyIsStartedWhateverOthersMakeOfItsPath(t *testing.T) {
+	homes := fakeSSH(t, "")
+	job, out := copyOf(t, `n=${EURYALE_ELASTIC#*'"Process":'}
+		await() { until [ -e `+homes+`/$1 ]; do sleep 0.02; done; }
+		case ${n%%,*} in
+		1) await over;;
+		2) echo up; await moved; exit 3;;
+		3) echo good; touch `+homes+`/over;;
+		esac`, 2)
+	job.Elastic = &Elastic{Least: 1}
+	ended := make(chan error, 1)
+	go func() { ended <- Run(t.Context(), job) }()
+	out.await(t, 1, "up")
+	cache := homes + "/a/.cache"
+	err := os.Rename(cache, homes+"/elsewhere")
+	copies, _ := filepath.Glob(homes + "/elsewhere/euryale/run/*/program")
+	for _, path := range copies {
+		evil := filepath.Join(cache, strings.TrimPrefix(path, homes+"/elsewhere"))
+		err = errors.Join(err, os.MkdirAll(filepath.Dir(evil), 0o700), os.WriteFile(evil,
+			[]byte("echo evil; touch "+homes+"/over"), 0o700))
+	}
+	if err != nil || len(copies) != 1 {
+		t.Fatal(copies, err)
+	}
+	err = errors.Join(os.WriteFile(homes+"/moved", nil, 0o600), <-ended)
+	if err != nil || !strings.Contains(out.String(), "good") {
+		t.Errorf("%v, %s", err, out)
+	}
+}
+
+func TestACacheBelowAFolderWithTheStickyBitIsUsed(t *testing.T) {
+	homes := fakeSSH(t, "")
+	home := homes + "/a"
+	err := errors.Join(os.Mkdir(home, 0o700), os.Chmod(home, 0o777|os.ModeSticky))
+	job, out := copyOf(t, "echo up", 1)
+	if err := errors.Join(err, Run(t.Context(), job)); err != nil || out.String() != "[0] up\n" {
+		t.Errorf("%v, %s", err, out)
+	}
+}
