@@ -75,6 +75,9 @@ func (usageError) ExitCode() int   { return usageCode }
 func (e usageError) Unwrap() error { return e.error }
 
 func main() {
+	if isInit() {
+		os.Exit(asInit())
+	}
 	ctx, stop := signalContext(syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], &streams{os.Stdin, os.Stdout, os.Stderr}, os.Exit))

@@ -29,7 +29,9 @@ func (f family) wait() *os.ProcessState {
 // pathOf returns a path that leads to an open directory while this process lives, wherever it is.
 func pathOf(f *os.File) (string, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
-	if _, err := os.Stat(path); err != nil { // without /proc
+	mine, err1 := f.Stat()
+	there, err2 := os.Stat(path)
+	if errors.Join(err1, err2) != nil || !os.SameFile(mine, there) { // without a /proc of its own
 		return filepath.Abs(f.Name())
 	}
 	return path, nil

@@ -1,0 +1,66 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// zombies returns the children of a process that have ended and were not reaped.
+func zombies(parent int) (found []string) {
+	all, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range all {
+		text, _ := os.ReadFile(path)
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if strings.HasPrefix(rest, fmt.Sprintf("Z %d ", parent)) {
+			found = append(found, string(text))
+		}
+	}
+	return found
+}
+
+// TestProcess1OfAContainerReapsOrphansAndPassesSignalsOn: where namespaces of processes can be made.
+func TestProcess1OfAContainerReapsOrphansAndPassesSignalsOn(t *testing.T) {
+	cmd := command(t, "run", "-n", "1", "sh", "-c", `
+		for n in 1 2 3; do sh -c 'sleep 0.1 &'; done; sleep 0.3
+		trap "echo told; exit 7" TERM; echo up; while :; do sleep 0.01; done`)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if os.Getuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	var stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = write, &stderr
+	err = cmd.Start()
+	write.Close()
+	if err != nil {
+		t.Skipf("needs the right to make a namespace of processes: %v", err)
+	}
+	text := make([]byte, 100)
+	n, err := read.Read(text)
+	if string(text[:n]) != "up\n" {
+		t.Errorf("it says %q, %v, %s", text[:n], err, &stderr)
+	}
+	for end := time.Now().Add(10 * time.Second); len(zombies(cmd.Process.Pid)) > 0; {
+		if time.Sleep(time.Millisecond); time.Now().After(end) {
+			t.Fatalf("not reaped: %q", zombies(cmd.Process.Pid))
+		}
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	n, _ = read.Read(text)
+	cmd.Wait() // the code says how it has ended
+	if code := cmd.ProcessState.ExitCode(); string(text[:n]) != "told\n" || code != 128+15 {
+		t.Errorf("it says %q, and ends with %d, %s", text[:n], code, &stderr)
+	}
+}
