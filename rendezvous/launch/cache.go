@@ -2,6 +2,7 @@ package launch
 
 import (
 	"cmp"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +20,13 @@ type cache struct{ held []*os.File }
 
 // hold returns a path of a copy's directory, for as long as this process lives.
 func (c *cache) hold(dir string) (path string, err error) {
-	f, err := lockDirectory(dir, filelock.TryShare)
+	f, err := lockDirectory(dir, func(f *os.File) error {
+		err := filelock.TryShare(f)
+		if errors.Is(err, filelock.ErrUnsupported) { // those that were used last stay there
+			return nil
+		}
+		return err
+	})
 	if err != nil {
 		return "", err
 	}
