@@ -315,7 +315,7 @@ func TestAJobWhoseProcessesAreAllStoppedGoesOn(t *testing.T) {
 		look()
 		time.Sleep(20 * time.Millisecond) // a killed process takes less
 		if len(there.exits) > 0 {
-			t.Errorf("%+v, though all that have the state are stopped", <-there.exits)
+			t.Fatalf("%+v, though all that have the state are stopped", <-there.exits)
 		}
 		send(0, syscall.SIGCONT, "S")
 		look()
