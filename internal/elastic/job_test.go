@@ -355,3 +355,26 @@ func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
 		})
 	}
 }
+
+// TestHoldersAreThoseThatAreKnownToHaveTheState: a newcomer once it has posted so.
+func TestHoldersAreThoseThatAreKnownToHaveTheState(t *testing.T) {
+	view := First(1, 2, 3)
+	view.At[2] = Position{}
+	o := NewObserver(nil, view, nil)
+	for _, c := range []struct {
+		e    Event
+		want []ID
+	}{
+		{nil, []ID{1, 2}},
+		{Dead{1}, []ID{2}},
+		{Posted{ID: 3, Generation: 0, Position: Position{Phase: Empty}}, []ID{2}},
+		{Posted{ID: 3, Generation: 0, Position: Position{Phase: Computing}}, []ID{2, 3}},
+	} {
+		if c.e != nil {
+			c.e.apply(o.job)
+		}
+		if got := o.Holders(); !slices.Equal(got, c.want) {
+			t.Errorf("after %+v: %v, want %v", c.e, got, c.want)
+		}
+	}
+}

@@ -45,13 +45,14 @@ func (o *Observer) Awaited() (ids []ID, whole bool) {
 	return o.job.awaited()
 }
 
-// Holders returns the members that are alive and have entered their generation with the state of
-// the training.
+// Holders returns the members that are alive and have the state of the training, as they had when
+// they entered their generation, or have posted since.
 func (o *Observer) Holders() (ids []ID) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for rank, id := range o.job.view.Members {
-		if o.job.view.At[rank].Phase != Empty && !o.job.dead[id] {
+		has := o.job.view.At[rank].Phase != Empty || o.job.posted[id].Position.Phase != Empty
+		if has && !o.job.dead[id] {
 			ids = append(ids, id)
 		}
 	}
