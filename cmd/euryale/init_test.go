@@ -27,7 +27,8 @@ func zombies(parent int) (found []string) {
 	return found
 }
 
-// TestProcess1OfAContainerReapsOrphansAndPassesSignalsOn: where namespaces of processes can be made.
+// TestProcess1OfAContainerReapsOrphansAndPassesSignalsOn: where there can be namespaces of
+// processes.
 func TestProcess1OfAContainerReapsOrphansAndPassesSignalsOn(t *testing.T) {
 	args := []string{"run", "-n", "1", "sh", "-c", `
 		for n in 1 2 3; do sh -c 'sleep 0.1 &'; done; sleep 0.3

@@ -40,8 +40,8 @@
 //     files with the same content. Over the connection Run tells the host to start and signal
 //     processes, and hears what they print and how they end ([Serve]). The hosts' ranks end
 //     with the connection. Both ends send every half second: a host that is silent for
-//     4 seconds is lost, and one that hears nothing for EURYALE_TIMEOUT ends its ranks. After a failure, Run restarts all ranks, and a spare replaces a lost
-//     host.
+//     4 seconds is lost, and one that hears nothing for EURYALE_TIMEOUT ends its ranks. After
+//     a failure, Run restarts all ranks, and a spare replaces a lost host.
 //   - Elastic jobs. With Job.Elastic, Run replaces processes that end, and serves the register
 //     from which the others learn of it. On Hosts, a process replaces one of the same host, or
 //     of a lost host.

@@ -42,8 +42,8 @@ func TestMain(m *testing.M) {
 	case "launcher": // of a program that says its process's number and a child's, and sleeps
 		os.Setenv(asHelper, "")
 		Run(context.Background(),
-			Job{Program: "/bin/sh", Args: []string{"-c", "sleep 100 & echo $!; echo $$; exec sleep 100"},
-				Ranks: 3, Stdout: os.Stdout})
+			Job{Program: "/bin/sh", Args: []string{"-c",
+				"sleep 100 & echo $!; echo $$; exec sleep 100"}, Ranks: 3, Stdout: os.Stdout})
 	case "launcher of hosts": // of the shell and the script that its arguments name
 		os.Setenv(asHelper, "")
 		if err := Run(context.Background(), Job{Program: "sh", Args: os.Args[1:], Ranks: 2,

@@ -38,8 +38,8 @@ func (o *oom) explain(e ending) string {
 		return ""
 	}
 	o.seen++
-	return fmt.Sprintf("out of memory: the kernel has killed a process for that (oom_kill in /%s); "+
-		"give the job more memory, or let it need less", file)
+	return fmt.Sprintf("out of memory: the kernel has killed a process for that (oom_kill in "+
+		"/%s); give the job more memory, or let it need less", file)
 }
 
 // oomKills returns how many processes the kernel has killed for lack of memory in the cgroup of

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// beat is the time between signs of life. silence is the time after which a host counts as lost,
-	// and the least after which a host gives up its launcher: that may be stopped for a while.
+	// beat is the time between signs of life. silence is the time after which a host counts as
+	// lost, and the least after which it gives up its launcher: that may be stopped for a while.
 	beat    = 500 * time.Millisecond
 	silence = 4 * time.Second
 )
