@@ -8,11 +8,11 @@ import (
 	"hash"
 	"io"
 	"maps"
-	"os"
 	"slices"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
@@ -121,7 +121,7 @@ func encodeTensors(w io.Writer, tensors map[string]stored, said remarks, rule fi
 
 // readTensors reads what writeTensors has written.
 func readTensors(path string) (map[string]stored, error) {
-	f, err := os.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, err
 	}

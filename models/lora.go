@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"gorgonia.org/tensor"
@@ -201,12 +200,7 @@ func (m *Model) copied(a *adapter, name string) (bool, error) {
 	if base.file == nil || a.replaced[own] != "" {
 		return false, nil
 	}
-	x, err := a.tensors[name].Read(name)
-	if err != nil {
-		return false, err
-	}
-	y, err := base.file.Read(base.name)
-	return err == nil && slices.Equal(x.Shape, y.Shape) && equal(x.Data, y.Data), err
+	return equal(stored{name: name, file: a.tensors[name]}, base)
 }
 
 // isAdapter reports whether a learnable is one of the matrices of an adapter, or a bias of B.

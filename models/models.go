@@ -23,6 +23,7 @@ type Model struct {
 	dir     string
 	text    []byte // of config.json
 	files   []*safetensors.File
+	headers int64 // bytes of theirs
 	weights located
 	adapter *adapter // nil for none
 	built   bool     // a graph, by Logits

@@ -28,6 +28,9 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 	"special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
 	"tekken.json", "chat_template.jinja", "chat_template.json"}
 
+// maxText is the most bytes of such a file.
+const maxText = 256 << 20
+
 // outdated are the files that programs would take for a part of a model, as patterns with numbers
 // of five digits for stars: its other files of weights, and an adapter.
 var outdated = []string{indexName, "model-*-of-*.safetensors", "pytorch_model.bin",
@@ -79,7 +82,7 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 		return err
 	}
 	for _, name := range besides {
-		text, err := os.ReadFile(filepath.Join(m.dir, name))
+		text, err := files.Read(filepath.Join(m.dir, name), maxText)
 		if err == nil {
 			r.texts[name] = text
 		} else if r.outdated = append(r.outdated, name); !errors.Is(err, fs.ErrNotExist) {
@@ -126,7 +129,7 @@ type replacing struct {
 // been written; after an error before tensors are replaced it is there again.
 func (r replacing) write() error {
 	main := filepath.Join(r.dir, r.main)
-	was, err := os.ReadFile(main)
+	was, err := files.Read(main, maxText)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = os.MkdirAll(r.dir, 0o777)
 	}
@@ -161,7 +164,7 @@ func (r replacing) write() error {
 // changesTexts reports whether a file of text is not there as it will be.
 func (r replacing) changesTexts() bool {
 	for name, text := range r.texts {
-		was, err := os.ReadFile(filepath.Join(r.dir, name))
+		was, err := files.Read(filepath.Join(r.dir, name), maxText)
 		if err != nil || !bytes.Equal(was, text) {
 			return true
 		}

@@ -26,6 +26,8 @@ import (
 const (
 	weightsName = "model.safetensors"
 	indexName   = weightsName + ".index.json"
+	// maxHeaders is the most bytes of the headers of all files.
+	maxHeaders = 64 << 20
 	// maxIndex is the most bytes of an index. Those of models of 1,000 layers have 2 MB.
 	maxIndex = 64 << 20
 )
@@ -93,6 +95,9 @@ func (m *Model) open(path string, all located) error {
 		return err
 	}
 	m.files = append(m.files, file)
+	if m.headers += file.HeaderBytes(); m.headers > maxHeaders {
+		return fmt.Errorf("%s: the headers of all files have more than %d bytes", path, maxHeaders)
+	}
 	for _, name := range file.Names() {
 		if other := all[name]; other != nil {
 			return fmt.Errorf("%s and %s both have %s", other.Name(), path, name)
@@ -153,31 +158,36 @@ func (m *Model) leaveOut() error {
 	if !m.Tied || head == nil || embedding.file == nil || embedding.name == headName {
 		return nil
 	}
-	a, err := head.Read(headName)
-	if err != nil {
-		return err
-	}
-	b, err := embedding.file.Read(embedding.name)
-	if err != nil {
-		return err
-	}
-	if slices.Equal(a.Shape, b.Shape) && equal(a.Data, b.Data) {
+	same, err := equal(stored{name: headName, file: head}, embedding)
+	if same {
 		delete(m.weights, headName)
-	} else {
-		m.Tied = false
 	}
-	return nil
+	m.Tied = same
+	return err
 }
 
-// equal reports whether buffers have the same numbers.
-func equal(a, b backend.Buffer) bool {
-	if a.DType() == b.DType() {
-		return bytes.Equal(a.Bytes(), b.Bytes())
+// equal reports whether tensors have the same shape and numbers. Those of another shape are not
+// read.
+func equal(a, b stored) (bool, error) {
+	_, shape, _ := a.file.Of(a.name)
+	if _, other, _ := b.file.Of(b.name); !slices.Equal(shape, other) {
+		return false, nil
 	}
-	x, err := numbers(a)
-	y, wrong := numbers(b)
-	return err == nil && wrong == nil && x.DType() == y.DType() && bytes.Equal(x.Bytes(), y.Bytes())
+	x, err := a.file.Read(a.name)
+	y, wrong := b.file.Read(b.name)
+	if err = errors.Join(err, wrong); err != nil {
+		return false, err
+	}
+	if x.Data.DType() != y.Data.DType() {
+		x.Data, err = numbers(x.Data)
+		y.Data, wrong = numbers(y.Data)
+	}
+	return err == nil && wrong == nil && x.Data.DType() == y.Data.DType() &&
+		bytes.Equal(x.Data.Bytes(), y.Data.Bytes()), nil
 }
+
+// largestMask is the most elements of a tensor that is looked at: GPT-2 has 1,024 positions.
+const largestMask = 4096 * 4096
 
 // redundant reports whether a tensor is a causal mask, the number that GPT-2 had for hidden scores,
 // or the angles of rotary positions.
@@ -185,6 +195,9 @@ func (m *Model) redundant(name string) (bool, error) {
 	mask, hidden := strings.HasSuffix(name, ".attn.bias"), strings.HasSuffix(name, ".masked_bias")
 	angles := strings.HasSuffix(name, ".rotary_emb.inv_freq")
 	if !(m.Type == gpt2 && (mask || hidden)) && !(m.Type != gpt2 && angles) {
+		return false, nil
+	}
+	if _, shape, _ := m.weights[name].Of(name); tensor.ProdInts(shape) > largestMask {
 		return false, nil
 	}
 	t, err := m.weights[name].Read(name)

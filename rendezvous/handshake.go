@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 const (
@@ -95,11 +96,17 @@ func unpackIdentity(b []byte) (identity, error) {
 	return id, u.done()
 }
 
-// Printable escapes control characters in the text of a peer, except newlines and tabs.
+// Printable escapes in the text of others what a terminal or a page would not show as it is:
+// control characters, except newlines and tabs, and those that change the direction of text or have
+// no width. Everything of a peer or of another's file goes through it before it is shown.
 func Printable(text string) string {
+	hidden := func(c rune) bool { return c != '\n' && c != '\t' && !strconv.IsPrint(c) }
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, hidden) {
+		return text
+	}
 	var b strings.Builder
 	for _, c := range text {
-		if c == '\n' || c == '\t' || strconv.IsPrint(c) {
+		if !hidden(c) {
 			b.WriteRune(c)
 			continue
 		}

@@ -1,12 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"path/filepath"
 
 	"github.com/euryale-ml/euryale/internal/files"
 	page "github.com/euryale-ml/euryale/observe/report"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // reportCmd is "euryale report".
@@ -32,8 +32,11 @@ func (c *reportCmd) Run(s *streams) error {
 	if err != nil {
 		return err
 	}
-	out := cmp.Or(c.Out, filepath.Join(c.Dir, "report.html"))
-	if err := files.Replace(out, job.WriteHTML); err != nil {
+	out, replace := c.Out, files.Replace
+	if out == "" { // others may have put a link there
+		out, replace = filepath.Join(c.Dir, "report.html"), files.ReplaceHere
+	}
+	if err := replace(out, job.WriteHTML); err != nil {
 		return err
 	}
 	if c.Trace != "" {
@@ -41,6 +44,6 @@ func (c *reportCmd) Run(s *streams) error {
 			return err
 		}
 	}
-	_, err = fmt.Fprintln(s.out, out)
+	_, err = fmt.Fprintln(s.out, rendezvous.Printable(out))
 	return err
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,5 +55,33 @@ func TestReportOfNothingSaysHowToMakeSome(t *testing.T) {
 		if code, _, errs := commandLine("report", dir); code != 1 || !strings.Contains(errs, want) {
 			t.Errorf("code %d: %s", code, errs)
 		}
+	}
+}
+
+// TestReportReplacesALinkAndNotWhatItLeadsTo: others may have put it into their folder. A link that
+// the user names is theirs.
+func TestReportReplacesALinkAndNotWhatItLeadsTo(t *testing.T) {
+	dir := t.TempDir()
+	logs, victim, own := filepath.Join(dir, "logs"), filepath.Join(dir, "victim"),
+		filepath.Join(dir, "own")
+	page, log := filepath.Join(logs, "report.html"), filepath.Join(logs, "attempt_0", "rank_0.log")
+	err := errors.Join(os.MkdirAll(filepath.Dir(log), 0o700), os.WriteFile(log, nil, 0o600),
+		os.WriteFile(victim, []byte("old"), 0o600), os.Symlink("../victim", page),
+		os.WriteFile(own, nil, 0o600), os.Symlink("own", own+".html"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"report", logs}, {"report", "-o", own + ".html", logs}} {
+		if code, _, errs := commandLine(args...); code != 0 {
+			t.Fatalf("code %d, %s", code, errs)
+		}
+	}
+	text, err := os.ReadFile(victim)
+	if info, wrong := os.Lstat(page); errors.Join(err, wrong) != nil || string(text) != "old" ||
+		!info.Mode().IsRegular() {
+		t.Errorf("the victim has %q, the page is %v: %v", text, info.Mode(), err)
+	}
+	if text, err := os.ReadFile(own); err != nil || len(text) == 0 {
+		t.Errorf("the user's own file has %q, %v", text, err)
 	}
 }

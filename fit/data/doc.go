@@ -16,8 +16,9 @@
 //	held, _, err := data.CSV("held.csv", "species", data.MappingOf(samples))
 //
 // Readers trust no file: if one is truncated, or has another format or wrong numbers, they return
-// an error that names it. They allocate no more than a small multiple of the file's length. Files
-// whose name ends in .gz are unpacked, to at most 4 GiB.
+// an error that names it. Files are regular ones: a pipe, as /dev/stdin may be, is refused. They
+// allocate no more than a small multiple of the file's length. Files whose name ends in .gz are
+// unpacked, to at most 4 GiB.
 //
 // [fit.ReadMapping]: https://pkg.go.dev/github.com/euryale-ml/euryale/fit#ReadMapping
 // [fit.Set]: https://pkg.go.dev/github.com/euryale-ml/euryale/fit#Set

@@ -387,7 +387,7 @@ var unread = []string{".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", 
 
 // decode returns the red, green and blue planes of an image.
 func decode(path string, h, w int) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
-	"os"
 	"strings"
 
 	"gorgonia.org/tensor"
@@ -152,7 +151,7 @@ const limit = 4 << 30
 
 // contents returns a file, unpacked if its name ends in .gz.
 func contents(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, err
 	}

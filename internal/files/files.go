@@ -1,5 +1,5 @@
-// Package files replaces files so that readers, and a machine that crashes, have the old or the new
-// one, whole, and reads them with a bound.
+// Package files opens files that others may have written, and replaces files so that readers, and a
+// machine that crashes, have the old or the new one, whole.
 package files
 
 import (
@@ -10,15 +10,63 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"syscall"
 )
 
-// Read returns a file of at most so many bytes, which others may have written.
+// Open opens a file for reading that others may have written. What is no regular file, such as a
+// pipe, is refused at once: a reader would wait until somebody writes to it. So is a long file that
+// is nearly all holes: memory is taken for what a file has, and its length alone costs nothing.
+func Open(path string) (*os.File, error) {
+	return opened(os.OpenFile(path, os.O_RDONLY|noWait, 0))
+}
+
+// OpenIn is Open in a directory, out of which no link leads.
+func OpenIn(dir *os.Root, name string) (*os.File, error) {
+	return opened(dir.OpenFile(name, os.O_RDONLY|noWait, 0))
+}
+
+// A file of more than mostHoles bytes may have mostOfDisk times as many as the disk has for it: no
+// file system compresses anything but zeros that well.
+const (
+	mostHoles  = 256 << 20
+	mostOfDisk = 64
+)
+
+// opened checks a file that has been opened.
+func opened(f *os.File, err error) (*os.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = fmt.Errorf("%s: %w", f.Name(), ErrNoFile)
+	case info.Size() > mostHoles && info.Size()/mostOfDisk > onDisk(info) &&
+		(onDisk(info) > 0 || hollow(f)):
+		err = fmt.Errorf("%s has %d bytes, of which the disk has %d: it is not whole, take "+
+			"another copy", f.Name(), info.Size(), onDisk(info))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// hollow reports whether a file begins with zeros: of others it is not known what the disk has.
+func hollow(f *os.File) bool {
+	var head [4096]byte
+	n, _ := f.ReadAt(head[:], 0)
+	return head == [4096]byte{} && n == len(head)
+}
+
+// Read returns a file of at most so many bytes, opened by Open.
 func Read(path string, most int) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +109,7 @@ func Empty(text json.RawMessage) bool {
 	return v == nil
 }
 
-// ErrNoFile is the error of Replace for a path of something else, such as a directory.
+// ErrNoFile is the error for a path of something else, such as a directory or a pipe.
 var ErrNoFile = errors.New("it is no file")
 
 // Replace makes a file with another name beside its place, and renames it when it is on the disk.
@@ -71,7 +119,13 @@ func Replace(path string, put func(w io.Writer) error) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
 	}
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+	return ReplaceHere(path, put)
+}
+
+// ReplaceHere is Replace for a name that the user has not given: a link of that name, which others
+// may have put there, is replaced, and what it leads to stays as it is.
+func ReplaceHere(path string, put func(w io.Writer) error) error {
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type()&^fs.ModeSymlink != 0 {
 		return fmt.Errorf("%s: %w", path, ErrNoFile)
 	}
 	dir, base := filepath.Split(path)

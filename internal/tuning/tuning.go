@@ -91,10 +91,13 @@ func Broken(path string, why error) error {
 		"delete it, and measure again by euryale bench --tune", path, why)
 }
 
+// mostBytes is how long a file may be: each section has a few hundred rows.
+const mostBytes = 16 << 20
+
 // open returns the sections of a file.
 func open(path string) (map[string]json.RawMessage, error) {
 	file := map[string]json.RawMessage{}
-	text, err := os.ReadFile(path)
+	text, err := files.Read(path, mostBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return file, nil
 	}

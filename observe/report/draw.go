@@ -166,10 +166,11 @@ type lanes map[[2]int]float64
 // timeline draws a step with all ranks: a row for each, and in it a lane for each queue.
 func timeline(s *trainStep) template.HTML {
 	var rows drawing
-	at, height := rows.lanes(s.calls)
+	calls := s.calls[:min(len(s.calls), mostCalls)]
+	at, height := rows.lanes(calls)
 	scale := (timelineWidth - timelineLeft) / max(s.Millis, 1e-6)
 	drawn := lanes{}
-	for _, c := range s.calls {
+	for _, c := range calls {
 		lane := [2]int{c.Process, c.Thread}
 		from := timelineLeft + max(0, (c.Start-s.from).Millis()*scale)
 		to := min(timelineWidth, timelineLeft+(c.end()-s.from).Millis()*scale)

@@ -68,8 +68,9 @@ type timelineStep struct {
 //
 // Errors: those of w.
 func (j *Job) WriteHTML(w io.Writer) error {
+	part := func(n, most int64) int64 { return int64(80 * float64(n) / float64(max(most, 1))) }
 	text, err := template.New("page").Funcs(template.FuncMap{"bytes": bytesText,
-		"part": func(n, most int64) int64 { return 80 * n / most }}).Parse(pageText)
+		"part": part}).Parse(pageText)
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
@@ -77,8 +78,8 @@ func (j *Job) WriteHTML(w io.Writer) error {
 }
 
 func (j *Job) page() *page {
-	p := &page{Job: j.name, Size: j.size, Remarks: j.remarks, Steps: j.steps,
-		Matrix: j.matrix(), Plans: j.plans}
+	p := &page{Job: j.name, Size: j.size, Steps: j.steps, Matrix: j.matrix(), Plans: j.plans}
+	p.Remarks = j.remarks
 	p.Some, p.Charts = thinned(p.Steps, mostLate/max(p.Size, 1)), j.charts()
 	p.Slow, p.Usual = slowest(p.Steps, mostSlow)
 	if p.Usual != nil {
@@ -89,7 +90,7 @@ func (j *Job) page() *page {
 		p.Matrix = nil
 	}
 	for _, row := range p.Matrix {
-		p.Most = max(p.Most, slices.Max(row))
+		p.Most = max(p.Most, slices.Max(append(row, 0)))
 	}
 	for _, m := range j.plans {
 		p.Charts = append(p.Charts, m.chart())

@@ -17,13 +17,22 @@ type trainStep struct {
 	calls    []*event
 }
 
-// longestPeriod is the largest number of calls of a rank in a step.
-const longestPeriod = 2048
+const (
+	longestPeriod = 2048    // the largest number of calls of a rank in a step
+	mostCompared  = 1 << 15 // calls of a rank in which a period is looked for
+	mostTimes     = 1 << 23 // numbers, of ranks in steps
+	mostReasons   = 4       // calls that only a slow step has
+)
 
 // cut cuts the traces of a generation into steps; none if their calls do not repeat. after is the
 // number of steps in earlier generations.
 func (j *Job) cut(traces []*trace, after int) (all []*trainStep) {
 	ends := traces[0].ends()
+	if most := max(mostTimes/max(j.size, 1)-after, 0); len(ends) > most {
+		j.remark("there are more steps than a page shows: the first %d are left out",
+			len(ends)-most)
+		ends = ends[len(ends)-most:]
+	}
 	number := make(map[callID]int, len(ends))
 	for i, end := range ends {
 		s := &trainStep{Number: after + i, Late: make([]float64, j.size)}
@@ -114,6 +123,7 @@ func (t *trace) ends() (ids []callID) {
 // period returns the number of names after which nearly all repeat, 0 if they do not.
 func period(names []string) int {
 	shares, best := []float64{0}, 0.0
+	names = names[:min(len(names), mostCompared)]
 	for p := 1; p <= min(len(names)/2, longestPeriod); p++ {
 		same := 0
 		for i := range len(names) - p {
@@ -209,7 +219,8 @@ func (s *trainStep) why(middle *trainStep) string {
 		usual[purpose(c)] = true
 	}
 	for _, c := range s.calls {
-		if what := purpose(c); !usual[what] && !slices.Contains(more, what) {
+		if what := purpose(c); !usual[what] && len(more) < mostReasons &&
+			!slices.Contains(more, what) {
 			more = append(more, what)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"regexp"
 	"slices"
 
@@ -75,39 +74,100 @@ func (t *trace) jobOf() string {
 	return name
 }
 
+// leastEvent is how many bytes of a file an event of a rank has at least, but for a few, such as
+// names, that have so many together.
+const leastEvent, leastEvents = 128, 4096
+
 // readTrace returns nil for a file that is not a trace.
-func readTrace(path string, id traceID) (*trace, error) {
-	text, err := os.ReadFile(path)
-	if err == nil && len(text) == 0 { // a session makes the file when it starts
-		err = errors.New("the trace is empty: the rank was killed, or still runs")
-	}
-	var file chrome.File
-	if err == nil {
-		err = json.Unmarshal(text, &file)
-	}
-	if err != nil || file.Events == nil {
+func readTrace(in io.Reader, id traceID) (*trace, error) {
+	file, key := json.NewDecoder(in), json.Token(nil)
+	first, err := file.Token()
+	switch {
+	case err == io.EOF: // a session makes the file when it starts
+		return nil, errors.New("the trace is empty: the rank was killed, or still runs")
+	case id.rank >= mostSize:
+		return nil, fmt.Errorf("a page shows %d ranks", mostSize)
+	case first != json.Delim('{'):
 		return nil, err
 	}
-	t := &trace{traceID: id, common: map[callID]*event{}}
-	for _, e := range file.Events {
-		switch {
-		case e == nil:
-		case e.Args.Fields == nil || e.Category != chrome.Collective && e.Category != chrome.Part:
-			t.names = append(t.names, e)
-		default:
-			e.Process = id.rank    // in the job
-			if id.generation > 0 { // its calls are counted from the start again
-				e.Args.Group += fmt.Sprintf(" of generation %d", id.generation)
+	var t *trace
+	for err == nil && file.More() {
+		if key, err = file.Token(); err != nil || key != "traceEvents" || t != nil {
+			err = cmp.Or(err, file.Decode(&json.RawMessage{}))
+			continue
+		}
+		t = &trace{traceID: id, common: map[callID]*event{}}
+		if first, err = file.Token(); err == nil && first != json.Delim('[') {
+			return nil, nil
+		}
+		texts, all := map[string]string{}, int64(0)
+		for err == nil && file.More() {
+			var e *chrome.Event
+			err = file.Decode(&e)
+			if all++; err == nil && all*leastEvent > file.InputOffset()+leastEvents {
+				err = fmt.Errorf("events of less than %d bytes are not those of a rank", leastEvent)
 			}
-			c := &event{Event: e}
-			if c.whole() {
-				c.kind, _ = backend.ParseKind(c.Name)
-				t.common[c.id()] = c
+			if err == nil && e != nil {
+				err = t.add(e, texts)
 			}
-			t.calls = append(t.calls, c)
+		}
+		if err == nil {
+			_, err = file.Token() // the end of the array
 		}
 	}
+	if err == nil {
+		_, err = file.Token()
+	}
+	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errors.New("unexpected end of JSON input")
+	}
+	if err != nil {
+		return nil, err
+	}
 	return t, nil
+}
+
+// The bounds of numbers in a trace: sums of them are none beyond 64 bits.
+const (
+	mostNanos = 1 << 61 // since 1970: in 2043
+	mostOfAll = 1 << 40 // bytes of a call, and whatever else is counted
+)
+
+// add adds an event. Its texts are kept once.
+func (t *trace) add(e *chrome.Event, texts map[string]string) error {
+	all := []*string{&e.Name, &e.Category, &e.Phase, &e.Args.Label}
+	f := e.Args.Fields
+	if f != nil {
+		all = append(all, &f.Group, &f.DType, &f.Algorithm, &f.Error)
+		if f.Rank < 0 || f.Rank >= mostSize || f.Bytes < 0 || f.Bytes > mostOfAll || e.Start < 0 ||
+			e.Start > mostNanos || e.Took < 0 || e.Took > mostNanos {
+			return errors.New("it has a rank, a size or a time that no call has")
+		}
+		f.What = clean(f.What) // it has a number
+	}
+	for _, text := range all {
+		if kept, known := texts[*text]; known {
+			*text = kept
+		} else {
+			kept = clean(*text)
+			texts[*text], *text = kept, kept
+		}
+	}
+	if f == nil || e.Category != chrome.Collective && e.Category != chrome.Part {
+		t.names = append(t.names, e)
+		return nil
+	}
+	e.Process = t.rank    // in the job
+	if t.generation > 0 { // its calls are counted from the start again
+		f.Group += fmt.Sprintf(" of generation %d", t.generation)
+	}
+	c := &event{Event: e}
+	if c.whole() {
+		c.kind, _ = backend.ParseKind(c.Name)
+		t.common[c.id()] = c
+	}
+	t.calls = append(t.calls, c)
+	return nil
 }
 
 // WriteChrome writes the traces of all ranks as one, on the clock of the first.

@@ -51,6 +51,9 @@ func at(sent bool, n int64) int64 {
 	return 0
 }
 
+// mostPairs is how many times a call is counted from one rank to another.
+const mostPairs = 1 << 28
+
 // matrix returns the bytes that all calls of the traces have sent, by sender and receiver.
 func (j *Job) matrix() [][]int64 {
 	if len(j.traces) == 0 {
@@ -73,22 +76,27 @@ func (j *Job) matrix() [][]int64 {
 			}
 		}
 	}
-	sums := make([][]int64, j.size)
+	members := map[string][]int{} // ranks in a group whose traces there are
+	for m := range ranks {
+		members[m.group] = append(members[m.group], m.rank)
+	}
+	sums, pairs := make([][]int64, j.size), 0
 	for r := range sums {
 		sums[r] = make([]int64, len(sums))
 	}
 	for id, c := range largest {
-		n, root := sizes[id.group], 0
+		n, root, all := sizes[id.group], 0, members[id.group]
 		if c.Args.Root != nil {
 			root = *c.Args.Root
 		}
-		for from := range n {
-			for to := range n {
-				a, known := ranks[member{id.group, from}]
-				b, there := ranks[member{id.group, to}]
-				if known && there {
-					sums[a][b] += sent(c.kind, c.Args.Algorithm, n, root, c.Args.Bytes, from, to)
-				}
+		if pairs += len(all) * len(all); pairs > mostPairs {
+			j.remark("bytes from rank to rank are left out: too many calls of too many ranks")
+			return make([][]int64, j.size)
+		}
+		for _, from := range all {
+			for _, to := range all {
+				sums[ranks[member{id.group, from}]][ranks[member{id.group, to}]] +=
+					sent(c.kind, c.Args.Algorithm, n, root, c.Args.Bytes, from, to)
 			}
 		}
 	}

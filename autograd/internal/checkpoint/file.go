@@ -74,18 +74,17 @@ type Reader struct {
 // has another length than the record says.
 func Open(dir string, s Stamp, name string) (*Reader, error) {
 	path := filepath.Join(dir, name)
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, &Damaged{Path: path, Cause: err}
-	}
-	r := &Reader{f: f, sum: NewChecksum()}
-	info, err := f.Stat()
+	r := &Reader{sum: NewChecksum()}
+	info, err := os.Stat(path)
 	if err == nil {
 		r.Bytes = info.Size()
 		err = r.expect(s, name)
 	}
+	if err == nil {
+		r.f, err = files.Open(path)
+	}
 	if err != nil {
-		return nil, &Damaged{Path: path, Cause: errors.Join(err, f.Close())}
+		return nil, &Damaged{Path: path, Cause: err}
 	}
 	return r, nil
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // The files of a checkpoint: the record, the state that ranks share, and the state of each rank.
@@ -130,7 +132,7 @@ func ReadRecord(dir string) (text []byte, s Stamp, err error) {
 		err = fmt.Errorf("it has %d bytes, and a record has at most %d", info.Size(), MaxRecord)
 	}
 	if err == nil {
-		text, err = os.ReadFile(path)
+		text, err = files.Read(path, MaxRecord)
 	}
 	if err == nil {
 		if err = unseal(text); err == nil {

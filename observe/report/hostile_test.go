@@ -1,0 +1,160 @@
+//go:build unix
+
+package report
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unicode"
+)
+
+// call is an event of a trace, with changed arguments.
+func call(seq int, args, text string) string {
+	return fmt.Sprintf(`{"name":"allreduce","cat":"collective","ph":"X","ts":%d.000,"dur":5.000,`+
+		`"pid":0,"tid":%d,"args":{"call":"allreduce of %s (call %d)","group":"g","rank":0,`+
+		`"bytes":8,"count":1,"dtype":"f32","seq":%[2]d%[5]s}}`, 1000*seq, seq, text, seq, args)
+}
+
+func traced(calls ...string) string {
+	return `{"traceEvents":[` + strings.Join(calls, ",") + `]}`
+}
+
+func many(n int, f func(i int) string) (all []string) {
+	for i := range n {
+		all = append(all, f(i))
+	}
+	return all
+}
+
+// evil has characters that move a cursor, in 7 and 8 bits, turn text round or are not seen.
+const evil = "x\u001b[2J\u009b2J\u202e\u2066\u200b"
+
+// TestAStrangersFilesCostLittle: time, memory and pages do not grow with numbers in files, and what
+// is left out is said.
+func TestAStrangersFilesCostLittle(t *testing.T) {
+	good := traced(many(300, func(i int) string { return call(i, "", "w") })...)
+	link := func(to string) func(string) error {
+		return func(path string) error { return os.Symlink(to, path) }
+	}
+	for name, c := range map[string]struct {
+		file string
+		text string
+		make func(path string) error // instead of the text
+		says string                  // in a remark
+	}{
+		"a rank of 2^62": {"trace.1.json", traced(call(1, `,"rank":4611686018427387904`, "w")),
+			nil, "no call has"},
+		"a rank below 0": {"trace.1.json", traced(call(1, `,"rank":-1`, "w")), nil,
+			"no call has"},
+		"bytes of 2^62": {"trace.1.json", traced(call(1, `,"bytes":4611686018427387904`, "w")),
+			nil, "no call has"},
+		"a large number":   {"trace.99999.json", good, nil, "shows 4096 ranks"},
+		"the largest rank": {"trace.4095.json", good, nil, ""},
+		"small events": {"trace.1.json", traced(many(1e6, func(int) string {
+			return "{}"
+		})...), nil, "not those of a rank"},
+		"one queue a call": {"trace.1.json", traced(many(60_000, func(i int) string {
+			return call(i, "", "w")
+		})...), nil, ""},
+		"other calls": {"trace.1.json", traced(many(30_000, func(i int) string {
+			return call(i, "", fmt.Sprint("w", i))
+		})...), nil, ""},
+		"deep JSON": {"trace.1.json", strings.Repeat("[", 1e7), nil, ""},
+		"deep events": {"trace.1.json", `{"traceEvents":[{"args":` + strings.Repeat("[", 1e7), nil,
+			"max depth"},
+		"a log of no line": {"attempt_0/rank_1.log", strings.Repeat("x", 2<<20), nil,
+			"too long"},
+		"a log of a number":     {"attempt_0/rank_99999.log", "x", nil, "shows 4096 ranks"},
+		"a log of a longer one": {"attempt_0/rank_4611686018427387904.log", "x", nil, ""},
+		"many notes": {"attempt_0/launcher_0.log", strings.Repeat("2026-11-26T20:00:00.000Z x\n",
+			1<<20), nil, "more notes"},
+		"a long note": {"attempt_0/launcher_0.log", "2026-11-26T20:00:00.000Z x\n" +
+			strings.Repeat("y\n", 4<<20), nil, ""},
+		"many curves": {"attempt_0/rank_0.log", strings.Join(many(1e5, func(i int) string {
+			return fmt.Sprintf("epoch 1: c%d=1", i)
+		}), "\n"), nil, "more curves"},
+		"wide rows":   {"epochs.csv", "epoch" + strings.Repeat(",", 12<<20), nil, "too long"},
+		"short rows":  {"epochs.csv", "epoch\n" + strings.Repeat("1\n", 7<<20), nil, ""},
+		"many epochs": {"epochs.jsonl", strings.Repeat("{\"Epoch\":1}\n", 1<<20), nil, ""},
+		"no numbers":  {"epochs.csv", "epoch,x\nNaN,1\nInf,NaN\n1e308,-1e308\n1,1e308\n", nil, ""},
+		"small steps": {"plan.json", `{"arena_bytes":1,"steps":[` + strings.Repeat("{},", 2<<20) +
+			`{}]}`, nil, "steps"},
+		"a negative plan": {"plan.json", `{"arena_bytes":-1,"beside":{"x":-9223372036854775808},` +
+			`"steps":[{"bytes":-1}]}`, nil, ""},
+		"a pipe": {"trace.1.json", "", func(path string) error {
+			return syscall.Mkfifo(path, 0o600)
+		}, ""},
+		"a device":     {"trace.1.json", "", link("/dev/zero"), ""},
+		"a link out":   {"attempt_0/rank_1.log", "", link("/etc/passwd"), ""},
+		"a loop":       {"loop", "", link("."), ""},
+		"a long hole":  {"trace.1.json", "", holes, "not whole"},
+		"a log of it":  {"attempt_0/rank_1.log", "", holes, "not whole"},
+		"a plan of it": {"plan.json", "", holes, "not whole"},
+	} {
+		dir := t.TempDir()
+		put(t, filepath.Join(dir, "trace.0.json"), good)
+		path := filepath.Join(dir, c.file)
+		if put(t, path, c.text); c.make != nil {
+			if err := errors.Join(os.Remove(path), c.make(path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		began := time.Now()
+		j := read(t, dir)
+		page := pageOf(t, j)
+		runtime.ReadMemStats(&after)
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("%s: %v", name, took)
+		}
+		if all := after.TotalAlloc - before.TotalAlloc; all > 600<<20 || len(page) > 16<<20 {
+			t.Errorf("%s: %d MB of memory, a page of %d bytes", name, all>>20, len(page))
+		}
+		if told := strings.Join(j.remarks, "\n"); !strings.Contains(told, c.says) {
+			t.Errorf("%s: no %q in the remarks %q", name, c.says, told)
+		}
+		if strings.Contains(page, "root:") {
+			t.Errorf("%s: the page has what a link leads to", name)
+		}
+	}
+}
+
+// holes makes a file that claims a length.
+func holes(path string) error {
+	return errors.Join(os.WriteFile(path, []byte(`{"arena_bytes":1`), 0o600),
+		os.Truncate(path, 1<<40))
+}
+
+// TestNoTextOfAFileIsInThePageAsItIs: whatever the file.
+func TestNoTextOfAFileIsInThePageAsItIs(t *testing.T) {
+	text := fmt.Sprintf("%q", evil)
+	text = strings.ReplaceAll(text[1:len(text)-1], `\x1b`, `\u001b`)
+	dir := filepath.Join(t.TempDir(), "d"+evil)
+	put(t, filepath.Join(dir, "trace.0.json"), traced(many(300, func(i int) string {
+		return call(i, `,"algorithm":"`+text+`","error":"`+text+`","group":"`+text+`"`, text)
+	})...))
+	put(t, filepath.Join(dir, "attempt_0", "rank_0.log"), "panic: "+evil+"\nepoch 1: a=2\n")
+	put(t, filepath.Join(dir, "attempt_0", "launcher_0.log"), "2026-11-26T20:00\u009b000Z "+evil)
+	put(t, filepath.Join(dir, "epochs.csv"), "epoch,"+evil+"\n1,2\n")
+	put(t, filepath.Join(dir, evil+".json"), `{"arena_bytes":1,"beside":{"`+text+`":1},"steps":`+
+		`[{"does":"`+text+`","bytes":1}]}`)
+	put(t, filepath.Join(dir, evil+".1.json"), "{")
+	j := read(t, dir)
+	page := pageOf(t, j)
+	for _, c := range page {
+		if c != '\n' && c != '\t' && !unicode.IsPrint(c) {
+			t.Fatalf("the page has %q", c)
+		}
+	}
+	if n := strings.Count(page, `\u202e`); n < 8 {
+		t.Errorf("the page has the texts %d times:\n%s", n, page)
+	}
+}
