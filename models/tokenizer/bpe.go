@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"math"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -10,10 +11,10 @@ type bpe struct {
 	bytes    bool // words of the vocabulary are bytes, not letters
 	ids      map[string]int32
 	merges   map[[2]int32]merge
-	whole    bool // a word of the vocabulary is itself, whatever the merges: ignore_merges
-	fallback *[256]int32
-	unknown  int32 // -1: what the vocabulary has not is left out
-	fuse     bool  // neighbours that are unknown are one
+	whole    bool        // a word of the vocabulary is itself, whatever the merges: ignore_merges
+	fallback *[256]int32 // -1: there is no such token
+	unknown  int32       // -1: what the vocabulary has not is left out
+	fuse     bool        // neighbours that are unknown are one
 }
 
 type merge struct{ rank, id int32 }
@@ -68,7 +69,7 @@ func (m *bpe) symbols(word string) []symbol {
 		n := int32(len(symbols))
 		symbols = append(symbols, symbol{id: id, before: n - 1, after: n + 1})
 	}
-	unknown := false // what is before is
+	pending := false // a token for what is unknown, which bytes of other letters overtake
 	for at := 0; at < len(word); {
 		n := 1
 		if !m.bytes {
@@ -79,21 +80,36 @@ func (m *bpe) symbols(word string) []symbol {
 		id, known := m.ids[letter]
 		switch {
 		case known:
+			if pending {
+				add(m.unknown)
+			}
 			add(id)
-		case m.fallback != nil:
+			pending = false
+		case m.fallsBack(letter):
 			for _, b := range []byte(letter) {
 				add(m.fallback[b])
 			}
-			known = true
-		case m.unknown >= 0 && !(unknown && m.fuse):
-			add(m.unknown)
+		case m.unknown >= 0:
+			if pending && !m.fuse {
+				add(m.unknown)
+			}
+			pending = true
 		}
-		unknown = !known
+	}
+	if pending {
+		add(m.unknown)
 	}
 	if n := len(symbols); n > 0 {
 		symbols[n-1].after = -1
 	}
 	return symbols
+}
+
+// fallsBack reports whether there are tokens for all bytes of a letter.
+func (m *bpe) fallsBack(letter string) bool {
+	return m.fallback != nil && !slices.ContainsFunc([]byte(letter), func(b byte) bool {
+		return m.fallback[b] < 0
+	})
 }
 
 // offer queues the pair of a symbol and the one after it, if they merge.

@@ -1,7 +1,9 @@
 package tokenizer
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -34,17 +36,40 @@ var (
 		"end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"}
 )
 
-// onlyKeys returns an error for a key of an object that is not among some, and has a value that is
-// not null, false or empty.
+// inside are the keys of objects that are values of some keys, or elements of these.
+var inside = map[string][]string{
+	"pattern": {"String", "Regex"}, "single": {"SpecialToken", "Sequence"},
+	"pair": {"SpecialToken", "Sequence"}, "SpecialToken": {"id", "type_id"},
+	"Sequence": {"id", "type_id"}, "special_tokens": nil, "": {"id", "ids", "tokens"},
+}
+
+// onlyKeys returns an error for a key of an object, or of an object inside, that is not among those
+// it may have, and has a value that is not null, false or empty.
 func onlyKeys(what string, text []byte, keys []string) error {
 	var o map[string]json.RawMessage
 	if json.Unmarshal(text, &o) != nil {
 		return nil // who reads its fields says so
 	}
 	for _, key := range slices.Sorted(maps.Keys(o)) {
-		if is := o[key]; !slices.Contains(keys, key) && !files.Empty(is) {
+		is := o[key]
+		if keys != nil && !slices.Contains(keys, key) && !files.Empty(is) {
 			return fmt.Errorf("%w: %.80s has %.80s: %.80s, which this package does not know",
 				ErrUnsupported, what, key, is)
+		}
+		of := key
+		if keys == nil { // of names
+			of = ""
+		}
+		within, ok := inside[of]
+		if !ok {
+			continue
+		}
+		all := []json.RawMessage{is}
+		_ = json.Unmarshal(is, &all) // it is a list, or one object
+		for _, one := range all {
+			if err := onlyKeys(what+", "+cmp.Or(of, key), one, within); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -66,8 +91,13 @@ func (c *component) UnmarshalJSON(text []byte) error {
 // UnmarshalJSON reads a token, and refuses keys that are not known.
 func (a *added) UnmarshalJSON(text []byte) error {
 	type fields added
-	if err := json.Unmarshal(text, (*fields)(a)); err != nil {
+	var has struct{ Normalized *bool }
+	err := errors.Join(json.Unmarshal(text, (*fields)(a)), json.Unmarshal(text, &has))
+	if err != nil {
 		return err
+	}
+	if has.Normalized == nil {
+		a.Normalized = !a.Special
 	}
 	return onlyKeys("an added token", text, append([]string{"__type"}, addedKeys...))
 }

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 
 const (
 	fileName   = "tokenizer.json"
-	configName = "tokenizer_config.json"
 	maxFile    = 64 << 20 // bytes. Those of 260,000 words have 33 MB.
 	maxRest    = 4 << 20  // bytes of what is not the model, which take 100 times the memory
 	maxAdded   = 1 << 20  // bytes of added tokens
@@ -29,6 +29,10 @@ type file struct {
 	PostProcessor *component      `json:"post_processor"`
 	Decoder       *component      `json:"decoder"`
 	Model         json.RawMessage `json:"model"`
+	Padding       struct {
+		Token string `json:"pad_token"`
+	} `json:"padding"`
+	settings
 }
 
 // model is a file's model of type BPE.
@@ -91,20 +95,30 @@ func (c *component) unsupported(kind string) error {
 	return fmt.Errorf("%w: %s %.80s, as it stands here", ErrUnsupported, kind, c.Type)
 }
 
-// Load reads the tokenizer.json of a folder, and its tokenizer_config.json if there is one.
+// Load reads the tokenizer of a folder as transformers' AutoTokenizer does: tokenizer.json, and in
+// other files which class makes a tokenizer of it, with which settings and special tokens.
 //
-// Errors: [ErrUnsupported] for what this package lacks; a damaged file; those of the file system.
-func Load(dir string) (*Tokenizer, error) {
+// Errors: [ErrUnsupported] names what this package lacks; a damaged file; those of the file system.
+func Load(dir string) (_ *Tokenizer, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("tokenizer: load %s: %w", dir, err)
+		}
+	}()
 	var f file
 	t := &Tokenizer{words: map[int]string{}, special: map[int]bool{}}
-	name := fileName
-	text, err := files.Read(filepath.Join(dir, name), maxFile)
+	text, err := files.Read(filepath.Join(dir, fileName), maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: save_pretrained of transformers' AutoTokenizer writes it", err)
 	}
-	if err == nil {
-		err = f.parse(text)
+	if err != nil {
+		return nil, err // which names the file
 	}
+	onBytes := bytes.Contains(text, []byte(`"ByteLevel"`))
+	if f.settings, err = readSettings(dir, onBytes); err != nil {
+		return nil, err
+	}
+	err = f.parse(text)
 	for _, set := range []func(*file) error{
 		t.setPreTokenizer, t.setModel, t.setNormalizer, t.setAdded, t.setTemplate, t.setDecoder,
 	} {
@@ -112,14 +126,19 @@ func Load(dir string) (*Tokenizer, error) {
 			err = set(&f)
 		}
 	}
-	if err == nil {
-		name = configName
-		err = t.setEnds(dir)
-	}
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: load %s: %w", filepath.Join(dir, name), err)
+		return nil, fmt.Errorf("%s: %w", fileName, err)
 	}
+	t.BOS, t.EOS = t.end(f.named["bos_token"]), t.end(f.named["eos_token"])
 	return t, nil
+}
+
+// end returns the id of a special token, -1 for none.
+func (t *Tokenizer) end(a added) int {
+	if id, ok := t.ids[a.Content]; ok && a.Content != "" {
+		return id
+	}
+	return -1
 }
 
 func (f *file) parse(text []byte) error {
@@ -133,74 +152,10 @@ func (f *file) parse(text []byte) error {
 	if err := onlyKeys("the file", text, fileKeys); err != nil {
 		return err
 	}
-	return json.Unmarshal(text, f)
-}
-
-// setEnds reads tokenizer_config.json: BOS and EOS, which are strings or objects as in
-// added_tokens.
-func (t *Tokenizer) setEnds(dir string) error {
-	var names struct {
-		BOS json.RawMessage `json:"bos_token"`
-		EOS json.RawMessage `json:"eos_token"`
-		settings
-	}
-	text, err := files.Read(filepath.Join(dir, configName), maxFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		text, err = []byte("{}"), nil
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &names)
-	}
-	if err == nil {
-		err = names.check(t)
-	}
-	if err != nil {
+	if err := json.Unmarshal(text, f); err != nil {
 		return err
 	}
-	id := func(text json.RawMessage) int {
-		var token added
-		if json.Unmarshal(text, &token.Content) != nil {
-			_ = json.Unmarshal(text, &token) // neither, such as null, names no token
-		}
-		if id, ok := t.ids[token.Content]; ok && token.Content != "" {
-			return id
-		}
-		return -1
-	}
-	t.BOS, t.EOS = id(names.BOS), id(names.EOS)
-	return nil
-}
-
-// settings are the keys of tokenizer_config.json that change ids for some classes of transformers,
-// which then make the tokenizer anew.
-type settings struct {
-	Class       string `json:"tokenizer_class"`
-	Split       bool   `json:"split_special_tokens"`
-	PrefixSpace bool   `json:"add_prefix_space"`
-	AddBOS      *bool  `json:"add_bos_token"`
-	AddEOS      *bool  `json:"add_eos_token"`
-}
-
-// check returns an error for settings that differ from tokenizer.json.
-func (s *settings) check(t *Tokenizer) error {
-	differ := func(set *bool, has []int) bool { return set != nil && *set != (len(has) > 0) }
-	key := ""
-	switch {
-	case s.Split:
-		key = "split_special_tokens"
-	case slices.Contains([]string{"", "PreTrainedTokenizerFast", "TokenizersBackend"}, s.Class):
-	case s.PrefixSpace && t.model.bytes:
-		key = "add_prefix_space"
-	case differ(s.AddBOS, t.before):
-		key = "add_bos_token"
-	case differ(s.AddEOS, t.after):
-		key = "add_eos_token"
-	}
-	if key != "" {
-		return fmt.Errorf("%w: %s of a %.80s differs from tokenizer.json: write that anew by "+
-			"save_pretrained, or remove the key", ErrUnsupported, key, s.Class)
-	}
-	return nil
+	return f.remake()
 }
 
 func (t *Tokenizer) setNormalizer(f *file) error {
@@ -228,14 +183,20 @@ func (t *Tokenizer) setPreTokenizer(f *file) error {
 		switch {
 		case t.model.bytes:
 			return c.unsupported("pre_tokenizer")
-		case c.Type == "ByteLevel" && no(c.PrefixSpace):
+		case c.Type == "ByteLevel" && c.PrefixSpace != nil:
 			t.model.bytes = true
+			if *c.PrefixSpace {
+				t.pretokenize = append(t.pretokenize, prefixed)
+			}
 			if no(c.UseRegex) {
 				continue
 			}
 			pattern = gpt2
 		case c.Type == "Split" && c.Behavior == "Isolated" && c.Pattern.Regex != "":
 			pattern = c.Pattern.Regex
+		case c.Type == "Metaspace" && c.Scheme == "first" && len(t.pretokenize) > 0 &&
+			f.Normalizer != nil: // what it finds at the beginning depends on what is replaced there
+			return c.unsupported("pre_tokenizer behind another one and a normalizer")
 		case c.Type == "Metaspace" && no(c.Split) && c.Replacement != "" &&
 			slices.Contains([]string{"always", "first", "never"}, c.Scheme):
 			t.pretokenize = append(t.pretokenize, c.metaspace)
@@ -250,6 +211,14 @@ func (t *Tokenizer) setPreTokenizer(f *file) error {
 		t.pretokenize = append(t.pretokenize, s.split)
 	}
 	return nil
+}
+
+// prefixed is a pretokenizer: a space begins each piece.
+func prefixed(pieces []string, _ bool) []string {
+	for i, piece := range pieces {
+		pieces[i] = " " + strings.TrimPrefix(piece, " ")
+	}
+	return pieces
 }
 
 // metaspace is a pretokenizer: a letter replaces each space, and begins texts.
@@ -268,6 +237,10 @@ func (c *component) metaspace(pieces []string, begins bool) []string {
 func (t *Tokenizer) setModel(f *file) error {
 	m := model{Type: "BPE"} // GPT-2's has no type
 	err := json.Unmarshal(f.Model, &m)
+	if f.class != "" { // which makes it anew
+		m = model{Type: m.Type, Vocabulary: m.Vocabulary, Merges: m.Merges,
+			ByteFallback: f.class == llama}
+	}
 	switch {
 	case m.Type != "BPE":
 		return fmt.Errorf("%w: model %.80s: use one of BPE", ErrUnsupported, m.Type)
@@ -316,14 +289,15 @@ func (t *Tokenizer) setUnknown(m *model) error {
 	if !m.ByteFallback {
 		return nil
 	}
+	if b.bytes {
+		return fmt.Errorf("%w: byte_fallback with ByteLevel", ErrUnsupported)
+	}
 	b.fallback = new([256]int32)
 	for i := range b.fallback {
-		id, ok := t.ids[fmt.Sprintf("<0x%02X>", i)]
-		if !ok || b.bytes {
-			return fmt.Errorf("%w: byte_fallback with ByteLevel, or without <0x00> to <0xFF>",
-				ErrUnsupported)
+		b.fallback[i] = -1
+		if id, ok := t.ids[fmt.Sprintf("<0x%02X>", i)]; ok {
+			b.fallback[i] = int32(id)
 		}
-		b.fallback[i] = int32(id)
 	}
 	return nil
 }
@@ -361,9 +335,13 @@ func (t *Tokenizer) setMerges(text json.RawMessage) error {
 
 // setAdded reads tokens that are found before the model reads a text.
 func (t *Tokenizer) setAdded(f *file) error {
-	raw, normal := map[string]added{}, map[string]added{}
+	raw, normal, special := map[string]added{}, map[string]added{}, map[string]bool{}
 	next, size := len(t.ids), 0
-	for _, a := range f.Added {
+	tokens, err := f.tokens()
+	if err != nil {
+		return err
+	}
+	for _, a := range tokens {
 		size += len(a.Content)
 		if size > maxAdded {
 			return fmt.Errorf("%w: added_tokens of more than %d bytes", ErrUnsupported, maxAdded)
@@ -372,13 +350,18 @@ func (t *Tokenizer) setAdded(f *file) error {
 		if !ok {
 			id = next
 		}
+		if a.ID == anyID {
+			a.ID = id
+		}
 		if a.Content == "" || a.ID != id {
 			return fmt.Errorf("added_tokens: %.80q has id %d, and by the order of ids it is %d",
 				a.Content, a.ID, id)
 		}
 		next = max(next, id+1)
 		t.ids[a.Content], t.words[id] = id, a.Content
-		t.special[id] = a.Special
+		if a.Special {
+			special[a.Content] = true
+		}
 		if !a.Normalized {
 			raw[a.Content] = a
 			continue
@@ -390,7 +373,9 @@ func (t *Tokenizer) setAdded(f *file) error {
 			normal[a.Content] = a
 		}
 	}
-	var err error
+	for _, a := range tokens { // which are special by their text, as ids decode to it
+		t.special[t.ids[a.Content]] = special[t.words[t.ids[a.Content]]]
+	}
 	if t.raw, err = newFinder(raw); err == nil {
 		t.normal, err = newFinder(normal)
 	}

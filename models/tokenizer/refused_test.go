@@ -70,8 +70,6 @@ func TestWhatIsNotSupportedIsNamed(t *testing.T) {
 		"normalizer":  {set("normalizer", object{"type": "NFKC"}), "normalizer NFKC"},
 		"precompiled": {set("normalizer", object{"type": "Precompiled"}), "Precompiled"},
 		"digits":      {set("pre_tokenizer", object{"type": "Digits"}), "pre_tokenizer Digits"},
-		"prefix": {set("pre_tokenizer", object{"type": "ByteLevel", "add_prefix_space": true}),
-			"pre_tokenizer ByteLevel"},
 		"metaspace": {set("pre_tokenizer", object{"type": "Metaspace", "split": true}),
 			"pre_tokenizer Metaspace"},
 		"lookahead":  {set("pre_tokenizer", split(`a(?=b)|\s+`)), "a(?=b)"},
@@ -162,10 +160,12 @@ func TestEndsAreThoseOfTheFolder(t *testing.T) {
 	}
 	for config, want := range map[string][2]int{
 		`{"bos_token": "<s>", "eos_token": {"content": "</s>"}}`: {1, 2},
-		`{"bos_token": null}`:                     {-1, -1},
-		`{"bos_token": "<none>", "eos_token": 7}`: {-1, -1},
+		`{"bos_token": null}`: {-1, -1},
+		`{"bos_token": "<new>", "eos_token": "the", "cls_token": "<s>"}`: {644, 645},
+		`{"tokenizer_class": "LlamaTokenizer", "eos_token": null}`:       {1, -1},
 	} {
-		tok := load(t, folder(t, map[string]string{fileName: string(text), configName: config}))
+		tok := load(t, folder(t, map[string]string{fileName: string(text), configName: config,
+			modelName: `{"model_type": "llama"}`}))
 		if got := [2]int{tok.BOS, tok.EOS}; got != want {
 			t.Errorf("%s: %v, want %v", config, got, want)
 		}
@@ -173,9 +173,11 @@ func TestEndsAreThoseOfTheFolder(t *testing.T) {
 	if tok := load(t, filepath.Join("testdata", "llama2")); tok.BOS != -1 || tok.EOS != -1 {
 		t.Errorf("without a configuration: %d, %d", tok.BOS, tok.EOS)
 	}
-	_, err = Load(folder(t, map[string]string{fileName: string(text), configName: "{"}))
-	if err == nil || !strings.Contains(err.Error(), configName) {
-		t.Errorf("a damaged configuration: the error is %v", err)
+	for _, config := range []string{"{", `{"eos_token": 7}`} {
+		_, err = Load(folder(t, map[string]string{fileName: string(text), configName: config}))
+		if err == nil || !strings.Contains(err.Error(), configName) {
+			t.Errorf("%s: the error is %v", config, err)
+		}
 	}
 }
 
@@ -216,6 +218,23 @@ func TestKeysThatAreNotKnownAreNamed(t *testing.T) {
 		"of a token": {func(f object) {
 			f["added_tokens"] = []any{object{"id": 640, "content": "x y", "new": 1}}
 		}, "new"},
+		"of a template": {func(f object) {
+			f["post_processor"] = template("a", 1)
+			f["post_processor"].(object)["single"].([]any)[0].(object)["new"] = 1
+		}, "TemplateProcessing, single has new"},
+		"of a text of a pair": {func(f object) {
+			f["post_processor"] = template("a", 1)
+			f["post_processor"].(object)["pair"] = []any{
+				object{"Sequence": object{"id": "B", "new": "x"}}}
+		}, "TemplateProcessing, pair, Sequence has new"},
+		"of a special token": {func(f object) {
+			f["post_processor"] = template("a", 1)
+			f["post_processor"].(object)["special_tokens"].(object)["a"].(object)["new"] = 1
+		}, "TemplateProcessing, special_tokens, a has new"},
+		"of a pattern": {func(f object) {
+			f["normalizer"] = object{"type": "Replace", "content": "",
+				"pattern": object{"String": "x", "new": 1}}
+		}, "Replace, pattern has new"},
 		"two templates": {func(f object) {
 			f["post_processor"] = object{"type": "Sequence", "processors": []any{
 				template("a", 1), template("b", 2)}}
@@ -228,20 +247,38 @@ func TestKeysThatAreNotKnownAreNamed(t *testing.T) {
 	}
 	dir := changed(t, "gpt2", func(object) {})
 	for config, says := range map[string]string{
-		`{"split_special_tokens": true}`: "split_special_tokens",
-
-		`{"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true}`:        "add_prefix_space",
-		`{"tokenizer_class": "LlamaTokenizer", "add_bos_token": true}`:          "add_bos_token",
-		`{"tokenizer_class": "LlamaTokenizer", "add_eos_token": true}`:          "add_eos_token",
-		`{"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": true}`: "",
+		`{"split_special_tokens": true}`:            "split_special_tokens: true",
+		`{"new": 1}`:                                "new: 1",
+		`{"extra_special_tokens": [{"new": 1}]}`:    "new: 1",
+		`{"tokenizer_class": "GPTNeoXTokenizer"}`:   `tokenizer_class "GPTNeoXTokenizer"`,
+		`{"tokenizer_class": ""}`:                   "tokenizer: it is empty",
+		`{"image_token": "<none>"}`:                 `"<none>" is a special token of`,
+		`{"extra_special_tokens": [""]}`:            "extra_special_tokens: it is empty",
+		`{"chat_template": "x", "new": [], "a": 0}`: "a: 0",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Load(dir)
-		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: the error is %v", config, err)
 		}
+	}
+}
+
+// TestKeysThatTransformersIgnoresAreAccepted: the post-processor alone adds tokens.
+func TestKeysThatTransformersIgnoresAreAccepted(t *testing.T) {
+	dir := changed(t, "llama3", func(object) {})
+	want := []int{640, 39, 68, 408, 78, 11, 283, 263, 75, 67, 0}
+	for _, config := range []string{
+		`{"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": false}`,
+		`{"tokenizer_class": "LlamaTokenizerFast", "add_eos_token": true, "legacy": true}`,
+		`{"clean_up_tokenization_spaces": true, "add_prefix_space": true, "max_len": 7}`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		checkIDs(t, load(t, dir), "Hello, world!", true, want)
 	}
 }
 

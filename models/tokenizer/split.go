@@ -58,7 +58,7 @@ func (f *finder) cut(text string, part func(text string, at int), token func(id 
 				continue
 			}
 			if a.LStrip {
-				begin = len(strings.TrimRightFunc(text[:begin], unicode.IsSpace))
+				begin = max(at, len(strings.TrimRightFunc(text[:begin], unicode.IsSpace)))
 			}
 			if a.RStrip {
 				end = len(text) - len(strings.TrimLeftFunc(text[end:], unicode.IsSpace))
@@ -66,8 +66,10 @@ func (f *finder) cut(text string, part func(text string, at int), token func(id 
 			if at < begin {
 				part(text[at:begin], at)
 			}
-			token(a.ID)
-			at = max(at, end)
+			if begin < end { // else they are spaces that the token before has taken
+				token(a.ID)
+			}
+			at = end // again, of spaces that two tokens take
 		}
 	}
 	if at < len(text) {

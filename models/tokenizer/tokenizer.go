@@ -12,11 +12,18 @@
 // Normalizers are NFC, Prepend and Replace; pre-tokenizers are ByteLevel, Metaspace and Split by a
 // regular expression; post-processors are ByteLevel and TemplateProcessing for one text; decoders
 // are ByteLevel, or Replace, ByteFallback, Fuse and Strip. Added tokens may have every flag.
-// Anything else that a file asks for is [ErrUnsupported], which names it: a key that is not known,
-// and one of tokenizer_config.json with which transformers would change tokenizer.json. So no file
-// loads and then gives other ids.
-// Like transformers, the package ignores a file's truncation and padding. It does
-// not read chat templates: the caller writes their text.
+//
+// Other files count as for AutoTokenizer of transformers 5.24. The tokenizer_class of
+// tokenizer_config.json and the model_type of config.json say which class makes the tokenizer.
+// GPT2Tokenizer, Qwen2Tokenizer and, without ByteLevel, LlamaTokenizer take vocabulary, merges,
+// added tokens and post-processor from tokenizer.json, and make the rest anew; for
+// PreTrainedTokenizerFast, and for Mistral, all of it counts. Tokens that these files name are
+// special tokens. Beside a tokenizer.json, add_bos_token and add_eos_token change nothing.
+//
+// Anything else that a file asks for is [ErrUnsupported], which names it, as each key that is not
+// known. So no folder loads and then gives other ids: testdata/folders.py makes random ones, and
+// compares. Like transformers, the package ignores a file's truncation and padding. It does not
+// read chat templates: the caller writes their text.
 //
 // # Unicode
 //
