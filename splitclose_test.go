@@ -119,3 +119,51 @@ func splitBesideAbort(t *testing.T, b backend.Backend) {
 		}
 	}, b)
 }
+
+// TestAnErrorThatWasSurvivedEndsNobody: the ranks of a part disagree, and go on with all. Those
+// that are through first do not end the others.
+func TestAnErrorThatWasSurvivedEndsNobody(t *testing.T) {
+	draws := 10
+	if isFull() {
+		draws = 100
+	}
+	for name, b := range map[string]backend.Backend{"host": host.Backend{}, "tcp": tcp.Backend{}} {
+		for _, closes := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, " closes the part: ", closes), func(t *testing.T) {
+				for range draws {
+					if err := euryale.Run(context.Background(), 5, func(comm backend.Communicator,
+						_ sync.Locker) error {
+						return survives(comm, closes)
+					}, b); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func survives(comm backend.Communicator, closes bool) error {
+	part, err := comm.Split(0, comm.Rank())
+	if err != nil {
+		return err
+	}
+	x, y := make([]float32, 10+comm.Rank()/4), make([]float32, 5000)
+	sum := backend.Collective{Kind: backend.AllReduce}
+	err = backend.Run(part, sum, backend.Of(x), backend.Of(x))
+	var e *backend.Error
+	if !errors.Is(err, backend.ErrMismatch) || !errors.As(err, &e) || e.Blames() != 4 {
+		return fmt.Errorf("rank 4 has called something else, and the error is %w", err)
+	}
+	if closes {
+		if err := part.Close(); err != nil {
+			return err
+		}
+	}
+	for range 20 {
+		if err := backend.Run(comm, sum, backend.Of(y), backend.Of(y)); err != nil {
+			return fmt.Errorf("a group that is well: %w", err)
+		}
+	}
+	return nil
+}

@@ -178,7 +178,7 @@ func (c *client) lost(err error) error {
 	if c.link.over.Err() == nil || errors.Is(err, ErrClosed) || errors.As(err, &f) {
 		return err
 	}
-	return &Failure{c.server.rank, err}
+	return &Failure{Rank: c.server.rank, Cause: err}
 }
 
 func result(f frame) (*unpacker, error) {

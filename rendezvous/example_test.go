@@ -62,7 +62,7 @@ func ExampleLocal() {
 	// Output: [color 0 color 1 color 2]
 }
 
-// A rank that gives up says why, and the world of every other rank is down with its cause.
+// A rank that gives up says why, and the world of every other rank ends with its cause.
 func ExampleWorld_Fail() {
 	worlds, err := rendezvous.Local(2, 10*time.Second)
 	if err != nil {
@@ -74,5 +74,5 @@ func ExampleWorld_Fail() {
 	for _, w := range worlds {
 		w.Close()
 	}
-	// Output: rank 1 is down: no data
+	// Output: rank 1 failed: no data
 }

@@ -100,7 +100,7 @@ func recordEnd(ctx context.Context, e Env, alone bool, how error) error {
 	}
 	var first *Failure
 	if !errors.As(how, &first) {
-		first = &Failure{e.Rank, endedEarly(how.Error())}
+		first = &Failure{Rank: e.Rank, Cause: endedEarly(how.Error())}
 	}
 	word := strings.ReplaceAll(string(first.encode()), "\n", " ")
 	if err := m.publish(ctx, recordValue{ended: word[:min(len(word), maxRecord/2)]}); err != nil {

@@ -157,7 +157,7 @@ func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
 	s.mu.Unlock()
 	err := welcome.writeTo(conn) // before the failure, which may end this process
 	if !joined {
-		s.fail(id.rank, endedEarly(id.ended))
+		s.fail(&Failure{Rank: id.rank, Cause: endedEarly(id.ended)})
 	}
 	return err
 }
@@ -170,19 +170,19 @@ func (s *server) turnAway(conn net.Conn, id identity, err error) {
 		err))
 	s.mu.Unlock()
 	if lasting(err) && id.ended == "" && s.lost == nil {
-		s.fail(id.rank, err)
+		s.fail(&Failure{Rank: id.rank, Cause: err, Declared: true})
 	}
 }
 
 // fail publishes a failure, if it is the first.
-func (s *server) fail(rank int, cause error) {
+func (s *server) fail(f *Failure) {
 	s.mu.Lock()
 	closing := s.closing
 	s.mu.Unlock()
 	if closing {
 		return
 	}
-	s.table.compareAndSwap(downKey, nil, (&Failure{rank, cause}).encode())
+	s.table.compareAndSwap(downKey, nil, f.encode())
 }
 
 // turnedAway returns the error of a connection that did not become a member, or nil. If there were
@@ -209,8 +209,7 @@ func (s *server) depart(m *member, err error) {
 	case s.lost != nil:
 		s.lost(m.rank)
 	case err != nil:
-		f := m.wills.instead(m.loss(err))
-		s.fail(f.Rank, f.Cause)
+		s.fail(m.wills.instead(m.loss(err)))
 	}
 	m.leave()
 	m.link.end(ErrClosed)

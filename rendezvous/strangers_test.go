@@ -109,7 +109,8 @@ func TestFoundTextOfPeersIsEscaped(t *testing.T) {
 	if got := Printable(evil); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if f := decodeFailure((&Failure{1, errors.New(evil)}).encode()); f.Cause.Error() != want {
+	f := decodeFailure((&Failure{Rank: 1, Cause: errors.New(evil)}).encode())
+	if f.Cause.Error() != want {
 		t.Errorf("a failure: %q", f.Cause)
 	}
 	id := testIdentity(1, 2)

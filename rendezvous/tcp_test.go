@@ -230,7 +230,7 @@ func TestServerThatDoesNotAnswerIsHardlyWaitedFor(t *testing.T) {
 		t.Errorf("news wait %v for a server of which nothing is known", got)
 	}
 	s.table.mu.Lock()
-	if err := w.Fail(&Failure{0, errors.New("it is stopped")}); err == nil {
+	if err := w.Fail(&Failure{Rank: 0, Cause: errors.New("it is stopped")}); err == nil {
 		t.Error("a server that is stopped has taken the news")
 	}
 	if got := c.newsTime(); got != silentTime {

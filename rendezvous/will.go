@@ -39,6 +39,14 @@ func (w *World) Will(cause error, most time.Duration) error {
 	return w.inner.Set(ctx, willKey(w.Rank), f.encode())
 }
 
+// Withdraw takes back what Will has recorded: this rank has found a way on. It takes most, like
+// Will.
+func (w *World) Withdraw(most time.Duration) error {
+	ctx, cancel := spinwait.WithPatience(context.Background(), most)
+	defer cancel()
+	return w.inner.Set(ctx, willKey(w.Rank), nil)
+}
+
 // will is the last will of a rank, and when it came.
 type will struct {
 	failure *Failure
@@ -48,7 +56,13 @@ type will struct {
 // wills holds the last will of a live rank.
 type wills struct{ last atomic.Pointer[will] }
 
-func (w *wills) take(value []byte) { w.last.Store(&will{decodeFailure(value), time.Now()}) }
+func (w *wills) take(value []byte) {
+	if len(value) == 0 {
+		w.last.Store(nil) // withdrawn
+		return
+	}
+	w.last.Store(&will{decodeFailure(value), time.Now()})
+}
 
 // instead returns the failure to report for the loss of the rank: its will, if it left one within
 // willTime, else loss.
@@ -62,9 +76,8 @@ func (w *wills) instead(loss *Failure) *Failure {
 
 // loss is the failure for the end of a rank's connection, without a will.
 func (id identity) loss(err error) *Failure {
-	return &Failure{id.rank, fmt.Errorf("its process %d on %s ended or was killed (connection "+
-		"lost: %w)",
-		id.pid, id.host, err)}
+	return &Failure{Rank: id.rank, Cause: fmt.Errorf("its process %d on %s ended or was killed "+
+		"(connection lost: %w)", id.pid, id.host, err)}
 }
 
 // bequeath sends the will of the rank that serves the members to all of them: they could not tell

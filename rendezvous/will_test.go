@@ -26,13 +26,16 @@ func worldOver(t *testing.T, rank, size int, store Store) *World {
 	return w
 }
 
+// noSign is the failure that a rank blames rank 2 with.
+func noSign() *Failure { return &Failure{Rank: 2, Cause: errors.New("no sign of rank 2")} }
+
 // TestALossIsPutDownToTheWill: a rank ends because of another one, as it has said before.
 func TestALossIsPutDownToTheWill(t *testing.T) {
 	s := tcpServer(t, 3)
 	finder := connectRank(t, s, 1)
 	w := worldOver(t, 1, 3, finder)
 	watcher := worldOver(t, 2, 3, connectRank(t, s, 2))
-	if err := w.Will(&Failure{2, errors.New("no sign of rank 2")}, long); err != nil {
+	if err := w.Will(noSign(), long); err != nil {
 		t.Fatal(err)
 	}
 	if w.Failure() != nil || watcher.Failure() != nil {
@@ -51,7 +54,7 @@ func TestTheServersLossIsPutDownToItsWill(t *testing.T) {
 	s := tcpServer(t, 3)
 	own := worldOver(t, 0, 3, s.open())
 	watcher := worldOver(t, 1, 3, connectRank(t, s, 1))
-	if err := own.Will(&Failure{2, errors.New("no sign of rank 2")}, long); err != nil {
+	if err := own.Will(noSign(), long); err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range s.connected() {
@@ -63,15 +66,39 @@ func TestTheServersLossIsPutDownToItsWill(t *testing.T) {
 	}
 }
 
+// TestAWillIsWithdrawn: a rank that has found a way on ends for a reason of its own, whether it
+// serves the others or not.
+func TestAWillIsWithdrawn(t *testing.T) {
+	s := tcpServer(t, 3)
+	own := worldOver(t, 0, 3, s.open())
+	finder := connectRank(t, s, 1)
+	w := worldOver(t, 1, 3, finder)
+	watcher := connectRank(t, s, 2)
+	for _, w := range []*World{own, w} {
+		if err := errors.Join(w.Will(noSign(), long),
+			w.Withdraw(long)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if will := watcher.wills.last.Load(); will != nil {
+		t.Errorf("rank 0's will is %v", will.failure)
+	}
+	finder.link.conn.Close() // as the end of its process would
+	<-own.Down()
+	if f := own.Failure(); f.Rank != 1 || f.Declared {
+		t.Errorf("the job names %v", f)
+	}
+}
+
 // TestAWillLapses: a rank that goes on after an error has found a way on, and what ends it later is
 // its own.
 func TestAWillLapses(t *testing.T) {
-	loss := &Failure{1, errors.New("killed")}
+	loss := &Failure{Rank: 1, Cause: errors.New("killed")}
 	var w wills
 	if got := w.instead(loss); got != loss {
 		t.Errorf("without a will: %v", got)
 	}
-	w.take((&Failure{2, errors.New("no sign of rank 2")}).encode())
+	w.take(noSign().encode())
 	if got := w.instead(loss); got.Rank != 2 {
 		t.Errorf("with a will: %v", got)
 	}
@@ -192,7 +219,7 @@ func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
 			own := worldOver(t, 0, 3, s.open())
 			c := connectRank(t, s, 1)
 			w := worldOver(t, 1, 3, c)
-			if err := own.Will(&Failure{2, errors.New("no sign of rank 2")}, long); err != nil {
+			if err := own.Will(noSign(), long); err != nil {
 				t.Fatal(err)
 			}
 			ctx := within(t, long)
@@ -246,7 +273,7 @@ func TestTheWillOfAServerIsReadAfterAWriteHasFailed(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
 	var said bytes.Buffer
-	will := (&Failure{2, errors.New("no sign of rank 2")}).encode()
+	will := noSign().encode()
 	if err := (frame{kind: kindWill, body: will}).writeTo(&said); err != nil {
 		t.Fatal(err)
 	}

@@ -34,10 +34,18 @@ const (
 type Failure struct {
 	Rank  int
 	Cause error
+	// Declared says that a rank has declared it, of itself or of one that it blames, see
+	// [World.Fail]: the process of Rank need not have ended.
+	Declared bool
 }
 
-// Error names the rank and the cause.
-func (f *Failure) Error() string { return fmt.Sprintf("rank %d is down: %v", f.Rank, f.Cause) }
+// Error names the rank and the cause. A rank is down if its process, or its connection, has ended.
+func (f *Failure) Error() string {
+	if f.Declared {
+		return fmt.Sprintf("rank %d failed: %v", f.Rank, f.Cause)
+	}
+	return fmt.Sprintf("rank %d is down: %v", f.Rank, f.Cause)
+}
 
 // Unwrap returns the cause.
 func (f *Failure) Unwrap() error { return f.Cause }
@@ -48,17 +56,18 @@ func (f *Failure) Blames() int { return f.Rank }
 // encode is the value under downKey.
 func (f *Failure) encode() []byte {
 	text := f.Cause.Error()
-	return fmt.Appendf(nil, "%d %s", f.Rank, text[:min(len(text), maxCause)])
+	return fmt.Appendf(nil, "%d %t %s", f.Rank, f.Declared, text[:min(len(text), maxCause)])
 }
 
 // decodeFailure is the inverse of encode. Rank is -1 if encode did not write b.
 func decodeFailure(b []byte) *Failure {
 	number, text, _ := strings.Cut(string(b), " ")
+	declared, text, _ := strings.Cut(text, " ")
 	rank, err := strconv.Atoi(number)
 	if err != nil {
 		rank = -1
 	}
-	return &Failure{Rank: rank, Cause: errors.New(Printable(text))}
+	return &Failure{Rank: rank, Cause: errors.New(Printable(text)), Declared: declared == "true"}
 }
 
 // MissingError names the ranks that did not take part in time. It wraps the error of
@@ -217,7 +226,8 @@ func (w *World) watch(ctx context.Context) {
 	case errors.As(err, &f):
 		w.lose(f)
 	default:
-		w.lose(&Failure{w.Rank, fmt.Errorf("it lost the store: %w", err)})
+		w.lose(&Failure{Rank: w.Rank, Cause: fmt.Errorf("it lost the store: %w", err),
+			Declared: true})
 	}
 }
 
@@ -248,12 +258,17 @@ func (w *World) Fail(cause error) error {
 	return nil
 }
 
-// failureOf returns the failure for a cause: it names the rank that cause blames, else this one.
+// failureOf returns the failure for a cause: it names the rank that cause blames, else this one,
+// which is only down if the cause says so.
 func (w *World) failureOf(cause error) *Failure {
-	f := &Failure{w.Rank, cause}
+	f := &Failure{Rank: w.Rank, Cause: cause, Declared: true}
 	var other interface{ Blames() int }
 	if errors.As(cause, &other) && other.Blames() >= 0 {
 		f.Rank = other.Blames()
+	}
+	var known *Failure
+	if errors.As(cause, &known) && known.Rank == f.Rank {
+		f.Declared = known.Declared
 	}
 	return f
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -175,7 +176,7 @@ func TestFailReachesEveryRank(t *testing.T) {
 			var f *Failure
 			// Waits that are under way end, on the World and on its Store.
 			if err := w.Barrier(t.Context(), "b"); !errors.As(err, &f) || f.Rank != 2 ||
-				!strings.Contains(err.Error(), "rank 2 is down: out of paper") {
+				!strings.Contains(err.Error(), "rank 2 failed: out of paper") {
 				t.Errorf("rank %d: Barrier: %v", w.Rank, err)
 			}
 			if _, err := w.Store.Get(t.Context(), "never"); !errors.As(err, &f) || f.Rank != 2 {
@@ -290,9 +291,27 @@ func TestLocalWorldsOfOneProcessDiffer(t *testing.T) {
 	b[0].Close()
 }
 
+// TestOnlyWhatHasEndedIsDown: a rank that another one blames may live.
+func TestOnlyWhatHasEndedIsDown(t *testing.T) {
+	missing := &MissingError{Rank: 1, What: "join", Ranks: []int{2}, Cause: context.Canceled}
+	for cause, want := range map[error]string{
+		errors.New("no data"):            "rank 1 failed: no data",
+		missing:                          "rank 2 failed: rendezvous",
+		&Failure{Rank: 2, Cause: io.EOF}: "rank 2 is down: ",
+		&Failure{Rank: 2, Cause: io.EOF, Declared: true}:    "rank 2 failed: ",
+		fmt.Errorf("ended: %w", &Failure{2, io.EOF, false}): "rank 2 is down: ended",
+	} {
+		f := (&World{Rank: 1}).failureOf(cause)
+		if got := decodeFailure(f.encode()).Error(); !strings.HasPrefix(got, want) {
+			t.Errorf("%v: %s, want %s", cause, got, want)
+		}
+	}
+}
+
 func TestFailureSurvivesTheStore(t *testing.T) {
-	f := decodeFailure((&Failure{3, errors.New("two words\nand a line")}).encode())
-	if f.Rank != 3 || f.Cause.Error() != "two words\nand a line" {
+	f := decodeFailure((&Failure{Rank: 3, Cause: errors.New("two words\nand a line"),
+		Declared: true}).encode())
+	if f.Rank != 3 || !f.Declared || f.Cause.Error() != "two words\nand a line" {
 		t.Errorf("%+v", f)
 	}
 	if f := decodeFailure([]byte("garbage")); f.Rank != -1 {

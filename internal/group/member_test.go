@@ -88,7 +88,7 @@ func TestWatchdogEndsTheGroup(t *testing.T) {
 		{"rank 1 is lost", func(_ []*group.Member, _ []group.Board, ws []*rendezvous.World,
 			_ []*engine) {
 			ws[1].Fail(errors.New("out of memory"))
-		}, backend.ErrAborted, "rank 1 is down: out of memory"},
+		}, backend.ErrAborted, "rank 1 failed: out of memory"},
 		{"rank 1's device fails", func(ms []*group.Member, _ []group.Board, _ []*rendezvous.World,
 			es []*engine) {
 			es[1].mu.Lock()

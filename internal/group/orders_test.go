@@ -150,6 +150,8 @@ func TestWhoHeedsWhom(t *testing.T) {
 		{"the loss of another rank", downOf(6, "killed"), by(0), false},
 		{"the loss of a rank outside the group", downOf(9, "killed"), by(0), false},
 		{"the loss of a rank after calls that differ", downOf(6, "killed"), mismatch, true},
+		{"what a rank has declared of another", group.Down{Failure: &rendezvous.Failure{Rank: 6,
+			Cause: errors.New("no sign"), Declared: true}}, by(0), true},
 		{"a finding", group.Found{Report: mismatch}, by(0), true},
 		{"a finding, told by this rank itself", group.Found{Report: mismatch}, by(1), false},
 		{"Abort", group.Abort{Cause: errors.New("no more data")}, by(0), false},

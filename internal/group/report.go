@@ -20,6 +20,7 @@ const (
 	Lost // a rank of the job is down
 	Mismatch
 	Closed
+	Failed // a rank of the job was declared failed
 )
 
 // Report is why a group ended, as a rank of it tells the others.
@@ -28,7 +29,7 @@ type Report struct {
 	Rank   int // who reports
 	// who is to blame, -1 if that is no rank of the group, or unknown
 	Peer int
-	// the rank of the job that is to blame, where Reason is Lost or TimedOut, or Peer is -1
+	// the rank of the job that is to blame, where Reason is Lost, TimedOut or Failed, or Peer is -1
 	Lost         int
 	Sides        [2]int                   // in a mismatch: see Difference
 	Mine, Theirs [backend.HeaderSize]byte // what they called
@@ -44,15 +45,21 @@ func (r Report) lost() int {
 	return -1
 }
 
-// LostRank reports that a rank of the job is down, which may be outside the group.
+// LostRank reports the failure of a rank of the job, which may be outside the group.
 func LostRank(m backend.Members, f *rendezvous.Failure) Report {
-	return Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
+	r := Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
+	if f.Declared {
+		r.Reason = Failed
+	}
+	return r
 }
 
 // explains reports whether r says more than the loss of a rank: that rank has published it, and
-// ended because of what it had found; or calls differ, after which ranks end.
+// ended because of what it had found; or calls differ, after which ranks end. What a rank has
+// declared began with a report.
 func (r Report) explains(loss Report) bool {
-	return loss.Reason == Lost && (r.Reason == Mismatch || loss.Peer >= 0 && r.Rank == loss.Peer)
+	return loss.Reason == Failed || loss.Reason == Lost &&
+		(r.Reason == Mismatch || loss.Peer >= 0 && r.Rank == loss.Peer)
 }
 
 // AbortedBy reports that a rank of the group has called Abort. If it did so because of
@@ -159,9 +166,9 @@ func (r Report) Cause(m backend.Members) error {
 	switch r.Reason {
 	case TimedOut:
 		return blaming{fmt.Errorf("%w: %s", backend.ErrTimeout, r.Text), r.Lost}
-	case Lost:
+	case Lost, Failed:
 		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.Lost,
-			Cause: errors.New(r.Text)})
+			Cause: errors.New(r.Text), Declared: r.Reason == Failed})
 	case Mismatch:
 		return &backend.MismatchError{Members: m, Rank: r.Sides[0], Peer: r.Sides[1],
 			Mine: backend.GetHeader(&r.Mine), Theirs: backend.GetHeader(&r.Theirs)}

@@ -16,14 +16,15 @@ type parts struct {
 	localRanks int // of the job, on this rank's machine
 	mu         sync.Mutex
 	open       map[*part]bool
-	failed     error // the first failure of one that is closed
+	failed     error // the first failure of one that is closed, and not survived
 	closed     bool  // the session is, and what a Split still makes is closed at once
 }
 
 // part is one group.
 type part struct {
 	backend.Base
-	all *parts
+	all      *parts
+	survived bool // the program goes on after its failure
 }
 
 // adopt makes a part of what a Split of whole has returned. A Split that fails because of
@@ -36,7 +37,7 @@ func (ps *parts) adopt(whole, comm backend.Communicator, err error) (backend.Com
 	if err != nil || comm == nil {
 		return nil, err
 	}
-	p := &part{backend.Wrap(comm), ps}
+	p := &part{Base: backend.Wrap(comm), all: ps}
 	if ps.keep(p) {
 		return p, nil
 	}
@@ -61,15 +62,33 @@ func (ps *parts) keep(p *part) bool {
 }
 
 // failure returns the error that has ended a group, nil if all work, or did until
-// they were closed.
+// they were closed, or the program has survived it.
 func (ps *parts) failure() error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	err := ps.failed
 	for p := range ps.open {
-		err = cmp.Or(err, p.Err())
+		err = cmp.Or(err, p.failure())
 	}
 	return err
+}
+
+// failure is Err, unless the program has survived it.
+func (p *part) failure() error {
+	if p.survived {
+		return nil
+	}
+	return p.Err()
+}
+
+// forgive forgets the failures of groups so far, which the program has survived.
+func (ps *parts) forgive() {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.failed = nil
+	for p := range ps.open {
+		p.survived = p.Err() != nil
+	}
 }
 
 // close closes the groups that are open, and those to come: no call of theirs goes on without the
@@ -113,7 +132,7 @@ func (p *part) Close() error {
 	ps := p.all
 	ps.mu.Lock()
 	if ps.open[p] { // what ends it later is Close itself
-		ps.failed = cmp.Or(ps.failed, p.Err())
+		ps.failed = cmp.Or(ps.failed, p.failure())
 		delete(ps.open, p)
 	}
 	ps.mu.Unlock()

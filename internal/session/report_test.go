@@ -37,7 +37,7 @@ func TestLauncherIsToldThatTheJobHasLostARank(t *testing.T) {
 	got := make([]byte, 4*maxReport)
 	n, err := read.Read(got)
 	line := string(got[:n])
-	if err != nil || !strings.HasPrefix(line, "rank 0 is down: out of memory...") ||
+	if err != nil || !strings.HasPrefix(line, "rank 0 failed: out of memory...") ||
 		len(line) != maxReport+1 || line[maxReport] != '\n' {
 		t.Errorf("%q, %v", line, err)
 	}

@@ -95,7 +95,8 @@ func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.B
 	if err != nil {
 		return nil, errors.Join(err, recorder.Close(), CloseBackends(own), file.discard())
 	}
-	comm = backend.WithHooks(comm, recorder)
+	hooks := &survival{Recorder: recorder}
+	comm = backend.WithHooks(comm, hooks)
 	unwatch, err := lastCallsOnQuit(recorder)
 	if err != nil {
 		return nil, errors.Join(err, comm.Close(), recorder.Close(), CloseBackends(own),
@@ -106,11 +107,12 @@ func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.B
 	if watched {
 		watch.Start(comm.Device())
 	}
-	return &Session{
+	hooks.session = &Session{
 		Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, watch: watch,
 		trace: file,
 		parts: parts{localRanks: w.LocalSize}, unwatch: unwatch,
-	}, nil
+	}
+	return hooks.session, nil
 }
 
 // endWatch ends a watch, and has rank 0 say who was late if EURYALE_LATENESS asks for that.

@@ -92,6 +92,7 @@ type liner struct {
 	prefix string
 	live   bool  // show lines as they are while they are being rewritten
 	tail   *tail // remembers the lines; may be nil
+	aside  bool  // the tail remembers only whom they blame
 
 	mu        sync.Mutex
 	line      []byte
@@ -154,7 +155,11 @@ func (l *liner) add(text []byte) {
 // end prints the line.
 func (l *liner) end() {
 	l.clear()
-	if l.tail != nil {
+	switch {
+	case l.tail == nil:
+	case l.aside:
+		l.tail.overhear(l.line)
+	default:
 		l.tail.add(l.line)
 	}
 	whole := append(append([]byte(l.prefix), l.line...), '\n')
@@ -199,6 +204,20 @@ type tail struct {
 	crash   bool
 	blames  []int
 	blaming string // the line that blames them
+	heard   bool   // it is of the standard output, where programs print errors, too
+}
+
+// overhear takes a line of the standard output. What the standard error blames counts for more.
+func (t *tail) overhear(line []byte) {
+	ranks := blamed(line)
+	if ranks == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.blames == nil || t.heard {
+		t.blames, t.blaming, t.heard = ranks, string(line[:min(len(line), tailLine)]), true
+	}
 }
 
 func (t *tail) add(line []byte) {
@@ -209,7 +228,7 @@ func (t *tail) add(line []byte) {
 	}
 	text := string(line[:min(len(line), tailLine)])
 	if ranks := blamed(line); ranks != nil {
-		t.blames, t.blaming = ranks, text
+		t.blames, t.blaming, t.heard = ranks, text, false
 	}
 	if !t.crash && isCrash(text) {
 		t.lines, t.crash = nil, true
@@ -234,5 +253,5 @@ func (t *tail) tell(e *ending) {
 func (t *tail) forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.lines, t.crash, t.blames, t.blaming = nil, false, nil, ""
+	t.lines, t.crash, t.blames, t.blaming, t.heard = nil, false, nil, "", false
 }

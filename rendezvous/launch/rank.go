@@ -34,7 +34,8 @@ func (w *watch) newRank(number int) (*rank, error) {
 	log, err := w.logs.of(number)
 	r := &rank{number: number, after: len(w.ends), tail: &tail{}}
 	if w.several() || log != nil {
-		r.out = w.liner(number, w.job.Stdout, nil, log)
+		r.out = w.liner(number, w.job.Stdout, r.tail, log)
+		r.out.aside = true
 		r.err = w.liner(number, w.job.Stderr, r.tail, log)
 	}
 	return r, err

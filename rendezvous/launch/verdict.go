@@ -201,7 +201,7 @@ const number = `\d+(?: \([^)]*\))?`
 
 // blameText matches how errors name the ranks that caused them: see rendezvous.Failure,
 // rendezvous.MissingError, backend.Error and the timeouts of backends.
-var blameText = regexp.MustCompile(`\brank (` + number + `) is (?:down:|missing\b)` +
+var blameText = regexp.MustCompile(`\brank (` + number + `) (?:is down:|is missing\b|failed:)` +
 	`|\bbecause of rank (` + number + `)` +
 	`|\bno sign of ranks? (` + number + `(?:, ` + number + `)*)` +
 	`|\branks? (` + number + `(?:, ` + number + `)*) did not take part\b`)

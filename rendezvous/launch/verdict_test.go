@@ -210,9 +210,11 @@ func TestBlameIsReadFromErrors(t *testing.T) {
 	missing := &rendezvous.MissingError{Rank: 0, What: "join", Ranks: []int{1, 4},
 		Cause: errors.New("timeout")}
 	down := &rendezvous.Failure{Rank: 3, Cause: errors.New("EOF")}
+	failed := &rendezvous.Failure{Rank: 4, Cause: errors.New("no data"), Declared: true}
 	for line, want := range map[string][]int{
 		fmt.Sprint("x: ", missing):                                   {1, 4},
 		fmt.Sprint("x: ", down):                                      {3},
+		fmt.Sprint("x: ", failed):                                    {4},
 		"because of rank 2: no sign of ranks 2, 3 for 1s":            {2, 3},
 		"no sign of ranks 2 (0 of the group), 3 (1 of it) for 1s":    {2, 3},
 		"because of rank 3 (1 of the group): closed":                 {3},
@@ -227,5 +229,23 @@ func TestBlameIsReadFromErrors(t *testing.T) {
 		if got := blamed([]byte(line)); !slices.Equal(got, want) {
 			t.Errorf("%q blames %v, want %v", line, got, want)
 		}
+	}
+}
+
+// TestErrorsOnStandardOutputBlameToo: programs print their errors there, and panic without them.
+func TestErrorsOnStandardOutputBlameToo(t *testing.T) {
+	r := &tail{}
+	r.overhear([]byte("step 3"))
+	r.overhear([]byte("error: because of rank 2: ranks disagree"))
+	r.overhear([]byte("error: because of rank 1: ranks disagree"))
+	r.add([]byte("panic: the end"))
+	var e ending
+	if r.tell(&e); !slices.Equal(e.blames, []int{1}) || len(e.lines) != 1 {
+		t.Errorf("%v blame %v", e.lines, e.blames)
+	}
+	r.add([]byte("because of rank 3: closed"))
+	r.overhear([]byte("because of rank 1: ranks disagree"))
+	if r.tell(&e); !slices.Equal(e.blames, []int{3}) {
+		t.Errorf("%v blame %v", e.lines, e.blames)
 	}
 }
