@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -64,6 +65,10 @@ func TestFoundSaveOnOneRankSaysCallItEverywhere(t *testing.T) {
 		},
 		"autograd.Any": func(d *DataParallel, _ string) error {
 			_, err := Any(d.comm, true)
+			return err
+		},
+		"autograd.Stopped": func(d *DataParallel, _ string) error {
+			_, err := Stopped(context.Background(), d.comm)
 			return err
 		},
 	} {

@@ -187,7 +187,7 @@ func ExampleSum() {
 func ExampleAny() {
 	onRanks(3, func(comm backend.Communicator) error {
 		for step := 0; ; step++ {
-			told := comm.Rank() == 1 && step == 5 // ctx.Err() != nil, say
+			told := comm.Rank() == 1 && step == 5
 			stop, err := autograd.Any(comm, told)
 			if err != nil {
 				return err

@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"context"
 	"errors"
 	"path/filepath"
 	"testing"
@@ -39,6 +40,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Agree":      {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
 		"Any":        {F: Any, Args: []any{comm, true}},
+		"Stopped":    {F: Stopped, Args: []any{context.Background(), comm}},
 		"ClipNorm":   {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
 		"Evaluation": {F: Evaluation, Args: []any{comm, 4, 2}},
 		"Fuse":       {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},

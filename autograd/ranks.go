@@ -1,10 +1,13 @@
 package autograd
 
 import (
+	"context"
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -67,9 +70,7 @@ func Gather(comm backend.Communicator, numbers ...float64) ([][]float64, error) 
 }
 
 // Any reports on all ranks whether a condition holds on any of them. It is collective. Ranks use it
-// to take the same decision, such as to stop because one of them was told to:
-//
-//	stop, err := autograd.Any(comm, ctx.Err() != nil)
+// to take the same decision. To stop because one of them was told to, there is [Stopped].
 //
 // A condition on values that are the same on all ranks, such as a loss from [Mean], needs no Any.
 // Cost: one all-gather of 8 bytes. Errors come from the communicator.
@@ -86,6 +87,28 @@ func Any(comm backend.Communicator, condition bool) (bool, error) {
 		return false, wrapped("rank %d of %s: any: %w", comm.Rank(), comm.Name(), err)
 	}
 	return sums[0] > 0, nil
+}
+
+// Stopped returns on all ranks why a training with a loop of its own stops, nil if it goes on: ctx
+// has ended on one of them, as a context of signal.NotifyContext does. It is collective. Ranks then
+// save, and return the error stop, which is a fit.ErrStopped: the exit status of euryale.ExitStatus
+// then says that the training is not finished.
+//
+//	stop, err := autograd.Stopped(ctx, comm)
+//
+// Cost: one all-gather of 8 bytes. The error err comes from the communicator.
+func Stopped(ctx context.Context, comm backend.Communicator) (stop, err error) {
+	if err := backend.Given("autograd.Stopped", "ctx", ctx, "comm", comm); err != nil {
+		return nil, err
+	}
+	all, err := exchange(comm, backend.ForStopped, []float64{float64(exit.By(ctx))})
+	if err != nil {
+		return nil, wrapped("rank %d of %s: stopped: %w", comm.Rank(), comm.Name(), err)
+	}
+	if by := slices.Max(slices.Concat(all...)); by > 0 {
+		stop = exit.Stopped(by)
+	}
+	return stop, nil
 }
 
 // sum returns the sums over all ranks, added in rank order.

@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -46,6 +48,19 @@ func TestMeanSumAndAnyAreTheSameOnAllRanks(t *testing.T) {
 					got, err := Any(r.comm, r.comm.Rank() == who)
 					if err != nil || got != (who < size) {
 						return fmt.Errorf("any of rank %d is %v: %v", who, got, err)
+					}
+					ctx, told := context.WithCancelCause(t.Context())
+					if r.comm.Rank() == who {
+						told(exit.Stopped(exit.Signal + who + 1))
+					}
+					if r.comm.Rank() == who-1 {
+						told(nil) // a signal says more
+					}
+					stop, err := Stopped(ctx, r.comm)
+					told(nil)
+					if want := exit.Signal + who + 1; err != nil || who < size &&
+						exit.Of(stop) != want || who == size && exit.Of(stop) != exit.Unfinished {
+						return fmt.Errorf("rank %d was told to stop: %v, %v", who, stop, err)
 					}
 				}
 				return nil

@@ -38,6 +38,7 @@ const (
 	ForEvaluation // autograd.Evaluation
 	ForGather     // autograd.Gather
 	ForPull       // vm.Machine.Pull, and methods that pull: Averaged and Close
+	ForStopped    // autograd.Stopped
 )
 
 var purposes = [...]string{
@@ -51,6 +52,7 @@ var purposes = [...]string{
 	ForReplay:  "Graph.Launch",
 	ForMachine: "vm.New", ForSampler: "autograd.NewSampler", ForEvaluation: "autograd.Evaluation",
 	ForGather: "autograd.Gather", ForPull: "vm.Machine.Pull, Averaged or Close",
+	ForStopped: "autograd.Stopped",
 }
 
 // String returns the name of what the program called: "DataParallel.Save".

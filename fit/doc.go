@@ -44,5 +44,5 @@
 //
 // With [Checkpoint], Run resumes from the newest checkpoint, even in the middle of an epoch, with
 // the bits of a training that never stopped. On SIGTERM, SIGINT, and when ctx ends, it saves and
-// returns [ErrStopped]; a second signal ends the program.
+// returns [ErrStopped]; another signal, a second later, ends the program.
 package fit

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -206,7 +207,7 @@ func (t *trainer) train(ctx context.Context) error {
 	t.flops = t.machine.Summary().FLOPs * int64(t.runs)
 	t.watch.Begin()
 	t.began = time.Now().Add(-time.Duration(t.past.Seconds * float64(time.Second)))
-	for err == nil && !stop {
+	for err == nil && stop == 0 {
 		loss, wrong := t.step()
 		if wrong != nil {
 			t.comm.Abort(wrong) // the others may wait for this rank in the middle of the step
@@ -217,10 +218,10 @@ func (t *trainer) train(ctx context.Context) error {
 			err = t.count(loss)
 		}
 		if err == nil && t.past.Step == t.sampler.Steps() {
-			err = t.endEpoch(stop)
+			err = t.endEpoch(stop > 0)
 			t.watch.Begin()
-		} else if err == nil && (stop || t.every > 0 && t.past.Steps%t.every == 0) {
-			err = t.save(stop)
+		} else if err == nil && (stop > 0 || t.every > 0 && t.past.Steps%t.every == 0) {
+			err = t.save(stop > 0)
 			t.watch.Begin()
 		}
 		if err == nil && t.done() {
@@ -230,8 +231,15 @@ func (t *trainer) train(ctx context.Context) error {
 	if err == nil { // a hook of the last step may have failed
 		err = autograd.Agree(t.comm, "", t.hooked)
 	}
-	return cmp.Or(err, fmt.Errorf("%w after step %d, in epoch %d of %d", ErrStopped, t.past.Steps,
-		len(t.past.Epochs)+1, t.epochs))
+	if err != nil {
+		return err
+	}
+	rest := "nothing is saved without fit.Checkpoint"
+	if t.dir != "" {
+		rest = "start it again to go on from " + t.dir
+	}
+	return fmt.Errorf("%w after step %d, in epoch %d of %d: %s", stop, t.past.Steps,
+		len(t.past.Epochs)+1, t.epochs, rest)
 }
 
 // again validates and logs once more what an earlier run has trained.
@@ -308,25 +316,25 @@ func (t *trainer) step() (loss float64, err error) {
 // next waits for the next batch.
 func (t *trainer) next() error { return t.watch.During(observe.Loader, t.loader.next) }
 
-// vote adds up the losses of all ranks, and returns on all of them whether one was told to stop,
-// and the error of one that cannot continue.
-func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum float64, stop bool,
-	err error) {
-	flags := map[bool]float64{true: 1}
-	stopped, failed := flags[ctx.Err() != nil], flags[wrong != nil]
-	t.told, err = autograd.Gather(t.comm, append([]float64{loss, stopped, failed},
+// vote adds up the losses of all ranks, and returns on all of them by what one was told to stop, 0
+// for nothing, and the error of one that cannot continue.
+func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum float64,
+	stop exit.Stopped, err error) {
+	failed := map[bool]float64{true: 1}[wrong != nil]
+	t.told, err = autograd.Gather(t.comm, append([]float64{loss, float64(exit.By(ctx)), failed},
 		t.watch.Sample()...)...)
 	if err != nil {
-		return 0, false, errors.Join(wrong, err)
+		return 0, 0, errors.Join(wrong, err)
 	}
-	loss, stopped, failed = 0, 0, 0
+	loss, failed = 0, 0
 	for _, numbers := range t.told {
-		loss, stopped, failed = loss+numbers[0], stopped+numbers[1], failed+numbers[2]
+		loss, failed = loss+numbers[0], failed+numbers[2]
+		stop = max(stop, exit.Stopped(numbers[1]))
 	}
 	if failed > 0 {
 		err = autograd.Agree(t.comm, "", wrong)
 	}
-	return loss, stopped > 0, err
+	return loss, stop, err
 }
 
 // count counts a step. loss is the sum of its samples' losses.

@@ -10,18 +10,26 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+	"time"
 
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// ErrStopped is the error of a training that was told to stop before its last epoch. With
-// [Checkpoint] it was saved, and resumes when it is started again.
-var ErrStopped = errors.New("stopped")
+// ErrStopped is the error of a training that was told to stop before its last epoch, by a signal or
+// by its context, such as at a time limit. With [Checkpoint] it was saved, and resumes when it is
+// started again. Return it: euryale.ExitStatus then tells whoever started the program that the
+// training is not finished. A training that [EarlyStop] ends is.
+var ErrStopped = exit.ErrStopped
+
+// sameSignal is how long a signal that comes again is the same: whoever ends a job may tell its
+// launcher and its ranks, and launchers tell their ranks.
+const sameSignal = time.Second
 
 // Set is a set of samples, numbered from 0. Package fit/data has several.
 type Set interface {
@@ -204,7 +212,8 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 		o(t)
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer context.AfterFunc(ctx, stop)() // so that a second signal ends the program
+	again := func() { time.AfterFunc(sameSignal, stop) }
+	defer context.AfterFunc(ctx, again)() // so that a second signal ends the program
 	defer stop()
 	r := &Result{}
 	err := t.train(ctx)

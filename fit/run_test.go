@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -18,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -203,16 +205,16 @@ func TestASignalToOneRankStopsAll(t *testing.T) {
 		for _, at := range []int{1, 3, 5} {
 			stopped := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result,
 				error) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
 				r, _, err := fitLinear(ctx, comm, build, 12, s, nil, append(options,
 					fit.OnStep(func(s fit.StepLoss) error {
 						if s.Step == at && comm.Rank() == P-1 {
-							cancel()
+							cancel(exit.Stopped(143))
 						}
 						return nil
 					}))...)
-				if !errors.Is(err, fit.ErrStopped) ||
+				if !errors.Is(err, fit.ErrStopped) || euryale.ExitStatus(err) != 143 ||
 					!strings.Contains(err.Error(), fmt.Sprintf("after step %d,", at+1)) {
 					return r, fmt.Errorf("stopped in step %d, it ends with %w", at, err)
 				}
@@ -232,6 +234,30 @@ func TestASignalToOneRankStopsAll(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestATimeLimitIsNotTheEnd: a training that it stops is not finished, and one that EarlyStop stops
+// is.
+func TestATimeLimitIsNotTheEnd(t *testing.T) {
+	ranks(t, 2, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if comm.Rank() == 1 {
+			ctx, cancel = context.WithDeadline(ctx, time.Now())
+			defer cancel()
+		}
+		r, _, err := fitLinear(ctx, comm, build, 12, points(31), nil, fit.Epochs(4))
+		if !errors.Is(err, fit.ErrStopped) || euryale.ExitStatus(err) != exit.Unfinished {
+			return r, fmt.Errorf("at a time limit it ends with %w", err)
+		}
+		watch, none := fit.OnEpoch(func(fit.Epoch) error { return nil }), t.Context()
+		r, _, err = fitLinear(none, comm, build, 12, points(31), nil, fit.Epochs(1000), watch,
+			fit.Schedule(func(int) float64 { return 0 }), fit.EarlyStop(1))
+		if err != nil || len(r.Epochs) > 10 {
+			return r, fmt.Errorf("after %d epochs it ends with %w", len(r.Epochs), err)
+		}
+		return r, nil
+	})
 }
 
 // TestAnErrorOfOneRankIsThatOfAll names the rank.

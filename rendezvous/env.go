@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // Env holds what a rank must know to join its job. [ReadEnv] fills it in.
@@ -57,7 +58,7 @@ func (e *EnvError) Error() string {
 func (e *EnvError) Unwrap() error { return e.Err }
 
 // ExitCode is 2, the code of wrong usage.
-func (e *EnvError) ExitCode() int { return 2 }
+func (e *EnvError) ExitCode() int { return exit.Usage }
 
 // ReadEnv reads the variables of the launcher that started this process, through getenv, such as
 // os.Getenv. An empty variable counts as not set.

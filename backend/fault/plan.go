@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // Kind says what happens to the rank.
@@ -22,7 +23,7 @@ const (
 )
 
 // ExitCode is the exit code of a process that Exit ends.
-const ExitCode = 3
+const ExitCode = exit.Fault
 
 var kinds = [...]string{Kill: "kill", Stop: "stop", Panic: "panic", Exit: "exit", Abort: "abort"}
 

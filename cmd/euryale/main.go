@@ -18,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
@@ -66,7 +67,7 @@ func (h *helpCmd) Run(parsed *kong.Context) error {
 }
 
 // usageCode is the exit code of a wrong command line.
-const usageCode = 2
+const usageCode = exit.Usage
 
 // usageError is the error of a wrong command line.
 type usageError struct{ error }
@@ -103,15 +104,15 @@ func signalContext(which ...os.Signal) (_ context.Context, stop func()) {
 	}
 }
 
-// run runs a command line and returns the exit code. exit ends the program
+// run runs a command line and returns the exit code. end ends the program
 // early, after help or the version was asked for.
-func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
+func run(ctx context.Context, args []string, s *streams, end func(int)) int {
 	var c cli
 	parser, err := kong.New(&c,
 		kong.Name("euryale"),
 		kong.Description("Differentiable collectives and data-parallel training for Gorgonia."),
 		kong.Writers(s.out, s.err),
-		kong.Exit(exit),
+		kong.Exit(end),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.KindMapper(reflect.Int, kong.MapperFunc(wholeNumber)),
@@ -205,9 +206,5 @@ func exitCode(ctx context.Context, err error, s *streams) int {
 	// Errors of package euryale begin with the same prefix.
 	text := rendezvous.Printable(strings.TrimPrefix(err.Error(), "euryale: "))
 	fmt.Fprintln(s.err, "euryale:", text) // it may quote files, peers and hosts
-	var coded interface{ ExitCode() int }
-	if errors.As(err, &coded) && coded.ExitCode() > 0 {
-		return coded.ExitCode()
-	}
-	return 1
+	return exit.Of(err)
 }

@@ -12,16 +12,12 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 func main() {
 	if err := start(os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "allreduce:", err)
-		if bad := (*rendezvous.EnvError)(nil); errors.As(err, &bad) {
-			os.Exit(bad.ExitCode())
-		}
-		os.Exit(1)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

@@ -78,9 +78,9 @@ func main() {
 	flag.Parse()
 	cfg.check(0)
 	comm := must(euryale.Init(context.Background()))
-	defer comm.Close()
 	cfg.check(comm.Size())
-	cfg.train(comm)
+	err := cfg.train(comm)
+	check(errors.Join(err, comm.Close()))
 }
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
@@ -110,7 +110,7 @@ func (cfg config) text() (pieces fit.Set, characters []rune, least float64) {
 }
 
 // train trains a model, and prints how well it does.
-func (cfg config) train(comm backend.Communicator) {
+func (cfg config) train(comm backend.Communicator) error {
 	began := time.Now()
 	device := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[cfg.device]
 	pieces, characters, least := cfg.text()
@@ -137,14 +137,12 @@ func (cfg config) train(comm backend.Communicator) {
 		options = append(options, fit.Log(cfg.curve, curves.SVG))
 	}
 	result, err := fit.Run(context.Background(), machine, m.data(training), options...)
-	if errors.Is(err, fit.ErrStopped) {
-		fmt.Fprintln(os.Stderr, "charlstm:", err)
-		return
+	if err != nil {
+		return err
 	}
-	check(err)
 	check(machine.Pull(learnables...))
 	if comm.Rank() > 0 {
-		return
+		return nil
 	}
 	fmt.Println(cfg.write(layout, device, learnables, characters))
 	if least > 0 {
@@ -154,6 +152,7 @@ func (cfg config) train(comm backend.Communicator) {
 	fmt.Printf("perplexity=%.4f loss=%.4f ranks=%d backend=%s params=%s seconds=%.1f\n",
 		last.Metrics["perplexity"], last.Loss, comm.Size(), comm.Capabilities().Backend,
 		result.Params, time.Since(began).Seconds())
+	return nil
 }
 
 // model is a graph for some pieces of text.
@@ -225,7 +224,8 @@ func (cfg config) write(layout *layers.Layout, device backend.Device, learnables
 
 func check(err error) {
 	if err != nil {
-		log.Fatal("charlstm: ", err)
+		log.Print("charlstm: ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

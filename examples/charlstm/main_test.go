@@ -132,7 +132,7 @@ func TestASignalSaves(t *testing.T) {
 	j.Stdout, j.Signals, j.Grace = out, signals, time.Minute
 	err := launch.Run(t.Context(), j)
 	interrupted := (*launch.Interrupted)(nil)
-	if !errors.As(err, &interrupted) || !strings.Contains(errs.String(), "stopped after step ") {
+	if !errors.As(err, &interrupted) || !strings.Contains(errs.String(), "(interrupt) after ") {
 		t.Fatalf("%v:\n%s%s", err, out, errs)
 	}
 	if _, got := ending(t, train(t, 2, flags)); got != want {

@@ -55,7 +55,7 @@ func main() {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "convnet:", err)
-		os.Exit(1)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

@@ -99,7 +99,8 @@ func TestAnInterruptSaves(t *testing.T) {
 	out.Text, out.Then = "epoch 2/", func() { signals <- syscall.SIGINT }
 	err := launch.Run(t.Context(), running)
 	interrupted := (*launch.Interrupted)(nil)
-	if !errors.As(err, &interrupted) || !strings.Contains(out.String(), "accuracy=") {
+	if !errors.As(err, &interrupted) || strings.Contains(out.String(), "accuracy=") ||
+		!strings.Contains(out.String(), "digits: fit: stopped by a signal (interrupt) after ") {
 		t.Fatalf("it ends with %v\n%s", err, out)
 	}
 	again, said := job(t, 2, "-epochs 1 -checkpoint "+dir)

@@ -29,10 +29,7 @@ import (
 )
 
 // A step is a batch of 48 images, in 8 micro-batches.
-const (
-	micros = 8
-	size   = 6
-)
+const micros, size = 8, 6
 
 func main() {
 	steps := flag.Int("steps", 300, "how many steps to train")
@@ -165,7 +162,8 @@ func (m *model) hash() uint64 {
 
 func check(err error) {
 	if err != nil {
-		log.Fatal("elastic: ", err)
+		log.Print("elastic: ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

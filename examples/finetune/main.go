@@ -95,21 +95,20 @@ func main() {
 	_ = flag.CommandLine.Parse(flag.Args()[min(1, flag.NArg()):]) // which exits
 	t.check(0)
 	ctx, began := context.Background(), time.Now()
+	t.comm = must(euryale.Init(ctx))
+	t.check(t.comm.Size())
 	if t.checkpoint != "" { // otherwise a signal ends the program at once
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
-	t.comm = must(euryale.Init(ctx))
-	defer t.comm.Close()
-	t.check(t.comm.Size())
 	t.model = must(models.Load(t.folder))
-	defer t.model.Close()
 	t.build()
-	defer t.layout.Close()
-	if t.train(ctx) {
+	err := t.train(ctx)
+	if err == nil {
 		t.print("loss=%.4f eval=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f",
 			t.past.Loss, t.past.Eval, t.comm.Size(), t.layout, t.comm.Capabilities().Backend,
 			t.write(), time.Since(began).Seconds())
 	}
+	check(errors.Join(err, t.layout.Close(), t.model.Close(), t.comm.Close()))
 }
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
@@ -173,8 +172,8 @@ func (t *trainer) writable() error {
 	return cmp.Or(err, failed)
 }
 
-// train trains until all steps are done, or until a signal on any rank ends it, and reports which.
-func (t *trainer) train(ctx context.Context) (done bool) {
+// train trains until all steps are done, or until a signal on any rank ends it, which is an error.
+func (t *trainer) train(ctx context.Context) (stop error) {
 	data, kept := t.machine.DataParallel(), past{}
 	if t.checkpoint != "" {
 		err := data.Load(t.checkpoint, &t.solver, &kept)
@@ -206,16 +205,19 @@ func (t *trainer) train(ctx context.Context) (done bool) {
 				p.Eval, speed)
 			began, first = time.Now(), p.Steps
 		}
-		stop := t.checkpoint != "" && must(autograd.Any(t.comm, ctx.Err() != nil))
-		if t.checkpoint != "" && (due || stop) {
+		if t.checkpoint == "" {
+			continue
+		}
+		stop = must(autograd.Stopped(ctx, t.comm))
+		if due || stop != nil {
 			check(data.Save(t.checkpoint, &t.solver, p))
 		}
-		if stop {
+		if stop != nil && p.Steps < t.steps {
 			t.print("saved in %s after step %d: start it again to go on", t.checkpoint, p.Steps)
-			return false
+			return stop
 		}
 	}
-	return true
+	return nil
 }
 
 // over runs a machine on a batch of a text, which depends on step alone, and returns its loss.
@@ -276,7 +278,8 @@ func (t *trainer) print(format string, args ...any) {
 
 func check(err error) {
 	if err != nil {
-		log.Fatal("finetune: ", err)
+		log.Print("finetune: ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

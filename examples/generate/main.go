@@ -5,20 +5,20 @@
 //	go run ./examples/generate gpt2 --adapter tuned < prompt.txt
 //
 // Without --prompt the standard input is the prompt. The text ends with a stop token of the model,
-// after --max tokens, or where --context is full. Ctrl-C ends it, too. A temperature of 0 takes the
-// likeliest token each time; otherwise equal seeds draw equal texts.
+// after --max tokens, or where --context is full. Ctrl-C ends it, too, with exit status 130. A
+// temperature of 0 takes the likeliest token each time; otherwise equal seeds draw equal texts.
 //
 // Flags that are not given, and stop tokens, are what the folder's generation_config.json says, and
 // a line on standard error tells what that is. Where it gives no length, --max is 256.
 //
 // --adapter takes a LoRA adapter in PEFT's format, such as examples/finetune writes. The program
-// uses one GPU if there is one, and the processor otherwise. The last line, on standard error, is
-// for programs:
+// uses one GPU if there is one, and the processor otherwise. A line behind the text, on standard
+// error, is for programs:
 //
 //	tokens=256 tokens/s=48.1 prompt=5 backend=host seconds=5.9
 //
-// Seconds include the time to load the model; tokens/s is from the first token on. The exit code is
-// 2 for a wrong command line and 1 for other failures.
+// Seconds include the time to load the model; tokens/s is from the first token on. The exit status
+// is 2 for a wrong command line, 128 + n after signal n, and 1 for other failures.
 package main
 
 import (
@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/models/tokenizer"
@@ -159,7 +160,11 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 		return err
 	})
 	fmt.Println(stream.End())
-	if err != nil && ctx.Err() == nil { // a signal is an end like others
+	var stop error // by a signal
+	if err != nil && ctx.Err() != nil {
+		stop, err = autograd.Stopped(ctx, autograd.Solo())
+	}
+	if err != nil {
 		return err
 	}
 	speed := 0.0
@@ -168,7 +173,7 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 	}
 	fmt.Fprintf(os.Stderr, "tokens=%d tokens/s=%.1f prompt=%d backend=%s seconds=%.1f\n", tokens,
 		speed, len(prompt), comm.Capabilities().Backend, time.Since(began).Seconds())
-	return nil
+	return stop
 }
 
 // sample completes the sampling by what the folder says, for a prompt of so many tokens. Flags that
@@ -227,6 +232,7 @@ func (cfg config) load(comm backend.Communicator, m *models.Model, prompt int) (
 
 func check(err error) {
 	if err != nil {
-		log.Fatal("generate: ", err)
+		log.Print("generate: ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }

@@ -28,12 +28,13 @@
 //
 // DIR/step-.../model.safetensors is a safetensors file.
 //
-// The exit code is 2 for a wrong command line and 1 for other failures.
+// The exit status is 2 for a wrong command line, 128 + n after signal n, and 1 for other failures.
 package main
 
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
@@ -77,17 +78,17 @@ func main() {
 	flag.Parse()
 	cfg.check(0)
 	ctx := context.Background()
+	comm := must(euryale.Init(ctx))
+	cfg.check(comm.Size())
 	if cfg.checkpoint != "" { // otherwise a signal ends the program at once
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
-	comm := must(euryale.Init(ctx))
-	defer comm.Close()
-	cfg.check(comm.Size())
 	t := newTrainer(comm, cfg)
-	defer t.layout.Close()
-	if t.train(ctx) {
+	err := t.train(ctx)
+	if err == nil {
 		t.report()
 	}
+	check(errors.Join(err, t.layout.Close(), comm.Close()))
 }
 
 // check ends the program for a wrong command line, with a code for which no launcher starts it
@@ -119,7 +120,8 @@ func (cfg config) check(ranks int) {
 
 func check(err error) {
 	if err != nil {
-		log.Fatal("gpt: ", err)
+		log.Print("gpt: ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

@@ -109,8 +109,8 @@ func (t *trainer) compile() {
 	t.machine = must(vm.New(b.Graph(), t.device, options...))
 }
 
-// train trains until all steps are done, or until a signal on any rank ends it, and reports which.
-func (t *trainer) train(ctx context.Context) (done bool) {
+// train trains until all steps are done, or until a signal on any rank ends it, which is an error.
+func (t *trainer) train(ctx context.Context) (stop error) {
 	if t.checkpoint != "" {
 		t.resume()
 	}
@@ -124,16 +124,19 @@ func (t *trainer) train(ctx context.Context) (done bool) {
 		if due {
 			t.evaluate(float64((step+1-first)*t.batch*t.context) / took.Seconds())
 		}
-		stop := t.checkpoint != "" && must(autograd.Any(t.comm, ctx.Err() != nil))
-		if t.checkpoint != "" && (due || stop) {
+		if t.checkpoint == "" {
+			continue
+		}
+		stop = must(autograd.Stopped(ctx, t.comm))
+		if due || stop != nil {
 			check(t.machine.DataParallel().Save(t.checkpoint, t.solver, t.past))
 		}
-		if stop {
+		if stop != nil && step+1 < t.steps {
 			t.print("saved in %s after step %d: start it again to go on", t.checkpoint, step+1)
-			return false
+			return stop
 		}
 	}
-	return true
+	return nil
 }
 
 // resume restores the training from its checkpoint, if there is one.

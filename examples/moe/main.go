@@ -74,15 +74,12 @@ func main() {
 	flag.StringVar(&c.curve, "curve", "", "draw losses here after each epoch, as an SVG")
 	flag.Parse()
 	c.check(0)
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	comm := must(euryale.Init(ctx))
-	defer comm.Close()
+	comm := must(euryale.Init(context.Background()))
 	c.check(comm.Size())
+	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	t := newTrainer(comm, c)
-	defer t.layout.Close()
-	defer t.machine.Close()
-	t.train(ctx)
+	err := t.train(ctx)
+	check(errors.Join(err, t.machine.Close(), t.layout.Close(), comm.Close()))
 }
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
@@ -161,8 +158,8 @@ func (t *trainer) model(b *layers.Builder) gorgonia.Nodes {
 	return must(b.Grad(b.Add(loss, balance)))
 }
 
-// train trains until all epochs are over, or until a signal on any rank ends it.
-func (t *trainer) train(ctx context.Context) {
+// train trains until all epochs are over, or until a signal on any rank ends it, which is an error.
+func (t *trainer) train(ctx context.Context) error {
 	if t.checkpoint != "" {
 		t.resume()
 	}
@@ -173,13 +170,12 @@ func (t *trainer) train(ctx context.Context) {
 		if over {
 			t.endEpoch()
 		}
-		stop := must(autograd.Any(t.comm, ctx.Err() != nil))
-		if (over || stop) && t.checkpoint != "" {
+		stop := must(autograd.Stopped(ctx, t.comm))
+		if (over || stop != nil) && t.checkpoint != "" {
 			check(t.machine.DataParallel().Save(t.checkpoint, t.solver, t.past))
 		}
-		if stop {
-			t.print("stopped after step %d", t.past.Steps)
-			return
+		if stop != nil && t.past.Steps < t.epochs*t.steps {
+			return fmt.Errorf("%w after step %d", stop, t.past.Steps)
 		}
 	}
 	data, last := t.machine.DataParallel(), t.past.Epochs[t.epochs-1]
@@ -187,6 +183,7 @@ func (t *trainer) train(ctx context.Context) {
 	t.print("loss=%.4f best=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f", last.Loss,
 		best(), t.comm.Size(), t.layout, t.comm.Capabilities().Backend, must(data.Hash()),
 		time.Since(t.began).Seconds())
+	return nil
 }
 
 // resume restores the training from its checkpoint, if there is one.
@@ -198,7 +195,7 @@ func (t *trainer) resume() {
 	}
 	check(err)
 	if t.past.Training != training {
-		log.Fatalf("moe: --checkpoint: it is of a training with %s", t.past.Training)
+		check(fmt.Errorf("--checkpoint: it is of a training with %s", t.past.Training))
 	}
 	t.print("going on after step %d, from %s", t.past.Steps, t.checkpoint)
 }
@@ -247,7 +244,8 @@ func (t *trainer) print(format string, args ...any) {
 
 func check(err error) {
 	if err != nil {
-		log.Fatal("moe: ", err)
+		log.Print("moe: ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

@@ -143,7 +143,7 @@ func TestResumes(t *testing.T) {
 	out.Text, out.Then = "epoch 1/", func() { signals <- syscall.SIGINT }
 	err := launch.Run(t.Context(), running)
 	if interrupted := (*launch.Interrupted)(nil); !errors.As(err, &interrupted) ||
-		!strings.Contains(out.String(), "stopped after step ") {
+		!strings.Contains(out.String(), "(interrupt) after step ") {
 		t.Fatalf("it ends with %v\n%s", err, out)
 	}
 	printed := train(t, 2, flags+"--ep 2"+state)

@@ -49,10 +49,9 @@ const (
 // config is the command line.
 type config struct {
 	world
-	width, batch, negatives, epochs, steps int
-	rate                                   float64
-	digits                                 int
-	device, curve                          string
+	width, batch, negatives, epochs, steps, digits int
+	rate                                           float64
+	device, curve                                  string
 }
 
 func main() {
@@ -239,7 +238,8 @@ func (t *trainer) recall(score func(k, user, item int) float64) (found float64) 
 
 func check(err error) {
 	if err != nil {
-		log.Fatal("recommender: ", err)
+		log.Print("recommender: ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

@@ -95,9 +95,9 @@ func main() {
 	flag.Parse()
 	cfg.check(0)
 	comm := must(euryale.Init(context.Background()))
-	defer comm.Close()
 	cfg.check(comm.Size())
-	cfg.train(comm)
+	err := cfg.train(comm)
+	check(errors.Join(err, comm.Close()))
 }
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
@@ -123,7 +123,7 @@ func (cfg config) pictures() (training, heldOut fit.Set, classes int) {
 }
 
 // train trains a model, and prints how well it does.
-func (cfg config) train(comm backend.Communicator) {
+func (cfg config) train(comm backend.Communicator) error {
 	began := time.Now()
 	device := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[cfg.device]
 	training, heldOut, classes := cfg.pictures()
@@ -159,16 +159,15 @@ func (cfg config) train(comm backend.Communicator) {
 	}
 	result, err := fit.Run(context.Background(), machine, fit.Data{Set: training,
 		Inputs: G.Nodes{m.x, m.y}, Loss: m.loss, Augment: augment}, options...)
-	if errors.Is(err, fit.ErrStopped) {
-		fmt.Fprintln(os.Stderr, "resnet:", err)
-		return
+	if err != nil {
+		return err
 	}
-	check(err)
 	if last := result.Epochs[len(result.Epochs)-1]; comm.Rank() == 0 {
 		fmt.Printf("accuracy=%.4f loss=%.4f ranks=%d backend=%s params=%s seconds=%.1f\n",
 			last.Metrics["accuracy"], last.Loss, comm.Size(), comm.Capabilities().Backend,
 			result.Params, time.Since(began).Seconds())
 	}
+	return nil
 }
 
 // network is a graph for this rank's pictures of a batch.
@@ -236,7 +235,8 @@ func augment(r *rand.Rand, row []any) {
 
 func check(err error) {
 	if err != nil {
-		log.Fatal("resnet: ", err)
+		log.Print("resnet: ", err)
+		os.Exit(euryale.ExitStatus(err))
 	}
 }
 

@@ -80,15 +80,15 @@ var arrows = []arrow{
 	{"fit/data", []string{"backend", "internal/files"}},
 	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
 	{"fit/progress", []string{"fit", "rendezvous"}},
-	{"fit", []string{".", "autograd", "backend", "fit/data", "internal/files",
+	{"fit", []string{".", "autograd", "backend", "fit/data", "internal/exit", "internal/files",
 		"internal/safetensors", "internal/stock", "observe", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",
 		"kernels/fuse"}},
 	{"bench/...", []string{"bench/...", "internal/bench"}},
-	{".", []string{"backend/...", "internal/buildlock", "internal/env", "internal/session",
-		"rendezvous"}},
+	{".", []string{"backend/...", "internal/buildlock", "internal/env", "internal/exit",
+		"internal/session", "rendezvous"}},
 	{"internal/env", nil},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too

@@ -49,15 +49,15 @@ func (t *trainer) keep(ctx context.Context, due bool) error {
 	if t.checkpoint == "" {
 		return nil
 	}
-	stop, err := autograd.Any(t.comm, ctx.Err() != nil)
+	stop, err := autograd.Stopped(ctx, t.comm)
 	if err != nil {
 		return err
 	}
-	if due || stop || t.saveEvery > 0 && t.past.Step%t.saveEvery == 0 {
+	if due || stop != nil || t.saveEvery > 0 && t.past.Step%t.saveEvery == 0 {
 		err = t.save()
 	}
-	if err == nil && stop {
-		err = t.stopped(ctx)
+	if err == nil && stop != nil {
+		err = errors.Join(t.sayStopped(), stop)
 	}
 	return err
 }
@@ -73,16 +73,13 @@ func (t *trainer) save() error {
 	return t.parallel.Save(t.checkpoint, t.solver, kept)
 }
 
-// stopped prints where a training was told to end, on this or another rank, and returns it as an
-// error.
-func (t *trainer) stopped(ctx context.Context) error {
+// sayStopped prints where a training was told to end, on this or another rank.
+func (t *trainer) sayStopped() (err error) {
 	if t.out != nil && t.comm.Rank() == 0 {
-		if _, err := fmt.Fprintf(t.out, "saved in %s after %v: start it again to go on\n",
-			t.checkpoint, t.past); err != nil {
-			return err
-		}
+		_, err = fmt.Fprintf(t.out, "saved in %s after %v: start it again to go on\n",
+			t.checkpoint, t.past)
 	}
-	return stoppedBy(ctx)
+	return err
 }
 
 // resume restores the training from its checkpoint, if there is one.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // kept is what a training ends with on each rank.
@@ -99,14 +101,13 @@ func TestFoundASignalLosesTheEpoch(t *testing.T) {
 					mine = ctx
 					tr.rate = func(step int) float64 {
 						if step == stopAt {
-							cancel(interrupted{Signal: syscall.SIGINT})
+							cancel(exit.Stopped(exit.Signal + int(syscall.SIGINT)))
 						}
 						return rate(step)
 					}
 				}
 				err := tr.train(mine, 2)
-				if !errors.As(err, new(interrupted)) || exitCode(err) != 128+int(syscall.SIGTERM) &&
-					exitCode(err) != 128+int(syscall.SIGINT) {
+				if exit.Of(err) != exit.Signal+int(syscall.SIGINT) {
 					return fmt.Errorf("it ends with %v", err)
 				}
 				if got := tr.past.Epochs*tr.sampler.Steps() + tr.past.Step; got != stopAt+1 {

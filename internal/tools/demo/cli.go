@@ -21,11 +21,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
-
-// usageCode is the exit code of a wrong command line.
-const usageCode = 2
 
 // usageError is the error of a wrong command line.
 type usageError struct{ Err error }
@@ -36,8 +34,8 @@ func (e usageError) Error() string { return e.Err.Error() }
 // Unwrap returns what is wrong.
 func (e usageError) Unwrap() error { return e.Err }
 
-// ExitCode is usageCode.
-func (usageError) ExitCode() int { return usageCode }
+// ExitCode is exit.Usage.
+func (usageError) ExitCode() int { return exit.Usage }
 
 // usage returns a usageError.
 func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
@@ -58,85 +56,35 @@ func parseArgs(flags *flag.FlagSet, args []string) error {
 	return nil
 }
 
-// exitCode returns the exit code of an outcome: that of the error, or 1.
-func exitCode(err error) int {
-	if err == nil {
-		return 0
-	}
-	var coded interface{ ExitCode() int }
-	if errors.As(err, &coded) {
-		return coded.ExitCode()
-	}
-	return 1
-}
-
-// exit ends the program with the exit code of an outcome, and says what failed.
-func exit(name string, err error) {
-	if err != nil && !errors.As(err, new(interrupted)) { // that was said on rank 0
+// leave ends the program with the exit status of an outcome, and says what failed.
+func leave(name string, err error) {
+	if err != nil && !errors.Is(err, exit.ErrStopped) { // that was said on rank 0
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
 	}
-	os.Exit(exitCode(err))
+	os.Exit(euryale.ExitStatus(err))
 }
 
 // inJob joins the job, runs the training of this rank, and leaves. If it saves, ctx ends with a
-// signal ([untilSignal]); otherwise a signal ends the program at once. Graphs are built under the
+// signal; otherwise a signal ends the program at once. Graphs are built under the
 // lock.
 func inJob(saves bool, run func(ctx context.Context, comm backend.Communicator,
 	build sync.Locker) error) error {
 	ctx := context.Background()
-	if saves {
-		var stop func()
-		ctx, stop = untilSignal()
-		defer stop()
-	}
 	comm, err := euryale.Init(ctx)
 	if err != nil {
-		return errors.Join(context.Cause(ctx), err)
+		return err
+	}
+	if saves {
+		var stop func()
+		ctx, stop = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
 	}
 	// The lock is for ranks that share a process; here each has its own.
 	err = run(ctx, comm, new(sync.Mutex))
-	if err != nil && !errors.As(err, new(interrupted)) {
+	if err != nil && !errors.Is(err, exit.ErrStopped) {
 		comm.Abort(err) // so that the others learn of it at once
 	}
 	return errors.Join(err, comm.Close())
-}
-
-// interrupted is the error of a training that a signal has ended.
-type interrupted struct{ Signal syscall.Signal }
-
-// Error implements error.
-func (i interrupted) Error() string { return fmt.Sprintf("stopped by a signal: %v", i.Signal) }
-
-// ExitCode is 128 plus the number of the signal, as in shells.
-func (i interrupted) ExitCode() int { return 128 + int(i.Signal) }
-
-// untilSignal returns a context that SIGTERM or SIGINT ends; its cause is an [interrupted]. A
-// second signal ends the program.
-func untilSignal() (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	go func() {
-		select {
-		case s := <-signals:
-			signal.Stop(signals)
-			number, _ := s.(syscall.Signal)
-			cancel(interrupted{number})
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		cancel(nil)
-	}
-}
-
-// stoppedBy returns why a training ends that this rank or another one was told to end.
-func stoppedBy(ctx context.Context) error {
-	if ctx.Err() == nil {
-		return interrupted{syscall.SIGTERM}
-	}
-	return context.Cause(ctx)
 }
 
 // checkDevice checks the value of --device: cpu, gpu or auto.

@@ -100,13 +100,13 @@ func main() {
 		return
 	}
 	if err != nil {
-		exit("demo", err)
+		leave("demo", err)
 	}
 	begin := start
 	if cfg.plot != "" {
 		begin = drawLosses
 	}
-	exit("demo", begin(cfg))
+	leave("demo", begin(cfg))
 }
 
 func parseFlags(args []string) (config, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/handwritten"
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // train runs the program on ranks of this process and returns what they print.
@@ -144,8 +145,8 @@ func TestBadArguments(t *testing.T) {
 		cfg := good
 		change(&cfg)
 		_, err := train(2, cfg)
-		if err == nil || !strings.Contains(err.Error(), want) || exitCode(err) != usageCode {
-			t.Errorf("error %v, exit code %d, want %q", err, exitCode(err), want)
+		if err == nil || !strings.Contains(err.Error(), want) || exit.Of(err) != exit.Usage {
+			t.Errorf("error %v, exit status %d, want %q", err, exit.Of(err), want)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
@@ -221,7 +222,7 @@ func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
 		"--batch 2000"} {
 		cmd := exec.Command(demo, strings.Fields(args)...)
 		said, err := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != usageCode {
+		if cmd.ProcessState.ExitCode() != exit.Usage {
 			t.Errorf("%s: %v: %s", args, err, said)
 		}
 	}

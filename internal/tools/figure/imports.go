@@ -88,9 +88,8 @@ var rooms = [][]room{
 // everywhere are packages that many import, and that import only each other: the picture names
 // them, and has no arrows to them.
 var everywhere = []string{
-	"internal/elastic", "internal/env", "internal/filelock", "internal/files", "internal/serial",
-	"internal/shm",
-	"internal/spinwait", "internal/stock",
+	"internal/elastic", "internal/env", "internal/exit", "internal/filelock", "internal/files",
+	"internal/serial", "internal/shm", "internal/spinwait", "internal/stock",
 	"internal/tuning", "internal/workers", "gpu/*",
 }
 

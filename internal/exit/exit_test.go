@@ -1,0 +1,112 @@
+package exit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// coded is an error with an exit status.
+type coded int
+
+func (coded) Error() string   { return "coded" }
+func (c coded) ExitCode() int { return int(c) }
+
+// rows are the first cells of the table of a page.
+var rows = regexp.MustCompile(`(?m)^\| (\d+)( \+ n)? \|`)
+
+// TestThePageHasEveryStatus: it has a row for each constant, and no other.
+func TestThePageHasEveryStatus(t *testing.T) {
+	page, err := os.ReadFile("../../docs/running.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## Exit statuses\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var listed, constants []string
+	for _, row := range rows.FindAllStringSubmatch(section, -1) {
+		listed = append(listed, row[1])
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), "exit.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := file.Decls[slices.IndexFunc(file.Decls, func(d ast.Decl) bool {
+		is, ok := d.(*ast.GenDecl)
+		return ok && is.Tok == token.CONST
+	})]
+	for _, spec := range first.(*ast.GenDecl).Specs {
+		constants = append(constants, spec.(*ast.ValueSpec).Values[0].(*ast.BasicLit).Value)
+	}
+	if !slices.Equal(listed, constants) || len(constants) < 2 {
+		t.Errorf("the page lists %v, and the constants are %v", listed, constants)
+	}
+}
+
+func TestAStatusIsThatOfTheErrorAndNeverThatOfSuccess(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want int
+	}{
+		{nil, Finished}, {errors.New("broken"), Failed}, {coded(7), 7}, {coded(0), Failed},
+		{coded(-1), Failed}, {coded(256), Failed}, {Stopped(143), 143},
+		{fmt.Errorf("fit: %w", errors.Join(Stopped(130), errors.New("closed"))), 130},
+	} {
+		if got := Of(test.err); got != test.want {
+			t.Errorf("%v: %d, want %d", test.err, got, test.want)
+		}
+	}
+}
+
+func TestAContextSaysWhichSignalHasEndedIt(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		ctx, stop := signal.NotifyContext(t.Context(), s)
+		if got := By(ctx); got != 0 {
+			t.Errorf("nothing has ended it: %d", got)
+		}
+		self, err := os.FindProcess(os.Getpid())
+		if err == nil {
+			err = self.Signal(s)
+		}
+		if err != nil {
+			t.Skip(err) // as on Windows
+		}
+		<-ctx.Done()
+		below, end := context.WithCancel(ctx)
+		end()
+		got := By(below)
+		if got != Stopped(Signal+int(s)) || !errors.Is(got, ErrStopped) ||
+			!strings.Contains(got.Error(), s.String()) {
+			t.Errorf("%v: %d, %v", s, got, got)
+		}
+		stop()
+	}
+}
+
+func TestAContextThatNoSignalEndsIsUnfinished(t *testing.T) {
+	ctx, end := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer end()
+	<-ctx.Done()
+	if got := By(ctx); got != Unfinished || !errors.Is(got, ErrStopped) ||
+		got.Error() != ErrStopped.Error() {
+		t.Errorf("%d, %v", got, got)
+	}
+	for cause, want := range map[coded]Stopped{143: 143, Failed: Unfinished, Usage: Unfinished} {
+		ctx, end := context.WithCancelCause(t.Context())
+		end(cause)
+		if got := By(ctx); got != want {
+			t.Errorf("cause %d: %d, want %d", cause, got, want)
+		}
+	}
+}
