@@ -408,6 +408,22 @@ func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 	}
 }
 
+// As when a host is shut down, which tells its ranks, and their launcher there.
+func TestARankOnAHostThatIsToldToEndIsStartedAgain(t *testing.T) {
+	fakeSSH(t, "")
+	job, out, _ := onHosts(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && echo again && exit 0
+		trap "exit 143" TERM; [ $RANK = 1 ] && kill $$; while :; do sleep 0.01; done`, 2, "a", "b")
+	var f *Failed
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Host != "b" || f.ExitCode() != 143 {
+		t.Errorf("%v", err)
+	}
+	job.MaxRestarts = 1
+	if err := Run(t.Context(), job); err != nil {
+		t.Error(err)
+	}
+	out.await(t, 2, "again")
+}
+
 // TestHostSaysWhenARankEnded: although what the rank has started holds its output open.
 func TestHostSaysWhenARankEnded(t *testing.T) {
 	homes := fakeSSH(t, "")

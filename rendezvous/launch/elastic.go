@@ -205,11 +205,11 @@ func (p *pool) replaces(e ending) bool {
 	return !p.finished && e.failed() && p.faults < maxFaults
 }
 
-// fails reports whether a process has failed by itself: no signal ended it, its host is not lost,
-// and the others have not left it behind, as they do if the machine has no time for it. p.mu is
-// held.
+// fails reports whether a process has failed by itself: no signal ended it or told it to end, its
+// host is not lost, and the others have not left it behind, as they do if the machine has no time
+// for it. p.mu is held.
 func (p *pool) fails(e ending) bool {
-	return e.failed() && !wasEnded(e.Status) && !e.lost() && !p.behind[e.rank]
+	return e.failed() && !e.told() && !e.lost() && !p.behind[e.rank]
 }
 
 // excludes is told of the end of a process. It reports whether this end is the one after which

@@ -125,6 +125,16 @@ func TestAProgramThatFailsInOneStepIsNotReplacedForEver(t *testing.T) {
 	}
 }
 
+func TestAProcessThatASignalEndsOrTellsToEndDidNotFailByItself(t *testing.T) {
+	p := pool{}
+	for status, want := range map[syscall.WaitStatus]bool{exits(0): false, exits(1): true,
+		exits(75): true, exits(143): false, exits(255): true, killedBy(syscall.SIGKILL): false} {
+		if got := p.fails(ending{Status: status}); got != want {
+			t.Errorf("status %#x: %v, want %v", status, got, want)
+		}
+	}
+}
+
 func TestNothingStartsAfterAProcessThatCannot(t *testing.T) {
 	job := Job{Program: "/bin/sh", Args: []string{"-c", "exec sleep 100"}, Ranks: 3,
 		Elastic: &Elastic{Least: 1}, LogDir: t.TempDir(), times: defaultTimes()}

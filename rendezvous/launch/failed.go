@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // cause is the way in which the first rank failed.
@@ -96,7 +98,11 @@ func (e *Failed) how() string {
 		return "SIGKILL did not end it, so the launcher ended without it"
 	}
 	if !e.Status.Signaled() { // also if it was ended, on Windows
-		return fmt.Sprintf("exit status %d", e.Status.ExitStatus())
+		code := e.Status.ExitStatus()
+		if by := exit.SignalOf(code); by > 0 {
+			return fmt.Sprintf("exit status %d: told to end by a signal (%v)", code, by)
+		}
+		return fmt.Sprintf("exit status %d", code)
 	}
 	if e.Status.CoreDump() {
 		return fmt.Sprintf("signal: %v (core dumped)", e.Status.Signal())
@@ -112,9 +118,9 @@ func (e *Failed) how() string {
 func (e *Failed) ExitCode() int {
 	switch {
 	case e.cause != causeEnded:
-		return 1
+		return exit.Failed
 	case e.Status.Signaled():
-		return 128 + int(e.Status.Signal())
+		return exit.Signal + int(e.Status.Signal())
 	default:
 		return e.Status.ExitStatus()
 	}
@@ -133,7 +139,7 @@ func (e *Interrupted) Error() string { return fmt.Sprintf("stopped by a signal: 
 // ExitCode is 128 plus the number of the signal, as in shells.
 func (e *Interrupted) ExitCode() int {
 	if s, ok := e.Signal.(syscall.Signal); ok {
-		return 128 + int(s)
+		return exit.Signal + int(s)
 	}
-	return 1
+	return exit.Failed
 }

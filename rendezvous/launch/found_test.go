@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // signalled is a job that ranks and signals can be sent to.
@@ -141,6 +143,7 @@ func TestSecondSignalEndsTheGrace(t *testing.T) {
 	signals, ended := signalled(t, job)
 	out.await(t, 2, "ready")
 	signals <- syscall.SIGTERM
+	time.Sleep(2 * sameTime) // sooner it would be the same
 	signals <- syscall.SIGTERM
 	select {
 	case <-ended:
@@ -217,6 +220,51 @@ func TestNothingIsStartedAnewAfterASignal(t *testing.T) {
 	var i *Interrupted
 	if err := <-ended; !errors.As(err, &i) || strings.Count(out.String(), "ready") != 2 {
 		t.Errorf("%v, %s", err, out)
+	}
+}
+
+// A shutdown signals to all processes, and ranks may end before the launcher reads its signal.
+func TestNothingIsStartedAnewIfTheSignalIsReadAfterTheRanks(t *testing.T) {
+	signals, attempts := make(chan os.Signal, 1), 0
+	err := Job{MaxRestarts: 3, Signals: signals}.repeat(func(int) error {
+		attempts++
+		signals <- syscall.SIGTERM
+		return &Failed{Status: exits(143)}
+	})
+	if i := (*Interrupted)(nil); !errors.As(err, &i) || attempts != 1 {
+		t.Errorf("%v after %d attempts", err, attempts)
+	}
+}
+
+// As timeout(1) sends it: to its child, and to its process group.
+func TestASignalThatComesTwiceAtOnceLeavesTimeToSave(t *testing.T) {
+	job, out, _ := shell(2, `trap "sleep 1.3; echo saved; exit 143" TERM; echo ready
+		while :; do sleep 0.01; done`)
+	job.Grace = long
+	signals, ended := signalled(t, job)
+	out.await(t, 2, "ready")
+	signals <- syscall.SIGTERM
+	signals <- syscall.SIGTERM
+	if i := (*Interrupted)(nil); !errors.As(<-ended, &i) {
+		t.Error("it was not interrupted")
+	}
+	out.await(t, 2, "saved")
+}
+
+func TestTheStatusOfRanksIsThatOfTheJob(t *testing.T) {
+	for _, status := range []int{exit.Failed, exit.Usage, exit.Fault, exit.Unfinished, 130, 137,
+		143} {
+		for _, script := range []string{"exit ", "kill -s $(kill -l $0) $$; exit "} {
+			if exit.SignalOf(status) == 0 && strings.HasPrefix(script, "kill") {
+				continue
+			}
+			job, _, _ := shell(2, script+fmt.Sprint(status), fmt.Sprint(status))
+			var f *Failed
+			if err := Run(t.Context(), job); !errors.As(err, &f) || f.ExitCode() != status ||
+				exit.Of(fmt.Errorf("euryale: %w", err)) != status {
+				t.Errorf("%s%d: %v", script, status, err)
+			}
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	variables "github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 const (
@@ -203,6 +204,11 @@ func (j Job) repeat(attempt func(n int) error) error {
 		default:
 			return err
 		}
+		select {
+		case s := <-j.Signals: // of whoever signalled to the ranks, too, and they were faster
+			return &Interrupted{s}
+		default:
+		}
 		j.notice(fmt.Sprintf("%s: restarting all ranks (restart %d of %d)", text, n+1,
 			j.MaxRestarts))
 	}
@@ -257,7 +263,7 @@ type wrongJob struct{ error }
 func (e wrongJob) Unwrap() error { return e.error }
 
 // ExitCode is 2, the code of wrong usage.
-func (wrongJob) ExitCode() int { return usageCode }
+func (wrongJob) ExitCode() int { return exit.Usage }
 
 // attempt runs the ranks once on this machine; n counts from 0.
 func (j Job) attempt(ctx context.Context, n int) error {

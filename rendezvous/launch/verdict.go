@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // sameTime is how close two ends must be for their order to mean nothing. The kernel closes the
@@ -54,6 +56,11 @@ func (e ending) how() string {
 
 // well reports whether the rank's process ended with exit status 0.
 func (e ending) well() bool { return e.Status.ExitStatus() == 0 && !wasEnded(e.Status) }
+
+// told reports whether a signal ended the process, or told it to end, as its status says then.
+func (e ending) told() bool {
+	return wasEnded(e.Status) || exit.SignalOf(e.Status.ExitStatus()) > 0
+}
 
 // crashed reports whether its last lines come from a Go program that crashed.
 func (e ending) crashed() bool { return len(e.lines) > 0 && isCrash(e.lines[0]) }
@@ -122,13 +129,10 @@ func verdict(ends []ending) *Failed {
 		v.why = &HostLost{lost.Host, same, lost.why}
 	}
 	v.usage = !slices.ContainsFunc(ends, func(e ending) bool {
-		return e.Status.ExitStatus() != usageCode || e.crashed()
+		return e.Status.ExitStatus() != exit.Usage || e.crashed()
 	})
 	return v
 }
-
-// usageCode is the exit status of a wrong command line. Crashed Go programs exit with it, too.
-const usageCode = 2
 
 // origin returns the end that caused the others: the one that most of the others blame, directly or
 // through each other. Blame by ranks that the launcher has ended does not count, because they miss
@@ -180,8 +184,8 @@ func likelier(a, b ending) int {
 		return trueFirst(a.Stopped)
 	case a.Asked != b.Asked:
 		return trueFirst(b.Asked)
-	case near && wasEnded(a.Status) != wasEnded(b.Status):
-		return trueFirst(wasEnded(a.Status))
+	case near && a.told() != b.told():
+		return trueFirst(a.told())
 	case near && a.crashed() != b.crashed():
 		return trueFirst(a.crashed())
 	}

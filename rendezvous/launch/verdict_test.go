@@ -182,6 +182,9 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 		want   string
 	}{
 		{Failed{Rank: 1, Status: exits(3)}, "rank 1 failed: exit status 3"},
+		{Failed{Rank: 1, Status: exits(143), Others: []int{0}},
+			"rank 1 failed first: exit status 143: told to end by a signal (terminated)\nthen " +
+				"failed or were stopped: 0"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGKILL), Others: []int{0}},
 			"rank 1 failed first: signal: killed\nthen failed or were stopped: 0"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGSEGV) | 0x80},

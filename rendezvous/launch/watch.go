@@ -50,6 +50,7 @@ type watch struct {
 	told  time.Time        // when the ranks were told to end, zero before
 	timer <-chan time.Time // when to send next, nil for never
 	next  syscall.Signal
+	last  time.Time // when a signal came from Job.Signals, zero for never
 
 	stays   int           // looks in which only processes that have done the last step ran
 	patient bool          // hear set the timer, and any failure here replaces it
@@ -196,8 +197,7 @@ func (w *watch) run(ctx context.Context) error {
 		case err := <-w.screen.broken:
 			w.stop(syscall.SIGTERM, err)
 		case s := <-w.job.Signals:
-			number, _ := s.(syscall.Signal)
-			w.stop(number, &Interrupted{s})
+			w.interrupt(s)
 		case <-over:
 			over = nil
 			w.stop(syscall.SIGTERM, context.Cause(ctx))
@@ -216,6 +216,16 @@ func (w *watch) run(ctx context.Context) error {
 		w.abandonRest()
 	}
 	return w.outcome()
+}
+
+// interrupt tells the ranks to end. A signal that comes again at once is the same, as that of
+// timeout(1), which signals to its child and to its process group.
+func (w *watch) interrupt(s os.Signal) {
+	if w.last.IsZero() || time.Since(w.last) > sameTime {
+		w.last = time.Now()
+		number, _ := s.(syscall.Signal)
+		w.stop(number, &Interrupted{s})
+	}
 }
 
 // outcome is the error of the attempt.
