@@ -192,11 +192,12 @@ soak:
 	@$(GO) run ./internal/tools/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
 
 # Kill random processes of elastic jobs for MINUTES, and compare their steps with those of a job in
-# which nobody dies. MODEL=gpt RANKS=8 says what they train; MACHINES=3 needs root.
+# which nobody dies. MODEL=gpt RANKS=8 says what they train; MACHINES=3 needs root. With CUTS=2 every
+# second strike cuts a link between two machines in place of that.
 immortal:
 	@$(GO) run ./internal/tools/immortal -minutes $(MINUTES) -seed $(SEED) \
 		$(if $(RANKS),-n $(RANKS)) $(if $(MODEL),-model $(MODEL)) \
-		$(if $(MACHINES),-machines $(MACHINES))
+		$(if $(MACHINES),-machines $(MACHINES)) $(if $(CUTS),-cuts $(CUTS) -timeout 3s)
 
 # Run Gorgonia's own tests through package vm, and print what differs. It needs the module proxy.
 stock-tests:

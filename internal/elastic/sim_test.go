@@ -757,13 +757,13 @@ func (s *simulation) ended() error {
 	return nil
 }
 
-// TestJobsWithFaultsEndWithTheStateOfJobsWithout: EURYALE_JOB=seed runs one alone.
+// TestJobsWithFaultsEndWithTheStateOfJobsWithout: EURYALE_ELASTIC_SEED=seed runs one alone.
 func TestJobsWithFaultsEndWithTheStateOfJobsWithout(t *testing.T) {
 	first, seeds := uint64(0), uint64(300)
 	if os.Getenv("EURYALE_FULL") != "" {
 		seeds = 10_000
 	}
-	if one := os.Getenv("EURYALE_JOB"); one != "" {
+	if one := os.Getenv("EURYALE_ELASTIC_SEED"); one != "" {
 		if _, err := fmt.Sscan(one, &first); err != nil {
 			t.Fatal(err)
 		}
@@ -776,7 +776,7 @@ func TestJobsWithFaultsEndWithTheStateOfJobsWithout(t *testing.T) {
 			var log strings.Builder
 			err := drawn(seed, &log).run()
 			lines := strings.Split(log.String(), "\n")
-			t.Fatalf("EURYALE_JOB=%d: %v; the last lines of its log:\n%s", seed, err,
+			t.Fatalf("EURYALE_ELASTIC_SEED=%d: %v; the last lines of its log:\n%s", seed, err,
 				strings.Join(lines[max(0, len(lines)-100):], "\n"))
 		}
 		generations, longest = max(generations, len(s.generations)), max(longest, s.longest)

@@ -54,6 +54,7 @@ type job struct {
 	spared    time.Time        // until when a job that is not full is left alone
 	ends      map[string]bool
 	wrong     error // of the first step with other parameters
+	cut       cut   // the last one
 	verdict
 }
 
@@ -89,6 +90,7 @@ func (j *job) run(ctx context.Context, seed uint64) (err error) {
 	err = j.disturb(ended)
 	writer.Close()
 	reading.Wait()
+	j.mend(true)
 	for _, p := range j.processes {
 		p.Release()
 	}
@@ -105,7 +107,10 @@ func (j *job) disturb(ended <-chan error) error {
 		}
 		j.mu.Lock()
 		hangs := time.Since(j.stepped) > hangTime
-		j.strike()
+		j.mend(false)
+		if pending := !j.cut.at.IsZero() && !j.cut.stepped; !pending || j.random.IntN(4) == 0 {
+			j.strike()
+		}
 		j.mu.Unlock()
 		if hangs {
 			for pid := range j.processes {
@@ -185,6 +190,7 @@ func (j *job) hear(line string) {
 	if number <= j.step {
 		return
 	}
+	j.passes()
 	j.step, j.stepped, j.full = number, time.Now(), step[4] == strconv.Itoa(j.ranks)
 	if !j.killed.IsZero() {
 		j.times = append(j.times, time.Since(j.killed))
@@ -221,6 +227,10 @@ func (j *job) strike() {
 	p := j.processes[victim]
 	if settled == 0 || settled == 1 && p.settled ||
 		!p.settled && len(j.unfit[p.machine]) == maxUnfit {
+		return
+	}
+	if j.share > 0 && j.cut.at.IsZero() && j.random.IntN(j.share) == 0 {
+		j.sever()
 		return
 	}
 	p.struck = true

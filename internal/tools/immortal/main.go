@@ -12,7 +12,8 @@
 // The times are from a kill to the end of the step that follows it; those of stops, which take
 // seconds to be noticed, are not among them. Processes are killed and stopped as they start, in
 // steps and in recoveries alike. One that has done a step is left beside the victim: otherwise
-// nobody with the parameters would be left.
+// nobody with the parameters would be left. With -cuts, links between machines are cut, and the
+// times from a cut to the next step follow, of those that have held up a step.
 package main
 
 import (
@@ -42,6 +43,10 @@ type config struct {
 	mean                 time.Duration
 	ranks, spares, stops int
 	least, machines      int
+	enoughJobs           int
+	share                int // one of so many strikes cuts a link
+	timeout              time.Duration
+	wire                 proctest.Wire
 	args                 string // of the program
 	command, program     string
 	logs                 string // a folder
@@ -70,6 +75,12 @@ func main() {
 	flag.IntVar(&c.least, "min-ranks", 1, "ranks with which a job goes on")
 	flag.IntVar(&c.stops, "stops", 5, "one of so many victims is stopped, 0 for none")
 	flag.IntVar(&c.machines, "machines", 0, "network namespaces to run on, 0 for this machine")
+	flag.IntVar(&c.enoughJobs, "jobs", 0, "after how many jobs to begin none, 0 for any number")
+	flag.IntVar(&c.share, "cuts", 0, "with machines: one of so many strikes cuts a link between "+
+		"two of them, 0 for none")
+	flag.DurationVar(&c.timeout, "timeout", time.Minute, "EURYALE_TIMEOUT of the jobs")
+	flag.DurationVar(&c.wire.Delay, "delay", 0, "of what machines send, each way")
+	flag.Float64Var(&c.wire.Loss, "loss", 0, "the part that is lost of what machines send")
 	flag.StringVar(&c.args, "args", "", "more flags of the program, which the job without kills "+
 		"does not get")
 	flag.StringVar(&c.command, "command", "", "the command euryale: it is built if there is none")
@@ -112,7 +123,8 @@ func immortal(ctx context.Context, c config) (all verdict, err error) {
 	}
 	want, err := alone(ctx, c)
 	for end := time.Now().Add(time.Duration(c.minutes * float64(time.Minute))); err == nil &&
-		time.Now().Before(end) && (c.enough == 0 || all.kills < c.enough); {
+		time.Now().Before(end) && (c.enough == 0 || all.kills < c.enough) &&
+		(c.enoughJobs == 0 || all.jobs < c.enoughJobs); {
 		seed := c.seed + uint64(all.jobs)
 		j := &job{config: c, site: at, random: rand.New(rand.NewPCG(seed, 39)), want: want,
 			processes: map[int]*process{}, unfit: map[string][]int{}, ends: map[string]bool{}}
@@ -146,8 +158,8 @@ func alone(ctx context.Context, c config) ([]string, error) {
 
 // verdict is the line at the end.
 type verdict struct {
-	kills, stopped, newcomers, jobs, hashes int
-	times                                   []time.Duration
+	kills, stopped, newcomers, jobs, hashes, cuts int
+	times, cutTimes                               []time.Duration
 }
 
 // add adds what was found in a job.
@@ -155,33 +167,41 @@ func (v *verdict) add(of verdict) {
 	v.kills, v.stopped = v.kills+of.kills, v.stopped+of.stopped
 	v.newcomers, v.jobs = v.newcomers+of.newcomers, v.jobs+of.jobs
 	v.hashes = max(v.hashes, of.hashes)
-	v.times = append(v.times, of.times...)
+	v.cuts += of.cuts
+	v.times, v.cutTimes = append(v.times, of.times...), append(v.cutTimes, of.cutTimes...)
 }
 
 // String is the line.
 func (v verdict) String() string {
-	slices.Sort(v.times)
+	return fmt.Sprintf("kills=%d stops=%d newcomers=%d jobs=%d hashes=%d %s cuts=%d held_up=%d %s",
+		v.kills, v.stopped, v.newcomers, v.jobs, v.hashes, spread(v.times), v.cuts,
+		len(v.cutTimes), spread(v.cutTimes))
+}
+
+// spread is the part of the line that is of times.
+func spread(times []time.Duration) string {
+	slices.Sort(times)
 	at := func(part int) int64 {
-		if len(v.times) == 0 {
+		if len(times) == 0 {
 			return 0
 		}
-		return v.times[(len(v.times)-1)*part/100].Milliseconds()
+		return times[(len(times)-1)*part/100].Milliseconds()
 	}
-	return fmt.Sprintf("kills=%d stops=%d newcomers=%d jobs=%d hashes=%d p50_ms=%d p99_ms=%d "+
-		"worst_ms=%d", v.kills, v.stopped, v.newcomers, v.jobs, v.hashes, at(50), at(99), at(100))
+	return fmt.Sprintf("p50_ms=%d p99_ms=%d worst_ms=%d", at(50), at(99), at(100))
 }
 
 // site is machines with sshd, and one from which jobs are started on them.
 type site struct {
-	ssh   proctest.SSH
-	hosts []*proctest.Namespace
-	user  *proctest.Namespace // nil without machines
+	ground *proctest.Ground
+	ssh    proctest.SSH
+	hosts  []*proctest.Namespace
+	user   *proctest.Namespace // nil without machines
 }
 
 // newSite makes machines.
 func newSite(g *proctest.Ground, c config) site {
-	all := proctest.Machines(g, c.machines+1, proctest.Wire{})
-	s := site{proctest.NewSSH(g), all[:c.machines], all[c.machines]}
+	all := proctest.Machines(g, c.machines+1, c.wire)
+	s := site{g, proctest.NewSSH(g), all[:c.machines], all[c.machines]}
 	for _, h := range s.hosts {
 		s.ssh.Serve(g, h)
 	}
@@ -201,6 +221,6 @@ func (s site) start(c config, args ...string) *exec.Cmd {
 	args = append([]string{"run", "-H", strings.Join(list, ",")}, args...)
 	cmd := exec.Command(c.command, args...)
 	cmd.Env = append(os.Environ(), "PATH="+s.ssh.Path+":"+os.Getenv("PATH"),
-		"TEST_SSH_KEY=authorized")
+		"TEST_SSH_KEY=authorized", fmt.Sprint("EURYALE_TIMEOUT=", c.timeout))
 	return s.user.Command(cmd)
 }

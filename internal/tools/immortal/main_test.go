@@ -4,12 +4,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // The processes of jobs are this test binary.
@@ -40,6 +45,42 @@ func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 		c.args = "-after"
 	}
 	killed(t, c)
+}
+
+// TestAJobWhoseLinksAreCutEndsAsOneWithout: with kills and stops beside, on wires that delay and
+// lose. EURYALE_CUT_JOBS says in how many jobs.
+func TestAJobWhoseLinksAreCutEndsAsOneWithout(t *testing.T) {
+	jobs := 2
+	if text := os.Getenv("EURYALE_CUT_JOBS"); text != "" {
+		var err error
+		if jobs, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	} else if os.Getenv("EURYALE_FULL") == "" {
+		t.Skip("set EURYALE_FULL=1, or EURYALE_CUT_JOBS")
+	}
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(root)
+	c := config{minutes: 24 * 60, enoughJobs: jobs, seed: 1, model: "digits", steps: 200,
+		ranks: 6, least: 2, machines: 3, share: 2, stops: 5, mean: 1500 * time.Millisecond,
+		timeout: 3 * time.Second}
+	c.wire = proctest.Wire{Delay: 2 * time.Millisecond, Loss: 0.01}
+	v, err := immortal(t.Context(), c)
+	if errors.Is(err, proctest.ErrLacking) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(v)
+	slices.Sort(v.cutTimes)
+	limit := proctest.Within(2*c.timeout + time.Second)
+	if n := len(v.cutTimes); n == 0 || v.cutTimes[(n-1)*99/100] > limit {
+		t.Errorf("from a cut to the next step: %v, want at most %v", v.cutTimes, limit)
+	}
 }
 
 // killed runs jobs.
