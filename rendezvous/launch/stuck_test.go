@@ -328,3 +328,38 @@ func TestAJobWhoseProcessesAreAllStoppedGoesOn(t *testing.T) {
 		}
 	}
 }
+
+// TestAStoppedSpareIsNotWaitedForAfterTheLastStep: nobody has the state any more.
+func TestAStoppedSpareIsNotWaitedForAfterTheLastStep(t *testing.T) {
+	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 1, Elastic: &Elastic{Least: 1},
+		times: defaultTimes()}
+	p, err := newPool(job, job.environment(0, newMeeting(1, "127.0.0.1", "1")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	w := newWatch(job, nil)
+	w.pool = p
+	w.add(&rank{over: true})
+	r, err := w.newRank(1)
+	if err == nil {
+		err = w.startHere(r, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.family.send(syscall.SIGSTOP)
+	for r.state() != "T" {
+		time.Sleep(time.Millisecond)
+	}
+	j := elastic.Start(p.register.Store(), 1, elastic.Limits{Least: 1, Most: 1}, elastic.First(1),
+		time.Minute, nil)
+	j.Finish(0)
+	p.bury(1) // which reads the log
+	for range 2 * stoppedLooks {
+		w.endStopped()
+	}
+	if e := <-w.exits; e.rank != 1 || e.Status != killedBy(syscall.SIGKILL) {
+		t.Errorf("%+v, though process 1 is stopped", e)
+	}
+}

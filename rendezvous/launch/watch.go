@@ -419,7 +419,8 @@ func (w *watch) endHalted() {
 		return r != nil && !r.over && !stopped[r]
 	})
 	for _, r := range w.ranks {
-		if r.halts++; !stopped[r] || !goesOn {
+		over, done := w.pool.job.Over(elastic.ID(r.number + 1))
+		if r.halts++; !stopped[r] || !goesOn && (!over || done) {
 			r.halts = 0
 		}
 		if r.halts == stoppedLooks {
