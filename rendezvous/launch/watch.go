@@ -430,12 +430,12 @@ func (w *watch) endHalted() {
 			w.endHung(r)
 		}
 	}
-	w.tellWhoStays()
+	w.tellWhoStays(stopped)
 }
 
 // tellWhoStays tells for whom the job waits once nobody but processes that have done the last step
 // is left.
-func (w *watch) tellWhoStays() {
+func (w *watch) tellWhoStays(stopped map[*rank]bool) {
 	var all []string
 	for _, r := range w.ranks {
 		if r.over {
@@ -449,6 +449,9 @@ func (w *watch) tellWhoStays() {
 			name += " on " + r.host.Name
 		} else if r.cmd != nil {
 			name += fmt.Sprintf(" (pid %d)", r.cmd.Process.Pid)
+		}
+		if stopped[r] {
+			name += ", which is stopped (kill -CONT lets it go on)"
 		}
 		all = append(all, name)
 	}

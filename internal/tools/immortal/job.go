@@ -201,7 +201,7 @@ func (j *job) hear(line string) {
 // strike kills or stops a random process, if one that has the parameters remains. In half of the
 // cases the job is left alone then until it has all ranks again. j.mu is held.
 func (j *job) strike() {
-	if !j.full && time.Now().Before(j.spared) {
+	if !j.full && time.Now().Before(j.spared) || j.step == j.steps { // they end, or save
 		return
 	}
 	var alive []int
