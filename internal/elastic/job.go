@@ -373,10 +373,14 @@ func (j *Job) stopped(why Reason) error {
 	e := &StoppedError{ID: j.id, Why: why}
 	if why != Finished && why != StateLost {
 		e.Unreached, e.Last = j.process.posted[j.id].Unreached, j.last
+		says := ID(0) // who tells most of why
 		for id, post := range j.process.posted {
-			if post.Blames == j.id && id != j.id && e.Last != nil {
-				e.Last = fmt.Errorf("%w; process %v says: %s", e.Last, id, post.Why)
+			if id != j.id && post.Why != "" && (says == 0 || post.Blames == j.id) {
+				says = id
 			}
+		}
+		if says > 0 && e.Last != nil {
+			e.Last = fmt.Errorf("%w; process %v says: %s", e.Last, says, j.process.posted[says].Why)
 		}
 	}
 	return e
