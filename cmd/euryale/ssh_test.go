@@ -361,7 +361,7 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 			[]string{"it is not replaced, since no host can take another process", "on 4 ranks"}},
 		{"a process is stopped", "-n 6", func(t *testing.T) {
 			syscall.Kill(s.hosts[1].Ranks(t)[2], syscall.SIGSTOP)
-		}, -1, []string{"host " + s.hosts[1].Addr + ": process 2 is stopped: killing it",
+		}, -1, []string{"process 2 is stopped: killing it",
 			"process 2 has ended (signal: killed): process 6 takes its place"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
