@@ -1,6 +1,9 @@
 package elastic
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // maxTries is how many generations in a row the same members may fail in without a step. A fault of
 // the network shows in the first one: these are for what no report explains. firstTries is the same
@@ -14,21 +17,29 @@ const (
 // take few; beyond the bound the result is good, and may not be best.
 const maxBranches = 1 << 12
 
-// leaveOut takes those out of the next generation with whom it would fail as the present one has.
-// All processes that decide do so by the same reports. The state is never left out. It reports
-// whether there is no reason to go on: before the first step there is nothing to lose, and it is
-// not clear who is at fault.
-func (p *Process) leaveOut(next *View) (failing bool) {
-	all := slices.Clone(next.Members)
+// choose makes the next generation of the present members and of newcomers, without those with whom
+// it would fail as the present one has. All processes that decide do so by the same reports. The
+// state is never left out. It reports whether there is no reason to go on: before the first step
+// there is nothing to lose, and it is not clear who is at fault.
+func (p *Process) choose(next *View) (failing bool) {
+	members := len(next.Members)
+	if !next.Ending {
+		for _, id := range p.newcomers() {
+			next.Members, next.At = append(next.Members, id), append(next.At, Position{})
+		}
+	}
 	branches := maxBranches
-	p.keep(next, p.mutual(next, all, &branches))
-	idle := func(id ID) bool { return p.posted[id].Idle }
-	if !p.enough(p.view) || len(next.Members) < len(p.view.Members) ||
-		!slices.ContainsFunc(all, idle) {
+	next.keep(p.mutual(next, next.Members, &branches))
+	kept := next.Members[:min(len(next.Members), p.limits.Most)]
+	next.keep(kept)
+	isNew := func(id ID) bool { return p.view.Rank(id) < 0 }
+	old := slices.DeleteFunc(slices.Clone(kept), isNew)
+	if !p.enough(p.view) || members < len(p.view.Members) || len(old) < members ||
+		!slices.ContainsFunc(old, func(id ID) bool { return p.posted[id].Idle }) {
 		return false
 	}
 	next.Tries = p.view.Tries + 1
-	out, clear := p.culprit(next)
+	out, clear := p.culprit(next, old)
 	switch begun := clear || next.Next() > 0 || len(p.view.Fresh()) > 0; {
 	case !begun:
 		return next.Tries >= firstTries
@@ -38,21 +49,8 @@ func (p *Process) leaveOut(next *View) (failing bool) {
 		return true
 	}
 	next.Tries, next.Fault = 0, out
-	p.keep(next, slices.DeleteFunc(all, func(id ID) bool { return id == out }))
+	next.keep(slices.DeleteFunc(slices.Clone(kept), func(id ID) bool { return id == out }))
 	return false
-}
-
-// keep leaves out all members of a view but some.
-func (p *Process) keep(next *View, ids []ID) {
-	v := *next
-	next.Members, next.At = nil, nil
-	for r, id := range v.Members {
-		if slices.Contains(ids, id) {
-			next.Members, next.At = append(next.Members, id), append(next.At, v.At[r])
-		} else {
-			next.Out = append(next.Out, id)
-		}
-	}
 }
 
 // reaches reports whether a process and others reach each other, as far as they have said.
@@ -69,8 +67,7 @@ func (p *Process) apart(id ID, others []ID) (ids []ID) {
 	return ids
 }
 
-// mutual returns the most of the members of a view that all reach each other, and of whom one has
-// the state. Of several such groups it returns the one of the lowest ranks.
+// mutual returns the best of the groups in a view that all reach each other: see better.
 func (p *Process) mutual(v *View, ids []ID, branches *int) []ID {
 	var worst ID
 	var apart []ID
@@ -91,20 +88,43 @@ func (p *Process) mutual(v *View, ids []ID, branches *int) []ID {
 	with := p.mutual(v, slices.DeleteFunc(slices.Clone(ids), func(id ID) bool {
 		return slices.Contains(apart, id)
 	}), branches)
-	if v.better(without, with) {
+	if p.better(v, without, with) {
 		return without
 	}
 	return with
 }
 
+// better reports whether a group of a view can go on better than another one: it has the state, it
+// is large enough, it has more of the present members, it is larger, or its ranks are lower.
+func (p *Process) better(v *View, ids, others []ID) bool {
+	score := func(ids []ID) [4]int {
+		s := [4]int{0, 0, 0, len(ids)}
+		if v.holds(ids) {
+			s[0] = 1
+		}
+		if v.Ending || len(ids) >= p.limits.Least {
+			s[1] = 1
+		}
+		for _, id := range ids {
+			if p.view.Rank(id) >= 0 {
+				s[2]++
+			}
+		}
+		return s
+	}
+	a, b := score(ids), score(others)
+	ranks := func(a, b ID) int { return cmp.Compare(v.Rank(a), v.Rank(b)) }
+	return cmp.Or(slices.Compare(b[:], a[:]), slices.CompareFunc(ids, others, ranks)) <= 0
+}
+
 // culprit returns the member without whom the others go on, 0 if there is none: the one that most
 // others blame, then one that blames itself, one that is new, and one of a high rank.
-func (p *Process) culprit(v *View) (id ID, clear bool) {
+func (p *Process) culprit(v *View, members []ID) (id ID, clear bool) {
 	const other, self, new = 4, 3, 2 // weights
 	most := -1
-	for _, m := range v.Members {
+	for _, m := range members {
 		weight := 0
-		for _, o := range v.Members {
+		for _, o := range members {
 			switch {
 			case p.posted[o].Blames != m:
 			case o == m:
@@ -116,7 +136,7 @@ func (p *Process) culprit(v *View) (id ID, clear bool) {
 		if p.view.New(m) {
 			weight += new
 		}
-		others := slices.DeleteFunc(slices.Clone(v.Members), func(o ID) bool { return o == m })
+		others := slices.DeleteFunc(slices.Clone(members), func(o ID) bool { return o == m })
 		if v.holds(others) && weight >= most {
 			id, most, clear = m, weight, weight > most && weight > 0
 		}

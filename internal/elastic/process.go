@@ -266,10 +266,9 @@ func (p *Process) decide() []Action {
 		return nil
 	}
 	whole := next.Whole()
-	if whole && p.leaveOut(&next) {
+	if whole && p.choose(&next) {
 		return p.stop(Failing)
 	}
-	p.letIn(&next)
 	switch {
 	case !whole && next.Ending:
 		return p.stop(Finished)
@@ -277,7 +276,7 @@ func (p *Process) decide() []Action {
 		return nil
 	case !whole:
 		return p.stop(StateLost)
-	case !p.enough(next) && len(next.Out) == 0:
+	case !p.enough(next) && next.Fault == 0: // others come, or links are mended
 		return nil
 	}
 	p.proposed = true
@@ -304,15 +303,6 @@ func (p *Process) present() (next View, complete, silent bool) {
 	}
 	next.order()
 	return next, true, silent
-}
-
-// letIn adds newcomers that reach everybody, as many as there is room for.
-func (p *Process) letIn(next *View) {
-	for _, id := range p.newcomers() {
-		if !next.Ending && len(next.Members) < p.limits.Most && p.reaches(id, next.Members) {
-			next.Members, next.At = append(next.Members, id), append(next.At, Position{})
-		}
-	}
 }
 
 // waitInVain stops a newcomer that nobody can let in.

@@ -37,6 +37,7 @@ type simulated struct {
 	killed   bool
 	closed   bool // it takes no part any more, and has not ended
 	paused   bool
+	frozen   bool // it was paused
 	fails    bool // its calls fail, in each try
 	cut      bool // the calls of its generation fail
 	has      bool // the state of the training
@@ -567,8 +568,9 @@ func (s *simulation) able() (ids []*simulated) {
 }
 
 // viable reports whether the job has to go on: whichever of the largest groups of processes that
-// reach each other and have the state goes on, enough processes come on hosts that it reaches.
-func (s *simulation) viable() bool {
+// reach each other and have the state goes on, enough processes come on hosts that it reaches. It
+// returns the size of these groups, too.
+func (s *simulation) viable() (viable bool, most int) {
 	able, hosts := s.able(), len(s.links)
 	joined := func(of int, host func(i int) int) bool {
 		for i := range hosts {
@@ -592,7 +594,6 @@ func (s *simulation) viable() bool {
 			groups = append(groups, set)
 		}
 	}
-	most := 0
 	for _, set := range groups {
 		most = max(most, size(set))
 	}
@@ -607,10 +608,10 @@ func (s *simulation) viable() bool {
 				joined(more, func(i int) int { return i })
 		}
 		if size(set) == most && !enough {
-			return false
+			return false, most
 		}
 	}
-	return len(groups) > 0
+	return len(groups) > 0, most
 }
 
 // kill ends a process, which the launcher replaces.
@@ -624,7 +625,7 @@ func (s *simulation) kill(c *simulated) {
 // pause stops a process for a while. The launcher kills one that is stopped for longer.
 func (s *simulation) pause(c *simulated, d time.Duration) {
 	s.say("stop %d for %v", c.id, d.Round(time.Millisecond))
-	c.paused = true
+	c.paused, c.frozen = true, true
 	s.after(d, func() { c.paused, s.disturbed = false, s.now })
 }
 
@@ -649,14 +650,17 @@ func (s *simulation) sever(d time.Duration, ways ...*link) {
 // fault lets something go wrong.
 func (s *simulation) fault() {
 	c, o := s.procs[s.rng.IntN(len(s.procs))], s.rng.IntN(len(s.links))
-	if c.killed || c.closed || c.paused || c.stopped != nil || len(s.able()) < s.limits.Least {
+	if c.killed || c.closed || c.paused || c.stopped != nil {
+		return
+	}
+	if _, most := s.viable(); most < s.limits.Least { // it waits for others as it is
 		return
 	}
 	there, back := &s.links[c.host][o], &s.links[o][c.host]
 	held := [2]bool{there.cut, back.cut}
 	d := s.between(0, 3*simTimeout)
 	try := func(undo func()) bool {
-		viable := s.viable()
+		viable, _ := s.viable()
 		undo()
 		return viable
 	}
@@ -747,6 +751,7 @@ func (s *simulation) ended() error {
 			if c.step != len(s.want)-1 {
 				return fmt.Errorf("process %d has finished before step %d", c.id, c.step)
 			}
+		case *c.stopped == TooFew && c.frozen: // while the others went on
 		case *c.stopped != LeftBehind:
 			return fmt.Errorf("process %d has stopped for reason %d", c.id, *c.stopped)
 		}

@@ -53,10 +53,8 @@ type View struct {
 	// Tries counts the generations in a row that had these members, and in which one of them has
 	// completed no step.
 	Tries int `json:",omitempty"`
-	// Out are the members of the generation before that were left out although they had stopped in
-	// time: others do not reach them, or they are at fault.
-	Out []ID `json:",omitempty"`
-	// Fault is the one of Out that is at fault, 0 for none.
+	// Fault is the member of the generation before that was left out because of its own fault, 0
+	// for none.
 	Fault ID `json:",omitempty"`
 }
 
@@ -141,12 +139,13 @@ func (v View) holds(ids []ID) bool {
 	return slices.ContainsFunc(ids, func(id ID) bool { return v.At[v.Rank(id)].Phase != Empty })
 }
 
-// better reports whether a group of the members can go on better than another one: it has the
-// state, it is larger, or its ranks are lower.
-func (v View) better(ids, others []ID) bool {
-	if a, b := v.holds(ids), v.holds(others); a != b {
-		return a
+// keep leaves out all members but some.
+func (v *View) keep(ids []ID) {
+	all := *v
+	v.Members, v.At = nil, nil
+	for r, id := range all.Members {
+		if slices.Contains(ids, id) {
+			v.Members, v.At = append(v.Members, id), append(v.At, all.At[r])
+		}
 	}
-	ranks := func(a, b ID) int { return cmp.Compare(v.Rank(a), v.Rank(b)) }
-	return cmp.Or(cmp.Compare(len(others), len(ids)), slices.CompareFunc(ids, others, ranks)) <= 0
 }
