@@ -168,5 +168,6 @@
 // warn.go its notices, memory.go its memory, precision.go the precision of its products,
 // planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the operations that
 // only the graph knows. internal/read turns a graph into a program, internal/ir is the language of
-// programs, internal/plan turns a program into a plan, and internal/exec runs plans.
+// programs, internal/lower rewrites them, internal/plan turns a program into a plan, and
+// internal/exec runs plans.
 package vm

@@ -28,6 +28,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 	"github.com/euryale-ml/euryale/vm/internal/graphs"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -114,7 +116,7 @@ func drawLimits(next graphs.Next) plan.Limits {
 		SmallLoop: of(0, 4, 16, 1<<13), LargeLoop: of(1, 8, 16, 1<<20),
 		LoopValues: of(2, 4, 8, 64, 64), LoopOperands: of(4, 8, 24, 24),
 		ShortRow: of(1, 2, 4, 8192), LongRow: of(2, 4, 65536), ManyRows: of(1, 2, 4),
-		AgainBytes: of(4, 16, 64, 4<<20), AgainOps: of(2, 24, 24),
+		RematerializeBytes: of(4, 16, 64, 4<<20), RematerializeOps: of(2, 24, 24),
 		Besides: of(1, 2, 64, 64), Search: of(1, 16, 1<<12, 1<<12), Memory: of(0, -1),
 	}
 }
@@ -371,19 +373,19 @@ func (t trial) shards(g *gradedGraph) []vm.Option {
 
 // tables returns the tables of which ranks exchange rows, which do not travel in BF16. There are
 // none with shards, and where runs are added up.
-func (b bench) tables(t trial, g *gradedGraph, r *plainRun) ([]plan.Table, error) {
+func (b bench) tables(t trial, g *gradedGraph, r *plainRun) ([]lower.Table, error) {
 	if b.comm == nil || t.micro > 1 || t.shards(g) != nil {
 		return nil, nil
 	}
-	var updates []plan.Update
+	var gradients []ir.ID
 	for _, n := range g.learnables {
 		id, ok := r.read.Value(n.Deriv())
 		if !ok {
 			return nil, fmt.Errorf("%v has no gradient", n)
 		}
-		updates = append(updates, plan.Update{Gradient: id})
+		gradients = append(gradients, id)
 	}
-	return plan.Tables(&r.read.Program, updates)
+	return lower.Tables(&r.read.Program, gradients...), nil
 }
 
 // inHalf rounds x to BF16, to nearest even, and its bounds. A machine may round to F32 before.

@@ -9,7 +9,8 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 )
 
 // leastTable is the size in bytes from which exchanging the rows of a table is worth the calls: two
@@ -34,25 +35,22 @@ func (m *Machine) findTables(ranks int) (buckets []autograd.Option, description 
 			return nil, "", err
 		}
 	}
-	var updates []plan.Update
+	var gradients []ir.ID
 	for _, n := range m.solver.learnables {
 		gradient, ok := m.read.Value(n.Deriv())
 		if !ok {
 			return nil, "", nil // updates says what is wrong
 		}
-		updates = append(updates, plan.Update{Gradient: gradient})
+		gradients = append(gradients, gradient)
 	}
-	m.solver.tables, err = plan.Tables(&m.read.Program, updates)
-	if err != nil {
-		return nil, "", err
-	}
+	m.solver.tables = lower.Tables(&m.read.Program, gradients...)
 	var early, apart gorgonia.Nodes
 	var s strings.Builder
 	for i, n := range m.solver.learnables {
 		t := &m.solver.tables[i]
 		size := n.Shape().TotalSize() * int(n.Dtype().Size())
 		if t.Rows == 0 || !m.anyTable && (t.Rows*ranks > t.Of || size < leastTable) {
-			*t = plan.Table{}
+			*t = lower.Table{}
 			continue
 		}
 		if early = append(early, n); t.Alone {
@@ -66,11 +64,11 @@ func (m *Machine) findTables(ranks int) (buckets []autograd.Option, description 
 
 // lookups returns how ranks exchange what lookups add to the gradient of a learnable, nil where
 // they exchange the whole gradient.
-func (m *Machine) lookups(learnable int) *plan.Lookups {
+func (m *Machine) lookups(learnable int) *lower.Lookups {
 	if m.solver.tables == nil || m.solver.tables[learnable].Rows == 0 {
 		return nil
 	}
-	of := &plan.Lookups{Ranks: m.ranks, Weight: 1, Alone: m.solver.tables[learnable].Alone}
+	of := &lower.Lookups{Ranks: m.ranks, Weight: 1, Alone: m.solver.tables[learnable].Alone}
 	if m.parallel != nil {
 		x := m.parallel.exchange
 		if !x.Early(learnable) {

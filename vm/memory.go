@@ -37,7 +37,7 @@ func WithMemory(bytes int) Option {
 // WithLossTiles computes the loss of a large vocabulary in n tiles of rows, which are samples or
 // the positions of all samples. Logits and their gradient then never exist as a whole: for each
 // tile the plan computes the product with the last layer's weights, the losses, and the tile's part
-// of both gradients. The largest product of the graph counts as the logits.
+// of both gradients. The largest matrix multiplication of the graph counts as the logits.
 //
 // On the host the loss and all gradients keep their bits, except the gradient of the last layer's
 // weights, which is added up tile by tile. On a GPU other bits may differ, too, since products of

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
@@ -100,7 +101,7 @@ func (c calls) Placed(i int) exec.Placed {
 	switch i {
 	case plan.Squares:
 		return c.machine.squaresOver()
-	case plan.Rows:
+	case lower.Rows:
 		return rows{c.machine.parallel.exchange}
 	}
 	return c.machine.deviceOp(i)

@@ -16,7 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
@@ -31,7 +31,7 @@ type plainRun struct {
 	// average makes a part of a gradient the mean over ranks.
 	average func(p part) error
 	// tables says by learnables which rows ranks exchange: nil if they exchange whole gradients.
-	tables []plan.Table
+	tables []lower.Table
 }
 
 // part is a term of a gradient that ranks exchange apart: it leaves in a bucket, or is what lookups

@@ -9,6 +9,8 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -97,10 +99,7 @@ func (m *Machine) divide(buckets []int) (err error) {
 	if s.parts = nil; m.shards == 0 || m.ranks == 1 {
 		return nil
 	}
-	if s.half, err = m.halved(); err != nil {
-		return fmt.Errorf("vm: %w", err)
-	}
-	s.alone = make([]bool, len(buckets))
+	s.half, s.alone = m.halved(), make([]bool, len(buckets))
 	whole := map[int]bool{} // buckets, of which all is gathered in one precision
 	for i, bucket := range buckets {
 		whole[bucket] = whole[bucket] || !s.half[i]
@@ -124,20 +123,21 @@ func (m *Machine) divide(buckets []int) (err error) {
 // halved reports which learnables ranks may gather in BF16: those that nothing reads in F32. On
 // levels without Parameters they are gathered once in a step, so not where a step has several runs,
 // which would gather them again, and not where gradients are copied to the communicator's device.
-func (m *Machine) halved() ([]bool, error) {
-	var updates []plan.Update
+func (m *Machine) halved() []bool {
+	var inputs []int
+	var gradients []ir.ID
 	staged := m.device == nil && m.parallel != nil && m.parallel.comm.Device().Name() != "host"
 	apply := m.precision == BF16 && (m.shards&Parameters != 0 || !m.micro.Several() && !staged)
 	for _, n := range m.solver.learnables {
 		gradient, ok := m.read.Value(n.Deriv())
 		input := slices.Index(m.read.Inputs, n)
 		apply = apply && ok && input >= 0 // else updates says what is wrong
-		updates = append(updates, plan.Update{Input: input, Gradient: gradient})
+		inputs, gradients = append(inputs, input), append(gradients, gradient)
 	}
 	if !apply {
-		return make([]bool, len(updates)), nil
+		return make([]bool, len(inputs))
 	}
-	return plan.Halved(&m.read.Program, updates)
+	return lower.Halved(&m.read.Program, inputs, gradients...)
 }
 
 // apart returns the learnables that ranks may gather in BF16: they have buckets of their own. A
@@ -149,13 +149,12 @@ func (m *Machine) apart() (nodes gorgonia.Nodes, err error) {
 	if err := m.readGraph(); err != nil {
 		return nil, err
 	}
-	half, err := m.halved()
-	for i, ok := range half {
+	for i, ok := range m.halved() {
 		if ok {
 			nodes = append(nodes, m.solver.learnables[i])
 		}
 	}
-	return nodes, err
+	return nodes, nil
 }
 
 // shard returns what this rank updates of a learnable, nil for all.

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -81,7 +82,7 @@ type solving struct {
 	params  []backend.Buffer
 	parts   []autograd.Shard // by learnable: what this rank updates of it, nil for all
 	alone   []bool           // by learnable, with parts: the rank has only that between runs
-	tables  []plan.Table     // by learnable: whose rows ranks exchange; nil for none
+	tables  []lower.Table    // by learnable: whose rows ranks exchange; nil for none
 	half    []bool           // by learnable, of these: the ranks gather it in BF16
 	kept    []backend.Buffer // what vectors are like, in the last run
 	numbers []float64        // the settings at the beginning of a step

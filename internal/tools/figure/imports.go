@@ -52,8 +52,8 @@ var rooms = [][]room{
 	}, {
 		{"backend/internal/hosted", []string{"backend/internal/hosted"}, 330, "leaf", ""},
 		{"backend/cuda", []string{"backend/cuda"}, 525, "leaf", ""},
-		{"vm/internal/plan", []string{"vm/internal/plan", "vm/internal/proof"}, 660, "graph",
-			"proof"},
+		{"vm/internal/plan", []string{"vm/internal/plan", "vm/internal/lower",
+			"vm/internal/proof"}, 660, "graph", "lower, proof"},
 		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
 	}, {
 		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},

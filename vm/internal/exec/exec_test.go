@@ -112,8 +112,8 @@ func fake(t *testing.T) (device exec.Device, closed func()) {
 // small are limits that programs of a few elements reach.
 var small = plan.Limits{
 	SmallLoop: 4, LargeLoop: 16, LoopValues: 8, LoopOperands: 8, ShortRow: 2, LongRow: 64,
-	ManyRows:   2,
-	AgainBytes: 16, AgainOps: 24, Besides: 2, Search: 64,
+	ManyRows:           2,
+	RematerializeBytes: 16, RematerializeOps: 24, Besides: 2, Search: 64,
 }
 
 // planner makes a plan of a program.
@@ -506,8 +506,8 @@ func TestPartsSideBySide(t *testing.T) {
 	}
 }
 
-// TestComputedAgain: a large layer norm whose normalised rows a later loop needs, too.
-func TestComputedAgain(t *testing.T) {
+// TestRematerialized: a large layer norm whose normalised rows a later loop needs, too.
+func TestRematerialized(t *testing.T) {
 	b := &builder{dtype: backend.F32}
 	shape := ir.Of(1025, 1024)
 	x := b.op(ir.Unary{Op: fuse.Abs}, shape, b.input(1, shape.Slice()...))
@@ -517,8 +517,8 @@ func TestComputedAgain(t *testing.T) {
 	slice := b.op(ir.Slice{Axis: 0, Start: 1024, Step: 1}, ir.Of(1, 1024),
 		b.op(ir.Unary{Op: fuse.Neg}, shape, z))
 	y := b.op(ir.MatMul{TransB: true}, ir.Of(1, 1), slice, slice)
-	again := b.op(ir.Binary{Op: fuse.Mul}, shape, z, b.op(ir.Broadcast{}, shape, y))
-	b.Results = []ir.ID{x, b.op(ir.Reduce{Op: backend.Max, Axes: ir.Of(0)}, ir.Of(1024), again)}
+	later := b.op(ir.Binary{Op: fuse.Mul}, shape, z, b.op(ir.Broadcast{}, shape, y))
+	b.Results = []ir.ID{x, b.op(ir.Reduce{Op: backend.Max, Axes: ir.Of(0)}, ir.Of(1024), later)}
 	check(t, &b.Program, b.inputs)
 }
 

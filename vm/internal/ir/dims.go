@@ -87,6 +87,51 @@ func (d Dims) Strides() Dims {
 	return s
 }
 
+// Dense reports whether a value of a shape and strides lies in row-major order without gaps.
+func Dense(shape, strides Dims) bool {
+	want := shape.Strides()
+	for i := range shape.Len() {
+		if shape.At(i) != 1 && strides.At(i) != want.At(i) {
+			return false
+		}
+	}
+	return true
+}
+
+// Reshaped returns the strides by which the elements of a value of shape x and some strides, in
+// row-major order, become those of a value of shape y; false if there are none.
+//
+// Axes of x that lie in order are taken together, and y must divide each such group.
+func Reshaped(x, strides, y Dims) (Dims, bool) {
+	become := y.Strides()
+	if x.Size() == 0 || Dense(x, strides) {
+		return become, true
+	}
+	to := y.Len() - 1
+	for axis := x.Len() - 1; axis >= 0; {
+		size, stride := x.At(axis), strides.At(axis)
+		for axis--; axis >= 0 && (x.At(axis) == 1 || size == 1 ||
+			strides.At(axis) == size*stride); axis-- {
+			if size == 1 {
+				stride = strides.At(axis)
+			}
+			size *= x.At(axis)
+		}
+		for ; size > 1; to-- {
+			if to < 0 || size%y.At(to) != 0 {
+				return become, false
+			}
+			become = become.With(to, stride)
+			stride *= y.At(to)
+			size /= y.At(to)
+		}
+	}
+	for ; to >= 0; to-- { // only axes of length 1 are left
+		become = become.With(to, 0)
+	}
+	return become, true
+}
+
 // String returns the list as "(2,3)".
 func (d Dims) String() string {
 	return "(" + strings.ReplaceAll(strings.Trim(fmt.Sprint(d.at[:d.n]), "[]"), " ", ",") + ")"

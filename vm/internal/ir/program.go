@@ -3,6 +3,7 @@ package ir
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -46,6 +47,34 @@ const (
 func (p *Program) Add(v Value) ID {
 	p.Values = append(p.Values, v)
 	return ID(len(p.Values) - 1)
+}
+
+// Users returns the users of each value, and the value itself as one of them if it is a result.
+func (p *Program) Users() [][]ID {
+	users := make([][]ID, len(p.Values))
+	for i, v := range p.Values {
+		for _, a := range v.Args {
+			users[a] = append(users[a], ID(i))
+		}
+	}
+	for _, r := range p.Results {
+		users[r] = append(users[r], r)
+	}
+	return users
+}
+
+// Escapes reports whether something outside of a set of values reads x, directly or as a view, or a
+// result does, given what [Program.Users] returns.
+func (p *Program) Escapes(users [][]ID, x ID, inside func(ID) bool) bool {
+	return slices.ContainsFunc(users[x], func(u ID) bool {
+		switch {
+		case u == x:
+			return true
+		case View(p.Values[u].Op):
+			return p.Escapes(users, u, inside)
+		}
+		return !inside(u)
+	})
 }
 
 // ScalarOf returns the operation of the constant x.
@@ -115,6 +144,15 @@ func Leaf(op Op) bool {
 func Elementwise(op Op) bool {
 	switch op.(type) {
 	case Unary, Binary, Copy, Cast, Locate, Select, Where, Dropout:
+		return true
+	}
+	return false
+}
+
+// ReadsPlace reports whether an element-wise operation depends on the place of an element.
+func ReadsPlace(op Op) bool {
+	switch op.(type) {
+	case Locate, Select, Dropout:
 		return true
 	}
 	return false

@@ -115,9 +115,9 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 // reads a copy, which its step writes in a second run. That comes before the first of these, and
 // what it reads must be kept, or be a copy itself. No step runs a third time.
 //
-// What costs less to compute again than to load is none of this: again.go puts it into the loops
-// that read it, before there are steps, whatever the limit. A limit has to know all steps and
-// lives, and products are not computed in loops.
+// What costs less to compute again than to load is none of this: [lower.Rematerialize] puts it into
+// the loops that read it, before there are steps, whatever the limit. A limit has to know all steps
+// and lives, and products are not computed in loops.
 type reruns struct {
 	*Plan
 	cost   float64 // of all steps

@@ -1,13 +1,6 @@
-// Package plan turns a program into the steps of a machine. It is pure: it depends only on the
-// program, and the same program gives the same plan on every rank.
+// Package plan turns a program, which package lower has rewritten, into the steps of a machine. It
+// is pure: it depends only on the program, and the same program gives the same plan on every rank.
 //
-//   - simplify.go: equal values become one, as do views of views and reductions of reductions
-//   - images.go: products of patches become convolutions
-//   - join.go: parts side by side are concatenated, not added to zeros
-//   - lower.go: layers become reductions and element-wise values
-//   - precision.go: products read operands of TF32 or BF16
-//   - prune.go: values that nobody wants are dropped
-//   - again.go: later loops recompute values that cost less to compute than to store and load
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the
 //     last axis and its readers are one loop, which keeps each row
 //   - order.go: groups keep an order in which each follows those that it needs

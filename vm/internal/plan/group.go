@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 )
 
 // group is a set of values that one step computes: a loop over element-wise values and
@@ -28,12 +29,12 @@ type group struct {
 type grouping struct {
 	Limits
 	program  *ir.Program
-	users    [][]ir.ID      // by value, see outside
+	users    [][]ir.ID      // by value, see [ir.Program.Users]
 	of       []*group       // by value, nil for views and leaves
 	base     []ir.ID        // by value: the one whose memory it is a view of
 	needs    [][]ir.ID      // by value: those that a step computes and that must be there before it
 	needed   [][]ir.ID      // by value: those that need it
-	anew     map[ir.ID]bool // values that are computed again, see again.go
+	copies   map[ir.ID]bool // values that are rematerialized, see [lower.Rematerialize]
 	large    bool           // whether there are values of LargeLoop elements or more
 	order    sequence       // of all groups
 	searches int
@@ -44,11 +45,11 @@ type grouping struct {
 //
 // A value joins the loops of its operands if they run over the same elements, or rows of them,
 // unless something outside of the loop would have to run between its parts. users are the readers
-// of each value, itself among them if it is a result; anew are those that do not join the loops of
-// their operands, except of each other. In a plain plan each value is a step of its own.
-func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, x bucketing,
+// of each value, itself among them if it is a result; copies are those that do not join the loops
+// of their operands, except of each other. In a plain plan each value is a step of its own.
+func (l Limits) groups(p *ir.Program, users [][]ir.ID, copies map[ir.ID]bool, x bucketing,
 	plain bool) ([]*group, error) {
-	g := l.newGrouping(p, users, anew, plain)
+	g := l.newGrouping(p, users, copies, plain)
 	all, err := g.ordered()
 	if err == nil && !plain {
 		all = g.startEarly(g.hoistGradients(all, x))
@@ -56,10 +57,31 @@ func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, x bu
 	return all, err
 }
 
-func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool,
+// rematerialized returns the program in which loops rematerialize values, and which these are.
+func (l Limits) rematerialized(p *ir.Program) (*ir.Program, map[ir.ID]bool) {
+	if !slices.ContainsFunc(p.Values, func(v ir.Value) bool {
+		return v.Shape.Size()*v.DType.Size() >= l.RematerializeBytes
+	}) {
+		return p, nil
+	}
+	g, of := l.newGrouping(p, p.Users(), nil, false), map[*group]*lower.Loop{}
+	loops := make([]*lower.Loop, len(p.Values))
+	for i, x := range g.of {
+		if x == nil || !x.loop {
+			continue
+		}
+		if of[x] == nil {
+			of[x] = &lower.Loop{Shape: x.shape, Values: x.members}
+		}
+		loops[i] = of[x]
+	}
+	return lower.Rematerialize(p, loops, l.RematerializeBytes, l.RematerializeOps)
+}
+
+func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, copies map[ir.ID]bool,
 	plain bool) *grouping {
 	g := &grouping{Limits: l, program: p, users: users, of: make([]*group, len(p.Values)),
-		anew: anew, counted: make([]int, len(p.Values))}
+		copies: copies, counted: make([]int, len(p.Values))}
 	g.depend()
 	for i, v := range p.Values {
 		if ir.View(v.Op) || ir.Leaf(v.Op) {
@@ -74,7 +96,7 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool,
 		g.order.append(own)
 		for _, a := range v.Args {
 			other := g.of[g.base[a]]
-			if other == nil || other == own || anew[id] && !anew[a] || g.addsUp(a) {
+			if other == nil || other == own || copies[id] && !copies[a] || g.addsUp(a) {
 				continue
 			}
 			if both, ok := g.together(other, own); ok {
@@ -234,7 +256,7 @@ func (g *grouping) operands(a, b *group) (n int) {
 					n++
 				}
 			}
-			if escapes(g.program, g.users, m, inside) {
+			if g.program.Escapes(g.users, m, inside) {
 				n++
 			}
 		}

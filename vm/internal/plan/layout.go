@@ -8,7 +8,7 @@ import (
 // layouter gives every value a place.
 type layouter struct {
 	program *ir.Program
-	users   [][]ir.ID // see outside
+	users   [][]ir.ID // see [ir.Program.Users]
 	plan    *Plan
 	refs    []Ref
 	placed  []bool
@@ -20,9 +20,9 @@ type layouter struct {
 
 // layout makes the steps of a program: views become strides, every other value gets a buffer
 // of its own. The last results of p are the gradients of updates.
-func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update,
+func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, updates []Update,
 	plain bool) (*Plan, error) {
-	wanted := outside(p)
+	wanted := p.Users()
 	grads, lookups := gradients(p, updates)
 	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)),
 		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, grads, wanted),
@@ -30,7 +30,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	l.bucketing.lookups = lookups
 	l.shareBuckets()
 	l.bucketing.shards.lent.find(p, updates, grads)
-	all, err := limits.groups(p, wanted, anew, l.bucketing, plain)
+	all, err := limits.groups(p, wanted, copies, l.bucketing, plain)
 	if err != nil {
 		return nil, err
 	}
@@ -55,21 +55,6 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	}
 	l.plan.Accumulation = l.bucketing.accumulation
 	return l.plan, l.update(updates, grads)
-}
-
-// outside returns the users of each value, and the values itself as one of them if it is a
-// result.
-func outside(p *ir.Program) [][]ir.ID {
-	users := make([][]ir.ID, len(p.Values))
-	for i, v := range p.Values {
-		for _, a := range v.Args {
-			users[a] = append(users[a], ir.ID(i))
-		}
-	}
-	for _, r := range p.Results {
-		users[r] = append(users[r], r)
-	}
-	return users
 }
 
 // ref returns where a value lies: a leaf or a view gets its place when it is needed.
@@ -269,7 +254,7 @@ func (l *layouter) view(v ir.Value) Ref {
 	case ir.Result:
 		return l.beside[v.Args[0]][op.Index-1]
 	case ir.Reshape:
-		strides, ok := reshaped(x, v.Shape)
+		strides, ok := ir.Reshaped(x.Shape, x.Strides, v.Shape)
 		if !ok {
 			y = l.copy(x, v.Name)
 			y.Shape, strides = v.Shape, v.Shape.Strides()
@@ -277,39 +262,4 @@ func (l *layouter) view(v ir.Value) Ref {
 		y.Strides = strides
 	}
 	return y
-}
-
-// reshaped returns the strides by which the elements of x, in row-major order, become those of
-// a value of another shape; false if there are none.
-//
-// Axes of x that lie in order are taken together, and the new shape must divide each such
-// group.
-func reshaped(x Ref, shape ir.Dims) (ir.Dims, bool) {
-	strides := shape.Strides()
-	if x.Shape.Size() == 0 || x.Dense() {
-		return strides, true
-	}
-	to := shape.Len() - 1
-	for axis := x.Shape.Len() - 1; axis >= 0; {
-		size, stride := x.Shape.At(axis), x.Strides.At(axis)
-		for axis--; axis >= 0 && (x.Shape.At(axis) == 1 || size == 1 ||
-			x.Strides.At(axis) == size*stride); axis-- {
-			if size == 1 {
-				stride = x.Strides.At(axis)
-			}
-			size *= x.Shape.At(axis)
-		}
-		for ; size > 1; to-- {
-			if to < 0 || size%shape.At(to) != 0 {
-				return strides, false
-			}
-			strides = strides.With(to, stride)
-			stride *= shape.At(to)
-			size /= shape.At(to)
-		}
-	}
-	for ; to >= 0; to-- { // only axes of length 1 are left
-		strides = strides.With(to, 0)
-	}
-	return strides, true
 }

@@ -85,30 +85,6 @@ func (s *lent) find(p *ir.Program, updates []Update, gradients []ir.ID) {
 	}
 }
 
-// Halved reports of which updates the variable is read as BF16 alone, as products of that precision
-// do: ranks may gather its digits of that. Updates need no more than Input and Gradient.
-func Halved(p *ir.Program, updates []Update) ([]bool, error) {
-	q, err := lowered(p, updates)
-	if err != nil {
-		return nil, err
-	}
-	halved, users := make([]bool, len(updates)), outside(q)
-	for i, u := range updates {
-		of := ir.Input{Index: u.Input}
-		for id, v := range q.Values {
-			if v.Op != of {
-				continue
-			}
-			halved[i] = v.DType == backend.F32 && len(users[id]) > 0 &&
-				!slices.ContainsFunc(users[id], func(user ir.ID) bool {
-					by := q.Values[user]
-					return by.Op != (ir.Cast{}) || by.DType != backend.BF16
-				})
-		}
-	}
-	return halved, nil
-}
-
 // borrow makes sure that a variable of which ranks have parts is gathered, or its cast is computed.
 func (l *layouter) borrow(id ir.ID, update int) {
 	if s := l.bucketing.shards.updates[update].Shard; l.program.Values[id].Op == (ir.Cast{}) &&

@@ -8,6 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 )
 
 // lookedUp plans two tables of 8 rows that 2 ranks look up 4 times each: one that multiplies what
@@ -31,13 +32,14 @@ func lookedUp(t *testing.T, change func(*Update)) (*Plan, []Update) {
 	updates := []Update{{Input: 0, Gradient: both, Bucket: 1, Rule: descent, Kept: 1},
 		{Input: 1, Gradient: dother, Rule: descent, Kept: 1},
 		{Input: 2, Gradient: dw, Bucket: 3, Rule: descent, Kept: 1}}
-	tables, err := Tables(&p.Program, updates)
-	if want := []Table{{4, 8, false}, {4, 8, true}, {}}; err != nil || !slices.Equal(tables, want) {
-		t.Fatalf("the tables are %v, %v, want %v", tables, err, want)
+	tables := lower.Tables(&p.Program, both, dother, dw)
+	want := []lower.Table{{Rows: 4, Of: 8}, {Rows: 4, Of: 8, Alone: true}, {}}
+	if !slices.Equal(tables, want) {
+		t.Fatalf("the tables are %v, want %v", tables, want)
 	}
 	for i := range updates {
 		if tables[i].Rows > 0 {
-			updates[i].Lookups = &Lookups{Ranks: 2, Weight: 0.5, Alone: tables[i].Alone}
+			updates[i].Lookups = &lower.Lookups{Ranks: 2, Weight: 0.5, Alone: tables[i].Alone}
 		}
 		change(&updates[i])
 	}

@@ -135,7 +135,7 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 		} else {
 			values[m] = v.Compute(b.program, args)
 		}
-		if escapes(l.program, users, m, inside) {
+		if l.program.Escapes(users, m, inside) {
 			l.setRef(m, l.resultOf(m))
 			b.store(values[m], l.refs[m])
 		}

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 )
 
 // Operations of the graph that run where their operands are, collectives of layers, run beside
@@ -72,7 +73,7 @@ func (p *Plan) overlap() {
 			}
 			until--
 		}
-		beside := products > 0 || s.Op.(ir.Opaque).Index == Rows
+		beside := products > 0 || s.Op.(ir.Opaque).Index == lower.Rows
 		if beside && until > i && p.Steps[until+1].Runs == s.Runs {
 			s.Until = until
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 )
 
 // Plan is a program in the order and the memory in which it runs.
@@ -72,15 +73,7 @@ type Ref struct {
 }
 
 // Dense reports whether the elements lie in row-major order without gaps.
-func (r Ref) Dense() bool {
-	want := r.Shape.Strides()
-	for i := range r.Shape.Len() {
-		if r.Shape.At(i) != 1 && r.Strides.At(i) != want.At(i) {
-			return false
-		}
-	}
-	return true
-}
+func (r Ref) Dense() bool { return ir.Dense(r.Shape, r.Strides) }
 
 // Span returns the number of elements from the first one that the value reaches over.
 func (r Ref) Span() int {
@@ -191,7 +184,7 @@ func (l Limits) New(prove Prove, p *ir.Program, updates ...Update) (*Plan, error
 		return nil, err
 	}
 	if l.Tiles > 1 {
-		if p, err = l.tiled(p); err != nil {
+		if p, err = lower.Tile(p, l.Tiles); err != nil {
 			return nil, err
 		}
 	}
@@ -230,32 +223,40 @@ func proven(prove Prove, planned func(plain bool) (*Plan, error)) (*Plan, error)
 	return nil, doubt
 }
 
-// lowered returns a program of operations that are steps of plans, simplified, with gradients as
-// its last results.
+// lowered returns a program of operations that are steps of plans, with gradients as its last
+// results.
 func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
-	precision, last := p.Precision, p.ChannelsLast
-	p = prune(together(prune(simplify(withGradients(p, updates)))))
-	p = prune(images(join(p)))
-	p = prune(precise(p, precision))
-	if last {
-		p = prune(channelsLast(p))
+	gradients, lookups := make([]ir.ID, len(updates)), make([]*lower.Lookups, len(updates))
+	for i, u := range updates {
+		gradients[i], lookups[i] = u.Gradient, u.Lookups
 	}
-	p, err := lookupsApart(p, updates)
+	p, err := lower.SplitLookups(lower.Program(p, gradients...), lookups)
 	if err != nil {
 		return nil, err
 	}
 	return p, p.Check()
 }
 
+// rounded returns the program with those gradients in BF16 that ranks exchange in it.
+func rounded(p *ir.Program, updates []Update) *ir.Program {
+	var half []int
+	for i, u := range updates {
+		if u.Half {
+			half = append(half, tail(p, updates)+i)
+		}
+	}
+	return lower.Round(p, half...)
+}
+
 // planned returns the plan of a program.
 func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, error) {
 	p = rounded(p, updates)
 	of := p
-	var anew map[ir.ID]bool
+	var copies map[ir.ID]bool
 	if !plain {
-		p, anew = l.again(inShape(p))
+		p, copies = l.rematerialized(lower.InShape(p))
 	}
-	plan, err := l.layout(p, anew, updates, plain)
+	plan, err := l.layout(p, copies, updates, plain)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func TestNoMergeClosesACycle(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := Standard().newGrouping(lowered, outside(lowered), nil, false)
+		g := Standard().newGrouping(lowered, lowered.Users(), nil, false)
 		for x := g.order.first; x != nil; x = x.next {
 			for _, m := range x.members {
 				for _, before := range g.needs[m] {
@@ -65,7 +65,7 @@ func TestACycleIsAnError(t *testing.T) {
 	y := p.unary(fuse.Exp, x)
 	z := p.binary(fuse.Add, y, p.add(ir.MatMul{}, ir.Of(4, 4), y, y))
 	p.Results = []ir.ID{z}
-	g := Standard().newGrouping(&p.Program, outside(&p.Program), nil, false)
+	g := Standard().newGrouping(&p.Program, p.Users(), nil, false)
 	first, last := g.of[y], g.of[z]
 	first.members = append(first.members, last.members...)
 	g.of[z] = first

@@ -80,22 +80,10 @@ func (g *grouping) joined(a, b *group) (both group, ok bool) {
 	}
 	ok = g.rowable(wide.shape, wide.axes) && once.axes.Len() == 0 &&
 		oncePerRow(once.shape, wide.shape) &&
-		!slices.ContainsFunc(once.members, g.dependsOnPlace)
+		!slices.ContainsFunc(once.members, func(m ir.ID) bool {
+			return ir.ReadsPlace(g.program.Values[m].Op)
+		})
 	return group{shape: wide.shape, axes: wide.axes, rows: true, columns: wide.columns}, ok
-}
-
-// dependsOnPlace reports whether a value depends on its place.
-func (g *grouping) dependsOnPlace(m ir.ID) bool {
-	return readsPlace(g.program.Values[m].Op)
-}
-
-// readsPlace reports whether an operation depends on the place of an element.
-func readsPlace(op ir.Op) bool {
-	switch op.(type) {
-	case ir.Locate, ir.Select, ir.Dropout:
-		return true
-	}
-	return false
 }
 
 // reads reports whether values of b can read those of a in one loop. It sets both.rows if they do
@@ -136,19 +124,5 @@ func (g *grouping) crosses(members []ir.ID) bool {
 	}
 	return slices.ContainsFunc(members, func(m ir.ID) bool {
 		return slices.ContainsFunc(g.program.Values[m].Args, across)
-	})
-}
-
-// escapes reports whether something outside of a loop reads a value, directly or as a view, or a
-// result does. inside says which values are of the loop.
-func escapes(p *ir.Program, users [][]ir.ID, x ir.ID, inside func(ir.ID) bool) bool {
-	return slices.ContainsFunc(users[x], func(u ir.ID) bool {
-		switch {
-		case u == x:
-			return true
-		case ir.View(p.Values[u].Op):
-			return escapes(p, users, u, inside)
-		}
-		return !inside(u)
 	})
 }

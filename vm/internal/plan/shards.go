@@ -26,7 +26,7 @@ type Shard struct {
 	// of variables before they are read, in the arena, and updates write the shards.
 	Alone bool
 	// Half says that a bucket of variables that ranks have alone is gathered in BF16, which each
-	// rank makes of its shard: nothing else reads these variables ([Halved]).
+	// rank makes of its shard: nothing else reads these variables ([lower.Halved]).
 	Half bool
 	// Stays says that such a bucket is gathered once in a run, and not again when others were read.
 	Stays bool

@@ -7,6 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
 )
 
 // Update is how a variable changes at the end of each run: a step of a solver, or another value.
@@ -25,7 +26,7 @@ type Update struct {
 	Shard *Shard
 	// Lookups says what ranks exchange besides in place of a part of the gradient, nil for nothing.
 	// Not with shards, nor with several runs.
-	Lookups *Lookups
+	Lookups *lower.Lookups
 	// Accumulation is how gradients of several runs are added up before the updates, the same for
 	// all.
 	Accumulation Accumulation
@@ -60,15 +61,6 @@ func (j Joined) String() string {
 		return j.What
 	}
 	return fmt.Sprintf("%s of %d", j.What, len(j.Programs))
-}
-
-// withGradients returns the program with gradients as its last results.
-func withGradients(p *ir.Program, updates []Update) *ir.Program {
-	q := &ir.Program{Values: p.Values, Results: slices.Clone(p.Results)}
-	for _, u := range updates {
-		q.Results = append(q.Results, u.Gradient)
-	}
-	return q
 }
 
 // before returns where a value lies that must stay as it was before the updates: a copy, if it

@@ -1,4 +1,4 @@
-package plan
+package lower_test
 
 import (
 	"errors"
@@ -10,7 +10,29 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/lower"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/proof"
 )
+
+// program makes programs of F32 values.
+type program struct{ ir.Program }
+
+func (p *program) add(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
+	return p.Add(ir.Value{Op: op, Args: args, Shape: shape, DType: backend.F32, Name: "test"})
+}
+
+func (p *program) input(index int, shape ...int) ir.ID {
+	return p.add(ir.Input{Index: index}, ir.Of(shape...))
+}
+
+func (p *program) unary(f fuse.Op, x ir.ID) ir.ID {
+	return p.add(ir.Unary{Op: f}, p.Values[x].Shape, x)
+}
+
+func (p *program) binary(f fuse.Op, x, y ir.ID) ir.ID {
+	return p.add(ir.Binary{Op: f}, p.Values[x].Shape, x, y)
+}
 
 // classifier has logits x wᵀ of 8 rows and 6 columns, a sum of what follows from each row and from
 // its label, and the gradients of x and w. Its elements are integers.
@@ -51,14 +73,12 @@ func integers(shape ir.Dims, most int) interpret.Array {
 // elements returns the elements of a program's results.
 func elements(t *testing.T, p *ir.Program, inputs ...interpret.Array) (all []float64) {
 	t.Helper()
-	values, err := interpret.Program(p, interpret.Outside{Inputs: inputs})
+	numbers, err := results(p, inputs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range p.Results {
-		for _, x := range values[r].Data {
-			all = append(all, x.Value)
-		}
+	for _, x := range numbers {
+		all = append(all, x.Value)
 	}
 	return all
 }
@@ -66,23 +86,20 @@ func elements(t *testing.T, p *ir.Program, inputs ...interpret.Array) (all []flo
 // TestTiles: in tiles of rows a program has the same results, its plan is proven, and no value has
 // all rows of the logits.
 func TestTiles(t *testing.T) {
-	lowered, err := lowered(&classifier(nil).Program, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	results := func(p *ir.Program) []float64 {
+	lowered := lower.Program(&classifier(nil).Program)
+	of := func(p *ir.Program) []float64 {
 		return elements(t, p, integers(ir.Of(8, 3), 7), integers(ir.Of(6, 3), 11),
 			integers(ir.Of(8), 6))
 	}
-	want := results(lowered)
-	l := Standard()
+	want := of(lowered)
+	l := plan.Standard()
 	for _, tiles := range []int{2, 4} {
 		l.Tiles = tiles
-		tiled, err := l.tiled(lowered)
+		tiled, err := lower.Tile(lowered, tiles)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := results(tiled); !slices.Equal(got, want) || len(got) != 1+24+18+8+8 {
+		if got := of(tiled); !slices.Equal(got, want) || len(got) != 1+24+18+8+8 {
 			t.Errorf("%d tiles: %v, want %v", tiles, got, want)
 		}
 		for _, v := range tiled.Values {
@@ -90,21 +107,19 @@ func TestTiles(t *testing.T) {
 				t.Errorf("%d tiles: %v of %v", tiles, v.Op, v.Shape)
 			}
 		}
-		planned, err := proven(prove, func(plain bool) (*Plan, error) {
-			return l.planned(tiled, nil, plain)
-		})
+		planned, err := l.New(proof.Verify, &classifier(nil).Program)
 		if err != nil || planned.Doubt != nil {
 			t.Fatal(err, planned.Doubt)
 		}
 		sums := strings.Count(planned.String(), "epilogue loop add")
 		if n := strings.Count(planned.String(), "matmul NT"); n != tiles || sums != tiles-1 {
-			t.Errorf("%d tiles, %d products, %d sums in\n%v", tiles, n, sums, planned)
+			t.Errorf("%d tiles, %d matrix multiplications, %d sums in\n%v", tiles, n, sums, planned)
 		}
 	}
 }
 
-// TestTilesOfSimilarities: the largest product is x xᵀ. A tile takes its rows of the one x, and all
-// of the other.
+// TestTilesOfSimilarities: the largest matrix multiplication is x xᵀ. A tile takes its rows of the
+// one x, and all of the other.
 func TestTilesOfSimilarities(t *testing.T) {
 	p := &program{}
 	x := p.input(0, 8, 3)
@@ -112,9 +127,7 @@ func TestTilesOfSimilarities(t *testing.T) {
 	p.Results = []ir.ID{p.add(ir.Reduce{Op: backend.Max, Axes: ir.Of(1)}, ir.Of(8), all),
 		p.add(ir.MatMul{}, ir.Of(8, 3), all, x), p.add(ir.MatMul{TransA: true}, ir.Of(8, 3), all,
 			x)}
-	l := Standard()
-	l.Tiles = 4
-	tiled, err := l.tiled(&p.Program)
+	tiled, err := lower.Tile(&p.Program, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,13 +157,8 @@ func TestTilesThatCannotBe(t *testing.T) {
 			p.add(ir.Opaque{}, ir.Of(8, 6), logits)
 		},
 	} {
-		lowered, err := lowered(&classifier(more).Program, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l := Standard()
-		l.Tiles = 4
-		if _, err := l.tiled(lowered); !errors.Is(err, backend.ErrUnsupported) {
+		_, err := lower.Tile(lower.Program(&classifier(more).Program), 4)
+		if !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package plan
+package lower
 
 import (
 	"slices"
@@ -7,12 +7,14 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// precise returns the program with its products of F32 in a precision. Gradients of updates and
-// other results that come of a product by element-wise values alone stay F32.
+// precise puts matrix multiplications of F32 into a precision. Gradients of updates and other
+// results that come of one by element-wise values alone stay F32.
+//
+//	MatMul(x, y) = MatMul(x, y) of operands rounded to TF32 or BF16: digits change
 func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 	switch precision {
 	case ir.TF32:
-		return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
+		return rewrite(p, func(n *numbering, _ ir.ID, v ir.Value) ir.ID {
 			switch op := v.Op.(type) {
 			case ir.MatMul:
 				op.TF32 = v.DType == backend.F32
@@ -20,8 +22,10 @@ func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 			case ir.Convolution:
 				op.TF32 = v.DType == backend.F32
 				v.Op = op
+			case ir.LSTM:
+				op.Precision = ir.TF32
+				v.Op = op
 			}
-			v.Op = recurs(v.Op, precision)
 			return n.add(v)
 		})
 	case ir.BF16:
@@ -30,15 +34,13 @@ func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 	return p
 }
 
-// halved returns the program with its products, convolutions and attention of F32 computed of BF16.
-// A value is rounded once, where it is computed, whatever views of it products read. What only
-// loops and these operations read of them is stored as BF16, too: loops widen what they load.
-// Operations that carry elements carry those.
+// halved makes matrix multiplications, convolutions and attention of F32 those of BF16. A value is
+// rounded once, where it is computed, whatever views of it they read. What only loops and these
+// operations read of them is stored as BF16, too: loops widen what they load. Operations that carry
+// elements carry those.
 func halved(p *ir.Program) *ir.Program {
-	wide, narrow, next := widened(p), narrowed(p), 0
-	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
-		id := next
-		next++
+	wide, narrow := widened(p), narrowed(p)
+	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
 		n.halve(&v, wide[id], narrow[id])
 		x := n.simplest(v)
 		if wide[id] && v.DType == backend.BF16 {
@@ -48,12 +50,12 @@ func halved(p *ir.Program) *ir.Program {
 	})
 }
 
-// halve makes v BF16 if it is a product, a convolution or attention of F32, or a view or parts of
-// BF16, or carries what is BF16 before or behind it. A product gives all digits that are wanted
-// itself. Convolutions do not, nor does cuDNN: also gradients of filters are rounded once.
+// halve makes v BF16 if it is a matrix multiplication, a convolution or attention of F32, or a view
+// or parts of BF16, or carries what is BF16 before or behind it. A matrix multiplication gives all
+// digits that are wanted itself. Convolutions do not, nor does cuDNN: also gradients of filters are
+// rounded once.
 func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 	f32 := v.DType == backend.F32
-	v.Op = recurs(v.Op, ir.BF16)
 	switch op := v.Op.(type) {
 	case ir.Reshape, ir.Permute, ir.Slice, ir.Broadcast:
 		v.DType = n.of(v.Args[0]).DType
@@ -65,6 +67,9 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 		if op.Carries && f32 && (narrow || n.of(v.Args[0]).DType == backend.BF16) {
 			v.Args, v.DType = []ir.ID{n.narrow(v.Args[0])}, backend.BF16
 		}
+	case ir.LSTM: // its operands and its first result stay F32
+		op.Precision = ir.BF16
+		v.Op = op
 	case ir.MatMul:
 		if f32 {
 			v.Args = []ir.ID{n.narrow(v.Args[0]), n.narrow(v.Args[1])}
@@ -83,16 +88,6 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 			v.Args, v.DType = args, backend.BF16
 		}
 	}
-}
-
-// recurs returns an operation, which computes its products in a precision if it is recurrent. Its
-// operands and its first result stay F32.
-func recurs(op ir.Op, precision ir.Precision) ir.Op {
-	if o, ok := op.(ir.LSTM); ok {
-		o.Precision = precision
-		return o
-	}
-	return op
 }
 
 // isExact reports whether operand i of attention or its gradient is F32, always, or integers.
@@ -155,9 +150,10 @@ func (n *numbering) narrow(x ir.ID) ir.ID {
 	return n.simplest(v)
 }
 
-// widened returns which values must have all digits of a product that they are: those from which
-// element-wise values lead to a result or to a place, such as the largest element's, and those that
-// an operation reads, maybe as a view or a part, which is no loop and reads no BF16 itself.
+// widened returns which values must have all digits if they are matrix multiplications: those from
+// which element-wise values lead to a result or to a place, such as the largest element's, and
+// those that an operation reads, maybe as a view or a part, which is no loop and reads no BF16
+// itself.
 func widened(p *ir.Program) []bool {
 	wide, result := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
@@ -185,8 +181,8 @@ func readsHalf(op ir.Op) bool {
 	return false
 }
 
-// narrowed returns which values are read as BF16 alone: by products, convolutions and attention,
-// maybe as a view or carried.
+// narrowed returns which values are read as BF16 alone: by matrix multiplications, convolutions and
+// attention, maybe as a view or carried.
 func narrowed(p *ir.Program) []bool {
 	read, wider := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
@@ -209,27 +205,28 @@ func narrowed(p *ir.Program) []bool {
 	return read
 }
 
-// rounded returns the program with those gradients in BF16 that ranks exchange in it.
-func rounded(p *ir.Program, updates []Update) *ir.Program {
-	if !slices.ContainsFunc(updates, func(u Update) bool { return u.Half }) {
+// Round returns the program with some of its results, by their numbers, in BF16, such as gradients
+// that ranks exchange so: their digits change.
+//
+//	Cast(xᵀy), Cast(Reduce(x)) = xᵀy, Reduce(x) that round themselves
+func Round(p *ir.Program, results ...int) *ir.Program {
+	if len(results) == 0 {
 		return p
 	}
-	users, first := outside(p), tail(p, updates)
+	users := p.Users()
 	q := &ir.Program{Values: slices.Clone(p.Values), Results: slices.Clone(p.Results)}
-	for i, u := range updates {
-		if u.Half {
-			q.Results[first+i] = round(q, users, p.Results[first+i])
-		}
+	for _, i := range results {
+		q.Results[i] = round(q, users, p.Results[i])
 	}
 	return prune(q)
 }
 
-// round returns a value in BF16. A product of BF16 or a sum that nothing else reads gives BF16
-// itself; other values are cast.
+// round returns a value in BF16. A matrix multiplication of BF16 or a sum that nothing else reads
+// gives BF16 itself; other values are cast.
 func round(p *ir.Program, users [][]ir.ID, id ir.ID) ir.ID {
 	v, alone := p.Values[id], len(users[id]) == 1
 	_, rounds := v.Op.(ir.Reduce)
-	if _, product := v.Op.(ir.MatMul); product {
+	if _, matmul := v.Op.(ir.MatMul); matmul {
 		rounds = p.Values[v.Args[0]].DType == backend.BF16
 	}
 	switch {
@@ -249,4 +246,24 @@ func round(p *ir.Program, users [][]ir.ID, id ir.ID) ir.ID {
 func carries(op ir.Op) bool {
 	o, ok := op.(ir.Opaque)
 	return ok && o.Carries
+}
+
+// Halved reports which inputs [Program] reads as BF16 alone, as matrix multiplications of that
+// precision do: ranks may gather their digits of that.
+func Halved(p *ir.Program, inputs []int, gradients ...ir.ID) []bool {
+	p = Program(p, gradients...)
+	halved, users := make([]bool, len(inputs)), p.Users()
+	for i, input := range inputs {
+		for id, v := range p.Values {
+			if v.Op != (ir.Input{Index: input}) {
+				continue
+			}
+			halved[i] = v.DType == backend.F32 && len(users[id]) > 0 &&
+				!slices.ContainsFunc(users[id], func(user ir.ID) bool {
+					by := p.Values[user]
+					return by.Op != (ir.Cast{}) || by.DType != backend.BF16
+				})
+		}
+	}
+	return halved
 }

@@ -1,8 +1,8 @@
-package plan
+package lower
 
 import "github.com/euryale-ml/euryale/vm/internal/ir"
 
-// prune returns the program without the values that neither a result nor an effect depends on.
+// prune drops the values that neither a result nor an effect depends on.
 func prune(p *ir.Program) *ir.Program {
 	q, _ := pruned(p)
 	return q
@@ -29,15 +29,9 @@ func pruned(p *ir.Program) (*ir.Program, []ir.ID) {
 		if !wanted[i] {
 			continue
 		}
-		args := make([]ir.ID, len(v.Args))
-		for j, a := range v.Args {
-			args[j] = to[a]
-		}
-		v.Args = args
+		v.Args = mapped(v.Args, to)
 		to[i] = q.Add(v)
 	}
-	for _, r := range p.Results {
-		q.Results = append(q.Results, to[r])
-	}
+	q.Results = mapped(p.Results, to)
 	return q, to
 }

@@ -1,4 +1,4 @@
-package plan
+package lower
 
 import (
 	"slices"
@@ -6,14 +6,15 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// inShape returns the program with element-wise values in the shape in which others read them, and
+// InShape returns the program with element-wise values in the shape in which others read them, and
 // reductions in the shape of their operand. A loop computes values of one shape, so that a reshape
 // between two of them, as behind the bias of a layer, would part them.
-func inShape(p *ir.Program) *ir.Program {
-	moved, next := shapesOfReaders(p), 0
-	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
-		id := ir.ID(next)
-		next++
+//
+//	Reshape(f(x))      = f(Reshape(x))
+//	Reduce(Reshape(x)) = Reduce(x), along the axes that become those
+func InShape(p *ir.Program) *ir.Program {
+	moved := shapesOfReaders(p)
+	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
 		shape, moves := moved[id]
 		for i, a := range p.Values[id].Args {
 			if want := p.Values[a].Shape; moves {
@@ -93,7 +94,7 @@ func axesBefore(from, to, axes ir.Dims) (before []int, ok bool) {
 // shapesOfReaders returns the shapes of those element-wise values that loops read in one other
 // shape, and whose operands can be read in it without a copy.
 func shapesOfReaders(p *ir.Program) map[ir.ID]ir.Dims {
-	users, moved := outside(p), map[ir.ID]ir.Dims{}
+	users, moved := p.Users(), map[ir.ID]ir.Dims{}
 	for i, v := range slices.Backward(p.Values) {
 		if !anyShape(v.Op) || slices.Contains(p.Results, ir.ID(i)) {
 			continue
@@ -151,6 +152,6 @@ func readable(p *ir.Program, x ir.ID, shape ir.Dims) bool {
 	for v.Op == (ir.Reshape{}) {
 		v = p.Values[v.Args[0]]
 	}
-	_, ok := reshaped(Ref{Shape: p.Values[x].Shape, Strides: strides}, shape)
+	_, ok := ir.Reshaped(p.Values[x].Shape, strides, shape)
 	return ok && !ir.View(v.Op)
 }

@@ -1,4 +1,4 @@
-package plan
+package lower
 
 import (
 	"fmt"
@@ -9,48 +9,53 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// tiling computes the loss of a large vocabulary in tiles of rows: a few rows of the logits, a
-// product of two matrices, what follows from each row alone, such as loss and gradient, and the
-// products that read that. So neither logits nor their gradient are ever there as a whole.
+// tiling computes the loss of a large vocabulary in tiles of rows: a few rows of the logits, which
+// are a matrix multiplication, what follows from each row alone, such as loss and gradient, and the
+// matrix multiplications that read that. So neither logits nor their gradient are ever there as a
+// whole.
 //
-// Each row has the operations that it has without tiles. A product that adds up over rows, the
-// gradient of the vocabulary's weights, is added up tile by tile: its bits change.
+// Each row has the operations that it has without tiles. A matrix multiplication that adds up over
+// rows, the gradient of the vocabulary's weights, is added up tile by tile: its bits change.
 type tiling struct {
 	p      *ir.Program
 	logits ir.ID
 	rows   int    // of the logits
 	tile   int    // rows of a tile
 	of     []bool // by value: it has rows of the region, and follows from the logits' row by row
-	ends   []bool // by value: a product that reads one of these
+	ends   []bool // by value: a matrix multiplication that reads one of these
 	after  []bool // by value: it depends on the logits
 	to     []ir.ID
 	whole  []bool // by value: what to has is there
 	q      *ir.Program
 }
 
-// tiled returns the program with its largest product, the logits, in tiles.
-func (l Limits) tiled(p *ir.Program) (*ir.Program, error) {
+// Tile returns the program with its largest matrix multiplication, the logits, and what follows
+// from them row by row, in so many tiles of rows:
+//
+//	f(x) = Concat(f(rows of x), f(next rows of x), ...)
+//	xᵀy  = (rows of x)ᵀ(rows of y) + (next rows of x)ᵀ(next rows of y) + ..., in another order
+func Tile(p *ir.Program, tiles int) (*ir.Program, error) {
 	t := &tiling{p: p, logits: -1}
 	for i, v := range p.Values {
-		op, product := v.Op.(ir.MatMul)
-		if product && !op.TransA && v.Shape.Len() == 2 && (t.logits < 0 ||
+		op, matmul := v.Op.(ir.MatMul)
+		if matmul && !op.TransA && v.Shape.Len() == 2 && (t.logits < 0 ||
 			v.Shape.Size() > p.Values[t.logits].Shape.Size()) {
 			t.logits = ir.ID(i)
 		}
 	}
 	if t.logits < 0 {
-		return nil, fmt.Errorf("%w: tiles of a loss: there is no product of matrices",
+		return nil, fmt.Errorf("%w: tiles of a loss: there is no matrix multiplication",
 			backend.ErrUnsupported)
 	}
 	v := p.Values[t.logits]
 	t.rows = v.Shape.At(0)
-	if t.tile = t.rows / l.Tiles; t.tile*l.Tiles != t.rows {
-		return nil, fmt.Errorf("%w: %d tiles of a loss: the largest product, %s, has %d rows, "+
-			"which they do not divide", backend.ErrUnsupported, l.Tiles, v.Name, t.rows)
+	if t.tile = t.rows / tiles; t.tile*tiles != t.rows {
+		return nil, fmt.Errorf("%w: %d tiles of a loss: the largest matrix multiplication, %s, "+
+			"has %d rows, which they do not divide", backend.ErrUnsupported, tiles, v.Name, t.rows)
 	}
 	if !t.find() {
 		return nil, fmt.Errorf("%w: tiles of a loss: something needs all rows of the largest "+
-			"product, %s, at once", backend.ErrUnsupported, v.Name)
+			"matrix multiplication, %s, at once", backend.ErrUnsupported, v.Name)
 	}
 	q := t.program()
 	return q, q.Check()
@@ -108,11 +113,11 @@ func (t *tiling) byRows(v ir.Value) bool {
 	return false
 }
 
-// multiplies reports whether a value is a product of which one operand is computed in tiles, by
-// rows of the result or as a sum over rows.
+// multiplies reports whether a value is a matrix multiplication of which one operand is computed in
+// tiles, by rows of the result or as a sum over rows.
 func (t *tiling) multiplies(v ir.Value) bool {
-	op, product := v.Op.(ir.MatMul)
-	if !product || v.Shape.Len() != 2 || t.of[v.Args[0]] == t.of[v.Args[1]] {
+	op, matmul := v.Op.(ir.MatMul)
+	if !matmul || v.Shape.Len() != 2 || t.of[v.Args[0]] == t.of[v.Args[1]] {
 		return false
 	}
 	if op.TransA { // rows are what is added up
@@ -123,14 +128,12 @@ func (t *tiling) multiplies(v ir.Value) bool {
 
 // program returns the program in tiles. What they need comes before the first of them.
 func (t *tiling) program() *ir.Program {
-	t.q = &ir.Program{Precision: t.p.Precision}
+	t.q = &ir.Program{}
 	t.to, t.whole = make([]ir.ID, len(t.p.Values)), make([]bool, len(t.p.Values))
 	for id := range t.p.Values {
 		t.emit(ir.ID(id))
 	}
-	for _, r := range t.p.Results {
-		t.q.Results = append(t.q.Results, t.to[r])
-	}
+	t.q.Results = mapped(t.p.Results, t.to)
 	return prune(t.q)
 }
 
@@ -188,10 +191,10 @@ func (t *tiling) tiles() {
 	}
 }
 
-// sums reports whether a value is a product that adds up over rows.
+// sums reports whether a value is a matrix multiplication that adds up over rows.
 func (t *tiling) sums(v ir.Value) bool {
-	op, product := v.Op.(ir.MatMul)
-	return product && op.TransA
+	op, matmul := v.Op.(ir.MatMul)
+	return matmul && op.TransA
 }
 
 // part returns the rows of a value from one on that belong to a tile, or what they add to a sum.
@@ -202,14 +205,14 @@ func (t *tiling) part(id ir.ID, from int, done map[ir.ID]ir.ID) ir.ID {
 	v := t.p.Values[id]
 	_, broadcast := v.Op.(ir.Broadcast)
 	weights := -1 // which operand is whole
-	switch _, product := v.Op.(ir.MatMul); {
+	switch _, matmul := v.Op.(ir.MatMul); {
 	case t.ends[id] && t.sums(v):
 		v.DType = sumOf(v.DType)
 	case t.of[id] || t.ends[id]:
-		if v.Shape = v.Shape.With(0, t.tile); product {
+		if v.Shape = v.Shape.With(0, t.tile); matmul {
 			weights = 1
 		}
-	case t.anew(v):
+	case t.perTile(v):
 		v.Shape = v.Shape.With(0, t.tile)
 	default:
 		done[id] = t.q.Add(ir.Value{Op: ir.Slice{Start: from, Step: 1}, Args: []ir.ID{t.emit(id)},
@@ -229,9 +232,9 @@ func (t *tiling) part(id ir.ID, from int, done map[ir.ID]ir.ID) ir.ID {
 	return done[id]
 }
 
-// anew reports whether each tile has its own of a value that does not follow from the logits: what
-// repeats a part of another value or has its rows, and what is as large as logits.
-func (t *tiling) anew(v ir.Value) bool {
+// perTile reports whether each tile has its own of a value that does not follow from the logits:
+// what repeats a part of another value or has its rows, and what is as large as logits.
+func (t *tiling) perTile(v ir.Value) bool {
 	switch v.Op.(type) {
 	case ir.Broadcast:
 		return true

@@ -1,7 +1,6 @@
-package plan
+package lower
 
 import (
-	"encoding/binary"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -9,66 +8,13 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// key is what makes values equal: everything that they depend on.
-type key struct {
-	op    ir.Op
-	shape ir.Dims
-	dtype backend.DType
-	args  string // the IDs
-}
-
-// numbering builds a program in which equal values are one value.
-type numbering struct {
-	program *ir.Program
-	seen    map[key]ir.ID
-}
-
-func newNumbering() *numbering {
-	return &numbering{&ir.Program{}, map[key]ir.ID{}}
-}
-
-// add returns the place of the value, which is new unless an equal one is there.
-func (n *numbering) add(v ir.Value) ir.ID {
-	if ir.Effect(v.Op) {
-		return n.program.Add(v)
-	}
-	var args []byte
-	for _, a := range v.Args {
-		args = binary.AppendVarint(args, int64(a))
-	}
-	k := key{v.Op, v.Shape, v.DType, string(args)}
-	if id, ok := n.seen[k]; ok {
-		return id
-	}
-	id := n.program.Add(v)
-	n.seen[k] = id
-	return id
-}
-
-func (n *numbering) of(id ir.ID) ir.Value { return n.program.Values[id] }
-
-// rewrite returns the program with every value given by f, which gets the value with its
-// operands already rewritten.
-func rewrite(p *ir.Program, f func(n *numbering, v ir.Value) ir.ID) *ir.Program {
-	n := newNumbering()
-	to := make([]ir.ID, len(p.Values))
-	for i, v := range p.Values {
-		args := make([]ir.ID, len(v.Args))
-		for j, a := range v.Args {
-			args[j] = to[a]
-		}
-		v.Args = args
-		to[i] = f(n, v)
-	}
-	for _, r := range p.Results {
-		n.program.Results = append(n.program.Results, to[r])
-	}
-	return n.program
-}
-
-// simplify makes equal values one, and removes views that change nothing.
+// simplify makes equal values one, and removes views that change nothing:
+//
+//	f(x), f(x)          = one value
+//	Reshape(Reshape(x)) = Reshape(x), and x if it has that shape; of permutations, too
+//	f(1, 2)             = a number
 func simplify(p *ir.Program) *ir.Program {
-	return rewrite(p, (*numbering).simplest)
+	return rewrite(p, func(n *numbering, _ ir.ID, v ir.Value) ir.ID { return n.simplest(v) })
 }
 
 // simplest adds v, or finds what is equal to it.
@@ -79,7 +25,7 @@ func (n *numbering) simplest(v ir.Value) ir.ID {
 	x := n.of(v.Args[0])
 	switch op := v.Op.(type) {
 	case ir.Reshape:
-		if _, again := x.Op.(ir.Reshape); again {
+		if _, reshape := x.Op.(ir.Reshape); reshape {
 			v.Args = x.Args
 			x = n.of(v.Args[0])
 		}
@@ -87,7 +33,7 @@ func (n *numbering) simplest(v ir.Value) ir.ID {
 			return v.Args[0]
 		}
 	case ir.Permute:
-		if inner, again := x.Op.(ir.Permute); again {
+		if inner, permute := x.Op.(ir.Permute); permute {
 			for i := range op.Axes.Len() {
 				op.Axes = op.Axes.With(i, inner.Axes.At(op.Axes.At(i)))
 			}
@@ -104,10 +50,12 @@ func (n *numbering) simplest(v ir.Value) ir.ID {
 	return n.add(v)
 }
 
-// together returns the program with reductions of reductions as one, where nothing else reads the
-// inner one: the gradient of a bias of images, say, which Gorgonia sums axis by axis.
-func together(p *ir.Program) *ir.Program {
-	users := outside(p)
+// mergeReductions makes reductions of reductions one, where nothing else reads the inner one: the
+// gradient of a bias of images, say, which Gorgonia sums axis by axis.
+//
+//	Reduce(Reduce(x, a), b) = Reduce(x, a and b), in another order
+func mergeReductions(p *ir.Program) *ir.Program {
+	users := p.Users()
 	values := slices.Clone(p.Values)
 	for i, v := range values {
 		outer, ok := v.Op.(ir.Reduce)
@@ -130,7 +78,7 @@ func together(p *ir.Program) *ir.Program {
 			values[i].Op, values[i].Args = ir.Reduce{Op: outer.Op, Axes: ir.Of(axes...)}, x.Args
 		}
 	}
-	return &ir.Program{Values: values, Results: p.Results, Precision: p.Precision}
+	return &ir.Program{Values: values, Results: p.Results}
 }
 
 // folded returns v as a number if it is computed from numbers. The result is rounded as at run

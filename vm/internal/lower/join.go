@@ -1,4 +1,4 @@
-package plan
+package lower
 
 import (
 	"cmp"
@@ -8,11 +8,14 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// join returns the program with the gradient of parts that side by side are a whole, such as
-// queries, keys and values of one product, as their concatenation: graphs add up arrays of zeros
-// with a part in each.
+// join makes the gradient of parts that side by side are a whole, such as queries, keys and values
+// of one matrix multiplication, their concatenation: graphs add up arrays of zeros with a part in
+// each.
+//
+//	Unslice(x) + Unslice(y)  = Concat(x, y)
+//	Permute(Concat(x, y))    = Concat(Permute(x), Permute(y))
 func join(p *ir.Program) *ir.Program {
-	return inOrder(rewrite(p, func(n *numbering, v ir.Value) ir.ID {
+	return inOrder(rewrite(p, func(n *numbering, _ ir.ID, v ir.Value) ir.ID {
 		if parts, axis, ok := n.parts(v); ok {
 			v = ir.Value{Op: ir.Concat{Axis: axis}, Args: parts, Shape: v.Shape, DType: v.DType,
 				Name: v.Name}
@@ -56,20 +59,13 @@ func (n *numbering) parts(v ir.Value) (parts []ir.ID, axis int, ok bool) {
 	return parts, axis, end == v.Shape.At(axis)
 }
 
-// inOrder returns the program with permutations of what is concatenated done before: parts are
-// copied once, in the order in which they are wanted.
+// inOrder permutes parts before they are concatenated, so that each is copied once, in the order in
+// which it is wanted.
 func inOrder(p *ir.Program) *ir.Program {
-	users := outside(p)
-	n := newNumbering()
-	to := make([]ir.ID, len(p.Values))
-	for i, v := range p.Values {
-		from := v.Args
-		v.Args = make([]ir.ID, len(from))
-		for j, a := range from {
-			v.Args[j] = to[a]
-		}
+	users := p.Users()
+	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
 		permute, ok := v.Op.(ir.Permute)
-		if whole, joined := n.concat(v); ok && joined && len(users[from[0]]) == 1 {
+		if whole, joined := n.concat(v); ok && joined && len(users[p.Values[id].Args[0]]) == 1 {
 			for j, part := range whole.Args {
 				x := n.of(part)
 				shape, _ := ir.Permuted(x.Shape, permute.Axes)
@@ -80,12 +76,8 @@ func inOrder(p *ir.Program) *ir.Program {
 				whole.Op.(ir.Concat).Axis)},
 				Args: whole.Args, Shape: v.Shape, DType: v.DType, Name: v.Name}
 		}
-		to[i] = n.simplest(v)
-	}
-	for _, r := range p.Results {
-		n.program.Results = append(n.program.Results, to[r])
-	}
-	return n.program
+		return n.simplest(v)
+	})
 }
 
 // concat returns the operand of v if it is a concatenation, with operands of its own.

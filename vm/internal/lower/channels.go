@@ -1,4 +1,4 @@
-package plan
+package lower
 
 import (
 	"slices"
@@ -10,16 +10,19 @@ import (
 
 // Where the axes of [N, C, H, W] are of tensors with their channels last, and the other way round.
 var (
-	behind = [4]int{0, 2, 3, 1}
-	second = [4]int{0, 3, 1, 2}
+	behind = ir.Of(0, 2, 3, 1)
+	second = ir.Of(0, 3, 1, 2)
 )
 
-// channelsLast returns the program with convolutions of tensors that have their channels last, and
-// with element-wise values, reductions and concatenations of these in that order of axes, so that
+// channelsLast makes convolutions those of tensors that have their channels last, and puts
+// element-wise values, reductions and concatenations of these into that order of axes, so that
 // nothing is transposed from one convolution to the next. Convolutions in groups stay: there is
 // little that is fast for them.
+//
+//	Convolution(x, w) = Permute(Convolution{ChannelsLast}(Permute(x), Permute(w)))
+//	f(Permute(x))     = Permute(f(x))
 func channelsLast(p *ir.Program) *ir.Program {
-	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
+	return rewrite(p, func(n *numbering, _ ir.ID, v ir.Value) ir.ID {
 		switch op := v.Op.(type) {
 		case ir.Convolution:
 			if op.Groups <= 1 && !op.ChannelsLast {
@@ -36,13 +39,13 @@ func channelsLast(p *ir.Program) *ir.Program {
 			}
 		case ir.Concat:
 			if !slices.ContainsFunc(v.Args, func(a ir.ID) bool { return !n.isLast(a) }) {
-				op.Axis = slices.Index(behind[:], op.Axis)
+				op.Axis = second.At(op.Axis)
 				v.Op = op
 				return n.last(v)
 			}
 		default:
 			_, copies := v.Op.(ir.Copy)
-			if ir.Elementwise(v.Op) && !copies && !readsPlace(v.Op) &&
+			if ir.Elementwise(v.Op) && !copies && !ir.ReadsPlace(v.Op) &&
 				slices.ContainsFunc(v.Args, n.isLast) {
 				return n.last(v)
 			}
@@ -56,7 +59,7 @@ func channelsLast(p *ir.Program) *ir.Program {
 func (n *numbering) isLast(x ir.ID) bool {
 	v := n.of(x)
 	op, ok := v.Op.(ir.Permute)
-	if !ok || op.Axes != ir.Of(second[:]...) {
+	if !ok || op.Axes != second {
 		return false
 	}
 	c, convolves := n.of(v.Args[0]).Op.(ir.Convolution)
@@ -70,15 +73,16 @@ func (n *numbering) last(v ir.Value) ir.ID {
 		args[i] = n.toLast(a)
 	}
 	shape, name, dtype := v.Shape, v.Name, v.DType
-	v.Args, v.Shape = args, permuted(shape, behind)
-	return n.simplest(ir.Value{Op: ir.Permute{Axes: ir.Of(second[:]...)},
-		Args: []ir.ID{n.simplest(v)}, Shape: shape, DType: dtype, Name: name})
+	v.Args = args
+	v.Shape, _ = ir.Permuted(shape, behind)
+	return n.simplest(ir.Value{Op: ir.Permute{Axes: second}, Args: []ir.ID{n.simplest(v)},
+		Shape: shape, DType: dtype, Name: name})
 }
 
 // toLast returns x with its channels last.
 func (n *numbering) toLast(x ir.ID) ir.ID {
 	v := n.of(x)
-	shape := permuted(v.Shape, behind)
+	shape, _ := ir.Permuted(v.Shape, behind)
 	switch v.Op.(type) {
 	case ir.Scalar:
 		v.Shape = shape
@@ -87,13 +91,8 @@ func (n *numbering) toLast(x ir.ID) ir.ID {
 		v.Args, v.Shape = []ir.ID{n.toLast(v.Args[0])}, shape
 		return n.simplest(v)
 	}
-	return n.simplest(ir.Value{Op: ir.Permute{Axes: ir.Of(behind[:]...)}, Args: []ir.ID{x},
-		Shape: shape, DType: v.DType, Name: v.Name})
-}
-
-// permuted returns a shape with its axes in an order.
-func permuted(d ir.Dims, axes [4]int) ir.Dims {
-	return ir.Of(d.At(axes[0]), d.At(axes[1]), d.At(axes[2]), d.At(axes[3]))
+	return n.simplest(ir.Value{Op: ir.Permute{Axes: behind}, Args: []ir.ID{x}, Shape: shape,
+		DType: v.DType, Name: v.Name})
 }
 
 // convolveLast adds a convolution with channels last. What reads the gradient of filters of F32
@@ -117,7 +116,7 @@ func (n *numbering) reduceLast(v ir.Value, op ir.Reduce) (ir.ID, bool) {
 		return 0, false
 	}
 	var axes []int
-	for i, axis := range behind {
+	for i, axis := range behind.Slice() {
 		if op.Axes.Has(axis) {
 			axes = append(axes, i)
 		}

@@ -1,4 +1,4 @@
-package plan
+package lower
 
 import (
 	"github.com/euryale-ml/euryale/kernels"
@@ -6,11 +6,16 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// images returns the program with products of patches as convolutions, of which devices have some
-// that write no patches, and with pools of rectified images as one operation. Values that nobody
-// needs then are left to prune.
+// images makes matrix multiplications of patches convolutions, of which devices have some that
+// write no patches, and pools of rectified images one operation. Values that nobody needs then are
+// left to prune.
+//
+//	Im2Col(x) wᵀ      = Convolution(x, w)
+//	dyᵀ Im2Col(x)     = the gradient of that by w
+//	Col2Im(dy w)      = the gradient of that by x
+//	MaxPool(Relu(x))  = MaxPool{Rectified}(x)
 func images(p *ir.Program) *ir.Program {
-	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
+	return rewrite(p, func(n *numbering, _ ir.ID, v ir.Value) ir.ID {
 		l := &lowering{n, v}
 		var id ir.ID
 		ok := false
@@ -42,8 +47,9 @@ func (l *lowering) add(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
 		Name: l.of.Name})
 }
 
-// convolution is the product of patches [B*OH*OW, C*KH*KW] with the transpose of filters [L,
-// C*KH*KW], or the gradient by the filters: that of the transpose of dy [B*OH*OW, L] with patches.
+// convolution is the matrix multiplication of patches [B*OH*OW, C*KH*KW] and the transpose of
+// filters [L, C*KH*KW], or the gradient by the filters: that of the transpose of dy [B*OH*OW, L]
+// and patches.
 func (l *lowering) convolution(op ir.MatMul) (ir.ID, bool) {
 	switch {
 	case op.TransB && !op.TransA:
@@ -64,18 +70,18 @@ func (l *lowering) convolution(op ir.MatMul) (ir.ID, bool) {
 	return 0, false
 }
 
-// inputGradient is the sum of patches that are a product of dy [B*OH*OW, L] with filters.
+// inputGradient is the sum of patches that are dy [B*OH*OW, L] multiplied by filters.
 func (l *lowering) inputGradient(op ir.Col2Im) (ir.ID, bool) {
-	product := l.program.Values[l.unshaped(l.of.Args[0])]
-	if by, ok := product.Op.(ir.MatMul); !ok || by.TransA || by.TransB ||
-		product.Shape.Len() != 2 || product.Shape.At(1) != l.of.Shape.At(
+	matmul := l.program.Values[l.unshaped(l.of.Args[0])]
+	if by, ok := matmul.Op.(ir.MatMul); !ok || by.TransA || by.TransB ||
+		matmul.Shape.Len() != 2 || matmul.Shape.At(1) != l.of.Shape.At(
 		1)*op.Window.H*op.Window.W {
 		return 0, false
 	}
 	patches, filters := l.program.Values[l.of.Args[0]].Shape,
-		l.program.Values[product.Args[1]].Shape.At(0)
-	dy := l.planes(product.Args[0], ir.Of(patches.At(0), filters, patches.At(1), patches.At(2)))
-	w := l.reshape(product.Args[1], ir.Of(filters, l.of.Shape.At(1), op.Window.H, op.Window.W))
+		l.program.Values[matmul.Args[1]].Shape.At(0)
+	dy := l.planes(matmul.Args[0], ir.Of(patches.At(0), filters, patches.At(1), patches.At(2)))
+	w := l.reshape(matmul.Args[1], ir.Of(filters, l.of.Shape.At(1), op.Window.H, op.Window.W))
 	return l.convolve(kernels.InputGradient, op.Window, l.of.Shape, dy, w), true
 }
 
@@ -122,11 +128,7 @@ func (l *lowering) convolve(pass kernels.Pass, window ir.Window, shape ir.Dims,
 func (l *lowering) reshape(x ir.ID, shape ir.Dims) ir.ID { return l.add(ir.Reshape{}, shape, x) }
 
 func (l *lowering) permute(x ir.ID, axes ...int) ir.ID {
-	from := l.program.Values[x].Shape
-	shape := from
-	for i, a := range axes {
-		shape = shape.With(i, from.At(a))
-	}
+	shape, _ := ir.Permuted(l.program.Values[x].Shape, ir.Of(axes...))
 	return l.add(ir.Permute{Axes: ir.Of(axes...)}, shape, x)
 }
 
