@@ -165,7 +165,7 @@ func (m *Machine) shard(learnable int) *plan.Shard {
 	s, half := m.solver.parts[learnable], m.solver.half[learnable]
 	return &plan.Shard{From: s.From, To: s.To, Chunk: s.Chunk, Rank: s.Rank, Ranks: s.Ranks,
 		First: s.First, Placed: m.placesBuckets(), Alone: m.solver.alone[learnable], Half: half,
-		Stays: half && m.shards&Parameters == 0}
+		Persistent: half && m.shards&Parameters == 0}
 }
 
 // placesBuckets reports whether buckets are in the plan's memory while they are in use. Sums of

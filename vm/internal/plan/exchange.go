@@ -135,8 +135,8 @@ func (l *layouter) computed(id ir.ID) bool {
 	for ir.View(l.program.Values[id].Op) {
 		id = l.program.Values[id].Args[0]
 	}
-	_, lent := l.lends(id)
-	return ir.Leaf(l.program.Values[id].Op) || l.placed[id] || lent
+	_, sharded := l.sharded(id)
+	return ir.Leaf(l.program.Values[id].Op) || l.placed[id] || sharded
 }
 
 // countProducts notes what runs beside each exchange, in the runs that exchange.

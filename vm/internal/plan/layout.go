@@ -29,7 +29,7 @@ func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, updates []Upda
 		map[setting]Ref{}}
 	l.bucketing.lookups = lookups
 	l.shareBuckets()
-	l.bucketing.shards.lent.find(p, updates, grads)
+	l.findParameters(updates)
 	all, err := limits.groups(p, wanted, copies, l.bucketing, plain)
 	if err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, updates []Upda
 	all = l.withoutLookups(l.casts(all, updates))
 	l.findReads(all)
 	for i, g := range all {
-		l.lend(i)
+		l.unshardGroup(i)
 		if g.loop {
 			l.loop(g, wanted)
 		} else {
@@ -60,12 +60,12 @@ func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, updates []Upda
 // ref returns where a value lies: a leaf or a view gets its place when it is needed.
 func (l *layouter) ref(id ir.ID) Ref {
 	if v := l.program.Values[id]; !l.placed[id] {
-		update, lent := l.lends(id)
+		update, sharded := l.sharded(id)
 		switch {
 		case ir.View(v.Op):
 			l.setRef(id, l.view(v))
-		case lent:
-			l.borrow(id, update)
+		case sharded:
+			l.unshardValue(id, update)
 		default:
 			l.setRef(id, l.leaf(v))
 		}
@@ -77,9 +77,8 @@ func (l *layouter) setRef(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true 
 
 func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
 	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
-	switch b.Kind {
-	case Slot, Scattered, Gathered:
-		l.within(&b)
+	if u := l.bucketing.shards.updates; b.Kind == Slot && u[b.Index].Shard != nil {
+		l.bucketing.shards.memory[u[b.Index].Bucket-1].place(&b, u[b.Index].Shard)
 	}
 	l.plan.Buffers = append(l.plan.Buffers, b)
 	return Ref{Buffer: len(l.plan.Buffers) - 1, Shape: shape, Strides: shape.Strides(),

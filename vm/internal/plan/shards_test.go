@@ -50,6 +50,12 @@ func sharded(t *testing.T, rank, ranks int, placed bool, change func(*Update),
 	return planned
 }
 
+// of returns the elements of a variable of n that a rank updates.
+func (s *Shard) of(n int) (from, to int) {
+	at := func(rank int) int { return min(max(rank*s.Chunk-s.First, 0), n) }
+	return at(s.Rank), at(s.Rank + 1)
+}
+
 // TestShards: a bucket is reduce-scattered, a rank updates its shards with vectors of these alone,
 // and all variables are gathered. A bucket in the arena is scattered before the one after the next
 // begins.
@@ -279,7 +285,7 @@ func TestShardsOfVariables(t *testing.T) {
 				} else if of, ok := s.Op.(Receive); ok && of.Kind == backend.AllGather {
 					under--
 				}
-				if most = max(most, under); most > 0 && under == 0 || under > lentAhead {
+				if most = max(most, under); most > 0 && under == 0 || under > prefetchedBuckets {
 					t.Errorf("rank %d: %d gathers are under way behind step %d of\n%v", rank, under,
 						i, planned)
 				}
@@ -347,7 +353,7 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 func randomShards(r *rand.Rand, p *program, of Shard) (updates []Update) {
 	a := Accumulation{Runs: r.IntN(4)}
 	of.Placed = !a.Several() && (of.Alone || r.IntN(2) == 0)
-	of.Stays = of.Alone && r.IntN(4) == 0
+	of.Persistent = of.Alone && r.IntN(4) == 0
 	limit, pad, n := float64(r.IntN(2)), r.IntN(4), p.Values[0].Shape.Size()
 	end := []int{0} // by bucket
 	for i := range 3 {
@@ -462,7 +468,7 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 	}
 	for _, stays := range []bool{false, true} {
 		for i := range updates {
-			updates[i].Shard.Half, updates[i].Shard.Stays = halved[i], halved[i] && stays
+			updates[i].Shard.Half, updates[i].Shard.Persistent = halved[i], halved[i] && stays
 		}
 		planned, err := New(&p.Program, updates...)
 		if err == nil {

@@ -94,7 +94,7 @@ func (l *layouter) casts(all []*group, updates []Update) []*group {
 		if v.Op != (ir.Cast{}) || len(g.members) > 1 || !changes(v.Args[0]) {
 			return false
 		}
-		if _, lent := l.lends(id); !lent { // which is cast when it is read
+		if _, sharded := l.sharded(id); !sharded { // which is cast when it is read
 			l.cast(id)
 		}
 		return true
@@ -160,7 +160,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 		if err := l.updateBucket(bucket, refs, factor); err != nil {
 			return err
 		}
-		if l.gather(bucket) {
+		if l.gatherUpdated(bucket) {
 			if err := l.endGathers(bucket); err != nil {
 				return err
 			}

@@ -170,7 +170,7 @@ func (r *proof) begin() {
 			}
 		default:
 			c.tensor = r.outside(memoryOf(b), b.DType, n)
-			if update, ok := r.lends(b); ok {
+			if update, ok := r.sharded(b); ok {
 				c.tensor = r.shardOf(r.plan.Updates[update].Shard, r.variable(update))
 			}
 		}

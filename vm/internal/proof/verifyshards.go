@@ -56,8 +56,8 @@ func (r *proof) gathered(update int, shard tensor) tensor {
 	return tensor{value, r.list(r.elements(update), 1)}
 }
 
-// lends returns the update of a variable of which a rank has a part alone.
-func (r *proof) lends(b *plan.Buffer) (update int, ok bool) {
+// sharded returns the update of a variable of which a rank has a part alone.
+func (r *proof) sharded(b *plan.Buffer) (update int, ok bool) {
 	update = slices.IndexFunc(r.plan.Updates, func(u plan.Update) bool {
 		return b.Kind == plan.Input && u.Input == b.Index && alone(u.Shard)
 	})
