@@ -61,7 +61,7 @@ func join(ctx context.Context, note string) (*rendezvous.World, error) {
 			"communicator of ranks that do not change: use JoinElastic and autograd.NewElastic, " +
 			"or leave --elastic out")
 	}
-	job, err := rendezvous.ReadEnv(os.Getenv)
+	job, err := rendezvous.ReadEnv(env.Lookup(os.Environ()))
 	if err != nil {
 		return nil, err
 	}

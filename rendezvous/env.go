@@ -3,7 +3,6 @@ package rendezvous
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/launchers"
 )
 
 // Env holds what a rank must know to join its job. [ReadEnv] fills it in.
@@ -38,10 +38,6 @@ type Env struct {
 	Note string
 }
 
-// howToStart is the advice in errors about an environment that no launcher has set up.
-const howToStart = `start the program with "euryale run -n N PROGRAM", torchrun, mpirun, mpiexec ` +
-	`or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB`
-
 // EnvError is the error of environment variables that do not describe a job. The program was
 // started the wrong way, so commands exit with ExitCode.
 type EnvError struct {
@@ -61,38 +57,20 @@ func (e *EnvError) Unwrap() error { return e.Err }
 func (e *EnvError) ExitCode() int { return exit.Usage }
 
 // ReadEnv reads the variables of the launcher that started this process, through getenv, such as
-// os.Getenv. An empty variable counts as not set.
+// os.Getenv. An empty variable counts as not set. The launchers and their variables are in the
+// table of docs/running.md.
 //
-//	Kubernetes         JOB_COMPLETION_INDEX WORLD_SIZE, without RANK: a pod for each rank
-//	Euryale, torchrun  RANK WORLD_SIZE [LOCAL_RANK LOCAL_WORLD_SIZE]
-//	                   [TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT]
-//	                   [TORCHELASTIC_USE_AGENT_STORE]
-//	Open MPI           OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}
-//	                   PMIX_NAMESPACE OMPI_MCA_orte_hnp_uri
-//	MPICH (Hydra),     PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
-//	Intel MPI, MVAPICH or MV2_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}
-//	Slurm              SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID
-//	                   SLURM_TASKS_PER_NODE SLURM_JOB_ID SLURM_STEP_ID
-//	                   SLURM_JOB_NODELIST SLURM_LAUNCH_NODE_IPADDR
-//	PMI_RANK PMI_SIZE  alone: ranks of one machine
-//	all of them        MASTER_ADDR MASTER_PORT
-//	                   EURYALE_JOB EURYALE_TOKEN EURYALE_TIMEOUT EURYALE_PORT
-//	                   EURYALE_TLS
+// If one launcher starts another, the inner one counts: euryale run inside srun, torchrun inside
+// sbatch, or mpiexec of MPICH, which starts its proxies by srun. A program that a launcher starts
+// once on each machine is the one rank there. Contradictory or incomplete variables are an error,
+// and so is a job of this machine alone where another launcher has started programs on several:
+// all would train alone. Without a launcher the process is a job of one rank, and with
+// EURYALE_ALONE=1 whatever launchers of machines say.
 //
-// ReadEnv uses the first launcher in this list whose variables are set. If one launcher starts
-// another, that is the inner one: euryale run inside srun, torchrun inside sbatch, or mpiexec of
-// MPICH, which starts its proxies by srun. Contradictory or incomplete variables are an error.
-//
+// MASTER_ADDR and MASTER_PORT say for any launcher where the ranks of several machines meet.
 // Ranks of one machine find each other by launcher, user and job. RANK and WORLD_SIZE do
 // not name a job, so they need MASTER_PORT or EURYALE_JOB, which must differ between jobs.
 // Hydra does not name a job either: its ranks are those that one of its proxies started.
-//
-// Without a launcher the process is a job of one rank. But variables of a job that this package
-// cannot read are an error, because otherwise all its ranks would train alone: PMI_SIZE,
-// SLURM_STEP_NUM_TASKS, PBS_TASKNUM, AWS_BATCH_JOB_NUM_NODES, _CONDOR_NPROCS, HOROVOD_SIZE,
-// JSM_NAMESPACE_SIZE, NNODES or PET_NNODES above 1, NODE_RANK or PET_NODE_RANK above 0, a TF_CONFIG
-// of several tasks, and any PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, VC_TASK_INDEX or
-// JOB_COMPLETION_INDEX. EURYALE_ALONE=1 makes it a job of one rank.
 //
 // EURYALE_TIMEOUT is a duration, such as 90s or 5m, or a number of seconds.
 // EURYALE_TLS=1 encrypts the connections between ranks; it must be set on all of them.
@@ -102,35 +80,41 @@ func (e *EnvError) ExitCode() int { return exit.Usage }
 //
 // Errors are of type [*EnvError].
 func ReadEnv(getenv func(string) string) (Env, error) {
-	r := envReader{getenv: getenv}
-	var e Env
-	switch {
-	case !r.has("RANK") && r.has("JOB_COMPLETION_INDEX") && r.has("WORLD_SIZE"):
-		e = r.kubernetes()
-	case r.has("RANK", "WORLD_SIZE"):
-		e = r.torchrun()
-	case r.has("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
-		e = r.openMPI()
-	case r.has("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_RANK"):
-		e = r.hydra()
-	case r.has("SLURM_PROCID") && !r.slurmScript():
-		e = r.slurm()
-	case r.has("PMI_RANK"):
-		e = r.hydra()
-	default:
-		e = r.alone()
+	found, err := launchers.Rank(getenv)
+	e := Env{Launcher: found.Launcher(), Job: short(cmp.Or(env.Job.Read(getenv), found.Job)),
+		Rank: found.Rank, Size: found.Size, LocalRank: found.LocalRank, LocalSize: found.LocalSize,
+		Addr: found.Addr, Port: found.Port, Token: env.Token.Read(getenv)}
+	var tlsErr, timeoutErr error
+	e.TLS, tlsErr = env.TLS.Read(getenv)
+	e.Timeout, timeoutErr = env.Timeout.Read(getenv, DefaultTimeout)
+	err = cmp.Or(err, tlsErr, timeoutErr)
+	if err == nil && e.Job == "" {
+		e.Job, err = nameJob(found)
 	}
-	r.common(&e)
-	if err := e.checkAddr(); err != nil {
-		r.fail("%w", err)
+	if err == nil {
+		err = e.checkAddr()
 	}
-	if err := e.check(); err != nil {
-		r.fail("%w: %s", err, howToStart)
+	if wrong := e.check(); err == nil && wrong != nil {
+		err = fmt.Errorf("%w: %s", wrong, launchers.HowToStart)
 	}
-	if r.err != nil {
-		return Env{}, &EnvError{e.Launcher, r.err}
+	if err != nil {
+		return Env{}, &EnvError{e.Launcher, err}
 	}
 	return e, nil
+}
+
+// nameJob names a job that no variable names.
+func nameJob(found *launchers.Found) (string, error) {
+	name := found.Launcher()
+	if !found.Proxy || found.LocalSize < found.Size { // MASTER_PORT tells jobs apart
+		return name, nil
+	}
+	parent, err := launcherProcess(strconv.Itoa(found.Rank)) // it is the proxy of all ranks
+	if err != nil {
+		return "", fmt.Errorf("find the process that started this rank: %w: set EURYALE_JOB to "+
+			"the same text on all ranks, and to another for each job", err)
+	}
+	return name + "-" + parent, nil
 }
 
 // maxRanks bounds the size of a job, so that a wrong size is an error before anything is allocated
@@ -197,85 +181,6 @@ func (e Env) checkAddr() error {
 	return nil
 }
 
-// envReader reads variables up to the first error.
-type envReader struct {
-	getenv func(string) string
-	err    error
-}
-
-// has reports whether one of the variables is set.
-func (r *envReader) has(names ...string) bool { return r.first(names...) != "" }
-
-// first returns the first of the variables that is set.
-func (r *envReader) first(names ...string) string {
-	for _, name := range names {
-		if v := r.getenv(name); v != "" {
-			return v
-		}
-	}
-	return ""
-}
-
-// count reads a number of at least 0 from the first of the variables that is set. One must be set.
-func (r *envReader) count(names ...env.Count) int {
-	var missing []string
-	for _, name := range names {
-		if r.getenv(string(name)) != "" {
-			return r.countOr(0, name)
-		}
-		missing = append(missing, string(name))
-	}
-	r.fail("%s is not set: %s", strings.Join(missing, " or "), howToStart)
-	return 0
-}
-
-// countOr is count with a default for a variable that is not set.
-func (r *envReader) countOr(otherwise int, name env.Count) int {
-	n, err := name.Read(r.getenv, otherwise)
-	if err != nil {
-		r.fail("%w: %s", err, howToStart)
-	}
-	return n
-}
-
-func (r *envReader) fail(format string, args ...any) {
-	if r.err == nil {
-		r.err = fmt.Errorf(format, args...)
-	}
-}
-
-// common reads what all launchers share.
-func (r *envReader) common(e *Env) {
-	e.Job = short(cmp.Or(env.Job.Read(r.getenv), e.Job))
-	e.Token = env.Token.Read(r.getenv)
-	e.TLS = r.yes(env.TLS)
-	if addr := r.first("MASTER_ADDR"); addr != "" {
-		e.Addr = addr
-	}
-	e.Port = r.countOr(e.Port, env.MasterPort)
-	if r.first("TORCHELASTIC_USE_AGENT_STORE") == "True" {
-		e.Port = portOf(e.Port)
-	}
-	e.Port = r.countOr(e.Port, env.Port)
-	if e.Port > 65535 {
-		r.fail("port %d is out of range: ports are 1 to 65535", e.Port)
-	}
-	timeout, err := env.Timeout.Read(r.getenv, DefaultTimeout)
-	if err != nil {
-		r.fail("%w", err)
-	}
-	e.Timeout = timeout
-}
-
-// yes reads a variable that is 1 or 0.
-func (r *envReader) yes(name env.Flag) bool {
-	set, err := name.Read(r.getenv)
-	if err != nil {
-		r.fail("%w", err)
-	}
-	return set
-}
-
 // short makes a job's name printable and short enough for a handshake, and keeps it
 // distinct from others.
 func short(job string) string {
@@ -290,156 +195,4 @@ func short(job string) string {
 	}
 	const kept = 40
 	return fmt.Sprintf("%s-%.8x", printable[:min(len(printable), kept)], sha256.Sum256([]byte(job)))
-}
-
-// alone is the job of a process that no launcher started.
-func (r *envReader) alone() Env {
-	e := Env{Launcher: "no launcher", Job: "alone", Size: 1, LocalSize: 1}
-	if r.yes(env.Alone) {
-		return e
-	}
-	for _, sign := range signs() {
-		text := r.first(sign.name)
-		if text == "" {
-			continue
-		}
-		if count, err := sign.count(text); err == nil && count <= sign.above {
-			continue
-		}
-		const most = 60 // bytes of a value in the message
-		r.fail("%s=%.*s is the sign of a job of several ranks, whose other variables are not "+
-			"there or not known, and each of them would train alone: %s; or set EURYALE_ALONE=1 "+
-			"if this is a job of one rank",
-			sign.name, most, text, howToStart)
-	}
-	return e
-}
-
-// sign is a variable that tells of a job that this package cannot read. A value that it cannot
-// parse is a sign, too.
-type sign struct {
-	name  string
-	above int                            // only a greater count is a sign
-	count func(text string) (int, error) // counts what the value describes
-}
-
-func signs() (all []sign) {
-	for _, name := range []string{
-		"PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PBS_TASKNUM", "AWS_BATCH_JOB_NUM_NODES",
-		"_CONDOR_NPROCS", "HOROVOD_SIZE", "JSM_NAMESPACE_SIZE",
-	} {
-		all = append(all, sign{name, 1, strconv.Atoi})
-	}
-	for _, name := range []string{"PET_NNODES", "NNODES"} {
-		all = append(all, sign{name, 1, mostNodes})
-	}
-	for _, name := range []string{"PET_NODE_RANK", "NODE_RANK"} {
-		all = append(all, sign{name, 0, strconv.Atoi})
-	}
-	for _, name := range []string{
-		"PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "VC_TASK_INDEX", "JOB_COMPLETION_INDEX",
-	} {
-		all = append(all, sign{name, -1, strconv.Atoi})
-	}
-	return append(all, sign{"TF_CONFIG", 1, tasksOf})
-}
-
-// mostNodes reads a number of nodes as torchrun takes it: 2, or 1:4 for a range.
-func mostNodes(text string) (int, error) {
-	if _, most, ok := strings.Cut(text, ":"); ok {
-		text = most
-	}
-	return strconv.Atoi(text)
-}
-
-// tasksOf counts the tasks of a TF_CONFIG.
-func tasksOf(text string) (tasks int, err error) {
-	var config struct {
-		Cluster map[string][]string `json:"cluster"`
-	}
-	err = json.Unmarshal([]byte(text), &config)
-	for _, addrs := range config.Cluster {
-		tasks += len(addrs)
-	}
-	return tasks, err
-}
-
-func (r *envReader) torchrun() Env {
-	e := Env{Launcher: "torchrun"}
-	if r.has(string(env.Job)) {
-		e.Launcher = "euryale run"
-	}
-	e.Rank, e.Size = r.count(env.Rank), r.count(env.WorldSize)
-	if e.Size > 1 {
-		r.needJob("RANK and WORLD_SIZE")
-	}
-	e.Job = "torchrun"
-	for _, name := range []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-		"MASTER_ADDR", "MASTER_PORT"} {
-		if v := r.first(name); v != "" {
-			e.Job += "-" + v
-		}
-	}
-	switch {
-	case r.has("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-		e.LocalRank, e.LocalSize = r.count(env.LocalRank), r.count(env.LocalSize)
-	case loopback(r.first("MASTER_ADDR")):
-		e.LocalRank, e.LocalSize = e.Rank, e.Size
-	default:
-		e.LocalSize = 1
-	}
-	return e
-}
-
-// kubernetes reads an indexed job with one rank for each pod. Kubernetes numbers the pods, and the
-// manifest says the rest.
-func (r *envReader) kubernetes() Env {
-	e := Env{Launcher: "Kubernetes", Rank: r.count("JOB_COMPLETION_INDEX"),
-		Size: r.count(env.WorldSize), LocalSize: 1}
-	if e.Size > 1 && !(r.has("MASTER_ADDR") && r.has("MASTER_PORT")) {
-		r.fail("JOB_COMPLETION_INDEX and WORLD_SIZE are set, but not MASTER_ADDR and " +
-			"MASTER_PORT: set them in the manifest to the name of the pod of index 0 in its " +
-			"headless Service, and to a port")
-	}
-	e.Job = "kubernetes-" + r.first("MASTER_ADDR") + "-" + r.first("MASTER_PORT")
-	return e
-}
-
-// needJob requires a variable that tells two jobs apart.
-func (r *envReader) needJob(given string) {
-	if !r.has(string(env.MasterPort), string(env.Job)) {
-		r.fail("%s are set, but neither MASTER_PORT nor EURYALE_JOB, by which the ranks of one "+
-			"job find each other: set one of them to the same on all ranks, and to another for "+
-			"each job", given)
-	}
-}
-
-// portOf computes a port from a number that differs between jobs. It is above the range
-// of ephemeral ports.
-func portOf(number int) int {
-	const first, count = 61440, 4096
-	return first + number%count
-}
-
-// loopback reports whether an address can only mean this machine; an empty one does.
-func loopback(addr string) bool {
-	ip := net.ParseIP(addr)
-	return addr == "" || addr == "localhost" || ip != nil && ip.IsLoopback()
-}
-
-// openMPI reads the variables of mpirun, versions 4 and 5. None of them numbers the
-// machines: OMPI_COMM_WORLD_NODE_RANK counts within one.
-func (r *envReader) openMPI() Env {
-	const prefix = "OMPI_COMM_WORLD_"
-	e := Env{
-		Launcher: "mpirun",
-		Rank:     r.count(prefix + "RANK"), Size: r.count(prefix + "SIZE"),
-		LocalRank: r.count(prefix + "LOCAL_RANK"), LocalSize: r.count(prefix + "LOCAL_SIZE"),
-		Job: "mpirun-" + r.first("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_ID"),
-	}
-	// The name space may come again in a later run; mpirun's address does not.
-	if uri := r.first("OMPI_MCA_orte_hnp_uri"); uri != "" {
-		e.Job += "-" + uri
-	}
-	return e
 }

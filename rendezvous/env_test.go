@@ -74,13 +74,13 @@ func TestReadEnv(t *testing.T) {
 				"SLURM_NODEID": "2", "SLURM_TASKS_PER_NODE": "2(x2),3", "SLURM_JOB_ID": "41",
 				"SLURM_STEP_ID":      "1",
 				"SLURM_JOB_NODELIST": "gpu[07-09]", "SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9"},
-			Env{Launcher: "srun", Job: "slurm-41.1", Rank: 6, Size: 7, LocalRank: 2, LocalSize: 3,
+			Env{Launcher: "srun", Job: "srun-41-1", Rank: 6, Size: 7, LocalRank: 2, LocalSize: 3,
 				Addr: "gpu07", Port: 61440 + 657}},
 		"Slurm on one machine": {
 			vars{"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1",
 				"SLURM_JOB_ID": "41", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2",
 				"SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9"},
-			Env{Launcher: "srun", Job: "slurm-41.0", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2,
+			Env{Launcher: "srun", Job: "srun-41-0", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2,
 				Addr: "10.9.9.9", Port: 61440 + 656}},
 		"the batch script of a Slurm job": {
 			vars{"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0", "SLURM_NTASKS": "7",
@@ -137,17 +137,17 @@ func TestReadEnv(t *testing.T) {
 			vars{"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1",
 				"SLURM_JOB_ID": "41", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2",
 				"PMI_RANK": "1", "PMI_SIZE": "2", "PMIX_RANK": "1"},
-			Env{Launcher: "srun", Job: "slurm-41.0", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2,
+			Env{Launcher: "srun", Job: "srun-41-0", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2,
 				Port: 61440 + 656}},
 		"a Slurm allocation alone": {
-			vars{"SLURM_JOB_ID": "41", "SLURM_STEP_NUM_TASKS": "1"}, Env{Job: "alone", Size: 1,
+			vars{"SLURM_JOB_ID": "41", "SLURM_NTASKS": "8"}, Env{Job: "alone", Size: 1,
 				LocalSize: 1, Launcher: "no launcher"}},
 		"signs of one rank": {
 			vars{"PET_NNODES": "1", "PET_NODE_RANK": "0", "NNODES": "1:1", "NODE_RANK": "0",
 				"PBS_TASKNUM": "1", "AWS_BATCH_JOB_NUM_NODES": "1", "_CONDOR_NPROCS": "1",
 				"TF_CONFIG": `{"cluster": {"worker": ["a:1"]}}`, "HOROVOD_SIZE": "1",
 				"JSM_NAMESPACE_SIZE": "1"},
-			Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher"}},
+			Env{Job: "jsrun", Size: 1, LocalSize: 1, Launcher: "jsrun"}},
 		"alone, as it says": {
 			vars{"PMIX_RANK": "3", "EURYALE_ALONE": "1", "EURYALE_TLS": "1"}, Env{Job: "alone",
 				Size: 1, LocalSize: 1, Launcher: "no launcher", TLS: true}},
@@ -175,8 +175,6 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 	}{
 		"rank without size": {vars{"RANK": "0"}, "WORLD_SIZE is not set|euryale run"},
 		"size without rank": {vars{"WORLD_SIZE": "2"}, "RANK is not set|euryale run"},
-		"local rank alone": {vars{"EURYALE_JOB": "j", "RANK": "0", "WORLD_SIZE": "2",
-			"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not set"},
 		"rank out of range": {vars{"EURYALE_JOB": "j", "RANK": "2", "WORLD_SIZE": "2"},
 			"rank 2 is out of range|0 to 1"},
 		"no ranks":      {vars{"RANK": "0", "WORLD_SIZE": "0"}, "0 ranks|at least 1"},
@@ -196,9 +194,9 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 		"Slurm's counts": {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2",
 			"SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "2(y3)"}, "2(y3)"},
 		"no job, by hand": {vars{"RANK": "0", "WORLD_SIZE": "2"},
-			"RANK and WORLD_SIZE|MASTER_PORT|EURYALE_JOB"},
+			"RANK=0|MASTER_PORT|EURYALE_JOB"},
 		"half of PMI": {vars{"PMI_RANK": "0"},
-			"PMI_SIZE or MV2_COMM_WORLD_SIZE is not set"},
+			"PMI_RANK=0|PMI_SIZE is not set"},
 		"no job of two proxies": {vars{"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0",
 			"MPI_LOCALNRANKS": "2"}, "MASTER_PORT|EURYALE_JOB"},
 		"sign of PMI":  {vars{"PMI_SIZE": "2"}, "PMI_SIZE=2|EURYALE_ALONE=1"},
@@ -241,8 +239,6 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 
 		"encrypted or not": {vars{"EURYALE_TLS": "on"}, `EURYALE_TLS="on"|use 1 or 0`},
 		"alone or not":     {vars{"EURYALE_ALONE": "yes"}, `EURYALE_ALONE="yes"`},
-		"no count of Slurm": {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
-			"SLURM_NNODES": "2"}, "SLURM_TASKS_PER_NODE is not set"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ReadEnv(getenv(c.vars))
@@ -301,25 +297,6 @@ func TestJobNamesStayShortAndDifferent(t *testing.T) {
 	a, b := short(long1), short(long2)
 	if a == b || len(a) > maxLabel || short("a b") == short("a_b") || short("plain") != "plain" {
 		t.Errorf("%q, %q, %q", a, b, short("a b"))
-	}
-}
-
-func TestSlurmLists(t *testing.T) {
-	for list, want := range map[string]string{
-		"": "", "a": "a", "a,b": "a", "gpu[03-05,9],login": "gpu03", "gpu[7,9]": "gpu7",
-		"r[1-2]n[4-5]": "r1n4", "n[01]-ib,x": "n01-ib",
-	} {
-		if got := firstHost(list); got != want {
-			t.Errorf("firstHost(%q) = %q, want %q", list, got, want)
-		}
-	}
-	for node, want := range []int{2, 2, 2, 1} {
-		if got, err := tasksOn("2(x3),1", node); err != nil || got != want {
-			t.Errorf("tasks on node %d: %d, %v, want %d", node, got, err, want)
-		}
-	}
-	if _, err := tasksOn("2(x3),1", 4); err == nil {
-		t.Error("no error for a node beyond the list")
 	}
 }
 

@@ -27,15 +27,13 @@ func ExampleReadEnv() {
 
 	delete(torchrun, "WORLD_SIZE")
 	_, err = rendezvous.ReadEnv(func(name string) string { return torchrun[name] })
-	problem, advice, _ := strings.Cut(err.Error(), ": start ")
-	fmt.Println(problem)
-	fmt.Println("start", strings.ReplaceAll(advice, ", or ", ",\nor "))
+	problem, _, _ := strings.Cut(err.Error(), ": start ")
+	fmt.Println(strings.ReplaceAll(problem, ", but ", ",\nbut "))
 	// Output:
 	// started by torchrun
 	// rank 5 of 8 with timeout 1m30s
-	// rendezvous: environment of torchrun: WORLD_SIZE is not set
-	// start the program with "euryale run -n N PROGRAM", torchrun, mpirun, mpiexec or srun,
-	// or set all of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB
+	// rendezvous: environment of torchrun: RANK=5 is the sign of a job that torchrun has started,
+	// but WORLD_SIZE is not set
 }
 
 // The ranks of a job share a store. AllGather gives every rank the value of each.

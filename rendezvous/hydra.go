@@ -6,36 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
-
-	"github.com/euryale-ml/euryale/internal/env"
 )
-
-// hydra reads the variables of Hydra, the process manager of MPICH, Intel MPI
-// and MVAPICH, and those of MVAPICH's own mpirun_rsh.
-func (r *envReader) hydra() Env {
-	const mvapich = "MV2_COMM_WORLD_"
-	e := Env{
-		Launcher: "mpiexec", Job: "mpiexec",
-		Rank: r.count("PMI_RANK", mvapich+"RANK"), Size: r.count("PMI_SIZE", mvapich+"SIZE"),
-	}
-	e.LocalRank, e.LocalSize = e.Rank, e.Size
-	if r.has("MPI_LOCALRANKID", "MPI_LOCALNRANKS", mvapich+"LOCAL_RANK") {
-		e.LocalRank, e.LocalSize = r.count("MPI_LOCALRANKID", mvapich+"LOCAL_RANK"),
-			r.count("MPI_LOCALNRANKS", mvapich+"LOCAL_SIZE")
-	}
-	// No variable that all ranks share differs between two jobs. On one machine they share a proxy.
-	if e.LocalSize < e.Size {
-		r.needJob("the variables of " + e.Launcher)
-	} else if !r.has(string(env.Job)) {
-		parent, err := launcherProcess(r.first("PMI_RANK", mvapich+"RANK"))
-		if err != nil {
-			r.fail("find the process that started this rank: %w: set EURYALE_JOB to the same "+
-				"text on all ranks, and to another for each job", err)
-		}
-		e.Job += "-" + parent
-	}
-	return e
-}
 
 // launcherProcess returns a unique name of the process that started this rank: its nearest ancestor
 // without the rank's number in the environment. A shell in between has the number.

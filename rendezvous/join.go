@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/launchers"
 )
 
 // joinKey is the key that the ranks gather under to learn that all have joined.
@@ -152,7 +154,7 @@ func (e Env) onlyThisMachine(ctx context.Context) (bool, error) {
 	case e.Addr == "" || e.Port == 0:
 		return false, errors.New("the ranks are on several machines: set MASTER_ADDR to the " +
 			"address of rank 0's machine and MASTER_PORT to a free port there, on all ranks")
-	case len(e.Token) < minToken && !loopback(e.Addr):
+	case len(e.Token) < minToken && !launchers.Loopback(e.Addr):
 		return false, fmt.Errorf("EURYALE_TOKEN has %d bytes, so it can be guessed: for "+
 			"several machines set it to %d bytes or more, the same on all ranks (such as the "+
 			"output of: %s)", len(e.Token), minToken, makeToken)

@@ -87,7 +87,7 @@ Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale 
 // Run measures as one rank of a job that a launcher started, or starts the
 // ranks itself. Results go to the output, notes about JSON lines to the other.
 func (b *benchCmd) Run(ctx context.Context, s *streams) error {
-	job, err := rendezvous.ReadEnv(os.Getenv)
+	job, err := rendezvous.ReadEnv(env.Lookup(os.Environ()))
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/launchers"
 	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/internal/tuning"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -50,8 +51,8 @@ const selfTestCalls = 50 * time.Millisecond
 
 // Run writes the report.
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
-	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests,
-		limit: checkupTime, grace: graceTime}
+	d := doctor{getenv: env.Lookup(os.Environ()), environ: os.Environ(), open: openGPUs,
+		tests: selfTests, limit: checkupTime, grace: graceTime}
 	// Contexts with the 32 queues that programs ask for take 0.4 s more each
 	// (bench/results/2026-11/2026-11-27-doctor.md). Ranks of a self test have one call under way at
 	// a time, so 8 do. In training more kernels wait for other ranks at once: on queues that share
@@ -256,6 +257,10 @@ func (d doctor) environment() []finding {
 		f.text = fmt.Sprintf("%s: a program started here is a job of one rank", job.Launcher)
 	default:
 		f.text = fmt.Sprintf("%s: rank %d of %d, job %s", job.Launcher, job.Rank, job.Size, job.Job)
+	}
+	if m, err := launchers.Machine(d.getenv); err == nil && m.Size > 1 {
+		f.text += fmt.Sprintf("; euryale run -n N starts N ranks for each of %d, and here for "+
+			"number %d", m.Size, m.Rank)
 	}
 	return append(append([]finding{f}, d.variables()...), d.unread()...)
 }

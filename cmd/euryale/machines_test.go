@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/internal/testing/contracts"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
@@ -129,6 +130,55 @@ func (j job) kill(t *testing.T, ranks ...int) {
 			(i == 0 || err != syscall.ESRCH) {
 			t.Fatalf("kill rank %d: %v", rank, err)
 		}
+	}
+}
+
+// Four machines of two ranks, under the variables of each launcher: eight ranks join, started by it
+// or by euryale run on each machine, or are refused by the launcher's name.
+func TestMachinesJoinByWhatLaunchersSay(t *testing.T) {
+	program := built(t, "examples/gradient")
+	for _, c := range contracts.All() {
+		sampled := slices.Contains([]string{"SkyPilot", "AWS Batch", "Slurm", "DMLC"}, c.Name)
+		if !full() && !sampled {
+			continue
+		}
+		t.Run(c.Name, func(t *testing.T) {
+			machines := proctest.Machines(t, 4, proctest.Wire{})
+			if !c.Machines {
+				joinsOrNames(t, c, machines, 2, program)
+			}
+			if c.Name != "euryale run" {
+				joinsOrNames(t, c, machines, 1, command(t).Path, "run", "-n", "2", program)
+			}
+		})
+	}
+}
+
+// joinsOrNames starts a command under the variables of a launcher, once or twice on each machine.
+func joinsOrNames(t *testing.T, c contracts.Case, machines []*proctest.Namespace, each int,
+	args ...string) {
+	t.Helper()
+	var all []*proctest.Program
+	for i, m := range machines {
+		for local := range each {
+			cmd := exec.Command(args[0], args[1:]...)
+			cmd.Env = append(c.Of(i, len(machines), local, each), "PATH="+os.Getenv("PATH"),
+				"HOME="+t.TempDir(), "EURYALE_TIMEOUT=20", "EURYALE_TOKEN="+secret,
+				actAsEuryale+"=1")
+			all = append(all, proctest.Launch(t, m.Command(cmd)))
+		}
+	}
+	sums := 0
+	for _, p := range all {
+		err := p.Ends(t, long)
+		sums += strings.Count(p.Output(), "loss 1296 gradient 576")
+		named := strings.Contains(p.Output(), "is the sign of a job that")
+		if c.Refused && (err == nil || !named) || !c.Refused && err != nil {
+			t.Errorf("%s: %v\n%s", args, err, p.Output())
+		}
+	}
+	if !c.Refused && sums != 8 {
+		t.Errorf("%s: %d ranks have the sum, not 8", args, sums)
 	}
 }
 
@@ -473,12 +523,12 @@ func startedBy(launcher, shell string, machines []*proctest.Namespace) (args [][
 
 func TestMachinesThatCannotBeAreErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"--nnodes=2": "--rendezvous HOST:PORT",
-		"--nnodes=2 --node-rank=2 --rendezvous=a:1":      "machines are numbered from 0",
-		"--nnodes=2 --rendezvous=a:1 --max-restarts=1":   "one machine only",
-		"--nnodes=2 --rendezvous=nowhere /bin/true":      "give HOST:PORT",
-		"--nnodes=2 --rendezvous=127.0.0.1:1 /bin/true":  "set EURYALE_TOKEN",
-		"--nnodes=0 --rendezvous=127.0.0.1:99 /bin/true": "machines are numbered from 0",
+		"--nnodes=2 /bin/true":                                   "--rendezvous HOST:PORT",
+		"--nnodes=2 --node-rank=2 --rendezvous=a:1 /bin/true":    "machines are numbered from 0",
+		"--nnodes=2 --rendezvous=a:1 --max-restarts=1 /bin/true": "one machine only",
+		"--nnodes=2 --rendezvous=nowhere /bin/true":              "give HOST:PORT",
+		"--nnodes=2 --rendezvous=127.0.0.1:1 /bin/true":          "set EURYALE_TOKEN",
+		"--nnodes=0 --rendezvous=127.0.0.1:99 /bin/true":         "machines are numbered from 0",
 	} {
 		cmd := command(t, append([]string{"run", "-n", "1"}, strings.Fields(args)...)...)
 		cmd.Env = append(cmd.Env, "EURYALE_TOKEN=")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/signal"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/launchers"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
@@ -30,9 +32,9 @@ type runCmd struct {
 	Elastic     bool          `help:"Replace ranks that die, while the others train on. The program joins by euryale.JoinElastic."`
 	MinRanks    int           `default:"1" help:"With --elastic: with fewer ranks than these the job waits for replacements."`
 	Spares      int           `default:"0" help:"With --elastic: how many more processes to start, which wait to replace one."`
-	Nnodes      int           `name:"nnodes" default:"1" help:"Number of machines, each with -n ranks. Start the command on each."`
-	NodeRank    int           `default:"0" help:"Number of this machine, from 0."`
-	Rendezvous  string        `placeholder:"HOST:PORT" help:"Where the machines meet: an address of machine 0, and a free port there."`
+	Nnodes      *int          `name:"nnodes" help:"Number of machines, each with -n ranks. Start the command on each. (default: as the launcher says that has started it; else 1)"`
+	NodeRank    *int          `help:"Number of this machine, from 0. (default: as that launcher says; else 0)"`
+	Rendezvous  string        `placeholder:"HOST:PORT" help:"Where the machines meet: an address of machine 0, and a free port there. (default: as that launcher says)"`
 	Command     []string      `arg:"" passthrough:"" name:"program" predictor:"file" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
 }
 
@@ -64,8 +66,10 @@ the first one that has room: N of -H is how many processes a host takes, spares 
 
 With --nnodes the job is on several machines. Run the same command on each, with its own
 --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine
-r are numbered from r*N. Each launcher sees its own ranks only. They tell it when the job loses a
-rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended.
+r are numbered from r*N. Where srun, SkyPilot, Kubernetes or another launcher starts the command on
+each machine, its variables say the rest: srun euryale run -n 4 PROGRAM is one job, and
+--nnodes 1 makes a job of each machine. Each launcher sees its own ranks only. They tell it when the
+job loses a rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended.
 
 Examples: euryale run -n 4 ./examples/digits --epochs 3; euryale run -H a:4,user@b:4
 ./examples/digits; EURYALE_TOKEN=... euryale run --nnodes 2
@@ -79,20 +83,11 @@ func (c *runCmd) Validate() error {
 		return fmt.Errorf("--grace=%v: the time must be positive", c.Grace)
 	case c.MaxRestarts < 0:
 		return fmt.Errorf("--max-restarts=%d: the number must not be negative", c.MaxRestarts)
-	case c.Nnodes < 1 || c.NodeRank < 0 || c.NodeRank >= c.Nnodes:
-		return fmt.Errorf("--node-rank=%d of --nnodes=%d: machines are numbered from 0", c.NodeRank,
-			c.Nnodes)
-	case c.Nnodes > 1 && c.Rendezvous == "":
-		return errors.New("--nnodes needs --rendezvous HOST:PORT: an address of machine 0 that " +
-			"all machines reach, and a free port there")
 	case !c.Elastic && (c.MinRanks != 1 || c.Spares != 0):
 		return errors.New("--min-ranks and --spares are for --elastic")
-	case c.Nnodes > 1 && (c.Hosts != "" || c.Hostfile != ""):
+	case c.Nnodes != nil && *c.Nnodes > 1 && (c.Hosts != "" || c.Hostfile != ""):
 		return errors.New("--nnodes is for launchers that are started on each machine: -H and " +
 			"--hostfile start them")
-	case c.Nnodes > 1 && c.MaxRestarts > 0:
-		return errors.New("--max-restarts works on one machine only: the launchers of several do " +
-			"not know of each other, unless -H or --hostfile starts them")
 	}
 	return nil
 }
@@ -100,6 +95,10 @@ func (c *runCmd) Validate() error {
 // Run starts the ranks and waits for them. It passes signals on to them, so it does not
 // use the context that a signal ends.
 func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
+	machines, err := c.machines(s)
+	if err != nil {
+		return usageError{err}
+	}
 	program, args, err := c.split(parsed.Flags())
 	if err != nil {
 		return err
@@ -116,9 +115,8 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 		return err
 	case len(job.Hosts) > 0:
 		job.Stdin, job.Rendezvous = nil, c.Rendezvous
-	case c.Nnodes > 1 || c.Rendezvous != "":
-		job.Machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank,
-			Rendezvous: c.Rendezvous, Token: env.Token.Read(os.Getenv)}
+	default:
+		job.Machines = machines
 	}
 	if job.Ranks == 0 {
 		job.Ranks = defaultRanks()
@@ -134,6 +132,63 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 	job.Signals = signals
 	err = launch.Run(context.Background(), job)
 	return misplaced(err, args)
+}
+
+// machines returns the place of this machine in its job, nil in a job of this machine alone. What
+// flags leave out, the launcher says that has started this command.
+func (c *runCmd) machines(s *streams) (*launch.Machines, error) {
+	number := func(given *int, otherwise int) int {
+		if given != nil {
+			return *given
+		}
+		return otherwise
+	}
+	onHosts := c.Hosts != "" || c.Hostfile != ""
+	said := number(c.Nnodes, 0) == 1 || c.Nnodes != nil && c.NodeRank != nil && c.Rendezvous != ""
+	found, err := launchers.Machine(env.Lookup(os.Environ()))
+	switch {
+	case said:
+		found = &launchers.Found{Position: launchers.Position{By: "no launcher"}}
+	case onHosts && found.Rank > 0:
+		return nil, fmt.Errorf("%s has started this command several times, this one as number %d, "+
+			"and -H and --hostfile start all ranks from one: start it once", found.Launcher(),
+			found.Rank)
+	case onHosts:
+		return nil, nil
+	case err == nil && c.Nnodes == nil:
+		err = found.Incomplete()
+	}
+	if err != nil && !said {
+		return nil, fmt.Errorf("%w; --nnodes, --node-rank and --rendezvous say the place of this "+
+			"machine, and --nnodes 1 that the job is its own", err)
+	}
+	m := &launch.Machines{Count: number(c.Nnodes, max(1, found.Size)), Rendezvous: c.Rendezvous,
+		Number: number(c.NodeRank, max(0, found.Rank)), Token: env.Token.Read(os.Getenv)}
+	if m.Rendezvous == "" && m.Count > 1 && found.Addr != "" && found.Port != 0 {
+		m.Rendezvous, m.Job = net.JoinHostPort(found.Addr, strconv.Itoa(found.Port)), found.Job
+	}
+	switch {
+	case m.Count < 1 || m.Number < 0 || m.Number >= m.Count:
+		return nil, fmt.Errorf("--node-rank=%d of --nnodes=%d, by flags or %s: machines are "+
+			"numbered from 0", m.Number, m.Count, found.Launcher())
+	case m.Count > 1 && m.Rendezvous == "":
+		return nil, fmt.Errorf("%d machines need --rendezvous HOST:PORT: an address of machine 0 "+
+			"that all machines reach, and a free port there; %s says no such address", m.Count,
+			found.Launcher())
+	case m.Count > 1 && c.MaxRestarts > 0:
+		return nil, errors.New("--max-restarts works on one machine only: the launchers of " +
+			"several do not know of each other, unless -H or --hostfile starts them")
+	case m.Count == 1 && m.Rendezvous == "":
+		return nil, nil
+	}
+	if found.Size > 1 {
+		if c.N == 0 && found.PerMachine > 0 {
+			c.N = rankCount(found.PerMachine)
+		}
+		fmt.Fprintf(s.err, "euryale: %s has started this command %d times: it is number %d of one "+
+			"job, which meets at %s\n", found.Launcher(), m.Count, m.Number, m.Rendezvous)
+	}
+	return m, nil
 }
 
 // jobSignals returns the signals that go to the ranks.

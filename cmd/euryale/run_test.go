@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -137,6 +138,64 @@ func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
 		want := []string{"because of rank 1", "euryale: rank 1 failed: it took no part any more"}[n]
 		if code != 1 || !strings.Contains(text, want) {
 			t.Errorf("machine %d: exit code %d, no %q in %s", n, code, want, text)
+		}
+	}
+}
+
+// Two commands without --nnodes, as a launcher starts them on two machines, are one job.
+func TestRunTakesItsPositionFromTheLauncher(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	outputs := make([]bytes.Buffer, 2)
+	var launchers []*exec.Cmd
+	for n := range outputs {
+		cmd := command(t, append([]string{"run", "-n", "2", self}, small()...)...)
+		cmd.Env = append(cmd.Env, fmt.Sprint("SKYPILOT_NODE_RANK=", n), "SKYPILOT_NUM_NODES=2",
+			"SKYPILOT_NODE_IPS=127.0.0.1\n127.0.0.2", fmt.Sprint("SKYPILOT_TASK_ID=", os.Getpid()),
+			"EURYALE_TOKEN=0123456789abcdef")
+		cmd.Stdout, cmd.Stderr = &outputs[n], &outputs[n]
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		launchers = append(launchers, cmd)
+	}
+	for n, cmd := range launchers {
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("machine %d: %v\n%s", n, err, &outputs[n])
+		}
+	}
+	if out := outputs[0].String(); !strings.Contains(out, "# ranks: 4 processes") ||
+		!strings.Contains(out, "SkyPilot has started this command 2 times: it is number 0") {
+		t.Errorf("machine 0 printed\n%s", out)
+	}
+}
+
+func TestRunUnderALauncherJoinsOrSaysWhyNot(t *testing.T) {
+	for _, c := range []struct{ vars, args, want string }{
+		{"SKYPILOT_NODE_RANK=1 SKYPILOT_NUM_NODES=4", "", "SkyPilot says no such address"},
+		{"PET_NNODES=4 PET_NODE_RANK=1 PET_MASTER_ADDR=a PET_MASTER_PORT=1", "",
+			"set EURYALE_TOKEN"},
+		{"PET_NNODES=1:4 PET_NODE_RANK=1", "", "takes one number"},
+		{"JOB_COMPLETION_INDEX=1", "", "WORLD_SIZE is not set"},
+		{"JOB_COMPLETION_INDEX=1", "--nnodes 2 --rendezvous a:1", "set EURYALE_TOKEN"},
+		{"JOB_COMPLETION_INDEX=3", "--nnodes 2 --rendezvous a:1",
+			"--node-rank=3 of --nnodes=2, by flags or Kubernetes"},
+		{"SLURM_PROCID=1 SLURM_NTASKS=2", "-H a:1", "this one as number 1"},
+		{"JAX_PROCESS_ID=5 JAX_NUM_PROCESSES=4 JAX_COORDINATOR_ADDRESS=a:1", "",
+			"--nnodes=4, by flags or JAX"},
+		{"JAX_PROCESS_ID=1 JAX_NUM_PROCESSES=4 JAX_COORDINATOR_ADDRESS=a:1 NNODES=2 NODE_RANK=0",
+			"", "by JAX this is number 1 of 4"},
+		{"JOB_COMPLETION_INDEX=1", "--nnodes 1", ""},
+		{"JOB_COMPLETION_INDEX=1 EURYALE_ALONE=1", "", ""},
+		{"SLURM_NTASKS=4 SLURM_PROCID=0 ENVIRONMENT=BATCH SLURM_JOB_ID=1", "", ""},
+	} {
+		cmd := command(t, strings.Fields("run -n 2 "+c.args+" /bin/true")...)
+		cmd.Env = append(append(cmd.Env, "EURYALE_TOKEN="), strings.Fields(c.vars)...)
+		out, err := cmd.CombinedOutput()
+		if (c.want == "") != (err == nil) || !strings.Contains(string(out), c.want) {
+			t.Errorf("%s %s: %v, want %q\n%s", c.vars, c.args, err, c.want, out)
 		}
 	}
 }

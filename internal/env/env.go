@@ -2,9 +2,12 @@ package env
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -147,4 +150,27 @@ func (l Library) Read(getenv func(string) string, names ...string) (files []stri
 		files = append(files, filepath.Join(named, name))
 	}
 	return files
+}
+
+// Lookup returns a getenv of a list of NAME=VALUE, of which later entries count. It also knows
+// names with one *, for all variables that match: their values as lines, in the order of the names.
+func Lookup(environ []string) func(name string) string {
+	all := map[string]string{}
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		all[name] = value
+	}
+	return func(pattern string) string {
+		before, after, some := strings.Cut(pattern, "*")
+		if !some {
+			return all[pattern]
+		}
+		var values []string
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			if rest, ok := strings.CutPrefix(name, before); ok && strings.HasSuffix(rest, after) {
+				values = append(values, all[name])
+			}
+		}
+		return strings.Join(values, "\n")
+	}
 }

@@ -44,6 +44,7 @@ const (
 	WorldSize  Count = "WORLD_SIZE"
 	LocalRank  Count = "LOCAL_RANK"
 	LocalSize  Count = "LOCAL_WORLD_SIZE"
+	GroupRank  Count = "GROUP_RANK"
 	MasterAddr Text  = "MASTER_ADDR"
 	MasterPort Count = "MASTER_PORT"
 	Restarts   Text  = "TORCHELASTIC_RESTART_COUNT"
@@ -170,16 +171,15 @@ func ofMachines() []Variable {
 	}
 }
 
-// ofLaunchers are the variables of launchers that any job may have. [rendezvous.ReadEnv] lists
-// what each launcher sets beside them.
-//
-// [rendezvous.ReadEnv]: https://pkg.go.dev/github.com/euryale-ml/euryale/rendezvous#ReadEnv
+// ofLaunchers are the variables of launchers that any job may have. Package launchers has what each
+// launcher sets beside them.
 func ofLaunchers() []Variable {
 	return []Variable{
 		{of: Rank, Foreign: true, Help: "the number of this rank, from 0"},
 		{of: WorldSize, Foreign: true, Help: "how many ranks the job has"},
 		{of: LocalRank, Foreign: true, Help: "the number of this rank on its machine, from 0"},
 		{of: LocalSize, Foreign: true, Help: "how many ranks this machine has"},
+		{of: GroupRank, Foreign: true, Help: "the number of this machine, from 0"},
 		{of: MasterAddr, Foreign: true, Help: "a name or an IP address of rank 0's machine"},
 		{of: MasterPort, Foreign: true, Help: "a free port of rank 0's machine, another for each " +
 			"job"},

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/launchers"
 )
 
 // ourVariable is the name of a variable of Euryale, but of one that only its tests read.
@@ -144,13 +145,15 @@ func stringOf(e ast.Expr) string {
 
 func TestDocumentationListsEveryVariable(t *testing.T) {
 	atRoot(t)
-	for file, want := range map[string]string{"doc.go": godoc(), "docs/running.md": markdown()} {
+	for want, file := range map[string]string{godoc(): "doc.go", markdown(): "docs/running.md",
+		contracts(): "docs/running.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(string(text), want) {
-			t.Errorf("%s does not have what internal/env says of the variables:\n%s", file, want)
+			t.Errorf("%s does not have what internal/env and internal/launchers say of the "+
+				"variables:\n%s", file, want)
 		}
 	}
 }
@@ -190,6 +193,20 @@ func markdown() string {
 	b.WriteString("| variable | meaning |\n|---|---|\n")
 	for _, v := range env.All() {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", v.Name(), described(v))
+	}
+	return b.String()
+}
+
+// contracts is the table of launchers, with the variables that tell that one has started a program.
+func contracts() string {
+	b := strings.Builder{}
+	b.WriteString("| launcher | starts | variables |\n|---|---|---|\n")
+	for _, c := range launchers.All() {
+		starts := "ranks"
+		if c.Machines {
+			starts = "a command on each machine"
+		}
+		fmt.Fprintf(&b, "| %s | %s | `%s` |\n", c.Name, starts, strings.Join(c.SignNames(), "`, `"))
 	}
 	return b.String()
 }

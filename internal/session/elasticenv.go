@@ -23,7 +23,7 @@ func JoinElastic(ctx context.Context, backends func() []backend.Backend) (*Elast
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", env.Elastic.Wrong(text, err))
 	}
-	job, err := rendezvous.ReadEnv(os.Getenv)
+	job, err := rendezvous.ReadEnv(env.Lookup(os.Environ()))
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}

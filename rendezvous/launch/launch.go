@@ -114,6 +114,8 @@ type Machines struct {
 	Rendezvous string
 	// Token is the secret of the job, the same on all machines.
 	Token string
+	// Job names the job where Rendezvous is not the same on all machines; "" names it by that.
+	Job string
 }
 
 // check reports values that no job can have.
@@ -308,7 +310,7 @@ func staysHere(entry string) bool {
 func (j Job) meeting() ([]string, error) {
 	if m := j.Machines; m != nil {
 		host, port, err := net.SplitHostPort(m.Rendezvous)
-		name := sha256.Sum256([]byte(m.Rendezvous + "\n" + m.Token))
+		name := sha256.Sum256([]byte(cmp.Or(m.Job, m.Rendezvous) + "\n" + m.Token))
 		return []string{fmt.Sprint("WORLD_SIZE=", m.Count*j.Ranks),
 			fmt.Sprint("GROUP_RANK=", m.Number),
 			"MASTER_ADDR=" + host, "MASTER_PORT=" + port, fmt.Sprintf("EURYALE_JOB=run-%.6x", name),

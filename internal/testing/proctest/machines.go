@@ -110,16 +110,31 @@ func (m *Namespace) start(t T, hub string) {
 			t.Fatal(err)
 		}
 	}
+	if err := m.nameAll(); err != nil {
+		t.Fatal(err)
+	}
 	if out, err := m.Command(exec.Command("true")).CombinedOutput(); err != nil {
 		lacking(t, "namespaces that run commands", fmt.Errorf("%w: %s", err, out))
 	}
 }
 
+// nameAll gives the machines the names node-0, node-1 and so on, on this one.
+func (m *Namespace) nameAll() error {
+	text, err := os.ReadFile("/etc/hosts")
+	if err != nil {
+		return err
+	}
+	for i, other := range m.others {
+		text = fmt.Appendf(text, "\n%s node-%d", other.Addr, i)
+	}
+	return os.WriteFile(filepath.Join(m.dir, "hosts"), append(text, '\n'), 0o644)
+}
+
 // Shm returns the directory that is the machine's /dev/shm.
 func (m *Namespace) Shm() string { return filepath.Join(m.dir, "shm") }
 
-// mount has a command see the machine's /dev/shm.
-const mount = `mount --bind "$0/shm" /dev/shm && exec "$@"`
+// mount has a command see the machine's /dev/shm, and the names of the others.
+const mount = `mount --bind "$0/shm" /dev/shm && mount --bind "$0/hosts" /etc/hosts && exec "$@"`
 
 // Command makes a command one that runs on the machine. The process is the command's own.
 func (m *Namespace) Command(cmd *exec.Cmd) *exec.Cmd {

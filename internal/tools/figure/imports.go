@@ -89,7 +89,7 @@ var rooms = [][]room{
 // them, and has no arrows to them.
 var everywhere = []string{
 	"internal/elastic", "internal/env", "internal/exit", "internal/filelock", "internal/files",
-	"internal/serial", "internal/shm", "internal/spinwait", "internal/stock",
+	"internal/launchers", "internal/serial", "internal/shm", "internal/spinwait", "internal/stock",
 	"internal/tuning", "internal/workers", "gpu/*",
 }
 
