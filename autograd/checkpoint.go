@@ -179,21 +179,29 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any,
 	}
 }
 
+// readRecord reads the record of a checkpoint.
+func readRecord(dir string) (r record, err error) {
+	text, stamp, err := checkpoint.ReadRecord(dir)
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
+	}
+	r.Stamp = stamp
+	return r, nil
+}
+
 // read reads what this rank needs of a checkpoint of such a program.
 func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 	o loadOptions) (l loaded, err error) {
 	if err := errors.Join(o.missing, d.trainsBy(solver)); err != nil {
 		return l, err
 	}
-	text, stamp, err := checkpoint.ReadRecord(dir)
-	if err != nil {
+	if l.record, err = readRecord(dir); err != nil {
 		return l, err
 	}
-	l.Stamp = stamp
-	if err := json.Unmarshal(text, &l.record); err != nil {
-		return l, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
-	}
-	ranks := l.Ranks
+	stamp, ranks := l.Stamp, l.Ranks
 	if l.weightsOnly = o.weightsOnly; l.weightsOnly {
 		l.record = l.record.ofWeights(d.record(solver))
 	}

@@ -34,15 +34,6 @@ func drafts(dir string) []string {
 	return all
 }
 
-// readRecord reads the record of the checkpoint in dir.
-func readRecord(dir string) (r record, err error) {
-	text, _, err := checkpoint.ReadRecord(dir)
-	if err == nil {
-		err = json.Unmarshal(text, &r)
-	}
-	return r, err
-}
-
 // reseal writes another record, with its checksum.
 func reseal(dir string, r record) error {
 	text, err := checkpoint.Seal(r)

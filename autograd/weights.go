@@ -110,16 +110,12 @@ func ReadWeights(path string) (map[string]*tensor.Dense, error) {
 // Errors: [backend.ErrArgument] if it has none; those of the file system and of Unmarshal.
 func ReadProgress(path string, progress any) error {
 	err := backend.Given("", "progress", progress)
-	var text []byte
+	var l loaded
 	if err == nil {
 		path, err = newestIn(path)
 	}
 	if err == nil {
-		text, _, err = checkpoint.ReadRecord(path)
-	}
-	var l loaded
-	if err == nil {
-		err = json.Unmarshal(text, &l.record)
+		l.record, err = readRecord(path)
 	}
 	if err == nil && l.Progress == nil {
 		err = fmt.Errorf("%w: the checkpoint has no progress", backend.ErrArgument)

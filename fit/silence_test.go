@@ -522,9 +522,9 @@ func TestEachOptionHasItsOwnError(t *testing.T) {
 		`fit.Metric "": it needs a Name and a Valu`:  validate(fit.Metric{Value: value}),
 		`the name "val_loss"`: validate(fit.Metric{
 			Name: "val_loss", Value: value}),
-		`"top9": bad argument: the 9 highest of 2`:   validate(fit.TopK(9, m.x, m.y)),
-		`"top0": bad argument: the 0 highest of 2`:   validate(fit.TopK(0, m.x, m.y)),
-		`"recall": bad argument: a confusion matrix`: validate(fit.Confusion(nil, m.x, m.y)),
+		`"top9": bad argument: TopK of 9: there are 2`: validate(fit.TopK(9, m.x, m.y)),
+		`"top0": bad argument: TopK of 0: there are 2`: validate(fit.TopK(0, m.x, m.y)),
+		`"recall": bad argument: a confusion matrix`:   validate(fit.Confusion(nil, m.x, m.y)),
 		`"accuracy": bad argument: ` + scores.Name(): validate(
 			fit.Accuracy(scores, other.Inputs[1])),
 	} {

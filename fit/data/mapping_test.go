@@ -198,7 +198,7 @@ func TestFoldersAreClasses(t *testing.T) {
 	refused(t, "a.png", `"8" is none of the classes`, err)
 	for says, names := range map[string][]string{
 		"a class without images": {"a/1.png", "b/none"},
-		"some are one number":    {"1/1.png", "01/1.png"},
+		"are the same number":    {"1/1.png", "01/1.png"},
 		"convert it":             {"a/1.png", "a/2.webp"},
 		"no class":               {"a/1.png", "2.png"},
 		"it has no class":        {"a/1.png", "a/b/2.png"},
