@@ -192,8 +192,8 @@ soak:
 	@$(GO) run ./internal/tools/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
 
 # Kill random processes of elastic jobs for MINUTES, and compare their steps with those of a job in
-# which nobody dies. MODEL=gpt RANKS=8 says what they train; MACHINES=3 needs root. With CUTS=2 every
-# second strike cuts a link between two machines in place of that.
+# which nobody dies. MODEL=gpt RANKS=8 says what they train; MACHINES=3 needs root. With CUTS=2
+# every second strike cuts a link between two machines in place of that.
 immortal:
 	@$(GO) run ./internal/tools/immortal -minutes $(MINUTES) -seed $(SEED) \
 		$(if $(RANKS),-n $(RANKS)) $(if $(MODEL),-model $(MODEL)) \

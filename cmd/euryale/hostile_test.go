@@ -103,7 +103,7 @@ func goodFiles(t *testing.T) (all [4]map[string][]byte) {
 	return all
 }
 
-// numbers are those of a text.
+// numbers finds the numbers of a text.
 var numbers = regexp.MustCompile(`\d+`)
 
 // spoil changes a file of a folder.
