@@ -89,8 +89,8 @@ func (d Data) check(of vm.Summary) (local int, err error) {
 	}
 	if w := d.Weights; w != nil && (!w.IsScalar() && !slices.Equal(w.Shape(),
 		tensor.Shape{local}) || w.Dtype() != tensor.Float32 && w.Dtype() != tensor.Float64) {
-		return 0, refused("fit.Data: the Weights %s are %v of shape %v: give floats of shape [%d], "+
-			"one for each sample of a run, or []", w.Name(), w.Dtype(), w.Shape(), local)
+		return 0, refused("fit.Data: the Weights %s are %v of shape %v: give floats of shape "+
+			"[%d], one for each sample of a run, or []", w.Name(), w.Dtype(), w.Shape(), local)
 	}
 	if l := d.Loss; l != nil && (l.Graph() != of.Graph || l.Shape().TotalSize() != 1) {
 		return 0, refused("fit.Data: the Loss %s, of the shape %v, is no single number of the "+

@@ -41,7 +41,8 @@ func TopK(k int, scores, labels *gorgonia.Node) Metric {
 	check := func(g *gorgonia.ExprGraph) error {
 		err := classify(g, scores, labels)
 		if err == nil && (k < 1 || k > scores.Shape()[1]) {
-			err = refused("TopK of %d: there are %d scores, so use 1 to %[2]d", k, scores.Shape()[1])
+			err = refused("TopK of %d: there are %d scores, so use 1 to %[2]d", k,
+				scores.Shape()[1])
 		}
 		return err
 	}

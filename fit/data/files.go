@@ -287,8 +287,8 @@ func Images(dir string, h, w int, known ...Mapping) (samples Set, classes []stri
 	if as != nil {
 		kinds = of(as)
 	} else if len(kinds.classes) < len(folders) {
-		return nil, nil, wrong(dir, "some names of its folders are the same number, as 1 and 01 are, and "+
-			"each class needs its own: %s", few(folders))
+		return nil, nil, wrong(dir, "some names of its folders are the same number, as 1 and 01 "+
+			"are, and each class needs its own: %s", few(folders))
 	}
 	class, full := make([]int, len(files)), map[string]bool{}
 	for i, file := range files {
