@@ -67,8 +67,8 @@
 //	EURYALE_TLS         1 on every rank: encrypt the connections between ranks (default: 0)
 //	EURYALE_PORT        the port of the ranks' store, where machines are several and
 //	                    MASTER_PORT is taken
-//	EURYALE_ALONE       1: a job of one rank, whatever signs of a larger one there are; see
-//	                    rendezvous.ReadEnv (default: 0)
+//	EURYALE_ALONE       1: a job of one rank, unless a launcher has numbered this process
+//	                    completely; see rendezvous.ReadEnv (default: 0)
 //	EURYALE_SHM_DIR     the tmpfs for shared memory (default: /dev/shm)
 //	EURYALE_TUNING      the file of what was measured on this machine; off: nothing is read,
 //	                    measured or kept, and choices are made by the times that are shipped

@@ -27,7 +27,7 @@ func TestWeightsThatAreAPipeOrAllHolesAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wants := map[string]string{pipe: "it is no file"}
+	wants := map[string]string{pipe: "it is not a regular file"}
 	if os.Truncate(holes, int64(8+len(header)+long)) == nil { // else the disk takes no such file
 		wants[holes] = "is not whole"
 	}

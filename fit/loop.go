@@ -316,8 +316,8 @@ func (t *trainer) step() (loss float64, err error) {
 // next waits for the next batch.
 func (t *trainer) next() error { return t.watch.During(observe.Loader, t.loader.next) }
 
-// vote adds up the losses of all ranks, and returns on all of them by what one was told to stop, 0
-// for nothing, and the error of one that cannot continue.
+// vote adds up the losses of all ranks, and returns, the same on all of them, what told one of them
+// to stop (0 for nothing), and the error of one that cannot continue.
 func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum float64,
 	stop exit.Stopped, err error) {
 	failed := map[bool]float64{true: 1}[wrong != nil]

@@ -197,7 +197,8 @@ func (m *Model) redundant(name string) (bool, error) {
 	if !(m.Type == gpt2 && (mask || hidden)) && !(m.Type != gpt2 && angles) {
 		return false, nil
 	}
-	if _, shape, _ := m.weights[name].Of(name); tensor.ProdInts(shape) > largestMask {
+	if _, shape, _ := m.weights[name].Of(name); tensor.ProdInts(shape) >
+		max(largestMask, m.Positions*m.Positions) {
 		return false, nil
 	}
 	t, err := m.weights[name].Read(name)

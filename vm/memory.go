@@ -21,9 +21,9 @@ import (
 // The bound does not cover the contexts, libraries and workspaces of a device, or other machines
 // there: leave room for them.
 //
-// New returns ErrArgument if bytes is not positive. If it is less than the least that a plan takes,
-// New returns an error that says by how much, and what takes most; with [WithElastic] it reports
-// this by [Notice] and goes on. No bound is refused if a smaller one is kept.
+// New returns ErrArgument if bytes is not positive. If it is less than the least that planning
+// finds, New returns an error that says by how much, and what takes most; with [WithElastic] it
+// reports this by [Notice] and goes on. No bound is refused if a smaller one is kept.
 func WithMemory(bytes int) Option {
 	return func(m *Machine) {
 		m.limits.Memory = bytes

@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
@@ -82,8 +83,8 @@ func (p *parallel) localRanks() int {
 	if p != nil && p.comm.Capabilities().LocalRanks > 0 {
 		return p.comm.Capabilities().LocalRanks
 	}
-	env, _ := rendezvous.ReadEnv(os.Getenv) // where the variables are wrong, Init says so
-	return env.LocalSize
+	job, _ := rendezvous.ReadEnv(env.Lookup(os.Environ())) // Init says where these are wrong
+	return job.LocalSize
 }
 
 // DataParallel returns the autograd.DataParallel that exchanges the gradients, for its Check, Hash,

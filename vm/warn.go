@@ -7,6 +7,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -27,10 +28,10 @@ func (m *Machine) warn() {
 	if m.parallel != nil && m.parallel.comm.Rank() > 0 {
 		return
 	}
-	env, _ := rendezvous.ReadEnv(os.Getenv) // where the variables are wrong, Init says so
-	if env.Size > 1 && m.solver != nil && m.parallel == nil && len(m.plan.Common()) == 0 {
+	job, _ := rendezvous.ReadEnv(env.Lookup(os.Environ())) // Init says where these are wrong
+	if job.Size > 1 && m.solver != nil && m.parallel == nil && len(m.plan.Common()) == 0 {
 		m.notice(fmt.Sprintf("rank %d of %d trains on its own: give vm.New the option "+
-			"WithDataParallel, unless that is meant", env.Rank, env.Size))
+			"WithDataParallel, unless that is meant", job.Rank, job.Size))
 	}
 	if m.plan.Doubt != nil {
 		m.notice(fmt.Sprintf("package vm has a fault, so the machine computes one value at a "+

@@ -186,6 +186,7 @@ type call struct {
 	// For the watchdog alone: it has seen the end of the call, or at least of this many works.
 	over   bool
 	looked int
+	told   bool // the group was told of its failure
 
 	// What follows is of the slice that is being started.
 	at   slicePhase

@@ -138,7 +138,10 @@ func (k *call) pending() (some bool) {
 				some, k.looked = true, k.looked+i
 			}
 		} else if err := b.work.Join(context.Background()); err != nil {
-			k.c.member.Tell(k.c.found(&k.header, b.at, err))
+			if !k.told {
+				k.told = true
+				k.c.member.Tell(k.c.found(&k.header, b.at, err))
+			}
 			return k.c.member.Err() == nil // in doubt: flat may know better
 		}
 	}

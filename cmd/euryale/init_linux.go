@@ -7,6 +7,8 @@ import (
 	"syscall"
 
 	"golang.org/x/term"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // isInit reports whether this is process 1 of a container. The kernel gives it all orphans, and it
@@ -20,6 +22,7 @@ func asInit() int {
 	defer stop()
 	ends := make(chan os.Signal, 1)
 	signal.Notify(ends, syscall.SIGCHLD)
+	signal.Ignore(syscall.SIGTSTP) // nobody could continue what it stops
 	self, err := os.Executable()
 	if err == nil {
 		// On a terminal it is in the foreground, and this process is not: Ctrl-C comes once.
@@ -33,8 +36,9 @@ func asInit() int {
 			return untilEnded(p, signals, ends)
 		}
 	}
-	fmt.Fprintln(os.Stderr, "euryale: start what the init of a container starts:", err)
-	return 1
+	fmt.Fprintln(os.Stderr, "euryale: as process 1 of a container, start euryale again as a child:",
+		err)
+	return exit.Failed
 }
 
 // untilEnded is asInit once the process runs.
@@ -52,7 +56,7 @@ func untilEnded(p *os.Process, signals, ends <-chan os.Signal) int {
 			case err == syscall.EINTR:
 				continue
 			case pid == p.Pid && how.Signaled():
-				return 128 + int(how.Signal())
+				return exit.Signal + int(how.Signal())
 			case pid == p.Pid && how.Exited():
 				return how.ExitStatus()
 			}

@@ -152,7 +152,7 @@ func (r *rankRow) scrape(ctx context.Context, client *http.Client) error {
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answers %s", r.address, answer.Status)
+		return fmt.Errorf("%s answers %s", r.address, cell(answer.Status))
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(io.LimitReader(answer.Body, scrapeBytes))
@@ -310,24 +310,20 @@ func rankOf(p procfs.Proc) (r rankRow, ok bool) {
 	if errors.Join(err, wrong, hidden) != nil || status.UIDs[0] != uint64(os.Getuid()) {
 		return r, false
 	}
-	set := map[string]string{}
-	for _, entry := range environ {
-		name, value, _ := strings.Cut(entry, "=")
-		set[name] = value
-	}
+	set := env.Lookup(environ)
 	r.State = map[string]string{"R": "running", "S": "sleeping", "D": "in the kernel",
 		"T": "stopped", "t": "stopped", "Z": "ended"}[stat.State]
-	r.Job, r.Size = set["EURYALE_JOB"], set["WORLD_SIZE"]
+	r.Job, r.Size = env.Job.Read(set), set("WORLD_SIZE")
 	r.Memory = float64(status.VmRSS)
-	if r.Rank, err = strconv.Atoi(set["RANK"]); err != nil || r.Job == "" {
+	if r.Rank, err = strconv.Atoi(set("RANK")); err != nil || r.Job == "" {
 		return r, false
 	}
-	local, _ := strconv.Atoi(set["LOCAL_RANK"])
-	if at, err := observe.MetricsAddress(set["EURYALE_METRICS"], local); err == nil {
+	local, _ := strconv.Atoi(set("LOCAL_RANK"))
+	if at, err := observe.MetricsAddress(env.Metrics.Text(set), local); err == nil {
 		host, port, _ := net.SplitHostPort(at)
 		ip := net.ParseIP(host)
 		if !ip.IsLoopback() { // else it asks for nothing
-			r.credential = env.MetricsCredential(func(name string) string { return set[name] })
+			r.credential = env.MetricsCredential(set)
 		}
 		if ip.IsUnspecified() {
 			host = "127.0.0.1"

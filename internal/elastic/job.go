@@ -96,7 +96,8 @@ func (e *StoppedError) Error() string {
 			"its last checkpoint",
 	}
 	text := why[e.Why]
-	if e.Why == LeftBehind && e.Last != nil {
+	if e.Why == LeftBehind && (len(e.Unreached) > 0 ||
+		e.Last != nil && !strings.Contains(e.Last.Error(), left)) {
 		text = "the others go on without it"
 	}
 	if len(e.Unreached) > 0 {
@@ -359,6 +360,7 @@ func (j *Job) act(actions []Action) {
 				j.present.end(context.Canceled) // nobody uses the generation before any more
 			}
 			j.stopTimers()
+			j.last = nil // what broke the generation before
 			during, end := context.WithCancelCause(j.over)
 			j.present = generation{a.View, during, end}
 			j.next <- j.present // the last one was taken, or this process would not have posted

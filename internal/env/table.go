@@ -138,8 +138,8 @@ func ofUsers() []Variable {
 		{of: TLS, Default: "0", Help: "1 on every rank: encrypt the connections between ranks"},
 		{of: Port, Help: "the port of the ranks' store, where machines are several and " +
 			"MASTER_PORT is taken"},
-		{of: Alone, Default: "0", Help: "1: a job of one rank, whatever signs of a larger one " +
-			"there are; see rendezvous.ReadEnv"},
+		{of: Alone, Default: "0", Help: "1: a job of one rank, unless a launcher has numbered " +
+			"this process completely; see rendezvous.ReadEnv"},
 	}
 }
 

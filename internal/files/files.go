@@ -19,7 +19,7 @@ import (
 
 // Open opens a file for reading that others may have written. What is no regular file, such as a
 // pipe, is refused at once: a reader would wait until somebody writes to it. So is a long file that
-// is nearly all holes: memory is taken for what a file has, and its length alone costs nothing.
+// is nearly all holes: readers allocate by the length of a file, which costs its maker nothing.
 func Open(path string) (*os.File, error) {
 	return opened(os.OpenFile(path, os.O_RDONLY|noWait, 0))
 }
@@ -29,8 +29,9 @@ func OpenIn(dir *os.Root, name string) (*os.File, error) {
 	return opened(dir.OpenFile(name, os.O_RDONLY|noWait, 0))
 }
 
-// A file of more than mostHoles bytes may have mostOfDisk times as many as the disk has for it: no
-// file system compresses anything but zeros that well.
+// A file of more than mostHoles bytes may be mostOfDisk times as long as its blocks on the disk: no
+// file system compresses anything but zeros that well. It is read before it is refused: ZFS has few
+// blocks of what it has yet to write, too, and Lustre of what it has moved to tape.
 const (
 	mostHoles  = 256 << 20
 	mostOfDisk = 64
@@ -47,7 +48,7 @@ func opened(f *os.File, err error) (*os.File, error) {
 	case !info.Mode().IsRegular():
 		err = fmt.Errorf("%s: %w", f.Name(), ErrNoFile)
 	case info.Size() > mostHoles && info.Size()/mostOfDisk > onDisk(info) &&
-		(onDisk(info) > 0 || hollow(f)):
+		hollow(f, info.Size()):
 		err = fmt.Errorf("%s has %d bytes, of which the disk has %d: it is not whole, take "+
 			"another copy", f.Name(), info.Size(), onDisk(info))
 	}
@@ -57,11 +58,17 @@ func opened(f *os.File, err error) (*os.File, error) {
 	return f, nil
 }
 
-// hollow reports whether a file begins with zeros: of others it is not known what the disk has.
-func hollow(f *os.File) bool {
-	var head [4096]byte
-	n, _ := f.ReadAt(head[:], 0)
-	return head == [4096]byte{} && n == len(head)
+// hollow reports whether a file has zeros everywhere but in one place, such as a header.
+func hollow(f *os.File, size int64) bool {
+	const places = 64
+	full := 0
+	for i := range int64(places) {
+		var page [4096]byte
+		if _, _ = f.ReadAt(page[:], size/places*i); page != [4096]byte{} { // what fails is zeros
+			full++
+		}
+	}
+	return full < 2
 }
 
 // Read returns a file of at most so many bytes, opened by Open.
@@ -81,13 +88,16 @@ func Read(path string, most int) ([]byte, error) {
 	return text, err
 }
 
-// Pointer returns an error if a file is what Git LFS keeps in the place of one.
+// ErrPointer is the error for what Git LFS keeps in the place of a file.
+var ErrPointer = errors.New("it is a pointer of Git LFS, not the file: run git lfs pull, or take " +
+	"a copy by another way")
+
+// Pointer returns ErrPointer if a file is one.
 func Pointer(f io.ReaderAt) error {
 	const begins = "version https://git-lfs.github.com/spec/"
 	var head [len(begins)]byte
 	if n, _ := f.ReadAt(head[:], 0); string(head[:n]) == begins {
-		return errors.New("it is a pointer of Git LFS, not the file: run git lfs pull, or take a " +
-			"copy by another way")
+		return ErrPointer
 	}
 	return nil
 }
@@ -110,12 +120,15 @@ func Empty(text json.RawMessage) bool {
 }
 
 // ErrNoFile is the error for a path of something else, such as a directory or a pipe.
-var ErrNoFile = errors.New("it is no file")
+var ErrNoFile = errors.New("it is not a regular file")
 
 // Replace makes a file with another name beside its place, and renames it when it is on the disk.
 // The name is, too, when Replace returns. After an error all is as before. A link to a file stays
 // one.
 func Replace(path string, put func(w io.Writer) error) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s: %w", path, ErrNoFile) // such as /dev/stdout, a link to a pipe
+	}
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
 	}

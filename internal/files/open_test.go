@@ -4,6 +4,7 @@ package files
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -54,6 +55,30 @@ func TestOpenRefusesALongFileOfHoles(t *testing.T) {
 		if c.good != (err == nil) || err != nil && !strings.Contains(err.Error(), "is not whole") {
 			t.Errorf("%q and holes, %d bytes: %v", c.text, c.long, err)
 		}
+	}
+}
+
+// TestReplaceRefusesALinkToAPipe: such as /dev/stdout, whose pipe has no name to rename a file to.
+func TestReplaceRefusesALinkToAPipe(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	link := filepath.Join(t.TempDir(), "stdout")
+	if err := os.Symlink(fmt.Sprintf("/proc/self/fd/%d", w.Fd()), link); err != nil {
+		t.Skip(err)
+	}
+	if _, err := os.Stat(link); err != nil {
+		t.Skip(err)
+	}
+	put := func(w io.Writer) error { return nil }
+	if err := Replace(link, put); !errors.Is(err, ErrNoFile) {
+		t.Errorf("the error is %v", err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode().Type() != os.ModeSymlink {
+		t.Errorf("the link is %v, %v", info, err)
 	}
 }
 

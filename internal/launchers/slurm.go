@@ -36,7 +36,8 @@ func slurm() Contract {
 			switch {
 			case counts != "":
 				if p.LocalSize, err = tasksOn(counts, node); err != nil {
-					v.fail(fmt.Errorf("SLURM_TASKS_PER_NODE=%q: %w", counts, err))
+					v.fail(fmt.Errorf("SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE is %q: %w",
+						counts, err))
 				}
 			case each != Unknown:
 				p.LocalSize = min(each, p.Size)

@@ -66,9 +66,9 @@ func (r *reach) close() {
 
 // unreached is an [elastic.Unreached]. If this process was stopped meanwhile, it tries again.
 func (r *reach) unreached(ctx context.Context, ids []elastic.ID) (all []elastic.ID) {
-	for during := reachTime; ; {
+	for {
 		began, found := time.Now(), make([]bool, len(ids))
-		trying, cancel := context.WithTimeout(ctx, during)
+		trying, cancel := context.WithTimeout(ctx, reachTime)
 		var tries sync.WaitGroup
 		for i, id := range ids {
 			tries.Go(func() { found[i] = r.reaches(trying, id) })
@@ -78,7 +78,7 @@ func (r *reach) unreached(ctx context.Context, ids []elastic.ID) (all []elastic.
 		switch {
 		case ctx.Err() != nil || !slices.Contains(found, false):
 			return nil
-		case time.Since(began) < 2*during:
+		case time.Since(began) < 2*reachTime:
 			for i, id := range ids {
 				if !found[i] {
 					all = append(all, id)

@@ -42,6 +42,7 @@ func (s *survival) End(id uint64, err error) {
 	switch {
 	case errors.As(err, &e) && e.Comm != s.session.Name():
 		s.failed.Store(true)
+		s.since.Store(0) // calls under way began before this error
 	case err == nil && since > 0 && id+1 >= since && s.failed.CompareAndSwap(true, false):
 		s.since.Store(0)
 		s.session.parts.forgive()

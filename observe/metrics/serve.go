@@ -160,8 +160,8 @@ func (s *Server) serve(credential string, patience time.Duration) {
 		want := "Bearer " + credential
 		if credential != "" && subtle.ConstantTimeCompare([]byte(want),
 			[]byte(r.Header.Get("Authorization"))) == 0 {
-			http.Error(w, "credential missing or wrong: start the job and derive the "+
-				"credential with the same EURYALE_TOKEN, as docs/observing.md says",
+			http.Error(w, "credential missing or wrong: it is EURYALE_CREDENTIAL, or follows "+
+				"from the EURYALE_TOKEN of the job: see docs/observing.md",
 				http.StatusUnauthorized)
 			return
 		}

@@ -190,7 +190,7 @@ func (j *Job) open(path string, most int64) (*limited, error) {
 	if err != nil {
 		return nil, err
 	}
-	most = min(most, mostBytes-j.bytes)
+	most = max(0, min(most, mostBytes-j.bytes))
 	return &limited{f, io.LimitedReader{R: f, N: most + 1}, most, &j.bytes}, nil
 }
 
@@ -206,7 +206,7 @@ type limited struct {
 func (l *limited) Read(b []byte) (n int, err error) {
 	n, err = l.left.Read(b)
 	if *l.sum += int64(n); l.left.N == 0 {
-		return n, fmt.Errorf("only its first %d bytes are read", l.most)
+		return n, fmt.Errorf("it has more than the %d bytes that are left for it", l.most)
 	}
 	return n, err
 }

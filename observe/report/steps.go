@@ -27,15 +27,15 @@ const (
 // cut cuts the traces of a generation into steps; none if their calls do not repeat. after is the
 // number of steps in earlier generations.
 func (j *Job) cut(traces []*trace, after int) (all []*trainStep) {
-	ends := traces[0].ends()
+	ends, gone := traces[0].ends(), 0
 	if most := max(mostTimes/max(j.size, 1)-after, 0); len(ends) > most {
-		j.remark("there are more steps than a page shows: the first %d are left out",
-			len(ends)-most)
-		ends = ends[len(ends)-most:]
+		gone = len(ends) - most
+		j.remark("there are more steps than a page shows: the first %d are left out", gone)
+		ends = ends[gone:]
 	}
 	number := make(map[callID]int, len(ends))
 	for i, end := range ends {
-		s := &trainStep{Number: after + i, Late: make([]float64, j.size)}
+		s := &trainStep{Number: after + gone + i, Late: make([]float64, j.size)}
 		for _, t := range traces {
 			if c := t.common[end]; c != nil {
 				s.to = max(s.to, c.end())

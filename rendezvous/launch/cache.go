@@ -22,7 +22,7 @@ type cache struct{ held []*os.File }
 func (c *cache) hold(dir string) (path string, err error) {
 	f, err := lockDirectory(dir, func(f *os.File) error {
 		err := filelock.TryShare(f)
-		if errors.Is(err, filelock.ErrUnsupported) { // those that were used last stay there
+		if errors.Is(err, filelock.ErrUnsupported) { // nothing is removed there: see expire
 			return nil
 		}
 		return err

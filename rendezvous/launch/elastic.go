@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
+	variables "github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -91,7 +92,8 @@ func (e *Elastic) check(j Job) error {
 
 // newPool serves the register of a job.
 func newPool(j Job, env []string) (*pool, error) {
-	job, err := rendezvous.ReadEnv(lookup(slices.Concat(env, []string{"RANK=0", "LOCAL_RANK=0"})))
+	job, err := rendezvous.ReadEnv(variables.Lookup(slices.Concat(env,
+		[]string{"RANK=0", "LOCAL_RANK=0"})))
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +195,7 @@ func (p *pool) replaces(e ending) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.finished, p.idle[e.rank] = finished, idle
-	if left && p.fails(e) {
+	if left && e.failed() && !e.lost() {
 		p.failed = append(p.failed, e)
 	}
 	if step := p.view.Next(); step > p.step {

@@ -363,7 +363,7 @@ func TestAProcessThatHangsIsEnded(t *testing.T) {
 			t.Errorf("it has ended: %+v", e)
 		}
 	}
-	if n := strings.Count(notices.String(), "process 0 hangs: the others have waited"); n != 2 {
+	if n := strings.Count(notices.String(), "process 0 hangs: for 3s the others"); n != 2 {
 		t.Errorf("the notices are %s", notices.String())
 	}
 }

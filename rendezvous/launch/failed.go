@@ -100,7 +100,8 @@ func (e *Failed) how() string {
 	if !e.Status.Signaled() { // also if it was ended, on Windows
 		code := e.Status.ExitStatus()
 		if by := exit.SignalOf(code); by > 0 {
-			return fmt.Sprintf("exit status %d: told to end by a signal (%v)", code, by)
+			return fmt.Sprintf("exit status %d, as of a program that a signal ended or told to "+
+				"end (%v)", code, by)
 		}
 		return fmt.Sprintf("exit status %d", code)
 	}

@@ -4,8 +4,10 @@ package launch
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -24,7 +26,9 @@ const guardScript = `groups= dir=
 while read -r what which; do
 	case $what in
 	+) groups="$groups $which " ;;
-	-) groups="${groups%% $which *}${groups#* $which }" ;;
+	-) case $groups in
+		*" $which "*) groups="${groups%% $which *}${groups#* $which }" ;;
+		esac ;;
 	d) dir=$which ;;
 	esac
 done
@@ -52,11 +56,13 @@ func newGuard() *guard {
 	return &guard{shell, write}
 }
 
-// tell writes a line. An error means that the guard was ended: the launcher goes on without it.
+// tell writes a line: nothing of a path that would be two. An error means that the guard was ended:
+// the launcher goes on without it.
 func (g *guard) tell(what string, which any) {
-	if g != nil {
+	line := fmt.Sprintln(what, which)
+	if g != nil && strings.Count(line, "\n") == 1 {
 		g.lines.SetWriteDeadline(time.Now().Add(guardTime))
-		fmt.Fprintln(g.lines, what, which)
+		io.WriteString(g.lines, line)
 	}
 }
 

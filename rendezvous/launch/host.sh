@@ -28,6 +28,7 @@ while [ "$dir" != / ]; do
 	case "$1" in
 	d????????[tT]*) writes= ;;
 	d???????w*) writes=all ;;
+	d????w*+) writes=all ;; # or a user whom an access list names
 	d????w*) # the group of a user's own is that user
 		writes=all
 		[ "$4" = "$(id -g)" ] && [ "$(id -gn)" = "$(id -un)" ] && writes= ;;

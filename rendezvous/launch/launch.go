@@ -283,7 +283,7 @@ func (j Job) environment(attempt int, meeting []string) []string {
 	if env == nil {
 		env = os.Environ()
 	}
-	credential := variables.MetricsCredential(lookup(env))
+	credential := variables.MetricsCredential(variables.Lookup(env))
 	if j.Env == nil && len(j.Hosts) > 0 {
 		env = slices.DeleteFunc(env, staysHere)
 	}

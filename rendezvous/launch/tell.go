@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
+	variables "github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -28,21 +27,9 @@ func (w *watch) tell(ctx context.Context, e ending, env []string) {
 			cause = &rendezvous.Failure{Rank: first.Rank, Cause: how}
 		}
 	}
-	job, err := rendezvous.ReadEnv(lookup(env))
+	job, err := rendezvous.ReadEnv(variables.Lookup(env))
 	if err == nil { // otherwise no rank can join
 		rendezvous.Ended(ctx, job, e.rank, cause) // no effect if all have joined
-	}
-}
-
-// lookup returns the getenv of an environment; its later entries win.
-func lookup(env []string) func(string) string {
-	return func(name string) string {
-		for _, entry := range slices.Backward(env) {
-			if value, ok := strings.CutPrefix(entry, name+"="); ok {
-				return value
-			}
-		}
-		return ""
 	}
 }
 

@@ -210,13 +210,16 @@ var blameText = regexp.MustCompile(`\brank (` + number + `) (?:is down:|is missi
 	`|\bno sign of ranks? (` + number + `(?:, ` + number + `)*)` +
 	`|\branks? (` + number + `(?:, ` + number + `)*) did not take part\b`)
 
+// launcherText matches what a launcher says of its own ranks: a rank may have started one.
+var launcherText = regexp.MustCompile(`^(\[\d+\] )?euryale: (host \S+: )?rank \d+ failed\b`)
+
 // numberText finds the job's ranks in a match of blameText.
 var numberText = regexp.MustCompile(`(\d+)(?: \([^)]*\))?`)
 
 // blamed returns the ranks that a line of an error blames. If there are several, the last ones in
 // the line are nearest to the cause.
 func blamed(line []byte) (ranks []int) {
-	if !bytes.Contains(line, []byte("rank")) {
+	if !bytes.Contains(line, []byte("rank")) || launcherText.Match(line) {
 		return nil
 	}
 	found := blameText.FindAllSubmatch(line, -1)

@@ -183,8 +183,8 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 	}{
 		{Failed{Rank: 1, Status: exits(3)}, "rank 1 failed: exit status 3"},
 		{Failed{Rank: 1, Status: exits(143), Others: []int{0}},
-			"rank 1 failed first: exit status 143: told to end by a signal (terminated)\nthen " +
-				"failed or were stopped: 0"},
+			"rank 1 failed first: exit status 143, as of a program that a signal ended or told " +
+				"to end (terminated)\nthen failed or were stopped: 0"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGKILL), Others: []int{0}},
 			"rank 1 failed first: signal: killed\nthen failed or were stopped: 0"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGSEGV) | 0x80},
@@ -227,6 +227,7 @@ func TestBlameIsReadFromErrors(t *testing.T) {
 		"rank 1 of run-X: closed: Close was called on this rank":     nil,
 		"frank 1 is down: to earth":                                  nil,
 		"nothing":                                                    nil,
+		"euryale: rank 0 failed: exit status 1":                      nil, // of a rank's own job
 		strings.Repeat("x", tailLine) + " because of rank 5: closed": {5},
 	} {
 		if got := blamed([]byte(line)); !slices.Equal(got, want) {

@@ -72,7 +72,8 @@ func newWatch(j Job, env []string) *watch {
 
 // patience is how long the ranks of an environment wait for each other.
 func patience(env []string) time.Duration {
-	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
+	get := variables.Lookup(env)
+	if set, err := variables.Timeout.Read(get, rendezvous.DefaultTimeout); err == nil {
 		return set
 	}
 	return rendezvous.DefaultTimeout
@@ -406,7 +407,7 @@ func (w *watch) endStopped() {
 func (w *watch) endHalted() {
 	stopped := map[*rank]bool{}
 	for _, r := range w.ranks {
-		stopped[r] = r.state() == "T" || r.host != nil && r.halted.Load()
+		stopped[r] = !r.over && (r.state() == "T" || r.host != nil && r.halted.Load())
 		if w.orders != nil && stopped[r] != r.halted.Swap(stopped[r]) {
 			w.heard(news{Number: r.number, Stops: stopped[r], Goes: !stopped[r]})
 		}
@@ -420,7 +421,7 @@ func (w *watch) endHalted() {
 	})
 	for _, r := range w.ranks {
 		over, done := w.pool.job.Over(elastic.ID(r.number + 1))
-		if r.halts++; !stopped[r] || !goesOn && (!over || done) {
+		if r.halts++; !stopped[r] || done || !goesOn && !over {
 			r.halts = 0
 		}
 		if r.halts == stoppedLooks {
@@ -457,8 +458,8 @@ func (w *watch) tellWhoStays(stopped map[*rank]bool) {
 	}
 	if w.stays++; w.stays >= stayLooks && w.stays%stayLooks == 0 &&
 		w.stays/stayLooks&(w.stays/stayLooks-1) == 0 {
-		w.notice(fmt.Sprintf("the job waits for %s: the last step was done, and its program has "+
-			"not ended for %v", strings.Join(all, ", "), time.Duration(w.stays)*w.job.times.look))
+		w.notice(fmt.Sprintf("the job waits for %s to end: the last step was done at least %v ago",
+			strings.Join(all, ", "), time.Duration(w.stays)*w.job.times.look))
 	}
 }
 
@@ -482,7 +483,7 @@ func (w *watch) endHung(r *rank) {
 		return
 	}
 	r.hung = true
-	w.notice(fmt.Sprintf("process %d hangs: the others have waited for it, or have gone on "+
-		"without it, or it has closed its part and not ended, for %v: killing it", r.number, limit))
+	w.notice(fmt.Sprintf("%sprocess %d hangs: for %v the others have waited for it or gone on "+
+		"without it, or it has left the job and not ended: killing it", r.where(), r.number, limit))
 	w.kill(r)
 }
