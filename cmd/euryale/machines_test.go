@@ -22,12 +22,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
-const (
-	// long bounds what should never take that long.
-	long = time.Minute
-	// patience is the EURYALE_TIMEOUT of jobs that lose a machine.
-	patience = 3 * time.Second
-)
+// patience is the EURYALE_TIMEOUT of jobs that lose a machine.
+const patience = 3 * time.Second
 
 // full reports whether all cases are tested, and not a sample of them.
 func full() bool { return os.Getenv("EURYALE_FULL") == "1" }

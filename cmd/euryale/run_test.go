@@ -26,6 +26,9 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
+// long bounds what should never take that long.
+const long = time.Minute
+
 // brokenRank is an argument that makes this test binary a rank, whose number 1
 // fails in the way that the next argument names.
 const brokenRank = "broken-rank"
