@@ -103,8 +103,8 @@ func (cfg config) check(rest []string) error {
 	case cfg.folder == "" || len(rest) > 0:
 		return fmt.Errorf("give one folder of a model, and flags: got %q and %q", cfg.folder, rest)
 	case s.Max < 1 || min(cfg.context, s.TopK) < 0:
-		return fmt.Errorf("--max %d --context %d --top-k %d: --max must be at least 1, and "+
-			"no other one negative", s.Max, cfg.context, s.TopK)
+		return fmt.Errorf("--max %d --context %d --top-k %d: use a --max of at least 1, and "+
+			"no negative numbers", s.Max, cfg.context, s.TopK)
 	case !(s.TopP >= 0 && s.TopP <= 1 && s.Temperature >= 0):
 		return fmt.Errorf("--top-p %v --temperature %v: use 0 to 1, and 0 or more", s.TopP,
 			s.Temperature)
