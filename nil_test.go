@@ -21,7 +21,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Init":        {F: euryale.Init, Args: []any{ctx, host.Backend{}}},
 		"JoinElastic": {F: euryale.JoinElastic, Args: []any{ctx}},
 		"Run":         {F: euryale.Run, Args: []any{ctx, 1, none, host.Backend{}}},
-	}, nil)
+	}, map[string]string{"ExitStatus": "nil is the error of a program that has finished"})
 	if err := euryale.Run(context.Background(), 1, nil); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("Run of nil: %v", err)
 	}

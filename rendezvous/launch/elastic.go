@@ -195,7 +195,8 @@ func (p *pool) replaces(e ending) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.finished, p.idle[e.rank] = finished, idle
-	if left && e.failed() && !e.lost() {
+	// A signal of this launcher ends only what nobody needs any more.
+	if left && e.failed() && !e.lost() && !(e.Asked && e.told()) {
 		p.failed = append(p.failed, e)
 	}
 	if step := p.view.Next(); step > p.step {
