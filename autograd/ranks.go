@@ -89,10 +89,10 @@ func Any(comm backend.Communicator, condition bool) (bool, error) {
 	return sums[0] > 0, nil
 }
 
-// Stopped returns on all ranks why a training with a loop of its own stops, nil if it goes on: ctx
-// has ended on one of them, as a context of signal.NotifyContext does. It is collective. Ranks then
-// save, and return the error stop, which is a fit.ErrStopped: the exit status of euryale.ExitStatus
-// then says that the training is not finished.
+// Stopped is for training loops without package fit. It returns the same on all ranks: why they
+// stop, once ctx has ended on one of them, as a context of signal.NotifyContext does; nil while they
+// go on. It is collective. Ranks then save, and return the error stop, which is a fit.ErrStopped:
+// the status of euryale.ExitStatus then says that the training is not finished.
 //
 //	stop, err := autograd.Stopped(ctx, comm)
 //

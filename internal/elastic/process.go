@@ -283,8 +283,8 @@ func (p *Process) decide() []Action {
 	return []Action{Propose{next}}
 }
 
-// present returns the next generation as far as the present members go on. It is complete unless
-// one has to be waited for; silent says that one is alive that was waited for in vain.
+// present returns the next generation, of those present members that go on. It is complete unless
+// it must wait for a member; silent says that a member is alive and did not answer in time.
 func (p *Process) present() (next View, complete, silent bool) {
 	next = View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
 	for _, id := range p.view.Members {

@@ -75,7 +75,7 @@ type meeting struct {
 	handover [2]uint64
 	parts    map[int]map[ID]time.Duration // by step: when processes have sent gradients
 	barrier  map[int]map[ID]time.Duration // of a step: when it has entered
-	wishes   map[int]bool                 // one who has entered wishes to admit newcomers
+	wishes   map[int]bool                 // members that ask to admit newcomers
 	posted   map[ID]bool
 	revoked  bool
 	broken   time.Duration // when

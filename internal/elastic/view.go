@@ -53,8 +53,7 @@ type View struct {
 	// Tries counts the generations in a row that had these members, and in which one of them has
 	// completed no step.
 	Tries int `json:",omitempty"`
-	// Fault is the member of the generation before that was left out because of its own fault, 0
-	// for none.
+	// Fault is the member of the last generation that was left out as the culprit, 0 for none.
 	Fault ID `json:",omitempty"`
 }
 
