@@ -90,9 +90,9 @@ func Any(comm backend.Communicator, condition bool) (bool, error) {
 }
 
 // Stopped is for training loops without package fit. It returns the same on all ranks: why they
-// stop, once ctx has ended on one of them, as a context of signal.NotifyContext does; nil while they
-// go on. It is collective. Ranks then save, and return the error stop, which is a fit.ErrStopped:
-// the status of euryale.ExitStatus then says that the training is not finished.
+// stop, once ctx has ended on one of them, as a context of signal.NotifyContext does; nil while
+// they go on. It is collective. Ranks then save, and return the error stop, which is a
+// fit.ErrStopped: the status of euryale.ExitStatus then says that the training is not finished.
 //
 //	stop, err := autograd.Stopped(ctx, comm)
 //
