@@ -3,13 +3,14 @@ package elastic
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/sim"
 )
 
 // The simulation runs whole jobs whose processes, links, register and clock are moved one move at a
@@ -59,14 +60,6 @@ type timer struct {
 	of func() Event
 }
 
-// link is a way from a host to another one.
-type link struct {
-	cut   bool
-	since time.Duration
-	delay time.Duration
-	lossy bool // some of what is sent comes after a time or two
-}
-
 // meeting is what the members of a generation share.
 type meeting struct {
 	view     View
@@ -82,24 +75,17 @@ type meeting struct {
 }
 
 type simulation struct {
-	rng         *rand.Rand
-	now         time.Duration
+	*sim.Sim
 	procs       []*simulated // in the order of their IDs, which count from 1
-	links       [][]link     // from a host to another one
 	generations []*meeting
 	news        []Event
 	times       []time.Duration // of the news
-	later       []func()
-	due         []time.Duration // of later
 	limits      Limits
 	want        []uint64 // the state before each step
 	faults      int
-	disturbed   time.Duration    // when the last thing happened that may hold up a step
-	done        int              // steps
-	longest     time.Duration    // from there to the next step
-	wrong       error            // a generation that cannot be
-	log         *strings.Builder // nil for none
-	tale        *strings.Builder // what a scenario expects, nil for none
+	done        int           // steps
+	longest     time.Duration // from a fault to the next step
+	wrong       error         // a generation that cannot be
 }
 
 // mixed is a hash of numbers.
@@ -128,7 +114,7 @@ func drawn(seed uint64, log *strings.Builder) *simulation {
 
 // newSimulation begins a job with a process on each host.
 func newSimulation(rng *rand.Rand, limits Limits, steps int, log *strings.Builder) *simulation {
-	s := &simulation{rng: rng, limits: limits, log: log}
+	s := &simulation{Sim: sim.New(rng, limits.Most, log), limits: limits}
 	state := uint64(1)
 	for step := range steps + 1 {
 		s.want = append(s.want, state)
@@ -141,7 +127,6 @@ func newSimulation(rng *rand.Rand, limits Limits, steps int, log *strings.Builde
 	ids := make([]ID, limits.Most)
 	for i := range ids {
 		ids[i] = ID(i + 1)
-		s.links = append(s.links, make([]link, limits.Most))
 	}
 	first := First(ids...)
 	s.generations = []*meeting{newMeeting(first)}
@@ -161,40 +146,15 @@ func newMeeting(v View) *meeting {
 		wishes: map[int]bool{}}
 }
 
-func (s *simulation) logf(format string, args ...any) {
-	if s.log != nil {
-		fmt.Fprintf(s.log, "%8v "+format+"\n", append([]any{s.now.Round(time.Millisecond)},
-			args...)...)
-	}
-}
-
-// say tells what a scenario expects.
-func (s *simulation) say(format string, args ...any) {
-	s.logf(format, args...)
-	if s.tale != nil {
-		fmt.Fprintf(s.tale, "%4.1fs "+format+"\n", append([]any{s.now.Seconds()}, args...)...)
-	}
-}
-
 // tell lets every process hear an event, when it has heard those before.
 func (s *simulation) tell(e Event) {
-	s.news, s.times = append(s.news, e), append(s.times, s.now)
-}
-
-// after does something in a while.
-func (s *simulation) after(d time.Duration, what func()) {
-	s.later, s.due = append(s.later, what), append(s.due, s.now+d)
-}
-
-// between returns a random time.
-func (s *simulation) between(least, most time.Duration) time.Duration {
-	return least + time.Duration(s.rng.Int64N(int64(most-least)+1))
+	s.news, s.times = append(s.news, e), append(s.times, s.Now)
 }
 
 // spawn starts a newcomer on a host, which reads all news, once its program is loaded.
 func (s *simulation) spawn(host int) {
-	s.after(s.between(simStep, 2*time.Second), func() {
-		s.disturbed = s.now
+	s.After(s.Between(simStep, 2*time.Second), func() {
+		s.Disturbed = s.Now
 		c := &simulated{id: ID(len(s.procs) + 1), host: host, reduced: -1, timed: -1}
 		s.procs = append(s.procs, c)
 		present := s.generations[len(s.generations)-1].view
@@ -205,24 +165,12 @@ func (s *simulation) spawn(host int) {
 	})
 }
 
-// open reports whether hosts reach each other.
-func (s *simulation) open(a, b int) bool { return !s.links[a][b].cut && !s.links[b][a].cut }
-
-// never is when what is sent over a link that is cut arrives.
-const never = time.Duration(math.MaxInt64)
-
 // arrives returns when what a process has sent at a time comes to another one.
 func (s *simulation) arrives(from ID, at time.Duration, to *simulated) time.Duration {
-	l := s.links[s.procs[from-1].host][to.host]
-	switch {
-	case from == to.id:
+	if from == to.id {
 		return at
-	case l.cut:
-		return never
-	case l.lossy:
-		return at + l.delay*(at/time.Microsecond%4)
 	}
-	return at + l.delay
+	return s.Links[s.procs[from-1].host][to.host].Arrives(at)
 }
 
 // all returns when something of all members has come to a process.
@@ -231,7 +179,7 @@ func (s *simulation) all(g *meeting, sent map[ID]time.Duration, to *simulated) t
 	for _, id := range g.view.Members {
 		at, ok := sent[id]
 		if !ok {
-			return never
+			return sim.Never
 		}
 		last = max(last, s.arrives(id, at, to))
 	}
@@ -241,18 +189,18 @@ func (s *simulation) all(g *meeting, sent map[ID]time.Duration, to *simulated) t
 // unreached returns the processes to which a process has no way.
 func (s *simulation) unreached(c *simulated, ids []ID) []ID {
 	return slices.DeleteFunc(slices.Clone(ids), func(id ID) bool {
-		return s.open(c.host, s.procs[id-1].host)
+		return s.Open(c.host, s.procs[id-1].host)
 	})
 }
 
 // act carries actions out.
 func (s *simulation) act(c *simulated, actions []Action) {
 	for _, a := range actions {
-		s.logf("%d: %T%v", c.id, a, a)
+		s.Logf("%d: %T%v", c.id, a, a)
 		switch a := a.(type) {
 		case Revoke:
 			if g := s.generations[a.Generation]; !g.revoked {
-				g.revoked, g.broken = true, s.now
+				g.revoked, g.broken = true, s.Now
 			}
 			s.tell(Revoked(a))
 		case Interrupt:
@@ -268,12 +216,12 @@ func (s *simulation) act(c *simulated, actions []Action) {
 			s.generations[a.Generation].posted[c.id] = true
 			s.tell(Posted{a.Generation, c.id, a.Position, a.Report})
 			if len(a.Unreached) > 0 {
-				s.say("process %d cannot reach %d", c.id, a.Unreached)
+				s.Say("process %d cannot reach %d", c.id, a.Unreached)
 			}
 		case Propose:
 			s.propose(a.View)
 		case Connect:
-			c.gen, c.cut, c.todo, c.since = a.View.Generation, false, 0, s.now
+			c.gen, c.cut, c.todo, c.since = a.View.Generation, false, 0, s.Now
 		case Stop:
 			s.stop(c, a.Why)
 		}
@@ -285,28 +233,28 @@ func (s *simulation) probe(c *simulated, v View) {
 	others := slices.DeleteFunc(c.p.alive(v.Members), func(id ID) bool { return id == c.id })
 	wait := simProbe
 	if len(s.unreached(c, others)) == 0 {
-		wait = s.between(time.Millisecond, 2*time.Millisecond)
+		wait = s.Between(time.Millisecond, 2*time.Millisecond)
 		for _, id := range others {
 			to := s.procs[id-1].host
-			wait = max(wait, s.links[c.host][to].delay+s.links[to][c.host].delay)
+			wait = max(wait, s.Links[c.host][to].Delay+s.Links[to][c.host].Delay)
 		}
 	}
-	c.timers = append(c.timers, timer{s.now + wait, func() Event {
+	c.timers = append(c.timers, timer{s.Now + wait, func() Event {
 		return Probed{v.Generation, s.unreached(c, others)}
 	}})
 }
 
 // timer gives a process an event in a while.
 func (s *simulation) timer(c *simulated, d time.Duration, e Event) {
-	c.timers = append(c.timers, timer{s.now + d, func() Event { return e }})
+	c.timers = append(c.timers, timer{s.Now + d, func() Event { return e }})
 }
 
 // stop ends a process. The launcher replaces it unless the others have done the last step.
 func (s *simulation) stop(c *simulated, why Reason) {
 	c.stopped = &why
-	s.say("process %d: %v", c.id, []string{"finished", "left behind", "too few", "state lost",
+	s.Say("process %d: %v", c.id, []string{"finished", "left behind", "too few", "state lost",
 		"failing"}[why])
-	s.after(10*time.Millisecond, func() {
+	s.After(10*time.Millisecond, func() {
 		if !c.killed {
 			c.killed = true
 			s.tell(Dead{c.id})
@@ -319,7 +267,7 @@ func (s *simulation) stop(c *simulated, why Reason) {
 
 func (s *simulation) propose(v View) {
 	if v.Generation == len(s.generations) {
-		s.say("generation %d: %d, step %d", v.Generation, v.Members, v.Next())
+		s.Say("generation %d: %d, step %d", v.Generation, v.Members, v.Next())
 		s.refuses(v)
 		s.generations = append(s.generations, newMeeting(v))
 		s.tell(Decided{v})
@@ -331,9 +279,9 @@ func (s *simulation) propose(v View) {
 func (s *simulation) refuses(v View) {
 	before := s.generations[v.Generation-1]
 	cut := func(a, b ID) bool {
-		l := s.links[s.procs[a-1].host][s.procs[b-1].host]
-		return before.revoked && before.view.Rank(a) >= 0 && before.view.Rank(b) >= 0 && l.cut &&
-			l.since <= before.broken
+		l := s.Links[s.procs[a-1].host][s.procs[b-1].host]
+		return before.revoked && before.view.Rank(a) >= 0 && before.view.Rank(b) >= 0 && l.Cut &&
+			l.Since <= before.broken
 	}
 	for _, a := range v.Members {
 		if i := slices.IndexFunc(v.Members, func(b ID) bool { return cut(a, b) }); i >= 0 {
@@ -345,7 +293,7 @@ func (s *simulation) refuses(v View) {
 
 // step gives a process an event.
 func (s *simulation) step(c *simulated, e Event) {
-	s.logf("%d <- %T%v", c.id, e, e)
+	s.Logf("%d <- %T%v", c.id, e, e)
 	if d, ok := e.(Posted); ok && d.ID == c.id && c.timed < d.Generation {
 		c.timed = d.Generation
 		s.timer(c, grace, GraceOver{d.Generation})
@@ -355,27 +303,17 @@ func (s *simulation) step(c *simulated, e Event) {
 	s.act(c, c.p.Step(e))
 }
 
-// move is what may happen from a time on.
-type move struct {
-	at time.Duration
-	do func() error
-}
-
 // moves returns what may happen next.
-func (s *simulation) moves() (moves []move) {
-	for i, what := range s.later {
-		moves = append(moves, move{s.due[i], func() error {
-			s.later, s.due = slices.Delete(s.later, i, i+1), slices.Delete(s.due, i, i+1)
-			what()
-			return nil
-		}})
-	}
+func (s *simulation) moves() (moves []sim.Move) {
 	for _, c := range s.procs {
 		if c.killed || c.paused || c.closed || c.stopped != nil {
 			continue
 		}
 		give := func(at time.Duration, of func() Event) {
-			moves = append(moves, move{at, func() error { s.step(c, of()); return nil }})
+			moves = append(moves, sim.Move{At: at, Do: func() error {
+				s.step(c, of())
+				return nil
+			}})
 		}
 		if c.heard < len(s.news) {
 			give(s.times[c.heard], func() Event { c.heard++; return s.news[c.heard-1] })
@@ -388,8 +326,8 @@ func (s *simulation) moves() (moves []move) {
 		}
 		g := s.generations[c.gen]
 		broken := func() Event { return Broken{c.gen, Blame{Blames: s.blamed(c, g)}} }
-		if at, f := s.work(c, g); at < never {
-			moves = append(moves, move{at, f})
+		if at, f := s.work(c, g); at < sim.Never {
+			moves = append(moves, sim.Move{At: at, Do: f})
 		}
 		if c.p.State() != Training || c.todo > 0 {
 			give(c.since+simTimeout, broken)
@@ -399,11 +337,11 @@ func (s *simulation) moves() (moves []move) {
 		}
 		switch {
 		case c.p.State() == Training && slices.ContainsFunc(g.view.Members, func(id ID) bool {
-			return s.procs[id-1].fails && s.open(c.host, s.procs[id-1].host)
+			return s.procs[id-1].fails && s.Open(c.host, s.procs[id-1].host)
 		}):
-			give(s.now, broken)
+			give(s.Now, broken)
 		case c.cut || s.gone(c, g):
-			give(s.now, func() Event { return Broken{Generation: c.gen} })
+			give(s.Now, func() Event { return Broken{Generation: c.gen} })
 		}
 	}
 	return moves
@@ -415,7 +353,7 @@ func (s *simulation) gone(c *simulated, g *meeting) bool {
 	return slices.ContainsFunc(g.view.Members, func(id ID) bool {
 		m := s.procs[id-1]
 		return (m.killed || m.closed || g.posted[id] || g.revoked && g.view.Rank(id) == 0) &&
-			s.open(c.host, m.host)
+			s.Open(c.host, m.host)
 	})
 }
 
@@ -426,10 +364,10 @@ func (s *simulation) blamed(c *simulated, g *meeting) ID {
 			return id
 		}
 	}
-	if away := s.unreached(c, g.view.Members); len(away) > 0 && s.rng.IntN(2) == 0 {
+	if away := s.unreached(c, g.view.Members); len(away) > 0 && s.Rand.IntN(2) == 0 {
 		return away[0]
 	}
-	return g.view.Members[s.rng.IntN(len(g.view.Members))]
+	return g.view.Members[s.Rand.IntN(len(g.view.Members))]
 }
 
 // work is what the driver of a process does next, and when: never if it waits for others that have
@@ -437,14 +375,14 @@ func (s *simulation) blamed(c *simulated, g *meeting) ID {
 func (s *simulation) work(c *simulated, g *meeting) (time.Duration, func() error) {
 	switch connecting := c.p.State() == Connecting; {
 	case connecting && c.has && c.step < g.view.Next():
-		return s.now, func() error { return s.apply(c) }
+		return s.Now, func() error { return s.apply(c) }
 	case connecting && g.dialled[c.id] == 0:
-		return s.now, func() error { g.dialled[c.id], c.since = s.now, s.now; return nil }
+		return s.Now, func() error { g.dialled[c.id], c.since = s.Now, s.Now; return nil }
 	case connecting && len(s.unreached(c, g.view.Members)) > 0:
-		return never, nil
+		return sim.Never, nil
 	case connecting:
 		return s.all(g, g.dialled, c), func() error {
-			c.since = s.now
+			c.since = s.Now
 			s.step(c, Connected{c.gen})
 			return nil
 		}
@@ -457,7 +395,7 @@ func (s *simulation) work(c *simulated, g *meeting) (time.Duration, func() error
 func (s *simulation) catchUp(c *simulated, g *meeting) (time.Duration, func() error) {
 	switch {
 	case !c.has && g.handed == 0:
-		return never, nil
+		return sim.Never, nil
 	case !c.has:
 		return s.arrives(g.view.Members[0], g.handed, c), func() error {
 			c.has, c.state, c.step = true, g.handover[0], int(g.handover[1])
@@ -465,12 +403,12 @@ func (s *simulation) catchUp(c *simulated, g *meeting) (time.Duration, func() er
 			return s.check(c)
 		}
 	}
-	return s.now, func() error {
+	return s.Now, func() error {
 		if g.view.Rank(c.id) == 0 {
-			g.handed, g.handover = s.now, [2]uint64{c.state, uint64(c.step)}
+			g.handed, g.handover = s.Now, [2]uint64{c.state, uint64(c.step)}
 		}
 		s.step(c, CaughtUp{c.gen})
-		c.training, c.since = g.view.Next(), s.now
+		c.training, c.since = g.view.Next(), s.Now
 		return nil
 	}
 }
@@ -479,18 +417,18 @@ func (s *simulation) catchUp(c *simulated, g *meeting) (time.Duration, func() er
 func (s *simulation) train(c *simulated, g *meeting) (time.Duration, func() error) {
 	step := c.training
 	if step == len(s.want)-1 {
-		return s.now, func() error { s.step(c, Done{c.gen}); return nil }
+		return s.Now, func() error { s.step(c, Done{c.gen}); return nil }
 	}
 	for _, all := range []map[int]map[ID]time.Duration{g.parts, g.barrier} {
 		if all[step] == nil {
 			all[step] = map[ID]time.Duration{}
 		}
 	}
-	next := func() { c.todo, c.since = c.todo+1, s.now }
+	next := func() { c.todo, c.since = c.todo+1, s.Now }
 	switch c.todo {
 	case 0:
 		return c.since + simStep, func() error {
-			g.parts[step][c.id], c.reduced = s.now, -1
+			g.parts[step][c.id], c.reduced = s.Now, -1
 			next()
 			return nil
 		}
@@ -507,8 +445,8 @@ func (s *simulation) train(c *simulated, g *meeting) (time.Duration, func() erro
 			return nil
 		}
 	case 2:
-		return s.now, func() error {
-			g.barrier[step][c.id] = s.now
+		return s.Now, func() error {
+			g.barrier[step][c.id] = s.Now
 			g.wishes[step] = g.wishes[step] || c.p.Waits()
 			next()
 			return nil
@@ -523,7 +461,7 @@ func (s *simulation) pass(c *simulated, g *meeting) error {
 		return err
 	}
 	admits := g.wishes[c.training]
-	c.todo, c.training, c.since = 0, c.training+1, s.now
+	c.todo, c.training, c.since = 0, c.training+1, s.Now
 	s.step(c, Stepped{c.gen})
 	if admits {
 		s.step(c, Admits{c.gen})
@@ -541,8 +479,8 @@ func (s *simulation) apply(c *simulated) error {
 	c.step++
 	c.reduced = -1
 	if c.step > s.done {
-		s.longest = max(s.longest, s.now-s.disturbed)
-		s.done, s.disturbed = c.step, s.now
+		s.longest = max(s.longest, s.Now-s.Disturbed)
+		s.done, s.Disturbed = c.step, s.Now
 	}
 	s.step(c, At{Position{Step: c.step, Phase: Computing}})
 	return s.check(c)
@@ -571,11 +509,11 @@ func (s *simulation) able() (ids []*simulated) {
 // reach each other and have the state goes on, enough processes come on hosts that it reaches. It
 // returns the size of these groups, too.
 func (s *simulation) viable() (viable bool, most int) {
-	able, hosts := s.able(), len(s.links)
+	able, hosts := s.able(), len(s.Links)
 	joined := func(of int, host func(i int) int) bool {
 		for i := range hosts {
 			for j := range i {
-				if of>>i&1 == 1 && of>>j&1 == 1 && !s.open(host(i), host(j)) {
+				if of>>i&1 == 1 && of>>j&1 == 1 && !s.Open(host(i), host(j)) {
 					return false
 				}
 			}
@@ -616,7 +554,7 @@ func (s *simulation) viable() (viable bool, most int) {
 
 // kill ends a process, which the launcher replaces.
 func (s *simulation) kill(c *simulated) {
-	s.say("kill %d", c.id)
+	s.Say("kill %d", c.id)
 	c.killed = true
 	s.tell(Dead{c.id})
 	s.spawn(c.host)
@@ -624,49 +562,39 @@ func (s *simulation) kill(c *simulated) {
 
 // pause stops a process for a while. The launcher kills one that is stopped for longer.
 func (s *simulation) pause(c *simulated, d time.Duration) {
-	s.say("stop %d for %v", c.id, d.Round(time.Millisecond))
+	s.Say("stop %d for %v", c.id, d.Round(time.Millisecond))
 	c.paused, c.frozen = true, true
-	s.after(d, func() { c.paused, s.disturbed = false, s.now })
+	s.After(d, func() { c.paused, s.Disturbed = false, s.Now })
 }
 
 // close ends the part of a process that stays, until the launcher ends it.
 func (s *simulation) close(c *simulated) {
-	s.say("close %d", c.id)
+	s.Say("close %d", c.id)
 	c.closed = true
 	s.tell(Dead{c.id})
-	s.after(simTimeout/2, func() { c.killed = true; s.spawn(c.host) })
-}
-
-// sever cuts ways for a while, 0 for good.
-func (s *simulation) sever(d time.Duration, ways ...*link) {
-	for _, l := range ways {
-		l.cut, l.since = true, s.now
-		if d > 0 {
-			s.after(d, func() { l.cut, s.disturbed = false, s.now })
-		}
-	}
+	s.After(simTimeout/2, func() { c.killed = true; s.spawn(c.host) })
 }
 
 // fault lets something go wrong.
 func (s *simulation) fault() {
-	c, o := s.procs[s.rng.IntN(len(s.procs))], s.rng.IntN(len(s.links))
+	c, o := s.procs[s.Rand.IntN(len(s.procs))], s.Rand.IntN(len(s.Links))
 	if c.killed || c.closed || c.paused || c.stopped != nil {
 		return
 	}
 	if _, most := s.viable(); most < s.limits.Least { // it waits for others as it is
 		return
 	}
-	there, back := &s.links[c.host][o], &s.links[o][c.host]
-	held := [2]bool{there.cut, back.cut}
-	d := s.between(0, 3*simTimeout)
+	there, back := &s.Links[c.host][o], &s.Links[o][c.host]
+	held := [2]bool{there.Cut, back.Cut}
+	d := s.Between(0, 3*simTimeout)
 	try := func(undo func()) bool {
 		viable, _ := s.viable()
 		undo()
 		return viable
 	}
-	s.disturbed = s.now
+	s.Disturbed = s.Now
 	s.faults--
-	switch kind := s.rng.IntN(8); {
+	switch kind := s.Rand.IntN(8); {
 	case kind < 2:
 		c.killed = true
 		if try(func() { c.killed = false }) {
@@ -675,26 +603,26 @@ func (s *simulation) fault() {
 	case kind == 2:
 		c.paused = true
 		if try(func() { c.paused = false }) {
-			s.pause(c, s.between(0, 3*time.Second))
+			s.pause(c, s.Between(0, 3*time.Second))
 		}
 	case kind == 3 && s.done > 0:
-		s.say("the calls of %d fail", c.id)
+		s.Say("the calls of %d fail", c.id)
 		c.cut = true
 	case kind == 4:
-		there.delay, back.delay = s.between(0, simStep), s.between(0, simStep)
+		there.Delay, back.Delay = s.Between(0, simStep), s.Between(0, simStep)
 	case kind == 5:
 		c.closed = true
 		if try(func() { c.closed = false }) {
 			s.close(c)
 		}
-	case kind > 5 && c.host != o && !there.cut && !back.cut:
-		there.cut, back.cut = true, kind == 7
-		if try(func() { there.cut, back.cut = held[0], held[1] }) {
-			s.say("cut %d-%d, both %t", c.host+1, o+1, kind == 7)
-			if s.rng.IntN(2) == 0 {
+	case kind > 5 && c.host != o && !there.Cut && !back.Cut:
+		there.Cut, back.Cut = true, kind == 7
+		if try(func() { there.Cut, back.Cut = held[0], held[1] }) {
+			s.Say("cut %d-%d, both %t", c.host+1, o+1, kind == 7)
+			if s.Rand.IntN(2) == 0 {
 				d = 0
 			}
-			s.sever(d, []*link{there, back}[:1+kind-6]...)
+			s.Sever(d, []*sim.Link{there, back}[:1+kind-6]...)
 		}
 	}
 }
@@ -702,24 +630,20 @@ func (s *simulation) fault() {
 // run runs the job to its end.
 func (s *simulation) run() error {
 	for range 100_000 {
-		if s.faults > 0 && s.rng.IntN(40) == 0 {
+		if s.faults > 0 && s.Rand.IntN(40) == 0 {
 			s.fault()
 		}
-		moves := s.moves()
-		slices.SortStableFunc(moves, func(a, b move) int { return int(a.at - b.at) })
-		if len(moves) == 0 || s.over() {
+		if s.over() {
 			return s.ended()
 		}
-		s.now = max(s.now, moves[0].at)
-		n := slices.IndexFunc(moves, func(m move) bool { return m.at > s.now })
-		if n < 0 {
-			n = len(moves)
-		}
-		if err := cmp.Or(moves[s.rng.IntN(n)].do(), s.wrong); err != nil {
+		moved, err := s.Step(s.moves())
+		if err := cmp.Or(err, s.wrong); err != nil {
 			return err
 		}
-		s.now += s.between(0, 100*time.Microsecond)
-		if s.now-s.disturbed > simBound {
+		if !moved {
+			return s.ended()
+		}
+		if s.Now-s.Disturbed > simBound {
 			return fmt.Errorf("no step within %v", simBound)
 		}
 	}
@@ -764,30 +688,15 @@ func (s *simulation) ended() error {
 
 // TestJobsWithFaultsEndWithTheStateOfJobsWithout: EURYALE_ELASTIC_SEED=seed runs one alone.
 func TestJobsWithFaultsEndWithTheStateOfJobsWithout(t *testing.T) {
-	first, seeds := uint64(0), uint64(300)
-	if os.Getenv("EURYALE_FULL") != "" {
-		seeds = 10_000
-	}
-	if one := os.Getenv("EURYALE_ELASTIC_SEED"); one != "" {
-		if _, err := fmt.Sscan(one, &first); err != nil {
-			t.Fatal(err)
-		}
-		seeds = 1
-	}
 	generations, longest := 0, time.Duration(0)
-	for seed := first; seed < first+seeds; seed++ {
-		s := drawn(seed, nil)
-		if s.run() != nil {
-			var log strings.Builder
-			err := drawn(seed, &log).run()
-			lines := strings.Split(log.String(), "\n")
-			t.Fatalf("EURYALE_ELASTIC_SEED=%d: %v; the last lines of its log:\n%s", seed, err,
-				strings.Join(lines[max(0, len(lines)-100):], "\n"))
-		}
+	sim.Seeds(t, "EURYALE_ELASTIC_SEED", func(seed uint64, log *strings.Builder) error {
+		s := drawn(seed, log)
+		err := s.run()
 		generations, longest = max(generations, len(s.generations)), max(longest, s.longest)
-	}
+		return err
+	})
 	t.Logf("%d generations and %v from a fault to the next step at most", generations, longest)
-	if seeds > 1 && generations < 5 {
+	if os.Getenv("EURYALE_ELASTIC_SEED") == "" && generations < 5 {
 		t.Errorf("no job had more than %d generations", generations)
 	}
 }
