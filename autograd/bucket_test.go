@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -105,8 +106,8 @@ func sizes() []int {
 
 // copied returns a copy of a value.
 func copied(v gorgonia.Value) (backend.Buffer, error) {
-	b, _, err := elements(v)
-	return clone(b), err
+	b, _, err := residence.Floats(v)
+	return residence.Clone(b), err
 }
 
 // TestBucketsEqualSingleReductions: on NCCL of integers, since it adds in an order

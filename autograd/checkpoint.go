@@ -239,11 +239,11 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 // readModel reads, by key, this rank's share of what ranks have in common or divide.
 func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) string,
 	solver gorgonia.Solver) (map[string]stored, error) {
-	owner, err := ownerIn(solver)
+	owners, err := d.owners(solver)
 	if err = errors.Join(err, d.noResiduals()); err != nil && (d.parts != nil || d.sharded) {
 		return nil, err
 	}
-	w := wanted{d: d, owner: owner, keyOf: keyOf, weightsOnly: l.weightsOnly,
+	w := wanted{d: d, owners: owners, keyOf: keyOf, weightsOnly: l.weightsOnly,
 		own: map[string]bool{}, param: map[string]*param{}}
 	for _, n := range d.model.tensors() {
 		w.own[n.key] = true
@@ -266,7 +266,7 @@ func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) s
 // wanted is what a rank wants of the model of a checkpoint.
 type wanted struct {
 	d           *DataParallel
-	owner       func(key string) (param int, ok bool) // of the solver's vectors
+	owners      map[string]*param // of the solver's vectors
 	keyOf       func(name string) string
 	own         map[string]bool   // keys of the model
 	param       map[string]*param // by key
@@ -278,8 +278,8 @@ type wanted struct {
 func (w *wanted) part(name string, has region, dt backend.DType) (region, []int, bool) {
 	key := w.keyOf(name)
 	p, isParam := w.param[key]
-	if i, ok := w.owner(key); ok && i < len(w.d.params) && !w.weightsOnly {
-		p = w.d.params[i]
+	if of := w.owners[key]; of != nil && !w.weightsOnly {
+		p = of
 	}
 	if p == nil {
 		kept := w.own[key] || numberedAverage(key) != "" || !w.weightsOnly

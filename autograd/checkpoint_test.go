@@ -441,17 +441,17 @@ func TestSolversWithHiddenStateAreNotSaved(t *testing.T) {
 
 // A program could give an SGD by value when its checkpoint was written.
 func TestSolversOfOlderCheckpointsFitThoseOfToday(t *testing.T) {
-	groups := kindOf(&SGD{}) + " of 2 parameters, " + kindOf(&Adam{}) + " of 1 parameters"
+	groups := Kind(&SGD{}) + " of 2 parameters, " + Kind(&Adam{}) + " of 1 parameters"
 	for written, today := range map[string]string{
-		"autograd.SGD":  kindOf(&SGD{}),
-		"*autograd.SGD": kindOf(&SGD{}),
+		"autograd.SGD":  Kind(&SGD{}),
+		"*autograd.SGD": Kind(&SGD{}),
 		"groups: autograd.SGD of 2 parameters, *autograd.Adam of 1 parameters": "groups: " + groups,
 	} {
 		if err := (record{Solver: written}).fits(record{Solver: today}); err != nil {
 			t.Errorf("%s: %v", written, err)
 		}
 	}
-	if err := (record{Solver: "autograd.SGD"}).fits(record{Solver: kindOf(&Adam{})}); err == nil {
+	if err := (record{Solver: "autograd.SGD"}).fits(record{Solver: Kind(&Adam{})}); err == nil {
 		t.Error("the state of an SGD is taken for that of an Adam")
 	}
 }

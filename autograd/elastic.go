@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -465,7 +466,7 @@ func (e *Elastic) handOver() error {
 	for _, name := range slices.Sorted(maps.Keys(of.Vectors)) {
 		memory, has := state[name]
 		if like := of.Vectors[name]; !has {
-			memory = room(backend.DType(like[0]), like[1])
+			memory = residence.Zeros(backend.DType(like[0]), like[1])
 		}
 		c := backend.Collective{Kind: backend.Broadcast}
 		if err := group.RunOnHost(e.comm, c, memory, memory); err != nil {

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -79,7 +80,7 @@ func (s *EMA) Averages() ([]backend.Buffer, error) {
 	var all []backend.Buffer
 	part := 1 - math.Pow(s.decay(), float64(s.steps))
 	for _, vectors := range s.vectors {
-		a := clone(vectors[len(vectors)-1])
+		a := residence.Clone(vectors[len(vectors)-1])
 		if s.steps == 0 {
 			break
 		}

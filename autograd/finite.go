@@ -82,10 +82,10 @@ func (d *DataParallel) regionsIn(model map[string]stored, solver gorgonia.Solver
 	for _, p := range d.params {
 		of[p.key()] = d.regionOf(p)
 	}
-	owner, err := ownerIn(solver)
+	owners, err := d.owners(solver)
 	for key := range model {
-		if i, ok := owner(key); ok && i < len(d.params) {
-			of[key] = d.regionOf(d.params[i])
+		if p := owners[key]; p != nil {
+			of[key] = d.regionOf(p)
 		}
 	}
 	return of, err

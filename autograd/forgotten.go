@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // clear zeroes the gradients to which Gorgonia adds those of the next run. All gradients must have
@@ -28,7 +29,7 @@ func (d *DataParallel) clear() {
 
 // zero fills a gradient with negative zeros.
 func (p *param) zero(g gorgonia.Value) {
-	memory, dense, err := elements(g)
+	memory, dense, err := residence.Floats(g)
 	if err != nil || !dense {
 		gorgonia.ZeroValue(g)
 		return
@@ -46,7 +47,7 @@ func (d *DataParallel) computed() error {
 		if p.hooked != nil || p.cleared == nil || p.gradient() != p.cleared {
 			return nil
 		}
-		memory, _, err := elements(p.cleared)
+		memory, _, err := residence.Floats(p.cleared)
 		if err != nil {
 			return err
 		}

@@ -91,8 +91,8 @@ func (f *Fusion) Release() {
 	}
 }
 
-// has reports whether this is a Fusion of a solver, and no other one has made the last step.
-func (f *Fusion) has(solver gorgonia.Solver) bool {
+// Has reports whether this is a Fusion of a solver, and no other one has made the last step.
+func (f *Fusion) Has(solver gorgonia.Solver) bool {
 	all := []gorgonia.Solver{solver}
 	if g, ok := solver.(*Groups); ok {
 		all = nil
@@ -150,24 +150,21 @@ func (f *Fusion) prefix(part int) string {
 	return prefixOf(part)
 }
 
-// counts adds the numbers of steps to the content of a checkpoint.
-func (f *Fusion) counts(model map[string]stored) {
+// State is the solver's State without copies: the numbers of steps, and apart from these the host
+// memory of the vectors, with what was brought back last.
+func (f *Fusion) State() (counts, vectors map[string]backend.Buffer) {
+	counts, vectors = map[string]backend.Buffer{}, map[string]backend.Buffer{}
 	for k, p := range f.parts {
 		for name, b := range p.state.counted(p.rule) {
-			model[f.prefix(k)+name] = vector(b)
+			counts[f.prefix(k)+name] = b
 		}
-	}
-}
-
-// vectorsTo adds the host memory of the vectors kept for parameters.
-func (f *Fusion) vectorsTo(model map[string]stored) {
-	for k, p := range f.parts {
-		for i, vectors := range p.state.vectors {
-			for j, v := range vectors {
-				model[fmt.Sprint(f.prefix(k), p.rule.keep[j], i)] = vector(v)
+		for i, kept := range p.state.vectors {
+			for j, v := range kept {
+				vectors[fmt.Sprint(f.prefix(k), p.rule.keep[j], i)] = v
 			}
 		}
 	}
+	return counts, vectors
 }
 
 // Vectors returns the host memory of the vectors kept for each parameter, given the parameters'

@@ -292,7 +292,7 @@ func (g *Groups) Close() error {
 func (g *Groups) String() string {
 	var all []string
 	for k, s := range g.groups {
-		all = append(all, fmt.Sprintf("%s of parameters %s", kindOf(s), ranges(g.params[k])))
+		all = append(all, fmt.Sprintf("%s of parameters %s", Kind(s), ranges(g.params[k])))
 	}
 	return "groups: " + strings.Join(all, ", ")
 }
@@ -314,30 +314,44 @@ func ranges(numbers []int) string {
 	return strings.Join(all, " ")
 }
 
-// kindOf names a solver as checkpoints compare it. The names of a group's state say which
-// parameters it has.
-func kindOf(solver gorgonia.Solver) string {
+// Kind names a solver by its type, a [Custom] also by its name, and an [EMA] and [Groups] also by
+// their solvers: solvers of other kinds have other states.
+func Kind(solver gorgonia.Solver) string {
 	g, ok := solver.(*Groups)
 	switch s := solver.(type) {
 	case *Custom:
 		return fmt.Sprintf("%T %s", s, s.Name)
 	case *EMA:
-		return fmt.Sprintf("%T of %s", s, kindOf(s.Solver))
+		return fmt.Sprintf("%T of %s", s, Kind(s.Solver))
 	}
 	if !ok {
 		return fmt.Sprintf("%T", solver)
 	}
 	var all []string
 	for k, s := range g.groups {
-		all = append(all, fmt.Sprintf("%s of %d parameters", kindOf(s), len(g.params[k])))
+		all = append(all, fmt.Sprintf("%s of %d parameters", Kind(s), len(g.params[k])))
 	}
 	return "groups: " + strings.Join(all, ", ")
 }
 
-// numberedKind is kindOf in checkpoints of format 1.
-func numberedKind(solver gorgonia.Solver) string {
-	if g, ok := solver.(*Groups); ok {
-		return g.String()
+// VectorNames returns the names that a solver's State gives to the vectors kept for a parameter, a
+// number in the order of Step, with whatever settings. ok is false for solvers of other packages.
+func VectorNames(solver gorgonia.Solver, param int) (names []string, ok bool) {
+	prefix := ""
+	if g, is := solver.(*Groups); is {
+		if param >= len(g.of) {
+			return nil, true
+		}
+		at := g.of[param]
+		solver, prefix, param = g.groups[at.part], prefixOf(at.part), at.param
 	}
-	return kindOf(solver)
+	s, ok := solver.(ruled)
+	if !ok {
+		return nil, false
+	}
+	r := s.rule()
+	for _, vector := range slices.Concat(r.keep, r.without) {
+		names = append(names, fmt.Sprint(prefix, vector, param))
+	}
+	return names, true
 }

@@ -386,7 +386,7 @@ func (v *inventory) merge(comm backend.Communicator) error {
 // meanOf writes the mean of the values that the notes have between two bytes.
 func meanOf[T float32 | float64](to backend.Buffer, notes [][]byte, from, end int) {
 	sums := make([]float64, to.Len())
-	part := room(to.DType(), to.Len())
+	part := residence.Zeros(to.DType(), to.Len())
 	for _, note := range notes {
 		copy(part.Bytes(), note[from:end])
 		for i, x := range backend.View[T](part) {

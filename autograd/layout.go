@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // align is where buckets begin in their memory, in bytes: a cache line.
@@ -136,7 +137,7 @@ func assignSlots(buckets []*bucket, memory backend.Buffer, own, most, rank, P in
 		b.whole, memory = splitOff(memory, b.params[0].dtype, b.room(most, P))
 		b.wholeOnHost, b.shard = b.whole, chunkOf(n, rank, P)
 		if b.whole.Device() {
-			b.wholeOnHost = zeros(b.whole)
+			b.wholeOnHost = residence.Zeros(b.whole.DType(), b.whole.Len())
 		}
 		b.sums, b.onHost = b.whole.Slice(0, n*own), b.wholeOnHost.Slice(0, n*own)
 		b.data, b.host = b.sums.Slice(0, n), b.onHost.Slice(0, n)

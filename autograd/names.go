@@ -151,24 +151,6 @@ func numberedAverage(name string) (suffix string) {
 	return ""
 }
 
-// vectorKeys returns the prefixes of a solver's keys for what it keeps for a parameter, and the
-// number that follows them; none if its keys do not say which parameter they are of.
-func vectorKeys(solver gorgonia.Solver, param int) (prefixes []string, number int) {
-	switch s := solver.(type) {
-	case *Groups:
-		at := s.of[param]
-		r := s.groups[at.part].rule()
-		for _, prefix := range slices.Concat(r.keep, r.without) {
-			prefixes = append(prefixes, prefixOf(at.part)+prefix)
-		}
-		return prefixes, at.param
-	case ruled:
-		r := s.rule()
-		return slices.Concat(r.keep, r.without), param
-	}
-	return nil, 0
-}
-
 // fileNames returns the names in a file of the model's tensors and of what the solver keeps for
 // parameters, by their keys. Everything else is the solver's.
 func (d *DataParallel) fileNames(solver gorgonia.Solver) map[string]string {
@@ -177,10 +159,9 @@ func (d *DataParallel) fileNames(solver gorgonia.Solver) map[string]string {
 		all[n.key] = n.file
 	}
 	for i, p := range d.params {
-		prefixes, number := vectorKeys(solver, i)
-		for _, prefix := range prefixes {
-			name := solverPrefix + strings.TrimSuffix(prefix, ".") + "/" + p.node.Name()
-			all[prefix+strconv.Itoa(number)] = name
+		keys, _ := VectorNames(solver, i)
+		for _, key := range keys {
+			all[key] = solverPrefix + key[:strings.LastIndex(key, ".")] + "/" + p.node.Name()
 		}
 	}
 	return all
@@ -202,11 +183,11 @@ func (d *DataParallel) stepsSome(model map[string]stored, solver gorgonia.Solver
 	if _, groups := solver.(*Groups); groups {
 		return false // of all
 	}
-	prefixes, last := vectorKeys(solver, len(d.params)-1)
-	if len(prefixes) == 0 {
+	keys, _ := VectorNames(solver, len(d.params)-1)
+	if len(keys) == 0 {
 		return false
 	}
-	_, all := model[prefixes[0]+strconv.Itoa(last)]
+	_, all := model[keys[0]]
 	return !all
 }
 

@@ -88,6 +88,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Agree.problem": "nil is no problem",
 		"Fuse.pull":     "nil has nothing to pull",
 		"Hooked":        "it returns false",
+		"Kind":          "it names any solver, also none",
+		"VectorNames":   "nil is a solver of another package",
 		"NonStrict":     "nil reports nothing",
 		"Warmup":        "it returns a Schedule and no error",
 	})

@@ -63,7 +63,7 @@ func (p *param) String() string { return fmt.Sprintf("%s %v%v", p.name, p.dtype,
 
 // memory returns the memory of p's value.
 func (p *param) memory() (backend.Buffer, error) {
-	value, dense, err := elements(p.node.Value())
+	value, dense, err := residence.Floats(p.node.Value())
 	if err == nil && !dense {
 		err = fmt.Errorf("is a view or transposed: its value must be contiguous, in row order")
 	}
@@ -129,7 +129,7 @@ func (p *param) load(g gorgonia.Value) error {
 // contiguous returns the elements of a gradient in row order: its own memory if that is in order,
 // or a copy, in room if there is any.
 func (p *param) contiguous(g gorgonia.Value, room backend.Buffer) (backend.Buffer, error) {
-	src, dense, err := elements(g)
+	src, dense, err := residence.Floats(g)
 	if err != nil {
 		return src, err
 	}
@@ -140,7 +140,7 @@ func (p *param) contiguous(g gorgonia.Value, room backend.Buffer) (backend.Buffe
 		return src, nil
 	}
 	if room.Len() == 0 {
-		room = zeros(p.slot)
+		room = residence.Zeros(p.dtype, p.size)
 	}
 	return room, residence.InRowOrder(room, src, g.(*tensor.Dense))
 }
@@ -157,33 +157,4 @@ func (p *param) checksum() (uint32, error) {
 	h := checkpoint.NewChecksum()
 	h.Write(value.Bytes())
 	return h.Sum32(), err
-}
-
-// elements returns the host memory of a value. dense says that its elements are
-// contiguous there, in row order.
-func elements(v gorgonia.Value) (memory backend.Buffer, dense bool, err error) {
-	d, _ := residence.DType(v.Dtype())
-	if err := floats(d, v.Dtype()); err != nil {
-		return memory, false, err
-	}
-	if memory, err = residence.Memory(v, d); err != nil {
-		return memory, false, fmt.Errorf("cannot be read: %w", err)
-	}
-	t, ok := v.(*tensor.Dense)
-	if !ok {
-		return memory, true, nil
-	}
-	n := t.Shape().TotalSize()
-	if dense = residence.RowMajor(t) && n <= memory.Len(); dense {
-		memory = memory.Slice(0, n)
-	}
-	return memory, dense, nil
-}
-
-// floats checks the dtype of a parameter, which errors name.
-func floats(d backend.DType, name fmt.Stringer) error {
-	if d != backend.F32 && d != backend.F64 {
-		return fmt.Errorf("is a tensor of %v: float32 and float64 are supported", name)
-	}
-	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // WithParts declares that some parameters are parts of larger ones that the ranks of comm divide:
@@ -151,7 +152,7 @@ func (s *parts) divided(param int) bool { return s != nil && s.lengths[param] !=
 func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 	shape, part := s.wholeShape(p), slices.Clone(p.dims())
 	axis, size := s.axes[p.name], p.dtype.Size()
-	whole := room(p.dtype, product(shape))
+	whole := residence.Zeros(p.dtype, product(shape))
 	// Ranks send the same number of bytes.
 	note := make([]byte, product(shape)/shape[axis]*slices.Max(s.lengths[p.index])*size)
 	copy(note, mine.Bytes())
@@ -235,7 +236,7 @@ func (s *parts) joined(p *param, mine stored) (stored, error) {
 // themselves, and what the solver keeps for them.
 func (d *DataParallel) divisible(model map[string]stored,
 	solver gorgonia.Solver) (map[string]*param, error) {
-	owner, err := ownerIn(solver)
+	owners, err := d.owners(solver)
 	if err = errors.Join(err, d.noResiduals()); err != nil {
 		return nil, err
 	}
@@ -246,8 +247,8 @@ func (d *DataParallel) divisible(model map[string]stored,
 		}
 	}
 	for name := range model {
-		if i, ok := owner(name); ok && i < len(d.params) && d.parts.divided(i) {
-			of[name] = d.params[i]
+		if p := owners[name]; p != nil && d.parts.divided(p.index) {
+			of[name] = p
 		}
 	}
 	return of, nil
@@ -262,19 +263,20 @@ func (d *DataParallel) noResiduals() error {
 	return nil
 }
 
-// ownerIn returns the function that says for which parameter a solver keeps a tensor.
-func ownerIn(solver gorgonia.Solver) (owner func(name string) (param int, ok bool), err error) {
-	switch s := solver.(type) {
-	case *Groups:
-		return s.owner, nil
-	case ruled:
-		return s.rule().owner, nil
-	case *gorgonia.VanillaSolver:
-	default:
-		err = fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of package autograd",
-			backend.ErrUnsupported, solver)
+// owners returns the parameters for which a solver keeps vectors, by the names of these.
+func (d *DataParallel) owners(solver gorgonia.Solver) (map[string]*param, error) {
+	of := map[string]*param{}
+	for i, p := range d.params {
+		names, ours := VectorNames(solver, i)
+		if _, vanilla := solver.(*gorgonia.VanillaSolver); !ours && !vanilla {
+			return nil, fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of "+
+				"package autograd", backend.ErrUnsupported, solver)
+		}
+		for _, name := range names {
+			of[name] = p
+		}
 	}
-	return func(string) (int, bool) { return 0, false }, err
+	return of, nil
 }
 
 // Parts returns the communicator whose ranks divide the parameters, nil without [WithParts], and

@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
@@ -202,7 +203,7 @@ func (a *assembly) place(name string, has region, h *safetensors.Header) (region
 				has.Shape)
 		}
 		a.left -= more * size
-		t = &assembled{stored{Shape: shape, Data: room(d, want.n)}, want, 0}
+		t = &assembled{stored{Shape: shape, Data: residence.Zeros(d, want.n)}, want, 0}
 		a.have[name] = t
 	}
 	if has.n == product(want.Shape) && slices.Equal(own, has.Shape) { // a vector may be of a matrix

@@ -110,10 +110,11 @@ func TestShardsOfMoreThanTheFilesAreRefused(t *testing.T) {
 	shards, says := map[string]stored{}, []string{}
 	for i := range count {
 		name := fmt.Sprint("w", i)
-		shards[name] = vector(room(backend.F32, 0))
+		shards[name] = vector(backend.Of([]float32{}))
 		says = append(says, fmt.Sprintf(`"%s":{"shape":[1000],"length":1000}`, name))
 	}
-	write(checkpoint.ModelName, map[string]stored{"b": vector(room(backend.F32, 1000))}, "")
+	b := vector(backend.Of(make([]float32, 1000)))
+	write(checkpoint.ModelName, map[string]stored{"b": b}, "")
 	write(checkpoint.RankName(0), shards, "{"+strings.Join(says, ",")+"}")
 	a := assembly{dir: dir, of: of, need: func(_ string, has region, _ backend.DType) (region,
 		[]int, bool) {

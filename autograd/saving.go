@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // SaveAsync is [DataParallel.Save] in the background: it returns once it has copied the content of
@@ -228,7 +229,7 @@ func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 			} else if d.sharded && !s.first { // it writes shards alone
 				continue
 			}
-			model[n.key] = stored{Shape: t.Shape, Data: clone(t.Data)}
+			model[n.key] = stored{Shape: t.Shape, Data: residence.Clone(t.Data)}
 		}
 	}
 	if !d.sharded {
@@ -248,7 +249,7 @@ func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 // copiesOf reports whether a machine has copies of all that is to be saved, on its device.
 func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
 	return d.planned != nil && d.planned.copy != nil && (d.parts == nil || d.sharded) &&
-		d.planned.by.has(solver)
+		d.planned.by.Has(solver)
 }
 
 // copyOnDevice starts copies of parameters and the solver's vectors where a machine has them: only
@@ -261,9 +262,10 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		}
 	}
 	for key, t := range model {
-		model[key] = stored{Shape: t.Shape, Data: clone(t.Data)}
+		model[key] = stored{Shape: t.Shape, Data: residence.Clone(t.Data)}
 	}
-	d.planned.by.counts(model)
+	counts, vectors := d.planned.by.State()
+	add(model, counts)
 	moving := map[string]stored{} // in host memory, of which the device has newer elements
 	for _, p := range d.params {
 		memory, err := p.value()
@@ -273,7 +275,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		memory = d.regionOf(p).shard(memory)
 		moving[p.key()] = stored{Shape: p.dims(), Data: memory}
 	}
-	d.planned.by.vectorsTo(moving)
+	add(moving, vectors)
 	maps.Copy(model, moving)
 	if d.sharded {
 		var err error

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // span is elements from one up to another.
@@ -163,7 +164,7 @@ func (d *DataParallel) gatherShards(purpose backend.Purpose, p *param, mine back
 	if err != nil {
 		return backend.Buffer{}, err
 	}
-	whole := room(p.dtype, p.size)
+	whole := residence.Zeros(p.dtype, p.size)
 	for r, note := range notes {
 		s := d.shardOf(p, r)
 		copy(whole.Bytes()[s.from*size:s.to*size], note)
@@ -174,7 +175,7 @@ func (d *DataParallel) gatherShards(purpose backend.Purpose, p *param, mine back
 // shardsIn returns where this rank's shards of a model belong, by their names in files.
 func (d *DataParallel) shardsIn(model map[string]stored, solver gorgonia.Solver) (
 	map[string]region, error) {
-	owner, err := ownerIn(solver)
+	owners, err := d.owners(solver)
 	of, name := map[string]region{}, d.naming(model, solver)
 	add := func(key string, p *param) {
 		if d.parts.first() || d.parts.divided(p.index) { // others have the same
@@ -185,8 +186,8 @@ func (d *DataParallel) shardsIn(model map[string]stored, solver gorgonia.Solver)
 		add(p.key(), p)
 	}
 	for key := range model {
-		if i, ok := owner(key); ok && i < len(d.params) {
-			add(key, d.params[i])
+		if p := owners[key]; p != nil {
+			add(key, p)
 		}
 	}
 	return of, err

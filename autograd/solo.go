@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -70,7 +71,7 @@ func (soloDevice) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
 		return backend.Buffer{}, fmt.Errorf("%w: alloc of %d bytes", backend.ErrArgument, nbytes)
 	}
-	return room(backend.U8, nbytes), nil
+	return residence.Zeros(backend.U8, nbytes), nil
 }
 
 // soloQueue has done everything when a call returns.

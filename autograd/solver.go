@@ -229,13 +229,13 @@ func (s *solverState) prepare(r rule, all []operands) error {
 	return nil
 }
 
-// compile makes the loop for parameters of a size, and room for numbers, unless they are there.
+// compile makes the loop for parameters of a size, and memory for numbers, unless they are there.
 func (s *solverState) compile(r rule, of size) (err error) {
 	if of.length == 0 || s.loops[of] != nil {
 		return nil
 	}
 	if _, ok := s.numbers[of.dtype]; !ok {
-		s.numbers[of.dtype] = room(of.dtype, len(s.script.numbers))
+		s.numbers[of.dtype] = residence.Zeros(of.dtype, len(s.script.numbers))
 	}
 	s.loops[of], err = newLoop(r, s.steps+1, of)
 	return err
@@ -311,7 +311,7 @@ func (s *solverState) fit(r rule, all []operands) error {
 		s.vectors = make([][]backend.Buffer, len(all))
 		for i, o := range all {
 			for range r.keep {
-				s.vectors[i] = append(s.vectors[i], zeros(o.w))
+				s.vectors[i] = append(s.vectors[i], residence.Zeros(o.w.DType(), o.w.Len()))
 			}
 		}
 	}
@@ -346,7 +346,7 @@ func (s *solverState) state(r rule) (map[string]backend.Buffer, error) {
 	state := s.counted(r)
 	for i, vectors := range s.vectors {
 		for k, v := range vectors {
-			state[fmt.Sprint(r.keep[k], i)] = clone(v)
+			state[fmt.Sprint(r.keep[k], i)] = residence.Clone(v)
 		}
 	}
 	return state, nil
@@ -372,7 +372,7 @@ func (s *solverState) set(r rule, state map[string]backend.Buffer) error {
 	for _, buffers := range stored {
 		var vectors []backend.Buffer
 		for _, b := range buffers {
-			vectors = append(vectors, clone(b))
+			vectors = append(vectors, residence.Clone(b))
 		}
 		s.vectors = append(s.vectors, vectors)
 	}
@@ -437,8 +437,9 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 			if !ok {
 				return 0, nil, r.refuse("the state has no %s%d, and others after it", prefix, i)
 			}
-			if err := floats(v.DType(), v.DType()); err != nil {
-				return 0, nil, r.refuse("%s%d %w", prefix, i, err)
+			if d := v.DType(); d != backend.F32 && d != backend.F64 {
+				return 0, nil, r.refuse("%s%d is a tensor of %v: f32 and f64 are supported", prefix,
+					i, d)
 			}
 			if k > 0 && !alike(v, stored[i][0]) {
 				return 0, nil, r.refuse("%s%d is %d %v, and %s%d is not like it", prefix, i,
@@ -474,21 +475,6 @@ func (r rule) refuse(format string, args ...any) error {
 		fmt.Errorf(format, args...))
 }
 
-// zeros returns host memory like b, aligned for every dtype.
-func zeros(b backend.Buffer) backend.Buffer { return room(b.DType(), b.Len()) }
-
-// room returns n zeros in host memory, aligned for every dtype.
-func room(d backend.DType, n int) backend.Buffer {
-	return backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
-}
-
-// clone returns a copy of host memory.
-func clone(b backend.Buffer) backend.Buffer {
-	c := zeros(b)
-	copy(c.Bytes(), b.Bytes())
-	return c
-}
-
 // alike reports whether two buffers have the same dtype and length.
 func alike(a, b backend.Buffer) bool { return a.DType() == b.DType() && a.Len() == b.Len() }
 
@@ -509,7 +495,7 @@ func operandsOf(w, dw gorgonia.Value) (o operands, err error) {
 
 // memoryOf returns the memory of a contiguous value.
 func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
-	memory, dense, err := elements(v)
+	memory, dense, err := residence.Floats(v)
 	if err == nil && !dense {
 		err = errors.New("is not contiguous")
 	}

@@ -71,11 +71,14 @@ const format = 2
 
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
-		Format: format, Ranks: d.comm.Size(), Solver: kindOf(solver), numbered: numberedKind(
-			solver), Partial: d.partial, Turn: d.turn,
+		Format: format, Ranks: d.comm.Size(), Solver: Kind(solver), numbered: Kind(solver),
+		Partial: d.partial, Turn: d.turn,
 		Compression: d.gradComm != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 		Tables: described(d.tables),
+	}
+	if groups, ok := solver.(*Groups); ok {
+		r.numbered = groups.String()
 	}
 	if d.sharded {
 		r.Shards = d.comm.Size() * d.parts.size()

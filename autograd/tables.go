@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Table is a table of numbers whose rows the ranks of a communicator divide, like those of package
@@ -121,7 +122,7 @@ func (d *DataParallel) takeRows(to map[string]backend.Buffer, t Table, file map[
 			return fmt.Errorf("%w: table %s has %d numbers there, want %d rows of %d",
 				backend.ErrArgument, t.Name(), from.Data.Len(), has, n)
 		case to[name].Len() == 0:
-			to[name] = room(t.DType(), (rows-d.comm.Rank()+P-1)/P*n)
+			to[name] = residence.Zeros(t.DType(), (rows-d.comm.Rank()+P-1)/P*n)
 		}
 		for k := range has {
 			if row := k*of + rank; row%P == d.comm.Rank() {

@@ -178,9 +178,9 @@ func (s *sums) prepare(t *tree, p *param) {
 		return
 	}
 	for range backend.TopLevel(slices.Max(t.branches)) {
-		s.levels = append(s.levels, zeros(p.slot))
+		s.levels = append(s.levels, residence.Zeros(p.dtype, p.size))
 	}
-	s.none = zeros(p.slot)
+	s.none = residence.Zeros(p.dtype, p.size)
 }
 
 // add adds the gradient of the present micro-batch, nil for none, to the sums that it completes.

@@ -47,7 +47,9 @@ func at(comm backend.Communicator, f func(onHost) (gorgonia.Value, error)) (gorg
 
 func (onHost) kernels() backend.Arithmetic { return kernels.Host{} }
 
-func (onHost) scratch(d backend.DType, n int) (backend.Buffer, error) { return scratch(d, n), nil }
+func (onHost) scratch(d backend.DType, n int) (backend.Buffer, error) {
+	return residence.Zeros(d, n), nil
+}
 
 func (p onHost) run(c backend.Collective, dst, src backend.Buffer) error {
 	return group.RunOnHost(p.comm, c, dst, src)
@@ -82,7 +84,7 @@ func (p onHost) here(b backend.Buffer) (backend.Buffer, error) {
 	if !b.Device() {
 		return b, nil
 	}
-	copied, q := scratch(b.DType(), b.Len()), p.comm.Device().Default()
+	copied, q := residence.Zeros(b.DType(), b.Len()), p.comm.Device().Default()
 	if err := q.Move(copied, b); err != nil {
 		return copied, err
 	}

@@ -77,13 +77,8 @@ func rowMajor(x backend.Buffer, v gorgonia.Value) (backend.Buffer, error) {
 	if err := residence.Within(x.Len(), shape, strides); err != nil {
 		return backend.Buffer{}, err
 	}
-	y := scratch(x.DType(), product(shape))
+	y := residence.Zeros(x.DType(), product(shape))
 	return y, residence.CopyStrided(kernels.Host{}, y, x, shape, strides)
-}
-
-// scratch returns zeroed host memory.
-func scratch(d backend.DType, n int) backend.Buffer {
-	return backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
 }
 
 // fresh returns a new value, zero, and its memory: a scalar for a

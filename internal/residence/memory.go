@@ -43,9 +43,42 @@ func Elements(v any, d backend.DType) (backend.Buffer, error) {
 	if RowMajor(t) && n <= memory.Len() {
 		return memory.Slice(0, n), nil
 	}
-	// aligned for any type
-	copied := backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
+	copied := Zeros(d, n)
 	return copied, InRowOrder(copied, memory, t)
+}
+
+// Floats returns the memory of a value of float32 or float64. dense says whether its elements are
+// contiguous there, in row-major order.
+func Floats(v interface{ Dtype() tensor.Dtype }) (memory backend.Buffer, dense bool, err error) {
+	d, _ := DType(v.Dtype())
+	if d != backend.F32 && d != backend.F64 {
+		return memory, false, fmt.Errorf("is a tensor of %v: float32 and float64 are supported",
+			v.Dtype())
+	}
+	if memory, err = Memory(v, d); err != nil {
+		return memory, false, fmt.Errorf("cannot be read: %w", err)
+	}
+	t, ok := v.(*tensor.Dense)
+	if !ok {
+		return memory, true, nil
+	}
+	n := t.Shape().TotalSize()
+	if dense = RowMajor(t) && n <= memory.Len(); dense {
+		memory = memory.Slice(0, n)
+	}
+	return memory, dense, nil
+}
+
+// Zeros returns n zeros in host memory, aligned for every dtype.
+func Zeros(d backend.DType, n int) backend.Buffer {
+	return backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
+}
+
+// Clone returns a copy of host memory.
+func Clone(b backend.Buffer) backend.Buffer {
+	c := Zeros(b.DType(), b.Len())
+	copy(c.Bytes(), b.Bytes())
+	return c
 }
 
 // InRowOrder copies the elements of a tensor of the host, of which src is the memory, to dst in
