@@ -158,15 +158,8 @@ func hostMemory(v gorgonia.Value) (backend.Buffer, error) {
 		return memory, fmt.Errorf("cannot be read: %w", err)
 	}
 	memory = memory.Slice(0, v.Shape().TotalSize())
-	if residence.OfOthers(memory) {
-		return memory, errOfOthers
-	}
-	return memory, nil
+	return memory, residence.Present(memory)
 }
-
-// errOfOthers is why a value cannot be used where all of it is wanted.
-var errOfOthers = errors.New("has only this rank's shard (vm.WithShards): call Pull of the " +
-	"machine that trains it first, on all ranks")
 
 // find looks for averages and random numbers in the graphs of the learnables. Where hooks are
 // used, graphs grow after New. After an error all is as it was.

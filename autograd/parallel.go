@@ -240,11 +240,11 @@ func untied(params []*param) error {
 	values := make([]backend.Buffer, len(params))
 	for i, p := range params {
 		var err error
-		if values[i], err = p.value(); err == nil && residence.OfOthers(values[i]) {
-			err = fmt.Errorf("%w: the value of %v %w", backend.ErrArgument, p, errOfOthers)
-		}
-		if err != nil {
+		if values[i], err = p.value(); err != nil {
 			return err
+		}
+		if err = residence.Present(values[i]); err != nil {
+			return fmt.Errorf("%w: the value of %v %w", backend.ErrArgument, p, err)
 		}
 	}
 	if i, k, tied := residence.Overlap(values); tied {

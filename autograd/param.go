@@ -103,6 +103,15 @@ func (p *param) value() (backend.Buffer, error) {
 	return v, nil
 }
 
+// present is value where no device may have a newer one.
+func (p *param) present() (backend.Buffer, error) {
+	v, err := p.value()
+	if err == nil && residence.Present(v) == residence.OnDevice {
+		err = fmt.Errorf("%w: the value of %v %w", backend.ErrArgument, p, residence.OnDevice)
+	}
+	return v, err
+}
+
 // gradient returns what the last run has left for this parameter, nil if it
 // left nothing.
 func (p *param) gradient() gorgonia.Value {
@@ -147,13 +156,13 @@ func (p *param) contiguous(g gorgonia.Value, room backend.Buffer) (backend.Buffe
 
 // bytes returns the parameter, to be read.
 func (p *param) bytes() ([]byte, error) {
-	value, err := p.value()
+	value, err := p.present()
 	return value.Bytes(), err
 }
 
 // checksum returns the checksum of the parameter's bytes.
 func (p *param) checksum() (uint32, error) {
-	value, err := p.value()
+	value, err := p.present()
 	h := checkpoint.NewChecksum()
 	h.Write(value.Bytes())
 	return h.Sum32(), err

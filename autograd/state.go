@@ -141,7 +141,7 @@ func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, er
 	}
 	model := map[string]stored{}
 	for _, p := range d.params {
-		value, err := p.value()
+		value, err := p.present()
 		if err != nil {
 			return nil, err
 		}
@@ -229,7 +229,7 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 				backend.ErrArgument, p.name, t.Data.DType(), tensor.Shape(t.Shape), p.dtype,
 				p.shape)
 		}
-		if _, err := p.value(); err != nil {
+		if _, err := p.present(); err != nil {
 			return err
 		}
 		sizes = append(sizes, t.Data)

@@ -36,12 +36,13 @@ import (
 // file, the old one or the new one. An existing file is replaced.
 //
 // Values are read on the host: call Machine.Pull first, on all ranks, if a machine of package vm
-// trains on a device or with WithShards. [ReadWeights] of a checkpoint gives whole learnables where
-// ranks divide them otherwise ([WithParts]).
+// trains on a device or with WithShards; they are refused otherwise. [ReadWeights] of a checkpoint
+// gives whole learnables where ranks divide them otherwise ([WithParts]).
 //
 // Errors: ErrArgument for a node that is not a variable or has no value, for one of which a rank
-// has a part alone, and for names that are empty, not UTF-8, or given to two nodes; an element that
-// is NaN, or infinite in a variable with a gradient or a moving average; those of the file system.
+// has a part alone or a device newer elements, and for names that are empty, not UTF-8, or given to
+// two nodes; an element that is NaN, or infinite in a variable with a gradient or a moving average;
+// those of the file system.
 func SaveWeights(path string, nodes gorgonia.Nodes) error {
 	if err := saveWeights(path, nodes); err != nil {
 		return wrapped("save weights to %s: %w", path, err)
@@ -59,8 +60,8 @@ func SaveWeights(path string, nodes gorgonia.Nodes) error {
 //
 //	err := autograd.LoadWeights("pretrained.safetensors", body, autograd.NonStrict(nil))
 //
-// A machine of package vm on a device takes over the values in its next run: call its Pull before
-// LoadWeights if it has run.
+// A machine of package vm on a device takes over the values in its next run. If it has trained,
+// call its Pull before: variables that are newer there are refused.
 //
 // Errors: ErrArgument for variables that the file lacks and tensors that no variable has, with
 // their names, for other shapes or dtypes, and for nodes that SaveWeights refuses; a damaged file,

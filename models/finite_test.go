@@ -55,14 +55,16 @@ func TestAFolderIsSavedWithFiniteNumbersOnly(t *testing.T) {
 		want string
 	}{
 		{backend.F16, 65504, ""},
-		{backend.F16, 1e6, "element [1] is 1e+06, more than f16 can hold"},
+		{backend.F16, 1e6, "element [0] is 1e+06, more than f16 can hold"},
 		{backend.BF16, 1e6, ""}, {backend.BF16, math.MaxFloat32, "more than bf16 can hold"},
 		{backend.F32, math.MaxFloat32, ""}, {backend.F32, float32(math.NaN()), "is NaN"},
 		{backend.F16, float32(math.Inf(-1)), "is -Inf: the model has diverged"},
+		// residence.OnDevice
+		{backend.F32, math.Float32frombits(0x7fc0_e57b), "call Pull or Close"},
 	} {
 		m := load(t, stored(t, "llama3", c.d))
 		weights := learned(t, m)
-		weights[gain].Data().([]float32)[1] = c.x
+		weights[gain].Data().([]float32)[0] = c.x
 		dir := filepath.Join(t.TempDir(), "saved")
 		err := m.Save(dir, weights)
 		_, none := os.Stat(dir)

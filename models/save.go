@@ -2,6 +2,7 @@ package models
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -221,7 +222,7 @@ func (m *Model) tensor(learnable string, x *tensor.Dense) (name string, t safete
 	}
 	own, _ := residence.DType(x.Dtype())
 	elements, err := residence.Elements(x, own)
-	if err != nil {
+	if err = cmp.Or(err, residence.Present(elements)); err != nil {
 		return "", t, err
 	}
 	values, err := numbers(elements)

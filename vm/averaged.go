@@ -12,7 +12,8 @@ import (
 // Averaged calls f while learnables whose solver is an autograd.EMA have their moving averages as
 // values: to evaluate on another machine, or to save them with autograd.SaveWeights. Afterwards
 // learnables have their former values, bit for bit. The machine itself must not run in f. Without
-// such a solver, and before the first step, Averaged only calls f.
+// such a solver, and before the first step, Averaged only calls f, which must call Pull itself to
+// read learnables on the host.
 //
 // Cost: a copy of the learnables and the averages from the device, and two copies to it.
 //
@@ -33,16 +34,15 @@ func (m *Machine) Averaged(f func() error) (err error) {
 	if several, ok := m.solver.solver.(*autograd.Groups); ok {
 		groups = several.List()
 	}
-	if m.solver.parts != nil && slices.Contains(m.solver.alone, true) {
-		// f sees the learnables on the host
-		if err := m.Pull(m.solver.learnables...); err != nil {
-			return err
-		}
-	}
 	groups = slices.DeleteFunc(groups, func(g autograd.Group) bool {
 		_, ok := g.Solver.(*autograd.EMA)
 		return !ok
 	})
+	if len(groups) > 0 || m.solver.parts != nil && slices.Contains(m.solver.alone, true) {
+		if err := m.Pull(m.solver.learnables...); err != nil { // f may read all of them on the host
+			return err
+		}
+	}
 	var restore []func()
 	defer func() {
 		for _, g := range groups { // what f has uploaded belongs to the host again
@@ -54,7 +54,7 @@ func (m *Machine) Averaged(f func() error) (err error) {
 	}()
 	for _, g := range groups {
 		averages, err := g.Solver.(*autograd.EMA).Averages()
-		if err = errors.Join(err, m.Pull(g.Params...)); err != nil {
+		if err != nil {
 			return err
 		}
 		for i, a := range averages {

@@ -63,8 +63,8 @@
 // value. Learnables and the solver's state are updated in place: on a device they stay there, and
 // gradients are not copied to the host. Other machines on the device that share them see each step.
 // [Machine.Pull] and Close write learnables back to their host tensors. A program that reads or
-// writes these only after Pull is right on every device. Machines elsewhere read the host tensors,
-// so call Pull before they run.
+// writes these only after Pull is right on every device. Until then the first and the last element
+// there are NaN, by which machines elsewhere, autograd and models refuse them.
 //
 // With [WithDataParallel] the ranks of a communicator train together, without autograd.DataParallel
 // and its Sync:

@@ -139,6 +139,7 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 			return nil, err
 		}
 	}
+	e.kept.Unmark() // the device's elements count, or those of rank 0
 	m.parallel = &parallel{comm: comm, options: e.options}
 	if err := m.train(m.share()); err != nil {
 		return nil, errors.Join(err, m.parallel.close())

@@ -288,6 +288,9 @@ func (m *Machine) bind() error {
 	var errs []error
 	for _, in := range m.inputs {
 		memory, err := in.memory()
+		if err == nil {
+			err = m.present(in, memory)
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -444,11 +447,13 @@ func (m *Machine) profile(timed func(ir.Op) bool) (elapsed []time.Duration, err 
 // Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.
 func (m *Machine) Reset() {}
 
-// Pull copies variables from the machine's device to their host tensors, if [WithSolver] or
-// [WithState] of this machine, or of another that shares the tensors, has changed them there. The
-// host may then read and write them until the next RunAll, which uploads them. Pull costs a copy of
-// these variables, and the upload another one. Unchanged variables are not copied. If ranks divide
-// the learnables ([WithShards]), Pull is collective and gathers them.
+// Pull copies variables, all of the graph if none are given, from the machine's device to their
+// host tensors, if [WithSolver] or [WithState] of this machine, or of another that shares the
+// tensors, has changed them there. The host may then read and write them until the next RunAll,
+// which uploads them. Pull costs a copy of these variables, and the upload another one. Unchanged
+// variables are not copied. If ranks divide the learnables ([WithShards]), Pull is collective and
+// gathers them. Until Pull, tensors of floats are marked on the host by NaNs, as the first and the
+// last element, and machines elsewhere, autograd and models refuse them.
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
@@ -461,7 +466,7 @@ func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 				stock.Label(n))
 		}
 	}
-	return m.pull(func(in input) bool { return slices.Contains(nodes, in.node) })
+	return m.pull(func(in input) bool { return len(nodes) == 0 || slices.Contains(nodes, in.node) })
 }
 
 // pull is Pull of the variables that are wanted.

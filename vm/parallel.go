@@ -54,8 +54,9 @@ import (
 // differ in learnables, solvers, settings of these or operations between exchanges. An error in the
 // middle of RunAll is final, since other ranks may have made a part of the step. A communicator's
 // error names rank and collective. From then on RunAll, Pull and the solver's State return the
-// error, and the machine's learnables are lost. On a device, their host tensors remain as last
-// pulled; on the host, they may have taken half a step. Load a checkpoint, with a new communicator.
+// error, and the machine's learnables are lost. On a device, Close leaves their host tensors as
+// last pulled; on the host, they may have taken half a step. Load a checkpoint, with a new
+// communicator.
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) {
 		if m.parallel != nil {
@@ -107,6 +108,9 @@ func (m *Machine) DataParallel() *autograd.DataParallel {
 func (m *Machine) aloneWith() *parallel {
 	if m.alone != nil || m.solver == nil || m.closed {
 		return m.alone
+	}
+	if m.exec != nil && m.pullLearnables(true) != nil {
+		return nil
 	}
 	p := &parallel{comm: autograd.Solo()}
 	options := []autograd.Option{autograd.WithNotice(m.notice)}

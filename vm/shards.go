@@ -216,10 +216,13 @@ func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
 	return nil
 }
 
-// leave marks what ranks divide of the learnables, where the host has it: after a step, this rank's
-// part alone is new there.
+// leave marks what the host has no longer of the learnables after a step: what is on a device, and
+// what ranks divide, but this rank's part.
 func (m *Machine) leave() error {
 	for _, in := range m.inputs {
+		if in.written {
+			m.exec.Outdate(in.buffer)
+		}
 		if in.shard == nil {
 			continue
 		}

@@ -54,12 +54,21 @@ func (in input) memory() (backend.Buffer, error) {
 	if err != nil {
 		return memory, fmt.Errorf("vm: the value of %s: %w", stock.Label(in.node), err)
 	}
-	if in.model && in.shard == nil && residence.OfOthers(memory) {
-		return memory, fmt.Errorf("vm: %w: the value of %s has only this rank's shard "+
-			"(WithShards): call Pull of the machine that trains it first, on all ranks",
-			backend.ErrArgument, stock.Label(in.node))
-	}
 	return memory, nil
+}
+
+// present returns an error for a learnable of which other ranks or another device have newer
+// elements.
+func (m *Machine) present(in input, memory backend.Buffer) error {
+	if !in.model || in.shard != nil {
+		return nil
+	}
+	absent := residence.Present(memory)
+	if absent == nil || absent == residence.OnDevice && m.exec.Has(memory) {
+		return nil
+	}
+	return fmt.Errorf("vm: %w: the value of %s %w", backend.ErrArgument, stock.Label(in.node),
+		absent)
 }
 
 // dense returns the elements of a value in row-major order: its memory, or a copy if they lie in

@@ -28,7 +28,42 @@ type Copy struct {
 	// host has written since.
 	Sent []byte
 
-	users, writers int // guarded by Copies.mu
+	ends           []byte // of Host, while it is marked: see Outdate
+	users, writers int    // guarded by Copies.mu
+}
+
+// Outdate marks the first and the last element of the host's memory, since a machine has written
+// Device: [Present] then says so.
+func (c *Copy) Outdate() {
+	if OnDevice.marks(c.Host) {
+		return
+	}
+	c.ends = c.ends[:0]
+	for _, end := range c.hostEnds() {
+		c.ends = append(c.ends, end.Bytes()...)
+		OnDevice.fill(end)
+	}
+}
+
+// Unmark makes the host's memory what it was before Outdate.
+func (c *Copy) Unmark() {
+	for i, end := range c.hostEnds() {
+		if OnDevice.marks(end) {
+			copy(end.Bytes(), c.ends[i*end.NBytes():])
+		}
+	}
+}
+
+func (c *Copy) hostEnds() []backend.Buffer {
+	n := c.Host.Len()
+	return []backend.Buffer{c.Host.Slice(0, min(n, 1)), c.Host.Slice(max(n-1, 0), n)}
+}
+
+// Has reports whether a machine on the device has a copy of host memory.
+func (s *Copies) Has(host backend.Buffer) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all[host] != nil
 }
 
 // Enter counts a user of host memory, which writes its copy or not. Before the first writer, the
@@ -62,6 +97,7 @@ func (s *Copies) Leave(c *Copy, writes bool) (unused backend.Buffer) {
 	if writes {
 		if c.writers--; c.writers == 0 {
 			c.Fresh = false
+			c.Unmark()
 		}
 	}
 	if c.users > 0 {

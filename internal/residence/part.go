@@ -6,28 +6,41 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Elements that a rank has left to others are NaNs of these payloads, which no arithmetic makes:
-// processors make NaNs of payload 0, or pass one on that they are given.
+// Absence is why a tensor's elements on the host are not the present ones. Elements are marked by
+// NaNs whose payload it is, which no arithmetic makes: processors make NaNs of payload 0, or pass
+// one on that they are given. A program that reads them without asking has NaN.
+type Absence uint16
+
 const (
-	others64 = 0x7ff8_e57a_1e00_0000
-	others32 = 0x7fc0_e57a
+	// OfOthers is for elements that other ranks update: see LeaveToOthers.
+	OfOthers Absence = 0xe57a
+	// OnDevice is for a tensor that a machine has changed on a device: see [Copy.Outdate].
+	OnDevice Absence = 0xe57b
 )
 
-// LeaveToOthers marks the elements of a tensor outside [from, to), which other ranks update from
-// now on, so that nobody takes them for the present ones: [OfOthers] then says so, and a program
-// that reads them without asking has NaN. It costs two reads where they are marked already.
-func LeaveToOthers(memory backend.Buffer, from, to int) {
-	before, behind := memory.Slice(0, from), memory.Slice(to, memory.Len())
-	for _, part := range []backend.Buffer{before, behind} {
-		if part.Len() == 0 || OfOthers(part) {
-			continue
-		}
-		switch part.DType() {
-		case backend.F64:
-			fill(backend.View[float64](part), math.Float64frombits(others64))
-		case backend.F32:
-			fill(backend.View[float32](part), math.Float32frombits(others32))
-		}
+// Error says what the tensor has, and how to get the elements.
+func (a Absence) Error() string {
+	if a == OfOthers {
+		return "has only this rank's shard (vm.WithShards): call Pull of the machine that trains " +
+			"it first, on all ranks"
+	}
+	return "is older on the host than on the device where a machine changes it: call Pull or " +
+		"Close of that machine first"
+}
+
+func (a Absence) f64() float64 {
+	return math.Float64frombits(0x7ff8_0000_1e00_0000 | uint64(a)<<32)
+}
+
+func (a Absence) f32() float32 { return math.Float32frombits(0x7fc0_0000 | uint32(a)) }
+
+// fill marks all elements of a tensor.
+func (a Absence) fill(memory backend.Buffer) {
+	switch memory.DType() {
+	case backend.F64:
+		fill(backend.View[float64](memory), a.f64())
+	case backend.F32:
+		fill(backend.View[float32](memory), a.f32())
 	}
 }
 
@@ -37,19 +50,41 @@ func fill[T any](x []T, with T) {
 	}
 }
 
-// OfOthers reports whether a part of a tensor belongs to other ranks, as LeaveToOthers says.
-func OfOthers(memory backend.Buffer) bool {
+// marks reports whether the first or the last element of a tensor is marked.
+func (a Absence) marks(memory backend.Buffer) bool {
 	n := memory.Len()
 	if n == 0 {
 		return false
 	}
 	switch memory.DType() {
 	case backend.F64:
-		x := backend.View[float64](memory)
-		return math.Float64bits(x[0]) == others64 || math.Float64bits(x[n-1]) == others64
+		x, mark := backend.View[float64](memory), math.Float64bits(a.f64())
+		return math.Float64bits(x[0]) == mark || math.Float64bits(x[n-1]) == mark
 	case backend.F32:
-		x := backend.View[float32](memory)
-		return math.Float32bits(x[0]) == others32 || math.Float32bits(x[n-1]) == others32
+		x, mark := backend.View[float32](memory), math.Float32bits(a.f32())
+		return math.Float32bits(x[0]) == mark || math.Float32bits(x[n-1]) == mark
 	}
 	return false
+}
+
+// Present returns nil if all elements of a tensor are the present ones, else its [Absence].
+func Present(memory backend.Buffer) error {
+	for _, a := range []Absence{OfOthers, OnDevice} {
+		if a.marks(memory) {
+			return a
+		}
+	}
+	return nil
+}
+
+// LeaveToOthers marks the elements of a tensor outside [from, to), which other ranks update from
+// now on, so that nobody takes them for the present ones. It costs two reads where they are marked
+// already.
+func LeaveToOthers(memory backend.Buffer, from, to int) {
+	before, behind := memory.Slice(0, from), memory.Slice(to, memory.Len())
+	for _, part := range []backend.Buffer{before, behind} {
+		if !OfOthers.marks(part) {
+			OfOthers.fill(part)
+		}
+	}
 }

@@ -11,11 +11,11 @@ func TestElementsOfOthersAreMarked(t *testing.T) {
 	for _, part := range [][2]int{{0, 2}, {1, 3}, {2, 5}, {0, 0}, {5, 5}} {
 		wide, narrow := []float64{1, 2, 3, 4, 5}, []float32{1, 2, 3, 4, 5}
 		for _, memory := range []backend.Buffer{backend.Of(wide), backend.Of(narrow)} {
-			if OfOthers(memory) {
+			if Present(memory) != nil {
 				t.Fatalf("%v is of others", memory.DType())
 			}
 			LeaveToOthers(memory, part[0], part[1])
-			if !OfOthers(memory) {
+			if Present(memory) != OfOthers {
 				t.Errorf("%v: all is of this rank, but %v was", memory.DType(), part)
 			}
 		}
@@ -27,7 +27,7 @@ func TestElementsOfOthersAreMarked(t *testing.T) {
 		}
 	}
 	whole := []float64{1, math.NaN()}
-	if LeaveToOthers(backend.Of(whole), 0, 2); OfOthers(backend.Of(whole)) || whole[0] != 1 {
+	if LeaveToOthers(backend.Of(whole), 0, 2); Present(backend.Of(whole)) != nil || whole[0] != 1 {
 		t.Errorf("of a rank that has all there is %v", whole)
 	}
 }

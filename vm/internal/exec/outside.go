@@ -148,13 +148,25 @@ func (e *Executor) refresh() error {
 	return nil
 }
 
-// Forget makes the next run copy buffers to the device anew, whoever writes them.
+// Forget makes the next run copy buffers to the device anew, unless the device has newer elements.
 func (e *Executor) Forget(buffers ...int) {
 	for _, i := range buffers {
-		if c := e.resident[i]; c != nil {
+		if c := e.resident[i]; c != nil && residence.Present(c.Host) == nil {
 			c.Fresh = false
 		}
 	}
+}
+
+// Outdate marks the host's memory of an input that updates of the plan have written on a device.
+func (e *Executor) Outdate(buffer int) {
+	if c := e.resident[buffer]; c != nil {
+		c.Outdate()
+	}
+}
+
+// Has reports whether the device has a copy of host memory that machines share.
+func (e *Executor) Has(memory backend.Buffer) bool {
+	return !e.device.Host() && e.device.Copies().Has(memory)
 }
 
 // Pull copies buffers that updates have written, of this executor or of others, to the memory that
@@ -215,6 +227,15 @@ func (k *Kept) Pull(all bool) error {
 		return pull(k.device, slices.Concat(k.inputs, k.states))
 	}
 	return pull(k.device, k.inputs)
+}
+
+// Unmark makes the host's memory of inputs what it was before updates on the device.
+func (k *Kept) Unmark() {
+	if k != nil {
+		for _, c := range k.inputs {
+			c.Unmark()
+		}
+	}
 }
 
 // Close frees what no executor uses.
