@@ -15,6 +15,7 @@ type cut struct {
 	at       time.Time // zero: there is none
 	until    time.Time // zero: it stays
 	stepped  bool      // a step has followed
+	alone    bool      // no other fault came shortly before, or until that step
 }
 
 // sever cuts a random link for a while or, in half of the cases, for good. j.mu is held.
@@ -23,6 +24,7 @@ func (j *job) sever() {
 	a := j.random.IntN(len(hosts))
 	b := (a + 1 + j.random.IntN(len(hosts)-1)) % len(hosts)
 	c := cut{from: hosts[a], to: hosts[b], at: time.Now()}
+	c.alone = c.at.Sub(j.struck) > 2*j.timeout
 	both := j.random.IntN(2) == 0
 	if j.random.IntN(2) == 0 {
 		c.until = c.at.Add(time.Duration(j.random.Float64() * 4 * float64(j.timeout)))
@@ -61,6 +63,9 @@ func (j *job) passes() {
 		if gap := time.Since(j.stepped); gap > j.timeout/2 {
 			c.stepped = true
 			j.cutTimes = append(j.cutTimes, time.Since(c.at))
+			if c.alone {
+				j.aloneTimes = append(j.aloneTimes, time.Since(c.at))
+			}
 		}
 	}
 }

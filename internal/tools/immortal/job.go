@@ -52,6 +52,7 @@ type job struct {
 	killed    time.Time        // the last kill that no step has followed yet
 	full      bool             // the last step was one of all ranks
 	spared    time.Time        // until when a job that is not full is left alone
+	struck    time.Time        // the last kill or stop
 	ends      map[string]bool
 	wrong     error // of the first step with other parameters
 	cut       cut   // the last one
@@ -234,6 +235,7 @@ func (j *job) strike() {
 		return
 	}
 	p.struck = true
+	j.struck, j.cut.alone = time.Now(), false
 	if !p.settled {
 		j.unfit[p.machine] = append(j.unfit[p.machine], p.number)
 	}

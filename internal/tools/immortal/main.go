@@ -13,7 +13,8 @@
 // seconds to be noticed, are not among them. Processes are killed and stopped as they start, in
 // steps and in recoveries alike. One that has done a step is left beside the victim: otherwise
 // nobody with the parameters would be left. With -cuts, links between machines are cut, and the
-// times from a cut to the next step follow, of those that have held up a step.
+// times from a cut to the next step follow, of those that have held up a step, and then of those
+// among them for which nothing else was to be noticed meanwhile, no kill and no stop.
 package main
 
 import (
@@ -160,6 +161,7 @@ func alone(ctx context.Context, c config) ([]string, error) {
 type verdict struct {
 	kills, stopped, newcomers, jobs, hashes, cuts int
 	times, cutTimes                               []time.Duration
+	aloneTimes                                    []time.Duration // those without other faults
 }
 
 // add adds what was found in a job.
@@ -169,13 +171,15 @@ func (v *verdict) add(of verdict) {
 	v.hashes = max(v.hashes, of.hashes)
 	v.cuts += of.cuts
 	v.times, v.cutTimes = append(v.times, of.times...), append(v.cutTimes, of.cutTimes...)
+	v.aloneTimes = append(v.aloneTimes, of.aloneTimes...)
 }
 
 // String is the line.
 func (v verdict) String() string {
-	return fmt.Sprintf("kills=%d stops=%d newcomers=%d jobs=%d hashes=%d %s cuts=%d held_up=%d %s",
+	return fmt.Sprintf("kills=%d stops=%d newcomers=%d jobs=%d hashes=%d %s cuts=%d held_up=%d %s "+
+		"alone=%d %s",
 		v.kills, v.stopped, v.newcomers, v.jobs, v.hashes, spread(v.times), v.cuts,
-		len(v.cutTimes), spread(v.cutTimes))
+		len(v.cutTimes), spread(v.cutTimes), len(v.aloneTimes), spread(v.aloneTimes))
 }
 
 // spread is the part of the line that is of times.
