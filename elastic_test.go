@@ -250,8 +250,8 @@ func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, mi
 	r.running.Go(func() {
 		hash, err := r.train(id, first, dies)
 		if errors.Is(err, errKilled) || id == r.unfit {
-			o := elastic.NewObserver(r.register, first, func(elastic.View, []elastic.ID) {})
-			if _, _, err := o.Bury(r.t.Context(), id); err != nil {
+			if err := elastic.Bury(r.t.Context(), r.register, 0, id,
+				func(int, elastic.Event) {}); err != nil {
 				r.t.Error(err)
 			}
 		}

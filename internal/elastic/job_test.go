@@ -240,11 +240,10 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 		r := newTable()
 		first := First(1, 2, 3)
 		jobs := begin(t, r, first)
-		observer := NewObserver(r, first, func(View, []ID) {})
 		const generations = 50
 		for g := range generations {
 			if g == generations-2 {
-				if _, _, err := observer.Bury(t.Context(), 3); err != nil {
+				if err := Bury(t.Context(), r, 0, 3, func(int, Event) {}); err != nil {
 					t.Fatal(err)
 				}
 				jobs[2].Close()
@@ -290,15 +289,26 @@ func TestAnObserverTellsWhoHasLeftOrWasLeftBehind(t *testing.T) {
 		}
 	}
 	var behind []ID
-	o := NewObserver(r, first, func(_ View, ids []ID) { behind = append(behind, ids...) })
+	o := NewObserver(first, func(_ View, ids []ID) { behind = append(behind, ids...) })
+	heard := 0
 	for id := range ID(4) {
-		left, finished, err := o.Bury(t.Context(), id+1)
+		err := Bury(t.Context(), r, heard, id+1, func(i int, e Event) {
+			if i != heard {
+				t.Errorf("entry %d comes before entry %d", i, heard)
+			}
+			heard++
+			o.Hear(e)
+		})
+		left, finished := o.Left(id + 1)
 		if left != (id == 3) || !finished || err != nil {
 			t.Errorf("process %d: %t, %t, %v", id+1, left, finished, err)
 		}
 	}
 	if !slices.Equal(behind, []ID{1}) {
 		t.Errorf("%v are left behind", behind)
+	}
+	if e, err := Entry(t.Context(), r, 8); heard != 9 || e != Event(Dead{4}) || err != nil {
+		t.Errorf("%d entries are heard, and the last one is %v, %v", heard, e, err)
 	}
 }
 
@@ -318,9 +328,9 @@ func TestAnObserverTellsWhoIsAwaited(t *testing.T) {
 		{[]Event{*posted(1, first.At[0]), Decided{View{Generation: 1, Members: first.Members[:1],
 			At: first.At[:1]}}}, nil, false},
 	} {
-		o := NewObserver(nil, first, nil)
+		o := NewObserver(first, func(View, []ID) {})
 		for _, e := range c.news {
-			e.apply(o.job)
+			o.Hear(e)
 		}
 		if ids, whole := o.Awaited(); !slices.Equal(ids, c.want) || whole != c.whole {
 			t.Errorf("%v: %v, %t", c.news, ids, whole)
@@ -328,31 +338,20 @@ func TestAnObserverTellsWhoIsAwaited(t *testing.T) {
 	}
 }
 
-// TestAnObserverTellsThatTheStateIsLost: also where it hears that as it tells of another death, and
-// not once a process has done its last step.
+// TestAnObserverTellsThatTheStateIsLost: not once a process has done its last step.
 func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			r := newTable()
-			o := NewObserver(r, First(1, 2), func(View, []ID) {})
-			ctx, end := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- o.Follow(ctx) }()
-			if _, err := write(ctx, r, 0, record{Posted: posted(1,
-				Position{Leaving: leaves})}, nil); err != nil {
-				t.Fatal(err)
+		o := NewObserver(First(1, 2), func(View, []ID) {})
+		o.Hear(*posted(1, Position{Leaving: leaves}))
+		for id := range ID(3) { // the third was a spare
+			if err := o.Lost(); err != nil && id < 2 {
+				t.Error(err)
 			}
-			for id := range ID(3) { // the third was a spare
-				if _, _, err := o.Bury(ctx, id+1); err != nil {
-					t.Error(err)
-				}
-			}
-			synctest.Wait()
-			end()
-			if err := <-ended; errors.As(err, new(*StoppedError)) == leaves {
-				t.Errorf("leaves: %t: %v", leaves, err)
-			}
-		})
+			o.Hear(Dead{id + 1})
+		}
+		if errors.As(o.Lost(), new(*StoppedError)) == leaves {
+			t.Errorf("leaves: %t: %v", leaves, o.Lost())
+		}
 	}
 }
 
@@ -360,7 +359,7 @@ func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
 func TestHoldersAreThoseThatAreKnownToHaveTheState(t *testing.T) {
 	view := First(1, 2, 3)
 	view.At[2] = Position{}
-	o := NewObserver(nil, view, nil)
+	o := NewObserver(view, nil)
 	for _, c := range []struct {
 		e    Event
 		want []ID
@@ -370,9 +369,7 @@ func TestHoldersAreThoseThatAreKnownToHaveTheState(t *testing.T) {
 		{Posted{ID: 3, Generation: 0, Position: Position{Phase: Empty}}, []ID{2}},
 		{Posted{ID: 3, Generation: 0, Position: Position{Phase: Computing}}, []ID{2, 3}},
 	} {
-		if c.e != nil {
-			c.e.apply(o.job)
-		}
+		o.Hear(c.e)
 		if got := o.Holders(); !slices.Equal(got, c.want) {
 			t.Errorf("after %+v: %v, want %v", c.e, got, c.want)
 		}

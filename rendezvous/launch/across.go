@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 )
 
 // HostLost is the error of a job on hosts when the connection to one of them has ended.
@@ -46,7 +45,7 @@ func newCluster(j Job, b *builder) *cluster {
 	}
 	c := &cluster{job: j, kits: map[platform][]file{}, builder: b}
 	for _, h := range j.Hosts {
-		c.hosts = append(c.hosts, &remote{Host: h})
+		c.hosts = append(c.hosts, &remote{host: host{Host: h}})
 	}
 	return c
 }
@@ -83,11 +82,11 @@ func (c *cluster) choose() (used []*remote, missing int) {
 	}
 	for _, lost := range []bool{false, true} {
 		for i, h := range c.hosts {
-			gone := h.isDown() && !h.isLost()
+			gone := h.down != nil && !h.isLost()
 			if gone || missing == 0 || lost != h.wasLost() {
 				continue
 			}
-			h = &remote{Host: h.Host, lost: lost, ranks: min(h.Slots, missing)}
+			h = &remote{host: host{Host: h.Host, ranks: min(h.Slots, missing)}, lost: lost}
 			missing -= h.ranks
 			c.hosts[i], used = h, append(used, h)
 		}
@@ -154,7 +153,7 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 func unreached(hosts []*remote) error {
 	var errs []error
 	for _, h := range hosts {
-		errs = append(errs, h.down.get())
+		errs = append(errs, h.down)
 	}
 	return errors.Join(errs...)
 }
@@ -164,7 +163,7 @@ func unreached(hosts []*remote) error {
 func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) error) error {
 	all := forAll(hosts, func(h *remote) {
 		if err := f(h); err != nil {
-			h.down.set(h.about(err))
+			h.down = h.about(err)
 		}
 	})
 	_, stopped := until(ctx, c.job.Signals, all)
@@ -199,9 +198,7 @@ func (c *cluster) run(ctx context.Context, used []*remote, ranks, n int) error {
 	if err != nil { // there is none
 		host, port = used[0].address, used[0].port
 	}
-	w := newWatch(j, j.environment(n, newMeeting(ranks, host, port)))
-	w.hosts = used
-	return w.attempt(ctx, n)
+	return newWatch(j, j.environment(n, newMeeting(ranks, host, port)), used...).attempt(ctx, n)
 }
 
 // task is a host's part of an attempt.
@@ -214,45 +211,10 @@ func (w *watch) task(h *remote) *task {
 	if len(h.kit) > 1 {
 		t.Program, t.Hash = h.kit[1].name, h.kit[1].hash
 	}
-	if w.pool != nil {
-		t.Register = w.pool.reached(h)
+	if w.register != nil {
+		t.Register = w.reached(h)
 	}
 	return t
-}
-
-// startThere starts a rank on the first host that has room. If none has, it picks a host that was
-// just lost, where the rank ends at once.
-func (w *watch) startThere(r *rank) {
-	if r.host, r.slot = w.room(); r.host == nil {
-		r.host = w.hosts[max(0, slices.IndexFunc(w.hosts, (*remote).isDown))]
-	}
-	w.add(r)
-	if r.host.isDown() {
-		go w.exit(r, ending{at: time.Now(), why: r.host.down.get()})
-		return
-	}
-	r.host.order(order{Start: &member{r.number, w.own(r)}})
-}
-
-// room returns the first host that takes another rank, and its first free slot; nil if there is
-// none.
-func (w *watch) room() (*remote, int) {
-	for _, h := range w.hosts {
-		if slot := w.freeSlot(h); slot < h.ranks && !h.isDown() && !h.unfit {
-			return h, slot
-		}
-	}
-	return nil, 0
-}
-
-// freeSlot returns the first free slot of a host; nil is this machine.
-func (w *watch) freeSlot(h *remote) (slot int) {
-	for slices.ContainsFunc(w.ranks, func(r *rank) bool {
-		return r.host == h && r.slot == slot && !r.over
-	}) {
-		slot++
-	}
-	return slot
 }
 
 // reached finds the addresses by which hosts reach each other. These are the addresses by which ssh

@@ -490,9 +490,9 @@ func TestHostsThatDoNotReachTheRegisterSaySo(t *testing.T) {
 func TestLauncherEndsWithoutAHostThatObeysNothing(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	w := newWatch(Job{Ranks: 1, Signals: signals, Grace: time.Millisecond,
-		times: times{time.Millisecond, time.Millisecond, time.Second}}, nil)
-	w.hosts = []*remote{{Host: Host{"a", 1}, ranks: 1, orders: make(chan order, 10)}}
-	w.launch()
+		times: times{time.Millisecond, time.Millisecond, time.Second}}, nil,
+		&remote{host: host{Host: Host{"a", 1}, ranks: 1}, orders: make(chan order, 10)})
+	w.step(begins{})
 	signals <- syscall.SIGINT
 	err := w.run(t.Context())
 	var told *Interrupted
@@ -623,10 +623,10 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 // TestHostStartsNothingOnceRanksAreToldToEnd: what was ordered before may still wait to be obeyed.
 func TestHostStartsNothingOnceRanksAreToldToEnd(t *testing.T) {
 	w := newWatch(Job{Program: "/bin/true"}, nil)
-	w.heard = func(n news) { t.Errorf("it says %+v", n) }
-	w.stop(syscall.SIGTERM, errOver)
-	w.obey(order{Start: &member{}})
-	if len(w.ranks) > 0 {
+	w.heard, w.supervisor.above = func(n news) { t.Errorf("it says %+v", n) }, true
+	w.step(told{errOver})
+	w.step(order{Start: &member{}})
+	if len(w.children) > 0 {
 		t.Error("a rank has started")
 	}
 }
@@ -783,8 +783,8 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 		err := Job{MaxRestarts: 1}.repeat(func(int) error {
 			attempts++
 			w := newWatch(Job{}, nil)
-			w.ends = c.ends
-			return w.outcome()
+			w.supervisor.ends = c.ends
+			return w.supervisor.outcome()
 		})
 		code := 0
 		var coded interface{ ExitCode() int }
@@ -800,39 +800,37 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 
 // TestRanksOfHostsDoNotAccuseEachOtherOnceTheJobIsToldToEnd: on some hosts they are told later.
 func TestRanksOfHostsDoNotAccuseEachOtherOnceTheJobIsToldToEnd(t *testing.T) {
-	w := newWatch(Job{Ranks: 3}, nil)
-	w.hosts = []*remote{{Host: Host{"a", 3}, ranks: 3, orders: make(chan order, 4)}}
-	for range 3 {
-		w.launch()
-	}
-	now := func(e ending) ending {
+	w := newWatch(Job{Ranks: 3}, nil,
+		&remote{host: host{Host: Host{"a", 3}, ranks: 3}, orders: make(chan order, 4)})
+	w.step(begins{})
+	now := func(e ending) ended {
 		e.at = time.Now()
-		return e
+		return ended{e}
 	}
-	w.ended(now(ending{rank: 1, why: &HostLost{Host: "a", why: errors.New("silent")}}))
-	w.signal(syscall.SIGTERM)
-	w.ended(now(asked(after(0, 0, killedBy(syscall.SIGTERM)))))
-	w.ended(now(after(0, 2, exits(1), "because of rank 0: rank 0 is down: it was killed")))
-	if err := w.outcome(); fmt.Sprint(err) != "host a is lost, with rank 1: silent" {
+	w.step(now(ending{rank: 1, why: &HostLost{Host: "a", why: errors.New("silent")}}))
+	w.step(late(nil))
+	w.step(now(asked(after(0, 0, killedBy(syscall.SIGTERM)))))
+	w.step(now(after(0, 2, exits(1), "because of rank 0: rank 0 is down: it was killed")))
+	if err := w.supervisor.outcome(); fmt.Sprint(err) != "host a is lost, with rank 1: silent" {
 		t.Error(err)
 	}
 }
 
 // TestEachRankOfALostHostEndsOnce: also if another one is placed there while the loss is told.
 func TestEachRankOfALostHostEndsOnce(t *testing.T) {
-	w := newWatch(Job{Ranks: 3, times: defaultTimes()}, nil)
-	h := &remote{Host: Host{"a", 3}, ranks: 3, orders: make(chan order, 3),
+	h := &remote{host: host{Host: Host{"a", 3}, ranks: 3}, orders: make(chan order, 3),
 		out: bufio.NewReader(strings.NewReader(""))}
 	h.hangUp.Do(func() { h.why = errors.New("cut") })
-	w.hosts = []*remote{h}
-	w.launch()
-	w.launch()
+	w := newWatch(Job{Ranks: 2, times: defaultTimes()}, nil, h)
+	w.step(begins{})
 	go h.listen(w)
-	w.ended(<-w.exits) // it tells of the first one
-	w.launch()
+	w.step(<-w.events) // the host is down
+	w.step(<-w.events) // it tells of the first one
+	w.supervisor.job.Ranks++
+	w.step(begins{})
 	go h.endAll(w, errors.New("again"))
-	if err := w.run(t.Context()); len(w.ends) != 3 || fmt.Sprint(err) !=
+	if err := w.run(t.Context()); len(w.supervisor.ends) != 3 || fmt.Sprint(err) !=
 		"host a is lost, with ranks 0 to 2: cut" {
-		t.Errorf("they end with %v: %v", w.ends, err)
+		t.Errorf("they end with %v: %v", w.supervisor.ends, err)
 	}
 }

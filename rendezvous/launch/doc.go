@@ -57,9 +57,10 @@
 //	launch.go          the job and its attempts
 //	program.go         finds or builds the program, in the directory of scratch.go
 //	script.go          says what runs a script
-//	watch.go, rank.go  follow one attempt, one rank; process.go is what runs it
+//	supervisor.go      decides what to do in one attempt, elastic.go in that of an elastic job: a
+//	                   pure state machine, without clock, process or connection
+//	watch.go, rank.go  carry that out, for an attempt and a rank; process.go is what runs one
 //	guard_unix.go      ends what a killed launcher leaves
-//	elastic.go         replaces processes
 //	report.go          hears from ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print

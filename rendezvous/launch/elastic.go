@@ -1,17 +1,13 @@
 package launch
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
-	variables "github.com/euryale-ml/euryale/internal/env"
-	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // Elastic makes a job whose ranks are replaced one by one. The program joins the job by
@@ -40,29 +36,22 @@ const (
 	stayLooks = 5
 )
 
-// pool replaces the processes of an elastic job.
+// pool is what a supervisor knows of the processes of an elastic job.
 type pool struct {
 	*Elastic
-	register *rendezvous.Register
-	faults   int      // processes that failed in step
-	step     int      // of the job
-	finished bool     // a process has done its last step
-	failed   []ending // processes that failed after their last step
-	unfit    bool     // newcomers on this machine end before their first step
-
-	job *elastic.Observer
-
-	mu   sync.Mutex
-	view elastic.View // of the current generation
-	fit  map[int]bool // numbers of processes of past generations that have done a step
+	job   *elastic.Observer
+	heard int          // entries of the job's log
+	view  elastic.View // of the current generation
+	fit   map[int]bool // numbers of processes of past generations that have done a step
 	// numbers of live processes that the others have left behind; false: by a fault of their own
 	behind map[int]bool
 	idle   map[int]bool // numbers of processes that were ready when they ended, and not needed yet
 
-	over    chan error // reports that no process has the parameters any more
-	lost    error      // the error from over
-	stop    context.CancelFunc
-	watches sync.WaitGroup
+	faults   int      // processes that failed in step
+	step     int      // of the job
+	finished bool     // a process has done its last step
+	failed   []ending // processes that failed after their last step
+	lost     error    // no process has the parameters any more
 }
 
 // check reports values that no job can have.
@@ -90,45 +79,16 @@ func (e *Elastic) check(j Job) error {
 	return nil
 }
 
-// newPool serves the register of a job.
-func newPool(j Job, env []string) (*pool, error) {
-	job, err := rendezvous.ReadEnv(variables.Lookup(slices.Concat(env,
-		[]string{"RANK=0", "LOCAL_RANK=0"})))
-	if err != nil {
-		return nil, err
-	}
-	first := elastic.Env{First: j.Ranks}.FirstView()
-	p := &pool{Elastic: j.Elastic, view: first, fit: map[int]bool{}, behind: map[int]bool{},
-		idle: map[int]bool{}, over: make(chan error, 1)}
-	p.register, err = rendezvous.ServeRegister(job, len(j.Hosts) > 0, func(process int) {
-		p.bury(process)
-	})
-	if err != nil {
-		return nil, err
-	}
-	p.job = elastic.NewObserver(p.register.Store(), first, p.goesOn)
-	ctx, stop := context.WithCancel(context.Background())
-	p.stop = stop
-	p.watches.Go(func() {
-		err := p.job.Follow(ctx)
-		if errors.As(err, new(*elastic.StoppedError)) {
-			p.over <- err
-		}
-	})
-	return p, nil
-}
-
-// close ends the register.
-func (p *pool) close() {
-	p.stop()
-	p.watches.Wait()
-	p.register.Close()
+// newPool returns the pool of a job that begins with a generation.
+func newPool(e *Elastic, first elastic.View) *pool {
+	p := &pool{Elastic: e, view: first, fit: map[int]bool{}, behind: map[int]bool{},
+		idle: map[int]bool{}}
+	p.job = elastic.NewObserver(first, p.goesOn)
+	return p
 }
 
 // goesOn is told of a generation, and which processes of the one before are left behind.
 func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, id := range p.view.Members {
 		p.fit[int(id)-1] = p.fit[int(id)-1] || v.Next() > p.view.Next()
 	}
@@ -139,15 +99,9 @@ func (p *pool) goesOn(v elastic.View, behind []elastic.ID) {
 }
 
 // allows returns how long a process may go on with what it does once it takes no part any more, or
-// the others have left it behind or wait for it; 0 means any time. The launcher of a host has no
-// pool and cannot tell: it returns 0.
+// the others have left it behind or wait for it; 0 means any time.
 func (p *pool) allows(number int, patience time.Duration) time.Duration {
-	if p == nil {
-		return 0
-	}
-	p.mu.Lock()
 	_, behind := p.behind[number]
-	p.mu.Unlock()
 	over, done := p.job.Over(elastic.ID(number + 1))
 	ids, whole := p.job.Awaited()
 	switch awaited := slices.Contains(ids, elastic.ID(number+1)); {
@@ -160,41 +114,13 @@ func (p *pool) allows(number int, patience time.Duration) time.Duration {
 	return 0
 }
 
-// bury tells the job that a process, counted from 1, has ended. It reports whether this process had
-// done its last step, and whether any process has.
-func (p *pool) bury(process int) (left, finished bool) {
-	// the register is in this process: only a closed one returns an error
-	left, finished, _ = p.job.Bury(context.Background(), elastic.ID(process))
-	return left, finished
-}
-
-// variable tells a process its number and place in a job of that many ranks.
-func (p *pool) variable(r *rank, ranks int) string {
-	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(r.number + 1), First: ranks,
-		Limits: elastic.Limits{Least: p.Least, Most: ranks}}
-	if p.Spares == 0 { // spares do not know whose place they take
-		e.Seat = r.slot + 1
-	}
-	if r.host != nil {
-		e.Addr, e.Host = p.reached(r.host), r.host.address
-	}
-	return "EURYALE_ELASTIC=" + e.String()
-}
-
-// reached returns where a host reaches the register.
-func (p *pool) reached(h *remote) string {
-	_, port, _ := net.SplitHostPort(p.register.Addr()) // which has one
-	return net.JoinHostPort(h.guest, port)
-}
-
 // replaces is told of the end of a process, and reports whether to start another one in its place.
 // A process that ends well before its last step gives up its place for good.
 func (p *pool) replaces(e ending) bool {
-	idle := p.job.Idle(elastic.ID(e.rank + 1))
-	left, finished := p.bury(e.rank + 1)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.finished, p.idle[e.rank] = finished, idle
+	id := elastic.ID(e.rank + 1)
+	p.idle[e.rank] = p.job.Idle(id)
+	left, finished := p.job.Left(id)
+	p.finished = finished
 	// A signal of this launcher ends only what nobody needs any more.
 	if left && e.failed() && !e.lost() && !(e.Asked && e.told()) {
 		p.failed = append(p.failed, e)
@@ -210,71 +136,191 @@ func (p *pool) replaces(e ending) bool {
 
 // fails reports whether a process has failed by itself: no signal ended it or told it to end, its
 // host is not lost, and the others have not left it behind, as they do if the machine has no time
-// for it. p.mu is held.
+// for it.
 func (p *pool) fails(e ending) bool {
 	return e.failed() && !e.told() && !e.lost() && !p.behind[e.rank]
 }
 
 // excludes is told of the end of a process. It reports whether this end is the one after which
-// nothing more is started on its host, or on this machine.
-func (w *watch) excludes(e ending) bool {
-	host, excluded := w.rank(e.rank).host, &w.pool.unfit
-	if host != nil {
-		excluded = &host.unfit
-	}
-	w.pool.mu.Lock()
-	defer w.pool.mu.Unlock()
+// nothing more is started on its host.
+func (s *supervisor) excludes(e ending) bool {
+	host := s.rank(e.rank).host
 	row, ends := 0, 0 // of newcomers, without those before one that was fit; with the last of them
-	for _, r := range w.ranks[w.job.Ranks:] {
+	for _, r := range s.ranks[s.job.Ranks:] {
 		if r.host != host {
 			continue
 		}
-		end := slices.IndexFunc(w.ends, func(e ending) bool {
-			return e.rank == r.number && e.failed() && !e.lost() && !w.pool.behind[e.rank] &&
-				!w.pool.idle[e.rank]
+		end := slices.IndexFunc(s.ends, func(e ending) bool {
+			return e.rank == r.number && e.failed() && !e.lost() && !s.pool.behind[e.rank] &&
+				!s.pool.idle[e.rank]
 		})
 		switch {
-		case w.pool.fit[r.number]:
+		case s.pool.fit[r.number]:
 			row = 0
-		case w.pool.view.Rank(elastic.ID(r.number+1)) >= 0: // the next generation tells what it did
+		case s.pool.view.Rank(elastic.ID(r.number+1)) >= 0: // the next generation tells what it did
 		case end >= 0 && r.after >= ends: // otherwise both ends may have one cause
 			row, ends = row+1, end+1
 		}
 	}
-	if row < maxFaults || *excluded {
+	if row < maxFaults || host.unfit {
 		return false
 	}
-	*excluded = true
+	host.unfit = true
 	return true
 }
 
-// endedElastic is ended for an elastic job.
-func (w *watch) endedElastic(e ending) {
-	again, ended := w.pool.replaces(e), fmt.Sprintf("process %d has ended (%s)", e.rank, e.how())
-	if w.why != nil || w.pool.finished || w.pool.lost != nil {
+func (e heard) apply(s *supervisor) {
+	if e.entry < s.pool.heard {
+		return
+	}
+	s.pool.heard++
+	s.pool.job.Hear(e.Event)
+	if d, ok := e.Event.(elastic.Dead); ok {
+		s.buried(int(d.ID) - 1)
+	}
+	if s.pool.lost == nil && s.pool.job.Lost() != nil {
+		s.pool.lost = s.pool.job.Lost()
+		s.endSoon()
+	}
+}
+
+func (e unregistered) apply(s *supervisor) { s.do(bury(e)) }
+
+// buried is told that the log has all of a process. If it has ended, another one may be started.
+func (s *supervisor) buried(number int) {
+	r := s.rank(number)
+	if r == nil || !r.over || r.buried {
+		return
+	}
+	r.buried = true
+	e := s.ends[slices.IndexFunc(s.ends, func(e ending) bool { return e.rank == number })]
+	again, ended := s.pool.replaces(e), fmt.Sprintf("process %d has ended (%s)", number, e.how())
+	if s.why != nil || s.pool.finished || s.pool.lost != nil {
 		return
 	}
 	const unfit = "the last %d that joined have ended before completing a step"
-	excludes := w.excludes(e)
-	if excludes && w.hosts != nil {
-		w.notice(fmt.Sprintf("host %s gets no more processes: "+unfit, e.host, maxFaults))
+	here, excludes := r.host.Name == "", s.excludes(e)
+	if excludes && !here {
+		s.notice("host %s gets no more processes: "+unfit, e.host, maxFaults)
 	}
-	h, _ := w.room()
+	h, _ := s.room()
 	switch {
 	case !e.failed():
-		w.notice(ended + " before its last step: it is not replaced")
-	case w.pool.faults >= maxFaults:
-		w.notice(fmt.Sprintf("%s: it is not replaced, because %d processes have failed in "+
-			"step %d", ended, w.pool.faults, w.pool.step))
-	case excludes && w.hosts == nil:
-		w.notice(fmt.Sprintf("%s: neither it nor others are replaced: "+unfit, ended,
-			maxFaults))
-	case w.pool.unfit:
-		w.notice(ended + ": it is not replaced")
-	case again && w.hosts != nil && h == nil:
-		w.notice(ended + ": it is not replaced, since no host can take another process")
+		s.notice("%s before its last step: it is not replaced", ended)
+	case s.pool.faults >= maxFaults:
+		s.notice("%s: it is not replaced, because %d processes have failed in step %d", ended,
+			s.pool.faults, s.pool.step)
+	case excludes && here:
+		s.notice("%s: neither it nor others are replaced: "+unfit, ended, maxFaults)
+	case again && h == nil && here:
+		s.notice("%s: it is not replaced", ended)
+	case again && h == nil:
+		s.notice("%s: it is not replaced, since no host can take another process", ended)
 	case again:
-		w.notice(fmt.Sprintf("%s: process %d takes its place", ended, len(w.ranks)))
-		w.launch()
+		s.notice("%s: process %d takes its place", ended, len(s.ranks))
+		s.launch()
 	}
+}
+
+// noticeStop notices if this process itself was stopped for longer than processes of an elastic job
+// wait for it.
+func (s *supervisor) noticeStop() {
+	if away := s.now.Sub(s.looked); !s.looked.IsZero() && away > s.patience {
+		s.away = away
+		s.notice("%s", s.wasAway())
+	}
+}
+
+func (s *supervisor) wasAway() string {
+	return fmt.Sprintf("the launcher was stopped for %v, and processes wait %v for it "+
+		"(EURYALE_TIMEOUT)", s.away.Round(time.Second), s.patience)
+}
+
+// noteHalts notes which ranks are stopped, and returns those of which that is new.
+func (s *supervisor) noteHalts(states map[int]string) (changed []*rank) {
+	for _, r := range s.ranks {
+		stops := !r.over && (states[r.number] == "T" || r.host.Name != "" && r.halted)
+		if stops != r.halted {
+			changed = append(changed, r)
+		}
+		r.halted = stops
+	}
+	return changed
+}
+
+// endHalted soon ends a stopped process of an elastic job, and no other. One that is held in the
+// kernel may be reading a file; if others wait for it, they go on without it. Where all that have
+// the state of the training are stopped, as by a freeze of the machine, none is at fault: their
+// time begins once one of them runs. A host reports its stopped processes.
+func (s *supervisor) endHalted() {
+	goesOn := slices.ContainsFunc(s.pool.job.Holders(), func(id elastic.ID) bool {
+		r := s.rank(int(id) - 1)
+		return r != nil && !r.over && !r.halted
+	})
+	for _, r := range s.ranks {
+		over, done := s.pool.job.Over(elastic.ID(r.number + 1))
+		if r.halts++; !r.halted || done || !goesOn && !over {
+			r.halts = 0
+		}
+		if r.halts == stoppedLooks {
+			s.notice("%sprocess %d is stopped: killing it", r.where(), r.number)
+			s.do(kill{r})
+		} else if !r.halted {
+			s.endHung(r)
+		}
+	}
+	s.tellWhoStays()
+}
+
+// tellWhoStays tells for whom the job waits once nobody but processes that have done the last step
+// is left.
+func (s *supervisor) tellWhoStays() {
+	var all []string
+	for _, r := range s.ranks {
+		if r.over {
+			continue
+		}
+		if _, done := s.pool.job.Over(elastic.ID(r.number + 1)); !done {
+			return
+		}
+		name := fmt.Sprintf("process %d", r.number)
+		if r.host.Name != "" {
+			name += " on " + r.host.Name
+		} else if r.pid > 0 {
+			name += fmt.Sprintf(" (pid %d)", r.pid)
+		}
+		if r.halted {
+			name += ", which is stopped (kill -CONT lets it go on)"
+		}
+		all = append(all, name)
+	}
+	if s.stays++; s.stays >= stayLooks && s.stays%stayLooks == 0 &&
+		s.stays/stayLooks&(s.stays/stayLooks-1) == 0 {
+		s.notice("the job waits for %s to end: the last step was done at least %v ago",
+			strings.Join(all, ", "), time.Duration(s.stays)*s.job.times.look)
+	}
+}
+
+// endHung ends a process of an elastic job that the others have left behind, or wait for, if it has
+// not stopped in time: otherwise it would keep its place, and its GPU, for ever.
+func (s *supervisor) endHung(r *rank) {
+	limit := s.pool.allows(r.number, s.patience)
+	if r.looks++; limit == 0 {
+		r.looks = 0
+	}
+	if limit == 0 || r.over || r.hung || time.Duration(r.looks)*s.job.times.look < limit {
+		return
+	}
+	r.hung = true
+	s.notice("%sprocess %d hangs: for %v the others have waited for it or gone on without it, or "+
+		"it has left the job and not ended: killing it", r.where(), r.number, limit)
+	s.do(kill{r})
+}
+
+// where names the host of the rank, if it has one, before what is said of the rank.
+func (r *rank) where() string {
+	if r.host.Name == "" {
+		return ""
+	}
+	return "host " + r.host.Name + ": "
 }

@@ -151,9 +151,9 @@ func TestNothingStartsAfterAProcessThatCannot(t *testing.T) {
 	if err := os.WriteFile(name, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w.start()
-	if err := w.run(t.Context()); len(w.ranks) != 1 || !errors.Is(err, os.ErrExist) {
-		t.Errorf("%d have started, %v", len(w.ranks), err)
+	w.begin()
+	if err := w.run(t.Context()); len(w.children) != 1 || !errors.Is(err, os.ErrExist) {
+		t.Errorf("%d have started, %v", len(w.children), err)
 	}
 }
 
@@ -167,20 +167,11 @@ func TestAHostOfUnfitNewcomersGetsNoMore(t *testing.T) {
 
 // TestSparesThatAreKilledAreReplaced: five at once, or one after another while they are idle.
 func TestSparesThatAreKilledAreReplaced(t *testing.T) {
-	job := Job{Ranks: 1, Elastic: &Elastic{Least: 1, Spares: 2 * maxFaults}}
-	p, err := newPool(job, job.environment(0, newMeeting(1, "127.0.0.1", "1")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.close()
-	w := &watch{job: job, pool: p, ranks: []*rank{{}}}
-	for range 2 * maxFaults {
-		w.ranks = append(w.ranks, &rank{number: len(w.ranks)})
-	}
+	s := elasticJob(1, 2*maxFaults, host{ranks: MaxRanks})
 	end := func(n int) {
-		e := ending{rank: n, Status: killedBy(syscall.SIGKILL)}
-		w.ends = append(w.ends, e)
-		if !p.replaces(e) || w.excludes(e) {
+		started := len(s.ranks)
+		pass(s, ended{ending{rank: n, Status: killedBy(syscall.SIGKILL)}})
+		if len(s.ranks) != started+1 {
 			t.Errorf("after the end of process %d none is started", n)
 		}
 	}
@@ -188,28 +179,51 @@ func TestSparesThatAreKilledAreReplaced(t *testing.T) {
 		end(n + 1)
 	}
 	for range 2 * maxFaults {
-		r := &rank{number: len(w.ranks), after: len(w.ends)}
-		w.ranks = append(w.ranks, r)
-		id := elastic.ID(r.number + 1)
-		j := elastic.Start(p.register.Store(), id, elastic.Limits{Least: 1, Most: 1},
-			elastic.First(1), time.Minute, nil)
-		go j.Next(t.Context()) // it is ready
-		for end := time.Now().Add(time.Minute); !p.job.Idle(id) && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
-		}
-		end(r.number)
-		j.Close()
+		last := len(s.ranks) - 1
+		pass(s, heard{s.pool.heard, elastic.Posted{ID: elastic.ID(last + 1)}}) // it is ready
+		end(last)
 	}
 }
 
-func testUnfit(t *testing.T, status syscall.WaitStatus) {
-	bad, good := &remote{Host: Host{"bad", 9}, ranks: 9}, &remote{Host: Host{"good", 9}, ranks: 9}
-	for _, hosts := range [][]*remote{{nil, nil}, {bad, good}} {
-		p := &pool{view: elastic.First(1), fit: map[int]bool{}, behind: map[int]bool{}}
-		w := &watch{job: Job{Ranks: 1}, pool: p, ranks: []*rank{{host: hosts[1]}}}
-		if hosts[0] != nil {
-			w.hosts = hosts
+// elasticJob is a job whose processes have been started.
+func elasticJob(ranks, spares int, hosts ...host) *supervisor {
+	s := &supervisor{job: Job{Ranks: ranks, Elastic: &Elastic{Least: 1, Spares: spares},
+		times: defaultTimes()}, patience: time.Minute}
+	for i := range hosts {
+		hosts[i].number = i
+		s.hosts = append(s.hosts, &hosts[i])
+	}
+	s.pool = newPool(s.job.Elastic, elastic.Env{First: ranks}.FirstView())
+	pass(s, begins{})
+	return s
+}
+
+// pass gives a supervisor an event, with those that it asks for, and returns what it does besides.
+func pass(s *supervisor, e event) (actions []action) {
+	return passAt(s, time.Time{}, e)
+}
+
+func passAt(s *supervisor, at time.Time, e event) (actions []action) {
+	for _, a := range s.step(at, e) {
+		switch a := a.(type) {
+		case spawn:
+			actions = append(actions, passAt(s, at, started{})...)
+		case bury:
+			e := heard{s.pool.heard, elastic.Dead{ID: elastic.ID(a)}}
+			actions = append(actions, passAt(s, at, e)...)
+		default:
+			actions = append(actions, a)
 		}
+	}
+	return actions
+}
+
+func testUnfit(t *testing.T, status syscall.WaitStatus) {
+	bad, good := host{Host: Host{"bad", 9}, ranks: 9}, host{Host: Host{"good", 9}, ranks: 9}
+	for _, hosts := range [][]host{{{ranks: MaxRanks}}, {bad, good}} {
+		s := elasticJob(1, 0, hosts...)
+		first, other := s.hosts[0], s.hosts[len(hosts)-1]
+		s.ranks[0].host = other
 		step, said := 0, 0
 		goesOn := func(members ...elastic.ID) {
 			v := elastic.First(members...)
@@ -217,38 +231,39 @@ func testUnfit(t *testing.T, status syscall.WaitStatus) {
 			if len(members) > 1 {
 				v.At[1] = elastic.Position{}
 			}
-			p.goesOn(v, nil)
+			s.pool.goesOn(v, nil)
 		}
-		comes := func(host *remote, steps int) {
-			r := &rank{number: len(w.ranks), host: host, over: true, after: len(w.ends)}
-			w.ranks = append(w.ranks, r)
+		comes := func(host *host, steps int) {
+			r := &rank{number: len(s.ranks), host: host, over: true, after: len(s.ends)}
+			s.ranks = append(s.ranks, r)
 			goesOn(1, elastic.ID(r.number+1))
 			step += steps
 			e := ending{rank: r.number, Status: status}
-			w.ends = append(w.ends, e)
-			if w.excludes(e) {
+			s.ends = append(s.ends, e)
+			if s.excludes(e) {
 				said++
 			}
 			goesOn(1)
 			step++ // of the others
 		}
 		for n := range 2*maxFaults - 2 {
-			comes(hosts[0], map[bool]int{true: 1}[n == maxFaults-2])
+			comes(first, map[bool]int{true: 1}[n == maxFaults-2])
 		}
-		if hosts[1] != nil {
-			comes(hosts[1], 0)
+		if other != first {
+			comes(other, 0)
 		}
 		if said != 0 {
 			t.Errorf("%d hosts are excluded too soon", said)
 		}
 		for range 2 {
-			comes(hosts[0], 0)
+			comes(first, 0)
 		}
 		if said != 1 {
 			t.Errorf("it is said %d times that a host gets no more", said)
 		}
-		if h, _ := w.room(); h != hosts[1] || p.unfit != (hosts[0] == nil) {
-			t.Errorf("the next one is for %v, %t", h, p.unfit)
+		if h, _ := s.room(); !first.unfit || other != first && h != other ||
+			other == first && h != nil {
+			t.Errorf("the next one is for %v, %t", h, first.unfit)
 		}
 	}
 }
@@ -291,14 +306,14 @@ func TestProcessesThatAreLeftBehindAreReplaced(t *testing.T) {
 func TestALauncherThatWasStoppedSaysSo(t *testing.T) {
 	for stopped, says := range map[time.Duration]string{time.Second: "rank 0 failed",
 		time.Minute: "the launcher was stopped for 1m0s, and processes wait 10s for it"} {
-		lost := &elastic.StoppedError{Why: elastic.StateLost}
-		w := &watch{pool: &pool{lost: lost}, patience: 10 * time.Second, screen: newScreen(),
-			ends: []ending{{Status: killedBy(syscall.SIGKILL)}}}
+		s := elasticJob(1, 0, host{ranks: MaxRanks})
+		s.patience = 10 * time.Second
 		began := time.Now()
-		w.noticeStop(began)
-		w.noticeStop(began.Add(stopped))
-		err := w.outcome()
-		if !errors.Is(err, lost) || !strings.Contains(err.Error(), says) {
+		passAt(s, began, looked{})
+		passAt(s, began.Add(stopped), looked{})
+		pass(s, ended{ending{Status: killedBy(syscall.SIGKILL)}})
+		err := s.outcome()
+		if !errors.As(err, new(*elastic.StoppedError)) || !strings.Contains(err.Error(), says) {
 			t.Errorf("after %v: %v", stopped, err)
 		}
 	}
@@ -306,16 +321,15 @@ func TestALauncherThatWasStoppedSaysSo(t *testing.T) {
 
 // TestANewcomerThatTrainsIsNoneInARow: also where it is one of the present ranks.
 func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
-	p := &pool{view: elastic.First(1), fit: map[int]bool{}, behind: map[int]bool{}}
-	w := &watch{job: Job{Ranks: 1}, pool: p, ranks: []*rank{{}}}
+	s := elasticJob(1, 0, host{ranks: MaxRanks})
 	for n := 1; n < 2*maxFaults-1; n++ {
-		w.ranks = append(w.ranks, &rank{number: n})
+		s.ranks = append(s.ranks, &rank{number: n, host: s.hosts[0]})
 		if n == maxFaults {
-			p.view, p.fit[n] = elastic.First(1, elastic.ID(n+1)), true
+			s.pool.view, s.pool.fit[n] = elastic.First(1, elastic.ID(n+1)), true
 			continue
 		}
 		e := ending{rank: n, Status: killedBy(syscall.SIGKILL)}
-		if w.ends = append(w.ends, e); w.excludes(e) {
+		if s.ends = append(s.ends, e); s.excludes(e) {
 			t.Errorf("newcomer %d is the last one", n)
 		}
 	}
@@ -324,47 +338,47 @@ func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
 // TestAProcessThatHangsIsEnded: it would have its place for ever, and the
 // launcher would wait for it at the end.
 func TestAProcessThatHangsIsEnded(t *testing.T) {
-	var notices strings.Builder
-	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 1, Elastic: &Elastic{Least: 1},
-		times: defaultTimes(), Notice: func(text string) { fmt.Fprintln(&notices, text) }}
-	for _, host := range []*remote{nil, {orders: make(chan order, 1)}} {
-		there := newWatch(job, nil)
-		r, err := there.newRank(0)
-		if err == nil {
-			err = there.startHere(r, nil)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		w := there
-		if host != nil {
-			w = newWatch(job, nil)
-			w.add(&rank{host: host})
-		}
-		w.patience, w.pool = 6*job.times.look, &pool{fit: map[int]bool{}, behind: map[int]bool{},
-			job: elastic.NewObserver(nil, elastic.First(1), nil)}
-		w.endStopped()
-		w.pool.goesOn(elastic.First(2), []elastic.ID{1})
-		for range 3 {
-			if r.state() == "" || host != nil && len(host.orders) > 0 {
-				t.Error("it is ended at once")
-			}
-			w.endStopped()
-		}
-		if host != nil {
-			select {
-			case o := <-host.orders:
-				there.obey(o)
-			default:
-				t.Fatal("the host gets no order")
+	for _, there := range []host{{ranks: MaxRanks}, {Host: Host{"a", 1}, ranks: 1}} {
+		s := elasticJob(1, 0, there)
+		s.patience = 6 * s.job.times.look
+		pass(s, looked{})
+		s.pool.goesOn(elastic.First(2), []elastic.ID{1})
+		for range 2 {
+			if actions := pass(s, looked{}); len(actions) > 0 {
+				t.Errorf("it is ended at once: %v", actions)
 			}
 		}
-		if e := <-there.exits; e.Status != killedBy(syscall.SIGKILL) {
-			t.Errorf("it has ended: %+v", e)
+		actions := pass(s, looked{})
+		if len(actions) != 2 || !strings.Contains(fmt.Sprint(actions[0]),
+			"process 0 hangs: for 3s the others") || actions[1] != action(kill{s.ranks[0]}) {
+			t.Errorf("it does %v", actions)
 		}
 	}
-	if n := strings.Count(notices.String(), "process 0 hangs: for 3s the others"); n != 2 {
-		t.Errorf("the notices are %s", notices.String())
+}
+
+// TestProcessesAreKilledHereAndOnHosts: and no others.
+func TestProcessesAreKilledHereAndOnHosts(t *testing.T) {
+	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 2, times: defaultTimes()}
+	for _, h := range []*remote{nil, {host: host{Host: Host{"a", 2}, ranks: 2},
+		orders: make(chan order, 4)}} {
+		w := newWatch(job, nil)
+		there := w
+		if h != nil {
+			w, there.supervisor.above = newWatch(job, nil, h), true
+		}
+		w.step(begins{})
+		for h != nil && len(h.orders) > 0 {
+			there.step(<-h.orders)
+		}
+		w.kill(kill{w.supervisor.ranks[1]})
+		if h != nil {
+			there.step(<-h.orders)
+		}
+		if e := (<-there.events).(ended); e.rank != 1 || e.Status != killedBy(syscall.SIGKILL) {
+			t.Errorf("%+v, though process 1 is killed", e)
+		}
+		there.children[0].signal(syscall.SIGKILL)
+		<-there.events
 	}
 }
 
@@ -381,22 +395,13 @@ func TestAHostIsToldToKillProcess0(t *testing.T) {
 // TestAProcessThatHasDoneItsLastStepDoesNotHang: it may save what it has trained, also where the
 // others have left it behind in that step.
 func TestAProcessThatHasDoneItsLastStepDoesNotHang(t *testing.T) {
-	job := Job{Ranks: 2, Elastic: &Elastic{Least: 1}, times: defaultTimes()}
-	p, err := newPool(job, job.environment(0, newMeeting(2, "127.0.0.1", "1")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.close()
-	p.goesOn(elastic.First(2), []elastic.ID{1})
-	if limit := p.allows(0, time.Minute); limit != time.Minute/2 {
+	s := elasticJob(2, 0, host{ranks: MaxRanks})
+	s.pool.goesOn(elastic.First(2), []elastic.ID{1})
+	if limit := s.pool.allows(0, time.Minute); limit != time.Minute/2 {
 		t.Errorf("before it has done the step it has %v", limit)
 	}
-	first := elastic.First(1, 2)
-	j := elastic.Start(p.register.Store(), 1, elastic.Limits{Least: 1, Most: 2}, first, time.Minute,
-		nil)
-	j.Finish(0)
-	p.bury(2) // which reads the log
-	if limit := p.allows(0, time.Minute); limit != 0 {
+	pass(s, heard{0, elastic.Posted{ID: 1, Position: elastic.Position{Leaving: true}}})
+	if limit := s.pool.allows(0, time.Minute); limit != 0 {
 		t.Errorf("after that it has %v", limit)
 	}
 }

@@ -6,88 +6,81 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"sync/atomic"
 
 	"golang.org/x/term"
 )
 
-// rank is one process of the job.
-type rank struct {
+// child is what this launcher has of a rank: its outputs, and its process if that runs here.
+type child struct {
 	process
 	number   int
 	host     *remote // that it runs on; nil for this machine
-	slot     int     // of the host, or of this machine
-	after    int     // how many ranks had ended before it was started
 	out, err *liner  // nil where the rank writes to the outputs itself
 	tail     *tail
-
-	halted atomic.Bool // its host has said that it is stopped, and not yet that it goes on
-
-	over  bool // its end is known; only watch.run uses this and the fields below
-	halts int  // for how many looks in a row it was stopped, or held in the kernel
-	looks int  // for how many looks the others have waited for it, or left it behind
-	hung  bool // for so long that it was ended
 }
 
-// newRank makes a rank, without starting it, and its log.
-func (w *watch) newRank(number int) (*rank, error) {
-	log, err := w.logs.of(number)
-	r := &rank{number: number, after: len(w.ends), tail: &tail{}}
-	if w.several() || log != nil {
-		r.out = w.liner(number, w.job.Stdout, r.tail, log)
-		r.out.aside = true
-		r.err = w.liner(number, w.job.Stderr, r.tail, log)
+// newChild makes what a rank needs, without starting it, and its log.
+func (w *watch) newChild(number int, host *remote) (*child, error) {
+	c := &child{number: number, host: host, tail: &tail{}}
+	if w.supervisor.above { // the job's launcher has the rest
+		return c, nil
 	}
-	return r, err
+	log, err := w.logs.of(number)
+	if w.several() || log != nil {
+		c.out = w.liner(number, w.job.Stdout, c.tail, log)
+		c.out.aside = true
+		c.err = w.liner(number, w.job.Stderr, c.tail, log)
+	}
+	return c, err
 }
 
 // startHere starts a rank on this machine, with its own variables.
-func (w *watch) startHere(r *rank, own []string) (err error) {
-	r.guard, r.cmd = w.job.guard, exec.Command(w.job.Program, w.job.Args...)
-	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable)
-	r.cmd.ExtraFiles = w.reports.inherited
-	r.cmd.Dir = w.job.Dir
+func (w *watch) startHere(c *child, own []string) (err error) {
+	c.guard, c.cmd = w.job.guard, exec.Command(w.job.Program, w.job.Args...)
+	c.cmd.Env = slices.Concat(w.env, own, w.reports.variable)
+	c.cmd.ExtraFiles = w.reports.inherited
+	c.cmd.Dir = w.job.Dir
 	if len(w.job.Args) == 0 {
-		r.cmd.Args = r.cmd.Args[:1]
+		c.cmd.Args = c.cmd.Args[:1]
 	}
 	switch {
-	case r.out != nil:
-		r.cmd.Stdout, r.cmd.Stderr = r.out, r.err
-	case w.orders != nil:
-		r.cmd.Stdout = writer(func(b []byte) { w.heard(news{Number: r.number, Out: b}) })
-		r.cmd.Stderr = writer(func(b []byte) { w.heard(news{Number: r.number, Err: b}) })
+	case c.out != nil:
+		c.cmd.Stdout, c.cmd.Stderr = c.out, c.err
+	case w.supervisor.above:
+		c.cmd.Stdout = writer(func(b []byte) { w.heard(news{Number: c.number, Out: b}) })
+		c.cmd.Stderr = writer(func(b []byte) { w.heard(news{Number: c.number, Err: b}) })
 	default:
-		r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
+		c.cmd.Stdout, c.cmd.Stderr = w.job.Stdout, w.job.Stderr
 	}
-	if err = w.input(r); err == nil {
-		err = r.start()
+	if err = w.input(c); err == nil {
+		err = c.start()
 	}
 	if err != nil {
-		return fmt.Errorf("start rank %d: %w", r.number, explainStart(err))
+		return fmt.Errorf("start rank %d: %w", c.number, explainStart(err))
 	}
-	w.add(r)
+	w.add(c)
 	go func() {
-		e := r.wait()
+		e := c.wait()
 		e.Memory = w.oom.explain(e)
-		w.exit(r, e)
+		w.exit(c, e)
 	}()
 	return nil
 }
 
 // add adds a rank to the attempt.
-func (w *watch) add(r *rank) {
+func (w *watch) add(c *child) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ranks = append(w.ranks, r)
+	w.children = append(w.children, c)
 }
 
-// rank returns the rank with a number, nil if there is none.
-func (w *watch) rank(number int) *rank {
+// child returns the rank with a number, nil if there is none.
+func (w *watch) child(number int) *child {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, r := range w.ranks {
-		if r.number == number {
-			return r
+	for _, c := range w.children {
+		if c.number == number {
+			return c
 		}
 	}
 	return nil
@@ -95,7 +88,7 @@ func (w *watch) rank(number int) *rank {
 
 // several reports whether the job may have several processes.
 func (w *watch) several() bool {
-	return w.job.Ranks > 1 || w.job.Machines != nil || w.job.Elastic != nil || w.hosts != nil
+	return w.job.Ranks > 1 || w.job.Machines != nil || w.job.Elastic != nil || w.remotes != nil
 }
 
 // liner returns where an output of a rank goes.
@@ -115,29 +108,21 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// where names the host of the rank, if it has one, before what is said of the rank.
-func (r *rank) where() string {
-	if r.host == nil {
-		return ""
-	}
-	return "host " + r.host.Name + ": "
-}
-
 // input gives rank 0 the input of the job. A rank is not a foreground process: if it read the
 // terminal itself, it would be stopped.
-func (w *watch) input(r *rank) error {
+func (w *watch) input(c *child) error {
 	in := w.job.Stdin
-	if r.number != 0 || in == nil {
+	if c.number != 0 || in == nil {
 		return nil
 	}
 	if !term.IsTerminal(int(in.Fd())) {
-		r.cmd.Stdin = in
+		c.cmd.Stdin = in
 		return nil
 	}
 	if !inForeground(in) {
 		return nil // in the background, the launcher must not read it either
 	}
-	pipe, err := r.cmd.StdinPipe()
+	pipe, err := c.cmd.StdinPipe()
 	if err != nil {
 		return err
 	}
@@ -150,45 +135,40 @@ func (w *watch) input(r *rank) error {
 
 // exit tells run that a rank has ended, if run still listens, after printing the rank's last
 // incomplete line. It gives up after drainTime if nobody reads the output.
-func (w *watch) exit(r *rank, e ending) {
-	if r.out != nil {
+func (w *watch) exit(c *child, e ending) {
+	if c.out != nil {
 		within(drainTime, func() {
-			r.out.flush()
-			r.err.flush()
+			c.out.flush()
+			c.err.flush()
 		})
 	}
-	select {
-	case w.exits <- r.ending(e):
-	case <-w.over:
-	}
+	w.pass(ended{c.ending(e)})
 }
 
 // ending adds the rank's number and what it printed to its ending.
-func (r *rank) ending(e ending) ending {
-	e.rank = r.number
-	if r.host != nil {
-		e.host = r.host.Name
+func (c *child) ending(e ending) ending {
+	e.rank = c.number
+	if c.host != nil {
+		e.host = c.host.Name
 	}
-	r.tail.tell(&e)
+	c.tail.tell(&e)
 	return e
 }
 
-// hangs returns where the rank hangs, "" if it has ended. For its own ranks a host reports this, if
-// it can.
-func (r *rank) hangs() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// hangs returns where the rank hangs, unless its end is known. For its own ranks a host reports
+// this, if it can.
+func (c *child) hangs() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch {
-	case r.over:
-		return ""
-	case r.host != nil && r.out != nil && r.out.screen.unread(): // so the host is not heard either
+	case c.host != nil && c.out != nil && c.out.screen.unread(): // so the host is not heard either
 		return fmt.Sprintf("rank %d on host %s may have ended, but nobody reads the output of the "+
-			"job", r.number, r.host.Name)
-	case r.host != nil:
-		return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, r.host.Name)
-	case !r.alive:
-		return fmt.Sprintf("rank %d has ended, but nobody reads its output", r.number)
+			"job", c.number, c.host.Name)
+	case c.host != nil:
+		return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", c.number, c.host.Name)
+	case !c.alive:
+		return fmt.Sprintf("rank %d has ended, but nobody reads its output", c.number)
 	}
-	where := state(os.DirFS("/"), r.cmd.Process.Pid)
-	return fmt.Sprintf("rank %d has not ended after SIGKILL: %s", r.number, where)
+	where := state(os.DirFS("/"), c.cmd.Process.Pid)
+	return fmt.Sprintf("rank %d has not ended after SIGKILL: %s", c.number, where)
 }

@@ -27,11 +27,8 @@ const (
 
 // remote is a host in an attempt, and the connection to it.
 type remote struct {
-	Host
-	ranks int   // how many it has in the attempt; in an elastic job, how many it takes
-	lost  bool  // in an earlier attempt
-	unfit bool  // in an elastic job, newcomers on it are unfit
-	down  first // why it has no ranks, or no more; a *HostLost if it had been reached
+	host
+	lost bool // in an earlier attempt
 
 	platform       platform
 	address, guest string // of the host and of this machine, on the connection
@@ -48,30 +45,15 @@ type remote struct {
 	over      chan struct{} // closed when the connection has ended
 	listening sync.WaitGroup
 	hangUp    sync.Once
-	why       error // why the connection has ended
-	cut       first // why this end cut the connection
-}
-
-// first is the first error of several goroutines.
-type first struct{ atomic.Pointer[error] }
-
-func (f *first) set(err error) { f.CompareAndSwap(nil, &err) }
-
-func (f *first) get() error {
-	if err := f.Load(); err != nil {
-		return *err
-	}
-	return nil
+	why       error                  // why the connection has ended
+	cut       atomic.Pointer[string] // why this end cut the connection
 }
 
 // isLost reports whether the host was reached and then lost.
-func (h *remote) isLost() bool { return errors.As(h.down.get(), new(*HostLost)) }
+func (h *host) isLost() bool { return errors.As(h.down, new(*HostLost)) }
 
 // wasLost reports whether the host was lost, in this attempt or an earlier one.
 func (h *remote) wasLost() bool { return h.lost || h.isLost() }
-
-// isDown reports whether the host has no ranks, or none any more.
-func (h *remote) isDown() bool { return h.down.get() != nil }
 
 // about adds the name of this host to an error.
 func (h *remote) about(err error) error { return fmt.Errorf("host %s: %w", h.Name, err) }
@@ -208,46 +190,43 @@ func (h *remote) listen(w *watch) {
 	if err = h.close(err); err == nil {
 		return // the attempt has ended
 	}
-	if w.pool != nil { // in any other job this is the error
-		w.notice(fmt.Sprintf("host %s is lost: %v", h.Name, err))
-	}
 	h.endAll(w, &HostLost{Host: h.Name, why: err})
 }
 
 // take handles a report from the host.
 func (h *remote) take(w *watch, n news) {
-	r := w.rank(n.Number)
+	c := w.child(n.Number)
 	switch {
 	case n.Notice != "":
 		w.notice("host " + h.Name + ": " + n.Notice)
 	case n.Failed != "" && n.End == nil:
 		h.endAll(w, h.about(errors.New(n.Failed)))
-	case r == nil: // a sign of life
+	case c == nil: // a sign of life
 	case n.Out != nil:
-		r.out.Write(n.Out)
+		c.out.Write(n.Out)
 	case n.Err != nil:
-		r.err.Write(n.Err)
+		c.err.Write(n.Err)
 	case n.Stops, n.Goes:
-		r.halted.Store(n.Stops)
+		w.pass(halted{n.Number, n.Stops})
 	case n.End != nil:
 		n.End.at = time.Now().Add(-n.End.Late)
 		if n.Failed != "" {
 			n.End.why = h.about(errors.New(n.Failed))
 		}
-		w.exit(r, *n.End)
+		w.exit(c, *n.End)
 	}
 }
 
 // endAll reports that the host is down, why, and that its ranks have ended; for some it is the
-// second report. Ranks that begin later are told by startThere.
+// second report. The supervisor starts none there any more.
 func (h *remote) endAll(w *watch, why error) {
-	h.down.set(why)
+	w.pass(down{h.number, why})
 	w.mu.Lock()
-	ranks := slices.Clone(w.ranks)
+	children, why := slices.Clone(w.children), cmp.Or(h.down, why)
 	w.mu.Unlock()
-	for _, r := range ranks {
-		if r.host == h {
-			w.exit(r, ending{at: time.Now(), why: h.down.get()})
+	for _, c := range children {
+		if c.host == h {
+			w.exit(c, ending{at: time.Now(), why: why})
 		}
 	}
 }
@@ -262,7 +241,7 @@ func (h *remote) mustSpeakWithin(limit time.Duration) *alarm {
 // cutOff kills ssh, and with it the connection. The kernel may hold ssh, and processes that it
 // started may hold the pipe.
 func (h *remote) cutOff(why string) {
-	h.cut.set(errors.New(why))
+	h.cut.CompareAndSwap(nil, &why)
 	h.ssh.signal(syscall.SIGKILL)
 	h.pipe.Close()
 }
@@ -299,9 +278,9 @@ func (h *remote) close(err error) error {
 
 // reason says why the connection has ended, given such an error and how ssh ended.
 func (h *remote) reason(err error, e ending) error {
-	switch cut := h.cut.get(); {
+	switch cut := h.cut.Load(); {
 	case cut != nil:
-		err = cut
+		err = errors.New(*cut)
 	case len(e.lines) > 0:
 		err = errors.New(strings.Join(e.lines, "\n    "))
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||

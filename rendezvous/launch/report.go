@@ -4,19 +4,15 @@ import (
 	"bufio"
 	"fmt"
 	"os"
-	"syscall"
-	"time"
 )
 
 // reports are messages from ranks that the job has lost a rank, perhaps on another machine. They
 // come over a pipe that all ranks inherit. Nothing else would tell this launcher: a rank that hangs
 // in its program never gets to the call that would fail.
 type reports struct {
-	first       chan string // the first line
 	read, write *os.File
-
-	inherited []*os.File // by ranks
-	variable  []string   // tells them of the pipe
+	inherited   []*os.File // by ranks
+	variable    []string   // tells them of the pipe
 }
 
 // reportFile is the number of the pipe's file in ranks: the first that Go passes on.
@@ -31,8 +27,7 @@ func (w *watch) openReports() error {
 	if err != nil {
 		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
 	}
-	w.reports = reports{first: make(chan string, 1), read: read, write: write,
-		inherited: []*os.File{write}}
+	w.reports = reports{read: read, write: write, inherited: []*os.File{write}}
 	info, err := write.Stat()
 	if err != nil {
 		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
@@ -42,7 +37,7 @@ func (w *watch) openReports() error {
 	go func() { // ends with the pipe
 		lines := bufio.NewScanner(read)
 		if lines.Scan() {
-			w.reports.first <- lines.Text()
+			w.pass(reported{lines.Text()})
 		}
 	}()
 	return nil
@@ -52,15 +47,5 @@ func (r reports) close() {
 	if r.read != nil {
 		r.read.Close()
 		r.write.Close()
-	}
-}
-
-// hear handles the report that the job has lost a rank. Ranks of this machine learn of it in their
-// next call and end by themselves. A rank that takes longer than ranks wait for each other hangs.
-func (w *watch) hear(report string) {
-	w.report = report
-	if w.timer == nil {
-		w.patient = true
-		w.timer, w.next = time.After(w.patience), syscall.SIGTERM
 	}
 }

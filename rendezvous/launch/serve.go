@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"syscall"
 	"time"
 )
 
@@ -136,7 +135,7 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 	// Programs may start this one.
 	path := "PATH=" + filepath.Dir(self) + string(filepath.ListSeparator) + os.Getenv("PATH")
 	w := newWatch(j, slices.Concat(os.Environ(), []string{path}, t.Env))
-	w.orders, w.heard = s.orders, s.tell
+	w.orders, w.heard, w.supervisor.above = s.orders, s.tell, true
 	w.run(ctx) // the job's launcher finds the outcome
 	return nil
 }
@@ -163,24 +162,6 @@ func reach(ctx context.Context, addr string) error {
 			"the hosts: %w", err)
 	}
 	return conn.Close()
-}
-
-// obey carries out an order from the job's launcher.
-func (w *watch) obey(o order) {
-	switch {
-	case o.Signal != 0:
-		s := syscall.Signal(o.Signal)
-		w.stop(s, &Interrupted{s})
-	case o.Kill != nil:
-		if r := w.rank(o.Kill.Number); r != nil {
-			r.signal(syscall.SIGKILL)
-		}
-	case o.Start != nil && w.why == nil: // otherwise it was ordered before all were told to end
-		r := &rank{number: o.Start.Number, tail: &tail{}}
-		if err := w.startHere(r, o.Start.Env); err != nil {
-			w.heard(news{Number: r.number, End: &ending{}, Failed: err.Error()})
-		}
-	}
 }
 
 // program returns the path of the program, which the cache holds unless it is the host's. self is

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -264,102 +265,74 @@ func TestRankMayEndByItselfAfterAJobThatHasFailedElsewhere(t *testing.T) {
 // TestAJobWhoseProcessesAreAllStoppedGoesOn: a freeze of the machine is no fault of a process. One
 // that is stopped while another one has the state is killed, on this machine and on hosts.
 func TestAJobWhoseProcessesAreAllStoppedGoesOn(t *testing.T) {
-	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 3, Elastic: &Elastic{Least: 1},
-		times: defaultTimes()}
-	for _, host := range []*remote{nil, {orders: make(chan order, 4)}} {
-		there := newWatch(job, nil)
-		there.exits = make(chan ending, job.Ranks)
-		for n := range job.Ranks {
-			r, err := there.newRank(n)
-			if err == nil {
-				err = there.startHere(r, nil)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		w := there
-		if host != nil {
-			w = newWatch(job, nil)
-			for n := range job.Ranks {
-				w.add(&rank{number: n, host: host})
-			}
-			there.orders, there.heard = make(chan order), func(n news) { host.take(w, n) }
-		}
+	for _, there := range []host{{ranks: MaxRanks}, {Host: Host{"a", 3}, ranks: 3}} {
+		s := elasticJob(3, 0, there)
 		// process 3 has no state yet
 		view := elastic.First(1, 2, 3)
 		view.At[2] = elastic.Position{}
-		w.pool = &pool{job: elastic.NewObserver(nil, view, nil)}
-		send := func(n int, s syscall.Signal, state string) {
-			there.ranks[n].family.send(s)
-			for there.ranks[n].state() != state {
-				time.Sleep(time.Millisecond)
+		s.pool.job = elastic.NewObserver(view, nil)
+		look := func(states ...string) (killed []int) {
+			event := looked{}
+			for n, state := range states {
+				if there.Name != "" {
+					pass(s, halted{n, state == "T"})
+				} else {
+					event[n] = state
+				}
 			}
-		}
-		look := func() {
 			for range 2 * stoppedLooks {
-				there.endStopped()
-				if host != nil {
-					w.endStopped()
-				}
-				for host != nil && len(host.orders) > 0 {
-					there.obey(<-host.orders)
+				for _, a := range pass(s, event) {
+					if k, ok := a.(kill); ok {
+						killed = append(killed, k.number)
+					}
 				}
 			}
+			return killed
 		}
-		for n := range job.Ranks {
-			send(n, syscall.SIGSTOP, "T")
+		if killed := append(look("T", "T", "T"), look("T", "T", "S")...); killed != nil {
+			t.Fatalf("%d are killed, though all that have the state are stopped", killed)
 		}
-		look()
-		send(2, syscall.SIGCONT, "S")
-		look()
-		time.Sleep(20 * time.Millisecond) // a killed process takes less
-		if len(there.exits) > 0 {
-			t.Fatalf("%+v, though all that have the state are stopped", <-there.exits)
+		if killed := look("S", "T", "S"); !slices.Equal(killed, []int{1}) {
+			t.Errorf("%d are killed, though process 1 is stopped", killed)
 		}
-		send(0, syscall.SIGCONT, "S")
-		look()
-		if e := <-there.exits; e.rank != 1 || e.Status != killedBy(syscall.SIGKILL) {
-			t.Errorf("%+v, though process 1 is stopped", e)
+	}
+}
+
+// TestAHostSaysWhichOfItsProcessesAreStopped: and which go on.
+func TestAHostSaysWhichOfItsProcessesAreStopped(t *testing.T) {
+	var said []news
+	w := newWatch(Job{Program: "/bin/sleep", Args: []string{"100"}, Elastic: &Elastic{}}, nil)
+	w.supervisor.above, w.heard = true, func(n news) { said = append(said, n) }
+	w.step(order{Start: &member{Number: 7}})
+	c := w.child(7)
+	for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		c.family.send(s)
+		for (c.state() == "T") != (s == syscall.SIGSTOP) {
+			time.Sleep(time.Millisecond)
 		}
-		for _, n := range []int{0, 2} {
-			there.ranks[n].signal(syscall.SIGKILL)
-			<-there.exits
-		}
+		w.step(w.look())
+		w.step(w.look())
+	}
+	c.signal(syscall.SIGKILL)
+	<-w.events
+	if len(said) != 2 || !said[0].Stops || !said[1].Goes || said[0].Number != 7 {
+		t.Errorf("it says %+v", said)
 	}
 }
 
 // TestAStoppedSpareIsNotWaitedForAfterTheLastStep: nobody has the state any more.
 func TestAStoppedSpareIsNotWaitedForAfterTheLastStep(t *testing.T) {
-	job := Job{Program: "/bin/sleep", Args: []string{"100"}, Ranks: 1, Elastic: &Elastic{Least: 1},
-		times: defaultTimes()}
-	p, err := newPool(job, job.environment(0, newMeeting(1, "127.0.0.1", "1")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.close()
-	w := newWatch(job, nil)
-	w.pool = p
-	w.add(&rank{over: true})
-	r, err := w.newRank(1)
-	if err == nil {
-		err = w.startHere(r, nil)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.family.send(syscall.SIGSTOP)
-	for r.state() != "T" {
-		time.Sleep(time.Millisecond)
-	}
-	j := elastic.Start(p.register.Store(), 1, elastic.Limits{Least: 1, Most: 1}, elastic.First(1),
-		time.Minute, nil)
-	j.Finish(0)
-	p.bury(1) // which reads the log
+	s := elasticJob(1, 1, host{ranks: MaxRanks})
+	pass(s, heard{0, elastic.Posted{ID: 1, Position: elastic.Position{Leaving: true}}})
+	pass(s, ended{})
+	killed := false
 	for range 2 * stoppedLooks {
-		w.endStopped()
+		for _, a := range pass(s, looked{1: "T"}) {
+			k, ok := a.(kill)
+			killed = killed || ok && k.number == 1
+		}
 	}
-	if e := <-w.exits; e.rank != 1 || e.Status != killedBy(syscall.SIGKILL) {
-		t.Errorf("%+v, though process 1 is stopped", e)
+	if !killed {
+		t.Error("it is not killed, though it is stopped")
 	}
 }

@@ -37,5 +37,5 @@ func (w *watch) tell(ctx context.Context, e ending, env []string) {
 func (w *watch) soFar() *Failed {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return verdict(w.ends)
+	return verdict(w.supervisor.ends)
 }

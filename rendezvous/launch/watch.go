@@ -1,13 +1,12 @@
 package launch
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,56 +16,44 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-const (
-	// reportTime is how long the other ranks have to report a failure that they see.
-	reportTime = time.Second
-	// quitTime is the minimum time that ranks have to print their stacks after SIGQUIT.
-	quitTime = 5 * time.Second
-)
-
-// watch is a running attempt at a job, or a host's part of one.
+// watch carries out what a supervisor decides.
 type watch struct {
 	job    Job
 	env    []string // that all ranks share
 	screen *screen
-	exits  chan ending
-	over   chan struct{} // closed when nobody handles exits any more
+	events chan event
+	over   chan struct{} // closed when nobody handles events any more
 	logs   *logs
+	timer  <-chan time.Time // of the supervisor
 
-	hosts    []*remote    // that the ranks run on; nil for this machine
+	remotes  []*remote    // that the ranks run on; nil for this machine
 	orders   <-chan order // from the job's launcher, if this is its launcher on a host
 	heard    func(news)   // sends news to that launcher
-	pool     *pool        // of an elastic job; otherwise nil
+	register *rendezvous.Register
 	oom      *oom
-	reports  reports       // on several machines
-	report   string        // the first one heard
-	patience time.Duration // how long ranks wait for each other
+	reports  reports // on several machines
 
-	mu    sync.Mutex // guards the fields below, which only run changes
-	ranks []*rank
-	ends  []ending // of the ranks that have ended
+	telling context.Context // until the attempt is over
+	tellers sync.WaitGroup
 
-	why   error            // why the job was told to end, other than by a rank
-	told  time.Time        // when the ranks were told to end, zero before
-	timer <-chan time.Time // when to send next, nil for never
-	next  syscall.Signal
-	last  time.Time // when a signal came from Job.Signals, zero for never
-
-	stays   int           // looks in which only processes that have done the last step ran
-	patient bool          // hear set the timer, and any failure here replaces it
-	looked  time.Time     // at processes
-	away    time.Duration // how long this process was stopped, if too long for an elastic job
-
-	killed bool // SIGKILL was sent
-	named  bool // the ranks that it has not ended were named
-	left   bool // the launcher ends without them
+	mu         sync.Mutex // guards the fields below, which only run changes
+	supervisor supervisor
+	children   []*child
 }
 
-// newWatch returns an attempt whose ranks share an environment.
-func newWatch(j Job, env []string) *watch {
-	w := &watch{job: j, env: env, screen: newScreen(), exits: make(chan ending),
-		over: make(chan struct{}), oom: newOOM(os.DirFS("/"))}
-	w.patience = patience(env)
+// newWatch returns an attempt whose ranks share an environment. Without hosts they run on this
+// machine.
+func newWatch(j Job, env []string, hosts ...*remote) *watch {
+	w := &watch{job: j, env: env, screen: newScreen(), events: make(chan event),
+		over: make(chan struct{}), oom: newOOM(os.DirFS("/")), remotes: hosts,
+		telling: context.Background(), supervisor: supervisor{job: j, patience: patience(env)}}
+	for i, h := range hosts {
+		h.number = i
+		w.supervisor.hosts = append(w.supervisor.hosts, &h.host)
+	}
+	if len(hosts) == 0 {
+		w.supervisor.hosts = []*host{{ranks: MaxRanks}}
+	}
 	return w
 }
 
@@ -90,7 +77,7 @@ func (w *watch) attempt(ctx context.Context, n int) (err error) {
 		return err
 	}
 	noted := w.logs.note(fmt.Sprintf("started %d ranks", w.job.Ranks))
-	w.start()
+	w.begin()
 	err = w.run(ctx)
 	outcome := "all ranks have ended"
 	if err != nil {
@@ -111,379 +98,231 @@ func (w *watch) notice(text string) {
 func (w *watch) prepare() (err error) {
 	switch {
 	case w.job.Elastic != nil:
-		w.pool, err = newPool(w.job, w.env)
+		err = w.openRegister()
 	case w.job.Machines != nil:
 		err = w.openReports()
 	}
 	return err
 }
 
-// start starts all ranks; it stops if one does not start.
-func (w *watch) start() {
-	for _, h := range w.hosts {
+// openRegister serves the register of an elastic job.
+func (w *watch) openRegister() error {
+	job, err := rendezvous.ReadEnv(variables.Lookup(slices.Concat(w.env,
+		[]string{"RANK=0", "LOCAL_RANK=0"})))
+	if err != nil {
+		return err
+	}
+	w.supervisor.pool = newPool(w.job.Elastic, elastic.Env{First: w.job.Ranks}.FirstView())
+	w.register, err = rendezvous.ServeRegister(job, w.remotes != nil, func(process int) {
+		w.pass(unregistered(process))
+	})
+	return err
+}
+
+// begin starts all ranks; it stops if one does not start.
+func (w *watch) begin() {
+	for _, h := range w.remotes {
 		h.listening.Go(func() { h.listen(w) })
 		h.order(order{Task: w.task(h)})
 	}
-	ranks := w.job.Ranks
-	if w.pool != nil {
-		ranks += w.pool.Spares
-	}
-	for len(w.ranks) < ranks && w.why == nil {
-		w.launch()
+	w.step(begins{})
+}
+
+// follow hears the log of an elastic job, until ctx ends.
+func (w *watch) follow(ctx context.Context) {
+	for i := 0; ; i++ {
+		e, err := elastic.Entry(ctx, w.register.Store(), i)
+		if err != nil {
+			return
+		}
+		w.pass(heard{i, e})
 	}
 }
 
-// launch starts one more rank. If that fails, the others are killed.
-func (w *watch) launch() {
-	r, err := w.newRank(w.job.first() + len(w.ranks))
+// pass gives run an event, if run still listens.
+func (w *watch) pass(e event) {
+	select {
+	case w.events <- e:
+	case <-w.over:
+	}
+}
+
+// run watches the ranks to their end.
+func (w *watch) run(ctx context.Context) error {
+	var end context.CancelFunc
+	w.telling, end = context.WithCancel(context.WithoutCancel(ctx))
+	defer w.tellers.Wait()
+	defer w.reports.close()
+	if w.register != nil {
+		w.tellers.Go(func() { w.follow(w.telling) })
+		defer w.register.Close()
+	}
+	defer end()
+	defer close(w.over)
+	looks := time.NewTicker(w.job.times.look)
+	defer looks.Stop()
+	for done := ctx.Done(); !w.supervisor.over(); {
+		select {
+		case e := <-w.events:
+			w.step(e)
+		case o := <-w.orders:
+			w.step(o)
+		case err := <-w.screen.broken:
+			w.step(told{err})
+		case s := <-w.job.Signals:
+			w.step(interrupted{s})
+		case <-done:
+			done = nil
+			w.step(told{context.Cause(ctx)})
+		case <-w.timer:
+			w.step(late(w.hangs()))
+		case <-looks.C:
+			w.step(w.look())
+		}
+	}
+	w.step(abandoned(w.hangs()))
+	if w.supervisor.why == nil { // the last writes may have failed
+		w.supervisor.why = w.screen.failure()
+	}
+	return w.supervisor.outcome()
+}
+
+// look looks at the processes of this machine, if the job asks for it.
+func (w *watch) look() looked {
+	states := looked{}
+	for _, c := range w.children {
+		if w.job.Elastic != nil || w.job.Machines != nil {
+			states[c.number] = c.state()
+		}
+	}
+	return states
+}
+
+// step gives the supervisor an event, and carries out what it asks for.
+func (w *watch) step(e event) {
+	w.mu.Lock()
+	actions := w.supervisor.step(time.Now(), e)
+	w.mu.Unlock()
+	for _, a := range actions {
+		switch a := a.(type) {
+		case spawn:
+			w.step(w.start(a))
+		case signals:
+			w.signal(a)
+		case kill:
+			w.kill(a)
+		case notice:
+			w.notice(string(a))
+		case arm:
+			w.timer = time.After(time.Duration(a))
+		case tell:
+			if c := w.child(a.rank); c != nil && c.cmd != nil {
+				w.tellers.Go(func() { w.tell(w.telling, a.ending, c.cmd.Env) })
+			}
+		case says:
+			w.heard(a.news)
+		case bury:
+			// the register is in this process: only a closed one returns an error
+			elastic.Bury(w.telling, w.register.Store(), w.supervisor.pool.heard, elastic.ID(a),
+				func(i int, e elastic.Event) { w.step(heard{i, e}) })
+		}
+	}
+}
+
+// start starts a rank.
+func (w *watch) start(a spawn) event {
+	c, err := w.newChild(a.number, w.remote(a.host.number))
+	if !w.supervisor.above {
+		a.env = w.own(c, a.rank)
+	}
 	switch {
 	case err != nil:
-	case w.hosts != nil:
-		w.startThere(r)
+	case c.host != nil:
+		w.add(c)
+		c.host.order(order{Start: &member{a.number, a.env}})
+		return started{}
 	default:
-		r.slot = w.freeSlot(nil)
-		err = w.startHere(r, w.own(r))
+		err = w.startHere(c, a.env)
 	}
 	if err != nil {
-		w.stop(syscall.SIGKILL, err)
+		return notStarted{err}
 	}
+	return started{c.cmd.Process.Pid}
+}
+
+// remote returns the host of a number, nil for this machine.
+func (w *watch) remote(number int) *remote {
+	if w.remotes == nil {
+		return nil
+	}
+	return w.remotes[number]
 }
 
 // own returns a rank's own variables. A process of an elastic job gets a number below Job.Ranks, as
 // if it were a rank of a job of that size, although its actual rank may differ.
-func (w *watch) own(r *rank) (own []string) {
+func (w *watch) own(c *child, r *rank) (own []string) {
 	number, local := r.number, r.number-w.job.first()
-	if r.err != nil && r.err.live { // its output is shown on a terminal
+	if c.err != nil && c.err.live { // its output is shown on a terminal
 		own = append(own, "EURYALE_TERMINAL=1")
 	}
-	if w.pool != nil {
+	if w.register != nil {
 		number %= w.job.Ranks
 		local = r.slot % w.job.Ranks
-		own = append(own, w.pool.variable(r, w.job.Ranks))
+		own = append(own, w.place(c, r))
 	}
-	if h := r.host; h != nil {
-		size := min(h.ranks, w.job.Ranks) // a host may take more in an elastic job
+	if c.host != nil {
+		size := min(c.host.ranks, w.job.Ranks) // a host may take more in an elastic job
 		local = r.slot % size
-		own = append(own, fmt.Sprint("GROUP_RANK=", slices.Index(w.hosts, h)),
+		own = append(own, fmt.Sprint("GROUP_RANK=", c.host.number),
 			fmt.Sprint("LOCAL_WORLD_SIZE=", size))
 	}
 	return append(own, fmt.Sprint("RANK=", number), fmt.Sprint("LOCAL_RANK=", local))
 }
 
-// run watches the ranks to their end.
-func (w *watch) run(ctx context.Context) error {
-	defer close(w.over)
-	telling, told := context.WithCancel(context.WithoutCancel(ctx))
-	var tellers sync.WaitGroup
-	defer tellers.Wait()
-	defer told()
-	defer w.reports.close()
-	looks := time.NewTicker(w.job.times.look)
-	defer looks.Stop()
-	var lost <-chan error
-	if w.pool != nil {
-		defer w.pool.close()
-		lost = w.pool.over
+// place tells a process its number and place in an elastic job.
+func (w *watch) place(c *child, r *rank) string {
+	e := elastic.Env{Addr: w.register.Addr(), Process: elastic.ID(r.number + 1), First: w.job.Ranks,
+		Limits: elastic.Limits{Least: w.job.Elastic.Least, Most: w.job.Ranks}}
+	if w.job.Elastic.Spares == 0 { // spares do not know whose place they take
+		e.Seat = r.slot + 1
 	}
-	over := ctx.Done()
-	for (len(w.ends) < len(w.ranks) || w.orders != nil && over != nil) && !w.left {
-		select {
-		case e := <-w.exits:
-			w.ended(e)
-			if r := w.rank(e.rank); w.job.Elastic == nil && r.cmd != nil {
-				tellers.Go(func() { w.tell(telling, e, r.cmd.Env) })
-			}
-		case o := <-w.orders:
-			w.obey(o)
-		case err := <-w.screen.broken:
-			w.stop(syscall.SIGTERM, err)
-		case s := <-w.job.Signals:
-			w.interrupt(s)
-		case <-over:
-			over = nil
-			w.stop(syscall.SIGTERM, context.Cause(ctx))
-		case <-w.timer:
-			w.late()
-		case w.pool.lost = <-lost:
-			w.endSoon()
-		case text := <-w.reports.first:
-			w.hear(text)
-		case <-looks.C:
-			w.noticeStop(time.Now())
-			w.endStopped()
-		}
+	if c.host != nil {
+		e.Addr, e.Host = w.reached(c.host), c.host.address
 	}
-	if w.left {
-		w.abandonRest()
-	}
-	return w.outcome()
+	return "EURYALE_ELASTIC=" + e.String()
 }
 
-// interrupt tells the ranks to end. A signal that comes again at once is the same, as that of
-// timeout(1), which signals to its child and to its process group.
-func (w *watch) interrupt(s os.Signal) {
-	if w.last.IsZero() || time.Since(w.last) > sameTime {
-		w.last = time.Now()
-		number, _ := s.(syscall.Signal)
-		w.stop(number, &Interrupted{s})
-	}
+// reached returns where a host reaches the register.
+func (w *watch) reached(h *remote) string {
+	_, port, _ := net.SplitHostPort(w.register.Addr()) // which has one
+	return net.JoinHostPort(h.guest, port)
 }
 
-// outcome is the error of the attempt.
-func (w *watch) outcome() error {
-	if w.why == nil { // the last writes may have failed
-		w.why = w.screen.failure()
-	}
-	f := verdict(w.ends)
-	if w.pool != nil && len(w.ends) > 0 &&
-		(w.pool.finished || !w.ends[len(w.ends)-1].failed()) {
-		f = verdict(w.pool.failed) // nil for none
-	}
-	if f != nil && f.why != nil {
-		return cmp.Or(w.why, f.why)
-	}
-	if f != nil && f.cause != causeEnded && f.Seen == "" && w.report != "" {
-		f.Seen = "the job: " + w.report
-	}
-	switch {
-	case w.why != nil && f != nil && len(f.Hang) > 0:
-		return fmt.Errorf("%w\n%s", w.why, strings.Join(f.Hang, "\n"))
-	case w.why != nil:
-		return w.why
-	case f != nil && w.pool != nil && w.pool.lost != nil && w.away > 0:
-		return fmt.Errorf("%w; %s", w.pool.lost, w.wasAway())
-	case f != nil && w.pool != nil && w.pool.lost != nil:
-		return fmt.Errorf("%w; %w", w.pool.lost, f)
-	case f != nil:
-		return f
-	}
-	return nil
-}
-
-// ended records the end of a rank, which may be reported twice. After the first failure the other
-// ranks have reportTime to report what they see of it.
-func (w *watch) ended(e ending) {
-	r := w.rank(e.rank)
-	if r.over {
+// signal sends a signal to all ranks of a host.
+func (w *watch) signal(a signals) {
+	if h := w.remote(a.host); h != nil {
+		h.order(order{Signal: int(a.signal)})
 		return
 	}
-	r.over = true
-	if r.host != nil && e.why == nil && !w.told.IsZero() && e.at.After(w.told) {
-		e.Asked = true // by this launcher, if not yet by its host's
-	}
-	w.mu.Lock()
-	w.ends = append(w.ends, e)
-	w.mu.Unlock()
-	switch {
-	case w.orders != nil:
-		e.Late = time.Since(e.at)
-		w.heard(news{Number: e.rank, End: &e})
-	case w.pool != nil:
-		w.endedElastic(e)
-	case e.failed():
-		w.endSoon()
+	for _, c := range w.children {
+		c.look()
+		c.signal(a.signal)
 	}
 }
 
-// endSoon tells the ranks to end, unless they were already told, once they have had time to report.
-func (w *watch) endSoon() {
-	if w.idle() {
-		w.patient = false
-		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
-	}
-}
-
-// stop tells the ranks to end. A second call kills them. Another one gives up those that SIGKILL
-// has not ended.
-func (w *watch) stop(s syscall.Signal, why error) {
-	w.left = w.named
-	if w.why != nil {
-		s = syscall.SIGKILL
-	} else {
-		w.why = why
-	}
-	w.signal(s)
-}
-
-// idle reports whether the ranks were not told to end, and will not be soon.
-func (w *watch) idle() bool { return w.timer == nil || w.patient }
-
-// signal sends a signal to all ranks, and SIGKILL after the grace. Launchers of hosts do the same.
-func (w *watch) signal(s syscall.Signal) {
-	w.patient = false
-	if w.told.IsZero() {
-		w.told = time.Now()
-	}
-	for _, h := range w.hosts {
-		h.order(order{Signal: int(s)})
-	}
-	for _, r := range w.ranks {
-		r.look()
-		r.signal(s)
-	}
-	switch {
-	case w.killed: // the timer is for what follows
-	case s == syscall.SIGKILL:
-		w.killed, w.timer = true, time.After(w.job.times.kill)
-	case s == syscall.SIGQUIT:
-		w.timer, w.next = time.After(max(w.job.Grace, quitTime)), syscall.SIGKILL
-	default:
-		w.timer, w.next = time.After(w.job.Grace), syscall.SIGKILL
-	}
-}
-
-// late takes the step that follows a wait: it sends the next signal, or gives up the ranks that
-// SIGKILL has not ended.
-func (w *watch) late() {
-	switch {
-	case !w.killed:
-		w.signal(w.next)
-	case !w.named:
-		w.named = true
-		for _, r := range w.ranks {
-			if text := r.hangs(); text != "" {
-				w.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next "+
-					"signal",
-					text, w.job.times.giveUp))
-			}
-		}
-		w.timer = time.After(w.job.times.giveUp)
-	default:
-		w.left = true
-	}
-}
-
-// abandonRest records as ended the ranks that SIGKILL has not ended, and those whose output nobody
-// reads.
-func (w *watch) abandonRest() {
-	for _, r := range w.ranks {
-		if text := r.hangs(); text != "" {
-			w.ended(r.ending(ending{at: time.Now(), Asked: true, Hang: text}))
-		}
-	}
-}
-
-// noticeStop notices if this process itself was stopped for longer than processes of an elastic job
-// wait for it.
-func (w *watch) noticeStop(now time.Time) {
-	if away := now.Sub(w.looked); w.pool != nil && !w.looked.IsZero() && away > w.patience {
-		w.away = away
-		w.notice(w.wasAway())
-	}
-	w.looked = now
-}
-
-func (w *watch) wasAway() string {
-	return fmt.Sprintf("the launcher was stopped for %v, and processes wait %v for it "+
-		"(EURYALE_TIMEOUT)", w.away.Round(time.Second), w.patience)
-}
-
-// endStopped tells the ranks to end if one has been stopped, or held in the kernel, for so long
-// that ranks on other machines have given it up; they may have begun to wait for it a little later.
-// Their launchers have then ended them, and this one would not learn it. No time counts while this
-// process is stopped, too.
-func (w *watch) endStopped() {
-	if w.job.Elastic != nil {
-		w.endHalted()
+// kill ends one rank.
+func (w *watch) kill(a kill) {
+	if h := w.remote(a.host.number); h != nil {
+		h.order(order{Kill: &member{Number: a.number}})
 		return
 	}
-	if w.job.Machines == nil {
-		return // the end of a rank ends all
-	}
-	for _, r := range w.ranks {
-		if r.halts++; r.state() != "T" && r.state() != "D" {
-			r.halts = 0
-		}
-		if time.Duration(r.halts)*w.job.times.look >= 2*w.patience && w.idle() {
-			w.signal(syscall.SIGTERM)
-		}
-	}
+	w.child(a.number).signal(syscall.SIGKILL)
 }
 
-// endHalted is endStopped for an elastic job: it soon ends a stopped process, and no other. One
-// that is held in the kernel may be reading a file; if others wait for it, they go on without it.
-// Where all that have the state of the training are stopped, as by a freeze of the machine, none is
-// at fault: their time begins once one of them runs. A host reports its stopped processes.
-func (w *watch) endHalted() {
-	stopped := map[*rank]bool{}
-	for _, r := range w.ranks {
-		stopped[r] = !r.over && (r.state() == "T" || r.host != nil && r.halted.Load())
-		if w.orders != nil && stopped[r] != r.halted.Swap(stopped[r]) {
-			w.heard(news{Number: r.number, Stops: stopped[r], Goes: !stopped[r]})
-		}
+// hangs says where ranks hang that may not have ended.
+func (w *watch) hangs() (ends []ending) {
+	for _, c := range w.children {
+		ends = append(ends, c.ending(ending{at: time.Now(), Asked: true, Hang: c.hangs()}))
 	}
-	if w.orders != nil {
-		return
-	}
-	goesOn := slices.ContainsFunc(w.pool.job.Holders(), func(id elastic.ID) bool {
-		r := w.rank(int(id) - 1)
-		return r != nil && !r.over && !stopped[r]
-	})
-	for _, r := range w.ranks {
-		over, done := w.pool.job.Over(elastic.ID(r.number + 1))
-		if r.halts++; !stopped[r] || done || !goesOn && !over {
-			r.halts = 0
-		}
-		if r.halts == stoppedLooks {
-			w.notice(fmt.Sprintf("%sprocess %d is stopped: killing it", r.where(), r.number))
-			w.kill(r)
-		} else if !stopped[r] {
-			w.endHung(r)
-		}
-	}
-	w.tellWhoStays(stopped)
-}
-
-// tellWhoStays tells for whom the job waits once nobody but processes that have done the last step
-// is left.
-func (w *watch) tellWhoStays(stopped map[*rank]bool) {
-	var all []string
-	for _, r := range w.ranks {
-		if r.over {
-			continue
-		}
-		if _, done := w.pool.job.Over(elastic.ID(r.number + 1)); !done {
-			return
-		}
-		name := fmt.Sprintf("process %d", r.number)
-		if r.host != nil {
-			name += " on " + r.host.Name
-		} else if r.cmd != nil {
-			name += fmt.Sprintf(" (pid %d)", r.cmd.Process.Pid)
-		}
-		if stopped[r] {
-			name += ", which is stopped (kill -CONT lets it go on)"
-		}
-		all = append(all, name)
-	}
-	if w.stays++; w.stays >= stayLooks && w.stays%stayLooks == 0 &&
-		w.stays/stayLooks&(w.stays/stayLooks-1) == 0 {
-		w.notice(fmt.Sprintf("the job waits for %s to end: the last step was done at least %v ago",
-			strings.Join(all, ", "), time.Duration(w.stays)*w.job.times.look))
-	}
-}
-
-// kill kills one process of an elastic job.
-func (w *watch) kill(r *rank) {
-	if r.host != nil {
-		r.host.order(order{Kill: &member{Number: r.number}})
-		return
-	}
-	r.signal(syscall.SIGKILL)
-}
-
-// endHung ends a process of an elastic job that the others have left behind, or wait for, if it has
-// not stopped in time: otherwise it would keep its place, and its GPU, for ever.
-func (w *watch) endHung(r *rank) {
-	limit := w.pool.allows(r.number, w.patience)
-	if r.looks++; limit == 0 {
-		r.looks = 0
-	}
-	if limit == 0 || r.over || r.hung || time.Duration(r.looks)*w.job.times.look < limit {
-		return
-	}
-	r.hung = true
-	w.notice(fmt.Sprintf("%sprocess %d hangs: for %v the others have waited for it or gone on "+
-		"without it, or it has left the job and not ended: killing it", r.where(), r.number, limit))
-	w.kill(r)
+	return ends
 }
