@@ -38,7 +38,7 @@ func (m *Machine) Averaged(f func() error) (err error) {
 		_, ok := g.Solver.(*autograd.EMA)
 		return !ok
 	})
-	if len(groups) > 0 || m.solver.parts != nil && slices.Contains(m.solver.alone, true) {
+	if len(groups) > 0 || m.solver.parts != nil && slices.Contains(m.solver.fullySharded, true) {
 		if err := m.Pull(m.solver.learnables...); err != nil { // f may read all of them on the host
 			return err
 		}

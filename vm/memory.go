@@ -137,7 +137,7 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 func (m *Machine) memory() Memory {
 	by, b := m.plan.Occupied(), m.plan.Budget
 	s := Memory{Values: int64(by[plan.Arena]), Solver: int64(by[plan.State]),
-		Gradients: int64(by[plan.Slot] + by[plan.Partial] + by[plan.Whole]),
+		Gradients: int64(by[plan.Gradient] + by[plan.PartialSum] + by[plan.FullBucket]),
 		Limit:     int64(b.Limit), Again: b.Again, Extra: b.Extra}
 	if m.solver != nil {
 		for _, n := range m.solver.learnables {

@@ -99,14 +99,14 @@ func (m *Machine) divide(buckets []int) (err error) {
 	if s.parts = nil; m.shards == 0 || m.ranks == 1 {
 		return nil
 	}
-	s.half, s.alone = m.halved(), make([]bool, len(buckets))
+	s.half, s.fullySharded = m.halved(), make([]bool, len(buckets))
 	whole := map[int]bool{} // buckets, of which all is gathered in one precision
 	for i, bucket := range buckets {
 		whole[bucket] = whole[bucket] || !s.half[i]
 	}
 	for i, bucket := range buckets {
 		s.half[i] = !whole[bucket]
-		s.alone[i] = s.half[i] || m.shards&Parameters != 0
+		s.fullySharded[i] = s.half[i] || m.shards&Parameters != 0
 	}
 	if m.parallel == nil { // of Summarize
 		for _, n := range s.learnables {
@@ -114,7 +114,7 @@ func (m *Machine) divide(buckets []int) (err error) {
 		}
 		return nil
 	}
-	if s.parts, err = m.parallel.exchange.Shards(m.placesBuckets(), s.alone); err != nil {
+	if s.parts, err = m.parallel.exchange.Shards(m.placesBuckets(), s.fullySharded); err != nil {
 		return fmt.Errorf("vm: WithShards: %w", err)
 	}
 	return nil
@@ -164,8 +164,8 @@ func (m *Machine) shard(learnable int) *plan.Shard {
 	}
 	s, half := m.solver.parts[learnable], m.solver.half[learnable]
 	return &plan.Shard{From: s.From, To: s.To, Chunk: s.Chunk, Rank: s.Rank, Ranks: s.Ranks,
-		First: s.First, Placed: m.placesBuckets(), Alone: m.solver.alone[learnable], Half: half,
-		Persistent: half && m.shards&Parameters == 0}
+		First: s.First, Placed: m.placesBuckets(), FullyShard: m.solver.fullySharded[learnable],
+		Half: half, Persistent: half && m.shards&Parameters == 0}
 }
 
 // placesBuckets reports whether buckets are in the plan's memory while they are in use. Sums of
@@ -210,7 +210,7 @@ func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
 	if m.solver == nil || m.solver.parts == nil {
 		return nil
 	}
-	if i := slices.Index(m.solver.learnables, n); i >= 0 && m.solver.alone[i] {
+	if i := slices.Index(m.solver.learnables, n); i >= 0 && m.solver.fullySharded[i] {
 		return m.shard(i)
 	}
 	return nil

@@ -79,13 +79,13 @@ type solving struct {
 	states     []state
 	settings   []setting
 	// the memory of the learnables in the last run, nil if it was refused
-	params  []backend.Buffer
-	parts   []autograd.Shard // by learnable: what this rank updates of it, nil for all
-	alone   []bool           // by learnable, with parts: the rank has only that between runs
-	tables  []lower.Table    // by learnable: whose rows ranks exchange; nil for none
-	half    []bool           // by learnable, of these: the ranks gather it in BF16
-	kept    []backend.Buffer // what vectors are like, in the last run
-	numbers []float64        // the settings at the beginning of a step
+	params       []backend.Buffer
+	parts        []autograd.Shard // by learnable: what this rank updates of it, nil for all
+	fullySharded []bool           // by learnable: of which the rank keeps only its part
+	tables       []lower.Table    // by learnable: whose rows ranks exchange; nil for none
+	half         []bool           // by learnable, of these: the ranks gather it in BF16
+	kept         []backend.Buffer // what vectors are like, in the last run
+	numbers      []float64        // the settings at the beginning of a step
 }
 
 // state is a vector that the solver keeps.

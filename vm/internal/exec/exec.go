@@ -115,7 +115,7 @@ func (e *Executor) prepare() error {
 		case b.Within > 0: // of one that comes before it
 			e.buffers[i] = e.buffers[b.Within-1].Slice(b.At/b.DType.Size(),
 				(b.At+b.Bytes)/b.DType.Size())
-		case b.Kind == plan.Slot || b.Kind == plan.Partial || b.Kind == plan.Whole:
+		case b.Kind == plan.Gradient || b.Kind == plan.PartialSum || b.Kind == plan.FullBucket:
 			if e.buffers[i], err = e.slot(b); err != nil {
 				return err
 			}
@@ -151,9 +151,9 @@ func (e *Executor) prepare() error {
 // slot returns memory for a gradient that stays from run to run, or is exchanged.
 func (e *Executor) slot(b plan.Buffer) (backend.Buffer, error) {
 	switch {
-	case b.Kind == plan.Whole:
+	case b.Kind == plan.FullBucket:
 		return e.exchanges.Whole(b.Index - 1), nil
-	case e.exchanges.Buckets != nil && b.Kind == plan.Slot:
+	case e.exchanges.Buckets != nil && b.Kind == plan.Gradient:
 		memory := e.exchanges.Slot(b.Index, b.Vector)
 		if memory.NBytes() > b.Bytes { // another value's, until the gradient is computed
 			memory = memory.As(backend.U8)

@@ -158,9 +158,9 @@ func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
 		most += max(0, backend.TopLevel(slices.Max(branches)))
 	}
 	for i := len(kept); i < most; i++ {
-		b := Buffer{Kind: Slot, Index: update, Vector: i, Name: "sum of " + name}
+		b := Buffer{Kind: Gradient, Index: update, Vector: i, Name: "sum of " + name}
 		if i >= len(branches) {
-			b.Kind, b.Vector = Partial, i-len(branches)
+			b.Kind, b.Vector = PartialSum, i-len(branches)
 		}
 		kept = append(kept, l.buffer(b, dw.Shape, dw.DType, -1))
 	}

@@ -57,7 +57,7 @@ func (p *Plan) Occupied() map[Kind]int {
 			continue
 		}
 		n := b.Bytes
-		if b.Kind == Slot && p.Updates[b.Index].Half {
+		if b.Kind == Gradient && p.Updates[b.Index].Half {
 			n *= 2 // buckets have room for F32
 		}
 		if more := n - seen[b.memory()]; more > 0 {
@@ -80,13 +80,13 @@ func (p *Plan) occupied() (sum int) {
 var ErrTooSmall = errors.New("plan: too little memory")
 
 // fitted arranges a plan within the limit of memory. If it takes more, steps whose results are idle
-// for long run a second time, before these are read again; see [reruns]. Values do not change: the
+// for long run a second time, before these are read again; see [remat]. Values do not change: the
 // same steps compute them of the same operands.
 func (l Limits) fitted(p *Plan) (*Plan, error) {
 	if l.Memory == 0 {
 		return p.arrange(), nil
 	}
-	r := newReruns(p)
+	r := newRemat(p)
 	plain := r.plan(nil)
 	if l.Memory > 0 && plain.Budget.Bytes <= l.Memory {
 		plain.Budget.Limit = l.Memory
@@ -109,7 +109,8 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 		b.Bytes, b.Again, 100*b.Extra, plain.Budget.Bytes, strings.Join(largest, ", "))
 }
 
-// reruns are the steps of a plan, whose values do not share memory yet, that may run again.
+// remat is rematerialization: which steps of a plan, whose values do not share memory yet, may run
+// again.
 //
 // A buffer that is dropped is not kept while it is idle for longest: what reads it behind that
 // reads a copy, which its step writes in a second run. That comes before the first of these, and
@@ -118,7 +119,7 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 // What costs less to compute again than to load is none of this: [lower.Rematerialize] puts it into
 // the loops that read it, before there are steps, whatever the limit. A limit has to know all steps
 // and lives, and products are not computed in loops.
-type reruns struct {
+type remat struct {
 	*Plan
 	cost   float64 // of all steps
 	writer []int   // by buffer: the step that may write it again, -1 for none
@@ -136,9 +137,9 @@ const (
 	smallest = 1 << 11 // of the bytes of all values
 )
 
-func newReruns(p *Plan) *reruns {
+func newRemat(p *Plan) *remat {
 	n := len(p.Buffers)
-	r := &reruns{Plan: p, writer: slices.Repeat([]int{-1}, n), early: make([]int, n),
+	r := &remat{Plan: p, writer: slices.Repeat([]int{-1}, n), early: make([]int, n),
 		late: slices.Repeat([]int{len(p.Steps)}, n), last: make([]int, n),
 		keep: slices.Repeat([]bool{true}, n), ends: make([]bool, len(p.Steps))}
 	writes, uses, all := make([]int, n), make([][]int, n), 0
@@ -197,11 +198,11 @@ func (p *Plan) repeats(s Step, writes []int) bool {
 	return s.Runs == 0 && !slices.ContainsFunc(s.Dsts, func(d Ref) bool { return !once(d) }) &&
 		!slices.ContainsFunc(s.Args, func(a Ref) bool {
 			switch b := p.Buffers[a.Buffer]; b.Kind {
-			case Slot, Partial, State, Whole, Scattered:
+			case Gradient, PartialSum, State, FullBucket, OwnShard:
 				return true
-			case Gathered: // and again before another step
+			case Unsharded: // and again before another step
 				u := p.Updates[b.Index]
-				return !u.Shard.alone() || p.gathers(u.Bucket) > 1
+				return !u.Shard.fullySharded() || p.gathers(u.Bucket) > 1
 			case Arena:
 				return !once(a)
 			}
@@ -223,7 +224,7 @@ func (p *Plan) gathers(bucket int) (n int) {
 func (p *Plan) arena(a Ref) bool { return p.Buffers[a.Buffer].Kind == Arena }
 
 // rest finds out when a buffer is idle for longest, of the steps that use it.
-func (r *reruns) rest(b int, at []int, end int) {
+func (r *remat) rest(b int, at []int, end int) {
 	if len(at) == 0 {
 		return
 	}
@@ -238,15 +239,15 @@ func (r *reruns) rest(b int, at []int, end int) {
 }
 
 // sort orders the buffers that may be dropped. What has to be kept for longer then is not saved.
-func (r *reruns) sort() {
+func (r *remat) sort() {
 	each, g := make([]float64, len(r.Buffers)), r.grow()
 	for b := range r.Buffers {
 		if r.keep[b] || r.late[b] == len(r.Steps) {
 			continue
 		}
 		saved, cost := float64(r.Buffers[b].Bytes), 0.0
-		again, _ := g.needs(b)
-		for _, s := range again {
+		steps, _ := g.needs(b)
+		for _, s := range steps {
 			cost += s.cost()
 			for _, a := range s.Args {
 				if longer := r.late[b] - max(r.early[b], r.last[a.Buffer]); r.arena(a) &&
@@ -267,29 +268,29 @@ func (r *reruns) sort() {
 }
 
 // kept reports whether a buffer is kept for steps that run again.
-func (r *reruns) kept(b int, dropped []bool) bool {
+func (r *remat) kept(b int, dropped []bool) bool {
 	return r.keep[b] || r.late[b] < len(r.Steps) && !dropped[b]
 }
 
-// rerun is a step, or the part of a loop, that runs again.
-type rerun struct {
+// rematStep is a step, or the part of a loop, that runs again.
+type rematStep struct {
 	Step
 	of int // the step
 	at int // the step before which it runs
 }
 
-// again returns what of a step runs again for those results that are wanted. Of a loop, those that
-// are there are loaded. A loop that folds runs as a whole: the order of a fold depends on all that
-// the loop does.
-func (r *reruns) again(step int, wanted, there func(b int) bool) rerun {
+// rematerialize returns what of a step runs again for those results that are wanted. Of a loop,
+// those that are there are loaded. A loop that folds runs as a whole: the order of a fold depends
+// on all that the loop does.
+func (r *remat) rematerialize(step int, wanted, there func(b int) bool) rematStep {
 	s := r.Steps[step]
 	l, ok := s.Op.(Loop)
 	if !ok {
-		return rerun{s, step, 0}
+		return rematStep{s, step, 0}
 	}
 	from, ok := l.sources(s.Dsts, wanted, there)
 	if !ok {
-		return rerun{s, step, 0}
+		return rematStep{s, step, 0}
 	}
 	part := &fuse.Program{Shape: l.Program.Shape, Indices: l.Program.Indices}
 	dsts, args, outs := s.Dsts, s.Args, l.Program.Outputs
@@ -320,7 +321,7 @@ func (r *reruns) again(step int, wanted, there func(b int) bool) rerun {
 		}
 	}
 	s.Op = Loop{part, l.Ops, l.Count}
-	return rerun{s, step, 0}
+	return rematStep{s, step, 0}
 }
 
 // Where a value of a part of a loop comes from, if not from a result of the loop.
@@ -374,7 +375,7 @@ func distinct(shape, strides []int) bool {
 // complete returns what runs again if buffers are dropped, in the order of the steps, what is left
 // of their first runs, which have no Op if nobody needs them, and what it costs. The buffers of
 // copies have numbers behind all others.
-func (r *reruns) complete(dropped []bool) (again []rerun, firsts []Step, cost float64) {
+func (r *remat) complete(dropped []bool) (steps []rematStep, firsts []Step, cost float64) {
 	firsts = slices.Clone(r.Steps)
 	wanted, at := slices.Clone(dropped), slices.Clone(r.late)
 	for step, s := range slices.Backward(r.Steps) {
@@ -395,14 +396,14 @@ func (r *reruns) complete(dropped []bool) (again []rerun, firsts []Step, cost fl
 			first--
 		}
 		there := func(b int) bool { return first <= r.early[b] || r.kept(b, dropped) }
-		x := r.again(step, func(b int) bool { return wanted[b] }, there)
+		x := r.rematerialize(step, func(b int) bool { return wanted[b] }, there)
 		x.at, x.Again = first, true
 		switch cost += x.cost(); early {
 		case len(s.Dsts):
 		case 0:
 			firsts[step].Op, cost = nil, cost-s.cost()
 		default:
-			firsts[step] = r.again(step, before, func(int) bool { return false }).Step
+			firsts[step] = r.rematerialize(step, before, func(int) bool { return false }).Step
 			cost += firsts[step].cost() - s.cost()
 		}
 		x.Dsts, x.Args = slices.Clone(x.Dsts), slices.Clone(x.Args)
@@ -415,22 +416,22 @@ func (r *reruns) complete(dropped []bool) (again []rerun, firsts []Step, cost fl
 				x.Args[k].Buffer += len(r.Buffers)
 			}
 		}
-		again = append(again, x)
+		steps = append(steps, x)
 	}
-	slices.Reverse(again)
-	return again, firsts, cost
+	slices.Reverse(steps)
+	return steps, firsts, cost
 }
 
 // plan returns the plan in which buffers are dropped.
-func (r *reruns) plan(drop []int) *Plan {
+func (r *remat) plan(drop []int) *Plan {
 	dropped := r.dropped(drop)
-	again, firsts, cost := r.complete(dropped)
-	slices.SortStableFunc(again, func(a, b rerun) int { return cmp.Compare(a.at, b.at) })
+	steps, firsts, cost := r.complete(dropped)
+	slices.SortStableFunc(steps, func(a, b rematStep) int { return cmp.Compare(a.at, b.at) })
 	w := newRewriting(r.Plan)
 	k := 0
 	for i, s := range firsts {
-		for ; k < len(again) && again[k].at == i; k++ {
-			w.step(again[k].Step)
+		for ; k < len(steps) && steps[k].at == i; k++ {
+			w.step(steps[k].Step)
 		}
 		if s.Op == nil {
 			continue
@@ -447,11 +448,11 @@ func (r *reruns) plan(drop []int) *Plan {
 	w.Results = slices.Clone(r.Results)
 	w.move(w.Results)
 	p := w.Plan.arrange()
-	p.Budget = Budget{0, p.occupied(), len(again), cost / r.cost}
+	p.Budget = Budget{0, p.occupied(), len(steps), cost / r.cost}
 	return p
 }
 
-func (r *reruns) dropped(list []int) []bool {
+func (r *remat) dropped(list []int) []bool {
 	dropped := make([]bool, len(r.Buffers))
 	for _, b := range list {
 		dropped[b] = true
@@ -506,7 +507,7 @@ const tries, bounds, limits = 8, 12, 16
 // and the one with the least memory, which is what fits if the limit is negative. Where the limit
 // is less, what is found for it may take more. So that no limit is refused and a smaller one kept,
 // the least is found for limits that do not depend on this one, and decides.
-func (r *reruns) choose(plain *Plan, limit int) (best, least *Plan) {
+func (r *remat) choose(plain *Plan, limit int) (best, least *Plan) {
 	outside := plain.Budget.Bytes - plain.ArenaBytes
 	_, least = r.within(plain, outside)
 	if limit >= 0 {
@@ -538,7 +539,7 @@ func (r *reruns) choose(plain *Plan, limit int) (best, least *Plan) {
 // none does, and the one with the least memory. Each bound of what runs again at once makes another
 // list of what may be dropped. Small ones keep much, and large ones need memory for what they
 // compute again.
-func (r *reruns) within(plain *Plan, limit int) (best, least *Plan) {
+func (r *remat) within(plain *Plan, limit int) (best, least *Plan) {
 	sum, largest := 0, 0
 	for _, b := range r.order {
 		sum, largest = sum+r.Buffers[b].Bytes, max(largest, r.Buffers[b].Bytes)
@@ -572,7 +573,7 @@ func (r *reruns) within(plain *Plan, limit int) (best, least *Plan) {
 }
 
 // sorted puts buffers that are idle while the plain plan takes more than the limit before others.
-func (r *reruns) sorted(plain *Plan, limit int) []int {
+func (r *remat) sorted(plain *Plan, limit int) []int {
 	room := limit - (plain.Budget.Bytes - plain.ArenaBytes)
 	above := make([]int, len(r.Steps)+1) // before each step, steps that take more
 	for i, n := range plain.usage() {
@@ -593,7 +594,7 @@ func (r *reruns) sorted(plain *Plan, limit int) []int {
 
 // list returns buffers of an order that may be dropped so that at most so many bytes are computed
 // again at once.
-func (r *reruns) list(order []int, most int) (list []int) {
+func (r *remat) list(order []int, most int) (list []int) {
 	g := r.grow()
 	for _, b := range order {
 		if g.add(b, most) {
@@ -605,7 +606,7 @@ func (r *reruns) list(order []int, most int) (list []int) {
 
 // growth finds out what runs again at once: steps that read copies of each other.
 type growth struct {
-	*reruns
+	*remat
 	dropped []bool
 	copied  []bool  // by buffer: it has a copy
 	readers [][]int // by buffer that is kept: the steps that read it again
@@ -613,7 +614,7 @@ type growth struct {
 	bytes   []int   // by that number: of all copies that these write
 }
 
-func (r *reruns) grow() *growth {
+func (r *remat) grow() *growth {
 	n, steps := len(r.Buffers), len(r.Steps)
 	g := &growth{r, make([]bool, n), make([]bool, n), make([][]int, n), make([]int, steps),
 		make([]int, steps)}
@@ -624,32 +625,32 @@ func (r *reruns) grow() *growth {
 }
 
 // needs returns what runs again if a buffer is dropped, too, and what has a copy then.
-func (g *growth) needs(b int) (again []rerun, copies []int) {
+func (g *growth) needs(b int) (steps []rematStep, copies []int) {
 	g.dropped[b] = true
 	defer func() { g.dropped[b] = false }()
 	copies = append(copies, b)
 	wanted := func(b int) bool { return g.copied[b] || slices.Contains(copies, b) }
 	there := func(b int) bool { return g.kept(b, g.dropped) }
 	for k := 0; k < len(copies); k++ {
-		x := g.again(g.writer[copies[k]], wanted, there)
+		x := g.rematerialize(g.writer[copies[k]], wanted, there)
 		for _, a := range x.Args {
 			if g.arena(a) && !there(a.Buffer) && !wanted(a.Buffer) {
 				copies = append(copies, a.Buffer)
 			}
 		}
-		again = append(again, x)
+		steps = append(steps, x)
 	}
-	return again, copies
+	return steps, copies
 }
 
 // add drops a buffer, unless more bytes would then be computed again at once.
 func (g *growth) add(b, most int) bool {
-	again, copies := g.needs(b)
+	steps, copies := g.needs(b)
 	joint := []int{g.joint[g.writer[b]]}
 	for _, s := range g.readers[b] {
 		joint = append(joint, g.joint[s])
 	}
-	for _, x := range again {
+	for _, x := range steps {
 		joint = append(joint, g.joint[x.of])
 		for _, a := range x.Args {
 			if g.arena(a) && g.copied[a.Buffer] {
@@ -678,7 +679,7 @@ func (g *growth) add(b, most int) bool {
 	for _, x := range copies {
 		g.copied[x] = true
 	}
-	for _, x := range again {
+	for _, x := range steps {
 		for _, a := range x.Args {
 			if g.arena(a) && g.kept(a.Buffer, g.dropped) {
 				g.readers[a.Buffer] = append(g.readers[a.Buffer], x.of)

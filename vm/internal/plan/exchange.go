@@ -171,10 +171,10 @@ func (l *layouter) slots(update int) []Ref {
 	if l.bucketing.accumulation.Several() {
 		return l.accumulate(update, r, l.program.Values[id].Name)
 	}
-	if b := l.plan.Buffers[r.Buffer]; b.Kind == Slot && b.Index == update {
+	if b := l.plan.Buffers[r.Buffer]; b.Kind == Gradient && b.Index == update {
 		return []Ref{r}
 	}
-	return []Ref{l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType,
+	return []Ref{l.copyTo(l.buffer(Buffer{Kind: Gradient, Index: update}, r.Shape, r.DType,
 		len(l.plan.Steps)), r, l.program.Values[id].Name)}
 }
 

@@ -242,7 +242,7 @@ func TestTreeOfRuns(t *testing.T) {
 		}
 		partial := 0
 		for _, b := range planned.Buffers {
-			if b.Kind == Partial {
+			if b.Kind == PartialSum {
 				partial++
 			}
 		}

@@ -10,7 +10,7 @@ func (p *Plan) JSON() string {
 		Bytes int    `json:"bytes"`
 	}
 	whose := map[Kind]string{Input: "inputs", Constant: "constants", State: "solver",
-		Slot: "gradients", Whole: "gradients", Partial: "partial sums"}
+		Gradient: "gradients", FullBucket: "gradients", PartialSum: "partial sums"}
 	file := struct {
 		Arena  int            `json:"arena_bytes"`
 		Beside map[string]int `json:"beside"`

@@ -77,7 +77,7 @@ func (l *layouter) setRef(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true 
 
 func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
 	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
-	if u := l.bucketing.shards.updates; b.Kind == Slot && u[b.Index].Shard != nil {
+	if u := l.bucketing.shards.updates; b.Kind == Gradient && u[b.Index].Shard != nil {
 		l.bucketing.shards.memory[u[b.Index].Bucket-1].place(&b, u[b.Index].Shard)
 	}
 	l.plan.Buffers = append(l.plan.Buffers, b)
@@ -183,7 +183,7 @@ func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
 func (l *layouter) resultOf(id ir.ID) Ref {
 	v := l.program.Values[id]
 	if update, direct := l.bucketing.direct[id]; direct && !l.bucketing.accumulation.Several() {
-		return l.buffer(Buffer{Kind: Slot, Index: update, Name: v.Name}, v.Shape, v.DType,
+		return l.buffer(Buffer{Kind: Gradient, Index: update, Name: v.Name}, v.Shape, v.DType,
 			len(l.plan.Steps))
 	}
 	return l.result(v.Shape, v.DType, v.Name)

@@ -198,7 +198,7 @@ func (p *Plan) slots() (all []int, first map[memory]int) {
 	first = map[memory]int{}
 	for i := range p.Buffers {
 		b := &p.Buffers[i]
-		if b.Kind != Slot || b.Within > 0 || b.Last < 0 {
+		if b.Kind != Gradient || b.Within > 0 || b.Last < 0 {
 			continue
 		}
 		at, known := first[b.memory()]

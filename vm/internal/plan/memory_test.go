@@ -76,7 +76,7 @@ func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 		}
 		there := 0
 		for _, b := range planned.Buffers {
-			if b.Kind == Slot && b.DType == backend.BF16 {
+			if b.Kind == Gradient && b.DType == backend.BF16 {
 				there++
 			}
 		}
@@ -99,7 +99,7 @@ func TestVerifyFindsValuesThatGradientsOverwrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, b := range planned.Buffers {
-		if b.Kind != Slot || b.DType != backend.BF16 {
+		if b.Kind != Gradient || b.DType != backend.BF16 {
 			continue
 		}
 		broken := *planned
@@ -120,7 +120,7 @@ func TestLargestHasEachMemoryOnce(t *testing.T) {
 	}
 	slots := 0
 	for _, b := range planned.Largest(len(planned.Buffers)) {
-		if b.Kind != Slot {
+		if b.Kind != Gradient {
 			continue
 		}
 		if slots++; b.DType == backend.BF16 {

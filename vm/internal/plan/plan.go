@@ -118,23 +118,20 @@ const (
 	Setting              // of number Index of an update
 	// of the gradient of update Index, among those that ranks exchange with it; before that is
 	// computed, of another value, which is smaller
-	Slot
-	// of number Vector of the sums of some runs of the gradient of update Index
-	Partial
-	// of a bucket of gradients, number Index from 1 on, that ranks exchange in shards
-	Whole
-	// of this rank's [Shard] of update Index: of the gradient, and then of the variable
-	Scattered
-	Gathered // of the variable of update Index, once all ranks have given their shards
+	Gradient
+	PartialSum // number Vector of the sums of some runs of the gradient of update Index
+	FullBucket // of gradients, number Index from 1 on, that ranks exchange in shards
+	OwnShard   // this rank's [Shard] of update Index: of the gradient, and then of the variable
+	Unsharded  // the variable of update Index, once all ranks have given their shards
 )
 
 // Buffer is memory for values.
 type Buffer struct {
 	Kind  Kind
-	Index int    // of an Input, a Constant, a State, a Setting, a Slot and so on
+	Index int    // of an Input, a Constant, a State, a Setting, a Gradient, ...
 	Bits  uint64 // of a Scalar: a float64
 	Name  string // of the variable or the first step's node
-	// Vector is the number of a State, or of a Partial, or of a Slot among those of its update.
+	// Vector is the number of a State, a PartialSum, or a Gradient among those of its update.
 	Vector int
 	// Within is 1 + the buffer of which this one is a part, from byte At on, and 0 for none.
 	Within, At int
@@ -144,13 +141,13 @@ type Buffer struct {
 	DType   backend.DType
 	Bytes   int
 	// For an Arena buffer and its parts: the place in the arena, and the steps during which it is
-	// in use. A Whole and its parts have places behind the arena, so that what overlaps is known.
+	// in use. A FullBucket and its parts have places behind the arena, so that overlaps are known.
 	Offset      int
 	First, Last int
 }
 
 // placed reports whether a buffer has a place, so that what overlaps it is known.
-func (b *Buffer) placed() bool { return b.Kind == Arena || b.Kind == Whole || b.Within > 0 }
+func (b *Buffer) placed() bool { return b.Kind == Arena || b.Kind == FullBucket || b.Within > 0 }
 
 // memory is what a run finds that is not the arena's: a variable, a vector of a solver, a sum of
 // runs.
@@ -165,7 +162,7 @@ func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
 // Outside reports whether the buffer has elements that the host gives it.
 func (b Buffer) Outside() bool {
 	switch b.Kind {
-	case Arena, Slot, Partial, Whole, Scattered, Gathered:
+	case Arena, Gradient, PartialSum, FullBucket, OwnShard, Unsharded:
 		return false
 	}
 	return true

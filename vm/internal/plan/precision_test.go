@@ -46,10 +46,10 @@ func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 				}
 				for _, b := range planned.Buffers {
 					want := backend.F32
-					if b.Kind == Slot && half {
+					if b.Kind == Gradient && half {
 						want = backend.BF16
 					}
-					if (b.Kind == Slot || b.Kind == State || b.Written) && b.DType != want {
+					if (b.Kind == Gradient || b.Kind == State || b.Written) && b.DType != want {
 						t.Errorf("half %v: %s is %v", half, b.Name, b.DType)
 					}
 				}

@@ -93,18 +93,18 @@ func (p *Plan) Text(r Ref) string {
 		where = b.Name
 	case Setting:
 		where = fmt.Sprintf("setting%d", b.Index)
-	case Slot:
+	case Gradient:
 		where = fmt.Sprintf("gradient%d", b.Index)
 		if b.Vector > 0 {
 			where += fmt.Sprintf(".%d", b.Vector)
 		}
-	case Whole:
+	case FullBucket:
 		where = fmt.Sprintf("bucket%d", b.Index-1)
-	case Scattered:
+	case OwnShard:
 		where = fmt.Sprintf("shard%d", b.Index)
-	case Gathered:
+	case Unsharded:
 		where = fmt.Sprintf("shards%d", b.Index)
-	case Partial:
+	case PartialSum:
 		where = fmt.Sprintf("sum%d.%d", b.Index, b.Vector)
 	}
 	if r.Offset > 0 && (b.Kind == Input || b.Kind == Constant) {

@@ -22,10 +22,11 @@ type Shard struct {
 	// Placed says that the bucket is in the arena while it is in use, and not in memory of its own:
 	// gradients until they are scattered, variables while they are gathered. Not with several runs.
 	Placed bool
-	// Alone says that the rank has these elements of the variable alone. The ranks gather a bucket
-	// of variables before they are read, in the arena, and updates write the shards.
-	Alone bool
-	// Half says that a bucket of variables that ranks have alone is gathered in BF16, which each
+	// FullyShard says that between its uses a rank keeps only its shard of the variable, as in
+	// FSDP. The ranks gather a bucket of such variables in the arena before they are read, and
+	// updates write the shards.
+	FullyShard bool
+	// Half says that a bucket of fully sharded variables is gathered in BF16, which each
 	// rank makes of its shard: nothing else reads these variables ([lower.Halved]).
 	Half bool
 	// Persistent says that such a bucket is gathered once in a run, and stays when others are read.
@@ -40,8 +41,8 @@ func (s *Shard) gathers(d backend.DType) backend.DType {
 	return d
 }
 
-// alone reports whether a rank has a part of a variable, and gathers it.
-func (s *Shard) alone() bool { return s != nil && s.Alone }
+// fullySharded reports whether a rank keeps only its shard of a variable, and gathers it.
+func (s *Shard) fullySharded() bool { return s != nil && s.FullyShard }
 
 // empty reports whether other ranks update all of a variable.
 func (s *Shard) empty() bool { return s != nil && s.From == s.To }
@@ -81,7 +82,7 @@ type gather struct {
 // bucketMemory is the memory of a bucket, as buffers: of the gradients, of this rank's chunk, and
 // of the variables that all ranks get. Placed ones are apart, so that each is in use for a short
 // time; others are one.
-type bucketMemory struct{ scattered, chunk, gathered int }
+type bucketMemory struct{ full, chunk, unsharded int }
 
 const (
 	// unshardedBuckets is how many buckets of variables stay unsharded: the last that were read.
@@ -126,7 +127,7 @@ func (l *layouter) shareBuckets() {
 				l.chunks(i+1, Arena, of.Ranks, "variables of a bucket", d)}
 			continue
 		}
-		whole := l.chunks(i+1, Whole, of.Ranks, "bucket", l.bucketDType(i+1))
+		whole := l.chunks(i+1, FullBucket, of.Ranks, "bucket", l.bucketDType(i+1))
 		s.memory[i] = bucketMemory{whole, whole, whole}
 	}
 }
@@ -147,15 +148,15 @@ func (l *layouter) chunks(bucket int, kind Kind, chunks int, what string, d back
 func (in bucketMemory) place(b *Buffer, s *Shard) {
 	at := s.First
 	switch b.Kind {
-	case Slot:
-		b.Within = 1 + in.scattered
-	case Scattered:
+	case Gradient:
+		b.Within = 1 + in.full
+	case OwnShard:
 		b.Within = 1 + in.chunk
-		if at += s.From; in.chunk != in.gathered {
+		if at += s.From; in.chunk != in.unsharded {
 			at -= s.Rank * s.Chunk
 		}
-	case Gathered:
-		b.Within = 1 + in.gathered
+	case Unsharded:
+		b.Within = 1 + in.unsharded
 	}
 	b.At = at * b.DType.Size()
 }
@@ -165,7 +166,7 @@ func (p *Plan) placeParts() {
 	end := (p.ArenaBytes + Alignment - 1) / Alignment * Alignment
 	for i := range p.Buffers {
 		switch b := &p.Buffers[i]; {
-		case b.Kind == Whole:
+		case b.Kind == FullBucket:
 			b.Offset = end
 			end += (b.Bytes + Alignment - 1) / Alignment * Alignment
 		case b.Within > 0: // which comes before it
@@ -185,7 +186,7 @@ func (l *layouter) scatter(bucket int, slots []Ref) []Ref {
 		defer l.receiveShard(bucket - 1) // so that its memory is free
 	}
 	in := s.memory[bucket-1]
-	return l.exchange(Send{Bucket: bucket, Kind: backend.ReduceScatter}, slots, in.scattered,
+	return l.exchange(Send{Bucket: bucket, Kind: backend.ReduceScatter}, slots, in.full,
 		in.chunk)
 }
 
@@ -220,7 +221,7 @@ func (l *layouter) receiveShard(bucket int) {
 	for _, update := range l.bucketing.buckets[bucket-1] {
 		if of := s.updates[update].Shard; !of.empty() {
 			slot := s.slots[update]
-			s.mine[update] = l.part(s.memory[bucket-1], Buffer{Kind: Scattered, Index: update,
+			s.mine[update] = l.part(s.memory[bucket-1], Buffer{Kind: OwnShard, Index: update,
 				Name: l.plan.Buffers[slot.Buffer].Name}, ir.Of(of.To-of.From), slot.DType)
 			step.Dsts = append(step.Dsts, s.mine[update])
 		}
@@ -278,7 +279,7 @@ func (l *layouter) updateShards(done int) error {
 		if !s.divides(of) || s.updates[of[0]].Limit > 0 {
 			return nil
 		}
-		placed, alone := s.updates[of[0]].Shard.Placed, s.updates[of[0]].Shard.Alone
+		placed, alone := s.updates[of[0]].Shard.Placed, s.updates[of[0]].Shard.FullyShard
 		if !placed && l.holdsBack(bucket) {
 			return nil
 		}
@@ -327,7 +328,8 @@ func (l *layouter) holdsBack(bucket int) bool {
 // it and have all of each.
 func (l *layouter) gatherUpdated(bucket int) bool {
 	s, buckets := &l.bucketing.shards, l.bucketing.buckets
-	if bucket == 0 || !s.divides(buckets[bucket-1]) || s.updates[buckets[bucket-1][0]].Shard.Alone {
+	if bucket == 0 || !s.divides(buckets[bucket-1]) ||
+		s.updates[buckets[bucket-1][0]].Shard.FullyShard {
 		return false
 	}
 	var args []Ref
@@ -343,7 +345,7 @@ func (l *layouter) gatherUpdated(bucket int) bool {
 // beginGather appends the begin of an all-gather of the shards of variables.
 func (l *layouter) beginGather(bucket int, in bucketMemory, half bool, args []Ref) gather {
 	return gather{bucket, in, l.exchange(Send{Bucket: bucket, Kind: backend.AllGather, Half: half},
-		args, in.gathered, in.chunk)}
+		args, in.unsharded, in.chunk)}
 }
 
 // endGather appends the end of an all-gather, given what is to be known of each variable.
@@ -352,7 +354,7 @@ func (l *layouter) endGather(g gather, of func(update int) (string, ir.Dims,
 	step := Step{Op: Receive{g.bucket, backend.AllGather}, Args: g.taken, Name: "exchange"}
 	for _, update := range l.bucketing.buckets[g.bucket-1] {
 		name, shape, d := of(update)
-		step.Dsts = append(step.Dsts, l.part(g.memory, Buffer{Kind: Gathered, Index: update,
+		step.Dsts = append(step.Dsts, l.part(g.memory, Buffer{Kind: Unsharded, Index: update,
 			Name: name}, shape, d))
 	}
 	l.plan.Steps = append(l.plan.Steps, step)
@@ -407,7 +409,7 @@ func (l *layouter) findParameters(updates []Update) {
 	p.of, p.values = map[int]int{}, make([][]ir.ID, len(updates))
 	var bytes []int // by bucket
 	for i, u := range updates {
-		if u.Shard.alone() {
+		if u.Shard.fullySharded() {
 			p.of[u.Input] = i
 			for len(bytes) < u.Bucket {
 				bytes = append(bytes, 0)
@@ -538,7 +540,7 @@ func (l *layouter) gatherSharded(bucket int) {
 	of := l.bucketing.buckets[bucket-1]
 	first := s.updates[of[0]].Shard
 	dtype := first.gathers(l.bucketDType(bucket))
-	in := bucketMemory{gathered: l.chunks(bucket, Arena, first.Ranks, "variables of a bucket",
+	in := bucketMemory{unsharded: l.chunks(bucket, Arena, first.Ranks, "variables of a bucket",
 		dtype), chunk: l.chunks(bucket, Arena, 1, "the shard of a bucket", dtype)}
 	var args []Ref
 	for _, update := range of {
@@ -546,7 +548,7 @@ func (l *layouter) gatherSharded(bucket int) {
 		if u.Shard.empty() {
 			continue
 		}
-		to := l.part(in, Buffer{Kind: Scattered, Index: update}, ir.Of(u.Shard.To-u.Shard.From),
+		to := l.part(in, Buffer{Kind: OwnShard, Index: update}, ir.Of(u.Shard.To-u.Shard.From),
 			dtype)
 		like := to
 		like.DType = l.bucketDType(bucket)

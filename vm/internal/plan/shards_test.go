@@ -115,7 +115,7 @@ func TestShards(t *testing.T) {
 				switch {
 				case b.Kind == State:
 					kept += b.Bytes
-				case b.Kind == Whole || b.Kind == Slot && b.Within == 0:
+				case b.Kind == FullBucket || b.Kind == Gradient && b.Within == 0:
 					beside += b.Bytes
 				}
 			}
@@ -239,7 +239,7 @@ func gathering(t *testing.T, n, rank int, a Accumulation) *Plan {
 	for i := n - 1; i >= 0; i-- {
 		gradient := p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), hidden[i], h)
 		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
-		s := &Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), Alone: true}
+		s := &Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), FullyShard: true}
 		s.From, s.To = s.of(16)
 		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: n - i,
 			Rule: descent, Shard: s, Accumulation: a})
@@ -314,7 +314,8 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 		for rank := range ranks {
 			r := rand.New(rand.NewPCG(seed, 5))
 			p := random(r, 13)
-			updates := randomShards(r, p, Shard{Rank: rank, Ranks: ranks, Alone: r.IntN(3) > 0})
+			updates := randomShards(r, p,
+				Shard{Rank: rank, Ranks: ranks, FullyShard: r.IntN(3) > 0})
 			planned, err := New(&p.Program, updates...)
 			limits := Standard()
 			if limits.Memory = -1; err == nil {
@@ -352,8 +353,8 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 // which ranks have shards.
 func randomShards(r *rand.Rand, p *program, of Shard) (updates []Update) {
 	a := Accumulation{Runs: r.IntN(4)}
-	of.Placed = !a.Several() && (of.Alone || r.IntN(2) == 0)
-	of.Persistent = of.Alone && r.IntN(4) == 0
+	of.Placed = !a.Several() && (of.FullyShard || r.IntN(2) == 0)
+	of.Persistent = of.FullyShard && r.IntN(4) == 0
 	limit, pad, n := float64(r.IntN(2)), r.IntN(4), p.Values[0].Shape.Size()
 	end := []int{0} // by bucket
 	for i := range 3 {
@@ -445,7 +446,7 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 	}
 	p.Results = []ir.ID{h}
 	shard := func(size int) *Shard {
-		return &Shard{To: size / 2, Chunk: size / 2, Ranks: 2, Alone: true}
+		return &Shard{To: size / 2, Chunk: size / 2, Ranks: 2, FullyShard: true}
 	}
 	var updates []Update
 	for i := n - 1; i >= 0; i-- {

@@ -68,7 +68,7 @@ func (j Joined) String() string {
 func (l *layouter) before(updates []Update, id ir.ID) Ref {
 	r := l.ref(id)
 	b := l.plan.Buffers[r.Buffer]
-	if b.Kind == Gathered || b.Kind == Input && r.Step < 0 && slices.ContainsFunc(updates,
+	if b.Kind == Unsharded || b.Kind == Input && r.Step < 0 && slices.ContainsFunc(updates,
 		func(u Update) bool { return u.Input == b.Index }) {
 		return l.copy(r, l.program.Values[id].Name)
 	}
@@ -229,7 +229,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 		return nil
 	}
 	like := dw
-	if !u.Shard.alone() {
+	if !u.Shard.fullySharded() {
 		like = l.bucketing.shards.whole(update, dw)
 	}
 	if u.Half {
@@ -247,7 +247,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	b := newLoop(dw.Shape, ir.Dims{})
 	variable := l.plan.Buffers[w.Buffer].Name
 	written, read := []Ref{w}, w
-	if u.Shard != nil && !u.Shard.Alone {
+	if u.Shard != nil && !u.Shard.FullyShard {
 		// what becomes of it takes the gradient's place, until all ranks have it
 		written[0], read.Offset = dw, u.Shard.From
 	}
@@ -257,7 +257,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	}
 	values := []fuse.Value{l.gradient(b, update, dw)}
 	for k, r := range written {
-		l.plan.Buffers[r.Buffer].Written = u.Shard == nil || u.Shard.Alone || k > 0
+		l.plan.Buffers[r.Buffer].Written = u.Shard == nil || u.Shard.FullyShard || k > 0
 		if k == 0 {
 			r = read
 		}

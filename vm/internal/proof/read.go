@@ -20,11 +20,11 @@ func memoryOf(b *plan.Buffer) memory { return memory{b.Kind, b.Index, b.Vector} 
 
 // placed reports whether a buffer has a place, so that what overlaps it is known.
 func placed(b *plan.Buffer) bool {
-	return b.Kind == plan.Arena || b.Kind == plan.Whole || b.Within > 0
+	return b.Kind == plan.Arena || b.Kind == plan.FullBucket || b.Within > 0
 }
 
-// alone reports whether a rank has a part of a variable, and gathers it.
-func alone(s *plan.Shard) bool { return s != nil && s.Alone }
+// fullySharded reports whether a rank keeps only its shard of a variable, and gathers it.
+func fullySharded(s *plan.Shard) bool { return s != nil && s.FullyShard }
 
 // empty reports whether other ranks update all of a variable.
 func empty(s *plan.Shard) bool { return s != nil && s.From == s.To }

@@ -21,18 +21,18 @@ import (
 // exchanged, and operations with an effect must have run in their order.
 //
 // It takes a time in proportion to the plan. What an operation computes is left to tests: see
-// [meaning].
+// [valueNumbers].
 func Verify(p *plan.Plan) error { return verify(p, passesOf) }
 
 // verify takes how loops run.
 func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
-	m := newMeaning(len(p.Program.Values))
+	m := newValueNumbers(len(p.Program.Values))
 	for _, u := range p.Updates {
-		if alone(u.Shard) && u.Shard.Half {
+		if fullySharded(u.Shard) && u.Shard.Half {
 			m.halved = append(m.halved, u.Input)
 		}
 	}
-	r := &proof{meaning: m, plan: p, passes: passes, live: make([]int, 0, len(p.Buffers)),
+	r := &proof{valueNumbers: m, plan: p, passes: passes, live: make([]int, 0, len(p.Buffers)),
 		args: make([]operand, 0, 16)}
 	r.results, r.gradients, r.lookups = results(p.Program, p.Updates)
 	r.wanted, r.due = m.program(p.Program)
@@ -45,7 +45,7 @@ func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
 
 // proof is a run of a plan on paper.
 type proof struct {
-	*meaning
+	*valueNumbers
 	plan   *plan.Plan
 	passes func(p *fuse.Program) []pass // of a loop
 	wanted []tensor                     // the values of the program
@@ -99,7 +99,7 @@ func (r *proof) know() {
 		b := &r.plan.Buffers[i]
 		r.spaces[i] = i
 		switch b.Kind {
-		case plan.Arena, plan.Setting, plan.Scalar, plan.Scattered, plan.Gathered:
+		case plan.Arena, plan.Setting, plan.Scalar, plan.OwnShard, plan.Unsharded:
 			continue
 		}
 		if of := &r.buffers[r.origin(memoryOf(b), 0)]; *of == 0 {
@@ -160,9 +160,9 @@ func (r *proof) begin() {
 			c.tensor = r.float(b.DType, math.Float64frombits(b.Bits), n)
 		case plan.Arena:
 			c.step, c.gone = -2, -2
-		case plan.Whole, plan.Scattered, plan.Gathered:
+		case plan.FullBucket, plan.OwnShard, plan.Unsharded:
 			c.step, c.gone = -2, -2
-		case plan.Slot:
+		case plan.Gradient:
 			if c.tensor = r.outside(memoryOf(b), b.DType, n); !keeps(r.plan.Accumulation) {
 				c.step, c.gone = -2, -2 // nothing yet
 			} else if placed(b) {
@@ -250,7 +250,7 @@ func (r *proof) find(a *plan.Ref) (content, error) {
 			a.Step, c.gone)
 	case c.step == -2:
 		return c, fmt.Errorf("the value of step %d is read before it is written", a.Step)
-	case c.step != a.Step && kind != plan.Arena && kind != plan.Slot &&
+	case c.step != a.Step && kind != plan.Arena && kind != plan.Gradient &&
 		!placed(&r.plan.Buffers[a.Buffer]):
 		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it",
 			r.plan.Text(*a), c.step)
@@ -315,7 +315,7 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []plan.Ref, args []operand) (er
 		}
 		r.loads = append(r.loads, r.read(args[k].tensor, &places))
 	}
-	values := r.meaning.run(p, r.loads)
+	values := r.valueNumbers.run(p, r.loads)
 	for k := range p.Outputs {
 		d, out := &dsts[k], &p.Outputs[k]
 		y := values[out.Value]
@@ -373,7 +373,7 @@ func (r *proof) operation(s *plan.Step) error {
 		x := r.read(r.args[k].tensor, &places)
 		args = r.operand(args, x, a.Shape, a.DType)
 	}
-	first := tensor{r.done.apply(r.meaning, s.Op, s.Dsts[0].DType, s.Dsts[0].Shape, args),
+	first := tensor{r.done.apply(r.valueNumbers, s.Op, s.Dsts[0].DType, s.Dsts[0].Shape, args),
 		r.list(s.Dsts[0].Shape.Size(), 1)}
 	for k := range s.Dsts {
 		d, y := &s.Dsts[k], first
@@ -400,10 +400,10 @@ func (r *proof) whole(d *plan.Ref) bool {
 		in = &r.plan.Buffers[b.Within-1]
 		inside = b.Offset == in.Offset+b.At && b.At >= 0 && b.At+b.Bytes <= in.Bytes
 	}
-	inside = inside && (in.Kind == plan.Whole || b.Offset+b.Bytes <= r.plan.ArenaBytes)
+	inside = inside && (in.Kind == plan.FullBucket || b.Offset+b.Bytes <= r.plan.ArenaBytes)
 	return d.Offset == 0 && d.Span()*d.DType.Size() == b.Bytes && d.DType == b.DType &&
 		(placed(b) && inside || !placed(b) &&
-			(b.Kind == plan.Slot || b.Kind == plan.Partial || b.Written))
+			(b.Kind == plan.Gradient || b.Kind == plan.PartialSum || b.Written))
 }
 
 // fills reports whether a result has no gaps: attention may exchange axes.

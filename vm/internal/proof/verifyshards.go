@@ -59,7 +59,7 @@ func (r *proof) gathered(update int, shard tensor) tensor {
 // sharded returns the update of a variable of which a rank has a part alone.
 func (r *proof) sharded(b *plan.Buffer) (update int, ok bool) {
 	update = slices.IndexFunc(r.plan.Updates, func(u plan.Update) bool {
-		return b.Kind == plan.Input && u.Input == b.Index && alone(u.Shard)
+		return b.Kind == plan.Input && u.Input == b.Index && fullySharded(u.Shard)
 	})
 	return update, update >= 0
 }
@@ -92,7 +92,7 @@ func (r *proof) lie(values []plan.Ref, kind plan.Kind, updates []int, in []plan.
 		if from, to := elementsOf(s, n); from != s.From && s.From < s.To || to-from != s.To-s.From {
 			return false
 		}
-		if kind == plan.Scattered {
+		if kind == plan.OwnShard {
 			n, at, of = s.To-s.From, at+s.From, in[len(in)-1].Buffer
 			if len(in) > 1 { // the chunk has memory of its own
 				at -= s.Rank * s.Chunk
@@ -138,9 +138,9 @@ func (r *proof) takes(op plan.Send, memory []plan.Ref) error {
 func (r *proof) sendShards(op plan.Send, s *plan.Step) error {
 	this := transfer{op.Bucket, op.Kind}
 	all, mine := r.members(op.Bucket)
-	kind, leave := plan.Slot, all
+	kind, leave := plan.Gradient, all
 	if op.Kind == backend.AllGather {
-		kind, leave = plan.Scattered, mine
+		kind, leave = plan.OwnShard, mine
 	}
 	err := r.divides(op.Bucket, true)
 	if err == nil {
@@ -155,7 +155,7 @@ func (r *proof) sendShards(op plan.Send, s *plan.Step) error {
 	r.taken[this], r.shards[this] = s.Dsts, nil
 	for k, x := range r.args {
 		r.shards[this] = append(r.shards[this], x.tensor)
-		if of := r.plan.Updates[leave[k]].Shard; kind == plan.Scattered && of.Alone &&
+		if of := r.plan.Updates[leave[k]].Shard; kind == plan.OwnShard && of.FullyShard &&
 			x.tensor != r.shardOf(of, r.variable(leave[k])) {
 			err = errors.New("it gathers another variable, or one after its update")
 		}
@@ -182,10 +182,10 @@ func (r *proof) receiveShards(op plan.Receive, s *plan.Step) error {
 				r.gives = append(r.gives, r.shardOf(of, r.exchanged(op.Bucket, sent[k])))
 			}
 		}
-		return r.lie(s.Dsts, plan.Scattered, mine, s.Args)
+		return r.lie(s.Dsts, plan.OwnShard, mine, s.Args)
 	}
 	for _, update := range all {
-		if r.plan.Updates[update].Shard.Alone {
+		if r.plan.Updates[update].Shard.FullyShard {
 			x := r.variable(update)
 			if r.plan.Updates[update].Shard.Half {
 				x = r.rounded(x)
@@ -199,5 +199,5 @@ func (r *proof) receiveShards(op plan.Receive, s *plan.Step) error {
 		}
 		r.gives = append(r.gives, r.gathered(update, shard))
 	}
-	return r.lie(s.Dsts, plan.Gathered, all, s.Args)
+	return r.lie(s.Dsts, plan.Unsharded, all, s.Args)
 }

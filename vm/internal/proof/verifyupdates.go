@@ -65,7 +65,7 @@ func (r *proof) send(i int, op plan.Send, slots []plan.Ref) error {
 	for update, u := range r.plan.Updates {
 		if u.Bucket == op.Bucket {
 			for branch := range branches(r.plan.Accumulation) {
-				want = append(want, memory{plan.Slot, update, branch})
+				want = append(want, memory{plan.Gradient, update, branch})
 			}
 		}
 	}
@@ -104,7 +104,7 @@ func (r *proof) exchanged(bucket int, sums ...tensor) (x tensor) {
 func (r *proof) sums(update int, x tensor) []tensor {
 	all := make([]tensor, len(branches(r.plan.Accumulation)))
 	for branch := range all[1:] {
-		all[branch] = r.outside(memory{plan.Slot, update, branch}, r.dtype(update), r.size(x))
+		all[branch] = r.outside(memory{plan.Gradient, update, branch}, r.dtype(update), r.size(x))
 	}
 	all[len(all)-1] = x
 	return all
@@ -137,7 +137,7 @@ func (r *proof) ended(kind int) error {
 		case c.step < 0 || r.spaces[i] != i:
 		case outside:
 			return fmt.Errorf("step %d changes %s", c.step, b.Name)
-		case !last && (b.Kind == plan.Slot || b.Kind == plan.Partial):
+		case !last && (b.Kind == plan.Gradient || b.Kind == plan.PartialSum):
 			return fmt.Errorf("step %d writes over %s", c.step, b.Name)
 		}
 	}
@@ -161,7 +161,7 @@ func (r *proof) left(of memory, d backend.DType, x tensor, kind int) error {
 // reduced returns the gradient of an update after a run: of all runs and ranks after the last one,
 // which has exchanged it, and else of some. It returns where it is kept, too.
 func (r *proof) reduced(kind, update int) (tensor, memory) {
-	whole := memory{plan.Slot, update, 0}
+	whole := memory{plan.Gradient, update, 0}
 	if kind == plan.Apply {
 		n := r.plan.Program.Values[r.gradient(update)].Shape.Size()
 		return r.outside(whole, r.dtype(update), n), whole
@@ -181,9 +181,9 @@ func (r *proof) sum(kind, update int) (tensor, memory) {
 	branches, kinds := len(branches(a)), []plan.Sum{{}}
 	kept := func(i int) memory {
 		if i < branches {
-			return memory{plan.Slot, update, i}
+			return memory{plan.Gradient, update, i}
 		}
-		return memory{plan.Partial, update, i - branches}
+		return memory{plan.PartialSum, update, i - branches}
 	}
 	if a.Runs > 1 {
 		kinds = a.Sums()
@@ -270,7 +270,7 @@ func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int)
 	switch {
 	case u.Rule == nil:
 		return r.left(memory{plan.Input, u.Input, 0}, d, dw, kind)
-	case empty(u.Shard) && u.Shard.Alone:
+	case empty(u.Shard) && u.Shard.FullyShard:
 		return nil
 	case empty(u.Shard):
 		return r.left(memory{plan.Input, u.Input, 0}, d, r.gathered(update, tensor{}), kind)
@@ -301,13 +301,13 @@ func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int)
 		r.loads = append(r.loads, tensor{r.origin(memory{plan.Setting, i, 0}, d), one})
 	}
 	t.loop.Shape[0] = n
-	values := r.meaning.run(&t.loop, r.loads)
+	values := r.valueNumbers.run(&t.loop, r.loads)
 	for k, x := range t.values {
 		y := values[x]
 		if u.Limit > 0 {
 			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, r.loads[k])
 		}
-		if k == 0 && u.Shard != nil && !u.Shard.Alone {
+		if k == 0 && u.Shard != nil && !u.Shard.FullyShard {
 			y = r.gathered(update, y)
 		}
 		if err := r.left(of(k), d, y, kind); err != nil {

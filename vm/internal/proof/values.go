@@ -9,14 +9,14 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
-// meaning gives numbers to what programs and plans compute, so that two values have the same number
-// only if they are the same function of what comes from outside: global value numbering over
-// tensors. It shares no code with what makes plans, except that an element-wise operation of a
+// valueNumbers gives numbers to what programs and plans compute, so that two values have the same
+// number only if they are the same function of what comes from outside: global value numbering
+// over tensors. It shares no code with what makes plans, except that an element-wise operation of a
 // program becomes instructions by [compute].
 //
 // The elements of a value have an order, the row-major one, in which it is one long list. A reshape
 // is then nothing, and every other view is a way to read a list: see [tensor].
-type meaning struct {
+type valueNumbers struct {
 	made    numbers[term] // how values are computed
 	ops     map[ir.Op]int // numbers of operations
 	shapes  numbers[ir.Dims]
@@ -85,9 +85,9 @@ func (t *term) hash() hash {
 	return h
 }
 
-// newMeaning has room for about n values.
-func newMeaning(n int) *meaning {
-	return &meaning{made: newNumbers[term](n + n/2), ops: map[ir.Op]int{},
+// newValueNumbers has room for about n values.
+func newValueNumbers(n int) *valueNumbers {
+	return &valueNumbers{made: newNumbers[term](n + n/2), ops: map[ir.Op]int{},
 		shapes: newNumbers[ir.Dims](16), layouts: newNumbers[axes](32),
 		loads: make([]tensor, 0, 16), values: make([]tensor, 0, 32),
 		scratch: fuse.Program{Shape: make([]int, 0, ir.MaxDims), Code: make([]fuse.Instr, 0, 16)}}
@@ -139,7 +139,7 @@ func (a *axes) span() int {
 }
 
 // layout returns the number of a layout.
-func (m *meaning) layout(a *axes) int32 {
+func (m *valueNumbers) layout(a *axes) int32 {
 	h := hash(0).and(uint64(a.off))
 	for _, x := range a.at[:a.n] {
 		h = h.and(uint64(x.size)).and(uint64(x.stride))
@@ -166,7 +166,7 @@ func strided(off int, shape, strides ir.Dims) axes {
 }
 
 // list returns the layout of n elements, each repeated.
-func (m *meaning) list(n, repeated int) int32 {
+func (m *valueNumbers) list(n, repeated int) int32 {
 	last := &m.lists[hash(n).and(uint64(repeated))>>32%hash(len(m.lists))]
 	if last.n != n || last.repeated != repeated || last.layout == 0 {
 		var a axes
@@ -188,17 +188,17 @@ func (a *axes) once(n int) {
 }
 
 // once returns the layout without n repetitions of each element.
-func (m *meaning) once(layout int32, n int) int32 {
+func (m *valueNumbers) once(layout int32, n int) int32 {
 	a := m.layouts.keys[layout]
 	a.once(n)
 	return m.layout(&a)
 }
 
 // size returns the number of elements of a tensor.
-func (m *meaning) size(t tensor) int { return m.layouts.keys[t.layout].size() }
+func (m *valueNumbers) size(t tensor) int { return m.layouts.keys[t.layout].size() }
 
 // read returns the elements of t at the places that a layout names.
-func (m *meaning) read(t tensor, a *axes) tensor {
+func (m *valueNumbers) read(t tensor, a *axes) tensor {
 	y, ok := m.readThrough(t, a)
 	if !ok {
 		y = tensor{m.number(&term{form: byCopy, args: [4]tensor{t}}), m.layout(a)}
@@ -217,7 +217,7 @@ func (m *meaning) read(t tensor, a *axes) tensor {
 // readThrough returns read(t, a) as elements of the list that t has its elements of; false if no
 // layout names them. Places of t have one digit for each of its axes, and reading along an axis
 // must change digits without a carry.
-func (m *meaning) readThrough(t tensor, a *axes) (tensor, bool) {
+func (m *valueNumbers) readThrough(t tensor, a *axes) (tensor, bool) {
 	of := &m.layouts.keys[t.layout]
 	if of.n == 0 || of.n == 1 && of.at[0].stride == 1 {
 		if of.off == 0 {
@@ -273,11 +273,11 @@ func (m *meaning) readThrough(t tensor, a *axes) (tensor, bool) {
 }
 
 // number returns the number of a term.
-func (m *meaning) number(t *term) int32 { return m.made.of(t, t.hash()) }
+func (m *valueNumbers) number(t *term) int32 { return m.made.of(t, t.hash()) }
 
 // apply returns the number of an operation on a list of operands, after some effects if it has
 // one.
-func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32,
+func (m *valueNumbers) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32,
 	effects int) int32 {
 	n, ok := m.ops[op]
 	if !ok {
@@ -289,13 +289,13 @@ func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32
 }
 
 // operand returns a list with one operand more.
-func (m *meaning) operand(before int32, t tensor, shape ir.Dims, dtype backend.DType) int32 {
+func (m *valueNumbers) operand(before int32, t tensor, shape ir.Dims, dtype backend.DType) int32 {
 	return m.number(&term{form: operandList, dtype: dtype,
 		args: [4]tensor{t, {before, m.shape(shape)}}})
 }
 
 // shape returns the number of a shape.
-func (m *meaning) shape(s ir.Dims) int32 {
+func (m *valueNumbers) shape(s ir.Dims) int32 {
 	h := hash(0)
 	for i := range s.Len() {
 		h = h.and(uint64(s.At(i)))
@@ -304,30 +304,30 @@ func (m *meaning) shape(s ir.Dims) int32 {
 }
 
 // outside returns n elements that come from outside.
-func (m *meaning) outside(of memory, d backend.DType, n int) tensor {
+func (m *valueNumbers) outside(of memory, d backend.DType, n int) tensor {
 	return tensor{m.origin(of, d), m.list(n, 1)}
 }
 
 // origin returns the number of what a run finds in memory.
-func (m *meaning) origin(of memory, d backend.DType) int32 {
+func (m *valueNumbers) origin(of memory, d backend.DType) int32 {
 	return m.number(&term{form: fromOutside, dtype: d, bits: uint64(of.index),
 		args: [4]tensor{{int32(of.kind), int32(of.vector)}}})
 }
 
 // result returns n elements that an operation gives besides those of x.
-func (m *meaning) result(index int, x tensor, n int) tensor {
+func (m *valueNumbers) result(index int, x tensor, n int) tensor {
 	value := m.number(&term{form: besides, bits: uint64(index), args: [4]tensor{x}})
 	return tensor{value, m.list(n, 1)}
 }
 
 // constant is a number, n times.
-func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
+func (m *valueNumbers) constant(d backend.DType, bits uint64, n int) tensor {
 	return tensor{m.number(&term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n)}
 }
 
 // fold returns the reduction of t, taken in a shape, along axes. What it
 // computes does not depend on how axes that are reduced, or kept, together are divided.
-func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int,
+func (m *valueNumbers) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int,
 	reduced func(axis int) bool) (y int32, n int) {
 	var sizes [ir.MaxDims]int // of kept axes, and of reduced ones less than 0
 	last := -1
@@ -356,7 +356,7 @@ func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []i
 
 // run returns what each instruction of a loop computes, until the next call. loads are what the
 // loop's operands are.
-func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
+func (m *valueNumbers) run(p *fuse.Program, loads []tensor) []tensor {
 	n := 1
 	for _, size := range p.Shape {
 		n *= size
@@ -402,7 +402,7 @@ func rowFold(o fuse.Op) backend.ReduceOp {
 
 // elementwise returns an instruction's value for n elements. What its operands repeat is computed
 // once: a loop over rows has it once for each row, and a program may have it once, too.
-func (m *meaning) elementwise(t *term, operands, n int) tensor {
+func (m *valueNumbers) elementwise(t *term, operands, n int) tensor {
 	repeated := n
 	for _, a := range t.args[:operands] {
 		if repeated > 1 {
@@ -429,14 +429,14 @@ func gcd(a, b int) int {
 }
 
 // do returns op(args...), element by element, in the dtype of the last operand.
-func (m *meaning) do(op fuse.Op, d backend.DType, args ...tensor) tensor {
+func (m *valueNumbers) do(op fuse.Op, d backend.DType, args ...tensor) tensor {
 	t := term{op: op, dtype: fuse.Type(d)}
 	copy(t.args[:], args)
 	return m.elementwise(&t, len(args), m.size(args[0]))
 }
 
 // program returns what each value of a program is, and its effects.
-func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
+func (m *valueNumbers) program(p *ir.Program) (values []tensor, done effects) {
 	values = make([]tensor, len(p.Values))
 	for i := range p.Values {
 		v := &p.Values[i]
@@ -455,7 +455,7 @@ func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
 }
 
 // leaf returns a value from outside.
-func (m *meaning) leaf(op ir.Op, d backend.DType, n int) tensor {
+func (m *valueNumbers) leaf(op ir.Op, d backend.DType, n int) tensor {
 	switch op := op.(type) {
 	case ir.Input:
 		return m.outside(memory{plan.Input, op.Index, 0}, d, n)
@@ -466,14 +466,14 @@ func (m *meaning) leaf(op ir.Op, d backend.DType, n int) tensor {
 }
 
 // float returns n times a number.
-func (m *meaning) float(d backend.DType, x float64, n int) tensor {
+func (m *valueNumbers) float(d backend.DType, x float64, n int) tensor {
 	m.reset(ir.Dims{})
 	c := m.scratch.Code[m.scratch.Const(fuse.Type(d), x)]
 	return m.constant(c.Type, c.Bits, n)
 }
 
 // reset makes the scratch program an empty one over a shape.
-func (m *meaning) reset(shape ir.Dims) {
+func (m *valueNumbers) reset(shape ir.Dims) {
 	m.loads, m.scratch.Shape = m.loads[:0], m.scratch.Shape[:0]
 	m.scratch.Code, m.scratch.Indices = m.scratch.Code[:0], m.scratch.Indices[:0]
 	for i := range shape.Len() {
@@ -482,7 +482,7 @@ func (m *meaning) reset(shape ir.Dims) {
 }
 
 // load adds an operand to the scratch program.
-func (m *meaning) load(x tensor, d backend.DType) fuse.Value {
+func (m *valueNumbers) load(x tensor, d backend.DType) fuse.Value {
 	m.scratch.Code = append(m.scratch.Code, fuse.Instr{Op: fuse.Load, Type: fuse.Type(d),
 		Args: [4]fuse.Value{len(m.loads)}})
 	m.loads = append(m.loads, x)
@@ -490,7 +490,7 @@ func (m *meaning) load(x tensor, d backend.DType) fuse.Value {
 }
 
 // element returns a value that is computed element by element.
-func (m *meaning) element(p *ir.Program, v *ir.Value, values []tensor) tensor {
+func (m *valueNumbers) element(p *ir.Program, v *ir.Value, values []tensor) tensor {
 	m.reset(v.Shape)
 	m.places = m.places[:0]
 	for _, a := range v.Args {
@@ -509,13 +509,13 @@ func (m *meaning) element(p *ir.Program, v *ir.Value, values []tensor) tensor {
 
 // rounded returns the digits of BF16 of x. Elsewhere x has the same meaning in any precision, and
 // dtypes say which it is.
-func (m *meaning) rounded(x tensor) tensor {
+func (m *valueNumbers) rounded(x tensor) tensor {
 	return m.elementwise(&term{op: fuse.Cast, dtype: backend.BF16, args: [4]tensor{x}}, 1,
 		m.size(x))
 }
 
 // view returns a value that shares the memory of its operand.
-func (m *meaning) view(p *ir.Program, v *ir.Value, values []tensor) tensor {
+func (m *valueNumbers) view(p *ir.Program, v *ir.Value, values []tensor) tensor {
 	x, shape := values[v.Args[0]], &p.Values[v.Args[0]].Shape
 	switch op := v.Op.(type) {
 	case ir.Reshape:
@@ -545,7 +545,7 @@ func (m *meaning) view(p *ir.Program, v *ir.Value, values []tensor) tensor {
 }
 
 // other returns a value of any other kind.
-func (m *meaning) other(p *ir.Program, v *ir.Value, values []tensor, done *effects) tensor {
+func (m *valueNumbers) other(p *ir.Program, v *ir.Value, values []tensor, done *effects) tensor {
 	if r, ok := v.Op.(ir.Reduce); ok {
 		m.reset(p.Values[v.Args[0]].Shape)
 		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], m.scratch.Shape, r.Axes.Has)
@@ -562,9 +562,9 @@ func (m *meaning) other(p *ir.Program, v *ir.Value, values []tensor, done *effec
 // effects are the terms of operations with an effect, in the order in which they run.
 type effects []int32
 
-// apply is [meaning.apply]. Operations with an effect are not equal: they differ in how
+// apply is [valueNumbers.apply]. Operations with an effect are not equal: they differ in how
 // many were before.
-func (e *effects) apply(m *meaning, op ir.Op, d backend.DType, shape ir.Dims,
+func (e *effects) apply(m *valueNumbers, op ir.Op, d backend.DType, shape ir.Dims,
 	operands int32) int32 {
 	if !ir.Effect(op) || op.(ir.Opaque).Index == plan.Squares {
 		return m.apply(op, d, shape, operands, 0)
@@ -574,7 +574,7 @@ func (e *effects) apply(m *meaning, op ir.Op, d backend.DType, shape ir.Dims,
 }
 
 // leaves returns what a sum is one of, however its additions are nested.
-func (m *meaning) leaves(sum tensor) (all []tensor) {
+func (m *valueNumbers) leaves(sum tensor) (all []tensor) {
 	if i := m.made.keys[sum.value]; i.op == fuse.Add && m.size(sum) == 1 {
 		return slices.Concat(m.leaves(i.args[0]), m.leaves(i.args[1]))
 	}
