@@ -171,8 +171,8 @@ func eachRow(scores, labels *gorgonia.Node, samples []int,
 	}
 	classes := scores.Shape()[1]
 	for i, sample := range samples {
-		if label := int(y[i]); label < 0 || label >= classes {
-			return refused("sample %d has label %d of %d classes", sample, label, classes)
+		if label := int(y[i]); float64(label) != y[i] || label < 0 || label >= classes {
+			return refused("sample %d has label %v of %d classes", sample, y[i], classes)
 		}
 		f(x[i*classes:(i+1)*classes], int(y[i]))
 	}

@@ -164,7 +164,7 @@ func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
 	defer m.Close()
 	label := 1
 	s := data.Of(4, func(i int, row []any) error {
-		row[1].([]int)[0] = i % 2 * label
+		row[1].([]int)[0], row[2].([]float64)[0] = i%2*label, 0.5
 		return nil
 	})
 	d := fit.Data{Set: s, Inputs: G.Nodes{x, y, z}}
@@ -182,6 +182,7 @@ func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
 	refused("two scores for a sample", fit.AUC(x, y))
 	refused("a small matrix", fit.Confusion([][]int{{0}}, x, y))
 	refused("no square", fit.Confusion([][]int{{0, 0}, {0, 0, 0}}, x, y))
+	refused("no whole number", fit.Accuracy(x, z))
 	label = 2
 	refused("no label of two", fit.AUC(z, y))
 	refused("two of one name", fit.Perplexity(), fit.Perplexity())

@@ -17,11 +17,13 @@ func TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU(t *testing.T) {
 }
 
 // TestIntegersPoisonOnGPU is TestIntegersThatTheGraphComputesPoisonWhatTheyWouldHaveChanged on a
-// GPU.
+// GPU, and TestFloatsThatAreNoLabelsAreErrors.
 func TestIntegersPoisonOnGPU(t *testing.T) {
 	d := gpu(t)
-	integersPoison(t, map[string]func(testing.TB) backend.Device{
-		"gpu": func(testing.TB) backend.Device { return d }})
+	on := map[string]func(testing.TB) backend.Device{
+		"gpu": func(testing.TB) backend.Device { return d }}
+	integersPoison(t, on)
+	noLabels(t, on)
 }
 
 // TestNaNWinsReductionsOnGPU is TestNaNWinsReductions on a GPU.

@@ -319,15 +319,41 @@ func (m *Machine) RunAll() error {
 func (m *Machine) checkLabels() error {
 	for _, l := range m.read.Labels {
 		v, ok := l.Variable.Value().(*tensor.Dense)
-		if !ok || v.RequiresIterator() || v.Dtype() != tensor.Int {
+		if !ok || v.RequiresIterator() {
 			continue
 		}
-		// not Data, which allocates
-		if err := l.Op.CheckIndices(l.Op.Labels(), v.Ints()); err != nil {
+		integers, err := integersOf(v)
+		if err == nil {
+			err = l.Op.CheckIndices(l.Op.Labels(), integers)
+		}
+		if err != nil {
 			return fmt.Errorf("vm: %s: %w", stock.Label(l.Variable), err)
 		}
 	}
 	return nil
+}
+
+// integersOf returns the numbers of a tensor, none of a dtype that is neither Int nor floats.
+func integersOf(v *tensor.Dense) ([]int, error) {
+	switch v.Dtype() {
+	case tensor.Int:
+		return v.Ints(), nil // not Data, which allocates
+	case tensor.Float32:
+		return whole(v.Float32s())
+	case tensor.Float64:
+		return whole(v.Float64s())
+	}
+	return nil, nil
+}
+
+func whole[T float32 | float64](numbers []T) ([]int, error) {
+	integers := make([]int, len(numbers))
+	for i, x := range numbers {
+		if integers[i] = int(x); T(integers[i]) != x {
+			return nil, fmt.Errorf("%w: label %d is %v, and no integer", backend.ErrArgument, i, x)
+		}
+	}
+	return integers, nil
 }
 
 // runBy is RunAll with a function that starts the steps.

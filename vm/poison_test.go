@@ -177,6 +177,63 @@ func TestVariablesOutOfRangeAreErrors(t *testing.T) {
 	}
 }
 
+// TestFloatsThatAreNoLabelsAreErrors: of a variable that the graph casts to labels. What the graph
+// computes poisons, NaN as well, which is no label 0.
+func TestFloatsThatAreNoLabelsAreErrors(t *testing.T) { noLabels(t, devices) }
+
+func noLabels(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
+	casts := map[string]func(x *gorgonia.Node) (*gorgonia.Node, error){
+		"nn.Cast": func(x *gorgonia.Node) (*gorgonia.Node, error) { return nn.Cast(tensor.Int, x) },
+		"ConvType": func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.ConvType(x, x.Dtype(), tensor.Int)
+		},
+	}
+	for where, device := range devices {
+		d := device(t)
+		for name, cast := range casts {
+			for dt := range tolerances {
+				for _, wrong := range []float64{0, 2, 1.5, -1, 3, math.NaN(), math.Inf(1),
+					math.Inf(-1)} {
+					for _, computed := range []bool{false, true} {
+						m := &model{g: gorgonia.NewGraph()}
+						m.params = gorgonia.Nodes{m.variable("x", dt, 2, 3)}
+						y := m.variable("y", dt, 2)
+						set(y.Value().(*tensor.Dense), 0, 1)
+						set(y.Value().(*tensor.Dense), 1, wrong)
+						labels := y
+						if computed {
+							labels = must(gorgonia.Mul(y, constant(dt, 1)))
+						}
+						labels = must(gorgonia.Reshape(must(cast(labels)), tensor.Shape{2}))
+						loss := must(nn.CrossEntropy(nn.NoLabel, m.params[0], labels))
+						m.grad(t, loss)
+						v, err := vm.New(m.g, d)
+						if err != nil {
+							t.Fatal(err)
+						}
+						err = v.RunAll()
+						right := wrong == 0 || wrong == 2
+						_, says, _ := strings.Cut(fmt.Sprint(err), "label 1 is ")
+						switch good := right || computed && wrong == 1.5; {
+						case good || computed:
+							if err != nil || math.IsNaN(floats(t, loss.Value())[0]) == good {
+								t.Errorf("%s, %s, %v: %v: %v, %v", where, name, dt, wrong,
+									loss.Value(), err)
+							}
+						case !errors.Is(err, backend.ErrArgument) ||
+							!strings.HasPrefix(says, fmt.Sprint(wrong)):
+							t.Errorf("%s, %s, %v: %v: %v", where, name, dt, wrong, err)
+						}
+						if err := v.Close(); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestLengthsThatRunsChangePoison: of what is out of range in a state, only the host's memory can
 // be an error.
 func TestLengthsThatRunsChangePoison(t *testing.T) {

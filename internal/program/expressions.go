@@ -1,6 +1,8 @@
 package program
 
 import (
+	"math"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -8,6 +10,19 @@ import (
 // With is a function of x and a number.
 func With(b Builder, f fuse.Op, x Value, number float64) Value {
 	return b.Do(f, x, b.Number(number, x))
+}
+
+// Cast converts x to another type. As an integer of 32 or 64 bits NaN is the least one, which is in
+// no range of indices or labels, rather than 0.
+func Cast(b Builder, d backend.DType, x Value) Value {
+	y, least := b.Cast(d, x), math.MinInt64+0.0
+	if d == backend.I32 {
+		least = math.MinInt32
+	}
+	if !b.Of(x).DType.Float() || d != backend.I32 && d != backend.I64 {
+		return y
+	}
+	return b.Do(fuse.Where, b.Do(fuse.Equal, x, x), y, b.Number(least, y))
 }
 
 // Sum is the sum along axes, which stay with length 1.

@@ -172,8 +172,9 @@ func (s logicSpec) program(b program.Builder, x ...program.Value) program.Value 
 	return b.Do(s.Op, truth(b, x[0]), truth(b, x[1]))
 }
 
-// Cast converts x to another dtype. Floats become integers by truncation, and numbers other than 0
-// become true.
+// Cast converts x to another dtype. Floats become integers by truncation, NaN the least one (0 of
+// Uint8), and numbers other than 0 become true. In package vm a variable of floats that is cast to
+// labels must have whole numbers.
 //
 //	in   x  [d...]   Float32, Float64, Int, Int64, Int32, Bool or Uint8
 //	out  y  [d...]   of dtype to, one of these
@@ -212,7 +213,7 @@ func (s castSpec) program(b program.Builder, x ...program.Value) program.Value {
 	if s.To == tensor.Bool {
 		return b.Cast(backend.U8, truth(b, x[0]))
 	}
-	return b.Cast(dtypeOn(s.To), x[0])
+	return program.Cast(b, dtypeOn(s.To), x[0])
 }
 
 func (s castSpec) back(b program.Builder, _ int, x []program.Value, _, dy program.Value,

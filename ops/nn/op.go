@@ -294,6 +294,12 @@ func (o *Op) Labels() int {
 	return -1
 }
 
+// Casts reports whether the operation is [Cast].
+func (o *Op) Casts() bool {
+	_, ok := o.spec.(castSpec)
+	return ok
+}
+
 // CheckIndices reports labels, indices or lengths that are out of range. The integers are values of
 // operand i, all or some of them; which operand has labels is what [Op.Labels] says. It needs no
 // run. Other operands have nothing to check.

@@ -42,6 +42,7 @@ type Graph struct {
 	recurs   Recurs
 	changed  []*gorgonia.Node  // variables that runs change
 	whole    map[ir.ID]moments // of the batches of all ranks, by operand
+	casts    map[ir.ID]ir.ID   // what was cast, by the value that it has become
 	moves    int               // collectives of batch norms
 	problem  error             // why an operation cannot be read, although it has a type here
 	// rectifiers are comparisons with 0 that rectify what they compare.
@@ -58,8 +59,8 @@ type Opaque struct {
 	Room []*tensor.Dense // for operands that no nodes stand for, in place of Args
 }
 
-// Labels is a variable of labels, which an operation checks before each run: its program makes NaN
-// of those that are out of range.
+// Labels is a variable of labels, or of floats that are cast to labels, which an operation checks
+// before each run: its program makes NaN of those that are out of range.
 type Labels struct {
 	Op       *nn.Op
 	Variable *gorgonia.Node

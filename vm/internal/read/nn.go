@@ -18,11 +18,36 @@ func (b *builder) ours(o *nn.Op) ir.ID {
 		x = append(x, program.Value(b.random(mask.Random)))
 	}
 	if at := o.Labels(); at >= 0 {
-		if n, ok := b.given(b.args[at]); ok && n != nil {
+		if n, ok := b.given(b.uncast(b.args[at])); ok && n != nil {
 			b.Labels = append(b.Labels, Labels{o, n})
 		}
 	}
-	return ir.ID(o.Program(primitives{b}, x...))
+	y := ir.ID(o.Program(primitives{b}, x...))
+	if o.Casts() {
+		return b.cast(y)
+	}
+	return y
+}
+
+// cast notes that a value is the node's operand, cast.
+func (b *builder) cast(id ir.ID) ir.ID {
+	if b.casts == nil {
+		b.casts = map[ir.ID]ir.ID{}
+	}
+	b.casts[id] = b.args[0]
+	return id
+}
+
+// uncast returns what was cast and reshaped to a value.
+func (b *builder) uncast(id ir.ID) ir.ID {
+	of, ok := b.casts[id]
+	if v := b.of(id); v.Op == (ir.Reshape{}) {
+		of, ok = v.Args[0], true
+	}
+	if !ok || of == id {
+		return id
+	}
+	return b.uncast(of)
 }
 
 // local is an operation of package ops that may give part of its operand, from index start of an

@@ -33,7 +33,7 @@ var Types = map[string]Type{
 	"dtConvOp": {
 		Fields: []string{"inshape tensor.Shape", "from tensor.Dtype", "to tensor.Dtype"},
 		build: func(b *builder) ir.ID {
-			return b.add(ir.Cast{}, b.of(b.args[0]).Shape, b.dtype, b.args[0])
+			return b.cast(ir.ID(program.Cast(primitives{b}, b.dtype, program.Value(b.args[0]))))
 		},
 	},
 
