@@ -25,6 +25,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/elastic"
@@ -47,9 +48,9 @@ type elasticModel struct {
 	norm               *gorgonia.BatchNormOp // nil without
 	random             *nn.Random
 	machine            *vm.Machine
-	solver             autograd.Solver
-	wraps              func(autograd.Solver) autograd.Solver // that of NewElastic; nil: does not
-	said               string                                // by the machine
+	solver             solver.Solver
+	wraps              func(solver.Solver) solver.Solver // that of NewElastic; nil: does not
+	said               string                            // by the machine
 }
 
 func newElasticModel(in, hidden int, way elasticWay) (*elasticModel, error) {
@@ -142,7 +143,7 @@ type elasticRun struct {
 	way      elasticWay
 	job      func(id elastic.ID, job *session.Elastic) autograd.Job
 	after    func(id elastic.ID, m *elasticModel, e *autograd.Elastic) error // each step
-	solves   func(id elastic.ID, s autograd.Solver) autograd.Solver          // nil: s does
+	solves   func(id elastic.ID, s solver.Solver) solver.Solver              // nil: s does
 	ends     func(id elastic.ID, e *autograd.Elastic)
 	backends func(id elastic.ID) []backend.Backend
 	unfit    elastic.ID // it ends alone; 0 is none
@@ -192,8 +193,8 @@ func (j *guardedJob) Next(ctx context.Context, leave func(elastic.View) error) (
 // begin makes the machine of a model, and takes part in the job.
 func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 	micros int) (e *autograd.Elastic, err error) {
-	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
-	if m.solver = solver; w.guarded {
+	adam, limit := &solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
+	if m.solver = adam; w.guarded {
 		d, err := fakedevice.New(host.Device{})
 		if err != nil {
 			return nil, err
@@ -206,7 +207,7 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 		job = &guardedJob{job, d}
 	}
 	if w.planned {
-		options := []vm.Option{vm.WithSolver(solver, m.weights...), vm.ClipNorm(limit),
+		options := []vm.Option{vm.WithSolver(adam, m.weights...), vm.ClipNorm(limit),
 			vm.WithElastic(t.Context(), job, micros), vm.Notice(func(text string) {
 				m.said += text
 				if strings.Contains(text, "no run has changed") { // although each run does
@@ -230,7 +231,7 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 		return nil, err
 	}
 	if m.wraps != nil {
-		m.solver = m.wraps(solver)
+		m.solver = m.wraps(adam)
 	}
 	if e, err = autograd.NewElastic(t.Context(), job, m.weights, m.solver, micros); err == nil {
 		e.ClipNorm = limit
@@ -286,7 +287,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 		return "", err
 	}
 	if r.solves != nil {
-		m.wraps = func(s autograd.Solver) autograd.Solver { return r.solves(id, s) }
+		m.wraps = func(s solver.Solver) solver.Solver { return r.solves(id, s) }
 	}
 	job := r.join(id, first)
 	e, err := r.way.begin(r.t, m, r.job(id, job), r.micros)
@@ -414,7 +415,7 @@ func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithTree(elasticMicros), vm.ClipNorm(0.5),
-		vm.WithSolver(&autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, m.weights...))
+		vm.WithSolver(&solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, m.weights...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -714,17 +715,17 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	solver := vm.WithSolver(&autograd.SGD{Rate: 1}, m.weights...)
+	option := vm.WithSolver(&solver.SGD{Rate: 1}, m.weights...)
 	job := &closed{}
 	for want, options := range map[string][]vm.Option{
-		"WithDataParallel": {solver, vm.WithDataParallel(autograd.Solo())},
-		"or WithTree":      {solver, vm.WithTree(4)},
+		"WithDataParallel": {option, vm.WithDataParallel(autograd.Solo())},
+		"or WithTree":      {option, vm.WithTree(4)},
 		"WithSolver, too":  {},
-		"takes its shards": {solver, vm.WithShards(vm.SolverState)},
-		"WithElastic says": {solver, vm.Accumulate(2)},
-		"0 micro-batches":  {solver, vm.WithElastic(t.Context(), job, 0)},
-		"elsewhere":        {solver, vm.Keep()},
-		"nobody lets it":   {solver},
+		"takes its shards": {option, vm.WithShards(vm.SolverState)},
+		"WithElastic says": {option, vm.Accumulate(2)},
+		"0 micro-batches":  {option, vm.WithElastic(t.Context(), job, 0)},
+		"elsewhere":        {option, vm.Keep()},
+		"nobody lets it":   {option},
 	} {
 		var device backend.Device
 		if want == "elsewhere" {
@@ -1069,7 +1070,7 @@ func TestARankThatCannotConnectAgainEndsAlone(t *testing.T) {
 }
 
 // stateless is a solver whose state is lost.
-type stateless struct{ autograd.Solver }
+type stateless struct{ solver.Solver }
 
 func (stateless) State() (map[string]backend.Buffer, error) { return nil, errKilled }
 
@@ -1087,7 +1088,7 @@ func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
 				}
 				return job
 			}
-			r.solves = func(id elastic.ID, s autograd.Solver) autograd.Solver {
+			r.solves = func(id elastic.ID, s solver.Solver) solver.Solver {
 				if id == 1 {
 					return stateless{s}
 				}
@@ -1217,7 +1218,7 @@ func trainsElastic() error {
 	if err != nil {
 		return err
 	}
-	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.AdamW{Rate: 0.01},
+	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(&solver.AdamW{Rate: 0.01},
 		m.weights...), vm.WithElastic(context.Background(), job, elasticMicros))
 	if err != nil {
 		return err
@@ -1543,9 +1544,9 @@ func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio fl
 // plain makes the machine of a model, and what does a step of a training that is not elastic.
 func (m *elasticModel) plain(way elasticWay, comm backend.Communicator) (step func(n int,
 	run func(i int) error) error, end func() error, err error) {
-	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
+	adam, limit := &solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
 	if way.planned {
-		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.weights...),
+		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(adam, m.weights...),
 			vm.ClipNorm(limit), vm.WithDataParallel(comm), vm.WithTree(elasticMicros))
 		return func(n int, run func(i int) error) error {
 			for i := range n {
@@ -1571,8 +1572,8 @@ func (m *elasticModel) plain(way elasticWay, comm backend.Communicator) (step fu
 		if err != nil {
 			return err
 		}
-		_, err = autograd.ClipNorm(grads, limit)
-		return errors.Join(err, solver.Step(grads))
+		_, err = solver.ClipNorm(grads, limit)
+		return errors.Join(err, adam.Step(grads))
 	}, func() error { return errors.Join(dp.Close(), m.machine.Close()) }, nil
 }
 
@@ -1598,7 +1599,7 @@ func TestARankThatFailsAfterEachStepIsLeftOut(t *testing.T) {
 
 // failing is a solver of which a step fails once it has changed parameters.
 type failing struct {
-	autograd.Solver
+	solver.Solver
 	begun int
 	fails func(step int) error
 }
@@ -1623,7 +1624,7 @@ func TestAnErrorOfTheSolverIsFinalWhateverItIs(t *testing.T) {
 						return &lossy{job, func(n int) bool { return id == 2 && n == call }, true,
 							0, false}
 					}
-					r.solves = func(id elastic.ID, s autograd.Solver) autograd.Solver {
+					r.solves = func(id elastic.ID, s solver.Solver) solver.Solver {
 						f := &failing{Solver: s, fails: func(step int) error {
 							if step == bad && (both || id == 2) {
 								return &backend.Error{Peer: -1, Cause: errKilled}

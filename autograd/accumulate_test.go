@@ -13,6 +13,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -381,7 +382,7 @@ func TestAForgottenParameterIsReported(t *testing.T) {
 				if err := vm.RunAll(); err != nil {
 					return err
 				}
-				if err := d.Step(&SGD{Rate: 0.1}); err != nil {
+				if err := d.Step(&solver.SGD{Rate: 0.1}); err != nil {
 					return err
 				}
 				vm.Reset()
@@ -437,15 +438,15 @@ func TestFoundAdamWOfGorgoniaIsRefusedInWords(t *testing.T) {
 		}
 		err := l.d.Step(l.solver)
 		if !errors.Is(err, backend.ErrUnsupported) ||
-			!strings.Contains(err.Error(), "use autograd.AdamW") {
+			!strings.Contains(err.Error(), "use solver.AdamW") {
 			return fmt.Errorf("the error is %v", err)
 		}
-		if err := l.d.Step(&AdamW{Rate: 0.1}); err != nil { // nothing was lost
+		if err := l.d.Step(&solver.AdamW{Rate: 0.1}); err != nil { // nothing was lost
 			return err
 		}
 		err = l.d.Save(filepath.Join(l.TempDir(), "checkpoint"), l.solver, nil)
 		if !errors.Is(err, backend.ErrUnsupported) ||
-			!strings.Contains(err.Error(), "use autograd.AdamW") {
+			!strings.Contains(err.Error(), "use solver.AdamW") {
 			return fmt.Errorf("the error of Save is %v", err)
 		}
 		return l.d.Check()

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -718,7 +719,7 @@ func TestCompressionIsClosed(t *testing.T) {
 				if differ && r.comm.Rank() == 1 {
 					opts = append(opts, WithSum())
 				}
-				err := r.teach(&SGD{}, func(*lesson) error { return nil }, opts...)
+				err := r.teach(&solver.SGD{}, func(*lesson) error { return nil }, opts...)
 				if errors.Is(err, backend.ErrMismatch) != differ || closed != 1 {
 					return fmt.Errorf("closed %d times, the error is %w", closed, err)
 				}

@@ -33,8 +33,8 @@ import (
 //
 // Errors, on all ranks: a NaN or an infinity in what is written, by the rule of
 // [DataParallel.CheckFinite]; a solver whose state cannot be read (of Gorgonia's solvers, only
-// VanillaSolver has no state: use a [Solver] of this package); [ErrLocked] if another job saves to
-// dir; ErrArgument for parameters without a name, or with the same name as another (see
+// VanillaSolver has no state: use a [solver.Solver] of this package); [ErrLocked] if another job
+// saves to dir; ErrArgument for parameters without a name, or with the same name as another (see
 // [SaveWeights]), and while a step is in progress, from the first hook, the start of Accumulate, or
 // the first run of a step of package vm, to the step's end; ErrMismatch if ranks have trained
 // without a Sync; those of the file system and of the communicator.
@@ -74,8 +74,8 @@ func (d *DataParallel) Save(
 // Errors, on all ranks: fs.ErrNotExist if dir has no checkpoint, so that a program can begin
 // training; a checkpoint that is damaged or does not fit, or ErrArgument while a step is in
 // progress: nothing has then changed on any rank; those of the communicator. If a rank fails later
-// (a device is lost, or a [Stateful] that is not a [Checker] refuses its state), ranks may differ,
-// so that error ends d like an error of Sync.
+// (a device is lost, or a [solver.Stateful] that is not a [solver.Checker] refuses its state),
+// ranks may differ, so that error ends d like an error of Sync.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
 	opts ...LoadOption) error {
 	if d.elastic {

@@ -13,9 +13,9 @@ import (
 	"testing"
 
 	"gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -142,7 +142,7 @@ func sameBits(a, b [][]float32) error {
 	return nil
 }
 
-func heavyBall() gorgonia.Solver { return &Momentum{Rate: 0.05, Momentum: 0.9} }
+func heavyBall() gorgonia.Solver { return &solver.Momentum{Rate: 0.05, Momentum: 0.9} }
 
 // compressions are what gradients may travel through.
 var compressions = map[string][]Option{
@@ -154,44 +154,6 @@ var compressions = map[string][]Option{
 	"threshold": {WithCompression(sparse.Wrap(sparse.Threshold(0.002),
 		sparse.WithValues(backend.F16)))},
 	"partial": {WithPartial()},
-}
-
-func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
-	w, dw := []float32{1, 2, 3}, []float32{0.5, -0.25, 8}
-	s := &Momentum{Rate: 0.1, Momentum: 0.9}
-	v, want := make([]float32, 3), slices.Clone(w)
-	for range 5 {
-		grad := slices.Clone(dw)
-		if err := s.Step([]gorgonia.ValueGrad{pair{w, grad}}); err != nil {
-			t.Fatal(err)
-		}
-		for i, g := range dw {
-			v[i] = float32(float32(0.9)*v[i]) - float32(float32(0.1)*g)
-			want[i] += v[i]
-		}
-		if err := sameBits([][]float32{w, grad},
-			[][]float32{want, make([]float32, 3)}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, p := range map[string]pair{"parameter 0 is 2 f32, its state is of 3": {w[:2], dw[:2]},
-		"with a gradient of 2": {w, dw[:2]}} {
-		if err := s.Step([]gorgonia.ValueGrad{p}); err == nil ||
-			!strings.Contains(err.Error(), name) {
-			t.Errorf("the error is %v, want %q", err, name)
-		}
-	}
-}
-
-// pair is a parameter with its gradient.
-type pair struct{ w, dw []float32 }
-
-func (p pair) Value() gorgonia.Value {
-	return tensor.New(tensor.WithShape(len(p.w)), tensor.WithBacking(p.w))
-}
-
-func (p pair) Grad() (gorgonia.Value, error) {
-	return tensor.New(tensor.WithShape(len(p.dw)), tensor.WithBacking(p.dw)), nil
 }
 
 func TestCompressionActsOnTheTrainingPath(t *testing.T) {
@@ -428,10 +390,10 @@ func TestSolversWithHiddenStateAreNotSaved(t *testing.T) {
 			!strings.Contains(err.Error(), "*gorgonia.AdamSolver cannot be read") {
 			return fmt.Errorf("the error is %v", err)
 		}
-		for _, solver := range []gorgonia.Solver{&SGD{Rate: 0.1}, &SGD{},
+		for _, by := range []gorgonia.Solver{&solver.SGD{Rate: 0.1}, &solver.SGD{},
 			gorgonia.NewVanillaSolver(), heavyBall()} {
-			if err := errors.Join(l.d.Save(dir, solver, nil),
-				l.d.Load(dir, solver, nil)); err != nil {
+			if err := errors.Join(l.d.Save(dir, by, nil),
+				l.d.Load(dir, by, nil)); err != nil {
 				return err
 			}
 		}
@@ -439,19 +401,21 @@ func TestSolversWithHiddenStateAreNotSaved(t *testing.T) {
 	})
 }
 
-// A program could give an SGD by value when its checkpoint was written.
+// Checkpoints name solvers as of package autograd, where an SGD could be a value.
 func TestSolversOfOlderCheckpointsFitThoseOfToday(t *testing.T) {
-	groups := Kind(&SGD{}) + " of 2 parameters, " + Kind(&Adam{}) + " of 1 parameters"
+	sgd, adam := solver.Kind(&solver.SGD{}), solver.Kind(&solver.Adam{})
 	for written, today := range map[string]string{
-		"autograd.SGD":  Kind(&SGD{}),
-		"*autograd.SGD": Kind(&SGD{}),
-		"groups: autograd.SGD of 2 parameters, *autograd.Adam of 1 parameters": "groups: " + groups,
+		"autograd.SGD":  sgd,
+		"*autograd.SGD": sgd,
+		inFile(adam):    adam,
+		"groups: autograd.SGD of 2 parameters, *autograd.Adam of 1 parameters": "groups: " + sgd +
+			" of 2 parameters, " + adam + " of 1 parameters",
 	} {
 		if err := (record{Solver: written}).fits(record{Solver: today}); err != nil {
 			t.Errorf("%s: %v", written, err)
 		}
 	}
-	if err := (record{Solver: "autograd.SGD"}).fits(record{Solver: Kind(&Adam{})}); err == nil {
+	if err := (record{Solver: "autograd.SGD"}).fits(record{Solver: adam}); err == nil {
 		t.Error("the state of an SGD is taken for that of an Adam")
 	}
 }
@@ -599,7 +563,7 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 		"no compression": {"topk", "plain", nothing, same, nil},
 		"other buckets":  {"topk", "topk", nothing, same, []Option{WithBuckets(5000, 5000)}},
 		"another solver": {"topk", "topk", nothing,
-			func() gorgonia.Solver { return &SGD{Rate: 0.1} }, nil},
+			func() gorgonia.Solver { return &solver.SGD{Rate: 0.1} }, nil},
 		"other progress": {"plain", "plain",
 			rename(checkpoint.RecordName, `"loss": 7`, `"loss": {}`), same, nil},
 		"rank 1 lacks a residual": {"topk", "topk",
@@ -677,11 +641,12 @@ func (s stubborn) SetState(map[string]backend.Buffer) error {
 // What fails on one rank after others have changed ends training on all.
 func TestLoadThatFailsHalfwayEndsAllRanks(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
-	teach(t, 2, func() gorgonia.Solver { return stubborn{&SGD{}, false} }, func(l *lesson) error {
+	sgd := func() gorgonia.Solver { return stubborn{&solver.SGD{}, false} }
+	teach(t, 2, sgd, func(l *lesson) error {
 		if err := l.d.Save(dir, l.solver, nil); err != nil {
 			return err
 		}
-		err := l.d.Load(dir, stubborn{&SGD{}, l.comm.Rank() == 1}, nil)
+		err := l.d.Load(dir, stubborn{&solver.SGD{}, l.comm.Rank() == 1}, nil)
 		if err == nil || !strings.Contains(err.Error(), "ranks may differ") ||
 			!strings.Contains(err.Error(), "rank 1 cannot go on: no") {
 			return fmt.Errorf("the error is %v", err)
@@ -751,30 +716,6 @@ func TestTensorsComeBackAsTheyWere(t *testing.T) {
 		if g := got[name]; !slices.Equal(g.Shape, w.Shape) || g.Data.DType() != w.Data.DType() ||
 			!bytes.Equal(g.Data.Bytes(), w.Data.Bytes()) {
 			t.Errorf("%s came back as %v %v", name, g.Shape, g.Data.DType())
-		}
-	}
-}
-
-// Step may leave parameters out, as of layers that do not learn.
-func TestVelocitiesAreOfSomeParameters(t *testing.T) {
-	of := func(n int) backend.Buffer { return backend.Of(make([]float32, n)) }
-	state := func(lengths ...int) map[string]backend.Buffer {
-		all := map[string]backend.Buffer{}
-		for i, n := range lengths {
-			all[fmt.Sprint(velocityOf, i)] = of(n)
-		}
-		return all
-	}
-	params := []backend.Buffer{of(3), of(4), of(3), of(5)}
-	for _, good := range [][]int{{}, {3, 4, 3, 5}, {4, 3}, {3, 5}, {5}} {
-		if err := new(Momentum).CheckState(state(good...), params); err != nil {
-			t.Errorf("%v: %v", good, err)
-		}
-	}
-	for _, bad := range [][]int{{6}, {5, 3}, {3, 4, 3, 5, 5}, {4, 4}} {
-		if err := new(Momentum).CheckState(state(bad...), params); !errors.Is(
-			err, backend.ErrArgument) {
-			t.Errorf("%v: the error is %v, want ErrArgument", bad, err)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -20,10 +21,10 @@ import (
 
 // fitWithMomentum is fit with a solver that has state, and gives back its memory.
 func fitWithMomentum(r rank, opts ...Option) (values [][]byte, err error) {
-	solver := &Momentum{Rate: 0.1, Momentum: 0.9}
+	momentum := &solver.Momentum{Rate: 0.1, Momentum: 0.9}
 	// Buckets of one parameter are the same wherever parameters are.
-	values, err = fit(r, true, solver, append([]Option{WithBuckets(1, 1)}, opts...)...)
-	return values, errors.Join(err, solver.Close())
+	values, err = fit(r, true, momentum, append([]Option{WithBuckets(1, 1)}, opts...)...)
+	return values, errors.Join(err, momentum.Close())
 }
 
 // Training whose ranks communicate on a device, with momentum and with compressed gradients, ends
@@ -91,7 +92,7 @@ func TestStagedGradientsTravelCompressed(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				_, err = m.fit(r, d, true, &SGD{Rate: 0.1})
+				_, err = m.fit(r, d, true, &solver.SGD{Rate: 0.1})
 				if err == nil {
 					err = check(d.Comm())
 				}

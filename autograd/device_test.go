@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -152,7 +153,7 @@ func TestTrainingStaged(t *testing.T) {
 		testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 			allOn(t, k, size, func(r rank) error {
 				for i, s := range settings {
-					got, err := fit(r, s.hooks, &SGD{Rate: 0.1}, s.opts...)
+					got, err := fit(r, s.hooks, &solver.SGD{Rate: 0.1}, s.opts...)
 					if err != nil {
 						return err
 					}

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -93,7 +94,7 @@ func TestTiedWeightsAreOneNode(t *testing.T) {
 		if err := errors.Join(err, err2); err != nil {
 			return err
 		}
-		err = errors.Join(vm.RunAll(), d.Step(&Adam{Rate: 0.1}))
+		err = errors.Join(vm.RunAll(), d.Step(&solver.Adam{Rate: 0.1}))
 		if got := w.Value().Data().([]float64)[0]; math.Abs(got-0.9) > 1e-7 {
 			err = errors.Join(err, fmt.Errorf("Adam moves from 1 to %v", got))
 		}

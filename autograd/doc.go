@@ -15,20 +15,20 @@
 //	+	defer dp.Close()
 //	 	gorgonia.Grad(m.loss, m.learnables()...)
 //	 	vm := gorgonia.NewTapeMachine(m.graph)
-//	 	solver := &autograd.Adam{Rate: 0.001} // or a solver of Gorgonia
+//	 	adam := &solver.Adam{Rate: 0.001} // or a solver of Gorgonia
 //	 	for epoch := range epochs {
 //	-		for _, samples := range batches(epoch) {
 //	+		for _, samples := range sampler.Epoch(epoch) {
 //	 			autograd.Rows(m.x, images, samples)
 //	 			autograd.Rows(m.y, labels, samples)
 //	 			vm.RunAll()
-//	-			solver.Step(gorgonia.NodesToValueGrads(m.learnables()))
+//	-			adam.Step(gorgonia.NodesToValueGrads(m.learnables()))
 //	+			grads, err := dp.Sync()
-//	+			solver.Step(grads)            // or both at once: dp.Step(solver)
+//	+			adam.Step(grads)              // or both at once: dp.Step(adam)
 //	 			vm.Reset()
 //	 		}
 //	+		err = autograd.Mean(comm, &loss)      // of all ranks, to be printed by rank 0
-//	+		err = dp.Save(dir, solver, progress{Epoch: epoch + 1})
+//	+		err = dp.Save(dir, adam, progress{Epoch: epoch + 1})
 //	 	}
 //
 // Each of these calls returns an error, which the example ignores. Every rank makes the same
@@ -90,12 +90,10 @@
 //
 // # Solvers
 //
-// [SGD], [Momentum], [Nesterov], [RMSProp], [Adam] and [AdamW] work on tensors of the host and in
-// machines of package vm, with the same bits, and checkpoints contain their state. [Groups] gives
-// each group of parameters its own solver. [Custom] is your own solver, written as the update of
-// one element. A [Schedule] gives the rate of each step, and [ClipNorm] bounds the gradients. All
-// solvers of Gorgonia v0.9.18 work on the host, except AdamW, which does not change the parameters.
-// Of them, checkpoints support only VanillaSolver.
+// The solvers of package solver work on tensors of the host and in machines of package vm, with the
+// same bits, and checkpoints contain their state. All solvers of Gorgonia v0.9.18 work on the host,
+// except AdamW, which does not change the parameters. Of them, checkpoints support only
+// VanillaSolver.
 //
 // # Micro-batches, evaluation, decisions
 //
@@ -156,12 +154,12 @@
 // # Checkpoints
 //
 // [DataParallel.Save] and Load keep everything that training depends on: the model, the residuals
-// of a compression, and the state of solvers that are [Stateful]. Training resumes with the same
-// bits in a program with the same options, also on another number of ranks unless ranks have state
-// of their own. Each checkpoint is a directory in the one that Save is given, and Load takes the
-// newest that is whole; docs/checkpoints.md describes them. Call both between steps: after Sync,
-// and before the next RunAll. Where ranks have parts of the parameters ([WithParts]), a checkpoint
-// has whole parameters.
+// of a compression, and the state of solvers that are [solver.Stateful]. Training resumes with the
+// same bits in a program with the same options, also on another number of ranks unless ranks have
+// state of their own. Each checkpoint is a directory in the one that Save is given, and Load takes
+// the newest that is whole; docs/checkpoints.md describes them. Call both between steps: after
+// Sync, and before the next RunAll. Where ranks have parts of the parameters ([WithParts]), a
+// checkpoint has whole parameters.
 //
 // [DataParallel.SaveAsync] writes behind the training. Tensors have the names of the graph's nodes:
 // [SaveWeights] and [LoadWeights] write and read a model alone, and [WeightsOnly] makes Load take

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -54,7 +55,7 @@ type Elastic struct {
 
 	ctx    context.Context
 	job    Job
-	solver Solver
+	solver solver.Solver
 	micros int // of a step
 	steps  Steps
 
@@ -94,7 +95,7 @@ var ErrFinished = elastic.ErrFinished
 //
 //	job, err := euryale.JoinElastic(ctx)
 //	...                                    // the graph, for one micro-batch
-//	e, err := autograd.NewElastic(ctx, job, learnables, &autograd.AdamW{Rate: 1e-3}, 8)
+//	e, err := autograd.NewElastic(ctx, job, learnables, &solver.AdamW{Rate: 1e-3}, 8)
 //	for e.Next() < steps {
 //		loss, err := e.Step(func(micro int) (float64, error) {
 //			feed(e.Next(), micro)  // micro-batch of the step
@@ -112,7 +113,7 @@ var ErrFinished = elastic.ErrFinished
 // given up on this process, too few are alive, or none alive has the parameters; ErrUnsupported for
 // graphs with batch norms, whose moving averages a run changes before the step is applied: use
 // vm.WithElastic; those of [New].
-func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,
+func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver solver.Solver, n int,
 	opts ...Option) (*Elastic, error) {
 	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "params", params,
 		"solver", solver, "opts", opts); err != nil {
@@ -124,7 +125,7 @@ func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solv
 
 // NewElasticBy is [NewElastic] for a caller that computes and applies gradients itself: a machine
 // of package vm.
-func NewElasticBy(ctx context.Context, job Job, solver Solver, n int, steps Steps) (*Elastic,
+func NewElasticBy(ctx context.Context, job Job, solver solver.Solver, n int, steps Steps) (*Elastic,
 	error) {
 	if err := backend.Given("autograd.NewElasticBy", "ctx", ctx, "job", job, "solver", solver,
 		"steps", steps); err != nil {

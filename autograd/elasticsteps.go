@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -27,7 +28,7 @@ type Steps interface {
 // ownSteps are the Steps of NewElastic, with a DataParallel and a solver's Step.
 type ownSteps struct {
 	params gorgonia.Nodes
-	solver Solver
+	solver solver.Solver
 	opts   []Option
 	dp     *DataParallel
 	grads  []gorgonia.ValueGrad
@@ -61,7 +62,7 @@ func (s *ownSteps) Reduce(n int, run func(i int) error) (err error) {
 // Apply implements [Steps].
 func (s *ownSteps) Apply(clip float64) error {
 	if clip != 0 {
-		if _, err := ClipNorm(s.grads, clip); err != nil {
+		if _, err := solver.ClipNorm(s.grads, clip); err != nil {
 			return err
 		}
 	}

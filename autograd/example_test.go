@@ -15,8 +15,8 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // regression is a line through samples: its loss is the mean of (w*x + b - y)^2.
@@ -103,10 +103,10 @@ func train(comm backend.Communicator, build sync.Locker, dir string, epochs int)
 	}
 	defer m.machine.Close()
 
-	solver := &autograd.Adam{}
-	rate := autograd.Warmup(10, autograd.Cosine(0.2, 0, 40*sampler.Steps()))
+	adam := &solver.Adam{}
+	rate := solver.Warmup(10, solver.Cosine(0.2, 0, 40*sampler.Steps()))
 	var at progress
-	err = dp.Load(dir, solver, &at)
+	err = dp.Load(dir, adam, &at)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // training begins
 		return err
 	}
@@ -125,14 +125,14 @@ func train(comm backend.Communicator, build sync.Locker, dir string, epochs int)
 				return errors.Join(dp.Err(), err)
 			}
 			loss += m.loss.Value().Data().(float64) / float64(sampler.Steps())
-			solver.SetRate(rate(at.Epoch*sampler.Steps() + i))
-			if err := dp.Step(solver); err != nil {
+			adam.SetRate(rate(at.Epoch*sampler.Steps() + i))
+			if err := dp.Step(adam); err != nil {
 				return err
 			}
 			m.machine.Reset()
 		}
 	}
-	if err := errors.Join(autograd.Mean(comm, &loss), dp.Save(dir, solver, at),
+	if err := errors.Join(autograd.Mean(comm, &loss), dp.Save(dir, adam, at),
 		dp.Check()); err != nil {
 		return err
 	}
@@ -164,48 +164,4 @@ func Example() {
 	// epoch 20: loss 0.001, w and b are [2.96] and [-1.00]
 	// goes on after epoch 20 on 4 ranks
 	// epoch 40: loss 0.000, w and b are [3.00] and [-1.00]
-}
-
-// newLion returns the solver of Chen et al., "Symbolic Discovery of Optimization Algorithms"
-// (arXiv:2302.06675), Algorithm 2.
-func newLion(rate, beta1, beta2, weightDecay float64) autograd.Solver {
-	update := func(u *autograd.Update) {
-		mean := func(beta float64) fuse.Value {
-			return u.Do(fuse.Add, u.With(fuse.Mul, u.Kept(0), beta),
-				u.With(fuse.Mul, u.Gradient(), 1-beta))
-		}
-		w := u.With(fuse.Mul, u.Param(), 1-u.Rate()*weightDecay)
-		step := u.With(fuse.Mul, u.Do(fuse.Sign, mean(beta1)), u.Rate())
-		u.SetParam(u.Do(fuse.Sub, w, step))
-		u.SetKept(0, mean(beta2))
-	}
-	return &autograd.Custom{Name: "lion", Rate: rate, Keep: []string{"m"}, Update: update}
-}
-
-// Lion is a solver that this package does not have. It is written as the update of one element,
-// which Step and machines of package vm compute.
-func ExampleCustom() {
-	g := gorgonia.NewGraph()
-	w := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"),
-		gorgonia.WithValue(tensor.New(tensor.WithBacking([]float64{1, -2}))))
-	loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Square(w))))
-	if _, err := gorgonia.Grad(loss, w); err != nil {
-		log.Fatal(err)
-	}
-	machine, solver := gorgonia.NewTapeMachine(g), newLion(0.25, 0.9, 0.99, 0)
-	defer machine.Close()
-	for range 3 {
-		if err := machine.RunAll(); err != nil {
-			log.Fatal(err)
-		}
-		if err := solver.Step([]gorgonia.ValueGrad{w}); err != nil {
-			log.Fatal(err)
-		}
-		machine.Reset()
-		fmt.Println(w.Value().Data())
-	}
-	// Output:
-	// [0.75 -1.75]
-	// [0.5 -1.5]
-	// [0.25 -1.25]
 }

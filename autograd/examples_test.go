@@ -14,59 +14,9 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 )
-
-// parameter is one that needs no graph, and its gradient.
-type parameter struct{ value, gradient *tensor.Dense }
-
-func (p parameter) Value() gorgonia.Value         { return p.value }
-func (p parameter) Grad() (gorgonia.Value, error) { return p.gradient, nil }
-
-func newParameter(value, gradient []float64) parameter {
-	return parameter{tensor.New(tensor.WithBacking(value)),
-		tensor.New(tensor.WithBacking(gradient))}
-}
-
-// The first step of Adam has the length of its rate, whatever the gradient.
-func ExampleAdam() {
-	solver := &autograd.Adam{Rate: 0.25}
-	p := newParameter([]float64{1, 1, 1}, []float64{0.001, -5, 1000})
-	if err := solver.Step([]gorgonia.ValueGrad{p}); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Printf("%.3f\n", p.value.Data())
-	// Output: [0.750 1.250 0.750]
-}
-
-// AdamW makes weights smaller in each step, also where the gradient is zero.
-func ExampleAdamW() {
-	solver := &autograd.AdamW{Rate: 0.5, WeightDecay: 0.1}
-	p := newParameter([]float64{2, -4}, []float64{0, 0})
-	if err := solver.Step([]gorgonia.ValueGrad{p}); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(p.value.Data())
-	// Output: [1.9 -3.8]
-}
-
-func ExampleSchedule() {
-	rate := autograd.Warmup(4, autograd.Cosine(0.4, 0, 4))
-	for step := range 9 {
-		fmt.Printf("%.2f ", rate(step))
-	}
-	// Output: 0.10 0.20 0.30 0.40 0.40 0.34 0.20 0.06 0.00
-}
-
-func ExampleClipNorm() {
-	p := newParameter([]float64{0, 0}, []float64{30, 40})
-	norm, err := autograd.ClipNorm([]gorgonia.ValueGrad{p}, 5)
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Printf("the norm was %v, the gradient is now %.1f\n", norm, p.gradient.Data())
-	// Output: the norm was 50, the gradient is now [3.0 4.0]
-}
 
 func ExampleRows() {
 	images := tensor.New(tensor.WithShape(4, 2),
@@ -80,35 +30,6 @@ func ExampleRows() {
 	// Output:
 	// [30 31 10 11 0 0]
 	// autograd: rows: bad argument: row 0 of the batch is number 4: there are 4, from 0
-}
-
-// Weights decay and biases do not: two groups with a solver each, whose steps and states are one.
-func ExampleNewGroups() {
-	g := gorgonia.NewGraph()
-	variable := func(name string) *gorgonia.Node {
-		return gorgonia.NewVector(g, gorgonia.Float64, gorgonia.WithShape(2),
-			gorgonia.WithName(name), gorgonia.WithInit(gorgonia.Ones()))
-	}
-	w, b := variable("w"), variable("b")
-	loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Add(w, b))))
-	if _, err := gorgonia.Grad(loss, w, b); err != nil {
-		fmt.Println(err)
-		return
-	}
-	solver, err := autograd.NewGroups(gorgonia.Nodes{w, b},
-		autograd.Group{Solver: &autograd.SGD{Rate: 0.5, WeightDecay: 0.5},
-			Params: gorgonia.Nodes{w}},
-		autograd.Group{Solver: &autograd.SGD{Rate: 0.25}, Params: gorgonia.Nodes{b}})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	vm := gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(w, b))
-	defer vm.Close()
-	err = errors.Join(vm.RunAll(), solver.Step(gorgonia.NodesToValueGrads(solver.Params())))
-	fmt.Println(w.Value().Data(), b.Value().Data(), err)
-	// Output:
-	// [0.25 0.25] [0.75 0.75] <nil>
 }
 
 // Two ranks share batches of four of ten samples: the same shuffle on both, another half on each.
@@ -284,11 +205,11 @@ func ExampleDataParallel_Save() {
 	}
 	with(2, func(_ backend.Communicator, dp *autograd.DataParallel, w *gorgonia.Node) error {
 		copy(w.Value().Data().([]float64), []float64{3, 4}) // as training does
-		return dp.Save(checkpoint, &autograd.Adam{}, progress{Epoch: 7})
+		return dp.Save(checkpoint, &solver.Adam{}, progress{Epoch: 7})
 	})
 	with(3, func(comm backend.Communicator, dp *autograd.DataParallel, w *gorgonia.Node) error {
 		var at progress
-		err := dp.Load(checkpoint, &autograd.Adam{}, &at)
+		err := dp.Load(checkpoint, &solver.Adam{}, &at)
 		if comm.Rank() == 2 {
 			fmt.Println("epoch", at.Epoch, w.Value().Data())
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
@@ -19,9 +20,9 @@ type Buckets struct {
 	slots [][]backend.Buffer // by parameter, one for each sum that is sent
 	// brings the model, or what this rank has of it, to where its values are; nil if it always is
 	pull func(whole bool) error
-	copy copying // nil where copies are made on the host
-	by   *Fusion // of the solver whose state copy copies
-	half bool    // see Halve
+	copy copying        // nil where copies are made on the host
+	by   *solver.Fusion // of the solver whose state copy copies
+	half bool           // see Halve
 	undeclared
 }
 
@@ -73,7 +74,7 @@ func (x *Buckets) Pulls(pull func(whole bool) error) { x.pull = pull }
 
 // Trains says which solver the machine applies the gradients by: Save and Load refuse another one,
 // which has no state.
-func (x *Buckets) Trains(by Solver) { x.d.solver = by }
+func (x *Buckets) Trains(by solver.Solver) { x.d.solver = by }
 
 type copying = func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
 
@@ -81,7 +82,7 @@ type copying = func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, er
 // for them, for [DataParallel.SaveAsync]. start starts copies on a device of what is newer there
 // than in host memory, and copies other memory at once. The function that it returns brings the
 // copies to the host, in the same order; another goroutine may call it, once.
-func (x *Buckets) Copies(by *Fusion, start copying) { x.by, x.copy = by, start }
+func (x *Buckets) Copies(by *solver.Fusion, start copying) { x.by, x.copy = by, start }
 
 // Copied waits until a SaveAsync has fetched its copies: the machine may free its memory.
 func (x *Buckets) Copied() {

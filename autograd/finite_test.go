@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
@@ -28,7 +29,7 @@ type spoiled struct {
 }
 
 // spoilState sets the last element of a state that was read by name.
-func spoilState(of Stateful, name string, x float32) error {
+func spoilState(of solver.Stateful, name string, x float32) error {
 	all, err := of.State()
 	for key, b := range all {
 		if strings.HasPrefix(key, name) && b.DType() == backend.F32 && err == nil {
@@ -51,7 +52,7 @@ func spoiledOnes() []spoiled {
 		{"a parameter is NaN", nil, set(1, 2, nan), `element [0 2] of "b1" is NaN`},
 		{"a parameter is infinite", nil, set(0, 0, inf), "is -Inf"},
 		{"what the solver keeps", nil, func(l *lesson) error {
-			return spoilState(l.solver.(Stateful), "adam.v", nan)
+			return spoilState(l.solver.(solver.Stateful), "adam.v", nan)
 		}, "of the solver's \"adam.v"},
 		{"residuals", compressions["topk"], func(l *lesson) error {
 			c, _ := l.d.compression()
@@ -66,7 +67,7 @@ func TestNothingIsSavedThatIsNotFinite(t *testing.T) {
 	for _, c := range spoiledOnes() {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			adam := func() gorgonia.Solver { return &Adam{Rate: 0.01} }
+			adam := func() gorgonia.Solver { return &solver.Adam{Rate: 0.01} }
 			teach(t, 2, adam, func(l *lesson) error {
 				if err := errors.Join(l.steps(0, 2), l.d.CheckFinite(l.solver),
 					l.d.Save(dir, l.solver, nil), l.step(2)); err != nil {
@@ -114,10 +115,10 @@ func TestWhatNothingTrainsMayBeInfinite(t *testing.T) {
 	for _, x := range []float64{math.Inf(-1), math.NaN()} {
 		mask[len(mask)-1] = x
 		for what, err := range map[string]error{
-			"Save":        d.Save(dir, &SGD{Rate: 1}, nil),
+			"Save":        d.Save(dir, &solver.SGD{Rate: 1}, nil),
 			"CheckFinite": d.CheckFinite(nil),
 			"SaveWeights": SaveWeights(file, model),
-			"Load":        d.Load(dir, &SGD{Rate: 1}, nil),
+			"Load":        d.Load(dir, &solver.SGD{Rate: 1}, nil),
 			"LoadWeights": LoadWeights(file, model),
 		} {
 			wrong := math.IsNaN(x) && !strings.HasPrefix(what, "Load") // which has the one before
@@ -199,7 +200,7 @@ func diverge(t *testing.T, dir, name string) {
 // is one that ReadWeights would take. What is saved from there on never removes it.
 func TestLoadTakesTheNewestCheckpointThatIsFinite(t *testing.T) {
 	dir := t.TempDir()
-	sgd := func() gorgonia.Solver { return &SGD{Rate: 0.01} }
+	sgd := func() gorgonia.Solver { return &solver.SGD{Rate: 0.01} }
 	teach(t, 1, sgd, func(l *lesson) error {
 		return errors.Join(l.steps(0, 2), l.d.Save(dir, l.solver, nil), l.step(2),
 			l.d.Save(dir, l.solver, nil))

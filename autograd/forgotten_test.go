@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -67,7 +68,7 @@ func (r rank) forget(how, what string) error {
 	vm := gorgonia.NewTapeMachine(g, options...)
 	defer vm.Close()
 	if what == "Reset of a micro-batch" {
-		if err := errors.Join(vm.RunAll(), d.Step(&SGD{Rate: 0.01})); err != nil {
+		if err := errors.Join(vm.RunAll(), d.Step(&solver.SGD{Rate: 0.01})); err != nil {
 			return err
 		}
 		return d.Accumulate(2, func(int) error { return vm.RunAll() })
@@ -81,7 +82,7 @@ func (r rank) forget(how, what string) error {
 				return err
 			}
 		}
-		if err := d.Step(&SGD{Rate: 0.01}); err != nil {
+		if err := d.Step(&solver.SGD{Rate: 0.01}); err != nil {
 			return err
 		}
 		if what != "Reset" {

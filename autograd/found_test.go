@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -24,7 +25,7 @@ func TestFoundCheckpointsLoadOnAnotherNumberOfRanks(t *testing.T) {
 	const saved, whole = 5, 10
 	for name, opts := range map[string][]Option{"plain": nil, "bf16": compressions["bf16"]} {
 		dir := filepath.Join(t.TempDir(), "checkpoint")
-		adam := func() gorgonia.Solver { return &Adam{Rate: 0.01} }
+		adam := func() gorgonia.Solver { return &solver.Adam{Rate: 0.01} }
 		var at, end [][]float32 // of two ranks, which do not stop
 		teach(t, 2, adam, func(l *lesson) error {
 			err := errors.Join(l.steps(0, saved),
@@ -132,7 +133,7 @@ func notSaved(l *lesson, dir string, solver gorgonia.Solver, want string) error 
 }
 
 // unreadable has a state that cannot be read on the ranks that write it.
-type unreadable struct{ SGD }
+type unreadable struct{ solver.SGD }
 
 func (unreadable) State() (map[string]backend.Buffer, error) { return nil, errors.New("no state") }
 
@@ -167,7 +168,7 @@ func TestFoundASaveThatFailsLeavesNothing(t *testing.T) {
 
 // full fills the disk before Save writes its files.
 type full struct {
-	*Momentum
+	*solver.Momentum
 	dir string
 }
 
@@ -185,7 +186,7 @@ func TestFoundASaveOnAFullDiskLeavesNothing(t *testing.T) {
 		if err := errors.Join(l.step(0), l.d.Save(dir, l.solver, 1)); err != nil {
 			return err
 		}
-		return notSaved(l, dir, full{l.solver.(*Momentum), dir}, syscall.ENOSPC.Error())
+		return notSaved(l, dir, full{l.solver.(*solver.Momentum), dir}, syscall.ENOSPC.Error())
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -183,7 +184,7 @@ func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte,
 			return err
 		}
 		r.Comm = h
-		values[h.Rank()], err = fit(rank{t, wrap(h), &build}, true, &SGD{Rate: 0.1},
+		values[h.Rank()], err = fit(rank{t, wrap(h), &build}, true, &solver.SGD{Rate: 0.1},
 			WithBuckets(1, 1))
 		if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
 			err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)

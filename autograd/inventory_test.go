@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
@@ -78,10 +79,11 @@ func (m *normed) setAverages(mean, variance float64) error {
 func numbers(v gorgonia.Value) []float64 { return slices.Clone(v.Data().([]float64)) }
 
 // train runs steps on the tape machine.
-func (m *normed) train(machine gorgonia.VM, d *DataParallel, solver Solver, steps int) error {
+func (m *normed) train(machine gorgonia.VM, d *DataParallel, by solver.Solver,
+	steps int) error {
 	for range steps {
 		m.random.Next(0)
-		if err := errors.Join(machine.RunAll(), d.Step(solver)); err != nil {
+		if err := errors.Join(machine.RunAll(), d.Step(by)); err != nil {
 			return err
 		}
 		machine.Reset()
@@ -137,7 +139,7 @@ func TestAveragesAreThoseOfAllRanks(t *testing.T) {
 		// Of 1 2 4 5 and 2 3 5 6: means 3 and 4, variances of samples 10/3.
 		mean, variance := 0.0, 1.0
 		for range steps {
-			err = errors.Join(err, m.train(machine, d, &SGD{Rate: 0.125}, 1), d.Check())
+			err = errors.Join(err, m.train(machine, d, &solver.SGD{Rate: 0.125}, 1), d.Check())
 			mean, variance = mean/2+3.5/2, variance/2+10.0/6
 			if got := m.averages(); err == nil && (got[0] != mean || abs(got[1]-variance) > 1e-14) {
 				err = fmt.Errorf("the averages are %v, want %v %v", got, mean, variance)
@@ -172,16 +174,16 @@ func saveNormed(r rank, drop float64, dir string, lock sync.Locker, want *[]floa
 	if err != nil {
 		return err
 	}
-	solver := &Momentum{Rate: 0.125, Momentum: 0.5}
+	momentum := &solver.Momentum{Rate: 0.125, Momentum: 0.5}
 	machine := gorgonia.NewTapeMachine(m.g, gorgonia.BindDualValues(m.params()...))
-	err = errors.Join(m.train(machine, d, solver, 3), d.Save(dir, solver, nil), feedRank0(m))
+	err = errors.Join(m.train(machine, d, momentum, 3), d.Save(dir, momentum, nil), feedRank0(m))
 	y, wrong := m.evaluate()
 	if r.comm.Rank() == 0 {
 		lock.Lock()
 		*want = slices.Concat(y, m.averages(), []float64{float64(m.random.Step())})
 		lock.Unlock()
 	}
-	return errors.Join(err, wrong, machine.Close(), solver.Close(), d.Close())
+	return errors.Join(err, wrong, machine.Close(), momentum.Close(), d.Close())
 }
 
 // feedRank0 gives the model the same data on every rank.
@@ -200,8 +202,8 @@ func loadNormed(r rank, drop float64, dir string, want []float64) error {
 	if err != nil {
 		return err
 	}
-	solver := &Momentum{Rate: 0.125, Momentum: 0.5}
-	err = d.Load(dir, solver, nil)
+	momentum := &solver.Momentum{Rate: 0.125, Momentum: 0.5}
+	err = d.Load(dir, momentum, nil)
 	if got := numbers(m.x.Value())[0]; got != float64(1+r.comm.Rank()) {
 		err = errors.Join(err, fmt.Errorf("Load has changed the data of rank %d: %v", r.comm.Rank(),
 			got))
@@ -213,7 +215,7 @@ func loadNormed(r rank, drop float64, dir string, want []float64) error {
 		err = fmt.Errorf("after Load evaluation, averages and step are %v, before Save %v", got,
 			want)
 	}
-	return errors.Join(err, wrong, d.Check(), solver.Close(), d.Close())
+	return errors.Join(err, wrong, d.Check(), momentum.Close(), d.Close())
 }
 
 // spoils are what makes a model another one, and what Check says then.
@@ -332,17 +334,17 @@ func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		solver := &Momentum{Rate: 0.125, Momentum: 0.5}
+		momentum := &solver.Momentum{Rate: 0.125, Momentum: 0.5}
 		notice := WithNotice(func(s string) { said = append(said, s) })
 		d, err := New(r.comm, m.params(), WithFrozen(m.frozen), notice)
 		if err != nil {
 			return err
 		}
-		err = errors.Join(m.setAverages(3, 4), d.Load(dir, solver, nil))
+		err = errors.Join(m.setAverages(3, 4), d.Load(dir, momentum, nil))
 		if got := m.averages(); got[0] != 3 || got[1] != 4 {
 			err = errors.Join(err, fmt.Errorf("averages become %v", got))
 		}
-		return errors.Join(err, solver.Close(), d.Close())
+		return errors.Join(err, momentum.Close(), d.Close())
 	})
 	checkNotices(t, said, "no moving averages", "no frozen parameters", "no step of random numbers")
 }
@@ -378,8 +380,8 @@ func TestRandomNumbersThatCannotBeKeptAreNamed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		solver := &SGD{Rate: 1}
-		return errors.Join(d.Save(dir, solver, nil), d.Save(dir, solver, nil), d.Close())
+		sgd := &solver.SGD{Rate: 1}
+		return errors.Join(d.Save(dir, sgd, nil), d.Save(dir, sgd, nil), d.Close())
 	})
 	checkNotices(t, said, "Dropout{training=true}", "Dropout{0.25, #0}")
 }
@@ -421,11 +423,11 @@ func TestAModelThatNothingHasTrainedIsSavedWithTheVariance1(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		solver := &SGD{Rate: 0.1}
-		if err := d.Save(dir, solver, nil); err != nil {
+		sgd := &solver.SGD{Rate: 0.1}
+		if err := d.Save(dir, sgd, nil); err != nil {
 			return err
 		}
-		err = errors.Join(m.setAverages(7, 7), d.Load(dir, solver, nil))
+		err = errors.Join(m.setAverages(7, 7), d.Load(dir, sgd, nil))
 		if err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -174,7 +175,7 @@ func (m *linear) step(d *DataParallel, vm gorgonia.VM, step int) error {
 		return err
 	}
 	vm.Reset()
-	return (&SGD{Rate: linearRate}).Step(grads)
+	return (&solver.SGD{Rate: linearRate}).Step(grads)
 }
 
 // end returns what training must lead to.

@@ -11,6 +11,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/stock"
@@ -153,13 +154,13 @@ func numberedAverage(name string) (suffix string) {
 
 // fileNames returns the names in a file of the model's tensors and of what the solver keeps for
 // parameters, by their keys. Everything else is the solver's.
-func (d *DataParallel) fileNames(solver gorgonia.Solver) map[string]string {
+func (d *DataParallel) fileNames(by gorgonia.Solver) map[string]string {
 	all := map[string]string{}
 	for _, n := range d.model.tensors() {
 		all[n.key] = n.file
 	}
 	for i, p := range d.params {
-		keys, _ := VectorNames(solver, i)
+		keys, _ := solver.VectorNames(by, i)
 		for _, key := range keys {
 			all[key] = solverPrefix + key[:strings.LastIndex(key, ".")] + "/" + p.node.Name()
 		}
@@ -179,11 +180,11 @@ func (d *DataParallel) naming(model map[string]stored,
 
 // stepsSome reports whether a solver has been given only some of the parameters, which is allowed:
 // then its keys count only these.
-func (d *DataParallel) stepsSome(model map[string]stored, solver gorgonia.Solver) bool {
-	if _, groups := solver.(*Groups); groups {
+func (d *DataParallel) stepsSome(model map[string]stored, by gorgonia.Solver) bool {
+	if _, groups := by.(*solver.Groups); groups {
 		return false // of all
 	}
-	keys, _ := VectorNames(solver, len(d.params)-1)
+	keys, _ := solver.VectorNames(by, len(d.params)-1)
 	if len(keys) == 0 {
 		return false
 	}

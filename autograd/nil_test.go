@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
@@ -38,23 +39,17 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	}
 	compress := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
 	nilargs.Check(t, map[string]nilargs.Use{
-		"Agree":      {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
-		"Any":        {F: Any, Args: []any{comm, true}},
-		"Stopped":    {F: Stopped, Args: []any{context.Background(), comm}},
-		"ClipNorm":   {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
-		"Evaluation": {F: Evaluation, Args: []any{comm, 4, 2}},
-		"Fuse":       {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
-		"Mean":       {F: Mean, Args: []any{comm, &one}},
-		"NewGroups": {F: func(params gorgonia.Nodes) error {
-			_, err := NewGroups(params)
-			return err
-		}, Args: []any{gorgonia.Nodes{w}}},
+		"Agree":        {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
+		"Any":          {F: Any, Args: []any{comm, true}},
+		"Stopped":      {F: Stopped, Args: []any{context.Background(), comm}},
+		"Evaluation":   {F: Evaluation, Args: []any{comm, 4, 2}},
+		"Mean":         {F: Mean, Args: []any{comm, &one}},
 		"LoadWeights":  {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
 		"ReadProgress": {F: ReadProgress, Args: []any{file, new(int)}},
 		"SaveWeights":  {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
 		"NewElastic": {F: NewElastic, Args: []any{t.Context(), noJob{}, gorgonia.Nodes{w},
-			&SGD{Rate: 1}, 2, WithSum()}},
-		"NewElasticBy": {F: NewElasticBy, Args: []any{t.Context(), noJob{}, &SGD{Rate: 1}, 2,
+			&solver.SGD{Rate: 1}, 2, WithSum()}},
+		"NewElasticBy": {F: NewElasticBy, Args: []any{t.Context(), noJob{}, &solver.SGD{Rate: 1}, 2,
 			&ownSteps{}}},
 		"New":            {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
 		"NewSampler":     {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
@@ -86,18 +81,10 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			Args: []any{func(string) {}}},
 	}, map[string]string{
 		"Agree.problem": "nil is no problem",
-		"Fuse.pull":     "nil has nothing to pull",
 		"Hooked":        "it returns false",
-		"Kind":          "it names any solver, also none",
-		"VectorNames":   "nil is a solver of another package",
 		"NonStrict":     "nil reports nothing",
-		"Warmup":        "it returns a Schedule and no error",
 	})
 	if Hooked(nil) {
 		t.Error("a nil node has a hook")
-	}
-	if err := (&SGD{Rate: 1}).Step([]gorgonia.ValueGrad{nil}); !errors.Is(
-		err, backend.ErrArgument) {
-		t.Errorf("Step of nil: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -100,10 +101,10 @@ func TestCheckpointsWithMoreOrFewerParameters(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			err = d.Save(filepath.Join(dir, fmt.Sprint(n)), &SGD{}, nil)
+			err = d.Save(filepath.Join(dir, fmt.Sprint(n)), &solver.SGD{}, nil)
 			if n == 2 {
 				err = errors.Join(err,
-					refused(d.Load(filepath.Join(dir, "4"), &SGD{}, nil),
+					refused(d.Load(filepath.Join(dir, "4"), &solver.SGD{}, nil),
 						"in the checkpoint the number of parameters is 4",
 						"in this program the number of parameters is 2"))
 			}
@@ -234,7 +235,7 @@ func TestAnErrorOfOneRankIsSaidOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	errs := make([]string, 2)
-	teach(t, len(errs), func() gorgonia.Solver { return &SGD{} }, func(l *lesson) error {
+	teach(t, len(errs), func() gorgonia.Solver { return &solver.SGD{} }, func(l *lesson) error {
 		err := l.d.Save(filepath.Join(file, "checkpoint"), l.solver, nil)
 		if err == nil {
 			return errors.New("it was saved in a file")

@@ -10,6 +10,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
@@ -33,7 +34,7 @@ type DataParallel struct {
 	notice   func(text string)
 	said     map[string]bool // by notice
 	parts    *parts          // nil if parameters are whole
-	solver   Solver          // of the machine that trains, nil for unknown
+	solver   solver.Solver   // of the machine that trains, nil for unknown
 	use      terms.Use       // of graphs of package layers
 	params   []*param        // as given to New
 	buckets  []*bucket       // in the order in which they leave
@@ -356,7 +357,7 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 //
 // Errors: those of Sync and of the solver; ErrUnsupported for the AdamW of Gorgonia v0.9.18,
 // which only takes gradients of its own nodes and would leave the parameters unchanged: use
-// [AdamW].
+// [solver.AdamW].
 func (d *DataParallel) Step(solver gorgonia.Solver) error {
 	if err := backend.Given("DataParallel.Step", "solver", solver); err != nil {
 		return err
@@ -378,7 +379,7 @@ func (d *DataParallel) Step(solver gorgonia.Solver) error {
 func supported(solver gorgonia.Solver) error {
 	if _, ok := solver.(*gorgonia.AdamW); ok {
 		return fmt.Errorf("%w: Gorgonia's AdamW only takes gradients of its own nodes and would "+
-			"leave the parameters unchanged: use autograd.AdamW", backend.ErrUnsupported)
+			"leave the parameters unchanged: use solver.AdamW", backend.ErrUnsupported)
 	}
 	return nil
 }

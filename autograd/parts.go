@@ -10,6 +10,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
@@ -264,13 +265,13 @@ func (d *DataParallel) noResiduals() error {
 }
 
 // owners returns the parameters for which a solver keeps vectors, by the names of these.
-func (d *DataParallel) owners(solver gorgonia.Solver) (map[string]*param, error) {
+func (d *DataParallel) owners(by gorgonia.Solver) (map[string]*param, error) {
 	of := map[string]*param{}
 	for i, p := range d.params {
-		names, ours := VectorNames(solver, i)
-		if _, vanilla := solver.(*gorgonia.VanillaSolver); !ours && !vanilla {
+		names, ours := solver.VectorNames(by, i)
+		if _, vanilla := by.(*gorgonia.VanillaSolver); !ours && !vanilla {
 			return nil, fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of "+
-				"package autograd", backend.ErrUnsupported, solver)
+				"package solver", backend.ErrUnsupported, by)
 		}
 		for _, name := range names {
 			of[name] = p

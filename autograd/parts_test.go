@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 )
@@ -77,7 +78,7 @@ func newDivided(r rank, data, comm backend.Communicator, opts ...Option) (m divi
 }
 
 // step is a step of a solver with the model's gradients, which it sets to zero.
-func (m dividedModel) step(s Solver) error {
+func (m dividedModel) step(s solver.Solver) error {
 	var grads []gorgonia.ValueGrad
 	for _, g := range m.grads {
 		view := g.(gradient).view.(*tensor.Dense).Clone().(*tensor.Dense)
@@ -107,14 +108,17 @@ func ofParts(t *testing.T, groups, parts int,
 // checkpoints have the same bytes and models the same hash, and each goes on with the checkpoint of
 // the other: with one solver and with groups.
 func TestPartsMakeTheWhole(t *testing.T) {
-	partsMakeTheWhole(t, func(gorgonia.Nodes) (Solver, error) { return &Adam{Rate: 0.1}, nil })
-	partsMakeTheWhole(t, func(p gorgonia.Nodes) (Solver, error) {
-		return NewGroups(p, Group{&RMSProp{Rate: 0.1}, gorgonia.Nodes{p[2], p[0]}},
-			Group{&Adam{Rate: 0.1}, p[1:2]})
+	partsMakeTheWhole(t, func(gorgonia.Nodes) (solver.Solver, error) {
+		return &solver.Adam{Rate: 0.1}, nil
+	})
+	partsMakeTheWhole(t, func(p gorgonia.Nodes) (solver.Solver, error) {
+		return solver.NewGroups(p,
+			trainedBy(&solver.RMSProp{Rate: 0.1}, gorgonia.Nodes{p[2], p[0]}),
+			trainedBy(&solver.Adam{Rate: 0.1}, p[1:2]))
 	})
 }
 
-func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (Solver, error)) {
+func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solver.Solver, error)) {
 	t.Helper()
 	dir := t.TempDir()
 	layouts := []struct{ groups, parts int }{{1, 1}, {2, 3}, {1, 2}}
@@ -127,20 +131,20 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (Solv
 				if err != nil {
 					return err
 				}
-				solver, err := newSolver(m.params)
+				by, err := newSolver(m.params)
 				if err != nil {
 					return err
 				}
 				if from != "" {
-					if err := m.Load(filepath.Join(dir, from), solver, nil); err != nil {
+					if err := m.Load(filepath.Join(dir, from), by, nil); err != nil {
 						return err
 					}
 				}
-				if err := errors.Join(m.step(solver), m.Check()); err != nil {
+				if err := errors.Join(m.step(by), m.Check()); err != nil {
 					return err
 				}
 				if to != "" {
-					return errors.Join(m.Save(filepath.Join(dir, to), solver, nil), m.Close())
+					return errors.Join(m.Save(filepath.Join(dir, to), by, nil), m.Close())
 				}
 				hash, err := m.Hash()
 				if data.Rank() == 0 && comm.Rank() == 0 {
@@ -215,7 +219,8 @@ func TestPartsRefused(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(m.Save(filepath.Join(dir, "sparse"), &Adam{Rate: 1}, nil), m.Close())
+			err = m.Save(filepath.Join(dir, "sparse"), &solver.Adam{Rate: 1}, nil)
+			return errors.Join(err, m.Close())
 		},
 	} {
 		for i, err := range ofParts(t, 2, 2, body) {
@@ -237,7 +242,7 @@ func TestOnePartIsTheWhole(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(m.Save(dir, &Adam{Rate: 1}, nil), m.Close())
+		return errors.Join(m.Save(dir, &solver.Adam{Rate: 1}, nil), m.Close())
 	}) {
 		if err != nil {
 			t.Errorf("rank %d: %v", i, err)

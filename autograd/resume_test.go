@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -26,7 +27,7 @@ type training struct {
 	m      *quadratic
 	d      *DataParallel
 	vm     gorgonia.VM
-	solver Solver
+	solver solver.Solver
 }
 
 // trainQuadratic runs f, and gives everything back.
@@ -35,7 +36,7 @@ func (r rank) trainQuadratic(f func(t *training) error, opts ...Option) error {
 	if err != nil {
 		return err
 	}
-	t := &training{rank: r, m: m, solver: &Momentum{Rate: 0.1, Momentum: 0.9}}
+	t := &training{rank: r, m: m, solver: &solver.Momentum{Rate: 0.1, Momentum: 0.9}}
 	if t.d, err = New(r.comm, m.params, opts...); err != nil {
 		return err
 	}
@@ -229,7 +230,7 @@ func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random,
 		w); err != nil {
 		return nil, err
 	}
-	solver := &Momentum{Rate: 0.01, Momentum: 0.9}
+	momentum := &solver.Momentum{Rate: 0.01, Momentum: 0.9}
 	random.Seek(0, r.comm.Rank()*batch)
 	d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
 	if err != nil {
@@ -238,22 +239,22 @@ func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random,
 	machine := gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(w))
 	steps := func(n int) (err error) {
 		for range n {
-			err = errors.Join(err, machine.RunAll(), d.Step(solver))
+			err = errors.Join(err, machine.RunAll(), d.Step(momentum))
 			machine.Reset()
 			random.Next(random.First())
 		}
 		return err
 	}
 	if loaded != nil {
-		err = d.Load(dir, solver, nil)
+		err = d.Load(dir, momentum, nil)
 		loaded(random)
 	} else {
-		err = errors.Join(steps(3), d.Save(dir, solver, nil))
+		err = errors.Join(steps(3), d.Save(dir, momentum, nil))
 	}
 	err = errors.Join(err, steps(3))
 	memory, unread := d.params[0].bytes()
 	trained := bytes.Clone(memory)
-	return trained, errors.Join(err, unread, machine.Close(), solver.Close(), d.Close())
+	return trained, errors.Join(err, unread, machine.Close(), momentum.Close(), d.Close())
 }
 
 // TestDropoutResumes: masks after a checkpoint equal those of a training that did not stop, on each

@@ -164,6 +164,7 @@ func (d *DataParallel) TrySave(dir string, solver gorgonia.Solver, opts ...SaveO
 // take notes what is to be written.
 func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onDevice bool) error {
 	s.record = d.record(solver)
+	s.record.Solver = inFile(s.record.Solver)
 	s.record.Stamp = checkpoint.Stamp{
 		ID: s.id, Training: d.saves.training, Step: d.saves.steps, Pinned: s.options.pinned,
 		Best: d.saves.best,

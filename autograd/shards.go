@@ -33,10 +33,11 @@ func chunkOf(n, rank, P int) span {
 type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 
 // Shards divides the buckets among the ranks, and returns this rank's shard of each parameter: the
-// rank must update these elements, and its solver must keep vectors for them ([Fusion.Vectors]).
-// The result is nil for a single rank, which has all. Start then takes reduce-scatters and
-// all-gathers of a bucket: a reduce-scatter leaves the combined gradients of this rank's chunk at
-// their places in the slots, an all-gather gives all ranks the content of these places.
+// rank must update these elements, and its solver must keep vectors for them
+// ([solver.Fusion.Vectors]). The result is nil for a single rank, which has all. Start then takes
+// reduce-scatters and all-gathers of a bucket: a reduce-scatter leaves the combined gradients of
+// this rank's chunk at their places in the slots, an all-gather gives all ranks the content of
+// these places.
 //
 // lent says that the caller has memory for each call: the buckets free theirs, and there are no
 // slots; the first call is then collective. alone says of which parameters ranks have only their

@@ -5,19 +5,21 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/euryale-ml/euryale/autograd/solver"
 )
 
 // TestATrainingAloneSavesAndLoads: a program without ranks has checkpoints, too.
 func TestATrainingAloneSavesAndLoads(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	model := []shaped{{"a", 1, []int{2}}, {"b", 10, []int{3}}}
-	p, s := nodes(model...), &Adam{Rate: 0.5}
+	p, s := nodes(model...), &solver.Adam{Rate: 0.5}
 	d, err := New(Solo(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = errors.Join(stepped(s, p, 1, 2), d.Save(dir, s, nil), stepped(s, p, 3), d.Close())
-	got, resumed := nodes(model...), &Adam{Rate: 0.5}
+	got, resumed := nodes(model...), &solver.Adam{Rate: 0.5}
 	d, err2 := New(Solo(), got)
 	if err = errors.Join(err, err2); err != nil {
 		t.Fatal(err)

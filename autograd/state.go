@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -69,15 +70,15 @@ func (s *randomState) String() string {
 
 const format = 2
 
-func (d *DataParallel) record(solver gorgonia.Solver) record {
+func (d *DataParallel) record(by gorgonia.Solver) record {
 	r := record{
-		Format: format, Ranks: d.comm.Size(), Solver: Kind(solver), numbered: Kind(solver),
+		Format: format, Ranks: d.comm.Size(), Solver: solver.Kind(by), numbered: solver.Kind(by),
 		Partial: d.partial, Turn: d.turn,
 		Compression: d.gradComm != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 		Tables: described(d.tables),
 	}
-	if groups, ok := solver.(*Groups); ok {
+	if groups, ok := by.(*solver.Groups); ok {
 		r.numbered = groups.String()
 	}
 	if d.sharded {
@@ -112,7 +113,9 @@ func (d *DataParallel) compressor() string {
 }
 
 // compression returns the state of the compression, if it has any.
-func (d *DataParallel) compression() (Stateful, bool) { return backend.As[Stateful](d.gradComm) }
+func (d *DataParallel) compression() (solver.Stateful, bool) {
+	return backend.As[solver.Stateful](d.gradComm)
+}
 
 // ranksDiffer reports whether each rank has its own state, which a checkpoint keeps in a file for
 // each rank.
@@ -173,20 +176,20 @@ func (p *param) key() string {
 func (p *param) dims() []int { return append([]int{}, p.shape...) }
 
 // stateOf returns the state of a solver, nil if it has none.
-func stateOf(solver gorgonia.Solver) (Stateful, error) {
-	if err := supported(solver); err != nil {
+func stateOf(by gorgonia.Solver) (solver.Stateful, error) {
+	if err := supported(by); err != nil {
 		return nil, err
 	}
-	switch s := solver.(type) {
-	case Stateful:
+	switch s := by.(type) {
+	case solver.Stateful:
 		return s, nil
 	case *gorgonia.VanillaSolver:
 		return nil, nil
 	}
 	return nil,
 		fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from "+
-			"the checkpoint: use a solver of package autograd, or one that is autograd.Stateful",
-			backend.ErrUnsupported, solver)
+			"the checkpoint: use a solver of package solver, or one that is solver.Stateful",
+			backend.ErrUnsupported, by)
 }
 
 // loaded is what a rank has read of a checkpoint.
@@ -209,7 +212,7 @@ func (l loaded) describe() string {
 }
 
 // validate returns an error if apply would fail. It changes nothing.
-func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) error {
+func (d *DataParallel) validate(l loaded, by gorgonia.Solver, progress any) error {
 	var sizes []backend.Buffer
 	for _, p := range d.params {
 		t, ok := l.model[p.key()]
@@ -240,16 +243,16 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	if l.weightsOnly {
 		return l.checkProgress(progress)
 	}
-	s, err := stateOf(solver)
+	s, err := stateOf(by)
 	if err != nil {
 		return err
 	}
-	if c, ok := s.(Checker); ok {
+	if c, ok := s.(solver.Checker); ok {
 		if err := c.CheckState(buffers(l.model), sizes); err != nil {
 			return err
 		}
 	}
-	if c, ok := backend.As[Checker](d.gradComm); ok {
+	if c, ok := backend.As[solver.Checker](d.gradComm); ok {
 		sizes = nil
 		for _, b := range d.buckets {
 			sizes = append(sizes, b.data)
@@ -309,7 +312,7 @@ func (r record) fits(want record) error {
 	if r.Format == numberedFormat {
 		want.Format, want.Solver, want.Order = r.Format, want.numbered, r.Order
 	}
-	r.Solver = byPointer(r.Solver)
+	r.Solver = today(r.Solver)
 	if r.Random == nil && want.Random.found() || want.Random == nil && r.Random.found() {
 		r.Random, want.Random = nil, nil // sayMissing says so
 	}
@@ -328,11 +331,14 @@ func (r record) fits(want record) error {
 	return r.fitsRanks(want)
 }
 
-// byPointer names solvers as checkpoints do today. An SGD could be a value when older ones were
-// written.
-func byPointer(solver string) string {
-	return strings.ReplaceAll(strings.ReplaceAll(solver, "*autograd.SGD", "autograd.SGD"),
+// inFile is how a checkpoint names a kind of solver: there, solvers are of package autograd.
+func inFile(kind string) string { return strings.ReplaceAll(kind, "*solver.", "*autograd.") }
+
+// today is the kind of a solver that a checkpoint names. In older ones an SGD could be a value.
+func today(named string) string {
+	named = strings.ReplaceAll(strings.ReplaceAll(named, "*autograd.SGD", "autograd.SGD"),
 		"autograd.SGD", "*autograd.SGD")
+	return strings.ReplaceAll(named, "*autograd.", "*solver.")
 }
 
 // fitsRanks returns an error if the number of ranks has changed but must not: state that belongs to
@@ -391,9 +397,9 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 }
 
 // applyState restores what is not part of the model.
-func (d *DataParallel) applyState(l loaded, solver gorgonia.Solver) error {
+func (d *DataParallel) applyState(l loaded, by gorgonia.Solver) error {
 	if l.weightsOnly {
-		if s, ok := solver.(Solver); ok {
+		if s, ok := by.(solver.Solver); ok {
 			return s.SetState(nil)
 		}
 		return nil
@@ -403,7 +409,7 @@ func (d *DataParallel) applyState(l loaded, solver gorgonia.Solver) error {
 			return err
 		}
 	}
-	s, err := stateOf(solver)
+	s, err := stateOf(by)
 	if err != nil || s == nil {
 		return err
 	}

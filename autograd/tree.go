@@ -25,9 +25,9 @@ import (
 //	grads, err := dp.Sync()
 //	loss, err := autograd.TreeMean(comm, losses) // of this rank's micro-batches
 //
-// [ClipNorm] of these gradients has the same bits, too. A micro-batch must give the same gradients
-// on every rank: run ranks on processors or GPUs of one kind, and let random numbers depend on the
-// micro-batch.
+// [solver.ClipNorm] of these gradients has the same bits, too. A micro-batch must give the same
+// gradients on every rank: run ranks on processors or GPUs of one kind, and let random numbers
+// depend on the micro-batch.
 //
 // Cost: that of Accumulate, memory for log2(n/P)-1 further sums of each gradient on each of P
 // ranks, and a pass over the gradients that divides them. Between ranks a sum in a tree costs as

@@ -16,6 +16,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -90,7 +91,7 @@ func TestWeightsAreReadFromCheckpoints(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	model := []shaped{{"a", 1, []int{2}}, {"b", 10, []int{3}}}
 	all(t, 1, func(r rank) error {
-		p, s := nodes(model...), &Adam{Rate: 1}
+		p, s := nodes(model...), &solver.Adam{Rate: 1}
 		d, err := New(r.comm, p)
 		if err != nil {
 			return err
@@ -176,7 +177,7 @@ func weightsOnly(t *testing.T, saved, loaded []Option) {
 		}
 		return err
 	}, saved...)
-	adam := func() gorgonia.Solver { return &Adam{Rate: 0.125} }
+	adam := func() gorgonia.Solver { return &solver.Adam{Rate: 0.125} }
 	teach(t, 3, adam, func(l *lesson) error {
 		var progress struct{ Step int }
 		err := l.steps(0, 2) // of which nothing is left
@@ -187,7 +188,7 @@ func weightsOnly(t *testing.T, saved, loaded []Option) {
 		}
 		err = errors.Join(err, l.d.Load(dir, l.solver, &progress, WeightsOnly()),
 			sameBits(l.values(), want))
-		if steps := l.solver.(*Adam).solverState.steps; steps != 0 || progress.Step != 3 {
+		if steps := stepsOf(l.solver.(*solver.Adam)); steps != 0 || progress.Step != 3 {
 			err = errors.Join(err, fmt.Errorf("after %d steps, with progress %d", steps,
 				progress.Step))
 		}

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -41,7 +41,7 @@ func trained(t *testing.T, kinds []testenv.Kind) {
 				build.Lock()
 				m := newLinear(12/P, true, 1)
 				build.Unlock()
-				ema := &autograd.EMA{Solver: &autograd.Adam{Rate: 0.125}, Decay: 0.75}
+				ema := &solver.EMA{Solver: &solver.Adam{Rate: 0.125}, Decay: 0.75}
 				training, err := vm.New(m.x.Graph(), r.Comm.Device(), vm.WithSolver(ema, m.w),
 					vm.WithDataParallel(r.Comm))
 				if err != nil {

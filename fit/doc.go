@@ -12,7 +12,7 @@
 //
 // What depends on the model stays elsewhere: precision, clipping, accumulation, trees and batch
 // norms are options of the machine, which also has a Summary; averages of weights are a solver,
-// [autograd.EMA]. A training that needs another loop does not use this package.
+// [solver.EMA]. A training that needs another loop does not use this package.
 //
 // # Batches
 //

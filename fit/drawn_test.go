@@ -16,6 +16,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -135,25 +136,25 @@ func drawnSamples(n int, seed uint64) fit.Set {
 	})
 }
 
-func (d drawn) newSolver(w G.Nodes) (autograd.Solver, error) {
+func (d drawn) newSolver(w G.Nodes) (solver.Solver, error) {
 	switch d.solver {
 	case "momentum":
-		return &autograd.Momentum{Rate: 0.1, Momentum: 0.5, WeightDecay: 0.1}, nil
+		return &solver.Momentum{Rate: 0.1, Momentum: 0.5, WeightDecay: 0.1}, nil
 	case "nesterov":
-		return &autograd.Nesterov{Rate: 0.1, Momentum: 0.5}, nil
+		return &solver.Nesterov{Rate: 0.1, Momentum: 0.5}, nil
 	case "rmsprop":
-		return &autograd.RMSProp{Rate: 0.1}, nil
+		return &solver.RMSProp{Rate: 0.1}, nil
 	case "adam":
-		return &autograd.Adam{Rate: 0.1}, nil
+		return &solver.Adam{Rate: 0.1}, nil
 	case "adamw":
-		return &autograd.AdamW{Rate: 0.1, WeightDecay: 0.1}, nil
+		return &solver.AdamW{Rate: 0.1, WeightDecay: 0.1}, nil
 	case "ema":
-		return &autograd.EMA{Solver: &autograd.Adam{Rate: 0.1}, Decay: 0.75}, nil
+		return &solver.EMA{Solver: &solver.Adam{Rate: 0.1}, Decay: 0.75}, nil
 	case "groups":
-		return autograd.NewGroups(w, autograd.Group{Solver: &autograd.SGD{Rate: 0.25},
-			Params: w[1:]}, autograd.Group{Solver: &autograd.Adam{Rate: 0.1}, Params: w[:1]})
+		return solver.NewGroups(w, solver.Group{Solver: &solver.SGD{Rate: 0.25},
+			Params: w[1:]}, solver.Group{Solver: &solver.Adam{Rate: 0.1}, Params: w[:1]})
 	}
-	return &autograd.SGD{Rate: 0.25}, nil
+	return &solver.SGD{Rate: 0.25}, nil
 }
 
 // measures are the losses and metrics of epochs, and which were the best so far.
@@ -183,7 +184,7 @@ func (d drawn) train(ctx context.Context, comm backend.Communicator, build sync.
 	if err != nil {
 		return nil, nil, err
 	}
-	solver, err := d.newSolver(n.learnables)
+	with, err := d.newSolver(n.learnables)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -191,7 +192,7 @@ func (d drawn) train(ctx context.Context, comm backend.Communicator, build sync.
 	if n.random != nil {
 		dp = append(dp, autograd.WithRandom(n.random))
 	}
-	options := []vm.Option{vm.WithSolver(solver, n.learnables...), vm.WithDataParallel(comm, dp...)}
+	options := []vm.Option{vm.WithSolver(with, n.learnables...), vm.WithDataParallel(comm, dp...)}
 	if d.tree {
 		options = append(options, vm.WithTree(d.micros))
 	} else if d.micros > d.P {
@@ -220,7 +221,7 @@ func (d drawn) train(ctx context.Context, comm backend.Communicator, build sync.
 		how = append(how, fit.Random(n.random))
 	}
 	if d.scheduled {
-		how = append(how, fit.Schedule(autograd.Cosine(0.2, 0.05, 5)))
+		how = append(how, fit.Schedule(solver.Cosine(0.2, 0.05, 5)))
 	}
 	if d.validated {
 		eval, err := vm.New(n.data.Loss.Graph(), nil, vm.Eval(), vm.Keep(n.scores, n.data.Loss))

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale"
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -39,7 +39,7 @@ func Example() {
 	scores := G.Must(G.Mul(x, w))
 	loss := G.Must(nn.CrossEntropy(nn.NoLabel, scores, y))
 	must(G.Grad(loss, w))
-	training := must(vm.New(g, comm.Device(), vm.WithSolver(&autograd.Adam{Rate: 0.05}, w),
+	training := must(vm.New(g, comm.Device(), vm.WithSolver(&solver.Adam{Rate: 0.05}, w),
 		vm.WithDataParallel(comm), vm.ClipNorm(1)))
 	defer training.Close()
 	eval := must(vm.New(g, comm.Device(), vm.Eval(), vm.Keep(scores)))

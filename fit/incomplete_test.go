@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -57,7 +58,7 @@ func TestMissingSamplesReachNoBatchNorm(t *testing.T) {
 				d, w, op, guess := normed(12 / P)
 				build.Unlock()
 				d.Set, d.DropLast = points(c.n), c.drop
-				o := []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, w...),
+				o := []vm.Option{vm.WithSolver(&solver.SGD{Rate: 1. / 64}, w...),
 					vm.WithDataParallel(comm)}
 				if c.sync && P > 1 {
 					o = append(o, vm.SyncBatchNorm())

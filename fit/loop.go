@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/exit"
@@ -23,7 +24,7 @@ import (
 type trainer struct {
 	epochs, readers, every, patience int
 	seed                             uint64
-	rate                             autograd.Schedule
+	rate                             solver.Schedule
 	random                           autograd.Random
 	dir, watched                     string
 	saveOptions                      []autograd.SaveOption

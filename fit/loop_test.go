@@ -21,6 +21,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -100,7 +101,7 @@ func BenchmarkPrefetch(b *testing.B) {
 	const batch, steps, step = 4, 40, 50 * time.Millisecond
 	run := func(wait time.Duration) float64 {
 		m := newLinear(batch, false, 1)
-		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -145,7 +146,7 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 	noisy := func(dir string, readers int, stop int) (r *fit.Result, err error) {
 		m := newLinear(4, true, 1)
 		training, err := vm.New(m.x.Graph(), nil,
-			vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+			vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
 		if err != nil {
 			return nil, err
 		}
@@ -211,7 +212,7 @@ func stopsEarlyOr(t *testing.T, P, patience int, scores []float64) (*fit.Result,
 		m := newLinear(12/P, true, 1)
 		build.Unlock()
 		training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
-			vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+			vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
 		if err != nil {
 			return nil, err
 		}
@@ -264,7 +265,7 @@ func TestTheBestCheckpointIsTheOneThatWasSaved(t *testing.T) {
 		m := newLinear(6, true, 1)
 		build.Unlock()
 		training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
-			vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+			vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
 		if err != nil {
 			return nil, err
 		}
@@ -306,7 +307,7 @@ func TestLogsHaveEveryEpochOnce(t *testing.T) {
 		r := alone(t, points(24), 12, fit.Epochs(epochs), fit.Log(lines, fit.JSONLines),
 			fit.Log(table, fit.CSV), fit.Progress(&out),
 			fit.Checkpoint(filepath.Join(dir, "run"), 0),
-			fit.Schedule(autograd.StepDecay(1./64, 0.5, 2)))
+			fit.Schedule(solver.StepDecay(1./64, 0.5, 2)))
 		text, err := os.ReadFile(lines)
 		if err != nil {
 			t.Fatal(err)
@@ -336,7 +337,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	m := newLinear(12, false, 1)
 	other := G.NewVector(m.x.Graph(), G.Float64, G.WithShape(5), G.WithName("other"))
 	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(
-		&autograd.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w))
+		&solver.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -467,7 +468,7 @@ func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
 		s := &seeks{}
 		got[comm.Rank()] = s
 		r, w, err := fitLinear(t.Context(), comm, build, 4, points(24),
-			[]vm.Option{vm.Accumulate(3)}, fit.Random(s), fit.Schedule(autograd.Constant(0)))
+			[]vm.Option{vm.Accumulate(3)}, fit.Random(s), fit.Schedule(solver.Constant(0)))
 		if !slices.Equal(w, []float64{1, -2}) {
 			t.Errorf("with a rate of 0 the weights became %v", w)
 		}
@@ -491,7 +492,7 @@ func TestRanksWithOtherDataAreRefusedBeforeTheFirstStep(t *testing.T) {
 			m := newLinear(6, !validated && comm.Rank() == 1, 1)
 			build.Unlock()
 			training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
-				vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+				vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
 			if err != nil {
 				return err
 			}

@@ -11,7 +11,7 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -43,7 +43,7 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 	if _, err := G.Grad(loss, w); err != nil {
 		t.Fatal(err)
 	}
-	m, err := vm.New(g, nil, vm.WithSolver(&autograd.SGD{Rate: 1}, w))
+	m, err := vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, w))
 	if err != nil {
 		t.Fatal(err)
 	}

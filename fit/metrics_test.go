@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -209,11 +210,11 @@ func TestAveragesAreValidated(t *testing.T) {
 	}
 	run := func(averaged bool) (o outcome) {
 		m := newLinear(4, true, 1)
-		var solver autograd.Solver = &autograd.SGD{Rate: 1. / 64}
+		var by solver.Solver = &solver.SGD{Rate: 1. / 64}
 		if averaged {
-			solver = &autograd.EMA{Solver: solver, Decay: 0.9}
+			by = &solver.EMA{Solver: by, Decay: 0.9}
 		}
-		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.w))
+		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(by, m.w))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,7 +243,7 @@ func TestAveragesAreValidated(t *testing.T) {
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	m := newLinear(2, false, 1)
-	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,8 +274,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		}, Args: []any{"", 0, autograd.KeepLast(1)}},
 		"Progress": {F: func(w io.Writer) error { return with(fit.Progress(w)) },
 			Args: []any{&buffer}},
-		"Schedule": {F: func(rate autograd.Schedule) error { return with(fit.Schedule(rate)) },
-			Args: []any{autograd.Constant(1)}},
+		"Schedule": {F: func(rate solver.Schedule) error { return with(fit.Schedule(rate)) },
+			Args: []any{solver.Constant(1)}},
 		"Random": {F: func(r autograd.Random) error { return with(fit.Random(r)) },
 			Args: []any{random{}}},
 		"Validate": {F: func(m *vm.Machine, d fit.Data, metrics ...fit.Metric) error {

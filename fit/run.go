@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/observe"
@@ -93,7 +94,7 @@ func Prefetch(goroutines int) Option { return func(t *trainer) { t.readers = gor
 
 // Schedule sets the rate of the machine's solver in each step. By default the solver keeps its
 // rate.
-func Schedule(rate autograd.Schedule) Option {
+func Schedule(rate solver.Schedule) Option {
 	return given("Schedule", "rate", rate, func(t *trainer) { t.rate = rate })
 }
 
@@ -115,7 +116,7 @@ func Checkpoint(dir string, every int, options ...autograd.SaveOption) Option {
 }
 
 // Validate evaluates data after each epoch on a machine of vm.Eval, with the averages of weights if
-// the training's solver has them (autograd.EMA). Its graph is the one that trains, or has the same
+// the training's solver has them (solver.EMA). Its graph is the one that trains, or has the same
 // tensors. Where a training that had ended is started again, it evaluates once, so that
 // metrics such as [Confusion] have their results.
 func Validate(m *vm.Machine, d Data, metrics ...Metric) Option {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -99,7 +100,7 @@ func fitLinearBy(ctx context.Context, comm backend.Communicator, build sync.Lock
 	m := newLinear(batch/comm.Size(), true, 1)
 	build.Unlock()
 	training, err := vm.New(m.x.Graph(), nil, append([]vm.Option{
-		vm.WithSolver(&autograd.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w)}, machine...)...)
+		vm.WithSolver(&solver.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w)}, machine...)...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -332,7 +333,7 @@ func TestARankWithoutAveragesLeavesNoneWaiting(t *testing.T) {
 		m := newLinear(2, true, 1)
 		build.Unlock()
 		training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm), vm.Accumulate(2),
-			vm.WithSolver(&autograd.EMA{Solver: &autograd.SGD{Rate: 1. / 64}, Decay: 0.5}, m.w))
+			vm.WithSolver(&solver.EMA{Solver: &solver.SGD{Rate: 1. / 64}, Decay: 0.5}, m.w))
 		if err != nil {
 			return nil, err
 		}
@@ -383,7 +384,7 @@ func TestMissingLabelsMakeTheLastBatchExact(t *testing.T) {
 	zeros := func() *tensor.Dense {
 		return tensor.New(tensor.WithShape(classes, 2*classes), tensor.Of(tensor.Float64))
 	}
-	want, solver := zeros(), &autograd.SGD{Rate: 0.25}
+	want, sgd := zeros(), &solver.SGD{Rate: 0.25}
 	sampler, err := autograd.NewSampler(autograd.Solo(), n, batch, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -391,7 +392,7 @@ func TestMissingLabelsMakeTheLastBatchExact(t *testing.T) {
 	for epoch := range 3 {
 		for _, which := range sampler.Rest().Epoch(epoch) {
 			d, w := classifier(len(which), want, false)
-			m, err := vm.New(w.Graph(), nil, vm.WithSolver(solver, w))
+			m, err := vm.New(w.Graph(), nil, vm.WithSolver(sgd, w))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -416,7 +417,7 @@ func TestMissingLabelsMakeTheLastBatchExact(t *testing.T) {
 			d, w := classifier(batch/P, zeros(), true)
 			build.Unlock()
 			m, err := vm.New(w.Graph(), nil, vm.WithDataParallel(comm),
-				vm.WithSolver(&autograd.SGD{Rate: 0.25}, w))
+				vm.WithSolver(&solver.SGD{Rate: 0.25}, w))
 			if err != nil {
 				return nil, err
 			}
@@ -440,7 +441,7 @@ func TestValidationChangesNothing(t *testing.T) {
 				m := newLinear(12/P, true, 1)
 				build.Unlock()
 				training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
-					vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+					vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
 				if err != nil {
 					return nil, err
 				}

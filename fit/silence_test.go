@@ -18,6 +18,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -37,7 +38,7 @@ func machine(t *testing.T, g *G.ExprGraph, options ...vm.Option) *vm.Machine {
 }
 
 func sgd(nodes ...*G.Node) vm.Option {
-	return vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, nodes...)
+	return vm.WithSolver(&solver.SGD{Rate: 1. / 64}, nodes...)
 }
 
 // says reports an error that has not all of the texts.
@@ -131,7 +132,7 @@ func TestAValidationHasTheTensorsOfTheTraining(t *testing.T) {
 		o := newLinear(2, false, 1)
 		change(o)
 		r, err := fit.Run(t.Context(), training, m.data(points(8)), fit.Schedule(
-			autograd.Constant(0)), fit.Validate(machine(t, o.x.Graph(), vm.Eval(),
+			solver.Constant(0)), fit.Validate(machine(t, o.x.Graph(), vm.Eval(),
 			vm.Keep(o.loss)), o.data(points(4))))
 		if err != nil {
 			return 0, err
@@ -511,8 +512,8 @@ func TestEachOptionHasItsOwnError(t *testing.T) {
 		"fit.Checkpoint: every: -2 is below 0":       fit.Checkpoint("", -2),
 		"fit.EarlyStop: -3 is below 0":               fit.EarlyStop(-3),
 		"fit.Schedule: rate is nil":                  fit.Schedule(nil),
-		"fit.Schedule: the rate is NaN":              fit.Schedule(autograd.Constant(math.NaN())),
-		"fit.Schedule: the rate is -1":               fit.Schedule(autograd.Constant(-1)),
+		"fit.Schedule: the rate is NaN":              fit.Schedule(solver.Constant(math.NaN())),
+		"fit.Schedule: the rate is -1":               fit.Schedule(solver.Constant(-1)),
 		"fit.Validate: m is nil":                     fit.Validate(nil, d),
 		"fit.Progress: w is nil":                     fit.Progress(nil),
 		"fit.Log: write is nil":                      fit.Log("x", nil),

@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
@@ -122,7 +122,7 @@ func (g gpt) needs(steps int) (int, error) {
 			return err
 		}
 		m, err := vm.New(b.Graph(), comm.Device(), vm.Keep(loss.Node), vm.WithPrecision(vm.BF16),
-			vm.WithSolver(&autograd.AdamW{Rate: 1e-3}, learnables...),
+			vm.WithSolver(&solver.AdamW{Rate: 1e-3}, learnables...),
 			b.Training(), vm.ClipNorm(1))
 		if err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/layers"
@@ -89,9 +90,9 @@ func training(t *testing.T, k testenv.Kind, s layers.Sizes) after {
 		if err != nil {
 			return err
 		}
-		solver := &autograd.Momentum{Rate: 0.1, Momentum: 0.9}
+		momentum := &solver.Momentum{Rate: 0.1, Momentum: 0.9}
 		machine, err := vm.New(c.b.Graph(), device, vm.Keep(c.loss.Node),
-			vm.WithSolver(solver, learnables...), vm.SyncBatchNorm(),
+			vm.WithSolver(momentum, learnables...), vm.SyncBatchNorm(),
 			c.b.Training())
 		if err != nil {
 			return err
@@ -150,8 +151,8 @@ func evaluation(l *layers.Layout, device backend.Device, build sync.Locker, dir 
 	if err != nil {
 		return nil, err
 	}
-	solver := &autograd.Momentum{Rate: 0.1, Momentum: 0.9}
-	machine, err := vm.New(c.b.Graph(), device, vm.WithSolver(solver, learnables...),
+	momentum := &solver.Momentum{Rate: 0.1, Momentum: 0.9}
+	machine, err := vm.New(c.b.Graph(), device, vm.WithSolver(momentum, learnables...),
 		vm.SyncBatchNorm(), c.b.Training())
 	if err != nil {
 		return nil, err

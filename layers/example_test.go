@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale"
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/vm"
@@ -40,7 +40,7 @@ func trained(l *layers.Layout, build sync.Locker) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	m, err := vm.New(b.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 0.5}, learnables...),
+	m, err := vm.New(b.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 0.5}, learnables...),
 		b.Training())
 	if err != nil {
 		return 0, err
@@ -140,7 +140,7 @@ func ExampleTable() {
 			return err
 		}
 		const id = 1_000_000 // of both ranks; rank 0 has the row
-		err = errors.Join(tokens.Set([]int{id}), m.RunAll(), items.Step(&autograd.SGD{Rate: 0.25}))
+		err = errors.Join(tokens.Set([]int{id}), m.RunAll(), items.Step(&solver.SGD{Rate: 0.25}))
 		if err == nil && comm.Rank() == 0 {
 			fmt.Println(items.Rows().Shape(), items.Rows().Data().([]float64)[id-2:id+2])
 		}

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/layers"
@@ -59,7 +60,7 @@ func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOp
 		}
 		read := gorgonia.Nodes{loss.Node, e.Loss.Node, e.Dropped.Node}
 		machine, err := vm.New(b.Graph(), device, vm.Keep(read...),
-			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
+			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
 			b.Training())
 		if err != nil {
 			return err

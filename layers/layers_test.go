@@ -18,6 +18,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -697,7 +698,7 @@ func lossesOf(t *testing.T, k testenv.Kind, s layers.Sizes, along, padded bool) 
 			return err
 		}
 		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node),
-			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
+			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
 			b.Training())
 		if err != nil {
 			return err

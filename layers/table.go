@@ -24,7 +24,7 @@ import (
 //	x := items.Lookup(tokens)
 //	...
 //	machine, err := vm.New(b.Graph(), device, b.Training(), ...) // and keeps their gradients
-//	solver := &autograd.Adam{Rate: 0.001} // for this table alone
+//	solver := &solver.Adam{Rate: 0.001} // for this table alone
 //	...
 //	err = tokens.Set(ids)      // brings the rows of the ids here
 //	err = machine.RunAll()
@@ -43,7 +43,7 @@ type Table struct {
 	state map[string]backend.Buffer
 }
 
-// Solver updates the rows of a table: one of package autograd.
+// Solver updates the rows of a table: one of package autograd/solver.
 type Solver interface {
 	gorgonia.Solver
 	State() (map[string]backend.Buffer, error)

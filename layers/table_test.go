@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/layers"
@@ -31,7 +32,7 @@ type course struct {
 	rows     int                  // of the table; 0 stands for 50
 }
 
-func descent() layers.Solver { return &autograd.SGD{Rate: 0.5} }
+func descent() layers.Solver { return &solver.SGD{Rate: 0.5} }
 
 // tableTraining trains a model with two lookups in a table. It returns the losses, and
 // the table before and after.
@@ -70,12 +71,12 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (loss
 			return err
 		}
 		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node),
-			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
+			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
 			b.Training())
 		if err != nil {
 			return err
 		}
-		dp, solver := machine.DataParallel(), c.solver()
+		dp, by := machine.DataParallel(), c.solver()
 		if c.from > 0 {
 			if err := dp.Load(c.dir, machine.Solver(), nil); err != nil {
 				return err
@@ -96,7 +97,7 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (loss
 			var value float64
 			if err == nil {
 				value = scalar(loss.Value())
-				err = errors.Join(autograd.Sum(l.Data, &value), table.Step(solver))
+				err = errors.Join(autograd.Sum(l.Data, &value), table.Step(by))
 			}
 			if err != nil {
 				return errors.Join(err, machine.Close())
@@ -107,7 +108,7 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (loss
 		}
 		collect(l, table, after)
 		if c.dir != "" {
-			err = errors.Join(dp.SaveAsync(c.dir, machine.Solver(), nil), table.Step(solver))
+			err = errors.Join(dp.SaveAsync(c.dir, machine.Solver(), nil), table.Step(by))
 		}
 		return errors.Join(err, machine.Close())
 	})
@@ -157,9 +158,9 @@ func TestTableEqualsOneRank(t *testing.T) {
 // solvers of package autograd that keep vectors, and one that keeps none.
 var solvers = map[string]func() layers.Solver{
 	"SGD":      descent,
-	"Momentum": func() layers.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9} },
+	"Momentum": func() layers.Solver { return &solver.Momentum{Rate: 0.1, Momentum: 0.9} },
 	"AdamW": func() layers.Solver {
-		return &autograd.AdamW{Rate: 0.05, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8,
+		return &solver.AdamW{Rate: 0.05, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8,
 			WeightDecay: 0.01}
 	},
 }
@@ -194,17 +195,17 @@ func TestCheckpointsOfTablesAreLoadedByAnyRanks(t *testing.T) {
 // rows, and go on from a checkpoint.
 func TestTablesOfFewerRowsThanRanksTrainAsOneRank(t *testing.T) {
 	one, four := layers.Sizes{DP: 1, SP: 1, TP: 1}, layers.Sizes{DP: 4, SP: 1, TP: 1}
-	for name, solver := range map[string]func() layers.Solver{
+	for name, newSolver := range map[string]func() layers.Solver{
 		"Momentum": solvers["Momentum"], "AdamW": solvers["AdamW"],
-		"Nesterov": func() layers.Solver { return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9} },
-		"RMSProp":  func() layers.Solver { return &autograd.RMSProp{Rate: 0.05, Momentum: 0.5} },
+		"Nesterov": func() layers.Solver { return &solver.Nesterov{Rate: 0.1, Momentum: 0.9} },
+		"RMSProp":  func() layers.Solver { return &solver.RMSProp{Rate: 0.05, Momentum: 0.5} },
 		"EMA": func() layers.Solver {
-			return &autograd.EMA{Solver: &autograd.Adam{Rate: 0.05}, Decay: 0.5}
+			return &solver.EMA{Solver: &solver.Adam{Rate: 0.05}, Decay: 0.5}
 		},
 	} {
 		for _, rows := range []int{1, 3} {
 			t.Run(fmt.Sprint(name, rows), func(t *testing.T) {
-				c := course{dt: tensor.Float64, solver: solver, to: 6, rows: rows}
+				c := course{dt: tensor.Float64, solver: newSolver, to: 6, rows: rows}
 				want, _, last := tableTraining(t, testenv.Hosts, one, c)
 				losses, _, after := tableTraining(t, testenv.Hosts, four, c)
 				near(t, "losses", losses, want, 1e-10)
@@ -230,7 +231,7 @@ func TestTablesOfFewerRowsThanRanksTrainAsOneRank(t *testing.T) {
 // without what the solver keeps.
 func TestCheckpointsOfOtherTablesAreRefused(t *testing.T) {
 	dir := t.TempDir()
-	train := func(f func(dp *autograd.DataParallel, w *autograd.SGD, table *layers.Table) error,
+	train := func(f func(dp *autograd.DataParallel, w *solver.SGD, table *layers.Table) error,
 		tables ...int) {
 		t.Helper()
 		within(t, testenv.Hosts, layers.Sizes{DP: 3, SP: 1, TP: 1},
@@ -249,14 +250,14 @@ func TestCheckpointsOfOtherTablesAreRefused(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return errors.Join(f(dp, &autograd.SGD{Rate: 1}, last), dp.Close())
+				return errors.Join(f(dp, &solver.SGD{Rate: 1}, last), dp.Close())
 			})
 	}
-	train(func(dp *autograd.DataParallel, w *autograd.SGD, _ *layers.Table) error {
+	train(func(dp *autograd.DataParallel, w *solver.SGD, _ *layers.Table) error {
 		return dp.Save(dir, w, nil)
 	}, 2, 7) // rank 2 has no rows of the first
 	for _, tables := range [][]int{{}, {2}, {2, 6}, {7, 2}} {
-		train(func(dp *autograd.DataParallel, w *autograd.SGD, _ *layers.Table) error {
+		train(func(dp *autograd.DataParallel, w *solver.SGD, _ *layers.Table) error {
 			if err := dp.Load(dir, w, nil); !errors.Is(err, backend.ErrArgument) ||
 				!strings.Contains(err.Error(), "tables are") {
 				t.Errorf("tables of %v rows: %v", tables, err)
@@ -264,7 +265,7 @@ func TestCheckpointsOfOtherTablesAreRefused(t *testing.T) {
 			return nil
 		}, tables...)
 	}
-	train(func(dp *autograd.DataParallel, w *autograd.SGD, table *layers.Table) error {
+	train(func(dp *autograd.DataParallel, w *solver.SGD, table *layers.Table) error {
 		want := slices.Clone(numbers(table.Rows()))
 		clear(table.Rows().Data().([]float32))
 		err := dp.Load(dir, w, nil, autograd.WeightsOnly())
@@ -297,10 +298,10 @@ func TestSolversUpdateTheRowsThatAreLookedUp(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			solver := &autograd.Adam{Rate: 0.1, Beta1: 0.5, Beta2: 0.75, Epsilon: 1e-8}
+			adam := &solver.Adam{Rate: 0.1, Beta1: 0.5, Beta2: 0.75, Epsilon: 1e-8}
 			w, moment, square := []float64{1, 1, 1, 1}, make([]float64, 4), make([]float64, 4)
 			for step, ids := range [][]int{{0, 1}, {1, 1}, {0, 3}, {1, 0}} {
-				if err := errors.Join(tokens.Set(ids), m.RunAll(), table.Step(solver)); err != nil {
+				if err := errors.Join(tokens.Set(ids), m.RunAll(), table.Step(adam)); err != nil {
 					return err
 				}
 				t1 := float64(step + 1)
@@ -375,7 +376,7 @@ func TestTableErrors(t *testing.T) {
 			if err := tokens.Set([]int{0, 5, 1}); !errors.Is(err, backend.ErrArgument) {
 				t.Errorf("no such row: %v", err)
 			}
-			if err := table.Step(&autograd.SGD{Rate: 1}); !errors.Is(err, backend.ErrArgument) ||
+			if err := table.Step(&solver.SGD{Rate: 1}); !errors.Is(err, backend.ErrArgument) ||
 				!strings.Contains(err.Error(), "call Grad before") {
 				t.Errorf("no run: %v", err)
 			}

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/layers"
@@ -129,7 +130,7 @@ func TestHalfOfWhatTrainingNeedsIsRefused(t *testing.T) {
 				if err == nil {
 					var machine *vm.Machine
 					machine, err = vm.New(m.b.Graph(), nil, append(c.with(m, l),
-						vm.WithSolver(&autograd.SGD{Rate: 1}, m.learnables...))...)
+						vm.WithSolver(&solver.SGD{Rate: 1}, m.learnables...))...)
 					if err == nil {
 						err = machine.Close()
 					}
@@ -162,7 +163,7 @@ func TestTrainingAddsUpRunsAsOneBatch(t *testing.T) {
 				return err
 			}
 			machine, err := vm.New(m.b.Graph(), nil, m.b.Training(),
-				vm.WithSolver(&autograd.SGD{Rate: 1}, m.learnables...))
+				vm.WithSolver(&solver.SGD{Rate: 1}, m.learnables...))
 			if err != nil {
 				return err
 			}
@@ -280,7 +281,7 @@ func (d *dropped) build(l *layers.Layout, built bool) error {
 	if err != nil {
 		return err
 	}
-	d.options = []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 0.1}, learnables...), b.Training(),
+	d.options = []vm.Option{vm.WithSolver(&solver.SGD{Rate: 0.1}, learnables...), b.Training(),
 		vm.Keep(d.loss.Node)}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/vm"
@@ -31,7 +32,7 @@ func Example() {
 	learnables, err := b.Grad(loss)
 	check(err)
 	machine, err := vm.New(b.Graph(), nil, vm.Keep(loss.Node),
-		vm.WithSolver(&autograd.Adam{Rate: 0.01}, learnables...),
+		vm.WithSolver(&solver.Adam{Rate: 0.01}, learnables...),
 		b.Training())
 	check(err)
 	defer machine.Close()

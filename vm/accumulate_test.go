@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -102,7 +103,7 @@ func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
 func TestAccumulateClipped(t *testing.T) {
 	for where, device := range devices {
 		m := product(t, vector(1, 2), vector(3, 4)) // each gradient is the other vector
-		still := &autograd.SGD{}
+		still := &solver.SGD{}
 		still.SetRate(0)
 		machine := solving(t, m, device(t), still, vm.Accumulate(2), vm.ClipNorm(100))
 		for i, want := range []float64{0, 2, 2, 2} { // of sqrt(30)
@@ -121,7 +122,7 @@ func TestAccumulateClipped(t *testing.T) {
 func TestAccumulateRefused(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	for want, options := range map[string][]vm.Option{
-		"0 micro-batches": {vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.Accumulate(0)},
+		"0 micro-batches": {vm.WithSolver(&solver.SGD{Rate: 1}, m.params...), vm.Accumulate(0)},
 		"WithSolver":      {vm.Accumulate(2)},
 	} {
 		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) ||
@@ -136,7 +137,7 @@ func TestAccumulateAgainAfterAnError(t *testing.T) {
 	op := &counter{}
 	m := product(t, vector(1, 2), vector(3, 4))
 	must(gorgonia.ApplyOp(op, m.params[0]))
-	machine := solving(t, m, nil, &autograd.SGD{Rate: 1}, vm.Accumulate(2))
+	machine := solving(t, m, nil, &solver.SGD{Rate: 1}, vm.Accumulate(2))
 	defer machine.Close()
 	run(t, machine)
 	op.err = errors.New("no more")

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/vm"
@@ -32,8 +33,8 @@ func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	start := func() (*model, *vm.Machine) {
 		m := mlp(t, tensor.Float64)
-		solver := vm.WithSolver(&autograd.AdamW{Rate: 0.125, WeightDecay: 0.25}, m.params...)
-		machine, err := vm.New(m.g, device, append(slices.Clone(options), solver)...)
+		option := vm.WithSolver(&solver.AdamW{Rate: 0.125, WeightDecay: 0.25}, m.params...)
+		machine, err := vm.New(m.g, device, append(slices.Clone(options), option)...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +76,7 @@ func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
 // TestSaveBetweenMicroBatchesIsRefused: also by a machine without other ranks.
 func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 	m := mlp(t, tensor.Float64)
-	machine, err := vm.New(m.g, nil, vm.Accumulate(2), vm.WithSolver(&autograd.SGD{Rate: 1},
+	machine, err := vm.New(m.g, nil, vm.Accumulate(2), vm.WithSolver(&solver.SGD{Rate: 1},
 		m.params...))
 	if err != nil {
 		t.Fatal(err)

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Averaged calls f while learnables whose solver is an autograd.EMA have their moving averages as
+// Averaged calls f while learnables whose solver is a solver.EMA have their moving averages as
 // values: to evaluate on another machine, or to save them with autograd.SaveWeights. Afterwards
 // learnables have their former values, bit for bit. The machine itself must not run in f. Without
 // such a solver, and before the first step, Averaged only calls f, which must call Pull itself to
@@ -30,12 +30,12 @@ func (m *Machine) Averaged(f func() error) (err error) {
 	if err := m.micro.between(); err != nil {
 		return fmt.Errorf("vm: Averaged: %w", err)
 	}
-	groups := []autograd.Group{{Solver: m.solver.solver, Params: m.solver.learnables}}
-	if several, ok := m.solver.solver.(*autograd.Groups); ok {
+	groups := []solver.Group{{Solver: m.solver.solver, Params: m.solver.learnables}}
+	if several, ok := m.solver.solver.(*solver.Groups); ok {
 		groups = several.List()
 	}
-	groups = slices.DeleteFunc(groups, func(g autograd.Group) bool {
-		_, ok := g.Solver.(*autograd.EMA)
+	groups = slices.DeleteFunc(groups, func(g solver.Group) bool {
+		_, ok := g.Solver.(*solver.EMA)
 		return !ok
 	})
 	if len(groups) > 0 || m.solver.parts != nil && slices.Contains(m.solver.fullySharded, true) {
@@ -53,7 +53,7 @@ func (m *Machine) Averaged(f func() error) (err error) {
 		}
 	}()
 	for _, g := range groups {
-		averages, err := g.Solver.(*autograd.EMA).Averages()
+		averages, err := g.Solver.(*solver.EMA).Averages()
 		if err != nil {
 			return err
 		}

@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -33,7 +33,7 @@ func averagedOn(t *testing.T, on ranked) {
 	train := func(look bool) []float64 {
 		w := tensor.New(tensor.WithBacking([]float64{0, 0}))
 		x, y, weights, loss := graphOf(1, w)
-		ema := &autograd.EMA{Solver: &autograd.SGD{Rate: 0.5}, Decay: 0.5}
+		ema := &solver.EMA{Solver: &solver.SGD{Rate: 0.5}, Decay: 0.5}
 		m, err := vm.New(x.Graph(), on.device, vm.WithSolver(ema, weights))
 		if err != nil {
 			t.Error(err)

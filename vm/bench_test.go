@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -97,7 +97,7 @@ func BenchmarkPlan(b *testing.B) {
 	for _, name := range slices.Sorted(maps.Keys(steadyModels)) {
 		b.Run(name, func(b *testing.B) {
 			m := steadyModels[name](b, tensor.Float32)
-			ours := solving(b, m, nil, &autograd.AdamW{Rate: 1e-4, WeightDecay: 0.01})
+			ours := solving(b, m, nil, &solver.AdamW{Rate: 1e-4, WeightDecay: 0.01})
 			defer ours.Close()
 			var shares []float64
 			for b.Loop() {
@@ -125,10 +125,10 @@ func benchmarkTrain(b *testing.B, build func(testing.TB, tensor.Dtype) *model,
 	device backend.Device) {
 	b.Run("within", func(b *testing.B) {
 		m := build(b, tensor.Float32)
-		benchmarkStep(b, m, device, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...))
+		benchmarkStep(b, m, device, vm.WithSolver(&solver.Adam{Rate: 1e-4}, m.params...))
 	})
 	b.Run("after", func(b *testing.B) {
-		m, solver := build(b, tensor.Float32), &autograd.Adam{Rate: 1e-4}
+		m, adam := build(b, tensor.Float32), &solver.Adam{Rate: 1e-4}
 		ours, err := vm.New(m.g, device)
 		if err != nil {
 			b.Fatal(err)
@@ -136,7 +136,7 @@ func benchmarkTrain(b *testing.B, build func(testing.TB, tensor.Dtype) *model,
 		defer ours.Close()
 		for b.Loop() {
 			run(b, ours)
-			if err := solver.Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
+			if err := adam.Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -178,7 +178,7 @@ func BenchmarkTree(b *testing.B) {
 							lock.Unlock()
 							var err error
 							machines[i], err = vm.New(m.g, nil,
-								vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...),
+								vm.WithSolver(&solver.Adam{Rate: 1e-4}, m.params...),
 								vm.WithDataParallel(r.Comm), how)
 							if err != nil {
 								return err

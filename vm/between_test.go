@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -45,26 +45,26 @@ func stepsInProgress(t *testing.T, k testenv.Kind) {
 
 // between trains for three steps of 4 runs, saves, and begins another one.
 func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float64, error) {
-	m, solver := r.build(mlp), &autograd.Adam{Rate: 0.05}
-	machine, err := vm.New(m.g, r.device, vm.WithSolver(solver, m.params...),
+	m, adam := r.build(mlp), &solver.Adam{Rate: 0.05}
+	machine, err := vm.New(m.g, r.device, vm.WithSolver(adam, m.params...),
 		vm.WithDataParallel(r.Comm), option)
 	if err != nil {
 		return nil, err
 	}
 	dp := machine.DataParallel()
-	err = dp.Save(dir, solver, nil)
+	err = dp.Save(dir, adam, nil)
 	for i := range 12 {
 		m.shift(i)
 		err = errors.Join(err, machine.RunAll())
 		if !disturbed || i%4 == 3 {
 			continue
 		}
-		solver.SetRate(0.5)
+		adam.SetRate(0.5)
 		rate := machine.RunAll()
-		solver.SetRate(0.05)
+		adam.SetRate(0.05)
 		want := fmt.Sprintf("a step is in progress, with %d of 4 micro-batches accumulated: "+
 			"run the other %d first", 1+i%4, 3-i%4)
-		saved, loaded := dp.Save(dir+"2", solver, nil), dp.Load(dir, solver, nil)
+		saved, loaded := dp.Save(dir+"2", adam, nil), dp.Load(dir, adam, nil)
 		for what, is := range []error{rate, saved, loaded} {
 			if !errors.Is(is, backend.ErrArgument) || !strings.Contains(is.Error(), want) {
 				err = errors.Join(err, fmt.Errorf("%d in the middle: %w, want %q", what, is, want))
@@ -74,7 +74,7 @@ func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float
 	if _, there := os.Stat(dir + "2"); there == nil {
 		err = errors.Join(err, errors.New("a refused Save has written something"))
 	}
-	err = errors.Join(err, dp.Save(dir, solver, nil))
+	err = errors.Join(err, dp.Save(dir, adam, nil))
 	if _, missing := os.Stat(filepath.Join(dir, "step-00000003")); missing != nil {
 		err = errors.Join(err, missing)
 	}
@@ -93,7 +93,7 @@ func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float
 func TestCloseInTheMiddleOfAStepIsAnError(t *testing.T) {
 	for where, device := range devices {
 		m := product(t, vector(1, 2), vector(3, 4))
-		machine := solving(t, m, device(t), &autograd.SGD{Rate: 1}, vm.Accumulate(2))
+		machine := solving(t, m, device(t), &solver.SGD{Rate: 1}, vm.Accumulate(2))
 		for range 3 {
 			run(t, machine)
 		}

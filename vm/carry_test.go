@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
@@ -158,7 +159,7 @@ func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
 			if _, err := gorgonia.Grad(cost, w); err != nil {
 				t.Fatal(err)
 			}
-			m, err := vm.New(g, d, vm.WithSolver(&autograd.SGD{Rate: 1}, w), vm.Keep(cost),
+			m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 1}, w), vm.Keep(cost),
 				vm.WithFrozen(fixed))
 			if err != nil {
 				t.Fatal(err)
@@ -207,21 +208,21 @@ func TestFrozenVariablesOfCheckpointsAreLoaded(t *testing.T) {
 		if _, err := gorgonia.Grad(cost, w); err != nil {
 			t.Fatal(err)
 		}
-		solver, dir := &autograd.SGD{Rate: 1}, t.TempDir()
-		m, err := vm.New(g, d, vm.WithSolver(solver, w), vm.WithFrozen(frozen), vm.Keep(cost),
+		sgd, dir := &solver.SGD{Rate: 1}, t.TempDir()
+		m, err := vm.New(g, d, vm.WithSolver(sgd, w), vm.WithFrozen(frozen), vm.Keep(cost),
 			vm.WithDataParallel(autograd.Solo(), autograd.WithFrozen(frozen)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		run(t, m) // w is then -2, -2
-		if err := m.DataParallel().Save(dir, solver, nil); err != nil {
+		if err := m.DataParallel().Save(dir, sgd, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := gorgonia.Let(frozen, begin(100, 100)); err != nil {
 			t.Fatal(err)
 		}
 		run(t, m)
-		if err := m.DataParallel().Load(dir, solver, nil); err != nil {
+		if err := m.DataParallel().Load(dir, sgd, nil); err != nil {
 			t.Fatal(err)
 		}
 		run(t, m)
@@ -238,7 +239,7 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
 	y, sum := must(gorgonia.Neg(w)), must(gorgonia.Sum(w))
 	with := vm.WithState
-	solver := vm.WithSolver(&autograd.SGD{Rate: 0.5}, w)
+	option := vm.WithSolver(&solver.SGD{Rate: 0.5}, w)
 	for name, test := range map[string]struct {
 		options []vm.Option
 		want    error
@@ -246,10 +247,10 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 		"two states":      {[]vm.Option{with(w, y), with(w, w)}, backend.ErrArgument},
 		"no variable":     {[]vm.Option{with(y, y)}, backend.ErrArgument},
 		"another shape":   {[]vm.Option{with(w, sum)}, backend.ErrArgument},
-		"beside a solver": {[]vm.Option{with(w, y), solver}, backend.ErrUnsupported},
+		"beside a solver": {[]vm.Option{with(w, y), option}, backend.ErrUnsupported},
 		"no node":         {[]vm.Option{with(nil, y)}, backend.ErrArgument},
 		"frozen":          {[]vm.Option{vm.WithFrozen(y)}, backend.ErrArgument},
-		"frozen, learnt":  {[]vm.Option{vm.WithFrozen(w), solver}, backend.ErrArgument},
+		"frozen, learnt":  {[]vm.Option{vm.WithFrozen(w), option}, backend.ErrArgument},
 	} {
 		m, err := vm.New(g, nil, test.options...)
 		if !errors.Is(err, test.want) {

@@ -10,7 +10,7 @@ import (
 )
 
 // ClipNorm scales the gradients of [WithSolver] by one factor so that their global norm is at most
-// limit, as autograd.ClipNorm does, in the plan and after the exchange of [WithDataParallel]. The
+// limit, as solver.ClipNorm does, in the plan and after the exchange of [WithDataParallel]. The
 // norm is computed in float64; [Machine.Norm] returns it. Updates wait for all gradients.
 //
 // With autograd.WithParts it is the norm of the whole gradients, with the same bits on all ranks

@@ -13,13 +13,14 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestClipNorm: norms and steps equal autograd.ClipNorm's, with a limit below the norm and
+// TestClipNorm: norms and steps equal solver.ClipNorm's, with a limit below the norm and
 // above it.
 func TestClipNorm(t *testing.T) { clipNorm(t, devices) }
 
@@ -47,14 +48,14 @@ func clipNorm(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 						t.Fatal(err)
 					}
 					defer a.Close()
-					b := solving(t, within, d, &autograd.SGD{Rate: 1}, vm.ClipNorm(limit))
+					b := solving(t, within, d, &solver.SGD{Rate: 1}, vm.ClipNorm(limit))
 					defer b.Close()
 					for range 4 {
 						run(t, a)
 						grads := gorgonia.NodesToValueGrads(apart.params)
-						norm, err := autograd.ClipNorm(grads, limit)
+						norm, err := solver.ClipNorm(grads, limit)
 						if err == nil {
-							err = (&autograd.SGD{Rate: 1}).Step(grads)
+							err = (&solver.SGD{Rate: 1}).Step(grads)
 						}
 						if err != nil {
 							t.Fatal(err)
@@ -80,7 +81,7 @@ func TestClipNormOfNothing(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			x := vector(1, 2)
 			m := product(t, x, vector(3, 4))
-			adam := &autograd.Adam{Rate: 0.1}
+			adam := &solver.Adam{Rate: 0.1}
 			machine := solving(t, m, device(t), adam, vm.ClipNorm(1))
 			defer machine.Close()
 			run(t, machine)
@@ -110,7 +111,7 @@ func TestClipNormOfNothing(t *testing.T) {
 func TestClipNormRefused(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	for want, options := range map[string][]vm.Option{
-		"must be positive": {vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+		"must be positive": {vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 			vm.ClipNorm(math.NaN())},
 		"WithSolver": {vm.ClipNorm(1)},
 	} {
@@ -129,7 +130,7 @@ func TestClipNormOfAllRanks(t *testing.T) {
 			norms := make([]float64, P)
 			err := testranks.Join(together(t, k, P, func(r ranked) error {
 				m := r.build(mlp)
-				machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1},
+				machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.Adam{Rate: 0.1},
 					m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)),
 					vm.ClipNorm(1e-3))
 				if err != nil {
@@ -166,7 +167,7 @@ func TestClipNormOfParts(t *testing.T) {
 				v := vector(1, 2)
 				m := product(t, v, vector(3, 4+float32(rank)))
 				r.lock.Unlock()
-				machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1},
+				machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 1},
 					m.params...), vm.ClipNorm(1),
 					vm.WithDataParallel(data, autograd.WithParts(r.Comm, map[string]int{"w": 0})))
 				if err != nil {

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
@@ -107,7 +107,7 @@ func TestTheCostHasItsValueInTraining(t *testing.T) {
 	for name, cost := range costs {
 		t.Run(name, func(t *testing.T) {
 			g, w, loss := layer(t, cost)
-			m := machine(t, g, vm.WithSolver(&autograd.SGD{Rate: 0.001}, w))
+			m := machine(t, g, vm.WithSolver(&solver.SGD{Rate: 0.001}, w))
 			var last float64
 			for i := range 3 {
 				run(t, m)
@@ -126,21 +126,21 @@ func TestTheCostHasItsValueInTraining(t *testing.T) {
 
 func TestAStepLeftInAfterWithSolverIsAnErrorThatSaysSo(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
-	for _, solver := range []autograd.Solver{&autograd.SGD{Rate: 0.5},
-		&autograd.Momentum{Rate: 0.5}, &autograd.Adam{Rate: 0.5}, &autograd.AdamW{Rate: 0.5}} {
-		m, err := vm.New(g, nil, vm.WithSolver(solver, w))
+	for _, by := range []solver.Solver{&solver.SGD{Rate: 0.5},
+		&solver.Momentum{Rate: 0.5}, &solver.Adam{Rate: 0.5}, &solver.AdamW{Rate: 0.5}} {
+		m, err := vm.New(g, nil, vm.WithSolver(by, w))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 3 {
 			run(t, m)
-			err := solver.Step(gorgonia.NodesToValueGrads(gorgonia.Nodes{w}))
+			err := by.Step(gorgonia.NodesToValueGrads(gorgonia.Nodes{w}))
 			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "(w)") ||
 				!strings.Contains(err.Error(), "WithSolver") {
-				t.Errorf("a Step of %T after the machine's own: %v", solver, err)
+				t.Errorf("a Step of %T after the machine's own: %v", by, err)
 			}
 		}
-		if err := errors.Join(m.Close(), solver.Close()); err != nil {
+		if err := errors.Join(m.Close(), by.Close()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/cuda"
@@ -270,7 +270,7 @@ func TestDeviceOpsBesideExchanges(t *testing.T) {
 			var weights [2][][]float64
 			for i, device := range []backend.Device{nil, r.device} {
 				model, x := r.collectiveModel(collectives["AllToAll"])
-				m, err := vm.New(model.g, device, vm.WithSolver(&autograd.SGD{Rate: 1. / 1024}, x),
+				m, err := vm.New(model.g, device, vm.WithSolver(&solver.SGD{Rate: 1. / 1024}, x),
 					vm.WithDataParallel(r.Comm))
 				if err != nil {
 					return err

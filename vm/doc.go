@@ -47,8 +47,8 @@
 //
 // # Training
 //
-// With [WithSolver] each run ends with a step of a solver of package autograd, as part of the
-// plan:
+// With [WithSolver] each run ends with a step of a solver of package autograd/solver, as part of
+// the plan:
 //
 //	m, err := vm.New(g, device, vm.WithSolver(solver, learnables...))
 //	err = m.RunAll()

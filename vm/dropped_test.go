@@ -8,7 +8,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/vm"
@@ -20,7 +20,7 @@ func drop(t *testing.T, n int, device backend.Device) {
 	t.Helper()
 	for range n {
 		g, w, _ := layer(t, costs["mean and a penalty"])
-		m, err := vm.New(g, device, vm.WithSolver(&autograd.Adam{Rate: 0.5}, w))
+		m, err := vm.New(g, device, vm.WithSolver(&solver.Adam{Rate: 0.5}, w))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,7 @@ func TestADroppedMachineGivesItsLearnablesBackToTheHost(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
 	got, want := w.Value().Data().([]float64), closed(t, d)
 	func() {
-		m, err := vm.New(g, d, vm.WithSolver(&autograd.SGD{Rate: 0.0009765625}, w))
+		m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 0.0009765625}, w))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,7 +133,7 @@ func TestADroppedMachineGivesItsLearnablesBackToTheHost(t *testing.T) {
 func closed(t *testing.T, d backend.Device) []float64 {
 	t.Helper()
 	g, w, _ := layer(t, costs["sum"])
-	m, err := vm.New(g, d, vm.WithSolver(&autograd.SGD{Rate: 0.0009765625}, w))
+	m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 0.0009765625}, w))
 	if err != nil {
 		t.Fatal(err)
 	}

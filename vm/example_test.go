@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -77,7 +78,7 @@ func ExampleWithDataParallel() {
 		x, y, weights, loss := graphOf(1, w)
 		build.Unlock()
 		m, err := vm.New(x.Graph(), nil, vm.WithDataParallel(comm), // gradients are averaged
-			vm.WithSolver(&autograd.SGD{Rate: 1}, weights))
+			vm.WithSolver(&solver.SGD{Rate: 1}, weights))
 		if err != nil {
 			return err
 		}

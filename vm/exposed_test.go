@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -83,7 +84,7 @@ func TestExposed(t *testing.T) {
 func (r ranked) exposes(delay time.Duration, hold func(q backend.Queue) error) (err error) {
 	const late = 1
 	m := r.build(mlp)
-	machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
+	machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...),
 		vm.WithDataParallel(&slow{backend.Wrap(r.Comm), late, hold}, autograd.WithBuckets(1, 1)))
 	if err != nil {
 		return err
@@ -151,7 +152,7 @@ func TestRanksExchangeInOneWay(t *testing.T) {
 			return m
 		})
 		comm := &hinted{Base: backend.Wrap(r.Comm)}
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1},
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 0.1},
 			m.params...), vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))
 		if err != nil {
 			return err
@@ -233,7 +234,7 @@ func TestExposedGathers(t *testing.T) {
 // TestExposedAlone: without other ranks nothing is exchanged.
 func TestExposedAlone(t *testing.T) {
 	m := mlp(t, tensor.Float32)
-	machine := machine(t, m.g, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...))
+	machine := machine(t, m.g, vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...))
 	for range 3 {
 		if buckets, err := machine.Exposed(); err != nil || len(buckets) != 0 {
 			t.Errorf("the exchanges are %v, %v", buckets, err)

@@ -19,6 +19,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -67,13 +68,13 @@ func (f *figures) String() string {
 }
 
 // exactSolvers have rates that are powers of two, so that integers stay exact for some steps.
-var exactSolvers = map[string]func() autograd.Solver{
-	"sgd": func() autograd.Solver { return &autograd.SGD{Rate: 0.25} },
-	"momentum": func() autograd.Solver {
-		return &autograd.Momentum{Rate: 0.25, Momentum: 0.5, WeightDecay: 0.5}
+var exactSolvers = map[string]func() solver.Solver{
+	"sgd": func() solver.Solver { return &solver.SGD{Rate: 0.25} },
+	"momentum": func() solver.Solver {
+		return &solver.Momentum{Rate: 0.25, Momentum: 0.5, WeightDecay: 0.5}
 	},
-	"adam":  func() autograd.Solver { return &autograd.Adam{Rate: 0.25} },
-	"adamw": func() autograd.Solver { return &autograd.AdamW{Rate: 0.25, WeightDecay: 0.5} },
+	"adam":  func() solver.Solver { return &solver.Adam{Rate: 0.25} },
+	"adamw": func() solver.Solver { return &solver.AdamW{Rate: 0.25, WeightDecay: 0.5} },
 }
 
 func (b bench) place() graphs.Needs {
@@ -322,11 +323,11 @@ func (b bench) expect(t trial, g *gradedGraph) (*expected, error) {
 	if err := b.feed(t, g, 0); err != nil {
 		return nil, err
 	}
-	var solver autograd.Solver
+	var by solver.Solver
 	if t.solver != "" {
-		solver = exactSolvers[t.solver]()
+		by = exactSolvers[t.solver]()
 	}
-	r, err := newPlainRun(*g, solver, t.micro)
+	r, err := newPlainRun(*g, by, t.micro)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -19,9 +20,9 @@ import (
 )
 
 // halves returns two groups of learnables, which are interleaved, with solvers of their own.
-func halves(params gorgonia.Nodes) []autograd.Group {
-	groups := []autograd.Group{{Solver: &autograd.AdamW{Rate: 0.05, WeightDecay: 0.1}},
-		{Solver: &autograd.RMSProp{Rate: 0.01, Momentum: 0.5}}}
+func halves(params gorgonia.Nodes) []solver.Group {
+	groups := []solver.Group{{Solver: &solver.AdamW{Rate: 0.05, WeightDecay: 0.1}},
+		{Solver: &solver.RMSProp{Rate: 0.01, Momentum: 0.5}}}
 	for i, n := range params {
 		groups[i%2].Params = append(groups[i%2].Params, n)
 	}
@@ -44,7 +45,7 @@ func severalSolvers(t *testing.T, k testenv.Kind) {
 
 func (r ranked) group() error {
 	apart, within := r.build(mlp), r.build(mlp)
-	after, err := autograd.NewGroups(apart.params, halves(apart.params)...)
+	after, err := solver.NewGroups(apart.params, halves(apart.params)...)
 	if err != nil {
 		return err
 	}
@@ -78,13 +79,13 @@ func (r ranked) group() error {
 	return errors.Join(err, m.Close(), machine.Close(), dp.Close())
 }
 
-// TestGroupsOfAutogradInAPlan: one WithSolver takes autograd.Groups, which a checkpoint has whole.
+// TestGroupsOfAutogradInAPlan: one WithSolver takes solver.Groups, which a checkpoint has whole.
 func TestGroupsOfAutogradInAPlan(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
 		train := func(before, steps int, load bool) ([][]float64, error) {
 			m := r.build(mlp)
-			groups, err := autograd.NewGroups(m.params, halves(m.params)...)
+			groups, err := solver.NewGroups(m.params, halves(m.params)...)
 			if err != nil {
 				return nil, err
 			}
@@ -130,12 +131,12 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 	if err := gorgonia.Let(tied.params[1], tied.params[0].Value()); err != nil {
 		t.Fatal(err)
 	}
-	sgd := func() autograd.Solver { return &autograd.SGD{Rate: 1} }
+	sgd := func() solver.Solver { return &solver.SGD{Rate: 1} }
 	one := sgd()
 	for want, options := range map[string][]vm.Option{
 		"the learnable v is given twice": {vm.WithSolver(sgd(), v, v)},
 		"the learnable w is given twice: each step": {vm.WithSolver(sgd(), v, w),
-			vm.WithSolver(&autograd.Adam{Rate: 1}, w)},
+			vm.WithSolver(&solver.Adam{Rate: 1}, w)},
 		"its solver has another group, too": {vm.WithSolver(one, v),
 			vm.WithSolver(one, w)},
 		"autograd: group 1: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v),

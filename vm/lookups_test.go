@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -67,7 +68,7 @@ func TestLookupsAreExchangedAsRows(t *testing.T) {
 }
 
 func lookupsAsRows(t *testing.T, k testenv.Kind) {
-	exact := func() autograd.Solver { return &autograd.SGD{Rate: 0.25} }
+	exact := func() solver.Solver { return &solver.SGD{Rate: 0.25} }
 	for P := 1; P <= 3; P++ {
 		for _, rows := range []int{16, 17} {
 			for _, options := range [][]autograd.Option{nil, {autograd.WithSum()}} {
@@ -109,8 +110,8 @@ var lookings = map[string]looking{
 	"adam":    {training: training{solver: solvers["adam"]}, rows: true},
 	"clipped": {training: training{options: given(vm.ClipNorm(3))}, rows: true},
 	"bf16":    {training: training{options: given(vm.WithPrecision(vm.BF16))}, rows: true},
-	"averages": {training: training{solver: func() autograd.Solver {
-		return &autograd.EMA{Solver: &autograd.Momentum{Rate: 0.5, Momentum: 0.5}, Decay: 0.5}
+	"averages": {training: training{solver: func() solver.Solver {
+		return &solver.EMA{Solver: &solver.Momentum{Rate: 0.5, Momentum: 0.5}, Decay: 0.5}
 	}}, rows: true},
 	"tiles": {training: training{options: given(vm.WithLossTiles(2)),
 		build: func(t testing.TB, _ tensor.Dtype) *model {
@@ -179,7 +180,7 @@ func (r ranked) looksLikeWhole(as looking) error {
 		as.build = table(34, 16+as.more*me, me, true)
 	}
 	if as.solver == nil {
-		as.solver = func() autograd.Solver { return &autograd.SGD{Rate: 0.25} }
+		as.solver = func() solver.Solver { return &solver.SGD{Rate: 0.25} }
 	}
 	keeping := func(c backend.Communicator) (backend.Communicator, error) {
 		return keeper{backend.Wrap(c)}, nil

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -172,7 +173,7 @@ func BenchmarkConvnetOnGPU(b *testing.B) {
 			b.Setenv("EURYALE_CUBLAS", libraries)
 			b.Setenv("EURYALE_CUDNN", libraries)
 			m := stockConvnet(256)(b, tensor.Float32)
-			benchmarkStep(b, m, d, vm.WithSolver(&autograd.Momentum{Rate: 1e-3, Momentum: 0.9},
+			benchmarkStep(b, m, d, vm.WithSolver(&solver.Momentum{Rate: 1e-3, Momentum: 0.9},
 				m.params...))
 			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N), "us/step")
 		})
@@ -194,16 +195,16 @@ func TestPoolsOnGPU(t *testing.T) {
 // saves what it has there.
 func TestSaveAsyncOnGPU(t *testing.T) {
 	d, dir := gpu(t), t.TempDir()
-	for where, save := range map[string]func(*autograd.DataParallel, string, autograd.Solver) error{
-		"save": func(dp *autograd.DataParallel, dir string, s autograd.Solver) error {
+	for where, save := range map[string]func(*autograd.DataParallel, string, solver.Solver) error{
+		"save": func(dp *autograd.DataParallel, dir string, s solver.Solver) error {
 			return dp.Save(dir, s, nil)
 		},
-		"async": func(dp *autograd.DataParallel, dir string, s autograd.Solver) error {
+		"async": func(dp *autograd.DataParallel, dir string, s solver.Solver) error {
 			return dp.SaveAsync(dir, s, nil)
 		},
 	} {
 		m := mlp(t, tensor.Float32)
-		machine, err := vm.New(m.g, d, vm.WithSolver(&autograd.AdamW{Rate: 0.125}, m.params...))
+		machine, err := vm.New(m.g, d, vm.WithSolver(&solver.AdamW{Rate: 0.125}, m.params...))
 		if err != nil {
 			t.Fatal(err)
 		}

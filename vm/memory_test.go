@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -140,7 +141,7 @@ func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
 					copy(p.Value().Data().([]float32), first[i])
 				}
 				options := append(bound, vm.WithPrecision(precision),
-					vm.WithSolver(&autograd.Adam{Rate: 1e-2}, m.params...))
+					vm.WithSolver(&solver.Adam{Rate: 1e-2}, m.params...))
 				machine, err := vm.New(m.g, device, options...)
 				if err != nil {
 					t.Fatal(err)
@@ -254,12 +255,12 @@ func TestMemoryOfDeepChainsGrowsAsTheRoot(t *testing.T) {
 	const one = 512 * 64 * 4 // the values of a layer
 	for _, layers := range []int{16, 36, 64, 144} {
 		m := deep(t, layers, 512, 64)
-		solver := vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...)
-		free, err := vm.Summarize(m.g, 1, solver)
+		option := vm.WithSolver(&solver.SGD{Rate: 1}, m.params...)
+		free, err := vm.Summarize(m.g, 1, option)
 		if err != nil {
 			t.Fatal(err)
 		}
-		least, err := vm.Summarize(m.g, 1, solver, vm.WithLeastMemory())
+		least, err := vm.Summarize(m.g, 1, option, vm.WithLeastMemory())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -285,7 +286,7 @@ func TestABoundIsRefusedWhereItIsLessThanTheLeast(t *testing.T) {
 				layers: int(layers) + 1, dropout: nn.NewRandom(7)}.model(t)
 			total := func(bound vm.Option) (int64, error) {
 				s, err := vm.Summarize(m.g, 1, bound, vm.WithPrecision(precision),
-					vm.WithSolver(&autograd.Adam{Rate: 1}, m.params...))
+					vm.WithSolver(&solver.Adam{Rate: 1}, m.params...))
 				return s.Memory.Total(), err
 			}
 			least, err := total(vm.WithLeastMemory())
@@ -313,7 +314,7 @@ func TestABoundOfMemoryIsUsed(t *testing.T) {
 	summary := func(bound vm.Option) vm.Memory {
 		t.Helper()
 		s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16),
-			vm.WithSolver(&autograd.AdamW{Rate: 1}, m.params...), bound)
+			vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...), bound)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -360,7 +361,7 @@ func tilesOfTheLoss(t *testing.T, device backend.Device, tolerance float64) {
 			for i, tiles := range []int{1, 8} {
 				m := talkative(t, tensor.Float32)
 				options := []vm.Option{vm.WithLossTiles(tiles), vm.WithPrecision(precision),
-					vm.WithSolver(&autograd.SGD{Rate: 0.5}, m.params...)}
+					vm.WithSolver(&solver.SGD{Rate: 0.5}, m.params...)}
 				if micros > 1 {
 					options = append(options, vm.Accumulate(micros))
 				}
@@ -409,7 +410,7 @@ func TestTilesOfGPT2(t *testing.T) {
 				continue
 			}
 			s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16), vm.WithLossTiles(tiles),
-				vm.WithSolver(&autograd.AdamW{Rate: 1}, m.params...))
+				vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -428,12 +429,12 @@ func TestTilesOfGPT2(t *testing.T) {
 // TestLossesWithoutTiles: what cannot be in tiles is an error.
 func TestLossesWithoutTiles(t *testing.T) {
 	m := talkative(t, tensor.Float32)
-	solver := vm.WithSolver(&autograd.SGD{Rate: 0.5}, m.params...)
-	if _, err := vm.New(m.g, nil, solver, vm.WithLossTiles(0)); !errors.Is(err,
+	option := vm.WithSolver(&solver.SGD{Rate: 0.5}, m.params...)
+	if _, err := vm.New(m.g, nil, option, vm.WithLossTiles(0)); !errors.Is(err,
 		backend.ErrArgument) {
 		t.Error(err)
 	}
-	if _, err := vm.New(m.g, nil, solver, vm.WithLossTiles(7)); !errors.Is(err,
+	if _, err := vm.New(m.g, nil, option, vm.WithLossTiles(7)); !errors.Is(err,
 		backend.ErrUnsupported) || !strings.Contains(err.Error(), "has 192 rows") {
 		t.Error(err)
 	}
@@ -473,7 +474,7 @@ func TestTilesOfRanks(t *testing.T) {
 // TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt: on every way to a plan.
 func TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt(t *testing.T) {
 	m := mlp(t, tensor.Float32)
-	for _, options := range [][]vm.Option{nil, {vm.WithSolver(&autograd.Adam{Rate: 1},
+	for _, options := range [][]vm.Option{nil, {vm.WithSolver(&solver.Adam{Rate: 1},
 		m.params...)}} {
 		_, err := vm.New(m.g, nil, append(options, vm.WithMemory(1000))...)
 		for _, want := range []string{"too little memory", "1000 bytes are", "too few", "w0 (",
@@ -519,7 +520,7 @@ func TestSummarizeIsTheSummaryOfShards(t *testing.T) {
 		}
 	}
 	m := mlp(t, tensor.Float32)
-	if _, err := vm.Summarize(m.g, 2, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+	if _, err := vm.Summarize(m.g, 2, vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 		vm.WithShards(vm.Parameters)); !errors.Is(err, backend.ErrArgument) {
 		t.Error(err)
 	}
@@ -541,7 +542,7 @@ func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
 		err := testranks.Join(together(t, testenv.Hosts, ranks, func(r ranked) error {
 			r.lock.Lock()
 			m := bounded["gpt"](t, nil)
-			options := []vm.Option{vm.WithSolver(&autograd.Adam{Rate: 1}, m.params...)}
+			options := []vm.Option{vm.WithSolver(&solver.Adam{Rate: 1}, m.params...)}
 			want, err := vm.Summarize(m.g, ranks, options...)
 			r.lock.Unlock()
 			if err != nil {
@@ -594,8 +595,8 @@ func BenchmarkBoundOfMemory(b *testing.B) {
 	for _, layers := range []int{16, 64, 144} {
 		b.Run(fmt.Sprintf("%d layers", layers), func(b *testing.B) {
 			bound, free := deep(b, layers, 1024, 256), deep(b, layers, 1024, 256)
-			x := solving(b, bound, nil, &autograd.SGD{Rate: 1e-3}, vm.WithLeastMemory())
-			y := solving(b, free, nil, &autograd.SGD{Rate: 1e-3})
+			x := solving(b, bound, nil, &solver.SGD{Rate: 1e-3}, vm.WithLeastMemory())
+			y := solving(b, free, nil, &solver.SGD{Rate: 1e-3})
 			turns(b, func() { run(b, x) }, func() { run(b, y) })
 			s, t := x.Summary(), y.Summary()
 			b.ReportMetric(float64(s.FLOPs)/float64(t.FLOPs), "FLOPs")
@@ -609,7 +610,7 @@ func BenchmarkBoundOfMemory(b *testing.B) {
 			plan := func(bound ...vm.Option) func() {
 				return func() {
 					_, err := vm.Summarize(m.g, 1, append(bound, vm.WithPrecision(vm.BF16),
-						vm.WithSolver(&autograd.AdamW{Rate: 1}, m.params...))...)
+						vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...))...)
 					if err != nil {
 						b.Fatal(err)
 					}

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
@@ -25,7 +26,7 @@ func (noJob) Release(backend.Communicator) error { return nil }
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
-	solver := &autograd.SGD{Rate: 0.5}
+	sgd := &solver.SGD{Rate: 0.5}
 	with := func(options ...vm.Option) error {
 		m, err := vm.New(g, nil, options...)
 		if err == nil {
@@ -44,9 +45,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			Args: []any{w}},
 		"Notice": {F: func(say func(string)) error { return with(vm.Notice(say)) },
 			Args: []any{func(string) {}}},
-		"WithSolver": {F: func(s autograd.Solver, learnables ...*gorgonia.Node) error {
+		"WithSolver": {F: func(s solver.Solver, learnables ...*gorgonia.Node) error {
 			return with(vm.WithSolver(s, learnables...))
-		}, Args: []any{solver, w}},
+		}, Args: []any{sgd, w}},
 		"WithFrozen": {F: func(variables ...*gorgonia.Node) error {
 			return with(vm.WithFrozen(variables...))
 		}, Args: []any{w}},
@@ -54,11 +55,11 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			return with(vm.WithState(variable, next))
 		}, Args: []any{w, w}},
 		"WithDataParallel": {F: func(comm backend.Communicator, options ...autograd.Option) error {
-			return with(vm.WithSolver(solver, w), vm.WithDataParallel(comm, options...))
+			return with(vm.WithSolver(sgd, w), vm.WithDataParallel(comm, options...))
 		}, Args: []any{reference.New("test", 1, time.Minute)[0], autograd.WithSum()}},
 		"WithElastic": {F: func(ctx context.Context, job autograd.Job, n int,
 			options ...autograd.Option) error {
-			return with(vm.WithSolver(solver, w), vm.WithElastic(ctx, job, n, options...))
+			return with(vm.WithSolver(sgd, w), vm.WithElastic(ctx, job, n, options...))
 		}, Args: []any{t.Context(), noJob{}, 0, autograd.WithSum()}},
 	}, map[string]string{
 		"New.device":    "nil is the host",

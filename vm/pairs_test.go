@@ -18,6 +18,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -40,15 +41,15 @@ type feature struct {
 
 // features are in the order of docs/combinations.md.
 var features = []feature{
-	{"SGD", "solver", "SGD", "`autograd.SGD`"},
-	{"Momentum", "solver", "Momentum", "`autograd.Momentum`"},
-	{"Nesterov", "solver", "Nesterov", "`autograd.Nesterov`"},
-	{"RMSProp", "solver", "RMSProp", "`autograd.RMSProp`, with momentum"},
-	{"Adam", "solver", "Adam", "`autograd.Adam`"},
-	{"AdamW", "solver", "AdamW", "`autograd.AdamW`"},
-	{"Custom", "solver", "Custom", "`autograd.Custom`, a solver of one's own"},
+	{"SGD", "solver", "SGD", "`solver.SGD`"},
+	{"Momentum", "solver", "Momentum", "`solver.Momentum`"},
+	{"Nesterov", "solver", "Nesterov", "`solver.Nesterov`"},
+	{"RMSProp", "solver", "RMSProp", "`solver.RMSProp`, with momentum"},
+	{"Adam", "solver", "Adam", "`solver.Adam`"},
+	{"AdamW", "solver", "AdamW", "`solver.AdamW`"},
+	{"Custom", "solver", "Custom", "`solver.Custom`, a solver of one's own"},
 	{"Groups", "groups", "Groups", "several `vm.WithSolver`: parameter groups"},
-	{"EMA", "average", "EMA", "`autograd.EMA`: moving averages of learnables"},
+	{"EMA", "average", "EMA", "`solver.EMA`: moving averages of learnables"},
 	{"ClipNorm", "clip", "ClipNorm", "`vm.ClipNorm`"},
 	{"Accumulate", "step", "Accumulate", "`vm.Accumulate`, by `layers.Builder.Batches`"},
 	{"WithTree", "step", "WithTree", "`vm.WithTree` ([reproducibility](reproducibility.md))"},
@@ -452,44 +453,44 @@ func (s *setting) solvers(m *paired) []vm.Option {
 	params := m.learnables
 	var options []vm.Option
 	if i := slices.Index(params, m.rows); i >= 0 {
-		options = append(options, vm.WithSolver(&autograd.SGD{Rate: 0.05}, m.rows))
+		options = append(options, vm.WithSolver(&solver.SGD{Rate: 0.05}, m.rows))
 		params = slices.Delete(slices.Clone(params), i, i+1)
 	}
-	solver := func() autograd.Solver {
+	newSolver := func() solver.Solver {
 		const rate, epsilon = 0.05, 0.05
-		var solver autograd.Solver
+		var by solver.Solver
 		switch s.solver {
 		case "Momentum":
-			solver = &autograd.Momentum{Rate: rate, Momentum: 0.5, WeightDecay: 0.125}
+			by = &solver.Momentum{Rate: rate, Momentum: 0.5, WeightDecay: 0.125}
 		case "Nesterov":
-			solver = &autograd.Nesterov{Rate: rate, Momentum: 0.5}
+			by = &solver.Nesterov{Rate: rate, Momentum: 0.5}
 		case "RMSProp":
-			solver = &autograd.RMSProp{Rate: rate, Epsilon: epsilon, Momentum: 0.25}
+			by = &solver.RMSProp{Rate: rate, Epsilon: epsilon, Momentum: 0.25}
 		case "Adam":
-			solver = &autograd.Adam{Rate: rate, Epsilon: epsilon}
+			by = &solver.Adam{Rate: rate, Epsilon: epsilon}
 		case "AdamW":
-			solver = &autograd.AdamW{Rate: rate, Epsilon: epsilon, WeightDecay: 0.1}
+			by = &solver.AdamW{Rate: rate, Epsilon: epsilon, WeightDecay: 0.1}
 		case "Custom":
-			solver = &autograd.Custom{Name: "heavy-ball", Rate: rate, Keep: []string{"v"},
+			by = &solver.Custom{Name: "heavy-ball", Rate: rate, Keep: []string{"v"},
 				Update: heavyBall}
 		default:
-			solver = &autograd.SGD{Rate: rate}
+			by = &solver.SGD{Rate: rate}
 		}
 		if s.has["EMA"] {
-			solver = &autograd.EMA{Solver: solver, Decay: 0.75}
+			by = &solver.EMA{Solver: by, Decay: 0.75}
 		}
-		return solver
+		return by
 	}
 	if s.has["Groups"] {
-		other := &autograd.Adam{Rate: 0.02, Epsilon: 0.05}
+		other := &solver.Adam{Rate: 0.02, Epsilon: 0.05}
 		options = append(options, vm.WithSolver(other, params[0]))
 		params = params[1:]
 	}
-	return append(options, vm.WithSolver(solver(), params...))
+	return append(options, vm.WithSolver(newSolver(), params...))
 }
 
 // heavyBall is the update v = g + v/2, w = w - rate v.
-func heavyBall(u *autograd.Update) {
+func heavyBall(u *solver.Update) {
 	v := u.Do(fuse.Add, u.Gradient(), u.With(fuse.Mul, u.Kept(0), 0.5))
 	u.SetKept(0, v)
 	u.SetParam(u.Do(fuse.Sub, u.Param(), u.With(fuse.Mul, v, u.Rate())))
@@ -564,7 +565,7 @@ func (s *setting) step(m *paired, step int) (err error) {
 		}
 	}
 	if err == nil && m.table != nil && m.rows == nil {
-		err = m.table.Step(&autograd.SGD{Rate: 0.05})
+		err = m.table.Step(&solver.SGD{Rate: 0.05})
 	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/vm"
@@ -39,7 +39,7 @@ func TestAPanicOfAnOperationEndsEveryRankOfARun(t *testing.T) {
 		gorgonia.Grad(must(gorgonia.Sum(must(gorgonia.Square(w)))), w)
 		must(gorgonia.ApplyOp(op, w))
 		r.lock.Unlock()
-		m, err := vm.New(g, nil, vm.WithSolver(&autograd.SGD{Rate: 0.5}, w),
+		m, err := vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 0.5}, w),
 			vm.WithDataParallel(r.Comm))
 		if err != nil {
 			return err

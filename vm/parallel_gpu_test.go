@@ -14,7 +14,7 @@ import (
 
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	gpus "github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -227,7 +227,7 @@ func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *mo
 			}
 		}
 		machine, err := vm.New(m.g, r.Comm.Device(),
-			append(options, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...),
+			append(options, vm.WithSolver(&solver.Adam{Rate: 1e-4}, m.params...),
 				vm.WithDataParallel(r.Comm))...)
 		if err != nil {
 			return err

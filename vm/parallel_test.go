@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -119,7 +120,7 @@ func TestDataParallel(t *testing.T) {
 		})
 }
 
-func trainsTogether(t *testing.T, k testenv.Kind, P int, solver func() autograd.Solver,
+func trainsTogether(t *testing.T, k testenv.Kind, P int, solver func() solver.Solver,
 	build func(testing.TB, tensor.Dtype) *model, options ...autograd.Option) {
 	t.Helper()
 	weights := make([][][]float64, P)
@@ -191,7 +192,7 @@ func TestDataParallelOfMachines(t *testing.T) {
 }
 
 // trainBothWays trains for some steps by Sync, and in the plan, and returns the weights.
-func (r ranked) trainBothWays(solver func() autograd.Solver,
+func (r ranked) trainBothWays(solver func() solver.Solver,
 	build func(testing.TB, tensor.Dtype) *model, options []autograd.Option) ([][]float64, error) {
 	const steps = 5
 	options = append(slices.Clone(options), autograd.WithBuckets(1, 60))
@@ -224,7 +225,7 @@ func (r ranked) trainBothWays(solver func() autograd.Solver,
 }
 
 // trainApart trains by Sync, with the graph on the same device.
-func (r ranked) trainApart(m *model, solver autograd.Solver, steps int,
+func (r ranked) trainApart(m *model, solver solver.Solver, steps int,
 	options []autograd.Option) ([][]float64, error) {
 	dp, err := autograd.New(r.Comm, m.params, options...)
 	if err != nil {
@@ -262,7 +263,7 @@ func TestDataParallelRefused(t *testing.T) {
 				if r.Comm.Rank() == 1 {
 					m.params = nil
 				}
-				return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+				return []vm.Option{vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 					vm.WithDataParallel(r.Comm)}
 			}},
 		{"other learnables", backend.ErrMismatch, "parameter 0 is w0 f32(12, 7) on rank 0, but " +
@@ -270,26 +271,26 @@ func TestDataParallelRefused(t *testing.T) {
 			if r.Comm.Rank() == 2 {
 				slices.Reverse(m.params)
 			}
-			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+			return []vm.Option{vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 				vm.WithDataParallel(r.Comm)}
 		}},
 		{"other rates", backend.ErrMismatch, `the solver's settings are {"Rate":1,`,
 			func(r ranked, m *model) []vm.Option {
 				return []vm.Option{vm.WithSolver(
-					&autograd.Momentum{Rate: float64(1 + r.Comm.Rank())},
+					&solver.Momentum{Rate: float64(1 + r.Comm.Rank())},
 					m.params...), vm.WithDataParallel(r.Comm)}
 			}},
-		{"other solvers", backend.ErrMismatch, "the solver is a *autograd.SGD on rank 0, but the " +
-			"solver is a *autograd.Adam on rank 1", func(r ranked, m *model) []vm.Option {
-			solver := solvers["sgd"]()
+		{"other solvers", backend.ErrMismatch, "the solver is a *solver.SGD on rank 0, but the " +
+			"solver is a *solver.Adam on rank 1", func(r ranked, m *model) []vm.Option {
+			by := solvers["sgd"]()
 			if r.Comm.Rank() == 1 {
-				solver = solvers["adam"]()
+				by = solvers["adam"]()
 			}
-			return []vm.Option{vm.WithSolver(solver, m.params...), vm.WithDataParallel(r.Comm)}
+			return []vm.Option{vm.WithSolver(by, m.params...), vm.WithDataParallel(r.Comm)}
 		}},
 		{"another node on a rank", nil, "is not a node of the machine's graph",
 			func(r ranked, m *model) []vm.Option {
-				options := []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+				options := []vm.Option{vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 					vm.WithDataParallel(r.Comm)}
 				if r.Comm.Rank() == 1 {
 					options = append(options, vm.Keep(r.build(mlp).params[0]))
@@ -298,12 +299,12 @@ func TestDataParallelRefused(t *testing.T) {
 			}},
 		{"learnables that may be unused", backend.ErrUnsupported, "WithUnused",
 			func(r ranked, m *model) []vm.Option {
-				return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+				return []vm.Option{vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 					vm.WithDataParallel(r.Comm, autograd.WithUnused())}
 			}},
 		{"averages of weights", backend.ErrUnsupported, "WithPartial",
 			func(r ranked, m *model) []vm.Option {
-				return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+				return []vm.Option{vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 					vm.WithDataParallel(r.Comm, autograd.WithPartial())}
 			}},
 	}
@@ -349,7 +350,7 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 		done := sync.OnceFunc(trained.Done)
 		defer done()
 		m := r.build(mlp)
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...),
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.Adam{Rate: 0.1}, m.params...),
 			vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)))
 		if err != nil {
 			return err
@@ -505,7 +506,7 @@ func TestDataParallelAroundTheHost(t *testing.T) {
 	trainsTogether(t, testenv.Devices, 2, solvers["adam"], build)
 	err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
 		m := r.build(build)
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 			vm.WithDataParallel(r.Comm))
 		if err != nil {
 			return err
@@ -560,7 +561,7 @@ func isRecorded(t *testing.T, k testenv.Kind, exchanges int, options ...vm.Optio
 		m := r.build(mlp)
 		comm := &eager{Base: backend.Wrap(r.Comm)}
 		machine, err := vm.New(m.g, r.device, append(options,
-			vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
+			vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...),
 			vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))...)
 		if err != nil {
 			return err

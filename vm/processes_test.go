@@ -11,7 +11,7 @@ import (
 
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -79,7 +79,7 @@ func trainUntil(k testenv.Kind, connect testenv.Connect, w *rendezvous.World,
 		device = r.Comm.Device()
 	}
 	m := mlp(new(testing.T), tensor.Float32)
-	machine, err := vm.New(m.g, device, vm.WithSolver(&autograd.Adam{Rate: 0.01}, m.params...),
+	machine, err := vm.New(m.g, device, vm.WithSolver(&solver.Adam{Rate: 0.01}, m.params...),
 		vm.WithDataParallel(r.Comm))
 	for step := 0; err == nil && !enough(step); step++ {
 		if step == 5 {

@@ -6,7 +6,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -32,15 +32,15 @@ func TestProvenPlansTrainAsTheTapeMachine(t *testing.T) {
 	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-12,
 		tensor.Float32: 1e-4} {
 		ours, theirs := batchLevel(t, dt), batchLevel(t, dt)
-		machine, err := vm.New(ours.g, nil, vm.WithSolver(&autograd.SGD{Rate: 0.1}, ours.params...))
+		machine, err := vm.New(ours.g, nil, vm.WithSolver(&solver.SGD{Rate: 0.1}, ours.params...))
 		if err != nil {
 			t.Fatal(err)
 		}
-		tape, solver := gorgonia.NewTapeMachine(theirs.g), &autograd.SGD{Rate: 0.1}
+		tape, sgd := gorgonia.NewTapeMachine(theirs.g), &solver.SGD{Rate: 0.1}
 		for range 4 {
 			run(t, machine)
 			run(t, tape)
-			if err := solver.Step(gorgonia.NodesToValueGrads(theirs.params)); err != nil {
+			if err := sgd.Step(gorgonia.NodesToValueGrads(theirs.params)); err != nil {
 				t.Fatal(err)
 			}
 			tape.Reset()

@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
@@ -24,7 +24,7 @@ import (
 type plainRun struct {
 	read   *read.Graph
 	values map[*gorgonia.Node]interpret.Array // of variables
-	solver autograd.Solver                    // nil without one
+	solver solver.Solver                      // nil without one
 	params []*trajectory
 	sums   [][][]part // of gradients, by runs of a step and by learnables
 	micro  int        // runs of a step
@@ -42,7 +42,7 @@ type part struct {
 }
 
 // newPlainRun begins with the present values of the variables.
-func newPlainRun(built gradedGraph, solver autograd.Solver, micro int) (*plainRun, error) {
+func newPlainRun(built gradedGraph, solver solver.Solver, micro int) (*plainRun, error) {
 	r, err := read.New(built.Graph, true, read.Norms{}, nil)
 	if err != nil {
 		return nil, err

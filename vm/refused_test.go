@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -138,7 +138,7 @@ func TestIntegersOfOneShapeStillRun(t *testing.T) {
 // Options that contradict each other are refused, with both names.
 func TestASolverInEvaluationIsRefused(t *testing.T) {
 	m := mlp(t, tensor.Float32)
-	_, err := vm.New(m.g, nil, vm.Eval(), vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...))
+	_, err := vm.New(m.g, nil, vm.Eval(), vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...))
 	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "WithSolver") ||
 		!strings.Contains(err.Error(), "Eval") {
 		t.Errorf("the error is %v", err)

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -26,11 +27,11 @@ func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
 
 func saveAsyncHasTheBitsOfSave(t *testing.T, k testenv.Kind) {
 	dir := t.TempDir()
-	train := func(where string, save func(*autograd.DataParallel, string, autograd.Solver) error) {
+	train := func(where string, save func(*autograd.DataParallel, string, solver.Solver) error) {
 		err := testranks.Join(together(t, k, 2, func(r ranked) error {
 			m := r.stateful(0.5)
-			groups := []vm.Option{vm.WithSolver(&autograd.AdamW{Rate: 0.125}, m.params[0]),
-				vm.WithSolver(&autograd.Momentum{Rate: 0.125, Momentum: 0.5}, m.params[1]),
+			groups := []vm.Option{vm.WithSolver(&solver.AdamW{Rate: 0.125}, m.params[0]),
+				vm.WithSolver(&solver.Momentum{Rate: 0.125, Momentum: 0.5}, m.params[1]),
 				vm.WithDataParallel(r.Comm, autograd.WithFrozen(m.frozen))}
 			machine, err := vm.New(m.g, r.device, groups...)
 			if err != nil {
@@ -47,10 +48,10 @@ func saveAsyncHasTheBitsOfSave(t *testing.T, k testenv.Kind) {
 			t.Fatal(err)
 		}
 	}
-	train("save", func(dp *autograd.DataParallel, dir string, s autograd.Solver) error {
+	train("save", func(dp *autograd.DataParallel, dir string, s solver.Solver) error {
 		return dp.Save(dir, s, nil)
 	})
-	train("async", func(dp *autograd.DataParallel, dir string, s autograd.Solver) error {
+	train("async", func(dp *autograd.DataParallel, dir string, s solver.Solver) error {
 		return dp.SaveAsync(dir, s, nil)
 	})
 	for step := range 3 {
@@ -97,7 +98,7 @@ func TestSaveAsyncNeedsNoDeviceMemory(t *testing.T) {
 	for _, where := range []string{"save", "async"} {
 		d := &scarce{Device: fake(t).(*fakedevice.Device)}
 		m := mlp(t, tensor.Float64)
-		machine, err := vm.New(m.g, d, vm.WithSolver(&autograd.AdamW{Rate: 0.125}, m.params...))
+		machine, err := vm.New(m.g, d, vm.WithSolver(&solver.AdamW{Rate: 0.125}, m.params...))
 		if err != nil {
 			t.Fatal(err)
 		}

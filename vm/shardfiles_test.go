@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -316,7 +317,7 @@ func TestShardsOfParts(t *testing.T) {
 			m := layers(4, 6, 5+2*part, 5)(t, tensor.Float32)
 			r.lock.Unlock()
 			machine, err := vm.New(m.g, r.device, append(options, vm.ClipNorm(0.125),
-				vm.WithSolver(&autograd.Adam{Rate: 0.125}, m.params...), vm.WithDataParallel(data,
+				vm.WithSolver(&solver.Adam{Rate: 0.125}, m.params...), vm.WithDataParallel(data,
 					autograd.WithParts(parts, map[string]int{"w0": 1, "b0": 1, "w1": 0})))...)
 			if err != nil {
 				return err

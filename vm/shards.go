@@ -51,7 +51,7 @@ const (
 // Without Parameters they do so once in a run, before a learnable's first use, except with
 // [Accumulate] or with a communicator on another device.
 //
-// WithShards works with groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA),
+// WithShards works with groups, [ClipNorm], [Accumulate], moving averages (solver.EMA),
 // autograd.WithParts, and compression to 16 bits, which then rounds once instead of twice. With
 // ClipNorm ranks add up squares: the last bits of the norm's float64 may differ from those without
 // shards. With Accumulate sums of gradients are whole between runs, so Gradients saves nothing.

@@ -16,6 +16,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -33,7 +34,7 @@ var levels = []vm.Shards{vm.SolverState, vm.SolverState | vm.Gradients,
 
 // training is a way to train a model, on several ranks.
 type training struct {
-	solver  func() autograd.Solver
+	solver  func() solver.Solver
 	build   func(testing.TB, tensor.Dtype) *model
 	data    func(m *model) []autograd.Option
 	options func(m *model) []vm.Option // instead of the solver, nil for it
@@ -198,8 +199,8 @@ var settings = map[string]training{
 			return []autograd.Option{autograd.WithFrozen(m.g.Inputs()[at])}
 		}},
 	"groups": {build: mlp, options: func(m *model) []vm.Option {
-		return []vm.Option{vm.WithSolver(&autograd.AdamW{Rate: 0.1, WeightDecay: 0.1}, m.params[1]),
-			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.5}, m.params[2], m.params[0])}
+		return []vm.Option{vm.WithSolver(&solver.AdamW{Rate: 0.1, WeightDecay: 0.1}, m.params[1]),
+			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.5}, m.params[2], m.params[0])}
 	}},
 	"clipped": {solver: solvers["adam"], build: mlp, options: func(*model) []vm.Option {
 		return []vm.Option{vm.ClipNorm(1e-3)}
@@ -207,8 +208,8 @@ var settings = map[string]training{
 	"micro-batches": {solver: solvers["adam"], build: mlp, micros: 3},
 	"micro-batches, clipped": {solver: solvers["adamw"], build: convnet, micros: 2,
 		options: func(*model) []vm.Option { return []vm.Option{vm.ClipNorm(1e-3)} }},
-	"averages": {build: mlp, solver: func() autograd.Solver {
-		return &autograd.EMA{Solver: &autograd.Adam{Rate: 0.1}, Decay: 0.9}
+	"averages": {build: mlp, solver: func() solver.Solver {
+		return &solver.EMA{Solver: &solver.Adam{Rate: 0.1}, Decay: 0.9}
 	}},
 	"sums, in one bucket": {solver: solvers["adam"], build: convnet,
 		data: func(*model) []autograd.Option {
@@ -474,7 +475,7 @@ func TestShardsCompressed(t *testing.T) {
 
 // TestShardsRefused: what cannot be divided is an error of New that says why, on all ranks.
 func TestShardsRefused(t *testing.T) {
-	sgd := func(m *model) vm.Option { return vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...) }
+	sgd := func(m *model) vm.Option { return vm.WithSolver(&solver.SGD{Rate: 1}, m.params...) }
 	for name, test := range map[string]struct {
 		want    error
 		text    string
@@ -543,7 +544,7 @@ func TestShardsRefused(t *testing.T) {
 // each level, and does not wait for ranks that go on training.
 func TestCloseOfOneRankSaysWhatToDo(t *testing.T) {
 	errs := together(t, testenv.Hosts, 2, func(r ranked) error {
-		as := training{build: mlp, solver: func() autograd.Solver { return &autograd.SGD{Rate: 1} }}
+		as := training{build: mlp, solver: func() solver.Solver { return &solver.SGD{Rate: 1} }}
 		_, machine, err := r.start(as, vm.WithPrecision(vm.BF16), vm.WithShards(vm.SolverState))
 		if err != nil {
 			return err
@@ -598,7 +599,7 @@ func (r ranked) readsShards(as training, whole bool, options ...vm.Option) error
 		uses := map[string]func() error{"evaluation": eval.RunAll,
 			"SaveWeights": func() error { return autograd.SaveWeights(file, m.params) },
 			"another machine": func() error {
-				_, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+				_, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 					vm.WithDataParallel(autograd.Solo()))
 				return err
 			}}

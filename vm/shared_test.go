@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/vm"
@@ -70,7 +71,7 @@ func trainingAndEvaluation(t *testing.T, d backend.Device, holds func(parameters
 			twin, host := wide(t, 3, copied, true), wide(t, 2, copied, false)
 			var trainer *vm.Machine
 			if !evaluatesFirst {
-				trainer = solving(t, train, d, &autograd.SGD{Rate: 0.5})
+				trainer = solving(t, train, d, &solver.SGD{Rate: 0.5})
 			}
 			evaluator, err := vm.New(eval.g, d, vm.Eval())
 			if err != nil {
@@ -79,9 +80,9 @@ func trainingAndEvaluation(t *testing.T, d backend.Device, holds func(parameters
 			run(t, evaluator)
 			eval.expectLoss(t, "before training", host)
 			if evaluatesFirst {
-				trainer = solving(t, train, d, &autograd.SGD{Rate: 0.5})
+				trainer = solving(t, train, d, &solver.SGD{Rate: 0.5})
 			}
-			reference := solving(t, twin, nil, &autograd.SGD{Rate: 0.5})
+			reference := solving(t, twin, nil, &solver.SGD{Rate: 0.5})
 			defer reference.Close()
 			before := slices.Clone(data)
 			for step := range 4 { // graphs are recorded in the second run
@@ -122,7 +123,7 @@ func TestReadersOnTheHostAreRefusedBeforePull(t *testing.T) {
 	d, other, dir := fake(t), fake(t), t.TempDir()
 	w := ramp(tensor.Float64, 4, 3)
 	train, eval, plain := wide(t, 3, w, true), wide(t, 2, w, false), wide(t, 2, w, true)
-	trainer, solver := solving(t, train, d, &autograd.SGD{Rate: 0.5}), &autograd.SGD{Rate: 1}
+	trainer, sgd := solving(t, train, d, &solver.SGD{Rate: 0.5}), &solver.SGD{Rate: 1}
 	dp, err := autograd.New(autograd.Solo(), train.params) // which knows nothing of the machine
 	file := filepath.Join(dir, "w.safetensors")
 	if err := errors.Join(err, autograd.SaveWeights(file, train.params)); err != nil {
@@ -148,7 +149,7 @@ func TestReadersOnTheHostAreRefusedBeforePull(t *testing.T) {
 		},
 		"Save": func() error {
 			saved++
-			return dp.Save(filepath.Join(dir, fmt.Sprint(saved)), solver, nil)
+			return dp.Save(filepath.Join(dir, fmt.Sprint(saved)), sgd, nil)
 		},
 		"Check":                     func() error { return dp.Check() },
 		"Hash":                      func() error { _, err := dp.Hash(); return err },
@@ -223,7 +224,7 @@ func TestShapesOfABatchShareASolver(t *testing.T) {
 		"a device and the host": {one, nil}} {
 		t.Run(where, func(t *testing.T) {
 			w, copied := ramp(tensor.Float64, 12, 5), ramp(tensor.Float64, 12, 5)
-			inside, after := &autograd.Adam{Rate: 0.1}, &autograd.Adam{Rate: 0.1}
+			inside, after := &solver.Adam{Rate: 0.1}, &solver.Adam{Rate: 0.1}
 			var machines, apart [2]*vm.Machine
 			var shapes, twins [2]*model
 			for i, rows := range []int{3, 2} {
@@ -271,7 +272,7 @@ func TestShapesOfABatchShareASolver(t *testing.T) {
 func TestBatchesAreNoParameters(t *testing.T) {
 	d := fake(t).(*fakedevice.Device)
 	m := wide(t, 3, ramp(tensor.Float64, 12, 5), true)
-	trainer := solving(t, m, d, &autograd.SGD{Rate: 0.1})
+	trainer := solving(t, m, d, &solver.SGD{Rate: 0.1})
 	defer trainer.Close()
 	evaluator, err := vm.New(m.g, d, vm.Eval())
 	if err != nil {
@@ -308,7 +309,7 @@ func TestMemoryIsFlat(t *testing.T) {
 func memoryIsFlat(t *testing.T, d backend.Device, held func() string) {
 	w := ramp(tensor.Float64, 12, 5)
 	train, eval := wide(t, 3, w, true), wide(t, 2, w, false)
-	trainer := solving(t, train, d, &autograd.Adam{Rate: 1e-3})
+	trainer := solving(t, train, d, &solver.Adam{Rate: 1e-3})
 	defer trainer.Close()
 	evaluator, err := vm.New(eval.g, d, vm.Eval())
 	if err != nil {
@@ -358,7 +359,7 @@ func TestOutOfMemory(t *testing.T) {
 			return nil
 		}
 		m := wide(t, 3, ramp(tensor.Float64, 64, 100), true)
-		_, err := vm.New(m.g, d, vm.WithSolver(&autograd.Adam{Rate: 1}, m.params...))
+		_, err := vm.New(m.g, d, vm.WithSolver(&solver.Adam{Rate: 1}, m.params...))
 		if !errors.Is(err, full) {
 			t.Fatalf("room for %d bytes: %v", test.room, err)
 		}

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
@@ -35,34 +36,34 @@ import (
 // Sync: otherwise each rank trains for itself.
 //
 // Several WithSolver are parameter groups, each with its solver: different rates and decays, or
-// different solvers. They become autograd.Groups, with all learnables in the order in which they
+// different solvers. They become solver.Groups, with all learnables in the order in which they
 // were added to the graph; [Machine.Solver] returns them, for Save and Load:
 //
 //	m, err := vm.New(g, device,
-//		vm.WithSolver(&autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, weights...),
-//		vm.WithSolver(&autograd.AdamW{Rate: 1e-3}, biases...))
+//		vm.WithSolver(&solver.AdamW{Rate: 1e-3, WeightDecay: 0.1}, weights...),
+//		vm.WithSolver(&solver.AdamW{Rate: 1e-3}, biases...))
 //	err = m.DataParallel().Save(dir, m.Solver(), progress)
 //
 // Machines for several shapes of a batch may share a solver, for learnables with the same tensors
 // in the same order.
 //
-// A solver of your own is an autograd.Custom: vm.WithSolver(newLion(1e-4), learnables...).
+// A solver of your own is a solver.Custom: vm.WithSolver(newLion(1e-4), learnables...).
 //
 // New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
 // packages and for learnables with autograd's Hook, and ErrArgument, with names, if there are no
 // learnables, if one is given twice, and if two are nodes of one tensor. A variable that has a
 // gradient but no solver is reported ([Notice]), unless something reads the gradient.
-func WithSolver(s autograd.Solver, learnables ...*gorgonia.Node) Option {
+func WithSolver(s solver.Solver, learnables ...*gorgonia.Node) Option {
 	return func(m *Machine) {
 		if m.solver == nil {
 			m.solver = &solving{}
 		}
-		m.solver.groups = append(m.solver.groups, autograd.Group{Solver: s, Params: learnables})
+		m.solver.groups = append(m.solver.groups, solver.Group{Solver: s, Params: learnables})
 	}
 }
 
-// Solver returns the solver of [WithSolver], or the autograd.Groups of several; nil without.
-func (m *Machine) Solver() autograd.Solver {
+// Solver returns the solver of [WithSolver], or the solver.Groups of several; nil without.
+func (m *Machine) Solver() solver.Solver {
 	if m.solver == nil {
 		return nil
 	}
@@ -71,11 +72,11 @@ func (m *Machine) Solver() autograd.Solver {
 
 // solving is the solver in a machine. All methods may be called on nil: there is none.
 type solving struct {
-	groups     []autograd.Group // of the options, or of autograd.Groups
-	solver     autograd.Solver  // of all groups
+	groups     []solver.Group // of the options, or of solver.Groups
+	solver     solver.Solver  // of all groups
 	learnables gorgonia.Nodes
 	limit      float64 // of the gradients' norm, 0 for none
-	fusion     *autograd.Fusion
+	fusion     *solver.Fusion
 	states     []state
 	settings   []setting
 	// the memory of the learnables in the last run, nil if it was refused
@@ -115,7 +116,7 @@ func (m *Machine) hold() error {
 	if err := s.group(); err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)
 	}
-	s.fusion, err = autograd.Fuse(s.solver, m.pullState)
+	s.fusion, err = solver.Fuse(s.solver, m.pullState)
 	if err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)
 	}
@@ -150,13 +151,13 @@ func (s *solving) group() (err error) {
 	s.solver, s.learnables = s.groups[0].Solver, all
 	if len(s.groups) > 1 {
 		slices.SortFunc(all, func(a, b *gorgonia.Node) int { return cmp.Compare(a.ID(), b.ID()) })
-		s.solver, err = autograd.NewGroups(all, s.groups...)
+		s.solver, err = solver.NewGroups(all, s.groups...)
 		return err
 	}
-	if groups, ok := s.solver.(*autograd.Groups); ok {
+	if groups, ok := s.solver.(*solver.Groups); ok {
 		if !slices.Equal(groups.Params(), all) {
 			return fmt.Errorf("%w: the learnables are not the parameters of the "+
-				"autograd.Groups, in their order", backend.ErrArgument)
+				"solver.Groups, in their order", backend.ErrArgument)
 		}
 		s.groups = groups.List()
 	}

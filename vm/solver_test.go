@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -19,47 +20,47 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-var solvers = map[string]func() autograd.Solver{
-	"sgd":       func() autograd.Solver { return &autograd.SGD{Rate: 0.1} },
-	"sgd decay": func() autograd.Solver { return &autograd.SGD{Rate: 0.1, WeightDecay: 0.01} },
-	"momentum": func() autograd.Solver {
-		return &autograd.Momentum{Rate: 0.1, Momentum: 0.9}
+var solvers = map[string]func() solver.Solver{
+	"sgd":       func() solver.Solver { return &solver.SGD{Rate: 0.1} },
+	"sgd decay": func() solver.Solver { return &solver.SGD{Rate: 0.1, WeightDecay: 0.01} },
+	"momentum": func() solver.Solver {
+		return &solver.Momentum{Rate: 0.1, Momentum: 0.9}
 	},
-	"momentum decay": func() autograd.Solver {
-		return &autograd.Momentum{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01}
+	"momentum decay": func() solver.Solver {
+		return &solver.Momentum{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01}
 	},
-	"nesterov": func() autograd.Solver {
-		return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9}
+	"nesterov": func() solver.Solver {
+		return &solver.Nesterov{Rate: 0.1, Momentum: 0.9}
 	},
-	"nesterov decay": func() autograd.Solver {
-		return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01}
+	"nesterov decay": func() solver.Solver {
+		return &solver.Nesterov{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01}
 	},
-	"rmsprop": func() autograd.Solver { return &autograd.RMSProp{Rate: 0.01} },
-	"rmsprop all": func() autograd.Solver {
-		return &autograd.RMSProp{Rate: 0.01, Alpha: 0.9, Momentum: 0.5, WeightDecay: 0.01}
+	"rmsprop": func() solver.Solver { return &solver.RMSProp{Rate: 0.01} },
+	"rmsprop all": func() solver.Solver {
+		return &solver.RMSProp{Rate: 0.01, Alpha: 0.9, Momentum: 0.5, WeightDecay: 0.01}
 	},
-	"adam":  func() autograd.Solver { return &autograd.Adam{Rate: 0.01} },
-	"adamw": func() autograd.Solver { return &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1} },
+	"adam":  func() solver.Solver { return &solver.Adam{Rate: 0.01} },
+	"adamw": func() solver.Solver { return &solver.AdamW{Rate: 0.01, WeightDecay: 0.1} },
 	"lion":  lion,
 }
 
 // lion is a solver that only this test has: arXiv:2302.06675, Algorithm 2.
-func lion() autograd.Solver {
-	mix := func(u *autograd.Update, beta float64) fuse.Value {
+func lion() solver.Solver {
+	mix := func(u *solver.Update, beta float64) fuse.Value {
 		return u.Do(fuse.Add, u.With(fuse.Mul, u.Kept(0), beta),
 			u.With(fuse.Mul, u.Gradient(), 1-beta))
 	}
-	update := func(u *autograd.Update) {
+	update := func(u *solver.Update) {
 		w := u.With(fuse.Mul, u.Param(), 1-u.Rate()*0.1)
 		sign := u.Do(fuse.Sign, mix(u, 0.9))
 		u.SetParam(u.Do(fuse.Sub, w, u.With(fuse.Mul, sign, u.Rate())))
 		u.SetKept(0, mix(u, 0.99))
 	}
-	return &autograd.Custom{Name: "lion", Rate: 0.01, Keep: []string{"m"}, Update: update}
+	return &solver.Custom{Name: "lion", Rate: 0.01, Keep: []string{"m"}, Update: update}
 }
 
 // solving returns a machine with a solver.
-func solving(t testing.TB, m *model, device backend.Device, s autograd.Solver,
+func solving(t testing.TB, m *model, device backend.Device, s solver.Solver,
 	options ...vm.Option) *vm.Machine {
 	t.Helper()
 	machine, err := vm.New(m.g, device, append(options, vm.WithSolver(s, m.params...))...)
@@ -103,17 +104,17 @@ func TestSolverInPlan(t *testing.T) {
 
 // solverInPlan: 20 steps in the plan end with the bits of 20 runs without a solver, on the same
 // device, with a Step of package autograd after each. The rate changes between steps, down to 0.
-func solverInPlan(t *testing.T, d backend.Device, solver func() autograd.Solver,
+func solverInPlan(t *testing.T, d backend.Device, newSolver func() solver.Solver,
 	build func() *model) {
 	const steps = 20
-	rate := autograd.Cosine(0.01, 0, steps-1)
+	rate := solver.Cosine(0.01, 0, steps-1)
 	apart, within := build(), build()
 	a, err := vm.New(apart.g, d)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	after, inside := solver(), solver()
+	after, inside := newSolver(), newSolver()
 	b := solving(t, within, d, inside)
 	defer b.Close()
 	for step := range steps {
@@ -135,7 +136,7 @@ func solverInPlan(t *testing.T, d backend.Device, solver func() autograd.Solver,
 }
 
 // sameState compares the states of two solvers, bit by bit.
-func sameState(t *testing.T, got, want autograd.Solver) {
+func sameState(t *testing.T, got, want solver.Solver) {
 	t.Helper()
 	a, err := got.State()
 	b, err2 := want.State()
@@ -161,12 +162,12 @@ func TestSolverMatchesTapeMachine(t *testing.T) {
 				stock, planned := build(t, tensor.Float64), build(t, tensor.Float64)
 				tape := gorgonia.NewTapeMachine(stock.g, gorgonia.BindDualValues(stock.params...))
 				defer tape.Close()
-				m := solving(t, planned, device(t), &autograd.Momentum{Rate: 0.01, Momentum: 0.9})
+				m := solving(t, planned, device(t), &solver.Momentum{Rate: 0.01, Momentum: 0.9})
 				defer m.Close()
-				solver := &autograd.Momentum{Rate: 0.01, Momentum: 0.9}
+				momentum := &solver.Momentum{Rate: 0.01, Momentum: 0.9}
 				for range 20 {
 					run(t, tape)
-					if err := solver.Step(gorgonia.NodesToValueGrads(stock.params)); err != nil {
+					if err := momentum.Step(gorgonia.NodesToValueGrads(stock.params)); err != nil {
 						t.Fatal(err)
 					}
 					tape.Reset()
@@ -241,7 +242,7 @@ func (q countedQueue) Move(dst, src backend.Buffer) error {
 func TestStepStaysOnDevice(t *testing.T) {
 	d := &traffic{Device: fake(t)}
 	m := mlp(t, tensor.Float32)
-	machine := solving(t, m, d, &autograd.Adam{Rate: 1e-4})
+	machine := solving(t, m, d, &solver.Adam{Rate: 1e-4})
 	defer machine.Close()
 	run(t, machine)
 	before := d.inUse
@@ -289,7 +290,7 @@ func TestPull(t *testing.T) {
 	m := product(t, first, vector(slices.Clone(b)...))
 	var before gorgonia.Value
 	gorgonia.Read(m.params[0], &before)
-	machine := solving(t, m, fake(t), &autograd.SGD{Rate: 1})
+	machine := solving(t, m, fake(t), &solver.SGD{Rate: 1})
 	step := func() {
 		t.Helper()
 		run(t, machine)
@@ -333,7 +334,7 @@ func TestPull(t *testing.T) {
 func TestKeptGradient(t *testing.T) {
 	for where, device := range devices {
 		m := mlp(t, tensor.Float64)
-		machine := solving(t, m, device(t), &autograd.SGD{Rate: 0.1}, vm.Keep(m.params[0].Deriv()))
+		machine := solving(t, m, device(t), &solver.SGD{Rate: 0.1}, vm.Keep(m.params[0].Deriv()))
 		run(t, machine)
 		if v := m.params[0].Deriv().Value(); v == nil {
 			t.Errorf("%s: a kept gradient has no value", where)
@@ -355,10 +356,10 @@ func TestSolverResumes(t *testing.T) {
 			d := device(t)
 			whole, begun, resumed := mlp(t, tensor.Float32), mlp(t, tensor.Float32),
 				mlp(t, tensor.Float32)
-			solver := func() autograd.Solver {
-				return &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}
+			newSolver := func() solver.Solver {
+				return &solver.AdamW{Rate: 0.01, WeightDecay: 0.1}
 			}
-			s1, s2, s3 := solver(), solver(), solver()
+			s1, s2, s3 := newSolver(), newSolver(), newSolver()
 			a, b, c := solving(t, whole, d, s1), solving(t, begun, d, s2),
 				solving(t, resumed, d, s3)
 			defer a.Close()
@@ -399,11 +400,11 @@ func TestSolverResumes(t *testing.T) {
 }
 
 // foreign is a solver of another package.
-type foreign struct{ autograd.Solver }
+type foreign struct{ solver.Solver }
 
 // TestSolverRefused: what a machine cannot train says so in New, and a run that fails is no step.
 func TestSolverRefused(t *testing.T) {
-	refused := func(want error, text string, g *gorgonia.ExprGraph, s autograd.Solver,
+	refused := func(want error, text string, g *gorgonia.ExprGraph, s solver.Solver,
 		learnables ...*gorgonia.Node) {
 		t.Helper()
 		m, err := vm.New(g, nil, vm.WithSolver(s, learnables...))
@@ -417,14 +418,14 @@ func TestSolverRefused(t *testing.T) {
 	}
 	m := mlp(t, tensor.Float32)
 	g, x, _, _ := doubled()
-	sgd := &autograd.SGD{Rate: 1}
+	sgd := &solver.SGD{Rate: 1}
 	refused(backend.ErrArgument, "no learnables", m.g, sgd)
 	refused(backend.ErrUnsupported, "foreign", m.g, foreign{sgd}, m.params...)
-	refused(backend.ErrArgument, "Rate", m.g, &autograd.SGD{Rate: -1}, m.params...)
+	refused(backend.ErrArgument, "Rate", m.g, &solver.SGD{Rate: -1}, m.params...)
 	refused(nil, "no gradient", g, sgd, x)
 	refused(nil, "not a variable", g, sgd, m.params...)
 
-	adam := &autograd.AdamW{Rate: 0.01}
+	adam := &solver.AdamW{Rate: 0.01}
 	holder := solving(t, m, nil, adam)
 	run(t, holder)
 	before := m.weights(t)
@@ -475,7 +476,7 @@ func TestSolverLeavesExchangedGradients(t *testing.T) {
 			}
 			defer dp.Close()
 			m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(must(dp.Hook(w)))))))
-			if other, err := vm.New(m.g, nil, vm.WithSolver(&autograd.SGD{Rate: 1}, w)); !errors.Is(
+			if other, err := vm.New(m.g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, w)); !errors.Is(
 				err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "Sync") {
 				t.Errorf("%v, %v", other, err)
 			}

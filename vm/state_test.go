@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -65,7 +66,7 @@ func (r ranked) stateful(drop float64) *stateful {
 }
 
 // machine returns a machine that trains with the other ranks.
-func (r ranked) machine(m *stateful, s autograd.Solver, options ...vm.Option) (*vm.Machine, error) {
+func (r ranked) machine(m *stateful, s solver.Solver, options ...vm.Option) (*vm.Machine, error) {
 	frozen := autograd.WithFrozen(m.frozen)
 	options = append(options, vm.WithSolver(s, m.params...), vm.WithDataParallel(r.Comm, frozen))
 	return vm.New(m.g, r.device, options...)
@@ -113,7 +114,7 @@ func averagesOfAllRanks(t *testing.T, k testenv.Kind, micro int) {
 	var results [P][]float64
 	err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
 		m := r.stateful(0)
-		machine, err := r.machine(m, &autograd.SGD{Rate: 0.125}, vm.Accumulate(micro))
+		machine, err := r.machine(m, &solver.SGD{Rate: 0.125}, vm.Accumulate(micro))
 		if err != nil {
 			return err
 		}
@@ -146,8 +147,8 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) {
 		dir := filepath.Join(t.TempDir(), "checkpoint")
 		err := testranks.Join(together(t, k, 2, func(r ranked) error {
-			m, solver := r.stateful(0), &autograd.SGD{Rate: 0.125}
-			machine, err := r.machine(m, solver)
+			m, sgd := r.stateful(0), &solver.SGD{Rate: 0.125}
+			machine, err := r.machine(m, sgd)
 			if err != nil {
 				return err
 			}
@@ -157,7 +158,7 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 			}
 			dp := machine.DataParallel()
 			err = errors.Join(m.runs(machine, 3), machine.Pull(m.params...),
-				dp.Save(dir, solver, nil))
+				dp.Save(dir, sgd, nil))
 			loss := func() float64 {
 				err = errors.Join(err, m.runs(machine, 1), machine.Pull(m.params...))
 				return floats(r.t, m.loss)[0]
@@ -175,7 +176,7 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 				err = errors.Join(
 					err, errors.New("frozen parameters do not matter: the test shows nothing"))
 			}
-			err = errors.Join(err, dp.Load(dir, solver, nil))
+			err = errors.Join(err, dp.Load(dir, sgd, nil))
 			if got := loss(); got != want {
 				err = errors.Join(err, fmt.Errorf("after Load the loss is %v, want %v", got, want))
 			}
@@ -197,7 +198,7 @@ func TestUndeclaredVariablesAreNamed(t *testing.T) {
 		var said []string // of both ranks
 		err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
 			m := r.stateful(0)
-			machine, err := r.machine(m, &autograd.SGD{Rate: 1}, vm.Notice(func(text string) {
+			machine, err := r.machine(m, &solver.SGD{Rate: 1}, vm.Notice(func(text string) {
 				r.lock.Lock()
 				defer r.lock.Unlock()
 				said = append(said, text)
@@ -238,17 +239,17 @@ func checkpointed(what, dir string) error {
 		return err
 	}
 	t := new(testing.T)
-	r, m, solver := ranked{Rank: own, t: t}, newStateful(t, env.Rank, 0.5),
-		&autograd.Adam{Rate: 0.125}
-	machine, err := r.machine(m, solver)
+	r, m, adam := ranked{Rank: own, t: t}, newStateful(t, env.Rank, 0.5),
+		&solver.Adam{Rate: 0.125}
+	machine, err := r.machine(m, adam)
 	if err != nil {
 		return err
 	}
 	dp := machine.DataParallel()
 	if what == "save" {
-		err = errors.Join(m.runs(machine, 20), machine.Pull(m.params...), dp.Save(dir, solver, nil))
+		err = errors.Join(m.runs(machine, 20), machine.Pull(m.params...), dp.Save(dir, adam, nil))
 	} else {
-		err = dp.Load(dir, solver, nil)
+		err = dp.Load(dir, adam, nil)
 	}
 	y, wrong := r.evaluate(m)
 	hash, unread := dp.Hash()

@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -60,7 +60,7 @@ var steadyModels = map[string]func(testing.TB, tensor.Dtype) *model{
 func TestStepAllocatesNothing(t *testing.T) {
 	for name, build := range steadyModels {
 		m := build(t, tensor.Float32)
-		machine, err := vm.New(m.g, nil, vm.WithSolver(&autograd.Adam{Rate: 1e-3}, m.params...))
+		machine, err := vm.New(m.g, nil, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +86,7 @@ func TestSameBitsOnAnyNumberOfCores(t *testing.T) {
 			for i, p := range m.params {
 				copy(p.Value().Data().([]float32), first[i])
 			}
-			machine, err := vm.New(m.g, nil, vm.WithSolver(&autograd.Adam{Rate: 1e-3}, m.params...))
+			machine, err := vm.New(m.g, nil, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
 			if err != nil {
 				t.Fatal(err)
 			}

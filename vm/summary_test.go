@@ -7,7 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -25,7 +25,7 @@ func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 	if _, err := gorgonia.Grad(loss, w, v); err != nil {
 		t.Fatal(err)
 	}
-	m, err := vm.New(g, nil, vm.WithSolver(&autograd.Adam{Rate: 1}, w, v))
+	m, err := vm.New(g, nil, vm.WithSolver(&solver.Adam{Rate: 1}, w, v))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 	if _, err := gorgonia.Grad(loss, filters); err != nil {
 		t.Fatal(err)
 	}
-	c, err := vm.New(g, nil, vm.WithSolver(&autograd.SGD{Rate: 1}, filters))
+	c, err := vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, filters))
 	if err != nil {
 		t.Fatal(err)
 	}

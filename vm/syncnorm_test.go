@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -108,8 +109,8 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 	r.lock.Lock()
 	m := newSyncModel(r.t, dt, share)
 	r.lock.Unlock()
-	solver := &autograd.Momentum{Rate: 0.05, Momentum: 0.5}
-	options = append(options, vm.WithSolver(solver, m.params...),
+	momentum := &solver.Momentum{Rate: 0.05, Momentum: 0.5}
+	options = append(options, vm.WithSolver(momentum, m.params...),
 		vm.WithDataParallel(r.Comm), vm.SyncBatchNorm())
 	machine, err := vm.New(m.g, r.device, options...)
 	if err != nil {
@@ -227,7 +228,7 @@ func agreeing(t *testing.T, what string, got, want []float64, tolerance float64)
 // TestSyncBatchNormIsChecked: New refuses a batch norm over all ranks where it means nothing, or
 // where ranks differ.
 func TestSyncBatchNormIsChecked(t *testing.T) {
-	solver := func(m *model) vm.Option { return vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...) }
+	option := func(m *model) vm.Option { return vm.WithSolver(&solver.SGD{Rate: 1}, m.params...) }
 	err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
 		build := func(samples int) *syncModel {
 			r.lock.Lock()
@@ -241,10 +242,10 @@ func TestSyncBatchNormIsChecked(t *testing.T) {
 			g       *gorgonia.ExprGraph
 			options []vm.Option
 		}{
-			{"use WithDataParallel", m.g, []vm.Option{solver(&m.model)}},
-			{"WithTree", m.g, []vm.Option{solver(&m.model), together, vm.WithTree(2)}},
+			{"use WithDataParallel", m.g, []vm.Option{option(&m.model)}},
+			{"WithTree", m.g, []vm.Option{option(&m.model), together, vm.WithTree(2)}},
 			{"in evaluation", m.g, []vm.Option{vm.Eval()}},
-			{"has no gorgonia.BatchNorm", other.g, []vm.Option{solver(other), together}},
+			{"has no gorgonia.BatchNorm", other.g, []vm.Option{option(other), together}},
 		} {
 			_, err := vm.New(test.g, nil, append(test.options, vm.SyncBatchNorm())...)
 			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), test.want) {
@@ -252,7 +253,7 @@ func TestSyncBatchNormIsChecked(t *testing.T) {
 			}
 		}
 		uneven := build(3 + r.Comm.Rank())
-		_, err := vm.New(uneven.g, nil, solver(&uneven.model), together, vm.SyncBatchNorm())
+		_, err := vm.New(uneven.g, nil, option(&uneven.model), together, vm.SyncBatchNorm())
 		if !errors.Is(err, backend.ErrMismatch) ||
 			!strings.Contains(err.Error(), "samples on rank 0") {
 			return fmt.Errorf("ranks with 3 and 4 samples: %v", err)

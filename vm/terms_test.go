@@ -8,7 +8,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -55,7 +55,7 @@ func TestTreesRefuseCollectivesAmongTheirRanks(t *testing.T) {
 			m.grad(t, must(gorgonia.Mean(all)))
 			r.lock.Unlock()
 			machine, err := vm.New(m.g, nil, append(c.train,
-				vm.WithSolver(&autograd.SGD{Rate: 1}, w))...)
+				vm.WithSolver(&solver.SGD{Rate: 1}, w))...)
 			switch {
 			case c.refused == "" && err == nil:
 				err = machine.Close()

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -84,7 +85,7 @@ func (m *treeModel) train(r ranked, steps, n int, options ...vm.Option) (trained
 	if err != nil {
 		return trained{}, err
 	}
-	machine, err := vm.New(m.g, r.device, append(options, vm.WithSolver(&autograd.Adam{Rate: 0.05},
+	machine, err := vm.New(m.g, r.device, append(options, vm.WithSolver(&solver.Adam{Rate: 0.05},
 		m.params...), vm.ClipNorm(0.5))...)
 	if err != nil {
 		return trained{}, err
@@ -200,7 +201,7 @@ func (r ranked) treeBothWays(n int) error {
 	if err != nil {
 		return errors.Join(err, dp.Close())
 	}
-	solver, norm := &autograd.Adam{Rate: 0.05}, 0.0
+	adam, norm := &solver.Adam{Rate: 0.05}, 0.0
 	for step := range steps {
 		err := dp.Accumulate(share, func(i int) error {
 			apart.feed(step, first+i)
@@ -213,10 +214,10 @@ func (r ranked) treeBothWays(n int) error {
 		if err != nil {
 			return err
 		}
-		if norm, err = autograd.ClipNorm(grads, 0.5); err != nil {
+		if norm, err = solver.ClipNorm(grads, 0.5); err != nil {
 			return err
 		}
-		if err := solver.Step(grads); err != nil {
+		if err := adam.Step(grads); err != nil {
 			return err
 		}
 	}
@@ -263,7 +264,7 @@ func TestTreeOnDevices(t *testing.T) {
 	var want [][]float64
 	for where, device := range devices {
 		m := mlp(t, tensor.Float32)
-		machine := solving(t, m, device(t), &autograd.Adam{Rate: 0.1}, vm.WithTree(6),
+		machine := solving(t, m, device(t), &solver.Adam{Rate: 0.1}, vm.WithTree(6),
 			vm.ClipNorm(0.1))
 		for range 4 * 6 {
 			m.shift(1)
@@ -308,7 +309,7 @@ func TestTreeRefused(t *testing.T) {
 				[]vm.Option{vm.WithTree(3), vm.WithDataParallel(noTree{r.Comm})}},
 		} {
 			m := r.build(mlp)
-			options := append([]vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...)},
+			options := append([]vm.Option{vm.WithSolver(&solver.SGD{Rate: 1}, m.params...)},
 				test.options...)
 			machine, err := vm.New(m.g, nil, options...)
 			if err == nil {

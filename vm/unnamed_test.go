@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -24,7 +24,7 @@ func TestMessagesSayThatAVariableHasNoName(t *testing.T) {
 	}
 	built := func(options ...vm.Option) error { _, err := vm.New(g, nil, options...); return err }
 	solved := func(learnables ...*gorgonia.Node) error {
-		return built(vm.WithSolver(&autograd.SGD{Rate: 1}, learnables...))
+		return built(vm.WithSolver(&solver.SGD{Rate: 1}, learnables...))
 	}
 	errs := map[string]error{
 		"no value":          m.RunAll(),
@@ -42,7 +42,7 @@ func TestMessagesSayThatAVariableHasNoName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	training := machine(t, g, vm.WithSolver(&autograd.SGD{Rate: 1}, x))
+	training := machine(t, g, vm.WithSolver(&solver.SGD{Rate: 1}, x))
 	if err := gorgonia.Let(x, view); err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -14,16 +14,16 @@ import (
 // TestWhatIsSavedBeforeTheFirstStepLoads, with every solver; but not by a solver that is not the
 // machine's, and not into a progress that lacks a field of the one that was saved.
 func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
-	all := map[string]func() autograd.Solver{"ema": func() autograd.Solver {
-		return &autograd.EMA{Solver: &autograd.Adam{Rate: 0.1}}
+	all := map[string]func() solver.Solver{"ema": func() solver.Solver {
+		return &solver.EMA{Solver: &solver.Adam{Rate: 0.1}}
 	}}
-	for name, solver := range solvers {
-		all[name] = solver
+	for name, newSolver := range solvers {
+		all[name] = newSolver
 	}
-	for name, solver := range all {
+	for name, newSolver := range all {
 		start := func() *vm.Machine {
 			m := mlp(t, tensor.Float32)
-			machine, err := vm.New(m.g, nil, vm.WithSolver(solver(), m.params...))
+			machine, err := vm.New(m.g, nil, vm.WithSolver(newSolver(), m.params...))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -35,7 +35,7 @@ func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
 		if err := first.DataParallel().Save(dir, first.Solver(), saved); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := first.DataParallel().Save(dir, solver(), saved); !errors.Is(err,
+		if err := first.DataParallel().Save(dir, newSolver(), saved); !errors.Is(err,
 			backend.ErrArgument) {
 			t.Errorf("%s: another solver is saved: %v", name, err)
 		}
@@ -44,7 +44,7 @@ func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
 			backend.ErrArgument) || renamed.Epoch != 0 {
 			t.Errorf("%s: a renamed field: %v, and %v is loaded", name, err, renamed)
 		}
-		if err := second.DataParallel().Load(dir, solver(), nil); !errors.Is(err,
+		if err := second.DataParallel().Load(dir, newSolver(), nil); !errors.Is(err,
 			backend.ErrArgument) {
 			t.Errorf("%s: another solver is loaded: %v", name, err)
 		}

@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
@@ -51,7 +51,7 @@ func TestTrainingAloneIsReported(t *testing.T) {
 	if len(said) > 0 {
 		t.Errorf("a machine that does not train said %q", said)
 	}
-	machine(t, m.g, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
+	machine(t, m.g, vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...),
 		vm.Notice(func(text string) { said = append(said, text) }))
 	if len(said) != 1 || !strings.Contains(said[0], "rank 1 of 4 trains on its own") {
 		t.Errorf("said %q", said)
@@ -70,7 +70,7 @@ func TestAForgottenLearnableIsReported(t *testing.T) {
 			return []vm.Option{vm.Keep(m.params[1].Deriv())}
 		}, false},
 		"has another": {func(m *model) []vm.Option {
-			return []vm.Option{vm.WithSolver(&autograd.Adam{Rate: 1}, m.params[1])}
+			return []vm.Option{vm.WithSolver(&solver.Adam{Rate: 1}, m.params[1])}
 		}, false},
 		"is read": {func(m *model) []vm.Option {
 			var g gorgonia.Value
@@ -80,7 +80,7 @@ func TestAForgottenLearnableIsReported(t *testing.T) {
 	} {
 		var said []string
 		m := product(t, vector(1, 2), vector(3, 4))
-		options := append(test.options(m), vm.WithSolver(&autograd.SGD{Rate: 1}, m.params[0]),
+		options := append(test.options(m), vm.WithSolver(&solver.SGD{Rate: 1}, m.params[0]),
 			vm.Notice(func(text string) { said = append(said, text) }))
 		run(t, machine(t, m.g, options...))
 		if (len(said) > 0) != test.said || test.said && (len(said) > 1 ||
@@ -133,7 +133,7 @@ func TestEvalMayBeMadeBeforeGrad(t *testing.T) {
 	if _, err := gorgonia.Grad(loss, x); err != nil {
 		t.Fatal(err)
 	}
-	training := machine(t, g, vm.WithSolver(&autograd.SGD{Rate: 0.25}, x))
+	training := machine(t, g, vm.WithSolver(&solver.SGD{Rate: 0.25}, x))
 	for range 3 {
 		run(t, evaluation)
 		run(t, training)

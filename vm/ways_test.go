@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -224,16 +225,16 @@ func (m *wayModel) feed(step, i int) {
 // solvers returns what updates the parameters. Epsilons are so large that roundings of small
 // gradients stay small.
 func (w way) solvers(params gorgonia.Nodes) []vm.Option {
-	adam := &autograd.Adam{Rate: 0.05, Epsilon: 0.05}
+	adam := &solver.Adam{Rate: 0.05, Epsilon: 0.05}
 	switch w.solver {
 	case "momentum":
-		return []vm.Option{vm.WithSolver(&autograd.Momentum{Rate: 0.125, Momentum: 0.5,
+		return []vm.Option{vm.WithSolver(&solver.Momentum{Rate: 0.125, Momentum: 0.5,
 			WeightDecay: 0.125}, params...)}
 	case "groups":
-		return []vm.Option{vm.WithSolver(&autograd.AdamW{Rate: 0.05, Epsilon: 0.05,
-			WeightDecay: 0.1}, params[1:]...), vm.WithSolver(&autograd.SGD{Rate: 0.125}, params[0])}
+		return []vm.Option{vm.WithSolver(&solver.AdamW{Rate: 0.05, Epsilon: 0.05,
+			WeightDecay: 0.1}, params[1:]...), vm.WithSolver(&solver.SGD{Rate: 0.125}, params[0])}
 	case "averages":
-		return []vm.Option{vm.WithSolver(&autograd.EMA{Solver: adam, Decay: 0.75}, params...)}
+		return []vm.Option{vm.WithSolver(&solver.EMA{Solver: adam, Decay: 0.75}, params...)}
 	}
 	return []vm.Option{vm.WithSolver(adam, params...)}
 }

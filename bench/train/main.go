@@ -85,6 +85,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/cuda"
@@ -608,15 +609,15 @@ func byOperation(times []vm.StepTime) []vm.StepTime {
 func micros(t time.Duration) float64 { return float64(t.Nanoseconds()) / 1e3 }
 
 // sgd is train_torch.py's.
-func sgd() autograd.Solver { return &autograd.Momentum{Rate: 1e-3, Momentum: 0.9} }
+func sgd() solver.Solver { return &solver.Momentum{Rate: 1e-3, Momentum: 0.9} }
 
 // decayed is train_torch.py's, and that of examples/resnet.
-func decayed() autograd.Solver {
-	return &autograd.Momentum{Rate: 1e-3, Momentum: 0.9, WeightDecay: 5e-4}
+func decayed() solver.Solver {
+	return &solver.Momentum{Rate: 1e-3, Momentum: 0.9, WeightDecay: 5e-4}
 }
 
 // adam is train_torch.py's.
-func adam() autograd.Solver { return &autograd.Adam{Rate: 1e-3} }
+func adam() solver.Solver { return &solver.Adam{Rate: 1e-3} }
 
 // adamw is train_torch.py's, with PyTorch's weight decay.
-func adamw() autograd.Solver { return &autograd.AdamW{Rate: 1e-4, WeightDecay: 0.01} }
+func adamw() solver.Solver { return &solver.AdamW{Rate: 1e-4, WeightDecay: 0.01} }

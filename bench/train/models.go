@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -19,7 +19,7 @@ import (
 // model is what is trained: the loss of its graph, its solver, its precisions.
 type model struct {
 	build      func(b *builder) *gorgonia.Node
-	solver     func() autograd.Solver
+	solver     func() solver.Solver
 	precisions []vm.Precision
 	gpt        *transformer // that build is the loss of, nil for other models
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
@@ -171,7 +172,7 @@ func sumAndTrain(comm backend.Communicator, build sync.Locker) (err error) {
 	if err != nil {
 		return err
 	}
-	machine, err := vm.New(g, comm.Device(), vm.WithSolver(&autograd.SGD{Rate: 1}, w),
+	machine, err := vm.New(g, comm.Device(), vm.WithSolver(&solver.SGD{Rate: 1}, w),
 		vm.WithDataParallel(comm, autograd.WithSum()))
 	if err != nil {
 		return err

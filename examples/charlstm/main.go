@@ -37,7 +37,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale"
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/curves"
@@ -120,7 +120,7 @@ func (cfg config) train(comm backend.Communicator) error {
 	m := cfg.build(layout, cfg.batch/comm.Size(), len(characters))
 	learnables := must(m.b.Grad(layers.Whole(m.loss)))
 	machine := must(vm.New(m.b.Graph(), device, vm.ClipNorm(1),
-		vm.WithSolver(&autograd.Adam{Rate: cfg.rate}, learnables...), vm.WithDataParallel(comm)))
+		vm.WithSolver(&solver.Adam{Rate: cfg.rate}, learnables...), vm.WithDataParallel(comm)))
 	defer machine.Close()
 	eval := must(vm.New(m.b.Graph(), device, vm.Eval(), vm.Keep(m.loss)))
 	defer eval.Close()
@@ -131,7 +131,7 @@ func (cfg config) train(comm backend.Communicator) error {
 	steps := cfg.epochs * ((training.Len() + cfg.batch - 1) / cfg.batch)
 	options := []fit.Option{fit.Epochs(cfg.epochs), fit.Checkpoint(cfg.checkpoint, 0),
 		fit.Progress(os.Stdout), fit.OnStep(progress.Bar()),
-		fit.Schedule(autograd.Cosine(cfg.rate, finalRate*cfg.rate, steps)),
+		fit.Schedule(solver.Cosine(cfg.rate, finalRate*cfg.rate, steps)),
 		fit.Validate(eval, m.data(heldOut), fit.Perplexity())}
 	if cfg.curve != "" {
 		options = append(options, fit.Log(cfg.curve, curves.SVG))

@@ -29,6 +29,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -88,7 +89,7 @@ func train(comm backend.Communicator, build sync.Locker, device string, epochs, 
 		return err
 	}
 	// (*)
-	training, err := vm.New(m.g, on, vm.WithSolver(&autograd.Adam{Rate: rate}, m.learnables...),
+	training, err := vm.New(m.g, on, vm.WithSolver(&solver.Adam{Rate: rate}, m.learnables...),
 		vm.WithDataParallel(comm))
 	if err != nil {
 		return err

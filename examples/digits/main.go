@@ -18,7 +18,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale"
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/fit"
@@ -50,7 +50,7 @@ func main() {
 	check(err)
 	m := newModel(*batch / comm.Size()) // (*) this rank's share of a batch
 	training := must(vm.New(m.x.Graph(), on,
-		vm.WithSolver(&autograd.Adam{Rate: *rate}, m.weights...), vm.WithDataParallel(comm))) // (*)
+		vm.WithSolver(&solver.Adam{Rate: *rate}, m.weights...), vm.WithDataParallel(comm))) // (*)
 	defer training.Close()
 	evaluation := must(vm.New(m.x.Graph(), on, vm.Eval(), vm.Keep(m.logits)))
 	defer evaluation.Close()

@@ -23,6 +23,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
@@ -47,8 +48,8 @@ func main() {
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
 	check(err)
 	m := newModel(size) // for a micro-batch
-	solver := &autograd.AdamW{Rate: 0.003}
-	options := []vm.Option{vm.WithSolver(solver, m.weights...),
+	adam := &solver.AdamW{Rate: 0.003}
+	options := []vm.Option{vm.WithSolver(adam, m.weights...),
 		vm.WithElastic(ctx, job, micros)} // (*)
 	if *after {
 		options = nil
@@ -59,7 +60,7 @@ func main() {
 		e = machine.Elastic() // (*)
 	}
 	if err == nil && *after {
-		e, err = autograd.NewElastic(ctx, job, m.weights, solver, micros)
+		e, err = autograd.NewElastic(ctx, job, m.weights, adam, micros)
 	}
 	if errors.Is(err, autograd.ErrFinished) {
 		return // a spare that nobody has needed

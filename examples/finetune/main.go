@@ -39,6 +39,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
@@ -63,7 +64,7 @@ type trainer struct {
 	tokens, targets                                  *layers.Tokens // of a batch
 	loss                                             layers.Node
 	machine, eval                                    *vm.Machine
-	solver                                           autograd.AdamW
+	solver                                           solver.AdamW
 	past                                             past
 }
 
@@ -187,7 +188,7 @@ func (t *trainer) train(ctx context.Context) (stop error) {
 		}
 	}
 	rise := min(100, t.steps/10)
-	rate := autograd.Warmup(rise, autograd.Cosine(t.lr, t.lr/10, max(1, t.steps-rise)))
+	rate := solver.Warmup(rise, solver.Cosine(t.lr, t.lr/10, max(1, t.steps-rise)))
 	began, first := time.Now(), t.past.Steps // of the next line
 	for p := &t.past; p.Steps < t.steps; {
 		t.solver.SetRate(rate(p.Steps))

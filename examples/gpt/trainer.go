@@ -18,6 +18,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/vm"
@@ -50,8 +51,8 @@ type trainer struct {
 	loss               layers.Node
 	learnables         gorgonia.Nodes
 	machine, eval      *vm.Machine
-	solver             *autograd.AdamW
-	rate               autograd.Schedule
+	solver             *solver.AdamW
+	rate               solver.Schedule
 	began              time.Time
 	past               past
 }
@@ -66,10 +67,10 @@ type past struct {
 func newTrainer(comm backend.Communicator, cfg config) *trainer {
 	t := &trainer{config: cfg, comm: comm, corpus: loadCorpus(cfg.data), began: time.Now(),
 		device: map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[cfg.device]}
-	t.solver = &autograd.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}
+	t.solver = &solver.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}
 	rise := min(longestRise, cfg.steps/10)
-	fall := autograd.Cosine(cfg.lr, finalRate*cfg.lr, max(1, cfg.steps-rise))
-	t.rate = autograd.Warmup(rise, fall)
+	fall := solver.Cosine(cfg.lr, finalRate*cfg.lr, max(1, cfg.steps-rise))
+	t.rate = solver.Warmup(rise, fall)
 	all := slices.Concat(t.corpus.characters, t.corpus.training, t.corpus.heldOut)
 	cfg.data = fmt.Sprintf("%x", sha256.Sum256(all))
 	cfg.device, cfg.checkpoint, cfg.every, cfg.sp, cfg.tp = "", "", 0, 0, 0

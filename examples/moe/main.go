@@ -34,6 +34,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/curves"
@@ -102,7 +103,7 @@ type trainer struct {
 	tokens, targets *layers.Tokens
 	read            gorgonia.Nodes // the losses of text and of balance, and choices dropped
 	machine         *vm.Machine
-	solver          *autograd.AdamW
+	solver          *solver.AdamW
 	began           time.Time
 	past            past
 }
@@ -124,7 +125,7 @@ func newTrainer(comm backend.Communicator, c config) *trainer {
 	t.layout = must(layers.NewLayout(comm, 0, 1, t.ep))
 	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, dtype, seed)
 	learnables := t.model(b)
-	t.solver = &autograd.AdamW{Rate: rate, WeightDecay: 0.01}
+	t.solver = &solver.AdamW{Rate: rate, WeightDecay: 0.01}
 	t.machine = must(vm.New(b.Graph(), device, vm.Keep(t.read...), vm.ClipNorm(clipNorm),
 		vm.WithSolver(t.solver, learnables...), b.Training()))
 	return t
@@ -164,7 +165,7 @@ func (t *trainer) train(ctx context.Context) error {
 		t.resume()
 	}
 	for t.past.Steps < t.epochs*t.steps {
-		t.solver.SetRate(autograd.Cosine(rate, rate/10, t.epochs*t.steps)(t.past.Steps))
+		t.solver.SetRate(solver.Cosine(rate, rate/10, t.epochs*t.steps)(t.past.Steps))
 		t.step()
 		over := t.past.Steps%t.steps == 0
 		if over {

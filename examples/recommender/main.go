@@ -32,6 +32,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/curves"
@@ -166,11 +167,10 @@ func (t *trainer) train() {
 	}
 	check(backend.Run(t.comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all),
 		backend.Of(h.Sum(nil))))
-	model := t.recall(t.model())
 	popularity := t.recall(func(_, _, item int) float64 { return t.chance(-1, item) })
 	best := t.recall(func(_, user, item int) float64 { return t.chance(t.taste(user), item) })
 	fmt.Fprintf(t.out, "recall@%d=%.4f popularity=%.4f best=%.4f ranks=%d backend=%s params=%x "+
-		"seconds=%.1f\n", first, model, popularity, best, t.comm.Size(),
+		"seconds=%.1f\n", first, t.recall(t.model()), popularity, best, t.comm.Size(),
 		t.comm.Capabilities().Backend, sha256.Sum256(all), time.Since(began).Seconds())
 }
 
@@ -181,7 +181,7 @@ func (t *trainer) step(step uint64, rate float64) float64 {
 	check(t.tokens[1].Set(t.share(what)))
 	check(t.machine.RunAll())
 	for _, table := range t.tables {
-		check(table.Step(&autograd.SGD{Rate: rate}))
+		check(table.Step(&solver.SGD{Rate: rate}))
 	}
 	loss := t.loss.Value().Data().(float64)
 	check(autograd.Sum(t.comm, &loss))

@@ -40,7 +40,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale"
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/curves"
@@ -130,12 +130,12 @@ func (cfg config) train(comm backend.Communicator) error {
 	layout := must(layers.NewLayout(comm, 0, 1, 1))
 	defer layout.Close()
 	m := cfg.build(layout, classes)
-	solver := autograd.Solver(&autograd.Momentum{Rate: cfg.rate, Momentum: momentum,
+	sgd := solver.Solver(&solver.Momentum{Rate: cfg.rate, Momentum: momentum,
 		WeightDecay: weightDecay})
 	if cfg.ema > 0 {
-		solver = &autograd.EMA{Solver: solver, Decay: cfg.ema}
+		sgd = &solver.EMA{Solver: sgd, Decay: cfg.ema}
 	}
-	machine := must(vm.New(m.x.Graph(), device, vm.WithSolver(solver, m.learnables...),
+	machine := must(vm.New(m.x.Graph(), device, vm.WithSolver(sgd, m.learnables...),
 		m.training, vm.SyncBatchNorm()))
 	defer machine.Close()
 	eval := must(vm.New(m.x.Graph(), device, vm.Eval(), vm.Keep(m.scores)))
@@ -146,10 +146,10 @@ func (cfg config) train(comm backend.Communicator) error {
 	}
 	steps := max(1, cfg.epochs*(training.Len()/cfg.batch))
 	warm := min(longestWarm, steps/10)
-	fall := autograd.Cosine(cfg.rate, finalRate*cfg.rate, steps-warm)
+	fall := solver.Cosine(cfg.rate, finalRate*cfg.rate, steps-warm)
 	options := []fit.Option{
 		fit.Epochs(cfg.epochs), fit.Checkpoint(cfg.checkpoint, 0), fit.Progress(os.Stdout),
-		fit.OnStep(progress.Bar()), fit.Schedule(autograd.Warmup(warm, fall)),
+		fit.OnStep(progress.Bar()), fit.Schedule(solver.Warmup(warm, fall)),
 		fit.Validate(eval, fit.Data{Set: heldOut, Inputs: G.Nodes{m.x, m.y}},
 			fit.Accuracy(m.scores, m.y)),
 		fit.Watch("accuracy"),

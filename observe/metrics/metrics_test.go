@@ -24,6 +24,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -60,8 +61,8 @@ func train(t *testing.T, ranks int, during func(s *Server, step fit.StepLoss) er
 		if err != nil {
 			return err
 		}
-		solver := &autograd.Momentum{Rate: 1. / 64}
-		m, err := vm.New(g, nil, vm.WithSolver(solver, w), vm.WithDataParallel(comm))
+		momentum := &solver.Momentum{Rate: 1. / 64}
+		m, err := vm.New(g, nil, vm.WithSolver(momentum, w), vm.WithDataParallel(comm))
 		if err != nil {
 			return err
 		}

@@ -64,7 +64,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -223,24 +223,24 @@ func rateList() string {
 }
 
 // newSolver returns a solver whose state can be saved.
-func (cfg config) newSolver() autograd.Solver {
+func (cfg config) newSolver() solver.Solver {
 	switch cfg.solver {
 	case "sgd":
-		return &autograd.SGD{Rate: cfg.lr}
+		return &solver.SGD{Rate: cfg.lr}
 	case "momentum":
-		return &autograd.Momentum{Rate: cfg.lr, Momentum: 0.9}
+		return &solver.Momentum{Rate: cfg.lr, Momentum: 0.9}
 	case "adamw":
-		return &autograd.AdamW{Rate: cfg.lr, WeightDecay: 0.01}
+		return &solver.AdamW{Rate: cfg.lr, WeightDecay: 0.01}
 	}
-	return &autograd.Adam{Rate: cfg.lr}
+	return &solver.Adam{Rate: cfg.lr}
 }
 
 // rateAt returns the learning rate of each step of a training.
-func (cfg config) rateAt(steps int) autograd.Schedule {
+func (cfg config) rateAt(steps int) solver.Schedule {
 	if cfg.schedule == "cosine" {
-		return autograd.Cosine(cfg.lr, 0, steps)
+		return solver.Cosine(cfg.lr, 0, steps)
 	}
-	return autograd.Constant(cfg.lr)
+	return solver.Constant(cfg.lr)
 }
 
 func start(cfg config) error {

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/examples/handwritten"
@@ -29,9 +30,9 @@ type trainer struct {
 	vm, evalVM gorgonia.VM
 	parallel   *autograd.DataParallel
 	sampler    *autograd.Sampler
-	solver     autograd.Solver
+	solver     solver.Solver
 	inPlan     bool // the exchange of gradients and the solver's step are part of each run
-	rate       autograd.Schedule
+	rate       solver.Schedule
 	batch      int       // of all ranks together
 	sums       []float64 // of the losses in an epoch, by this rank's micro-batches
 	limit      int       // steps of the training, 0 if it is epochs that count

@@ -59,8 +59,8 @@ var rooms = [][]room{
 		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},
 		{"kernels/cuda", []string{"kernels/cuda"}, 495, "kernel", ""},
 		{"vm/internal/ir", []string{"vm/internal/ir"}, 605, "graph", ""},
-		{"autograd", []string{"autograd", "autograd/internal/checkpoint"}, 738, "graph",
-			"internal/checkpoint"},
+		{"autograd", []string{"autograd", "autograd/solver", "autograd/internal/checkpoint"}, 738,
+			"graph", "solver, internal/checkpoint"},
 		{"internal/program", []string{"internal/program"}, 876, "graph", ""},
 		{"ops", []string{"ops"}, 965, "graph", ""},
 	}, {

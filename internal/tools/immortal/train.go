@@ -17,6 +17,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -66,8 +67,8 @@ func train(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	solver := &autograd.AdamW{Rate: 0.003}
-	options := []vm.Option{vm.WithSolver(solver, t.weights...), vm.WithElastic(ctx, job, micros)}
+	adam := &solver.AdamW{Rate: 0.003}
+	options := []vm.Option{vm.WithSolver(adam, t.weights...), vm.WithElastic(ctx, job, micros)}
 	if *after {
 		options = nil
 	}
@@ -78,7 +79,7 @@ func train(ctx context.Context, args []string) error {
 		e = machine.Elastic()
 	}
 	if err == nil && *after {
-		e, err = autograd.NewElastic(ctx, job, t.weights, solver, micros)
+		e, err = autograd.NewElastic(ctx, job, t.weights, adam, micros)
 	}
 	if errors.Is(err, autograd.ErrFinished) {
 		return nil // a spare that nobody has needed

@@ -18,6 +18,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 )
 
 const (
@@ -74,9 +75,9 @@ func (m *member) saveAll(t *training, d *autograd.DataParallel) error {
 	}
 	defer vm.Close()
 	dir, at := os.Getenv(envDir), progress{Part: m.job.part}
-	solver := &autograd.Momentum{Rate: rate, Momentum: 0.5}
+	momentum := &solver.Momentum{Rate: rate, Momentum: 0.5}
 	if m.job.part == resumes {
-		switch err := d.Load(dir, solver, &at); {
+		switch err := d.Load(dir, momentum, &at); {
 		case errors.Is(err, fs.ErrNotExist):
 			fmt.Printf("soak: resumes rank=%d nothing\n", m.rank)
 		case err != nil:
@@ -90,10 +91,10 @@ func (m *member) saveAll(t *training, d *autograd.DataParallel) error {
 		if err := t.follows(at.Step); err != nil {
 			return err
 		}
-		if err := t.step(d, vm, solver, at.Step); err != nil {
+		if err := t.step(d, vm, momentum, at.Step); err != nil {
 			return err
 		}
-		if err := m.saveOne(d, dir, solver, progress{at.Part, at.Step + 1}); err != nil {
+		if err := m.saveOne(d, dir, momentum, progress{at.Part, at.Step + 1}); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -74,7 +75,7 @@ func (t *training) run(m *member, d *autograd.DataParallel) error {
 	}
 	defer vm.Close()
 	for step := range t.steps {
-		if err := t.step(d, vm, &autograd.SGD{Rate: rate}, step); err != nil {
+		if err := t.step(d, vm, &solver.SGD{Rate: rate}, step); err != nil {
 			return err
 		}
 	}

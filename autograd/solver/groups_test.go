@@ -1,10 +1,9 @@
-package autograd
+package solver
 
 import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -90,14 +89,14 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 	for want, groups := range map[string][]Group{
 		"parameter 1, w1, is in no group": {{&SGD{Rate: 1},
 			gorgonia.Nodes{p[0], p[2]}}},
-		"autograd: group 1: Groups: bad argument: w0 is in group 0, too": {{&SGD{Rate: 1}, p},
+		"solver: group 1: Groups: bad argument: w0 is in group 0, too": {{&SGD{Rate: 1}, p},
 			{&Adam{Rate: 1}, p[:1]}},
 		"w1 is in it twice": {{&SGD{Rate: 1},
 			gorgonia.Nodes{p[0], p[1], p[1]}}},
 		"w0 is not among the parameters": {{&SGD{Rate: 1},
 			gorgonia.Nodes{stranger}}},
-		"its solver has another group, too":                        {{s, p[:1]}, {s, p[1:]}},
-		"group 0: bad argument: autograd.NewGroups: Solver is nil": {{nil, p}},
+		"its solver has another group, too":                      {{s, p[:1]}, {s, p[1:]}},
+		"group 0: bad argument: solver.NewGroups: Solver is nil": {{nil, p}},
 		"it has no parameters": {{&SGD{Rate: 1}, p},
 			{&SGD{Rate: 1}, nil}},
 	} {
@@ -135,56 +134,6 @@ func TestGroupsStepTogetherOrNotAtAll(t *testing.T) {
 	}
 }
 
-// A checkpoint has the states of all groups, and belongs to these groups.
-func TestGroupsResume(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "checkpoint")
-	all(t, 1, func(r rank) error {
-		params := vectors(5)
-		g := threeGroups(t, params)
-		d, err := New(r.comm, params)
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		steps := func(s *Groups, p gorgonia.Nodes, from, to int) {
-			for step := from; step < to; step++ {
-				err = errors.Join(err, s.Step(pairsOf(t, p, step)))
-			}
-		}
-		steps(g, params, 0, 3)
-		if err = errors.Join(err, d.Save(dir, g, nil)); err != nil {
-			return err
-		}
-		steps(g, params, 3, 5)
-		again := vectors(5)
-		resumed := threeGroups(t, again)
-		other, err2 := New(r.comm, again)
-		if err = errors.Join(err, err2); err != nil {
-			return err
-		}
-		defer other.Close()
-		err = other.Load(dir, resumed, nil)
-		steps(resumed, again, 3, 5)
-		for i := range params {
-			got, want := again[i].Value().Data().([]float64), params[i].Value().Data().([]float64)
-			if !slices.Equal(got, want) {
-				err = errors.Join(err, fmt.Errorf("parameter %d is %v, want %v", i, got, want))
-			}
-		}
-		swapped, err2 := NewGroups(again,
-			Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[1], again[3]}},
-			Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[0], again[4]}},
-			Group{&SGD{Rate: 1}, again[2:3]})
-		refused := other.Load(dir, swapped, nil)
-		if !errors.Is(refused, backend.ErrArgument) ||
-			!strings.Contains(refused.Error(),
-				"group.0.adam.m/w0, which is of none of these groups") {
-			err = errors.Join(err, fmt.Errorf("other groups: %w", refused))
-		}
-		return errors.Join(err, err2)
-	})
-}
-
 // A state that is not that of the groups is refused, and nothing has changed.
 func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 	params := vectors(5)
@@ -203,7 +152,7 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 		"the state has group.2.adam.m.0": func(s map[string]backend.Buffer) {
 			s["group.2.adam.m.0"] = s["group.0.adam.m.0"]
 		},
-		"autograd: group 0: Groups: bad argument: " +
+		"solver: group 0: Groups: bad argument: " +
 			"its state is of 1 parameters, and it has 2": func(s map[string]backend.Buffer) {
 			delete(s, "group.0.adam.m.1")
 			delete(s, "group.0.adam.v.1")

@@ -1,11 +1,10 @@
-package autograd
+package solver
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -103,73 +102,51 @@ func lionOf[T element](t *testing.T, _ []T, dt tensor.Dtype) {
 	}
 }
 
-// A solver of one's own trains ranks and goes on from a checkpoint with the bits of the built-in
-// one, alone and in groups.
+// A solver of one's own steps, and goes on from a state, with the bits of the built-in one, alone
+// and in groups.
 func TestACustomSolverHasTheBitsOfTheBuiltInOne(t *testing.T) {
 	for name, newSolver := range solvers {
 		for _, groups := range []bool{false, true} {
-			built := resumed(t, func(params gorgonia.Nodes) (Solver, error) {
-				return grouped(params, groups, newSolver)
-			})
-			own := resumed(t, func(params gorgonia.Nodes) (Solver, error) {
-				return grouped(params, groups, func() Solver { return writtenAs(newSolver()) })
-			})
-			for r := range built {
-				if !slices.EqualFunc(built[r], own[r], bytes.Equal) {
-					t.Errorf("%s, groups %v: other bits on rank %d", name, groups, r)
+			built := resumed(t, groups, newSolver)
+			own := resumed(t, groups, func() Solver { return writtenAs(newSolver()) })
+			for i := range built {
+				if !slices.Equal(built[i], own[i]) {
+					t.Errorf("%s, groups %v: other bits of parameter %d", name, groups, i)
 				}
 			}
 		}
 	}
 }
 
-// grouped returns a solver, or two of them for groups of the parameters.
-func grouped(params gorgonia.Nodes, groups bool, newSolver func() Solver) (Solver, error) {
-	if !groups {
-		return newSolver(), nil
-	}
-	return NewGroups(params, Group{newSolver(), params[:1]}, Group{newSolver(), params[1:]})
-}
-
-// resumed returns the parameters of each rank after three steps, a checkpoint, and four steps of
-// another program that begins with it.
-func resumed(t *testing.T, solver func(params gorgonia.Nodes) (Solver, error)) [][][]byte {
+// resumed returns parameters after three steps of a solver, or of two for groups of the parameters,
+// and four steps of another one with its state.
+func resumed(t *testing.T, groups bool, newSolver func() Solver) (values [][]float64) {
 	t.Helper()
-	values, dir := make([][][]byte, 2), filepath.Join(t.TempDir(), "checkpoint")
-	program := func(f func(*training) error) {
-		all(t, len(values), func(r rank) error {
-			return r.trainQuadratic(func(t *training) (err error) {
-				if t.solver, err = solver(t.m.params); err != nil {
-					return err
-				}
-				return f(t)
-			})
-		})
-	}
-	program(func(t *training) error { return errors.Join(t.steps(3), t.save(dir)) })
-	program(func(t *training) (err error) {
-		if err := errors.Join(t.d.Load(dir, t.solver, nil), t.steps(4)); err != nil {
-			return err
+	params, state := vectors(3), map[string]backend.Buffer{}
+	for _, steps := range [][]int{{0, 1, 2}, {3, 4, 5, 6}} {
+		s, err := newSolver(), error(nil)
+		if groups {
+			s, err = NewGroups(params, Group{s, params[:1]}, Group{newSolver(), params[1:]})
 		}
-		values[t.comm.Rank()], err = t.values()
-		return err
-	})
+		if err == nil {
+			err = s.SetState(state)
+		}
+		for _, step := range steps {
+			if err == nil {
+				err = s.Step(pairsOf(t, params, step))
+			}
+		}
+		if err == nil {
+			state, err = s.State()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range params {
+		values = append(values, n.Value().Data().([]float64))
+	}
 	return values
-}
-
-// A checkpoint of a solver with another name is refused.
-func TestACheckpointOfAnotherCustomSolverIsRefused(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "checkpoint")
-	all(t, 2, func(r rank) error {
-		return r.trainQuadratic(func(t *training) error {
-			t.solver = lion()
-			err := errors.Join(t.steps(1), t.save(dir))
-			other := lion()
-			other.Name = "tiger"
-			return errors.Join(err, refused(t.d.Load(dir, other, nil), "*autograd.Custom lion",
-				"*autograd.Custom tiger"))
-		})
-	})
 }
 
 // A solver that keeps no vectors keeps the number of steps.

@@ -1,4 +1,4 @@
-package autograd
+package solver
 
 import (
 	"cmp"
@@ -37,17 +37,17 @@ var _ Solver = (*Custom)(nil)
 func (s *Custom) check() error {
 	for i, name := range append([]string{s.Name}, s.Keep...) {
 		if name == "" || strings.ContainsFunc(name, notInName) {
-			return fmt.Errorf("autograd: Custom: %w: the name %q: it must be letters, digits, - "+
+			return fmt.Errorf("solver: Custom: %w: the name %q: it must be letters, digits, - "+
 				"and _",
 				backend.ErrArgument, name)
 		}
 		if i > 0 && slices.Index(s.Keep, name) != i-1 {
-			return fmt.Errorf("autograd: %s: %w: Keep has %q twice", s.Name, backend.ErrArgument,
+			return fmt.Errorf("solver: %s: %w: Keep has %q twice", s.Name, backend.ErrArgument,
 				name)
 		}
 	}
 	if s.Update == nil {
-		return fmt.Errorf("autograd: %s: %w: Update is nil", s.Name, backend.ErrArgument)
+		return fmt.Errorf("solver: %s: %w: Update is nil", s.Name, backend.ErrArgument)
 	}
 	return cmp.Or(checkRate(s.Name, s.Rate, s.rated),
 		checkNumbers(s.Name, number{"Rate", s.Rate, math.Inf(1)}))

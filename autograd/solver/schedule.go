@@ -1,15 +1,15 @@
-package autograd
+package solver
 
 import "math"
 
 // Schedule is a learning rate for each step of a training. Set it before each Step:
 //
-//	rate := autograd.Warmup(100, autograd.Cosine(0.003, 0, 2000))
+//	rate := solver.Warmup(100, solver.Cosine(0.003, 0, 2000))
 //	...
 //	solver.SetRate(rate(step))
 //
 // Steps count from 0, and continue from a checkpoint: keep the number of the next step in
-// the progress of [DataParallel.Save]. All ranks compute the same rate.
+// the progress of a checkpoint. All ranks compute the same rate.
 type Schedule func(step int) float64
 
 // Constant is the same rate in each step.

@@ -1,4 +1,4 @@
-package autograd
+package solver
 
 import (
 	"cmp"
@@ -38,10 +38,10 @@ const averageOf = "ema.average."
 func (s *EMA) inner() (ruled, error) {
 	r, ok := s.Solver.(ruled)
 	if _, twice := r.(*EMA); !ok || twice {
-		return nil, fmt.Errorf("autograd: EMA: %w: a %T is not a single solver of package autograd",
+		return nil, fmt.Errorf("solver: EMA: %w: a %T is not a single solver of package solver",
 			backend.ErrUnsupported, s.Solver)
 	}
-	return r, backend.Given("autograd.EMA", "Solver", s.Solver)
+	return r, backend.Given("solver.EMA", "Solver", s.Solver)
 }
 
 func (s *EMA) check() error {

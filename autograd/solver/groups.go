@@ -1,4 +1,4 @@
-package autograd
+package solver
 
 import (
 	"errors"
@@ -23,9 +23,9 @@ type Group struct {
 // Groups is a solver that updates groups of parameters by different solvers, or with different
 // settings, like the parameter groups of torch.optim. For example, biases without weight decay:
 //
-//	solver, err := autograd.NewGroups(learnables,
-//		autograd.Group{Solver: &autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, Params: weights},
-//		autograd.Group{Solver: &autograd.AdamW{Rate: 1e-3}, Params: biases})
+//	solver, err := solver.NewGroups(learnables,
+//		solver.Group{Solver: &solver.AdamW{Rate: 1e-3, WeightDecay: 0.1}, Params: weights},
+//		solver.Group{Solver: &solver.AdamW{Rate: 1e-3}, Params: biases})
 //	...
 //	grads, err := dp.Sync()
 //	err = solver.Step(grads)
@@ -43,19 +43,19 @@ type Groups struct {
 
 var _ Solver = (*Groups)(nil)
 
-// NewGroups returns a solver of groups. params are all parameters, in the order of [New]: the order
-// of the gradients passed to Step.
+// NewGroups returns a solver of groups. params are all parameters, in the order of the gradients
+// passed to Step.
 //
 // Errors: ErrArgument, with names, for a parameter in no group, in two groups, or twice in one, for
 // one that is not among params, for a group without parameters, and for a solver used in two
 // groups, whose steps would count twice; ErrUnsupported for solvers of other packages, and for
 // groups of groups.
 func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
-	if err := backend.Given("autograd.NewGroups", "params", params); err != nil {
+	if err := backend.Given("solver.NewGroups", "params", params); err != nil {
 		return nil, err
 	}
 	for k, group := range groups {
-		if err := backend.Given("autograd.NewGroups", "Solver", group.Solver, "Params",
+		if err := backend.Given("solver.NewGroups", "Solver", group.Solver, "Params",
 			group.Params); err != nil {
 			return nil, wrapped("group %d: %w", k, err)
 		}
@@ -85,8 +85,8 @@ func (g *Groups) add(params gorgonia.Nodes, group Group) error {
 	s, ok := group.Solver.(ruled)
 	switch {
 	case !ok:
-		return fmt.Errorf("autograd: Groups: %w: a %T is not a single solver of package "+
-			"autograd", backend.ErrUnsupported, group.Solver)
+		return fmt.Errorf("solver: Groups: %w: a %T is not a single solver of package "+
+			"solver", backend.ErrUnsupported, group.Solver)
 	case slices.ContainsFunc(g.groups, func(other ruled) bool { return other == s }):
 		return refuseGroups("its solver has another group, too: make a solver for each")
 	case len(group.Params) == 0:
@@ -130,7 +130,7 @@ func (g *Groups) List() []Group {
 }
 
 func refuseGroups(format string, args ...any) error {
-	return fmt.Errorf("autograd: Groups: %w: %w", backend.ErrArgument, fmt.Errorf(format, args...))
+	return fmt.Errorf("solver: Groups: %w: %w", backend.ErrArgument, fmt.Errorf(format, args...))
 }
 
 // Step updates the parameters, given in the order of NewGroups, in place. It returns the errors of

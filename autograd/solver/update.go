@@ -1,4 +1,4 @@
-package autograd
+package solver
 
 import (
 	"errors"
@@ -16,7 +16,7 @@ import (
 //
 // Momentum without decay, for example, is
 //
-//	func(u *autograd.Update) {
+//	func(u *solver.Update) {
 //		v := u.With(fuse.Mul, u.Kept(0), 0.9)
 //		v = u.Do(fuse.Sub, v, u.With(fuse.Mul, u.Gradient(), u.Rate()))
 //		u.SetKept(0, v)

@@ -1,4 +1,4 @@
-package autograd
+package solver
 
 import (
 	"fmt"
@@ -15,15 +15,14 @@ import (
 // sum of the squares of all elements, is at most limit, and returns what the norm was:
 //
 //	grads, err := dp.Sync()
-//	norm, err := autograd.ClipNorm(grads, 1)
+//	norm, err := solver.ClipNorm(grads, 1)
 //	err = solver.Step(grads)
 //
-// It is Algorithm 1 of Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent
-// neural networks" (arXiv:1211.5063), over all parameters at once like PyTorch's
-// clip_grad_norm_, which adds 1e-6 to the norm before it divides: this function does not. The
-// gradients of Sync are the same on all ranks, so the norm and the clipped gradients are, too, and
-// ClipNorm communicates nothing. With [WithPartial] each rank has its own gradients and its own
-// norm.
+// It is Algorithm 1 of Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+// networks" (arXiv:1211.5063), over all parameters at once like PyTorch's clip_grad_norm_, which
+// adds 1e-6 to the norm before it divides: this function does not. The gradients of Sync are the
+// same on all ranks, so the norm and the clipped gradients are, too, and ClipNorm communicates
+// nothing. With autograd.WithPartial each rank has its own gradients and its own norm.
 //
 // Cost: one pass over the gradients, and a second one if they are clipped.
 //
@@ -31,10 +30,10 @@ import (
 // names the first such parameter, and nothing has changed.
 func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err error) {
 	if !(limit > 0) {
-		return 0, fmt.Errorf("autograd: clip: %w: a limit of %v: it must be positive",
+		return 0, fmt.Errorf("solver: clip: %w: a limit of %v: it must be positive",
 			backend.ErrArgument, limit)
 	}
-	if err := backend.Given("autograd.ClipNorm", "grads", grads); err != nil {
+	if err := backend.Given("solver.ClipNorm", "grads", grads); err != nil {
 		return 0, err
 	}
 	total := 0.0
@@ -44,7 +43,7 @@ func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err erro
 			return 0, wrapped("clip: the gradient of %s %w", nameOf(g, i), err)
 		}
 		if total += squares(all[i]); math.IsNaN(total) || math.IsInf(total, 0) {
-			return math.Sqrt(total), fmt.Errorf("autograd: clip: %w: the gradient of %s makes "+
+			return math.Sqrt(total), fmt.Errorf("solver: clip: %w: the gradient of %s makes "+
 				"the norm %v: skip this step, or use a lower rate", backend.ErrArgument, nameOf(
 				g, i), math.Sqrt(total))
 		}

@@ -1,4 +1,4 @@
-package autograd
+package solver
 
 import (
 	"cmp"
@@ -37,7 +37,7 @@ var _ Solver = (*RMSProp)(nil)
 
 func (s *RMSProp) check() error {
 	if len(s.solverState.vectors) > 0 && (len(s.solverState.vectors[0]) > 1) != (s.Momentum != 0) {
-		return fmt.Errorf("autograd: RMSProp: %w: Momentum is %v: it is on or off from the "+
+		return fmt.Errorf("solver: RMSProp: %w: Momentum is %v: it is on or off from the "+
 			"first step on", backend.ErrArgument, s.Momentum)
 	}
 	infinite := math.Inf(1)

@@ -1,12 +1,10 @@
-package autograd
+package solver
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +13,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // solvers are the solvers of this package, with settings under which every term counts.
@@ -145,67 +142,6 @@ func TestFirstStepOfAdamIsItsRate(t *testing.T) {
 	}
 }
 
-func TestSolversHaveTheBitsOfTheHostEverywhere(t *testing.T) {
-	for name, newSolver := range solvers {
-		want := make([][][]byte, 2)
-		train := func(r rank) ([][]byte, error) {
-			s := newSolver()
-			values, err := fit(r, true, s)
-			return values, errors.Join(err, s.Close())
-		}
-		all(t, len(want), func(r rank) (err error) {
-			want[r.comm.Rank()], err = train(r)
-			return err
-		})
-		testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
-			allOn(t, k, len(want), func(r rank) error {
-				got, err := train(r)
-				if err == nil && !slices.EqualFunc(got, want[r.comm.Rank()], bytes.Equal) {
-					err = fmt.Errorf("%s: other bits than on the host", name)
-				}
-				return err
-			})
-		})
-	}
-}
-
-// A solver that goes on from a checkpoint gives the bits of one that has not stopped, and
-// takes nothing from what it did before.
-func TestSolversResumeEverywhere(t *testing.T) {
-	for name, newSolver := range solvers {
-		testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
-			dir := filepath.Join(t.TempDir(), "checkpoint")
-			want := make([][][]byte, 2)
-			resume := func(f func(t *training) error) {
-				allOn(t, k, len(want), func(r rank) error {
-					return r.trainQuadratic(func(t *training) error {
-						t.solver = newSolver()
-						return f(t)
-					})
-				})
-			}
-			resume(func(t *training) (err error) {
-				if err := errors.Join(t.steps(3), t.save(dir), t.steps(4)); err != nil {
-					return err
-				}
-				want[t.comm.Rank()], err = t.values()
-				return err
-			})
-			resume(func(t *training) error {
-				if err := errors.Join(t.steps(2), t.d.Load(dir, t.solver, nil),
-					t.steps(4)); err != nil {
-					return err
-				}
-				got, err := t.values()
-				if err == nil && !slices.EqualFunc(got, want[t.comm.Rank()], bytes.Equal) {
-					err = fmt.Errorf("%s: other bits than without a stop", name)
-				}
-				return err
-			})
-		})
-	}
-}
-
 func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 	w, dw := []float32{1, 2, 3}, []float32{1, 1, 1}
 	for want, s := range map[string]Solver{
@@ -286,5 +222,128 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 	}
 	if err := stepped.CheckState(state, of); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
+	w, dw := []float32{1, 2, 3}, []float32{0.5, -0.25, 8}
+	s := &Momentum{Rate: 0.1, Momentum: 0.9}
+	v, want := make([]float32, 3), slices.Clone(w)
+	for range 5 {
+		grad := slices.Clone(dw)
+		if err := s.Step([]gorgonia.ValueGrad{pair{w, grad}}); err != nil {
+			t.Fatal(err)
+		}
+		for i, g := range dw {
+			v[i] = float32(float32(0.9)*v[i]) - float32(float32(0.1)*g)
+			want[i] += v[i]
+		}
+		if !slices.Equal(w, want) || !slices.Equal(grad, make([]float32, 3)) {
+			t.Fatalf("the parameter is %v, want %v; the gradient is %v", w, want, grad)
+		}
+	}
+	for name, p := range map[string]pair{"parameter 0 is 2 f32, its state is of 3": {w[:2], dw[:2]},
+		"with a gradient of 2": {w, dw[:2]}} {
+		if err := s.Step([]gorgonia.ValueGrad{p}); err == nil ||
+			!strings.Contains(err.Error(), name) {
+			t.Errorf("the error is %v, want %q", err, name)
+		}
+	}
+}
+
+// Step may leave parameters out, as of layers that do not learn.
+func TestVelocitiesAreOfSomeParameters(t *testing.T) {
+	of := func(n int) backend.Buffer { return backend.Of(make([]float32, n)) }
+	state := func(lengths ...int) map[string]backend.Buffer {
+		all := map[string]backend.Buffer{}
+		for i, n := range lengths {
+			all[fmt.Sprint(velocityOf, i)] = of(n)
+		}
+		return all
+	}
+	params := []backend.Buffer{of(3), of(4), of(3), of(5)}
+	for _, good := range [][]int{{}, {3, 4, 3, 5}, {4, 3}, {3, 5}, {5}} {
+		if err := new(Momentum).CheckState(state(good...), params); err != nil {
+			t.Errorf("%v: %v", good, err)
+		}
+	}
+	for _, bad := range [][]int{{6}, {5, 3}, {3, 4, 3, 5, 5}, {4, 4}} {
+		if err := new(Momentum).CheckState(state(bad...), params); !errors.Is(
+			err, backend.ErrArgument) {
+			t.Errorf("%v: the error is %v, want ErrArgument", bad, err)
+		}
+	}
+}
+
+// pair is a parameter with its gradient.
+type pair struct{ w, dw []float32 }
+
+func (p pair) Value() gorgonia.Value {
+	return tensor.New(tensor.WithShape(len(p.w)), tensor.WithBacking(p.w))
+}
+
+func (p pair) Grad() (gorgonia.Value, error) {
+	return tensor.New(tensor.WithShape(len(p.dw)), tensor.WithBacking(p.dw)), nil
+}
+
+// Errors of one call wrap those of another, as for solvers in groups.
+func TestErrorsSayTheirPackageOnce(t *testing.T) {
+	p := vectors(2)
+	grads, bad := pairsOf(t, p, 0), &SGD{} // a rate of 0
+	groups, err := NewGroups(p, Group{&SGD{Rate: 1}, p[:1]}, Group{bad, p[1:]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, twice := NewGroups(p, Group{bad, p}, Group{bad, p})
+	_, fused := Fuse(groups, nil)
+	_, clipped := ClipNorm([]gorgonia.ValueGrad{gorgonia.NewVector(gorgonia.NewGraph(),
+		tensor.Float64)}, 1)
+	for call, err := range map[string]error{
+		"Groups":    groups.Step(grads),
+		"EMA":       (&EMA{Solver: bad, Decay: 0.5}).Step(grads),
+		"NewGroups": twice,
+		"Fuse":      fused,
+		"ClipNorm":  clipped,
+	} {
+		if err == nil || !strings.HasPrefix(err.Error(), prefix) ||
+			strings.Count(err.Error(), prefix) > 1 {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+}
+
+// The vectors of a state are found by their parameters, alone and in groups, and other solvers keep
+// none that can be.
+func TestVectorNamesAreThoseOfStates(t *testing.T) {
+	params := vectors(5)
+	for _, s := range []Solver{&Adam{Rate: 1}, &RMSProp{Rate: 1}, threeGroups(t, params)} {
+		err := s.Step(pairsOf(t, params, 0))
+		state, stateErr := s.State()
+		if err := errors.Join(err, stateErr); err != nil {
+			t.Fatal(err)
+		}
+		for i, n := range params {
+			names, ok := VectorNames(s, i)
+			if !ok {
+				t.Errorf("%T is of another package", s)
+			}
+			for _, name := range names {
+				if v, kept := state[name]; kept && v.Len() != n.Shape()[0] {
+					t.Errorf("%T: %s of parameter %d has %d elements", s, name, i, v.Len())
+				}
+				delete(state, name)
+			}
+		}
+		for name := range state {
+			if !strings.HasSuffix(name, ".steps") {
+				t.Errorf("%T: %s is of no parameter", s, name)
+			}
+		}
+		if names, _ := VectorNames(s, 5); Kind(s) == Kind(threeGroups(t, params)) && names != nil {
+			t.Errorf("groups of 5 parameters have %v for another one", names)
+		}
+	}
+	if _, ok := VectorNames(gorgonia.NewVanillaSolver(), 0); ok {
+		t.Error("a solver of Gorgonia is one of this package")
 	}
 }

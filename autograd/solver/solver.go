@@ -1,4 +1,4 @@
-package autograd
+package solver
 
 import (
 	"errors"
@@ -21,15 +21,13 @@ import (
 // steps where its parameters are, with the same bits. They set gradients to zero, as Gorgonia's
 // solvers do.
 //
-// Give Step the same parameters in the same order each time, for example those of
-// [DataParallel.Sync]. A Step that returns an error for its arguments has changed
-// nothing.
+// Give Step the same parameters in the same order each time. A Step that returns an error for its
+// arguments has changed nothing.
 //
 // Step and [Fuse] return ErrArgument for a Rate of 0 that SetRate has not set.
 //
-// A solver never divides the gradient by the batch: the loss is a mean already, and Sync
-// returns the mean over the ranks. So nothing about a solver depends on the number of
-// ranks.
+// A solver never divides the gradient by the batch: the loss is a mean already, and so are the
+// gradients of several ranks. So nothing about a solver depends on the number of ranks.
 type Solver interface {
 	gorgonia.Solver
 	Checker
@@ -199,7 +197,7 @@ func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, erro
 		values[i] = all[i].w
 	}
 	if i, k, shared := residence.Overlap(values); shared {
-		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are one tensor, which "+
+		return nil, fmt.Errorf("solver: %s: %w: parameters %d and %d are one tensor, which "+
 			"each step would update twice: use one node in both places", solver,
 			backend.ErrArgument, i, k)
 	}
@@ -273,7 +271,7 @@ func setNumbers(b backend.Buffer, numbers []float64) {
 // checkRate returns an error for a rate that nobody has set. In a step of a schedule it may be 0.
 func checkRate(solver string, rate float64, set bool) error {
 	if rate == 0 && !set {
-		return fmt.Errorf("autograd: %s: %w: Rate is 0, so no parameter would change: set it, or "+
+		return fmt.Errorf("solver: %s: %w: Rate is 0, so no parameter would change: set it, or "+
 			"call SetRate", solver, backend.ErrArgument)
 	}
 	return nil
@@ -283,7 +281,7 @@ func checkRate(solver string, rate float64, set bool) error {
 func checkNumbers(solver string, numbers ...number) error {
 	for _, n := range numbers {
 		if !(n.value >= 0 && n.value < n.limit) {
-			return fmt.Errorf("autograd: %s: %w: %s is %v: it must be at least 0 and less than %v",
+			return fmt.Errorf("solver: %s: %w: %s is %v: it must be at least 0 and less than %v",
 				solver, backend.ErrArgument, n.name, n.value, n.limit)
 		}
 	}
@@ -295,7 +293,7 @@ func checkPositive(solver, name string, value float64, instead string) error {
 	if value > 0 {
 		return nil
 	}
-	return fmt.Errorf("autograd: %s: %w: %s is %v: it must be positive, or %s", solver,
+	return fmt.Errorf("solver: %s: %w: %s is %v: it must be positive, or %s", solver,
 		backend.ErrArgument, name, value, instead)
 }
 
@@ -471,7 +469,7 @@ func (r rule) owner(name string) (param int, ok bool) {
 
 // refuse is an error about a state.
 func (r rule) refuse(format string, args ...any) error {
-	return fmt.Errorf("%w: autograd: %s: %w", backend.ErrArgument, r.name,
+	return fmt.Errorf("%w: solver: %s: %w", backend.ErrArgument, r.name,
 		fmt.Errorf(format, args...))
 }
 
@@ -501,3 +499,14 @@ func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 	}
 	return memory, err
 }
+
+// prefix is what errors of the package begin with.
+const prefix = "solver: "
+
+// wrapped is fmt.Errorf for an error that may come from this package: its prefix appears only once.
+func wrapped(format string, args ...any) error { return once{fmt.Errorf(format, args...)} }
+
+type once struct{ error }
+
+func (e once) Error() string { return prefix + strings.ReplaceAll(e.error.Error(), prefix, "") }
+func (e once) Unwrap() error { return e.error }

@@ -1,4 +1,4 @@
-package autograd
+package solver
 
 import (
 	"fmt"
@@ -42,7 +42,7 @@ type fused struct {
 // Errors: ErrUnsupported for solvers of other packages; ErrArgument for settings that Step
 // refuses.
 func Fuse(s Solver, pull func() error) (*Fusion, error) {
-	if err := backend.Given("autograd.Fuse", "s", s); err != nil {
+	if err := backend.Given("solver.Fuse", "s", s); err != nil {
 		return nil, err
 	}
 	if pull == nil {
@@ -69,7 +69,7 @@ func Fuse(s Solver, pull func() error) (*Fusion, error) {
 func newFused(s Solver, pull func() error) (*fused, error) {
 	r, ok := s.(ruled)
 	if !ok {
-		return nil, fmt.Errorf("autograd: %w: a %T is not a solver of package autograd",
+		return nil, fmt.Errorf("solver: %w: a %T is not a solver of package solver",
 			backend.ErrUnsupported, s)
 	}
 	if err := r.check(); err != nil {
@@ -174,7 +174,7 @@ func (f *Fusion) State() (counts, vectors map[string]backend.Buffer) {
 // Errors: parameters that are not like those of the last step.
 func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
 	if f.of != nil && len(params) != len(f.of) {
-		return nil, fmt.Errorf("autograd: Groups: %w: %d parameters, the groups have %d",
+		return nil, fmt.Errorf("solver: Groups: %w: %d parameters, the groups have %d",
 			backend.ErrArgument, len(params), len(f.of))
 	}
 	for k := range f.params {
@@ -245,7 +245,7 @@ func (f *fused) next() error {
 	}
 	if f.script.changed() {
 		return fmt.Errorf(
-			"autograd: %s: %w: its update has other operations than when the machine "+
+			"solver: %s: %w: its update has other operations than when the machine "+
 				"was made, as with a first WeightDecay: make another machine", f.rule.name,
 			backend.ErrArgument)
 	}

@@ -1,0 +1,58 @@
+package solver
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
+	for want, tt := range map[string]struct {
+		limit float64
+		dw    float32
+	}{
+		"a limit of 0: it must be positive":   {0, 1},
+		"a limit of NaN: it must be positive": {math.NaN(), 1},
+		"parameter 1 makes the norm NaN":      {1, float32(math.NaN())},
+		"parameter 1 makes the norm +Inf":     {1, float32(math.Inf(-1))},
+	} {
+		grads := []float32{3, 4}
+		_, err := ClipNorm([]gorgonia.ValueGrad{pair{grads, grads},
+			pair{grads, []float32{tt.dw, 1}}}, tt.limit)
+		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %v, want %q", err, want)
+		}
+		if !slices.Equal(grads, []float32{3, 4}) {
+			t.Errorf("%s: gradients are now %v", want, grads)
+		}
+	}
+}
+
+func TestSchedules(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		schedule Schedule
+		want     []float64 // from step 0
+	}{
+		{"constant", Constant(0.5), []float64{0.5, 0.5, 0.5}},
+		{"cosine", Cosine(4, 0, 4), []float64{4, 2 + math.Sqrt2, 2, 2 - math.Sqrt2, 0, 0}},
+		{"cosine to a rate", Cosine(3, 1, 2), []float64{3, 2, 1, 1}},
+		{"cosine of no steps", Cosine(3, 1, 0), []float64{1, 1}},
+		{"step decay", StepDecay(8, 0.5, 2), []float64{8, 8, 4, 4, 2}},
+		{"warm-up", Warmup(4, Constant(1)), []float64{0.25, 0.5, 0.75, 1, 1}},
+		{"no warm-up", Warmup(0, Constant(1)), []float64{1}},
+		{"composed", Warmup(2, StepDecay(8, 0.5, 1)), []float64{4, 8, 8, 4, 2}},
+	} {
+		for step, want := range tt.want {
+			if got := tt.schedule(step); math.Abs(got-want) > 1e-15 {
+				t.Errorf("%s: step %d has the rate %v, want %v", tt.name, step, got, want)
+			}
+		}
+	}
+}
