@@ -299,6 +299,7 @@ func TestGenerateRefuses(t *testing.T) {
 			models.Sampling{}},
 		"another vocabulary":   {[][]int{{61}}, models.Sampling{}},
 		"a temperature":        {[][]int{p}, models.Sampling{Temperature: -1}},
+		"greedy, and a draw":   {[][]int{p}, models.Sampling{Greedy: true, Temperature: 1}},
 		"no temperature":       {[][]int{p}, models.Sampling{Temperature: math.NaN()}},
 		"a probability":        {[][]int{p}, models.Sampling{TopP: 1.5}},
 		"a negative number":    {[][]int{p}, models.Sampling{TopK: -1}},

@@ -154,7 +154,7 @@ func (g *generation) over(s Sampling) (Sampling, error) {
 		}
 	}
 	s.RepetitionPenalty = cmp.Or(s.RepetitionPenalty, penalty)
-	if draws {
+	if draws = draws && !s.Greedy; draws {
 		s.Temperature = cmp.Or(s.Temperature, temperature)
 		fifty := 50
 		k = cmp.Or(k, &fifty)

@@ -192,6 +192,8 @@ func TestCallersHaveTheLastWord(t *testing.T) {
 		"all": {models.Sampling{Temperature: 2, TopK: 3, TopP: 0.5, Max: 8, Stop: []int{},
 			RepetitionPenalty: 1.5}, models.Sampling{Temperature: 2, TopK: 3, TopP: 0.5, Max: 8,
 			Stop: []int{}, RepetitionPenalty: 1.5, NoDefaults: true}},
+		"greedy": {models.Sampling{Greedy: true}, models.Sampling{Greedy: true, Max: 5,
+			Stop: []int{7}, RepetitionPenalty: 1, NoDefaults: true}},
 		"no defaults": {models.Sampling{NoDefaults: true}, models.Sampling{NoDefaults: true}},
 	} {
 		got, err := m.Sampling(test.given)

@@ -18,6 +18,8 @@ type Sampling struct {
 	// gives those that are zero: a Temperature only if it has do_sample, and TopK, TopP and MinP
 	// only if there is a Temperature.
 	NoDefaults bool
+	// Greedy takes the likeliest token, whatever the folder says of draws: it needs no Temperature.
+	Greedy bool
 	// Temperature divides the logits. 0 takes the likeliest token, the first of equal ones.
 	Temperature float64
 	// TopK leaves the K likeliest tokens; 0 leaves all.
@@ -40,6 +42,10 @@ type Sampling struct {
 }
 
 func (s Sampling) check() error {
+	if s.Greedy && s.Temperature != 0 {
+		return fmt.Errorf("%w: Greedy, with a temperature of %v, by which tokens are drawn: leave "+
+			"one out", backend.ErrArgument, s.Temperature)
+	}
 	if !(s.Temperature >= 0 && s.RepetitionPenalty >= 0 && min(s.TopP, s.MinP) >= 0 &&
 		max(s.TopP, s.MinP) <= 1) || math.IsInf(s.Temperature+s.RepetitionPenalty, 1) ||
 		min(s.TopK, s.Max, s.MaxLength) < 0 {

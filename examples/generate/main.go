@@ -180,7 +180,9 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 // are given win. said is what was taken from the folder.
 func (cfg *config) sample(m *models.Model, prompt int) (said string, err error) {
 	flags := cfg.sampling
-	s, err := m.Sampling(models.Sampling{Temperature: flags.Temperature, Seed: flags.Seed})
+	greedy := cfg.given["temperature"] && flags.Temperature == 0
+	s, err := m.Sampling(models.Sampling{Greedy: greedy, Temperature: flags.Temperature,
+		Seed: flags.Seed})
 	if err != nil {
 		return "", err
 	}
@@ -192,6 +194,10 @@ func (cfg *config) sample(m *models.Model, prompt int) (said string, err error) 
 	}
 	said = fmt.Sprintf("generate: from the folder: stop tokens %v", s.Stop)
 	taken(&said, "temperature", &s.Temperature, flags.Temperature, cfg.given)
+	if folder, err := m.Sampling(models.Sampling{}); greedy && (err != nil ||
+		folder.Temperature > 0) {
+		said += ", but not how it draws (--temperature 0)"
+	}
 	if s.Temperature == 0 {
 		s.TopK, s.TopP, s.MinP = 0, 0, 0 // which are for draws
 	}

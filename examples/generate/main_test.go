@@ -91,7 +91,9 @@ func TestTheFolderSaysWhatFlagsDoNot(t *testing.T) {
 		{`{"do_sample": true, "temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty":
 		  1.5}`, "", "stop tokens [], temperature 0.7, top-k 50, top-p 0.9, min-p 0.1, " +
 			"repetition penalty 1.5", ""},
-		{`{"do_sample": true, "top_k": 4}`, "--temperature 0 --max 2", "stop tokens []", "the\n"},
+		{`{"do_sample": true, "top_k": 4, "typical_p": 0.9}`, "--temperature 0 --max 2",
+			"stop tokens [], but not how it draws (--temperature 0)", "the\n"},
+		{`{"top_k": 4}`, "--temperature 0 --max 2", "stop tokens []", "the\n"},
 		{`{"do_sample": true}`, "--temperature 1 --top-k 1 --max 2", "stop tokens []", "the\n"},
 		{`{"do_sample": true}`, "--top-k 0 --top-p 0.5 --max 2", "[], temperature 1", ""},
 		{`{"top_k": 1, "top_p": 0.5}`, "--temperature 2 --max 2", ", top-k 1, top-p 0.5", "the\n"},
