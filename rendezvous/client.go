@@ -93,13 +93,13 @@ func (c *client) replies() {
 			c.link.end(c.left())
 			return
 		case err != nil:
-			c.link.end(c.told(c.wills.instead(c.server.loss(err))))
+			c.link.end(c.told(c.wills.instead(c.server.loss(err), time.Now())))
 			return
 		case f.kind == kindBye:
 			c.link.end(c.parting(f))
 			return
 		case f.kind == kindWill:
-			c.wills.take(f.body)
+			c.wills.take(f.body, time.Now())
 		case f.kind == kindServe || f.kind == kindMove:
 			c.follow(f)
 		case f.kind == kindDone || f.kind == kindFailed:
@@ -157,7 +157,7 @@ func (c *client) request(ctx context.Context, k kind, body []byte) (*unpacker, e
 		return result(f)
 	case <-ctx.Done():
 		if waits := k == kindGet || k == kindGather; waits {
-			c.cancel(id)
+			c.link.push(frame{kind: kindCancel, id: id}) // the server forgets it
 		} else {
 			c.silent.Store(true)
 		}
@@ -202,15 +202,6 @@ func (c *client) forget(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.calls, id)
-}
-
-// cancel tells the server to forget a waiting call. If the queue is full it does nothing, and the
-// reply is dropped later.
-func (c *client) cancel(id uint64) {
-	select {
-	case c.link.out <- frame{kind: kindCancel, id: id}:
-	default:
-	}
 }
 
 func (c *client) Set(ctx context.Context, key string, value []byte) error {
@@ -299,7 +290,7 @@ func (c *client) newsTime() time.Duration {
 func (c *client) sayGoodbye(why error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.newsTime())
 	defer cancel()
-	c.link.bye(ctx, nil)
+	c.link.bye(ctx)
 	select {
 	case <-c.link.over.Done(): // the server closes the connection
 	case <-ctx.Done():

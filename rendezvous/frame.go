@@ -17,7 +17,7 @@ type frame struct {
 	kind kind
 	id   uint64
 	body []byte
-	sent chan struct{} // not on the wire: if not nil, closed once the frame is written
+	sent func() // not on the wire: if not nil, called once the frame is written
 }
 
 type kind byte

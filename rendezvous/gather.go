@@ -137,38 +137,3 @@ func (c *client) values(ctx context.Context, k kind, g gathering) (values [][]by
 	}
 	return values[:g.count()], nil
 }
-
-// gather answers a rank's request for a gathering, once all values are there if the request waits.
-func (s *server) gather(m *member, f frame) error {
-	g, from, err := unpackGathering(f.body)
-	if err == nil && f.kind == kindGather && g.value != nil {
-		if _, first := s.table.compareAndSwap(rankKey(g.key, g.rank), nil,
-			copied(g.value)); !first {
-			err = errUsed
-		}
-	}
-	if err != nil {
-		return m.answer(f.id, nil, err)
-	}
-	if f.kind == kindPeek {
-		return m.answer(f.id, s.table.pack(g, from), nil)
-	}
-	return s.await(m, f, func(ctx context.Context) ([]byte, error) {
-		for i := from; i < g.count(); i++ {
-			if _, err := s.table.get(ctx, rankKey(g.key, g.member(i))); err != nil {
-				return nil, err
-			}
-		}
-		return s.table.pack(g, from), nil
-	})
-}
-
-// pack packs the values of a gathering from index from on, as many as fit into an answer.
-func (t *table) pack(g gathering, from int) (body []byte) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for i := from; i < g.count() && len(body) < maxValue; i++ {
-		body = packBytes(body, t.values[rankKey(g.key, g.member(i))])
-	}
-	return body
-}

@@ -277,8 +277,8 @@ func lasting(err error) bool {
 
 // telling returns the more informative error of two attempts. A peer without the
 // token says more than a timeout.
-func telling(ctx context.Context, last, next error) error {
-	if last == nil || ctx.Err() == nil && (errors.Is(next, errToken) ||
+func telling(over bool, last, next error) error {
+	if last == nil || !over && (errors.Is(next, errToken) ||
 		!errors.Is(last, errToken)) {
 		return next
 	}
@@ -294,10 +294,10 @@ func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error
 		if err == nil || lasting(err) {
 			return c, err
 		}
-		last = telling(ctx, last, err)
+		last = telling(ctx.Err() != nil, last, err)
 		pause(ctx, retryTime)
 		if ctx.Err() != nil {
-			return nil, notFound(ctx, last)
+			return nil, notFound(context.Cause(ctx), last)
 		}
 	}
 }

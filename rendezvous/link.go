@@ -1,16 +1,18 @@
 package rendezvous
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // queued is how many frames may wait for a peer that reads slowly. Once that many wait, senders to
-// this peer block; senders to other peers do not.
+// this peer block, and its requests are not read; senders to other peers go on.
 const queued = 64
 
 // lastWords is how long a link that takes no more data is still read. A peer that has ended may
@@ -22,61 +24,100 @@ const lastWords = 200 * time.Millisecond
 type link struct {
 	conn    net.Conn
 	timeout time.Duration // of writing one frame
-	out     chan frame
 	over    context.Context
 	end     context.CancelCauseFunc // closes the connection; only the first cause counts
 	written chan struct{}           // closed when writing has ended
+
+	mu      sync.Mutex
+	queue   []frame
+	changed *sync.Cond // the queue, or the link is over
 }
 
 func newLink(conn net.Conn, timeout time.Duration) *link {
-	l := &link{conn: conn, timeout: timeout, out: make(chan frame, queued),
-		written: make(chan struct{})}
+	l := &link{conn: conn, timeout: timeout, written: make(chan struct{})}
+	l.changed = sync.NewCond(&l.mu)
 	l.over, l.end = context.WithCancelCause(context.Background())
-	context.AfterFunc(l.over, func() { conn.Close() })
+	context.AfterFunc(l.over, func() { conn.Close(); l.wake() })
 	go l.write()
 	return l
 }
 
-// send queues a frame.
+func (l *link) wake() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.changed.Broadcast()
+}
+
+// push queues a frame, even if there is no room.
+func (l *link) push(f frame) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = append(l.queue, f)
+	l.changed.Broadcast()
+}
+
+// send queues a frame once there is room.
 func (l *link) send(ctx context.Context, f frame) error {
-	select {
-	case l.out <- f:
-		return nil
-	case <-l.over.Done():
-		return context.Cause(l.over)
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	err := l.room(ctx)
+	if err == nil {
+		l.push(f)
 	}
+	return err
+}
+
+// room waits until there is room for a frame.
+func (l *link) room(ctx context.Context) error {
+	defer context.AfterFunc(ctx, l.wake)()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.queue) >= queued && l.over.Err() == nil && ctx.Err() == nil {
+		l.changed.Wait()
+	}
+	return cmp.Or(context.Cause(l.over), context.Cause(ctx))
+}
+
+// next takes a frame from the queue once there is one, unless the link is over.
+func (l *link) next() (f frame, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.queue) == 0 && l.over.Err() == nil {
+		l.changed.Wait()
+	}
+	if l.over.Err() != nil {
+		return frame{}, false
+	}
+	f, l.queue = l.queue[0], l.queue[1:]
+	l.changed.Broadcast()
+	return f, true
 }
 
 // write sends what is queued, up to a goodbye.
 func (l *link) write() {
 	defer close(l.written)
 	for {
-		select {
-		case <-l.over.Done():
+		f, ok := l.next()
+		if !ok {
 			return
-		case f := <-l.out:
-			l.conn.SetWriteDeadline(time.Now().Add(l.timeout))
-			if err := f.writeTo(l.conn); err != nil {
-				spinwait.Patient(lastWords).Await(l.over.Done())
-				l.end(fmt.Errorf("its connection does not take data: %w", err))
-				return
-			}
-			if f.sent != nil {
-				close(f.sent)
-			}
-			if f.kind == kindBye {
-				return
-			}
+		}
+		l.conn.SetWriteDeadline(time.Now().Add(l.timeout))
+		if err := f.writeTo(l.conn); err != nil {
+			spinwait.Patient(lastWords).Await(l.over.Done())
+			l.end(fmt.Errorf("its connection does not take data: %w", err))
+			return
+		}
+		if f.sent != nil {
+			f.sent()
+		}
+		if f.kind == kindBye {
+			return
 		}
 	}
 }
 
 // bye sends a goodbye after everything that is queued, and waits until it is written or
 // ctx ends.
-func (l *link) bye(ctx context.Context, body []byte) {
-	if l.send(ctx, frame{kind: kindBye, body: body}) != nil {
+func (l *link) bye(ctx context.Context) {
+	if l.send(ctx, frame{kind: kindBye}) != nil {
 		return
 	}
 	select {

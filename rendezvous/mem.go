@@ -1,92 +1,73 @@
 package rendezvous
 
 import (
-	"bytes"
 	"context"
 	"sync"
+	"time"
+
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
-// table is the store itself: a map with waiting reads. Its slices never change, so they
-// are handed out without copying.
+// table drives a core, for the calls of this process and for what carry does for others.
 type table struct {
-	mu     sync.Mutex
-	values map[string][]byte
-	waits  map[string]*wait
+	mu sync.Mutex
+	core
+	carry func(action) // must not wait; nil where all are of this process
 }
 
-// wait is shared by the getters of one unset key.
-type wait struct {
-	set     chan struct{} // closed when the key is set
-	getters int
-}
+func newTable() *table { return &table{core: newCore(identity{}, false)} }
 
-func newTable() *table {
-	return &table{values: map[string][]byte{}, waits: map[string]*wait{}}
-}
-
-// put stores a value and wakes the getters; t.mu is held.
-func (t *table) put(key string, value []byte) {
-	t.values[key] = value
-	if w := t.waits[key]; w != nil {
-		close(w.set)
-		delete(t.waits, key)
+// tell tells the core what happens, and carries out what it says.
+func (t *table) tell(event func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.now = time.Now()
+	event()
+	todo := t.todo
+	t.todo = nil
+	for _, a := range todo {
+		switch a := a.(type) {
+		case answer:
+			a.to.value = a.value
+			close(a.to.done)
+		case spread:
+			go func() {
+				spinwait.Patient(spreadTime).Await(a.call.to.done)
+				t.tell(func() { t.spreads(a.call) })
+			}()
+		default:
+			t.carry(a)
+		}
 	}
 }
 
-func (t *table) set(key string, value []byte) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.put(key, value)
-}
+func (t *table) set(key string, value []byte) { t.tell(func() { t.put(key, value) }) }
 
-func (t *table) add(key string, delta int64) (int64, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	sum, text, err := plus(key, t.values[key], delta)
-	if err == nil {
-		t.put(key, text)
-	}
+func (t *table) add(key string, delta int64) (sum int64, err error) {
+	t.tell(func() { sum, err = t.core.add(key, delta) })
 	return sum, err
 }
 
 func (t *table) compareAndSwap(key string, old, new []byte) (current []byte, swapped bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	current, isSet := t.values[key]
-	if isSet != (old != nil) || !bytes.Equal(current, old) {
-		return current, false
-	}
-	t.put(key, new)
-	return new, true
+	t.tell(func() { current, swapped = t.swap(key, old, new) })
+	return current, swapped
 }
 
 // get waits until key is set or ctx ends. If both have happened the value wins, so that a published
 // failure is never dropped.
 func (t *table) get(ctx context.Context, key string) ([]byte, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for {
-		if v, ok := t.values[key]; ok {
-			return v, nil
-		}
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		w := t.waits[key]
-		if w == nil {
-			w = &wait{set: make(chan struct{})}
-			t.waits[key] = w
-		}
-		w.getters++
-		t.mu.Unlock()
-		select {
-		case <-w.set:
-		case <-ctx.Done():
-		}
-		t.mu.Lock()
-		if w.getters--; w.getters == 0 && t.waits[key] == w {
-			delete(t.waits, key) // the key may never be set
-		}
+	w := &wait{get: key, done: make(chan struct{})}
+	t.tell(func() { t.await(w) })
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		t.tell(func() { t.cancel(w) })
+	}
+	select {
+	case <-w.done:
+		return w.value, nil
+	default:
+		return nil, context.Cause(ctx)
 	}
 }
 

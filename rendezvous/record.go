@@ -303,7 +303,7 @@ func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, err
 			if err == nil || lasting(err) {
 				return c, err
 			}
-			last = telling(ctx, last, err)
+			last = telling(ctx.Err() != nil, last, err)
 			m.awaitChange(ctx, v)
 			wait = min(2*wait, e.Timeout)
 		} else {
@@ -313,7 +313,7 @@ func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, err
 			if last == nil {
 				last = fmt.Errorf("its address has not appeared in %s", m.where())
 			}
-			return nil, notFound(ctx, last)
+			return nil, notFound(context.Cause(ctx), last)
 		}
 	}
 }
@@ -336,7 +336,7 @@ func (m *joinRecord) where() string {
 }
 
 // notFound is the error of a rank that did not find rank 0.
-func notFound(ctx context.Context, last error) error {
+func notFound(cause, last error) error {
 	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): look at its output, and check "+
-		"that all ranks belong to one job", context.Cause(ctx), last)
+		"that all ranks belong to one job", cause, last)
 }

@@ -3,12 +3,8 @@ package rendezvous
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"sync"
 	"time"
-
-	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 const (
@@ -21,51 +17,44 @@ const (
 	spreadTime = 200 * time.Millisecond
 )
 
-// server holds the store of a job, in the process of rank 0.
+// server holds the store of a job, in the process of rank 0, and drives its core by connections.
 type server struct {
 	gate
 	token   string
 	me      identity
 	timeout time.Duration
 	table   *table
-	gone    chan struct{} // signals that a member has left
-	// in a Register, lost replaces downKey: it is told which member's connection has ended.
-	// Otherwise nil
+	ended   chan struct{} // closed when the core has ended
+	// in a Register, lost is told which member's connection has ended. Otherwise nil
 	lost func(rank int)
-
-	mu       sync.Mutex
-	ranks    map[int]identity // admitted ranks
-	members  map[*member]bool // connected ranks
-	refused  error            // of the last connection turned away, for messages
-	expected int              // number of members to come; 0 if unknown
-	closing  bool             // from now on, lost connections are not failures
-}
-
-// member is a rank that is connected.
-type member struct {
-	identity
-	link   *link
-	wills  wills
-	gets   sync.WaitGroup
-	mu     sync.Mutex
-	ends   map[uint64]context.CancelFunc // of the Gets in progress
-	told   chan struct{}                 // closed once a failure was sent to the member
-	untold chan struct{}                 // told, until the failure is being sent
-	serves chan string                   // the address where it serves, once asked to
-	leave  context.CancelFunc            // ends all of its Gets
-	ctx    context.Context
 }
 
 // serve holds a store on ln, which it owns. lost is for a Register, nil for the store of a job.
 func serve(ln net.Listener, token string, me identity, timeout time.Duration,
 	lost func(rank int)) *server {
-	s := &server{
-		lost:  lost,
-		token: token, me: me, timeout: timeout, table: newTable(), gone: make(chan struct{}, 1),
-		ranks: map[int]identity{me.rank: me}, members: map[*member]bool{},
-	}
+	s := &server{lost: lost, token: token, me: me, timeout: timeout, ended: make(chan struct{})}
+	s.table = &table{core: newCore(me, lost != nil), carry: s.carry}
 	s.start(ln, s.take)
 	return s
+}
+
+// carry carries out what the core says about other processes.
+func (s *server) carry(a action) {
+	switch a := a.(type) {
+	case send:
+		if a.reports {
+			a.frame.sent = func() { s.table.tell(func() { s.table.wrote(a.to, a.frame.kind) }) }
+		}
+		a.to.link.push(a.frame)
+	case drop:
+		a.from.link.end(ErrClosed)
+	case seal:
+		s.ln.Close()
+	case remind:
+		time.AfterFunc(a.after, func() { s.table.tell(func() { s.table.due(a.turn) }) })
+	case end:
+		close(s.ended)
+	}
 }
 
 // take serves a connection.
@@ -76,7 +65,12 @@ func (s *server) take(conn net.Conn) {
 		conn.Close()
 		return
 	}
-	s.depart(m, s.converse(m))
+	err = s.converse(m)
+	if s.lost != nil {
+		s.lost(m.rank)
+	}
+	s.table.tell(func() { s.table.left(m, err) })
+	<-m.link.written
 }
 
 // pause waits for d, or until ctx ends.
@@ -89,7 +83,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// welcome makes a member of a connection.
+// welcome makes a member of a connection. A launcher that only reports the end of a rank does not
+// become one.
 func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	stop := context.AfterFunc(s.over, func() { conn.Close() })
 	defer stop()
@@ -99,130 +94,36 @@ func (s *server) welcome(conn net.Conn) (m *member, err error) {
 				"token")
 		}
 		conn.SetDeadline(time.Time{})
-		m, err = s.admit(conn, id, welcome)
+		s.table.tell(func() {
+			if m, err = s.table.admit(id); m != nil {
+				m.link = newLink(conn, s.timeout)
+				m.link.push(welcome)
+			}
+		})
+		if m == nil && err == nil {
+			err = welcome.writeTo(conn) // before the failure, which may end this process
+			s.table.tell(func() { s.table.core.ended(id) })
+		}
 		return err
 	})
 	if err != nil {
-		s.turnAway(conn, id, err)
+		s.table.tell(func() { s.table.turnAway(conn.RemoteAddr().String(), id, err) })
 	}
 	return m, err
 }
 
-// admit decides about a client that has proven the token. A launcher that only reports
-// the end of a rank does not become a member.
-func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, error) {
-	if err := s.me.match(id); err != nil {
-		return nil, err
-	}
-	if id.ended != "" {
-		return nil, s.hearEnd(conn, id, welcome)
-	}
-	failure := s.failure()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, ok := s.ranks[id.rank]; ok && s.lost != nil {
-		return nil, &refusal{fmt.Sprintf("process %d has taken part in the elastic job already: "+
-			"it joins once, and trains once", id.rank)}
-	}
-	if first, ok := s.ranks[id.rank]; ok {
-		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on "+
-			"%s and process %d on %s: give every process its own RANK",
-			id.rank, first.pid, first.host, id.pid, id.host)}
-	}
-	if s.closing && failure != nil { // too late to be told as a member
-		return nil, &refusal{decodeFailure(failure).Error()}
-	}
-	if s.closing {
-		return nil, fmt.Errorf("rank 0, which serves the store, has left the job: %w", ErrClosed)
-	}
-	m := &member{identity: id, link: newLink(conn, s.timeout),
-		ends: map[uint64]context.CancelFunc{}, told: make(chan struct{}), serves: make(
-			chan string, 1)}
-	m.untold = m.told
-	m.ctx, m.leave = context.WithCancel(s.over)
-	m.link.out <- welcome // the queue is new, so there is room
-	s.ranks[id.rank] = id
-	s.members[m] = true
-	if len(s.members) == s.expected {
-		s.seal()
-	}
-	return m, nil
-}
-
-// hearEnd handles a report that the process of a rank has ended, which is a failure if
-// the rank had not joined.
-func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
-	s.mu.Lock()
-	_, joined := s.ranks[id.rank]
-	s.mu.Unlock()
-	err := welcome.writeTo(conn) // before the failure, which may end this process
-	if !joined {
-		s.fail(&Failure{Rank: id.rank, Cause: endedEarly(id.ended)})
-	}
-	return err
-}
-
-// turnAway records a connection that did not become a member. If it proved the token, the job
-// fails; a stranger has no effect.
-func (s *server) turnAway(conn net.Conn, id identity, err error) {
-	s.mu.Lock()
-	s.refused = telling(s.over, s.refused, fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(),
-		err))
-	s.mu.Unlock()
-	if lasting(err) && id.ended == "" && s.lost == nil {
-		s.fail(&Failure{Rank: id.rank, Cause: err, Declared: true})
-	}
-}
-
-// fail publishes a failure, if it is the first.
-func (s *server) fail(f *Failure) {
-	s.mu.Lock()
-	closing := s.closing
-	s.mu.Unlock()
-	if closing {
-		return
-	}
-	s.table.compareAndSwap(downKey, nil, f.encode())
-}
-
 // turnedAway returns the error of a connection that did not become a member, or nil. If there were
 // several, it prefers the last one without the token, then the last one.
-func (s *server) turnedAway() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.refused
+func (s *server) turnedAway() (err error) {
+	s.table.tell(func() { err = s.table.refused })
+	return err
 }
 
 // seal stops accepting connections: all ranks have joined.
 func (s *server) seal() { s.ln.Close() }
 
 // sealAfter makes the server seal itself once a number of ranks have joined.
-func (s *server) sealAfter(ranks int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.expected = ranks
-}
-
-// depart removes a member. err is nil if it said goodbye; otherwise the rank is lost.
-func (s *server) depart(m *member, err error) {
-	switch {
-	case s.lost != nil:
-		s.lost(m.rank)
-	case err != nil:
-		s.fail(m.wills.instead(m.loss(err)))
-	}
-	m.leave()
-	m.link.end(ErrClosed)
-	m.gets.Wait()
-	<-m.link.written
-	s.mu.Lock()
-	delete(s.members, m)
-	s.mu.Unlock()
-	select {
-	case s.gone <- struct{}{}:
-	default: // already signalled
-	}
-}
+func (s *server) sealAfter(ranks int) { s.table.tell(func() { s.table.expected = ranks }) }
 
 // converse serves a member until it says goodbye.
 func (s *server) converse(m *member) error {
@@ -234,22 +135,12 @@ func (s *server) converse(m *member) error {
 			}
 			return err
 		}
-		switch f.kind {
-		case kindBye:
+		if f.kind == kindBye {
 			return nil
-		case kindCancel:
-			m.cancel(f.id)
-		case kindServing:
-			err = m.serving(f)
-		case kindGet:
-			err = s.get(m, f)
-		case kindGather, kindPeek:
-			err = s.gather(m, f)
-		case kindSet, kindAdd, kindSwap:
-			body, failed := s.do(m, f)
-			err = m.answer(f.id, body, failed)
-		default:
-			err = fmt.Errorf("received a frame of kind %d, which no rank sends here", f.kind)
+		}
+		s.table.tell(func() { err = s.table.hear(m, f) })
+		if err == nil {
+			err = m.link.room(s.over)
 		}
 		if err != nil {
 			return err
@@ -257,209 +148,25 @@ func (s *server) converse(m *member) error {
 	}
 }
 
-// serving handles the answer to kindServe.
-func (m *member) serving(f frame) error {
-	u := unpacker{rest: f.body}
-	addr := u.string()
-	if err := u.done(); err != nil {
-		return err
-	}
-	select {
-	case m.serves <- addr:
-		return nil
-	default:
-		return errors.New("received two addresses of one server")
-	}
-}
-
-// answer sends the result of a request. It returns errors of the connection.
-func (m *member) answer(id uint64, body []byte, err error) error {
-	f := frame{kind: kindDone, id: id, body: body}
-	if err != nil {
-		f = frame{kind: kindFailed, id: id, body: packString(nil, err.Error())}
-	}
-	return m.link.send(context.Background(), f) // ends with the link
-}
-
-// do runs a request that does not wait.
-func (s *server) do(m *member, f frame) ([]byte, error) {
-	u := unpacker{rest: f.body}
-	key := u.string()
-	switch f.kind {
-	case kindSet:
-		value := u.bytes()
-		if err := errors.Join(u.done(), checkPair(key, value)); err != nil {
-			return nil, err
-		}
-		if key == willKey(m.rank) {
-			m.wills.take(value)
-			return nil, nil
-		}
-		s.table.set(key, copied(value))
-		return nil, nil
-	case kindAdd:
-		delta := u.int()
-		if err := errors.Join(u.done(), checkPair(key, nil)); err != nil {
-			return nil, err
-		}
-		sum, err := s.table.add(key, delta)
-		return packInt(nil, sum), err
-	default:
-		old, new := u.bytes(), u.bytes()
-		if err := errors.Join(u.done(), checkPair(key, new)); err != nil {
-			return nil, err
-		}
-		current, swapped := s.table.compareAndSwap(key, old, copied(new))
-		return packBytes(packInt(nil, truth(swapped)), current), nil
-	}
-}
-
-func truth(b bool) int64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// get starts a Get, which answers once the key is set.
-func (s *server) get(m *member, f frame) error {
-	u := unpacker{rest: f.body}
-	key := u.string()
-	if err := errors.Join(u.done(), checkPair(key, nil)); err != nil {
-		return m.answer(f.id, nil, err)
-	}
-	return s.await(m, f, func(ctx context.Context) ([]byte, error) { return s.table.get(ctx, key) })
-}
-
-// await starts to wait for the answer to a request, until the rank cancels it.
-func (s *server) await(m *member, f frame, wait func(ctx context.Context) ([]byte, error)) error {
-	ctx, ok := m.begin(f.id)
-	if !ok {
-		return m.answer(f.id, nil, fmt.Errorf("a rank may wait for at most %d keys at once",
-			waiting))
-	}
-	m.gets.Go(func() {
-		defer m.cancel(f.id)
-		value, err := wait(ctx)
-		if err != nil {
-			return // cancelled
-		}
-		answer := frame{kind: kindDone, id: f.id, body: value}
-		if f.asks(downKey) {
-			answer.sent = m.news()
-		}
-		m.link.send(m.ctx, answer) // the reader sees a lost connection too
-	})
-	return nil
-}
-
-// asks reports whether a frame is a Get of a key.
-func (f frame) asks(key string) bool {
-	return f.kind == kindGet && string(f.body) == string(packString(nil, key))
-}
-
-// news returns told the first time, then nil.
-func (m *member) news() chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	told := m.untold
-	m.untold = nil
-	return told
-}
-
-// awaitSent waits until the failure was sent to all members, at most spreadTime.
-func (s *server) awaitSent() {
-	ctx, cancel := spinwait.WithPatience(s.over, spreadTime)
-	defer cancel()
-	for _, m := range s.connected() {
-		select {
-		case <-m.told:
-		case <-m.link.over.Done():
-		case <-ctx.Done():
-		}
-	}
-}
-
-// begin registers a Get.
-func (m *member) begin(id uint64) (context.Context, bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.ends) >= waiting || m.ends[id] != nil {
-		return nil, false
-	}
-	ctx, cancel := context.WithCancel(m.ctx)
-	m.ends[id] = cancel
-	return ctx, true
-}
-
-// cancel ends a Get, if it is under way.
-func (m *member) cancel(id uint64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if end := m.ends[id]; end != nil {
-		end()
-		delete(m.ends, id)
-	}
-}
-
-// stop ends the server. It gives the members time to leave, hands over the failure detector to
-// those that stay, says goodbye to them, and closes all connections.
+// stop ends the server as the core does.
 func (s *server) stop() {
-	s.seal()
-	s.awaitLeavers(linger, 0, false)
-	if s.lost == nil {
-		s.handOver()
-	}
-	s.mu.Lock()
-	s.closing = true
-	s.mu.Unlock()
-	var byes sync.WaitGroup
-	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
-	defer cancel()
-	for _, m := range s.connected() {
-		byes.Go(func() {
-			m.link.bye(ctx, packBytes(nil, s.failure()))
-		})
-	}
-	// If bytes of a member are unread, closing resets its connection, and it might never
-	// see the goodbye. So the member closes first.
-	s.awaitLeavers(newsTime, 0, true)
+	s.table.tell(s.table.core.stop)
+	<-s.ended
 	s.end()
 	for _, m := range s.connected() {
 		m.link.end(ErrClosed)
 	}
-	byes.Wait()
 	s.running.Wait()
 }
 
-// awaitLeavers waits for at most d until at most stay members are left. After a failure it waits
-// only if must is set.
-func (s *server) awaitLeavers(d time.Duration, stay int, must bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	for len(s.connected()) > stay && (must || s.failure() == nil) {
-		select {
-		case <-s.gone:
-		case <-timer.C:
-			return
-		}
-	}
-}
-
 // failure returns the published failure, or nil.
-func (s *server) failure() []byte {
-	s.table.mu.Lock()
-	defer s.table.mu.Unlock()
-	return s.table.values[downKey]
+func (s *server) failure() (failure []byte) {
+	s.table.tell(func() { failure = s.table.values[downKey] })
+	return failure
 }
 
-func (s *server) connected() []*member {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []*member
-	for m := range s.members {
-		all = append(all, m)
-	}
+func (s *server) connected() (all []*member) {
+	s.table.tell(func() { all = s.table.core.connected() })
 	return all
 }
 
@@ -470,16 +177,6 @@ type hostStore struct {
 }
 
 func (s *server) open() Store { return &hostStore{s.table.open(), s} }
-
-// Get reports a failure to rank 0 after the others: its program may then end at once, and the store
-// with it.
-func (h *hostStore) Get(ctx context.Context, key string) ([]byte, error) {
-	value, err := h.memStore.Get(ctx, key)
-	if err == nil && key == downKey {
-		h.server.awaitSent()
-	}
-	return value, err
-}
 
 // Close ends rank 0's own calls at once and then stops the server.
 func (h *hostStore) Close() error {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 )
 
@@ -22,48 +21,6 @@ import (
 //	                              <---- handshake -----------
 //	     <--- kindBye ----------------------------------------
 //	     ---- kindBye: failure --------->
-
-// handOver makes another rank serve the failure detector, if any ranks are left to watch. It skips
-// ranks that cannot.
-func (s *server) handOver() {
-	members := s.connected()
-	slices.SortFunc(members, func(a, b *member) int { return a.rank - b.rank })
-	for len(members) > 1 && s.failure() == nil {
-		next := members[0]
-		members = members[1:]
-		if addr, err := next.lead(len(members)); err == nil {
-			s.send(members, frame{kind: kindMove, body: packString(nil, addr)})
-			s.awaitLeavers(newsTime, 1, false)
-			return
-		}
-	}
-}
-
-// send sends a frame to members. The reader of a lost member notices the loss.
-func (s *server) send(to []*member, f frame) {
-	ctx, cancel := context.WithTimeout(s.over, newsTime)
-	defer cancel()
-	for _, m := range to {
-		m.link.send(ctx, f)
-	}
-}
-
-// lead asks a rank to serve the failure detector for a number of others, and returns
-// its address.
-func (m *member) lead(others int) (addr string, err error) {
-	ctx, cancel := context.WithTimeout(m.ctx, newsTime)
-	defer cancel()
-	if err := m.link.send(ctx, frame{kind: kindServe, body: packInt(nil, int64(others))}); err !=
-		nil {
-		return "", err
-	}
-	select {
-	case addr = <-m.serves:
-		return addr, nil
-	case <-ctx.Done(): // the rank is leaving, too, or is too slow
-	}
-	return "", fmt.Errorf("rank %d does not serve: %w", m.rank, ErrClosed)
-}
 
 // successor is the store that serves the failure detector once the server has left. A
 // rank without one is no longer watched.

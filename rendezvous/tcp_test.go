@@ -531,7 +531,7 @@ func FuzzReadFrame(f *testing.F) {
 		if text := Printable(string(got.body)); Printable(text) != text {
 			t.Fatalf("%q is not printable", text)
 		}
-		(&server{table: newTable()}).do(&member{}, got)
+		newTable().request(&member{}, got)
 		unpackGathering(got.body)
 	})
 }

@@ -133,7 +133,7 @@ func (w *World) Missing(ctx context.Context, seem []int) []int {
 		if err != nil {
 			var f *Failure
 			if c, ok := w.inner.(*client); ok && ctx.Err() != nil {
-				f = c.wills.instead(&Failure{Rank: c.server.rank, Cause: err})
+				f = c.wills.instead(&Failure{Rank: c.server.rank, Cause: err}, time.Now())
 			} else if !errors.As(err, &f) {
 				return seem
 			}

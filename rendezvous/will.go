@@ -56,19 +56,19 @@ type will struct {
 // wills holds the last will of a live rank.
 type wills struct{ last atomic.Pointer[will] }
 
-func (w *wills) take(value []byte) {
+func (w *wills) take(value []byte, now time.Time) {
 	if len(value) == 0 {
 		w.last.Store(nil) // withdrawn
 		return
 	}
-	w.last.Store(&will{decodeFailure(value), time.Now()})
+	w.last.Store(&will{decodeFailure(value), now})
 }
 
 // instead returns the failure to report for the loss of the rank: its will, if it left one within
 // willTime, else loss.
-func (w *wills) instead(loss *Failure) *Failure {
+func (w *wills) instead(loss *Failure, now time.Time) *Failure {
 	last := w.last.Load()
-	if last == nil || time.Since(last.at) > willTime {
+	if last == nil || now.Sub(last.at) > willTime {
 		return loss
 	}
 	return last.failure
@@ -80,33 +80,13 @@ func (id identity) loss(err error) *Failure {
 		"(connection lost: %w)", id.pid, id.host, err)}
 }
 
-// bequeath sends the will of the rank that serves the members to all of them: they could not tell
-// its end from a loss. It returns once the will was sent to all, after spreadTime at the latest.
-func (s *server) bequeath(value []byte) {
-	ctx, cancel := spinwait.WithPatience(s.over, spreadTime)
-	defer cancel()
-	var sent []chan struct{}
-	var to []*member
-	for _, m := range s.connected() {
-		f := frame{kind: kindWill, body: value, sent: make(chan struct{})}
-		if m.link.send(ctx, f) == nil {
-			sent, to = append(sent, f.sent), append(to, m)
-		}
-	}
-	for i, m := range to {
-		select {
-		case <-sent[i]:
-		case <-m.link.over.Done():
-		case <-ctx.Done():
-		}
-	}
-}
-
 // Set also tells the members the will of this rank.
 func (h *hostStore) Set(ctx context.Context, key string, value []byte) error {
 	err := h.memStore.Set(ctx, key, value)
 	if err == nil && key == willKey(h.server.me.rank) {
-		h.server.bequeath(value)
+		w := &wait{done: make(chan struct{})}
+		h.server.table.tell(func() { h.server.table.bequeath(w, value) })
+		<-w.done
 	}
 	return err
 }

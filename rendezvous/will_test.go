@@ -95,15 +95,15 @@ func TestAWillIsWithdrawn(t *testing.T) {
 func TestAWillLapses(t *testing.T) {
 	loss := &Failure{Rank: 1, Cause: errors.New("killed")}
 	var w wills
-	if got := w.instead(loss); got != loss {
+	now := time.Now()
+	if got := w.instead(loss, now); got != loss {
 		t.Errorf("without a will: %v", got)
 	}
-	w.take(noSign().encode())
-	if got := w.instead(loss); got.Rank != 2 {
+	w.take(noSign().encode(), now)
+	if got := w.instead(loss, now.Add(willTime)); got.Rank != 2 {
 		t.Errorf("with a will: %v", got)
 	}
-	w.last.Store(&will{w.last.Load().failure, time.Now().Add(-willTime - time.Millisecond)})
-	if got := w.instead(loss); got != loss {
+	if got := w.instead(loss, now.Add(willTime+time.Millisecond)); got != loss {
 		t.Errorf("with an old will: %v", got)
 	}
 }

@@ -327,18 +327,45 @@ func (w *World) gather(
 	ctx, cancel := w.bound(ctx)
 	defer cancel()
 	values, err := w.gatherer().gather(ctx, g)
-	switch {
-	case err == nil:
-		return values, nil
-	case w.Failure() == nil && errors.Is(err, context.DeadlineExceeded):
-		return w.late(what, g, err)
-	case w.Failure() != nil || context.Cause(ctx) != ctx.Err():
-		// A rank may fail or leave right after it has set its value: a later call reports that.
-		if values := w.setBefore(g); values != nil {
-			return values, nil
+	late := w.Failure() == nil && errors.Is(err, context.DeadlineExceeded)
+	if err == nil || !late && w.Failure() == nil && context.Cause(ctx) == ctx.Err() {
+		return values, w.wrap(what, err)
+	}
+	short, end := context.WithTimeout(context.Background(), newsTime)
+	defer end()
+	there, lookErr := w.gatherer().peek(short, g)
+	if late && lookErr != nil {
+		select { // rank 0 may have found the failure first and left: wait for its report
+		case <-w.watched:
+		case <-short.Done():
+		}
+		err = unanswered{err}
+	}
+	values, err = g.outcome(what, there, late, err)
+	if errors.As(err, new(*MissingError)) {
+		return nil, err
+	}
+	return values, w.wrap(what, err)
+}
+
+// outcome decides how an all-gather ends that has got no answer, or one that is late: there are the
+// values that the store has, nil for those that are not set. All may have come by then: a rank may
+// fail or leave right after it has set its value, and a later call reports that. Else, if its time
+// is up, the others are missing.
+func (g *gathering) outcome(what string, there [][]byte, late bool, err error) ([][]byte, error) {
+	var missing []int
+	for i, v := range there {
+		if v == nil {
+			missing = append(missing, g.member(i))
 		}
 	}
-	return nil, w.wrap(what, err)
+	switch {
+	case there != nil && missing == nil:
+		return there, nil
+	case late && missing != nil:
+		return nil, &MissingError{Rank: g.rank, What: what, Ranks: missing, Cause: err}
+	}
+	return nil, err
 }
 
 // gatherer returns the store as a gatherer.
@@ -350,43 +377,6 @@ func (w *World) gatherer() gatherer {
 }
 
 func rankKey(key string, rank int) string { return fmt.Sprintf("%s/%d", key, rank) }
-
-// setBefore returns the values if all were set before the job failed, else nil.
-func (w *World) setBefore(g gathering) [][]byte {
-	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
-	defer cancel()
-	values, err := w.gatherer().peek(ctx, g)
-	if err != nil || slices.ContainsFunc(values, func(v []byte) bool { return v == nil }) {
-		return nil
-	}
-	return values
-}
-
-// late handles a gather that has timed out. The store can still say which ranks have come, and the
-// error names every missing one. If all have come, the answer was slow, and late returns the
-// values.
-func (w *World) late(what string, g gathering, err error) ([][]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
-	defer cancel()
-	values, lookErr := w.gatherer().peek(ctx, g)
-	if lookErr != nil {
-		select { // rank 0 may have found the failure first and left: wait for its report
-		case <-w.watched:
-		case <-ctx.Done():
-		}
-		return nil, w.wrap(what, unanswered{err})
-	}
-	var missing []int
-	for i, v := range values {
-		if v == nil {
-			missing = append(missing, g.member(i))
-		}
-	}
-	if len(missing) > 0 {
-		return nil, &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
-	}
-	return values, nil
-}
 
 // unanswered is the error of a call that a working store would answer at once.
 type unanswered struct{ error }
