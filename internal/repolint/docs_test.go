@@ -61,7 +61,7 @@ func TestLinksOfTheDocsLeadSomewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	cited := 0
-	for _, page := range append(pages, "README.md", "CHANGELOG.md") {
+	for _, page := range append(pages, "README.md", "CHANGELOG.md", "CONTRIBUTING.md") {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
