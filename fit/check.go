@@ -138,6 +138,9 @@ func (e *evaluation) check() error {
 		return refused("this machine is for training: %s: evaluate on a machine of vm.Eval", how)
 	}
 	_, err := e.data.check(of)
+	if err == nil && e.data.Set.Len() < 1 {
+		err = refused("fit.Data: there are no samples")
+	}
 	errs := []error{err}
 	names := map[string]bool{"loss": true, "val_loss": true}
 	for _, m := range e.metrics {
@@ -149,6 +152,9 @@ func (e *evaluation) check() error {
 				"Name", m.Name))
 		}
 		names[m.Name] = true
+		if err == nil && m.Sums != nil && m.Sums(e.data.Set.Len()) < 0 {
+			errs = append(errs, refused("fit.Metric %q: Sums is below 0", m.Name))
+		}
 		if m.check != nil {
 			if err := m.check(of.Graph); err != nil {
 				errs = append(errs, fmt.Errorf("fit.Metric %q: %w", m.Name, err))

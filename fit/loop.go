@@ -25,7 +25,7 @@ type trainer struct {
 	epochs, readers, every, patience int
 	seed                             uint64
 	rate                             solver.Schedule
-	random                           autograd.Random
+	random                           []autograd.Random
 	dir, watched                     string
 	saveOptions                      []autograd.SaveOption
 	validation                       *evaluation // nil for none
@@ -65,6 +65,7 @@ type past struct {
 	Steps, Step   int           // of the training, of the epoch
 	Loss, Seconds float64       // of the epoch: the sum over its samples
 	Mapping       *data.Mapping `json:",omitempty"`
+	Judge         string        `json:",omitempty"` // the number that says which epoch is best
 }
 
 // global returns how many samples a whole step has.
@@ -98,6 +99,10 @@ func (t *trainer) prepare() (err error) {
 	t.sampler, err = autograd.NewTreeSampler(t.comm, n, t.global(), t.all, t.seed)
 	if err == nil && t.rest() {
 		t.sampler = t.sampler.Rest()
+	}
+	t.past.Judge = cmp.Or(t.watched, "loss") + " of the training"
+	if v := t.validation; v.metric(t.watched) != nil || v != nil && v.data.Loss != nil {
+		t.past.Judge = cmp.Or(t.watched, "loss") + " of the validation"
 	}
 	t.past.Training = fmt.Sprintf("%d samples, batches of %d, the seed %d", n, t.global(), t.seed)
 	if t.data.DropLast && t.data.Weights != nil {
@@ -157,7 +162,13 @@ func (t *trainer) resume() error {
 		if t.past.Mapping != nil {
 			kept.Mapping = t.past.Mapping
 		}
-		t.past = kept
+		judge := t.past.Judge
+		if t.past = kept; t.bestEpoch() >= 0 && kept.Judge != "" && kept.Judge != judge {
+			return fmt.Errorf("%w: in %s the best epoch was chosen by the %s, and this training "+
+				"chooses by the %s: use the same Validate and Watch, or another directory",
+				backend.ErrArgument, t.dir, kept.Judge, judge)
+		}
+		t.past.Judge = judge
 	}
 	return err
 }
@@ -284,8 +295,8 @@ func (t *trainer) step() (loss float64, err error) {
 		}
 		err = errors.Join(err, t.loader.bind())
 		t.own += len(t.loader.current.samples)
-		if t.random != nil {
-			t.random.Seek(uint64(t.past.Steps), (t.first+i)*t.local)
+		for _, r := range t.random {
+			r.Seek(uint64(t.past.Steps), (t.first+i)*t.local)
 		}
 		if err == nil {
 			before := t.machine.HostTime()
@@ -394,7 +405,7 @@ func (t *trainer) endEpoch(stop bool) error {
 	}
 	e.Best = t.better(e)
 	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps,
-		Mapping: p.Mapping}
+		Mapping: p.Mapping, Judge: p.Judge}
 	for _, f := range t.onEpoch {
 		told := e
 		told.Metrics = maps.Clone(e.Metrics)

@@ -468,7 +468,8 @@ func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
 		s := &seeks{}
 		got[comm.Rank()] = s
 		r, w, err := fitLinear(t.Context(), comm, build, 4, points(24),
-			[]vm.Option{vm.Accumulate(3)}, fit.Random(s), fit.Schedule(solver.Constant(0)))
+			[]vm.Option{vm.Accumulate(3)}, fit.Random(s), fit.Random(&seeks{}),
+			fit.Schedule(solver.Constant(0)))
 		if !slices.Equal(w, []float64{1, -2}) {
 			t.Errorf("with a rate of 0 the weights became %v", w)
 		}

@@ -34,6 +34,9 @@ type log struct {
 func (t *trainer) writeLogs() (err error) {
 	for i := 0; i < len(t.logs) && t.comm.Rank() == 0; i++ {
 		epochs := slices.Clone(t.past.Epochs)
+		for k := range epochs {
+			epochs[k].Metrics = maps.Clone(epochs[k].Metrics)
+		}
 		err = errors.Join(err, files.Replace(t.logs[i].file, func(w io.Writer) error {
 			return t.logs[i].write(w, epochs)
 		}))

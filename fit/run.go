@@ -99,9 +99,10 @@ func Schedule(rate solver.Schedule) Option {
 }
 
 // Random seeks random numbers, such as the nn.Random of dropouts, before each run: to the number of
-// the step in the training, and the number of this rank's first sample in the batch.
+// the step in the training, and the number of this rank's first sample in the batch. Give the option
+// for each nn.Random of the graph.
 func Random(r autograd.Random) Option {
-	return given("Random", "r", r, func(t *trainer) { t.random = r })
+	return given("Random", "r", r, func(t *trainer) { t.random = append(t.random, r) })
 }
 
 // Checkpoint saves to a directory that all ranks can reach, with autograd's SaveAsync, after each

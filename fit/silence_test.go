@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -373,6 +374,35 @@ func labelled(local int) (d fit.Data, w, scores *G.Node) {
 	return d, w, scores
 }
 
+// TestTheBestEpochIsAlwaysChosenByOneNumber, also of a training that resumes.
+func TestTheBestEpochIsAlwaysChosenByOneNumber(t *testing.T) {
+	dir := t.TempDir()
+	train := func(epochs int, validated bool, options ...fit.Option) (*fit.Result, error) {
+		d, w, scores := labelled(4)
+		d.Set = data.Of(12, func(i int, row []any) error {
+			row[0].([]float32)[i%3], row[1].([]int)[0] = 1, i%3
+			return nil
+		})
+		if options = append(options, fit.Epochs(epochs), fit.Checkpoint(dir, 0)); validated {
+			options = append(options, fit.Validate(machine(t, w.Graph(), vm.Eval(),
+				vm.Keep(scores, d.Loss)), d, fit.Accuracy(scores, d.Inputs[1])))
+		}
+		m := machine(t, w.Graph(), sgd(w))
+		defer m.Close()
+		return fit.Run(t.Context(), m, d, options...)
+	}
+	if _, err := train(1, false); err != nil {
+		t.Fatal(err)
+	}
+	_, err := train(2, true)
+	says(t, "a validation", err, "by the loss of the training", "by the loss of the validation")
+	_, err = train(2, true, fit.Watch("accuracy"))
+	says(t, "another metric", err, "by the loss of the training", "by the accuracy of the val")
+	if r, err := train(2, false, fit.EarlyStop(9)); err != nil || len(r.Epochs) != 2 {
+		t.Errorf("the same number: %v, %v", r, err)
+	}
+}
+
 // TestALossThatIsNotFiniteNamesItsSample: a label out of range, and a NaN or an infinity in the
 // data, on all ranks, whichever rank has the sample, in a training and in an evaluation.
 func TestALossThatIsNotFiniteNamesItsSample(t *testing.T) {
@@ -523,6 +553,10 @@ func TestEachOptionHasItsOwnError(t *testing.T) {
 		`fit.Metric "": it needs a Name and a Valu`:  validate(fit.Metric{Value: value}),
 		`the name "val_loss"`: validate(fit.Metric{
 			Name: "val_loss", Value: value}),
+		`fit.Metric "y": Sums is below 0`: validate(fit.Metric{
+			Name: "y", Value: value, Sums: func(int) int { return -1 }}),
+		"fit.Validate: bad argument: fit.Data: there are no samples": fit.Validate(eval,
+			m.data(points(0))),
 		`"top9": bad argument: TopK of 9: there are 2`: validate(fit.TopK(9, m.x, m.y)),
 		`"top0": bad argument: TopK of 0: there are 2`: validate(fit.TopK(0, m.x, m.y)),
 		`"recall": bad argument: a confusion matrix`:   validate(fit.Confusion(nil, m.x, m.y)),
@@ -587,7 +621,10 @@ func TestHooksCannotChangeWhatIsKept(t *testing.T) {
 			func(e fit.Epoch) error {
 				clear(e.Metrics)
 				return nil
-			}))
+			}), fit.Log(filepath.Join(t.TempDir(), "log"), func(_ io.Writer, all []fit.Epoch) error {
+			clear(all[0].Metrics)
+			return nil
+		}))
 	if err != nil || len(r.Epochs[0].Metrics) != 2 || len(r.Epochs[1].Metrics) != 2 {
 		t.Errorf("%+v, %v", r, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"image/color"
 	"image/jpeg"
 	"image/png"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -325,6 +326,12 @@ func TestSplitHasEachSampleOnce(t *testing.T) {
 	if held.Len() != 3 || !slices.Equal(seen, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
 		t.Errorf("%d are held out, and all are %v", held.Len(), seen)
 	}
+	for _, part := range []float64{20, -0.1, math.NaN()} {
+		rest, held = data.Split(all, part, 5)
+		for _, s := range []data.Set{rest, held} {
+			refused(t, "data.Split", "not from 0 to 1", s.Read(0, []any{make([]int, 1)}))
+		}
+	}
 }
 
 func TestTensorsAreRead(t *testing.T) {
@@ -343,6 +350,17 @@ func TestTensorsAreRead(t *testing.T) {
 	}
 	if err := s.Read(0, []any{make([]int, 2)}); err == nil {
 		t.Error("an input of Int takes floats")
+	}
+	err = s.Read(0, []any{make([]float64, 2), make([]int, 1), make([]int, 1)})
+	refused(t, "data: ", "there are 3 inputs, and a sample has values for 2", err)
+	for says, x := range map[string]*tensor.Dense{
+		"is of int32":     tensor.New(tensor.WithBacking([]int32{1, 2})),
+		"is of bool":      tensor.New(tensor.WithBacking([]bool{true, false})),
+		"is of uint8":     tensor.New(tensor.WithBacking([]byte{1, 2})),
+		"row-major order": tensor.New(tensor.WithShape(2, 2), tensor.AsFortran([]float64{1, 2, 3, 4})),
+	} {
+		_, err := data.Tensors(x)
+		refused(t, "data.Tensors", says, err)
 	}
 }
 

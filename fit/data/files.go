@@ -323,8 +323,11 @@ func pictures(dir string) (files, folders []string, err error) {
 			if file = path.Join(name, file); folder {
 				return none(dir, file)
 			}
-			image, err := picture(file)
-			if image {
+			is, err := picture(file)
+			if !is && err == nil && path.Ext(file) == "" {
+				is = decodes(filepath.Join(dir, file))
+			}
+			if is {
 				files = append(files, file)
 			}
 			return err
@@ -371,8 +374,19 @@ func picture(file string) (bool, error) {
 	case slices.Contains(unread, kind):
 		return false, wrong(file, "of images only JPEG and PNG are read: convert it")
 	default:
-		return slices.Contains([]string{".jpg", ".jpeg", ".png"}, kind), nil
+		return slices.Contains([]string{".jpg", ".jpeg", ".jpe", ".jfif", ".png"}, kind), nil
 	}
+}
+
+// decodes reports whether a file without an extension begins as an image does.
+func decodes(path string) bool {
+	f, err := files.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	_, _, err = image.DecodeConfig(f)
+	return err == nil
 }
 
 // misplaced refuses an image that is not in a folder of its class.
@@ -384,7 +398,8 @@ func misplaced(file string) error {
 }
 
 // unread are formats that Images does not read.
-var unread = []string{".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".heic", ".avif"}
+var unread = []string{".apng", ".avif", ".bmp", ".exr", ".gif", ".heic", ".heif", ".ico", ".jp2",
+	".jxl", ".npy", ".pgm", ".ppm", ".psd", ".svg", ".tga", ".tif", ".tiff", ".webp"}
 
 // decode returns the red, green and blue planes of an image.
 func decode(path string, h, w int) ([]byte, error) {

@@ -181,9 +181,12 @@ func TestFoldersAreClasses(t *testing.T) {
 		return dir
 	}
 	train := folder("10/a.png", "9/a.JPEG", "9/._a.png", "9/notes.txt", "0/a.png", "README.md",
-		".ipynb_checkpoints/a.png", "__MACOSX/b.png", ".DS_Store")
+		".ipynb_checkpoints/a.png", "__MACOSX/b.png", ".DS_Store", "10/b.jfif", "10/c.jpe", "10/d")
+	if err := os.WriteFile(filepath.Join(train, "10", "LICENSE"), []byte("MIT"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	s, classes, err := data.Images(train, 1, 1)
-	if err != nil || !slices.Equal(classes, []string{"0", "9", "10"}) || s.Len() != 3 {
+	if err != nil || !slices.Equal(classes, []string{"0", "9", "10"}) || s.Len() != 6 {
 		t.Fatal(classes, err)
 	}
 	known := data.MappingOf(s)
@@ -199,7 +202,7 @@ func TestFoldersAreClasses(t *testing.T) {
 	for says, names := range map[string][]string{
 		"a class without images": {"a/1.png", "b/none"},
 		"are the same number":    {"1/1.png", "01/1.png"},
-		"convert it":             {"a/1.png", "a/2.webp"},
+		"convert it":             {"a/1.png", "a/2.jp2"},
 		"no class":               {"a/1.png", "2.png"},
 		"it has no class":        {"a/1.png", "a/b/2.png"},
 	} {

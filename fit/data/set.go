@@ -47,14 +47,22 @@ func Of(n int, read func(sample int, row []any) error) Set {
 	return set{n, read, Mapping{}}
 }
 
-// Split divides samples at random: a part of them, such as 0.2, is held out. The same seed gives
-// the same parts.
+// Split divides samples at random: a part of them, from 0 to 1 such as 0.2, is held out. The same
+// seed gives the same parts. With another part, Read of both sets is an error.
 func Split(s Set, part float64, seed uint64) (rest, heldOut Set) {
-	if err := backend.Given("data.Split", "s", s); err != nil { // which Read reports
+	err := backend.Given("data.Split", "s", s)
+	if err != nil {
 		s = Of(1, func(int, []any) error { return err })
 	}
+	if err == nil && !(part >= 0 && part <= 1) {
+		none := Of(s.Len(), func(int, []any) error {
+			return fmt.Errorf("%w: data.Split: the part %v to hold out is not from 0 to 1",
+				backend.ErrArgument, part)
+		})
+		return none, none
+	}
 	order := rand.New(rand.NewPCG(seed, 0)).Perm(s.Len())
-	n := min(s.Len(), max(0, int(part*float64(s.Len())+0.5)))
+	n := min(s.Len(), int(part*float64(s.Len())+0.5))
 	pick := func(which []int) Set {
 		read := func(i int, row []any) error { return s.Read(which[i], row) }
 		return set{len(which), read, MappingOf(s)}
@@ -62,17 +70,24 @@ func Split(s Set, part float64, seed uint64) (rest, heldOut Set) {
 	return pick(order[n:]), pick(order[:n])
 }
 
-// Tensors returns a set of the rows of contiguous tensors, of Float32, Float64 or Int and with the
-// same first axis: input k gets the rows of tensor k.
+// Tensors returns a set of the rows of tensors: input k gets the rows of tensor k.
+//
+// Errors: [backend.ErrArgument] for tensors of other types than Float32, Float64 and Int, for views
+// and tensors in column-major order, and for different first axes.
 func Tensors(columns ...*tensor.Dense) (Set, error) {
 	if err := backend.Given("data.Tensors", "columns", columns); err != nil {
 		return nil, err
 	}
 	n, all := 0, make([]any, len(columns))
 	for k, c := range columns {
-		if c.Dims() == 0 || k > 0 && c.Shape()[0] != n || c.RequiresIterator() {
-			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is %v: all must be contiguous, "+
-				"with the same first axis", backend.ErrArgument, k, c.Shape())
+		if c.Dims() == 0 || k > 0 && c.Shape()[0] != n || c.RequiresIterator() ||
+			c.DataOrder().IsColMajor() {
+			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is %v: all must be contiguous, in "+
+				"row-major order, with the same first axis", backend.ErrArgument, k, c.Shape())
+		}
+		if d := c.Dtype(); d != tensor.Float32 && d != tensor.Float64 && d != tensor.Int {
+			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is of %v: give Float32, Float64 or "+
+				"Int", backend.ErrArgument, k, d)
 		}
 		n, all[k] = c.Shape()[0], c.Data()
 	}
@@ -83,7 +98,11 @@ func Tensors(columns ...*tensor.Dense) (Set, error) {
 // pixels: 255 is 1.
 func table(n int, columns ...any) Set {
 	return Of(n, func(i int, row []any) error {
-		for k := range min(len(row), len(columns)) {
+		if len(row) > len(columns) {
+			return fmt.Errorf("%w: data: there are %d inputs, and a sample has values for %d",
+				backend.ErrArgument, len(row), len(columns))
+		}
+		for k := range row {
 			var fits error
 			switch c := columns[k].(type) {
 			case []byte:
