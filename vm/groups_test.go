@@ -139,7 +139,7 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 			vm.WithSolver(&solver.Adam{Rate: 1}, w)},
 		"its solver has another group, too": {vm.WithSolver(one, v),
 			vm.WithSolver(one, w)},
-		"autograd: group 1: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v),
+		"solver: group 1: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v),
 			vm.WithSolver(sgd())},
 		"learnables 1 is nil": {vm.WithSolver(sgd(), v, nil)},
 	} {

@@ -153,8 +153,8 @@ func sameState(t *testing.T, got, want solver.Solver) {
 	}
 }
 
-// TestSolverMatchesTapeMachine: the tape machine with the same solver of package autograd trains
-// to the same parameters, except for rounding.
+// TestSolverMatchesTapeMachine: the tape machine with the same solver of package autograd/solver
+// trains to the same parameters, except for rounding.
 func TestSolverMatchesTapeMachine(t *testing.T) {
 	for where, device := range devices {
 		for name, build := range models {
