@@ -22,7 +22,7 @@ import (
 // a compression. Averages and random numbers belong to the parameters' graphs; Save first replaces
 // averages by their mean over all ranks. Training resumes from it with the same bits as if it had
 // never stopped. Save is collective. progress is whatever else the program needs to resume (its
-// epoch, its seeds), as JSON; nil for nothing. Save writes rank 0's.
+// epoch, its seeds), as JSON, which keeps exported fields; nil for nothing. Save writes rank 0's.
 //
 // dir is a directory that all ranks can reach. It may contain other files, and need not exist.
 // After 1,200 steps of training the checkpoint is dir/step-00001200; it gets that name once all

@@ -266,6 +266,14 @@ func (x *Buckets) Accumulated(done, of int) {
 	}
 }
 
+// Averaged notes whether learnables have averages as their values for a while: Save and Load then
+// return errors.
+func (x *Buckets) Averaged(is bool) {
+	x.d.mu.Lock()
+	defer x.d.mu.Unlock()
+	x.d.averaged = is
+}
+
 // Applied counts a step whose gradients were applied, for [DataParallel.Save].
 func (x *Buckets) Applied() {
 	x.d.mu.Lock()

@@ -6,7 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"gorgonia.org/gorgonia"
 
@@ -225,6 +228,33 @@ func TestProgressThatIsNotThere(t *testing.T) {
 			}
 		}
 		return errors.Join(l.d.Load(dir, l.solver, nil), l.step(1))
+	})
+}
+
+// TestProgressThatJSONWouldLeaveOutIsRefused: its fields would be zero after Load.
+func TestProgressThatJSONWouldLeaveOutIsRefused(t *testing.T) {
+	type hidden struct{ epoch int }
+	type kept struct {
+		hidden `json:"-"`
+		Epoch  int
+		When   time.Time
+		mu     sync.Mutex
+		log    *os.File `json:"-"`
+		next   func()
+		Best   *kept
+	}
+	teach(t, 1, heavyBall, func(l *lesson) error {
+		dir := filepath.Join(t.TempDir(), "checkpoint")
+		for _, progress := range []any{hidden{1}, &hidden{1}, map[string][]hidden{"a": {{1}}},
+			struct{ P *hidden }{}, struct{ N atomic.Int64 }{}, struct{ hidden }{}} {
+			err := refused(l.d.Save(dir, l.solver, progress), "begins with a small letter")
+			if err != nil {
+				return fmt.Errorf("%T: %w", progress, err)
+			}
+		}
+		all := &kept{log: os.Stderr, next: func() {}, Best: &kept{}}
+		all.mu.Lock()
+		return l.d.Save(dir, l.solver, all)
 	})
 }
 

@@ -57,6 +57,7 @@ type DataParallel struct {
 	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
 	planned  *Buckets                // of a machine, whose plan takes the place of Sync
+	averaged bool                    // learnables have averages as their values: see Averaged
 	sharded  bool                    // a solver's state is of this rank's shards: see Shards
 	saves    saves
 	elastic  bool    // it exchanges for a generation of an Elastic
@@ -507,6 +508,11 @@ func (d *DataParallel) usable() error {
 func (d *DataParallel) betweenSteps() error {
 	if d.of > 0 {
 		return StepInProgress(d.done, d.of, d.planned == nil)
+	}
+	if d.averaged {
+		return fmt.Errorf("%w: inside the machine's Averaged learnables are averages, and not "+
+			"what the solver trains: save or load after it, or use SaveWeights in it",
+			backend.ErrArgument)
 	}
 	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full || p.held }) {
 		return fmt.Errorf("%w: a step is in progress, with gradients caught: call Sync first",

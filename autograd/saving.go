@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"cmp"
+	"encoding"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 
 	"gorgonia.org/gorgonia"
 
@@ -182,11 +184,50 @@ func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onD
 	if progress == nil || !s.first {
 		return nil
 	}
-	var err error
-	if s.record.Progress, err = json.Marshal(progress); err != nil {
+	err := leftOut(reflect.TypeOf(progress), map[reflect.Type]bool{})
+	if err == nil {
+		s.record.Progress, err = json.Marshal(progress)
+	}
+	if err != nil {
 		return fmt.Errorf("progress: %w", err)
 	}
 	return nil
+}
+
+// leftOut returns an error for a field that JSON leaves out of a value because its name is not
+// exported: it would be zero after Load. Locks, functions and channels have nothing to keep.
+func leftOut(t reflect.Type, seen map[reflect.Type]bool) error {
+	if seen[t] || t.Implements(reflect.TypeFor[json.Marshaler]()) ||
+		t.Implements(reflect.TypeFor[encoding.TextMarshaler]()) ||
+		reflect.PointerTo(t).Implements(reflect.TypeFor[json.Marshaler]()) {
+		return nil
+	}
+	seen[t] = true
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return leftOut(t.Elem(), seen)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if err := leftOutField(t, t.Field(i), seen); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func leftOutField(t reflect.Type, f reflect.StructField, seen map[reflect.Type]bool) error {
+	kind := f.Type.Kind()
+	switch {
+	case f.Name == "_" || f.Tag.Get("json") == "-" || f.Type.PkgPath() == "sync" ||
+		kind == reflect.Func || kind == reflect.Chan:
+		return nil
+	case f.IsExported() || f.Anonymous:
+		return leftOut(f.Type, seen)
+	}
+	return fmt.Errorf("%w: JSON leaves out the field %s of %v, whose name begins with a small "+
+		"letter: capitalise it, or tag it `json:\"-\"` if a training resumes without it",
+		backend.ErrArgument, f.Name, t)
 }
 
 // contents notes the tensors that this rank writes.

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,9 +12,9 @@ import (
 
 // Averaged calls f while learnables whose solver is a solver.EMA have their moving averages as
 // values: to evaluate on another machine, or to save them with autograd.SaveWeights. Afterwards
-// learnables have their former values, bit for bit. The machine itself must not run in f. Without
-// such a solver, and before the first step, Averaged only calls f, which must call Pull itself to
-// read learnables on the host.
+// learnables have their former values, bit for bit. In f the machine refuses to run, to save and to
+// load. Without such a solver Averaged only calls f, which must call Pull itself to read learnables
+// on the host; before the first step there are no averages, and learnables stay as they are.
 //
 // Cost: a copy of the learnables and the averages from the device, and two copies to it.
 //
@@ -38,6 +39,18 @@ func (m *Machine) Averaged(f func() error) (err error) {
 		_, ok := g.Solver.(*solver.EMA)
 		return !ok
 	})
+	if m.averaged {
+		return fmt.Errorf("vm: Averaged: %w: learnables are averages already", backend.ErrArgument)
+	}
+	if m.DataParallel() != nil && len(groups) > 0 {
+		exchange := cmp.Or(m.parallel, m.alone).exchange
+		m.averaged = true
+		exchange.Averaged(true)
+		defer func() {
+			m.averaged = false
+			exchange.Averaged(false)
+		}()
+	}
 	if len(groups) > 0 || m.solver.parts != nil && slices.Contains(m.solver.fullySharded, true) {
 		if err := m.Pull(m.solver.learnables...); err != nil { // f may read all of them on the host
 			return err

@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"errors"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -57,6 +59,22 @@ func averagedOn(t *testing.T, on ranked) {
 			want := (average - 4) * (average - 4) / 2
 			if got := (*loss).Data().(float64); err != nil || got-want > 1e-12 || want-got > 1e-12 {
 				t.Errorf("step %d: the loss with averages is %v, %v; want %v", step, got, err, want)
+			}
+			dir := filepath.Join(t.TempDir(), "run")
+			inside := func() (all []error) {
+				return []error{m.RunAll(), m.DataParallel().Save(dir, ema, nil),
+					m.DataParallel().Load(dir, ema, nil), m.Averaged(eval.RunAll)}
+			}
+			err = m.Averaged(func() error {
+				for i, err := range inside() {
+					if !errors.Is(err, backend.ErrArgument) {
+						t.Errorf("call %d inside Averaged: %v", i, err)
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
 			}
 			broken := errors.New("broken")
 			if err := m.Averaged(func() error { return broken }); !errors.Is(err, broken) {

@@ -48,6 +48,7 @@ type Machine struct {
 	synced    bool                   // batch norms are of the batches of all ranks
 	missing   error                  // nil arguments of New and its options
 	closed    bool
+	averaged  bool          // learnables have averages as their values
 	byDo      time.Duration // see HostTime
 
 	nodes    int // of the graph, when New read it
@@ -364,6 +365,10 @@ func (m *Machine) runBy(start func() error) error {
 	}
 	if m.closed {
 		return errors.New("vm: RunAll of a closed machine: make another one")
+	}
+	if m.averaged {
+		return fmt.Errorf("vm: %w: inside Averaged, where a step would train the averages: run "+
+			"another machine, of vm.Eval", backend.ErrArgument)
 	}
 	if err := cmp.Or(m.parallel.err(), m.elastic.outside(), m.unread()); err != nil {
 		return err
