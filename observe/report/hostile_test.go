@@ -127,6 +127,30 @@ func TestAStrangersFilesCostLittle(t *testing.T) {
 	}
 }
 
+// TestOtherFilesLeaveTracesTheirBytes: logs come first. A file of lines that are no epochs is not
+// read any further than its first.
+func TestOtherFilesLeaveTracesTheirBytes(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "trace.0.json"), traced(call(1, "", "w")))
+	put(t, filepath.Join(dir, "attempt_0", "rank_0.log"), strings.Repeat("x\n", 5000))
+	put(t, filepath.Join(dir, "others.jsonl"), strings.Repeat("{\"text\": 1}\n", 1<<16))
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	j := &Job{dir: root, attempts: map[int]*attempt{}, bytes: mostBytes - mostTraces - 9000}
+	if known, err := j.read("others.jsonl"); known || err != nil {
+		t.Errorf("lines of another program: %t, %v", known, err)
+	}
+	_, err = j.read("attempt_0/rank_0.log")
+	j.readTraces(map[string]traceID{"trace.0.json": {}})
+	if err == nil || len(j.traces) != 1 || j.bytes > mostBytes-mostTraces+1000 {
+		t.Errorf("a log of 10,000 bytes is read where 9,000 are left: %v; %d traces, %d bytes", err,
+			len(j.traces), j.bytes)
+	}
+}
+
 // holes makes a file that claims a length.
 func holes(path string) error {
 	return errors.Join(os.WriteFile(path, []byte(`{"arena_bytes":1`), 0o600),

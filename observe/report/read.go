@@ -88,7 +88,7 @@ const (
 	mostEpochs  = 16 << 20  // bytes of a file of epochs
 	mostFile    = 256 << 20 // bytes of a log
 	mostTraces  = 320 << 20 // bytes of all traces
-	mostBytes   = 1 << 30   // of all files
+	mostBytes   = 1 << 30   // of all files, those of traces included
 	mostLine    = 1 << 20   // bytes
 	mostText    = 4096      // bytes of a note, a name or a call
 	mostTold    = 4 << 20   // bytes of all notes
@@ -219,7 +219,7 @@ func (j *Job) read(path string) (known bool, err error) {
 	if most == 0 || kind == ".log" && m == nil {
 		return false, nil
 	}
-	in, err := j.open(path, most)
+	in, err := j.open(path, min(most, mostBytes-mostTraces-j.bytes))
 	if err != nil {
 		return false, err
 	}
@@ -355,8 +355,8 @@ func (j *Job) rows(in io.Reader, table bool) (known bool, err error) {
 			if header == nil {
 				header = fields
 			}
-		} else {
-			wrong = readEpoch(lines.Bytes(), row)
+		} else if wrong = readEpoch(lines.Bytes(), row); !known && !(row["epoch"] >= 1) {
+			return false, wrong // another program's
 		}
 		if err = cmp.Or(err, wrong); row["epoch"] >= 1 {
 			known = true
