@@ -4,9 +4,12 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -20,7 +23,31 @@ var (
 			"rendezvous)/[\\w./-]+\\.\\w+)`")
 	// link is a relative link of a page.
 	link = regexp.MustCompile(`\]\(([\w./-]+)\)`)
+	// code is what stands in a page as code.
+	code = regexp.MustCompile("`([^`\n]+)`")
 )
+
+// What a new maintainer reads first names each package, or a folder of packages, and stays short.
+func TestArchitectureIsShortAndNamesEveryPackage(t *testing.T) {
+	atRoot(t)
+	text, err := os.ReadFile("docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(strings.Fields(string(text))); n > 4000 {
+		t.Errorf("docs/architecture.md has %d words: at most 4000", n)
+	}
+	named := map[string]bool{".": true} // the root is named by its name
+	for _, found := range code.FindAllStringSubmatch(string(text), -1) {
+		named[found[1]] = true
+	}
+	patterns := slices.Collect(maps.Keys(named))
+	for _, f := range sources(t) {
+		if pkg := path.Dir(f.name); !f.test() && !withinAny(pkg, patterns) {
+			t.Errorf("docs/architecture.md does not name %s, the package of %s", pkg, f.name)
+		}
+	}
+}
 
 // declared returns the names that a Go file declares: functions and methods, types, their fields
 // and methods, constants and variables.
