@@ -431,7 +431,7 @@ func (s *simulation) writes(r *simRank, i int) {
 	})
 }
 
-// gather takes part in the all-gather of a round. The first one is that of Join.
+// gather takes part in the all-gather of a round. Join has the first one.
 func (s *simulation) gather(r *simRank) {
 	if r.round == s.rounds {
 		stays := s.Between(0, linger/2)
