@@ -63,6 +63,29 @@ func saveAsyncHasTheBitsOfSave(t *testing.T, k testenv.Kind) {
 	}
 }
 
+// TestASolverThatIsNotTheMachinesSavesNothing: it has no moments of the training, which nobody would
+// miss before the training went on without them.
+func TestASolverThatIsNotTheMachinesSavesNothing(t *testing.T) {
+	m, dir := mlp(t, tensor.Float64), filepath.Join(t.TempDir(), "saved")
+	own, other := &solver.Adam{Rate: 0.125}, &solver.Adam{Rate: 0.125}
+	machine := solving(t, m, nil, own)
+	run(t, machine)
+	dp := machine.DataParallel()
+	saved := func(s solver.Solver) error { return dp.Save(dir, s, nil) }
+	if err := saved(other); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("another solver is saved: %v", err)
+	}
+	if err := saved(own); err != nil {
+		t.Error(err)
+	}
+	if err := dp.Load(dir, other, nil); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("another solver is loaded: %v", err)
+	}
+	if err := machine.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // contentsOf returns the data of the model in a directory's only checkpoint, behind its header.
 func contentsOf(dir string) (string, error) {
 	all, err := filepath.Glob(filepath.Join(dir, "step-*", "model.safetensors"))
