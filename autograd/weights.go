@@ -151,7 +151,8 @@ func dense(t stored) (*tensor.Dense, error) {
 	case backend.U8:
 		data = backend.View[uint8](t.Data)
 	default:
-		return nil, fmt.Errorf("%w: Gorgonia has no tensors of %v", backend.ErrArgument, d)
+		return nil, fmt.Errorf("%w: Gorgonia has no tensors of %v", backend.ErrArgument,
+			cmp.Or(t.Other, d.String()))
 	}
 	return tensor.New(tensor.WithShape(t.Shape...), tensor.WithBacking(data)), nil
 }
@@ -311,9 +312,9 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 			missing = append(missing, p.file)
 		case t.Data.DType() != p.dtype || !slices.Equal(t.Shape, p.shape):
 			return fmt.Errorf("%w: in the file %s is %v%v, in this program %v%v: give the model "+
-				"the "+
-				"file's sizes, or leave this one out", backend.ErrArgument, p.file, t.Data.DType(),
-				tensor.Shape(t.Shape), p.dtype, tensor.Shape(p.shape))
+				"the file's sizes, or leave this one out", backend.ErrArgument, p.file,
+				cmp.Or(t.Other, t.Data.DType().String()), tensor.Shape(t.Shape), p.dtype,
+				tensor.Shape(p.shape))
 		}
 	}
 	unexpected := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {

@@ -110,6 +110,32 @@ func TestWeightsAreReadFromCheckpoints(t *testing.T) {
 	}
 }
 
+// TestATensorThatNothingNeedsMayHaveAnyDType, as long as no variable has its name.
+func TestATensorThatNothingNeedsMayHaveAnyDType(t *testing.T) {
+	header := `{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},` +
+		`"scale":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[8,10]}}`
+	file := filepath.Join(t.TempDir(), "w.safetensors")
+	text := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
+	text = append(text, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0, 0)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := nodes(shaped{"a", 0, []int{1}})
+	if err := LoadWeights(file, a); err == nil || !strings.Contains(err.Error(), "named scale") {
+		t.Error(err)
+	}
+	if err := LoadWeights(file, a, NonStrict(nil)); err != nil || numbers(a[0].Value())[0] != 1 {
+		t.Errorf("a is %v, %v", a[0].Value(), err)
+	}
+	err := LoadWeights(file, nodes(shaped{"scale", 0, []int{2}}), NonStrict(nil))
+	if err == nil || !strings.Contains(err.Error(), "scale is F8_E4M3(2)") {
+		t.Error(err)
+	}
+	if _, err := ReadWeights(file); err == nil || !strings.Contains(err.Error(), "of F8_E4M3") {
+		t.Error(err)
+	}
+}
+
 // TestWeightsThatDoNotFitChangeNothing: and the error names them.
 func TestWeightsThatDoNotFitChangeNothing(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "w.safetensors")

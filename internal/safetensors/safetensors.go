@@ -33,6 +33,7 @@ import (
 type Tensor struct {
 	Shape []int
 	Data  backend.Buffer
+	Other string // the dtype, of a tensor without Data, if package backend lacks it
 }
 
 // Header says where the tensors of a file are, and what their dtypes and shapes are.
@@ -125,6 +126,11 @@ func (h *Header) check() error {
 	return nil
 }
 
+// otherBits are the dtypes of the format that package backend lacks, with the length of an element.
+// Who reads such a tensor gets an error; who does not need it reads the others.
+var otherBits = map[string]int64{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8,
+	"F8_E8M0": 8, "I8": 8, "I16": 16, "U16": 16, "U32": 32, "C64": 64, "U64": 64}
+
 // compare orders entries as they lie in a file.
 func (e entry) compare(o entry) int { return slices.Compare(e.Offsets[:], o.Offsets[:]) }
 
@@ -138,14 +144,17 @@ func (e *entry) check(nbytes int64) (err error) {
 	if name == "bool" { // a byte each, such as the masks in files of GPT-2
 		name = "u8"
 	}
-	if e.dtype, err = backend.ParseDType(name); err != nil {
-		return err
+	bits, other := otherBits[e.DType]
+	if !other {
+		if e.dtype, err = backend.ParseDType(name); err != nil {
+			return err
+		}
+		bits = 8 * int64(e.dtype.Size())
 	}
-	size := int64(e.dtype.Size())
 	if len(e.Shape) > maxAxes {
 		return fmt.Errorf("%d axes: at most %d", len(e.Shape), maxAxes)
 	}
-	if (to-from)%size != 0 || !holds(e.Shape, (to-from)/size) {
+	if (to-from)*8%bits != 0 || !holds(e.Shape, (to-from)*8/bits) {
 		return fmt.Errorf("%d bytes for a shape of %v %s", to-from, e.Shape, e.DType)
 	}
 	return nil
@@ -175,7 +184,8 @@ func (h *Header) HeaderBytes() int64 { return h.data }
 // Names returns the names of the tensors, sorted.
 func (h *Header) Names() []string { return slices.Sorted(maps.Keys(h.entries)) }
 
-// Of returns dtype and shape of a tensor, and whether there is one of this name.
+// Of returns dtype and shape of a tensor, and whether there is one of this name. The dtype is not
+// valid if package backend lacks it.
 func (h *Header) Of(name string) (d backend.DType, shape []int, ok bool) {
 	e, ok := h.entries[name]
 	return e.dtype, e.Shape, ok
@@ -199,7 +209,15 @@ func (h *Header) Each(r io.Reader, take func(name string, t Tensor)) error {
 		return h.entries[a].compare(h.entries[b])
 	})
 	for _, name := range names {
-		t := New(h.entries[name].dtype, h.entries[name].Shape)
+		e := h.entries[name]
+		if !e.dtype.Valid() {
+			if _, err := io.CopyN(io.Discard, r, e.Offsets[1]-e.Offsets[0]); err != nil {
+				return fmt.Errorf("tensor %q: %w", name, err)
+			}
+			take(name, Tensor{Shape: e.Shape, Other: e.DType})
+			continue
+		}
+		t := New(e.dtype, e.Shape)
 		if _, err := io.ReadFull(r, t.Data.Bytes()); err != nil {
 			return fmt.Errorf("tensor %q: %w", name, err)
 		}
@@ -214,8 +232,8 @@ func New(d backend.DType, shape []int) Tensor {
 	for _, length := range shape {
 		n *= length
 	}
-	// Words, so that elements are aligned.
-	return Tensor{shape, backend.Of(make([]int64, (n+7)/8)).As(backend.U8).Slice(0, n).As(d)}
+	words := backend.Of(make([]int64, (n+7)/8)) // so that elements are aligned
+	return Tensor{Shape: shape, Data: words.As(backend.U8).Slice(0, n).As(d)}
 }
 
 // File is an open file, whose tensors are read one at a time.
@@ -263,6 +281,10 @@ func (f *File) Read(name string) (Tensor, error) {
 	e, ok := f.entries[name]
 	if !ok {
 		return Tensor{}, fmt.Errorf("%s has no tensor %q", f.f.Name(), name)
+	}
+	if !e.dtype.Valid() {
+		return Tensor{}, fmt.Errorf("%w: in %s tensor %q is of %.20s: use one of %v",
+			backend.ErrUnsupported, f.f.Name(), name, e.DType, backend.DTypes())
 	}
 	t := New(e.dtype, e.Shape)
 	if _, err := f.at.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {

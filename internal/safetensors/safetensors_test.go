@@ -3,6 +3,7 @@ package safetensors_test
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,11 +22,11 @@ func file(header string, data int) []byte {
 
 func TestTensorsComeBack(t *testing.T) {
 	want := map[string]safetensors.Tensor{
-		"b":       {[]int{2, 3}, backend.Of([]float32{1, 2, 3, 4, 5, 6})},
-		"a.odd":   {[]int{3}, backend.Of([]uint8{7, 8, 9})},
-		"nothing": {[]int{0, 4}, backend.Of([]float64{})},
-		"none":    {[]int{4, 0, 2}, backend.Of([]float64{})},
-		"number":  {nil, backend.Of([]int64{-1})},
+		"b":       {Shape: []int{2, 3}, Data: backend.Of([]float32{1, 2, 3, 4, 5, 6})},
+		"a.odd":   {Shape: []int{3}, Data: backend.Of([]uint8{7, 8, 9})},
+		"nothing": {Shape: []int{0, 4}, Data: backend.Of([]float64{})},
+		"none":    {Shape: []int{4, 0, 2}, Data: backend.Of([]float64{})},
+		"number":  {Shape: nil, Data: backend.Of([]int64{-1})},
 	}
 	var b bytes.Buffer
 	if err := safetensors.Write(&b, want, map[string]string{"format": "pt"}); err != nil {
@@ -67,6 +68,44 @@ func TestBooleansAreBytes(t *testing.T) {
 	}
 }
 
+// TestTensorsOfOtherDTypesAreLeftAlone: those that the format has and package backend lacks. The
+// others of a file can be read, and these are errors.
+func TestTensorsOfOtherDTypesAreLeftAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	b := file(`{"a":{"dtype":"F4","shape":[3,2],"data_offsets":[0,3]},"b":{"dtype":"C64",`+
+		`"shape":[1],"data_offsets":[3,11]},"c":{"dtype":"U8","shape":[2],"data_offsets":[11,13]}}`,
+		13)
+	b[len(b)-1] = 7
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if c, err := f.Read("c"); err != nil || c.Data.Bytes()[1] != 7 {
+		t.Errorf("the other tensor is %v, %v", c, err)
+	}
+	for _, name := range []string{"a", "b"} {
+		if _, err := f.Read(name); !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	others := map[string]string{}
+	err = f.Each(bytes.NewReader(b[int64(len(b))-f.DataBytes():]), func(name string,
+		s safetensors.Tensor) {
+		others[name] = s.Other
+	})
+	if err != nil || others["a"] != "F4" || others["b"] != "C64" || others["c"] != "" {
+		t.Errorf("they are %v, %v", others, err)
+	}
+	b = file(`{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,3]}}`, 3)
+	if _, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b))); err == nil {
+		t.Error("3 elements of 4 bits have 3 bytes")
+	}
+}
+
 func TestHostileFilesAreRefusedBeforeTheirDataAreRead(t *testing.T) {
 	for what, b := range map[string][]byte{
 		"no length":        {1, 2, 3},
@@ -102,6 +141,9 @@ func FuzzReadHeader(f *testing.F) {
 			return
 		}
 		for name, s := range h.Tensors(b[int64(len(b))-h.DataBytes():]) {
+			if d, _, _ := h.Of(name); !d.Valid() {
+				continue
+			}
 			n := 1
 			for _, d := range s.Shape {
 				n *= d
