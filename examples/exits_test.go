@@ -25,19 +25,21 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// trainings are the examples that save a training: the flags of one of some seconds, and a sign
-// that it is under way. DATA is a file of text, and OUT a folder.
-var trainings = map[string]struct{ flags, sign string }{
-	"charlstm": {"--characters 6000 --hidden 16 --steps 20 --epochs 15", "epoch 2/"},
-	"digits":   {"-epochs 100", "epoch 2/"},
+// trainings are the examples that save a training: the flags of one of some seconds, a sign that it
+// is under way, and what it says of being stopped. DATA is a file of text, and OUT a folder.
+var trainings = map[string]struct{ flags, sign, says string }{
+	"charlstm": {"--characters 6000 --hidden 16 --steps 20 --epochs 15", "epoch 2/", ""},
+	"digits":   {"-epochs 100", "epoch 2/", ""},
 	"finetune": {"--data DATA --out OUT --context 15 --batch 4 --steps 900 --every 20 " +
-		"../models/testdata/llama3", "step 40/"},
+		"../models/testdata/llama3", "step 40/", savedAndGoingOn},
 	"gpt": {"--data DATA --layers 1 --width 32 --heads 4 --context 11 --steps 900 --every 20",
-		"step 40/"},
+		"step 40/", savedAndGoingOn},
 	"moe": {"--experts 4 --hidden 8 --layers 1 --width 16 --context 2 --batch 8 --epochs 40 " +
-		"--steps 20", "epoch 2/"},
-	"resnet": {"--filters 4 --images 96 --batch 16 --epochs 40", "epoch 2/"},
+		"--steps 20", "epoch 2/", "going on after step "},
+	"resnet": {"--filters 4 --images 96 --batch 16 --epochs 40 --ema 0.9", "epoch 2/", ""},
 }
+
+const savedAndGoingOn = "saved in (?s:.*)going on after step "
 
 // others save nothing: a signal ends them.
 var others = []string{"allreduce", "convnet", "elastic", "generate", "gradient", "recommender"}
@@ -52,9 +54,9 @@ type job struct {
 
 // run runs the two ranks, and each of them again while its exit status is not 0, as a Job does. If
 // told, rank 1 is told to end once the first training is under way. It returns the exit statuses,
-// what the first runs have said is wrong, and the last line.
+// what the first runs have said is wrong, and what rank 0 prints in all.
 func (j job) run(t *testing.T, told bool) (statuses [2][]int, wrong [2]bytes.Buffer,
-	last string) {
+	said string) {
 	t.Helper()
 	var pods sync.WaitGroup
 	first := make(chan *os.Process, 1) // of rank 1
@@ -80,8 +82,7 @@ func (j job) run(t *testing.T, told bool) (statuses [2][]int, wrong [2]bytes.Buf
 				status := cmd.ProcessState.ExitCode()
 				statuses[rank] = append(statuses[rank], status)
 				if rank == 0 {
-					lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-					last = lines[len(lines)-1]
+					said += out.String()
 				}
 				if status == 0 {
 					return
@@ -90,7 +91,7 @@ func (j job) run(t *testing.T, told bool) (statuses [2][]int, wrong [2]bytes.Buf
 		})
 	}
 	pods.Wait()
-	return statuses, wrong, last
+	return statuses, wrong, said
 }
 
 // end tells a process to end, as whoever tells all processes of a job does with those that
@@ -131,7 +132,7 @@ func build(t *testing.T, name string) job {
 }
 
 // outcome is what a training has learnt, in its last line.
-var outcome = regexp.MustCompile(`(?:accuracy|params)=\S+`)
+var outcome = regexp.MustCompile(`\w+=\S+ .*backend=host(?: params=\S+)?`)
 
 // TestATrainingThatIsToldToEndIsNotFinished: on either rank, and started again while it is not
 // finished, it ends with the bits of one that was not stopped.
@@ -145,7 +146,7 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 				t.Fatalf("not told to end, it ends with %v", statuses)
 			}
 			j.args = append(j.args, "--checkpoint", filepath.Join(t.TempDir(), "state"))
-			statuses, wrong, last := j.run(t, true)
+			statuses, wrong, said := j.run(t, true)
 			const told = exit.Signal + int(syscall.SIGTERM)
 			if want := [2][]int{{told, 0}, {told, 0}}; !reflect.DeepEqual(statuses, want) {
 				t.Errorf("told to end, and started again, it ends with %v, want %v\n%s%s", statuses,
@@ -157,8 +158,12 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 					t.Errorf("rank %d says %q", rank, said)
 				}
 			}
-			if got, want := outcome.FindString(last), outcome.FindString(whole); got != want {
+			if got, want := outcome.FindString(said), outcome.FindString(whole); got != want ||
+				got == "" {
 				t.Errorf("it ends with %q, want %q", got, want)
+			}
+			if says := trainings[name].says; !regexp.MustCompile(says).MatchString(said) {
+				t.Errorf("%s is not in\n%s", says, said)
 			}
 		})
 	}

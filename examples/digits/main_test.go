@@ -5,40 +5,16 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// actAsDigits is a variable that makes this test binary the example.
-const actAsDigits = "RUN_AS_DIGITS"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(actAsDigits) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
-
-// job runs the example on ranks that are processes.
-func job(t *testing.T, ranks int, flags string) (launch.Job, *proctest.Notice) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out proctest.Notice
-	return launch.Job{
-		Program: self, Ranks: ranks, Args: strings.Fields(flags), Stdout: &out, Stderr: &out,
-		Env: append(os.Environ(), actAsDigits+"=1"),
-	}, &out
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // last is what the example ends with.
 var last = regexp.MustCompile(`is a \d\n.*accuracy=(\S+) ranks=(\d+) backend=host\n$`)
@@ -54,21 +30,14 @@ func TestRanksLearn(t *testing.T) {
 		{2, "-epochs 8 -checkpoint " + dir, "epoch 1/8: ", "epoch 9/"},
 		{4, "-epochs 10 -checkpoint " + dir, "epoch 9/10: ", "epoch 8/"},
 	} {
-		job, out := job(t, run.ranks, run.flags)
-		if err := launch.Run(t.Context(), job); err != nil {
-			t.Fatalf("%d ranks: %v\n%s", run.ranks, err, out)
-		}
-		said := out.String()
+		said := exampletest.Train(t, run.ranks, run.flags)
 		if !strings.Contains(said, run.first) || strings.Contains(said, run.absent) {
 			t.Errorf("%d ranks %s: no %q, or a %q, in\n%s",
 				run.ranks, run.flags, run.first, run.absent, said)
 		}
-		end := last.FindStringSubmatch(said)
-		if end == nil || end[2] != strconv.Itoa(run.ranks) {
-			t.Fatalf("%d ranks: no accuracy in\n%s", run.ranks, said)
-		}
-		if accuracy, err := strconv.ParseFloat(end[1], 64); err != nil || accuracy < 0.9 {
-			t.Errorf("%d ranks: accuracy %s, %v", run.ranks, end[1], err)
+		end := exampletest.Numbers(t, exampletest.Ending(t, last, said)[1:]...)
+		if end[0] < 0.9 || end[1] != float64(run.ranks) {
+			t.Errorf("%d ranks: %v", run.ranks, end)
 		}
 	}
 }
@@ -78,11 +47,7 @@ func TestTwoRunsPrintTheSame(t *testing.T) {
 	for ranks := 1; ranks <= 2; ranks++ {
 		var said [2]string
 		for i := range said {
-			job, out := job(t, ranks, "-epochs 3")
-			if err := launch.Run(t.Context(), job); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			said[i] = out.String()
+			said[i] = exampletest.Train(t, ranks, "-epochs 3")
 		}
 		if said[0] != said[1] || !strings.Contains(said[0], "epoch 3/3: loss=") {
 			t.Errorf("%d ranks: one run prints\n%s\nand the other\n%s", ranks, said[0], said[1])
@@ -94,26 +59,20 @@ func TestTwoRunsPrintTheSame(t *testing.T) {
 func TestAnInterruptSaves(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	signals := make(chan os.Signal, 1)
-	running, out := job(t, 2, "-epochs 1000000 -checkpoint "+dir)
+	running := exampletest.New(t, 2, "-epochs 1000000 -checkpoint "+dir)
 	running.Signals, running.Grace = signals, time.Minute
-	out.Text, out.Then = "epoch 2/", func() { signals <- syscall.SIGINT }
-	err := launch.Run(t.Context(), running)
+	running.Out.Text, running.Out.Then = "epoch 2/", func() { signals <- syscall.SIGINT }
+	err := running.Refused(t, "digits: fit: stopped by a signal (interrupt) after ")
 	interrupted := (*launch.Interrupted)(nil)
-	if !errors.As(err, &interrupted) || strings.Contains(out.String(), "accuracy=") ||
-		!strings.Contains(out.String(), "digits: fit: stopped by a signal (interrupt) after ") {
-		t.Fatalf("it ends with %v\n%s", err, out)
+	if !errors.As(err, &interrupted) || strings.Contains(running.Out.String(), "accuracy=") {
+		t.Fatalf("it ends with %v\n%s", err, &running.Out)
 	}
-	again, said := job(t, 2, "-epochs 1 -checkpoint "+dir)
-	if err := launch.Run(t.Context(), again); err != nil ||
-		strings.Contains(said.String(), "epoch ") {
-		t.Errorf("it does not go on behind the epochs of before: %v\n%s", err, said)
+	if said := exampletest.Train(t, 2, "-epochs 1 -checkpoint "+dir); strings.Contains(said,
+		"epoch ") {
+		t.Errorf("it does not go on behind the epochs of before:\n%s", said)
 	}
 }
 
 func TestUnknownDeviceIsAnError(t *testing.T) {
-	job, out := job(t, 1, "-device tpu")
-	err := launch.Run(t.Context(), job)
-	if err == nil || !strings.Contains(out.String(), "use -device auto or cpu") {
-		t.Errorf("%v\n%s", err, out)
-	}
+	_ = exampletest.New(t, 1, "-device tpu").Refused(t, "use -device auto or cpu")
 }

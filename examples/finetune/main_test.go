@@ -9,30 +9,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
-	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 const (
-	// actAsFinetune is a variable that makes this test binary the example.
-	actAsFinetune = "RUN_AS_FINETUNE"
-	folder        = "../../models/testdata/llama3"
-	sentence      = "the quick brown fox jumps over the lazy dog, and then it sleeps in the sun.\n"
+	folder   = "../../models/testdata/llama3"
+	sentence = "the quick brown fox jumps over the lazy dog, and then it sleeps in the sun.\n"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getenv(actAsFinetune) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // small are the flags of a training of a fraction of a second, whose text and output are in a
 // folder.
@@ -52,33 +41,6 @@ func withText(t *testing.T) (dir string) {
 	return dir
 }
 
-// job is the example on ranks that are processes, which are started anew once.
-func job(
-	t *testing.T, ranks int, flags string, environ ...string,
-) (j launch.Job, out, errs *bytes.Buffer) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, errs = new(bytes.Buffer), new(bytes.Buffer)
-	return launch.Job{
-		Program: self, Ranks: ranks, MaxRestarts: 1, Args: strings.Fields(flags),
-		Stdout: out, Stderr: errs,
-		Env: append(append(os.Environ(), actAsFinetune+"=1"), environ...),
-	}, out, errs
-}
-
-// train trains on ranks, and returns what they print.
-func train(t *testing.T, ranks int, flags string, environ ...string) string {
-	t.Helper()
-	j, out, errs := job(t, ranks, flags, environ...)
-	if err := launch.Run(t.Context(), j); err != nil {
-		t.Fatalf("%d ranks %s: %v: %s", ranks, flags, err, errs)
-	}
-	return out.String()
-}
-
 // last is the line that is for programs.
 var last = regexp.MustCompile(`loss=(\S+) eval=(\S+) ranks=\d+ layout=(\S+) backend=host ` +
 	`params=([0-9a-f]{64}) seconds=\S+\n$`)
@@ -86,19 +48,9 @@ var last = regexp.MustCompile(`loss=(\S+) eval=(\S+) ranks=\d+ layout=(\S+) back
 // ending returns what a training ends with.
 func ending(t *testing.T, printed string) (loss, eval float64, layout, params string) {
 	t.Helper()
-	end := last.FindStringSubmatch(printed)
-	if end == nil {
-		t.Fatalf("no last line in\n%s", printed)
-	}
-	var numbers [2]float64
-	for i := range numbers {
-		x, err := strconv.ParseFloat(end[1+i], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		numbers[i] = x
-	}
-	return numbers[0], numbers[1], end[3], end[4]
+	end := exampletest.Ending(t, last, printed)
+	x := exampletest.Numbers(t, end[1:3]...)
+	return x[0], x[1], end[3], end[4]
 }
 
 // TestLayoutsAgree: every layout has the losses of one rank, and writes its weights.
@@ -108,7 +60,7 @@ func TestLayoutsAgree(t *testing.T) {
 	program := generator(t)
 	for _, lora := range []string{"", " --lora 2"} {
 		dir := withText(t)
-		loss, eval, _, _ := ending(t, train(t, 1, small(dir)+lora))
+		loss, eval, _, _ := ending(t, exampletest.Train(t, 1, small(dir)+lora))
 		want := continued(t, program, dir, lora)
 		for layout, ranks := range layouts {
 			name, flags, _ := strings.Cut(layout, " ")
@@ -116,7 +68,8 @@ func TestLayoutsAgree(t *testing.T) {
 				continue // the four ranks have both divisions
 			}
 			dir := withText(t)
-			gotLoss, gotEval, got, _ := ending(t, train(t, ranks, small(dir)+lora+" "+flags))
+			printed := exampletest.Train(t, ranks, small(dir)+lora+" "+flags)
+			gotLoss, gotEval, got, _ := ending(t, printed)
 			if math.Abs(gotLoss-loss) > 1e-3 || math.Abs(gotEval-eval) > 1e-3 || got != name {
 				t.Errorf("%s%s: loss %v, eval %v; on one rank %v and %v",
 					got, lora, gotLoss, gotEval, loss, eval)
@@ -171,7 +124,7 @@ func TestLearns(t *testing.T) {
 	}
 	for lora, most := range map[string]float64{"": 0.5, " --lora 4": 3.5} {
 		dir := withText(t)
-		printed := train(t, 2, small(dir)+" --every 30 --steps 60 --lr 3e-2"+lora)
+		printed := exampletest.Train(t, 2, small(dir)+" --every 30 --steps 60 --lr 3e-2"+lora)
 		_, eval, _, _ := ending(t, printed)
 		text := continued(t, program, dir, lora)
 		known := strings.Contains(sentence+sentence, text)
@@ -189,8 +142,12 @@ func TestALostRankChangesNothing(t *testing.T) {
 		var params []string
 		for _, fault := range []string{"", fmt.Sprint("EURYALE_FAULT=kill,rank=1,call=", call)} {
 			dir := withText(t)
-			printed := train(t, 2, small(dir)+flags+" --every 3 --checkpoint "+
-				filepath.Join(dir, "state"), fault)
+			checkpoint := " --checkpoint " + filepath.Join(dir, "state")
+			j := exampletest.New(t, 2, small(dir)+flags+" --every 3"+checkpoint, fault)
+			j.MaxRestarts = 1
+			printed := j.Run(t)
+			_ = exampletest.New(t, 2, small(dir)+flags+" --lr 1e-3"+checkpoint).Refused(t,
+				"lr 0.01, f32, model and text")
 			resumed := strings.Contains(printed, "going on after step ")
 			if resumed != (fault != "") {
 				t.Errorf("%s %s: resumed %v:\n%s", flags, fault, resumed, printed)
@@ -204,41 +161,12 @@ func TestALostRankChangesNothing(t *testing.T) {
 	}
 }
 
-// TestASignalSaves: a training that is told to end is saved, and goes on from there to the bits of
-// one that was not stopped.
-func TestASignalSaves(t *testing.T) {
-	dir := withText(t)
-	flags := small(dir) + " --steps 900 --every 100"
-	_, _, _, want := ending(t, train(t, 2, flags))
-	flags += " --checkpoint " + filepath.Join(dir, "state")
-	j, _, errs := job(t, 2, flags)
-	signals := make(chan os.Signal, 1)
-	out := &proctest.Notice{Text: "step 100/", Then: func() { signals <- syscall.SIGTERM }}
-	j.Stdout, j.Signals, j.Grace, j.MaxRestarts = out, signals, time.Minute, 0
-	err := launch.Run(t.Context(), j)
-	interrupted := (*launch.Interrupted)(nil)
-	if !errors.As(err, &interrupted) || !strings.Contains(out.String(), "saved in ") {
-		t.Fatalf("%v:\n%s%s", err, out, errs)
-	}
-	printed := train(t, 2, flags)
-	_, _, _, got := ending(t, printed)
-	if got != want || !strings.Contains(printed, "going on after step ") {
-		t.Errorf("it ends with other parameters than without a stop:\n%s", printed)
-	}
-	j, _, errs = job(t, 1, flags+" --lr 1e-3")
-	j.MaxRestarts = 0
-	if err := launch.Run(t.Context(), j); err == nil ||
-		!strings.Contains(errs.String(), "lr 0.01, f32, model and text") {
-		t.Errorf("with another learning rate: %v, %s", err, errs)
-	}
-}
-
 // TestAFailedWriteLosesNothing: what was in the folder of --out stays, and the training goes on
 // from where the error says.
 func TestAFailedWriteLosesNothing(t *testing.T) {
 	dir := withText(t)
 	out, flags := filepath.Join(dir, "out"), small(dir)
-	_, _, _, want := ending(t, train(t, 2, flags))
+	_, _, _, want := ending(t, exampletest.Train(t, 2, flags))
 	before, err := os.ReadFile(filepath.Join(out, "model.safetensors"))
 	if err != nil {
 		t.Fatal(err)
@@ -247,18 +175,14 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 	if err := errors.Join(os.Rename(inTheWay, moved), os.Mkdir(inTheWay, 0o777)); err != nil {
 		t.Fatal(err)
 	}
-	j, _, errs := job(t, 2, flags)
-	j.MaxRestarts = 0
-	err = launch.Run(t.Context(), j)
-	hint := regexp.MustCompile(`start again with (--checkpoint \S+), where`).FindStringSubmatch(
-		errs.String())
-	if err == nil || hint == nil {
-		t.Fatalf("%v: %s", err, errs)
-	}
+	j := exampletest.New(t, 2, flags)
+	_ = j.Refused(t, "start again with ")
+	hint := exampletest.Ending(t, regexp.MustCompile(`start again with (--checkpoint \S+), where`),
+		j.Errs.String())
 	if err := errors.Join(os.Remove(inTheWay), os.Rename(moved, inTheWay)); err != nil {
 		t.Fatal(err)
 	}
-	_, _, _, got := ending(t, train(t, 2, flags+" "+hint[1]))
+	_, _, _, got := ending(t, exampletest.Train(t, 2, flags+" "+hint[1]))
 	after, err := os.ReadFile(inTheWay)
 	if err != nil || got != want || !bytes.Equal(before, after) {
 		t.Errorf("%v: it ends with %s, want %s", err, got, want)
@@ -288,19 +212,15 @@ func TestBadArguments(t *testing.T) {
 		folder + " --out x":                     "use finetune FOLDER --data FILE",
 		"/nothing" + " --data x --out y":        "no such file",
 	} {
-		j, _, errs := job(t, 2, flags)
-		j.MaxRestarts = 0
-		err := launch.Run(t.Context(), j)
-		if err == nil || !strings.Contains(errs.String(), want) {
-			t.Errorf("%s: %v, and %q, want %q", flags, err, errs, want)
-		}
+		_ = exampletest.New(t, 2, flags).Refused(t, want)
 	}
 	for _, flags := range []string{"--every 0", "--batch 3"} { // may be started anew
-		j, _, errs := job(t, 2, small(dir)+" "+flags)
-		var failed *launch.Failed
-		if err := launch.Run(t.Context(), j); !errors.As(err, &failed) || failed.ExitCode() != 2 ||
-			strings.Count(errs.String(), "use finetune") > 2 {
-			t.Errorf("a wrong command line was started anew: %v, %s", err, errs)
+		j := exampletest.New(t, 2, small(dir)+" "+flags)
+		j.MaxRestarts = 1
+		err, failed := j.Refused(t, "use finetune"), (*launch.Failed)(nil)
+		if !errors.As(err, &failed) || failed.ExitCode() != 2 ||
+			strings.Count(j.Errs.String(), "use finetune") > 2 {
+			t.Errorf("a wrong command line was started anew: %v, %s", err, &j.Errs)
 		}
 	}
 }

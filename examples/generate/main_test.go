@@ -11,22 +11,13 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
-const (
-	// actAsGenerate is a variable that makes this test binary the example.
-	actAsGenerate = "RUN_AS_GENERATE"
-	folder        = "../../models/testdata/llama3"
-)
+const folder = "../../models/testdata/llama3"
 
-func TestMain(m *testing.M) {
-	if os.Getenv(actAsGenerate) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // generate is the example with a standard input.
 func generate(t *testing.T, input string, args ...string) (c *exec.Cmd, errs *bytes.Buffer) {
@@ -37,7 +28,7 @@ func generate(t *testing.T, input string, args ...string) (c *exec.Cmd, errs *by
 	}
 	c, errs = exec.CommandContext(t.Context(), self, args...), new(bytes.Buffer)
 	c.Stdin, c.Stderr = strings.NewReader(input), errs
-	c.Env = append(os.Environ(), actAsGenerate+"=1")
+	c.Env = exampletest.Environ()
 	return c, errs
 }
 

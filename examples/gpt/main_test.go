@@ -10,26 +10,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
-	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// actAsGPT is a variable that makes this test binary the example.
-const actAsGPT = "RUN_AS_GPT"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(actAsGPT) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // characters is how many the random text has.
 const characters = 32
@@ -59,32 +47,6 @@ func small(text string) string {
 	return "--data " + text + " --layers 1 --width 32 --heads 4 --context 11 --lr 1e-2 --steps 10"
 }
 
-// job is the example on ranks that are processes, which are started anew once.
-func job(
-	t *testing.T, ranks int, flags string, environ ...string,
-) (j launch.Job, out, errs *bytes.Buffer) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, errs = new(bytes.Buffer), new(bytes.Buffer)
-	return launch.Job{
-		Program: self, Ranks: ranks, MaxRestarts: 1, Args: strings.Fields(flags),
-		Stdout: out, Stderr: errs, Env: append(append(os.Environ(), actAsGPT+"=1"), environ...),
-	}, out, errs
-}
-
-// train trains on ranks, and returns what they print.
-func train(t *testing.T, ranks int, flags string, environ ...string) string {
-	t.Helper()
-	j, out, errs := job(t, ranks, flags, environ...)
-	if err := launch.Run(t.Context(), j); err != nil {
-		t.Fatalf("%d ranks %s: %v: %s", ranks, flags, err, errs)
-	}
-	return out.String()
-}
-
 // last is the line that is for programs.
 var last = regexp.MustCompile(`loss=(\S+) eval=(\S+) ranks=\d+ layout=(\S+) backend=host ` +
 	`params=([0-9a-f]{64}) seconds=\S+\n$`)
@@ -92,18 +54,9 @@ var last = regexp.MustCompile(`loss=(\S+) eval=(\S+) ranks=\d+ layout=(\S+) back
 // ending returns what a training ends with.
 func ending(t *testing.T, printed string) (loss, eval float64, layout, params string) {
 	t.Helper()
-	end := last.FindStringSubmatch(printed)
-	if end == nil {
-		t.Fatalf("no last line in\n%s", printed)
-	}
-	loss, err := strconv.ParseFloat(end[1], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if eval, err = strconv.ParseFloat(end[2], 64); err != nil {
-		t.Fatal(err)
-	}
-	return loss, eval, end[3], end[4]
+	end := exampletest.Ending(t, last, printed)
+	x := exampletest.Numbers(t, end[1:3]...)
+	return x[0], x[1], end[3], end[4]
 }
 
 // full reports whether all cases are tested, and not a sample of them.
@@ -121,10 +74,10 @@ func TestLayoutsAgree(t *testing.T) {
 		models = append(models, "--steps 100", "--steps 100 --context 33")
 	}
 	for _, model := range models {
-		loss, eval, _, _ := ending(t, train(t, 1, model))
+		loss, eval, _, _ := ending(t, exampletest.Train(t, 1, model))
 		for layout, ranks := range layouts {
 			want, flags, _ := strings.Cut(layout, " ")
-			gotLoss, gotEval, got, _ := ending(t, train(t, ranks, model+" "+flags))
+			gotLoss, gotEval, got, _ := ending(t, exampletest.Train(t, ranks, model+" "+flags))
 			if math.Abs(gotLoss-loss) > 1e-3 || math.Abs(gotEval-eval) > 1e-3 || got != want {
 				t.Errorf("%s: %s: loss %v, eval %v; on one rank %v and %v",
 					model, got, gotLoss, gotEval, loss, eval)
@@ -135,7 +88,7 @@ func TestLayoutsAgree(t *testing.T) {
 
 // TestLearns: the model knows what one of pairs of characters cannot, and says how it gets there.
 func TestLearns(t *testing.T) {
-	printed := train(t, 2, small(repeating(t))+" --steps 80 --every 40")
+	printed := exampletest.Train(t, 2, small(repeating(t))+" --steps 80 --every 40")
 	_, eval, _, _ := ending(t, printed)
 	if eval > math.Log(characters)-1 || !strings.Contains(printed, "step 40/80: loss=") {
 		t.Errorf("it has not learnt:\n%s", printed)
@@ -205,17 +158,14 @@ func TestBadArguments(t *testing.T) {
 		"--dropout 0.1":     "2:flag provided but not defined",
 		"--tp 2 --heads 1 ": "divided among 2 ranks",
 	} {
-		j, _, errs := job(t, 2, small(text)+" "+flags)
 		code := 1
 		if rest, usage := strings.CutPrefix(want, "2:"); usage {
 			code, want = 2, rest
 		}
-		j.MaxRestarts = 0
-		err := launch.Run(t.Context(), j)
+		err := exampletest.New(t, 2, small(text)+" "+flags).Refused(t, want)
 		failed := (*launch.Failed)(nil)
-		if err == nil || !strings.Contains(errs.String(), want) ||
-			errors.As(err, &failed) && failed.ExitCode() != code {
-			t.Errorf("%s: %v, and %q, want %q and code %d", flags, err, errs, want, code)
+		if errors.As(err, &failed) && failed.ExitCode() != code {
+			t.Errorf("%s: %v, want code %d", flags, err, code)
 		}
 	}
 }
@@ -228,7 +178,9 @@ func TestALostRankChangesNothing(t *testing.T) {
 		var params []string
 		for _, fault := range []string{"", fmt.Sprint("EURYALE_FAULT=kill,rank=1,call=", call)} {
 			dir := filepath.Join(t.TempDir(), "state")
-			printed := train(t, 2, small(text)+" "+layout+" --every 3 --checkpoint "+dir, fault)
+			j := exampletest.New(t, 2, small(text)+" "+layout+" --every 3 --checkpoint "+dir, fault)
+			j.MaxRestarts = 1
+			printed := j.Run(t)
 			resumed := strings.Contains(printed, "going on after step ")
 			if resumed != (fault != "") {
 				t.Errorf("%s %s: resumed %v:\n%s", layout, fault, resumed, printed)
@@ -256,14 +208,15 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	}
 	ends, inTree := map[string][2]int{}, 0.0
 	for _, r := range runs {
-		loss, eval, _, params := ending(
-			t, train(t, r[0], flags+tree, fmt.Sprint("GOMAXPROCS=", r[1])))
+		loss, eval, _, params := ending(t, exampletest.New(t, r[0], flags+tree,
+			fmt.Sprint("GOMAXPROCS=", r[1])).Run(t))
 		ends[fmt.Sprint(loss, eval, params)], inTree = r, loss
 	}
 	if len(ends) != 1 {
 		t.Errorf("numbers of ranks and cores end differently: %v", ends)
 	}
-	if byRank, _, _, _ := ending(t, train(t, 2, flags)); math.Abs(byRank-inTree) > 1e-3 {
+	byRank, _, _, _ := ending(t, exampletest.Train(t, 2, flags))
+	if math.Abs(byRank-inTree) > 1e-3 {
 		t.Errorf("the loss is %v by rank, and %v in a tree", byRank, inTree)
 	}
 }
@@ -271,43 +224,17 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 // TestResumesOnOtherLayouts: a checkpoint has the whole model, whatever the layout.
 func TestResumesOnOtherLayouts(t *testing.T) {
 	text, dir := repeating(t), filepath.Join(t.TempDir(), "state")
-	loss, eval, _, want := ending(t, train(t, 4, small(text)+" --tp 2 --checkpoint "+dir))
+	first := exampletest.Train(t, 4, small(text)+" --tp 2 --checkpoint "+dir)
+	loss, eval, _, want := ending(t, first)
 	for flags, ranks := range map[string]int{"": 1, "--sp 2": 2} {
-		printed := train(t, ranks, small(text)+" --checkpoint "+dir+" "+flags)
+		printed := exampletest.Train(t, ranks, small(text)+" --checkpoint "+dir+" "+flags)
 		gotLoss, gotEval, _, got := ending(t, printed)
 		if !strings.Contains(printed, "going on after step 10, from "+dir) || got != want ||
 			gotLoss != loss || gotEval != eval {
 			t.Errorf("%d ranks %s:\n%s", ranks, flags, printed)
 		}
 	}
-	j, _, errs := job(t, 1, small(text)+" --lr 1e-3 --checkpoint "+dir)
-	j.MaxRestarts = 0
-	if err := launch.Run(t.Context(), j); err == nil ||
-		!strings.Contains(errs.String(), "lr:0.01") {
-		t.Errorf("with another learning rate: %v, %s", err, errs)
-	}
-}
-
-// TestASignalSaves: a training that is told to end is saved on all ranks after the same step, and
-// goes on from there to the bits of one that was not stopped.
-func TestASignalSaves(t *testing.T) {
-	flags := small(repeating(t)) + " --steps 300 --every 100"
-	_, _, _, want := ending(t, train(t, 2, flags))
-	flags += " --checkpoint " + filepath.Join(t.TempDir(), "state")
-	j, _, errs := job(t, 2, flags)
-	signals := make(chan os.Signal, 1)
-	out := &proctest.Notice{Text: "step 100/", Then: func() { signals <- syscall.SIGINT }}
-	j.Stdout, j.Signals, j.Grace, j.MaxRestarts = out, signals, time.Minute, 0
-	err := launch.Run(t.Context(), j)
-	interrupted := (*launch.Interrupted)(nil)
-	if !errors.As(err, &interrupted) || !strings.Contains(out.String(), "saved in ") {
-		t.Fatalf("%v:\n%s%s", err, out, errs)
-	}
-	printed := train(t, 2, flags)
-	_, _, _, got := ending(t, printed)
-	if got != want || !strings.Contains(printed, "going on after step ") {
-		t.Errorf("it ends with other parameters than without a stop:\n%s", printed)
-	}
+	_ = exampletest.New(t, 1, small(text)+" --lr 1e-3 --checkpoint "+dir).Refused(t, "lr:0.01")
 }
 
 // TestPythonReadsTheCheckpoint: the safetensors library of Python reads what a model divided among
@@ -319,7 +246,7 @@ func TestPythonReadsTheCheckpoint(t *testing.T) {
 			bytes.TrimSpace(out))
 	}
 	dir := filepath.Join(t.TempDir(), "state")
-	train(t, 2, small(repeating(t))+" --tp 2 --checkpoint "+dir)
+	exampletest.Train(t, 2, small(repeating(t))+" --tp 2 --checkpoint "+dir)
 	const read = `
 import sys, safetensors.numpy
 for name, x in sorted(safetensors.numpy.load_file(sys.argv[1]).items()):

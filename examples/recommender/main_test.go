@@ -1,57 +1,20 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
 
-	"github.com/euryale-ml/euryale/internal/testing/proctest"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
+	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 )
 
-// actAsRecommender is a variable that makes this test binary the example.
-const actAsRecommender = "RUN_AS_RECOMMENDER"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(actAsRecommender) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // small are the flags of a world of which a training takes a second.
 const small = "--users 500 --items 200 --width 8 --batch 64 --negatives 10 --device cpu "
-
-// job is the example on ranks that are processes.
-func job(t *testing.T, ranks int, flags string) (launch.Job, *proctest.Notice) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out proctest.Notice
-	return launch.Job{
-		Program: self, Ranks: ranks, Args: strings.Fields(small + flags), Stdout: &out,
-		Stderr: &out, Env: append(os.Environ(), actAsRecommender+"=1"),
-	}, &out
-}
-
-// train trains on ranks, and returns what they print.
-func train(t *testing.T, ranks int, flags string) string {
-	t.Helper()
-	j, out := job(t, ranks, flags)
-	if err := launch.Run(t.Context(), j); err != nil {
-		t.Fatalf("%d ranks %s: %v\n%s", ranks, flags, err, out)
-	}
-	return out.String()
-}
 
 var (
 	// epoch is the line of an epoch.
@@ -65,11 +28,7 @@ var (
 func numbers(t *testing.T, printed string) (all [][2]float64) {
 	t.Helper()
 	for _, line := range epoch.FindAllStringSubmatch(printed, -1) {
-		var n [2]float64
-		if _, err := fmt.Sscan(line[1]+" "+line[2], &n[0], &n[1]); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, n)
+		all = append(all, [2]float64(exampletest.Numbers(t, line[1:]...)))
 	}
 	return all
 }
@@ -78,12 +37,12 @@ func numbers(t *testing.T, printed string) (all [][2]float64) {
 // each, equal one rank's.
 func TestRanksAgree(t *testing.T) {
 	const flags = "--epochs 20 --steps 1 --digits 12"
-	want := numbers(t, train(t, 1, flags))
+	want := numbers(t, exampletest.Train(t, 1, small+flags))
 	if len(want) != 20 || !(want[19][0] < want[0][0]) {
 		t.Fatalf("one rank has %v", want)
 	}
 	for _, ranks := range []int{2, 4} {
-		printed := train(t, ranks, flags)
+		printed := exampletest.Train(t, ranks, small+flags)
 		got := numbers(t, printed)
 		if end := last.FindStringSubmatch(printed); len(got) != len(want) || end == nil ||
 			end[4] != fmt.Sprint(ranks) {
@@ -101,20 +60,13 @@ func TestRanksAgree(t *testing.T) {
 // what it has learnt is drawn.
 func TestRecommends(t *testing.T) {
 	curve := filepath.Join(t.TempDir(), "curve.svg")
-	printed := train(t, 2, "--epochs 2 --steps 600 --curve "+curve)
-	end := last.FindStringSubmatch(printed)
-	if end == nil {
-		t.Fatalf("no last line in\n%s", printed)
+	printed := exampletest.Train(t, 2, small+"--epochs 2 --steps 600 --curve "+curve)
+	x := exampletest.Numbers(t, exampletest.Ending(t, last, printed)[1:4]...)
+	model, popularity, best := x[0], x[1], x[2]
+	if model < (popularity+best)/2 || model > best+0.05 || best < 2*popularity {
+		t.Errorf("it has not learnt:\n%s", printed)
 	}
-	var model, popularity, best float64
-	if _, err := fmt.Sscan(strings.Join(end[1:4], " "), &model, &popularity, &best); err != nil ||
-		model < (popularity+best)/2 || model > best+0.05 || best < 2*popularity {
-		t.Errorf("it has not learnt: %v\n%s", err, printed)
-	}
-	svg, err := os.ReadFile(curve)
-	if err != nil || !bytes.Contains(svg, []byte("</svg>")) {
-		t.Errorf("the curve is %q, %v", svg, err)
-	}
+	exampletest.HasCurve(t, curve)
 }
 
 // TestWorld: shares of what is drawn are the chances by which the best possible is found.
@@ -153,10 +105,7 @@ func TestWorld(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	for _, flags := range []string{"--items 30", "--users 1", "--batch 3", "--epochs 0",
 		"--device tpu"} {
-		j, out := job(t, 2, flags)
-		if err := launch.Run(t.Context(), j); err == nil ||
-			!strings.Contains(out.String(), "use --device cpu or auto, sizes of at least 1, a") {
-			t.Errorf("%s: %v\n%s", flags, err, out)
-		}
+		_ = exampletest.New(t, 2, small+flags).Refused(t,
+			"use --device cpu or auto, sizes of at least 1, a")
 	}
 }

@@ -124,6 +124,7 @@ var arrows = []arrow{
 	{"internal/testing/conventions", []string{"ops/nn"}},
 	{"internal/testing/fusetest", []string{"backend", "kernels", "kernels/fuse"}},
 	{"internal/testing/proctest", []string{"internal/env"}},
+	{"internal/testing/exampletest", []string{"internal/testing/proctest", "rendezvous/launch"}},
 	{"internal/testing/sim", []string{"internal/env"}},
 	{"internal/testing/...", nil},
 	{"internal/...", []string{"internal/..."}},
