@@ -86,7 +86,7 @@ var taken = []string{"bos_token_id", "cache_implementation", "do_sample", "eos_t
 func (m *Model) readGeneration(config object) error {
 	g := &m.generation
 	g.name, g.keys = generationName, nil
-	_, err := readJSON(filepath.Join(m.dir, generationName), maxConfig, &g.keys)
+	_, err := files.ReadJSON(filepath.Join(m.dir, generationName), maxConfig, &g.keys)
 	if errors.Is(err, fs.ErrNotExist) {
 		*g = generation{configName, maps.Clone(config.values)}
 		maps.DeleteFunc(g.keys, func(key string, _ json.RawMessage) bool { return !known(key) })

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
@@ -158,7 +159,7 @@ func (m *Model) LoadAdapter(dir string) (err error) {
 		return err
 	}
 	var o object
-	text, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o)
+	text, err := files.ReadJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o)
 	if err != nil {
 		return err
 	}

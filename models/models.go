@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -46,7 +47,7 @@ func Load(dir string) (_ *Model, err error) {
 	defer named(&err, "load "+dir)
 	m := &Model{dir: dir, Random: nn.NewRandom(0)}
 	var o object
-	if m.text, err = readJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
+	if m.text, err = files.ReadJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
 		hint := "give a folder of Hugging Face, with config.json, tokenizer.json and " + weightsName
 		if _, other := os.Stat(filepath.Join(dir, adapterConfigName)); other == nil {
 			hint = "the folder has a LoRA adapter and no model: load the model that " +

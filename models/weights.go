@@ -2,7 +2,6 @@ package models
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -66,7 +65,7 @@ func (m *Model) openWeights() (located, error) {
 		Files map[string]string `json:"weight_map"` // by tensor
 	}
 	path := filepath.Join(m.dir, indexName)
-	if _, err := readJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
+	if _, err := files.ReadJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
 		alone = unread(alone, m.dir, "pytorch_model.bin", "pytorch_model.bin.index.json")
 		return nil, absent(alone, "save_pretrained of transformers writes it")
 	} else if err != nil {
@@ -116,17 +115,6 @@ func unread(err error, dir string, names ...string) error {
 		}
 	}
 	return err
-}
-
-// readJSON reads a file of at most so many bytes, and returns its text, too.
-func readJSON(path string, most int, to any) (text []byte, err error) {
-	if text, err = files.Read(path, most); err != nil {
-		return nil, err // which names the file
-	}
-	if err = json.Unmarshal(text, to); err != nil {
-		err = fmt.Errorf("%s is damaged: %w: take another copy", path, err)
-	}
-	return text, err
 }
 
 // canonical returns the name of a tensor in files of a whole model: there are files of models

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -238,7 +239,7 @@ func TestBenchExplainsBadInput(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error is %v, want one with %q", test.flag, err, test.want)
 		}
-		if code := exitCode(t.Context(), err, nowhere()); code != usageCode {
+		if code := exitCode(t.Context(), err, nowhere()); code != exit.Usage {
 			t.Errorf("%s: exit code %d", test.flag, code)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 func TestShellsCompleteCommandsFlagsAndValues(t *testing.T) {
@@ -48,7 +50,7 @@ func TestCompletionPrintsWhatAShellReads(t *testing.T) {
 		}
 	}
 	code, _, err := commandLine("completion", "csh")
-	if code != usageCode || !strings.Contains(err, "bash") {
+	if code != exit.Usage || !strings.Contains(err, "bash") {
 		t.Errorf("csh: %d, %q", code, err)
 	}
 }

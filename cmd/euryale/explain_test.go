@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -215,7 +216,7 @@ func TestFoundExplainTakesAllMemory(t *testing.T) {
 		"allreduce 2M --topology 2x2 " +
 			"--hierarchy slots=1024,slice=999999999999": "more than any device has",
 	} {
-		if code, out, err := explain(line); code != usageCode || out != "" ||
+		if code, out, err := explain(line); code != exit.Usage || out != "" ||
 			!strings.Contains(err, want) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
@@ -370,16 +371,16 @@ func TestExplainSaysWhatIsWrong(t *testing.T) {
 		"allreduce 2M --topology 0,0,1 -n 3 --scale":   "the same number of devices",
 		"gather 2M --topology 2x2 --scale":             "nothing is hierarchical",
 	} {
-		if code, out, err := explain(line + h200); code != usageCode || out != "" ||
+		if code, out, err := explain(line + h200); code != exit.Usage || out != "" ||
 			!strings.Contains(err, "euryale: explain: ") || !strings.Contains(err, want) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
 	}
-	if code, _, err := explain("allreduce much"); code != usageCode ||
+	if code, _, err := explain("allreduce much"); code != exit.Usage ||
 		!strings.Contains(err, "not a size") {
 		t.Errorf("code %d, %q", code, err)
 	}
-	if code, _, err := explain("allreduce 2M --backend mpi"); code != usageCode ||
+	if code, _, err := explain("allreduce 2M --backend mpi"); code != exit.Usage ||
 		!strings.Contains(err, "use host or tcp") {
 		t.Errorf("code %d, %q", code, err)
 	}

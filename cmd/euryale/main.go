@@ -66,13 +66,10 @@ func (h *helpCmd) Run(parsed *kong.Context) error {
 	return about.PrintUsage(false)
 }
 
-// usageCode is the exit code of a wrong command line.
-const usageCode = exit.Usage
-
 // usageError is the error of a wrong command line.
 type usageError struct{ error }
 
-func (usageError) ExitCode() int   { return usageCode }
+func (usageError) ExitCode() int   { return exit.Usage }
 func (e usageError) Unwrap() error { return e.error }
 
 func main() {
@@ -120,7 +117,7 @@ func run(ctx context.Context, args []string, s *streams, end func(int)) int {
 	)
 	if err != nil {
 		fmt.Fprintln(s.err, "euryale:", err)
-		return usageCode
+		return exit.Usage
 	}
 	if completing(parser) {
 		return 0
@@ -131,7 +128,7 @@ func run(ctx context.Context, args []string, s *streams, end func(int)) int {
 	command, err := parser.Parse(args)
 	if err != nil {
 		fmt.Fprintf(s.err, "euryale: %s%s (see euryale --help)\n", plain(err), hint(args))
-		return usageCode
+		return exit.Usage
 	}
 	if err := emptyFlag(command.Flags()); err != nil {
 		return exitCode(ctx, err, s)

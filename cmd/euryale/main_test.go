@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // commandLine runs a command line and returns its exit code and outputs. Asking for
@@ -24,7 +26,7 @@ func commandLine(args ...string) (code int, out, err string) {
 }
 
 func TestCommandLines(t *testing.T) {
-	if code, _, err := commandLine("run", ""); code != usageCode ||
+	if code, _, err := commandLine("run", ""); code != exit.Usage ||
 		!strings.Contains(err, "run which program?") {
 		t.Errorf("run of an empty name: code %d, %q", code, err)
 	}
@@ -36,51 +38,51 @@ func TestCommandLines(t *testing.T) {
 		{"", 100, "Commands:", ""},
 		{"--help", 100, "run", ""},
 		{"run --help", 100, "--n=", ""},
-		{"fly", usageCode, "", "unexpected argument fly"},
-		{"run", usageCode, "", `expected "<program> ..."`},
-		{"run -n", usageCode, "", "expected"},
-		{"run -H a:x /bin/true", usageCode, "", "write HOST:N"},
-		{"run --hostfile /nowhere /bin/true", usageCode, "", "open /nowhere"},
-		{"run -H a --hostfile b /bin/true", usageCode, "", "can't be used together"},
-		{"run -H a:2 -n 3 /bin/true", usageCode, "", "3 ranks: the hosts take 1 to 2"},
-		{"run --elastic -H a:2 --spares 3 /bin/true", usageCode, "",
+		{"fly", exit.Usage, "", "unexpected argument fly"},
+		{"run", exit.Usage, "", `expected "<program> ..."`},
+		{"run -n", exit.Usage, "", "expected"},
+		{"run -H a:x /bin/true", exit.Usage, "", "write HOST:N"},
+		{"run --hostfile /nowhere /bin/true", exit.Usage, "", "open /nowhere"},
+		{"run -H a --hostfile b /bin/true", exit.Usage, "", "can't be used together"},
+		{"run -H a:2 -n 3 /bin/true", exit.Usage, "", "3 ranks: the hosts take 1 to 2"},
+		{"run --elastic -H a:2 --spares 3 /bin/true", exit.Usage, "",
 			"1 ranks and 3 spares: the hosts take 2"},
-		{"run -H a --nnodes 2 --rendezvous b:1 /bin/true", usageCode, "", "-H and --hostfile"},
-		{"run -n -1 /bin/true", usageCode, "", "-1 is not a number of ranks: write 1 to 1024"},
-		{"run -n", usageCode, "", "--n: expected a value, but nothing follows"},
-		{"bench --min", usageCode, "", "--min: expected a value, but nothing follows"},
-		{"explain allreduce 1M -n 0", usageCode, "", "0 ranks: there must be at least 1"},
-		{"explain allreduce 1M -n -1", usageCode, "", "-1 ranks: there must be at least 1"},
-		{"explain allreduce 1M -n", usageCode, "", "--n: expected a value, but nothing follows"},
-		{"bench -n -1", usageCode, "", "-1 ranks: there must be at least 1"},
-		{"bench -n two", usageCode, "", "--n: two is not a whole number"},
-		{"bnch", usageCode, "", `did you mean "bench"?`},
-		{"run --max-restart 2 /bin/true", usageCode, "", "did you mean --max-restarts? flags of"},
-		{"run --grce=2s /bin/true", usageCode, "", "run has no flag --grce: did you mean --grace?"},
-		{"run --rendezvous host:0 /bin/true", usageCode, "", "HOST:PORT"},
-		{"run --rendezvous host:1 /bin/true", usageCode, "", "EURYALE_TOKEN"},
-		{"run -n two /bin/true", usageCode, "", "two"},
-		{"run -n 0 /bin/true", usageCode, "", "write 1 to 1024"},
-		{"run -n 9223372036854775807 /bin/true", usageCode, "", "write 1 to 1024"},
-		{"run -n 1025 /bin/true", usageCode, "", "write 1 to 1024"},
-		{"run -n 1e3 /bin/true", usageCode, "", "write 1 to 1024"},
-		{"run --max-restarts=-1 /bin/true", usageCode, "", "must not be negative"},
-		{"run --grace 0s /bin/true", usageCode, "", "must be positive"},
-		{"run --grace soon /bin/true", usageCode, "", "soon"},
-		{"run -n 2 /bin/sh -c exit\t2 -n 4", usageCode, "", "-n came after the program"},
-		{"run --hosts= /bin/true", usageCode, "", "--hosts is empty: give it a value"},
-		{"run --log-dir= /bin/true", usageCode, "", "--log-dir is empty"},
-		{"run --fast /bin/true", usageCode, "", "run has no flag --fast: see"},
-		{"run --nproc_per_node=2 /bin/true", usageCode, "", "instead of --nproc_per_node write -n"},
-		{"run -np 2 /bin/true", usageCode, "", "instead of -np write -n"},
-		{"bench --nproc-per-node 2", usageCode, "", "instead of --nproc-per-node write -n"},
-		{"bench --itters=3", usageCode, "", `did you mean "--iters"?`},
-		{"bench --factor=1", usageCode, "", "must be at least 2"},
+		{"run -H a --nnodes 2 --rendezvous b:1 /bin/true", exit.Usage, "", "-H and --hostfile"},
+		{"run -n -1 /bin/true", exit.Usage, "", "-1 is not a number of ranks: write 1 to 1024"},
+		{"run -n", exit.Usage, "", "--n: expected a value, but nothing follows"},
+		{"bench --min", exit.Usage, "", "--min: expected a value, but nothing follows"},
+		{"explain allreduce 1M -n 0", exit.Usage, "", "0 ranks: there must be at least 1"},
+		{"explain allreduce 1M -n -1", exit.Usage, "", "-1 ranks: there must be at least 1"},
+		{"explain allreduce 1M -n", exit.Usage, "", "--n: expected a value, but nothing follows"},
+		{"bench -n -1", exit.Usage, "", "-1 ranks: there must be at least 1"},
+		{"bench -n two", exit.Usage, "", "--n: two is not a whole number"},
+		{"bnch", exit.Usage, "", `did you mean "bench"?`},
+		{"run --max-restart 2 /bin/true", exit.Usage, "", "did you mean --max-restarts? flags of"},
+		{"run --grce=2s /bin/true", exit.Usage, "", "run has no flag --grce: did you mean --grace?"},
+		{"run --rendezvous host:0 /bin/true", exit.Usage, "", "HOST:PORT"},
+		{"run --rendezvous host:1 /bin/true", exit.Usage, "", "EURYALE_TOKEN"},
+		{"run -n two /bin/true", exit.Usage, "", "two"},
+		{"run -n 0 /bin/true", exit.Usage, "", "write 1 to 1024"},
+		{"run -n 9223372036854775807 /bin/true", exit.Usage, "", "write 1 to 1024"},
+		{"run -n 1025 /bin/true", exit.Usage, "", "write 1 to 1024"},
+		{"run -n 1e3 /bin/true", exit.Usage, "", "write 1 to 1024"},
+		{"run --max-restarts=-1 /bin/true", exit.Usage, "", "must not be negative"},
+		{"run --grace 0s /bin/true", exit.Usage, "", "must be positive"},
+		{"run --grace soon /bin/true", exit.Usage, "", "soon"},
+		{"run -n 2 /bin/sh -c exit\t2 -n 4", exit.Usage, "", "-n came after the program"},
+		{"run --hosts= /bin/true", exit.Usage, "", "--hosts is empty: give it a value"},
+		{"run --log-dir= /bin/true", exit.Usage, "", "--log-dir is empty"},
+		{"run --fast /bin/true", exit.Usage, "", "run has no flag --fast: see"},
+		{"run --nproc_per_node=2 /bin/true", exit.Usage, "", "instead of --nproc_per_node write -n"},
+		{"run -np 2 /bin/true", exit.Usage, "", "instead of -np write -n"},
+		{"bench --nproc-per-node 2", exit.Usage, "", "instead of --nproc-per-node write -n"},
+		{"bench --itters=3", exit.Usage, "", `did you mean "--iters"?`},
+		{"bench --factor=1", exit.Usage, "", "must be at least 2"},
 		{"--version", 100, "euryale ", ""},
 		{"help", 0, "Commands:", ""},
 		{"help run", 0, "--n=", ""},
-		{"help fly", usageCode, "", "unexpected argument fly"},
-		{"run --", usageCode, "", "run which program"},
+		{"help fly", exit.Usage, "", "unexpected argument fly"},
+		{"run --", exit.Usage, "", "run which program"},
 		{"run -n 2 /no/such", 1, "", "does not exist"},
 		{"run -n 2 /bin/echo hello", 0, "[1] hello\n", ""},
 		{"run -n2 -- /bin/echo hello", 0, "[1] hello\n", ""},
@@ -102,7 +104,7 @@ func TestCommandLines(t *testing.T) {
 func TestFoundErrorsNameEuryaleTwice(t *testing.T) {
 	t.Setenv("RANK", "1") // and nothing else of a launcher's
 	code, _, err := commandLine("bench", "-n", "1", "--backend", "host")
-	if code != usageCode || strings.Count(err, "euryale: ") != 1 {
+	if code != exit.Usage || strings.Count(err, "euryale: ") != 1 {
 		t.Errorf("code %d, %q", code, err)
 	}
 	var out bytes.Buffer

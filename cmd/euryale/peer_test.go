@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // standInForOpenMPI puts scripts into PATH whose program measures 3 us, less than any process
@@ -68,7 +69,7 @@ func TestAPeerMeasuresSumsOfF32Only(t *testing.T) {
 	} {
 		code, _, err := commandLine(append([]string{"bench", "-n", "2", "--backend", "tcp"},
 			strings.Fields(args)...)...)
-		if code != usageCode || !strings.Contains(err, want) {
+		if code != exit.Usage || !strings.Contains(err, want) {
 			t.Errorf("%s: code %d, the error is %q", args, code, err)
 		}
 	}

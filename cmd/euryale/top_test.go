@@ -21,6 +21,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // topRows are ranks of two jobs, one of which is stopped.
@@ -136,7 +137,7 @@ func TestTopSaysWhyARankIsSilent(t *testing.T) {
 		}
 	}
 	for _, wrong := range []string{"host", "[::1", "a:b:c"} {
-		if code, _, errs := commandLine("top", wrong); code != usageCode ||
+		if code, _, errs := commandLine("top", wrong); code != exit.Usage ||
 			!strings.Contains(errs, "give HOST:PORT") {
 			t.Errorf("%s: code %d, %s", wrong, code, errs)
 		}

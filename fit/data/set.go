@@ -176,7 +176,7 @@ func contents(path string) ([]byte, error) {
 	}
 	defer f.Close()
 	in := io.Reader(f)
-	if err = files.Pointer(f); err == nil && strings.HasSuffix(path, ".gz") {
+	if strings.HasSuffix(path, ".gz") {
 		in, err = gzip.NewReader(f)
 	}
 	if err != nil {

@@ -19,7 +19,8 @@ import (
 
 // Open opens a file for reading that others may have written. What is no regular file, such as a
 // pipe, is refused at once: a reader would wait until somebody writes to it. So is a long file that
-// is nearly all holes: readers allocate by the length of a file, which costs its maker nothing.
+// is nearly all holes: readers allocate by the length of a file, which costs its maker nothing. What
+// Git LFS keeps in the place of a file is ErrPointer.
 func Open(path string) (*os.File, error) {
 	return opened(os.OpenFile(path, os.O_RDONLY|noWait, 0))
 }
@@ -47,6 +48,8 @@ func opened(f *os.File, err error) (*os.File, error) {
 	case err != nil:
 	case !info.Mode().IsRegular():
 		err = fmt.Errorf("%s: %w", f.Name(), ErrNoFile)
+	case pointer(f):
+		err = fmt.Errorf("%s: %w", f.Name(), ErrPointer)
 	case info.Size() > mostHoles && info.Size()/mostOfDisk > onDisk(info) &&
 		hollow(f, info.Size()):
 		err = fmt.Errorf("%s has %d bytes, of which the disk has %d: it is not whole, take "+
@@ -78,9 +81,6 @@ func Read(path string, most int) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	if err := Pointer(f); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
 	text, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
 	if err == nil && len(text) > most {
 		err = fmt.Errorf("%s has more than %d bytes, which are enough for such a file", path, most)
@@ -92,14 +92,22 @@ func Read(path string, most int) ([]byte, error) {
 var ErrPointer = errors.New("it is a pointer of Git LFS, not the file: run git lfs pull, or take " +
 	"a copy by another way")
 
-// Pointer returns ErrPointer if a file is one.
-func Pointer(f io.ReaderAt) error {
+func pointer(f io.ReaderAt) bool {
 	const begins = "version https://git-lfs.github.com/spec/"
 	var head [len(begins)]byte
-	if n, _ := f.ReadAt(head[:], 0); string(head[:n]) == begins {
-		return ErrPointer
+	n, _ := f.ReadAt(head[:], 0)
+	return string(head[:n]) == begins
+}
+
+// ReadJSON unmarshals a file of at most so many bytes, and returns its text.
+func ReadJSON(path string, most int, to any) (text []byte, err error) {
+	if text, err = Read(path, most); err != nil {
+		return nil, err // which names the file
 	}
-	return nil
+	if err = json.Unmarshal(text, to); err != nil {
+		err = fmt.Errorf("%s is damaged: %w: take another copy", path, err)
+	}
+	return text, err
 }
 
 // Empty reports whether a value of JSON is null, false or has no elements.

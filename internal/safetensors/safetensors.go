@@ -255,9 +255,6 @@ func Open(path string) (*File, error) {
 		if h, err = ReadHeader(f, info.Size()); err == nil {
 			return &File{h, f, f}, nil
 		}
-		if pointer := files.Pointer(f); pointer != nil {
-			err = pointer
-		}
 	}
 	f.Close()
 	return nil, fmt.Errorf("%s: %w", path, err)

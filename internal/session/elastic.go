@@ -213,11 +213,9 @@ func (e *Elastic) meet(ctx context.Context, env *rendezvous.Env, generation int)
 	}
 	key := fmt.Sprintf("elastic/meeting/%d", generation)
 	if env.Rank == 0 {
-		ln, err := net.Listen("tcp", ":0")
+		ln, at, err := listenAt(e.host)
 		if err == nil {
-			_, port, _ := net.SplitHostPort(ln.Addr().String()) // which has one
-			err = errors.Join(ln.Close(), e.register.Set(ctx, key, []byte(net.JoinHostPort(e.host,
-				port))))
+			err = errors.Join(ln.Close(), e.register.Set(ctx, key, []byte(at)))
 		}
 		if err != nil {
 			return fmt.Errorf("find a port to meet at: %w", err)

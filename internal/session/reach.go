@@ -31,12 +31,20 @@ type reach struct {
 
 func reachKey(id elastic.ID) string { return fmt.Sprintf("elastic/reach/%d", id) }
 
+// listenAt listens at a free port, and returns its address on a host.
+func listenAt(host string) (ln net.Listener, at string, err error) {
+	if ln, err = net.Listen("tcp", ":0"); err != nil {
+		return nil, "", err
+	}
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	return ln, net.JoinHostPort(host, port), err
+}
+
 // open makes others reach this process, on a host.
 func (r *reach) open(ctx context.Context, host string, id elastic.ID) error {
-	ln, err := net.Listen("tcp", ":0")
+	ln, at, err := listenAt(host)
 	if err == nil {
-		_, port, _ := net.SplitHostPort(ln.Addr().String()) // which has one
-		err = r.register.Set(ctx, reachKey(id), []byte(net.JoinHostPort(host, port)))
+		err = r.register.Set(ctx, reachKey(id), []byte(at))
 		r.ln = ln
 	}
 	if err != nil {

@@ -109,14 +109,9 @@ func readSettings(dir string, onBytes bool) (s settings, err error) {
 
 // optional reads a file of JSON that need not be there.
 func optional(dir, name string, to any) error {
-	text, err := files.Read(filepath.Join(dir, name), maxFile)
+	_, err := files.ReadJSON(filepath.Join(dir, name), maxFile, to)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
-	}
-	if err == nil {
-		if err = json.Unmarshal(text, to); err != nil {
-			err = fmt.Errorf("%s is damaged: %w: take another copy", name, err)
-		}
 	}
 	return err
 }

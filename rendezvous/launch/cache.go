@@ -62,8 +62,6 @@ func (c *cache) expire() {
 	}
 	slices.SortFunc(copies, func(a, b string) int { return cmp.Compare(used(b), used(a)) })
 	for _, dir := range copies[min(keptCopies, len(copies)):] {
-		if lock, err := lockDirectory(dir, filelock.TryLock); err == nil {
-			filelock.Remove(lock, func() error { return os.RemoveAll(dir) }) // or the next one
-		}
+		sweep(dir)
 	}
 }

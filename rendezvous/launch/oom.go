@@ -3,6 +3,7 @@ package launch
 import (
 	"fmt"
 	"io/fs"
+	"iter"
 	"path"
 	"slices"
 	"strconv"
@@ -51,14 +52,12 @@ func oomKills(root fs.FS) (kills int, file string) {
 	add := func(mount, dir, name string) { // a container may see its own directory as the root
 		files = append(files, path.Join(mount, dir, name), path.Join(mount, name))
 	}
-	for line := range strings.Lines(string(cgroups)) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+	for controllers, dir := range cgroupsIn(string(cgroups)) {
 		switch {
-		case len(parts) != 3:
-		case parts[1] == "": // version 2
-			add("sys/fs/cgroup", parts[2], "memory.events")
-		case slices.Contains(strings.Split(parts[1], ","), "memory"):
-			add("sys/fs/cgroup/memory", parts[2], "memory.oom_control")
+		case controllers == "": // version 2
+			add("sys/fs/cgroup", dir, "memory.events")
+		case slices.Contains(strings.Split(controllers, ","), "memory"):
+			add("sys/fs/cgroup/memory", dir, "memory.oom_control")
 		}
 	}
 	for _, file := range append(files, "proc/vmstat") {
@@ -73,4 +72,17 @@ func oomKills(root fs.FS) (kills int, file string) {
 		}
 	}
 	return 0, ""
+}
+
+// cgroupsIn yields the controllers and the directory of each line of /proc/PID/cgroup; version 2
+// names no controllers.
+func cgroupsIn(text string) iter.Seq2[string, string] {
+	return func(yield func(controllers, dir string) bool) {
+		for line := range strings.Lines(text) {
+			parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+			if len(parts) == 3 && !yield(parts[1], parts[2]) {
+				return
+			}
+		}
+	}
 }

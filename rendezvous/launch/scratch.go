@@ -73,8 +73,14 @@ func (s *scratch) remove() {
 func expire(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, scratchName))
 	for _, path := range left {
-		if lock, err := lockDirectory(path, filelock.TryLock); err == nil {
-			filelock.Remove(lock, func() error { return os.RemoveAll(path) }) // or the next one
-		}
+		sweep(path)
+	}
+}
+
+// sweep removes a directory that no process has locked. The next launcher removes what this one
+// cannot.
+func sweep(dir string) {
+	if lock, err := lockDirectory(dir, filelock.TryLock); err == nil {
+		filelock.Remove(lock, func() error { return os.RemoveAll(dir) })
 	}
 }

@@ -47,14 +47,10 @@ func stateLetter(stat string) string {
 
 // frozen returns the first frozen cgroup in the text of /proc/PID/cgroup, "" if there is none.
 func frozen(root fs.FS, cgroups string) string {
-	for line := range strings.Lines(cgroups) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 {
-			continue
-		}
-		dir, file, word := path.Join("sys/fs/cgroup", parts[2]), "cgroup.freeze", "1"
-		if strings.Contains(parts[1], "freezer") { // version 1
-			dir, file = path.Join("sys/fs/cgroup/freezer", parts[2]), "freezer.state"
+	for controllers, in := range cgroupsIn(cgroups) {
+		dir, file, word := path.Join("sys/fs/cgroup", in), "cgroup.freeze", "1"
+		if strings.Contains(controllers, "freezer") { // version 1
+			dir, file = path.Join("sys/fs/cgroup/freezer", in), "freezer.state"
 			word = "FROZEN"
 		}
 		text, err := fs.ReadFile(root, path.Join(dir, file))
