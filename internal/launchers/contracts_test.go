@@ -102,6 +102,10 @@ func TestContractsOfOneRankJoinAlone(t *testing.T) {
 		if saysNoSize != (err != nil) || err == nil && (f.Rank != 0 || f.Size != 1) {
 			t.Errorf("%s: %+v, %v", c.Name, f.Position, err)
 		}
+		if says := "not say which of how many"; c.Name == "pbsdsh" &&
+			!strings.Contains(fmt.Sprint(err), says) {
+			t.Errorf("%s: no %q in %v", c.Name, says, err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package launchers
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"slices"
@@ -73,7 +74,7 @@ func Machine(get Lookup) (*Found, error) {
 // Incomplete is the error of variables that do not say where in its job a program is, nil if they
 // do.
 func (f *Found) Incomplete() error {
-	missing := []string{"what numbers its ranks"}
+	var missing []string
 	switch {
 	case f.complete():
 		return nil
@@ -83,7 +84,11 @@ func (f *Found) Incomplete() error {
 		missing = names(f.Of.Size)
 	}
 	why := f.err
-	if why == nil {
+	switch {
+	case why != nil:
+	case missing == nil:
+		why = errors.New("its variables do not say which of how many programs this is")
+	default:
 		why = fmt.Errorf("%s is not set", strings.Join(missing, " or "))
 	}
 	return f.refuse(fmt.Errorf("%w: %s", why, cmp.Or(f.Of.Advice, HowToStart)))

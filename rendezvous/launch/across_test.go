@@ -379,7 +379,8 @@ func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
 		"host c is lost: ssh has ended with signal: killed",
 		"process 3 has ended (host c is lost): it is not replaced, since no host can take " +
 			"another process",
-		"process 0 has ended (exit status 0) before its last step: it is not replaced"}
+		"process 0 has ended (exit status 0) before its last step: it is not replaced, since it " +
+			"has not failed"}
 	if !slices.Equal(notices, want) {
 		t.Errorf("the notices are %q", notices)
 	}

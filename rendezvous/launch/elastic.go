@@ -206,14 +206,14 @@ func (s *supervisor) buried(number int) {
 	h, _ := s.room()
 	switch {
 	case !e.failed():
-		s.notice("%s before its last step: it is not replaced", ended)
+		s.notice("%s before its last step: it is not replaced, since it has not failed", ended)
 	case s.pool.faults >= maxFaults:
 		s.notice("%s: it is not replaced, because %d processes have failed in step %d", ended,
 			s.pool.faults, s.pool.step)
 	case excludes && here:
 		s.notice("%s: neither it nor others are replaced: "+unfit, ended, maxFaults)
 	case again && h == nil && here:
-		s.notice("%s: it is not replaced", ended)
+		s.notice("%s: it is not replaced: "+unfit, ended, maxFaults)
 	case again && h == nil:
 		s.notice("%s: it is not replaced, since no host can take another process", ended)
 	case again:
