@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -49,7 +48,7 @@ type elasticModel struct {
 	random             *nn.Random
 	machine            *vm.Machine
 	solver             solver.Solver
-	wraps              func(solver.Solver) solver.Solver // that of NewElastic; nil: does not
+	wraps              func(solver.Solver) solver.Solver // nil: the machine has the solver
 	said               string                            // by the machine
 }
 
@@ -161,18 +160,17 @@ type elasticRun struct {
 
 // elasticWay is how processes of a job train.
 type elasticWay struct {
-	planned, normed, guarded, tiled bool
-	memory                          int // bytes, 0 for no bound
+	normed, guarded, tiled bool
+	memory                 int // bytes, 0 for no bound
 }
 
 // Those of these tests.
 var (
-	bySolver    = elasticWay{} // which a machine that computes gradients knows nothing of
-	planned     = elasticWay{planned: true}
-	ofNorms     = elasticWay{planned: true, normed: true}
-	elasticWays = []elasticWay{bySolver, planned, ofNorms}
-	guarded     = elasticWay{planned: true, guarded: true} // on memory that stands in for a device
-	tiled       = elasticWay{planned: true, guarded: true, tiled: true}
+	planned     = elasticWay{}
+	ofNorms     = elasticWay{normed: true}
+	elasticWays = []elasticWay{planned, ofNorms}
+	guarded     = elasticWay{guarded: true} // on memory that stands in for a device
+	tiled       = elasticWay{guarded: true, tiled: true}
 )
 
 // guardedJob is a job whose communicators are on a device.
@@ -206,37 +204,73 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 		})
 		job = &guardedJob{job, d}
 	}
-	if w.planned {
-		options := []vm.Option{vm.WithSolver(adam, m.weights...), vm.ClipNorm(limit),
-			vm.WithElastic(t.Context(), job, micros), vm.Notice(func(text string) {
-				m.said += text
-				if strings.Contains(text, "no run has changed") { // although each run does
-					t.Error(text)
-				}
-			})}
-		if w.tiled {
-			options = append(options, vm.WithLossTiles(2), vm.WithPrecision(vm.BF16),
-				vm.WithFrozen(m.y)) // each run has another tensor
-		}
-		if w.memory > 0 {
-			options = append(options, vm.WithMemory(w.memory))
-		}
-		m.machine, err = vm.New(m.x.Graph(), nil, options...)
-		if err != nil {
+	if m.wraps != nil {
+		if m.machine, err = vm.New(m.x.Graph(), nil); err != nil {
 			return nil, err
 		}
-		return m.machine.Elastic(), nil
+		m.solver = m.wraps(adam)
+		return autograd.NewElastic(t.Context(), job, m.solver, micros, &bySolver{m: m})
 	}
-	if m.machine, err = vm.New(m.x.Graph(), nil); err != nil {
+	options := []vm.Option{vm.WithSolver(adam, m.weights...), vm.ClipNorm(limit),
+		vm.WithElastic(t.Context(), job, micros), vm.Notice(func(text string) {
+			m.said += text
+			if strings.Contains(text, "no run has changed") { // although each run does
+				t.Error(text)
+			}
+		})}
+	if w.tiled {
+		options = append(options, vm.WithLossTiles(2), vm.WithPrecision(vm.BF16),
+			vm.WithFrozen(m.y)) // each run has another tensor
+	}
+	if w.memory > 0 {
+		options = append(options, vm.WithMemory(w.memory))
+	}
+	if m.machine, err = vm.New(m.x.Graph(), nil, options...); err != nil {
 		return nil, err
 	}
-	if m.wraps != nil {
-		m.solver = m.wraps(adam)
+	return m.machine.Elastic(), nil
+}
+
+// bySolver are the steps of a machine that has no solver, so that a test can have one of its own.
+// For short, all elements have the gradient of the first one.
+type bySolver struct {
+	m    *elasticModel
+	comm backend.Communicator
+	mean float64
+}
+
+func (*bySolver) Leave(bool) error { return nil }
+
+func (s *bySolver) Enter(comm backend.Communicator) (*autograd.DataParallel, error) {
+	s.comm = comm
+	d, err := autograd.New(comm, s.m.weights)
+	if err == nil {
+		_, err = d.Buckets(nil)
 	}
-	if e, err = autograd.NewElastic(t.Context(), job, m.weights, m.solver, micros); err == nil {
-		e.ClipNorm = limit
+	return d, err
+}
+
+func (s *bySolver) Reduce(n int, run func(i int) error) (err error) {
+	firsts := make([]float64, n)
+	for i := range firsts {
+		if err := run(i); err != nil {
+			return err
+		}
+		g, _ := s.m.w1.Grad()
+		firsts[i] = float64(g.Data().([]float32)[0])
 	}
-	return e, err
+	s.mean, err = autograd.TreeMean(s.comm, firsts)
+	return err
+}
+
+func (s *bySolver) Apply() error {
+	for _, w := range s.m.weights {
+		g, _ := w.Grad()
+		for i := range g.Data().([]float32) {
+			g.Data().([]float32)[i] = float32(s.mean)
+		}
+	}
+	return s.m.solver.Step(gorgonia.NodesToValueGrads(s.m.weights))
 }
 
 // shared is a register that processes do not close.
@@ -375,11 +409,11 @@ func (r *elasticRun) end() string {
 
 func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
 	const steps = 12
-	first := elasticAlone(t, steps, bySolver)
+	first := elasticAlone(t, steps, planned)
 	for _, way := range append(elasticWays, guarded, tiled) {
 		want := elasticAlone(t, steps, way)
 		if !way.normed && !way.tiled && want != first {
-			t.Errorf("%+v: other parameters than by a solver's Step", way)
+			t.Errorf("%+v: other parameters than on the host", way)
 		}
 		if got := newElasticRun(t, "four", 4, steps, elastic.Limits{Least: 1, Most: 4}, nobody,
 			way.of).end(); got != want {
@@ -404,6 +438,14 @@ func nobody(elastic.ID) func(int, int) bool { return never }
 func elasticAlone(t testing.TB, steps int, way elasticWay) string {
 	return newElasticRun(t, "alone", 1, steps, elastic.Limits{Least: 1, Most: 1}, nobody,
 		way.of).end()
+}
+
+// aloneBySolver is elasticAlone without a solver in the machine.
+func aloneBySolver(t testing.TB, steps int) string {
+	return newElasticRun(t, "alone", 1, steps, elastic.Limits{Least: 1, Most: 1}, nobody,
+		func(r *elasticRun) {
+			r.solves = func(_ elastic.ID, s solver.Solver) solver.Solver { return s }
+		}).end()
 }
 
 // TestPlansOfElasticTrainingsHaveTheBitsOfATree: of WithTree on one rank, with the averages of
@@ -560,19 +602,16 @@ func TestAPanicIsNotTheEndOfATraining(t *testing.T) {
 
 func TestRanksMayDieInEachTryOfAStep(t *testing.T) {
 	const ranks, steps = 16, 3
-	for _, way := range elasticWays[:2] {
-		want := newElasticRun(t, "all", ranks, steps, elastic.Limits{Least: 1, Most: ranks},
-			nobody, way.of)
-		r := newElasticRun(t, "halves", ranks, steps, elastic.Limits{Least: 1, Most: ranks},
-			func(id elastic.ID) func(int, int) bool {
-				rank := int(id) - 1
-				return func(step, micro int) bool { // half of the ranks die in each try
-					return step == 1 && rank > 0 && rank >= ranks/(micro/rank)/2
-				}
-			}, way.of)
-		if r.end() != want.end() {
-			t.Errorf("%+v: after four tries of a step the training has other parameters", way)
+	limits := elastic.Limits{Least: 1, Most: ranks}
+	want := newElasticRun(t, "all", ranks, steps, limits, nobody)
+	r := newElasticRun(t, "halves", ranks, steps, limits, func(id elastic.ID) func(int, int) bool {
+		rank := int(id) - 1
+		return func(step, micro int) bool { // half of the ranks die in each try
+			return step == 1 && rank > 0 && rank >= ranks/(micro/rank)/2
 		}
+	})
+	if r.end() != want.end() {
+		t.Error("after four tries of a step the training has other parameters")
 	}
 }
 
@@ -613,20 +652,18 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 }
 
 func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
-	for _, way := range elasticWays[:2] {
-		_, e := oneElastic(t, way, lossless)
-		for range 2 {
-			if err := e.Close(); err != nil {
-				t.Error(err)
-			}
+	_, e := oneElastic(t, planned, lossless)
+	for range 2 {
+		if err := e.Close(); err != nil {
+			t.Error(err)
 		}
-		if _, err := e.Step(func(int) (float64, error) { return 0, nil }); !errors.Is(err,
-			backend.ErrClosed) {
-			t.Errorf("a step after Close returns %v", err)
-		}
-		if e.Rank() != 0 || e.Size() != 1 || e.DataParallel() == nil {
-			t.Errorf("it was rank %d of %d", e.Rank(), e.Size())
-		}
+	}
+	if _, err := e.Step(func(int) (float64, error) { return 0, nil }); !errors.Is(err,
+		backend.ErrClosed) {
+		t.Errorf("a step after Close returns %v", err)
+	}
+	if e.Rank() != 0 || e.Size() != 1 || e.DataParallel() == nil {
+		t.Errorf("it was rank %d of %d", e.Rank(), e.Size())
 	}
 }
 
@@ -665,11 +702,6 @@ func TestMachinesOfElasticTrainingsRunInSteps(t *testing.T) {
 				_, twice := m.run(0, i)
 				return 0, errors.Join(err, twice)
 			})
-			return err
-		},
-		"vm.ClipNorm": func(m *elasticModel, e *autograd.Elastic) error {
-			e.ClipNorm = 1
-			_, err := e.Step(func(i int) (float64, error) { return m.run(0, i) })
 			return err
 		},
 	} {
@@ -747,7 +779,7 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 // TestCheckpointsOfGenerationsAreOfOneTraining: they count its steps, and a Save removes those that
 // an earlier generation has written, also if the ranks of then are gone.
 func TestCheckpointsOfGenerationsAreOfOneTraining(t *testing.T) {
-	for i, way := range []elasticWay{bySolver, planned, guarded} {
+	for i, way := range []elasticWay{planned, planned, guarded} {
 		dir := t.TempDir()
 		healed(t, 60, way, saves(dir, i > 0, 6))
 		onlyStep(t, dir, 60)
@@ -790,7 +822,7 @@ func TestALostRankIsNotTheEndOfALimitOfMemory(t *testing.T) {
 // a rank is lost in the first step, or in any call of Load, and is replaced.
 func TestAnElasticTrainingGoesOnFromACheckpoint(t *testing.T) {
 	const before, steps = 2, 5
-	for i, way := range []elasticWay{bySolver, planned, ofNorms, guarded} {
+	for i, way := range append(elasticWays, guarded) {
 		dir := t.TempDir()
 		from := func(r *elasticRun) { r.way, r.from = way, dir }
 		run := func(steps int, with ...func(*elasticRun)) *elasticRun {
@@ -804,7 +836,7 @@ func TestAnElasticTrainingGoesOnFromACheckpoint(t *testing.T) {
 				if id == 1 {
 					return job
 				}
-				cut := 4 + 4*min(i, 1) + i // the 4 calls of Load are 4 to 7, and of a plan 8 to 11
+				cut := 8 + i // the 4 calls of Load are 8 to 11
 				return &lossy{job, func(n int) bool { return n == cut }, i%2 == 0, 0, false}
 			}
 		})
@@ -843,7 +875,7 @@ func TestLoadOfAnElasticTrainingIsNotOfItsDataParallel(t *testing.T) {
 // TestARankMayBeLostInASave: the others go on, and save again.
 func TestARankMayBeLostInASave(t *testing.T) {
 	const steps = 6
-	for i, way := range []elasticWay{bySolver, planned, guarded} {
+	for i, way := range []elasticWay{planned, planned, guarded} {
 		dir := t.TempDir()
 		save := saves(dir, i == 1, 1)
 		r := newElasticRun(t, "saves", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody, way.of,
@@ -963,11 +995,10 @@ func (s slow) Available() error {
 // TestANewcomerThatCannotTakePartEndsAlone: the others do each step without it. Its model is
 // another one, it has not what the others connect by, or its calls fail.
 func TestANewcomerThatCannotTakePartEndsAlone(t *testing.T) {
-	for _, way := range []elasticWay{bySolver, planned, guarded} {
-		endsAlone(t, way, "model")
+	endsAlone(t, guarded, "model")
+	for _, lacks := range []string{"model", "backends", "calls"} {
+		endsAlone(t, planned, lacks)
 	}
-	endsAlone(t, bySolver, "backends")
-	endsAlone(t, bySolver, "calls")
 }
 
 func endsAlone(t *testing.T, way elasticWay, lacks string) {
@@ -1040,12 +1071,12 @@ func (b broken) Connect(ctx context.Context, w *rendezvous.World) (backend.Commu
 // TestARankThatCannotConnectAgainEndsAlone: another one was lost, and the rest go on.
 func TestARankThatCannotConnectAgainEndsAlone(t *testing.T) {
 	const steps = 6
-	want := elasticAlone(t, steps, bySolver)
+	want := elasticAlone(t, steps, planned)
 	for _, vanishes := range []bool{false, true} {
 		r := newElasticRun(t, "again", 4, steps, elastic.Limits{Least: 1, Most: 4},
 			func(id elastic.ID) func(step, micro int) bool {
 				return func(step, _ int) bool { return id == 4 && step == 2 }
-			}, bySolver.of, func(r *elasticRun) {
+			}, func(r *elasticRun) {
 				r.unfit = 1
 				r.backends = func(id elastic.ID) []backend.Backend {
 					if id != 1 {
@@ -1077,7 +1108,7 @@ func (stateless) State() (map[string]backend.Buffer, error) { return nil, errKil
 // TestARankThatCannotHandOverEndsAlone: another one does.
 func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
 	const joins, steps = 2, 6
-	want := elasticAlone(t, steps, bySolver)
+	want := aloneBySolver(t, steps)
 	r := newElasticRun(t, "stateless", 2, steps, elastic.Limits{Least: 1, Most: 3}, nobody,
 		func(r *elasticRun) {
 			var first *elastic.Job
@@ -1107,8 +1138,8 @@ func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and NewElastic,
-// and drivers.
+// TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and vm.New, and
+// drivers.
 func TestNobodyWaitsForANewcomerThatLoads(t *testing.T) {
 	for _, driver := range []bool{false, true} {
 		loadsSlowly(t, driver)
@@ -1467,10 +1498,9 @@ func (s *seen) Next(ctx context.Context, leave func(elastic.View) error) (backen
 
 // BenchmarkElasticStep compares, by turns, a step of Elastic with what it consists of.
 func BenchmarkElasticStep(b *testing.B) {
-	for i, way := range []elasticWay{bySolver, bySolver, planned, planned} {
-		ranks := 1 + i%2
-		b.Run(fmt.Sprintf("planned=%t/ranks=%d", way.planned, ranks), func(b *testing.B) {
-			r := &elasticRun{t: b, name: fmt.Sprintf("bench-%d", rand.Uint32()), way: way,
+	for _, ranks := range []int{1, 2} {
+		b.Run(fmt.Sprintf("ranks=%d", ranks), func(b *testing.B) {
+			r := &elasticRun{t: b, name: fmt.Sprintf("bench-%d", rand.Uint32()),
 				backends: standard,
 				limits:   elastic.Limits{Least: 1, Most: ranks}, register: rendezvous.NewMemStore()}
 			first := []elastic.View{elastic.First(1), elastic.First(1, 2)}[ranks-1]
@@ -1505,21 +1535,25 @@ func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio fl
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, e.Close(), m.machine.Close()) }()
-	step, end, err := p.plain(r.way, s.comm)
+	p.machine, err = vm.New(p.x.Graph(), nil, vm.ClipNorm(0.5), vm.WithDataParallel(s.comm),
+		vm.WithTree(elasticMicros), vm.WithSolver(&solver.AdamW{Rate: 0.01, WeightDecay: 0.1},
+			p.weights...))
 	if err != nil {
 		return 0, err
 	}
-	defer end()
+	defer p.machine.Close()
 	begin, share, _ := autograd.TreeShare(elasticMicros, e.Rank(), e.Size())
 	plain := func(number int) error {
 		losses := make([]float64, share)
-		err := step(share, func(i int) (err error) {
+		for i := range losses {
 			p.random.Seek(uint64(number*elasticMicros+begin+i), 0)
-			losses[i], err = p.run(number, begin+i)
-			return err
-		})
-		_, lost := autograd.TreeMean(s.comm, losses)
-		return errors.Join(err, lost)
+			var err error
+			if losses[i], err = p.run(number, begin+i); err != nil {
+				return err
+			}
+		}
+		_, err := autograd.TreeMean(s.comm, losses)
+		return err
 	}
 	var times [2][]time.Duration
 	for step := range n {
@@ -1539,42 +1573,6 @@ func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio fl
 		return float64(all[len(all)/2])
 	}
 	return median(times[0]) / median(times[1]), nil
-}
-
-// plain makes the machine of a model, and what does a step of a training that is not elastic.
-func (m *elasticModel) plain(way elasticWay, comm backend.Communicator) (step func(n int,
-	run func(i int) error) error, end func() error, err error) {
-	adam, limit := &solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
-	if way.planned {
-		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(adam, m.weights...),
-			vm.ClipNorm(limit), vm.WithDataParallel(comm), vm.WithTree(elasticMicros))
-		return func(n int, run func(i int) error) error {
-			for i := range n {
-				if err := run(i); err != nil {
-					return err
-				}
-			}
-			return nil
-		}, m.machine.Close, err
-	}
-	if m.machine, err = vm.New(m.x.Graph(), nil); err != nil {
-		return nil, nil, err
-	}
-	dp, err := autograd.New(comm, m.weights, autograd.WithTree(elasticMicros))
-	if err != nil {
-		return nil, nil, err
-	}
-	return func(n int, run func(i int) error) error {
-		if err := dp.Accumulate(n, run); err != nil {
-			return err
-		}
-		grads, err := dp.Sync()
-		if err != nil {
-			return err
-		}
-		_, err = solver.ClipNorm(grads, limit)
-		return errors.Join(err, adam.Step(grads))
-	}, func() error { return errors.Join(dp.Close(), m.machine.Close()) }, nil
 }
 
 // TestARankThatFailsAfterEachStepIsLeftOut: one rank checks the others alone, and no rank is lost,
@@ -1613,9 +1611,9 @@ func (f *failing) Step(params []gorgonia.ValueGrad) error {
 // ranks or on one of them, whichever applies the step first: in the step, or, where it was cut off
 // from the others, in the recovery.
 func TestAnErrorOfTheSolverIsFinalWhateverItIs(t *testing.T) {
-	const steps, bad, calls = 5, 2, 20
-	want := elasticAlone(t, steps, bySolver)
-	for call := calls; call >= 14; call-- { // of one rank, which is cut off there
+	const steps, bad, calls = 5, 2, 14
+	want := aloneBySolver(t, steps)
+	for call := calls; call >= 9; call-- { // of one rank, which is cut off there
 		for _, both := range []bool{true, false} {
 			begun := map[elastic.ID]*failing{}
 			r := newElasticRun(t, "final", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
@@ -1651,31 +1649,17 @@ func TestAnErrorOfTheSolverIsFinalWhateverItIs(t *testing.T) {
 	}
 }
 
-// TestABoundOfNormsIsPositive: others, and NaN, would bound nothing.
-func TestABoundOfNormsIsPositive(t *testing.T) {
-	for _, bound := range []float64{-1, math.NaN()} {
-		m, e := oneElastic(t, bySolver, lossless)
-		e.ClipNorm = bound
-		if _, err := e.Step(func(i int) (float64, error) { return m.run(0, i) }); !errors.Is(err,
-			backend.ErrArgument) {
-			t.Errorf("a bound of %v: %v", bound, err)
-		}
-	}
-}
-
 // TestNoStepFollowsOneThatHasPanicked: the parameters may have taken half a step.
 func TestNoStepFollowsOneThatHasPanicked(t *testing.T) {
-	for _, way := range elasticWays[:2] {
-		_, e := oneElastic(t, way, lossless)
-		var err error
-		for range 2 {
-			func() {
-				defer func() { _ = recover() }()
-				_, err = e.Step(func(int) (float64, error) { panic(errKilled) })
-			}()
-		}
-		if err == nil || !strings.Contains(err.Error(), "panicked") {
-			t.Errorf("%+v: the error is %v", way, err)
-		}
+	_, e := oneElastic(t, planned, lossless)
+	var err error
+	for range 2 {
+		func() {
+			defer func() { _ = recover() }()
+			_, err = e.Step(func(int) (float64, error) { panic(errKilled) })
+		}()
+	}
+	if err == nil || !strings.Contains(err.Error(), "panicked") {
+		t.Errorf("the error is %v", err)
 	}
 }

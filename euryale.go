@@ -58,8 +58,8 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 func join(ctx context.Context, note string) (*rendezvous.World, error) {
 	if env.Elastic.Text(os.Getenv) != "" {
 		return nil, errors.New("the job is elastic (euryale run --elastic), and Init makes a " +
-			"communicator of ranks that do not change: use JoinElastic and autograd.NewElastic, " +
-			"or leave --elastic out")
+			"communicator of ranks that do not change: use JoinElastic and vm.WithElastic, or " +
+			"leave --elastic out")
 	}
 	job, err := rendezvous.ReadEnv(env.Lookup(os.Environ()))
 	if err != nil {
@@ -98,7 +98,7 @@ func Connect(ctx context.Context, w *rendezvous.World,
 
 // JoinElastic connects this process to an elastic job, started by euryale run --elastic. Use it
 // instead of [Init]. The ranks of the job change: a process that dies is lost, and another one
-// replaces it. Pass the result to vm.WithElastic or autograd.NewElastic, which close it.
+// replaces it. Pass the result to vm.WithElastic, whose machine closes it.
 //
 // Errors: the process was not started by the launcher of an elastic job; the launcher does not
 // answer.

@@ -120,7 +120,7 @@ HOSTS_ALONE := $(HOSTS_ALONE)|^TestAnyCaseGives|^TestNobodyIsGivenWhatAFailed
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestFoundErrorsOfPhases|^TestPhasesOfManyBuckets
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestBackToBackCallsOfOther|^TestTheHostIsNotStopped$$
 HOSTS_ALONE := $(HOSTS_ALONE)|^TestACustomSolverHas|^TestTwoJobsOnOne
-HOSTS_ALONE := $(HOSTS_ALONE)|^TestReadersNeverFail|^TestTreeOfGradients$$|^TestLongestContext$$
+HOSTS_ALONE := $(HOSTS_ALONE)|^TestReadersNeverFail|^TestLongestContext$$
 # What TestNCCLOnGPU asks of the same NCCL.
 SUITE_ALREADY := (WhoHasNothing|SumsIn|SumsOf|Pieces|NothingGrows|CallsOfAllKinds|ManyWorks)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3

@@ -168,59 +168,6 @@ func TestSaveBeforeSyncWithoutHooks(t *testing.T) {
 	}
 }
 
-// From the first micro-batch to Sync a step is in progress, with and without hooks: what cannot be
-// then says how far the step is, and Close loses it with an error.
-func TestAStepOfMicroBatchesIsNotDisturbed(t *testing.T) {
-	const n = 2
-	for _, hooks := range []string{"none", "all"} {
-		for _, opts := range [][]Option{nil, {WithTree(2 * n)}} {
-			dir := filepath.Join(t.TempDir(), "checkpoint")
-			for i, err := range each(t, 2, func(r rank) error {
-				return r.teachHooked(hooks, heavyBall(), func(l *lesson) error {
-					return l.disturbMicroBatches(dir, n)
-				}, opts...)
-			}) {
-				want := "close: bad argument: a step is in progress, with 2 of 2 micro-batches " +
-					"accumulated: call Sync first"
-				if err == nil || !errors.Is(err, backend.ErrArgument) ||
-					!strings.HasSuffix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
-					t.Errorf("hooks %s, rank %d: %v, want %q alone", hooks, i, err, want)
-				}
-			}
-		}
-	}
-}
-
-// disturbMicroBatches trains for two steps, and then does the second one again, disturbed. It
-// leaves a step in progress.
-func (l *lesson) disturbMicroBatches(dir string, n int) error {
-	accumulate := func(f func(done int) error) error {
-		return l.d.Accumulate(n, func(i int) error {
-			defer l.vm.Reset()
-			return errors.Join(l.run(i), f(i))
-		})
-	}
-	nothing := func(int) error { return nil }
-	var refused error
-	disturb := func(done int) error {
-		saved, loaded := l.d.Save(dir+"2", l.solver, nil), l.d.Load(dir, l.solver, nil)
-		for _, err := range []error{saved, loaded} {
-			want := fmt.Sprintf("%d of %d micro-batches accumulated", done, n)
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) ||
-				!strings.Contains(err.Error(), "call Sync first") {
-				refused = errors.Join(refused, fmt.Errorf("in the middle: %w, want %q", err, want))
-			}
-		}
-		return nil
-	}
-	err := errors.Join(accumulate(nothing), l.finish(), l.d.Save(dir, l.solver, nil))
-	err = errors.Join(err, accumulate(nothing), l.finish())
-	want := l.values()
-	err = errors.Join(err, l.d.Load(dir, l.solver, nil), accumulate(disturb), disturb(n),
-		l.finish())
-	return errors.Join(err, refused, sameBits(l.values(), want), accumulate(nothing))
-}
-
 // Gradients that hooks have caught are lost with Close, which says so.
 func TestCloseInTheMiddleOfAStepIsAnError(t *testing.T) {
 	for i, err := range each(t, 2, func(r rank) error {

@@ -85,8 +85,8 @@
 //
 // # Other numbers of ranks
 //
-// Another number of ranks gives other bits, since sums are taken in another order. [WithTree] takes
-// them in an order that depends on micro-batches alone.
+// Another number of ranks gives other bits, since sums are taken in another order. vm.WithTree
+// takes them in an order that depends on micro-batches alone.
 //
 // # Solvers
 //
@@ -97,10 +97,11 @@
 //
 // # Micro-batches, evaluation, decisions
 //
-// [DataParallel.Accumulate] adds the gradients of several RunAll before anything is sent, in the
-// order of the runs or, with [WithTree], in one order for any number of ranks. [Evaluation] divides
-// any number of samples among ranks so that each sample is seen once, and [Sum] adds the counts.
-// [Any] lets ranks stop together: early, or when one of them is told to stop.
+// Sync makes one run of each rank a step. Steps of several runs, whose gradients are added up, and
+// elastic trainings are for machines of package vm: vm.Accumulate, vm.WithTree, vm.WithElastic.
+// [Evaluation] divides any number of samples among ranks so that each sample is seen once, and
+// [Sum] adds the counts. [Any] lets ranks stop together: early, or when one of them is told to
+// stop.
 //
 // # What is detected
 //
@@ -110,8 +111,8 @@
 // Close. New refuses two nodes of one tensor, and goroutines that share tensors; it compares
 // parameters and options among ranks, and NewSampler and Evaluation compare their numbers. A
 // variable with a gradient that New was not given is reported ([WithNotice]). One mistake is not
-// detected: a graph without hooks that runs several times before a Sync, without Accumulate.
-// Gorgonia then overwrites the gradients or, with BindDualValues, adds them.
+// detected: a graph without hooks that runs several times before a Sync. Gorgonia then overwrites
+// the gradients or, with BindDualValues, adds them.
 //
 // # Buckets
 //

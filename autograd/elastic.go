@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"gorgonia.org/gorgonia"
-
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
@@ -39,13 +37,8 @@ type Job interface {
 }
 
 // Elastic trains a model on ranks that may be lost and replaced, with the bits of a training that
-// loses none. Make one with [NewElastic], or a machine with vm.WithElastic. docs/elastic.md says
-// how it works.
+// loses none. A machine of vm.WithElastic has one. docs/elastic.md says how it works.
 type Elastic struct {
-	// ClipNorm bounds the norm of the gradients like the function of this name; 0 sets no bound.
-	// Machines have an option of this name instead.
-	ClipNorm float64
-
 	// After is called after each step by all ranks that have done it, before newcomers are
 	// admitted: only here can ranks call DataParallel().Save together. If a rank is lost meanwhile,
 	// After fails; the training reports that and goes on. A rank because of which it fails again
@@ -86,48 +79,34 @@ type Elastic struct {
 // needed this process, and the program should end.
 var ErrFinished = elastic.ErrFinished
 
+// Steps carries out the steps of an [Elastic], as a machine of package vm does. Reduce and Apply
+// are the two halves of a step: between them the model has not changed.
+type Steps interface {
+	// Leave ends the use of the communicator of the last Enter, which closes next. The model stays
+	// where it is or, if last is set because no Enter follows, moves to the host.
+	Leave(last bool) error
+	// Enter makes this process exchange gradients with other ranks, and gives it the model of rank
+	// 0, without the solver's state. It discards what Reduce has left. It is collective.
+	Enter(comm backend.Communicator) (*DataParallel, error)
+	// Reduce runs the n micro-batches of this rank, and combines the gradients of all.
+	Reduce(n int, run func(i int) error) error
+	// Apply gives the solver the gradients. It exchanges nothing.
+	Apply() error
+}
+
 // NewElastic makes this process take part in an elastic training: as one of the first ranks, or in
-// place of one that was lost. It waits until the job has admitted this process, so call it once the
-// graph is built. The parameters, the solver's state and the step are then those of the other
-// ranks.
-//
-// A step is n micro-batches, as with [WithTree], which Elastic passes to [New] with opts:
-//
-//	job, err := euryale.JoinElastic(ctx)
-//	...                                    // the graph, for one micro-batch
-//	e, err := autograd.NewElastic(ctx, job, learnables, &solver.AdamW{Rate: 1e-3}, 8)
-//	for e.Next() < steps {
-//		loss, err := e.Step(func(micro int) (float64, error) {
-//			feed(e.Next(), micro)  // micro-batch of the step
-//			err := machine.RunAll()
-//			machine.Reset()
-//			return loss(), err
-//		})
-//	}
-//	err = e.Close()
+// place of one that was lost. Programs use vm.WithElastic, whose machine carries out the steps of n
+// micro-batches. NewElastic waits until the job has admitted this process. The parameters, the
+// solver's state and the step are then those of the other ranks.
 //
 // Operations that draw from a nn.Random of the graph, or of [WithRandom], draw the numbers of the
 // micro-batch: Elastic sets its step before each.
 //
 // Errors: [ErrFinished] for a process that nobody needed; those of the job: the other ranks have
-// given up on this process, too few are alive, or none alive has the parameters; ErrUnsupported for
-// graphs with batch norms, whose moving averages a run changes before the step is applied: use
-// vm.WithElastic; those of [New].
-func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver solver.Solver, n int,
-	opts ...Option) (*Elastic, error) {
-	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "params", params,
-		"solver", solver, "opts", opts); err != nil {
-		return nil, err
-	}
-	s := &ownSteps{params: params, solver: solver, opts: append(slices.Clip(opts), WithTree(n))}
-	return NewElasticBy(ctx, job, solver, n, s)
-}
-
-// NewElasticBy is [NewElastic] for a caller that computes and applies gradients itself: a machine
-// of package vm.
-func NewElasticBy(ctx context.Context, job Job, solver solver.Solver, n int, steps Steps) (*Elastic,
+// given up on this process, too few are alive, or none alive has the parameters; those of Enter.
+func NewElastic(ctx context.Context, job Job, solver solver.Solver, n int, steps Steps) (*Elastic,
 	error) {
-	if err := backend.Given("autograd.NewElasticBy", "ctx", ctx, "job", job, "solver", solver,
+	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "solver", solver,
 		"steps", steps); err != nil {
 		return nil, err
 	}
@@ -356,7 +335,7 @@ func (e *Elastic) commit() (admits bool, err error) {
 // apply gives the solver the gradients of the step. An error is final, whatever it is.
 func (e *Elastic) apply() error {
 	e.applying = true
-	if err := e.steps.Apply(e.ClipNorm); err != nil {
+	if err := e.steps.Apply(); err != nil {
 		return wrapped("step %d of an elastic training: %w", e.Next(), err)
 	}
 	e.step, e.reduced, e.applying = e.step+1, false, false

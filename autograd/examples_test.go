@@ -2,7 +2,6 @@ package autograd_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -122,56 +121,6 @@ func ExampleAny() {
 		}
 	})
 	// Output: all ranks end before step 5
-}
-
-// A batch of 8 samples on each rank, in micro-batches of 2.
-func ExampleDataParallel_Accumulate() {
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
-		build sync.Locker) error {
-		const micro = 4
-		x, y := samples()
-		build.Lock()
-		m := newRegression(2)
-		build.Unlock()
-		dp, err := autograd.New(comm, m.params)
-		if err != nil {
-			return err
-		}
-		defer dp.Close()
-		build.Lock()
-		err = m.build(dp)
-		build.Unlock()
-		if err != nil {
-			return err
-		}
-		defer m.machine.Close()
-		err = dp.Accumulate(micro, func(i int) error {
-			first := 2 * (micro*comm.Rank() + i)
-			which := []int{first, first + 1}
-			if err := errors.Join(autograd.Rows(m.x, x, which),
-				autograd.Rows(m.y, y, which)); err != nil {
-				return err
-			}
-			defer m.machine.Reset()
-			return m.machine.RunAll()
-		})
-		if err != nil {
-			return err
-		}
-		grads, err := dp.Sync()
-		if err != nil {
-			return err
-		}
-		b, err := grads[1].Grad()
-		if comm.Rank() == 0 {
-			fmt.Println("the mean over 16 samples is a quarter of", b.Data())
-		}
-		return err
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	// Output: the mean over 16 samples is a quarter of [20.75]
 }
 
 // A checkpoint holds parameters, the solver's state and the program's own progress. Another job

@@ -34,7 +34,7 @@ import (
 // Sync.
 //
 // Each RunAll of a graph with hooks is a step: every rank runs it and calls Sync before the
-// next, except for the micro-batches of [DataParallel.Accumulate]. Evaluate on another graph.
+// next. Evaluate on another graph.
 //
 // Cost: one copy of w in the forward pass, because Gorgonia may overwrite y in place, and one of
 // its gradient in the backward pass. On a device one launch copies the gradients of a bucket.
@@ -101,13 +101,10 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 	}
 	if p.full {
 		return d.fail(fmt.Errorf("%w: %v has a second gradient in one step: call Sync after each "+
-			"RunAll, or run micro-batches by Accumulate", backend.ErrArgument, p))
+			"RunAll; for steps of several runs use vm.Accumulate, with vm.WithSolver and "+
+			"vm.WithDataParallel", backend.ErrArgument, p))
 	}
 	err := residence.Bound(d.comm.Device(), func() error {
-		if d.holding {
-			p.full = true
-			return p.hold(g)
-		}
 		if err := d.takeGradient(p, g); err != nil {
 			return err
 		}
@@ -123,6 +120,15 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 func (d *DataParallel) prepare() error {
 	if d.prepared {
 		return nil
+	}
+	if d.tree != nil {
+		return fmt.Errorf("WithTree: %w: Sync makes a step of one run: use vm.WithTree, with "+
+			"vm.WithSolver and vm.WithDataParallel", backend.ErrUnsupported)
+	}
+	use := d.use
+	use.Option, use.Runs = "Sync", 1
+	if err := checkTerms(d.params, use); err != nil {
+		return err
 	}
 	d.shared = map[gorgonia.Value]bool{}
 	seen := map[*gorgonia.ExprGraph]bool{}

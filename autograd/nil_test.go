@@ -19,6 +19,9 @@ import (
 // noJob is a Job of which nobody becomes a member.
 type noJob struct{ generations }
 
+// noSteps are Steps that nobody takes.
+type noSteps struct{ Steps }
+
 type generations = Job
 
 func TestNilArgumentsAreErrors(t *testing.T) {
@@ -47,10 +50,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"LoadWeights":  {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
 		"ReadProgress": {F: ReadProgress, Args: []any{file, new(int)}},
 		"SaveWeights":  {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
-		"NewElastic": {F: NewElastic, Args: []any{t.Context(), noJob{}, gorgonia.Nodes{w},
-			&solver.SGD{Rate: 1}, 2, WithSum()}},
-		"NewElasticBy": {F: NewElasticBy, Args: []any{t.Context(), noJob{}, &solver.SGD{Rate: 1}, 2,
-			&ownSteps{}}},
+		"NewElastic": {F: NewElastic, Args: []any{t.Context(), noJob{}, &solver.SGD{Rate: 1}, 2,
+			noSteps{}}},
 		"New":            {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
 		"NewSampler":     {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
 		"NewTreeSampler": {F: NewTreeSampler, Args: []any{comm, 4, 2, 2, uint64(1)}},

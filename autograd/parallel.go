@@ -28,7 +28,7 @@ type DataParallel struct {
 	unused   bool // parameters without a gradient count as zeros
 	op       backend.ReduceOp
 	reduced  string    // how, for checkpoints
-	tree     *tree     // that gradients of micro-batches are added in; nil without WithTree
+	tree     *tree     // of the micro-batches of a machine; nil without WithTree
 	scale    float64   // of what ranks have added
 	model    inventory // of everything that ranks have in common
 	notice   func(text string)
@@ -45,9 +45,8 @@ type DataParallel struct {
 	// mu guards what follows and the slots: a machine runs hooks on another goroutine, and
 	// the lisp machine still does after it has failed.
 	mu      sync.Mutex
-	leaving int  // the first bucket that has not left in this step
-	holding bool // a micro-batch runs that is not the last
-	// micro-batches of the step in progress that are accumulated; of is 0 between steps
+	leaving int // the first bucket that has not left in this step
+	// micro-batches of the step in progress that a machine has run; of is 0 between steps
 	done, of int
 	initial  bool // nothing has used the parameters since New has set them, with these checksums
 	began    []uint32
@@ -181,7 +180,6 @@ func (d *DataParallel) prepareBuckets() error {
 	assignSlots(d.buckets, d.memory, own, most, d.comm.Rank(), d.comm.Size())
 	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
-		p.tree = d.tree
 	}
 	d.empty()
 	if d.comm.Size() == 1 {
@@ -314,7 +312,8 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // the lisp machine. A parameter without a gradient is an error that names it, or counts as
 // zeros with [WithUnused]. Sync zeroes the parameters' own gradients, as a solver's Step does.
 //
-// Every rank calls Sync once for each RunAll. It waits until all buckets are reduced. The
+// Every rank calls Sync once for each RunAll: several runs make one step in a machine of package vm
+// (vm.Accumulate, vm.WithTree). Sync waits until all buckets are reduced. The
 // returned gradients are views of the buckets: a solver may change them in place, and they are
 // valid until the next RunAll or the Close of d or of the communicator.
 //
@@ -323,11 +322,11 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // is on a device, buckets are copied there and back.
 //
 // Errors: ErrArgument if no parameter has a gradient, if no run has computed any since the last
-// Sync (the machine was not Reset), if a gradient does not fit its parameter, and before the last
-// micro-batch of [DataParallel.Accumulate]; those of the communicator, with rank, bucket and
-// parameters. Errors are sticky, with one exception: if package sparse is strict and a gradient is
-// NaN or infinite, the error names rank, parameter and element on all ranks, and all ranks skip the
-// step. Residuals are unchanged, and the next RunAll begins another step.
+// Sync (the machine was not Reset), and if a gradient does not fit its parameter; ErrUnsupported
+// with [WithTree]; those of the communicator, with rank, bucket and parameters. Errors are sticky,
+// with one exception: if package sparse is strict and a gradient is NaN or infinite, the error
+// names rank, parameter and element on all ranks, and all ranks skip the step. Residuals are
+// unchanged, and the next RunAll begins another step.
 func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -387,11 +386,7 @@ func supported(solver gorgonia.Solver) error {
 
 // finishStep starts the buckets that have not left, and waits for all.
 func (d *DataParallel) finishStep() error {
-	err := cmp.Or(d.prepare(), d.tree.complete())
-	if err == nil && d.done < d.of {
-		err = StepInProgress(d.done, d.of, true)
-	}
-	if err != nil {
+	if err := d.prepare(); err != nil {
 		return err
 	}
 	if err := d.complete(); err != nil {
@@ -401,9 +396,6 @@ func (d *DataParallel) finishStep() error {
 		return err
 	}
 	if err := d.arrive(); err != nil {
-		return err
-	}
-	if err := d.divide(); err != nil {
 		return err
 	}
 	return d.mergeAverages(backend.ForSync)
@@ -503,22 +495,29 @@ func (d *DataParallel) usable() error {
 }
 
 // betweenSteps returns an error while a step is in progress on this rank: the slots are in use, and
-// the compression may have seen a part of the step. Without hooks and Accumulate, a step is in
-// progress only during Sync.
+// the compression may have seen a part of the step. Without hooks, a step of Sync is in progress
+// only during Sync.
 func (d *DataParallel) betweenSteps() error {
 	if d.of > 0 {
-		return StepInProgress(d.done, d.of, d.planned == nil)
+		return StepInProgress(d.done, d.of)
 	}
 	if d.averaged {
 		return fmt.Errorf("%w: inside the machine's Averaged learnables are averages, and not "+
 			"what the solver trains: save or load after it, or use SaveWeights in it",
 			backend.ErrArgument)
 	}
-	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full || p.held }) {
+	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full }) {
 		return fmt.Errorf("%w: a step is in progress, with gradients caught: call Sync first",
 			backend.ErrArgument)
 	}
 	return nil
+}
+
+// StepInProgress returns the error of a call in the middle of a step of several runs: an
+// ErrArgument that says what to do first.
+func StepInProgress(done, of int) error {
+	return fmt.Errorf("%w: a step is in progress, with %d of %d micro-batches accumulated: run "+
+		"the other %d first", backend.ErrArgument, done, of, of-done)
 }
 
 // end records the error that ends d, and returns it unchanged.
@@ -543,36 +542,20 @@ func (d *DataParallel) named(err error) error {
 
 // empty begins a step.
 func (d *DataParallel) empty() {
-	d.leaving, d.done, d.of = 0, 0, 0
-	if d.tree != nil {
-		d.tree.begun = 0
-	}
+	d.leaving = 0
 	for _, b := range d.buckets {
 		b.missing, b.work = len(b.params), nil
 		for _, p := range b.params {
-			p.full, p.held = false, false
+			p.full = false
 		}
 	}
 }
 
-// takeGradient takes the last gradient of a step. It is nil if all are held already.
+// takeGradient takes the gradient of a step.
 func (d *DataParallel) takeGradient(p *param, g gorgonia.Value) error {
 	d.initial = false
-	if p.tree.adds() {
-		if err := p.hold(g); err != nil {
-			return err
-		}
-		p.arrived()
-		return nil
-	}
-	if !p.held {
-		if err := p.load(g); err != nil {
-			return fmt.Errorf("%w: %w", backend.ErrArgument, err)
-		}
-	} else if g != nil {
-		if err := p.hold(g); err != nil {
-			return err
-		}
+	if err := p.load(g); err != nil {
+		return fmt.Errorf("%w: %w", backend.ErrArgument, err)
 	}
 	p.arrived()
 	return nil
@@ -594,7 +577,7 @@ func (d *DataParallel) complete() error {
 		if p.full {
 			continue
 		}
-		if g := left[p]; g == nil && !p.held && !p.tree.adds() {
+		if g := left[p]; g == nil {
 			clear(p.slot.Bytes())
 			p.arrived()
 		} else if err := d.takeGradient(p, g); err != nil {
@@ -622,7 +605,7 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 				left[p] = g
 			}
 		}
-		if left[p] == nil && !p.held {
+		if left[p] == nil {
 			unused = append(unused, p.String())
 		}
 	}

@@ -30,10 +30,7 @@ type param struct {
 	source *gorgonia.Node   // what UseGradients was given, or nil
 	// the gradient that clear zeroed last, nil for none
 	cleared gorgonia.Value
-	full    bool  // its gradient of this step, or of this micro-batch, is there
-	held    bool  // its slot has the gradients of micro-batches before this one
-	tree    *tree // that of its DataParallel
-	sums    sums  // of micro-batches in the tree
+	full    bool // its gradient of this step is there
 }
 
 // examine returns the parameter of a node, or why it cannot be one.
@@ -127,31 +124,20 @@ func (p *param) gradient() gorgonia.Value {
 
 // load copies a gradient to the slot.
 func (p *param) load(g gorgonia.Value) error {
-	src, err := p.contiguous(g, p.slot)
+	src, dense, err := residence.Floats(g)
+	switch {
+	case err != nil:
+	case src.DType() != p.dtype || g.Shape().TotalSize() != p.size:
+		err = fmt.Errorf("is a %v%v", src.DType(), g.Shape())
+	case dense:
+		copy(p.slot.Bytes(), src.Bytes()) // nothing if they are the same memory
+	default:
+		err = residence.InRowOrder(p.slot, src, g.(*tensor.Dense))
+	}
 	if err != nil {
 		return fmt.Errorf("gradient of %v %w", p, err)
 	}
-	copy(p.slot.Bytes(), src.Bytes()) // nothing if they are the same memory
 	return nil
-}
-
-// contiguous returns the elements of a gradient in row order: its own memory if that is in order,
-// or a copy, in room if there is any.
-func (p *param) contiguous(g gorgonia.Value, room backend.Buffer) (backend.Buffer, error) {
-	src, dense, err := residence.Floats(g)
-	if err != nil {
-		return src, err
-	}
-	if src.DType() != p.dtype || g.Shape().TotalSize() != p.size {
-		return src, fmt.Errorf("is a %v%v", src.DType(), g.Shape())
-	}
-	if dense {
-		return src, nil
-	}
-	if room.Len() == 0 {
-		room = residence.Zeros(p.dtype, p.size)
-	}
-	return room, residence.InRowOrder(room, src, g.(*tensor.Dense))
 }
 
 // bytes returns the parameter, to be read.

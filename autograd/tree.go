@@ -7,33 +7,18 @@ import (
 	"math/bits"
 	"slices"
 
-	"gorgonia.org/gorgonia"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
-// WithTree makes training give the same bits on any number of ranks. A step always has n
-// micro-batches: each rank runs consecutive ones ([TreeShare]), rank 0 the first, with
-// [DataParallel.Accumulate]. All n gradients are added in the tree of [backend.Tree] and divided by
-// n (not with [WithSum]), so let the loss of a micro-batch be the mean over its samples:
+// WithTree is an option of machines: vm.WithTree gives it to New, and Sync returns ErrUnsupported.
+// A step has n micro-batches, of which each rank runs consecutive ones ([TreeShare]), rank 0 the
+// first. All n gradients are added in the tree of [backend.Tree] and divided by n (not with
+// [WithSum]), so training gives the same bits on any number of ranks.
 //
-//	first, share, err := autograd.TreeShare(8, comm.Rank(), comm.Size())
-//	dp, err := autograd.New(comm, params, autograd.WithTree(8))
-//	err = dp.Accumulate(share, func(i int) error { ... }) // micro-batch first + i
-//	grads, err := dp.Sync()
-//	loss, err := autograd.TreeMean(comm, losses) // of this rank's micro-batches
-//
-// [solver.ClipNorm] of these gradients has the same bits, too. A micro-batch must give the same
-// gradients on every rank: run ranks on processors or GPUs of one kind, and let random numbers
-// depend on the micro-batch.
-//
-// Cost: that of Accumulate, memory for log2(n/P)-1 further sums of each gradient on each of P
-// ranks, and a pass over the gradients that divides them. Between ranks a sum in a tree costs as
-// much as any other if n/P is a power of two. Otherwise a rank's micro-batches form several
-// branches of the tree, at most 2*log2(n): buckets are that many times larger, and the rank sends
-// all branches.
+// Between ranks a sum in a tree costs as much as any other if n/P is a power of two for P ranks.
+// Otherwise a rank's micro-batches form several branches of the tree, at most 2*log2(n): buckets
+// are that many times larger, and the rank sends all branches.
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [WithPartial] and with
 // [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type
@@ -102,26 +87,12 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 	return all[0] / float64(n), nil
 }
 
-// tree is where a DataParallel adds gradients of micro-batches; nil without WithTree.
+// tree is how the gradients of micro-batches are added; nil without WithTree.
 type tree struct {
-	all, share int   // micro-batches of a step, of all ranks and of this one
-	branches   []int // how many micro-batches the branches have that this rank adds up
-	most       int   // branches of a rank
-	splits     []int // the shares of all ranks; nil if each is one branch, all of the same size
-	run        int   // of this rank's micro-batches, which one is under way
-	begun      int   // how many of them
-}
-
-// adds reports whether a rank has several micro-batches.
-func (t *tree) adds() bool { return t != nil && t.share > 1 }
-
-// complete returns an error unless all micro-batches of a step have run.
-func (t *tree) complete() error {
-	if t.adds() && t.begun < t.share {
-		return fmt.Errorf("%w: %d of the %d micro-batches that a step has on this rank have run "+
-			"(WithTree): run all by Accumulate", backend.ErrArgument, t.begun, t.share)
-	}
-	return nil
+	all      int   // micro-batches of a step
+	branches []int // how many micro-batches the branches have that this rank adds up
+	most     int   // branches of a rank
+	splits   []int // the shares of all ranks; nil if each is one branch, all of the same size
 }
 
 // newTree returns the tree that options ask for, nil for none.
@@ -139,7 +110,7 @@ func newTree(comm backend.Communicator, o options, params []*param) (*tree, erro
 			"with WithCompression it depends on what each rank has rounded: leave them out",
 			backend.ErrArgument)
 	}
-	t := &tree{all: o.tree, share: share, branches: backend.Branches(nil, first, share, o.tree),
+	t := &tree{all: o.tree, branches: backend.Branches(nil, first, share, o.tree),
 		most: 1}
 	if shares := backend.Even(t.all, P); P > 1 && (t.all%P > 0 || bits.OnesCount(uint(share)) > 1) {
 		t.splits = shares
@@ -155,76 +126,4 @@ func newTree(comm backend.Communicator, o options, params []*param) (*tree, erro
 		}
 	}
 	return t, nil
-}
-
-// place returns the branch of the present micro-batch, and its number there.
-func (t *tree) place() (branch, at int) {
-	at = t.run
-	for ; at >= t.branches[branch]; branch++ {
-		at -= t.branches[branch]
-	}
-	return branch, at
-}
-
-// sums are what a parameter keeps of the micro-batches so far, beside whole branches.
-type sums struct {
-	levels []backend.Buffer
-	none   backend.Buffer // zeros, the gradient in a micro-batch that has none
-}
-
-// prepare allocates the sums of p.
-func (s *sums) prepare(t *tree, p *param) {
-	if s.none.Len() > 0 {
-		return
-	}
-	for range backend.TopLevel(slices.Max(t.branches)) {
-		s.levels = append(s.levels, residence.Zeros(p.dtype, p.size))
-	}
-	s.none = residence.Zeros(p.dtype, p.size)
-}
-
-// add adds the gradient of the present micro-batch, nil for none, to the sums that it completes.
-func (p *param) add(t *tree, g gorgonia.Value) error {
-	p.sums.prepare(t, p)
-	src := p.sums.none
-	if g != nil {
-		var err error
-		if src, err = p.contiguous(g, backend.Buffer{}); err != nil {
-			return fmt.Errorf("%w: gradient of %v %w", backend.ErrArgument, p, err)
-		}
-		p.held = true
-	}
-	branch, at := t.place()
-	size := t.branches[branch]
-	kept := func(level int) backend.Buffer {
-		if level == backend.TopLevel(size) {
-			return p.slots[branch]
-		}
-		return p.sums.levels[level]
-	}
-	add, to := backend.Carry(at, size)
-	for i, level := range add {
-		sum := kept(level)
-		if i == len(add)-1 {
-			return kernels.Host{}.Reduce(backend.Sum, kept(to), sum, src)
-		}
-		if err := (kernels.Host{}).Reduce(backend.Sum, sum, sum, src); err != nil {
-			return err
-		}
-		src = sum
-	}
-	return kernels.Host{}.Copy(kept(to), src)
-}
-
-// divide turns sums of gradients into means.
-func (d *DataParallel) divide() error {
-	if d.scale == 1 {
-		return nil
-	}
-	for _, b := range d.buckets {
-		if err := (kernels.Host{}).Scale(b.host, b.host, d.scale); err != nil {
-			return fmt.Errorf("%v: %w", b, err)
-		}
-	}
-	return nil
 }

@@ -147,6 +147,32 @@ func TestHalfOfWhatTrainingNeedsIsRefused(t *testing.T) {
 	}
 }
 
+// TestSyncRefusesALossOfSeveralRuns: a step of Sync has one.
+func TestSyncRefusesALossOfSeveralRuns(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 2, SP: 1, TP: 1}, func(l *layers.Layout,
+		_ backend.Device, build sync.Locker) error {
+		build.Lock()
+		m, err := newPredictor(l, 1, func(m *predictor) { m.b.Batches(4) })
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		dp, err := autograd.New(l.Data, m.learnables, autograd.WithSum())
+		if err != nil {
+			return err
+		}
+		defer dp.Close()
+		_, err = dp.Sync()
+		for _, want := range []string{"Sync: layers' CrossEntropy is a share of the mean over 4 " +
+			"batches", "0.5 times the right ones", "give vm.New what Training"} {
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want an error with %q", err, want)
+			}
+		}
+		return nil
+	})
+}
+
 // TestTrainingAddsUpRunsAsOneBatch: two runs that Batches announces train as one batch of all of
 // their samples, on one rank and on two.
 func TestTrainingAddsUpRunsAsOneBatch(t *testing.T) {

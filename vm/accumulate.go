@@ -11,7 +11,7 @@ import (
 // Accumulate makes n runs one step of the solver, for batches whose activations do not fit into
 // memory. Each RunAll adds the gradients of a micro-batch to the earlier ones; every n-th exchanges
 // the sum ([WithDataParallel]) and applies it. For the mean over all samples, divide the loss by n
-// in the graph. The bits are the same as with autograd's Accumulate.
+// in the graph.
 //
 // Between the first run of a step and its last, a step is in progress. Save and Load of
 // [Machine.DataParallel] then return ErrArgument on all ranks. So does a RunAll after SetRate or
@@ -28,11 +28,12 @@ func Accumulate(n int) Option {
 	return func(m *Machine) { m.micro.Runs, m.micro.accumulated = n, true }
 }
 
-// WithTree makes training give the same bits on any number of ranks, as autograd.WithTree does: a
-// step of the solver is n micro-batches, whichever ranks run them, and their gradients are added in
-// a fixed tree and divided by n. A rank runs consecutive micro-batches, as autograd.TreeShare says,
-// with a RunAll for each. A single rank, or a machine without [WithDataParallel], runs all n. The
-// last RunAll exchanges and applies the gradients.
+// WithTree makes training give the same bits on any number of ranks: a step of the solver is n
+// micro-batches, whichever ranks run them, and their gradients are added in a fixed tree
+// (backend.Tree) and divided by n, so let the loss of a micro-batch be the mean over its samples. A
+// rank runs consecutive micro-batches, as autograd.TreeShare says, with a RunAll for each. A single
+// rank, or a machine without [WithDataParallel], runs all n. The last RunAll exchanges and applies
+// the gradients.
 //
 //	first, share, err := autograd.TreeShare(8, comm.Rank(), comm.Size())
 //	... // a graph for batch/8 samples, with their mean as loss
@@ -48,9 +49,8 @@ func Accumulate(n int) Option {
 // [ClipNorm] takes the norm of the sum, added up parameter by parameter. The last run updates the
 // moving averages of batch norms with the statistics of all micro-batches, in their order. For
 // dropout, Seek the random numbers to the first sample of each micro-batch. The bits are the same
-// as with autograd's Accumulate and WithTree. They are the same on processors of one kind: the
-// results of a micro-batch do not depend on the rank's number of cores, but may differ between
-// levels of vector instructions, and between hosts and GPUs.
+// on processors of one kind: the results of a micro-batch do not depend on the rank's number of
+// cores, but may differ between levels of vector instructions, and between hosts and GPUs.
 //
 // [Accumulate] says what a step in progress refuses.
 //
@@ -115,7 +115,7 @@ func (b *micro) between() error {
 	if b.done == 0 {
 		return nil
 	}
-	return autograd.StepInProgress(b.done, b.Runs, false)
+	return autograd.StepInProgress(b.done, b.Runs)
 }
 
 // share finds out how many micro-batches a step has on this rank.

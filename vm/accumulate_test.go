@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -30,8 +31,8 @@ func (m *model) shift(i int) {
 	}
 }
 
-// TestAccumulate: steps of several micro-batches have the bits of autograd's Accumulate, with and
-// without other ranks.
+// TestAccumulate: steps of several micro-batches have the bits of a Sync of gradients that the test
+// adds up, with and without other ranks.
 func TestAccumulate(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {
@@ -75,17 +76,22 @@ func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
 		return err
 	}
 	for range steps {
-		err := dp.Accumulate(micro, func(i int) error {
-			apart.shift(i)
-			return machine.RunAll()
-		})
-		if err == nil {
-			err = dp.Step(after)
-		}
+		sums := make([][]float32, len(apart.params))
 		for i := range micro {
+			apart.shift(i)
 			within.shift(i)
-			err = errors.Join(err, m.RunAll())
+			err = errors.Join(err, machine.RunAll(), m.RunAll())
+			for p, g := range apart.grads() {
+				sums[p] = append(sums[p], make([]float32, len(g)-len(sums[p]))...)
+				for k := range g {
+					sums[p][k] += g[k]
+				}
+			}
 		}
+		for p, g := range apart.grads() {
+			copy(g, sums[p])
+		}
+		err = errors.Join(err, dp.Step(after))
 		if err != nil {
 			return err
 		}
@@ -93,10 +99,20 @@ func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
 	err = errors.Join(m.Pull(within.params...), m.Close(), machine.Close(), dp.Close())
 	if got, want := within.weights(r.t), apart.weights(r.t); !slices.EqualFunc(got, want,
 		slices.Equal) {
-		err = errors.Join(err, fmt.Errorf("%v, by autograd %v", got, want))
+		err = errors.Join(err, fmt.Errorf("%v, by Sync %v", got, want))
 	}
 	sameState(r.t, inside, after)
 	return err
+}
+
+// grads returns the memory of the gradients that a machine without a solver has left.
+func (m *model) grads() (all [][]float32) {
+	for _, p := range m.params {
+		g, _ := p.Grad()
+		memory, _, _ := residence.Floats(g)
+		all = append(all, backend.View[float32](memory))
+	}
+	return all
 }
 
 // TestAccumulateClipped: the norm is the norm of the sum, one for each step.

@@ -47,7 +47,9 @@ import (
 // Cost: a plan for each share of the micro-batches that this rank has had. In each generation of
 // several ranks, rank 0 copies the parameters from its GPU and all others get them.
 //
-// New returns the errors of autograd.NewElastic, and ErrArgument for a device.
+// New returns autograd.ErrFinished for a process that nobody needed; the errors of the job: the
+// other ranks have given up on this process, too few are alive, or none alive has the parameters;
+// and ErrArgument for a device.
 func WithElastic(ctx context.Context, job autograd.Job, n int, options ...autograd.Option) Option {
 	return func(m *Machine) {
 		m.refuseNil("WithElastic", "ctx", ctx)
@@ -89,7 +91,7 @@ func (e *elastic) start(problem error) (err error) {
 		}
 		return err
 	}
-	e.training, err = autograd.NewElasticBy(e.ctx, e.job, e.machine.Solver(), e.n, e)
+	e.training, err = autograd.NewElastic(e.ctx, e.job, e.machine.Solver(), e.n, e)
 	return err
 }
 
@@ -198,12 +200,8 @@ func (e *elastic) Reduce(n int, run func(i int) error) error {
 }
 
 // Apply implements [autograd.Steps].
-func (e *elastic) Apply(clip float64) error {
+func (e *elastic) Apply() error {
 	m := e.machine
-	if clip != 0 {
-		return fmt.Errorf("vm: WithElastic: %w: the ClipNorm of autograd.Elastic: use vm.ClipNorm",
-			backend.ErrArgument)
-	}
 	err := errors.Join(m.bind(), m.solver.begin(m.exec, &m.micro))
 	if err == nil {
 		err = errors.Join(m.exec.Run(plan.Apply), m.exec.Fetch())

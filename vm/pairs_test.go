@@ -947,6 +947,11 @@ over its other labels, and a step of several runs or ranks takes the mean of the
 DistributedDataParallel. So where runs ignore different numbers of labels, these have different
 weights. With ` + "`layers.Tokens.Padding`" + ` ranks count the targets together.
 
+For Gorgonia's own machines there is ` + "`autograd.DataParallel.Sync`" + `, whose steps are one
+run of each rank. It refuses ` + "`autograd.WithTree`" + ` and losses of
+` + "`layers.Builder.Batches`" + ` that want more runs; a hook refuses a second run before Sync.
+These errors say which options of ` + "`vm.New`" + ` to use instead.
+
 | | feature | what it is |
 |--:|---|---|
 `)

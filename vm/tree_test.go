@@ -165,9 +165,9 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// TestTreeIsThatOfAutograd: steps in the plan have the bits of autograd's Accumulate with WithTree,
-// on the host and on devices, with as many sums as there are levels.
-func TestTreeIsThatOfAutograd(t *testing.T) {
+// TestTreeIsThatOfItsDefinition: steps in the plan have the bits of a solver's Step with gradients
+// that the test adds pair by pair, with as many sums as there are levels.
+func TestTreeIsThatOfItsDefinition(t *testing.T) {
 	for _, test := range []struct{ P, n int }{{1, 1}, {1, 6}, {1, 8}, {2, 8}, {2, 2}, {3, 6},
 		{3, 8}, {4, 4}, {4, 13}} {
 		t.Run(fmt.Sprint(test.P, " ranks ", test.n), func(t *testing.T) {
@@ -183,51 +183,61 @@ func TestTreeIsThatOfAutograd(t *testing.T) {
 
 func (r ranked) treeBothWays(n int) error {
 	const steps = 3
-	first, share, err := autograd.TreeShare(n, r.Comm.Rank(), r.Comm.Size())
-	if err != nil {
-		return err
-	}
 	apart, within := r.treeModel(tensor.Float32), r.treeModel(tensor.Float32)
 	got, err := within.train(r, steps, n, vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 60)),
 		vm.WithTree(n))
 	if err != nil {
 		return err
 	}
-	dp, err := autograd.New(r.Comm, apart.params, autograd.WithBuckets(1, 60), autograd.WithTree(n))
+	machine, err := vm.New(apart.g, r.device)
 	if err != nil {
 		return err
 	}
-	machine, err := vm.New(apart.g, r.device)
-	if err != nil {
-		return errors.Join(err, dp.Close())
-	}
 	adam, norm := &solver.Adam{Rate: 0.05}, 0.0
 	for step := range steps {
-		err := dp.Accumulate(share, func(i int) error {
-			apart.feed(step, first+i)
-			return machine.RunAll()
-		})
-		if err != nil {
-			return err
+		of := make([][][]float32, len(apart.params)) // gradients of micro-batches
+		for i := range n {
+			apart.feed(step, i)
+			err = errors.Join(err, machine.RunAll())
+			for p, g := range apart.grads() {
+				of[p] = append(of[p], slices.Clone(g))
+			}
 		}
-		grads, err := dp.Sync()
-		if err != nil {
-			return err
+		for p, g := range apart.grads() {
+			for k, sum := range pairwise(of[p]) {
+				g[k] = sum * float32(1/float64(n))
+			}
 		}
-		if norm, err = solver.ClipNorm(grads, 0.5); err != nil {
-			return err
-		}
-		if err := adam.Step(grads); err != nil {
+		grads, clipped := gorgonia.NodesToValueGrads(apart.params), error(nil)
+		norm, clipped = solver.ClipNorm(grads, 0.5)
+		if err = errors.Join(err, clipped, adam.Step(grads)); err != nil {
 			return err
 		}
 	}
 	if want := apart.weights(r.t); !slices.EqualFunc(got.weights, want, slices.Equal) {
-		return fmt.Errorf("%v, by autograd %v", got.weights, want)
+		return fmt.Errorf("%v, want %v", got.weights, want)
 	}
 	if math.Abs(got.norm-norm) > 1e-12*norm { // one adds the squares in another order
-		return fmt.Errorf("a norm of %v, by autograd %v", got.norm, norm)
+		return fmt.Errorf("a norm of %v, want %v", got.norm, norm)
 	}
-	return errors.Join(machine.Close(), dp.Close())
+	return machine.Close()
+}
+
+// pairwise adds vectors level by level.
+func pairwise(all [][]float32) []float32 {
+	for len(all) > 1 {
+		var sums [][]float32
+		for pair := range slices.Chunk(all, 2) {
+			for _, right := range pair[1:] {
+				for k, x := range right {
+					pair[0][k] += x
+				}
+			}
+			sums = append(sums, pair[0])
+		}
+		all = sums
+	}
+	return all[0]
 }
 
 // TestTreeOfRanksOnGPU: ranks on devices, whose graphs hold the exchange of several branches, have

@@ -36,8 +36,6 @@ func main() {
 	steps := flag.Int("steps", 300, "how many steps to train")
 	every := flag.Int("every", 50, "print the loss after so many steps")
 	pause := flag.Duration("pause", 0, "how long to wait in each step, to have time for kill")
-	after := flag.Bool("after", false, "exchange gradients after the runs of a step, by "+
-		"autograd.NewElastic, as for machines of Gorgonia: with the same bits")
 	flag.Parse()
 	if min(*steps, *every) < 1 {
 		log.Printf("elastic: -steps %d -every %d: use numbers from 1 on", *steps, *every)
@@ -49,24 +47,14 @@ func main() {
 	check(err)
 	m := newModel(size) // for a micro-batch
 	adam := &solver.AdamW{Rate: 0.003}
-	options := []vm.Option{vm.WithSolver(adam, m.weights...),
-		vm.WithElastic(ctx, job, micros)} // (*)
-	if *after {
-		options = nil
-	}
-	machine, err := vm.New(m.x.Graph(), nil, options...)
-	var e *autograd.Elastic
-	if err == nil {
-		e = machine.Elastic() // (*)
-	}
-	if err == nil && *after {
-		e, err = autograd.NewElastic(ctx, job, m.weights, adam, micros)
-	}
+	machine, err := vm.New(m.x.Graph(), nil, vm.WithSolver(adam, m.weights...),
+		vm.WithElastic(ctx, job, micros)) // (*)
 	if errors.Is(err, autograd.ErrFinished) {
 		return // a spare that nobody has needed
 	}
 	check(err)
 	defer machine.Close()
+	e := machine.Elastic() // (*)
 	order := must(autograd.NewSampler(autograd.Solo(), images.Count(), micros*size, 1))
 	for e.Next() < *steps {
 		batch := batchOf(order, e.Next())

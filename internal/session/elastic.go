@@ -17,8 +17,8 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Elastic is a process of a job whose ranks may be lost and replaced: autograd.NewElastic trains
-// with it. It has a communicator for each generation.
+// Elastic is a process of a job whose ranks may be lost and replaced: vm.WithElastic trains with
+// it. It has a communicator for each generation.
 type Elastic struct {
 	job      *elastic.Job
 	reach    *reach // nil where all processes are on one machine

@@ -194,6 +194,8 @@ func (cfg config) check(args []string) error {
 	case cfg.inTree() && (cfg.microBatches < 1 || cfg.batch%cfg.microBatches != 0):
 		return fmt.Errorf("--micro-batches is %d: a batch of %d does not divide into as many: "+
 			"use a divisor", cfg.microBatches, cfg.batch)
+	case cfg.inTree() && cfg.machine != "plan":
+		return fmt.Errorf("--reduction tree is for plans: leave out --machine %s", cfg.machine)
 	case cfg.inTree() && (cfg.partial || cfg.compress != "none"):
 		return errors.New("--reduction tree sends whole gradients: leave out --compress and " +
 			"--partial")

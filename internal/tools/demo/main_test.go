@@ -179,6 +179,9 @@ func TestFlagsThatCannotBe(t *testing.T) {
 		"--micro-batches is 7: a batch of": func(c *config) {
 			c.reduction, c.microBatches = "tree", 7
 		},
+		"tree is for plans: leave out --machine tape": func(c *config) {
+			c.reduction, c.machine = "tree", "tape"
+		},
 		"sends whole gradients: leave out": func(c *config) {
 			c.reduction, c.partial = "tree", true
 		},

@@ -142,8 +142,7 @@ func params(t *testing.T, printed string) string {
 }
 
 // Loss and parameters have the same bits on any number of cores, and with --reduction tree on any
-// number of ranks, also where the tape machine runs the graphs; by rank, another number of ranks
-// has others.
+// number of ranks; by rank, another number of ranks has others.
 func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	self := program(t)
 	end := func(flags string, ranks, cores int) string {
@@ -173,10 +172,9 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 		}
 	}
 	for flags, groups := range map[string][][]run{
-		"--model cnn --steps 5":           byRank,
-		"--reduction tree" + steps:        {inTree},
-		"--reduction tree --model cnn":    {inTree[2:]},
-		"--reduction tree --machine tape": {inTree[1:]},
+		"--model cnn --steps 5":        byRank,
+		"--reduction tree" + steps:     {inTree},
+		"--reduction tree --model cnn": {inTree[2:]},
 	} {
 		first := map[string]bool{}
 		for _, runs := range groups {

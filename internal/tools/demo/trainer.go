@@ -93,9 +93,6 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 		comm = t.averaged
 	}
 	if !t.inPlan {
-		if cfg.inTree() {
-			exchange = append(exchange, autograd.WithTree(cfg.microBatches))
-		}
 		// Not under the lock: New waits for the other ranks.
 		if t.parallel, err = autograd.New(comm, t.net.params, exchange...); err != nil {
 			return nil, err
@@ -225,16 +222,12 @@ func (t *trainer) step(which []int) error {
 	t.solver.SetRate(t.rate(t.past.Epochs*t.sampler.Steps() + t.past.Step))
 	share := len(which) / len(t.sums)
 	run := func(i int) error { return t.run(i, which[i*share:(i+1)*share]) }
-	if t.inPlan {
-		for i := range t.sums {
-			if err := run(i); err != nil {
-				return err
-			}
-		}
-	} else {
-		if err := t.parallel.Accumulate(len(t.sums), run); err != nil {
+	for i := range t.sums {
+		if err := run(i); err != nil {
 			return err
 		}
+	}
+	if !t.inPlan {
 		if err := t.update(); err != nil {
 			return err
 		}

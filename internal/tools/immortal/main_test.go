@@ -42,7 +42,6 @@ func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 		for _, c.model = range []string{"convnet", "gpt", "digits"} {
 			killed(t, c)
 		}
-		c.args = "-after"
 	}
 	killed(t, c)
 }

@@ -50,7 +50,6 @@ func train(ctx context.Context, args []string) error {
 	name := flags.String("model", "digits", "")
 	steps := flags.Int("steps", 100, "")
 	pause := flags.Duration("pause", 0, "")
-	after := flags.Bool("after", false, "")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -68,25 +67,16 @@ func train(ctx context.Context, args []string) error {
 		return err
 	}
 	adam := &solver.AdamW{Rate: 0.003}
-	options := []vm.Option{vm.WithSolver(adam, t.weights...), vm.WithElastic(ctx, job, micros)}
-	if *after {
-		options = nil
-	}
-	machine, err := vm.New(t.b.Graph(), nil, options...)
-	var e *autograd.Elastic
-	if err == nil {
-		defer machine.Close()
-		e = machine.Elastic()
-	}
-	if err == nil && *after {
-		e, err = autograd.NewElastic(ctx, job, t.weights, adam, micros)
-	}
+	machine, err := vm.New(t.b.Graph(), nil, vm.WithSolver(adam, t.weights...),
+		vm.WithElastic(ctx, job, micros))
 	if errors.Is(err, autograd.ErrFinished) {
 		return nil // a spare that nobody has needed
 	}
 	if err != nil {
 		return err
 	}
+	defer machine.Close()
+	e := machine.Elastic()
 	order, err := autograd.NewSampler(autograd.Solo(), images.Count(), micros*batch, 1)
 	for first := true; err == nil && e.Next() < *steps; first = false {
 		step := e.Next()
