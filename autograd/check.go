@@ -5,19 +5,21 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
 	"slices"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // Check returns an error on every rank unless the model has the same bits on all ranks:
-// parameters, variables of [WithFrozen], moving averages of batch norms, and the seed and step of
-// random numbers. It is collective. Call it now and then between steps, and after training: it
-// finds ranks whose solvers or seeds differ.
+// parameters, variables of [WithFrozen], moving averages of batch norms, the seed and step of
+// random numbers, and the settings of a machine's solver, such as its rate. It is collective. Call
+// it now and then between steps, and after training: it finds ranks whose solvers or seeds differ.
 //
 // Cost: a hash of the model, after copying what is on a device to the host, and an all-gather of 32
 // bytes plus 8 for each part of the model.
@@ -35,11 +37,27 @@ func (d *DataParallel) Check() error {
 func (d *DataParallel) check() error {
 	problem := errors.Join(d.model.find(), d.pull(true))
 	comm := backend.Label(d.comm, backend.ForCheck)
-	err := alikeOn(comm, slices.Concat(items(d.params), d.model.rest()), problem)
+	all := slices.Concat(items(d.params), d.model.rest())
+	if d.solver != nil && !d.elastic { // whose newcomers set their rate later
+		all = append(all, item{"a setting of the solver, such as its rate,", d.settings})
+	}
+	err := alikeOn(comm, all, problem)
 	if err != nil {
 		return err
 	}
 	return d.checkParts()
+}
+
+// settings returns the settings of the machine's solver.
+func (d *DataParallel) settings() ([]byte, error) {
+	all := []solver.Solver{d.solver}
+	if groups, ok := d.solver.(*solver.Groups); ok {
+		all = nil
+		for _, g := range groups.List() {
+			all = append(all, g.Solver)
+		}
+	}
+	return json.Marshal(all)
 }
 
 // alikeOn returns an error unless items have the same bits on all ranks of a communicator. A rank

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/terms"
 )
 
@@ -36,7 +38,17 @@ type options struct {
 	inTree      bool   // gradients of micro-batches are added in a tree
 	tree        int    // of so many
 	notice      func(text string)
-	missing     error // nil arguments of options
+	missing     error // nil arguments of options, and others
+	given       []string
+}
+
+// once notes an option of which the last one alone would count.
+func (o *options) once(option string) {
+	if slices.Contains(o.given, option) {
+		o.missing = errors.Join(o.missing, fmt.Errorf("%w: autograd.%s is given twice: leave one "+
+			"of them out", backend.ErrArgument, option))
+	}
+	o.given = append(o.given, option)
 }
 
 // refuseNil notes that the argument of an option is nil.
@@ -57,6 +69,17 @@ func (o options) check() error {
 	case o.partial && o.parts != nil:
 		return errors.New("WithPartial lets ranks have different parameters, so WithParts has no " +
 			"meaning: leave out one of them")
+	}
+	return nil
+}
+
+// foreign returns an error for a node of an option on buckets that is no parameter.
+func (o options) foreign(params []*param) error {
+	for _, n := range slices.Concat(o.apart, o.early) {
+		if n != nil && !slices.ContainsFunc(params, func(p *param) bool { return p.node == n }) {
+			return fmt.Errorf("%w: WithEarly or WithApart: %s is no parameter", backend.ErrArgument,
+				stock.Label(n))
+		}
 	}
 	return nil
 }
@@ -141,6 +164,7 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 // [DataParallel.Sync].
 func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
 	return func(o *options) {
+		o.once("WithCompression")
 		o.compress = compress
 		o.refuseNil("WithCompression", "compress", compress)
 	}
@@ -166,7 +190,11 @@ type Random interface {
 //
 // [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
 func WithRandom(random Random) Option {
-	return func(o *options) { o.random = random; o.refuseNil("WithRandom", "random", random) }
+	return func(o *options) {
+		o.once("WithRandom")
+		o.random = random
+		o.refuseNil("WithRandom", "random", random)
+	}
 }
 
 // WithFrozen declares that variables are part of the model although nothing trains them, such as

@@ -107,6 +107,9 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	}
 	labelled := backend.Label(comm, backend.ForNew)
 	params, err := examineAll(nodes)
+	if err == nil {
+		err = o.foreign(params)
+	}
 	if err = errors.Join(missing, o.missing, err, o.check(),
 		checkTerms(params, o.use(comm))); err != nil {
 		return nil, agreeOnParams(labelled, "", nil, err)

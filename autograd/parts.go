@@ -38,6 +38,7 @@ import (
 // other packages.
 func WithParts(comm backend.Communicator, axes map[string]int) Option {
 	return func(o *options) {
+		o.once("WithParts")
 		o.parts = &parts{comm: comm, axes: axes}
 		o.refuseNil("WithParts", "comm", comm)
 	}

@@ -23,7 +23,12 @@ import (
 // New returns ErrArgument for numbers that TreeShare refuses, with [WithPartial] and with
 // [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type
 // in a tree ([backend.Capabilities]).
-func WithTree(n int) Option { return func(o *options) { o.tree, o.inTree = n, true } }
+func WithTree(n int) Option {
+	return func(o *options) {
+		o.once("WithTree")
+		o.tree, o.inTree = n, true
+	}
+}
 
 // TreeShare returns which of n micro-batches a rank runs in a step with [WithTree]: share of them,
 // from number first on. Shares differ by at most one, and the first ranks have the larger ones.

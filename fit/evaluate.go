@@ -55,8 +55,14 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64, w
 	if err == nil {
 		err = e.ready(comm)
 	}
-	text := fmt.Sprintf("%d metrics\n", len(e.metrics))
+	text := ""
+	for _, m := range e.metrics {
+		text += fmt.Sprintf("a metric is %q\n", m.Name)
+	}
 	if err := autograd.Agree(comm, text, err); err != nil {
+		return nil, err
+	}
+	if err := e.data.same(comm); err != nil {
 		return nil, err
 	}
 	n, local := e.data.Set.Len(), e.data.Inputs[0].Shape()[0]

@@ -2,6 +2,7 @@ package fit
 
 import (
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -61,6 +63,39 @@ func (d Data) checkIncomplete(m *vm.Machine, comm backend.Communicator, n, batch
 		Loss: d.Loss, Comm: comm})
 	if err != nil {
 		err = fmt.Errorf("%d samples do not fill batches of %d: %w", n, batch, err)
+	}
+	return err
+}
+
+// same returns an error on all ranks if they have been given other samples, of which each would
+// read its part. It compares the first one, where that can be read and is the same each time.
+func (d Data) same(comm backend.Communicator) error {
+	if comm.Size() == 1 {
+		return nil
+	}
+	read := func() uint64 {
+		row, h := slices.Clone(newBatch(d.Inputs, len(d.Inputs)).rows[0]), fnv.New64a()
+		if d.Set.Read(0, row) != nil { // who needs it says so
+			return 0
+		}
+		fmt.Fprint(h, row)
+		return h.Sum64() >> 12 // which a float64 holds
+	}
+	mine := read()
+	if mine != read() {
+		mine = 0
+	}
+	all, err := autograd.Gather(comm, float64(mine))
+	known := -1
+	for r := 0; r < len(all) && err == nil; r++ {
+		if all[r][0] == 0 {
+			continue
+		}
+		if known >= 0 && all[r][0] != all[known][0] {
+			err = refused("the first sample of rank %d is not that of rank %d: give all ranks all "+
+				"samples, of which each reads its part", r, known)
+		}
+		known = max(known, r)
 	}
 	return err
 }

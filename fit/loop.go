@@ -89,10 +89,16 @@ func (t *trainer) prepare() (err error) {
 	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
 		"there are weights: %v, incomplete batches: %v, a validation: %v\n", t.epochs, t.patience,
 		t.dir != "", t.every, t.watched, t.data.Weights != nil, t.rest(), t.validation != nil)
+	if t.rate != nil {
+		text += fmt.Sprintf("the rate of fit.Schedule begins with %v\n", t.rate(0))
+	}
 	mapping := t.data.mapping()
 	text += fmt.Sprintf("the samples have columns %q and classes %q\n", mapping.Columns,
 		mapping.Classes)
 	if err := autograd.Agree(t.comm, text, err); err != nil {
+		return err
+	}
+	if err := t.data.same(t.comm); err != nil {
 		return err
 	}
 	n := t.data.Set.Len()
@@ -211,6 +217,9 @@ func (t *trainer) train(ctx context.Context) error {
 		return t.again()
 	}
 	if err := t.tryFiles(); err != nil {
+		return err
+	}
+	if err := t.dp.Check(); err != nil { // before ranks train models of their own
 		return err
 	}
 	t.loader = load(t.data, t.readers, t.jobs(len(t.past.Epochs), t.past.Step))

@@ -484,6 +484,61 @@ func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
 	}
 }
 
+// TestRanksThatDifferAreFoundBeforeTheFirstStep: in samples, metrics, schedules and parameters.
+func TestRanksThatDifferAreFoundBeforeTheFirstStep(t *testing.T) {
+	own := func(rank int) fit.Set {
+		return data.Of(24, func(i int, row []any) error {
+			row[0].([]float64)[0] = float64(i + 24*rank)
+			return nil
+		})
+	}
+	for want, train := range map[string]func(comm backend.Communicator, build sync.Locker) error{
+		"the first sample of rank 1 is not that of rank 0": func(comm backend.Communicator,
+			build sync.Locker) error {
+			_, _, err := fitLinear(t.Context(), comm, build, 4, own(comm.Rank()), nil)
+			return err
+		},
+		"the rate of fit.Schedule begins with 0.5": func(comm backend.Communicator,
+			build sync.Locker) error {
+			_, _, err := fitLinear(t.Context(), comm, build, 4, points(24), nil,
+				fit.Schedule(solver.Constant(float64(1+comm.Rank())/2)))
+			return err
+		},
+		`a metric is "m0"`: func(comm backend.Communicator, build sync.Locker) error {
+			build.Lock()
+			m := newLinear(4, false, 1)
+			build.Unlock()
+			value := func([]float64, float64) float64 { return 1 }
+			_, err := fit.Evaluate(comm, machine(t, m.x.Graph(), vm.Eval()), m.data(points(24)),
+				fit.Metric{Name: fmt.Sprint("m", comm.Rank()), Value: value})
+			return err
+		},
+		"w f64(2) is not the same on rank 1": func(comm backend.Communicator,
+			build sync.Locker) error {
+			build.Lock()
+			m := newLinear(4, false, 1)
+			build.Unlock()
+			training := machine(t, m.x.Graph(), sgd(m.w), vm.WithDataParallel(comm))
+			m.w.Value().Data().([]float64)[0] += float64(comm.Rank())
+			_, err := fit.Run(t.Context(), training, m.data(points(24)),
+				fit.OnStep(func(fit.StepLoss) error {
+					t.Error("there is a step")
+					return nil
+				}))
+			return err
+		},
+	} {
+		err := euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+			build sync.Locker) error {
+			says(t, want, train(comm, build), want)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestRanksWithOtherDataAreRefusedBeforeTheFirstStep: weights or a validation on one rank alone.
 func TestRanksWithOtherDataAreRefusedBeforeTheFirstStep(t *testing.T) {
 	for what, validated := range map[string]bool{"weights: true": false, "validation: true": true} {

@@ -25,7 +25,10 @@ import (
 //
 // New returns ErrArgument if n is not positive, and without [WithSolver].
 func Accumulate(n int) Option {
-	return func(m *Machine) { m.micro.Runs, m.micro.accumulated = n, true }
+	return func(m *Machine) {
+		m.once("Accumulate")
+		m.micro.Runs, m.micro.accumulated = n, true
+	}
 }
 
 // WithTree makes training give the same bits on any number of ranks: a step of the solver is n
@@ -60,7 +63,12 @@ func Accumulate(n int) Option {
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [Accumulate], and without
 // [WithSolver]; ErrUnsupported if the communicator does not add in a tree.
-func WithTree(n int) Option { return func(m *Machine) { m.micro.Tree, m.micro.All = true, n } }
+func WithTree(n int) Option {
+	return func(m *Machine) {
+		m.once("WithTree")
+		m.micro.Tree, m.micro.All = true, n
+	}
+}
 
 // Runs returns how many runs make a step of the solver ([Accumulate], [WithTree]), and the weight
 // of one rank's gradient of one run in the gradient that the solver gets: 1/P for the mean over P

@@ -23,7 +23,10 @@ import (
 //
 // New returns ErrArgument if limit is not positive, and without WithSolver.
 func ClipNorm(limit float64) Option {
-	return func(m *Machine) { m.clipping = &clipping{limit: limit} }
+	return func(m *Machine) {
+		m.once("ClipNorm")
+		m.clipping = &clipping{limit: limit}
+	}
 }
 
 // clipping is the clipping of gradients in a machine.

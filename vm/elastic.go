@@ -52,6 +52,7 @@ import (
 // and ErrArgument for a device.
 func WithElastic(ctx context.Context, job autograd.Job, n int, options ...autograd.Option) Option {
 	return func(m *Machine) {
+		m.once("WithElastic")
 		m.refuseNil("WithElastic", "ctx", ctx)
 		m.refuseNil("WithElastic", "job", job)
 		m.refuseNil("WithElastic", "options", options)

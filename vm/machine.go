@@ -29,7 +29,8 @@ type Machine struct {
 	device    backend.Device // nil for the host
 	keep      []*gorgonia.Node
 	training  bool
-	precision Precision
+	precision Precision // as the device has it
+	asked     Precision
 	notice    func(text string)
 	solver    *solving  // nil without WithSolver
 	carried   []carried // of WithState
@@ -46,7 +47,8 @@ type Machine struct {
 	gathered  map[*gorgonia.Node]int // by learnable: the steps after which it was, see gather
 	steps     int                    // of the solver
 	synced    bool                   // batch norms are of the batches of all ranks
-	missing   error                  // nil arguments of New and its options
+	missing   error                  // nil arguments of New and its options, and others
+	given     []string               // options that may be given once
 	closed    bool
 	averaged  bool          // learnables have averages as their values
 	byDo      time.Duration // see HostTime
@@ -136,6 +138,15 @@ func (m *Machine) train(problem error) error {
 // refuseNil notes that an argument is nil: New says so on all ranks.
 func (m *Machine) refuseNil(function, name string, argument any) {
 	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
+}
+
+// once notes an option of which the last one alone would count.
+func (m *Machine) once(option string) {
+	if slices.Contains(m.given, option) {
+		m.missing = errors.Join(m.missing, fmt.Errorf("vm: %s: %w: it is given twice: leave one "+
+			"of them out", option, backend.ErrArgument))
+	}
+	m.given = append(m.given, option)
 }
 
 // unread returns an error if the graph's nodes differ from those that New has read. A machine for

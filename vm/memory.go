@@ -26,6 +26,7 @@ import (
 // reports this by [Notice] and goes on. No bound is refused if a smaller one is kept.
 func WithMemory(bytes int) Option {
 	return func(m *Machine) {
+		m.once("WithMemory")
 		m.limits.Memory = bytes
 		if bytes <= 0 {
 			m.missing = errors.Join(m.missing, fmt.Errorf("vm: WithMemory: %w: %d bytes",
@@ -52,6 +53,7 @@ func WithMemory(bytes int) Option {
 // of them.
 func WithLossTiles(n int) Option {
 	return func(m *Machine) {
+		m.once("WithLossTiles")
 		m.limits.Tiles = n
 		if n <= 0 {
 			m.missing = errors.Join(m.missing, fmt.Errorf("vm: WithLossTiles: %w: %d tiles",

@@ -320,7 +320,7 @@ func TestABoundOfMemoryIsUsed(t *testing.T) {
 		}
 		return s.Memory
 	}
-	free, least := summary(vm.WithPrecision(vm.BF16)), summary(vm.WithLeastMemory())
+	free, least := summary(vm.Keep()), summary(vm.WithLeastMemory())
 	bounds := int64(5)
 	if os.Getenv("EURYALE_FULL") == "1" {
 		bounds = 20

@@ -246,6 +246,7 @@ func (m *Machine) agree(problem error) error {
 				fmt.Fprintf(&common, "the solver's learnables are %s\n", names(g.Params))
 			}
 		}
+		fmt.Fprintf(&common, "the precision is %v\n", m.asked)
 		fmt.Fprintf(&common, "the machine computes on a device: %v\nthe norm of gradients is "+
 			"bounded by %v\n", m.device != nil, m.solver.limit)
 		if m.micro.Several() || m.micro.Tree {

@@ -46,7 +46,12 @@ func (p Precision) String() string {
 // capability 8.0 have nothing faster than F32: the machine says so ([Notice]), and uses F32.
 //
 // New returns ErrArgument for a precision that does not exist.
-func WithPrecision(p Precision) Option { return func(m *Machine) { m.precision = p } }
+func WithPrecision(p Precision) Option {
+	return func(m *Machine) {
+		m.once("WithPrecision")
+		m.precision, m.asked = p, p
+	}
+}
 
 // tensorCores is the lowest compute capability of GPUs with products of TF32 and BF16.
 const tensorCores = 80

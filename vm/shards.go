@@ -71,7 +71,12 @@ const (
 // New returns ErrArgument without WithDataParallel and for a level without those before it;
 // ErrUnsupported with [WithTree], with compressions that keep residuals, and for Gradients where
 // the machine runs on the host and the communicator on a device.
-func WithShards(what Shards) Option { return func(m *Machine) { m.shards = what } }
+func WithShards(what Shards) Option {
+	return func(m *Machine) {
+		m.once("WithShards")
+		m.shards = what
+	}
+}
 
 // checkShards refuses what cannot be divided.
 func (m *Machine) checkShards() error {

@@ -126,7 +126,7 @@ func TestShardsWithLittleMemory(t *testing.T) {
 	for _, level := range levels {
 		if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
 			var all vm.Memory
-			for _, bound := range []vm.Option{vm.WithPrecision(vm.BF16), vm.WithLeastMemory()} {
+			for _, bound := range []vm.Option{vm.Keep(), vm.WithLeastMemory()} {
 				_, machine, err := r.start(as, vm.WithShards(level), bound,
 					vm.WithPrecision(vm.BF16))
 				if err != nil {

@@ -27,7 +27,7 @@ type Custom struct {
 	Keep []string
 	// Update writes the update of one element. It is called at least once in each step, and must do
 	// nothing else.
-	Update func(u *Update)
+	Update func(u *Update) `json:"-"`
 
 	solverState
 }

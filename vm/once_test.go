@@ -1,0 +1,105 @@
+package vm_test
+
+import (
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// TestAnOptionOfWhichTheLastWouldCountIsGivenOnce: New says so for each, and names it.
+func TestAnOptionOfWhichTheLastWouldCountIsGivenOnce(t *testing.T) {
+	with := func(o autograd.Option) vm.Option {
+		return vm.WithDataParallel(autograd.Solo(), o, o)
+	}
+	same := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
+	for name, o := range map[string][]vm.Option{
+		"Accumulate":      {vm.Accumulate(2), vm.Accumulate(1)},
+		"WithTree":        {vm.WithTree(2), vm.WithTree(4)},
+		"ClipNorm":        {vm.ClipNorm(1), vm.ClipNorm(2)},
+		"WithMemory":      {vm.WithMemory(1 << 20), vm.WithMemory(1 << 30)},
+		"WithLossTiles":   {vm.WithLossTiles(1), vm.WithLossTiles(1)},
+		"WithPrecision":   {vm.WithPrecision(vm.BF16), vm.WithPrecision(vm.F32)},
+		"WithShards":      {vm.WithShards(vm.SolverState), vm.WithShards(0)},
+		"WithCompression": {with(autograd.WithCompression(same))},
+		"WithRandom":      {with(autograd.WithRandom(nn.NewRandom(1)))},
+		"WithParts":       {with(autograd.WithParts(autograd.Solo(), nil))},
+	} {
+		x, _, w, _ := graphOf(1, tensor.New(tensor.WithBacking([]float64{0, 0})))
+		m, err := vm.New(x.Graph(), nil, append(o, vm.WithSolver(&solver.SGD{Rate: 1}, w))...)
+		if err == nil || !strings.Contains(err.Error(), name) ||
+			!strings.Contains(err.Error(), "given twice") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			m.Close()
+		}
+	}
+	for name, o := range map[string]func(...*gorgonia.Node) autograd.Option{
+		"WithEarly": autograd.WithEarly, "WithApart": autograd.WithApart,
+	} {
+		x, _, w, _ := graphOf(1, tensor.New(tensor.WithBacking([]float64{0, 0})))
+		_, err := vm.New(x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1}, w),
+			vm.WithDataParallel(autograd.Solo(), o(x)))
+		if err == nil || !strings.Contains(err.Error(), "x is no parameter") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestRanksWithOtherSettingsAreFound: in New, and by Check if a rank sets another rate later.
+func TestRanksWithOtherSettingsAreFound(t *testing.T) {
+	as := training{solver: solvers["sgd"], build: func(t testing.TB, _ tensor.Dtype) *model {
+		return bounded["mlp"](t, nil)
+	}}
+	rated := func(rate float64) solver.Solver {
+		return &solver.Custom{Name: "mine", Rate: rate, Update: func(u *solver.Update) {
+			u.SetParam(u.Do(fuse.Sub, u.Param(), u.With(fuse.Mul, u.Gradient(), u.Rate())))
+		}}
+	}
+	err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+		_, _, err := r.start(as, vm.WithPrecision([]vm.Precision{vm.BF16, vm.F32}[r.Comm.Rank()]))
+		if err == nil || !strings.Contains(err.Error(), "the precision is") {
+			t.Errorf("another precision: %v", err)
+		}
+		own := as
+		own.solver = func() solver.Solver { return rated(float64(r.Comm.Rank()) + 1) }
+		_, _, err = r.start(own)
+		if err == nil || !strings.Contains(err.Error(), `"Rate":1`) {
+			t.Errorf("a custom solver: %v", err)
+		}
+		for _, level := range append(levels, 0) {
+			_, m, err := r.start(as, vm.WithShards(level))
+			if err != nil {
+				return err
+			}
+			if err = m.DataParallel().Check(); err != nil {
+				return err
+			}
+			if r.Comm.Rank() == 1 {
+				m.Solver().SetRate(7)
+			}
+			err = m.DataParallel().Check()
+			if err == nil || !strings.Contains(err.Error(), "a setting of the solver") {
+				t.Errorf("level %b: %v", level, err)
+			}
+			if err := m.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Error(err)
+	}
+}
