@@ -40,17 +40,16 @@
 //	                    when the communicator closes or a rank is lost
 //	EURYALE_LAST_CALLS  how many of its last collectives a rank prints to standard error on
 //	                    SIGQUIT, before the stacks (default: 0; euryale run sets 10)
-//	EURYALE_LATENESS    1: rank 0 says at the end, and on SIGUSR1, which ranks were late, and
-//	                    why; see docs/observing.md (default: 0)
+//	EURYALE_LATENESS    1: rank 0 names stragglers and their causes, at the end and on
+//	                    SIGUSR1; see docs/observing.md (default: 0)
 //	EURYALE_METRICS     :9090, or ADDRESS:9090: where a program with package metrics serves
 //	                    Prometheus, each rank of a machine on the next port; on loopback
 //	                    unless there is an address
 //	EURYALE_CREDENTIAL  what clients of EURYALE_METRICS must show at an address other than
 //	                    loopback, and what euryale top shows (default: derived from
 //	                    EURYALE_TOKEN; see docs/observing.md)
-//	EURYALE_PLAN        write the plan of a vm.Machine to this file, which ends in .txt, .svg
-//	                    or .json, when it is made; the plan of an evaluation goes to the file
-//	                    with .eval before this end
+//	EURYALE_PLAN        write the plan of a vm.Machine to this .txt, .svg or .json file when
+//	                    it is made; the name for an evaluation has .eval before the extension
 //	EURYALE_FAULT       kill, stop, panic, exit or abort, and ,rank=R,call=N: inject this
 //	                    fault into rank R at its N-th collective, on the job's first attempt;
 //	                    see package fault
@@ -65,17 +64,17 @@
 //	EURYALE_JOB         the job's name, and so which ranks belong together; launchers set it
 //	EURYALE_TOKEN       the job's secret; needed on several machines, 16 bytes or more
 //	EURYALE_TLS         1 on every rank: encrypt the connections between ranks (default: 0)
-//	EURYALE_PORT        the port of the ranks' store, where machines are several and
-//	                    MASTER_PORT is taken
+//	EURYALE_PORT        the port of the ranks' store on several machines, if MASTER_PORT is
+//	                    taken
 //	EURYALE_ALONE       1: a job of one rank, unless a launcher has numbered this process
 //	                    completely; see rendezvous.ReadEnv (default: 0)
 //	EURYALE_SHM_DIR     the tmpfs for shared memory (default: /dev/shm)
 //	EURYALE_TUNING      the file of what was measured on this machine; off: nothing is read,
-//	                    measured or kept, and choices are made by the times that are shipped
+//	                    measured or kept, and algorithms are chosen by built-in timings
 //	                    (default: euryale/tuning.json in the user's cache directory)
-//	EURYALE_KERNELS     sm_70: the GPU kernels of an older compute capability, to try them;
-//	                    or a directory of PTX to take the place of the kernels that are
-//	                    embedded, to compare compilers
+//	EURYALE_KERNELS     sm_70: use the GPU kernels of an older compute capability; or a
+//	                    directory of PTX to use instead of the embedded kernels, to compare
+//	                    compilers
 //	EURYALE_CUBLAS      the cuBLAS to open: a file, or the directory of libcublas.so; off
 //	                    uses none
 //	EURYALE_CUDNN       the cuDNN to open: a file, or the directory of libcudnn.so; off uses

@@ -297,8 +297,7 @@ func (d doctor) unread() (findings []finding) {
 func measurements() finding {
 	f := finding{about: "measurements"}
 	if tuning.Off() {
-		f.text = fmt.Sprintf("%s=off: algorithms are chosen by the times that are shipped",
-			env.Tuning)
+		f.text = fmt.Sprintf("%s=off: algorithms are chosen by built-in timings", env.Tuning)
 		return f
 	}
 	path, err := tuning.Path()
@@ -306,8 +305,8 @@ func measurements() finding {
 		_, err = os.Stat(path)
 	}
 	if err != nil {
-		f.text = "none: algorithms are chosen by the times that are shipped, or that ranks " +
-			"measure as they connect, until euryale bench --tune measures this machine"
+		f.text = "no tuning file: algorithms are chosen by built-in timings, or by those that " +
+			"ranks measure as they connect, until euryale bench --tune measures this machine"
 		return f
 	}
 	f.text = path

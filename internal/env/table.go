@@ -110,17 +110,16 @@ func ofUsers() []Variable {
 		{of: LastCalls, Default: "0; euryale run sets 10",
 			Help: "how many of its last collectives a rank " +
 				"prints to standard error on SIGQUIT, before the stacks"},
-		{of: Lateness, Default: "0", Help: "1: rank 0 says at the end, and on SIGUSR1, which " +
-			"ranks were late, and why; see docs/observing.md"},
+		{of: Lateness, Default: "0", Help: "1: rank 0 names stragglers and their causes, at " +
+			"the end and on SIGUSR1; see docs/observing.md"},
 		{of: Metrics, Help: ":9090, or ADDRESS:9090: where a program with package metrics " +
 			"serves Prometheus, each rank of a machine on the next port; on loopback unless " +
 			"there is an address"},
 		{of: Credential, Secret: true, Help: "what clients of EURYALE_METRICS must show at an " +
 			"address other than loopback, and what euryale top shows",
 			Default: "derived from EURYALE_TOKEN; see docs/observing.md"},
-		{of: Plan, Help: "write the plan of a vm.Machine to this file, which ends in .txt, " +
-			".svg or .json, when it " +
-			"is made; the plan of an evaluation goes to the file with .eval before this end"},
+		{of: Plan, Help: "write the plan of a vm.Machine to this .txt, .svg or .json file when " +
+			"it is made; the name for an evaluation has .eval before the extension"},
 		{of: Fault, Help: "kill, stop, panic, exit or abort, and ,rank=R,call=N: inject this " +
 			"fault into " +
 			"rank R at its N-th collective, on the job's first attempt; see package fault"},
@@ -136,8 +135,8 @@ func ofUsers() []Variable {
 		{of: Token, Secret: true, Help: "the job's secret; needed on several machines, 16 bytes " +
 			"or more"},
 		{of: TLS, Default: "0", Help: "1 on every rank: encrypt the connections between ranks"},
-		{of: Port, Help: "the port of the ranks' store, where machines are several and " +
-			"MASTER_PORT is taken"},
+		{of: Port, Help: "the port of the ranks' store on several machines, if MASTER_PORT is " +
+			"taken"},
 		{of: Alone, Default: "0", Help: "1: a job of one rank, unless a launcher has numbered " +
 			"this process completely; see rendezvous.ReadEnv"},
 	}
@@ -150,10 +149,9 @@ func ofMachines() []Variable {
 		{of: ShmDir, Default: "/dev/shm", Help: "the tmpfs for shared memory"},
 		{of: Tuning, Default: "euryale/tuning.json in the user's cache directory",
 			Help: "the file of what was measured on this machine; off: nothing is read, " +
-				"measured or kept, and choices are made by the times that are shipped"},
-		{of: Kernels, Help: "sm_70: the GPU kernels of an older compute capability, to try them; " +
-			"or a directory of PTX to take the place of the kernels that are embedded, to " +
-			"compare compilers"},
+				"measured or kept, and algorithms are chosen by built-in timings"},
+		{of: Kernels, Help: "sm_70: use the GPU kernels of an older compute capability; or a " +
+			"directory of PTX to use instead of the embedded kernels, to compare compilers"},
 		{of: CUBLAS, Help: "the cuBLAS to open: a file, or the directory of libcublas.so; off " +
 			"uses none"},
 		{of: CUDNN, Help: "the cuDNN to open: a file, or the directory of libcudnn.so; off uses " +
@@ -183,8 +181,8 @@ func ofLaunchers() []Variable {
 		{of: MasterAddr, Foreign: true, Help: "a name or an IP address of rank 0's machine"},
 		{of: MasterPort, Foreign: true, Help: "a free port of rank 0's machine, another for each " +
 			"job"},
-		{of: Restarts, Foreign: true, Help: "how often the job has been restarted; torchrun and " +
-			"euryale run set it"},
+		{of: Restarts, Foreign: true, Help: "number of restarts so far; torchrun and euryale run " +
+			"set it"},
 		{of: NCCLHostID, Foreign: true, Help: "what NCCL takes for the machine's name: ranks of " +
 			"one machine with different ones count as on several"},
 	}
