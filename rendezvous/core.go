@@ -190,19 +190,24 @@ func (c *core) await(w *wait) {
 	}
 }
 
-// cancel ends a wait, unless it is answered. A failure that is known is never dropped.
+// cancel ends a wait, with a nil value for one of this process, unless it is answered. A failure that
+// is known is never dropped.
 func (c *core) cancel(w *wait) {
-	if w.by != nil {
-		delete(w.by.waits, w.id)
-	}
 	if i := slices.IndexFunc(c.held, func(h *held) bool { return h.to == w }); i >= 0 {
 		c.spreads(c.held[i])
-		return
 	}
 	key := w.key()
+	if key == "" {
+		return
+	}
 	c.waits[key] = slices.DeleteFunc(c.waits[key], func(other *wait) bool { return other == w })
 	if len(c.waits[key]) == 0 {
 		delete(c.waits, key) // it may never be set
+	}
+	if w.by != nil {
+		delete(w.by.waits, w.id)
+	} else {
+		c.do(answer{w, nil})
 	}
 }
 
@@ -371,33 +376,32 @@ func (c *core) reply(m *member, id uint64, body []byte, err error) {
 func (c *core) request(m *member, f frame) ([]byte, error) {
 	u := unpacker{rest: f.body}
 	key := u.string()
+	var old, value []byte
+	var delta int64
 	switch f.kind {
+	case kindSwap:
+		old, value = u.bytes(), u.bytes()
 	case kindSet:
-		value := u.bytes()
-		if err := errors.Join(u.done(), checkPair(key, value)); err != nil {
-			return nil, err
-		}
-		if key == willKey(m.rank) {
-			m.wills.take(value, c.now)
-			return nil, nil
-		}
-		c.put(key, copied(value))
-		return nil, nil
-	case kindAdd:
-		delta := u.int()
-		if err := errors.Join(u.done(), checkPair(key, nil)); err != nil {
-			return nil, err
-		}
+		value = u.bytes()
+	default:
+		delta = u.int()
+	}
+	err := errors.Join(u.done(), checkPair(key, value))
+	switch {
+	case err != nil:
+		return nil, err
+	case f.kind == kindSwap:
+		current, swapped := c.swap(key, old, copied(value))
+		return packBytes(packInt(nil, truth(swapped)), current), nil
+	case f.kind == kindAdd:
 		sum, err := c.add(key, delta)
 		return packInt(nil, sum), err
+	case key == willKey(m.rank):
+		m.wills.take(value, c.now)
 	default:
-		old, new := u.bytes(), u.bytes()
-		if err := errors.Join(u.done(), checkPair(key, new)); err != nil {
-			return nil, err
-		}
-		current, swapped := c.swap(key, old, copied(new))
-		return packBytes(packInt(nil, truth(swapped)), current), nil
+		c.put(key, copied(value))
 	}
+	return nil, nil
 }
 
 func truth(b bool) int64 {

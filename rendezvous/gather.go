@@ -124,7 +124,7 @@ func (c *client) values(ctx context.Context, k kind, g gathering) (values [][]by
 		return nil, err
 	}
 	for len(values) < g.count() {
-		u, err := c.request(ctx, k, g.pack(len(values)))
+		u, _, err := c.request(ctx, k, "", g.pack(len(values)))
 		if err != nil {
 			return nil, err
 		}

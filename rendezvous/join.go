@@ -285,21 +285,10 @@ func telling(over bool, last, next error) error {
 	return last
 }
 
-// dialMaster connects to rank 0 on another machine, once it is up. If another
-// program listens there, dialMaster keeps trying and reports it after the timeout.
+// dialMaster connects to rank 0 on another machine, once it is up.
 func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error) {
-	var last error
-	for wait := handshakeTime; ; wait = min(2*wait, e.Timeout) {
-		c, err := dial(ctx, e.address(), e.Token, me, wait, e.Timeout)
-		if err == nil || lasting(err) {
-			return c, err
-		}
-		last = telling(ctx.Err() != nil, last, err)
-		pause(ctx, retryTime)
-		if ctx.Err() != nil {
-			return nil, notFound(context.Cause(ctx), last)
-		}
-	}
+	at := func() (recordValue, bool) { return recordValue{addr: e.address()}, true }
+	return findServer(ctx, e, me, at, e.address)
 }
 
 func (e Env) address() string { return net.JoinHostPort(e.Addr, strconv.Itoa(e.Port)) }

@@ -48,21 +48,12 @@ func (l *link) wake() {
 	l.changed.Broadcast()
 }
 
-// push queues a frame, even if there is no room.
+// push queues a frame, even if there is no room: whoever can wait asks for that first.
 func (l *link) push(f frame) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.queue = append(l.queue, f)
 	l.changed.Broadcast()
-}
-
-// send queues a frame once there is room.
-func (l *link) send(ctx context.Context, f frame) error {
-	err := l.room(ctx)
-	if err == nil {
-		l.push(f)
-	}
-	return err
 }
 
 // room waits until there is room for a frame.
@@ -111,17 +102,5 @@ func (l *link) write() {
 		if f.kind == kindBye {
 			return
 		}
-	}
-}
-
-// bye sends a goodbye after everything that is queued, and waits until it is written or
-// ctx ends.
-func (l *link) bye(ctx context.Context) {
-	if l.send(ctx, frame{kind: kindBye}) != nil {
-		return
-	}
-	select {
-	case <-l.written:
-	case <-ctx.Done():
 	}
 }

@@ -41,18 +41,6 @@ func (t *table) tell(event func()) {
 	}
 }
 
-func (t *table) set(key string, value []byte) { t.tell(func() { t.put(key, value) }) }
-
-func (t *table) add(key string, delta int64) (sum int64, err error) {
-	t.tell(func() { sum, err = t.core.add(key, delta) })
-	return sum, err
-}
-
-func (t *table) compareAndSwap(key string, old, new []byte) (current []byte, swapped bool) {
-	t.tell(func() { current, swapped = t.swap(key, old, new) })
-	return current, swapped
-}
-
 // get waits until key is set or ctx ends. If both have happened the value wins, so that a published
 // failure is never dropped.
 func (t *table) get(ctx context.Context, key string) ([]byte, error) {
@@ -62,13 +50,12 @@ func (t *table) get(ctx context.Context, key string) ([]byte, error) {
 	case <-w.done:
 	case <-ctx.Done():
 		t.tell(func() { t.cancel(w) })
+		<-w.done
 	}
-	select {
-	case <-w.done:
-		return w.value, nil
-	default:
+	if w.value == nil {
 		return nil, context.Cause(ctx)
 	}
+	return w.value, nil
 }
 
 // memStore is one rank's use of a table in its own process.
@@ -102,7 +89,7 @@ func (m *memStore) Set(ctx context.Context, key string, value []byte) error {
 	if err := m.check(ctx, key, value); err != nil {
 		return err
 	}
-	m.t.set(key, copied(value))
+	m.t.tell(func() { m.t.put(key, copied(value)) })
 	return nil
 }
 
@@ -119,19 +106,20 @@ func (m *memStore) Get(ctx context.Context, key string) ([]byte, error) {
 	return copied(v), nil
 }
 
-func (m *memStore) Add(ctx context.Context, key string, delta int64) (int64, error) {
+func (m *memStore) Add(ctx context.Context, key string, delta int64) (sum int64, err error) {
 	if err := m.check(ctx, key, nil); err != nil {
 		return 0, err
 	}
-	return m.t.add(key, delta)
+	m.t.tell(func() { sum, err = m.t.add(key, delta) })
+	return sum, err
 }
 
-func (m *memStore) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool,
-	error) {
+func (m *memStore) CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte,
+	swapped bool, err error) {
 	if err := m.check(ctx, key, new); err != nil {
 		return nil, false, err
 	}
-	current, swapped := m.t.compareAndSwap(key, old, copied(new))
+	m.t.tell(func() { current, swapped = m.t.swap(key, old, copied(new)) })
 	if current != nil {
 		current = copied(current)
 	}

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -284,44 +285,55 @@ func (m *joinRecord) read() (recordValue, bool) {
 	return decodeRecord(string(text))
 }
 
-// find waits for rank 0's record and connects to its store. A record that leads nowhere, or to
-// another job, is stale: find waits for the next. If the record holds a failure, find returns it.
+// find waits for rank 0's record and connects to its store.
 func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, error) {
-	var last error
-	wait := handshakeTime
-	for {
-		v, ok := m.read()
-		if ok && v.ended != "" {
+	return findServer(ctx, e, me, m.read, m.where)
+}
+
+// findServer connects to rank 0's store, once it is where read says. A record that leads nowhere, or
+// to another job, is stale: findServer waits for the next. If the record holds a failure, it returns
+// that. If another program listens there, it keeps trying and reports that after the timeout.
+func findServer(ctx context.Context, e Env, me identity, read func() (recordValue, bool),
+	where func() string) (*client, error) {
+	t := tries{wait: handshakeTime}
+	for ctx.Err() == nil {
+		v, ok := read()
+		switch {
+		case v.ended != "":
 			return nil, decodeFailure([]byte(v.ended))
-		}
-		if ok {
-			token := e.Token
-			if token == "" {
-				token = v.token
-			}
-			c, err := dial(ctx, v.addr, token, me, wait, e.Timeout)
-			if err == nil || lasting(err) {
+		case ok:
+			c, err := dial(ctx, v.addr, cmp.Or(e.Token, v.token), me, t.wait, e.Timeout)
+			if err == nil || !t.failed(err, e.Timeout, ctx.Err() != nil) {
 				return c, err
 			}
-			last = telling(ctx.Err() != nil, last, err)
-			m.awaitChange(ctx, v)
-			wait = min(2*wait, e.Timeout)
-		} else {
+			awaitChange(ctx, read, v)
+		default:
 			pause(ctx, pollTime)
 		}
-		if ctx.Err() != nil {
-			if last == nil {
-				last = fmt.Errorf("its address has not appeared in %s", m.where())
-			}
-			return nil, notFound(context.Cause(ctx), last)
-		}
 	}
+	if t.last == nil {
+		t.last = fmt.Errorf("its address has not appeared in %s", where())
+	}
+	return nil, notFound(context.Cause(ctx), t.last)
+}
+
+// tries are a rank's attempts to reach rank 0. Each may take twice as long as the one before.
+type tries struct {
+	wait time.Duration // for the next one
+	last error         // what is said if all fail
+}
+
+// failed hears that one has failed, and reports whether another one may help.
+func (t *tries) failed(err error, most time.Duration, over bool) bool {
+	t.last = telling(over, t.last, err)
+	t.wait = min(2*t.wait, most)
+	return !lasting(err)
 }
 
 // awaitChange waits until the record differs from v, or it is time to try v again.
-func (m *joinRecord) awaitChange(ctx context.Context, v recordValue) {
+func awaitChange(ctx context.Context, read func() (recordValue, bool), v recordValue) {
 	for end := time.Now().Add(retryTime); time.Now().Before(end) && ctx.Err() == nil; {
-		if now, ok := m.read(); !ok || now != v {
+		if now, ok := read(); !ok || now != v {
 			return
 		}
 		pause(ctx, pollTime)

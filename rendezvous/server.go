@@ -53,6 +53,9 @@ func (s *server) carry(a action) {
 	case remind:
 		time.AfterFunc(a.after, func() { s.table.tell(func() { s.table.due(a.turn) }) })
 	case end:
+		for _, m := range s.table.members {
+			m.link.end(ErrClosed)
+		}
 		close(s.ended)
 	}
 }
@@ -153,16 +156,7 @@ func (s *server) stop() {
 	s.table.tell(s.table.core.stop)
 	<-s.ended
 	s.end()
-	for _, m := range s.connected() {
-		m.link.end(ErrClosed)
-	}
 	s.running.Wait()
-}
-
-// failure returns the published failure, or nil.
-func (s *server) failure() (failure []byte) {
-	s.table.tell(func() { failure = s.table.values[downKey] })
-	return failure
 }
 
 func (s *server) connected() (all []*member) {

@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,31 +17,69 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/sim"
 )
 
-// The simulation moves the server of a job, or of the register of an elastic one, and the processes
-// that use it, one move at a time, by a seed. Links between hosts are slow, lose packets, and are
-// cut one way or both, for a while or for good. Processes come late, twice, from other jobs, stop
-// and go on, and die. Clocks begin anywhere.
+// The simulation moves the ranks of a job, or the processes of an elastic one and its register, one
+// move at a time, by a seed. Links between hosts are slow, lose packets, and are cut one way or
+// both, for a while or for good; some take connections and no data. Processes come late, twice,
+// from other jobs, stop and go on, die, and leave one after the other. Clocks begin anywhere.
 const (
 	simTimeout = 5 * time.Second
 	// simKeep is when a system gives up a connection over which nothing comes.
 	simKeep = 10 * time.Second
 	simSlow = 50 * time.Millisecond
 	// simBound is how long after the last fault all processes have ended.
-	simBound = 4*simTimeout + simKeep + linger + 4*newsTime
+	simBound = 4*simTimeout + simKeep + 20*linger
 )
 
-// packet is a frame on its way, or nil for the end of a connection.
+// packet is a frame on its way, nil for the end of a connection.
 type packet struct {
 	frame *frame
 	sent  time.Duration
 }
 
-// simConn is a connection of a process to the server.
+// The ends of a connection.
+const (
+	toServer = iota
+	toClient
+)
+
+// simConn is a connection of a client to a server.
 type simConn struct {
-	peer   *simRank
+	server *simServer
+	client *simClient
 	member *member
-	to     [2][]packet // the server, the peer
-	closed [2]bool     // by the server, the peer
+	to     [2][]packet
+	closed [2]bool // the end that packets come to
+}
+
+// simServer drives a core.
+type simServer struct {
+	core
+	rank   *simRank
+	local  map[*wait]func(value []byte)
+	stops  time.Duration // when it began to end
+	failed time.Duration // when it knew of a failure
+	asked  int           // ranks to serve next
+	gone   bool
+}
+
+// simClient drives a caller.
+type simClient struct {
+	caller
+	rank  *simRank
+	conn  *simConn
+	then  map[*request]func(c *request)
+	found bool     // whether there is a next is known
+	next  simStore // nil for none
+	waits []func()
+}
+
+// simStore is a Store whose calls call back. What they return gives them up.
+type simStore interface {
+	get(s *simulation, key string, then func(value []byte, err error)) (giveUp func())
+	swap(s *simulation, key, value string, then func(there string, won bool, err error)) func()
+	all(s *simulation, k kind, g gathering, then func(body []byte, err error)) func()
+	close(s *simulation)
+	news() time.Duration // how long to wait until it takes news
 }
 
 // simTimer is what its process does after a while.
@@ -51,43 +93,43 @@ type simRank struct {
 	id      identity
 	host    int
 	came    time.Duration
-	conn    *simConn // nil for the server
+	server  *simServer // nil for none
+	store   simStore   // nil before it has joined
 	timers  []simTimer
-	calls   map[uint64]func(frame)
-	last    uint64
 	dead    bool
 	paused  bool
+	froze   time.Duration // when it was stopped last
 	willed  time.Duration // when the server had its will
 	ended   error         // how its part ended
 	failure *Failure      // that it has heard of
 	read    int           // entries of the log that it has read
 	writes  int           // entries that it will write
 	round   int           // of all-gathers
+	since   time.Duration // when it has begun the round
 }
 
 type simulation struct {
 	*sim.Sim
-	core     core
 	register bool
+	calm     bool // nothing happens before rank 0 leaves, and the links are slow
+	noPort   bool // a rank could not serve
+	stay     bool // who has done its part stays until it is told to leave
+	size     int
+	rounds   int
+	faults   int
 	origin   time.Time
-	server   *simRank
+	server   *simServer // of rank 0, or the register
+	servers  []*simServer
 	ranks    []*simRank
 	conns    []*simConn
-	local    map[*wait]func([]byte)
-	faults   int
-	rounds   int
+	mute     map[int]bool // hosts whose links take connections and no data
 
-	log     []string       // what the entries of the log are, as first seen
-	wrote   map[string]int // where the entries are that processes have written
-	sums    map[string]bool
+	log     []string                 // what the entries of the log are, as first seen
+	wrote   map[string]int           // where the entries are that processes have written
 	entered map[string]time.Duration // when values of all-gathers were set
 	blamed  map[int]bool             // ranks that may be named in a failure
 	failure *Failure                 // the first that anybody has heard of
-	failed  time.Duration            // when the server knew it
-	stops   time.Duration            // when the server began to end
-	asked   int                      // ranks to serve
-	froze   time.Duration            // when it was stopped last
-	gone    bool                     // the server has ended
+	failed  time.Duration            // when
 	wrong   error
 }
 
@@ -102,43 +144,59 @@ func drawn(seed uint64, log *strings.Builder) *simulation {
 	rng := rand.New(rand.NewPCG(seed, 58))
 	size := 2 + rng.IntN(5)
 	hosts := 1 + rng.IntN(size)
-	s := newSimulation(rng, size, hosts, rng.IntN(2) == 0, log)
+	register := rng.IntN(2) == 0
+	s := newSimulation(rng, size, hosts, register, log)
 	for r := 1; r < size; r++ {
-		s.come(testIdentity(r, s.core.me.size), rng.IntN(hosts))
+		s.come(testIdentity(r, s.server.me.size), rng.IntN(hosts))
 	}
 	s.faults = rng.IntN(6)
+	if !register && rng.IntN(3) == 0 {
+		s.calm = true
+		for i := range s.Links {
+			for j := range s.Links[i] {
+				s.Links[i][j].Delay = s.Between(0, 4*simSlow)
+			}
+		}
+	}
 	return s
 }
 
 func newSimulation(rng *rand.Rand, size, hosts int, register bool,
 	log *strings.Builder) *simulation {
-	s := &simulation{Sim: sim.New(rng, hosts, log), register: register, rounds: 4,
-		local: map[*wait]func([]byte){}, wrote: map[string]int{}, sums: map[string]bool{},
-		blamed: map[int]bool{}, entered: map[string]time.Duration{}}
-	s.origin = time.Unix(rng.Int64N(1e9), 0)
+	s := &simulation{Sim: sim.New(rng, hosts, log), register: register, size: size, rounds: 4,
+		mute: map[int]bool{}, wrote: map[string]int{}, entered: map[string]time.Duration{},
+		blamed: map[int]bool{}, origin: time.Unix(rng.Int64N(1e9), 0)}
 	me := testIdentity(0, size)
 	if register {
 		me.size, me.lasting = maxRanks, true
 	}
-	s.core = newCore(me, register)
-	s.server = s.start(me, 0, 0)
+	r := s.start(me, 0, 0, s.live)
+	s.server = s.serves(r)
+	r.store = s.server
 	return s
 }
 
+// serves makes a process a server.
+func (s *simulation) serves(r *simRank) *simServer {
+	r.server = &simServer{core: newCore(r.id, s.register), rank: r,
+		local: map[*wait]func([]byte){}}
+	s.servers = append(s.servers, r.server)
+	return r.server
+}
+
 // start begins a process after a while.
-func (s *simulation) start(id identity, host int, after time.Duration) *simRank {
-	r := &simRank{id: id, host: host, calls: map[uint64]func(frame){}, writes: 1 + s.Rand.IntN(4)}
+func (s *simulation) start(id identity, host int, after time.Duration,
+	begin func(*simRank)) *simRank {
+	r := &simRank{id: id, host: host, came: s.Now + after, writes: 1 + s.Rand.IntN(4)}
 	s.ranks = append(s.ranks, r)
-	r.came = s.Now + after
-	r.timers = []simTimer{{r.came, func() { s.begin(r) }}}
+	r.timers = []simTimer{{r.came, func() { begin(r) }}}
 	return r
 }
 
 // come lets a process of an identity come in a while. Another one may come that has the same, or
 // one of another job, version or size.
 func (s *simulation) come(id identity, host int) {
-	r := s.start(id, host, s.Between(0, time.Second))
-	r.conn = s.dialled(r)
+	s.start(id, host, s.Between(0, time.Second), s.join)
 	if s.register || s.Rand.IntN(10) > 0 {
 		return
 	}
@@ -158,70 +216,127 @@ func (s *simulation) stray(id identity, how string, host int, after time.Duratio
 	case "size":
 		id.size++
 	}
-	r := s.start(id, host, after)
-	r.conn = s.dialled(r)
+	s.start(id, host, after, s.join)
 }
-
-func (s *simulation) dialled(r *simRank) *simConn {
-	c := &simConn{peer: r}
-	s.conns = append(s.conns, c)
-	return c
-}
-
-func (r *simRank) runs() bool { return !r.dead && !r.paused && r.ended == nil }
 
 // after lets a process do something in a while.
 func (s *simulation) after(r *simRank, d time.Duration, do func()) {
 	r.timers = append(r.timers, simTimer{s.Now + d, do})
 }
 
-// tell gives an event to the core, and carries out what it says.
-func (s *simulation) tell(event func()) {
-	s.core.now = s.origin.Add(s.Now)
-	event()
-	if s.failed == 0 && s.core.values[downKey] != nil {
-		s.failed = s.Now
+// later is after, unless the part of the process has ended by then.
+func (s *simulation) later(r *simRank, d time.Duration, do func()) {
+	s.after(r, d, func() {
+		if r.ended == nil {
+			do()
+		}
+	})
+}
+
+// connect connects a process to a server, unless there is no way or the server refuses it.
+func (s *simulation) connect(r *simRank, v *simServer, then func(c *simClient, err error)) {
+	there, back := &s.Links[r.host][v.rank.host], &s.Links[v.rank.host][r.host]
+	if there.Cut || back.Cut || s.mute[r.host] {
+		s.after(r, handshakeTime, func() { then(nil, errors.New("no answer")) })
+		return
 	}
-	todo := s.core.todo
-	s.core.todo = nil
+	s.after(r, 3*(there.Delay+back.Delay), func() {
+		if v.gone || v.rank.dead || v.rank.paused {
+			then(nil, errors.New("connection refused"))
+			return
+		}
+		var m *member
+		var err error
+		if s.told(v, func() { m, err = v.admit(r.id) }); err != nil {
+			s.told(v, func() { v.turnAway("a host", r.id, err) })
+			then(nil, err)
+			return
+		}
+		c := &simClient{caller: newCaller(r.id, v.me), rank: r, then: map[*request]func(*request){}}
+		c.conn = &simConn{server: v, client: c, member: m}
+		s.conns = append(s.conns, c.conn)
+		then(c, nil)
+	})
+}
+
+// told gives an event to a core, and carries out what it says.
+func (s *simulation) told(v *simServer, event func()) {
+	v.now = s.origin.Add(s.Now)
+	event()
+	if v.failed == 0 && v.values[downKey] != nil {
+		v.failed = s.Now
+	}
+	todo := v.todo
+	v.todo = nil
 	for _, a := range todo {
-		s.carry(a)
+		switch a := a.(type) {
+		case send:
+			s.send(v, a)
+		case drop:
+			s.hangUp(s.connOf(a.from), toServer)
+		case answer:
+			then := v.local[a.to]
+			if delete(v.local, a.to); then == nil {
+				s.fail("a call of rank %d is answered twice", v.rank.id.rank)
+				return
+			}
+			s.after(v.rank, 0, func() { then(a.value) })
+		case remind:
+			s.after(v.rank, a.after, func() { s.told(v, func() { v.due(a.turn) }) })
+		case spread:
+			s.after(v.rank, spreadTime, func() { s.told(v, func() { v.spreads(a.call) }) })
+		case end:
+			s.over(v)
+		}
 	}
 }
 
-func (s *simulation) carry(a action) {
-	switch a := a.(type) {
-	case send:
-		s.Logf("server: kind %d, id %d to %d", a.frame.kind, a.frame.id, a.to.rank)
-		if s.core.members[a.to.rank] != a.to {
-			s.fail("the server sends to rank %d, which has left", a.to.rank)
+func (s *simulation) send(v *simServer, a send) {
+	s.Logf("%d -> %d: kind %d, id %d", v.rank.id.rank, a.to.rank, a.frame.kind, a.frame.id)
+	if v.members[a.to.rank] != a.to {
+		s.fail("the server sends to rank %d, which has left", a.to.rank)
+	}
+	if a.frame.kind == kindServe {
+		v.asked++
+	}
+	s.push(s.connOf(a.to), toClient, &a.frame)
+	if a.reports {
+		s.after(v.rank, s.Between(0, time.Millisecond), func() {
+			s.told(v, func() { v.wrote(a.to, a.frame.kind) })
+		})
+	}
+}
+
+// over ends a server.
+func (s *simulation) over(v *simServer) {
+	v.gone = true
+	most := linger + time.Duration(v.asked+2)*newsTime + simSlow
+	if took := s.Now - v.stops; took > most && v.rank.froze < v.stops {
+		s.fail("the server has taken %v to end", took)
+	}
+	for _, c := range s.conns {
+		if c.server == v {
+			s.hangUp(c, toServer)
 		}
-		if a.frame.kind == kindServe {
-			s.asked++
+	}
+	s.After(2*newsTime, func() { s.watched(v) })
+}
+
+// watched checks that the ranks that a server has left behind are watched by another one.
+func (s *simulation) watched(v *simServer) {
+	var all, unwatched []int
+	for _, c := range s.conns {
+		if r := c.client.rank; c.server == v && r.ended == nil {
+			if all = append(all, r.id.rank); c.client.next == nil {
+				unwatched = append(unwatched, r.id.rank)
+			}
 		}
-		s.push(s.connOf(a.to), 1, &a.frame)
-		if a.reports {
-			s.after(s.server, s.Between(0, time.Millisecond), func() {
-				s.tell(func() { s.core.wrote(a.to, a.frame.kind) })
-			})
+		if s.failure != nil || s.noPort || s.blamed[c.client.rank.id.rank] {
+			return
 		}
-	case drop:
-		s.hangUp(s.connOf(a.from), 0)
-	case answer:
-		s.local[a.to](a.value)
-	case remind:
-		s.after(s.server, a.after, func() { s.tell(func() { s.core.due(a.turn) }) })
-	case spread:
-		s.after(s.server, spreadTime, func() { s.tell(func() { s.core.spreads(a.call) }) })
-	case end:
-		s.gone = true
-		most := linger + time.Duration(s.asked+2)*newsTime + simSlow
-		if took := s.Now - s.stops; took > most && s.froze < s.stops {
-			s.fail("the server has taken %v to end", took)
-		}
-		for _, c := range s.conns {
-			s.hangUp(c, 0)
-		}
+	}
+	if len(all) > 1 && unwatched != nil {
+		s.fail("nobody watches ranks %d of %d", unwatched, all)
 	}
 }
 
@@ -229,146 +344,311 @@ func (s *simulation) connOf(m *member) *simConn {
 	return s.conns[slices.IndexFunc(s.conns, func(c *simConn) bool { return c.member == m })]
 }
 
-// push sends a frame to the server (0) or to the peer (1) of a connection, nil for its end.
+// push sends a frame over a connection, nil for its end.
 func (s *simulation) push(c *simConn, to int, f *frame) {
 	c.to[to] = append(c.to[to], packet{f, s.Now})
 }
 
-// hangUp ends a connection at the end of the server (0) or of the peer (1).
-func (s *simulation) hangUp(c *simConn, by int) {
-	if c.member != nil && !c.closed[by] {
-		c.closed[by] = true
-		s.push(c, 1-by, nil)
+// hangUp ends a connection at one end.
+func (s *simulation) hangUp(c *simConn, at int) {
+	if !c.closed[at] {
+		c.closed[at] = true
+		s.push(c, 1-at, nil)
 	}
 }
 
-// call sends a request of a process, and hears its answer.
-func (s *simulation) call(r *simRank, k kind, body []byte, then func(f frame)) (id uint64) {
-	r.last++
-	r.calls[r.last] = then
-	s.push(r.conn, 0, &frame{kind: k, id: r.last, body: body})
-	return r.last
-}
-
-// get waits for a value, in the process of the server or in another one.
-func (s *simulation) get(r *simRank, key string, then func(value []byte)) {
-	if r != s.server {
-		s.call(r, kindGet, packString(nil, key), func(f frame) { then(f.body) })
-		return
+// tells gives an event to a caller, and carries out what it says.
+func (s *simulation) tells(c *simClient, event func()) {
+	c.now = s.origin.Add(s.Now)
+	event()
+	todo := c.todo
+	c.todo = nil
+	for _, a := range todo {
+		switch a := a.(type) {
+		case push:
+			s.push(c.conn, toServer, &a.frame)
+		case finish:
+			then := c.then[a.call]
+			if delete(c.then, a.call); then == nil {
+				s.fail("a call of rank %d ends twice", c.rank.id.rank)
+				return
+			}
+			s.after(c.rank, 0, func() { then(a.call) })
+		case follow:
+			s.follow(c, a.frame)
+		case pass:
+			s.whenFound(c, func() { s.pass(c, a) })
+		case patience:
+			s.after(c.rank, a.most, func() { s.tells(c, func() { c.end(a.why) }) })
+		case hangUp:
+			s.hangUp(c.conn, toClient)
+			s.closeNext(c)
+			s.callsEnd(c)
+		}
 	}
-	w := &wait{get: key}
-	s.local[w] = func(value []byte) { s.after(r, 0, func() { then(value) }) }
-	s.tell(func() { s.core.await(w) })
 }
 
-// swap is compare and swap, for a key that is not set.
-func (s *simulation) swap(r *simRank, key string, value string, then func(there string, won bool)) {
-	if r == s.server {
-		s.tell(func() {
-			there, won := s.core.swap(key, nil, []byte(value))
-			s.after(r, 0, func() { then(string(there), won) })
+// follow finds the successor of a server, or makes the rank it.
+func (s *simulation) follow(c *simClient, f frame) {
+	u := unpacker{rest: f.body}
+	found := func(next simStore, addr string) {
+		c.found = true
+		if c.next = next; next != nil {
+			s.tells(c, func() { c.caller.found(addr) })
+		}
+		for _, waits := range c.waits {
+			waits()
+		}
+	}
+	if f.kind == kindServe && s.Rand.IntN(8) == 0 {
+		s.noPort = true
+		s.after(c.rank, 0, func() { found(nil, "") })
+	} else if f.kind == kindServe {
+		v := s.serves(c.rank)
+		v.expected = int(u.int())
+		s.after(c.rank, s.Between(0, simSlow), func() { found(v, strconv.Itoa(len(s.servers)-1)) })
+	} else {
+		i, _ := strconv.Atoi(u.string())
+		s.connect(c.rank, s.servers[i], func(next *simClient, err error) {
+			if err != nil {
+				s.Logf("rank %d does not follow: %v", c.rank.id.rank, err)
+				found(nil, "")
+				return
+			}
+			found(next, "")
 		})
+	}
+}
+
+// whenFound does something once it is known whether there is a successor.
+func (s *simulation) whenFound(c *simClient, do func()) {
+	if c.follows && !c.found {
+		c.waits = append(c.waits, do)
 		return
 	}
-	body := packBytes(packBytes(packString(nil, key), nil), []byte(value))
-	s.call(r, kindSwap, body, func(f frame) {
-		u := unpacker{rest: f.body}
-		won := u.int() == 1
-		then(u.string(), won)
+	do()
+}
+
+// pass tells the successor of a failure.
+func (s *simulation) pass(c *simClient, p pass) {
+	passed := func() { s.tells(c, func() { c.passed(p.failure, p.call) }) }
+	if c.next == nil {
+		passed()
+		return
+	}
+	c.next.swap(s, downKey, string(p.failure.encode()), func(string, bool, error) {
+		c.next.get(s, downKey, func([]byte, error) { passed() })
 	})
 }
 
-// begin is the first step of a process: it connects, which takes until both ways are open.
-func (s *simulation) begin(r *simRank) {
-	if r == s.server {
-		s.live(r)
-		return
+// call is a request of a client. If the successor has the key, again is done.
+func (c *simClient) call(s *simulation, k kind, key string, body []byte, again func(next simStore),
+	then func(u unpacker, err error)) (giveUp func()) {
+	asked := &request{kind: k, key: key}
+	c.then[asked] = func(*request) {
+		s.whenFound(c, func() {
+			switch {
+			case asked.moved && c.next != nil:
+				again(c.next)
+			case asked.err == nil && asked.reply.kind == kindFailed:
+				then(unpacker{}, errors.New(string(asked.reply.body)))
+			default:
+				then(unpacker{rest: asked.reply.body}, asked.err)
+			}
+		})
 	}
-	there, back := &s.Links[r.host][0], &s.Links[0][r.host]
-	switch {
-	case s.Now-r.came > simTimeout:
-		if !s.gone {
-			s.named(r, 0)
+	s.tells(c, func() { c.begin(asked, body) })
+	return func() { s.tells(c, func() { c.giveUp(asked, timeoutError{simTimeout}) }) }
+}
+
+func (c *simClient) get(s *simulation, key string, then func([]byte, error)) func() {
+	return c.call(s, kindGet, key, packString(nil, key),
+		func(next simStore) { next.get(s, key, then) },
+		func(u unpacker, err error) { then(u.rest, err) })
+}
+
+func (c *simClient) swap(s *simulation, key, value string,
+	then func(there string, won bool, err error)) func() {
+	body := packBytes(packBytes(packString(nil, key), nil), []byte(value))
+	return c.call(s, kindSwap, key, body,
+		func(next simStore) { next.swap(s, key, value, then) },
+		func(u unpacker, err error) { won := u.int() == 1; then(u.string(), won, err) })
+}
+
+func (c *simClient) all(s *simulation, k kind, g gathering, then func([]byte, error)) func() {
+	return c.call(s, k, "", g.pack(0), nil,
+		func(u unpacker, err error) { then(u.rest, err) })
+}
+
+func (c *simClient) close(s *simulation) {
+	s.tells(c, c.shut)
+	s.closeNext(c)
+}
+
+// callsEnd checks that a call ends that is made after the connection has ended.
+func (s *simulation) callsEnd(c *simClient) {
+	s.later(c.rank, 0, func() {
+		ended := false
+		c.call(s, kindPeek, "", nil, nil, func(unpacker, error) { ended = true })
+		s.later(c.rank, time.Second, func() {
+			if !ended && c.rank.froze < s.Now-time.Second {
+				s.fail("a call of rank %d hangs after its connection has ended", c.rank.id.rank)
+			}
+		})
+	})
+}
+
+// closeNext closes the successor of a client that is closed.
+func (s *simulation) closeNext(c *simClient) {
+	if c.quit && c.over != nil {
+		s.whenFound(c, func() {
+			if c.next != nil {
+				c.next.close(s)
+			}
+		})
+	}
+}
+
+func (c *simClient) news() time.Duration { return c.newsTime() }
+
+// wait is a call of the process of a server, which waits.
+func (v *simServer) wait(s *simulation, w *wait, then func([]byte, error)) (giveUp func()) {
+	v.local[w] = func(value []byte) {
+		if value == nil {
+			then(nil, timeoutError{simTimeout})
+			return
 		}
-		s.ends(r, notFound(timeoutError{simTimeout}, errors.New("no answer")))
-	case there.Cut || back.Cut || s.server.paused || s.server.dead || s.gone:
-		s.after(r, retryTime, func() { s.begin(r) })
-	default:
-		s.after(r, 3*(there.Delay+back.Delay), func() { s.admit(r) })
+		then(value, nil)
 	}
+	s.told(v, func() { v.await(w) })
+	return func() { s.told(v, func() { v.cancel(w) }) }
 }
 
-// ends ends the part of a process.
-func (s *simulation) ends(r *simRank, why error) {
-	s.Say("rank %d: %v", r.id.rank, why)
-	r.ended = why
+func (v *simServer) get(s *simulation, key string, then func([]byte, error)) func() {
+	return v.wait(s, &wait{get: key}, then)
 }
 
-func (s *simulation) admit(r *simRank) {
-	if s.gone || s.server.dead || s.server.paused {
-		s.begin(r)
-		return
-	}
-	var err error
-	s.tell(func() { r.conn.member, err = s.core.admit(r.id) })
-	if err != nil {
-		s.tell(func() { s.core.turnAway("a host", r.id, err) })
-		s.ends(r, err)
-		return
-	}
-	s.live(r)
+func (v *simServer) swap(s *simulation, key, value string, then func(string, bool, error)) func() {
+	s.told(v, func() {
+		there, won := v.core.swap(key, nil, []byte(value))
+		s.after(v.rank, 0, func() { then(string(there), won, nil) })
+	})
+	return func() {}
 }
 
-// live lets a process do what it does: it watches for failures, reads the log and writes to it,
-// counts, and takes part in all-gathers.
+func (v *simServer) all(s *simulation, k kind, g gathering, then func([]byte, error)) func() {
+	if k == kindPeek {
+		s.after(v.rank, 0, func() { then(v.pack(g, 0), nil) })
+		return func() {}
+	}
+	s.entered[rankKey(g.key, g.rank)] = s.Now
+	s.told(v, func() { v.put(rankKey(g.key, g.rank), g.value) })
+	return v.wait(s, &wait{all: &g}, then)
+}
+
+func (v *simServer) close(s *simulation) {
+	if v.phase == serving {
+		v.stops = s.Now
+	}
+	s.told(v, v.stop)
+}
+
+func (v *simServer) news() time.Duration { return newsTime }
+
+// join connects a process, as often as it takes.
+func (s *simulation) join(r *simRank) {
+	s.connect(r, s.server, func(c *simClient, err error) {
+		switch {
+		case err == nil:
+			r.store = c
+			s.live(r)
+		case lasting(err):
+			s.ends(r, err)
+		case s.Now-r.came > simTimeout:
+			if !s.server.gone && !s.mute[r.host] {
+				s.named(r, 0)
+			}
+			s.ends(r, notFound(timeoutError{simTimeout}, err))
+		default:
+			s.after(r, retryTime, func() { s.join(r) })
+		}
+	})
+}
+
+// live lets a process do what it does: it watches for failures, takes part in all-gathers, reads
+// the log and writes to it.
 func (s *simulation) live(r *simRank) {
 	if !s.register {
-		s.get(r, downKey, func(value []byte) { s.hears(r, decodeFailure(value)) })
+		r.store.get(s, downKey, func(value []byte, err error) {
+			var f *Failure
+			if errors.As(err, &f) {
+				s.hears(r, f)
+			} else if err == nil {
+				s.hears(r, decodeFailure(value))
+			}
+		})
 		s.gather(r)
 	}
 	s.reads(r)
 	s.writes(r, 0)
 }
 
+// ends ends the part of a process.
+func (s *simulation) ends(r *simRank, why error) {
+	s.Say("rank %d: %v", r.id.rank, why)
+	r.ended = why
+	if why == ErrClosed && s.failure != nil && s.Now > s.failed+2*newsTime && !s.apart(r) {
+		s.fail("rank %d has not heard of %v", r.id.rank, s.failure)
+	}
+}
+
+// leave is ends for a process that has joined.
+func (s *simulation) leave(r *simRank, why error) {
+	s.ends(r, why)
+	r.store.close(s)
+}
+
 // hears checks a failure that a rank hears of, which then leaves.
 func (s *simulation) hears(r *simRank, f *Failure) {
-	if r.ended != nil {
+	if r.ended != nil || r.failure != nil {
 		return
 	}
 	s.Logf("rank %d hears: %v", r.id.rank, f)
 	r.failure = f
 	if s.failure == nil {
-		s.failure = f
-	}
-	if f.Error() != s.failure.Error() {
-		s.fail("rank %d hears of %v, the first was %v", r.id.rank, f, s.failure)
+		s.failure, s.failed = f, s.Now
 	}
 	s.named(r, f.Rank)
+	if f.Error() != s.failure.Error() && !s.apart(r) {
+		s.fail("rank %d hears of %v, the first was %v", r.id.rank, f, s.failure)
+	}
 	if strings.Contains(f.Error(), errToken.Error()) {
 		s.fail("a stranger has ended the job: %v", f)
 	}
 	for _, other := range s.ranks {
-		if early := endedEarly("signal 9"); f.Rank == other.id.rank && other.conn != nil &&
-			other.conn.member != nil && f.Cause.Error() == early.Error() {
-			s.fail("rank %d hears of %v, and it had joined", r.id.rank, f)
-		}
-		if f.Rank == other.id.rank && !f.Declared && other.willed > 0 &&
-			s.failed-other.willed < willTime-time.Second {
+		switch {
+		case f.Rank != other.id.rank || !strings.Contains(f.Error(), "killed"):
+		case r.host > 0 && s.blamed[r.id.rank], len(s.servers) > 1: // it did not come there
+		case other.server != nil && other.willed < r.came+time.Second:
+		case other.willed > 0 && s.Now-other.willed < willTime-time.Second:
 			s.fail("rank %d hears of %v, against its will", r.id.rank, f)
 		}
 	}
-	if r == s.server && s.Now < s.failed+spreadTime {
-		for _, m := range s.core.connected() {
+	if v := r.server; v != nil && v.failed > 0 && s.Now < v.failed+spreadTime && !v.gone {
+		for _, m := range v.connected() {
 			if !m.told {
-				s.fail("rank 0 hears of %v before rank %d", f, m.rank)
+				s.fail("rank %d, which serves, hears of %v before rank %d", r.id.rank, f, m.rank)
 			}
 		}
 	}
-	s.after(r, s.Between(0, time.Second), func() {
-		if r.ended == nil {
-			s.leave(r, f)
-		}
-	})
+	s.later(r, s.Between(0, time.Second), func() { s.leave(r, f) })
+}
+
+// apart reports whether something has happened to a rank, or to rank 0, so that it may hear of
+// another failure than others.
+func (s *simulation) apart(r *simRank) bool {
+	return s.blamed[r.id.rank] || s.server.rank.dead || s.server.rank.froze > 0 ||
+		s.server.rank.paused
 }
 
 // named checks that nobody is to blame who has done nothing.
@@ -379,32 +659,35 @@ func (s *simulation) named(r *simRank, blamed int) {
 }
 
 func (s *simulation) reads(r *simRank) {
-	i, last := r.read, r.last
-	if r != s.server && s.Rand.IntN(4) == 0 { // it gives up, and asks again
-		s.after(r, s.Between(0, time.Second), func() {
-			if r.read == i {
-				r.calls[last+1] = func(frame) {}
-				s.push(r.conn, 0, &frame{kind: kindCancel, id: last + 1})
-				s.reads(r)
-			}
-		})
-	}
-	s.get(r, fmt.Sprint("log/", i), func(value []byte) {
-		if i != r.read {
+	i := r.read
+	done := false
+	giveUp := r.store.get(s, fmt.Sprint("log/", i), func(value []byte, err error) {
+		switch {
+		case r.ended != nil:
+		case errors.As(err, new(timeoutError)):
+			s.reads(r)
+		case err == nil && done:
 			s.fail("process %d gets entry %d twice", r.id.rank, i)
+		case err == nil:
+			done = true
+			s.sees(r, i, string(value))
+			r.read++
+			s.reads(r)
+		case s.register:
+			s.ends(r, err)
 		}
-		s.sees(r, i, string(value))
-		r.read++
-		s.reads(r)
 	})
+	if s.Rand.IntN(4) == 0 { // it gives up, and asks again
+		s.later(r, s.Between(0, time.Second), giveUp)
+	}
 }
 
 // sees compares an entry of the log with what others have seen.
 func (s *simulation) sees(r *simRank, i int, entry string) {
-	if i == len(s.log) {
+	for len(s.log) <= i { // nobody has read it yet
 		s.log = append(s.log, entry)
 	}
-	if i > len(s.log) || s.log[i] != entry {
+	if s.log[i] != entry {
 		s.fail("process %d sees %q as entry %d, others %q", r.id.rank, entry, i, s.log)
 	}
 }
@@ -414,9 +697,9 @@ func (s *simulation) writes(r *simRank, i int) {
 		return
 	}
 	entry := fmt.Sprintf("%d.%d", r.id.rank, r.writes)
-	s.swap(r, fmt.Sprint("log/", i), entry, func(there string, won bool) {
-		for len(s.log) <= i { // nobody has read it yet
-			s.log = append(s.log, there)
+	r.store.swap(s, fmt.Sprint("log/", i), entry, func(there string, won bool, err error) {
+		if err != nil || r.ended != nil {
+			return
 		}
 		s.sees(r, i, there)
 		if won != (there == entry) {
@@ -427,57 +710,41 @@ func (s *simulation) writes(r *simRank, i int) {
 			s.wrote[entry] = i
 			r.writes--
 		}
-		s.after(r, s.Between(0, 100*time.Millisecond), func() { s.writes(r, i+1) })
+		s.later(r, s.Between(0, 100*time.Millisecond), func() { s.writes(r, i+1) })
 	})
 }
 
 // gather takes part in the all-gather of a round. Join has the first one.
 func (s *simulation) gather(r *simRank) {
-	if r.round == s.rounds {
+	if r.since = s.Now; r.round == s.rounds {
+		if s.stay {
+			return
+		}
 		stays := s.Between(0, linger/2)
 		if s.Rand.IntN(4) == 0 {
 			stays *= 20
 		}
-		s.after(r, stays, func() {
-			if r.ended == nil {
-				s.leave(r, ErrClosed)
-			}
-		})
+		s.later(r, stays, func() { s.leave(r, ErrClosed) })
 		return
 	}
 	round := r.round
-	g := gathering{key: fmt.Sprint("round/", round), size: s.core.me.size, rank: r.id.rank,
+	g := gathering{key: fmt.Sprint("round/", round), size: s.size, rank: r.id.rank,
 		value: fmt.Append(nil, r.id.rank, ".", round)}
-	id := s.ask(r, kindGather, g, func(body []byte) {
-		if r.round == round && r.ended == nil {
+	giveUp := r.store.all(s, kindGather, g, func(body []byte, err error) {
+		var f *Failure
+		switch {
+		case r.ended != nil || r.round != round || r.failure != nil:
+		case err == nil:
 			s.passes(r, g, body)
+		case errors.As(err, new(timeoutError)):
+			s.late(r, g, err)
+		case errors.As(err, &f):
+			s.hears(r, f)
+		default:
+			s.leave(r, err)
 		}
 	})
-	s.after(r, simTimeout, func() {
-		if r.round == round && r.ended == nil && r.failure == nil {
-			s.late(r, g, id)
-		}
-	})
-}
-
-// ask asks for the values of a gathering, in the process of the server or in another one. It
-// returns the number of the request.
-func (s *simulation) ask(r *simRank, k kind, g gathering, then func(body []byte)) uint64 {
-	if r != s.server {
-		return s.call(r, k, g.pack(0), func(f frame) { then(f.body) })
-	}
-	w := &wait{all: &g}
-	s.local[w] = func(value []byte) { s.after(r, 0, func() { then(value) }) }
-	s.tell(func() {
-		if k == kindPeek {
-			s.core.do(answer{w, s.core.pack(g, 0)})
-			return
-		}
-		s.entered[rankKey(g.key, 0)] = s.Now
-		s.core.put(rankKey(g.key, 0), g.value)
-		s.core.await(w)
-	})
-	return 0
+	s.later(r, simTimeout, giveUp)
 }
 
 // passes checks what an all-gather has given to a rank.
@@ -489,125 +756,86 @@ func (s *simulation) passes(r *simRank, g gathering, body []byte) {
 		}
 	}
 	r.round++
-	s.after(r, s.Between(0, 100*time.Millisecond), func() { s.gather(r) })
+	s.later(r, s.Between(0, 100*time.Millisecond), func() { s.gather(r) })
 }
 
 // late ends a round for which a rank has waited too long: it asks who is missing.
-func (s *simulation) late(r *simRank, g gathering, id uint64) {
-	round, began := r.round, s.Now
-	if r != s.server {
-		r.calls[id] = func(frame) {} // it may be on its way
-		s.push(r.conn, 0, &frame{kind: kindCancel, id: id})
-	}
-	err := error(timeoutError{simTimeout})
-	s.ask(r, kindPeek, g, func(body []byte) {
-		if r.round != round || r.ended != nil {
+func (s *simulation) late(r *simRank, g gathering, err error) {
+	began := s.Now
+	giveUp := r.store.all(s, kindPeek, g, func(body []byte, lookErr error) {
+		if r.ended != nil || r.failure != nil {
 			return
 		}
-		u := unpacker{rest: body}
-		there := make([][]byte, g.size)
-		for rank := range there {
-			there[rank] = u.bytes()
+		var there [][]byte
+		if u := (unpacker{rest: body}); lookErr == nil {
+			for range g.size {
+				there = append(there, u.bytes())
+			}
+		} else {
+			err = unanswered{err}
 		}
 		if _, err = g.outcome("join", there, true, err); err == nil {
 			s.passes(r, g, body)
 			return
 		}
-		var missing *MissingError
-		if errors.As(err, &missing) {
-			for _, rank := range missing.Ranks {
-				if at := s.entered[rankKey(g.key, rank)]; at > 0 && at < began {
-					s.fail("rank %d misses rank %d, which has entered", r.id.rank, rank)
-				}
+		missing := &MissingError{}
+		errors.As(err, &missing)
+		for rank := range there {
+			if (there[rank] == nil) != slices.Contains(missing.Ranks, rank) {
+				s.fail("rank %d says of rank %d: %v", r.id.rank, rank, err)
+			}
+			if at := s.entered[rankKey(g.key, rank)]; there[rank] == nil && at > 0 && at < began {
+				s.fail("rank %d misses rank %d, which has entered", r.id.rank, rank)
 			}
 		}
 		s.gives(r, err)
 	})
-	s.after(r, newsTime, func() {
-		if r.round == round && r.ended == nil {
-			s.gives(r, unanswered{err})
-		}
-	})
+	s.later(r, newsTime, giveUp)
 }
 
 // gives lets a rank give up, and tell the others why.
 func (s *simulation) gives(r *simRank, err error) {
 	f := (&World{Rank: r.id.rank}).failureOf(err)
 	s.named(r, f.Rank)
-	leave := func() {
+	giveUp := r.store.swap(s, downKey, string(f.encode()), func(string, bool, error) {
 		if r.ended == nil {
 			s.leave(r, err)
 		}
+	})
+	s.later(r, r.store.news(), giveUp)
+	if waited := s.Now - r.since; waited > simTimeout+newsTime+simSlow && r.froze < r.since {
+		s.fail("rank %d has waited %v", r.id.rank, waited)
 	}
-	s.swap(r, downKey, string(f.encode()), func(string, bool) { leave() })
-	s.after(r, newsTime, leave)
 }
 
-// leave ends the part of a rank with a goodbye.
-func (s *simulation) leave(r *simRank, why error) {
-	s.ends(r, why)
-	if r == s.server {
-		s.stops = s.Now
-		s.tell(s.core.stop)
-		return
-	}
-	s.push(r.conn, 0, &frame{kind: kindBye})
-}
-
-// arrives is a packet at the server (0) or at the peer of a connection (1).
+// arrives is a packet at an end of a connection.
 func (s *simulation) arrives(c *simConn, at int) {
 	p := c.to[at][0]
 	c.to[at] = c.to[at][1:]
+	v, err := c.server, errors.New("EOF")
 	switch {
-	case c.closed[at] || c.member == nil:
-	case at == 0 && (p.frame == nil || p.frame.kind == kindBye):
-		err := error(nil)
-		if p.frame == nil {
-			err = errors.New("EOF")
+	case c.closed[at]:
+	case at == toClient && p.frame == nil:
+		s.tells(c.client, func() { c.client.broke(err, nil) })
+	case at == toClient:
+		s.tells(c.client, func() { c.client.heard(*p.frame) })
+	case p.frame == nil || p.frame.kind == kindBye:
+		if p.frame != nil {
+			err = nil
 		}
-		s.Logf("server: rank %d has left: %v", c.member.rank, err)
-		s.tell(func() { s.core.left(c.member, err) })
-	case at == 0:
-		if g, _, err := unpackGathering(p.frame.body); p.frame.kind == kindGather && err == nil {
+		s.Logf("%d: rank %d has left: %v", v.rank.id.rank, c.member.rank, err)
+		s.told(v, func() { v.left(c.member, err) })
+	default:
+		s.Logf("%d <- %d: kind %d, id %d", v.rank.id.rank, c.member.rank, p.frame.kind, p.frame.id)
+		g, _, err := unpackGathering(p.frame.body)
+		if p.frame.kind == kindGather && err == nil {
 			s.entered[rankKey(g.key, g.rank)] = s.Now
 		}
-		s.Logf("server: kind %d, id %d from %d", p.frame.kind, p.frame.id, c.member.rank)
-		s.tell(func() {
-			if err := s.core.hear(c.member, *p.frame); err != nil {
+		s.told(v, func() {
+			if err := v.hear(c.member, *p.frame); err != nil {
 				s.fail("rank %d: %v", c.member.rank, err)
 			}
 		})
-	case p.frame == nil || c.peer.ended != nil:
-		if c.peer.ended == nil {
-			s.named(c.peer, 0)
-			s.ends(c.peer, s.server.id.loss(errors.New("EOF")))
-		}
-		if p.frame == nil {
-			s.hangUp(c, 1)
-		}
-	case p.frame.kind == kindBye:
-		u := unpacker{rest: p.frame.body}
-		if failure := u.bytes(); failure != nil {
-			s.hears(c.peer, decodeFailure(failure))
-			s.ends(c.peer, c.peer.failure)
-		} else {
-			s.ends(c.peer, ErrClosed)
-		}
-		s.hangUp(c, 1)
-	case p.frame.kind == kindServe && s.Rand.IntN(4) > 0:
-		s.push(c, 0, &frame{kind: kindServing, body: packString(nil, "there")})
-	case p.frame.kind == kindServe:
-	case p.frame.kind == kindMove:
-		s.leave(c.peer, ErrClosed)
-	default:
-		then := c.peer.calls[p.frame.id]
-		if delete(c.peer.calls, p.frame.id); then == nil {
-			s.fail("rank %d gets answer %d twice", c.peer.id.rank, p.frame.id)
-		} else if p.frame.kind == kindDone {
-			then(*p.frame)
-		} else {
-			s.fail("rank %d: %q", c.peer.id.rank, p.frame.body)
-		}
 	}
 }
 
@@ -617,29 +845,32 @@ func (s *simulation) moves() (moves []sim.Move) {
 		moves = append(moves, sim.Move{At: at, Do: func() error { do(); return s.wrong }})
 	}
 	for _, c := range s.conns {
-		host := c.peer.host
-		ways := [2]*sim.Link{&s.Links[host][0], &s.Links[0][host]}
-		for at, end := range [2]*simRank{s.server, c.peer} {
-			if len(c.to[at]) > 0 && !end.dead && !end.paused {
+		if c.closed[0] && c.closed[1] {
+			continue
+		}
+		ends := [2]*simRank{c.server.rank, c.client.rank}
+		a, b := ends[toServer].host, ends[toClient].host
+		ways := [2]*sim.Link{&s.Links[b][a], &s.Links[a][b]}
+		for at, end := range ends {
+			if len(c.to[at]) > 0 && !end.dead && !end.paused && !s.mute[b] {
 				if when := ways[at].Arrives(c.to[at][0].sent); when < sim.Never {
 					may(when, func() { s.arrives(c, at) })
 				}
 			}
 		}
-		if c.member != nil && (ways[0].Cut || ways[1].Cut) && !(c.closed[0] && c.closed[1]) {
-			since := max(ways[0].Since, ways[1].Since)
-			may(since+simKeep, func() {
+		if ways[0].Cut || ways[1].Cut {
+			may(max(ways[0].Since, ways[1].Since)+simKeep, func() {
 				for at := range c.to { // both systems have given it up
-					if !c.closed[at] {
-						c.to[at] = []packet{{nil, s.Now}}
-						s.arrives(c, at)
+					c.to[at] = []packet{{nil, s.Now}}
+					if s.arrives(c, at); !c.closed[at] {
+						c.closed[at] = true
 					}
 				}
 			})
 		}
 	}
 	for _, r := range s.ranks {
-		if r.dead || r.paused || r.ended != nil && r != s.server {
+		if r.dead || r.paused {
 			continue
 		}
 		for i, t := range r.timers {
@@ -653,31 +884,38 @@ func (s *simulation) moves() (moves []sim.Move) {
 func (s *simulation) fault() {
 	r := s.ranks[s.Rand.IntN(len(s.ranks))]
 	there, back := &s.Links[r.host][0], &s.Links[0][r.host]
-	if !r.runs() || r == s.server && s.register {
+	if r.dead || r.paused || r.ended != nil || r == s.server.rank && s.register {
 		return
 	}
 	s.faults--
 	s.Disturbed = s.Now
 	d := s.Between(0, 3*simTimeout)
+	kind := s.Rand.IntN(9)
+	if s.moving() && s.Rand.IntN(2) == 0 {
+		kind = 0
+	}
+	ofLinks := kind > 1 && kind < 6 || kind == 8
 	for _, other := range s.ranks {
-		if other.host == r.host || r == s.server {
+		if other == r || other.host == r.host && ofLinks || r == s.server.rank && kind == 1 {
 			s.blamed[other.id.rank] = true
 		}
 	}
-	s.blamed[0] = true // whom a rank blames that is cut off itself
-	switch kind := s.Rand.IntN(8); {
+	s.blamed[0] = s.blamed[0] || kind > 0 // whom a rank blames that is cut off itself
+	switch {
 	case kind == 0:
 		s.kill(r)
-	case kind == 6 && !s.server.dead:
-		s.Logf("a stranger comes")
-		s.tell(func() { s.core.turnAway("a host", identity{}, errToken) })
-	case kind == 7 && r.conn != nil && r.conn.member != nil:
-		s.bequeath(r, s.Between(0, willTime/2))
 	case kind == 1:
 		s.pause(r, d)
 	case kind == 2:
 		there.Delay, back.Delay = s.Between(0, simSlow), s.Between(0, simSlow)
 		there.Lossy = s.Rand.IntN(2) == 0
+	case kind == 6 && !s.server.rank.dead:
+		s.Logf("a stranger comes")
+		s.told(s.server, func() { s.server.turnAway("a host", identity{}, errToken) })
+	case kind == 7 && r.store != nil:
+		s.bequeath(r, s.Between(0, time.Second))
+	case kind == 8 && r.host > 0:
+		s.mutes(r.host)
 	case kind > 2 && kind < 6 && r.host > 0 && !there.Cut && !back.Cut:
 		if s.Rand.IntN(2) == 0 {
 			d = 0
@@ -687,75 +925,116 @@ func (s *simulation) fault() {
 	}
 }
 
+// moving reports whether ranks move to a successor of rank 0.
+func (s *simulation) moving() bool {
+	return s.server.phase == leading || s.server.phase == moving
+}
+
+// mutes lets the links of a host take connections and no data.
+func (s *simulation) mutes(host int) {
+	s.Say("no data passes the links of host %d", host+1)
+	s.mute[host] = true
+}
+
 // pause stops a process for a while.
 func (s *simulation) pause(r *simRank, d time.Duration) {
 	s.Say("stop %d for %v", r.id.rank, d.Round(time.Millisecond))
 	r.paused = true
-	s.After(d, func() {
-		if r.paused, s.Disturbed = false, s.Now; r == s.server {
-			s.froze = s.Now
-		}
-	})
+	s.After(d, func() { r.paused, r.froze, s.Disturbed = false, s.Now, s.Now })
 }
 
-// bequeath lets a rank say that rank 0 is to blame for its end, and end in a while.
+// bequeath lets a rank say that another one is to blame for its end, and end in a while.
 func (s *simulation) bequeath(r *simRank, after time.Duration) {
 	f := &Failure{Rank: 0, Cause: fmt.Errorf("will of rank %d", r.id.rank)}
-	body := packBytes(packString(nil, willKey(r.id.rank)), f.encode())
-	s.call(r, kindSet, body, func(frame) {
-		r.willed = s.Now
-		s.after(r, after, func() { s.kill(r) })
-	})
-}
-
-// noticed checks soon that the server has noticed the end of a rank.
-func (s *simulation) noticed(r *simRank) {
-	killed, way := s.Now, &s.Links[r.host][0]
-	s.After(2*time.Second, func() {
-		if s.failed == 0 && s.server.runs() && s.froze < killed && !way.Cut && way.Since < killed {
-			s.fail("nobody has noticed the end of rank %d", r.id.rank)
+	then := func(err error) {
+		if err == nil {
+			r.willed = s.Now
+			s.later(r, after, func() { s.kill(r) })
 		}
-	})
+	}
+	switch store := r.store.(type) {
+	case *simServer:
+		f.Rank = s.size - 1
+		s.blamed[f.Rank] = true
+		w := &wait{}
+		store.local[w] = func([]byte) { then(nil) }
+		s.told(store, func() { store.core.bequeath(w, f.encode()) })
+	case *simClient:
+		body := packBytes(packString(nil, willKey(r.id.rank)), f.encode())
+		store.call(s, kindSet, "", body, nil, func(_ unpacker, err error) { then(err) })
+	}
 }
 
 // kill ends a process. That of an elastic job is replaced.
 func (s *simulation) kill(r *simRank) {
 	s.Say("kill %d", r.id.rank)
 	r.dead = true
+	s.noticed(r)
 	for _, c := range s.conns {
-		if c.peer == r {
-			s.hangUp(c, 1)
-		} else if r == s.server {
-			s.hangUp(c, 0)
+		if c.client.rank == r {
+			s.hangUp(c, toClient)
+		}
+		if c.server.rank == r {
+			s.hangUp(c, toServer)
 		}
 	}
 	if s.register {
-		s.come(testIdentity(len(s.ranks), s.core.me.size), r.host)
+		s.come(testIdentity(len(s.ranks), s.server.me.size), r.host)
 		return
-	}
-	if r.conn != nil && r.conn.member != nil && r.ended == nil && s.failed == 0 {
-		s.noticed(r)
 	}
 	id := r.id
 	id.ended, id.build = "signal 9", "a launcher's"
 	s.After(s.Between(0, time.Second), func() { // its launcher says so
-		if s.server.dead || s.gone {
+		if s.server.rank.dead || s.server.gone {
 			return
 		}
-		s.tell(func() {
-			if _, err := s.core.admit(id); err != nil {
-				s.core.turnAway("a launcher", id, err)
+		failed, joined := s.server.failed > 0, r.store != nil
+		s.told(s.server, func() {
+			if _, err := s.server.admit(id); err != nil {
+				s.server.turnAway("a launcher", id, err)
 			} else {
-				s.core.ended(id)
+				s.server.core.ended(id)
 			}
 		})
+		if joined && !failed && s.server.failed > 0 {
+			s.fail("the word of a launcher ends the job: rank %d had joined", id.rank)
+		}
 	})
+}
+
+// noticed checks soon that those who were connected with a rank by a server know of its end.
+func (s *simulation) noticed(r *simRank) {
+	killed := s.Now
+	for _, c := range s.conns {
+		v, way := c.server, &s.Links[r.host][c.server.rank.host]
+		if s.register || c.client.rank != r || c.closed[0] || c.closed[1] || v.failed > 0 ||
+			v.phase == lingering || v.phase >= parting || c.member == v.leader ||
+			c.client.moved {
+			continue
+		}
+		s.After(3*time.Second, func() {
+			if v.rank.dead || v.rank.paused || v.rank.froze > killed || s.mute[r.host] || way.Cut ||
+				way.Since > killed {
+				return
+			}
+			if v.failed == 0 {
+				s.fail("nobody has noticed the end of rank %d", r.id.rank)
+			}
+			for _, other := range s.ranks {
+				if other.came < killed-time.Second && other.ended == nil && other.failure == nil &&
+					!s.blamed[other.id.rank] && other.store != nil {
+					s.fail("rank %d does not know of the end of rank %d", other.id.rank, r.id.rank)
+				}
+			}
+		})
+	}
 }
 
 // run runs the job to its end.
 func (s *simulation) run() error {
 	for range 100_000 {
-		if s.faults > 0 && s.Rand.IntN(40) == 0 {
+		if s.faults > 0 && (!s.calm && s.Rand.IntN(40) == 0 ||
+			s.moving() && s.Rand.IntN(4) == 0) {
 			s.fault()
 		}
 		if s.Now-s.Disturbed > simBound {
@@ -779,16 +1058,23 @@ func (s *simulation) checked() error {
 			return fmt.Errorf("entry %q was written as %d, it is %d", entry, i, at)
 		}
 	}
-	if key := fmt.Sprint("log/", len(s.log)); s.register && s.core.values[key] != nil {
+	if key := fmt.Sprint("log/", len(s.log)); s.register && s.server.values[key] != nil {
 		return fmt.Errorf("%s is set, and nobody has seen it", key)
 	}
-	if !s.register && !s.server.dead && !s.gone {
-		return errors.New("the server does not end")
+	for _, v := range s.servers {
+		if !s.register && !v.rank.dead && !v.gone {
+			return fmt.Errorf("the server of rank %d does not end", v.rank.id.rank)
+		}
+	}
+	for _, c := range s.conns {
+		if c := c.client; (c.quit || c.moved) && c.over == nil && !c.rank.dead {
+			return fmt.Errorf("rank %d does not leave its server", c.rank.id.rank)
+		}
 	}
 	for _, r := range s.ranks {
 		unread := r.read < len(s.log) || r.writes > 0
 		switch {
-		case r.dead:
+		case r.dead || s.mute[r.host] && s.register:
 		case r.ended == nil && !s.register:
 			return fmt.Errorf("rank %d hangs in round %d", r.id.rank, r.round)
 		case r.ended == nil && unread:
@@ -816,19 +1102,18 @@ func simTale(t *testing.T, script string) string {
 			var size int
 			sim.Scan(t, line, "ranks %d", &size)
 			s = newSimulation(rand.New(rand.NewPCG(1, 1)), size, size, false, nil)
-			s.Tale = &strings.Builder{}
+			s.Tale, s.stay = &strings.Builder{}, len(words) > 2
 			for r := range size {
 				s.blamed[r] = true
 			}
 		case words[2] == "comes":
 			var r int
 			sim.Scan(t, words[3], "%d", &r)
-			id := testIdentity(r, s.core.me.size)
+			id := testIdentity(r, s.size)
 			if after := sim.Lasts(t, words[1]); len(words) > 4 {
 				s.stray(id, words[4], r, after)
 			} else {
-				rank := s.start(id, r, after)
-				rank.conn = s.dialled(rank)
+				s.start(id, r, after, s.join)
 			}
 		default:
 			s.After(sim.Lasts(t, words[1]), func() { s.happens(t, words[2], words[3:]) })
@@ -856,14 +1141,46 @@ func (s *simulation) happens(t *testing.T, what string, args []string) {
 		s.pause(r, sim.Lasts(t, args[1]))
 	case "blames":
 		s.bequeath(r, time.Second)
+	case "mutes":
+		s.mutes(r.host)
+	case "leaves":
+		s.leave(r, ErrClosed)
 	default:
 		t.Fatalf("%s is no event", what)
 	}
 }
 
-// TestTheServerOfAStoreLosesNothing: EURYALE_RENDEZVOUS_SEED=seed runs one alone.
-func TestTheServerOfAStoreLosesNothing(t *testing.T) {
+// TestJobsMeetWhateverFails: EURYALE_RENDEZVOUS_SEED=seed runs one alone.
+func TestJobsMeetWhateverFails(t *testing.T) {
 	sim.Seeds(t, "EURYALE_RENDEZVOUS_SEED", func(seed uint64, log *strings.Builder) error {
 		return drawn(seed, log).run()
 	})
+}
+
+// TestTheCoresHaveNoClockSocketOrGoroutine: what they are told alone decides.
+func TestTheCoresHaveNoClockSocketOrGoroutine(t *testing.T) {
+	pure := []string{"bytes", "errors", "fmt", "maps", "slices", "time"}
+	for _, name := range []string{"core.go", "caller.go"} {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range file.Imports {
+			if path, _ := strconv.Unquote(i.Path.Value); !slices.Contains(pure, path) {
+				t.Errorf("%s imports %s", name, path)
+			}
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt, *ast.SelectStmt:
+				t.Errorf("%s has a %T", name, n)
+			case *ast.SelectorExpr:
+				of, ok := n.X.(*ast.Ident)
+				if ok && of.Name == "time" && n.Sel.Name != "Duration" && n.Sel.Name != "Time" {
+					t.Errorf("%s uses time.%s", name, n.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
 }

@@ -3,9 +3,7 @@ package rendezvous
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"sync"
 )
 
 // The failure detector outlives the rank that serves it. A server that leaves asks the
@@ -22,85 +20,44 @@ import (
 //	     <--- kindBye ----------------------------------------
 //	     ---- kindBye: failure --------->
 
-// successor is the store that serves the failure detector once the server has left. A
-// rank without one is no longer watched.
-type successor struct {
-	mu     sync.Mutex
-	found  chan struct{} // closed once store is known; nil before dial
-	store  Store         // nil if there is none
-	closed bool
-}
-
-// dial connects to the store in the background, once.
-func (n *successor) dial(find func() (Store, error), found func()) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.found != nil || n.closed {
-		return
-	}
-	n.found = make(chan struct{})
+// follow finds the successor of a leaving server, or becomes it. c.mu is held.
+func (c *client) follow(f frame) {
+	c.found = make(chan struct{})
 	go func() {
-		store, err := find()
-		if err == nil {
-			n.store = store
+		var next Store
+		u, addr := unpacker{rest: f.body}, ""
+		var err error
+		if f.kind == kindServe {
+			next, addr, err = c.serveNext(int(u.int()))
+		} else {
+			// Close does not interrupt this: a connection that ends without a goodbye looks like a
+			// lost rank to the new server.
+			next, err = dial(context.Background(), u.string(), c.token, c.me, handshakeTime,
+				c.link.timeout)
 		}
-		close(n.found)
 		if err == nil {
-			found()
+			c.next = next
+		}
+		close(c.found)
+		if err == nil {
+			c.tell(func() { c.caller.found(addr) })
 		}
 	}()
 }
 
-// get waits for the store. It returns nil if there is none.
-func (n *successor) get(ctx context.Context) Store {
-	n.mu.Lock()
-	found := n.found
-	n.mu.Unlock()
-	if found == nil {
+// successor waits for the store that serves the failure detector once the server has left. It
+// returns nil if there is none: this rank is no longer watched.
+func (c *client) successor(ctx context.Context) Store {
+	var found chan struct{}
+	if c.tell(func() { found = c.found }); found == nil {
 		return nil
 	}
 	select {
 	case <-found:
-		return n.store
+		return c.next
 	case <-ctx.Done():
 		return nil
 	}
-}
-
-// close closes the store, also one that is still being dialled.
-func (n *successor) close() error {
-	n.mu.Lock()
-	n.closed = true
-	n.mu.Unlock()
-	if store := n.get(context.Background()); store != nil {
-		return store.Close()
-	}
-	return nil
-}
-
-// follow handles a leaving server's request to move to, or become, the next server.
-func (c *client) follow(f frame) {
-	u := unpacker{rest: f.body}
-	if f.kind == kindMove {
-		addr := u.string()
-		c.next.dial(func() (Store, error) {
-			// Close does not interrupt this: a connection that ends without a goodbye looks
-			// like a lost rank to the new server.
-			return dial(context.Background(), addr, c.token, c.me, handshakeTime, c.link.timeout)
-		}, func() {
-			c.moved.Store(true)
-			c.sayGoodbye(c.left())
-		})
-		return
-	}
-	var addr string
-	others := int(u.int())
-	c.next.dial(func() (store Store, err error) {
-		store, addr, err = c.serveNext(others)
-		return store, err
-	}, func() {
-		c.link.send(c.closed, frame{kind: kindServing, body: packString(nil, addr)})
-	})
 }
 
 // serveNext makes this rank the server for others. It listens where they can reach it, too: on the
@@ -125,10 +82,4 @@ func (c *client) serveNext(others int) (store Store, addr string, err error) {
 	s := serve(ln, c.token, c.me, c.link.timeout, nil)
 	s.sealAfter(others)
 	return s.open(), ln.Addr().String(), nil
-}
-
-// left is the error of a client whose server has said goodbye.
-func (c *client) left() error {
-	return fmt.Errorf("rank %d, which serves the store, has left the job: %w", c.server.rank,
-		ErrClosed)
 }

@@ -33,6 +33,12 @@ func tcpServer(t *testing.T, size int) *server {
 	return s
 }
 
+// failure returns the published failure, or nil.
+func (s *server) failure() (failure []byte) {
+	s.table.tell(func() { failure = s.table.values[downKey] })
+	return failure
+}
+
 // stranger opens a connection that says nothing.
 func stranger(t *testing.T, s *server) net.Conn {
 	t.Helper()
@@ -226,14 +232,14 @@ func TestServerThatDoesNotAnswerIsHardlyWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if got := c.newsTime(); got != newsTime {
+	if got := w.NewsTime(-1); got != newsTime {
 		t.Errorf("news wait %v for a server of which nothing is known", got)
 	}
 	s.table.mu.Lock()
 	if err := w.Fail(&Failure{Rank: 0, Cause: errors.New("it is stopped")}); err == nil {
 		t.Error("a server that is stopped has taken the news")
 	}
-	if got := c.newsTime(); got != silentTime {
+	if got := w.NewsTime(-1); got != silentTime {
 		t.Errorf("a goodbye waits %v for a server that is stopped", got)
 	}
 	s.table.mu.Unlock()
@@ -241,7 +247,7 @@ func TestServerThatDoesNotAnswerIsHardlyWaitedFor(t *testing.T) {
 		t.Errorf("the server has heard of %v", f)
 	}
 	works(t, c)
-	if got := c.newsTime(); got != newsTime {
+	if got := w.NewsTime(-1); got != newsTime {
 		t.Errorf("news wait %v for a server that goes on", got)
 	}
 }
@@ -395,7 +401,7 @@ func TestPeerThatTakesNothingIsLost(t *testing.T) {
 	}
 	s := serve(ln, testToken, testIdentity(0, 2), 100*time.Millisecond, nil)
 	defer s.stop()
-	s.table.set("big", make([]byte, maxValue))
+	s.table.tell(func() { s.table.put("big", make([]byte, maxValue)) })
 	conn := rawRank(t, s, 1)
 	for id := range uint64(100) {
 		frame{kind: kindGet, id: id, body: packString(nil, "big")}.writeTo(conn)
@@ -419,7 +425,7 @@ func TestWaitsOfOneRankAreBounded(t *testing.T) {
 	// Cancelling one makes room.
 	frame{kind: kindCancel, id: 5}.writeTo(conn)
 	frame{kind: kindGet, id: 5000, body: packString(nil, "now")}.writeTo(conn)
-	s.table.set("now", []byte("here"))
+	s.table.tell(func() { s.table.put("now", []byte("here")) })
 	if f, err := readFrame(conn, maxBody); err != nil || f.kind != kindDone || f.id != 5000 {
 		t.Errorf("%+v, %v", f, err)
 	}

@@ -119,7 +119,7 @@ func decodeRanks(text string, size int) (list []int) {
 // that serves it, or the one that its will names. It does the same if the store ends, since its
 // server is often the first whose time is up.
 func (w *World) Missing(ctx context.Context, seem []int) []int {
-	if c, ok := w.inner.(*client); ok && c.silent.Load() {
+	if w.NewsTime(-1) == silentTime {
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, 2*silentTime)
 		defer cancel()

@@ -276,14 +276,14 @@ func (w *World) failureOf(cause error) *Failure {
 // NewsTime returns how long to wait for the store to accept the news that a rank is lost. The news
 // is sent even if the store does not answer in that time.
 func (w *World) NewsTime(lost int) time.Duration {
-	c, ok := w.inner.(*client)
-	if !ok {
-		return newsTime
+	most := newsTime
+	if c, ok := w.inner.(*client); ok {
+		c.tell(func() {
+			c.silent = c.silent || lost == c.server.rank
+			most = c.newsTime()
+		})
 	}
-	if lost == c.server.rank {
-		c.silent.Store(true)
-	}
-	return c.newsTime()
+	return most
 }
 
 // Close leaves the job, which is never a failure for the others. Calls in progress end with
