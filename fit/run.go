@@ -99,8 +99,8 @@ func Schedule(rate solver.Schedule) Option {
 }
 
 // Random seeks random numbers, such as the nn.Random of dropouts, before each run: to the number of
-// the step in the training, and the number of this rank's first sample in the batch. Give the option
-// for each nn.Random of the graph.
+// the step in the training, and the number of this rank's first sample in the batch. Give it for
+// each nn.Random of the graph.
 func Random(r autograd.Random) Option {
 	return given("Random", "r", r, func(t *trainer) { t.random = append(t.random, r) })
 }

@@ -61,6 +61,7 @@ func (s *EMA) rule() rule {
 	kept, update := len(all.keep), all.update
 	all.keep = append(all.keep[:kept:kept], averageOf)
 	all.counter = cmp.Or(all.counter, "ema.steps")
+	all.constant, all.value = "ema.decay", s.decay()
 	all.update = func(u *Update) {
 		update(u)
 		a := u.With(fuse.Mul, u.Kept(kept), s.decay())

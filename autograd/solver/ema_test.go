@@ -36,6 +36,12 @@ func TestEMAAveragesWhatItsSolverDoes(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				for _, other := range []float64{0, 0.5} {
+					s := &EMA{Solver: solvers[0], Decay: other}
+					if err := s.SetState(state); !errors.Is(err, backend.ErrArgument) {
+						t.Errorf("%T: averages of another decay: %v", solvers[0], err)
+					}
+				}
 				s = &EMA{Solver: solvers[0], Decay: 0.75}
 				if err := errors.Join(s.CheckState(state, []backend.Buffer{backend.Of(w)}),
 					s.SetState(state)); err != nil {

@@ -218,7 +218,8 @@ func (g *Groups) check(state map[string]backend.Buffer, params []backend.Buffer)
 	for _, name := range slices.Sorted(maps.Keys(state)) {
 		_, vector := g.owner(name)
 		k, rest, ok := groupOf(name)
-		if ok && !vector && (k >= len(g.groups) || rest != g.groups[k].rule().counter) {
+		if ok && !vector && (k >= len(g.groups) || rest != g.groups[k].rule().counter &&
+			rest != g.groups[k].rule().constant) {
 			return refuseGroups("the state has %s, which is of none of these groups: pass the "+
 				"groups that it was saved with", name)
 		}

@@ -77,7 +77,11 @@ type rule struct {
 	without []string
 	// counter is the name of the number of steps in the state, empty if none is kept.
 	counter string
-	update  func(u *Update)
+	// constant is a setting without which the vectors say nothing, by its name in the state, empty
+	// for none.
+	constant string
+	value    float64
+	update   func(u *Update)
 }
 
 // solverState is the state of a solver, and what a step needs. Solvers embed it.
@@ -350,11 +354,14 @@ func (s *solverState) state(r rule) (map[string]backend.Buffer, error) {
 	return state, nil
 }
 
-// counted returns a state with the number of steps alone, if there is one.
+// counted returns a state with the number of steps and the constant alone, if there are such.
 func (s *solverState) counted(r rule) map[string]backend.Buffer {
 	state := map[string]backend.Buffer{}
 	if r.counter != "" && (s.steps > 0 || len(s.vectors) > 0) {
 		state[r.counter] = backend.Of([]int64{s.steps})
+		if r.constant != "" {
+			state[r.constant] = backend.Of([]float64{r.value})
+		}
 	}
 	return state
 }
@@ -414,6 +421,15 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 			}
 		}
 		return found
+	}
+	if was, ok := state[r.constant]; ok { // else an older version has saved it
+		if was.DType() != backend.F64 || was.Len() != 1 {
+			return 0, nil, r.refuse("the state's %s is %d %v", r.constant, was.Len(), was.DType())
+		}
+		if x := backend.View[float64](was)[0]; x != r.value {
+			return 0, nil, r.refuse("the state was made with %s %v, and this solver has %v: use "+
+				"the same", r.constant, x, r.value)
+		}
 	}
 	for _, prefix := range r.without {
 		if found := count(prefix); found > 0 {
