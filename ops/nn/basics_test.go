@@ -42,67 +42,6 @@ func filled(number float64) builder {
 	})
 }
 
-// signs makes an operand of -1, 0 and 1.
-func signs(shape ...int) operand {
-	x := count(shape...)
-	for i := range x.data {
-		x.data[i] = float64((i*7+i/3)%3 - 1)
-	}
-	return x
-}
-
-// basicCases are operations of logic, indices, reductions and norms for
-// [TestDoIsWhatLoopsCompute].
-func basicCases(add func(build builder, in ...operand)) {
-	reductions := []func([]int, bool, *gorgonia.Node) (*gorgonia.Node, error){ReduceMax, ReduceMin,
-		LogSumExp, ReduceProd}
-	for _, shape := range [][]int{{1}, {7}, {3, 1}, {1, 5}, {3, 4}, {2, 3, 5}, {2, 3, 4, 6},
-		{2, 1100}} {
-		x, last := normal(1, shape...), len(shape)-1
-		n := shape[last]
-		add(two(SwiGLU), x, normal(2, shape...))
-		add(rms(1e-5), x, normal(2, n))
-		add(rms(1e-5), x, normal(2, shape...))
-		for k, f := range reductions[:map[bool]int{true: 3, false: 4}[n > 100]] {
-			add(reducedBy(f, false), signs(shape...))
-			for axis := range shape {
-				add(reducedBy(f, k%2 == 0, axis), x)
-				if len(shape) > 2 {
-					add(reducedBy(f, k%2 == 1, axis, (axis+2)%len(shape)), x)
-				}
-			}
-		}
-		for axis := range shape {
-			for k := range 4 {
-				add(cumulated(axis, CumSumOptions{k&1 > 0, k&2 > 0}), x)
-			}
-			list := drawnLabels(shape[axis], append(append(shape[:axis:axis], 3),
-				shape[axis+1:]...)...)
-			add(two(func(x, i *gorgonia.Node) (*gorgonia.Node, error) {
-				return GatherElements(axis, x, i)
-			}), x, list)
-		}
-		for _, f := range []func(x, y *gorgonia.Node) (*gorgonia.Node, error){And, Or, Xor} {
-			add(two(f), signs(shape...), signs(n))
-		}
-		add(one(Not), signs(shape...))
-		add(three(Where), signs(n), x, normal(2, shape...))
-		add(three(Where), signs(shape...), normal(1, n), normal(2, 1, n))
-		add(three(Where), signs(shape...), normal(1, 1), normal(2))
-		add(one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return Cast(tensor.Float64, x)
-		}), x)
-	}
-	add(three(Where), signs(3, 1, 4), normal(1, 2, 1), normal(2, 4))
-	for _, interleaved := range []bool{false, true} {
-		for _, m := range []int{2, 6, 8} {
-			add(rotated(interleaved), normal(1, 2, 3, 5, 8), normal(2, 5, m/2), normal(3, 5, m/2))
-			add(rotated(interleaved), normal(1, 2, 5, 3, 8), normal(2, 5, 1, m/2),
-				normal(3, 5, 1, m/2))
-		}
-	}
-}
-
 func TestWhereChoosesWhatIsNotFinite(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	c := of([]int{2, 2}, 1, 0, nan, 0.25)

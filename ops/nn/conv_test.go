@@ -84,6 +84,18 @@ func TestConvolutionsDifferentiate(t *testing.T) {
 	}
 }
 
+// TestASequenceIsAVolumeOfOneLine: axes that a convolution does not have are of length 1, and are
+// passed over in steps of 1.
+func TestASequenceIsAVolumeOfOneLine(t *testing.T) {
+	c := convCase{x: []int{1, 1, 5}, w: []int{1, 1, 3}, o: ConvOptions{Stride: []int{2}}}
+	_, _, y := graph(t, tensor.Float32, c.operands(), c.build())
+	s := y.Op().(*Op).spec.(convSpec)
+	if want := (convSpec{Axes: 1, Image: [3]int{1, 1, 5}, Kernel: [3]int{1, 1, 3},
+		Stride: [3]int{1, 1, 2}, Dilation: [3]int{1, 1, 1}, Groups: 1, Pass: s.Pass}); s != want {
+		t.Errorf("%+v, want %+v", s, want)
+	}
+}
+
 // TestConvolutionsThatDifferAreNotMerged: every option is part of the operation.
 func TestConvolutionsThatDifferAreNotMerged(t *testing.T) {
 	options := []ConvOptions{
@@ -170,16 +182,4 @@ func TestPoolsDifferentiate(t *testing.T) {
 	}
 	checkDistinct(t, []operand{count(1, 1, 7, 7)}, builds...)
 	checkDistinct(t, []operand{count(1, 1, 7, 7)}, largest[:3]...)
-}
-
-// imageCases are convolutions and pools for the oracle.
-func imageCases(add func(build builder, in ...operand)) {
-	for _, c := range convCases() {
-		add(c.build(), c.operands()...)
-	}
-	for _, p := range poolCases() {
-		for _, largest := range []bool{false, true} {
-			add(p.build(largest), normal(1, 2, 2, p.image[0], p.image[1]))
-		}
-	}
 }

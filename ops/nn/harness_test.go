@@ -22,6 +22,15 @@ type operand struct {
 	ints  []int
 }
 
+// product returns the number of elements of a shape, 1 for a scalar's.
+func product(shape tensor.Shape) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}
+
 // of makes an operand with the given elements.
 func of(shape []int, data ...float64) operand { return operand{shape: shape, data: data} }
 

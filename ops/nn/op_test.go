@@ -1,0 +1,31 @@
+package nn
+
+import (
+	"slices"
+	"sync"
+	"testing"
+
+	"gorgonia.org/tensor"
+)
+
+// TestAnOperationRunsOnSeveralGoroutines: each run has memory of its own.
+func TestAnOperationRunsOnSeveralGoroutines(t *testing.T) {
+	_, x, y := graph(t, tensor.Float64, []operand{normal(1, 40, 300)}, softmaxer(0))
+	op := y.Op()
+	want, err := op.Do(x[0].Value())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 20 {
+				got, err := op.Do(x[0].Value())
+				if err != nil || !slices.Equal(numbers(t, got), numbers(t, want)) {
+					t.Errorf("another result, or %v", err)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
