@@ -616,14 +616,14 @@ func TestHooksCannotChangeWhatIsKept(t *testing.T) {
 		clear(samples)
 		return nil
 	}, Value: func([]float64, float64) float64 { return 1 }}
+	clears := func(e fit.Epoch) error {
+		clear(e.Metrics)
+		return nil
+	}
 	r, err := fit.Run(t.Context(), machine(t, m.x.Graph(), sgd(m.w)), d, fit.Epochs(2),
-		fit.Validate(machine(t, m.x.Graph(), vm.Eval()), d, one), fit.OnEpoch(
-			func(e fit.Epoch) error {
-				clear(e.Metrics)
-				return nil
-			}), fit.Log(filepath.Join(t.TempDir(), "log"), func(_ io.Writer, all []fit.Epoch) error {
-			clear(all[0].Metrics)
-			return nil
+		fit.Validate(machine(t, m.x.Graph(), vm.Eval()), d, one), fit.OnEpoch(clears),
+		fit.Log(filepath.Join(t.TempDir(), "log"), func(_ io.Writer, all []fit.Epoch) error {
+			return clears(all[0])
 		}))
 	if err != nil || len(r.Epochs[0].Metrics) != 2 || len(r.Epochs[1].Metrics) != 2 {
 		t.Errorf("%+v, %v", r, err)

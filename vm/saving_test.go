@@ -63,8 +63,8 @@ func saveAsyncHasTheBitsOfSave(t *testing.T, k testenv.Kind) {
 	}
 }
 
-// TestASolverThatIsNotTheMachinesSavesNothing: it has no moments of the training, which nobody would
-// miss before the training went on without them.
+// TestASolverThatIsNotTheMachinesSavesNothing: it has no moments of the training, which nobody
+// would miss before the training went on without them.
 func TestASolverThatIsNotTheMachinesSavesNothing(t *testing.T) {
 	m, dir := mlp(t, tensor.Float64), filepath.Join(t.TempDir(), "saved")
 	own, other := &solver.Adam{Rate: 0.125}, &solver.Adam{Rate: 0.125}

@@ -357,7 +357,8 @@ func TestTensorsAreRead(t *testing.T) {
 		"is of int32":     tensor.New(tensor.WithBacking([]int32{1, 2})),
 		"is of bool":      tensor.New(tensor.WithBacking([]bool{true, false})),
 		"is of uint8":     tensor.New(tensor.WithBacking([]byte{1, 2})),
-		"row-major order": tensor.New(tensor.WithShape(2, 2), tensor.AsFortran([]float64{1, 2, 3, 4})),
+		"row-major order": tensor.New(tensor.WithShape(2, 2),
+			tensor.AsFortran([]float64{1, 2, 3, 4})),
 	} {
 		_, err := data.Tensors(x)
 		refused(t, "data.Tensors", says, err)

@@ -182,7 +182,8 @@ func TestFoldersAreClasses(t *testing.T) {
 	}
 	train := folder("10/a.png", "9/a.JPEG", "9/._a.png", "9/notes.txt", "0/a.png", "README.md",
 		".ipynb_checkpoints/a.png", "__MACOSX/b.png", ".DS_Store", "10/b.jfif", "10/c.jpe", "10/d")
-	if err := os.WriteFile(filepath.Join(train, "10", "LICENSE"), []byte("MIT"), 0o600); err != nil {
+	licence := filepath.Join(train, "10", "LICENSE")
+	if err := os.WriteFile(licence, []byte("MIT"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s, classes, err := data.Images(train, 1, 1)

@@ -86,8 +86,8 @@ func Tensors(columns ...*tensor.Dense) (Set, error) {
 				"row-major order, with the same first axis", backend.ErrArgument, k, c.Shape())
 		}
 		if d := c.Dtype(); d != tensor.Float32 && d != tensor.Float64 && d != tensor.Int {
-			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is of %v: give Float32, Float64 or "+
-				"Int", backend.ErrArgument, k, d)
+			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is of %v: give Float32, Float64 "+
+				"or Int", backend.ErrArgument, k, d)
 		}
 		n, all[k] = c.Shape()[0], c.Data()
 	}

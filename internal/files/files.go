@@ -19,8 +19,8 @@ import (
 
 // Open opens a file for reading that others may have written. What is no regular file, such as a
 // pipe, is refused at once: a reader would wait until somebody writes to it. So is a long file that
-// is nearly all holes: readers allocate by the length of a file, which costs its maker nothing. What
-// Git LFS keeps in the place of a file is ErrPointer.
+// is nearly all holes: readers allocate by the length of a file, which costs its maker nothing.
+// What Git LFS keeps in the place of a file is ErrPointer.
 func Open(path string) (*os.File, error) {
 	return opened(os.OpenFile(path, os.O_RDONLY|noWait, 0))
 }
