@@ -190,8 +190,8 @@ func (c *core) await(w *wait) {
 	}
 }
 
-// cancel ends a wait, with a nil value for one of this process, unless it is answered. A failure that
-// is known is never dropped.
+// cancel ends a wait, with a nil value for one of this process, unless it is answered. A failure
+// that is known is never dropped.
 func (c *core) cancel(w *wait) {
 	if i := slices.IndexFunc(c.held, func(h *held) bool { return h.to == w }); i >= 0 {
 		c.spreads(c.held[i])

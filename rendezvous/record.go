@@ -290,9 +290,10 @@ func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, err
 	return findServer(ctx, e, me, m.read, m.where)
 }
 
-// findServer connects to rank 0's store, once it is where read says. A record that leads nowhere, or
-// to another job, is stale: findServer waits for the next. If the record holds a failure, it returns
-// that. If another program listens there, it keeps trying and reports that after the timeout.
+// findServer connects to rank 0's store, once it is where read says. A record that leads nowhere,
+// or to another job, is stale: findServer waits for the next. If the record holds a failure, it
+// returns that. If another program listens there, it keeps trying and reports that after the
+// timeout.
 func findServer(ctx context.Context, e Env, me identity, read func() (recordValue, bool),
 	where func() string) (*client, error) {
 	t := tries{wait: handshakeTime}

@@ -354,9 +354,9 @@ func TestTensorsAreRead(t *testing.T) {
 	err = s.Read(0, []any{make([]float64, 2), make([]int, 1), make([]int, 1)})
 	refused(t, "data: ", "there are 3 inputs, and a sample has values for 2", err)
 	for says, x := range map[string]*tensor.Dense{
-		"is of int32":     tensor.New(tensor.WithBacking([]int32{1, 2})),
-		"is of bool":      tensor.New(tensor.WithBacking([]bool{true, false})),
-		"is of uint8":     tensor.New(tensor.WithBacking([]byte{1, 2})),
+		"is of int32": tensor.New(tensor.WithBacking([]int32{1, 2})),
+		"is of bool":  tensor.New(tensor.WithBacking([]bool{true, false})),
+		"is of uint8": tensor.New(tensor.WithBacking([]byte{1, 2})),
 		"row-major order": tensor.New(tensor.WithShape(2, 2),
 			tensor.AsFortran([]float64{1, 2, 3, 4})),
 	} {
