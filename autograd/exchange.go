@@ -45,7 +45,7 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 	case d.partial:
 		return nil, refuse("with WithPartial ranks exchange no gradients: call Average after " +
 			"each run")
-	case d.unused:
+	case d.tape.unused:
 		return nil, refuse("WithUnused: a machine computes the gradients of its learnables in " +
 			"each run: leave the option out, and learnables without a gradient out of WithSolver")
 	case on != nil && on.Name() != device.Name() && d.comm.Size() > 1:

@@ -5,7 +5,6 @@ import (
 	"hash"
 	"hash/fnv"
 	"slices"
-	"strings"
 
 	"github.com/chewxy/hm"
 	"gorgonia.org/gorgonia"
@@ -93,7 +92,7 @@ func (d *DataParallel) UseGradients(grads gorgonia.Nodes) error {
 }
 
 // catch takes a gradient out of the backward pass, and starts the buckets that are full.
-func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
+func (d *tape) catch(p *param, g gorgonia.Value) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
@@ -114,64 +113,6 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 		return d.fail(err)
 	}
 	return nil
-}
-
-// prepare examines the finished graphs, until they are in order.
-func (d *DataParallel) prepare() error {
-	if d.prepared {
-		return nil
-	}
-	if d.tree != nil {
-		return fmt.Errorf("WithTree: %w: Sync makes a step of one run: use vm.WithTree, with "+
-			"vm.WithSolver and vm.WithDataParallel", backend.ErrUnsupported)
-	}
-	use := d.use
-	use.Option, use.Runs = "Sync", 1
-	if err := checkTerms(d.params, use); err != nil {
-		return err
-	}
-	d.shared = map[gorgonia.Value]bool{}
-	seen := map[*gorgonia.ExprGraph]bool{}
-	for _, p := range d.params {
-		if err := p.bypassed(); err != nil {
-			return err
-		}
-		if g := p.node.Graph(); !seen[g] {
-			seen[g] = true
-			d.spare(g)
-			d.tellUntrained(g)
-		}
-	}
-	err := d.model.find()
-	d.prepared = err == nil
-	return err
-}
-
-// tellUntrained reports variables with a gradient that are neither parameters nor frozen, and whose
-// gradient nothing reads: ranks do not exchange it.
-func (d *DataParallel) tellUntrained(g *gorgonia.ExprGraph) {
-	var left []string
-	for _, n := range g.AllNodes() {
-		if n.Op() == nil && n.Deriv() != nil && g.To(n.Deriv().ID()).Len() == 0 &&
-			!d.model.declares(n) {
-			left = append(left, stock.Label(n))
-		}
-	}
-	if len(left) > 0 {
-		d.say(fmt.Sprintf("the graph has gradients of %s, which autograd.New was not given: "+
-			"Sync does not return them; if that is meant, leave them out of gorgonia.Grad",
-			strings.Join(left, ", ")))
-	}
-}
-
-// spare records the constants of a graph. A constant can be a gradient (d(x+c)/dc is 1), and
-// all graphs of the process share it, so clear must not zero it.
-func (d *DataParallel) spare(g *gorgonia.ExprGraph) {
-	for _, n := range g.AllNodes() {
-		if c, ok := n.Op().(interface{ Value() gorgonia.Value }); ok {
-			d.shared[c.Value()] = true
-		}
-	}
 }
 
 // bypassed returns an error if the graph uses a parameter beside its hook: that part of the
@@ -264,7 +205,7 @@ func (o *hook) DoDiff(_ gorgonia.ExecutionContext, _ gorgonia.Nodes, y *gorgonia
 	if err != nil {
 		return err
 	}
-	return o.d.catch(o.p, dy)
+	return o.d.tape.catch(o.p, dy)
 }
 
 // catch takes the gradient of a parameter out of the backward pass.
@@ -277,7 +218,7 @@ type catch struct {
 
 // Do returns its input if no other op can overwrite it, else a copy.
 func (o *catch) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
-	if err := o.d.catch(o.p, in[0]); err != nil {
+	if err := o.d.tape.catch(o.p, in[0]); err != nil {
 		return nil, err
 	}
 	if !o.known { // only now the graph is complete

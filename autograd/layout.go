@@ -143,7 +143,8 @@ func assignSlots(buckets []*bucket, memory backend.Buffer, own, most, rank, P in
 		b.data, b.host = b.sums.Slice(0, n), b.onHost.Slice(0, n)
 		at := 0
 		for _, p := range b.params {
-			p.useSlots(b, b.slots(b.onHost, at, p.size))
+			p.bucket, p.slot = b, b.host.Slice(at, at+p.size)
+			p.view = p.viewOf(p.slot)
 			at += p.size
 		}
 	}

@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,8 +12,6 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
-	"github.com/euryale-ml/euryale/internal/stock"
-	"github.com/euryale-ml/euryale/internal/terms"
 )
 
 // DataParallel keeps a model the same on all ranks while each rank trains on its own data:
@@ -25,7 +22,6 @@ type DataParallel struct {
 	gradComm backend.Communicator // for gradients: comm, or a compression around it
 	partial  bool
 	tables   []Table
-	unused   bool // parameters without a gradient count as zeros
 	op       backend.ReduceOp
 	reduced  string    // how, for checkpoints
 	tree     *tree     // of the micro-batches of a machine; nil without WithTree
@@ -35,17 +31,14 @@ type DataParallel struct {
 	said     map[string]bool // by notice
 	parts    *parts          // nil if parameters are whole
 	solver   solver.Solver   // of the machine that trains, nil for unknown
-	use      terms.Use       // of graphs of package layers
 	params   []*param        // as given to New
 	buckets  []*bucket       // in the order in which they leave
-	grads    []gorgonia.ValueGrad
 	queues   []backend.Queue // where buckets are reduced, by turns; none for a single rank
 	memory   backend.Buffer  // of the buckets
 
 	// mu guards what follows and the slots: a machine runs hooks on another goroutine, and
 	// the lisp machine still does after it has failed.
-	mu      sync.Mutex
-	leaving int // the first bucket that has not left in this step
+	mu sync.Mutex
 	// micro-batches of the step in progress that a machine has run; of is 0 between steps
 	done, of int
 	initial  bool // nothing has used the parameters since New has set them, with these checksums
@@ -53,11 +46,10 @@ type DataParallel struct {
 	turn     int   // the bucket whose parameters are averaged next
 	err      error // the first error of a step, sticky
 	closed   bool
-	prepared bool                    // the graphs have been looked at, and are in order
-	shared   map[gorgonia.Value]bool // values that clear must not touch
-	planned  *Buckets                // of a machine, whose plan takes the place of Sync
-	averaged bool                    // learnables have averages as their values: see Averaged
-	sharded  bool                    // a solver's state is of this rank's shards: see Shards
+	tape     tape
+	planned  *Buckets // of a machine, whose plan takes the place of Sync
+	averaged bool     // learnables have averages as their values: see Averaged
+	sharded  bool     // a solver's state is of this rank's shards: see Shards
 	saves    saves
 	elastic  bool    // it exchanges for a generation of an Elastic
 	pending  *saving // what the last SaveAsync has not ended
@@ -131,11 +123,12 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agreeOnParams(labelled, "", nil, err)
 		}
 	}
-	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial, unused: o.unused,
+	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial,
 		tables: o.tables,
 		op:     o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
-		use:   o.use(comm),
 		model: model, notice: o.notice, said: map[string]bool{}, params: params}
+	d.tape = tape{DataParallel: d, unused: o.unused, use: o.use(comm)}
+	d.tape.use.Option, d.tape.use.Runs = "Sync", 1
 	_, stateful := d.compression() // whose residuals are of whole gradients
 	for _, p := range params {
 		p.early = slices.Contains(o.early, p.node) && !stateful && o.parts == nil
@@ -182,9 +175,9 @@ func (d *DataParallel) prepareBuckets() error {
 	}
 	assignSlots(d.buckets, d.memory, own, most, d.comm.Rank(), d.comm.Size())
 	for _, p := range d.params {
-		d.grads = append(d.grads, gradient{p.node, p.view})
+		d.tape.grads = append(d.tape.grads, gradient{p.node, p.view})
 	}
-	d.empty()
+	d.tape.empty()
 	if d.comm.Size() == 1 {
 		return nil
 	}
@@ -300,108 +293,6 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 		return fmt.Errorf("%v of %v: %w", c, b, err)
 	}
 	return b.unpack()
-}
-
-// Sync ends a step: it combines the gradients of all ranks and returns them,
-// one for each parameter in the order of New, for any solver's Step:
-//
-//	vm.RunAll()
-//	grads, err := dp.Sync()
-//	solver.Step(grads)
-//	vm.Reset()
-//
-// Gradients that hooks have not caught come from the nodes given to UseGradients, or else from
-// the parameters' Grad. Grad is set after gorgonia.Grad, with or without BindDualValues, and in
-// the lisp machine. A parameter without a gradient is an error that names it, or counts as
-// zeros with [WithUnused]. Sync zeroes the parameters' own gradients, as a solver's Step does.
-//
-// Every rank calls Sync once for each RunAll: several runs make one step in a machine of package vm
-// (vm.Accumulate, vm.WithTree). Sync waits until all buckets are reduced. The
-// returned gradients are views of the buckets: a solver may change them in place, and they are
-// valid until the next RunAll or the Close of d or of the communicator.
-//
-// Cost: one all-reduce for each bucket, which overlaps the backward pass if hooks have started it;
-// one copy of every gradient; one zeroing of each parameter without a gradient. If the communicator
-// is on a device, buckets are copied there and back.
-//
-// Errors: ErrArgument if no parameter has a gradient, if no run has computed any since the last
-// Sync (the machine was not Reset), and if a gradient does not fit its parameter; ErrUnsupported
-// with [WithTree]; those of the communicator, with rank, bucket and parameters. Errors are sticky,
-// with one exception: if package sparse is strict and a gradient is NaN or infinite, the error
-// names rank, parameter and element on all ranks, and all ranks skip the step. Residuals are
-// unchanged, and the next RunAll begins another step.
-func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return nil, err
-	}
-	if d.planned != nil {
-		return nil, d.named(fmt.Errorf("%w: a vm.Machine exchanges and applies the gradients: "+
-			"leave Sync out", backend.ErrArgument))
-	}
-	if err := residence.Bound(d.comm.Device(), d.finishStep); errors.As(err, new(skippedStep)) {
-		d.empty()
-		return nil, d.named(err)
-	} else if err != nil {
-		return nil, d.fail(err)
-	}
-	d.empty()
-	d.saves.steps++
-	return slices.Clone(d.grads), nil
-}
-
-// Step ends a step: it calls [DataParallel.Sync], and the solver's Step with the gradients. Use
-// Sync itself to change the gradients in between.
-//
-//	vm.RunAll()
-//	err := dp.Step(solver)
-//	vm.Reset()
-//
-// Errors: those of Sync and of the solver; ErrUnsupported for the AdamW of Gorgonia v0.9.18,
-// which only takes gradients of its own nodes and would leave the parameters unchanged: use
-// [solver.AdamW].
-func (d *DataParallel) Step(solver gorgonia.Solver) error {
-	if err := backend.Given("DataParallel.Step", "solver", solver); err != nil {
-		return err
-	}
-	if err := supported(solver); err != nil {
-		return wrapped("rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
-	}
-	grads, err := d.Sync()
-	if err != nil {
-		return err
-	}
-	if err := solver.Step(grads); err != nil {
-		return wrapped("rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
-	}
-	return nil
-}
-
-// supported returns an error for a solver that would train nothing.
-func supported(solver gorgonia.Solver) error {
-	if _, ok := solver.(*gorgonia.AdamW); ok {
-		return fmt.Errorf("%w: Gorgonia's AdamW only takes gradients of its own nodes and would "+
-			"leave the parameters unchanged: use solver.AdamW", backend.ErrUnsupported)
-	}
-	return nil
-}
-
-// finishStep starts the buckets that have not left, and waits for all.
-func (d *DataParallel) finishStep() error {
-	if err := d.prepare(); err != nil {
-		return err
-	}
-	if err := d.complete(); err != nil {
-		return err
-	}
-	if err := d.depart(); err != nil {
-		return err
-	}
-	if err := d.arrive(); err != nil {
-		return err
-	}
-	return d.mergeAverages(backend.ForSync)
 }
 
 // Err returns the error that ended d, or nil. RunAll returns the errors of hooks wrapped in
@@ -542,142 +433,3 @@ func (d *DataParallel) named(err error) error {
 	}
 	return wrapped("rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
 }
-
-// empty begins a step.
-func (d *DataParallel) empty() {
-	d.leaving = 0
-	for _, b := range d.buckets {
-		b.missing, b.work = len(b.params), nil
-		for _, p := range b.params {
-			p.full = false
-		}
-	}
-}
-
-// takeGradient takes the gradient of a step.
-func (d *DataParallel) takeGradient(p *param, g gorgonia.Value) error {
-	d.initial = false
-	if err := p.load(g); err != nil {
-		return fmt.Errorf("%w: %w", backend.ErrArgument, err)
-	}
-	p.arrived()
-	return nil
-}
-
-// arrived records that p has its gradient.
-func (p *param) arrived() {
-	p.full = true
-	p.bucket.missing--
-}
-
-// complete fills the slots that hooks have not filled.
-func (d *DataParallel) complete() error {
-	left, err := d.reached()
-	if err != nil {
-		return err
-	}
-	for _, p := range d.params {
-		if p.full {
-			continue
-		}
-		if g := left[p]; g == nil {
-			clear(p.slot.Bytes())
-			p.arrived()
-		} else if err := d.takeGradient(p, g); err != nil {
-			return err
-		}
-	}
-	d.clear()
-	return nil
-}
-
-// reached returns the gradients that hooks have not caught, or an error for parameters
-// that no gradient has reached.
-func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
-	if err := d.computed(); err != nil {
-		return nil, err
-	}
-	left := map[*param]gorgonia.Value{}
-	var unused []string
-	for _, p := range d.params {
-		if p.full {
-			continue
-		}
-		if p.hooked == nil {
-			if g := p.gradient(); g != nil {
-				left[p] = g
-			}
-		}
-		if left[p] == nil {
-			unused = append(unused, p.String())
-		}
-	}
-	switch {
-	case len(unused) == len(d.params):
-		return nil, fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the "+
-			"graph is built, RunAll before Sync, and Reset before the next RunAll",
-			backend.ErrArgument)
-	case len(unused) > 0 && !d.unused:
-		return nil, fmt.Errorf("%w: no gradient has reached %s: the loss does not depend on it, "+
-			"or gorgonia.Grad was not asked for it: do not give it to New, or pass WithUnused, "+
-			"which counts it as zeros",
-			backend.ErrArgument, strings.Join(unused, " and "))
-	}
-	return left, nil
-}
-
-// depart starts the all-reduces of full buckets. Buckets leave in layout order, whatever the
-// order in which they fill, so the order is the same on all ranks.
-func (d *DataParallel) depart() error {
-	for ; d.leaving < len(d.buckets) && d.buckets[d.leaving].missing == 0; d.leaving++ {
-		if len(d.queues) == 0 || d.partial {
-			continue
-		}
-		b := d.buckets[d.leaving]
-		work, err := b.start(d.gradComm, d.reduction(b))
-		if err != nil {
-			return fmt.Errorf("%v: %w", b, err)
-		}
-		b.work = work
-	}
-	return nil
-}
-
-// arrive waits for all buckets, also after an error, so that none is in use afterwards. If all
-// failed buckets were refused because of a NaN, which every rank finds, the step is skipped.
-func (d *DataParallel) arrive() error {
-	var failed, refused error
-	for _, b := range d.buckets {
-		if b.work == nil {
-			continue
-		}
-		err := b.finish(b.work)
-		var n notFinite
-		switch {
-		case err == nil:
-		case errors.As(err, &n):
-			refused = cmp.Or(refused, b.blame(n))
-		default:
-			failed = cmp.Or(failed, fmt.Errorf("%v: %w", b, err))
-		}
-	}
-	if failed != nil || refused == nil {
-		return failed
-	}
-	return d.skipStep(refused)
-}
-
-// gradient is a parameter with the gradient of all ranks.
-type gradient struct {
-	node *gorgonia.Node
-	view gorgonia.Value
-}
-
-// Value returns the parameter's value.
-func (g gradient) Value() gorgonia.Value { return g.node.Value() }
-
-// Grad returns the gradient.
-func (g gradient) Grad() (gorgonia.Value, error) { return g.view, nil }
-
-// Name returns the parameter's name, for the messages of solvers.
-func (g gradient) Name() string { return stock.Label(g.node) }

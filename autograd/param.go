@@ -18,16 +18,15 @@ type param struct {
 	index  int
 	name   string
 	dtype  backend.DType
-	size   int              // elements
-	shape  tensor.Shape     // () for a scalar
-	bucket *bucket          // where its gradient goes
-	apart  bool             // in a bucket of others that are: see WithApart
-	early  bool             // in a bucket of others that are: see WithEarly
-	slot   backend.Buffer   // its place in the bucket
-	slots  []backend.Buffer // in each of the sums that are sent: slot is the first
-	view   gorgonia.Value   // the slot, as a gradient of the type that solvers expect
-	hooked *gorgonia.Node   // what Hook returned, or nil
-	source *gorgonia.Node   // what UseGradients was given, or nil
+	size   int            // elements
+	shape  tensor.Shape   // () for a scalar
+	bucket *bucket        // where its gradient goes
+	apart  bool           // in a bucket of others that are: see WithApart
+	early  bool           // in a bucket of others that are: see WithEarly
+	slot   backend.Buffer // its place in the bucket
+	view   gorgonia.Value // the slot, as a gradient of the type that solvers expect
+	hooked *gorgonia.Node // what Hook returned, or nil
+	source *gorgonia.Node // what UseGradients was given, or nil
 	// the gradient that clear zeroed last, nil for none
 	cleared gorgonia.Value
 	full    bool // its gradient of this step is there
@@ -65,11 +64,6 @@ func (p *param) memory() (backend.Buffer, error) {
 		err = fmt.Errorf("is a view or transposed: its value must be contiguous, in row order")
 	}
 	return value, err
-}
-
-// useSlots gives p its slots.
-func (p *param) useSlots(b *bucket, slots []backend.Buffer) {
-	p.bucket, p.slot, p.slots, p.view = b, slots[0], slots, p.viewOf(slots[0])
 }
 
 // viewOf returns memory as a value of the same type as that of the node:

@@ -97,12 +97,12 @@ func (d *DataParallel) lend() error {
 			_, err = d.comm.Alloc(0)
 		}
 	}
-	d.memory, d.grads, d.planned.slots = backend.Buffer{}, nil, nil
+	d.memory, d.tape.grads, d.planned.slots = backend.Buffer{}, nil, nil
 	for _, b := range d.buckets {
 		*b = bucket{index: b.index, params: b.params, nbytes: b.nbytes, queue: b.queue,
 			shard: b.shard, sync: b.sync}
 		for _, p := range b.params {
-			p.slot, p.slots, p.view = backend.Buffer{}, nil, nil
+			p.slot, p.view = backend.Buffer{}, nil
 		}
 	}
 	return err
