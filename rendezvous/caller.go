@@ -13,9 +13,8 @@ import (
 // A rank follows a server that leaves: it moves to the successor, or becomes it. Whoever hears of a
 // failure then passes it on to those that have moved, before its own program can end.
 type caller struct {
+	pure
 	me, server identity
-	now        time.Time
-	todo       []action
 
 	last    uint64
 	calls   map[uint64]*request
@@ -62,8 +61,6 @@ type (
 func newCaller(me, server identity) caller {
 	return caller{me: me, server: server, calls: map[uint64]*request{}}
 }
-
-func (c *caller) do(a action) { c.todo = append(c.todo, a) }
 
 // begin sends a request.
 func (c *caller) begin(call *request, body []byte) {

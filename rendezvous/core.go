@@ -23,9 +23,8 @@ import (
 //	 gone
 type core struct {
 	me       identity
-	register bool      // of an elastic job, which survives the end of its processes
-	now      time.Time // of the present event
-	todo     []action
+	register bool // of an elastic job, which survives the end of its processes
+	pure
 
 	values map[string][]byte
 	waits  map[string][]*wait // by the first of their keys that is not set
@@ -54,8 +53,16 @@ const (
 	gone
 )
 
-// action is what the driver of a core does.
+// action is what the driver of a state machine does.
 type action any
+
+// pure is what a state machine and its driver tell each other.
+type pure struct {
+	now  time.Time // of the present event
+	todo []action
+}
+
+func (p *pure) do(a action) { p.todo = append(p.todo, a) }
 
 type (
 	// send sends a frame to a member. If it reports, wrote is called once it is written.
@@ -119,8 +126,6 @@ func newCore(me identity, register bool) core {
 		waits: map[string][]*wait{}, ranks: map[int]identity{me.rank: me},
 		members: map[int]*member{}}
 }
-
-func (c *core) do(a action) { c.todo = append(c.todo, a) }
 
 // put stores a value and answers who waits for it.
 func (c *core) put(key string, value []byte) {
@@ -392,7 +397,7 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 		return nil, err
 	case f.kind == kindSwap:
 		current, swapped := c.swap(key, old, copied(value))
-		return packBytes(packInt(nil, truth(swapped)), current), nil
+		return packBytes(packInt(nil, map[bool]int64{true: 1}[swapped]), current), nil
 	case f.kind == kindAdd:
 		sum, err := c.add(key, delta)
 		return packInt(nil, sum), err
@@ -402,13 +407,6 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 		c.put(key, copied(value))
 	}
 	return nil, nil
-}
-
-func truth(b bool) int64 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // begin starts a wait of a member, unless its request has an error.

@@ -210,7 +210,7 @@ func host(ctx context.Context, e Env, me identity, alone bool) (Store, func(erro
 	}
 	joined := func(err error) error {
 		end()
-		s.seal()
+		s.ln.Close() // all ranks have joined, or none can any more
 		if refused := s.turnedAway(); err != nil && refused != nil && !strings.Contains(err.Error(),
 			errors.Unwrap(refused).Error()) {
 			err = fmt.Errorf("%w; turned away: %w", err, refused)
@@ -247,13 +247,15 @@ func announce(ctx context.Context, e Env, v recordValue) (end func(), where stri
 // dialRank0 is connect on the other ranks.
 func dialRank0(ctx context.Context, e Env, me identity, alone bool) (Store, func(error) error,
 	error) {
-	find, joined := e.dialMaster, func(err error) error { return err }
+	at := recordValue{addr: e.address()}
+	read, where := func() (recordValue, bool) { return at, true }, e.address
+	joined := func(err error) error { return err }
 	if alone {
 		m, err := newJoinRecord(e)
 		if err != nil {
 			return nil, nil, err
 		}
-		find = m.find
+		read, where = m.read, m.where
 		joined = func(err error) error {
 			if err != nil {
 				m.clear()
@@ -261,7 +263,7 @@ func dialRank0(ctx context.Context, e Env, me identity, alone bool) (Store, func
 			return err
 		}
 	}
-	c, err := find(ctx, e, me)
+	c, err := findServer(ctx, e, me, read, where)
 	if err != nil {
 		return nil, nil, joined(err)
 	}
@@ -283,12 +285,6 @@ func telling(over bool, last, next error) error {
 		return next
 	}
 	return last
-}
-
-// dialMaster connects to rank 0 on another machine, once it is up.
-func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error) {
-	at := func() (recordValue, bool) { return recordValue{addr: e.address()}, true }
-	return findServer(ctx, e, me, at, e.address)
 }
 
 func (e Env) address() string { return net.JoinHostPort(e.Addr, strconv.Itoa(e.Port)) }

@@ -270,7 +270,7 @@ func dialAs(t *testing.T, e Env) *client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := m.find(within(t, long), e, me)
+	c, err := findServer(within(t, long), e, me, m.read, m.where)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -285,11 +285,6 @@ func (m *joinRecord) read() (recordValue, bool) {
 	return decodeRecord(string(text))
 }
 
-// find waits for rank 0's record and connects to its store.
-func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, error) {
-	return findServer(ctx, e, me, m.read, m.where)
-}
-
 // findServer connects to rank 0's store, once it is where read says. A record that leads nowhere,
 // or to another job, is stale: findServer waits for the next. If the record holds a failure, it
 // returns that. If another program listens there, it keeps trying and reports that after the

@@ -122,12 +122,6 @@ func (s *server) turnedAway() (err error) {
 	return err
 }
 
-// seal stops accepting connections: all ranks have joined.
-func (s *server) seal() { s.ln.Close() }
-
-// sealAfter makes the server seal itself once a number of ranks have joined.
-func (s *server) sealAfter(ranks int) { s.table.tell(func() { s.table.expected = ranks }) }
-
 // converse serves a member until it says goodbye.
 func (s *server) converse(m *member) error {
 	for {

@@ -197,11 +197,10 @@ func (s *simulation) start(id identity, host int, after time.Duration,
 // one of another job, version or size.
 func (s *simulation) come(id identity, host int) {
 	s.start(id, host, s.Between(0, time.Second), s.join)
-	if s.register || s.Rand.IntN(10) > 0 {
-		return
+	if s.Rand.IntN(10) == 0 {
+		how := []string{"twice", "job", "version", "size"}[s.Rand.IntN(4)]
+		s.stray(id, how, host, s.Between(0, time.Second))
 	}
-	how := []string{"twice", "job", "version", "size"}[s.Rand.IntN(4)]
-	s.stray(id, how, host, s.Between(0, time.Second))
 }
 
 // stray lets another process come with the number of a rank.
@@ -233,14 +232,17 @@ func (s *simulation) later(r *simRank, d time.Duration, do func()) {
 	})
 }
 
-// connect connects a process to a server, unless there is no way or the server refuses it.
-func (s *simulation) connect(r *simRank, v *simServer, then func(c *simClient, err error)) {
+// connect connects a process to a server, unless there is no way within a time or the server refuses
+// it.
+func (s *simulation) connect(r *simRank, v *simServer, most time.Duration,
+	then func(c *simClient, err error)) {
 	there, back := &s.Links[r.host][v.rank.host], &s.Links[v.rank.host][r.host]
-	if there.Cut || back.Cut || s.mute[r.host] {
-		s.after(r, handshakeTime, func() { then(nil, errors.New("no answer")) })
+	takes := 3 * (there.Delay + back.Delay) // for TCP, and for the proofs
+	if there.Cut || back.Cut || s.mute[r.host] || takes > most {
+		s.after(r, most, func() { then(nil, errors.New("no answer")) })
 		return
 	}
-	s.after(r, 3*(there.Delay+back.Delay), func() {
+	s.after(r, takes, func() {
 		if v.gone || v.rank.dead || v.rank.paused {
 			then(nil, errors.New("connection refused"))
 			return
@@ -409,7 +411,7 @@ func (s *simulation) follow(c *simClient, f frame) {
 		s.after(c.rank, s.Between(0, simSlow), func() { found(v, strconv.Itoa(len(s.servers)-1)) })
 	} else {
 		i, _ := strconv.Atoi(u.string())
-		s.connect(c.rank, s.servers[i], func(next *simClient, err error) {
+		s.connect(c.rank, s.servers[i], handshakeTime, func(next *simClient, err error) {
 			if err != nil {
 				s.Logf("rank %d does not follow: %v", c.rank.id.rank, err)
 				found(nil, "")
@@ -556,21 +558,29 @@ func (v *simServer) close(s *simulation) {
 func (v *simServer) news() time.Duration { return newsTime }
 
 // join connects a process, as often as it takes.
-func (s *simulation) join(r *simRank) {
-	s.connect(r, s.server, func(c *simClient, err error) {
+func (s *simulation) join(r *simRank) { s.try(r, &tries{wait: handshakeTime}) }
+
+// try is an attempt of a process to connect.
+func (s *simulation) try(r *simRank, t *tries) {
+	left := r.came + simTimeout - s.Now
+	s.connect(r, s.server, min(t.wait, left), func(c *simClient, err error) {
+		over := s.Now-r.came >= simTimeout
 		switch {
 		case err == nil:
 			r.store = c
 			s.live(r)
-		case lasting(err):
+		case !t.failed(err, simTimeout, over):
 			s.ends(r, err)
-		case s.Now-r.came > simTimeout:
+		case over:
 			if !s.server.gone && !s.mute[r.host] {
 				s.named(r, 0)
 			}
-			s.ends(r, notFound(timeoutError{simTimeout}, err))
+			if s.Now-r.came > simTimeout+retryTime+simSlow && r.froze == 0 {
+				s.fail("rank %d has looked for rank 0 for %v", r.id.rank, s.Now-r.came)
+			}
+			s.ends(r, notFound(timeoutError{simTimeout}, t.last))
 		default:
-			s.after(r, retryTime, func() { s.join(r) })
+			s.after(r, retryTime, func() { s.try(r, t) })
 		}
 	})
 }
@@ -772,7 +782,7 @@ func (s *simulation) late(r *simRank, g gathering, err error) {
 				there = append(there, u.bytes())
 			}
 		} else {
-			err = unanswered{err}
+			err = fmt.Errorf("rendezvous: rank %d: join: %w", r.id.rank, unanswered{err})
 		}
 		if _, err = g.outcome("join", there, true, err); err == nil {
 			s.passes(r, g, body)

@@ -80,6 +80,6 @@ func (c *client) serveNext(others int) (store Store, addr string, err error) {
 		return nil, "", err
 	}
 	s := serve(ln, c.token, c.me, c.link.timeout, nil)
-	s.sealAfter(others)
+	s.table.tell(func() { s.table.expected = others })
 	return s.open(), ln.Addr().String(), nil
 }
