@@ -40,8 +40,8 @@
 //     files with the same content. Over the connection Run tells the host to start and signal
 //     processes, and hears what they print and how they end ([Serve]). The hosts' ranks end
 //     with the connection. Both ends send every half second: a host that is silent for
-//     4 seconds is lost, and one that hears nothing for EURYALE_TIMEOUT ends its ranks. After
-//     a failure, Run restarts all ranks, and a spare replaces a lost host.
+//     4 seconds is lost, and one that hears nothing for 2 seconds more than EURYALE_TIMEOUT ends
+//     its ranks. After a failure, Run restarts all ranks, and a spare replaces a lost host.
 //   - Elastic jobs. With Job.Elastic, Run replaces processes that end, and serves the register
 //     from which the others learn of it. On Hosts, a process replaces one of the same host, or
 //     of a lost host.
@@ -51,6 +51,9 @@
 //     their groups and removes the build directory. If that is killed, too, the
 //     next launcher removes the directory. A process that has left its group, as
 //     by setsid, goes on in either case.
+//
+// The decisions are simulated: sim_test.go runs whole jobs from seeds, with their launchers, hosts,
+// connections and clock. The files of testdata are jobs with what is said in them.
 //
 // The files:
 //

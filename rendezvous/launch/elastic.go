@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
@@ -195,7 +196,7 @@ func (s *supervisor) buried(number int) {
 	r.buried = true
 	e := s.ends[slices.IndexFunc(s.ends, func(e ending) bool { return e.rank == number })]
 	again, ended := s.pool.replaces(e), fmt.Sprintf("process %d has ended (%s)", number, e.how())
-	if s.why != nil || s.pool.finished || s.pool.lost != nil {
+	if s.why != nil || s.killed || s.pool.finished || s.pool.lost != nil {
 		return
 	}
 	const unfit = "the last %d that joined have ended before completing a step"
@@ -253,6 +254,10 @@ func (s *supervisor) noteHalts(states map[int]string) (changed []*rank) {
 // the state of the training are stopped, as by a freeze of the machine, none is at fault: their
 // time begins once one of them runs. A host reports its stopped processes.
 func (s *supervisor) endHalted() {
+	lives := func(r *rank) bool { return !r.over && !r.killed }
+	if s.idle() && !slices.ContainsFunc(s.ranks, lives) { // the kernel holds who is left
+		s.signal(syscall.SIGKILL)
+	}
 	goesOn := slices.ContainsFunc(s.pool.job.Holders(), func(id elastic.ID) bool {
 		r := s.rank(int(id) - 1)
 		return r != nil && !r.over && !r.halted
@@ -264,12 +269,18 @@ func (s *supervisor) endHalted() {
 		}
 		if r.halts == stoppedLooks {
 			s.notice("%sprocess %d is stopped: killing it", r.where(), r.number)
-			s.do(kill{r})
+			s.kill(r)
 		} else if !r.halted {
 			s.endHung(r)
 		}
 	}
 	s.tellWhoStays()
+}
+
+// kill kills one process.
+func (s *supervisor) kill(r *rank) {
+	r.killed = true
+	s.do(kill{r})
 }
 
 // tellWhoStays tells for whom the job waits once nobody but processes that have done the last step
@@ -308,13 +319,12 @@ func (s *supervisor) endHung(r *rank) {
 	if r.looks++; limit == 0 {
 		r.looks = 0
 	}
-	if limit == 0 || r.over || r.hung || time.Duration(r.looks)*s.job.times.look < limit {
+	if limit == 0 || r.over || r.killed || time.Duration(r.looks)*s.job.times.look < limit {
 		return
 	}
-	r.hung = true
 	s.notice("%sprocess %d hangs: for %v the others have waited for it or gone on without it, or "+
 		"it has left the job and not ended: killing it", r.where(), r.number, limit)
-	s.do(kill{r})
+	s.kill(r)
 }
 
 // where names the host of the rank, if it has one, before what is said of the rank.

@@ -67,6 +67,11 @@ func speak[M any](to io.Writer, messages <-chan M, over <-chan struct{}) {
 	}
 }
 
+// launcherSilence is how long a host hears nothing of its launcher until it ends its ranks. One
+// that is stopped for less than ranks wait has lost nothing: its last sign of life was sent up to a
+// beat before, and the next one may take a while.
+func launcherSilence(patience time.Duration) time.Duration { return max(silence, patience+4*beat) }
+
 // hear takes messages until the connection ends, and returns why it did. The alarm is of silence.
 func hear[M any](from io.Reader, late *alarm, take func(M)) error {
 	defer late.Stop()
@@ -80,19 +85,28 @@ func hear[M any](from io.Reader, late *alarm, take func(M)) error {
 	}
 }
 
-// alarm does something after a silence. It counts the beats of this process: while this is stopped,
-// what others send waits to be read.
+// countdown is a silence that the other end may keep, in beats of this process: while this is
+// stopped, what others send waits to be read.
+type countdown struct{ limit, left time.Duration }
+
+// beat counts a beat, and reports whether the silence is too long.
+func (c *countdown) beat() bool {
+	c.left -= beat
+	return c.left <= 0
+}
+
+// alarm does something after a silence.
 type alarm struct {
 	ring func()
 
-	mu          sync.Mutex
-	limit, left time.Duration
-	next        *time.Timer // nil while the alarm is off
+	mu sync.Mutex
+	countdown
+	next *time.Timer // nil while the alarm is off
 }
 
 // newAlarm returns an alarm that is on.
 func newAlarm(limit time.Duration, ring func()) *alarm {
-	a := &alarm{limit: limit, ring: ring}
+	a := &alarm{countdown: countdown{limit: limit}, ring: ring}
 	a.Reset()
 	return a
 }
@@ -127,13 +141,13 @@ func (a *alarm) setLimit(limit time.Duration) {
 func (a *alarm) count() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch a.left -= beat; {
+	switch {
 	case a.next == nil: // it was turned off meanwhile
-	case a.left > 0:
-		a.next.Reset(beat)
-	default:
+	case a.beat():
 		a.next = nil
 		go a.ring()
+	default:
+		a.next.Reset(beat)
 	}
 }
 

@@ -82,8 +82,8 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 		switch {
 		case o == (order{}):
 			return
-		case o.Task != nil: // a stopped launcher that goes on in time has lost nothing
-			late.setLimit(max(silence, patience(slices.Concat(os.Environ(), o.Task.Env))))
+		case o.Task != nil:
+			late.setLimit(launcherSilence(patience(slices.Concat(os.Environ(), o.Task.Env))))
 		}
 		select {
 		case s.orders <- o:

@@ -76,7 +76,7 @@ type rank struct {
 	halted bool // it was stopped at the last look, or its host says so
 	halts  int  // for how many looks in a row it was stopped, or held in the kernel
 	looks  int  // for how many looks the others have waited for it, or left it behind
-	hung   bool // for so long that it was ended
+	killed bool // in an elastic job, alone
 }
 
 // event is what a supervisor learns; an order to a host's launcher is one, too.
