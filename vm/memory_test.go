@@ -280,10 +280,13 @@ func TestMemoryOfDeepChainsGrowsAsTheRoot(t *testing.T) {
 // TestABoundIsRefusedWhereItIsLessThanTheLeast: and nowhere else, whatever is found for smaller and
 // larger ones.
 func TestABoundIsRefusedWhereItIsLessThanTheLeast(t *testing.T) {
-	for layers := range int64(5) {
-		for _, precision := range []vm.Precision{vm.F32, vm.BF16} {
+	for layers := range 5 {
+		for i, precision := range []vm.Precision{vm.F32, vm.BF16} {
+			if !full() && (layers+i)%2 > 0 {
+				continue // each number of layers once
+			}
 			m := gpt{vocabulary: 13, batch: 3, context: 8, width: 16, heads: 2,
-				layers: int(layers) + 1, dropout: nn.NewRandom(7)}.model(t)
+				layers: layers + 1, dropout: nn.NewRandom(7)}.model(t)
 			total := func(bound vm.Option) (int64, error) {
 				s, err := vm.Summarize(m.g, 1, bound, vm.WithPrecision(precision),
 					vm.WithSolver(&solver.Adam{Rate: 1}, m.params...))

@@ -240,63 +240,44 @@ func pairwise(all [][]float32) []float32 {
 	return all[0]
 }
 
-// TestTreeOfRanksOnGPU: ranks on devices, whose graphs hold the exchange of several branches, have
-// the bits of one rank.
+// TestTreeOfRanksOnGPU: ranks on devices, whose graphs hold each kind of run and the exchange of
+// several branches, have the bits of one rank; and those of the host, if its functions round alike.
 func TestTreeOfRanksOnGPU(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		const n, steps = 7, 4
 		var want trained
-		for _, P := range []int{1, 2, 3} {
-			results := make([]trained, P)
-			err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+		for i, of := range []struct {
+			testenv.Kind
+			P     int
+			alone bool // without WithDataParallel
+		}{{testenv.Hosts, 1, true}, {k, 1, true}, {k, 1, false}, {k, 2, false}, {k, 3, false}} {
+			if i == 0 && k.OnGPU() {
+				continue // whose functions round differently
+			}
+			results := make([]trained, of.P)
+			err := testranks.Join(together(t, of.Kind, of.P, func(r ranked) (err error) {
+				options := []vm.Option{vm.WithTree(n)}
+				if !of.alone {
+					options = append(options,
+						vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)))
+				}
 				results[r.Comm.Rank()], err = r.treeModel(tensor.Float32).train(r, steps, n,
-					vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)), vm.WithTree(n))
+					options...)
 				return err
 			}))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if P == 1 {
+			if want.weights == nil {
 				want = results[0]
 			}
 			for r, got := range results {
 				if !got.equal(want) {
-					t.Errorf("rank %d of %d has\n%v, one rank\n%v", r, P, got, want)
+					t.Errorf("%+v: rank %d has\n%v, the first one\n%v", of, r, got, want)
 				}
 			}
 		}
 	})
-}
-
-// TestTreeOnDevices: on a device, whose graphs hold each kind of run, several runs have the
-// bits of single steps.
-func TestTreeOnDevices(t *testing.T) {
-	var want [][]float64
-	for where, device := range devices {
-		m := mlp(t, tensor.Float32)
-		machine := solving(t, m, device(t), &solver.Adam{Rate: 0.1}, vm.WithTree(6),
-			vm.ClipNorm(0.1))
-		for range 4 * 6 {
-			m.shift(1)
-			run(t, machine)
-		}
-		pull(t, machine, m.params)
-		if err := machine.Close(); err != nil {
-			t.Error(err)
-		}
-		if got := m.weights(t); want == nil {
-			want = got
-		} else {
-			for i := range got {
-				for k := range got[i] {
-					if math.Abs(got[i][k]-want[i][k]) > 1e-5 {
-						t.Errorf("%s: weight %d of %d is %v, elsewhere %v", where, k, i, got[i][k],
-							want[i][k])
-					}
-				}
-			}
-		}
-	}
 }
 
 func TestTreeRefused(t *testing.T) {
