@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -100,6 +101,44 @@ func TestRanksWithOtherSettingsAreFound(t *testing.T) {
 		return nil
 	}))
 	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestASolverWithStateOfOtherLearnablesIsRefused: it knows them by their order alone.
+func TestASolverWithStateOfOtherLearnablesIsRefused(t *testing.T) {
+	build := func(names ...string) gorgonia.Nodes {
+		g := gorgonia.NewGraph()
+		var all, squares gorgonia.Nodes
+		for _, name := range names {
+			w := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithName(name),
+				gorgonia.WithShape(2), gorgonia.WithInit(gorgonia.Ones()))
+			all, squares = append(all, w), append(squares, gorgonia.Must(gorgonia.Square(w)))
+		}
+		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Add(squares[0], squares[1]))))
+		if _, err := gorgonia.Grad(loss, all...); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	s := &solver.Adam{Rate: 1}
+	train := func(names ...string) error {
+		learnables := build(names...)
+		m, err := vm.New(learnables[0].Graph(), nil, vm.WithSolver(s, learnables...))
+		if err != nil {
+			return err
+		}
+		return errors.Join(m.RunAll(), m.Close())
+	}
+	if err := errors.Join(train("a", "b"), train("a", "b")); err != nil {
+		t.Error(err)
+	}
+	for _, names := range [][]string{{"b", "a"}, {"a", "c"}} {
+		if err := train(names...); err == nil || !strings.Contains(err.Error(), "the state of a, b") {
+			t.Errorf("learnables %v: %v", names, err)
+		}
+	}
+	if err := errors.Join(s.Close(), train("b", "a")); err != nil {
 		t.Error(err)
 	}
 }

@@ -117,6 +117,13 @@ func (m *Machine) hold() error {
 		return fmt.Errorf("vm: WithSolver: %w", err)
 	}
 	s.fusion, err = solver.Fuse(s.solver, m.pullState)
+	if err == nil {
+		var of []string
+		for _, n := range s.learnables {
+			of = append(of, stock.Label(n))
+		}
+		err = s.fusion.Of(of)
+	}
 	if err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)
 	}

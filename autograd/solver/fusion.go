@@ -2,6 +2,8 @@ package solver
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -80,6 +82,26 @@ func newFused(s Solver, pull func() error) (*fused, error) {
 		return nil, err
 	}
 	return f, f.script.accept(f.rule)
+}
+
+// Of says of which parameters the steps are, by their names. It is an error if the solver has the
+// state of others, or of these in another order, which it would take for theirs.
+func (f *Fusion) Of(names []string) error {
+	of := make([][]string, len(f.parts))
+	for i, name := range names {
+		of[f.solverOf(i)] = append(of[f.solverOf(i)], name)
+	}
+	for k, p := range f.parts {
+		if s := p.state; s.of != nil && len(s.vectors) > 0 && !slices.Equal(s.of, of[k]) {
+			return fmt.Errorf("%w: the %s has the state of %s, and not of %s: make another solver, "+
+				"or give its parameters in that order", backend.ErrArgument, p.rule.name,
+				strings.Join(s.of, ", "), strings.Join(of[k], ", "))
+		}
+	}
+	for k, p := range f.parts {
+		p.state.of = of[k]
+	}
+	return nil
 }
 
 // Release ends what Fuse began. Bring everything back first.

@@ -89,6 +89,7 @@ type solverState struct {
 	rated   bool // by SetRate
 	steps   int64
 	vectors [][]backend.Buffer // for each parameter those of the rule, all zeros at first
+	of      []string           // the parameters of the last machine, nil for unknown
 	// last is the machine that computed the last step, nil if there is none: it has the vectors.
 	last *fused
 
@@ -108,7 +109,7 @@ func (s *solverState) Close() error {
 
 // reset forgets the state.
 func (s *solverState) reset(steps int64) {
-	*s = solverState{rated: s.rated, steps: steps, last: s.last}
+	*s = solverState{rated: s.rated, steps: steps, last: s.last, of: s.of}
 }
 
 // applyStep is Step of a solver.
