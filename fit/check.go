@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -96,7 +97,48 @@ func (d Data) check(of vm.Summary) (local int, err error) {
 		return 0, refused("fit.Data: the Loss %s, of the shape %v, is no single number of the "+
 			"machine's graph", l.Name(), l.Shape())
 	}
+	if d.Loss != nil {
+		if err := d.labelled(); err != nil {
+			return local, err
+		}
+	}
 	return local, d.weigh(local)
+}
+
+// given returns an error for labels that are a variable and no input: all samples would have the
+// same ones.
+func (d Data) given(labels *gorgonia.Node) error {
+	if labels.IsVar() && !slices.Contains(d.Inputs, labels) {
+		return refused("fit.Data: the labels %s are not among the Inputs, so no sample would set "+
+			"them", labels.Name())
+	}
+	return nil
+}
+
+// labelled returns an error if the loss has labels that no sample sets.
+func (d Data) labelled() error {
+	seen := map[*gorgonia.Node]bool{}
+	var look func(n *gorgonia.Node) error
+	look = func(n *gorgonia.Node) error {
+		if seen[n] {
+			return nil
+		}
+		seen[n] = true
+		operands := stock.Operands(n)
+		op, ok := n.Op().(interface{ Labels() int })
+		if ok && strings.HasPrefix(fmt.Sprint(op), "CrossEntropy") {
+			if err := d.given(operands[op.Labels()]); err != nil {
+				return err
+			}
+		}
+		for _, x := range operands {
+			if err := look(x); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return look(d.Loss)
 }
 
 // own returns an error for a node that batches must not be written to.
@@ -156,7 +198,11 @@ func (e *evaluation) check() error {
 			errs = append(errs, refused("fit.Metric %q: Sums is below 0", m.Name))
 		}
 		if m.check != nil {
-			if err := m.check(of.Graph); err != nil {
+			err := m.check(of.Graph)
+			if err == nil {
+				err = e.data.given(m.reads)
+			}
+			if err != nil {
 				errs = append(errs, fmt.Errorf("fit.Metric %q: %w", m.Name, err))
 			}
 		}

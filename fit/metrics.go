@@ -23,6 +23,7 @@ type Metric struct {
 	Value func(sums []float64, loss float64) float64
 
 	check func(g *gorgonia.ExprGraph) error // finds what is wrong before a machine of g runs
+	reads *gorgonia.Node                    // labels, nil for none
 }
 
 // Accuracy is the share of samples whose label has the highest score.
@@ -46,7 +47,7 @@ func TopK(k int, scores, labels *gorgonia.Node) Metric {
 		}
 		return err
 	}
-	return Metric{Name: fmt.Sprint("top", k), check: check, Sums: func(int) int { return 2 },
+	return Metric{Name: fmt.Sprint("top", k), check: check, reads: labels, Sums: func(int) int { return 2 },
 		Add: func(sums []float64, samples []int) error {
 			return eachRow(scores, labels, samples, func(row []float64, label int) {
 				sums[1]++
@@ -71,7 +72,7 @@ func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 		}
 		return err
 	}
-	return Metric{Name: "recall", check: check, Sums: func(int) int { return n * n },
+	return Metric{Name: "recall", check: check, reads: labels, Sums: func(int) int { return n * n },
 		Add: func(sums []float64, samples []int) error {
 			return eachRow(scores, labels, samples, func(row []float64, label int) {
 				for guess := range row {
@@ -115,7 +116,7 @@ func AUC(scores, labels *gorgonia.Node) Metric {
 		}
 		return err
 	}
-	return Metric{Name: "auc", check: check, Sums: func(n int) int { return 2 * n },
+	return Metric{Name: "auc", check: check, reads: labels, Sums: func(n int) int { return 2 * n },
 		Add: func(sums []float64, samples []int) error {
 			x, y := numbers(scores), numbers(labels)
 			if len(x) < len(samples) || len(y) < len(samples) {

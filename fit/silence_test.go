@@ -598,7 +598,16 @@ func TestDataThatDoNotFitTheGraphAreRefused(t *testing.T) {
 		_, err := fit.Run(t.Context(), training, d)
 		says(t, want, err, want)
 	}
-	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
+	c, w, scores := labelled(2)
+	y := c.Inputs[1]
+	c.Set, c.Inputs = points(4), c.Inputs[:1]
+	_, err := fit.Run(t.Context(), machine(t, w.Graph(), sgd(w)), c)
+	says(t, "a loss without labels", err, "the labels y are not among the Inputs")
+	c.Loss = nil
+	_, err = fit.Evaluate(autograd.Solo(), machine(t, w.Graph(), vm.Eval(), vm.Keep(scores)), c,
+		fit.Accuracy(scores, y))
+	says(t, "a metric without labels", err, "the labels y are not among the Inputs")
+	err = euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
 		_, _, err := fitLinear(context.Background(), comm, build, 4, points(8+comm.Rank()), nil)
 		says(t, "other lengths", err, "rank")
 		return nil

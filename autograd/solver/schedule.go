@@ -35,6 +35,9 @@ func StepDecay(rate, factor float64, every int) Schedule {
 // Warmup rises in equal increments to the first rate of another schedule, which it reaches in the
 // last of its steps, and then follows that schedule from step 0.
 func Warmup(steps int, then Schedule) Schedule {
+	if then == nil {
+		then = Constant(math.NaN()) // which solvers refuse
+	}
 	return func(step int) float64 {
 		if step >= steps {
 			return then(step - steps)

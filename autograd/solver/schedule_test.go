@@ -35,6 +35,9 @@ func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
 }
 
 func TestSchedules(t *testing.T) {
+	if rate := Warmup(2, nil)(0); !math.IsNaN(rate) {
+		t.Errorf("without a schedule the rate is %v", rate)
+	}
 	for _, tt := range []struct {
 		name     string
 		schedule Schedule

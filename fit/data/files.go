@@ -18,7 +18,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -170,7 +169,7 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 
 // number returns a finite number. Integers are exact.
 func number(text string) (float64, error) {
-	x, err := strconv.ParseFloat(text, 64)
+	x, err := parse(text)
 	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
 		return 0, fmt.Errorf("%q is no finite number", text)
 	}

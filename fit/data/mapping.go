@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -150,7 +151,7 @@ func (l labels) wrong(label string) error {
 
 // missing reports whether a label among numbers is none.
 func missing(label string) bool {
-	x, err := strconv.ParseFloat(label, 64)
+	x, err := parse(label)
 	return label == "" || err == nil && (math.IsNaN(x) || math.IsInf(x, 0))
 }
 
@@ -160,7 +161,7 @@ func canonical(label string) (key string, number float64, ok bool) {
 	if i, err := strconv.ParseInt(label, 10, 64); err == nil {
 		return strconv.FormatInt(i, 10), float64(i), true
 	}
-	x, err := strconv.ParseFloat(label, 64)
+	x, err := parse(label)
 	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) || integer(label) {
 		return label, 0, false
 	}
@@ -168,6 +169,14 @@ func canonical(label string) (key string, number float64, ok bool) {
 		return strconv.FormatInt(int64(x), 10), x, true
 	}
 	return strconv.FormatFloat(x, 'g', -1, 64), x, true
+}
+
+// parse is strconv.ParseFloat without what only Go takes for numbers, such as the name 18_24.
+func parse(text string) (float64, error) {
+	if strings.ContainsAny(text, "_xXpP") {
+		return 0, strconv.ErrSyntax
+	}
+	return strconv.ParseFloat(text, 64)
 }
 
 // integer reports whether a number is written as an integer.
