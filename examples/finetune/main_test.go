@@ -148,6 +148,10 @@ func TestALostRankChangesNothing(t *testing.T) {
 			printed := j.Run(t)
 			_ = exampletest.New(t, 2, small(dir)+flags+" --lr 1e-3"+checkpoint).Refused(t,
 				"lr 0.01, f32, model and text")
+			if other := strings.Replace(small(dir), folder, retrained(t), 1); fault == "" {
+				_ = exampletest.New(t, 2, other+flags+" --every 3"+checkpoint).Refused(t,
+					"lr 0.01, f32, model and text")
+			}
 			resumed := strings.Contains(printed, "going on after step ")
 			if resumed != (fault != "") {
 				t.Errorf("%s %s: resumed %v:\n%s", flags, fault, resumed, printed)
@@ -159,6 +163,23 @@ func TestALostRankChangesNothing(t *testing.T) {
 			t.Errorf("%s: it ends with other parameters than without a fault", flags)
 		}
 	}
+}
+
+// retrained returns a copy of the folder with another last weight.
+func retrained(t *testing.T) (model string) {
+	t.Helper()
+	model = filepath.Join(t.TempDir(), "llama")
+	weights := filepath.Join(model, "model.safetensors")
+	err := os.CopyFS(model, os.DirFS(folder))
+	text, wrong := os.ReadFile(weights)
+	if err = errors.Join(err, wrong); err != nil {
+		t.Fatal(err)
+	}
+	text[len(text)-1] ^= 1
+	if err := os.WriteFile(weights, text, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return model
 }
 
 // TestAFailedWriteLosesNothing: what was in the folder of --out stays, and the training goes on
