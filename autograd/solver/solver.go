@@ -3,6 +3,7 @@ package solver
 import (
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -361,7 +362,8 @@ func (s *solverState) counted(r rule) map[string]backend.Buffer {
 	if r.counter != "" && (s.steps > 0 || len(s.vectors) > 0) {
 		state[r.counter] = backend.Of([]int64{s.steps})
 		if r.constant != "" {
-			state[r.constant] = backend.Of([]float64{r.value})
+			// its bits, since floats of a state are vectors of parameters
+			state[r.constant] = backend.Of([]int64{int64(math.Float64bits(r.value))})
 		}
 	}
 	return state
@@ -424,10 +426,10 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 		return found
 	}
 	if was, ok := state[r.constant]; ok { // else an older version has saved it
-		if was.DType() != backend.F64 || was.Len() != 1 {
+		if was.DType() != backend.I64 || was.Len() != 1 {
 			return 0, nil, r.refuse("the state's %s is %d %v", r.constant, was.Len(), was.DType())
 		}
-		if x := backend.View[float64](was)[0]; x != r.value {
+		if x := math.Float64frombits(uint64(backend.View[int64](was)[0])); x != r.value {
 			return 0, nil, r.refuse("the state was made with %s %v, and this solver has %v: use "+
 				"the same", r.constant, x, r.value)
 		}
