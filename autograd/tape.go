@@ -66,7 +66,8 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 		return nil, d.named(fmt.Errorf("%w: a vm.Machine exchanges and applies the gradients: "+
 			"leave Sync out", backend.ErrArgument))
 	}
-	if err := residence.Bound(d.comm.Device(), d.tape.finishStep); errors.As(err, new(skippedStep)) {
+	err := residence.Bound(d.comm.Device(), d.tape.finishStep)
+	if errors.As(err, new(skippedStep)) {
 		d.tape.empty()
 		return nil, d.named(err)
 	} else if err != nil {

@@ -232,8 +232,8 @@ func (s *simulation) later(r *simRank, d time.Duration, do func()) {
 	})
 }
 
-// connect connects a process to a server, unless there is no way within a time or the server refuses
-// it.
+// connect connects a process to a server, unless there is no way within a time or the server
+// refuses it.
 func (s *simulation) connect(r *simRank, v *simServer, most time.Duration,
 	then func(c *simClient, err error)) {
 	there, back := &s.Links[r.host][v.rank.host], &s.Links[v.rank.host][r.host]
