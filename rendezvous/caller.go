@@ -44,10 +44,11 @@ type (
 	finish struct{ call *request }
 	// follow finds the successor that a frame is about. If there is one, found is called.
 	follow struct{ frame }
-	// pass tells the successor of a failure, and calls passed.
+	// pass tells the successor of a failure, and calls passed, at the latest after a while.
 	pass struct {
 		failure *Failure
 		call    *request
+		most    time.Duration
 	}
 	// patience calls leaves after a while.
 	patience struct {
@@ -149,7 +150,7 @@ func (c *caller) broke(err, closed error) {
 // call, or else ends all calls.
 func (c *caller) pass(f *Failure, call *request) {
 	if c.follows {
-		c.do(pass{f, call})
+		c.do(pass{f, call, newsTime})
 		return
 	}
 	c.passed(f, call)

@@ -67,7 +67,7 @@ func (c *client) tell(event func()) {
 			c.follow(a.frame)
 		case pass:
 			go func() {
-				c.toldNext(a.failure)
+				c.toldNext(a.failure, a.most)
 				c.tell(func() { c.passed(a.failure, a.call) })
 			}()
 		case patience:
@@ -119,11 +119,13 @@ func (c *client) replies() {
 }
 
 // toldNext tells the successor of a failure.
-func (c *client) toldNext(f *Failure) {
-	if next := c.successor(c.closed); next != nil {
-		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // no effect after another failure
+func (c *client) toldNext(f *Failure, most time.Duration) {
+	ctx, cancel := context.WithTimeout(c.closed, most)
+	defer cancel()
+	if next := c.successor(ctx); next != nil {
+		next.CompareAndSwap(ctx, downKey, nil, f.encode()) // no effect after another failure
 		// if this rank serves, it returns once the others know
-		next.Get(c.closed, downKey)
+		next.Get(ctx, downKey)
 	}
 }
 

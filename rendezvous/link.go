@@ -58,9 +58,11 @@ func (l *link) push(f frame) {
 
 // room waits until there is room for a frame.
 func (l *link) room(ctx context.Context) error {
-	defer context.AfterFunc(ctx, l.wake)()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.queue) >= queued {
+		defer context.AfterFunc(ctx, l.wake)()
+	}
 	for len(l.queue) >= queued && l.over.Err() == nil && ctx.Err() == nil {
 		l.changed.Wait()
 	}
@@ -77,7 +79,8 @@ func (l *link) next() (f frame, ok bool) {
 	if l.over.Err() != nil {
 		return frame{}, false
 	}
-	f, l.queue = l.queue[0], l.queue[1:]
+	f, l.queue[0] = l.queue[0], frame{} // its body may be large
+	l.queue = l.queue[1:]
 	l.changed.Broadcast()
 	return f, true
 }

@@ -232,7 +232,7 @@ func (s *simulation) later(r *simRank, d time.Duration, do func()) {
 	})
 }
 
-// connect connects a process to a server, unless there is no way within a time or the server
+// connect connects a process to a server, unless there is no way within a time, or the server
 // refuses it.
 func (s *simulation) connect(r *simRank, v *simServer, most time.Duration,
 	then func(c *simClient, err error)) {
@@ -379,7 +379,7 @@ func (s *simulation) tells(c *simClient, event func()) {
 		case follow:
 			s.follow(c, a.frame)
 		case pass:
-			s.whenFound(c, func() { s.pass(c, a) })
+			s.pass(c, a)
 		case patience:
 			s.after(c.rank, a.most, func() { s.tells(c, func() { c.end(a.why) }) })
 		case hangUp:
@@ -433,13 +433,22 @@ func (s *simulation) whenFound(c *simClient, do func()) {
 
 // pass tells the successor of a failure.
 func (s *simulation) pass(c *simClient, p pass) {
-	passed := func() { s.tells(c, func() { c.passed(p.failure, p.call) }) }
-	if c.next == nil {
-		passed()
-		return
+	done := false
+	passed := func() {
+		if !done {
+			done = true
+			s.tells(c, func() { c.passed(p.failure, p.call) })
+		}
 	}
-	c.next.swap(s, downKey, string(p.failure.encode()), func(string, bool, error) {
-		c.next.get(s, downKey, func([]byte, error) { passed() })
+	s.after(c.rank, p.most, passed)
+	s.whenFound(c, func() {
+		if c.next == nil {
+			passed()
+			return
+		}
+		c.next.swap(s, downKey, string(p.failure.encode()), func(string, bool, error) {
+			c.next.get(s, downKey, func([]byte, error) { passed() })
+		})
 	})
 }
 
@@ -448,7 +457,7 @@ func (c *simClient) call(s *simulation, k kind, key string, body []byte, again f
 	then func(u unpacker, err error)) (giveUp func()) {
 	asked := &request{kind: k, key: key}
 	c.then[asked] = func(*request) {
-		s.whenFound(c, func() {
+		answer := func() {
 			switch {
 			case asked.moved && c.next != nil:
 				again(c.next)
@@ -457,7 +466,12 @@ func (c *simClient) call(s *simulation, k kind, key string, body []byte, again f
 			default:
 				then(unpacker{rest: asked.reply.body}, asked.err)
 			}
-		})
+		}
+		if asked.moved {
+			s.whenFound(c, answer)
+		} else {
+			answer()
+		}
 	}
 	s.tells(c, func() { c.begin(asked, body) })
 	return func() { s.tells(c, func() { c.giveUp(asked, timeoutError{simTimeout}) }) }
