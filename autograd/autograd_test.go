@@ -585,50 +585,6 @@ func TestOneRankSendsNothing(t *testing.T) {
 	})
 }
 
-// TestAccumulation: without hooks, Gorgonia adds up the gradients of two runs.
-func TestAccumulation(t *testing.T) { testenv.Each(t, testenv.OnHosts(), checkAccumulation) }
-
-func checkAccumulation(t *testing.T, k testenv.Kind) {
-	allOn(t, k, 2, func(r rank) error {
-		r.build.Lock()
-		m := newMLP(2, 1)
-		r.build.Unlock()
-		d, err := New(r.comm, m.params)
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		r.build.Lock()
-		vm, err := setting{hooks: "none", dual: true}.machine(m, d)
-		r.build.Unlock()
-		if err != nil {
-			return err
-		}
-		defer vm.Close()
-		after := func(runs int) []float32 {
-			for range runs {
-				m.feed(0, 4, 2*r.comm.Rank())
-				err = errors.Join(err, vm.RunAll())
-				vm.Reset()
-			}
-			grads, syncErr := d.Sync()
-			if err = errors.Join(err, syncErr); err != nil {
-				return nil
-			}
-			g, _ := grads[0].Grad()
-			return slices.Clone(g.Data().([]float32))
-		}
-		one, two, again := after(1), after(2), after(1)
-		for i := range one {
-			if err == nil && (two[i] != 2*one[i] || again[i] != one[i]) {
-				return fmt.Errorf("gradient %d: %v after one run, %v after two, %v after one again",
-					i, one[i], two[i], again[i])
-			}
-		}
-		return err
-	})
-}
-
 func TestNothingGrows(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	const size, steps = 2, 1000

@@ -42,9 +42,9 @@ type tape struct {
 // zeros with [WithUnused]. Sync zeroes the parameters' own gradients, as a solver's Step does.
 //
 // Every rank calls Sync once for each RunAll: several runs make one step in a machine of package vm
-// (vm.Accumulate, vm.WithTree). Sync waits until all buckets are reduced. The
-// returned gradients are views of the buckets: a solver may change them in place, and they are
-// valid until the next RunAll or the Close of d or of the communicator.
+// (vm.Accumulate, vm.WithTree). Sync waits until all buckets are reduced. The returned gradients
+// are views of the buckets: a solver may change them in place, and they are valid until the next
+// RunAll or the Close of d or of the communicator.
 //
 // Cost: one all-reduce for each bucket, which overlaps the backward pass if hooks have started it;
 // one copy of every gradient; one zeroing of each parameter without a gradient. If the communicator
