@@ -397,11 +397,13 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 	}
 }
 
-// TestMachinesBySSHSurviveACutLink: between two hosts, one way or both, while all processes live.
-// The others train on in time, at the pace of before, to the parameters of a training on one
-// machine. What comes in the place of the one that is left out takes part once the link is mended.
+// TestMachinesBySSHSurviveACutLink: between two hosts, one way or both, while all processes live;
+// nothing gets through there, or no data, while connections are made. The others train on in time,
+// at the pace of before, to the parameters of a training on one machine. What comes in the place of
+// the one that is left out takes part once the link is mended.
 func TestMachinesBySSHSurviveACutLink(t *testing.T) {
-	s := newSite(t, 3, proctest.Wire{}, nil)
+	whole := newSite(t, 3, proctest.Wire{}, nil)
+	wired := newSite(t, 3, proctest.Wire{Rate: 1 << 30}, nil)
 	program := built(t, "examples/elastic")
 	params := regexp.MustCompile(`params=[0-9a-f]{16}`)
 	const steps = "-steps=400"
@@ -413,18 +415,25 @@ func TestMachinesBySSHSurviveACutLink(t *testing.T) {
 	for _, c := range []struct {
 		from, to int
 		both     bool
-		out      int // who is left out
-	}{{0, 1, true, 1}, {0, 2, true, 2}, {1, 2, true, 2}, {0, 1, false, 1}, {1, 0, false, 1},
-		{1, 2, false, 2}, {2, 1, false, 2}} {
-		t.Run(fmt.Sprintf("%d-%d both %t", c.from, c.to, c.both), func(t *testing.T) {
+		out      int  // who is left out
+		data     bool // alone is lost
+	}{{0, 1, true, 1, false}, {0, 2, true, 2, false}, {1, 2, true, 2, false},
+		{0, 1, false, 1, false}, {1, 0, false, 1, false}, {1, 2, false, 2, false},
+		{2, 1, false, 2, false}, {0, 1, true, 1, true}, {1, 2, true, 2, true},
+		{1, 0, false, 1, true}, {1, 2, false, 2, true}} {
+		t.Run(fmt.Sprintf("%d-%d both %t data %t", c.from, c.to, c.both, c.data), func(t *testing.T) {
+			s, sever := whole, (*proctest.Namespace).Sever
+			if c.data {
+				s, sever = wired, (*proctest.Namespace).Starve
+			}
 			job := s.run(t, "--elastic", "-n", "6", "--min-ranks", "4", program, steps, "-every=1",
 				"-pause=10ms")
 			if !job.Says(regexp.MustCompile(`step 20:`), long) {
 				t.Fatalf("no training:\n%s", job.Output())
 			}
 			a, b := s.hosts[c.from], s.hosts[c.to]
-			if a.Sever(t, b); c.both {
-				b.Sever(t, a)
+			if sever(a, t, b); c.both {
+				sever(b, t, a)
 			}
 			cut := time.Now()
 			if !job.Says(regexp.MustCompile(`on 4 ranks|params=`), long) {

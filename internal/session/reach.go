@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,6 +22,9 @@ const (
 	// one try may be lost, and a machine that is up answers even if the process is stopped.
 	reachTime = time.Second
 	dials     = 10
+	// reachBytes are sent to it, more than a packet has: connections may be made where data, or
+	// large packets, are lost.
+	reachBytes = 8 << 10
 )
 
 // reach finds out which processes of a job on several machines this one reaches. Each listens for
@@ -59,7 +64,7 @@ func (r *reach) open(ctx context.Context, host string, id elastic.ID) error {
 			case err != nil: // out of file descriptors, say: the kernel answers
 				time.Sleep(reachTime / dials)
 			default:
-				conn.Close()
+				go serve(conn)
 			}
 		}
 	}()
@@ -97,8 +102,9 @@ func (r *reach) unreached(ctx context.Context, ids []elastic.ID) (all []elastic.
 	}
 }
 
-// reaches reports whether this process reaches another one, or its machine. One that has not begun
-// counts as reached.
+// reaches reports whether data get through to another process and back. A machine that takes data
+// is enough if its process says nothing, since that may be stopped; and so is one that has not
+// begun.
 func (r *reach) reaches(ctx context.Context, id elastic.ID) bool {
 	at, err := r.register.Get(ctx, reachKey(id))
 	if err != nil {
@@ -106,25 +112,91 @@ func (r *reach) reaches(ctx context.Context, id elastic.ID) bool {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var reached atomic.Bool
+	var took, lives, answers atomic.Bool
 	var tries sync.WaitGroup
-	for i := range dials {
+	for i := range 2 * dials {
 		tries.Go(func() {
 			select {
-			case <-time.After(time.Duration(i) * reachTime / dials):
+			case <-time.After(time.Duration(i/2) * reachTime / dials):
 			case <-ctx.Done():
 				return
 			}
-			conn, err := new(net.Dialer).DialContext(ctx, "tcp", string(at))
-			if err == nil {
-				conn.Close()
-			}
-			if err == nil || errors.Is(err, syscall.ECONNREFUSED) {
-				reached.Store(true)
+			if i%2 == 0 && answered(ctx, string(at)) {
+				answers.Store(true)
 				cancel()
+			}
+			if i%2 == 1 && i < dials { // an answer would have come meanwhile
+				taken(ctx, string(at), &took, &lives)
 			}
 		})
 	}
 	tries.Wait()
-	return reached.Load()
+	return answers.Load() || took.Load() && !lives.Load()
+}
+
+// What a process asks of another one by the first of the bytes that it sends: all of them back, or
+// to close the connection, which takes no data.
+const (
+	askBack byte = iota
+	askEnd
+)
+
+// answered reports whether a process sends data back, or nobody listens at its address any more.
+func answered(ctx context.Context, at string) bool {
+	conn, err := ask(ctx, at, askBack)
+	if err != nil {
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}
+	defer conn.Close()
+	_, err = io.ReadFull(conn, make([]byte, reachBytes))
+	return err == nil
+}
+
+// taken finds out whether the machine of a process takes data, and whether the process lives.
+func taken(ctx context.Context, at string, took, lives *atomic.Bool) {
+	conn, err := ask(ctx, at, askEnd)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	for ctx.Err() == nil {
+		conn.SetReadDeadline(time.Now().Add(reachTime / (10 * dials)))
+		_, err := conn.Read(make([]byte, 1))
+		if acked(conn.(*net.TCPConn)) {
+			took.Store(true)
+		}
+		if errors.Is(err, io.EOF) {
+			took.Store(true)
+			lives.Store(true)
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+	}
+}
+
+// ask connects to a process and asks something of it, until a context ends.
+func ask(ctx context.Context, at string, what byte) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", at)
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { conn.Close() })
+	text := make([]byte, reachBytes)
+	text[0] = what
+	if _, err = conn.Write(text); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// serve does what another process asks.
+func serve(conn net.Conn) {
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(2 * reachTime))
+	text := make([]byte, reachBytes)
+	if _, err := io.ReadFull(conn, text); err == nil && text[0] == askBack {
+		conn.Write(text)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -17,8 +18,9 @@ import (
 type Namespace struct {
 	Name, Addr string
 
-	port   Wire   // how it is connected
-	dir    string // a tmpfs of its own
+	port   Wire     // how it is connected
+	starve sync.Map // by address: see Starve
+	dir    string   // a tmpfs of its own
 	others []*Namespace
 	daemon int // the process of its sshd
 }
@@ -88,7 +90,11 @@ func (m *Namespace) start(t T, hub string) {
 	t.Helper()
 	t.Cleanup(func() { ip("netns", "delete", m.Name) })
 	need(t, "netns add "+m.Name)
-	m.port.connect(t, m.Name, hub)
+	m.port.connect(t, m.Name, hub, func(frame []byte) bool {
+		to, ok := hasData(frame)
+		_, starves := m.starve.Load(to)
+		return ok && starves
+	})
 	need(t, "-n "+hub+" link set "+m.Name+" up master hub", "-n "+m.Name+" link set lo up",
 		"-n "+m.Name+" link set eth0 up",
 		"-n "+m.Name+" address add "+m.Addr+"/24 dev eth0")
@@ -175,9 +181,10 @@ func (m *Namespace) Cut(t T) {
 	}
 }
 
-// Mend ends what Cut, Mute and Sever have done.
+// Mend ends what Cut, Mute, Sever and Starve have done.
 func (m *Namespace) Mend(t T) {
 	t.Helper()
+	m.starve.Clear()
 	for _, command := range []string{"link set eth0 up", "neighbour flush nud permanent dev eth0"} {
 		if err := ip(strings.Fields("-n " + m.Name + " " + command)...); err != nil {
 			t.Fatal(err)
@@ -203,6 +210,17 @@ func (m *Namespace) Sever(t T, other *Namespace) {
 		"dev", "eth0", "nud", "permanent"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Starve has no data of TCP that the machine sends reach another one, though connections are made
+// and acknowledged, as where large packets or old connections are lost. It takes a Wire that is not
+// zero.
+func (m *Namespace) Starve(t T, other *Namespace) {
+	t.Helper()
+	if m.port == (Wire{}) {
+		t.Fatal("nothing is lost between interfaces of the kernel: give Machines a Wire")
+	}
+	m.starve.Store(other.Addr, true)
 }
 
 // processes returns what runs on the machine.

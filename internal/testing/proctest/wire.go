@@ -2,6 +2,7 @@ package proctest
 
 import (
 	"math/rand/v2"
+	"net"
 	"os"
 	"time"
 )
@@ -16,8 +17,8 @@ type Wire struct {
 }
 
 // connect connects a namespace, where the interface is eth0, to another, where it has the name of
-// the first.
-func (w Wire) connect(t T, name, hub string) {
+// the first. What the namespace sends and starved selects is lost.
+func (w Wire) connect(t T, name, hub string, starved func(frame []byte) bool) {
 	t.Helper()
 	if w == (Wire{}) {
 		need(t, "-n "+name+" link add eth0 type veth peer name "+name+" netns "+hub)
@@ -26,7 +27,11 @@ func (w Wire) connect(t T, name, hub string) {
 	ends := [2]*os.File{tap(t, name, "eth0"), tap(t, hub, name)}
 	for i, from := range ends {
 		frames := make(chan frame, 1000) // as a switch has; more are lost
-		go w.take(from, frames)
+		lost := starved
+		if i == 1 {
+			lost = func([]byte) bool { return false }
+		}
+		go w.take(from, frames, lost)
 		go deliver(frames, ends[1-i])
 	}
 }
@@ -50,8 +55,8 @@ type frame struct {
 	data []byte
 }
 
-// take takes frames from an end until it is closed.
-func (w Wire) take(from *os.File, frames chan<- frame) {
+// take takes frames from an end until it is closed, but for those that are lost.
+func (w Wire) take(from *os.File, frames chan<- frame, lost func(frame []byte) bool) {
 	defer close(frames)
 	luck := rand.New(rand.NewPCG(1, 2))
 	var free time.Time // when the wire has sent what was there before
@@ -68,7 +73,7 @@ func (w Wire) take(from *os.File, frames chan<- frame) {
 		if w.Rate > 0 {
 			free = free.Add(time.Duration(n) * time.Second / time.Duration(w.Rate))
 		}
-		if luck.Float64() < w.Loss {
+		if luck.Float64() < w.Loss || lost(data[:n]) {
 			continue
 		}
 		select {
@@ -85,4 +90,20 @@ func deliver(frames <-chan frame, to *os.File) {
 		time.Sleep(time.Until(f.at))
 		to.Write(f.data)
 	}
+}
+
+// hasData reports whether a frame has data of TCP, and for which address of IPv4. SYN, ACK and FIN
+// alone have none.
+func hasData(frame []byte) (to string, ok bool) {
+	const ethernet, tcp = 14, 6
+	if len(frame) < ethernet+20 || frame[12] != 8 || frame[13] != 0 || frame[ethernet+9] != tcp {
+		return "", false
+	}
+	packet := frame[ethernet:]
+	header := int(packet[0]&15) * 4
+	if len(packet) < header+20 {
+		return "", false
+	}
+	header += int(packet[header+12]>>4) * 4
+	return net.IP(packet[16:20]).String(), int(packet[2])<<8|int(packet[3]) > header
 }
