@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
@@ -123,6 +124,11 @@ func (d *DataParallel) lock(dir string) error {
 	holder := fmt.Sprintf("job %s (%s, process %d of %s, since %s)", d.comm.Name(),
 		filepath.Base(os.Args[0]), os.Getpid(), host, time.Now().Format(time.RFC3339))
 	l, err := checkpoint.Acquire(dir, holder)
+	if errors.Is(err, ErrLocked) && strings.Contains(err.Error(), fmt.Sprintf(", process %d of %s,",
+		os.Getpid(), host)) {
+		err = fmt.Errorf("%w, or Close the machine or DataParallel of this process that has saved "+
+			"there", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -43,6 +43,7 @@ type trainer struct {
 	blamed  error // the sample here that made the loss of the last step not finite
 	// of all ranks: the norm of the gradients of the last step is not finite
 	unbounded error
+	n         int     // samples
 	local     int     // samples of a run
 	runs      int     // of a step
 	first     int     // of all runs on all ranks, the number of the first one here
@@ -79,7 +80,9 @@ func (t *trainer) prepare() (err error) {
 	_, t.weight = t.machine.Runs()
 	t.first, t.runs, t.all = t.machine.MicroBatches()
 	of := t.machine.Summary()
-	t.local, err = t.data.check(of)
+	if t.local, err = t.data.check(of); err == nil {
+		t.n = t.data.Set.Len()
+	}
 	if err = errors.Join(err, t.check(of)); err == nil && t.rest() {
 		err = t.data.fills(t.global())
 	}
@@ -101,7 +104,7 @@ func (t *trainer) prepare() (err error) {
 	if err := t.data.same(t.comm); err != nil {
 		return err
 	}
-	n := t.data.Set.Len()
+	n := t.n
 	t.sampler, err = autograd.NewTreeSampler(t.comm, n, t.global(), t.all, t.seed)
 	if err == nil && t.rest() {
 		t.sampler = t.sampler.Rest()
@@ -139,7 +142,7 @@ func (t *trainer) checkSamples() error {
 	if !t.rest() {
 		return nil
 	}
-	err := t.data.checkIncomplete(t.machine, t.comm, t.data.Set.Len(), t.global())
+	err := t.data.checkIncomplete(t.machine, t.comm, t.n, t.global())
 	if err != nil {
 		err = fmt.Errorf("%w: set Data.DropLast, or choose batches that the samples fill", err)
 	}
@@ -198,7 +201,7 @@ func (t *trainer) jobs(epoch, step int) func(yield func(job) bool) {
 
 // samples returns how many samples a step of an epoch has on all ranks.
 func (t *trainer) samples(step int) int {
-	return min(t.global(), t.data.Set.Len()-step*t.global())
+	return min(t.global(), t.n-step*t.global())
 }
 
 // divisor returns what the graph divides the loss of a sample by, in a step of an epoch.
@@ -400,7 +403,7 @@ func (t *trainer) whyNotFinite(loss float64) error {
 func (t *trainer) endEpoch(stop bool) error {
 	p := &t.past
 	e := Epoch{Epoch: len(p.Epochs) + 1, Steps: p.Steps, Seconds: p.Seconds,
-		Loss: p.Loss / float64(min(t.data.Set.Len(), t.sampler.Steps()*t.global()))}
+		Loss: p.Loss / float64(min(t.n, t.sampler.Steps()*t.global()))}
 	if t.rate != nil {
 		e.Rate = t.rate(p.Steps - 1)
 	}
@@ -421,6 +424,10 @@ func (t *trainer) endEpoch(stop bool) error {
 		t.hooked = errors.Join(t.hooked, f(told))
 	}
 	t.hooked = errors.Join(t.hooked, t.writeLogs())
+	if n := t.data.Set.Len(); n != t.n {
+		t.hooked = errors.Join(t.hooked, refused("there were %d samples, and now there are %d: "+
+			"their number must not change in a training", t.n, n))
+	}
 	if err := autograd.Agree(t.comm, "", t.hooked); err != nil {
 		return err
 	}

@@ -617,6 +617,26 @@ func TestDataThatDoNotFitTheGraphAreRefused(t *testing.T) {
 	}
 }
 
+// growing are samples that become more.
+type growing struct {
+	fit.Set
+	n int
+}
+
+func (g *growing) Len() int { return g.n }
+
+// TestTheNumberOfSamplesMustNotChange in a training.
+func TestTheNumberOfSamplesMustNotChange(t *testing.T) {
+	m := newLinear(2, false, 1)
+	s := &growing{points(64), 8}
+	_, err := fit.Run(t.Context(), machine(t, m.x.Graph(), sgd(m.w)), m.data(s), fit.Epochs(2),
+		fit.OnStep(func(step fit.StepLoss) error {
+			s.n = 8 + step.Step
+			return nil
+		}))
+	says(t, "more samples", err, "there were 8 samples, and now there are 12")
+}
+
 // TestHooksCannotChangeWhatIsKept: what they are given is theirs.
 func TestHooksCannotChangeWhatIsKept(t *testing.T) {
 	m := newLinear(2, false, 1)
