@@ -47,7 +47,8 @@ func TopK(k int, scores, labels *gorgonia.Node) Metric {
 		}
 		return err
 	}
-	return Metric{Name: fmt.Sprint("top", k), check: check, reads: labels, Sums: func(int) int { return 2 },
+	return Metric{Name: fmt.Sprint("top", k), check: check, reads: labels,
+		Sums: func(int) int { return 2 },
 		Add: func(sums []float64, samples []int) error {
 			return eachRow(scores, labels, samples, func(row []float64, label int) {
 				sums[1]++

@@ -134,7 +134,8 @@ func TestASolverWithStateOfOtherLearnablesIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 	for _, names := range [][]string{{"b", "a"}, {"a", "c"}} {
-		if err := train(names...); err == nil || !strings.Contains(err.Error(), "the state of a, b") {
+		err := train(names...)
+		if err == nil || !strings.Contains(err.Error(), "the state of a, b") {
 			t.Errorf("learnables %v: %v", names, err)
 		}
 	}

@@ -160,8 +160,8 @@ func (t *trainer) build() {
 		vm.WithSolver(&t.solver, learnables...), b.Training())...))
 }
 
-// weights is a hash of parts of a folder's files of weights, which another model has not: an adapter
-// goes on with the weights for which it was trained.
+// weights is a hash of parts of a folder's weights, which another model has not: an adapter goes on
+// with the weights for which it was trained.
 func weights(folder string) []byte {
 	const part = 1 << 20
 	h := sha256.New()
