@@ -421,7 +421,8 @@ func TestMachinesBySSHSurviveACutLink(t *testing.T) {
 		{0, 1, false, 1, false}, {1, 0, false, 1, false}, {1, 2, false, 2, false},
 		{2, 1, false, 2, false}, {0, 1, true, 1, true}, {1, 2, true, 2, true},
 		{1, 0, false, 1, true}, {1, 2, false, 2, true}} {
-		t.Run(fmt.Sprintf("%d-%d both %t data %t", c.from, c.to, c.both, c.data), func(t *testing.T) {
+		name := fmt.Sprintf("%d-%d both %t data %t", c.from, c.to, c.both, c.data)
+		t.Run(name, func(t *testing.T) {
 			s, sever := whole, (*proctest.Namespace).Sever
 			if c.data {
 				s, sever = wired, (*proctest.Namespace).Starve
