@@ -22,13 +22,9 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 // generate is the example with a standard input.
 func generate(t *testing.T, input string, args ...string) (c *exec.Cmd, errs *bytes.Buffer) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, errs = exec.CommandContext(t.Context(), self, args...), new(bytes.Buffer)
+	c = exec.CommandContext(t.Context(), exampletest.Program(t), args...)
+	errs = new(bytes.Buffer)
 	c.Stdin, c.Stderr = strings.NewReader(input), errs
-	c.Env = exampletest.Environ()
 	return c, errs
 }
 

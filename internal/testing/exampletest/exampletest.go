@@ -1,4 +1,5 @@
-// Package exampletest runs an example on ranks that are processes, all of them its test binary:
+// Package exampletest runs an example, or another program that trains, on ranks that are processes,
+// all of them its test binary:
 //
 //	func TestMain(m *testing.M) { exampletest.Main(m, main) }
 //
@@ -29,8 +30,16 @@ func Main(m *testing.M, example func()) {
 	os.Exit(m.Run())
 }
 
-// Environ is the environment in which the test binary is the example.
-func Environ() []string { return append(os.Environ(), variable+"=1") }
+// Program returns the test binary, which is the example in the processes that the test starts.
+func Program(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(variable, "1")
+	return self
+}
 
 // Job is the example on ranks.
 type Job struct {
@@ -42,13 +51,9 @@ type Job struct {
 // New returns a job, which [Job.Run] starts, with variables besides those of the test.
 func New(t *testing.T, ranks int, flags string, environ ...string) *Job {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	j := &Job{}
-	j.Job = launch.Job{Program: self, Ranks: ranks, Args: strings.Fields(flags), Stdout: &j.Out,
-		Stderr: &j.Errs, Env: append(Environ(), environ...)}
+	j.Job = launch.Job{Program: Program(t), Ranks: ranks, Args: strings.Fields(flags),
+		Stdout: &j.Out, Stderr: &j.Errs, Env: append(os.Environ(), environ...)}
 	return j
 }
 

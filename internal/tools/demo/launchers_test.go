@@ -11,13 +11,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 )
 
 func TestFoundFourProcessesOfHydraLearn(t *testing.T) {
 	if _, err := exec.LookPath("mpiexec.hydra"); err != nil {
 		t.Skip("needs mpiexec.hydra (Debian: mpich)")
 	}
-	cmd := exec.Command("mpiexec.hydra", "-n", "4", program(t), "--epochs", "10")
+	cmd := exec.Command("mpiexec.hydra", "-n", "4", exampletest.Program(t), "--epochs", "10")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -33,7 +35,7 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 	if out, err := exec.Command("python3", "-c", "import torch").CombinedOutput(); err != nil {
 		t.Skipf("needs PyTorch (pip install torch): %s", bytes.TrimSpace(out))
 	}
-	demo := program(t)
+	demo := exampletest.Program(t)
 	for name, c := range map[string]struct {
 		args  string // with the port
 		token string
@@ -87,7 +89,7 @@ func freePort(t *testing.T) int {
 
 // A rank whose variables were set by hand says who is missing, or what is.
 func TestFoundVariablesSetByHandAreExplained(t *testing.T) {
-	demo := program(t)
+	demo := exampletest.Program(t)
 	for name, c := range map[string]struct {
 		vars []string
 		code int

@@ -14,31 +14,11 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/exit"
-	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// actAsDemo is a variable that makes this test binary the program.
-const actAsDemo = "RUN_AS_DEMO"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(actAsDemo) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
-
-// program returns the program as users run it: this binary, in this test.
-func program(t *testing.T) string {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv(actAsDemo, "1")
-	return self
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // learned looks for the last line of rank 0, which other ranks may have written behind.
 func learned(t *testing.T, printed, ranks string) {
@@ -51,51 +31,35 @@ func learned(t *testing.T, printed, ranks string) {
 }
 
 func TestFourProcessesLearn(t *testing.T) {
-	var out, errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", "10"}, Ranks: 4, Stdout: &out,
-		Stderr: &errs}
-	if err := launch.Run(t.Context(), job); err != nil {
-		t.Fatalf("%v: %s", err, errs.String())
-	}
-	learned(t, out.String(), "4")
+	learned(t, exampletest.Train(t, 4, "--epochs 10"), "4")
 }
 
 // With --topology each bucket of each step is reduced inside machines and between them, and
 // parameters are broadcast so.
 func TestFourProcessesOfTwoMachinesLearn(t *testing.T) {
 	const epochs = 10
-	var out, errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", fmt.Sprint(epochs),
-		"--topology", "2x2"}, Ranks: 4, Stdout: &out, Stderr: &errs}
-	if err := launch.Run(t.Context(), job); err != nil {
-		t.Fatalf("%v: %s", err, errs.String())
-	}
-	learned(t, out.String(), "4")
+	printed := exampletest.Train(t, 4, fmt.Sprint("--topology 2x2 --epochs ", epochs))
+	learned(t, printed, "4")
 	var hierarchical, flat int
-	rest := withoutEpochs(strings.ReplaceAll(out.String(), "[0] ", ""))
+	rest := withoutEpochs(strings.ReplaceAll(printed, "[0] ", ""))
 	if _, err := fmt.Sscanf(rest, "%d collectives inside and between machines, %d among all",
 		&hierarchical, &flat); err != nil {
-		t.Fatalf("rank 0 printed %q: %v", out.String(), err)
+		t.Fatalf("rank 0 printed %q: %v", printed, err)
 	}
 	const steps = (1797 - 359) / 48 // of an epoch
 	if hierarchical < epochs*steps || flat != 0 {
-		t.Errorf("rank 0 printed %q, want %d or more inside and between machines", out.String(),
+		t.Errorf("rank 0 printed %q, want %d or more inside and between machines", printed,
 			epochs*steps)
 	}
 }
 
 // A topology of other ranks is an error that says so, and no training.
 func TestATopologyOfOtherRanksIsAnError(t *testing.T) {
-	var out, errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", "1", "--topology", "3x2"},
-		Ranks: 4, Stdout: &out, Stderr: &errs}
-	err := launch.Run(t.Context(), job)
-	if said := errs.String(); err == nil || !strings.Contains(said, "3x2") ||
-		!strings.Contains(said, "there are 4") {
-		t.Errorf("error %v: %s", err, said)
-	}
-	if strings.Contains(out.String(), "accuracy") {
-		t.Errorf("rank 0 printed %q", out.String())
+	j := exampletest.New(t, 4, "--epochs 1 --topology 3x2")
+	_ = j.Refused(t, "there are 4")
+	if said := j.Errs.String(); !strings.Contains(said, "3x2") ||
+		strings.Contains(j.Out.String(), "accuracy") {
+		t.Errorf("it prints %q and %s", j.Out.String(), said)
 	}
 }
 
@@ -103,7 +67,8 @@ func TestFourProcessesOfMpirunLearn(t *testing.T) {
 	if _, err := exec.LookPath("mpirun"); err != nil {
 		t.Skip("needs mpirun (Debian: openmpi-bin)")
 	}
-	cmd := exec.Command("mpirun", "--oversubscribe", "-n", "4", program(t), "--epochs", "10")
+	cmd := exec.Command("mpirun", "--oversubscribe", "-n", "4", exampletest.Program(t),
+		"--epochs", "10")
 	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
 	out, err := cmd.Output()
 	if err != nil {
@@ -115,15 +80,14 @@ func TestFourProcessesOfMpirunLearn(t *testing.T) {
 func TestFoundSIGTERMSavesTheTraining(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	signals := make(chan os.Signal, 1)
-	out := proctest.Notice{Text: "epoch 2/", Then: func() { signals <- syscall.SIGTERM }}
-	var errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", "100000", "--checkpoint",
-		dir}, Ranks: 2, Stdout: &out, Stderr: &errs, Signals: signals, Grace: time.Minute}
-	err := launch.Run(t.Context(), job)
+	j := exampletest.New(t, 2, "--epochs 100000 --checkpoint "+dir)
+	j.Out.Text, j.Out.Then = "epoch 2/", func() { signals <- syscall.SIGTERM }
+	j.Signals, j.Grace = signals, time.Minute
+	err := j.Refused(t, "")
 	var stopped *launch.Interrupted
-	if !errors.As(err, &stopped) ||
-		!strings.Contains(out.String(), "saved in "+dir+" after epoch ") || errs.Len() > 0 {
-		t.Errorf("it ends with %v: %q %q", err, out.String(), errs.String())
+	if said := j.Out.String(); !errors.As(err, &stopped) || j.Errs.Len() > 0 ||
+		!strings.Contains(said, "saved in "+dir+" after epoch ") {
+		t.Errorf("it ends with %v: %q %q", err, said, j.Errs.String())
 	}
 	if saved, _ := filepath.Glob(filepath.Join(dir, "step-*", "checkpoint.json")); len(saved) == 0 {
 		t.Error("there is no checkpoint")
@@ -144,21 +108,16 @@ func params(t *testing.T, printed string) string {
 // Loss and parameters have the same bits on any number of cores, and with --reduction tree on any
 // number of ranks; by rank, another number of ranks has others.
 func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
-	self := program(t)
 	end := func(flags string, ranks, cores int) string {
-		var out, errs bytes.Buffer
-		job := launch.Job{Program: self, Ranks: ranks,
-			Args: strings.Fields("--batch 64 --steps 30 " + flags), Stdout: &out, Stderr: &errs}
-		job.Env = append(os.Environ(), fmt.Sprint("GOMAXPROCS=", cores))
+		j := exampletest.New(t, ranks, "--batch 64 --steps 30 "+flags,
+			fmt.Sprint("GOMAXPROCS=", cores))
 		if ranks%2 == 1 {
-			job.Env = append(job.Env, "EURYALE_BACKEND=tcp")
+			j.Env = append(j.Env, "EURYALE_BACKEND=tcp")
 		}
-		if err := launch.Run(t.Context(), job); err != nil {
-			t.Fatalf("%v: %s", err, errs.String())
-		}
-		_, loss, _ := strings.Cut(lastLine(out.String()), " loss=")
+		printed := j.Run(t)
+		_, loss, _ := strings.Cut(lastLine(printed), " loss=")
 		loss, _, _ = strings.Cut(loss, " ")
-		return loss + " " + params(t, out.String())
+		return loss + " " + params(t, printed)
 	}
 	type run struct{ ranks, cores int }
 	byRank := [][]run{{{1, 1}, {1, 2}}, {{2, 1}, {2, 2}}}
@@ -196,17 +155,10 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 // nothing has disturbed.
 func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
 	run := func(environ ...string) string {
-		var out, errs bytes.Buffer
-		job := launch.Job{
-			Program: program(t), Ranks: 2, MaxRestarts: 1, Env: append(os.Environ(), environ...),
-			Stdout: &out, Stderr: &errs,
-			Args: []string{"--solver", "adam", "--epochs", "4", "--checkpoint",
-				filepath.Join(t.TempDir(), "state"), "--save-every", "10"},
-		}
-		if err := launch.Run(t.Context(), job); err != nil {
-			t.Fatalf("%v: %s", err, errs.String())
-		}
-		return out.String()
+		j := exampletest.New(t, 2, "--solver adam --epochs 4 --save-every 10 --checkpoint "+
+			filepath.Join(t.TempDir(), "state"), environ...)
+		j.MaxRestarts = 1
+		return j.Run(t)
 	}
 	want, got := run(), run("EURYALE_FAULT=kill,rank=1,call=200")
 	if !strings.Contains(got, "going on after epoch ") || params(t, got) != params(t, want) {
@@ -215,7 +167,7 @@ func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
 }
 
 func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
-	demo := program(t)
+	demo := exampletest.Program(t)
 	for _, args := range []string{"--solver lion", "--compress topk=2", "--batch 1e3", "extra",
 		"--batch 2000"} {
 		cmd := exec.Command(demo, strings.Fields(args)...)
@@ -228,7 +180,7 @@ func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
 
 // Under euryale run, standard error is no terminal of rank 0, but shown on one.
 func TestFoundTheProgressBarNeverShowsUnderTheLauncher(t *testing.T) {
-	demo := program(t)
+	demo := exampletest.Program(t)
 	for terminal, want := range map[string]bool{"1": true, "": false} {
 		cmd := exec.Command(demo, "--epochs", "1")
 		cmd.Env = append(os.Environ(), "EURYALE_TERMINAL="+terminal)
