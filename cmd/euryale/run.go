@@ -53,8 +53,8 @@ code is then 128 plus the number of the signal.
 
 With --max-restarts, each attempt is a new job. TORCHELASTIC_RESTART_COUNT counts the attempts
 from 0, and the program loads its last checkpoint. There is no restart after a signal to euryale
-run, nor if all ranks end with exit status 2, as for a wrong command line. Only the first attempt
-has the standard input.
+run, nor if the rank that failed first ended with exit status 2, as for a wrong command line. Only
+the first attempt has the standard input.
 
 With -H or --hostfile, ssh starts a launcher on each host, as ssh HOST true must be able to without
 a question. This program and yours are copied there, once per content; Go packages are built for

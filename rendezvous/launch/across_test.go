@@ -776,7 +776,7 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 		{[]ending{on("a", after(0, 0, exits(2))), on("b", after(1, 1, exits(2)))},
 			"host a: rank 0 failed first: exit status 2", 2, true},
 		{[]ending{on("a", after(0, 0, exits(2))), asked(on("b", after(1, 1, exits(0))))},
-			"host a: rank 0 failed: exit status 2", 2, false},
+			"host a: rank 0 failed: exit status 2", 2, true},
 		{[]ending{failed("a", errors.New("host a: no program"), after(0, 0, 0))},
 			"host a: no program", 0, true},
 	} {

@@ -21,9 +21,9 @@
 //     launcher tells the ranks that wait for it (rendezvous.Ended).
 //   - Restarts. After a failure all ranks are restarted, at most Job.MaxRestarts
 //     times, as a job with a new name and token. TORCHELASTIC_RESTART_COUNT
-//     counts the attempts from 0. There is no restart after a signal, nor if
-//     every rank ended with exit status 2 without a crash, as for a wrong command
-//     line.
+//     counts the attempts from 0. There is no restart after a signal, nor if the
+//     rank that failed first ended with exit status 2 without a crash, as for a
+//     wrong command line.
 //   - Signals go to the ranks. Ranks that are alive after Job.Grace are killed; a
 //     second signal kills at once. After SIGQUIT ranks have at least five seconds
 //     to print their stacks. They first print their last collectives, because the

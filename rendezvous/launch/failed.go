@@ -127,8 +127,8 @@ func (e *Failed) ExitCode() int {
 	}
 }
 
-// Usage reports whether every rank ended with exit status 2 without a crash, as
-// programs do when their command line is wrong.
+// Usage reports whether the rank that failed first ended with exit status 2 without a crash, as
+// programs do when their command line is wrong. How others ended because of that does not matter.
 func (e *Failed) Usage() bool { return e.usage }
 
 // Interrupted is the error of a job that was ended by a signal to the launcher.

@@ -128,9 +128,7 @@ func verdict(ends []ending) *Failed {
 		slices.Sort(same)
 		v.why = &HostLost{lost.Host, same, lost.why}
 	}
-	v.usage = !slices.ContainsFunc(ends, func(e ending) bool {
-		return e.Status.ExitStatus() != exit.Usage || e.crashed()
-	})
+	v.usage = v.cause == causeEnded && first.Status.ExitStatus() == exit.Usage && !first.crashed()
 	return v
 }
 
