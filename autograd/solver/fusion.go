@@ -93,8 +93,8 @@ func (f *Fusion) Of(names []string) error {
 	}
 	for k, p := range f.parts {
 		if s := p.state; s.of != nil && len(s.vectors) > 0 && !slices.Equal(s.of, of[k]) {
-			return fmt.Errorf("%w: the %s has the state of %s, and not of %s: make another solver, "+
-				"or give its parameters in that order", backend.ErrArgument, p.rule.name,
+			return fmt.Errorf("%w: the %s has the state of %s, and not of %s: make another "+
+				"solver, or give its parameters in that order", backend.ErrArgument, p.rule.name,
 				strings.Join(s.of, ", "), strings.Join(of[k], ", "))
 		}
 	}
