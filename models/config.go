@@ -113,9 +113,11 @@ var architectures = map[string][]string{
 func (c *Config) readTokens(o *object) error {
 	bos, eos := &c.BOS, &c.EOS
 	err := o.into(map[string]any{"bos_token_id": &bos})
-	if o.into(map[string]any{"eos_token_id": &eos}) != nil { // it is no list
+	if wrong := o.into(map[string]any{"eos_token_id": &eos}); wrong != nil {
 		c.EOS = []int{0}
-		eos, err = &c.EOS, errors.Join(err, o.into(map[string]any{"eos_token_id": &c.EOS[0]}))
+		if eos = &c.EOS; o.into(map[string]any{"eos_token_id": &c.EOS[0]}) != nil {
+			err = errors.Join(err, wrong)
+		}
 	}
 	if bos == nil {
 		c.BOS = -1

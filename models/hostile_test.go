@@ -176,6 +176,8 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		{"llama3", configured("num_key_value_heads", 3), []string{"8 heads share 3"}},
 		{"llama3", configured("quantization_config", map[string]any{"bits": 4}),
 			[]string{"quantization_config"}},
+		{"llama3", configured("eos_token_id", []any{1, nil}),
+			[]string{"eos_token_id", "an element is null"}},
 		{"mistral", configured("sliding_window", 0), []string{"sliding_window is 0"}},
 		{"llama3", configured("sliding_window", 16), []string{"sliding_window is 16", "not known"}},
 		{"qwen3", configured("layer_types", []string{"sliding_attention", "full_attention"}),

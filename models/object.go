@@ -42,7 +42,13 @@ func (o *object) into(fields map[string]any) (err error) {
 	for _, key := range slices.Sorted(maps.Keys(fields)) {
 		o.known[key] = true
 		if text, ok := o.values[key]; ok {
-			if wrong := json.Unmarshal(text, fields[key]); wrong != nil {
+			wrong := json.Unmarshal(text, fields[key])
+			var list []json.RawMessage
+			if wrong == nil && json.Unmarshal(text, &list) == nil && slices.ContainsFunc(list,
+				func(x json.RawMessage) bool { return string(x) == "null" }) {
+				wrong = fmt.Errorf("%w: an element is null", backend.ErrArgument) // and not 0
+			}
+			if wrong != nil {
 				err = errors.Join(err, fmt.Errorf("%s: %w", key, wrong))
 			}
 		}
