@@ -22,7 +22,6 @@ type Buckets struct {
 	pull func(whole bool) error
 	copy copying        // nil where copies are made on the host
 	by   *solver.Fusion // of the solver whose state copy copies
-	half bool           // see Halve
 	undeclared
 }
 
@@ -149,7 +148,7 @@ func (x *Buckets) Halve() bool {
 			at += p.size
 		}
 	}
-	if x.half = true; d.op == backend.Sum {
+	if d.half = true; d.op == backend.Sum {
 		d.scale = float64(d.comm.Size())
 	}
 	return true

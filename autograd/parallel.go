@@ -18,23 +18,16 @@ import (
 // it combines their gradients. It is for one goroutine and the Gorgonia machines that this
 // goroutine runs.
 type DataParallel struct {
-	comm     backend.Communicator
-	gradComm backend.Communicator // for gradients: comm, or a compression around it
-	partial  bool
-	tables   []Table
-	op       backend.ReduceOp
-	reduced  string    // how, for checkpoints
-	tree     *tree     // of the micro-batches of a machine; nil without WithTree
-	scale    float64   // of what ranks have added
-	model    inventory // of everything that ranks have in common
-	notice   func(text string)
-	said     map[string]bool // by notice
-	parts    *parts          // nil if parameters are whole
-	solver   solver.Solver   // of the machine that trains, nil for unknown
-	params   []*param        // as given to New
-	buckets  []*bucket       // in the order in which they leave
-	queues   []backend.Queue // where buckets are reduced, by turns; none for a single rank
-	memory   backend.Buffer  // of the buckets
+	reducer
+	partial bool
+	tables  []Table
+	reduced string    // how, for checkpoints
+	model   inventory // of everything that ranks have in common
+	notice  func(text string)
+	said    map[string]bool // by notice
+	parts   *parts          // nil if parameters are whole
+	solver  solver.Solver   // of the machine that trains, nil for unknown
+	params  []*param        // as given to New
 
 	// mu guards what follows and the slots: a machine runs hooks on another goroutine, and
 	// the lisp machine still does after it has failed.
@@ -83,7 +76,7 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 		return err
 	})
 	if err != nil {
-		return nil, (&DataParallel{comm: comm}).named(err)
+		return nil, (&DataParallel{reducer: reducer{comm: comm}}).named(err)
 	}
 	return d, nil
 }
@@ -123,10 +116,10 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agreeOnParams(labelled, "", nil, err)
 		}
 	}
-	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial,
-		tables: o.tables,
-		op:     o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
-		model: model, notice: o.notice, said: map[string]bool{}, params: params}
+	d := &DataParallel{
+		reducer: reducer{comm: comm, gradComm: gradComm, op: o.op, tree: tree, scale: 1},
+		partial: o.partial, tables: o.tables, reduced: o.reduction(), parts: o.parts, model: model,
+		notice: o.notice, said: map[string]bool{}, params: params}
 	d.tape = tape{DataParallel: d, unused: o.unused, use: o.use(comm)}
 	d.tape.use.Option, d.tape.use.Runs = "Sync", 1
 	_, stateful := d.compression() // whose residuals are of whole gradients
@@ -148,19 +141,6 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	}
 	d.parts = d.parts.whole()
 	return d, nil
-}
-
-// reduction is the call that combines the gradients of a bucket.
-func (d *DataParallel) reduction(b *bucket) backend.Collective {
-	c := backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot(), Origin: b.sync}
-	if d.tree != nil {
-		c.Op, c.Association, c.Splits = backend.Sum, backend.Tree, d.tree.splits
-	}
-	if d.planned != nil && d.planned.half { // what a compression makes of the call
-		c.Original = backend.Original{Op: c.Op, DType: backend.F32}
-		c.Op = backend.Avg
-	}
-	return c
 }
 
 // prepareBuckets allocates the buckets and broadcasts the parameters through them.
@@ -188,27 +168,6 @@ func (d *DataParallel) prepareBuckets() error {
 		return err
 	}
 	return d.model.share(d.comm)
-}
-
-// openQueues gives every bucket its queue: one for all, or several in turn if that lets the
-// communicator work on several buckets at once. A compression uses one scratch memory for all
-// calls, so it gains nothing.
-func (d *DataParallel) openQueues() error {
-	n := 1
-	if d.gradComm == d.comm {
-		n = max(n, d.comm.Capabilities().InFlight)
-	}
-	for range min(n, len(d.buckets)) {
-		q, err := backend.UrgentQueue(d.comm.Device())
-		if err != nil {
-			return err
-		}
-		d.queues = append(d.queues, q)
-	}
-	for i, b := range d.buckets {
-		b.queue = d.queues[i%len(d.queues)]
-	}
-	return nil
 }
 
 func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
@@ -251,14 +210,6 @@ func untied(params []*param) error {
 	return nil
 }
 
-// alloc returns the memory of the buckets.
-func (d *DataParallel) alloc(nbytes int) (backend.Buffer, error) {
-	if d.comm.Size() > 1 {
-		return d.comm.Alloc(nbytes)
-	}
-	return d.comm.Device().Alloc(nbytes) // no other rank needs it
-}
-
 // broadcast gives every rank the parameters of rank 0, through the buckets.
 func (d *DataParallel) broadcast() error {
 	for _, b := range d.buckets {
@@ -276,23 +227,6 @@ func (d *DataParallel) broadcast() error {
 	}
 	d.initial = true
 	return nil
-}
-
-// exchange runs a collective on the parameters of a bucket.
-func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
-	for _, p := range b.params {
-		if err := p.load(p.node.Value()); err != nil {
-			return err
-		}
-	}
-	work, err := b.start(d.comm, c)
-	if err == nil {
-		err = b.finish(work)
-	}
-	if err != nil {
-		return fmt.Errorf("%v of %v: %w", c, b, err)
-	}
-	return b.unpack()
 }
 
 // Err returns the error that ended d, or nil. RunAll returns the errors of hooks wrapped in
@@ -356,24 +290,6 @@ func (d *DataParallel) apart() error {
 		}
 	}
 	return nil
-}
-
-// free frees the memory of d.
-func (d *DataParallel) free() error {
-	var all error
-	for _, q := range d.queues {
-		all = errors.Join(all, q.Close())
-	}
-	if d.gradComm != d.comm {
-		all = errors.Join(all, d.gradComm.Close())
-	}
-	if d.memory.Len() == 0 {
-		return all
-	}
-	if d.comm.Size() > 1 {
-		return errors.Join(all, d.comm.Free(d.memory))
-	}
-	return errors.Join(all, d.comm.Device().Free(d.memory))
 }
 
 // usable returns an error if there can be no further step.

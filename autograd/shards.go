@@ -7,7 +7,6 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // span is elements from one up to another.
@@ -122,26 +121,6 @@ func (b *bucket) before(p *param) (n int) {
 	return n
 }
 
-// shardOf returns which elements of a parameter a rank has.
-func (d *DataParallel) shardOf(p *param, rank int) span {
-	at := p.bucket.before(p)
-	s := chunkOf(p.bucket.count(), rank, d.comm.Size())
-	return span{min(max(s.from-at, 0), p.size), min(max(s.to-at, 0), p.size)}
-}
-
-// callOf returns the call of a kind that exchanges a bucket.
-func (d *DataParallel) callOf(b *bucket, kind backend.Kind) backend.Collective {
-	c := d.reduction(b)
-	if kind == backend.AllReduce {
-		return c
-	}
-	c.Kind, c.State = kind, 0
-	if !kind.Reduces() {
-		c.Op = backend.Sum
-	}
-	return c
-}
-
 // Unsharded returns the values for all elements of a parameter, given this rank's shard of them. It
 // is collective.
 func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, error) {
@@ -149,28 +128,6 @@ func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, er
 		return shard, nil
 	}
 	return x.d.gatherShards(backend.ForPull, x.d.params[param], shard)
-}
-
-// gatherShards is Unsharded for a purpose. Ranks send the same number of bytes.
-func (d *DataParallel) gatherShards(purpose backend.Purpose, p *param, mine backend.Buffer) (
-	backend.Buffer, error) {
-	most, size := 0, p.dtype.Size()
-	for r := range d.comm.Size() {
-		s := d.shardOf(p, r)
-		most = max(most, s.to-s.from)
-	}
-	note := make([]byte, most*size)
-	copy(note, mine.Bytes())
-	notes, err := gather(backend.Label(d.comm, purpose), note)
-	if err != nil {
-		return backend.Buffer{}, err
-	}
-	whole := residence.Zeros(p.dtype, p.size)
-	for r, note := range notes {
-		s := d.shardOf(p, r)
-		copy(whole.Bytes()[s.from*size:s.to*size], note)
-	}
-	return whole, nil
 }
 
 // shardsIn returns where this rank's shards of a model belong, by their names in files.

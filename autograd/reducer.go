@@ -1,0 +1,141 @@
+package autograd
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
+)
+
+// reducer exchanges buckets with other ranks, for Sync and for machines of package vm.
+type reducer struct {
+	comm     backend.Communicator
+	gradComm backend.Communicator // for gradients: comm, or a compression around it
+	op       backend.ReduceOp
+	half     bool            // gradients are in BF16, in which they travel: see Halve
+	tree     *tree           // of the micro-batches of a machine; nil without WithTree
+	scale    float64         // of what ranks have added
+	buckets  []*bucket       // in the order in which they leave
+	queues   []backend.Queue // where buckets are reduced, by turns; none for a single rank
+	memory   backend.Buffer  // of the buckets
+}
+
+// openQueues gives every bucket its queue: one for all, or several in turn if that lets the
+// communicator work on several buckets at once. A compression uses one scratch memory for all
+// calls, so it gains nothing.
+func (d *reducer) openQueues() error {
+	n := 1
+	if d.gradComm == d.comm {
+		n = max(n, d.comm.Capabilities().InFlight)
+	}
+	for range min(n, len(d.buckets)) {
+		q, err := backend.UrgentQueue(d.comm.Device())
+		if err != nil {
+			return err
+		}
+		d.queues = append(d.queues, q)
+	}
+	for i, b := range d.buckets {
+		b.queue = d.queues[i%len(d.queues)]
+	}
+	return nil
+}
+
+// alloc returns the memory of the buckets.
+func (d *reducer) alloc(nbytes int) (backend.Buffer, error) {
+	if d.comm.Size() > 1 {
+		return d.comm.Alloc(nbytes)
+	}
+	return d.comm.Device().Alloc(nbytes) // no other rank needs it
+}
+
+// exchange runs a collective on the parameters of a bucket.
+func (d *reducer) exchange(b *bucket, c backend.Collective) error {
+	for _, p := range b.params {
+		if err := p.load(p.node.Value()); err != nil {
+			return err
+		}
+	}
+	work, err := b.start(d.comm, c)
+	if err == nil {
+		err = b.finish(work)
+	}
+	if err != nil {
+		return fmt.Errorf("%v of %v: %w", c, b, err)
+	}
+	return b.unpack()
+}
+
+// reduction is the call that combines the gradients of a bucket.
+func (d *reducer) reduction(b *bucket) backend.Collective {
+	c := backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot(), Origin: b.sync}
+	if d.tree != nil {
+		c.Op, c.Association, c.Splits = backend.Sum, backend.Tree, d.tree.splits
+	}
+	if d.half { // what a compression makes of the call
+		c.Original = backend.Original{Op: c.Op, DType: backend.F32}
+		c.Op = backend.Avg
+	}
+	return c
+}
+
+// callOf returns the call of a kind that exchanges a bucket.
+func (d *reducer) callOf(b *bucket, kind backend.Kind) backend.Collective {
+	c := d.reduction(b)
+	if kind == backend.AllReduce {
+		return c
+	}
+	c.Kind, c.State = kind, 0
+	if !kind.Reduces() {
+		c.Op = backend.Sum
+	}
+	return c
+}
+
+// shardOf returns which elements of a parameter a rank has.
+func (d *reducer) shardOf(p *param, rank int) span {
+	at := p.bucket.before(p)
+	s := chunkOf(p.bucket.count(), rank, d.comm.Size())
+	return span{min(max(s.from-at, 0), p.size), min(max(s.to-at, 0), p.size)}
+}
+
+// gatherShards is Unsharded for a purpose. Ranks send the same number of bytes.
+func (d *reducer) gatherShards(purpose backend.Purpose, p *param, mine backend.Buffer) (
+	backend.Buffer, error) {
+	most, size := 0, p.dtype.Size()
+	for r := range d.comm.Size() {
+		s := d.shardOf(p, r)
+		most = max(most, s.to-s.from)
+	}
+	note := make([]byte, most*size)
+	copy(note, mine.Bytes())
+	notes, err := gather(backend.Label(d.comm, purpose), note)
+	if err != nil {
+		return backend.Buffer{}, err
+	}
+	whole := residence.Zeros(p.dtype, p.size)
+	for r, note := range notes {
+		s := d.shardOf(p, r)
+		copy(whole.Bytes()[s.from*size:s.to*size], note)
+	}
+	return whole, nil
+}
+
+// free frees the memory of d.
+func (d *reducer) free() error {
+	var all error
+	for _, q := range d.queues {
+		all = errors.Join(all, q.Close())
+	}
+	if d.gradComm != d.comm {
+		all = errors.Join(all, d.gradComm.Close())
+	}
+	if d.memory.Len() == 0 {
+		return all
+	}
+	if d.comm.Size() > 1 {
+		return errors.Join(all, d.comm.Free(d.memory))
+	}
+	return errors.Join(all, d.comm.Device().Free(d.memory))
+}
