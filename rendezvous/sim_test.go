@@ -93,8 +93,9 @@ type simRank struct {
 	id      identity
 	host    int
 	came    time.Duration
-	server  *simServer // nil for none
-	store   simStore   // nil before it has joined
+	joined  time.Duration // when it had a store
+	server  *simServer    // nil for none
+	store   simStore      // nil before it has joined
 	timers  []simTimer
 	dead    bool
 	paused  bool
@@ -581,7 +582,7 @@ func (s *simulation) try(r *simRank, t *tries) {
 		over := s.Now-r.came >= simTimeout
 		switch {
 		case err == nil:
-			r.store = c
+			r.store, r.joined = c, s.Now
 			s.live(r)
 		case !t.failed(err, simTimeout, over):
 			s.ends(r, err)
@@ -653,14 +654,14 @@ func (s *simulation) hears(r *simRank, f *Failure) {
 		switch {
 		case f.Rank != other.id.rank || !strings.Contains(f.Error(), "killed"):
 		case r.host > 0 && s.blamed[r.id.rank], len(s.servers) > 1: // it did not come there
-		case other.server != nil && other.willed < r.came+time.Second:
+		case other.server != nil && other.willed <= r.joined:
 		case other.willed > 0 && s.Now-other.willed < willTime-time.Second:
 			s.fail("rank %d hears of %v, against its will", r.id.rank, f)
 		}
 	}
 	if v := r.server; v != nil && v.failed > 0 && s.Now < v.failed+spreadTime && !v.gone {
 		for _, m := range v.connected() {
-			if !m.told {
+			if !m.told && s.connOf(m).client.rank.joined < v.failed {
 				s.fail("rank %d, which serves, hears of %v before rank %d", r.id.rank, f, m.rank)
 			}
 		}
@@ -970,9 +971,10 @@ func (s *simulation) pause(r *simRank, d time.Duration) {
 // bequeath lets a rank say that another one is to blame for its end, and end in a while.
 func (s *simulation) bequeath(r *simRank, after time.Duration) {
 	f := &Failure{Rank: 0, Cause: fmt.Errorf("will of rank %d", r.id.rank)}
+	sent := s.Now
 	then := func(err error) {
 		if err == nil {
-			r.willed = s.Now
+			r.willed = sent
 			s.later(r, after, func() { s.kill(r) })
 		}
 	}
@@ -1031,6 +1033,7 @@ func (s *simulation) noticed(r *simRank) {
 	killed := s.Now
 	for _, c := range s.conns {
 		v, way := c.server, &s.Links[r.host][c.server.rank.host]
+		moves := v.phase > serving
 		if s.register || c.client.rank != r || c.closed[0] || c.closed[1] || v.failed > 0 ||
 			v.phase == lingering || v.phase >= parting || c.member == v.leader ||
 			c.client.moved {
@@ -1038,7 +1041,7 @@ func (s *simulation) noticed(r *simRank) {
 		}
 		s.After(3*time.Second, func() {
 			if v.rank.dead || v.rank.paused || v.rank.froze > killed || s.mute[r.host] || way.Cut ||
-				way.Since > killed {
+				way.Since > killed || moves && v.failed == 0 { // too slow to move: nobody watches it
 				return
 			}
 			if v.failed == 0 {
