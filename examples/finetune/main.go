@@ -25,7 +25,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log"
 	"math/rand/v2"
 	"os"
@@ -136,7 +135,8 @@ func (t *trainer) build() {
 	}
 	t.past.Training = fmt.Sprintf("context %d, batch %d, steps %d, lora %d, lr %g, %s, model and "+
 		"text %x", t.context, t.batch, t.steps, t.lora, t.lr, t.precision,
-		sha256.Sum256(fmt.Append(weights(t.folder), t.model.Config, t.dropout, text)))
+		sha256.Sum256(fmt.Append([]byte(must(t.model.Fingerprint())), t.model.Config, t.dropout,
+			text)))
 	check(autograd.Agree(t.comm, t.past.Training, t.writable())) // not at the end
 	as := map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16": vm.BF16}[t.precision]
 	device := map[string]backend.Device{"auto": t.comm.Device(), "cpu": nil}[t.device]
@@ -158,25 +158,6 @@ func (t *trainer) build() {
 	t.solver.Rate = t.lr
 	t.machine = must(vm.New(b.Graph(), device, append(options, vm.ClipNorm(1),
 		vm.WithSolver(&t.solver, learnables...), b.Training())...))
-}
-
-// weights is a hash of parts of a folder's weights, which another model has not: an adapter goes on
-// with the weights for which it was trained.
-func weights(folder string) []byte {
-	const part = 1 << 20
-	h := sha256.New()
-	for _, entry := range must(os.ReadDir(folder)) {
-		if filepath.Ext(entry.Name()) != ".safetensors" {
-			continue
-		}
-		f := must(os.Open(filepath.Join(folder, entry.Name())))
-		size := must(f.Stat()).Size()
-		for _, at := range []int64{0, size / 2, max(0, size-part)} {
-			must(io.Copy(h, io.NewSectionReader(f, at, part)))
-		}
-		check(f.Close())
-	}
-	return h.Sum(nil)
 }
 
 // writable makes the folder of --out, and tries it before the training.
