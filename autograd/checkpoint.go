@@ -1,20 +1,16 @@
 package autograd
 
 import (
-	"bufio"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
-	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
 // Save writes a checkpoint: the parameters, the state of the solver, the variables of
@@ -216,142 +212,27 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 			"load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
 	}
 	if d.ranksDiffer() && !l.weightsOnly {
-		if l.own, err = readPart(dir, stamp, checkpoint.RankName(d.comm.Rank()),
-			finiteness{constants: d.model.constant}); err != nil {
+		if l.own, err = checkpoint.ReadPart(dir, stamp, checkpoint.RankName(d.comm.Rank()),
+			d.model.constant); err != nil {
 			return l, err
 		}
 	}
 	if l.tables, err = d.readTables(dir, stamp, ranks); err != nil {
 		return l, err
 	}
-	keyOf := d.keys(l.record, solver)
-	if d.partial && !l.weightsOnly {
-		l.model = map[string]stored{}
-		for name, t := range l.own {
-			l.model[keyOf(name)] = t
+	want, keyOf := d.wanted(l, solver)
+	all := l.own
+	if !d.partial || l.weightsOnly {
+		if err = d.divides(solver); err != nil {
+			return l, err
 		}
-		return l, nil
+		if all, err = checkpoint.Read(dir, stamp, l.Shards, want); err != nil {
+			return l, err
+		}
 	}
-	l.model, err = d.readModel(dir, l, keyOf, solver)
-	return l, err
-}
-
-// readModel reads, by key, this rank's share of what ranks have in common or divide.
-func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) string,
-	solver gorgonia.Solver) (map[string]stored, error) {
-	owners, err := d.owners(solver)
-	if err = errors.Join(err, d.noResiduals()); err != nil && (d.parts != nil || d.sharded) {
-		return nil, err
-	}
-	w := wanted{d: d, owners: owners, keyOf: keyOf, weightsOnly: l.weightsOnly,
-		own: map[string]bool{}, param: map[string]*param{}}
-	for _, n := range d.model.tensors() {
-		w.own[n.key] = true
-	}
-	for _, p := range d.params {
-		w.param[p.key()] = p
-	}
-	a := assembly{dir: dir, of: l.Stamp, need: w.part, constants: d.model.constant}
-	all, err := a.assemble(l.Shards)
-	if err = errors.Join(w.wrong, err); err != nil {
-		return nil, err
-	}
-	model := map[string]stored{}
+	l.model = map[string]stored{}
 	for name, t := range all {
-		model[keyOf(name)] = t
+		l.model[keyOf(name)] = t
 	}
-	return model, nil
-}
-
-// wanted is what a rank wants of the model of a checkpoint.
-type wanted struct {
-	d           *DataParallel
-	owners      map[string]*param // of the solver's vectors
-	keyOf       func(name string) string
-	own         map[string]bool   // keys of the model
-	param       map[string]*param // by key
-	weightsOnly bool
-	wrong       error
-}
-
-// part says what the rank wants of a tensor: see assembly.
-func (w *wanted) part(name string, has region, dt backend.DType) (region, []int, bool) {
-	key := w.keyOf(name)
-	p, isParam := w.param[key]
-	if of := w.owners[key]; of != nil && !w.weightsOnly {
-		p = of
-	}
-	if p == nil {
-		kept := w.own[key] || numberedAverage(key) != "" || !w.weightsOnly
-		return whole(has.Shape), has.Shape, kept
-	}
-	want := w.d.regionOf(p)
-	fits := dt == p.dtype && product(has.Shape) == product(want.Shape)
-	switch {
-	case fits && isParam && slices.Equal(has.Shape, want.Shape):
-		return want, p.dims(), true
-	case fits && !isParam:
-		return want, []int{want.n}, true
-	case w.d.parts.divided(p.index) || w.d.sharded:
-		w.wrong = cmp.Or(w.wrong, fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of "+
-			"parameter %s is %v%v: give the model the checkpoint's sizes, or load another "+
-			"checkpoint", backend.ErrArgument, name, dt, has.Shape, p.name, p.dtype, want.Shape))
-		return region{}, nil, false
-	}
-	return whole(has.Shape), has.Shape, true // for others to refuse
-}
-
-// readPart reads a file of the checkpoint in dir, which must be the one that the record says.
-func readPart(dir string, of checkpoint.Stamp, name string, rule finiteness) (map[string]stored,
-	error) {
-	all := map[string]stored{}
-	needed := func(*safetensors.Header) (bool, error) { return true, nil }
-	return all, readFile(dir, of, name, needed, func(name string, t stored) error {
-		all[name] = t
-		return rule.check(name, t)
-	})
-}
-
-// readFile is readPart that hands over tensors one by one, and reads none from a file that is not
-// needed. take returns an error for a tensor that is not finite.
-func readFile(dir string, of checkpoint.Stamp, name string,
-	needs func(*safetensors.Header) (bool, error), take func(name string, t stored) error) error {
-	f, err := checkpoint.Open(dir, of, name)
-	if err != nil {
-		return ofAnother(dir, of, name, err)
-	}
-	defer f.Close()
-	var wrong error
-	needed, err := decodeEach(bufio.NewReader(f), f.Bytes, needs, func(name string, t stored) {
-		wrong = cmp.Or(wrong, take(name, t))
-	})
-	if err != nil {
-		err = &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: err}
-	} else if needed {
-		err = f.Check()
-	}
-	if err == nil && wrong != nil {
-		err = &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: wrong, Diverged: true}
-	}
-	if err != nil {
-		return ofAnother(dir, of, name, err)
-	}
-	return nil
-}
-
-// ofAnother says that a file belongs to a different Save than the record, if that is the problem.
-func ofAnother(dir string, of checkpoint.Stamp, name string, wrong error) error {
-	f, err := checkpoint.Open(dir, checkpoint.Stamp{}, name)
-	if err != nil {
-		return wrong
-	}
-	defer f.Close()
-	said, err := readRemarks(f, f.Bytes)
-	if err != nil || said.save == of.ID {
-		return wrong
-	}
-	other := checkpoint.Stamp{ID: said.save}
-	fmt.Sscan(said.step, &other.Step)
-	wrong = fmt.Errorf("it belongs to %v, and the record to %v", other, of)
-	return &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: wrong}
+	return l, nil
 }

@@ -67,9 +67,13 @@ func rebind(dir string) error {
 
 // rewrite replaces the tensors of a file, and says so in the record.
 func rewrite(path string, tensors map[string]stored) error {
+	var all []checkpoint.Tensor
+	for name, t := range tensors {
+		all = append(all, checkpoint.Whole(name, t.Shape, t.Data, checkpoint.Own))
+	}
 	err := os.Remove(path)
 	if err == nil {
-		_, err = writeTensors(path, tensors, remarks{}, finiteness{})
+		_, err = checkpoint.WriteTensors(path, all, checkpoint.Remarks{})
 	}
 	if err == nil {
 		err = rebind(filepath.Dir(path))

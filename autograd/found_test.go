@@ -1,8 +1,6 @@
 package autograd
 
 import (
-	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -188,17 +186,4 @@ func TestFoundASaveOnAFullDiskLeavesNothing(t *testing.T) {
 		}
 		return notSaved(l, dir, full{l.solver.(*solver.Momentum), dir}, syscall.ENOSPC.Error())
 	})
-}
-
-// Tensors that share bytes would take more memory than the file has.
-func TestFoundTensorsThatShareBytesAreRefused(t *testing.T) {
-	const one = `{"dtype":"U8","shape":[8],"data_offsets":[0,8]}`
-	header := fmt.Sprintf(`{"a":%s,"b":%s}`, one, one)
-	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
-	file = append(file, make([]byte, 8)...)
-	_, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
-	if err == nil || !strings.Contains(err.Error(), "a tensor begins at byte 0, and the one "+
-		"before ends at 8") {
-		t.Errorf("the error is %v", err)
-	}
 }

@@ -7,13 +7,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
@@ -31,28 +31,18 @@ import (
 // names of Stateful). Files of format 1 have these keys.
 const (
 	numberedFormat = 1 // with the keys as names
-	solverPrefix   = "solver."
 
 	meanSuffix, varianceSuffix = ".running_mean", ".running_var"
 )
-
-// checkName returns an error for a name that a file cannot give to a tensor.
-func checkName(name string) error {
-	switch {
-	case name == "" || name == stock.Unnamed:
-		return fmt.Errorf("%w: it has no name", backend.ErrArgument)
-	case !utf8.ValidString(name):
-		return fmt.Errorf("%w: its name is not UTF-8", backend.ErrArgument)
-	case name == safetensors.MetadataName:
-		return fmt.Errorf("%w: the file's metadata has this name", backend.ErrArgument)
-	}
-	return nil
-}
 
 // namedTensor is a tensor with a name in a file.
 type namedTensor struct {
 	key, file string
 	what      string // in messages
+	shape     []int
+	dtype     backend.DType
+	of        *param // whose elements it has, or what belongs to them one by one; nil for none
+	constant  bool   // nothing trains it
 }
 
 // checkNames returns an error unless all names are valid and unique.
@@ -61,15 +51,15 @@ func checkNames(all []namedTensor) error {
 		"file have them"
 	by := map[string]string{}
 	for _, n := range all {
-		err := checkName(n.file)
+		err := checkpoint.CheckName(n.file)
 		other, twice := by[n.file]
 		switch {
 		case err != nil:
 		case twice:
 			err = fmt.Errorf("%w: its name is also the name of %s", backend.ErrArgument, other)
-		case strings.HasPrefix(n.file, solverPrefix):
+		case strings.HasPrefix(n.file, checkpoint.SolverPrefix):
 			err = fmt.Errorf("%w: its name begins with %q, as only a solver's state does",
-				backend.ErrArgument, solverPrefix)
+				backend.ErrArgument, checkpoint.SolverPrefix)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w: %s", n.what, err, rename)
@@ -86,14 +76,14 @@ func (v *inventory) tensors() (all []namedTensor) {
 		if p.node.Name() != stock.Unnamed {
 			what += fmt.Sprintf(", %q", p.name)
 		}
-		all = append(all, namedTensor{p.key(), p.node.Name(), what})
+		all = append(all, namedTensor{p.key(), p.node.Name(), what, p.dims(), p.dtype, p, false})
 	}
 	for _, p := range v.pieces() {
 		what := p.name
 		if p.file != stock.Unnamed {
 			what += fmt.Sprintf(", %q", p.file)
 		}
-		all = append(all, namedTensor{p.key, p.file, what})
+		all = append(all, namedTensor{p.key, p.file, what, p.shape, p.dtype, nil, p.node != nil})
 	}
 	return all
 }
@@ -152,35 +142,57 @@ func numberedAverage(name string) (suffix string) {
 	return ""
 }
 
-// fileNames returns the names in a file of the model's tensors and of what the solver keeps for
-// parameters, by their keys. Everything else is the solver's.
-func (d *DataParallel) fileNames(by gorgonia.Solver) map[string]string {
-	all := map[string]string{}
-	for _, n := range d.model.tensors() {
-		all[n.key] = n.file
-	}
+// tensors returns the names of all tensors of the model, and of the vectors that a solver keeps for
+// parameters. Everything else is the solver's.
+func (d *DataParallel) tensors(by gorgonia.Solver) []namedTensor {
+	all := d.model.tensors()
 	for i, p := range d.params {
 		keys, _ := solver.VectorNames(by, i)
 		for _, key := range keys {
-			all[key] = solverPrefix + key[:strings.LastIndex(key, ".")] + "/" + p.node.Name()
+			kept := checkpoint.SolverPrefix + key[:strings.LastIndex(key, ".")]
+			all = append(all, namedTensor{key: key, file: kept + "/" + p.node.Name(),
+				shape: []int{d.regionOf(p).N}, dtype: p.dtype, of: p})
 		}
 	}
 	return all
 }
 
-// naming returns the function that names the tensors of a checkpoint in a file, by their keys.
-func (d *DataParallel) naming(model map[string]stored,
-	solver gorgonia.Solver) func(key string) string {
-	names := d.fileNames(solver)
-	if d.stepsSome(model, solver) {
-		names = d.fileNames(nil)
+// listed returns tensors of the model and the solver, given by key, as a checkpoint keeps them: in
+// the order of their keys, and where ranks divide them, what this rank has.
+func (d *DataParallel) listed(state map[string]stored, by gorgonia.Solver) (
+	list []checkpoint.Tensor) {
+	named := map[string]namedTensor{}
+	for _, n := range d.tensors(by) {
+		named[n.key] = n
 	}
-	return func(key string) string { return cmp.Or(names[key], solverPrefix+key) }
+	if d.stepsSome(state, by) {
+		for _, n := range d.tensors(by)[len(d.model.tensors()):] {
+			delete(named, n.key)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(state)) {
+		n, t := named[key], state[key]
+		c := checkpoint.Whole(cmp.Or(n.file, checkpoint.SolverPrefix+key), t.Shape, t.Data,
+			checkpoint.Common)
+		c.Constant = n.constant
+		if d.partial {
+			c.Merge = checkpoint.Each
+		}
+		if n.of != nil && d.sharded {
+			c.Region = d.regionOf(n.of)
+			c.Shape, c.Data = []int{c.Region.N}, c.Region.Of(t.Data)
+			if d.parts.first() || d.parts.divided(n.of.index) { // others have the same
+				c.Merge = checkpoint.Divided
+			}
+		}
+		list = append(list, c)
+	}
+	return list
 }
 
 // stepsSome reports whether a solver has been given only some of the parameters, which is allowed:
 // then its keys count only these.
-func (d *DataParallel) stepsSome(model map[string]stored, by gorgonia.Solver) bool {
+func (d *DataParallel) stepsSome(state map[string]stored, by gorgonia.Solver) bool {
 	if _, groups := by.(*solver.Groups); groups {
 		return false // of all
 	}
@@ -188,22 +200,38 @@ func (d *DataParallel) stepsSome(model map[string]stored, by gorgonia.Solver) bo
 	if len(keys) == 0 {
 		return false
 	}
-	_, all := model[keys[0]]
+	_, all := state[keys[0]]
 	return !all
 }
 
-// keys returns the function that gives the tensors of a file their keys in this program.
-func (d *DataParallel) keys(r record, solver gorgonia.Solver) func(name string) string {
+// wanted returns what this rank wants of a checkpoint, and the function that gives tensors there
+// their keys in this program.
+func (d *DataParallel) wanted(l loaded, by gorgonia.Solver) (checkpoint.Wanted,
+	func(name string) string) {
 	keys := map[string]string{}
-	if r.Format == numberedFormat {
-		return func(name string) string { return name }
+	keyOf := func(name string) string {
+		return cmp.Or(keys[name], strings.TrimPrefix(name, checkpoint.SolverPrefix))
 	}
-	for key, name := range d.fileNames(solver) {
-		keys[name] = key
+	if l.Format == numberedFormat {
+		keyOf = func(name string) string { return name }
 	}
-	return func(name string) string {
-		return cmp.Or(keys[name], strings.TrimPrefix(name, solverPrefix))
+	want := checkpoint.Wanted{Rest: func(name string) bool {
+		return !l.weightsOnly || numberedAverage(keyOf(name)) != ""
+	}}
+	if l.weightsOnly {
+		by = nil
 	}
+	for _, n := range d.tensors(by) {
+		t := checkpoint.Whole(n.file, n.shape, residence.Zeros(n.dtype, 0), checkpoint.Common)
+		if t.Constant = n.constant; n.of != nil {
+			t.Region = d.regionOf(n.of)
+		}
+		if keys[n.file] = n.key; l.Format == numberedFormat {
+			t.Name = n.key
+		}
+		want.Tensors = append(want.Tensors, t)
+	}
+	return want, keyOf
 }
 
 // nameList writes names for a message, the first few of many.

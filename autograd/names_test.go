@@ -30,7 +30,7 @@ type shaped struct {
 
 // in adds the variable to a graph.
 func (s shaped) in(g *gorgonia.ExprGraph) *gorgonia.Node {
-	x := make([]float64, product(s.shape))
+	x := make([]float64, checkpoint.Elements(s.shape))
 	for i := range x {
 		x[i] = s.first + float64(i)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
@@ -154,9 +155,9 @@ func (s *parts) divided(param int) bool { return s != nil && s.lengths[param] !=
 func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 	shape, part := s.wholeShape(p), slices.Clone(p.dims())
 	axis, size := s.axes[p.name], p.dtype.Size()
-	whole := residence.Zeros(p.dtype, product(shape))
+	whole := residence.Zeros(p.dtype, checkpoint.Elements(shape))
 	// Ranks send the same number of bytes.
-	note := make([]byte, product(shape)/shape[axis]*slices.Max(s.lengths[p.index])*size)
+	note := make([]byte, checkpoint.Elements(shape)/shape[axis]*slices.Max(s.lengths[p.index])*size)
 	copy(note, mine.Bytes())
 	notes, err := gather(s.comm, note)
 	if err != nil {
@@ -186,99 +187,64 @@ func (s *parts) wholeShape(p *param) []int {
 // spans calls f with each run of bytes that a part has in the whole: at in the whole, from in the
 // part, n bytes.
 func spans(shape, part []int, axis, start, size int, f func(at, from, n int)) {
-	row := product(shape[axis+1:]) * size
+	row := checkpoint.Elements(shape[axis+1:]) * size
 	n := part[axis] * row
-	for i := range product(shape[:axis]) {
+	for i := range checkpoint.Elements(shape[:axis]) {
 		f((i*shape[axis]+start)*row, i*n, n)
 	}
 }
 
-func product(shape []int) int {
-	n := 1
-	for _, d := range shape {
-		n *= d
-	}
-	return n
-}
-
-// wholeState returns the whole of what this rank would write of a checkpoint, unless a rank has a
+// wholeState returns the whole of the state that this rank would write, by key, unless a rank has a
 // problem. It is collective.
-func (d *DataParallel) wholeState(model map[string]stored, solver gorgonia.Solver,
-	problem error) (map[string]stored, error) {
+func (d *DataParallel) wholeState(state map[string]stored, by gorgonia.Solver, problem error) (
+	map[string]stored, error) {
 	s := d.parts
 	if s == nil {
-		return model, problem
+		return state, problem
 	}
-	of := map[string]*param{}
-	if problem == nil {
-		of, problem = d.divisible(model, solver)
-	}
-	if err := s.agree(problem); err != nil {
+	if err := s.agree(errors.Join(problem, d.divides(by))); err != nil {
 		return nil, err
 	}
-	for _, name := range slices.Sorted(maps.Keys(of)) {
-		var err error
-		if model[name], err = s.joined(of[name], model[name]); err != nil {
+	of := map[string]*param{}
+	for _, n := range d.tensors(by) {
+		of[n.key] = n.of
+	}
+	for _, key := range slices.Sorted(maps.Keys(state)) {
+		p, err := of[key], error(nil)
+		if p == nil || !s.divided(p.index) {
+			continue
+		}
+		if state[key], err = s.joined(p, state[key]); err != nil {
 			return nil, err
 		}
 	}
-	return model, nil
+	return state, nil
 }
 
 // joined is join of a tensor of a checkpoint, which has one axis if it is the solver's.
 func (s *parts) joined(p *param, mine stored) (stored, error) {
 	whole, err := s.join(p, mine.Data)
 	if err == nil && len(mine.Shape) != len(p.shape) {
-		whole = vector(whole.Data)
+		whole.Shape = []int{whole.Data.Len()}
 	}
 	return whole, err
 }
 
-// divisible returns the tensors of a checkpoint that are divided, with their parameters: parameters
-// themselves, and what the solver keeps for them.
-func (d *DataParallel) divisible(model map[string]stored,
-	solver gorgonia.Solver) (map[string]*param, error) {
-	owners, err := d.owners(solver)
-	if err = errors.Join(err, d.noResiduals()); err != nil {
-		return nil, err
+// divides returns an error for a state that ranks cannot divide, where they divide it.
+func (d *DataParallel) divides(by gorgonia.Solver) (err error) {
+	if d.parts == nil && !d.sharded {
+		return nil
 	}
-	of := map[string]*param{}
-	for _, p := range d.params {
-		if _, ok := model[p.key()]; ok && d.parts.divided(p.index) {
-			of[p.key()] = p
-		}
-	}
-	for name := range model {
-		if p := owners[name]; p != nil && d.parts.divided(p.index) {
-			of[name] = p
-		}
-	}
-	return of, nil
-}
-
-// noResiduals refuses residuals with parts.
-func (d *DataParallel) noResiduals() error {
 	if _, ok := d.compression(); ok {
-		return fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: "+
+		err = fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: "+
 			"checkpoints cannot keep them, use f16 or bf16", backend.ErrUnsupported)
 	}
-	return nil
-}
-
-// owners returns the parameters for which a solver keeps vectors, by the names of these.
-func (d *DataParallel) owners(by gorgonia.Solver) (map[string]*param, error) {
-	of := map[string]*param{}
-	for i, p := range d.params {
-		names, ours := solver.VectorNames(by, i)
-		if _, vanilla := by.(*gorgonia.VanillaSolver); !ours && !vanilla {
-			return nil, fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of "+
-				"package solver", backend.ErrUnsupported, by)
-		}
-		for _, name := range names {
-			of[name] = p
-		}
+	_, ours := solver.VectorNames(by, 0)
+	if _, vanilla := by.(*gorgonia.VanillaSolver); !ours && !vanilla {
+		err = errors.Join(fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of "+
+			"package solver", backend.ErrUnsupported, by), err)
 	}
-	return of, nil
+	return err
 }
 
 // Parts returns the communicator whose ranks divide the parameters, nil without [WithParts], and

@@ -160,8 +160,8 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solv
 	var files []map[string]stored
 	for i, l := range layouts {
 		run("", l.groups, l.parts, fmt.Sprint(i))
-		file, err := readTensors(filepath.Join(newest(t, filepath.Join(dir, fmt.Sprint(i))),
-			checkpoint.ModelName))
+		saved := newest(t, filepath.Join(dir, fmt.Sprint(i)))
+		file, err := checkpoint.ReadTensors(filepath.Join(saved, checkpoint.ModelName))
 		if err != nil {
 			t.Fatal(err)
 		}

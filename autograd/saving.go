@@ -9,8 +9,9 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -56,11 +57,9 @@ type saving struct {
 	alone   bool            // the first rank needs no other one to end it
 	own     string          // the name of this rank's own file, if it has one
 	known   map[string]bool // see saves
-	rule    finiteness      // says what may be written of tensors that are not sharded
 
-	model, mine    map[string]stored // by their names in files
-	shards         map[string]region // of the model, what this rank writes to its own file
-	fetch          func() error      // brings the model, nil if it is there
+	tensors        []checkpoint.Tensor
+	fetch          func() error // brings those that are on a device, nil for none
 	fetched, ended chan struct{}
 
 	common  []checkpoint.File
@@ -174,7 +173,7 @@ func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onD
 	if s.options.pinned {
 		s.record.Best = s.id
 	}
-	s.known, s.rule.constants = d.saves.known, d.model.constant
+	s.known = d.saves.known
 	if err := d.settle(); err != nil {
 		return err
 	}
@@ -231,59 +230,40 @@ func leftOutField(t reflect.Type, f reflect.StructField, seen map[reflect.Type]b
 }
 
 // contents notes the tensors that this rank writes.
-func (d *DataParallel) contents(s *saving, solver gorgonia.Solver, onDevice bool) (err error) {
-	s.mine = map[string]stored{}
+func (d *DataParallel) contents(s *saving, by gorgonia.Solver, onDevice bool) (err error) {
 	if d.partial || d.sharded || d.comm.Rank() == 0 { // the ranks that write it, or have parts
 		if onDevice {
-			err = d.copyOnDevice(s, solver)
+			err = d.copyOnDevice(s, by)
 		} else {
-			err = d.copyOnHost(s, solver)
+			err = d.copyOnHost(s, by)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if c, ok := d.compression(); ok {
-		state, err := c.State()
-		if err != nil {
-			return err
-		}
-		add(s.mine, state)
-	}
-	if d.parts.first() {
-		d.keepTables(s.mine)
-	}
-	return nil
+	own, err := d.own(d.parts.first())
+	s.tensors = append(s.tensors, own...)
+	return err
 }
 
 // copyOnHost notes the model as the host has it, or a copy if the training goes on.
-func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
-	model, err := d.modelState(solver)
-	if err == nil && d.sharded {
-		s.shards, err = d.shardsIn(model, solver)
-	}
-	if err == nil && s.behind {
-		for _, n := range d.model.tensors() {
-			t := model[n.key]
-			r, ok := s.shards[n.file]
-			if ok {
-				t.Data = r.shard(t.Data)
-			} else if d.sharded && !s.first { // it writes shards alone
-				continue
-			}
-			model[n.key] = stored{Shape: t.Shape, Data: residence.Clone(t.Data)}
-		}
-	}
-	if !d.sharded {
-		model, err = d.wholeState(model, solver, err)
+func (d *DataParallel) copyOnHost(s *saving, by gorgonia.Solver) error {
+	state, err := d.modelState(by)
+	if d.sharded {
+		err = errors.Join(err, d.divides(by))
+	} else {
+		state, err = d.wholeState(state, by, err)
 	}
 	if err != nil {
 		return err
 	}
-	name := d.naming(model, solver)
-	s.model = map[string]stored{}
-	for key, t := range model {
-		s.model[name(key)] = t
+	s.tensors = d.listed(state, by)
+	for i := range s.tensors {
+		t := &s.tensors[i]
+		written := s.first || t.Merge != checkpoint.Common
+		if s.behind && written && !strings.HasPrefix(t.Name, checkpoint.SolverPrefix) {
+			t.Data = residence.Clone(t.Data) // of a solver it is a copy
+		}
 	}
 	return nil
 }
@@ -296,50 +276,44 @@ func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
 
 // copyOnDevice starts copies of parameters and the solver's vectors where a machine has them: only
 // of shards if this rank writes shards.
-func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
-	model := map[string]stored{}
+func (d *DataParallel) copyOnDevice(s *saving, by gorgonia.Solver) error {
+	state := map[string]stored{}
 	if s.first {
-		if err := d.model.store(model); err != nil {
+		if err := d.model.store(state); err != nil {
 			return err
 		}
 	}
-	for key, t := range model {
-		model[key] = stored{Shape: t.Shape, Data: residence.Clone(t.Data)}
+	for key, t := range state {
+		state[key] = stored{Shape: t.Shape, Data: residence.Clone(t.Data)}
 	}
-	counts, vectors := d.planned.by.State()
-	add(model, counts)
-	moving := map[string]stored{} // in host memory, of which the device has newer elements
+	counts, moving := d.planned.by.State() // memory of which the device has newer elements
 	for _, p := range d.params {
 		memory, err := p.value()
 		if err != nil {
 			return err
 		}
-		memory = d.regionOf(p).shard(memory)
-		moving[p.key()] = stored{Shape: p.dims(), Data: memory}
+		moving[p.key()] = memory
+		state[p.key()] = stored{Shape: p.dims(), Data: memory}
 	}
-	add(moving, vectors)
-	maps.Copy(model, moving)
-	if d.sharded {
-		var err error
-		if s.shards, err = d.shardsIn(model, solver); err != nil {
-			return err
+	add(state, counts)
+	for key, memory := range moving {
+		if _, param := state[key]; !param {
+			add(state, map[string]backend.Buffer{key: memory})
 		}
 	}
-	name := d.naming(model, solver)
-	s.model = map[string]stored{}
-	for key, t := range model {
-		s.model[name(key)] = t
-	}
-	var names []string
+	s.tensors = d.listed(state, by)
+	var at []int
 	var memory []backend.Buffer
-	for key, t := range moving {
-		names, memory = append(names, name(key)), append(memory, t.Data)
+	for i, key := range slices.Sorted(maps.Keys(state)) {
+		if _, moves := moving[key]; moves {
+			at, memory = append(at, i), append(memory, s.tensors[i].Data)
+		}
 	}
 	fetch, err := d.planned.copy(memory)
 	s.fetch = func() error {
 		all, err := fetch()
-		for i, memory := range all {
-			s.model[names[i]] = stored{Shape: s.model[names[i]].Shape, Data: memory}
+		for k, memory := range all {
+			s.tensors[at[k]].Data = memory
 		}
 		return err
 	}
@@ -359,7 +333,7 @@ func (s *saving) run() {
 	if s.err == nil && s.alone && s.first {
 		s.err = s.commit(s.common)
 	}
-	s.model, s.mine, s.fetch = nil, nil, nil
+	s.tensors, s.fetch = nil, nil
 }
 
 // write writes this rank's files to the draft.
@@ -367,34 +341,11 @@ func (s *saving) write() (err error) {
 	if s.own == "" && !s.first { // the draft may have become a checkpoint
 		return nil
 	}
-	draft, of := checkpoint.Draft(s.dir, s.id), remarks{save: s.id, step: fmt.Sprint(s.record.Step)}
-	s.rule.shards = s.shards
-	if s.own != "" {
-		if s.record.Partial { // ranks differ
-			maps.Copy(s.mine, s.model)
-		}
-		said := of
-		for name, r := range s.shards {
-			s.mine[name] = vector(r.shard(s.model[name].Data))
-			delete(s.model, name)
-		}
-		if len(s.shards) > 0 {
-			text, err := json.Marshal(s.shards)
-			if err != nil {
-				return err
-			}
-			said.shards = string(text)
-		}
-		s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, said, s.rule)
-		if err != nil {
-			return err
-		}
-	}
-	if s.first {
-		f, err := writeTensors(filepath.Join(draft, checkpoint.ModelName), s.model, of, s.rule)
-		if s.common = append(s.common, f); err != nil {
-			return err
-		}
+	draft := checkpoint.Draft(s.dir, s.id)
+	of := checkpoint.Remarks{Save: s.id, Step: fmt.Sprint(s.record.Step)}
+	s.common, s.file, err = checkpoint.Write(draft, s.own, s.first, s.tensors, of)
+	if err != nil {
+		return err
 	}
 	if s.alone && !s.first { // the draft may have become a checkpoint
 		return nil

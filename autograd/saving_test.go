@@ -22,7 +22,7 @@ func tensorsOf(t *testing.T, dir string) map[string]stored {
 	files, err := filepath.Glob(filepath.Join(newest(t, dir), "*.safetensors"))
 	all := map[string]stored{}
 	for _, file := range files {
-		tensors, err2 := readTensors(file)
+		tensors, err2 := checkpoint.ReadTensors(file)
 		err = errors.Join(err, err2)
 		for name, tensor := range tensors {
 			all[filepath.Base(file)+" "+name] = tensor

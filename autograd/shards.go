@@ -4,8 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"gorgonia.org/gorgonia"
-
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -130,35 +129,6 @@ func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, er
 	return x.d.gatherShards(backend.ForPull, x.d.params[param], shard)
 }
 
-// shardsIn returns where this rank's shards of a model belong, by their names in files.
-func (d *DataParallel) shardsIn(model map[string]stored, solver gorgonia.Solver) (
-	map[string]region, error) {
-	owners, err := d.owners(solver)
-	of, name := map[string]region{}, d.naming(model, solver)
-	add := func(key string, p *param) {
-		if d.parts.first() || d.parts.divided(p.index) { // others have the same
-			of[name(key)] = d.regionOf(p)
-		}
-	}
-	for _, p := range d.params {
-		add(p.key(), p)
-	}
-	for key := range model {
-		if p := owners[key]; p != nil {
-			add(key, p)
-		}
-	}
-	return of, err
-}
-
-// shard returns a shard of what belongs to a parameter, given that or the shard alone.
-func (r region) shard(all backend.Buffer) backend.Buffer {
-	if all.Len() == r.n {
-		return all
-	}
-	return all.Slice(r.From, r.From+r.n)
-}
-
 // gatherParams gives all ranks the whole parameters after each has loaded its shard.
 func (d *DataParallel) gatherParams() error {
 	for _, p := range d.params {
@@ -169,11 +139,29 @@ func (d *DataParallel) gatherParams() error {
 		if err != nil {
 			return err
 		}
-		all, err := d.gatherShards(backend.ForLoad, p, d.regionOf(p).shard(value))
+		all, err := d.gatherShards(backend.ForLoad, p, d.regionOf(p).Of(value))
 		if err != nil {
 			return err
 		}
 		copy(value.Bytes(), all.Bytes())
 	}
 	return nil
+}
+
+// regionOf returns which elements this rank keeps of a parameter, and of what belongs to it element
+// by element.
+func (d *DataParallel) regionOf(p *param) checkpoint.Region {
+	r := checkpoint.All(p.dims())
+	if s := d.parts; s.divided(p.index) {
+		r.Axis = s.axes[p.name]
+		r.Shape, r.Length = s.wholeShape(p), p.shape[r.Axis]
+		for _, n := range s.lengths[p.index][:s.comm.Rank()] {
+			r.Start += n
+		}
+	}
+	if d.sharded {
+		s := d.shardOf(p, d.comm.Rank())
+		r.From, r.N = s.from, s.to-s.from
+	}
+	return r
 }

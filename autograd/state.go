@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
 // record describes a checkpoint.
@@ -49,6 +50,9 @@ type origin struct {
 	Reduction    string `json:"reduction,omitempty"`
 	CompressedBy string `json:"compressed_by,omitempty"`
 }
+
+// stored is a tensor in a file.
+type stored = safetensors.Tensor
 
 // randomState is what a checkpoint has of a [Random].
 type randomState struct {
@@ -132,7 +136,7 @@ func (d *DataParallel) ownFiles() bool {
 // add adds state to tensors.
 func add(tensors map[string]stored, state map[string]backend.Buffer) {
 	for name, b := range state {
-		tensors[name] = vector(b)
+		tensors[name] = stored{Shape: []int{b.Len()}, Data: b}
 	}
 }
 
@@ -384,7 +388,7 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 		if err != nil {
 			return err
 		}
-		copy(d.regionOf(p).shard(value).Bytes(), l.model[p.key()].Data.Bytes())
+		copy(d.regionOf(p).Of(value).Bytes(), l.model[p.key()].Data.Bytes())
 	}
 	if r := d.model.random; r != nil && l.Random != nil {
 		r.Seek(l.Random.Step, r.First())

@@ -53,17 +53,19 @@ func described(tables []Table) (all []string) {
 // tablePrefix begins the names of what tables have in files: "table/items/", and the name there.
 func tablePrefix(t Table) string { return "table/" + t.Name() + "/" }
 
-// keepTables adds what tables have to a rank's own file.
-func (d *DataParallel) keepTables(own map[string]stored) {
+// rows returns what this rank has of tables.
+func (d *DataParallel) rows() (all []checkpoint.Tensor) {
 	for _, t := range d.tables {
 		_, n := t.Size()
 		for name, b := range t.State() {
-			own[tablePrefix(t)+name] = vector(b)
+			shape := []int{b.Len()}
 			if b.DType() == t.DType() {
-				own[tablePrefix(t)+name] = stored{Shape: []int{b.Len() / n, n}, Data: b}
+				shape = []int{b.Len() / n, n}
 			}
+			all = append(all, checkpoint.Whole(tablePrefix(t)+name, shape, b, checkpoint.Own))
 		}
 	}
+	return all
 }
 
 // readTables reads this rank's rows of all tables from the files of the ranks that had them, by
@@ -79,7 +81,7 @@ func (d *DataParallel) readTables(dir string, of checkpoint.Stamp, ranks int) (
 			continue
 		}
 		name := checkpoint.RankName(rank)
-		file, err := readPart(dir, of, name, finiteness{})
+		file, err := checkpoint.ReadPart(dir, of, name, nil)
 		for i := 0; i < len(all) && err == nil; i++ {
 			err = d.takeRows(all[i], d.tables[i], file, rank, ranks)
 		}

@@ -92,7 +92,7 @@ func ReadWeights(path string) (map[string]*tensor.Dense, error) {
 	all, err := readWeights(path)
 	weights := map[string]*tensor.Dense{}
 	for name, t := range all {
-		if strings.HasPrefix(name, solverPrefix) || err != nil {
+		if strings.HasPrefix(name, checkpoint.SolverPrefix) || err != nil {
 			continue
 		}
 		if weights[name], err = dense(t); err != nil {
@@ -268,16 +268,18 @@ func saveWeights(path string, nodes gorgonia.Nodes) error {
 	if err != nil {
 		return err
 	}
-	all, rule := map[string]stored{}, finiteness{constants: v.untrained}
+	var all []checkpoint.Tensor
 	for _, p := range v.pieces() {
 		memory, err := p.memory()
 		if err != nil {
 			return err
 		}
-		all[p.file] = stored{Shape: p.shape, Data: memory}
+		t := checkpoint.Whole(p.file, p.shape, memory, checkpoint.Common)
+		t.Constant = v.untrained(p.file)
+		all = append(all, t)
 	}
 	err = files.Replace(path, func(w io.Writer) error {
-		return encodeTensors(w, all, remarks{}, rule)
+		return checkpoint.EncodeTensors(w, all, checkpoint.Remarks{})
 	})
 	if errors.Is(err, files.ErrNoFile) {
 		err = fmt.Errorf("%w: %w: name a file, such as %s", backend.ErrArgument, err,
@@ -303,7 +305,9 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 		t, ok := all[p.file]
 		here = append(here, p.file)
 		if ok {
-			if err := (finiteness{constants: v.untrained}).check(p.file, t); err != nil {
+			read := checkpoint.Whole(p.file, t.Shape, t.Data, checkpoint.Common)
+			read.Constant = v.untrained(p.file)
+			if err := read.CheckFinite(); err != nil {
 				return fmt.Errorf("%w: use another file", err)
 			}
 		}
@@ -318,7 +322,7 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 		}
 	}
 	unexpected := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
-		return slices.Contains(here, name) || strings.HasPrefix(name, solverPrefix)
+		return slices.Contains(here, name) || strings.HasPrefix(name, checkpoint.SolverPrefix)
 	})
 	if err := o.check(missing, unexpected); err != nil {
 		return err
@@ -361,7 +365,7 @@ func (o weightsOptions) check(missing, unexpected []string) error {
 func readWeights(path string) (map[string]stored, error) {
 	info, err := os.Stat(path)
 	if err != nil || !info.IsDir() {
-		all, err2 := readTensors(path)
+		all, err2 := checkpoint.ReadTensors(path)
 		return all, cmp.Or(err, err2)
 	}
 	for {
@@ -386,11 +390,9 @@ func readCheckpoint(dir string) (map[string]stored, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := assembly{dir: dir, of: stamp, need: func(name string, has region, _ backend.DType) (region,
-		[]int, bool) {
-		return whole(has.Shape), has.Shape, !strings.HasPrefix(name, solverPrefix)
-	}, constants: func(string) bool { return true }} // unknown which are
-	all, err := a.assemble(r.Shards)
+	model := func(name string) bool { return !strings.HasPrefix(name, checkpoint.SolverPrefix) }
+	all, err := checkpoint.Read(dir, stamp, r.Shards,
+		checkpoint.Wanted{Rest: model, Constants: true})
 	if r.Format == numberedFormat {
 		all = unnumbered(all)
 	}

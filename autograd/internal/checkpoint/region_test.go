@@ -1,24 +1,22 @@
-package autograd
+package checkpoint
 
 import (
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 )
 
 // elementsOf returns where each element of a region is in the whole.
-func elementsOf(r region) (at []int) {
+func elementsOf(r Region) (at []int) {
 	part := 0
-	for i := range product(r.Shape) {
+	for i := range Elements(r.Shape) {
 		place := i / r.row() % (r.block() / r.row())
 		if place >= r.Start && place < r.Start+r.Length {
-			if part >= r.From && part < r.From+r.n {
+			if part >= r.From && part < r.From+r.N {
 				at = append(at, i)
 			}
 			part++
@@ -29,15 +27,15 @@ func elementsOf(r region) (at []int) {
 
 // TestRegionsMeetWhereTheyHaveTheSameElements compares runs with elements one by one.
 func TestRegionsMeetWhereTheyHaveTheSameElements(t *testing.T) {
-	var all []region
+	var all []Region
 	shape := []int{3, 4, 2}
 	for axis, d := range shape {
 		for start := range d {
 			for length := 1; start+length <= d; length++ {
-				n := product(shape) / d * length
+				n := Elements(shape) / d * length
 				for from := 0; from <= n; from += 5 {
-					all = append(all, region{shape, axis, start, length, from, min(7, n-from)},
-						region{shape, axis, start, length, from, n - from})
+					all = append(all, Region{shape, axis, start, length, from, min(7, n-from)},
+						Region{shape, axis, start, length, from, n - from})
 				}
 			}
 		}
@@ -56,7 +54,7 @@ func TestRegionsMeetWhereTheyHaveTheSameElements(t *testing.T) {
 					}
 				}
 			}
-			a.meet(b, func(i, k, n int) {
+			a.Meet(b, func(i, k, n int) {
 				for j := range n {
 					if mine[i+j] != theirs[k+j] {
 						t.Fatalf("%+v has %d where %+v has %d", a, mine[i+j], b, theirs[k+j])
@@ -74,7 +72,7 @@ func TestRegionsMeetWhereTheyHaveTheSameElements(t *testing.T) {
 // TestRegionsThatAreNoneAreRefused: what a hostile file says costs nothing.
 func TestRegionsThatAreNoneAreRefused(t *testing.T) {
 	const huge = math.MaxInt
-	for _, r := range []region{
+	for _, r := range []Region{
 		{[]int{2, 3}, 2, 0, 1, 0, 1}, {[]int{2, 3}, -1, 0, 1, 0, 1}, {[]int{2, 3}, 0, 1, 2, 0, 1},
 		{[]int{2, 3}, 0, -1, 2, 0, 1}, {[]int{2, 3}, 0, 0, -1, 0, 1}, {[]int{2, 3}, 1, 0, 2, 1, 4},
 		{[]int{2, 3}, 1, 0, 2, -1, 4}, {[]int{2, 3}, 0, huge, huge, 0, 1},
@@ -86,7 +84,7 @@ func TestRegionsThatAreNoneAreRefused(t *testing.T) {
 			t.Errorf("%+v is accepted", r)
 		}
 	}
-	for _, r := range []region{{nil, 0, 0, 1, 0, 1}, {[]int{0}, 0, 0, 0, 0, 0},
+	for _, r := range []Region{{nil, 0, 0, 1, 0, 1}, {[]int{0}, 0, 0, 0, 0, 0},
 		{[]int{2, 3}, 0, 0, 2, 6, 0}} {
 		if err := r.check(24); err != nil {
 			t.Error(err)
@@ -97,31 +95,20 @@ func TestRegionsThatAreNoneAreRefused(t *testing.T) {
 // TestShardsOfMoreThanTheFilesAreRefused: tensors of which a file has no element, but which are all
 // as large as the file, as it says.
 func TestShardsOfMoreThanTheFilesAreRefused(t *testing.T) {
-	dir, of := t.TempDir(), checkpoint.Stamp{ID: "this"}
-	write := func(name string, tensors map[string]stored, said string) {
-		f, err := writeTensors(filepath.Join(dir, name), tensors, remarks{save: of.ID,
-			shards: said}, finiteness{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		of.Files = append(of.Files, f)
+	dir, of := t.TempDir(), Stamp{ID: "this"}
+	tensors := []Tensor{Whole("b", []int{1000}, backend.Of(make([]float32, 1000)), Common)}
+	for i := range 100 {
+		tensors = append(tensors, Tensor{Name: fmt.Sprint("w", i), Shape: []int{0},
+			Data: backend.Of([]float32{}), Region: Region{Shape: []int{1000}, Length: 1000},
+			Merge: Divided})
 	}
-	const count = 100
-	shards, says := map[string]stored{}, []string{}
-	for i := range count {
-		name := fmt.Sprint("w", i)
-		shards[name] = vector(backend.Of([]float32{}))
-		says = append(says, fmt.Sprintf(`"%s":{"shape":[1000],"length":1000}`, name))
+	files, own, err := Write(dir, RankName(0), true, tensors, Remarks{Save: of.ID})
+	if err != nil {
+		t.Fatal(err)
 	}
-	b := vector(backend.Of(make([]float32, 1000)))
-	write(checkpoint.ModelName, map[string]stored{"b": b}, "")
-	write(checkpoint.RankName(0), shards, "{"+strings.Join(says, ",")+"}")
-	a := assembly{dir: dir, of: of, need: func(_ string, has region, _ backend.DType) (region,
-		[]int, bool) {
-		return whole(has.Shape), has.Shape, true
-	}}
-	_, err := a.assemble(1)
-	damaged := &checkpoint.Damaged{}
+	of.Files = append(files, own)
+	_, err = Read(dir, of, 1, Wanted{Rest: func(string) bool { return true }})
+	damaged := &Damaged{}
 	if !errors.As(err, &damaged) || !strings.Contains(err.Error(), "fewer elements") {
 		t.Error(err)
 	}
