@@ -235,7 +235,7 @@ func TestProgressThatIsNotThere(t *testing.T) {
 func TestProgressThatJSONWouldLeaveOutIsRefused(t *testing.T) {
 	type hidden struct{ epoch int }
 	type kept struct {
-		hidden `json:"-"`
+		Hidden hidden `json:"-"`
 		Epoch  int
 		When   time.Time
 		mu     sync.Mutex
