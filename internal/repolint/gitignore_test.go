@@ -31,3 +31,20 @@ func TestProgramsThatGoBuildLeavesAreIgnored(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingThatIsBuiltIsTracked: a program is a hundred times larger than any source, and stays in
+// the history of the repository.
+func TestNothingThatIsBuiltIsTracked(t *testing.T) {
+	atRoot(t)
+	out, err := exec.Command("git", "ls-files", "-z").Output()
+	if err != nil {
+		t.Skip("this is no clone: ", err)
+	}
+	const most = 1 << 19 // bytes
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		if info, err := os.Lstat(name); err == nil && info.Size() > most {
+			t.Errorf("%s has %d bytes, at most %d: is it built from something?", name, info.Size(),
+				most)
+		}
+	}
+}

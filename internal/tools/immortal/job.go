@@ -53,6 +53,7 @@ type job struct {
 	full      bool             // the last step was one of all ranks
 	spared    time.Time        // until when a job that is not full is left alone
 	struck    time.Time        // the last kill or stop
+	late      bool             // one was struck that had done the last step, before that was heard
 	ends      map[string]bool
 	wrong     error // of the first step with other parameters
 	cut       cut   // the last one
@@ -128,6 +129,10 @@ func (j *job) disturb(ended <-chan error) error {
 
 // judge returns what was wrong with a job that has ended, and keeps the log of such a job.
 func (j *job) judge(err error, seed uint64) error {
+	if exit := (*exec.ExitError)(nil); j.late && errors.As(err, &exit) &&
+		exit.ExitCode() == 128+int(syscall.SIGKILL) {
+		err = nil // as it has to be: nobody takes the place of one that ends after the last step
+	}
 	if j.hashes = len(j.ends); err == nil && j.hashes != 1 {
 		err = fmt.Errorf("%d hashes at the end", j.hashes)
 	}
@@ -184,6 +189,7 @@ func (j *job) hear(line string) {
 	}
 	if number == j.steps {
 		j.ends[step[5]] = true
+		j.late = j.late || j.processes[pid] != nil && j.processes[pid].struck
 	}
 	if step[5] != j.want[number] && j.wrong == nil {
 		j.wrong = fmt.Errorf("step %d has other parameters than without kills: %s", number, line)
