@@ -20,8 +20,8 @@ import (
 // The simulation runs whole jobs: the job's launcher on host 0 of the network, one on each other
 // host, and ranks, which are moved one move at a time, by a seed. Ways between the launcher and
 // hosts are cut one way or both, for a while or for good, are slow, or lose packets. Launchers are
-// stopped for a while, those of hosts die. Ranks are stopped, fail, end too early, ignore SIGTERM,
-// hang, or are held by the kernel. The user sends signals.
+// stopped for a while, those of hosts die. Ranks are stopped, alone or all, fail, end too early,
+// ignore SIGTERM, hang, or are held by the kernel. The user sends signals.
 const (
 	simPatience = 10 * time.Second
 	simGrace    = time.Second
@@ -75,6 +75,7 @@ type simRank struct {
 	at      *simLauncher
 	alive   bool
 	paused  time.Duration // until when; 0 if it runs
+	froze   time.Duration // since when
 	held    bool          // SIGKILL does not end it
 	deaf    bool          // SIGTERM does not
 	hung    bool          // it does nothing
@@ -298,6 +299,7 @@ func (s *simulation) act(l *simLauncher, a action) {
 	case spawn:
 		if l.host == 0 {
 			s.Say("%sstart rank %d", a.where(), a.number)
+			s.many(l)
 		}
 		if w := remote(a.host.number); w != nil {
 			s.send(w, order{Start: &member{Number: a.number}})
@@ -348,6 +350,19 @@ func (s *simulation) act(l *simLauncher, a action) {
 	}
 }
 
+// many notes that an elastic job has more processes than it asks for.
+func (s *simulation) many(l *simLauncher) {
+	lives := 1 // which starts
+	for _, r := range l.s.ranks {
+		if !r.over {
+			lives++
+		}
+	}
+	if e := s.job.Elastic; e != nil && lives > s.job.Ranks+e.Spares {
+		s.wrong = fmt.Errorf("there are %d processes", lives)
+	}
+}
+
 // named notes that SIGKILL has not ended a rank that nothing holds.
 func (s *simulation) named(l *simLauncher, text string) {
 	var number int
@@ -359,7 +374,7 @@ func (s *simulation) named(l *simLauncher, text string) {
 	}
 }
 
-// spares notes the end of a process that has the parameters while nobody else has them.
+// spares notes the end of a process that has the parameters while nobody else who runs has them.
 func (s *simulation) spares(l *simLauncher, number int) {
 	r := s.find(number)
 	if s.job.Elastic == nil || l.host != 0 || r == nil || !r.has || r.hung || r.done || !r.alive ||
@@ -367,9 +382,11 @@ func (s *simulation) spares(l *simLauncher, number int) {
 		return
 	}
 	if !slices.ContainsFunc(s.ranks, func(o *simRank) bool {
-		return o != r && o.alive && o.has && !s.dead[elastic.ID(o.number+1)]
+		return o != r && o.alive && o.has && !s.dead[elastic.ID(o.number+1)] &&
+			(o.paused == 0 || s.Now-o.froze < stoppedLooks*time.Second) // it is known so late
 	}) {
-		s.wrong = fmt.Errorf("process %d is killed, and nobody else has the parameters", number)
+		s.wrong = fmt.Errorf("process %d is killed, and nobody else who has the parameters runs",
+			number)
 	}
 }
 
@@ -886,7 +903,7 @@ func (s *simulation) fault() {
 	}
 	r, h := s.ranks[s.Rand.IntN(len(s.ranks))], s.Rand.IntN(len(s.launchers))
 	what := []string{"fail", "kill", "stop", "hang", "hold", "leave", "cut", "cut>", "cut<",
-		"delay", "lose", "pause", "end", "signal", "elsewhere"}[s.Rand.IntN(15)]
+		"delay", "lose", "pause", "end", "signal", "elsewhere", "freeze"}[s.Rand.IntN(16)]
 	d := s.Between(0, 3*simPatience/2)
 	if strings.HasPrefix(what, "cut") && s.Rand.IntN(2) == 0 {
 		d = 0
@@ -917,6 +934,8 @@ func (s *simulation) may(what string, r *simRank, h int, d time.Duration) bool {
 		return s.viable()
 	case "elsewhere":
 		return s.job.Machines != nil
+	case "freeze":
+		return s.job.Elastic != nil && s.viable() && len(s.hurt) == 0
 	case "signal":
 		return s.Rand.IntN(4) == 0
 	case "pause":
@@ -958,7 +977,7 @@ func (s *simulation) happen(what string, r *simRank, h int, d time.Duration) {
 		s.quit(r, 0, how)
 	case "stop":
 		s.Say("rank %d: stop for %v", r.number, d.Round(time.Millisecond))
-		r.own, r.paused = true, s.Now+d+1
+		r.own, r.paused, r.froze = true, s.Now+d+1, s.Now
 		until := r.paused
 		if s.job.Elastic == nil {
 			s.After(simPatience, func() {
@@ -1013,6 +1032,14 @@ func (s *simulation) happen(what string, r *simRank, h int, d time.Duration) {
 		s.Say("signal: %v", sig)
 		l := s.launchers[0]
 		l.local = append(l.local, simMessage{s.Now, interrupted{sig}, true})
+	case "freeze":
+		d /= 2 // less than processes wait for each other
+		s.Say("all processes are stopped for %v", d.Round(time.Millisecond))
+		for _, r := range s.ranks {
+			if r.alive && r.paused == 0 {
+				r.paused, r.froze = s.Now+d+1, s.Now
+			}
+		}
 	case "elsewhere":
 		s.elsewhere = true
 		s.Say("a rank of another machine is lost")
