@@ -125,7 +125,18 @@ func TestTopSaysWhyARankIsSilent(t *testing.T) {
 		t.Cleanup(server.Close)
 		return strings.TrimPrefix(server.URL, "http://")
 	}
+	hostile := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(conn, "HTTP/1.1 401 \u202e\u009b2J\r\nContent-Length: 0\r\n\r\n")
+	}))
+	defer hostile.Close()
 	for address, want := range map[string]string{
+		strings.TrimPrefix(hostile.URL, "http://"): `answers 401 \u202e\u009b2J`,
 		"127.0.0.1:1":                             "no metrics: ",
 		answer(http.StatusUnauthorized, ""):       "answers 401 Unauthorized",
 		answer(http.StatusOK, "\x00{{{ nonsense"): "text format parsing error",

@@ -73,6 +73,10 @@ func TestAStrangersFilesCostLittle(t *testing.T) {
 			"too long"},
 		"a log of a number":     {"attempt_0/rank_99999.log", "x", nil, "shows 4096 ranks"},
 		"a log of a longer one": {"attempt_0/rank_4611686018427387904.log", "x", nil, ""},
+		"many attempts": {"attempt_0/rank_0.log", "", times(mostStarts, "attempt_%d/rank_0.log", "x"),
+			"and 1000 attempts"},
+		"many plans":   {"plan.json", "", times(mostPlans, "plan%d.json", plan), "shows 16 plans"},
+		"many entries": {"x", "", times(mostEntries, "x%d", ""), "more than 100000 files"},
 		"many notes": {"attempt_0/launcher_0.log", strings.Repeat("2026-11-26T20:00:00.000Z x\n",
 			1<<20), nil, "more notes"},
 		"a long note": {"attempt_0/launcher_0.log", "2026-11-26T20:00:00.000Z x\n" +
@@ -148,6 +152,26 @@ func TestOtherFilesLeaveTracesTheirBytes(t *testing.T) {
 	if err == nil || len(j.traces) != 1 || j.bytes > mostBytes-mostTraces+1000 {
 		t.Errorf("a log of 10,000 bytes is read where 9,000 are left: %v; %d traces, %d bytes", err,
 			len(j.traces), j.bytes)
+	}
+}
+
+const plan = `{"arena_bytes":1,"beside":{},"steps":[]}`
+
+// times makes n files beside the one of a path, by a pattern of their names.
+func times(n int, pattern, text string) func(path string) error {
+	return func(path string) error {
+		dir, ok := strings.CutSuffix(path, "attempt_0/rank_0.log")
+		if !ok {
+			dir = filepath.Dir(path)
+		}
+		for i := range n + 1 {
+			name := filepath.Join(dir, fmt.Sprintf(pattern, i))
+			wrong := os.MkdirAll(filepath.Dir(name), 0o700)
+			if wrong = errors.Join(wrong, os.WriteFile(name, []byte(text), 0o600)); wrong != nil {
+				return wrong
+			}
+		}
+		return nil
 	}
 }
 

@@ -4,6 +4,7 @@ package launch
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"syscall"
 	"testing"
@@ -57,5 +58,14 @@ func TestAKillForLackOfMemoryIsToldInTheVerdict(t *testing.T) {
 		if !strings.Contains(text, "signal: killed, "+says) {
 			t.Errorf("%q lacks %q", text, says)
 		}
+	}
+	root := fstest.MapFS{"proc/vmstat": {Data: []byte("oom_kill 3\n")}}
+	job := Job{Program: "/bin/sh", Args: []string{"-c", "kill -9 $$"}, Ranks: 1,
+		Stdout: io.Discard, Stderr: io.Discard, times: defaultTimes()}
+	w := newWatch(job, job.environment(0, newMeeting(1, "127.0.0.1", "1")))
+	w.oom = newOOM(root)
+	root["proc/vmstat"] = &fstest.MapFile{Data: []byte("oom_kill 4\n")}
+	if err := w.attempt(t.Context(), 0); !strings.Contains(fmt.Sprint(err), "out of memory: the") {
+		t.Errorf("a rank is killed for lack of memory: %v", err)
 	}
 }
