@@ -63,9 +63,6 @@ func (w *watch) startHere(c *child, own []string) (err error) {
 		e := c.wait()
 		e.Memory = w.oom.explain(e)
 		w.exit(c, e)
-		if w.job.Elastic == nil {
-			w.tell(c.ending(e), c.cmd.Env)
-		}
 	}()
 	return nil
 }
@@ -91,7 +88,7 @@ func (w *watch) child(number int) *child {
 
 // several reports whether the job may have several processes.
 func (w *watch) several() bool {
-	return w.job.Ranks > 1 || w.job.Machines != nil || w.job.Elastic != nil || w.remotes[0] != nil
+	return w.job.Ranks > 1 || w.job.Machines != nil || w.job.Elastic != nil || w.remotes != nil
 }
 
 // liner returns where an output of a rank goes.

@@ -145,6 +145,8 @@ type (
 	notice string
 	// arm sets the only timer.
 	arm time.Duration
+	// tell tells the ranks that are still joining of the end of another one.
+	tell struct{ ending }
 	// says tells something to the job's launcher.
 	says struct{ news }
 	// bury writes to an elastic job's log that a process has ended. What the log has up to there is
@@ -259,6 +261,9 @@ func (e ended) apply(s *supervisor) {
 		s.do(bury(e.rank + 1))
 	case e.failed():
 		s.endSoon()
+	}
+	if s.job.Elastic == nil {
+		s.do(tell(e))
 	}
 }
 

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -9,14 +10,14 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// tell tells the ranks that are still joining, until the attempt ends, that a rank has ended. Ranks
-// that start to join after rank 0 has ended cannot learn it otherwise, so they are told which rank
+// tell tells the ranks that are still joining, until ctx ends, that a rank has ended. Ranks that
+// start to join after rank 0 has ended cannot learn it otherwise, so they are told which rank
 // failed first.
-func (w *watch) tell(e ending, env []string) {
+func (w *watch) tell(ctx context.Context, e ending, env []string) {
 	cause := errors.New(e.how())
 	if e.rank == 0 {
 		select {
-		case <-w.during.Done():
+		case <-ctx.Done():
 			return
 		case <-time.After(sameTime): // that rank's end may be noticed after this one's
 		}
@@ -28,7 +29,7 @@ func (w *watch) tell(e ending, env []string) {
 	}
 	job, err := rendezvous.ReadEnv(variables.Lookup(env))
 	if err == nil { // otherwise no rank can join
-		rendezvous.Ended(w.during, job, e.rank, cause) // no effect if all have joined
+		rendezvous.Ended(ctx, job, e.rank, cause) // no effect if all have joined
 	}
 }
 

@@ -26,15 +26,15 @@ type watch struct {
 	logs   *logs
 	timer  <-chan time.Time // of the supervisor
 
-	remotes  []*remote    // that the ranks run on; a nil is this machine
+	remotes  []*remote    // that the ranks run on; nil for this machine
 	orders   <-chan order // from the job's launcher, if this is its launcher on a host
 	heard    func(news)   // sends news to that launcher
 	register *rendezvous.Register
 	oom      *oom
 	reports  reports // on several machines
 
-	during context.Context // the attempt
-	end    context.CancelFunc
+	telling context.Context // until the attempt is over
+	tellers sync.WaitGroup
 
 	mu         sync.Mutex // guards the fields below, which only run changes
 	supervisor supervisor
@@ -46,14 +46,13 @@ type watch struct {
 func newWatch(j Job, env []string, hosts ...*remote) *watch {
 	w := &watch{job: j, env: env, screen: newScreen(), events: make(chan event),
 		over: make(chan struct{}), oom: newOOM(os.DirFS("/")), remotes: hosts,
-		supervisor: supervisor{job: j, patience: patience(env)}}
-	w.during, w.end = context.WithCancel(context.Background())
+		telling: context.Background(), supervisor: supervisor{job: j, patience: patience(env)}}
 	for i, h := range hosts {
 		h.number = i
 		w.supervisor.hosts = append(w.supervisor.hosts, &h.host)
 	}
 	if len(hosts) == 0 {
-		w.remotes, w.supervisor.hosts = []*remote{nil}, []*host{{ranks: MaxRanks}}
+		w.supervisor.hosts = []*host{{ranks: MaxRanks}}
 	}
 	return w
 }
@@ -96,14 +95,14 @@ func (w *watch) notice(text string) {
 }
 
 // prepare makes what ranks need before the first one starts.
-func (w *watch) prepare() error {
+func (w *watch) prepare() (err error) {
 	switch {
 	case w.job.Elastic != nil:
-		return w.openRegister()
+		err = w.openRegister()
 	case w.job.Machines != nil:
-		return w.openReports()
+		err = w.openReports()
 	}
-	return nil
+	return err
 }
 
 // openRegister serves the register of an elastic job.
@@ -114,7 +113,7 @@ func (w *watch) openRegister() error {
 		return err
 	}
 	w.supervisor.pool = newPool(w.job.Elastic, elastic.Env{First: w.job.Ranks}.FirstView())
-	w.register, err = rendezvous.ServeRegister(job, w.remotes[0] != nil, func(process int) {
+	w.register, err = rendezvous.ServeRegister(job, w.remotes != nil, func(process int) {
 		w.pass(unregistered(process))
 	})
 	return err
@@ -123,19 +122,16 @@ func (w *watch) openRegister() error {
 // begin starts all ranks; it stops if one does not start.
 func (w *watch) begin() {
 	for _, h := range w.remotes {
-		if h == nil {
-			continue
-		}
 		h.listening.Go(func() { h.listen(w) })
 		h.order(order{Task: w.task(h)})
 	}
 	w.step(begins{})
 }
 
-// follow hears the log of an elastic job.
-func (w *watch) follow() {
+// follow hears the log of an elastic job, until ctx ends.
+func (w *watch) follow(ctx context.Context) {
 	for i := 0; ; i++ {
-		e, err := elastic.Entry(w.during, w.register.Store(), i)
+		e, err := elastic.Entry(ctx, w.register.Store(), i)
 		if err != nil {
 			return
 		}
@@ -153,12 +149,15 @@ func (w *watch) pass(e event) {
 
 // run watches the ranks to their end.
 func (w *watch) run(ctx context.Context) error {
+	var end context.CancelFunc
+	w.telling, end = context.WithCancel(context.WithoutCancel(ctx))
+	defer w.tellers.Wait()
 	defer w.reports.close()
 	if w.register != nil {
-		go w.follow()
+		w.tellers.Go(func() { w.follow(w.telling) })
 		defer w.register.Close()
 	}
-	defer w.end()
+	defer end()
 	defer close(w.over)
 	looks := time.NewTicker(w.job.times.look)
 	defer looks.Stop()
@@ -216,11 +215,15 @@ func (w *watch) step(e event) {
 			w.notice(string(a))
 		case arm:
 			w.timer = time.After(time.Duration(a))
+		case tell:
+			if c := w.child(a.rank); c != nil && c.cmd != nil {
+				w.tellers.Go(func() { w.tell(w.telling, a.ending, c.cmd.Env) })
+			}
 		case says:
 			w.heard(a.news)
 		case bury:
 			// the register is in this process: only a closed one returns an error
-			elastic.Bury(w.during, w.register.Store(), w.supervisor.pool.heard, elastic.ID(a),
+			elastic.Bury(w.telling, w.register.Store(), w.supervisor.pool.heard, elastic.ID(a),
 				func(i int, e elastic.Event) { w.step(heard{i, e}) })
 		}
 	}
@@ -228,7 +231,7 @@ func (w *watch) step(e event) {
 
 // start starts a rank.
 func (w *watch) start(a spawn) event {
-	c, err := w.newChild(a.number, w.remotes[a.host.number])
+	c, err := w.newChild(a.number, w.remote(a.host.number))
 	if !w.supervisor.above {
 		a.env = w.own(c, a.rank)
 	}
@@ -245,6 +248,14 @@ func (w *watch) start(a spawn) event {
 		return notStarted{err}
 	}
 	return started{c.cmd.Process.Pid}
+}
+
+// remote returns the host of a number, nil for this machine.
+func (w *watch) remote(number int) *remote {
+	if w.remotes == nil {
+		return nil
+	}
+	return w.remotes[number]
 }
 
 // own returns a rank's own variables. A process of an elastic job gets a number below Job.Ranks, as
@@ -289,7 +300,7 @@ func (w *watch) reached(h *remote) string {
 
 // signal sends a signal to all ranks of a host.
 func (w *watch) signal(a signals) {
-	if h := w.remotes[a.host]; h != nil {
+	if h := w.remote(a.host); h != nil {
 		h.order(order{Signal: int(a.signal)})
 		return
 	}
@@ -301,7 +312,7 @@ func (w *watch) signal(a signals) {
 
 // kill ends one rank.
 func (w *watch) kill(a kill) {
-	if h := w.remotes[a.host.number]; h != nil {
+	if h := w.remote(a.host.number); h != nil {
 		h.order(order{Kill: &member{Number: a.number}})
 		return
 	}
