@@ -132,7 +132,7 @@ func (p *pool) replaces(e ending) bool {
 	if p.fails(e) {
 		p.faults++
 	}
-	return !p.finished && e.failed() && p.faults < maxFaults
+	return !p.finished && p.job.Lost() == nil && e.failed() && p.faults < maxFaults
 }
 
 // fails reports whether a process has failed by itself: no signal ended it or told it to end, its

@@ -29,7 +29,7 @@ const maxOrders = 2 * MaxRanks
 
 // Serve runs this machine's ranks in an attempt at a job on hosts. The launcher of the job starts
 // it by ssh, sends its orders over in and hears over out. When in ends or nothing comes from there
-// for EURYALE_TIMEOUT, ranks get SIGTERM, then SIGKILL after the grace. advise says what this
+// for launcherSilence, ranks get SIGTERM, then SIGKILL after the grace. advise says what this
 // machine lacks for GPUs, in one line each; it is called before a program that uses them starts.
 //
 // Serve returns nil when in, and with it the ranks, have ended; otherwise the cause of ctx or an
