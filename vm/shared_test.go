@@ -182,6 +182,30 @@ func TestReadersOnTheHostAreRefusedBeforePull(t *testing.T) {
 	}
 }
 
+// TestACopyOfALearnableIsRefusedBeforePull: what the host copies of it is old, also for a machine
+// on the same device that has run with the tensor before.
+func TestACopyOfALearnableIsRefusedBeforePull(t *testing.T) {
+	d := fake(t)
+	w, teacher := ramp(tensor.Float64, 4, 3), ramp(tensor.Float64, 4, 3)
+	trainer := solving(t, wide(t, 3, w, true), d, &solver.SGD{Rate: 0.5})
+	m, err := vm.New(wide(t, 2, teacher, false).g, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, m)
+	run(t, trainer)
+	update := func() { copy(teacher.Data().([]float64), w.Data().([]float64)) }
+	if update(); !strings.Contains(fmt.Sprint(m.RunAll()), "call Pull or Close") {
+		t.Errorf("a machine has run with %v", teacher)
+	}
+	pull(t, trainer, nil)
+	update()
+	run(t, m)
+	if err := errors.Join(m.Close(), trainer.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestShapesOfABatchShareParameters: machines that only read parameters have one copy, too, and see
 // what the host writes; a last one has it to itself.
 func TestShapesOfABatchShareParameters(t *testing.T) {

@@ -64,7 +64,7 @@ func (m *Machine) present(in input, memory backend.Buffer) error {
 		return nil
 	}
 	absent := residence.Present(memory)
-	if absent == nil || absent == residence.OnDevice && m.exec.Has(memory) {
+	if absent == nil || absent == residence.OnDevice && m.exec.Newer(memory) {
 		return nil
 	}
 	return fmt.Errorf("vm: %w: the value of %s %w", backend.ErrArgument, stock.Label(in.node),

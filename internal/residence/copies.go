@@ -48,7 +48,7 @@ func (c *Copy) Outdate() {
 // Unmark makes the host's memory what it was before Outdate.
 func (c *Copy) Unmark() {
 	for i, end := range c.hostEnds() {
-		if OnDevice.marks(end) {
+		if OnDevice.marks(end) && len(c.ends) > 0 { // else the host has copied another tensor's
 			copy(end.Bytes(), c.ends[i*end.NBytes():])
 		}
 	}
@@ -59,11 +59,12 @@ func (c *Copy) hostEnds() []backend.Buffer {
 	return []backend.Buffer{c.Host.Slice(0, min(n, 1)), c.Host.Slice(max(n-1, 0), n)}
 }
 
-// Has reports whether a machine on the device has a copy of host memory.
-func (s *Copies) Has(host backend.Buffer) bool {
+// Newer reports whether the copy of host memory has newer elements, which a machine has written.
+func (s *Copies) Newer(host backend.Buffer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.all[host] != nil
+	c := s.all[host]
+	return c != nil && c.writers > 0 && c.Fresh
 }
 
 // Enter counts a user of host memory, which writes its copy or not. Before the first writer, the

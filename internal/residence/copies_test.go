@@ -35,3 +35,22 @@ func TestCopiesAreCounted(t *testing.T) {
 		t.Error("a copy that nobody uses is used again")
 	}
 }
+
+// TestMarksThatTheHostHasCopiedAreNotOfACopy: who copies a tensor that is older on the host copies
+// its marks, too, and no device has newer elements of the tensor that gets them.
+func TestMarksThatTheHostHasCopiedAreNotOfACopy(t *testing.T) {
+	var s Copies
+	trained, other := backend.Of([]float32{1, 2, 3}), backend.Of([]float32{4, 5, 6})
+	writer, reader, second := s.Enter(trained, true), s.Enter(other, false), s.Enter(other, true)
+	writer.Fresh = true
+	writer.Outdate()
+	copy(other.Bytes(), trained.Bytes())
+	if Present(other) != OnDevice || s.Newer(other) || !s.Newer(trained) {
+		t.Errorf("%v, newer: %v, %v", Present(other), s.Newer(other), s.Newer(trained))
+	}
+	s.Leave(second, true)
+	s.Leave(reader, false)
+	if s.Leave(writer, true); Present(trained) != nil || Present(other) != OnDevice {
+		t.Errorf("after the machines: %v, %v", Present(trained), Present(other))
+	}
+}

@@ -164,9 +164,9 @@ func (e *Executor) Outdate(buffer int) {
 	}
 }
 
-// Has reports whether the device has a copy of host memory that machines share.
-func (e *Executor) Has(memory backend.Buffer) bool {
-	return !e.device.Host() && e.device.Copies().Has(memory)
+// Newer reports whether the device has newer elements than host memory.
+func (e *Executor) Newer(memory backend.Buffer) bool {
+	return !e.device.Host() && e.device.Copies().Newer(memory)
 }
 
 // Pull copies buffers that updates have written, of this executor or of others, to the memory that
