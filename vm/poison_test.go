@@ -234,6 +234,24 @@ func noLabels(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 	}
 }
 
+// TestFloatsAreLabelsWhereTheyAreNot0: a cast to Bool makes labels 0 and 1 of any floats.
+func TestFloatsAreLabelsWhereTheyAreNot0(t *testing.T) {
+	m := &model{g: gorgonia.NewGraph()}
+	m.params = gorgonia.Nodes{m.variable("x", tensor.Float64, 2, 2)}
+	y := m.variable("y", tensor.Float64, 2)
+	set(y.Value().(*tensor.Dense), 0, 0)
+	set(y.Value().(*tensor.Dense), 1, 2.5)
+	labels := must(nn.Cast(tensor.Int, must(nn.Cast(tensor.Bool, y))))
+	m.grad(t, must(nn.CrossEntropy(nn.NoLabel, m.params[0], labels)))
+	v, err := vm.New(m.g, nil)
+	if err == nil {
+		err = errors.Join(v.RunAll(), v.Close())
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestLengthsThatRunsChangePoison: of what is out of range in a state, only the host's memory can
 // be an error.
 func TestLengthsThatRunsChangePoison(t *testing.T) {

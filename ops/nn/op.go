@@ -294,10 +294,10 @@ func (o *Op) Labels() int {
 	return -1
 }
 
-// Casts reports whether the operation is [Cast].
+// Casts reports whether the operation is [Cast] to numbers: to Bool, all but 0 become true.
 func (o *Op) Casts() bool {
-	_, ok := o.spec.(castSpec)
-	return ok
+	s, ok := o.spec.(castSpec)
+	return ok && s.To != tensor.Bool
 }
 
 // CheckIndices reports labels, indices or lengths that are out of range. The integers are values of
