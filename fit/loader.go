@@ -82,8 +82,10 @@ func (d Data) same(comm backend.Communicator) error {
 		return h.Sum64() >> 12 // which a float64 holds
 	}
 	mine := read()
-	if mine != read() {
-		mine = 0
+	for range 15 { // a mirrored picture, say, is often the same twice
+		if mine != 0 && mine != read() {
+			mine = 0
+		}
 	}
 	all, err := autograd.Gather(comm, float64(mine))
 	known := -1

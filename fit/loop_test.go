@@ -484,6 +484,29 @@ func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
 	}
 }
 
+// TestSamplesThatReadMakesAtRandomAreNotCompared: by chance a rank gets the same ones a few times.
+func TestSamplesThatReadMakesAtRandomAreNotCompared(t *testing.T) {
+	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
+		var reads atomic.Int64
+		mirrored := data.Of(24, func(_ int, row []any) error {
+			is := int64(comm.Rank())
+			if reads.Add(1) > 3 {
+				is = 1 - is
+			}
+			row[0].([]float64)[0] = float64(is)
+			return nil
+		})
+		build.Lock()
+		m := newLinear(4, false, 1)
+		build.Unlock()
+		_, err := fit.Evaluate(comm, machine(t, m.x.Graph(), vm.Eval()), m.data(mirrored))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestRanksThatDifferAreFoundBeforeTheFirstStep: in samples, metrics, schedules and parameters.
 func TestRanksThatDifferAreFoundBeforeTheFirstStep(t *testing.T) {
 	own := func(rank int) fit.Set {
