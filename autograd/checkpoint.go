@@ -29,11 +29,11 @@ import (
 //
 // Errors, on all ranks: a NaN or an infinity in what is written, by the rule of
 // [DataParallel.CheckFinite]; a solver whose state cannot be read (of Gorgonia's solvers, only
-// VanillaSolver has no state: use a [solver.Solver] of this package); [ErrLocked] if another job
-// saves to dir; ErrArgument for parameters without a name, or with the same name as another (see
-// [SaveWeights]), and while a step is in progress, from the first hook or the first run of several
-// of package vm to the step's end; ErrMismatch if ranks have trained without a Sync; those of the
-// file system and of the communicator.
+// VanillaSolver has no state: use a [solver.Solver]); [ErrLocked] if another job saves to dir;
+// ErrArgument for parameters without a name, or with the same name as another (see [SaveWeights]),
+// and while a step is in progress, from the first hook or the first run of several of package vm to
+// the step's end; ErrMismatch if ranks have trained without a Sync; those of the file system and of
+// the communicator.
 func (d *DataParallel) Save(
 	dir string, solver gorgonia.Solver, progress any, opts ...SaveOption,
 ) error {

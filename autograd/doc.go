@@ -54,7 +54,7 @@
 //
 // Some of Gorgonia's solvers divide gradients by a batch size (gorgonia.WithBatchSize). Keep the
 // value that you use on one rank: with the graph's batch size, which is now B/P, steps would be P
-// times larger. The solvers of this package have no such setting.
+// times larger. Those of package solver have no such setting.
 //
 // Shares of different sizes would weigh samples differently, so [Sampler] requires that the
 // number of ranks divides the batch. If shares must differ, let the loss be the sum over the

@@ -183,10 +183,10 @@ type loadOptions struct {
 
 // WeightsOnly makes Load restore only parameters, variables of [WithFrozen] and moving averages,
 // for fine-tuning, say: the program may have a different solver, options and number of ranks than
-// the checkpoint. The solver begins anew: a [solver.Solver] of this package forgets its state. So
-// does the count of steps that names checkpoints: a new training begins. Residuals of a compression
-// and the step of random numbers stay as they are. [LoadWeights] is for models with other
-// parameters, such as a new head.
+// the checkpoint. The solver begins anew: a [solver.Solver] forgets its state. So does the count of
+// steps that names checkpoints: a new training begins. Residuals of a compression and the step of
+// random numbers stay as they are. [LoadWeights] is for models with other parameters, such as a new
+// head.
 func WeightsOnly() LoadOption { return func(o *loadOptions) { o.weightsOnly = true } }
 
 // loadOptionsOf returns what options say.

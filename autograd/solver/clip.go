@@ -16,7 +16,7 @@ import (
 //
 //	grads, err := dp.Sync()
 //	norm, err := solver.ClipNorm(grads, 1)
-//	err = solver.Step(grads)
+//	err = adam.Step(grads)
 //
 // It is Algorithm 1 of Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
 // networks" (arXiv:1211.5063), over all parameters at once like PyTorch's clip_grad_norm_, which
