@@ -40,7 +40,10 @@ func (d *DataParallel) checkFinite(by gorgonia.Solver) error {
 		return err
 	}
 	state, err := d.modelState(by)
-	if err = errors.Join(err, d.divides(by)); err != nil {
+	if d.sharded {
+		err = errors.Join(err, d.divides(by))
+	}
+	if err != nil {
 		return err
 	}
 	all := append(own, d.listed(state, by)...)

@@ -219,6 +219,9 @@ func TestPartsRefused(t *testing.T) {
 			if err != nil {
 				return err
 			}
+			if err := m.CheckFinite(nil); err != nil { // which keeps nothing
+				t.Errorf("residuals cannot be checked: %v", err)
+			}
 			err = m.Save(filepath.Join(dir, "sparse"), &solver.Adam{Rate: 1}, nil)
 			return errors.Join(err, m.Close())
 		},

@@ -155,7 +155,7 @@ func TestTableEqualsOneRank(t *testing.T) {
 	}
 }
 
-// solvers of package autograd that keep vectors, and one that keeps none.
+// solvers that keep vectors, and one that keeps none.
 var solvers = map[string]func() layers.Solver{
 	"SGD":      descent,
 	"Momentum": func() layers.Solver { return &solver.Momentum{Rate: 0.1, Momentum: 0.9} },
