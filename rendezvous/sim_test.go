@@ -1040,8 +1040,9 @@ func (s *simulation) noticed(r *simRank) {
 			continue
 		}
 		s.After(3*time.Second, func() {
+			tooSlow := moves && v.failed == 0 // to move: nobody watches it
 			if v.rank.dead || v.rank.paused || v.rank.froze > killed || s.mute[r.host] || way.Cut ||
-				way.Since > killed || moves && v.failed == 0 { // too slow to move: nobody watches it
+				way.Since > killed || tooSlow {
 				return
 			}
 			if v.failed == 0 {

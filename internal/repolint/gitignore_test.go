@@ -32,8 +32,8 @@ func TestProgramsThatGoBuildLeavesAreIgnored(t *testing.T) {
 	}
 }
 
-// TestNothingThatIsBuiltIsTracked: a program is a hundred times larger than any source, and stays in
-// the history of the repository.
+// TestNothingThatIsBuiltIsTracked: a program is a hundred times larger than any source, and stays
+// in the history of the repository.
 func TestNothingThatIsBuiltIsTracked(t *testing.T) {
 	atRoot(t)
 	out, err := exec.Command("git", "ls-files", "-z").Output()
