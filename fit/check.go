@@ -97,6 +97,9 @@ func (d Data) check(of vm.Summary) (local int, err error) {
 		return 0, refused("fit.Data: the Loss %s, of the shape %v, is no single number of the "+
 			"machine's graph", l.Name(), l.Shape())
 	}
+	if d.Set.Len() < 1 {
+		return local, refused("fit.Data: there are no samples")
+	}
 	if d.Loss != nil {
 		if err := d.labelled(); err != nil {
 			return local, err
@@ -180,9 +183,6 @@ func (e *evaluation) check() error {
 		return refused("this machine is for training: %s: evaluate on a machine of vm.Eval", how)
 	}
 	_, err := e.data.check(of)
-	if err == nil && e.data.Set.Len() < 1 {
-		err = refused("fit.Data: there are no samples")
-	}
 	errs := []error{err}
 	names := map[string]bool{"loss": true, "val_loss": true}
 	for _, m := range e.metrics {

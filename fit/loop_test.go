@@ -484,6 +484,23 @@ func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
 	}
 }
 
+// none is a set whose Read would panic.
+type none []float64
+
+func (s none) Len() int                    { return len(s) }
+func (s none) Read(i int, row []any) error { return fmt.Errorf("sample %v", s[i]) }
+
+func TestATrainingWithoutSamplesIsAnError(t *testing.T) {
+	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
+		_, _, err := fitLinear(t.Context(), comm, build, 4, none{}, nil)
+		says(t, "no samples", err, "fit.Data: there are no samples")
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestSamplesThatReadMakesAtRandomAreNotCompared: by chance a rank gets the same ones a few times.
 func TestSamplesThatReadMakesAtRandomAreNotCompared(t *testing.T) {
 	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
