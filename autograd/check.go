@@ -91,8 +91,8 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 // parameters in the order of New, in row-major order, little endian, one after the other; then the
 // variables of [WithFrozen], the moving averages of batch norms, and the step and seed of random
 // numbers, if there are any. Trainings that end with the same hash end with the same bits, on any
-// number of ranks and on the host or on devices. It compares no ranks, as [DataParallel.Check] does,
-// and is collective only where ranks divide parameters ([WithParts], vm.WithShards).
+// number of ranks and on the host or on devices. It is collective only where ranks divide
+// parameters ([WithParts], vm.WithShards): [DataParallel.Check] compares ranks.
 //
 // Cost: a hash of the parameters, after copying those that a machine has on a device to
 // the host.
