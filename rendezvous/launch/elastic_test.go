@@ -88,14 +88,16 @@ func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer in.Close()
-	logs := filepath.Join(t.TempDir(), "logs")
-	err = Run(t.Context(), Job{Program: byProcess(t, "1) cat; kill -9 $$;; *) echo number $n;;"),
-		Ranks: 1, Elastic: &Elastic{Least: 1}, LogDir: logs, Stdin: in})
+	logs, up := filepath.Join(t.TempDir(), "logs"), filepath.Join(t.TempDir(), "up")
+	program := byProcess(t, "1) cat; kill -9 $$;; 2) until [ -e "+up+" ]; do sleep 0.02; done;; "+
+		"*) echo number $n; >"+up+";;")
+	err = Run(t.Context(), Job{Program: program, Ranks: 2, Elastic: &Elastic{Least: 1},
+		LogDir: logs, Stdin: in})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, says := range map[string]string{"rank_0.log": "input", "rank_1.log": "number 2",
-		"launcher_0.log": "process 0 has ended (signal: killed): process 1 takes its place\n"} {
+	for name, says := range map[string]string{"rank_0.log": "input", "rank_2.log": "number 3",
+		"launcher_0.log": "process 0 has ended (signal: killed): process 2 takes its place\n"} {
 		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", name))
 		if err != nil || !strings.Contains(string(text), says) {
 			t.Errorf("%s has %q, %v", name, text, err)
