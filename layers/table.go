@@ -24,11 +24,11 @@ import (
 //	x := items.Lookup(tokens)
 //	...
 //	machine, err := vm.New(b.Graph(), device, b.Training(), ...) // and keeps their gradients
-//	solver := &solver.Adam{Rate: 0.001} // for this table alone
+//	adam := &solver.Adam{Rate: 0.001} // for this table alone
 //	...
 //	err = tokens.Set(ids)      // brings the rows of the ids here
 //	err = machine.RunAll()
-//	err = items.Step(solver)   // sends their gradients to the ranks that have them
+//	err = items.Step(adam)     // sends their gradients to the ranks that have them
 //
 // Compare [Builder.Embedding], whose gradient and update cover all rows.
 type Table struct {

@@ -23,13 +23,13 @@ type Group struct {
 // Groups is a solver that updates groups of parameters by different solvers, or with different
 // settings, like the parameter groups of torch.optim. For example, biases without weight decay:
 //
-//	solver, err := solver.NewGroups(learnables,
+//	groups, err := solver.NewGroups(learnables,
 //		solver.Group{Solver: &solver.AdamW{Rate: 1e-3, WeightDecay: 0.1}, Params: weights},
 //		solver.Group{Solver: &solver.AdamW{Rate: 1e-3}, Params: biases})
 //	...
 //	grads, err := dp.Sync()
-//	err = solver.Step(grads)
-//	err = dp.Save(dir, solver, progress)
+//	err = groups.Step(grads)
+//	err = dp.Save(dir, groups, progress)
 //
 // Each solver has its own rate: call its SetRate, or SetRate of Groups, which sets one rate for
 // all. A checkpoint has the states of all groups, and only a program with the same groups can load

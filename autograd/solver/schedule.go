@@ -6,7 +6,7 @@ import "math"
 //
 //	rate := solver.Warmup(100, solver.Cosine(0.003, 0, 2000))
 //	...
-//	solver.SetRate(rate(step))
+//	adam.SetRate(rate(step))
 //
 // Steps count from 0, and continue from a checkpoint: keep the number of the next step in
 // the progress of a checkpoint. All ranks compute the same rate.
