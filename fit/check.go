@@ -113,7 +113,8 @@ func (d Data) check(of vm.Summary) (local int, err error) {
 func (d Data) given(labels *gorgonia.Node) error {
 	if labels.IsVar() && !slices.Contains(d.Inputs, labels) {
 		return refused("fit.Data: the labels %s are not among the Inputs, so no sample would set "+
-			"them", labels.Name())
+			"them: add them there, or make them a constant if all batches have the same",
+			labels.Name())
 	}
 	return nil
 }
