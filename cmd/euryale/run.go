@@ -41,10 +41,10 @@ type runCmd struct {
 // Help says what the one-line help leaves out.
 func (*runCmd) Help() string {
 	return `Every rank is a process, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. The token is a new one except with
---nnodes; from yours follows the EURYALE_CREDENTIAL of metrics. With several ranks, every line of
-output begins with its rank. When a rank fails, the others are stopped, and euryale run ends with
-the error and the exit code of that rank.
+MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. Except with --nnodes, the token is a
+fresh one; only the EURYALE_CREDENTIAL of metrics is derived from yours. With several ranks, every
+line of output begins with its rank. When a rank fails, the others are ended, and euryale run ends
+with the error and the exit code of that rank.
 
 Signals go to the ranks. SIGINT, SIGTERM and SIGHUP tell them to end; ranks that are alive after
 --grace are killed, and a second signal kills at once. On SIGQUIT (Ctrl-\) each rank prints its
@@ -53,8 +53,8 @@ code is then 128 plus the number of the signal.
 
 With --max-restarts, each attempt is a new job. TORCHELASTIC_RESTART_COUNT counts the attempts
 from 0, and the program loads its last checkpoint. There is no restart after a signal to euryale
-run, nor if the rank that failed first ended with exit status 2, as for a wrong command line. Only
-the first attempt has the standard input.
+run, nor if the rank that failed first ended with exit status 2 without a crash, as for a wrong
+command line. Only the first attempt has the standard input.
 
 With -H or --hostfile, ssh starts a launcher on each host, as ssh HOST true must be able to without
 a question. This program and yours are copied there, once per content; Go packages are built for
