@@ -39,7 +39,7 @@ var mutations = []mutation{
 		"if u.bad || n > len(u.rest)+1 {", nil},
 	{"rendezvous", "rendezvous/handshake.go", "client.rank < 1 || client.rank >= server.size",
 		"client.rank < 0 || client.rank >= server.size", nil},
-	{"rendezvous", "rendezvous/mem.go", "if isSet != (old != nil) || !bytes.Equal(current, old) {",
+	{"rendezvous", "rendezvous/core.go", "if isSet != (old != nil) || !bytes.Equal(current, old) {",
 		"if isSet != isSet || !bytes.Equal(current, old) {", nil},
 	{"rendezvous", "rendezvous/join.go", "len(e.Token) < minToken", "len(e.Token) < 1", nil},
 
