@@ -30,7 +30,7 @@ TAGGED = { CGO_ENABLED=0 $(GO) list -f '$(FILES)' ./... && \
 	$(GO) list -tags gpu,mpi$(SHARED) -f '$(FILES)' ./...; } | \
 	sort | uniq -u | cut -d' ' -f1 | sort -u
 
-GPU_PROGRAMS ?= ./cmd/... ./examples/... ./internal/tools/demo
+GPU_PROGRAMS ?= ./cmd/... ./examples/...
 
 # Vet the packages that have other files with tags than make lint has vetted, and build the command
 # and the examples (GPU_PROGRAMS) into bin/, with GPU support. What make mpi compiles is vetted,
@@ -51,7 +51,7 @@ GPU_TESTED := . kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
 	$(WITH_SDK) $(GO) build -tags gpu -ldflags='-s -w' -o bin/ \
-		./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train \
+		./cmd/euryale ./examples/digits ./examples/convnet ./bench/train \
 		./examples/elastic ./internal/tools/immortal
 	$(WITH_SDK) for dir in $(GPU_TESTED); do \
 		$(GO) test -c -tags gpu -ldflags='-s -w' \

@@ -76,8 +76,8 @@ func built(t *testing.T, folder string, tags ...string) string {
 	return program
 }
 
-// demo is the program that most of these tests train with.
-const demo = "internal/tools/demo"
+// digits is the program that most of these tests train with.
+const digits = "examples/digits"
 
 // job is one of several machines, each with a launcher of two ranks.
 type job struct {
@@ -208,11 +208,11 @@ func TestMachinesTuneTheirLinks(t *testing.T) {
 	}
 }
 
-// trained is the last line of the demo.
+// trained is the last line of the program.
 var trained = regexp.MustCompile(
-	`(?m)^(?:\[0\] )?(accuracy=0\.9\d+) .* ranks=\d+ backend=(\S+) (params=[0-9a-f]{64}) `)
+	`(?m)^(?:\[0\] )?(accuracy=0\.9\d+) ranks=\d+ backend=(\S+) (params=\w{64})$`)
 
-// learned returns what the demo ends with on a backend. It sees by itself that all ranks have the
+// learned returns what the program ends with on a backend. It sees by itself that all ranks have the
 // same.
 func learned(t *testing.T, out, backend string) string {
 	t.Helper()
@@ -225,7 +225,7 @@ func learned(t *testing.T, out, backend string) string {
 
 // TestMachinesLearn: the same over every wire, and without hierarchy what shared memory learns.
 func TestMachinesLearn(t *testing.T) {
-	train := []string{built(t, demo), "--epochs", "5"}
+	train := []string{built(t, digits), "--epochs", "5"}
 	onHost, err := command(t, append([]string{"run", "-n", "4"}, train...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, onHost)
@@ -353,7 +353,7 @@ var sample = []string{"kill -9 of rank 2", "kill -9 of launcher 1", "machine 1 i
 // TestMachinesNameEveryLoss: within a second where connections end, else within the timeout.
 // Nothing is left anywhere.
 func TestMachinesNameEveryLoss(t *testing.T) {
-	program := built(t, demo)
+	program := built(t, digits)
 	sizes := []int{2}
 	if full() {
 		sizes = append(sizes, 3)
@@ -451,7 +451,7 @@ func TestMachinesLearnUnderLaunchers(t *testing.T) {
 		t.Skip("EURYALE_FULL=1 runs it")
 	}
 	const epochs = "--epochs=5"
-	program := built(t, demo, "mpi")
+	program := built(t, digits, "mpi")
 	onHost, err := command(t, "run", "-n", "4", program, epochs).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, onHost)

@@ -54,7 +54,7 @@ func main() {
 	defer training.Close()
 	evaluation := must(vm.New(m.x.Graph(), on, vm.Eval(), vm.Keep(m.logits)))
 	defer evaluation.Close()
-	_, err = fit.Run(context.Background(), training, m.data(images, m.loss), fit.Epochs(*epochs),
+	end, err := fit.Run(context.Background(), training, m.data(images, m.loss), fit.Epochs(*epochs),
 		fit.Checkpoint(*dir, 0), fit.Progress(os.Stdout))
 	if err != nil {
 		comm.Close() // (*) so that the others do not lose this rank
@@ -64,8 +64,8 @@ func main() {
 		fit.Accuracy(m.logits, m.y)))
 	if comm.Rank() == 0 {
 		m.draw()
-		fmt.Printf("accuracy=%.4f ranks=%d backend=%s\n", found["accuracy"], comm.Size(),
-			comm.Capabilities().Backend)
+		fmt.Printf("accuracy=%.4f ranks=%d backend=%s params=%s\n", found["accuracy"],
+			comm.Size(), comm.Capabilities().Backend, end.Params)
 	}
 }
 

@@ -17,7 +17,8 @@ import (
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // last is what the example ends with.
-var last = regexp.MustCompile(`is a \d\n.*accuracy=(\S+) ranks=(\d+) backend=host\n$`)
+var last = regexp.MustCompile(
+	`is a \d\n.*accuracy=(\S+) ranks=(\d+) backend=host params=\w{64}\n$`)
 
 // TestRanksLearn: with any number of ranks, and started again with what a checkpoint has.
 func TestRanksLearn(t *testing.T) {

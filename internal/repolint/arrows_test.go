@@ -100,7 +100,6 @@ var arrows = []arrow{
 		"models/...", "observe/...", "ops/...", "rendezvous/...", "vm",
 	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
-	{"internal/tools/demo", []string{"..."}}, // a program that trains
 	{"internal/tools/soak", []string{"..."}}, // a command, for tests
 	{"internal/tools/immortal", []string{"..."}},
 	{"internal/tools/optable", []string{"internal/testing/conventions", "ops/nn", "vm"}},
@@ -158,7 +157,7 @@ var fences = []fence{
 		"ops/...", "layers", "models", "autograd/...", "fit", "fit/data", "vm",
 		"vm/internal/read",
 		"vm/internal/graphs", "bench/train", "bench/blas", "examples/...", "internal/residence",
-		"internal/stock", "internal/terms", "internal/testing/conventions", "internal/tools/demo",
+		"internal/stock", "internal/terms", "internal/testing/conventions",
 		"internal/tools/immortal", "internal/tools/optable", "internal/tools/soak",
 	}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},

@@ -676,7 +676,7 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	}
 	b := &builder{}
 	defer b.remove()
-	c := newCluster(Job{Program: "../../internal/tools/demo"}, b)
+	c := newCluster(Job{Program: "../../examples/digits"}, b)
 	for _, p := range []platform{here(), {"linux", "arm64"}} {
 		k, err := c.newKit(t.Context(), p)
 		if err != nil {
