@@ -43,7 +43,7 @@ FULL_PARTS := full-kernels full-host full-gpu full-backends full-rest full-race 
 FULL := EURYALE_FULL=1 $(GO) test -vet=off -timeout 30m
 
 full-kernels:
-	$(FULL) ./kernels/...
+	$(FULL) ./kernels/... ./internal/kernels/...
 
 full-host:
 	$(FULL) ./backend/host ./backend/backendtest/...
@@ -55,7 +55,7 @@ full-backends:
 	$(FULL) $$($(GO) list ./backend/... | grep -vE '/backend/(host|gpu|backendtest)(/|$$)')
 
 full-rest:
-	$(FULL) $$($(GO) list ./... | grep -vE '/euryale/(backend|kernels)(/|$$)')
+	$(FULL) $$($(GO) list ./... | grep -vE '/euryale/(backend|(internal/)?kernels)(/|$$)')
 
 full-race:
 	$(GO) test -race -short -vet=off -timeout 30m ./...
@@ -94,7 +94,7 @@ arm64: export GOARCH := arm64
 arm64: EMULATED := $(GO) test -short -vet=off -timeout 30m \
 	-exec "$(CURDIR)/internal/testing/emulated.sh"
 arm64:
-	$(EMULATED) ./kernels/... ./internal/workers ./vm ./vm/internal/...
+	$(EMULATED) ./kernels/... ./internal/kernels/... ./internal/workers ./vm ./vm/internal/...
 	$(EMULATED) -run '^TestShortPieces|^TestAFlippedBit|^TestForged|^TestCommunicator$$/P=3' \
 		./backend/tcp
 	$(EMULATED) ./rendezvous/launch ./internal/group ./internal/session \
@@ -106,8 +106,8 @@ arm64:
 # others run, too, or whom processes name, and groups of 1 and 8, and of 2 beside those of 3 or 4.
 UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|gpu
 UNRACED := $(UNRACED)|kernels|internal/bench|observe/(report|internal/late)
-UNRACED := $(UNRACED)|internal/(env|filelock|files|program|residence|safetensors|stock|tuning)
-UNRACED := $(UNRACED)|internal/(repolint|tools|testing/(conventions|proctest|testenv))
+UNRACED := $(UNRACED)|internal/(env|filelock|files|gpu|kernels|program|residence|safetensors|stock)
+UNRACED := $(UNRACED)|internal/(repolint|tools|tuning|testing/(conventions|proctest|testenv))
 OF_UNRACED = '/euryale/($(UNRACED))(/|$$)'
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
 VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )

@@ -42,7 +42,7 @@ gpu: gpu-sdk
 	@mkdir -p bin
 	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ $(GPU_PROGRAMS)
 
-GPU_TESTED := . kernels/cuda backend/cuda backend/gpu backend/hierarchy \
+GPU_TESTED := . internal/kernels/cuda internal/cuda backend/gpu backend/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm fit \
 	internal/bench models cmd/euryale
 
@@ -76,19 +76,19 @@ EMULATOR := $(addprefix bin/emulated/,libcuda.so.1 libnccl.so.2 old/libnccl.so.2
 KERNELS_OBJECT := bin/emulated/kernels.o
 
 # Compile a driver, an NCCL, a cuBLAS and a cuDNN whose devices are the host, into bin/emulated.
-# The kernels among them serve a test of package kernels/cuda, too, if EMULATED_KERNELS is the
-# path of kernels.o.
+# The kernels among them serve a test of internal/kernels/cuda, too, if EMULATED_KERNELS is the path
+# of kernels.o.
 emulator: $(EMULATOR) bin/emulated/ptx/all
 
-$(KERNELS_OBJECT): kernels/cuda/emulator/kernels.cpp gpu.mk \
-		$(wildcard kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/emulator/*.h)
+$(KERNELS_OBJECT): internal/kernels/cuda/emulator/kernels.cpp gpu.mk \
+		$(wildcard $(addprefix internal/kernels/cuda/,*.cu *.cuh emulator/*.h))
 	@[ $(CLANG_HOST) != no-clang ] || { \
 		echo 'make gpu-emulated: no clang++ from version 15 on is here: install one' \
 			'(apt-get install clang), or name it: make gpu-emulated CLANG_HOST=...' >&2; exit 1; }
 	@mkdir -p bin/emulated/old
 	$(EMULATE) $@ $<
 
-bin/emulated/libcuda.so.1: kernels/cuda/emulator/libcuda.cpp $(KERNELS_OBJECT)
+bin/emulated/libcuda.so.1: internal/kernels/cuda/emulator/libcuda.cpp $(KERNELS_OBJECT)
 	$(call EMULATE_ALL,,$(KERNELS_OBJECT))
 
 bin/emulated/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
@@ -97,20 +97,20 @@ bin/emulated/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
 bin/emulated/old/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
 	$(call EMULATE_ALL,-DOLD,-ldl)
 
-bin/emulated/libcublas.so.13: backend/cuda/emulator/libcublas.cpp $(KERNELS_OBJECT)
+bin/emulated/libcublas.so.13: internal/cuda/emulator/libcublas.cpp $(KERNELS_OBJECT)
 	$(call EMULATE_ALL,,-ldl)
 
-bin/emulated/libcudnn.so.9: backend/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
+bin/emulated/libcudnn.so.9: internal/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
 	$(call EMULATE_ALL,,-ldl)
 
 # Not after the files that are read: they have rules of their own, which run always.
-bin/emulated/ptx/all: kernels/cuda/checked.sum
+bin/emulated/ptx/all: internal/kernels/cuda/checked.sum
 	@rm -rf $(@D) && mkdir -p $(@D)
-	@for file in kernels/cuda/*.ptx.gz; do \
+	@for file in internal/kernels/cuda/*.ptx.gz; do \
 		gzip -dc $$file >$(@D)/$$(basename $$file .gz) || exit 1; done
 	@touch $@
 
-# Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
+# Kernels that take long here, and that tests of internal/kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
 # The longest of those beside them that have no case on GPUs, and examples: make test runs them.
 HOSTS_ALONE := ^Example|^TestFoundC|^TestACheckpointMoves$$|^TestFilesAreOnTheDisk
@@ -150,11 +150,12 @@ gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMBEDDED) $(KEPT) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
-		-skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	@$(call AGAIN,kernels/cuda,EMULATED_CAPABILITY=70,-test.short -test.run '^TestGPUVariants')
+		-skip '$(TESTED_ALREADY)' ./internal/kernels/cuda ./cmd/euryale
+	@$(call AGAIN,internal/kernels/cuda,EMULATED_CAPABILITY=70,-test.short \
+		-test.run '^TestGPUVariants')
 	$(WITH_SDK) $(EMULATED) $(KEPT) \
 		-run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
-		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu ./gpu/nvml
+		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu ./internal/gpu/nvml
 	@$(call AGAIN,backend/gpu,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run \
 		'^TestKilledRankOfAnotherMachineIsNamed$$')
 	@$(call AGAIN,backend/gpu,EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(FILES_OF_PTX),-test.run \
@@ -165,7 +166,7 @@ gpu-emulated: gpu-sdk emulator
 		'^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh')
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
 		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
-	$(WITH_SDK) $(EMBEDDED) ./backend/cuda
+	$(WITH_SDK) $(EMBEDDED) ./internal/cuda
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled|$(HOSTS_ALONE)' \
 		./ops ./autograd ./layers
 	$(WITH_SDK) $(EMULATED) $(KEPT) -run 'OnGPU$$' ./vm ./fit ./models

@@ -1,7 +1,8 @@
 # How the kernels are compiled. checked.sum is a hash of this file, too.
 
-PTX_BASE := $(patsubst %.cu,%.ptx.gz,$(wildcard kernels/cuda/*.cu))
-PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx.gz,attention_bf16.sm_80 \
+CUDA := internal/kernels/cuda
+PTX_BASE := $(patsubst %.cu,%.ptx.gz,$(wildcard $(CUDA)/*.cu))
+PTX_NEWER := $(patsubst %,$(CUDA)/%.ptx.gz,attention_bf16.sm_80 \
 	attention_narrow.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 recurrent.sm_80 \
 	allreduce.sm_90 attention_bf16.sm_90a)
 # Functions that kernels/fuse copies into the kernels that it writes.
@@ -10,29 +11,29 @@ PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
 
 # One GPU architecture: what later ones run too; and newer ones where their instructions
 # pay. Fused multiply-adds are written where they are meant, so that results equal the host's.
-kernels/cuda/%.ptx.gz $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
-kernels/cuda/%.sm_80.ptx.gz: ARCHITECTURE := sm_80
-kernels/cuda/%.sm_90.ptx.gz: ARCHITECTURE := sm_90
-kernels/cuda/%.sm_90a.ptx.gz: ARCHITECTURE := sm_90a
+$(CUDA)/%.ptx.gz $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
+$(CUDA)/%.sm_80.ptx.gz: ARCHITECTURE := sm_80
+$(CUDA)/%.sm_90.ptx.gz: ARCHITECTURE := sm_90
+$(CUDA)/%.sm_90a.ptx.gz: ARCHITECTURE := sm_90a
 CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc \
 	-nocudalib -std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
 .PHONY: kernels ptx ptx-check machine-code nvcc always
 
-KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh \
-	kernels/cuda/*.ptx.gz kernels/cuda/*.cubin.bz2 kernels/cuda/ptx.go kernels/cuda/pdl.go \
+KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk $(CUDA)/*.cu $(CUDA)/*.cuh \
+	$(CUDA)/*.ptx.gz $(CUDA)/*.cubin.bz2 $(CUDA)/ptx.go $(CUDA)/pdl.go \
 	kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | \
 	sha256sum | cut -d ' ' -f 1
 
 # Compile and check the kernels by ptx, ptx-check, machine-code and nvcc, unless neither they nor
-# the compiler have changed since kernels/cuda/checked.sum was committed. They are called as make,
-# not as $(MAKE), since a dry run would then write the sum unchecked.
+# the compiler have changed since checked.sum was committed. They are called as make, not as
+# $(MAKE), since a dry run would then write the sum unchecked.
 kernels:
-	@if [ "$$($(KERNELS_SUM))" = "$$(cat kernels/cuda/checked.sum 2>/dev/null)" ]; then \
-		echo "kernels/cuda is as it was checked"; \
+	@if [ "$$($(KERNELS_SUM))" = "$$(cat $(CUDA)/checked.sum 2>/dev/null)" ]; then \
+		echo "$(CUDA) is as it was checked"; \
 	else \
 		make ptx && make ptx-check && make machine-code && make nvcc && \
-			$(KERNELS_SUM) >kernels/cuda/checked.sum; \
+			$(KERNELS_SUM) >$(CUDA)/checked.sum; \
 	fi
 
 # Compile all kernels to the PTX that is committed, and embedded, by gzip. All, because a checkout
@@ -48,19 +49,19 @@ define compile-ptx
 	@echo "$@"
 endef
 
-kernels/cuda/%.ptx.gz: kernels/cuda/%.cu always
+$(CUDA)/%.ptx.gz: $(CUDA)/%.cu always
 	$(compile-ptx)
 
 kernels/fuse/%.ptx: kernels/fuse/%.cu always
 	$(compile-ptx)
 
-kernels/cuda/%.sm_80.ptx.gz: kernels/cuda/%.cu always
+$(CUDA)/%.sm_80.ptx.gz: $(CUDA)/%.cu always
 	$(compile-ptx)
 
-kernels/cuda/%.sm_90.ptx.gz: kernels/cuda/%.cu always
+$(CUDA)/%.sm_90.ptx.gz: $(CUDA)/%.cu always
 	$(compile-ptx)
 
-kernels/cuda/%.sm_90a.ptx.gz: kernels/cuda/%.cu always
+$(CUDA)/%.sm_90a.ptx.gz: $(CUDA)/%.cu always
 	$(compile-ptx)
 
 # CUDA 12 has the last ptxas for compute capability 7.0.
@@ -80,11 +81,11 @@ ptx-check: $(PTXAS)
 # by bzip2, so that their driver compiles nothing. Drivers for CUDA 12 and newer take it; others
 # compile the PTX. The texts are those that a driver would be given.
 machine-code: $(PTXAS)
-	@tmp=$$(mktemp -d) && trap 'rm -r $$tmp' EXIT && $(GO) run ./kernels/cuda/gen $$tmp && \
+	@tmp=$$(mktemp -d) && trap 'rm -r $$tmp' EXIT && $(GO) run ./$(CUDA)/gen $$tmp && \
 	ls $$tmp | sed 's/\(.*\)\.\(sm_[0-9a]*\)\.ptx/\1 \2/' | \
 		xargs -P "$$(nproc)" -L 1 sh -c 'cd '$$tmp' && $(CURDIR)/$(PTXAS) \
 			-arch=$$1 -o $$0.$$1.cubin $$0.$$1.ptx && bzip2 -9 $$0.$$1.cubin' && \
-	rm -f kernels/cuda/*.cubin.bz2 && mv $$tmp/*.cubin.bz2 kernels/cuda/
+	rm -f $(CUDA)/*.cubin.bz2 && mv $$tmp/*.cubin.bz2 $(CUDA)/
 
 NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
 	nvidia-cuda-runtime==13.0.96
@@ -96,7 +97,7 @@ nvcc:
 	@mkdir -p $(GPU_SDK)/nvcc bin/nvcc
 	@command -v nvcc >/dev/null || [ -d $(GPU_SDK)/nvcc/nvidia ] || \
 		$(PIP_INSTALL) --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
-	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
+	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd $(CUDA) && \
 		{ printf '%s sm_75 %s\n' $(foreach ptx,$(notdir $(PTX_BASE:.ptx.gz=)),$(ptx) $(ptx)); \
 		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx.gz=)) | \
 			sed 's/\(.*\)\.\(sm_[0-9a]*\)/& \2 \1/'; } | \

@@ -11,7 +11,7 @@
 #	sh bench/start.sh . python3 -c 'import torch; x = torch.ones(8, 8).cuda(); print(x @ x)'
 #
 # An epoch of digits is one step of such a batch. Where EURYALE_KERNELS names a folder with copies
-# of kernels/cuda/*.ptx.gz, the driver compiles what it loads as machine code otherwise.
+# of internal/kernels/cuda/*.ptx.gz, the driver compiles what it loads as machine code otherwise.
 set -e
 pattern=$1
 shift

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/gpu/nvml"
 )
 
 // gpu is the device of a rank, as NVML knows it. A nil gpu has no state.

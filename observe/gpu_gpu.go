@@ -2,6 +2,6 @@
 
 package observe
 
-import "github.com/euryale-ml/euryale/gpu/nvml"
+import "github.com/euryale-ml/euryale/internal/gpu/nvml"
 
 func openNVML() (library, error) { return nvml.Open() }

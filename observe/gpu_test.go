@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/gpu/nvml"
 )
 
 // driver counts how often it is asked.

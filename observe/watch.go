@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/gpu/nvml"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/gpu/nvml"
 	"github.com/euryale-ml/euryale/observe/internal/late"
 	"github.com/euryale-ml/euryale/rendezvous"
 )

@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )

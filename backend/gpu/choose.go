@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // The choice of an algorithm is made here, once for each call, by a table of what the

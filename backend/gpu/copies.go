@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // A call by copy engines: in an all-reduce each rank adds up one piece of the operands.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // Device is what this package needs of a GPU: package cuda's. Bus ids are PCI bus ids, which
@@ -35,7 +35,7 @@ type Device interface {
 	RecordEvent(stream, event uintptr) error
 	WaitEvent(stream, event uintptr) error
 
-	// Prepare loads families of package kernels/cuda, so that their first launch does not wait for
+	// Prepare loads families of internal/kernels/cuda, so that their first launch does not wait for
 	// what runs on the device.
 	Prepare(families ...string) error
 	// Bind makes the device's context current on this thread, until unbind.

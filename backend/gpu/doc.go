@@ -84,7 +84,7 @@
 // need NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128 KiB and the
 // two shots are those with barriers. Packets and lines come from NCCL's protocols LL and
 // LL128; ours alternate between two inboxes, which is enough when everyone sends to everyone.
-// allreduce.cu, ll128.cu and peers.cuh of kernels/cuda say how ranks meet and why nobody
+// allreduce.cu, ll128.cu and peers.cuh of internal/kernels/cuda say how ranks meet and why nobody
 // overtakes anybody.
 //
 // Nothing but values that all ranks share decides about a call: not where an operand

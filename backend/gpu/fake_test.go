@@ -11,9 +11,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/host"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/kernels"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

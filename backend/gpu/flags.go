@@ -9,8 +9,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/spinwait"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // How ranks meet in graphs without a kernel, which would take a multiprocessor from the products

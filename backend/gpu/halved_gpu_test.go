@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // BenchmarkHalved times all-reduces of f32 that travel as 16 bits by one kernel, with

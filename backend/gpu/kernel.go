@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/spinwait"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // launch starts a call by its algorithm, and records event behind it.

@@ -19,7 +19,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/env"
 )
 

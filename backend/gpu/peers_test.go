@@ -12,8 +12,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 var sum = backend.Collective{Kind: backend.AllReduce}

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // rankInfo is what each rank tells the others before it makes anything. Every rank plans the

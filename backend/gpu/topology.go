@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // Link says how a group's devices are connected, in the one respect that matters
@@ -51,7 +51,7 @@ type wiring struct {
 	Direct   []string // the other end of each NVLink to a device: its place
 	Switches int      // NVLinks to switches
 	Reach    []string // places of the devices whose memory its kernels can use
-	Tears    bool     // lines that it writes may arrive in parts: see WholeLines of kernels/cuda
+	Tears    bool     // lines that it writes may arrive in parts: see cuda.WholeLines
 }
 
 // wiresOf asks a device for its connections.

@@ -15,7 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
+	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/ops"
 )

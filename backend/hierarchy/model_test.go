@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 var (

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch's permutes, beside those of package kernels/cuda.
+"""PyTorch's permutes, beside those of package internal/kernels/cuda.
 
     python3 permute_torch.py > permutes.txt
 
 Copies permuted tensors to contiguous ones, as BenchmarkGPUBandwidth of package
-backend/cuda permutes them: calls back to back, which take turns in operands of 256 MiB
+internal/cuda permutes them: calls back to back, which take turns in operands of 256 MiB
 together. GB/s count bytes read and written; of-copy is the share of a copy's.
 """
 

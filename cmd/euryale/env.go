@@ -6,8 +6,8 @@ import (
 	"io"
 	"os"
 
-	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/gpu/sdk"
+	"github.com/euryale-ml/euryale/internal/cuda"
 )
 
 // envCmd prepares a machine for builds with tag gpu.

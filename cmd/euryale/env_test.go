@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/cuda"
 )
 
 func TestEnvPreparesABuild(t *testing.T) {

@@ -9,10 +9,10 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/env"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/gpu/nvml"
+	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // openGPUs opens all GPUs that this process can see.

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/gpu/nvml"
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/cuda"
+	"github.com/euryale-ml/euryale/internal/gpu/nvml"
 )
 
 // countGPUs skips the test without a GPU, or fails it where REQUIRE_GPU=1.

@@ -7,7 +7,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 

@@ -2,7 +2,7 @@
 
 package session
 
-import "github.com/euryale-ml/euryale/backend/cuda"
+import "github.com/euryale-ml/euryale/internal/cuda"
 
 // What Init asks devices for, GPUs can tell.
 var _ interface {

@@ -17,7 +17,7 @@
 //	err = loop.Run([]backend.Buffer{dxs, dbs}, []backend.Buffer{xs, bs, dys}, backend.Buffer{})
 //
 // [Host] runs a program on host memory. [PTX] writes a CUDA kernel for it, which a queue of
-// backend/cuda loads and launches: a [Queue] makes any program a [Loop] in its order, and a
+// internal/cuda loads and launches: a [Queue] makes any program a [Loop] in its order, and a
 // [Joiner] several at once.
 //
 // # Meaning

@@ -2,7 +2,7 @@
 // into generated kernels. The errors that the tests hold them to are below 4 units of
 // the last place.
 
-#include "../cuda/functions.cuh"
+#include "../../internal/kernels/cuda/functions.cuh"
 
 DEVICE f64 magnitude(f64 x) { return bits_as<f64>(bits_as<u64>(x) & 0x7fffffffffffffff); }
 DEVICE f32 magnitude(f32 x) { return bits_as<f32>(bits_as<u32>(x) & 0x7fffffff); }

@@ -190,7 +190,8 @@ func TestFunctionsAreAccurate(t *testing.T) {
 		}
 		t.Run(o.String(), func(t *testing.T) {
 			testAccuracy(t, o, backend.F32)
-			if o != fuse.Pow { // Go's own is off by more: the tests of kernels/cuda measure ours
+			// Go's own Pow is off by more: the tests of internal/kernels/cuda measure ours.
+			if o != fuse.Pow {
 				testAccuracy(t, o, backend.F64)
 			}
 		})

@@ -1,4 +1,4 @@
-// A libnccl.so.2 for the driver of kernels/cuda/emulator: ranks are threads of one
+// A libnccl.so.2 for the driver of internal/kernels/cuda/emulator: ranks are threads of one
 // process or of several, also on several machines, whose devices are the host. What it starts runs
 // on the streams of that driver and waits there for the other ranks, as NCCL's kernels do; sums are
 // in rank order. With it everything down to NCCL's calls is tested without a GPU.

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // Properties are what a GPU says of itself. Devices are named by their PCI bus ids.

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 // Host is what devices share that reach each other's memory: addresses, and what stands

@@ -51,13 +51,13 @@ var rooms = [][]room{
 			"samples"},
 	}, {
 		{"backend/internal/hosted", []string{"backend/internal/hosted"}, 330, "leaf", ""},
-		{"backend/cuda", []string{"backend/cuda"}, 525, "leaf", ""},
+		{"internal/cuda", []string{"internal/cuda"}, 525, "leaf", ""},
 		{"vm/internal/plan", []string{"vm/internal/plan", "vm/internal/lower",
 			"vm/internal/proof"}, 660, "graph", "lower, proof"},
 		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
 	}, {
 		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},
-		{"kernels/cuda", []string{"kernels/cuda"}, 495, "kernel", ""},
+		{"internal/kernels/cuda", []string{"internal/kernels/cuda"}, 495, "kernel", ""},
 		{"vm/internal/ir", []string{"vm/internal/ir"}, 605, "graph", ""},
 		{"autograd", []string{"autograd", "autograd/solver", "autograd/internal/checkpoint"}, 738,
 			"graph", "solver, internal/checkpoint"},
@@ -90,13 +90,13 @@ var rooms = [][]room{
 var everywhere = []string{
 	"internal/elastic", "internal/env", "internal/exit", "internal/filelock", "internal/files",
 	"internal/launchers", "internal/serial", "internal/shm", "internal/spinwait", "internal/stock",
-	"internal/tuning", "internal/workers", "gpu/*",
+	"internal/tuning", "internal/workers", "gpu/*", "internal/gpu/*",
 }
 
 // aside are packages of tests and tools, which the picture leaves out.
 var aside = []string{
 	"internal/tools/*", "internal/testing/*", "internal/repolint", "backend/backendtest",
-	"vm/internal/graphs", "vm/internal/interpret", "kernels/cuda/gen", "kernels/fuse/gen",
+	"vm/internal/graphs", "vm/internal/interpret", "internal/kernels/cuda/gen", "kernels/fuse/gen",
 }
 
 // imports returns what each package of the module at root imports of the module, under whatever

@@ -39,7 +39,7 @@ const module = "github.com/euryale-ml/euryale"
 // tools are the directories of what develops and measures the module, and of its examples.
 var tools = []string{
 	"bench/", "examples/", "internal/bench/", "internal/tools/", "kernels/internal/simd/gen/",
-	"kernels/cuda/gen/", "kernels/fuse/gen/",
+	"internal/kernels/cuda/gen/", "kernels/fuse/gen/",
 }
 
 // comments are the tokens that begin a comment, by the ending of a file.

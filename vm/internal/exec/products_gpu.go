@@ -6,8 +6,8 @@ import (
 	"errors"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/cuda"
+	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 

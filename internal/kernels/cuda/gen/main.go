@@ -1,8 +1,8 @@
-// Command gen writes the texts whose machine code is embedded, as package kernels/cuda gives them
+// Command gen writes the texts whose machine code is embedded, as package cuda gives them
 // to the driver, into a folder: family.sm_90.ptx for devices of compute capability 9.0. The ending
 // names the target for which ptxas is to compile: sm_90a for texts that run on 9.0 alone.
 //
-//	go run ./kernels/cuda/gen FOLDER
+//	go run ./internal/kernels/cuda/gen FOLDER
 package main
 
 import (
@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/kernels/cuda"
 )
 
 func main() {

@@ -1,6 +1,6 @@
-// A libcublas.so.13 for the driver of kernels/cuda/emulator: what backend/cuda calls of cuBLAS, as
-// loops on the host in the order of a stream. With it everything down to cuBLAS's calls is tested
-// without a GPU.
+// A libcublas.so.13 for the driver of internal/kernels/cuda/emulator: what internal/cuda calls of
+// cuBLAS, as loops on the host in the order of a stream. With it everything down to cuBLAS's
+// calls is tested without a GPU.
 
 #include <dlfcn.h>
 

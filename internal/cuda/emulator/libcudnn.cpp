@@ -1,6 +1,6 @@
-// A libcudnn.so.9 for the driver of kernels/cuda/emulator: what backend/cuda calls of cuDNN, as
-// loops on the host in the order of a stream. With it everything down to cuDNN's calls is tested
-// without a GPU.
+// A libcudnn.so.9 for the driver of internal/kernels/cuda/emulator: what internal/cuda calls of
+// cuDNN, as loops on the host in the order of a stream. With it everything down to cuDNN's
+// calls is tested without a GPU.
 
 #include <dlfcn.h>
 

@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/kernels"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // arithmetic computes on a queue.

@@ -20,12 +20,12 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
+	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/kernels"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // Convolutions convolves images on a queue: by cuDNN where it is installed, otherwise by kernels of
-// package kernels/cuda. It is not for several goroutines at once.
+// package internal/kernels/cuda. It is not for several goroutines at once.
 //
 // cuDNN is opened for the first convolution. It is looked for on the library path, in CUDA_HOME,
 // and where pip puts NVIDIA's wheels. EURYALE_CUDNN names its file or its folder; EURYALE_CUDNN=off

@@ -14,8 +14,8 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/spinwait"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // Queue is a CUDA stream.

@@ -36,9 +36,9 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/gpu/driver"
+	"github.com/euryale-ml/euryale/internal/gpu/driver"
+	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/residence"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // oldestCUDA is the oldest driver that the kernels are compiled for, as cuDriverGetVersion

@@ -20,8 +20,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
+	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/kernels"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // workspaceBytes is the memory that cuBLAS gets for intermediate results: what NVIDIA recommends
@@ -30,7 +30,7 @@ import (
 const workspaceBytes = 32 << 20
 
 // Products multiplies matrices on a queue: by cuBLAS where it is installed, otherwise by kernels of
-// package kernels/cuda. It is not for several goroutines at once.
+// package internal/kernels/cuda. It is not for several goroutines at once.
 //
 // cuBLAS is looked for on the library path, in CUDA_HOME, and where pip puts NVIDIA's wheels.
 // EURYALE_CUBLAS names its file or its folder; EURYALE_CUBLAS=off does without.

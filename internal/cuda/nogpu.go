@@ -4,7 +4,7 @@ package cuda
 
 import (
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/gpu/driver"
+	"github.com/euryale-ml/euryale/internal/gpu/driver"
 )
 
 // Device is one GPU. There is none in a program built without tag gpu: Open says

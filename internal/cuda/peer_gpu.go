@@ -16,7 +16,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/gpu/nvml"
 )
 
 // CanReach reports whether kernels of d can reach memory of another device of this process
