@@ -10,9 +10,14 @@ import (
 	"fmt"
 	"hash"
 	"slices"
+	"strings"
 
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -35,23 +40,23 @@ func (d *DataParallel) Check() error {
 }
 
 func (d *DataParallel) check() error {
-	problem := errors.Join(d.model.find(), d.pull(true))
+	problem := errors.Join(d.model.find(), d.planned.bring(true))
 	comm := backend.Label(d.comm, backend.ForCheck)
 	all := slices.Concat(items(d.params), d.model.rest())
 	if d.solver != nil && !d.elastic { // whose newcomers set their rate later
-		all = append(all, item{"a setting of the solver, such as its rate,", d.settings})
+		all = append(all, item{"a setting of the solver, such as its rate,",
+			func() ([]byte, error) { return settings(d.solver) }})
 	}
-	err := alikeOn(comm, all, problem)
-	if err != nil {
+	if err := alikeOn(comm, all, problem); err != nil {
 		return err
 	}
-	return d.checkParts()
+	return d.parts.check(d.params, d.model.rest())
 }
 
-// settings returns the settings of the machine's solver.
-func (d *DataParallel) settings() ([]byte, error) {
-	all := []solver.Solver{d.solver}
-	if groups, ok := d.solver.(*solver.Groups); ok {
+// settings returns the settings of a machine's solver.
+func settings(by solver.Solver) ([]byte, error) {
+	all := []solver.Solver{by}
+	if groups, ok := by.(*solver.Groups); ok {
 		all = nil
 		for _, g := range groups.List() {
 			all = append(all, g.Solver)
@@ -71,7 +76,7 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 		sum := sha256.Sum256(value)
 		mine = append(mine, sum[:size]...)
 	}
-	all, err := agreeAndGather(comm, "", mine, problem)
+	all, err := group.Alike(comm, "", mine, problem)
 	if err != nil {
 		return err
 	}
@@ -101,7 +106,7 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 func (d *DataParallel) Hash() (string, error) {
 	h := sha256.New()
 	err := residence.Bound(d.comm.Device(), func() error {
-		if err := d.pull(true); err != nil {
+		if err := d.planned.bring(true); err != nil {
 			return err
 		}
 		for _, p := range d.params {
@@ -118,7 +123,7 @@ func (d *DataParallel) Hash() (string, error) {
 			}
 			h.Write(value)
 		}
-		return d.hashRest(h)
+		return d.model.hash(h)
 	})
 	if err != nil {
 		return "", wrapped("rank %d of %s: hash: %w", d.comm.Rank(),
@@ -127,17 +132,64 @@ func (d *DataParallel) Hash() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// hashRest adds the model without its parameters to a hash.
-func (d *DataParallel) hashRest(h hash.Hash) error {
-	if err := d.model.find(); err != nil {
+// hash adds the model without its learnables to a hash.
+func (v *inventory) hash(h hash.Hash) error {
+	if err := v.find(); err != nil {
 		return err
 	}
-	for _, p := range d.model.rest() {
+	for _, p := range v.rest() {
 		value, err := p.bytes()
 		if err != nil {
 			return err
 		}
 		h.Write(value)
+	}
+	return nil
+}
+
+// CheckFinite returns an error on every rank if the model has a NaN or an infinity on one of them:
+// in parameters, moving averages of batch norms, the residuals of a compression, and what a solver
+// keeps, which nil leaves out. The error names the tensor, the element and the step. Variables of
+// [WithFrozen] may be infinite, as masks are, but not NaN. It is collective. Call it before a model
+// is called good: the loss of a step may be finite while its gradient is not.
+//
+// Save, SaveAsync and [SaveWeights] refuse such a model by the same rule.
+//
+// Cost: a pass over the model, after copying what is on a device to the host, and an all-gather of
+// 32 bytes.
+//
+// Errors, on all ranks: an element that is not finite; those of Save that occur before files are
+// written.
+func (d *DataParallel) CheckFinite(solver gorgonia.Solver) error {
+	return d.collectively(backend.ForCheck, "check for NaN", func() error {
+		return d.saver.Agree("", errors.Join(d.planned.bring(!d.sharded),
+			d.checkFinite(solver, d.saver.Steps)))
+	})
+}
+
+func (d *contents) checkFinite(by gorgonia.Solver, steps uint64) error {
+	if by == nil {
+		by = &gorgonia.VanillaSolver{} // which keeps nothing
+	}
+	own, err := d.own(true)
+	if err != nil {
+		return err
+	}
+	state, err := d.modelState(by)
+	if d.sharded {
+		err = errors.Join(err, d.divides(by))
+	}
+	if err != nil {
+		return err
+	}
+	all := append(own, d.listed(state, by)...)
+	slices.SortFunc(all, func(a, b checkpoint.Tensor) int {
+		return strings.Compare(a.Name, b.Name)
+	})
+	for _, t := range all {
+		if err := t.CheckFinite(); err != nil {
+			return checkpoint.Remarks{Step: fmt.Sprint(steps)}.Diverged(err)
+		}
 	}
 	return nil
 }

@@ -1,10 +1,8 @@
 package autograd
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"gorgonia.org/gorgonia"
 
@@ -40,6 +38,118 @@ func (d *DataParallel) Save(
 	return d.collectively(backend.ForSave, "save "+dir, func() error {
 		return d.save(dir, solver, progress, opts, false)
 	})
+}
+
+// SaveAsync is [DataParallel.Save] in the background: it returns once it has copied the content of
+// the checkpoint, which a goroutine then writes. The checkpoint has the bits that Save would have
+// written. SaveAsync is collective.
+//
+// A machine of package vm on a device copies parameters and the solver's state there, and fetches
+// the copies while steps go on. The device needs memory for them, which it keeps until the
+// machine's Close. If it has too little, and in all other cases, copies are made on the host. With
+// [WithParts], unless there are shards (vm.WithShards), ranks first exchange the whole parameters
+// and solver state.
+//
+// The checkpoint gets its name as soon as its files are on the disk. If each rank writes a file, as
+// with shards, package sparse and [WithPartial], the ranks must agree first: the next SaveAsync,
+// Save, Load or Close does that, and Close is then collective. Each of these waits for the last
+// SaveAsync and returns its error; SaveAsync and Save begin their own checkpoint nevertheless.
+//
+// Errors: those of Save that occur before files are written.
+func (d *DataParallel) SaveAsync(
+	dir string, solver gorgonia.Solver, progress any, opts ...SaveOption,
+) error {
+	return d.collectively(backend.ForSave, "save "+dir, func() error {
+		return d.save(dir, solver, progress, opts, true)
+	})
+}
+
+// TrySave returns the error that a Save would return before its files are written, and locks dir as
+// Save does: so a training finds out before its first step whether it can be saved. It leaves the
+// directory, and no checkpoint. It is collective.
+func (d *DataParallel) TrySave(dir string, solver gorgonia.Solver, opts ...SaveOption) error {
+	return d.collectively(backend.ForSave, "save to "+dir, func() error {
+		return d.saver.Try(d.request(dir, solver, opts, false))
+	})
+}
+
+// ErrLocked is wrapped by the error of Save, on all ranks, if another job saves to the directory.
+var ErrLocked = checkpoint.ErrLocked
+
+// SaveOption changes what [DataParallel.Save] keeps. Rank 0's options count.
+type SaveOption func(*saveOptions)
+
+type saveOptions struct {
+	keep   int // checkpoints of this training
+	pinned bool
+}
+
+// KeepLast makes Save keep the last n checkpoints of this training, this one included. The default
+// is 2. Save returns ErrArgument for n < 1.
+func KeepLast(n int) SaveOption { return func(o *saveOptions) { o.keep = n } }
+
+// Pin makes Save keep this checkpoint, such as the best one so far, beside the last ones until this
+// training pins another.
+func Pin() SaveOption { return func(o *saveOptions) { o.pinned = true } }
+
+// request is what the ranks are told of a Save, and why this one cannot save.
+func (d *DataParallel) request(dir string, solver gorgonia.Solver, opts []SaveOption,
+	behind bool) (checkpoint.Request, error) {
+	o := saveOptions{keep: 2}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&o)
+		}
+	}
+	r := checkpoint.Request{Dir: dir, Keep: o.keep, Pinned: o.pinned, Behind: behind,
+		Each: d.ownFiles()}
+	if d.sharded || r.Each && d.parts.first() {
+		r.Own = checkpoint.RankName(d.saver.Number())
+	}
+	_, unknown := stateOf(solver)
+	return r, errors.Join(backend.Given("DataParallel.Save", "opts", opts), unknown,
+		d.trainsBy(solver), checkNames(d.model.tensors()))
+}
+
+// trainsBy returns an error for a solver that has no state of this training, because a machine
+// trains by another one.
+func (d *DataParallel) trainsBy(solver gorgonia.Solver) error {
+	if d.solver != nil && gorgonia.Solver(d.solver) != solver {
+		return fmt.Errorf("%w: a %T that is not the machine's has no state of this training: pass "+
+			"Machine.Solver", backend.ErrArgument, solver)
+	}
+	return nil
+}
+
+// save lists what is to be written, on a device or on the host, once all ranks can save.
+func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, opts []SaveOption,
+	behind bool) error {
+	last := d.saver.Finish()
+	r, problem := d.request(dir, solver, opts, behind)
+	onDevice := behind && d.copiesOf(solver)
+	if !onDevice {
+		problem = errors.Join(problem, d.planned.bring(!d.sharded))
+	}
+	err := d.saver.Save(r, errors.Join(problem, d.apart()),
+		func(of checkpoint.Stamp) (checkpoint.Content, error) {
+			return d.content(solver, progress, behind, onDevice)
+		})
+	return errors.Join(last, err)
+}
+
+// Pinned returns the path of the checkpoint in dir that was pinned last ([Pin]), by this training
+// or by the one it was loaded from, or "" if dir has none. It is collective, and waits for the last
+// SaveAsync.
+//
+// Errors, on all ranks: that of the last SaveAsync; those of the file system and the communicator.
+func (d *DataParallel) Pinned(dir string) (path string, err error) {
+	err = d.collectively(backend.ForLoad, "find what is pinned in "+dir, func() error {
+		if err = d.saver.Finish(); err == nil {
+			path, err = d.saver.Pinned(dir)
+		}
+		return err
+	})
+	return path, err
 }
 
 // Load restores what Save has written, and unmarshals its progress; a nil progress ignores it. dir
@@ -89,6 +199,44 @@ func (d *DataParallel) load(dir string, solver gorgonia.Solver, progress any,
 	})
 }
 
+// restore reads a checkpoint. It changes nothing unless all ranks can restore it.
+func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any,
+	o loadOptions) error {
+	problem := errors.Join(o.missing, d.planned.bring(!d.sharded), d.trainsBy(solver))
+	if err := d.saver.Finish(); err != nil {
+		return err
+	}
+	var l loaded
+	err := d.saver.Load(dir, func(path string) (description string, err error) {
+		if err = problem; err == nil {
+			l, err = d.read(path, solver, o.weightsOnly)
+		}
+		if err == nil {
+			err = d.validate(l, solver, progress)
+		}
+		return l.describe(), err
+	})
+	if err != nil {
+		return err
+	}
+	d.fresh.over()
+	if err = d.saver.Agree("", d.apply(l, solver, progress)); err == nil {
+		err = d.gatherParams()
+	}
+	if err != nil {
+		err = fmt.Errorf("only a part of the checkpoint is loaded, so ranks may differ: %w", err)
+		d.fail(err)
+		return err
+	}
+	if !l.weightsOnly { // which begin another training
+		d.saver.Resume(l.Stamp)
+	}
+	for _, text := range d.model.missing(l.record) {
+		d.say(text)
+	}
+	return nil
+}
+
 // collectively runs f on all ranks, between steps.
 func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func() error) error {
 	d.mu.Lock()
@@ -99,7 +247,9 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	err := residence.Bound(d.comm.Device(), func() error {
 		// This detects a rank that makes the call alone.
 		problem := errors.Join(d.betweenSteps(), d.model.find())
-		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", problem)); err != nil {
+		ranks := d.saver.Ranks
+		ranks.Data = backend.Label(d.comm, purpose)
+		if err := ranks.Agree("", problem); err != nil {
 			return err
 		}
 		return f()
@@ -109,130 +259,4 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 			what, err)
 	}
 	return nil
-}
-
-// first reports whether this rank writes what all ranks have in common.
-func (d *DataParallel) first() bool { return d.comm.Rank() == 0 && d.parts.first() }
-
-// agree is agree over all ranks, those with other parts of the parameters included.
-func (d *DataParallel) agree(description string, err error) error {
-	return d.parts.agree(agree(d.comm, description, err))
-}
-
-// restore reads a checkpoint. It changes nothing unless all ranks can restore it.
-func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any,
-	o loadOptions) error {
-	o.missing = errors.Join(o.missing, d.pull(!d.sharded))
-	err := d.finish()
-	if err != nil {
-		return err
-	}
-	l, err := d.find(dir, solver, progress, o)
-	if err != nil {
-		return err
-	}
-	if err = d.agree("", d.apply(l, solver, progress)); err == nil {
-		err = d.gatherParams()
-	}
-	if err != nil {
-		return d.end(fmt.Errorf("only a part of the checkpoint is loaded, so ranks may differ: %w",
-			err))
-	}
-	if !l.weightsOnly { // which begin another training
-		d.saves.steps, d.saves.known = l.Step, nil
-		d.saves.learn(l.Stamp)
-	}
-	d.sayMissing(l.record)
-	return nil
-}
-
-// find reads the newest checkpoint of a directory that is whole for all ranks.
-func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any,
-	o loadOptions) (l loaded, err error) {
-	c := choice{dir: dir, tried: map[string]bool{}}
-	for {
-		path, err := c.next(d)
-		if err != nil {
-			return l, err
-		}
-		l, err = d.read(path, solver, o)
-		if err == nil {
-			err = d.validate(l, solver, progress)
-		}
-		damaged := errors.As(err, new(*checkpoint.Damaged))
-		if err = d.agree(l.describe(), err); err == nil {
-			if c.passed != nil {
-				d.say(fmt.Sprintf("%s is loaded, since every newer checkpoint is damaged, "+
-					"incomplete or not finite: %v", path, c.passed))
-			}
-			return l, nil
-		}
-		other, unheard := d.anywhere(damaged)
-		if unheard != nil || !other {
-			return l, errors.Join(err, unheard)
-		}
-		c.pass(err)
-	}
-}
-
-// readRecord reads the record of a checkpoint.
-func readRecord(dir string) (r record, err error) {
-	text, stamp, err := checkpoint.ReadRecord(dir)
-	if err != nil {
-		return r, err
-	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		return r, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
-	}
-	r.Stamp = stamp
-	return r, nil
-}
-
-// read reads what this rank needs of a checkpoint of such a program.
-func (d *DataParallel) read(dir string, solver gorgonia.Solver,
-	o loadOptions) (l loaded, err error) {
-	if err := errors.Join(o.missing, d.trainsBy(solver)); err != nil {
-		return l, err
-	}
-	if l.record, err = readRecord(dir); err != nil {
-		return l, err
-	}
-	stamp, ranks := l.Stamp, l.Ranks
-	if l.weightsOnly = o.weightsOnly; l.weightsOnly {
-		l.record = l.record.ofWeights(d.record(solver))
-	}
-	if c, ok := backend.As[resumer](d.gradComm); ok && c.Resumes(l.CompressedBy) {
-		l.CompressedBy = d.compressor()
-	}
-	if err = l.record.fits(d.record(solver)); err != nil {
-		return l, err
-	}
-	if l.Turn < 0 || l.Turn >= len(d.buckets) {
-		return l, fmt.Errorf("%w: the checkpoint is of turn %d, this program has %d buckets: "+
-			"load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
-	}
-	if d.ranksDiffer() && !l.weightsOnly {
-		if l.own, err = checkpoint.ReadPart(dir, stamp, checkpoint.RankName(d.comm.Rank()),
-			d.model.constant); err != nil {
-			return l, err
-		}
-	}
-	if l.tables, err = d.readTables(dir, stamp, ranks); err != nil {
-		return l, err
-	}
-	want, keyOf := d.wanted(l, solver)
-	all := l.own
-	if !d.partial || l.weightsOnly {
-		if err = d.divides(solver); err != nil {
-			return l, err
-		}
-		if all, err = checkpoint.Read(dir, stamp, l.Shards, want); err != nil {
-			return l, err
-		}
-	}
-	l.model = map[string]stored{}
-	for name, t := range all {
-		l.model[keyOf(name)] = t
-	}
-	return l, nil
 }

@@ -233,8 +233,8 @@ func TestASpoiledStepIsLeftOut(t *testing.T) {
 						if err := errors.Join(l.steps(2, 6), l.d.Check()); err != nil {
 							return err
 						}
-						if l.d.saves.steps != 6 {
-							return fmt.Errorf("%d steps are counted", l.d.saves.steps)
+						if l.d.saver.Steps != 6 {
+							return fmt.Errorf("%d steps are counted", l.d.saver.Steps)
 						}
 						if !spoiled {
 							want[l.comm.Rank()] = l.values()
@@ -432,7 +432,7 @@ func stateIn(d *DataParallel, solver gorgonia.Solver) (map[string][]byte, error)
 		}
 		add(model, state)
 	}
-	all := map[string][]byte{"turn": []byte(fmt.Sprint(d.turn))}
+	all := map[string][]byte{"turn": []byte(fmt.Sprint(d.partial.next()))}
 	for name, t := range model {
 		all[name] = bytes.Clone(t.Data.Bytes())
 	}

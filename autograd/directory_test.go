@@ -90,7 +90,7 @@ func sameStored(a, b stored) bool {
 // saved trains a lesson for a step and saves it, so many times.
 func (l *lesson) saved(dir string, times int, opts ...SaveOption) error {
 	for range times {
-		at := int(l.d.saves.steps)
+		at := int(l.d.saver.Steps)
 		if err := errors.Join(l.step(at), l.d.Save(dir, l.solver, at+1, opts...)); err != nil {
 			return err
 		}
@@ -102,12 +102,12 @@ func (l *lesson) saved(dir string, times int, opts ...SaveOption) error {
 func (l *lesson) loads(dir string, step int) error {
 	at := 0
 	if err := l.d.Load(dir, l.solver, &at); err != nil || at != step ||
-		int(l.d.saves.steps) != step {
+		int(l.d.saver.Steps) != step {
 		return fmt.Errorf(
 			"%s: loaded step %d (%d), want %d: %w",
 			dir,
 			at,
-			l.d.saves.steps,
+			l.d.saver.Steps,
 			step,
 			err,
 		)
@@ -157,7 +157,7 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 	t.Chdir(path("project.new"))
 	teach(t, 2, heavyBall, func(l *lesson) error {
 		for _, dir := range []string{path("project"), path("link"), ".", path("new", "deep")} {
-			if err := errors.Join(l.saved(dir, 3), l.loads(dir, int(l.d.saves.steps))); err != nil {
+			if err := errors.Join(l.saved(dir, 3), l.loads(dir, int(l.d.saver.Steps))); err != nil {
 				return err
 			}
 		}
@@ -208,7 +208,7 @@ func TestFoundFilesOfTwoSavesAreLoaded(t *testing.T) {
 			if err := l.saved(dir, 3, KeepLast(3)); err != nil {
 				return err
 			}
-			err := l.d.agree("", nil)
+			err := l.d.saver.Agree("", nil)
 			if l.comm.Rank() == 0 {
 				text, unread := os.ReadFile(filepath.Join(step(1), name))
 				err = errors.Join(
@@ -217,7 +217,7 @@ func TestFoundFilesOfTwoSavesAreLoaded(t *testing.T) {
 					os.WriteFile(filepath.Join(step(3), name), text, 0o666),
 				)
 			}
-			if err := l.d.agree("", err); err != nil {
+			if err := l.d.saver.Agree("", err); err != nil {
 				return err
 			}
 			err = l.d.Load(step(3), l.solver, nil)

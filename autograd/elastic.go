@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -56,13 +55,13 @@ type Elastic struct {
 	left         error                // what went wrong as this rank left the one before
 	view         elastic.View
 	dp           *DataParallel
-	first, share int     // micro-batches of this rank
-	step         int     // of the job that comes next; saves.steps: of the training
-	loss         float64 // of the step before, or of that step where it is reduced
-	reduced      bool    // that step is, and not applied
-	applying     bool    // it has begun to be applied: applied twice, it would be another step
-	between      bool    // no call is under way or has failed, nor panicked
-	saves        saves   // of all generations
+	first, share int                // micro-batches of this rank
+	step         int                // of the job that comes next; history.Steps: of the training
+	loss         float64            // of the step before, or of that step where it is reduced
+	reduced      bool               // that step is, and not applied
+	applying     bool               // it has begun to be applied, which must not happen twice
+	between      bool               // no call is under way or has failed, nor panicked
+	history      checkpoint.History // of all generations
 	closed       bool
 	failed       error // final
 
@@ -119,7 +118,7 @@ func NewElastic(ctx context.Context, job Job, solver solver.Solver, n int, steps
 }
 
 // Next returns the number of the next step. Steps count from 0, or from the checkpoint of Load.
-func (e *Elastic) Next() int { return int(e.saves.steps) }
+func (e *Elastic) Next() int { return int(e.history.Steps) }
 
 // Load makes a new job resume from the newest checkpoint of [DataParallel.Save] in dir. Call it
 // before the first Step on all ranks, newcomers included. If the job has done a step, newcomers
@@ -160,7 +159,7 @@ func (e *Elastic) restore() error {
 	if e.absent = nil; errors.Is(err, fs.ErrNotExist) {
 		e.absent, err = err, nil
 	}
-	e.saves.steps = e.dp.saves.steps
+	e.history.Steps = e.dp.saver.Steps
 	return err
 }
 
@@ -294,7 +293,7 @@ func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err er
 	losses := make([]float64, e.share)
 	err = e.steps.Reduce(e.share, func(i int) (err error) {
 		if random := e.dp.model.random; random != nil {
-			random.Seek(e.saves.steps*uint64(e.micros)+uint64(e.first+i), 0)
+			random.Seek(e.history.Steps*uint64(e.micros)+uint64(e.first+i), 0)
 		}
 		losses[i], err = run(e.first + i)
 		return err
@@ -328,7 +327,7 @@ func (e *Elastic) commit() (admits bool, err error) {
 	if e.job.Job().Waits() {
 		note[0] = 1
 	}
-	notes, err := gather(backend.Label(e.comm, backend.ForMean), note)
+	notes, err := group.OverComm(backend.Label(e.comm, backend.ForMean))(note)
 	return slices.ContainsFunc(notes, func(note []byte) bool { return note[0] == 1 }), err
 }
 
@@ -339,7 +338,7 @@ func (e *Elastic) apply() error {
 		return wrapped("step %d of an elastic training: %w", e.Next(), err)
 	}
 	e.step, e.reduced, e.applying = e.step+1, false, false
-	e.saves.steps++
+	e.history.Steps++
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	return nil
 }
@@ -386,7 +385,7 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 		return err
 	}
 	if e.dp, err = e.steps.Enter(comm); e.dp != nil {
-		e.dp.saves, e.dp.elastic = e.saves, true
+		e.dp.saver.History, e.dp.elastic = e.history, true
 	}
 	if err != nil {
 		return err
@@ -410,32 +409,43 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	return nil
 }
 
-// handed is what rank 0 tells newcomers before it sends its solver's vectors.
+// handed is what rank 0 tells newcomers before it sends tensors.
 type handed struct {
 	checkpoint.Stamp
-	Vectors map[string][2]int // dtype and length
+	Tensors []like
 }
 
-// handOver gives newcomers the state of rank 0's solver, and what checkpoints say of the training;
-// Enter has given them the parameters. Vectors go one by one: all of them in one piece would take
-// two more copies, while all ranks wait.
+// like describes a tensor of a checkpoint.
+type like struct {
+	Name  string
+	DType backend.DType
+	Len   int
+}
+
+// handOver gives newcomers what a checkpoint has of rank 0's solver and says of the training; Enter
+// has given them the model. Tensors go one by one: all of them in one piece would take two more
+// copies, while all ranks wait.
 func (e *Elastic) handOver() error {
-	of := handed{checkpoint.Stamp{Step: e.saves.steps, Training: e.saves.training,
-		Best: e.saves.best}, map[string][2]int{}}
-	state, err := map[string]backend.Buffer{}, error(nil)
+	of := handed{Stamp: checkpoint.Stamp{Step: e.history.Steps, Training: e.history.Training,
+		Best: e.history.Best}}
+	all := map[string]backend.Buffer{}
 	if e.comm.Rank() == 0 {
-		if state, err = e.solver.State(); err != nil {
+		kept, err := e.solver.State()
+		if err != nil {
 			return err
 		}
-		for name, b := range state {
-			of.Vectors[name] = [2]int{int(b.DType()), b.Len()}
+		state := map[string]stored{}
+		add(state, kept)
+		for _, t := range e.dp.listed(state, e.solver) {
+			all[t.Name] = t.Data
+			of.Tensors = append(of.Tensors, like{t.Name, t.Data.DType(), t.Data.Len()})
 		}
 	}
 	text, err := json.Marshal(of)
 	if err != nil {
 		return err
 	}
-	texts, err := framed(e.comm)(text)
+	texts, err := group.FramedOver(e.comm)(text)
 	if err != nil {
 		return err
 	}
@@ -443,24 +453,29 @@ func (e *Elastic) handOver() error {
 		return wrapped("the training of rank 0: %w", err)
 	}
 	fresh := e.view.At[e.comm.Rank()].Phase == elastic.Empty
-	for _, name := range slices.Sorted(maps.Keys(of.Vectors)) {
-		memory, has := state[name]
-		if like := of.Vectors[name]; !has {
-			memory = residence.Zeros(backend.DType(like[0]), like[1])
+	for _, t := range of.Tensors {
+		memory, has := all[t.Name]
+		if !has {
+			memory = residence.Zeros(t.DType, t.Len)
 		}
 		c := backend.Collective{Kind: backend.Broadcast}
 		if err := group.RunOnHost(e.comm, c, memory, memory); err != nil {
 			return err
 		}
 		if fresh {
-			state[name] = memory
+			all[t.Name] = memory
 		}
 	}
 	if !fresh {
 		return nil
 	}
-	e.saves.steps, e.saves.training, e.saves.best = of.Step, of.Training, of.Best
-	e.dp.saves = e.saves
+	e.history = checkpoint.History{Steps: of.Step, Training: of.Training, Best: of.Best}
+	e.dp.saver.History = e.history
+	state := map[string]backend.Buffer{}
+	_, keyOf := e.dp.wanted(loaded{record: record{Format: format}}, e.solver)
+	for name, memory := range all {
+		state[keyOf(name)] = memory
+	}
 	return e.solver.SetState(state)
 }
 
@@ -468,9 +483,9 @@ func (e *Elastic) handOver() error {
 func (e *Elastic) leave() error {
 	if e.dp != nil {
 		e.dp.Close() // which ends a SaveAsync
-		steps := e.saves.steps
-		e.saves = e.dp.saves
-		e.saves.steps, e.saves.locks = steps, nil
+		steps := e.history.Steps
+		e.history = e.dp.saver.History
+		e.history.Steps = steps
 	}
 	return e.job.Release(e.comm)
 }

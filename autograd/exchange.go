@@ -3,8 +3,12 @@ package autograd
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -41,7 +45,7 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 		return d.named(fmt.Errorf("%w: %s", backend.ErrUnsupported, why))
 	}
 	switch device := d.comm.Device(); {
-	case d.partial:
+	case d.partial != nil:
 		return nil, refuse("with WithPartial ranks exchange no gradients: call Average after " +
 			"each run")
 	case d.tape.unused:
@@ -62,7 +66,8 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 			at += p.size
 		}
 	}
-	d.planned, d.initial = x, false
+	d.planned = x
+	d.fresh.over()
 	return x, nil
 }
 
@@ -86,19 +91,71 @@ func (x *Buckets) Copies(by *solver.Fusion, start copying) { x.by, x.copy = by, 
 // Copied waits until a SaveAsync has fetched its copies: the machine may free its memory.
 func (x *Buckets) Copied() {
 	x.d.mu.Lock()
-	s := x.d.pending
+	fetched := x.d.saver.Fetched()
 	x.d.mu.Unlock()
-	if s != nil {
-		<-s.fetched
+	if fetched != nil {
+		<-fetched
 	}
 }
 
-// pull brings the parameters to where their values are.
-func (d *DataParallel) pull(whole bool) error {
-	if d.planned == nil || d.planned.pull == nil {
+// bring brings the parameters to where their values are. There may be no machine.
+func (x *Buckets) bring(whole bool) error {
+	if x == nil || x.pull == nil {
 		return nil
 	}
-	return d.planned.pull(whole)
+	return x.pull(whole)
+}
+
+// copiesOf reports whether a machine has copies of all that is to be saved, on its device.
+func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
+	return d.planned != nil && d.planned.copy != nil && (d.parts == nil || d.sharded) &&
+		d.planned.by.Has(solver)
+}
+
+// copies starts copies of parameters and the solver's vectors where the machine has them, only of
+// shards if this rank writes shards, and lists them. fetch brings them to the host.
+func (x *Buckets) copies(by gorgonia.Solver, first bool) (list []checkpoint.Tensor,
+	fetch func([]checkpoint.Tensor) error, err error) {
+	state := map[string]stored{}
+	if first {
+		if err := x.d.model.store(state); err != nil {
+			return nil, nil, err
+		}
+	}
+	for key, t := range state {
+		state[key] = stored{Shape: t.Shape, Data: residence.Clone(t.Data)}
+	}
+	counts, moving := x.by.State() // memory of which the device has newer elements
+	for _, p := range x.d.params {
+		memory, err := p.value()
+		if err != nil {
+			return nil, nil, err
+		}
+		moving[p.key()] = memory
+		state[p.key()] = stored{Shape: p.dims(), Data: memory}
+	}
+	add(state, counts)
+	for key, memory := range moving {
+		if _, param := state[key]; !param {
+			add(state, map[string]backend.Buffer{key: memory})
+		}
+	}
+	list = x.d.listed(state, by)
+	var at []int
+	var memory []backend.Buffer
+	for i, key := range slices.Sorted(maps.Keys(state)) {
+		if _, moves := moving[key]; moves {
+			at, memory = append(at, i), append(memory, list[i].Data)
+		}
+	}
+	started, err := x.copy(memory)
+	return list, func(list []checkpoint.Tensor) error {
+		all, err := started()
+		for k, memory := range all {
+			list[at[k]].Data = memory
+		}
+		return err
+	}, err
 }
 
 // Params returns the parameters of each bucket, by their numbers in New, in the order in which
@@ -277,7 +334,7 @@ func (x *Buckets) Averaged(is bool) {
 func (x *Buckets) Applied() {
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()
-	x.d.saves.steps++
+	x.d.saver.Steps++
 }
 
 // Scale returns the factor by which to multiply the combined gradients. It is 1, except with
@@ -300,7 +357,7 @@ func (x *Buckets) Weight() float64 {
 // Gather returns the notes of all ranks, in their order. It is collective.
 func (x *Buckets) Gather(note []byte) (notes [][]byte, err error) {
 	err = residence.Bound(x.d.comm.Device(), func() error {
-		notes, err = framed(backend.Label(x.d.comm, backend.ForMachine))(note)
+		notes, err = group.FramedOver(backend.Label(x.d.comm, backend.ForMachine))(note)
 		return err
 	})
 	return notes, err
@@ -322,3 +379,10 @@ func (x *Buckets) Fail(err error) error {
 	}
 	return x.d.fail(err)
 }
+
+// Comm returns the communicator that gradients travel through, for use with [backend.As]:
+//
+//	if c, ok := backend.As[*sparse.Communicator](dp.Comm()); ok {
+//		fmt.Println(c.Counters().Bytes)
+//	}
+func (d *DataParallel) Comm() backend.Communicator { return d.gradComm }

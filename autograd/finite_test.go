@@ -82,7 +82,7 @@ func TestNothingIsSavedThatIsNotFinite(t *testing.T) {
 					func() error { return l.d.Save(dir, l.solver, nil) },
 					func() error { return l.d.CheckFinite(l.solver) },
 					func() error {
-						return errors.Join(l.d.SaveAsync(dir, l.solver, nil), l.d.finish())
+						return errors.Join(l.d.SaveAsync(dir, l.solver, nil), l.d.saver.Finish())
 					},
 				} {
 					if err := f(); err == nil || !strings.Contains(err.Error(), c.want) ||

@@ -169,7 +169,7 @@ func TestFoundTrainingWithoutSyncIsAnError(t *testing.T) {
 func TestAForgottenSyncIsReportedOnce(t *testing.T) {
 	for _, begin := range []float32{0, 1} {
 		for _, forgets := range []bool{false, true} {
-			var said notices
+			var said heard
 			all(t, 2, func(r rank) error {
 				vm, params, err := square(r)
 				if err != nil {
@@ -213,7 +213,7 @@ func TestAForgottenSyncIsReportedOnce(t *testing.T) {
 // A variable with a gradient that New was not given is reported by name, once, by one rank.
 func TestAForgottenParameterIsReported(t *testing.T) {
 	for _, forgotten := range []bool{false, true} {
-		var said notices
+		var said heard
 		all(t, 2, func(r rank) error {
 			r.build.Lock()
 			m := newMLP(2, 1)
@@ -253,13 +253,13 @@ func TestAForgottenParameterIsReported(t *testing.T) {
 	}
 }
 
-// notices are what all ranks have said.
-type notices struct {
+// heard are what all ranks have said.
+type heard struct {
 	mu  sync.Mutex
 	all []string
 }
 
-func (n *notices) say(text string) {
+func (n *heard) say(text string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.all = append(n.all, text)

@@ -143,6 +143,11 @@ func (v *inventory) declares(n *gorgonia.Node) bool {
 		slices.ContainsFunc(v.frozen, func(p piece) bool { return p.node == n })
 }
 
+// constant reports whether nothing trains a tensor of a file.
+func (v *inventory) constant(name string) bool {
+	return slices.ContainsFunc(v.frozen, func(p piece) bool { return p.file == name })
+}
+
 // hostMemory returns the memory of a value, which must be in row order.
 func hostMemory(v gorgonia.Value) (backend.Buffer, error) {
 	d, ok := residence.DType(v.Dtype())
@@ -272,8 +277,8 @@ func (v *inventory) String() string {
 	return s.String()
 }
 
-// contents returns the elements of pieces, one after the other.
-func contents(pieces []piece) ([]byte, error) {
+// bytesOf returns the elements of pieces, one after the other.
+func bytesOf(pieces []piece) ([]byte, error) {
 	var all []byte
 	for _, p := range pieces {
 		memory, err := p.memory()
@@ -318,7 +323,7 @@ func (v *inventory) share(comm backend.Communicator) error {
 	if r, ok := v.random.(interface{ Place(first int) }); ok && v.samples > 0 {
 		r.Place(comm.Rank() * v.samples)
 	}
-	note, err := contents(v.pieces())
+	note, err := bytesOf(v.pieces())
 	if err != nil {
 		return err
 	}
@@ -348,11 +353,11 @@ func (v *inventory) merge(comm backend.Communicator) error {
 	if len(v.averages) == 0 || comm.Size() == 1 {
 		return nil
 	}
-	note, err := contents(v.averages)
+	note, err := bytesOf(v.averages)
 	if err != nil {
 		return err
 	}
-	notes, err := gather(comm, note)
+	notes, err := group.OverComm(comm)(note)
 	if err != nil {
 		return fmt.Errorf("moving averages of batch norms: %w", err)
 	}
@@ -392,42 +397,6 @@ func meanOf[T float32 | float64](to backend.Buffer, notes [][]byte, from, end in
 	}
 }
 
-// mergeAverages makes the moving averages the same on all ranks, unless the ranks have models of
-// their own.
-func (d *DataParallel) mergeAverages(purpose backend.Purpose) error {
-	if d.partial {
-		return nil
-	}
-	return d.model.merge(backend.Label(d.comm, purpose))
-}
-
-// settle makes the model the same on all ranks before it is saved, and reports what a checkpoint
-// does not keep.
-func (d *DataParallel) settle() error {
-	if err := d.mergeAverages(backend.ForSave); err != nil {
-		return err
-	}
-	if d.parts != nil {
-		comm := backend.Label(d.parts.comm, backend.ForSave)
-		if err := alikeOn(comm, d.model.rest(), nil); err != nil {
-			return fmt.Errorf("WithParts: ranks with other parts must have the same of it: %w", err)
-		}
-	}
-	for _, op := range d.model.unkept {
-		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s, so training "+
-			"that loads it draws others: those of one nn.Random, in nn.Dropout, are kept", op))
-	}
-	return nil
-}
-
-// say reports something once, for all ranks.
-func (d *DataParallel) say(text string) {
-	if d.first() && d.notice != nil && !d.said[text] {
-		d.said[text] = true
-		d.notice(text)
-	}
-}
-
 // store adds the pieces to what a checkpoint has.
 func (v *inventory) store(tensors map[string]stored) error {
 	for _, p := range v.pieces() {
@@ -451,19 +420,21 @@ func (v *inventory) piecesOf(r record) (all []piece) {
 	return all
 }
 
-// sayMissing reports what stays as it is because the checkpoint does not have it.
-func (d *DataParallel) sayMissing(r record) {
+// missing says what stays as it is because a checkpoint does not have it.
+func (v *inventory) missing(r record) (texts []string) {
 	why := "the checkpoint has no %s (an older version wrote it, or a program without " +
 		"them): this program keeps its own"
-	if n := len(d.model.averages); n > 0 && r.Averages == 0 {
-		d.say(fmt.Sprintf(why+", so train before you evaluate", "moving averages of batch norms"))
+	if len(v.averages) > 0 && r.Averages == 0 {
+		texts = append(texts, fmt.Sprintf(why+", so train before you evaluate",
+			"moving averages of batch norms"))
 	}
-	if n := len(d.model.frozen); n > 0 && r.Frozen == 0 {
-		d.say(fmt.Sprintf(why, "frozen parameters"))
+	if len(v.frozen) > 0 && r.Frozen == 0 {
+		texts = append(texts, fmt.Sprintf(why, "frozen parameters"))
 	}
-	if d.model.random != nil && r.Random == nil {
-		d.say(fmt.Sprintf(why, "step of random numbers"))
+	if v.random != nil && r.Random == nil {
+		texts = append(texts, fmt.Sprintf(why, "step of random numbers"))
 	}
+	return texts
 }
 
 // fits returns an error if a checkpoint has other pieces.

@@ -144,7 +144,7 @@ func numberedAverage(name string) (suffix string) {
 
 // tensors returns the names of all tensors of the model, and of the vectors that a solver keeps for
 // parameters. Everything else is the solver's.
-func (d *DataParallel) tensors(by gorgonia.Solver) []namedTensor {
+func (d *contents) tensors(by gorgonia.Solver) []namedTensor {
 	all := d.model.tensors()
 	for i, p := range d.params {
 		keys, _ := solver.VectorNames(by, i)
@@ -159,7 +159,7 @@ func (d *DataParallel) tensors(by gorgonia.Solver) []namedTensor {
 
 // listed returns tensors of the model and the solver, given by key, as a checkpoint keeps them: in
 // the order of their keys, and where ranks divide them, what this rank has.
-func (d *DataParallel) listed(state map[string]stored, by gorgonia.Solver) (
+func (d *contents) listed(state map[string]stored, by gorgonia.Solver) (
 	list []checkpoint.Tensor) {
 	named := map[string]namedTensor{}
 	for _, n := range d.tensors(by) {
@@ -175,7 +175,7 @@ func (d *DataParallel) listed(state map[string]stored, by gorgonia.Solver) (
 		c := checkpoint.Whole(cmp.Or(n.file, checkpoint.SolverPrefix+key), t.Shape, t.Data,
 			checkpoint.Common)
 		c.Constant = n.constant
-		if d.partial {
+		if d.partial != nil {
 			c.Merge = checkpoint.Each
 		}
 		if n.of != nil && d.sharded {
@@ -192,7 +192,7 @@ func (d *DataParallel) listed(state map[string]stored, by gorgonia.Solver) (
 
 // stepsSome reports whether a solver has been given only some of the parameters, which is allowed:
 // then its keys count only these.
-func (d *DataParallel) stepsSome(state map[string]stored, by gorgonia.Solver) bool {
+func (d *contents) stepsSome(state map[string]stored, by gorgonia.Solver) bool {
 	if _, groups := by.(*solver.Groups); groups {
 		return false // of all
 	}
@@ -206,7 +206,7 @@ func (d *DataParallel) stepsSome(state map[string]stored, by gorgonia.Solver) bo
 
 // wanted returns what this rank wants of a checkpoint, and the function that gives tensors there
 // their keys in this program.
-func (d *DataParallel) wanted(l loaded, by gorgonia.Solver) (checkpoint.Wanted,
+func (d *contents) wanted(l loaded, by gorgonia.Solver) (checkpoint.Wanted,
 	func(name string) string) {
 	keys := map[string]string{}
 	keyOf := func(name string) string {

@@ -9,6 +9,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
@@ -18,34 +19,23 @@ import (
 // it combines their gradients. It is for one goroutine and the Gorgonia machines that this
 // goroutine runs.
 type DataParallel struct {
-	reducer
-	partial bool
-	tables  []Table
-	reduced string    // how, for checkpoints
-	model   inventory // of everything that ranks have in common
-	notice  func(text string)
-	said    map[string]bool // by notice
-	parts   *parts          // nil if parameters are whole
-	solver  solver.Solver   // of the machine that trains, nil for unknown
-	params  []*param        // as given to New
+	contents
+	notices
+	solver solver.Solver // of the machine that trains, nil for unknown
 
 	// mu guards what follows and the slots: a machine runs hooks on another goroutine, and
 	// the lisp machine still does after it has failed.
 	mu sync.Mutex
 	// micro-batches of the step in progress that a machine has run; of is 0 between steps
 	done, of int
-	initial  bool // nothing has used the parameters since New has set them, with these checksums
-	began    []uint32
-	turn     int   // the bucket whose parameters are averaged next
+	fresh    fresh
 	err      error // the first error of a step, sticky
 	closed   bool
 	tape     tape
 	planned  *Buckets // of a machine, whose plan takes the place of Sync
 	averaged bool     // learnables have averages as their values: see Averaged
-	sharded  bool     // a solver's state is of this rank's shards: see Shards
-	saves    saves
-	elastic  bool    // it exchanges for a generation of an Elastic
-	pending  *saving // what the last SaveAsync has not ended
+	saver    checkpoint.Saver
+	elastic  bool // it exchanges for a generation of an Elastic
 }
 
 // New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is
@@ -76,7 +66,7 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 		return err
 	})
 	if err != nil {
-		return nil, (&DataParallel{reducer: reducer{comm: comm}}).named(err)
+		return nil, named(comm, err)
 	}
 	return d, nil
 }
@@ -116,10 +106,13 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agreeOnParams(labelled, "", nil, err)
 		}
 	}
-	d := &DataParallel{
+	d := &DataParallel{contents: contents{
 		reducer: reducer{comm: comm, gradComm: gradComm, op: o.op, tree: tree, scale: 1},
-		partial: o.partial, tables: o.tables, reduced: o.reduction(), parts: o.parts, model: model,
-		notice: o.notice, said: map[string]bool{}, params: params}
+		model:   model, params: params, parts: o.parts, reduced: o.reduction(),
+		tables: tables{o.tables, comm.Rank(), comm.Size()}}}
+	if o.partial {
+		d.partial = &rotation{}
+	}
 	d.tape = tape{DataParallel: d, unused: o.unused, use: o.use(comm)}
 	d.tape.use.Option, d.tape.use.Runs = "Sync", 1
 	_, stateful := d.compression() // whose residuals are of whole gradients
@@ -131,7 +124,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 		d.scale = 1 / float64(tree.all)
 	}
 	description := describe(params, o, d.compressor()) + d.model.String() +
-		strings.Join(described(o.tables), "\n")
+		strings.Join(d.tables.described(), "\n")
 	if err = agreeOnParams(labelled, description, params, nil); err == nil {
 		err = d.prepareBuckets()
 	}
@@ -139,7 +132,13 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	if err != nil {
 		return nil, errors.Join(err, d.free())
 	}
-	d.parts = d.parts.whole()
+	d.saver = checkpoint.Saver{Ranks: checkpoint.Ranks{Data: comm}, Say: d.say}
+	if d.parts = d.parts.whole(); d.parts != nil {
+		d.saver.Parts = d.parts.comm
+	}
+	if d.saver.First() {
+		d.notices = notices{o.notice, map[string]bool{}}
+	}
 	return d, nil
 }
 
@@ -218,15 +217,7 @@ func (d *DataParallel) broadcast() error {
 			return err
 		}
 	}
-	for _, p := range d.params {
-		sum, err := p.checksum()
-		if err != nil {
-			return err
-		}
-		d.began = append(d.began, sum)
-	}
-	d.initial = true
-	return nil
+	return d.fresh.begin(d.params)
 }
 
 // Err returns the error that ended d, or nil. RunAll returns the errors of hooks wrapped in
@@ -265,17 +256,44 @@ func (d *DataParallel) Close() error {
 		if unfinished := d.betweenSteps(); unfinished != nil && d.err == nil {
 			err = errors.Join(err, d.named(fmt.Errorf("close: %w", unfinished)))
 		}
-		return errors.Join(err, d.closePending(), d.free(), d.saves.unlock())
+		return errors.Join(err, d.saver.Close(d.err), d.free())
 	})
 }
 
-// apart returns an error if the ranks have trained separately: there are gradients, parameters
-// have changed since New, and nothing was exchanged.
+// apart returns an error if the ranks have trained separately.
 func (d *DataParallel) apart() error {
-	if !d.initial || d.err != nil {
+	if d.err != nil {
 		return nil
 	}
-	for i, p := range d.params {
+	return d.fresh.apart()
+}
+
+// fresh is what New has made the same on all ranks, until they exchange anything.
+type fresh struct {
+	params []*param
+	sums   []uint32 // of the parameters, by New
+}
+
+// begin notes the parameters.
+func (f *fresh) begin(params []*param) error {
+	f.params = params
+	for _, p := range params {
+		sum, err := p.checksum()
+		if err != nil {
+			return err
+		}
+		f.sums = append(f.sums, sum)
+	}
+	return nil
+}
+
+// over notes that the ranks exchange gradients or parameters.
+func (f *fresh) over() { *f = fresh{} }
+
+// apart returns an error if there are gradients, parameters have changed since New, and nothing was
+// exchanged.
+func (f *fresh) apart() error {
+	for i, p := range f.params {
 		if p.gradient() == nil {
 			continue // no graph has run
 		}
@@ -283,7 +301,7 @@ func (d *DataParallel) apart() error {
 		if err != nil {
 			return err
 		}
-		if is != d.began[i] {
+		if is != f.sums[i] {
 			return fmt.Errorf("%w: parameter %s has changed since New, and Sync was never "+
 				"called: each rank has trained alone; give solvers the gradients that Sync returns",
 				backend.ErrMismatch, p.name)
@@ -330,12 +348,6 @@ func StepInProgress(done, of int) error {
 		"the other %d first", backend.ErrArgument, done, of, of-done)
 }
 
-// end records the error that ends d, and returns it unchanged.
-func (d *DataParallel) end(err error) error {
-	d.fail(err)
-	return err
-}
-
 // fail records the error that ends d.
 func (d *DataParallel) fail(err error) error {
 	d.err = d.named(err)
@@ -343,9 +355,24 @@ func (d *DataParallel) fail(err error) error {
 }
 
 // named adds the rank to an error that has none.
-func (d *DataParallel) named(err error) error {
+func (d *DataParallel) named(err error) error { return named(d.comm, err) }
+
+func named(comm backend.Communicator, err error) error {
 	if errors.As(err, new(*backend.Error)) {
 		return err
 	}
-	return wrapped("rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), err)
+	return wrapped("rank %d of %s: %w", comm.Rank(), comm.Name(), err)
+}
+
+// notices reports what a user should know, each text once: see [WithNotice].
+type notices struct {
+	notice func(text string) // nil on ranks that leave it to the first
+	said   map[string]bool
+}
+
+func (n *notices) say(text string) {
+	if n.notice != nil && !n.said[text] {
+		n.said[text] = true
+		n.notice(text)
+	}
 }

@@ -33,7 +33,7 @@ func (d *DataParallel) average(buckets int) error {
 	if err := d.usable(); err != nil {
 		return err
 	}
-	if !d.partial {
+	if d.partial == nil {
 		return nil
 	}
 	if err := d.betweenSteps(); err != nil {
@@ -42,16 +42,10 @@ func (d *DataParallel) average(buckets int) error {
 	if len(d.queues) == 0 {
 		return nil
 	}
-	d.initial = false
+	d.fresh.over()
 	err := residence.Bound(d.comm.Device(), func() error {
-		for range buckets {
-			b := d.buckets[d.turn]
-			c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Exact: true,
-				State: b.slot(), Origin: b.origin(backend.ForAverage)}
-			if err := d.exchange(b, c); err != nil {
-				return err
-			}
-			d.turn = (d.turn + 1) % len(d.buckets)
+		if err := d.partial.average(&d.reducer, buckets); err != nil {
+			return err
 		}
 		return d.model.merge(backend.Label(d.comm, backend.ForAverage))
 	})
@@ -61,23 +55,36 @@ func (d *DataParallel) average(buckets int) error {
 	return nil
 }
 
-// Comm returns the communicator that gradients travel through, for use with [backend.As]:
-//
-//	if c, ok := backend.As[*sparse.Communicator](dp.Comm()); ok {
-//		fmt.Println(c.Counters().Bytes)
-//	}
-func (d *DataParallel) Comm() backend.Communicator { return d.gradComm }
+// rotation averages the parameters of buckets in turn: see [WithPartial].
+type rotation struct {
+	turn int // the bucket that comes next
+}
 
-// borrowed is a communicator whose owner closes it.
-type borrowed struct{ backend.Base }
+// average averages the next buckets.
+func (r *rotation) average(d *reducer, buckets int) error {
+	for range buckets {
+		b := d.buckets[r.turn]
+		c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Exact: true,
+			State: b.slot(), Origin: b.origin(backend.ForAverage)}
+		if err := d.exchange(b, c); err != nil {
+			return err
+		}
+		r.turn = (r.turn + 1) % len(d.buckets)
+	}
+	return nil
+}
 
-var _ backend.Wrapper = borrowed{}
+// next returns the bucket that comes next, for checkpoints; 0 without a rotation.
+func (r *rotation) next() int {
+	if r == nil {
+		return 0
+	}
+	return r.turn
+}
 
-// Close does nothing.
-func (borrowed) Close() error { return nil }
-
-// StartChecked implements [backend.CheckedStarter].
-func (b borrowed) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
-	src backend.Buffer) (backend.Work, error) {
-	return b.Pass(q, what, count, dst, src)
+// goOn goes on with the bucket of a checkpoint.
+func (r *rotation) goOn(turn int) {
+	if r != nil {
+		r.turn = turn
+	}
 }

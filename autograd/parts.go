@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -85,7 +86,7 @@ func (s *parts) connect(params []*param, problem error) error {
 	if note == nil {
 		return nil
 	}
-	notes, err := gather(s.comm, note)
+	notes, err := group.OverComm(s.comm)(note)
 	if err != nil {
 		return err
 	}
@@ -139,14 +140,6 @@ func (s *parts) size() int {
 	return s.comm.Size()
 }
 
-// agree is agree over the ranks with the other parts.
-func (s *parts) agree(err error) error {
-	if s == nil {
-		return err
-	}
-	return agree(s.comm, "", err)
-}
-
 // divided reports whether a parameter is a part.
 func (s *parts) divided(param int) bool { return s != nil && s.lengths[param] != nil }
 
@@ -159,7 +152,7 @@ func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 	// Ranks send the same number of bytes.
 	note := make([]byte, checkpoint.Elements(shape)/shape[axis]*slices.Max(s.lengths[p.index])*size)
 	copy(note, mine.Bytes())
-	notes, err := gather(s.comm, note)
+	notes, err := group.OverComm(s.comm)(note)
 	if err != nil {
 		return stored{}, err
 	}
@@ -196,13 +189,14 @@ func spans(shape, part []int, axis, start, size int, f func(at, from, n int)) {
 
 // wholeState returns the whole of the state that this rank would write, by key, unless a rank has a
 // problem. It is collective.
-func (d *DataParallel) wholeState(state map[string]stored, by gorgonia.Solver, problem error) (
+func (d *contents) wholeState(state map[string]stored, by gorgonia.Solver, problem error) (
 	map[string]stored, error) {
 	s := d.parts
 	if s == nil {
 		return state, problem
 	}
-	if err := s.agree(errors.Join(problem, d.divides(by))); err != nil {
+	_, err := group.Alike(s.comm, "", nil, errors.Join(problem, d.divides(by)))
+	if err != nil {
 		return nil, err
 	}
 	of := map[string]*param{}
@@ -231,7 +225,7 @@ func (s *parts) joined(p *param, mine stored) (stored, error) {
 }
 
 // divides returns an error for a state that ranks cannot divide, where they divide it.
-func (d *DataParallel) divides(by gorgonia.Solver) (err error) {
+func (d *contents) divides(by gorgonia.Solver) (err error) {
 	if d.parts == nil && !d.sharded {
 		return nil
 	}
@@ -261,15 +255,14 @@ func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
 	return s.comm, divided
 }
 
-// checkParts returns an error if anything that must be the same on all ranks with other parts is
-// not.
-func (d *DataParallel) checkParts() error {
-	if d.parts == nil {
+// check returns an error if anything that must be the same on all ranks with other parts is not.
+func (s *parts) check(params []*param, rest []item) error {
+	if s == nil {
 		return nil
 	}
-	same := slices.DeleteFunc(slices.Clone(d.params), func(p *param) bool {
-		return d.parts.divided(p.index)
+	same := slices.DeleteFunc(slices.Clone(params), func(p *param) bool {
+		return s.divided(p.index)
 	})
-	comm := backend.Label(d.parts.comm, backend.ForCheck)
-	return alikeOn(comm, slices.Concat(items(same), d.model.rest()), nil)
+	comm := backend.Label(s.comm, backend.ForCheck)
+	return alikeOn(comm, slices.Concat(items(same), rest), nil)
 }

@@ -2,14 +2,38 @@ package autograd
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
+
+// Agree returns an error on every rank unless all ranks pass the same description, which may have
+// several lines, and none has a problem. The error names a rank and its problem, or the first line
+// that differs, as a [backend.ErrMismatch]. It is collective; a rank with a problem takes part, so
+// that no rank waits for it. Cost: an all-gather of 32 bytes if ranks agree.
+func Agree(comm backend.Communicator, description string, problem error) error {
+	if err := backend.Given("autograd.Agree", "comm", comm); err != nil {
+		return errors.Join(problem, err)
+	}
+	err := residence.Bound(comm.Device(), func() error {
+		_, err := group.Alike(comm, description, nil, problem)
+		return err
+	})
+	if err != nil && err != problem {
+		return wrapped("rank %d of %s: %w", comm.Rank(), comm.Name(), err)
+	}
+	return err
+}
 
 // Mean replaces each number by its mean over all ranks. It is collective; all ranks pass the
 // same number of arguments:
@@ -141,7 +165,7 @@ func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []floa
 	}
 	var notes [][]byte
 	err := residence.Bound(comm.Device(), func() (err error) {
-		notes, err = gather(backend.Label(comm, purpose), note)
+		notes, err = group.OverComm(backend.Label(comm, purpose))(note)
 		return err
 	})
 	for r, note := range notes {
@@ -152,3 +176,59 @@ func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []floa
 	}
 	return all, err
 }
+
+// agreeOnParams is [group.Alike], and then returns the same error on all ranks if some of them are
+// goroutines of one process and have a parameter in the same memory: they would write over each
+// other's values and gradients. Goroutines exchange addresses, processes nothing more than in
+// Alike.
+func agreeOnParams(comm backend.Communicator, description string, params []*param,
+	wrong error) error {
+	process := sha256.Sum256([]byte(rendezvous.ThisProcess()))
+	processes, err := group.Alike(comm, description, process[:8], wrong)
+	if err != nil {
+		return err
+	}
+	count := map[string]int{}
+	for _, p := range processes {
+		count[string(p)]++
+	}
+	if len(count) == len(processes) {
+		return nil
+	}
+	var note []byte
+	for _, p := range params {
+		value, err := p.value()
+		if err != nil { // examine has seen it
+			return err
+		}
+		note = binary.LittleEndian.AppendUint64(note, uint64(value.Addr()))
+	}
+	notes, err := group.OverComm(comm)(note)
+	if err != nil {
+		return err
+	}
+	owners := map[string]int{} // by process and address
+	for r, note := range notes {
+		for i := range params {
+			key := string(processes[r]) + string(note[8*i:8*i+8])
+			if owner, taken := owners[key]; taken && owner != r {
+				return fmt.Errorf("%w: ranks %d and %d, which are goroutines of one process, "+
+					"share the tensor of parameter %d, %s: build a graph and tensors for each rank",
+					backend.ErrArgument, owner, r, i, params[i].name)
+			}
+			owners[key] = r
+		}
+	}
+	return nil
+}
+
+// prefix is what errors of the package begin with.
+const prefix = "autograd: "
+
+// wrapped is fmt.Errorf for an error that may come from this package: its prefix appears only once.
+func wrapped(format string, args ...any) error { return once{fmt.Errorf(format, args...)} }
+
+type once struct{ error }
+
+func (e once) Error() string { return prefix + strings.ReplaceAll(e.error.Error(), prefix, "") }
+func (e once) Unwrap() error { return e.error }

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -110,7 +112,7 @@ func (d *reducer) gatherShards(purpose backend.Purpose, p *param, mine backend.B
 	}
 	note := make([]byte, most*size)
 	copy(note, mine.Bytes())
-	notes, err := gather(backend.Label(d.comm, purpose), note)
+	notes, err := group.OverComm(backend.Label(d.comm, purpose))(note)
 	if err != nil {
 		return backend.Buffer{}, err
 	}
@@ -138,4 +140,40 @@ func (d *reducer) free() error {
 		return errors.Join(all, d.comm.Free(d.memory))
 	}
 	return errors.Join(all, d.comm.Device().Free(d.memory))
+}
+
+// describer is a communicator that describes everything that the bits of its results depend on.
+type describer interface{ Describe() string }
+
+// resumer is a describer that can resume from the state of others, such as earlier versions.
+type resumer interface{ Resumes(description string) bool }
+
+// compressor describes how gradients are compressed.
+func (d *reducer) compressor() string {
+	if c, ok := backend.As[describer](d.gradComm); ok {
+		return c.Describe()
+	}
+	if d.gradComm != d.comm {
+		return fmt.Sprintf("%T", d.gradComm)
+	}
+	return "nothing"
+}
+
+// compression returns the state of the compression, if it has any.
+func (d *reducer) compression() (solver.Stateful, bool) {
+	return backend.As[solver.Stateful](d.gradComm)
+}
+
+// borrowed is a communicator whose owner closes it.
+type borrowed struct{ backend.Base }
+
+var _ backend.Wrapper = borrowed{}
+
+// Close does nothing.
+func (borrowed) Close() error { return nil }
+
+// StartChecked implements [backend.CheckedStarter].
+func (b borrowed) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
+	return b.Pass(q, what, count, dst, src)
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
@@ -90,8 +91,12 @@ func TestSaveAsyncNeedsNoOtherCall(t *testing.T) {
 			return err
 		}
 		if l.comm.Rank() == 0 {
-			<-l.d.pending.ended
-			if got := names(t, dir); got != ".euryale-lock step-00000002" {
+			const saved = ".euryale-lock step-00000002"
+			for end := time.Now().Add(time.Minute); names(t, dir) != saved &&
+				time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+			if got := names(t, dir); got != saved {
 				err = fmt.Errorf("the directory has %s", got)
 			}
 		}
@@ -125,14 +130,12 @@ func errorBehind(t *testing.T, opts []Option) {
 		return r.trainQuadratic(func(tr *training) error {
 			lost := func() error { // a SaveAsync whose draft is taken away before it writes
 				return tr.d.collectively(backend.ForSave, "save", func() error {
-					s, err := tr.d.start(dir, tr.solver, nil, nil, true)
-					if err != nil {
-						return err
-					}
-					err = tr.d.agree("", os.RemoveAll(checkpoint.Draft(dir, s.id)))
-					tr.d.pending = s
-					go s.run()
-					return err
+					r, problem := tr.d.request(dir, tr.solver, nil, true)
+					return tr.d.saver.Save(r, errors.Join(problem, tr.d.saver.Finish()),
+						func(of checkpoint.Stamp) (checkpoint.Content, error) {
+							c, err := tr.d.content(tr.solver, nil, true, false)
+							return c, errors.Join(err, os.RemoveAll(checkpoint.Draft(dir, of.ID)))
+						})
 				})
 			}
 			err := errors.Join(tr.steps(1), lost(), tr.steps(1))

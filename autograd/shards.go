@@ -78,12 +78,13 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 	if !lent {
 		return all, nil
 	}
+	d.tape.grads, x.slots = nil, nil
 	return all, d.lend()
 }
 
 // lend frees the memory of the buckets. It is collective: a communicator gives freed memory to its
 // device when all ranks allocate next.
-func (d *DataParallel) lend() error {
+func (d *reducer) lend() error {
 	if d.memory.Len() == 0 {
 		return nil
 	}
@@ -95,7 +96,7 @@ func (d *DataParallel) lend() error {
 			_, err = d.comm.Alloc(0)
 		}
 	}
-	d.memory, d.tape.grads, d.planned.slots = backend.Buffer{}, nil, nil
+	d.memory = backend.Buffer{}
 	for _, b := range d.buckets {
 		*b = bucket{index: b.index, params: b.params, nbytes: b.nbytes, queue: b.queue,
 			shard: b.shard, sync: b.sync}
@@ -130,7 +131,7 @@ func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, er
 }
 
 // gatherParams gives all ranks the whole parameters after each has loaded its shard.
-func (d *DataParallel) gatherParams() error {
+func (d *contents) gatherParams() error {
 	for _, p := range d.params {
 		if !d.sharded {
 			break
@@ -150,7 +151,7 @@ func (d *DataParallel) gatherParams() error {
 
 // regionOf returns which elements this rank keeps of a parameter, and of what belongs to it element
 // by element.
-func (d *DataParallel) regionOf(p *param) checkpoint.Region {
+func (d *contents) regionOf(p *param) checkpoint.Region {
 	r := checkpoint.All(p.dims())
 	if s := d.parts; s.divided(p.index) {
 		r.Axis = s.axes[p.name]

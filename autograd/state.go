@@ -2,10 +2,12 @@ package autograd
 
 import (
 	"bytes"
+	"encoding"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -17,8 +19,22 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 )
+
+// contents are what a rank has of a training besides the state of its solver, and what checkpoints
+// keep of both, as tensors with names.
+type contents struct {
+	reducer           // buckets, which ranks may divide, and a compression
+	model   inventory // of everything that ranks have in common
+	params  []*param  // as given to New
+	parts   *parts    // nil if parameters are whole
+	tables  tables
+	partial *rotation // nil if ranks exchange gradients
+	sharded bool      // a solver's state is of this rank's shards: see Shards
+	reduced string    // how
+}
 
 // record describes a checkpoint.
 type record struct {
@@ -74,13 +90,13 @@ func (s *randomState) String() string {
 
 const format = 2
 
-func (d *DataParallel) record(by gorgonia.Solver) record {
+func (d *contents) record(by gorgonia.Solver) record {
 	r := record{
 		Format: format, Ranks: d.comm.Size(), Solver: solver.Kind(by), numbered: solver.Kind(by),
-		Partial: d.partial, Turn: d.turn,
+		Partial: d.partial != nil, Turn: d.partial.next(),
 		Compression: d.gradComm != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
-		Tables: described(d.tables),
+		Tables: d.tables.described(),
 	}
 	if groups, ok := by.(*solver.Groups); ok {
 		r.numbered = groups.String()
@@ -99,38 +115,156 @@ func (d *DataParallel) record(by gorgonia.Solver) record {
 	return r
 }
 
-// describer is a communicator that describes everything that the bits of its results depend on.
-type describer interface{ Describe() string }
-
-// resumer is a describer that can resume from the state of others, such as earlier versions.
-type resumer interface{ Resumes(description string) bool }
-
-// compressor describes how gradients are compressed.
-func (d *DataParallel) compressor() string {
-	if c, ok := backend.As[describer](d.gradComm); ok {
-		return c.Describe()
+// content returns what this rank writes of a checkpoint: copies, started on the machine's device or
+// made here, if the training goes on.
+func (d *DataParallel) content(by gorgonia.Solver, progress any, behind, onDevice bool) (
+	c checkpoint.Content, err error) {
+	r := d.record(by)
+	r.Solver = inFile(r.Solver)
+	c.Seal = func(of checkpoint.Stamp) ([]byte, error) {
+		r.Stamp = of
+		return checkpoint.Seal(r)
 	}
-	if d.gradComm != d.comm {
-		return fmt.Sprintf("%T", d.gradComm)
+	if err := d.settle(); err != nil {
+		return c, err
 	}
-	return "nothing"
+	for _, op := range d.model.unkept {
+		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s, so training "+
+			"that loads it draws others: those of one nn.Random, in nn.Dropout, are kept", op))
+	}
+	first := d.saver.First()
+	if d.partial != nil || d.sharded || d.comm.Rank() == 0 { // who writes it, or has parts
+		if onDevice {
+			c.Tensors, c.Fetch, err = d.planned.copies(by, first)
+		} else {
+			c.Tensors, err = d.onHost(by, first, behind)
+		}
+		if err != nil {
+			return c, err
+		}
+	}
+	own, err := d.own(d.parts.first())
+	c.Tensors = append(c.Tensors, own...)
+	if err != nil || progress == nil || !first {
+		return c, err
+	}
+	if err = leftOut(reflect.TypeOf(progress), map[reflect.Type]bool{}); err == nil {
+		r.Progress, err = json.Marshal(progress)
+	}
+	if err != nil {
+		err = fmt.Errorf("progress: %w", err)
+	}
+	return c, err
 }
 
-// compression returns the state of the compression, if it has any.
-func (d *DataParallel) compression() (solver.Stateful, bool) {
-	return backend.As[solver.Stateful](d.gradComm)
+// onHost lists the model as the host has it, or copies if the training goes on: of what this rank
+// writes.
+func (d *contents) onHost(by gorgonia.Solver, first, behind bool) ([]checkpoint.Tensor, error) {
+	state, err := d.modelState(by)
+	if d.sharded {
+		err = errors.Join(err, d.divides(by))
+	} else {
+		state, err = d.wholeState(state, by, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	list := d.listed(state, by)
+	for i := range list {
+		t := &list[i]
+		written := first || t.Merge != checkpoint.Common
+		if behind && written && !strings.HasPrefix(t.Name, checkpoint.SolverPrefix) {
+			t.Data = residence.Clone(t.Data) // of a solver it is a copy
+		}
+	}
+	return list, nil
+}
+
+// settle makes the model the same on all ranks before it is saved.
+func (d *contents) settle() error {
+	err := d.mergeAverages(backend.ForSave)
+	if err != nil || d.parts == nil {
+		return err
+	}
+	comm := backend.Label(d.parts.comm, backend.ForSave)
+	if err := alikeOn(comm, d.model.rest(), nil); err != nil {
+		return fmt.Errorf("WithParts: ranks with other parts must have the same of it: %w", err)
+	}
+	return nil
+}
+
+// mergeAverages makes the moving averages the same on all ranks, unless the ranks have models of
+// their own.
+func (d *contents) mergeAverages(purpose backend.Purpose) error {
+	if d.partial != nil {
+		return nil
+	}
+	return d.model.merge(backend.Label(d.comm, purpose))
+}
+
+// leftOut returns an error for a field that JSON leaves out of a value because its name is not
+// exported: it would be zero after Load. Locks, functions and channels have nothing to keep.
+func leftOut(t reflect.Type, seen map[reflect.Type]bool) error {
+	if seen[t] || t.Implements(reflect.TypeFor[json.Marshaler]()) ||
+		t.Implements(reflect.TypeFor[encoding.TextMarshaler]()) ||
+		reflect.PointerTo(t).Implements(reflect.TypeFor[json.Marshaler]()) {
+		return nil
+	}
+	seen[t] = true
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return leftOut(t.Elem(), seen)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if err := leftOutField(t, t.Field(i), seen); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func leftOutField(t reflect.Type, f reflect.StructField, seen map[reflect.Type]bool) error {
+	kind := f.Type.Kind()
+	switch {
+	case f.Name == "_" || f.Tag.Get("json") == "-" || f.Type.PkgPath() == "sync" ||
+		kind == reflect.Func || kind == reflect.Chan:
+		return nil
+	case f.IsExported() || f.Anonymous:
+		return leftOut(f.Type, seen)
+	}
+	return fmt.Errorf("%w: JSON leaves out the field %s of %v, whose name begins with a small "+
+		"letter: capitalise it, or tag it `json:\"-\"` if a training resumes without it",
+		backend.ErrArgument, f.Name, t)
 }
 
 // ranksDiffer reports whether each rank has its own state, which a checkpoint keeps in a file for
 // each rank.
-func (d *DataParallel) ranksDiffer() bool {
+func (d *contents) ranksDiffer() bool {
 	_, stateful := d.compression()
-	return stateful || d.partial
+	return stateful || d.partial != nil
 }
 
 // ownFiles reports whether each rank writes one file.
-func (d *DataParallel) ownFiles() bool {
-	return d.ranksDiffer() || len(d.tables) > 0 || d.sharded
+func (d *contents) ownFiles() bool {
+	return d.ranksDiffer() || len(d.tables.all) > 0 || d.sharded
+}
+
+// own returns what this rank alone has: the state of a compression, and rows of tables.
+func (d *contents) own(tables bool) (all []checkpoint.Tensor, err error) {
+	if c, ok := d.compression(); ok {
+		state, err := c.State()
+		if err != nil {
+			return nil, err
+		}
+		for name, b := range state {
+			all = append(all, checkpoint.Whole(name, []int{b.Len()}, b, checkpoint.Own))
+		}
+	}
+	if tables {
+		all = append(all, d.tables.rows()...)
+	}
+	return all, nil
 }
 
 // add adds state to tensors.
@@ -141,7 +275,7 @@ func add(tensors map[string]stored, state map[string]backend.Buffer) {
 }
 
 // modelState returns the parameters and the state of the solver.
-func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, error) {
+func (d *contents) modelState(solver gorgonia.Solver) (map[string]stored, error) {
 	s, err := stateOf(solver)
 	if err != nil {
 		return nil, err
@@ -215,8 +349,67 @@ func (l loaded) describe() string {
 	return s.String()
 }
 
+// readRecord reads the record of a checkpoint.
+func readRecord(dir string) (r record, err error) {
+	text, stamp, err := checkpoint.ReadRecord(dir)
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
+	}
+	r.Stamp = stamp
+	return r, nil
+}
+
+// read reads what this rank needs of a checkpoint of such a program.
+func (d *contents) read(dir string, solver gorgonia.Solver, weightsOnly bool) (l loaded,
+	err error) {
+	if l.record, err = readRecord(dir); err != nil {
+		return l, err
+	}
+	stamp, ranks := l.Stamp, l.Ranks
+	if l.weightsOnly = weightsOnly; weightsOnly {
+		l.record = l.record.ofWeights(d.record(solver))
+	}
+	if c, ok := backend.As[resumer](d.gradComm); ok && c.Resumes(l.CompressedBy) {
+		l.CompressedBy = d.compressor()
+	}
+	if err = l.record.fits(d.record(solver)); err != nil {
+		return l, err
+	}
+	if l.Turn < 0 || l.Turn >= len(d.buckets) {
+		return l, fmt.Errorf("%w: the checkpoint is of turn %d, this program has %d buckets: "+
+			"load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
+	}
+	if d.ranksDiffer() && !weightsOnly {
+		if l.own, err = checkpoint.ReadPart(dir, stamp, checkpoint.RankName(d.comm.Rank()),
+			d.model.constant); err != nil {
+			return l, err
+		}
+	}
+	if l.tables, err = d.tables.read(dir, stamp, ranks); err != nil {
+		return l, err
+	}
+	want, keyOf := d.wanted(l, solver)
+	all := l.own
+	if d.partial == nil || weightsOnly {
+		if err = d.divides(solver); err != nil {
+			return l, err
+		}
+		if all, err = checkpoint.Read(dir, stamp, l.Shards, want); err != nil {
+			return l, err
+		}
+	}
+	l.model = map[string]stored{}
+	for name, t := range all {
+		l.model[keyOf(name)] = t
+	}
+	return l, nil
+}
+
 // validate returns an error if apply would fail. It changes nothing.
-func (d *DataParallel) validate(l loaded, by gorgonia.Solver, progress any) error {
+func (d *contents) validate(l loaded, by gorgonia.Solver, progress any) error {
 	var sizes []backend.Buffer
 	for _, p := range d.params {
 		t, ok := l.model[p.key()]
@@ -379,7 +572,7 @@ func (r record) terms() []string {
 }
 
 // apply restores everything that was read.
-func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) error {
+func (d *contents) apply(l loaded, solver gorgonia.Solver, progress any) error {
 	if err := d.applyState(l, solver); err != nil {
 		return err
 	}
@@ -393,15 +586,15 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 	if r := d.model.random; r != nil && l.Random != nil {
 		r.Seek(l.Random.Step, r.First())
 	}
-	if err := errors.Join(d.model.restore(l), d.fillTables(l)); err != nil {
+	if err := errors.Join(d.model.restore(l), d.tables.fill(l)); err != nil {
 		return err
 	}
-	d.turn, d.initial = l.Turn, false
+	d.partial.goOn(l.Turn)
 	return l.unmarshalProgress(progress)
 }
 
 // applyState restores what is not part of the model.
-func (d *DataParallel) applyState(l loaded, by gorgonia.Solver) error {
+func (d *contents) applyState(l loaded, by gorgonia.Solver) error {
 	if l.weightsOnly {
 		if s, ok := by.(solver.Solver); ok {
 			return s.SetState(nil)

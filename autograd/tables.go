@@ -41,9 +41,15 @@ func WithTables(tables ...Table) Option {
 	}
 }
 
+// tables are what one of the ranks that divide their rows has.
+type tables struct {
+	all         []Table
+	rank, ranks int
+}
+
 // described says what tables a program and its checkpoints have.
-func described(tables []Table) (all []string) {
-	for _, t := range tables {
+func (d tables) described() (all []string) {
+	for _, t := range d.all {
 		rows, n := t.Size()
 		all = append(all, fmt.Sprintf("%s of %d rows of %d %v", t.Name(), rows, n, t.DType()))
 	}
@@ -54,8 +60,8 @@ func described(tables []Table) (all []string) {
 func tablePrefix(t Table) string { return "table/" + t.Name() + "/" }
 
 // rows returns what this rank has of tables.
-func (d *DataParallel) rows() (all []checkpoint.Tensor) {
-	for _, t := range d.tables {
+func (d tables) rows() (all []checkpoint.Tensor) {
+	for _, t := range d.all {
 		_, n := t.Size()
 		for name, b := range t.State() {
 			shape := []int{b.Len()}
@@ -68,11 +74,11 @@ func (d *DataParallel) rows() (all []checkpoint.Tensor) {
 	return all
 }
 
-// readTables reads this rank's rows of all tables from the files of the ranks that had them, by
+// read reads this rank's rows of all tables from the files of the ranks that had them, by
 // table and name.
-func (d *DataParallel) readTables(dir string, of checkpoint.Stamp, ranks int) (
+func (d tables) read(dir string, of checkpoint.Stamp, ranks int) (
 	[]map[string]backend.Buffer, error) {
-	all := make([]map[string]backend.Buffer, len(d.tables))
+	all := make([]map[string]backend.Buffer, len(d.all))
 	for i := range all {
 		all[i] = map[string]backend.Buffer{}
 	}
@@ -83,7 +89,7 @@ func (d *DataParallel) readTables(dir string, of checkpoint.Stamp, ranks int) (
 		name := checkpoint.RankName(rank)
 		file, err := checkpoint.ReadPart(dir, of, name, nil)
 		for i := 0; i < len(all) && err == nil; i++ {
-			err = d.takeRows(all[i], d.tables[i], file, rank, ranks)
+			err = d.take(all[i], d.all[i], file, rank, ranks)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, name), err)
@@ -93,20 +99,19 @@ func (d *DataParallel) readTables(dir string, of checkpoint.Stamp, ranks int) (
 }
 
 // meets reports whether this rank has rows that the given rank of so many had.
-func (d *DataParallel) meets(rank, of int) bool {
-	for row := rank; row < rank+of*d.comm.Size(); row += of {
-		if row%d.comm.Size() == d.comm.Rank() {
+func (d tables) meets(rank, of int) bool {
+	for row := rank; row < rank+of*d.ranks; row += of {
+		if row%d.ranks == d.rank {
 			return true
 		}
 	}
 	return false
 }
 
-// takeRows takes this rank's rows of a table from the file of a rank of so many.
-func (d *DataParallel) takeRows(to map[string]backend.Buffer, t Table, file map[string]stored,
+// take takes this rank's rows of a table from the file of a rank of so many.
+func (d tables) take(to map[string]backend.Buffer, t Table, file map[string]stored,
 	rank, of int) error {
 	rows, n := t.Size()
-	P := d.comm.Size()
 	size := n * t.DType().Size()
 	has := (rows - rank + of - 1) / of
 	if _, ok := file[tablePrefix(t)]; !ok {
@@ -124,20 +129,20 @@ func (d *DataParallel) takeRows(to map[string]backend.Buffer, t Table, file map[
 			return fmt.Errorf("%w: table %s has %d numbers there, want %d rows of %d",
 				backend.ErrArgument, t.Name(), from.Data.Len(), has, n)
 		case to[name].Len() == 0:
-			to[name] = residence.Zeros(t.DType(), (rows-d.comm.Rank()+P-1)/P*n)
+			to[name] = residence.Zeros(t.DType(), (rows-d.rank+d.ranks-1)/d.ranks*n)
 		}
 		for k := range has {
-			if row := k*of + rank; row%P == d.comm.Rank() {
-				copy(to[name].Bytes()[row/P*size:][:size], from.Data.Bytes()[k*size:])
+			if row := k*of + rank; row%d.ranks == d.rank {
+				copy(to[name].Bytes()[row/d.ranks*size:][:size], from.Data.Bytes()[k*size:])
 			}
 		}
 	}
 	return nil
 }
 
-// fillTables gives tables what a checkpoint has of them: of weights alone, no solver.
-func (d *DataParallel) fillTables(l loaded) error {
-	for i, t := range d.tables {
+// fill gives tables what a checkpoint has of them: of weights alone, no solver.
+func (d tables) fill(l loaded) error {
+	for i, t := range d.all {
 		state := l.tables[i]
 		if l.weightsOnly {
 			state = map[string]backend.Buffer{"": state[""]}

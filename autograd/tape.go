@@ -74,7 +74,7 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 		return nil, d.fail(err)
 	}
 	d.tape.empty()
-	d.saves.steps++
+	d.saver.Steps++
 	return slices.Clone(d.tape.grads), nil
 }
 
@@ -245,7 +245,7 @@ func (d *tape) reached() (map[*param]gorgonia.Value, error) {
 
 // takeGradient takes the gradient of a step.
 func (d *tape) takeGradient(p *param, g gorgonia.Value) error {
-	d.initial = false
+	d.fresh.over()
 	if err := p.load(g); err != nil {
 		return fmt.Errorf("%w: %w", backend.ErrArgument, err)
 	}
@@ -263,7 +263,7 @@ func (p *param) arrived() {
 // order in which they fill, so the order is the same on all ranks.
 func (d *tape) depart() error {
 	for ; d.leaving < len(d.buckets) && d.buckets[d.leaving].missing == 0; d.leaving++ {
-		if len(d.queues) == 0 || d.partial {
+		if len(d.queues) == 0 || d.partial != nil {
 			continue
 		}
 		b := d.buckets[d.leaving]

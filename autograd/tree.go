@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -66,7 +67,7 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 	var notes [][]byte
 	if err == nil {
 		err = residence.Bound(comm.Device(), func() (err error) {
-			notes, err = framed(backend.Label(comm, backend.ForMean))(note)
+			notes, err = group.FramedOver(backend.Label(comm, backend.ForMean))(note)
 			return err
 		})
 	}
