@@ -3,13 +3,11 @@ package main
 import (
 	_ "embed"
 	"fmt"
-	"math"
 	"strings"
 
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/internal/testing/conventions"
-	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -29,21 +27,6 @@ var conventionsTail string
 func document(said []verdict) (string, error) {
 	section, err := conventionsSection()
 	return output(said) + section, err
-}
-
-// ourPowerNormRows are nn.Norm of numbers of both signs.
-func ourPowerNormRows() []row {
-	along := func(p, axis int) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) { return nn.Norm(p, axis, x) }
-	}
-	loop := func(p float64) func(array) array {
-		return func(x array) array { return powerNorm(p)(x.apply(math.Abs)) }
-	}
-	return []row{
-		of1("nn.Norm(1, 1, x), (3, 3)", []int{3, 3}, along(1, 1), loop(1)),
-		of1("nn.Norm(2, 1, x), (3, 3)", []int{3, 3}, along(2, 1), loop(2)),
-		of1("nn.Norm(3, 1, x), (3, 3)", []int{3, 3}, along(3, 1), loop(3)),
-	}
 }
 
 // conventionsSection is the section of the page.

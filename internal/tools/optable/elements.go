@@ -29,7 +29,6 @@ func sections() []section {
 		{"Normalisation and random numbers", twiceRead(normRows())},
 		{"Different operations on the same operands", alone(pairRows())},
 		{"Whole graphs", alone(graphRows())},
-		{ours, twiceRead(ourRows())},
 	}
 }
 
