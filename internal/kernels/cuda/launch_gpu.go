@@ -307,6 +307,9 @@ func (l *Loaded) find(e Entry) (*function, error) {
 		return nil, err
 	}
 	family, ok := homes[e]
+	if plain := e.plain(); !ok && plain != e {
+		return l.find(plain)
+	}
 	if !ok {
 		return nil, fmt.Errorf("there is no kernel %v", e)
 	}

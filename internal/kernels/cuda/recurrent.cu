@@ -461,8 +461,7 @@ LSTM(f32, Ordinary<1>)
 #if TENSOR_CORES
 LSTM(tf32, Tf32)
 LSTM(bf16, Bf16)
-#else
-LSTM(tf32, Ordinary<1>)
+#else // and for tf32 those of f32 are launched: see Entry.plain
 LSTM(bf16, Ordinary<2>)
 #endif
 

@@ -14,6 +14,18 @@ const (
 	lstmSize = 512
 )
 
+// tf32 is what kernels are named for whose products may round f32.
+const tf32 = "tf32"
+
+// plain returns the kernel that does without tensor cores what this one may do with them. Devices
+// before compute capability 8.0 have that one alone: the other would be its copy.
+func (e Entry) plain() Entry {
+	if e.Op == tf32 {
+		e.Op = "f32"
+	}
+	return e
+}
+
 // unwritten is what recurrent.cu takes for nothing: NaNs that no arithmetic gives.
 const unwritten = 0xffffffff
 
@@ -57,7 +69,7 @@ func (k Kernels) lstm(verb string, l kernels.LSTM, result, kept backend.Buffer,
 	}
 	numbers, exchanged := "f32", result
 	if l.TF32 {
-		numbers = "tf32"
+		numbers = tf32
 	}
 	if l.Rounded.Len() > 0 {
 		numbers, exchanged = "bf16", l.Rounded
