@@ -19,8 +19,10 @@ type caller struct {
 	last    uint64
 	calls   map[uint64]*request
 	wills   wills // of the server
+	own     wills // of this rank
 	silent  bool  // it did not answer a call that it answers at once, or was reported lost
-	follows bool  // it has asked this rank to follow it
+	follows kind  // of the frame that has asked this rank to follow it last, 0 for none
+	serves  bool  // this rank is the successor
 	moved   bool  // this rank has left the server for its successor
 	quit    bool  // this rank has left
 	over    error // why there are no more answers
@@ -33,7 +35,7 @@ type request struct {
 	id    uint64
 	reply frame
 	err   error
-	moved bool          // the successor may have the key
+	moved bool          // the successor may have the key, or has to get it, too
 	done  chan struct{} // the driver's: closed once there is a reply or an error
 }
 
@@ -44,6 +46,13 @@ type (
 	finish struct{ call *request }
 	// follow finds the successor that a frame is about. If there is one, found is called.
 	follow struct{ frame }
+	// hand gives the successor the will of this rank, or says that there is none. Once it has that,
+	// handed is called.
+	hand struct {
+		will  *will
+		value []byte
+		addr  string
+	}
 	// pass tells the successor of a failure, and calls passed, at the latest after a while.
 	pass struct {
 		failure *Failure
@@ -68,6 +77,9 @@ func (c *caller) begin(call *request, body []byte) {
 	c.last++
 	call.id = c.last
 	c.calls[call.id] = call
+	if u := (unpacker{rest: body}); call.kind == kindSet && u.string() == willKey(c.me.rank) {
+		c.own.take(u.bytes(), c.now)
+	}
 	switch {
 	case c.quit:
 		c.finish(call, ErrClosed)
@@ -79,9 +91,11 @@ func (c *caller) begin(call *request, body []byte) {
 }
 
 // finish ends a call. If the server has left, the successor has the keys of the failure detector.
+// If this rank is that, those that have come need its will as much as those that have not.
 func (c *caller) finish(call *request, err error) {
 	call.err = err
-	call.moved = detects(call.key) && errors.Is(err, ErrClosed) && !c.quit
+	call.moved = detects(call.key) && !c.quit &&
+		(errors.Is(err, ErrClosed) || c.serves && call.kind == kindSet)
 	delete(c.calls, call.id)
 	c.do(finish{call})
 }
@@ -106,8 +120,8 @@ func (c *caller) heard(f frame) {
 		c.parting(f)
 	case f.kind == kindWill:
 		c.wills.take(f.body, c.now)
-	case (f.kind == kindServe || f.kind == kindMove) && !c.follows && !c.quit:
-		c.follows = true
+	case (f.kind == kindServe || f.kind == kindMove) && c.follows < f.kind && !c.quit:
+		c.follows = f.kind // who is too slow to serve moves, too
 		c.do(follow{f})
 	case f.kind == kindDone || f.kind == kindFailed:
 		if c.silent = false; call == nil {
@@ -149,7 +163,7 @@ func (c *caller) broke(err, closed error) {
 // pass passes a failure on to the ranks that have moved to the successor. It is the answer to a
 // call, or else ends all calls.
 func (c *caller) pass(f *Failure, call *request) {
-	if c.follows {
+	if c.follows > 0 {
 		c.do(pass{f, call, newsTime})
 		return
 	}
@@ -183,12 +197,21 @@ func (c *caller) endCalls(why error) {
 
 // found hears that the successor is found: at an address if it is this rank.
 func (c *caller) found(addr string) {
-	if addr != "" {
-		c.do(push{frame{kind: kindServing, body: packString(nil, addr)}})
-		return
+	c.do(hand{c.own.last.Load(), c.own.value(c.now), addr})
+}
+
+// handed hears that the successor has a will of this rank, and watches it from now on.
+func (c *caller) handed(h hand) {
+	switch {
+	case c.own.last.Load() != h.will: // there is another one by now
+		c.found(h.addr)
+	case h.addr != "":
+		c.serves = true
+		c.do(push{frame{kind: kindServing, body: packString(nil, h.addr)}})
+	default:
+		c.moved = true
+		c.leave(c.left())
 	}
-	c.moved = true
-	c.leave(c.left())
 }
 
 // shut ends this rank's use of the store.

@@ -65,6 +65,13 @@ func (c *client) tell(event func()) {
 			close(a.call.done)
 		case follow:
 			c.follow(a.frame)
+		case hand:
+			go func() {
+				next := c.successor(c.closed)
+				if next != nil && next.Set(c.closed, willKey(c.me.rank), a.value) == nil {
+					c.tell(func() { c.handed(a) })
+				}
+			}()
 		case pass:
 			go func() {
 				c.toldNext(a.failure, a.most)
@@ -129,7 +136,7 @@ func (c *client) toldNext(f *Failure, most time.Duration) {
 	}
 }
 
-// request sends a request and waits for its reply. It returns the successor's store instead if that
+// request sends a request and waits for its reply. It returns the successor's store, too, if that
 // has the key.
 func (c *client) request(ctx context.Context, k kind, key string, body []byte) (u *unpacker,
 	next Store, err error) {
@@ -151,7 +158,7 @@ func (c *client) request(ctx context.Context, k kind, key string, body []byte) (
 		return nil, next, call.err
 	}
 	u, err = result(call.reply)
-	return u, nil, err
+	return u, next, err
 }
 
 func result(f frame) (*unpacker, error) {

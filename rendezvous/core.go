@@ -16,7 +16,7 @@ import (
 //	          stop                    nobody is left, a failure, or linger
 //	serving --------> lingering ------------------------------------------+
 //	                                                                      |
-//	          nobody else is left, a failure, or newsTime                 v
+//	          nobody else is left, a failure, or handshakeTime            v
 //	parting <-------------------------------------------- moving <----- leading
 //	   |  nobody is left, or newsTime                      it serves
 //	   v
@@ -32,7 +32,8 @@ type core struct {
 	ranks    map[int]identity // that have been admitted
 	members  map[int]*member  // of these, the connected ones, by rank
 	refused  error            // of the last connection turned away, for messages
-	expected int              // number of members to come; 0 if unknown
+	expected int              // of a successor: how many members come from the server before
+	wills    wills            // of this rank
 	held     []*held
 
 	phase  phase
@@ -99,6 +100,7 @@ type member struct {
 	told   bool  // a failure has been sent to it
 	unsent int   // wills that have not been sent to it yet
 	served bool  // it has said where it serves
+	moved  bool  // it has come from the server before, which watches it until then
 	link   *link // the driver's
 }
 
@@ -255,9 +257,10 @@ func (c *core) wrote(m *member, k kind) {
 	c.settle()
 }
 
-// bequeath sends the will of the rank that serves the members to all of them: they could not tell
-// its end from a loss. The call is answered once it was sent to all.
+// bequeath sends the will of the rank that serves the members to all of them, and to those that
+// come: they could not tell its end from a loss. The call is answered once it was sent to all.
 func (c *core) bequeath(w *wait, value []byte) {
+	c.wills.take(value, c.now)
 	for _, m := range c.connected() {
 		m.unsent++
 		c.do(send{m, frame{kind: kindWill, body: value}, true})
@@ -296,6 +299,9 @@ func (c *core) admit(id identity) (*member, error) {
 	}
 	m := &member{identity: id, waits: map[uint64]*wait{}}
 	c.ranks[id.rank], c.members[id.rank] = id, m
+	if value := c.wills.value(c.now); value != nil {
+		c.do(send{m, frame{kind: kindWill, body: value}, false})
+	}
 	if len(c.members) == c.expected {
 		c.do(seal{})
 	}
@@ -333,7 +339,7 @@ func (c *core) left(m *member, err error) {
 	}
 	delete(c.members, m.rank)
 	c.do(drop{m})
-	if err != nil && !c.register {
+	if err != nil && !c.register && (c.expected == 0 || m.moved) {
 		c.fail(m.wills.instead(m.loss(err), c.now))
 	}
 	c.settle()
@@ -402,6 +408,7 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 		sum, err := c.add(key, delta)
 		return packInt(nil, sum), err
 	case key == willKey(m.rank):
+		m.moved = true
 		m.wills.take(value, c.now)
 	default:
 		c.put(key, copied(value))
@@ -488,18 +495,18 @@ func (c *core) advance() {
 }
 
 // lead asks the lowest rank that was not asked yet to serve the failure detector for the others, if
-// there are others to watch. A rank that does not answer is skipped.
+// there are others to watch. A rank that does not answer is skipped, and moves like the others.
 func (c *core) lead() {
 	rest := c.connected()
 	if c.leader != nil {
 		rest = slices.DeleteFunc(rest, func(m *member) bool { return m.rank <= c.leader.rank })
 	}
-	if len(rest) <= 1 || c.register || c.values[downKey] != nil {
+	if len(rest) == 0 || len(c.members) == 1 || c.register || c.values[downKey] != nil {
 		c.parts()
 		return
 	}
 	c.leader = rest[0]
-	others := packInt(nil, int64(len(rest)-1))
+	others := packInt(nil, int64(len(c.members)-1))
 	c.do(send{c.leader, frame{kind: kindServe, body: others}, false})
 	c.enter(leading, newsTime)
 }
@@ -514,11 +521,11 @@ func (c *core) serves(m *member, addr string) error {
 		return nil // too late
 	}
 	for _, other := range c.connected() {
-		if other.rank > m.rank {
+		if other != m {
 			c.do(send{other, frame{kind: kindMove, body: packString(nil, addr)}, false})
 		}
 	}
-	c.enter(moving, newsTime)
+	c.enter(moving, handshakeTime) // to connect: until they have, nobody else watches them
 	c.advance()
 	return nil
 }

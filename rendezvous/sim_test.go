@@ -58,6 +58,7 @@ type simServer struct {
 	local  map[*wait]func(value []byte)
 	stops  time.Duration // when it began to end
 	failed time.Duration // when it knew of a failure
+	moves  time.Duration // when it asked others to move to its successor
 	asked  int           // ranks to serve next
 	gone   bool
 }
@@ -76,6 +77,7 @@ type simClient struct {
 // simStore is a Store whose calls call back. What they return gives them up.
 type simStore interface {
 	get(s *simulation, key string, then func(value []byte, err error)) (giveUp func())
+	set(s *simulation, key string, value []byte, then func(err error))
 	swap(s *simulation, key, value string, then func(there string, won bool, err error)) func()
 	all(s *simulation, k kind, g gathering, then func(body []byte, err error)) func()
 	close(s *simulation)
@@ -155,7 +157,7 @@ func drawn(seed uint64, log *strings.Builder) *simulation {
 		s.calm = true
 		for i := range s.Links {
 			for j := range s.Links[i] {
-				s.Links[i][j].Delay = s.Between(0, 4*simSlow)
+				s.Links[i][j].Delay = s.Between(0, 8*simSlow)
 			}
 		}
 	}
@@ -243,22 +245,29 @@ func (s *simulation) connect(r *simRank, v *simServer, most time.Duration,
 		s.after(r, most, func() { then(nil, errors.New("no answer")) })
 		return
 	}
-	s.after(r, takes, func() {
+	s.after(r, takes-back.Delay, func() {
 		if v.gone || v.rank.dead || v.rank.paused {
 			then(nil, errors.New("connection refused"))
 			return
 		}
-		var m *member
+		c := &simClient{caller: newCaller(r.id, v.me), rank: r, then: map[*request]func(*request){}}
 		var err error
-		if s.told(v, func() { m, err = v.admit(r.id) }); err != nil {
+		s.told(v, func() {
+			c.conn = &simConn{server: v, client: c}
+			if c.conn.member, err = v.admit(r.id); err == nil {
+				s.conns = append(s.conns, c.conn)
+			}
+		})
+		if err != nil {
 			s.told(v, func() { v.turnAway("a host", r.id, err) })
 			then(nil, err)
 			return
 		}
-		c := &simClient{caller: newCaller(r.id, v.me), rank: r, then: map[*request]func(*request){}}
-		c.conn = &simConn{server: v, client: c, member: m}
-		s.conns = append(s.conns, c.conn)
-		then(c, nil)
+		if back.Delay == 0 {
+			then(c, nil)
+			return
+		}
+		s.after(r, back.Delay, func() { then(c, nil) })
 	})
 }
 
@@ -268,6 +277,9 @@ func (s *simulation) told(v *simServer, event func()) {
 	event()
 	if v.failed == 0 && v.values[downKey] != nil {
 		v.failed = s.Now
+	}
+	if v.moves == 0 && v.phase == moving {
+		v.moves = s.Now
 	}
 	todo := v.todo
 	v.todo = nil
@@ -313,7 +325,7 @@ func (s *simulation) send(v *simServer, a send) {
 // over ends a server.
 func (s *simulation) over(v *simServer) {
 	v.gone = true
-	most := linger + time.Duration(v.asked+2)*newsTime + simSlow
+	most := linger + time.Duration(v.asked+1)*newsTime + handshakeTime + simSlow
 	if took := s.Now - v.stops; took > most && v.rank.froze < v.stops {
 		s.fail("the server has taken %v to end", took)
 	}
@@ -328,19 +340,34 @@ func (s *simulation) over(v *simServer) {
 // watched checks that the ranks that a server has left behind are watched by another one.
 func (s *simulation) watched(v *simServer) {
 	var all, unwatched []int
+	hindered := func(r *simRank) bool { // when it had to move, or to serve
+		return r.dead || r.paused || r.froze > s.Now-2*newsTime-handshakeTime
+	}
 	for _, c := range s.conns {
-		if r := c.client.rank; c.server == v && r.ended == nil {
-			if all = append(all, r.id.rank); c.client.next == nil {
-				unwatched = append(unwatched, r.id.rank)
-			}
+		r, at := c.client.rank, c.client.next
+		if c.server != v || r.ended != nil || hindered(r) {
+			continue
 		}
-		if s.failure != nil || s.noPort || s.blamed[c.client.rank.id.rank] {
+		all = append(all, r.id.rank)
+		next, follows := at.(*simClient)
+		serves, leads := at.(*simServer)
+		switch {
+		case at == nil, leads && len(serves.ranks) == 1:
+			unwatched = append(unwatched, r.id.rank)
+		case follows && hindered(next.conn.server.rank):
 			return
 		}
 	}
-	if len(all) > 1 && unwatched != nil {
+	if s.failure == nil && !s.noPort && !s.parted() && len(all) > 1 && unwatched != nil {
 		s.fail("nobody watches ranks %d of %d", unwatched, all)
 	}
+}
+
+// parted reports whether a way between hosts has ever been cut.
+func (s *simulation) parted() bool {
+	return len(s.mute) > 0 || slices.ContainsFunc(s.Links, func(from []sim.Link) bool {
+		return slices.ContainsFunc(from, func(l sim.Link) bool { return l.Since > 0 })
+	})
 }
 
 func (s *simulation) connOf(m *member) *simConn {
@@ -379,6 +406,8 @@ func (s *simulation) tells(c *simClient, event func()) {
 			s.after(c.rank, 0, func() { then(a.call) })
 		case follow:
 			s.follow(c, a.frame)
+		case hand:
+			s.after(c.rank, 0, func() { s.hand(c, a) })
 		case pass:
 			s.pass(c, a)
 		case patience:
@@ -394,7 +423,17 @@ func (s *simulation) tells(c *simClient, event func()) {
 // follow finds the successor of a server, or makes the rank it.
 func (s *simulation) follow(c *simClient, f frame) {
 	u := unpacker{rest: f.body}
+	if c.next != nil { // this rank was to serve, and was too slow
+		c.next.close(s)
+	}
+	c.found, c.next = false, nil
 	found := func(next simStore, addr string) {
+		if f.kind < c.follows {
+			if next != nil {
+				next.close(s)
+			}
+			return
+		}
 		c.found = true
 		if c.next = next; next != nil {
 			s.tells(c, func() { c.caller.found(addr) })
@@ -403,7 +442,7 @@ func (s *simulation) follow(c *simClient, f frame) {
 			waits()
 		}
 	}
-	if f.kind == kindServe && s.Rand.IntN(8) == 0 {
+	if f.kind == kindServe && s.Tale == nil && s.Rand.IntN(8) == 0 {
 		s.noPort = true
 		s.after(c.rank, 0, func() { found(nil, "") })
 	} else if f.kind == kindServe {
@@ -425,11 +464,25 @@ func (s *simulation) follow(c *simClient, f frame) {
 
 // whenFound does something once it is known whether there is a successor.
 func (s *simulation) whenFound(c *simClient, do func()) {
-	if c.follows && !c.found {
+	if c.follows > 0 && !c.found {
 		c.waits = append(c.waits, do)
 		return
 	}
 	do()
+}
+
+// hand gives the successor a will.
+func (s *simulation) hand(c *simClient, h hand) {
+	s.whenFound(c, func() {
+		if c.next == nil || c.quit {
+			return
+		}
+		c.next.set(s, willKey(c.rank.id.rank), h.value, func(err error) {
+			if err == nil {
+				s.tells(c, func() { c.handed(h) })
+			}
+		})
+	})
 }
 
 // pass tells the successor of a failure.
@@ -482,6 +535,12 @@ func (c *simClient) get(s *simulation, key string, then func([]byte, error)) fun
 	return c.call(s, kindGet, key, packString(nil, key),
 		func(next simStore) { next.get(s, key, then) },
 		func(u unpacker, err error) { then(u.rest, err) })
+}
+
+func (c *simClient) set(s *simulation, key string, value []byte, then func(error)) {
+	c.call(s, kindSet, key, packBytes(packString(nil, key), value),
+		func(next simStore) { next.set(s, key, value, then) },
+		func(_ unpacker, err error) { then(err) })
 }
 
 func (c *simClient) swap(s *simulation, key, value string,
@@ -543,6 +602,12 @@ func (v *simServer) wait(s *simulation, w *wait, then func([]byte, error)) (give
 
 func (v *simServer) get(s *simulation, key string, then func([]byte, error)) func() {
 	return v.wait(s, &wait{get: key}, then)
+}
+
+func (v *simServer) set(s *simulation, _ string, value []byte, then func(error)) {
+	w := &wait{}
+	v.local[w] = func([]byte) { then(nil) }
+	s.told(v, func() { v.core.bequeath(w, value) })
 }
 
 func (v *simServer) swap(s *simulation, key, value string, then func(string, bool, error)) func() {
@@ -653,8 +718,7 @@ func (s *simulation) hears(r *simRank, f *Failure) {
 	for _, other := range s.ranks {
 		switch {
 		case f.Rank != other.id.rank || !strings.Contains(f.Error(), "killed"):
-		case r.host > 0 && s.blamed[r.id.rank], len(s.servers) > 1: // it did not come there
-		case other.server != nil && other.willed <= r.joined:
+		case r.host > 0 && s.blamed[r.id.rank]: // it did not come there
 		case other.willed > 0 && s.Now-other.willed < willTime-time.Second:
 			s.fail("rank %d hears of %v, against its will", r.id.rank, f)
 		}
@@ -917,7 +981,8 @@ func (s *simulation) fault() {
 	d := s.Between(0, 3*simTimeout)
 	kind := s.Rand.IntN(9)
 	if s.moving() && s.Rand.IntN(2) == 0 {
-		kind = 0
+		kind = []int{0, 1, 7, 7}[s.Rand.IntN(4)]
+		d /= 5
 	}
 	ofLinks := kind > 1 && kind < 6 || kind == 8
 	for _, other := range s.ranks {
@@ -950,9 +1015,10 @@ func (s *simulation) fault() {
 	}
 }
 
-// moving reports whether ranks move to a successor of rank 0.
+// moving reports whether ranks may move to a successor of rank 0.
 func (s *simulation) moving() bool {
-	return s.server.phase == leading || s.server.phase == moving
+	v := s.server
+	return v.phase == leading || v.phase >= moving && v.moves > 0 && s.Now < v.moves+handshakeTime
 }
 
 // mutes lets the links of a host take connections and no data.
@@ -973,22 +1039,16 @@ func (s *simulation) bequeath(r *simRank, after time.Duration) {
 	f := &Failure{Rank: 0, Cause: fmt.Errorf("will of rank %d", r.id.rank)}
 	sent := s.Now
 	then := func(err error) {
-		if err == nil {
+		if err == nil && r.ended == nil {
 			r.willed = sent
 			s.later(r, after, func() { s.kill(r) })
 		}
 	}
-	switch store := r.store.(type) {
-	case *simServer:
+	if r == s.server.rank {
 		f.Rank = s.size - 1
-		s.blamed[f.Rank] = true
-		w := &wait{}
-		store.local[w] = func([]byte) { then(nil) }
-		s.told(store, func() { store.core.bequeath(w, f.encode()) })
-	case *simClient:
-		body := packBytes(packString(nil, willKey(r.id.rank)), f.encode())
-		store.call(s, kindSet, "", body, nil, func(_ unpacker, err error) { then(err) })
 	}
+	s.blamed[f.Rank] = true
+	r.store.set(s, willKey(r.id.rank), f.will(0), then)
 }
 
 // kill ends a process. That of an elastic job is replaced.
@@ -1033,19 +1093,19 @@ func (s *simulation) noticed(r *simRank) {
 	killed := s.Now
 	for _, c := range s.conns {
 		v, way := c.server, &s.Links[r.host][c.server.rank.host]
-		moves := v.phase > serving
-		if s.register || c.client.rank != r || c.closed[0] || c.closed[1] || v.failed > 0 ||
-			v.phase == lingering || v.phase >= parting || c.member == v.leader ||
-			c.client.moved {
+		// it moves, as far as it has had time to
+		late := v.phase >= parting && v.moves > 0 && s.Now < v.moves+handshakeTime && !c.client.quit
+		if s.register || c.client.rank != r || (c.closed[0] || c.closed[1]) && !late ||
+			v.failed > 0 || v.phase == lingering || v.phase >= parting && !late ||
+			c.member == v.leader || c.client.moved {
 			continue
 		}
 		s.After(3*time.Second, func() {
-			tooSlow := moves && v.failed == 0 // to move: nobody watches it
 			if v.rank.dead || v.rank.paused || v.rank.froze > killed || s.mute[r.host] || way.Cut ||
-				way.Since > killed || tooSlow {
+				way.Since > killed {
 				return
 			}
-			if v.failed == 0 {
+			if v.failed == 0 && !late {
 				s.fail("nobody has noticed the end of rank %d", r.id.rank)
 			}
 			for _, other := range s.ranks {

@@ -8,22 +8,28 @@ import (
 
 // The failure detector outlives the rank that serves it. A server that leaves asks the
 // lowest remaining rank to take over, and tells the others its address. Each rank
-// connects to the new server before it leaves the old one, so at every moment one of
-// them would notice its death. Only the failure detector moves: all other values of the
+// connects to the new server and gives it its will before it leaves the old one, so at every moment
+// one of them would notice its death. Only the failure detector moves: all other values of the
 // store end with rank 0.
 //
 //	old server                    lowest rank       another rank
 //	     ---- kindServe: how many ------>
 //	     <--- kindServing: address ------
 //	     ---- kindMove: address ---------------------------->
-//	                              <---- handshake -----------
+//	                              <---- handshake, will -----
 //	     <--- kindBye ----------------------------------------
 //	     ---- kindBye: failure --------->
 
 // follow finds the successor of a leaving server, or becomes it. c.mu is held.
 func (c *client) follow(f frame) {
-	c.found = make(chan struct{})
+	before, found := c.found, make(chan struct{})
+	c.found = found
 	go func() {
+		if before != nil { // it was to be this rank, which was too slow
+			if <-before; c.next != nil {
+				c.next.Close()
+			}
+		}
 		var next Store
 		u, addr := unpacker{rest: f.body}, ""
 		var err error
@@ -32,31 +38,39 @@ func (c *client) follow(f frame) {
 		} else {
 			// Close does not interrupt this: a connection that ends without a goodbye looks like a
 			// lost rank to the new server.
-			next, err = dial(context.Background(), u.string(), c.token, c.me, handshakeTime,
-				c.link.timeout)
+			var there *client
+			if there, err = dial(context.Background(), u.string(), c.token, c.me, handshakeTime,
+				c.link.timeout); err == nil {
+				next = there
+			}
 		}
-		if err == nil {
-			c.next = next
-		}
-		close(c.found)
-		if err == nil {
-			c.tell(func() { c.caller.found(addr) })
-		}
+		c.tell(func() {
+			if c.next = next; next != nil {
+				c.caller.found(addr)
+			}
+		})
+		close(found)
 	}()
 }
 
 // successor waits for the store that serves the failure detector once the server has left. It
 // returns nil if there is none: this rank is no longer watched.
 func (c *client) successor(ctx context.Context) Store {
-	var found chan struct{}
-	if c.tell(func() { found = c.found }); found == nil {
-		return nil
-	}
-	select {
-	case <-found:
-		return c.next
-	case <-ctx.Done():
-		return nil
+	for {
+		var found chan struct{}
+		if c.tell(func() { found = c.found }); found == nil {
+			return nil
+		}
+		select {
+		case <-found:
+		case <-ctx.Done():
+			return nil
+		}
+		var next Store
+		last := false
+		if c.tell(func() { next, last = c.next, c.found == found }); last {
+			return next
+		}
 	}
 }
 

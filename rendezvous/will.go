@@ -36,7 +36,7 @@ func (w *World) Will(cause error, most time.Duration) error {
 	}
 	ctx, cancel := spinwait.WithPatience(context.Background(), min(most, w.NewsTime(f.Rank)))
 	defer cancel()
-	return w.inner.Set(ctx, willKey(w.Rank), f.encode())
+	return w.inner.Set(ctx, willKey(w.Rank), f.will(0))
 }
 
 // Withdraw takes back what Will has recorded: this rank has found a way on. It takes most, like
@@ -53,15 +53,32 @@ type will struct {
 	at      time.Time
 }
 
+// will is the value of a will of an age.
+func (f *Failure) will(age time.Duration) []byte {
+	return append(packInt(nil, int64(age)), f.encode()...)
+}
+
 // wills holds the last will of a live rank.
 type wills struct{ last atomic.Pointer[will] }
 
+// take takes the value of a will, or an empty one, which withdraws it.
 func (w *wills) take(value []byte, now time.Time) {
-	if len(value) == 0 {
-		w.last.Store(nil) // withdrawn
+	u := unpacker{rest: value}
+	age := time.Duration(u.int())
+	if u.bad {
+		w.last.Store(nil)
 		return
 	}
-	w.last.Store(&will{decodeFailure(value), now})
+	w.last.Store(&will{decodeFailure(u.rest), now.Add(-age)})
+}
+
+// value returns what others have to take, nil if there is no will that counts.
+func (w *wills) value(now time.Time) []byte {
+	last := w.last.Load()
+	if last == nil || now.Sub(last.at) > willTime {
+		return nil
+	}
+	return last.failure.will(now.Sub(last.at))
 }
 
 // instead returns the failure to report for the loss of the rank: its will, if it left one within

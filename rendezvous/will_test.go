@@ -99,7 +99,7 @@ func TestAWillLapses(t *testing.T) {
 	if got := w.instead(loss, now); got != loss {
 		t.Errorf("without a will: %v", got)
 	}
-	w.take(noSign().encode(), now)
+	w.take(noSign().will(0), now)
 	if got := w.instead(loss, now.Add(willTime)); got.Rank != 2 {
 		t.Errorf("with a will: %v", got)
 	}
@@ -273,7 +273,7 @@ func TestTheWillOfAServerIsReadAfterAWriteHasFailed(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
 	var said bytes.Buffer
-	will := noSign().encode()
+	will := noSign().will(0)
 	if err := (frame{kind: kindWill, body: will}).writeTo(&said); err != nil {
 		t.Fatal(err)
 	}

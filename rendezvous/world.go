@@ -288,7 +288,8 @@ func (w *World) NewsTime(lost int) time.Duration {
 
 // Close leaves the job, which is never a failure for the others. Calls in progress end with
 // ErrClosed. In a World from [Join], rank 0 serves the store: its Close first waits up to two
-// seconds for the others to close. Later calls do nothing.
+// seconds for the others to close, and then for those that are slow to go over to the rank that
+// watches them from then on. Later calls do nothing.
 func (w *World) Close() error {
 	w.once.Do(func() {
 		w.closeErr = w.inner.Close()
