@@ -49,13 +49,14 @@ full-host:
 	$(FULL) ./backend/host ./backend/backendtest/...
 
 full-gpu:
-	$(FULL) ./backend/gpu
+	$(FULL) ./internal/gpu ./internal/hierarchy
 
 full-backends:
-	$(FULL) $$($(GO) list ./backend/... | grep -vE '/backend/(host|gpu|backendtest)(/|$$)')
+	$(FULL) $$($(GO) list ./backend/... | grep -vE '/backend/(host|backendtest)(/|$$)')
 
 full-rest:
-	$(FULL) $$($(GO) list ./... | grep -vE '/euryale/(backend|(internal/)?kernels)(/|$$)')
+	$(FULL) $$($(GO) list ./... | \
+		grep -vE '/euryale/(backend|kernels|internal/(gpu|hierarchy|kernels))(/|$$)')
 
 full-race:
 	$(GO) test -race -short -vet=off -timeout 30m ./...
@@ -66,7 +67,7 @@ full-fuzz:
 full-systems:
 	@for system in $(SYSTEMS); do echo "GOOS/GOARCH $$system: go vet"; \
 		GOOS=$${system%/*} GOARCH=$${system#*/} CGO_ENABLED=0 $(GO) vet ./... || exit 1; done
-	$(GO) test -short -vet=off -tags portable ./backend/host ./backend/tcp ./backend/hierarchy
+	$(GO) test -short -vet=off -tags portable ./backend/host ./backend/tcp ./internal/hierarchy
 	$(GO) test -short -vet=off -tags netconn ./backend/tcp
 
 SYSTEMS := darwin/arm64 darwin/amd64 windows/amd64 freebsd/amd64 linux/arm64
@@ -106,8 +107,9 @@ arm64:
 # others run, too, or whom processes name, and groups of 1 and 8, and of 2 beside those of 3 or 4.
 UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|gpu
 UNRACED := $(UNRACED)|kernels|internal/bench|observe/(report|internal/late)
-UNRACED := $(UNRACED)|internal/(env|filelock|files|gpu|kernels|program|residence|safetensors|stock)
-UNRACED := $(UNRACED)|internal/(repolint|tools|tuning|testing/(conventions|proctest|testenv))
+UNRACED := $(UNRACED)|internal/(env|filelock|files|gpu/(driver|nvml)|kernels|program|residence)
+UNRACED := $(UNRACED)|internal/(safetensors|stock|repolint|tools|tuning)
+UNRACED := $(UNRACED)|internal/testing/(conventions|proctest|testenv)
 OF_UNRACED = '/euryale/($(UNRACED))(/|$$)'
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
 VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives
@@ -141,8 +143,8 @@ race:
 # those that are missing (thinned_test.go).
 THINNED := $(VALUES)|^Test.*Communicator|^TestBackToBackCallsOfOther|^TestGraphs$$
 THINNED := $(THINNED)|^TestStrangersDoNotKeep/hello_true|^TestCheckAllocatesNothing$$
-OF_THINNED := . $(addprefix ./backend/,backendtest compress/... fault gpu hierarchy host tcp) \
-	./fit ./internal/group ./internal/testing/fakedevice ./observe ./rendezvous
+OF_THINNED := . $(addprefix ./backend/,backendtest compress/... fault host tcp) ./fit \
+	$(addprefix ./internal/,gpu group hierarchy testing/fakedevice) ./observe ./rendezvous
 # What does not depend on values: groups of 3 have it under the race detector, those of 2 without,
 # and those of 8 in make test alone.
 ENDS := A(bort|Panic|rgument|greed|lloc)|B(ackToBack|arrier)|C(lose|alls)|Errors|Freed|Join|Kernels
@@ -207,7 +209,7 @@ stock-tests:
 bench:
 	$(GO) run ./cmd/euryale bench -n 2
 	$(GO) run ./cmd/euryale bench -n 4
-	$(GO) test -run '^$$' -bench . -benchmem ./kernels ./backend/host
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/kernels ./backend/host
 
 # Compare matrix products with OpenBLAS's, in turns on the same cores (BLAS='-only nn -rounds 3'),
 # and exp with Gorgonia's.

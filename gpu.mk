@@ -42,7 +42,7 @@ gpu: gpu-sdk
 	@mkdir -p bin
 	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ $(GPU_PROGRAMS)
 
-GPU_TESTED := . internal/kernels/cuda internal/cuda backend/gpu backend/hierarchy \
+GPU_TESTED := . internal/kernels/cuda internal/cuda internal/gpu internal/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm fit \
 	internal/bench models cmd/euryale
 
@@ -91,10 +91,10 @@ $(KERNELS_OBJECT): internal/kernels/cuda/emulator/kernels.cpp gpu.mk \
 bin/emulated/libcuda.so.1: internal/kernels/cuda/emulator/libcuda.cpp $(KERNELS_OBJECT)
 	$(call EMULATE_ALL,,$(KERNELS_OBJECT))
 
-bin/emulated/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
+bin/emulated/libnccl.so.2: internal/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
 	$(call EMULATE_ALL,,-ldl)
 
-bin/emulated/old/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
+bin/emulated/old/libnccl.so.2: internal/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
 	$(call EMULATE_ALL,-DOLD,-ldl)
 
 bin/emulated/libcublas.so.13: internal/cuda/emulator/libcublas.cpp $(KERNELS_OBJECT)
@@ -155,17 +155,18 @@ gpu-emulated: gpu-sdk emulator
 		-test.run '^TestGPUVariants')
 	$(WITH_SDK) $(EMULATED) $(KEPT) \
 		-run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
-		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' ./backend/gpu ./internal/gpu/nvml
-	@$(call AGAIN,backend/gpu,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run \
+		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' \
+		./internal/gpu ./internal/gpu/nvml
+	@$(call AGAIN,internal/gpu,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run \
 		'^TestKilledRankOfAnotherMachineIsNamed$$')
-	@$(call AGAIN,backend/gpu,EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(FILES_OF_PTX),-test.run \
+	@$(call AGAIN,internal/gpu,EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(FILES_OF_PTX),-test.run \
 		'^TestLibraryThatIsOld|^TestNCCLAbort')
-	@$(call AGAIN,backend/gpu,$(FILES_OF_PTX),-test.short -test.skip '^TestGraphs$$' -test.run \
+	@$(call AGAIN,internal/gpu,$(FILES_OF_PTX),-test.short -test.skip '^TestGraphs$$' -test.run \
 		'^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop')
-	@$(call AGAIN,backend/gpu,EMULATED_CAPABILITY=70,-test.short -test.run \
+	@$(call AGAIN,internal/gpu,EMULATED_CAPABILITY=70,-test.short -test.run \
 		'^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh')
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
-		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
+		./internal/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
 	$(WITH_SDK) $(EMBEDDED) ./internal/cuda
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled|$(HOSTS_ALONE)' \
 		./ops ./autograd ./layers

@@ -1,7 +1,7 @@
-# How the assembly of package kernels/internal/simd is written: by generators in a module of their
+# How the assembly of package internal/kernels/simd is written: by generators in a module of their
 # own.
 
-SIMD := kernels/internal/simd
+SIMD := internal/kernels/simd
 SIMD_FAMILIES := $(patsubst $(SIMD)/gen/%/main.go,%,$(wildcard $(SIMD)/gen/*/main.go))
 
 .PHONY: simd
@@ -9,7 +9,7 @@ SIMD_FAMILIES := $(patsubst $(SIMD)/gen/%/main.go,%,$(wildcard $(SIMD)/gen/*/mai
 SIMD_SUM := LC_ALL=C sh -c 'cat simd.mk $(SIMD)/asm_* $(SIMD)/gen/go.* $(SIMD)/gen/*/*.go' | \
 	sha256sum | cut -d ' ' -f 1
 
-# Vet the generators of the assembly in kernels/internal/simd, and write it by them, unless neither
+# Vet the generators of the assembly in internal/kernels/simd, and write it by them, unless neither
 # has changed since its checked.sum was committed: what they import takes 25 s to compile.
 simd:
 	@if [ "$$($(SIMD_SUM))" = "$$(cat $(SIMD)/checked.sum 2>/dev/null)" ]; then \

@@ -5,8 +5,8 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/residence"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Solo returns a communicator of one rank on the host, which exchanges nothing: a program that

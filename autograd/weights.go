@@ -19,9 +19,9 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/terms"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // SaveWeights writes the values of variables to a safetensors file, which other programs read, such

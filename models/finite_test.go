@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/safetensors"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // stored returns a folder like one of testdata whose tensors are of a dtype.

@@ -19,9 +19,9 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/safetensors"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // besides are the files of a folder that are copied as they are.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
-	gpus "github.com/euryale-ml/euryale/backend/gpu"
+	gpus "github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"

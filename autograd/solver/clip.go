@@ -7,8 +7,8 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/stock"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // ClipNorm scales gradients by one factor so that their global norm, the square root of the

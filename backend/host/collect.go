@@ -6,7 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // An all-reduce is one-shot up to oneShotBytes for all ranks together, that is up to

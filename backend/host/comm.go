@@ -10,8 +10,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/shm"
-	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

@@ -9,9 +9,9 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/serial"
 	"github.com/euryale-ml/euryale/internal/shm"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Device is the host's memory and cores.

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/serial"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // queued is the arithmetic of a Queue, kernels.Host. Arguments are checked when a kernel

@@ -2,7 +2,7 @@ package host
 
 import (
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 var _ kernels.Sparse = queued{}

@@ -11,8 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/spinwait"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // engine moves the data of a group by MPI.

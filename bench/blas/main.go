@@ -31,8 +31,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/workers"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 func main() {

@@ -11,12 +11,12 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/gpu"
-	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/gpu"
+	"github.com/euryale-ml/euryale/internal/hierarchy"
 )
 
 // explainCmd explains which algorithm a collective would use.

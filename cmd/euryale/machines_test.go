@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/internal/hierarchy"
 	"github.com/euryale-ml/euryale/internal/testing/contracts"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )

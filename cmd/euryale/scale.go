@@ -7,8 +7,8 @@ import (
 
 	"gonum.org/v1/plot/plotter"
 
-	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/internal/bench/chart"
+	"github.com/euryale-ml/euryale/internal/hierarchy"
 )
 
 // The jobs of --scale.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/internal/hierarchy"
 )
 
 func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // arithmetic computes on a queue.

@@ -20,8 +20,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Convolutions convolves images on a queue: by cuDNN where it is installed, otherwise by kernels of

@@ -18,8 +18,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // needGPU skips the test without a GPU, or fails it where REQUIRE_GPU=1.

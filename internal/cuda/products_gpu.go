@@ -20,8 +20,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // workspaceBytes is the memory that cuBLAS gets for intermediate results: what NVIDIA recommends

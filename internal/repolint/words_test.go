@@ -19,15 +19,15 @@ var meanings = map[string]struct {
 	"machine":  {"what runs a graph of Gorgonia", []string{"vm"}},
 	"exchange": {"no type: say of what", nil},
 	"call": {"a collective under way, as one rank or its hooks see it", []string{
-		"backend", "backend/backendtest/...", "backend/compress/...", "backend/gpu",
-		"backend/hierarchy", "backend/host", "backend/internal/hosted",
+		"backend", "backend/backendtest/...", "backend/compress/...", "internal/gpu",
+		"internal/hierarchy", "backend/host", "backend/internal/hosted",
 		"internal/testing/reference",
 	}},
 	"engine": {"what moves the data of a group's calls", []string{
 		"backend/internal/hosted", "backend/mpi", "backend/tcp",
 	}},
 	"part":  {"a group that a split makes", []string{"internal/group", "internal/session"}},
-	"place": {"where a rank runs", []string{"backend/hierarchy", "internal/group"}},
+	"place": {"where a rank runs", []string{"internal/hierarchy", "internal/group"}},
 	"step":  {"an operation of a plan", []string{"vm/internal/exec", "vm/internal/plan"}},
 }
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels/internal/simd"
+	"github.com/euryale-ml/euryale/internal/kernels/simd"
 )
 
 // tanhGradient is the program of the package's documentation.

@@ -5,9 +5,9 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels/simd"
 	"github.com/euryale-ml/euryale/internal/workers"
-	"github.com/euryale-ml/euryale/kernels"
-	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // blockSize is how many elements the host computes at a time, or somewhat fewer. A block of float32

@@ -4,7 +4,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels/internal/simd"
+	"github.com/euryale-ml/euryale/internal/kernels/simd"
 )
 
 // inVectors reports whether vector instructions compute an instruction.

@@ -4,8 +4,8 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
-	"github.com/euryale-ml/euryale/kernels/internal/simd"
+	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels/simd"
 )
 
 // folded is a folded output: one accumulator for each of its elements, a float64 for floats and an

@@ -4,8 +4,8 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
-	"github.com/euryale-ml/euryale/kernels/internal/simd"
+	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels/simd"
 )
 
 // cursor walks through an operand in row-major order of the loop, in runs along the

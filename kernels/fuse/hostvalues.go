@@ -2,8 +2,8 @@ package fuse
 
 import (
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels/simd"
 	"github.com/euryale-ml/euryale/internal/workers"
-	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // extent says how many elements of a value a block has.

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/safetensors"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Tensor is what a rank has of a tensor of a checkpoint, or what it wants of it.

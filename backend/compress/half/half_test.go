@@ -15,8 +15,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 var halves = []backend.DType{backend.F16, backend.BF16}

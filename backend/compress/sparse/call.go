@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // A call takes the same steps on the host and on a device, started on the queue of the call:

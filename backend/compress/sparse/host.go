@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // hostSteps are the steps of a call on memory of the host, in the order of a queue, which may be

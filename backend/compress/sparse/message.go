@@ -2,7 +2,7 @@ package sparse
 
 import (
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // layout says how a message of one rank is laid out, in 8-byte words: the head, the

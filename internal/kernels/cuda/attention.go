@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // headSizes are the head sizes that attention.cu has kernels for, and limitedSizes those with soft

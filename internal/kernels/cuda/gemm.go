@@ -4,7 +4,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // Tiles of C that one block computes: see gemm.cu.

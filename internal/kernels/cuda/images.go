@@ -2,7 +2,7 @@ package cuda
 
 import (
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // Im2Col has the meaning of [kernels.Host.Im2Col].

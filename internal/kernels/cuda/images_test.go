@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // someImages are windows that overlap, that leave gaps, and that reach outside.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // A block of recurrent.cu has some samples and as many units, and a thread for each of them. Its

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // TestRecurrentLayersHaveABlockForSixteenUnitsOfSixteenSamples also says which layers have none.

@@ -2,7 +2,7 @@ package cuda
 
 import (
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // Geometry of rows.cu.

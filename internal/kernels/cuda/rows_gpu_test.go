@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // BenchmarkGPURows takes rows of the table of a language model, and adds them: bytes of the rows

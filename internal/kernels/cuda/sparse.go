@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 var _ kernels.Sparse = Kernels{}

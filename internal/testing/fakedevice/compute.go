@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // drained calls kernel with the memory behind the buffers once the queue has got there: for

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // queue is a queue of the host whose arithmetic takes addresses of the device, and

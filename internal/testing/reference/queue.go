@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/serial"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Device is the memory of the process.

@@ -45,7 +45,7 @@ var rooms = [][]room{
 	}, {
 		{"backend/tcp", []string{"backend/tcp"}, 275, "leaf", ""},
 		{"backend/mpi", []string{"backend/mpi"}, 385, "leaf", ""},
-		{"backend/gpu", []string{"backend/gpu"}, 512, "leaf", ""},
+		{"internal/gpu", []string{"internal/gpu"}, 512, "leaf", ""},
 		{"vm/internal/exec", []string{"vm/internal/exec"}, 640, "graph", ""},
 		{"vm/internal/read", []string{"vm/internal/read", "vm/internal/samples"}, 820, "graph",
 			"samples"},
@@ -64,7 +64,7 @@ var rooms = [][]room{
 		{"internal/program", []string{"internal/program"}, 876, "graph", ""},
 		{"ops", []string{"ops"}, 965, "graph", ""},
 	}, {
-		{"backend/hierarchy", []string{"backend/hierarchy"}, 215, "leaf", ""},
+		{"internal/hierarchy", []string{"internal/hierarchy"}, 215, "leaf", ""},
 		{"backend/compress", []string{"backend/compress/*"}, 370, "leaf", "half, sparse"},
 		{"kernels/fuse", []string{"kernels/fuse"}, 560, "kernel", ""},
 	}, {
@@ -74,7 +74,8 @@ var rooms = [][]room{
 		{"observe", []string{"observe", "observe/*", "observe/internal/*"}, 296, "program",
 			"late, metrics, report"},
 		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
-		{"kernels", []string{"kernels", "kernels/internal/simd"}, 560, "kernel", "internal/simd"},
+		{"internal/kernels", []string{"internal/kernels", "internal/kernels/simd"}, 560, "kernel",
+			"simd"},
 		{"internal/residence", []string{"internal/residence", "internal/safetensors",
 			"internal/terms"}, 830, "graph", "internal/{safetensors,terms}"},
 	}, {

@@ -11,12 +11,12 @@ var mutations = []mutation{
 	{"host", "backend/host/comm.go", "stride := (nbytes + page - 1) / page * page",
 		"stride := nbytes", nil},
 
-	{"gpu", "backend/gpu/ncclcalls.go", "case d.Float() && P&(P-1) == 0:", "case d.Float():", nil},
-	{"gpu", "backend/gpu/ncclcalls.go", "return r * k.count / k.P, (r + 1) * k.count / k.P",
+	{"gpu", "internal/gpu/ncclcalls.go", "case d.Float() && P&(P-1) == 0:", "case d.Float():", nil},
+	{"gpu", "internal/gpu/ncclcalls.go", "return r * k.count / k.P, (r + 1) * k.count / k.P",
 		"return r * (k.count / k.P), (r + 1) * (k.count / k.P)", nil},
-	{"gpu", "backend/gpu/ncclcalls.go", "if p == k.rank && out.Addr() == in.Addr() {",
+	{"gpu", "internal/gpu/ncclcalls.go", "if p == k.rank && out.Addr() == in.Addr() {",
 		"if p == k.rank {", nil},
-	{"gpu", "backend/gpu/ncclcalls.go", "case k.what.Kind == backend.Reduce && k.rank != " +
+	{"gpu", "internal/gpu/ncclcalls.go", "case k.what.Kind == backend.Reduce && k.rank != " +
 		"k.what.Root:", "case k.what.Kind == backend.Reduce && k.rank == k.what.Root:", nil},
 
 	{"group", "internal/group/arbiter.go", "case len(absent) == 0:", "case len(absent) <= 1:",
@@ -43,10 +43,10 @@ var mutations = []mutation{
 		"if isSet != isSet || !bytes.Equal(current, old) {", nil},
 	{"rendezvous", "rendezvous/join.go", "len(e.Token) < minToken", "len(e.Token) < 1", nil},
 
-	{"nonfinite", "kernels/pools.go", "if m != T(math.Inf(-1)) {", "if m == m {", nil},
-	{"nonfinite", "kernels/internal/simd/angle.go", "		eighths++", "",
-		[]string{"./kernels/fuse", "./kernels/internal/simd"}},
-	{"nonfinite", "kernels/internal/simd/windows.go", "if seen > most[i] || seen != seen {",
+	{"nonfinite", "internal/kernels/pools.go", "if m != T(math.Inf(-1)) {", "if m == m {", nil},
+	{"nonfinite", "internal/kernels/simd/angle.go", "		eighths++", "",
+		[]string{"./kernels/fuse", "./internal/kernels/simd"}},
+	{"nonfinite", "internal/kernels/simd/windows.go", "if seen > most[i] || seen != seen {",
 		"if seen > most[i] {", nil},
 	{"nonfinite", "vm/internal/read/rectify.go", "if !b.rectifiers[mask] {",
 		"if !b.rectifiers[mask] || true {", []string{"./vm"}},

@@ -38,7 +38,7 @@ const module = "github.com/euryale-ml/euryale"
 
 // tools are the directories of what develops and measures the module, and of its examples.
 var tools = []string{
-	"bench/", "examples/", "internal/bench/", "internal/tools/", "kernels/internal/simd/gen/",
+	"bench/", "examples/", "internal/bench/", "internal/tools/", "internal/kernels/simd/gen/",
 	"internal/kernels/cuda/gen/", "kernels/fuse/gen/",
 }
 

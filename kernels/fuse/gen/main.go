@@ -112,7 +112,7 @@ func forSIMD() string {
 func files() (map[string][]byte, error) {
 	all := map[string][]byte{}
 	for path, text := range map[string]string{"ops.go": forFuse(),
-		"../internal/simd/ops.go": forSIMD()} {
+		"../../internal/kernels/simd/ops.go": forSIMD()} {
 		source, err := format.Source([]byte(text))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)

@@ -2,7 +2,7 @@ package exec
 
 import (
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // ConvolutionScratch implements [Device]: the workers have memory of their own.

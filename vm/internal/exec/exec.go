@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/residence"
-	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // check checks operands, shape and dtype of one value.

@@ -1,7 +1,7 @@
 package plan
 
 import (
-	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
