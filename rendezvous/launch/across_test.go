@@ -822,6 +822,7 @@ func TestEachRankOfALostHostEndsOnce(t *testing.T) {
 	h := &remote{host: host{Host: Host{"a", 3}, ranks: 3}, orders: make(chan order, 3),
 		out: bufio.NewReader(strings.NewReader(""))}
 	h.hangUp.Do(func() { h.why = errors.New("cut") })
+	h.late = h.mustSpeakWithin(silence)
 	w := newWatch(Job{Ranks: 2, times: defaultTimes()}, nil, h)
 	w.step(begins{})
 	go h.listen(w)

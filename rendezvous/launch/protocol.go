@@ -95,6 +95,9 @@ func (c *countdown) beat() bool {
 	return c.left <= 0
 }
 
+// quiet reports whether a few signs of life are missing: it is not known how the other end is.
+func (c *countdown) quiet() bool { return c.limit-c.left >= 2*beat }
+
 // alarm does something after a silence.
 type alarm struct {
 	ring func()
@@ -129,6 +132,13 @@ func (a *alarm) Stop() {
 		a.next.Stop()
 		a.next = nil
 	}
+}
+
+// silent reports whether it is on, and the other end quiet.
+func (a *alarm) silent() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.next != nil && a.quiet()
 }
 
 // setLimit makes the silence longer or shorter, from the next Reset on.

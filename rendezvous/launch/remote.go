@@ -41,6 +41,7 @@ type remote struct {
 	pipe io.Closer // of out
 	said *liner    // standard error
 
+	late      *alarm // of its silence
 	orders    chan order
 	over      chan struct{} // closed when the connection has ended
 	listening sync.WaitGroup
@@ -186,7 +187,7 @@ func (h *remote) order(o order) {
 // listen handles what the host reports of its ranks until the connection, and with it the ranks,
 // end.
 func (h *remote) listen(w *watch) {
-	err := hear(h.out, h.mustSpeakWithin(silence), func(n news) { h.take(w, n) })
+	err := hear(h.out, h.late, func(n news) { h.take(w, n) })
 	if err = h.close(err); err == nil {
 		return // the attempt has ended
 	}

@@ -382,8 +382,12 @@ func (s *simulation) spares(l *simLauncher, number int) {
 		return
 	}
 	if !slices.ContainsFunc(s.ranks, func(o *simRank) bool {
+		known := stoppedLooks * time.Second // so late
+		if o.at.paused {
+			known = time.Second + 3*beat
+		}
 		return o != r && o.alive && o.has && !s.dead[elastic.ID(o.number+1)] &&
-			(o.paused == 0 || s.Now-o.froze < stoppedLooks*time.Second) // it is known so late
+			(o.paused == 0 || s.Now-o.froze < known)
 	}) {
 		s.wrong = fmt.Errorf("process %d is killed, and nobody else who has the parameters runs",
 			number)
@@ -583,6 +587,13 @@ func (s *simulation) states(l *simLauncher) looked {
 			states[r.number] = "S"
 			if r.paused > 0 {
 				states[r.number] = "T"
+			}
+		}
+	}
+	for _, w := range l.wires {
+		for _, r := range l.s.ranks {
+			if l.host == 0 && r.host.number == w.number && w.alarm.quiet() {
+				states[r.number] = unknown
 			}
 		}
 	}
@@ -903,7 +914,7 @@ func (s *simulation) fault() {
 	}
 	r, h := s.ranks[s.Rand.IntN(len(s.ranks))], s.Rand.IntN(len(s.launchers))
 	what := []string{"fail", "kill", "stop", "hang", "hold", "leave", "cut", "cut>", "cut<",
-		"delay", "lose", "pause", "end", "signal", "elsewhere", "freeze"}[s.Rand.IntN(16)]
+		"delay", "lose", "pause", "end", "signal", "elsewhere", "freeze", "rest"}[s.Rand.IntN(17)]
 	d := s.Between(0, 3*simPatience/2)
 	if strings.HasPrefix(what, "cut") && s.Rand.IntN(2) == 0 {
 		d = 0
@@ -936,6 +947,10 @@ func (s *simulation) may(what string, r *simRank, h int, d time.Duration) bool {
 		return s.job.Machines != nil
 	case "freeze":
 		return s.job.Elastic != nil && s.viable() && len(s.hurt) == 0
+	case "rest":
+		hangs := func(r *simRank) bool { return r.alive && r.hung } // as one that runs
+		return s.job.Elastic != nil && len(s.hurt) == 0 && h > 0 && !l.paused && !l.gone &&
+			!slices.ContainsFunc(s.ranks, hangs) && s.unhurt(h, d)
 	case "signal":
 		return s.Rand.IntN(4) == 0
 	case "pause":
@@ -1035,11 +1050,17 @@ func (s *simulation) happen(what string, r *simRank, h int, d time.Duration) {
 	case "freeze":
 		d /= 2 // less than processes wait for each other
 		s.Say("all processes are stopped for %v", d.Round(time.Millisecond))
-		for _, r := range s.ranks {
-			if r.alive && r.paused == 0 {
-				r.paused, r.froze = s.Now+d+1, s.Now
-			}
-		}
+		s.freeze(d, func(*simRank) bool { return true })
+	case "rest": // those of other hosts by these, a little later
+		most := min(d, silence-beat)
+		s.Say("host %d as a whole is stopped for %v", h+1, most.Round(time.Millisecond))
+		s.hurt[h], l.paused = true, true
+		s.freeze(most, func(r *simRank) bool { return r.at == l })
+		s.After(most, func() { l.paused, l.rests = false, s.Now+2*time.Second })
+		s.After(s.Between(0, time.Second), func() {
+			s.Say("the processes of the other hosts are stopped for %v", d.Round(time.Millisecond))
+			s.freeze(d, func(r *simRank) bool { return r.at != l })
+		})
 	case "elsewhere":
 		s.elsewhere = true
 		s.Say("a rank of another machine is lost")
@@ -1051,6 +1072,15 @@ func (s *simulation) happen(what string, r *simRank, h int, d time.Duration) {
 			} else {
 				r.hung = true
 			}
+		}
+	}
+}
+
+// freeze stops processes for a while.
+func (s *simulation) freeze(d time.Duration, which func(*simRank) bool) {
+	for _, r := range s.ranks {
+		if r.alive && r.paused == 0 && which(r) {
+			r.paused, r.froze = s.Now+d+1, s.Now
 		}
 	}
 }
@@ -1269,7 +1299,7 @@ func (s *simulation) event(t *testing.T, what string, args []string) {
 	if len(args) > 1 {
 		d = sim.Lasts(t, args[len(args)-1])
 	}
-	if slices.Contains([]string{"pause", "end", "signal", "elsewhere"}, what) {
+	if slices.Contains([]string{"pause", "end", "signal", "elsewhere", "rest"}, what) {
 		s.happen(what, nil, n-1, d)
 		return
 	}

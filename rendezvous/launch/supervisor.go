@@ -112,6 +112,7 @@ type (
 	// reported is a report that the job has lost a rank.
 	reported struct{ text string }
 	// looked comes at intervals. It has the states of this machine's processes: see process.state.
+	// Those of a host from which nothing is heard, which may be stopped as a whole, are unknown.
 	looked map[int]string
 	// heard is an entry of an elastic job's log, which may come twice, and unregistered a process
 	// that is no client of the log any more.
@@ -121,6 +122,9 @@ type (
 	}
 	unregistered elastic.ID
 )
+
+// unknown is the state of a process.
+const unknown = "?"
 
 // action is what the driver has to do. It passes no other event before, except for those that an
 // action asks for.
@@ -405,7 +409,7 @@ func (e looked) apply(s *supervisor) {
 			s.do(says{news{Number: r.number, Stops: r.halted, Goes: !r.halted}})
 		}
 	case s.pool != nil:
-		s.endHalted()
+		s.endHalted(e)
 	case s.job.Machines != nil: // elsewhere the end of a rank ends all
 		s.endStopped(e)
 	}

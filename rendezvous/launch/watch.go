@@ -122,6 +122,7 @@ func (w *watch) openRegister() error {
 // begin starts all ranks; it stops if one does not start.
 func (w *watch) begin() {
 	for _, h := range w.remotes {
+		h.late = h.mustSpeakWithin(silence)
 		h.listening.Go(func() { h.listen(w) })
 		h.order(order{Task: w.task(h)})
 	}
@@ -187,12 +188,16 @@ func (w *watch) run(ctx context.Context) error {
 	return w.supervisor.outcome()
 }
 
-// look looks at the processes of this machine, if the job asks for it.
+// look looks at the processes, if the job asks for it.
 func (w *watch) look() looked {
 	states := looked{}
 	for _, c := range w.children {
-		if w.job.Elastic != nil || w.job.Machines != nil {
+		switch {
+		case w.job.Elastic == nil && w.job.Machines == nil:
+		case c.host == nil:
 			states[c.number] = c.state()
+		case c.host.late.silent():
+			states[c.number] = unknown
 		}
 	}
 	return states
