@@ -80,6 +80,10 @@ func TestAWillIsWithdrawn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	withdrawn := func() bool { return watcher.wills.last.Load() == nil }
+	for end := time.Now().Add(long); !withdrawn() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
 	if will := watcher.wills.last.Load(); will != nil {
 		t.Errorf("rank 0's will is %v", will.failure)
 	}

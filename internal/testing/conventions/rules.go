@@ -158,10 +158,6 @@ func tapeRules() []Rule {
 			func(c Case, d Difference) bool {
 				return c.DType == "f32" && math.IsInf(d.X[0], -1) && isNaN(d.Got)
 			}},
-		{"the derivative at the largest number is 0 in float32", []string{"Exp", "Expm1"}, tape,
-			func(c Case, d Difference) bool {
-				return c.DType == "f32" && d.gradient() && d.X[0] > 1e38
-			}},
 		{"0 times NaN or an infinity is 0", []string{"Mul"}, tape,
 			func(_ Case, d Difference) bool { return isNaN(d.Want) && !isNaN(d.Got) }},
 		{"NaN of a number below 0 and one beyond 2^63", []string{"Pow"}, tape,
@@ -180,6 +176,11 @@ func assemblyRules() []Rule {
 		return nil
 	}
 	return []Rule{
+		{"the derivative at the largest number is 0 in float32", []string{"Exp", "Expm1"},
+			[]Runner{Tape},
+			func(c Case, d Difference) bool {
+				return c.DType == "f32" && d.gradient() && d.X[0] > 1e38
+			}},
 		{"numbers below the normal ones are wrong", []string{"Log"}, []Runner{Tape},
 			func(_ Case, d Difference) bool { return math.Abs(d.X[0]) < 1.2e-38 }},
 	}
