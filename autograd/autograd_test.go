@@ -17,6 +17,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -466,10 +467,7 @@ func TestEverySolver(t *testing.T) {
 // plain is an ordinary training loop of Gorgonia, without this package.
 func (s setting) plain(t *testing.T) (values [][]float32) {
 	m := s.model(s.global, 0)
-	err := m.forward(func(w *gorgonia.Node) *gorgonia.Node { return w })
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.forward(func(w *gorgonia.Node) *gorgonia.Node { return w }))
 	if _, err := gorgonia.Grad(m.loss, m.params...); err != nil {
 		t.Fatal(err)
 	}
@@ -478,12 +476,8 @@ func (s setting) plain(t *testing.T) (values [][]float32) {
 	solver := s.solver()
 	for step := range s.steps {
 		m.feed(step, s.global, 0)
-		if err := vm.RunAll(); err != nil {
-			t.Fatal(err)
-		}
-		if err := solver.Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, vm.RunAll())
+		require.NoError(t, solver.Step(gorgonia.NodesToValueGrads(m.params)))
 		vm.Reset()
 	}
 	for _, p := range m.params {

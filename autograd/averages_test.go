@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // batchNorms is a model of batch norms, by the names of their scales. A scale of "" is none.
@@ -46,18 +47,14 @@ func (m *batchNorms) norm(t testing.TB, name, scale string, channels int, start 
 		s, b = variable(scale, shape), variable(scale+".bias", shape)
 	}
 	_, _, _, op, err := gorgonia.BatchNorm(x, s, b, 0.9, 1e-5)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	mean, variance := tensor.New(tensor.WithShape(channels), tensor.Of(tensor.Float64)),
 		tensor.New(tensor.WithShape(channels), tensor.Of(tensor.Float64))
 	for i := range channels {
 		mean.Set(i, start+float64(i))
 		variance.Set(i, start+10+float64(i))
 	}
-	if err := op.SetStats(mean, variance); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, op.SetStats(mean, variance))
 	m.norms[name] = op
 }
 
@@ -130,13 +127,9 @@ func TestAveragesOfGraphsAreKnownByNames(t *testing.T) {
 		return all
 	}
 	m, file := build(100), filepath.Join(t.TempDir(), "w")
-	if err := SaveWeights(file, slices.Concat(m[0].nodes, m[1].nodes)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, SaveWeights(file, slices.Concat(m[0].nodes, m[1].nodes)))
 	again := build(0)
-	if err := LoadWeights(file, slices.Concat(again[1].nodes, again[0].nodes)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, LoadWeights(file, slices.Concat(again[1].nodes, again[0].nodes)))
 	if x, _ := again[1].begins("discriminator"); x != 200 {
 		t.Errorf("the discriminator's averages begin with %v, want 200", x)
 	}
@@ -189,9 +182,7 @@ func TestNumberedAveragesAreLoadedWhereNoneIsMeantByTwo(t *testing.T) {
 			}
 		}
 		v, err := weights(m.nodes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		err = v.rename(old, func(p piece) string { return p.file })
 		if test.refused != errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", what, err)

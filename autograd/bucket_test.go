@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -297,9 +298,7 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 				}
 				return backend.Barrier(r.comm) // the communicator is still usable
 			})
-			if err := errors.Join(errs...); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, errors.Join(errs...))
 		})
 	}
 }
@@ -314,9 +313,7 @@ func TestParametersThatDoNotQualify(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	good := random(g, rng, "good", tensor.Float32, 3)
 	matrix := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float32{1, 2, 3, 4, 5, 6}))
-	if err := matrix.T(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, matrix.T())
 	far := tensor.New(tensor.WithShape(2), tensor.WithBacking([]float32{1, 2}))
 	tensor.WithEngine(distant{})(far)
 	for name, tt := range map[string]struct {

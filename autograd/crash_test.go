@@ -22,6 +22,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -213,13 +214,10 @@ func TestFoundSaveStopsAnywhere(t *testing.T) {
 func stopsAnywhere(t *testing.T, below string, from, to int) {
 	home, undisturbed := t.TempDir(), t.TempDir()
 	want := [2][2]string{job(t, undisturbed, to), job(t, undisturbed, to+1)}
-	err := errors.Join(
+	require.NoError(t, errors.Join(
 		os.Mkdir(filepath.Join(home, "mine"), 0o777),
 		os.WriteFile(filepath.Join(home, "mine", "thesis"), []byte("mine"), 0o666),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))
 	if from > 0 {
 		job(t, filepath.Join(home, below), from)
 	}
@@ -256,9 +254,7 @@ func copyOf(t *testing.T, dir string) string {
 	if err == nil {
 		err = os.CopyFS(to, os.DirFS(dir))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return to
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Ranks that are goroutines and share a graph, or one tensor of graphs of their own, are refused on
@@ -60,9 +61,7 @@ func TestTiedWeightsAreOneNode(t *testing.T) {
 	a := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(3), gorgonia.WithName("a"),
 		gorgonia.WithValue(whole))
 	part, err := whole.Slice(gorgonia.S(0, 2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("b"),
 		gorgonia.WithValue(part))
 	for i, err := range each(t, 2, func(r rank) error {

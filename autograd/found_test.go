@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // A checkpoint of parameters, solver and progress is for any number of ranks: they go on
@@ -89,9 +90,7 @@ func TestFoundFilesAreReadAsFarAsTheirHeaderSays(t *testing.T) {
 	} {
 		path := filepath.Join(newest(t, dir), file)
 		good, err := os.Stat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if err := os.Truncate(path, size); err != nil { // of holes
 			t.Fatal(err)
 		}
@@ -108,9 +107,7 @@ func TestFoundFilesAreReadAsFarAsTheirHeaderSays(t *testing.T) {
 			}
 			return nil
 		})
-		if err := os.Truncate(path, good.Size()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Truncate(path, good.Size()))
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
@@ -313,9 +314,7 @@ func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(text, &fields)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, later := range []string{"frozen", "averages", "random", "crc32c"} {
 		if fields[later] == nil {
 			t.Errorf("the checkpoint has no %s", later)
@@ -325,9 +324,7 @@ func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {
 	if text, err = json.Marshal(fields); err == nil {
 		err = os.WriteFile(path, text, 0o666)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var said []string
 	all(t, 1, func(r rank) error {
 		m, err := newNormed(r, 0.5)

@@ -3,6 +3,8 @@ package autograd
 import (
 	"syscall"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // mounted returns the mount point of a file system of the test's own, which takes root.
@@ -13,9 +15,7 @@ func mounted(t *testing.T, options string) string {
 		t.Skipf("the test mounts a file system, which takes root: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, syscall.Unmount(dir, 0))
 	})
 	return dir
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // shaped is a variable whose elements count up from a number.
@@ -91,16 +92,12 @@ func stepped(s solver.Solver, params gorgonia.Nodes, steps ...int) error {
 func headerOf(t *testing.T, path string) map[string]string {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var header map[string]struct {
 		DType string
 		Shape []int
 	}
-	if err := json.Unmarshal(b[8:8+binary.LittleEndian.Uint64(b)], &header); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(b[8:8+binary.LittleEndian.Uint64(b)], &header))
 	delete(header, "__metadata__")
 	all := map[string]string{}
 	for name, e := range header {
@@ -256,9 +253,7 @@ func TestErrorsSayThatAVariableHasNoName(t *testing.T) {
 	p := nodes(shaped{"", 1, []int{2}}, shaped{"", 3, []int{3}})
 	empty := gorgonia.NewVector(p[0].Graph(), tensor.Float64, gorgonia.WithShape(4))
 	d, err := New(Solo(), p[:1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, hooked := d.Hook(p[1])
 	_, missing := New(Solo(), gorgonia.Nodes{empty})
 	_, twice := solver.NewGroups(p[:1],

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // noJob is a Job of which nobody becomes a member.
@@ -37,9 +38,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	}
 	rows := tensor.New(tensor.WithShape(2, 2), tensor.Of(tensor.Float64))
 	one, file := 1.0, filepath.Join(t.TempDir(), "w.safetensors")
-	if err := SaveWeights(file, gorgonia.Nodes{w}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, SaveWeights(file, gorgonia.Nodes{w}))
 	compress := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Agree":        {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},

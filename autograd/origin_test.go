@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // another is a compression that does not describe itself.
@@ -132,15 +133,11 @@ func TestCheckpointsWithoutAnOriginAreLoaded(t *testing.T) {
 			`"crc32c":"2d87ea63"}`
 	before := t.TempDir()
 	record := filepath.Join(before, checkpoint.RecordName)
-	if err := os.WriteFile(record, []byte(old), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(record, []byte(old), 0o666))
 	if r, err := readRecord(before); err != nil || !r.Compression || r.origin != (origin{}) {
 		t.Errorf("an old record is %+v: %v", r, err)
 	}
-	if err := withoutOrigin(newest(t, dir)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, withoutOrigin(newest(t, dir)))
 	teach(t, 2, heavyBall, func(l *lesson) error {
 		var p struct{ Step int }
 		if err := l.d.Load(dir, l.solver, &p); err != nil || p.Step != 2 {
@@ -261,9 +258,7 @@ func TestProgressThatJSONWouldLeaveOutIsRefused(t *testing.T) {
 // What fails on one rank is said once, there and on others.
 func TestAnErrorOfOneRankIsSaidOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, nil, 0o666))
 	errs := make([]string, 2)
 	teach(t, len(errs), func() gorgonia.Solver { return &solver.SGD{} }, func(l *lesson) error {
 		err := l.d.Save(filepath.Join(file, "checkpoint"), l.solver, nil)

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // dividedShapes are parameters of a model, and dividedAxes those of them that ranks divide.
@@ -162,9 +163,7 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solv
 		run("", l.groups, l.parts, fmt.Sprint(i))
 		saved := newest(t, filepath.Join(dir, fmt.Sprint(i)))
 		file, err := checkpoint.ReadTensors(filepath.Join(saved, checkpoint.ModelName))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		files = append(files, file)
 	}
 	for i, l := range layouts {

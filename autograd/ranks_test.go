@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -103,9 +104,7 @@ func TestRowsGathersAnyDtype(t *testing.T) {
 				dst.Raw[i] = 1
 			}
 			rows := []int{4, 0, 4}
-			if err := Rows(dst, src, rows); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, Rows(dst, src, rows))
 			n := len(dst.Raw) / 4
 			var want []byte
 			for _, row := range rows {
@@ -124,13 +123,9 @@ func TestRowsRefusesWhatDoesNotFit(t *testing.T) {
 	}
 	f32 := tensor.Float32
 	transposed := dense(f32, 3, 5)
-	if err := transposed.T(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, transposed.T())
 	column, err := dense(f32, 5, 3).Slice(nil, tensor.S(1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for want, tt := range map[string]struct {
 		dst, src *tensor.Dense
 		rows     []int
@@ -187,9 +182,7 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 				seen, steps := map[int]int{}, 0
 				for r := range size {
 					shares, err := evaluation(r, size, n, local)
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					if r == 0 {
 						steps = len(shares)
 					}

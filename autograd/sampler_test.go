@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // seat is a rank among others, of which samplers ask no more.
@@ -17,9 +18,7 @@ func batches(t *testing.T, n, batch, size, epoch int, seed uint64, fill bool) []
 	var whole [][]int
 	for r := range size {
 		s, err := newSampler(r, size, n, batch, seed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if fill {
 			s = s.Fill()
 		}
@@ -155,9 +154,7 @@ func TestSamplerRestHasEachSampleOnce(t *testing.T) {
 			steps := make([][]int, (n+11)/12)
 			for r := range size {
 				s, err := newSampler(r, size, n, 12, 7)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				epoch := s.Rest().Epoch(3)
 				if len(epoch) != len(steps) || s.Rest().Steps() != len(steps) {
 					t.Fatalf("%d samples have %d steps", n, len(epoch))

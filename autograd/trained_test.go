@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -126,9 +127,7 @@ func TestGroupsResume(t *testing.T) {
 		g, err := solver.NewGroups(p, trainedBy(&solver.AdamW{Rate: 0.1, WeightDecay: 0.1}, a),
 			trainedBy(&solver.AdamW{Rate: 0.01}, b),
 			trainedBy(&solver.SGD{Rate: 1}, p[2:3]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return g
 	}
 	groups := func(p gorgonia.Nodes) *solver.Groups { // which are interleaved

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -26,17 +27,13 @@ import (
 func valuesOf(t *testing.T, path string) map[string][]float64 {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	n := 8 + binary.LittleEndian.Uint64(b)
 	var header map[string]struct {
 		DType   string
 		Offsets [2]uint64 `json:"data_offsets"`
 	}
-	if err := json.Unmarshal(b[8:n], &header); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(b[8:n], &header))
 	all := map[string][]float64{}
 	for name, e := range header {
 		if e.DType != "F64" {
@@ -53,21 +50,15 @@ func valuesOf(t *testing.T, path string) map[string][]float64 {
 // a file that others can read, with no solver and no communicator.
 func TestWeightsAreTheWholeModelByName(t *testing.T) {
 	m, err := newFormat1()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	model := append(slices.Clone(m.params), m.frozen)
-	if err := LoadWeights("testdata/format1/adam", model); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, LoadWeights("testdata/format1/adam", model))
 	if err := m.check(); err != nil {
 		t.Error(err)
 	}
 	file := filepath.Join(t.TempDir(), "w.safetensors")
 	for range 2 { // the second replaces the first
-		if err := SaveWeights(file, model); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, SaveWeights(file, model))
 	}
 	want := map[string][]float64{"a.weight": {1, 2, 3, 4, 5, 6}, "a.bias": {10, 11, 12},
 		"frozen": {100, 101}, "x_γ.running_mean": {1, 2, 3}, "x_γ.running_var": {4, 5, 6}}
@@ -100,9 +91,7 @@ func TestWeightsAreReadFromCheckpoints(t *testing.T) {
 	})
 	want := valuesOf(t, filepath.Join(newest(t, dir), checkpoint.ModelName))
 	got := nodes(shaped{"b", 0, []int{3}}, shaped{"a", 0, []int{2}})
-	if err := LoadWeights(dir, got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, LoadWeights(dir, got))
 	for _, n := range got {
 		if x := numbers(n.Value()); !slices.Equal(x, want[n.Name()]) {
 			t.Errorf("%s is %v, want %v", n.Name(), x, want[n.Name()])
@@ -117,9 +106,7 @@ func TestATensorThatNothingNeedsMayHaveAnyDType(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "w.safetensors")
 	text := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
 	text = append(text, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0, 0)
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, text, 0o600))
 	a := nodes(shaped{"a", 0, []int{1}})
 	if err := LoadWeights(file, a); err == nil || !strings.Contains(err.Error(), "named scale") {
 		t.Error(err)
@@ -140,9 +127,7 @@ func TestATensorThatNothingNeedsMayHaveAnyDType(t *testing.T) {
 func TestWeightsThatDoNotFitChangeNothing(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "w.safetensors")
 	a, b := shaped{"a", 1, []int{2, 3}}, shaped{"b", 10, []int{3}}
-	if err := SaveWeights(file, nodes(a, b)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, SaveWeights(file, nodes(a, b)))
 	zero := func(name string, shape ...int) shaped { return shaped{name, 0, shape} }
 	for name, tt := range map[string]struct {
 		model []shaped

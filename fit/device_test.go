@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/fit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -66,9 +67,7 @@ func trained(t *testing.T, kinds []testenv.Kind) {
 				}
 				return errors.Join(err, eval.Close(), training.Close())
 			})
-			if err := testranks.Join(errs); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, testranks.Join(errs))
 			if want == nil {
 				want = slices.Clone(results)
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -103,9 +104,7 @@ func TestMetricsOfRowsThatDependOnOthersAreRefused(t *testing.T) {
 	m := newLinear(4, false, 1)
 	scores := G.Must(nn.BatchedMatMul(false, true, m.x, m.x))
 	eval, err := vm.New(m.x.Graph(), nil, vm.Eval(), vm.Keep(scores))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer eval.Close()
 	for n, ok := range map[int]bool{8: true, 9: false} {
 		_, err := fit.Evaluate(autograd.Solo(), eval,

@@ -26,6 +26,7 @@ import (
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -102,9 +103,7 @@ func BenchmarkPrefetch(b *testing.B) {
 	run := func(wait time.Duration) float64 {
 		m := newLinear(batch, false, 1)
 		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		defer training.Close()
 		s := points(batch * steps)
 		var read atomic.Int64
@@ -123,9 +122,7 @@ func BenchmarkPrefetch(b *testing.B) {
 				time.Sleep(step)
 				return nil
 			}))
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		return time.Since(began).Seconds() / steps
 	}
 	var ratios []float64
@@ -172,9 +169,7 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 		return r, errors.Join(err, training.Close())
 	}
 	want, err := noisy("", 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	slices.Sort(drawn)
 	if n := len(slices.Compact(drawn)); n != 3*21 {
 		t.Errorf("%d numbers were drawn in 3 epochs of 21 samples", n)
@@ -197,9 +192,7 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 // stopsEarly trains with a metric that is given for each epoch.
 func stopsEarly(t *testing.T, P, patience int, scores []float64) *fit.Result {
 	r, err := stopsEarlyOr(t, P, patience, scores)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return r
 }
 
@@ -309,9 +302,7 @@ func TestLogsHaveEveryEpochOnce(t *testing.T) {
 			fit.Checkpoint(filepath.Join(dir, "run"), 0),
 			fit.Schedule(solver.StepDecay(1./64, 0.5, 2)))
 		text, err := os.ReadFile(lines)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		all := strings.Split(strings.TrimSpace(string(text)), "\n")
 		var last fit.Epoch
 		if err := json.Unmarshal([]byte(all[len(all)-1]), &last); err != nil ||
@@ -338,9 +329,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	other := G.NewVector(m.x.Graph(), G.Float64, G.WithShape(5), G.WithName("other"))
 	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(
 		&solver.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer training.Close()
 	with := func(change func(d *fit.Data)) fit.Data {
 		d := m.data(points(24))
@@ -390,9 +379,7 @@ func TestAKilledTrainingGoesOnWithTheSameBits(t *testing.T) {
 		job := func(name string) (string, error) {
 			var out proctest.Notice
 			self, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			err = launch.Run(t.Context(), launch.Job{
 				Program: self, Ranks: 2, Stdout: &out, Stderr: &out,
 				Env: append(os.Environ(), "EURYALE_TEST_SCENARIO="+name, "FIT_TEST_DIR="+dir),
@@ -491,19 +478,18 @@ func (s none) Len() int                    { return len(s) }
 func (s none) Read(i int, row []any) error { return fmt.Errorf("sample %v", s[i]) }
 
 func TestATrainingWithoutSamplesIsAnError(t *testing.T) {
-	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
+	require.NoError(t, euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+		build sync.Locker) error {
 		_, _, err := fitLinear(t.Context(), comm, build, 4, none{}, nil)
 		says(t, "no samples", err, "fit.Data: there are no samples")
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // TestSamplesThatReadMakesAtRandomAreNotCompared: by chance a rank gets the same ones a few times.
 func TestSamplesThatReadMakesAtRandomAreNotCompared(t *testing.T) {
-	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, build sync.Locker) error {
+	require.NoError(t, euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+		build sync.Locker) error {
 		var reads atomic.Int64
 		mirrored := data.Of(24, func(_ int, row []any) error {
 			is := int64(comm.Rank())
@@ -518,10 +504,7 @@ func TestSamplesThatReadMakesAtRandomAreNotCompared(t *testing.T) {
 		build.Unlock()
 		_, err := fit.Evaluate(comm, machine(t, m.x.Graph(), vm.Eval()), m.data(mirrored))
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // TestRanksThatDifferAreFoundBeforeTheFirstStep: in samples, metrics, schedules and parameters.
@@ -568,21 +551,18 @@ func TestRanksThatDifferAreFoundBeforeTheFirstStep(t *testing.T) {
 			return err
 		},
 	} {
-		err := euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+		require.NoError(t, euryale.Run(t.Context(), 2, func(comm backend.Communicator,
 			build sync.Locker) error {
 			says(t, want, train(comm, build), want)
 			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 }
 
 // TestRanksWithOtherDataAreRefusedBeforeTheFirstStep: weights or a validation on one rank alone.
 func TestRanksWithOtherDataAreRefusedBeforeTheFirstStep(t *testing.T) {
 	for what, validated := range map[string]bool{"weights: true": false, "validation: true": true} {
-		err := euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+		require.NoError(t, euryale.Run(t.Context(), 2, func(comm backend.Communicator,
 			build sync.Locker) error {
 			build.Lock()
 			m := newLinear(6, !validated && comm.Rank() == 1, 1)
@@ -611,9 +591,6 @@ func TestRanksWithOtherDataAreRefusedBeforeTheFirstStep(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 }

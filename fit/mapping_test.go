@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -25,13 +26,9 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 	dir := t.TempDir()
 	read := func(text string, known ...data.Mapping) fit.Set {
 		path := filepath.Join(dir, "a.csv")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		s, _, err := data.CSV(path, "kind", known...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return s
 	}
 	g := G.NewGraph()
@@ -44,14 +41,10 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	m, err := vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, w))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	eval, err := vm.New(g, nil, vm.Eval(), vm.Keep(scores))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer eval.Close()
 	const others = "a,kind\n1,cat\n2,owl\n"
 	samples := read("a,kind\n1,cat\n2,dog\n3,owl\n4,owl\n")
@@ -68,9 +61,7 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 		`the samples of Validate: bad argument: the classes are ["cat" "owl"], and not`) {
 		t.Errorf("a validation with other classes: %v", err)
 	}
-	if err := run(samples, read(others, data.MappingOf(samples)), 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, run(samples, read(others, data.MappingOf(samples)), 1))
 	known, err := fit.ReadMapping(kept)
 	if err != nil || !slices.Equal(known.Classes, []string{"cat", "dog", "owl"}) ||
 		!slices.Equal(known.Columns, []string{"a"}) {
@@ -81,7 +72,5 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 		!strings.Contains(err.Error(), "fit.ReadMapping") {
 		t.Errorf("a training that resumes with other classes: %v", err)
 	}
-	if err := run(read("a,kind\n1,cat\n2,dog\n3,owl\n4,owl\n", known), samples, 2); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, run(read("a,kind\n1,cat\n2,dog\n3,owl\n4,owl\n", known), samples, 2))
 }

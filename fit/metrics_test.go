@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -83,7 +84,7 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 			want["recall"] += float64(row[c]) / float64(all) / classes
 		}
 		for P := 1; P <= 4; P++ {
-			err := euryale.Run(t.Context(), P, func(comm backend.Communicator,
+			require.NoError(t, euryale.Run(t.Context(), P, func(comm backend.Communicator,
 				build sync.Locker) error {
 				build.Lock()
 				g := G.NewGraph()
@@ -141,10 +142,7 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 					t.Errorf("%d samples, %d ranks: a padded loss is %v", n, P, err)
 				}
 				return nil
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))
 		}
 	}
 }
@@ -159,9 +157,7 @@ func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
 	loss := G.Must(G.Mean(x))
 	twice := G.Must(G.Mul(loss, G.NewConstant(2.0)))
 	m, err := vm.New(g, nil, vm.Eval(), vm.Keep(twice))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	label := 1
 	s := data.Of(4, func(i int, row []any) error {
@@ -215,20 +211,14 @@ func TestAveragesAreValidated(t *testing.T) {
 			by = &solver.EMA{Solver: by, Decay: 0.9}
 		}
 		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(by, m.w))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer training.Close()
 		eval, err := vm.New(m.x.Graph(), nil, vm.Eval())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer eval.Close()
 		r, err := fit.Run(t.Context(), training, m.data(points(10)), fit.Epochs(3),
 			fit.Validate(eval, m.data(points(10))))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, e := range r.Epochs {
 			o.losses = append(o.losses, e.Metrics["loss"])
 		}
@@ -244,14 +234,10 @@ func TestAveragesAreValidated(t *testing.T) {
 func TestNilArgumentsAreErrors(t *testing.T) {
 	m := newLinear(2, false, 1)
 	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer training.Close()
 	eval, err := vm.New(m.x.Graph(), nil, vm.Eval(), vm.Keep(m.guess))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer eval.Close()
 	with := func(o fit.Option) error {
 		_, err := fit.Run(t.Context(), training, m.data(points(2)), o)

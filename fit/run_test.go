@@ -21,6 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -75,14 +76,11 @@ func ranks(t *testing.T, n int, train func(comm backend.Communicator, build sync
 	*fit.Result, error)) []*fit.Result {
 	t.Helper()
 	results := make([]*fit.Result, n)
-	err := euryale.Run(t.Context(), n, func(comm backend.Communicator, build sync.Locker) (
-		err error) {
+	require.NoError(t, euryale.Run(t.Context(), n, func(comm backend.Communicator,
+		build sync.Locker) (err error) {
 		results[comm.Rank()], err = train(comm, build)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return results
 }
 
@@ -112,9 +110,7 @@ func fitLinearBy(ctx context.Context, comm backend.Communicator, build sync.Lock
 func byHand(t *testing.T, n, batch, epochs int, s fit.Set) (w []float64, losses []float64) {
 	t.Helper()
 	sampler, err := autograd.NewSampler(autograd.Solo(), n, batch, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	w = []float64{1, -2}
 	velocity := []float64{0, 0}
 	for epoch := range epochs {
@@ -386,26 +382,18 @@ func TestMissingLabelsMakeTheLastBatchExact(t *testing.T) {
 	}
 	want, sgd := zeros(), &solver.SGD{Rate: 0.25}
 	sampler, err := autograd.NewSampler(autograd.Solo(), n, batch, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for epoch := range 3 {
 		for _, which := range sampler.Rest().Epoch(epoch) {
 			d, w := classifier(len(which), want, false)
 			m, err := vm.New(w.Graph(), nil, vm.WithSolver(sgd, w))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for i, sample := range which {
 				x, y := d.Inputs[0].Value().Data().([]float64), d.Inputs[1].Value().Data().([]int)
-				if err := s.Read(sample, []any{x[classes*i : classes*(i+1)], y[i : i+1],
-					make([]float64, 1)}); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, s.Read(sample, []any{x[classes*i : classes*(i+1)], y[i : i+1],
+					make([]float64, 1)}))
 			}
-			if err := errors.Join(m.RunAll(), m.Close()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(m.RunAll(), m.Close()))
 		}
 	}
 	two := data.Of(n, func(i int, row []any) error {

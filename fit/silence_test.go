@@ -23,6 +23,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -31,9 +32,7 @@ import (
 func machine(t *testing.T, g *G.ExprGraph, options ...vm.Option) *vm.Machine {
 	t.Helper()
 	m, err := vm.New(g, nil, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
@@ -67,9 +66,7 @@ func TestWhatReplacesASliceOfARowCounts(t *testing.T) {
 		row[0], row[1] = slices.Clone(row[0].([]float64)), slices.Clone(row[1].([]float64))
 	}
 	want, err := run(func(d *fit.Data) { d.Augment = added })
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s := points(10)
 	for what, change := range map[string]func(d *fit.Data){
 		"Read": func(d *fit.Data) {
@@ -141,15 +138,11 @@ func TestAValidationHasTheTensorsOfTheTraining(t *testing.T) {
 		return r.Epochs[0].Metrics["loss"], nil
 	}
 	let := func(of *G.Node, value any) {
-		if err := G.Let(of, value); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, G.Let(of, value))
 	}
 	want, err := fit.Evaluate(autograd.Solo(), machine(t, m.x.Graph(), vm.Eval()),
 		m.data(points(4)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got, err := validated(func(o *linear) { let(o.w, m.w.Value()) })
 	if err != nil || got != want["loss"] {
 		t.Errorf("with the same tensor: %v, %v, want %v", got, err, want)
@@ -299,9 +292,7 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 	} {
 		dir, bad, n := t.TempDir(), true, 2*c.P*2
 		sampler, err := autograd.NewSampler(autograd.Solo(), n, 2*c.P, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		// by a sample of step 4, the last one of epoch 2: see Data.Augment
 		drawn := rand.New(rand.NewPCG(1+1<<32, uint64(sampler.Epoch(1)[1][0]))).Uint64()
 		run := func() []error {
@@ -494,9 +485,7 @@ func TestAFinishedTrainingIsValidatedAgain(t *testing.T) {
 func TestFilesAreTriedBeforeTheFirstStep(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for what, c := range map[string]struct {
 		option fit.Option
 		want   string
@@ -507,7 +496,7 @@ func TestFilesAreTriedBeforeTheFirstStep(t *testing.T) {
 		"a log in no folder":     {fit.Log(dir+"/none/log", fit.CSV), "fit.Log: "},
 		"a folder for a log":     {fit.Log(dir, fit.CSV), "fit.Log: "},
 	} {
-		err := euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+		require.NoError(t, euryale.Run(t.Context(), 2, func(comm backend.Communicator,
 			build sync.Locker) error {
 			_, _, err := fitLinear(t.Context(), comm, build, 4, points(8), nil, c.option,
 				fit.OnStep(func(fit.StepLoss) error { return errors.New("a step") }))
@@ -516,10 +505,7 @@ func TestFilesAreTriedBeforeTheFirstStep(t *testing.T) {
 				t.Errorf("%s: found after a step", what)
 			}
 			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 1 {
 		t.Errorf("it has left %v, %v", left, err)
@@ -612,9 +598,7 @@ func TestDataThatDoNotFitTheGraphAreRefused(t *testing.T) {
 		says(t, "other lengths", err, "rank")
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // growing are samples that become more.

@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -173,9 +174,7 @@ func TestLongestContext(t *testing.T) {
 		for _, W := range []int{1, 2, 4} {
 			g := gpt{model.blocks, model.width, W * model.context, W, learned}
 			g, needed, err := g.longest(memory)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if W == 1 {
 				one = g.context
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
 )
@@ -25,9 +26,7 @@ func TestNamesAndSeedsDetermineFirstValues(t *testing.T) {
 			all = append(all, gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(40, 60),
 				gorgonia.WithName(name)))
 		}
-		if err := layers.Initialize(seed, layers.Glorot, all...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, layers.Initialize(seed, layers.Glorot, all...))
 		found := map[string][]float64{}
 		for _, n := range all {
 			found[n.Name()] = n.Value().Data().([]float64)
@@ -36,9 +35,7 @@ func TestNamesAndSeedsDetermineFirstValues(t *testing.T) {
 	}
 	one, other := values(1, "a", "b"), values(1, "b", "c", "a")
 	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer layout.Close()
 	built := layers.NewBuilder(gorgonia.NewGraph(), layout, tensor.Float64, 1)
 	a := built.Learn("a", layers.Glorot(40, 60), layers.Undivided, 40, 60)

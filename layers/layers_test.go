@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
@@ -188,9 +189,7 @@ func within(t *testing.T, k testenv.Kind, s layers.Sizes,
 	var build sync.Mutex
 	P := s.DP * s.SP * s.TP
 	g, err := testranks.Connect(P, 20*time.Second, k.Connect(t, P))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// Closed here, not at the test's end: a device counts what the next group finds in use.
 	defer func() {
 		if err := g.Close(); err != nil {
@@ -211,9 +210,7 @@ func within(t *testing.T, k testenv.Kind, s layers.Sizes,
 		}
 		return errors.Join(err, l.Close())
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // outcomes runs a block on all ranks of a layout. Its loss is the sum of products of the result
@@ -582,7 +579,7 @@ func TestDownUpEqualsOneRank(t *testing.T) {
 	lengths := ops.Splits(backend.Even(n, P)...)
 	var build sync.Mutex
 	g := testranks.New(t, P, 20*time.Second, testenv.Hosts.Connect(t, P))
-	err := g.All(func(r *testenv.Rank) error {
+	require.NoError(t, g.All(func(r *testenv.Rank) error {
 		build.Lock()
 		graph := gorgonia.NewGraph()
 		x := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithShape(n, 1),
@@ -617,10 +614,7 @@ func TestDownUpEqualsOneRank(t *testing.T) {
 				1e-12)
 		}
 		return errors.Join(err, machine.Close())
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // TestTrainingEqualsOneRank: a transformer with an embedding and its classifier has the losses of

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -24,7 +25,8 @@ func TestLayoutsThatDifferAreRefused(t *testing.T) {
 		"a layout of 3 x 1 x 1": func(int) [3]int { return [3]int{3, 1, 1} },
 		"a layout of 4 x -1 x":  func(int) [3]int { return [3]int{4, -1, -1} },
 	} {
-		err := euryale.Run(t.Context(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+		require.NoError(t, euryale.Run(t.Context(), 4, func(comm backend.Communicator,
+			_ sync.Locker) error {
 			n := of(comm.Rank())
 			_, err := layers.NewLayout(comm, n[0], n[1], n[2])
 			if err == nil || !strings.Contains(err.Error(), want) ||
@@ -32,9 +34,6 @@ func TestLayoutsThatDifferAreRefused(t *testing.T) {
 				t.Errorf("rank %d: want %q, got %v", comm.Rank(), want, err)
 			}
 			return nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 }

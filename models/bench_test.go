@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -41,17 +42,13 @@ func generates(b *testing.B, d backend.Device, p vm.Precision) {
 		prompt, tokens, config = 5, 4, gpt2Sizes{2, 24, 4, 61}
 	}
 	m, err := models.Load(config.folder(b))
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	defer m.Close()
 	for _, batch := range []int{1, 16} {
 		b.Run(fmt.Sprint("batch=", batch), func(b *testing.B) {
 			g, err := models.NewGenerator(m, d, models.GenerateOptions{Batch: batch,
 				Context: prompt + tokens, Precision: p})
-			if err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, err)
 			defer g.Close()
 			r := rand.New(rand.NewPCG(1, 1))
 			prompts := make([][]int, batch)
@@ -71,9 +68,7 @@ func generates(b *testing.B, d backend.Device, p vm.Precision) {
 				rounded(bench.Median(speeds)), rounded(bench.Median(prefills))}
 			b.ReportMetric(line.Speed, "tokens/s")
 			b.ReportMetric(line.Prefill, "prefill-ms")
-			if err := json.NewEncoder(os.Stdout).Encode(line); err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, json.NewEncoder(os.Stdout).Encode(line))
 		})
 	}
 }
@@ -84,15 +79,13 @@ func rounded(x float64) float64 { return math.Round(x*1e3) / 1e3 }
 func generateFor(b *testing.B, g *models.Generator, prompts [][]int,
 	tokens int) (prefill, rest time.Duration) {
 	n, begin, first := 0, time.Now(), time.Time{}
-	if err := g.Generate(b.Context(), prompts, models.Sampling{Max: tokens},
+	require.NoError(b, g.Generate(b.Context(), prompts, models.Sampling{Max: tokens},
 		func(int, int) error {
 			if n++; n == len(prompts) {
 				first = time.Now()
 			}
 			return nil
-		}); err != nil {
-		b.Fatal(err)
-	}
+		}))
 	if n != tokens*len(prompts) {
 		b.Fatalf("%d tokens, want %d of each of %d prompts", n, tokens, len(prompts))
 	}
@@ -142,18 +135,12 @@ func (s gpt2Sizes) folder(b *testing.B) (dir string) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600)
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	f, err := os.Create(filepath.Join(dir, "model.safetensors"))
 	if err == nil {
 		err = safetensors.Write(f, tensors, nil)
 	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
+	require.NoError(b, f.Close())
 	return dir
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/ops"
@@ -46,9 +47,7 @@ func readCases(t *testing.T, name string, to any) {
 	if err == nil {
 		err = json.Unmarshal(text, to)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // made returns a copy of the folder of a case, with its keys, and the folder of its adapter.
@@ -110,9 +109,7 @@ func lastLogits(m *models.Model, l *layers.Layout, build sync.Locker, ids []int,
 func firstRow(t *testing.T, folder string) []int {
 	t.Helper()
 	x, err := expect(t, folder).Read("tokens")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ids := make([]int, x.Shape[1])
 	for i := range ids {
 		ids[i] = int(backend.View[int64](x.Data)[i])
@@ -159,9 +156,7 @@ func TestWindowsHideInGeneration(t *testing.T) {
 		dir, _ := c.made(t)
 		m := load(t, dir)
 		g, err := models.NewGenerator(m, nil, models.GenerateOptions{Batch: 2, Context: 40})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var got [2][]int
 		prompt := firstRow(t, c.Folder)[:8]
 		err = g.Generate(context.Background(), [][]int{{1, 2, 3}, prompt},
@@ -197,9 +192,7 @@ func TestMissingKeysAreWhatTheClassesTake(t *testing.T) {
 	readCases(t, "defaults.json", &all)
 	for kind, want := range all {
 		c, err := models.ReadConfig(fmt.Appendf(nil, `{"model_type":%q}`, kind))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		got := map[string]any{"vocab_size": c.Vocabulary, "hidden_size": c.Width,
 			"num_hidden_layers": c.Blocks, "num_attention_heads": c.Heads,
 			"num_key_value_heads": c.KeyHeads, "head_dim": c.HeadWidth,
@@ -234,9 +227,7 @@ func TestSavedAdaptersOfAllKindsAreLoaded(t *testing.T) {
 		}
 		from, adapter := c.made(t)
 		m := load(t, from)
-		if err := m.LoadAdapter(adapter); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.LoadAdapter(adapter))
 		weights, dir := learned(t, m), filepath.Join(t.TempDir(), "adapter")
 		if err := m.SaveAdapter(dir, weights); err != nil {
 			t.Fatalf("%v: %v", c, err)
@@ -260,9 +251,7 @@ func TestSavedAdaptersOfAllKindsAreLoaded(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal(text, to)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 		}
 		if !reflect.DeepEqual(was, is) {
 			t.Errorf("%v: the configuration is %v, was %v", c, is, was)

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // stored returns a folder like one of testdata whose tensors are of a dtype.
@@ -18,9 +19,7 @@ func stored(t *testing.T, folder string, d backend.DType) (dir string) {
 	dir = copied(t, folder)
 	path := filepath.Join(dir, "model.safetensors")
 	from, err := safetensors.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all := map[string]safetensors.Tensor{}
 	for _, name := range from.Names() {
 		x, err := from.Read(name)
@@ -32,9 +31,7 @@ func stored(t *testing.T, folder string, d backend.DType) (dir string) {
 			t.Fatal(err)
 		}
 	}
-	if err := from.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, from.Close())
 	f, err := os.Create(path)
 	if err == nil {
 		err = safetensors.Write(f, all, nil)

@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/vm"
@@ -29,17 +30,11 @@ func generator(t testing.TB, folder string, d backend.Device,
 	o models.GenerateOptions) *models.Generator {
 	t.Helper()
 	m, err := models.Load(filepath.Join("testdata", folder))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	g, err := models.NewGenerator(m, d, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := errors.Join(g.Close(), m.Close()); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, errors.Join(g.Close(), m.Close()))
 	})
 	return g
 }
@@ -48,12 +43,10 @@ func generator(t testing.TB, folder string, d backend.Device,
 func generated(t testing.TB, g *models.Generator, s models.Sampling, prompts ...[]int) [][]int {
 	t.Helper()
 	rows := make([][]int, len(prompts))
-	if err := g.Generate(context.Background(), prompts, s, func(row, token int) error {
+	require.NoError(t, g.Generate(context.Background(), prompts, s, func(row, token int) error {
 		rows[row] = append(rows[row], token)
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return rows
 }
 
@@ -61,9 +54,7 @@ func generated(t testing.TB, g *models.Generator, s models.Sampling, prompts ...
 func (e expected) rows(t testing.TB, name string) (rows [][]int) {
 	t.Helper()
 	x, err := e.Read(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	rows = make([][]int, x.Shape[0])
 	for i, id := range backend.View[int64](x.Data) {
 		rows[i/x.Shape[1]] = append(rows[i/x.Shape[1]], int(id))
@@ -73,13 +64,9 @@ func (e expected) rows(t testing.TB, name string) (rows [][]int) {
 
 func fakeDevice(t testing.TB) backend.Device {
 	d, err := fakedevice.New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, d.Close())
 	})
 	return d
 }
@@ -191,23 +178,17 @@ func rowsAreThoseOfPromptsAlone(t *testing.T, folder string, d backend.Device) {
 // TestGeneratorSharesTheTensorsOfTraining: it generates from what learnables are now.
 func TestGeneratorSharesTheTensorsOfTraining(t *testing.T) {
 	m, err := models.Load(filepath.Join("testdata", "gpt2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer layout.Close()
 	b := layers.NewBuilder(gorgonia.NewGraph(), layout, tensor.Float32, 1)
 	if _, err := m.Logits(b, b.Tokens("tokens", 1, 1, 4)); err != nil {
 		t.Fatal(err)
 	}
 	g, err := models.NewGenerator(m, nil, models.GenerateOptions{Learnables: b.Learnables()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer g.Close()
 	e := expect(t, "gpt2")
 	prompt, want := e.rows(t, "tokens")[0][:8], e.rows(t, "greedy")[0]
@@ -228,13 +209,9 @@ func TestGeneratorSharesTheTensorsOfTraining(t *testing.T) {
 func TestAdaptChangesNoGeneratorThatThereIs(t *testing.T) {
 	m := load(t, filepath.Join("testdata", "llama3"))
 	g, err := models.NewGenerator(m, nil, models.GenerateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer g.Close()
-	if err := m.LoadAdapter(filepath.Join("testdata", "llama3", "adapter")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.LoadAdapter(filepath.Join("testdata", "llama3", "adapter")))
 	e := expect(t, "llama3")
 	prompt, want := e.rows(t, "tokens")[0][:8], e.rows(t, "greedy")[0]
 	if got := generated(t, g, models.Sampling{Max: 64}, prompt)[0]; !slices.Equal(got, want) {
@@ -314,9 +291,7 @@ func TestGenerateRefuses(t *testing.T) {
 		}
 	}
 	m, err := models.Load(filepath.Join("testdata", "gpt2"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	for _, o := range []models.GenerateOptions{{Batch: -1}, {Context: -1}, {Context: 81}} {
 		if _, err := models.NewGenerator(m, nil, o); !errors.Is(err, backend.ErrArgument) {
@@ -361,9 +336,7 @@ func TestSamplingHasTheProbabilitiesOfTheLogits(t *testing.T) {
 			counts, random := make([]float64, len(logits)), rand.New(rand.NewPCG(1, 2))
 			for range n {
 				token, err := models.Draw(test.Sampling, logits, random)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				counts[token]++
 			}
 			for i, w := range want {

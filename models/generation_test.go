@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/models"
 )
 
@@ -37,22 +38,16 @@ type generations struct {
 func readGenerations(t *testing.T) (all []generations) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "generation.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	texts := [][]byte{text}
 	if interpreter := python(t); interpreter != "" {
 		text, err := exec.Command(interpreter, "testdata/generation.py", "150").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		texts = append(texts, text)
 	}
 	for _, text := range texts {
 		var g generations
-		if err := json.Unmarshal(text, &g); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Unmarshal(text, &g))
 		all = append(all, g)
 	}
 	return all
@@ -63,26 +58,20 @@ func readGenerations(t *testing.T) (all []generations) {
 func other(t *testing.T, folder string, config, generation map[string]any) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", folder))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join("testdata", folder))))
 	write := func(name string, keys map[string]any) {
 		text, err := json.Marshal(keys)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), text, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	keys := map[string]any{}
 	text, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if err == nil {
 		err = json.Unmarshal(text, &keys)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	maps.Copy(keys, config)
 	write("config.json", keys)
 	if generation != nil {
@@ -139,15 +128,11 @@ func TestTokensAreDrawnOfThoseThatTransformersKeeps(t *testing.T) {
 		for i, c := range all.Draws {
 			m := load(t, other(t, "gpt2", nil, c.Generation))
 			s, err := m.Sampling(models.Sampling{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			r, drawn := rand.New(rand.NewPCG(1, uint64(i))), map[int]bool{}
 			for range 20000 {
 				token, err := models.Draw(s, c.Logits, r, c.Tokens...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				drawn[token] = true
 			}
 			for token := range drawn {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/models/tokenizer"
@@ -27,9 +28,7 @@ import (
 func copied(t *testing.T, folder string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", folder))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join("testdata", folder))))
 	return dir
 }
 
@@ -46,9 +45,7 @@ func changedIn(name, key string, value any) func(t *testing.T, dir string) {
 	return func(t *testing.T, dir string) {
 		path := filepath.Join(dir, name)
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var c map[string]any
 		if err = json.Unmarshal(text, &c); err == nil {
 			c[key] = value
@@ -57,9 +54,7 @@ func changedIn(name, key string, value any) func(t *testing.T, dir string) {
 		if err == nil {
 			err = os.WriteFile(path, text, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 }
 
@@ -68,9 +63,7 @@ func rewritten(change func(map[string]safetensors.Tensor)) func(t *testing.T, di
 	return func(t *testing.T, dir string) {
 		path := filepath.Join(dir, "model.safetensors")
 		f, err := safetensors.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer f.Close()
 		all := map[string]safetensors.Tensor{}
 		for _, name := range f.Names() {
@@ -92,16 +85,12 @@ func rewritten(change func(map[string]safetensors.Tensor)) func(t *testing.T, di
 // file is another text of a file, or its first bytes.
 func file(name string, text []byte) func(t *testing.T, dir string) {
 	return func(t *testing.T, dir string) {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
 	}
 }
 
 func shortened(t *testing.T, dir string) {
-	if err := os.Truncate(filepath.Join(dir, "model.safetensors"), 5000); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(filepath.Join(dir, "model.safetensors"), 5000))
 }
 
 // TestAFolderWithoutAFileSaysWhatToDo: an adapter is no model, and a model no adapter, and files of
@@ -109,9 +98,7 @@ func shortened(t *testing.T, dir string) {
 func TestAFolderWithoutAFileSaysWhatToDo(t *testing.T) {
 	without := func(name string) string {
 		dir := copied(t, "llama3")
-		if err := os.Remove(filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Remove(filepath.Join(dir, name)))
 		return dir
 	}
 	m := load(t, "testdata/llama3")
@@ -217,9 +204,7 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 			`"model-00001-of-00003.safetensors"}}`)), []string{"it has not"}},
 		{"qwen3", func(t *testing.T, dir string) {
 			path := filepath.Join(dir, "model-00001-of-00003.safetensors")
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Remove(path))
 		}, []string{"model-00001-of-00003.safetensors", "no such file"}},
 	} {
 		dir := copied(t, test.folder)
@@ -281,9 +266,7 @@ func TestOlderFilesOfGPT2HaveShorterNamesAndMasks(t *testing.T) {
 		backend.View[float32](number.Data)[0] = -1e4
 		all["h.0.attn.masked_bias"] = number
 	})(t, dir)
-	if err := built(t, dir); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, built(t, dir))
 }
 
 func TestLongerSequencesThanTheModelHasAreRefused(t *testing.T) {

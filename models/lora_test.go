@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 )
@@ -19,18 +20,12 @@ import (
 func TestSavedAdaptersAreLoaded(t *testing.T) {
 	for _, folder := range []string{"gpt2", "llama3"} {
 		m := load(t, filepath.Join("testdata", folder))
-		if err := m.LoadAdapter(filepath.Join("testdata", folder, "adapter")); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.LoadAdapter(filepath.Join("testdata", folder, "adapter")))
 		weights := learned(t, m)
 		dir := filepath.Join(t.TempDir(), "adapter")
-		if err := m.SaveAdapter(dir, weights); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.SaveAdapter(dir, weights))
 		again := load(t, filepath.Join("testdata", folder))
-		if err := again.LoadAdapter(dir); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, again.LoadAdapter(dir))
 		for name, x := range learned(t, again) {
 			if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
 				t.Errorf("%s: %s has other values", folder, name)
@@ -43,26 +38,18 @@ func TestSavedAdaptersAreLoaded(t *testing.T) {
 // Windows, too, and by SaveAdapter.
 func TestAnAdapterMayTakeItsOwnPlace(t *testing.T) {
 	dir, m := copied(t, filepath.Join("llama3", "adapter")), load(t, "testdata/llama3")
-	if err := m.LoadAdapter(dir); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.LoadAdapter(dir))
 	file("adapter_model.safetensors", nil)(t, dir)
 	weights := learned(t, m)
-	if err := m.SaveAdapter(dir, weights); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.SaveAdapter(dir, weights))
 	again := load(t, "testdata/llama3")
-	if err := errors.Join(again.LoadAdapter(dir), builds(t, again)); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(again.LoadAdapter(dir), builds(t, again)))
 }
 
 // A new adapter changes nothing yet, and its learnables are all that is learnt.
 func TestNewAdaptersBeginAsNothing(t *testing.T) {
 	m := load(t, "testdata/llama3")
-	if err := m.Adapt(models.LoRA{Rank: 2}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Adapt(models.LoRA{Rank: 2}))
 	weights := learned(t, m)
 	if len(weights) != 2*2*2 { // A and B of two layers in two blocks
 		t.Errorf("%d learnables", len(weights))
@@ -135,9 +122,7 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		t.Errorf("Adapt after Logits: %v", err)
 	}
 	m = load(t, "testdata/llama3")
-	if err := m.Adapt(models.LoRA{Rank: 2}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Adapt(models.LoRA{Rank: 2}))
 	const first = "model.layers.0.self_attn.q_proj.lora_A.weight"
 	one := tensor.New(tensor.FromScalar(1.))
 	if err := m.SaveAdapter(copied(t, "gpt2"), learned(t, m)); err == nil ||

@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
@@ -41,9 +42,7 @@ type expected struct{ *safetensors.File }
 func expect(t *testing.T, folder string) expected {
 	t.Helper()
 	f, err := safetensors.Open(filepath.Join("testdata", folder, "expected.safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { f.Close() })
 	return expected{f}
 }
@@ -62,9 +61,7 @@ func (e expected) floats(name string) ([]float64, []int, error) {
 func (e expected) tokens(t *testing.T, from int) (ids []int, rows, each int) {
 	t.Helper()
 	x, err := e.Read("tokens")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	rows, each = x.Shape[0], x.Shape[1]-1
 	for i, id := range backend.View[int64](x.Data) {
 		if at := i % x.Shape[1]; at >= from && at < from+each {
@@ -80,7 +77,7 @@ func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Lo
 	var build sync.Mutex
 	P := s.DP * s.SP * s.TP
 	g := testranks.New(t, P, 20*time.Second, testenv.Hosts.Connect(t, P))
-	if err := g.All(func(r *testenv.Rank) error {
+	require.NoError(t, g.All(func(r *testenv.Rank) error {
 		l, err := layers.NewLayout(r.Comm, s.DP, s.SP, s.TP)
 		if err != nil {
 			return err
@@ -89,9 +86,7 @@ func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Lo
 			r.Comm.Abort(err)
 		}
 		return errors.Join(err, l.Close())
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // Every folder and layout gives the logits, the loss and all gradients of transformers.
@@ -333,9 +328,7 @@ func learned(t *testing.T, m *models.Model) map[string]*tensor.Dense {
 func load(t *testing.T, dir string) *models.Model {
 	t.Helper()
 	m, err := models.Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
@@ -353,9 +346,7 @@ func TestSavedFoldersAreLoaded(t *testing.T) {
 			}
 			dir := filepath.Join(t.TempDir(), "tuned")
 			for range 2 { // over itself, too
-				if err := m.Save(dir, weights); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, m.Save(dir, weights))
 			}
 			again := load(t, dir)
 			if !reflect.DeepEqual(again.Config, m.Config) {
@@ -376,19 +367,13 @@ func TestSaveReplacesTheFilesOfAnIndex(t *testing.T) {
 	m, dir := load(t, filepath.Join("testdata", "qwen3")), copied(t, "qwen3")
 	weights := learned(t, m)
 	for _, x := range weights {
-		if err := x.Memset(float32(0.5)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, x.Memset(float32(0.5)))
 	}
 	own := []string{"model-best.safetensors", "model-1-of-2.safetensors", "notes"}
 	for _, name := range own {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o666))
 	}
-	if err := m.Save(dir, weights); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Save(dir, weights))
 	var left []string
 	all, err := os.ReadDir(dir)
 	for _, e := range all {
@@ -417,9 +402,7 @@ func TestSaveLeavesNothingOfAnEarlierModel(t *testing.T) {
 	for _, name := range append(own, old...) {
 		file(name, []byte("{}"))(t, dir)
 	}
-	if err := m.Save(dir, weights); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Save(dir, weights))
 	var left []string
 	all, err := os.ReadDir(dir)
 	for _, e := range all {
@@ -436,15 +419,11 @@ func TestSaveLeavesNothingOfAnEarlierModel(t *testing.T) {
 func TestSaveLeavesNothingThatChangesTheSameModel(t *testing.T) {
 	m, dir := load(t, other(t, "llama3", nil, nil)), t.TempDir()
 	weights := learned(t, m)
-	if err := m.Save(dir, weights); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Save(dir, weights))
 	for _, name := range []string{"generation_config.json", "tokenizer_config.json", "tekken.json",
 		"added_tokens.json"} {
 		file(name, []byte(`{"eos_token_id": 5}`))(t, dir)
-		if err := m.Save(dir, weights); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.Save(dir, weights))
 		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is still there: %v", name, err)
 		}
@@ -453,9 +432,7 @@ func TestSaveLeavesNothingThatChangesTheSameModel(t *testing.T) {
 		t.Errorf("the tokens that end a text are %v, want %v", again.EOS, m.EOS)
 	}
 	path := filepath.Join(dir, "generation_config.json")
-	if err := os.MkdirAll(filepath.Join(path, "x"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(path, "x"), 0o777))
 	if m.Save(dir, weights) == nil {
 		t.Error("what cannot be removed is no error")
 	}
@@ -472,14 +449,10 @@ func TestNoCrashLeavesPartsOfTwoModels(t *testing.T) {
 	for _, inTheWay := range []string{"model.safetensors", "tokenizer.json",
 		"pytorch_model-00001-of-00002.bin"} {
 		dir := t.TempDir()
-		if err := other.Save(dir, learned(t, other)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, other.Save(dir, learned(t, other)))
 		path := filepath.Join(dir, inTheWay)
-		if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"),
-			0o777)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"),
+			0o777)))
 		if m.Save(dir, weights) == nil {
 			t.Fatalf("%s is a directory, and Save does not say so", inTheWay)
 		}

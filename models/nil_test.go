@@ -4,14 +4,13 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/models"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	m, err := models.Load("testdata/gpt2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	nilargs.Check(t, map[string]nilargs.Use{
 		"NewGenerator": {F: models.NewGenerator, Args: []any{m, nil,

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/vm"
@@ -56,17 +57,13 @@ func TestTransformersReadsWhatSaveWrites(t *testing.T) {
 		data := filepath.Join("testdata", folder)
 		m := load(t, data)
 		dir := t.TempDir()
-		if err := m.Save(dir, learned(t, m)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.Save(dir, learned(t, m)))
 		args = append(args, data, dir, "-")
 		if m.LoadAdapter(filepath.Join(data, "adapter")) != nil {
 			continue // it has none
 		}
 		adapter := t.TempDir()
-		if err := m.SaveAdapter(adapter, learned(t, m)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.SaveAdapter(adapter, learned(t, m)))
 		args = append(args, data, dir, adapter)
 	}
 	output(t, interpreter, args...)
@@ -83,19 +80,13 @@ func TestTestdataIsMadeByItsScript(t *testing.T) {
 	for _, folder := range folders {
 		was := expect(t, folder)
 		now, err := safetensors.Open(filepath.Join(dir, folder, "expected.safetensors"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer now.Close()
 		for _, name := range was.Names() {
 			w, err := was.Read(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			n, err := now.Read(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if w.Data.DType() != backend.F32 {
 				continue // tokens: greedy ones may differ after a rounding
 			}
@@ -122,16 +113,12 @@ func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 	output(t, interpreter, "testdata/folders.py", dir, cmp.Or(os.Getenv("EURYALE_FOLDERS"), "200"),
 		cmp.Or(os.Getenv("EURYALE_SEED"), "1"))
 	folders, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	equal, refused, both, alone, saved := 0, 0, 0, 0, []string{"testdata/check.py"}
 	for _, f := range folders {
 		folder := filepath.Join(dir, f.Name())
 		what, err := os.ReadFile(filepath.Join(folder, "what.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		theirs := false
 		want, err := safetensors.Open(filepath.Join(folder, "expected.safetensors"))
 		if err == nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -35,9 +36,7 @@ func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
 		m := mlp(t, tensor.Float64)
 		option := vm.WithSolver(&solver.AdamW{Rate: 0.125, WeightDecay: 0.25}, m.params...)
 		machine, err := vm.New(m.g, device, append(slices.Clone(options), option)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return m, machine
 	}
 	runs := func(machine *vm.Machine, n int) (err error) {
@@ -78,9 +77,7 @@ func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 	m := mlp(t, tensor.Float64)
 	machine, err := vm.New(m.g, nil, vm.Accumulate(2), vm.WithSolver(&solver.SGD{Rate: 1},
 		m.params...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	for run := range 4 {
 		err := errors.Join(machine.RunAll(), machine.DataParallel().Save(dir, machine.Solver(),
@@ -90,9 +87,7 @@ func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 			t.Errorf("after run %d: %v", run, err)
 		}
 	}
-	if err := machine.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, machine.Close())
 }
 
 // TestATreeAloneAndOfRanksHaveTheSameCheckpoints: a machine without WithDataParallel writes what

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -46,9 +47,7 @@ func attentionOfBF16(t *testing.T, devices map[string]func(testing.TB) backend.D
 	for where, device := range devices {
 		m := selfAttention(t)
 		half, err := vm.New(m.g, device(t), vm.WithPrecision(vm.BF16))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer half.Close()
 		run(t, half)
 		if text := half.Plan().String(); strings.Contains(text, "loop copy") ||

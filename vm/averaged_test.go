@@ -12,7 +12,6 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
-	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -21,13 +20,10 @@ import (
 func TestAveragedEvaluatesWithAverages(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T,
 		k testenv.Kind) {
-		err := testranks.Join(together(t, k, 1, func(on ranked) error {
+		onRanks(t, k, 1, func(on ranked) error {
 			averagedOn(t, on)
 			return nil
-		}))
-		if err != nil {
-			t.Error(err)
-		}
+		})
 	})
 }
 

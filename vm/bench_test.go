@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -102,9 +103,7 @@ func BenchmarkPlan(b *testing.B) {
 			var shares []float64
 			for b.Loop() {
 				whole, proof, err := ours.Planning()
-				if err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, err)
 				shares = append(shares, 100*float64(proof)/float64(whole))
 			}
 			slices.Sort(shares)
@@ -130,24 +129,18 @@ func benchmarkTrain(b *testing.B, build func(testing.TB, tensor.Dtype) *model,
 	b.Run("after", func(b *testing.B) {
 		m, adam := build(b, tensor.Float32), &solver.Adam{Rate: 1e-4}
 		ours, err := vm.New(m.g, device)
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		defer ours.Close()
 		for b.Loop() {
 			run(b, ours)
-			if err := adam.Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, adam.Step(gorgonia.NodesToValueGrads(m.params)))
 		}
 	})
 }
 
 func benchmarkStep(b *testing.B, m *model, device backend.Device, options ...vm.Option) {
 	ours, err := vm.New(m.g, device, options...)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	defer ours.Close()
 	run(b, ours)
 	b.ReportAllocs()
@@ -168,7 +161,7 @@ func BenchmarkTree(b *testing.B) {
 			b.Run(fmt.Sprint(name, "/", P, "/", micro), func(b *testing.B) {
 				times := make([][2]float64, b.N) // of a step
 				var lock sync.Mutex
-				err := testranks.Join(testranks.Run(P, testenv.Hosts.Connect(b, P),
+				require.NoError(b, testranks.Join(testranks.Run(P, testenv.Hosts.Connect(b, P),
 					func(r *testenv.Rank) error {
 						var machines [2]*vm.Machine
 						for i, how := range [2]vm.Option{vm.Accumulate(micro / P),
@@ -201,10 +194,7 @@ func BenchmarkTree(b *testing.B) {
 							}
 						}
 						return nil
-					}))
-				if err != nil {
-					b.Fatal(err)
-				}
+					})))
 				median := func(of func(t [2]float64) float64) float64 {
 					var all []float64
 					for _, t := range times {

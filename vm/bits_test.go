@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	read "github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -75,9 +76,7 @@ func doHasTheBits(t *testing.T, g *gorgonia.ExprGraph) {
 		}
 	}
 	m, err := vm.New(g, nil, vm.Keep(nodes...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	for range 2 {
 		run(t, m)
@@ -91,9 +90,7 @@ func doHasTheBits(t *testing.T, g *gorgonia.ExprGraph) {
 				x = append(x, rowMajor(a.Value()))
 			}
 			want, err := op.Do(x...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			a, b := floats(t, n.Value()), floats(t, want)
 			for i := range a {
 				rounding := 0.0

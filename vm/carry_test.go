@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -38,10 +39,8 @@ func newCached(t testing.TB, memory *tensor.Dense, rows int) *cached {
 func (c *cached) put(t testing.TB, at []int, rows []float32) {
 	t.Helper()
 	let := func(n *gorgonia.Node, data any) {
-		if err := gorgonia.Let(n, tensor.New(tensor.WithShape(n.Shape()...),
-			tensor.WithBacking(data))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, gorgonia.Let(n, tensor.New(tensor.WithShape(n.Shape()...),
+			tensor.WithBacking(data))))
 	}
 	let(c.at, at)
 	let(c.rows, rows)
@@ -61,9 +60,7 @@ func cacheIsWrittenInPlace(t *testing.T, d backend.Device) {
 	var machines [2]*vm.Machine
 	for i, c := range []*cached{many, one} {
 		m, err := vm.New(c.g, d, vm.Eval(), vm.WithState(c.cache, c.next))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if machines[i] = m; strings.Contains(m.Plan().String(), "copy") ||
 			strings.Contains(m.Plan().String(), "assign") {
 			t.Errorf("the cache is copied:\n%v", m.Plan())
@@ -80,9 +77,7 @@ func cacheIsWrittenInPlace(t *testing.T, d backend.Device) {
 			t.Errorf("round %d: the sum is %v, want %v", round, one.sum, want)
 		}
 	}
-	if err := machines[0].Pull(many.cache); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, machines[0].Pull(many.cache))
 	if want := []float32{1, 2, 2, 1, 2, 2, 3, 4}; !slices.Equal(memory.Data().([]float32), want) {
 		t.Errorf("the cache is %v, want %v", memory, want)
 	}
@@ -110,15 +105,11 @@ func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
 			gorgonia.Read(must(gorgonia.Neg(a)), &old)
 			m, err := vm.New(g, d, vm.WithState(a, b), vm.WithState(b, sum), vm.Keep(sum),
 				vm.WithFrozen(fixed))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			x, y := 1.0, 10.0
 			for i := range 6 {
 				if i == 4 {
-					if err := gorgonia.Let(a, begin(100, 2)); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, gorgonia.Let(a, begin(100, 2)))
 					x = 100
 				}
 				run(t, m)
@@ -129,18 +120,14 @@ func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
 					t.Errorf("run %d gives %v, want %v", i, sum.Value(), y)
 				}
 			}
-			if err := m.Pull(a, b); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, m.Pull(a, b))
 			if got := a.Value().Data().([]float64)[0]; got != x {
 				t.Errorf("a is %v, want %v", got, x)
 			}
 			if got := b.Value().Data().([]float64)[0]; got != y {
 				t.Errorf("b is %v, want %v", got, y)
 			}
-			if err := m.Close(); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, m.Close())
 		})
 	}
 }
@@ -161,9 +148,7 @@ func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
 			}
 			m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 1}, w), vm.Keep(cost),
 				vm.WithFrozen(fixed))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			run(t, m) // 1*3 + 2*4; w is then -2, -2
 			fixed.Value().Data().([]float64)[0] = 100
 			run(t, m)
@@ -174,9 +159,7 @@ func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
 			if got := cost.Value().Data().(float64); got != want {
 				t.Errorf("a run gives %v, want %v", got, want)
 			}
-			if err := gorgonia.Let(fixed, begin(1, 1)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, gorgonia.Let(fixed, begin(1, 1)))
 			run(t, m)
 			want = -5 - 6 // w is -2-3, -2-4
 			if d == nil {
@@ -211,20 +194,12 @@ func TestFrozenVariablesOfCheckpointsAreLoaded(t *testing.T) {
 		sgd, dir := &solver.SGD{Rate: 1}, t.TempDir()
 		m, err := vm.New(g, d, vm.WithSolver(sgd, w), vm.WithFrozen(frozen), vm.Keep(cost),
 			vm.WithDataParallel(autograd.Solo(), autograd.WithFrozen(frozen)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		run(t, m) // w is then -2, -2
-		if err := m.DataParallel().Save(dir, sgd, nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := gorgonia.Let(frozen, begin(100, 100)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.DataParallel().Save(dir, sgd, nil))
+		require.NoError(t, gorgonia.Let(frozen, begin(100, 100)))
 		run(t, m)
-		if err := m.DataParallel().Load(dir, sgd, nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.DataParallel().Load(dir, sgd, nil))
 		run(t, m)
 		if got := cost.Value().Data().(float64); got != -14 {
 			t.Errorf("%s: %v, want -2 x 3 - 2 x 4", name, got)

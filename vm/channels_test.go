@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -78,9 +79,7 @@ func TestPlanWithChannelsLast(t *testing.T) {
 	for _, p := range []vm.Precision{vm.F32, vm.TF32, vm.BF16} {
 		m := residual(t, tensor.Float32)
 		machine, err := vm.New(m.g, lastly{fake(t)}, vm.WithPrecision(p))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		text := machine.Plan().String()
 		want := 14 // all passes of w0 to w4, but of w0 the gradient of x
 		if p == vm.F32 {

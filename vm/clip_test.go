@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -44,9 +45,7 @@ func clipNorm(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 					apart, within := build(t, tensor.Float64), build(t, tensor.Float64)
 					d := device(t)
 					a, err := vm.New(apart.g, d)
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					defer a.Close()
 					b := solving(t, within, d, &solver.SGD{Rate: 1}, vm.ClipNorm(limit))
 					defer b.Close()
@@ -57,9 +56,7 @@ func clipNorm(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 						if err == nil {
 							err = (&solver.SGD{Rate: 1}).Step(grads)
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, err)
 						run(t, b)
 						if got := b.Norm(); math.Abs(got-norm) > 1e-9*norm {
 							t.Errorf("the norm is %v, want %v", got, norm)
@@ -94,9 +91,7 @@ func TestClipNormOfNothing(t *testing.T) {
 			}
 			pull(t, machine, m.params)
 			state, err := adam.State()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 ||
 				!slices.Equal(m.weights(t)[1], before[1]) {
 				t.Errorf("after %d steps %v, before %v", steps, m.weights(t), before)
@@ -157,7 +152,7 @@ func TestClipNormOfParts(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {
 			const P = 3
-			err := testranks.Join(together(t, k, P, func(r ranked) error {
+			onRanks(t, k, P, func(r ranked) error {
 				rank := r.Comm.Rank()
 				data, err := r.Comm.Split(rank, 0)
 				if err != nil {
@@ -202,9 +197,6 @@ func TestClipNormOfParts(t *testing.T) {
 					}
 				}
 				return errors.Join(machine.Close(), data.Close())
-			}))
-			if err != nil {
-				t.Error(err)
-			}
+			})
 		})
 }

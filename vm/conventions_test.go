@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/conventions"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -38,9 +39,7 @@ func asInPyTorch(t *testing.T, devices map[string]func(testing.TB) backend.Devic
 // TestOursOnTheTapeMachineAreAsInPyTorch is the same of the tape machine.
 func TestOursOnTheTapeMachineAreAsInPyTorch(t *testing.T) {
 	cases, _, err := conventions.Cases()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i, c := range cases {
 		if c.Unsafe(conventions.Tape) {
 			continue
@@ -58,9 +57,7 @@ func conventional(t *testing.T, e conventions.Runner, c conventions.Case,
 	machine conventions.Maker) {
 	t.Helper()
 	all, err := c.Compute(3, machine)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, r := range all[1:] {
 		if e == conventions.VM && !sameResults(r, all[0]) {
 			t.Errorf("runs differ: %v and %v", all[0], r)
@@ -99,9 +96,7 @@ func TestEveryConventionIsSeen(t *testing.T) {
 			return gorgonia.NewTapeMachine(g), nil
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	seen := map[string]bool{}
 	for _, l := range lines {
 		for _, says := range l.Says {
@@ -148,9 +143,7 @@ func oneNaN(t *testing.T, d backend.Device, reduce reduction, dt tensor.Dtype, s
 	var y gorgonia.Value
 	gorgonia.Read(must(reduce(x, axes...)), &y)
 	v, err := vm.New(m.g, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer v.Close()
 	n := shape[0] * shape[1]
 	for _, at := range []int{0, n / 2, n - 1} {
@@ -168,9 +161,7 @@ func oneNaN(t *testing.T, d backend.Device, reduce reduction, dt tensor.Dtype, s
 			}
 		}
 		set(at, math.NaN())
-		if err := gorgonia.Let(x, value); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, gorgonia.Let(x, value))
 		run(t, v)
 		want := 0 // the result with the NaN
 		switch {
@@ -212,9 +203,7 @@ func TestNormsThatOverflowAreNaN(t *testing.T) {
 			m.params = gorgonia.Nodes{x}
 			m.grad(t, must(gorgonia.Sum(must(build(x, gain, bias)))))
 			v, err := vm.New(m.g, d)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for range 3 {
 				if run(t, v); !math.IsNaN(float64(m.loss.Data().(float32))) {
 					t.Errorf("%s: the loss of a %s norm of 1e30 is %v, want NaN", where, name,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -129,9 +130,7 @@ func TestAStepLeftInAfterWithSolverIsAnErrorThatSaysSo(t *testing.T) {
 	for _, by := range []solver.Solver{&solver.SGD{Rate: 0.5},
 		&solver.Momentum{Rate: 0.5}, &solver.Adam{Rate: 0.5}, &solver.AdamW{Rate: 0.5}} {
 		m, err := vm.New(g, nil, vm.WithSolver(by, w))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for range 3 {
 			run(t, m)
 			err := by.Step(gorgonia.NodesToValueGrads(gorgonia.Nodes{w}))
@@ -140,8 +139,6 @@ func TestAStepLeftInAfterWithSolverIsAnErrorThatSaysSo(t *testing.T) {
 				t.Errorf("a Step of %T after the machine's own: %v", by, err)
 			}
 		}
-		if err := errors.Join(m.Close(), by.Close()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(m.Close(), by.Close()))
 	}
 }

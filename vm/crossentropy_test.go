@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -20,16 +21,12 @@ func crossEntropyPlan(t *testing.T, rows, classes int) string {
 	labels := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(rows),
 		gorgonia.WithName("labels"))
 	loss, err := nn.CrossEntropy(nn.NoLabel, logits, labels)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := gorgonia.Grad(loss, logits); err != nil {
 		t.Fatal(err)
 	}
 	m, err := vm.New(g, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	return m.Plan().String()
 }

@@ -109,13 +109,9 @@ func TestCollectivesRunOnTheDevice(t *testing.T) {
 		for name, collective := range collectives {
 			for P := 2; P <= 3; P++ {
 				t.Run(fmt.Sprint(name, " ", P), func(t *testing.T) {
-					for _, err := range together(t, k, P, func(r ranked) error {
+					onRanks(t, k, P, func(r ranked) error {
 						return r.runsOnDevice(collective, 0)
-					}) {
-						if err != nil {
-							t.Error(err)
-						}
-					}
+					})
 				})
 			}
 		}
@@ -266,7 +262,7 @@ func held(d backend.Device) (n int) {
 // gradients at its end trains to the same bits on device and host.
 func TestDeviceOpsBesideExchanges(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
-		for _, err := range together(t, k, 2, func(r ranked) error {
+		onRanks(t, k, 2, func(r ranked) error {
 			var weights [2][][]float64
 			for i, device := range []backend.Device{nil, r.device} {
 				model, x := r.collectiveModel(collectives["AllToAll"])
@@ -289,11 +285,7 @@ func TestDeviceOpsBesideExchanges(t *testing.T) {
 				return fmt.Errorf("on the device %v, on the host %v", weights[1], weights[0])
 			}
 			return nil
-		}) {
-			if err != nil {
-				t.Error(err)
-			}
-		}
+		})
 	})
 }
 

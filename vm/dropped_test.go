@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -21,17 +22,13 @@ func drop(t *testing.T, n int, device backend.Device) {
 	for range n {
 		g, w, _ := layer(t, costs["mean and a penalty"])
 		m, err := vm.New(g, device, vm.WithSolver(&solver.Adam{Rate: 0.5}, w))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for range 3 {
 			run(t, m)
 		}
 		large, x := cubed(t)
 		eval, err := vm.New(large, device, vm.Eval())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for range 3 {
 			double(x)
 			run(t, eval)
@@ -89,9 +86,7 @@ func another(t *testing.T, d backend.Device) {
 	if err == nil {
 		err = m.Close()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func TestAMachineThatIsDroppedFreesItsDeviceWhenTheNextIsMade(t *testing.T) {
@@ -117,9 +112,7 @@ func TestADroppedMachineGivesItsLearnablesBackToTheHost(t *testing.T) {
 	got, want := w.Value().Data().([]float64), closed(t, d)
 	func() {
 		m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 0.0009765625}, w))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for range 3 {
 			run(t, m)
 		}
@@ -134,14 +127,10 @@ func closed(t *testing.T, d backend.Device) []float64 {
 	t.Helper()
 	g, w, _ := layer(t, costs["sum"])
 	m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 0.0009765625}, w))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for range 3 {
 		run(t, m)
 	}
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Close())
 	return w.Value().Data().([]float64)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
-	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -72,11 +71,9 @@ func TestExposed(t *testing.T) {
 	const delay = 30 * time.Millisecond
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {
-			if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+			onRanks(t, k, 2, func(r ranked) error {
 				return r.exposes(delay, asleep(delay).hold)
-			})); err != nil {
-				t.Fatal(err)
-			}
+			})
 		})
 }
 
@@ -140,7 +137,7 @@ func (c *hinted) Start(q backend.Queue, what backend.Collective, dst,
 // TestRanksExchangeInOneWay: also where one of them has a product more beside an exchange.
 func TestRanksExchangeInOneWay(t *testing.T) {
 	var products, beside [2][]bool
-	if err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) (err error) {
+	onRanks(t, testenv.Devices, 2, func(r ranked) (err error) {
 		me := r.Comm.Rank()
 		m := r.build(func(t testing.TB, dt tensor.Dtype) *model {
 			m := mlp(t, dt)
@@ -169,9 +166,7 @@ func TestRanksExchangeInOneWay(t *testing.T) {
 		}
 		beside[me] = comm.beside
 		return err
-	})); err != nil {
-		t.Fatal(err)
-	}
+	})
 	if slices.Equal(products[0], products[1]) || !slices.Contains(beside[0], true) ||
 		!slices.Equal(beside[0], beside[1]) {
 		t.Errorf("products are beside the exchanges %v, which are told %v", products, beside)
@@ -185,7 +180,7 @@ func TestExposedGathers(t *testing.T) {
 	as.data = func(*model) []autograd.Option {
 		return []autograd.Option{autograd.WithBuckets(1, 4000)} // a layer has 3720 bytes
 	}
-	if err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
+	onRanks(t, testenv.Devices, 2, func(r ranked) error {
 		_, half, err := r.start(as, vm.WithShards(levels[2]), vm.WithPrecision(vm.BF16))
 		if err != nil {
 			return err
@@ -226,9 +221,7 @@ func TestExposedGathers(t *testing.T) {
 				len(scattered), gathers, forward, buckets)
 		}
 		return errors.Join(err, machine.Close())
-	})); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // TestExposedAlone: without other ranks nothing is exchanged.

@@ -22,6 +22,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	blocks "github.com/euryale-ml/euryale/layers"
@@ -595,9 +596,7 @@ func newSeeds(t testing.TB, sample, full uint64) *seeds {
 			s.end, err = strconv.ParseUint(to, 10, 64)
 			s.until = s.until.AddDate(1, 0, 0) // as long as it takes
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		s.next.Store(seed)
 	}
 	return s
@@ -614,13 +613,9 @@ func layout(t testing.TB) *blocks.Layout {
 	t.Helper()
 	rank := testranks.New(t, 1, time.Minute, testenv.Hosts.Connect(t, 1)).Ranks[0]
 	l, err := blocks.NewLayout(rank.Comm, 1, 1, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, l.Close())
 	})
 	return l
 }

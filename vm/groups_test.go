@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -82,7 +83,7 @@ func (r ranked) group() error {
 // TestGroupsOfAutogradInAPlan: one WithSolver takes solver.Groups, which a checkpoint has whole.
 func TestGroupsOfAutogradInAPlan(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
-	err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+	onRanks(t, testenv.Hosts, 2, func(r ranked) error {
 		train := func(before, steps int, load bool) ([][]float64, error) {
 			m := r.build(mlp)
 			groups, err := solver.NewGroups(m.params, halves(m.params)...)
@@ -116,10 +117,7 @@ func TestGroupsOfAutogradInAPlan(t *testing.T) {
 			err = errors.Join(err, fmt.Errorf("%v, without a stop %v", got, want))
 		}
 		return errors.Join(err, err2)
-	}))
-	if err != nil {
-		t.Error(err)
-	}
+	})
 }
 
 // TestLearnablesAreUpdatedOnce: a learnable in two groups, twice in one, or as two nodes of one
@@ -128,9 +126,7 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 	m := product(t, vector(1, 2), vector(3, 4))
 	v, w := m.params[0], m.params[1]
 	tied := product(t, vector(1, 2), vector(3, 4))
-	if err := gorgonia.Let(tied.params[1], tied.params[0].Value()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(tied.params[1], tied.params[0].Value()))
 	sgd := func() solver.Solver { return &solver.SGD{Rate: 1} }
 	one := sgd()
 	for want, options := range map[string][]vm.Option{
@@ -156,9 +152,7 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 	machine := solving(t, m, nil, sgd())
 	defer machine.Close()
 	run(t, machine)
-	if err := gorgonia.Let(w, v.Value()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(w, v.Value()))
 	for range 3 {
 		if err := machine.RunAll(); !errors.Is(err, backend.ErrArgument) ||
 			!strings.Contains(err.Error(), one2) {
@@ -176,9 +170,7 @@ func TestGroupsOfOneKindAreOneStep(t *testing.T) {
 		options = append(options, vm.WithSolver(g.Solver, g.Params...))
 	}
 	machine, err := vm.New(m.g, nil, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer machine.Close()
 	updates := 0
 	for line := range strings.Lines(machine.Plan().String()) {

@@ -16,7 +16,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
-	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -80,15 +79,12 @@ func lookupsAsRows(t *testing.T, k testenv.Kind) {
 				}
 				t.Run(fmt.Sprint(P, " ", rows, " ", len(options)), func(t *testing.T) {
 					weights := make([][][]float64, P)
-					err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+					onRanks(t, k, P, func(r ranked) (err error) {
 						me := r.Comm.Rank()
 						weights[me], err = r.trainBothWays(exact, table(16*P, rows, me, true),
 							options)
 						return err
-					}))
-					if err != nil {
-						t.Fatal(err)
-					}
+					})
 					same(t, weights)
 				})
 			}
@@ -157,11 +153,9 @@ func TestLookupsWithSettings(t *testing.T) {
 					continue
 				}
 				t.Run(name, func(t *testing.T) {
-					if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+					onRanks(t, k, 2, func(r ranked) error {
 						return r.looksLikeWhole(as)
-					})); err != nil {
-						t.Error(err)
-					}
+					})
 				})
 			}
 		})
@@ -232,7 +226,7 @@ func (s *summing) Start(q backend.Queue, c backend.Collective, dst, src backend.
 
 // TestTablesThatAreOnlyLookedUpAreInNoAllReduce: nor where a bucket had room for all learnables.
 func TestTablesThatAreOnlyLookedUpAreInNoAllReduce(t *testing.T) {
-	if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+	onRanks(t, testenv.Hosts, 2, func(r ranked) error {
 		comm := &summing{Base: backend.Wrap(r.Comm)}
 		r.Comm = comm
 		as := training{build: table(32, 16, r.Comm.Rank(), true), solver: solvers["sgd"],
@@ -249,7 +243,5 @@ func TestTablesThatAreOnlyLookedUpAreInNoAllReduce(t *testing.T) {
 			err = fmt.Errorf("%d elements are all-reduced in a step, want %d", got, want)
 		}
 		return err
-	})); err != nil {
-		t.Error(err)
-	}
+	})
 }

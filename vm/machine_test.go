@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -204,9 +205,7 @@ var tolerances = map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32:
 func fake(t testing.TB) backend.Device {
 	t.Helper()
 	d, err := fakedevice.New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil { // which finds memory that was not freed
 			t.Error(err)
@@ -240,9 +239,7 @@ func TestTrainsAsTheTapeMachine(t *testing.T) {
 // images before they are pooled.
 func TestConvolutionsAreOneOperation(t *testing.T) {
 	m, err := vm.New(stockConvnet(2)(t, tensor.Float32).g, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	text := fmt.Sprint(m.Plan())
 	for step, want := range map[string]int{
@@ -262,9 +259,7 @@ func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *
 	a := gorgonia.NewTapeMachine(tape.g, gorgonia.BindDualValues(tape.params...))
 	defer a.Close()
 	b, err := vm.New(plan.g, device)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer b.Close()
 	for step := range 3 {
 		run(t, a)
@@ -275,10 +270,8 @@ func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *
 				gradient(t, plan.params[i]), gradient(t, tape.params[i]), tolerance)
 		}
 		for _, m := range []*model{tape, plan} {
-			if err := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)).Step(
-				gorgonia.NodesToValueGrads(m.params)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)).Step(
+				gorgonia.NodesToValueGrads(m.params)))
 		}
 		a.Reset()
 	}
@@ -287,8 +280,6 @@ func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *
 func gradient(t testing.TB, n *gorgonia.Node) gorgonia.Value {
 	t.Helper()
 	g, err := n.Grad()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return g
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -47,9 +48,7 @@ func (s gpt) model(t testing.TB) *model {
 				}
 				return math.Mod(float64(i)*0.37+0.11, 0.5) - 0.25
 			})
-			if err := gorgonia.Let(n, v); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, gorgonia.Let(n, v))
 		}
 		return n
 	}
@@ -143,9 +142,7 @@ func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
 				options := append(bound, vm.WithPrecision(precision),
 					vm.WithSolver(&solver.Adam{Rate: 1e-2}, m.params...))
 				machine, err := vm.New(m.g, device, options...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				var losses []float32
 				for step := range uint64(3) {
 					random.Seek(step, 0)
@@ -153,9 +150,7 @@ func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
 					losses = append(losses, m.loss.Data().(float32))
 				}
 				memory = machine.Summary().Memory
-				if err := machine.Close(); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, machine.Close())
 				return append(clones(m), losses), memory
 			}
 			want, free := steps()
@@ -257,13 +252,9 @@ func TestMemoryOfDeepChainsGrowsAsTheRoot(t *testing.T) {
 		m := deep(t, layers, 512, 64)
 		option := vm.WithSolver(&solver.SGD{Rate: 1}, m.params...)
 		free, err := vm.Summarize(m.g, 1, option)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		least, err := vm.Summarize(m.g, 1, option, vm.WithLeastMemory())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		// gradients of all weights, and values beside those that are kept
 		rest := least.Memory.Learnables + 6*one
 		root := int64(2 * math.Sqrt(float64(layers)) * one)
@@ -293,9 +284,7 @@ func TestABoundIsRefusedWhereItIsLessThanTheLeast(t *testing.T) {
 				return s.Memory.Total(), err
 			}
 			least, err := total(vm.WithLeastMemory())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for _, limit := range []int64{least - least/30, least - 1, least, least + 1,
 				least + least/200, least + least/100, least + least/50, least + least/25} {
 				switch got, err := total(vm.WithMemory(int(limit))); {
@@ -318,9 +307,7 @@ func TestABoundOfMemoryIsUsed(t *testing.T) {
 		t.Helper()
 		s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16),
 			vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...), bound)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return s.Memory
 	}
 	free, least := summary(vm.Keep()), summary(vm.WithLeastMemory())
@@ -369,17 +356,13 @@ func tilesOfTheLoss(t *testing.T, device backend.Device, tolerance float64) {
 					options = append(options, vm.Accumulate(micros))
 				}
 				machine, err := vm.New(m.g, device, options...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				memory[i] = machine.Summary().Memory
 				for range micros {
 					run(t, machine)
 				}
 				loss := m.loss.Data().(float32)
-				if err := errors.Join(machine.Pull(m.params...), machine.Close()); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, errors.Join(machine.Pull(m.params...), machine.Close()))
 				all[i] = append(clones(m), []float32{loss})
 			}
 			if memory[1].Values > memory[0].Values*8/10 {
@@ -414,9 +397,7 @@ func TestTilesOfGPT2(t *testing.T) {
 			}
 			s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16), vm.WithLossTiles(tiles),
 				vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if tiles == 1 {
 				whole = s.Memory
 			}
@@ -614,9 +595,7 @@ func BenchmarkBoundOfMemory(b *testing.B) {
 				return func() {
 					_, err := vm.Summarize(m.g, 1, append(bound, vm.WithPrecision(vm.BF16),
 						vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...))...)
-					if err != nil {
-						b.Fatal(err)
-					}
+					require.NoError(b, err)
 				}
 			}
 			turns(b, plan(vm.WithMemory(int(gib*(1<<30)))), plan())

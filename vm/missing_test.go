@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -164,9 +165,7 @@ func TestALabelThatCountsIsMixed(t *testing.T) {
 	in := newIncomplete()
 	loss := in.labelled(in.x)
 	m, err := vm.New(in.g, nil, vm.Keep(loss))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	for label, ok := range map[int]bool{nn.NoLabel: true, 0: false, 2: false} {
 		err := m.CheckIncomplete(vm.Incomplete{Inputs: G.Nodes{in.x, in.labels},

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -287,9 +288,7 @@ func labelsOfTimeStepsAreSlices(
 	all := of("labels", []int{3, 2}, []int{0, 2, nn.NoLabel, 1, 2, 0})
 	w := of("w", []int{2, 3}, []float64{3, 1, 2, 5, 4, 6})
 	steps, err := nn.Split(0, []int{1, 1, 1}, all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	joined := must(nn.Concat(1, steps[2], steps[0]))
 	var loss *gorgonia.Node
 	for _, step := range steps {
@@ -301,16 +300,12 @@ func labelsOfTimeStepsAreSlices(
 		loss = cost
 	}
 	grads, err := gorgonia.Grad(loss, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dw := grads[0]
 	want := valuesByDo(t, g)
 	for where, device := range devices {
 		m, err := vm.New(g, device(t), vm.Keep(joined, loss, dw))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if text := m.Plan().String(); !strings.Contains(text, "host_ops=0") {
 			t.Errorf("%s: operations run by Do in\n%s", where, text)
 		}
@@ -348,9 +343,7 @@ func dropoutIsThatOfItsDo(t *testing.T, devices map[string]func(testing.TB) back
 					models[i], kept[i] = m, gorgonia.Nodes{first, second, x.Deriv()}
 				}
 				m, err := vm.New(models[1].g, device(t), vm.Keep(kept[1]...))
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				defer m.Close()
 				if text := m.Plan().String(); !strings.Contains(text, "host_ops=0") {
 					t.Errorf("operations run by Do in\n%s", text)
@@ -380,17 +373,11 @@ func TestDropout(t *testing.T) {
 	y := must(nn.Dropout(0.5, random, x))
 	m.grad(t, must(gorgonia.Sum(y)))
 	train, err := vm.New(m.g, nil, vm.Keep(y))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer train.Close()
-	if err := train.RunAll(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, train.RunAll())
 	dx, err := x.Grad()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	kept := 0
 	for i, v := range floats(t, y.Value()) {
 		factor := floats(t, dx)[i]
@@ -406,13 +393,9 @@ func TestDropout(t *testing.T) {
 		t.Error("a second run at one step was allowed")
 	}
 	evaluate, err := vm.New(m.g, nil, vm.Eval(), vm.Keep(y))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer evaluate.Close()
-	if err := evaluate.RunAll(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, evaluate.RunAll())
 	compare(t, "in evaluation", y.Value(), x.Value(), 0)
 }
 
@@ -425,9 +408,7 @@ func TestIndexOutOfRange(t *testing.T) {
 		indices := labels(x, 3, 0)
 		y := must(nn.Embedding(x, indices))
 		planned, err := vm.New(m.g, device(t), vm.Keep(y))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer planned.Close()
 		run(t, planned)
 		for _, wrong := range []int{-1, 4} {

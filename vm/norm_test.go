@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	read "github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -59,9 +60,7 @@ func (n normed) let(t *testing.T, step int) {
 	if err == nil {
 		err = gorgonia.Let(n.x, part.Materialize())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // TestRunningStatistics: a batch normalisation has the moving averages that the tape machine gives
@@ -132,9 +131,7 @@ func TestAveragesDoNotDependOnWhoSetsTheMode(t *testing.T) {
 		case 4:
 			err = errors.Join(got.op.SetTraining(true), want.op.Reset())
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		run(t, plain)
 		run(t, train)
 		if bits(got) != bits(want) || !read.Trains(got.op) {
@@ -148,9 +145,7 @@ func TestAveragesDoNotDependOnWhoSetsTheMode(t *testing.T) {
 func machineOn(t *testing.T, d backend.Device, n normed, options ...vm.Option) *vm.Machine {
 	t.Helper()
 	m, err := vm.New(n.x.Graph(), d, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
@@ -173,10 +168,8 @@ func TestBatchNormEvaluates(t *testing.T) {
 		{[]float64{1, 0}, []float64{3, 0}, []float64{1, 3, 2, 5}, []float64{0.5, 1, 0.5, 1}},
 		{[]float64{0, 2}, []float64{0, 15}, []float64{2, 1, 4, 1.5}, []float64{1, 0.25, 1, 0.25}},
 	} {
-		if err := op.SetStats(tensor.New(tensor.WithBacking(test.mean)),
-			tensor.New(tensor.WithBacking(test.variance))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, op.SetStats(tensor.New(tensor.WithBacking(test.mean)),
+			tensor.New(tensor.WithBacking(test.variance))))
 		run(t, e)
 		compare(t, "value", y.Value(), tensor.New(tensor.WithBacking(test.y)), 1e-12)
 		compare(t, "gradient", gradient(t, x), tensor.New(tensor.WithBacking(test.dx)), 1e-12)
@@ -196,9 +189,7 @@ func TestABatchNormThatNothingHasTrainedEvaluatesWithTheVariance1(t *testing.T) 
 				tensor.Ones(dt, mean.Shape()...)
 			compare(t, where+": mean", mean, zeros, 0)
 			compare(t, where+": variance", variance, ones, 0)
-			if err := n.op.SetStats(ones, zeros); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, n.op.SetStats(ones, zeros))
 			run(t, machineOn(t, device(t), n, vm.Eval()))
 			compare(t, where+": variance of a program", variance, zeros, 0)
 		}

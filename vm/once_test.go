@@ -11,8 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
-	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
@@ -68,7 +68,7 @@ func TestRanksWithOtherSettingsAreFound(t *testing.T) {
 			u.SetParam(u.Do(fuse.Sub, u.Param(), u.With(fuse.Mul, u.Gradient(), u.Rate())))
 		}}
 	}
-	err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+	onRanks(t, testenv.Hosts, 2, func(r ranked) error {
 		_, _, err := r.start(as, vm.WithPrecision([]vm.Precision{vm.BF16, vm.F32}[r.Comm.Rank()]))
 		if err == nil || !strings.Contains(err.Error(), "the precision is") {
 			t.Errorf("another precision: %v", err)
@@ -99,10 +99,7 @@ func TestRanksWithOtherSettingsAreFound(t *testing.T) {
 			}
 		}
 		return nil
-	}))
-	if err != nil {
-		t.Error(err)
-	}
+	})
 }
 
 // TestASolverWithStateOfOtherLearnablesIsRefused: it knows them by their order alone.
@@ -139,7 +136,5 @@ func TestASolverWithStateOfOtherLearnablesIsRefused(t *testing.T) {
 			t.Errorf("learnables %v: %v", names, err)
 		}
 	}
-	if err := errors.Join(s.Close(), train("b", "a")); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(s.Close(), train("b", "a")))
 }

@@ -15,6 +15,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -73,9 +74,7 @@ func (c *onnxCase) value(x *onnxTensor) *tensor.Dense {
 	default:
 		t.Fatalf("a tensor of %s", x.DType)
 	}
-	if err := binary.Read(bytes.NewReader(x.Data), binary.LittleEndian, data); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, binary.Read(bytes.NewReader(x.Data), binary.LittleEndian, data))
 	if wide, ok := data.([]float64); ok && c.narrow {
 		short := make([]float32, n)
 		for i, v := range wide {
@@ -182,14 +181,10 @@ func TestONNX(t *testing.T) { testONNX(t, devices) }
 func testONNX(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	for group, kinds := range onnxGroups {
 		file, err := os.ReadFile("testdata/onnx/" + group + ".jsonl")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for line := range strings.Lines(string(file)) {
 			c := &onnxCase{}
-			if err := json.Unmarshal([]byte(line), c); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, json.Unmarshal([]byte(line), c))
 			t.Run(fmt.Sprint(group, "/", c.Name), func(t *testing.T) {
 				if kinds[c.Op] == nil {
 					t.Fatalf("nothing builds %s", c.Op)
@@ -224,9 +219,7 @@ func (c *onnxCase) run(t *testing.T, kind func(c *onnxCase) (gorgonia.Nodes, err
 		}
 	}
 	results, err := kind(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	grads := c.gradients(t, results[0])
 	var keep gorgonia.Nodes
 	for _, n := range append(slices.Clone(results), grads...) {
@@ -274,9 +267,7 @@ func (c *onnxCase) gradients(t *testing.T, y *gorgonia.Node) gorgonia.Nodes {
 		}
 	}
 	grads, err := gorgonia.Grad(loss, by...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all := make(gorgonia.Nodes, len(c.Grad))
 	for i, g := range c.Grad {
 		if g != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -921,9 +922,7 @@ const combinationsPage = "../docs/combinations.md"
 // TestPairsOfFeatures tests. EURYALE_UPDATE=1 writes it.
 func TestThePageOfCombinations(t *testing.T) {
 	if os.Getenv("EURYALE_UPDATE") == "1" {
-		if err := os.WriteFile(combinationsPage, []byte(combinations()), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(combinationsPage, []byte(combinations()), 0o666))
 	}
 	page, err := os.ReadFile(combinationsPage)
 	if err != nil || string(page) != combinations() {

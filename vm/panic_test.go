@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -70,7 +71,5 @@ func TestAPanicOfAnOperationEndsEveryRankOfARun(t *testing.T) {
 		}
 		return nil
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(errs...))
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	gpus "github.com/euryale-ml/euryale/internal/gpu"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -51,11 +52,9 @@ func TestShardsOnGPU(t *testing.T) {
 				continue // a level of each
 			}
 			t.Run(fmt.Sprint(name, " ", level), func(t *testing.T) {
-				if err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
+				onRanks(t, testenv.GPUs, 2, func(r ranked) error {
 					return r.shardsLikeReplicas(level, all[name])
-				})); err != nil {
-					t.Error(err)
-				}
+				})
 			})
 		}
 	}
@@ -95,9 +94,7 @@ func TestBucketsAreGivenBackOnGPU(t *testing.T) {
 // of NVLink, which emulated devices are taken for.
 func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 	options, err := gpus.Asked("copy-engines")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if os.Getenv("EMULATED_DEVICES") != "" {
 		options.Link = gpus.FullyConnected
 	}
@@ -109,7 +106,7 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 		for _, level := range levels {
 			t.Run(fmt.Sprint(P, " ", level), func(t *testing.T) {
 				connect := testenv.ConnectGPUs(t, P, &options)
-				err := testranks.Join(connected(t, testenv.GPUs, P, connect, func(r ranked) error {
+				require.NoError(t, testranks.Join(connected(t, testenv.GPUs, P, connect, func(r ranked) error {
 					comm, _ := backend.As[*gpus.Communicator](r.Comm)
 					if comm.Link() != gpus.FullyConnected {
 						return nil // not on this machine
@@ -120,10 +117,7 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 						err = errors.Join(err, errors.New("no call went by copy engines"))
 					}
 					return err
-				}))
-				if err != nil {
-					t.Error(err)
-				}
+				})))
 			})
 		}
 	}
@@ -132,7 +126,7 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 // TestExposedOnGPU is TestExposed by the clocks of GPUs: the late exchange ends behind fills.
 func TestExposedOnGPU(t *testing.T) {
 	const fills, nbytes = 256, 64 << 10
-	if err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
+	onRanks(t, testenv.GPUs, 2, func(r ranked) error {
 		b, err := r.device.Alloc(nbytes)
 		if err != nil {
 			return err
@@ -144,9 +138,7 @@ func TestExposedOnGPU(t *testing.T) {
 			return err
 		}
 		return errors.Join(r.exposes(0, hold), r.device.Free(b))
-	})); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // TestLengthsOfZeroOfCollectivesOnGPU is TestLengthsOfZeroOfCollectives on GPUs.
@@ -217,7 +209,7 @@ func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *mo
 	const warmUp = 5 // steps, of which the second one records the graph
 	var lock sync.Mutex
 	var took time.Duration
-	err := testranks.Join(testranks.Run(P, testenv.GPUs.Connect(b, P), func(r *testenv.Rank) error {
+	require.NoError(b, testranks.Join(testranks.Run(P, testenv.GPUs.Connect(b, P), func(r *testenv.Rank) error {
 		lock.Lock()
 		m := build(b, tensor.Float32)
 		lock.Unlock()
@@ -255,9 +247,6 @@ func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *mo
 			took = time.Since(began) / time.Duration(b.N)
 		}
 		return nil
-	}))
-	if err != nil {
-		b.Fatal(err)
-	}
+	})))
 	return took
 }

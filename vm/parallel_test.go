@@ -23,6 +23,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -61,6 +62,12 @@ func (r ranked) build(make func(testing.TB, tensor.Dtype) *model) *model {
 func together(t *testing.T, k testenv.Kind, P int, body func(r ranked) error) []error {
 	t.Helper()
 	return connected(t, k, P, k.Connect(t, P), body)
+}
+
+// onRanks is together of a test that ends with the errors of its ranks.
+func onRanks(t *testing.T, k testenv.Kind, P int, body func(r ranked) error) {
+	t.Helper()
+	onRanks(t, k, P, body)
 }
 
 // connected is together of ranks that connect in a way.
@@ -124,13 +131,10 @@ func trainsTogether(t *testing.T, k testenv.Kind, P int, solver func() solver.So
 	build func(testing.TB, tensor.Dtype) *model, options ...autograd.Option) {
 	t.Helper()
 	weights := make([][][]float64, P)
-	err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+	onRanks(t, k, P, func(r ranked) (err error) {
 		weights[r.Comm.Rank()], err = r.trainBothWays(solver, build, options)
 		return err
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 	same(t, weights)
 }
 
@@ -173,7 +177,7 @@ func TestDataParallelOfMachines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var lock sync.Mutex
 			weights := make([][][]float64, 4)
-			err := testranks.Join(testranks.Run(4, connectMachines,
+			require.NoError(t, testranks.Join(testranks.Run(4, connectMachines,
 				func(r machineRank) (err error) {
 					of := ranked{Rank: r.Rank, t: t, lock: &lock}
 					weights[r.Comm.Rank()], err = of.trainBothWays(solvers["adam"],
@@ -182,10 +186,7 @@ func TestDataParallelOfMachines(t *testing.T) {
 						err = errors.New("nothing went machine by machine")
 					}
 					return err
-				}))
-			if err != nil {
-				t.Fatal(err)
-			}
+				})))
 			same(t, weights)
 		})
 	}
@@ -310,7 +311,7 @@ func TestDataParallelRefused(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			for r, err := range together(t, testenv.Hosts, 3, func(r ranked) error {
+			onRanks(t, testenv.Hosts, 3, func(r ranked) error {
 				m := r.build(mlp)
 				machine, err := vm.New(m.g, r.device, test.options(r, m)...)
 				switch {
@@ -321,11 +322,7 @@ func TestDataParallelRefused(t *testing.T) {
 					return fmt.Errorf("%w, want %v with %q", err, test.want, test.text)
 				}
 				return nil
-			}) {
-				if err != nil {
-					t.Errorf("rank %d: %v", r, err)
-				}
-			}
+			})
 		})
 	}
 }
@@ -504,7 +501,7 @@ func TestDataParallelAroundTheHost(t *testing.T) {
 		return m
 	}
 	trainsTogether(t, testenv.Devices, 2, solvers["adam"], build)
-	err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
+	onRanks(t, testenv.Devices, 2, func(r ranked) error {
 		m := r.build(build)
 		machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
 			vm.WithDataParallel(r.Comm))
@@ -518,10 +515,7 @@ func TestDataParallelAroundTheHost(t *testing.T) {
 			t.Errorf("no exchange is under way while the host runs an operation:\n%v", text)
 		}
 		return machine.Close()
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // eager counts the collectives that a communicator runs at once, and those that are recorded.
@@ -557,7 +551,7 @@ func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
 // isRecorded checks that the second run records so many exchanges.
 func isRecorded(t *testing.T, k testenv.Kind, exchanges int, options ...vm.Option) {
 	t.Helper()
-	err := testranks.Join(together(t, k, 2, func(r ranked) error {
+	onRanks(t, k, 2, func(r ranked) error {
 		m := r.build(mlp)
 		comm := &eager{Base: backend.Wrap(r.Comm)}
 		machine, err := vm.New(m.g, r.device, append(options,
@@ -580,10 +574,7 @@ func isRecorded(t *testing.T, k testenv.Kind, exchanges int, options ...vm.Optio
 			}
 		}
 		return machine.Close()
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // TestValuesLieWhereGradientsWillBe: values that are read for the last time before a gradient is
@@ -598,7 +589,7 @@ func valuesWhereGradientsWillBe(t *testing.T, kinds ...testenv.Kind) {
 	there := regexp.MustCompile(`gradient\d f32\(8,33\) = `)
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) {
 		trainsTogether(t, k, 2, solvers["adam"], build)
-		for _, err := range together(t, k, 2, func(r ranked) error {
+		onRanks(t, k, 2, func(r ranked) error {
 			model := r.build(build)
 			m, err := vm.New(model.g, r.device, vm.WithSolver(solvers["adam"](),
 				model.params...), vm.WithDataParallel(r.Comm))
@@ -609,10 +600,6 @@ func valuesWhereGradientsWillBe(t *testing.T, kinds ...testenv.Kind) {
 				err = fmt.Errorf("all values lie in the arena:\n%v", m.Plan())
 			}
 			return errors.Join(err, m.Close())
-		}) {
-			if err != nil {
-				t.Error(err)
-			}
-		}
+		})
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -27,9 +28,7 @@ func TestPlanFile(t *testing.T) {
 		t.Setenv("EURYALE_PLAN", path)
 		m := machine(t, mlp(t, tensor.Float32).g)
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if want := m.Plan().String(); kind == ".txt" && string(text) != want {
 			t.Errorf("the file is\n%s\nwant\n%s", text, want)
 		}
@@ -53,9 +52,7 @@ func TestPlanFileForReports(t *testing.T) {
 	t.Setenv("EURYALE_PLAN", path)
 	want := machine(t, mlp(t, tensor.Float32).g).Plan().String()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var file struct {
 		Arena int `json:"arena_bytes"`
 		Steps []struct {
@@ -63,9 +60,7 @@ func TestPlanFileForReports(t *testing.T) {
 			Bytes int
 		}
 	}
-	if err := json.Unmarshal(text, &file); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(text, &file))
 	peak := 0
 	for i, s := range file.Steps {
 		peak = max(peak, s.Bytes)
@@ -107,16 +102,12 @@ func drawing(t *testing.T, text string) (bars int, lines []string) {
 		if errors.Is(err, io.EOF) {
 			return bars, lines
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "rect" {
 			bars++
 		} else if ok && e.Name.Local == "text" {
 			var line string
-			if err := d.DecodeElement(&line, &e); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, d.DecodeElement(&line, &e))
 			lines = append(lines, strings.TrimSpace(line))
 		}
 	}
@@ -143,9 +134,7 @@ func TestPlanFileIsAsWideAsItsLines(t *testing.T) {
 	long := m.variable(strings.Repeat("block <0> & ä ", 60), tensor.Float64, 2, 3)
 	machine(t, must(gorgonia.Exp(long)).Graph())
 	file, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var picture struct {
 		Width  float64 `xml:"width,attr"`
 		Height float64 `xml:"height,attr"`
@@ -161,9 +150,7 @@ func TestPlanFileIsAsWideAsItsLines(t *testing.T) {
 			Width float64 `xml:"width,attr"`
 		} `xml:"rect"`
 	}
-	if err := xml.Unmarshal(file, &picture); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, xml.Unmarshal(file, &picture))
 	longest := 0
 	for _, line := range picture.Lines {
 		letters := utf8.RuneCountInString(line.Text)

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -115,9 +116,7 @@ func integersPoison(t *testing.T, devices map[string]func(testing.TB) backend.De
 				for _, wrong := range []int{-1, 4, 1 << 40, math.MinInt} {
 					m, y := o.graph(t, dt, wrong, true)
 					v, err := vm.New(m.g, d, vm.Keep(y))
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					run(t, v)
 					got := []string{nans(t, y.Value())}
 					for _, x := range m.params {
@@ -153,9 +152,7 @@ func TestVariablesOutOfRangeAreErrors(t *testing.T) {
 			for _, wrong := range []int{-1, 4, math.MinInt} {
 				m, _ := o.graph(t, tensor.Float64, wrong, false)
 				v, err := vm.New(m.g, d)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				err = v.RunAll()
 				says := fmt.Sprintf("1 is %d, out of range", wrong)
 				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), says) {
@@ -208,9 +205,7 @@ func noLabels(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 						loss := must(nn.CrossEntropy(nn.NoLabel, m.params[0], labels))
 						m.grad(t, loss)
 						v, err := vm.New(m.g, d)
-						if err != nil {
-							t.Fatal(err)
-						}
+						require.NoError(t, err)
 						err = v.RunAll()
 						right := wrong == 0 || wrong == 2
 						_, says, _ := strings.Cut(fmt.Sprint(err), "label 1 is ")
@@ -247,9 +242,7 @@ func TestFloatsAreLabelsWhereTheyAreNot0(t *testing.T) {
 	if err == nil {
 		err = errors.Join(v.RunAll(), v.Close())
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, err)
 }
 
 // TestLengthsThatRunsChangePoison: of what is out of range in a state, only the host's memory can
@@ -267,9 +260,7 @@ func TestLengthsThatRunsChangePoison(t *testing.T) {
 		next := must(gorgonia.Add(lengths, one("one")))
 		y := must(nn.Attention(q, k, k, nn.AttentionOptions{KeyLengths: lengths}))
 		v, err := vm.New(m.g, device(t), vm.Keep(y), vm.WithState(lengths, next))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for step, want := range []string{".", ".", "N"} {
 			err := v.RunAll()
 			if where == "host" && want == "N" {

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -85,9 +86,7 @@ func (p unevenPool) check(t *testing.T, device backend.Device) {
 	m.params = gorgonia.Nodes{image}
 	m.grad(t, must(gorgonia.Sum(must(gorgonia.HadamardProd(y, share)))))
 	machine, err := vm.New(m.g, device, vm.Keep(y), vm.Notice(func(string) {}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer machine.Close()
 	for i := range 3 {
 		run(t, machine)
@@ -151,9 +150,7 @@ func (p unevenPool) checkMean(t *testing.T, device backend.Device) {
 	m.params = gorgonia.Nodes{image}
 	m.grad(t, must(gorgonia.Sum(y)))
 	machine, err := vm.New(m.g, device, vm.Keep(y), vm.Notice(func(string) {}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer machine.Close()
 	for i := range 3 {
 		run(t, machine)

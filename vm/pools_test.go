@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -32,17 +33,11 @@ func TestPoolsOfUnevenPaddingAreReadAsMeant(t *testing.T) {
 					nn.PoolOptions{After: &[2]int{2, 0}})
 			}
 			dx, err := gorgonia.Grad(must(gorgonia.Sum(must(gorgonia.Square(must(y, err))))), x)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			machine, err := vm.New(m.g, nil, vm.Keep(y))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for range 3 {
-				if err := machine.RunAll(); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, machine.RunAll())
 				found[i] = append(found[i], floats(t, y.Value()), floats(t, dx[0].Value()))
 				machine.Reset()
 			}

@@ -7,6 +7,7 @@ import (
 
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -20,9 +21,7 @@ func TestPrecisionsOnGPU(t *testing.T) {
 		for _, p := range []vm.Precision{vm.TF32, vm.BF16} {
 			m := build(t, tensor.Float32)
 			machine, err := vm.New(m.g, d, vm.WithPrecision(p))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			var first [][]float64
 			for range 3 { // the second run records the graph, the third one launches it
 				run(t, machine)

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -35,9 +36,7 @@ func values(t *testing.T, m *model, n *gorgonia.Node, device backend.Device,
 func once(t *testing.T, m *model, device backend.Device, options ...vm.Option) {
 	t.Helper()
 	machine, err := vm.New(m.g, device, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	run(t, machine)
 	if err := machine.Close(); err != nil {
 		t.Error(err)
@@ -222,9 +221,7 @@ func masked(t testing.TB, dt tensor.Dtype) *model {
 func TestPlanInBF16(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	machine, err := vm.New(m.g, nil, vm.WithPrecision(vm.BF16))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer machine.Close()
 	plan := machine.Plan().String()
 	for _, variable := range []string{"x", "w0", "w1"} { // which the backward pass reads again
@@ -279,13 +276,9 @@ func TestProfile(t *testing.T) {
 	for name, device := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
 		m := mlp(t, tensor.Float32)
 		machine, err := vm.New(m.g, device)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		times, err := machine.Profile()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if steps := strings.Count(machine.Plan().String(), "\n") - 1; len(times) != steps {
 			t.Errorf("%s: %d times for %d steps", name, len(times), steps)
 		}

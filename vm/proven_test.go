@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -33,16 +34,12 @@ func TestProvenPlansTrainAsTheTapeMachine(t *testing.T) {
 		tensor.Float32: 1e-4} {
 		ours, theirs := batchLevel(t, dt), batchLevel(t, dt)
 		machine, err := vm.New(ours.g, nil, vm.WithSolver(&solver.SGD{Rate: 0.1}, ours.params...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		tape, sgd := gorgonia.NewTapeMachine(theirs.g), &solver.SGD{Rate: 0.1}
 		for range 4 {
 			run(t, machine)
 			run(t, tape)
-			if err := sgd.Step(gorgonia.NodesToValueGrads(theirs.params)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, sgd.Step(gorgonia.NodesToValueGrads(theirs.params)))
 			tape.Reset()
 		}
 		if err := machine.Close(); err != nil {

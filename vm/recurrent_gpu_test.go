@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -30,9 +31,7 @@ func stacked(steps, batch, units int) func(t testing.TB, dt tensor.Dtype) *model
 				m.variable(name("b"), dt, 4*units), m.variable(name("a"), dt, 4*units)}
 			y, h, c, err := nn.LSTM(nn.RecurrentOptions{Reverse: i == 1}, x, p[0], p[1], p[2], p[3],
 				p[4], p[5])
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			m.params, x = append(m.params, p...), y
 			for _, n := range []*gorgonia.Node{h, c, y} {
 				term := must(gorgonia.Mean(must(gorgonia.Square(n))))
@@ -59,9 +58,7 @@ func TestAKernelTakesAllStepsOnGPU(t *testing.T) {
 			vm.BF16: roundings} {
 			m := build(t, tensor.Float32)
 			machine, err := vm.New(m.g, d, vm.WithPrecision(p))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if text := fmt.Sprint(machine.Plan()); strings.Count(text, "= lstm") != 4 {
 				t.Errorf("%v in %v: not two layers and their gradients:\n%s", size, p, text)
 			}

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -65,9 +66,7 @@ func dense(dt tensor.Dtype, x []float64, shape ...int) *tensor.Dense {
 func recurrentCases(t *testing.T) []recurrent {
 	t.Helper()
 	text, err := os.ReadFile("testdata/recurrent.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var file struct{ Cases []recurrent }
 	if err := json.Unmarshal(text, &file); err != nil || len(file.Cases) != 10 {
 		t.Fatalf("%d cases: %v", len(file.Cases), err)
@@ -95,9 +94,7 @@ func (c recurrent) graph(t *testing.T, dt tensor.Dtype, lisp bool) (g *gorgonia.
 		x = append(x, o.node(t, g, fmt.Sprint("x", i), dt))
 	}
 	y, err := c.build(x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var loss *gorgonia.Node
 	for i, w := range c.Weights {
 		product := must(gorgonia.HadamardProd(y[i], w.node(t, g, fmt.Sprint("w", i), dt)))
@@ -124,22 +121,16 @@ func (c recurrent) check(t *testing.T, dt tensor.Dtype, lisp bool,
 		gorgonia.Read(n, &values[i])
 	}
 	m, err := machine(g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = m.Close() }()
 	for run := range 3 {
-		if err := m.RunAll(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.RunAll())
 		for i, want := range c.Results {
 			alike(t, fmt.Sprint("result ", i, " of run ", run), dt, values[i], want)
 		}
 		for i, want := range c.Gradients {
 			grad, err := x[i].Grad()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			alike(t, fmt.Sprint("gradient ", i, " of run ", run), dt, grad, want)
 		}
 		if lisp { // which would add to the gradients
@@ -210,9 +201,7 @@ func TestLoopsStoreTheGradientsOfGates(t *testing.T) {
 		}
 		g, _, _ := c.graph(t, tensor.Float32, false)
 		m, err := vm.New(g, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		text := fmt.Sprint(m.Plan())
 		all += strings.Count(text, "= epilogue concat axis 1")
 		if copies := strings.Count(text, "= concat axis 1"); copies > 1 {

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -28,7 +29,7 @@ func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
 func saveAsyncHasTheBitsOfSave(t *testing.T, k testenv.Kind) {
 	dir := t.TempDir()
 	train := func(where string, save func(*autograd.DataParallel, string, solver.Solver) error) {
-		err := testranks.Join(together(t, k, 2, func(r ranked) error {
+		onRanks(t, k, 2, func(r ranked) error {
 			m := r.stateful(0.5)
 			groups := []vm.Option{vm.WithSolver(&solver.AdamW{Rate: 0.125}, m.params[0]),
 				vm.WithSolver(&solver.Momentum{Rate: 0.125, Momentum: 0.5}, m.params[1]),
@@ -43,10 +44,7 @@ func saveAsyncHasTheBitsOfSave(t *testing.T, k testenv.Kind) {
 					save(machine.DataParallel(), at, machine.Solver()), m.runs(machine, step))
 			}
 			return errors.Join(err, machine.Close())
-		}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	train("save", func(dp *autograd.DataParallel, dir string, s solver.Solver) error {
 		return dp.Save(dir, s, nil)
@@ -81,9 +79,7 @@ func TestASolverThatIsNotTheMachinesSavesNothing(t *testing.T) {
 	if err := dp.Load(dir, other, nil); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("another solver is loaded: %v", err)
 	}
-	if err := machine.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, machine.Close())
 }
 
 // contentsOf returns the data of the model in a directory's only checkpoint, behind its header.
@@ -122,9 +118,7 @@ func TestSaveAsyncNeedsNoDeviceMemory(t *testing.T) {
 		d := &scarce{Device: fake(t).(*fakedevice.Device)}
 		m := mlp(t, tensor.Float64)
 		machine, err := vm.New(m.g, d, vm.WithSolver(&solver.AdamW{Rate: 0.125}, m.params...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		err = errors.Join(machine.RunAll(), machine.RunAll(), machine.RunAll())
 		dp, at := machine.DataParallel(), filepath.Join(dir, where+"0")
 		if d.full = true; where == "async" {

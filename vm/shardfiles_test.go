@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -215,13 +216,9 @@ func TestShardsThatAreMissing(t *testing.T) {
 	newest := s.at("run/step-00000002")
 	file := filepath.Join(newest, "rank2.safetensors")
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	foreign, err := os.ReadFile(s.at("other/step-00000002/rank2.safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	flipped := slices.Clone(text)
 	flipped[len(text)-1] ^= 1
 	for what, content := range map[string][]byte{"load another checkpoint": nil, // none
@@ -230,9 +227,7 @@ func TestShardsThatAreMissing(t *testing.T) {
 		if err == nil && content != nil {
 			err = os.WriteFile(file, content, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, option := range [][]vm.Option{nil, {vm.WithShards(levels[0])}} {
 			for rank, err := range together(t, testenv.Hosts, 2, func(r ranked) error {
 				_, machine, err := r.start(s.training, option...)
@@ -254,9 +249,7 @@ func TestShardsThatAreMissing(t *testing.T) {
 			}
 		}
 		if content == nil { // for the next Remove
-			if err := os.WriteFile(file, text, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(file, text, 0o600))
 		}
 	}
 }
@@ -303,7 +296,7 @@ func TestShardsOfALostRank(t *testing.T) {
 func TestShardsOfParts(t *testing.T) {
 	dir := t.TempDir()
 	train := func(name string, from string, options ...vm.Option) {
-		err := testranks.Join(together(t, testenv.Hosts, 4, func(r ranked) error {
+		onRanks(t, testenv.Hosts, 4, func(r ranked) error {
 			part := r.Comm.Rank() % 2
 			data, err := r.Comm.Split(part, r.Comm.Rank())
 			if err != nil {
@@ -329,10 +322,7 @@ func TestShardsOfParts(t *testing.T) {
 			return errors.Join(err, training{}.steps(m, machine, 0, 3),
 				dp.Save(filepath.Join(dir, name), machine.Solver(), nil), machine.Close(),
 				data.Close(), parts.Close())
-		}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
 	train("replicas", "")
 	train("shards", "", vm.WithShards(levels[2]))
@@ -346,9 +336,7 @@ func TestShardsOfParts(t *testing.T) {
 	}
 	for _, name := range []string{"replicas go on", "shards go on", "shards of shards go on"} {
 		got, err := autograd.ReadWeights(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for n, w := range want {
 			if !slices.Equal(got[n].Data().([]float32), w.Data().([]float32)) ||
 				!got[n].Shape().Eq(w.Shape()) {

@@ -360,7 +360,7 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 	}
 	for P := 2; P <= 8; P += 3 {
 		of := make([][]vm.Summary, P)
-		if err := testranks.Join(together(t, testenv.Hosts, P, func(r ranked) error {
+		onRanks(t, testenv.Hosts, P, func(r ranked) error {
 			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
 				{vm.WithShards(levels[1])}, {vm.WithShards(levels[2])}} {
 				_, machine, err := r.start(as, options...)
@@ -373,9 +373,7 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 				}
 			}
 			return nil
-		})); err != nil {
-			t.Fatal(err)
-		}
+		})
 		replica, sum, most := of[0][0], int64(0), int64(0)
 		for _, rank := range of {
 			state, gradients, parameters := rank[1], rank[2], rank[3]
@@ -458,7 +456,7 @@ func TestShardsCompressed(t *testing.T) {
 		return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
 	}}
 	weights := make([][][]float64, 3)
-	err := testranks.Join(together(t, testenv.Devices, 3, func(r ranked) error {
+	onRanks(t, testenv.Devices, 3, func(r ranked) error {
 		m, machine, err := r.start(as, vm.WithShards(vm.SolverState))
 		if err != nil {
 			return err
@@ -466,10 +464,7 @@ func TestShardsCompressed(t *testing.T) {
 		err = errors.Join(as.steps(m, machine, 0, 20), machine.Close())
 		weights[r.Comm.Rank()] = m.weights(t)
 		return err
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 	same(t, weights)
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -41,9 +42,7 @@ func (m *model) expectLoss(t *testing.T, when string, onHost *model) {
 	host := machine(t, onHost.g)
 	run(t, host)
 	compare(t, when, m.loss, onHost.loss, 1e-12)
-	if err := host.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, host.Close())
 }
 
 // TestTrainingAndEvaluationShareParameters: whichever is made first, the device holds parameters
@@ -74,9 +73,7 @@ func trainingAndEvaluation(t *testing.T, d backend.Device, holds func(parameters
 				trainer = solving(t, train, d, &solver.SGD{Rate: 0.5})
 			}
 			evaluator, err := vm.New(eval.g, d, vm.Eval())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			run(t, evaluator)
 			eval.expectLoss(t, "before training", host)
 			if evaluatesFirst {
@@ -103,16 +100,12 @@ func trainingAndEvaluation(t *testing.T, d backend.Device, holds func(parameters
 			eval.expectLoss(t, "after the host has written", host)
 			run(t, trainer)
 			run(t, reference)
-			if err := trainer.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, trainer.Close())
 			compare(t, "after Close", w, copied, 0)
 			data[1], copied.Data().([]float64)[1] = 9, 9
 			run(t, evaluator)
 			eval.expectLoss(t, "after training", host)
-			if err := evaluator.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, evaluator.Close())
 		})
 	}
 }
@@ -126,9 +119,7 @@ func TestReadersOnTheHostAreRefusedBeforePull(t *testing.T) {
 	trainer, sgd := solving(t, train, d, &solver.SGD{Rate: 0.5}), &solver.SGD{Rate: 1}
 	dp, err := autograd.New(autograd.Solo(), train.params) // which knows nothing of the machine
 	file := filepath.Join(dir, "w.safetensors")
-	if err := errors.Join(err, autograd.SaveWeights(file, train.params)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, autograd.SaveWeights(file, train.params)))
 	on := func(d backend.Device, g *gorgonia.ExprGraph) error {
 		m, err := vm.New(g, d)
 		if err == nil {
@@ -177,9 +168,7 @@ func TestReadersOnTheHostAreRefusedBeforePull(t *testing.T) {
 			}
 		}
 	}
-	if err := dp.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, dp.Close())
 }
 
 // TestACopyOfALearnableIsRefusedBeforePull: what the host copies of it is old, also for a machine
@@ -189,9 +178,7 @@ func TestACopyOfALearnableIsRefusedBeforePull(t *testing.T) {
 	w, teacher := ramp(tensor.Float64, 4, 3), ramp(tensor.Float64, 4, 3)
 	trainer := solving(t, wide(t, 3, w, true), d, &solver.SGD{Rate: 0.5})
 	m, err := vm.New(wide(t, 2, teacher, false).g, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	run(t, m)
 	run(t, trainer)
 	update := func() { copy(teacher.Data().([]float64), w.Data().([]float64)) }
@@ -201,9 +188,7 @@ func TestACopyOfALearnableIsRefusedBeforePull(t *testing.T) {
 	pull(t, trainer, nil)
 	update()
 	run(t, m)
-	if err := errors.Join(m.Close(), trainer.Close()); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(m.Close(), trainer.Close()))
 }
 
 // TestShapesOfABatchShareParameters: machines that only read parameters have one copy, too, and see
@@ -213,13 +198,9 @@ func TestShapesOfABatchShareParameters(t *testing.T) {
 	w := ramp(tensor.Float64, 64, 100)
 	first, second, host := wide(t, 3, w, false), wide(t, 2, w, false), wide(t, 2, w, false)
 	a, err := vm.New(first.g, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	b, err := vm.New(second.g, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i := range 4 {
 		w.Data().([]float64)[i] += 3
 		run(t, a)
@@ -229,15 +210,11 @@ func TestShapesOfABatchShareParameters(t *testing.T) {
 	if _, held := d.(*fakedevice.Device).Live(); held > 2*8*w.Len() {
 		t.Errorf("the device holds %d bytes for parameters of %d", held, 8*w.Len())
 	}
-	if err := a.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, a.Close())
 	w.Data().([]float64)[5] = 11
 	run(t, b)
 	second.expectLoss(t, "alone", host)
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Close())
 }
 
 // TestShapesOfABatchShareASolver: machines for two sizes of a batch train the same parameters by
@@ -262,25 +239,17 @@ func TestShapesOfABatchShareASolver(t *testing.T) {
 					pull(t, machines[i], shapes[i].params)
 				}
 				run(t, apart[i])
-				if err := after.Step(gorgonia.NodesToValueGrads(twins[i].params)); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, after.Step(gorgonia.NodesToValueGrads(twins[i].params)))
 			}
 			pull(t, machines[0], shapes[0].params)
 			compare(t, "parameters", w, copied, 1e-12)
 			state, err := inside.State()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for _, m := range machines {
-				if err := m.Close(); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, m.Close())
 			}
 			sameSteps, err := inside.State()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for name, x := range state {
 				if !slices.Equal(x.Bytes(), sameSteps[name].Bytes()) {
 					t.Errorf("Close changes %s", name)
@@ -299,15 +268,11 @@ func TestBatchesAreNoParameters(t *testing.T) {
 	trainer := solving(t, m, d, &solver.SGD{Rate: 0.1})
 	defer trainer.Close()
 	evaluator, err := vm.New(m.g, d, vm.Eval())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer evaluator.Close()
 	before := 0
 	for step := range 10 {
-		if err := gorgonia.Let(m.g.ByName("x")[0], ramp(tensor.Float64, 3, 12)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, gorgonia.Let(m.g.ByName("x")[0], ramp(tensor.Float64, 3, 12)))
 		run(t, trainer)
 		run(t, evaluator)
 		switch now := d.Allocs(); {
@@ -336,15 +301,11 @@ func memoryIsFlat(t *testing.T, d backend.Device, held func() string) {
 	trainer := solving(t, train, d, &solver.Adam{Rate: 1e-3})
 	defer trainer.Close()
 	evaluator, err := vm.New(eval.g, d, vm.Eval())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer evaluator.Close()
 	before := ""
 	for step := range 1000 {
-		if err := gorgonia.Let(train.g.ByName("x")[0], ramp(tensor.Float64, 3, 12)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, gorgonia.Let(train.g.ByName("x")[0], ramp(tensor.Float64, 3, 12)))
 		run(t, trainer)
 		if step%10 == 0 {
 			run(t, evaluator)

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -64,9 +65,7 @@ func solving(t testing.TB, m *model, device backend.Device, s solver.Solver,
 	options ...vm.Option) *vm.Machine {
 	t.Helper()
 	machine, err := vm.New(m.g, device, append(options, vm.WithSolver(s, m.params...))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return machine
 }
 
@@ -82,9 +81,7 @@ func (m *model) weights(t testing.TB) [][]float64 {
 
 func pull(t testing.TB, m *vm.Machine, params gorgonia.Nodes) {
 	t.Helper()
-	if err := m.Pull(params...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Pull(params...))
 }
 
 // TestSolverInPlan compares steps in the plan with steps after runs.
@@ -110,9 +107,7 @@ func solverInPlan(t *testing.T, d backend.Device, newSolver func() solver.Solver
 	rate := solver.Cosine(0.01, 0, steps-1)
 	apart, within := build(), build()
 	a, err := vm.New(apart.g, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer a.Close()
 	after, inside := newSolver(), newSolver()
 	b := solving(t, within, d, inside)
@@ -121,9 +116,7 @@ func solverInPlan(t *testing.T, d backend.Device, newSolver func() solver.Solver
 		after.SetRate(rate(step))
 		inside.SetRate(rate(step))
 		run(t, a)
-		if err := after.Step(gorgonia.NodesToValueGrads(apart.params)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, after.Step(gorgonia.NodesToValueGrads(apart.params)))
 		run(t, b)
 		compare(t, fmt.Sprint("loss of step ", step), within.loss, apart.loss, 0)
 	}
@@ -140,9 +133,7 @@ func sameState(t *testing.T, got, want solver.Solver) {
 	t.Helper()
 	a, err := got.State()
 	b, err2 := want.State()
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, err2))
 	if len(a) != len(b) {
 		t.Fatalf("a state of %d, want %d", len(a), len(b))
 	}
@@ -167,9 +158,7 @@ func TestSolverMatchesTapeMachine(t *testing.T) {
 				momentum := &solver.Momentum{Rate: 0.01, Momentum: 0.9}
 				for range 20 {
 					run(t, tape)
-					if err := momentum.Step(gorgonia.NodesToValueGrads(stock.params)); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, momentum.Step(gorgonia.NodesToValueGrads(stock.params)))
 					tape.Reset()
 					run(t, m)
 				}
@@ -317,14 +306,10 @@ func TestPull(t *testing.T) {
 	first.Data().([]float32)[0] = 5
 	step()
 	other := vector(1, -1)
-	if err := gorgonia.Let(m.params[1], other); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(m.params[1], other))
 	copy(b, other.Data().([]float32))
 	step()
-	if err := machine.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, machine.Close())
 	expect("after Close,", m.params[0], a)
 	expect("after Close,", m.params[1], b)
 	pull(t, machine, m.params)
@@ -342,9 +327,7 @@ func TestKeptGradient(t *testing.T) {
 		if v := m.params[1].Deriv().Value(); v != nil {
 			t.Errorf("%s: another gradient has the value %v", where, v)
 		}
-		if err := machine.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, machine.Close())
 	}
 }
 
@@ -375,14 +358,10 @@ func TestSolverResumes(t *testing.T) {
 			if err == nil {
 				err = s3.SetState(state)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for i, p := range begun.params {
-				if err := gorgonia.Let(resumed.params[i],
-					p.Value().(*tensor.Dense).Clone()); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, gorgonia.Let(resumed.params[i],
+					p.Value().(*tensor.Dense).Clone()))
 			}
 			for range 5 {
 				run(t, a)
@@ -435,27 +414,19 @@ func TestSolverRefused(t *testing.T) {
 		t.Errorf("with a decay that began later: %v", err)
 	}
 	state, err := adam.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 ||
 		!slices.EqualFunc(m.weights(t), before, slices.Equal) {
 		t.Errorf("after a run that failed the solver counts %d steps", steps)
 	}
-	if err := holder.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, holder.Close())
 	run(t, machine(t, m.g, vm.WithSolver(adam, m.params...))) // which begins with a decay
 
 	view, err := tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]float32{1, 2, 3, 4})).
 		Slice(nil, gorgonia.S(0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	p := product(t, vector(1, 2), vector(3, 4))
-	if err := gorgonia.Let(p.params[0], view); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(p.params[0], view))
 	if err := machine(t, p.g, vm.WithSolver(sgd, p.params...)).RunAll(); err == nil ||
 		!strings.Contains(err.Error(), "contiguous") {
 		t.Errorf("a learnable that is a column: %v", err)
@@ -465,7 +436,7 @@ func TestSolverRefused(t *testing.T) {
 // TestSolverLeavesExchangedGradients: where ranks exchange gradients, a machine does not apply
 // those of its rank alone.
 func TestSolverLeavesExchangedGradients(t *testing.T) {
-	err := testranks.Join(testranks.Run(1, testenv.Hosts.Connect(t, 1),
+	require.NoError(t, testranks.Join(testranks.Run(1, testenv.Hosts.Connect(t, 1),
 		func(r *testenv.Rank) error {
 			m := &model{g: gorgonia.NewGraph()}
 			w := m.variable("w", tensor.Float32, 3)
@@ -481,8 +452,5 @@ func TestSolverLeavesExchangedGradients(t *testing.T) {
 				t.Errorf("%v, %v", other, err)
 			}
 			return nil
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+		})))
 }

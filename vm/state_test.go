@@ -17,7 +17,6 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
-	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
@@ -112,7 +111,7 @@ func averagesOfAllRanks(t *testing.T, k testenv.Kind, micro int) {
 	t.Helper()
 	const P, steps = 2, 4
 	var results [P][]float64
-	err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+	onRanks(t, k, P, func(r ranked) (err error) {
 		m := r.stateful(0)
 		machine, err := r.machine(m, &solver.SGD{Rate: 0.125}, vm.Accumulate(micro))
 		if err != nil {
@@ -131,10 +130,7 @@ func averagesOfAllRanks(t *testing.T, k testenv.Kind, micro int) {
 		y, wrong := r.evaluate(m)
 		results[r.Comm.Rank()] = slices.Concat(m.averages(r.t), y)
 		return errors.Join(err, wrong, machine.Close())
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 	if !slices.Equal(results[0], results[1]) {
 		t.Errorf("averages and evaluation are %v and %v", results[0], results[1])
 	}
@@ -146,7 +142,7 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices}
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) {
 		dir := filepath.Join(t.TempDir(), "checkpoint")
-		err := testranks.Join(together(t, k, 2, func(r ranked) error {
+		onRanks(t, k, 2, func(r ranked) error {
 			m, sgd := r.stateful(0), &solver.SGD{Rate: 0.125}
 			machine, err := r.machine(m, sgd)
 			if err != nil {
@@ -181,10 +177,7 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 				err = errors.Join(err, fmt.Errorf("after Load the loss is %v, want %v", got, want))
 			}
 			return errors.Join(err, dp.Check(), machine.Close())
-		}))
-		if err != nil {
-			t.Error(err)
-		}
+		})
 	})
 }
 
@@ -196,7 +189,7 @@ func TestUndeclaredVariablesAreNamed(t *testing.T) {
 		want string
 	}{{false, "ranks have different values of x,"}, {true, ""}} {
 		var said []string // of both ranks
-		err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+		onRanks(t, testenv.Hosts, 2, func(r ranked) error {
 			m := r.stateful(0)
 			machine, err := r.machine(m, &solver.SGD{Rate: 1}, vm.Notice(func(text string) {
 				r.lock.Lock()
@@ -213,10 +206,7 @@ func TestUndeclaredVariablesAreNamed(t *testing.T) {
 				err = errors.Join(err, m.runs(machine, 1))
 			}
 			return errors.Join(err, machine.Close())
-		}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		})
 		text, silent := strings.Join(said, "\n"), test.want == ""
 		if len(said) > 1 || silent != (text == "") || !strings.Contains(text, test.want) {
 			t.Errorf("changed in each run %v: it says %q, want %q", test.let, text, test.want)

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -61,9 +62,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 	for name, build := range steadyModels {
 		m := build(t, tensor.Float32)
 		machine, err := vm.New(m.g, nil, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		run(t, machine)
 		if n := testing.AllocsPerRun(5, func() { run(t, machine) }); n != 0 {
 			t.Errorf("%s: %v allocations in a step", name, n)
@@ -87,15 +86,11 @@ func TestSameBitsOnAnyNumberOfCores(t *testing.T) {
 				copy(p.Value().Data().([]float32), first[i])
 			}
 			machine, err := vm.New(m.g, nil, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for range 3 {
 				run(t, machine)
 			}
-			if err := machine.Close(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, machine.Close())
 			got := clones(m)
 			if want == nil {
 				want = got

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -60,9 +61,7 @@ func signOfZero(op gorgonia.Op, args []gorgonia.Value) bool {
 func valuesByDo(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia.Value {
 	t.Helper()
 	values, err := byDo(g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return values
 }
 
@@ -87,9 +86,7 @@ func agreeOn(t *testing.T, g *gorgonia.ExprGraph, where string, device backend.D
 	hostOps int) {
 	t.Helper()
 	m, err := vm.New(g, device, vm.Keep(computed...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	if text := m.Plan().String(); !strings.Contains(text, fmt.Sprintf("host_ops=%d", hostOps)) {
 		t.Errorf("not %d host_ops in\n%s", hostOps, text)

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -26,9 +27,7 @@ func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	m, err := vm.New(g, nil, vm.WithSolver(&solver.Adam{Rate: 1}, w, v))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	s := m.Summary()
 	const first, second = 2 * 3 * 5 * 7, 2 * 3 * 7 * 2
@@ -50,9 +49,7 @@ func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, err := vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, filters))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer c.Close()
 	if got, want := c.Summary().FLOPs, int64(2*2*(2*4*8*8)*(3*3*3)); got != want {
 		t.Errorf("forward and gradient of a convolution have %d FLOPs, want %d", got, want)

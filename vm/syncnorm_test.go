@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -156,13 +157,10 @@ func normsOverAllRanks(t *testing.T, k testenv.Kind, ranks ...int) {
 			for _, P := range ranks {
 				t.Run(fmt.Sprint(P, " ", dt, " ", micro), func(t *testing.T) {
 					histories := make([]history, P)
-					err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+					onRanks(t, k, P, func(r ranked) (err error) {
 						histories[r.Comm.Rank()], err = r.trainNormed(dt, vm.Accumulate(micro))
 						return err
-					}))
-					if err != nil {
-						t.Fatal(err)
-					}
+					})
 					if P == 1 {
 						want = histories
 					}
@@ -197,18 +195,14 @@ func TestBatchNormOverAllRanksOfMachines(t *testing.T) {
 		want, err = r.trainNormed(tensor.Float64)
 		return err
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	histories := make([]history, 4)
 	err = testranks.Join(testranks.Run(4, connectMachines, func(r machineRank) (err error) {
 		of := ranked{Rank: r.Rank, t: t, lock: &lock}
 		histories[r.Comm.Rank()], err = of.trainNormed(tensor.Float64)
 		return err
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	asOneRank(t, histories, want, 1e-12)
 }
 
@@ -229,7 +223,7 @@ func agreeing(t *testing.T, what string, got, want []float64, tolerance float64)
 // where ranks differ.
 func TestSyncBatchNormIsChecked(t *testing.T) {
 	option := func(m *model) vm.Option { return vm.WithSolver(&solver.SGD{Rate: 1}, m.params...) }
-	err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+	onRanks(t, testenv.Hosts, 2, func(r ranked) error {
 		build := func(samples int) *syncModel {
 			r.lock.Lock()
 			defer r.lock.Unlock()
@@ -259,8 +253,5 @@ func TestSyncBatchNormIsChecked(t *testing.T) {
 			return fmt.Errorf("ranks with 3 and 4 samples: %v", err)
 		}
 		return nil
-	}))
-	if err != nil {
-		t.Error(err)
-	}
+	})
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
-	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -130,13 +129,10 @@ func TestTree(t *testing.T) {
 	for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 		trainOn := func(P int, options func(r ranked) []vm.Option) trained {
 			results := make([]trained, P)
-			err := testranks.Join(together(t, testenv.Hosts, P, func(r ranked) (err error) {
+			onRanks(t, testenv.Hosts, P, func(r ranked) (err error) {
 				results[r.Comm.Rank()], err = r.treeModel(dt).train(r, steps, n, options(r)...)
 				return err
-			}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			})
 			for r := range results {
 				if !results[r].equal(results[0]) {
 					t.Errorf("%v: rank %d of %d has %v, rank 0 %v", dt, r, P, results[r],
@@ -171,12 +167,9 @@ func TestTreeIsThatOfItsDefinition(t *testing.T) {
 	for _, test := range []struct{ P, n int }{{1, 1}, {1, 6}, {1, 8}, {2, 8}, {2, 2}, {3, 6},
 		{3, 8}, {4, 4}, {4, 13}} {
 		t.Run(fmt.Sprint(test.P, " ranks ", test.n), func(t *testing.T) {
-			err := testranks.Join(together(t, testenv.Hosts, test.P, func(r ranked) error {
+			onRanks(t, testenv.Hosts, test.P, func(r ranked) error {
 				return r.treeBothWays(test.n)
-			}))
-			if err != nil {
-				t.Error(err)
-			}
+			})
 		})
 	}
 }
@@ -255,7 +248,7 @@ func TestTreeOfRanksOnGPU(t *testing.T) {
 				continue // whose functions round differently
 			}
 			results := make([]trained, of.P)
-			err := testranks.Join(together(t, of.Kind, of.P, func(r ranked) (err error) {
+			onRanks(t, of.Kind, of.P, func(r ranked) (err error) {
 				options := []vm.Option{vm.WithTree(n)}
 				if !of.alone {
 					options = append(options,
@@ -264,10 +257,7 @@ func TestTreeOfRanksOnGPU(t *testing.T) {
 				results[r.Comm.Rank()], err = r.treeModel(tensor.Float32).train(r, steps, n,
 					options...)
 				return err
-			}))
-			if err != nil {
-				t.Fatal(err)
-			}
+			})
 			if want.weights == nil {
 				want = results[0]
 			}
@@ -281,7 +271,7 @@ func TestTreeOfRanksOnGPU(t *testing.T) {
 }
 
 func TestTreeRefused(t *testing.T) {
-	for r, err := range together(t, testenv.Hosts, 3, func(r ranked) error {
+	onRanks(t, testenv.Hosts, 3, func(r ranked) error {
 		data := vm.WithDataParallel(r.Comm)
 		for _, test := range []struct {
 			want    string
@@ -311,11 +301,7 @@ func TestTreeRefused(t *testing.T) {
 			}
 		}
 		return nil
-	}) {
-		if err != nil {
-			t.Errorf("rank %d: %v", r, err)
-		}
-	}
+	})
 }
 
 // noTree is a communicator that does not add in a tree.

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -39,13 +40,9 @@ func TestMessagesSayThatAVariableHasNoName(t *testing.T) {
 	}
 	view, err := tensor.New(tensor.WithShape(2, 6), tensor.Of(tensor.Float64)).
 		Slice(nil, gorgonia.S(0, 6, 2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	training := machine(t, g, vm.WithSolver(&solver.SGD{Rate: 1}, x))
-	if err := gorgonia.Let(x, view); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(x, view))
 	for run := range 3 {
 		errs[fmt.Sprint("a view in run ", run)] = training.RunAll()
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -24,9 +25,7 @@ func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
 		start := func() *vm.Machine {
 			m := mlp(t, tensor.Float32)
 			machine, err := vm.New(m.g, nil, vm.WithSolver(newSolver(), m.params...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			t.Cleanup(func() { machine.Close() })
 			return machine
 		}

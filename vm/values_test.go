@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -26,18 +27,14 @@ func (distant) AllocAccessible() bool { return false }
 func machine(t *testing.T, g *gorgonia.ExprGraph, options ...vm.Option) *vm.Machine {
 	t.Helper()
 	m, err := vm.New(g, nil, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
 
 func run(t testing.TB, m gorgonia.VM) {
 	t.Helper()
-	if err := m.RunAll(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.RunAll())
 }
 
 // doubled is a graph z = 2 x + 1 of a vector, with the node 2 x.
@@ -54,9 +51,7 @@ func vector(x ...float32) *tensor.Dense { return tensor.New(tensor.WithBacking(x
 // run that fails leaves none.
 func TestStaleValue(t *testing.T) {
 	g, x, inner, z := doubled()
-	if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(x, vector(1, 2, 3)))
 	tape := gorgonia.NewTapeMachine(g)
 	run(t, tape)
 	left := z.Value()
@@ -109,16 +104,10 @@ func TestLetShape(t *testing.T) {
 		{reshaped, []string{"x", "(1, 1, 3)", "(3)", "a second graph and machine"}},
 	} {
 		if test.let == reshaped {
-			if err := gorgonia.Let(x, reshaped); err != nil {
-				t.Fatal(err)
-			}
-			if err := reshaped.Reshape(1, 1, 3); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, gorgonia.Let(x, reshaped))
+			require.NoError(t, reshaped.Reshape(1, 1, 3))
 		} else if test.let != nil {
-			if err := gorgonia.Let(x, test.let); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, gorgonia.Let(x, test.let))
 		}
 		err := m.RunAll()
 		for _, want := range test.want {
@@ -130,9 +119,7 @@ func TestLetShape(t *testing.T) {
 	g2 := gorgonia.NewGraph()
 	scalar := gorgonia.NewScalar(g2, tensor.Float32, gorgonia.WithName("rate"))
 	must(gorgonia.Neg(scalar))
-	if err := gorgonia.Let(scalar, 0.5); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(scalar, 0.5))
 	if err := machine(t, g2).RunAll(); err == nil ||
 		!strings.Contains(err.Error(), "rate is float64, the graph was built for float32") {
 		t.Errorf("of another dtype: %v", err)
@@ -140,9 +127,7 @@ func TestLetShape(t *testing.T) {
 	// Machines copy to their devices what is on the host.
 	onDevice := vector(1, 2, 3)
 	tensor.WithEngine(distant{})(onDevice)
-	if err := gorgonia.Let(x, onDevice); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(x, onDevice))
 	if err := m.RunAll(); err == nil ||
 		!strings.Contains(err.Error(), "the value of x: unsupported: the value is in the memory "+
 			"of a device") || !strings.Contains(err.Error(), "copy it to the host") {
@@ -151,12 +136,8 @@ func TestLetShape(t *testing.T) {
 	// A column: its elements are apart in memory.
 	columns := tensor.New(tensor.WithShape(3, 2), tensor.WithBacking([]float32{1, 9, 2, 9, 3, 9}))
 	view, err := columns.Slice(nil, gorgonia.S(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := gorgonia.Let(x, view); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, gorgonia.Let(x, view))
 	run(t, m)
 	if got := z.Value().Data().([]float32); !slices.Equal(got, []float32{3, 5, 7}) {
 		t.Errorf("of a view, the root is %v", got)
@@ -183,13 +164,9 @@ func TestSharedParameters(t *testing.T) {
 	run(t, evaluator)
 	before := eval.loss.Data().(float64)
 	run(t, trainer)
-	if err := gorgonia.NewVanillaSolver().Step(
-		gorgonia.NodesToValueGrads(train.params)); err != nil {
-		t.Fatal(err)
-	}
-	if err := trainer.Pull(train.params...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.NewVanillaSolver().Step(
+		gorgonia.NodesToValueGrads(train.params)))
+	require.NoError(t, trainer.Pull(train.params...))
 	run(t, evaluator)
 	want := valuesByDo(t, eval.g)[sum].Data().(float64)
 	// in another order
@@ -210,9 +187,7 @@ func TestGradientsAreOverwritten(t *testing.T) {
 	var want [][]float64
 	for _, p := range m.params {
 		g, err := p.Grad()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		want = append(want, slices.Clone(g.Data().([]float64)))
 	}
 	ours := machine(t, m.g)
@@ -220,9 +195,7 @@ func TestGradientsAreOverwritten(t *testing.T) {
 		run(t, ours)
 		for i, p := range m.params {
 			g, err := p.Grad()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			compare(t, p.Name(), g, tensor.New(tensor.WithBacking(want[i])), 1e-10)
 		}
 	}
@@ -236,9 +209,7 @@ func TestChangedSlice(t *testing.T) {
 	y := must(gorgonia.Slice(x, gorgonia.S(0, 2)))
 	m := machine(t, g)
 	run(t, m)
-	if err := gorgonia.UnsafeLet(y, gorgonia.S(2, 4)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.UnsafeLet(y, gorgonia.S(2, 4)))
 	run(t, m)
 	if got := y.Value().Data().([]float32); !slices.Equal(got, []float32{3, 4}) {
 		t.Errorf("after the slice has changed, %v", got)
@@ -275,14 +246,10 @@ func TestCaptureSplit(t *testing.T) {
 	op := &counter{}
 	y := must(gorgonia.ApplyOp(op, must(gorgonia.Exp(must(gorgonia.SoftMax(inner))))))
 	z := must(gorgonia.SoftMax(must(gorgonia.Square(y))))
-	if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(x, vector(1, 2, 3)))
 	want := valuesByDo(t, g)[z]
 	m, err := vm.New(g, fake(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.Close()
 	op.runs = 0
 	for runs := range 4 {
@@ -292,9 +259,7 @@ func TestCaptureSplit(t *testing.T) {
 			t.Errorf("after %d runs the operation ran %d times", runs+1, op.runs)
 		}
 	}
-	if err := gorgonia.Let(x, vector(3, 2, 1)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(x, vector(3, 2, 1)))
 	run(t, m)
 	want = valuesByDo(t, g)[z]
 	compare(t, "with another input", z.Value(), want, 1e-5)
@@ -307,9 +272,7 @@ func TestOpaque(t *testing.T) {
 	op := &counter{}
 	y := must(gorgonia.ApplyOp(op, inner))
 	square := must(gorgonia.Square(y))
-	if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gorgonia.Let(x, vector(1, 2, 3)))
 	m := machine(t, g)
 	for runs := range 3 {
 		run(t, m)
@@ -349,9 +312,7 @@ func TestRead(t *testing.T) {
 	m := machine(t, g)
 	var first gorgonia.Value
 	for _, data := range [][]float32{{1, 2, 3}, {4, 5, 6}} {
-		if err := gorgonia.Let(x, vector(data...)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, gorgonia.Let(x, vector(data...)))
 		run(t, m)
 		got, twice := ofX.Data().([]float32), ofInner.Data().([]float32)
 		if !slices.Equal(got, data) || twice[2] != 2*data[2] || ofX == x.Value() {
@@ -368,9 +329,7 @@ func TestRead(t *testing.T) {
 func TestClosed(t *testing.T) {
 	g, _, _, _ := doubled()
 	m := machine(t, g)
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.Close())
 	if err := m.RunAll(); err == nil {
 		t.Error("a closed machine runs")
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -24,9 +25,7 @@ func TestWrongOperationsAreReportedOnce(t *testing.T) {
 		must(gorgonia.Slice(x, gorgonia.S(start, start+5)))
 		var said []string
 		machine, err := vm.New(m.g, nil, vm.Notice(func(text string) { said = append(said, text) }))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		machine.Close()
 		switch {
 		case start == 0 && len(said) > 0:
@@ -96,12 +95,8 @@ func TestNodesAddedAfterNewAreAnError(t *testing.T) {
 	for where, device := range devices {
 		g, x, _, z := doubled()
 		m, err := vm.New(g, device(t))
-		if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
-			t.Fatal(err)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, gorgonia.Let(x, vector(1, 2, 3)))
+		require.NoError(t, err)
 		run(t, m)
 		late := must(gorgonia.Square(z))
 		for range 3 {
@@ -148,9 +143,7 @@ func TestEvalMayBeMadeBeforeGrad(t *testing.T) {
 func noticesOf(t *testing.T, g *gorgonia.ExprGraph) (said []string) {
 	t.Helper()
 	m, err := vm.New(g, nil, vm.Notice(func(text string) { said = append(said, text) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m.Close()
 	return said
 }
@@ -187,9 +180,7 @@ func TestWrongGraphsAreReported(t *testing.T) {
 	vector := func(m *model) *gorgonia.Node { return m.variable("x", tensor.Float64, 4) }
 	grad := func(loss *gorgonia.Node, by ...*gorgonia.Node) *gorgonia.Node {
 		found, err := gorgonia.Grad(loss, by...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return found[0]
 	}
 	sum := func(x *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(x)) }
@@ -291,9 +282,7 @@ func TestRightGradientsOfSeveralLossesAreSilent(t *testing.T) {
 			sum(must(gorgonia.Square(x))): &first, sum(must(gorgonia.Cube(x))): &second,
 		} {
 			by, err := grad(loss, x)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			gorgonia.Read(by[0], into)
 		}
 		if said := noticesOf(t, m.g); len(said) > 0 {
@@ -324,9 +313,7 @@ func TestComparingMuchIsReportedOnce(t *testing.T) {
 		var said []string
 		machine, err := vm.New(m.g, fake(t), append(test.options, vm.WithMuch(1),
 			vm.Notice(func(text string) { said = append(said, text) }))...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for range 5 {
 			run(t, machine)
 		}

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -86,17 +87,13 @@ func lionOf[T element](t *testing.T, _ []T, dt tensor.Dtype) {
 		}
 		lionStep(rate, want, m, dw)
 		s.SetRate(rate)
-		if err := s.Step([]gorgonia.ValueGrad{o}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Step([]gorgonia.ValueGrad{o}))
 		if !slices.Equal(w, want) {
 			t.Fatalf("%v, step %d: other bits than a loop's", dt, step)
 		}
 	}
 	state, err := s.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !bytes.Equal(state["lion.m.0"].Bytes(), backend.Of(m).Bytes()) || len(state) != 2 {
 		t.Errorf("%v: another state than a loop's: %v", dt, state)
 	}
@@ -139,9 +136,7 @@ func resumed(t *testing.T, groups bool, newSolver func() Solver) (values [][]flo
 		if err == nil {
 			state, err = s.State()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	for _, n := range params {
 		values = append(values, n.Value().Data().([]float64))
@@ -159,14 +154,10 @@ func TestACustomSolverWithoutVectorsCountsSteps(t *testing.T) {
 	}
 	w, s := []float32{0}, inverse()
 	for range 2 { // -1, -1/2
-		if err := s.Step([]gorgonia.ValueGrad{pair{w, []float32{1}}}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Step([]gorgonia.ValueGrad{pair{w, []float32{1}}}))
 	}
 	state, err := s.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	again := inverse()
 	err = errors.Join(again.CheckState(state, []backend.Buffer{backend.Of(w)}),
 		again.SetState(state))
@@ -247,9 +238,7 @@ func TestAnUpdateMayHaveOtherOperationsOnTheHostAlone(t *testing.T) {
 	if err == nil {
 		_, err = f.Next()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	f.Stepped()
 	if _, err = f.Next(); !errors.Is(err, backend.ErrArgument) ||
 		!strings.Contains(err.Error(), "odd: bad argument: its update has other operations") {

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestEMAAveragesWhatItsSolverDoes: parameters have the bits of the solver alone, averages those of
@@ -17,9 +18,7 @@ func TestEMAAveragesWhatItsSolverDoes(t *testing.T) {
 	step := func(s Solver, w []float64, grad float64) []gorgonia.ValueGrad {
 		p := &averaged{tensor.New(tensor.WithBacking(w)),
 			tensor.New(tensor.WithBacking([]float64{grad, -grad}))}
-		if err := s.Step([]gorgonia.ValueGrad{p}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Step([]gorgonia.ValueGrad{p}))
 		return nil
 	}
 	for _, solvers := range [][2]Solver{
@@ -33,9 +32,7 @@ func TestEMAAveragesWhatItsSolverDoes(t *testing.T) {
 		for i := range 6 {
 			if i == 3 { // another one goes on
 				state, err := s.State()
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				for _, other := range []float64{0, 0.5} {
 					s := &EMA{Solver: solvers[0], Decay: other}
 					if err := s.SetState(state); !errors.Is(err, backend.ErrArgument) {
@@ -43,10 +40,8 @@ func TestEMAAveragesWhatItsSolverDoes(t *testing.T) {
 					}
 				}
 				s = &EMA{Solver: solvers[0], Decay: 0.75}
-				if err := errors.Join(s.CheckState(state, []backend.Buffer{backend.Of(w)}),
-					s.SetState(state)); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, errors.Join(s.CheckState(state, []backend.Buffer{backend.Of(w)}),
+					s.SetState(state)))
 			}
 			step(s, w, float64(i))
 			step(solvers[1], alone, float64(i))

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // vectors returns n parameters of a graph, of different lengths.
@@ -46,9 +47,7 @@ func threeGroups(t *testing.T, params gorgonia.Nodes) *Groups {
 		Group{&AdamW{Rate: 0.1, WeightDecay: 0.1}, gorgonia.Nodes{params[4], params[0]}},
 		Group{&AdamW{Rate: 0.01}, gorgonia.Nodes{params[1], params[3]}},
 		Group{&SGD{Rate: 1}, gorgonia.Nodes{params[2]}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return g
 }
 
@@ -59,15 +58,10 @@ func TestGroupsAreUpdatedByTheirSolvers(t *testing.T) {
 	defer g.Close()
 	a, b, c := &AdamW{Rate: 0.1, WeightDecay: 0.1}, &AdamW{Rate: 0.01}, &SGD{Rate: 1}
 	for step := range 4 {
-		if err := g.Step(pairsOf(t, params, step)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, g.Step(pairsOf(t, params, step)))
 		of := pairsOf(t, apart, step)
-		err := errors.Join(a.Step([]gorgonia.ValueGrad{of[0], of[4]}),
-			b.Step([]gorgonia.ValueGrad{of[1], of[3]}), c.Step(of[2:3]))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(a.Step([]gorgonia.ValueGrad{of[0], of[4]}),
+			b.Step([]gorgonia.ValueGrad{of[1], of[3]}), c.Step(of[2:3])))
 	}
 	for i := range params {
 		got, want := params[i].Value().Data().([]float64), apart[i].Value().Data().([]float64)
@@ -113,9 +107,7 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 		t.Errorf("groups of groups: %v", err)
 	}
 	g, err := NewGroups(p, Group{s, p[:1]}, Group{&Adam{Rate: 1}, p[1:]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := g.Step(pairsOf(t, p, 0)[:2]); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("a step of two of three parameters: %v", err)
 	}
@@ -125,9 +117,7 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 func TestGroupsStepTogetherOrNotAtAll(t *testing.T) {
 	p := vectors(2)
 	g, err := NewGroups(p, Group{&SGD{Rate: 1}, p[:1]}, Group{&Adam{}, p[1:]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := g.Step(pairsOf(t, p, 0)); !errors.Is(err, backend.ErrArgument) ||
 		p[0].Value().Data().([]float64)[0] != 1 {
 		t.Errorf("%v, and the first group's parameter is %v", err, p[0].Value())
@@ -138,13 +128,9 @@ func TestGroupsStepTogetherOrNotAtAll(t *testing.T) {
 func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 	params := vectors(5)
 	g := threeGroups(t, params)
-	if err := g.Step(pairsOf(t, params, 0)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, g.Step(pairsOf(t, params, 0)))
 	state, err := g.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for want, damage := range map[string]func(map[string]backend.Buffer){
 		"the state has group.3.adam.m.0": func(s map[string]backend.Buffer) {
 			s["group.3.adam.m.0"] = s["group.0.adam.m.0"]
@@ -165,9 +151,7 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if err := g.SetState(state); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, g.SetState(state))
 }
 
 // RMSProp keeps a buffer for momentum or none, from the first step on: the other state is not
@@ -175,21 +159,15 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 func TestRMSPropMomentumIsOnOrOffFromTheBeginning(t *testing.T) {
 	params := vectors(2)
 	with := &RMSProp{Rate: 0.1, Momentum: 0.9}
-	if err := with.Step(pairsOf(t, params, 0)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, with.Step(pairsOf(t, params, 0)))
 	state, err := with.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := new(RMSProp).SetState(state); !errors.Is(err, backend.ErrArgument) ||
 		!strings.Contains(err.Error(), "rmsprop.momentum. for 2 parameters") {
 		t.Errorf("a state with momentum for a solver without: %v", err)
 	}
 	f, err := Fuse(with, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	with.Momentum = 0
 	if err := with.Step(pairsOf(t, params, 1)); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("momentum that ends: %v", err)

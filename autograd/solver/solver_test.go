@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // solvers are the solvers of this package, with settings under which every term counts.
@@ -110,9 +111,7 @@ func TestSolversComputeTheirFormulas(t *testing.T) {
 					o.set(o.dw, i, g)
 					want[i].step(s, g)
 				}
-				if err := s.Step([]gorgonia.ValueGrad{o}); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, s.Step([]gorgonia.ValueGrad{o}))
 			}
 			for i := range want {
 				if got := o.get(o.w, i); math.Abs(got-want[i].w) > tolerance {
@@ -131,9 +130,7 @@ func TestSolversComputeTheirFormulas(t *testing.T) {
 func TestFirstStepOfAdamIsItsRate(t *testing.T) {
 	for _, s := range []Solver{&Adam{Rate: 0.5}, &AdamW{Rate: 0.5}} {
 		w, dw := []float32{1, 1, 1}, []float32{1e-3, -40, 1e6}
-		if err := s.Step([]gorgonia.ValueGrad{pair{w, dw}}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Step([]gorgonia.ValueGrad{pair{w, dw}}))
 		for i, want := range []float32{0.5, 1.5, 0.5} {
 			if math.Abs(float64(w[i]-want)) > 1e-5 {
 				t.Errorf("%T: element %d is %v, want %v", s, i, w[i], want)
@@ -174,14 +171,9 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 		}
 	}
 	stepped := &Adam{Rate: 1}
-	if err := stepped.Step([]gorgonia.ValueGrad{pair{slices.Clone(w), slices.Clone(dw)}}); err !=
-		nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, stepped.Step([]gorgonia.ValueGrad{pair{slices.Clone(w), slices.Clone(dw)}}))
 	state, err := stepped.State()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	of := []backend.Buffer{backend.Of(w)}
 	for want, damage := range map[string]func(map[string]backend.Buffer){
 		"the state has no adam.steps": func(
@@ -220,9 +212,7 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 			t.Errorf("the error is %v, want %q", err, want)
 		}
 	}
-	if err := stepped.CheckState(state, of); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, stepped.CheckState(state, of))
 }
 
 func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
@@ -231,9 +221,7 @@ func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
 	v, want := make([]float32, 3), slices.Clone(w)
 	for range 5 {
 		grad := slices.Clone(dw)
-		if err := s.Step([]gorgonia.ValueGrad{pair{w, grad}}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Step([]gorgonia.ValueGrad{pair{w, grad}}))
 		for i, g := range dw {
 			v[i] = float32(float32(0.9)*v[i]) - float32(float32(0.1)*g)
 			want[i] += v[i]
@@ -291,9 +279,7 @@ func TestErrorsSayTheirPackageOnce(t *testing.T) {
 	p := vectors(2)
 	grads, bad := pairsOf(t, p, 0), &SGD{} // a rate of 0
 	groups, err := NewGroups(p, Group{&SGD{Rate: 1}, p[:1]}, Group{bad, p[1:]})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, twice := NewGroups(p, Group{bad, p}, Group{bad, p})
 	_, fused := Fuse(groups, nil)
 	_, clipped := ClipNorm([]gorgonia.ValueGrad{gorgonia.NewVector(gorgonia.NewGraph(),
@@ -319,9 +305,7 @@ func TestVectorNamesAreThoseOfStates(t *testing.T) {
 	for _, s := range []Solver{&Adam{Rate: 1}, &RMSProp{Rate: 1}, threeGroups(t, params)} {
 		err := s.Step(pairsOf(t, params, 0))
 		state, stateErr := s.State()
-		if err := errors.Join(err, stateErr); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(err, stateErr))
 		for i, n := range params {
 			names, ok := VectorNames(s, i)
 			if !ok {

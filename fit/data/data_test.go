@@ -21,14 +21,13 @@ import (
 
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func file(t *testing.T, name string, content []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, content, 0o600))
 	return path
 }
 
@@ -40,9 +39,7 @@ func packed(t *testing.T, content []byte) []byte {
 	if _, err := z.Write(content); err != nil {
 		t.Fatal(err)
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, z.Close())
 	return b.Bytes()
 }
 
@@ -50,13 +47,9 @@ func packed(t *testing.T, content []byte) []byte {
 func read(t *testing.T, s data.Set, i, n int) ([]float32, int) {
 	t.Helper()
 	x, y := make([]float32, n), make([]int, 1)
-	if err := s.Read(i, []any{x, y}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Read(i, []any{x, y}))
 	wide := make([]float64, n)
-	if err := s.Read(i, []any{wide, y}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Read(i, []any{wide, y}))
 	for k := range x {
 		if float32(wide[k]) != x[k] {
 			t.Errorf("sample %d: %v as float32, and %v as float64", i, x, wide)
@@ -201,9 +194,7 @@ func TestCIFARReadsBothFormats(t *testing.T) {
 		}
 	}
 	s, err = data.CIFAR(100, file(t, "hundred.bin", record(3, 77)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, class := read(t, s, 0, 3072); class != 77 {
 		t.Errorf("the fine label is %d", class)
 	}
@@ -223,9 +214,7 @@ func TestImagesAreScaled(t *testing.T) {
 	dir := t.TempDir()
 	save := func(name string, w, h int, at func(x, y int) color.Color) string {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		m := image.NewRGBA(image.Rect(0, 0, w, h))
 		for y := range h {
 			for x := range w {
@@ -238,12 +227,8 @@ func TestImagesAreScaled(t *testing.T) {
 			b.Reset()
 			err = jpeg.Encode(&b, m, nil)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
 		return path
 	}
 	red, blue := color.RGBA{255, 0, 0, 255}, color.RGBA{0, 0, 255, 255}
@@ -254,9 +239,7 @@ func TestImagesAreScaled(t *testing.T) {
 		return blue
 	})
 	save("cat/2.jpg", 4, 4, func(_, _ int) color.Color { return blue })
-	if err := os.WriteFile(filepath.Join(dir, "cat", "notes.txt"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "cat", "notes.txt"), nil, 0o600))
 	s, classes, err := data.Images(dir, 2, 2)
 	if err != nil || s.Len() != 2 || !slices.Equal(classes, []string{"cat", "dog"}) {
 		t.Fatal(s, classes, err)
@@ -269,26 +252,18 @@ func TestImagesAreScaled(t *testing.T) {
 		t.Errorf("the cat is %v of class %d", x, class)
 	}
 	whole, err := os.ReadFile(filepath.Join(dir, "dog", "1.png"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	large := slices.Clone(whole)
 	binary.BigEndian.PutUint32(large[16:], 1<<20) // of the header, whose checksum is wrong then
 	for name, content := range map[string][]byte{
 		"3.png": whole[:len(whole)/2], "4.jpeg": whole[:0], "5.png": large,
 	} {
 		path := filepath.Join(dir, "dog", name)
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, content, 0o600))
 		s, _, err := data.Images(dir, 2, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		refused(t, path, "", s.Read(2, []any{make([]float32, 12), make([]int, 1)}))
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Remove(path))
 	}
 	if _, _, err := data.Images(t.TempDir(), 2, 2); err == nil {
 		t.Error("an empty folder has images")
@@ -316,9 +291,7 @@ func TestSplitHasEachSampleOnce(t *testing.T) {
 	for _, s := range []data.Set{rest, held} {
 		for i := range s.Len() {
 			x := make([]int, 1)
-			if err := s.Read(i, []any{x}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, s.Read(i, []any{x}))
 			seen = append(seen, x[0])
 		}
 	}
@@ -338,9 +311,7 @@ func TestTensorsAreRead(t *testing.T) {
 	x := tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]float64{1, 2, 3, 4}))
 	y := tensor.New(tensor.WithShape(2), tensor.WithBacking([]int{5, 6}))
 	s, err := data.Tensors(x, y)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if x, class := read(t, s, 1, 2); !slices.Equal(x, []float32{3, 4}) || class != 6 {
 		t.Errorf("sample 1 is %v, %d", x, class)
 	}

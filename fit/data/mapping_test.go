@@ -16,6 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestTheNextReaderNumbersAsTheTraining: a file that lacks a class, or has its columns in another
@@ -23,9 +24,7 @@ import (
 func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 	samples, classes, err := data.CSV(file(t, "train.csv",
 		[]byte("a,kind,b\n1,owl,2\n3,cat,4\n5,dog,6\n")), "kind")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, held := data.Split(samples, 0.5, 1)
 	known := data.MappingOf(held)
 	test := file(t, "test.csv", []byte("\ufeffname,b,kind, a\nx,8, owl,7\ny,10,elk,9\nz,1,,2\n"))
@@ -45,9 +44,7 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 	_, _, err = data.CSV(file(t, "few.csv", []byte("a,kind\n1,cat\n")), "kind", known)
 	refused(t, "few.csv", `no column is named "b", as in the training`, err)
 	numbers, _, err := data.CSV(test, "a", data.Mapping{Columns: []string{"b"}}) // to predict a
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	y := []float64{0}
 	if err := numbers.Read(1, []any{[]float64{0}, y}); err != nil || y[0] != 9 {
 		t.Errorf("it is %v, %v", y, err)
@@ -57,9 +54,7 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 	}
 
 	text, _, err := data.Text(file(t, "a.txt", []byte("abcä\nabc")), 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s, characters, err := data.Text(file(t, "b.txt", []byte("cäcb")), 3, data.MappingOf(text))
 	if err != nil || string(characters) != "\nabcä" {
 		t.Fatal(string(characters), err)
@@ -135,9 +130,7 @@ func TestUnclearTablesAreErrors(t *testing.T) {
 func TestNumbersStayAsTheyAre(t *testing.T) {
 	path := file(t, "a.csv", []byte("a,y\n16777217,0.1\n0.1,16777217\n1e99,16777216\n"))
 	s, _, err := data.CSV(path, "y")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i, want := range [][2]float64{{16777217, 0.1}, {0.1, 16777217}, {1e99, 16777216}} {
 		x, y := []float64{0}, []float64{0}
 		if err := s.Read(i, []any{x, y}); err != nil || x[0] != want[0] || y[0] != want[1] {
@@ -147,9 +140,7 @@ func TestNumbersStayAsTheyAre(t *testing.T) {
 		refused(t, path, "a float32 does not hold", err)
 	}
 	ints, err := data.Tensors(tensor.New(tensor.WithBacking([]int{1 << 24, 1<<24 + 1, 1<<53 + 1})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i, fits := range [][2]bool{{true, true}, {false, true}, {false, false}} {
 		narrow, wide := ints.Read(i, []any{[]float32{0}}), ints.Read(i, []any{[]float64{0}})
 		if (narrow == nil) != fits[0] || (wide == nil) != fits[1] {
@@ -162,40 +153,30 @@ func TestNumbersStayAsTheyAre(t *testing.T) {
 // next folder has the training's classes.
 func TestFoldersAreClasses(t *testing.T) {
 	var dot bytes.Buffer
-	if err := png.Encode(&dot, image.NewGray(image.Rect(0, 0, 1, 1))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, png.Encode(&dot, image.NewGray(image.Rect(0, 0, 1, 1))))
 	folder := func(names ...string) string {
 		dir := t.TempDir()
 		for _, name := range names {
 			path := filepath.Join(dir, name)
-			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 			if filepath.Base(name) == "none" {
 				continue
 			}
-			if err := os.WriteFile(path, dot.Bytes(), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(path, dot.Bytes(), 0o600))
 		}
 		return dir
 	}
 	train := folder("10/a.png", "9/a.JPEG", "9/._a.png", "9/notes.txt", "0/a.png", "README.md",
 		".ipynb_checkpoints/a.png", "__MACOSX/b.png", ".DS_Store", "10/b.jfif", "10/c.jpe", "10/d")
 	licence := filepath.Join(train, "10", "LICENSE")
-	if err := os.WriteFile(licence, []byte("MIT"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(licence, []byte("MIT"), 0o600))
 	s, classes, err := data.Images(train, 1, 1)
 	if err != nil || !slices.Equal(classes, []string{"0", "9", "10"}) || s.Len() != 6 {
 		t.Fatal(classes, err)
 	}
 	known := data.MappingOf(s)
 	s, _, err = data.Images(folder("10/a.png", "9/none"), 1, 1, known)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, class := read(t, s, 0, 3); class != 2 {
 		t.Errorf("10 is class %d", class)
 	}
@@ -227,14 +208,10 @@ func TestTransparencyShowsTheColour(t *testing.T) {
 	for i, m := range []image.Image{plain, deep, few} {
 		dir := t.TempDir()
 		var b bytes.Buffer
-		if err := errors.Join(png.Encode(&b, m), os.Mkdir(filepath.Join(dir, "c"), 0o700),
-			os.WriteFile(filepath.Join(dir, "c", "a.png"), b.Bytes(), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(png.Encode(&b, m), os.Mkdir(filepath.Join(dir, "c"), 0o700),
+			os.WriteFile(filepath.Join(dir, "c", "a.png"), b.Bytes(), 0o600)))
 		s, _, err := data.Images(dir, 1, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		x, _ := read(t, s, 0, 6)
 		for k, want := range []float32{200, 20, 100, 40, 50, 60} {
 			if x[k] != want/255 {

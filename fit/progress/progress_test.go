@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/progress"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestABarShowsOnATerminalOnly: the launcher says that there is one.
@@ -15,9 +16,7 @@ func TestABarShowsOnATerminalOnly(t *testing.T) {
 	for terminal, want := range map[string]bool{"1": true, "": false} {
 		t.Setenv("EURYALE_TERMINAL", terminal)
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		stderr := os.Stderr
 		os.Stderr = w
 		bar := progress.Bar()

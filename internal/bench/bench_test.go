@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -29,17 +30,14 @@ func onRanks(P int, f func(backend.Communicator) error) error {
 func measure(t *testing.T, P int, c bench.Config, wrap wrap) []bench.Result {
 	t.Helper()
 	var results []bench.Result
-	err := onRanks(P, func(comm backend.Communicator) error {
+	require.NoError(t, onRanks(P, func(comm backend.Communicator) error {
 		return bench.Measure(wrap(comm), c, func(r bench.Result) error {
 			if comm.Rank() == 0 {
 				results = append(results, r)
 			}
 			return nil
 		})
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return results
 }
 
@@ -62,9 +60,7 @@ func newGuard(t *testing.T) *fakedevice.Device {
 		panic(err) // ranks call this, and Fatal would let the others wait
 	}
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, d.Close())
 	})
 	return d
 }
@@ -78,9 +74,7 @@ func queued(t *testing.T) wrap {
 			panic(err)
 		}
 		t.Cleanup(func() {
-			if err := q.Close(); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, q.Close())
 		})
 		return later{fakedevice.Over(c, d), laterDevice{d, q}}
 	}
@@ -402,16 +396,12 @@ func TestSizesReadAndPrint(t *testing.T) {
 
 func TestJSONLineHasTheAgreedKeys(t *testing.T) {
 	var out bytes.Buffer
-	if err := measure(t, 2, config(backend.AllReduce), asIs)[0].WriteJSON(&out); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, measure(t, 2, config(backend.AllReduce), asIs)[0].WriteJSON(&out))
 	if strings.Count(out.String(), "\n") != 1 {
 		t.Errorf("not one line: %q", out.String())
 	}
 	var keys map[string]any
-	if err := json.Unmarshal(out.Bytes(), &keys); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(out.Bytes(), &keys))
 	for _, key := range []string{"collective", "backend", "ranks", "dtype", "bytes", "p50_us",
 		"p99_us", "algbw_gbps", "busbw_gbps", "wrong"} {
 		if _, ok := keys[key]; !ok {
@@ -427,13 +417,9 @@ func TestTableColumnsLineUp(t *testing.T) {
 			wrap = guarded(t)
 		}
 		var out bytes.Buffer
-		if err := bench.WriteTitles(&out, device); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, bench.WriteTitles(&out, device))
 		for _, k := range []backend.Kind{backend.AllReduce, backend.AllGather} {
-			if err := measure(t, 2, config(k), wrap)[0].WriteRow(&out); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, measure(t, 2, config(k), wrap)[0].WriteRow(&out))
 		}
 		lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 		for _, l := range lines {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestComparisonTellsWaysApart(t *testing.T) {
@@ -16,7 +17,7 @@ func TestComparisonTellsWaysApart(t *testing.T) {
 	for name, wrap := range map[string]wrap{"host": asIs, "device": guarded(t)} {
 		t.Run(name, func(t *testing.T) {
 			results := make(chan []float64, 2)
-			err := onRanks(2, func(comm backend.Communicator) error {
+			require.NoError(t, onRanks(2, func(comm backend.Communicator) error {
 				comm = wrap(comm)
 				c, err := bench.NewComparison(comm, 4096, nil)
 				if err != nil {
@@ -35,10 +36,7 @@ func TestComparisonTellsWaysApart(t *testing.T) {
 				micros, err := c.Race(time.Millisecond, call, slow)
 				results <- micros
 				return errors.Join(err, c.Close())
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))
 			a, b := <-results, <-results
 			if fmt.Sprint(a) != fmt.Sprint(b) {
 				t.Errorf("ranks have %v and %v", a, b)
@@ -53,7 +51,7 @@ func TestComparisonTellsWaysApart(t *testing.T) {
 func TestComparisonEndsWithAnError(t *testing.T) {
 	broken := errors.New("as the test wants")
 	way := func() (backend.Work, error) { return nil, broken }
-	err := onRanks(1, func(comm backend.Communicator) error {
+	require.NoError(t, onRanks(1, func(comm backend.Communicator) error {
 		c, err := bench.NewComparison(comm, 1, nil)
 		if err != nil {
 			return err
@@ -64,10 +62,7 @@ func TestComparisonEndsWithAnError(t *testing.T) {
 			t.Errorf("%v, %v", err, many)
 		}
 		return c.Close()
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // slowClock counts as many milliseconds as calls of the way have been started.
@@ -82,7 +77,7 @@ func (c *slowClock) Elapsed() (time.Duration, error) {
 }
 
 func TestComparisonGoesByItsClock(t *testing.T) {
-	err := onRanks(2, func(comm backend.Communicator) error {
+	require.NoError(t, onRanks(2, func(comm backend.Communicator) error {
 		clock := &slowClock{}
 		c, err := bench.NewComparison(comm, 4, clock)
 		if err != nil {
@@ -98,17 +93,14 @@ func TestComparisonGoesByItsClock(t *testing.T) {
 			err = fmt.Errorf("a call takes %v us", micros)
 		}
 		return errors.Join(err, c.Close())
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // A race in a hurry begins where rank 0 sees time for it, and ends with few rounds.
 func TestRacesInAHurryEndInTimeOnEveryRank(t *testing.T) {
 	const limit = time.Second
 	counts := make(chan [2]int, 2) // of races with times, and of calls
-	err := onRanks(2, func(comm backend.Communicator) error {
+	require.NoError(t, onRanks(2, func(comm backend.Communicator) error {
 		c, err := bench.NewComparison(comm, 4, nil)
 		if err != nil {
 			return err
@@ -143,10 +135,7 @@ func TestRacesInAHurryEndInTimeOnEveryRank(t *testing.T) {
 			err = fmt.Errorf("rank %d raced for %v", comm.Rank(), took)
 		}
 		return errors.Join(err, c.Close())
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	a, b := <-counts, <-counts
 	if a != b || a[0] < 2 || a[0] > 4 { // a race has 10 calls at the least, of 1, 4, 16, 64 ms
 		t.Errorf("races with times, and calls: %v and %v", a, b)
@@ -190,7 +179,7 @@ type onTimed struct {
 func (c onTimed) Device() backend.Device { return c.device }
 
 func TestComparisonGoesByTheClockOfTheDevice(t *testing.T) {
-	err := onRanks(2, func(comm backend.Communicator) error {
+	require.NoError(t, onRanks(2, func(comm backend.Communicator) error {
 		calls := 0
 		comm = onTimed{comm, timedDevice{comm.Device(), timed{comm.Device().Default(), &calls}}}
 		c, err := bench.NewComparison(comm, 4, nil)
@@ -206,8 +195,5 @@ func TestComparisonGoesByTheClockOfTheDevice(t *testing.T) {
 			err = fmt.Errorf("a call takes %v us", micros)
 		}
 		return errors.Join(err, c.Close())
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

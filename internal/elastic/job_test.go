@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // table is a register that can be late.
@@ -111,9 +113,7 @@ func begin(t *testing.T, r Register, first View) (jobs []*Job) {
 func connect(t *testing.T, j *Job) View {
 	t.Helper()
 	v, _, err := j.Next(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	j.Connected(v.Generation)
 	j.CaughtUp(v.Generation)
 	return v
@@ -243,9 +243,7 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 		const generations = 50
 		for g := range generations {
 			if g == generations-2 {
-				if err := Bury(t.Context(), r, 0, 3, func(int, Event) {}); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, Bury(t.Context(), r, 0, 3, func(int, Event) {}))
 				jobs[2].Close()
 				jobs = jobs[:2]
 			}

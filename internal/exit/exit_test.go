@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // coded is an error with an exit status.
@@ -29,9 +31,7 @@ var rows = regexp.MustCompile(`(?m)^\| (\d+)( \+ n)? \|`)
 // TestThePageHasEveryStatus: it has a row for each constant, and no other.
 func TestThePageHasEveryStatus(t *testing.T) {
 	page, err := os.ReadFile("../../docs/running.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, section, _ := strings.Cut(string(page), "\n## Exit statuses\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	var listed, constants []string
@@ -39,9 +39,7 @@ func TestThePageHasEveryStatus(t *testing.T) {
 		listed = append(listed, row[1])
 	}
 	file, err := parser.ParseFile(token.NewFileSet(), "exit.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	first := file.Decls[slices.IndexFunc(file.Decls, func(d ast.Decl) bool {
 		is, ok := d.(*ast.GenDecl)
 		return ok && is.Tok == token.CONST

@@ -5,22 +5,20 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestOneOpenFileHasTheLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	open := func() *os.File {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|NoFollow, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { f.Close() })
 		return f
 	}
 	first, second := open(), open()
-	if err := TryLock(first); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, TryLock(first))
 	if _, err := first.WriteString("holder"); err != nil {
 		t.Fatal(err)
 	}
@@ -30,9 +28,7 @@ func TestOneOpenFileHasTheLock(t *testing.T) {
 	if text, err := os.ReadFile(path); err != nil || string(text) != "holder" {
 		t.Errorf("others read %q, %v, from a locked file", text, err)
 	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, first.Close())
 	if err := TryLock(second); err != nil {
 		t.Errorf("after the first holder has closed it: %v", err)
 	}

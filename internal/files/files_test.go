@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestReplaceTouchesNothingElse: a file is replaced as a whole or not at all, a link to it stays
@@ -16,9 +18,7 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
 	err := errors.Join(ReplaceWith(file, []byte("old")), os.Symlink("file", link),
 		os.Chmod(file, 0o600), ReplaceWith(link, []byte("new")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link is %v, %v", info, err)
 	}
@@ -41,16 +41,12 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 		t.Errorf("the directory has %v, %v", all, err)
 	}
 	t.Chdir(dir)
-	if err := ReplaceWith("file", []byte("here")); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, ReplaceWith("file", []byte("here")))
 }
 
 func TestReadIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte("12345"), 0o600))
 	if text, err := Read(path, 5); err != nil || string(text) != "12345" {
 		t.Errorf("%q, %v", text, err)
 	}
@@ -69,9 +65,7 @@ func TestAPointerOfGitLFSIsCalledOne(t *testing.T) {
 		"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n": true,
 		"version 1": false, "": false,
 	} {
-		if err := ReplaceWith(path, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, ReplaceWith(path, []byte(text)))
 		got, err := Read(path, 100)
 		if want != (err != nil && strings.Contains(err.Error(), "git lfs pull")) ||
 			!want && (string(got) != text || err != nil) {

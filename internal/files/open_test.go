@@ -12,16 +12,15 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestOpenRefusesWhatIsNoRegularFile: at once, a pipe to which nobody writes, too.
 func TestOpenRefusesWhatIsNoRegularFile(t *testing.T) {
 	dir := t.TempDir()
 	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
-	err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(pipe, link))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(pipe, link)))
 	for _, path := range []string{pipe, link, dir, "/dev/zero", "/dev/null"} {
 		began := time.Now()
 		if _, err := Open(path); !errors.Is(err, ErrNoFile) ||
@@ -61,9 +60,7 @@ func TestOpenRefusesALongFileOfHoles(t *testing.T) {
 // TestReplaceRefusesALinkToAPipe: such as /dev/stdout, whose pipe has no name to rename a file to.
 func TestReplaceRefusesALinkToAPipe(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer r.Close()
 	defer w.Close()
 	link := filepath.Join(t.TempDir(), "stdout")
@@ -91,13 +88,9 @@ func TestOpenInFollowsNoLinkOut(t *testing.T) {
 		os.Symlink("..", filepath.Join(in, "up")),
 		syscall.Mkfifo(filepath.Join(in, "pipe"), 0o600),
 		os.WriteFile(filepath.Join(in, "file"), []byte("text"), 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	root, err := os.OpenRoot(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer root.Close()
 	for name, good := range map[string]bool{"file": true, "link": false, "up/secret": false,
 		"../secret": false, "pipe": false} {
@@ -113,11 +106,8 @@ func TestReplaceHereReplacesALink(t *testing.T) {
 	dir := t.TempDir()
 	victim, name := filepath.Join(dir, "victim"), filepath.Join(dir, "name")
 	put := func(w io.Writer) error { _, err := io.WriteString(w, "new"); return err }
-	err := errors.Join(os.WriteFile(victim, []byte("old"), 0o600), os.Symlink("victim", name),
-		ReplaceHere(name, put))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(os.WriteFile(victim, []byte("old"), 0o600),
+		os.Symlink("victim", name), ReplaceHere(name, put)))
 	old, err1 := os.ReadFile(victim)
 	is, err2 := os.ReadFile(name)
 	if info, err3 := os.Lstat(name); errors.Join(err1, err2, err3) != nil || string(old) != "old" ||
@@ -125,9 +115,7 @@ func TestReplaceHereReplacesALink(t *testing.T) {
 		t.Errorf("%q, %q, %v", old, is, info.Mode())
 	}
 	pipe := filepath.Join(dir, "pipe")
-	if err := errors.Join(syscall.Mkfifo(pipe, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(syscall.Mkfifo(pipe, 0o600)))
 	if err := ReplaceHere(pipe, put); !errors.Is(err, ErrNoFile) {
 		t.Errorf("a pipe: %v", err)
 	}

@@ -8,15 +8,14 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // Who waits in vain tells the job which rank did not come, and is not taken for it.
 func TestRankThatDoesNotTellIsTheOneThatIsDown(t *testing.T) {
 	worlds, err := rendezvous.Local(4, 100*time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, w := range worlds {
 		defer w.Close()
 	}
@@ -61,9 +60,7 @@ func (p part) Gone(r int) error {
 // is.
 func TestRankThatLeavesLetsNobodyWaitInTheStore(t *testing.T) {
 	worlds, err := rendezvous.Local(4, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, w := range worlds {
 		defer w.Close()
 	}

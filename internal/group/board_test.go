@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -35,9 +36,7 @@ func onBoards(t *testing.T, test func(t *testing.T, boards func(size int) []grou
 func memories(t *testing.T, size int) []group.Board {
 	t.Helper()
 	share, err := shm.New("/dev/shm", group.MemoryBytes(size))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { share.Unmap() })
 	all := make([]group.Board, size)
 	for r := range all {
@@ -60,9 +59,7 @@ func sockets(t testing.TB, size int, timeout time.Duration) []*group.Sockets {
 func unopened(t testing.TB, size int, timeout time.Duration) ([]*group.Sockets, []string) {
 	t.Helper()
 	worlds, err := rendezvous.Local(size, timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	members := make([]int, size)
 	for r := range members {
 		members[r] = r
@@ -301,17 +298,13 @@ func TestRanksLeaveTogetherOrEachAlone(t *testing.T) {
 
 func TestReleasedBoardShowsNothing(t *testing.T) {
 	share, err := shm.New("/dev/shm", group.MemoryBytes(2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, b := range map[string]group.Board{"memory": group.NewMemory(share, 0, 2),
 		"sockets": sockets(t, 2, time.Minute)[0]} {
 		b.Post(header(1, 8), true)
 		b.Close()
 		b.Publish(group.Report{Reason: group.Aborted, Text: "x"})
-		if err := b.Release(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Release())
 		if _, ok := b.Reported(); ok || b.Closed(0) || b.Begun(0) != 0 {
 			t.Errorf("%s: something is left", name)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -92,9 +93,7 @@ func handOver(t *testing.T, dirs []string, spoil func(note []byte) []byte) ([]*s
 func tmpfs(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "euryale-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if left, err := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 || err != nil {
 			t.Errorf("left behind: %v, %v", left, err)
@@ -109,14 +108,10 @@ func tmpfs(t *testing.T) string {
 func TestMemoryIsHandedOver(t *testing.T) {
 	dir := tmpfs(t)
 	other, err := shm.New(dir, 4096)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer other.Unmap()
 	theirs, err := other.Offer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, spoil := range map[string]func(note []byte) []byte{
 		"as ever":           asItIs,
 		"no such process":   hidden,
@@ -124,9 +119,7 @@ func TestMemoryIsHandedOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			shares, errs := handOver(t, []string{dir, dir, dir}, spoil)
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(errs...))
 			copy(shares[0].Mem, "hello")
 			for r, s := range shares {
 				if got := string(s.Mem[:5]); got != "hello" {
@@ -190,10 +183,8 @@ func TestEveryPartGetsItsKindOfBoard(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			worlds, err := rendezvous.Local(len(c.ranks), time.Minute)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := testranks.All(len(worlds), func(r int) error {
+			require.NoError(t, err)
+			require.NoError(t, testranks.All(len(worlds), func(r int) error {
 				w := worlds[r]
 				defer w.Close()
 				w.Node = c.machine[r]
@@ -228,9 +219,7 @@ func TestEveryPartGetsItsKindOfBoard(t *testing.T) {
 					return errors.New("it leaves alone")
 				}
 				return b.Release()
-			}); err != nil {
-				t.Error(err)
-			}
+			}))
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -44,9 +45,7 @@ func members(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []
 	[]*rendezvous.World) {
 	t.Helper()
 	worlds, err := rendezvous.Local(size, timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	bs := memories(t, size)
 	of := make(backend.Members, size)
 	for r := range of {
@@ -211,9 +210,7 @@ func TestRankThatWaitsForLongSaysSoOnce(t *testing.T) {
 		bs[1].Post(header(1, 8), true)
 		bs[2].Post(header(1, 8), true)
 		for range 50 {
-			if err := ms[1].Check(1); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, ms[1].Check(1))
 			time.Sleep(time.Second)
 		}
 		if want := []string{"rank 0 20s"}; !slices.Equal(said, want) {

@@ -5,14 +5,13 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // The ring of a Memory loses what is far behind, and never compares what may be lost.
 func TestRingComparesNothingThatMayBeLost(t *testing.T) {
 	share, err := shm.New("/dev/shm", MemoryBytes(2))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer share.Unmap()
 	b := []*Memory{NewMemory(share, 0, 2), NewMemory(share, 1, 2)}
 	post := func(r int, seq uint64, count int64) {

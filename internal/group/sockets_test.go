@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
@@ -96,9 +97,7 @@ func TestSocketsTellOfAServerThatLeftFirst(t *testing.T) {
 func TestSocketsTellOfAServerThatDoesNotReachItself(t *testing.T) {
 	bs, addrs := unopened(t, 3, time.Minute)
 	nobody, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer nobody.Close()
 	for r, b := range bs {
 		theirs := slices.Clone(addrs)
@@ -130,9 +129,7 @@ func TestSocketsTellOfAServerThatDoesNotReachItself(t *testing.T) {
 func TestSocketsTellOfAServerThatWasStoppedAsItLeft(t *testing.T) {
 	bs, addrs := unopened(t, 2, time.Minute)
 	way, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	bs[0].Open([]string{addrs[0], way.Addr().String()})
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -196,7 +193,7 @@ func TestSocketsFindTheFirstDifference(t *testing.T) {
 	for _, call := range []uint64{1, 64, 1000} {
 		t.Run(fmt.Sprint(call), func(t *testing.T) {
 			bs := sockets(t, 8, time.Minute)
-			if err := testranks.All(8, func(r int) error {
+			require.NoError(t, testranks.All(8, func(r int) error {
 				for seq := uint64(1); seq <= call+100; seq++ {
 					count := 8
 					if r == 5 && seq >= call {
@@ -208,9 +205,7 @@ func TestSocketsFindTheFirstDifference(t *testing.T) {
 					}
 				}
 				return nil
-			}); err != nil {
-				t.Fatal(err)
-			}
+			}))
 			for r, b := range bs {
 				d := differs(t, b, call+100, call)
 				mine, theirs := backend.GetHeader(&d.Mine), backend.GetHeader(&d.Theirs)
@@ -399,9 +394,7 @@ func TestSocketsOfOneRank(t *testing.T) {
 // BenchmarkPost also reports the time of the processor, in which other programs have no part.
 func BenchmarkPost(b *testing.B) {
 	share, err := shm.New("/dev/shm", group.MemoryBytes(2))
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	for name, board := range map[string]group.Board{"memory": group.NewMemory(share, 0, 2),
 		"sockets": sockets(b, 2, time.Minute)[0]} {
 		b.Run(name, func(b *testing.B) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -19,9 +20,7 @@ import (
 func overStore(t *testing.T, size int) ([]*group.Member, []*rendezvous.World) {
 	t.Helper()
 	worlds, err := rendezvous.Local(size, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	of := make(backend.Members, size)
 	for r := range of {
 		of[r] = r
@@ -91,9 +90,7 @@ func TestABetterReportIsWaitedFor(t *testing.T) {
 
 func TestReportThatCannotBeReadEndsTheGroup(t *testing.T) {
 	all, worlds := overStore(t, 1)
-	if err := worlds[0].Store.Set(context.Background(), "test/end", []byte("?")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, worlds[0].Store.Set(context.Background(), "test/end", []byte("?")))
 	ended(t, all[0], "cannot be read", backend.ErrAborted)
 	if err := all[0].Err(); strings.Contains(err.Error(), "because of") {
 		t.Errorf("somebody is blamed: %v", err)
@@ -104,15 +101,11 @@ func TestReportThatCannotBeReadEndsTheGroup(t *testing.T) {
 // cut off. Whoever listens for a report then stops.
 func TestListeningEndsWhenTheJobFailsByATimeout(t *testing.T) {
 	worlds, err := rendezvous.Local(1, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer worlds[0].Close()
 	h := group.NewStoreHealth(worlds[0], "test/end")
-	if err := worlds[0].Fail(fmt.Errorf("no sign of rank 7: %w", context.DeadlineExceeded)); err !=
-		nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, worlds[0].Fail(fmt.Errorf("no sign of rank 7: %w",
+		context.DeadlineExceeded)))
 	released := make(chan struct{})
 	go func() {
 		h.Release()

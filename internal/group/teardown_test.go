@@ -13,14 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // teardowns returns the parts of ranks whose processes are given.
 func teardowns(t *testing.T, processes ...string) []*Teardown {
 	share, err := shm.New("/dev/shm", MemoryBytes(len(processes)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var all []*Teardown
 	for r := range processes {
 		all = append(all, NewMemory(share, r, len(processes)).NewTeardown(processes))
@@ -84,9 +83,7 @@ func TestTeardownDoesNotWaitForTheDead(t *testing.T) {
 		t.Error("nobody waits for a rank whose process lives")
 	case <-time.After(20 * time.Millisecond):
 	}
-	if err := other.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, other.Process.Kill())
 	<-done
 	other.Wait() // it was killed
 	if life := lifeOf(name); !dead(life) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -346,9 +347,7 @@ func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 	host, err := Compile([]Tensor{in}, in, func(b Builder, x ...Value) Value {
 		return b.Do(fuse.Exp, x[0])
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	six, five, wide := backend.Of(make([]float32, 6)), backend.Of(make([]float32, 5)),
 		backend.Of(make([]float64, 6))
 	for _, test := range [][]backend.Buffer{{six}, {six, five}, {five, six}, {six, wide},

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestTwoFoldersBuildTheSamePrograms: with the flags of docs/install.md, programs do not depend on
@@ -62,16 +64,14 @@ func buildIn(t *testing.T, checkout, pkg string, more ...string) []byte {
 		t.Fatalf("build %s: %v\n%s", pkg, err, text)
 	}
 	program, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return program
 }
 
 // copySources copies what a source archive has.
 func copySources(t *testing.T, to string) {
 	t.Helper()
-	err := filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(".", func(path string, e fs.DirEntry, err error) error {
 		name := e.Name()
 		switch {
 		case err != nil:
@@ -88,8 +88,5 @@ func copySources(t *testing.T, to string) {
 			return err
 		}
 		return os.WriteFile(filepath.Join(to, path), text, 0o644)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }

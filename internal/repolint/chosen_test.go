@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // chosen are the patterns of -run and -skip, of go test and of test programs.
@@ -19,13 +21,9 @@ func TestTestsAreChosenByPrefix(t *testing.T) {
 	atRoot(t)
 	plan, err := exec.Command(lookMake(t), "-n", "race", "unraced", "arm64", "netns", "names",
 		"gpu-emulated", "CLANG_HOST=clang++").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	script, err := os.ReadFile(".ci/gpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	names := declaredTests(t)
 	patterns := chosen.FindAllStringSubmatch(string(plan)+string(script), -1)
 	for _, found := range patterns {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // mostColumns is the longest that a line of source or text may be; a tab counts as tabWidth.
@@ -46,7 +48,7 @@ func TestLinesHaveAtMostAHundredColumns(t *testing.T) {
 func eachText(t *testing.T, look func(name string, text []byte)) {
 	t.Helper()
 	atRoot(t)
-	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
 		aside := name == "bin" || filepath.Dir(name) == "bench/results" || name == "bench/out" ||
 			d.Name() == "testdata" || d.Name()[0] == '.' && name != "." && name != ".ci"
 		switch {
@@ -62,10 +64,7 @@ func eachText(t *testing.T, look func(name string, text []byte)) {
 			look(filepath.ToSlash(name), text)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // tooLong returns the lines of a text that are too long, by their numbers.

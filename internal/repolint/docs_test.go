@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 var (
@@ -31,9 +33,7 @@ var (
 func TestArchitectureIsShortAndNamesEveryPackage(t *testing.T) {
 	atRoot(t)
 	text, err := os.ReadFile("docs/architecture.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if n := len(strings.Fields(string(text))); n > 4000 {
 		t.Errorf("docs/architecture.md has %d words: at most 4000", n)
 	}
@@ -84,15 +84,11 @@ func declared(t *testing.T, file string) map[string]bool {
 func TestLinksOfTheDocsLeadSomewhere(t *testing.T) {
 	atRoot(t)
 	pages, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cited := 0
 	for _, page := range append(pages, "README.md", "CHANGELOG.md", "CONTRIBUTING.md") {
 		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, found := range citation.FindAllStringSubmatch(string(text), -1) {
 			cited++
 			if file, name := found[1], found[2]; !declared(t, file)[name] {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/launchers"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // ourVariable is the name of a variable of Euryale, but of one that only its tests read.
@@ -47,9 +48,7 @@ func TestReadersOfVariablesAreFound(t *testing.T) {
 		`var all = []string{"EURYALE_CHECK", "EURYALE_CHECK=off"}`:             1,
 	} {
 		f, err := parser.ParseFile(token.NewFileSet(), "x.go", "package x\n"+text, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got := variablesRead(f); len(got) != want {
 			t.Errorf("%s: %v", text, got)
 		}
@@ -148,9 +147,7 @@ func TestDocumentationListsEveryVariable(t *testing.T) {
 	for want, file := range map[string]string{godoc(): "doc.go", markdown(): "docs/running.md",
 		contracts(): "docs/running.md"} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !strings.Contains(string(text), want) {
 			t.Errorf("%s does not have what internal/env and internal/launchers say of the "+
 				"variables:\n%s", file, want)

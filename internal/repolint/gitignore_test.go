@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // go build leaves a program in the directory where it is called: here, or where its source is.
@@ -14,13 +16,9 @@ func TestProgramsThatGoBuildLeavesAreIgnored(t *testing.T) {
 	atRoot(t)
 	const programs = `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`
 	out, err := exec.Command("go", "list", "-f", programs, "./...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	text, err := os.ReadFile(".gitignore")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ignored := strings.Fields(string(text))
 	for program := range strings.FieldsSeq(string(out)) {
 		dir := strings.TrimPrefix(program, "github.com/euryale-ml/euryale/")

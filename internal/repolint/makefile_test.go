@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // make help describes every target, in a whole sentence.
@@ -19,9 +21,7 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 		t.Skip("needs make")
 	}
 	help, err := exec.Command("make", "--no-print-directory", "help").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	described := map[string]bool{}
 	for line := range strings.Lines(string(help)) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -71,9 +71,7 @@ func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
 func joined(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return regexp.MustCompile(`\\\n\s*`).ReplaceAllString(string(text), "")
 }
 
@@ -113,9 +111,7 @@ func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
 	} {
 		dir := t.TempDir() // all that the shell finds
 		script := "#!/bin/sh\necho " + test.version + "\n"
-		if err := os.WriteFile(filepath.Join(dir, test.name), []byte(script), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, test.name), []byte(script), 0o700))
 		plan := exec.Command(program, "-n", "-B", "gpu-emulated") // also what is built
 		plan.Env = []string{"PATH=" + dir}
 		out, _ := plan.Output() // what else make asks for is not there
@@ -156,9 +152,7 @@ func TestVulnSaysWhereNothingIsChecked(t *testing.T) {
 	} {
 		golang := filepath.Join(t.TempDir(), "go")
 		script := "#!/bin/sh\necho '" + test.says + "'\nexit " + test.code + "\n"
-		if err := os.WriteFile(golang, []byte(script), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(golang, []byte(script), 0o700))
 		vuln := exec.Command(program, "--no-print-directory", "vuln", "GO="+golang)
 		vuln.Env = append(os.Environ(), "VULN_DB=https://vuln.go.dev", test.require)
 		out, err := vuln.CombinedOutput()

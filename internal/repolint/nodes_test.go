@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Messages name nodes by stock.Label: Gorgonia's own name of a variable without one is
@@ -36,7 +38,7 @@ func TestMessagesNameNodesByTheirLabels(t *testing.T) {
 		return true
 	}
 	for _, dir := range []string{"autograd", "layers", "ops", "vm"} {
-		err := filepath.WalkDir(dir, func(file string, _ fs.DirEntry, err error) error {
+		require.NoError(t, filepath.WalkDir(dir, func(file string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(file, ".go") ||
 				strings.HasSuffix(file, "_test.go") {
 				return err
@@ -46,10 +48,7 @@ func TestMessagesNameNodesByTheirLabels(t *testing.T) {
 				ast.Inspect(parsed, look)
 			}
 			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	if found == 0 {
 		t.Error("there are no messages")

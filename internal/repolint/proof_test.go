@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // What the proof of plans asks package plan, which makes them: how values lie, how it prints them,
@@ -78,9 +80,7 @@ func parsed(t *testing.T, dir string) (files []*ast.File) {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		files = append(files, file)
 	}
 	return files

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // result is a result that a page, a comment or another result cites by its name, or several by a
@@ -26,7 +28,7 @@ const results = "bench/results"
 func texts(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
 		name = filepath.ToSlash(name)
 		ignored := name != "." && name[0] == '.' || name == "bin" || name == "bench/out"
 		switch {
@@ -40,10 +42,7 @@ func texts(t *testing.T) map[string]string {
 		text, err := os.ReadFile(name)
 		all[name] = string(text)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestWhatRaceLeavesOutIsRunUnraced: a test that asks for -short, or for the race detector, itself
@@ -18,9 +20,7 @@ import (
 func TestWhatRaceLeavesOutIsRunUnraced(t *testing.T) {
 	atRoot(t)
 	plan, err := exec.Command(lookMake(t), "-n", "unraced").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	whole := regexp.MustCompile(`grep -E '([^']+)'`).FindSubmatch(plan)
 	thinned := regexp.MustCompile(`-run '([^']+)' -skip '[^']+' \\\n(.*)`).FindSubmatch(plan)
 	if whole == nil || thinned == nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -19,14 +20,10 @@ import (
 func TestReadmesProgramCompilesInAUsersModule(t *testing.T) {
 	atRoot(t)
 	checkout, err := filepath.Abs(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dir := t.TempDir()
 	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	program := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(readme)
 	if program == nil || !strings.Contains(string(readme), "go work init . ") {
 		t.Fatal("README.md has no program, or does not say how to use a checkout")
@@ -71,9 +68,7 @@ var flagged = regexp.MustCompile(
 func TestExamplesAreProgramsToCopy(t *testing.T) {
 	atRoot(t)
 	checkout, err := filepath.Abs(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	lines, flags := map[string]int{}, map[string]int{}
 	for _, f := range sources(t) { // all are read, so that no outcome is of other sources
 		parts := strings.Split(f.name, "/")
@@ -81,9 +76,7 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 			continue
 		}
 		text, err := os.ReadFile(f.name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		lines[parts[1]] += bytes.Count(text, []byte("\n"))
 		flags[parts[1]] += len(flagged.FindAll(text, -1))
 	}
@@ -119,9 +112,7 @@ func runExample(t *testing.T, name, dir, checkout, args, prints string) (size in
 	t.Helper()
 	t.Chdir(dir) // where the program finds its arguments
 	info, err := os.Stat("program")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var out, errs bytes.Buffer
 	job := launch.Job{
 		Program: "./program", Ranks: 2, Stdout: &out, Stderr: &errs,
@@ -191,9 +182,7 @@ func ownModule(t *testing.T, dir, checkout string) {
 	t.Helper()
 	for _, name := range []string{"go.mod", "go.sum"} {
 		text, err := os.ReadFile(filepath.Join(checkout, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		writeFile(t, filepath.Join(dir, name), text)
 	}
 	inModule(t, dir, "mod", "edit", "-module=example.com/mine", "-require="+module+"@v0.0.0",
@@ -216,15 +205,11 @@ func inModule(t *testing.T, dir string, args ...string) {
 func TestPagesSayHowToUseACheckout(t *testing.T) {
 	atRoot(t)
 	pages, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	published := regexp.MustCompile(`go (get|install) [^\n]*github\.com/euryale-ml/euryale`)
 	for _, page := range append(pages, "README.md", "CONTRIBUTING.md") {
 		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if found := published.Find(text); found != nil {
 			t.Errorf("%s says %q", page, found)
 		}
@@ -235,27 +220,19 @@ func TestPagesSayHowToUseACheckout(t *testing.T) {
 func copyProgram(t *testing.T, from, to string) {
 	t.Helper()
 	files, err := os.ReadDir(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, f := range files {
 		if f.IsDir() || strings.HasSuffix(f.Name(), "_test.go") {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join(from, f.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		writeFile(t, filepath.Join(to, f.Name()), text)
 	}
 }
 
 func writeFile(t *testing.T, path string, text []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(t, os.WriteFile(path, text, 0o600))
 }

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // far is the Engine of tensors that the host cannot reach.
@@ -19,16 +20,12 @@ func (far) AllocAccessible() bool { return false }
 
 func TestElementsAreInRowOrder(t *testing.T) {
 	view := func(v tensor.View, err error) *tensor.Dense {
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return v.(*tensor.Dense)
 	}
 	matrix := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6}))
 	turned := matrix.Clone().(*tensor.Dense)
-	if err := turned.T(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, turned.T())
 	for what, test := range map[string]struct {
 		v      any
 		want   []float64

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestRowMajor(t *testing.T) {
@@ -19,9 +20,7 @@ func TestRowMajor(t *testing.T) {
 		return view.(*tensor.Dense)
 	}
 	transposed := matrix.Clone().(*tensor.Dense)
-	if err := transposed.T(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, transposed.T())
 	for what, test := range map[string]struct {
 		t    *tensor.Dense
 		want bool

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // file returns a file of a header and zeros.
@@ -29,17 +30,11 @@ func TestTensorsComeBack(t *testing.T) {
 		"number":  {Shape: nil, Data: backend.Of([]int64{-1})},
 	}
 	var b bytes.Buffer
-	if err := safetensors.Write(&b, want, map[string]string{"format": "pt"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, safetensors.Write(&b, want, map[string]string{"format": "pt"}))
 	path := filepath.Join(t.TempDir(), "model.safetensors")
-	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
 	f, err := safetensors.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	if f.Metadata["format"] != "pt" || len(f.Names()) != len(want) {
 		t.Errorf("%v, %v", f.Metadata, f.Names())
@@ -60,9 +55,7 @@ func TestTensorsComeBack(t *testing.T) {
 func TestBooleansAreBytes(t *testing.T) {
 	b := file(`{"mask":{"dtype":"BOOL","shape":[2,3],"data_offsets":[0,6]}}`, 6)
 	h, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if d, shape, ok := h.Of("mask"); d != backend.U8 || !slices.Equal(shape, []int{2, 3}) || !ok {
 		t.Errorf("the mask is %v %v", d, shape)
 	}
@@ -76,13 +69,9 @@ func TestTensorsOfOtherDTypesAreLeftAlone(t *testing.T) {
 		`"shape":[1],"data_offsets":[3,11]},"c":{"dtype":"U8","shape":[2],"data_offsets":[11,13]}}`,
 		13)
 	b[len(b)-1] = 7
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, b, 0o600))
 	f, err := safetensors.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	if c, err := f.Read("c"); err != nil || c.Data.Bytes()[1] != 7 {
 		t.Errorf("the other tensor is %v, %v", c, err)

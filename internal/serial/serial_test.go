@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestTasksRunInOrderAndBeforeClose(t *testing.T) {
@@ -26,9 +28,7 @@ func TestTasksRunInOrderAndBeforeClose(t *testing.T) {
 	if e.Submit(func() { t.Error("it runs after Close") }) {
 		t.Error("a closed executor takes a task")
 	}
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, goleak.Find(before))
 }
 
 func TestJoinPrefersWhatHasHappened(t *testing.T) {

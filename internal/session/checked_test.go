@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/buildlock"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -94,9 +95,7 @@ func TestCallsAreCheckedOnce(t *testing.T) {
 			call func(backend.CheckedStarter) error) (*door, error) {
 			d := &door{Communicator: reference.New("test", 2, time.Minute)[0]}
 			c, err := w.wrap(below(d))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			return d, call(c.(backend.CheckedStarter))
 		}
 		for _, what := range []backend.Collective{wrong, right} {
@@ -136,13 +135,9 @@ func (mute) Capabilities() backend.Capabilities { return backend.Capabilities{} 
 // TestLeavesTakeCheckedCalls: package host does not check what was checked.
 func TestLeavesTakeCheckedCalls(t *testing.T) {
 	worlds, err := rendezvous.Local(1, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c, err := host.Backend{}.Connect(t.Context(), worlds[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer worlds[0].Close()
 	defer c.Close()
 	x, wrong := backend.Of(make([]float32, 8)), backend.Collective{Kind: backend.AllReduce,

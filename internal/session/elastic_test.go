@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/session"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -25,9 +26,7 @@ func TestGenerationsOnMachinesMeetWhereRank0Says(t *testing.T) {
 	job := rendezvous.Env{Job: "meets", Size: 1, LocalSize: 1, TLS: true,
 		Token: strings.Repeat("secret", 5), Timeout: time.Minute}
 	register, err := rendezvous.ServeRegister(job, true, func(int) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer register.Close()
 	first := elastic.First(1, 2)
 	take := func(rank int) error {
@@ -79,9 +78,7 @@ func join(t *testing.T, register string, c session.ElasticConfig) (*session.Elas
 func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 	job := rendezvous.Env{Job: "watched", Size: 1, LocalSize: 1, Timeout: time.Minute}
 	register, err := rendezvous.ServeRegister(job, false, func(int) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer register.Close()
 	take := func(rank int) error {
 		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
@@ -122,9 +119,7 @@ func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 		}
 		return errors.Join(e.Close(true), e.Release(comm))
 	}
-	if err := testranks.All(3, take); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, testranks.All(3, take))
 }
 
 // TestNobodyConnectsBeforeAllHaveLeft: kernels of a generation would wait for a rank whose driver
@@ -132,9 +127,7 @@ func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 func TestNobodyConnectsBeforeAllHaveLeft(t *testing.T) {
 	job := rendezvous.Env{Job: "left", Size: 1, LocalSize: 1, Timeout: time.Minute}
 	register, err := rendezvous.ServeRegister(job, false, func(int) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer register.Close()
 	var connected atomic.Bool
 	if err := testranks.All(2, func(rank int) error {
@@ -177,9 +170,7 @@ func (o opening) OpenDevice(local int) error {
 func TestAProcessOpensTheDeviceOfItsSeatBeforeTheOthersCome(t *testing.T) {
 	job := rendezvous.Env{Job: "seat", Size: 1, LocalSize: 1, Timeout: time.Minute}
 	register, err := rendezvous.ServeRegister(job, false, func(int) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer register.Close()
 	opened, first := make(chan int, 2), make(chan struct{})
 	if err := testranks.All(2, func(rank int) error {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -19,9 +20,7 @@ func TestWhoSaysNothingIsReachedUnlessItLives(t *testing.T) {
 		if err == nil {
 			err = r.register.Set(t.Context(), reachKey(id), []byte(ln.Addr().String()))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { ln.Close() })
 		go func() {
 			for takes != nil {

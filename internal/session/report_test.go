@@ -12,20 +12,17 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 func TestLauncherIsToldThatTheJobHasLostARank(t *testing.T) {
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer read.Close()
 	where := placeOf(t, write)
 	worlds, err := rendezvous.Local(2, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, w := range worlds {
 		defer w.Close()
 	}
@@ -51,23 +48,17 @@ func TestLauncherIsToldThatTheJobHasLostARank(t *testing.T) {
 func placeOf(t *testing.T, f *os.File) string {
 	t.Helper()
 	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return fmt.Sprintf("%d:%d", f.Fd(), info.Sys().(*syscall.Stat_t).Ino)
 }
 
 func TestFilesOfTheUserTakeNoReport(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mine")
 	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer read.Close()
 	for _, where := range []string{placeOf(t, f), fmt.Sprintf("%d:1", write.Fd()),
 		fmt.Sprintf("%d", write.Fd()), "x:1", "-1:1", ":"} {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -14,19 +15,13 @@ import (
 func TestLongWaitIsSaidOnceWithItsCallAndItsEnd(t *testing.T) {
 	var out strings.Builder
 	worlds, err := rendezvous.Local(1, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	comm, err := Connect(t.Context(), worlds[0], []backend.Backend{host.Backend{}}, nil, -1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer comm.Close()
 	say := sayLongWait(&out, &rendezvous.World{Rank: 3, Timeout: time.Minute}, comm.Recorder())
 	x := backend.Of([]float32{1, 2, 3})
-	if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x))
 	say("ranks 0, 2", 20003*time.Millisecond)
 	say("rank 0", 20*time.Second)
 	got := out.String()

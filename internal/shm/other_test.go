@@ -5,17 +5,15 @@ package shm
 import (
 	"errors"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestMemoryIsOfferedWithinTheProcess(t *testing.T) {
 	s, err := New("", 8192)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	offer, err := s.Offer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := Offer("of another process").Open(8192); !errors.Is(err, ErrProcesses) {
 		t.Errorf("memory of another process: %v", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // addressSpace returns the bytes of addresses that the process has mapped.
@@ -19,9 +21,7 @@ func addressSpace(t *testing.T) int {
 		t.Skip(err)
 	}
 	pages, err := strconv.Atoi(strings.Fields(string(statm))[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return pages * os.Getpagesize()
 }
 
@@ -32,13 +32,9 @@ func TestRetiredMemoryIsReadAndWrittenAndThenForgotten(t *testing.T) {
 	before := addressSpace(t)
 	for range times {
 		s, err := New("/dev/shm", nbytes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		s.Mem[0] = 1
-		if err := s.Retire(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Retire())
 		if s.Mem[0] != 0 {
 			t.Fatal("retired memory is not zero")
 		}

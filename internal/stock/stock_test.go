@@ -5,6 +5,8 @@ import (
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // A label is the node's name, or says that a variable has none.
@@ -13,9 +15,7 @@ func TestLabelsSayThatAVariableHasNoName(t *testing.T) {
 	unnamed := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3))
 	named := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3), gorgonia.WithName("w"))
 	sum, err := gorgonia.Add(unnamed, named)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if unnamed.Name() != Unnamed {
 		t.Errorf("Gorgonia calls a variable without a name %q", unnamed.Name())
 	}
@@ -33,9 +33,7 @@ func TestOperationsOfOthersDoNotTrain(t *testing.T) {
 	x := gorgonia.NewTensor(gorgonia.NewGraph(), gorgonia.Float64, 4,
 		gorgonia.WithShape(2, 1, 1, 1))
 	_, _, _, op, err := gorgonia.BatchNorm(x, nil, nil, 0.1, 1e-3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for training, want := range map[gorgonia.Op]bool{op: true, nil: false,
 		&struct {
 			gorgonia.Op

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // at makes a file the user's, with this text unless it is "".
@@ -18,12 +19,8 @@ func at(t *testing.T, text string) string {
 	if text == "" {
 		return path
 	}
-	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Dir(path), 0o755))
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 

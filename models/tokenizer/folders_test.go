@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // foreign is a folder of testdata/folders.py.
@@ -43,18 +45,12 @@ func foreigners(t *testing.T) (all []foreign) {
 	}
 	for _, name := range names {
 		f, err := os.Open(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer f.Close()
 		z, err := gzip.NewReader(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var some []foreign
-		if err := json.NewDecoder(z).Decode(&some); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.NewDecoder(z).Decode(&some))
 		all = append(all, some...)
 	}
 	return all

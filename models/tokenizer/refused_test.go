@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // object is an object of JSON.
@@ -18,9 +20,7 @@ func folder(t testing.TB, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	return dir
 }
@@ -29,13 +29,9 @@ func folder(t testing.TB, files map[string]string) string {
 func changed(t testing.TB, style string, change func(file object)) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", style, fileName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var file object
-	if err := json.Unmarshal(text, &file); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(text, &file))
 	change(file)
 	if text, err = json.Marshal(file); err != nil {
 		t.Fatal(err)
@@ -135,9 +131,7 @@ func TestDamagedFilesAreErrors(t *testing.T) {
 
 func TestFilesThatAreTooLongAreNotRead(t *testing.T) {
 	dir := folder(t, map[string]string{fileName: "{}"})
-	if err := os.Truncate(filepath.Join(dir, fileName), 1<<40); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Truncate(filepath.Join(dir, fileName), 1<<40))
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "bytes") {
 		t.Errorf("the error is %v", err)
 	}
@@ -155,9 +149,7 @@ func TestFilesThatAreTooLongAreNotRead(t *testing.T) {
 
 func TestEndsAreThoseOfTheFolder(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "llama2", fileName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for config, want := range map[string][2]int{
 		`{"bos_token": "<s>", "eos_token": {"content": "</s>"}}`: {1, 2},
 		`{"bos_token": null}`: {-1, -1},
@@ -256,9 +248,7 @@ func TestKeysThatAreNotKnownAreNamed(t *testing.T) {
 		`{"extra_special_tokens": [""]}`:            "extra_special_tokens: it is empty",
 		`{"chat_template": "x", "new": [], "a": 0}`: "a: 0",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o600))
 		_, err := Load(dir)
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: the error is %v", config, err)
@@ -275,9 +265,7 @@ func TestKeysThatTransformersIgnoresAreAccepted(t *testing.T) {
 		`{"tokenizer_class": "LlamaTokenizerFast", "add_eos_token": true, "legacy": true}`,
 		`{"clean_up_tokenization_spaces": true, "add_prefix_space": true, "max_len": 7}`,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o600))
 		checkIDs(t, load(t, dir), "Hello, world!", true, want)
 	}
 }

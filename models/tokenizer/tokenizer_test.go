@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // styles are the folders of testdata.
@@ -39,9 +41,7 @@ func (d *decoded) UnmarshalJSON(text []byte) error {
 func load(t testing.TB, dir string) *Tokenizer {
 	t.Helper()
 	tok, err := Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return tok
 }
 
@@ -67,23 +67,15 @@ func directories(t testing.TB) []string {
 func readCases(t testing.TB, dir string) cases {
 	t.Helper()
 	f, err := os.Open(filepath.Join(dir, "cases.json.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer f.Close()
 	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var c cases
-	if err := json.NewDecoder(z).Decode(&c); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.NewDecoder(z).Decode(&c))
 	for i, text := range c.Texts {
 		b, err := base64.StdEncoding.DecodeString(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		c.Texts[i] = string(b)
 	}
 	return c

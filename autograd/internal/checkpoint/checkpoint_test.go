@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/filelock"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -57,7 +58,7 @@ func (s saves) save(step uint64, text string, pinned bool) Stamp {
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || path == dir {
 			return err
 		}
@@ -74,10 +75,7 @@ func tree(t *testing.T, dir string) map[string]string {
 			all[name] = string(text)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 
@@ -85,9 +83,7 @@ func tree(t *testing.T, dir string) map[string]string {
 func steps(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	all, err := List(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, e := range all {
 		names = append(names, filepath.Base(e.Path))
 	}
@@ -97,9 +93,7 @@ func steps(t *testing.T, dir string) (names []string) {
 // must ends a test that cannot be prepared.
 func must(t *testing.T, errs ...error) {
 	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(errs...))
 }
 
 func write(path, text string) error { return os.WriteFile(path, []byte(text), 0o666) }
@@ -298,9 +292,7 @@ func TestOneHolderAtATime(t *testing.T) {
 	}
 	must(t, first.Release())
 	second, err := Acquire(dir, "the second")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	must(t, second.Undo()) // has made nothing
 	if text, err := os.ReadFile(filepath.Join(dir, lockName)); err != nil ||
 		string(text) != "the second\n" {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // elementsOf returns where each element of a region is in the whole.
@@ -41,9 +42,7 @@ func TestRegionsMeetWhereTheyHaveTheSameElements(t *testing.T) {
 		}
 	}
 	for _, a := range all {
-		if err := a.check(24); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, a.check(24))
 		mine := elementsOf(a)
 		for _, b := range all {
 			theirs, want, got := elementsOf(b), 0, 0
@@ -103,9 +102,7 @@ func TestShardsOfMoreThanTheFilesAreRefused(t *testing.T) {
 			Merge: Divided})
 	}
 	files, own, err := Write(dir, RankName(0), true, tensors, Remarks{Save: of.ID})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	of.Files = append(files, own)
 	_, err = Read(dir, of, 1, Wanted{Rest: func(string) bool { return true }})
 	damaged := &Damaged{}

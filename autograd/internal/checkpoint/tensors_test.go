@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Tensors that share bytes would take more memory than the file has.
@@ -38,9 +39,7 @@ func TestEveryDamagedBitIsNoticed(t *testing.T) {
 		t.Fatal(err)
 	}
 	file, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	same := func(got map[string]stored) bool {
 		return maps.EqualFunc(got, want, func(x, y stored) bool {
 			return slices.Equal(x.Shape, y.Shape) && x.Data.DType() == y.Data.DType() &&

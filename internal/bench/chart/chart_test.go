@@ -11,15 +11,15 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/recorder"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // drawn returns what a picture writes, and how many marks it has.
 func drawn(t *testing.T, p Chart) (written []*recorder.FillString, marks int) {
 	t.Helper()
 	var canvas recorder.Canvas
-	if err := p.draw(draw.NewCanvas(&canvas, width, height)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.draw(draw.NewCanvas(&canvas, width, height)))
 	for _, action := range canvas.Actions {
 		switch a := action.(type) {
 		case *recorder.FillString:
@@ -97,9 +97,7 @@ func TestChartsStandBelowEachOther(t *testing.T) {
 		Curves: []Curve{{"a", plotter.XYs{{X: 1, Y: 1}, {X: 1e6, Y: 2e6}}}}}
 	for _, name := range []string{"charts.svg", "charts.png"} {
 		file := filepath.Join(t.TempDir(), name)
-		if err := Save(file, c, c); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Save(file, c, c))
 		if info, err := os.Stat(file); err != nil || info.Size() == 0 {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // without are the operations that need no case, and why.
@@ -39,9 +41,7 @@ var without = map[string]string{
 // that makes a node. Those with options have a case with their zero value.
 func TestEveryOperationHasACase(t *testing.T) {
 	cases, _, err := Cases()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	has := map[string]bool{}
 	for _, c := range cases {
 		has[c.name()] = true
@@ -60,17 +60,13 @@ func TestEveryOperationHasACase(t *testing.T) {
 func nnOperations(t *testing.T) (names []string) {
 	t.Helper()
 	files, err := filepath.Glob("../../../ops/nn/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, d := range parsed.Decls {
 			f, ok := d.(*ast.FuncDecl)
 			if ok && f.Recv == nil && f.Name.IsExported() && makesNodes(f.Type.Results) {
@@ -101,9 +97,7 @@ func makesNodes(results *ast.FieldList) bool {
 func stockOperations(t *testing.T) (names []string) {
 	t.Helper()
 	page, err := os.ReadFile("../../../docs/ops.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tables, _, _ := strings.Cut(string(page), "\n## Different operations")
 	first := regexp.MustCompile("(?m)^\\| `(\\w+)` \\|")
 	for _, row := range first.FindAllStringSubmatch(tables, -1) {

@@ -11,18 +11,15 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func newDevice(t *testing.T) *Device {
 	t.Helper()
 	d, err := New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, d.Close())
 	})
 	return d
 }
@@ -30,9 +27,7 @@ func newDevice(t *testing.T) *Device {
 func alloc(t *testing.T, d *Device, nbytes int) backend.Buffer {
 	t.Helper()
 	b, err := d.Alloc(nbytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := d.Free(b); err != nil && !errors.Is(err, backend.ErrArgument) {
 			t.Error(err)
@@ -108,9 +103,7 @@ func TestKernelsComputeBehindTheGuard(t *testing.T) {
 func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 	d := newDevice(t)
 	q, err := d.NewQueue()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer q.Close()
 	type pool interface {
 		Alloc(nbytes int) (backend.Buffer, error)
@@ -120,9 +113,7 @@ func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 	for range 10 {
 		for _, of := range []backend.Queue{d.Default(), q} {
 			b, err := of.(pool).Alloc(100)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if seen[b.Addr()] {
 				t.Fatal("an address was used twice")
 			}
@@ -146,9 +137,7 @@ func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 func TestKernelsRefuseWhatIsNotAllocated(t *testing.T) {
 	d, other := newDevice(t), newDevice(t)
 	b, foreign, freed := alloc(t, d, 64), alloc(t, other, 64), alloc(t, d, 64)
-	if err := d.Free(freed); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, d.Free(freed))
 	past := backend.OnDevice(backend.U8, b.Addr()+1, 64)
 	k := d.Default()
 	for name, err := range map[string]error{
@@ -178,9 +167,7 @@ func TestAllocationsAreAlignedZeroedAndCounted(t *testing.T) {
 	for _, n := range []int{0, 1, 255, 256, 257, 1 << 20} {
 		b := alloc(t, d, n)
 		out := make([]byte, n)
-		if err := d.Default().Move(backend.Of(out), b); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, d.Default().Move(backend.Of(out), b))
 		for i, x := range out {
 			if x != 0 {
 				t.Fatalf("byte %d of %d is %d", i, n, x)
@@ -200,9 +187,7 @@ func TestAllocationsAreAlignedZeroedAndCounted(t *testing.T) {
 
 func TestCloseReportsLeaks(t *testing.T) {
 	d, err := New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := d.Alloc(100); err != nil {
 		t.Fatal(err)
 	}

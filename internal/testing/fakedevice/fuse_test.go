@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -18,9 +19,7 @@ func join(t *testing.T, q backend.Queue) {
 	if err == nil {
 		err = e.Join(context.Background())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // upload returns memory of the device with the elements of host memory. Memory that was
@@ -31,9 +30,7 @@ func upload(t *testing.T, d *Device, q backend.Queue, list []backend.Buffer,
 	for _, b := range list {
 		if _, ok := known[b.Addr()]; !ok {
 			known[b.Addr()] = alloc(t, d, b.NBytes()).As(b.DType())
-			if err := q.Move(known[b.Addr()], b); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, q.Move(known[b.Addr()], b))
 		}
 		on = append(on, known[b.Addr()].As(b.DType()))
 	}
@@ -43,25 +40,17 @@ func upload(t *testing.T, d *Device, q backend.Queue, list []backend.Buffer,
 func TestFusedProgramsRunBehindTheGuard(t *testing.T) {
 	d := newDevice(t)
 	q, err := d.NewQueue()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer q.Close()
 	for seed := range uint64(40) {
 		c := fusetest.Random(rand.New(rand.NewPCG(seed, 21)), 2000)
 		l, err := q.(fuse.Queue).Fuse(c.Program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		known := map[uintptr]backend.Buffer{}
 		dst, src := upload(t, d, q, c.Dst, known), upload(t, d, q, c.Src, known)
-		if err := l.Run(dst, src, alloc(t, d, max(l.Scratch(), 1))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, l.Run(dst, src, alloc(t, d, max(l.Scratch(), 1))))
 		for k := range dst {
-			if err := q.Move(c.Dst[k], dst[k]); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, q.Move(c.Dst[k], dst[k]))
 		}
 		join(t, q)
 		if _, err := c.Check(c.Dst); err != nil {
@@ -74,27 +63,19 @@ func TestFusedProgramsRunBehindTheGuard(t *testing.T) {
 func TestFusedProgramsAreRecorded(t *testing.T) {
 	d := newDevice(t)
 	q, err := d.NewQueue()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer q.Close()
 	p := &fuse.Program{Shape: []int{4}}
 	x := p.Load(backend.F32, 1)
 	p.Store(p.Do(fuse.Add, x, x), backend.F32, 1)
 	l, err := q.(fuse.Queue).Fuse(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	memory := []backend.Buffer{alloc(t, d, 16).As(backend.F32)}
-	if err := q.Move(memory[0], backend.Of([]float32{1, 2, 3, 4})); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, q.Move(memory[0], backend.Of([]float32{1, 2, 3, 4})))
 	graph, err := q.(backend.GraphQueue).Capture(func() error {
 		return l.Run(memory, memory, backend.Buffer{})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer graph.Close()
 	for range 3 {
 		if _, err := graph.Launch(q); err != nil {
@@ -102,9 +83,7 @@ func TestFusedProgramsAreRecorded(t *testing.T) {
 		}
 	}
 	got := make([]float32, 4)
-	if err := q.Move(backend.Of(got), memory[0]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, q.Move(backend.Of(got), memory[0]))
 	join(t, q)
 	for i, x := range got {
 		if x != float32(8*(i+1)) {
@@ -118,9 +97,7 @@ func TestFusedProgramsNeedTheScratchOfADevice(t *testing.T) {
 	p := &fuse.Program{Shape: []int{1 << 16}, Reduced: []bool{true}}
 	p.Fold(backend.Sum, p.Load(backend.F32, 1), backend.F32, 0)
 	l, err := d.Default().(fuse.Queue).Fuse(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	x, y := alloc(t, d, 4<<16).As(backend.F32), alloc(t, d, 4).As(backend.F32)
 	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}); !errors.Is(
 		err, backend.ErrArgument) {
@@ -130,8 +107,6 @@ func TestFusedProgramsNeedTheScratchOfADevice(t *testing.T) {
 		backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("with host memory: %v", err)
 	}
-	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x},
-		alloc(t, d, l.Scratch())); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, l.Run([]backend.Buffer{y}, []backend.Buffer{x},
+		alloc(t, d, l.Scratch())))
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // machines tries to make machines where the only command is an ip that runs a script, or none.
@@ -15,10 +16,7 @@ func machines(t *testing.T, ip string) error {
 	t.Helper()
 	dir := t.TempDir()
 	if ip != "" {
-		err := os.WriteFile(filepath.Join(dir, "ip"), []byte("#!/bin/sh\n"+ip), 0o700)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "ip"), []byte("#!/bin/sh\n"+ip), 0o700))
 	}
 	t.Setenv("PATH", dir)
 	g := &proctest.Ground{}

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -49,9 +50,7 @@ func TestErrorsAreByRank(t *testing.T) {
 	if err := Join(errs); err == nil || err.Error() != "rank 1: broken" {
 		t.Errorf("together they are %v", err)
 	}
-	if err := All(3, func(int) error { return nil }); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, All(3, func(int) error { return nil }))
 }
 
 func TestRanksMeetAndAreClosed(t *testing.T) {

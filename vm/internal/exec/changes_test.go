@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
@@ -139,9 +140,7 @@ func (m *mutant) expect(t *testing.T) {
 		outside.Inputs = append(outside.Inputs, interpret.Of(ir.Of(len(x)), x))
 	}
 	values, err := interpret.Program(&m.Program, outside)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, id := range m.Results {
 		m.want = append(m.want, valuesOf(values[id]))
 	}
@@ -421,9 +420,7 @@ func changesOf(t *testing.T) (first, n int) {
 			n, err = strconv.Atoi(to)
 			n -= first
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	return first, n
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
@@ -64,9 +65,7 @@ func widened[T float32 | float64 | int64 | byte](data []T) []float64 {
 // plain plan, and on a device whose memory the host cannot touch.
 func check(t *testing.T, p *ir.Program, inputs [][]float64) {
 	t.Helper()
-	if err := p.Check(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Check())
 	want := reference(t, p, inputs)
 	checkOn(t, exec.Host{}, plain, p, inputs, want)
 	checkOn(t, exec.Host{}, within(plan.Standard()), p, inputs, want)
@@ -86,9 +85,7 @@ func reference(t *testing.T, p *ir.Program, inputs [][]float64) []interpret.Arra
 		outside.Inputs = append(outside.Inputs, interpret.Of(ir.Of(len(x)), x))
 	}
 	values, err := interpret.Program(p, outside)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return values
 }
 
@@ -96,9 +93,7 @@ func reference(t *testing.T, p *ir.Program, inputs [][]float64) []interpret.Arra
 func fake(t *testing.T) (device exec.Device, closed func()) {
 	t.Helper()
 	d, err := fakedevice.New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if device, err = exec.On(d); err != nil {
 		t.Fatal(err)
 	}
@@ -136,16 +131,12 @@ func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, i
 	want []interpret.Array) {
 	t.Helper()
 	planned, err := planner(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if planned.Doubt != nil {
 		t.Fatalf("%v in\n%v", planned.Doubt, planned)
 	}
 	e, err := exec.New(planned, device, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)
@@ -157,9 +148,7 @@ func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, i
 	for i, r := range p.Results {
 		v := p.Values[r]
 		dst := buffer(v.DType, make([]float64, v.Shape.Size()))
-		if err := e.Result(i, dst); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, e.Result(i, dst))
 		for j, got := range numbers(dst) {
 			if w := want[r].Data[j]; !w.Allows(got) {
 				t.Fatalf("result %d, %v: element %d is %v, want %v, in\n%v", i, v.Op, j, got, w,
@@ -172,9 +161,7 @@ func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, i
 func run(t *testing.T, e *exec.Executor, p *plan.Plan, inputs [][]float64) {
 	t.Helper()
 	bind(e, p, inputs)
-	if err := errors.Join(e.Run(0), e.Fetch()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(e.Run(0), e.Fetch()))
 }
 
 // bind binds the inputs of a plan.
@@ -306,9 +293,7 @@ func TestAttentionIsThePlainLoop(t *testing.T) {
 					check(t, &b.Program, b.inputs)
 				}
 				planned, err := within(plan.Standard())(&b.Program)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if n := len(planned.Steps); n != 3 { // the division, and no copies
 					t.Errorf("%d steps, want 3, in\n%v", n, planned)
 				}
@@ -378,9 +363,7 @@ func TestAttentionWritesRowsOfAllHeads(t *testing.T) {
 	}
 	check(t, &b.Program, b.inputs)
 	planned, err := within(plan.Standard())(&b.Program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(planned.Steps) != 6 { // attention, its gradient and four products
 		t.Errorf("there are copies in\n%v", planned)
 	}
@@ -462,13 +445,9 @@ func TestWrongIndicesOfInputs(t *testing.T) {
 		x := b.input(2, 4, 3)
 		b.Results = []ir.ID{b.op(ir.Gather{Axis: 0}, ir.Of(2, 3), x, list)}
 		planned, err := within(plan.Standard())(&b.Program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		e, err := exec.New(planned, device, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, test := range []struct {
 			indices []float64
 			wrong   bool

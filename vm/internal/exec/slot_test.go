@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -78,9 +79,7 @@ func gradientOf(t *testing.T, rows, n int) *plan.Plan {
 			_ func(int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 			return p.Do(fuse.Sub, w, dw), kept, nil
 		}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return planned
 }
 
@@ -88,15 +87,11 @@ func gradientOf(t *testing.T, rows, n int) *plan.Plan {
 func (s *slotted) run(t *testing.T, planned *plan.Plan) {
 	t.Helper()
 	e, err := exec.New(planned, exec.Host{}, s, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i, b := range planned.Buffers {
 		if b.Kind == plan.Input {
 			e.Bind(i, backend.Of(make([]float32, b.Bytes/b.DType.Size())))
 		}
 	}
-	if err := errors.Join(e.Run(0), e.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(e.Run(0), e.Close()))
 }

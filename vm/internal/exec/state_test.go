@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -54,9 +55,7 @@ func TestStatesOfRandomProgramsAreValues(t *testing.T) {
 		r := &random{next: rand.New(rand.NewPCG(seed, 2)).IntN}
 		r.make(int(seed))
 		updates := r.states()
-		if err := r.Check(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.Check())
 		for _, planner := range []planner{plain, within(plan.Standard()), within(small)} {
 			r.carry(t, exec.Host{}, planner, updates)
 			device, closed := fake(t)
@@ -70,16 +69,12 @@ func TestStatesOfRandomProgramsAreValues(t *testing.T) {
 func (r *random) carry(t *testing.T, device exec.Device, planner planner, updates []plan.Update) {
 	t.Helper()
 	planned, err := planner(&r.Program, updates...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if planned.Doubt != nil {
 		t.Fatalf("%v in\n%v", planned.Doubt, planned)
 	}
 	e, err := exec.New(planned, device, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	inputs, memory := slices.Clone(r.inputs), make([]backend.Buffer, len(planned.Buffers))
 	all := make([]int, len(memory))
 	for i, b := range planned.Buffers {
@@ -93,12 +88,8 @@ func (r *random) carry(t *testing.T, device exec.Device, planner planner, update
 				e.Bind(i, memory[i])
 			}
 		}
-		if err := e.Run(0); err != nil {
-			t.Fatal(err)
-		}
-		if err := e.Fetch(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, e.Run(0))
+		require.NoError(t, e.Fetch())
 		values := reference(t, &r.Program, inputs)
 		numbersOf := func(id ir.ID) (x []float64) {
 			for _, n := range values[id].Data {
@@ -109,9 +100,7 @@ func (r *random) carry(t *testing.T, device exec.Device, planner planner, update
 		for i, id := range r.Results {
 			v := r.Values[id]
 			dst := buffer(v.DType, make([]float64, v.Shape.Size()))
-			if err := e.Result(i, dst); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, e.Result(i, dst))
 			if got, want := numbers(dst), numbersOf(id); !slices.Equal(got, want) {
 				t.Fatalf("result %d is %v, want %v, in\n%v", i, got, want, planned)
 			}
@@ -120,9 +109,7 @@ func (r *random) carry(t *testing.T, device exec.Device, planner planner, update
 			inputs[u.Input] = numbersOf(u.Gradient)
 		}
 	}
-	if err := e.Pull(all...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, e.Pull(all...))
 	for i, b := range planned.Buffers {
 		if b.Kind == plan.Input && !slices.Equal(numbers(memory[i]), inputs[b.Index]) {
 			t.Fatalf("input %d is %v, want %v, in\n%v", b.Index, numbers(memory[i]),

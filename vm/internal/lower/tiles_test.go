@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -74,9 +75,7 @@ func integers(shape ir.Dims, most int) interpret.Array {
 func elements(t *testing.T, p *ir.Program, inputs ...interpret.Array) (all []float64) {
 	t.Helper()
 	numbers, err := results(p, inputs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, x := range numbers {
 		all = append(all, x.Value)
 	}
@@ -96,9 +95,7 @@ func TestTiles(t *testing.T) {
 	for _, tiles := range []int{2, 4} {
 		l.Tiles = tiles
 		tiled, err := lower.Tile(lowered, tiles)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got := of(tiled); !slices.Equal(got, want) || len(got) != 1+24+18+8+8 {
 			t.Errorf("%d tiles: %v, want %v", tiles, got, want)
 		}
@@ -128,9 +125,7 @@ func TestTilesOfSimilarities(t *testing.T) {
 		p.add(ir.MatMul{}, ir.Of(8, 3), all, x), p.add(ir.MatMul{TransA: true}, ir.Of(8, 3), all,
 			x)}
 	tiled, err := lower.Tile(&p.Program, 4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	in := integers(ir.Of(8, 3), 7)
 	if got, want := elements(t, tiled, in), elements(t, &p.Program, in); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -47,9 +48,7 @@ func TestPutIsInPlaceUnlessTheOldValueIsRead(t *testing.T) {
 func TestOldValueIsNotReadAfterThePut(t *testing.T) {
 	p, u := kept(false)
 	planned, err := New(&p.Program, u)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	at := slices.IndexFunc(planned.Steps, func(s Step) bool { return s.Op == ir.Put{} })
 	refused := func(what, why string, change func(p *Plan)) {
 		t.Helper()

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -26,9 +27,7 @@ func exchanged(t *testing.T, p *program, dv, dw ir.ID, ofV, ofW int) (*Plan, []s
 	t.Helper()
 	planned, err := New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV,
 		Rule: descent}, Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := Verify(planned); err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}
@@ -279,9 +278,7 @@ func TestUpdatesApart(t *testing.T) {
 					Accumulation: Accumulation{Runs: runs, Tree: true, Apart: true}})
 			}
 			planned, err := New(&p.Program, updates...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			var steps []string
 			for i, s := range planned.Steps {
 				if !s.Runs.Has(Apply) {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestPlanningIsNearlyLinear: four times the values take far less than sixteen times the CPU's
@@ -34,8 +36,6 @@ func TestPlanningIsNearlyLinear(t *testing.T) {
 // threadTime is how long this thread has run, whatever else the machine does.
 func threadTime(t *testing.T) time.Duration {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts))
 	return time.Duration(ts.Nano())
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -95,9 +96,7 @@ func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 func TestVerifyFindsValuesThatGradientsOverwrite(t *testing.T) {
 	p, updates := layered(5, 16)
 	planned, err := New(&p.Program, updates...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i, b := range planned.Buffers {
 		if b.Kind != Gradient || b.DType != backend.BF16 {
 			continue
@@ -115,9 +114,7 @@ func TestVerifyFindsValuesThatGradientsOverwrite(t *testing.T) {
 func TestLargestHasEachMemoryOnce(t *testing.T) {
 	p, updates := layered(5, 16)
 	planned, err := New(&p.Program, updates...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	slots := 0
 	for _, b := range planned.Largest(len(planned.Buffers)) {
 		if b.Kind != Gradient {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -49,13 +50,9 @@ func pool(n int) ir.MaxPool {
 // ops plans a program and returns the operations of its steps.
 func ops(t *testing.T, p *program) (*Plan, []string) {
 	t.Helper()
-	if err := p.Check(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Check())
 	planned, err := New(&p.Program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := Verify(planned); err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -41,9 +42,7 @@ func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 				if err == nil {
 					err = planned.Doubt
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				for _, b := range planned.Buffers {
 					want := backend.F32
 					if b.Kind == Gradient && half {
@@ -87,9 +86,7 @@ func TestVerifyFindsGradientsInAnotherDType(t *testing.T) {
 			if err == nil {
 				err = planned.Doubt
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			sent := slices.IndexFunc(planned.Steps, func(s Step) bool {
 				_, ok := s.Op.(Send)
 				return ok

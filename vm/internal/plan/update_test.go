@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -24,9 +25,7 @@ func TestUpdates(t *testing.T) {
 	p.Results = []ir.ID{p.binary(fuse.Mul, v, w), w}
 	planned, err := New(&p.Program, Update{Input: 0, Gradient: w, Kept: 1, Rule: descent},
 		Update{Input: 1, Gradient: v, Kept: 1, Rule: descent})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := Verify(planned); err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}

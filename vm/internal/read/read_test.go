@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func must(n *gorgonia.Node, err error) *gorgonia.Node {
@@ -90,9 +91,7 @@ func TestTypesAreThoseOfGorgonia(t *testing.T) {
 		t.Errorf("no operation of type %s was checked", name)
 	}
 	r, err := New(g, true, Norms{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, o := range r.Opaques {
 		t.Errorf("%v is run by its Do", o.Node)
 	}
@@ -124,9 +123,7 @@ func TestOtherVersionIsAnError(t *testing.T) {
 			t.Errorf("version %q: %v", version, err)
 		}
 	}
-	if err := checkModule("gorgonia.org/tensor", "v0.1.0"); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, checkModule("gorgonia.org/tensor", "v0.1.0"))
 }
 
 // TestUnsupported: what cannot be planned is an error that says what it is.

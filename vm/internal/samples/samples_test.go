@@ -8,6 +8,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm/internal/graphs"
 	"github.com/euryale-ml/euryale/vm/internal/interpret"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -27,9 +28,7 @@ func TestOtherSamplesChangeNothing(t *testing.T) {
 		r := rand.New(rand.NewPCG(uint64(seed), 5))
 		g := graphs.Draw(graphs.Needs{}, 3+r.IntN(15), r.IntN)
 		b, err := g.Build(graphs.Needs{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		program, err := read.New(b.Graph, true, read.Norms{}, nil)
 		if err != nil {
 			continue // a batch norm of one value
