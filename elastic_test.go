@@ -1232,7 +1232,7 @@ func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
 // trainsElastic is a process of an elastic job. The second one kills itself in a step if
 // EURYALE_TEST_DIES is "yes", and the other one does a step alone and waits until somebody comes.
 // If it "closes", it closes its part then and stays; if it "stays", that is after the last step;
-// and it "aborts" in each try.
+// and it "aborts" in each try. Each "leaves" in the middle, with 0.
 func trainsElastic() error {
 	const steps, recorded = 12, 5
 	how := os.Getenv("EURYALE_TEST_DIES")
@@ -1263,6 +1263,9 @@ func trainsElastic() error {
 			err := m.machine.Close()
 			time.Sleep(time.Hour)
 			return err
+		}
+		if how == "leaves" && e.Next() == recorded {
+			return nil
 		}
 		_, err := e.Step(func(micro int) (float64, error) {
 			if how == "aborts" && self.Process == 2 && e.Next() >= recorded {
@@ -1311,6 +1314,16 @@ func TestAnErrorAfterTheLastStepFailsTheJob(t *testing.T) {
 	var f *launch.Failed
 	if !errors.As(err, &f) || f.Rank != 0 || !strings.Contains(out, "the disk is full") ||
 		strings.Contains(out, "takes its place") {
+		t.Errorf("the error is %v\n%s", err, out)
+	}
+}
+
+// TestATrainingThatNobodyHasFinishedFailsTheJob: although all processes say 0.
+func TestATrainingThatNobodyHasFinishedFailsTheJob(t *testing.T) {
+	t.Setenv("EURYALE_BACKEND", "host")
+	out, err := elasticProcesses(t, "leaves")
+	var f *launch.Failed
+	if !errors.As(err, &f) || f.ExitCode() != 1 || !strings.Contains(err.Error(), "last step") {
 		t.Errorf("the error is %v\n%s", err, out)
 	}
 }

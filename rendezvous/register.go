@@ -36,6 +36,12 @@ func (r *Register) Addr() string { return r.server.ln.Addr().String() }
 // Store returns the register for the process that serves it.
 func (r *Register) Store() Store { return r.server.table.open() }
 
+// Joined reports whether a process has ever connected.
+func (r *Register) Joined() (joined bool) {
+	r.server.table.tell(func() { joined = len(r.server.table.ranks) > 1 })
+	return joined
+}
+
 // Close ends the register.
 func (r *Register) Close() { r.server.stop() }
 

@@ -51,6 +51,7 @@ type pool struct {
 	faults   int      // processes that failed in step
 	step     int      // of the job
 	finished bool     // a process has done its last step
+	joined   bool     // a process has taken part; otherwise nobody has any step to do
 	failed   []ending // processes that failed after their last step
 	lost     error    // no process has the parameters any more
 }
@@ -133,6 +134,21 @@ func (p *pool) replaces(e ending) bool {
 		p.faults++
 	}
 	return !p.finished && p.job.Lost() == nil && e.failed() && p.faults < maxFaults
+}
+
+// outcome is the error of a job whose processes have ended, nil for none.
+func (p *pool) outcome(ends []ending) *Failed {
+	last := ends[len(ends)-1]
+	switch {
+	case p.finished:
+		return verdict(p.failed)
+	case last.failed():
+		return verdict(ends)
+	case p.joined:
+		return &Failed{Host: last.host, Rank: last.rank, Status: last.Status, Lines: last.lines,
+			cause: causeEarly}
+	}
+	return nil
 }
 
 // fails reports whether a process has failed by itself: no signal ended it or told it to end, its

@@ -18,6 +18,8 @@ const (
 	causeEnded cause = iota
 	// Left: it ended with exit status 0 while other ranks still needed it.
 	causeLeft
+	// Early: it ended with exit status 0 before the last step of an elastic job, as the last one.
+	causeEarly
 	// Stopped: a signal such as SIGSTOP had stopped it.
 	causeStopped
 	// Absent: other ranks waited for it until the launcher ended it.
@@ -90,6 +92,9 @@ func (e *Failed) how() string {
 	switch e.cause {
 	case causeLeft:
 		return "it ended with exit status 0 while other ranks still needed it"
+	case causeEarly:
+		return "it ended with exit status 0 before its last step, and nobody is left: a program " +
+			"closes its elastic training before it ends, and returns its errors"
 	case causeStopped:
 		return "it was stopped by a signal such as SIGSTOP, so the launcher ended it"
 	case causeAbsent:

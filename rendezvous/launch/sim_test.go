@@ -124,6 +124,7 @@ type simulation struct {
 	failures  int          // processes that fail with a status
 	hurt      map[int]bool // hosts that may be lost
 	signalled bool
+	left      bool // a process of an elastic job, before its last step
 	elsewhere bool // a rank of another machine is lost
 	rests     bool // the launcher was stopped for too long
 	ended     time.Duration
@@ -250,6 +251,11 @@ func (s *simulation) leave(l *simLauncher) {
 		s.act(l, a)
 	}
 	if l.host == 0 {
+		if l.s.pool != nil {
+			l.s.pool.joined = slices.ContainsFunc(s.ranks, func(r *simRank) bool {
+				return r.p != nil
+			})
+		}
 		s.outcome, s.ended = l.s.outcome(), s.Now
 		s.Say("the job ends: %v", s.outcome)
 		s.Disturbed = s.Now
@@ -937,8 +943,11 @@ func (s *simulation) may(what string, r *simRank, h int, d time.Duration) bool {
 			return what == "fail" || what == "kill" || slices.ContainsFunc(s.ranks,
 				func(o *simRank) bool { return o != r && o.alive && !o.hung })
 		}
-		if what == "leave" || what == "fail" && s.failures == maxFaults-1 {
+		if what == "fail" && s.failures == maxFaults-1 {
 			return false
+		}
+		if what == "leave" || s.left { // nobody takes its place, so too few may be left
+			return what == "leave" && s.Rand.IntN(4) == 0 && !slices.ContainsFunc(s.ranks, idles)
 		}
 		r.hung = true
 		defer func() { r.hung = false }()
@@ -948,9 +957,8 @@ func (s *simulation) may(what string, r *simRank, h int, d time.Duration) bool {
 	case "freeze":
 		return s.job.Elastic != nil && s.viable() && len(s.hurt) == 0
 	case "rest":
-		hangs := func(r *simRank) bool { return r.alive && r.hung } // as one that runs
 		return s.job.Elastic != nil && len(s.hurt) == 0 && h > 0 && !l.paused && !l.gone &&
-			!slices.ContainsFunc(s.ranks, hangs) && s.unhurt(h, d)
+			!slices.ContainsFunc(s.ranks, idles) && s.unhurt(h, d)
 	case "signal":
 		return s.Rand.IntN(4) == 0
 	case "pause":
@@ -958,6 +966,9 @@ func (s *simulation) may(what string, r *simRank, h int, d time.Duration) bool {
 	}
 	return h > 0 && !l.gone && s.unhurt(h, d)
 }
+
+// idles reports whether a rank does nothing, although it seems to run.
+func idles(r *simRank) bool { return r.alive && r.hung }
 
 // unhurt reports whether a job may lose a host.
 func (s *simulation) unhurt(h int, d time.Duration) bool {
@@ -987,6 +998,7 @@ func (s *simulation) happen(what string, r *simRank, h int, d time.Duration) {
 		if what == "fail" {
 			s.failures++
 		}
+		s.left = s.left || what == "leave"
 		s.Say("rank %d: %s, %s", r.number, what, ending{Status: how}.how())
 		r.own = true
 		s.quit(r, 0, how)
@@ -1181,6 +1193,10 @@ func (s *simulation) verdict() error {
 	amiss := len(own) > 0 || len(s.hurt) > 0 || s.signalled || s.rests || s.elsewhere
 	switch err := s.outcome; {
 	case s.Tale != nil: // has it
+	case s.left && s.job.Elastic != nil:
+		if err == nil && s.done < s.steps {
+			return fmt.Errorf("no error after %d of %d steps", s.done, s.steps)
+		}
 	case s.job.Elastic != nil && !s.signalled && !s.rests:
 		if err != nil || s.done < s.steps {
 			return fmt.Errorf("after %d of %d steps: %v", s.done, s.steps, err)

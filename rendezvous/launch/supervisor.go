@@ -433,8 +433,8 @@ func (s *supervisor) endStopped(states map[int]string) {
 // outcome is the error of the attempt.
 func (s *supervisor) outcome() error {
 	f := verdict(s.ends)
-	if s.pool != nil && len(s.ends) > 0 && (s.pool.finished || !s.ends[len(s.ends)-1].failed()) {
-		f = verdict(s.pool.failed) // nil for none
+	if s.pool != nil && len(s.ends) > 0 {
+		f = s.pool.outcome(s.ends)
 	}
 	if f != nil && f.why != nil {
 		return cmp.Or(s.why, f.why)

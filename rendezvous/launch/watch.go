@@ -182,6 +182,9 @@ func (w *watch) run(ctx context.Context) error {
 		}
 	}
 	w.step(abandoned(w.hangs()))
+	if w.register != nil {
+		w.supervisor.pool.joined = w.register.Joined()
+	}
 	if w.supervisor.why == nil { // the last writes may have failed
 		w.supervisor.why = w.screen.failure()
 	}
