@@ -67,7 +67,7 @@ func (t *training) disturb(dir string) error {
 		"save": func() error { return t.d.Save(dir+"2", t.solver, nil) },
 		"load": func() error { return t.d.Load(dir, t.solver, nil) },
 	}
-	if t.d.partial != nil { // else these do nothing
+	if t.d.partial.on { // else these do nothing
 		tries["average"], tries["average all"] = t.d.Average, t.d.AverageAll
 	}
 	for _, what := range slices.Sorted(maps.Keys(tries)) { // the same order on all ranks

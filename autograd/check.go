@@ -33,10 +33,7 @@ import (
 // there; a part that a rank cannot read, such as a frozen parameter that is a view; those of the
 // communicator.
 func (d *DataParallel) Check() error {
-	if err := residence.Bound(d.comm.Device(), d.check); err != nil {
-		return wrapped("rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
-	}
-	return nil
+	return onRank(d.comm, "check", residence.Bound(d.comm.Device(), d.check))
 }
 
 func (d *DataParallel) check() error {
@@ -126,8 +123,7 @@ func (d *DataParallel) Hash() (string, error) {
 		return d.model.hash(h)
 	})
 	if err != nil {
-		return "", wrapped("rank %d of %s: hash: %w", d.comm.Rank(),
-			d.comm.Name(), err)
+		return "", onRank(d.comm, "hash", err)
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
 }

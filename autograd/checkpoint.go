@@ -130,7 +130,7 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, op
 	if !onDevice {
 		problem = errors.Join(problem, d.planned.bring(!d.sharded))
 	}
-	err := d.saver.Save(r, errors.Join(problem, d.apart()),
+	err := d.saver.Save(r, errors.Join(problem, d.fresh.apart()),
 		func(of checkpoint.Stamp) (checkpoint.Content, error) {
 			return d.content(solver, progress, behind, onDevice)
 		})
@@ -244,7 +244,7 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	if err := d.usable(); err != nil {
 		return err
 	}
-	err := residence.Bound(d.comm.Device(), func() error {
+	return onRank(d.comm, what, residence.Bound(d.comm.Device(), func() error {
 		// This detects a rank that makes the call alone.
 		problem := errors.Join(d.betweenSteps(), d.model.find())
 		ranks := d.saver.Ranks
@@ -253,10 +253,5 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 			return err
 		}
 		return f()
-	})
-	if err != nil {
-		return wrapped("rank %d of %s: %s: %w", d.comm.Rank(), d.comm.Name(),
-			what, err)
-	}
-	return nil
+	}))
 }

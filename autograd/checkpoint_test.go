@@ -432,7 +432,7 @@ func stateIn(d *DataParallel, solver gorgonia.Solver) (map[string][]byte, error)
 		}
 		add(model, state)
 	}
-	all := map[string][]byte{"turn": []byte(fmt.Sprint(d.partial.next()))}
+	all := map[string][]byte{"turn": []byte(fmt.Sprint(d.partial.turn))}
 	for name, t := range model {
 		all[name] = bytes.Clone(t.Data.Bytes())
 	}

@@ -45,7 +45,7 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 		return d.named(fmt.Errorf("%w: %s", backend.ErrUnsupported, why))
 	}
 	switch device := d.comm.Device(); {
-	case d.partial != nil:
+	case d.partial.on:
 		return nil, refuse("with WithPartial ranks exchange no gradients: call Average after " +
 			"each run")
 	case d.tape.unused:

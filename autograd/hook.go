@@ -43,9 +43,8 @@ import (
 func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 	i := slices.IndexFunc(d.params, func(p *param) bool { return p.node == w })
 	if i < 0 {
-		return nil,
-			fmt.Errorf("autograd: rank %d of %s: %w: hook of %s, which was not given to New",
-				d.comm.Rank(), d.comm.Name(), backend.ErrArgument, stock.Label(w))
+		return nil, d.named(fmt.Errorf("%w: hook of %s, which was not given to New",
+			backend.ErrArgument, stock.Label(w)))
 	}
 	p := d.params[i]
 	if p.hooked != nil {
@@ -53,8 +52,7 @@ func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 	}
 	y, err := gorgonia.ApplyOp(&hook{identity{d, p, "hook"}}, w)
 	if err != nil {
-		return nil, wrapped("rank %d of %s: hook of %v: %w", d.comm.Rank(),
-			d.comm.Name(), p, err)
+		return nil, onRank(d.comm, fmt.Sprintf("hook of %v", p), err)
 	}
 	p.hooked = y
 	return y, nil
@@ -81,9 +79,8 @@ func Hooked(w *gorgonia.Node) bool {
 // Errors: ErrArgument if there is not one node for each parameter.
 func (d *DataParallel) UseGradients(grads gorgonia.Nodes) error {
 	if len(grads) != len(d.params) || slices.Contains(grads, nil) {
-		return fmt.Errorf("autograd: rank %d of %s: %w: %d gradients for %d parameters, or one "+
-			"is nil",
-			d.comm.Rank(), d.comm.Name(), backend.ErrArgument, len(grads), len(d.params))
+		return d.named(fmt.Errorf("%w: %d gradients for %d parameters, or one is nil",
+			backend.ErrArgument, len(grads), len(d.params)))
 	}
 	for i, p := range d.params {
 		p.source = grads[i]

@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -457,16 +458,12 @@ func (v *inventory) fits(l loaded) error {
 	}
 	for _, p := range v.piecesOf(l.record) {
 		t, ok := l.model[p.key]
-		switch {
-		case !ok:
+		if !ok {
 			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the "+
 				"same names", backend.ErrArgument, p.name, p.file)
-		case t.Data.DType() != p.dtype || !slices.Equal(t.Shape, p.shape):
-			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the "+
-				"model the checkpoint's sizes, or load another checkpoint",
-				backend.ErrArgument, p.name, t.Data.DType(), t.Shape, p.dtype, p.shape)
 		}
-		if _, err := p.memory(); err != nil {
+		_, err := p.memory()
+		if err = cmp.Or(fits(p.name, t, p.dtype, p.shape), err); err != nil {
 			return err
 		}
 	}

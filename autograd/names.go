@@ -175,7 +175,7 @@ func (d *contents) listed(state map[string]stored, by gorgonia.Solver) (
 		c := checkpoint.Whole(cmp.Or(n.file, checkpoint.SolverPrefix+key), t.Shape, t.Data,
 			checkpoint.Common)
 		c.Constant = n.constant
-		if d.partial != nil {
+		if d.partial.on {
 			c.Merge = checkpoint.Each
 		}
 		if n.of != nil && d.sharded {

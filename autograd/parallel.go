@@ -73,63 +73,22 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 
 func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*DataParallel, error) {
 	o := options{op: backend.Avg, first: firstBucket, rest: restBuckets, notice: toStandardError}
-	// of which all ranks hear
-	missing := backend.Given("autograd.New", "params", nodes, "opts", opts)
+	o.missing = backend.Given("autograd.New", "params", nodes, "opts", opts)
 	for _, opt := range opts {
 		if opt != nil {
 			opt(&o)
 		}
 	}
-	labelled := backend.Label(comm, backend.ForNew)
-	params, err := examineAll(nodes)
-	if err == nil {
-		err = o.foreign(params)
-	}
-	if err = errors.Join(missing, o.missing, err, o.check(),
-		checkTerms(params, o.use(comm))); err != nil {
-		return nil, agreeOnParams(labelled, "", nil, err)
-	}
-	for _, p := range params {
-		p.apart = slices.Contains(o.apart, p.node)
-	}
-	tree, err := newTree(comm, o, params)
-	if err != nil {
-		return nil, agreeOnParams(labelled, "", nil, err)
-	}
-	model, err := newInventory(params, o)
-	if err != nil {
-		return nil, agreeOnParams(labelled, "", nil, err)
-	}
-	gradComm := comm
-	if o.compress != nil {
-		if gradComm, err = o.compress(borrowed{backend.Wrap(comm)}); err != nil {
-			return nil, agreeOnParams(labelled, "", nil, err)
-		}
-	}
 	d := &DataParallel{contents: contents{
-		reducer: reducer{comm: comm, gradComm: gradComm, op: o.op, tree: tree, scale: 1},
-		model:   model, params: params, parts: o.parts, reduced: o.reduction(),
+		reducer: reducer{comm: comm, gradComm: comm, op: o.op, scale: 1}, parts: o.parts,
+		reduced: o.reduction(), partial: rotation{on: o.partial},
 		tables: tables{o.tables, comm.Rank(), comm.Size()}}}
-	if o.partial {
-		d.partial = &rotation{}
-	}
-	d.tape = tape{DataParallel: d, unused: o.unused, use: o.use(comm)}
-	d.tape.use.Option, d.tape.use.Runs = "Sync", 1
-	_, stateful := d.compression() // whose residuals are of whole gradients
-	for _, p := range params {
-		p.early = slices.Contains(o.early, p.node) && !stateful && o.parts == nil
-	}
-	d.buckets = plan(params, o.first, o.rest, !o.partial)
-	if tree != nil && o.op == backend.Avg {
-		d.scale = 1 / float64(tree.all)
-	}
-	description := describe(params, o, d.compressor()) + d.model.String() +
-		strings.Join(d.tables.described(), "\n")
-	if err = agreeOnParams(labelled, description, params, nil); err == nil {
+	description, err := d.lay(nodes, o)
+	err = agreeOnParams(backend.Label(comm, backend.ForNew), description, d.params, err)
+	if err == nil {
 		err = d.prepareBuckets()
 	}
-	err = d.parts.connect(params, err)
-	if err != nil {
+	if err = d.parts.connect(d.params, err); err != nil {
 		return nil, errors.Join(err, d.free())
 	}
 	d.saver = checkpoint.Saver{Ranks: checkpoint.Ranks{Data: comm}, Say: d.say}
@@ -140,6 +99,45 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 		d.notices = notices{o.notice, map[string]bool{}}
 	}
 	return d, nil
+}
+
+// lay divides the parameters among buckets, and describes what all ranks must have in common. An
+// error is this rank's problem, of which all must hear.
+func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string, err error) {
+	use := o.use(d.comm)
+	if d.params, err = examineAll(nodes); err == nil {
+		err = o.foreign(d.params)
+	}
+	err = errors.Join(o.missing, err, o.check(), checkTerms(d.params, use))
+	if err != nil {
+		return "", err
+	}
+	if d.tree, err = newTree(d.comm, o, d.params); err != nil {
+		return "", err
+	}
+	if d.model, err = newInventory(d.params, o); err != nil {
+		return "", err
+	}
+	if o.compress != nil {
+		compressed, err := o.compress(borrowed{backend.Wrap(d.comm)})
+		if err != nil {
+			return "", err
+		}
+		d.gradComm = compressed
+	}
+	use.Option, use.Runs = "Sync", 1
+	d.tape = tape{DataParallel: d, unused: o.unused, use: use}
+	_, stateful := d.compression() // whose residuals are of whole gradients
+	for _, p := range d.params {
+		p.apart = slices.Contains(o.apart, p.node)
+		p.early = slices.Contains(o.early, p.node) && !stateful && o.parts == nil
+	}
+	d.buckets = plan(d.params, o.first, o.rest, !o.partial)
+	if d.tree != nil && o.op == backend.Avg {
+		d.scale = 1 / float64(d.tree.all)
+	}
+	return describe(d.params, o, d.compressor()) + d.model.String() +
+		strings.Join(d.tables.described(), "\n"), nil
 }
 
 // prepareBuckets allocates the buckets and broadcasts the parameters through them.
@@ -248,24 +246,24 @@ func (d *DataParallel) Close() error {
 	}
 	d.closed = true
 	return residence.Bound(d.comm.Device(), func() error {
-		err := d.apart()
-		if err != nil {
-			err = d.named(err)
-			d.say(err.Error())
-		}
-		if unfinished := d.betweenSteps(); unfinished != nil && d.err == nil {
-			err = errors.Join(err, d.named(fmt.Errorf("close: %w", unfinished)))
-		}
-		return errors.Join(err, d.saver.Close(d.err), d.free())
+		return errors.Join(d.unfinished(), d.saver.Close(d.err), d.free())
 	})
 }
 
-// apart returns an error if the ranks have trained separately.
-func (d *DataParallel) apart() error {
+// unfinished returns what is wrong with a Close now, unless an error has ended d before.
+func (d *DataParallel) unfinished() error {
 	if d.err != nil {
 		return nil
 	}
-	return d.fresh.apart()
+	err := d.fresh.apart()
+	if err != nil {
+		err = d.named(err)
+		d.say(err.Error())
+	}
+	if unfinished := d.betweenSteps(); unfinished != nil {
+		err = errors.Join(err, d.named(fmt.Errorf("close: %w", unfinished)))
+	}
+	return err
 }
 
 // fresh is what New has made the same on all ranks, until they exchange anything.
@@ -316,8 +314,7 @@ func (d *DataParallel) usable() error {
 		return d.err
 	}
 	if d.closed {
-		return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(),
-			backend.ErrClosed)
+		return d.named(backend.ErrClosed)
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ func (d *DataParallel) average(buckets int) error {
 	if err := d.usable(); err != nil {
 		return err
 	}
-	if d.partial == nil {
+	if !d.partial.on {
 		return nil
 	}
 	if err := d.betweenSteps(); err != nil {
@@ -57,6 +57,7 @@ func (d *DataParallel) average(buckets int) error {
 
 // rotation averages the parameters of buckets in turn: see [WithPartial].
 type rotation struct {
+	on   bool
 	turn int // the bucket that comes next
 }
 
@@ -72,19 +73,4 @@ func (r *rotation) average(d *reducer, buckets int) error {
 		r.turn = (r.turn + 1) % len(d.buckets)
 	}
 	return nil
-}
-
-// next returns the bucket that comes next, for checkpoints; 0 without a rotation.
-func (r *rotation) next() int {
-	if r == nil {
-		return 0
-	}
-	return r.turn
-}
-
-// goOn goes on with the bucket of a checkpoint.
-func (r *rotation) goOn(turn int) {
-	if r != nil {
-		r.turn = turn
-	}
 }

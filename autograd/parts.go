@@ -41,8 +41,9 @@ import (
 func WithParts(comm backend.Communicator, axes map[string]int) Option {
 	return func(o *options) {
 		o.once("WithParts")
-		o.parts = &parts{comm: comm, axes: axes}
-		o.refuseNil("WithParts", "comm", comm)
+		if o.refuseNil("WithParts", "comm", comm); o.missing == nil {
+			o.parts = &parts{comm: comm, axes: axes}
+		}
 	}
 }
 
@@ -146,45 +147,54 @@ func (s *parts) divided(param int) bool { return s != nil && s.lengths[param] !=
 // join returns the whole of this rank's part of a parameter, or of what belongs to it element by
 // element. It is collective.
 func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
-	shape, part := s.wholeShape(p), slices.Clone(p.dims())
-	axis, size := s.axes[p.name], p.dtype.Size()
-	whole := residence.Zeros(p.dtype, checkpoint.Elements(shape))
-	// Ranks send the same number of bytes.
-	note := make([]byte, checkpoint.Elements(shape)/shape[axis]*slices.Max(s.lengths[p.index])*size)
+	regions := make([]checkpoint.Region, s.comm.Size())
+	for r := range regions {
+		regions[r] = s.regionOf(p, r)
+	}
+	whole, err := joined(s.comm, p.dtype, regions, mine)
+	return stored{Shape: regions[0].Shape, Data: whole}, err
+}
+
+// joined returns the whole tensor of which the ranks have these regions. Ranks send the same number
+// of bytes.
+func joined(comm backend.Communicator, d backend.DType, regions []checkpoint.Region,
+	mine backend.Buffer) (backend.Buffer, error) {
+	most, size := 0, d.Size()
+	for _, r := range regions {
+		most = max(most, r.N)
+	}
+	note := make([]byte, most*size)
 	copy(note, mine.Bytes())
-	notes, err := group.OverComm(s.comm)(note)
+	notes, err := group.OverComm(comm)(note)
 	if err != nil {
-		return stored{}, err
+		return backend.Buffer{}, err
 	}
-	start := 0
+	all := checkpoint.All(regions[0].Shape)
+	whole := residence.Zeros(d, all.N)
 	for r, note := range notes {
-		part[axis] = s.lengths[p.index][r]
-		spans(shape, part, axis, start, size, func(at, from, n int) {
-			copy(whole.Bytes()[at:at+n], note[from:from+n])
+		regions[r].Meet(all, func(from, to, n int) {
+			copy(whole.Bytes()[to*size:(to+n)*size], note[from*size:])
 		})
-		start += part[axis]
 	}
-	return stored{Shape: shape, Data: whole}, nil
+	return whole, nil
 }
 
-// wholeShape returns the shape of what a parameter is a part of.
-func (s *parts) wholeShape(p *param) []int {
-	shape := p.dims()
-	shape[s.axes[p.name]] = 0
-	for _, n := range s.lengths[p.index] {
-		shape[s.axes[p.name]] += n
+// regionOf returns what a rank has of a parameter.
+func (s *parts) regionOf(p *param, rank int) checkpoint.Region {
+	if !s.divided(p.index) {
+		return checkpoint.All(p.dims())
 	}
-	return shape
-}
-
-// spans calls f with each run of bytes that a part has in the whole: at in the whole, from in the
-// part, n bytes.
-func spans(shape, part []int, axis, start, size int, f func(at, from, n int)) {
-	row := checkpoint.Elements(shape[axis+1:]) * size
-	n := part[axis] * row
-	for i := range checkpoint.Elements(shape[:axis]) {
-		f((i*shape[axis]+start)*row, i*n, n)
+	axis, lengths := s.axes[p.name], s.lengths[p.index]
+	r := checkpoint.Region{Axis: axis, Shape: p.dims(), Length: lengths[rank]}
+	r.Shape[axis] = 0
+	for i, n := range lengths {
+		r.Shape[axis] += n
+		if i < rank {
+			r.Start += n
+		}
 	}
+	r.N = r.Length * checkpoint.Elements(r.Shape) / r.Shape[axis]
+	return r
 }
 
 // wholeState returns the whole of the state that this rank would write, by key, unless a rank has a
@@ -204,24 +214,20 @@ func (d *contents) wholeState(state map[string]stored, by gorgonia.Solver, probl
 		of[n.key] = n.of
 	}
 	for _, key := range slices.Sorted(maps.Keys(state)) {
-		p, err := of[key], error(nil)
+		p := of[key]
 		if p == nil || !s.divided(p.index) {
 			continue
 		}
-		if state[key], err = s.joined(p, state[key]); err != nil {
+		whole, err := s.join(p, state[key].Data)
+		if err != nil {
 			return nil, err
 		}
+		if len(state[key].Shape) != len(p.shape) { // the solver's have one axis
+			whole.Shape = []int{whole.Data.Len()}
+		}
+		state[key] = whole
 	}
 	return state, nil
-}
-
-// joined is join of a tensor of a checkpoint, which has one axis if it is the solver's.
-func (s *parts) joined(p *param, mine stored) (stored, error) {
-	whole, err := s.join(p, mine.Data)
-	if err == nil && len(mine.Shape) != len(p.shape) {
-		whole.Shape = []int{whole.Data.Len()}
-	}
-	return whole, err
 }
 
 // divides returns an error for a state that ranks cannot divide, where they divide it.

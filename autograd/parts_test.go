@@ -202,6 +202,15 @@ func TestPartsRefused(t *testing.T) {
 			_, err := New(data, gorgonia.Nodes{n}, WithPartial(), WithParts(comm, nil))
 			return err
 		},
+		"has no value": func(r rank, data, comm backend.Communicator) error {
+			n := newParam(gorgonia.NewGraph(), rand.New(rand.NewPCG(1, 1)), "w", 2, 2)
+			if r.comm.Rank() == 3 { // of which ranks with other parts hear, too
+				n = gorgonia.NewMatrix(gorgonia.NewGraph(), tensor.Float32,
+					gorgonia.WithShape(2, 2))
+			}
+			_, err := New(data, gorgonia.Nodes{n}, WithParts(comm, nil))
+			return err
+		},
 		"parameter u f32(3) is not the same on rank 1": func(r rank, data,
 			comm backend.Communicator) error {
 			m, err := newDivided(r, data, comm)

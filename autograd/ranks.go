@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -48,17 +47,11 @@ func Agree(comm backend.Communicator, description string, problem error) error {
 //
 // Errors come from the communicator; the numbers are unchanged then.
 func Mean(comm backend.Communicator, numbers ...*float64) error {
-	if err := backend.Given("autograd.Mean", "comm", comm, "numbers", numbers); err != nil {
-		return err
+	sums, err := sum(comm, backend.ForMean, "Mean", numbers)
+	for i, s := range sums {
+		*numbers[i] = s / float64(comm.Size())
 	}
-	sums, err := sum(comm, backend.ForMean, numbers)
-	if err != nil {
-		return wrapped("rank %d of %s: mean: %w", comm.Rank(), comm.Name(), err)
-	}
-	for i, n := range numbers {
-		*n = sums[i] / float64(comm.Size())
-	}
-	return nil
+	return err
 }
 
 // Sum replaces each number by its sum over all ranks, like [Mean]. For shares of different sizes,
@@ -67,17 +60,11 @@ func Mean(comm backend.Communicator, numbers ...*float64) error {
 //	err := autograd.Sum(comm, &loss, &samples)
 //	loss /= samples
 func Sum(comm backend.Communicator, numbers ...*float64) error {
-	if err := backend.Given("autograd.Sum", "comm", comm, "numbers", numbers); err != nil {
-		return err
+	sums, err := sum(comm, backend.ForSum, "Sum", numbers)
+	for i, s := range sums {
+		*numbers[i] = s
 	}
-	sums, err := sum(comm, backend.ForSum, numbers)
-	if err != nil {
-		return wrapped("rank %d of %s: sum: %w", comm.Rank(), comm.Name(), err)
-	}
-	for i, n := range numbers {
-		*n = sums[i]
-	}
-	return nil
+	return err
 }
 
 // Gather returns the numbers of all ranks, which pass the same number of them. It is collective.
@@ -86,11 +73,7 @@ func Gather(comm backend.Communicator, numbers ...float64) ([][]float64, error) 
 	if err := backend.Given("autograd.Gather", "comm", comm); err != nil {
 		return nil, err
 	}
-	all, err := exchange(comm, backend.ForGather, numbers)
-	if err != nil {
-		return nil, wrapped("rank %d of %s: gather: %w", comm.Rank(), comm.Name(), err)
-	}
-	return all, nil
+	return exchange(comm, backend.ForGather, "gather", numbers)
 }
 
 // Any reports on all ranks whether a condition holds on any of them. It is collective. Ranks use it
@@ -99,18 +82,12 @@ func Gather(comm backend.Communicator, numbers ...float64) ([][]float64, error) 
 // A condition on values that are the same on all ranks, such as a loss from [Mean], needs no Any.
 // Cost: one all-gather of 8 bytes. Errors come from the communicator.
 func Any(comm backend.Communicator, condition bool) (bool, error) {
-	if err := backend.Given("autograd.Any", "comm", comm); err != nil {
-		return false, err
-	}
 	ranks := 0.0
 	if condition {
 		ranks = 1
 	}
-	sums, err := sum(comm, backend.ForAny, []*float64{&ranks})
-	if err != nil {
-		return false, wrapped("rank %d of %s: any: %w", comm.Rank(), comm.Name(), err)
-	}
-	return sums[0] > 0, nil
+	sums, err := sum(comm, backend.ForAny, "Any", []*float64{&ranks})
+	return err == nil && sums[0] > 0, err
 }
 
 // Stopped is for training loops without package fit. It returns the same on all ranks: why they
@@ -125,9 +102,9 @@ func Stopped(ctx context.Context, comm backend.Communicator) (stop, err error) {
 	if err := backend.Given("autograd.Stopped", "ctx", ctx, "comm", comm); err != nil {
 		return nil, err
 	}
-	all, err := exchange(comm, backend.ForStopped, []float64{float64(exit.By(ctx))})
+	all, err := exchange(comm, backend.ForStopped, "stopped", []float64{float64(exit.By(ctx))})
 	if err != nil {
-		return nil, wrapped("rank %d of %s: stopped: %w", comm.Rank(), comm.Name(), err)
+		return nil, err
 	}
 	if by := slices.Max(slices.Concat(all...)); by > 0 {
 		stop = exit.Stopped(by)
@@ -135,44 +112,51 @@ func Stopped(ctx context.Context, comm backend.Communicator) (stop, err error) {
 	return stop, nil
 }
 
-// sum returns the sums over all ranks, added in rank order.
-func sum(comm backend.Communicator, purpose backend.Purpose, numbers []*float64) ([]float64,
-	error) {
-	mine := make([]float64, len(numbers))
+// sum returns the sums over all ranks, added in rank order, for a function of the package.
+func sum(comm backend.Communicator, purpose backend.Purpose, function string,
+	numbers []*float64) ([]float64, error) {
+	err := backend.Given("autograd."+function, "comm", comm, "numbers", numbers)
+	if err != nil {
+		return nil, err
+	}
+	mine, sums := make([]float64, len(numbers)), make([]float64, len(numbers))
 	for i, n := range numbers {
 		mine[i] = *n
 	}
-	all, err := exchange(comm, purpose, mine)
-	sums := make([]float64, len(numbers))
+	all, err := exchange(comm, purpose, strings.ToLower(function), mine)
+	if err != nil {
+		return nil, err
+	}
 	for _, theirs := range all {
 		for i, n := range theirs {
 			sums[i] += n
 		}
 	}
-	return sums, err
+	return sums, nil
 }
 
 // exchange returns the numbers of all ranks.
-func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []float64) ([][]float64,
-	error) {
-	all := make([][]float64, comm.Size())
+func exchange(comm backend.Communicator, purpose backend.Purpose, what string,
+	numbers []float64) ([][]float64, error) {
 	if len(numbers) == 0 {
-		return all, nil
+		return make([][]float64, comm.Size()), nil
 	}
-	note := make([]byte, 0, 8*len(numbers))
-	for _, n := range numbers {
-		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(n))
-	}
+	all, err := told(comm, group.OverComm(backend.Label(comm, purpose)), numbers)
+	return all, onRank(comm, what, err)
+}
+
+// told returns the numbers of all ranks by a gatherer of comm.
+func told(comm backend.Communicator, by group.Gatherer, numbers []float64) (all [][]float64,
+	err error) {
 	var notes [][]byte
-	err := residence.Bound(comm.Device(), func() (err error) {
-		notes, err = group.OverComm(backend.Label(comm, purpose))(note)
+	err = residence.Bound(comm.Device(), func() (err error) {
+		notes, err = by(backend.Of(numbers).Bytes())
 		return err
 	})
-	for r, note := range notes {
-		all[r] = make([]float64, len(numbers))
-		for i := range all[r] {
-			all[r][i] = math.Float64frombits(binary.LittleEndian.Uint64(note[8*i:]))
-		}
+	for _, note := range notes {
+		theirs := make([]float64, len(note)/8)
+		copy(backend.Of(theirs).Bytes(), note)
+		all = append(all, theirs)
 	}
 	return all, err
 }
@@ -227,6 +211,14 @@ const prefix = "autograd: "
 
 // wrapped is fmt.Errorf for an error that may come from this package: its prefix appears only once.
 func wrapped(format string, args ...any) error { return once{fmt.Errorf(format, args...)} }
+
+// onRank says on which rank a call has failed, if it has.
+func onRank(comm backend.Communicator, what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return wrapped("rank %d of %s: %s: %w", comm.Rank(), comm.Name(), what, err)
+}
 
 type once struct{ error }
 

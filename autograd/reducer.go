@@ -4,10 +4,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // reducer exchanges buckets with other ranks, for Sync and for machines of package vm.
@@ -102,26 +101,16 @@ func (d *reducer) shardOf(p *param, rank int) span {
 	return span{min(max(s.from-at, 0), p.size), min(max(s.to-at, 0), p.size)}
 }
 
-// gatherShards is Unsharded for a purpose. Ranks send the same number of bytes.
+// gatherShards is Unsharded for a purpose.
 func (d *reducer) gatherShards(purpose backend.Purpose, p *param, mine backend.Buffer) (
 	backend.Buffer, error) {
-	most, size := 0, p.dtype.Size()
-	for r := range d.comm.Size() {
+	regions := make([]checkpoint.Region, d.comm.Size())
+	for r := range regions {
 		s := d.shardOf(p, r)
-		most = max(most, s.to-s.from)
+		regions[r] = checkpoint.All([]int{p.size})
+		regions[r].From, regions[r].N = s.from, s.to-s.from
 	}
-	note := make([]byte, most*size)
-	copy(note, mine.Bytes())
-	notes, err := group.OverComm(backend.Label(d.comm, purpose))(note)
-	if err != nil {
-		return backend.Buffer{}, err
-	}
-	whole := residence.Zeros(p.dtype, p.size)
-	for r, note := range notes {
-		s := d.shardOf(p, r)
-		copy(whole.Bytes()[s.from*size:s.to*size], note)
-	}
-	return whole, nil
+	return joined(backend.Label(d.comm, purpose), p.dtype, regions, mine)
 }
 
 // free frees the memory of d.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 
 	"gorgonia.org/tensor"
@@ -280,11 +281,6 @@ func rowsFit(dst, src *tensor.Dense, rows []int) error {
 
 // pointerless reports whether elements hold no pointers.
 func pointerless(d tensor.Dtype) bool {
-	switch d {
-	case tensor.Bool, tensor.Int, tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64,
-		tensor.Uint, tensor.Uint8, tensor.Uint16, tensor.Uint32, tensor.Uint64,
-		tensor.Float32, tensor.Float64, tensor.Complex64, tensor.Complex128:
-		return true
-	}
-	return false
+	return d.Kind() >= reflect.Bool && d.Kind() <= reflect.Complex128 &&
+		d.Kind() != reflect.Uintptr
 }

@@ -153,12 +153,8 @@ func (d *contents) gatherParams() error {
 // by element.
 func (d *contents) regionOf(p *param) checkpoint.Region {
 	r := checkpoint.All(p.dims())
-	if s := d.parts; s.divided(p.index) {
-		r.Axis = s.axes[p.name]
-		r.Shape, r.Length = s.wholeShape(p), p.shape[r.Axis]
-		for _, n := range s.lengths[p.index][:s.comm.Rank()] {
-			r.Start += n
-		}
+	if d.parts != nil {
+		r = d.parts.regionOf(p, d.parts.comm.Rank())
 	}
 	if d.sharded {
 		s := d.shardOf(p, d.comm.Rank())

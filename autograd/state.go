@@ -31,9 +31,9 @@ type contents struct {
 	params  []*param  // as given to New
 	parts   *parts    // nil if parameters are whole
 	tables  tables
-	partial *rotation // nil if ranks exchange gradients
-	sharded bool      // a solver's state is of this rank's shards: see Shards
-	reduced string    // how
+	partial rotation
+	sharded bool   // a solver's state is of this rank's shards: see Shards
+	reduced string // how
 }
 
 // record describes a checkpoint.
@@ -93,7 +93,7 @@ const format = 2
 func (d *contents) record(by gorgonia.Solver) record {
 	r := record{
 		Format: format, Ranks: d.comm.Size(), Solver: solver.Kind(by), numbered: solver.Kind(by),
-		Partial: d.partial != nil, Turn: d.partial.next(),
+		Partial: d.partial.on, Turn: d.partial.turn,
 		Compression: d.gradComm != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 		Tables: d.tables.described(),
@@ -133,7 +133,7 @@ func (d *DataParallel) content(by gorgonia.Solver, progress any, behind, onDevic
 			"that loads it draws others: those of one nn.Random, in nn.Dropout, are kept", op))
 	}
 	first := d.saver.First()
-	if d.partial != nil || d.sharded || d.comm.Rank() == 0 { // who writes it, or has parts
+	if d.partial.on || d.sharded || d.comm.Rank() == 0 { // who writes it, or has parts
 		if onDevice {
 			c.Tensors, c.Fetch, err = d.planned.copies(by, first)
 		} else {
@@ -196,7 +196,7 @@ func (d *contents) settle() error {
 // mergeAverages makes the moving averages the same on all ranks, unless the ranks have models of
 // their own.
 func (d *contents) mergeAverages(purpose backend.Purpose) error {
-	if d.partial != nil {
+	if d.partial.on {
 		return nil
 	}
 	return d.model.merge(backend.Label(d.comm, purpose))
@@ -242,7 +242,7 @@ func leftOutField(t reflect.Type, f reflect.StructField, seen map[reflect.Type]b
 // each rank.
 func (d *contents) ranksDiffer() bool {
 	_, stateful := d.compression()
-	return stateful || d.partial != nil
+	return stateful || d.partial.on
 }
 
 // ownFiles reports whether each rank writes one file.
@@ -393,7 +393,7 @@ func (d *contents) read(dir string, solver gorgonia.Solver, weightsOnly bool) (l
 	}
 	want, keyOf := d.wanted(l, solver)
 	all := l.own
-	if d.partial == nil || weightsOnly {
+	if !d.partial.on || weightsOnly {
 		if err = d.divides(solver); err != nil {
 			return l, err
 		}
@@ -423,11 +423,8 @@ func (d *contents) validate(l loaded, by gorgonia.Solver, progress any) error {
 			return fmt.Errorf("%w: the checkpoint has no parameter %v: load it in a model whose "+
 				"parameters have the same names", backend.ErrArgument, p)
 		}
-		if t.Data.DType() != p.dtype || !slices.Equal(t.Shape, p.dims()) {
-			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: "+
-				"give the model the checkpoint's sizes, or load another checkpoint",
-				backend.ErrArgument, p.name, t.Data.DType(), tensor.Shape(t.Shape), p.dtype,
-				p.shape)
+		if err := fits("parameter "+p.name, t, p.dtype, p.dims()); err != nil {
+			return err
 		}
 		if _, err := p.present(); err != nil {
 			return err
@@ -459,6 +456,16 @@ func (d *contents) validate(l loaded, by gorgonia.Solver, progress any) error {
 		}
 	}
 	return l.checkProgress(progress)
+}
+
+// fits returns an error for a tensor of a checkpoint that is not what a program has.
+func fits(what string, t stored, d backend.DType, shape []int) error {
+	if t.Data.DType() == d && slices.Equal(t.Shape, shape) {
+		return nil
+	}
+	return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the model the "+
+		"checkpoint's sizes, or load another checkpoint", backend.ErrArgument, what,
+		t.Data.DType(), tensor.Shape(t.Shape), d, tensor.Shape(shape))
 }
 
 // checkProgress unmarshals the progress into another value of the program's type, which must have
@@ -589,7 +596,7 @@ func (d *contents) apply(l loaded, solver gorgonia.Solver, progress any) error {
 	if err := errors.Join(d.model.restore(l), d.tables.fill(l)); err != nil {
 		return err
 	}
-	d.partial.goOn(l.Turn)
+	d.partial.turn = l.Turn
 	return l.unmarshalProgress(progress)
 }
 

@@ -93,16 +93,13 @@ func (d *DataParallel) Step(solver gorgonia.Solver) error {
 		return err
 	}
 	if err := supported(solver); err != nil {
-		return wrapped("rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
+		return onRank(d.comm, "step", err)
 	}
 	grads, err := d.Sync()
 	if err != nil {
 		return err
 	}
-	if err := solver.Step(grads); err != nil {
-		return wrapped("rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
-	}
-	return nil
+	return onRank(d.comm, "step", solver.Step(grads))
 }
 
 // supported returns an error for a solver that would train nothing.
@@ -263,7 +260,7 @@ func (p *param) arrived() {
 // order in which they fill, so the order is the same on all ranks.
 func (d *tape) depart() error {
 	for ; d.leaving < len(d.buckets) && d.buckets[d.leaving].missing == 0; d.leaving++ {
-		if len(d.queues) == 0 || d.partial != nil {
+		if len(d.queues) == 0 || d.partial.on {
 			continue
 		}
 		b := d.buckets[d.leaving]

@@ -1,15 +1,12 @@
 package autograd
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
 	"math/bits"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // WithTree is an option of machines: vm.WithTree gives it to New, and Sync returns ErrUnsupported.
@@ -60,27 +57,14 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 	if len(numbers) == 0 {
 		err = fmt.Errorf("%w: no numbers", backend.ErrArgument)
 	}
-	var note []byte
-	for _, x := range numbers {
-		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(x))
-	}
-	var notes [][]byte
+	var notes [][]float64
 	if err == nil {
-		err = residence.Bound(comm.Device(), func() (err error) {
-			notes, err = group.FramedOver(backend.Label(comm, backend.ForMean))(note)
-			return err
-		})
+		notes, err = told(comm, group.FramedOver(backend.Label(comm, backend.ForMean)), numbers)
 	}
 	if err != nil {
-		return 0, wrapped("rank %d of %s: tree mean: %w", comm.Rank(),
-			comm.Name(), err)
+		return 0, onRank(comm, "tree mean", err)
 	}
-	var all []float64
-	for _, note := range notes {
-		for ; len(note) > 0; note = note[8:] {
-			all = append(all, math.Float64frombits(binary.LittleEndian.Uint64(note)))
-		}
-	}
+	all := slices.Concat(notes...)
 	n := len(all)
 	for ; len(all) > 1; all = all[:(len(all)+1)/2] {
 		for i := 0; i < len(all); i += 2 {

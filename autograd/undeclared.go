@@ -3,9 +3,7 @@ package autograd
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
-	"math"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -52,16 +50,8 @@ func (x *Buckets) Compare(variables gorgonia.Nodes) error {
 			mine[name(n)] = sum
 		}
 	}
-	note, err := json.Marshal(mine)
-	if err != nil {
-		return err
-	}
-	notes, err := group.Framed(math.MaxInt, x.Gather)(note)
-	for _, note := range notes {
-		var theirs map[string]string
-		if err := json.Unmarshal(note, &theirs); err != nil {
-			return err
-		}
+	all, err := group.Exchange(x.Gather, x.d.comm.Capabilities().Members, mine)
+	for _, theirs := range all {
 		for name, sum := range theirs {
 			own, ok := mine[name]
 			differ[name] = differ[name] || ok && own != sum

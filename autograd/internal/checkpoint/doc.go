@@ -1,6 +1,6 @@
-// Package checkpoint saves the checkpoints of a training on all ranks, and loads them, in a directory
-// that is the user's: tensors by names, in files. It knows nothing of models and solvers. Each rank
-// lists what it has ([Content]), and which elements of a tensor these are ([Region]).
+// Package checkpoint saves the checkpoints of a training on all ranks, and loads them, in a
+// directory that is the user's: tensors by names, in files. It knows nothing of models and solvers.
+// Each rank lists what it has ([Content]), and which elements of a tensor these are ([Region]).
 // docs/checkpoints.md says what users may rely on.
 //
 // In [Saver.Save] the ranks agree that all can save ([Ranks]), and the first one makes a [Draft], a

@@ -48,36 +48,30 @@ func (g Ranks) comms() (all []backend.Communicator) {
 	return all
 }
 
+// spread gives all ranks what merge makes of the values of all.
+func spread[T any](g Ranks, value T, merge func(all []T) T) (T, error) {
+	for _, comm := range g.comms() {
+		members := comm.Capabilities().Members
+		all, err := group.Exchange(group.FramedOver(comm), members, value)
+		if err != nil {
+			return value, err
+		}
+		value = merge(all)
+	}
+	return value, nil
+}
+
 // anywhere reports whether a condition holds on any rank.
 func (g Ranks) anywhere(is bool) (bool, error) {
-	for _, comm := range g.comms() {
-		note := []byte{0}
-		if is {
-			note[0] = 1
-		}
-		notes, err := group.OverComm(comm)(note)
-		if err != nil {
-			return false, err
-		}
-		is = slices.ContainsFunc(notes, func(n []byte) bool { return n[0] != 0 })
-	}
-	return is, nil
+	return spread(g, is, func(all []bool) bool { return slices.Contains(all, true) })
 }
 
 // files returns the files that all ranks have written: those in common, and each rank's own file,
 // if it has a name.
 func (g Ranks) files(common []File, own File) ([]File, error) {
-	files := []File{own}
-	for _, comm := range g.comms() {
-		members := comm.Capabilities().Members
-		all, err := group.Exchange(group.FramedOver(comm), members, files)
-		if err != nil {
-			return nil, err
-		}
-		files = slices.Concat(all...)
-	}
+	files, err := spread(g, []File{own}, func(all [][]File) []File { return slices.Concat(all...) })
 	files = slices.DeleteFunc(files, func(f File) bool { return f.Name == "" })
-	return append(common, files...), nil
+	return append(common, files...), err
 }
 
 // decision is what the first rank tells the others.
@@ -102,13 +96,9 @@ func (g Ranks) decide(f func() (string, error)) (string, error) {
 			}
 		}
 	}
-	for _, comm := range g.comms() {
-		members := comm.Capabilities().Members
-		all, lost := group.Exchange(group.FramedOver(comm), members, is)
-		if lost != nil {
-			return "", errors.Join(err, lost)
-		}
-		is = all[0]
+	is, lost := spread(g, is, func(all []decision) decision { return all[0] })
+	if lost != nil {
+		return "", errors.Join(err, lost)
 	}
 	if err != nil || is.Problem == "" {
 		return is.Text, err

@@ -173,10 +173,7 @@ func (s *Saver) begin(dir string) (id string, err error) {
 		}
 		return mine, Begin(dir, mine)
 	})
-	if err != nil {
-		return mine, err
-	}
-	return id, nil
+	return cmp.Or(id, mine), err
 }
 
 // abandon removes what a failed Save has made, and releases locks that were not held before it.
