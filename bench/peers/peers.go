@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/internal/bench"
@@ -24,15 +23,12 @@ var openMPI []byte
 //go:embed gloo_allreduce.py
 var gloo []byte
 
-// names are the peers that there are.
-func names() []string { return []string{"openmpi", "gloo"} }
-
-// kinds are the collectives that a peer's program runs.
-func kinds(name string) []string {
-	if name == "gloo" {
-		return []string{"allreduce"}
-	}
-	return []string{"allreduce", "reducescatter", "allgather", "alltoall", "broadcast"}
+// Kinds are the collectives that a peer's program runs, nil if there is no such peer.
+func Kinds(name string) []string {
+	return map[string][]string{
+		"openmpi": {"allreduce", "reducescatter", "allgather", "alltoall", "broadcast"},
+		"gloo":    {"allreduce"},
+	}[name]
 }
 
 // Program is a peer's program, ready to run.
@@ -42,27 +38,11 @@ type Program struct {
 }
 
 // Prepare writes the program of a peer into a directory of its own, and builds it where it must be
-// built. It measures sums of f32 among ranks of this machine by the sizes and the time of c; with
-// sockets, Open MPI uses TCP instead of shared memory, as Gloo does anyway. Close removes the
-// program.
-func Prepare(ctx context.Context, name string, ranks int, c bench.Config, sockets bool) (*Program,
-	error) {
-	switch {
-	case !slices.Contains(names(), name):
-		return nil, fmt.Errorf("no peer %q: use one of %s", name, strings.Join(names(), ", "))
-	case c.Collective.Op.String() != "sum" || c.DType.String() != "f32":
-		return nil, fmt.Errorf("peers are measured by sums of f32, not by %v of %v", c.Collective,
-			c.DType)
-	case !slices.Contains(kinds(name), c.Collective.Kind.String()) || c.Collective.Root != 0:
-		return nil, fmt.Errorf("peer %s is measured by %s, from root 0, and not by %v", name,
-			strings.Join(kinds(name), ", "), c.Collective)
-	case c.Min < 4 || c.Iters != 0 || c.Alloc:
-		return nil, errors.New("peers are measured from 4 bytes on, for a time and not for a " +
-			"number of calls, and in memory like any other")
-	case c.InPlace != (name == "gloo"):
-		return nil, errors.New("peer gloo adds up in place, and openmpi between two buffers: " +
-			"Euryale must do the same")
-	}
+// built. It measures a collective of f32 among ranks of this machine by the sizes and the time of
+// c; with sockets, Open MPI uses TCP instead of shared memory, as Gloo does anyway. Gloo adds up in
+// place, and Open MPI between two buffers. Close removes the program.
+func Prepare(ctx context.Context, name, collective string, ranks int, c bench.Config,
+	sockets bool) (*Program, error) {
 	dir, err := os.MkdirTemp("", "euryale-peer-")
 	if err != nil {
 		return nil, err
@@ -71,7 +51,7 @@ func Prepare(ctx context.Context, name string, ranks int, c bench.Config, socket
 	if name == "gloo" {
 		err = p.gloo(ranks, c)
 	} else {
-		err = p.openMPI(ctx, ranks, c, sockets)
+		err = p.openMPI(ctx, collective, ranks, c, sockets)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("peer %s: %w", name, errors.Join(err, p.Close()))
@@ -89,7 +69,8 @@ func (p *Program) gloo(ranks int, c bench.Config) error {
 	return os.WriteFile(script, gloo, 0o600)
 }
 
-func (p *Program) openMPI(ctx context.Context, ranks int, c bench.Config, sockets bool) error {
+func (p *Program) openMPI(ctx context.Context, collective string, ranks int, c bench.Config,
+	sockets bool) error {
 	source, program := filepath.Join(p.dir, "openmpi.c"), filepath.Join(p.dir, "openmpi")
 	if err := os.WriteFile(source, openMPI, 0o600); err != nil {
 		return err
@@ -109,7 +90,7 @@ func (p *Program) openMPI(ctx context.Context, ranks int, c bench.Config, socket
 		p.args = append(p.args, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self")
 	}
 	p.args = append(p.args, program, fmt.Sprint(int(c.Min)), fmt.Sprint(int(c.Max)),
-		fmt.Sprint(c.Factor), fmt.Sprint(c.Budget.Seconds()), c.Collective.Kind.String())
+		fmt.Sprint(c.Factor), fmt.Sprint(c.Budget.Seconds()), collective)
 	return nil
 }
 

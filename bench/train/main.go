@@ -41,7 +41,8 @@
 //
 // --shards 1 divides the solver's state among the ranks, 2 the gradients, too, and 3 the learnables
 // ([vm.WithShards]). Lines of several ranks have the planned bytes of each on rank 0.
-// --wire bf16 sends gradients in 16 bits (autograd.WithCompression).
+// --wire bf16 sends gradients in 16 bits, and --wire topk=0.01 one of a hundred of them
+// (autograd.WithCompression).
 //
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
@@ -88,6 +89,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/cuda"
@@ -144,7 +146,8 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.steps, "steps", 10, "steps of a round")
 	f.IntVar(&o.shards, "shards", 0, "1 to divide the solver's state among the ranks, 2 the "+
 		"gradients, too, 3 the learnables, too")
-	f.StringVar(&o.wire, "wire", "", "what gradients travel in: bf16 or f16, empty for f32")
+	f.StringVar(&o.wire, "wire", "", "how gradients travel: bf16, f16, topk=0.01 or "+
+		"threshold=0.001; empty for f32")
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path "+
 		"of train_torch.py")
@@ -195,8 +198,9 @@ func parse(args []string) (options, error) {
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
 	}
-	if o.wire != "" && (o.wire != "bf16" && o.wire != "f16" || o.ranks == 1) {
-		return o, errors.New("--wire wants bf16 or f16, and -n of 2 or more")
+	if _, err := compression(o.wire); o.wire != "" && (err != nil || o.ranks == 1) {
+		return o, errors.Join(errors.New("--wire wants bf16, f16, topk=0.01 or threshold=0.001, "+
+			"and -n of 2 or more"), err)
 	}
 	return o, o.checkWatch()
 }
@@ -346,17 +350,26 @@ func (o options) onOne(f func(on rank) error) (err error) {
 	return f(on)
 }
 
+// compression returns how gradients travel.
+func compression(wire string) (func(backend.Communicator) (backend.Communicator, error), error) {
+	if dtype, err := backend.ParseDType(wire); err == nil && (wire == "f16" || wire == "bf16") {
+		return half.Wrap(dtype), nil
+	}
+	how, err := sparse.ParseSelection(wire)
+	return sparse.Wrap(how), err
+}
+
 // machine makes the machine of one rank, and says which node is the loss.
 func (m model) machine(p vm.Precision, on rank) (*vm.Machine, *gorgonia.Node, error) {
 	options := []vm.Option{vm.WithPrecision(p)}
 	if on.comm != nil {
 		var gradients []autograd.Option
 		if on.wire != "" {
-			dtype, err := backend.ParseDType(on.wire)
+			wrap, err := compression(on.wire)
 			if err != nil {
 				return nil, nil, err
 			}
-			gradients = append(gradients, autograd.WithCompression(half.Wrap(dtype)))
+			gradients = append(gradients, autograd.WithCompression(wrap))
 		}
 		options = append(options, vm.WithDataParallel(on.comm, gradients...),
 			vm.WithShards(on.shards))

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -139,9 +140,9 @@ func TestShardsAreMeasured(t *testing.T) {
 	}
 }
 
-// Gradients travel in 16 bits if that is asked for.
+// Gradients travel in 16 bits, or few of them, if that is asked for.
 func TestGradientsTravelAsTheFlagSays(t *testing.T) {
-	for _, wire := range []string{"", "bf16"} {
+	for _, wire := range []string{"", "bf16", "topk=0.1"} {
 		o := options{device: "cpu", wire: wire}
 		if err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
 			build sync.Locker) error {
@@ -154,9 +155,12 @@ func TestGradientsTravelAsTheFlagSays(t *testing.T) {
 			if err := machine.RunAll(); err != nil {
 				return err
 			}
-			c, ok := backend.As[*half.Communicator](machine.DataParallel().Comm())
-			if ok != (wire != "") || ok && c.Counters().Calls == 0 {
-				t.Errorf("--wire %q: 16 bits are %v", wire, ok)
+			comm = machine.DataParallel().Comm()
+			h, halved := backend.As[*half.Communicator](comm)
+			s, few := backend.As[*sparse.Communicator](comm)
+			if halved != (wire == "bf16") || few != (wire == "topk=0.1") ||
+				halved && h.Counters().Calls == 0 || few && s.Counters().Calls == 0 {
+				t.Errorf("--wire %q: 16 bits are %v, few gradients %v", wire, halved, few)
 			}
 			return nil
 		}, o.backends()...); err != nil {

@@ -41,9 +41,6 @@ type benchCmd struct {
 	InPlace    bool          `help:"Use one buffer as source and destination."`
 	InProc     bool          `name:"inproc" help:"Ranks are goroutines of this process instead of processes."`
 	Tune       bool          `help:"Measure what choices are made by, and keep it for later programs; see below."`
-	Compress   []string      `placeholder:"WAYS" help:"Compare ways to send less with the dense call, in one run: f16,bf16,topk=0.01,threshold=2.5; see below."`
-	Peer       string        `placeholder:"NAME" help:"Run another library's program in turn, and give the ratio of the times: openmpi, or gloo with --in-place; see below."`
-	Rounds     int           `default:"3" help:"How often each of the two runs with --peer."`
 	Hold       bool          `hidden:"" help:"Measure when the standard input of rank 0 has ended."`
 	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
 }
@@ -59,10 +56,6 @@ On GPUs half of the time goes to batches of calls that are started without waiti
 stream is the time of a call in such a batch, from which bandwidths are computed; host is the
 host's time to start a call. p50, p99 and mean are of calls that the host waits for one by one.
 
-With several machines, or with EURYALE_TOPOLOGY, EURYALE_HIERARCHY=spans=4096 (after a mode and a
-comma, if there is one) prints the times of the phases below each result: on GPUs by their clock,
-else by the host's.
-
 With --tune the command times Euryale's kernels against NCCL, for every collective and dtype that
 has kernels, among -n ranks and over the range of sizes. With several machines, or with
 EURYALE_TOPOLOGY, it also measures the links inside and between machines. It keeps the times in
@@ -70,18 +63,7 @@ the user's tuning file (EURYALE_TUNING, or euryale/tuning.json in the user's cac
 which programs choose algorithms; see euryale explain. Of the other flags only --time, --backend,
 --inproc and --json apply. Measure once for each number of ranks.
 
-With --compress the command compares sums or averages of f32 with the same calls in 16 bits, or
-with only the largest elements and error feedback. Times and bytes are given as shares of the
-dense call's. Of the other flags only --op, --min, --max, --factor, --time, --backend, --inproc
-and --json apply.
-
-With --peer the command also measures Open MPI (it needs mpicc and mpirun; allreduce,
-reducescatter, allgather, alltoall and broadcast) or the all-reduce of PyTorch's Gloo (python3
-with torch) among as many processes, in rounds in turn; beside --backend tcp, Open MPI uses TCP,
-too. Times are p50, medians over the rounds; ratio is our time by the peer's.
-
-Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min
-128M --max 128M --compress bf16,topk=0.01; euryale bench --backend tcp -n 2 --peer openmpi`
+Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4`
 }
 
 // Run measures as one rank of a job that a launcher started, or starts the
@@ -92,11 +74,6 @@ func (b *benchCmd) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	switch {
-	case b.Peer != "" && (b.InProc || job.Size > 1 || b.N == 1 || b.Tune || b.Compress != nil):
-		return usageError{errors.New("bench: --peer starts two processes or more of either " +
-			"library itself, and takes none of --inproc, --tune and --compress")}
-	case b.Peer != "":
-		return b.besidePeer(ctx, s)
 	case b.InProc && job.Size > 1:
 		return usageError{fmt.Errorf("bench: --inproc makes its own ranks, but %s has started "+
 			"this process as one of %d: start it alone", job.Launcher, job.Size)}
@@ -227,11 +204,6 @@ func (b *benchCmd) config(P int) (bench.Config, error) {
 	if err := errors.Join(kindErr, opErr, dtypeErr, algorithmErr); err != nil {
 		return c, fmt.Errorf("bench: %w", err)
 	}
-	if b.Compress != nil {
-		if _, err := b.compressions(); err != nil {
-			return c, err
-		}
-	}
 	return c, c.Check(P)
 }
 
@@ -259,9 +231,6 @@ func (b *benchCmd) args() []string {
 	}
 	if b.Backend != "" {
 		args = append(args, "--backend="+b.Backend)
-	}
-	if b.Compress != nil {
-		args = append(args, "--compress="+strings.Join(b.Compress, ","))
 	}
 	return args
 }
@@ -306,7 +275,6 @@ type output struct {
 	backend string            // of the communicator, on rank 0
 	device  string            // the model of rank 0's GPU
 	kernels *gpu.Communicator // nil where there are none
-	phases  *phaseTimes       // nil where none are timed
 	wrong   int
 }
 
@@ -324,11 +292,8 @@ func (s *output) measure(comm backend.Communicator, c bench.Config) error {
 	if comm.Rank() == 0 {
 		s.backend = comm.Capabilities().Backend
 	}
-	switch {
-	case s.cmd.Tune:
+	if s.cmd.Tune {
 		return s.tune(comm, c)
-	case s.cmd.Compress != nil:
-		return s.compare(comm, c)
 	}
 	if comm.Rank() != 0 {
 		return bench.Measure(comm, c, func(bench.Result) error { return nil })
@@ -345,7 +310,7 @@ func (s *output) begin(comm backend.Communicator, c bench.Config) error {
 	if err != nil {
 		return err
 	}
-	s.device, s.phases = modelOf(comm.Device()), newPhaseTimes(comm)
+	s.device = modelOf(comm.Device())
 	lines := s.method(comm.Size(), c, away)
 	if away {
 		lines = append(lines, s.low(comm))
@@ -481,15 +446,10 @@ func (s *output) add(r bench.Result) error {
 		bench.Machine(), bench.Version()
 	r.Used = s.used(r)
 	s.wrong += r.Wrong
-	notes, write := s.out, r.WriteRow
 	if s.cmd.JSON {
-		notes, write = s.err, r.WriteJSON
+		return r.WriteJSON(s.out)
 	}
-	if err := write(s.out); err != nil {
-		return err
-	}
-	_, err := io.WriteString(notes, s.phases.line())
-	return err
+	return r.WriteRow(s.out)
 }
 
 // used returns the algorithm of low-latency kernels that calls had, "" where there are

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"reflect"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -55,7 +54,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 	want := benchCmd{
 		N: defaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10,
 		Max: 64 << 20, Factor: 2,
-		Time: 300 * time.Millisecond, Algorithm: "auto", Rounds: 3,
+		Time: 300 * time.Millisecond, Algorithm: "auto",
 	}
 	if !reflect.DeepEqual(b, want) {
 		t.Errorf("defaults are %+v, want %+v", b, want)
@@ -66,8 +65,7 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype",
 		"bf16", "--op", "avg", "--root", "2",
 		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms",
-		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--hold",
-		"--compress", "f16,topk=0.5")
+		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--hold")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,38 +79,8 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 	fields := reflect.ValueOf(b)
 	for i := range fields.NumField() {
 		// which no rank is told of
-		if name := fields.Type().Field(i).Name; fields.Field(i).IsZero() && name != "InProc" &&
-			name != "Peer" {
+		if name := fields.Type().Field(i).Name; fields.Field(i).IsZero() && name != "InProc" {
 			t.Errorf("this test does not set %s", name)
-		}
-	}
-}
-
-func TestBenchWritesTheTimesOfPhases(t *testing.T) {
-	noTuning(t)
-	t.Setenv("EURYALE_TOPOLOGY", "2x2")
-	t.Setenv("EURYALE_HIERARCHY", "always,spans=64")
-	for _, json := range []bool{false, true} {
-		b := quickBench(t, "-n", "4", "--backend", "host")
-		b.JSON = json
-		var out, notes bytes.Buffer
-		if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
-			t.Fatal(err)
-		}
-		text := &out
-		if json {
-			text = &notes // lines of JSON stand alone
-		}
-		if !strings.Contains(text.String(), "on 2 machines x 2 devices: hierarchical, because it "+
-			"is asked for always") {
-			t.Errorf("the head does not say that calls are hierarchical:\n%s", text)
-		}
-		lines := regexp.MustCompile(
-			`#   phases of rank 0 \(mean us of [1-9]\d* calls, slices: 1\): ` +
-				`reduce-scatter inside the machine [\d.]+, exchange between machines [\d.]+, ` +
-				`add [\d.]+, broadcast`)
-		if n := len(lines.FindAllString(text.String(), -1)); n != 2 {
-			t.Errorf("JSON %v: %d lines, want one for each size\n%s", json, n, text)
 		}
 	}
 }
@@ -259,65 +227,5 @@ func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 	err := b.Run(context.Background(), nowhere())
 	if err == nil || !strings.Contains(err.Error(), "start it alone") {
 		t.Errorf("error is %v", err)
-	}
-}
-
-func TestBenchComparesCompressions(t *testing.T) {
-	for name, chosen := range map[string]backend.Backend{"host": host.Backend{},
-		"device": guarded{host.Backend{}}} {
-		b := quickBench(t, "-n", "2", "--json", "--time", "1ms", "--max", "16K", "--factor", "16",
-			"--compress", "bf16,topk=0.01,topk=1")
-		c, err := b.config(2)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var out, notes bytes.Buffer
-		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c,
-			chosen); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-		if len(lines) != 8 {
-			t.Fatalf("%s: %d lines, want those of 4 ways and 2 sizes:\n%s", name, len(lines),
-				out.String())
-		}
-		for i, want := range []compressed{
-			{Compress: "none", OfBytes: 1, Dense: 1},
-			{Compress: "bf16", OfBytes: 0.5},
-			{Compress: "topk=0.01", OfBytes: 0.0225, Why: "sparse: a rank receives 368 bytes in " +
-				"messages for 41 of 4096 elements, 16384 in a dense all-reduce"},
-			{Compress: "topk=1", OfBytes: 1.002, Dense: 1, Why: "dense: a rank receives 32800 " +
-				"bytes in messages for 4096 of 4096 elements, 16384 in a dense all-reduce"},
-		} {
-			var got compressed
-			if err := json.Unmarshal([]byte(lines[4+i]), &got); err != nil {
-				t.Fatal(err)
-			}
-			if got.Micros <= 0 || got.OfDense <= 0 || got.Bytes != 16384 || got.Ranks != 2 ||
-				got.Op != "sum" {
-				t.Errorf("%s: %+v", name, got)
-			}
-			if got.Compress != want.Compress || got.OfBytes != want.OfBytes ||
-				got.Dense != want.Dense || got.Why != want.Why {
-				t.Errorf("%s: %+v, want %+v", name, got, want)
-			}
-		}
-	}
-}
-
-func TestBenchRefusesWrongCompressions(t *testing.T) {
-	for want, args := range map[string][]string{
-		"use none, f16":          {"--compress", "gzip"},
-		"a number is needed":     {"--compress", "topk=few"},
-		"must be above 0":        {"--compress", "bf16,topk=0"},
-		"sums and averages":      {"--compress", "bf16", "--op", "max"},
-		"not for sum of i32":     {"--compress", "bf16", "--dtype", "i32"},
-		"of f32 by allreduce, n": {"--compress", "bf16", "--collective", "allgather"},
-	} {
-		b := quickBench(t, args...)
-		if err := b.Run(context.Background(), nowhere()); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%v: %v, want %q", args, err, want)
-		}
 	}
 }

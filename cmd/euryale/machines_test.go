@@ -212,8 +212,7 @@ func TestMachinesTuneTheirLinks(t *testing.T) {
 var trained = regexp.MustCompile(
 	`(?m)^(?:\[0\] )?(accuracy=0\.9\d+) ranks=\d+ backend=(\S+) (params=\w{64})$`)
 
-// learned returns what the program ends with on a backend. It sees by itself that all ranks have the
-// same.
+// learned returns what the program ends with on a backend. It sees by itself that ranks are alike.
 func learned(t *testing.T, out, backend string) string {
 	t.Helper()
 	end := trained.FindStringSubmatch(out)

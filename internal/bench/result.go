@@ -41,12 +41,6 @@ type Result struct {
 	Machine    string  `json:"machine,omitempty"` // see [Machine]
 	Version    string  `json:"version,omitempty"` // of this module
 
-	// Beside another library, in rounds in turn: P50Micros, PeerMicros and Ratio are medians over
-	// the rounds.
-	Peer       string  `json:"peer,omitempty"`
-	PeerMicros float64 `json:"peer_us,omitempty"` // its p50
-	Ratio      float64 `json:"ratio,omitempty"`   // of our p50 by the peer's: below 1 is faster
-
 	kind backend.Kind
 }
 
@@ -68,7 +62,7 @@ func (r Result) onDevice() bool { return r.StreamMicros > 0 }
 // WriteJSON writes the result as one line.
 func (r Result) WriteJSON(w io.Writer) error {
 	for _, x := range []*float64{&r.P50Micros, &r.P99Micros, &r.AlgBW, &r.BusBW, &r.MeanMicros,
-		&r.StreamMicros, &r.HostMicros, &r.PeerMicros, &r.Ratio} {
+		&r.StreamMicros, &r.HostMicros} {
 		*x = math.Round(*x*1e4) / 1e4
 	}
 	return json.NewEncoder(w).Encode(r)

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 )
 
 // Pair is how two programs compare at one size.
@@ -64,11 +65,15 @@ func Median(x []float64) float64 {
 	return math.Sqrt(x[(n-1)/2] * x[n/2])
 }
 
-// ReadJSON reads lines that WriteJSON wrote. It fails if there are none, or if elements are wrong.
+// ReadJSON reads lines that WriteJSON wrote, and none that begins with #. It fails if there are
+// none, or if elements are wrong.
 func ReadJSON(r io.Reader) ([]Result, error) {
 	var all []Result
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
+		if strings.HasPrefix(lines.Text(), "#") {
+			continue
+		}
 		var result Result
 		if err := json.Unmarshal(lines.Bytes(), &result); err != nil {
 			return nil, fmt.Errorf("bench: %w in the line %q", err, lines.Text())

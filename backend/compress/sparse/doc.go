@@ -50,8 +50,7 @@
 // two runs give the same bits wherever they run.
 //
 // Fewer bytes are not always faster. Where links are as fast as memory, as between processes of
-// one host, selecting takes longer than it saves: measure with
-// euryale bench --compress topk=0.01. [Counters] say how often calls were dense, and
+// one host, selecting takes longer than it saves. [Counters] say how often calls were dense, and
 // [Communicator.Explain] says why.
 //
 // # NaN and infinity

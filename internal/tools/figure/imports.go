@@ -29,7 +29,8 @@ type room struct {
 // rooms are the rows of the picture, from the top. An arrow may only point down.
 var rooms = [][]room{
 	{
-		{"bench/train", []string{"bench/train", "bench/blas"}, 64, "program", "bench/blas"},
+		{"bench/train", []string{"bench/ab", "bench/blas", "bench/train"}, 64, "program",
+			"bench/{ab,blas}"},
 		{"cmd/euryale", []string{"cmd/euryale"}, 200, "program", ""},
 		{"examples", []string{"examples/*"}, 620, "program", ""},
 	}, {
@@ -68,8 +69,8 @@ var rooms = [][]room{
 		{"backend/compress", []string{"backend/compress/*"}, 370, "leaf", "half, sparse"},
 		{"kernels/fuse", []string{"kernels/fuse"}, 560, "kernel", ""},
 	}, {
-		{"internal/bench", []string{"internal/bench", "internal/bench/chart", "bench/peers",
-			"bench/peers/compare"}, 62, "program", "chart, peers"},
+		{"internal/bench", []string{"internal/bench", "internal/bench/chart", "bench/peers"}, 62,
+			"program", "chart, peers"},
 		{"backend/fault", []string{"backend/fault"}, 200, "leaf", ""},
 		{"observe", []string{"observe", "observe/*", "observe/internal/*"}, 296, "program",
 			"late, metrics, report"},

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -93,13 +92,66 @@ func TestSizesMustBeMeasuredByBothVersions(t *testing.T) {
 	}
 }
 
-func TestResultsAreRead(t *testing.T) {
-	got, err := read(strings.NewReader("" +
-		`{"collective":"allreduce","bytes":1024,"mean_us":3,"p50_us":2,"wrong":0}
-{"collective":"allreduce","bytes":2048,"mean_us":9,"stream_us":5,"wrong":0}
-`))
-	if err != nil || len(got) != 2 || got[1024] != 3 || got[2048] != 5 {
-		t.Errorf("read %v, %v", got, err)
+// written writes a file, which can be run.
+func written(t *testing.T, dir, name, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// compared runs the command, and returns what it writes.
+func compared(args ...string) (string, error) {
+	var out strings.Builder
+	err := run(context.Background(), &out, args)
+	return out.String(), err
+}
+
+func TestFilesAreCompared(t *testing.T) {
+	dir := t.TempDir()
+	of := func(name, times string) string {
+		return written(t, dir, name, strings.ReplaceAll(
+			`{"collective":"allreduce","dtype":"f32","ranks":4,"bytes":1024,TIMES,"wrong":0}`,
+			"TIMES", times))
+	}
+	host, device := of("host.jsonl", `"p50_us":2`), of("device.jsonl", `"p50_us":9,"stream_us":2`)
+	for want, files := range map[string][2]string{"geomean=1.000": {host, device},
+		"geomean=1.500": {host, of("slow.jsonl", `"p50_us":3`)}} {
+		out, err := compared("--old", files[0], "--new", files[1])
+		if !strings.Contains(out, want) || (err == nil) != strings.Contains(want, "=1.000") {
+			t.Errorf("%v and\n%s, want %s", err, out, want)
+		}
+	}
+	for text, want := range map[string]string{"# no line": "no results", "{": "unexpected end",
+		`{"ranks":2,"bytes":1024,"p50_us":1}`: "not measured by both",
+		`{"bytes":1024,"p50_us":1,"wrong":3}`: "3 wrong elements"} {
+		if _, err := compared("--old", host, "--new", written(t, dir, "wrong.jsonl", text)); err ==
+			nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: the error is %v, want %q", text, err, want)
+		}
+	}
+}
+
+// The peer is a script in place of mpirun, which measures 8 us.
+func TestPeersAreCompared(t *testing.T) {
+	dir := t.TempDir()
+	written(t, dir, "mpicc", "#!/bin/sh\n"+`[ -s "$4" ] && : >"$3"`)
+	written(t, dir, "mpirun", "#!/bin/sh\ncase \"$*\" in *'-n 2'*tcp,self*' 1024 1024 4 0.001 '*) "+
+		`echo '{"bytes":1024,"p50_us":8}' ;; *) exit 3 ;; esac`)
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	ours := written(t, dir, "ours", "#!/bin/sh\ncase \"$*\" in *--backend=tcp*) "+
+		`echo '{"bytes":1024,"p50_us":4,"mean_us":9}' ;; *) exit 3 ;; esac`)
+	out, err := compared("--peer", "openmpi", "--new", ours, "--ranks", "2", "--backend", "tcp",
+		"--max", "1K", "--time", "1ms", "--collectives", "allreduce,reduce,broadcast", "--rounds",
+		"2")
+	if err != nil || !strings.Contains(out, "cells=2 geomean=0.500") {
+		t.Errorf("%v and\n%s", err, out)
+	}
+	if _, err := compared("--peer", "mvapich", "--ranks", "2", "--new", ours); err == nil ||
+		!strings.Contains(err.Error(), "openmpi runs [allreduce") {
+		t.Errorf("another peer: %v", err)
 	}
 }
 
@@ -122,14 +174,9 @@ func TestRanksHaveACPUEach(t *testing.T) {
 func TestProgramsAreRunAndCompared(t *testing.T) {
 	dir := t.TempDir()
 	program := func(name, line string) string {
-		path := filepath.Join(dir, name)
-		text := "#!/bin/sh\n" +
-			`[ "$1 $2 $3 $4" = "bench --n=2 --collective=gather --min=8" ] || exit 3` + "\necho '" +
-			line + "'\n"
-		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		return path
+		return written(t, dir, name, "#!/bin/sh\n"+
+			`[ "$1 $2 $3 $4" = "bench --n=2 --collective=gather --min=8" ] || exit 3`+"\necho '"+
+			line+"'\n")
 	}
 	old := program("old", `{"collective":"gather","bytes":8,"mean_us":10,"wrong":0}`)
 	for line, want := range map[string]string{
@@ -137,26 +184,18 @@ func TestProgramsAreRunAndCompared(t *testing.T) {
 			"worst=1.010 (host, 2 ranks, gather of 8 bytes)\n",
 		`{"collective":"gather","bytes":8,"mean_us":12,"wrong":0}`: "again: [1.200 1.200]",
 	} {
-		var out strings.Builder
-		err := run(context.Background(), &out, []string{"--old", old, "--new", program("new", line),
-			"--rounds", "2", "--ranks", "2", "--gpus", "0", "--collectives", "gather", "--min",
-			"8"})
-		if !strings.Contains(out.String(), want) || (err != nil) != strings.Contains(
-			want, "again") {
-			t.Errorf("the error is %v, the output\n%s", err, out.String())
+		out, err := compared("--old", old, "--new", program("new", line), "--rounds", "2",
+			"--ranks", "2", "--gpus", "0", "--collectives", "gather", "--min", "8")
+		if !strings.Contains(out, want) || (err != nil) != strings.Contains(want, "again") {
+			t.Errorf("the error is %v, the output\n%s", err, out)
 		}
 	}
-	failing := filepath.Join(dir, "failing")
-	if err := os.WriteFile(failing, []byte("#!/bin/sh\necho no memory >&2\nexit 1\n"),
-		0o700); err != nil {
-		t.Fatal(err)
-	}
-	err := run(context.Background(), io.Discard, []string{"--old", failing, "--new", old, "--ranks",
-		"2", "--gpus", "0"})
+	failing := written(t, dir, "failing", "#!/bin/sh\necho no memory >&2\nexit 1\n")
+	_, err := compared("--old", failing, "--new", old, "--ranks", "2", "--gpus", "0")
 	if err == nil || !strings.Contains(err.Error(), "no memory") {
 		t.Errorf("the error is %v", err)
 	}
-	if err := run(context.Background(), io.Discard, nil); err == nil ||
+	if _, err := compared(); err == nil ||
 		errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no arguments: %v", err)
 	}

@@ -45,8 +45,7 @@ func (c cell) String() string {
 
 // compare measures a group with both versions in turn, 0 being the old one, and again while a
 // cell has always been above its limit.
-func (g group) compare(rounds int, measure func(version int, g group) (times, error)) ([]cell,
-	error) {
+func (g group) compare(rounds int, measure measurement) ([]cell, error) {
 	var cells []cell
 	for range repeats {
 		found, err := g.once(rounds, measure)
@@ -68,7 +67,7 @@ func (g group) compare(rounds int, measure func(version int, g group) (times, er
 }
 
 // once runs each version once a round, the old one first in every other round.
-func (g group) once(rounds int, measure func(version int, g group) (times, error)) ([]cell, error) {
+func (g group) once(rounds int, measure measurement) ([]cell, error) {
 	pairs, err := bench.Turns(rounds, func(version int) (map[int]float64, error) {
 		return measure(version, g)
 	})
