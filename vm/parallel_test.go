@@ -67,7 +67,7 @@ func together(t *testing.T, k testenv.Kind, P int, body func(r ranked) error) []
 // onRanks is together of a test that ends with the errors of its ranks.
 func onRanks(t *testing.T, k testenv.Kind, P int, body func(r ranked) error) {
 	t.Helper()
-	onRanks(t, k, P, body)
+	require.NoError(t, testranks.Join(together(t, k, P, body)))
 }
 
 // connected is together of ranks that connect in a way.
