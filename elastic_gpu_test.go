@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -21,9 +22,7 @@ func onGPUs(t *testing.T) {
 		testenv.Lacking(t, err.Error())
 	}
 	for _, d := range devices {
-		if err := d.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, d.Close())
 	}
 	if len(devices) < 2 {
 		t.Skipf("the test needs 2 GPUs, the machine has %d", len(devices))

@@ -31,6 +31,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/session"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
@@ -453,14 +454,10 @@ func aloneBySolver(t testing.TB, steps int) string {
 func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 	const steps = 5
 	m, err := newElasticModel(6, 10, ofNorms)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithTree(elasticMicros), vm.ClipNorm(0.5),
 		vm.WithSolver(&solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, m.weights...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer m.machine.Close()
 	for step := range steps {
 		for micro := range elasticMicros {
@@ -636,13 +633,9 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
 	job := r.join(1, elastic.First(1))
 	m, err := newElasticModel(6, 10, way)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	e, err := way.begin(t, m, &lossy{job, loses, false, 0, false}, elasticMicros)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(e.Close(), m.machine.Close()); err != nil {
 			t.Error(err)
@@ -744,9 +737,7 @@ func (c *closed) Release(backend.Communicator) error {
 // TestElasticMachinesRefuseWhatTheyCannotDo: and end the part of the process in the job.
 func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 	m, err := newElasticModel(6, 10, planned)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	option := vm.WithSolver(&solver.SGD{Rate: 1}, m.weights...)
 	job := &closed{}
 	for want, options := range map[string][]vm.Option{
@@ -1352,9 +1343,7 @@ func TestAProcessIsOverOnceItHasEnded(t *testing.T) {
 func TestARankThatAbortsInEachTryLeaves(t *testing.T) {
 	t.Setenv("EURYALE_BACKEND", "host")
 	want, err := elasticProcesses(t, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := elasticProcesses(t, "aborts")
 	params := regexp.MustCompile(`params=\w+`)
 	if err != nil || params.FindString(out) != params.FindString(want) ||
@@ -1428,9 +1417,7 @@ func TestATrainingGoesOnWithoutItsFiles(t *testing.T) {
 	const steps = 5
 	want := elasticAlone(t, steps, planned)
 	dir := filepath.Join(t.TempDir(), "traces")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(dir, 0o700))
 	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
 	t.Setenv("EURYALE_PLAN", filepath.Join(dir, "plan.txt"))
 	if newElasticRun(t, "traceless", 2, steps, elastic.Limits{Least: 1, Most: 2},

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -30,9 +31,7 @@ func tuned(t *testing.T) (file string, inside hierarchy.Link) {
 	links := hierarchy.Links{Inside: inside, Between: hierarchy.Link{Bandwidth: 1}}
 	file, err := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2,
 		Declared: true, Links: links}.Keep()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return file, inside
 }
 
@@ -164,9 +163,7 @@ func saysItsPlace() error {
 
 func TestBrokenTuningFileIsNamed(t *testing.T) {
 	file, _ := tuned(t)
-	if err := os.WriteFile(file, []byte("no JSON"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("no JSON"), 0o600))
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error {
 		return nil

@@ -17,6 +17,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Programs often end as soon as they have an error, without Close: the ranks that end so must not
@@ -163,9 +164,7 @@ func (l loss) lose(
 			signal, counter = syscall.SIGKILL, &count.kills
 		}
 		counter.Add(1)
-		if err := ps[victim].Process.Signal(signal); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, ps[victim].Process.Signal(signal))
 	case cut:
 		count.cuts.Add(1)
 		machines[victim/l.perMachine].Cut(t)
@@ -198,9 +197,7 @@ func (l loss) named(blamed string, observer, victim int) bool {
 func keepNamespaces(t *testing.T, ps []proctest.Rank) {
 	for _, p := range ps {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() { f.Close() })
 	}
 }
@@ -210,9 +207,7 @@ func loaded(t *testing.T, n int) {
 	for range n {
 		cmd := exec.Command("sh", "-c", "while :; do :; done")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.Start())
 		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	}
 }

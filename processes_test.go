@@ -21,6 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -244,9 +245,7 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 func ownDirectory(t *testing.T) (dir string, env []string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "euryale-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -276,9 +275,7 @@ func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			ps := proctest.Start(t, "works", 3, "EURYALE_TIMEOUT=1s", "EURYALE_BACKEND="+backend)
 			underWay(t, ps)
-			if err := ps[1].Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, ps[1].Process.Signal(syscall.SIGSTOP))
 			stopped := time.Now()
 			for _, r := range []int{0, 2} {
 				said := ps[r].Next()
@@ -504,9 +501,7 @@ func TestTraceIsWrittenOnClose(t *testing.T) {
 	}
 	for r := range 2 {
 		f, err := os.Open(fmt.Sprintf("%s.%d.json", path, r))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		text, _ := io.ReadAll(f)
 		f.Close()
 		if !strings.Contains(string(text), "allreduce") {
@@ -530,9 +525,7 @@ func TestFoundBadPlaceForTheTraceIsAnErrorBeforeTheWork(t *testing.T) {
 
 func TestFoundTraceThatCannotBeWrittenIsNoErrorOfTheWork(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Symlink("/dev/full", filepath.Join(dir, "run.0.json")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink("/dev/full", filepath.Join(dir, "run.0.json")))
 	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
 	if err := euryale.Run(context.Background(), 1, func(comm backend.Communicator,
 		_ sync.Locker) error {
@@ -578,13 +571,9 @@ func TestFoundSecondInitHasANameOfItsOwn(t *testing.T) {
 
 func TestWorldsOfLocalRanksAreTheCallers(t *testing.T) {
 	worlds, err := rendezvous.Local(1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	comm, err := euryale.Connect(context.Background(), worlds[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := errors.Join(comm.Close(), comm.Close()); err != nil {
 		t.Error(err)
 	}

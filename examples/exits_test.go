@@ -22,6 +22,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -115,15 +116,11 @@ func build(t *testing.T, name string) job {
 	}
 	data := filepath.Join(dir, "text")
 	text := strings.Repeat("the quick brown fox jumps over the lazy dog.\n", 60)
-	if err := os.WriteFile(data, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(data, []byte(text), 0o600))
 	flags := strings.NewReplacer("DATA", data, "OUT", filepath.Join(dir, "out")).Replace(
 		trainings[name].flags)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	return job{program, strings.Fields(flags), trainings[name].sign, append(os.Environ(),
@@ -172,14 +169,10 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 // TestEveryExampleIsListed: in trainings, if it has a checkpoint, or in others.
 func TestEveryExampleIsListed(t *testing.T) {
 	programs, err := filepath.Glob("*/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, file := range programs {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_, listed := trainings[filepath.Dir(file)]
 		if saves := bytes.Contains(text, []byte(`"checkpoint", ""`)); saves != listed ||
 			!saves && !slices.Contains(others, filepath.Dir(file)) {

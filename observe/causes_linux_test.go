@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/observe/internal/late"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -268,9 +269,7 @@ func TestSIGUSR1HasRank0Report(t *testing.T) {
 		w.Start(nil)
 		defer w.Close()
 	}
-	if err := syscall.Kill(syscall.Getpid(), syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(syscall.Getpid(), syscall.SIGUSR1))
 	select {
 	case <-said:
 	case <-time.After(10 * time.Second):
@@ -299,7 +298,5 @@ func TestGroupsHaveNoWatch(t *testing.T) {
 		}
 		return alone.Close()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // fakeQueue is a queue of a device whose clock the test sets.
@@ -84,9 +85,7 @@ func timing(t *testing.T, n int) (*Recorder, *fakeQueue) {
 	t.Helper()
 	q := &fakeQueue{}
 	r := New(0, 1)
-	if err := r.TimeParts(fakeDevice{queue: q}, n-1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, r.TimeParts(fakeDevice{queue: q}, n-1))
 	return r, q
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func group(size int, timeout time.Duration, kept int) *backendtest.Group {
@@ -87,9 +88,7 @@ func TestErrorsAreKeptAfterClose(t *testing.T) {
 	if err := calls(c, 1); !errors.Is(err, backend.ErrTimeout) {
 		t.Fatalf("the error is %v, want ErrTimeout", err)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Close())
 	for i, e := range c.rec.Events() {
 		if !errors.Is(e.Err, backend.ErrTimeout) || e.End.IsZero() {
 			t.Errorf("event %d has the error %v and ended at %v", i, e.Err, e.End)
@@ -112,9 +111,7 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 	comms := group(2, time.Minute, 8).Comms
 	c := comms[0].(recorded)
 	q, err := c.Device().NewQueue()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer q.Close()
 	x := backend.Of(make([]float32, 8))
 	var works [2]backend.Work
@@ -132,9 +129,7 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 		y := backend.Of(make([]float32, 8))
 		return errors.Join(backend.Run(peer, allReduce, y, y), backend.Run(peer, allReduce, y, y))
 	})
-	if err := works[0].Join(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, works[0].Join(context.Background()))
 	joined := c.rec.endedEvents()[0].End
 	if joined.IsZero() {
 		t.Fatal("Join did not record the end")
@@ -224,9 +219,7 @@ func TestRecordingAllocatesNothing(t *testing.T) {
 	c := backend.WithHooks(silent{reference.New("test", 1, time.Minute)[0]}, New(0, 16))
 	x := backend.Of(make([]float32, 8))
 	allocs := testing.AllocsPerRun(1000, func() {
-		if err := backend.Run(c, allReduce, x, x); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, backend.Run(c, allReduce, x, x))
 	})
 	if allocs != 0 {
 		t.Errorf("%v allocations per call, want 0", allocs)
@@ -261,9 +254,7 @@ func TestLastCallsAreWrittenAsText(t *testing.T) {
 			t.Fatal("a call alone works")
 		}
 	}
-	if err := errors.Join(c.rec.WriteLast(&two, 2), c.rec.WriteLast(&all, 9)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(c.rec.WriteLast(&two, 2), c.rec.WriteLast(&all, 9)))
 	for text, want := range map[string]int{two.String(): 2, all.String(): 4} {
 		lines := strings.Split(strings.TrimSpace(text), "\n")
 		if lines[0] != fmt.Sprintf("rank 0: the last %d of 6 collectives:", want) ||

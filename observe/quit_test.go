@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -29,9 +30,7 @@ func TestLastCallsAreWrittenOnQuitWhichThenGoesOn(t *testing.T) {
 	ended := recorder.WriteLastOnQuit(out, 2)
 	ended()
 	defer recorder.WriteLastOnQuit(out, 2)()
-	if err := syscall.Kill(os.Getpid(), syscall.SIGQUIT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGQUIT))
 	for range 2 { // the signal itself, and once it is passed on
 		<-quit
 	}

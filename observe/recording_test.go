@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // later is a communicator whose calls end when they are joined.
@@ -47,9 +48,7 @@ func recording(b *testing.B, counts bool) {
 				if err == nil {
 					err = w.Join(context.Background())
 				}
-				if err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, err)
 			}
 		})
 	}

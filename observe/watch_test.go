@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe/internal/late"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -81,13 +82,9 @@ func TestTimeToJoinIsExposed(t *testing.T) {
 	x := backend.Of(make([]float32, 1))
 	began := time.Now()
 	w, err := c.Start(nil, allReduce, x, x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	time.Sleep(pause)
-	if err := w.Join(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Join(t.Context()))
 	took := time.Since(began)
 	if got := r.ticks.scale().since(r.exposed()); got < pause*9/10 || got > took-pause*9/10 {
 		t.Errorf("of %v, %v are exposed", took, got)

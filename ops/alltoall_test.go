@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -148,9 +149,7 @@ func TestAllToAllDividesUnevenly(t *testing.T) {
 					sample{"there", newAllToAll(c.s, c.g, there...), xs, ys}.check(t, g, dt)
 					sample{"and back", thereAndBack(c.s, c.g, there, back), xs, xs}.check(t, g, dt)
 					gs, dxs, err := g.pullback(dt, xs, ys, newAllToAll(c.s, c.g, there...))
-					if err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, err)
 					for r := range P { // a permutation: the gradient is the inverse
 						if !gs[r].equal(ys[r]) || !dxs[r].equal(xs[r]) {
 							t.Fatalf("rank %d: gradient %v, want %v", r, dxs[r], xs[r])
@@ -196,9 +195,7 @@ func TestPiecesArePermutedByTheCommunicator(t *testing.T) {
 			} {
 				y, err := AllToAll(comm, c.s, c.g, newArr(3, 4, 6).node(gorgonia.NewGraph(), "x",
 					c.dt), c.options)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				op := y.Op().(*collectiveOp)
 				for _, op := range []*collectiveOp{op, op.inverse()} {
 					if got := op.fwd.rows != nil; got != (want && c.rows) ||

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestBadInput: every mistake is an error of graph building that says what is
@@ -112,9 +113,7 @@ func TestBadInput(t *testing.T) {
 func TestOperandsOfOtherShapesAreRefused(t *testing.T) {
 	g := gorgonia.NewGraph()
 	y, err := AllGather(stub{size: 2}, 0, newArr(2, 3).node(g, "x", tensor.Float64))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = gorgonia.ApplyOp(y.Op(), newArr(3, 2).node(g, "other", tensor.Float64))
 	if !errors.Is(err, ErrShape) ||
 		!strings.Contains(err.Error(), "operand of shape (3, 2), want (2, 3)") {
@@ -134,9 +133,7 @@ func TestNames(t *testing.T) {
 		return n.Op().String()
 	}
 	y, err := GatherForwardSplitBackward(comm, 0, Up(comm), x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dy := newArr(8, 4, 4).node(g, "dy", tensor.Float64)
 	for got, want := range map[string]string{
 		name(

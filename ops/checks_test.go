@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -76,9 +77,7 @@ func checkRandom(t *testing.T, g *team, trials int) {
 			}
 		}
 		ys, err := g.forward(tensor.Float32, xs, sumOverRanks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for r := range ys {
 			if !ys[r].equal(ys[0]) {
 				t.Fatalf("trial %d: rank %d has other bits than rank 0", trial, r)
@@ -145,9 +144,7 @@ func TestInputMayBeChangedAtOnce(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	})
 }
 
@@ -210,9 +207,7 @@ func checkOverlapping(t *testing.T, g *team) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // lane is a sum over the ranks of a group, of tensors that hold one more than the

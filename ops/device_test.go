@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -157,9 +158,7 @@ func TestHolderKeepsBits(t *testing.T) {
 				x *gorgonia.Node) (*gorgonia.Node, error) {
 				return Reduce(comm, backend.Max, 0, x)
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for r := range P {
 				if !slices.EqualFunc(dxs[r].data, want[r], sameBits) {
 					t.Errorf("%v, rank %d: %v, want %v", dt, r, dxs[r].data, want[r])
@@ -172,9 +171,7 @@ func TestHolderKeepsBits(t *testing.T) {
 				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 					return AllReduce(comm, backend.Max, x)
 				})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if !slices.Equal(dxs[0].data, []float64{0, 40, 60}) ||
 				!slices.Equal(dxs[1].data, []float64{20, 0, 0}) {
 				t.Errorf("%v: %v", dt, dxs)
@@ -305,16 +302,12 @@ func TestStridedOperandsOfManyAxes(t *testing.T) {
 	for i := range axes {
 		axes[i] = len(axes) - 1 - i
 	}
-	if err := d.T(axes...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, d.T(axes...))
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		op := &collectiveOp{comm: ranksOn(t, 1, k).comms[0], fwd: transform{scatter: none,
 			gather: none, scale: 1}, dtype: tensor.Float64, in: shape, out: shape}
 		y, err := op.Do(d)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got := valueArr(y); !got.equal(byCoordinates(t, d)) {
 			t.Errorf("%v", got)
 		}

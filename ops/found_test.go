@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
@@ -33,9 +34,7 @@ func disagree(t *testing.T, build func(g *gorgonia.ExprGraph, comm backend.Commu
 		errs[r] = Cause(m.RunAll())
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for r, err := range errs {
 		if !errors.Is(err, backend.ErrMismatch) {
 			t.Errorf("rank %d: the error is %v, want ErrMismatch", r, err)
@@ -202,9 +201,7 @@ func TestFoundDownDivides(t *testing.T) {
 				x := float64(i)
 				got := arr{[]int{1}, []float64{x}}
 				v, memory, err := fresh(dt, tensor.Shape{1})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				want, product := x/float64(P), x*(1/float64(P))
 				if dt == tensor.Float32 {
 					backend.View[float32](memory)[0] = float32(x)
@@ -214,9 +211,7 @@ func TestFoundDownDivides(t *testing.T) {
 					backend.View[float64](memory)[0] = x
 				}
 				differs = differs || want != product
-				if err := rescale(p, memory, Down(stub{size: P})); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, rescale(p, memory, Down(stub{size: P})))
 				if got = valueArr(v); got.data[0] != want {
 					t.Errorf("%v: %v/%d is %v, want %v", dt, x, P, got.data[0], want)
 				}

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -122,9 +123,7 @@ func checkGatherIsUndone(t *testing.T, g *team) {
 		x *gorgonia.Node) (*gorgonia.Node, error) {
 		return AllGather(comm, 1, x, Splits(lens...))
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := combine(backend.Sum, tensor.Float64, dys).cut(1, lens)
 	for r := range P {
 		if !dxs[r].equal(want[r]) {
@@ -164,9 +163,7 @@ func checkGradScale(t *testing.T, g *team) {
 			x *gorgonia.Node) (*gorgonia.Node, error) {
 			return GatherForwardSplitBackward(comm, 1, k.of(comm), x, Splits(lens...))
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for r := range P {
 			if want := dys[r].cut(1, lens)[r].scaled(k.want); !ys[r].equal(whole) ||
 				!dxs[r].equal(want) {
@@ -179,9 +176,7 @@ func checkGradScale(t *testing.T, g *team) {
 			func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 				return SplitForwardGatherBackward(comm, 1, k.of(comm), x, Splits(lens...))
 			})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for r := range P {
 			if want := concat(1, chunks).scaled(k.want); !ys[r].equal(parts[r]) ||
 				!dxs[r].equal(want) {
@@ -240,9 +235,7 @@ func checkHolder(t *testing.T, g *team) {
 		for op, holders := range holder {
 			for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32} {
 				_, dxs, err := g.pullback(dt, xs, c.dys, c.make(op))
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				for r := range P {
 					want := newArr(6)
 					for i, h := range holders {
@@ -264,9 +257,7 @@ func TestProdHasNoGradient(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x := newArr(3).node(g, "x", tensor.Float64)
 	y, err := AllReduce(stub{size: 2}, backend.Prod, x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := gradient(x, y, newArr(3).node(g, "dy", tensor.Float64)); !errors.Is(
 		err, ErrGradient) {
 		t.Errorf("SymDiff: %v", err)
@@ -421,9 +412,7 @@ func checkDifferences(t *testing.T, g *team, op constructor) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func gaussian(rng *rand.Rand, shape ...int) arr {

@@ -20,6 +20,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -113,9 +114,7 @@ func TestOneRankAddsNothing(t *testing.T) {
 // transposed tensors are read by their strides.
 func TestStridedOperands(t *testing.T) {
 	must := func(v tensor.View, err error) *tensor.Dense {
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return v.(*tensor.Dense)
 	}
 	fill := func(shape ...int) *tensor.Dense {
@@ -125,14 +124,10 @@ func TestStridedOperands(t *testing.T) {
 	transposed := fill(3, 4)
 	sliced := fill(2, 3, 4)
 	for d, axes := range map[*tensor.Dense][]int{transposed: {1, 0}, sliced: {2, 0, 1}} {
-		if err := d.T(axes...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, d.T(axes...))
 	}
 	moved := fill(3, 4)
-	if err := errors.Join(moved.T(), moved.Transpose()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(moved.T(), moved.Transpose()))
 	cases := map[string]*tensor.Dense{
 		"transposed":            transposed,
 		"transposed and moved":  moved,
@@ -199,9 +194,7 @@ func checkStrided(t *testing.T, g *team, d *tensor.Dense) {
 func columnMajorTransposed(t *testing.T) *tensor.Dense {
 	d := tensor.New(tensor.WithShape(3, 4), tensor.AsFortran([]float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
 		10, 11}))
-	if err := d.T(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, d.T())
 	return d
 }
 
@@ -222,9 +215,7 @@ func byCoordinates(t *testing.T, d *tensor.Dense) arr {
 	}
 	for i := range a.data {
 		v, err := d.At(coordinates(i, a.shape)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		a.data[i] = v.(float64)
 	}
 	return a
@@ -244,9 +235,7 @@ func checkTransposed(t *testing.T, g *team) {
 	var back []arr
 	for _, dy := range dys {
 		d := dy.value(tensor.Float64).(*tensor.Dense)
-		if err := errors.Join(d.T(), d.Transpose()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(d.T(), d.Transpose()))
 		back = append(back, valueArr(d))
 	}
 	want := allToAll(back, 1, 0, func(int) []int { return []int{3, 3} })
@@ -279,9 +268,7 @@ func checkTransposed(t *testing.T, g *team) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // TestDifferentOpsHashDifferently: neither the machine's merging nor the graph's
@@ -332,9 +319,7 @@ func TestDifferentOpsHashDifferently(t *testing.T) {
 		for _, comm := range []stub{world, other} {
 			for range 3 {
 				y, err := c(comm, x)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				name := name + " on " + comm.name
 				if before, ok := seen[y.Hashcode()]; ok {
 					t.Errorf("%s has the hash of %s", name, before)
@@ -357,9 +342,7 @@ func TestHashIsTheSameOnEveryRank(t *testing.T) {
 		lens := []int{3, 1, 2, 1}
 		x := newArr(lens[r], 7).node(g, "x", tensor.Float64)
 		y, err := AllToAll(stub{rank: r, size: 4}, 1, 0, x, AllToAllSplits([]int{2, 2, 2, 1}, lens))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if h := y.Op().Hashcode(); r == 0 {
 			want = h
 		} else if h != want {
@@ -481,9 +464,7 @@ func TestOrderIsProgramOrder(t *testing.T) {
 		var want []string
 		for r := range 4 {
 			order, err := collectiveOrder(stub{rank: r, size: 4}, seed, seed%2 == 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if r == 0 {
 				want = order
 			} else if !slices.Equal(order, want) {
@@ -525,9 +506,7 @@ func TestOrderIsTheSameInEveryProcess(t *testing.T) {
 	if os.Getenv(key) != "" {
 		for seed := range uint64(20) {
 			order, err := collectiveOrder(stub{rank: 1, size: 2}, seed, true)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			fmt.Println("order:", order)
 		}
 		return
@@ -595,9 +574,7 @@ func TestNothingGrows(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if after > before+256<<10 {
 		t.Errorf("the heap grew from %d to %d bytes over %d runs", before, after, runs)
 	}

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -46,14 +47,10 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 			comm := ranksOn(t, 1, k).comms[0]
 			q := comm.Device().Default()
 			memory, err := comm.Device().Alloc(4 * 512)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			x, back := memory.As(backend.F32).Slice(0, 120), memory.As(backend.F32).Slice(128, 248)
 			numbers := tensor.Range(tensor.Float32, 0, 120).([]float32)
-			if err := q.Move(x, backend.Of(numbers)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, q.Move(x, backend.Of(numbers)))
 			here := &planned{comm: comm, queue: q, rest: memory.Slice(4*256, 4*512)}
 			p := counted{here, &countedKernels{Arithmetic: here.kernels()}}
 			shape := tensor.Shape{2, 12, 5}

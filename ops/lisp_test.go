@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // machineGrads builds loss = sum(w * op(x*x)) and returns the gradient of x, by
@@ -170,12 +171,8 @@ func TestLispMachineAddsUp(t *testing.T) {
 func TestProdFailsInLispMachine(t *testing.T) {
 	x := newArr(3).node(gorgonia.NewGraph(), "x", tensor.Float64)
 	y, err := AllReduce(stub{size: 2}, backend.Prod, x)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := gorgonia.UnsafeLet(y, newArr(3).value(tensor.Float64)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, gorgonia.UnsafeLet(y, newArr(3).value(tensor.Float64)))
 	op := y.Op().(*collectiveOp)
 	if _, err := op.pullback(x.Value(), y.Value(), y.Value()); !errors.Is(err, ErrGradient) {
 		t.Error(err)

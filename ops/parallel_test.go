@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // network is a graph with a loss and what to differentiate it by.
@@ -101,15 +102,11 @@ func TestTensorParallelEqualsOneRank(t *testing.T) {
 		return loss, gorgonia.Nodes{in, na, nb}, err
 	}
 	whole, err := ranks(t, 1).grads(net)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, P := range []int{2, 3, 4} {
 		lens := backend.Even(8, P)
 		parts, err := ranks(t, P).grads(net)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for r, got := range parts {
 			want := []arr{whole[0][0], whole[0][1].cut(1, lens)[r], whole[0][2].cut(0, lens)[r]}
 			for i := range want {
@@ -173,13 +170,9 @@ func TestSequenceParallelEqualsOneRank(t *testing.T) {
 			return loss, gorgonia.Nodes{in, na, nb}, err
 		}
 		whole, err := ranks(t, 1).grads(net)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		parts, err := ranks(t, c.P).grads(net)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for r := range parts {
 			if !near(parts[r][0], whole[0][0]) {
 				t.Errorf("%v, rank %d: gradient of the input %v, want %v", c.lens, r, parts[r][0],

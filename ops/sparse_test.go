@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -24,9 +25,7 @@ func (g *team) thinned(t *testing.T, how sparse.Selection) {
 	t.Helper()
 	for r, comm := range g.comms {
 		c, err := sparse.New(comm, how)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		g.wrap(r, c)
 	}
 }
@@ -75,9 +74,7 @@ func checkStraightThrough(t *testing.T, k testenv.Kind, dt tensor.Dtype, op back
 		*gorgonia.Node, error) {
 		return SparseAllReduce(comm, op, x)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for r := range xs {
 		checkSparse(t, op, ys[r], []arr{sentOf(xs[0], limit), sentOf(xs[1], limit)})
 		for i, dx := range dxs[r].data {
@@ -170,9 +167,7 @@ func TestSparseIsTheSameInBothMachines(t *testing.T) {
 				})
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	for r, both := range grads {
 		zeros := 0
@@ -196,9 +191,7 @@ func TestSparseArguments(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x, ints := newArr(3).node(g, "x", tensor.Float64), newArr(3).node(g, "i", tensor.Int64)
 	thin, err := sparse.New(stub{size: 2}, sparse.TopK(0.1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, c := range map[string]struct {
 		comm backend.Communicator
 		op   backend.ReduceOp
@@ -216,13 +209,9 @@ func TestSparseArguments(t *testing.T) {
 		}
 	}
 	y, err := SparseAllReduce(thin, backend.Sum, x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dx, err := gradient(x, y, newArr(3).node(g, "dy", tensor.Float64))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := dx.Op().(gorgonia.SDOp).SymDiff(nil, nil, nil); !errors.Is(err, ErrGradient) {
 		t.Errorf("the gradient's gradient: %v", err)
 	}
@@ -235,9 +224,7 @@ func TestCompressedAllReduceHasItsGradient(t *testing.T) {
 		wires := make([]*half.Communicator, 2)
 		for r, comm := range g.comms {
 			w, err := half.New(comm, backend.BF16)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			g.wrap(r, w)
 			wires[r] = w
 		}
@@ -248,9 +235,7 @@ func TestCompressedAllReduceHasItsGradient(t *testing.T) {
 			x *gorgonia.Node) (*gorgonia.Node, error) {
 			return AllReduce(comm, backend.Sum, x)
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for r := range xs {
 			for i := range xs[r].data {
 				if ys[r].data[i] != xs[0].data[i]+xs[1].data[i] ||

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // guest is a connection from an address, for a crowd.
@@ -139,9 +140,7 @@ func testFarRank(t *testing.T, tls bool, source string, says bool) {
 	if err == nil {
 		ln, err = secured(ln, me)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s := serve(ln, testToken, me, long, nil)
 	defer s.stop()
 	e := Env{Addr: "127.0.0.1", Token: testToken, Timeout: long}
@@ -184,8 +183,6 @@ func clientHello(t *testing.T) []byte {
 	}()
 	words := make([]byte, 4096)
 	n, err := there.Read(words)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return words[:n]
 }

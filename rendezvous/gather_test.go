@@ -6,6 +6,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // gathererOf returns a store as one that gathers.
@@ -52,9 +54,7 @@ func TestEveryStoreGathers(t *testing.T) {
 			t.Errorf("without rank 0: %v", err)
 		}
 		// it may have come before the end
-		if err := s[2].Set(ctx, rankKey("some", 2), nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s[2].Set(ctx, rankKey("some", 2), nil))
 		for _, r := range []int{1, 0} {
 			values, err := gathererOf(s[r]).peek(ctx, ask("some", r, 2, 0))
 			if err != nil || len(values) != 2 || values[0] == nil || values[1] != nil {
@@ -100,9 +100,7 @@ func TestAllGatherEndsWithTheCauseUnlessAllHaveGiven(t *testing.T) {
 			t.Errorf("without rank 1: %v", err)
 		}
 		for r, value := range []string{"a", "b"} { // that of rank 0 may have come before the end
-			if err := w[1].Store.Set(within(t, long), rankKey("k", r), []byte(value)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, w[1].Store.Set(within(t, long), rankKey("k", r), []byte(value)))
 		}
 		v, err := w[0].AllGather(ctx, "k", []byte("a"))
 		if err != nil || string(bytes.Join(v, nil)) != "ab" {

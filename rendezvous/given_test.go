@@ -4,15 +4,15 @@ import (
 	"context"
 	"errors"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // setBefore returns the values of an all-gather that has ended early, nil unless all were set.
 func setBefore(t *testing.T, w *World, g gathering) [][]byte {
 	t.Helper()
 	there, err := w.gatherer().peek(t.Context(), g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	values, _ := g.outcome("vote", there, false, errors.New("a failure"))
 	return values
 }
@@ -21,9 +21,7 @@ func setBefore(t *testing.T, w *World, g gathering) [][]byte {
 // outcome of an all-gather does not depend on who reads it first.
 func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 	worlds, err := Local(2, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() {
 		for _, w := range worlds {
 			w.Close()
@@ -34,14 +32,10 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 		if v := setBefore(t, worlds[0], vote); v != nil {
 			t.Errorf("before rank %d has given its value: %q", w.Rank, v)
 		}
-		if err := w.inner.Set(t.Context(), rankKey("vote", w.Rank),
-			[]byte{byte(w.Rank)}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, w.inner.Set(t.Context(), rankKey("vote", w.Rank),
+			[]byte{byte(w.Rank)}))
 	}
-	if err := worlds[1].Fail(errors.New("gone")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, worlds[1].Fail(errors.New("gone")))
 	<-worlds[0].Down()
 	if v := setBefore(t, worlds[0], vote); len(v) != 2 || v[1][0] != 1 {
 		t.Errorf("got %q", v)
@@ -61,9 +55,7 @@ func (slow) Get(ctx context.Context, _ string) ([]byte, error) { return nil, end
 // A rank whose answer is late knows that all have come, and blames nobody.
 func TestLateAnswerIsNoFailure(t *testing.T) {
 	w, err := New(Env{Job: "j", Size: 1, LocalSize: 1, Timeout: soon}, slow{NewMemStore()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer w.Close()
 	values, err := w.AllGather(t.Context(), "k", []byte("v"))
 	if err != nil || len(values) != 1 || string(values[0]) != "v" {

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // notice is how soon the loss of a rank must be known.
@@ -104,16 +106,10 @@ func start(t *testing.T, dir string, size int, ranks []int, vars ...string) map[
 		cmd.Env = append(cmd.Env, vars...)
 		cmd.Stderr = os.Stderr
 		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
 		p := &process{cmd, in, make(chan string, 16)}
 		go func() {
 			defer close(p.lines)
@@ -168,9 +164,7 @@ func isEmpty(t *testing.T, dir string) {
 func freePort(t *testing.T) int {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer ln.Close()
 	return ln.Addr().(*net.TCPAddr).Port
 }
@@ -263,17 +257,11 @@ func TestKilledWhileMeeting(t *testing.T) {
 func dialAs(t *testing.T, e Env) *client {
 	t.Helper()
 	me, err := identify(e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m, err := newJoinRecord(e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c, err := findServer(within(t, long), e, me, m.read, m.where)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c
 }
 
@@ -309,9 +297,7 @@ func local(t *testing.T, size int, timeout time.Duration) []Env {
 func TestJoinLeavesNothing(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	ws, errs := joinAll(t, local(t, 5, long))
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(errs...))
 	closeWorlds(ws)
 	if err := goleak.Find(before); err != nil {
 		t.Error(err)
@@ -320,15 +306,11 @@ func TestJoinLeavesNothing(t *testing.T) {
 
 func TestOneRankNeedsNothing(t *testing.T) {
 	e, err := ReadEnv(func(string) string { return "" })
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Setenv("XDG_RUNTIME_DIR", "")
 	t.Setenv("TMPDIR", "/none")
 	w, err := Join(t.Context(), e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer w.Close()
 	if err := w.Barrier(t.Context(), "b"); err != nil || w.Size != 1 || w.LocalSize != 1 {
 		t.Errorf("%+v, %v", w, err)
@@ -436,9 +418,7 @@ func TestWrongTokenAcrossMachinesIsToldInTheEnd(t *testing.T) {
 func TestPortInUse(t *testing.T) {
 	all := distant(t, 2)
 	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(all[0].Port)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer ln.Close()
 	if _, err := Join(t.Context(), all[0]); !errors.Is(err, errAddrInUse) ||
 		!strings.Contains(err.Error(), "set MASTER_PORT to a free port") {
@@ -490,17 +470,11 @@ func TestWorldSizesDiffer(t *testing.T) {
 func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 	all := local(t, 2, long)
 	m, err := newJoinRecord(all[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	stale := recordValue{addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t))),
 		token: "old"}
-	if err := m.write(stale); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(m.path+lockName, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.write(stale))
+	require.NoError(t, os.WriteFile(m.path+lockName, nil, 0o600))
 	late := make(chan error, 1)
 	go func() {
 		w, err := Join(t.Context(), all[1])
@@ -520,12 +494,8 @@ func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 func TestTwoJobsOfOneName(t *testing.T) {
 	all := local(t, 2, long)
 	m, err := newJoinRecord(all[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}))
 	defer m.end()
 	if _, err := Join(t.Context(), all[0]); err == nil ||
 		!strings.Contains(err.Error(), "EURYALE_JOB") {
@@ -539,12 +509,8 @@ func TestTwoJobsOfOneName(t *testing.T) {
 func TestMeetingFilesArePrivate(t *testing.T) {
 	all := local(t, 2, long)
 	m, err := newJoinRecord(all[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}))
 	defer m.end()
 	for _, path := range []string{m.path, m.path + lockName} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
@@ -574,9 +540,7 @@ func TestUnsafeDirectoryIsRefused(t *testing.T) {
 		run := t.TempDir()
 		homeless(t)
 		t.Setenv("TMPDIR", run)
-		if err := make(filepath.Join(run, fmt.Sprintf("euryale-%d", os.Getuid()))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, make(filepath.Join(run, fmt.Sprintf("euryale-%d", os.Getuid()))))
 		if _, err := recordDir(); err == nil || !strings.Contains(err.Error(), "mode 0700") ||
 			!strings.Contains(err.Error(), "set TMPDIR") {
 			t.Errorf("%s: %v", what, err)
@@ -637,9 +601,7 @@ func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
 	homeless(t)
 	t.Setenv("TMPDIR", dir)
 	taken := filepath.Join(dir, fmt.Sprintf("euryale-%d", os.Getuid()))
-	if err := os.Mkdir(taken, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(taken, 0o700))
 	if err := os.Chown(taken, another(), another()); err != nil {
 		t.Skipf("needs the right to give a directory to another user: %v", err)
 	}
@@ -662,9 +624,7 @@ func TestRanksMeetAlthoughAnotherUserHasTakenTheirDirectory(t *testing.T) {
 	t.Setenv("TMPDIR", temp)
 	// A link is refused like a directory of another user, and needs no rights to make.
 	taken := filepath.Join(temp, fmt.Sprintf("euryale-%d", os.Getuid()))
-	if err := os.Symlink("/usr", taken); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink("/usr", taken))
 	ws, errs := joinAll(t, all)
 	if err := errors.Join(errs...); err != nil {
 		t.Error(err)
@@ -689,9 +649,7 @@ func TestWhoReportsAnEndWaitsForTheDirectoryOfTheRanks(t *testing.T) {
 	homeless(t)
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv("TMPDIR", temp)
-	if err := os.MkdirAll(cacheRecords(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(cacheRecords(), 0o700))
 	if recordDirMade() {
 		t.Error("the directory in TMPDIR is still to be made")
 	}
@@ -703,37 +661,27 @@ func TestWhoReportsAnEndWaitsForTheDirectoryOfTheRanks(t *testing.T) {
 			return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o755))
 		},
 	} {
-		if err := make(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, make())
 		if !recordDirMade() {
 			t.Errorf("%s: ranks meet there, or in the cache", what)
 		}
-		if err := os.Remove(dir); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Remove(dir))
 	}
 }
 
 func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
 	all := local(t, 2, long)
 	m, err := newJoinRecord(all[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dir := filepath.Dir(m.path)
 	other := filepath.Join(dir, strings.Repeat("0a", keyBytes))
 	for _, path := range []string{other, other + newName,
 		filepath.Join(dir, strings.Repeat("0b", keyBytes)) + newName, filepath.Join(
 			dir, strings.Repeat("0c", keyBytes)) + lockName} {
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
 	held, err := lockFile(filepath.Join(dir, strings.Repeat("0d", keyBytes)) + lockName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ws, errs := joinAll(t, all)
 	if err := errors.Join(errs...); err != nil {
 		t.Error(err)
@@ -751,9 +699,7 @@ func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {
 	var names []string
 	for range 2 {
 		ws, errs := joinAll(t, all)
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(errs...))
 		if ws[0].Name != ws[1].Name || !strings.HasPrefix(ws[0].Name, all[0].Job+"-") {
 			t.Errorf("the ranks are of %q and %q", ws[0].Name, ws[1].Name)
 		}
@@ -768,9 +714,7 @@ func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {
 // Two agents of torchrun, or two nodes of Slurm, can be on one machine.
 func TestFoundNodesOfOneMachineMeet(t *testing.T) {
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, c := range map[string]struct{ addr, token string }{
 		"loopback":                       {"127.0.0.1", ""},
 		"the machine's name":             {host, ""},
@@ -785,9 +729,7 @@ func TestFoundNodesOfOneMachineMeet(t *testing.T) {
 				all[r].Addr, all[r].Port, all[r].Token = c.addr, port, c.token
 			}
 			ws, errs := joinAll(t, all)
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(errs...))
 			for r, w := range ws {
 				if w.Node != 0 || w.LocalRank != r || w.LocalSize != 4 {
 					t.Errorf("rank %d: node %d, local rank %d of %d", r, w.Node, w.LocalRank,
@@ -814,9 +756,7 @@ func TestRankOfAMachineThatNobodyReachesIsExplained(t *testing.T) {
 // A controller may give rank 0 its own name, or all of its addresses, and the others a name of it.
 func TestRank0ThatKnowsNoAddressOfItsOwnIsReached(t *testing.T) {
 	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	outside := "127.0.0.1" // where there is no network
 	for _, a := range addrs {
 		if n, ok := a.(*net.IPNet); ok && !n.IP.IsLoopback() && n.IP.To4() != nil {
@@ -831,22 +771,16 @@ func TestRank0ThatKnowsNoAddressOfItsOwnIsReached(t *testing.T) {
 			}
 			all[0].Addr, all[1].Addr = own, "localhost"
 			ws, errs := joinAll(t, all)
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(errs...))
 			defer closeWorlds(ws)
 			ln, err := ws[0].Listen("n", func(_ int, conn net.Conn) { conn.Close() })
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer ln.Close()
 			if host, _, _ := net.SplitHostPort(ln.Addr()); host != outside {
 				t.Errorf("rank 0 is at %s, want %s", host, outside)
 			}
 			conn, err := ws[2].Dial(t.Context(), "n", 0, ln.Addr())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			conn.Close()
 		})
 	}
@@ -913,9 +847,7 @@ func TestEndOfARankThatHasJoinedIsNoNews(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		o.Close()
 		if got := s.failure() != nil; got != failed {
 			t.Errorf("after word of rank %d: failed %v, want %v", ended, got, failed)

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // greeter listens on a rank, and tells every other rank its number.
@@ -20,9 +22,7 @@ func greeter(t *testing.T, w *World, name string) *Listener {
 		conn.Write([]byte{byte(rank)})
 		conn.Close()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return l
 }
 
@@ -47,13 +47,9 @@ func TestRanksConnectToEachOther(t *testing.T) {
 
 func TestConnectionIsForOneNameOfOneJob(t *testing.T) {
 	worlds, err := Local(2, long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	others, err := Local(2, long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l := greeter(t, worlds[0], "board")
 	defer l.Close()
 	for want, dial := range map[string]func() (net.Conn, error){
@@ -83,27 +79,19 @@ func TestConnectionIsForOneNameOfOneJob(t *testing.T) {
 
 func TestStrangerDoesNotReachAListener(t *testing.T) {
 	worlds, err := Local(1, long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	l, err := worlds[0].Listen("board", func(rank int, conn net.Conn) {
 		t.Error("a stranger was served")
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	conn, err := net.Dial("tcp", l.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer conn.Close()
 	if _, err := greet(conn, strings.Repeat("x", 32), worlds[0].identity(), long); err == nil {
 		t.Error("a stranger was welcomed")
 	}
 	silent, err := net.Dial("tcp", l.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer silent.Close()
 	if err := l.Close(); err != nil { // does not wait for it
 		t.Error(err)
@@ -113,9 +101,7 @@ func TestStrangerDoesNotReachAListener(t *testing.T) {
 
 func TestConnectionsNeedAToken(t *testing.T) {
 	w, err := New(Env{Job: "x", Size: 2, LocalSize: 2, Timeout: long}, NewMemStore())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer w.Close()
 	if _, err := w.Listen("board", nil); err == nil || !strings.Contains(err.Error(), "Token") {
 		t.Errorf("got %v", err)
@@ -127,9 +113,7 @@ func TestConnectionsNeedAToken(t *testing.T) {
 func recorder(t *testing.T, to string) (addr string, said <-chan []byte) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { ln.Close() })
 	done := make(chan []byte, 1)
 	go func() {
@@ -157,9 +141,7 @@ func recorder(t *testing.T, to string) (addr string, said <-chan []byte) {
 // The listeners of backend tcp and of boards are such.
 func TestStrangersDoNotDisturbAListener(t *testing.T) {
 	worlds, err := Local(2, long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer each(worlds, func(w *World) { w.Close() })
 	var served atomic.Int32
 	l, err := worlds[0].Listen("board", func(rank int, conn net.Conn) {
@@ -167,15 +149,11 @@ func TestStrangersDoNotDisturbAListener(t *testing.T) {
 		conn.Write([]byte{byte(rank)})
 		conn.Close()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	dial := func(addr string) {
 		conn, err := worlds[1].Dial(within(t, long), "board", 0, addr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer conn.Close()
 		if text, err := io.ReadAll(conn); err != nil || !bytes.Equal(text, []byte{1}) {
 			t.Fatalf("rank 1 is called %v, %v", text, err)
@@ -193,9 +171,7 @@ func TestStrangersDoNotDisturbAListener(t *testing.T) {
 	for what, text := range map[string][]byte{"a replayed handshake": handshake, "garbage": garbage,
 		"a handshake and garbage": append(handshake, garbage...)} {
 		conn, err := net.Dial("tcp", l.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		conn.SetDeadline(time.Now().Add(long))
 		conn.Write(text) // the listener may end it in between
 		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -212,18 +188,14 @@ func TestStrangersDoNotDisturbAListener(t *testing.T) {
 // A storm of connections drops those that have not proven the token yet, ranks' among them.
 func TestStrangersDoNotKeepARankOut(t *testing.T) {
 	worlds, err := Local(2, long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer each(worlds, func(w *World) { w.Close() })
 	l := greeter(t, worlds[0], "board")
 	defer l.Close()
 	silentStrangers(t, l.Addr(), 300, true)
 	for range 3 {
 		conn, err := worlds[1].Dial(within(t, long), "board", 0, l.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if text, err := io.ReadAll(conn); err != nil || !bytes.Equal(text, []byte{1}) {
 			t.Errorf("rank 1 is called %v, %v", text, err)
 		}

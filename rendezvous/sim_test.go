@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/sim"
 )
 
@@ -1250,9 +1251,7 @@ func TestTheCoresHaveNoClockSocketOrGoroutine(t *testing.T) {
 	pure := []string{"bytes", "errors", "fmt", "maps", "slices", "time"}
 	for _, name := range []string{"core.go", "caller.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, i := range file.Imports {
 			if path, _ := strconv.Unquote(i.Path.Value); !slices.Contains(pure, path) {
 				t.Errorf("%s imports %s", name, path)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // long bounds what should never take that long.
@@ -58,9 +60,7 @@ func testIdentity(rank, size int) identity {
 func startServer(t *testing.T, size int) *server {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return serve(ln, testToken, testIdentity(0, size), long, nil)
 }
 
@@ -68,9 +68,7 @@ func connectRank(t *testing.T, s *server, rank int) *client {
 	t.Helper()
 	c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(rank, s.me.size),
 		handshakeTime, long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c
 }
 
@@ -127,9 +125,7 @@ func TestValuesOfEverySize(t *testing.T) {
 		ctx := within(t, long)
 		for _, n := range []int{0, 1, 511, 70000, maxValue} {
 			key, value := strconv.Itoa(n), bytes.Repeat([]byte{7}, n)
-			if err := s[1].Set(ctx, key, value); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, s[1].Set(ctx, key, value))
 			for r := range s {
 				got, err := s[r].Get(ctx, key)
 				if err != nil || got == nil || !bytes.Equal(got, value) {
@@ -137,9 +133,7 @@ func TestValuesOfEverySize(t *testing.T) {
 				}
 			}
 		}
-		if err := s[0].Set(ctx, "nil", nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s[0].Set(ctx, "nil", nil))
 		if got, err := s[1].Get(ctx, "nil"); err != nil || got == nil || len(got) != 0 {
 			t.Errorf("Get of nil = %v, %v, want an empty value", got, err)
 		}
@@ -175,9 +169,7 @@ func TestSlicesAreTheCallersOwn(t *testing.T) {
 		ctx := within(t, long)
 		for r, store := range s {
 			key, value := fmt.Sprint("k", r), []byte("abc")
-			if err := store.Set(ctx, key, value); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, store.Set(ctx, key, value))
 			value[0] = 'x'
 			got, _ := store.Get(ctx, key)
 			got[1] = 'x'

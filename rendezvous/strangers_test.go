@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // unproven are frames that a stranger may send in place of a proof.
@@ -73,9 +75,7 @@ func TestFoundSquatterCannotEndARank(t *testing.T) {
 			t.Parallel()
 			all := distant(t, 2)
 			ln, err := net.Listen("tcp", all[0].address())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			go squat(ln, f)
 			_, err = Join(t.Context(), all[1])
 			if !errors.Is(err, context.DeadlineExceeded) ||

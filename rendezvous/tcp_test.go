@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // tcpServer starts a server that the test's end stops.
@@ -43,9 +44,7 @@ func (s *server) failure() (failure []byte) {
 func stranger(t *testing.T, s *server) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.ln.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -64,9 +63,7 @@ func rawRank(t *testing.T, s *server, rank int) net.Conn {
 func down(t *testing.T, s *server) *Failure {
 	t.Helper()
 	v, err := s.table.get(within(t, long), downKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return decodeFailure(v)
 }
 
@@ -100,9 +97,7 @@ func TestWrongTokenIsRefused(t *testing.T) {
 
 func TestServerMustKnowTheToken(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer ln.Close()
 	go func() { // accepts any proof, and makes up its own
 		conn, err := ln.Accept()
@@ -228,9 +223,7 @@ func TestServerThatDoesNotAnswerIsHardlyWaitedFor(t *testing.T) {
 	s := tcpServer(t, 2)
 	c := connectRank(t, s, 1)
 	w, err := New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Timeout: long}, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer w.Close()
 	if got := w.NewsTime(-1); got != newsTime {
 		t.Errorf("news wait %v for a server of which nothing is known", got)
@@ -375,9 +368,7 @@ func TestMalformedRequestIsAnswered(t *testing.T) {
 func TestStalledReaderBlocksNobody(t *testing.T) {
 	s := tcpServer(t, 3)
 	good := connectRank(t, s, 1)
-	if err := good.Set(t.Context(), "big", make([]byte, maxValue)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, good.Set(t.Context(), "big", make([]byte, maxValue)))
 	stalled := rawRank(t, s, 2)
 	stalled.SetWriteDeadline(time.Now().Add(time.Second))
 	get := frame{kind: kindGet, body: packString(nil, "big")}
@@ -396,9 +387,7 @@ func TestStalledReaderBlocksNobody(t *testing.T) {
 
 func TestPeerThatTakesNothingIsLost(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s := serve(ln, testToken, testIdentity(0, 2), 100*time.Millisecond, nil)
 	defer s.stop()
 	s.table.tell(func() { s.table.put("big", make([]byte, maxValue)) })

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // between accepts a connection to a listener in its place, and connects to it; with tls, it
@@ -19,9 +21,7 @@ func between(t *testing.T, addr string, tls bool) (ln net.Listener,
 	if err == nil {
 		ln, err = secured(ln, identity{tls: tls})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { ln.Close() })
 	return ln, func() (net.Conn, net.Conn) {
 		client, err := ln.Accept()
@@ -70,9 +70,7 @@ func (s *seen) Write(b []byte) (int, error) {
 func pairOver(t *testing.T, encrypted bool) []*World {
 	t.Helper()
 	ws, err := Local(2, long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, w := range ws {
 		w.TLS = encrypted
 	}
@@ -89,9 +87,7 @@ func TestTheWireShowsDataWithoutTLSOnly(t *testing.T) {
 			conn.Write([]byte(data))
 			conn.Close()
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		ln, ends := between(t, l.Addr(), false)
 		var wire seen
 		over := make(chan struct{})
@@ -102,9 +98,7 @@ func TestTheWireShowsDataWithoutTLSOnly(t *testing.T) {
 			}
 		}()
 		conn, err := ws[1].Dial(within(t, long), "data", 0, ln.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if text, err := io.ReadAll(conn); err != nil || string(text) != data {
 			t.Errorf("TLS %v: received %q, %v", encrypted, text, err)
 		}
@@ -123,9 +117,7 @@ func TestTheWireShowsDataWithoutTLSOnly(t *testing.T) {
 func TestAProofIsWorthNothingOnAnotherConnection(t *testing.T) {
 	ws := pairOver(t, true)
 	l, err := ws[0].Listen("data", func(int, net.Conn) { t.Error("the one between was served") })
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ln, ends := between(t, l.Addr(), true)
 	var wire seen
 	over := make(chan struct{})

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // worldOver returns the World of a rank over a store of a server.
@@ -19,9 +21,7 @@ func worldOver(t *testing.T, rank, size int, store Store) *World {
 	t.Helper()
 	w, err := New(Env{Job: "j", Rank: rank, Size: size, LocalRank: rank, LocalSize: size,
 		Timeout: long}, store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { w.Close() })
 	return w
 }
@@ -35,9 +35,7 @@ func TestALossIsPutDownToTheWill(t *testing.T) {
 	finder := connectRank(t, s, 1)
 	w := worldOver(t, 1, 3, finder)
 	watcher := worldOver(t, 2, 3, connectRank(t, s, 2))
-	if err := w.Will(noSign(), long); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, w.Will(noSign(), long))
 	if w.Failure() != nil || watcher.Failure() != nil {
 		t.Error("a will of a rank that lives is a failure")
 	}
@@ -54,9 +52,7 @@ func TestTheServersLossIsPutDownToItsWill(t *testing.T) {
 	s := tcpServer(t, 3)
 	own := worldOver(t, 0, 3, s.open())
 	watcher := worldOver(t, 1, 3, connectRank(t, s, 1))
-	if err := own.Will(noSign(), long); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, own.Will(noSign(), long))
 	for _, m := range s.connected() {
 		m.link.conn.Close()
 	}
@@ -75,10 +71,8 @@ func TestAWillIsWithdrawn(t *testing.T) {
 	w := worldOver(t, 1, 3, finder)
 	watcher := connectRank(t, s, 2)
 	for _, w := range []*World{own, w} {
-		if err := errors.Join(w.Will(noSign(), long),
-			w.Withdraw(long)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(w.Will(noSign(), long),
+			w.Withdraw(long)))
 	}
 	withdrawn := func() bool { return watcher.wills.last.Load() == nil }
 	for end := time.Now().Add(long); !withdrawn() && time.Now().Before(end); {
@@ -141,14 +135,10 @@ func TestMissingAreThoseWhoDoNotWait(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.waits, c.seem), func(t *testing.T) {
 			all, err := Local(5, long)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for r, of := range c.waits {
-				if err := all[r].inner.Set(t.Context(), fmt.Sprint(waitsPrefix, r),
-					[]byte(encodeRanks(of))); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, all[r].inner.Set(t.Context(), fmt.Sprint(waitsPrefix, r),
+					[]byte(encodeRanks(of))))
 			}
 			if got := all[1].Missing(t.Context(), c.seem); !slices.Equal(got, c.want) {
 				t.Errorf("ranks %v are missing, want %v", got, c.want)
@@ -223,9 +213,7 @@ func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
 			own := worldOver(t, 0, 3, s.open())
 			c := connectRank(t, s, 1)
 			w := worldOver(t, 1, 3, c)
-			if err := own.Will(noSign(), long); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, own.Will(noSign(), long))
 			ctx := within(t, long)
 			for c.wills.last.Load() == nil {
 				if ctx.Err() != nil {
@@ -278,9 +266,7 @@ func TestTheWillOfAServerIsReadAfterAWriteHasFailed(t *testing.T) {
 	defer far.Close()
 	var said bytes.Buffer
 	will := noSign().will(0)
-	if err := (frame{kind: kindWill, body: will}).writeTo(&said); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (frame{kind: kindWill, body: will}).writeTo(&said))
 	conn := endedConn{near, bytes.NewReader(said.Bytes()), make(chan struct{})}
 	w := worldOver(t, 1, 3, newClient(conn, identity{}, "", identity{rank: 1, size: 3}, long))
 	<-w.Down()

@@ -13,15 +13,15 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // worlds makes the Worlds of size ranks over every implementation.
 var worlds = map[string]func(t *testing.T, size int) []*World{
 	"local": func(t *testing.T, size int) []*World {
 		all, err := Local(size, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return all
 	},
 	"mem": func(t *testing.T, size int) []*World { return over(t, stores["mem"](t, size)) },
@@ -32,9 +32,7 @@ var worlds = map[string]func(t *testing.T, size int) []*World{
 			all[r].TLS = true
 		}
 		ws, errs := joinAll(t, all)
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(errs...))
 		return ws
 	},
 }
@@ -44,9 +42,7 @@ func over(t *testing.T, all []Store) []*World {
 	for r, s := range all {
 		w, err := New(Env{Job: "test", Rank: r, Size: len(all), LocalRank: r, LocalSize: len(all),
 			Timeout: long, Token: testToken}, s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		ws[r] = w
 	}
 	return ws
@@ -197,9 +193,7 @@ func TestFoundFailureIsOfTheRankThatItBeganWith(t *testing.T) {
 	missing := &MissingError{Rank: 2, What: "join", Ranks: []int{3},
 		Cause: context.DeadlineExceeded}
 	onWorlds(t, 4, func(t *testing.T, all []*World) {
-		if err := all[2].Fail(fmt.Errorf("start: %w", missing)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, all[2].Fail(fmt.Errorf("start: %w", missing)))
 		for _, w := range all {
 			<-w.Down()
 			if f := w.Failure(); f.Rank != 3 ||
@@ -262,9 +256,7 @@ func TestLocalNeedsARank(t *testing.T) {
 func TestFoundLocalRanksHeedATimeout(t *testing.T) {
 	for given, want := range map[time.Duration]time.Duration{0: DefaultTimeout, soon: soon} {
 		worlds, err := Local(2, given)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got := worlds[1].Timeout; got != want {
 			t.Errorf("Local with %v waits %v, want %v", given, got, want)
 		}
@@ -326,9 +318,7 @@ func TestBuildIDIsStable(t *testing.T) {
 		t.Errorf("%q, %q, %v", a, b, err)
 	}
 	exe, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer exe.Close()
 	if goBuildNote(exe) == nil {
 		t.Error("no Go build ID found in a Go executable")
@@ -362,9 +352,7 @@ func ended(ctx context.Context) error {
 func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
 	w, err := New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Timeout: soon},
 		silent{NewMemStore()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer w.Close()
 	_, added := w.Store.Add(t.Context(), "n", 1)
 	_, got := w.Store.Get(t.Context(), "k")

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Bench times all-reduces of float32 on the default queue and reports
@@ -15,11 +16,9 @@ func Bench(b *testing.B, o Options) {
 	for _, P := range s.Sizes {
 		for _, n := range []int{256, 16384, 1 << 20} {
 			b.Run(fmt.Sprintf("P=%d/bytes=%d", P, 4*n), func(b *testing.B) {
-				if err := s.with(P, patient, func(g *Group) error {
+				require.NoError(b, s.with(P, patient, func(g *Group) error {
 					return s.benchAllReduce(b, g, n)
-				}); err != nil {
-					b.Fatal(err)
-				}
+				}))
 			})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // limit is how long the ranks of one scenario may take together.
@@ -20,9 +21,7 @@ const limit = 2 * time.Minute
 // chance. When they are stuck the error holds the stacks of all goroutines.
 func Each(t testing.TB, comms []backend.Communicator, f func(comm backend.Communicator) error) {
 	t.Helper()
-	if err := each(comms, f); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, each(comms, f))
 }
 
 // outcome is how a rank's function ended.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // referenceGroup makes groups of the reference communicator, each wrapped.
@@ -289,9 +290,7 @@ func TestListedUnsupportedPasses(t *testing.T) {
 
 func TestStuckRankIsReportedWithStacks(t *testing.T) {
 	comms, err := referenceGroup(asIs)(2, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	err = eachWithin(100*time.Millisecond, comms.Comms, func(c backend.Communicator) error {
 		if c.Rank() == 0 {
 			return nil
@@ -305,9 +304,7 @@ func TestStuckRankIsReportedWithStacks(t *testing.T) {
 
 func TestFailedRankEndsTheOthers(t *testing.T) {
 	comms, err := referenceGroup(asIs)(3, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cause := errors.New("a failed test")
 	err = each(comms.Comms, func(c backend.Communicator) error {
 		if c.Rank() == 2 {

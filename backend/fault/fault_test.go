@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // The processes of these tests are jobs of one rank, to which the fault happens
@@ -167,9 +168,7 @@ func TestStoppedProcessGoesOnWhereItWasStopped(t *testing.T) {
 		!s.Stopped() {
 		t.Fatalf("the process is not stopped: %#x, %v", s, err)
 	}
-	if err := p.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Process.Signal(syscall.SIGCONT))
 	p.Says(t, "call 3")
 	p.End()
 	if !p.ProcessState.Success() {

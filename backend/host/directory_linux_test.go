@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -24,9 +25,7 @@ func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
 
 func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
 	worlds, err := rendezvous.Local(3, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	missing := filepath.Join(t.TempDir(), "missing")
 	errs := testranks.Each(3, func(r int) error {
 		dir := ""

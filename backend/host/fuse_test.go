@@ -6,29 +6,24 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 func TestQueuesRunFusedPrograms(t *testing.T) {
 	own, err := Device{}.NewQueue()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer own.Close()
 	p := &fuse.Program{Shape: []int{3}}
 	x := p.Load(backend.F32, 1)
 	p.Store(p.Do(fuse.Mul, x, x), backend.F32, 1)
 	for name, q := range map[string]backend.Queue{"caller": Device{}.Default(), "own": own} {
 		l, err := q.(fuse.Queue).Fuse(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		y := []float32{2, 3, 4}
 		operands := []backend.Buffer{backend.Of(y)}
 		for range 2 { // in order
-			if err := l.Run(operands, operands, backend.Buffer{}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, l.Run(operands, operands, backend.Buffer{}))
 		}
 		if err := l.Run(operands, nil, backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: without inputs: %v", name, err)

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -69,9 +70,7 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 				}
 				return nil
 			})
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(errs...))
 			// A machine that is busy elsewhere may stall a call; lost wake-ups would
 			// stall many.
 			for r, n := range slow {
@@ -89,9 +88,7 @@ func TestNothingIsLeftInSharedMemory(t *testing.T) {
 		t.Skipf("no unnamed files here: %v", err)
 	}
 	worlds, err := rendezvous.Local(2, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	errs := testranks.Each(2, func(r int) error {
 		c, err := Backend{Dir: dir}.Connect(context.Background(), worlds[r])
 		if err != nil {
@@ -156,9 +153,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 			}
 			return failed
 		})
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(errs...))
 		if allocs >= 1 {
 			t.Errorf("%d elements: %v allocations per call", n, allocs)
 		}
@@ -199,9 +194,7 @@ func BenchmarkAllReduce(b *testing.B) {
 					}
 					return nil
 				})
-				if err := errors.Join(errs...); err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, errors.Join(errs...))
 			})
 		}
 	}
@@ -266,9 +259,7 @@ func TestFoundMemoryFromAllocStaysAddressableAfterClose(t *testing.T) {
 		bytes[r] = b.Bytes()
 		return err
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(errs...))
 	using, closed := make(chan struct{}), make(chan struct{})
 	var user sync.WaitGroup
 	user.Go(func() { // in the middle of a copy, as far as Close knows
@@ -337,9 +328,7 @@ func TestFoundAbortBecauseOfALostRankNamesThatRank(t *testing.T) {
 
 func TestRanksOfSeveralMachinesAreNotForThisBackend(t *testing.T) {
 	worlds, err := rendezvous.Local(2, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, w := range worlds {
 		defer w.Close()
 		w.LocalSize = 1

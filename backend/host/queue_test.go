@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/serial"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestFoundAllocOfMoreThanTheMachineHasPanics(t *testing.T) {
@@ -31,9 +32,7 @@ func TestTimedEventsAreWhenTheQueueGotThere(t *testing.T) {
 	pause := func() error { return q.submit(func() { time.Sleep(10 * time.Millisecond) }) }
 	err := errors.Join(q.RecordTimed(again), q.RecordTimed(from), pause(), q.RecordTimed(to),
 		q.Wait(gate), q.RecordTimed(again))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for {
 		if took, happened, err := to.Elapsed(from); err != nil {
 			t.Fatal(err)

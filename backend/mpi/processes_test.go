@@ -22,6 +22,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/mpi"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -504,9 +505,7 @@ func TestForeignLauncherIsNamed(t *testing.T) {
 	launchers(t)
 	// Open MPI 4 fails if another job removes what it has just made in its directory.
 	dir, err := os.MkdirTemp("", "euryale-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// its daemons may outlive the ranks, and have files there
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	for r, p := range proctest.Start(t, "foreign", 2, "EURYALE_TIMEOUT=20s",

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestOnlyLongWaysArePaced(t *testing.T) {
@@ -20,9 +22,7 @@ func TestOnlyLongWaysArePaced(t *testing.T) {
 		short time.Duration
 		want  string
 	}{{0, "bbr"}, {time.Hour, "reno"}} {
-		if err := unpace(l.sock.fd, c.short); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, unpace(l.sock.fd, c.short))
 		if how, err := unix.GetsockoptString(l.sock.fd, unix.IPPROTO_TCP,
 			unix.TCP_CONGESTION); err != nil || strings.TrimRight(how, "\x00") != c.want {
 			t.Errorf("where ways of up to %v are short the congestion control is %q, %v, want %s",

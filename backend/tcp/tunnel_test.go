@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/internal/hosted"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -28,9 +29,7 @@ type flipper struct {
 func newFlipper(t *testing.T, to string) *flipper {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	f := &flipper{Listener: ln, to: to}
 	f.running.Go(f.serve)
 	return f
@@ -88,9 +87,7 @@ func arrives(t *testing.T, l *link, n int) []byte {
 
 func TestAFlippedBitEndsAnEncryptedLink(t *testing.T) {
 	ws, err := rendezvous.Local(2, 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	came := make(chan *link, 1)
 	for _, w := range ws {
 		w.TLS = true
@@ -103,18 +100,12 @@ func TestAFlippedBitEndsAnEncryptedLink(t *testing.T) {
 		}
 		came <- l
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	middle := newFlipper(t, listener.Addr())
 	conn, err := ws[1].Dial(context.Background(), "data", 0, middle.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	near, err := take(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	far := <-came
 	data := strings.Repeat("gradients ", 50)
 	for _, flips := range []bool{false, true} {

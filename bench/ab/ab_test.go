@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
@@ -32,9 +34,7 @@ func script(factors ...float64) (measure func(int, group) (times, error), order 
 func TestVersionsRunInTurnAndRatiosArePaired(t *testing.T) {
 	measure, order := script(1.05, 0.9, 1.06)
 	cells, err := group{"host", 2, "allreduce"}.compare(3, measure)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if want := []int{0, 1, 1, 0, 0, 1}; !slices.Equal(*order, want) {
 		t.Errorf("the order is %v, want %v", *order, want)
 	}
@@ -67,9 +67,7 @@ func TestACellIsSlowIfNoRepeatClearsIt(t *testing.T) {
 	} {
 		measure, order := script(test.factors...)
 		cells, err := group{"host", 2, "allreduce"}.compare(1, measure)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if len(*order) != test.runs {
 			t.Errorf("%v: %d runs, want %d", test.factors, len(*order), test.runs)
 		}
@@ -96,9 +94,7 @@ func TestSizesMustBeMeasuredByBothVersions(t *testing.T) {
 func written(t *testing.T, dir, name, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o700))
 	return path
 }
 

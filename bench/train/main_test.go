@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -45,9 +46,7 @@ func measured(t *testing.T, ranks int) {
 			continue
 		}
 		var r result
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Unmarshal([]byte(line), &r))
 		results = append(results, r)
 	}
 	if len(results) != 2 || heads != 2*2 || want < 2*2 || profiled < want ||
@@ -104,13 +103,9 @@ func TestCheckpointsAreMeasured(t *testing.T) {
 		args := []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models", "mlp",
 			"--rounds", "1",
 			"--save-every", "2", "--save-async", t.TempDir()}
-		if err := run(&out, args); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, run(&out, args))
 		var r result
-		if err := json.Unmarshal([]byte(out.String()), &r); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Unmarshal([]byte(out.String()), &r))
 		if r.AsyncMS <= 0 || r.AsyncMaxMS < r.AsyncMS || r.AsyncUS <= 0 || r.SaveMS <= 0 {
 			t.Errorf("it prints %s", out.String())
 		}
@@ -127,9 +122,7 @@ func TestShardsAreMeasured(t *testing.T) {
 			"1", "--alone=false", "--shards", fmt.Sprint(stage)}); err != nil {
 			t.Fatal(err)
 		}
-		if err := json.Unmarshal([]byte(out.String()), &all[stage]); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Unmarshal([]byte(out.String()), &all[stage]))
 	}
 	whole, state, gradients := all[0], all[1], all[2]
 	if whole.Efficiency != 0 || state.Solver*9/5 > whole.Solver ||
@@ -177,9 +170,7 @@ func TestGorgoniaTakesTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	var r result
-	if err := json.Unmarshal([]byte(out.String()), &r); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(out.String()), &r))
 	if r.Peer != "gorgonia" || r.PeerUS <= 0 || r.Ratio <= 0 {
 		t.Errorf("the result is %+v", r)
 	}
@@ -218,22 +209,16 @@ func TestModelsTrain(t *testing.T) {
 	for name, m := range small {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
 			b, loss, err := m.graph(1, &sync.Mutex{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			machine, err := vm.New(b.graph, nil, vm.WithPrecision(p),
 				vm.WithSolver(m.solver(), b.learnables...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if plan := machine.Plan().String(); !strings.Contains(plan, " host_ops=0\n") {
 				t.Errorf("%s in %v runs operations on the host:\n%s", name, p, plan)
 			}
 			var losses []float64
 			for range 20 {
-				if err := machine.RunAll(); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, machine.RunAll())
 				losses = append(losses, value(loss))
 			}
 			if first, last := losses[0], losses[len(losses)-1]; !(last < first) {
@@ -249,15 +234,11 @@ func TestModelsTrain(t *testing.T) {
 // TestTheLargestGPTHasMoreLayersIfStepsRunAgain: with 4 GiB.
 func TestTheLargestGPTHasMoreLayersIfStepsRunAgain(t *testing.T) {
 	var out strings.Builder
-	if err := run(&out, []string{"--largest", "--memory", "4"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, run(&out, []string{"--largest", "--memory", "4"}))
 	decoder := json.NewDecoder(strings.NewReader(out.String()))
 	for decoder.More() {
 		var without, with planned
-		if err := errors.Join(decoder.Decode(&without), decoder.Decode(&with)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(decoder.Decode(&without), decoder.Decode(&with)))
 		if with.Layers < without.Layers || with.MiB > 4<<10 || without.Steps > 0 {
 			t.Errorf("%+v, and with steps that run again %+v", without, with)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -26,9 +27,7 @@ func parseBench(t *testing.T, args ...string) (benchCmd, error) {
 	t.Helper()
 	var b benchCmd
 	parser, err := kong.New(&b, kong.Name("bench"), vars())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = parser.Parse(args)
 	return b, err
 }
@@ -38,9 +37,7 @@ func quickBench(t *testing.T, args ...string) benchCmd {
 	t.Helper()
 	b, err := parseBench(t, append([]string{"--inproc", "-n", "2", "--min=1K", "--max=4K",
 		"--factor=4", "--iters=3"}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return b
 }
 
@@ -48,9 +45,7 @@ func nowhere() *streams { return &streams{out: io.Discard, err: io.Discard} }
 
 func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 	b, err := parseBench(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := benchCmd{
 		N: defaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10,
 		Max: 64 << 20, Factor: 2,
@@ -66,13 +61,9 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 		"bf16", "--op", "avg", "--root", "2",
 		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms",
 		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--hold")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	again, err := parseBench(t, b.args()[1:]...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !reflect.DeepEqual(b, again) {
 		t.Errorf("a rank is told %+v, want %+v", again, b)
 	}
@@ -113,9 +104,7 @@ func TestBenchWritesJSONLines(t *testing.T) {
 		t.Fatalf("%d lines, want 2:\n%s", len(lines), out.String())
 	}
 	var r bench.Result
-	if err := json.Unmarshal([]byte(lines[1]), &r); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(lines[1]), &r))
 	if r.Collective != "allreduce" || r.Op != "max" || r.DType != "i32" || r.Backend != "host" ||
 		r.Ranks != 2 || r.Bytes != 4096 || !r.InProc || r.Wrong != 0 {
 		t.Errorf("line is %+v", r)
@@ -149,9 +138,7 @@ func TestBenchOnADeviceTimesBatches(t *testing.T) {
 		b.JSON = asJSON
 		var out, notes bytes.Buffer
 		c, err := b.config(b.N)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c,
 			guarded{}); err != nil {
 			t.Fatal(err)
@@ -179,9 +166,7 @@ func TestBenchFailsIfElementsAreWrong(t *testing.T) {
 		t.Errorf("verdict before any result: %v", err)
 	}
 	for range 2 {
-		if err := s.add(bench.Result{Wrong: 3}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.add(bench.Result{Wrong: 3}))
 	}
 	if err := s.verdict(); err == nil || !strings.Contains(err.Error(), "6 elements are wrong") {
 		t.Errorf("verdict is %v", err)

@@ -7,13 +7,12 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestShellsCompleteCommandsFlagsAndValues(t *testing.T) {
 	t.Chdir(t.TempDir())
-	if err := os.WriteFile("digits", nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile("digits", nil, 0o755))
 	for line, want := range map[string]string{
 		"euryale ru":                     "run",
 		"euryale tok":                    "token",

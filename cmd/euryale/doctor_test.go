@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // examine returns the report of a doctor whose self tests end as told, in an
@@ -115,9 +116,7 @@ func TestDoctorReadsWhatWasMeasured(t *testing.T) {
 	for text, want := range map[string]string{"": "until euryale bench --tune", "{}": "ok  " + file,
 		"no JSON": "delete it"} {
 		if text != "" {
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 		} else if err := os.RemoveAll(file); err != nil {
 			t.Fatal(err)
 		}

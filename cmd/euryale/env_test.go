@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestEnvPreparesABuild(t *testing.T) {
@@ -22,13 +23,9 @@ func TestEnvPreparesABuild(t *testing.T) {
 	toolkit, dir := t.TempDir(), filepath.Join(t.TempDir(), "it's here")
 	const header = "#define CUDA_VERSION 12000\ntypedef int CUresult;\nCUresult " +
 		"cuDriverGetVersion(int *);\n"
-	if err := os.MkdirAll(filepath.Join(toolkit, "include"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(toolkit, "include", "cuda.h"), []byte(header),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(toolkit, "include"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(toolkit, "include", "cuda.h"), []byte(header),
+		0o600))
 	t.Setenv("CUDA_HOME", toolkit)
 	var out bytes.Buffer
 	if err := (envCmd{Dir: dir}).Run(context.Background(),
@@ -37,9 +34,7 @@ func TestEnvPreparesABuild(t *testing.T) {
 	}
 	flags, err := exec.Command("sh", "-c", `eval "$1"; printenv CGO_ENABLED CGO_CFLAGS CGO_LDFLAGS`,
 		"sh", out.String()).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !strings.Contains(out.String(), "\n# cuDNN: ") {
 		t.Errorf("no word on cuDNN in\n%s", out.String())
 	}
@@ -60,9 +55,7 @@ func TestEnvSaysWhereLibrariesAre(t *testing.T) {
 	dir := t.TempDir()
 	// The newest one is looked for first, also where the system has it.
 	file := filepath.Join(dir, "libcublas.so.13")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	lacking := filepath.Join(dir, "nothing")
 	for _, test := range []struct{ path, variable, want string }{
 		{dir, "", "# cuBLAS: " + file + "\n"},

@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -115,9 +116,7 @@ func TestExplainUsesWhatWasMeasured(t *testing.T) {
 			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
 		}
 	}
-	if err := os.WriteFile(file, []byte("no JSON"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("no JSON"), 0o600))
 	if code, out, err := explain("allreduce 1K" + h200); code != 1 || out != "" ||
 		!strings.Contains(err, "delete it") {
 		t.Errorf("code %d, %q, %q", code, out, err)
@@ -164,9 +163,7 @@ func TestExplainSaysWhatInitDoes(t *testing.T) {
 					}
 					return nil
 				}, host.Backend{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if want == "" { // Init has no hierarchy on one machine
 					want = "flat, because there is one machine"
 				}

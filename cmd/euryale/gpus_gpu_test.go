@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // countGPUs skips the test without a GPU, or fails it where REQUIRE_GPU=1.
@@ -24,9 +25,7 @@ func countGPUs(t *testing.T) int {
 		lacking(t, err)
 	}
 	g, err := openGPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := g.close(); err != nil {
 		t.Error(err)
 	}
@@ -91,14 +90,10 @@ func TestMatrixCountsLinks(t *testing.T) {
 func TestDoctorTriesThisMachineOnGPU(t *testing.T) {
 	n := countGPUs(t)
 	g, err := openGPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var b strings.Builder
 	for _, f := range append(g.describe(), g.copies(context.Background())...) {
-		if err := f.write(&b); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.write(&b))
 		if f.err != nil && f.about != "nvml" { // which a container may lack
 			t.Errorf("%s: %v", f.about, f.err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // standIn is a GPU on guarded memory. All of a machine share one device, so that
@@ -56,9 +57,7 @@ func (s *standIn) fetch(dst backend.Buffer, other usableGPU, src backend.Buffer)
 func standIns(t *testing.T, n int) []*standIn {
 	t.Helper()
 	d, err := fakedevice.New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -84,9 +83,7 @@ func probed(t *testing.T, all []*standIn) string {
 	t.Helper()
 	var b strings.Builder
 	for _, f := range probe(context.Background(), usableGPUs(all), 1000) {
-		if err := f.write(&b); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.write(&b))
 	}
 	return b.String()
 }
@@ -154,9 +151,7 @@ func TestMatrixNamesEveryPair(t *testing.T) {
 	all := standIns(t, 3)
 	all[2].broken = "out of luck"
 	var b strings.Builder
-	if err := matrix(usableGPUs(all)).write(&b); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, matrix(usableGPUs(all)).write(&b))
 	for _, want := range []string{"nvlink          no ", "cuda:0         -         1         2",
 		"cuda:1        10         -        12", "cuda:2 to cuda:0: out of luck"} {
 		if !strings.Contains(b.String(), want) {

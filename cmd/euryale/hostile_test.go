@@ -24,6 +24,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/files"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/models"
 	"github.com/euryale-ml/euryale/models/tokenizer"
 )
@@ -68,9 +69,7 @@ func goodFiles(t *testing.T) (all [4]map[string][]byte) {
 	t.Helper()
 	dir := t.TempDir()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	job := command(t, "run", "-n", "2", "--log-dir", dir, self, brokenRank, "not at all")
 	job.Env = append(job.Env, "EURYALE_TRACE="+filepath.Join(dir, "trace"))
 	if out, err := job.CombinedOutput(); err != nil {
@@ -84,9 +83,7 @@ func goodFiles(t *testing.T) (all [4]map[string][]byte) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return found
 	}
 	all[0] = tree(dir)
@@ -110,9 +107,7 @@ func spoil(t *testing.T, draw *rand.Rand, path string, text []byte) {
 	pick := func(all ...string) string { return all[draw.IntN(len(all))] }
 	at := draw.IntN(len(text) + 1)
 	remake := func(err error) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	switch kind := draw.IntN(14); kind {
 	case 0:
@@ -179,10 +174,8 @@ func TestHostileFilesCostLittle(t *testing.T) {
 	parent := t.TempDir()
 	for name, text := range map[string]string{"victim": "old", "victims/a": "old"} {
 		path := filepath.Join(parent, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
-			os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+			os.WriteFile(path, []byte(text), 0o600)))
 	}
 	dir := filepath.Join(parent, "theirs")
 	highest, slowest := uint64(0), time.Duration(0)
@@ -191,10 +184,8 @@ func TestHostileFilesCostLittle(t *testing.T) {
 		names := make([]string, 0, len(good[reader]))
 		for name, text := range good[reader] {
 			path := filepath.Join(dir, name)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
-				os.WriteFile(path, text, 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700),
+				os.WriteFile(path, text, 0o600)))
 			names = append(names, name)
 		}
 		slices.Sort(names)
@@ -217,9 +208,7 @@ func TestHostileFilesCostLittle(t *testing.T) {
 		if shown := strings.ReplaceAll(said, "\t", ""); shown != strings.Map(printable, shown) {
 			t.Errorf("case %d, %s: %q", i, name, said)
 		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.RemoveAll(dir))
 		var left []string
 		for _, name := range []string{"victim", "victims/a"} {
 			text, _ := os.ReadFile(filepath.Join(parent, name))

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestRunOnHosts: this program is copied to them, so it can be the job's program, too.
@@ -21,9 +23,7 @@ func TestRunOnHosts(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "hosts"), []byte("a slots=2\nb\n"), 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := command(t, append([]string{"run", "--hostfile", filepath.Join(dir, "hosts"), "euryale"},
 		small()...)...)
 	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))

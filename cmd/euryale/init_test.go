@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // zombies returns the children of a process that have ended and were not reaped.
@@ -34,9 +36,7 @@ func TestProcess1OfAContainerReapsOrphansAndPassesSignalsOn(t *testing.T) {
 		for n in 1 2 3; do sh -c 'sleep 0.1 &'; done; sleep 0.3
 		trap "echo told; exit 7" TERM; echo up; while :; do sleep 0.01; done`}
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer read.Close()
 	var stderr bytes.Buffer
 	var cmd *exec.Cmd

@@ -23,6 +23,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -34,9 +35,7 @@ func onGPUs(t *testing.T, rank func(comm backend.Communicator) error) {
 		t.Skip("one GPU")
 	}
 	b, err := choose("nccl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	err = euryale.Run(context.Background(), 2, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		return rank(comm)
@@ -44,9 +43,7 @@ func onGPUs(t *testing.T, rank func(comm backend.Communicator) error) {
 	if closer, ok := b.(io.Closer); ok {
 		err = errors.Join(err, closer.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // sums checks an all-reduce of floats on the device.

@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/hierarchy"
 	"github.com/euryale-ml/euryale/internal/testing/contracts"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // patience is the EURYALE_TIMEOUT of jobs that lose a machine.
@@ -33,15 +34,11 @@ func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 // same.
 func TestLaunchersShareAJob(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	meeting := ln.Addr().String()
 	ln.Close()
 	bin := t.TempDir()
-	if err := os.Symlink(command(t).Path, filepath.Join(bin, "euryale")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink(command(t).Path, filepath.Join(bin, "euryale")))
 	var launchers []*proctest.Program
 	for m := range 2 {
 		cmd := exec.Command("sh", "../../examples/cluster/two-machines.sh", fmt.Sprint(m), meeting,
@@ -274,9 +271,7 @@ func TestMachinesTrainATransformer(t *testing.T) {
 		t.Skip("TestMachinesLearn is the sample: set EURYALE_FULL=1")
 	}
 	text, err := filepath.Abs("../../docs/benchmarks.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	flags := "--layers 2 --width 32 --context 33 --steps 40 --lr 1e-2 --data " + text
 	train := append([]string{built(t, "examples/gpt")}, strings.Fields(flags)...)
 	loss := func(printed string) (loss, eval float64) {
@@ -537,9 +532,7 @@ func TestMachinesThatCannotBeAreErrors(t *testing.T) {
 // this machine, free ports and a program. Without the credential nobody reads anything.
 func TestTheRecipeOfMetricsWorksUnderALauncher(t *testing.T) {
 	page, err := os.ReadFile("../../docs/observing.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	recipe := regexp.MustCompile("(?s)```sh\n(export EURYALE_TOKEN.*?)```").FindSubmatch(page)
 	if recipe == nil {
 		t.Fatal("docs/observing.md has no recipe")
@@ -550,9 +543,7 @@ func TestTheRecipeOfMetricsWorksUnderALauncher(t *testing.T) {
 		}
 	}
 	bin, self, at := t.TempDir(), command(t).Path, ""
-	if err := os.Symlink(self, filepath.Join(bin, "euryale")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink(self, filepath.Join(bin, "euryale")))
 	addresses, err := net.InterfaceAddrs()
 	for _, a := range addresses {
 		if n := a.(*net.IPNet); n.IP.IsGlobalUnicast() && n.IP.To4() != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // actAsEuryale is a variable that makes this test binary the command.
@@ -35,9 +36,7 @@ func TestMain(m *testing.M) {
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := exec.Command(self, args...)
 	cmd.Env = append(os.Environ(), actAsEuryale+"=1")
 	return cmd
@@ -123,13 +122,9 @@ func TestBenchStartsItself(t *testing.T) {
 
 func TestBenchIsARankUnderALauncher(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := command(t, append([]string{"run", "-n", "2", self}, small("--json")...)...).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if n := strings.Count(string(out), `"ranks":2`); n != 2 ||
 		!strings.HasPrefix(string(out), "[0] {") {
 		t.Errorf("rank 0 should write 2 lines:\n%s", out)
@@ -148,21 +143,15 @@ func TestFoundBenchEndsWithTheCodeOfItsSignal(t *testing.T) {
 func endedBy(t *testing.T, ranks string, signal syscall.Signal) {
 	cmd := command(t, "bench", "-n", ranks, "--backend", "host", "--time", "1h")
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	timer := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	if _, err := out.Read(make([]byte, 1)); err != nil { // the title: ranks are up
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if err := cmd.Process.Signal(signal); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Process.Signal(signal))
 	go func() { // what is not read would keep it alive
 		for b := make([]byte, 1024); err == nil; {
 			_, err = out.Read(b)

@@ -8,15 +8,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestReportTellsWhatJobsHaveLeft: logs of one in which a rank fails, and traces of another.
 func TestReportTellsWhatJobsHaveLeft(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	failing := command(t, "run", "-n", "3", "--log-dir", dir, self, brokenRank, "exit 3")
 	if out, err := failing.CombinedOutput(); failing.ProcessState.ExitCode() != 3 {
 		t.Fatalf("%v\n%s", err, out)
@@ -32,9 +32,7 @@ func TestReportTellsWhatJobsHaveLeft(t *testing.T) {
 		t.Fatalf("code %d: %q, %s", code, out, errs)
 	}
 	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, want := range []string{"<b>3</b> ranks", ">rank 1 failed first: exit status 3",
 		"out of data", ">started 3 ranks<", "</b> steps in the traces"} {
 		if !strings.Contains(string(page), want) {
@@ -68,9 +66,7 @@ func TestReportReplacesALinkAndNotWhatItLeadsTo(t *testing.T) {
 	err := errors.Join(os.MkdirAll(filepath.Dir(log), 0o700), os.WriteFile(log, nil, 0o600),
 		os.WriteFile(victim, []byte("old"), 0o600), os.Symlink("../victim", page),
 		os.WriteFile(own, nil, 0o600), os.Symlink("own", own+".html"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, args := range [][]string{{"report", logs}, {"report", "-o", own + ".html", logs}} {
 		if code, _, errs := commandLine(args...); code != 0 {
 			t.Fatalf("code %d, %s", code, errs)

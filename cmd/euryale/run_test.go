@@ -22,6 +22,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe/metrics"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -114,13 +115,9 @@ func fail(comm backend.Communicator, way string) {
 
 func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	port, err := freePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var launchers []*exec.Cmd
 	outputs := make([]strings.Builder, 2)
 	for n := range 2 {
@@ -128,9 +125,7 @@ func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
 			fmt.Sprint("--rendezvous=127.0.0.1:", port), self, brokenRank, "hang")
 		cmd.Env = append(cmd.Env, "EURYALE_TIMEOUT=1s", "EURYALE_TOKEN=0123456789abcdef")
 		cmd.Stdout, cmd.Stderr = &outputs[n], &outputs[n]
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.Start())
 		timer := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
 		defer timer.Stop()
 		launchers = append(launchers, cmd)
@@ -148,9 +143,7 @@ func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
 // Two commands without --nnodes, as a launcher starts them on two machines, are one job.
 func TestRunTakesItsPositionFromTheLauncher(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	outputs := make([]bytes.Buffer, 2)
 	var launchers []*exec.Cmd
 	for n := range outputs {
@@ -159,9 +152,7 @@ func TestRunTakesItsPositionFromTheLauncher(t *testing.T) {
 			"SKYPILOT_NODE_IPS=127.0.0.1\n127.0.0.2", fmt.Sprint("SKYPILOT_TASK_ID=", os.Getpid()),
 			"EURYALE_TOKEN=0123456789abcdef")
 		cmd.Stdout, cmd.Stderr = &outputs[n], &outputs[n]
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.Start())
 		launchers = append(launchers, cmd)
 	}
 	for n, cmd := range launchers {
@@ -216,9 +207,7 @@ func freePort() (int, error) {
 func broken(t *testing.T, way string, env ...string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := command(t, "run", "-n", "3", self, brokenRank, way)
 	cmd.Env = append(cmd.Env, append(env, "EURYALE_BACKEND=host")...)
 	return cmd
@@ -273,27 +262,19 @@ func TestFoundLauncherBlamesTheRankThatFailedFirst(t *testing.T) {
 func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := command(t, "run", "-n", "3", "--log-dir", dir, self, brokenRank, "hang")
 	cmd.Env = append(cmd.Env, "EURYALE_BACKEND=host")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	lines := bufio.NewScanner(out)
 	if !lines.Scan() || lines.Text() != "[0] under way" {
 		t.Fatalf("it says %q", lines.Text())
 	}
-	if err := cmd.Process.Signal(syscall.SIGQUIT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGQUIT))
 	err = cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGQUIT) {
 		t.Errorf("exit code %d (%v)", code, err)
@@ -304,9 +285,7 @@ func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 	}
 	for r := range 3 {
 		log, err := os.ReadFile(filepath.Join(dir, "attempt_0", fmt.Sprintf("rank_%d.log", r)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, want := range []string{
 			fmt.Sprintf("rank %d: the last 10 of 2", r),
 			"allreduce(sum) of 3 f32 (call 20) on run-", "SIGQUIT: quit", "goroutine 1 ",
@@ -329,24 +308,16 @@ func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 
 func TestQuitPrintsTheCallsOfGoroutinesToo(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := command(t, "run", "-n", "1", self, brokenRank, "hang as goroutines")
 	cmd.Env = append(cmd.Env, "EURYALE_BACKEND=host", "EURYALE_LAST_CALLS=1")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	bufio.NewScanner(out).Scan()
-	if err := cmd.Process.Signal(syscall.SIGQUIT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGQUIT))
 	cmd.Wait() // the exit code says it
 	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGQUIT) {
 		t.Errorf("exit code %d", code)
@@ -368,16 +339,10 @@ func TestFoundSignalsAreExitCodes(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		cmd := broken(t, "hang")
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
 		bufio.NewScanner(out).Scan()
-		if err := cmd.Process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.Process.Signal(s))
 		cmd.Wait() // the exit code says it
 		if code := cmd.ProcessState.ExitCode(); code != 128+int(s) {
 			t.Errorf("%v: exit code %d", s, code)
@@ -390,12 +355,8 @@ func TestFoundOutputThatNobodyReadsIsNamed(t *testing.T) {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -411,9 +372,7 @@ func TestFoundOutputThatNobodyReadsIsNamed(t *testing.T) {
 
 func TestFoundVariablesOfTheLauncherAreKnown(t *testing.T) {
 	out, err := command(t, "run", "-n", "1", "/usr/bin/env").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	d := doctor{getenv: func(string) string {
 		return ""
 	}, environ: append(strings.Split(string(out), "\n"), "EURYALE_TERMINAL=1")}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // site is hosts with sshd and nothing of ours, and a machine from which a user starts jobs on them.
@@ -134,9 +135,7 @@ func TestMachinesBySSH(t *testing.T) {
 func atStart(t *testing.T) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var load float64
 	if _, err := fmt.Sscan(string(text), &load); err != nil {
 		t.Fatal(err)
@@ -278,9 +277,7 @@ func hasNoSecrets(t *testing.T, s site) {
 	t.Helper()
 	for _, pid := range s.hosts[0].Ranks(t) {
 		vars, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_, token, found := strings.Cut(string(vars), "\x00EURYALE_TOKEN=")
 		token, _, _ = strings.Cut(token, "\x00")
 		if !found || len(token) < 32 {
@@ -493,13 +490,9 @@ func TestMachinesBySSHSayWhatIsWrong(t *testing.T) {
 		}, `copy euryale \(\d+\.\d MB\): head: .*No space left on device`},
 		{"other architecture", "", "authorized", func(m *proctest.Namespace) []string {
 			dir := filepath.Join(m.Shm(), "..", "other")
-			if err := os.Mkdir(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.Mkdir(dir, 0o755))
 			uname := "#!/bin/sh\ncase $1 in -m) echo aarch64 ;; *) exec /bin/uname \"$@\" ;; esac\n"
-			if err := os.WriteFile(filepath.Join(dir, "uname"), []byte(uname), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "uname"), []byte(uname), 0o755))
 			return []string{"PATH=" + dir + ":/usr/bin:/bin"}
 		}, `is for linux/amd64, not for linux/arm64: give the directory`},
 		{"another user's cache folder", "", "authorized", func(m *proctest.Namespace) []string {
@@ -507,9 +500,7 @@ func TestMachinesBySSHSayWhatIsWrong(t *testing.T) {
 			if err == nil {
 				err = os.Chown(cache(m), stranger, stranger)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			return nil
 		}, `the cache folder /\S+ must be .* user alone, and is drwx------ of user 1000`},
 	} {
@@ -533,8 +524,6 @@ func mounted(t *testing.T, dir, options string) {
 	if err == nil {
 		err = syscall.Mount("euryale", dir, "tmpfs", 0, options)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
 }

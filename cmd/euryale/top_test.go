@@ -22,6 +22,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // topRows are ranks of two jobs, one of which is stopped.
@@ -212,9 +213,7 @@ func TestErrorsAndFindingsArePrintable(t *testing.T) {
 	_, _, text := commandLine("report", filepath.Join(t.TempDir(), hostile))
 	var found strings.Builder
 	for _, f := range []finding{{text: hostile}, {err: errors.New(hostile)}} {
-		if err := f.write(&found); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, f.write(&found))
 	}
 	for _, text := range []string{text, found.String()} {
 		if text = strings.ReplaceAll(text, "\t", ""); !strings.Contains(text, `x\x1b[2J\u009b2J`) ||
@@ -243,9 +242,7 @@ func TestTopFindsTheRanksOfThisMachine(t *testing.T) {
 			fmt.Sprintf("LOCAL_RANK=%d", r), "WORLD_SIZE=6", "EURYALE_CREDENTIAL=",
 			"EURYALE_METRICS="+[]string{":9090", "0.0.0.0:9090"}[r],
 			"EURYALE_TOKEN=0123456789abcdef")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, cmd.Start())
 		defer cmd.Wait()
 		defer cmd.Process.Kill()
 		if r == 1 {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
@@ -33,9 +34,7 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 			t.Fatalf("%v in %s", err, out.String())
 		}
 		layout, err := hierarchy.Parse(test.topology, test.ranks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		kept, found, err := hierarchy.Measured("host", layout, true)
 		if err != nil || !found || kept != m || m.Links.Step <= 0 ||
 			!strings.Contains(m.Source, "goroutines") {
@@ -131,9 +130,7 @@ func TestTuneWritesForAPerson(t *testing.T) {
 	cmd := command(t, "bench", "-n", "2", "--backend=host", "--tune", "--time=1ms", "--max=1M",
 		"--factor=1024")
 	cmd.Stdout = &out
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Run())
 	for _, want := range []string{"ranks: 2 processes", "2 machines x 1 devices of host: inside ",
 		"# kept in " + file} {
 		if !strings.Contains(out.String(), want) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestSumOfTwoRanks(t *testing.T) {
@@ -17,9 +18,7 @@ func TestSumOfTwoRanks(t *testing.T) {
 		_ sync.Locker) error {
 		return run(comm, &out[comm.Rank()])
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for r := range out {
 		if !strings.HasSuffix(out[r].String(), "the sum of all is [3 30 300]\n") {
 			t.Errorf("rank %d printed %q", r, out[r].String())

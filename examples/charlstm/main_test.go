@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
@@ -83,9 +84,7 @@ func TestTheGrammarsInformation(t *testing.T) {
 // TestReadsAFile: with characters of several bytes, without a grammar.
 func TestReadsAFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "text")
-	if err := os.WriteFile(file, bytes.Repeat([]byte("äöü€\n"), 200), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("äöü€\n"), 200), 0o600))
 	out := exampletest.Train(t, 1, "--hidden 8 --steps 9 --batch 4 --data "+file)
 	if !strings.Contains(out, " held out, of 5 characters\n") || strings.Contains(out, "grammar=") {
 		t.Error(out)

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/fit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -43,9 +44,7 @@ func lossWith(t *testing.T, seed uint64, ways ...autograd.Option) (loss float64)
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return loss
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // learned looks for the last line of rank 0, which other ranks may have written behind.
@@ -78,9 +79,7 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 					"--epochs", "10")...)
 				agents[n].Env = append(os.Environ(), "EURYALE_TOKEN="+c.token)
 				agents[n].Stdout, agents[n].Stderr = &outs[n], &outs[n]
-				if err := agents[n].Start(); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, agents[n].Start())
 			}
 			var errs []error
 			for _, a := range agents {
@@ -98,9 +97,7 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 func freePort(t *testing.T) int {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer ln.Close()
 	return ln.Addr().(*net.TCPAddr).Port
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -35,9 +36,7 @@ func withText(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	text := strings.Repeat(sentence, 60)
-	if err := os.WriteFile(filepath.Join(dir, "text"), []byte(text), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "text"), []byte(text), 0o666))
 	return dir
 }
 
@@ -119,9 +118,7 @@ func continued(t *testing.T, program, dir, lora string) string {
 func TestLearns(t *testing.T) {
 	program := generator(t)
 	untrained, err := exec.Command(program, folder, "--prompt", "the quick", "--max", "8").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for lora, most := range map[string]float64{"": 0.5, " --lora 4": 3.5} {
 		dir := withText(t)
 		printed := exampletest.Train(t, 2, small(dir)+" --every 30 --steps 60 --lr 3e-2"+lora)
@@ -176,9 +173,7 @@ func retrained(t *testing.T) (model string) {
 		t.Fatal(err)
 	}
 	text[len(text)-1] ^= 1
-	if err := os.WriteFile(weights, text, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(weights, text, 0o666))
 	return model
 }
 
@@ -189,20 +184,14 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 	out, flags := filepath.Join(dir, "out"), small(dir)
 	_, _, _, want := ending(t, exampletest.Train(t, 2, flags))
 	before, err := os.ReadFile(filepath.Join(out, "model.safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	moved, inTheWay := filepath.Join(dir, "moved"), filepath.Join(out, "model.safetensors")
-	if err := errors.Join(os.Rename(inTheWay, moved), os.Mkdir(inTheWay, 0o777)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(os.Rename(inTheWay, moved), os.Mkdir(inTheWay, 0o777)))
 	j := exampletest.New(t, 2, flags)
 	_ = j.Refused(t, "start again with ")
 	hint := exampletest.Ending(t, regexp.MustCompile(`start again with (--checkpoint \S+), where`),
 		j.Errs.String())
-	if err := errors.Join(os.Remove(inTheWay), os.Rename(moved, inTheWay)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(os.Remove(inTheWay), os.Rename(moved, inTheWay)))
 	_, _, _, got := ending(t, exampletest.Train(t, 2, flags+" "+hint[1]))
 	after, err := os.ReadFile(inTheWay)
 	if err != nil || got != want || !bytes.Equal(before, after) {
@@ -212,9 +201,7 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 
 func TestBadArguments(t *testing.T) {
 	dir, model := withText(t), t.TempDir()
-	if err := os.WriteFile(filepath.Join(model, "config.json"), nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), nil, 0o666))
 	for flags, want := range map[string]string{
 		small(dir) + " --tp 3":                  "--sp times --tp that divide the ranks",
 		small(dir) + " --batch 3":               "a --batch that the others divide",

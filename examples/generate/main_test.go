@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 const folder = "../../models/testdata/llama3"
@@ -66,9 +67,7 @@ func TestTheTextOfTransformers(t *testing.T) {
 // given wins, with a value of 0 or the default, too.
 func TestTheFolderSaysWhatFlagsDoNot(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS(folder)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.CopyFS(dir, os.DirFS(folder)))
 	for _, c := range []struct{ file, flags, says, text string }{
 		{`{}`, "", "stop tokens []", ""},
 		{`{"eos_token_id": [2, 7]}`, "", "stop tokens [2 7]", ""},

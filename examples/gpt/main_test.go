@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -36,9 +37,7 @@ func repeating(t *testing.T) (file string) {
 		}
 	}
 	file = filepath.Join(t.TempDir(), "text")
-	if err := os.WriteFile(file, text, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, text, 0o666))
 	return file
 }
 
@@ -100,13 +99,9 @@ func TestCorpus(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 40 {
 		text, name := strings.Repeat("ab", 10*(1+i/39)), fmt.Sprintf("%02d.txt", i)
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666))
 	}
-	if err := os.WriteFile(filepath.Join(dir, ".hidden"), []byte("z"), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, ".hidden"), []byte("z"), 0o666))
 	c := loadCorpus(dir)
 	if string(c.characters) != "ab" || len(c.training) != 38*20 || len(c.heldOut) != 60 {
 		t.Errorf("%d and %d bytes of %q", len(c.training), len(c.heldOut), c.characters)

@@ -6,13 +6,12 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/examples/handwritten"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestHeldOutImagesAreNotTrainedOn(t *testing.T) {
 	train, heldOut, err := handwritten.Load(3, []int{handwritten.Pixels})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if heldOut.Count() != 359 || train.Count() != 1797-359 {
 		t.Fatalf("%d and %d images", train.Count(), heldOut.Count())
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -65,9 +66,7 @@ func TestReadsCIFAR(t *testing.T) {
 		for i := range records {
 			records[i] = byte(r.IntN(10))
 		}
-		if err := os.WriteFile(filepath.Join(dir, name+".bin"), records, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".bin"), records, 0o600))
 	}
 	out := exampletest.Train(t, 1, "--filters 2 --batch 8 --epochs 1 --data "+dir)
 	if !strings.Contains(out, " parameters; 16 pictures, and 8 held out\n") {
@@ -88,9 +87,7 @@ func TestResNet18HasItsParameters(t *testing.T) {
 		}
 		return layout.Close()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // TestAugmentMovesPixels: a picture with one white pixel has that pixel still, or none.

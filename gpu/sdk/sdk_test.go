@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // header stands for that of CUDA 13, with what the driver API has of everything:
@@ -93,9 +95,7 @@ func setup(t *testing.T) (dir, binary string) {
 	cuda := filepath.Join(dir, "toolkit", "include")
 	put(t, filepath.Join(cuda, "cuda.h"), header)
 	s, err := build(context.Background(), filepath.Join(dir, "sdk"), cuda)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	source := filepath.Join(dir, "main.c")
 	put(t, source, program)
 	binary = filepath.Join(dir, "main")
@@ -106,9 +106,7 @@ func setup(t *testing.T) (dir, binary string) {
 
 func put(t *testing.T, name, text string) {
 	t.Helper()
-	if err := write(name, []byte(text)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, write(name, []byte(text)))
 }
 
 func cc(t *testing.T, args ...string) {
@@ -237,9 +235,7 @@ func TestPrepareUsesTheToolkit(t *testing.T) {
 	put(t, filepath.Join(toolkit, "include", "cuda.h"), header)
 	t.Setenv("CUDA_HOME", toolkit)
 	s, err := Prepare(context.Background(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if want := []string{filepath.Join(dir, "include"),
 		filepath.Join(toolkit, "include")}; !slices.Equal(s.Include, want) {
 		t.Errorf("include directories are %q, want %q", s.Include, want)

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/gpu"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -29,9 +30,7 @@ func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
 		t.Skip(err)
 	}
 	all, err := cuda.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, d := range all {
 		if err := d.Close(); err != nil {
 			t.Error(err)
@@ -48,9 +47,7 @@ func measureOnGPUs(t *testing.T, b backend.Backend, P int, configs []bench.Confi
 	errs := testranks.Run(P, func(w *rendezvous.World) (backend.Communicator, error) {
 		return b.Connect(context.Background(), w)
 	}, func(comm backend.Communicator) error { return measureAll(comm, configs, check) })
-	if err := testranks.Join(errs); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, testranks.Join(errs))
 }
 
 func measureAll(comm backend.Communicator, configs []bench.Config,

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // redistribution is an all-to-all of a tensor that is distributed along one axis, and then along
@@ -151,9 +152,7 @@ func (p *redistribution) fill(size int, uneven backend.Collective, random *rand.
 // late at random; some calls are in graphs, which are replayed between others.
 func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trials, most int) {
 	all, err := redistributions(len(comms), trials, most)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, c := range comms {
 		c.plan.Force = byPush
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // groupWithin is group with a timeout.
@@ -19,9 +20,7 @@ func (g *gpus) groupWithin(t testing.TB, size int, timeout time.Duration,
 	o Options) []*Communicator {
 	t.Helper()
 	group, err := backendtest.Over(g.with(o))(size, timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return owned(t, group)
 }
 

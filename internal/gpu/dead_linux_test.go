@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // A rank whose process has died writes no more.
@@ -38,9 +39,7 @@ func TestMemoryIsNotKeptForTheDead(t *testing.T) {
 	if comms[0].Kept() == 0 {
 		t.Error("the memory is given back while the process lives")
 	}
-	if err := other.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, other.Process.Kill())
 	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() != 0; time.Sleep(
 		time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/kernels"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -45,9 +46,7 @@ const maxSeen = 100
 func newRig(t testing.TB) *rig {
 	t.Helper()
 	machine, err := fakedevice.NewHost(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	g := &rig{fake: newFake(machine), Host: machine, said: map[int]int{},
 		seen: map[int][]peers.PeerCall{}, groups: map[uintptr]*ring{}}
 	machine.Fail, machine.Exchange = g.failing, g.exchange
@@ -138,9 +137,7 @@ func (g *rig) groupWithin(t testing.TB, size int, timeout time.Duration,
 	of func(rank int) Options) []*Communicator {
 	t.Helper()
 	group, err := g.newGroup(size, timeout, of)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	comms := make([]*Communicator, size)
 	for r := range comms {
 		comms[r] = group.Comms[r].(*Communicator)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // An act is what a rank does to a flag: set that of another rank, wait for its own, or clear it; or
@@ -134,9 +135,7 @@ func acts(t *testing.T, size, launches int, calls ...met) [][]act {
 		for range launches {
 			for _, of := range calls {
 				k := of.of(r, size, staging, memory[r])
-				if err := c.launchCopies(n, &k); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, c.launchCopies(n, &k))
 				n.call++
 				if want += of.meetings(); n.meet != want {
 					t.Fatalf("%d ranks: rank %d meets %d times, want %d", size, r, n.meet, want)

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -40,13 +41,9 @@ func (*instant) EventDone(uintptr) (bool, error)              { return true, nil
 // instantGroup returns ranks on such devices, with what Init puts around a communicator.
 func instantGroup(t testing.TB, size int) (ranks []backend.Communicator) {
 	worlds, err := rendezvous.Local(size, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	share, err := shm.New(t.TempDir(), group.MemoryBytes(size))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	infos := make([]rankInfo, size)
 	for r := range infos {
 		infos[r] = rankInfo{Model: h200, Wires: wiring{Bus: fmt.Sprint(r), Switches: 18}}
@@ -77,9 +74,7 @@ func BenchmarkHostTime(b *testing.B) {
 	start := func(c backend.Communicator) backend.Work {
 		x := backend.OnDevice(backend.F32, 1<<20, 256)
 		w, err := c.Start(nil, sum, x, x)
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		return w
 	}
 	b.Run("warm", func(b *testing.B) {
@@ -120,9 +115,7 @@ func TestInstantDevicesTakeCalls(t *testing.T) {
 			if err == nil && i%500 == 0 && c.Rank() == 1 { // the last of the two to start the call
 				err = w.Join(t.Context())
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/env"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // unmeasuredRig is a machine for whose devices no row is shipped.
@@ -45,9 +46,7 @@ func TestRanksMeasureWhatTheTableLacksAndKeepIt(t *testing.T) {
 		t.Errorf("ranks go by %v and %v", tables[0], tables[1])
 	}
 	kept, err := Measured()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := comms[0].plan.machine()
 	for _, k := range []backend.Kind{backend.AllReduce, backend.ReduceScatter, backend.AllGather} {
 		r := kept.find(m, k, backend.F16)
@@ -57,9 +56,7 @@ func TestRanksMeasureWhatTheTableLacksAndKeepIt(t *testing.T) {
 		}
 	}
 	before, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	again := g.group(t, 2, same(fresh()))
 	after, err := os.ReadFile(path)
 	if err != nil || string(after) != string(before) ||
@@ -150,9 +147,7 @@ func TestRowsThatCannotBeKeptServeTheProcess(t *testing.T) {
 	b.Notice = func(text string) { said = append(said, text) }
 	for range 2 {
 		group, err := backendtest.Over(b)(2, time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, c := range group.Comms {
 			r := c.(*Communicator).row(backend.AllReduce, backend.F32)
 			if r == nil || !r.Quick {
@@ -175,9 +170,7 @@ func TestRanksWithoutTimeToMeasureGoByNCCL(t *testing.T) {
 	b := unmeasuredRig(t).backend(fresh())
 	b.quick.time = 0
 	group, err := backendtest.Over(b)(2, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	comms := []*Communicator{group.Comms[0].(*Communicator), group.Comms[1].(*Communicator)}
 	for _, c := range comms {
 		if text := c.Explain(sum, backend.F32, 1024); !strings.Contains(text,

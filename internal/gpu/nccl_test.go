@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestVoteNamesWhatIsWrong(t *testing.T) {
@@ -142,9 +143,7 @@ func connectFake(t *testing.T, P int, timeout time.Duration) (*rig, []backend.Co
 func connect(t *testing.T, b *Backend, P int, timeout time.Duration) []backend.Communicator {
 	t.Helper()
 	g, err := backendtest.Over(b)(P, timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		closeAll(t, g.Comms)
 		if err := g.Close(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -19,9 +20,7 @@ import (
 func outward(t *testing.T) (name, addr string) {
 	t.Helper()
 	all, err := net.Interfaces()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, i := range all {
 		addrs, err := i.Addrs()
 		if err != nil || i.Flags&net.FlagLoopback != 0 || i.Flags&net.FlagUp == 0 {
@@ -41,9 +40,7 @@ func outward(t *testing.T) (name, addr string) {
 func meet(t *testing.T, addr string, tls bool) []*rendezvous.World {
 	t.Helper()
 	ln, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	port := ln.Addr().(*net.TCPAddr).Port
 	ln.Close()
 	worlds, errs := make([]*rendezvous.World, 2), make(chan error, 2)
@@ -58,9 +55,7 @@ func meet(t *testing.T, addr string, tls bool) []*rendezvous.World {
 		}()
 	}
 	for range worlds {
-		if err := <-errs; err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, <-errs)
 	}
 	t.Cleanup(func() {
 		for _, w := range worlds[1:] {
@@ -87,16 +82,12 @@ func TestNetworkInterfaceIsTheRouteToRank0(t *testing.T) {
 	} {
 		t.Run(test.about, func(t *testing.T) {
 			t.Setenv(interfaceNames, test.set)
-			if err := os.WriteFile(filepath.Join(home, ".nccl.conf"), []byte(test.file),
-				0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(filepath.Join(home, ".nccl.conf"), []byte(test.file),
+				0o600))
 			var said []string
 			b := &Backend{Notice: func(text string) { said = append(said, text) }}
 			for range 2 {
-				if err := b.chooseNetwork(newFake(nil), worlds[0]); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, b.chooseNetwork(newFake(nil), worlds[0]))
 			}
 			if got := os.Getenv(interfaceNames); got != test.want {
 				t.Errorf("%s is %q, want %q", interfaceNames, got, test.want)
@@ -112,9 +103,7 @@ func TestLoopbackIsLeftToNCCL(t *testing.T) {
 	t.Setenv(interfaceNames, "")
 	t.Setenv("HOME", t.TempDir())
 	worlds := meet(t, "127.0.0.1", false)
-	if err := (&Backend{}).chooseNetwork(newFake(nil), worlds[0]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (&Backend{}).chooseNetwork(newFake(nil), worlds[0]))
 	if got := os.Getenv(interfaceNames); got != "" {
 		t.Errorf("%s is %q", interfaceNames, got)
 	}
@@ -142,9 +131,7 @@ func TestNCCLEncryptsAsTheJobDoes(t *testing.T) {
 			var said []string
 			for _, w := range meet(t, addr, test.tls) {
 				b := &Backend{Notice: func(text string) { said = append(said, text) }}
-				if err := b.chooseNetwork(lib, w); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, b.chooseNetwork(lib, w))
 			}
 			if len(lib.keys) != test.keys || test.keys > 0 && (lib.keys[0] != lib.keys[1] ||
 				len(lib.keys[0]) != 64) {

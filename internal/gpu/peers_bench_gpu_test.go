@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -137,9 +138,7 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 		c.plan.Force = byNCCL
 		whole = append(whole, backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 2048)))
 		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		b.Cleanup(func() { l.close(b) })
 		plain = append(plain, l)
 	}

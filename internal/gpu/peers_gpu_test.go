@@ -21,6 +21,7 @@ import (
 	compared "github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -40,9 +41,7 @@ func (g *gpus) with(o Options) *Backend {
 func (g *gpus) group(t testing.TB, size int, o Options) []*Communicator {
 	t.Helper()
 	group, err := backendtest.Over(g.with(o))(size, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return owned(t, group)
 }
 
@@ -200,9 +199,7 @@ func examples(c *Communicator, trials, rounds int) ([]example, error) {
 // at random.
 func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trials, rounds int) {
 	all, err := examples(comms[0], trials, rounds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	most := 512 << 10
 	for _, e := range all {
 		most = max(most, len(e.want))
@@ -539,9 +536,7 @@ func (g *gpus) onShared(t testing.TB, size int, o Options) ([]*Communicator, []b
 	for r := range queues {
 		dev := g.all[r%len(g.all)]
 		q, err := dev.NewQueue()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		queues[r] = q
 		for _, q := range []*cuda.Queue{q.(*cuda.Queue), dev.Default().(*cuda.Queue)} {
 			s.queues[q.Stream()] = q
@@ -552,9 +547,7 @@ func (g *gpus) onShared(t testing.TB, size int, o Options) ([]*Communicator, []b
 	b.load = func() (library, error) { return s, nil }
 	b.scratch = 48 << 10
 	group, err := backendtest.Over(b)(size, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	comms := owned(t, group)
 	t.Cleanup(func() { // before the communicators are closed
 		for _, q := range queues {
@@ -674,14 +667,10 @@ func TestKernelsEndOnGPU(t *testing.T) {
 			comms := g.group(t, 2, o)
 			c, other := comms[0], comms[1]
 			x, err := c.Device().Alloc(4096)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			began := time.Now()
 			w, err := c.Start(nil, sum, x.As(backend.F32), x.As(backend.F32))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			want := backend.ErrTimeout // which NCCL's own watch would take a minute for
 			if limit > time.Second {
 				time.Sleep(50 * time.Millisecond)
@@ -723,9 +712,7 @@ func (g *gpus) newGate(t *testing.T) gate {
 	ga.ranks, _ = g.sharing(t, 2, forced(byOneShot))
 	for _, c := range ga.ranks {
 		x, err := c.Device().Alloc(64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		ga.x = append(ga.x, x.As(backend.F32))
 		t.Cleanup(func() {
 			if err := c.Device().Free(x); err != nil {
@@ -762,13 +749,9 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 	gate := g.newGate(t)
 	comms, queues := g.sharing(t, 2, forced(a))
 	x, err := g.all[1].Alloc(1536)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	floats := x.As(backend.F32)
-	if err := gate.shut(queues[1]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, gate.shut(queues[1]))
 	if _, err := comms[1].Start(queues[1], sum, floats, floats); err != nil {
 		t.Fatal(err)
 	}
@@ -783,9 +766,7 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 		t.Errorf("%d bytes are kept, want %d", n, size)
 	}
 	next, err := g.all[0].Alloc(size) // what is freed is given out again to whom asks for as much
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	bytes := make([]byte, size)
 	if err := errors.Join(gate.open(queues[0]), drain(ctx, queues[1]),
 		g.copy(backend.Of(bytes), next)); err != nil {
@@ -808,9 +789,7 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	observer, err := cuda.Open(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer observer.Close()
 	comms, _ := g.sharing(t, 2, forced(byTwoShot))
 	size := comms[0].memory.bytes()
@@ -822,9 +801,7 @@ func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 		t.Errorf("%d bytes are kept, want %d", n, size)
 	}
 	before, _, err := observer.FreeMemory()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := comms[1].Close(); err != nil {
 		t.Error(err)
 	}
@@ -852,24 +829,18 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 		t.Run(a.String(), func(t *testing.T) {
 			gate := g.newGate(t)
 			comms := g.group(t, 2, forced(a))
-			if err := gate.shut(g.all[1].Default()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, gate.shut(g.all[1].Default()))
 			works, xs := make([]backend.Work, 2), make([]backend.Buffer, 2)
 			for r, c := range comms {
 				x, err := g.all[r].Alloc(1536)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				defer func() {
 					if err := g.all[r].Free(x); err != nil {
 						t.Error(err)
 					}
 				}()
 				xs[r] = x.As(backend.F32)
-				if err := set(g.all[r].Default(), xs[r], 1); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, set(g.all[r].Default(), xs[r], 1))
 				if works[r], err = c.Start(nil, sum, xs[r], xs[r]); err != nil {
 					t.Fatal(err)
 				}
@@ -901,9 +872,7 @@ func TestKernelsNoticeHostMemoryOnGPU(t *testing.T) {
 	var said atomic.Int64
 	b.Notice = func(string) { said.Add(1) }
 	group, err := backendtest.Over(b)(2, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	each(t, owned(t, group), func(c *Communicator) error {
 		x := []float32{1, 2}
 		for range 2 {
@@ -930,14 +899,10 @@ func TestKernelsLeaveNoMemoryOnGPU(t *testing.T) {
 		"close": func(*testing.T, []*Communicator) {},
 		"abort": func(t *testing.T, comms []*Communicator) {
 			b, err := comms[0].Device().Alloc(4096)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			defer comms[0].Device().Free(b)
 			w, err := comms[0].Start(nil, sum, b.As(backend.F32), b.As(backend.F32))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			comms[0].Abort(errors.New("enough"))
 			if err := w.Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
 				t.Error(err)

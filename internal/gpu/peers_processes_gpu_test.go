@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // reduceByKernels is a process of a job, named by its algorithm: it reduces until that fails,
@@ -114,9 +115,7 @@ func killed(t *testing.T, name string, size int, doing string) {
 		return
 	}
 	began, victim := time.Now(), size-1
-	if err := ranks[victim].Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, ranks[victim].Process.Kill())
 	for r, rank := range ranks[:victim] {
 		rank.Says(t, fmt.Sprintf("rank %d is down", victim), doing)
 		if took := time.Since(began); took > proctest.Within(2*time.Second) {

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -133,9 +134,7 @@ func howMany(t *testing.T, atLeast int) int {
 		lacking(t, err.Error())
 	}
 	n, err := b.lib.devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if n < atLeast {
 		t.Skipf("%d GPU, the test needs %d", n, atLeast)
 	}
@@ -148,9 +147,7 @@ func TestNCCLProcessesNameAKilledOneOnGPU(t *testing.T) {
 		t.Run(fmt.Sprint(victim), func(t *testing.T) {
 			ps := start(t, "works", P)
 			began := time.Now()
-			if err := ps[victim].Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, ps[victim].Process.Kill())
 			for r, p := range ps {
 				if r == victim {
 					continue
@@ -171,9 +168,7 @@ func TestKilledRankOfAnotherMachineIsNamed(t *testing.T) {
 	P := 2 * min(howMany(t, 1), 2)
 	victim := P - 1
 	ps := start(t, "works", P, twoMachines+"=1", "EURYALE_TLS=1")
-	if err := ps[victim].Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, ps[victim].Process.Kill())
 	for _, p := range ps[:victim] {
 		p.Says(t, "error:", fmt.Sprintf("rank %d is down", victim), "allreduce")
 		p.Says(t, "device usable")

@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -33,17 +34,13 @@ func needGPUs(t testing.TB, atLeast int) *gpus {
 		lacking(t, err.Error())
 	}
 	n, err := g.lib.devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if n < atLeast {
 		t.Skipf("%d GPUs, the test needs %d", n, atLeast)
 	}
 	for ordinal := range min(n, 4) {
 		d, err := cuda.Open(ordinal)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		g.all = append(g.all, d)
 	}
 	g.open = func(ordinal int) (Device, error) { return g.all[ordinal], nil }
@@ -89,9 +86,7 @@ func (g *gpus) sizes() []int { return []int{2, 3, 4}[:len(g.all)-1] }
 func (g *gpus) nccl(t testing.TB, P int, timeout time.Duration) []backend.Communicator {
 	t.Helper()
 	group, err := backendtest.Over(g.Backend)(P, timeout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		closeAll(t, group.Comms)
 		if err := group.Close(); err != nil {
@@ -189,9 +184,7 @@ func TestNCCLLeavesNoMemoryOnGPU(t *testing.T) {
 	}
 	free := func() int {
 		n, _, err := g.all[0].FreeMemory()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return n
 	}
 	var before int

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 const h200 = "NVIDIA H200"
@@ -60,9 +61,7 @@ func TestThresholdsFollowTheSamples(t *testing.T) {
 
 func TestShippedTableIsForH200(t *testing.T) {
 	table, err := parseTable(shipped)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, ranks := range []int{2, 4} {
 		for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			if r := table.find(h200s(ranks), backend.AllReduce, d); r == nil ||
@@ -223,9 +222,7 @@ func TestCopyEnginesRunLargeCallsBesideProducts(t *testing.T) {
 
 func TestTablesAreRead(t *testing.T) {
 	text, err := json.Marshal(Shipped())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got, err := parseTable(text); err != nil || !reflect.DeepEqual(got, Shipped()) {
 		t.Errorf("%+v, %v", got, err)
 	}

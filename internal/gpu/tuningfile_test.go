@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // noFile makes the user one without a file, and returns where it would be.
@@ -43,9 +44,7 @@ func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
 		t.Fatal(file, err)
 	}
 	table, err := Measured()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	shipped := Shipped().find(h200s(2), backend.AllReduce, backend.F16).best(4096)
 	for d, want := range map[backend.DType]Algorithm{backend.F32: byTwoShot,
 		backend.BF16: byOneShot, backend.F16: shipped} {
@@ -69,9 +68,7 @@ func TestQuickRowsComeLastAndGoFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		table, err := Measured()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return table
 	}
 	table := keep(row(2, 0, true), row(8, 0, true))
@@ -122,9 +119,7 @@ func TestTableOfRankZeroIsEveryRanksAndThatOfParts(t *testing.T) {
 
 func TestBrokenFileIsAnErrorOfRankZero(t *testing.T) {
 	path := noFile(t)
-	if err := os.WriteFile(path, []byte(`{"lowlatency": [{"link": "rope"}]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(`{"lowlatency": [{"link": "rope"}]}`), 0o600))
 	_, err := newRig(t).newGroup(2, time.Minute, same(Options{}))
 	for _, part := range []string{path, "rope", "delete it", "rank 0"} {
 		if err == nil || strings.Count(err.Error(), part) < 2 {

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -117,9 +118,7 @@ func bucketsOnGPUs(b *testing.B, g gpus) bucketGroup {
 	ranks := bucketGroup{all: make([]*bucketRank, len(g))}
 	for r, d := range g {
 		x, err := bucketsOn(d)
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		b.Cleanup(func() {
 			if err := x.close(); err != nil {
 				b.Error(err)
@@ -141,9 +140,7 @@ func bucketsOnGPUs(b *testing.B, g gpus) bucketGroup {
 func bucketOptions(b *testing.B, g gpus) Options {
 	o := Options{Mode: Always, Spans: *keepSpans}
 	m, found, err := Measured(g[0].Model(), g.layouts()[0], true)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	if found {
 		o.Links = &m.Links
 	}

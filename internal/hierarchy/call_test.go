@@ -8,6 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/serial"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // counted is a device that counts what one rank records and waits for on its queues.
@@ -177,9 +178,7 @@ func TestCallsWaitForThoseThatShareTheirMemory(t *testing.T) {
 			{dst: at(200, 300), src: at(300, 400), call: &call{end: ends[1]}},
 		}
 		q := &awaited{}
-		if err := r.order(q, test.dst, test.src, test.flat); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.order(q, test.dst, test.src, test.flat))
 		if test.want < 0 && len(q.events) > 0 || test.want >= 0 && (len(q.events) != 1 ||
 			q.events[0] != backend.Event(ends[test.want])) {
 			t.Errorf("%s: it waits for %d events, want call %d", test.name, len(q.events),
@@ -193,10 +192,8 @@ func TestNoMoreCallsOverlapThanAreRemembered(t *testing.T) {
 	var r recent
 	q := &awaited{}
 	for i := range 3 * maxRecent {
-		if err := r.order(q, extent{uintptr(10 * i), uintptr(10*i + 1)}, extent{},
-			false); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.order(q, extent{uintptr(10 * i), uintptr(10*i + 1)}, extent{},
+			false))
 		r.calls = append(r.calls, earlier{call: &call{end: make(serial.Event)}})
 	}
 	if len(r.calls) != maxRecent || len(q.events) != 2*maxRecent {

@@ -22,6 +22,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -59,9 +60,7 @@ func connected(t *testing.T, l Layout, timeout time.Duration, o Options,
 	wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
 	t.Helper()
 	g, err := layeredGroup(l, timeout, o, wrap)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		backendtest.Each(t, g.Comms, backend.Communicator.Close)
 		if err := g.Close(); err != nil {
@@ -861,9 +860,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := goleak.IgnoreCurrent()
 			worlds, err := rendezvous.Local(4, patient)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			began := time.Now()
 			errs := testranks.Each(len(worlds), func(r int) error {
 				l, o := good, always()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestMeasurementsAreKeptByMachines(t *testing.T) {
@@ -49,9 +50,7 @@ func TestBrokenMeasurementNamesTheFile(t *testing.T) {
 	t.Setenv(string(env.Tuning), path)
 	for _, text := range []string{"{",
 		`{"hierarchy": [{"model": "m", "machines": 2, "devices": 2}]}`} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		_, _, err := Measured("m", Grid(2, 2), false)
 		if err == nil || !strings.Contains(err.Error(), path) ||
 			!strings.Contains(err.Error(), "delete it") {

@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -323,9 +324,7 @@ func moment(t *testing.T, line, what string) (at time.Time, rest string) {
 		t.Fatalf("it says %q, want %q and when", line, what)
 	}
 	ns, err := strconv.ParseInt(words[1], 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(words) == 3 {
 		rest = words[2]
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 var (
@@ -22,9 +23,7 @@ var (
 func planOf(t *testing.T, l Layout, o Options) Plan {
 	t.Helper()
 	p, err := NewPlan(l, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return p
 }
 

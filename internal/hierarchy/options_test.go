@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestOptionsAreParsed(t *testing.T) {
@@ -98,9 +99,7 @@ func TestFoundSlotsTakeAllMemory(t *testing.T) {
 	for _, text := range []string{"always,slots=99999999", "always,spans=99999999999",
 		"always,slots=1024,slice=999999999999"} {
 		o, err := ParseOptions(text, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if _, err := NewPlan(Grid(2, 2), o); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", text, err)
 		}

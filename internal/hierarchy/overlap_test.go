@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -29,9 +30,7 @@ func onGuard(t *testing.T, l Layout, o Options, f func(c *Communicator) error) {
 func guarded(t *testing.T) *fakedevice.Device {
 	t.Helper()
 	d, err := fakedevice.New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil { // which finds memory that was not freed
 			t.Error(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -67,9 +68,7 @@ func (g gpus) connected(t testing.TB, l Layout, o Options,
 	wrap func(backend.Communicator) backend.Communicator) []backend.Communicator {
 	t.Helper()
 	group, err := backendtest.Over(layeredBackend{g.flat(), l, o, wrap})(len(g), time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		backendtest.Each(t, group.Comms, func(c backend.Communicator) error {
 			err := c.Close()

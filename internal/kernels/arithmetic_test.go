@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // forEachDType runs a generic test for every dtype.
@@ -218,9 +219,7 @@ func BenchmarkArithmetic(b *testing.B) {
 		b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
 			b.SetBytes(4 * n)
 			for b.Loop() {
-				if err := f(); err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, f())
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/workers"
 )
 
@@ -26,9 +27,7 @@ func heads(t *testing.T, d backend.DType, shape Attention) AttentionGrad {
 			numbers[i] = rnd.NormFloat64()
 		}
 		b := backend.Of(make([]float64, n)).As(d).Slice(0, n)
-		if err := (Host{}).Cast(b, backend.Of(numbers)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (Host{}).Cast(b, backend.Of(numbers)))
 		return b
 	}
 	a := AttentionGrad{Attention: shape.Filled()}
@@ -64,16 +63,12 @@ func TestAttentionOfAllTypes(t *testing.T) {
 func attentionOfAllTypes(t *testing.T, shape Attention) {
 	t.Helper()
 	run := func(a AttentionGrad) [][]float64 {
-		if err := errors.Join(Host{}.Attention(a.Attention), Host{}.AttentionGrad(a)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(Host{}.Attention(a.Attention), Host{}.AttentionGrad(a)))
 		var all [][]float64
 		for _, b := range []backend.Buffer{a.Y.Buffer, a.LSE, a.DQ.Buffer, a.DK.Buffer,
 			a.DV.Buffer} {
 			wide := make([]float64, b.Len())
-			if err := (Host{}).Cast(backend.Of(wide), b); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, (Host{}).Cast(backend.Of(wide), b))
 			all = append(all, wide)
 		}
 		return all
@@ -256,9 +251,7 @@ func attentionIsPlain(t *testing.T, n int, wide, narrow func() AttentionGrad) {
 func attentionOfIsPlain[T float](t *testing.T, n int, level simd.Level, want, got AttentionGrad,
 	tolerance float64) {
 	t.Helper()
-	if err := (Check{}).AttentionGrad(got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Check{}).AttentionGrad(got))
 	attention[T, T](&want.Attention)
 	attentionGrad[T, T](&want)
 	pool := workers.New(3)
@@ -284,9 +277,7 @@ func TestAttentionHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 	for size := 1; size <= 3; size++ {
 		a, pool := interleaved[float32](shapes[3]), workers.New(size)
 		h := Host{Workers: pool}
-		if err := errors.Join(h.Attention(a.Attention), h.AttentionGrad(a)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join(h.Attention(a.Attention), h.AttentionGrad(a)))
 		var got []byte
 		for _, b := range a.results() {
 			got = append(got, b.Bytes()...)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/workers"
 )
 
@@ -27,9 +28,7 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 		}
 	}
 	patches, places := make([]float64, c.patches()), c.OutH*c.OutW
-	if err := (Host{}).Im2Col(backend.Of(patches), backend.Of(x), c.Images); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).Im2Col(backend.Of(patches), backend.Of(x), c.Images))
 	matrix := func(data []float64, pitch int, transposed bool) Matrix {
 		return Matrix{Buffer: backend.Of(data), Pitch: pitch, Transposed: transposed}
 	}
@@ -51,9 +50,7 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 			t.Fatal(errs)
 		}
 	}
-	if err := (Host{}).Col2Im(backend.Of(dx), backend.Of(patches), c.Images); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).Col2Im(backend.Of(dx), backend.Of(patches), c.Images))
 	for _, test := range []struct {
 		pass Pass
 		a, b []float64
@@ -61,10 +58,8 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 	}{{Forward, x, w, y}, {InputGradient, dy, w, dx}, {FilterGradient, x, dy, dw}} {
 		c.Pass = test.pass
 		got := make([]float64, len(test.want))
-		if err := (Host{}).Convolve(c, backend.Of(got), backend.Of(test.a),
-			backend.Of(test.b)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (Host{}).Convolve(c, backend.Of(got), backend.Of(test.a),
+			backend.Of(test.b)))
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%v is %v, want %v", test.pass, got, test.want)
 		}
@@ -307,9 +302,7 @@ func TestConvolutionsOfBF16AreThoseOfF32Rounded(t *testing.T) {
 			want := make([]backend.BFloat16, of[0])
 			cast(backend.Of(want), wide[0])
 			c.DType, c.Epilogue = backend.BF16, &seen{result: half[0]}
-			if err := (Host{pool}).Convolve(c, half[0], half[1], half[2]); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, (Host{pool}).Convolve(c, half[0], half[1], half[2]))
 			if !slices.Equal(backend.View[backend.BFloat16](half[0]), want) ||
 				!slices.Equal(c.Epilogue.(*seen).elements, want) {
 				t.Errorf("convolution %d: %v is not the rounded one of f32", n, c.Pass)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/workers"
 )
 
@@ -45,9 +46,7 @@ func TestEpiloguesFollowTheirProduct(t *testing.T) {
 	}
 	check := func(what string, d *doubling, inParts bool, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for i, x := range d.data[1:] {
 			if x != d.data[0] || x == 0 {
 				t.Fatalf("%s: element %d is %v, and element 0 %v", what, i+1, x, d.data[0])

@@ -7,6 +7,7 @@ import (
 	"github.com/x448/float16"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestWidenF16IsExactForEveryValue(t *testing.T) {
@@ -116,9 +117,7 @@ func TestCastFromF64RoundsOnce(t *testing.T) {
 	}
 	for x, want := range cases {
 		dst := make([]backend.Float16, 1)
-		if err := (Host{}).Cast(backend.Of(dst), backend.Of([]float64{x})); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (Host{}).Cast(backend.Of(dst), backend.Of([]float64{x})))
 		if uint16(dst[0]) != want {
 			t.Errorf("f16(%v) = %#04x, want %#04x", x, dst[0], want)
 		}

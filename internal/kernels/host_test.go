@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // lengths hold the boundaries of a block.
@@ -108,9 +109,7 @@ func testReduce[T backend.Element](t *testing.T) {
 					if alias >= 0 {
 						dst, intact = slices_[alias], func() bool { return true }
 					}
-					if err := (Host{}).Reduce(op, backend.Of(dst), srcs...); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, (Host{}).Reduce(op, backend.Of(dst), srcs...))
 					column := make([]float64, sources)
 					for i := range n {
 						for s := range column {
@@ -146,9 +145,7 @@ func TestReduceAccumulatesHalvesIn32Bits(t *testing.T) {
 	xs := []backend.Float16{big}
 	dst := make([]backend.Float16, 1)
 	b := backend.Of(xs)
-	if err := (Host{}).Reduce(backend.Avg, backend.Of(dst), b, b, b, b); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).Reduce(backend.Avg, backend.Of(dst), b, b, b, b))
 	if dst[0] != big {
 		t.Errorf("average of four 40000 is %v", widen(dst[0]))
 	}
@@ -160,9 +157,7 @@ func TestMinMaxPropagateNaNAndOrderZeros(t *testing.T) {
 		dst := make([]float64, 3)
 		err := (Host{}).Reduce(op, backend.Of(dst), backend.Of([]float64{nan, 1, 0}),
 			backend.Of([]float64{1, nan, neg}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if dst[0] == dst[0] || dst[1] == dst[1] || math.Signbit(dst[2]) != (op == backend.Min) {
 			t.Errorf("%v gives %v", op, dst)
 		}
@@ -180,9 +175,7 @@ func TestAverageOfBytesByMoreRanksThanAByteCounts(t *testing.T) {
 func TestCopy2DSplitsAndConcatenates(t *testing.T) {
 	src := []int32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11} // [2, 6]
 	dst, intact := guarded[int32](6, 0)
-	if err := (Host{}).Copy2D(backend.Of(dst), 3, backend.Of(src[2:]), 6, 3, 2); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).Copy2D(backend.Of(dst), 3, backend.Of(src[2:]), 6, 3, 2))
 	if want := []int32{2, 3, 4, 8, 9, 10}; !slices.Equal(dst, want) || !intact() {
 		t.Errorf("got %v, want %v", dst, want)
 	}
@@ -274,9 +267,7 @@ func BenchmarkReduce(b *testing.B) {
 				}
 				b.SetBytes(int64(n * d.Size() * sources))
 				for b.Loop() {
-					if err := (Host{}).Reduce(backend.Sum, srcs[0], srcs...); err != nil {
-						b.Fatal(err)
-					}
+					require.NoError(b, (Host{}).Reduce(backend.Sum, srcs[0], srcs...))
 				}
 			})
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/workers"
 )
 
@@ -19,17 +20,13 @@ var small = Images{Batch: 1, C: 1, H: 3, W: 3, OutH: 2, OutW: 2, KernelH: 2, Ker
 func TestPatchesOfASmallImage(t *testing.T) {
 	x := []float32{1, 2, 3, 4, 5, 6, 7, 8, 9}
 	patches := make([]float32, 16)
-	if err := (Host{}).Im2Col(backend.Of(patches), backend.Of(x), small); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).Im2Col(backend.Of(patches), backend.Of(x), small))
 	want := []float32{0, 0, 0, 1, 0, 0, 2, 3, 0, 4, 0, 7, 5, 6, 8, 9}
 	if !slices.Equal(patches, want) {
 		t.Errorf("patches are %v, want %v", patches, want)
 	}
 	back := make([]float32, 9)
-	if err := (Host{}).Col2Im(backend.Of(back), backend.Of(patches), small); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).Col2Im(backend.Of(back), backend.Of(patches), small))
 	if !slices.Equal(back, x) { // each pixel is in one patch
 		t.Errorf("patches add up to %v, want %v", back, x)
 	}
@@ -38,9 +35,7 @@ func TestPatchesOfASmallImage(t *testing.T) {
 func TestLargestPixelsOfASmallImage(t *testing.T) {
 	x := []float64{1, 5, 5, 4, 2, 6, 4, 8, 7}
 	y, dx := make([]float64, 4), make([]float64, 9)
-	if err := (Host{}).MaxPool(backend.Of(y), backend.Of(x), small); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).MaxPool(backend.Of(y), backend.Of(x), small))
 	if want := []float64{1, 5, 4, 8}; !slices.Equal(y, want) {
 		t.Errorf("the largest pixels are %v, want %v", y, want)
 	}
@@ -95,9 +90,7 @@ func TestPoolsPassNaNAndInfinities(t *testing.T) {
 			x, dy := backend.Of(c.x), backend.Of([]float64{3})
 			err := errors.Join(Host{}.MaxPool(backend.Of(y), x, c.of),
 				Host{}.MaxPoolGrad(backend.Of(dx), x, dy, c.of))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if !sameNumber(y[0], c.y) || !slices.Equal(dx, want) {
 				t.Errorf("%v, %+v: the pool is %v and its gradient %v, want %v and %v", c.x, c.of,
 					y, dx, c.y, want)
@@ -117,9 +110,7 @@ func TestRectifiedPools(t *testing.T) {
 	y, dx := make([]float32, 3), make([]float32, 6)
 	err := errors.Join(Host{}.MaxPool(backend.Of(y), backend.Of(x), i),
 		Host{}.MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float32{5, 6, 7}), i))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !slices.Equal(y, []float32{2, 0, 0}) || !slices.Equal(dx, []float32{0, 5, 0, 0, 7, 0}) {
 		t.Errorf("the pool is %v and its gradient %v", y, dx)
 	}
@@ -207,10 +198,8 @@ func TestColumnsAndImagesAreAdjoint(t *testing.T) {
 		p[n] = float64(n%5 - 2)
 	}
 	forward, backward := make([]float64, len(p)), make([]float64, len(x))
-	if err := errors.Join((Host{}).Im2Col(backend.Of(forward), backend.Of(x), i),
-		(Host{}).Col2Im(backend.Of(backward), backend.Of(p), i)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join((Host{}).Im2Col(backend.Of(forward), backend.Of(x), i),
+		(Host{}).Col2Im(backend.Of(backward), backend.Of(p), i)))
 	left, right := 0.0, 0.0
 	for n := range p {
 		left += forward[n] * p[n]

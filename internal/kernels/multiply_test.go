@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/workers"
 )
 
@@ -150,9 +151,7 @@ func TestMultiplyHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 			}
 			err := Host{Workers: pool}.Multiply(m.Product)
 			pool.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			got := backend.View[float32](m.C.Buffer)
 			if before != nil && !slices.Equal(got, before) {
 				t.Errorf("%v: %d workers have other bits than %d", shape, n, n-1)
@@ -174,9 +173,7 @@ func TestMultiplyKeepsNaNAndInfWhereTheyBelong(t *testing.T) {
 				b[i] = 1
 			}
 			a[13*m.A.Pitch+19] = special
-			if err := (Host{}).multiply(m.Product, level); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, (Host{}).multiply(m.Product, level))
 			for i := range m.M * m.N {
 				x := float64(c[i/m.N*m.C.Pitch+i%m.N])
 				if finite := !math.IsNaN(x) && !math.IsInf(x, 0); finite != (i/m.N != 13) {
@@ -195,9 +192,7 @@ func TestMultiplyAllocatesNothing(t *testing.T) {
 		for flags := range 4 {
 			m := newMultiplied(t, types, [4]int{3, 40, 70, 50}, flags&1 != 0, flags&2 != 0)
 			if n := testing.AllocsPerRun(5, func() {
-				if err := (Host{Workers: pool}).Multiply(m.Product); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, (Host{Workers: pool}).Multiply(m.Product))
 			}); n > 0 {
 				t.Errorf("%v, transposed %02b: %v allocations", types, flags, n)
 			}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // matrixOf returns rows x columns small integers of dtype d, which begin with `seed`, in rows of
@@ -35,9 +36,7 @@ func matrixOf(t *testing.T, d backend.DType, batch, rows, columns, more, seed in
 func castTo(t *testing.T, d backend.DType, numbers []float64) backend.Buffer {
 	t.Helper()
 	b := backend.Of(make([]float64, len(numbers))).As(d).Slice(0, len(numbers))
-	if err := (Host{}).Cast(b, backend.Of(numbers)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).Cast(b, backend.Of(numbers)))
 	return b
 }
 

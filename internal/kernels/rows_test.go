@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestRowsAreTakenAndAdded(t *testing.T) {
@@ -15,9 +16,7 @@ func TestRowsAreTakenAndAdded(t *testing.T) {
 	for name, indices := range map[string]backend.Buffer{"i64": backend.Of([]int64{2, 0, 2, 3}),
 		"i32": backend.Of([]int32{2, 0, 2, -1})} {
 		rows := make([]float64, 16)
-		if err := (Host{}).TakeRows(backend.Of(rows), backend.Of(table), indices, r); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (Host{}).TakeRows(backend.Of(rows), backend.Of(table), indices, r))
 		nan := math.NaN()
 		want := []float64{5, 6, 1, 2, 5, 6, nan, nan, -5, -6, -1, -2, -5, -6, nan, nan}
 		if !slices.EqualFunc(rows, want, func(a, b float64) bool {
@@ -48,10 +47,8 @@ func TestAWrongIndexMakesTheTableNaN(t *testing.T) {
 			for kernel, run := range map[string]func(dst, src, i backend.Buffer, r Rows) error{
 				"add": Host{}.AddRows, "put": Host{}.PutRows} {
 				table, rows := make([]float32, 2*3*70), make([]float32, 2*3*70)
-				if err := run(backend.Of(table), backend.Of(rows), backend.Of(list),
-					r); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, run(backend.Of(table), backend.Of(rows), backend.Of(list),
+					r))
 				if i := slices.IndexFunc(table, func(x float32) bool { return x == x }); i >= 0 {
 					t.Errorf("%s by %v: element %d is %v", kernel, list, i, table[i])
 				}
@@ -68,9 +65,7 @@ func TestRowsArePutInOrderAndOthersStay(t *testing.T) {
 		for i := range rows {
 			rows[i] = float32(i)
 		}
-		if err := (Host{}).PutRows(backend.Of(table), backend.Of(rows), indices, r); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (Host{}).PutRows(backend.Of(table), backend.Of(rows), indices, r))
 		want := []float32{2, 3, 9, 9, 6, 7, 10, 11, 8, 8, 14, 15}
 		if !slices.Equal(table, want) {
 			t.Errorf("%s: the table is %v, want %v", name, table, want)

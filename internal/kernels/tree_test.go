@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // pairwise adds neighbours level by level, as the documentation of backend.Tree has it.
@@ -78,14 +79,10 @@ func TestTreeAddsNeighboursFirst(t *testing.T) {
 				sum := backend.Of(result)
 				if d != backend.F32 {
 					sum = backend.Of(make([]byte, elements*d.Size())).As(d)
-					if err := (kernels.Host{}).Cast(sum, backend.Of(result)); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, (kernels.Host{}).Cast(sum, backend.Of(result)))
 				}
 				dst := backend.Of(make([]byte, elements*d.Size())).As(d)
-				if err := (kernels.Host{}).ReduceIn(backend.Tree, op, dst, srcs...); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, (kernels.Host{}).ReduceIn(backend.Tree, op, dst, srcs...))
 				if !slices.Equal(dst.Bytes(), sum.Bytes()) {
 					t.Errorf("%v of %d sources of %v is not that of the tree", op, n, d)
 				}
@@ -100,9 +97,7 @@ func TestTreesOfTreesAreTheTree(t *testing.T) {
 	xs := operands[float64](leaves, 100)
 	add := func(srcs []backend.Buffer) backend.Buffer {
 		dst := backend.Of(make([]float64, 100))
-		if err := (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst, srcs...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst, srcs...))
 		return dst
 	}
 	var all []backend.Buffer
@@ -138,9 +133,7 @@ func TestATreeInPlace(t *testing.T) {
 	}
 	want := backend.Of(make([]float32, 1000))
 	for _, dst := range []backend.Buffer{want, srcs[3]} {
-		if err := (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst, srcs...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst, srcs...))
 	}
 	if !slices.Equal(srcs[3].Bytes(), want.Bytes()) {
 		t.Error("a sum over one of its sources is another one")
@@ -169,10 +162,8 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 		}
 		add := func(srcs []backend.Buffer) backend.Buffer {
 			dst := backend.Of(make([]float32, 300))
-			if err := (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst,
-				srcs...); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst,
+				srcs...))
 			return dst
 		}
 		want := add(all)
@@ -192,9 +183,7 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 				terms = append(terms, branches...)
 			}
 			for _, dst := range []backend.Buffer{backend.Of(make([]float32, 300)), srcs[0]} {
-				if err := (kernels.Host{}).SumBranches(dst, srcs, terms); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, (kernels.Host{}).SumBranches(dst, srcs, terms))
 				if !slices.Equal(dst.Bytes(), want.Bytes()) {
 					t.Errorf("%d terms of %d ranks, in branches of %v, have another sum", n, ranks,
 						terms)

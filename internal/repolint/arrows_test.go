@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // This file keeps the shape of the module: what may import what, and that
@@ -263,9 +265,7 @@ func sources(t *testing.T) []source {
 		all = append(all, source{filepath.ToSlash(name), f})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return all
 }
 
@@ -289,9 +289,7 @@ func TestImportsFollowTheArrows(t *testing.T) {
 		}
 		for _, spec := range f.Imports {
 			imported, err := strconv.Unquote(spec.Path.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if wrong := violation(f.name, imported); wrong != "" {
 				t.Error(wrong)
 			}
@@ -492,9 +490,7 @@ var ( K = 1 // explained
 func f() {}
 `
 	f, err := parser.ParseFile(token.NewFileSet(), "p.go", text, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := []string{"A", "M", "N", "P", "F", "H", "L"}
 	if got := silent(f); !slices.Equal(got, want) {
 		t.Errorf("silent are %v, want %v", got, want)

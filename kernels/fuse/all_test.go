@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -40,9 +41,7 @@ func TestProgramsRunAtOnce(t *testing.T) {
 	}
 	for _, vectors := range []bool{false, true} {
 		k, err := fuse.PTXAll(all, vectors, fuse.Ampere)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if len(k.Launches) != 2 {
 			t.Errorf("%d launches", len(k.Launches))
 		}
@@ -81,9 +80,7 @@ func TestProgramsRunAtOnce(t *testing.T) {
 			for _, number := range l.Params {
 				params = append(params, addresses[number])
 			}
-			if err := m.launch(l.Entry, l.Blocks, l.Threads, params); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, m.launch(l.Entry, l.Blocks, l.Threads, params))
 		}
 		for i, c := range cases {
 			for k := range want[i] {
@@ -132,9 +129,7 @@ func TestProgramsFoldAtOnce(t *testing.T) {
 	}
 	for _, vectors := range []bool{false, true} {
 		k, err := fuse.PTXAll(all, vectors, fuse.Ampere)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if len(k.Launches) != 4 {
 			t.Errorf("%d launches", len(k.Launches))
 		}
@@ -160,9 +155,7 @@ func TestProgramsFoldAtOnce(t *testing.T) {
 			for _, number := range l.Params {
 				params = append(params, addresses[number])
 			}
-			if err := m.launch(l.Entry, l.Blocks, l.Threads, params); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, m.launch(l.Entry, l.Blocks, l.Threads, params))
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("vectors %v: %v, want %v", vectors, got, want)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -67,9 +68,7 @@ func wavesOf(t *testing.T, o fuse.Op, d backend.DType, x []float64) map[string][
 			if err == nil {
 				err = loop.Run([]backend.Buffer{dst}, []backend.Buffer{src}, backend.Buffer{})
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 		}
 		got[engine] = doubles(dst)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -81,15 +82,11 @@ func BenchmarkHost(b *testing.B) {
 // benchmarkLoop runs a program from x to n elements.
 func benchmarkLoop(b *testing.B, p *fuse.Program, x []float32, n int) {
 	loop, err := fuse.Host(p, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	dst, src := []backend.Buffer{backend.Of(make([]float32, n))}, []backend.Buffer{backend.Of(x)}
 	b.SetBytes(int64(4 * len(x)))
 	for b.Loop() {
-		if err := loop.Run(dst, src, backend.Buffer{}); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, loop.Run(dst, src, backend.Buffer{}))
 	}
 }
 
@@ -101,9 +98,7 @@ func benchmarkGraph(b *testing.B, x []float32, c chain) {
 	defer machine.Close()
 	b.SetBytes(int64(4 * len(x)))
 	for b.Loop() {
-		if err := machine.RunAll(); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, machine.RunAll())
 		machine.Reset()
 	}
 }
@@ -165,13 +160,9 @@ func BenchmarkLayers(b *testing.B) {
 				src[0], src[2], src[3] = dst[0], dst[1], dst[2]
 			}
 			loop, err := fuse.Host(c.p, nil)
-			if err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, err)
 			for b.Loop() {
-				if err := loop.Run(dst, src, backend.Buffer{}); err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, loop.Run(dst, src, backend.Buffer{}))
 			}
 		})
 	}

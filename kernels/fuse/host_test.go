@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -41,9 +42,7 @@ func run(t *testing.T, c *fusetest.Case) {
 	if err != nil {
 		t.Fatalf("%v\n%v", err, c.Program)
 	}
-	if err := loop.Run(c.Dst, c.Src, backend.Buffer{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, loop.Run(c.Dst, c.Src, backend.Buffer{}))
 	if _, err := c.Check(c.Dst); err != nil {
 		t.Fatal(err)
 	}
@@ -73,13 +72,9 @@ func TestUniformIsPhilox(t *testing.T) {
 	p.Code[u].Type = backend.F64
 	p.Store(u, backend.F64, 1)
 	loop, err := fuse.Host(p, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got := make([]float64, 4)
-	if err := loop.Run([]backend.Buffer{backend.Of(got)}, nil, backend.Buffer{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, loop.Run([]backend.Buffer{backend.Of(got)}, nil, backend.Buffer{}))
 	for i, word := range []uint32{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8} {
 		if got[i] != float64(word)/(1<<32) {
 			t.Errorf("word %d is %v, want %v", i, got[i], float64(word)/(1<<32))
@@ -91,9 +86,7 @@ func TestHostAllocatesNothing(t *testing.T) {
 	for seed := range uint64(20) {
 		c := fusetest.Random(rand.New(rand.NewPCG(seed, 3)), 3000)
 		loop, err := fuse.Host(c.Program, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if n := testing.AllocsPerRun(2, func() {
 			err = errors.Join(err, loop.Run(c.Dst, c.Src, backend.Buffer{}))
 		}); n != 0 || err != nil {
@@ -106,9 +99,7 @@ func TestWrongBuffersAreRefused(t *testing.T) {
 	p := &fuse.Program{Shape: []int{2, 3}}
 	p.Store(p.Do(fuse.Neg, p.Load(backend.F32, 3, 1)), backend.F32, 3, 1)
 	loop, err := fuse.Host(p, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	six, five := backend.Of(make([]float32, 6)), backend.Of(make([]float32, 5))
 	for name, test := range map[string]struct {
 		dst, src []backend.Buffer

@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -45,9 +46,7 @@ func testPlacements(t *testing.T, seed uint64, c *fusetest.Case) int {
 	}
 	host, device := c.Placements(), c.Placements()
 	for i := range host {
-		if err := loop.Run(host[i].Dst, host[i].Src, backend.Buffer{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, loop.Run(host[i].Dst, host[i].Src, backend.Buffer{}))
 		if err := c.Equal(host[0].Dst, host[i].Dst); err != nil {
 			t.Fatalf("case %d on the host, placement %d: %v", seed, i, err)
 		}

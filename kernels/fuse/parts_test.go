@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -125,9 +126,7 @@ func TestOutputsOverInputs(t *testing.T) {
 	p.Store(sum, backend.F32, 1)
 	p.Store(p.Do(fuse.Mul, sum, x), backend.F32, 1) // x, which the sum may have written over
 	loop, err := fuse.Host(p, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, over := range []bool{false, true} {
 		xs, ys, sums, products := make([]float32, n), make([]float32, n), make([]float32, n),
 			make([]float32, n)
@@ -139,9 +138,7 @@ func TestOutputsOverInputs(t *testing.T) {
 		}
 		err := loop.Run([]backend.Buffer{backend.Of(sums), backend.Of(products)},
 			[]backend.Buffer{backend.Of(xs), backend.Of(ys)}, backend.Buffer{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for i := range sums {
 			if want := float32(i) + 1; sums[i] != want || products[i] != want*float32(i) {
 				t.Fatalf("over its input %v: element %d is %v and %v, want %v and %v", over, i,
@@ -163,22 +160,16 @@ func TestEpiloguesByRows(t *testing.T) {
 			p.Store(p.Do(fuse.Tanh, p.Do(fuse.Mul, x, p.Load(backend.F32, 0, 1, 0))), backend.F16,
 				rows*inner, inner, 1)
 			loop, err := fuse.Host(p, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			src, want := buffers(p.Inputs, p.Shape), buffers([]fuse.Operand{p.Outputs[0].Operand},
 				p.Shape)
-			if err := loop.Run(want, src, backend.Buffer{}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, loop.Run(want, src, backend.Buffer{}))
 			e := loop.(fuse.Epilogue)
 			if e.Divides(0, inner) || !e.Divides(images*rows, inner) {
 				t.Errorf("rows of %d: it runs in no parts, or not in parts of rows", inner)
 			}
 			got := buffers([]fuse.Operand{p.Outputs[0].Operand}, p.Shape)
-			if err := e.Bind(got, src); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, e.Bind(got, src))
 			for row := images*rows - 2; row >= 0; row -= 2 {
 				e.Elements(row*inner, (row+2)*inner, 0)
 			}
@@ -192,9 +183,7 @@ func TestEpiloguesByRows(t *testing.T) {
 	square.Store(square.Do(fuse.Add, square.Load(backend.F32, 20, 5, 1), square.Load(backend.F32, 0,
 		5, 1)), backend.F32, 20, 5, 1)
 	loop, err := fuse.Host(square, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if e := loop.(fuse.Epilogue); e.Divides(12, 5) || !e.Divides(3, 20) {
 		t.Error("an operand that is the same for all images is read once for all blocks, which " +
 			"begin with an image")
@@ -216,18 +205,14 @@ func TestScatteredCopies(t *testing.T) {
 		}
 		for _, workers := range []*workers.Pool{nil, pool} {
 			loop, err := fuse.Host(p, workers)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			for range 3 {
 				for i := range dst {
 					dst[i] = -1
 				}
 				err := loop.Run([]backend.Buffer{backend.Of(dst)},
 					[]backend.Buffer{backend.Of(src)}, backend.Buffer{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				for i, got := range dst {
 					want := float32(-1)
 					if i%apart < inner {

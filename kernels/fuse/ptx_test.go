@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -111,9 +112,7 @@ func TestDropoutDrawsFourNumbersAtOnce(t *testing.T) {
 		keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), u)
 		p.Store(p.Do(fuse.Mul, p.Load(backend.F32, 40, 1), keep), backend.F32, 40, 1)
 		k, err := fuse.PTX(p, true, fuse.Ampere)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if n := strings.Count(k.Text, "mul.hi.u32"); n > test.most || n < test.most-2 {
 			t.Errorf("strides %v: %d multiplications", test.element, n)
 		}
@@ -138,9 +137,7 @@ func TestHalvesMoveInVectorsOfEight(t *testing.T) {
 				p.Fold(backend.Sum, x, backend.F32, kept...)
 			}
 			k, err := fuse.PTX(p, true, fuse.Ampere)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if whole := shape[len(shape)-1]%8 == 0 || len(shape) == 1 &&
 				seed == 0; whole != strings.Contains(k.Text, "ld.global.v4.u32") {
 				t.Errorf("shape %v loads eight at once: %v", shape, !whole)
@@ -234,16 +231,12 @@ func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 	c.Dst = []backend.Buffer{backend.Of(make([]float64, n)).As(d).Slice(0, n)}
 	emulate(t, c, true, fuse.Ampere)
 	got, want := make([]float64, n), make([]float64, n)
-	if err := (kernels.Host{}).Cast(backend.Of(got), c.Dst[0]); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (kernels.Host{}).Cast(backend.Of(got), c.Dst[0]))
 	wide := &fuse.Program{Shape: p.Shape}
 	args = []fuse.Value{wide.Load(backend.F64, 1), wide.Load(backend.F64, 1)}
 	wide.Store(wide.Do(o, args[:o.Operands()]...), backend.F64, 1)
 	loop, err := fuse.Host(wide, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := loop.Run([]backend.Buffer{backend.Of(want)}, []backend.Buffer{backend.Of(src[0]),
 		backend.Of(src[1])}, backend.Buffer{}); err != nil {
 		t.Fatal(err)
@@ -299,12 +292,8 @@ func TestAssemblerTakesKernels(t *testing.T) {
 	for i, p := range programs {
 		c := capability(i)
 		k, err := fuse.PTX(p, i%3 != 2, c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(text, []byte(k.Text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(text, []byte(k.Text), 0o644))
 		if out, err := exec.Command(ptxas[0], fmt.Sprint("-arch=sm_", c), "-o", os.DevNull,
 			text).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s\n%v\n%s", err, out, p, k.Text)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -77,13 +78,9 @@ func TestSoftMaxOfRows(t *testing.T) {
 		x[i] = float32(math.Sin(float64(i)) * 10)
 	}
 	loop, err := fuse.Host(p, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := loop.Run([]backend.Buffer{backend.Of(y)}, []backend.Buffer{backend.Of(x)},
-		backend.Buffer{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, loop.Run([]backend.Buffer{backend.Of(y)}, []backend.Buffer{backend.Of(x)},
+		backend.Buffer{}))
 	for row := range rows {
 		sum := 0.0
 		for _, e := range y[row*n : (row+1)*n] {
@@ -136,9 +133,7 @@ func TestLateOperandsOfRowsArePrefetched(t *testing.T) {
 	p.Store(p.Do(fuse.Add, p.Do(fuse.Mul, p.Do(fuse.Sub, x, p.Do(fuse.SumRow, x)), gain), late),
 		backend.F32, n, 1)
 	k, err := fuse.PTX(p, true, 80)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got, want := strings.Count(k.Text, "prefetch.global.L2"),
 		strings.Count(k.Text, "ld.global.v4.f32")/3; got != want || want == 0 {
 		t.Errorf("%d prefetches for %d vectors of an operand", got, want)

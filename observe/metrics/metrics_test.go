@@ -30,6 +30,7 @@ import (
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -75,9 +76,7 @@ func train(t *testing.T, ranks int, during func(s *Server, step fit.StepLoss) er
 			fit.OnStep(func(l fit.StepLoss) error { return during(s, l) }))
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // get returns the answer of a server.
@@ -165,9 +164,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	documented := map[string]bool{}
 	for _, file := range []string{"observing.md", "grafana.json"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", "docs", file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if strings.HasSuffix(file, "json") && !json.Valid(text) {
 			t.Errorf("%s is no JSON", file)
 		}
@@ -199,9 +196,7 @@ func (g *generations) Recoveries() (int, time.Duration) { return 2, 1500 * time.
 
 func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
 	taken, err := net.Listen("tcp", loopback)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer taken.Close()
 	var s *Server
 	var training generations
@@ -326,9 +321,7 @@ func TestClientsHaveNoEffectOnATraining(t *testing.T) {
 func serveNothing(t *testing.T, credential string, takes, patience time.Duration) *Server {
 	t.Helper()
 	s, err := listen(loopback, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s.registry = prometheus.NewRegistry()
 	s.Registry().MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "x", Help: "X."},
 		func() float64 { time.Sleep(takes); return 1 }))
@@ -400,16 +393,12 @@ func TestNothingListensUnlessAsked(t *testing.T) {
 		s.Registry().MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "x"}))
 		return errors.Join(err, s.Close())
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 func TestRanksOfAMachineHaveTheNextPorts(t *testing.T) {
 	taken, err := net.Listen("tcp", loopback)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer taken.Close()
 	port := taken.Addr().(*net.TCPAddr).Port
 	for _, test := range []struct {
@@ -461,9 +450,7 @@ func TestMetricsWithALabelRankKeepIt(t *testing.T) {
 	for range 2 { // the labels of a registry stay as they are
 		text.Reset()
 		found, err := s.gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, f := range found {
 			for _, m := range f.GetMetric() {
 				for _, l := range m.GetLabel() {

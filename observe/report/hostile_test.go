@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 	"unicode"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // call is an event of a trace, with changed arguments.
@@ -106,9 +108,7 @@ func TestAStrangersFilesCostLittle(t *testing.T) {
 		put(t, filepath.Join(dir, "trace.0.json"), good)
 		path := filepath.Join(dir, c.file)
 		if put(t, path, c.text); c.make != nil {
-			if err := errors.Join(os.Remove(path), c.make(path)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(os.Remove(path), c.make(path)))
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
@@ -139,9 +139,7 @@ func TestOtherFilesLeaveTracesTheirBytes(t *testing.T) {
 	put(t, filepath.Join(dir, "attempt_0", "rank_0.log"), strings.Repeat("x\n", 5000))
 	put(t, filepath.Join(dir, "others.jsonl"), strings.Repeat("{\"text\": 1}\n", 1<<16))
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer root.Close()
 	j := &Job{dir: root, attempts: map[int]*attempt{}, bytes: mostBytes - mostTraces - 9000}
 	if known, err := j.read("others.jsonl"); known || err != nil {

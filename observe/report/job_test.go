@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // truth is a job whose times are known: integers of nanoseconds, before clocks are set wrong.
@@ -109,12 +111,8 @@ type epoch struct {
 // put writes a file and the directory that it is in.
 func put(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o777))
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o666))
 }
 
 // wholeJob writes what a job with a restart leaves: 8 ranks, of which rank 5 is late by 20 ms in
@@ -138,9 +136,7 @@ func wholeJob(t *testing.T, steps int) (dir string, epochs []epoch) {
 			Loss:    2.25 / x,
 			Metrics: map[string]float64{"accuracy": 1 - 0.5/x, "loss": 2.5 / x}})
 		line, err := json.Marshal(epochs[e])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		lines.Write(append(line, '\n'))
 	}
 	put(t, filepath.Join(dir, "epochs.jsonl"), lines.String())

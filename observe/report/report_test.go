@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -24,9 +25,7 @@ import (
 func read(t *testing.T, dir string) *Job {
 	t.Helper()
 	j, err := Read(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return j
 }
 
@@ -34,9 +33,7 @@ func read(t *testing.T, dir string) *Job {
 func pageOf(t *testing.T, j *Job) string {
 	t.Helper()
 	var text bytes.Buffer
-	if err := j.WriteHTML(&text); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, j.WriteHTML(&text))
 	return text.String()
 }
 
@@ -210,9 +207,7 @@ func TestMergedTraceIsOnOneClock(t *testing.T) {
 	truth{ranks: 2, steps: 100, buckets: 1, delayed: func(int, int) int64 { return 0 },
 		ahead: func(rank int, _ int64) int64 { return int64(rank) * 1e9 }}.write(t, dir)
 	var text bytes.Buffer
-	if err := read(t, dir).WriteChrome(&text); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, read(t, dir).WriteChrome(&text))
 	var file struct {
 		Events []struct {
 			Phase string  `json:"ph"`
@@ -222,9 +217,7 @@ func TestMergedTraceIsOnOneClock(t *testing.T) {
 			Args  struct{ Count, Seq int }
 		} `json:"traceEvents"`
 	}
-	if err := json.Unmarshal(text.Bytes(), &file); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal(text.Bytes(), &file))
 	starts := [2][]nanos{}
 	for _, e := range file.Events {
 		if e.Phase == "X" {
@@ -368,9 +361,7 @@ func TestTraceOfARecorderIsRead(t *testing.T) {
 		Bytes: 12})
 	recorder.End(id, errors.New("rank 1 is down: gone"))
 	var text bytes.Buffer
-	if err := recorder.WriteChrome(&text); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, recorder.WriteChrome(&text))
 	put(t, filepath.Join(dir, "trace.0.json"), text.String())
 	j := read(t, dir)
 	c := j.traces[0].calls[0]
@@ -452,9 +443,7 @@ func TestPageIsWellFormedAndNeedsNoOtherFile(t *testing.T) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		e, ok := token.(xml.StartElement)
 		if ok && !slices.Contains(known, e.Name.Local) {
 			t.Errorf("an element %s", e.Name.Local)

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -141,14 +142,10 @@ func results(t *testing.T, x []operand, build builder) []float64 {
 		nodes = append(nodes, o.node(g, string(rune('q'+i)), tensor.Float64))
 	}
 	y, err := build(nodes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := gorgonia.NewTapeMachine(g)
 	defer m.Close()
-	if err := m.RunAll(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.RunAll())
 	return numbers(t, y.Value())
 }
 
@@ -233,9 +230,7 @@ func TestAttentionErrors(t *testing.T) {
 	checkRefused(t, err, ops.ErrDType, "indices are Int")
 	y, err := Attention(q, q, q, AttentionOptions{KeyLengths: indices([]int{1}, 4).node(g, "long",
 		tensor.Int)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	m := gorgonia.NewTapeMachine(y.Graph())
 	defer m.Close()
 	if err := m.RunAll(); err == nil || !strings.Contains(err.Error(),

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -143,14 +144,10 @@ func TestCumSumOfIntegers(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x := indices([]int{2, 3}, 1, 2, 3, 4, 5, 6).node(g, "x", tensor.Int)
 	y, err := CumSum(1, CumSumOptions{Reverse: true}, x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for range 3 {
 		v, err := y.Op().Do(x.Value())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got := v.Data().([]int); got[0] != 6 || got[2] != 3 || got[3] != 15 || got[5] != 6 {
 			t.Errorf("%v", got)
 		}
@@ -179,9 +176,7 @@ func TestRMSNorm(t *testing.T) {
 func angles(t *testing.T, first, positions, m int) (cos, sin operand) {
 	t.Helper()
 	c, s, err := RotaryAngles(tensor.Float64, 10000, first, positions, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	shape := []int{positions, m / 2}
 	return of(shape, c.Data().([]float64)...), of(shape, s.Data().([]float64)...)
 }

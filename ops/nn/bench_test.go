@@ -6,6 +6,8 @@ import (
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // ofRandom returns what makes random operands of shapes.
@@ -83,9 +85,7 @@ func benchmarkDo(b *testing.B, in []operand, build builder) {
 		values = append(values, x[i].Value())
 	}
 	n, err := build(x)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	o := n.Op().(*Op)
 	var y gorgonia.Value
 	do := func(b *testing.B, o *Op, x []gorgonia.Value) {
@@ -101,9 +101,7 @@ func benchmarkDo(b *testing.B, in []operand, build builder) {
 	}
 	b.Run("result", func(b *testing.B) { do(b, o, values) })
 	back, gradients, err := o.backward()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	result := y
 	for i, g := range gradients {
 		if back[i] != nil && result != nil {

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -120,9 +121,7 @@ func TestDropoutWantsNext(t *testing.T) {
 	op := y.Op()
 	x := g.Inputs()[0].Value()
 	first, err := op.Do(x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := op.Do(x); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("a second run at one step: %v", err)
 	}
@@ -133,9 +132,7 @@ func TestDropoutWantsNext(t *testing.T) {
 	}
 	random.Seek(0, 0)
 	third, err := op.Do(x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if slices.Equal(numbers(t, first), numbers(t, second)) ||
 		!slices.Equal(numbers(t, first), numbers(t, third)) {
 		t.Errorf("masks of steps 0, 1, 0: %v, %v, %v", first, second, third)

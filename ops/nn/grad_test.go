@@ -10,13 +10,12 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func ok(t *testing.T, n *gorgonia.Node, err error) *gorgonia.Node {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return n
 }
 
@@ -44,18 +43,12 @@ func TestGradOfSeveralLosses(t *testing.T) {
 	x, w := vector("x", 1, -2), vector("w", 3, 5)
 	h := cubes(x)
 	first, err := Grad(total(t, gorgonia.Square, h), x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	product := gorgonia.Must(gorgonia.HadamardProd(h, w))
 	second, err := Grad(total(t, gorgonia.Square, product), x, w)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	penalty, err := Grad(total(t, gorgonia.Square, first[0]), x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if x.Deriv() != first[0] || w.Deriv() != second[1] || h.Deriv() != nil {
 		t.Errorf("Deriv of x, w and h: %v %v %v", x.Deriv(), w.Deriv(), h.Deriv())
 	}
@@ -82,9 +75,7 @@ func expectInThreeRuns(t *testing.T, g *gorgonia.ExprGraph, want map[*gorgonia.N
 	m := gorgonia.NewTapeMachine(g)
 	defer m.Close()
 	for run := range 3 {
-		if err := m.RunAll(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, m.RunAll())
 		for n, value := range got {
 			data := (*value).Data().([]float64)
 			for i, w := range want[n] {
@@ -108,9 +99,7 @@ func TestGradThatFails(t *testing.T) {
 		gorgonia.WithName("other"))
 	loss := total(t, gorgonia.Square, x)
 	first, err := gorgonia.Grad(loss, x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := Grad(loss, other); err == nil || !strings.HasPrefix(err.Error(), "nn: Grad: ") {
 		t.Errorf("Grad by what the loss does not read: %v", err)
 	}

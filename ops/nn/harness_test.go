@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // operand is a tensor of float64 that tests make, or of indices.
@@ -88,9 +89,7 @@ func numbers(t *testing.T, v gorgonia.Value) []float64 {
 		t.Fatal("there is no value")
 	}
 	memory, err := elements(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if memory.DType() == backend.F64 {
 		return slices.Clone(backend.View[float64](memory))
 	}
@@ -111,18 +110,14 @@ func graph(t *testing.T, dt tensor.Dtype, in []operand, build builder) (*gorgoni
 		x = append(x, o.node(g, fmt.Sprint("x", i), dt))
 	}
 	y, err := build(x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return g, x, y
 }
 
 func runAll(t *testing.T, m gorgonia.VM) {
 	t.Helper()
 	defer func() { _ = m.Close() }()
-	if err := m.RunAll(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.RunAll())
 }
 
 // forward returns the result's shape and elements, of the tape machine.
@@ -230,9 +225,7 @@ func gradients(t *testing.T, in []operand, build builder, lisp bool) [][]float64
 		if !lisp {
 			v, err = grads[slices.Index(by, n)].Value(), nil
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !slices.Equal(v.Shape(), tensor.Shape(in[i].shape)) {
 			t.Fatalf("the gradient of operand %d has shape %v, want %v", i, v.Shape(), in[i].shape)
 		}
@@ -252,13 +245,9 @@ func checkDistinct(t *testing.T, in []operand, builds ...builder) {
 	}
 	for i, build := range builds {
 		y, err := build(x)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		again, err := build(x)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if y != again {
 			t.Errorf("%v: two equal ones are two nodes", y.Op())
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -111,9 +112,7 @@ func TestIndexErrors(t *testing.T) {
 	_, err = Embedding(count(3).node(g, "v", tensor.Float64), i)
 	checkRefused(t, err, ops.ErrShape, "weights have shape (3), want a matrix")
 	y, err := ByIndices(1, x, i)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = y.Op().Do(x.Value(), i.Value())
 	checkRefused(t, err, backend.ErrArgument, "index 1 is 3, out of range 0 to 2")
 }
@@ -190,15 +189,11 @@ func TestCrossEntropyErrors(t *testing.T) {
 	_, err = CrossEntropy(0, x, l)
 	checkRefused(t, err, backend.ErrArgument, "ignore is 0: pass nn.NoLabel if all labels count")
 	y, err := CrossEntropy(NoLabel, x, l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = y.Op().Do(x.Value(), l.Value())
 	checkRefused(t, err, backend.ErrArgument, "label 1 is 3, out of range 0 to 2")
 	dx, err := gorgonia.Grad(y, x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(dx[0])), x)
 	if says := "gradients of this operation cannot be differentiated again"; err == nil ||
 		!strings.Contains(err.Error(), says) {

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -43,9 +44,7 @@ func TestNormsOfOddPowersAreDefects(t *testing.T) {
 			g := gorgonia.NewGraph()
 			x := count(2, 3).node(g, "x", dt)
 			y, err := gorgonia.Norm(x, 1, p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if _, err := gorgonia.Grad(gorgonia.Must(gorgonia.Sum(y)), x); err != nil {
 				t.Fatal(err)
 			}

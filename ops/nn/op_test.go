@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestAnOperationRunsOnSeveralGoroutines: each run has memory of its own.
@@ -13,9 +15,7 @@ func TestAnOperationRunsOnSeveralGoroutines(t *testing.T) {
 	_, x, y := graph(t, tensor.Float64, []operand{normal(1, 40, 300)}, softmaxer(0))
 	op := y.Op()
 	want, err := op.Do(x[0].Value())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var group sync.WaitGroup
 	for range 8 {
 		group.Go(func() {

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -61,19 +62,13 @@ func TestOperandsInAnyOrder(t *testing.T) {
 	whole := tensor.New(tensor.WithShape(2, 4),
 		tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8}))
 	columns, err := whole.Slice(nil, gorgonia.S(1, 3))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	g := gorgonia.NewGraph()
 	y, err := Slice(1, 1, 2, 1, gorgonia.NewTensor(g, tensor.Float64, 2, gorgonia.WithShape(2, 2),
 		gorgonia.WithName("x")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	v, err := y.Op().Do(columns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := numbers(t, v); got[0] != 3 || got[1] != 7 {
 		t.Errorf("the second column of a slice is %v, want [3 7]", got)
 	}
@@ -171,13 +166,9 @@ func TestIntegersAreMoved(t *testing.T) {
 		value := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking(test.backing))
 		x := gorgonia.NodeFromAny(g, value, gorgonia.WithName("x"))
 		parts, err := Split(1, []int{1, 1, 1}, x)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		y, err := Concat(1, parts[2], parts[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if y.Op().(*Op).DiffWRT(2)[0] {
 			t.Errorf("a join of %v has a gradient", x.Dtype())
 		}
@@ -185,9 +176,7 @@ func TestIntegersAreMoved(t *testing.T) {
 		gorgonia.Read(y, &v)
 		m := gorgonia.NewTapeMachine(g)
 		for range 3 {
-			if err := m.RunAll(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, m.RunAll())
 			if !reflect.DeepEqual(v.Data(), test.want) ||
 				!slices.Equal(v.Shape(), tensor.Shape{2, 2}) {
 				t.Errorf("columns 2 and 1 of %v are %v of shape %v, want %v",

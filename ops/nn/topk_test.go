@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -22,9 +23,7 @@ func checkInts(t *testing.T, in []operand, build builder, shape []int, want ...i
 		gorgonia.Read(y, &v)
 		m := gorgonia.NewTapeMachine(g)
 		for range 3 {
-			if err := m.RunAll(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, m.RunAll())
 			memory, err := elements(v)
 			if err != nil || v.Dtype() != tensor.Int {
 				t.Fatalf("%v: %v (%v)", dt, v.Dtype(), err)
@@ -106,9 +105,7 @@ func TestGatherElements(t *testing.T) {
 	_, err := GatherElements(0, x, list)
 	checkRefused(t, err, ops.ErrShape, "they may differ in axis 0 alone")
 	y, err := GatherElements(1, x, indices([]int{2, 1}, 0, 2).node(g, "j", tensor.Int))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = y.Op().Do(x.Value(), indices([]int{2, 1}, 0, 2).node(g, "k", tensor.Int).Value())
 	checkRefused(t, err, backend.ErrArgument, "index 1 is 2, out of range 0 to 1")
 }

@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // fakeSSH puts a program ssh into PATH that runs commands on this machine, with a home directory
@@ -31,9 +33,7 @@ func fakeSSH(t *testing.T, first string) (homes string) {
 		"HOME=%[2]s/$2 SSH_CONNECTION=\"${GUEST-127.0.0.1} 1 127.0.0.1 22\" %s=host\n"+
 		"export HOME SSH_CONNECTION %[3]s\nunset XDG_CACHE_HOME\nshift 2\n"+
 		"exec ${LOGIN:-sh} -c \"$*\"\n", first, homes, asHelper)
-	if err := os.WriteFile(filepath.Join(homes, "ssh"), []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(homes, "ssh"), []byte(text), 0o700))
 	t.Setenv("PATH", homes+":"+os.Getenv("PATH"))
 	return homes
 }
@@ -58,13 +58,9 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 		echo $EURYALE_TOKEN $MASTER_PORT >&2`, 3, "a", "u@b", "spare")
 	stderr := job.Stderr.(*output)
 	job.Hosts[0].Slots, job.LogDir = 2, filepath.Join(t.TempDir(), "logs")
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := []string{"[0] 0 3 0 2 0 127.0.0.1 77s a " + here + "\n",
 		"[1] 1 3 1 2 0 127.0.0.1 77s a " + here + "\n",
 		"[2] 2 3 0 1 1 127.0.0.1 77s u@b " + here + "\n"}
@@ -124,16 +120,12 @@ func TestTheCredentialOfMetricsFollowsFromTheUsersTokenInEveryKindOfJob(t *testi
 func TestHostsGetTheProgramOnce(t *testing.T) {
 	homes := fakeSSH(t, "")
 	program := filepath.Join(t.TempDir(), "my program.sh")
-	if err := os.WriteFile(program, []byte("echo $0 $*"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(program, []byte("echo $0 $*"), 0o700))
 	var first []os.FileInfo
 	for range 2 {
 		job, out, _ := onHosts(t, "", 1, "a")
 		job.Program, job.Args = program, []string{"'two", `words' "`}
-		if err := Run(t.Context(), job); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Run(t.Context(), job))
 		cached, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/*")
 		if err != nil || len(cached) != 2 || !strings.HasSuffix(out.String(),
 			"/my program.sh 'two words' \"\n") {
@@ -175,9 +167,7 @@ func TestLoginsOfHostsMayBeOdd(t *testing.T) {
 func TestDamagedCopyIsNotRun(t *testing.T) {
 	homes := fakeSSH(t, "")
 	program := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(program, []byte("echo good"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(program, []byte("echo good"), 0o700))
 	run := func() (string, error) {
 		job, out, _ := onHosts(t, "", 1, "a")
 		job.Program, job.Args = program, nil
@@ -191,9 +181,7 @@ func TestDamagedCopyIsNotRun(t *testing.T) {
 	if err != nil || len(copies) != 1 {
 		t.Fatalf("%v, %v", copies, err)
 	}
-	if err := os.WriteFile(copies[0], []byte("echo evil"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(copies[0], []byte("echo evil"), 0o700))
 	if out, err := run(); err == nil || out != "" ||
 		!strings.Contains(err.Error(), "program is damaged: run again to copy it anew") {
 		t.Errorf("%v, %q", err, out)
@@ -219,9 +207,7 @@ func TestJobsShareTheCacheOfAHost(t *testing.T) {
 	for i := range 30 {
 		err = errors.Join(err, os.WriteFile(filepath.Join(own, fmt.Sprint(i)), nil, 0o600))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var jobs sync.WaitGroup
 	for range 3 {
 		jobs.Go(func() {
@@ -244,13 +230,9 @@ func TestHostsWaitForOneThatTakesLongerToCopy(t *testing.T) {
 		t.Skip("it takes 5 seconds: set EURYALE_FULL=1")
 	}
 	homes := fakeSSH(t, `case "$*" in *"-- b "*) PATH=${0%/*}/slow:$PATH;; esac`)
-	if err := os.Mkdir(homes+"/slow", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(homes+"/slow", 0o700))
 	chmod := "#!/bin/sh\nsleep 5\nexec /bin/chmod \"$@\"\n" // the script calls it after a copy
-	if err := os.WriteFile(homes+"/slow/chmod", []byte(chmod), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(homes+"/slow/chmod", []byte(chmod), 0o700))
 	job, out, _ := onHosts(t, "echo up", 2, "a", "b")
 	if err := Run(t.Context(), job); err != nil {
 		t.Errorf("%v, %s", err, out)
@@ -268,9 +250,7 @@ func TestJobOnHostsGoesOnAfterAPauseOfItsLauncher(t *testing.T) {
 	cmd.Env = append(os.Environ(), asHelper+"=launcher of hosts", "EURYALE_TIMEOUT=20s")
 	out := newOutput()
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	out.await(t, 2, "up")
 	cmd.Process.Signal(syscall.SIGSTOP)
 	time.Sleep(silence + 2*beat)
@@ -460,9 +440,7 @@ func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
 			err = os.WriteFile(filepath.Join(homes, "ssh"), []byte(strings.Replace(string(text),
 				"\n", "\n"+first+"\n", 1)), 0o700)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		job, _, _ := onHosts(t, "", 1, "a")
 		if job.Program, err = os.Executable(); err != nil {
 			t.Fatal(err)
@@ -679,9 +657,7 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	c := newCluster(Job{Program: "../../examples/digits"}, b)
 	for _, p := range []platform{here(), {"linux", "arm64"}} {
 		k, err := c.newKit(t.Context(), p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if of := builtFor(k[1].path); of != p || usesGPU(k[1].path) {
 			t.Errorf("the program for %v is for %v", p, of)
 		}
@@ -708,9 +684,7 @@ func TestHostsOfAnotherArchitectureRunALauncherBuiltForThem(t *testing.T) {
 	} {
 		err = errors.Join(err, os.WriteFile(filepath.Join(homes, "arm", name), []byte(text), 0o700))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	job, out, _ := onHosts(t, "echo up", 1, "a")
 	if err := Run(t.Context(), job); err != nil || out.String() != "[0] up\n" {
 		t.Errorf("%v, %s", err, out)
@@ -731,9 +705,7 @@ func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
 	for name, text := range map[string]string{"go.mod": "module program\n",
 		"main.go": "package main\n\nfunc main() { println(\"under way\") }\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	for tags, want := range map[string]string{"gpu": "host a: nccl: " + lackOfTests + "\n",
 		"": ""} {

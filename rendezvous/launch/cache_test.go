@@ -11,15 +11,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // copyOf is a job on host a whose program, a copy in the cache, runs a script.
 func copyOf(t *testing.T, script string, ranks int) (Job, *output) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(program, []byte(script), 0o700))
 	job, out, _ := onHosts(t, "", ranks, "a")
 	job.Program, job.Args, job.Hosts[0].Slots = program, nil, ranks
 	return job, out
@@ -43,9 +43,7 @@ func TestCopiesThatALiveJobUsesStay(t *testing.T) {
 		err = errors.Join(err, os.Mkdir(later, 0o700), os.Chtimes(later, hour, hour),
 			os.Mkdir(old, 0o700), os.Chtimes(old, time.Unix(1, 0), time.Unix(1, 0)))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	other, _ := copyOf(t, "exit", 1)
 	if err := Run(t.Context(), other); err != nil {
 		t.Error(err)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestWrongElasticJobsAreRefused(t *testing.T) {
@@ -49,9 +50,7 @@ func TestAProgramThatCannotStartIsNotReplacedForEver(t *testing.T) {
 func byProcess(t *testing.T, cases string) string {
 	path := filepath.Join(t.TempDir(), "program.sh")
 	text := `n=${EURYALE_ELASTIC#*'"Process":'}; case ${n%%,*} in ` + cases + " esac\n"
-	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o700))
 	return path
 }
 
@@ -80,22 +79,16 @@ func TestAReplacementHasTheSeatOfTheProcessThatIsLost(t *testing.T) {
 
 func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
 	input := filepath.Join(t.TempDir(), "input")
-	if err := os.WriteFile(input, []byte("input\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(input, []byte("input\n"), 0o600))
 	in, err := os.Open(input)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer in.Close()
 	logs, up := filepath.Join(t.TempDir(), "logs"), filepath.Join(t.TempDir(), "up")
 	program := byProcess(t, "1) cat; kill -9 $$;; 2) until [ -e "+up+" ]; do sleep 0.02; done;; "+
 		"*) echo number $n; >"+up+";;")
 	err = Run(t.Context(), Job{Program: program, Ranks: 2, Elastic: &Elastic{Least: 1},
 		LogDir: logs, Stdin: in})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name, says := range map[string]string{"rank_0.log": "input", "rank_2.log": "number 3",
 		"launcher_0.log": "process 0 has ended (signal: killed): process 2 takes its place\n"} {
 		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", name))
@@ -145,14 +138,10 @@ func TestNothingStartsAfterAProcessThatCannot(t *testing.T) {
 	if err == nil {
 		w.logs, err = job.openLogs(0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer w.logs.close()
 	name := filepath.Join(job.LogDir, "attempt_0", "rank_1.log")
-	if err := os.WriteFile(name, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(name, nil, 0o600))
 	w.begin()
 	if err := w.run(t.Context()); len(w.children) != 1 || !errors.Is(err, os.ErrExist) {
 		t.Errorf("%d have started, %v", len(w.children), err)

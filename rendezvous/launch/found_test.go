@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // signalled is a job that ranks and signals can be sent to.
@@ -78,9 +79,7 @@ func TestFoundFullOutputIsTheLaunchersOwnFailure(t *testing.T) {
 	}
 	defer full.Close()
 	reader, closed, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	reader.Close()
 	defer closed.Close()
 	for want, to := range map[error]*os.File{unix.ENOSPC: full, unix.EPIPE: closed} {
@@ -106,9 +105,7 @@ func TestBuildEndsThoughItsOutputStaysOpen(t *testing.T) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "main.go"), nil, 0o600)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	_, ended := signalled(t, Job{Program: dir, Ranks: 1})
 	if err := await(t, ended); err == nil || !strings.HasSuffix(err.Error(), "broken") {
@@ -167,9 +164,7 @@ func restarting(t *testing.T, failures, restarts int) (Job, *output, *[]string) 
 
 func TestFailedJobIsStartedAnew(t *testing.T) {
 	job, out, notices := restarting(t, 2, 3)
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	want := []string{
 		"rank 1 failed: exit status 7: restarting all ranks (restart 1 of 3)",
 		"rank 1 failed: exit status 7: restarting all ranks (restart 2 of 3)",
@@ -274,9 +269,7 @@ func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 			`echo out $RANK; echo err $RANK >&2
 			if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exit 1; fi`)
 		job.LogDir, job.MaxRestarts = filepath.Join(t.TempDir(), "logs"), 1
-		if err := Run(t.Context(), job); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Run(t.Context(), job))
 		for attempt := range 2 {
 			for r := range ranks {
 				text, err := os.ReadFile(
@@ -302,9 +295,7 @@ func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 func scratches(t *testing.T, dir string) []string {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return all
 }
 
@@ -312,25 +303,15 @@ func TestFoundScratchOfAKilledLauncherIsSwept(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	live, err := newScratch()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	dead, err := newScratch()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dead.path, "program"), []byte("x"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dead.path, "program"), []byte("x"), 0o700))
 	dead.lock.Close() // as the kernel does
 	other := filepath.Join(temp, "other")
-	if err := errors.Join(os.Mkdir(other, 0o700),
-		os.Symlink(other, filepath.Join(temp, "euryale-run-link"))); err != nil {
-		t.Fatal(err)
-	}
-	if err := Run(t.Context(), Job{Program: "/bin/true", Ranks: 1}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(os.Mkdir(other, 0o700),
+		os.Symlink(other, filepath.Join(temp, "euryale-run-link"))))
+	require.NoError(t, Run(t.Context(), Job{Program: "/bin/true", Ranks: 1}))
 	if left := scratches(t, temp); len(left) != 3 { // the live one, the other and the link to it
 		t.Errorf("left: %q", left)
 	}
@@ -351,9 +332,7 @@ func slowGo(t *testing.T) (dir, pid string) {
 	pid = filepath.Join(dir, "pid")
 	script := fmt.Sprintf("#!/bin/sh\nmkdir $GOTMPDIR/go-build1 $TMPDIR/cc1\necho $$ > "+
 		"%[1]s.new\nmv %[1]s.new %[1]s\nexec sleep 100\n", pid)
-	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755))
 	return dir, pid
 }
 
@@ -397,13 +376,9 @@ func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
 	cmd := exec.Command(os.Args[0], pkg)
 	cmd.Env = append(os.Environ(), asHelper+"=builder", "TMPDIR="+temp, "PATH="+goDir+":"+os.Getenv(
 		"PATH"))
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	builder := awaitFile(t, pid)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Process.Kill())
 	cmd.Wait() // says that it was killed
 	gone(t, builder)
 	for end := time.Now().Add(long); len(scratches(t, temp)) > 0; time.Sleep(time.Millisecond) {
@@ -431,9 +406,7 @@ func TestPackageIsBuiltInACheckoutThatGitRefuses(t *testing.T) {
 	t.Setenv("GOFLAGS", "-buildvcs=auto")
 	pkg := writeFiles(t, map[string]string{"go.mod": goMod,
 		"main.go": "package main\n\nfunc main() {}\n"})
-	if err := os.Mkdir(filepath.Join(pkg, ".git"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(filepath.Join(pkg, ".git"), 0o755))
 	if err := Run(t.Context(), Job{Program: pkg, Ranks: 1}); err != nil {
 		t.Error(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -156,9 +157,7 @@ func TestRanksSeeTheirEnvironment(t *testing.T) {
 		echo $MASTER_PORT $EURYALE_JOB $EURYALE_TOKEN >&2; echo "$X"`)
 	job.Env = []string{"X=kept", "RANK=77", "EURYALE_TOKEN=old", "EURYALE_TERMINAL=1"}
 	stderr := job.Stderr.(*output)
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	want := []string{
 		"[0] 0 3 0 3 0 127.0.0.1\n", "[0] kept\n",
 		"[1] 1 3 1 3 0 127.0.0.1\n", "[1] kept\n",
@@ -182,9 +181,7 @@ func TestRanksSeeTheirEnvironment(t *testing.T) {
 
 func TestOneRankHasNoPrefix(t *testing.T) {
 	job, out, _ := shell(1, `printf 'a\rb'; printf "%s|" "$@"`, "x", "--flag", "two words")
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	if got := out.String(); got != "a\rb--flag|two words|" {
 		t.Errorf("%q", got)
 	}
@@ -203,9 +200,7 @@ func TestLinesAreNeverMixed(t *testing.T) {
 		4,
 		`i=0; while [ $i -lt 200 ]; do printf "$RANK$RANK"; printf "$RANK\n"; i=$((i+1)); done
 		printf end$RANK`)
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	counts := map[string]int{}
 	for line := range strings.Lines(out.String()) {
 		counts[line]++
@@ -225,17 +220,13 @@ func TestLinesAreNeverMixed(t *testing.T) {
 
 func TestOnlyRank0HasInput(t *testing.T) {
 	in, feed, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer in.Close()
 	feed.WriteString("something to read\n")
 	feed.Close()
 	job, out, _ := shell(3, `read line; echo "read $line"`)
 	job.Stdin = in
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	if got, want := sorted(out.String()), []string{"[0] read something to read\n", "[1] read \n",
 		"[2] read \n"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
@@ -407,9 +398,7 @@ func TestKilledLauncherLeavesNoProcess(t *testing.T) {
 	cmd.Env = append(os.Environ(), asHelper+"=launcher")
 	out := newOutput()
 	cmd.Stdout = out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	pids := out.await(t, 6, "] ")
 	cmd.Process.Kill()
 	cmd.Wait()
@@ -421,9 +410,7 @@ func TestKilledLauncherLeavesNoProcess(t *testing.T) {
 func TestGroupEndsWithItsRank(t *testing.T) {
 	job, out, _ := shell(2, `sleep 100 & echo pid $!`)
 	started := time.Now()
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	if took := time.Since(started); took > long {
 		t.Errorf("took %v", took)
 	}
@@ -437,9 +424,7 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	return dir
 }
@@ -459,10 +444,8 @@ import (
 func main() { fmt.Println(os.Getenv("RANK"), os.Args[1:]) }
 `})
 	out := newOutput()
-	if err := Run(t.Context(), Job{Program: pkg, Args: []string{"--n", "3"}, Ranks: 2,
-		Stdout: out}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), Job{Program: pkg, Args: []string{"--n", "3"}, Ranks: 2,
+		Stdout: out}))
 	if got := sorted(out.String()); !slices.Equal(
 		got, []string{"[0] 0 [--n 3]\n", "[1] 1 [--n 3]\n"}) {
 		t.Errorf("%q", got)
@@ -480,9 +463,7 @@ func TestProgramsThatCannotRunAreExplained(t *testing.T) {
 	library := writeFiles(t, map[string]string{"go.mod": goMod, "lib.go": "package lib\n"})
 	plain := filepath.Join(writeFiles(t, map[string]string{"data": "no program"}), "data")
 	garbage := filepath.Join(writeFiles(t, map[string]string{"exe": "\x00\x01garbage"}), "exe")
-	if err := os.Chmod(garbage, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chmod(garbage, 0o755))
 	for name, want := range map[string]string{
 		broken: "does not build (exit status 1): correct " +
 			"this|undefined: undefinedName",

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // trap is a victim's file and the command that links logs/attempt_1/rank_0.log to it, as another
@@ -19,9 +21,7 @@ func trap(t *testing.T) (logs, victim, script string) {
 	t.Helper()
 	dir := t.TempDir()
 	logs, victim = filepath.Join(dir, "logs"), filepath.Join(dir, "victim")
-	if err := os.WriteFile(victim, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(victim, []byte("secret"), 0o600))
 	attempt := filepath.Join(logs, "attempt_1")
 	return logs, victim, fmt.Sprintf("mkdir -p %[1]s; ln -sf %[2]s %[1]s/rank_0.log; "+
 		"ln -sf %[2]s %[1]s/rank_1.log", attempt, victim)
@@ -37,9 +37,7 @@ func untouched(t *testing.T, victim string) {
 func TestLogsOfAnyAttemptAreRefusedBeforeAnyRankStarts(t *testing.T) {
 	logs, victim, script := trap(t)
 	job, _, _ := shell(1, script)
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	job, out, _ := shell(2, `echo started; exit 3`)
 	job.LogDir, job.MaxRestarts = logs, 1
 	err := Run(t.Context(), job)
@@ -64,9 +62,7 @@ func TestLogsFollowNoLinkMadeBetweenAttempts(t *testing.T) {
 
 func TestLogsDoNotLeaveTheirDirectory(t *testing.T) {
 	logs, elsewhere := t.TempDir(), t.TempDir()
-	if err := os.Symlink(elsewhere, filepath.Join(logs, "attempt_0")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Symlink(elsewhere, filepath.Join(logs, "attempt_0")))
 	for _, m := range []*Machines{nil, {Count: 1, Rendezvous: "127.0.0.1:1", Token: "t"}} {
 		job, _, _ := shell(1, `echo started`)
 		job.LogDir, job.Machines = logs, m
@@ -85,9 +81,7 @@ func TestMachinesShareADirectoryForLogs(t *testing.T) {
 		job, _, _ := shell(2, `echo rank $RANK`)
 		job.LogDir, job.Machines = logs, &Machines{Count: 2, Number: n,
 			Rendezvous: "127.0.0.1:1", Token: "0123456789abcdef"}
-		if err := Run(t.Context(), job); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, Run(t.Context(), job))
 		if err := Run(t.Context(), job); !errors.Is(err, fs.ErrExist) {
 			t.Errorf("machine %d wrote over its earlier logs: %v", n, err)
 		}
@@ -105,9 +99,7 @@ func TestLauncherLogsWhenAnAttemptBeganAndHowItEnded(t *testing.T) {
 	began := time.Now().Add(-time.Millisecond)
 	job, _, _ := shell(2, `if [ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ]; then exit 3; fi`)
 	job.LogDir, job.MaxRestarts = filepath.Join(t.TempDir(), "logs"), 1
-	if err := Run(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Run(t.Context(), job))
 	for attempt, want := range []string{"rank 1 failed", "all ranks have ended"} {
 		text, err := os.ReadFile(filepath.Join(job.LogDir, attemptDir(attempt), "launcher_0.log"))
 		lines := strings.Split(string(text), "\n")

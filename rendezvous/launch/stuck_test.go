@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // beTraced is a rank whose number 1 SIGKILL does not end: as long as a process that traces it does
@@ -111,9 +112,7 @@ func await(t *testing.T, ended chan error) error {
 
 func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEnds(t *testing.T) {
 	in, fail, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer in.Close()
 	notices := make(chan string, 4)
 	job := Job{Stdin: in, MaxRestarts: 3, Notice: func(text string) { notices <- text },
@@ -212,9 +211,7 @@ func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
 	go func() { ended <- Run(context.Background(), job) }()
 	line := out.await(t, 1, "pid ")[0]
 	pid, err := strconv.Atoi(line[strings.LastIndex(line, " ")+1:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for !strings.Contains(state(os.DirFS("/"), pid), "state T") {
 		time.Sleep(time.Millisecond)
 	}

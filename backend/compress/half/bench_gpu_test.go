@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/gpu"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -70,9 +71,7 @@ func connected(b *testing.B, devices []*cuda.Device, o gpu.Options) []backend.Co
 	nccl := gpu.New(func(ordinal int) (gpu.Device, error) { return devices[ordinal], nil })
 	nccl.Options = &o
 	g, err := backendtest.Over(nccl)(len(devices), time.Minute)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	b.Cleanup(func() {
 		backendtest.Each(b, g.Comms, backend.Communicator.Close)
 		if err := g.Close(); err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 var halves = []backend.DType{backend.F16, backend.BF16}
@@ -36,9 +37,7 @@ func wrap(half backend.DType) func(backend.Communicator) backend.Communicator {
 func ranks(t *testing.T, P int, half backend.DType, f func(c *Communicator) error) {
 	t.Helper()
 	g, err := backendtest.Over(host.Backend{}, wrap(half))(P, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		return errors.Join(f(c.(*Communicator)), c.Close())
 	})
@@ -178,10 +177,8 @@ func TestBitsAreThoseOfFP32AccumulationWithOneRounding(t *testing.T) {
 		k := kernels.Host{}
 		round := func(x []float32) []float32 {
 			b := backend.Of(narrow).As(half)
-			if err := errors.Join(k.Cast(b, backend.Of(x)),
-				k.Cast(backend.Of(wide), b)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(k.Cast(b, backend.Of(x)),
+				k.Cast(backend.Of(wide), b)))
 			return wide
 		}
 		for r := range P {
@@ -492,9 +489,7 @@ func TestInnerRoundsOnTheWayWhereItCan(t *testing.T) {
 		}
 		between := func(c backend.Communicator) backend.Communicator { return group.Compared(c) }
 		g, err := backendtest.Over(host.Backend{}, on, between, wrap(half))(P, time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		backendtest.Each(t, g.Comms, func(comm backend.Communicator) error {
 			part, err := comm.Split(0, comm.Rank())
 			if err != nil {
@@ -567,9 +562,7 @@ func TestRanksThatRoundDifferentlyAreTold(t *testing.T) {
 	}
 	own := func(c backend.Communicator) backend.Communicator { return wrap(of(c.Rank()))(c) }
 	g, err := backendtest.Over(host.Backend{}, on, between, own)(2, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		y := backend.Of(operand(200, c.Rank()))
 		if err := backend.Run(c, reduction(backend.AllReduce, backend.Sum), y, y); !errors.Is(
@@ -592,14 +585,10 @@ func TestWrongArguments(t *testing.T) {
 // On a device half starts kernels and touches nothing.
 func TestDeviceMemory(t *testing.T) {
 	d, err := fakedevice.New(host.Device{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	onDevice := func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, d) }
 	g, err := backendtest.Over(host.Backend{}, onDevice, wrap(backend.F16))(3, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error { return deviceSum(c) })
 	if err := errors.Join(g.Close(), d.Close()); err != nil {
 		t.Error(err)

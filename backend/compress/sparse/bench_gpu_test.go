@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -175,9 +176,7 @@ func onGPUs(b *testing.B, n, P int, way way, staged bool) float64 {
 		}
 		return reduces(b, comm, n, way.sign, s)
 	})
-	if err := testranks.Join(errs); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, testranks.Join(errs))
 	return b.Elapsed().Seconds() / float64(b.N)
 }
 

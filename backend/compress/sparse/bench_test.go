@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // BenchmarkAllReduce compares ways to reduce the same operand among ranks that are
@@ -39,9 +40,7 @@ func BenchmarkAllReduce(b *testing.B) {
 func allReduce(b *testing.B, wrap func(backend.Communicator) (backend.Communicator, error), P int) {
 	const n = 1 << 22
 	g, err := backendtest.Over(host.Backend{})(P, time.Minute)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	backendtest.Each(b, g.Comms, func(inner backend.Communicator) error {
 		c, err := wrap(inner)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/serial"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -86,15 +87,11 @@ func connected(t testing.TB, k testenv.Kind, P int) *testranks.Group[*testenv.Ra
 		if len(onGPUs.Ranks) == P {
 			return onGPUs
 		}
-		if err := onGPUs.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, onGPUs.Close())
 		onGPUs = nil
 	}
 	r, err := testranks.Connect(P, 0, connect)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if k.OnGPU() {
 		onGPUs = r
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -44,9 +45,7 @@ func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communic
 	f func(c *Communicator) error) {
 	t.Helper()
 	g, err := backendtest.Over(host.Backend{}, wrap)(P, time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		return errors.Join(f(c.(*Communicator)), c.Close())
 	})
@@ -919,9 +918,7 @@ func TestStatesOfEarlierProgramsLoad(t *testing.T) {
 		return errors.Join(err, same(y, want), same(kept(c), minus(x, largest(x, 10))))
 	})
 	c, err := New(alone{}, TopK(0.1), WithValues(backend.F16))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for description, want := range map[string]bool{
 		"sparse (topk=0.1, values f16, feedback true)":                                   true,
 		"sparse (topk=0.1, values f16, feedback true, warm-up 0, fewest bytes false)":    true,
@@ -1159,9 +1156,7 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 		results := make([][]byte, 2)
 		for i, do := range []func(*kernels.Selection){
 			func(s *kernels.Selection) {
-				if err := (kernels.Host{}).Select(s); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, (kernels.Host{}).Select(s))
 			},
 			func(s *kernels.Selection) { new(selector).run(s) },
 		} {
@@ -1177,10 +1172,8 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 			do(&own)
 			y := make([]float64, n)
 			if i == 0 {
-				if err := (kernels.Host{}).Combine(backend.Of(y), l.messages(memory, 1),
-					3); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, (kernels.Host{}).Combine(backend.Of(y), l.messages(memory, 1),
+					3))
 			} else {
 				new(selector).combine(backend.Of(y), l.messages(memory, 1), 3)
 			}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // library stands for NVIDIA's: a device with a link to another GPU, one to a
@@ -65,17 +67,13 @@ int nvmlDeviceGetViolationStatus(void *device, int policy, unsigned long long *v
 func TestLibraryTellsDriverAndLinks(t *testing.T) {
 	dir := t.TempDir()
 	source, so := filepath.Join(dir, "nvml.c"), filepath.Join(dir, "libnvml.so")
-	if err := os.WriteFile(source, []byte(library), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(source, []byte(library), 0o600))
 	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", so, source).
 		CombinedOutput(); err != nil {
 		t.Skipf("no compiler: %v: %s", err, out)
 	}
 	l, err := open(so)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if driver, err := l.Driver(); err != nil || driver != "580.95.05" {
 		t.Errorf("driver %q, %v", driver, err)
 	}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/cpu"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // emulator runs the kernels' sources on the host, in its own process that
@@ -109,30 +111,18 @@ func compiles(t *testing.T, cxx string, args ...string) {
 func startEmulator(t *testing.T, binary string, nbytes int) *emulator {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "arena"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer file.Close()
-	if err := file.Truncate(int64(nbytes)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, file.Truncate(int64(nbytes)))
 	arena, err := mapped(file, nbytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cmd := exec.Command(binary, file.Name(), strconv.FormatUint(emulatedBase, 16))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		in.Close()
 		if err := cmd.Wait(); err != nil {
@@ -193,9 +183,7 @@ func testAccuracy(t *testing.T, binary string) {
 		n = "400000"
 	}
 	out, err := exec.Command(binary, "accuracy", n).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	most := map[string]float64{"exp": 1, "log": 1, "tanh": 2, "sigmoid": 3, "pow": 1, "expm1": 4,
 		"log1p": 4, "log2": 2, "softplus": 4}
 	for line := range strings.Lines(string(out)) {
@@ -225,9 +213,7 @@ func testRounding(t *testing.T, binary string) {
 // with those of the PTX.
 func testSourcesAreWhatWasCompiled(t *testing.T, binary string) {
 	out, err := exec.Command(binary, "kernels").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	compiled := signatures(t)
 	n := 0
 	for line := range strings.Lines(string(out)) {

@@ -3,14 +3,14 @@ package cuda
 import (
 	"slices"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestEveryFamilyIsLoadedBySomeone compares the lists with the PTX that is embedded.
 func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
 	texts, err := textsWith("", hopper)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	listed := append(append(QueueFamilies(), PeerFamilies(true)...), Products, Convolutions, Images,
 		IndexedRows, Recurrences)
 	listed = append(listed, AttentionFamilies()...)
@@ -32,9 +32,7 @@ func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
 // TestKernelsHaveOneFamily: a launch finds its kernel by the name alone.
 func TestKernelsHaveOneFamily(t *testing.T) {
 	texts, err := textsWith("", hopper)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	homes := map[string]string{}
 	for family, text := range texts {
 		for name := range bodies(text) {

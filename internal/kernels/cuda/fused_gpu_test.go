@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/fusetest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -93,9 +94,7 @@ func TestGPUFusedKernelsComputeWhatProgramsSay(t *testing.T) {
 		d := place(g, c, loop.Scratch(), seed%4 > 0)
 		after := d.run(t, g, loop)
 		part, err := c.Check(d.results(g, after))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		checked += part
 		again := d.run(t, g, loop)
 		if n := len(d.memory) - d.scratch.NBytes(); !bytes.Equal(after[:n], again[:n]) {
@@ -167,9 +166,7 @@ func TestGPUFoldsAtOnce(t *testing.T) {
 			append(c.Src, backend.Of(numbers))
 	}
 	loop, err := g.Launcher.(*Stream).FuseAll(all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, aligned := range []bool{true, false} {
 		d := place(g, c, loop.Scratch(), aligned)
 		var got []float64
@@ -220,9 +217,7 @@ func TestGPUFusedRunsRefuseWrongMemory(t *testing.T) {
 	p := &fuse.Program{Shape: []int{1 << 16}, Reduced: []bool{true}}
 	p.Fold(backend.Sum, p.Load(backend.F32, 1), backend.F32, 0)
 	loop, err := g.Launcher.(*Stream).Fuse(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	x, y := backend.OnDevice(backend.F32, uintptr(g.addr), 1<<16), backend.OnDevice(backend.F32,
 		uintptr(g.addr)+1<<19, 1)
 	for name, err := range map[string]error{
@@ -349,9 +344,7 @@ func BenchmarkGPUFused(b *testing.B) {
 	scratch := backend.OnDevice(backend.U8, memory+3*4*n, scratchBytes)
 	for name, p := range benchmarked(n) {
 		loop, err := stream.Fuse(p)
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		var dst, src []backend.Buffer
 		large, small := 0, 0 // parts, and pieces of the scratch, from its end
 		put := func(o fuse.Operand) backend.Buffer {

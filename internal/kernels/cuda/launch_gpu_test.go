@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // gpu is the first device of the machine.
@@ -111,9 +112,7 @@ func TestGPUErrorsNameTheKernel(t *testing.T) {
 func TestGPUCompilesOnlyWhatHasNoMachineCode(t *testing.T) {
 	openGPU(t, 1<<10)
 	own, err := capability()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all := slices.Concat(QueueFamilies(), PeerFamilies(true), AttentionFamilies(),
 		[]string{Products, Convolutions, Images, IndexedRows, Recurrences})
 	slices.Sort(all)
@@ -124,9 +123,7 @@ func TestGPUCompilesOnlyWhatHasNoMachineCode(t *testing.T) {
 			if err == nil {
 				err = errors.Join(loaded.Prepare(all...), loaded.Prepare(all...))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if got := loaded.Families(); !slices.Equal(got, all) {
 				t.Errorf("%v are loaded, want %v", got, all)
 			}
@@ -134,9 +131,7 @@ func TestGPUCompilesOnlyWhatHasNoMachineCode(t *testing.T) {
 				t.Errorf("EURYALE_KERNELS=%q: the driver has compiled %v, want %v", kernels, got,
 					want)
 			}
-			if err := loaded.Unload(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, loaded.Unload())
 		}
 	}
 	check("sm_70", all)
@@ -161,26 +156,16 @@ func BenchmarkLaunch(b *testing.B) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	defer ctx.Destroy()
 	loaded, err := Load()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	s, err := cu.MakeStream(cu.NonBlocking)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	addr, err := cu.MemAlloc(1 << 10)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	x := backend.OnDevice(backend.F32, uintptr(addr), 256)
-	if err := loaded.Prepare("divide"); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, loaded.Prepare("divide"))
 	plain := &Loaded{context: loaded.context, functions: map[Entry]*function{}}
 	for e, f := range loaded.functions {
 		plain.functions[e] = &function{e, f.handle, traits{}}
@@ -193,19 +178,13 @@ func BenchmarkLaunch(b *testing.B) {
 		b.Run(way.name, func(b *testing.B) {
 			runtime.LockOSThread() // this is another goroutine
 			defer runtime.UnlockOSThread()
-			if err := cu.SetCurrentContext(ctx); err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, cu.SetCurrentContext(ctx))
 			b.ReportAllocs()
 			for i := 1; b.Loop(); i++ {
-				if err := k.Divide(x, x, 1); err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, k.Divide(x, x, 1))
 				if i%512 == 0 {
 					b.StopTimer()
-					if err := s.Synchronize(); err != nil {
-						b.Fatal(err)
-					}
+					require.NoError(b, s.Synchronize())
 					b.StartTimer()
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // halvings makes every Halved call among peers of n elements.
@@ -59,10 +60,8 @@ func TestHalvedRoundsHaveRoom(t *testing.T) {
 		for _, n := range []int{1, 59, 60, 61, 1 << 20, 1<<25 + 7} {
 			p := peersOf(size)
 			x := device(backend.F32, 1<<40, n)
-			if err := New(v).Exchange(p, &PeerCall{Way: Halved, Half: backend.BF16, Dst: x,
-				Src: x}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, New(v).Exchange(p, &PeerCall{Way: Halved, Half: backend.BF16, Dst: x,
+				Src: x}))
 			words := v.last.Params()
 			some, rounds := int(words[len(words)-3]), int(words[len(words)-2])
 			if some*2*size > p.Lines || some*rounds*size*60 < n || (some-1)*rounds*size*60 >= n {

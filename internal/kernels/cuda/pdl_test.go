@@ -4,15 +4,15 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // On every path, a kernel launched with PDL waits for the kernels before it ahead of its first
 // access to memory. On Hopper, all kernels take part.
 func TestKernelsWithPDLWaitFirst(t *testing.T) {
 	texts, err := textsWith("", hopper)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for family, text := range texts {
 		for name, body := range bodies(text) {
 			first, rest, found := strings.Cut(body, wait)
@@ -63,17 +63,13 @@ func TestTextsGetPDL(t *testing.T) {
 // All kernels take part in PDL; which of them wait for peers or release the next one differs.
 func TestTraitsAreThoseOfTheKernels(t *testing.T) {
 	texts, err := textsWith("", hopper)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	peers := map[string]bool{"allreduce": true, "ll128": true, "mesh": true}
 	releasing := map[string]bool{"ll": true, "ll128": true}
 	for family, text := range texts {
 		for name, body := range bodies(text) {
 			e, err := parseEntry(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			its := traitsOf(body)
 			if its != (traits{pdl: true, releases: its.releases, peers: peers[family],
 				together: family == Recurrences}) ||

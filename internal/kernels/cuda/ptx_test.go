@@ -16,6 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // signature is what the PTX says of a kernel.
@@ -35,16 +36,12 @@ var (
 func signatures(t *testing.T) map[Entry]signature {
 	t.Helper()
 	texts, err := textsWith("", 80)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all := map[Entry]signature{}
 	for family, text := range texts {
 		for name, body := range bodies(text) {
 			e, err := parseEntry(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if _, again := all[e]; again {
 				t.Errorf("%v is in %s and elsewhere", e, family)
 			}
@@ -108,9 +105,7 @@ var targets = []int{volta, 80, hopper}
 
 func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 	texts, err := textsWith("", volta)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for family, text := range texts {
 		if !strings.Contains(text, "\n.version 6.0\n.target sm_70\n") {
 			t.Errorf("%s is not ISA 6.0 for sm_70", family)
@@ -118,9 +113,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 	}
 	for _, capability := range []int{volta, 75, 80, 89} {
 		texts, err := textsWith("", capability)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for family, text := range texts {
 			if strings.Contains(text, "griddepcontrol") {
 				t.Errorf("%s uses programmatic dependent launch on devices of compute capability "+
@@ -143,14 +136,10 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 		hopper: {release, "wgmma"},
 	}
 	files, err := namesIn(modules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, file := range files {
 		text, err := source{dir: modules, variant: variant{file: file}}.text()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		_, text, _ = strings.Cut(text, "\n.target "+targetMark)
 		target, _ := strconv.Atoi(text[:2])
 		if family, _, _ := strings.Cut(file, "."); newest([]string{file}, target,
@@ -280,9 +269,7 @@ func TestDevicesTakeTheMachineCodeOfTheirGeneration(t *testing.T) {
 		{"sm_75", 80, "", ""}, {"sm_80", 86, "sm_80", "sm_80"},
 	} {
 		sources, err := ptxWith(test.kernels, test.capability)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for family, s := range sources {
 			want := test.plain
 			if family == "attention_bf16" {
@@ -304,18 +291,12 @@ func TestMachineCodeHasTheKernelsOfItsText(t *testing.T) {
 	section := regexp.MustCompile(`\x00\.text\.([a-z0-9_]+)`)
 	for _, capability := range []int{80, 90} {
 		sources, err := ptxWith("", capability)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		texts, err := Texts(capability)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for family, text := range texts {
 			code, err := sources[family].machineCode()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if of := int(code[48]); string(code[:4]) != elf.ELFMAG || of != capability { // e_flags
 				t.Errorf("%s for %d is %q for %d", family, capability, code[:4], of)
 			}
@@ -358,14 +339,10 @@ func computesAsTheHost(t *testing.T, family, text string) {
 
 func TestVariantsHaveTheSameKernels(t *testing.T) {
 	base, err := textsWith("", volta)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, capability := range targets {
 		texts, err := textsWith("", capability)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for family, text := range texts {
 			if capability >= hopper && !forHopper.MatchString(text) {
 				t.Errorf("%s is not for sm_90", family)
@@ -391,9 +368,7 @@ func parametersOf(t *testing.T, text string) map[string]string {
 	all := map[string]string{}
 	for name, body := range bodies(text) {
 		e, err := parseEntry(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		plain := e.plain().String()
 		head, _, _ := strings.Cut(strings.ReplaceAll(body, name, plain), "\n{")
 		head = sharing.ReplaceAllString(head, "")
@@ -536,9 +511,7 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 	}
 	for name, text := range map[string]string{"cast.ptx": of("sm_80"), "sparse.ptx": of("sm_80"),
 		"sparse.sm_90.ptx": of("sm_90")} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	for _, test := range []struct {
 		capability   int
@@ -548,13 +521,9 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		{90, strings.Replace(of("sm_90"), "{\n", "{\n\tgriddepcontrol.wait;\n", 1), of("sm_90")},
 	} {
 		embedded, err := textsWith("", test.capability)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		texts, err := textsWith(dir, test.capability)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		sources, err := ptxWith(dir, test.capability)
 		if err != nil || sources["cast"].code != "" || sources["move"].code == "" {
 			t.Errorf("machine code %q for another text, and %q for ours: %v",
@@ -749,10 +718,8 @@ func TestWhatIsTooLargeIsGatheredInParts(t *testing.T) {
 	var l calling
 	const rows, width = 5, maxIndex / 2
 	dst, src := device(backend.U8, 1<<40, rows*width), device(backend.U8, 1<<41, rows*width/2)
-	if err := New(&l).CopyStrided(dst, src, []int{rows, width / 2, 2},
-		[]int{width / 2, 1, 0}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, New(&l).CopyStrided(dst, src, []int{rows, width / 2, 2},
+		[]int{width / 2, 1, 0}))
 	at := 0
 	for _, c := range l {
 		n := int(c.Params()[2])

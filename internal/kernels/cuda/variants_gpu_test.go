@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // pairing is two ranks on one device, each with a stream, whose kernels add by a variant.
@@ -33,9 +34,7 @@ const (
 func (g *gpu) pair(t *testing.T, kernels string) pairing {
 	t.Helper()
 	loaded, err := load(kernels)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := loaded.Unload(); err != nil {
 			t.Error(err)
@@ -44,9 +43,7 @@ func (g *gpu) pair(t *testing.T, kernels string) pairing {
 	p := pairing{gpu: g}
 	for rank := range p.k {
 		s, err := cu.MakeStream(cu.NonBlocking)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		p.k[rank] = loaded.On(s)
 	}
 	return p
@@ -62,21 +59,15 @@ func (p pairing) sum(t *testing.T, way Way, d backend.DType, xs [2][]byte) [2][]
 	for rank, x := range xs {
 		copy(memory[ys+rank*pairedBytes:], x)
 	}
-	if err := p.Write(memory); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.Write(memory))
 	for rank := range xs {
 		y := backend.OnDevice(d, at(ys+rank*pairedBytes), pairedBytes/d.Size())
 		group := Peers{Rank: rank, Size: 2, Pads: [MaxPeers]uintptr{at(0), at(pad)},
 			Status: at(status), Limit: 10 * time.Second,
 			Packets: pairedPackets, Lines: pairedLines, Blocks: 16}
-		if err := p.k[rank].Exchange(&group, &PeerCall{Way: way, Dst: y, Src: y}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.k[rank].Exchange(&group, &PeerCall{Way: way, Dst: y, Src: y}))
 	}
-	if err := errors.Join(cu.Synchronize(), p.Read(memory)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(cu.Synchronize(), p.Read(memory)))
 	return [2][]byte{memory[ys : ys+pairedBytes], memory[ys+pairedBytes : ys+2*pairedBytes]}
 }
 
@@ -94,10 +85,8 @@ func TestGPUVariantsAddToTheSameBits(t *testing.T) {
 			xs[1] = binary.LittleEndian.AppendUint16(xs[1], uint16(rnd.Uint32()))
 		}
 		want := backend.Of(make([]byte, pairedBytes)).As(d)
-		if err := (kernels.Host{}).Reduce(backend.Sum, want, backend.Of(xs[0]).As(d),
-			backend.Of(xs[1]).As(d)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (kernels.Host{}).Reduce(backend.Sum, want, backend.Of(xs[0]).As(d),
+			backend.Of(xs[1]).As(d)))
 		for _, way := range []Way{LL, LL128, LL128TwoShot} {
 			name := fmt.Sprintf("%v of %v", way, d)
 			new, old := own.sum(t, way, d, xs), volta.sum(t, way, d, xs)

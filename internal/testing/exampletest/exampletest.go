@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -34,9 +35,7 @@ func Main(m *testing.M, example func()) {
 func Program(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Setenv(variable, "1")
 	return self
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Use is a call that succeeds or fails for another reason than nil: F is the function, or one with
@@ -53,18 +54,14 @@ func Check(t *testing.T, table map[string]Use, except map[string]string) {
 func functions(t *testing.T) map[string]*ast.FuncDecl {
 	t.Helper()
 	paths, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all := map[string]*ast.FuncDecl{}
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, d := range file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.IsExported() {
 				all[f.Name.Name] = f

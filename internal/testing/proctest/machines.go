@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Namespace is a machine of its own, as far as ranks can tell: a network namespace with its own
@@ -98,9 +100,7 @@ func (m *Namespace) start(t T, hub string) {
 	need(t, "-n "+hub+" link set "+m.Name+" up master hub", "-n "+m.Name+" link set lo up",
 		"-n "+m.Name+" link set eth0 up",
 		"-n "+m.Name+" address add "+m.Addr+"/24 dev eth0")
-	if err := os.Mkdir(m.dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(m.dir, 0o755))
 	if err := mountMemory(m.dir); err != nil {
 		lacking(t, "a file system for each machine", err)
 	}
@@ -112,13 +112,9 @@ func (m *Namespace) start(t T, hub string) {
 		}
 	})
 	for _, sub := range []string{"shm", "tmp"} {
-		if err := os.Mkdir(filepath.Join(m.dir, sub), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Mkdir(filepath.Join(m.dir, sub), 0o777))
 	}
-	if err := m.nameAll(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, m.nameAll())
 	if out, err := m.Command(exec.Command("true")).CombinedOutput(); err != nil {
 		lacking(t, "namespaces that run commands", fmt.Errorf("%w: %s", err, out))
 	}
@@ -167,18 +163,14 @@ func Shell(t T, machines []*Namespace) (path string) {
 	text += "esac\nexport TMPDIR=$dir/tmp XDG_RUNTIME_DIR=$dir/tmp\nexec ip netns exec $name sh " +
 		"-c '" + mount + "' $dir sh -c \"$*\"\n"
 	path = filepath.Join(t.TempDir(), "shell")
-	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o700))
 	return path
 }
 
 // Cut cuts the machine off: nothing reaches it, and nothing it sends reaches others.
 func (m *Namespace) Cut(t T) {
 	t.Helper()
-	if err := ip("-n", m.Name, "link", "set", "eth0", "down"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, ip("-n", m.Name, "link", "set", "eth0", "down"))
 }
 
 // Mend ends what Cut, Mute, Sever and Starve have done.
@@ -186,9 +178,7 @@ func (m *Namespace) Mend(t T) {
 	t.Helper()
 	m.starve.Clear()
 	for _, command := range []string{"link set eth0 up", "neighbour flush nud permanent dev eth0"} {
-		if err := ip(strings.Fields("-n " + m.Name + " " + command)...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, ip(strings.Fields("-n "+m.Name+" "+command)...))
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // scenario is the variable that makes a test binary a rank; its value is the name.
@@ -89,12 +90,8 @@ func start(t *testing.T, name string, machines []*Namespace, perMachine int, env
 		}
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
 		t.Cleanup(func() {
 			cmd.Process.Kill()
 			io.Copy(io.Discard, out)
@@ -109,9 +106,7 @@ func start(t *testing.T, name string, machines []*Namespace, perMachine int, env
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
 }

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Program is a program under way, such as a launcher.
@@ -24,9 +26,7 @@ func Launch(t *testing.T, cmd *exec.Cmd) *Program {
 	p := &Program{Cmd: cmd, output: output{more: make(chan struct{})}, ended: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = &p.output, &p.output
 	cmd.WaitDelay = time.Second // for what holds its output open
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	go func() {
 		p.err = cmd.Wait()
 		close(p.ended)

@@ -7,6 +7,8 @@ import (
 	"os/user"
 	"path/filepath"
 	"strings"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // SSH is a way to reach machines by ssh, with keys of its own.
@@ -32,9 +34,7 @@ func NewSSH(t T) SSH {
 		lacking(t, "ssh", err)
 	}
 	public, err := os.ReadFile(filepath.Join(s.dir, "host.pub"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s.write(t, "known", 0o600, "10.213.77.* "+string(public))
 	s.write(t, "client", 0o600, fmt.Sprintf("User root\nIdentityFile %s/${TEST_SSH_KEY}\n"+
 		"IdentitiesOnly yes\nIdentityAgent none\nUserKnownHostsFile %[1]s/known\n"+
@@ -57,12 +57,8 @@ func (s SSH) key(t T, name string) {
 func (s SSH) write(t T, name string, mode os.FileMode, text string) {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), mode); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(t, os.WriteFile(path, []byte(text), mode))
 }
 
 // withHome is mount for sshd, which also gets the machine's home and /run.
@@ -82,13 +78,9 @@ func (s SSH) Serve(t T, m *Namespace, variables ...string) {
 		}
 	}
 	me, err := user.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, dir := range []string{m.Home(), filepath.Join(m.dir, "run", "sshd")} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(dir, 0o755))
 	}
 	tmp := filepath.Join(m.dir, "tmp")
 	variables = append(variables, "TMPDIR="+tmp, "XDG_RUNTIME_DIR="+tmp)
@@ -99,14 +91,10 @@ func (s SSH) Serve(t T, m *Namespace, variables ...string) {
 	cmd := exec.Command("ip", "netns", "exec", m.Name, "sh", "-c", withHome, m.dir, me.HomeDir,
 		sshd, "-D", "-e", "-f", filepath.Join(s.dir, m.Name))
 	log, err := os.Create(filepath.Join(s.dir, m.Name+".log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	m.daemon = cmd.Process.Pid
 	go cmd.Wait() // it ends with the machine
 	if !m.await(t, func() bool {

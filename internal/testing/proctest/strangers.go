@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Far passes connections on to an address, by a way that takes bytes a while in each direction,
@@ -14,9 +16,7 @@ import (
 func Far(t T, addr string, delay time.Duration) (port int) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var running sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() {

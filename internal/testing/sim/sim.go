@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Never is when what is sent over a link that is cut arrives.
@@ -182,9 +183,7 @@ func Scan(t *testing.T, text, format string, into ...any) {
 func Lasts(t *testing.T, text string) time.Duration {
 	t.Helper()
 	d, err := time.ParseDuration(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return d
 }
 
@@ -222,9 +221,7 @@ func Scenarios(t *testing.T, tell func(t *testing.T, script string) string) {
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			script, want, _ := strings.Cut(string(text), "---\n")
 			got := tell(t, script)
 			if os.Getenv("EURYALE_TEST_UPDATE") == "1" {

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/gpu"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -48,9 +49,7 @@ func needGPUs(t testing.TB, P int) []*cuda.Device {
 		if n > 0 && errors.Is(err, backend.ErrArgument) {
 			t.Skipf("the test needs %d GPUs, the machine has %d", P, n)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		gpus.open = append(gpus.open, d)
 	}
 	return gpus.open[:P]

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -88,9 +89,7 @@ func New[R io.Closer](t testing.TB, P int, timeout time.Duration,
 	connect func(w *rendezvous.World) (R, error)) *Group[R] {
 	t.Helper()
 	g, err := Connect(P, timeout, connect)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := g.Close(); err != nil {
 			t.Error(err)

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // root is the directory of the module.
@@ -14,18 +16,12 @@ var root = filepath.Join("..", "..", "..")
 
 func TestCommittedFiguresAreWhatTheCommandDraws(t *testing.T) {
 	again := t.TempDir()
-	if err := run(again, root); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, run(again, root))
 	for _, name := range []string{"allreduce.svg", "packages.svg"} {
 		got, err := os.ReadFile(filepath.Join(again, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		want, err := os.ReadFile(filepath.Join(root, "docs", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !bytes.Equal(got, want) {
 			t.Errorf("docs/%s is not what bench/results and the imports give: "+
 				"run go run ./internal/tools/figure", name)
@@ -59,10 +55,8 @@ func TestArrowsOfTheFigureFollowTheImports(t *testing.T) {
 
 func TestWrongResultsAreNotDrawn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "wrong.jsonl")
-	if err := os.WriteFile(file, []byte(`{"ranks":2,"bytes":1024,"p50_us":1,"wrong":3}`),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte(`{"ranks":2,"bytes":1024,"p50_us":1,"wrong":3}`),
+		0o600))
 	if _, err := read(file, 2); err == nil || !strings.Contains(err.Error(), "3 wrong elements") {
 		t.Errorf("the error is %v", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // The processes of jobs are this test binary.
@@ -31,9 +32,7 @@ func TestMain(m *testing.M) {
 
 func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 	root, err := filepath.Abs("../../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Chdir(root)
 	c := config{minutes: 0.01, seed: 1, model: "digits", steps: 60, ranks: 2, spares: 1, least: 1,
 		mean: 100 * time.Millisecond}
@@ -59,9 +58,7 @@ func TestAJobWhoseLinksAreCutEndsAsOneWithout(t *testing.T) {
 		t.Skip("set EURYALE_FULL=1, or EURYALE_CUT_JOBS")
 	}
 	root, err := filepath.Abs("../../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Chdir(root)
 	c := config{minutes: 24 * 60, enoughJobs: jobs, seed: 1, model: "digits", steps: 200,
 		ranks: 6, least: 2, machines: 3, share: 2, stops: 5, mean: 1500 * time.Millisecond,
@@ -71,9 +68,7 @@ func TestAJobWhoseLinksAreCutEndsAsOneWithout(t *testing.T) {
 	if errors.Is(err, proctest.ErrLacking) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Log(v)
 	slices.Sort(v.cutTimes)
 	limit := proctest.Within(2*c.timeout + time.Second)
@@ -85,9 +80,7 @@ func TestAJobWhoseLinksAreCutEndsAsOneWithout(t *testing.T) {
 // killed runs jobs.
 func killed(t *testing.T, c config) {
 	v, err := immortal(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if t.Log(v); v.kills == 0 {
 		t.Error("nobody was killed")
 	}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestVerdictsNameTheTest(t *testing.T) {
@@ -43,13 +45,9 @@ func TestLinesOfMutationsAreThere(t *testing.T) {
 func TestOverlayHoldsTheMutation(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "x.go")
-	if err := os.WriteFile(file, []byte("package x\n\nconst a = 1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, []byte("package x\n\nconst a = 1\n"), 0o600))
 	list, err := mutation{file: file, old: "a = 1", new: "a = 2"}.overlay(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	mutated, err := os.ReadFile(filepath.Join(dir, "mutated.go"))
 	if err != nil || string(mutated) != "package x\n\nconst a = 2\n" {
 		t.Errorf("the file is %q, %v", mutated, err)

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
@@ -26,9 +27,7 @@ var suspected = []string{"Slice(x, S(256, 258))", "Norm(x, 1, 3)", "Norm(x, 3, 3
 // package vm is right if and only if it is.
 func TestDefectsAreThoseOfTheTable(t *testing.T) {
 	said, err := judged()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i, r := range rows() {
 		found := defects(r)
 		bad := func(s string) bool {

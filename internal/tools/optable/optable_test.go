@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestMain lets the test binary be the child process of the command. Tests run in a temporary
@@ -48,17 +50,11 @@ var judged = sync.OnceValues(verdicts)
 // docs/ops.md is what the command prints.
 func TestPageIsTheOutput(t *testing.T) {
 	committed, err := os.ReadFile(filepath.Join(folder, "../../..", page))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	said, err := judged()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got, err := document(said)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := strings.Split(string(committed), "\n")
 	for i, line := range strings.Split(got, "\n") {
 		if i >= len(want) || line != want[i] {
@@ -92,9 +88,7 @@ var wrongGraphs = []string{
 // merged something else.
 func TestPackageVMIsRight(t *testing.T) {
 	said, err := judged()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for i, r := range rows() {
 		v := said[i].short()
 		if v[compiled] != right && v[compiled] != "" && v[value] != "merged with another node" &&

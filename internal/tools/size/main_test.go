@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestLinesLeaveOutBlanksAndComments(t *testing.T) {
@@ -62,9 +64,7 @@ func TestPackagesThatOnlyTestsReachAreTests(t *testing.T) {
 		{"deep/testdata/make.py", nil},
 	}
 	reached, err := product(files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var test []string
 	for _, f := range files {
 		if f.isTest(reached) {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // The processes of jobs are this test binary.
@@ -74,9 +75,7 @@ func execute(t *testing.T, j job) outcome {
 	need(t, err)
 	t.Cleanup(func() { os.RemoveAll(shm) })
 	o, err := j.execute(t.Context(), site{tmp: t.TempDir(), shm: shm, pulse: &pulse{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return o
 }
 
@@ -128,18 +127,14 @@ func TestStrangersVisitThePortOfAJob(t *testing.T) {
 
 func TestLeftoversAreFound(t *testing.T) {
 	r := &running{id: "TestLeftoversAreFound", site: site{tmp: t.TempDir(), shm: t.TempDir()}}
-	if err := os.WriteFile(filepath.Join(r.shm, "window"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(r.shm, "window"), nil, 0o600))
 	if err := os.MkdirAll(filepath.Join(r.tmp, fmt.Sprintf("euryale-%d", os.Getuid()), "KEY.lock"),
 		0o700); err != nil {
 		t.Fatal(err)
 	}
 	sleep := exec.Command("sleep", "100")
 	sleep.Env = []string{"FIRST=1", envRun + "=" + r.id, "RANK=2"}
-	if err := sleep.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, sleep.Start())
 	found := strings.Join(r.leftovers(), ", ")
 	if n := len(processesOf(r.id, "RANK=1")); n != 0 {
 		t.Errorf("%d processes of rank 1", n)

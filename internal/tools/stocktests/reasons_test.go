@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // A difference counts as explained only if its test and its operation have a reason.
@@ -31,9 +33,7 @@ func TestUnknownDifferencesAreReported(t *testing.T) {
 // The table of docs/ops.md is one that the command can have written.
 func TestPageHasTheReasons(t *testing.T) {
 	text, err := os.ReadFile("../optable/stocktests.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, why := range reasons {
 		if !strings.Contains(string(text),
 			"| `"+why.test+"` | `"+why.operation+"` | "+why.why+" |") {

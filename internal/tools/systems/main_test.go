@@ -4,6 +4,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // A mistake in what one system alone compiles is named, with the system: of types, a function that
@@ -19,9 +21,7 @@ func TestMistakesForOneSystemAreNamed(t *testing.T) {
 		t.Chdir(t.TempDir())
 		for name, text := range map[string]string{
 			"go.mod": "module p\n\ngo 1.26.0\n", "p.go": "package p\n", test.file: test.text} {
-			if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 		}
 		err := check([]string{"freebsd/amd64", test.name})
 		if err == nil || strings.Contains(err.Error(), "freebsd") ||

@@ -5,13 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestTheListsAreThoseOfTheTable(t *testing.T) {
 	all, err := files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for path, source := range all {
 		is, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(path)))
 		if err != nil || !bytes.Equal(is, source) {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 const ms = time.Millisecond
@@ -206,9 +208,7 @@ func TestReportHasAtMostTenLines(t *testing.T) {
 			tally.ranks[r].caused = max(least, leastShare*119*10e6*1.1)
 		}
 		var b strings.Builder
-		if err := tally.Report(&b); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, tally.Report(&b))
 		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 		if len(lines) != want {
 			t.Errorf("%d late ranks: %d lines, want %d:\n%s", late, len(lines), want, b.String())
@@ -267,12 +267,8 @@ func TestFilesOfTheSystemAreRead(t *testing.T) {
 	write := func(name, text string) {
 		t.Helper()
 		name = filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	const clock = "sys/devices/system/cpu/cpu1/thermal_throttle/core_throttle_total_time_ms"
 	write("proc/self/cgroup", "4:memory:/m\n3:cpu,cpuacct:/pod/c\n0::/unified\n")

@@ -5,6 +5,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func noGPU() time.Duration { return 0 }
@@ -43,9 +45,7 @@ func TestPageFaultsAreNoted(t *testing.T) {
 	s := sampleOf(t, func() {
 		memory, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE,
 			syscall.MAP_ANON|syscall.MAP_PRIVATE)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer syscall.Munmap(memory)
 		if err := syscall.Madvise(memory, syscall.MADV_NOHUGEPAGE); err != nil {
 			t.Skip(err)
@@ -63,9 +63,7 @@ func TestPageFaultsAreNoted(t *testing.T) {
 func TestStopsAreNoted(t *testing.T) {
 	p := Open(noGPU)
 	defer p.Close()
-	if err := syscall.Kill(syscall.Getpid(), syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, syscall.Kill(syscall.Getpid(), syscall.SIGCONT))
 	for began := time.Now(); time.Since(began) < 10*time.Second; {
 		time.Sleep(time.Millisecond) // the runtime passes signals on by a goroutine
 		s := Sample{Time: 5 * ms, Exposed: 2 * ms}
