@@ -258,4 +258,4 @@ help:
 			printf "%-13s %s\n", $$0, substr(text, 1, RSTART) } \
 		{ text = "" }' $(MAKEFILE_LIST)
 
-include gpu.mk kernels.mk simd.mk
+include gpu/gpu.mk internal/kernels/cuda/kernels.mk internal/kernels/simd/simd.mk

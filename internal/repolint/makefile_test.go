@@ -31,7 +31,7 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 			t.Errorf("%q has no sentence", line)
 		}
 	}
-	for _, file := range []string{"Makefile", "gpu.mk", "simd.mk"} {
+	for _, file := range []string{"Makefile", "gpu/gpu.mk", "internal/kernels/simd/simd.mk"} {
 		text := joined(t, file)
 		for _, list := range regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindAllStringSubmatch(
 			text, -1) {
@@ -48,7 +48,7 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 // that .ci/gpu runs.
 func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
 	atRoot(t)
-	makefile, script := joined(t, "gpu.mk"), joined(t, ".ci/gpu")
+	makefile, script := joined(t, "gpu/gpu.mk"), joined(t, ".ci/gpu")
 	built := regexp.MustCompile(`GPU_TESTED := .*`).FindString(makefile)
 	wrappers := regexp.MustCompile(`for dir in (.*);`).FindString(script)
 	for _, dir := range testedOnDevices(t) {

@@ -20,7 +20,7 @@ CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -n
 
 .PHONY: kernels ptx ptx-check machine-code nvcc always
 
-KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk $(CUDA)/*.cu $(CUDA)/*.cuh \
+KERNELS_SUM := { LC_ALL=C sh -c 'cat $(CUDA)/*.mk $(CUDA)/*.cu $(CUDA)/*.cuh \
 	$(CUDA)/*.ptx.gz $(CUDA)/*.cubin.bz2 $(CUDA)/ptx.go $(CUDA)/pdl.go \
 	kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | \
 	sha256sum | cut -d ' ' -f 1

@@ -6,7 +6,7 @@ SIMD_FAMILIES := $(patsubst $(SIMD)/gen/%/main.go,%,$(wildcard $(SIMD)/gen/*/mai
 
 .PHONY: simd
 
-SIMD_SUM := LC_ALL=C sh -c 'cat simd.mk $(SIMD)/asm_* $(SIMD)/gen/go.* $(SIMD)/gen/*/*.go' | \
+SIMD_SUM := LC_ALL=C sh -c 'cat $(SIMD)/*.mk $(SIMD)/asm_* $(SIMD)/gen/go.* $(SIMD)/gen/*/*.go' | \
 	sha256sum | cut -d ' ' -f 1
 
 # Vet the generators of the assembly in internal/kernels/simd, and write it by them, unless neither

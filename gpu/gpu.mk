@@ -1,4 +1,4 @@
-# Everything that has to do with GPUs, except how kernels are compiled, which is in kernels.mk.
+# Everything that has to do with GPUs, except how kernels are compiled: kernels.mk, beside them, says.
 # None of it needs a GPU, and only a C compiler is assumed.
 
 GPU_SDK := .gpu-sdk
@@ -80,7 +80,7 @@ KERNELS_OBJECT := bin/emulated/kernels.o
 # of kernels.o.
 emulator: $(EMULATOR) bin/emulated/ptx/all
 
-$(KERNELS_OBJECT): internal/kernels/cuda/emulator/kernels.cpp gpu.mk \
+$(KERNELS_OBJECT): internal/kernels/cuda/emulator/kernels.cpp gpu/gpu.mk \
 		$(wildcard $(addprefix internal/kernels/cuda/,*.cu *.cuh emulator/*.h))
 	@[ $(CLANG_HOST) != no-clang ] || { \
 		echo 'make gpu-emulated: no clang++ from version 15 on is here: install one' \
