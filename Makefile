@@ -143,8 +143,8 @@ race:
 # those that are missing (thinned_test.go).
 THINNED := $(VALUES)|^Test.*Communicator|^TestBackToBackCallsOfOther|^TestGraphs$$
 THINNED := $(THINNED)|^TestStrangersDoNotKeep/hello_true|^TestCheckAllocatesNothing$$
-OF_THINNED := . $(addprefix ./backend/,backendtest compress/... fault host tcp) ./fit \
-	$(addprefix ./internal/,gpu group hierarchy testing/fakedevice) ./observe ./rendezvous
+OF_THINNED := . $(addprefix ./backend/,backendtest compress/... host tcp) ./fit \
+	$(addprefix ./internal/,fault gpu group hierarchy testing/fakedevice) ./observe ./rendezvous
 # What does not depend on values: groups of 3 have it under the race detector, those of 2 without,
 # and those of 8 in make test alone.
 ENDS := A(bort|Panic|rgument|greed|lloc)|B(ackToBack|arrier)|C(lose|alls)|Errors|Freed|Join|Kernels

@@ -12,7 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/fault"
+	"github.com/euryale-ml/euryale/internal/fault"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 

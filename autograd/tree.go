@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/sumtree"
 )
 
 // WithTree is an option of machines: vm.WithTree gives it to New, and Sync returns ErrUnsupported.
@@ -100,7 +101,7 @@ func newTree(comm backend.Communicator, o options, params []*param) (*tree, erro
 			"with WithCompression it depends on what each rank has rounded: leave them out",
 			backend.ErrArgument)
 	}
-	t := &tree{all: o.tree, branches: backend.Branches(nil, first, share, o.tree),
+	t := &tree{all: o.tree, branches: sumtree.Branches(nil, first, share, o.tree),
 		most: 1}
 	if shares := backend.Even(t.all, P); P > 1 && (t.all%P > 0 || bits.OnesCount(uint(share)) > 1) {
 		t.splits = shares

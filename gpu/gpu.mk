@@ -43,7 +43,7 @@ gpu: gpu-sdk
 	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ $(GPU_PROGRAMS)
 
 GPU_TESTED := . internal/kernels/cuda internal/cuda internal/gpu internal/hierarchy \
-	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm fit \
+	backend/compress/sparse backend/compress/half internal/fault ops autograd layers vm fit \
 	internal/bench models cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, programs that train,
@@ -166,7 +166,7 @@ gpu-emulated: gpu-sdk emulator
 	@$(call AGAIN,internal/gpu,EMULATED_CAPABILITY=70,-test.short -test.run \
 		'^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh')
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
-		./internal/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
+		./internal/hierarchy ./backend/compress/sparse ./backend/compress/half ./internal/fault
 	$(WITH_SDK) $(EMBEDDED) ./internal/cuda
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled|$(HOSTS_ALONE)' \
 		./ops ./autograd ./layers

@@ -25,7 +25,7 @@ func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.B
 }
 
 // SumBranches adds up branches of a [backend.Tree], each a sum of the given number of terms, to the
-// sum of all terms: see [backend.Branches]. Together they are the whole tree, from its first term
+// sum of all terms: see [sumtree.Branches]. Together they are the whole tree, from its first term
 // on.
 func (h Host) SumBranches(dst backend.Buffer, srcs []backend.Buffer, terms []int) error {
 	if err := (Check{}).Reduce(backend.Sum, dst, srcs...); err != nil {

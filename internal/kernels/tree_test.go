@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/sumtree"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -172,7 +173,7 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 			var terms []int
 			first := 0
 			for _, share := range backend.Even(n, ranks) {
-				branches := backend.Branches(nil, first, share, n)
+				branches := sumtree.Branches(nil, first, share, n)
 				if most := 2 * bits.Len(uint(n-1)); len(branches) > max(1, most) {
 					t.Fatalf("%d terms of %d are %d branches", share, n, len(branches))
 				}

@@ -9,8 +9,8 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/fault"
 	"github.com/euryale-ml/euryale/internal/gpu"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"

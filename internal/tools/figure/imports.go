@@ -71,7 +71,7 @@ var rooms = [][]room{
 	}, {
 		{"internal/bench", []string{"internal/bench", "internal/bench/chart", "bench/peers"}, 62,
 			"program", "chart, peers"},
-		{"backend/fault", []string{"backend/fault"}, 200, "leaf", ""},
+		{"internal/fault", []string{"internal/fault"}, 200, "leaf", ""},
 		{"observe", []string{"observe", "observe/*", "observe/internal/*"}, 296, "program",
 			"late, metrics, report"},
 		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
@@ -92,7 +92,7 @@ var rooms = [][]room{
 var everywhere = []string{
 	"internal/elastic", "internal/env", "internal/exit", "internal/filelock", "internal/files",
 	"internal/launchers", "internal/serial", "internal/shm", "internal/spinwait", "internal/stock",
-	"internal/tuning", "internal/workers", "gpu/*", "internal/gpu/*",
+	"internal/sumtree", "internal/tuning", "internal/workers", "gpu/*", "internal/gpu/*",
 }
 
 // aside are packages of tests and tools, which the picture leaves out.

@@ -3,7 +3,7 @@ package plan
 import (
 	"slices"
 
-	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/sumtree"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -13,7 +13,7 @@ import (
 // one run.
 //
 // Sums that are not complete are kept from run to run: one in the order of the runs, and in a tree
-// those of [backend.Carry], of which the largest lies where that of the whole branch will. One of a
+// those of [sumtree.Carry], of which the largest lies where that of the whole branch will. One of a
 // single run lies where that of two will, if it can: what is added in place is in the caches.
 type Accumulation struct {
 	Runs int  // of a step; 0 is 1
@@ -34,7 +34,7 @@ func (a Accumulation) keeps() bool { return a.Several() || a.Apart }
 // branches returns how many runs each sum has that is exchanged.
 func (a Accumulation) branches() []int {
 	if runs := max(1, a.Runs); a.Tree {
-		return backend.Branches(nil, a.First, runs, max(a.All, runs))
+		return sumtree.Branches(nil, a.First, runs, max(a.All, runs))
 	}
 	return []int{a.Runs}
 }
@@ -61,7 +61,7 @@ func (a Accumulation) sum(run int) (s Sum) {
 		run -= branches[branch]
 	}
 	size := branches[branch]
-	top := backend.TopLevel(size)
+	top := sumtree.TopLevel(size)
 	at := func(level int) int {
 		if level == 0 && top > 0 && run>>1&1 == 0 {
 			level = 1 // which is free, and gets the sum of this run and the next, then in place
@@ -71,7 +71,7 @@ func (a Accumulation) sum(run int) (s Sum) {
 		}
 		return level + len(branches)
 	}
-	add, to := backend.Carry(run, size)
+	add, to := sumtree.Carry(run, size)
 	for _, level := range add {
 		s.Add = append(s.Add, at(level))
 	}
@@ -155,7 +155,7 @@ func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
 	branches, kept := l.bucketing.accumulation.branches(), l.bucketing.sums[update]
 	most := len(branches)
 	if l.bucketing.accumulation.Tree {
-		most += max(0, backend.TopLevel(slices.Max(branches)))
+		most += max(0, sumtree.TopLevel(slices.Max(branches)))
 	}
 	for i := len(kept); i < most; i++ {
 		b := Buffer{Kind: Gradient, Index: update, Vector: i, Name: "sum of " + name}

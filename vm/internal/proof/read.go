@@ -1,7 +1,7 @@
 package proof
 
 import (
-	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/sumtree"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
@@ -44,7 +44,7 @@ func branches(a plan.Accumulation) []int {
 	if !a.Tree {
 		return []int{a.Runs}
 	}
-	return backend.Branches(nil, a.First, runs, max(a.All, runs))
+	return sumtree.Branches(nil, a.First, runs, max(a.All, runs))
 }
 
 // results returns the results of a program that are not of updates, and behind them the gradients,

@@ -9,7 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/fault"
+	"github.com/euryale-ml/euryale/internal/fault"
 )
 
 // A test of what a program does when rank 1 fails at its third collective.
