@@ -100,7 +100,8 @@ arm64:
 		./backend/tcp
 	$(EMULATED) ./rendezvous/launch ./internal/group ./internal/session \
 		-skip '^Test(Go)?PackageIsBuilt|^TestRankThatSIGKILLDoes|^TestSignalsEndTheLauncherOf'
-	$(EMULATED) -run '^TestKilledRankIs|^TestProcessesEndWell|^TestRanksVote' .
+	$(EMULATED) -run '^TestKilledRankIs|^TestProcessesEndWell|^TestRanksVote' \
+		./internal/jobs
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd,
 # vm, models and observe/report, what overlaps is run), tests that compare many values of what
@@ -143,8 +144,8 @@ race:
 # those that are missing (thinned_test.go).
 THINNED := $(VALUES)|^Test.*Communicator|^TestBackToBackCallsOfOther|^TestGraphs$$
 THINNED := $(THINNED)|^TestStrangersDoNotKeep/hello_true|^TestCheckAllocatesNothing$$
-OF_THINNED := . $(addprefix ./backend/,backendtest compress/... host tcp) ./fit \
-	$(addprefix ./internal/,fault gpu group hierarchy testing/fakedevice) ./observe ./rendezvous
+OF_THINNED := $(addprefix ./backend/,backendtest compress/... host tcp) ./fit ./observe \
+	$(addprefix ./internal/,fault gpu group hierarchy jobs testing/fakedevice) ./rendezvous
 # What does not depend on values: groups of 3 have it under the race detector, those of 2 without,
 # and those of 8 in make test alone.
 ENDS := A(bort|Panic|rgument|greed|lloc)|B(ackToBack|arrier)|C(lose|alls)|Errors|Freed|Join|Kernels

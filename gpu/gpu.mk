@@ -1,4 +1,4 @@
-# Everything that has to do with GPUs, except how kernels are compiled: kernels.mk, beside them, says.
+# Everything that has to do with GPUs, except how kernels are compiled, which kernels.mk says.
 # None of it needs a GPU, and only a C compiler is assumed.
 
 GPU_SDK := .gpu-sdk
@@ -42,7 +42,7 @@ gpu: gpu-sdk
 	@mkdir -p bin
 	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ $(GPU_PROGRAMS)
 
-GPU_TESTED := . internal/kernels/cuda internal/cuda internal/gpu internal/hierarchy \
+GPU_TESTED := internal/jobs internal/kernels/cuda internal/cuda internal/gpu internal/hierarchy \
 	backend/compress/sparse backend/compress/half internal/fault ops autograd layers vm fit \
 	internal/bench models cmd/euryale
 
@@ -55,7 +55,7 @@ gpu-binaries: gpu-sdk
 		./examples/elastic ./internal/tools/immortal
 	$(WITH_SDK) for dir in $(GPU_TESTED); do \
 		$(GO) test -c -tags gpu -ldflags='-s -w' \
-			-o bin/test/$$(echo $$dir | sed 's/^[.]$$/euryale/' | tr / -).test ./$$dir || exit 1; \
+			-o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
 	done
 
 # Run the tests with GPU support, where REQUIRE_GPU=1 makes a missing GPU a failure.
@@ -138,7 +138,7 @@ EMULATED := $(FILES_OF_PTX) $(EMBEDDED)
 KEPT := -o $(TESTS)/ -ldflags='-s -w'
 # A test program that go test has run before, with other variables and tests: the folder of the
 # package, these, and those. By go test it would be linked once more.
-AGAIN = $(WITH_SDK) program=$(CURDIR)/$(TESTS)/$(or $(notdir $(1:.=)),euryale).test && \
+AGAIN = $(WITH_SDK) program=$(CURDIR)/$(TESTS)/$(notdir $(1)).test && \
 	cd $(1) && { $(DRIVER) $(2) $$program -test.timeout 10m $(3) >$$program.out 2>&1 && \
 	echo 'ok  	$(1), again: $(2)' || { cat $$program.out; echo 'FAIL	$(1): $(2)'; exit 1; }; }
 
@@ -172,5 +172,7 @@ gpu-emulated: gpu-sdk emulator
 		./ops ./autograd ./layers
 	$(WITH_SDK) $(EMULATED) $(KEPT) -run 'OnGPU$$' ./vm ./fit ./models
 	@$(call AGAIN,vm,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run '^TestKilledProcess$$')
-	$(WITH_SDK) $(EMULATED) $(KEPT) -short -run 'OnGPU$$' -skip '^TestAKilledProcess' .
-	@$(call AGAIN,.,EURYALE_LOWLATENCY=off $(FILES_OF_PTX),-test.run '^TestAKilledProcess.*OnGPU$$')
+	$(WITH_SDK) $(EMULATED) $(KEPT) -short -run 'OnGPU$$' -skip '^TestAKilledProcess' \
+		./internal/jobs
+	@$(call AGAIN,internal/jobs,EURYALE_LOWLATENCY=off $(FILES_OF_PTX),-test.run \
+		'^TestAKilledProcess.*OnGPU$$')

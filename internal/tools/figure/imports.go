@@ -97,8 +97,9 @@ var everywhere = []string{
 
 // aside are packages of tests and tools, which the picture leaves out.
 var aside = []string{
-	"internal/tools/*", "internal/testing/*", "internal/repolint", "backend/backendtest",
-	"vm/internal/graphs", "vm/internal/interpret", "internal/kernels/cuda/gen", "kernels/fuse/gen",
+	"internal/jobs", "internal/repolint", "internal/testing/*", "internal/tools/*",
+	"backend/backendtest", "vm/internal/graphs", "vm/internal/interpret",
+	"internal/kernels/cuda/gen", "kernels/fuse/gen",
 }
 
 // imports returns what each package of the module at root imports of the module, under whatever

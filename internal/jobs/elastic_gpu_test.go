@@ -1,6 +1,6 @@
 //go:build gpu
 
-package euryale_test
+package jobs_test
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package euryale_test
+package jobs_test
 
 import (
 	"cmp"

@@ -1,6 +1,6 @@
 //go:build linux
 
-package euryale_test
+package jobs_test
 
 import (
 	"context"
