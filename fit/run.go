@@ -163,8 +163,11 @@ func Log(file string, write func(w io.Writer, epochs []Epoch) error) Option {
 // Result is the outcome of a training, the same on all ranks.
 type Result struct {
 	Epochs []Epoch // all, including those before the checkpoint that it resumed from
-	Best   string  // the checkpoint of the best epoch, for autograd.LoadWeights
-	Params string  // the SHA-256 of the model: autograd's Hash
+	// Best is the checkpoint of the best epoch, "" for none. autograd.LoadWeights gives learnables
+	// its weights. With a solver.EMA epochs are judged by the averages, which only Load restores:
+	// load it with the solver, and evaluate in Machine.Averaged.
+	Best   string
+	Params string // the SHA-256 of the model: autograd's Hash
 }
 
 // StepLoss describes a step of a training, the same on all ranks.

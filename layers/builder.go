@@ -3,6 +3,7 @@ package layers
 import (
 	"fmt"
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
 	"slices"
 
@@ -131,7 +132,7 @@ func (b *Builder) apply(name string, f func() (Node, error), operands ...any) No
 	return n
 }
 
-// Init draws the first value of an element of a learnable.
+// Init draws the first value of an element of a learnable. It must be finite.
 type Init func(r *rand.Rand) float64
 
 // Normal draws from a normal distribution of mean 0.
@@ -153,8 +154,8 @@ const Undivided = -1
 // The node and its tensor in a checkpoint have the name. The name, the seed and the shape determine
 // the values.
 //
-// Errors: [backend.ErrArgument] if the name is taken; [ops.ErrShape] if the axis does not
-// exist or is shorter than the Tensor group.
+// Errors: [backend.ErrArgument] if the name is taken, or if init draws a number that is not finite;
+// [ops.ErrShape] if the axis does not exist or is shorter than the Tensor group.
 func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 	return b.apply("Learn "+name, func() (Node, error) {
 		n := Node{place: [2]Placement{Copied, Replicated}}
@@ -228,19 +229,40 @@ func initial[T float32 | float64](b *Builder, name string, init Init, shape []in
 				backend.ErrUnsupported, values.DType())
 		}
 	}
-	return drawn[T](b.seed, name, init, size(shape)), nil
+	return drawn[T](b.seed, name, init, size(shape))
 }
 
 // drawn returns n values that a seed and a name determine.
-func drawn[T float32 | float64](seed uint64, name string, init Init, n int) []T {
+func drawn[T float32 | float64](seed uint64, name string, init Init, n int) (_ []T, err error) {
 	h := fnv.New64a()
 	h.Write([]byte(name))
 	r := rand.New(rand.NewPCG(seed, h.Sum64()))
 	values := make([]T, n)
 	for i := range values {
-		values[i] = T(init(r))
+		if values[i], err = draw[T](init, r); err != nil {
+			return nil, err
+		}
 	}
-	return values
+	return values, nil
+}
+
+// draw draws a number, which must be finite as it is stored: training could not go on from others.
+func draw[T float32 | float64](init Init, r *rand.Rand) (T, error) {
+	x := init(r)
+	if kept := float64(T(x)); math.IsNaN(kept) || math.IsInf(kept, 0) {
+		return 0, fmt.Errorf("%w: its Init has drawn %v, which is not finite in %T: look at the "+
+			"deviation or the constant", backend.ErrArgument, x, T(x))
+	}
+	return T(x), nil
+}
+
+// draw draws a number for a learnable of the builder's dtype.
+func (b *Builder) draw(init Init, r *rand.Rand) (float64, error) {
+	if b.dtype == tensor.Float32 {
+		x, err := draw[float32](init, r)
+		return float64(x), err
+	}
+	return draw[float64](init, r)
 }
 
 // converted returns numbers as T, the same memory if they are.

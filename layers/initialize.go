@@ -28,7 +28,8 @@ func Glorot(shape ...int) Init {
 // ranks, in each run and in any order. Gorgonia's own, such as gorgonia.GlorotN, take the clock,
 // so that no run equals another. init chooses a distribution for a shape, such as [Glorot].
 //
-// Errors: [backend.ErrArgument] for a node that is no variable or has no name, or two of one name;
+// Errors: [backend.ErrArgument] for a node that is no variable or has no name, for two of one name,
+// and for a distribution that draws a number that is not finite;
 // [ops.ErrDType] for other dtypes than Float32 and Float64.
 func Initialize(seed uint64, init func(shape ...int) Init, variables ...*gorgonia.Node) error {
 	err := backend.Given("layers.Initialize", "init", init, "variables", variables)
@@ -50,14 +51,17 @@ func Initialize(seed uint64, init func(shape ...int) Init, variables ...*gorgoni
 		var values any
 		switch n.Dtype() {
 		case tensor.Float32:
-			values = drawn[float32](seed, name, draw, size(shape))
+			values, err = drawn[float32](seed, name, draw, size(shape))
 		case tensor.Float64:
-			values = drawn[float64](seed, name, draw, size(shape))
+			values, err = drawn[float64](seed, name, draw, size(shape))
 		default:
 			return fmt.Errorf("layers: Initialize: %w: %q is of %v: use Float32 or Float64",
 				ops.ErrDType, name, n.Dtype())
 		}
-		if err := let(n, values); err != nil {
+		if err == nil {
+			err = let(n, values)
+		}
+		if err != nil {
 			return fmt.Errorf("layers: Initialize: %q: %w", name, err)
 		}
 	}

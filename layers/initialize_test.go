@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -73,5 +74,33 @@ func TestInitializeRefusesNodesThatItCannotTellApart(t *testing.T) {
 	sum := gorgonia.Must(gorgonia.Add(a, a))
 	if err := layers.Initialize(1, layers.Glorot, sum); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("a sum: %v", err)
+	}
+}
+
+// TestAnInitThatIsNotFiniteIsRefused: by every function that draws, and as it is stored.
+func TestAnInitThatIsNotFiniteIsRefused(t *testing.T) {
+	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
+	require.NoError(t, err)
+	defer layout.Close()
+	for name, init := range map[string]layers.Init{
+		"NaN": layers.Normal(math.NaN()), "+Inf": layers.Constant(math.Inf(1)),
+		"1e+300": layers.Constant(1e300),
+	} {
+		for _, d := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
+			learn := layers.NewBuilder(gorgonia.NewGraph(), layout, d, 1)
+			learn.Learn("w", init, layers.Undivided, 2, 2)
+			table := layers.NewBuilder(gorgonia.NewGraph(), layout, d, 1)
+			table.Table("items", init, 3, 2)
+			n := gorgonia.NewMatrix(gorgonia.NewGraph(), d, gorgonia.WithShape(2, 2),
+				gorgonia.WithName("w"))
+			for i, err := range []error{learn.Err(), table.Err(), layers.Initialize(1,
+				func(...int) layers.Init { return init }, n)} {
+				fits := name == "1e+300" && d == tensor.Float64
+				if fits != (err == nil) || !fits && (!errors.Is(err, backend.ErrArgument) ||
+					!strings.Contains(err.Error(), "has drawn "+name)) {
+					t.Errorf("%s, %v, function %d: the error is %v", name, d, i, err)
+				}
+			}
+		}
 	}
 }

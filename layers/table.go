@@ -53,7 +53,8 @@ type Solver interface {
 // Table returns a table of rows of n numbers. They begin with values that the seed, the name and
 // the row determine.
 //
-// Errors: [ops.ErrShape] if rows or n is below 1.
+// Errors: [ops.ErrShape] if rows or n is below 1; [backend.ErrArgument] if init draws a number that
+// is not finite.
 func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 	t := &Table{b: b, name: name, rows: rows, n: n}
 	b.apply("Table "+name, func() (Node, error) {
@@ -67,7 +68,11 @@ func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 		for row := data.Rank(); row < rows; row += data.Size() {
 			source.Seed(b.seed, h.Sum64()+uint64(row)) // whatever the number of ranks
 			for range n {
-				values = append(values, init(r))
+				x, err := b.draw(init, r)
+				if err != nil {
+					return Node{}, err
+				}
+				values = append(values, x)
 			}
 		}
 		t.weights, t.at = room(b.number(0), len(values)), make([]int, len(values)/n)

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // Averaged calls f while learnables whose solver is a solver.EMA have their moving averages as
@@ -16,11 +18,13 @@ import (
 // load. Without such a solver Averaged only calls f, which must call Pull itself to read learnables
 // on the host; before the first step there are no averages, and learnables stay as they are.
 //
-// Cost: a copy of the learnables and the averages from the device, and two copies to it.
+// Cost: a copy of the learnables and the averages from the device, two copies to it, and a
+// comparison on the host.
 //
 // With [WithShards] it is collective, and first pulls the learnables that the ranks divide.
 //
-// Errors: those of f; those of the device; ErrArgument in the middle of a step.
+// Errors: those of f; those of the device; ErrArgument in the middle of a step, and for a learnable
+// that f has changed, by autograd.LoadWeights for instance: it has its former value again.
 func (m *Machine) Averaged(f func() error) (err error) {
 	if err := backend.Given("vm: Averaged", "f", f); err != nil {
 		return err
@@ -57,7 +61,11 @@ func (m *Machine) Averaged(f func() error) (err error) {
 		}
 	}
 	var restore []func()
+	var changed []func() error
 	defer func() {
+		for _, c := range changed {
+			err = errors.Join(err, c())
+		}
 		for _, g := range groups { // what f has uploaded belongs to the host again
 			err = errors.Join(err, m.Pull(g.Params...))
 		}
@@ -78,9 +86,17 @@ func (m *Machine) Averaged(f func() error) (err error) {
 			if err != nil {
 				return err
 			}
-			kept := append([]byte(nil), w.Bytes()...)
+			kept := bytes.Clone(w.Bytes())
 			restore = append(restore, func() { copy(w.Bytes(), kept) })
 			copy(w.Bytes(), a.Bytes())
+			changed = append(changed, func() error {
+				if bytes.Equal(w.Bytes(), a.Bytes()) {
+					return nil
+				}
+				return fmt.Errorf("vm: Averaged: %w: %s was changed inside it, and has its former "+
+					"value again: load weights before or after Averaged", backend.ErrArgument,
+					stock.Label(g.Params[i]))
+			})
 		}
 	}
 	return f()

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
@@ -71,6 +73,30 @@ func averagedOn(t *testing.T, on ranked) {
 			})
 			if err != nil {
 				t.Error(err)
+			}
+			file := filepath.Join(t.TempDir(), "weights.safetensors")
+			err = m.Averaged(func() error {
+				return errors.Join(autograd.SaveWeights(file, gorgonia.Nodes{weights}),
+					eval.RunAll())
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			m.Averaged(func() error { w.Data().([]float64)[1]++; return nil })
+			err = m.Averaged(func() error {
+				w.Data().([]float64)[1] = 7
+				return autograd.SaveWeights(file, gorgonia.Nodes{weights})
+			})
+			if !errors.Is(err, backend.ErrArgument) {
+				t.Errorf("a change inside Averaged is undone: %v", err)
+			}
+			err = m.Averaged(func() error {
+				return errors.Join(eval.RunAll(),
+					autograd.LoadWeights(file, gorgonia.Nodes{weights}))
+			})
+			if !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), "w was changed") {
+				t.Errorf("LoadWeights inside Averaged is undone: %v", err)
 			}
 			broken := errors.New("broken")
 			if err := m.Averaged(func() error { return broken }); !errors.Is(err, broken) {

@@ -18,7 +18,8 @@ import (
 // The value is written into the variable's own tensor, which must be contiguous. On a device it
 // stays there, like variables that [WithSolver] changes: [Machine.Pull] copies it to the host,
 // gorgonia.Let with another tensor starts anew, and machines whose variables have the same tensor
-// share it. next has no value on the host unless it is passed to [Keep].
+// share it. Integers, which have no value that could say that the device has newer ones, are copied
+// to the host after each run. next has no value on the host unless it is passed to [Keep].
 //
 // If next is nn.IndexCopy of the variable, and nothing else reads the variable, the run writes only
 // the rows that it copies. Otherwise the cost is a copy of the variable.

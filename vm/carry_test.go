@@ -236,3 +236,56 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestIntegersOfAStateAreOnTheHostAfterEachRun: none could say that a device has newer ones. What
+// the host writes counts.
+func TestIntegersOfAStateAreOnTheHostAfterEachRun(t *testing.T) {
+	g := gorgonia.NewGraph()
+	one := func(name string) *gorgonia.Node {
+		return gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(1),
+			tensor.WithBacking([]int{1})), gorgonia.WithName(name))
+	}
+	count := one("count")
+	m, err := vm.New(g, fake(t), vm.WithState(count, must(gorgonia.Add(count, one("one")))))
+	require.NoError(t, err)
+	has := count.Value().Data().([]int)
+	for want := 2; want < 5; want++ {
+		if run(t, m); has[0] != want {
+			t.Errorf("the host has %d, want %d", has[0], want)
+		}
+	}
+	has[0] = 10
+	if run(t, m); has[0] != 11 {
+		t.Errorf("after 10 the host has %d", has[0])
+	}
+	require.NoError(t, m.Close())
+}
+
+// TestWhatAnotherMachineHasTrainedIsNotReadAsData: not by a machine that trains something else,
+// until it is pulled.
+func TestWhatAnotherMachineHasTrainedIsNotReadAsData(t *testing.T) {
+	shared := tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 2}))
+	trains := func(d backend.Device, other string, learnable int) (*vm.Machine, gorgonia.Nodes) {
+		g := gorgonia.NewGraph()
+		all := gorgonia.Nodes{gorgonia.NodeFromAny(g, shared, gorgonia.WithName("shared")),
+			gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+				tensor.WithBacking([]float64{3, 4})), gorgonia.WithName(other))}
+		cost := must(gorgonia.Sum(must(gorgonia.HadamardProd(all[0], all[1]))))
+		if _, err := gorgonia.Grad(cost, all[learnable]); err != nil {
+			t.Fatal(err)
+		}
+		m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 1}, all[learnable]))
+		require.NoError(t, err)
+		return m, all
+	}
+	first, params := trains(fake(t), "x", 0)
+	second, _ := trains(nil, "w", 1)
+	run(t, first)
+	if err := second.RunAll(); !errors.Is(err, backend.ErrArgument) ||
+		!strings.Contains(err.Error(), "shared") {
+		t.Errorf("old values are read: %v", err)
+	}
+	require.NoError(t, first.Pull(params[0]))
+	run(t, second)
+	require.NoError(t, errors.Join(first.Close(), second.Close()))
+}

@@ -142,12 +142,13 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 			return nil, err
 		}
 	}
-	e.kept.Unmark() // the device's elements count, or those of rank 0
+	e.kept.Unmark() // all read the host's elements, on several ranks those of rank 0
 	m.parallel = &parallel{comm: comm, options: e.options}
 	if err := m.train(m.share()); err != nil {
 		return nil, errors.Join(err, m.parallel.close())
 	}
 	kept := e.kept
+	kept.Outdate() // until the next step, or Pull
 	e.kept = nil
 	return m.parallel.data, kept.Close()
 }

@@ -281,8 +281,7 @@ func (m *Machine) compile() (err error) {
 		case plan.Input:
 			n := m.read.Inputs[b.Index]
 			written := b.Written && !slices.Contains(m.frozen, n)
-			model := m.solver == nil || written // else it is data, which others may write
-			m.inputs = append(m.inputs, input{n, n.Shape(), i, written, m.divided(n), model})
+			m.inputs = append(m.inputs, input{n, n.Shape(), i, written, m.divided(n)})
 		case plan.State, plan.Setting:
 			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:

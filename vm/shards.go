@@ -221,12 +221,14 @@ func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
 	return nil
 }
 
-// leave marks what the host has no longer of the learnables after a step: what is on a device, and
-// what ranks divide, but this rank's part.
+// leave marks what the host has no longer of the variables that a step changes: what is on a
+// device, and what ranks divide, but this rank's part. Integers, of which none can be a mark, are
+// pulled.
 func (m *Machine) leave() error {
+	var unmarked []int
 	for _, in := range m.inputs {
-		if in.written {
-			m.exec.Outdate(in.buffer)
+		if in.written && !m.exec.Outdate(in.buffer) {
+			unmarked = append(unmarked, in.buffer)
 		}
 		if in.shard == nil {
 			continue
@@ -237,7 +239,7 @@ func (m *Machine) leave() error {
 		}
 		residence.LeaveToOthers(memory, in.shard.From, in.shard.To)
 	}
-	return nil
+	return m.exec.Pull(unmarked...)
 }
 
 // gather fills the host tensors of learnables that ranks divide with the elements of all ranks,

@@ -24,7 +24,6 @@ type input struct {
 	// written is whether the plan changes the variable, in the memory of its value.
 	written bool
 	shard   *plan.Shard // that the plan has of it, nil for all
-	model   bool        // it may be a learnable, of which another machine may have left a shard
 }
 
 // memory returns the elements of the variable's value.
@@ -57,10 +56,10 @@ func (in input) memory() (backend.Buffer, error) {
 	return memory, nil
 }
 
-// present returns an error for a learnable of which other ranks or another device have newer
+// present returns an error for a variable of which other ranks or another device have newer
 // elements.
 func (m *Machine) present(in input, memory backend.Buffer) error {
-	if !in.model || in.shard != nil {
+	if in.shard != nil {
 		return nil
 	}
 	absent := residence.Present(memory)

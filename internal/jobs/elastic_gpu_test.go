@@ -104,6 +104,10 @@ func TestGenerationsLeaveNothingBehindOnGPU(t *testing.T) {
 	began := second()
 	for generation := e.DataParallel(); e.Next() < steps; {
 		if _, err := e.Step(func(micro int) (float64, error) {
+			first := m.weights[0].Value().Data().([]float32)[0]
+			if marked := first != first; marked != (e.Next() > 0) { // also in a new generation
+				t.Errorf("in step %d the host's old values are marked: %t", e.Next(), marked)
+			}
 			return m.run(e.Next(), micro)
 		}); err != nil {
 			t.Fatal(err)

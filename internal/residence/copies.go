@@ -33,16 +33,17 @@ type Copy struct {
 }
 
 // Outdate marks the first and the last element of the host's memory, since a machine has written
-// Device: [Present] then says so.
-func (c *Copy) Outdate() {
+// Device: [Present] then says so. It returns false for integers, which cannot be marked.
+func (c *Copy) Outdate() bool {
 	if OnDevice.marks(c.Host) {
-		return
+		return true
 	}
 	c.ends = c.ends[:0]
 	for _, end := range c.hostEnds() {
 		c.ends = append(c.ends, end.Bytes()...)
 		OnDevice.fill(end)
 	}
+	return OnDevice.marks(c.Host)
 }
 
 // Unmark makes the host's memory what it was before Outdate.

@@ -157,11 +157,11 @@ func (e *Executor) Forget(buffers ...int) {
 	}
 }
 
-// Outdate marks the host's memory of an input that updates of the plan have written on a device.
-func (e *Executor) Outdate(buffer int) {
-	if c := e.resident[buffer]; c != nil {
-		c.Outdate()
-	}
+// Outdate marks the host's memory of an input that updates of the plan have written on a device. It
+// reports whether who reads the memory is told: not of integers.
+func (e *Executor) Outdate(buffer int) bool {
+	c := e.resident[buffer]
+	return c == nil || c.Outdate()
 }
 
 // Newer reports whether the device has newer elements than host memory.
@@ -234,6 +234,17 @@ func (k *Kept) Unmark() {
 	if k != nil {
 		for _, c := range k.inputs {
 			c.Unmark()
+		}
+	}
+}
+
+// Outdate marks it again, where the device has the newer elements.
+func (k *Kept) Outdate() {
+	if k != nil {
+		for _, c := range k.inputs {
+			if c.Fresh {
+				c.Outdate()
+			}
 		}
 	}
 }
