@@ -49,8 +49,8 @@ func (b *bucket) String() string {
 
 // class is which parameters may be in one bucket.
 type class struct {
-	dtype        backend.DType
-	apart, early bool
+	dtype                backend.DType
+	apart, early, parted bool
 }
 
 // plan divides parameters among buckets, each of one class, in the order in
@@ -64,7 +64,7 @@ func plan(params []*param, first, rest int, joined bool) []*bucket {
 	var all []*bucket
 	open := map[class]*bucket{} // only looked up, so its order is of no effect
 	for _, p := range slices.Backward(params) {
-		of := class{p.dtype, p.apart, p.early}
+		of := class{p.dtype, p.apart, p.early, p.parted}
 		b, limit := open[of], rest
 		if b != nil && b.index == 0 {
 			limit = first

@@ -131,6 +131,8 @@ func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string,
 	for _, p := range d.params {
 		p.apart = slices.Contains(o.apart, p.node)
 		p.early = slices.Contains(o.early, p.node) && !stateful && o.parts == nil
+		// beside their own parts ranks would choose other elements of what they all have
+		p.parted = stateful && o.parts.divides(p)
 	}
 	d.buckets = plan(d.params, o.first, o.rest, !o.partial)
 	if d.tree != nil && o.op == backend.Avg {

@@ -23,6 +23,7 @@ type param struct {
 	bucket *bucket        // where its gradient goes
 	apart  bool           // in a bucket of others that are: see WithApart
 	early  bool           // in a bucket of others that are: see WithEarly
+	parted bool           // in a bucket of others of which ranks have parts
 	slot   backend.Buffer // its place in the bucket
 	view   gorgonia.Value // the slot, as a gradient of the type that solvers expect
 	hooked *gorgonia.Node // what Hook returned, or nil

@@ -56,6 +56,15 @@ type parts struct {
 	lengths [][]int
 }
 
+// divides reports whether ranks have parts of a parameter.
+func (s *parts) divides(p *param) bool {
+	if s == nil {
+		return false
+	}
+	_, divided := s.axes[p.name]
+	return divided
+}
+
 // whole returns nil where one rank has all parts.
 func (s *parts) whole() *parts {
 	if s != nil && s.comm.Size() == 1 {

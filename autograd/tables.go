@@ -56,8 +56,11 @@ func (d tables) described() (all []string) {
 	return all
 }
 
-// tablePrefix begins the names of what tables have in files: "table/items/", and the name there.
-func tablePrefix(t Table) string { return "table/" + t.Name() + "/" }
+// tableFiles begins the names of what tables have in files.
+const tableFiles = "table/"
+
+// tablePrefix begins those of a table: "table/items/", and the name there.
+func tablePrefix(t Table) string { return tableFiles + t.Name() + "/" }
 
 // rows returns what this rank has of tables.
 func (d tables) rows() (all []checkpoint.Tensor) {

@@ -93,16 +93,17 @@ func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 // TestATreeAloneAndOfRanksHaveTheSameCheckpoints: a machine without WithDataParallel writes what
 // two ranks load, and loads what they write.
 func TestATreeAloneAndOfRanksHaveTheSameCheckpoints(t *testing.T) {
-	w := way{P: 1, kind: testenv.Hosts, alone: true, steps: inTree, norm: "batch", solver: "adam",
-		bucket: 200}
-	two := w
-	two.P, two.alone = 2, false
+	one := &setting{has: map[string]bool{"WithTree": true, "batch norm": true}, dp: 1, sp: 1, tp: 1,
+		kind: testenv.Hosts, dtype: tensor.Float32, samples: 2, runs: 4, solver: "Adam",
+		blocks: []string{"twice"}, bucket: 200, share: 1, alone: true}
+	two := *one
+	two.dp, two.alone = 2, false
 	dir := t.TempDir()
-	for from, to := range map[way]way{w: two, two: w} {
-		at := filepath.Join(dir, fmt.Sprint(from.P))
+	for from, to := range map[*setting]*setting{one: &two, &two: one} {
+		at := filepath.Join(dir, fmt.Sprint(from.dp))
 		want := from.must(t, leg{n: 2, save: at})
-		if d := apart(to.must(t, leg{from: at, first: 1, n: 1}), want); d != 0 {
-			t.Errorf("from %d ranks to %d: %g", from.P, to.P, d)
+		if d := differ(to.must(t, leg{from: at, first: 1, n: 1}), want, 0, true); d != "" {
+			t.Errorf("from %v to %v: %s", from, to, d)
 		}
 	}
 }

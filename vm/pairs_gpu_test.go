@@ -9,3 +9,11 @@ import (
 )
 
 func TestPairsOfFeaturesOnGPU(t *testing.T) { pairsOfFeatures(t, 6, testenv.GPUs) }
+
+func TestManyFeaturesOnGPU(t *testing.T) {
+	seeds := 6
+	if full() {
+		seeds = 300
+	}
+	manyFeatures(t, seeds, testenv.GPUs)
+}

@@ -8,11 +8,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -22,6 +24,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -115,6 +118,18 @@ var refusals = []refusal{
 		"ranks themselves: build on a layout of one rank", nil},
 }
 
+// placed are refusals of features by where ranks compute, with words of the error.
+var placed = []refusal{
+	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3", "SyncBatchNorm"}, nil, "use WithDataParallel, too",
+		func(s *setting) bool { return s.alone }},
+	{[]string{"ZeRO 2"}, nil, "compute on that device", func(s *setting) bool {
+		return s.kind == testenv.Staged && severalRanks(s) && s.runs == 1
+	}},
+	{[]string{"ZeRO 3"}, nil, "compute on that device", func(s *setting) bool {
+		return s.kind == testenv.Staged && severalRanks(s)
+	}},
+}
+
 func severalRanks(s *setting) bool { return s.dp*s.sp > 1 }
 
 // setting is a training with some features.
@@ -128,15 +143,21 @@ type setting struct {
 	solver     string
 	blocks     []string
 	bucket     int
-	plain      bool // the reference, on one rank
-	parts      int  // of a step in which the reference runs it
+	share      float64 // of the elements that a sparse wire sends
+	alone      bool    // one rank, without WithDataParallel
+	mean       bool    // of gradients of ranks, in place of their sum
+	saved      bool    // checkpoints have the frozen variable, and the place in random numbers
+	untold     bool    // the machine does not know that the variable is frozen
+	plain      bool    // the reference, on one rank
+	parts      int     // of a step in which the reference runs it
 	seed       uint64
 }
 
 func (s *setting) String() string {
 	return fmt.Sprintf("%v: dp%d sp%d tp%d on %v, %v, %d samples, %d runs, %s, blocks %v, "+
-		"buckets of %d", slices.Sorted(maps.Keys(s.has)), s.dp, s.sp, s.tp, s.kind, s.dtype,
-		s.samples, s.runs, s.solver, s.blocks, s.bucket)
+		"buckets of %d, share %v, alone %v, mean %v, saved %v, untold %v",
+		slices.Sorted(maps.Keys(s.has)), s.dp, s.sp, s.tp, s.kind, s.dtype, s.samples, s.runs,
+		s.solver, s.blocks, s.bucket, s.share, s.alone, s.mean, s.saved, s.untold)
 }
 
 func (s *setting) tree() bool { return s.has["WithTree"] || s.has["WithElastic"] }
@@ -152,7 +173,7 @@ func (s *setting) shards() int {
 
 // newSetting draws a training with features.
 func newSetting(r *rand.Rand, kinds []testenv.Kind, of ...feature) *setting {
-	s := &setting{has: map[string]bool{}, dp: 1, sp: 1, tp: 1, runs: 1, solver: "SGD",
+	s := &setting{has: map[string]bool{}, dp: 1, sp: 1, tp: 1, runs: 1, solver: "SGD", share: 1,
 		kind: kinds[r.IntN(len(kinds))], dtype: tensor.Float64, seed: r.Uint64(),
 		bucket: []int{1, 300, 1 << 20}[r.IntN(3)]}
 	for _, f := range of {
@@ -196,10 +217,31 @@ func newSetting(r *rand.Rand, kinds []testenv.Kind, of ...feature) *setting {
 	return s
 }
 
+// vary draws what is no feature: what else checkpoints have, and how ranks train.
+func (s *setting) vary(r *rand.Rand) {
+	yes := func() bool { return r.IntN(2) == 0 }
+	s.saved, s.untold = yes(), yes()
+	if s.has["sparse wire"] {
+		s.share = 0.25
+	}
+	if s.sp*s.tp == 1 && yes() {
+		s.blocks = append(s.blocks, "twice")
+	}
+	s.mean = s.runs == 1 && s.sp == 1 && !s.tree() && !s.has["Padding"] && !s.has["Table"] &&
+		!s.has["MoE"] && yes()
+	s.alone = s.mayBeAlone() && yes()
+}
+
+// mayBeAlone reports whether nothing that is passed to WithDataParallel is in checkpoints.
+func (s *setting) mayBeAlone() bool {
+	return s.ranks() == 1 && !s.saved && !s.has["WithElastic"] && !s.has["Table"] &&
+		!s.has["half wire"] && !s.has["sparse wire"]
+}
+
 // refused returns why New refuses the training: one of these is to be its error.
 func (s *setting) refused() (why []refusal) {
-	for _, r := range refusals {
-		if s.word(r.a) != "" && s.word(r.b) != "" && (r.when == nil || r.when(s)) {
+	for _, r := range slices.Concat(refusals, placed) {
+		if s.word(r.a) != "" && (r.b == nil || s.word(r.b) != "") && (r.when == nil || r.when(s)) {
 			why = append(why, r)
 		}
 	}
@@ -216,10 +258,14 @@ func (s *setting) word(of []string) string {
 	return ""
 }
 
-// says reports whether an error is one of these refusals, and names both features.
+// says reports whether an error is one of these refusals, and names both features, or has its
+// words.
 func (s *setting) says(err error, why []refusal) bool {
 	known := errors.Is(err, backend.ErrArgument) || errors.Is(err, backend.ErrUnsupported)
 	return known && slices.ContainsFunc(why, func(r refusal) bool {
+		if r.b == nil {
+			return strings.Contains(err.Error(), r.why)
+		}
 		return strings.Contains(err.Error(), s.word(r.a)) &&
 			strings.Contains(err.Error(), s.word(r.b))
 	})
@@ -275,7 +321,7 @@ func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
 	switch {
 	case s.plain:
 		b.Batches(s.parts) // of the loss of MoE
-	case s.tree():
+	case s.tree() || s.mean:
 		b.Batches(1)
 	case s.has["Accumulate"]:
 		b.Batches(s.runs * s.dp)
@@ -350,8 +396,24 @@ func (m *paired) block(name, kind string, x layered.Node) layered.Node {
 		return b.RMSNorm(name, 1e-2, x)
 	case "dense":
 		return b.GELU(b.Bias(name, b.Dense(name, x, pairWidth)))
+	case "twice":
+		return m.twice(name, x)
 	}
 	return b.LayerNorm(name, x)
+}
+
+// twice reads a matrix in two products, and in a loop.
+func (m *paired) twice(name string, x layered.Node) layered.Node {
+	w := m.b.Learn(name, layered.Normal(0.5), layered.Undivided, pairWidth, pairWidth)
+	return m.b.Apply(name, func() (layered.Node, error) {
+		shape := x.Shape()
+		flat := must(gorgonia.Reshape(x.Node, tensor.Shape{shape[0] * shape[1], shape[2]}))
+		y := must(gorgonia.Add(must(gorgonia.Mul(flat, w.Node)),
+			must(gorgonia.Mul(must(gorgonia.Square(flat)), w.Node))))
+		y = must(gorgonia.Add(y, must(gorgonia.Mul(flat, must(gorgonia.Tanh(w.Node))))))
+		y, err := gorgonia.Reshape(y, shape)
+		return layered.Place(y, x), err
+	})
 }
 
 // freeze adds a variable that nothing trains.
@@ -506,8 +568,8 @@ func (s *setting) options(r ranked, m *paired) []vm.Option {
 		}
 	}
 	add("ClipNorm", vm.ClipNorm(0.125))
-	if s.has["frozen"] {
-		add("frozen", vm.WithFrozen(m.frozen))
+	if s.has["frozen"] && !s.untold {
+		options = append(options, vm.WithFrozen(m.frozen))
 	}
 	add("BF16", vm.WithPrecision(vm.BF16))
 	if s.plain {
@@ -518,7 +580,13 @@ func (s *setting) options(r ranked, m *paired) []vm.Option {
 	case s.has["half wire"]:
 		data = append(data, autograd.WithCompression(half.Wrap(backend.BF16)))
 	case s.has["sparse wire"]:
-		data = append(data, autograd.WithCompression(sparse.Wrap(sparse.TopK(1))))
+		data = append(data, autograd.WithCompression(sparse.Wrap(sparse.TopK(s.share))))
+	}
+	if s.saved {
+		data = append(data, autograd.WithRandom(m.random))
+		if s.has["frozen"] {
+			data = append(data, autograd.WithFrozen(m.frozen))
+		}
 	}
 	add("SyncBatchNorm", vm.SyncBatchNorm())
 	add("least memory", vm.WithLeastMemory())
@@ -532,7 +600,50 @@ func (s *setting) options(r ranked, m *paired) []vm.Option {
 		return append(options, vm.WithElastic(context.Background(), newGeneration(r), s.runs,
 			data...))
 	}
+	if s.alone {
+		add("Accumulate", vm.Accumulate(s.runs))
+		return options
+	}
 	return append(options, m.b.Training(data...))
+}
+
+// generation is an elastic job whose ranks do not change.
+type generation struct {
+	comm backend.Communicator
+	job  *elastic.Job
+}
+
+func newGeneration(r ranked) *generation {
+	ids := make([]elastic.ID, r.Comm.Size())
+	for i := range ids {
+		ids[i] = elastic.ID(i + 1)
+	}
+	job := elastic.Start(r.register, ids[r.Comm.Rank()],
+		elastic.Limits{Least: len(ids), Most: len(ids)}, elastic.First(ids...), time.Minute, nil)
+	return &generation{r.Comm, job}
+}
+
+// Next implements [autograd.Job].
+func (g *generation) Next(ctx context.Context, leave func(elastic.View) error) (
+	backend.Communicator, elastic.View, error) {
+	v, _, err := g.job.Next(ctx)
+	if err == nil {
+		err = leave(v)
+	}
+	if err == nil {
+		g.job.Connected(v.Generation)
+	}
+	return g.comm, v, err
+}
+
+func (g *generation) Job() *elastic.Job                  { return g.job }
+func (g *generation) Release(backend.Communicator) error { return nil }
+
+// Close implements [autograd.Job].
+func (g *generation) Close(bool) error {
+	g.job.Finish(0)
+	g.job.Close()
+	return nil
 }
 
 // first returns the number of the first sample of a run.
@@ -629,6 +740,9 @@ func (m *paired) collect(t testing.TB, o *outcome, suffix string) {
 	if suffix != "" {
 		return
 	}
+	if m.frozen != nil {
+		o.add("frozen", 0, piece{-1, nil, floats(t, m.frozen.Value())})
+	}
 	if m.table != nil && m.rows == nil {
 		P := m.l.Data.Size()
 		for i, row := range slices.Collect(slices.Chunk(floats(t, m.table.Rows()), pairWidth)) {
@@ -644,8 +758,54 @@ func (m *paired) collect(t testing.TB, o *outcome, suffix string) {
 	}
 }
 
-// train trains for some steps.
-func (s *setting) train(t *testing.T) (*outcome, error) {
+// leg is a part of a training: from a checkpoint, "" for none, for some steps from number first on.
+// It saves before the last one, if that is wanted.
+type leg struct {
+	from        string
+	first, n    int
+	save, async string // directories
+	plain       string // where the plain way saves
+}
+
+// load loads the checkpoint; of a step from other parameters, and of another frozen variable,
+// nothing is left.
+func (l leg) load(s *setting, m *paired) error {
+	if l.from == "" {
+		return nil
+	}
+	if e := m.machine.Elastic(); e != nil {
+		return e.Load(l.from)
+	}
+	return errors.Join(s.step(m, 7), m.machine.DataParallel().Load(l.from, m.machine.Solver(), nil))
+}
+
+// write saves in both ways.
+func (l leg) write(m *paired) (err error) {
+	dp := m.machine.DataParallel()
+	if l.save != "" {
+		err = dp.Save(l.save, m.machine.Solver(), nil)
+	}
+	if l.async != "" {
+		err = errors.Join(err, dp.SaveAsync(l.async, m.machine.Solver(), nil))
+	}
+	return err
+}
+
+// shift gives a frozen variable that checkpoints have another value.
+func (l leg) shift(s *setting, m *paired) {
+	if l.from == "" || !s.saved || m.frozen == nil {
+		return
+	}
+	switch x := m.frozen.Value().Data().(type) {
+	case []float32:
+		x[0]++
+	case []float64:
+		x[0]++
+	}
+}
+
+// train trains.
+func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 	o := &outcome{pieces: map[string]map[int]piece{}}
 	register := rendezvous.NewMemStore()
 	return o, testranks.Join(together(t, s.kind, s.ranks(), func(r ranked) error {
@@ -667,15 +827,19 @@ func (s *setting) train(t *testing.T) (*outcome, error) {
 			return err
 		}
 		device := r.device
-		if s.has["WithElastic"] {
+		if part.shift(s, m); s.has["WithElastic"] {
 			device = nil
 		}
 		if m.machine, err = vm.New(m.b.Graph(), device, s.options(r, m)...); err != nil {
 			return err
 		}
-		for step := range pairSteps {
+		err = part.load(s, m)
+		for step := range part.n {
+			if err == nil && step == part.n-1 {
+				err = part.write(m)
+			}
 			if err == nil {
-				err = s.step(m, step)
+				err = s.step(m, part.first+step)
 			}
 		}
 		if err == nil && !s.plain {
@@ -719,7 +883,7 @@ func (s *setting) reference() *setting {
 	}
 	p.has["BF16"] = s.has["BF16"] // layouts round alike
 	p.has["WithTree"] = s.tree()
-	p.plain, p.kind, p.parts = true, testenv.Hosts, 1
+	p.plain, p.kind, p.parts, p.untold = true, testenv.Hosts, 1, false
 	switch all, _ := s.total(); {
 	case s.has["batch norm"]:
 		p.parts = all / (s.samples / s.sp)
@@ -734,6 +898,7 @@ func (s *setting) exact() *setting {
 	p := *s
 	p.has = maps.Clone(s.has)
 	delete(p.has, "least memory")
+	p.untold = true
 	rounds := s.has["ClipNorm"] || s.has["half wire"] // see docs/shards.md
 	if n := s.shards(); n > 0 && !rounds && !s.has["row exchange"] {
 		delete(p.has, fmt.Sprint("ZeRO ", n))
@@ -741,6 +906,7 @@ func (s *setting) exact() *setting {
 	if s.tree() && s.kind != testenv.GPUs {
 		delete(p.has, "WithElastic")
 		p.has["WithTree"], p.dp = true, 1
+		p.alone = p.mayBeAlone()
 	}
 	p.bucket = 1
 	if s.has["sparse wire"] || s.shards() > 0 && rounds {
@@ -770,6 +936,15 @@ func (s *setting) near() float64 {
 	return 1e-10
 }
 
+// noisy reports whether no number has to be near the reference: where a wire leaves elements for
+// later steps; and where gradients are rounded to 16 bits before a solver that divides by their
+// size, which is nothing but rounding for a bias that a batch norm takes away again.
+func (s *setting) noisy() bool {
+	normed := s.has["batch norm"] || s.has["SyncBatchNorm"]
+	adaptive := s.has["RMSProp"] || s.has["Adam"] || s.has["AdamW"]
+	return s.share < 1 || s.near() == halfNear && normed && adaptive
+}
+
 // differ says where two trainings differ by more than a bound, "" if they do not.
 func differ(a, b *outcome, most float64, moving bool) string {
 	for _, name := range slices.Sorted(maps.Keys(b.pieces)) {
@@ -793,36 +968,43 @@ func differ(a, b *outcome, most float64, moving bool) string {
 	return ""
 }
 
-// check trains, and compares.
-func (s *setting) check(t *testing.T) {
+// check trains, compares, and returns what is left, nil where New refuses that.
+func (s *setting) check(t *testing.T, part leg) *outcome {
 	t.Helper()
-	got, err := s.train(t)
+	got, err := s.train(t, part)
 	if why := s.refused(); why != nil {
 		if !s.says(err, why) {
 			t.Errorf("%v: %v, want an error as of %v", s, err, why)
 		}
-		return
+		return nil
 	}
 	if err != nil {
 		t.Errorf("%v: %v", s, err)
-		return
+		return nil
 	}
-	if one := s.reference(); one.parts == 1 || !s.has["MoE"] || !s.has["Padding"] {
-		want, err := one.train(t)
-		if err != nil {
-			t.Fatalf("%v: the reference: %v", s, err)
-		}
+	// one rank would take a run for each rank's batch norm, which a count of targets refuses
+	one := s.reference()
+	if !s.noisy() && (one.parts == 1 || !s.has["MoE"] || !s.has["Padding"]) {
+		want := one.must(t, leg{n: part.n})
 		if d := differ(got, want, s.near(), false); d != "" {
 			t.Errorf("%v: not as one rank: %s", s, d)
 		}
-	} // else one rank would take a run for each rank's batch norm, which a count of targets refuses
-	want, err := s.exact().train(t)
-	if err != nil {
-		t.Fatalf("%v: the plain way: %v", s, err)
 	}
+	want := s.exact().must(t, leg{n: part.n, save: part.plain})
 	if d := differ(got, want, 0, true); d != "" {
 		t.Errorf("%v: not the bits of the plain way: %s", s, d)
 	}
+	return got
+}
+
+// must is train of what nothing refuses.
+func (s *setting) must(t *testing.T, part leg) *outcome {
+	t.Helper()
+	o, err := s.train(t, part)
+	if err != nil {
+		t.Fatalf("%v: %v", s, err)
+	}
+	return o
 }
 
 // fits reports whether features can be together: none excludes another.
@@ -850,14 +1032,13 @@ func allPairs() (all [][]feature) {
 }
 
 // TestPairsOfFeatures: every two features together train as one rank does without them, or New
-// refuses them by a sentence that names both. EURYALE_PAIRS and EURYALE_TRIPLES are numbers of
-// random trainings with two features and with three, and EURYALE_PAIR is a seed, to run it alone.
+// refuses them by a sentence that names both. EURYALE_PAIRS is a number of pairs, and EURYALE_PAIR
+// one of them, to run it alone.
 func TestPairsOfFeatures(t *testing.T) {
 	pairsOfFeatures(t, 12, testenv.Hosts, testenv.Devices)
 }
 
-// pairsOfFeatures tests a sample of so many pairs, and a third as many triples, unless variables
-// say otherwise.
+// pairsOfFeatures tests a sample of so many pairs, unless variables say otherwise.
 func pairsOfFeatures(t *testing.T, sample int, kinds ...testenv.Kind) {
 	number := func(name string, otherwise int) int {
 		text := os.Getenv(name)
@@ -865,44 +1046,29 @@ func pairsOfFeatures(t *testing.T, sample int, kinds ...testenv.Kind) {
 			return otherwise
 		}
 		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		require.NoError(t, err)
 		return n
 	}
-	if seed := number("EURYALE_PAIR", -1); seed >= 0 {
-		combination(t, seed, kinds)
+	if one := number("EURYALE_PAIR", -1); one >= 0 {
+		combination(t, one, kinds)
 		return
 	}
-	pairs, triples := sample, sample/3
 	if full() {
-		pairs, triples = len(allPairs()), 200
+		sample = len(allPairs())
 	}
-	for i := range number("EURYALE_PAIRS", pairs) {
-		combination(t, 2*i, kinds)
-	}
-	for i := range number("EURYALE_TRIPLES", triples) {
-		combination(t, 2*i+1, kinds)
+	for i := range number("EURYALE_PAIRS", sample) {
+		combination(t, i, kinds)
 	}
 }
 
-// combination trains with features, of which an even seed gives two and an odd one three. Seeds go
-// through all pairs, in an order in which neighbours have little in common.
-func combination(t *testing.T, seed int, kinds []testenv.Kind) {
-	r := rand.New(rand.NewPCG(uint64(seed), 3))
+// combination trains with a pair of features. Numbers go through all pairs, in an order in which
+// neighbours have little in common.
+func combination(t *testing.T, number int, kinds []testenv.Kind) {
+	r := rand.New(rand.NewPCG(2*uint64(number), 3))
 	all := allPairs()
-	of := all[seed/2*197%len(all)]
-	for seed%2 == 1 && len(of) < 3 {
-		if f := features[r.IntN(len(features))]; fits(append(slices.Clone(of), f)...) {
-			of = append(slices.Clone(of), f)
-		}
-	}
-	var names []string
-	for _, f := range of {
-		names = append(names, f.name)
-	}
-	t.Run(fmt.Sprint(seed, " ", strings.Join(names, " and ")), func(t *testing.T) {
-		newSetting(r, kinds, of...).check(t)
+	of := all[number*197%len(all)]
+	t.Run(fmt.Sprint(number, " ", of[0].name, " and ", of[1].name), func(t *testing.T) {
+		newSetting(r, kinds, of...).check(t, leg{n: pairSteps})
 	})
 }
 
@@ -911,8 +1077,112 @@ func combination(t *testing.T, seed int, kinds []testenv.Kind) {
 func TestATreeOverTensorRanksTakesUnequalShares(t *testing.T) {
 	s := &setting{has: map[string]bool{"WithTree": true, "tensor ranks": true}, dp: 2, sp: 1, tp: 2,
 		kind: testenv.Devices, dtype: tensor.Float64, samples: 1, runs: 3, solver: "SGD",
-		blocks: []string{"mlp", "attention"}, bucket: 1}
-	s.check(t)
+		blocks: []string{"mlp", "attention"}, bucket: 1, share: 1}
+	s.check(t, leg{n: pairSteps})
+}
+
+// TestManyFeatures: trainings with as many features as go together are as those of pairs, and go
+// on from their checkpoints in other ways: on other numbers of ranks, with other shards, in less
+// memory, alone, all with the bits that plain ways have.
+func TestManyFeatures(t *testing.T) {
+	seeds := 12
+	if full() {
+		seeds = 700
+	}
+	manyFeatures(t, seeds, testenv.Hosts, testenv.Devices, testenv.Staged)
+}
+
+func manyFeatures(t *testing.T, seeds int, kinds ...testenv.Kind) {
+	for seed := range seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(uint64(seed), 1))
+			s := newSetting(r, kinds, drawMany(r, features[9*seed%len(features)])...)
+			s.vary(r)
+			s.goesOn(t, s.other(r, kinds))
+		})
+	}
+}
+
+// goesOn trains, and once more from the last step on, from checkpoints: in the same way, with the
+// bits of a training that never ended, and in another one.
+func (s *setting) goesOn(t *testing.T, other *setting) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	part := leg{n: pairSteps, save: at("save"), async: at("async"), plain: at("plain")}
+	if s.has["sparse wire"] && s.tp > 1 {
+		part = leg{n: pairSteps} // residuals of parts cannot be saved
+	}
+	got := s.check(t, part)
+	if got == nil || part.save == "" {
+		return
+	}
+	last := func(from string) leg { return leg{from: from, first: pairSteps - 1, n: 1} }
+	if d := differ(s.must(t, last(part.async)), got, 0, true); d != "" {
+		t.Errorf("%v, from its checkpoint: %s", s, d)
+	}
+	want := other.exact().must(t, last(part.plain))
+	if d := differ(other.must(t, last(part.save)), want, 0, true); d != "" {
+		t.Errorf("%v, from a checkpoint of %v: %s", other, s, d)
+	}
+}
+
+// drawMany draws features to one, few of which refuse each other.
+func drawMany(r *rand.Rand, first feature) []feature {
+	of := []feature{first}
+	for range 4 + r.IntN(9) {
+		f := features[r.IntN(len(features))]
+		if !fits(append(slices.Clone(of), f)...) {
+			continue
+		}
+		if !slices.ContainsFunc(of, func(g feature) bool { return refuse(f, g) >= 0 }) ||
+			r.IntN(8) == 0 {
+			of = append(of, f)
+		}
+	}
+	return of
+}
+
+// changing are the sorts of features that checkpoints do not depend on.
+var changing = []string{"step", "clip", "shards", "precision", "memory", "tiles", "norm", "dp"}
+
+// other draws a setting that can load checkpoints of this one.
+func (s *setting) other(r *rand.Rand, kinds []testenv.Kind) *setting {
+	var of []feature
+	for _, f := range features {
+		if s.has[f.name] && !slices.Contains(changing, f.sort) {
+			of = append(of, f)
+		}
+	}
+	for _, sort := range changing {
+		f := features[r.IntN(len(features))]
+		for f.sort != sort {
+			f = features[r.IntN(len(features))]
+		}
+		has := slices.ContainsFunc(features, func(g feature) bool {
+			return g.sort == sort && s.has[g.name]
+		})
+		switch {
+		case sort == "norm" && !has, sort == "precision" && s.dtype == tensor.Float64:
+		case sort == "norm", r.IntN(2) == 0:
+			of = append(of, f)
+		}
+	}
+	o := newSetting(r, kinds, of...)
+	o.vary(r)
+	o.dtype, o.seed, o.blocks, o.saved, o.share = s.dtype, s.seed, s.blocks, s.saved, s.share
+	o.mean = s.mean
+	if s.has["sparse wire"] { // residuals are of ranks, and of buckets
+		o.dp, o.bucket = s.dp, s.bucket
+	}
+	o.alone = o.alone && o.mayBeAlone()
+	if o.tree() {
+		o.runs = s.runs
+	}
+	if o.tree() != s.tree() || o.tree() && o.runs < o.ranks() || o.mean && o.runs > 1 ||
+		len(o.refused()) > 0 {
+		return s.exact()
+	}
+	return o
 }
 
 // combinationsPage is written by TestThePageOfCombinations.
@@ -937,9 +1207,9 @@ func combinations() string {
 	s.WriteString(`# What goes together
 
 Of every two features of a training, ` + "`vm.New`" + ` takes both, and they train as one rank does
-without them, or it refuses them by an error that names both. A test draws pairs and triples, with
-random graphs on 1 to 4 ranks, and compares each with a plain training on one rank
-(` + "`vm/pairs_test.go:TestPairsOfFeatures`" + `); another one writes this page.
+without them, or it refuses them by an error that names both. A test draws pairs, and many
+features at once, with random graphs on 1 to 4 ranks, and compares each with a plain training on
+one rank (` + "`vm/pairs_test.go`" + `); another one writes this page.
 
 Labels that are ignored (` + "`nn.CrossEntropy`" + `) count in no mean. A run's loss is the mean
 over its other labels, and a step of several runs or ranks takes the mean of these, as in PyTorch's
@@ -984,14 +1254,19 @@ These errors say which options of ` + "`vm.New`" + ` to use instead.
 
 // cell is what the page says of two features.
 func cell(f, g feature) string {
-	if f.sort == g.sort {
+	switch i := refuse(f, g); {
+	case f.sort == g.sort:
 		return "–"
-	}
-	for i, r := range refusals {
-		if slices.Contains(r.a, f.name) && slices.Contains(r.b, g.name) ||
-			slices.Contains(r.a, g.name) && slices.Contains(r.b, f.name) {
-			return string(rune('a' + i))
-		}
+	case i >= 0:
+		return string(rune('a' + i))
 	}
 	return "●"
+}
+
+// refuse returns which refusal is of two features, -1 for none.
+func refuse(f, g feature) int {
+	return slices.IndexFunc(refusals, func(r refusal) bool {
+		return slices.Contains(r.a, f.name) && slices.Contains(r.b, g.name) ||
+			slices.Contains(r.a, g.name) && slices.Contains(r.b, f.name)
+	})
 }

@@ -106,7 +106,8 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 		for _, level := range levels {
 			t.Run(fmt.Sprint(P, " ", level), func(t *testing.T) {
 				connect := testenv.ConnectGPUs(t, P, &options)
-				require.NoError(t, testranks.Join(connected(t, testenv.GPUs, P, connect, func(r ranked) error {
+				require.NoError(t, testranks.Join(connected(t, testenv.GPUs, P, connect, func(
+					r ranked) error {
 					comm, _ := backend.As[*gpus.Communicator](r.Comm)
 					if comm.Link() != gpus.FullyConnected {
 						return nil // not on this machine
@@ -209,7 +210,8 @@ func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *mo
 	const warmUp = 5 // steps, of which the second one records the graph
 	var lock sync.Mutex
 	var took time.Duration
-	require.NoError(b, testranks.Join(testranks.Run(P, testenv.GPUs.Connect(b, P), func(r *testenv.Rank) error {
+	connect := testenv.GPUs.Connect(b, P)
+	require.NoError(b, testranks.Join(testranks.Run(P, connect, func(r *testenv.Rank) error {
 		lock.Lock()
 		m := build(b, tensor.Float32)
 		lock.Unlock()

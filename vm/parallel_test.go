@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -146,6 +147,18 @@ func same(t *testing.T, weights [][][]float64) {
 			t.Errorf("rank %d has the weights %v, rank 0 %v", r, weights[r], weights[0])
 		}
 	}
+}
+
+// apart returns by how much two trainings differ.
+func apart(a, b [][]float64) (most float64) {
+	for i := range a {
+		for k, x := range a[i] {
+			if d := math.Abs(x - b[i][k]); !(d <= most) {
+				most = d
+			}
+		}
+	}
+	return most
 }
 
 // machineRank is one of four ranks on two machines, as far as they can tell: shared memory inside,
