@@ -3,13 +3,8 @@ package session
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
@@ -60,10 +55,6 @@ func NewElastic(c ElasticConfig) *Elastic {
 	e.job = elastic.Start(c.Register, c.ID, c.Limits, c.First, c.Env.Timeout, unreached)
 	return e
 }
-
-// joinTime bounds how long the ranks of a generation take to connect: all are ready. Those of the
-// first one start, and have the time of any job.
-const joinTime = 20 * time.Second
 
 // Next waits until this process is a member of a generation, has it leave the generation before,
 // connects it, and returns its communicator. A generation that cannot connect has ended, and the
@@ -127,27 +118,38 @@ func (e *Elastic) fails() bool {
 
 // connect connects this process to the members of a generation, which ends with a context.
 func (e *Elastic) connect(during context.Context, v elastic.View) (s *Session, err error) {
-	env := e.env
-	if v.Generation > 0 {
-		env.Timeout = min(env.Timeout, joinTime)
-	}
-	ctx, cancel := context.WithTimeout(during, env.Timeout)
+	m := newMeeting(e.id, v, e.env, e.host != "")
+	ctx, cancel := context.WithTimeout(during, m.env.Timeout)
 	defer cancel()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	if e.reach != nil {
 		go func() {
-			if ids := e.reach.unreached(ctx, v.Members); len(ids) > 0 {
-				end(&elastic.UnreachedError{IDs: ids})
+			if why := m.probed(e.reach.unreached(ctx, v.Members)); why != nil {
+				end(why)
 			}
 		}()
 	}
-	env.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
-	env.Rank, env.Size = v.Rank(e.id), len(v.Members)
-	env.LocalRank, env.LocalSize, env.Node = env.Rank, env.Size, 0
-	if err := e.meet(ctx, &env, v.Generation); err != nil {
-		return nil, err
+	for m.next != over {
+		switch m.next {
+		case opens:
+			m.opened(freeAt(e.host))
+		case tells:
+			m.told(m.at, e.register.Set(ctx, m.key, []byte(m.at)))
+		case asks:
+			at, err := e.register.Get(ctx, m.key)
+			m.told(string(at), err)
+		case joins:
+			s, err = e.join(ctx, m.env, v.Generation)
+			m.joined(err)
+		}
 	}
+	return s, m.err
+}
+
+// join joins the ranks of a generation.
+func (e *Elastic) join(ctx context.Context, env rendezvous.Env, generation int) (s *Session,
+	err error) {
 	before := e.comm.Watch()
 	// Connect says what is wrong, and starts the watches of all ranks if one was watched.
 	env.Note, _ = note(e.backends, e.only, e.seat, before.Started())
@@ -159,7 +161,7 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (s *Session, e
 	seat, err := seatOf(ctx, w, e.backends)
 	if err == nil {
 		w.LocalRank = seat - 1
-		s, err = Connect(ctx, w, e.backends, nil, v.Generation)
+		s, err = Connect(ctx, w, e.backends, nil, generation)
 	}
 	if err != nil {
 		Leave(w, err)
@@ -203,35 +205,6 @@ func seats(infos []rankInfo, nodes []int) []int {
 		all[r], taken[place{nodes[r], seat}] = seat, true
 	}
 	return all
-}
-
-// meet tells the members of a generation on several machines where they meet: at a port that is
-// free on the machine of rank 0.
-func (e *Elastic) meet(ctx context.Context, env *rendezvous.Env, generation int) error {
-	if e.host == "" || env.Size == 1 {
-		return nil
-	}
-	key := fmt.Sprintf("elastic/meeting/%d", generation)
-	if env.Rank == 0 {
-		ln, at, err := listenAt(e.host)
-		if err == nil {
-			err = errors.Join(ln.Close(), e.register.Set(ctx, key, []byte(at)))
-		}
-		if err != nil {
-			return fmt.Errorf("find a port to meet at: %w", err)
-		}
-	}
-	at, err := e.register.Get(ctx, key)
-	if err != nil {
-		return fmt.Errorf("ask where the ranks meet: %w", err)
-	}
-	host, port, err := net.SplitHostPort(string(at))
-	if err != nil {
-		return fmt.Errorf("the ranks meet at %q: %w", at, err)
-	}
-	env.Addr, env.LocalRank, env.LocalSize = host, 0, 1 // Join asks who is on which machine
-	env.Port, err = strconv.Atoi(port)
-	return err
 }
 
 // Job returns what tells the job where this process is.

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -45,6 +44,15 @@ func listenAt(host string) (ln net.Listener, at string, err error) {
 	return ln, net.JoinHostPort(host, port), err
 }
 
+// freeAt returns the address of a port that is free on a host.
+func freeAt(host string) (at string, err error) {
+	ln, at, err := listenAt(host)
+	if err == nil {
+		err = ln.Close()
+	}
+	return at, err
+}
+
 // open makes others reach this process, on a host.
 func (r *reach) open(ctx context.Context, host string, id elastic.ID) error {
 	ln, at, err := listenAt(host)
@@ -78,37 +86,30 @@ func (r *reach) close() {
 }
 
 // unreached is an [elastic.Unreached]. If this process was stopped meanwhile, it tries again.
-func (r *reach) unreached(ctx context.Context, ids []elastic.ID) (all []elastic.ID) {
+func (r *reach) unreached(ctx context.Context, ids []elastic.ID) []elastic.ID {
 	for {
-		began, found := time.Now(), make([]bool, len(ids))
+		began, seen := time.Now(), make([]signs, len(ids))
 		trying, cancel := context.WithTimeout(ctx, reachTime)
 		var tries sync.WaitGroup
 		for i, id := range ids {
-			tries.Go(func() { found[i] = r.reaches(trying, id) })
+			tries.Go(func() { seen[i] = r.tries(trying, id) })
 		}
 		tries.Wait()
 		cancel()
-		switch {
-		case ctx.Err() != nil || !slices.Contains(found, false):
+		if ctx.Err() != nil {
 			return nil
-		case time.Since(began) < 2*reachTime:
-			for i, id := range ids {
-				if !found[i] {
-					all = append(all, id)
-				}
-			}
+		}
+		if all, sure := judge(ids, seen, time.Since(began)); sure {
 			return all
 		}
 	}
 }
 
-// reaches reports whether data get through to another process and back. A machine that takes data
-// is enough if its process says nothing, since that may be stopped; and so is one that has not
-// begun.
-func (r *reach) reaches(ctx context.Context, id elastic.ID) bool {
+// tries tries to reach another process.
+func (r *reach) tries(ctx context.Context, id elastic.ID) signs {
 	at, err := r.register.Get(ctx, reachKey(id))
 	if err != nil {
-		return true
+		return signs{answers: true} // it has not begun
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -131,7 +132,7 @@ func (r *reach) reaches(ctx context.Context, id elastic.ID) bool {
 		})
 	}
 	tries.Wait()
-	return answers.Load() || took.Load() && !lives.Load()
+	return signs{answers.Load(), took.Load(), lives.Load()}
 }
 
 // What a process asks of another one by the first of the bytes that it sends: all of them back, or
