@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -602,9 +603,7 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 				return errors.Join(l.steps(0, 2),
 					l.d.Save(dir, l.solver, map[string]int{"loss": 7}))
 			}, compressions[tt.saved]...)
-			if err := tt.damage(newest(t, dir)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, tt.damage(newest(t, dir)))
 			teach(t, 2, tt.solver, func(l *lesson) error {
 				if err := l.steps(0, 3); err != nil {
 					return err

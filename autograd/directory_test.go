@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -136,9 +137,7 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 		return filepath.Join(append([]string{home}, parts...)...)
 	}
 	for _, dir := range []string{"project/src", "project.old", "project.new", "elsewhere"} {
-		if err := os.MkdirAll(path(dir), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.MkdirAll(path(dir), 0o777))
 	}
 	mine := []string{
 		"project/src/thesis.tex",
@@ -149,9 +148,7 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 		"elsewhere/photo",
 	}
 	for _, file := range mine {
-		if err := os.WriteFile(path(file), []byte("mine"), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path(file), []byte("mine"), 0o666))
 	}
 	testenv.Link(t, "elsewhere", path("link"))
 	t.Chdir(path("project.new"))
@@ -273,9 +270,7 @@ func TestLoadTakesTheNewestThatIsWhole(t *testing.T) {
 				heavyBall,
 				func(l *lesson) error { return l.saved(dir, 2) },
 				compressions["topk"]...)
-			if err := damage(filepath.Join(dir, "step-00000002")); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, damage(filepath.Join(dir, "step-00000002")))
 			var said []string
 			notice := WithNotice(func(text string) { said = append(said, text) })
 			teach(
@@ -308,9 +303,7 @@ func TestLoadTakesTheNewestThatIsWhole(t *testing.T) {
 func TestWhereThereIsNoCheckpointTrainingBegins(t *testing.T) {
 	dir := t.TempDir()
 	old := filepath.Join(dir, "run.old")
-	if err := os.Mkdir(old, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(old, 0o777))
 	teach(t, 2, heavyBall, func(l *lesson) error {
 		if err := l.saved(filepath.Join(dir, "other"), 1); err != nil {
 			return err
@@ -325,9 +318,7 @@ func TestWhereThereIsNoCheckpointTrainingBegins(t *testing.T) {
 		}
 		return nil
 	})
-	if err := os.WriteFile(filepath.Join(old, checkpoint.RecordName), nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(old, checkpoint.RecordName), nil, 0o666))
 	teach(t, 2, heavyBall, func(l *lesson) error { // that of an older version, or of the user
 		err := l.d.Load(filepath.Join(dir, "run"), l.solver, nil)
 		if !errors.Is(err, fs.ErrNotExist) ||
@@ -348,14 +339,11 @@ func TestCheckpointsMoveByHand(t *testing.T) {
 	best, bad := filepath.Join(run, "best"), filepath.Join(run, "bad")
 	step := func(n int) string { return filepath.Join(run, fmt.Sprintf("step-%08d", n)) }
 	teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(run, 3, KeepLast(3)) })
-	err := errors.Join(
+	require.NoError(t, errors.Join(
 		os.CopyFS(copied, os.DirFS(run)),
 		os.CopyFS(best, os.DirFS(step(1))),
 		os.Rename(step(3), bad),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))
 	teach(t, 2, heavyBall, func(l *lesson) error {
 		err := errors.Join(l.loads(run, 2), l.loads(best, 1), l.loads(bad, 3), l.loads(copied, 3))
 		if err != nil {
@@ -458,15 +446,11 @@ func TestOldCheckpointsStayWhereTheyAre(t *testing.T) {
 		compressions["topk"]...)
 	from := filepath.Join(dir, "step-00000002")
 	r, err := readRecord(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r.Stamp = checkpoint.Stamp{}
 	err = reseal(from, r)
 	old := filepath.Join(t.TempDir(), "run")
-	if err := errors.Join(err, os.CopyFS(old, os.DirFS(from))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, os.CopyFS(old, os.DirFS(from))))
 	before := os.DirFS(old)
 	files, err := fs.Glob(before, "*")
 	if err != nil || len(files) != 4 {
@@ -476,9 +460,7 @@ func TestOldCheckpointsStayWhereTheyAre(t *testing.T) {
 	for _, f := range files {
 		text, err := fs.ReadFile(before, f)
 		want[f] = string(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	teach(t, 2, heavyBall, func(l *lesson) error {
 		at := 0

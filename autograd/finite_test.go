@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // spoiled makes what Save keeps not finite, and says how the error names it.
@@ -102,13 +103,9 @@ func TestNothingIsSavedThatIsNotFinite(t *testing.T) {
 // TestWhatNothingTrainsMayBeInfinite, but not NaN: masks are.
 func TestWhatNothingTrainsMayBeInfinite(t *testing.T) {
 	m, err := newFormat1()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	d, err := New(Solo(), m.params, WithFrozen(m.frozen))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer d.Close()
 	model, file := append(slices.Clone(m.params), m.frozen), filepath.Join(t.TempDir(), "w")
 	mask, dir := m.frozen.Value().Data().([]float64), t.TempDir()
@@ -139,9 +136,7 @@ func TestWeightsThatAreNotFiniteAreNotSaved(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "w.safetensors")
-	if err := SaveWeights(file, gorgonia.Nodes{w}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, SaveWeights(file, gorgonia.Nodes{w}))
 	x := w.Value().Data().([]float64)
 	for _, wrong := range []float64{math.NaN(), math.Inf(1)} {
 		x[1] = wrong
@@ -174,9 +169,7 @@ func diverge(t *testing.T, dir, name string) {
 	t.Helper()
 	path := filepath.Join(dir, checkpoint.ModelName)
 	all, err := checkpoint.ReadTensors(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	copy(all[name].Data.Bytes(), backend.Of([]float32{float32(math.NaN())}).Bytes())
 	text, stamp, err := checkpoint.ReadRecord(dir)
 	var record map[string]any

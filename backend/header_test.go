@@ -11,6 +11,7 @@ import (
 	"testing/quick"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestHeaderRoundTrip(t *testing.T) {
@@ -20,9 +21,7 @@ func TestHeaderRoundTrip(t *testing.T) {
 		digest := h.Put(&b)
 		return reflect.DeepEqual(backend.GetHeader(&b), h) && digest == backend.Digest(&b)
 	}
-	if err := quick.Check(trip, nil); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, quick.Check(trip, nil))
 }
 
 func TestHeaderOfARankThatDoesNotCompareSaysSo(t *testing.T) {

@@ -136,15 +136,14 @@ func reduceFrom(comm backend.Communicator, dt tensor.Dtype, offset int) error {
 func TestInputMayBeChangedAtOnce(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
-		err := g.run(func(comm backend.Communicator, _ sync.Locker) error {
+		require.NoError(t, g.run(func(comm backend.Communicator, _ sync.Locker) error {
 			for i := range 1000 {
 				if err := changeAtOnce(comm, i); err != nil {
 					return fmt.Errorf("call %d: %w", i, err)
 				}
 			}
 			return nil
-		})
-		require.NoError(t, err)
+		}))
 	})
 }
 
@@ -183,7 +182,7 @@ func checkOverlapping(t *testing.T, g *team) {
 	}
 	P := len(g.comms)
 	parities := max(P/2, 1) // of two ranks, both groups are the same
-	err := g.run(func(comm backend.Communicator, _ sync.Locker) (err error) {
+	require.NoError(t, g.run(func(comm backend.Communicator, _ sync.Locker) (err error) {
 		r := comm.Rank()
 		part, err := comm.Split(r%parities, 0)
 		if err != nil {
@@ -206,8 +205,7 @@ func checkOverlapping(t *testing.T, g *team) {
 			}
 		}
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 }
 
 // lane is a sum over the ranks of a group, of tensors that hold one more than the

@@ -21,7 +21,7 @@ func disagree(t *testing.T, build func(g *gorgonia.ExprGraph, comm backend.Commu
 	t.Helper()
 	g := ranks(t, 2)
 	errs := make([]error, 2)
-	err := testranks.All(2, func(r int) error {
+	require.NoError(t, testranks.All(2, func(r int) error {
 		graph := gorgonia.NewGraph()
 		g.build.Lock()
 		err := build(graph, g.comms[r])
@@ -33,8 +33,7 @@ func disagree(t *testing.T, build func(g *gorgonia.ExprGraph, comm backend.Commu
 		defer m.Close()
 		errs[r] = Cause(m.RunAll())
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 	for r, err := range errs {
 		if !errors.Is(err, backend.ErrMismatch) {
 			t.Errorf("rank %d: the error is %v, want ErrMismatch", r, err)
@@ -83,7 +82,7 @@ func TestFoundAxesAreCompared(t *testing.T) {
 // run the collectives of the same graph in another order.
 func TestFoundOrderOfRunsIsCompared(t *testing.T) {
 	g := ranks(t, 2)
-	err := testranks.All(2, func(r int) error {
+	require.NoError(t, testranks.All(2, func(r int) error {
 		graph := gorgonia.NewGraph()
 		g.build.Lock()
 		x := newArr(3).node(graph, "x", tensor.Float64)
@@ -100,10 +99,7 @@ func TestFoundOrderOfRunsIsCompared(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 // TestNodesOfOneRankDoNotCount: a rank may have nodes, and collectives with others, that the
@@ -115,17 +111,14 @@ func TestNodesOfOneRankDoNotCount(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := ranks(t, 2)
-			err := testranks.All(2, func(r int) error {
+			require.NoError(t, testranks.All(2, func(r int) error {
 				vm, err := g.unlike(r, machine)
 				if err != nil {
 					return err
 				}
 				defer vm.Close()
 				return Cause(vm.RunAll())
-			})
-			if err != nil {
-				t.Error(err)
-			}
+			}))
 		})
 	}
 }

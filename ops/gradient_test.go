@@ -359,7 +359,7 @@ func checkDifferences(t *testing.T, g *team, op constructor) {
 	losses := make([]float64, P)
 	var turn barrier
 	turn.init(P)
-	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+	require.NoError(t, g.run(func(comm backend.Communicator, build sync.Locker) error {
 		r := comm.Rank()
 		rng := rand.New(rand.NewPCG(7, uint64(r)))
 		build.Lock()
@@ -411,8 +411,7 @@ func checkDifferences(t *testing.T, g *team, op constructor) {
 			}
 		}
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 }
 
 func gaussian(rng *rand.Rand, shape ...int) arr {

@@ -239,7 +239,7 @@ func checkTransposed(t *testing.T, g *team) {
 		back = append(back, valueArr(d))
 	}
 	want := allToAll(back, 1, 0, func(int) []int { return []int{3, 3} })
-	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+	require.NoError(t, g.run(func(comm backend.Communicator, build sync.Locker) error {
 		r := comm.Rank()
 		build.Lock()
 		graph := gorgonia.NewGraph()
@@ -267,8 +267,7 @@ func checkTransposed(t *testing.T, g *team) {
 			return fmt.Errorf("%v, want %v", got, want[r])
 		}
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 }
 
 // TestDifferentOpsHashDifferently: neither the machine's merging nor the graph's
@@ -546,7 +545,7 @@ func TestNothingGrows(t *testing.T) {
 	var goroutines int
 	var turn barrier
 	turn.init(P)
-	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+	require.NoError(t, g.run(func(comm backend.Communicator, build sync.Locker) error {
 		rng := rand.New(rand.NewPCG(13, 0))
 		build.Lock()
 		c, err := newComposed(comm, newAllToAll(1, 0), gaussian(rng, 16, 8), gaussian(rng, 8, 32),
@@ -573,8 +572,7 @@ func TestNothingGrows(t *testing.T) {
 			}
 		}
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 	if after > before+256<<10 {
 		t.Errorf("the heap grew from %d to %d bytes over %d runs", before, after, runs)
 	}

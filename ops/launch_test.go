@@ -68,9 +68,7 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 			if err != nil || !slices.Equal(backend.View[float32](got), numbers) {
 				t.Errorf("%s: there and back: %v (%v)", name, backend.View[float32](got), err)
 			}
-			if err := comm.Device().Free(memory); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, comm.Device().Free(memory))
 		})
 	}
 }

@@ -113,7 +113,7 @@ func TestSparseNodesShareNoResidual(t *testing.T) {
 	for i := range x.data {
 		x.data[i] = 1 // late by one run
 	}
-	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
+	require.NoError(t, g.run(func(comm backend.Communicator, build sync.Locker) error {
 		build.Lock()
 		graph := gorgonia.NewGraph()
 		in := x.node(graph, "x", tensor.Float32)
@@ -145,10 +145,7 @@ func TestSparseNodesShareNoResidual(t *testing.T) {
 			m.Reset()
 		}
 		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 func TestSparseIsTheSameInBothMachines(t *testing.T) {
@@ -158,7 +155,7 @@ func TestSparseIsTheSameInBothMachines(t *testing.T) {
 	xs, w := []arr{halves(rng, 5, 4), halves(rng, 5, 4)}, halves(rng, 5, 4)
 	grads := make([][2]arr, 2)
 	for i, lisp := range []bool{false, true} {
-		err := g.run(func(comm backend.Communicator, build sync.Locker) (err error) {
+		require.NoError(t, g.run(func(comm backend.Communicator, build sync.Locker) (err error) {
 			comm.(*sparse.Communicator).Reset()
 			grads[comm.Rank()][i], err = machineGrads(comm, build, lisp, tensor.Float64,
 				xs[comm.Rank()], func([]int) arr { return w },
@@ -166,8 +163,7 @@ func TestSparseIsTheSameInBothMachines(t *testing.T) {
 					return SparseAllReduce(comm, backend.Avg, x)
 				})
 			return err
-		})
-		require.NoError(t, err)
+		}))
 	}
 	for r, both := range grads {
 		zeros := 0

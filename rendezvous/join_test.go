@@ -299,9 +299,7 @@ func TestJoinLeavesNothing(t *testing.T) {
 	ws, errs := joinAll(t, local(t, 5, long))
 	require.NoError(t, errors.Join(errs...))
 	closeWorlds(ws)
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, goleak.Find(before))
 }
 
 func TestOneRankNeedsNothing(t *testing.T) {
@@ -326,9 +324,7 @@ func TestMissingRankIsNamedToAll(t *testing.T) {
 			t.Errorf("Env %d: %v", i, err)
 		}
 	}
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, goleak.Find(before))
 }
 
 func TestMissingRank0IsNamed(t *testing.T) {
@@ -485,9 +481,7 @@ func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 	}()
 	pause(t.Context(), soon) // rank 1 may see the stale record first, or not
 	w, err := Join(t.Context(), all[0])
-	if err := errors.Join(err, <-late); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, <-late))
 	w.Close()
 }
 
@@ -826,9 +820,7 @@ func TestFoundRankThatEndedBeforeItJoinedIsNamed(t *testing.T) {
 					t.Errorf("Ended: %v", err)
 				}
 				cancel()
-				if err := goleak.Find(before); err != nil {
-					t.Error(err)
-				}
+				require.NoError(t, goleak.Find(before))
 			})
 		}
 	}

@@ -81,9 +81,7 @@ func onStores(t *testing.T, test func(t *testing.T, s []Store)) {
 			all := open(t, 3)
 			test(t, all)
 			closeAll(t, all)
-			if err := goleak.Find(before); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, goleak.Find(before))
 		})
 	}
 }

@@ -95,9 +95,7 @@ func TestFoundSquatterCannotEndARank(t *testing.T) {
 			}()
 			ln.Close()
 			w, err := Join(t.Context(), all[0])
-			if err := errors.Join(err, <-late); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, errors.Join(err, <-late))
 			w.Close()
 		})
 	}

@@ -135,9 +135,7 @@ func TestAProofIsWorthNothingOnAnotherConnection(t *testing.T) {
 	if !bytes.Contains(wire.text, []byte(magic)) {
 		t.Error("the one between saw no handshake: this test shows nothing")
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, l.Close())
 }
 
 func TestARankWithoutTLSIsExplained(t *testing.T) {

@@ -59,9 +59,7 @@ func onWorlds(t *testing.T, size int, test func(t *testing.T, w []*World)) {
 					t.Error(err)
 				}
 			})
-			if err := goleak.Find(before); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, goleak.Find(before))
 		})
 	}
 }

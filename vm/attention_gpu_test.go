@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
@@ -129,9 +130,7 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 func BenchmarkAttentionOnGPU(b *testing.B) {
 	d := gpu(b)
 	q, err := d.NewQueue()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	defer q.Close()
 	a := &attentionBench{b: b, device: d.(*cuda.Device), queue: q.(*cuda.Queue)}
 	for _, size := range []int{64, 128} {

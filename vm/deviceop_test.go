@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops"
@@ -293,7 +294,7 @@ func TestDeviceOpsBesideExchanges(t *testing.T) {
 // product that is the other one's gradient. TestCollectivesRunOnTheDevice compares its results.
 func TestCollectivesBesideProducts(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
-		if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+		require.NoError(t, testranks.Join(together(t, k, 2, func(r ranked) error {
 			model, _ := r.collectiveModel(collectives["BesideAProduct"])
 			m, err := vm.New(model.g, r.device)
 			if err != nil {
@@ -303,9 +304,7 @@ func TestCollectivesBesideProducts(t *testing.T) {
 				err = fmt.Errorf("no collective runs beside others in\n%s", text)
 			}
 			return errors.Join(err, m.Close())
-		})); err != nil {
-			t.Error(err)
-		}
+		})))
 	})
 }
 
@@ -381,7 +380,7 @@ func (halved) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer)
 // TestDeviceOp: an operation of somebody else runs on the device, and by its Do on the host.
 func TestDeviceOp(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
-		err := testranks.Join(together(t, k, 1, func(r ranked) error {
+		require.NoError(t, testranks.Join(together(t, k, 1, func(r ranked) error {
 			for _, device := range []backend.Device{nil, r.device} {
 				m := &model{g: gorgonia.NewGraph()}
 				x := m.variable("x", tensor.Float32, 3, 4)
@@ -411,9 +410,6 @@ func TestDeviceOp(t *testing.T) {
 				}
 			}
 			return nil
-		}))
-		if err != nil {
-			t.Error(err)
-		}
+		})))
 	})
 }

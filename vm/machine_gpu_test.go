@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -28,9 +29,7 @@ func gpu(t testing.TB) backend.Device {
 		testenv.Lacking(t, err.Error())
 	}
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, d.Close())
 	})
 	return d
 }
@@ -85,17 +84,13 @@ func TestNothingIsLoadedInARunOnGPU(t *testing.T) {
 	slices.Sort(want)
 	m := convnet(t, tensor.Float32)
 	machine, err := vm.New(m.g, d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer machine.Close()
 	for range 3 { // the second run is captured
 		if got := d.Families(); !slices.Equal(got, want) {
 			t.Fatalf("%v are loaded, want %v", got, want)
 		}
-		if err := machine.RunAll(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, machine.RunAll())
 	}
 }
 
@@ -205,9 +200,7 @@ func TestSaveAsyncOnGPU(t *testing.T) {
 	} {
 		m := mlp(t, tensor.Float32)
 		machine, err := vm.New(m.g, d, vm.WithSolver(&solver.AdamW{Rate: 0.125}, m.params...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for step := range 3 {
 			for range 4 {
 				err = errors.Join(err, machine.RunAll())

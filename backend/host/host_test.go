@@ -103,9 +103,7 @@ func TestNothingIsLeftInSharedMemory(t *testing.T) {
 		}
 		return errors.Join(err, c.Close(), worlds[r].Close())
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(errs...))
 }
 
 func TestSizesOfAllocMustAgree(t *testing.T) {
@@ -309,9 +307,7 @@ func TestFreeGivesMemoryBackAtOnce(t *testing.T) {
 		}
 		return errors.Join(c.Free(backend.Buffer{}), c.Close(), c.Free(b))
 	})
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(errs...))
 }
 
 // A communicator over this one aborts it when it hears first that a rank is down.

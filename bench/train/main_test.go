@@ -26,10 +26,8 @@ func TestModelsAreMeasured(t *testing.T) {
 
 func measured(t *testing.T, ranks int) {
 	var out strings.Builder
-	if err := run(&out, []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models", "mlp",
-		"--precisions", "f32,bf16", "--rounds", "1", "--profile"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, run(&out, []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models",
+		"mlp", "--precisions", "f32,bf16", "--rounds", "1", "--profile"}))
 	var results []result
 	heads, profiled, want := 0, 0, 0 // lines; want at least
 	for line := range strings.Lines(out.String()) {
@@ -118,10 +116,8 @@ func TestShardsAreMeasured(t *testing.T) {
 	var all [4]result
 	for stage := range all {
 		var out strings.Builder
-		if err := run(&out, []string{"--device", "cpu", "-n", "2", "--models", "mlp", "--rounds",
-			"1", "--alone=false", "--shards", fmt.Sprint(stage)}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, run(&out, []string{"--device", "cpu", "-n", "2", "--models", "mlp",
+			"--rounds", "1", "--alone=false", "--shards", fmt.Sprint(stage)}))
 		require.NoError(t, json.Unmarshal([]byte(out.String()), &all[stage]))
 	}
 	whole, state, gradients := all[0], all[1], all[2]
@@ -137,7 +133,7 @@ func TestShardsAreMeasured(t *testing.T) {
 func TestGradientsTravelAsTheFlagSays(t *testing.T) {
 	for _, wire := range []string{"", "bf16", "topk=0.1"} {
 		o := options{device: "cpu", wire: wire}
-		if err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		require.NoError(t, euryale.Run(context.Background(), 2, func(comm backend.Communicator,
 			build sync.Locker) error {
 			machine, _, err := models["mlp"].machine(vm.F32, rank{comm: comm, build: build,
 				wire: wire})
@@ -156,19 +152,15 @@ func TestGradientsTravelAsTheFlagSays(t *testing.T) {
 				t.Errorf("--wire %q: 16 bits are %v, few gradients %v", wire, halved, few)
 			}
 			return nil
-		}, o.backends()...); err != nil {
-			t.Fatal(err)
-		}
+		}, o.backends()...))
 	}
 }
 
 // A peer takes turns; the ratio is the ratio of the rounds.
 func TestGorgoniaTakesTurns(t *testing.T) {
 	var out strings.Builder
-	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2", "--peer",
-		"gorgonia"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2",
+		"--peer", "gorgonia"}))
 	var r result
 	require.NoError(t, json.Unmarshal([]byte(out.String()), &r))
 	if r.Peer != "gorgonia" || r.PeerUS <= 0 || r.Ratio <= 0 {
@@ -186,10 +178,8 @@ func TestGorgoniaTakesTurns(t *testing.T) {
 // All that observes a training is on in one of two jobs.
 func TestObservingIsMeasured(t *testing.T) {
 	var out strings.Builder
-	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2", "--observe",
-		strings.Join(watchers, ",")}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2",
+		"--observe", strings.Join(watchers, ",")}))
 	var r struct{ Ratio float64 }
 	if err := json.Unmarshal([]byte(out.String()), &r); err != nil || r.Ratio <= 0 {
 		t.Errorf("the result is %s, %v", out.String(), err)

@@ -79,9 +79,7 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 func TestBenchWritesATable(t *testing.T) {
 	b := quickBench(t, "-n", "3", "--collective", "allgather")
 	var out, notes bytes.Buffer
-	if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Run(context.Background(), &streams{out: &out, err: &notes}))
 	for _, want := range []string{"# euryale bench: allgather of f32, 1K to 4K", "3 goroutines",
 		"3 timed calls", "algbw = bytes / mean", " 1020 ", " 4092 ", " 0\n"} {
 		if !strings.Contains(out.String(), want) {
@@ -96,9 +94,7 @@ func TestBenchWritesATable(t *testing.T) {
 func TestBenchWritesJSONLines(t *testing.T) {
 	b := quickBench(t, "--json", "--op", "max", "--dtype", "i32")
 	var out, notes bytes.Buffer
-	if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, b.Run(context.Background(), &streams{out: &out, err: &notes}))
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 2 {
 		t.Fatalf("%d lines, want 2:\n%s", len(lines), out.String())
@@ -139,10 +135,8 @@ func TestBenchOnADeviceTimesBatches(t *testing.T) {
 		var out, notes bytes.Buffer
 		c, err := b.config(b.N)
 		require.NoError(t, err)
-		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c,
-			guarded{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c,
+			guarded{}))
 		text := notes.String() + out.String()
 		wants := []string{"backend host (guard 1.2.3)", "in memory from Alloc", "in batches",
 			"backend host has no low-latency kernels", "3 timed calls", "algbw = bytes / stream"}

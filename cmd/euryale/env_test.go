@@ -28,10 +28,8 @@ func TestEnvPreparesABuild(t *testing.T) {
 		0o600))
 	t.Setenv("CUDA_HOME", toolkit)
 	var out bytes.Buffer
-	if err := (envCmd{Dir: dir}).Run(context.Background(),
-		&streams{out: &out, err: io.Discard}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (envCmd{Dir: dir}).Run(context.Background(),
+		&streams{out: &out, err: io.Discard}))
 	flags, err := exec.Command("sh", "-c", `eval "$1"; printenv CGO_ENABLED CGO_CFLAGS CGO_LDFLAGS`,
 		"sh", out.String()).Output()
 	require.NoError(t, err)

@@ -59,9 +59,7 @@ func standIns(t *testing.T, n int) []*standIn {
 	d, err := fakedevice.New(host.Device{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, d.Close())
 	})
 	var all []*standIn
 	for i := range n {

@@ -77,13 +77,13 @@ func goodFiles(t *testing.T) (all [4]map[string][]byte) {
 	}
 	tree := func(dir string) map[string][]byte {
 		found := map[string][]byte{}
-		err := fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
+		require.NoError(t, fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry,
+			err error) error {
 			if err == nil && d.Type().IsRegular() {
 				found[name], err = os.ReadFile(filepath.Join(dir, name))
 			}
 			return err
-		})
-		require.NoError(t, err)
+		}))
 		return found
 	}
 	all[0] = tree(dir)

@@ -26,9 +26,7 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		b := quickBench(t, "--backend=host", "--tune", "-n", strconv.Itoa(test.ranks), "--time=1ms",
 			"--max=1M", "--factor=1024", "--json")
 		var out, notes bytes.Buffer
-		if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, b.Run(context.Background(), &streams{out: &out, err: &notes}))
 		var m hierarchy.Measurement
 		if err := json.Unmarshal(out.Bytes(), &m); err != nil {
 			t.Fatalf("%v in %s", err, out.String())

@@ -14,11 +14,10 @@ import (
 
 func TestSumOfTwoRanks(t *testing.T) {
 	var out [2]bytes.Buffer
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(context.Background(), 2, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		return run(comm, &out[comm.Rank()])
-	})
-	require.NoError(t, err)
+	}))
 	for r := range out {
 		if !strings.HasSuffix(out[r].String(), "the sum of all is [3 30 300]\n") {
 			t.Errorf("rank %d printed %q", r, out[r].String())

@@ -22,7 +22,7 @@ import (
 func lossWith(t *testing.T, seed uint64, ways ...autograd.Option) (loss float64) {
 	t.Helper()
 	const ranks, batch = 4, 48
-	err := euryale.Run(t.Context(), ranks, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(t.Context(), ranks, func(comm backend.Communicator,
 		build sync.Locker) error {
 		images, _, err := handwritten.Load(seed, []int{handwritten.Pixels})
 		if err != nil {
@@ -43,8 +43,7 @@ func lossWith(t *testing.T, seed uint64, ways ...autograd.Option) (loss float64)
 			loss = end.Epochs[len(end.Epochs)-1].Loss
 		}
 		return err
-	})
-	require.NoError(t, err)
+	}))
 	return loss
 }
 

@@ -84,10 +84,8 @@ func TestTheFolderSaysWhatFlagsDoNot(t *testing.T) {
 		{`{"do_sample": true}`, "--top-k 0 --top-p 0.5 --max 2", "[], temperature 1", ""},
 		{`{"top_k": 1, "top_p": 0.5}`, "--temperature 2 --max 2", ", top-k 1, top-p 0.5", "the\n"},
 	} {
-		if err := os.WriteFile(filepath.Join(dir, "generation_config.json"), []byte(c.file),
-			0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "generation_config.json"),
+			[]byte(c.file), 0o600))
 		args := append([]string{dir, "--context", "40"}, strings.Fields(c.flags)...)
 		run, errs := generate(t, "the quick brown", args...)
 		out, err := run.Output()

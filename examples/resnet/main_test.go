@@ -77,7 +77,8 @@ func TestReadsCIFAR(t *testing.T) {
 
 // TestResNet18HasItsParameters: as many as implementations for CIFAR-10 elsewhere have.
 func TestResNet18HasItsParameters(t *testing.T) {
-	err := euryale.Run(t.Context(), 1, func(comm backend.Communicator, _ sync.Locker) error {
+	require.NoError(t, euryale.Run(t.Context(), 1, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		layout, err := layers.NewLayout(comm, 0, 1, 1)
 		if err != nil {
 			return err
@@ -86,8 +87,7 @@ func TestResNet18HasItsParameters(t *testing.T) {
 			t.Errorf("it has %d parameters", n)
 		}
 		return layout.Close()
-	})
-	require.NoError(t, err)
+	}))
 }
 
 // TestAugmentMovesPixels: a picture with one white pixel has that pixel still, or none.

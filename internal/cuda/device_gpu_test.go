@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	gpukernels "github.com/euryale-ml/euryale/internal/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // needGPU skips the test without a GPU, or fails it where REQUIRE_GPU=1.
@@ -40,9 +41,7 @@ func openDevice(t testing.TB, ordinal int) *Device {
 	needGPU(t)
 	d := must[*Device](t)(Open(ordinal))
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, d.Close())
 	})
 	return d
 }
@@ -56,9 +55,7 @@ func openTwo(t *testing.T) (d, e *Device) {
 		t.Skipf("one device: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, e.Close())
 	})
 	return d, e
 }

@@ -209,7 +209,5 @@ func TestBadPlansAreRefusedInWords(t *testing.T) {
 			t.Errorf("%v: %v", p, err)
 		}
 	}
-	if err := (Plan{Kill, 1, 1}).Check(2); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, (Plan{Kill, 1, 1}).Check(2))
 }

@@ -51,9 +51,7 @@ func newRig(t testing.TB) *rig {
 		seen: map[int][]peers.PeerCall{}, groups: map[uintptr]*ring{}}
 	machine.Fail, machine.Exchange = g.failing, g.exchange
 	t.Cleanup(func() {
-		if err := machine.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, machine.Close())
 	})
 	return g
 }
@@ -144,9 +142,7 @@ func (g *rig) groupWithin(t testing.TB, size int, timeout time.Duration,
 	}
 	t.Cleanup(func() {
 		each(t, comms, (*Communicator).Close)
-		if err := group.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, group.Close())
 	})
 	return comms
 }

@@ -59,9 +59,7 @@ func instantGroup(t testing.TB, size int) (ranks []backend.Communicator) {
 		c.events, c.last = make([]uintptr, eventSlots), d
 		t.Cleanup(func() {
 			c.member.Leave()
-			if err := w.Close(); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, w.Close())
 		})
 		ranks = append(ranks, backend.WithHooks(c, observe.New(r, 1000)))
 	}

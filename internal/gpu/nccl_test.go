@@ -146,9 +146,7 @@ func connect(t *testing.T, b *Backend, P int, timeout time.Duration) []backend.C
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		closeAll(t, g.Comms)
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, g.Close())
 	})
 	return g.Comms
 }
@@ -426,9 +424,7 @@ func TestConnectFailsOnEveryRank(t *testing.T) {
 	if err := f.CloseGPUs(); err != nil {
 		t.Error(err)
 	}
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, goleak.Find(before))
 }
 
 func TestStartAllocatesOnceInManyCalls(t *testing.T) {

@@ -53,9 +53,7 @@ func owned(t testing.TB, group *backendtest.Group) []*Communicator {
 	}
 	t.Cleanup(func() {
 		each(t, comms, (*Communicator).Close)
-		if err := group.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, group.Close())
 	})
 	if why := comms[0].Refused(); why != "" {
 		t.Fatal(why)
@@ -715,9 +713,7 @@ func (g *gpus) newGate(t *testing.T) gate {
 		require.NoError(t, err)
 		ga.x = append(ga.x, x.As(backend.F32))
 		t.Cleanup(func() {
-			if err := c.Device().Free(x); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, c.Device().Free(x))
 		})
 	}
 	return ga
@@ -814,10 +810,8 @@ func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 	if after, _, err := observer.FreeMemory(); err != nil || after-before < size {
 		t.Errorf("the device has %d bytes more, want %d: %v", after-before, size, err)
 	}
-	if err := comms[0].teardowns.wait(proctest.Within(time.Second),
-		comms[0].teardowns.all()...); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, comms[0].teardowns.wait(proctest.Within(time.Second),
+		comms[0].teardowns.all()...))
 }
 
 // A kernel that was stopped has ended like any other, and its call was started by all ranks.

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 var sum = backend.Collective{Kind: backend.AllReduce}
@@ -517,7 +518,7 @@ func TestKernelsGetNoMemoryOfAnotherDevice(t *testing.T) {
 	g := newRig(t)
 	comms := g.group(t, 2, same(options()))
 	c := comms[0]
-	err := holding(comms[1], []float32{1}, func(theirs backend.Buffer) error {
+	require.NoError(t, holding(comms[1], []float32{1}, func(theirs backend.Buffer) error {
 		return holding(c, []float32{1}, func(mine backend.Buffer) error {
 			var errs []error
 			refused := func(err error, want error) {
@@ -537,10 +538,7 @@ func TestKernelsGetNoMemoryOfAnotherDevice(t *testing.T) {
 			refused(backend.Run(c, sum, theirs, mine), backend.ErrAborted)
 			return errors.Join(errs...)
 		})
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 func TestFailedCallOnHostMemoryHasNoWork(t *testing.T) {
@@ -943,7 +941,7 @@ func TestModesAreParsed(t *testing.T) {
 func TestCallsAllocateLittle(t *testing.T) {
 	g := newRig(t)
 	c := g.group(t, 2, same(options()))[0]
-	err := holding(c, make([]float32, 1024), func(b backend.Buffer) error {
+	require.NoError(t, holding(c, make([]float32, 1024), func(b backend.Buffer) error {
 		k := call{what: sum, rank: c.rank, P: c.size, dst: b, src: b}
 		got := testing.AllocsPerRun(1000, func() {
 			if _, err := c.admit(nil, &k); err != nil {
@@ -957,8 +955,5 @@ func TestCallsAllocateLittle(t *testing.T) {
 			t.Errorf("%v allocations for each call", got)
 		}
 		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }

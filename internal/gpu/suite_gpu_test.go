@@ -89,9 +89,7 @@ func (g *gpus) nccl(t testing.TB, P int, timeout time.Duration) []backend.Commun
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		closeAll(t, group.Comms)
-		if err := group.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, group.Close())
 	})
 	return group.Comms
 }
@@ -118,7 +116,7 @@ func TestNCCLOfTwoMachinesOnGPU(t *testing.T) {
 func TestNCCLAllocatesNothingOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	c := g.nccl(t, 1, time.Minute)[0] // AllocsPerRun counts the whole process
-	err := with(c, 1000, func(x backend.Buffer) error {
+	require.NoError(t, with(c, 1000, func(x backend.Buffer) error {
 		got := testing.AllocsPerRun(1000, func() {
 			if err := backend.Run(c, allReduce, x, x); err != nil {
 				t.Error(err)
@@ -128,10 +126,7 @@ func TestNCCLAllocatesNothingOnGPU(t *testing.T) {
 			return fmt.Errorf("%v allocations for each call", got)
 		}
 		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 func TestNCCLRefusesRanksOfOneDeviceOnGPU(t *testing.T) {
@@ -191,16 +186,13 @@ func TestNCCLLeavesNoMemoryOnGPU(t *testing.T) {
 	for cycle := range cycles {
 		t.Run("", func(t *testing.T) {
 			comms := g.nccl(t, 2, time.Minute)
-			err := with(comms[0], 1000, func(x backend.Buffer) error {
+			require.NoError(t, with(comms[0], 1000, func(x backend.Buffer) error {
 				if _, err := comms[0].Start(nil, allReduce, x, x); err != nil {
 					return err
 				}
 				comms[0].Abort(errors.New("enough"))
 				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
+			}))
 		})
 		if cycle == 1 {
 			before = free()

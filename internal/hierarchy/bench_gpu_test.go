@@ -120,9 +120,7 @@ func bucketsOnGPUs(b *testing.B, g gpus) bucketGroup {
 		x, err := bucketsOn(d)
 		require.NoError(b, err)
 		b.Cleanup(func() {
-			if err := x.close(); err != nil {
-				b.Error(err)
-			}
+			require.NoError(b, x.close())
 		})
 		ranks.all[r] = x
 	}

@@ -63,9 +63,7 @@ func connected(t *testing.T, l Layout, timeout time.Duration, o Options,
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		backendtest.Each(t, g.Comms, backend.Communicator.Close)
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, g.Close())
 	})
 	return g
 }
@@ -813,9 +811,7 @@ func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 		!strings.Contains(err.Error(), "a communicator for broadcast between machines") {
 		t.Errorf("the error is %v", err)
 	}
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, goleak.Find(before))
 }
 
 // poor is a communicator whose device refuses memory or queues.
@@ -890,9 +886,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if err := goleak.Find(before); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, goleak.Find(before))
 		})
 	}
 }

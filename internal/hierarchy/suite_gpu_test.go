@@ -77,9 +77,7 @@ func (g gpus) connected(t testing.TB, l Layout, o Options,
 			}
 			return err
 		})
-		if err := group.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, group.Close())
 	})
 	return group.Comms
 }
@@ -96,9 +94,7 @@ func (g gpus) memory(t testing.TB, nbytes int) []backend.Buffer {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := d.Free(all[i]); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, d.Free(all[i]))
 		})
 	}
 	return all

@@ -199,9 +199,7 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 			return nil, err
 		}
 		t.Cleanup(func() {
-			if err := d.Close(); err != nil {
-				t.Error(err)
-			}
+			require.NoError(t, d.Close())
 		})
 		job = &guardedJob{job, d}
 	}
@@ -399,9 +397,7 @@ func nothing(elastic.ID, *elasticModel, *autograd.Elastic) error { return nil }
 // end waits for the job, and returns the parameters that all processes have.
 func (r *elasticRun) end() string {
 	r.running.Wait()
-	if err := errors.Join(r.errs...); err != nil {
-		r.t.Fatal(err)
-	}
+	require.NoError(r.t, errors.Join(r.errs...))
 	if len(slices.Compact(r.hashes)) != 1 {
 		r.t.Fatalf("processes have %d different ends", len(r.hashes))
 	}
@@ -637,9 +633,7 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 	e, err := way.begin(t, m, &lossy{job, loses, false, 0, false}, elasticMicros)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := errors.Join(e.Close(), m.machine.Close()); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, errors.Join(e.Close(), m.machine.Close()))
 	})
 	return m, e
 }

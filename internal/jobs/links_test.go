@@ -39,7 +39,7 @@ func TestMeasuredLinksAreUsed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	t.Setenv("EURYALE_HIERARCHY", "auto")
 	_, inside := tuned(t)
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(context.Background(), 4, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		h, _ := backend.As[*hierarchy.Communicator](comm)
 		// This is one machine, whatever is declared.
@@ -54,10 +54,7 @@ func TestMeasuredLinksAreUsed(t *testing.T) {
 			return fmt.Errorf("on one machine the call was not flat: %+v", s)
 		}
 		return nil
-	}, host.Backend{})
-	if err != nil {
-		t.Error(err)
-	}
+	}, host.Backend{}))
 }
 
 // A typing error is refused by all ranks, and takes no memory.
@@ -78,7 +75,7 @@ func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	t.Setenv("EURYALE_HIERARCHY", "always,exchange=bf16,spans=64,slots=3,slice=65536")
 	const n = 1 << 10
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(context.Background(), 4, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		h, _ := backend.As[*hierarchy.Communicator](comm)
 		o := h.Plan().Options
@@ -101,10 +98,7 @@ func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
 			return fmt.Errorf("no phase is on the timeline: %+v", events)
 		}
 		return nil
-	}, host.Backend{})
-	if err != nil {
-		t.Error(err)
-	}
+	}, host.Backend{}))
 }
 
 // slotted is a backend whose ranks have devices on a PCI bus, in the reverse order.

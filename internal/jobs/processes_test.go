@@ -247,9 +247,7 @@ func ownDirectory(t *testing.T) (dir string, env []string) {
 	dir, err := os.MkdirTemp("/dev/shm", "euryale-test-")
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, os.RemoveAll(dir))
 	})
 	return dir, []string{"TMPDIR=" + dir, "EURYALE_SHM_DIR=" + dir}
 }
@@ -404,7 +402,7 @@ func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
 func TestDeclaredMachinesAreUsed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	const n = 1000
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(context.Background(), 4, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		h, ok := backend.As[*hierarchy.Communicator](comm)
 		if !ok {
@@ -426,10 +424,7 @@ func TestDeclaredMachinesAreUsed(t *testing.T) {
 			return fmt.Errorf("the call went flat: %+v", s)
 		}
 		return nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 // crowded is a backend that is available, but not for so many ranks.
@@ -493,12 +488,10 @@ func TestCancellingTheContextEndsEveryRank(t *testing.T) {
 func TestTraceIsWrittenOnClose(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run")
 	t.Setenv("EURYALE_TRACE", path)
-	if err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(context.Background(), 2, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		return backend.Barrier(comm)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	for r := range 2 {
 		f, err := os.Open(fmt.Sprintf("%s.%d.json", path, r))
 		require.NoError(t, err)
@@ -527,12 +520,10 @@ func TestFoundTraceThatCannotBeWrittenIsNoErrorOfTheWork(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink("/dev/full", filepath.Join(dir, "run.0.json")))
 	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
-	if err := euryale.Run(context.Background(), 1, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(context.Background(), 1, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		return backend.Barrier(comm)
-	}); err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 func TestTraceIsWrittenWhenARankIsLost(t *testing.T) {
@@ -574,7 +565,5 @@ func TestWorldsOfLocalRanksAreTheCallers(t *testing.T) {
 	require.NoError(t, err)
 	comm, err := euryale.Connect(context.Background(), worlds[0])
 	require.NoError(t, err)
-	if err := errors.Join(comm.Close(), comm.Close()); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(comm.Close(), comm.Close()))
 }

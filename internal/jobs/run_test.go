@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // runEnds runs three ranks and fails the test if Run takes longer than limit or
@@ -92,7 +93,7 @@ func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 }
 
 func TestGroupsKnowTheRanksOfTheMachine(t *testing.T) {
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(context.Background(), 2, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		alone, err := comm.Split(comm.Rank(), 0)
 		if err != nil {
@@ -104,10 +105,7 @@ func TestGroupsKnowTheRanksOfTheMachine(t *testing.T) {
 				"group of its own with %d", comm.Rank(), a, b)
 		}
 		return alone.Close()
-	}, host.Backend{})
-	if err != nil {
-		t.Error(err)
-	}
+	}, host.Backend{}))
 }
 
 func TestFoundRankThatPanicsWithTheBuildLockEndsTheOthers(t *testing.T) {
@@ -151,7 +149,8 @@ func TestAPanicInACallEndsRun(t *testing.T) {
 }
 
 func TestANilBufferIsAnErrorOfTheCall(t *testing.T) {
-	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	require.NoError(t, euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		x := backend.Of([]float32{1, 2, 3, 4})
 		for _, kind := range backend.Kinds() {
 			what := backend.Collective{Kind: kind, Root: comm.Rank()}
@@ -164,10 +163,7 @@ func TestANilBufferIsAnErrorOfTheCall(t *testing.T) {
 			}
 		}
 		return backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x)
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 func TestFoundRankThatEndsItsGoroutineWithTheBuildLockEndsTheOthers(t *testing.T) {
@@ -209,7 +205,7 @@ func TestFoundBuildLockThatIsNeverReleasedIsNamed(t *testing.T) {
 
 func TestBuildLockIsHeldByOneRankAtATime(t *testing.T) {
 	held := 0
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(context.Background(), 4, func(comm backend.Communicator,
 		build sync.Locker) error {
 		for range 100 {
 			build.Lock()
@@ -223,10 +219,7 @@ func TestBuildLockIsHeldByOneRankAtATime(t *testing.T) {
 			build.Unlock() // does nothing
 		}
 		return backend.Barrier(comm)
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	}))
 }
 
 func TestFoundRunHeedsTheTimeout(t *testing.T) {

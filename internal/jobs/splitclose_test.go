@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/tcp"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestFoundSplitBesideCloseMakesNobodyWait: another goroutine closes one rank's communicator while
@@ -131,12 +132,10 @@ func TestAnErrorThatWasSurvivedEndsNobody(t *testing.T) {
 		for _, closes := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, " closes the part: ", closes), func(t *testing.T) {
 				for range draws {
-					if err := euryale.Run(context.Background(), 5, func(comm backend.Communicator,
-						_ sync.Locker) error {
-						return survives(comm, closes)
-					}, b); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, euryale.Run(context.Background(), 5,
+						func(comm backend.Communicator, _ sync.Locker) error {
+							return survives(comm, closes)
+						}, b))
 				}
 			})
 		}

@@ -186,9 +186,7 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := onDevice.Move(device, a); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, onDevice.Move(device, a))
 }
 
 func TestArithmeticAllocatesNothing(t *testing.T) {

@@ -36,7 +36,7 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 	for b := range c.Batch { // y = w patches^T, dw += dy patches, dpatches = dy^T w
 		of := patches[b*places*c.Columns():][:places*c.Columns()]
 		from := b * c.Filters * places
-		errs := errors.Join(
+		require.NoError(t, errors.Join(
 			Host{}.Multiply(Product{M: c.Filters, N: places, K: c.Columns(), Alpha: 1,
 				A: matrix(w, c.Columns(), false), B: matrix(of, c.Columns(), true), C: matrix(
 					y[from:], places, false)}),
@@ -45,10 +45,7 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 					dw, c.Columns(), false)}),
 			Host{}.Multiply(Product{M: places, N: c.Columns(), K: c.Filters, Alpha: 1,
 				A: matrix(dy[from:], places, true), B: matrix(w, c.Columns(), false), C: matrix(
-					of, c.Columns(), false)}))
-		if errs != nil {
-			t.Fatal(errs)
-		}
+					of, c.Columns(), false)})))
 	}
 	require.NoError(t, (Host{}).Col2Im(backend.Of(dx), backend.Of(patches), c.Images))
 	for _, test := range []struct {

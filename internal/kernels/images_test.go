@@ -39,10 +39,8 @@ func TestLargestPixelsOfASmallImage(t *testing.T) {
 	if want := []float64{1, 5, 4, 8}; !slices.Equal(y, want) {
 		t.Errorf("the largest pixels are %v, want %v", y, want)
 	}
-	if err := (Host{}).MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float64{1, 2, 3, 4}),
-		small); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, (Host{}).MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float64{1,
+		2, 3, 4}), small))
 	// the first of equal ones
 	if want := []float64{1, 2, 0, 3, 0, 0, 0, 4, 0}; !slices.Equal(dx, want) {
 		t.Errorf("the gradient is %v, want %v", dx, want)
@@ -88,9 +86,8 @@ func TestPoolsPassNaNAndInfinities(t *testing.T) {
 				want[c.at] = 3
 			}
 			x, dy := backend.Of(c.x), backend.Of([]float64{3})
-			err := errors.Join(Host{}.MaxPool(backend.Of(y), x, c.of),
-				Host{}.MaxPoolGrad(backend.Of(dx), x, dy, c.of))
-			require.NoError(t, err)
+			require.NoError(t, errors.Join(Host{}.MaxPool(backend.Of(y), x, c.of),
+				Host{}.MaxPoolGrad(backend.Of(dx), x, dy, c.of)))
 			if !sameNumber(y[0], c.y) || !slices.Equal(dx, want) {
 				t.Errorf("%v, %+v: the pool is %v and its gradient %v, want %v and %v", c.x, c.of,
 					y, dx, c.y, want)
@@ -108,9 +105,8 @@ func TestRectifiedPools(t *testing.T) {
 		StrideW: 2, DilationH: 1, DilationW: 1, Rectified: true}
 	x := []float32{-1, 2, -3, 0, 0, -4}
 	y, dx := make([]float32, 3), make([]float32, 6)
-	err := errors.Join(Host{}.MaxPool(backend.Of(y), backend.Of(x), i),
-		Host{}.MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float32{5, 6, 7}), i))
-	require.NoError(t, err)
+	require.NoError(t, errors.Join(Host{}.MaxPool(backend.Of(y), backend.Of(x), i),
+		Host{}.MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float32{5, 6, 7}), i)))
 	if !slices.Equal(y, []float32{2, 0, 0}) || !slices.Equal(dx, []float32{0, 5, 0, 0, 7, 0}) {
 		t.Errorf("the pool is %v and its gradient %v", y, dx)
 	}

@@ -60,7 +60,5 @@ func TestMultiplyRefusesWhatDoesNotFit(t *testing.T) {
 			t.Errorf("got %v, want an error of the argument with %q", err, want)
 		}
 	}
-	if err := (Host{}).Multiply(good); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, (Host{}).Multiply(good))
 }

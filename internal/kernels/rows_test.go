@@ -26,10 +26,8 @@ func TestRowsAreTakenAndAdded(t *testing.T) {
 		}
 		back := []float64{9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9}
 		three := slices.Concat(rows[:6], rows[8:14])
-		if err := (Host{}).AddRows(backend.Of(back), backend.Of(three), indices.Slice(0, 3),
-			r); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, (Host{}).AddRows(backend.Of(back), backend.Of(three), indices.Slice(0,
+			3), r))
 		if want := []float64{1, 2, 0, 0, 10, 12, -1, -2, 0, 0, -10, -12}; !slices.Equal(
 			back, want) {
 			t.Errorf("%s: the sums are %v, want %v", name, back, want)

@@ -250,7 +250,7 @@ func sources(t *testing.T) []source {
 	t.Helper()
 	var all []source
 	fset := token.NewFileSet()
-	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -266,8 +266,7 @@ func sources(t *testing.T) []source {
 		}
 		all = append(all, source{filepath.ToSlash(name), f})
 		return nil
-	})
-	require.NoError(t, err)
+	}))
 	return all
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // tanhGradient is the program of the package's documentation.
@@ -43,9 +44,7 @@ out1 = sum %8 f32 [0 1]
 	if got := p.String(); got != want {
 		t.Errorf("got\n%s", got)
 	}
-	if err := p.Check(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, p.Check())
 }
 
 func TestWrongProgramsAreRefused(t *testing.T) {

@@ -136,9 +136,8 @@ func TestOutputsOverInputs(t *testing.T) {
 		if over {
 			sums = xs
 		}
-		err := loop.Run([]backend.Buffer{backend.Of(sums), backend.Of(products)},
-			[]backend.Buffer{backend.Of(xs), backend.Of(ys)}, backend.Buffer{})
-		require.NoError(t, err)
+		require.NoError(t, loop.Run([]backend.Buffer{backend.Of(sums), backend.Of(products)},
+			[]backend.Buffer{backend.Of(xs), backend.Of(ys)}, backend.Buffer{}))
 		for i := range sums {
 			if want := float32(i) + 1; sums[i] != want || products[i] != want*float32(i) {
 				t.Fatalf("over its input %v: element %d is %v and %v, want %v and %v", over, i,
@@ -210,9 +209,8 @@ func TestScatteredCopies(t *testing.T) {
 				for i := range dst {
 					dst[i] = -1
 				}
-				err := loop.Run([]backend.Buffer{backend.Of(dst)},
-					[]backend.Buffer{backend.Of(src)}, backend.Buffer{})
-				require.NoError(t, err)
+				require.NoError(t, loop.Run([]backend.Buffer{backend.Of(dst)},
+					[]backend.Buffer{backend.Of(src)}, backend.Buffer{}))
 				for i, got := range dst {
 					want := float32(-1)
 					if i%apart < inner {

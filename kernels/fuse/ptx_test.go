@@ -222,10 +222,8 @@ func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 	c := &fusetest.Case{Program: p}
 	for _, x := range src {
 		b := backend.Of(make([]float64, n)).As(d).Slice(0, n)
-		if err := errors.Join((kernels.Host{}).Cast(b, backend.Of(x)), (kernels.Host{}).Cast(
-			backend.Of(x), b)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, errors.Join((kernels.Host{}).Cast(b, backend.Of(x)),
+			(kernels.Host{}).Cast(backend.Of(x), b)))
 		c.Src = append(c.Src, b)
 	}
 	c.Dst = []backend.Buffer{backend.Of(make([]float64, n)).As(d).Slice(0, n)}
@@ -237,10 +235,8 @@ func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 	wide.Store(wide.Do(o, args[:o.Operands()]...), backend.F64, 1)
 	loop, err := fuse.Host(wide, nil)
 	require.NoError(t, err)
-	if err := loop.Run([]backend.Buffer{backend.Of(want)}, []backend.Buffer{backend.Of(src[0]),
-		backend.Of(src[1])}, backend.Buffer{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, loop.Run([]backend.Buffer{backend.Of(want)},
+		[]backend.Buffer{backend.Of(src[0]), backend.Of(src[1])}, backend.Buffer{}))
 	worst, at := 0.0, 0
 	for i := range want {
 		if off := units(d, got[i], want[i]); off > worst {

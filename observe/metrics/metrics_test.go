@@ -43,7 +43,7 @@ func train(t *testing.T, ranks int, during func(s *Server, step fit.StepLoss) er
 	opts ...Option) {
 	t.Helper()
 	const local, steps = 2, 3
-	err := euryale.Run(t.Context(), ranks, func(comm backend.Communicator,
+	require.NoError(t, euryale.Run(t.Context(), ranks, func(comm backend.Communicator,
 		build sync.Locker) error {
 		s, err := Serve(comm, append(opts, Address(loopback))...)
 		if err != nil {
@@ -75,8 +75,7 @@ func train(t *testing.T, ranks int, during func(s *Server, step fit.StepLoss) er
 		_, err = fit.Run(t.Context(), m, fit.Data{Set: set, Inputs: G.Nodes{x}, Loss: loss},
 			fit.OnStep(func(l fit.StepLoss) error { return during(s, l) }))
 		return err
-	})
-	require.NoError(t, err)
+	}))
 }
 
 // get returns the answer of a server.
@@ -245,14 +244,13 @@ func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
 			t.Errorf("after generation %d: %v\n%s", generation, err, body)
 		}
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, s.Close())
 }
 
 func TestAMachineThatIsNotElasticHasNoRecoveries(t *testing.T) {
 	var training *autograd.Elastic // of such a machine
-	if err := euryale.Run(t.Context(), 1, func(comm backend.Communicator, _ sync.Locker) error {
+	require.NoError(t, euryale.Run(t.Context(), 1, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		s, err := Serve(comm, Address(loopback), Elastic(training))
 		if err != nil {
 			return err
@@ -265,9 +263,7 @@ func TestAMachineThatIsNotElasticHasNoRecoveries(t *testing.T) {
 			}
 		}
 		return errors.Join(err, s.Close())
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // Clients that send garbage, nothing, and too much do not keep a training from its steps, nor a
@@ -385,15 +381,15 @@ func TestOtherMachinesNeedTheCredential(t *testing.T) {
 }
 
 func TestNothingListensUnlessAsked(t *testing.T) {
-	err := euryale.Run(t.Context(), 1, func(comm backend.Communicator, _ sync.Locker) error {
+	require.NoError(t, euryale.Run(t.Context(), 1, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		s, err := Serve(comm)
 		if s != nil || observe.WatchOf(comm) != nil {
 			t.Errorf("it serves at %v", s.Addr())
 		}
 		s.Registry().MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "x"}))
 		return errors.Join(err, s.Close())
-	})
-	require.NoError(t, err)
+	}))
 }
 
 func TestRanksOfAMachineHaveTheNextPorts(t *testing.T) {

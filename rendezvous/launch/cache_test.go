@@ -53,9 +53,7 @@ func TestCopiesThatALiveJobUsesStay(t *testing.T) {
 		len(left) > keptCopies+3 || strings.Contains(fmt.Sprint(left), "old") {
 		t.Errorf("%d are left: %q, %v", len(left), left, err)
 	}
-	if err := errors.Join(os.WriteFile(over, nil, 0o600), <-ended); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(os.WriteFile(over, nil, 0o600), <-ended))
 }
 
 // TestACopyIsStartedWhateverOthersMakeOfItsPath: what others have put there might run instead when

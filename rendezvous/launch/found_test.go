@@ -407,9 +407,7 @@ func TestPackageIsBuiltInACheckoutThatGitRefuses(t *testing.T) {
 	pkg := writeFiles(t, map[string]string{"go.mod": goMod,
 		"main.go": "package main\n\nfunc main() {}\n"})
 	require.NoError(t, os.Mkdir(filepath.Join(pkg, ".git"), 0o755))
-	if err := Run(t.Context(), Job{Program: pkg, Ranks: 1}); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, Run(t.Context(), Job{Program: pkg, Ranks: 1}))
 }
 
 func TestFoundDirectoryOfAGoFileIsNamed(t *testing.T) {

@@ -507,9 +507,7 @@ func TestRunLeavesNoGoroutine(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	job, _, _ := shell(3, `exit $RANK`)
 	Run(t.Context(), job)
-	if err := goleak.Find(before); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, goleak.Find(before))
 }
 
 // write sends pieces through a liner and returns what comes out.

@@ -216,9 +216,7 @@ func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	syscall.Kill(pid, syscall.SIGCONT)
-	if err := await(t, ended); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, await(t, ended))
 }
 
 // elsewhere is a job of one rank on machine 1 of two. Its program is a script.

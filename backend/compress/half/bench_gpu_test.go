@@ -74,9 +74,7 @@ func connected(b *testing.B, devices []*cuda.Device, o gpu.Options) []backend.Co
 	require.NoError(b, err)
 	b.Cleanup(func() {
 		backendtest.Each(b, g.Comms, backend.Communicator.Close)
-		if err := g.Close(); err != nil {
-			b.Error(err)
-		}
+		require.NoError(b, g.Close())
 	})
 	return g.Comms
 }

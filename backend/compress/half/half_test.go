@@ -571,9 +571,7 @@ func TestRanksThatRoundDifferentlyAreTold(t *testing.T) {
 		}
 		return nil
 	})
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, g.Close())
 }
 
 func TestWrongArguments(t *testing.T) {
@@ -590,9 +588,7 @@ func TestDeviceMemory(t *testing.T) {
 	g, err := backendtest.Over(host.Backend{}, onDevice, wrap(backend.F16))(3, time.Minute)
 	require.NoError(t, err)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error { return deviceSum(c) })
-	if err := errors.Join(g.Close(), d.Close()); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, errors.Join(g.Close(), d.Close()))
 }
 
 func deviceSum(c backend.Communicator) error {

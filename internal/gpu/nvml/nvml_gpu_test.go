@@ -91,9 +91,7 @@ func TestLibraryTellsDriverAndLinks(t *testing.T) {
 		Throttled: 75}); err != nil || state != want {
 		t.Errorf("state %+v, %v; want %+v", state, err, want)
 	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	require.NoError(t, l.Close())
 }
 
 func TestMissingLibrarySaysWhatToDo(t *testing.T) {

@@ -128,9 +128,7 @@ func startEmulator(t *testing.T, binary string, nbytes int) *emulator {
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("emulator: %v", err)
 		}
-		if err := unmap(arena); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, unmap(arena))
 	})
 	return &emulator{arena: arena, in: in, out: bufio.NewScanner(out)}
 }

@@ -333,9 +333,7 @@ func BenchmarkGPUFused(b *testing.B) {
 			for range b.N {
 				err = errors.Join(err, run())
 			}
-			if err := errors.Join(err, s.Synchronize()); err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, errors.Join(err, s.Synchronize()))
 		})
 	}
 	measure("copy", 8*n, func() error {

@@ -47,9 +47,7 @@ func openGPU(t *testing.T, nbytes int) *gpu {
 	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto)
 	check(err)
 	t.Cleanup(func() {
-		if err := ctx.Destroy(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, ctx.Destroy())
 	})
 	loaded, err := Load()
 	check(err)

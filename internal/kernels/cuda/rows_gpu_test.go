@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // BenchmarkGPURows takes rows of the table of a language model, and adds them: bytes of the rows
@@ -58,9 +59,7 @@ func BenchmarkGPURows(b *testing.B) {
 					for range b.N {
 						err = errors.Join(err, run())
 					}
-					if err := errors.Join(err, s.Synchronize()); err != nil {
-						b.Fatal(err)
-					}
+					require.NoError(b, errors.Join(err, s.Synchronize()))
 				})
 			}
 		}

@@ -36,9 +36,7 @@ func (g *gpu) pair(t *testing.T, kernels string) pairing {
 	loaded, err := load(kernels)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := loaded.Unload(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, loaded.Unload())
 	})
 	p := pairing{gpu: g}
 	for rank := range p.k {

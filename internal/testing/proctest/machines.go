@@ -196,10 +196,8 @@ func (m *Namespace) Mute(t T) {
 // nobody has.
 func (m *Namespace) Sever(t T, other *Namespace) {
 	t.Helper()
-	if err := ip("-n", m.Name, "neighbour", "replace", other.Addr, "lladdr", "02:00:00:00:00:01",
-		"dev", "eth0", "nud", "permanent"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, ip("-n", m.Name, "neighbour", "replace", other.Addr, "lladdr",
+		"02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"))
 }
 
 // Starve has no data of TCP that the machine sends reach another one, though connections are made

@@ -91,9 +91,7 @@ func New[R io.Closer](t testing.TB, P int, timeout time.Duration,
 	g, err := Connect(P, timeout, connect)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
+		require.NoError(t, g.Close())
 	})
 	return g
 }

@@ -128,10 +128,8 @@ func TestStrangersVisitThePortOfAJob(t *testing.T) {
 func TestLeftoversAreFound(t *testing.T) {
 	r := &running{id: "TestLeftoversAreFound", site: site{tmp: t.TempDir(), shm: t.TempDir()}}
 	require.NoError(t, os.WriteFile(filepath.Join(r.shm, "window"), nil, 0o600))
-	if err := os.MkdirAll(filepath.Join(r.tmp, fmt.Sprintf("euryale-%d", os.Getuid()), "KEY.lock"),
-		0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(r.tmp, fmt.Sprintf("euryale-%d", os.Getuid()),
+		"KEY.lock"), 0o700))
 	sleep := exec.Command("sleep", "100")
 	sleep.Env = []string{"FIRST=1", envRun + "=" + r.id, "RANK=2"}
 	require.NoError(t, sleep.Start())

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -39,9 +40,7 @@ func TestNoMergeClosesACycle(t *testing.T) {
 	}
 	for i, p := range programs {
 		lowered, err := lowered(&p.Program, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		g := Standard().newGrouping(lowered, lowered.Users(), nil, false)
 		for x := g.order.first; x != nil; x = x.next {
 			for _, m := range x.members {
@@ -170,9 +169,7 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 		planned, err := limits.New(prove, &p.Program,
 			Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent},
 			Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for i, s := range planned.Steps {
 			for k, a := range s.Args {
 				for j, before := range planned.Steps[:i] {
@@ -256,9 +253,7 @@ func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 	} {
 		p.Results = []ir.ID{dv}
 		planned, err := New(&p.Program, slices.Clone(updates)...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		damage(planned)
 		if err := Verify(planned); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%v, want %q", err, what)
@@ -345,9 +340,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 func TestPlainPlansHaveAStepForEachValue(t *testing.T) {
 	p := centred()
 	plain, err := Plain(&p.Program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	bytes := 0
 	for i, s := range plain.Steps {
 		if loop, ok := s.Op.(Loop); ok && loop.Count != 1 || s.Epilogue {
