@@ -73,9 +73,7 @@ func (j job) run(t *testing.T, told bool) (statuses [2][]int, wrong [2]bytes.Buf
 				if told && again == 0 && rank == 0 {
 					out.Then = func() { end(t, <-first) }
 				}
-				if err := cmd.Start(); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, cmd.Start())
 				if again == 0 && rank == 1 {
 					first <- cmd.Process
 				}
@@ -99,9 +97,7 @@ func (j job) run(t *testing.T, told bool) (statuses [2][]int, wrong [2]bytes.Buf
 // launchers tell, too.
 func end(t *testing.T, p *os.Process) {
 	for range 2 {
-		if err := p.Signal(syscall.SIGTERM); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, p.Signal(syscall.SIGTERM))
 	}
 }
 

@@ -161,9 +161,7 @@ func TestLispMachineAddsUp(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		require.Report(t, err)
 	}
 }
 

@@ -353,9 +353,7 @@ func TestTokenOfTheUserIsUsed(t *testing.T) {
 		all[i].Token = "secret"
 	}
 	ws, errs := joinAll(t, all)
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(errs...))
 	closeWorlds(ws)
 
 	all[0].Timeout, all[1].Timeout = 300*time.Millisecond, 300*time.Millisecond
@@ -581,9 +579,7 @@ func TestFoundRuntimeDirectoryOfAnotherUserIsLeftAlone(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", run)
 	t.Setenv("TMPDIR", t.TempDir())
 	ws, errs := joinAll(t, all)
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(errs...))
 	closeWorlds(ws)
 	if _, err := os.Lstat(filepath.Join(run, "euryale")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("something was made in the directory of another user: %v", err)
@@ -620,9 +616,7 @@ func TestRanksMeetAlthoughAnotherUserHasTakenTheirDirectory(t *testing.T) {
 	taken := filepath.Join(temp, fmt.Sprintf("euryale-%d", os.Getuid()))
 	require.NoError(t, os.Symlink("/usr", taken))
 	ws, errs := joinAll(t, all)
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(errs...))
 	closeWorlds(ws)
 	dirs, err := filepath.Glob(filepath.Join(home, "euryale", "join-*"))
 	if err != nil || len(dirs) != 1 {
@@ -677,9 +671,7 @@ func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
 	held, err := lockFile(filepath.Join(dir, strings.Repeat("0d", keyBytes)) + lockName)
 	require.NoError(t, err)
 	ws, errs := joinAll(t, all)
-	if err := errors.Join(errs...); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(errs...))
 	closeWorlds(ws)
 	left, _ := filepath.Glob(filepath.Join(dir, "*"))
 	if !slices.Equal(left, []string{held.Name()}) {

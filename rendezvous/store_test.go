@@ -111,9 +111,7 @@ func TestGetWaitsForSet(t *testing.T) {
 				}
 			})
 		}
-		if err := s[2].Set(ctx, "key", []byte("value")); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, s[2].Set(ctx, "key", []byte("value")))
 		wg.Wait()
 	})
 }
@@ -235,9 +233,7 @@ func TestOneSwapWins(t *testing.T) {
 			for r, store := range s {
 				wg.Go(func() {
 					c, swapped, err := store.CompareAndSwap(ctx, key, nil, []byte{byte('a' + r)})
-					if err != nil {
-						t.Error(err)
-					}
+					require.Report(t, err)
 					won[r], current[r] = swapped, string(c)
 				})
 			}
@@ -320,9 +316,7 @@ func TestCloseWakesOwnWaiters(t *testing.T) {
 		for r := len(s) - 1; r >= 0; r-- { // rank 0 holds the tcp store
 			ended := make(chan error, 1)
 			go func() { _, err := s[r].Get(ctx, "never"); ended <- err }()
-			if err := s[r].Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, s[r].Close())
 			if err := <-ended; !errors.Is(err, ErrClosed) {
 				t.Errorf("rank %d: after Close: %v", r, err)
 			}
@@ -352,9 +346,7 @@ func TestManyWaitersAtOnce(t *testing.T) {
 			}
 		}
 		for k := range keys {
-			if err := s[k%len(s)].Set(ctx, fmt.Sprint(k), []byte(fmt.Sprint(k))); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, s[k%len(s)].Set(ctx, fmt.Sprint(k), []byte(fmt.Sprint(k))))
 		}
 		wg.Wait()
 	})

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // leaveInTurn has ranks leave, one after the other, while all others stay.
@@ -68,9 +70,7 @@ func TestFailReachesEveryRankAfterRank0HasLeft(t *testing.T) {
 	t.Parallel()
 	all := over(t, stores["tcp"](t, 4))
 	all[0].Close()
-	if err := all[2].Fail(fmt.Errorf("no more")); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, all[2].Fail(fmt.Errorf("no more")))
 	for _, w := range all[1:] {
 		<-w.Down()
 		if f := w.Failure(); f.Rank != 2 || !strings.Contains(f.Error(), "no more") {

@@ -249,9 +249,7 @@ func TestRank0LeavesFirst(t *testing.T) {
 	t.Parallel()
 	all := over(t, append([]Store{}, stores["tcp"](t, 3)...))
 	started := time.Now()
-	if err := all[0].Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, all[0].Close())
 	if took := time.Since(started); took > proctest.Within(linger+2*newsTime) {
 		t.Errorf("Close of rank 0 took %v", took)
 	}
@@ -473,9 +471,7 @@ func TestRequestsAreMultiplexed(t *testing.T) {
 				}
 				return
 			}
-			if err := c.Set(t.Context(), fmt.Sprint(i-1)+"?", []byte(fmt.Sprint(i-1))); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, c.Set(t.Context(), fmt.Sprint(i-1)+"?", []byte(fmt.Sprint(i-1))))
 		})
 	}
 	wg.Wait()
@@ -495,9 +491,7 @@ func TestFramesComeBack(t *testing.T) {
 		empty == nil || len(empty) != 0 || n != -5 {
 		t.Errorf("%q, %v, %v, %d", s, null, empty, n)
 	}
-	if err := u.done(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, u.done())
 	if u.int(); u.done() == nil {
 		t.Error("reading past the end is no error")
 	}

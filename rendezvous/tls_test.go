@@ -107,9 +107,7 @@ func TestTheWireShowsDataWithoutTLSOnly(t *testing.T) {
 		if shows := bytes.Contains(wire.text, []byte(data)); shows == encrypted {
 			t.Errorf("TLS %v: the wire shows the data: %v", encrypted, shows)
 		}
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, l.Close())
 	}
 }
 

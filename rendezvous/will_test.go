@@ -109,9 +109,7 @@ func TestAWillLapses(t *testing.T) {
 // A rank that blames itself, or nobody, leaves no will.
 func TestNobodyWillsHisOwnFailure(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, w []*World) {
-		if err := w[1].Will(errors.New("no more data"), long); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, w[1].Will(errors.New("no more data"), long))
 		if v, err := look(within(t, long), w[0].inner, willKey(1)); v != nil || err != nil {
 			t.Errorf("the store has %q, %v", v, err)
 		}

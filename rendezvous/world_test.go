@@ -55,9 +55,7 @@ func onWorlds(t *testing.T, size int, test func(t *testing.T, w []*World)) {
 			all := open(t, size)
 			test(t, all)
 			each(all, func(w *World) {
-				if err := errors.Join(w.Close(), w.Close()); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, errors.Join(w.Close(), w.Close()))
 			})
 			require.NoError(t, goleak.Find(before))
 		})
@@ -101,9 +99,7 @@ func TestBarrierWaitsForTheLast(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, w := range all[:2] {
 			wg.Go(func() {
-				if err := w.Barrier(t.Context(), "b"); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, w.Barrier(t.Context(), "b"))
 				passed <- w.Rank
 			})
 		}
@@ -112,9 +108,7 @@ func TestBarrierWaitsForTheLast(t *testing.T) {
 			t.Errorf("rank %d passed without rank 2", r)
 		case <-time.After(soon):
 		}
-		if err := all[2].Barrier(t.Context(), "b"); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, all[2].Barrier(t.Context(), "b"))
 		wg.Wait()
 	})
 }
@@ -144,9 +138,7 @@ func TestMissingRanksAreNamed(t *testing.T) {
 func TestKeyIsUsedOnce(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, all []*World) {
 		each(all, func(w *World) {
-			if err := w.Barrier(t.Context(), "b"); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, w.Barrier(t.Context(), "b"))
 			if err := w.Barrier(t.Context(), "b"); err == nil ||
 				!strings.Contains(err.Error(), "used before") {
 				t.Errorf("second use: %v", err)
@@ -162,9 +154,7 @@ func TestFailReachesEveryRank(t *testing.T) {
 		}
 		each(all, func(w *World) {
 			if w.Rank == 2 {
-				if err := w.Fail(errors.New("out of paper")); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, w.Fail(errors.New("out of paper")))
 				return
 			}
 			var f *Failure
@@ -216,12 +206,8 @@ func TestStoreOfWorldEndsWithTimeout(t *testing.T) {
 func TestCloseIsNoFailure(t *testing.T) {
 	onWorlds(t, 3, func(t *testing.T, all []*World) {
 		each(all, func(w *World) {
-			if err := w.Barrier(t.Context(), "last"); err != nil {
-				t.Error(err)
-			}
-			if err := w.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, w.Barrier(t.Context(), "last"))
+			require.Report(t, w.Close())
 			if f := w.Failure(); f != nil {
 				t.Errorf("rank %d: %v", w.Rank, f)
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -124,9 +125,7 @@ func report(t *testing.T, err error) {
 	if errors.As(err, &skip) {
 		t.Skip(skip)
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 }
 
 // try runs a scenario and looks for goroutines that it left behind.

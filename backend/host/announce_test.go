@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // told are hooks that pass on what they are told.
@@ -42,13 +43,9 @@ func TestHooksAreToldBeforeACallWaits(t *testing.T) {
 			// while nobody else has joined the call
 			next(fmt.Sprintf("start %d of %d bytes, false", i+1, 4*n))
 			for _, c := range comms[1:] {
-				if err := allReduce(c, make([]float32, n)); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, allReduce(c, make([]float32, n)))
 			}
-			if err := <-end; err != nil {
-				t.Error(err)
-			}
+			require.Report(t, <-end)
 			next(fmt.Sprintf("end %d, false", 101+i))
 		}
 		device := backend.OnDevice(backend.F32, 4096, 1)

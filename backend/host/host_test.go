@@ -273,9 +273,7 @@ func TestFoundMemoryFromAllocStaysAddressableAfterClose(t *testing.T) {
 		}
 	})
 	<-using
-	if err := comms[0].Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, comms[0].Close())
 	close(closed)
 	user.Wait()
 	bytes[0][2*page] = 7

@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/serial"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
@@ -19,9 +20,7 @@ var sum = backend.Collective{Kind: backend.AllReduce}
 func ranks(t *testing.T, P int, rank func(c *comm) error) {
 	t.Helper()
 	comms := connect(t, P, 3*time.Second)
-	if err := testranks.All(P, func(r int) error { return rank(comms[r]) }); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, testranks.All(P, func(r int) error { return rank(comms[r]) }))
 }
 
 func TestCommunicatorOutlivesTheQueueOfItsLastCall(t *testing.T) {

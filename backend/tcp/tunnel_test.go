@@ -95,9 +95,7 @@ func TestAFlippedBitEndsAnEncryptedLink(t *testing.T) {
 	}
 	listener, err := ws[0].Listen("data", func(_ int, conn net.Conn) {
 		l, err := take(conn)
-		if err != nil {
-			t.Error(err)
-		}
+		require.Report(t, err)
 		came <- l
 	})
 	require.NoError(t, err)
@@ -124,9 +122,7 @@ func TestAFlippedBitEndsAnEncryptedLink(t *testing.T) {
 		}
 	}
 	for _, c := range []io.Closer{listener, middle, closer(near.close), closer(far.close)} {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, c.Close())
 	}
 	middle.running.Wait()
 }

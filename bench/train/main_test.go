@@ -214,9 +214,7 @@ func TestModelsTrain(t *testing.T) {
 			if first, last := losses[0], losses[len(losses)-1]; !(last < first) {
 				t.Errorf("%s in %v: the loss goes from %v to %v", name, p, first, last)
 			}
-			if err := machine.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, machine.Close())
 		}
 	}
 }

@@ -183,9 +183,7 @@ func TestDoctorTriesSideBySideAndReportsInOrder(t *testing.T) {
 			return "works", nil
 		}})
 	var b strings.Builder
-	if err := d.examine(context.Background(), &b); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, d.examine(context.Background(), &b))
 	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 	if n := len(lines); !strings.HasPrefix(lines[n-2], "nccl first ") ||
 		!strings.HasPrefix(lines[n-1], "host second ") {
@@ -251,9 +249,7 @@ func TestDoctorNamesWhatHangs(t *testing.T) {
 		}})
 	d.open = func() (*gpus, error) { <-forever; return nil, errors.New("no GPU") }
 	var b strings.Builder
-	if err := d.examine(context.Background(), &b); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, d.examine(context.Background(), &b))
 	for _, want := range []string{"gpu             no  it took longer than 10ms",
 		"deaf            no  it took longer than 10ms",
 		"late            no  rank 1 hangs: it took longer than 10ms", "after           ok  works"} {

@@ -26,9 +26,7 @@ func countGPUs(t *testing.T) int {
 	}
 	g, err := openGPUs()
 	require.NoError(t, err)
-	if err := g.close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, g.close())
 	return len(g.usable)
 }
 
@@ -98,9 +96,7 @@ func TestDoctorTriesThisMachineOnGPU(t *testing.T) {
 			t.Errorf("%s: %v", f.about, f.err)
 		}
 	}
-	if err := g.close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, g.close())
 	t.Log("\n" + b.String())
 	for i := range n {
 		if !strings.Contains(b.String(), fmt.Sprintf("cuda:%d          ok  ", i)) {

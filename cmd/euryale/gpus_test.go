@@ -188,9 +188,7 @@ func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 		},
 	}
 	var b strings.Builder
-	if err := d.examine(context.Background(), &b); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, d.examine(context.Background(), &b))
 	for _, want := range []string{"driver          ok  580\n", "cuda:1          ok  a stand-in\n",
 		"cuda:2          no  too old\n", "gpu copies      ok ", "nccl goroutines ok "} {
 		if !strings.Contains(b.String(), want) {

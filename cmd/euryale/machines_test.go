@@ -564,9 +564,7 @@ func TestTheRecipeOfMetricsWorksUnderALauncher(t *testing.T) {
 	cmd.Env = append(command(t).Env, "PATH="+bin+":"+os.Getenv("PATH"),
 		fmt.Sprintf("both=http://%s:%d/metrics http://%[1]s:%d/metrics", at, first, first+1))
 	l := proctest.Launch(t, cmd)
-	if err := l.Ends(t, long); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, l.Ends(t, long))
 	out := l.Output()
 	for want, times := range map[string]int{
 		`euryale_rank_info{backend="host"`: 1, "without: 401": 2,

@@ -32,9 +32,7 @@ func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
 	all, err := cuda.Devices()
 	require.NoError(t, err)
 	for _, d := range all {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, d.Close())
 	}
 	return b, min(len(all), 4)
 }

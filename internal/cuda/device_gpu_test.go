@@ -101,9 +101,7 @@ func TestGPUIsAvailable(t *testing.T) {
 		var closers sync.WaitGroup
 		for range 8 {
 			closers.Go(func() {
-				if err := d.Close(); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, d.Close())
 			})
 		}
 		closers.Wait()

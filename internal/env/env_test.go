@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // set is an environment of one variable.
@@ -46,9 +48,7 @@ func TestErrorsNameVariableValueAndWhatIsAllowed(t *testing.T) {
 func TestVariablesThatAreNotSetHaveTheirDefaults(t *testing.T) {
 	none := func(string) string { return "" }
 	for _, v := range All() {
-		if err := v.Check(none); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, v.Check(none))
 	}
 	if d, err := Timeout.Read(none, time.Second); d != time.Second || err != nil {
 		t.Error(d, err)

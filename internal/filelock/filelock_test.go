@@ -32,9 +32,7 @@ func TestOneOpenFileHasTheLock(t *testing.T) {
 	if err := TryLock(second); err != nil {
 		t.Errorf("after the first holder has closed it: %v", err)
 	}
-	if err := Remove(second, func() error { return os.Remove(path) }); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, Remove(second, func() error { return os.Remove(path) }))
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the removed file: %v", err)
 	}

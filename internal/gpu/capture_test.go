@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // recorded are collectives of floats that a graph is made of, of which NCCL and kernels run some.
@@ -632,9 +633,7 @@ func endsReplays(t *testing.T, comms []*Communicator, end func(c *Communicator),
 			t.Errorf("rank %d: a later launch: %v", r, err)
 		}
 		q := comms[r].Device().Default() // the device goes on
-		if err := errors.Join(q.Zero(xs[r]), drain(context.Background(), q)); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, errors.Join(q.Zero(xs[r]), drain(context.Background(), q)))
 	}
 	if took := time.Since(began); took > proctest.Within(2*time.Second) {
 		t.Errorf("it took %v", took)
@@ -669,9 +668,7 @@ func closesWithGraphs(t *testing.T, comms []*Communicator) {
 		if _, err := graph.Launch(nil); !errors.Is(err, backend.ErrClosed) {
 			t.Errorf("launch after the group's Close: %v", err)
 		}
-		if err := graph.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, graph.Close())
 	}
 }
 

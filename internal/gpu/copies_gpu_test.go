@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Calls by copy engines, in graphs and outside, follow calls by kernels that use the same staging.
@@ -161,13 +162,9 @@ func TestRankThatStopsWaitingSignalsNobodyOnGPU(t *testing.T) {
 		if err := works[0].Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
 			t.Errorf("a call that rank 1 has not come to passes for done: %v", err)
 		}
-		if err := drain(context.Background(), g.all[0].Default()); err != nil {
-			t.Error(err)
-		}
-		if err := errors.Join(gate.open(g.all[0].Default()), drain(context.Background(),
-			g.all[1].Default())); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, drain(context.Background(), g.all[0].Default()))
+		require.Report(t, errors.Join(gate.open(g.all[0].Default()), drain(context.Background(),
+			g.all[1].Default())))
 		if err := works[1].Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
 			t.Errorf("on rank 1, whom rank 0 has left: %v", err)
 		}
@@ -221,9 +218,7 @@ func TestWaitsOfManyLaunchesEndOnGPU(t *testing.T) {
 	case <-time.After(proctest.Within(5 * time.Second)):
 		t.Fatalf("launch %d does not end", launched.Load()+1)
 	}
-	if err := drain(context.Background(), g.all[0].Default()); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, drain(context.Background(), g.all[0].Default()))
 	if took := time.Since(began); took > proctest.Within(5*time.Second) {
 		t.Errorf("it took %v", took)
 	}

@@ -33,9 +33,7 @@ func TestMemoryIsNotKeptForTheDead(t *testing.T) {
 		return group.Process()
 	}
 	comms := g.group(t, 2, same(options()))
-	if err := comms[0].Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, comms[0].Close())
 	if comms[0].Kept() == 0 {
 		t.Error("the memory is given back while the process lives")
 	}

@@ -156,9 +156,7 @@ func TestRowsThatCannotBeKeptServeTheProcess(t *testing.T) {
 		}
 		each(t, []*Communicator{group.Comms[0].(*Communicator), group.Comms[1].(*Communicator)},
 			(*Communicator).Close)
-		if err := group.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, group.Close())
 	}
 	if len(said) != 1 || !strings.Contains(said[0], "name another file in EURYALE_TUNING") {
 		t.Errorf("%q", said)

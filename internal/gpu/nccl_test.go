@@ -221,9 +221,7 @@ func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
 			return errors.Join(errs...)
 		})
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 	backendtest.Each(t, comms, func(c backend.Communicator) error { // which nothing has happened to
 		return with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
 	})
@@ -421,9 +419,7 @@ func TestConnectFailsOnEveryRank(t *testing.T) {
 	if n := strings.Count(fmt.Sprint(err), "rank 1 cannot take part: out of memory"); n != 3 {
 		t.Errorf("%d of 3 ranks say why: %v", n, err)
 	}
-	if err := f.CloseGPUs(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, f.CloseGPUs())
 	require.NoError(t, goleak.Find(before))
 }
 

@@ -100,9 +100,7 @@ func BenchmarkGraph(b *testing.B) {
 			{"graph-bare", false, replay(1, bare)}}, d, nbytes, false)
 		for _, of := range graphs {
 			for _, g := range of {
-				if err := g.Close(); err != nil {
-					b.Error(err)
-				}
+				require.Report(b, g.Close())
 			}
 		}
 	})
@@ -248,9 +246,7 @@ func (l *launcher) close(b *testing.B) {
 		return
 	}
 	defer unbind()
-	if err := l.loaded.Unload(); err != nil {
-		b.Error(err)
-	}
+	require.Report(b, l.loaded.Unload())
 }
 
 // race times a list in turn, by rounds or by single starts.

@@ -549,9 +549,7 @@ func (g *gpus) onShared(t testing.TB, size int, o Options) ([]*Communicator, []b
 	comms := owned(t, group)
 	t.Cleanup(func() { // before the communicators are closed
 		for _, q := range queues {
-			if err := q.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, q.Close())
 		}
 	})
 	return comms, queues
@@ -691,10 +689,8 @@ func TestKernelsEndOnGPU(t *testing.T) {
 			if took := time.Since(began); took > proctest.Within(2*time.Second) {
 				t.Errorf("%v, %v: it took %v", a, limit, took)
 			}
-			if err := errors.Join(c.Device().Default().Zero(x), drain(context.Background(),
-				c.Device().Default()), c.Device().Free(x)); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, errors.Join(c.Device().Default().Zero(x), drain(context.Background(),
+				c.Device().Default()), c.Device().Free(x)))
 		}
 	}
 }
@@ -755,25 +751,19 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 		c.Abort(errors.New("enough"))
 	}
 	size := comms[0].memory.bytes()
-	if err := comms[0].Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, comms[0].Close())
 	if n := comms[0].Kept(); n != size {
 		t.Errorf("%d bytes are kept, want %d", n, size)
 	}
 	next, err := g.all[0].Alloc(size) // what is freed is given out again to whom asks for as much
 	require.NoError(t, err)
 	bytes := make([]byte, size)
-	if err := errors.Join(gate.open(queues[0]), drain(ctx, queues[1]),
-		g.copy(backend.Of(bytes), next)); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(gate.open(queues[0]), drain(ctx, queues[1]),
+		g.copy(backend.Of(bytes), next)))
 	if i := slices.IndexFunc(bytes, func(b byte) bool { return b != 0 }); i >= 0 {
 		t.Errorf("byte %d of rank 0's memory was written to after it was freed", i)
 	}
-	if err := errors.Join(comms[1].Close(), g.all[0].Free(next), g.all[1].Free(x)); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(comms[1].Close(), g.all[0].Free(next), g.all[1].Free(x)))
 	for _, c := range comms {
 		if n := c.Kept(); n != 0 {
 			t.Errorf("rank %d keeps %d bytes", c.Rank(), n)
@@ -790,17 +780,13 @@ func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 	comms, _ := g.sharing(t, 2, forced(byTwoShot))
 	size := comms[0].memory.bytes()
 	// which finds nothing that is not freed
-	if err := errors.Join(comms[0].Close(), g.all[0].Close()); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(comms[0].Close(), g.all[0].Close()))
 	if n := comms[0].Kept(); n != size {
 		t.Errorf("%d bytes are kept, want %d", n, size)
 	}
 	before, _, err := observer.FreeMemory()
 	require.NoError(t, err)
-	if err := comms[1].Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, comms[1].Close())
 	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() > 0; time.Sleep(
 		time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -829,9 +815,7 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 				x, err := g.all[r].Alloc(1536)
 				require.NoError(t, err)
 				defer func() {
-					if err := g.all[r].Free(x); err != nil {
-						t.Error(err)
-					}
+					require.Report(t, g.all[r].Free(x))
 				}()
 				xs[r] = x.As(backend.F32)
 				require.NoError(t, set(g.all[r].Default(), xs[r], 1))
@@ -843,10 +827,8 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 			if err := works[0].Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
 				t.Errorf("a call that rank 1 has not come to passes for done: %v", err)
 			}
-			if err := errors.Join(gate.open(g.all[0].Default()), drain(context.Background(),
-				g.all[1].Default())); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, errors.Join(gate.open(g.all[0].Default()), drain(context.Background(),
+				g.all[1].Default())))
 			y := make([]float32, xs[1].Len())
 			err := works[1].Join(context.Background())
 			if moved := g.copy(backend.Of(y).As(backend.U8), xs[1].As(backend.U8)); moved != nil {

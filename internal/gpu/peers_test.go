@@ -843,15 +843,11 @@ func TestMemoryIsKeptUntilEveryRankHasClosed(t *testing.T) {
 	each(t, comms, func(c *Communicator) error { _, err := c.Alloc(large); return err })
 	want := comms[0].memory.bytes()
 	began := time.Now()
-	if err := comms[0].Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, comms[0].Close())
 	if took := time.Since(began); took < closeTime || took > proctest.Within(20*closeTime) {
 		t.Errorf("alone, it took %v", took)
 	}
-	if err := comms[1].Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, comms[1].Close())
 	if n := comms[0].Kept(); n != want || n < padBytes(3) {
 		t.Errorf("%d bytes are kept, want %d", n, want)
 	}
@@ -860,9 +856,7 @@ func TestMemoryIsKeptUntilEveryRankHasClosed(t *testing.T) {
 	if err := late.do(func(a backend.Arithmetic) error { return a.Zero(word) }); err != nil {
 		t.Errorf("the memory of rank 0 is gone: %v", err)
 	}
-	if err := comms[2].Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, comms[2].Close())
 	comms[0].Explain(sum, backend.F32, large) // while it gives back what that tells of
 	if used, _ := comms[0].Windows(); used != 1 {
 		t.Errorf("%d windows were used, want 1", used)

@@ -177,9 +177,7 @@ func TestKilledRankOfAnotherMachineIsNamed(t *testing.T) {
 
 func TestProcessesEndWell(t *testing.T) {
 	for _, p := range start(t, "ends well", howMany(t, 2)) {
-		if err := p.Wait(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, p.Wait())
 	}
 }
 

@@ -46,9 +46,7 @@ func needGPUs(t testing.TB, atLeast int) *gpus {
 	g.open = func(ordinal int) (Device, error) { return g.all[ordinal], nil }
 	t.Cleanup(func() {
 		for _, d := range g.all {
-			if err := d.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, d.Close())
 		}
 	})
 	return g
@@ -118,9 +116,7 @@ func TestNCCLAllocatesNothingOnGPU(t *testing.T) {
 	c := g.nccl(t, 1, time.Minute)[0] // AllocsPerRun counts the whole process
 	require.NoError(t, with(c, 1000, func(x backend.Buffer) error {
 		got := testing.AllocsPerRun(1000, func() {
-			if err := backend.Run(c, allReduce, x, x); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, backend.Run(c, allReduce, x, x))
 		})
 		if got > 0 {
 			return fmt.Errorf("%v allocations for each call", got)

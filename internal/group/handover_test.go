@@ -125,9 +125,7 @@ func TestMemoryIsHandedOver(t *testing.T) {
 				if got := string(s.Mem[:5]); got != "hello" {
 					t.Errorf("rank %d has %q", r, got)
 				}
-				if err := s.Unmap(); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, s.Unmap())
 			}
 		})
 	}

@@ -81,9 +81,7 @@ func TestSocketsTellOfAServerThatLeftFirst(t *testing.T) {
 	bs, addrs := unopened(t, 3, time.Minute)
 	bs[0].Open(addrs)
 	bs[0].Close()
-	if err := bs[0].Release(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, bs[0].Release())
 	for r, b := range bs[1:] {
 		b.Open(addrs)
 		soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
@@ -116,9 +114,7 @@ func TestSocketsTellOfAServerThatDoesNotReachItself(t *testing.T) {
 		})
 	}
 	bs[0].Close()
-	if err := bs[0].Release(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, bs[0].Release())
 	for _, b := range bs[1:] {
 		soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
 		compares(t, b, 1, 1)
@@ -153,9 +149,7 @@ func TestSocketsTellOfAServerThatWasStoppedAsItLeft(t *testing.T) {
 		there.Close()
 	})
 	bs[0].Close()
-	if err := errors.Join(bs[0].Release(), way.Close()); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(bs[0].Release(), way.Close()))
 	bs[1].Open(addrs)
 	soon(t, "rank 0 has closed", func() bool { return bs[1].Closed(0) })
 	all.Wait()
@@ -268,9 +262,7 @@ func TestSocketsLeaveWithoutWaitingForALostRank(t *testing.T) {
 						continue
 					}
 					start := time.Now()
-					if err := b.Release(); err != nil {
-						t.Error(err)
-					}
+					require.Report(t, b.Release())
 					longest = max(longest, time.Since(start))
 				}
 				fastest = min(fastest, longest)

@@ -882,9 +882,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 				} else if r != culprit && !strings.Contains(err.Error(), "rank 1 failed: ") {
 					t.Errorf("rank %d does not name the culprit: %v", r, err)
 				}
-				if err := worlds[r].Close(); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, worlds[r].Close())
 			}
 			require.NoError(t, goleak.Find(before))
 		})

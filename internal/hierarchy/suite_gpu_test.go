@@ -31,9 +31,7 @@ func needGPUs(t testing.TB) gpus {
 	}
 	t.Cleanup(func() {
 		for _, d := range all {
-			if err := d.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, d.Close())
 		}
 	})
 	if len(all) < 2 {

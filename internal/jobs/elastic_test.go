@@ -641,9 +641,7 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
 	_, e := oneElastic(t, planned, lossless)
 	for range 2 {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, e.Close())
 	}
 	if _, err := e.Step(func(int) (float64, error) { return 0, nil }); !errors.Is(err,
 		backend.ErrClosed) {

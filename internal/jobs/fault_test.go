@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/fault"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestInjectedKillIsNamedByEveryOtherRank(t *testing.T) {
@@ -66,15 +67,11 @@ func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 	t.Setenv("EURYALE_FAULT", "abort,rank=0,call=2")
 	err = euryale.Run(context.Background(), 1, func(comm backend.Communicator,
 		_ sync.Locker) error {
-		if err := backend.Barrier(comm); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, backend.Barrier(comm))
 		return backend.Barrier(comm)
 	})
 	if err == nil || !strings.Contains(err.Error(), "abort,rank=0,call=2") {

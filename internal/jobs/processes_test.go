@@ -262,9 +262,7 @@ func leftNothing(t *testing.T, dir string) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 }
 
 // A stopped process is alive, so only the timeout can tell.
@@ -386,9 +384,7 @@ func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
 		_ sync.Locker) error {
 		return backend.Barrier(comm)
 	}, backends...)
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 	t.Setenv("EURYALE_BACKEND", "pigeon") // of the others nothing is said
 	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
 		return nil
@@ -444,9 +440,7 @@ func TestBackendThatCannotCarryTheRanksIsPassedOver(t *testing.T) {
 		}
 		return backend.Barrier(comm)
 	}, backends...)
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
 		return nil
 	}, crowded{})

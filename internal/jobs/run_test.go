@@ -78,9 +78,7 @@ func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 		errs[comm.Rank()] = err
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 	for r, err := range errs {
 		if !errors.Is(err, backend.ErrClosed) {
 			t.Errorf("rank %d: the error is %v, want ErrClosed", r, err)

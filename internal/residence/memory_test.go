@@ -64,9 +64,7 @@ func TestValuesWithoutMemoryHereAreRefused(t *testing.T) {
 	if _, err := Elements("a string", backend.F64); !errors.Is(err, backend.ErrArgument) {
 		t.Error(err)
 	}
-	if err := Within(6, []int{2, 3}, []int{3, 1}); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, Within(6, []int{2, 3}, []int{3, 1}))
 	for _, strides := range [][]int{{4, 1}, {3}} {
 		if err := Within(6, []int{2, 3}, strides); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("strides %v: %v", strides, err)

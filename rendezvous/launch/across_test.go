@@ -256,9 +256,7 @@ func TestJobOnHostsGoesOnAfterAPauseOfItsLauncher(t *testing.T) {
 	time.Sleep(silence + 2*beat)
 	cmd.Process.Signal(syscall.SIGCONT)
 	time.Sleep(beat)
-	if err := os.WriteFile(over, nil, 0o600); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, os.WriteFile(over, nil, 0o600))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -340,9 +338,7 @@ func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
 	job.Notice = func(text string) {
 		notices = append(notices, text)
 		if strings.Contains(text, "not replaced, since") {
-			if err := os.WriteFile(homes+"/up", nil, 0o600); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, os.WriteFile(homes+"/up", nil, 0o600))
 		}
 	}
 	if err := Run(t.Context(), job); err != nil {
@@ -399,9 +395,7 @@ func TestARankOnAHostThatIsToldToEndIsStartedAgain(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	job.MaxRestarts = 1
-	if err := Run(t.Context(), job); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, Run(t.Context(), job))
 	out.await(t, 2, "again")
 }
 
@@ -586,9 +580,7 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	orders.Close()
 	select {
 	case err := <-served:
-		if err != nil {
-			t.Error(err)
-		}
+		require.Report(t, err)
 	case <-time.After(time.Minute):
 		t.Fatal("it goes on")
 	}
@@ -636,9 +628,7 @@ func TestHostEndsItsRanksThoughNobodyTakesItsNews(t *testing.T) {
 	orders.Close()
 	select {
 	case err := <-served:
-		if err != nil {
-			t.Error(err)
-		}
+		require.Report(t, err)
 	case <-time.After(30 * time.Second):
 		t.Fatal("it goes on")
 	}

@@ -45,9 +45,7 @@ func TestCopiesThatALiveJobUsesStay(t *testing.T) {
 	}
 	require.NoError(t, err)
 	other, _ := copyOf(t, "exit", 1)
-	if err := Run(t.Context(), other); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, Run(t.Context(), other))
 	left, err := filepath.Glob(dir + "*")
 	if err != nil || !slices.Contains(left, used[0]) || !slices.Contains(left, used[1]) ||
 		len(left) > keptCopies+3 || strings.Contains(fmt.Sprint(left), "old") {

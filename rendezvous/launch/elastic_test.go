@@ -66,9 +66,7 @@ func TestAReplacementHasTheSeatOfTheProcessThatIsLost(t *testing.T) {
 			*) until grep -q ^%[2]d: %[1]s; do sleep 0.02; done;; `,
 			said, 4+spares))
 		job := Job{Program: program, Ranks: 2, Elastic: &Elastic{Least: 1, Spares: spares}}
-		if err := Run(t.Context(), job); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, Run(t.Context(), job))
 		text, err := os.ReadFile(said)
 		got := strings.Join(slices.Sorted(strings.Lines(string(text))), "")
 		if err != nil || got != want {
@@ -107,9 +105,7 @@ func TestAProgramThatFailsInOneStepIsNotReplacedForEver(t *testing.T) {
 		Notice: func(text string) {
 			fmt.Fprintln(&notices, text)
 			if strings.Contains(text, says) {
-				if err := os.WriteFile(enough, nil, 0o600); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, os.WriteFile(enough, nil, 0o600))
 			}
 		}})
 	if err != nil { // the first one has finished

@@ -393,9 +393,7 @@ func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
 		"main.go": "package main\n\nfunc main() {}\n"})
 	t.Chdir(t.TempDir())
 	t.Setenv("TMPDIR", ".")
-	if err := Run(t.Context(), Job{Program: pkg, Ranks: 1}); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, Run(t.Context(), Job{Program: pkg, Ranks: 1}))
 	if left := scratches(t, "."); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}

@@ -27,9 +27,7 @@ func TestScriptWithoutAnInterpreterRunsInTheShell(t *testing.T) {
 		out := newOutput()
 		program := executable(t, name, []byte(text))
 		job := Job{Program: program, Args: []string{"-x"}, Ranks: 2, Stdout: out}
-		if err := Run(t.Context(), job); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, Run(t.Context(), job))
 		want := "[0] 0 -x " + name + "\n[1] 1 -x " + name + "\n"
 		if got := strings.Join(sorted(out.String()), ""); got != want {
 			t.Errorf("%q, want %q", got, want)

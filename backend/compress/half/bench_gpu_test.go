@@ -54,9 +54,7 @@ func devices(b *testing.B, P int) []*cuda.Device {
 	}
 	b.Cleanup(func() {
 		for _, d := range all {
-			if err := d.Close(); err != nil {
-				b.Error(err)
-			}
+			require.Report(b, d.Close())
 		}
 	})
 	if len(all) < P {

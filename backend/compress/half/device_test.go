@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -20,9 +21,7 @@ func at(t testing.TB, k testenv.Kind, P int, half backend.DType, f func(c *Commu
 		r.Comm = c
 		return f(c)
 	})
-	if err := testranks.Join(errs); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, testranks.Join(errs))
 }
 
 // Sums of small integers are exact among two ranks.

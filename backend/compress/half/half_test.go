@@ -41,9 +41,7 @@ func ranks(t *testing.T, P int, half backend.DType, f func(c *Communicator) erro
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		return errors.Join(f(c.(*Communicator)), c.Close())
 	})
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, g.Close())
 }
 
 // asHalf lets the suite see what comes of 16 bits: an average of 16-bit floats
@@ -502,9 +500,7 @@ func TestInnerRoundsOnTheWayWhereItCan(t *testing.T) {
 			}
 			return part.Close()
 		})
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, g.Close())
 	}
 }
 

@@ -68,7 +68,5 @@ func allReduce(b *testing.B, wrap func(backend.Communicator) (backend.Communicat
 		return c.Close()
 	})
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/element")
-	if err := g.Close(); err != nil {
-		b.Error(err)
-	}
+	require.Report(b, g.Close())
 }

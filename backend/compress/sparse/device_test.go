@@ -48,9 +48,7 @@ func at(t testing.TB, k testenv.Kind, P int, wrap func(backend.Communicator) bac
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 	if k.OnGPU() && err == nil && r.All(func(r *testenv.Rank) error {
 		return backend.Barrier(r.Comm)
 	}) == nil {
@@ -59,9 +57,7 @@ func at(t testing.TB, k testenv.Kind, P int, wrap func(backend.Communicator) bac
 	if k.OnGPU() {
 		onGPUs = nil
 	}
-	if err := r.Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, r.Close())
 }
 
 // onGPUs are the ranks of the last test on GPUs, as long as they are well: to connect them

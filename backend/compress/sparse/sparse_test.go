@@ -49,9 +49,7 @@ func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communic
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		return errors.Join(f(c.(*Communicator)), c.Close())
 	})
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, g.Close())
 }
 
 // withState gives the f32 calls of the suite a state for each length, so that they are
@@ -1106,9 +1104,7 @@ func TestExplanationsSayWhatWasDecided(t *testing.T) {
 func TestDamagedMessagesAreErrors(t *testing.T) {
 	k := &call{c: newCommunicator(alone{}, options{}), residual: &residual{n: 10},
 		plan: plan{layout: layout{values: backend.F32, capacity: 4}}}
-	if err := k.judge(0, []int64{0, 7, 4}); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, k.judge(0, []int64{0, 7, 4}))
 	for _, sent := range []int64{-1, 5, math.MaxInt64} {
 		if err := k.judge(0, []int64{0, 7, sent}); err == nil {
 			t.Errorf("%d entries are taken", sent)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func peersOf(size int) *Peers {
@@ -186,9 +187,7 @@ func TestCallsAmongPeersAllocateNothing(t *testing.T) {
 			Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{1, 1}}},
 	} {
 		if got := testing.AllocsPerRun(100, func() {
-			if err := k.Exchange(p, &x); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, k.Exchange(p, &x))
 		}); got > 0 {
 			t.Errorf("%v allocations for each %v", got, x.Way)
 		}

@@ -827,9 +827,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Divide(x, y, 2),
 			k.Reduce(backend.Avg, x, srcs...),
 			k.Copy2D(x, 10, y, 20, 10, 10))
-		if err != nil {
-			t.Error(err)
-		}
+		require.Report(t, err)
 	})
 	if allocs != 0 {
 		t.Errorf("%v allocations", allocs)

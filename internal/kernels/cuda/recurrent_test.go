@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestRecurrentLayersHaveABlockForSixteenUnitsOfSixteenSamples also says which layers have none.
@@ -29,9 +30,7 @@ func TestRecurrentLayersRefuseWhatTheyCannotCompute(t *testing.T) {
 		return kernels.LSTM{Steps: 2, Batch: 1, Size: size, Input: f32(8 * size), H0: f32(size),
 			C0: f32(size), Weights: f32(4 * size * size), All: f32(4 * size), Kept: f32(10 * size)}
 	}
-	if err := k.LSTM(layer(16)); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, k.LSTM(layer(16)))
 	if err := k.LSTM(layer(24)); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("24 units: %v", err)
 	}

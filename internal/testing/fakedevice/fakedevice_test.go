@@ -195,9 +195,7 @@ func TestCloseReportsLeaks(t *testing.T) {
 		!strings.Contains(err.Error(), "1 allocations of 100 bytes") {
 		t.Error(err)
 	}
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, d.Close())
 	if _, err := d.Alloc(1); !errors.Is(err, backend.ErrClosed) {
 		t.Error(err)
 	}

@@ -1,4 +1,4 @@
-// Package require ends tests whose preparations fail.
+// Package require ends tests whose preparations fail, and reports what is wrong in one line.
 package require
 
 // T is what a test has, and whatever takes the place of one.
@@ -12,5 +12,16 @@ func NoError(t T, err error) {
 	if err != nil {
 		t.Helper()
 		t.Fatal(err)
+	}
+}
+
+// Report fails a test with an error, unless it is nil, and goes on.
+func Report(t interface {
+	Helper()
+	Error(args ...any)
+}, err error) {
+	if err != nil {
+		t.Helper()
+		t.Error(err)
 	}
 }

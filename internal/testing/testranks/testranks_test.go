@@ -57,11 +57,9 @@ func TestRanksMeetAndAreClosed(t *testing.T) {
 	var open atomic.Int64
 	t.Run("ranks", func(t *testing.T) {
 		g := New(t, 3, time.Minute, connecting(&open, -1))
-		if err := g.All(func(m member) error {
+		require.Report(t, g.All(func(m member) error {
 			return m.Barrier(context.Background(), "here")
-		}); err != nil {
-			t.Error(err)
-		}
+		}))
 		g.Fail(2, errors.New("out of petrol"))
 		err := g.All(func(m member) error {
 			<-m.Down()
