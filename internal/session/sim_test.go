@@ -68,6 +68,8 @@ type simulation struct {
 	thawed   []time.Duration
 	mute     [][]bool // ways from a host to another one that take no data, but all else
 	faults   int
+	apart    bool          // hosts have not reached each other
+	hangs    bool          // a process has hung
 	done     int           // steps
 	longest  time.Duration // from a fault to the next step
 	views    []elastic.View
@@ -488,9 +490,14 @@ func (s *simulation) fault() {
 	if c.dead || c.paused || c.hung || c.stopped || holders == 0 || s.done == simSteps {
 		return
 	}
-	s.faults--
 	what := []string{"kill", "stop", "rest", "cut", "cut>", "delay", "lose", "mute",
 		"hang"}[s.Rand.IntN(9)]
+	parts := slices.Contains([]string{"rest", "cut", "cut>", "mute"}, what)
+	if parts && s.hangs || what == "hang" && (s.hangs || s.apart) {
+		return // who hangs may be the one that has been chosen of two
+	}
+	s.faults--
+	s.apart, s.hangs = s.apart || parts, s.hangs || what == "hang"
 	s.happen(what, c, o, s.Between(0, 2*simTimeout))
 }
 
