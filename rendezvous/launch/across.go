@@ -32,6 +32,9 @@ type cluster struct {
 	hosts   []*remote // in the order of Job.Hosts; each attempt has new connections
 	kits    map[platform][]file
 	builder *builder
+
+	connects func(ctx context.Context, hosts []*remote) error
+	runs     func(ctx context.Context, used []*remote, ranks, n int) error
 }
 
 // newCluster prepares the job.
@@ -44,6 +47,7 @@ func newCluster(j Job, b *builder) *cluster {
 		notice(text)
 	}
 	c := &cluster{job: j, kits: map[platform][]file{}, builder: b}
+	c.connects, c.runs = c.connect, c.run
 	for _, h := range j.Hosts {
 		c.hosts = append(c.hosts, &remote{host: host{Host: h}})
 	}
@@ -58,13 +62,13 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 		if len(used) == 0 {
 			return errors.New("no host is left that could be reached")
 		}
-		err := c.connect(ctx, used)
+		err := c.connects(ctx, used)
 		gone := unreached(used)
 		if err = cmp.Or(err, gone); err == nil {
 			if n > 0 {
 				c.job.notice(c.placement(used, missing))
 			}
-			err = c.run(ctx, used, c.job.Ranks-missing, n)
+			err = c.runs(ctx, used, c.job.Ranks-missing, n)
 		}
 		release(used)
 		if gone == nil || gone != err || n == 0 {

@@ -1249,6 +1249,9 @@ func play(t *testing.T, script string) string {
 		words := strings.Fields(line)
 		switch {
 		case line[0] == '#' || len(words) == 0:
+		case words[0] == "restarts":
+			_, happens, _ := strings.Cut(script, line)
+			return playAttempts(t, line, strings.Split(strings.TrimSpace(happens), "\n"))
 		case words[0] == "ranks":
 			j, steps := parse(t, words)
 			s = newSimulation(rand.New(rand.NewPCG(1, 1)), j, steps, nil)
