@@ -112,7 +112,7 @@ func (m *Machine) measure() error {
 		return nil
 	}
 	norm := make([]float64, 1)
-	if err := m.exec.Result(m.plan.Norm, backend.Of(norm)); err != nil {
+	if err := m.exec.Result(len(m.plan.Results)-1, backend.Of(norm)); err != nil {
 		return err
 	}
 	c.norm = norm[0]

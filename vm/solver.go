@@ -203,12 +203,6 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	if err != nil {
 		return nil, err
 	}
-	group := map[*gorgonia.Node]int{}
-	for k, g := range s.groups {
-		for _, n := range g.Params {
-			group[n] = k
-		}
-	}
 	parts, divided := m.parts()
 	half := m.parallel != nil && m.shards == 0 && !m.micro.Tree && !m.micro.Several() &&
 		m.parallel.exchange.Halve()
@@ -236,17 +230,12 @@ func (m *Machine) updates() ([]plan.Update, error) {
 			buckets[i] = 0
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
-			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
-			Scale: scale, Rule: s.fusion.Update(i), Shard: m.shard(i),
-			Lookups: lookups}
+			Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation, Scale: scale,
+			Rule: s.fusion.Update(i), Shard: m.shard(i), Lookups: lookups,
+			Parts:     parts != nil || s.limit > 0 && s.parts != nil,
+			Uncounted: parts != nil && !divided[i] && parts.Rank() > 0}
 		if half && buckets[i] > 0 { // some buckets stay F32
 			updates[i].Half = m.parallel.exchange.Slot(i, 0).DType() == backend.BF16
-		}
-		if s.limit > 0 && s.parts != nil {
-			updates[i].Parts = true
-		}
-		if parts != nil {
-			updates[i].Parts, updates[i].Uncounted = true, !divided[i] && parts.Rank() > 0
 		}
 	}
 	return updates, nil

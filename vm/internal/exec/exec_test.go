@@ -123,7 +123,17 @@ func within(l plan.Limits) planner {
 
 // plain makes plain plans.
 func plain(p *ir.Program, updates ...plan.Update) (*plan.Plan, error) {
-	return plan.Standard().Plain(proof.Verify, p, updates...)
+	refused := errors.New("the first plan")
+	planned, err := plan.Standard().New(func(p *plan.Plan) (err error) {
+		if err, refused = refused, nil; err == nil {
+			err = proof.Verify(p)
+		}
+		return err
+	}, p, updates...)
+	if err == nil {
+		planned.Doubt = nil
+	}
+	return planned, err
 }
 
 // checkOn runs a program on a device.

@@ -13,7 +13,8 @@ func (p *Program) check(v Value) error {
 	if n := arity(v.Op); n >= 0 && n != len(v.Args) {
 		return fmt.Errorf("%d operands, want %d", len(v.Args), n)
 	}
-	if _, opaque := v.Op.(Opaque); opaque || Leaf(v.Op) {
+	switch v.Op.(type) {
+	case Opaque, AllGather, Input, Constant, Scalar, State, Setting:
 		return nil
 	}
 	if len(v.Args) == 0 {
@@ -22,6 +23,9 @@ func (p *Program) check(v Value) error {
 	for i, a := range v.Args {
 		d := p.Values[a].DType
 		if integer := d == backend.I32 || d == backend.I64; integer && counts(v.Op, i) {
+			continue
+		}
+		if v.Op == (Where{}) && i == 0 { // is 0 or not in any dtype
 			continue
 		}
 		if Exact(v.Op, i) {
@@ -47,9 +51,9 @@ func (p *Program) check(v Value) error {
 // arity returns the number of operands, -1 for any.
 func arity(op Op) int {
 	switch op := op.(type) {
-	case Input, Constant, Scalar:
+	case Input, Constant, Scalar, State, Setting:
 		return 0
-	case Concat, Opaque:
+	case Concat, Opaque, AllGather:
 		return -1
 	case Binary, MatMul, Convolution, MaxPoolGrad, Gather, GatherGrad:
 		return 2
@@ -150,7 +154,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return v.Shape, err
 	case Broadcast:
 		return broadcast(x, v.Shape)
-	case Unary, Binary, Copy, Cast, Locate, Select, Where, Dropout:
+	case Unary, Binary, Copy, Cast, Locate, Select, Where, Dropout, AllReduce:
 		for _, a := range v.Args {
 			if s := p.Values[a].Shape; s != x {
 				return x, fmt.Errorf("operands of shape %v and %v", x, s)

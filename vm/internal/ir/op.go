@@ -23,6 +23,11 @@ type (
 	Constant struct{ Index int }
 	// Scalar is a constant number. Bits encode it as a float64, whatever the dtype.
 	Scalar struct{ Bits uint64 }
+	// State is vector number Vector that is kept for the graph's variable number Input, as the run
+	// before left it.
+	State struct{ Input, Vector int }
+	// Setting is number Index of those that are bound before a step, repeated.
+	Setting struct{ Index int }
 )
 
 // Views: results that share the memory of their operand.
@@ -163,6 +168,15 @@ type (
 	}
 )
 
+// What the ranks that train together have in common.
+type (
+	// AllReduce is the sum of x, gradient number Index, over the runs of a step and over all ranks.
+	AllReduce struct{ Index int }
+	// AllGather is what the ranks make of the variable of gradient number Index, of which this one
+	// has made x, or nothing.
+	AllGather struct{ Index int }
+)
+
 // Opaque is an operation that only the graph knows: its number Index. It runs always, and in the
 // order of the graph: where its operands are if it is Placed, else by its Do method on host
 // tensors. One that Carries takes elements of F32 or of BF16: it gives each of them a place, or
@@ -181,6 +195,18 @@ func (o Constant) String() string { return fmt.Sprintf("constant %d", o.Index) }
 
 // String implements [Op].
 func (o Scalar) String() string { return fmt.Sprintf("scalar %v", o.Float()) }
+
+// String implements [Op].
+func (o State) String() string { return fmt.Sprintf("state %d of input %d", o.Vector, o.Input) }
+
+// String implements [Op].
+func (o Setting) String() string { return fmt.Sprintf("setting %d", o.Index) }
+
+// String implements [Op].
+func (o AllReduce) String() string { return fmt.Sprintf("all-reduce %d", o.Index) }
+
+// String implements [Op].
+func (o AllGather) String() string { return fmt.Sprintf("all-gather %d", o.Index) }
 
 // String implements [Op].
 func (Reshape) String() string { return "reshape" }

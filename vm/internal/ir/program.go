@@ -27,11 +27,16 @@ type Program struct {
 	Values []Value
 	// Results are the values that are wanted after a run.
 	Results []ID
+	// Assigns are what the run changes, once all else has read it.
+	Assigns []Assign
 	// Precision of the products of F32, which planning puts into them.
 	Precision Precision
 	// ChannelsLast says that the device convolves faster of tensors with their channels last.
 	ChannelsLast bool
 }
+
+// Assign makes a value what an Input or a State is in the next run, or what a view says of it.
+type Assign struct{ To, Value ID }
 
 // Precision says what products of F32 may round their operands to.
 type Precision uint8
@@ -84,9 +89,11 @@ func ScalarOf(x float64) Scalar { return Scalar{math.Float64bits(x)} }
 func (o Scalar) Float() float64 { return math.Float64frombits(o.Bits) }
 
 // Compute adds an element of an element-wise value to a program, given those of its operands: what
-// [Elementwise] operations and copies mean.
+// [Elementwise] operations, copies and numbers mean.
 func (v Value) Compute(p *fuse.Program, args []fuse.Value) fuse.Value {
 	switch op := v.Op.(type) {
+	case Scalar:
+		return p.Const(fuse.Type(v.DType), op.Float())
 	case Unary:
 		return p.Do(op.Op, args...)
 	case Binary:
@@ -133,7 +140,7 @@ func (p *Program) Zero(x ID) bool {
 // Leaf reports whether a value comes from outside of the program.
 func Leaf(op Op) bool {
 	switch op.(type) {
-	case Input, Constant, Scalar:
+	case Input, Constant, Scalar, State, Setting:
 		return true
 	}
 	return false
@@ -175,6 +182,13 @@ func (p *Program) Check() error {
 	for _, r := range p.Results {
 		if r < 0 || int(r) >= len(p.Values) {
 			return fmt.Errorf("ir: result %d of %d values", r, len(p.Values))
+		}
+	}
+	for _, a := range p.Assigns {
+		to, v := p.Values[a.To], p.Values[a.Value]
+		if to.Shape != v.Shape || to.DType != v.DType {
+			return fmt.Errorf("ir: %v of %s, %v %v, is assigned %v, %v %v", to.Op, to.Name,
+				to.DType, to.Shape, v.Op, v.DType, v.Shape)
 		}
 	}
 	return nil

@@ -223,12 +223,3 @@ func (l *layouter) accumulate(update int, dw Ref, name string) []Ref {
 	}
 	return kept[:len(l.bucketing.accumulation.branches())]
 }
-
-// gradient loads a gradient as updates apply it: the sum of all runs and ranks, scaled.
-func (l *layouter) gradient(b *loopBuilder, update int, dw Ref) fuse.Value {
-	x := l.withLookups(b, update, b.load(l.plan, dw), dw)
-	if s := l.bucketing.scale; s != 0 && s != 1 {
-		x = b.program.Do(fuse.Mul, x, b.program.Const(fuse.Type(dw.DType), s))
-	}
-	return x
-}

@@ -66,16 +66,16 @@ type bucketing struct {
 	accumulation Accumulation  // of several runs
 	sums         map[int][]Ref // by update: those of runs that are kept
 	first        map[int]int   // by update: the last step that has written it where it is kept
-	scale        float64       // of the gradients when they are applied
 }
 
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
-func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) bucketing {
-	x := bucketing{gradients: gradients, shards: shards{updates: updates},
+func exchanging(p *ir.Program, updates []Update, users [][]ir.ID) bucketing {
+	x := bucketing{shards: shards{updates: updates},
 		direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]int{}}
+	x.gradients, x.lookups = gradients(p, updates)
 	if len(updates) > 0 {
-		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
+		x.accumulation = updates[0].Accumulation
 	}
 	for i, u := range updates {
 		if u.Bucket == 0 && u.Lookups == nil && !x.accumulation.keeps() {
@@ -87,7 +87,7 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 		if u.Bucket > 0 {
 			x.buckets[u.Bucket-1] = append(x.buckets[u.Bucket-1], i)
 		}
-		id := gradients[i]
+		id := x.gradients[i]
 		alone := len(users[id]) == 1
 		for _, reshape := p.Values[id].Op.(ir.Reshape); alone && reshape; _,
 			reshape = p.Values[id].Op.(ir.Reshape) {
@@ -103,7 +103,7 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 
 // send appends the exchange of those buckets whose gradients are computed, once so many groups are.
 // Buckets leave in their order.
-func (l *layouter) send(done int) error {
+func (l *layouter) send(done int) {
 	x := &l.bucketing
 	for n := len(x.sent); n < len(x.buckets); n++ {
 		if slices.ContainsFunc(x.buckets[n], func(update int) bool {
@@ -127,7 +127,7 @@ func (l *layouter) send(done int) error {
 			Half: x.shards.updates[x.buckets[n][0]].Half}
 		x.sent = append(x.sent, l.exchanged(send, slots))
 	}
-	return l.updateShards(done)
+	l.updateShards(done)
 }
 
 // computed reports whether the steps so far compute a value.
@@ -179,21 +179,18 @@ func (l *layouter) slots(update int) []Ref {
 }
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
-func (l *layouter) receive(bucket int, refs []Ref) {
+func (l *layouter) receive(bucket int) {
 	if l.bucketing.sent[bucket-1] == nil {
 		return
 	}
-	if s := &l.bucketing.shards; s.divides(l.bucketing.buckets[bucket-1]) {
+	if l.bucketing.shards.divides(l.bucketing.buckets[bucket-1]) {
 		l.receiveShard(bucket)
-		for _, update := range l.bucketing.buckets[bucket-1] {
-			refs[update] = s.mine[update]
-		}
 		return
 	}
 	each := len(l.bucketing.accumulation.branches())
 	for i, r := range l.exchanged(Receive{bucket, backend.AllReduce}, l.bucketing.sent[bucket-1]) {
 		if i%each == 0 {
-			refs[l.bucketing.buckets[bucket-1][i/each]] = r
+			l.applies(l.bucketing.buckets[bucket-1][i/each], r)
 		}
 	}
 }

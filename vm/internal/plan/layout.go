@@ -2,59 +2,58 @@ package plan
 
 import (
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
 // layouter gives every value a place.
 type layouter struct {
-	program *ir.Program
-	users   [][]ir.ID // see [ir.Program.Users]
-	plan    *Plan
-	refs    []Ref
-	placed  []bool
-	dense   map[Ref]Ref     // copies of views in row-major order
-	beside  map[ir.ID][]Ref // what the operation of a value gives besides, from result 1 on
+	program  *ir.Program // of a run
+	training *training   // of a step: the end of that
+	users    [][]ir.ID   // see [ir.Program.Users]
+	plan     *Plan
+	refs     []Ref
+	placed   []bool
+	dense    map[Ref]Ref     // copies of views in row-major order
+	beside   map[ir.ID][]Ref // what the operation of a value gives besides, from result 1 on
 	bucketing
-	settings map[setting]Ref
+	settings map[setting]Ref // which all updates share
+	value    []fuse.Value    // of the end of a step: its number in the loop that had it last
 }
 
 // layout makes the steps of a program: views become strides, every other value gets a buffer
 // of its own. The last results of p are the gradients of updates.
-func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, updates []Update,
-	plain bool) (*Plan, error) {
+func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *training,
+	updates []Update, plain bool) (*Plan, error) {
 	wanted := p.Users()
-	grads, lookups := gradients(p, updates)
-	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)),
-		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, grads, wanted),
-		map[setting]Ref{}}
-	l.bucketing.lookups = lookups
+	n := len(p.Values) + len(t.Values) - int(t.first)
+	l := &layouter{p, t, wanted, &Plan{}, make([]Ref, n), make([]bool, n),
+		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, wanted),
+		map[setting]Ref{}, make([]fuse.Value, n)}
 	l.shareBuckets()
 	l.findParameters(updates)
 	all, err := limits.groups(p, wanted, copies, l.bucketing, plain)
 	if err != nil {
 		return nil, err
 	}
-	all = l.withoutLookups(l.casts(all, updates))
+	all = l.withoutLookups(l.casts(all))
 	l.findReads(all)
 	for i, g := range all {
 		l.unshardGroup(i)
 		if g.loop {
 			l.loop(g, wanted)
 		} else {
-			l.appendStep(g.members[0], updates)
+			l.appendStep(g.members[0])
 		}
-		if err := l.send(i + 1); err != nil {
-			return nil, err
-		}
+		l.send(i + 1)
 	}
-	if err := l.send(len(all)); err != nil { // gradients that no step computes
-		return nil, err
-	}
+	l.send(len(all)) // gradients that no step computes
 	for _, r := range p.Results[:tail(p, updates)] {
-		l.plan.Results = append(l.plan.Results, l.before(updates, r))
+		l.plan.Results = append(l.plan.Results, l.before(r))
 	}
 	l.plan.Accumulation = l.bucketing.accumulation
-	return l.plan, l.update(updates, grads)
+	l.update()
+	return l.plan, nil
 }
 
 // ref returns where a value lies: a leaf or a view gets its place when it is needed.
@@ -101,7 +100,7 @@ func (l *layouter) leaf(v ir.Value) Ref {
 
 // appendStep appends the step that computes one value, after copies of operands that it cannot
 // read as they lie.
-func (l *layouter) appendStep(id ir.ID, updates []Update) {
+func (l *layouter) appendStep(id ir.ID) {
 	v := l.program.Values[id]
 	args := make([]Ref, len(v.Args))
 	for i, a := range v.Args {
@@ -111,7 +110,7 @@ func (l *layouter) appendStep(id ir.ID, updates []Update) {
 		}
 	}
 	if _, ok := v.Op.(ir.Put); ok {
-		args[0] = l.over(id, updates, args[0])
+		args[0] = l.over(id, args[0])
 		y := args[0]
 		y.Step = len(l.plan.Steps)
 		l.setRef(id, y)

@@ -3,7 +3,6 @@ package plan
 import (
 	"slices"
 
-	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -47,34 +46,13 @@ func (l *layouter) withoutLookups(all []*group) []*group {
 
 // lookUp appends the sums of the rows of all ranks, unless they are there, and says where gradients
 // are that have no other term.
-func (l *layouter) lookUp(refs []Ref) {
+func (l *layouter) lookUp() {
 	for i, id := range l.bucketing.lookups {
 		if id >= 0 && !l.placed[id] {
-			l.appendStep(id, nil)
+			l.appendStep(id)
 		}
 		if id >= 0 && id == l.bucketing.gradients[i] {
-			refs[i] = l.refs[id]
+			l.applies(i, l.refs[id])
 		}
 	}
-}
-
-// withLookups adds to a gradient, in a loop, what lookups add.
-func (l *layouter) withLookups(b *loopBuilder, update int, x fuse.Value, dw Ref) fuse.Value {
-	of := l.bucketing.shards.updates[update].Lookups
-	if of == nil {
-		return x
-	}
-	y := x
-	if !of.Alone {
-		rows := flat(l.refs[l.bucketing.lookups[update]])
-		rows.Shape, rows.Strides = dw.Shape, dw.Shape.Strides()
-		y = b.load(l.plan, rows)
-	}
-	if of.Weight != 1 {
-		y = b.program.Do(fuse.Mul, y, b.program.Const(fuse.Type(dw.DType), of.Weight))
-	}
-	if of.Alone {
-		return y
-	}
-	return b.program.Do(fuse.Add, x, y)
 }

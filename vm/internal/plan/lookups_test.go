@@ -92,14 +92,9 @@ func TestVerifyLookups(t *testing.T) {
 	}
 	last, sum := len(planned.Steps)-1, at("gather-grad axis 0")
 	for what, damage := range map[string]func(p *Plan){
-		"is not what it must be": func(p *Plan) { // the rows with another weight
-			of := *p.Updates[0].Lookups
-			of.Weight, p.Updates[0].Lookups = 1, &of
-		},
-		"is not what": func(p *Plan) { // of the table that is only looked up
-			of := *p.Updates[1].Lookups
-			of.Weight, p.Updates[1].Lookups = 1, &of
-		},
+		// the rows with another weight, and of the table that is only looked up
+		"is not what it must be": instead(ir.ScalarOf(0.5), 0, ir.ScalarOf(1)),
+		"is not what":            instead(ir.ScalarOf(0.5), 1, ir.ScalarOf(1)),
 		"is not what it must": func(p *Plan) { // the rows of this rank alone
 			p.Steps[sum].Args[0] = p.Steps[at("rows of all ranks")+1].Args[0]
 			p.Steps[sum].Args[0].Shape = ir.Of(8, 8)

@@ -14,12 +14,11 @@ import (
 type Plan struct {
 	Steps   []Step
 	Buffers []Buffer
-	Results []Ref // by the order of Program.Results
+	// Results have the order of Program.Results. If updates are clipped by the norm of gradients,
+	// that is the last one, of the run with the updates.
+	Results []Ref
 	// Accumulation is how the gradients of several runs are added up.
 	Accumulation Accumulation
-	// Norm is the number of the result that is the norm of the gradients, if updates are clipped by
-	// it.
-	Norm int
 	// ArenaBytes is the size of the memory in which all Arena buffers lie.
 	ArenaBytes int
 	// ResultBytes is how much of the arena, from its start, holds what results are made of.
@@ -31,7 +30,7 @@ type Plan struct {
 	// otherwise.
 	Doubt error
 
-	// What it computes, for the proof: a program, and updates of variables by the last results.
+	// What it computes, for the proof: the program of a step, and what ranks exchange for it.
 	Program *ir.Program
 	Updates []Update
 }
@@ -188,19 +187,6 @@ func (l Limits) New(prove Prove, p *ir.Program, updates ...Update) (*Plan, error
 	return proven(prove, func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
 }
 
-// Plain returns the plain plan of a program: what New falls back to, and what tests compare with.
-func (l Limits) Plain(prove Prove, p *ir.Program, updates ...Update) (*Plan, error) {
-	p, err := lowered(p, updates)
-	if err != nil {
-		return nil, err
-	}
-	plan, err := l.planned(p, updates, true)
-	if err != nil {
-		return nil, err
-	}
-	return plan, prove(plan)
-}
-
 // proven returns the plan if it can be proven, else the plain one.
 func proven(prove Prove, planned func(plain bool) (*Plan, error)) (*Plan, error) {
 	var doubt error
@@ -248,16 +234,19 @@ func rounded(p *ir.Program, updates []Update) *ir.Program {
 // planned returns the plan of a program.
 func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, error) {
 	p = rounded(p, updates)
-	of := p
+	t, err := train(p, updates)
+	if err != nil {
+		return nil, err
+	}
 	var copies map[ir.ID]bool
 	if !plain {
 		p, copies = l.rematerialized(lower.InShape(p))
 	}
-	plan, err := l.layout(p, copies, updates, plain)
+	plan, err := l.layout(p, copies, t, updates, plain)
 	if err != nil {
 		return nil, err
 	}
-	plan.Program, plan.Updates = of, updates
+	plan.Program, plan.Updates = t.Program, updates
 	if !plain {
 		return l.fitted(plan)
 	}

@@ -1,6 +1,10 @@
 package plan
 
-import "github.com/euryale-ml/euryale/vm/internal/ir"
+import (
+	"errors"
+
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
 
 // prove is the proof, which imports this package: see ProveWith.
 var prove Prove
@@ -15,7 +19,17 @@ func New(p *ir.Program, updates ...Update) (*Plan, error) {
 
 // Plain is the plain plan of a program.
 func Plain(p *ir.Program, updates ...Update) (*Plan, error) {
-	return Standard().Plain(prove, p, updates...)
+	refused := errors.New("the first plan")
+	plan, err := Standard().New(func(p *Plan) (err error) {
+		if err, refused = refused, nil; err == nil {
+			err = prove(p)
+		}
+		return err
+	}, p, updates...)
+	if err == nil {
+		plan.Doubt = nil
+	}
+	return plan, err
 }
 
 // Verify proves a plan.

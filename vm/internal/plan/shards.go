@@ -52,7 +52,6 @@ type shards struct {
 	updates    []Update
 	memory     []bucketMemory // by bucket
 	slots      map[int]Ref    // by update: the whole gradient
-	mine       map[int]Ref    // by update: this rank's shard of the gradient, then of the variable
 	received   int            // buckets whose shards are there
 	updated    int            // buckets whose updates are
 	gathers    []gather       // in flight, of variables that were updated
@@ -102,18 +101,10 @@ func (s *shards) divides(bucket []int) bool {
 	return len(bucket) > 0 && s.updates[bucket[0]].Shard != nil
 }
 
-// whole returns where all of the gradient of an update is, of which dw is what the update reads.
-func (s *shards) whole(update int, dw Ref) Ref {
-	if r, ok := s.slots[update]; ok {
-		return r
-	}
-	return dw
-}
-
 // shareBuckets makes the memory of buckets that ranks divide.
 func (l *layouter) shareBuckets() {
 	s := &l.bucketing.shards
-	s.slots, s.mine = map[int]Ref{}, map[int]Ref{}
+	s.slots = map[int]Ref{}
 	s.memory = make([]bucketMemory, len(l.bucketing.buckets))
 	for i, bucket := range l.bucketing.buckets {
 		if !s.divides(bucket) {
@@ -221,9 +212,9 @@ func (l *layouter) receiveShard(bucket int) {
 	for _, update := range l.bucketing.buckets[bucket-1] {
 		if of := s.updates[update].Shard; !of.empty() {
 			slot := s.slots[update]
-			s.mine[update] = l.part(s.memory[bucket-1], Buffer{Kind: OwnShard, Index: update,
-				Name: l.plan.Buffers[slot.Buffer].Name}, ir.Of(of.To-of.From), slot.DType)
-			step.Dsts = append(step.Dsts, s.mine[update])
+			l.applies(update, l.part(s.memory[bucket-1], Buffer{Kind: OwnShard, Index: update,
+				Name: l.plan.Buffers[slot.Buffer].Name}, ir.Of(of.To-of.From), slot.DType))
+			step.Dsts = append(step.Dsts, l.applied(update))
 		}
 	}
 	l.plan.Steps = append(l.plan.Steps, step)
@@ -271,39 +262,30 @@ func (l *layouter) findReads(all []*group) {
 // their all-gathers, so that these run beside what comes next. Variables get their values in the
 // end, unless the memory of the bucket is to be free: then once nothing reads them. Clipping waits
 // for all gradients.
-func (l *layouter) updateShards(done int) error {
-	defer l.inLastRun()()
+func (l *layouter) updateShards(done int) {
+	defer l.inRuns(l.bucketing.accumulation.lastRun())()
 	s := &l.bucketing.shards
 	for bucket := s.updated + 1; bucket < len(l.bucketing.sent); bucket++ {
 		of := l.bucketing.buckets[bucket-1]
-		if !s.divides(of) || s.updates[of[0]].Limit > 0 {
-			return nil
+		if !s.divides(of) || l.training.norm != nil {
+			return
 		}
 		placed, alone := s.updates[of[0]].Shard.Placed, s.updates[of[0]].Shard.FullyShard
 		if !placed && l.holdsBack(bucket) {
-			return nil
+			return
 		}
 		if (placed || alone) && slices.ContainsFunc(of, func(update int) bool {
 			return s.reads[s.updates[update].Input] > done
 		}) {
-			return nil
+			return
 		}
 		l.receiveShard(bucket)
 		s.updated = bucket
-		refs := make([]Ref, len(s.updates))
-		for _, update := range of {
-			refs[update] = s.mine[update]
-		}
-		if err := l.updateBucket(bucket, refs, nil); err != nil {
-			return err
-		}
+		l.updateBucket(bucket)
 		if l.gatherUpdated(bucket) && placed {
-			if err := l.endGathers(bucket); err != nil {
-				return err
-			}
+			l.endGathers(bucket)
 		}
 	}
-	return nil
 }
 
 // holdsBack reports whether the update of a bucket waits until the last bucket has left: nothing
@@ -335,7 +317,7 @@ func (l *layouter) gatherUpdated(bucket int) bool {
 	var args []Ref
 	for _, update := range buckets[bucket-1] {
 		if !s.updates[update].Shard.empty() {
-			args = append(args, s.mine[update])
+			args = append(args, l.applied(update))
 		}
 	}
 	s.gathers = append(s.gathers, l.beginGather(bucket, s.memory[bucket-1], false, args))
@@ -363,7 +345,7 @@ func (l *layouter) endGather(g gather, of func(update int) (string, ir.Dims,
 
 // endGathers appends the ends of all-gathers but that of one bucket, and gives variables their
 // values.
-func (l *layouter) endGathers(but int) error {
+func (l *layouter) endGathers(but int) {
 	s := &l.bucketing.shards
 	for len(s.gathers) > 0 && s.gathers[0].bucket != but {
 		of := s.gathers[0]
@@ -373,17 +355,11 @@ func (l *layouter) endGathers(but int) error {
 			return l.plan.Buffers[slot.Buffer].Name, ir.Of(slot.Shape.Size()), slot.DType
 		})
 		for k, update := range l.bucketing.buckets[of.bucket-1] {
-			w, err := l.variable(s.updates[update].Input, gathered[k])
-			if err != nil {
-				return err
-			}
-			name := l.program.Values[l.bucketing.gradients[update]].Name
-			if err := l.assign(w, gathered[k], name); err != nil {
-				return err
-			}
+			x := gathered[k]
+			l.assign(l.variable(s.updates[update].Input, x.Shape, x.DType), x,
+				l.program.Values[l.bucketing.gradients[update]].Name)
 		}
 	}
-	return nil
 }
 
 // sharded returns the update of the variable that a value is a view or a cast of, if ranks have
@@ -550,9 +526,7 @@ func (l *layouter) gatherSharded(bucket int) {
 		}
 		to := l.part(in, Buffer{Kind: OwnShard, Index: update}, ir.Of(u.Shard.To-u.Shard.From),
 			dtype)
-		like := to
-		like.DType = l.bucketDType(bucket)
-		w, _ := l.variable(u.Input, like) // which has these elements alone
+		w := l.variable(u.Input, to.Shape, l.bucketDType(bucket)) // which has these elements alone
 		if ids := s.parameters.values[update]; ids != nil {
 			l.plan.Buffers[w.Buffer].Name = l.program.Values[ids[0]].Name
 		}

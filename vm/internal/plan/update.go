@@ -15,7 +15,6 @@ type Update struct {
 	Input    int   // the variable
 	Gradient ir.ID // of the program, or the value that the variable gets if there is no Rule
 	Kept     int   // how many vectors like the variable are kept from run to run
-	Group    int   // updates of one group have the same Rule
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
@@ -39,12 +38,14 @@ type Update struct {
 	// [Squares] adds up the ranks' sums of squares. Uncounted gradients are the same on several
 	// ranks, of which another one counts them.
 	Parts, Uncounted bool
-	// Rule adds the update of one element to a program: what becomes of w and of kept. Settings
-	// are numbers that are bound before each run. Updates without a Rule have nothing else, and no
-	// others may be beside them.
-	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
-		setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
+	// Updates without a Rule have nothing else, and no others may be beside them.
+	Rule Rule
 }
+
+// Rule adds the update of one element to a program: what becomes of w and of kept. Settings are
+// numbers that are bound before each run.
+type Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+	setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
 
 // Joined are loops that may run at once and differ only in their length: see [fuse.Joiner]. Results
 // and operands of one loop come behind those of another. The results of an update are the variable
@@ -65,33 +66,36 @@ func (j Joined) String() string {
 
 // before returns where a value lies that must stay as it was before the updates: a copy, if it
 // is one of the variables that change.
-func (l *layouter) before(updates []Update, id ir.ID) Ref {
+func (l *layouter) before(id ir.ID) Ref {
 	r := l.ref(id)
 	b := l.plan.Buffers[r.Buffer]
-	if b.Kind == Unsharded || b.Kind == Input && r.Step < 0 && slices.ContainsFunc(updates,
-		func(u Update) bool { return u.Input == b.Index }) {
+	if b.Kind == Unsharded || b.Kind == Input && r.Step < 0 && l.changes(b.Index) {
 		return l.copy(r, l.program.Values[id].Name)
 	}
 	return r
 }
 
+// changes reports whether updates change a variable.
+func (l *layouter) changes(input int) bool {
+	return slices.ContainsFunc(l.bucketing.shards.updates, func(u Update) bool {
+		return u.Input == input
+	})
+}
+
 // casts appends the casts of variables that change, such as the weights of products of BF16, as one
 // step, and returns the other groups. Most of these are read until the backward pass, so that they
 // take no more memory if they are there from the beginning.
-func (l *layouter) casts(all []*group, updates []Update) []*group {
-	changes := func(id ir.ID) bool {
-		for l.program.Values[id].Op == (ir.Reshape{}) {
-			id = l.program.Values[id].Args[0]
-		}
-		in, ok := l.program.Values[id].Op.(ir.Input)
-		return ok && slices.ContainsFunc(updates, func(u Update) bool {
-			return u.Input == in.Index
-		})
-	}
+func (l *layouter) casts(all []*group) []*group {
 	return slices.DeleteFunc(all, func(g *group) bool {
 		id := g.members[0]
 		v := l.program.Values[id]
-		if v.Op != (ir.Cast{}) || len(g.members) > 1 || !changes(v.Args[0]) {
+		if v.Op != (ir.Cast{}) || len(g.members) > 1 {
+			return false
+		}
+		for v = l.program.Values[v.Args[0]]; v.Op == (ir.Reshape{}); {
+			v = l.program.Values[v.Args[0]]
+		}
+		if in, ok := v.Op.(ir.Input); !ok || !l.changes(in.Index) {
 			return false
 		}
 		if _, sharded := l.sharded(id); !sharded { // which is cast when it is read
@@ -112,203 +116,279 @@ func (l *layouter) cast(id ir.ID) {
 	l.setRef(id, y)
 }
 
-// update appends the steps of updates, given the gradients: those of each bucket once it has come
-// back.
-func (l *layouter) update(updates []Update, gradients []ir.ID) error {
-	refs := make([]Ref, len(updates))
-	for i, u := range updates { // copies come before the first update
+// update appends the steps of updates: those of each bucket once it has come back.
+func (l *layouter) update() {
+	for i, u := range l.bucketing.shards.updates { // copies come before the first update
+		id := l.bucketing.gradients[i]
 		switch {
 		case u.Bucket > 0, u.Lookups != nil:
 		case u.Accumulation.keeps():
-			refs[i] = l.slots(i)[0]
-		case u.Rule == nil && l.stands(u.Input, gradients[i]):
-			refs[i] = l.ref(gradients[i])
+			l.applies(i, l.slots(i)[0])
+		case l.carries(i) && l.program.Values[id].Op == (ir.Input{Index: u.Input}):
+			l.applies(i, l.ref(id))
 		default:
-			refs[i] = l.before(updates, gradients[i])
+			l.applies(i, l.before(id))
 		}
 	}
-	var factor *Ref
-	received, a, clips := 0, l.bucketing.accumulation, len(updates) > 0 && updates[0].Limit > 0
+	received, a, clips := 0, l.bucketing.accumulation, l.training.norm != nil
 	if clips || a.Apart {
 		for ; received < len(l.bucketing.buckets); received++ {
-			l.receive(received+1, refs)
+			l.receive(received + 1)
 		}
 	}
-	first := len(l.plan.Steps)
-	defer func() {
-		for i := range l.plan.Steps[first:] {
-			l.plan.Steps[first+i].Runs = a.updateRun()
-		}
-	}()
-	for i := range refs {
+	defer l.inRuns(a.updateRun())()
+	for _, id := range l.training.gradients {
 		if a.Apart { // of a run before
-			refs[i].Step = -1
+			l.refs[l.at(id)].Step = -1
 		}
 	}
 	if clips {
-		l.lookUp(refs)
-		r := l.clip(updates, refs)
-		factor = &r
+		l.lookUp()
+		l.clip()
 	}
 	for bucket := range len(l.bucketing.buckets) + 1 {
 		if bucket > 0 && bucket <= l.bucketing.shards.updated {
 			continue
 		}
 		if bucket > received {
-			l.receive(bucket, refs)
+			l.receive(bucket)
 		}
-		if err := l.updateBucket(bucket, refs, factor); err != nil {
-			return err
-		}
+		l.updateBucket(bucket)
 		if l.gatherUpdated(bucket) {
-			if err := l.endGathers(bucket); err != nil {
-				return err
-			}
+			l.endGathers(bucket)
 		}
 	}
-	l.lookUp(refs)
+	l.lookUp()
 	for i, id := range l.bucketing.lookups {
-		if id < 0 {
-			continue
-		}
-		if err := l.updating(i, refs[i], factor, l.program.Values[gradients[i]].Name); err != nil {
-			return err
+		if id >= 0 {
+			l.updating(i)
 		}
 	}
-	return l.endGathers(0)
+	l.endGathers(0)
 }
 
-// inLastRun returns a function that makes the steps since then those of the last run alone.
-func (l *layouter) inLastRun() func() {
+// at returns the place among the layouter's values of one of the end of a step.
+func (l *layouter) at(id ir.ID) ir.ID {
+	return id - l.training.first + ir.ID(len(l.program.Values))
+}
+
+// applies says where the gradient of an update is that this rank applies.
+func (l *layouter) applies(update int, dw Ref) {
+	l.setRef(l.at(l.training.gradients[update]), dw)
+}
+
+// applied returns where it is.
+func (l *layouter) applied(update int) Ref { return l.refs[l.at(l.training.gradients[update])] }
+
+// inRuns returns a function that makes the steps since then those of some runs alone.
+func (l *layouter) inRuns(runs Runs) func() {
 	first := len(l.plan.Steps)
 	return func() {
 		for i := range l.plan.Steps[first:] {
-			l.plan.Steps[first+i].Runs = l.bucketing.accumulation.lastRun()
+			l.plan.Steps[first+i].Runs = runs
 		}
 	}
 }
 
 // updateBucket appends the updates of a bucket, number 0 for those that ranks do not exchange, but
 // those of lookups, which come last.
-func (l *layouter) updateBucket(bucket int, refs []Ref, factor *Ref) error {
+func (l *layouter) updateBucket(bucket int) {
 	for i, u := range l.bucketing.shards.updates {
-		if u.Bucket != bucket || u.Lookups != nil {
-			continue
-		}
-		name := l.program.Values[l.bucketing.gradients[i]].Name
-		if err := l.updating(i, refs[i], factor, name); err != nil {
-			return err
+		if u.Bucket == bucket && u.Lookups == nil {
+			l.updating(i)
 		}
 	}
-	return nil
 }
 
-// setting is a number of an update, and its type.
-type setting struct {
-	index int
-	dtype backend.DType
-}
-
-// number returns a setting, of the type of a variable, as often as that has elements.
-func (l *layouter) number(index int, w Ref) Ref {
-	key := setting{index, w.DType}
-	r, ok := l.settings[key]
-	if !ok {
-		r = l.buffer(Buffer{Kind: Setting, Index: index}, ir.Dims{}, w.DType, -1)
-		l.settings[key] = r
+// updating appends the step of one update, or adds it to the one before.
+func (l *layouter) updating(update int) {
+	assigns, u := l.training.assigns[update], l.bucketing.shards.updates[update]
+	if len(assigns) == 0 || u.Shard.empty() {
+		return
 	}
-	r.Shape, r.Strides = w.Shape, zeros(w.Shape.Len())
-	return r
-}
-
-// updating appends the step of one update, or adds it to the one before. The loop has one axis, or
-// the gradient's axes if that has gaps. factor is the factor of clipping, nil for none.
-func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error {
-	u := l.bucketing.shards.updates[update]
-	if u.Shard.empty() {
-		return nil
+	dw, name := l.applied(update), l.program.Values[l.bucketing.gradients[update]].Name
+	to := l.training.Values[assigns[0].To]
+	w := l.variable(u.Input, to.Shape, to.DType)
+	if l.carries(update) {
+		l.assign(w, dw, name)
+		return
 	}
-	like := dw
-	if !u.Shard.fullySharded() {
-		like = l.bucketing.shards.whole(update, dw)
+	l.setRef(l.at(assigns[0].To), w)
+	var written []Ref
+	var values []ir.ID
+	for _, a := range assigns {
+		r := l.operand(a.To)
+		if v := l.training.Values[a.Value]; v.Op == (ir.AllGather{Index: update}) {
+			// what becomes of it takes the gradient's place, until all ranks have it
+			a.Value, r = v.Args[0], dw
+		} else {
+			l.plan.Buffers[r.Buffer].Written = true
+		}
+		values, written = append(values, a.Value), append(written, r)
 	}
-	if u.Half {
-		like.DType = backend.F32
-	}
-	w, err := l.variable(u.Input, like)
-	if err != nil {
-		return err
-	}
-	if u.Rule == nil {
-		return l.assign(w, dw, name)
-	}
-	dw = flat(dw)
-	w.Shape, w.Strides = dw.Shape, dw.Shape.Strides()
-	b := newLoop(dw.Shape, ir.Dims{})
-	variable := l.plan.Buffers[w.Buffer].Name
-	written, read := []Ref{w}, w
-	if u.Shard != nil && !u.Shard.FullyShard {
-		// what becomes of it takes the gradient's place, until all ranks have it
-		written[0], read.Offset = dw, u.Shard.From
-	}
-	for k := range u.Kept {
-		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k,
-			Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, like.DType, -1))
-	}
-	values := []fuse.Value{l.gradient(b, update, dw)}
+	b := l.loopOver(values...)
 	for k, r := range written {
-		l.plan.Buffers[r.Buffer].Written = u.Shard == nil || u.Shard.FullyShard || k > 0
-		if k == 0 {
-			r = read
-		}
-		values = append(values, b.load(l.plan, r))
-	}
-	number := func(i int) fuse.Value { return b.load(l.plan, l.number(i, w)) }
-	var finite fuse.Value
-	if factor != nil {
-		values[0], finite = l.clipped(b, values[0], dw, *factor)
-	}
-	value, kept, err := u.Rule(b.program, values[1], values[0], values[2:], number)
-	if err != nil {
-		return fmt.Errorf("update of %s: %w", name, err)
-	}
-	for k, x := range append([]fuse.Value{value}, kept...) {
-		if factor != nil {
-			x = b.program.Do(fuse.Where, finite, x, values[1+k])
-		}
-		b.store(x, written[k])
+		r.Shape = ir.Of(b.program.Shape...)
+		r.Strides = r.Shape.Strides()
+		b.store(l.value[l.at(values[k])], r)
 	}
 	l.join(name, "update", b)
 	if u.Shard != nil {
-		l.bucketing.shards.mine[update] = b.dsts[0]
+		l.applies(update, b.dsts[0])
 	}
-	return nil
+}
+
+// clip appends what finds the norm of all gradients, the last result, and the factor that bounds
+// it.
+func (l *layouter) clip() {
+	for _, id := range l.training.scalars {
+		v := l.training.Values[id]
+		switch v.Op.(type) {
+		case ir.Reduce: // of the squares of a gradient
+			b := l.loopOver(v.Args[0])
+			b.program.Reduced = slices.Repeat([]bool{true}, len(b.program.Shape))
+			b.fold(backend.Sum, l.value[l.at(v.Args[0])], l.result(v.Shape, v.DType, v.Name))
+			l.join(v.Name, "squares", b)
+			l.setRef(l.at(id), b.dsts[0])
+		case ir.Copy:
+			l.numbers(id)
+		default:
+			r := l.result(v.Shape, v.DType, v.Name)
+			l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: []Ref{r},
+				Args: []Ref{l.refs[l.at(v.Args[0])]}, Name: v.Name})
+			l.setRef(l.at(id), r)
+		}
+	}
+	l.numbers(l.training.norm...)
+	l.plan.Results = append(l.plan.Results, l.refs[l.at(l.training.norm[0])])
+}
+
+// numbers appends a loop of one element.
+func (l *layouter) numbers(of ...ir.ID) {
+	b := l.loopOver(of...)
+	for _, id := range of {
+		v := l.training.Values[id]
+		r := l.result(v.Shape, v.DType, v.Name)
+		b.store(l.value[l.at(id)], r)
+		l.setRef(l.at(id), r)
+	}
+	l.plan.Steps = append(l.plan.Steps, b.newStep("norm", "norm"))
+}
+
+// carries reports whether a variable gets a value of the run.
+func (l *layouter) carries(update int) bool {
+	assigns := l.training.assigns[update]
+	return len(assigns) > 0 && assigns[0].Value < l.training.first
+}
+
+// loopOver returns a loop that computes values of the end of a step, and loads what is there. If
+// that has no gaps, it is along one axis.
+func (l *layouter) loopOver(values ...ir.ID) *loopBuilder {
+	members, shape, dense := l.members(values), l.training.Values[values[0]].Shape, true
+	for _, id := range members {
+		dense = dense && (l.computes(id) || l.training.repeats(id) ||
+			l.operand(id).Dense())
+	}
+	if dense {
+		shape = ir.Of(shape.Size())
+	}
+	b := newLoop(shape, ir.Dims{})
+	var args [3]fuse.Value
+	for _, id := range members {
+		if v := &l.training.Values[id]; l.computes(id) {
+			for i, a := range v.Args {
+				args[i] = l.value[l.at(a)]
+			}
+			l.value[l.at(id)] = v.Compute(b.program, args[:len(v.Args)])
+			continue
+		}
+		r := l.operand(id)
+		if r.Shape = shape; l.training.repeats(id) {
+			r.Strides = zeros(shape.Len())
+		} else if dense {
+			r.Strides = shape.Strides()
+		}
+		l.value[l.at(id)] = b.load(l.plan, r)
+	}
+	return b
+}
+
+// computes reports whether loops compute a value of the end of a step.
+func (l *layouter) computes(id ir.ID) bool {
+	op := l.training.Values[id].Op
+	_, number := op.(ir.Scalar)
+	return (number || ir.Elementwise(op)) && !l.placed[l.at(id)]
+}
+
+// operand returns where a loop finds what it does not compute.
+func (l *layouter) operand(id ir.ID) (r Ref) {
+	if l.placed[l.at(id)] {
+		return l.refs[l.at(id)]
+	}
+	switch v := &l.training.Values[id]; op := v.Op.(type) {
+	case ir.State:
+		r = l.buffer(Buffer{Kind: State, Index: op.Input, Vector: op.Vector, Name: v.Name}, v.Shape,
+			v.DType, -1)
+	case ir.Setting:
+		x, ok := setting{op, v.DType}, false
+		if r, ok = l.settings[x]; !ok {
+			r = l.buffer(Buffer{Kind: Setting, Index: op.Index}, ir.Dims{}, v.DType, -1)
+			l.settings[x] = r
+		}
+	case ir.Broadcast:
+		r = l.refs[l.at(l.training.norm[1])]
+	case ir.Slice: // of the variable
+		r = l.refs[l.at(l.training.Values[v.Args[0]].Args[0])]
+		r.Offset += op.Start
+	case ir.Reshape: // of what lookups add
+		r = l.refs[l.bucketing.lookups[slices.Index(l.training.rows, v.Args[0])]]
+	}
+	l.setRef(l.at(id), r)
+	return r
+}
+
+// setting is a number of a step, and its type.
+type setting struct {
+	ir.Setting
+	dtype backend.DType
+}
+
+// members returns what a loop loads and computes for some values, in the program's order.
+func (l *layouter) members(values []ir.ID) []ir.ID {
+	all := append(make([]ir.ID, 0, perUpdate), values...)
+	for k := 0; k < len(all); k++ {
+		if !l.computes(all[k]) {
+			continue
+		}
+		for _, a := range l.training.Values[all[k]].Args {
+			if !slices.Contains(all, a) {
+				all = append(all, a)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // assign appends the step that gives a variable its value, unless that is there.
-func (l *layouter) assign(w, x Ref, name string) error {
+func (l *layouter) assign(w, x Ref, name string) {
 	l.plan.Buffers[w.Buffer].Written = true
 	if x.Buffer == w.Buffer && x.Dense() {
-		return nil
+		return
 	}
+	w.Shape, w.Strides = x.Shape, x.Shape.Strides()
 	b := newLoop(x.Shape, ir.Dims{})
 	b.store(b.load(l.plan, x), w)
 	l.join(name, "assign", b)
-	return nil
-}
-
-// stands reports whether a value is a variable as it was before the run.
-func (l *layouter) stands(input int, id ir.ID) bool {
-	return l.program.Values[id].Op == (ir.Input{Index: input})
 }
 
 // over returns where a put leaves its result, which is where its operand lies: the variable that
 // gets the value, if nothing else reads what that was, or else a copy.
-func (l *layouter) over(id ir.ID, updates []Update, x Ref) Ref {
+func (l *layouter) over(id ir.ID, x Ref) Ref {
 	v := l.program.Values[id]
-	for i, u := range updates {
-		if l.bucketing.gradients[i] == id && u.Rule == nil && l.stands(u.Input, v.Args[0]) &&
-			len(l.users[v.Args[0]]) == 1 {
+	for i, u := range l.bucketing.shards.updates {
+		if l.bucketing.gradients[i] == id && l.carries(i) && len(l.users[v.Args[0]]) == 1 &&
+			l.program.Values[v.Args[0]].Op == (ir.Input{Index: u.Input}) {
 			l.plan.Buffers[x.Buffer].Written = true
 			return x
 		}
@@ -350,21 +430,15 @@ func (l *layouter) join(name, what string, b *loopBuilder) {
 	s.Dsts, s.Args = append(s.Dsts, b.dsts...), append(s.Args, b.args...)
 }
 
-// variable returns where a variable lies, with the shape of its gradient.
-func (l *layouter) variable(index int, dw Ref) (Ref, error) {
-	for i, b := range l.plan.Buffers {
-		if b.Kind != Input || b.Index != index {
-			continue
-		}
-		if b.DType != dw.DType || b.Bytes != dw.Shape.Size()*dw.DType.Size() {
-			return Ref{}, fmt.Errorf("plan: a variable of %d bytes of %v has a gradient of shape "+
-				"%v of %v", b.Bytes, b.DType, dw.Shape, dw.DType)
-		}
-		return Ref{Buffer: i, Shape: dw.Shape, Strides: dw.Shape.Strides(), DType: dw.DType,
-			Step: -1}, nil
+// variable returns where this rank has its elements of a variable, which have a shape.
+func (l *layouter) variable(index int, shape ir.Dims, d backend.DType) Ref {
+	at := slices.IndexFunc(l.plan.Buffers, func(b Buffer) bool {
+		return b.Kind == Input && b.Index == index
+	})
+	if at < 0 { // nothing else reads it
+		return l.buffer(Buffer{Kind: Input, Index: index}, shape, d, -1)
 	}
-	// nothing else reads it
-	return l.buffer(Buffer{Kind: Input, Index: index}, dw.Shape, dw.DType, -1), nil
+	return Ref{Buffer: at, Shape: shape, Strides: shape.Strides(), DType: d, Step: -1}
 }
 
 // zeros returns n zeros: strides of a number.

@@ -2,7 +2,6 @@ package proof
 
 import (
 	"github.com/euryale-ml/euryale/internal/sumtree"
-	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -45,28 +44,4 @@ func branches(a plan.Accumulation) []int {
 		return []int{a.Runs}
 	}
 	return sumtree.Branches(nil, a.First, runs, max(a.All, runs))
-}
-
-// results returns the results of a program that are not of updates, and behind them the gradients,
-// and what lookups add to some of these: -1 for nothing.
-func results(p *ir.Program, updates []plan.Update) (own, gradients, lookups []ir.ID) {
-	added := 0
-	for i := range updates {
-		if l := updates[i].Lookups; l != nil && !l.Alone {
-			added++
-		}
-	}
-	end := len(p.Results) - added
-	own, gradients = p.Results[:end-len(updates)], p.Results[end-len(updates):end]
-	for i := range updates {
-		switch l := updates[i].Lookups; {
-		case l == nil:
-			lookups = append(lookups, -1)
-		case l.Alone:
-			lookups = append(lookups, gradients[i])
-		default:
-			lookups, end = append(lookups, p.Results[end]), end+1
-		}
-	}
-	return own, gradients, lookups
 }

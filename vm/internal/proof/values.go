@@ -22,7 +22,9 @@ type valueNumbers struct {
 	shapes  numbers[ir.Dims]
 	layouts numbers[axes]
 	lists   [32]list // some of the layouts that were asked for last
-	halved  []int    // inputs whose digits of BF16 mean something else than all: see [plan.Shard]
+	// what the last run of a step has of gradient number index, a value that is x in a run
+	reduced func(index int, of ir.ID, x tensor) tensor
+	halved  []int // inputs whose digits of BF16 mean something else than all: see [plan.Shard]
 	scratch fuse.Program
 	loads   []tensor     // of the operands of a loop
 	places  []fuse.Value // of these in the scratch program
@@ -461,6 +463,10 @@ func (m *valueNumbers) leaf(op ir.Op, d backend.DType, n int) tensor {
 		return m.outside(memory{plan.Input, op.Index, 0}, d, n)
 	case ir.Constant:
 		return m.outside(memory{plan.Constant, op.Index, 0}, d, n)
+	case ir.State:
+		return m.outside(memory{plan.State, op.Input, op.Vector}, d, n)
+	case ir.Setting:
+		return tensor{m.origin(memory{plan.Setting, op.Index, 0}, d), m.list(1, n)}
 	}
 	return m.float(d, op.(ir.Scalar).Float(), n)
 }
@@ -546,10 +552,19 @@ func (m *valueNumbers) view(p *ir.Program, v *ir.Value, values []tensor) tensor 
 
 // other returns a value of any other kind.
 func (m *valueNumbers) other(p *ir.Program, v *ir.Value, values []tensor, done *effects) tensor {
-	if r, ok := v.Op.(ir.Reduce); ok {
+	switch op := v.Op.(type) {
+	case ir.Reduce:
 		m.reset(p.Values[v.Args[0]].Shape)
-		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], m.scratch.Shape, r.Axes.Has)
+		y, n := m.fold(op.Op, fuse.Type(v.DType), values[v.Args[0]], m.scratch.Shape, op.Axes.Has)
 		return tensor{y, m.list(n, 1)}
+	case ir.AllReduce:
+		return m.reduced(op.Index, v.Args[0], values[v.Args[0]])
+	case ir.AllGather:
+		var shard tensor
+		for _, a := range v.Args {
+			shard = values[a]
+		}
+		return m.gathered(op.Index, shard, v.Shape.Size())
 	}
 	args := int32(0)
 	for _, a := range v.Args {
@@ -571,12 +586,4 @@ func (e *effects) apply(m *valueNumbers, op ir.Op, d backend.DType, shape ir.Dim
 	}
 	*e = append(*e, m.apply(op, d, shape, operands, len(*e)+1))
 	return (*e)[len(*e)-1]
-}
-
-// leaves returns what a sum is one of, however its additions are nested.
-func (m *valueNumbers) leaves(sum tensor) (all []tensor) {
-	if i := m.made.keys[sum.value]; i.op == fuse.Add && m.size(sum) == 1 {
-		return slices.Concat(m.leaves(i.args[0]), m.leaves(i.args[1]))
-	}
-	return []tensor{sum}
 }

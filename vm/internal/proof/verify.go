@@ -33,8 +33,12 @@ func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
 		}
 	}
 	r := &proof{valueNumbers: m, plan: p, passes: passes, live: make([]int, 0, len(p.Buffers)),
-		args: make([]operand, 0, 16)}
-	r.results, r.gradients, r.lookups = results(p.Program, p.Updates)
+		args: make([]operand, 0, 16), gradients: make([]ir.ID, len(p.Updates))}
+	m.reduced = func(update int, gradient ir.ID, x tensor) tensor {
+		r.gradients[update] = gradient
+		x, _ = r.reduced(r.applying(), update, x)
+		return x
+	}
 	r.wanted, r.due = m.program(p.Program)
 	r.know()
 	if err := cmp.Or(provesSums(p.Accumulation), p.Accumulation.Every(r.run)); err != nil {
@@ -46,11 +50,10 @@ func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
 // proof is a run of a plan on paper.
 type proof struct {
 	*valueNumbers
-	plan   *plan.Plan
-	passes func(p *fuse.Program) []pass // of a loop
-	wanted []tensor                     // the values of the program
-	// of the program: its own, and by updates their gradients and what lookups add, -1 for nothing
-	results, gradients, lookups []ir.ID
+	plan      *plan.Plan
+	passes    func(p *fuse.Program) []pass // of a loop
+	wanted    []tensor                     // the values of the program
+	gradients []ir.ID                      // of the program: what ranks or runs add up, by update
 
 	limit   int32   // the first number that no value of the program has
 	first   int     // the step that was the first to compute something else, -1 for none
@@ -63,12 +66,10 @@ type proof struct {
 	sent    [][]tensor              // by bucket: what is exchanged, after its Send
 	shards  map[transfer][]tensor   // what leaves in a bucket of shards
 	taken   map[transfer][]plan.Ref // the memory that has
-	traces  []*trace
-	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
-	args    []operand        // of a step
-	gives   []tensor         // what it computes
-	arena   []int            // buffers that it writes
-	under   []int            // operations of the graph that run beside the step
+	args    []operand               // of a step
+	gives   []tensor                // what it computes
+	arena   []int                   // buffers that it writes
+	under   []int                   // operations of the graph that run beside the step
 }
 
 // content is what lies in memory.
@@ -123,12 +124,11 @@ func (r *proof) run(kind int) error {
 			return fmt.Errorf("step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
 	}
-	var err error
-	var due effects // of updates alone: none
-	if kind != plan.Apply {
-		err, due = r.compare(kind), r.due
+	due := r.due
+	if kind == plan.Apply { // of updates alone
+		due = nil
 	}
-	err = errors.Join(err, r.ended(kind))
+	err := errors.Join(r.compare(kind), r.ended(kind))
 	for of := range r.taken {
 		err = errors.Join(err, fmt.Errorf("in a run of kind %d nobody waits for the %v of "+
 			"bucket %d", kind, of.kind, of.bucket-1))
@@ -385,9 +385,6 @@ func (r *proof) operation(s *plan.Step) error {
 				r.plan.Text(*d))
 		}
 		r.gives = append(r.gives, r.lying(y, d))
-	}
-	if op, ok := s.Op.(ir.Opaque); ok && op.Index == plan.Squares {
-		r.parts = map[int32]tensor{r.gives[0].value: r.args[0].tensor}
 	}
 	return nil
 }

@@ -47,13 +47,13 @@ func (r *proof) shardOf(s *plan.Shard, whole tensor) tensor {
 
 // elements returns the length of the variable of an update.
 func (r *proof) elements(update int) int {
-	return r.plan.Program.Values[r.gradient(update)].Shape.Size()
+	return r.plan.Program.Values[r.gradients[update]].Shape.Size()
 }
 
-// gathered is a variable of which this rank has updated a shard, and others the rest.
-func (r *proof) gathered(update int, shard tensor) tensor {
-	value := r.number(&term{form: byGather, bits: uint64(update), args: [4]tensor{shard}})
-	return tensor{value, r.list(r.elements(update), 1)}
+// gathered is a variable of n elements of which this rank has updated a shard, and others the rest.
+func (m *valueNumbers) gathered(update int, shard tensor, n int) tensor {
+	value := m.number(&term{form: byGather, bits: uint64(update), args: [4]tensor{shard}})
+	return tensor{value, m.list(n, 1)}
 }
 
 // sharded returns the update of a variable of which a rank has a part alone.
@@ -197,7 +197,7 @@ func (r *proof) receiveShards(op plan.Receive, s *plan.Step) error {
 		if at := slices.Index(mine, update); at >= 0 {
 			shard = sent[at]
 		}
-		r.gives = append(r.gives, r.gathered(update, shard))
+		r.gives = append(r.gives, r.gathered(update, shard, r.elements(update)))
 	}
 	return r.lie(s.Dsts, plan.Unsharded, all, s.Args)
 }
