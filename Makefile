@@ -107,7 +107,7 @@ arm64:
 # vm, models and observe/report, what overlaps is run), tests that compare many values of what
 # others run, too, or whom processes name, and groups of 1 and 8, and of 2 beside those of 3 or 4.
 UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|gpu
-UNRACED := $(UNRACED)|kernels|internal/bench|observe/(report|internal/late)
+UNRACED := $(UNRACED)|kernels|internal/bench|observe/(report|internal/straggler)
 UNRACED := $(UNRACED)|internal/(env|filelock|files|gpu/(driver|nvml)|kernels|program|residence)
 UNRACED := $(UNRACED)|internal/(safetensors|stock|repolint|tools|tuning)
 UNRACED := $(UNRACED)|internal/testing/(conventions|proctest|testenv)

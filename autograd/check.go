@@ -40,7 +40,7 @@ func (d *DataParallel) check() error {
 	problem := errors.Join(d.model.find(), d.planned.bring(true))
 	comm := backend.Label(d.comm, backend.ForCheck)
 	all := slices.Concat(items(d.params), d.model.rest())
-	if d.solver != nil && !d.elastic { // whose newcomers set their rate later
+	if d.solver != nil && !d.elastic { // whose replacements set their rate later
 		all = append(all, item{"a setting of the solver, such as its rate,",
 			func() ([]byte, error) { return settings(d.solver) }})
 	}

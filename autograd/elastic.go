@@ -38,11 +38,11 @@ type Job interface {
 // Elastic trains a model on ranks that may be lost and replaced, with the bits of a training that
 // loses none. A machine of vm.WithElastic has one. docs/elastic.md says how it works.
 type Elastic struct {
-	// After is called after each step by all ranks that have done it, before newcomers are
+	// After is called after each step by all ranks that have done it, before replacements are
 	// admitted: only here can ranks call DataParallel().Save together. If a rank is lost meanwhile,
 	// After fails; the training reports that and goes on. A rank because of which it fails again
 	// and again is left out. All other errors are final. Set it before the first step on all ranks,
-	// newcomers included.
+	// replacements included.
 	After func() error
 
 	ctx    context.Context
@@ -121,8 +121,8 @@ func NewElastic(ctx context.Context, job Job, solver solver.Solver, n int, steps
 func (e *Elastic) Next() int { return int(e.history.Steps) }
 
 // Load makes a new job resume from the newest checkpoint of [DataParallel.Save] in dir. Call it
-// before the first Step on all ranks, newcomers included. If the job has done a step, newcomers
-// already have the state of the others, and Load reads nothing.
+// before the first Step on all ranks, replacements included. If the job has done a step,
+// replacements already have the state of the others, and Load reads nothing.
 //
 // Errors: fs.ErrNotExist if dir has no checkpoint, so that a program can begin training;
 // ErrArgument after a Step. Others are final: those of [DataParallel.Load] and of Step.
@@ -286,9 +286,9 @@ func lostRank(err error) bool {
 	return errors.As(err, new(*backend.Error)) || errors.As(err, new(*rendezvous.Failure))
 }
 
-// try does the step on the present ranks, and reports whether newcomers are to be let in after it.
-// A rank applies the step once it knows that all ranks have its gradients, because all have entered
-// commit. By then it also has the loss.
+// try does the step on the present ranks, and reports whether replacements are to be let in after
+// it. A rank applies the step once it knows that all ranks have its gradients, because all have
+// entered commit. By then it also has the loss.
 func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err error) {
 	losses := make([]float64, e.share)
 	err = e.steps.Reduce(e.share, func(i int) (err error) {
@@ -321,7 +321,7 @@ func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err er
 }
 
 // commit is the barrier between the exchange of a step and its application. It reports whether
-// newcomers wait.
+// replacements wait.
 func (e *Elastic) commit() (admits bool, err error) {
 	note := []byte{0}
 	if e.job.Job().Waits() {
@@ -350,7 +350,7 @@ func (e *Elastic) regroup() error {
 		if err != nil {
 			return err
 		}
-		// A newcomer may be unfit: it ends, and the others go on.
+		// A replacement may be unfit: it ends, and the others go on.
 		fresh := view.At[comm.Rank()].Phase == elastic.Empty
 		unfit := e.left == nil && len(view.Fresh()) > 0 && !fresh
 		if err = e.enter(comm, view); err == nil {
@@ -409,7 +409,7 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 	return nil
 }
 
-// handed is what rank 0 tells newcomers before it sends tensors.
+// handed is what rank 0 tells replacements before it sends tensors.
 type handed struct {
 	checkpoint.Stamp
 	Tensors []like
@@ -422,9 +422,9 @@ type like struct {
 	Len   int
 }
 
-// handOver gives newcomers what a checkpoint has of rank 0's solver and says of the training; Enter
-// has given them the model. Tensors go one by one: all of them in one piece would take two more
-// copies, while all ranks wait.
+// handOver gives replacements what a checkpoint has of rank 0's solver and says of the training;
+// Enter has given them the model. Tensors go one by one: all of them in one piece would take two
+// more copies, while all ranks wait.
 func (e *Elastic) handOver() error {
 	of := handed{Stamp: checkpoint.Stamp{Step: e.history.Steps, Training: e.history.Training,
 		Best: e.history.Best}}

@@ -147,7 +147,7 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 	}
 }
 
-// TestMetricsThatCannotBeAreNoNumbers: a newcomer's mistakes are errors, or metrics that are left
+// TestMetricsThatCannotBeAreNoNumbers: a beginner's mistakes are errors, or metrics that are left
 // out.
 func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
 	g := G.NewGraph()

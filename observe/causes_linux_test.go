@@ -21,7 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
-	"github.com/euryale-ml/euryale/observe/internal/late"
+	"github.com/euryale-ml/euryale/observe/internal/straggler"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -90,7 +90,7 @@ func trainLate(cause string) error {
 func injection(cause string, w *observe.Watch) (inject func() error, end func(), err error) {
 	end = func() {}
 	switch cause {
-	case late.GarbageCollection.String():
+	case straggler.GarbageCollection.String():
 		pointers := make([]*[]byte, 1<<20)
 		for i := range pointers {
 			pointers[i] = new([]byte)
@@ -102,26 +102,26 @@ func injection(cause string, w *observe.Watch) (inject func() error, end func(),
 			runtime.KeepAlive(pointers)
 			return nil
 		}
-	case late.Loader.String():
-		inject = func() error { return w.During(late.Loader, sleep) }
-	case late.HostOperation.String():
+	case straggler.Loader.String():
+		inject = func() error { return w.During(straggler.Loader, sleep) }
+	case straggler.HostOperation.String():
 		inject = func() error {
 			began := time.Now()
 			spin(delay)
-			w.Note(late.HostOperation, time.Since(began))
+			w.Note(straggler.HostOperation, time.Since(began))
 			return nil
 		}
-	case late.PageFaults.String():
+	case straggler.PageFaults.String():
 		inject = fault
-	case late.Computation.String(), late.CgroupThrottling.String():
+	case straggler.Computation.String(), straggler.CgroupThrottling.String():
 		inject = func() error { spin(delay); return nil }
-	case late.Waiting.String():
+	case straggler.Waiting.String():
 		inject = sleep
-	case late.Stopped.String():
+	case straggler.Stopped.String():
 		inject = func() error {
 			return exec.Command("sh", "-c", "kill -STOP $PPID; sleep 0.02; kill -CONT $PPID").Run()
 		}
-	case late.CPUContention.String():
+	case straggler.CPUContention.String():
 		inject = func() error { spin(delay); return nil }
 		end, err = crowd(3)
 	}
@@ -225,16 +225,16 @@ func limited(t *testing.T, pid int) {
 // with other work, whatever that does comes first now and then.
 func TestInjectedDelaysAreNamedWithTheirCause(t *testing.T) {
 	wrong := 0
-	for cause := range late.Causes {
-		if cause == late.ClockThrottling || os.Getenv("EURYALE_FULL") != "1" &&
-			cause != late.Loader && cause != late.Stopped { // which a busy machine cannot hide
+	for cause := range straggler.Causes {
+		if cause == straggler.ClockThrottling || os.Getenv("EURYALE_FULL") != "1" &&
+			cause != straggler.Loader && cause != straggler.Stopped { // which no load can hide
 			continue
 		}
 		t.Run(cause.String(), func(t *testing.T) {
 			said := ""
 			for range 3 {
 				ranks := proctest.Start(t, cause.String(), 8)
-				if cause == late.CgroupThrottling {
+				if cause == straggler.CgroupThrottling {
 					limited(t, ranks[theOne].Process.Pid)
 				}
 				if said = ranks[0].End(); strings.HasPrefix(said, "named") {
@@ -245,7 +245,7 @@ func TestInjectedDelaysAreNamedWithTheirCause(t *testing.T) {
 				}
 			}
 			t.Log(said)
-			if !strings.HasPrefix(said, "named") && cause != late.CPUContention &&
+			if !strings.HasPrefix(said, "named") && cause != straggler.CPUContention &&
 				strings.Contains(said, "waited for a core") {
 				t.Skip("the machine is busy, and that is what is named")
 			}

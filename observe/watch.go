@@ -15,7 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/gpu/nvml"
-	"github.com/euryale-ml/euryale/observe/internal/late"
+	"github.com/euryale-ml/euryale/observe/internal/straggler"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -30,22 +30,22 @@ import (
 type Watch struct {
 	recorder *Recorder
 	world    *rendezvous.World
-	process  int64 // see [late.Sample]
+	process  int64 // see [straggler.Sample]
 	reports  io.Writer
 	doing    atomic.Int32 // a cause + 1
 	served   atomic.Bool  // by package metrics
 
 	mu      sync.Mutex
-	notes   *late.Process // nil before Start
-	gpu     *gpu          // nil without one
-	began   time.Time     // of the step, zero before the first one
-	exposed stamp         // of the recorder, at that time
-	tick    scale         // for exposed: computing it takes ten readings of clocks
-	mine    late.Sample
+	notes   *straggler.Process // nil before Start
+	gpu     *gpu               // nil without one
+	began   time.Time          // of the step, zero before the first one
+	exposed stamp              // of the recorder, at that time
+	tick    scale              // for exposed: computing it takes ten readings of clocks
+	mine    straggler.Sample
 	awaited []time.Duration // by rank, until the last Sample
-	step    late.Comparison
-	all     late.Tally // of the training
-	recent  late.Tally
+	step    straggler.Comparison
+	all     straggler.Tally // of the training
+	recent  straggler.Tally
 	so      Progress
 	over    chan struct{}
 	ended   sync.WaitGroup
@@ -61,30 +61,30 @@ type StepInfo struct {
 }
 
 // Cause is why a rank is late.
-type Cause = late.Cause
+type Cause = straggler.Cause
 
 // The training code reports to a [Watch] how long these took.
 const (
-	Loader        = late.Loader        // waiting for samples
-	HostOperation = late.HostOperation // operations of a graph, by their Do
+	Loader        = straggler.Loader        // waiting for samples
+	HostOperation = straggler.HostOperation // operations of a graph, by their Do
 )
 
 // Verdict says which rank was late, and why.
-type Verdict = late.Verdict
+type Verdict = straggler.Verdict
 
 // Progress is what a rank has done since Start.
 type Progress struct {
 	StepInfo       // of the last step
 	Steps          int64
-	Samples, FLOPs int64                     // of all steps
-	Time           time.Duration             // of all steps
-	Buckets        [Buckets]uint64           // steps by their time: see [Bound]
-	Late           time.Duration             // behind the rank in the middle, in all steps
-	Noted          [late.Noted]time.Duration // by cause
-	Recent         time.Duration             // of a step, averaged over the last ones
-	Exposed        float64                   // share of this time spent in collectives
-	Caused         float64                   // share of all ranks' time there that this one caused
-	Verdict        Verdict                   // of the last steps; Late is 0 if it was not late
+	Samples, FLOPs int64                          // of all steps
+	Time           time.Duration                  // of all steps
+	Buckets        [Buckets]uint64                // steps by their time: see [Bound]
+	Late           time.Duration                  // behind the rank in the middle, in all steps
+	Noted          [straggler.Noted]time.Duration // by cause
+	Recent         time.Duration                  // of a step, averaged over the last ones
+	Exposed        float64                        // share of this time spent in collectives
+	Caused         float64                        // share of all ranks' time there due to it
+	Verdict        Verdict                        // of the last steps; Late is 0 if it was not late
 	State          string
 }
 
@@ -107,7 +107,7 @@ func NewWatch(w *rendezvous.World, r *Recorder, reports io.Writer) *Watch {
 	h := fnv.New64a()
 	io.WriteString(h, rendezvous.ThisProcess())
 	return &Watch{world: w, recorder: r, process: int64(h.Sum64() >> 12), // exact as a float64
-		reports: reports, recent: late.Tally{Keep: keep}}
+		reports: reports, recent: straggler.Tally{Keep: keep}}
 }
 
 // Start makes the watch of a communicator of euryale.Init follow the training. Call it on all ranks
@@ -168,9 +168,9 @@ func (w *Watch) Start(d backend.Device) {
 		w.world.Awaited.Count()
 	}
 	w.gpu = openGPU(d)
-	w.notes, w.over = late.Open(w.gpu.throttled), make(chan struct{})
+	w.notes, w.over = straggler.Open(w.gpu.throttled), make(chan struct{})
 	asked := make(chan os.Signal, 1)
-	late.NotifyReport(asked) // on all ranks: a launcher passes it to all, and it ends programs
+	straggler.NotifyReport(asked) // on all ranks: a launcher passes it to all, and it ends programs
 	w.ended.Go(func() {
 		defer signal.Stop(asked)
 		for {
@@ -221,7 +221,7 @@ func (w *Watch) GPU() (nvml.State, bool) {
 }
 
 // tally copies one of the watch's tallies, for readers that must not keep a step waiting.
-func (w *Watch) tally(t *late.Tally) late.Tally {
+func (w *Watch) tally(t *straggler.Tally) straggler.Tally {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return t.Copy()
@@ -280,7 +280,7 @@ func (w *Watch) Sample() []float64 {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.mine = late.Sample{Process: w.process}
+	w.mine = straggler.Sample{Process: w.process}
 	if !w.began.IsZero() {
 		w.mine.Time = time.Since(w.began)
 		w.mine.Exposed = min(w.tick.since(w.recorder.exposed()-w.exposed), w.mine.Time)
@@ -382,7 +382,7 @@ func (w *Watch) state(starting bool) string {
 	switch {
 	case ok && last.Err != nil:
 		return "failed"
-	case w.doing.Load() == int32(late.Loader)+1:
+	case w.doing.Load() == int32(straggler.Loader)+1:
 		return "loading"
 	case ok && last.End.IsZero():
 		return "communicating"

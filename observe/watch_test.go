@@ -11,7 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
-	"github.com/euryale-ml/euryale/observe/internal/late"
+	"github.com/euryale-ml/euryale/observe/internal/straggler"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -94,7 +94,7 @@ func TestTimeToJoinIsExposed(t *testing.T) {
 func TestStepsOfATrainingAreFollowed(t *testing.T) {
 	g := group(3, time.Minute, 10)
 	var all [3]Progress
-	var verdicts [3][]late.Verdict
+	var verdicts [3][]straggler.Verdict
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		r := c.Rank()
 		w := NewWatch(&rendezvous.World{Rank: r, Size: 3}, c.(recorded).rec, io.Discard)
@@ -102,7 +102,7 @@ func TestStepsOfATrainingAreFollowed(t *testing.T) {
 		defer w.Close()
 		w.Begin()
 		for n := 1; n <= 4; n++ {
-			err := w.During(late.Loader, func() error {
+			err := w.During(straggler.Loader, func() error {
 				if state := w.Progress().State; state != "loading" {
 					t.Errorf("rank %d reads, and is %s", r, state)
 				}
@@ -145,7 +145,8 @@ func TestStepsOfATrainingAreFollowed(t *testing.T) {
 		}
 	}
 	p := all[2]
-	if p.Verdict.Cause != late.Loader || p.Noted[late.Loader] < 4*pause || p.Late < 3*pause ||
+	if p.Verdict.Cause != straggler.Loader || p.Noted[straggler.Loader] < 4*pause ||
+		p.Late < 3*pause ||
 		p.Caused < 0.5 || all[0].Exposed < p.Exposed || p.State != "computing" {
 		t.Errorf("the late rank has come to %+v", p)
 	}
@@ -157,9 +158,10 @@ func TestANilWatchDoesNothing(t *testing.T) {
 		t.Fatal("a communicator without a session has a watch")
 	}
 	w.Begin()
-	w.Note(late.Loader, time.Second)
+	w.Note(straggler.Loader, time.Second)
 	ran := false
-	if err := w.During(late.Loader, func() error { ran = true; return nil }); err != nil || !ran {
+	err := w.During(straggler.Loader, func() error { ran = true; return nil })
+	if err != nil || !ran {
 		t.Errorf("it runs: %v, %v", ran, err)
 	}
 	if sample := w.Sample(); sample != nil {

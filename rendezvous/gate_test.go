@@ -68,7 +68,7 @@ func TestWhoHasSaidHelloStaysAmongSilentStrangers(t *testing.T) {
 	}
 }
 
-func TestStrangersThatSayHelloLeaveRoomForNewcomers(t *testing.T) {
+func TestStrangersThatSayHelloLeaveRoomForNewClients(t *testing.T) {
 	c := newCrowd()
 	visitors(c, true, "192.0.2.1")
 	rank := &guest{from: "192.0.2.1"}
@@ -79,7 +79,7 @@ func TestStrangersThatSayHelloLeaveRoomForNewcomers(t *testing.T) {
 }
 
 // A rank of the strangers' own source, which has no place of its own, has a chance in each attempt:
-// it is not the one that goes for certain, after however many newcomers.
+// it is not the one that goes for certain, after however many new clients.
 func TestDroppedConnectionIsARandomOne(t *testing.T) {
 	stayed := 0
 	for range 200 {

@@ -237,7 +237,7 @@ func (m *Machine) agree(problem error) error {
 		for _, g := range m.solver.groups {
 			// the solver refuses values that JSON has no number for
 			settings, _ := json.Marshal(g.Solver)
-			if m.elastic != nil { // a newcomer's rate is set before its first step
+			if m.elastic != nil { // a replacement's rate is set before its first step
 				settings = nil
 			}
 			fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\n", g.Solver,

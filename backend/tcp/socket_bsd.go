@@ -61,7 +61,7 @@ func poll(sockets []unix.PollFd, limit time.Duration) error {
 	return err
 }
 
-// nearby has no meaning here: see unpace of Linux.
+// nearby has no meaning here: see avoidBBR of Linux.
 const nearby = 0
 
-func unpace(int, time.Duration) error { return nil }
+func avoidBBR(int, time.Duration) error { return nil }

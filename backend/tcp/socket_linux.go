@@ -83,11 +83,11 @@ func poll(sockets []unix.PollFd, limit time.Duration) error {
 // crosses a room in tens of microseconds, and a city in more than a millisecond.
 const nearby = time.Millisecond
 
-// unpace replaces the congestion control BBR on a connection whose round trip is short. BBR paces
+// avoidBBR replaces the congestion control BBR on a connection whose round trip is short. BBR paces
 // data at the rate that it has seen, which in the bursts of collectives is far below what the link
 // can do: without it calls from 256 KiB on take half of the time (2026-11-23-epyc2-tcp.md). Reno is
 // in every kernel. Any other choice of the administrator stays.
-func unpace(fd int, short time.Duration) error {
+func avoidBBR(fd int, short time.Duration) error {
 	control, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
 	if err != nil || !strings.HasPrefix(control, "bbr") {
 		return err

@@ -22,7 +22,7 @@ func TestOnlyLongWaysArePaced(t *testing.T) {
 		short time.Duration
 		want  string
 	}{{0, "bbr"}, {time.Hour, "reno"}} {
-		require.NoError(t, unpace(l.sock.fd, c.short))
+		require.NoError(t, avoidBBR(l.sock.fd, c.short))
 		if how, err := unix.GetsockoptString(l.sock.fd, unix.IPPROTO_TCP,
 			unix.TCP_CONGESTION); err != nil || strings.TrimRight(how, "\x00") != c.want {
 			t.Errorf("where ways of up to %v are short the congestion control is %q, %v, want %s",

@@ -50,7 +50,7 @@ func socketOf(conn net.Conn) (fd int, err error) {
 	}
 	err = unix.SetNonblock(fd, true)
 	if err == nil {
-		err = unpace(fd, nearby)
+		err = avoidBBR(fd, nearby)
 	}
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(fd))

@@ -234,7 +234,7 @@ func TestFoundExplainIgnoresTheFirstSignal(t *testing.T) {
 	}
 }
 
-// A newcomer has no GPUs: shared memory is explained, by the code that chooses there.
+// A new user has no GPUs: shared memory is explained, by the code that chooses there.
 func TestFoundExplainSaysNothingAboutTheHost(t *testing.T) {
 	noTuning(t)
 	for line, call := range map[string]struct {

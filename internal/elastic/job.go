@@ -23,7 +23,7 @@ type Register interface {
 // record is an entry of the log in a register, in which all that processes tell each other is in
 // one order. One of its fields is set.
 type record struct {
-	Hello   ID      `json:",omitempty"` // a newcomer begins to read
+	Hello   ID      `json:",omitempty"` // a replacement begins to read
 	Revoked *int    `json:",omitempty"` // a generation
 	Posted  *Posted `json:",omitempty"`
 	Lives   *Lives  `json:",omitempty"`
@@ -63,8 +63,8 @@ const (
 	lingerTime = grace / 4
 )
 
-// sinceKey has the number of an entry from which a newcomer can read the log. It is the decision of
-// a generation before the present one: who decided on the present one had heard it all, so the
+// sinceKey has the number of an entry from which a replacement can read the log. It is the decision
+// of a generation before the present one: who decided on the present one had heard it all, so the
 // deaths before are of processes that are no members.
 const sinceKey = "elastic/since"
 
@@ -146,7 +146,7 @@ type Job struct {
 	writes   chan writing
 	heard    atomic.Int64 // entries of the log
 
-	newcomer func(ctx context.Context) error // begins the part of one; nil where it has begun
+	replacement func(ctx context.Context) error // begins the part of one; nil where it has begun
 
 	mu      sync.Mutex
 	since   int // the entry of the present generation's decision
@@ -177,7 +177,7 @@ type generation struct {
 }
 
 // Start makes a process take part in a job: as a member of the first generation, or else as a
-// newcomer, which the others hear of in its first Next: they wait for it once it is let in. Less
+// replacement, which the others hear of in its first Next: they wait for it once it is let in. Less
 // than limits.Least processes wait as long as patience for others.
 func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
 	reach Unreached) *Job {
@@ -189,12 +189,12 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
 		j.begin(p, actions, 0)
 		return j
 	}
-	j.newcomer = func(ctx context.Context) error {
+	j.replacement = func(ctx context.Context) error {
 		present, early, at, err := j.catchUp(ctx, first)
 		if err != nil {
 			return err
 		}
-		p, actions := NewNewcomer(id, limits, present)
+		p, actions := NewReplacement(id, limits, present)
 		for _, e := range early {
 			actions = append(actions, p.Step(e)...)
 		}
@@ -215,8 +215,8 @@ func (j *Job) begin(p *Process, actions []Action, at int) {
 	j.running.Go(func() { j.read(at) })
 }
 
-// catchUp reads the log up to an entry of this newcomer's own, and returns the present generation,
-// what has happened besides, and how many entries that are.
+// catchUp reads the log up to an entry of this replacement's own, and returns the present
+// generation, what has happened besides, and how many entries that are.
 func (j *Job) catchUp(ctx context.Context, first View) (present View, events []Event, read int,
 	err error) {
 	text, _, err := j.register.CompareAndSwap(ctx, sinceKey, nil, []byte("0"))
@@ -322,7 +322,7 @@ func (j *Job) writeAll() {
 	}
 }
 
-// write writes a record. With a decision, newcomers learn where the one before it is.
+// write writes a record. With a decision, replacements learn where the one before it is.
 func (j *Job) write(ctx context.Context, w writing) error {
 	_, err := write(ctx, j.register, int(j.heard.Load()), w.record, nil)
 	if err == nil && w.Decided != nil {
@@ -422,11 +422,11 @@ func (j *Job) step(e Event) {
 // Next waits for the next generation of which this process is a member. The context ends with the
 // generation. Errors: a [StoppedError]; the register's; the cause of ctx.
 func (j *Job) Next(ctx context.Context) (v View, during context.Context, err error) {
-	if j.newcomer != nil {
-		if err := j.newcomer(ctx); err != nil {
+	if j.replacement != nil {
+		if err := j.replacement(ctx); err != nil {
 			return View{}, nil, err
 		}
-		j.newcomer = nil
+		j.replacement = nil
 	}
 	select {
 	case g := <-j.next:
@@ -466,7 +466,7 @@ func (j *Job) Broken(v View, why error) {
 // Admits: see [Admits].
 func (j *Job) Admits(generation int) { j.step(Admits{generation}) }
 
-// Waits reports whether newcomers are ready.
+// Waits reports whether replacements are ready.
 func (j *Job) Waits() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()

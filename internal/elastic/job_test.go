@@ -149,8 +149,8 @@ func TestALateRegisterLeavesNobodyBehind(t *testing.T) {
 }
 
 // TestABusyMemberIsWaitedFor: it computes a micro-batch when another one is lost, or evaluates when
-// newcomers are let in. One that is stopped cannot say that it lives, and one that hangs does not
-// come.
+// replacements are let in. One that is stopped cannot say that it lives, and one that hangs does
+// not come.
 func TestABusyMemberIsWaitedFor(t *testing.T) {
 	for _, c := range []struct {
 		stops func(j *Job, generation int)
@@ -234,8 +234,8 @@ func TestASpareHasNoTimersOfPastGenerations(t *testing.T) {
 	})
 }
 
-// TestANewcomerReadsOnlyTheEndOfTheLog: it knows the members and who of them is dead.
-func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
+// TestAReplacementReadsOnlyTheEndOfTheLog: it knows the members and who of them is dead.
+func TestAReplacementReadsOnlyTheEndOfTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTable()
 		first := First(1, 2, 3)
@@ -261,7 +261,7 @@ func TestANewcomerReadsOnlyTheEndOfTheLog(t *testing.T) {
 		go j.Next(t.Context())
 		synctest.Wait()
 		if r.calls > 30 {
-			t.Errorf("a newcomer asks %d times", r.calls)
+			t.Errorf("a replacement asks %d times", r.calls)
 		}
 		if !jobs[0].Waits() {
 			t.Error("the others do not know of it")
@@ -310,8 +310,8 @@ func TestAnObserverTellsWhoHasLeftOrWasLeftBehind(t *testing.T) {
 	}
 }
 
-// TestAnObserverTellsWhoIsAwaited: members that have stopped wait, and neither newcomers nor those
-// that have done their last step.
+// TestAnObserverTellsWhoIsAwaited: members that have stopped wait, and neither replacements nor
+// those that have done their last step.
 func TestAnObserverTellsWhoIsAwaited(t *testing.T) {
 	first := First(1, 2, 3, 4)
 	for _, c := range []struct {
@@ -353,7 +353,7 @@ func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
 	}
 }
 
-// TestHoldersAreThoseThatAreKnownToHaveTheState: a newcomer once it has posted so.
+// TestHoldersAreThoseThatAreKnownToHaveTheState: a replacement once it has posted so.
 func TestHoldersAreThoseThatAreKnownToHaveTheState(t *testing.T) {
 	view := First(1, 2, 3)
 	view.At[2] = Position{}

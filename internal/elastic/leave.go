@@ -17,14 +17,14 @@ const (
 // take few; beyond the bound the result is good, and may not be best.
 const maxBranches = 1 << 12
 
-// choose makes the next generation of the present members and of newcomers, without those with whom
-// it would fail as the present one has. All processes that decide do so by the same reports. The
-// state is never left out. It reports whether there is no reason to go on: before the first step
-// there is nothing to lose, and it is not clear who is at fault.
+// choose makes the next generation of the present members and of replacements, without those with
+// whom it would fail as the present one has. All processes that decide do so by the same reports.
+// The state is never left out. It reports whether there is no reason to go on: before the first
+// step there is nothing to lose, and it is not clear who is at fault.
 func (p *Process) choose(next *View) (failing bool) {
 	members := len(next.Members)
 	if !next.Ending {
-		for _, id := range p.newcomers() {
+		for _, id := range p.replacements() {
 			next.Members, next.At = append(next.Members, id), append(next.At, Position{})
 		}
 	}

@@ -50,7 +50,7 @@ type Observer struct {
 // NewObserver returns an observer of a job with this first generation. It tells decided each later
 // one, and which members the others have left behind, alive.
 func NewObserver(first View, decided func(next View, behind []ID)) *Observer {
-	p, _ := NewNewcomer(0, Limits{}, first)
+	p, _ := NewReplacement(0, Limits{}, first)
 	return &Observer{decided: decided, job: p, left: map[ID]int{}}
 }
 
@@ -65,7 +65,7 @@ func (o *Observer) Hear(e Event) {
 	if e == nil {
 		return
 	}
-	// Step would hear nothing once nobody waits for newcomers any more.
+	// Step would hear nothing once nobody waits for replacements any more.
 	for _, a := range e.apply(o.job) {
 		s, stops := a.(Stop)
 		o.lost = o.lost || stops && s.Why == StateLost && len(o.left) == 0

@@ -39,8 +39,8 @@ type (
 		Generation int
 		Blame
 	}
-	// Admits says that all members have agreed in the barrier of a step to let newcomers in after
-	// it. This process has applied the step, and stopped.
+	// Admits says that all members have agreed in the barrier of a step to let replacements in
+	// after it. This process has applied the step, and stopped.
 	Admits struct{ Generation int }
 	// Done says that this process has done its last step, and has stopped.
 	Done struct{ Generation int }
@@ -54,8 +54,8 @@ type (
 
 	// Revoked says that a member has found a generation broken.
 	Revoked struct{ Generation int }
-	// Posted is where a member of a generation has stopped, or that a newcomer is ready, and what
-	// it says of the others.
+	// Posted is where a member of a generation has stopped, or that a replacement is ready, and
+	// what it says of the others.
 	Posted struct {
 		Generation int
 		ID         ID
@@ -160,7 +160,7 @@ type Process struct {
 	limits Limits
 
 	state State
-	view  View // of the generation; the last one that a newcomer has heard of
+	view  View // of the generation; the last one that a replacement has heard of
 	at    Position
 
 	dead      map[ID]bool
@@ -181,9 +181,9 @@ func NewProcess(id ID, limits Limits, first View) (*Process, []Action) {
 	return p, p.enter(first)
 }
 
-// NewNewcomer returns a process that is ready to join a job in the present generation, and what it
-// does first.
-func NewNewcomer(id ID, limits Limits, present View) (*Process, []Action) {
+// NewReplacement returns a process that is ready to join a job in the present generation, and what
+// it does first.
+func NewReplacement(id ID, limits Limits, present View) (*Process, []Action) {
 	p := newProcess(id, limits, present)
 	return p, p.gather()
 }
@@ -207,12 +207,12 @@ func (p *Process) State() State { return p.state }
 // View returns the generation of the process.
 func (p *Process) View() View { return p.view }
 
-// Waits reports whether newcomers are ready, so that the members should agree to admit them in the
-// barrier of the step that is under way.
+// Waits reports whether replacements are ready, so that the members should agree to admit them in
+// the barrier of the step that is under way.
 func (p *Process) Waits() bool {
 	members := p.alive(p.view.Members)
 	return p.state == Training && len(members) < p.limits.Most &&
-		slices.ContainsFunc(p.newcomers(), func(id ID) bool { return p.reaches(id, members) })
+		slices.ContainsFunc(p.replacements(), func(id ID) bool { return p.reaches(id, members) })
 }
 
 // enter begins a generation that the process is a member of. One of too few members waits for more.
@@ -238,7 +238,7 @@ func (p *Process) hear(v View) {
 	p.blame, p.stepped = Blame{}, false
 }
 
-// member reports whether the process is a member of the present generation, and no newcomer.
+// member reports whether the process is a member of the present generation, and no replacement.
 func (p *Process) member() bool { return p.view.Rank(p.id) >= 0 }
 
 // gather stops, finds out whom it can reach, posts that, and waits for the next generation.
@@ -305,7 +305,7 @@ func (p *Process) present() (next View, complete, silent bool) {
 	return next, true, silent
 }
 
-// waitInVain stops a newcomer that nobody can let in.
+// waitInVain stops a replacement that nobody can let in.
 func (p *Process) waitInVain() []Action {
 	switch {
 	case slices.ContainsFunc(p.view.Members, func(id ID) bool {
@@ -349,8 +349,8 @@ func (p *Process) awaited() (ids []ID, whole bool) {
 	}), whole
 }
 
-// newcomers returns those that are alive and ready, the oldest first.
-func (p *Process) newcomers() []ID {
+// replacements returns those that are alive and ready, the oldest first.
+func (p *Process) replacements() []ID {
 	ids := p.alive(slices.Sorted(maps.Keys(p.posted)))
 	return slices.DeleteFunc(ids, func(id ID) bool { return p.view.Rank(id) >= 0 })
 }
@@ -446,7 +446,7 @@ func (e Posted) apply(p *Process) []Action {
 	p.posted[e.ID] = e
 	if _, ready := p.posted[p.id]; !ready && p.member() && p.view.Rank(e.ID) >= 0 &&
 		!e.Position.Leaving {
-		return []Action{Await{e.Generation}} // also where nothing is broken: newcomers are let in
+		return []Action{Await{e.Generation}} // also to let replacements in
 	}
 	return p.decide()
 }

@@ -7,7 +7,7 @@ import (
 
 func TestTheStateIsLostOnlyWhenThoseThatHaveItAreDead(t *testing.T) {
 	view := View{Generation: 1, Members: []ID{1, 2}, At: []Position{{Phase: Computing}, {}}}
-	p, _ := NewNewcomer(2, Limits{1, 2}, First(1))
+	p, _ := NewReplacement(2, Limits{1, 2}, First(1))
 	p.Step(Decided{view})
 	p.Step(Broken{Generation: 1})
 	p.Step(Probed{Generation: 1})

@@ -16,7 +16,7 @@ import (
 // The simulation runs whole jobs whose processes, links, register and clock are moved one move at a
 // time, by a seed. News arrive late, in one order. Processes die, stop and go on, close their part
 // and stay, in every phase of a step and of a recovery. Links between hosts are cut one way or
-// both, for a while or for good, or are slow, while the processes at both ends live. Newcomers
+// both, for a while or for good, or are slow, while the processes at both ends live. Replacements
 // come.
 const (
 	simSteps   = 8
@@ -68,7 +68,7 @@ type meeting struct {
 	handover [2]uint64
 	parts    map[int]map[ID]time.Duration // by step: when processes have sent gradients
 	barrier  map[int]map[ID]time.Duration // of a step: when it has entered
-	wishes   map[int]bool                 // members that ask to admit newcomers
+	wishes   map[int]bool                 // members that ask to admit replacements
 	posted   map[ID]bool
 	revoked  bool
 	broken   time.Duration // when
@@ -151,7 +151,7 @@ func (s *simulation) tell(e Event) {
 	s.news, s.times = append(s.news, e), append(s.times, s.Now)
 }
 
-// spawn starts a newcomer on a host, which reads all news, once its program is loaded.
+// spawn starts a replacement on a host, which reads all news, once its program is loaded.
 func (s *simulation) spawn(host int) {
 	s.After(s.Between(simStep, 2*time.Second), func() {
 		s.Disturbed = s.Now
@@ -159,7 +159,7 @@ func (s *simulation) spawn(host int) {
 		s.procs = append(s.procs, c)
 		present := s.generations[len(s.generations)-1].view
 		c.gen = present.Generation
-		p, actions := NewNewcomer(c.id, s.limits, present)
+		p, actions := NewReplacement(c.id, s.limits, present)
 		c.p = p
 		s.act(c, actions)
 	})
@@ -212,7 +212,7 @@ func (s *simulation) act(c *simulated, actions []Action) {
 		case Probe:
 			s.probe(c, a.View)
 		case Post:
-			c.gen = a.Generation // of which a newcomer has heard
+			c.gen = a.Generation // of which a replacement has heard
 			s.generations[a.Generation].posted[c.id] = true
 			s.tell(Posted{a.Generation, c.id, a.Position, a.Report})
 			if len(a.Unreached) > 0 {
@@ -663,12 +663,12 @@ func (s *simulation) ended() error {
 	for _, c := range s.procs {
 		switch {
 		case c.stopped == nil && (c.killed || c.closed):
-		case c.stopped == nil && !c.has: // a newcomer that came too late
+		case c.stopped == nil && !c.has: // a replacement that came too late
 		case c.stopped == nil:
 			return fmt.Errorf("process %d hangs: state %d of generation %d", c.id, c.p.State(),
 				c.gen)
 		case *c.stopped == Finished:
-			if !c.has { // a newcomer that came too late
+			if !c.has { // a replacement that came too late
 				continue
 			}
 			finished++

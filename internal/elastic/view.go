@@ -18,7 +18,7 @@ type Phase uint8
 
 // The phases.
 const (
-	// Empty is a process without the state of the training: a newcomer.
+	// Empty is a process without the state of the training: a replacement.
 	Empty Phase = iota
 	// Computing has the state before the step, and nothing of the step that counts.
 	Computing

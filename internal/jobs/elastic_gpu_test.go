@@ -74,7 +74,7 @@ func TestARankMayBeCutOffInAnyCallOnGPU(t *testing.T) {
 	cutOffTwice(t, planned, steps, stride/2+1)
 }
 
-func TestNewcomersTakeTheStateOfTheOthersAndGoOnOnGPU(t *testing.T) {
+func TestReplacementsTakeTheStateOfTheOthersAndGoOnOnGPU(t *testing.T) {
 	onGPUs(t)
 	ways := elasticWays
 	if testing.Short() {

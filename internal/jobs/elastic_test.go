@@ -384,8 +384,8 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 // standard are the backends of most processes.
 func standard(elastic.ID) []backend.Backend { return euryale.Backends() }
 
-// awaitNewcomer returns once a newcomer is ready, or after 20 s.
-func awaitNewcomer(job *elastic.Job) {
+// awaitReplacement returns once a replacement is ready, or after 20 s.
+func awaitReplacement(job *elastic.Job) {
 	for i := 0; !job.Waits() && i < 2000; i++ {
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -924,18 +924,18 @@ func onlyStep(t *testing.T, dir string, step int) {
 	}
 }
 
-func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
+func TestReplacementsTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
 	heals(t, append(elasticWays, guarded, tiled)...)
 }
 
-// heals has a newcomer take the place of a process that has died, and go on when the other one
+// heals has a replacement take the place of a process that has died, and go on when the other one
 // dies.
 func heals(t *testing.T, ways ...elasticWay) {
 	const steps = 60
 	for _, way := range ways {
 		want := elasticAlone(t, steps, way)
 		if got := healed(t, steps, way, nothing); got != want {
-			t.Errorf("%+v: after two deaths and a newcomer the training has other parameters", way)
+			t.Errorf("%+v: after deaths and a replacement the training has other parameters", way)
 		}
 	}
 }
@@ -975,9 +975,9 @@ func (s slow) Available() error {
 	return s.Backend.Available()
 }
 
-// TestANewcomerThatCannotTakePartEndsAlone: the others do each step without it. Its model is
+// TestAReplacementThatCannotTakePartEndsAlone: the others do each step without it. Its model is
 // another one, it has not what the others connect by, or its calls fail.
-func TestANewcomerThatCannotTakePartEndsAlone(t *testing.T) {
+func TestAReplacementThatCannotTakePartEndsAlone(t *testing.T) {
 	endsAlone(t, guarded, "model")
 	for _, lacks := range []string{"model", "backends", "calls"} {
 		endsAlone(t, planned, lacks)
@@ -1014,7 +1014,7 @@ func endsAlone(t *testing.T, way elasticWay, lacks string) {
 				r.mu.Lock()
 				job := jobs[id]
 				r.mu.Unlock()
-				awaitNewcomer(job)
+				awaitReplacement(job)
 				return nil
 			}
 		})
@@ -1111,7 +1111,7 @@ func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
 			r.after = func(id elastic.ID, _ *elasticModel, e *autograd.Elastic) error {
 				if e.Next() == joins && id == 1 {
 					r.start(3, elastic.First(1, 2), never)
-					awaitNewcomer(first)
+					awaitReplacement(first)
 				}
 				return nil
 			}
@@ -1121,9 +1121,9 @@ func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForANewcomerThatLoads: its graph and its data, between JoinElastic and vm.New, and
-// drivers.
-func TestNobodyWaitsForANewcomerThatLoads(t *testing.T) {
+// TestNobodyWaitsForAReplacementThatLoads: its graph and its data, between JoinElastic and vm.New,
+// and drivers.
+func TestNobodyWaitsForAReplacementThatLoads(t *testing.T) {
 	for _, driver := range []bool{false, true} {
 		loadsSlowly(t, driver)
 	}
@@ -1162,10 +1162,10 @@ func loadsSlowly(t *testing.T, driver bool) {
 					<-loading
 				case loads:
 					if e.Size() > 1 || first.Waits() {
-						t.Error("a newcomer that loads counts as ready")
+						t.Error("a replacement that loads counts as ready")
 					}
 					close(loaded)
-					awaitNewcomer(first)
+					awaitReplacement(first)
 				case steps:
 					back = e.Size() == 2
 				}
@@ -1173,12 +1173,12 @@ func loadsSlowly(t *testing.T, driver bool) {
 			}
 		}).end()
 	if !back {
-		t.Error("the newcomer does no steps")
+		t.Error("the replacement does no steps")
 	}
 }
 
-// TestARecoveryIsCountedBesideAWaitingNewcomer: who is let in after the step that was repeated.
-func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
+// TestARecoveryIsCountedBesideAWaitingReplacement: who is let in after the step that was repeated.
+func TestARecoveryIsCountedBesideAWaitingReplacement(t *testing.T) {
 	var r *elasticRun
 	var survivor atomic.Pointer[session.Elastic]
 	newElasticRun(t, "counts", 2, 6, elastic.Limits{Least: 1, Most: 2},
@@ -1192,7 +1192,7 @@ func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
 						}
 						time.Sleep(10 * time.Millisecond)
 					}
-					t.Error("no newcomer waits")
+					t.Error("no replacement waits")
 				}
 				return id == 1 && step == 3
 			}
@@ -1445,9 +1445,9 @@ func TestGenerationsLeaveNothingBehind(t *testing.T) {
 		}
 		return len(fds), runtime.NumGoroutine()
 	}
-	newcomers := 5
+	replacements := 5
 	if os.Getenv("EURYALE_FULL") != "" {
-		newcomers = 50
+		replacements = 50
 	}
 	var done atomic.Bool
 	r := newElasticRun(t, "leaks", 1, 1, elastic.Limits{Least: 1, Most: 2},
@@ -1458,7 +1458,7 @@ func TestGenerationsLeaveNothingBehind(t *testing.T) {
 		func(elastic.ID) func(int, int) bool {
 			return func(int, int) bool { return done.Load() }
 		})
-	for i := range newcomers { // each comes, and dies in its first step
+	for i := range replacements { // each comes, and dies in its first step
 		in := make(chan struct{})
 		r.start(elastic.ID(i+2), elastic.First(1), func(int, int) bool { close(in); return true })
 		<-in

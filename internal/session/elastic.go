@@ -94,7 +94,7 @@ func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (bac
 }
 
 // prepare starts drivers and opens the device of this process's seat: now, and not while the others
-// wait for a newcomer. A GPU takes 0.6 s. What is wrong connect says.
+// wait for a replacement. A GPU takes 0.6 s. What is wrong connect says.
 func (e *Elastic) prepare() {
 	_, _ = note(e.backends, "", 0, false)
 	only := env.Backend.Read(os.Getenv)

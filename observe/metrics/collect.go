@@ -8,7 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/observe"
-	"github.com/euryale-ml/euryale/observe/internal/late"
+	"github.com/euryale-ml/euryale/observe/internal/straggler"
 )
 
 // collector computes the metrics when it is asked.
@@ -137,13 +137,13 @@ func (c *collector) lateness(r report, p *observe.Progress) {
 		"the last ones; 0 if that is no more than usual.", p.Verdict.Late.Seconds(), nil)
 	r.counter("lateness_seconds_total", "How much later than the rank in the middle it was.",
 		p.Late.Seconds(), nil)
-	for cause := range late.Causes {
+	for cause := range straggler.Causes {
 		r.oneOf("late_cause", "1 for the cause of lateness_seconds.", "cause", cause.String(),
 			p.Verdict.Late > 0 && cause == p.Verdict.Cause)
 	}
 	for cause, d := range p.Noted {
 		r.counter("cause_seconds_total", "What the rank has noted of the causes for which ranks "+
-			"may be late.", d.Seconds(), labels{"cause": late.Cause(cause).String()})
+			"may be late.", d.Seconds(), labels{"cause": straggler.Cause(cause).String()})
 	}
 }
 

@@ -27,8 +27,8 @@ const (
 	// has the state of the training running, before it is ended: the others wait for it.
 	stoppedLooks = 3
 	// maxFaults is how many processes may fail (see fails) in one step of the job. Once so many
-	// have, the program is at fault, and nothing more is started. It is also how many newcomers in
-	// a row, each started after the end of the one before, may end on a host, for any reason,
+	// have, the program is at fault, and nothing more is started. It is also how many replacements
+	// in a row, each started after the end of the one before, may end on a host, for any reason,
 	// before their first step, unless they were idle. After that the host is at fault and gets no
 	// more processes: it may have too little memory, so that the kernel kills them.
 	maxFaults = 5
@@ -162,7 +162,7 @@ func (p *pool) fails(e ending) bool {
 // nothing more is started on its host.
 func (s *supervisor) excludes(e ending) bool {
 	host := s.rank(e.rank).host
-	row, ends := 0, 0 // of newcomers, without those before one that was fit; with the last of them
+	row, ends := 0, 0 // of replacements since the last one that was fit
 	for _, r := range s.ranks[s.job.Ranks:] {
 		if r.host != host {
 			continue

@@ -144,9 +144,9 @@ func TestNothingStartsAfterAProcessThatCannot(t *testing.T) {
 	}
 }
 
-// TestAHostOfUnfitNewcomersGetsNoMore: five in a row that have done no step, however many the
+// TestAHostOfUnfitReplacementsGetsNoMore: five in a row that have done no step, however many the
 // others do, whether they have ended with an error or the kernel has killed them.
-func TestAHostOfUnfitNewcomersGetsNoMore(t *testing.T) {
+func TestAHostOfUnfitReplacementsGetsNoMore(t *testing.T) {
 	for _, status := range []syscall.WaitStatus{exits(1), killedBy(syscall.SIGKILL)} {
 		testUnfit(t, status)
 	}
@@ -306,8 +306,8 @@ func TestALauncherThatWasStoppedSaysSo(t *testing.T) {
 	}
 }
 
-// TestANewcomerThatTrainsIsNoneInARow: also where it is one of the present ranks.
-func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
+// TestAReplacementThatTrainsIsNoneInARow: also where it is one of the present ranks.
+func TestAReplacementThatTrainsIsNoneInARow(t *testing.T) {
 	s := elasticJob(1, 0, host{ranks: MaxRanks})
 	for n := 1; n < 2*maxFaults-1; n++ {
 		s.ranks = append(s.ranks, &rank{number: n, host: s.hosts[0]})
@@ -317,7 +317,7 @@ func TestANewcomerThatTrainsIsNoneInARow(t *testing.T) {
 		}
 		e := ending{rank: n, Status: killedBy(syscall.SIGKILL)}
 		if s.ends = append(s.ends, e); s.excludes(e) {
-			t.Errorf("newcomer %d is the last one", n)
+			t.Errorf("replacement %d is the last one", n)
 		}
 	}
 }

@@ -434,7 +434,7 @@ func (s *simulation) spawn(l *simLauncher, number int) {
 				present = d.View
 			}
 		}
-		r.p, actions = elastic.NewNewcomer(id, limits, present)
+		r.p, actions = elastic.NewReplacement(id, limits, present)
 		s.train(r, actions)
 	})
 }

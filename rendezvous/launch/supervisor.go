@@ -59,7 +59,7 @@ type host struct {
 	Host
 	number int   // in supervisor.hosts
 	ranks  int   // how many it has in the attempt; in an elastic job, how many it takes
-	unfit  bool  // in an elastic job, newcomers on it are unfit
+	unfit  bool  // in an elastic job, replacements on it are unfit
 	down   error // why it has no ranks, or no more; a *HostLost if it had been reached
 }
 

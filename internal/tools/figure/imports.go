@@ -73,7 +73,7 @@ var rooms = [][]room{
 			"program", "chart, peers"},
 		{"internal/fault", []string{"internal/fault"}, 200, "leaf", ""},
 		{"observe", []string{"observe", "observe/*", "observe/internal/*"}, 296, "program",
-			"late, metrics, report"},
+			"metrics, report, straggler"},
 		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
 		{"internal/kernels", []string{"internal/kernels", "internal/kernels/simd"}, 560, "kernel",
 			"simd"},

@@ -29,7 +29,7 @@ const (
 	// fullTime is how long a job may take to have all ranks again, in which it is left alone in
 	// half of the cases.
 	fullTime = 10 * time.Second
-	// maxUnfit is how many newcomers in a row are struck on a machine before their first step:
+	// maxUnfit is how many replacements in a row are struck on a machine before their first step:
 	// the launcher would start none there any more after a few more.
 	maxUnfit = 3
 )
@@ -173,7 +173,7 @@ func (j *job) hear(line string) {
 		return
 	}
 	if strings.Contains(line, "takes its place") {
-		j.newcomers++
+		j.replacements++
 	}
 	step := stepText.FindStringSubmatch(line)
 	if step == nil {

@@ -4,7 +4,7 @@
 // other, and compares each step with that of a job in which nobody dies:
 //
 //	go run ./internal/tools/immortal -minutes 5 -seed 1
-//	kills=240 stops=61 newcomers=297 jobs=3 hashes=1 p50_ms=46 p99_ms=131 worst_ms=152
+//	kills=240 stops=61 replacements=297 jobs=3 hashes=1 p50_ms=46 p99_ms=131 worst_ms=152
 //
 // With -machines, ranks are on so many network namespaces, which takes root. EURYALE_BACKEND
 // chooses how ranks communicate.
@@ -159,15 +159,15 @@ func alone(ctx context.Context, c config) ([]string, error) {
 
 // verdict is the line at the end.
 type verdict struct {
-	kills, stopped, newcomers, jobs, hashes, cuts int
-	times, cutTimes                               []time.Duration
-	aloneTimes                                    []time.Duration // those without other faults
+	kills, stopped, replacements, jobs, hashes, cuts int
+	times, cutTimes                                  []time.Duration
+	aloneTimes                                       []time.Duration // those without other faults
 }
 
 // add adds what was found in a job.
 func (v *verdict) add(of verdict) {
 	v.kills, v.stopped = v.kills+of.kills, v.stopped+of.stopped
-	v.newcomers, v.jobs = v.newcomers+of.newcomers, v.jobs+of.jobs
+	v.replacements, v.jobs = v.replacements+of.replacements, v.jobs+of.jobs
 	v.hashes = max(v.hashes, of.hashes)
 	v.cuts += of.cuts
 	v.times, v.cutTimes = append(v.times, of.times...), append(v.cutTimes, of.cutTimes...)
@@ -176,9 +176,10 @@ func (v *verdict) add(of verdict) {
 
 // String is the line.
 func (v verdict) String() string {
-	return fmt.Sprintf("kills=%d stops=%d newcomers=%d jobs=%d hashes=%d %s cuts=%d held_up=%d %s "+
+	return fmt.Sprintf("kills=%d stops=%d replacements=%d jobs=%d hashes=%d %s cuts=%d "+
+		"held_up=%d %s "+
 		"alone=%d %s",
-		v.kills, v.stopped, v.newcomers, v.jobs, v.hashes, spread(v.times), v.cuts,
+		v.kills, v.stopped, v.replacements, v.jobs, v.hashes, spread(v.times), v.cuts,
 		len(v.cutTimes), spread(v.cutTimes), len(v.aloneTimes), spread(v.aloneTimes))
 }
 

@@ -1,4 +1,4 @@
-// Package late says which rank of a job is late, and why.
+// Package straggler says which rank of a job is late, and why.
 //
 // Ranks wait for each other in collectives, so all of them take the time of the slowest. A [Sample]
 // has what a rank did in a step: how long it was busy, how long it stood in collectives, and what
@@ -9,4 +9,4 @@
 // [Process] notes what the Go runtime and the system tell of this process: collections of garbage,
 // page faults, threads that waited for a core, limits of cgroups, throttled clocks, and stops by a
 // signal. Who trains notes the others.
-package late
+package straggler

@@ -1,6 +1,6 @@
 //go:build unix
 
-package late
+package straggler
 
 import (
 	"os"
