@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -118,43 +117,58 @@ func (r ranked) treeModel(dt tensor.Dtype) *treeModel {
 	return newTreeModel(r.t, dt)
 }
 
+// trainTree trains on so many ranks, which are to end alike, with options.
+func trainTree(t *testing.T, k testenv.Kind, P int, dt tensor.Dtype, steps, n int,
+	options func(r ranked) []vm.Option) trained {
+	t.Helper()
+	results := make([]trained, P)
+	onRanks(t, k, P, func(r ranked) (err error) {
+		results[r.Comm.Rank()], err = r.treeModel(dt).train(r, steps, n, options(r)...)
+		return err
+	})
+	for r := range results {
+		if !results[r].equal(results[0]) {
+			t.Errorf("%v: rank %d of %d has %v, rank 0 %v", dt, r, P, results[r], results[0])
+		}
+	}
+	return results[0]
+}
+
+// treeAlone returns the options of a tree of n without WithDataParallel.
+func treeAlone(n int) func(ranked) []vm.Option {
+	return func(ranked) []vm.Option { return []vm.Option{vm.WithTree(n)} }
+}
+
+// treeOfRanks returns those of ranks.
+func treeOfRanks(n int) func(ranked) []vm.Option {
+	return func(r ranked) []vm.Option {
+		return []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)),
+			vm.WithTree(n)}
+	}
+}
+
 // TestTree: weights, norm, loss and the averages of a batch norm have the same bits on any number
 // of ranks, and with and without a communicator, and those of sums in rank order are others.
 func TestTree(t *testing.T) {
 	const n, steps = 8, 3
 	ranks := []int{1, 2, 3, 4, 5}
-	if os.Getenv("EURYALE_FULL") == "1" {
+	if full() {
 		ranks = append(ranks, 6, 7, 8)
 	}
 	for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
-		trainOn := func(P int, options func(r ranked) []vm.Option) trained {
-			results := make([]trained, P)
-			onRanks(t, testenv.Hosts, P, func(r ranked) (err error) {
-				results[r.Comm.Rank()], err = r.treeModel(dt).train(r, steps, n, options(r)...)
-				return err
-			})
-			for r := range results {
-				if !results[r].equal(results[0]) {
-					t.Errorf("%v: rank %d of %d has %v, rank 0 %v", dt, r, P, results[r],
-						results[0])
-				}
-			}
-			return results[0]
-		}
-		alone := trainOn(1, func(ranked) []vm.Option { return []vm.Option{vm.WithTree(n)} })
+		alone := trainTree(t, testenv.Hosts, 1, dt, steps, n, treeAlone(n))
 		if alone.norm == 0 || alone.loss == 0 {
 			t.Errorf("%v: the norm is %v, the loss %v", dt, alone.norm, alone.loss)
 		}
 		for _, P := range ranks {
-			got := trainOn(P, func(r ranked) []vm.Option {
-				return []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)),
-					vm.WithTree(n)}
-			})
+			got := trainTree(t, testenv.Hosts, P, dt, steps, n, treeOfRanks(n))
 			if !got.equal(alone) {
 				t.Errorf("%v: %d ranks have\n%v, one without a communicator\n%v", dt, P, got, alone)
 			}
 		}
-		inOrder := trainOn(1, func(ranked) []vm.Option { return []vm.Option{vm.Accumulate(n)} })
+		inOrder := trainTree(t, testenv.Hosts, 1, dt, steps, n, func(ranked) []vm.Option {
+			return []vm.Option{vm.Accumulate(n)}
+		})
 		if slices.EqualFunc(inOrder.weights, alone.weights, slices.Equal) {
 			t.Errorf("%v: sums in order give the same weights: this test shows nothing", dt)
 		}
@@ -238,34 +252,19 @@ func pairwise(all [][]float32) []float32 {
 func TestTreeOfRanksOnGPU(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		const n, steps = 7, 4
-		var want trained
-		for i, of := range []struct {
-			testenv.Kind
-			P     int
-			alone bool // without WithDataParallel
-		}{{testenv.Hosts, 1, true}, {k, 1, true}, {k, 1, false}, {k, 2, false}, {k, 3, false}} {
-			if i == 0 && k.OnGPU() {
-				continue // whose functions round differently
+		want := trainTree(t, k, 1, tensor.Float32, steps, n, treeAlone(n))
+		for P := 1; P <= 3; P++ {
+			got := trainTree(t, k, P, tensor.Float32, steps, n, treeOfRanks(n))
+			if !got.equal(want) {
+				t.Errorf("%d ranks have\n%v, one without a communicator\n%v", P, got, want)
 			}
-			results := make([]trained, of.P)
-			onRanks(t, of.Kind, of.P, func(r ranked) (err error) {
-				options := []vm.Option{vm.WithTree(n)}
-				if !of.alone {
-					options = append(options,
-						vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)))
-				}
-				results[r.Comm.Rank()], err = r.treeModel(tensor.Float32).train(r, steps, n,
-					options...)
-				return err
-			})
-			if want.weights == nil {
-				want = results[0]
-			}
-			for r, got := range results {
-				if !got.equal(want) {
-					t.Errorf("%+v: rank %d has\n%v, the first one\n%v", of, r, got, want)
-				}
-			}
+		}
+		if k.OnGPU() {
+			return // functions round differently there
+		}
+		host := trainTree(t, testenv.Hosts, 1, tensor.Float32, steps, n, treeAlone(n))
+		if !host.equal(want) {
+			t.Errorf("the host has\n%v, a device\n%v", host, want)
 		}
 	})
 }
