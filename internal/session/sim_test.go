@@ -115,13 +115,13 @@ func newSimulation(rng *rand.Rand, hosts int, log *strings.Builder) *simulation 
 
 func (s *simulation) limits() elastic.Limits { return elastic.Limits{Least: 1, Most: len(s.Links)} }
 
-// spawn starts a newcomer on a host.
+// spawn starts a replacement on a host.
 func (s *simulation) spawn(host int) {
 	s.After(s.Between(simStep, time.Second), func() {
 		c := &simProcess{id: elastic.ID(len(s.procs) + 1), host: host, timed: -1}
 		s.procs = append(s.procs, c)
 		var actions []elastic.Action
-		c.p, actions = elastic.NewNewcomer(c.id, s.limits(), s.views[len(s.views)-1])
+		c.p, actions = elastic.NewReplacement(c.id, s.limits(), s.views[len(s.views)-1])
 		s.act(c, actions)
 	})
 }
