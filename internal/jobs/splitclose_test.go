@@ -23,6 +23,11 @@ import (
 // all split it. Ranks whose Split was done before hear of it in the new group, long before the
 // timeout.
 func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) {
+	onHierarchies(t, splitBesideClose)
+}
+
+// onHierarchies draws from a test many times, on backends without hierarchy and with it.
+func onHierarchies(t *testing.T, draw func(*testing.T, backend.Backend)) {
 	t.Setenv("EURYALE_TIMEOUT", "60s")
 	draws := 10
 	if isFull() {
@@ -33,7 +38,7 @@ func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) {
 			t.Run(name+topology, func(t *testing.T) {
 				t.Setenv("EURYALE_TOPOLOGY", topology)
 				for range draws {
-					splitBesideClose(t, b)
+					draw(t, b)
 				}
 			})
 		}
@@ -79,21 +84,7 @@ func splitBesideClose(t *testing.T, b backend.Backend) {
 // which one it was, and not that a wait was cancelled or that a rank has closed which heard of it
 // before.
 func TestSplitBesideAbortNamesTheRank(t *testing.T) {
-	t.Setenv("EURYALE_TIMEOUT", "60s")
-	draws := 10
-	if isFull() {
-		draws = 200
-	}
-	for name, b := range map[string]backend.Backend{"host": host.Backend{}, "tcp": tcp.Backend{}} {
-		for _, topology := range []string{"", "2x2"} {
-			t.Run(name+topology, func(t *testing.T) {
-				t.Setenv("EURYALE_TOPOLOGY", topology)
-				for range draws {
-					splitBesideAbort(t, b)
-				}
-			})
-		}
-	}
+	onHierarchies(t, splitBesideAbort)
 }
 
 func splitBesideAbort(t *testing.T, b backend.Backend) {
