@@ -347,7 +347,8 @@ func (l loaded) describe() string {
 		if strings.HasPrefix(name, tableFiles) { // whose rows ranks divide, some have one more
 			shape = shape[min(1, len(shape)):]
 		}
-		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].Data.DType(), shape)
+		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].Data.DType(),
+			shape)
 	}
 	return s.String()
 }
