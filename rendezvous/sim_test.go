@@ -27,6 +27,8 @@ const (
 	// simKeep is when a system gives up a connection over which nothing comes.
 	simKeep = 10 * time.Second
 	simSlow = 50 * time.Millisecond
+	// simShow is how long a rank waits before it says for whom.
+	simShow = simTimeout / 4
 	// simBound is how long after the last fault all processes have ended.
 	simBound = 4*simTimeout + simKeep + 20*linger
 )
@@ -109,6 +111,7 @@ type simRank struct {
 	read    int           // entries of the log that it has read
 	writes  int           // entries that it will write
 	round   int           // of all-gathers
+	shows   bool          // for whom it waits
 	since   time.Duration // when it has begun the round
 }
 
@@ -605,7 +608,12 @@ func (v *simServer) get(s *simulation, key string, then func([]byte, error)) fun
 	return v.wait(s, &wait{get: key}, then)
 }
 
-func (v *simServer) set(s *simulation, _ string, value []byte, then func(error)) {
+func (v *simServer) set(s *simulation, key string, value []byte, then func(error)) {
+	if key != willKey(v.rank.id.rank) {
+		s.told(v, func() { v.put(key, value) })
+		s.after(v.rank, 0, func() { then(nil) })
+		return
+	}
 	w := &wait{}
 	v.local[w] = func([]byte) { then(nil) }
 	s.told(v, func() { v.core.bequeath(w, value) })
@@ -818,6 +826,7 @@ func (s *simulation) gather(r *simRank) {
 		return
 	}
 	round := r.round
+	s.shows(r, round)
 	g := gathering{key: fmt.Sprint("round/", round), size: s.size, rank: r.id.rank,
 		value: fmt.Append(nil, r.id.rank, ".", round)}
 	giveUp := r.store.all(s, kindGather, g, func(body []byte, err error) {
@@ -837,6 +846,58 @@ func (s *simulation) gather(r *simRank) {
 	s.later(r, simTimeout, giveUp)
 }
 
+// left is the rank from which a rank would get data next.
+func (s *simulation) left(rank int) int { return (rank + s.size - 1) % s.size }
+
+// shows lets a rank show for whom it waits, once it has waited for a while.
+func (s *simulation) shows(r *simRank, round int) {
+	if s.Tale != nil {
+		return
+	}
+	s.later(r, simShow, func() {
+		if r.round == round && r.failure == nil {
+			r.shows = true
+			r.store.set(s, waitsPrefix+strconv.Itoa(r.id.rank),
+				[]byte(encodeRanks([]int{s.left(r.id.rank)})), func(error) {})
+		}
+	})
+}
+
+// seeks checks whom a rank names that follows the waits of others: no one that has waited for long
+// in the same round, unless all wait.
+func (s *simulation) seeks(r *simRank, round int) {
+	began, search := s.Now, newSearch(r.id.rank, []int{s.left(r.id.rank)})
+	var ask func()
+	ask = func() {
+		level := search.level()
+		if len(level) > 0 {
+			g := gathering{key: strings.TrimSuffix(waitsPrefix, "/"), size: s.size, members: level}
+			r.store.all(s, kindPeek, g, func(body []byte, err error) {
+				u := unpacker{rest: body}
+				for _, rank := range level {
+					search.answered(rank, decodeRanks(string(u.bytes()), s.size))
+				}
+				if err == nil {
+					ask()
+				}
+			})
+			return
+		}
+		// of those that have come, all are asked unless one does not wait
+		first := s.entered[rankKey(fmt.Sprint("round/", round), s.left(r.id.rank))]
+		if len(search.missing) == 0 && len(search.asked) < s.size && first > 0 {
+			s.fail("rank %d has asked only %v", r.id.rank, search.asked)
+		}
+		for _, rank := range search.missing {
+			at := s.entered[rankKey(fmt.Sprint("round/", round), rank)]
+			if at > 0 && at < began-2*simShow && !s.blamed[rank] {
+				s.fail("rank %d misses rank %d, which waits itself", r.id.rank, rank)
+			}
+		}
+	}
+	ask()
+}
+
 // passes checks what an all-gather has given to a rank.
 func (s *simulation) passes(r *simRank, g gathering, body []byte) {
 	u := unpacker{rest: body}
@@ -845,6 +906,10 @@ func (s *simulation) passes(r *simRank, g gathering, body []byte) {
 			s.fail("rank %d: another value of rank %d in round %d", r.id.rank, rank, r.round)
 		}
 	}
+	if r.shows {
+		r.shows = false
+		r.store.set(s, waitsPrefix+strconv.Itoa(r.id.rank), nil, func(error) {})
+	}
 	r.round++
 	s.later(r, s.Between(0, 100*time.Millisecond), func() { s.gather(r) })
 }
@@ -852,6 +917,9 @@ func (s *simulation) passes(r *simRank, g gathering, body []byte) {
 // late ends a round for which a rank has waited too long: it asks who is missing.
 func (s *simulation) late(r *simRank, g gathering, err error) {
 	began := s.Now
+	if s.Tale == nil {
+		s.seeks(r, r.round)
+	}
 	giveUp := r.store.all(s, kindPeek, g, func(body []byte, lookErr error) {
 		if r.ended != nil || r.failure != nil {
 			return
@@ -1105,6 +1173,9 @@ func (s *simulation) noticed(r *simRank) {
 			if v.rank.dead || v.rank.paused || v.rank.froze > killed || s.mute[r.host] || way.Cut ||
 				way.Since > killed {
 				return
+			}
+			if v.phase >= parting && v.moves == 0 && v.failed == 0 {
+				return // nobody could serve
 			}
 			if v.failed == 0 && !late {
 				s.fail("nobody has noticed the end of rank %d", r.id.rank)

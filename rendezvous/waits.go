@@ -124,12 +124,9 @@ func (w *World) Missing(ctx context.Context, seem []int) []int {
 		ctx, cancel = context.WithTimeout(ctx, 2*silentTime)
 		defer cancel()
 	}
-	asked := map[int]bool{w.Rank: true}
-	var missing []int
-	for next := seem; len(next) > 0; {
-		level := next[:min(len(next), mostAsked)]
-		next = nil
-		answers, err := w.askAfter(ctx, level, asked)
+	s := newSearch(w.Rank, seem)
+	for level := s.level(); len(level) > 0; level = s.level() {
+		answers, err := w.askAfter(ctx, level)
 		if err != nil {
 			var f *Failure
 			if c, ok := w.inner.(*client); ok && ctx.Err() != nil {
@@ -140,32 +137,54 @@ func (w *World) Missing(ctx context.Context, seem []int) []int {
 			return []int{f.Rank}
 		}
 		for i, r := range level {
-			switch {
-			case asked[r]:
-			case answers[i] == nil:
-				missing = append(missing, r)
-			default:
-				next = append(next, answers[i]...)
-			}
-			asked[r] = true
+			s.answered(r, answers[i])
 		}
 	}
-	if len(missing) == 0 {
-		return seem
-	}
-	slices.Sort(missing)
-	return missing
+	return s.result()
 }
 
-// askAfter returns for whom each of some ranks waits, nil for ranks that do not wait or were asked
-// before.
-func (w *World) askAfter(ctx context.Context, ranks []int, asked map[int]bool) ([][]int, error) {
+// search decides whom Missing asks, and names. It is pure.
+type search struct {
+	seem, next, missing []int
+	asked               map[int]bool
+}
+
+func newSearch(rank int, seem []int) *search {
+	return &search{seem: seem, next: seem, asked: map[int]bool{rank: true}}
+}
+
+// level returns the ranks to ask at a time, none at the end.
+func (s *search) level() (ranks []int) {
+	for len(s.next) > 0 && len(ranks) < mostAsked {
+		if r := s.next[0]; !s.asked[r] {
+			ranks, s.asked[r] = append(ranks, r), true
+		}
+		s.next = s.next[1:]
+	}
+	return ranks
+}
+
+// answered hears for whom a rank waits, nil for nobody.
+func (s *search) answered(rank int, waits []int) {
+	if s.next = slices.Concat(s.next, waits); waits == nil {
+		s.missing = append(s.missing, rank)
+	}
+}
+
+// result returns those that do not wait, or those that seem to be missing if all wait.
+func (s *search) result() []int {
+	if len(s.missing) == 0 {
+		return s.seem
+	}
+	slices.Sort(s.missing)
+	return s.missing
+}
+
+// askAfter returns for whom each of some ranks waits, nil for ranks that do not wait.
+func (w *World) askAfter(ctx context.Context, ranks []int) ([][]int, error) {
 	answers, errs := make([][]int, len(ranks)), make([]error, len(ranks))
 	var all sync.WaitGroup
 	for i, r := range ranks {
-		if asked[r] {
-			continue
-		}
 		all.Go(func() {
 			value, err := look(ctx, w.inner, waitsPrefix+strconv.Itoa(r))
 			answers[i], errs[i] = decodeRanks(string(value), w.Size), err

@@ -285,3 +285,21 @@ func TestAServerThatDoesNotAnswerIsMissing(t *testing.T) {
 		t.Errorf("ranks %v are missing, want the server", got)
 	}
 }
+
+// TestAllRanksThatSeemMissingAreAsked: a few at a time.
+func TestAllRanksThatSeemMissingAreAsked(t *testing.T) {
+	var seem []int
+	for rank := range 2*mostAsked + 1 {
+		seem = append(seem, rank+1)
+	}
+	s, asked := newSearch(0, seem), []int{}
+	for level := s.level(); len(level) > 0; level = s.level() {
+		for _, rank := range level {
+			s.answered(rank, nil)
+		}
+		asked = append(asked, level...)
+	}
+	if !slices.Equal(asked, seem) || !slices.Equal(s.result(), seem) {
+		t.Errorf("%v are asked, and %v missing", asked, s.result())
+	}
+}
