@@ -87,7 +87,7 @@ func (m *Machine) MicroBatches() (first, n, all int) {
 	if m.micro.Tree {
 		return m.micro.First, m.micro.Runs, m.micro.All
 	}
-	rank, ranks := m.among()
+	rank, ranks := m.parallel.among()
 	n = max(1, m.micro.Runs)
 	return rank * n, n, ranks * n
 }
@@ -145,7 +145,7 @@ func (m *Machine) share() (err error) {
 		err = fmt.Errorf("%w: no solver applies the gradients: use WithSolver, too",
 			backend.ErrArgument)
 	case b.Tree:
-		rank, ranks := m.among()
+		rank, ranks := m.parallel.among()
 		b.First, b.Runs, err = autograd.TreeShare(b.All, rank, ranks)
 	case b.Runs < 1:
 		err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument,
@@ -166,11 +166,11 @@ func (m *Machine) share() (err error) {
 }
 
 // among returns this rank's number among the ranks that train together, and how many these are.
-func (m *Machine) among() (rank, ranks int) {
-	if m.parallel == nil || m.parallel.comm == nil {
+func (p *parallel) among() (rank, ranks int) {
+	if p == nil || p.comm == nil {
 		return 0, 1
 	}
-	return m.parallel.comm.Rank(), m.parallel.comm.Size()
+	return p.comm.Rank(), p.comm.Size()
 }
 
 // scale is the factor by which updates multiply the sum of all gradients. In a tree ranks do not

@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
 // WithState makes each RunAll end by assigning the value of a node of the graph to a variable: the
@@ -53,15 +54,18 @@ func WithFrozen(variables ...*gorgonia.Node) Option {
 // carried is a variable and the node whose value it gets.
 type carried struct{ variable, next *gorgonia.Node }
 
-// carry returns the updates of variables that are carried from run to run.
-func (m *Machine) carry() (updates []plan.Update, err error) {
-	if m.carried != nil && m.solver != nil {
+// carriedOver are the variables that are carried from run to run.
+type carriedOver []carried
+
+// updates returns those of the variables in a graph, which a solver may train.
+func (all carriedOver) updates(g *read.Graph, trains bool) (updates []plan.Update, err error) {
+	if all != nil && trains {
 		return nil, fmt.Errorf("vm: WithState: %w: with WithSolver, too: run the solver's graph "+
 			"on a machine of its own", backend.ErrUnsupported)
 	}
-	for i, c := range m.carried {
-		name, input := stock.Label(c.variable), slices.Index(m.read.Inputs, c.variable)
-		next, ok := m.read.Value(c.next)
+	for i, c := range all {
+		name, input := stock.Label(c.variable), slices.Index(g.Inputs, c.variable)
+		next, ok := g.Value(c.next)
 		twice := func(other carried) bool { return other.variable == c.variable }
 		switch {
 		case input < 0:
@@ -69,7 +73,7 @@ func (m *Machine) carry() (updates []plan.Update, err error) {
 		case !ok:
 			err = fmt.Errorf("%s is not a node of the machine's graph that has a value",
 				stock.Label(c.next))
-		case slices.IndexFunc(m.carried, twice) != i:
+		case slices.IndexFunc(all, twice) != i:
 			err = fmt.Errorf("%s has two states", name)
 		case !c.variable.Shape().Eq(c.next.Shape()) || c.variable.Dtype() != c.next.Dtype():
 			err = fmt.Errorf("%s is %v %v, and its next value %v %v", name, c.variable.Dtype(),
@@ -105,10 +109,10 @@ func (m *Machine) freeze() error {
 	return nil
 }
 
-// uncarried returns the nodes whose values no variable gets by WithState: the others need no copy
+// without returns the nodes whose values no variable gets by WithState: the others need no copy
 // to the host after each run.
-func (m *Machine) uncarried(nodes []*gorgonia.Node) []*gorgonia.Node {
+func (all carriedOver) without(nodes []*gorgonia.Node) []*gorgonia.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *gorgonia.Node) bool {
-		return slices.ContainsFunc(m.carried, func(c carried) bool { return c.next == n })
+		return slices.ContainsFunc(all, func(c carried) bool { return c.next == n })
 	})
 }

@@ -41,19 +41,19 @@ func (m *Machine) Norm() float64 {
 	return m.clipping.norm
 }
 
-// limit returns the limit of the norm, 0 for none.
-func (m *Machine) limit() (float64, error) {
-	switch c := m.clipping; {
+// check returns the limit of the norm, 0 for none.
+func (c *clipping) check(trains bool) (float64, error) {
+	switch {
 	case c == nil:
 		return 0, nil
 	case !(c.limit > 0):
 		return 0, fmt.Errorf("vm: ClipNorm: %w: a limit of %v: it must be positive",
 			backend.ErrArgument, c.limit)
-	case m.solver == nil:
+	case !trains:
 		return 0, fmt.Errorf("vm: ClipNorm: %w: no solver applies the gradients: use WithSolver, "+
 			"too", backend.ErrArgument)
 	}
-	return m.clipping.limit, nil
+	return c.limit, nil
 }
 
 // squares adds up the squares of gradients that ranks have parts of: first over the ranks of one
@@ -99,20 +99,19 @@ func (m *Machine) squaresOver() (over squares) {
 	if m.solver.parts != nil {
 		over = append(over, m.parallel.comm)
 	}
-	if comm, _ := m.parts(); comm != nil {
+	if comm, _ := m.parallel.parts(); comm != nil {
 		over = append(over, comm)
 	}
 	return over
 }
 
 // measure reads the norm of a run. A norm that is not finite is an error: no update took place.
-func (m *Machine) measure() error {
-	c := m.clipping
+func (c *clipping) measure(e *exec.Executor, result int) error {
 	if c == nil {
 		return nil
 	}
 	norm := make([]float64, 1)
-	if err := m.exec.Result(len(m.plan.Results)-1, backend.Of(norm)); err != nil {
+	if err := e.Result(result, backend.Of(norm)); err != nil {
 		return err
 	}
 	c.norm = norm[0]

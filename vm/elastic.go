@@ -114,7 +114,8 @@ func (e *elastic) refuse(problem error) error {
 // Leave implements [autograd.Steps]. On a device, what steps change stays there.
 func (e *elastic) Leave(last bool) (err error) {
 	m := e.machine
-	m.found, m.micro.done = m.found[:0], 0
+	m.norms.forget()
+	m.micro.done = 0
 	switch {
 	case last:
 		err = errors.Join(m.free(), e.kept.Pull(true))
@@ -214,7 +215,7 @@ func (e *elastic) Apply() error {
 		err = m.stepped()
 	}
 	if err == nil {
-		m.moveAverages()
+		m.norms.move()
 	}
 	return err
 }

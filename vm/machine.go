@@ -32,8 +32,8 @@ type Machine struct {
 	precision Precision // as the device has it
 	asked     Precision
 	notice    func(text string)
-	solver    *solving  // nil without WithSolver
-	carried   []carried // of WithState
+	solver    *solving    // nil without WithSolver
+	carried   carriedOver // of WithState
 	frozen    gorgonia.Nodes
 	much      int                    // bytes from which a run counts: see warnOfCompared
 	anyTable  bool                   // ranks exchange rows of small tables, too
@@ -63,12 +63,9 @@ type Machine struct {
 	exec     *exec.Executor
 	behind   runtime.Cleanup // closes exec if nobody closes the machine
 	inputs   []input
-	shown    []shown
-	hidden   []*gorgonia.Node // computed nodes that have no value after a run
-	reads    []target
-	norms    []norm
-	found    []byte // by norms, in the runs of a step so far
-	changing []changing
+	outputs  outputs
+	norms    norms
+	changing constants
 }
 
 var _ gorgonia.VM = (*Machine)(nil)
@@ -201,7 +198,7 @@ func (m *Machine) makePlan() error {
 	if err := m.checkTerms(); err != nil {
 		return err
 	}
-	carried, err := m.carry()
+	carried, err := m.carried.updates(m.read, m.solver != nil)
 	if err != nil {
 		return err
 	}
@@ -228,7 +225,7 @@ func (m *Machine) readGraph() error {
 	for _, c := range m.carried {
 		changed = append(changed, c.variable)
 	}
-	r, err := read.New(m.graph, m.training, m.normsOver(), m.recurs(), changed...)
+	r, err := read.New(m.graph, m.training, m.normsOver(), recurs(m.device), changed...)
 	if err != nil {
 		return err
 	}
@@ -236,25 +233,25 @@ func (m *Machine) readGraph() error {
 		why := "the graph has no gorgonia.BatchNorm"
 		return fmt.Errorf("vm: SyncBatchNorm: %w: %s", backend.ErrArgument, why)
 	}
-	m.read, m.shown, m.reads, m.plans = r, nil, nil, map[plan.Accumulation]*plan.Plan{}
+	m.read, m.outputs, m.plans = r, outputs{}, map[plan.Accumulation]*plan.Plan{}
 	r.Program.Precision = m.precision.ofProgram()
-	r.Program.ChannelsLast = m.channelsLast(&r.Program)
-	m.placeOps()
-	for _, n := range slices.Concat(m.uncarried(m.solver.without(r.Shown)), m.keep) {
-		if err := m.show(n); err != nil {
+	r.Program.ChannelsLast = channelsLast(m.device, m.precision, &r.Program)
+	placeOps(m.read, m.device)
+	for _, n := range slices.Concat(m.carried.without(m.solver.without(r.Shown)), m.keep) {
+		if err := m.outputs.show(r, n); err != nil {
 			return err
 		}
 	}
 	for _, t := range r.Reads {
-		if err := m.target(t); err != nil {
+		if err := m.outputs.target(r, t); err != nil {
 			return err
 		}
 	}
-	if err := m.findNorms(); err != nil {
+	if err := m.norms.find(r); err != nil {
 		return err
 	}
-	m.hidden = slices.DeleteFunc(slices.Clone(r.Computed), func(n *gorgonia.Node) bool {
-		return slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n })
+	m.outputs.hidden = slices.DeleteFunc(slices.Clone(r.Computed), func(n *gorgonia.Node) bool {
+		return slices.ContainsFunc(m.outputs.shown, func(s shown) bool { return s.node == n })
 	})
 	return nil
 }
@@ -271,7 +268,7 @@ func (m *Machine) compile() (err error) {
 	} else if device, err = exec.On(m.device); err != nil {
 		return err
 	}
-	if m.exec, err = exec.New(m.plan, device, calls, m.exchanging()); err != nil {
+	if m.exec, err = exec.New(m.plan, device, calls, m.parallel.exchanging()); err != nil {
 		return err
 	}
 	m.behind = exec.CloseBehind(m, m.exec)
@@ -281,11 +278,11 @@ func (m *Machine) compile() (err error) {
 		case plan.Input:
 			n := m.read.Inputs[b.Index]
 			written := b.Written && !slices.Contains(m.frozen, n)
-			m.inputs = append(m.inputs, input{n, n.Shape(), i, written, m.divided(n)})
+			m.inputs = append(m.inputs, input{n, n.Shape(), i, written, m.solver.divided(n)})
 		case plan.State, plan.Setting:
 			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:
-			if err := m.bindConstant(b.Index, i); err != nil {
+			if err := m.changing.bind(m.exec, m.read, b.Index, i); err != nil {
 				return err
 			}
 		}
@@ -300,13 +297,13 @@ func (m *Machine) bind() error {
 	for _, in := range m.inputs {
 		memory, err := in.memory()
 		if err == nil {
-			err = m.present(in, memory)
+			err = in.present(m.exec, memory)
 		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		m.exec.Bind(in.buffer, m.own(in, memory))
+		m.exec.Bind(in.buffer, in.own(memory))
 	}
 	if errs != nil {
 		return errors.Join(errs...)
@@ -414,9 +411,10 @@ func (m *Machine) run(start func() error) error {
 	if err := m.bind(); err != nil {
 		return err
 	}
-	if err := m.draw(); err != nil {
+	if err := draw(m.read); err != nil {
 		return err
 	}
+	m.changing.rebind(m.exec)
 	if err := m.solver.begin(m.exec, &m.micro); err != nil {
 		return err
 	}
@@ -428,7 +426,7 @@ func (m *Machine) run(start func() error) error {
 	m.parallel.accumulated(m.micro)
 	m.alone.accumulated(m.micro)
 	if err != nil {
-		m.found = m.found[:0]
+		m.norms.forget()
 		return m.parallel.fail(err)
 	}
 	m.warnOfCompared()
@@ -437,12 +435,13 @@ func (m *Machine) run(start func() error) error {
 			return err
 		}
 	}
-	return m.publish(last)
+	forget(m.graph, m.read.Computed, m.outputs.hidden)
+	return errors.Join(m.outputs.publish(m.exec), m.average(last))
 }
 
 // stepped counts a step that was applied.
 func (m *Machine) stepped() error {
-	if err := m.measure(); err != nil {
+	if err := m.clipping.measure(m.exec, len(m.plan.Results)-1); err != nil {
 		return err
 	}
 	m.solver.end()

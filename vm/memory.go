@@ -144,7 +144,7 @@ func (m *Machine) memory() Memory {
 	if m.solver != nil {
 		for _, n := range m.solver.learnables {
 			own := n.Shape().TotalSize()
-			if part := m.divided(n); part != nil {
+			if part := m.solver.divided(n); part != nil {
 				own = part.To - part.From
 			}
 			s.Learnables += int64(own) * int64(n.Dtype().Size())

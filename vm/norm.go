@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
@@ -22,11 +23,33 @@ type norm struct {
 	average [2]backend.Buffer // memory of the operation
 }
 
-// findNorms makes mean and variance of each batch normalisation results of the program.
-func (m *Machine) findNorms() error {
-	m.norms = nil
-	for _, s := range m.read.Statistics {
-		n := norm{Statistics: s, results: [2]int{m.result(s.Mean), m.result(s.Variance)}}
+// norms are the batch normalisations of a graph.
+type norms struct {
+	all   []norm
+	found []byte // by all of them, in the runs of a step so far
+}
+
+// take notes what a run has found.
+func (b *norms) take(e *exec.Executor) error {
+	for _, n := range b.all {
+		for i, batch := range n.batch {
+			if err := e.Result(n.results[i], batch); err != nil {
+				return fmt.Errorf("vm: the statistics of %v: %w", n.Op, err)
+			}
+			b.found = append(b.found, batch.Bytes()...)
+		}
+	}
+	return nil
+}
+
+// forget leaves out what was found.
+func (b *norms) forget() { b.found = b.found[:0] }
+
+// find makes mean and variance of each batch normalisation results of the program.
+func (b *norms) find(g *read.Graph) error {
+	b.all = nil
+	for _, s := range g.Statistics {
+		n := norm{Statistics: s, results: [2]int{resultOf(g, s.Mean), resultOf(g, s.Variance)}}
 		mean, variance := s.Op.Stats()
 		for i, t := range []tensor.Tensor{mean, variance} {
 			var err, other error
@@ -37,7 +60,7 @@ func (m *Machine) findNorms() error {
 				return fmt.Errorf("vm: %v: %w", s.Op, err)
 			}
 		}
-		m.norms = append(m.norms, n)
+		b.all = append(b.all, n)
 	}
 	return nil
 }
@@ -47,41 +70,33 @@ func (m *Machine) findNorms() error {
 // WithTree ranks have found different statistics, and each takes those of all ranks, one after the
 // other.
 func (m *Machine) average(last bool) error {
-	for _, n := range m.norms {
-		for i, batch := range n.batch {
-			if err := m.exec.Result(n.results[i], batch); err != nil {
-				return fmt.Errorf("vm: the statistics of %v: %w", n.Op, err)
-			}
-			m.found = append(m.found, batch.Bytes()...)
-		}
-	}
-	if !last || len(m.found) == 0 {
-		return nil
+	if err := m.norms.take(m.exec); err != nil || !last || len(m.norms.found) == 0 {
+		return err
 	}
 	if m.micro.Tree && m.parallel != nil {
-		all, err := m.parallel.exchange.Gather(m.found)
+		all, err := m.parallel.exchange.Gather(m.norms.found)
 		if err != nil {
 			return m.parallel.fail(fmt.Errorf("vm: the statistics of batch norms: %w", err))
 		}
-		m.found = slices.Concat(all...)
+		m.norms.found = slices.Concat(all...)
 	}
 	if !m.micro.Apart {
-		m.moveAverages()
+		m.norms.move()
 	}
 	return nil
 }
 
-// moveAverages updates the averages with all that was found.
-func (m *Machine) moveAverages() {
-	for found := m.found; len(found) > 0; {
-		for _, n := range m.norms {
+// move updates the averages with all that was found.
+func (b *norms) move() {
+	for found := b.found; len(found) > 0; {
+		for _, n := range b.all {
 			for _, batch := range n.batch {
 				found = found[copy(batch.Bytes(), found):]
 			}
 			n.update()
 		}
 	}
-	m.found = m.found[:0]
+	b.forget()
 }
 
 // update is average = momentum * batch + (1 - momentum) * average, with the variance of a sample,

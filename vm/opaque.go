@@ -52,23 +52,23 @@ type carrier interface {
 	Carries(d backend.DType) bool
 }
 
-// deviceOp returns the operation number i of the graph as one that runs on the machine's device,
-// nil if it does not.
-func (m *Machine) deviceOp(i int) DeviceOp {
-	op, ok := m.read.Opaques[i].Op.(DeviceOp)
-	if !ok || m.device == nil || !op.RunsOn(m.device) {
+// deviceOp returns the operation number i of a graph as one that runs on a device, nil if it does
+// not.
+func deviceOp(g *read.Graph, i int, device backend.Device) DeviceOp {
+	op, ok := g.Opaques[i].Op.(DeviceOp)
+	if !ok || device == nil || !op.RunsOn(device) {
 		return nil
 	}
 	return op
 }
 
-// placeOps marks in the program which operations run on the machine's device.
-func (m *Machine) placeOps() {
-	for i, v := range m.read.Program.Values {
-		if op, ok := v.Op.(ir.Opaque); ok && m.deviceOp(op.Index) != nil {
-			c, ok := m.deviceOp(op.Index).(carrier)
+// placeOps marks in the program which operations run on a device.
+func placeOps(g *read.Graph, device backend.Device) {
+	for i, v := range g.Program.Values {
+		if op, ok := v.Op.(ir.Opaque); ok && deviceOp(g, op.Index, device) != nil {
+			c, ok := deviceOp(g, op.Index, device).(carrier)
 			op.Placed, op.Carries = true, ok && c.Carries(backend.BF16)
-			m.read.Program.Values[i].Op = op
+			g.Program.Values[i].Op = op
 		}
 	}
 }
@@ -85,7 +85,7 @@ var _ exec.Graph = calls{}
 func (m *Machine) newCalls() (calls, error) {
 	c := calls{m, make([]*opaque, len(m.read.Opaques))}
 	for i, o := range m.read.Opaques {
-		if m.deviceOp(i) != nil {
+		if deviceOp(m.read, i, m.device) != nil {
 			continue
 		}
 		var err error
@@ -104,7 +104,7 @@ func (c calls) Placed(i int) exec.Placed {
 	case lower.Rows:
 		return rows{c.machine.parallel.exchange}
 	}
-	return c.machine.deviceOp(i)
+	return deviceOp(c.machine.read, i, c.machine.device)
 }
 
 // Opaque implements [exec.Graph].

@@ -305,19 +305,19 @@ func (m *Machine) buckets() ([]int, error) {
 
 // parts returns the ranks that have the other parts of the learnables, nil if these are whole, and
 // whether each is a part.
-func (m *Machine) parts() (comm backend.Communicator, divided []bool) {
-	if m.parallel == nil {
+func (p *parallel) parts() (comm backend.Communicator, divided []bool) {
+	if p == nil {
 		return nil, nil
 	}
-	return m.parallel.exchange.Parts()
+	return p.exchange.Parts()
 }
 
 // exchanging returns the buckets by which the executor exchanges gradients.
-func (m *Machine) exchanging() exec.Buckets {
-	if m.parallel == nil {
+func (p *parallel) exchanging() exec.Buckets {
+	if p == nil {
 		return nil
 	}
-	return m.parallel.exchange
+	return p.exchange
 }
 
 // err returns the error that has ended a machine, or nil.

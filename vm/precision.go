@@ -78,9 +78,9 @@ func (p Precision) ofProgram() ir.Precision {
 // channelsLast reports whether convolutions get tensors with their channels last: tensor cores read
 // this order, and libraries would transpose any other for each convolution. The device opens a
 // library to answer, so it is asked only if there is a convolution.
-func (m *Machine) channelsLast(p *ir.Program) bool {
-	device, ok := m.device.(interface{ ChannelsLast() bool })
-	return ok && m.precision != F32 && slices.ContainsFunc(p.Values, func(v ir.Value) bool {
+func channelsLast(d backend.Device, precision Precision, p *ir.Program) bool {
+	device, ok := d.(interface{ ChannelsLast() bool })
+	return ok && precision != F32 && slices.ContainsFunc(p.Values, func(v ir.Value) bool {
 		switch v.Op.(type) {
 		case ir.Convolution, ir.Im2Col:
 			return true
@@ -89,9 +89,9 @@ func (m *Machine) channelsLast(p *ir.Program) bool {
 	}) && device.ChannelsLast()
 }
 
-// recurs returns which recurrent layers the device has kernels for.
-func (m *Machine) recurs() read.Recurs {
-	if device, ok := m.device.(interface{ Recurs(batch, size int) bool }); ok {
+// recurs returns which recurrent layers a device has kernels for.
+func recurs(d backend.Device) read.Recurs {
+	if device, ok := d.(interface{ Recurs(batch, size int) bool }); ok {
 		return device.Recurs
 	}
 	return nil

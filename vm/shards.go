@@ -105,6 +105,7 @@ func (m *Machine) divide(buckets []int) (err error) {
 		return nil
 	}
 	s.half, s.fullySharded = m.halved(), make([]bool, len(buckets))
+	s.placed, s.persistent = m.placesBuckets(), m.shards&Parameters == 0
 	whole := map[int]bool{} // buckets, of which all is gathered in one precision
 	for i, bucket := range buckets {
 		whole[bucket] = whole[bucket] || !s.half[i]
@@ -119,7 +120,7 @@ func (m *Machine) divide(buckets []int) (err error) {
 		}
 		return nil
 	}
-	if s.parts, err = m.parallel.exchange.Shards(m.placesBuckets(), s.fullySharded); err != nil {
+	if s.parts, err = m.parallel.exchange.Shards(s.placed, s.fullySharded); err != nil {
 		return fmt.Errorf("vm: WithShards: %w", err)
 	}
 	return nil
@@ -163,14 +164,14 @@ func (m *Machine) apart() (nodes gorgonia.Nodes, err error) {
 }
 
 // shard returns what this rank updates of a learnable, nil for all.
-func (m *Machine) shard(learnable int) *plan.Shard {
-	if m.solver.parts == nil {
+func (s *solving) shard(learnable int) *plan.Shard {
+	if s.parts == nil {
 		return nil
 	}
-	s, half := m.solver.parts[learnable], m.solver.half[learnable]
-	return &plan.Shard{From: s.From, To: s.To, Chunk: s.Chunk, Rank: s.Rank, Ranks: s.Ranks,
-		First: s.First, Placed: m.placesBuckets(), FullyShard: m.solver.fullySharded[learnable],
-		Half: half, Persistent: half && m.shards&Parameters == 0}
+	of, half := s.parts[learnable], s.half[learnable]
+	return &plan.Shard{From: of.From, To: of.To, Chunk: of.Chunk, Rank: of.Rank, Ranks: of.Ranks,
+		First: of.First, Placed: s.placed, FullyShard: s.fullySharded[learnable],
+		Half: half, Persistent: half && s.persistent}
 }
 
 // placesBuckets reports whether buckets are in the plan's memory while they are in use. Sums of
@@ -203,7 +204,7 @@ func (m *Machine) whole(n *gorgonia.Node, mine backend.Buffer) (backend.Buffer, 
 
 // own returns what a plan has of a variable's elements: this rank's shard, if ranks divide the
 // learnables.
-func (m *Machine) own(in input, memory backend.Buffer) backend.Buffer {
+func (in input) own(memory backend.Buffer) backend.Buffer {
 	if in.shard == nil {
 		return memory
 	}
@@ -211,12 +212,12 @@ func (m *Machine) own(in input, memory backend.Buffer) backend.Buffer {
 }
 
 // divided returns the shard of a variable that this machine divides, nil for others.
-func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
-	if m.solver == nil || m.solver.parts == nil {
+func (s *solving) divided(n *gorgonia.Node) *plan.Shard {
+	if s == nil || s.parts == nil {
 		return nil
 	}
-	if i := slices.Index(m.solver.learnables, n); i >= 0 && m.solver.fullySharded[i] {
-		return m.shard(i)
+	if i := slices.Index(s.learnables, n); i >= 0 && s.fullySharded[i] {
+		return s.shard(i)
 	}
 	return nil
 }
@@ -249,14 +250,14 @@ func (m *Machine) gather(wanted func(input) bool) error {
 		return nil
 	}
 	for _, n := range m.solver.learnables {
-		in := input{node: n, shape: n.Shape(), written: true, shard: m.divided(n)}
+		in := input{node: n, shape: n.Shape(), written: true, shard: m.solver.divided(n)}
 		if in.shard == nil || m.gathered[n] == m.steps || !wanted(in) {
 			continue
 		}
 		memory, err := in.memory()
 		if err == nil {
 			var all backend.Buffer
-			all, err = m.whole(n, m.own(in, memory))
+			all, err = m.whole(n, in.own(memory))
 			copy(memory.Bytes(), all.Bytes())
 		}
 		if err != nil {

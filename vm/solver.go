@@ -85,8 +85,11 @@ type solving struct {
 	fullySharded []bool           // by learnable: of which the rank keeps only its part
 	tables       []lower.Table    // by learnable: whose rows ranks exchange; nil for none
 	half         []bool           // by learnable, of these: the ranks gather it in BF16
-	kept         []backend.Buffer // what vectors are like, in the last run
-	numbers      []float64        // the settings at the beginning of a step
+	// buckets are in the plan's memory; what is gathered in BF16 stays so between steps
+	placed, persistent bool
+
+	kept    []backend.Buffer // what vectors are like, in the last run
+	numbers []float64        // the settings at the beginning of a step
 }
 
 // state is a vector that the solver keeps.
@@ -104,7 +107,7 @@ type setting struct {
 // hold takes the solver for this machine.
 func (m *Machine) hold() error {
 	s := m.solver
-	limit, err := m.limit()
+	limit, err := m.clipping.check(s != nil)
 	if err = errors.Join(err, m.share()); s == nil || err != nil {
 		return err
 	}
@@ -203,7 +206,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	if err != nil {
 		return nil, err
 	}
-	parts, divided := m.parts()
+	parts, divided := m.parallel.parts()
 	half := m.parallel != nil && m.shards == 0 && !m.micro.Tree && !m.micro.Several() &&
 		m.parallel.exchange.Halve()
 	scale, updates := m.scale(), make([]plan.Update, len(s.learnables))
@@ -231,7 +234,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
 			Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation, Scale: scale,
-			Rule: s.fusion.Update(i), Shard: m.shard(i), Lookups: lookups,
+			Rule: s.fusion.Update(i), Shard: s.shard(i), Lookups: lookups,
 			Parts:     parts != nil || s.limit > 0 && s.parts != nil,
 			Uncounted: parts != nil && !divided[i] && parts.Rank() > 0}
 		if half && buckets[i] > 0 { // some buckets stay F32

@@ -16,7 +16,7 @@ func (m *Machine) checkTerms() error {
 		Clips: m.clipping != nil, Tiles: m.limits.Tiles > 1}
 	if use.Runs, use.Weight = m.Runs(); m.parallel != nil {
 		use.Comm = m.parallel.comm
-		use.Parts, _ = m.parts()
+		use.Parts, _ = m.parallel.parts()
 	}
 	for _, t := range terms.All(m.graph) {
 		if err := t.Check(use); err != nil {

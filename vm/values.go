@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 	"github.com/euryale-ml/euryale/vm/internal/read"
@@ -58,12 +59,12 @@ func (in input) memory() (backend.Buffer, error) {
 
 // present returns an error for a variable of which other ranks or another device have newer
 // elements.
-func (m *Machine) present(in input, memory backend.Buffer) error {
+func (in input) present(e *exec.Executor, memory backend.Buffer) error {
 	if in.shard != nil {
 		return nil
 	}
 	absent := residence.Present(memory)
-	if absent == nil || absent == residence.OnDevice && m.exec.Newer(memory) {
+	if absent == nil || absent == residence.OnDevice && e.Newer(memory) {
 		return nil
 	}
 	return fmt.Errorf("vm: %w: the value of %s %w", backend.ErrArgument, stock.Label(in.node),
@@ -115,14 +116,21 @@ type shown struct {
 	memory backend.Buffer
 }
 
-// show makes a node have a value after each run.
-func (m *Machine) show(n *gorgonia.Node) error {
-	id, ok := m.read.Value(n)
+// outputs are the values that a run leaves.
+type outputs struct {
+	shown  []shown
+	hidden []*gorgonia.Node // computed nodes that have no value after a run
+	reads  []target
+}
+
+// show makes a node of a graph have a value after each run.
+func (o *outputs) show(g *read.Graph, n *gorgonia.Node) error {
+	id, ok := g.Value(n)
 	if !ok {
 		return fmt.Errorf("vm: %s is not a node of the machine's graph that has a value",
 			stock.Label(n))
 	}
-	if !slices.Contains(m.read.Computed, n) || slices.ContainsFunc(m.shown, func(s shown) bool {
+	if !slices.Contains(g.Computed, n) || slices.ContainsFunc(o.shown, func(s shown) bool {
 		return s.node == n
 	}) {
 		return nil
@@ -131,14 +139,14 @@ func (m *Machine) show(n *gorgonia.Node) error {
 	if err != nil {
 		return fmt.Errorf("vm: node %s: %w", stock.Label(n), err)
 	}
-	m.shown = append(m.shown, shown{n, m.result(id), v, memory})
+	o.shown = append(o.shown, shown{n, resultOf(g, id), v, memory})
 	return nil
 }
 
-// result returns the number of a result of the program, which is new unless it is one
+// resultOf returns the number of a result of the program, which is new unless it is one
 // already.
-func (m *Machine) result(id ir.ID) int {
-	p := &m.read.Program
+func resultOf(g *read.Graph, id ir.ID) int {
+	p := &g.Program
 	i := slices.Index(p.Results, id)
 	if i < 0 {
 		i = len(p.Results)
@@ -154,21 +162,19 @@ type target struct {
 	shape  tensor.Shape // Node.Shape makes a copy
 }
 
-func (m *Machine) target(r read.Read) error {
-	id, ok := m.read.Value(r.Node)
+func (o *outputs) target(g *read.Graph, r read.Read) error {
+	id, ok := g.Value(r.Node)
 	if !ok {
 		return fmt.Errorf("vm: gorgonia.Read of %v, which has no value", r.Node)
 	}
-	m.reads = append(m.reads, target{r, m.result(id), r.Node.Shape()})
+	o.reads = append(o.reads, target{r, resultOf(g, id), r.Node.Shape()})
 	return nil
 }
 
-// publish gives nodes and targets of gorgonia.Read their values, after a run or the last one of a
-// step.
-func (m *Machine) publish(last bool) error {
-	forget(m.graph, m.read.Computed, m.hidden)
-	for _, s := range m.shown {
-		err := m.exec.Result(s.result, s.memory)
+// publish gives nodes and targets of gorgonia.Read their values after a run.
+func (o *outputs) publish(e *exec.Executor) error {
+	for _, s := range o.shown {
+		err := e.Result(s.result, s.memory)
 		if err == nil && s.node.Value() != s.value {
 			err = gorgonia.UnsafeLet(s.node, s.value)
 		}
@@ -176,27 +182,24 @@ func (m *Machine) publish(last bool) error {
 			return fmt.Errorf("vm: node %v: %w", s.node, err)
 		}
 	}
-	for _, t := range m.reads {
-		if err := m.fill(t); err != nil {
+	for _, t := range o.reads {
+		if err := t.fill(e); err != nil {
 			return fmt.Errorf("vm: gorgonia.Read of %v: %w", t.Node, err)
 		}
 	}
-	if err := m.average(last); err != nil {
-		return err
-	}
-	return m.fillDuals()
+	return o.fillDuals()
 }
 
 // fill copies a value to where gorgonia.Read wants it: into the value that is there, as the
 // tape machine does, or into a new one.
-func (m *Machine) fill(t target) error {
+func (t target) fill(e *exec.Executor) error {
 	if v := *t.Into; v != nil && v.Dtype() == t.Node.Dtype() && slices.Equal(v.Shape(), t.shape) {
 		if d, ok := v.(*tensor.Dense); !ok || residence.RowMajor(d) {
 			memory, err := memoryOf(v)
 			if err != nil {
 				return err
 			}
-			return m.exec.Result(t.result, memory)
+			return e.Result(t.result, memory)
 		}
 	}
 	v, memory, err := newValue(t.Node)
@@ -204,13 +207,13 @@ func (m *Machine) fill(t target) error {
 		return err
 	}
 	*t.Into = v
-	return m.exec.Result(t.result, memory)
+	return e.Result(t.result, memory)
 }
 
 // fillDuals copies gradients to where Node.Grad finds them if another machine has run the
 // graph with gorgonia.BindDualValues before.
-func (m *Machine) fillDuals() error {
-	for _, s := range m.shown {
+func (o *outputs) fillDuals() error {
+	for _, s := range o.shown {
 		for _, of := range s.node.DerivOf() {
 			g, err := of.Grad()
 			if err != nil || g == nil || g == s.value || of.Op() != nil || of.Deriv() != s.node {

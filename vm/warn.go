@@ -107,7 +107,7 @@ func (m *Machine) untrained() (left gorgonia.Nodes) {
 		g := n.Deriv()
 		wanted := func(r target) bool { return r.Node == g }
 		if g == nil || slices.Contains(m.solver.learnables, n) || slices.Contains(m.keep, g) ||
-			slices.ContainsFunc(m.reads, wanted) || m.graph.To(g.ID()).Len() > 0 {
+			slices.ContainsFunc(m.outputs.reads, wanted) || m.graph.To(g.ID()).Len() > 0 {
 			continue
 		}
 		left = append(left, n)
