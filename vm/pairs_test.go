@@ -1081,6 +1081,18 @@ func TestATreeOverTensorRanksTakesUnequalShares(t *testing.T) {
 	s.check(t, leg{n: pairSteps})
 }
 
+// TestSparseRanksWithPartsStayAlike: what tensor ranks all have stays the same on them where a
+// compression leaves elements for later steps.
+func TestSparseRanksWithPartsStayAlike(t *testing.T) {
+	for seed := range uint64(2) {
+		s := &setting{has: map[string]bool{"sparse wire": true, "tensor ranks": true,
+			"row exchange": true, "Padding": true}, dp: 2, sp: 1, tp: 2, kind: testenv.Hosts,
+			dtype: tensor.Float32, samples: 2, runs: 1, solver: "AdamW", bucket: 1 << 20,
+			blocks: []string{"swiglu", "norm", "norm"}, share: 0.25, seed: seed}
+		s.check(t, leg{n: pairSteps})
+	}
+}
+
 // TestManyFeatures: trainings with as many features as go together are as those of pairs, and go
 // on from their checkpoints in other ways: on other numbers of ranks, with other shards, in less
 // memory, alone, all with the bits that plain ways have.
