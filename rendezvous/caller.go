@@ -18,14 +18,14 @@ type caller struct {
 
 	last    uint64
 	calls   map[uint64]*request
-	wills   wills // of the server
-	own     wills // of this rank
-	silent  bool  // it did not answer a call that it answers at once, or was reported lost
-	follows kind  // of the frame that has asked this rank to follow it last, 0 for none
-	serves  bool  // this rank is the successor
-	moved   bool  // this rank has left the server for its successor
-	quit    bool  // this rank has left
-	over    error // why there are no more answers
+	reports lastReports // of the server
+	own     lastReports // of this rank
+	silent  bool        // it did not answer a call that it answers at once, or was reported lost
+	follows kind        // of the frame that has asked this rank to follow it last, 0 for none
+	serves  bool        // this rank is the successor
+	moved   bool        // this rank has left the server for its successor
+	quit    bool        // this rank has left
+	over    error       // why there are no more answers
 }
 
 // request is a call of the server under way.
@@ -46,12 +46,12 @@ type (
 	finish struct{ call *request }
 	// follow finds the successor that a frame is about. If there is one, found is called.
 	follow struct{ frame }
-	// hand gives the successor the will of this rank, or says that there is none. Once it has that,
-	// handed is called.
+	// hand gives the successor the last report of this rank, or says that there is none. Once it
+	// has that, handed is called.
 	hand struct {
-		will  *will
-		value []byte
-		addr  string
+		report *lastReport
+		value  []byte
+		addr   string
 	}
 	// pass tells the successor of a failure, and calls passed, at the latest after a while.
 	pass struct {
@@ -77,7 +77,7 @@ func (c *caller) begin(call *request, body []byte) {
 	c.last++
 	call.id = c.last
 	c.calls[call.id] = call
-	if u := (unpacker{rest: body}); call.kind == kindSet && u.string() == willKey(c.me.rank) {
+	if u := (unpacker{rest: body}); call.kind == kindSet && u.string() == reportKey(c.me.rank) {
 		c.own.take(u.bytes(), c.now)
 	}
 	switch {
@@ -91,7 +91,7 @@ func (c *caller) begin(call *request, body []byte) {
 }
 
 // finish ends a call. If the server has left, the successor has the keys of the failure detector.
-// If this rank is that, those that have come need its will as much as those that have not.
+// If this rank is that, those that have come need its last report as much as those that have not.
 func (c *caller) finish(call *request, err error) {
 	call.err = err
 	call.moved = detects(call.key) && !c.quit &&
@@ -118,8 +118,8 @@ func (c *caller) heard(f frame) {
 	switch call := c.calls[f.id]; {
 	case f.kind == kindBye:
 		c.parting(f)
-	case f.kind == kindWill:
-		c.wills.take(f.body, c.now)
+	case f.kind == kindLastReport:
+		c.reports.take(f.body, c.now)
 	case (f.kind == kindServe || f.kind == kindMove) && c.follows < f.kind && !c.quit:
 		c.follows = f.kind // who is too slow to serve moves, too
 		c.do(follow{f})
@@ -156,7 +156,7 @@ func (c *caller) broke(err, closed error) {
 	case closed != nil:
 		c.pass(&Failure{Rank: c.server.rank, Cause: closed}, nil)
 	default:
-		c.pass(c.wills.instead(c.server.loss(err), c.now), nil)
+		c.pass(c.reports.instead(c.server.loss(err), c.now), nil)
 	}
 }
 
@@ -200,10 +200,10 @@ func (c *caller) found(addr string) {
 	c.do(hand{c.own.last.Load(), c.own.value(c.now), addr})
 }
 
-// handed hears that the successor has a will of this rank, and watches it from now on.
+// handed hears that the successor has a last report of this rank, and watches it from now on.
 func (c *caller) handed(h hand) {
 	switch {
-	case c.own.last.Load() != h.will: // there is another one by now
+	case c.own.last.Load() != h.report: // there is another one by now
 		c.found(h.addr)
 	case h.addr != "":
 		c.serves = true

@@ -68,7 +68,7 @@ func (c *client) tell(event func()) {
 		case hand:
 			go func() {
 				next := c.successor(c.closed)
-				if next != nil && next.Set(c.closed, willKey(c.me.rank), a.value) == nil {
+				if next != nil && next.Set(c.closed, reportKey(c.me.rank), a.value) == nil {
 					c.tell(func() { c.handed(a) })
 				}
 			}()

@@ -33,7 +33,7 @@ type core struct {
 	members  map[int]*member  // of these, the connected ones, by rank
 	refused  error            // of the last connection turned away, for messages
 	expected int              // of a successor: how many members come from the server before
-	wills    wills            // of this rank
+	reports  lastReports      // of this rank
 	held     []*held
 
 	phase  phase
@@ -95,13 +95,13 @@ type (
 // member is a rank that is connected.
 type member struct {
 	identity
-	wills  wills
-	waits  map[uint64]*wait
-	told   bool  // a failure has been sent to it
-	unsent int   // wills that have not been sent to it yet
-	served bool  // it has said where it serves
-	moved  bool  // it has come from the server before, which watches it until then
-	link   *link // the driver's
+	reports lastReports
+	waits   map[uint64]*wait
+	told    bool  // a failure has been sent to it
+	unsent  int   // last reports that have not been sent to it yet
+	served  bool  // it has said where it serves
+	moved   bool  // it has come from the server before, which watches it until then
+	link    *link // the driver's
 }
 
 // wait is a call that is answered once keys are set.
@@ -249,7 +249,7 @@ func (c *core) spreads(h *held) {
 
 // wrote hears that a frame that reports was sent to a member.
 func (c *core) wrote(m *member, k kind) {
-	if k == kindWill {
+	if k == kindLastReport {
 		m.unsent--
 	} else {
 		m.told = true
@@ -257,13 +257,14 @@ func (c *core) wrote(m *member, k kind) {
 	c.settle()
 }
 
-// bequeath sends the will of the rank that serves the members to all of them, and to those that
-// come: they could not tell its end from a loss. The call is answered once it was sent to all.
-func (c *core) bequeath(w *wait, value []byte) {
-	c.wills.take(value, c.now)
+// leaveReport sends the last report of the rank that serves the members to all of them, and to
+// those that come: they could not tell its end from a loss. The call is answered once it was sent
+// to all.
+func (c *core) leaveReport(w *wait, value []byte) {
+	c.reports.take(value, c.now)
 	for _, m := range c.connected() {
 		m.unsent++
-		c.do(send{m, frame{kind: kindWill, body: value}, true})
+		c.do(send{m, frame{kind: kindLastReport, body: value}, true})
 	}
 	c.hold(w, value, func(m *member) bool { return m.unsent == 0 })
 }
@@ -299,8 +300,8 @@ func (c *core) admit(id identity) (*member, error) {
 	}
 	m := &member{identity: id, waits: map[uint64]*wait{}}
 	c.ranks[id.rank], c.members[id.rank] = id, m
-	if value := c.wills.value(c.now); value != nil {
-		c.do(send{m, frame{kind: kindWill, body: value}, false})
+	if value := c.reports.value(c.now); value != nil {
+		c.do(send{m, frame{kind: kindLastReport, body: value}, false})
 	}
 	if len(c.members) == c.expected {
 		c.do(seal{})
@@ -340,7 +341,7 @@ func (c *core) left(m *member, err error) {
 	delete(c.members, m.rank)
 	c.do(drop{m})
 	if err != nil && !c.register && (c.expected == 0 || m.moved) {
-		c.fail(m.wills.instead(m.loss(err), c.now))
+		c.fail(m.reports.instead(m.loss(err), c.now))
 	}
 	c.settle()
 	c.advance()
@@ -407,9 +408,9 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 	case f.kind == kindAdd:
 		sum, err := c.add(key, delta)
 		return packInt(nil, sum), err
-	case key == willKey(m.rank):
+	case key == reportKey(m.rank):
 		m.moved = true
-		m.wills.take(value, c.now)
+		m.reports.take(value, c.now)
 	default:
 		c.put(key, copied(value))
 	}

@@ -24,22 +24,22 @@ type kind byte
 
 // The kinds of frames. The handshake's are the same in every protocol version.
 const (
-	kindHello   kind = iota + 1 // both: magic, nonce
-	kindProof                   // client: mac, identity
-	kindWelcome                 // server: mac, identity
-	kindRefuse                  // server: mac, text; an empty text to a stranger
-	kindSet                     // key, value           -> kindDone
-	kindGet                     // key                  -> kindDone: value, nothing else
-	kindAdd                     // key, delta           -> kindDone: sum
-	kindSwap                    // key, old, new        -> kindDone: swapped, current
-	kindCancel                  // the id of a wait that its caller has given up; no reply
-	kindBye                     // both: a clean leave, the last frame; server: failure
-	kindDone                    // server: a result
-	kindFailed                  // server: the text of an error
-	kindServe                   // server: asks a rank to serve the failure detector
-	kindServing                 // client: the address where it does
-	kindMove                    // server: the address where another rank does
-	kindWill                    // server: the failure to blame for its end
+	kindHello      kind = iota + 1 // both: magic, nonce
+	kindProof                      // client: mac, identity
+	kindWelcome                    // server: mac, identity
+	kindRefuse                     // server: mac, text; an empty text to a stranger
+	kindSet                        // key, value           -> kindDone
+	kindGet                        // key                  -> kindDone: value, nothing else
+	kindAdd                        // key, delta           -> kindDone: sum
+	kindSwap                       // key, old, new        -> kindDone: swapped, current
+	kindCancel                     // the id of a wait that its caller has given up; no reply
+	kindBye                        // both: a clean leave, the last frame; server: failure
+	kindDone                       // server: a result
+	kindFailed                     // server: the text of an error
+	kindServe                      // server: asks a rank to serve the failure detector
+	kindServing                    // client: the address where it does
+	kindMove                       // server: the address where another rank does
+	kindLastReport                 // server: the failure to blame for its end
 	// all-gather, see [gathering.pack] -> kindDone: values, once all are there
 	kindGather
 	// the same -> kindDone: values, nil if not set

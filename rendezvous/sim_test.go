@@ -95,24 +95,24 @@ type simTimer struct {
 
 // simRank is a process: a rank of a job, or a process of an elastic one.
 type simRank struct {
-	id      identity
-	host    int
-	came    time.Duration
-	joined  time.Duration // when it had a store
-	server  *simServer    // nil for none
-	store   simStore      // nil before it has joined
-	timers  []simTimer
-	dead    bool
-	paused  bool
-	froze   time.Duration // when it was stopped last
-	willed  time.Duration // when the server had its will
-	ended   error         // how its part ended
-	failure *Failure      // that it has heard of
-	read    int           // entries of the log that it has read
-	writes  int           // entries that it will write
-	round   int           // of all-gathers
-	shows   bool          // for whom it waits
-	since   time.Duration // when it has begun the round
+	id       identity
+	host     int
+	came     time.Duration
+	joined   time.Duration // when it had a store
+	server   *simServer    // nil for none
+	store    simStore      // nil before it has joined
+	timers   []simTimer
+	dead     bool
+	paused   bool
+	froze    time.Duration // when it was stopped last
+	reported time.Duration // when the server had its last report
+	ended    error         // how its part ended
+	failure  *Failure      // that it has heard of
+	read     int           // entries of the log that it has read
+	writes   int           // entries that it will write
+	round    int           // of all-gathers
+	shows    bool          // for whom it waits
+	since    time.Duration // when it has begun the round
 }
 
 type simulation struct {
@@ -475,13 +475,13 @@ func (s *simulation) whenFound(c *simClient, do func()) {
 	do()
 }
 
-// hand gives the successor a will.
+// hand gives the successor a last report.
 func (s *simulation) hand(c *simClient, h hand) {
 	s.whenFound(c, func() {
 		if c.next == nil || c.quit {
 			return
 		}
-		c.next.set(s, willKey(c.rank.id.rank), h.value, func(err error) {
+		c.next.set(s, reportKey(c.rank.id.rank), h.value, func(err error) {
 			if err == nil {
 				s.tells(c, func() { c.handed(h) })
 			}
@@ -609,14 +609,14 @@ func (v *simServer) get(s *simulation, key string, then func([]byte, error)) fun
 }
 
 func (v *simServer) set(s *simulation, key string, value []byte, then func(error)) {
-	if key != willKey(v.rank.id.rank) {
+	if key != reportKey(v.rank.id.rank) {
 		s.told(v, func() { v.put(key, value) })
 		s.after(v.rank, 0, func() { then(nil) })
 		return
 	}
 	w := &wait{}
 	v.local[w] = func([]byte) { then(nil) }
-	s.told(v, func() { v.core.bequeath(w, value) })
+	s.told(v, func() { v.core.leaveReport(w, value) })
 }
 
 func (v *simServer) swap(s *simulation, key, value string, then func(string, bool, error)) func() {
@@ -728,8 +728,8 @@ func (s *simulation) hears(r *simRank, f *Failure) {
 		switch {
 		case f.Rank != other.id.rank || !strings.Contains(f.Error(), "killed"):
 		case r.host > 0 && s.blamed[r.id.rank]: // it did not come there
-		case other.willed > 0 && s.Now-other.willed < willTime-time.Second:
-			s.fail("rank %d hears of %v, against its will", r.id.rank, f)
+		case other.reported > 0 && s.Now-other.reported < reportTime-time.Second:
+			s.fail("rank %d hears of %v, against its last report", r.id.rank, f)
 		}
 	}
 	if v := r.server; v != nil && v.failed > 0 && s.Now < v.failed+spreadTime && !v.gone {
@@ -1072,7 +1072,7 @@ func (s *simulation) fault() {
 		s.Logf("a stranger comes")
 		s.told(s.server, func() { s.server.turnAway("a host", identity{}, errToken) })
 	case kind == 7 && r.store != nil:
-		s.bequeath(r, s.Between(0, time.Second))
+		s.leaveReport(r, s.Between(0, time.Second))
 	case kind == 8 && r.host > 0:
 		s.mutes(r.host)
 	case kind > 2 && kind < 6 && r.host > 0 && !there.Cut && !back.Cut:
@@ -1103,13 +1103,13 @@ func (s *simulation) pause(r *simRank, d time.Duration) {
 	s.After(d, func() { r.paused, r.froze, s.Disturbed = false, s.Now, s.Now })
 }
 
-// bequeath lets a rank say that another one is to blame for its end, and end in a while.
-func (s *simulation) bequeath(r *simRank, after time.Duration) {
-	f := &Failure{Rank: 0, Cause: fmt.Errorf("will of rank %d", r.id.rank)}
+// leaveReport lets a rank say that another one is to blame for its end, and end in a while.
+func (s *simulation) leaveReport(r *simRank, after time.Duration) {
+	f := &Failure{Rank: 0, Cause: fmt.Errorf("last report of rank %d", r.id.rank)}
 	sent := s.Now
 	then := func(err error) {
 		if err == nil && r.ended == nil {
-			r.willed = sent
+			r.reported = sent
 			s.later(r, after, func() { s.kill(r) })
 		}
 	}
@@ -1117,7 +1117,7 @@ func (s *simulation) bequeath(r *simRank, after time.Duration) {
 		f.Rank = s.size - 1
 	}
 	s.blamed[f.Rank] = true
-	r.store.set(s, willKey(r.id.rank), f.will(0), then)
+	r.store.set(s, reportKey(r.id.rank), f.lastReport(0), then)
 }
 
 // kill ends a process. That of an elastic job is replaced.
@@ -1300,7 +1300,7 @@ func (s *simulation) happens(t *testing.T, what string, args []string) {
 	case "stops":
 		s.pause(r, sim.Lasts(t, args[1]))
 	case "blames":
-		s.bequeath(r, time.Second)
+		s.leaveReport(r, time.Second)
 	case "mutes":
 		s.mutes(r.host)
 	case "leaves":

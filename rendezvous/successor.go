@@ -8,15 +8,15 @@ import (
 
 // The failure detector outlives the rank that serves it. A server that leaves asks the
 // lowest remaining rank to take over, and tells the others its address. Each rank
-// connects to the new server and gives it its will before it leaves the old one, so at every moment
-// one of them would notice its death. Only the failure detector moves: all other values of the
-// store end with rank 0.
+// connects to the new server and gives it its last report before it leaves the old one, so at every
+// moment one of them would notice its death. Only the failure detector moves: all other values of
+// the store end with rank 0.
 //
 //	old server                    lowest rank       another rank
 //	     ---- kindServe: how many ------>
 //	     <--- kindServing: address ------
 //	     ---- kindMove: address ---------------------------->
-//	                              <---- handshake, will -----
+//	                              <---- handshake, last report -----
 //	     <--- kindBye ----------------------------------------
 //	     ---- kindBye: failure --------->
 

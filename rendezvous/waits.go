@@ -116,8 +116,8 @@ func decodeRanks(text string, size int) (list []int) {
 // follows those that wait to the ranks for which they wait, directly or through others, and returns
 // all that do not wait. Numbers are of the job. If all wait for each other it returns seem. If the
 // store does not answer until ctx ends, or soon if it was silent before, Missing returns the rank
-// that serves it, or the one that its will names. It does the same if the store ends, since its
-// server is often the first whose time is up.
+// that serves it, or the one that its last report names. It does the same if the store ends, since
+// its server is often the first whose time is up.
 func (w *World) Missing(ctx context.Context, seem []int) []int {
 	if w.NewsTime(-1) == silentTime {
 		var cancel func()
@@ -130,7 +130,7 @@ func (w *World) Missing(ctx context.Context, seem []int) []int {
 		if err != nil {
 			var f *Failure
 			if c, ok := w.inner.(*client); ok && ctx.Err() != nil {
-				f = c.wills.instead(&Failure{Rank: c.server.rank, Cause: err}, time.Now())
+				f = c.reports.instead(&Failure{Rank: c.server.rank, Cause: err}, time.Now())
 			} else if !errors.As(err, &f) {
 				return seem
 			}

@@ -27,8 +27,9 @@
 // own error by [Report.Cause]. The others read it there and have the same cause. The first report
 // wins: a rank that finds an end a moment later takes it for its own, unless it was told of a lost
 // rank, or called Abort. The loss of a rank yields to a report which that rank has published
-// ([End.Heeds]). Before its program has the error, a rank leaves a will with the job, which names
-// the rank that it blames, and counts if the program ends at once: see [rendezvous.World.Will].
+// ([End.Heeds]). Before its program has the error, a rank leaves a last report with the job, which
+// names the rank that it blames, and counts if the program ends at once: see
+// [rendezvous.World.LeaveReport].
 //
 // Reports have ranks of the group. Texts, which users read, have those of the job:
 // see [backend.Members].

@@ -60,9 +60,9 @@ func (m *Member) jobRanks(ranks []int) []int {
 	return of
 }
 
-// wills has the job know whom the error blames before the program has it, which may end the process
-// at once: see [rendezvous.World.Will]. Ranks that do not hear of it are not served by this one's
-// detector.
-func (m *Member) wills(err *backend.Error) {
-	_ = m.World.Will(err, publishTime)
+// leaveReport has the job know whom the error blames before the program has it, which may end the
+// process at once: see [rendezvous.World.LeaveReport]. Ranks that do not hear of it are not served
+// by this one's detector.
+func (m *Member) leaveReport(err *backend.Error) {
+	_ = m.World.LeaveReport(err, publishTime)
 }

@@ -180,7 +180,7 @@ func (m *Member) end(end *End) {
 		}
 	}
 	err := &backend.Error{Comm: m.Name, Members: m.Members, Rank: m.Rank, Peer: peer, Cause: cause}
-	m.wills(err)
+	m.leaveReport(err)
 	m.err.Store(err)
 	close(m.over)
 }

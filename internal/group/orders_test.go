@@ -18,7 +18,7 @@ const (
 	heard    = iota // the finder's report is on the board
 	settled         // and so is what ranks had begun before
 	lost            // the finder's process has ended, and the detector says so
-	willed          // the same, and the detector has the finder's will
+	reported        // the same, and the detector has the finder's last report
 	overdue         // this rank's own time is up
 	answered        // the job has said who is missing
 	begins          // a neighbour, which was late, has begun the call
@@ -40,8 +40,9 @@ func downOf(rank int, cause string) group.Event {
 	return group.Down{Failure: &rendezvous.Failure{Rank: rank, Cause: errors.New(cause)}}
 }
 
-// judged plays an order, and returns the rank that rank 1 blames. A loss without a will comes only
-// after the finder's report: a rank has told what it has found when its program gets the error.
+// judged plays an order, and returns the rank that rank 1 blames. A loss without a last report
+// comes only after the finder's report: a rank has told what it has found when its program gets the
+// error.
 func judged(order []int) (peer int, names string) {
 	m := group.NewArbiter(1, backend.Members{0, 1, 2}, time.Second)
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -71,7 +72,7 @@ func judged(order []int) (peer int, names string) {
 				return -2, ""
 			}
 			end = step(downOf(0, "its process ended"))
-		case willed:
+		case reported:
 			end = step(downOf(2, "no sign of rank 2"))
 		case overdue:
 			now = now.Add(time.Second)
@@ -105,7 +106,7 @@ func judged(order []int) (peer int, names string) {
 func TestEveryOrderOfNewsBlamesTheStoppedRank(t *testing.T) {
 	played := 0
 	for set := range 1 << sights {
-		if set&(1<<lost) != 0 && set&(1<<willed) != 0 {
+		if set&(1<<lost) != 0 && set&(1<<reported) != 0 {
 			continue
 		}
 		var events []int
@@ -116,7 +117,7 @@ func TestEveryOrderOfNewsBlamesTheStoppedRank(t *testing.T) {
 		}
 		orders(events, func(order []int) {
 			peer, names := judged(order)
-			telling := []int{heard, settled, willed, answered, begins}
+			telling := []int{heard, settled, reported, answered, begins}
 			known := slices.ContainsFunc(order, func(e int) bool {
 				return slices.Contains(telling, e)
 			})

@@ -29,15 +29,15 @@ func worldOver(t *testing.T, rank, size int, store Store) *World {
 // noSign is the failure that a rank blames rank 2 with.
 func noSign() *Failure { return &Failure{Rank: 2, Cause: errors.New("no sign of rank 2")} }
 
-// TestALossIsPutDownToTheWill: a rank ends because of another one, as it has said before.
-func TestALossIsPutDownToTheWill(t *testing.T) {
+// TestALossIsPutDownToTheLastReport: a rank ends because of another one, as it has said before.
+func TestALossIsPutDownToTheLastReport(t *testing.T) {
 	s := tcpServer(t, 3)
 	finder := connectRank(t, s, 1)
 	w := worldOver(t, 1, 3, finder)
 	watcher := worldOver(t, 2, 3, connectRank(t, s, 2))
-	require.NoError(t, w.Will(noSign(), long))
+	require.NoError(t, w.LeaveReport(noSign(), long))
 	if w.Failure() != nil || watcher.Failure() != nil {
-		t.Error("a will of a rank that lives is a failure")
+		t.Error("a last report of a rank that lives is a failure")
 	}
 	finder.link.conn.Close() // as the end of its process would
 	<-watcher.Down()
@@ -46,13 +46,13 @@ func TestALossIsPutDownToTheWill(t *testing.T) {
 	}
 }
 
-// TestTheServersLossIsPutDownToItsWill: the ranks that it serves have its will before its error is
-// known.
-func TestTheServersLossIsPutDownToItsWill(t *testing.T) {
+// TestTheServersLossIsPutDownToItsLastReport: the ranks that it serves have its last report before
+// its error is known.
+func TestTheServersLossIsPutDownToItsLastReport(t *testing.T) {
 	s := tcpServer(t, 3)
 	own := worldOver(t, 0, 3, s.open())
 	watcher := worldOver(t, 1, 3, connectRank(t, s, 1))
-	require.NoError(t, own.Will(noSign(), long))
+	require.NoError(t, own.LeaveReport(noSign(), long))
 	for _, m := range s.connected() {
 		m.link.conn.Close()
 	}
@@ -71,15 +71,15 @@ func TestAWillIsWithdrawn(t *testing.T) {
 	w := worldOver(t, 1, 3, finder)
 	watcher := connectRank(t, s, 2)
 	for _, w := range []*World{own, w} {
-		require.NoError(t, errors.Join(w.Will(noSign(), long),
+		require.NoError(t, errors.Join(w.LeaveReport(noSign(), long),
 			w.Withdraw(long)))
 	}
-	withdrawn := func() bool { return watcher.wills.last.Load() == nil }
+	withdrawn := func() bool { return watcher.reports.last.Load() == nil }
 	for end := time.Now().Add(long); !withdrawn() && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	if will := watcher.wills.last.Load(); will != nil {
-		t.Errorf("rank 0's will is %v", will.failure)
+	if report := watcher.reports.last.Load(); report != nil {
+		t.Errorf("rank 0's last report is %v", report.failure)
 	}
 	finder.link.conn.Close() // as the end of its process would
 	<-own.Down()
@@ -92,25 +92,25 @@ func TestAWillIsWithdrawn(t *testing.T) {
 // its own.
 func TestAWillLapses(t *testing.T) {
 	loss := &Failure{Rank: 1, Cause: errors.New("killed")}
-	var w wills
+	var w lastReports
 	now := time.Now()
 	if got := w.instead(loss, now); got != loss {
-		t.Errorf("without a will: %v", got)
+		t.Errorf("without a last report: %v", got)
 	}
-	w.take(noSign().will(0), now)
-	if got := w.instead(loss, now.Add(willTime)); got.Rank != 2 {
-		t.Errorf("with a will: %v", got)
+	w.take(noSign().lastReport(0), now)
+	if got := w.instead(loss, now.Add(reportTime)); got.Rank != 2 {
+		t.Errorf("with a last report: %v", got)
 	}
-	if got := w.instead(loss, now.Add(willTime+time.Millisecond)); got != loss {
-		t.Errorf("with an old will: %v", got)
+	if got := w.instead(loss, now.Add(reportTime+time.Millisecond)); got != loss {
+		t.Errorf("with an old last report: %v", got)
 	}
 }
 
-// A rank that blames itself, or nobody, leaves no will.
+// A rank that blames itself, or nobody, leaves no last report.
 func TestNobodyWillsHisOwnFailure(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, w []*World) {
-		require.Report(t, w[1].Will(errors.New("no more data"), long))
-		if v, err := look(within(t, long), w[0].inner, willKey(1)); v != nil || err != nil {
+		require.Report(t, w[1].LeaveReport(errors.New("no more data"), long))
+		if v, err := look(within(t, long), w[0].inner, reportKey(1)); v != nil || err != nil {
 			t.Errorf("the store has %q, %v", v, err)
 		}
 	})
@@ -211,11 +211,11 @@ func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
 			own := worldOver(t, 0, 3, s.open())
 			c := connectRank(t, s, 1)
 			w := worldOver(t, 1, 3, c)
-			require.NoError(t, own.Will(noSign(), long))
+			require.NoError(t, own.LeaveReport(noSign(), long))
 			ctx := within(t, long)
-			for c.wills.last.Load() == nil {
+			for c.reports.last.Load() == nil {
 				if ctx.Err() != nil {
-					t.Fatal("the will has not come")
+					t.Fatal("the last report has not come")
 				}
 				time.Sleep(time.Millisecond)
 			}
@@ -258,13 +258,13 @@ func (e endedConn) Read(p []byte) (int, error) {
 }
 
 // TestTheWillOfAServerIsReadAfterAWriteHasFailed: whoever writes to the server as it ends finds
-// that before it has read the will.
+// that before it has read the last report.
 func TestTheWillOfAServerIsReadAfterAWriteHasFailed(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
 	var said bytes.Buffer
-	will := noSign().will(0)
-	require.NoError(t, (frame{kind: kindWill, body: will}).writeTo(&said))
+	report := noSign().lastReport(0)
+	require.NoError(t, (frame{kind: kindLastReport, body: report}).writeTo(&said))
 	conn := endedConn{near, bytes.NewReader(said.Bytes()), make(chan struct{})}
 	w := worldOver(t, 1, 3, newClient(conn, identity{}, "", identity{rank: 1, size: 3}, long))
 	<-w.Down()
