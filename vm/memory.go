@@ -36,7 +36,7 @@ func WithMemory(bytes int) Option {
 }
 
 // WithLossTiles computes the loss of a large vocabulary in n tiles of rows, which are samples or
-// the positions of all samples. Logits and their gradient then never exist as a whole: for each
+// the positions of all samples. Logits and their gradient are then never materialized: for each
 // tile the plan computes the product with the last layer's weights, the losses, and the tile's part
 // of both gradients. The largest matrix multiplication of the graph counts as the logits.
 //

@@ -69,7 +69,7 @@ func main() {
 	flag.StringVar(&cfg.cell, "cell", "lstm", "of the layers: lstm or gru")
 	flag.IntVar(&cfg.hidden, "hidden", 96, "units of a layer")
 	flag.IntVar(&cfg.steps, "steps", 64, "characters of a piece")
-	flag.IntVar(&cfg.epochs, "epochs", 8, "how often to go through the text")
+	flag.IntVar(&cfg.epochs, "epochs", 8, "number of epochs")
 	flag.IntVar(&cfg.batch, "batch", 16, "pieces in a step, of all ranks together")
 	flag.Float64Var(&cfg.rate, "lr", 0.01, "highest learning rate of Adam")
 	flag.StringVar(&cfg.checkpoint, "checkpoint", "", "save here, and go on with what is there")

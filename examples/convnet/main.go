@@ -37,7 +37,7 @@ import (
 )
 
 func main() {
-	epochs := flag.Int("epochs", 12, "how often to go through the data")
+	epochs := flag.Int("epochs", 12, "number of epochs")
 	batch := flag.Int("batch", 48, "images in a step, of all ranks together")
 	rate := flag.Float64("lr", 0.003, "learning rate of Adam")
 	device := flag.String("device", "auto", "where to compute: cpu, gpu (that of the backend), "+

@@ -29,7 +29,7 @@ import (
 )
 
 func main() {
-	epochs := flag.Int("epochs", 20, "how often to go through the images")
+	epochs := flag.Int("epochs", 20, "number of epochs")
 	batch := flag.Int("batch", 48, "images in a step, of all ranks together")
 	rate := flag.Float64("rate", 0.003, "learning rate of Adam")
 	dir := flag.String("checkpoint", "", "save here after each epoch, and go on with what is there")

@@ -2,8 +2,8 @@
 //
 //	euryale run --elastic -n 3 --spares 1 ./examples/elastic -pause 50ms
 //
-// Kill one of its processes while it runs: the others train on, a spare takes the place of the dead
-// one, and params= at the end is what a training prints in which nobody died, on any number of
+// Kill one of its processes while it runs: the others train on, a standby takes the place of the
+// dead one, and params= at the end is what a training prints in which nobody died, on any number of
 // ranks. What makes the training elastic is marked with (*).
 package main
 
@@ -50,7 +50,7 @@ func main() {
 	machine, err := vm.New(m.x.Graph(), nil, vm.WithSolver(adam, m.weights...),
 		vm.WithElastic(ctx, job, micros)) // (*)
 	if errors.Is(err, autograd.ErrFinished) {
-		return // a spare that nobody has needed
+		return // a standby process that nobody has needed
 	}
 	check(err)
 	defer machine.Close()

@@ -85,7 +85,7 @@ func main() {
 	flag.IntVar(&cfg.filters, "filters", 0, "of the first blocks; 0: as in the paper")
 	flag.StringVar(&cfg.data, "data", "", "folder of CIFAR-10's binary files; empty: draw shapes")
 	flag.IntVar(&cfg.images, "images", 2560, "pictures that are drawn, and half as many held out")
-	flag.IntVar(&cfg.epochs, "epochs", 10, "how often to go through the pictures")
+	flag.IntVar(&cfg.epochs, "epochs", 10, "number of epochs")
 	flag.IntVar(&cfg.batch, "batch", 64, "pictures in a step, of all ranks together")
 	flag.Float64Var(&cfg.rate, "lr", 0.1, "highest learning rate")
 	flag.Float64Var(&cfg.ema, "ema", 0, "decay of averages of the weights, such as 0.99; 0: none")

@@ -129,7 +129,7 @@ func (c *collector) steps(r report, p *observe.Progress) {
 
 // lateness reports how late the rank is, and why.
 func (c *collector) lateness(r report, p *observe.Progress) {
-	r.gauge("exposed_ratio", "Part of the last steps that the rank stood in collectives.",
+	r.gauge("exposed_ratio", "Part of the last steps that the rank was blocked in collectives.",
 		p.Exposed, nil)
 	r.gauge("caused_exposed_ratio", "Part of the time in collectives, of all ranks in the last "+
 		"steps, that this rank has caused.", p.Caused, nil)
@@ -157,7 +157,7 @@ func (c *collector) calls(r report) {
 		r.counter("collectives_total", "Collectives.", float64(t.Calls), of)
 		r.counter("collective_bytes_total", "Bytes of collectives, of the larger operand.",
 			float64(t.Bytes), of)
-		r.counter("exposed_seconds_total", "Time in which the rank stood in collectives.",
+		r.counter("exposed_seconds_total", "Time in which the rank was blocked in collectives.",
 			t.Exposed.Seconds(), of)
 	}
 }

@@ -19,7 +19,7 @@ type Host struct {
 }
 
 // ParseHosts reads a list of hosts such as a:4,b:4,user@c,[fd00::7]:2, in the form of Open MPI's
-// option -H. A host without a number takes one rank. Listing a host again adds ranks.
+// option -H. A host without a slot count runs one rank. Listing a host again adds ranks.
 func ParseHosts(list string) (hosts []Host, err error) {
 	for entry := range strings.SplitSeq(list, ",") {
 		name, slots := entry, "1"

@@ -17,7 +17,7 @@ const (
 	Recurrences  = "recurrent"
 )
 
-// AttentionFamilies are the kernels of [Kernels.Attention] and its gradient: on ordinary cores, and
+// AttentionFamilies are the kernels of [Kernels.Attention] and its gradient: on CUDA cores, and
 // of bf16 for heads of up to 128 elements, and of up to 32, on tensor cores.
 func AttentionFamilies() []string {
 	return []string{"attention", "attention_bf16", "attention_narrow"}

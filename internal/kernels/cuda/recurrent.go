@@ -36,7 +36,7 @@ func Recurs(batch, size int) (blocks int, ok bool) {
 		batch > 0 && size > 0 && size%lstmSide == 0 && size <= lstmSize
 }
 
-// LSTM computes what [kernels.LSTM] says, all steps in one launch: in f32 on ordinary cores, with a
+// LSTM computes what [kernels.LSTM] says, all steps in one launch: in f32 on CUDA cores, with a
 // fixed order of sums, and else on tensor cores. The device must run all its blocks at a time: see
 // [Recurs]. A step of 512 units and 64 samples takes 7 us in f32 and 3 in bf16, the products and
 // loops of vm for it 10 (bench/results/2026-11/2026-11-27-h100-lstm.md).
