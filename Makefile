@@ -95,7 +95,7 @@ arm64: export GOARCH := arm64
 arm64: EMULATED := $(GO) test -short -vet=off -timeout 30m \
 	-exec "$(CURDIR)/internal/testing/emulated.sh"
 arm64:
-	$(EMULATED) ./kernels/... ./internal/kernels/... ./internal/workers ./vm ./vm/internal/...
+	$(EMULATED) ./kernels/... ./internal/kernels/... ./internal/workers ./vm ./internal/vm/...
 	$(EMULATED) -run '^TestShortPieces|^TestAFlippedBit|^TestForged|^TestCommunicator$$/P=3' \
 		./backend/tcp
 	$(EMULATED) ./rendezvous/launch ./internal/group ./internal/session \

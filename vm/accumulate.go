@@ -5,7 +5,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
 // Accumulate makes n runs one step of the solver, for batches whose activations do not fit into

@@ -8,8 +8,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
-	"github.com/euryale-ml/euryale/vm/internal/read"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/read"
 )
 
 // WithState makes each RunAll end by assigning the value of a node of the graph to a variable: the

@@ -6,7 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
 )
 
 // ClipNorm scales the gradients of [WithSolver] by one factor so that their global norm is at most

@@ -124,7 +124,7 @@
 // Otherwise, where Gorgonia is right, results equal those of the tape machine except for rounding.
 // docs/ops.md says where it is not.
 //
-// Operations without an entry in package vm/internal/read, and those of other packages, run by
+// Operations without an entry in package internal/vm/read, and those of other packages, run by
 // their Do method on host tensors, always and in the order of the graph. The plan counts them as
 // host_ops=. Few of Gorgonia's own operations are among them, such as CTCLoss, Sparsemax, YOLOv3,
 // Dropout and random numbers. Each Do gets its own operands: anything it writes into them, and any

@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
-	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
 // TestADoubtIsReported: a machine that runs the plain plan says why.

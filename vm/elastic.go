@@ -8,9 +8,9 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
-	"github.com/euryale-ml/euryale/vm/internal/proof"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/proof"
 )
 
 // WithElastic makes the machine train on ranks that may be lost and replaced (autograd.Elastic),

@@ -3,8 +3,8 @@ package vm
 import (
 	"time"
 
-	"github.com/euryale-ml/euryale/vm/internal/plan"
-	"github.com/euryale-ml/euryale/vm/internal/proof"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/proof"
 )
 
 // WithLimits makes a machine plan within other limits.

@@ -4,8 +4,8 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/ir"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
 // BucketTime is how long a rank waited for the exchange of a bucket of [WithDataParallel].

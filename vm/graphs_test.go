@@ -25,14 +25,14 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/internal/vm/graphs"
+	"github.com/euryale-ml/euryale/internal/vm/interpret"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
 	blocks "github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
-	"github.com/euryale-ml/euryale/vm/internal/graphs"
-	"github.com/euryale-ml/euryale/vm/internal/interpret"
-	"github.com/euryale-ml/euryale/vm/internal/ir"
-	"github.com/euryale-ml/euryale/vm/internal/lower"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
 // trial is a graph and how it runs. What is not drawn is a function of the seed.

@@ -8,9 +8,9 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
-	"github.com/euryale-ml/euryale/vm/internal/ir"
-	"github.com/euryale-ml/euryale/vm/internal/lower"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 )
 
 // leastTable is the size in bytes from which exchanging the rows of a table is worth the calls: two

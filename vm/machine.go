@@ -14,12 +14,12 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/proof"
+	"github.com/euryale-ml/euryale/internal/vm/read"
 	"github.com/euryale-ml/euryale/internal/workers"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
-	"github.com/euryale-ml/euryale/vm/internal/ir"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
-	"github.com/euryale-ml/euryale/vm/internal/proof"
-	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
 // Machine runs a graph. It is not safe for concurrent use; machines of different graphs may

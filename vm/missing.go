@@ -9,9 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/terms"
-	"github.com/euryale-ml/euryale/vm/internal/ir"
-	"github.com/euryale-ml/euryale/vm/internal/read"
-	"github.com/euryale-ml/euryale/vm/internal/samples"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/read"
+	"github.com/euryale-ml/euryale/internal/vm/samples"
 )
 
 // Incomplete says what a batch with missing samples has in the rows of those: see

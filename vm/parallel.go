@@ -15,8 +15,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/rendezvous"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
 )
 
 // WithDataParallel makes the ranks of a communicator train together. Each RunAll exchanges the

@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
-	"github.com/euryale-ml/euryale/vm/internal/read"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
+	"github.com/euryale-ml/euryale/internal/vm/read"
 )
 
 // constants of the plan are bound in each run if their tensors may change between runs.

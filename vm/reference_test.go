@@ -13,11 +13,11 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/vm/interpret"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
+	"github.com/euryale-ml/euryale/internal/vm/read"
 	"github.com/euryale-ml/euryale/kernels/fuse"
-	"github.com/euryale-ml/euryale/vm/internal/interpret"
-	"github.com/euryale-ml/euryale/vm/internal/ir"
-	"github.com/euryale-ml/euryale/vm/internal/lower"
-	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
 // plainRun trains a graph without a plan: value by value, and by the solver's Step.

@@ -14,9 +14,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
-	"github.com/euryale-ml/euryale/vm/internal/lower"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
 // WithSolver makes each RunAll end with a step of a solver. It replaces

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/vm/internal/read"
+	"github.com/euryale-ml/euryale/internal/vm/read"
 )
 
 // SyncBatchNorm makes every gorgonia.BatchNorm of the graph normalise the batches of all ranks of

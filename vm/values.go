@@ -11,10 +11,10 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
-	"github.com/euryale-ml/euryale/vm/internal/exec"
-	"github.com/euryale-ml/euryale/vm/internal/ir"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
-	"github.com/euryale-ml/euryale/vm/internal/read"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/read"
 )
 
 // input is a variable that the plan reads.

@@ -21,7 +21,7 @@ var askedByTheProof = []string{"Dense", "Span", "Text", "Has", "Every", "Kinds",
 // and calls nothing of it that decides anything. So no mistake of planning proves a wrong plan.
 func TestTheProofSharesNothingWithThePlanner(t *testing.T) {
 	functions, methods := planFunctions(t)
-	for _, file := range parsed(t, "vm/internal/proof") {
+	for _, file := range parsed(t, "internal/vm/proof") {
 		packages := []string{}
 		for _, i := range file.Imports {
 			name := strings.Trim(i.Path.Value, `"`)
@@ -50,7 +50,7 @@ func TestTheProofSharesNothingWithThePlanner(t *testing.T) {
 
 // planFunctions returns the names of exported functions of package plan, and of methods.
 func planFunctions(t *testing.T) (functions, methods []string) {
-	for _, file := range parsed(t, "vm/internal/plan") {
+	for _, file := range parsed(t, "internal/vm/plan") {
 		for _, d := range file.Decls {
 			f, ok := d.(*ast.FuncDecl)
 			switch {

@@ -28,7 +28,7 @@ var meanings = map[string]struct {
 	}},
 	"part":  {"a group that a split makes", []string{"internal/group", "internal/session"}},
 	"place": {"where a rank runs", []string{"internal/hierarchy", "internal/group"}},
-	"step":  {"an operation of a plan", []string{"vm/internal/exec", "vm/internal/plan"}},
+	"step":  {"an operation of a plan", []string{"internal/vm/exec", "internal/vm/plan"}},
 }
 
 // A word that names types of several packages means one thing in all of them.

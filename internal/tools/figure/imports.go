@@ -47,19 +47,19 @@ var rooms = [][]room{
 		{"backend/tcp", []string{"backend/tcp"}, 275, "leaf", ""},
 		{"backend/mpi", []string{"backend/mpi"}, 385, "leaf", ""},
 		{"internal/gpu", []string{"internal/gpu"}, 512, "leaf", ""},
-		{"vm/internal/exec", []string{"vm/internal/exec"}, 640, "graph", ""},
-		{"vm/internal/read", []string{"vm/internal/read", "vm/internal/samples"}, 820, "graph",
+		{"internal/vm/exec", []string{"internal/vm/exec"}, 640, "graph", ""},
+		{"internal/vm/read", []string{"internal/vm/read", "internal/vm/samples"}, 820, "graph",
 			"samples"},
 	}, {
 		{"backend/internal/hosted", []string{"backend/internal/hosted"}, 330, "leaf", ""},
 		{"internal/cuda", []string{"internal/cuda"}, 525, "leaf", ""},
-		{"vm/internal/plan", []string{"vm/internal/plan", "vm/internal/lower",
-			"vm/internal/proof"}, 660, "graph", "lower, proof"},
+		{"internal/vm/plan", []string{"internal/vm/plan", "internal/vm/lower",
+			"internal/vm/proof"}, 660, "graph", "lower, proof"},
 		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
 	}, {
 		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},
 		{"internal/kernels/cuda", []string{"internal/kernels/cuda"}, 495, "kernel", ""},
-		{"vm/internal/ir", []string{"vm/internal/ir"}, 605, "graph", ""},
+		{"internal/vm/ir", []string{"internal/vm/ir"}, 605, "graph", ""},
 		{"autograd", []string{"autograd", "autograd/solver", "autograd/internal/checkpoint"}, 738,
 			"graph", "solver, internal/checkpoint"},
 		{"internal/program", []string{"internal/program"}, 876, "graph", ""},
@@ -98,7 +98,7 @@ var everywhere = []string{
 // aside are packages of tests and tools, which the picture leaves out.
 var aside = []string{
 	"internal/jobs", "internal/repolint", "internal/testing/*", "internal/tools/*",
-	"backend/backendtest", "vm/internal/graphs", "vm/internal/interpret",
+	"backend/backendtest", "internal/vm/graphs", "internal/vm/interpret",
 	"internal/kernels/cuda/gen", "kernels/fuse/gen",
 }
 

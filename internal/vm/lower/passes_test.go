@@ -1,0 +1,118 @@
+package lower_test
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/internal/vm/graphs"
+	"github.com/euryale-ml/euryale/internal/vm/interpret"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
+	"github.com/euryale-ml/euryale/internal/vm/read"
+)
+
+// TestPassesKeepResults: each pass that changes no digits, or only the order of sums, leaves the
+// losses and gradients of random graphs what they are, as far as an interpreter can tell.
+func TestPassesKeepResults(t *testing.T) {
+	passes := []func(p *ir.Program) *ir.Program{
+		func(p *ir.Program) *ir.Program { return lower.Program(p) },
+		lower.InShape,
+		func(p *ir.Program) *ir.Program { // with a loop for each value
+			loops := make([]*lower.Loop, len(p.Values))
+			for i, v := range p.Values {
+				if ir.Elementwise(v.Op) {
+					loops[i] = &lower.Loop{Shape: v.Shape, Values: []ir.ID{ir.ID(i)}}
+				}
+			}
+			p, _ = lower.Rematerialize(p, loops, 0, 24)
+			return p
+		},
+	}
+	changed := make([]int, len(passes))
+	for seed := range uint64(150) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		g := drawn(r)
+		if g == nil {
+			continue
+		}
+		var inputs []interpret.Array
+		for _, n := range g.Inputs {
+			id, _ := g.Value(n)
+			x := make([]float64, g.Program.Values[id].Shape.Size())
+			for k := range x {
+				x[k] = float64(r.IntN(2))
+			}
+			inputs = append(inputs, interpret.Of(g.Program.Values[id].Shape, x))
+		}
+		p := &g.Program
+		want, err := results(p, inputs)
+		if err != nil {
+			continue // an operation that is run by its Do
+		}
+		for i, pass := range passes {
+			before := len(p.Values)
+			if p = pass(p); len(p.Values) != before {
+				changed[i]++
+			}
+			got, err := results(p, inputs)
+			if err = errors.Join(err, p.Check()); err != nil {
+				t.Fatalf("seed %d, pass %d: %v", seed, i, err)
+			}
+			for k, x := range got {
+				if y := want[k]; math.Abs(x.Value-y.Value) > x.Err+y.Err {
+					t.Fatalf("seed %d, pass %d: number %d of the results is %v, was %v", seed, i,
+						k, x, y)
+				}
+			}
+		}
+	}
+	if t.Log(changed); slices.Min(changed) < 10 {
+		t.Errorf("passes change %v programs", changed)
+	}
+}
+
+// drawn returns a random graph with gradients, nil if it has none or is not read.
+func drawn(r *rand.Rand) *read.Graph {
+	defer func() { _ = recover() }() // Gorgonia's, of graphs that it cannot differentiate
+	b, err := graphs.Draw(graphs.Needs{}, 3+r.IntN(15), r.IntN).Build(graphs.Needs{})
+	if err != nil {
+		return nil
+	}
+	learnables := b.Learnables()
+	if _, err := gorgonia.Grad(b.Loss(), learnables...); err != nil {
+		return nil
+	}
+	g, err := read.New(b.Graph, true, read.Norms{}, nil)
+	if err != nil || len(g.Constants) > 0 {
+		return nil
+	}
+	wanted := gorgonia.Nodes{b.Loss()}
+	for _, n := range learnables {
+		wanted = append(wanted, n.Deriv())
+	}
+	for _, n := range wanted {
+		id, _ := g.Value(n)
+		g.Program.Results = append(g.Program.Results, id)
+	}
+	return g
+}
+
+// results returns the elements of a program's results.
+func results(p *ir.Program, inputs []interpret.Array) (all []interpret.Number, err error) {
+	values, err := interpret.Program(p, interpret.Outside{Inputs: inputs,
+		Opaque: func(ir.Value, []interpret.Array) (interpret.Array, error) {
+			return interpret.Array{}, errors.New("opaque")
+		}})
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range p.Results {
+		all = append(all, values[r].Data...)
+	}
+	return all, nil
+}

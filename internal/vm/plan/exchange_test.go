@@ -1,0 +1,305 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// backward is the program of exp(x v w), of which it returns the gradients of v and w.
+func backward() (p *program, dv, dw ir.ID) {
+	p = &program{}
+	x, v, w := p.input(0, 4, 4), p.input(1, 4, 4), p.input(2, 4, 4)
+	h := p.add(ir.MatMul{}, ir.Of(4, 4), x, v)
+	dy := p.unary(fuse.Exp, p.add(ir.MatMul{}, ir.Of(4, 4), h, w))
+	dw = p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), h, dy)
+	dh := p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), dy, w)
+	return p, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), x, dh), dw
+}
+
+// exchanged plans the program with updates of both variables.
+func exchanged(t *testing.T, p *program, dv, dw ir.ID, ofV, ofW int) (*Plan, []string) {
+	t.Helper()
+	planned, err := New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV,
+		Rule: descent}, Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent})
+	require.NoError(t, err)
+	if err := Verify(planned); err != nil {
+		t.Fatalf("%v in\n%v", err, planned)
+	}
+	var names []string
+	for _, s := range planned.Steps {
+		names = append(names, s.Op.String())
+	}
+	return planned, names
+}
+
+// TestExchange: buckets leave in their order as soon as their gradients are there, and gradients
+// are computed where they are exchanged unless somebody else reads them.
+func TestExchange(t *testing.T) {
+	const update, both = "update", "update of 2"
+	tests := []struct {
+		name     string
+		ofV, ofW int
+		change   func(p *program, dv, dw *ir.ID)
+		want     []string
+	}{
+		{"beside the backward pass", 2, 1, nil,
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0",
+				"matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update,
+				"receive bucket 1", update}},
+		{"the first bucket's first", 1, 2, nil,
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul NT", "matmul TN",
+				"send bucket 0", "matmul TN", "send bucket 1", "receive bucket 0", update,
+				"receive bucket 1", update}},
+		{"one of two", 0, 1, nil,
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0",
+				"matmul NT", "matmul TN", update, "receive bucket 0", update}},
+		{"with a gradient that is wanted", 1, 1, func(p *program, dv, _ *ir.ID) {
+			p.Results = []ir.ID{*dv}
+		},
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
+				"loop copy", "send bucket 0", "receive bucket 0", both}},
+		{"with a gradient for both", 1, 1, func(_ *program, dv, dw *ir.ID) { *dv = *dw },
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "loop copy", "loop copy",
+				"send bucket 0", "receive bucket 0", both}},
+		{"with gradients that are views", 1, 1, func(p *program, dv, dw *ir.ID) {
+			*dv = p.add(ir.Reshape{}, ir.Of(2, 8), *dv)
+			*dw = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 4), *dw)
+		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
+			"loop copy", "send bucket 0", "receive bucket 0", both}},
+		{"with a gradient that nothing computes", 2, 1, func(p *program, _, dw *ir.ID) { *dw = 0 },
+			[]string{"matmul NN", "loop copy", "send bucket 0", "matmul NN", "loop exp",
+				"matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update,
+				"receive bucket 1", update}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			p, dv, dw := backward()
+			if test.change != nil {
+				test.change(p, &dv, &dw)
+			}
+			planned, names := exchanged(t, p, dv, dw, test.ofV, test.ofW)
+			if !slices.Equal(names, test.want) {
+				t.Errorf("the steps are\n%v, want %q", planned, test.want)
+			}
+		})
+	}
+}
+
+// Gorgonia multiplies the gradient of an operand before that of the weights.
+func TestGradientsComeBeforeTheStepsThatGoOnBackwards(t *testing.T) {
+	p := &program{}
+	x, v, w := p.input(0, 4, 4), p.input(1, 4, 4), p.input(2, 4, 4)
+	h := p.add(ir.MatMul{}, ir.Of(4, 4), x, v)
+	y := p.add(ir.MatMul{}, ir.Of(4, 4), h, w)
+	dy := p.unary(fuse.Exp, y)
+	dh := p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), dy, w)
+	dw := p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), h, dy)
+	dv := p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), x, dh)
+	for name, buckets := range map[string][2]int{"exchanged": {2, 1}, "of one rank": {0, 0}} {
+		_, names := exchanged(t, p, dv, dw, buckets[0], buckets[1])
+		if want := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN"}; !slices.Equal(
+			names[:4], want) {
+			t.Errorf("%s: the first steps are %q, want %q", name, names[:4], want)
+		}
+	}
+}
+
+// TestVerifyExchanges: between Send and Receive nobody may read a gradient, or write it.
+func TestVerifyExchanges(t *testing.T) {
+	p, dv, dw := backward()
+	planned, names := exchanged(t, p, dv, dw, 2, 1)
+	sent, received := slices.Index(names, "send bucket 0"), slices.Index(names, "receive bucket 0")
+	for what, breaking := range map[string]func(s []Step){
+		"has written over it": func(s []Step) { s[sent+1].Args[0] = s[sent].Args[0] },
+		"is read, but step":   func(s []Step) { s[received+1].Args[0] = s[sent].Dsts[0] },
+		"step 5 has written": func(s []Step) {
+			s[sent+1].Dsts[0].Buffer, s[sent+2].Args[1].Buffer = s[sent].Dsts[0].Buffer,
+				s[sent].Dsts[0].Buffer
+		},
+	} {
+		broken := *planned
+		broken.Steps = slices.Clone(planned.Steps)
+		for i := range broken.Steps {
+			broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts),
+				slices.Clone(broken.Steps[i].Args)
+		}
+		breaking(broken.Steps)
+		if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v, want %q in\n%v", err, what, &broken)
+		}
+	}
+}
+
+// TestAccumulate: each run adds its gradients up, and only the last one exchanges, clips and
+// applies them.
+func TestAccumulate(t *testing.T) {
+	p, dv, dw := backward()
+	var updates []Update
+	for i, gradient := range []ir.ID{dv, dw} {
+		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: 2 - i,
+			Accumulation: Accumulation{Runs: 4}, Limit: 1, Rule: descent})
+	}
+	planned, err := New(&p.Program, updates...)
+	if err == nil {
+		err = Verify(planned)
+	}
+	if err != nil {
+		t.Fatalf("%v in\n%v", err, planned)
+	}
+	const sum, squares, update = "loop accumulate", "squares of 2", "update of 2"
+	// where the sums are
+	first := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN"}
+	each := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT",
+		"matmul TN", sum}
+	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "send bucket 0",
+		"matmul NT", "matmul TN", sum,
+		"send bucket 1", "receive bucket 0", "receive bucket 1", squares, "loop norm", update}
+	products := map[int]int{1: 2, 2: 0} // by bucket: those of the run that exchanges it
+	for kind, want := range [][]string{first, each, last} {
+		var steps []string
+		for _, s := range planned.Steps {
+			if s.Runs.Has(kind) {
+				steps = append(steps, s.Op.String())
+			}
+			if send, ok := s.Op.(Send); ok && send.Products != products[send.Bucket] {
+				t.Errorf("%v is beside %d products, want %d", send, send.Products,
+					products[send.Bucket])
+			}
+		}
+		if !slices.Equal(steps, want) {
+			t.Errorf("runs of kind %d have the steps %q, want %q", kind, steps, want)
+		}
+	}
+}
+
+// TestAccumulationIsASum: each run adds to sums that are kept, and its own to the others in the
+// tree that the documentation describes. Sums are text here.
+func TestAccumulationIsASum(t *testing.T) {
+	for _, inTree := range []bool{false, true} {
+		for n := 1; n <= 33; n++ {
+			a := Accumulation{Runs: n, Tree: inTree}
+			level := make([]string, n)
+			for i := range level {
+				level[i] = fmt.Sprint(i)
+			}
+			want := level[0]
+			for _, x := range level[1:] {
+				want = "(" + want + "+" + x + ")"
+			}
+			for inTree && len(level) > 1 {
+				var sums []string
+				for pair := range slices.Chunk(level, 2) {
+					sums = append(sums, strings.Join(pair, "+"))
+					if len(pair) == 2 {
+						sums[len(sums)-1] = "(" + sums[len(sums)-1] + ")"
+					}
+				}
+				level, want = sums, sums[0]
+			}
+			kept := make([]string, 8)
+			for run, kind := range a.Of() {
+				if (kind == a.Kinds()-1) != (run == n-1) {
+					t.Fatalf("run %d of %d has kind %d of %d", run, n, kind, a.Kinds())
+				}
+				kinds, _ := a.kinds()
+				x := fmt.Sprint(run)
+				for _, k := range kinds[kind].Add {
+					x, kept[k] = "("+kept[k]+"+"+x+")", "used"
+				}
+				kept[kinds[kind].To] = x
+			}
+			if got := kept[0]; got != want {
+				t.Errorf("in a tree %v: %d runs make %s, want %s", inTree, n, got, want)
+			}
+		}
+	}
+}
+
+// TestTreeOfRuns: a plan whose gradients are added in a tree keeps the sums that the kinds of runs
+// need, and each run of a kind that adds something has one step for each gradient.
+func TestTreeOfRuns(t *testing.T) {
+	for runs, kept := range map[int]int{1: 0, 2: 0, 3: 1, 4: 1, 6: 2, 8: 2} {
+		p, dv, dw := backward()
+		var updates []Update
+		for i, gradient := range []ir.ID{dv, dw} {
+			updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+				Accumulation: Accumulation{Runs: runs, Tree: true}, Scale: 0.5, Limit: 1,
+				Rule: descent})
+		}
+		planned, err := New(&p.Program, updates...)
+		if err == nil {
+			err = Verify(planned)
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%v", err, planned)
+		}
+		partial := 0
+		for _, b := range planned.Buffers {
+			if b.Kind == PartialSum {
+				partial++
+			}
+		}
+		if partial != 2*kept {
+			t.Errorf("%d runs keep %d sums beside the gradients, want %d for each", runs, partial,
+				kept)
+		}
+		kinds, _ := planned.Accumulation.kinds()
+		for kind := range planned.Accumulation.Kinds() {
+			steps := 0
+			for _, s := range planned.Steps {
+				if s.Runs.Has(kind) && s.Op.String() == "loop accumulate" {
+					steps++
+				}
+			}
+			if want := 2 * min(1, len(kinds[kind].Add)); runs > 1 && steps != want {
+				t.Errorf("of %d runs, those of kind %d have %d steps that add up 2 gradients, "+
+					"want %d", runs, kind, steps, want)
+			}
+		}
+	}
+}
+
+// TestUpdatesApart: the last run ends with the exchange, whatever it exchanges, and another one has
+// the rest. A plan that applies anything before is not proven.
+func TestUpdatesApart(t *testing.T) {
+	for _, buckets := range []int{0, 1} {
+		for _, runs := range []int{1, 3} {
+			p, dv, dw := backward()
+			var updates []Update
+			for i, gradient := range []ir.ID{dv, dw} {
+				updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+					Bucket: buckets * (2 - i), Limit: 1, Rule: descent,
+					Accumulation: Accumulation{Runs: runs, Tree: true, Apart: true}})
+			}
+			planned, err := New(&p.Program, updates...)
+			require.NoError(t, err)
+			var steps []string
+			for i, s := range planned.Steps {
+				if !s.Runs.Has(Apply) {
+					continue
+				}
+				if steps = append(steps, s.Op.String()); i < len(planned.Steps)-3 {
+					t.Errorf("step %d is %v", i, s.Op)
+				}
+			}
+			want := []string{"squares of 2", "loop norm", "update of 2"}
+			if !slices.Equal(steps, want) {
+				t.Errorf("the updates are the steps %q, want %q", steps, want)
+			}
+			for _, kinds := range []Runs{1 << (planned.Accumulation.Kinds() - 1), 1 << 0} {
+				broken := *planned
+				broken.Steps = slices.Clone(planned.Steps)
+				broken.Steps[len(broken.Steps)-1].Runs = kinds
+				if Verify(&broken) == nil {
+					t.Errorf("a step of the solver in runs %b: not noticed", kinds)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,36 @@
+package plan
+
+import (
+	"errors"
+
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+)
+
+// prove is the proof, which imports this package: see ProveWith.
+var prove Prove
+
+// ProveWith makes tests of the package use a proof.
+func ProveWith(p Prove) { prove = p }
+
+// New plans a program and proves the plan.
+func New(p *ir.Program, updates ...Update) (*Plan, error) {
+	return Standard().New(prove, p, updates...)
+}
+
+// Plain is the plain plan of a program.
+func Plain(p *ir.Program, updates ...Update) (*Plan, error) {
+	refused := errors.New("the first plan")
+	plan, err := Standard().New(func(p *Plan) (err error) {
+		if err, refused = refused, nil; err == nil {
+			err = prove(p)
+		}
+		return err
+	}, p, updates...)
+	if err == nil {
+		plan.Doubt = nil
+	}
+	return plan, err
+}
+
+// Verify proves a plan.
+func Verify(p *Plan) error { return prove(p) }

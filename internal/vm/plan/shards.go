@@ -1,0 +1,541 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+)
+
+// Shard is what one rank of several updates of a variable, and keeps vectors for: the elements in
+// row-major order from number From up to To, which may be none. The ranks divide each bucket. Its
+// gradients are reduce-scattered, each rank updates its shard where its gradients come back, and an
+// all-gather gives all ranks the whole variables: ZeRO (Rajbhandari et al., arXiv:1910.02054).
+//
+// So every element has one rank that updates it, from the gradient which an all-reduce would give
+// all: the variables have the bits of training without shards.
+type Shard struct {
+	From, To int
+	// The bucket has Ranks chunks of Chunk elements, of which this rank has number Rank. The
+	// variable's are those from number First on.
+	Chunk, Rank, Ranks, First int
+	// Placed says that the bucket is in the arena while it is in use, and not in memory of its own:
+	// gradients until they are scattered, variables while they are gathered. Not with several runs.
+	Placed bool
+	// FullyShard says that between its uses a rank keeps only its shard of the variable, as in
+	// FSDP. The ranks gather a bucket of such variables in the arena before they are read, and
+	// updates write the shards.
+	FullyShard bool
+	// Half says that a bucket of fully sharded variables is gathered in BF16, which each
+	// rank makes of its shard: nothing else reads these variables ([lower.Halved]).
+	Half bool
+	// Persistent says that such a bucket is gathered once in a run, and stays when others are read.
+	Persistent bool
+}
+
+// gathers returns the dtype in which a bucket of variables of a dtype is gathered.
+func (s *Shard) gathers(d backend.DType) backend.DType {
+	if s != nil && s.Half {
+		return backend.BF16
+	}
+	return d
+}
+
+// fullySharded reports whether a rank keeps only its shard of a variable, and gathers it.
+func (s *Shard) fullySharded() bool { return s != nil && s.FullyShard }
+
+// empty reports whether other ranks update all of a variable.
+func (s *Shard) empty() bool { return s != nil && s.From == s.To }
+
+// shards are where the shards of a plan lie.
+type shards struct {
+	updates    []Update
+	memory     []bucketMemory // by bucket
+	slots      map[int]Ref    // by update: the whole gradient
+	received   int            // buckets whose shards are there
+	updated    int            // buckets whose updates are
+	gathers    []gather       // in flight, of variables that were updated
+	reads      map[int]int    // by input: after so many groups nothing reads it any more
+	parameters parameters
+}
+
+// parameters are the variables that ranks have shards of alone, as a plan reads them: a bucket is
+// unsharded before the first step that reads one of its variables, and later once more if other
+// buckets were read meanwhile (FSDP: Zhao et al., arXiv:2304.11277, and stage 3 of ZeRO).
+type parameters struct {
+	of         map[int]int // the updates of these variables, by input
+	values     [][]ir.ID   // the variables, or what is made of them in BF16, by update
+	persistent []bool      // by bucket: it is not resharded
+	needs      [][]int     // by group: buckets that it reads
+	unsharded  []int       // buckets, the one used last behind the others
+	prefetched []gather    // in flight
+}
+
+// gather is the all-gather of the variables of a bucket, and the memory that it takes.
+type gather struct {
+	bucket int
+	memory bucketMemory
+	taken  []Ref
+}
+
+// bucketMemory is the memory of a bucket, as buffers: of the gradients, of this rank's chunk, and
+// of the variables that all ranks get. Placed ones are apart, so that each is in use for a short
+// time; others are one.
+type bucketMemory struct{ full, chunk, unsharded int }
+
+const (
+	// unshardedBuckets is how many buckets of variables stay unsharded: the last that were read.
+	unshardedBuckets = 2
+	// prefetchedBuckets is how many buckets are gathered before a group reads them. A gather that
+	// begins while one is in flight follows it on its queue of a graph. One that begins alone
+	// starts a queue, on which each of its copies came 50 us later on two H200: a GPT of 1.3 B then
+	// took 1.19 of the time.
+	prefetchedBuckets = 2
+	// persistentShare is how many times smaller than the largest a bucket is that is persistent:
+	// one of biases, say, which all layers read.
+	persistentShare = 16
+)
+
+// divides reports whether ranks divide the bucket of some updates.
+func (s *shards) divides(bucket []int) bool {
+	return len(bucket) > 0 && s.updates[bucket[0]].Shard != nil
+}
+
+// shareBuckets makes the memory of buckets that ranks divide.
+func (l *layouter) shareBuckets() {
+	s := &l.bucketing.shards
+	s.slots = map[int]Ref{}
+	s.memory = make([]bucketMemory, len(l.bucketing.buckets))
+	for i, bucket := range l.bucketing.buckets {
+		if !s.divides(bucket) {
+			continue
+		}
+		of := s.updates[bucket[0]].Shard
+		if of.Placed {
+			d := l.bucketDType(i + 1)
+			s.memory[i] = bucketMemory{l.chunks(i+1, Arena, of.Ranks, "gradients of a bucket", d),
+				l.chunks(i+1, Arena, 1, "the shard of a bucket", d),
+				l.chunks(i+1, Arena, of.Ranks, "variables of a bucket", d)}
+			continue
+		}
+		whole := l.chunks(i+1, FullBucket, of.Ranks, "bucket", l.bucketDType(i+1))
+		s.memory[i] = bucketMemory{whole, whole, whole}
+	}
+}
+
+// bucketDType returns the dtype of the gradients of a bucket.
+func (l *layouter) bucketDType(bucket int) backend.DType {
+	return l.program.Values[l.bucketing.gradients[l.bucketing.buckets[bucket-1][0]]].DType
+}
+
+// chunks makes memory of so many chunks of a bucket.
+func (l *layouter) chunks(bucket int, kind Kind, chunks int, what string, d backend.DType) int {
+	first := l.bucketing.buckets[bucket-1][0]
+	return l.buffer(Buffer{Kind: kind, Index: bucket, Name: what},
+		ir.Of(chunks*l.bucketing.shards.updates[first].Shard.Chunk), d, -1).Buffer
+}
+
+// place gives a part its place in the memory of a bucket.
+func (in bucketMemory) place(b *Buffer, s *Shard) {
+	at := s.First
+	switch b.Kind {
+	case Gradient:
+		b.Within = 1 + in.full
+	case OwnShard:
+		b.Within = 1 + in.chunk
+		if at += s.From; in.chunk != in.unsharded {
+			at -= s.Rank * s.Chunk
+		}
+	case Unsharded:
+		b.Within = 1 + in.unsharded
+	}
+	b.At = at * b.DType.Size()
+}
+
+// placeParts gives parts of buffers their places, and those that are not in the arena.
+func (p *Plan) placeParts() {
+	end := (p.ArenaBytes + Alignment - 1) / Alignment * Alignment
+	for i := range p.Buffers {
+		switch b := &p.Buffers[i]; {
+		case b.Kind == FullBucket:
+			b.Offset = end
+			end += (b.Bytes + Alignment - 1) / Alignment * Alignment
+		case b.Within > 0: // which comes before it
+			b.Offset = p.Buffers[b.Within-1].Offset + b.At
+		}
+	}
+}
+
+// scatter appends the begin of a reduce-scatter. From then on the memory of the gradients is the
+// exchange's, which the step writes.
+func (l *layouter) scatter(bucket int, slots []Ref) []Ref {
+	s := &l.bucketing.shards
+	for k, update := range l.bucketing.buckets[bucket-1] {
+		s.slots[update] = slots[k]
+	}
+	if s.updates[l.bucketing.buckets[bucket-1][0]].Shard.Placed && bucket > 1 {
+		defer l.receiveShard(bucket - 1) // so that its memory is free
+	}
+	in := s.memory[bucket-1]
+	return l.exchange(Send{Bucket: bucket, Kind: backend.ReduceScatter}, slots, in.full,
+		in.chunk)
+}
+
+// exchange appends the begin of an exchange, and returns the memory that it takes: the whole, and
+// this rank's chunk unless that is a part of it.
+func (l *layouter) exchange(send Send, args []Ref, whole, chunk int) (taken []Ref) {
+	memory := []int{whole, chunk}
+	if whole == chunk {
+		memory = memory[:1]
+	}
+	for _, buffer := range memory {
+		b := l.plan.Buffers[buffer]
+		n := ir.Of(b.Bytes / b.DType.Size())
+		taken = append(taken, Ref{Buffer: buffer, Shape: n, Strides: n.Strides(), DType: b.DType,
+			Step: len(l.plan.Steps)})
+	}
+	l.plan.Steps = append(l.plan.Steps, Step{Op: send, Dsts: taken, Args: args, Name: "exchange",
+		Runs: l.bucketing.accumulation.lastRun()})
+	return taken
+}
+
+// receiveShard appends the end of the reduce-scatter of a bucket, unless that is there: this rank's
+// shards of its gradients.
+func (l *layouter) receiveShard(bucket int) {
+	s := &l.bucketing.shards
+	if bucket <= s.received {
+		return
+	}
+	s.received = bucket
+	step := Step{Op: Receive{bucket, backend.ReduceScatter}, Args: l.bucketing.sent[bucket-1],
+		Name: "exchange", Runs: l.bucketing.accumulation.lastRun()}
+	for _, update := range l.bucketing.buckets[bucket-1] {
+		if of := s.updates[update].Shard; !of.empty() {
+			slot := s.slots[update]
+			l.applies(update, l.part(s.memory[bucket-1], Buffer{Kind: OwnShard, Index: update,
+				Name: l.plan.Buffers[slot.Buffer].Name}, ir.Of(of.To-of.From), slot.DType))
+			step.Dsts = append(step.Dsts, l.applied(update))
+		}
+	}
+	l.plan.Steps = append(l.plan.Steps, step)
+}
+
+// part returns a part of the memory of a bucket that the next step writes.
+func (l *layouter) part(in bucketMemory, b Buffer, shape ir.Dims, d backend.DType) Ref {
+	b.DType = d
+	in.place(&b, l.bucketing.shards.updates[b.Index].Shard)
+	return l.buffer(b, shape, d, len(l.plan.Steps))
+}
+
+// findReads finds until when variables are read.
+func (l *layouter) findReads(all []*group) {
+	s := &l.bucketing.shards
+	if s.reads = map[int]int{}; len(l.bucketing.buckets) == 0 {
+		return
+	}
+	read := func(id ir.ID, until int) {
+		_, sharded := l.sharded(id)
+		for ir.View(l.program.Values[id].Op) || sharded && !ir.Leaf(l.program.Values[id].Op) {
+			id = l.program.Values[id].Args[0]
+		}
+		if in, ok := l.program.Values[id].Op.(ir.Input); ok {
+			s.reads[in.Index] = max(s.reads[in.Index], until)
+		}
+	}
+	for i, g := range all {
+		s.parameters.needs = append(s.parameters.needs, nil)
+		for _, m := range g.members {
+			for _, a := range l.program.Values[m].Args {
+				read(a, i+1)
+				if update, ok := l.sharded(a); ok {
+					s.parameters.needs[i] = append(s.parameters.needs[i], s.updates[update].Bucket)
+				}
+			}
+		}
+	}
+	for _, r := range l.program.Results {
+		read(r, len(all)+1)
+	}
+}
+
+// updateShards appends the updates of buckets behind which another one has left, and the begin of
+// their all-gathers, so that these run beside what comes next. Variables get their values in the
+// end, unless the memory of the bucket is to be free: then once nothing reads them. Clipping waits
+// for all gradients.
+func (l *layouter) updateShards(done int) {
+	defer l.inRuns(l.bucketing.accumulation.lastRun())()
+	s := &l.bucketing.shards
+	for bucket := s.updated + 1; bucket < len(l.bucketing.sent); bucket++ {
+		of := l.bucketing.buckets[bucket-1]
+		if !s.divides(of) || l.training.norm != nil {
+			return
+		}
+		placed, alone := s.updates[of[0]].Shard.Placed, s.updates[of[0]].Shard.FullyShard
+		if !placed && l.holdsBack(bucket) {
+			return
+		}
+		if (placed || alone) && slices.ContainsFunc(of, func(update int) bool {
+			return s.reads[s.updates[update].Input] > done
+		}) {
+			return
+		}
+		l.receiveShard(bucket)
+		s.updated = bucket
+		l.updateBucket(bucket)
+		if l.gatherUpdated(bucket) && placed {
+			l.endGathers(bucket)
+		}
+	}
+}
+
+// holdsBack reports whether the update of a bucket waits until the last bucket has left: nothing
+// else is left to run beside that one's reduce-scatter. An element takes an update about as long as
+// a link, so as many elements wait as the last bucket has, such as an embedding's.
+func (l *layouter) holdsBack(bucket int) bool {
+	buckets := l.bucketing.buckets
+	size := func(bucket int) (n int) {
+		for _, update := range buckets[bucket-1] {
+			n += l.program.Values[l.bucketing.gradients[update]].Shape.Size()
+		}
+		return n
+	}
+	waiting := 0
+	for later := bucket; later < len(buckets); later++ {
+		waiting += size(later)
+	}
+	return len(l.bucketing.sent) < len(buckets) && waiting <= size(len(buckets))
+}
+
+// gatherUpdated appends the begin of the all-gather of the variables of a bucket, if ranks divide
+// it and have all of each.
+func (l *layouter) gatherUpdated(bucket int) bool {
+	s, buckets := &l.bucketing.shards, l.bucketing.buckets
+	if bucket == 0 || !s.divides(buckets[bucket-1]) ||
+		s.updates[buckets[bucket-1][0]].Shard.FullyShard {
+		return false
+	}
+	var args []Ref
+	for _, update := range buckets[bucket-1] {
+		if !s.updates[update].Shard.empty() {
+			args = append(args, l.applied(update))
+		}
+	}
+	s.gathers = append(s.gathers, l.beginGather(bucket, s.memory[bucket-1], false, args))
+	return true
+}
+
+// beginGather appends the begin of an all-gather of the shards of variables.
+func (l *layouter) beginGather(bucket int, in bucketMemory, half bool, args []Ref) gather {
+	return gather{bucket, in, l.exchange(Send{Bucket: bucket, Kind: backend.AllGather, Half: half},
+		args, in.unsharded, in.chunk)}
+}
+
+// endGather appends the end of an all-gather, given what is to be known of each variable.
+func (l *layouter) endGather(g gather, of func(update int) (string, ir.Dims,
+	backend.DType)) []Ref {
+	step := Step{Op: Receive{g.bucket, backend.AllGather}, Args: g.taken, Name: "exchange"}
+	for _, update := range l.bucketing.buckets[g.bucket-1] {
+		name, shape, d := of(update)
+		step.Dsts = append(step.Dsts, l.part(g.memory, Buffer{Kind: Unsharded, Index: update,
+			Name: name}, shape, d))
+	}
+	l.plan.Steps = append(l.plan.Steps, step)
+	return step.Dsts
+}
+
+// endGathers appends the ends of all-gathers but that of one bucket, and gives variables their
+// values.
+func (l *layouter) endGathers(but int) {
+	s := &l.bucketing.shards
+	for len(s.gathers) > 0 && s.gathers[0].bucket != but {
+		of := s.gathers[0]
+		s.gathers = s.gathers[1:]
+		gathered := l.endGather(of, func(update int) (string, ir.Dims, backend.DType) {
+			slot := s.slots[update]
+			return l.plan.Buffers[slot.Buffer].Name, ir.Of(slot.Shape.Size()), slot.DType
+		})
+		for k, update := range l.bucketing.buckets[of.bucket-1] {
+			x := gathered[k]
+			l.assign(l.variable(s.updates[update].Input, x.Shape, x.DType), x,
+				l.program.Values[l.bucketing.gradients[update]].Name)
+		}
+	}
+}
+
+// sharded returns the update of the variable that a value is a view or a cast of, if ranks have
+// shards of it alone.
+func (l *layouter) sharded(id ir.ID) (update int, ok bool) {
+	p := &l.bucketing.shards.parameters
+	if len(p.of) == 0 {
+		return 0, false
+	}
+	for ir.View(l.program.Values[id].Op) || l.program.Values[id].Op == (ir.Cast{}) {
+		id = l.program.Values[id].Args[0]
+	}
+	if in, input := l.program.Values[id].Op.(ir.Input); input {
+		update, ok = p.of[in.Index]
+	}
+	return update, ok
+}
+
+// findParameters finds the variables. One that no step reads is unsharded with its bucket, too:
+// values has none.
+func (l *layouter) findParameters(updates []Update) {
+	p := &l.bucketing.shards.parameters
+	p.of, p.values = map[int]int{}, make([][]ir.ID, len(updates))
+	var bytes []int // by bucket
+	for i, u := range updates {
+		if u.Shard.fullySharded() {
+			p.of[u.Input] = i
+			for len(bytes) < u.Bucket {
+				bytes = append(bytes, 0)
+			}
+			d := u.Shard.gathers(l.bucketDType(u.Bucket))
+			bytes[u.Bucket-1] = u.Shard.Chunk * u.Shard.Ranks * d.Size()
+		}
+	}
+	for i, n := range bytes {
+		p.persistent = append(p.persistent, n*persistentShare <= slices.Max(bytes) ||
+			updates[l.bucketing.buckets[i][0]].Shard.Persistent)
+	}
+	for id, v := range l.program.Values {
+		x := ir.ID(id)
+		if v.Op == (ir.Cast{}) {
+			x = v.Args[0]
+		}
+		in, ok := l.program.Values[x].Op.(ir.Input)
+		if update, sharded := p.of[in.Index]; ok && sharded &&
+			(v.Op != ir.Cast{} || updates[update].Shard.Half) {
+			p.values[update] = append(p.values[update], ir.ID(id))
+		}
+	}
+}
+
+// unshardGroup unshards what a group reads, and prefetches what comes next, so that this runs
+// beside the group. It reshards buckets that were not read lately.
+func (l *layouter) unshardGroup(group int) {
+	p := &l.bucketing.shards.parameters
+	if len(p.of) == 0 {
+		return
+	}
+	if len(p.prefetched) == 0 {
+		l.prefetch(group)
+	}
+	for _, bucket := range p.needs[group] {
+		l.unshard(bucket)
+		at := slices.Index(p.unsharded, bucket)
+		p.unsharded = append(slices.Delete(p.unsharded, at, at+1), bucket)
+	}
+	passing := slices.DeleteFunc(slices.Clone(p.unsharded), func(bucket int) bool {
+		return p.persistent[bucket-1]
+	})
+	for len(passing) > unshardedBuckets && !slices.Contains(p.needs[group], passing[0]) {
+		l.reshard(passing[0])
+		passing = passing[1:]
+	}
+	l.prefetch(group + 1)
+}
+
+// prefetch begins to gather what groups from one on read.
+func (l *layouter) prefetch(group int) {
+	p := &l.bucketing.shards.parameters
+	for _, needs := range p.needs[group:] {
+		for _, bucket := range needs {
+			if len(p.prefetched) >= prefetchedBuckets {
+				return
+			}
+			if !slices.Contains(p.unsharded, bucket) {
+				l.gatherSharded(bucket)
+			}
+		}
+	}
+}
+
+// unshardValue makes sure that a variable of which ranks have shards is unsharded, or its cast is
+// computed.
+func (l *layouter) unshardValue(id ir.ID, update int) {
+	u := l.bucketing.shards.updates[update]
+	if l.program.Values[id].Op == (ir.Cast{}) && !u.Shard.Half {
+		l.cast(id)
+		return
+	}
+	l.unshard(u.Bucket)
+}
+
+// unshard makes sure that the variables of a bucket are there.
+func (l *layouter) unshard(bucket int) {
+	p := &l.bucketing.shards.parameters
+	if slices.Contains(p.unsharded, bucket) {
+		return
+	}
+	l.gatherSharded(bucket)
+	i := p.inFlight(bucket)
+	of := p.prefetched[i]
+	p.prefetched = slices.Delete(p.prefetched, i, i+1)
+	gathered := l.endGather(of, func(update int) (name string, shape ir.Dims, d backend.DType) {
+		v := l.program.Values[l.bucketing.gradients[update]] // is like the variable
+		d = l.bucketing.shards.updates[update].Shard.gathers(v.DType)
+		if ids := p.values[update]; ids != nil {
+			v = l.program.Values[ids[0]]
+			name = v.Name
+		}
+		return name, v.Shape, d
+	})
+	for k, update := range l.bucketing.buckets[bucket-1] {
+		for _, id := range p.values[update] {
+			l.setRef(id, gathered[k])
+		}
+	}
+	p.unsharded = append(p.unsharded, bucket)
+}
+
+// reshard makes the next step that reads a bucket of variables unshard it once more.
+func (l *layouter) reshard(bucket int) {
+	p := &l.bucketing.shards.parameters
+	for id := range l.program.Values {
+		update, ok := l.sharded(ir.ID(id))
+		if ok && l.bucketing.shards.updates[update].Bucket == bucket {
+			l.placed[id] = false
+		}
+	}
+	p.unsharded = slices.DeleteFunc(p.unsharded, func(b int) bool { return b == bucket })
+}
+
+// inFlight returns the place of a bucket among the gathers in flight, -1 if it is not there.
+func (p *parameters) inFlight(bucket int) int {
+	return slices.IndexFunc(p.prefetched, func(g gather) bool { return g.bucket == bucket })
+}
+
+// gatherSharded appends the begin of the all-gather of a bucket of variables, unless it is in
+// flight.
+func (l *layouter) gatherSharded(bucket int) {
+	s := &l.bucketing.shards
+	if s.parameters.inFlight(bucket) >= 0 {
+		return
+	}
+	of := l.bucketing.buckets[bucket-1]
+	first := s.updates[of[0]].Shard
+	dtype := first.gathers(l.bucketDType(bucket))
+	in := bucketMemory{unsharded: l.chunks(bucket, Arena, first.Ranks, "variables of a bucket",
+		dtype), chunk: l.chunks(bucket, Arena, 1, "the shard of a bucket", dtype)}
+	var args []Ref
+	for _, update := range of {
+		u := s.updates[update]
+		if u.Shard.empty() {
+			continue
+		}
+		to := l.part(in, Buffer{Kind: OwnShard, Index: update}, ir.Of(u.Shard.To-u.Shard.From),
+			dtype)
+		w := l.variable(u.Input, to.Shape, l.bucketDType(bucket)) // which has these elements alone
+		if ids := s.parameters.values[update]; ids != nil {
+			l.plan.Buffers[w.Buffer].Name = l.program.Values[ids[0]].Name
+		}
+		b := newLoop(to.Shape, ir.Dims{})
+		b.store(b.load(l.plan, w), to)
+		l.join(l.plan.Buffers[w.Buffer].Name, "pack", b)
+		args = append(args, b.dsts[0])
+	}
+	s.parameters.prefetched = append(s.parameters.prefetched,
+		l.beginGather(bucket, in, first.Half, args))
+	l.plan.Steps[len(l.plan.Steps)-1].Runs = 0
+}

@@ -1,0 +1,445 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// Update is how a variable changes at the end of each run: a step of a solver, or another value.
+type Update struct {
+	Input    int   // the variable
+	Gradient ir.ID // of the program, or the value that the variable gets if there is no Rule
+	Kept     int   // how many vectors like the variable are kept from run to run
+	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
+	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
+	Bucket int
+	// Half says that ranks exchange the gradient in BF16: the step that computes it rounds it. Not
+	// with shards, nor with several runs.
+	Half bool
+	// Shard is what this rank updates of the variable, nil for all of it: see [Shard].
+	Shard *Shard
+	// Lookups says what ranks exchange besides in place of a part of the gradient, nil for nothing.
+	// Not with shards, nor with several runs.
+	Lookups *lower.Lookups
+	// Accumulation is how gradients of several runs are added up before the updates, the same for
+	// all.
+	Accumulation Accumulation
+	// Scale is what the sum of all runs and ranks is multiplied by, the same for all; 0 is 1.
+	Scale float64
+	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0
+	// for no bound. With a norm that is not finite, no update changes anything.
+	Limit float64
+	// Parts says that ranks have parts of the variables: the norm covers all, and the operation
+	// [Squares] adds up the ranks' sums of squares. Uncounted gradients are the same on several
+	// ranks, of which another one counts them.
+	Parts, Uncounted bool
+	// Updates without a Rule have nothing else, and no others may be beside them.
+	Rule Rule
+}
+
+// Rule adds the update of one element to a program: what becomes of w and of kept. Settings are
+// numbers that are bound before each run.
+type Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+	setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
+
+// Joined are loops that may run at once and differ only in their length: see [fuse.Joiner]. Results
+// and operands of one loop come behind those of another. The results of an update are the variable
+// and what is kept for it, over which it writes. Updates come last, when everything else has read
+// the variables.
+type Joined struct {
+	What     string // one of them computes, for people
+	Programs []*fuse.Program
+}
+
+// String implements [ir.Op].
+func (j Joined) String() string {
+	if len(j.Programs) == 1 {
+		return j.What
+	}
+	return fmt.Sprintf("%s of %d", j.What, len(j.Programs))
+}
+
+// before returns where a value lies that must stay as it was before the updates: a copy, if it
+// is one of the variables that change.
+func (l *layouter) before(id ir.ID) Ref {
+	r := l.ref(id)
+	b := l.plan.Buffers[r.Buffer]
+	if b.Kind == Unsharded || b.Kind == Input && r.Step < 0 && l.changes(b.Index) {
+		return l.copy(r, l.program.Values[id].Name)
+	}
+	return r
+}
+
+// changes reports whether updates change a variable.
+func (l *layouter) changes(input int) bool {
+	return slices.ContainsFunc(l.bucketing.shards.updates, func(u Update) bool {
+		return u.Input == input
+	})
+}
+
+// casts appends the casts of variables that change, such as the weights of products of BF16, as one
+// step, and returns the other groups. Most of these are read until the backward pass, so that they
+// take no more memory if they are there from the beginning.
+func (l *layouter) casts(all []*group) []*group {
+	return slices.DeleteFunc(all, func(g *group) bool {
+		id := g.members[0]
+		v := l.program.Values[id]
+		if v.Op != (ir.Cast{}) || len(g.members) > 1 {
+			return false
+		}
+		for v = l.program.Values[v.Args[0]]; v.Op == (ir.Reshape{}); {
+			v = l.program.Values[v.Args[0]]
+		}
+		if in, ok := v.Op.(ir.Input); !ok || !l.changes(in.Index) {
+			return false
+		}
+		if _, sharded := l.sharded(id); !sharded { // which is cast when it is read
+			l.cast(id)
+		}
+		return true
+	})
+}
+
+// cast appends the cast of a variable.
+func (l *layouter) cast(id ir.ID) {
+	v := l.program.Values[id]
+	x, y := flat(l.ref(v.Args[0])), l.resultOf(id)
+	b := newLoop(x.Shape, ir.Dims{})
+	b.store(v.Compute(b.program, []fuse.Value{b.load(l.plan, x)}), flat(y))
+	l.join(v.Name, "cast", b)
+	y.Step = b.dsts[0].Step
+	l.setRef(id, y)
+}
+
+// update appends the steps of updates: those of each bucket once it has come back.
+func (l *layouter) update() {
+	for i, u := range l.bucketing.shards.updates { // copies come before the first update
+		id := l.bucketing.gradients[i]
+		switch {
+		case u.Bucket > 0, u.Lookups != nil:
+		case u.Accumulation.keeps():
+			l.applies(i, l.slots(i)[0])
+		case l.carries(i) && l.program.Values[id].Op == (ir.Input{Index: u.Input}):
+			l.applies(i, l.ref(id))
+		default:
+			l.applies(i, l.before(id))
+		}
+	}
+	received, a, clips := 0, l.bucketing.accumulation, l.training.norm != nil
+	if clips || a.Apart {
+		for ; received < len(l.bucketing.buckets); received++ {
+			l.receive(received + 1)
+		}
+	}
+	defer l.inRuns(a.updateRun())()
+	for _, id := range l.training.gradients {
+		if a.Apart { // of a run before
+			l.refs[l.at(id)].Step = -1
+		}
+	}
+	if clips {
+		l.lookUp()
+		l.clip()
+	}
+	for bucket := range len(l.bucketing.buckets) + 1 {
+		if bucket > 0 && bucket <= l.bucketing.shards.updated {
+			continue
+		}
+		if bucket > received {
+			l.receive(bucket)
+		}
+		l.updateBucket(bucket)
+		if l.gatherUpdated(bucket) {
+			l.endGathers(bucket)
+		}
+	}
+	l.lookUp()
+	for i, id := range l.bucketing.lookups {
+		if id >= 0 {
+			l.updating(i)
+		}
+	}
+	l.endGathers(0)
+}
+
+// at returns the place among the layouter's values of one of the end of a step.
+func (l *layouter) at(id ir.ID) ir.ID {
+	return id - l.training.first + ir.ID(len(l.program.Values))
+}
+
+// applies says where the gradient of an update is that this rank applies.
+func (l *layouter) applies(update int, dw Ref) {
+	l.setRef(l.at(l.training.gradients[update]), dw)
+}
+
+// applied returns where it is.
+func (l *layouter) applied(update int) Ref { return l.refs[l.at(l.training.gradients[update])] }
+
+// inRuns returns a function that makes the steps since then those of some runs alone.
+func (l *layouter) inRuns(runs Runs) func() {
+	first := len(l.plan.Steps)
+	return func() {
+		for i := range l.plan.Steps[first:] {
+			l.plan.Steps[first+i].Runs = runs
+		}
+	}
+}
+
+// updateBucket appends the updates of a bucket, number 0 for those that ranks do not exchange, but
+// those of lookups, which come last.
+func (l *layouter) updateBucket(bucket int) {
+	for i, u := range l.bucketing.shards.updates {
+		if u.Bucket == bucket && u.Lookups == nil {
+			l.updating(i)
+		}
+	}
+}
+
+// updating appends the step of one update, or adds it to the one before.
+func (l *layouter) updating(update int) {
+	assigns, u := l.training.assigns[update], l.bucketing.shards.updates[update]
+	if len(assigns) == 0 || u.Shard.empty() {
+		return
+	}
+	dw, name := l.applied(update), l.program.Values[l.bucketing.gradients[update]].Name
+	to := l.training.Values[assigns[0].To]
+	w := l.variable(u.Input, to.Shape, to.DType)
+	if l.carries(update) {
+		l.assign(w, dw, name)
+		return
+	}
+	l.setRef(l.at(assigns[0].To), w)
+	var written []Ref
+	var values []ir.ID
+	for _, a := range assigns {
+		r := l.operand(a.To)
+		if v := l.training.Values[a.Value]; v.Op == (ir.AllGather{Index: update}) {
+			// what becomes of it takes the gradient's place, until all ranks have it
+			a.Value, r = v.Args[0], dw
+		} else {
+			l.plan.Buffers[r.Buffer].Written = true
+		}
+		values, written = append(values, a.Value), append(written, r)
+	}
+	b := l.loopOver(values...)
+	for k, r := range written {
+		r.Shape = ir.Of(b.program.Shape...)
+		r.Strides = r.Shape.Strides()
+		b.store(l.value[l.at(values[k])], r)
+	}
+	l.join(name, "update", b)
+	if u.Shard != nil {
+		l.applies(update, b.dsts[0])
+	}
+}
+
+// clip appends what finds the norm of all gradients, the last result, and the factor that bounds
+// it.
+func (l *layouter) clip() {
+	for _, id := range l.training.scalars {
+		v := l.training.Values[id]
+		switch v.Op.(type) {
+		case ir.Reduce: // of the squares of a gradient
+			b := l.loopOver(v.Args[0])
+			b.program.Reduced = slices.Repeat([]bool{true}, len(b.program.Shape))
+			b.fold(backend.Sum, l.value[l.at(v.Args[0])], l.result(v.Shape, v.DType, v.Name))
+			l.join(v.Name, "squares", b)
+			l.setRef(l.at(id), b.dsts[0])
+		case ir.Copy:
+			l.numbers(id)
+		default:
+			r := l.result(v.Shape, v.DType, v.Name)
+			l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: []Ref{r},
+				Args: []Ref{l.refs[l.at(v.Args[0])]}, Name: v.Name})
+			l.setRef(l.at(id), r)
+		}
+	}
+	l.numbers(l.training.norm...)
+	l.plan.Results = append(l.plan.Results, l.refs[l.at(l.training.norm[0])])
+}
+
+// numbers appends a loop of one element.
+func (l *layouter) numbers(of ...ir.ID) {
+	b := l.loopOver(of...)
+	for _, id := range of {
+		v := l.training.Values[id]
+		r := l.result(v.Shape, v.DType, v.Name)
+		b.store(l.value[l.at(id)], r)
+		l.setRef(l.at(id), r)
+	}
+	l.plan.Steps = append(l.plan.Steps, b.newStep("norm", "norm"))
+}
+
+// carries reports whether a variable gets a value of the run.
+func (l *layouter) carries(update int) bool {
+	assigns := l.training.assigns[update]
+	return len(assigns) > 0 && assigns[0].Value < l.training.first
+}
+
+// loopOver returns a loop that computes values of the end of a step, and loads what is there. If
+// that has no gaps, it is along one axis.
+func (l *layouter) loopOver(values ...ir.ID) *loopBuilder {
+	members, shape, dense := l.members(values), l.training.Values[values[0]].Shape, true
+	for _, id := range members {
+		dense = dense && (l.computes(id) || l.training.repeats(id) ||
+			l.operand(id).Dense())
+	}
+	if dense {
+		shape = ir.Of(shape.Size())
+	}
+	b := newLoop(shape, ir.Dims{})
+	var args [3]fuse.Value
+	for _, id := range members {
+		if v := &l.training.Values[id]; l.computes(id) {
+			for i, a := range v.Args {
+				args[i] = l.value[l.at(a)]
+			}
+			l.value[l.at(id)] = v.Compute(b.program, args[:len(v.Args)])
+			continue
+		}
+		r := l.operand(id)
+		if r.Shape = shape; l.training.repeats(id) {
+			r.Strides = zeros(shape.Len())
+		} else if dense {
+			r.Strides = shape.Strides()
+		}
+		l.value[l.at(id)] = b.load(l.plan, r)
+	}
+	return b
+}
+
+// computes reports whether loops compute a value of the end of a step.
+func (l *layouter) computes(id ir.ID) bool {
+	op := l.training.Values[id].Op
+	_, number := op.(ir.Scalar)
+	return (number || ir.Elementwise(op)) && !l.placed[l.at(id)]
+}
+
+// operand returns where a loop finds what it does not compute.
+func (l *layouter) operand(id ir.ID) (r Ref) {
+	if l.placed[l.at(id)] {
+		return l.refs[l.at(id)]
+	}
+	switch v := &l.training.Values[id]; op := v.Op.(type) {
+	case ir.State:
+		r = l.buffer(Buffer{Kind: State, Index: op.Input, Vector: op.Vector, Name: v.Name}, v.Shape,
+			v.DType, -1)
+	case ir.Setting:
+		x, ok := setting{op, v.DType}, false
+		if r, ok = l.settings[x]; !ok {
+			r = l.buffer(Buffer{Kind: Setting, Index: op.Index}, ir.Dims{}, v.DType, -1)
+			l.settings[x] = r
+		}
+	case ir.Broadcast:
+		r = l.refs[l.at(l.training.norm[1])]
+	case ir.Slice: // of the variable
+		r = l.refs[l.at(l.training.Values[v.Args[0]].Args[0])]
+		r.Offset += op.Start
+	case ir.Reshape: // of what lookups add
+		r = l.refs[l.bucketing.lookups[slices.Index(l.training.rows, v.Args[0])]]
+	}
+	l.setRef(l.at(id), r)
+	return r
+}
+
+// setting is a number of a step, and its type.
+type setting struct {
+	ir.Setting
+	dtype backend.DType
+}
+
+// members returns what a loop loads and computes for some values, in the program's order.
+func (l *layouter) members(values []ir.ID) []ir.ID {
+	all := append(make([]ir.ID, 0, perUpdate), values...)
+	for k := 0; k < len(all); k++ {
+		if !l.computes(all[k]) {
+			continue
+		}
+		for _, a := range l.training.Values[all[k]].Args {
+			if !slices.Contains(all, a) {
+				all = append(all, a)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// assign appends the step that gives a variable its value, unless that is there.
+func (l *layouter) assign(w, x Ref, name string) {
+	l.plan.Buffers[w.Buffer].Written = true
+	if x.Buffer == w.Buffer && x.Dense() {
+		return
+	}
+	w.Shape, w.Strides = x.Shape, x.Shape.Strides()
+	b := newLoop(x.Shape, ir.Dims{})
+	b.store(b.load(l.plan, x), w)
+	l.join(name, "assign", b)
+}
+
+// over returns where a put leaves its result, which is where its operand lies: the variable that
+// gets the value, if nothing else reads what that was, or else a copy.
+func (l *layouter) over(id ir.ID, x Ref) Ref {
+	v := l.program.Values[id]
+	for i, u := range l.bucketing.shards.updates {
+		if l.bucketing.gradients[i] == id && l.carries(i) && len(l.users[v.Args[0]]) == 1 &&
+			l.program.Values[v.Args[0]].Op == (ir.Input{Index: u.Input}) {
+			l.plan.Buffers[x.Buffer].Written = true
+			return x
+		}
+	}
+	c := l.result(v.Shape, v.DType, v.Name)
+	return l.copyTo(c, x, v.Name)
+}
+
+// flat returns r with one axis, if it has no gaps.
+func flat(r Ref) Ref {
+	if r.Dense() {
+		r.Shape, r.Strides = ir.Of(r.Shape.Size()), ir.Of(1)
+	}
+	return r
+}
+
+// join appends a loop to one of the joined steps just before, whose loops are alike, or as a step:
+// such steps need nothing of each other.
+func (l *layouter) join(name, what string, b *loopBuilder) {
+	at := len(l.plan.Steps)
+	for k := at - 1; k >= 0; k-- {
+		j, ok := l.plan.Steps[k].Op.(Joined)
+		if !ok || j.What != what {
+			break
+		}
+		if j.Programs[0].Alike(b.program) {
+			at = k
+			break
+		}
+	}
+	if at == len(l.plan.Steps) {
+		l.plan.Steps = append(l.plan.Steps, Step{Op: Joined{What: what}, Name: name})
+	}
+	for k := range b.dsts {
+		b.dsts[k].Step = at
+	}
+	s := &l.plan.Steps[at]
+	s.Op = Joined{what, append(s.Op.(Joined).Programs, b.program)}
+	s.Dsts, s.Args = append(s.Dsts, b.dsts...), append(s.Args, b.args...)
+}
+
+// variable returns where this rank has its elements of a variable, which have a shape.
+func (l *layouter) variable(index int, shape ir.Dims, d backend.DType) Ref {
+	at := slices.IndexFunc(l.plan.Buffers, func(b Buffer) bool {
+		return b.Kind == Input && b.Index == index
+	})
+	if at < 0 { // nothing else reads it
+		return l.buffer(Buffer{Kind: Input, Index: index}, shape, d, -1)
+	}
+	return Ref{Buffer: at, Shape: shape, Strides: shape.Strides(), DType: d, Step: -1}
+}
+
+// zeros returns n zeros: strides of a number.
+func zeros(n int) ir.Dims { return ir.Of(make([]int, n)...) }

@@ -1,0 +1,106 @@
+package plan
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// descent is w -= setting * dw, and counts in its vector.
+func descent(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (
+	fuse.Value, []fuse.Value, error) {
+	step := p.Do(fuse.Mul, setting(0), dw)
+	return p.Do(fuse.Sub, w, step), []fuse.Value{p.Do(fuse.Add, kept[0], setting(1))}, nil
+}
+
+// TestUpdates: updates come last, in place, and what is wanted of a variable is a copy from
+// before. The gradient of each variable is the other one.
+func TestUpdates(t *testing.T) {
+	p := &program{}
+	v, w := p.input(0, 2, 3), p.input(1, 2, 3)
+	p.Results = []ir.ID{p.binary(fuse.Mul, v, w), w}
+	planned, err := New(&p.Program, Update{Input: 0, Gradient: w, Kept: 1, Rule: descent},
+		Update{Input: 1, Gradient: v, Kept: 1, Rule: descent})
+	require.NoError(t, err)
+	if err := Verify(planned); err != nil {
+		t.Fatalf("%v in\n%v", err, planned)
+	}
+	written, states, settings := 0, 0, 0
+	for _, b := range planned.Buffers {
+		if b.Written {
+			written++
+		}
+		switch b.Kind {
+		case State:
+			states++
+		case Setting:
+			settings++
+		}
+	}
+	if written != 4 || states != 2 || settings != 2 {
+		t.Errorf("%d buffers are written, %d are kept, %d are settings", written, states, settings)
+	}
+	for i, s := range planned.Steps {
+		u, update := s.Op.(Joined)
+		if update != (i == len(planned.Steps)-1) || update && (len(u.Programs) != 2 ||
+			len(s.Dsts) != 4 || len(s.Args) != 10) {
+			t.Errorf("step %d is %v", i, s.Op)
+		}
+	}
+	if b := planned.Buffers[planned.Results[1].Buffer]; b.Kind != Arena {
+		t.Errorf("the variable is wanted where it is updated")
+	}
+	planned.Results[1] = planned.Steps[len(planned.Steps)-1].Dsts[0]
+	if err := Verify(planned); err == nil ||
+		!strings.Contains(err.Error(), "result 1 in a run of kind 0 is not input 1") {
+		t.Errorf("a result that is the updated variable: %v", err)
+	}
+}
+
+// TestCastsOfVariablesAreOneStep: weights that change are rounded for products at once, before
+// everything else, and others where they are read.
+func TestCastsOfVariablesAreOneStep(t *testing.T) {
+	for _, trained := range []bool{false, true} {
+		p := &program{}
+		p.Precision = ir.BF16
+		x, v, w := p.input(0, 8, 8), p.input(1, 8, 8), p.input(2, 64)
+		y := p.product(p.product(x, v), p.add(ir.Reshape{}, ir.Of(8, 8), w))
+		p.Results = []ir.ID{y}
+		var updates []Update
+		want := []string{"loop cast", "loop cast", "matmul NN", "loop cast", "matmul NN"}
+		if trained {
+			updates = []Update{{Input: 1, Gradient: x, Kept: 1, Rule: descent},
+				{Input: 2, Gradient: p.input(3, 64), Kept: 1, Rule: descent}}
+			want = []string{"cast of 2", "loop cast", "matmul NN", "matmul NN", "update of 2"}
+		}
+		planned, err := New(&p.Program, updates...)
+		if err == nil {
+			err = Verify(planned)
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%v", err, planned)
+		}
+		var steps []string
+		for _, s := range planned.Steps {
+			steps = append(steps, s.Op.String())
+		}
+		if !slices.Equal(steps, want) {
+			t.Errorf("trained %v: %q, want %q", trained, steps, want)
+		}
+	}
+}
+
+// TestUpdateOfAnotherShape: a gradient must have as many elements as its variable.
+func TestUpdateOfAnotherShape(t *testing.T) {
+	p := &program{}
+	w := p.input(0, 2, 3)
+	p.Results = []ir.ID{p.unary(fuse.Exp, w)}
+	if _, err := New(&p.Program, Update{Input: 0, Gradient: p.input(1, 3), Kept: 1,
+		Rule: descent}); err == nil || !strings.Contains(err.Error(), "gradient of shape") {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,47 @@
+package proof
+
+import (
+	"github.com/euryale-ml/euryale/internal/sumtree"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
+)
+
+// What the types of a plan say, read without its functions.
+
+// memory is what a run finds that is not the arena's: a variable, a vector of a solver, a sum of
+// runs.
+type memory struct {
+	kind          plan.Kind
+	index, vector int
+}
+
+// memoryOf says which memory a buffer is, if it is not the arena's.
+func memoryOf(b *plan.Buffer) memory { return memory{b.Kind, b.Index, b.Vector} }
+
+// placed reports whether a buffer has a place, so that what overlaps it is known.
+func placed(b *plan.Buffer) bool {
+	return b.Kind == plan.Arena || b.Kind == plan.FullBucket || b.Within > 0
+}
+
+// fullySharded reports whether a rank keeps only its shard of a variable, and gathers it.
+func fullySharded(s *plan.Shard) bool { return s != nil && s.FullyShard }
+
+// empty reports whether other ranks update all of a variable.
+func empty(s *plan.Shard) bool { return s != nil && s.From == s.To }
+
+// elementsOf returns the elements of a variable of n that a rank updates: those in its chunk.
+func elementsOf(s *plan.Shard, n int) (from, to int) {
+	first, end := s.Rank*s.Chunk-s.First, (s.Rank+1)*s.Chunk-s.First
+	return min(max(first, 0), n), min(max(end, 0), n)
+}
+
+// keeps reports whether gradients are kept from run to run.
+func keeps(a plan.Accumulation) bool { return a.Runs > 1 || a.Apart }
+
+// branches returns how many runs each sum has that is exchanged.
+func branches(a plan.Accumulation) []int {
+	runs := max(a.Runs, 1)
+	if !a.Tree {
+		return []int{a.Runs}
+	}
+	return sumtree.Branches(nil, a.First, runs, max(a.All, runs))
+}
