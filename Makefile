@@ -109,7 +109,7 @@ arm64:
 UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|gpu
 UNRACED := $(UNRACED)|kernels|internal/bench|observe/(report|internal/straggler)
 UNRACED := $(UNRACED)|internal/(env|filelock|files|gpu/(driver|nvml)|kernels|program|residence)
-UNRACED := $(UNRACED)|internal/(safetensors|stock|repolint|tools|tuning)
+UNRACED := $(UNRACED)|internal/(safetensors|stock|repolint|tools|tuning|vm)
 UNRACED := $(UNRACED)|internal/testing/(conventions|proctest|testenv)
 OF_UNRACED = '/euryale/($(UNRACED))(/|$$)'
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures

@@ -167,7 +167,6 @@
 // norms, syncnorm.go batch norms over all ranks, random.go other state that changes between runs,
 // warn.go its notices, memory.go its memory, precision.go the precision of its products,
 // planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the operations that
-// only the graph knows. internal/read turns a graph into a program, internal/ir is the language of
-// programs, internal/lower rewrites them, internal/plan turns a program into a plan, and
-// internal/exec runs plans.
+// only the graph knows. In internal/vm, read turns a graph into a program, ir is the language of
+// programs, lower rewrites them, plan turns a program into a plan, and exec runs plans.
 package vm

@@ -2,30 +2,89 @@ package program
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/proof"
 )
 
-// Host runs a program on host memory, on the calling goroutine. One run may be under way at a time.
-type Host struct {
-	steps  []kernelRun
+// Plan is the plan of a program with one result.
+type Plan struct {
+	plan   *plan.Plan
 	in     []Tensor
 	out    Tensor
-	memory []backend.Buffer // by slots: operands, the result, and what is kept between steps
+	result int // the buffer that whoever runs the plan gives for the result, -1 for none
 }
 
-// kernelRun is one kernel.
-type kernelRun struct {
-	dst, src []span
-	run      kernel
-	to, from []backend.Buffer // of the run under way
+// New plans a program, of a name. build gets a value for each operand, and returns the result,
+// which has the elements of out in row-major order.
+//
+// Errors: backend.ErrArgument if a program is not one, or out does not fit it.
+func New(name string, in []Tensor, out Tensor,
+	build func(b *Builder, x ...Value) Value) (*Plan, error) {
+	p := &ir.Program{}
+	b := &Builder{To: p, Name: name}
+	var x []Value
+	for i, t := range in {
+		x = append(x, b.Add(ir.Input{Index: i}, ir.Of(t.Shape...), t.DType))
+	}
+	p.Results = []Value{b.Reshape(build(b, x...), out.Shape...)}
+	if err := p.Check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", backend.ErrArgument, err)
+	}
+	planned, err := plan.Standard().New(proof.Verify, p)
+	if err != nil {
+		return nil, err
+	}
+	planned, result := given(planned)
+	return &Plan{planned, in, out, result}, nil
+}
+
+// given returns a plan without memory for its result, which is bound before a run as settings are,
+// and the buffer of that: -1 if the result lies in memory in another way, and must be copied.
+func given(p *plan.Plan) (*plan.Plan, int) {
+	bare, r := p.Bare(), p.Results[0]
+	bare.Buffers = slices.Clone(p.Buffers)
+	b := &bare.Buffers[r.Buffer]
+	if b.Kind != plan.Arena || !r.Dense() || b.Bytes != r.Shape.Size()*r.DType.Size() {
+		return bare, -1
+	}
+	b.Kind = plan.Setting
+	first, end := p.ArenaBytes, 0
+	inArena := func(b *plan.Buffer) bool { return b.Kind == plan.Arena && b.Last >= 0 }
+	for i := range bare.Buffers {
+		if b := &bare.Buffers[i]; inArena(b) {
+			first, end = min(first, b.Offset), max(end, b.Offset+b.Bytes)
+		}
+	}
+	for i := range bare.Buffers {
+		if b := &bare.Buffers[i]; inArena(b) {
+			b.Offset -= first
+		}
+	}
+	bare.ArenaBytes, bare.ResultBytes = max(0, end-first), 0
+	return bare, r.Buffer
+}
+
+// Host runs a plan on host memory, on the calling goroutine. One run may be under way at a time.
+type Host struct {
+	*Plan
+	exec *exec.Executor
+}
+
+// Host makes the plan ready to run.
+func (p *Plan) Host() (*Host, error) {
+	e, err := exec.New(p.plan, exec.Host{}, nil, nil)
+	return &Host{p, e}, err
 }
 
 // Operands returns the number of operands.
-func (h *Host) Operands() int { return len(h.in) }
+func (p *Plan) Operands() int { return len(p.in) }
 
-// Run computes the result, dst, from operands. All are in row-major order, and what Compile was
-// told.
+// Run computes the result, dst, from operands. All are in row-major order, and what New was told.
 //
 // Errors: backend.ErrArgument if buffers do not fit.
 func (h *Host) Run(dst backend.Buffer, src ...backend.Buffer) error {
@@ -40,35 +99,29 @@ func (h *Host) Run(dst backend.Buffer, src ...backend.Buffer) error {
 	if err := h.out.fits(dst); err != nil {
 		return fmt.Errorf("the result: %w", err)
 	}
-	n := copy(h.memory, src)
-	h.memory[n] = dst
-	defer clear(h.memory[:n+1]) // the caller's memory
-	for i := range h.steps {
-		s := &h.steps[i]
-		h.bind(s.to, s.dst)
-		h.bind(s.from, s.src)
-		if err := s.run(s.to, s.from); err != nil {
-			return err
+	for i := range h.plan.Buffers {
+		if b := &h.plan.Buffers[i]; b.Kind == plan.Input {
+			h.exec.Bind(i, src[b.Index])
 		}
 	}
-	return nil
+	if h.result >= 0 {
+		h.exec.Bind(h.result, dst)
+	}
+	if err := h.exec.Run(0); err != nil || h.result >= 0 {
+		return err
+	}
+	return h.exec.Result(0, dst)
 }
 
 // fits returns what is wrong with memory for a tensor.
 func (t Tensor) fits(b backend.Buffer) error {
-	if b.DType() == t.DType && b.Len() == size(t.Shape) {
+	n := 1
+	for _, length := range t.Shape {
+		n *= length
+	}
+	if b.DType() == t.DType && b.Len() == n {
 		return nil
 	}
 	return fmt.Errorf("%w: it has %d %v, want %v %v",
 		backend.ErrArgument, b.Len(), b.DType(), t.Shape, t.DType)
-}
-
-// span are elements of the buffer of a slot.
-type span struct{ slot, first, end int }
-
-// bind finds the memory of spans.
-func (h *Host) bind(to []backend.Buffer, spans []span) {
-	for i, s := range spans {
-		to[i] = h.memory[s.slot].Slice(s.first, s.end)
-	}
 }

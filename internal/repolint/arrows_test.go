@@ -115,7 +115,8 @@ var arrows = []arrow{
 		"internal/gpu", "internal/group", "internal/hierarchy", "observe", "rendezvous",
 	}},
 	{"internal/buildlock", []string{"backend"}},
-	{"internal/program", []string{"backend", "kernels/fuse", "internal/kernels"}},
+	{"internal/program", []string{"backend", "kernels/fuse", "internal/kernels", "internal/vm/ir",
+		"internal/vm/plan", "internal/vm/proof", "internal/vm/exec"}},
 	{"internal/residence", []string{"backend"}},
 	{"internal/terms", []string{"backend"}},
 	{"internal/safetensors", []string{"backend", "internal/files"}},
@@ -143,6 +144,7 @@ var reserved = []struct{ packages, importers []string }{
 	{[]string{"internal/fault", "internal/gpu", "internal/hierarchy"}, []string{".", "cmd/...",
 		"internal/session", "internal/testing/testenv"}},
 	{[]string{"internal/kernels/simd"}, []string{"internal/kernels", "kernels/fuse"}},
+	{[]string{"internal/vm/..."}, []string{"vm", "internal/program", "internal/vm/..."}},
 	{[]string{"fit/..."}, []string{"examples/...", "fit/..."}},
 	{forTests, append([]string{"internal/tools/..."}, forTests...)},
 }

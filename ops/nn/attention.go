@@ -164,7 +164,7 @@ func (s attentionSpec) gradients(in []tensor.Shape) []gradient {
 }
 
 // hides returns the operands that hide keys. A mask gets all axes.
-func (s attentionSpec) hides(b program.Builder, x []program.Value) []program.Value {
+func (s attentionSpec) hides(b *program.Builder, x []program.Value) []program.Value {
 	if !s.Mask {
 		return x
 	}
@@ -173,14 +173,14 @@ func (s attentionSpec) hides(b program.Builder, x []program.Value) []program.Val
 	return slices.Concat([]program.Value{b.Reshape(x[0], shape...)}, x[1:])
 }
 
-func (s attentionSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s attentionSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	y, _ := b.Attention(s.Attention, slices.Concat(x[:3], s.hides(b, x[3:]))...)
 	return s.poisoned(b, x, y)
 }
 
 // poisoned is y, or a gradient, with NaN for the entries whose length is out of range, if the graph
 // computes lengths.
-func (s attentionSpec) poisoned(b program.Builder, x []program.Value, y program.Value,
+func (s attentionSpec) poisoned(b *program.Builder, x []program.Value, y program.Value,
 ) program.Value {
 	if !s.Lengths || b.InRange(x[s.indices()]) {
 		return y
@@ -193,7 +193,7 @@ func (s attentionSpec) poisoned(b program.Builder, x []program.Value, y program.
 
 // back computes again what the forward pass keeps for the gradient.
 func (s attentionSpec) back(
-	b program.Builder, i int, x []program.Value, _, dy program.Value,
+	b *program.Builder, i int, x []program.Value, _, dy program.Value,
 ) program.Value {
 	hides := s.hides(b, x[3:])
 	y, lse := b.Attention(s.Attention, slices.Concat(x[:3], hides)...)
@@ -207,7 +207,7 @@ func (s attentionSpec) back(
 
 // ofMask is the gradient of the mask: products of all scores.
 func (s attentionSpec) ofMask(
-	b program.Builder, x []program.Value, mask, y, lse, dy program.Value,
+	b *program.Builder, x []program.Value, mask, y, lse, dy program.Value,
 ) program.Value {
 	q, k, v := b.Of(x[0]).Shape, b.Of(x[1]).Shape, b.Of(x[2]).Shape
 	product := func(rows, columns program.Value, size int) program.Value {

@@ -13,7 +13,7 @@ import (
 type differentiable interface {
 	spec
 	// back adds the gradient of operand i.
-	back(b program.Builder, i int, x []program.Value, y, dy program.Value) program.Value
+	back(b *program.Builder, i int, x []program.Value, y, dy program.Value) program.Value
 }
 
 // gradientsOf returns gradients of the first operands of s, n of them, and none of the others.
@@ -45,7 +45,7 @@ func (s backSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s backSpec) gradients([]tensor.Shape) []gradient { return nil }
 
-func (s backSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s backSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	n := len(x) - 2
 	return s.Forward.back(b, s.Operand, x[:n], x[n], x[n+1])
 }

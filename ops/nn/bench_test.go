@@ -110,3 +110,48 @@ func benchmarkDo(b *testing.B, in []operand, build builder) {
 		}
 	}
 }
+
+// BenchmarkFirstDo is how long the first Do of an operation takes, which plans it.
+func BenchmarkFirstDo(b *testing.B) {
+	for _, test := range []struct {
+		name  string
+		in    func() []operand
+		build builder
+	}{
+		{"gelu 4x4", ofRandom([]int{4, 4}), one(GELU)},
+		{"layer norm 4x4", ofRandom([]int{4, 4}, []int{4}, []int{4}), normed(1e-5)},
+		{"cross-entropy 4x4", andLabels([]int{4, 4}, 4, 4),
+			two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+				return CrossEntropy(NoLabel, x, l)
+			})},
+		{"convolution 1x4x8x8", ofRandom([]int{1, 4, 8, 8}, []int{4, 4, 3, 3}),
+			convCase{x: make([]int, 4), o: ConvOptions{Pad: []int{1, 1}}}.build()},
+		{"LSTM 32x2x16", ofRandom([]int{32, 2, 16}, []int{1, 2, 8}, []int{32, 16}, []int{32, 8},
+			[]int{32}, []int{32}, []int{1, 2, 8}),
+			func(x gorgonia.Nodes) (*gorgonia.Node, error) {
+				return apply(recurrentSpec{Cell: "LSTM"}, x...)
+			}},
+	} {
+		b.Run(test.name, func(b *testing.B) {
+			g := gorgonia.NewGraph()
+			var x gorgonia.Nodes
+			var values []gorgonia.Value
+			for i, o := range test.in() {
+				x = append(x, o.node(g, fmt.Sprint("x", i), tensor.Float32))
+				values = append(values, x[i].Value())
+			}
+			n, err := test.build(x)
+			if err != nil {
+				b.Fatal(err)
+			}
+			o := n.Op().(*Op)
+			b.ReportAllocs()
+			for b.Loop() {
+				fresh := &Op{spec: o.spec, in: o.in, types: o.types, out: o.out, dtype: o.dtype}
+				if _, err := fresh.Do(values...); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

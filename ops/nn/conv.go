@@ -255,7 +255,7 @@ func (s convSpec) gradients(in []tensor.Shape) []gradient {
 	return all
 }
 
-func (s convSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s convSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	y := s.convolve(b, x[0], x[1])
 	if len(x) == 3 {
 		shape := slices.Repeat([]int{1}, 2+s.Axes)
@@ -281,7 +281,7 @@ func (s channelSumSpec) gradients(in []tensor.Shape) []gradient {
 	return []gradient{{spread, []int{dy}}}
 }
 
-func (s channelSumSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s channelSumSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	axes := append([]int{0}, program.Axes(b, x[0], 2)...)
 	return b.Reshape(program.Sum(b, x[0], axes...), b.Of(x[0]).Shape[1])
 }
@@ -305,7 +305,7 @@ func (s channelSpreadSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{channelSumSpec{}, []int{dy}}}
 }
 
-func (s channelSpreadSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s channelSpreadSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	one := slices.Repeat([]int{1}, s.Axes)
 	one[1] = s.Shape[1]
 	return b.Broadcast(b.Reshape(x[0], one...), s.Shape[:s.Axes]...)

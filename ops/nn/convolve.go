@@ -21,7 +21,7 @@ func (s convSpec) plane() program.Convolution {
 }
 
 // convolve computes the pass of two operands.
-func (s convSpec) convolve(b program.Builder, x, y program.Value) program.Value {
+func (s convSpec) convolve(b *program.Builder, x, y program.Value) program.Value {
 	out, _ := s.shape([]tensor.Shape{b.Of(x).Shape, b.Of(y).Shape}) // checked before
 	switch {
 	case s.Axes == 1:
@@ -39,25 +39,25 @@ func (s convSpec) convolve(b program.Builder, x, y program.Value) program.Value 
 }
 
 // unit makes images [b, c, 1, n] of sequences [b, c, n].
-func unit(b program.Builder, x program.Value) program.Value {
+func unit(b *program.Builder, x program.Value) program.Value {
 	return b.Reshape(x, slices.Insert(b.Of(x).Shape, 2, 1)...)
 }
 
 // folded merges an axis and the next.
-func folded(b program.Builder, x program.Value, axis int) program.Value {
+func folded(b *program.Builder, x program.Value, axis int) program.Value {
 	shape := b.Of(x).Shape
 	shape[axis] *= shape[axis+1]
 	return b.Reshape(x, slices.Delete(shape, axis+1, axis+2)...)
 }
 
 // sheets makes images [b*d, c, h, w] of volumes [b, c, d, h, w].
-func sheets(b program.Builder, x program.Value) program.Value {
+func sheets(b *program.Builder, x program.Value) program.Value {
 	return folded(b, b.Permute(x, 0, 2, 1, 3, 4), 0)
 }
 
 // slabs makes images [b*d', c*kd, h, w] of volumes [b, c, d, h, w]: one for each place along the
 // depth, whose channels are what the windows there see.
-func (s convSpec) slabs(b program.Builder, x program.Value) program.Value {
+func (s convSpec) slabs(b *program.Builder, x program.Value) program.Value {
 	shape, n := b.Of(x).Shape, s.depth()
 	if n > shape[2] {
 		x = b.Unslice(x, 2, s.Pad[0], 1, n)
@@ -77,7 +77,7 @@ func (s convSpec) slabs(b program.Builder, x program.Value) program.Value {
 func (s convSpec) depth() int { return s.Pad[0] + s.Image[0] + max(s.After[0], 0) }
 
 // unslabs is the gradient of slabs: it adds them up to volumes.
-func (s convSpec) unslabs(b program.Builder, x program.Value, out []int) program.Value {
+func (s convSpec) unslabs(b *program.Builder, x program.Value, out []int) program.Value {
 	places := s.places(0)
 	x = b.Reshape(x, out[0], places, out[1], s.Kernel[0], out[3], out[4])
 	var sum program.Value

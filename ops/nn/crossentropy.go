@@ -158,7 +158,7 @@ type targets struct {
 }
 
 // targets takes logits, labels and weights.
-func (s crossEntropySpec) targets(b program.Builder, x ...program.Value) targets {
+func (s crossEntropySpec) targets(b *program.Builder, x ...program.Value) targets {
 	logits, labels := x[0], x[1]
 	shape := b.Of(logits).Shape
 	last := len(shape) - 1
@@ -198,13 +198,13 @@ func (s crossEntropySpec) targets(b program.Builder, x ...program.Value) targets
 func (s crossEntropySpec) plain() bool { return !s.Weighted && s.Smoothing == 0 }
 
 // allOf is the sum of all elements. Along a last axis of length 1, it would take a separate pass.
-func allOf(b program.Builder, x program.Value) program.Value {
+func allOf(b *program.Builder, x program.Value) program.Value {
 	return program.Sum(b, x, program.Axes(b, x, 0)...)
 }
 
 // logSum is the logits less the largest of their row, and the logarithm of the sum of their
 // exponentials: the difference is the logarithm of the softmax. Loss and gradient share both.
-func logSum(b program.Builder, logits program.Value) (less, log program.Value) {
+func logSum(b *program.Builder, logits program.Value) (less, log program.Value) {
 	last := len(b.Of(logits).Shape) - 1
 	less = b.Do(fuse.Sub, logits, b.Reduce(backend.Max, logits, last))
 	return less, b.Do(fuse.Log, program.Sum(b, b.Do(fuse.Exp, less), last))
@@ -212,7 +212,7 @@ func logSum(b program.Builder, logits program.Value) (less, log program.Value) {
 
 // program chooses the label before the logarithm is subtracted, so that it takes no extra pass over
 // a row.
-func (s crossEntropySpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s crossEntropySpec) program(b *program.Builder, x ...program.Value) program.Value {
 	t := s.targets(b, x...)
 	last := len(b.Of(x[0]).Shape) - 1
 	less, log := logSum(b, x[0])
@@ -251,7 +251,7 @@ func (s crossEntropySpec) check(labels []int, in []tensor.Shape) error {
 
 // back is (probability - 1 at the label) * dy / number, where the label is right; smoothing adds
 // what the other classes are short of.
-func (s crossEntropySpec) back(b program.Builder, _ int, x []program.Value, _, dy program.Value,
+func (s crossEntropySpec) back(b *program.Builder, _ int, x []program.Value, _, dy program.Value,
 ) program.Value {
 	t := s.targets(b, x...)
 	last := len(b.Of(x[0]).Shape) - 1

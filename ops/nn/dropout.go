@@ -111,7 +111,7 @@ func (s dropoutSpec) gradients([]tensor.Shape) []gradient {
 }
 
 // program gets the step and the first sample, of training, besides x.
-func (s dropoutSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s dropoutSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	if len(x) == 1 {
 		return x[0]
 	}

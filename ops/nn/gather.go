@@ -66,7 +66,7 @@ func (s gatherElementsSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 func (s gatherElementsSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
 // program compares every index with every place: one of them has it.
-func (s gatherElementsSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s gatherElementsSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	of, list := between(b, x[0], s.Axis), between(b, x[1], s.Axis+1)
 	y := program.Sum(b, b.Select(s.Axis+1, list, of, b.Number(0, of)), s.Axis+1)
 	inside := s.inside(b, x[1], b.Of(x[0]).Shape[s.Axis])
@@ -75,17 +75,17 @@ func (s gatherElementsSpec) program(b program.Builder, x ...program.Value) progr
 }
 
 // inside is 1 where indices are in range of n elements, else 0.
-func (s gatherElementsSpec) inside(b program.Builder, indices program.Value, n int) program.Value {
+func (s gatherElementsSpec) inside(b *program.Builder, indices program.Value, n int) program.Value {
 	return b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, indices, 0),
 		program.With(b, fuse.Less, indices, float64(n)))
 }
 
 // between is x with an axis of length 1 before an axis.
-func between(b program.Builder, x program.Value, axis int) program.Value {
+func between(b *program.Builder, x program.Value, axis int) program.Value {
 	return b.Reshape(x, slices.Insert(b.Of(x).Shape, axis, 1)...)
 }
 
-func (s gatherElementsSpec) back(b program.Builder, _ int, x []program.Value, _,
+func (s gatherElementsSpec) back(b *program.Builder, _ int, x []program.Value, _,
 	dy program.Value) program.Value {
 	given, list := between(b, dy, s.Axis+1), between(b, x[1], s.Axis+1)
 	whole := between(b, x[0], s.Axis)

@@ -47,13 +47,13 @@ func (s geluSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].
 
 func (s geluSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
-func (s geluSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s geluSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	half, _ := s.parts(b, x[0])
 	return b.Do(fuse.Mul, x[0], half)
 }
 
 // parts adds y/x and its derivative by x.
-func (s geluSpec) parts(b program.Builder, x program.Value) (half, slope program.Value) {
+func (s geluSpec) parts(b *program.Builder, x program.Value) (half, slope program.Value) {
 	if !s.Tanh {
 		erf := b.Do(fuse.Erf, program.With(b, fuse.Mul, x, 1/math.Sqrt2))
 		half = program.With(b, fuse.Mul, program.With(b, fuse.Add, erf, 1), 0.5)
@@ -71,7 +71,7 @@ func (s geluSpec) parts(b program.Builder, x program.Value) (half, slope program
 	return half, b.Do(fuse.Mul, rest, du)
 }
 
-func (s geluSpec) back(b program.Builder, _ int, x []program.Value, _, dy program.Value,
+func (s geluSpec) back(b *program.Builder, _ int, x []program.Value, _, dy program.Value,
 ) program.Value {
 	half, slope := s.parts(b, x[0])
 	return b.Do(fuse.Mul, dy, b.Do(fuse.Add, half, b.Do(fuse.Mul, x[0], slope)))

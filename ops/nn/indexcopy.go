@@ -66,7 +66,7 @@ func (s indexCopySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return in[0].Clone(), nil
 }
 
-func (s indexCopySpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s indexCopySpec) program(b *program.Builder, x ...program.Value) program.Value {
 	if !s.Zero {
 		return b.Put(x[0], x[1], x[2], s.Axis)
 	}

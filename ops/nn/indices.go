@@ -66,7 +66,7 @@ func (s byIndicesSpec) gradients(in []tensor.Shape) []gradient {
 	return []gradient{{byIndicesGradSpec{s.Axis, in[0][s.Axis]}, []int{dy, 1}}, {}}
 }
 
-func (s byIndicesSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s byIndicesSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.Gather(x[0], x[1], s.Axis)
 }
 
@@ -109,7 +109,7 @@ func (s byIndicesGradSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{byIndicesSpec{s.Axis}, []int{dy, 1}}, {}}
 }
 
-func (s byIndicesGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s byIndicesGradSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.GatherGrad(x[0], x[1], s.Axis, s.Length)
 }
 

@@ -58,16 +58,16 @@ func (s layerNormSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s layerNormSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 3) }
 
-func (s layerNormSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s layerNormSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	z, _ := s.normalized(b, x[0])
 	return b.Do(fuse.Add, b.Do(fuse.Mul, z, x[1]), x[2])
 }
 
-func (s layerNormSpec) normalized(b program.Builder, x program.Value) (z, scale program.Value) {
+func (s layerNormSpec) normalized(b *program.Builder, x program.Value) (z, scale program.Value) {
 	return program.Normalized(b, x, s.Epsilon, len(b.Of(x).Shape)-1)
 }
 
-func (s layerNormSpec) back(b program.Builder, i int, x []program.Value, _, dy program.Value,
+func (s layerNormSpec) back(b *program.Builder, i int, x []program.Value, _, dy program.Value,
 ) program.Value {
 	switch i {
 	case 0:
@@ -84,7 +84,7 @@ func (s layerNormSpec) back(b program.Builder, i int, x []program.Value, _, dy p
 func lastOf(shape tensor.Shape) tensor.Shape { return tensor.Shape{shape[len(shape)-1]} }
 
 // sumRows is the sum over all axes but the last.
-func sumRows(b program.Builder, x program.Value) program.Value {
+func sumRows(b *program.Builder, x program.Value) program.Value {
 	axes := program.Axes(b, x, 0)
 	return program.Sum(b, x, axes[:len(axes)-1]...)
 }

@@ -72,7 +72,7 @@ func broadcast(in ...tensor.Shape) (tensor.Shape, error) {
 }
 
 // sumTo adds up what broadcasting has repeated of an operand with a shape.
-func sumTo(b program.Builder, x program.Value, shape []int) program.Value {
+func sumTo(b *program.Builder, x program.Value, shape []int) program.Value {
 	var axes []int
 	of := b.Of(x).Shape
 	for i, n := range of {
@@ -87,7 +87,7 @@ func sumTo(b program.Builder, x program.Value, shape []int) program.Value {
 }
 
 // truth is 1 where x is not 0, and 0 elsewhere.
-func truth(b program.Builder, x program.Value) program.Value {
+func truth(b *program.Builder, x program.Value) program.Value {
 	return program.With(b, fuse.NotEqual, x, 0)
 }
 
@@ -112,11 +112,11 @@ func (s whereSpec) gradients(in []tensor.Shape) []gradient {
 	return all
 }
 
-func (s whereSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s whereSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.Do(fuse.Where, truth(b, x[0]), x[1], x[2])
 }
 
-func (s whereSpec) back(b program.Builder, i int, x []program.Value, _, dy program.Value,
+func (s whereSpec) back(b *program.Builder, i int, x []program.Value, _, dy program.Value,
 ) program.Value {
 	chosen, other := dy, b.Number(0, dy)
 	if i == 2 {
@@ -165,7 +165,7 @@ func (s logicSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return broad
 
 func (s logicSpec) gradients(in []tensor.Shape) []gradient { return make([]gradient, len(in)) }
 
-func (s logicSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s logicSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	if len(x) == 1 {
 		return program.With(b, s.Op, x[0], 0)
 	}
@@ -209,14 +209,14 @@ func (s castSpec) gradients(in []tensor.Shape) []gradient {
 	return gradientsOf(s, in, 1)
 }
 
-func (s castSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s castSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	if s.To == tensor.Bool {
 		return b.Cast(backend.U8, truth(b, x[0]))
 	}
 	return program.Cast(b, dtypeOn(s.To), x[0])
 }
 
-func (s castSpec) back(b program.Builder, _ int, x []program.Value, _, dy program.Value,
+func (s castSpec) back(b *program.Builder, _ int, x []program.Value, _, dy program.Value,
 ) program.Value {
 	return b.Cast(b.Of(x[0]).DType, dy)
 }

@@ -50,7 +50,7 @@ func (s normSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s normSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
-func (s normSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s normSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	sum := program.Sum(b, power(b, b.Do(fuse.Abs, x[0]), s.P), s.Axis)
 	switch s.P {
 	case 1:
@@ -62,7 +62,7 @@ func (s normSpec) program(b program.Builder, x ...program.Value) program.Value {
 }
 
 // power is x^n for n of at least 1.
-func power(b program.Builder, x program.Value, n int) program.Value {
+func power(b *program.Builder, x program.Value, n int) program.Value {
 	switch n {
 	case 1:
 		return x
@@ -72,7 +72,7 @@ func power(b program.Builder, x program.Value, n int) program.Value {
 	return program.With(b, fuse.Pow, x, float64(n))
 }
 
-func (s normSpec) back(b program.Builder, _ int, x []program.Value, y, dy program.Value,
+func (s normSpec) back(b *program.Builder, _ int, x []program.Value, y, dy program.Value,
 ) program.Value {
 	shape := b.Of(x[0]).Shape
 	shape[s.Axis] = 1

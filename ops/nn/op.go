@@ -26,7 +26,7 @@ type spec interface {
 	// shape returns the shape of the result, or what is wrong with the operands' shapes.
 	shape(in []tensor.Shape) (tensor.Shape, error)
 	// program adds the result to what a builder makes, given the operands.
-	program(b program.Builder, x ...program.Value) program.Value
+	program(b *program.Builder, x ...program.Value) program.Value
 	// gradients returns the gradient of each operand, nothing if they cannot be differentiated.
 	// Entries behind these are intermediate values of the gradients, computed once and first.
 	gradients(in []tensor.Shape) []gradient
@@ -54,9 +54,10 @@ type Op struct {
 	types []tensor.Dtype // of the operands
 	dtype tensor.Dtype   // of the result
 
-	hosts sync.Pool // of compiled programs, *program.Host
+	hosts sync.Pool // of the plan, *program.Host
 	mu    sync.Mutex
-	back  []*Op // see backward
+	plan  *program.Plan // of the last number of operands
+	back  []*Op         // see backward
 }
 
 var (
@@ -160,7 +161,7 @@ func (o *Op) InferShape(inputs ...gorgonia.DimSizer) (tensor.Shape, error) {
 
 // Program adds the result to what a builder makes, given the operands. A Dropout in training takes
 // one more: its step and its first sample, a vector of integers.
-func (o *Op) Program(b program.Builder, x ...program.Value) program.Value {
+func (o *Op) Program(b *program.Builder, x ...program.Value) program.Value {
 	return o.spec.program(b, x...)
 }
 
@@ -222,20 +223,30 @@ func (o *Op) operands(inputs []gorgonia.Value) (src []backend.Buffer, err error)
 	return src, nil
 }
 
-// compiled returns the compiled program of these operands, which no other goroutine runs.
+// compiled returns the plan of these operands, ready to run, which no other goroutine runs.
 func (o *Op) compiled(src []backend.Buffer, d backend.DType) (*program.Host, error) {
 	if host, ok := o.hosts.Get().(*program.Host); ok && host.Operands() == len(src) {
 		return host, nil
 	}
-	var in []program.Tensor
-	for i, x := range src {
-		shape := tensor.Shape{x.Len()} // of the state of a Dropout
-		if i < len(o.in) {
-			shape = o.in[i]
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.plan == nil || o.plan.Operands() != len(src) {
+		var in []program.Tensor
+		for i, x := range src {
+			shape := tensor.Shape{x.Len()} // of the state of a Dropout
+			if i < len(o.in) {
+				shape = o.in[i]
+			}
+			in = append(in, program.Tensor{Shape: shape, DType: x.DType()})
 		}
-		in = append(in, program.Tensor{Shape: shape, DType: x.DType()})
+		var err error
+		o.plan, err = program.New(o.String(), in, program.Tensor{Shape: o.out, DType: d},
+			o.spec.program)
+		if err != nil {
+			return nil, err
+		}
 	}
-	return program.Compile(in, program.Tensor{Shape: o.out, DType: d}, o.spec.program)
+	return o.plan.Host()
 }
 
 func (o *Op) fail(err error) error { return &Error{o.spec.String(), err} }

@@ -173,7 +173,7 @@ func (s avgPool2DSpec) gradients(in []tensor.Shape) []gradient {
 	return []gradient{{avgPool2DGradSpec{s, [2]int(in[0][2:])}, []int{dy}}}
 }
 
-func (s avgPool2DSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s avgPool2DSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return program.AveragePool(b, x[0], s.Window, s.border())
 }
 
@@ -203,7 +203,7 @@ func (s avgPool2DGradSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{s.Pool, []int{dy}}}
 }
 
-func (s avgPool2DGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s avgPool2DGradSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return program.AveragePoolGrad(b, x[0], s.Pool.Window, s.Pool.border(), s.Image[0], s.Image[1])
 }
 
@@ -221,7 +221,7 @@ func (s maxPool2DSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{maxPool2DGradSpec(s), []int{0, dy}}}
 }
 
-func (s maxPool2DSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s maxPool2DSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.MaxPool(s.Window, x[0])
 }
 
@@ -237,6 +237,6 @@ func (s maxPool2DGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s maxPool2DGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 
-func (s maxPool2DGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s maxPool2DGradSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.MaxPoolGrad(s.Window, x[0], x[1])
 }

@@ -94,7 +94,7 @@ func (s batchedMatMulSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{da, db}
 }
 
-func (s batchedMatMulSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s batchedMatMulSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.MatMul(s.TransA, s.TransB, x[0], x[1])
 }
 
@@ -116,7 +116,7 @@ func (s outerProdSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{matVecSpec{false}, []int{dy, 1}}, {matVecSpec{true}, []int{dy, 0}}}
 }
 
-func (s outerProdSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s outerProdSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	m, n := b.Of(x[0]).Shape[0], b.Of(x[1]).Shape[0]
 	return b.MatMul(false, false, b.Reshape(x[0], m, 1), b.Reshape(x[1], 1, n))
 }
@@ -144,6 +144,6 @@ func (s matVecSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{matrix, {matVecSpec{!s.Trans}, []int{0, dy}}}
 }
 
-func (s matVecSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s matVecSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.MatMul(s.Trans, false, x[0], b.Reshape(x[1], b.Of(x[1]).Shape[0], 1))
 }

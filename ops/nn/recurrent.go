@@ -164,7 +164,7 @@ func (s recurrentSpec) gradients(in []tensor.Shape) []gradient {
 	return append(all, gradient{recurrentGatesSpec(s), append(of, dy)})
 }
 
-func (s recurrentSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s recurrentSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	r := s.begin(b, x)
 	if all, _, ok := r.whole(); ok {
 		return all
@@ -184,7 +184,7 @@ func (s recurrentSpec) program(b program.Builder, x ...program.Value) program.Va
 // recurrence is the forward pass of a [recurrentSpec] in a program, of matrices [batch, size].
 type recurrence struct {
 	recurrentSpec
-	program.Builder
+	*program.Builder
 	x                  []program.Value // the operands
 	steps, batch, size int
 	input              program.Value     // x weightIHᵀ + biases of all steps, [steps*batch, ...]
@@ -193,7 +193,7 @@ type recurrence struct {
 }
 
 // begin computes what the input adds to the gates.
-func (s recurrentSpec) begin(b program.Builder, x []program.Value) *recurrence {
+func (s recurrentSpec) begin(b *program.Builder, x []program.Value) *recurrence {
 	shape := b.Of(x[0]).Shape
 	r := &recurrence{recurrentSpec: s, Builder: b, x: x, steps: shape[0], batch: shape[1],
 		size: b.Of(x[1]).Shape[2]}
@@ -302,7 +302,7 @@ func (s recurrentGatesSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 func (s recurrentGatesSpec) gradients([]tensor.Shape) []gradient { return nil }
 
 // program goes back through the steps.
-func (s recurrentGatesSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s recurrentGatesSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	operands, dy := x[:len(x)-1], x[len(x)-1]
 	r := recurrentSpec(s).begin(b, operands)
 	dy = b.Reshape(dy, (r.steps+2)*r.batch, r.size)
@@ -399,7 +399,7 @@ func (s recurrentGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s recurrentGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 
-func (s recurrentGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s recurrentGradSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	n := s.Steps * s.Batch
 	last := b.Of(x[0]).Shape[0] - s.Batch // of c0, or the rest of h0's gradient
 	state := last - n                     // 0 for an LSTM

@@ -107,7 +107,7 @@ func (s reduceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s reduceSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
-func (s reduceSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s reduceSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	of := x[0]
 	shape, _ := s.shape([]tensor.Shape{b.Of(of).Shape})
 	var y program.Value
@@ -129,7 +129,7 @@ func (s reduceSpec) program(b program.Builder, x ...program.Value) program.Value
 }
 
 // products are x, and the products along the first axes of the list, one axis more each time.
-func (s reduceSpec) products(b program.Builder, x program.Value) []program.Value {
+func (s reduceSpec) products(b *program.Builder, x program.Value) []program.Value {
 	all := []program.Value{x}
 	for _, axis := range s.list() {
 		n := b.Of(x).Shape[axis]
@@ -139,7 +139,7 @@ func (s reduceSpec) products(b program.Builder, x program.Value) []program.Value
 	return all
 }
 
-func (s reduceSpec) back(b program.Builder, _ int, x []program.Value, y, dy program.Value,
+func (s reduceSpec) back(b *program.Builder, _ int, x []program.Value, y, dy program.Value,
 ) program.Value {
 	of, axes, kept := x[0], s.list(), s.kept(b.Of(x[0]).Shape)
 	y, dy = b.Reshape(y, kept...), b.Reshape(dy, kept...)
@@ -161,7 +161,7 @@ func (s reduceSpec) back(b program.Builder, _ int, x []program.Value, y, dy prog
 
 // scan folds each element with those before it along an axis, or with those behind it, in as many
 // rounds as the length of the axis has doublings.
-func scan(b program.Builder, f fuse.Op, x program.Value, axis int, reverse bool) program.Value {
+func scan(b *program.Builder, f fuse.Op, x program.Value, axis int, reverse bool) program.Value {
 	n := b.Of(x).Shape[axis]
 	for step := 1; step < n; step *= 2 {
 		low, high := b.Slice(x, axis, 0, 1, n-step), b.Slice(x, axis, step, 1, n-step)
@@ -177,7 +177,7 @@ func scan(b program.Builder, f fuse.Op, x program.Value, axis int, reverse bool)
 
 // shifted moves elements by one place along an axis, towards its end or, reversed, its start. The
 // free place gets the number.
-func shifted(b program.Builder, x program.Value, axis int, number float64, reverse bool,
+func shifted(b *program.Builder, x program.Value, axis int, number float64, reverse bool,
 ) program.Value {
 	shape := b.Of(x).Shape
 	n := shape[axis]
@@ -239,7 +239,7 @@ func (s cumSumSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{s, []int{dy}}}
 }
 
-func (s cumSumSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s cumSumSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	y := scan(b, fuse.Add, x[0], s.Axis, s.Reverse)
 	if s.Exclusive {
 		y = shifted(b, y, s.Axis, 0, s.Reverse)

@@ -54,7 +54,7 @@ func (s rmsNormSpec) gradients(in []tensor.Shape) []gradient { return gradientsO
 
 // rows are x as a matrix, gain as a row, z, and what x is multiplied by: NaN where the mean of
 // squares overflows.
-func (s rmsNormSpec) rows(b program.Builder, x, gain program.Value) (of, row, z,
+func (s rmsNormSpec) rows(b *program.Builder, x, gain program.Value) (of, row, z,
 	scale program.Value) {
 	n := tensor.Shape(b.Of(gain).Shape).TotalSize()
 	of = b.Reshape(x, tensor.Shape(b.Of(x).Shape).TotalSize()/n, n)
@@ -64,12 +64,12 @@ func (s rmsNormSpec) rows(b program.Builder, x, gain program.Value) (of, row, z,
 	return of, b.Reshape(gain, 1, n), b.Do(fuse.Mul, of, scale), scale
 }
 
-func (s rmsNormSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s rmsNormSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	_, gain, z, _ := s.rows(b, x[0], x[1])
 	return b.Reshape(b.Do(fuse.Mul, z, gain), b.Of(x[0]).Shape...)
 }
 
-func (s rmsNormSpec) back(b program.Builder, i int, x []program.Value, _, dy program.Value,
+func (s rmsNormSpec) back(b *program.Builder, i int, x []program.Value, _, dy program.Value,
 ) program.Value {
 	of, gain, z, scale := s.rows(b, x[0], x[1])
 	dy = b.Reshape(dy, b.Of(of).Shape...)

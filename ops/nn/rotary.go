@@ -105,7 +105,7 @@ func (s rotarySpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{rotarySpec{s.RotaryOptions, !s.Back}, []int{dy, 1, 2}}, {}, {}}
 }
 
-func (s rotarySpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s rotarySpec) program(b *program.Builder, x ...program.Value) program.Value {
 	of, cos, sin := x[0], x[1], x[2]
 	shape, angles := b.Of(of).Shape, b.Of(cos).Shape
 	last, half := len(shape)-1, angles[len(angles)-1]

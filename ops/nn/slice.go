@@ -127,7 +127,7 @@ func (s sliceSpec) gradients(in []tensor.Shape) []gradient {
 
 func (s sliceSpec) moves() {}
 
-func (s sliceSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s sliceSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	n := (s.End - s.Start + s.Step - 1) / s.Step
 	return b.Slice(x[0], s.Axis, s.Start, s.Step, n)
 }
@@ -156,7 +156,7 @@ func (s unsliceSpec) gradients(in []tensor.Shape) []gradient {
 	return []gradient{{sliceSpec{s.Axis, s.Start, end, s.Step}, []int{dy}}}
 }
 
-func (s unsliceSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s unsliceSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.Unslice(x[0], s.Axis, s.Start, s.Step, s.Length)
 }
 
@@ -197,6 +197,6 @@ func (s concatSpec) gradients(in []tensor.Shape) []gradient {
 
 func (s concatSpec) moves() {}
 
-func (s concatSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s concatSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.Concat(s.Axis, x...)
 }

@@ -69,7 +69,7 @@ func (s slotsSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s slotsSpec) gradients([]tensor.Shape) []gradient { return []gradient{{}, {}} }
 
-func (s slotsSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s slotsSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	place, room := s.places(b, x[0])
 	shape := b.Of(place).Shape
 	sample := b.Cast(backend.F32, b.Locate(0, b.Broadcast(b.Reshape(b.Number(1, place), 1, 1),
@@ -83,7 +83,7 @@ func (s slotsSpec) program(b program.Builder, x ...program.Value) program.Value 
 
 // places returns the place of each choice in its queue, [batch, n], and 1 where it has a slot, in
 // Float32.
-func (s slotsSpec) places(b program.Builder, choices program.Value) (place, room program.Value) {
+func (s slotsSpec) places(b *program.Builder, choices program.Value) (place, room program.Value) {
 	shape := b.Of(choices).Shape
 	batch, n := shape[0], tensor.Shape(shape[1:]).TotalSize()
 	full := func(x float64) program.Value {
@@ -117,7 +117,7 @@ func (s keptSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{}, {s, []int{0, dy}}}
 }
 
-func (s keptSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s keptSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	_, room := slotsSpec(s).places(b, x[0])
 	return b.Do(fuse.Where, b.Reshape(room, b.Of(x[0]).Shape...), x[1], b.Number(0, x[1]))
 }

@@ -62,11 +62,11 @@ func (s softMaxSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[
 
 func (s softMaxSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
-func (s softMaxSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s softMaxSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return program.SoftMax(b, x[0], s.Axis, s.Log)
 }
 
-func (s softMaxSpec) back(b program.Builder, _ int, _ []program.Value, y, dy program.Value,
+func (s softMaxSpec) back(b *program.Builder, _ int, _ []program.Value, y, dy program.Value,
 ) program.Value {
 	return program.SoftMaxGrad(b, y, dy, s.Axis, s.Log)
 }

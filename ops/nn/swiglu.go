@@ -40,11 +40,11 @@ func (s swiGLUSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 
 func (s swiGLUSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 2) }
 
-func (s swiGLUSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s swiGLUSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	return b.Do(fuse.Mul, b.Do(fuse.Mul, x[0], b.Do(fuse.Sigmoid, x[0])), x[1])
 }
 
-func (s swiGLUSpec) back(b program.Builder, i int, x []program.Value, _, dy program.Value,
+func (s swiGLUSpec) back(b *program.Builder, i int, x []program.Value, _, dy program.Value,
 ) program.Value {
 	if i == 1 {
 		return s.program(b, x[0], dy)

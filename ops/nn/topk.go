@@ -104,7 +104,7 @@ func (s topKSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 func (s topKSpec) gradients([]tensor.Shape) []gradient { return []gradient{{}} }
 
 // program finds the first of the largest elements that are not taken yet, K times.
-func (s topKSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s topKSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	of := x[0]
 	if s.Least {
 		of = b.Do(fuse.Neg, of)

@@ -44,25 +44,28 @@ var rooms = [][]room{
 			"internal/{session,buildlock}"},
 		{"vm", []string{"vm"}, 690, "graph", ""},
 	}, {
+		{"internal/vm/read", []string{"internal/vm/read", "internal/vm/samples"}, 790, "graph",
+			"samples"},
+	}, {
+		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
+	}, {
+		{"internal/program", []string{"internal/program"}, 876, "graph", ""},
+	}, {
 		{"backend/tcp", []string{"backend/tcp"}, 275, "leaf", ""},
 		{"backend/mpi", []string{"backend/mpi"}, 385, "leaf", ""},
 		{"internal/gpu", []string{"internal/gpu"}, 512, "leaf", ""},
 		{"internal/vm/exec", []string{"internal/vm/exec"}, 640, "graph", ""},
-		{"internal/vm/read", []string{"internal/vm/read", "internal/vm/samples"}, 820, "graph",
-			"samples"},
 	}, {
 		{"backend/internal/hosted", []string{"backend/internal/hosted"}, 330, "leaf", ""},
 		{"internal/cuda", []string{"internal/cuda"}, 525, "leaf", ""},
 		{"internal/vm/plan", []string{"internal/vm/plan", "internal/vm/lower",
 			"internal/vm/proof"}, 660, "graph", "lower, proof"},
-		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
 	}, {
 		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},
 		{"internal/kernels/cuda", []string{"internal/kernels/cuda"}, 495, "kernel", ""},
 		{"internal/vm/ir", []string{"internal/vm/ir"}, 605, "graph", ""},
 		{"autograd", []string{"autograd", "autograd/solver", "autograd/internal/checkpoint"}, 738,
 			"graph", "solver, internal/checkpoint"},
-		{"internal/program", []string{"internal/program"}, 876, "graph", ""},
 		{"ops", []string{"ops"}, 965, "graph", ""},
 	}, {
 		{"internal/hierarchy", []string{"internal/hierarchy"}, 215, "leaf", ""},

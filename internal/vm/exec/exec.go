@@ -138,8 +138,8 @@ func (e *Executor) prepare() error {
 	if e.scratch, err = e.alloc(backend.U8, e.needs); err != nil {
 		return e.lacking(err, e.needs, "intermediate results of loops and convolutions")
 	}
-	e.runs = make([][]*segment, plan.Apply+1)
 	_ = e.plan.Accumulation.Every(func(kind int) error {
+		e.runs = append(e.runs, make([][]*segment, kind+1-len(e.runs))...)
 		e.runs[kind] = segmented(slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool {
 			return !s.Runs.Has(kind)
 		}), false)
@@ -233,17 +233,19 @@ func (e *Executor) begin() error {
 
 // locate finds the operands of all steps. Graphs that were recorded have those of before.
 func (e *Executor) locate() error {
-	for _, segment := range slices.Concat(e.runs...) {
-		if err := segment.forget(); err != nil {
-			return err
+	for _, segments := range e.runs {
+		for _, segment := range segments {
+			if err := segment.forget(); err != nil {
+				return err
+			}
 		}
-		for _, s := range segment.steps {
-			for i, r := range s.Dsts {
-				s.dsts[i] = e.at(r)
-			}
-			for i, r := range s.Args {
-				s.args[i] = e.at(r)
-			}
+	}
+	for _, s := range e.steps {
+		for i, r := range s.Dsts {
+			s.dsts[i] = e.at(r)
+		}
+		for i, r := range s.Args {
+			s.args[i] = e.at(r)
 		}
 	}
 	return nil

@@ -23,7 +23,7 @@ func pruned(p *ir.Program) (*ir.Program, []ir.ID) {
 			}
 		}
 	}
-	q := &ir.Program{}
+	q := &ir.Program{Values: make([]ir.Value, 0, len(p.Values))}
 	to := make([]ir.ID, len(p.Values))
 	for i, v := range p.Values {
 		if !wanted[i] {

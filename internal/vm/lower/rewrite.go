@@ -44,7 +44,8 @@ func (n *numbering) of(id ir.ID) ir.Value { return n.program.Values[id] }
 // rewrite returns the program with every value given by f, which gets its ID there and the value
 // with its operands already rewritten.
 func rewrite(p *ir.Program, f func(n *numbering, id ir.ID, v ir.Value) ir.ID) *ir.Program {
-	n := &numbering{&ir.Program{}, map[key]ir.ID{}}
+	n := &numbering{&ir.Program{Values: make([]ir.Value, 0, len(p.Values))},
+		make(map[key]ir.ID, len(p.Values))}
 	to := make([]ir.ID, len(p.Values))
 	for i, v := range p.Values {
 		v.Args = mapped(v.Args, to)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops"
@@ -33,8 +34,8 @@ func (b *builder) batchMoments(x ir.ID) moments {
 		return known
 	}
 	shape := b.of(x).Shape
-	mean, variance := program.Moments(primitives{b}, program.Value(x), b.channelAxes(x)...)
-	m := moments{ir.ID(mean), ir.ID(variance), shape.Size() / shape.At(1)}
+	m := moments{samples: shape.Size() / shape.At(1)}
+	m.mean, m.variance = program.Moments(&b.Builder, x, b.channelAxes(x)...)
 	if !b.synced() {
 		return m
 	}
@@ -44,9 +45,9 @@ func (b *builder) batchMoments(x ir.ID) moments {
 	ranks, channels := b.norms.Comm.Size(), shape.At(1)
 	means, variances := b.row(all, 0, ir.Of(ranks, channels)), b.row(all, 1, ir.Of(ranks, channels))
 	whole := b.mean(means, 0)
-	between := b.do(fuse.Square, b.do(fuse.Sub, means, whole))
+	between := b.Do(fuse.Square, b.Do(fuse.Sub, means, whole))
 	m.mean = b.reshape(whole, one)
-	m.variance = b.reshape(b.mean(b.do(fuse.Add, variances, between), 0), one)
+	m.variance = b.reshape(b.mean(b.Do(fuse.Add, variances, between), 0), one)
 	m.samples *= b.norms.Comm.Size()
 	b.whole[x] = m
 	return m
@@ -54,42 +55,39 @@ func (b *builder) batchMoments(x ir.ID) moments {
 
 // mean adds the mean along axes, which stay with length 1.
 func (b *builder) mean(x ir.ID, axes ...int) ir.ID {
-	return ir.ID(program.Mean(primitives{b}, program.Value(x), axes...))
+	return program.Mean(&b.Builder, x, axes...)
 }
 
 // pair adds [1, 2, C] of two values of C elements.
 func (b *builder) pair(x, y ir.ID) ir.ID {
 	n := b.of(x).Shape.Size()
 	row := ir.Of(1, 1, n)
-	return b.add(ir.Concat{Axis: 1}, ir.Of(1, 2, n), b.dtype, b.reshape(x, row), b.reshape(y, row))
+	return b.Add(ir.Concat{Axis: 1}, ir.Of(1, 2, n), b.dtype, b.reshape(x, row), b.reshape(y, row))
 }
 
 // row adds x[:, i, :] in another shape.
 func (b *builder) row(x ir.ID, i int, shape ir.Dims) ir.ID {
 	part := b.of(x).Shape.With(1, 1)
-	return b.reshape(b.add(ir.Slice{Axis: 1, Start: i, Step: 1}, part, b.dtype, x), shape)
+	return b.reshape(b.Add(ir.Slice{Axis: 1, Start: i, Step: 1}, part, b.dtype, x), shape)
 }
 
 // standardized adds z = (x - mean) * scale, and scale, 1 / sqrt(variance + epsilon).
 func (b *builder) standardized(x ir.ID, m moments) (z, scale ir.ID) {
-	zs, scales := program.Standardized(primitives{b}, program.Value(x),
-		program.Value(m.mean), program.Value(m.variance), b.number("epsilon"))
-	return ir.ID(zs), ir.ID(scales)
+	return program.Standardized(&b.Builder, x, m.mean, m.variance, b.number("epsilon"))
 }
 
 // standardizedGrad adds dx of standardized from dz. The means over the batches of several ranks
 // are one all-reduce.
 func (b *builder) standardizedGrad(z, scale, dz ir.ID) ir.ID {
 	axes := b.channelAxes(z)
-	mean, along := b.mean(dz, axes...), b.mean(b.do(fuse.Mul, dz, z), axes...)
+	mean, along := b.mean(dz, axes...), b.mean(b.Do(fuse.Mul, dz, z), axes...)
 	if b.synced() {
 		one := b.of(mean).Shape
 		average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
 		means := b.collective(average, "batch norm's gradient", b.pair(mean, along))
 		mean, along = b.row(means, 0, one), b.row(means, 1, one)
 	}
-	all := valuesOf([]ir.ID{z, scale, dz, mean, along})
-	return ir.ID(program.StandardizedGrad(primitives{b}, all[0], all[1], all[2], all[3], all[4]))
+	return program.StandardizedGrad(&b.Builder, z, scale, dz, mean, along)
 }
 
 // collective adds what a collective of the ranks of batch norms makes of x.
@@ -102,7 +100,7 @@ func (b *builder) collective(c backend.Collective, name string, x ir.ID) ir.ID {
 		b.problem = fmt.Errorf("%s over all ranks: %w", name, err)
 		return x
 	}
-	id := b.add(ir.Opaque{Index: len(b.Opaques), Name: op.String()}, ir.Of(out...), b.dtype, x)
+	id := b.Add(ir.Opaque{Index: len(b.Opaques), Name: op.String()}, ir.Of(out...), b.dtype, x)
 	b.Opaques = append(b.Opaques, Opaque{Op: op, Node: b.node, Room: []*tensor.Dense{room}})
 	return id
 }
@@ -116,10 +114,11 @@ func (g *Graph) averageStatistics() error {
 	}
 	for _, dtype := range []backend.DType{backend.F32, backend.F64} {
 		var vectors []*ir.ID
-		b := builder{Graph: g, dtype: dtype}
+		b := builder{Graph: g, Builder: program.Builder{To: &g.Program}, dtype: dtype}
 		for i := range g.Statistics {
 			if s := &g.Statistics[i]; g.Program.Values[s.Mean].DType == dtype {
-				b.node, vectors = s.Node, append(vectors, &s.Mean, &s.Variance)
+				b.node, b.Name = s.Node, stock.Label(s.Node)
+				vectors = append(vectors, &s.Mean, &s.Variance)
 			}
 		}
 		if vectors != nil {
@@ -139,13 +138,13 @@ func (b *builder) averageOverRanks(vectors []*ir.ID) {
 	for _, v := range vectors {
 		parts, n = append(parts, *v), n+b.of(*v).Shape.Size()
 	}
-	all := b.add(ir.Concat{Axis: 0}, ir.Of(n), b.dtype, parts...)
+	all := b.Add(ir.Concat{Axis: 0}, ir.Of(n), b.dtype, parts...)
 	average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
 	all = b.collective(average, "moving averages", all)
 	at := 0
 	for _, v := range vectors {
 		shape := b.of(*v).Shape
-		*v = b.add(ir.Slice{Axis: 0, Start: at, Step: 1}, shape, b.dtype, all)
+		*v = b.Add(ir.Slice{Axis: 0, Start: at, Step: 1}, shape, b.dtype, all)
 		at += shape.Size()
 	}
 }

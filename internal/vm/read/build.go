@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 )
@@ -19,6 +20,7 @@ const none = ir.ID(-1)
 // builder adds the value of one node to the program.
 type builder struct {
 	*Graph
+	program.Builder
 	node  *gorgonia.Node
 	op    reflect.Value // the struct of its operation
 	nodes []*gorgonia.Node
@@ -33,7 +35,12 @@ func (g *Graph) builder(n *gorgonia.Node, operands []*gorgonia.Node) (*builder, 
 		return nil, err
 	}
 	b := &builder{Graph: g, node: n, op: stock.Struct(n.Op()), nodes: operands, shape: shape,
-		dtype: dtype}
+		dtype: dtype, Builder: program.Builder{To: &g.Program, Name: stock.Label(n),
+			Recurs: g.recurs}}
+	b.Checked = func(integers ir.ID) bool {
+		_, ok := b.given(integers)
+		return ok
+	}
 	for _, a := range operands {
 		id, ok := g.values[a]
 		if !ok {
@@ -68,13 +75,6 @@ func (b *builder) opaque() ir.ID {
 	return id
 }
 
-// add adds a value.
-func (b *builder) add(op ir.Op, shape ir.Dims, dtype backend.DType, args ...ir.ID) ir.ID {
-	return b.Program.Add(ir.Value{
-		Op: op, Args: args, Shape: shape, DType: dtype, Name: stock.Label(b.node),
-	})
-}
-
 func (b *builder) of(id ir.ID) ir.Value { return b.Program.Values[id] }
 
 // float reports whether all operands are floats of the node's dtype.
@@ -95,7 +95,7 @@ func (b *builder) reshape(x ir.ID, shape ir.Dims) ir.ID {
 	case v.Shape.Size() != shape.Size():
 		return none
 	default:
-		return b.add(ir.Reshape{}, shape, v.DType, x)
+		return b.Reshape(x, shape.Slice()...)
 	}
 }
 
@@ -113,19 +113,7 @@ func (b *builder) expand(x ir.ID, shape ir.Dims) ir.ID {
 }
 
 func (b *builder) broadcast(x ir.ID, shape ir.Dims) ir.ID {
-	if v := b.of(x); v.Shape != shape {
-		return b.add(ir.Broadcast{}, shape, v.DType, x)
-	}
-	return x
-}
-
-func (b *builder) permute(x ir.ID, axes ...int) ir.ID {
-	v := b.of(x)
-	shape := v.Shape
-	for i, a := range axes {
-		shape = shape.With(i, v.Shape.At(a))
-	}
-	return b.add(ir.Permute{Axes: ir.Of(axes...)}, shape, v.DType, x)
+	return b.Broadcast(x, shape.Slice()...)
 }
 
 // int, number, bool and ints read fields of the operation.
@@ -140,4 +128,21 @@ func (b *builder) ints(name string) []int {
 		list[i] = int(f.Index(i).Int())
 	}
 	return list
+}
+
+// given returns the variable or constant that integers are, nil for a constant: a run looks at them
+// before it begins.
+func (b *builder) given(id ir.ID) (variable *gorgonia.Node, ok bool) {
+	v := b.of(id)
+	for v.Op == (ir.Reshape{}) {
+		v = b.of(v.Args[0])
+	}
+	switch op := v.Op.(type) {
+	case ir.Constant:
+		return nil, true
+	case ir.Input:
+		variable = b.Inputs[op.Index]
+		return variable, !slices.Contains(b.changed, variable)
+	}
+	return nil, false
 }

@@ -1,28 +1,29 @@
 package read
 
 import (
+	"slices"
+
 	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
-	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
 // ours adds the value of an operation of package nn, by its program. Planning fuses what it is made
 // of, and forward and backward pass share what they both need.
 func (b *builder) ours(o *nn.Op) ir.ID {
-	x := valuesOf(b.args)
+	x := b.args
 	if mask, forward := o.Mask(); mask != nil && b.training {
 		if forward {
 			b.Masks = append(b.Masks, mask)
 		}
-		x = append(x, program.Value(b.random(mask.Random)))
+		x = append(slices.Clone(x), b.random(mask.Random))
 	}
 	if at := o.Labels(); at >= 0 {
 		if n, ok := b.given(b.uncast(b.args[at])); ok && n != nil {
 			b.Labels = append(b.Labels, Labels{o, n})
 		}
 	}
-	y := ir.ID(o.Program(primitives{b}, x...))
+	y := o.Program(&b.Builder, x...)
 	if o.Casts() {
 		return b.cast(y)
 	}
@@ -64,7 +65,7 @@ func (b *builder) local(o local) ir.ID {
 	case b.of(x).Shape == b.shape:
 		return x
 	default:
-		return b.add(ir.Slice{Axis: axis, Start: start, Step: 1}, b.shape, b.dtype, x)
+		return b.Add(ir.Slice{Axis: axis, Start: start, Step: 1}, b.shape, b.dtype, x)
 	}
 }
 
@@ -73,7 +74,7 @@ func (b *builder) gather(x, indices ir.ID, axis int) ir.ID {
 	if v := b.of(x); !v.DType.Float() || axis >= v.Shape.Len() {
 		return none
 	}
-	return ir.ID(primitives{b}.Gather(program.Value(x), program.Value(indices), axis))
+	return b.Gather(x, indices, axis)
 }
 
 // gatherGrad is the gradient of gather by x, which has the shape of the node.
@@ -86,18 +87,12 @@ func (b *builder) gatherGrad(dy, indices ir.ID, axis int) ir.ID {
 	if dy = b.reshape(dy, b.shape.With(axis, n)); dy < 0 {
 		return none
 	}
-	x := primitives{b}.GatherGrad(program.Value(dy), program.Value(list), axis, b.shape.At(axis))
-	return ir.ID(x)
-}
-
-// do adds a function, element by element: see [program.Builder].
-func (b *builder) do(f fuse.Op, x ...ir.ID) ir.ID {
-	return ir.ID(primitives{b}.Do(f, valuesOf(x)...))
+	return b.GatherGrad(dy, list, axis, b.shape.At(axis))
 }
 
 // scalar adds a number of the node's dtype.
 func (b *builder) scalar(number float64) ir.ID {
-	return b.add(ir.ScalarOf(number), ir.Dims{}, b.dtype)
+	return b.Add(ir.ScalarOf(number), ir.Dims{}, b.dtype)
 }
 
 // stockPool returns the window of Gorgonia's AveragePool2D, which means nn.AvgPool2D: its own Do
@@ -115,12 +110,10 @@ func (b *builder) stockPool() (w program.Window, counted program.Border) {
 
 func (b *builder) stockAveragePool() ir.ID {
 	w, border := b.stockPool()
-	return ir.ID(program.AveragePool(primitives{b}, program.Value(b.args[0]), w, border))
+	return program.AveragePool(&b.Builder, b.args[0], w, border)
 }
 
 func (b *builder) stockAveragePoolGrad() ir.ID {
 	w, border := b.stockPool()
-	dy := program.Value(b.args[2])
-	return ir.ID(program.AveragePoolGrad(primitives{b}, dy, w, border, b.shape.At(2),
-		b.shape.At(3)))
+	return program.AveragePoolGrad(&b.Builder, b.args[2], w, border, b.shape.At(2), b.shape.At(3))
 }

@@ -48,7 +48,7 @@ func (b *builder) averages(x ir.ID) (mean, scale ir.ID) {
 		}
 		found[i] = b.reshape(b.changing(t, dtype), one.With(1, shape.At(1)))
 	}
-	return found[0], b.do(fuse.InvSqrt, b.do(fuse.Add, found[1], b.scalar(b.number("epsilon"))))
+	return found[0], b.Do(fuse.InvSqrt, b.Do(fuse.Add, found[1], b.scalar(b.number("epsilon"))))
 }
 
 // batchNorm takes the moments of the batch in training, and the averages in evaluation. One value
@@ -69,7 +69,7 @@ func (b *builder) batchNorm() ir.ID {
 		if mean < 0 {
 			return none
 		}
-		return b.do(fuse.Mul, b.do(fuse.Sub, x, mean), scale)
+		return b.Do(fuse.Mul, b.Do(fuse.Sub, x, mean), scale)
 	}
 	m := b.batchMoments(x)
 	if m.samples < 2 {
@@ -98,7 +98,7 @@ func (b *builder) batchNormGrad() ir.ID {
 		if scale < 0 {
 			return none
 		}
-		return b.do(fuse.Mul, dy, scale)
+		return b.Do(fuse.Mul, dy, scale)
 	}
 	z, scale := b.standardized(x, b.batchMoments(x))
 	return b.standardizedGrad(z, scale, dy)
@@ -119,9 +119,8 @@ func (b *builder) groupNorm() ir.ID {
 	if !ok {
 		return none
 	}
-	x := program.Value(b.reshape(b.args[0], rows))
-	z, _ := program.Normalized(primitives{b}, x, b.number("epsilon"), 1)
-	return ir.ID(z)
+	z, _ := program.Normalized(&b.Builder, b.reshape(b.args[0], rows), b.number("epsilon"), 1)
+	return z
 }
 
 func (b *builder) groupNormGrad() ir.ID {
@@ -129,6 +128,6 @@ func (b *builder) groupNormGrad() ir.ID {
 	if !ok {
 		return none
 	}
-	x, dy := program.Value(b.reshape(b.args[0], rows)), program.Value(b.reshape(b.args[1], rows))
-	return ir.ID(program.NormalizedGrad(primitives{b}, x, dy, b.number("epsilon"), 1))
+	x, dy := b.reshape(b.args[0], rows), b.reshape(b.args[1], rows)
+	return program.NormalizedGrad(&b.Builder, x, dy, b.number("epsilon"), 1)
 }

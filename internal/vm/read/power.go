@@ -46,15 +46,15 @@ func (b *builder) unless(y, x *gorgonia.Node) ir.ID {
 		return none
 	}
 	if x == nil {
-		return b.do(fuse.Where, b.do(fuse.Equal, exponent, zero), zero, product)
+		return b.Do(fuse.Where, b.Do(fuse.Equal, exponent, zero), zero, product)
 	}
 	base := b.expand(b.values[x], b.shape)
 	dz := b.expand(b.values[stock.Operands(b.nodes[0])[0]], b.shape)
 	if base < 0 || dz < 0 {
 		return none
 	}
-	at := b.do(fuse.Mul, b.do(fuse.Equal, base, zero), b.do(fuse.GreaterEqual, exponent, zero))
-	return b.do(fuse.Where, at, b.do(fuse.Mul, dz, zero), product)
+	at := b.Do(fuse.Mul, b.Do(fuse.Equal, base, zero), b.Do(fuse.GreaterEqual, exponent, zero))
+	return b.Do(fuse.Where, at, b.Do(fuse.Mul, dz, zero), product)
 }
 
 // isLog reports whether a node is the natural logarithm of another one.

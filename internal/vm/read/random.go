@@ -33,5 +33,5 @@ func (b *builder) random(r *nn.Random) ir.ID {
 func (b *builder) changing(vector *tensor.Dense, dtype backend.DType) ir.ID {
 	index := len(b.Constants)
 	b.Constants, b.Changing = append(b.Constants, vector), append(b.Changing, index)
-	return b.add(ir.Constant{Index: index}, ir.Of(vector.Shape()[0]), dtype)
+	return b.Add(ir.Constant{Index: index}, ir.Of(vector.Shape()[0]), dtype)
 }

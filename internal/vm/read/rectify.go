@@ -60,7 +60,7 @@ func (b *builder) rectified(f fuse.Op) ir.ID {
 		x, negative := compared.Args[0], compared.Op == ir.Binary{Op: fuse.Less}
 		switch {
 		case other == x && !negative:
-			return b.do(fuse.Relu, x)
+			return b.Do(fuse.Relu, x)
 		case other == x || stock.Group(b.node) == stock.Gradients:
 			return b.below(x, other, negative)
 		}
@@ -71,9 +71,9 @@ func (b *builder) rectified(f fuse.Op) ir.ID {
 // below adds y where x < 0 and 0 elsewhere, or the other way round.
 func (b *builder) below(x, y ir.ID, inside bool) ir.ID {
 	zero := b.scalar(0)
-	less := b.do(fuse.Less, x, zero)
+	less := b.Do(fuse.Less, x, zero)
 	if inside {
-		return b.do(fuse.Where, less, y, zero)
+		return b.Do(fuse.Where, less, y, zero)
 	}
-	return b.do(fuse.Where, less, zero, y)
+	return b.Do(fuse.Where, less, zero, y)
 }

@@ -33,7 +33,7 @@ var Types = map[string]Type{
 	"dtConvOp": {
 		Fields: []string{"inshape tensor.Shape", "from tensor.Dtype", "to tensor.Dtype"},
 		build: func(b *builder) ir.ID {
-			return b.cast(ir.ID(program.Cast(primitives{b}, b.dtype, program.Value(b.args[0]))))
+			return b.cast(program.Cast(&b.Builder, b.dtype, b.args[0]))
 		},
 	},
 
@@ -66,7 +66,7 @@ var Types = map[string]Type{
 	},
 	"transposeOp": {
 		Fields: []string{"pattern []int", "d int"},
-		build:  func(b *builder) ir.ID { return b.permute(b.args[0], b.ints("pattern")...) },
+		build:  func(b *builder) ir.ID { return b.Permute(b.args[0], b.ints("pattern")...) },
 	},
 	"atOp": {Fields: []string{"coordinates gorgonia.coordinates", "d int"},
 		build: (*builder).at},
@@ -102,15 +102,15 @@ var Types = map[string]Type{
 		Fields: []string{"unpaddedB int", "unpaddedC int", "unpaddedH int", "unpaddedW int",
 			"im2colOp gorgonia.im2colOp"},
 		build: func(b *builder) ir.ID {
-			return b.add(ir.Col2Im{Window: b.window()}, b.shape, b.dtype, b.args[0])
+			return b.Add(ir.Col2Im{Window: b.window()}, b.shape, b.dtype, b.args[0])
 		},
 	},
 	"maxPoolOp": {Fields: poolFields, floats: true, build: func(b *builder) ir.ID {
-		return b.add(ir.MaxPool{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0])
+		return b.Add(ir.MaxPool{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0])
 	}},
 	"maxPoolDiffOp": {Fields: []string{"maxPoolOp gorgonia.maxPoolOp"}, floats: true,
 		build: func(b *builder) ir.ID {
-			return b.add(ir.MaxPoolGrad{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0],
+			return b.Add(ir.MaxPoolGrad{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0],
 				b.args[2])
 		}},
 	"avgPoolOp": {Fields: poolFields, floats: true, build: (*builder).stockAveragePool},
@@ -175,7 +175,7 @@ func (b *builder) unary() ir.ID {
 	if !ok || !b.float() {
 		return none
 	}
-	return b.add(ir.Unary{Op: f}, b.of(b.args[0]).Shape, b.dtype, b.args[0])
+	return b.Add(ir.Unary{Op: f}, b.of(b.args[0]).Shape, b.dtype, b.args[0])
 }
 
 // binary adds a function of two operands.
@@ -233,7 +233,7 @@ func (b *builder) pointwise(f fuse.Op, dtype backend.DType) ir.ID {
 	if x < 0 || y < 0 {
 		return none
 	}
-	return b.add(ir.Binary{Op: f}, b.shape, dtype, x, y)
+	return b.Add(ir.Binary{Op: f}, b.shape, dtype, x, y)
 }
 
 // The values of Gorgonia's āBinaryOperator.
@@ -271,7 +271,7 @@ func (b *builder) matMul(op ir.MatMul, x, y ir.ID) ir.ID {
 	if err != nil {
 		return none
 	}
-	return b.add(op, shape, b.of(x).DType, x, y)
+	return b.Add(op, shape, b.of(x).DType, x, y)
 }
 
 // tensordot moves the axes that are summed over together, and multiplies matrices.
@@ -303,9 +303,9 @@ func (b *builder) matrix(x ir.ID, summed []int, first bool) (id ir.ID, inner int
 		}
 	}
 	if first {
-		return b.reshape(b.permute(x, slices.Concat(summed, free)...), ir.Of(inner, rows)), inner
+		return b.reshape(b.Permute(x, slices.Concat(summed, free)...), ir.Of(inner, rows)), inner
 	}
-	return b.reshape(b.permute(x, slices.Concat(free, summed)...), ir.Of(rows, inner)), inner
+	return b.reshape(b.Permute(x, slices.Concat(free, summed)...), ir.Of(rows, inner)), inner
 }
 
 func (b *builder) reduce(f backend.ReduceOp) ir.ID {
@@ -332,7 +332,7 @@ func (b *builder) reduceAxes(f backend.ReduceOp, x ir.ID, axes ...int) ir.ID {
 	if len(axes) == 0 {
 		return x
 	}
-	return b.add(ir.Reduce{Op: f, Axes: ir.Of(axes...)}, shape, b.of(x).DType, x)
+	return b.Add(ir.Reduce{Op: f, Axes: ir.Of(axes...)}, shape, b.of(x).DType, x)
 }
 
 func (b *builder) size() ir.ID {
@@ -343,7 +343,7 @@ func (b *builder) size() ir.ID {
 		}
 		size = x.At(axis)
 	}
-	return b.add(ir.ScalarOf(float64(size)), ir.Dims{}, b.dtype)
+	return b.Add(ir.ScalarOf(float64(size)), ir.Dims{}, b.dtype)
 }
 
 // repeat repeats each element of an axis. Its second operand, how often, follows from the
@@ -417,7 +417,7 @@ func (b *builder) slice() ir.ID {
 	if n < 0 {
 		return none
 	}
-	return b.add(ir.Slice{Axis: axis, Start: start, Step: step}, x.Shape.With(axis, n), x.DType,
+	return b.Add(ir.Slice{Axis: axis, Start: start, Step: step}, x.Shape.With(axis, n), x.DType,
 		b.args[0])
 }
 
@@ -433,7 +433,7 @@ func (b *builder) at() ir.ID {
 		if i < 0 || i >= v.Shape.At(axis) {
 			return none // its Do says what is wrong
 		}
-		x = b.add(ir.Slice{Axis: axis, Start: i, Step: 1}, v.Shape.With(axis, 1), v.DType, x)
+		x = b.Add(ir.Slice{Axis: axis, Start: i, Step: 1}, v.Shape.With(axis, 1), v.DType, x)
 	}
 	return x
 }
@@ -444,7 +444,7 @@ func (b *builder) diagonal() ir.ID {
 	if !b.float() || b.shape != ir.Of(n, n) {
 		return none
 	}
-	return b.add(ir.Unslice{Axis: 0, Start: 0, Step: n + 1}, ir.Of(n*n), b.dtype,
+	return b.Add(ir.Unslice{Axis: 0, Start: 0, Step: n + 1}, ir.Of(n*n), b.dtype,
 		b.reshape(b.args[0], ir.Of(n)))
 }
 
@@ -459,7 +459,7 @@ func (b *builder) unslice() ir.ID {
 	if dy < 0 {
 		return none
 	}
-	return b.add(ir.Unslice{Axis: axis, Start: start, Step: step}, b.shape, b.dtype, dy)
+	return b.Add(ir.Unslice{Axis: axis, Start: start, Step: step}, b.shape, b.dtype, dy)
 }
 
 func (b *builder) concat() ir.ID {
@@ -471,7 +471,7 @@ func (b *builder) concat() ir.ID {
 			return none
 		}
 	}
-	return b.add(ir.Concat{Axis: b.int("axis")}, b.shape, b.dtype, b.args...)
+	return b.Add(ir.Concat{Axis: b.int("axis")}, b.shape, b.dtype, b.args...)
 }
 
 // softmaxAxis returns the axis of a softmax, as its forward pass finds it. (Gorgonia's own
@@ -490,8 +490,7 @@ func (b *builder) softmaxAxis() int {
 
 func (b *builder) softmax() ir.ID {
 	if axis := b.softmaxAxis(); b.float() && axis >= 0 && axis < b.shape.Len() {
-		x := program.Value(b.args[0])
-		return ir.ID(program.SoftMax(primitives{b}, x, axis, b.bool("isLog")))
+		return program.SoftMax(&b.Builder, b.args[0], axis, b.bool("isLog"))
 	}
 	return none
 }
@@ -500,9 +499,7 @@ func (b *builder) softmaxGrad() ir.ID {
 	y, dy := b.reshape(b.args[1], b.shape), b.reshape(b.args[2], b.shape)
 	if axis := b.softmaxAxis(); b.float() && y >= 0 && dy >= 0 && axis >= 0 &&
 		axis < b.shape.Len() {
-		dx := program.SoftMaxGrad(primitives{b}, program.Value(y), program.Value(dy), axis,
-			b.bool("isLog"))
-		return ir.ID(dx)
+		return program.SoftMaxGrad(&b.Builder, y, dy, axis, b.bool("isLog"))
 	}
 	return none
 }
@@ -519,7 +516,7 @@ func (b *builder) im2col() ir.ID {
 	if !b.float() {
 		return none
 	}
-	return b.add(ir.Im2Col{Window: b.window()}, b.shape, b.dtype, b.args[0])
+	return b.Add(ir.Im2Col{Window: b.window()}, b.shape, b.dtype, b.args[0])
 }
 
 // poolWindow returns the window of a pooling, which begins at the padding north and west, as the
@@ -537,8 +534,8 @@ func (b *builder) globalAverage() ir.ID {
 		return none
 	}
 	sum := b.reshape(b.reduceAxes(backend.Sum, b.args[0], 2, 3), b.shape)
-	n := b.add(ir.ScalarOf(float64(x.Shape.At(2)*x.Shape.At(3))), ir.Dims{}, b.dtype)
-	return b.add(ir.Binary{Op: fuse.Div}, b.shape, b.dtype, sum, b.expand(n, b.shape))
+	n := b.Add(ir.ScalarOf(float64(x.Shape.At(2)*x.Shape.At(3))), ir.Dims{}, b.dtype)
+	return b.Add(ir.Binary{Op: fuse.Div}, b.shape, b.dtype, sum, b.expand(n, b.shape))
 }
 
 // upsample repeats each pixel in both directions.
