@@ -30,19 +30,15 @@ func (c *client) follow(f frame) {
 				c.next.Close()
 			}
 		}
-		var next Store
+		var next Store // none after an error: the server before watches this rank
 		u, addr := unpacker{rest: f.body}, ""
-		var err error
 		if f.kind == kindServe {
-			next, addr, err = c.serveNext(int(u.int()))
-		} else {
+			next, addr, _ = c.serveNext(int(u.int()))
+		} else if there, err := dial(context.Background(), u.string(), c.token, c.me, handshakeTime,
+			c.link.timeout); err == nil {
 			// Close does not interrupt this: a connection that ends without a goodbye looks like a
 			// lost rank to the new server.
-			var there *client
-			if there, err = dial(context.Background(), u.string(), c.token, c.me, handshakeTime,
-				c.link.timeout); err == nil {
-				next = there
-			}
+			next = there
 		}
 		c.tell(func() {
 			if c.next = next; next != nil {

@@ -102,7 +102,7 @@ func TestATreeAloneAndOfRanksHaveTheSameCheckpoints(t *testing.T) {
 	for from, to := range map[*setting]*setting{one: &two, &two: one} {
 		at := filepath.Join(dir, fmt.Sprint(from.dp))
 		want := from.must(t, leg{n: 2, save: at})
-		if d := differ(to.must(t, leg{from: at, first: 1, n: 1}), want, 0, true); d != "" {
+		if d := differ(to.must(t, leg{from: at, first: 1, n: 1}), want, 0, nil); d != "" {
 			t.Errorf("from %v to %v: %s", from, to, d)
 		}
 	}

@@ -129,7 +129,7 @@ func TestAScrapeDuringATrainingHasItsNumbers(t *testing.T) {
 			`euryale_exposed_seconds_total{algorithm="one-shot",bucket="0",kind="allreduce",R} `,
 			`,bucket="",kind="allgather",R} `,
 			`euryale_cause_seconds_total{cause="garbage_collection",R} `,
-			`euryale_late_cause{cause="loader",R} 0`, `euryale_rank_state{R,state="ended"} 0`,
+			`euryale_late_cause{cause="loader",R} `, `euryale_rank_state{R,state="ended"} 0`,
 			"euryale_flops_total{R} ", "euryale_mfu_ratio{R} ", "go_gc_duration_seconds_count{R} ",
 			`euryale_rank_info{backend="host",device="host",machine=`, `,R,size="2"} 1`,
 		} {

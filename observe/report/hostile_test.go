@@ -14,6 +14,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -119,7 +120,11 @@ func TestAStrangersFilesCostLittle(t *testing.T) {
 		if took := time.Since(began); took > time.Minute {
 			t.Errorf("%s: %v", name, took)
 		}
-		if all := after.TotalAlloc - before.TotalAlloc; all > 600<<20 || len(page) > 16<<20 {
+		most := uint64(600 << 20)
+		if proctest.Race { // which lets pools lose what they are given
+			most *= 4
+		}
+		if all := after.TotalAlloc - before.TotalAlloc; all > most || len(page) > 16<<20 {
 			t.Errorf("%s: %d MB of memory, a page of %d bytes", name, all>>20, len(page))
 		}
 		if told := strings.Join(j.remarks, "\n"); !strings.Contains(told, c.says) {
