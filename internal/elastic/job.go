@@ -27,6 +27,7 @@ type record struct {
 	Revoked *int    `json:",omitempty"` // a generation
 	Posted  *Posted `json:",omitempty"`
 	Lives   *Lives  `json:",omitempty"`
+	Holds   *Holds  `json:",omitempty"`
 	Decided *View   `json:",omitempty"`
 	Dead    ID      `json:",omitempty"`
 }
@@ -262,6 +263,8 @@ func (r record) event() Event {
 		return *r.Posted
 	case r.Lives != nil:
 		return *r.Lives
+	case r.Holds != nil:
+		return *r.Holds
 	case r.Decided != nil:
 		return Decided{*r.Decided}
 	case r.Dead != 0:
@@ -349,6 +352,8 @@ func (j *Job) act(actions []Action) {
 			j.writes <- writing{record{Decided: &a.View}, j.since}
 		case Live:
 			j.writes <- writing{record: record{Lives: &Lives{a.Generation, j.id}}}
+		case Hold:
+			j.writes <- writing{record: record{Holds: &Holds{a.Generation, j.id}}}
 		case Await:
 			j.after(lingerTime, Lingers(a))
 		case Interrupt:

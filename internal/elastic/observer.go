@@ -91,10 +91,11 @@ func (o *Observer) Left(id ID) (left, finished bool) {
 func (o *Observer) Awaited() (ids []ID, whole bool) { return o.job.awaited() }
 
 // Holders returns the members that are alive and have the state of the training, as they had when
-// they entered their generation, or have posted since.
+// they entered their generation, or have said since.
 func (o *Observer) Holders() (ids []ID) {
 	for rank, id := range o.job.view.Members {
-		has := o.job.view.At[rank].Phase != Empty || o.job.posted[id].Position.Phase != Empty
+		has := o.job.view.At[rank].Phase != Empty || o.job.holds[id] ||
+			o.job.posted[id].Position.Phase != Empty
 		if has && !o.job.dead[id] {
 			ids = append(ids, id)
 		}

@@ -71,6 +71,12 @@ type (
 		Generation int
 		ID         ID
 	}
+	// Holds says that a member that has entered the generation without the state of the training
+	// has it: see Hold.
+	Holds struct {
+		Generation int
+		ID         ID
+	}
 	// Lingers says that others have waited a while for this process to stop, and it has not.
 	Lingers struct{ Generation int }
 	// GraceOver says that members which have not posted where they have stopped, and do not live,
@@ -95,6 +101,9 @@ type (
 	Await struct{ Generation int }
 	// Live tells the members of a generation that this process lives.
 	Live struct{ Generation int }
+	// Hold tells the members of a generation, and who observes them, that this process has the state
+	// of the training now, so that another one that has it is not the only one.
+	Hold struct{ Generation int }
 	// Probe finds out which members of a view this process cannot reach. Probed follows.
 	Probe struct{ View View }
 	// Post tells the members of a generation where this process has stopped, or, with the Phase
@@ -120,6 +129,7 @@ func (Revoke) action()    {}
 func (Interrupt) action() {}
 func (Await) action()     {}
 func (Live) action()      {}
+func (Hold) action()      {}
 func (Probe) action()     {}
 func (Post) action()      {}
 func (Propose) action()   {}
@@ -168,6 +178,7 @@ type Process struct {
 	blame     Blame         // as it stopped in the generation
 	stepped   bool          // it has completed a step of the generation
 	lives     map[ID]bool   // members that reported being alive in this generation: see Lives
+	holds     map[ID]bool   // members that reported having the state: see Holds
 	graceOver bool
 	lateOver  bool
 	proposed  bool
@@ -190,7 +201,7 @@ func NewReplacement(id ID, limits Limits, present View) (*Process, []Action) {
 
 func newProcess(id ID, limits Limits, view View) *Process {
 	return &Process{id: id, limits: limits, view: view, dead: map[ID]bool{},
-		posted: map[ID]Posted{}, lives: map[ID]bool{}}
+		posted: map[ID]Posted{}, lives: map[ID]bool{}, holds: map[ID]bool{}}
 }
 
 // Step takes an event and returns what to do, in this order.
@@ -234,7 +245,7 @@ func (p *Process) enough(v View) bool { return v.Ending || len(v.Members) >= p.l
 // hear makes a generation the present one.
 func (p *Process) hear(v View) {
 	p.view, p.graceOver, p.lateOver, p.proposed = v, false, false, false
-	p.posted, p.lives = map[ID]Posted{}, map[ID]bool{}
+	p.posted, p.lives, p.holds = map[ID]Posted{}, map[ID]bool{}, map[ID]bool{}
 	p.blame, p.stepped = Blame{}, false
 }
 
@@ -389,7 +400,11 @@ func (e CaughtUp) apply(p *Process) []Action {
 }
 
 func (e Stepped) apply(p *Process) []Action {
-	p.stepped = p.stepped || p.current(e.Generation)
+	first := !p.stepped && p.current(e.Generation)
+	p.stepped = p.stepped || first
+	if first && p.view.New(p.id) {
+		return []Action{Hold(e)}
+	}
 	return nil
 }
 
@@ -462,6 +477,13 @@ func (e Lingers) apply(p *Process) []Action {
 func (e Lives) apply(p *Process) []Action {
 	if e.Generation == p.view.Generation {
 		p.lives[e.ID] = true
+	}
+	return nil
+}
+
+func (e Holds) apply(p *Process) []Action {
+	if e.Generation == p.view.Generation {
+		p.holds[e.ID] = true
 	}
 	return nil
 }

@@ -209,6 +209,8 @@ func (s *simulation) act(c *simulated, actions []Action) {
 			s.timer(c, grace/4, Lingers(a))
 		case Live:
 			s.tell(Lives{a.Generation, c.id})
+		case Hold:
+			s.tell(Holds{a.Generation, c.id})
 		case Probe:
 			s.probe(c, a.View)
 		case Post:

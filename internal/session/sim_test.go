@@ -160,6 +160,8 @@ func (s *simulation) act(c *simProcess, actions []elastic.Action) {
 			s.after(c, simTimeout/16, func() { s.step(c, elastic.Lingers(a)) })
 		case elastic.Live:
 			s.write(elastic.Lives{Generation: a.Generation, ID: c.id})
+		case elastic.Hold:
+			s.write(elastic.Holds{Generation: a.Generation, ID: c.id})
 		case elastic.Probe:
 			s.probe(c, a.View.Members, func(ids []elastic.ID) {
 				s.step(c, elastic.Probed{Generation: a.View.Generation, Unreached: ids})

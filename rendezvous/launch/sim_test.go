@@ -727,6 +727,8 @@ func (s *simulation) train(r *simRank, actions []elastic.Action) {
 			after(500*time.Millisecond, elastic.Lingers(a))
 		case elastic.Live:
 			write(elastic.Lives{Generation: a.Generation, ID: id})
+		case elastic.Hold:
+			write(elastic.Holds{Generation: a.Generation, ID: id})
 		case elastic.Probe:
 			after(time.Millisecond, elastic.Probed{Generation: a.View.Generation})
 		case elastic.Post:
