@@ -31,5 +31,5 @@ func (a *Awaited) Times(to []time.Duration) []time.Duration {
 	return to
 }
 
-// NewAwaited returns the Awaited of a job of size ranks, which does not count yet.
-func NewAwaited(size int) *Awaited { return &Awaited{times: make([]atomic.Int64, size)} }
+// NewAwaited returns an Awaited for the ranks of a job, which does not count yet.
+func (w *World) NewAwaited() *Awaited { return &Awaited{times: make([]atomic.Int64, w.Size)} }

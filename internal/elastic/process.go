@@ -101,8 +101,8 @@ type (
 	Await struct{ Generation int }
 	// Live tells the members of a generation that this process lives.
 	Live struct{ Generation int }
-	// Hold tells the members of a generation, and who observes them, that this process has the state
-	// of the training now, so that another one that has it is not the only one.
+	// Hold tells who observes a generation that this process has the state of the training now, so
+	// that another one that has it is not the only one.
 	Hold struct{ Generation int }
 	// Probe finds out which members of a view this process cannot reach. Probed follows.
 	Probe struct{ View View }

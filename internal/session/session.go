@@ -87,7 +87,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.B
 		kept = traced
 	}
 	recorder := observe.New(w.Rank, kept)
-	w.Awaited = rendezvous.NewAwaited(w.Size)
+	w.Awaited = w.NewAwaited()
 	if w.LongWait == nil {
 		w.LongWait = sayLongWait(os.Stderr, w, recorder)
 	}

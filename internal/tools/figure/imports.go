@@ -57,7 +57,7 @@ var rooms = [][]room{
 		{"internal/vm/exec", []string{"internal/vm/exec"}, 640, "graph", ""},
 	}, {
 		{"backend/internal/hosted", []string{"backend/internal/hosted"}, 330, "leaf", ""},
-		{"internal/cuda", []string{"internal/cuda"}, 525, "leaf", ""},
+		{"internal/cuda", []string{"internal/cuda", "backend/cuda"}, 525, "leaf", ""},
 		{"internal/vm/plan", []string{"internal/vm/plan", "internal/vm/lower",
 			"internal/vm/proof"}, 660, "graph", "lower, proof"},
 	}, {
