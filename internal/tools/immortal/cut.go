@@ -58,15 +58,14 @@ func (j *job) mend(any bool) {
 
 // passes notes a step after a cut. The steps of the first moments, while the machines take what is
 // on its way, are no sign, nor are those before the ranks need that link: the time begins with the
-// cut or with the last step before the one that was held up, or with another fault that came
-// meanwhile, which takes as long once more. j.mu is held.
+// cut or with the last step before the one that was held up. j.mu is held.
 func (j *job) passes() {
 	c := &j.cut
 	if c.at.IsZero() || c.stepped || time.Since(j.stepped) <= j.timeout/2 {
 		return
 	}
 	c.stepped = true
-	held := min(time.Since(c.at), time.Since(j.stepped), time.Since(j.struck))
+	held := min(time.Since(c.at), time.Since(j.stepped))
 	j.cutTimes = append(j.cutTimes, held)
 	if c.alone {
 		j.aloneTimes = append(j.aloneTimes, held)

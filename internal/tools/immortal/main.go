@@ -13,8 +13,8 @@
 // seconds to be noticed, are not among them. Processes are killed and stopped as they start, in
 // steps and in recoveries alike. One that has done a step is left beside the victim: otherwise
 // nobody with the parameters would be left. With -cuts, links between machines are cut, and the
-// times from a cut, or from the last kill or stop after it, to the next step follow, of cuts that
-// have held up a step, and then of those among them without a kill or a stop meanwhile.
+// times from a cut to the next step follow, of those that have held up a step, and then of those
+// among them for which nothing else was to be noticed meanwhile, no kill and no stop.
 package main
 
 import (
