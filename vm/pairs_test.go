@@ -1100,9 +1100,9 @@ func TestSparseRanksWithPartsStayAlike(t *testing.T) {
 // on from their checkpoints in other ways: on other numbers of ranks, with other shards, in less
 // memory, alone, all with the bits that plain ways have.
 func TestManyFeatures(t *testing.T) {
-	seeds := 12
+	seeds := 15
 	if full() {
-		seeds = 700
+		seeds = 1500
 	}
 	manyFeatures(t, seeds, testenv.Hosts, testenv.Devices, testenv.Staged)
 }
