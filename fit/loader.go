@@ -40,7 +40,7 @@ type loader struct {
 	free, work, ordered chan *batch
 	quit                chan struct{}
 	all                 sync.WaitGroup
-	current             *batch
+	current, bound      *batch       // the one after the last next, and that of the nodes
 	ready               atomic.Int64 // batches that are filled and not current
 }
 
@@ -219,8 +219,7 @@ func (b *batch) take(i int, row []any) error {
 	return nil
 }
 
-// next waits until the next batch is filled: there is none after the last one. The previous batch
-// keeps its values until then.
+// next waits until the next batch is filled: there is none after the last one.
 func (l *loader) next() error {
 	b, ok := <-l.ordered
 	if !ok {
@@ -228,9 +227,6 @@ func (l *loader) next() error {
 	}
 	<-b.filled
 	l.ready.Add(-1)
-	if l.current != nil {
-		l.free <- l.current
-	}
 	l.current = b
 	return b.err
 }
@@ -238,7 +234,8 @@ func (l *loader) next() error {
 // ahead returns how many batches are ready for next, and how many there can be.
 func (l *loader) ahead() (ready, capacity int) { return int(l.ready.Load()), cap(l.free) - 1 }
 
-// bind gives the nodes the values of the batch. An evaluation may have given them others.
+// bind gives the nodes the values of the batch. An evaluation may have given them others. The batch
+// that they had is filled anew from here on, and no sooner: hooks may read the nodes.
 func (l *loader) bind() (err error) {
 	for k := 0; k < len(l.nodes) && err == nil; k++ {
 		var value any = l.current.tensors[k]
@@ -247,5 +244,9 @@ func (l *loader) bind() (err error) {
 		}
 		err = gorgonia.Let(l.nodes[k], value)
 	}
+	if l.bound != nil && l.bound != l.current {
+		l.free <- l.bound
+	}
+	l.bound = l.current
 	return err
 }

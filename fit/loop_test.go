@@ -96,6 +96,32 @@ func TestPrefetchIsBounded(t *testing.T) {
 	}))
 }
 
+// TestAHookReadsTheBatchOfItsStep: readers fill no batch that the graph still has.
+func TestAHookReadsTheBatchOfItsStep(t *testing.T) {
+	const batch, steps, readers = 2, 8, 3
+	m := newLinear(batch, false, 1)
+	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1e-6}, m.w))
+	require.NoError(t, err)
+	defer training.Close()
+	numbered := data.Of(batch*steps, func(i int, row []any) error {
+		row[0].([]float64)[0] = float64(i)
+		return nil
+	})
+	seen := make(map[float64]bool)
+	_, err = fit.Run(t.Context(), training, m.data(numbered), fit.Epochs(1), fit.Prefetch(readers),
+		fit.OnStep(func(s fit.StepLoss) error {
+			time.Sleep(2 * time.Millisecond) // readers are as far ahead as they may be
+			for i := range batch {
+				seen[m.x.Value().Data().([]float64)[i*2]] = true
+			}
+			return nil
+		}))
+	require.NoError(t, err)
+	if len(seen) != batch*steps {
+		t.Errorf("hooks saw %d of %d samples", len(seen), batch*steps)
+	}
+}
+
 // BenchmarkPrefetch measures a step of 50 ms with a loader that needs 0.9 of it, against one that
 // needs nothing. Both wait, as for a GPU and a disk, so that other programs do not count.
 func BenchmarkPrefetch(b *testing.B) {
