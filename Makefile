@@ -143,7 +143,7 @@ race:
 # Tests of raced packages that the race detector, or -short, leaves a part out of; repolint finds
 # those that are missing (thinned_test.go).
 THINNED := $(VALUES)|^Test.*Communicator|^TestBackToBackCallsOfOther|^TestGraphs$$
-THINNED := $(THINNED)|^TestStrangersDoNotKeep/hello_true|^TestCheckAllocatesNothing$$
+THINNED := $(THINNED)|^TestUnauthenticatedClientsDoNotKeep/hello_true|^TestCheckAllocatesNothing$$
 OF_THINNED := $(addprefix ./backend/,backendtest compress/... host tcp) ./fit ./observe \
 	$(addprefix ./internal/,fault gpu group hierarchy jobs testing/fakedevice) ./rendezvous
 # What does not depend on values: groups of 3 have it under the race detector, those of 2 without,

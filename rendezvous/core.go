@@ -317,7 +317,7 @@ func (c *core) ended(id identity) {
 }
 
 // turnAway records a connection that did not become a member. If it proved the token, the job
-// fails; a stranger has no effect.
+// fails; an unauthenticated client has no effect.
 func (c *core) turnAway(from string, id identity, err error) {
 	c.refused = telling(c.phase == gone, c.refused, fmt.Errorf("a connection from %s: %w", from,
 		err))

@@ -34,27 +34,26 @@
 // the result, World.Node. Without a token, the ranks of several nodes use the join
 // record if MASTER_ADDR is their own machine.
 //
-// # Strangers
+// # Unauthenticated clients
 //
-// Before anything else is read, server and client prove to each other that they
-// know the token, without sending it. Then they compare protocol version, build,
-// job and world size. Only a peer with a proof can end a job or a rank. A
-// connection without one is closed and has no effect, whatever it sends and
-// however many there are. The server keeps a bounded number of unproven
-// connections. When there are too many, it drops a random one from the source address
-// that has the most; those that have said hello are limited separately. A rank that is
-// dropped this way tries again. A mistyped token looks like a stranger to both sides, so both
-// report it after the timeout. Text from peers is escaped before it becomes part
-// of an error.
+// Before anything else is read, server and client prove to each other that they know the token,
+// without sending it. Then they compare protocol version, build, job and world size. Only a peer
+// with a proof can end a job or a rank. A connection without one is closed and has no effect,
+// whatever it sends and however many there are. The server keeps a bounded number of unproven
+// connections. When there are too many, it drops a random one from the source address that has the
+// most; those that have said hello are limited separately. A rank that is dropped this way tries
+// again. A mistyped token looks like an unauthenticated client to both sides, so both report it
+// after the timeout. Text from peers is escaped before it becomes part of an error.
 //
 // A rank shows its proof to whoever listens at rank 0's address and, without TLS, to whoever reads
 // along. They cannot use the proof, but they can test guesses of the token against it at leisure.
 // So between machines the token must be random ("euryale token" prints one): a dictionary finds a
 // word, a name or a date of 16 letters.
 //
-// The proof keeps strangers out, but does not protect what follows it: anyone on the wire can read
-// and change that. With EURYALE_TLS=1 every connection is TLS 1.3, and the proofs hold for that
-// connection only (channel binding, RFC 9266), so there are no keys and no certificates to set up.
+// The proof keeps unauthenticated clients out, but does not protect what follows it: anyone on the
+// wire can read and change that. With EURYALE_TLS=1 every connection is TLS 1.3, and the proofs
+// hold for that connection only (channel binding, RFC 9266), so there are no keys and no
+// certificates to set up.
 //
 // # Losing each other
 //

@@ -27,7 +27,7 @@ const (
 	kindHello      kind = iota + 1 // both: magic, nonce
 	kindProof                      // client: mac, identity
 	kindWelcome                    // server: mac, identity
-	kindRefuse                     // server: mac, text; an empty text to a stranger
+	kindRefuse                     // server: mac, text; an empty text to an unauthenticated client
 	kindSet                        // key, value           -> kindDone
 	kindGet                        // key                  -> kindDone: value, nothing else
 	kindAdd                        // key, delta           -> kindDone: sum

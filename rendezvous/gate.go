@@ -13,25 +13,26 @@ import (
 )
 
 const (
-	// strangers bounds the connections that have not proven the token yet: thousands may come in
+	// mostUnproven bounds the connections that have not proven the token yet: thousands may come in
 	// a second, and a rank needs its place for two round trips, of some 100 ms each at most.
-	// 1/strangerShare is the part of the process's file descriptors that they may use.
-	strangers     = 1024
-	strangerShare = 4
+	// 1/unprovenShare is the part of the process's file descriptors that they may use.
+	mostUnproven  = 1024
+	unprovenShare = 4
 )
 
-// gate takes connections. It bounds how many may be strangers'.
+// gate takes connections. It bounds how many may be unauthenticated clients'.
 type gate struct {
-	ln        net.Listener
-	strangers *crowd
-	over      context.Context
-	end       context.CancelFunc
-	running   sync.WaitGroup
+	ln       net.Listener
+	unproven *crowd
+	over     context.Context
+	end      context.CancelFunc
+	running  sync.WaitGroup
 }
 
-// start begins to take connections. Each counts as a stranger's until take says otherwise.
+// start begins to take connections. Each counts as an unauthenticated client's until take says
+// otherwise.
 func (g *gate) start(ln net.Listener, take func(net.Conn)) {
-	g.ln, g.strangers = ln, newCrowd()
+	g.ln, g.unproven = ln, newCrowd()
 	g.over, g.end = context.WithCancel(context.Background())
 	g.running.Go(func() { g.accept(take) })
 }
@@ -44,27 +45,27 @@ func (g *gate) accept(take func(net.Conn)) {
 			return
 		}
 		if err != nil { // out of file descriptors, say
-			g.strangers.thin()
+			g.unproven.thin()
 			pause(g.over, 10*time.Millisecond)
 			continue
 		}
-		g.strangers.enter(conn)
+		g.unproven.enter(conn)
 		g.running.Go(func() { take(conn) })
 	}
 }
 
 // crowd holds the connections that have not proven the token yet, in two halls: those that have
 // said nothing, and those that have said hello. When a hall is full, it drops a random connection
-// of the source that has the most places there. So strangers take places from each other as long as
-// other sources have fewer. Strangers at a rank's own source still leave it a chance in each
-// attempt, however long its messages take.
+// of the source that has the most places there. So unauthenticated clients take places from each
+// other as long as other sources have fewer. Unauthenticated clients at a rank's own source still
+// leave it a chance in each attempt, however long its messages take.
 type crowd struct {
 	mu    sync.Mutex
 	halls [2]hall
 }
 
 func newCrowd() *crowd {
-	room := int(max(2, min(strangers, mostFiles()/strangerShare)))
+	room := int(max(2, min(mostUnproven, mostFiles()/unprovenShare)))
 	c := &crowd{}
 	for i := range c.halls {
 		c.halls[i] = hall{room: room / 2, from: map[netip.Prefix][]net.Conn{}}

@@ -26,7 +26,7 @@ func (g *guest) Close() error {
 
 // visitors are a storm on a crowd, as many from each source; they say hello if they are to.
 func visitors(c *crowd, hello bool, sources ...string) {
-	for range 10 * strangers {
+	for range 10 * mostUnproven {
 		for _, from := range sources {
 			g := &guest{from: from}
 			c.enter(g)
@@ -37,8 +37,8 @@ func visitors(c *crowd, hello bool, sources ...string) {
 	}
 }
 
-func TestStrangersTakePlacesOfTheirOwnSource(t *testing.T) {
-	for _, c := range []struct{ rank, stranger, other string }{
+func TestUnauthenticatedClientsTakePlacesOfTheirOwnSource(t *testing.T) {
+	for _, c := range []struct{ rank, client, other string }{
 		{"192.0.2.1", "192.0.2.2", "192.0.2.3"},
 		{"2001:db8::1", "2001:db8:0:1::1", "2001:db8:0:1::2"}, // two addresses of one network
 		{"192.0.2.1", "::ffff:192.0.2.2", "192.0.2.2"},
@@ -47,9 +47,9 @@ func TestStrangersTakePlacesOfTheirOwnSource(t *testing.T) {
 		rank, silent := &guest{from: c.rank}, &guest{from: c.rank}
 		crowd.enter(silent)
 		crowd.enter(rank)
-		visitors(crowd, false, c.stranger, c.other)
+		visitors(crowd, false, c.client, c.other)
 		crowd.greeted(rank)
-		visitors(crowd, true, c.stranger, c.other)
+		visitors(crowd, true, c.client, c.other)
 		if rank.closed || silent.closed || !crowd.giveUp(rank) || !crowd.giveUp(silent) {
 			t.Errorf("%v: it is dropped: %v, and before its hello: %v", c, rank.closed,
 				silent.closed)
@@ -57,7 +57,7 @@ func TestStrangersTakePlacesOfTheirOwnSource(t *testing.T) {
 	}
 }
 
-func TestWhoHasSaidHelloStaysAmongSilentStrangers(t *testing.T) {
+func TestWhoHasSaidHelloStaysAmongSilentClients(t *testing.T) {
 	c := newCrowd()
 	rank := &guest{from: "192.0.2.1"}
 	c.enter(rank)
@@ -68,7 +68,7 @@ func TestWhoHasSaidHelloStaysAmongSilentStrangers(t *testing.T) {
 	}
 }
 
-func TestStrangersThatSayHelloLeaveRoomForNewClients(t *testing.T) {
+func TestUnauthenticatedClientsThatSayHelloLeaveRoomForNewClients(t *testing.T) {
 	c := newCrowd()
 	visitors(c, true, "192.0.2.1")
 	rank := &guest{from: "192.0.2.1"}
@@ -78,8 +78,8 @@ func TestStrangersThatSayHelloLeaveRoomForNewClients(t *testing.T) {
 	}
 }
 
-// A rank of the strangers' own source, which has no place of its own, has a chance in each attempt:
-// it is not the one that goes for certain, after however many new clients.
+// A rank of the unauthenticated clients' own source, which has no place of its own, has a chance in
+// each attempt: it is not the one that goes for certain, after however many new clients.
 func TestDroppedConnectionIsARandomOne(t *testing.T) {
 	stayed := 0
 	for range 200 {
@@ -115,9 +115,9 @@ func TestDroppedConnectionHasNoPlace(t *testing.T) {
 	}
 }
 
-// A rank whose messages take 25 ms each way joins while 3,000 strangers come in a second, 1,500
-// with TLS.
-func TestStrangersDoNotKeepARankOutThatIsFarAway(t *testing.T) {
+// A rank whose messages take 25 ms each way joins while 3,000 unauthenticated clients come in a
+// second, 1,500 with TLS.
+func TestUnauthenticatedClientsDoNotKeepARankOutThatIsFarAway(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		for _, source := range []string{"127.0.0.2", "127.0.0.1"} {
 			for _, says := range []bool{false, true} {
@@ -152,7 +152,7 @@ func testFarRank(t *testing.T, tls bool, source string, says bool) {
 	if tls {
 		second = 1500
 	}
-	// The same hello again costs the stranger nothing, and the server a handshake.
+	// The same hello again costs the client nothing, and the server a handshake.
 	if first := clientHello(t); tls && says {
 		words = func(conn net.Conn) { conn.Write(first) }
 	}
@@ -163,11 +163,11 @@ func testFarRank(t *testing.T, tls bool, source string, says bool) {
 	began, before := time.Now(), came.Load()
 	c, _, err := dialRank0(within(t, 3*time.Minute), e, you, false) // with other work
 	if err != nil {
-		t.Fatalf("after %v and %d strangers: %v", time.Since(began), came.Load(), err)
+		t.Fatalf("after %v and %d unauthenticated clients: %v", time.Since(began), came.Load(), err)
 	}
 	took := time.Since(began)
 	second = int(float64(came.Load()-before) / took.Seconds())
-	t.Logf("the rank is there after %v; %d strangers came in a second", took, second)
+	t.Logf("the rank is there after %v; %d unauthenticated clients came in a second", took, second)
 	works(t, c)
 	c.Close()
 }

@@ -29,13 +29,13 @@ const (
 	maxRefusal = maxHandshake - sha256.Size
 )
 
-// errToken is the error of either side when the other does not prove the token. A stranger can
-// cause it, so it does not end a job.
+// errToken is the error of either side when the other does not prove the token. An unauthenticated
+// client can cause it, so it does not end a job.
 var errToken = errors.New("the other side does not have this token: start all ranks with the " +
 	"same EURYALE_TOKEN, and see that no other program listens at the address of rank 0")
 
 // refusal is a permanent error: both sides have the token, but the rank does not
-// belong to the job. A stranger cannot cause one.
+// belong to the job. An unauthenticated client cannot cause one.
 type refusal struct{ text string }
 
 func (r *refusal) Error() string { return r.text }
@@ -172,8 +172,8 @@ func hello(conn net.Conn) ([]byte, error) {
 	return nonce, frame{kind: kindHello, body: append([]byte(magic), nonce...)}.writeTo(conn)
 }
 
-// errStranger is the error of a peer that is neither a store nor a rank.
-var errStranger = errors.New("the peer does not speak the protocol of Euryale's store")
+// errNotEuryale is the error of a peer that is neither a store nor a rank.
+var errNotEuryale = errors.New("the peer does not speak the protocol of Euryale's store")
 
 // hearHello reads the peer's nonce.
 func hearHello(conn net.Conn) ([]byte, error) {
@@ -183,7 +183,7 @@ func hearHello(conn net.Conn) ([]byte, error) {
 	}
 	if f.kind != kindHello || len(f.body) != len(magic)+nonceSize ||
 		string(f.body[:len(magic)]) != magic {
-		return nil, errStranger
+		return nil, errNotEuryale
 	}
 	return f.body[len(magic):], nil
 }
@@ -195,7 +195,7 @@ func hearProven(conn net.Conn, token string, nonces []byte, kinds ...kind) (kind
 		return 0, nil, err
 	}
 	if !slices.Contains(kinds, f.kind) {
-		return 0, nil, errStranger
+		return 0, nil, errNotEuryale
 	}
 	if len(f.body) < sha256.Size {
 		return 0, nil, errToken
@@ -208,8 +208,8 @@ func hearProven(conn net.Conn, token string, nonces []byte, kinds ...kind) (kind
 }
 
 // greet is the client's side of the handshake; it takes at most wait. The client proves the token
-// first, so nothing that a server sends to strangers depends on its token. A [refusal] comes from a
-// server that has proven the token.
+// first, so nothing that a server sends to unauthenticated clients depends on its token. A
+// [refusal] comes from a server that has proven the token.
 func greet(conn net.Conn, token string, me identity, wait time.Duration) (server identity,
 	err error) {
 	conn.SetDeadline(time.Now().Add(wait))
@@ -242,8 +242,8 @@ func greet(conn net.Conn, token string, me identity, wait time.Duration) (server
 }
 
 // receive is the server's side. admit decides about a client that has proven the token, and gets
-// the frame that welcomes the client. A refusal has a text only for such a client: strangers get an
-// empty one.
+// the frame that welcomes the client. A refusal has a text only for such a client: unauthenticated
+// clients get an empty one.
 func (g *gate) receive(conn net.Conn, token string, me identity,
 	admit func(client identity, welcome frame) error) (client identity, err error) {
 	conn.SetDeadline(time.Now().Add(handshakeTime))
@@ -251,7 +251,7 @@ func (g *gate) receive(conn net.Conn, token string, me identity,
 	if err != nil {
 		return identity{}, explainTLS(conn, err)
 	}
-	g.strangers.greeted(conn)
+	g.unproven.greeted(conn)
 	mine, err := hello(conn)
 	if err != nil {
 		return identity{}, err

@@ -26,7 +26,7 @@ const joinKey = "euryale/join"
 // Errors name the rank and the problem. A [*MissingError] names the ranks that
 // did not join. A [*Failure] names a rank that was lost or does not belong to
 // the job: another build, protocol version, job, world size, or a rank number
-// that is taken. A wrong token looks like a stranger's connection, which must
+// that is taken. A wrong token looks like an unauthenticated client's connection, which must
 // not end a job, so it is reported only after the timeout.
 func Join(ctx context.Context, e Env) (*World, error) {
 	if err := e.check(); err != nil {

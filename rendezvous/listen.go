@@ -19,10 +19,10 @@ type Listener struct {
 }
 
 // Listen takes connections that ranks of the job make by [World.Dial] with the same name, at the
-// address by which this rank reaches the others. A stranger's connection has no effect: both ends
-// first prove the job's token, as for the store, and the proof is worthless under another name.
-// Listen passes each connection to serve, in a separate goroutine; serve closes it. With TLS it is
-// a [*tls.Conn]. A World from [New] needs the Token of its Env.
+// address by which this rank reaches the others. An unauthenticated client's connection has no
+// effect: both ends first prove the job's token, as for the store, and the proof is worthless under
+// another name. Listen passes each connection to serve, in a separate goroutine; serve closes it.
+// With TLS it is a [*tls.Conn]. A World from [New] needs the Token of its Env.
 func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Listener, error) {
 	token, err := w.Secret(name)
 	if err != nil {
@@ -85,12 +85,12 @@ func (l *Listener) take(conn net.Conn) {
 		if peer.size != l.me.size || peer.rank < 0 || peer.rank >= peer.size {
 			return &refusal{fmt.Sprintf("%v is no rank of this job", peer)}
 		}
-		if !l.strangers.giveUp(conn) { // just dropped for newer ones: a welcome would be a lie
+		if !l.unproven.giveUp(conn) { // just dropped for newer ones: a welcome would be a lie
 			return net.ErrClosed
 		}
 		return welcome.writeTo(conn)
 	})
-	l.strangers.giveUp(conn)
+	l.unproven.giveUp(conn)
 	if !stop() || err != nil {
 		conn.Close()
 		return
@@ -99,9 +99,9 @@ func (l *Listener) take(conn net.Conn) {
 	l.serve(peer.rank, conn)
 }
 
-// Dial connects to a rank's [Listener] of the same name, at its Addr. If many strangers
-// connect at once, the listener drops connections that have not proven the token yet, which delays
-// Dial: it tries again until ctx ends, a rank is lost, or Timeout passes.
+// Dial connects to a rank's [Listener] of the same name, at its Addr. If many unauthenticated
+// clients connect at once, the listener drops connections that have not proven the token yet, which
+// delays Dial: it tries again until ctx ends, a rank is lost, or Timeout passes.
 func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (net.Conn, error) {
 	token, err := w.Secret(name)
 	if err != nil {

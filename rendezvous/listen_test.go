@@ -77,18 +77,18 @@ func TestConnectionIsForOneNameOfOneJob(t *testing.T) {
 	each(append(worlds, others...), func(w *World) { w.Close() })
 }
 
-func TestStrangerDoesNotReachAListener(t *testing.T) {
+func TestUnauthenticatedClientDoesNotReachAListener(t *testing.T) {
 	worlds, err := Local(1, long)
 	require.NoError(t, err)
 	l, err := worlds[0].Listen("board", func(rank int, conn net.Conn) {
-		t.Error("a stranger was served")
+		t.Error("an unauthenticated client was served")
 	})
 	require.NoError(t, err)
 	conn, err := net.Dial("tcp", l.Addr())
 	require.NoError(t, err)
 	defer conn.Close()
 	if _, err := greet(conn, strings.Repeat("x", 32), worlds[0].identity(), long); err == nil {
-		t.Error("a stranger was welcomed")
+		t.Error("an unauthenticated client was welcomed")
 	}
 	silent, err := net.Dial("tcp", l.Addr())
 	require.NoError(t, err)
@@ -139,7 +139,7 @@ func recorder(t *testing.T, to string) (addr string, said <-chan []byte) {
 }
 
 // The listeners of backend tcp and of boards are such.
-func TestStrangersDoNotDisturbAListener(t *testing.T) {
+func TestUnauthenticatedClientsDoNotDisturbAListener(t *testing.T) {
 	worlds, err := Local(2, long)
 	require.NoError(t, err)
 	defer each(worlds, func(w *World) { w.Close() })
@@ -167,7 +167,7 @@ func TestStrangersDoNotDisturbAListener(t *testing.T) {
 	}
 	garbage := make([]byte, 2<<20)
 	rand.NewChaCha8([32]byte{1}).Read(garbage)
-	silentStrangers(t, l.Addr(), 300, false)
+	silentClients(t, l.Addr(), 300, false)
 	for what, text := range map[string][]byte{"a replayed handshake": handshake, "garbage": garbage,
 		"a handshake and garbage": append(handshake, garbage...)} {
 		conn, err := net.Dial("tcp", l.Addr())
@@ -186,13 +186,13 @@ func TestStrangersDoNotDisturbAListener(t *testing.T) {
 }
 
 // A storm of connections drops those that have not proven the token yet, ranks' among them.
-func TestStrangersDoNotKeepARankOut(t *testing.T) {
+func TestUnauthenticatedClientsDoNotKeepARankOut(t *testing.T) {
 	worlds, err := Local(2, long)
 	require.NoError(t, err)
 	defer each(worlds, func(w *World) { w.Close() })
 	l := greeter(t, worlds[0], "board")
 	defer l.Close()
-	silentStrangers(t, l.Addr(), 300, true)
+	silentClients(t, l.Addr(), 300, true)
 	for range 3 {
 		conn, err := worlds[1].Dial(within(t, long), "board", 0, l.Addr())
 		require.NoError(t, err)

@@ -63,7 +63,7 @@ func (s *server) carry(a action) {
 // take serves a connection.
 func (s *server) take(conn net.Conn) {
 	m, err := s.welcome(conn)
-	s.strangers.giveUp(conn)
+	s.unproven.giveUp(conn)
 	if err != nil || m == nil {
 		conn.Close()
 		return
@@ -92,7 +92,7 @@ func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	stop := context.AfterFunc(s.over, func() { conn.Close() })
 	defer stop()
 	id, err := s.receive(conn, s.token, s.me, func(id identity, welcome frame) (err error) {
-		if !s.strangers.giveUp(conn) {
+		if !s.unproven.giveUp(conn) {
 			return errors.New("it was dropped for newer connections just when it had proven the " +
 				"token")
 		}

@@ -722,7 +722,7 @@ func (s *simulation) hears(r *simRank, f *Failure) {
 		s.fail("rank %d hears of %v, the first was %v", r.id.rank, f, s.failure)
 	}
 	if strings.Contains(f.Error(), errToken.Error()) {
-		s.fail("a stranger has ended the job: %v", f)
+		s.fail("an unauthenticated client has ended the job: %v", f)
 	}
 	for _, other := range s.ranks {
 		switch {
@@ -1069,7 +1069,7 @@ func (s *simulation) fault() {
 		there.Delay, back.Delay = s.Between(0, simSlow), s.Between(0, simSlow)
 		there.Lossy = s.Rand.IntN(2) == 0
 	case kind == 6 && !s.server.rank.dead:
-		s.Logf("a stranger comes")
+		s.Logf("an unauthenticated client comes")
 		s.told(s.server, func() { s.server.turnAway("a host", identity{}, errToken) })
 	case kind == 7 && r.store != nil:
 		s.leaveReport(r, s.Between(0, time.Second))

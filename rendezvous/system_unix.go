@@ -22,7 +22,7 @@ func hangUps() []error { return []error{syscall.ECONNRESET, syscall.EPIPE} }
 func mostFiles() uint64 {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		return strangers * strangerShare
+		return mostUnproven * unprovenShare
 	}
 	return uint64(files.Cur)
 }

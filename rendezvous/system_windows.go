@@ -20,7 +20,7 @@ const (
 func hangUps() []error { return []error{windows.WSAECONNRESET, windows.WSAECONNABORTED} }
 
 // mostFiles returns a number that bounds nothing: Windows has no such limit.
-func mostFiles() uint64 { return strangers * strangerShare }
+func mostFiles() uint64 { return mostUnproven * unprovenShare }
 
 // ownerOf returns this user: temporary directories and the cache are inside a user's profile.
 func ownerOf(os.FileInfo) int { return os.Getuid() }

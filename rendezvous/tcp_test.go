@@ -40,8 +40,8 @@ func (s *server) failure() (failure []byte) {
 	return failure
 }
 
-// stranger opens a connection that says nothing.
-func stranger(t *testing.T, s *server) net.Conn {
+// silentClient opens a connection that says nothing.
+func silentClient(t *testing.T, s *server) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.ln.Addr().String())
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func stranger(t *testing.T, s *server) net.Conn {
 // rawRank opens a connection that has shown the token, and nothing more.
 func rawRank(t *testing.T, s *server, rank int) net.Conn {
 	t.Helper()
-	conn := stranger(t, s)
+	conn := silentClient(t, s)
 	if _, err := greet(conn, testToken, testIdentity(rank, s.me.size), long); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestWrongTokenIsRefused(t *testing.T) {
 		}
 	}
 	if s.failure() != nil {
-		t.Error("a stranger made the job fail")
+		t.Error("an unauthenticated client made the job fail")
 	}
 	if err := s.turnedAway(); !errors.Is(err, errToken) {
 		t.Errorf("the server reports %v", err)
@@ -119,12 +119,12 @@ func TestServerMustKnowTheToken(t *testing.T) {
 
 func TestProofCannotBeReplayed(t *testing.T) {
 	s := tcpServer(t, 2)
-	first := stranger(t, s)
+	first := silentClient(t, s)
 	mine, _ := hello(first)
 	theirs, _ := hearHello(first)
 	stolen := proven(kindProof, testToken, append(mine, theirs...), testIdentity(1, 2).pack())
 
-	second := stranger(t, s)
+	second := silentClient(t, s)
 	frame{kind: kindHello, body: append([]byte(magic), mine...)}.writeTo(second)
 	hearHello(second)
 	stolen.writeTo(second)
@@ -319,7 +319,7 @@ func TestServerSurvivesGarbage(t *testing.T) {
 		"nothing": {}, "random": random, "http": []byte("GET / HTTP/1.1\r\n\r\n"),
 		"huge": append(huge, make([]byte, 100)...), "half a header": {1, 0, 0},
 	} {
-		conn := stranger(t, s)
+		conn := silentClient(t, s)
 		conn.Write(bytes)
 		conn.(*net.TCPConn).CloseWrite()
 		conn.SetReadDeadline(time.Now().Add(long))
@@ -329,7 +329,7 @@ func TestServerSurvivesGarbage(t *testing.T) {
 	}
 	works(t, good)
 	if s.failure() != nil {
-		t.Errorf("garbage of strangers made the job fail: %v", down(t, s))
+		t.Errorf("garbage of unauthenticated clients made the job fail: %v", down(t, s))
 	}
 	good.Close()
 }
@@ -441,19 +441,19 @@ func TestCancelledWaitEndsOnTheServer(t *testing.T) {
 	c.Close()
 }
 
-func TestStrangersAreBoundedAndMakeRoom(t *testing.T) {
+func TestUnauthenticatedClientsAreBoundedAndMakeRoom(t *testing.T) {
 	s := tcpServer(t, 2)
-	for range strangers + 20 {
-		stranger(t, s)
+	for range mostUnproven + 20 {
+		silentClient(t, s)
 	}
 	c := connectRank(t, s, 1)
 	works(t, c)
 	c.Close()
-	s.strangers.mu.Lock()
-	defer s.strangers.mu.Unlock()
-	for i, h := range s.strangers.halls {
-		if h.held > strangers/2 {
-			t.Errorf("%d strangers are left in hall %d", h.held, i)
+	s.unproven.mu.Lock()
+	defer s.unproven.mu.Unlock()
+	for i, h := range s.unproven.halls {
+		if h.held > mostUnproven/2 {
+			t.Errorf("%d unauthenticated clients are left in hall %d", h.held, i)
 		}
 	}
 }
@@ -546,7 +546,7 @@ func FuzzServer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, known bool, wire []byte) {
 		s := startServer(t, 3)
 		defer s.stop()
-		conn := stranger(t, s)
+		conn := silentClient(t, s)
 		if known {
 			conn = rawRank(t, s, 1)
 		}

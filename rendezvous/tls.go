@@ -15,9 +15,9 @@ import (
 // cover a secret of the connection that only its two ends can compute ("tls-exporter", RFC 9266).
 // So somebody between two ranks, with a TLS connection to each, has no proof to show: the proofs
 // that pass by are for other connections. Certificates prove nothing here. The server makes one for
-// the occasion, and the client accepts any. If a key were derived from the token, every stranger
-// who connects could test guesses of the token against a certificate; this way nothing that a
-// server gives strangers depends on the token.
+// the occasion, and the client accepts any. If a key were derived from the token, every
+// unauthenticated client who connects could test guesses of the token against a certificate; this
+// way nothing that a server gives unauthenticated clients depends on the token.
 //
 // What a client gives does: it proves the token first, to whoever listens where it expects rank 0.
 // Somebody who takes that address before rank 0 can test guesses against the proof, offline and as

@@ -78,7 +78,7 @@ func TestGroupsAreUpdatedByTheirSolvers(t *testing.T) {
 // A parameter has one group, and a solver one, too.
 func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 	p := vectors(3)
-	stranger := vectors(1)[0]
+	other := vectors(1)[0]
 	s := &SGD{Rate: 1}
 	for want, groups := range map[string][]Group{
 		"parameter 1, w1, is in no group": {{&SGD{Rate: 1},
@@ -88,7 +88,7 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 		"w1 is in it twice": {{&SGD{Rate: 1},
 			gorgonia.Nodes{p[0], p[1], p[1]}}},
 		"w0 is not among the parameters": {{&SGD{Rate: 1},
-			gorgonia.Nodes{stranger}}},
+			gorgonia.Nodes{other}}},
 		"its solver has another group, too":                      {{s, p[:1]}, {s, p[1:]}},
 		"group 0: bad argument: solver.NewGroups: Solver is nil": {{nil, p}},
 		"it has no parameters": {{&SGD{Rate: 1}, p},

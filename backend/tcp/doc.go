@@ -3,8 +3,8 @@
 //
 // # Connections
 //
-// Each pair of ranks of a group has one connection. Both ends prove the job's token before
-// anything else travels (rendezvous.World.Listen). That keeps strangers out; anyone on the
+// Each pair of ranks of a group has one connection. Both ends prove the job's token before anything
+// else travels (rendezvous.World.Listen). That keeps unauthenticated clients out; anyone on the
 // wire can read and change what travels. With World.TLS it is encrypted: a link is then one end of
 // a pair of sockets, and two goroutines carry what passes it to and from the TLS connection
 // (tunnel.go). A byte that was changed on the way ends the group, with an error that says so.

@@ -472,7 +472,7 @@ func TestMachinesBySSHSurviveACutLink(t *testing.T) {
 }
 
 func TestMachinesBySSHSayWhatIsWrong(t *testing.T) {
-	stranger := 1000
+	otherUser := 1000
 	cache := func(m *proctest.Namespace) string {
 		return filepath.Join(m.Home(), ".cache/euryale/run")
 	}
@@ -498,7 +498,7 @@ func TestMachinesBySSHSayWhatIsWrong(t *testing.T) {
 		{"another user's cache folder", "", "authorized", func(m *proctest.Namespace) []string {
 			err := os.MkdirAll(cache(m), 0o700)
 			if err == nil {
-				err = os.Chown(cache(m), stranger, stranger)
+				err = os.Chown(cache(m), otherUser, otherUser)
 			}
 			require.NoError(t, err)
 			return nil

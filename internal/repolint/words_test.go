@@ -71,6 +71,7 @@ var replaced = []struct {
 	{regexp.MustCompile(`(?i)bequeath|\bwills\b|World\.Will\b`), "last report"},
 	{regexp.MustCompile(`internal/late\b`), "straggler"},
 	{regexp.MustCompile(`\bunpace\b`), "avoidBBR"},
+	{regexp.MustCompile(`(?i)stranger`), "unauthenticated client"},
 }
 
 func TestTextsUseTheFieldsWords(t *testing.T) {

@@ -36,11 +36,11 @@ func (d *door) StartChecked(backend.Queue, backend.Collective, int, backend.Buff
 	return backend.Finished(nil), nil
 }
 
-// stranger is a communicator from outside, whose only way in is Start, and that does not compare
+// foreign is a communicator from outside, whose only way in is Start, and that does not compare
 // calls.
-type stranger struct{ backend.Communicator }
+type foreign struct{ backend.Communicator }
 
-func (stranger) Capabilities() backend.Capabilities { return backend.Capabilities{} }
+func (foreign) Capabilities() backend.Capabilities { return backend.Capabilities{} }
 
 // wrappers are all that this module can put around a communicator and its calls. Those that only
 // pass calls on check nothing, since what is below them does.
@@ -84,7 +84,7 @@ func wrappers(t *testing.T) map[string]struct {
 
 // TestCallsAreCheckedOnce: in a stack of wrappers the first one that can check a call does, and
 // those below take its word. The call here is one that Check refuses and that nothing else looks
-// at: StartChecked hands it down to the door below, and Start does not. A stranger below gets it by
+// at: StartChecked hands it down to the door below, and Start does not. A foreign one gets it by
 // Start, and checks for itself.
 func TestCallsAreCheckedOnce(t *testing.T) {
 	wrong := backend.Collective{Kind: backend.AllReduce, Op: backend.Max, Algorithm: 99}
@@ -110,9 +110,9 @@ func TestCallsAreCheckedOnce(t *testing.T) {
 					"StartChecked, want 0 and 1", name, what, err, d.start, d.checked)
 			}
 			if d, err := start(func(d *door) backend.Communicator {
-				return stranger{d}
+				return foreign{d}
 			}, checked); err != nil || d.start != 1 || d.checked != 0 {
-				t.Errorf("%s of a stranger: StartChecked of %v: %v; below: %d calls of Start and "+
+				t.Errorf("%s of foreign: StartChecked of %v: %v; below: %d calls of Start and "+
 					"%d of StartChecked, want 1 and 0", name, what, err, d.start, d.checked)
 			}
 		}

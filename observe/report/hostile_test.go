@@ -39,9 +39,9 @@ func many(n int, f func(i int) string) (all []string) {
 // evil has characters that move a cursor, in 7 and 8 bits, turn text round or are not seen.
 const evil = "x\u001b[2J\u009b2J\u202e\u2066\u200b"
 
-// TestAStrangersFilesCostLittle: time, memory and pages do not grow with numbers in files, and what
+// TestForeignFilesCostLittle: time, memory and pages do not grow with numbers in files, and what
 // is left out is said.
-func TestAStrangersFilesCostLittle(t *testing.T) {
+func TestForeignFilesCostLittle(t *testing.T) {
 	good := traced(many(300, func(i int) string { return call(i, "", "w") })...)
 	link := func(to string) func(string) error {
 		return func(path string) error { return os.Symlink(to, path) }

@@ -13,20 +13,20 @@
 //
 // # A job
 //
-// Two to eight ranks are started as processes, as one or two agents of torchrun would, as
-// processes by package launch, or as goroutines by euryale.Run. All run the same random program:
-// collectives of all kinds, sizes and dtypes, with and without queues, on the job and on groups
-// from Split, memory from Alloc, and trainings. Every result is compared with one that is computed
-// separately. One rank may fail at a random moment: see the list in job.go. In half of the jobs the
-// others then end at once, without Close. While ranks join, strangers may connect to every port of
-// the job.
+// Two to eight ranks are started as processes, as one or two agents of torchrun would, as processes
+// by package launch, or as goroutines by euryale.Run. All run the same random program: collectives
+// of all kinds, sizes and dtypes, with and without queues, on the job and on groups from Split,
+// memory from Alloc, and trainings. Every result is compared with one that is computed separately.
+// One rank may fail at a random moment: see the list in job.go. In half of the jobs the others then
+// end at once, without Close. While ranks join, unauthenticated clients may connect to every port
+// of the job.
 //
 // Other kinds of jobs:
 //
 //   - machines: two or three machines, which are network namespaces (where they cannot
 //     be made, EURYALE_TOPOLOGY declares them), of one to three ranks. One of them may be cut off.
-//   - far: each rank reaches rank 0 over a relay, with a round trip of 50 ms, and 3,000 strangers
-//     come in a second, 1,500 with TLS.
+//   - far: each rank reaches rank 0 over a relay, with a round trip of 50 ms, and 3,000
+//     unauthenticated clients come in a second, 1,500 with TLS.
 //   - saves: two jobs train and save to one directory, which also has files of the user's. A rank
 //     of one may be killed in a Save. A third job resumes.
 //

@@ -51,7 +51,8 @@ func (s *soaking) makeMachines(g *proctest.Ground) (all []*proctest.Namespace, e
 	return all, err
 }
 
-// besiege has strangers storm the port of rank 0, and puts the other ranks far from it.
+// besiege has unauthenticated clients storm the port of rank 0, and puts the other ranks far from
+// it.
 func (r *running) besiege(ports []int) {
 	addr := fmt.Sprintf("127.0.0.1:%d", ports[0])
 	source := "127.0.0.1"
@@ -59,7 +60,7 @@ func (r *running) besiege(ports []int) {
 		source = "127.0.0.2"
 	}
 	words := speech(r.job.rng())
-	came := proctest.Storm(r.ground, source, addr, r.job.strangers, func(conn net.Conn) {
+	came := proctest.Storm(r.ground, source, addr, r.job.visitors, func(conn net.Conn) {
 		conn.SetWriteDeadline(time.Now().Add(time.Second))
 		conn.Write(words)
 	})

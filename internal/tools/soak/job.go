@@ -18,7 +18,7 @@ const (
 	launched   mode = "launched"   // by package launch
 	goroutines mode = "goroutines" // by euryale.Run, in one process
 	machines   mode = "machines"   // by hand, on several machines
-	far        mode = "far"        // by hand, 25 ms from rank 0, beside a storm of strangers
+	far        mode = "far"        // by hand, 25 ms from rank 0, beside a storm of clients
 	saves      mode = "saves"      // two jobs that save to one directory, and one that resumes
 )
 
@@ -97,7 +97,7 @@ const (
 	// margin is how long a job may take beyond its timeout, or in total if its failure is
 	// detected without the timeout: the machine may be busy with other jobs.
 	margin = 12 * time.Second
-	// siege is how much longer a job may take beside a storm of strangers.
+	// siege is how much longer a job may take beside a storm of unauthenticated clients.
 	siege = 20 * time.Second
 	// longTimeout is the timeout of the other jobs: a job that waits for it hangs.
 	longTimeout = time.Minute
@@ -109,21 +109,21 @@ const (
 
 // job is one job, a function of the seed and the number.
 type job struct {
-	seed      uint64
-	number    int
-	mode      mode
-	ranks     int
-	agents    int // as torchrun has, or machines, that start equal shares of the ranks
-	failure   failure
-	abrupt    bool            // ranks end at once after an error, without Close
-	backend   string          // for EURYALE_BACKEND
-	tls       bool            // for EURYALE_TLS
-	part      int             // of saves: which of the three jobs
-	topology  string          // for EURYALE_TOPOLOGY
-	strangers int             // that connect to each port of the job
-	delays    []time.Duration // before Init, by rank
-	steps     []action
-	limit     time.Duration // by when all ranks must have ended
+	seed     uint64
+	number   int
+	mode     mode
+	ranks    int
+	agents   int // as torchrun has, or machines, that start equal shares of the ranks
+	failure  failure
+	abrupt   bool            // ranks end at once after an error, without Close
+	backend  string          // for EURYALE_BACKEND
+	tls      bool            // for EURYALE_TLS
+	part     int             // of saves: which of the three jobs
+	topology string          // for EURYALE_TOPOLOGY
+	visitors int             // that connect to each port of the job
+	delays   []time.Duration // before Init, by rank
+	steps    []action
+	limit    time.Duration // by when all ranks must have ended
 }
 
 func newJob(seed uint64, number int) job {
@@ -143,7 +143,7 @@ func newJob(seed uint64, number int) job {
 		j.delays = append(j.delays, time.Duration(rng.IntN(50))*time.Millisecond)
 	}
 	if (j.mode == processes || j.mode == launched) && rng.IntN(2) == 0 {
-		j.strangers = pick(rng, 3, 3, 10, 30, 300)
+		j.visitors = pick(rng, 3, 3, 10, 30, 300)
 		// One rank is late, so that the port of rank 0 is open for a while.
 		j.delays[1+rng.IntN(j.ranks-1)] += 300 * time.Millisecond
 	}
@@ -151,7 +151,7 @@ func newJob(seed uint64, number int) job {
 	if f.silent() {
 		j.limit += shortTimeout
 	}
-	if j.mode == far { // strangers take much of the cores, and a rank may have to try again
+	if j.mode == far { // clients take much of the cores: a rank may try again
 		j.limit += siege
 	}
 	return j
@@ -166,9 +166,9 @@ func (j *job) shape(rng *rand.Rand) {
 	case far:
 		j.ranks = 2 + rng.IntN(3)
 		j.agents = j.ranks
-		j.strangers, j.tls = 3000, rng.IntN(2) == 0
+		j.visitors, j.tls = 3000, rng.IntN(2) == 0
 		if j.tls {
-			j.strangers = 1500
+			j.visitors = 1500
 		}
 	case saves:
 		j.ranks = 2 + rng.IntN(2)
@@ -224,8 +224,8 @@ func (j job) String() string {
 	if j.abrupt {
 		b.WriteString(", without Close after errors")
 	}
-	if j.strangers > 0 {
-		fmt.Fprintf(&b, ", %d strangers", j.strangers)
+	if j.visitors > 0 {
+		fmt.Fprintf(&b, ", %d unauthenticated clients", j.visitors)
 	}
 	fmt.Fprintf(&b, ", %d steps", len(j.steps))
 	return b.String()

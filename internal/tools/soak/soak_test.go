@@ -115,10 +115,10 @@ func TestHangIsFoundAndEnded(t *testing.T) {
 	}
 }
 
-func TestStrangersVisitThePortOfAJob(t *testing.T) {
+func TestUnauthenticatedClientsVisitThePortOfAJob(t *testing.T) {
 	// A rank that never comes keeps the port open until the time has passed.
 	j := find(t, func(j job) bool {
-		return j.strangers == 3 && j.mode == processes && j.failure.name == absent
+		return j.visitors == 3 && j.mode == processes && j.failure.name == absent
 	})
 	if o := execute(t, j); o.visits < 1 {
 		t.Errorf("nobody came to %v", j)

@@ -56,7 +56,7 @@ type running struct {
 	began     time.Time
 	stop      context.CancelFunc // ends what disturbs it
 	others    sync.WaitGroup     // that disturb or watch it
-	visits    atomic.Int64       // of strangers
+	visits    atomic.Int64       // of unauthenticated clients
 	struck    atomic.Int64       // when the failure happened, if that was seen, in microseconds
 }
 
@@ -87,7 +87,7 @@ func (j job) begin(ctx context.Context, at site) (r *running, err error) {
 	}
 	disturbing, stop := context.WithCancel(ctx)
 	r.stop = stop
-	if j.strangers > 0 && j.mode != far {
+	if j.visitors > 0 && j.mode != far {
 		r.others.Go(func() { r.disturb(disturbing) })
 	}
 	switch j.failure.name {

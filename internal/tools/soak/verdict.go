@@ -44,7 +44,7 @@ type outcome struct {
 	hung   bool
 	ends   []ending
 	stays  []string // what is left of it: processes and files
-	visits int      // of strangers
+	visits int      // of unauthenticated clients
 	struck int64    // when the failure happened, in microseconds, if that was seen
 	stall  time.Duration
 	parts  []outcome // of jobs that are several

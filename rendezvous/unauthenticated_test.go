@@ -16,9 +16,9 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
-// unproven are frames that a stranger may send in place of a proof.
+// unproven are frames that an unauthenticated client may send in place of a proof.
 func unproven() map[string]frame {
-	text := "a stranger \x1b[31mends your job"
+	text := "a client \x1b[31mends your job"
 	return map[string]frame{
 		"a refusal with a reason": {kind: kindRefuse, body: packString(packInt(nil, 2), text)},
 		"a refusal without proof": {kind: kindRefuse, body: append(make([]byte, 32), text...)},
@@ -31,10 +31,10 @@ func unproven() map[string]frame {
 	}
 }
 
-func TestFoundStrangerCannotEndAJob(t *testing.T) {
+func TestFoundUnauthenticatedClientCannotEndAJob(t *testing.T) {
 	s := tcpServer(t, 2)
 	for what, f := range unproven() {
-		conn := stranger(t, s)
+		conn := silentClient(t, s)
 		if _, err := hello(conn); err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +44,7 @@ func TestFoundStrangerCannotEndAJob(t *testing.T) {
 		if s.failure() != nil {
 			t.Fatalf("%s ended the job: %v", what, down(t, s))
 		}
-		if err := s.turnedAway(); err == nil || strings.Contains(err.Error(), "stranger") {
+		if err := s.turnedAway(); err == nil || strings.Contains(err.Error(), "ends your job") {
 			t.Errorf("%s: the server reports %v", what, err)
 		}
 	}
@@ -79,7 +79,7 @@ func TestFoundSquatterCannotEndARank(t *testing.T) {
 			go squat(ln, f)
 			_, err = Join(t.Context(), all[1])
 			if !errors.Is(err, context.DeadlineExceeded) ||
-				strings.Contains(err.Error(), "stranger") ||
+				strings.Contains(err.Error(), "ends your job") ||
 				!strings.Contains(err.Error(), all[0].address()) {
 				t.Errorf("ended by %v", err)
 			}
@@ -135,9 +135,9 @@ func TestFoundShortTokenIsRefusedBetweenMachines(t *testing.T) {
 	}
 }
 
-// silentStrangers opens n connections that say nothing. If again, each that is
+// silentClients opens n connections that say nothing. If again, each that is
 // closed is opened anew, until the test ends.
-func silentStrangers(t *testing.T, addr string, n int, again bool) {
+func silentClients(t *testing.T, addr string, n int, again bool) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running, opened sync.WaitGroup
@@ -172,7 +172,7 @@ func silentStrangers(t *testing.T, addr string, n int, again bool) {
 	})
 }
 
-func TestFoundSilentStrangersDoNotDelayARank(t *testing.T) {
+func TestFoundSilentClientsDoNotDelayARank(t *testing.T) {
 	for _, c := range []struct {
 		n     int
 		again bool
@@ -185,11 +185,11 @@ func TestFoundSilentStrangersDoNotDelayARank(t *testing.T) {
 				vars = append(vars, fmt.Sprintf("%s=%d", withFiles, c.files))
 			}
 			rank0 := start(t, dir, 2, []int{0}, vars...)[0]
-			silentStrangers(t, published(t, dir), c.n, c.again)
+			silentClients(t, published(t, dir), c.n, c.again)
 			started := time.Now()
 			rank1 := start(t, dir, 2, []int{1})[1]
 			rank1.expect(t, long, "joined 1")
-			if took := time.Since(started); took > handshakeTime { // a stranger's whole time
+			if took := time.Since(started); took > handshakeTime { // a client's whole time
 				t.Errorf("rank 1 has joined after %v", took)
 			}
 			rank0.expect(t, long, "joined 0")

@@ -68,12 +68,13 @@ func late(to, from net.Conn, delay time.Duration) {
 	from.Close()
 }
 
-// crowded bounds the strangers that are there at once, where a store holds 1,024. More would only
-// fill the kernel's queue of connections on a machine that has no time to accept them.
+// crowded bounds the unauthenticated clients that are there at once, where a store holds 1,024.
+// More would only fill the kernel's queue of connections on a machine that has no time to accept
+// them.
 const crowded = 2048
 
-// Storm has strangers connect to an address from a source, so many in a second, until the test
-// ends. They say what says does, and then nothing. It returns how many have come.
+// Storm has unauthenticated clients connect to an address from a source, so many in a second, until
+// the test ends. They say what says does, and then nothing. It returns how many have come.
 func Storm(t T, source, addr string, second int, says func(net.Conn)) *atomic.Int64 {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}, Control: portLater}

@@ -29,7 +29,7 @@ func (r *running) disturb(ctx context.Context) {
 	known := map[string]bool{}
 	for ctx.Err() == nil {
 		for _, addr := range listening(r.id, known) {
-			for range r.job.strangers {
+			for range r.job.visitors {
 				words := speech(rng)
 				go r.visit(ctx, addr, words)
 			}
@@ -38,10 +38,10 @@ func (r *running) disturb(ctx context.Context) {
 	}
 }
 
-// rng is the source of what strangers do.
+// rng is the source of what unauthenticated clients do.
 func (j job) rng() *rand.Rand { return rand.New(rand.NewPCG(j.seed, uint64(j.number)+1)) }
 
-// speech is what a stranger says: nothing, noise, or the beginning of a handshake
+// speech is what an unauthenticated client says: nothing, noise, or the beginning of a handshake
 // and then what no rank would say.
 func speech(rng *rand.Rand) []byte {
 	noise := make([]byte, rng.IntN(200))
@@ -51,7 +51,7 @@ func speech(rng *rand.Rand) []byte {
 	hello := frame(1, append([]byte("euryale\n"), make([]byte, helloBytes-8)...))
 	refusal := binary.LittleEndian.AppendUint64(nil, 2)
 	refusal = binary.LittleEndian.AppendUint32(refusal, 25)
-	refusal = append(refusal, "a stranger ends your job"...)
+	refusal = append(refusal, "a client ends your job"...)
 	switch rng.IntN(8) {
 	case 0, 1:
 		return nil // silent
@@ -76,7 +76,7 @@ func frame(kind byte, body []byte) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, 0), body...)
 }
 
-// visit is a stranger that says its words and listens until it is thrown out, or
+// visit is an unauthenticated client that says its words and listens until it is thrown out, or
 // ctx has ended.
 func (r *running) visit(ctx context.Context, addr string, words []byte) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
