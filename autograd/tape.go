@@ -148,7 +148,7 @@ func (d *tape) prepare() error {
 		}
 		if g := p.node.Graph(); !seen[g] {
 			seen[g] = true
-			d.spare(g)
+			d.keepConstants(g)
 			d.tellUntrained(g)
 		}
 	}
@@ -174,9 +174,9 @@ func (d *tape) tellUntrained(g *gorgonia.ExprGraph) {
 	}
 }
 
-// spare records the constants of a graph. A constant can be a gradient (d(x+c)/dc is 1), and
+// keepConstants records the constants of a graph. A constant can be a gradient (d(x+c)/dc is 1), and
 // all graphs of the process share it, so clear must not zero it.
-func (d *tape) spare(g *gorgonia.ExprGraph) {
+func (d *tape) keepConstants(g *gorgonia.ExprGraph) {
 	for _, n := range g.AllNodes() {
 		if c, ok := n.Op().(interface{ Value() gorgonia.Value }); ok {
 			d.shared[c.Value()] = true

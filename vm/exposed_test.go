@@ -87,7 +87,7 @@ func (r ranked) exposes(delay time.Duration, hold func(q backend.Queue) error) (
 		return err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
-	var least []time.Duration // of each bucket: that of a run which the machine's load spares
+	var least []time.Duration // of each bucket: that of a run which the machine's load leaves alone
 	for range 4 {
 		if err := machine.RunAll(); err != nil {
 			return err

@@ -24,14 +24,14 @@ import (
 // runCmd is "euryale run".
 type runCmd struct {
 	N           rankCount     `short:"n" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks}). On hosts, of all of them (default: as many as they take)."`
-	Hosts       string        `short:"H" name:"hosts" placeholder:"HOST:N,..." xor:"hosts" help:"Start the ranks on these hosts by ssh, up to N on each. Hosts beyond -n are spares."`
+	Hosts       string        `short:"H" name:"hosts" placeholder:"HOST:N,..." xor:"hosts" help:"Start the ranks on these hosts by ssh, up to N on each. Hosts beyond -n are on standby."`
 	Hostfile    string        `placeholder:"FILE" xor:"hosts" predictor:"file" help:"Read the hosts from a file, a line for each: HOST slots=N."`
 	Grace       time.Duration `default:"1s" help:"Time from the signal that tells ranks to end to SIGKILL. Ranks may save a checkpoint in it."`
 	LogDir      string        `placeholder:"DIR" predictor:"directory" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on. Logs of an earlier job are refused, not overwritten."`
 	MaxRestarts int           `default:"0" help:"How often to restart all ranks after one has failed."`
 	Elastic     bool          `help:"Replace ranks that die, while the others train on. The program joins by euryale.JoinElastic."`
 	MinRanks    int           `default:"1" help:"With --elastic: with fewer ranks than these the job waits for replacements."`
-	Spares      int           `default:"0" help:"With --elastic: how many more processes to start, which wait to replace one."`
+	Standby     int           `aliases:"spares" default:"0" help:"With --elastic: how many more processes to start, which wait to replace one."`
 	Nnodes      *int          `name:"nnodes" help:"Number of machines, each with -n ranks. Start the command on each. (default: as the launcher says that has started it; else 1)"`
 	NodeRank    *int          `help:"Number of this machine, from 0. (default: as that launcher says; else 0)"`
 	Rendezvous  string        `placeholder:"HOST:PORT" help:"Where the machines meet: an address of machine 0, and a free port there. (default: as that launcher says)"`
@@ -59,10 +59,10 @@ command line. Only the first attempt has the standard input.
 With -H or --hostfile, ssh starts a launcher on each host, as ssh HOST true must be able to without
 a question. This program and yours are copied there, once per content; Go packages are built for
 each host, and a PROGRAM without a slash is the host's own. When a rank fails or a host is lost, all
-ranks end. --max-restarts starts them anew, on spares of -H in the place of lost hosts.
+ranks end. --max-restarts starts them anew, on standby hosts of -H in the place of lost hosts.
 
 With --elastic a rank that dies is replaced by a process on the same host, or, if that is lost, on
-the first one that has room: N of -H is how many processes a host takes, spares included.
+the first one that has room: N of -H is how many processes a host takes, those on standby included.
 
 With --nnodes the job is on several machines. Run the same command on each, with its own
 --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine
@@ -83,8 +83,8 @@ func (c *runCmd) Validate() error {
 		return fmt.Errorf("--grace=%v: the time must be positive", c.Grace)
 	case c.MaxRestarts < 0:
 		return fmt.Errorf("--max-restarts=%d: the number must not be negative", c.MaxRestarts)
-	case !c.Elastic && (c.MinRanks != 1 || c.Spares != 0):
-		return errors.New("--min-ranks and --spares are for --elastic")
+	case !c.Elastic && (c.MinRanks != 1 || c.Standby != 0):
+		return errors.New("--min-ranks and --standby are for --elastic")
 	case c.Nnodes != nil && *c.Nnodes > 1 && (c.Hosts != "" || c.Hostfile != ""):
 		return errors.New("--nnodes is for launchers that are started on each machine: -H and " +
 			"--hostfile start them")
@@ -121,11 +121,11 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 	if job.Ranks == 0 {
 		job.Ranks = defaultRanks()
 		if len(job.Hosts) > 0 {
-			job.Ranks = max(1, launch.Slots(job.Hosts)-c.Spares)
+			job.Ranks = max(1, launch.Slots(job.Hosts)-c.Standby)
 		}
 	}
 	if c.Elastic {
-		job.Elastic = &launch.Elastic{Least: c.MinRanks, Spares: c.Spares}
+		job.Elastic = &launch.Elastic{Least: c.MinRanks, Standby: c.Standby}
 	}
 	signals, stop := jobSignals()
 	defer stop()

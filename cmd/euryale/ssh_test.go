@@ -293,8 +293,8 @@ func hasNoSecrets(t *testing.T, s site) {
 	}
 }
 
-// TestMachinesBySSHReplaceALostOne: by a spare, and the training has the bits of one that was not
-// disturbed. Without a spare it goes on with fewer ranks.
+// TestMachinesBySSHReplaceALostOne: by a standby, and the training has the bits of one that was not
+// disturbed. Without a standby it goes on with fewer ranks.
 func TestMachinesBySSHReplaceALostOne(t *testing.T) {
 	program := built(t, digits)
 	train := func(t *testing.T, s site, lost *proctest.Namespace, n string) string {
@@ -353,7 +353,7 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 	}{
 		{"nothing", "-n 6", func(*testing.T) {}, -1, nil},
 		{"a host", "-n 4", lose(1), 1, []string{"takes its place"}},
-		{"that of rank 0", "-n 3 --spares=1", lose(0), 0, []string{"takes its place"}},
+		{"that of rank 0", "-n 3 --standby=1", lose(0), 0, []string{"takes its place"}},
 		{"a host of all", "-n 6", lose(2), 2,
 			[]string{"it is not replaced, since no host can take another process", "on 4 ranks"}},
 		{"a process is stopped", "-n 6", func(t *testing.T) {

@@ -1,6 +1,6 @@
 // Command elastic trains a classifier of handwritten digits on ranks that may die:
 //
-//	euryale run --elastic -n 3 --spares 1 ./examples/elastic -pause 50ms
+//	euryale run --elastic -n 3 --standby 1 ./examples/elastic -pause 50ms
 //
 // Kill one of its processes while it runs: the others train on, a standby takes the place of the
 // dead one, and params= at the end is what a training prints in which nobody died, on any number of

@@ -92,7 +92,7 @@ func (e *StoppedError) Error() string {
 		LeftBehind: "the others go on without it: it was stopped, or cut off, for too long",
 		Failing:    "the members of the job fail in each try of a step",
 		TooFew: "too few processes are alive, and no others have come in time: start more " +
-			"(--spares), or lower --min-ranks",
+			"(--standby), or lower --min-ranks",
 		StateLost: "all processes that had the parameters have died: start the job again from " +
 			"its last checkpoint",
 	}
@@ -298,7 +298,7 @@ func (j *Job) hear(i int, entry record) {
 	}
 	if p := entry.Posted; p != nil && p.ID == j.id && !j.closed && j.timed <= p.Generation {
 		j.timed = p.Generation + 1
-		j.stopTimers() // of generations that a spare has heard of before
+		j.stopTimers() // of generations that a standby has heard of before
 		j.after(grace, GraceOver{p.Generation})
 		j.after(j.patience/2, LateOver{p.Generation})
 		j.after(j.patience, GiveUp{p.Generation})

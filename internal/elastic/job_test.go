@@ -209,26 +209,26 @@ func TestAProcessWhoseLauncherDoesNotAnswerSaysSo(t *testing.T) {
 	})
 }
 
-// TestASpareHasNoTimersOfPastGenerations: it may wait for weeks.
-func TestASpareHasNoTimersOfPastGenerations(t *testing.T) {
+// TestAStandbyHasNoTimersOfPastGenerations: it may wait for weeks.
+func TestAStandbyHasNoTimersOfPastGenerations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTable()
 		first := First(1)
 		member := Start(r, 1, Limits{1, 1}, first, time.Minute, nil)
 		t.Cleanup(member.Close)
 		connect(t, member)
-		spare := Start(r, 2, Limits{1, 1}, first, time.Minute, nil)
-		t.Cleanup(spare.Close)
-		go spare.Next(t.Context())
+		standby := Start(r, 2, Limits{1, 1}, first, time.Minute, nil)
+		t.Cleanup(standby.Close)
+		go standby.Next(t.Context())
 		for g := range 20 {
 			synctest.Wait()
 			breaks(member, g)
 			connect(t, member)
 		}
 		synctest.Wait()
-		spare.mu.Lock()
-		defer spare.mu.Unlock()
-		if n := len(spare.timers); n > 3 {
+		standby.mu.Lock()
+		defer standby.mu.Unlock()
+		if n := len(standby.timers); n > 3 {
 			t.Errorf("it has %d timers", n)
 		}
 	})
@@ -341,7 +341,7 @@ func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		o := NewObserver(First(1, 2), func(View, []ID) {})
 		o.Hear(*posted(1, Position{Leaving: leaves}))
-		for id := range ID(3) { // the third was a spare
+		for id := range ID(3) { // the third was a standby
 			if err := o.Lost(); err != nil && id < 2 {
 				t.Error(err)
 			}

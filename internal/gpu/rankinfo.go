@@ -87,16 +87,16 @@ func decide(s settings, ranks []rankInfo) (p plan, why string) {
 	return p, ""
 }
 
-// spare is how many multiprocessors a grid leaves to kernels of other groups. Another rank may
+// leftFree is how many multiprocessors a grid leaves to kernels of other groups. Another rank may
 // have started the kernels of two groups in the other order: a grid that filled the device
 // would then wait forever for a kernel that cannot start.
-const spare = 4
+const leftFree = 4
 
 // grid returns the most blocks of a grid, each of which takes a multiprocessor, 0 for no limit.
 func (p plan) grid() int {
 	most := p.Blocks
 	for _, c := range p.ranks {
-		if room := max(c.Room-spare, 1); c.Room > 0 && (most == 0 || room < most) {
+		if room := max(c.Room-leftFree, 1); c.Room > 0 && (most == 0 || room < most) {
 			most = room
 		}
 	}

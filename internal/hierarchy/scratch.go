@@ -12,7 +12,7 @@ type slots struct {
 // slot is scratch memory for a slice at a time.
 type slot struct {
 	room  backend.Buffer // a slice; D = 1 takes another one for what comes
-	spare backend.Buffer
+	extra backend.Buffer
 	half  backend.Buffer // two shards of 16-bit floats, if they are exchanged
 	free  backend.Event  // when its last user is done, nil if there was none
 }
@@ -25,21 +25,21 @@ func newSlots(d backend.Device, p Plan) (s slots, err error) {
 	o, D := p.Options, p.Layout.fewest()
 	slice := max(p.slotBytes(), 2*maxSize*p.Layout.Size()) // an all-to-all takes two
 	slice = (slice + cacheLine - 1) / cacheLine * cacheLine
-	spare, half := 0, 0
+	extra, half := 0, 0
 	if D == 1 {
-		spare = slice
+		extra = slice
 	}
 	if o.Exchange != 0 {
 		half = (slice/D + cacheLine - 1) / cacheLine * cacheLine // two times half of a shard
 	}
-	per := slice + spare + half
+	per := slice + extra + half
 	if s.memory, err = d.Alloc(o.Slots * per); err != nil {
 		return slots{}, err
 	}
 	for i := range o.Slots {
 		m := s.memory.Slice(i*per, (i+1)*per)
-		s.all = append(s.all, slot{room: m.Slice(0, slice), spare: m.Slice(slice, slice+spare),
-			half: m.Slice(slice+spare, per)})
+		s.all = append(s.all, slot{room: m.Slice(0, slice), extra: m.Slice(slice, slice+extra),
+			half: m.Slice(slice+extra, per)})
 	}
 	return s, nil
 }
@@ -148,7 +148,7 @@ func (a *scratch) staging() backend.Buffer {
 	if a.D > 1 {
 		return a.shard((a.device + 1) % a.D)
 	}
-	return a.slot.spare.As(a.whole.DType()).Slice(0, a.whole.Len())
+	return a.slot.extra.As(a.whole.DType()).Slice(0, a.whole.Len())
 }
 
 // second returns as much of the slot as cut has, behind it.

@@ -72,6 +72,7 @@ var replaced = []struct {
 	{regexp.MustCompile(`internal/late\b`), "straggler"},
 	{regexp.MustCompile(`\bunpace\b`), "avoidBBR"},
 	{regexp.MustCompile(`(?i)stranger`), "unauthenticated client"},
+	{regexp.MustCompile(`(?i)[^"-]\bspares?\b`), "standby"},
 }
 
 func TestTextsUseTheFieldsWords(t *testing.T) {

@@ -55,7 +55,7 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 	t.Setenv("EURYALE_TOKEN", "that of another job")
 	job, out, _ := onHosts(t, `echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK `+
 		`$MASTER_ADDR $EURYALE_TIMEOUT $(basename $HOME) $PWD
-		echo $EURYALE_TOKEN $MASTER_PORT >&2`, 3, "a", "u@b", "spare")
+		echo $EURYALE_TOKEN $MASTER_PORT >&2`, 3, "a", "u@b", "standby")
 	stderr := job.Stderr.(*output)
 	job.Hosts[0].Slots, job.LogDir = 2, filepath.Join(t.TempDir(), "logs")
 	require.NoError(t, Run(t.Context(), job))
@@ -77,8 +77,8 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 		secrets[2] != secrets[8] || strings.Contains(string(asked), secrets[1]) {
 		t.Errorf("the secret and port are %q, ssh was asked for %s, %v", secrets, asked, err)
 	}
-	if _, err := os.Stat(filepath.Join(homes, "spare")); err == nil {
-		t.Error("the spare was used")
+	if _, err := os.Stat(filepath.Join(homes, "standby")); err == nil {
+		t.Error("the standby was used")
 	}
 }
 
@@ -276,7 +276,7 @@ func TestAlarmRingsAfterASilence(t *testing.T) {
 	}
 }
 
-func TestLostHostIsReplacedByASpareOrLeftOut(t *testing.T) {
+func TestLostHostIsReplacedByAStandbyOrLeftOut(t *testing.T) {
 	script := `echo $RANK $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $(basename $HOME)
 		if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then
 			[ $RANK = 1 ] && touch %[1]s/gone && kill -9 $PPID
@@ -330,7 +330,7 @@ func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
 		1) await up;;                # until all the others are
 		2) exit 3;;
 		3) kill -9 $PPID; sleep 100;; # its host is lost
-		4) kill -9 $PPID; sleep 100;; # the spare, too
+		4) kill -9 $PPID; sleep 100;; # the standby, too
 		esac`
 	job, out, _ := onHosts(t, script, 2, "a", "b", "c")
 	job.Elastic = &Elastic{Least: 1}

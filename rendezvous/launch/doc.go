@@ -41,7 +41,7 @@
 //     processes, and hears what they print and how they end ([Serve]). The hosts' ranks end
 //     with the connection. Both ends send every half second: a host that is silent for
 //     4 seconds is lost, and one that hears nothing for 2 seconds more than EURYALE_TIMEOUT ends
-//     its ranks. After a failure, Run restarts all ranks, and a spare replaces a lost host.
+//     its ranks. After a failure, Run restarts all ranks, and a standby replaces a lost host.
 //   - Elastic jobs. With Job.Elastic, Run replaces processes that end, and serves the register
 //     from which the others learn of it. On Hosts, a process replaces one of the same host, or
 //     of a lost host.

@@ -17,9 +17,9 @@ type Elastic struct {
 	// Least is the number of ranks that the job needs to go on; with fewer it waits for
 	// replacements.
 	Least int
-	// Spares is the number of processes that wait, with their program loaded, to replace a lost
+	// Standby is the number of processes that wait, with their program loaded, to replace a lost
 	// rank.
-	Spares int
+	Standby int
 }
 
 const (
@@ -62,9 +62,9 @@ func (e *Elastic) check(j Job) error {
 	case e.Least < 1 || e.Least > j.Ranks:
 		return fmt.Errorf("at least %d of %d ranks: the number must be 1 to the number of ranks",
 			e.Least, j.Ranks)
-	case e.Spares < 0 || e.Spares+j.Ranks > MaxRanks:
-		return fmt.Errorf("%d ranks and %d spares: a job has at most %d processes", j.Ranks,
-			e.Spares, MaxRanks)
+	case e.Standby < 0 || e.Standby+j.Ranks > MaxRanks:
+		return fmt.Errorf("%d ranks and %d on standby: a job has at most %d processes", j.Ranks,
+			e.Standby, MaxRanks)
 	case j.MaxRestarts > 0:
 		return errors.New("an elastic job replaces ranks one by one, and is never restarted: " +
 			"leave the restarts out")
@@ -74,8 +74,8 @@ func (e *Elastic) check(j Job) error {
 	case j.Machines != nil:
 		return errors.New("launchers that do not know of each other cannot run an elastic job: " +
 			"give one of them the hosts")
-	case len(j.Hosts) > 0 && j.Ranks+e.Spares > Slots(j.Hosts):
-		return fmt.Errorf("%d ranks and %d spares: the hosts take %d", j.Ranks, e.Spares,
+	case len(j.Hosts) > 0 && j.Ranks+e.Standby > Slots(j.Hosts):
+		return fmt.Errorf("%d ranks and %d on standby: the hosts take %d", j.Ranks, e.Standby,
 			Slots(j.Hosts))
 	}
 	return nil

@@ -23,13 +23,13 @@ func TestWrongElasticJobsAreRefused(t *testing.T) {
 	for says, j := range map[string]Job{
 		"at least 3 of 2 ranks": {Ranks: 2, Elastic: &Elastic{Least: 3}},
 		"at least 0 of 2 ranks": {Ranks: 2, Elastic: &Elastic{}},
-		"-1 spares":             {Ranks: 2, Elastic: &Elastic{Least: 1, Spares: -1}},
+		"-1 on standby":         {Ranks: 2, Elastic: &Elastic{Least: 1, Standby: -1}},
 		"leave the restarts":    {Ranks: 2, MaxRestarts: 1, Elastic: &Elastic{Least: 1}},
 		"do not know of each other": {Ranks: 2, Elastic: &Elastic{Least: 1},
 			Machines: &Machines{Count: 2, Rendezvous: "127.0.0.1:1", Token: "secret"}},
 		"leave the rendezvous": {Ranks: 1, Rendezvous: "a:1", Elastic: &Elastic{Least: 1},
 			Hosts: []Host{{"a", 2}}},
-		"the hosts take 2": {Ranks: 2, Elastic: &Elastic{Least: 1, Spares: 1},
+		"the hosts take 2": {Ranks: 2, Elastic: &Elastic{Least: 1, Standby: 1},
 			Hosts: []Host{{"a", 2}}},
 	} {
 		if err := Run(t.Context(), j); err == nil || !strings.Contains(err.Error(), says) {
@@ -54,23 +54,23 @@ func byProcess(t *testing.T, cases string) string {
 	return path
 }
 
-// TestAReplacementHasTheSeatOfTheProcessThatIsLost: its GPU. Spares do not know whose they will
+// TestAReplacementHasTheSeatOfTheProcessThatIsLost: its GPU. Standbys do not know whose they will
 // take.
 func TestAReplacementHasTheSeatOfTheProcessThatIsLost(t *testing.T) {
-	for spares, want := range []string{"1:1\n2:2\n3:2\n4:2\n",
+	for standby, want := range []string{"1:1\n2:2\n3:2\n4:2\n",
 		"1:0\n2:0\n3:0\n4:0\n5:0\n"} {
 		said := filepath.Join(t.TempDir(), "said")
 		program := byProcess(t, fmt.Sprintf(`*) s=${EURYALE_ELASTIC#*'"Seat":'}
 			echo ${n%%%%,*}:${s%%%%,*} >>%[1]s;; esac
 			case ${n%%%%,*} in 2|3) kill -9 $$;;
 			*) until grep -q ^%[2]d: %[1]s; do sleep 0.02; done;; `,
-			said, 4+spares))
-		job := Job{Program: program, Ranks: 2, Elastic: &Elastic{Least: 1, Spares: spares}}
+			said, 4+standby))
+		job := Job{Program: program, Ranks: 2, Elastic: &Elastic{Least: 1, Standby: standby}}
 		require.Report(t, Run(t.Context(), job))
 		text, err := os.ReadFile(said)
 		got := strings.Join(slices.Sorted(strings.Lines(string(text))), "")
 		if err != nil || got != want {
-			t.Errorf("with %d spares the seats are %q, %v, want %q", spares, got, err, want)
+			t.Errorf("with %d on standby the seats are %q, %v, want %q", standby, got, err, want)
 		}
 	}
 }
@@ -152,8 +152,8 @@ func TestAHostOfUnfitReplacementsGetsNoMore(t *testing.T) {
 	}
 }
 
-// TestSparesThatAreKilledAreReplaced: five at once, or one after another while they are idle.
-func TestSparesThatAreKilledAreReplaced(t *testing.T) {
+// TestStandbysThatAreKilledAreReplaced: five at once, or one after another while they are idle.
+func TestStandbysThatAreKilledAreReplaced(t *testing.T) {
 	s := elasticJob(1, 2*maxFaults, host{ranks: MaxRanks})
 	end := func(n int) {
 		started := len(s.ranks)
@@ -173,8 +173,8 @@ func TestSparesThatAreKilledAreReplaced(t *testing.T) {
 }
 
 // elasticJob is a job whose processes have been started.
-func elasticJob(ranks, spares int, hosts ...host) *supervisor {
-	s := &supervisor{job: Job{Ranks: ranks, Elastic: &Elastic{Least: 1, Spares: spares},
+func elasticJob(ranks, standby int, hosts ...host) *supervisor {
+	s := &supervisor{job: Job{Ranks: ranks, Elastic: &Elastic{Least: 1, Standby: standby},
 		times: defaultTimes()}, patience: time.Minute}
 	for i := range hosts {
 		hosts[i].number = i

@@ -42,10 +42,10 @@ type Job struct {
 	// Ranks is the number of processes to start, 1 to [MaxRanks] on a machine.
 	Ranks int
 	// Hosts are machines on which ssh starts the ranks, in this order, instead of on this machine.
-	// Hosts without a rank are spares: after a failure they replace lost hosts. With Elastic all
-	// hosts are used, and Slots bounds the processes on each. Stdin must be nil. A Program without
-	// a slash is looked up in each host's own PATH. Go packages are built for the system of each
-	// host.
+	// Hosts without a rank are on standby: after a failure they replace lost hosts. With Elastic
+	// all hosts are used, and Slots bounds the processes on each. Stdin must be nil. A Program
+	// without a slash is looked up in each host's own PATH. Go packages are built for the system of
+	// each host.
 	Hosts []Host
 	// Rendezvous is HOST:PORT, an address by which the others reach the first of Hosts. Set it if
 	// that is not the address by which ssh reaches it; otherwise "".

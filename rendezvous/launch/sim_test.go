@@ -147,11 +147,11 @@ func drawn(seed uint64, log *strings.Builder) *simulation {
 	}
 	switch rng.IntN(4) {
 	case 0, 1:
-		spares := rng.IntN(3)
+		standby := rng.IntN(3)
 		if n := Slots(j.Hosts); n > 0 {
-			spares = min(spares, n-j.Ranks)
+			standby = min(standby, n-j.Ranks)
 		}
-		j.Elastic = &Elastic{Least: 1 + rng.IntN(j.Ranks), Spares: spares}
+		j.Elastic = &Elastic{Least: 1 + rng.IntN(j.Ranks), Standby: standby}
 	case 2:
 		if hosts == 0 {
 			j.Machines = &Machines{Count: 2}
@@ -178,7 +178,7 @@ func newSimulation(rng *rand.Rand, j Job, steps int, log *strings.Builder) *simu
 			top.s.hosts = nil
 		}
 		if missing == 0 {
-			break // spares are for another attempt
+			break // standby hosts are for another attempt
 		}
 		there := &host{Host: h, number: i, ranks: min(h.Slots, missing)}
 		missing -= there.ranks
@@ -331,7 +331,7 @@ func (s *simulation) act(l *simLauncher, a action) {
 		if l.host == 0 {
 			s.Say("%skill rank %d", a.where(), a.number)
 		}
-		s.spares(l, a.number)
+		s.noteLost(l, a.number)
 		if w := remote(a.host.number); w != nil {
 			s.send(w, order{Kill: &member{Number: a.number}})
 		} else {
@@ -364,7 +364,7 @@ func (s *simulation) many(l *simLauncher) {
 			lives++
 		}
 	}
-	if e := s.job.Elastic; e != nil && lives > s.job.Ranks+e.Spares {
+	if e := s.job.Elastic; e != nil && lives > s.job.Ranks+e.Standby {
 		s.wrong = fmt.Errorf("there are %d processes", lives)
 	}
 }
@@ -380,8 +380,8 @@ func (s *simulation) named(l *simLauncher, text string) {
 	}
 }
 
-// spares notes the end of a process that has the parameters while nobody else who runs has them.
-func (s *simulation) spares(l *simLauncher, number int) {
+// noteLost notes the end of a process that has the parameters while nobody else who runs has them.
+func (s *simulation) noteLost(l *simLauncher, number int) {
 	r := s.find(number)
 	if s.job.Elastic == nil || l.host != 0 || r == nil || !r.has || r.hung || r.done || !r.alive ||
 		s.done == s.steps {
@@ -1269,7 +1269,7 @@ func play(t *testing.T, script string) string {
 }
 
 // parse reads the line of a job: ranks N steps N, then hosts LIST, for an elastic job min-ranks N
-// and spares N, or machines N.
+// and standby N, or machines N.
 func parse(t *testing.T, words []string) (j Job, steps int) {
 	j.Grace = simGrace
 	for i := 0; i+1 < len(words); i += 2 {
@@ -1284,8 +1284,8 @@ func parse(t *testing.T, words []string) (j Job, steps int) {
 			steps = n
 		case "min-ranks":
 			j.Elastic = &Elastic{Least: n}
-		case "spares":
-			j.Elastic.Spares = n
+		case "standby":
+			j.Elastic.Standby = n
 		case "machines":
 			j.Machines = &Machines{Count: n}
 		default:

@@ -315,8 +315,8 @@ func TestAHostSaysWhichOfItsProcessesAreStopped(t *testing.T) {
 	}
 }
 
-// TestAStoppedSpareIsNotWaitedForAfterTheLastStep: nobody has the state any more.
-func TestAStoppedSpareIsNotWaitedForAfterTheLastStep(t *testing.T) {
+// TestAStoppedStandbyIsNotWaitedForAfterTheLastStep: nobody has the state any more.
+func TestAStoppedStandbyIsNotWaitedForAfterTheLastStep(t *testing.T) {
 	s := elasticJob(1, 1, host{ranks: MaxRanks})
 	pass(s, heard{0, elastic.Posted{ID: 1, Position: elastic.Position{Leaving: true}}})
 	pass(s, ended{})

@@ -187,7 +187,7 @@ func (s *supervisor) rank(number int) *rank {
 func (begins) apply(s *supervisor) {
 	ranks := s.job.Ranks
 	if s.pool != nil {
-		ranks += s.pool.Spares
+		ranks += s.pool.Standby
 	}
 	for len(s.ranks) < ranks && s.starting == nil && s.why == nil {
 		s.launch()

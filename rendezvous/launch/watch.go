@@ -291,7 +291,7 @@ func (w *watch) own(c *child, r *rank) (own []string) {
 func (w *watch) place(c *child, r *rank) string {
 	e := elastic.Env{Addr: w.register.Addr(), Process: elastic.ID(r.number + 1), First: w.job.Ranks,
 		Limits: elastic.Limits{Least: w.job.Elastic.Least, Most: w.job.Ranks}}
-	if w.job.Elastic.Spares == 0 { // spares do not know whose place they take
+	if w.job.Elastic.Standby == 0 { // standbys do not know whose place they take
 		e.Seat = r.slot + 1
 	}
 	if c.host != nil {

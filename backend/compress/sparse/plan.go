@@ -11,9 +11,9 @@ type plan struct {
 	wanted int  // entries that messages would need
 }
 
-// spare is the number of further entries, beyond those selected, for which a message always has
+// slack is the number of further entries, beyond those selected, for which a message always has
 // room: a kilobyte or less, so that small operands do not wait.
-const spare = 64
+const slack = 64
 
 // planOf plans a call of n elements of P ranks. selected is the most that a rank has selected in
 // the last call but one of the same state, -1 if there was none. The last call may be under way,
@@ -35,7 +35,7 @@ func (o options) planOf(n, P, selected int) plan {
 	case selected < 0:
 		p.wanted = max(most, 1)
 	default: // some more than then; what does not fit waits in the residual
-		p.wanted = selected + selected/4 + spare
+		p.wanted = selected + selected/4 + slack
 		if selected <= most {
 			p.wanted = min(p.wanted, most)
 		}

@@ -438,7 +438,7 @@ func TestSmallGradientsArriveLate(t *testing.T) {
 	everywhere(t, 2, wrap(asIs, Threshold(limit)), func(c *Communicator) error {
 		for step := 1; step <= 18; step++ {
 			x, want := make([]float32, 1000), make([]float32, 1000)
-			for i := range spare { // there is room for so many
+			for i := range slack { // there is room for so many
 				x[10*i] = each
 				if step%6 == 0 {
 					want[10*i] = limit
@@ -493,7 +493,7 @@ func overflow(t *testing.T, k testenv.Kind) {
 			if most := selected[0]; most > limitOfMessages {
 				room, dense = n, true
 			} else if most >= 0 {
-				room = min(limitOfMessages, most+most/4+spare)
+				room = min(limitOfMessages, most+most/4+slack)
 			}
 			before := c.Counters()
 			operand := func(r int) []float32 {

@@ -71,7 +71,7 @@ type process struct {
 
 // run runs the job, and kills its processes meanwhile.
 func (j *job) run(ctx context.Context, seed uint64) (err error) {
-	args := []string{"--elastic", "-n", strconv.Itoa(j.ranks), "--spares", strconv.Itoa(j.spares),
+	args := []string{"--elastic", "-n", strconv.Itoa(j.ranks), "--standby", strconv.Itoa(j.standby),
 		"--min-ranks", strconv.Itoa(j.least), j.program, roleTrain, "-steps",
 		strconv.Itoa(j.steps), "-pause", stepPause, "-model", j.model}
 	j.cmd = j.site.start(j.config, append(args, strings.Fields(j.args)...)...)

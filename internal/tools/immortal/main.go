@@ -36,21 +36,21 @@ import (
 
 // config is the command line.
 type config struct {
-	minutes              float64
-	enough               int // kills
-	seed                 uint64
-	model                string
-	steps                int
-	mean                 time.Duration
-	ranks, spares, stops int
-	least, machines      int
-	enoughJobs           int
-	share                int // one of so many strikes cuts a link
-	timeout              time.Duration
-	wire                 proctest.Wire
-	args                 string // of the program
-	command, program     string
-	logs                 string // a folder
+	minutes               float64
+	enough                int // kills
+	seed                  uint64
+	model                 string
+	steps                 int
+	mean                  time.Duration
+	ranks, standby, stops int
+	least, machines       int
+	enoughJobs            int
+	share                 int // one of so many strikes cuts a link
+	timeout               time.Duration
+	wire                  proctest.Wire
+	args                  string // of the program
+	command, program      string
+	logs                  string // a folder
 }
 
 // stepPause makes a step take about as long as one of a small model.
@@ -72,7 +72,7 @@ func main() {
 	flag.IntVar(&c.steps, "steps", 1500, "steps of a job")
 	flag.DurationVar(&c.mean, "mean", 400*time.Millisecond, "mean time between kills")
 	flag.IntVar(&c.ranks, "n", 4, "ranks of a job")
-	flag.IntVar(&c.spares, "spares", 1, "spares of a job")
+	flag.IntVar(&c.standby, "standby", 1, "processes of a job on standby")
 	flag.IntVar(&c.least, "min-ranks", 1, "ranks with which a job goes on")
 	flag.IntVar(&c.stops, "stops", 5, "one of so many victims is stopped, 0 for none")
 	flag.IntVar(&c.machines, "machines", 0, "network namespaces to run on, 0 for this machine")
@@ -219,7 +219,7 @@ func (s site) start(c config, args ...string) *exec.Cmd {
 		return exec.Command(c.command, append([]string{"run"}, args...)...)
 	}
 	var list []string
-	room := (c.ranks + c.spares + len(s.hosts) - 1) / len(s.hosts)
+	room := (c.ranks + c.standby + len(s.hosts) - 1) / len(s.hosts)
 	for _, h := range s.hosts {
 		list = append(list, fmt.Sprint(h.Addr, ":", room))
 	}

@@ -34,7 +34,7 @@ func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 	root, err := filepath.Abs("../../..")
 	require.NoError(t, err)
 	t.Chdir(root)
-	c := config{minutes: 0.01, seed: 1, model: "digits", steps: 60, ranks: 2, spares: 1, least: 1,
+	c := config{minutes: 0.01, seed: 1, model: "digits", steps: 60, ranks: 2, standby: 1, least: 1,
 		mean: 100 * time.Millisecond}
 	if os.Getenv("EURYALE_FULL") != "" {
 		c.minutes, c.stops, c.steps, c.mean = 1, 5, 1500, 400*time.Millisecond

@@ -70,7 +70,7 @@ func train(ctx context.Context, args []string) error {
 	machine, err := vm.New(t.b.Graph(), nil, vm.WithSolver(adam, t.weights...),
 		vm.WithElastic(ctx, job, micros))
 	if errors.Is(err, autograd.ErrFinished) {
-		return nil // a spare that nobody has needed
+		return nil // a standby that nobody has needed
 	}
 	if err != nil {
 		return err

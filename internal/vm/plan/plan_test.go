@@ -373,7 +373,7 @@ func TestLongChainsAreOneLoop(t *testing.T) {
 }
 
 // TestEpilogues: element-wise loops over the whole result of the product before them, whose
-// operands they spare.
+// operands they save.
 func TestEpilogues(t *testing.T) {
 	p := &program{}
 	square := ir.Of(8, 8)
