@@ -223,11 +223,13 @@ func (t *Tokens) of() string {
 //	out  y       [d..., n]         Partial over the Tensor group if it divides words,
 //	                               else Replicated
 //
-// A rank has zeros for tokens of other ranks' parts of the vocabulary: To adds them up.
+// A rank has zeros for tokens of other ranks' parts of the vocabulary: To adds them up. The row of
+// a padding token, of which one may be given, has no gradient: see [nn.Embedding].
 //
-// Cost: a copy of y; backward a pass over the gradient of words.
-// Errors: [ErrPlacement] if words are divided along another axis.
-func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
+// Cost: a copy of y; backward a pass over the gradient of words, and with padding one over dy.
+// Errors: [ErrPlacement] if words are divided along another axis; [backend.ErrArgument] for a
+// padding that is not -vocabulary to vocabulary-1, or more than one.
+func (b *Builder) Embedding(words Node, tokens *Tokens, padding ...int) Node {
 	return b.apply("Embedding"+tokens.of(), func() (Node, error) {
 		if err := firstOf(require("words", words, Sequence, Copied), require("words", words, Tensor,
 			Split(0), Replicated)); err != nil {
@@ -238,13 +240,17 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 				words.Shape())
 		}
 		n, start, end := b.vocabulary(words)
+		unlearnt, err := ownRows(padding, n, start, end)
+		if err != nil {
+			return Node{}, err
+		}
 		tokens.embedded = true
 		y := tokens.placedNode()
-		var err error
 		// Tokens of other ranks take rows in turn: the gradient of a row is a sum, in order, over
 		// all tokens that took it.
 		turn := func(id int) int { return id % (end - start) }
-		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, turn, within))
+		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, turn, within),
+			unlearnt...)
 		if err != nil || words.place[Tensor] != Split(0) {
 			return y, err
 		}
@@ -256,6 +262,22 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 		}
 		return y, err
 	}, "words", words, "tokens", tokens)
+}
+
+// ownRows returns which of a rank's rows, from start to end of n, the given ones are: end-start for
+// those of other ranks, so that all ranks have the same operations.
+func ownRows(rows []int, n, start, end int) (own []int, err error) {
+	for _, row := range rows {
+		if row < -n || row >= n {
+			return nil, fmt.Errorf("%w: padding %d of a vocabulary of %d: use -%d to %d",
+				backend.ErrArgument, row, n, n, n-1)
+		}
+		if row = (row+n)%n - start; row < 0 || row >= end-start {
+			row = end - start
+		}
+		own = append(own, row)
+	}
+	return own, nil
 }
 
 // Positions adds a learnable vector to each position.

@@ -89,6 +89,25 @@ func TestPaddedTargetsDoNotCount(t *testing.T) {
 		})
 }
 
+// TestAPaddingRowIsInTheVocabulary: on each rank that has a part of it, too.
+func TestAPaddingRowIsInTheVocabulary(t *testing.T) {
+	for row, refused := range map[int]bool{-6: true, -5: false, 0: false, 4: false, 5: true} {
+		within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 2},
+			func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+				build.Lock()
+				defer build.Unlock()
+				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+				words := b.Learn("words", layers.Normal(1), 0, 5, 2)
+				b.Embedding(words, b.Tokens("tokens", 0, 3), row)
+				if err := b.Err(); refused != errors.Is(err, backend.ErrArgument) ||
+					!refused && err != nil {
+					t.Errorf("padding %d: %v", row, err)
+				}
+				return nil
+			})
+	}
+}
+
 // TestLossInTiles: with logits in tiles loss and gradients are those without, also with padding.
 func TestLossInTiles(t *testing.T) {
 	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},

@@ -40,6 +40,7 @@ type Config struct {
 	Window     int
 	layerTypes []string // of the blocks, nil if windowFrom says where windows begin
 	windowFrom int
+	padding    []int // the token whose row lookups do not learn, nil for none
 	// Biased says which linear layers have a bias.
 	Biased struct{ QKV, Out, MLP bool }
 	// NormedHeads says that queries and keys are normalised, head by head.
@@ -152,12 +153,13 @@ func (c *Config) readGPT2(o *object) error {
 
 func (c *Config) readLlama(o *object) error {
 	heads, width := &c.KeyHeads, &c.HeadWidth // nil for null, which is one for each head of queries
+	var padding *int
 	err := errors.Join(o.into(map[string]any{
 		"vocab_size": &c.Vocabulary, "hidden_size": &c.Width, "num_hidden_layers": &c.Blocks,
 		"num_attention_heads": &c.Heads, "num_key_value_heads": &heads, "head_dim": &width,
 		"intermediate_size": &c.Hidden, "max_position_embeddings": &c.Positions,
 		"rms_norm_eps": &c.Epsilon, "tie_word_embeddings": &c.Tied,
-		"attention_dropout": &c.Dropout.Attention,
+		"attention_dropout": &c.Dropout.Attention, "pad_token_id": &padding,
 	}), o.only(map[string][]any{"hidden_act": {"silu", "swish", nil}}))
 	if c.Type == llama {
 		err = errors.Join(err, o.into(map[string]any{"mlp_bias": &c.Biased.MLP}))
@@ -165,6 +167,9 @@ func (c *Config) readLlama(o *object) error {
 	if c.Type == llama || c.Type == qwen3 { // the others have no such key
 		err = errors.Join(err, o.into(map[string]any{"attention_bias": &c.Biased.Out}))
 		c.Biased.QKV = c.Biased.Out
+	}
+	if padding != nil {
+		c.padding = []int{*padding}
 	}
 	if heads == nil || c.KeyHeads == 0 {
 		c.KeyHeads = c.Heads
@@ -244,6 +249,13 @@ func (c *Config) check() error {
 				backend.ErrArgument, what, p)
 		}
 	}
+	for _, id := range c.padding {
+		if id < -c.Vocabulary || id >= c.Vocabulary {
+			return fmt.Errorf("%w: pad_token_id is %d in a vocabulary of %d: use null, or -%d to "+
+				"%d, where a negative number counts from the end, as in transformers",
+				backend.ErrArgument, id, c.Vocabulary, c.Vocabulary, c.Vocabulary-1)
+		}
+	}
 	switch {
 	case c.Heads%c.KeyHeads != 0:
 		return fmt.Errorf("%w: %d heads share %d heads of keys: the second number divides the "+
@@ -265,7 +277,7 @@ func (c *Config) check() error {
 func harmless(kind string) []string {
 	keys := []string{"transformers_version", "dtype", "torch_dtype", "initializer_range",
 		"_name_or_path", "name_or_path", "_commit_hash", "_num_labels", "num_labels", "id2label",
-		"label2id", "problem_type", "finetuning_task", "task_specific_params", "pad_token_id",
+		"label2id", "problem_type", "finetuning_task", "task_specific_params",
 		"cls_token_id", "sep_token_id", "tokenizer_class", "is_decoder", "output_attentions",
 		"output_hidden_states", "return_dict", "chunk_size_feed_forward", "tie_encoder_decoder",
 		"attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
@@ -273,7 +285,8 @@ func harmless(kind string) []string {
 		"is_llama_config", "transformers.js_config", "unsloth_version", "unsloth_fixed"}
 	if kind == gpt2 {
 		keys = append(keys, "n_ctx", "output_past", "reorder_and_upcast_attn", "summary_activation",
-			"summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
+			"summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+			"pad_token_id")
 	}
 	return keys
 }

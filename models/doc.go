@@ -54,6 +54,8 @@
 // m.Random = nil before Logits leaves dropout out. Dropout of the weights of attention, as GPT-2's
 // folders ask for it, keeps these weights of all positions in memory.
 //
-// The embedding's row of pad_token_id is learnt like others; in transformers' Llama family it has
-// no gradient.
+// # Padding
+//
+// As in transformers, lookups give the row of pad_token_id no gradient in the Llama family, and one
+// like others in GPT-2. An embedding that scores the words, too, learns it there.
 package models

@@ -19,7 +19,7 @@ const (
 // Language Models", 2023; with shared heads of keys, Ainslie et al., "GQA", 2023.
 func (m *Model) llamas(b *layers.Builder, tokens *layers.Tokens, c *caching) layers.Node {
 	words := b.Learn(m.embedding(), drawn, 0, m.Vocabulary, m.Width)
-	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+	x := b.To(b.Embedding(words, tokens, m.padding...), layers.Tensor, layers.Replicated)
 	for i := range m.Blocks {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		x = b.Add(x, m.llamaAttention(b, c, i, p+"self_attn.",

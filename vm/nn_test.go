@@ -167,6 +167,10 @@ var ours = []struct {
 		error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))
 	}},
+	{name: "embedding with padding", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return nn.Embedding(x[0], labels(x[0], 4, 0, 2, 4), -1)
+	}},
 	{name: "largest elements", shapes: [][]int{{3, 7}}, build: func(x ...*gorgonia.Node) (
 		*gorgonia.Node, error) {
 		values, _, err := nn.TopK(1, 3, x[0])

@@ -58,7 +58,7 @@ func BenchmarkDo(b *testing.B) {
 		{"norm 1024x768", matrix, pNorm(2, 1)},
 		{"norm of columns 1024x768", matrix, pNorm(3, 0)},
 		{"dropout 1024x768", matrix, dropper(0.1, NewRandom(1))},
-		{"embedding 8192x768", andLabels([]int{8192, 768}, 1024, 8192), two(Embedding)},
+		{"embedding 8192x768", andLabels([]int{8192, 768}, 1024, 8192), padded()},
 		{"slice 1024x768", matrix, slicer(1, 256, 512, 1)},
 		{"concat 1024x768", ofRandom([]int{1024, 384}, []int{1024, 384}), concatenated(1)},
 		{"products 8x128x128", ofRandom([]int{8, 128, 128}, []int{8, 128, 128}),

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -38,13 +39,67 @@ func ByIndices(axis int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {
 //	     indices  [k...]      Int, 0 to n-1
 //	out  y        [k..., d]   y[k] = weights[indices[k]]
 //
-// Gradient, cost and errors: those of ByIndices; [ops.ErrShape] if weights is not a matrix.
-func Embedding(weights, indices *gorgonia.Node) (*gorgonia.Node, error) {
+// The row of a padding index has no gradient, as with PyTorch's padding_idx. A negative one counts
+// from the last row, and n is no row.
+//
+// Gradient, cost and errors: those of ByIndices, and with padding a further pass over dy;
+// [ops.ErrShape] if weights is not a matrix; [backend.ErrArgument] for more than one padding, or
+// one that is not -n to n.
+func Embedding(weights, indices *gorgonia.Node, padding ...int) (*gorgonia.Node, error) {
 	if weights != nil && len(weights.Shape()) != 2 {
 		return nil, fmt.Errorf("nn: Embedding: %w: weights have shape %v, want a matrix",
 			ops.ErrShape, weights.Shape())
 	}
-	return build("Embedding", "weights indices", byIndicesSpec{0}, weights, indices)
+	var s spec = byIndicesSpec{0}
+	if weights != nil && len(padding) > 0 {
+		n, i := weights.Shape()[0], padding[0]
+		if len(padding) > 1 || i < -n || i > n {
+			return nil, fmt.Errorf("nn: Embedding: %w: padding %v of a table of %d rows: give one "+
+				"index, -%d to %d", backend.ErrArgument, padding, n, n, n)
+		}
+		if i < 0 {
+			i += n
+		}
+		s = paddedSpec{byIndicesSpec{0}, i}
+	}
+	return build("Embedding", "weights indices", s, weights, indices)
+}
+
+// paddedSpec is [byIndicesSpec], whose gradient leaves an index out.
+type paddedSpec struct {
+	byIndicesSpec
+	Padding int
+}
+
+// String returns "ByIndices{axis 0} without a gradient of index 3".
+func (s paddedSpec) String() string {
+	return fmt.Sprintf("%v without a gradient of index %d", s.byIndicesSpec, s.Padding)
+}
+
+func (s paddedSpec) gradients(in []tensor.Shape) []gradient {
+	all := append(s.byIndicesSpec.gradients(in), gradient{exceptSpec{s.Padding}, []int{dy, 1}})
+	all[0].of[0] = len(in)
+	return all
+}
+
+// exceptSpec is the rows of x, [k..., d], with zeros where indices, [k...], are a padding.
+type exceptSpec struct{ Padding int }
+
+// String returns "rows except of index 3".
+func (s exceptSpec) String() string { return fmt.Sprintf("rows except of index %d", s.Padding) }
+
+func (s exceptSpec) indices() int { return 1 }
+
+func (s exceptSpec) check([]int, []tensor.Shape) error { return nil } // the forward pass does
+
+func (s exceptSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+
+func (s exceptSpec) gradients([]tensor.Shape) []gradient { return []gradient{{s, []int{dy, 1}}, {}} }
+
+func (s exceptSpec) program(b *program.Builder, x ...program.Value) program.Value {
+	padding := program.With(b, fuse.Equal, between(b, x[1], len(b.Of(x[1]).Shape)),
+		float64(s.Padding))
+	return b.Do(fuse.Where, padding, b.Number(0, x[0]), x[0])
 }
 
 // byIndicesSpec is [ByIndices] of x and indices, with an axis that is not negative.

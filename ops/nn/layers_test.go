@@ -3,6 +3,7 @@ package nn
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -95,10 +96,47 @@ func TestIndexCopy(t *testing.T) {
 }
 
 func TestEmbedding(t *testing.T) {
-	embed := two(Embedding)
+	embed := padded()
 	in := []operand{count(3, 2), indices([]int{2, 2}, 2, 0, 0, 0)}
 	checkForward(t, in, embed, of([]int{2, 2, 2}, 5, 6, 1, 2, 1, 2, 1, 2), 0)
 	checkGradient(t, []operand{normal(1, 3, 2), in[1]}, embed)
+}
+
+// padded is a builder of an Embedding.
+func padded(padding ...int) builder {
+	return two(func(w, i *gorgonia.Node) (*gorgonia.Node, error) {
+		return Embedding(w, i, padding...)
+	})
+}
+
+// With padding, the result is that of all rows, and the row has no gradient, which central
+// differences do not know: other rows have theirs, also of a gradient.
+func TestAPaddingRowHasNoGradient(t *testing.T) {
+	in := []operand{normal(1, 3, 2), indices([]int{2, 2}, 2, 0, 1, 0)}
+	_, want := forward(t, tensor.Float64, in, padded())
+	for _, padding := range []int{0, 2, -2, 3} {
+		checkForward(t, in, padded(padding), of([]int{2, 2, 2}, want...), 1e-7)
+		for _, lisp := range []bool{false, true} {
+			rows := gradients(t, in, padded(), lisp)[0]
+			if row := (padding + 3) % 3; padding < 3 {
+				clear(rows[2*row:][:2])
+			}
+			if got := gradients(t, in, padded(padding), lisp)[0]; !slices.Equal(got, rows) {
+				t.Errorf("padding %d, lisp machine %v: gradient %v, want %v", padding, lisp, got,
+					rows)
+			}
+		}
+	}
+	checkGradient(t, in, two(func(dy, i *gorgonia.Node) (*gorgonia.Node, error) {
+		return apply(exceptSpec{2}, gorgonia.Must(ByIndices(0, dy, i)), i)
+	}))
+	checkDistinct(t, in, padded(), padded(0), padded(1), padded(3))
+	g := gorgonia.NewGraph()
+	w, i := in[0].node(g, "w", tensor.Float64), in[1].node(g, "i", tensor.Int)
+	for _, wrong := range [][]int{{4}, {-4}, {0, 1}} {
+		_, err := Embedding(w, i, wrong...)
+		checkRefused(t, err, backend.ErrArgument, "of a table of 3 rows: give one index, -3 to 3")
+	}
 }
 
 func TestIndexErrors(t *testing.T) {

@@ -5,8 +5,6 @@ import (
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
-
-	"github.com/euryale-ml/euryale/ops/nn"
 )
 
 // drawing is a graph that is being drawn. It is built meanwhile, which tells the shapes of results.
@@ -247,7 +245,7 @@ func (d *drawing) lookUp() {
 	if slices.Contains(args, -1) {
 		return
 	}
-	rows := d.append(Value{Op: "Embedding", Args: args, build: plain2(nn.Embedding)})
+	rows := d.append(Value{Op: "Embedding", Args: args, build: plain2(embedding)})
 	if rows >= 0 {
 		d.append(Value{Op: "Add", Args: []int{x, rows}, build: plain2(gorgonia.Add)})
 	}

@@ -350,7 +350,7 @@ var table = []operation{
 		})
 	}},
 	{name: "Embedding", axes: matrix, fit: func(d *drawing, x shape) (needs, build) {
-		return integers(shape{d.size(), d.size()}, x[0]), plain2(nn.Embedding)
+		return integers(shape{d.size(), d.size()}, x[0]), plain2(embedding)
 	}},
 	{name: "Dropout", axes: anyAxes, fit: func(*drawing, shape) (needs, build) {
 		return nil, func(c position, x ...node) (node, error) {
@@ -414,6 +414,14 @@ var table = []operation{
 }
 
 func must(n node, err error) node { return gorgonia.Must(n, err) }
+
+// embedding has a padding if the number of rows is even.
+func embedding(weights, indices node) (node, error) {
+	if n := weights.Shape()[0]; n%2 == 0 {
+		return nn.Embedding(weights, indices, n/2)
+	}
+	return nn.Embedding(weights, indices)
+}
 
 // plain is a build of one operand.
 func plain(f unary) build {
