@@ -56,9 +56,7 @@ func eachOn(t *testing.T, k testenv.Kind, size int, body func(r rank) error) []e
 func allOn(t *testing.T, k testenv.Kind, size int, body func(r rank) error) {
 	t.Helper()
 	for i, err := range eachOn(t, k, size, body) {
-		if err != nil {
-			t.Errorf("%s, rank %d: %v", k, i, err)
-		}
+		require.Check(t, err == nil, "%s, rank %d: %v", k, i, err)
 	}
 }
 
@@ -322,9 +320,7 @@ func (s setting) runOn(t *testing.T, k testenv.Kind, size int) [][]float32 {
 
 func checkClose(t *testing.T, got, want [][]float32, rtol, atol float32) {
 	t.Helper()
-	if len(got) != len(want) {
-		t.Fatalf("%d parameters, want %d", len(got), len(want))
-	}
+	require.That(t, len(got) == len(want), "%d parameters, want %d", len(got), len(want))
 	for p := range want {
 		for i, w := range want[p] {
 			if diff := got[p][i] - w; max(diff, -diff) > atol+rtol*max(w, -w) {
@@ -572,9 +568,7 @@ func TestOneRankSendsNothing(t *testing.T) {
 	all(t, 1, func(r rank) error {
 		c := &recorder{Communicator: r.comm}
 		_, err := s.train(r, c)
-		if len(c.events) != 0 {
-			r.Errorf("a single rank started %v", c.events)
-		}
+		require.Check(r, len(c.events) == 0, "a single rank started %v", c.events)
 		return err
 	})
 }
@@ -623,9 +617,7 @@ func TestErrorOfPeerEndsTheStep(t *testing.T) {
 			}
 			for _, part := range []string{"no more coffee", fmt.Sprintf("rank %d", i), "bucket 0",
 				"b2", "w1"} {
-				if !strings.Contains(err.Error(), part) {
-					t.Errorf("hooks %s: rank %d: error %q does not name %q", hooks, i, err, part)
-				}
+				require.Fails(t, fmt.Sprintf("hooks %s: rank %d", hooks, i), err, part)
 			}
 		}
 	}

@@ -155,9 +155,7 @@ func TestRanksCompareTheNamesOfAverages(t *testing.T) {
 		}
 		return err
 	}) {
-		if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "bn.a") {
-			t.Errorf("the error is %v, want that ranks disagree on bn.a", err)
-		}
+		require.Fails(t, "the error", err, backend.ErrMismatch, "bn.a")
 	}
 }
 
@@ -184,9 +182,7 @@ func TestNumberedAveragesAreLoadedWhereNoneIsMeantByTwo(t *testing.T) {
 		v, err := weights(m.nodes)
 		require.NoError(t, err)
 		err = v.rename(old, func(p piece) string { return p.file })
-		if test.refused != errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", what, err)
-		}
+		require.Check(t, test.refused == errors.Is(err, backend.ErrArgument), "%s: %v", what, err)
 		for i := range test.channels {
 			name := fmt.Sprintf("bn.%c.running_mean", 'a'+i)
 			if t2, ok := old[name]; ok == test.refused ||

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -173,9 +174,7 @@ func TestCloseInTheMiddleOfAStepIsAnError(t *testing.T) {
 	for i, err := range each(t, 2, func(r rank) error {
 		return r.teachHooked("all", heavyBall(), func(l *lesson) error { return l.run(0) })
 	}) {
-		if !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), "in progress, with gradients caught: call Sync first") {
-			t.Errorf("rank %d: %v", i, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", i), err, backend.ErrArgument,
+			"in progress, with gradients caught: call Sync first")
 	}
 }

@@ -234,14 +234,10 @@ func TestPlan(t *testing.T) {
 					t.Errorf("%s: bucket %d mixes dtypes", tt.name, i)
 				}
 			}
-			if b.index != i {
-				t.Errorf("%s: bucket %d has index %d", tt.name, i, b.index)
-			}
+			require.Check(t, b.index == i, "%s: bucket %d has index %d", tt.name, i, b.index)
 			got = append(got, fmt.Sprint(ps))
 		}
-		if s := strings.Join(got, " "); s != tt.want {
-			t.Errorf("%s: %s, want %s", tt.name, s, tt.want)
-		}
+		require.Equal(t, tt.name, strings.Join(got, " "), tt.want)
 	}
 }
 
@@ -291,10 +287,7 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 					return fmt.Errorf("%s: no error", name)
 				}
 				for _, part := range append(tt.want, fmt.Sprintf("rank %d of", r.comm.Rank())) {
-					if !strings.Contains(err.Error(), part) {
-						r.Errorf("%s: rank %d: error %q does not contain %q", name, r.comm.Rank(),
-							err, part)
-					}
+					require.Fails(r, fmt.Sprintf("%s: rank %d", name, r.comm.Rank()), err, part)
 				}
 				return backend.Barrier(r.comm) // the communicator is still usable
 			})
@@ -336,10 +329,7 @@ func TestParametersThatDoNotQualify(t *testing.T) {
 			"must be contiguous, in row order"},
 	} {
 		all(t, 1, func(r rank) error {
-			if _, err := New(r.comm, tt.params); err == nil ||
-				!strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%s: error %v, want %q", name, err, tt.want)
-			}
+			require.Fails(t, name, require.Err(New(r.comm, tt.params)), tt.want)
 			return nil
 		})
 	}
@@ -553,10 +543,7 @@ func TestMisuseIsAnError(t *testing.T) {
 				}
 				defer vm.Close()
 				m.feed(0, 2, 0)
-				if err := tt.misuse(m, d, vm); err == nil ||
-					!strings.Contains(err.Error(), tt.want) {
-					t.Errorf("error %v, want %q", err, tt.want)
-				}
+				require.Fails(t, "misuse", tt.misuse(m, d, vm), tt.want)
 				return nil
 			})
 		})
@@ -593,9 +580,7 @@ func TestUseBesideTheHookIsAnError(t *testing.T) {
 			return err
 		}
 		_, err = d.Sync()
-		if err == nil || !strings.Contains(err.Error(), "w1 f32(36, 16) has a hook, but") {
-			t.Errorf("error %v", err)
-		}
+		require.Fails(t, "the error", err, "w1 f32(36, 16) has a hook, but")
 		return nil
 	})
 }
@@ -619,10 +604,8 @@ func checkCheck(t *testing.T, k testenv.Kind) {
 			m.params[2].Value().Data().([]float32)[5]++
 		}
 		err = d.Check()
-		if !errors.Is(err, backend.ErrMismatch) ||
-			!strings.Contains(err.Error(), "w2 f32(16, 4) is not the same on rank 2 as on rank 0") {
-			r.Errorf("error %v", err)
-		}
+		require.Fails(r, "the error", err, backend.ErrMismatch,
+			"w2 f32(16, 4) is not the same on rank 2 as on rank 0")
 		return nil
 	})
 }

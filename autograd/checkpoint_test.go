@@ -331,9 +331,7 @@ func TestOptionsThatExcludeEachOther(t *testing.T) {
 		for _, err := range each(t, 2, func(r rank) error {
 			return r.teach(heavyBall(), func(l *lesson) error { return nil }, opts...)
 		}) {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("the error is %v, want %q", err, want)
-			}
+			require.Fails(t, "the error", err, want)
 		}
 	}
 }
@@ -415,9 +413,8 @@ func TestSolversOfOlderCheckpointsFitThoseOfToday(t *testing.T) {
 			t.Errorf("%s: %v", written, err)
 		}
 	}
-	if err := (record{Solver: "autograd.SGD"}).fits(record{Solver: adam}); err == nil {
-		t.Error("the state of an SGD is taken for that of an Adam")
-	}
+	require.Fails(t, "the state of an SGD is taken for that of an Adam",
+		(record{Solver: "autograd.SGD"}).fits(record{Solver: adam}))
 }
 
 // stateIn returns a copy of all that training depends on, by names.

@@ -168,9 +168,7 @@ func pointsOf(t *testing.T, dir string, steps, rank int) (all []point) {
 	log := filepath.Join(t.TempDir(), "log")
 	said := job(t, dir, steps, straced(rank, "-f -y -o %s -e trace=%s", log, calls)...)
 	text, err := os.ReadFile(log)
-	if err != nil {
-		t.Fatalf("%v: it says %q", err, said)
-	}
+	require.That(t, err == nil, "%v: it says %q", err, said)
 	numbers, first := map[[2]string]int{}, ""
 	for line := range strings.Lines(string(text)) {
 		c := called.FindStringSubmatch(line)
@@ -238,9 +236,8 @@ func stopsAnywhere(t *testing.T, below string, from, to int) {
 					copied := copyOf(t, home)
 					p.stop(t, filepath.Join(copied, below), rank, how, want, to)
 					mine, err := os.ReadFile(filepath.Join(copied, "mine", "thesis"))
-					if err != nil || string(mine) != "mine" {
-						t.Errorf("%s: the user's file is %q: %v", p.text, mine, err)
-					}
+					require.Check(t, err == nil && string(mine) == "mine",
+						"%s: the user's file is %q: %v", p.text, mine, err)
 				})
 			}
 		}
@@ -267,9 +264,8 @@ func (p point) stop(t *testing.T, dir string, rank int, how string, want [2][2]s
 	text, err := os.ReadFile(log)
 	happened := strings.Contains(string(text), "INJECTED") ||
 		strings.Contains(string(text), "SIGKILL")
-	if err != nil || !happened {
-		t.Errorf("nothing has happened at %s: %v: %q", p.text, err, first)
-	}
+	require.Check(t, err == nil && happened, "nothing has happened at %s: %v: %q", p.text, err,
+		first)
 	failed := strings.HasPrefix(first[0], "failed")
 	if !failed && !strings.HasPrefix(how, "signal") && first != want[0] {
 		t.Errorf("%s: the job ends with %q, want %q", p.text, first, want[0])
@@ -343,9 +339,8 @@ func TestTwoJobsOnOneDirectory(t *testing.T) {
 			t.Errorf("trial %d: the next job ends with %q, want %q", trial, got, want[1])
 		}
 	}
-	if ended < trials {
-		t.Errorf("of two jobs %d times %d end, and %d are refused", trials, ended, refused)
-	}
+	require.Check(t, ended >= trials, "of two jobs %d times %d end, and %d are refused", trials,
+		ended, refused)
 	t.Logf("%d trials: %d jobs have ended, %d were refused", trials, ended, refused)
 }
 

@@ -8,7 +8,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -222,11 +222,8 @@ func TestErrorOfPeerEndsAStagedStep(t *testing.T) {
 			return err
 		})
 		for i, err := range errs {
-			if !errors.Is(err, backend.ErrAborted) ||
-				!strings.Contains(err.Error(), fmt.Sprintf("rank %d", i)) ||
-				!strings.Contains(err.Error(), "bucket ") {
-				t.Errorf("rank %d: %v", i, err)
-			}
+			require.Fails(t, fmt.Sprint("rank ", i), err, backend.ErrAborted,
+				fmt.Sprintf("rank %d", i), "bucket ")
 		}
 	})
 }

@@ -23,9 +23,7 @@ import (
 func newest(t *testing.T, dir string) string {
 	t.Helper()
 	all, err := checkpoint.List(dir)
-	if err != nil || len(all) == 0 {
-		t.Fatalf("%s has %d checkpoints: %v", dir, len(all), err)
-	}
+	require.That(t, err == nil && len(all) != 0, "%s has %d checkpoints: %v", dir, len(all), err)
 	return all[0].Path
 }
 
@@ -120,9 +118,7 @@ func (l *lesson) loads(dir string, step int) error {
 func names(t *testing.T, dir string) string {
 	t.Helper()
 	all, err := os.ReadDir(dir)
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 	var list []string
 	for _, n := range all {
 		list = append(list, n.Name())
@@ -173,10 +169,8 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 	if info, err := os.Lstat(path("link")); err != nil || info.Mode()&fs.ModeSymlink == 0 {
 		t.Errorf("the link is %v: %v", info, err)
 	}
-	if got := names(
-		t, path("elsewhere")); got != ".euryale-lock photo step-00000005 step-00000006" {
-		t.Errorf("behind the link there is %s", got)
-	}
+	require.Equal(t, "behind the link", names(t, path("elsewhere")),
+		".euryale-lock photo step-00000005 step-00000006")
 }
 
 func TestFoundAMountPointCannotBeSavedTo(t *testing.T) {
@@ -187,9 +181,7 @@ func TestFoundAMountPointCannotBeSavedTo(t *testing.T) {
 		heavyBall,
 		func(l *lesson) error { return errors.Join(l.saved(dir, 3), l.loads(dir, 3)) },
 	)
-	if got := names(t, dir); got != ".euryale-lock step-00000002 step-00000003" {
-		t.Errorf("there is %s", got)
-	}
+	require.Equal(t, "names", names(t, dir), ".euryale-lock step-00000002 step-00000003")
 }
 
 // A file of another Save is refused, with both Saves named, and an older checkpoint is loaded.
@@ -231,9 +223,7 @@ func TestFoundFilesOfTwoSavesAreLoaded(t *testing.T) {
 		}
 		// It was another training from there: what is damaged stays, and so does the one before.
 		const want = ".euryale-lock step-00000001 step-00000002 step-00000003 step-00000003.1"
-		if got := names(t, dir); got != want {
-			t.Errorf("there is %s", got)
-		}
+		require.Equal(t, "names", names(t, dir), want)
 	}
 }
 
@@ -358,12 +348,9 @@ func TestCheckpointsMoveByHand(t *testing.T) {
 		}
 		return errors.Join(os.Rename(run, run+".old"))
 	})
-	if got := names(t, copied); got != ".euryale-lock step-00000006 step-00000007" {
-		t.Errorf("in the copy there is %s", got)
-	}
-	if got := names(t, run+".old"); got != ".euryale-lock bad best step-00000001 step-00000002" {
-		t.Errorf("in the first there is %s", got)
-	}
+	require.Equal(t, "in the copy", names(t, copied), ".euryale-lock step-00000006 step-00000007")
+	require.Equal(t, "in the first", names(t, run+".old"),
+		".euryale-lock bad best step-00000001 step-00000002")
 	teach(t, 2, heavyBall, func(l *lesson) error {
 		if err := l.d.Load(run, l.solver, nil); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("what was moved away is loaded: %v", err)
@@ -386,9 +373,7 @@ func TestATrainingThatGoesBackRemovesNothing(t *testing.T) {
 	teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(dir, 1) }) // begun anew
 	const want = ".euryale-lock step-00000001 step-00000003 step-00000004 step-00000005 " +
 		"step-00000007"
-	if got := names(t, dir); got != want {
-		t.Errorf("there is %s", got)
-	}
+	require.Equal(t, "names", names(t, dir), want)
 	teach(t, 2, heavyBall, func(l *lesson) error { // the last one saved is the newest
 		return errors.Join(l.loads(dir, 1), l.loads(filepath.Join(dir, "step-00000007"), 7))
 	})
@@ -404,9 +389,7 @@ func TestSaveKeepsWhatItIsTold(t *testing.T) {
 		}
 		return errors.Join(l.saved(dir, 1, Pin()), l.saved(dir, 4), l.saved(dir, 2, KeepLast(1)))
 	})
-	if got := names(t, dir); got != ".euryale-lock step-00000001 step-00000007" {
-		t.Errorf("there is %s", got)
-	}
+	require.Equal(t, "names", names(t, dir), ".euryale-lock step-00000001 step-00000007")
 }
 
 // The pinned checkpoint is found by what it is, and not by its step: names may have an end.
@@ -453,9 +436,7 @@ func TestOldCheckpointsStayWhereTheyAre(t *testing.T) {
 	require.NoError(t, errors.Join(err, os.CopyFS(old, os.DirFS(from))))
 	before := os.DirFS(old)
 	files, err := fs.Glob(before, "*")
-	if err != nil || len(files) != 4 {
-		t.Fatalf("%v: %v", files, err)
-	}
+	require.That(t, err == nil && len(files) == 4, "%v: %v", files, err)
 	want := map[string]string{}
 	for _, f := range files {
 		text, err := fs.ReadFile(before, f)
@@ -506,9 +487,7 @@ func TestASecondWriterIsToldOfTheFirst(t *testing.T) {
 			second.Close(),
 		)
 	})
-	if got := names(t, dir); got != ".euryale-lock step-00000001 step-00000001.1" {
-		t.Errorf("there is %s", got)
-	}
+	require.Equal(t, "names", names(t, dir), ".euryale-lock step-00000001 step-00000001.1")
 }
 
 // Load finds a whole checkpoint at any moment of Saves that keep one.

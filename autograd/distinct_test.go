@@ -24,9 +24,7 @@ func TestGoroutineRanksThatShareLearnablesAreRefused(t *testing.T) {
 		"a tensor": func(rank int) gorgonia.Nodes {
 			own := vectors(3)
 			if rank > 0 {
-				if err := gorgonia.Let(own[1], shared[1].Value()); err != nil {
-					t.Error(err)
-				}
+				require.Report(t, gorgonia.Let(own[1], shared[1].Value()))
 			}
 			return own
 		},
@@ -45,9 +43,7 @@ func TestGoroutineRanksThatShareLearnablesAreRefused(t *testing.T) {
 				want = "ranks 1 and 2, which are goroutines of one process, share the tensor " +
 					"of parameter 1, w1"
 			}
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s, rank %d: %v, want %q", name, i, err, want)
-			}
+			require.Fails(t, fmt.Sprintf("%s, rank %d", name, i), err, backend.ErrArgument, want)
 		}
 	}
 }

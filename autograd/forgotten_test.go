@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -136,15 +137,10 @@ func TestFoundTrainingWithoutSyncIsAnError(t *testing.T) {
 			if err := l.solver.Step(gorgonia.NodesToValueGrads(l.m.params)); err != nil {
 				return err
 			}
-			if err := l.d.Save(dir, l.solver, nil); err == nil ||
-				!strings.Contains(err.Error(), told) {
-				r.Errorf("the error of Save is %v", err)
-			}
+			require.Fails(r, "the error of Save", l.d.Save(dir, l.solver, nil), told)
 			return nil
 		})
-		if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), told) {
-			r.Errorf("the error of Close is %v", err)
-		}
+		require.Fails(r, "the error of Close", err, backend.ErrMismatch, told)
 		// Nothing is wrong where parameters have not changed, nothing has run, or there was a
 		// Sync; and nobody can tell once the memory of the slots is taken back.
 		return errors.Join(

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -191,7 +192,5 @@ func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte,
 		}
 		return err
 	})
-	if err := testranks.Join(errs); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, testranks.Join(errs))
 }

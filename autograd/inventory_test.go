@@ -259,9 +259,7 @@ func TestCheckAndHashCoverTheModel(t *testing.T) {
 			return errors.Join(err, wrong, d.Check())
 		}) {
 			says := err != nil && strings.Contains(err.Error(), what+" is not the same on rank 1")
-			if !errors.Is(err, backend.ErrMismatch) || !says {
-				t.Errorf("%s: %v", what, err)
-			}
+			require.Check(t, errors.Is(err, backend.ErrMismatch) && says, "%s: %v", what, err)
 		}
 		if hashes[0] == hashes[1] {
 			t.Errorf("%s: it is not in the hash", what)
@@ -296,9 +294,7 @@ func TestAProblemOfOneRankEndsCheckOnAll(t *testing.T) {
 		return wrong
 	}) {
 		const what = "frozen parameter frozen is a view"
-		if err == nil || !strings.Contains(err.Error(), "rank 1 cannot go on: "+what) {
-			t.Error(err)
-		}
+		require.Fails(t, "the error", err, "rank 1 cannot go on: "+what)
 	}
 }
 
@@ -349,9 +345,8 @@ func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {
 // checkNotices checks that there is one notice for each text, which it has.
 func checkNotices(t *testing.T, said []string, texts ...string) {
 	t.Helper()
-	if !slices.EqualFunc(said, texts, strings.Contains) {
-		t.Errorf("the notices are %q, want %q", said, texts)
-	}
+	require.Check(t, slices.EqualFunc(said, texts, strings.Contains), "the notices are %q, want %q",
+		said, texts)
 }
 
 // TestRandomNumbersThatCannotBeKeptAreNamed: Save reports operations whose random numbers a

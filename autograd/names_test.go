@@ -131,18 +131,14 @@ func TestTensorsOfACheckpointHaveTheNamesOfNodes(t *testing.T) {
 		`solver.adam.m/b/"ias"-ä`: "F64[3]", `solver.adam.v/b/"ias"-ä`: "F64[3]",
 		"solver.adam.steps": "I64[1]"}
 	got := headerOf(t, filepath.Join(newest(t, dir), checkpoint.ModelName))
-	if !maps.Equal(got, want) {
-		t.Errorf("the file has %v, want %v", got, want)
-	}
+	require.Check(t, maps.Equal(got, want), "the file has %v, want %v", got, want)
 	want = map[string]string{"block0.weight": "F64[2 3]", `b/"ias"-ä`: "F64[3]",
 		"solver.group.1.momentum.velocity/block0.weight": "F64[6]",
 		`solver.group.0.adam.m/b/"ias"-ä`:                "F64[3]",
 		`solver.group.0.adam.v/b/"ias"-ä`:                "F64[3]",
 		"solver.group.0.adam.steps":                      "I64[1]"}
 	got = headerOf(t, filepath.Join(newest(t, dir+"-groups"), checkpoint.ModelName))
-	if !maps.Equal(got, want) {
-		t.Errorf("the file of groups has %v, want %v", got, want)
-	}
+	require.Check(t, maps.Equal(got, want), "the file of groups has %v, want %v", got, want)
 }
 
 // TestCheckpointsLoadByNameInAnyOrder: parameters of one shape in another order resume with the

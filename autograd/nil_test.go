@@ -84,7 +84,5 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Hooked":        "it returns false",
 		"NonStrict":     "nil reports nothing",
 	})
-	if Hooked(nil) {
-		t.Error("a nil node has a hook")
-	}
+	require.Check(t, !Hooked(nil), "a nil node has a hook")
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -153,9 +152,7 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solv
 				}
 				return errors.Join(err, m.Close())
 			}) {
-			if err != nil {
-				t.Fatalf("%d x %d from %q: rank %d: %v", groups, parts, from, i, err)
-			}
+			require.That(t, err == nil, "%d x %d from %q: rank %d: %v", groups, parts, from, i, err)
 		}
 	}
 	var files []map[string]stored
@@ -173,9 +170,7 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solv
 		}
 		run(fmt.Sprint((i+1)%len(layouts)), l.groups, l.parts, "")
 	}
-	if len(hashes) != 1 {
-		t.Errorf("layouts end with %d different models", len(hashes))
-	}
+	require.Check(t, len(hashes) == 1, "layouts end with %d different models", len(hashes))
 }
 
 // TestPartsRefused: what cannot be divided is an error on all ranks.
@@ -235,9 +230,7 @@ func TestPartsRefused(t *testing.T) {
 		},
 	} {
 		for i, err := range ofParts(t, 2, 2, body) {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("rank %d: %v, want %q", i, err, want)
-			}
+			require.Fails(t, fmt.Sprint("rank ", i), err, want)
 		}
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -255,8 +248,6 @@ func TestOnePartIsTheWhole(t *testing.T) {
 		}
 		return errors.Join(m.Save(dir, &solver.Adam{Rate: 1}, nil), m.Close())
 	}) {
-		if err != nil {
-			t.Errorf("rank %d: %v", i, err)
-		}
+		require.Check(t, err == nil, "rank %d: %v", i, err)
 	}
 }

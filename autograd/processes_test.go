@@ -18,6 +18,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -169,9 +170,7 @@ func startJob(t *testing.T, k testenv.Kind, P int, env ...string) []proctest.Ran
 		} else if ok {
 			testenv.Lacking(t, lacks)
 		}
-		if said != "ready" {
-			t.Fatalf("rank %d said %q", r, said)
-		}
+		require.That(t, said == "ready", "rank %d said %q", r, said)
 	}
 	return ranks
 }

@@ -77,14 +77,10 @@ func TestMeanKeepsItsNumbersAfterAnError(t *testing.T) {
 		}
 		x := 3.0
 		err := Mean(r.comm, &x)
-		if err == nil || x != 3 {
-			r.Errorf("the number is %v, the error %v", x, err)
-		}
+		require.Check(r, err != nil && x == 3, "the number is %v, the error %v", x, err)
 		return nil
 	})
-	if errs[1] == nil {
-		t.Error("rank 1 did not fail")
-	}
+	require.Fails(t, "rank 1 did not fail", errs[1])
 }
 
 func TestRowsGathersAnyDtype(t *testing.T) {
@@ -153,9 +149,7 @@ func TestRowsRefusesWhatDoesNotFit(t *testing.T) {
 			tt.dst.Float32s()[0] = 7
 		}
 		err := Rows(tt.dst, tt.src, tt.rows)
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		require.Fails(t, "the error", err, backend.ErrArgument, want)
 		if tt.dst.Dtype() == f32 && tt.dst.Dims() > 0 && tt.dst.Float32s()[0] != 7 {
 			t.Errorf("%s: dst has changed", want)
 		}
@@ -186,14 +180,11 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 					if r == 0 {
 						steps = len(shares)
 					}
-					if len(shares) != steps {
-						t.Errorf("%d samples: rank %d has %d steps, rank 0 has %d", n, r,
-							len(shares), steps)
-					}
+					require.Check(t, len(shares) == steps,
+						"%d samples: rank %d has %d steps, rank 0 has %d", n, r, len(shares), steps)
 					for _, share := range shares {
-						if len(share) > local {
-							t.Errorf("a share of %d, want %d at most", len(share), local)
-						}
+						require.Check(t, len(share) <= local, "a share of %d, want %d at most",
+							len(share), local)
 						for _, i := range share {
 							seen[i]++
 						}
@@ -205,16 +196,13 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 							seen[i])
 					}
 				}
-				if len(seen) != n {
-					t.Errorf("%d samples seen, there are %d", len(seen), n)
-				}
+				require.Check(t, len(seen) == n, "%d samples seen, there are %d", len(seen), n)
 			}
 		}
 	}
 	for _, tt := range [][2]int{{-1, 4}, {5, 0}} {
-		if _, err := evaluation(0, 1, tt[0], tt[1]); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("Evaluation%v: %v", tt, err)
-		}
+		require.Fails(t, fmt.Sprintf("Evaluation%v", tt),
+			require.Err(evaluation(0, 1, tt[0], tt[1])), backend.ErrArgument)
 	}
 }
 

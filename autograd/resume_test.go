@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
@@ -287,14 +288,10 @@ func TestDropoutResumes(t *testing.T) {
 			return err
 		}) {
 			text := "seed of random numbers is 7, in this program the seed of random numbers is 8"
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), text) {
-				t.Errorf("another seed: %v, want %q", err, text)
-			}
+			require.Fails(t, "another seed", err, backend.ErrArgument, text)
 		}
 	}
-	if again := run(nil, seeded, found); !bytes.Equal(again[0], want[0]) {
-		t.Error("WithRandom changes a training")
-	}
+	require.Slices(t, "WithRandom changes a training", run(nil, seeded, found)[0], want[0])
 	if got := run(load, seeded, found); !slices.EqualFunc(got[:], want[:], bytes.Equal) {
 		t.Error("without WithRandom a training goes on from a checkpoint with other masks")
 	}

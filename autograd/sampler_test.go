@@ -64,9 +64,7 @@ func TestSamplerSeesEverySampleOnce(t *testing.T) {
 		{12, 12, true, 1, 12},
 	} {
 		got := batches(t, tt.n, tt.batch, 2, 0, 1, tt.fill)
-		if len(got) != tt.steps {
-			t.Errorf("%+v: %d steps", tt, len(got))
-		}
+		require.Check(t, len(got) == tt.steps, "%+v: %d steps", tt, len(got))
 		count := make([]int, tt.n)
 		seen := 0
 		for _, b := range got {
@@ -76,12 +74,8 @@ func TestSamplerSeesEverySampleOnce(t *testing.T) {
 				}
 			}
 		}
-		if seen != tt.seen {
-			t.Errorf("%+v: %d samples seen", tt, seen)
-		}
-		if !tt.fill && slices.Max(count) != 1 {
-			t.Errorf("%+v: a sample was seen twice", tt)
-		}
+		require.Check(t, seen == tt.seen, "%+v: %d samples seen", tt, seen)
+		require.Check(t, tt.fill || slices.Max(count) == 1, "%+v: a sample was seen twice", tt)
 	}
 }
 
@@ -104,9 +98,8 @@ func TestSamplerShuffles(t *testing.T) {
 
 func TestSamplerArguments(t *testing.T) {
 	for _, tt := range [][3]int{{10, 4, 3}, {10, 0, 1}, {10, 12, 2}} {
-		if _, err := newSampler(0, tt[2], tt[0], tt[1], 0); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("NewSampler%v: %v", tt, err)
-		}
+		require.Fails(t, fmt.Sprintf("NewSampler%v", tt),
+			require.Err(newSampler(0, tt[2], tt[0], tt[1], 0)), backend.ErrArgument)
 	}
 }
 
@@ -134,9 +127,7 @@ func TestSharesAreComparedAmongRanks(t *testing.T) {
 		for differ := range 2 {
 			errs := each(t, 2, func(r rank) error { return f(r, differ*r.comm.Rank()) })
 			for i, err := range errs {
-				if differ == 0 && err != nil {
-					t.Errorf("alike, rank %d: %v", i, err)
-				}
+				require.Check(t, differ != 0 || err == nil, "alike, rank %d: %v", i, err)
 				if differ == 1 && (!errors.Is(err, backend.ErrMismatch) ||
 					!strings.Contains(err.Error(), want)) {
 					t.Errorf("rank %d: %v, want %q", i, err, want)
@@ -156,16 +147,14 @@ func TestSamplerRestHasEachSampleOnce(t *testing.T) {
 				s, err := newSampler(r, size, n, 12, 7)
 				require.NoError(t, err)
 				epoch := s.Rest().Epoch(3)
-				if len(epoch) != len(steps) || s.Rest().Steps() != len(steps) {
-					t.Fatalf("%d samples have %d steps", n, len(epoch))
-				}
+				require.That(t, len(epoch) == len(steps) && s.Rest().Steps() == len(steps),
+					"%d samples have %d steps", n, len(epoch))
 				for i, share := range epoch {
 					steps[i] = append(steps[i], share...)
 				}
 			}
-			if got := slices.Concat(steps...); !slices.Equal(got, want) {
-				t.Errorf("%d samples on %d ranks: %v, want %v", n, size, got, want)
-			}
+			require.Slices(t, fmt.Sprintf("%d samples on %d ranks", n, size),
+				slices.Concat(steps...), want)
 		}
 	}
 }

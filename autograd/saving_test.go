@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -29,9 +30,7 @@ func tensorsOf(t *testing.T, dir string) map[string]stored {
 			all[filepath.Base(file)+" "+name] = tensor
 		}
 	}
-	if err != nil || len(all) == 0 {
-		t.Fatalf("%d tensors in %s: %v", len(all), dir, err)
-	}
+	require.That(t, err == nil && len(all) != 0, "%d tensors in %s: %v", len(all), dir, err)
 	return all
 }
 
@@ -72,9 +71,7 @@ func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
 			for _, step := range []string{"2", "3"} {
 				err := sameTensors(t, filepath.Join(dir, "async"+step),
 					filepath.Join(dir, "save"+step))
-				if err != nil {
-					t.Errorf("%s, step %s: %v", name, step, err)
-				}
+				require.Check(t, err == nil, "%s, step %s: %v", name, step, err)
 			}
 		}
 	})
@@ -111,9 +108,7 @@ func TestSaveAsyncNeedsNoOtherCall(t *testing.T) {
 		}
 		return err
 	})
-	if got := names(t, dir); got != ".euryale-lock step-00000004 step-00000005" {
-		t.Errorf("the directory has %s", got)
-	}
+	require.Equal(t, "the directory", names(t, dir), ".euryale-lock step-00000004 step-00000005")
 }
 
 // TestAnErrorBehindTheTrainingComesLater: with the next Save, on all ranks, which makes its own
@@ -153,7 +148,5 @@ func errorBehind(t *testing.T, opts []Option) {
 			return err
 		}, opts...)
 	})
-	if got := names(t, dir); got != ".euryale-lock step-00000002" {
-		t.Errorf("the directory has %s", got)
-	}
+	require.Equal(t, "the directory", names(t, dir), ".euryale-lock step-00000002")
 }

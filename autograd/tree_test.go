@@ -5,20 +5,19 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestTreeShare(t *testing.T) {
 	for _, c := range []struct{ n, rank, ranks, first, share int }{{8, 0, 1, 0, 8}, {8, 1, 2, 4, 4},
 		{8, 7, 8, 7, 1}, {8, 0, 3, 0, 3}, {8, 1, 3, 3, 3}, {8, 2, 3, 6, 2}, {5, 2, 3, 4, 1}} {
 		first, share, err := TreeShare(c.n, c.rank, c.ranks)
-		if first != c.first || share != c.share || err != nil {
-			t.Errorf("%d micro-batches on rank %d of %d: %d from %d on (%v), want %d from %d on",
-				c.n, c.rank, c.ranks, share, first, err, c.share, c.first)
-		}
+		require.Check(t, first == c.first && share == c.share && err == nil,
+			"%d micro-batches on rank %d of %d: %d from %d on (%v), want %d from %d on", c.n,
+			c.rank, c.ranks, share, first, err, c.share, c.first)
 	}
 	for _, c := range []struct{ n, rank, ranks int }{{0, 0, 1}, {2, 0, 3}, {8, 3, 3}, {8, -1, 3}} {
 		if _, _, err := TreeShare(c.n, c.rank, c.ranks); !errors.Is(err, backend.ErrArgument) {
@@ -86,9 +85,8 @@ func TestSyncRefusesATree(t *testing.T) {
 		}) {
 			const want = "WithTree: unsupported: Sync makes a step of one run: use " +
 				"vm.WithTree, with vm.WithSolver and vm.WithDataParallel"
-			if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), want) {
-				t.Errorf("hooks %s, rank %d: %v", hooks, i, err)
-			}
+			require.Fails(t, fmt.Sprintf("hooks %s, rank %d", hooks, i), err,
+				backend.ErrUnsupported, want)
 		}
 	}
 }

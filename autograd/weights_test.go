@@ -53,9 +53,7 @@ func TestWeightsAreTheWholeModelByName(t *testing.T) {
 	require.NoError(t, err)
 	model := append(slices.Clone(m.params), m.frozen)
 	require.NoError(t, LoadWeights("testdata/format1/adam", model))
-	if err := m.check(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, m.check())
 	file := filepath.Join(t.TempDir(), "w.safetensors")
 	for range 2 { // the second replaces the first
 		require.NoError(t, SaveWeights(file, model))
@@ -65,9 +63,7 @@ func TestWeightsAreTheWholeModelByName(t *testing.T) {
 	if got := valuesOf(t, file); !maps.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("the file has %v, want %v", got, want)
 	}
-	if got := headerOf(t, file)["a.weight"]; got != "F64[2 3]" {
-		t.Errorf("a.weight is %s", got)
-	}
+	require.Equal(t, "a.weight", headerOf(t, file)["a.weight"], "F64[2 3]")
 	again, err := newFormat1()
 	if err == nil {
 		err = LoadWeights(file, gorgonia.Nodes{again.frozen, again.params[1], again.params[0]})
@@ -93,9 +89,7 @@ func TestWeightsAreReadFromCheckpoints(t *testing.T) {
 	got := nodes(shaped{"b", 0, []int{3}}, shaped{"a", 0, []int{2}})
 	require.NoError(t, LoadWeights(dir, got))
 	for _, n := range got {
-		if x := numbers(n.Value()); !slices.Equal(x, want[n.Name()]) {
-			t.Errorf("%s is %v, want %v", n.Name(), x, want[n.Name()])
-		}
+		require.Slices(t, n.Name(), numbers(n.Value()), want[n.Name()])
 	}
 }
 
@@ -108,19 +102,13 @@ func TestATensorThatNothingNeedsMayHaveAnyDType(t *testing.T) {
 	text = append(text, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0, 0)
 	require.NoError(t, os.WriteFile(file, text, 0o600))
 	a := nodes(shaped{"a", 0, []int{1}})
-	if err := LoadWeights(file, a); err == nil || !strings.Contains(err.Error(), "named scale") {
-		t.Error(err)
-	}
+	require.Fails(t, "LoadWeights", LoadWeights(file, a), "named scale")
 	if err := LoadWeights(file, a, NonStrict(nil)); err != nil || numbers(a[0].Value())[0] != 1 {
 		t.Errorf("a is %v, %v", a[0].Value(), err)
 	}
 	err := LoadWeights(file, nodes(shaped{"scale", 0, []int{2}}), NonStrict(nil))
-	if err == nil || !strings.Contains(err.Error(), "scale is F8_E4M3(2)") {
-		t.Error(err)
-	}
-	if _, err := ReadWeights(file); err == nil || !strings.Contains(err.Error(), "of F8_E4M3") {
-		t.Error(err)
-	}
+	require.Fails(t, "the error", err, "scale is F8_E4M3(2)")
+	require.Fails(t, "ReadWeights", require.Err(ReadWeights(file)), "of F8_E4M3")
 }
 
 // TestWeightsThatDoNotFitChangeNothing: and the error names them.
@@ -144,9 +132,7 @@ func TestWeightsThatDoNotFitChangeNothing(t *testing.T) {
 		p := nodes(tt.model...)
 		err := LoadWeights(file, p)
 		for _, want := range append(tt.wants, file) {
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: the error is %v, want %q", name, err, want)
-			}
+			require.Fails(t, name, err, backend.ErrArgument, want)
 		}
 		for i, n := range p {
 			if numbers(n.Value())[0] != tt.model[i].first {
@@ -162,9 +148,8 @@ func TestWeightsThatDoNotFitChangeNothing(t *testing.T) {
 		numbers(p[1].Value())[5] != 6 || numbers(p[0].Value())[3] != 3 {
 		t.Errorf("%v: missing %v, unexpected %v, model %v", err, missing, unexpected, p[1].Value())
 	}
-	if err := LoadWeights(file, nodes(zero("a", 2, 2)), NonStrict(nil)); err == nil {
-		t.Error("another shape is loaded")
-	}
+	require.Fails(t, "another shape is loaded",
+		LoadWeights(file, nodes(zero("a", 2, 2)), NonStrict(nil)))
 }
 
 // TestWeightsOnlyLoadsForAnotherSolver: whatever the options and the number of ranks that have
@@ -226,15 +211,11 @@ func TestSaveWeightsTouchesNothingElse(t *testing.T) {
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link is %v, %v", info, err)
 	}
-	if err := SaveWeights(dir, p); !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), filepath.Join(dir, checkpoint.ModelName)) {
-		t.Errorf("a directory: %v", err)
-	}
+	require.Fails(t, "a directory", SaveWeights(dir, p), backend.ErrArgument,
+		filepath.Join(dir, checkpoint.ModelName))
 	for _, bad := range []gorgonia.Nodes{nil, nodes(shaped{"bad\xff", 1, []int{2}}),
 		{p[0], nodes(shaped{"a", 1, []int{2}})[0]}} {
-		if err := SaveWeights(file, bad); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%v: the error is %v", bad, err)
-		}
+		require.Fails(t, bad, SaveWeights(file, bad), backend.ErrArgument)
 	}
 	entries, err := os.ReadDir(dir)
 	var left []string

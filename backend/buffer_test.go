@@ -3,22 +3,19 @@ package backend_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestBufferNamesTheSlice(t *testing.T) {
 	x := []float32{1, 2, 3, 4}
 	b := backend.Of(x)
-	if b.Len() != 4 || b.NBytes() != 16 || b.DType() != backend.F32 || b.Device() {
-		t.Fatalf("%+v is not 4 f32 of the host", b)
-	}
+	require.That(t, b.Len() == 4 && b.NBytes() == 16 && b.DType() == backend.F32 && !b.Device(),
+		"%+v is not 4 f32 of the host", b)
 	backend.View[float32](b.Slice(1, 3))[1] = 9
-	if x[2] != 9 {
-		t.Errorf("x is %v, want element 2 to be 9", x)
-	}
+	require.Check(t, x[2] == 9, "x is %v, want element 2 to be 9", x)
 	if half := b.Slice(1, 4).As(backend.F64); half.Len() != 1 || half.NBytes() != 8 {
 		t.Errorf("12 bytes are %d f64, want 1", half.Len())
 	}
@@ -75,9 +72,7 @@ func TestMisuseOfBuffersPanics(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
-				if recover() == nil {
-					t.Error("no panic")
-				}
+				require.Check(t, recover() != nil, "no panic")
 			}()
 			misuse()
 		})
@@ -92,9 +87,7 @@ func TestErrorNamesEverything(t *testing.T) {
 		Cause: cause})
 	for _, part := range []string{"rank 1 of job/1", "allreduce(sum) of 8 f32", "rank 3",
 		"broadcast(root 2)", "call 4"} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error %q does not say %q", err, part)
-		}
+		require.Fails(t, "the error", err, part)
 	}
 	if !errors.Is(err, backend.ErrMismatch) || errors.Is(err, backend.ErrTimeout) {
 		t.Errorf("%v is ErrMismatch: %v, ErrTimeout: %v", err, errors.Is(err, backend.ErrMismatch),
@@ -135,11 +128,7 @@ func TestAsFindsTheOutermost(t *testing.T) {
 func TestDoneIsOver(t *testing.T) {
 	for _, want := range []error{nil, errors.New("an error")} {
 		w := backend.Finished(want)
-		if err := w.Join(context.Background()); err != want {
-			t.Errorf("Join gave %v, want %v", err, want)
-		}
-		if err := w.Wait(nil); err != want {
-			t.Errorf("Wait gave %v, want %v", err, want)
-		}
+		require.Equal(t, "Join", w.Join(context.Background()), want)
+		require.Equal(t, "Wait", w.Wait(nil), want)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // P is the number of ranks in most tests here.
@@ -99,16 +100,12 @@ func checkLengths(t *testing.T, c backend.Collective, count int, src, dst [P]int
 		}
 		for _, off := range []int{-1, 1} {
 			if src[r]+off >= 0 && src[r] >= 0 && dst[r] >= 0 {
-				if _, err := check(r, dst[r], src[r]+off); !errors.Is(err, backend.ErrArgument) {
-					t.Errorf("%v, rank %d, source of %d: the error is %v, want ErrArgument", c, r,
-						src[r]+off, err)
-				}
+				require.Fails(t, fmt.Sprintf("%v, rank %d, source of %d", c, r, src[r]+off),
+					require.Err(check(r, dst[r], src[r]+off)), backend.ErrArgument)
 			}
 			if dst[r]+off >= 0 && dst[r] >= 0 && src[r] >= 0 {
-				if _, err := check(r, dst[r]+off, src[r]); !errors.Is(err, backend.ErrArgument) {
-					t.Errorf("%v, rank %d, destination of %d: the error is %v, want ErrArgument", c,
-						r, dst[r]+off, err)
-				}
+				require.Fails(t, fmt.Sprintf("%v, rank %d, destination of %d", c, r, dst[r]+off),
+					require.Err(check(r, dst[r]+off, src[r])), backend.ErrArgument)
 			}
 		}
 		// Buffers that are ignored may be anything.
@@ -173,18 +170,16 @@ func TestAllToAllOfOneRankMayBeInPlace(t *testing.T) {
 	if _, err := c.Check(0, 1, x, x); err != nil {
 		t.Error(err)
 	}
-	if _, err := c.Check(0, 1, x.Slice(1, 3), x.Slice(0, 2)); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("shifted: the error is %v, want ErrArgument", err)
-	}
+	require.Fails(t, "shifted", require.Err(c.Check(0, 1, x.Slice(1, 3), x.Slice(0, 2))),
+		backend.ErrArgument)
 }
 
 func TestSplitsThatOverflowAreRefused(t *testing.T) {
 	// the sum wraps to 0
 	c := backend.Collective{Kind: backend.ReduceScatter, Splits: []int{math.MaxInt, math.MaxInt, 2}}
-	if _, err := c.Check(2, P, backend.Of(make([]byte, 2)), backend.Of([]byte{})); !errors.Is(
-		err, backend.ErrArgument) {
-		t.Errorf("the error is %v, want ErrArgument", err)
-	}
+	require.Fails(t, "Check",
+		require.Err(c.Check(2, P, backend.Of(make([]byte, 2)), backend.Of([]byte{}))),
+		backend.ErrArgument)
 }
 
 func TestChunksFillTheOperand(t *testing.T) {
@@ -192,15 +187,13 @@ func TestChunksFillTheOperand(t *testing.T) {
 		c, count, at := backend.Collective{Kind: backend.AllGather, Splits: splits}, 4, 0
 		for r := range P {
 			lo, hi := c.Chunk(r, P, count)
-			if lo != at || hi < lo {
-				t.Errorf("splits %v: the chunk of rank %d is %d to %d, want it to begin at %d",
-					splits, r, lo, hi, at)
-			}
+			require.Check(t, lo == at && hi >= lo,
+				"splits %v: the chunk of rank %d is %d to %d, want it to begin at %d", splits, r,
+				lo, hi, at)
 			at = hi
 		}
-		if want := map[bool]int{true: 12, false: 5}[splits == nil]; at != want {
-			t.Errorf("splits %v: chunks end at %d, want %d", splits, at, want)
-		}
+		require.Equal(t, fmt.Sprintf("splits %v: chunks end", splits), at,
+			map[bool]int{true: 12, false: 5}[splits == nil])
 	}
 }
 
@@ -212,20 +205,14 @@ func TestPairsFillBothOperands(t *testing.T) {
 			sent, received := 0, 0
 			for p := range P {
 				n, from, _ := c.Pair(r, p, P, 4)
-				if from != sent {
-					t.Errorf("rank %d sends to %d from %d, want %d", r, p, from, sent)
-				}
+				require.Equal(t, fmt.Sprintf("rank %d sends to %d from", r, p), from, sent)
 				sent += n
 				n, _, to := c.Pair(p, r, P, 4)
-				if to != received {
-					t.Errorf("rank %d receives from %d at %d, want %d", r, p, to, received)
-				}
+				require.Equal(t, fmt.Sprintf("rank %d receives from %d", r, p), to, received)
 				received += n
 			}
-			if sent != nsrc || received != ndst {
-				t.Errorf("rank %d sends %d of %d and receives %d of %d", r, sent, nsrc, received,
-					ndst)
-			}
+			require.Check(t, sent == nsrc && received == ndst,
+				"rank %d sends %d of %d and receives %d of %d", r, sent, nsrc, received, ndst)
 		}
 	}
 }
@@ -248,9 +235,7 @@ func TestOnlySumsOfFloatsTravelIn16Bits(t *testing.T) {
 	} {
 		c := good
 		test.change(&c)
-		if _, err := c.Check(0, 1, test.x, test.x); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, require.Err(c.Check(0, 1, test.x, test.x)), backend.ErrArgument)
 	}
 }
 
@@ -344,9 +329,8 @@ func TestWhatIsNotLinearHasNoAdjoint(t *testing.T) {
 	for _, kind := range backend.Kinds() {
 		for _, op := range []backend.ReduceOp{backend.Prod, backend.Min, backend.Max} {
 			_, _, err := backend.Collective{Kind: kind, Op: op}.Adjoint(P)
-			if errors.Is(err, backend.ErrUnsupported) != kind.Reduces() {
-				t.Errorf("%v by %v: the error is %v", kind, op, err)
-			}
+			require.Check(t, errors.Is(err, backend.ErrUnsupported) == kind.Reduces(),
+				"%v by %v: the error is %v", kind, op, err)
 		}
 	}
 }
@@ -371,9 +355,7 @@ func TestNamesCanBeParsed(t *testing.T) {
 	_, opErr := backend.ParseReduceOp("median")
 	_, dtypeErr := backend.ParseDType("f8")
 	for _, err := range []error{kindErr, opErr, dtypeErr} {
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "use one of") {
-			t.Errorf("the error is %v, want an ErrArgument that lists what there is", err)
-		}
+		require.Fails(t, "the error", err, backend.ErrArgument, "use one of")
 	}
 }
 
@@ -385,9 +367,7 @@ func TestUnknownValuesPrint(t *testing.T) {
 		backend.Algorithm(99).String(): "Algorithm(99)",
 		backend.DType(99).String():     "DType(99)",
 	} {
-		if got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
+		require.Equal(t, "got", got, want)
 	}
 }
 
@@ -398,9 +378,7 @@ func TestBusFactors(t *testing.T) {
 		backend.Broadcast: 1, backend.Reduce: 1, backend.Gather: 0.75, backend.Scatter: 0.75,
 		backend.Kind(99): 0,
 	} {
-		if got := kind.BusFactor(4); got != want {
-			t.Errorf("%v: %v, want %v", kind, got, want)
-		}
+		require.Equal(t, kind, kind.BusFactor(4), want)
 	}
 }
 
@@ -422,16 +400,12 @@ func TestOnlySumsHaveAnAssociation(t *testing.T) {
 		"unknown association Asso": {Kind: backend.AllReduce, Association: backend.Tree + 1},
 		"have an association":      {Kind: backend.Broadcast, Association: backend.Tree},
 	} {
-		if _, err := c.Check(0, 4, x, x); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q", err, want)
-		}
+		require.Fails(t, "Check", require.Err(c.Check(0, 4, x, x)), backend.ErrArgument, want)
 	}
 	adjoint, _, err := backend.Collective{Kind: backend.AllReduce,
 		Association: backend.Tree}.Adjoint(4)
-	if err != nil || adjoint.Association != backend.Tree {
-		t.Errorf("the adjoint of a sum in a tree is %v (%v)", adjoint, err)
-	}
+	require.Check(t, err == nil && adjoint.Association == backend.Tree,
+		"the adjoint of a sum in a tree is %v (%v)", adjoint, err)
 }
 
 func TestASumInATreeTakesTheBranchesOfEachRank(t *testing.T) {
@@ -469,9 +443,7 @@ func TestASumInATreeTakesTheBranchesOfEachRank(t *testing.T) {
 			return c.Check(0, 3, y, x.Slice(0, 8))
 		},
 	} {
-		if _, err := check(); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", what, err)
-		}
+		require.Fails(t, what, require.Err(check()), backend.ErrArgument)
 	}
 	if _, _, err := c.Adjoint(3); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("the adjoint of a sum of branches: %v", err)
@@ -504,10 +476,7 @@ func TestOnlyAllToAllsHaveRows(t *testing.T) {
 		if c.Splits != nil {
 			src = x.Slice(0, 11)
 		}
-		if _, err := c.Check(0, 2, y, src); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q", err, want)
-		}
+		require.Fails(t, "Check", require.Err(c.Check(0, 2, y, src)), backend.ErrArgument, want)
 	}
 	if adjoint, _, err := c.Adjoint(2); err != nil || adjoint.Rows.Src[0] != 6 ||
 		adjoint.Rows.Dst[1] != 3 {

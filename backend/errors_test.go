@@ -1,7 +1,6 @@
 package backend_test
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestErrorsNameTheirRankOnce(t *testing.T) {
@@ -28,11 +28,8 @@ func TestErrorsNameTheirRankOnce(t *testing.T) {
 		{&backend.Error{Comm: "test", Rank: 1, Peer: 0, Call: "allreduce", Cause: inner},
 			name + ": allreduce: because of rank 0: bad argument"},
 	} {
-		if c.err.Error() != c.want || strings.Count(c.err.Error(), name) != 1 {
-			t.Errorf("%q, want %q", c.err, c.want)
-		}
-		if !errors.Is(c.err, backend.ErrArgument) {
-			t.Errorf("%v is not ErrArgument any more", c.err)
-		}
+		require.Check(t, c.err.Error() == c.want && strings.Count(c.err.Error(), name) == 1,
+			"%q, want %q", c.err, c.want)
+		require.Fails(t, "err", c.err, backend.ErrArgument)
 	}
 }

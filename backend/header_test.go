@@ -3,7 +3,6 @@ package backend_test
 import (
 	"bytes"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -51,12 +50,8 @@ func FuzzGetHeader(f *testing.F) {
 		h.Put(&again)
 		h = backend.GetHeader(&again)
 		h.Put(&twice)
-		if again != twice {
-			t.Errorf("%x became %x, which became %x", b, again, twice)
-		}
-		if h.String() == "" || h.Asked().String() == "" {
-			t.Error("a header prints as nothing")
-		}
+		require.Check(t, again == twice, "%x became %x, which became %x", b, again, twice)
+		require.Check(t, h.String() != "" && h.Asked().String() != "", "a header prints as nothing")
 	})
 }
 
@@ -65,12 +60,8 @@ func TestHeaderLeavesOutWhatDoesNotMatter(t *testing.T) {
 		plain := backend.Collective{Kind: k}.Header(1, 8, backend.F32)
 		op := backend.Collective{Kind: k, Op: backend.Max}.Header(1, 8, backend.F32)
 		root := backend.Collective{Kind: k, Root: 1}.Header(1, 8, backend.F32)
-		if (op != plain) != k.Reduces() {
-			t.Errorf("%v: op in the header: %v", k, op != plain)
-		}
-		if (root != plain) != k.Rooted() {
-			t.Errorf("%v: root in the header: %v", k, root != plain)
-		}
+		require.Equal(t, fmt.Sprintf("%v: op in the header", k), op != plain, k.Reduces())
+		require.Equal(t, fmt.Sprintf("%v: root in the header", k), root != plain, k.Rooted())
 	}
 }
 
@@ -100,9 +91,7 @@ func TestHeaderBytesAreFixed(t *testing.T) {
 		"0000" + "01" +
 		"04000000" + "05000000" + "06000000" + "07000000" + "08000000" + "09000000" + "7731" +
 		strings.Repeat("00", 30+8)
-	if got := hex.EncodeToString(b[:]); got != want {
-		t.Errorf("the bytes of a header are\n%s, want\n%s", got, want)
-	}
+	require.Equal(t, "the bytes of a header", hex.EncodeToString(b[:]), want)
 }
 
 // TestHeadersWithoutNamesAreOneCacheLine: what the second half holds does not matter then, and
@@ -211,9 +200,7 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		var b [backend.HeaderSize]byte
 		digest := h.Put(&b)
 		for _, other := range []string{bytes[b], digests[digest]} {
-			if other != "" {
-				t.Errorf("%q and %q have the same header", name, other)
-			}
+			require.Check(t, other == "", "%q and %q have the same header", name, other)
 		}
 		bytes[b], digests[digest] = name, name
 	}
@@ -223,9 +210,8 @@ func TestHeaderPrintsTheCall(t *testing.T) {
 	c := backend.Collective{Kind: backend.Reduce, Op: backend.Max, Root: 2, State: 5,
 		Algorithm: backend.TwoShot}
 	got := c.Header(17, 1024, backend.BF16).String()
-	if want := "reduce(max, root 2) of 1024 bf16 by two-shot with state 5 (call 17)"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	require.Equal(t, "got", got,
+		"reduce(max, root 2) of 1024 bf16 by two-shot with state 5 (call 17)")
 }
 
 // TestFoundNegativeStateIsRefused: what was a negative slot, which communicators kept for calls
@@ -236,10 +222,8 @@ func TestFoundNegativeStateIsRefused(t *testing.T) {
 	for _, state := range []int{-1, -4, -1 << 24, 1 << 32} {
 		for _, dst := range []backend.Buffer{x, y} {
 			_, err := backend.Collective{Kind: backend.AllReduce, State: state}.Check(0, 2, dst, x)
-			if !errors.Is(err, backend.ErrArgument) ||
-				!strings.Contains(err.Error(), fmt.Sprint(state)) {
-				t.Errorf("state %d: the error is %v, want ErrArgument", state, err)
-			}
+			require.Fails(t, fmt.Sprint("state ", state), err, backend.ErrArgument,
+				fmt.Sprint(state))
 		}
 	}
 }
@@ -286,13 +270,11 @@ func TestMismatchSaysWhatToDo(t *testing.T) {
 			"in the same order"},
 	} {
 		m := &backend.MismatchError{Rank: 1, Mine: of(test.mine), Theirs: of(test.theirs)}
-		if !strings.HasSuffix(m.Error(), test.want) {
-			t.Errorf("%v against %v: %q does not end with %q", test.mine, test.theirs, m, test.want)
-		}
+		require.Check(t, strings.HasSuffix(m.Error(), test.want),
+			"%v against %v: %q does not end with %q", test.mine, test.theirs, m, test.want)
 		e := &backend.Error{Comm: "world", Rank: 1, Call: m.Mine.String(), Cause: m}
-		if want := "rank 1 of world: because of rank 0: " + m.Error(); e.Error() != want {
-			t.Errorf("the error is %q, want %q", e, want)
-		}
+		require.Equal(t, fmt.Sprintf("the error is %q", e), e.Error(),
+			"rank 1 of world: because of rank 0: "+m.Error())
 	}
 }
 
@@ -302,14 +284,11 @@ func TestNamesOfOthersArePrintable(t *testing.T) {
 		"w1": "w1", "": "", "a\x1b[2Jb": "a?[2Jb", "a\nb": "a?b", "a\x00b": "a?b", "größe": "größe",
 		strings.Repeat("x", 32): strings.Repeat("x", 32),
 	} {
-		if got := backend.MakeName(name).String(); got != want {
-			t.Errorf("%q prints as %q, want %q", name, got, want)
-		}
+		require.Equal(t, fmt.Sprintf("%q prints as", name), backend.MakeName(name).String(), want)
 	}
 	long := backend.MakeName(strings.Repeat("x", 40)).String()
-	if !strings.HasPrefix(long, strings.Repeat("x", 23)+"#") || len(long) != 32 {
-		t.Errorf("a long name prints as %q", long)
-	}
+	require.Check(t, strings.HasPrefix(long, strings.Repeat("x", 23)+"#") && len(long) == 32,
+		"a long name prints as %q", long)
 }
 
 // TestDigestsOfHeadersDiffer: in every bit of a header whose second half counts. The digest of one
@@ -326,7 +305,5 @@ func TestDigestsOfHeadersDiffer(t *testing.T) {
 		seen[d] = bit
 		header[bit/8] ^= 1 << (bit % 8)
 	}
-	if got := backend.Digest(&header); got != 0x85dc40d926584f4b {
-		t.Errorf("the digest is %#x", got)
-	}
+	require.Equal(t, "the digest", backend.Digest(&header), 0x85dc40d926584f4b)
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // written are hooks that write down what they are told.
@@ -100,16 +100,13 @@ func TestHooksAreToldOfEachCallOnce(t *testing.T) {
 			t.Errorf("Join gave %v, Done %v", err, w.Done())
 		}
 	}
-	if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce}, x,
-		x.Slice(0, 1)); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("the error of a wrong call is %v, want ErrArgument", err)
-	}
+	require.Fails(t, "the error of a wrong call",
+		require.Err(c.Start(nil, backend.Collective{Kind: backend.AllReduce}, x, x.Slice(0, 1))),
+		backend.ErrArgument)
 	want := []string{
 		"start 1 of 16 bytes", "end 101: <nil>", "start 2 of 16 bytes", "end 102: broken",
 		"start 3 of 16 bytes", "end 103: broken",
 		"start 4 of 16 bytes", "start 5 of 16 bytes", "end 105: <nil>", "end 104: broken",
 	}
-	if !slices.Equal(h.told, want) {
-		t.Errorf("told %q, want %q", h.told, want)
-	}
+	require.Slices(t, "told", h.told, want)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // waiter is a Work that counts the queues that were ordered after it.
@@ -51,9 +52,8 @@ func TestSequenceWaitsWhereItMust(t *testing.T) {
 		}); err == nil || err.Error() != "refused" {
 			t.Errorf("%s: the error is %v", test.name, err)
 		}
-		if w.waits != test.want {
-			t.Errorf("%s: %d waits, want %d", test.name, w.waits, test.want)
-		}
+		require.Check(t, w.waits == test.want, "%s: %d waits, want %d", test.name, w.waits,
+			test.want)
 		// What was refused is not what the next one follows.
 		if _, err := s.Start(&line{name: "c"}, true, func() (backend.Work, error) {
 			return w, nil
@@ -80,8 +80,7 @@ func TestSequenceRemembersKernels(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if own.waits != 2 || pass.waits != 0 {
-		t.Errorf("%d queues wait for the call with kernels, want 2; %d for the others", own.waits,
-			pass.waits)
-	}
+	require.Check(t, own.waits == 2 && pass.waits == 0,
+		"%d queues wait for the call with kernels, want 2; %d for the others", own.waits,
+		pass.waits)
 }

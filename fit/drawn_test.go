@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -293,9 +294,8 @@ func TestAnyTrainingIsTheOneOfOneRank(t *testing.T) {
 			one.P, one.micros, one.tree, one.shards, one.readers = 1, 1, false, 0, 1
 			want, got := one.outcome(t, nil), d.outcome(t, r)
 			same := func(x, y float64) bool { return math.Abs(x-y) < 1e-9 }
-			if !slices.EqualFunc(got, want, same) {
-				t.Errorf("%+v: losses and parameters are\n%v, want\n%v", d, got, want)
-			}
+			require.Check(t, slices.EqualFunc(got, want, same),
+				"%+v: losses and parameters are\n%v, want\n%v", d, got, want)
 		})
 	}
 }

@@ -109,8 +109,6 @@ func TestMetricsOfRowsThatDependOnOthersAreRefused(t *testing.T) {
 	for n, ok := range map[int]bool{8: true, 9: false} {
 		_, err := fit.Evaluate(autograd.Solo(), eval,
 			fit.Data{Set: points(n), Inputs: G.Nodes{m.x, m.y}})
-		if (err == nil) != ok {
-			t.Errorf("%d samples: %v", n, err)
-		}
+		require.Check(t, (err == nil) == ok, "%d samples: %v", n, err)
 	}
 }

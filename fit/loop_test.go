@@ -117,9 +117,7 @@ func TestAHookReadsTheBatchOfItsStep(t *testing.T) {
 			return nil
 		}))
 	require.NoError(t, err)
-	if len(seen) != batch*steps {
-		t.Errorf("hooks saw %d of %d samples", len(seen), batch*steps)
-	}
+	require.Check(t, len(seen) == batch*steps, "hooks saw %d of %d samples", len(seen), batch*steps)
 }
 
 // BenchmarkPrefetch measures a step of 50 ms with a loader that needs 0.9 of it, against one that
@@ -266,13 +264,10 @@ func stopsEarlyOr(t *testing.T, P, patience int, scores []float64) (*fit.Result,
 func TestRanksStopEarlyTogether(t *testing.T) {
 	for P := 2; P <= 4; P++ {
 		r := stopsEarly(t, P, 3, []float64{1, 4, 3, 5, 2, 5, 1, 9})
-		if len(r.Epochs) != 7 || !strings.HasSuffix(r.Best, "step-00000008") {
-			t.Errorf("%d ranks: %d epochs, best %s", P, len(r.Epochs), r.Best)
-		}
+		require.Check(t, len(r.Epochs) == 7 && strings.HasSuffix(r.Best, "step-00000008"),
+			"%d ranks: %d epochs, best %s", P, len(r.Epochs), r.Best)
 		kept, err := filepath.Glob(filepath.Join(filepath.Dir(r.Best), "step-*"))
-		if err != nil || len(kept) != 3 {
-			t.Errorf("%d ranks: checkpoints %q, %v", P, kept, err)
-		}
+		require.Check(t, err == nil && len(kept) == 3, "%d ranks: checkpoints %q, %v", P, kept, err)
 	}
 }
 
@@ -384,9 +379,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		"infinite":  {with(func(d *fit.Data) { d.Set = huge }), fit.Epochs(1), "vm.ClipNorm"},
 	} {
 		_, err := fit.Run(t.Context(), training, refused.data, refused.option)
-		if err == nil || !strings.Contains(err.Error(), refused.says) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, refused.says)
 	}
 }
 
@@ -422,15 +415,11 @@ func TestAKilledTrainingGoesOnWithTheSameBits(t *testing.T) {
 		}
 		out, err := job("whole")
 		_, params, ok := strings.Cut(out, "params=")
-		if err != nil || !ok {
-			t.Fatalf("%s: %v\n%s", how, err, out)
-		}
+		require.That(t, err == nil && ok, "%s: %v\n%s", how, err, out)
 		if want == "" {
 			want = params
 		}
-		if params != want {
-			t.Errorf("%s: params=%s, want %s", how, params, want)
-		}
+		require.Equal(t, fmt.Sprintf("%s: params", how), params, want)
 	}
 }
 
@@ -483,9 +472,7 @@ func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
 		r, w, err := fitLinear(t.Context(), comm, build, 4, points(24),
 			[]vm.Option{vm.Accumulate(3)}, fit.Random(s), fit.Random(&seeks{}),
 			fit.Schedule(solver.Constant(0)))
-		if !slices.Equal(w, []float64{1, -2}) {
-			t.Errorf("with a rate of 0 the weights became %v", w)
-		}
+		require.Slices(t, "with a rate of 0 the weights became", w, []float64{1, -2})
 		return r, err
 	})
 	for r, want := range [][]string{

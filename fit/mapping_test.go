@@ -1,11 +1,9 @@
 package fit_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	G "gorgonia.org/gorgonia"
@@ -57,10 +55,8 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 		return err
 	}
 	err = run(samples, read(others), 1)
-	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(),
-		`the samples of Validate: bad argument: the classes are ["cat" "owl"], and not`) {
-		t.Errorf("a validation with other classes: %v", err)
-	}
+	require.Fails(t, "a validation with other classes", err, backend.ErrArgument,
+		`the samples of Validate: bad argument: the classes are ["cat" "owl"], and not`)
 	require.NoError(t, run(samples, read(others, data.MappingOf(samples)), 1))
 	known, err := fit.ReadMapping(kept)
 	if err != nil || !slices.Equal(known.Classes, []string{"cat", "dog", "owl"}) ||
@@ -68,9 +64,7 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 		t.Errorf("the checkpoint has %q, %v", known, err)
 	}
 	other := read("a,kind\n1,cat\n2,dog\n3,eel\n4,owl\n")
-	if err := run(other, other, 2); !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), "fit.ReadMapping") {
-		t.Errorf("a training that resumes with other classes: %v", err)
-	}
+	require.Fails(t, "a training that resumes with other classes", run(other, other, 2),
+		backend.ErrArgument, "fit.ReadMapping")
 	require.NoError(t, run(read("a,kind\n1,cat\n2,dog\n3,owl\n4,owl\n", known), samples, 2))
 }

@@ -2,6 +2,7 @@ package fit_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -132,10 +133,8 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 					}
 					return s.Read(i, row)
 				})
-				if _, err := fit.Evaluate(comm, m, broken); err == nil ||
-					!strings.Contains(err.Error(), "no such file") {
-					t.Errorf("%d samples, %d ranks: what one cannot read is %v", n, P, err)
-				}
+				require.Fails(t, fmt.Sprintf("%d samples, %d ranks: what one cannot read", n, P),
+					require.Err(fit.Evaluate(comm, m, broken)), "no such file")
 				d.Weights = nil
 				if _, err := fit.Evaluate(comm, m, d); n%(3*P) > 0 && (err == nil ||
 					!strings.Contains(err.Error(), "count padding")) {
@@ -167,15 +166,11 @@ func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
 	d := fit.Data{Set: s, Inputs: G.Nodes{x, y, z}}
 	refused := func(what string, metrics ...fit.Metric) {
 		t.Helper()
-		if got, err := fit.Evaluate(autograd.Solo(), m, d, metrics...); !errors.Is(err,
-			backend.ErrArgument) {
-			t.Errorf("%s: %v, %v", what, got, err)
-		}
+		require.Fails(t, what, require.Err(fit.Evaluate(autograd.Solo(), m, d, metrics...)),
+			backend.ErrArgument)
 	}
 	got, err := fit.Evaluate(autograd.Solo(), m, d, fit.Perplexity())
-	if err != nil || len(got) > 0 {
-		t.Errorf("perplexity without a loss: %v, %v", got, err)
-	}
+	require.Check(t, err == nil && len(got) <= 0, "perplexity without a loss: %v, %v", got, err)
 	refused("two scores for a sample", fit.AUC(x, y))
 	refused("a small matrix", fit.Confusion([][]int{{0}}, x, y))
 	refused("no square", fit.Confusion([][]int{{0, 0}, {0, 0, 0}}, x, y))
@@ -226,9 +221,8 @@ func TestAveragesAreValidated(t *testing.T) {
 		return o
 	}
 	plain, averaged := run(false), run(true)
-	if plain.params != averaged.params || plain.losses[0] == averaged.losses[0] {
-		t.Errorf("without averages %+v, with them %+v", plain, averaged)
-	}
+	require.Check(t, plain.params == averaged.params && plain.losses[0] != averaged.losses[0],
+		"without averages %+v, with them %+v", plain, averaged)
 }
 
 func TestNilArgumentsAreErrors(t *testing.T) {
@@ -284,9 +278,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"JSONLines": "w is used at once",
 		"Run.ctx":   "as everywhere, nil is a mistake of the caller",
 	})
-	if err := with(fit.Log(t.TempDir()+"/log", nil)); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a nil writer of a log: %v", err)
-	}
+	require.Fails(t, "a nil writer of a log", with(fit.Log(t.TempDir()+"/log", nil)),
+		backend.ErrArgument)
 }
 
 type random struct{}

@@ -292,9 +292,7 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
+			require.Report(t, err)
 		}
 	}
 }
@@ -313,9 +311,7 @@ func TestAHookThatFailsInTheLastStepIsTheErrorOfAll(t *testing.T) {
 					}
 					return map[bool]error{true: broken}[s.Step == 2 && comm.Rank() == P-1]
 				}))
-			if err == nil || !strings.Contains(err.Error(), broken.Error()) {
-				t.Errorf("%d ranks, rank %d: the error is %v", P, comm.Rank(), err)
-			}
+			require.Fails(t, fmt.Sprintf("%d ranks, rank %d", P, comm.Rank()), err, broken.Error())
 			return nil, nil
 		})
 	}
@@ -344,10 +340,8 @@ func TestARankWithoutAveragesLeavesNoneWaiting(t *testing.T) {
 				}
 				return nil
 			}))
-		if err == nil || !strings.Contains(err.Error(), "a step is in progress") ||
-			!strings.Contains(err.Error(), "rank 1 cannot go on") {
-			t.Errorf("rank %d: the error is %v", comm.Rank(), err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", comm.Rank()), err, "a step is in progress",
+			"rank 1 cannot go on")
 		return nil, nil
 	})
 }

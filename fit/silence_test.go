@@ -45,9 +45,7 @@ func sgd(nodes ...*G.Node) vm.Option {
 func says(t *testing.T, what string, err error, texts ...string) {
 	t.Helper()
 	for _, text := range texts {
-		if err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: want %q, got %v", what, text, err)
-		}
+		require.Fails(t, what, err, text)
 	}
 }
 
@@ -116,9 +114,7 @@ func TestAMachineThatTrainsEvaluatesNothing(t *testing.T) {
 			m.data(points(4))))
 		says(t, "Validate", err, "fit.Validate", how, "vm.Eval")
 	}
-	if w := m.w.Value().Data().([]float64); !slices.Equal(w, []float64{1, -2}) {
-		t.Errorf("the parameters became %v", w)
-	}
+	require.Slices(t, "the parameters became", m.w.Value().Data().([]float64), []float64{1, -2})
 }
 
 // TestAValidationHasTheTensorsOfTheTraining, in one graph or in two: a graph with weights of its
@@ -144,9 +140,8 @@ func TestAValidationHasTheTensorsOfTheTraining(t *testing.T) {
 		m.data(points(4)))
 	require.NoError(t, err)
 	got, err := validated(func(o *linear) { let(o.w, m.w.Value()) })
-	if err != nil || got != want["loss"] {
-		t.Errorf("with the same tensor: %v, %v, want %v", got, err, want)
-	}
+	require.Check(t, err == nil && got == want["loss"], "with the same tensor: %v, %v, want %v",
+		got, err, want)
 	_, err = validated(func(*linear) {})
 	says(t, "with its own", err, "fit.Validate", "has none of the learnables")
 	// of two learnables one is shared
@@ -239,9 +234,7 @@ func TestWeightsMultiplyTheLossesOfRowsOnce(t *testing.T) {
 			return nil
 		}))
 		if c.want == "" {
-			if err != nil || steps != 2 {
-				t.Errorf("%s: %d steps, %v", c.what, steps, err)
-			}
+			require.Check(t, err == nil && steps == 2, "%s: %d steps, %v", c.what, steps, err)
 			continue
 		}
 		if says(t, c.what, err, c.want); steps > 0 {
@@ -435,9 +428,7 @@ func TestALossThatIsNotFiniteNamesItsSample(t *testing.T) {
 			says(t, what, err, fmt.Sprintf("of sample %d", bad), c.want)
 			return m.Close()
 		})
-		if err != nil && len(c.options) == 0 {
-			t.Fatal(err)
-		}
+		require.That(t, err == nil || len(c.options) != 0, "%v", err)
 		d, w, _ := labelled(2)
 		d.Set = set
 		_, err = fit.Evaluate(autograd.Solo(), machine(t, w.Graph(), vm.Eval()), d)
@@ -473,12 +464,10 @@ func TestAFinishedTrainingIsValidatedAgain(t *testing.T) {
 		}
 		logs[k], params[k] = string(text), r.Params
 	}
-	if fmt.Sprint(matrices[0]) != fmt.Sprint(matrices[1]) || matrices[0][1][1] != 4 {
-		t.Errorf("the matrices are %v", matrices)
-	}
-	if logs[0] != logs[1] || params[0] != params[1] {
-		t.Errorf("logs %q, parameters %q", logs, params)
-	}
+	require.Check(t, fmt.Sprint(matrices[0]) == fmt.Sprint(matrices[1]) && matrices[0][1][1] == 4,
+		"the matrices are %v", matrices)
+	require.Check(t, logs[0] == logs[1] && params[0] == params[1], "logs %q, parameters %q", logs,
+		params)
 }
 
 // TestFilesAreTriedBeforeTheFirstStep: checkpoints and logs that cannot be written, on all ranks.
@@ -501,9 +490,8 @@ func TestFilesAreTriedBeforeTheFirstStep(t *testing.T) {
 			_, _, err := fitLinear(t.Context(), comm, build, 4, points(8), nil, c.option,
 				fit.OnStep(func(fit.StepLoss) error { return errors.New("a step") }))
 			says(t, what, err, c.want)
-			if err != nil && strings.Contains(err.Error(), "a step") {
-				t.Errorf("%s: found after a step", what)
-			}
+			require.Check(t, err == nil || !strings.Contains(err.Error(), "a step"),
+				"%s: found after a step", what)
 			return nil
 		}))
 	}
@@ -560,9 +548,7 @@ func TestEachOptionHasItsOwnError(t *testing.T) {
 	_, err = fit.Run(t.Context(), training, d, validate(), validate())
 	says(t, "two", err, "fit.Validate is given twice")
 	r, err := fit.Run(t.Context(), training, d, validate(), fit.Watch("val_loss"))
-	if err != nil || !r.Epochs[0].Best {
-		t.Errorf("val_loss: %+v, %v", r, err)
-	}
+	require.Check(t, err == nil && r.Epochs[0].Best, "val_loss: %+v, %v", r, err)
 }
 
 // TestDataThatDoNotFitTheGraphAreRefused: what batches would not reach, or would destroy.
@@ -638,7 +624,6 @@ func TestHooksCannotChangeWhatIsKept(t *testing.T) {
 		fit.Log(filepath.Join(t.TempDir(), "log"), func(_ io.Writer, all []fit.Epoch) error {
 			return clears(all[0])
 		}))
-	if err != nil || len(r.Epochs[0].Metrics) != 2 || len(r.Epochs[1].Metrics) != 2 {
-		t.Errorf("%+v, %v", r, err)
-	}
+	require.Check(t, err == nil && len(r.Epochs[0].Metrics) == 2 && len(r.Epochs[1].Metrics) == 2,
+		"%+v, %v", r, err)
 }

@@ -254,9 +254,7 @@ func TestInjectedDelaysAreNamedWithTheirCause(t *testing.T) {
 			}
 		})
 	}
-	if wrong > 1 {
-		t.Errorf("%d causes are not named", wrong)
-	}
+	require.Check(t, wrong <= 1, "%d causes are not named", wrong)
 }
 
 func TestSIGUSR1HasRank0Report(t *testing.T) {
@@ -282,9 +280,7 @@ func TestSIGUSR1HasRank0Report(t *testing.T) {
 
 func TestGroupsHaveNoWatch(t *testing.T) {
 	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, _ sync.Locker) error {
-		if observe.WatchOf(comm) != nil {
-			t.Error("a watch has started that nobody wants")
-		}
+		require.Check(t, observe.WatchOf(comm) == nil, "a watch has started that nobody wants")
 		w, err := observe.Start(comm)
 		if err != nil {
 			return err
@@ -293,9 +289,8 @@ func TestGroupsHaveNoWatch(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if observe.WatchOf(comm) != w || observe.WatchOf(alone) != nil {
-			t.Error("the watch is not of the communicator of all ranks")
-		}
+		require.Check(t, observe.WatchOf(comm) == w && observe.WatchOf(alone) == nil,
+			"the watch is not of the communicator of all ranks")
 		return alone.Close()
 	})
 	require.NoError(t, err)

@@ -139,9 +139,7 @@ func TestPartsThatNobodyReadsTakeNoMoreEvents(t *testing.T) {
 		phase(r, q, call)
 	}
 	most := 2*len(r.records) + 1 // and the origin
-	if q.live > most {
-		t.Errorf("%d timed events, want %d at most", q.live, most)
-	}
+	require.Check(t, q.live <= most, "%d timed events, want %d at most", q.live, most)
 	q.reach(-1)
 	if got := ended(r); len(got) != 100 || got[99].Header.Seq != 999 {
 		t.Errorf("%d parts, want the last 100", len(got))

@@ -90,9 +90,8 @@ func TestErrorsAreKeptAfterClose(t *testing.T) {
 	}
 	require.NoError(t, c.Close())
 	for i, e := range c.rec.Events() {
-		if !errors.Is(e.Err, backend.ErrTimeout) || e.End.IsZero() {
-			t.Errorf("event %d has the error %v and ended at %v", i, e.Err, e.End)
-		}
+		require.Check(t, errors.Is(e.Err, backend.ErrTimeout) && !e.End.IsZero(),
+			"event %d has the error %v and ended at %v", i, e.Err, e.End)
 	}
 }
 
@@ -121,9 +120,8 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 		}
 	}
 	for _, e := range c.rec.Events() {
-		if !e.End.IsZero() || e.Queue != 1 {
-			t.Fatalf("an event that waits for rank 1 ended at %v on queue %d", e.End, e.Queue)
-		}
+		require.That(t, e.End.IsZero() && e.Queue == 1,
+			"an event that waits for rank 1 ended at %v on queue %d", e.End, e.Queue)
 	}
 	backendtest.Each(t, comms[1:], func(peer backend.Communicator) error {
 		y := backend.Of(make([]float32, 8))
@@ -131,17 +129,13 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 	})
 	require.NoError(t, works[0].Join(context.Background()))
 	joined := c.rec.endedEvents()[0].End
-	if joined.IsZero() {
-		t.Fatal("Join did not record the end")
-	}
+	require.That(t, !joined.IsZero(), "Join did not record the end")
 	if err := q.Close(); err != nil { // the second call is done, and nobody joined it
 		t.Fatal(err)
 	}
 	events := c.rec.Events()
-	if events[0].End != joined || events[1].End.IsZero() {
-		t.Fatalf("the ends are %v and %v, want %v and some time", events[0].End, events[1].End,
-			joined)
-	}
+	require.That(t, events[0].End == joined && !events[1].End.IsZero(),
+		"the ends are %v and %v, want %v and some time", events[0].End, events[1].End, joined)
 }
 
 func TestPartsShareTheRing(t *testing.T) {
@@ -221,9 +215,7 @@ func TestRecordingAllocatesNothing(t *testing.T) {
 	allocs := testing.AllocsPerRun(1000, func() {
 		require.NoError(t, backend.Run(c, allReduce, x, x))
 	})
-	if allocs != 0 {
-		t.Errorf("%v allocations per call, want 0", allocs)
-	}
+	require.Check(t, allocs == 0, "%v allocations per call, want 0", allocs)
 }
 
 func TestShortLivedQueuesAreForgotten(t *testing.T) {

@@ -3,6 +3,8 @@ package observe
 import (
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // Stamps are the system's times, whatever clock they are of.
@@ -27,7 +29,6 @@ func TestStampsAreTimes(t *testing.T) {
 			}
 		}
 	}
-	if s := (&ticks{counter: hasCounter, first: 1 << 62}); s.scale().since(1000) != 0 {
-		t.Error("a counter that has gone back gives times")
-	}
+	require.Equal(t, "a counter that has gone back gives times",
+		(&ticks{counter: hasCounter, first: 1 << 62}).scale().since(1000), 0)
 }

@@ -2,6 +2,7 @@ package observe
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"testing"
@@ -103,9 +104,7 @@ func TestStepsOfATrainingAreFollowed(t *testing.T) {
 		w.Begin()
 		for n := 1; n <= 4; n++ {
 			err := w.During(straggler.Loader, func() error {
-				if state := w.Progress().State; state != "loading" {
-					t.Errorf("rank %d reads, and is %s", r, state)
-				}
+				require.Equal(t, fmt.Sprintf("rank %d reads", r), w.Progress().State, "loading")
 				if r == 2 {
 					time.Sleep(pause)
 				}
@@ -126,9 +125,7 @@ func TestStepsOfATrainingAreFollowed(t *testing.T) {
 		}
 		all[r], verdicts[r] = w.Progress(), w.Verdicts()
 		w.Close()
-		if state := w.Progress().State; state != "ended" {
-			t.Errorf("rank %d has ended, and is %s", r, state)
-		}
+		require.Equal(t, fmt.Sprintf("rank %d has ended", r), w.Progress().State, "ended")
 		return nil
 	})
 	for r, p := range all {
@@ -154,23 +151,17 @@ func TestStepsOfATrainingAreFollowed(t *testing.T) {
 
 func TestANilWatchDoesNothing(t *testing.T) {
 	w := WatchOf(reference.New("test", 1, time.Minute)[0])
-	if w != nil {
-		t.Fatal("a communicator without a session has a watch")
-	}
+	require.That(t, w == nil, "a communicator without a session has a watch")
 	w.Begin()
 	w.Note(straggler.Loader, time.Second)
 	ran := false
 	err := w.During(straggler.Loader, func() error { ran = true; return nil })
-	if err != nil || !ran {
-		t.Errorf("it runs: %v, %v", ran, err)
-	}
+	require.Check(t, err == nil && ran, "it runs: %v, %v", ran, err)
 	if sample := w.Sample(); sample != nil {
 		t.Errorf("its sample is %v", sample)
 	}
 	w.Step(StepInfo{}, nil)
-	if _, err := Start(reference.New("test", 1, time.Minute)[0]); err == nil {
-		t.Error("it starts")
-	}
+	require.Fails(t, "it starts", require.Err(Start(reference.New("test", 1, time.Minute)[0])))
 }
 
 func TestBoundsHoldTheirSteps(t *testing.T) {

@@ -88,9 +88,7 @@ func lionOf[T element](t *testing.T, _ []T, dt tensor.Dtype) {
 		lionStep(rate, want, m, dw)
 		s.SetRate(rate)
 		require.NoError(t, s.Step([]gorgonia.ValueGrad{o}))
-		if !slices.Equal(w, want) {
-			t.Fatalf("%v, step %d: other bits than a loop's", dt, step)
-		}
+		require.That(t, slices.Equal(w, want), "%v, step %d: other bits than a loop's", dt, step)
 	}
 	state, err := s.State()
 	require.NoError(t, err)
@@ -249,7 +247,5 @@ func TestAnUpdateMayHaveOtherOperationsOnTheHostAlone(t *testing.T) {
 	for range 4 { // steps 2 to 5
 		err = errors.Join(err, s.Step([]gorgonia.ValueGrad{pair{w, []float32{1}}}))
 	}
-	if w[0] != 6 {
-		t.Errorf("the parameter is %v, want 6", w[0])
-	}
+	require.Equal(t, "the parameter", w[0], 6)
 }

@@ -2,6 +2,7 @@ package solver
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -35,9 +36,8 @@ func TestEMAAveragesWhatItsSolverDoes(t *testing.T) {
 				require.NoError(t, err)
 				for _, other := range []float64{0, 0.5} {
 					s := &EMA{Solver: solvers[0], Decay: other}
-					if err := s.SetState(state); !errors.Is(err, backend.ErrArgument) {
-						t.Errorf("%T: averages of another decay: %v", solvers[0], err)
-					}
+					require.Fails(t, fmt.Sprintf("%T: averages of another decay", solvers[0]),
+						s.SetState(state), backend.ErrArgument)
 				}
 				s = &EMA{Solver: solvers[0], Decay: 0.75}
 				require.NoError(t, errors.Join(s.CheckState(state, []backend.Buffer{backend.Of(w)}),

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -65,9 +63,7 @@ func TestGroupsAreUpdatedByTheirSolvers(t *testing.T) {
 	}
 	for i := range params {
 		got, want := params[i].Value().Data().([]float64), apart[i].Value().Data().([]float64)
-		if !slices.Equal(got, want) {
-			t.Errorf("parameter %d is %v, want %v", i, got, want)
-		}
+		require.Slices(t, fmt.Sprint("parameter ", i), got, want)
 	}
 	if g.SetRate(0.5); a.Rate == 0.5 || g.groups[0].(*AdamW).Rate != 0.5 ||
 		g.groups[2].(*SGD).Rate != 0.5 {
@@ -94,23 +90,17 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 		"it has no parameters": {{&SGD{Rate: 1}, p},
 			{&SGD{Rate: 1}, nil}},
 	} {
-		if _, err := NewGroups(p, groups...); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		require.Fails(t, "NewGroups", require.Err(NewGroups(p, groups...)), backend.ErrArgument,
+			want)
 	}
-	if _, err := NewGroups(gorgonia.Nodes{p[0], p[0]}, Group{s, p[:1]}); err == nil ||
-		!strings.Contains(err.Error(), "w0 is twice") {
-		t.Errorf("a parameter twice: %v", err)
-	}
-	if _, err := NewGroups(p, Group{&Groups{}, p}); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("groups of groups: %v", err)
-	}
+	require.Fails(t, "a parameter twice",
+		require.Err(NewGroups(gorgonia.Nodes{p[0], p[0]}, Group{s, p[:1]})), "w0 is twice")
+	require.Fails(t, "groups of groups", require.Err(NewGroups(p, Group{&Groups{}, p})),
+		backend.ErrUnsupported)
 	g, err := NewGroups(p, Group{s, p[:1]}, Group{&Adam{Rate: 1}, p[1:]})
 	require.NoError(t, err)
-	if err := g.Step(pairsOf(t, p, 0)[:2]); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a step of two of three parameters: %v", err)
-	}
+	require.Fails(t, "a step of two of three parameters", g.Step(pairsOf(t, p, 0)[:2]),
+		backend.ErrArgument)
 }
 
 // A group that refuses its parameters keeps the others from stepping.
@@ -146,10 +136,7 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 	} {
 		damaged := maps.Clone(state)
 		damage(damaged)
-		if err := g.SetState(damaged); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		require.Fails(t, "SetState", g.SetState(damaged), backend.ErrArgument, want)
 	}
 	require.NoError(t, g.SetState(state))
 }
@@ -162,19 +149,13 @@ func TestRMSPropMomentumIsOnOrOffFromTheBeginning(t *testing.T) {
 	require.NoError(t, with.Step(pairsOf(t, params, 0)))
 	state, err := with.State()
 	require.NoError(t, err)
-	if err := new(RMSProp).SetState(state); !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), "rmsprop.momentum. for 2 parameters") {
-		t.Errorf("a state with momentum for a solver without: %v", err)
-	}
+	require.Fails(t, "a state with momentum for a solver without", new(RMSProp).SetState(state),
+		backend.ErrArgument, "rmsprop.momentum. for 2 parameters")
 	f, err := Fuse(with, nil)
 	require.NoError(t, err)
 	with.Momentum = 0
-	if err := with.Step(pairsOf(t, params, 1)); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("momentum that ends: %v", err)
-	}
-	if _, err := f.Next(); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("momentum that ends in a machine: %v", err)
-	}
+	require.Fails(t, "momentum that ends", with.Step(pairsOf(t, params, 1)), backend.ErrArgument)
+	require.Fails(t, "momentum that ends in a machine", require.Err(f.Next()), backend.ErrArgument)
 }
 
 // Parameters that share memory are not updated twice.
@@ -182,9 +163,6 @@ func TestSolversRefuseOneParameterTwice(t *testing.T) {
 	for name, newSolver := range solvers {
 		p := vectors(1)
 		err := newSolver().Step(append(pairsOf(t, p, 0), pairsOf(t, p, 0)...))
-		if !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), "parameters 0 and 1 are one tensor") {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrArgument, "parameters 0 and 1 are one tensor")
 	}
 }

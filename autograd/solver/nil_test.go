@@ -1,13 +1,13 @@
 package solver
 
 import (
-	"errors"
 	"testing"
 
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {
@@ -27,7 +27,5 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Warmup":      "it returns a Schedule and no error",
 	})
 	err := (&SGD{Rate: 1}).Step([]gorgonia.ValueGrad{nil})
-	if !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("Step of nil: %v", err)
-	}
+	require.Fails(t, "Step of nil", err, backend.ErrArgument)
 }

@@ -1,15 +1,14 @@
 package solver
 
 import (
-	"errors"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
@@ -25,9 +24,7 @@ func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
 		grads := []float32{3, 4}
 		_, err := ClipNorm([]gorgonia.ValueGrad{pair{grads, grads},
 			pair{grads, []float32{tt.dw, 1}}}, tt.limit)
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		require.Fails(t, "the error", err, backend.ErrArgument, want)
 		if !slices.Equal(grads, []float32{3, 4}) {
 			t.Errorf("%s: gradients are now %v", want, grads)
 		}

@@ -117,9 +117,8 @@ func TestSolversComputeTheirFormulas(t *testing.T) {
 				if got := o.get(o.w, i); math.Abs(got-want[i].w) > tolerance {
 					t.Fatalf("%s of %v: element %d is %v, want %v", name, dt, i, got, want[i].w)
 				}
-				if o.get(o.dw, i) != 0 {
-					t.Fatalf("%s of %v: gradient %d is not zero after Step", name, dt, i)
-				}
+				require.That(t, o.get(o.dw, i) == 0, "%s of %v: gradient %d is not zero after Step",
+					name, dt, i)
 			}
 		}
 	}
@@ -156,9 +155,7 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 		"RMSProp: bad argument: Alpha is 1: it must":   &RMSProp{Rate: 1, Alpha: 1},
 	} {
 		err := s.Step([]gorgonia.ValueGrad{pair{w, dw}})
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		require.Fails(t, "the error", err, backend.ErrArgument, want)
 		if _, fused := Fuse(s, nil); fused == nil || fused.Error() != err.Error() {
 			t.Errorf("Step returns %v, Fuse %v", err, fused)
 		}
@@ -207,10 +204,7 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 			damaged[name] = b
 		}
 		damage(damaged)
-		if err := new(Adam).CheckState(damaged, of); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		require.Fails(t, "new", new(Adam).CheckState(damaged, of), backend.ErrArgument, want)
 	}
 	require.NoError(t, stepped.CheckState(state, of))
 }
@@ -232,10 +226,7 @@ func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
 	}
 	for name, p := range map[string]pair{"parameter 0 is 2 f32, its state is of 3": {w[:2], dw[:2]},
 		"with a gradient of 2": {w, dw[:2]}} {
-		if err := s.Step([]gorgonia.ValueGrad{p}); err == nil ||
-			!strings.Contains(err.Error(), name) {
-			t.Errorf("the error is %v, want %q", err, name)
-		}
+		require.Fails(t, "Step", s.Step([]gorgonia.ValueGrad{p}), name)
 	}
 }
 
@@ -256,10 +247,7 @@ func TestVelocitiesAreOfSomeParameters(t *testing.T) {
 		}
 	}
 	for _, bad := range [][]int{{6}, {5, 3}, {3, 4, 3, 5, 5}, {4, 4}} {
-		if err := new(Momentum).CheckState(state(bad...), params); !errors.Is(
-			err, backend.ErrArgument) {
-			t.Errorf("%v: the error is %v, want ErrArgument", bad, err)
-		}
+		require.Fails(t, bad, new(Momentum).CheckState(state(bad...), params), backend.ErrArgument)
 	}
 }
 
@@ -308,9 +296,7 @@ func TestVectorNamesAreThoseOfStates(t *testing.T) {
 		require.NoError(t, errors.Join(err, stateErr))
 		for i, n := range params {
 			names, ok := VectorNames(s, i)
-			if !ok {
-				t.Errorf("%T is of another package", s)
-			}
+			require.Check(t, ok, "%T is of another package", s)
 			for _, name := range names {
 				if v, kept := state[name]; kept && v.Len() != n.Shape()[0] {
 					t.Errorf("%T: %s of parameter %d has %d elements", s, name, i, v.Len())
@@ -319,9 +305,8 @@ func TestVectorNamesAreThoseOfStates(t *testing.T) {
 			}
 		}
 		for name := range state {
-			if !strings.HasSuffix(name, ".steps") {
-				t.Errorf("%T: %s is of no parameter", s, name)
-			}
+			require.Check(t, strings.HasSuffix(name, ".steps"), "%T: %s is of no parameter", s,
+				name)
 		}
 		if names, _ := VectorNames(s, 5); Kind(s) == Kind(threeGroups(t, params)) && names != nil {
 			t.Errorf("groups of 5 parameters have %v for another one", names)

@@ -2,12 +2,14 @@ package backendtest
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // The table of what every kind means, by hand, for three ranks and chunks of
@@ -60,9 +62,7 @@ func TestOracleKnowsTheKinds(t *testing.T) {
 			if want == "-" {
 				want = ""
 			}
-			if string(got) != want {
-				t.Errorf("%v: rank %d gets %q, want %q", c.what, r, got, want)
-			}
+			require.Equal(t, fmt.Sprintf("%v: rank %d gets", c.what, r), string(got), want)
 			if _, n := lengths(c.what, r, 3, c.count); n != len(want) &&
 				!(n < 0 && c.wants[r] == "-") {
 				t.Errorf("%v: the destination of rank %d has length %d, want %d", c.what, r, n,
@@ -176,9 +176,8 @@ func TestPairwiseCoversEveryPair(t *testing.T) {
 			}
 		}
 	}
-	if len(rows) > 40 {
-		t.Errorf("%d rows, want far fewer than the 120 of the product", len(rows))
-	}
+	require.Check(t, len(rows) <= 40, "%d rows, want far fewer than the 120 of the product",
+		len(rows))
 }
 
 func TestProductHasEveryRowOnce(t *testing.T) {
@@ -197,9 +196,7 @@ func TestProductHasEveryRowOnce(t *testing.T) {
 			}
 		}
 	}
-	if len(seen) != want {
-		t.Errorf("%d rows of all-reduce, want %d", len(seen), want)
-	}
+	require.Check(t, len(seen) == want, "%d rows of all-reduce, want %d", len(seen), want)
 }
 
 func TestDivideGivesValidCalls(t *testing.T) {
@@ -215,10 +212,9 @@ func TestDivideGivesValidCalls(t *testing.T) {
 						src, dst := lengths(c, r, P, count)
 						got, err := c.Check(r, P, backend.Of(make([]byte, max(dst, 0))),
 							backend.Of(make([]byte, max(src, 0))))
-						if err != nil || got != count {
-							t.Fatalf("%v, mode %d, %d elements, rank %d of %d: count %d, want "+
-								"%d, error %v", c, mode, n, r, P, got, count, err)
-						}
+						require.That(t, err == nil && got == count,
+							"%v, mode %d, %d elements, rank %d of %d: count %d, want %d, error %v",
+							c, mode, n, r, P, got, count, err)
 					}
 				}
 			}

@@ -219,9 +219,8 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 					return &b
 				})})
 			s.limit = 3 * time.Second
-			if !slices.Contains(wrapperScenarios, c.scenario) {
-				t.Errorf("RunWrapper leaves out %s", c.scenario)
-			}
+			require.Check(t, slices.Contains(wrapperScenarios, c.scenario),
+				"RunWrapper leaves out %s", c.scenario)
 			caught(t, s, c.scenario, c.says)
 		})
 	}
@@ -238,9 +237,7 @@ func caught(t *testing.T, s *suite, name, says string) {
 	t.Helper()
 	i := slices.IndexFunc(scenarios, func(c scenario) bool { return c.name == name })
 	err := s.try(scenarios[i], 3)
-	if err == nil || !strings.Contains(err.Error(), says) {
-		t.Errorf("%s: the error is %v, want one that says %q", name, err, says)
-	}
+	require.Fails(t, name, err, says)
 }
 
 // unverified cannot compare calls.
@@ -297,9 +294,7 @@ func TestStuckRankIsReportedWithStacks(t *testing.T) {
 		}
 		return backend.Barrier(c)
 	})
-	if err == nil || !strings.Contains(err.Error(), "backend.Barrier") {
-		t.Errorf("the error is %v, want the stack of the rank in backend.Barrier", err)
-	}
+	require.Fails(t, "the error", err, "backend.Barrier")
 }
 
 func TestFailedRankEndsTheOthers(t *testing.T) {
@@ -312,7 +307,6 @@ func TestFailedRankEndsTheOthers(t *testing.T) {
 		}
 		return backend.Barrier(c)
 	})
-	if !errors.Is(err, cause) || !strings.HasPrefix(err.Error(), "rank 2 of 3") {
-		t.Errorf("the error is %v, want that of rank 2", err)
-	}
+	require.Check(t, errors.Is(err, cause) && strings.HasPrefix(err.Error(), "rank 2 of 3"),
+		"the error is %v, want that of rank 2", err)
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestADeviceOrWhatIsMissing: a program without GPUs is told so, another one has a device.
@@ -17,7 +18,5 @@ func TestADeviceOrWhatIsMissing(t *testing.T) {
 		return
 	}
 	var _ backend.Device = d
-	if err := d.Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, d.Close())
 }

@@ -30,9 +30,7 @@ func TestHooksAreToldBeforeACallWaits(t *testing.T) {
 			t.Helper()
 			select {
 			case got := <-h:
-				if got != line {
-					t.Errorf("%d ranks: told %q, want %q", P, got, line)
-				}
+				require.Equal(t, fmt.Sprintf("%d ranks: told", P), got, line)
 			case <-time.After(30 * time.Second):
 				t.Fatalf("%d ranks: not told %q", P, line)
 			}
@@ -49,10 +47,9 @@ func TestHooksAreToldBeforeACallWaits(t *testing.T) {
 			next(fmt.Sprintf("end %d, false", 101+i))
 		}
 		device := backend.OnDevice(backend.F32, 4096, 1)
-		if err := backend.Run(hooked, backend.Collective{Kind: backend.AllReduce}, device,
-			device); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%d ranks: device memory: %v, want ErrArgument", P, err)
-		}
+		require.Fails(t, fmt.Sprintf("%d ranks: device memory", P),
+			backend.Run(hooked, backend.Collective{Kind: backend.AllReduce}, device, device),
+			backend.ErrArgument)
 		next("start 4 of 4 bytes, false")
 		next("end 104, true")
 		hooked.Abort(errors.New("for a test"))

@@ -5,8 +5,8 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/shm"
@@ -17,10 +17,7 @@ import (
 
 func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
 	_, err := shm.New("/dev/shm", 1<<50)
-	if err == nil || !strings.Contains(err.Error(), "EURYALE_SHM_DIR") ||
-		!strings.Contains(err.Error(), "bytes free") {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "the error", err, "EURYALE_SHM_DIR", "bytes free")
 }
 
 func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
@@ -36,11 +33,7 @@ func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
 		return errors.Join(err, worlds[r].Close())
 	})
 	for r, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), missing) {
-			t.Errorf("rank %d: %v", r, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", r), err, missing)
 	}
-	if err := (Backend{Dir: missing}).Available(); err == nil {
-		t.Error("available without a directory")
-	}
+	require.Fails(t, "available without a directory", (Backend{Dir: missing}).Available())
 }

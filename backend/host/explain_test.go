@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // The number of steps that a call takes tells which algorithm it used.
@@ -29,9 +30,8 @@ func TestFoundExplainSaysWhatTheHostBackendDoes(t *testing.T) {
 		{backend.Collective{Kind: backend.Reduce}, directBytes, true, 2, ": two-shot, by its size"},
 	} {
 		text, err := Explain(test.what, backend.F32, test.nbytes, P)
-		if err != nil || !strings.Contains(text, test.says) {
-			t.Errorf("%d bytes: %q (%v), want %q", test.nbytes, text, err, test.says)
-		}
+		require.Check(t, err == nil && strings.Contains(text, test.says),
+			"%d bytes: %q (%v), want %q", test.nbytes, text, err, test.says)
 		ranks(t, P, func(c *comm) error {
 			c.spin.crowded = false // whatever the machine is
 			x, err := c.Alloc(test.nbytes)
@@ -51,11 +51,9 @@ func TestFoundExplainSaysWhatTheHostBackendDoes(t *testing.T) {
 
 func TestExplainSaysWhatCannotBe(t *testing.T) {
 	for _, ranks := range []int{0, -1} {
-		if _, err := Explain(sum, backend.F32, 4, ranks); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%d ranks: %v", ranks, err)
-		}
+		require.Fails(t, fmt.Sprintf("%d ranks", ranks),
+			require.Err(Explain(sum, backend.F32, 4, ranks)), backend.ErrArgument)
 	}
-	if _, err := Explain(sum, backend.F32, 4, maxRanks+1); !errors.Is(err, backend.ErrUnsupported) {
-		t.Error(err)
-	}
+	require.Fails(t, "Explain", require.Err(Explain(sum, backend.F32, 4, maxRanks+1)),
+		backend.ErrUnsupported)
 }

@@ -2,7 +2,7 @@ package host
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -25,9 +25,8 @@ func TestQueuesRunFusedPrograms(t *testing.T) {
 		for range 2 { // in order
 			require.NoError(t, l.Run(operands, operands, backend.Buffer{}))
 		}
-		if err := l.Run(operands, nil, backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: without inputs: %v", name, err)
-		}
+		require.Fails(t, fmt.Sprintf("%s: without inputs", name),
+			l.Run(operands, nil, backend.Buffer{}), backend.ErrArgument)
 		e, err := q.Record()
 		if err == nil {
 			err = e.Join(context.Background())

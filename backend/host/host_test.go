@@ -74,9 +74,8 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 			// A machine that is busy elsewhere may stall a call; lost wake-ups would
 			// stall many.
 			for r, n := range slow {
-				if n > calls/100 {
-					t.Errorf("rank %d: %d of %d calls slept for futexTimeout", r, n, calls)
-				}
+				require.Check(t, n <= calls/100, "rank %d: %d of %d calls slept for futexTimeout",
+					r, n, calls)
 			}
 		})
 	}
@@ -113,9 +112,7 @@ func TestSizesOfAllocMustAgree(t *testing.T) {
 		return err
 	})
 	for r, err := range errs {
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("rank %d: %v", r, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", r), err, backend.ErrArgument)
 	}
 	if err := testranks.All(3, func(r int) error {
 		return allReduce(comms[r], make([]float32, 1))
@@ -152,9 +149,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 			return failed
 		})
 		require.NoError(t, errors.Join(errs...))
-		if allocs >= 1 {
-			t.Errorf("%d elements: %v allocations per call", n, allocs)
-		}
+		require.Check(t, allocs < 1, "%d elements: %v allocations per call", n, allocs)
 	}
 }
 
@@ -167,14 +162,9 @@ func TestTimeoutNamesEveryMissingRank(t *testing.T) {
 		return allReduce(comms[r], make([]float32, 3))
 	})
 	for _, r := range []int{0, 3} {
-		if !errors.Is(errs[r], backend.ErrTimeout) ||
-			!strings.Contains(errs[r].Error(), "ranks 1, 2") {
-			t.Errorf("rank %d: %v", r, errs[r])
-		}
+		require.Fails(t, fmt.Sprint("rank ", r), errs[r], backend.ErrTimeout, "ranks 1, 2")
 	}
-	if err := allReduce(comms[1], make([]float32, 3)); !errors.Is(err, backend.ErrTimeout) {
-		t.Errorf("the late rank: %v", err)
-	}
+	require.Fails(t, "the late rank", allReduce(comms[1], make([]float32, 3)), backend.ErrTimeout)
 }
 
 func BenchmarkAllReduce(b *testing.B) {
@@ -243,9 +233,7 @@ func TestFoundErrorsOfAPartNameTheJobsRanks(t *testing.T) {
 				part.Close()
 			}
 		}
-		if errs[1] == nil || !strings.Contains(errs[1].Error(), want) {
-			t.Errorf("the error is %v, which does not contain %q", errs[1], want)
-		}
+		require.Fails(t, "the error", errs[1], want)
 	}
 }
 
@@ -277,9 +265,8 @@ func TestFoundMemoryFromAllocStaysAddressableAfterClose(t *testing.T) {
 	close(closed)
 	user.Wait()
 	bytes[0][2*page] = 7
-	if bytes[0][2*page] != 7 || bytes[0][0] != 0 {
-		t.Error("the memory is not that of the process alone")
-	}
+	require.Check(t, bytes[0][2*page] == 7 && bytes[0][0] == 0,
+		"the memory is not that of the process alone")
 	bytes[1][0] = 8 // the other rank has not closed
 }
 
@@ -326,10 +313,9 @@ func TestRanksOfSeveralMachinesAreNotForThisBackend(t *testing.T) {
 	for _, w := range worlds {
 		defer w.Close()
 		w.LocalSize = 1
-		if _, err := (Backend{}).Connect(t.Context(), w); !errors.Is(err, backend.ErrUnsupported) ||
-			!strings.Contains(err.Error(), "1 of 2 ranks are on this machine") {
-			t.Errorf("rank %d: %v", w.Rank, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", w.Rank),
+			require.Err((Backend{}).Connect(t.Context(), w)), backend.ErrUnsupported,
+			"1 of 2 ranks are on this machine")
 	}
 }
 
@@ -341,8 +327,7 @@ func TestRankPageIsAPage(t *testing.T) {
 	}
 	for what, offset := range map[string]uintptr{"futexWord": unsafe.Offsetof(p.futexWord),
 		"waiting": unsafe.Offsetof(p.waiting), "headers": unsafe.Offsetof(p.headers)} {
-		if offset%lineBytes != 0 {
-			t.Errorf("%s begins at %d, in the middle of a cache line", what, offset)
-		}
+		require.Check(t, offset%lineBytes == 0, "%s begins at %d, in the middle of a cache line",
+			what, offset)
 	}
 }

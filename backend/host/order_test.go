@@ -101,9 +101,7 @@ func TestAllocIsNotTakenForAnAllGather(t *testing.T) {
 			backend.Of(make([]int64, 2)), backend.Of([]int64{7}))
 	})
 	for r, err := range errs {
-		if !errors.Is(err, backend.ErrMismatch) {
-			t.Errorf("rank %d: %v", r, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", r), err, backend.ErrMismatch)
 	}
 }
 

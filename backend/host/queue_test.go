@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -13,9 +14,8 @@ import (
 
 func TestFoundAllocOfMoreThanTheMachineHasPanics(t *testing.T) {
 	for _, nbytes := range []int{1 << 50, math.MaxInt, -1} {
-		if _, err := (Device{}).Alloc(nbytes); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%d bytes: %v", nbytes, err)
-		}
+		require.Fails(t, fmt.Sprintf("%d bytes", nbytes), require.Err((Device{}).Alloc(nbytes)),
+			backend.ErrArgument)
 	}
 }
 
@@ -37,9 +37,7 @@ func TestTimedEventsAreWhenTheQueueGotThere(t *testing.T) {
 		if took, happened, err := to.Elapsed(from); err != nil {
 			t.Fatal(err)
 		} else if happened {
-			if took < 10*time.Millisecond {
-				t.Errorf("it took %v, want 10 ms", took)
-			}
+			require.Check(t, took >= 10*time.Millisecond, "it took %v, want 10 ms", took)
 			break
 		}
 		time.Sleep(time.Millisecond)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // A rank leaves a core that has too many, and may use all its cores afterwards.
@@ -30,9 +32,7 @@ func TestStepAside(t *testing.T) {
 	if err := unix.SchedGetaffinity(0, &after); err != nil || before != after {
 		t.Errorf("the thread may use %v now, %v before: %v", after, before, err)
 	}
-	if !moved {
-		t.Error("the thread stays on its core")
-	}
+	require.Check(t, moved, "the thread stays on its core")
 	here := core()
 	c.spin.perCore = 2
 	c.region.rankPage(1).core.Store(uint32(here) + 1)

@@ -3,6 +3,8 @@ package host
 import (
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestAdaptiveSpin(t *testing.T) {
@@ -20,9 +22,7 @@ func TestAdaptiveSpin(t *testing.T) {
 			want = p.spin // a peer that sleeps needs it
 			s.learn(false)
 		}
-		if got != want {
-			t.Fatalf("wait %d of those without success: %v, want %v", i, got, want)
-		}
+		require.That(t, got == want, "wait %d of those without success: %v, want %v", i, got, want)
 	}
 	if s.learn(true); s.budget(p) != p.spin {
 		t.Errorf("after a probe that succeeded: %v, want %v", s.budget(p), p.spin)

@@ -492,9 +492,8 @@ func TestKilledRankIsNamedBeforeTheLauncherEndsTheRest(t *testing.T) {
 						continue
 					}
 					said, err := os.ReadFile(filepath.Join(dir, fmt.Sprint(r)))
-					if err != nil || !strings.Contains(string(said), "rank 1 is down") {
-						t.Errorf("rank %d says %q (%v), the job:\n%s", r, said, err, out)
-					}
+					require.Check(t, err == nil && strings.Contains(string(said), "rank 1 is down"),
+						"rank %d says %q (%v), the job:\n%s", r, said, err, out)
 				}
 			})
 		}

@@ -1,11 +1,11 @@
 package tcp
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestExplainSaysWhatRuns(t *testing.T) {
@@ -36,7 +36,5 @@ func TestExplainSaysWhatRuns(t *testing.T) {
 				text, err, test.want)
 		}
 	}
-	if _, err := Explain(sum, backend.F32, -1, 2); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "Explain", require.Err(Explain(sum, backend.F32, -1, 2)), backend.ErrArgument)
 }

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -78,9 +79,7 @@ func arrives(t *testing.T, l *link, n int) []byte {
 		if l.receive() < 0 {
 			time.Sleep(time.Millisecond)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d of %d bytes have arrived", l.in.moved, n)
-		}
+		require.That(t, !time.Now().After(end), "%d of %d bytes have arrived", l.in.moved, n)
 	}
 	return got
 }
@@ -154,9 +153,7 @@ func TestForgedBytesEndACallThatNamesTheRank(t *testing.T) {
 		return nil
 	})
 	for r, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "lost its connection to rank") ||
-			!strings.Contains(err.Error(), "bad record MAC") {
-			t.Errorf("rank %d: the error is %v", r, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", r), err, "lost its connection to rank",
+			"bad record MAC")
 	}
 }

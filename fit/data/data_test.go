@@ -61,32 +61,25 @@ func read(t *testing.T, s data.Set, i, n int) ([]float32, int) {
 // refused checks that reading is an error that names the file and says why.
 func refused(t *testing.T, path, says string, err error) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), filepath.Base(path)) ||
-		!strings.Contains(err.Error(), says) {
-		t.Errorf("%s: the error is %v; want one that names it and says %q", path, err, says)
-	}
+	require.Fails(t, path, err, filepath.Base(path), says)
 }
 
 func TestCSVReadsColumnsAndClasses(t *testing.T) {
 	path := file(t, "a.csv", []byte("a,kind,b\n1,red,-2.5\n3,\"bl,ue\",4\n 5 ,red,6e1\n"))
 	s, classes, err := data.CSV(path, "kind")
-	if err != nil || s.Len() != 3 || !slices.Equal(classes, []string{"bl,ue", "red"}) {
-		t.Fatal(s, classes, err)
-	}
+	require.That(t, err == nil && s.Len() == 3 && slices.Equal(classes, []string{"bl,ue", "red"}),
+		"%v %v %v", s, classes, err)
 	for i, want := range [][]float32{{1, -2.5, 1}, {3, 4, 0}, {5, 60, 1}} {
 		if x, class := read(t, s, i, 2); !slices.Equal(x, want[:2]) || class != int(want[2]) {
 			t.Errorf("sample %d is %v of class %d, want %v", i, x, class, want)
 		}
 	}
 	s, _, err = data.CSV(path, "b") // a number to predict; the class is none
-	if err == nil {
-		t.Errorf("words are numbers: %v", s)
-	}
+	require.Check(t, err != nil, "words are numbers: %v", s)
 	s, _, err = data.CSV(file(t, "b.csv", []byte("a,b\n1,2\n3,4\n")), "b")
 	y := make([]float64, 1)
-	if err != nil || s.Read(1, []any{make([]float32, 1), y}) != nil || y[0] != 4 {
-		t.Errorf("the target is %v, %v", y, err)
-	}
+	require.Check(t, err == nil && s.Read(1, []any{make([]float32, 1), y}) == nil && y[0] == 4,
+		"the target is %v, %v", y, err)
 	for _, label := range []string{"red", "", "NaN", "1e999"} { // none is the number 0
 		path := file(t, "c.csv.gz", packed(t, []byte("a,b\n1,2\n3,"+label+"\n")))
 		s, _, err := data.CSV(path, "b")
@@ -126,18 +119,14 @@ func TestIDXReadsImagesAndLabels(t *testing.T) {
 	kinds := idx(0x801, []uint32{2}, []byte{7, 3})
 	images, labels := file(t, "images", pictures), file(t, "labels.gz", packed(t, kinds))
 	s, err := data.IDX(images, labels)
-	if err != nil || s.Len() != 2 {
-		t.Fatal(s, err)
-	}
+	require.That(t, err == nil && s.Len() == 2, "%v %v", s, err)
 	if x, class := read(t, s, 0, 3); !slices.Equal(x, []float32{0, 0.2, 1}) || class != 7 {
 		t.Errorf("it is %v of class %d", x, class)
 	}
-	if err := s.Read(2, []any{make([]float32, 3), make([]int, 1)}); err == nil {
-		t.Error("there is a third sample")
-	}
-	if err := s.Read(0, []any{make([]float32, 4), make([]int, 1)}); err == nil {
-		t.Error("an input of another size takes an image")
-	}
+	require.Fails(t, "there is a third sample",
+		s.Read(2, []any{make([]float32, 3), make([]int, 1)}))
+	require.Fails(t, "an input of another size takes an image",
+		s.Read(0, []any{make([]float32, 4), make([]int, 1)}))
 	for name, content := range map[string][]byte{
 		"short":    pictures[:len(pictures)-1],
 		"long":     append(slices.Clone(pictures), 0),
@@ -185,9 +174,7 @@ func TestCIFARReadsBothFormats(t *testing.T) {
 	ten := file(t, "ten.bin", slices.Concat(record(4), record(9)))
 	more := file(t, "more.bin", record(1))
 	s, err := data.CIFAR(10, ten, more)
-	if err != nil || s.Len() != 3 {
-		t.Fatal(s, err)
-	}
+	require.That(t, err == nil && s.Len() == 3, "%v %v", s, err)
 	for i, want := range []int{4, 9, 1} {
 		if x, class := read(t, s, i, 3072); class != want || x[0] != 0 || x[3071] != 1 {
 			t.Errorf("record %d has class %d, want %d", i, class, want)
@@ -205,9 +192,7 @@ func TestCIFARReadsBothFormats(t *testing.T) {
 		_, err := data.CIFAR(10, path)
 		refused(t, path, "", err)
 	}
-	if _, err := data.CIFAR(11, ten); err == nil {
-		t.Error("there are 11 classes")
-	}
+	require.Fails(t, "there are 11 classes", require.Err(data.CIFAR(11, ten)))
 }
 
 func TestImagesAreScaled(t *testing.T) {
@@ -241,9 +226,8 @@ func TestImagesAreScaled(t *testing.T) {
 	save("cat/2.jpg", 4, 4, func(_, _ int) color.Color { return blue })
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "cat", "notes.txt"), nil, 0o600))
 	s, classes, err := data.Images(dir, 2, 2)
-	if err != nil || s.Len() != 2 || !slices.Equal(classes, []string{"cat", "dog"}) {
-		t.Fatal(s, classes, err)
-	}
+	require.That(t, err == nil && s.Len() == 2 && slices.Equal(classes, []string{"cat", "dog"}),
+		"%v %v %v", s, classes, err)
 	if x, class := read(t, s, 1, 12); class != 1 ||
 		x[0] < 0.8 || x[1] > 0.2 || x[0] != x[2] || x[4] != 0 || x[8] > 0.2 || x[9] < 0.8 {
 		t.Errorf("the dog is %v of class %d", x, class)
@@ -273,9 +257,8 @@ func TestImagesAreScaled(t *testing.T) {
 func TestTextPredictsTheNextCharacter(t *testing.T) {
 	path := file(t, "a.txt", []byte("abcäabc"))
 	s, characters, err := data.Text(path, 3)
-	if err != nil || s.Len() != 2 || string(characters) != "abcä" {
-		t.Fatal(s, string(characters), err)
-	}
+	require.That(t, err == nil && s.Len() == 2 && string(characters) == "abcä", "%v %v %v", s,
+		string(characters), err)
 	x, y := make([]int, 3), make([]int, 3)
 	if err := s.Read(1, []any{x, y}); err != nil || fmt.Sprint(x, y) != "[3 0 1] [0 1 2]" {
 		t.Errorf("%v predict %v, %v", x, y, err)
@@ -316,12 +299,8 @@ func TestTensorsAreRead(t *testing.T) {
 		t.Errorf("sample 1 is %v, %d", x, class)
 	}
 	short := tensor.New(tensor.WithShape(1), tensor.WithBacking([]int{5}))
-	if _, err := data.Tensors(x, short); err == nil {
-		t.Error("columns of different lengths are taken")
-	}
-	if err := s.Read(0, []any{make([]int, 2)}); err == nil {
-		t.Error("an input of Int takes floats")
-	}
+	require.Fails(t, "columns of different lengths are taken", require.Err(data.Tensors(x, short)))
+	require.Fails(t, "an input of Int takes floats", s.Read(0, []any{make([]int, 2)}))
 	err = s.Read(0, []any{make([]float64, 2), make([]int, 1), make([]int, 1)})
 	refused(t, "data: ", "there are 3 inputs, and a sample has values for 2", err)
 	for says, x := range map[string]*tensor.Dense{

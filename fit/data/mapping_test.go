@@ -29,9 +29,7 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 	known := data.MappingOf(held)
 	test := file(t, "test.csv", []byte("\ufeffname,b,kind, a\nx,8, owl,7\ny,10,elk,9\nz,1,,2\n"))
 	s, again, err := data.CSV(test, "kind", known)
-	if err != nil || !slices.Equal(again, classes) {
-		t.Fatal(again, err)
-	}
+	require.That(t, err == nil && slices.Equal(again, classes), "%v %v", again, err)
 	if x, class := read(t, s, 0, 2); !slices.Equal(x, []float32{7, 8}) || class != 2 {
 		t.Errorf("it is %v of class %d", x, class)
 	}
@@ -56,9 +54,7 @@ func TestTheNextReaderNumbersAsTheTraining(t *testing.T) {
 	text, _, err := data.Text(file(t, "a.txt", []byte("abcä\nabc")), 3)
 	require.NoError(t, err)
 	s, characters, err := data.Text(file(t, "b.txt", []byte("cäcb")), 3, data.MappingOf(text))
-	if err != nil || string(characters) != "\nabcä" {
-		t.Fatal(string(characters), err)
-	}
+	require.That(t, err == nil && string(characters) == "\nabcä", "%v %v", string(characters), err)
 	x, next := make([]int, 3), make([]int, 3)
 	if err := s.Read(0, []any{x, next}); err != nil || !slices.Equal(x, []int{3, 4, 3}) ||
 		!slices.Equal(next, []int{4, 3, 2}) {
@@ -171,9 +167,8 @@ func TestFoldersAreClasses(t *testing.T) {
 	licence := filepath.Join(train, "10", "LICENSE")
 	require.NoError(t, os.WriteFile(licence, []byte("MIT"), 0o600))
 	s, classes, err := data.Images(train, 1, 1)
-	if err != nil || !slices.Equal(classes, []string{"0", "9", "10"}) || s.Len() != 6 {
-		t.Fatal(classes, err)
-	}
+	require.That(t, err == nil && slices.Equal(classes, []string{"0", "9", "10"}) && s.Len() == 6,
+		"%v %v", classes, err)
 	known := data.MappingOf(s)
 	s, _, err = data.Images(folder("10/a.png", "9/none"), 1, 1, known)
 	require.NoError(t, err)

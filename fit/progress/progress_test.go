@@ -22,14 +22,10 @@ func TestABarShowsOnATerminalOnly(t *testing.T) {
 		bar := progress.Bar()
 		for step := 1; step <= 6; step++ {
 			s := fit.StepLoss{Step: step, InEpoch: (step-1)%3 + 1, PerEpoch: 3}
-			if err := bar(s); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, bar(s))
 		}
 		os.Stderr = stderr
-		if err := w.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, w.Close())
 		text, err := io.ReadAll(r)
 		if got := strings.Contains(string(text), "epoch 2"); err != nil || got != want {
 			t.Errorf("terminal %q: %v, it shows %q", terminal, err, text)

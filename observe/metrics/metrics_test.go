@@ -164,9 +164,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 	for _, file := range []string{"observing.md", "grafana.json"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", "docs", file))
 		require.NoError(t, err)
-		if strings.HasSuffix(file, "json") && !json.Valid(text) {
-			t.Errorf("%s is no JSON", file)
-		}
+		require.Check(t, !strings.HasSuffix(file, "json") || json.Valid(text), "%s is no JSON",
+			file)
 		for _, name := range names.FindAllString(string(text), -1) {
 			name = strings.TrimSuffix(name, "_bucket") // of a histogram
 			if documented[name] = true; !emitted[name] {
@@ -226,9 +225,8 @@ func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
 				"euryale_recoveries_total{R} 2", "euryale_recovery_seconds_total{R} 1.5",
 				`euryale_rank_state{R,state="ended"} 0`} {
 				line = strings.ReplaceAll(line, "R", `rank="0"`)
-				if !strings.Contains(body, line) {
-					t.Errorf("in generation %d there is no %s in\n%s", generation, line, body)
-				}
+				require.Check(t, strings.Contains(body, line),
+					"in generation %d there is no %s in\n%s", generation, line, body)
 			}
 			training.comm = third{comm} // after a loss
 			if _, body, wrong := get(s, ""); wrong != nil || strings.Contains(body, `rank="0"`) ||
@@ -258,9 +256,7 @@ func TestAMachineThatIsNotElasticHasNoRecoveries(t *testing.T) {
 		_, body, err := get(s, "")
 		for _, line := range []string{`euryale_recoveries_total{rank="0"} 0`,
 			`euryale_rank_state{rank="0",state="ended"} 0`} {
-			if !strings.Contains(body, line) {
-				t.Errorf("there is no %s in\n%s", line, body)
-			}
+			require.Check(t, strings.Contains(body, line), "there is no %s in\n%s", line, body)
 		}
 		return errors.Join(err, s.Close())
 	}))
@@ -357,19 +353,13 @@ func TestOtherMachinesNeedTheCredential(t *testing.T) {
 	for ip, want := range map[string]string{"127.0.0.1": "", "::1": "",
 		"0.0.0.0": derived, "10.1.2.3": derived,
 		"::": derived} {
-		if got := credential(at(ip)); got != want {
-			t.Errorf("at %s it is %q, want %q", ip, got, want)
-		}
+		require.Equal(t, fmt.Sprintf("at %s", ip), credential(at(ip)), want)
 	}
 	t.Setenv("EURYALE_CREDENTIAL", "of a launcher, or chosen")
-	if got := credential(at("10.1.2.3")); got != "of a launcher, or chosen" {
-		t.Errorf("with a credential it is %q", got)
-	}
+	require.Equal(t, "with a credential", credential(at("10.1.2.3")), "of a launcher, or chosen")
 	t.Setenv("EURYALE_CREDENTIAL", "")
 	t.Setenv("EURYALE_TOKEN", "")
-	if got := credential(at("10.1.2.3")); got != "" {
-		t.Errorf("without a token it is %q", got)
-	}
+	require.Equal(t, "without a token", credential(at("10.1.2.3")), "")
 	s := serveNothing(t, derived, 0, turnTime)
 	for show, want := range map[string]int{"": http.StatusUnauthorized,
 		"Bearer " + token: http.StatusUnauthorized, "Bearer ": http.StatusUnauthorized,
@@ -418,10 +408,7 @@ func TestRanksOfAMachineHaveTheNextPorts(t *testing.T) {
 		_, err := Serve(comm)
 		return err
 	})
-	if err == nil || !strings.Contains(err.Error(), "EURYALE_METRICS="+fmt.Sprintf("%q",
-		taken.Addr())) || !strings.Contains(err.Error(), "rank 0") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the error", err, "EURYALE_METRICS="+fmt.Sprintf("%q", taken.Addr()), "rank 0")
 }
 
 func TestNilArgumentsAreErrors(t *testing.T) {
@@ -429,9 +416,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Serve": {F: Serve, Args: []any{comm, Tokens(1)}},
 	}, map[string]string{"Elastic": "nil is no elastic training"})
-	if _, err := Serve(comm, Address(loopback)); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a communicator without a watch: %v", err)
-	}
+	require.Fails(t, "a communicator without a watch", require.Err(Serve(comm, Address(loopback))),
+		backend.ErrArgument)
 }
 
 // TestMetricsWithALabelRankKeepIt: a program may tell of several ranks.
@@ -455,7 +441,5 @@ func TestMetricsWithALabelRankKeepIt(t *testing.T) {
 			}
 		}
 	}
-	if want := "own rank=3\nsent rank=0\nsent rank=1\n"; text.String() != want {
-		t.Errorf("%s, want %s", text.String(), want)
-	}
+	require.Equal(t, "String", text.String(), "own rank=3\nsent rank=0\nsent rank=1\n")
 }

@@ -130,9 +130,8 @@ func TestForeignFilesCostLittle(t *testing.T) {
 		if told := strings.Join(j.remarks, "\n"); !strings.Contains(told, c.says) {
 			t.Errorf("%s: no %q in the remarks %q", name, c.says, told)
 		}
-		if strings.Contains(page, "root:") {
-			t.Errorf("%s: the page has what a link leads to", name)
-		}
+		require.Check(t, !strings.Contains(page, "root:"), "%s: the page has what a link leads to",
+			name)
 	}
 }
 
@@ -152,10 +151,9 @@ func TestOtherFilesLeaveTracesTheirBytes(t *testing.T) {
 	}
 	_, err = j.read("attempt_0/rank_0.log")
 	j.readTraces(map[string]traceID{"trace.0.json": {}})
-	if err == nil || len(j.traces) != 1 || j.bytes > mostBytes-mostTraces+1000 {
-		t.Errorf("a log of 10,000 bytes is read where 9,000 are left: %v; %d traces, %d bytes", err,
-			len(j.traces), j.bytes)
-	}
+	require.Check(t, err != nil && len(j.traces) == 1 && j.bytes <= mostBytes-mostTraces+1000,
+		"a log of 10,000 bytes is read where 9,000 are left: %v; %d traces, %d bytes", err,
+		len(j.traces), j.bytes)
 }
 
 const plan = `{"arena_bytes":1,"beside":{},"steps":[]}`

@@ -66,9 +66,7 @@ func TestFiguresOfThePageAreThoseOfTheLogs(t *testing.T) {
 	j := read(t, dir)
 	text := pageOf(t, j)
 	t.Logf("%d bytes of page in %v", len(text), time.Since(began))
-	if len(text) > 3<<20 {
-		t.Errorf("the page has %d bytes, more than 3 MB", len(text))
-	}
+	require.Check(t, len(text) <= 3<<20, "the page has %d bytes, more than 3 MB", len(text))
 	p := figures(t, text)
 	got, want := p.lines(), map[string][][2]float64{}
 	for i, e := range epochs {
@@ -89,17 +87,15 @@ func TestFiguresOfThePageAreThoseOfTheLogs(t *testing.T) {
 			t.Errorf("%s is %v, want %v", name, got[name], want[name])
 		}
 	}
-	if p.Size != 8 || len(p.Some) != steps || len(p.Attempts) != 2 {
-		t.Fatalf("%d ranks, %d steps, %d attempts", p.Size, len(p.Some), len(p.Attempts))
-	}
+	require.That(t, p.Size == 8 && len(p.Some) == steps && len(p.Attempts) == 2,
+		"%d ranks, %d steps, %d attempts", p.Size, len(p.Some), len(p.Attempts))
 	for i, s := range p.Some {
 		late, millis := []float64{0, 0, 0, 0, 0.01, 0.02, 0.03, 0.04}, 3.52 // behind rank 3
 		if s.Number%200 == 150 {
 			late[5], millis = 19.97, 23.45
 		}
-		if s.Number != i+1 || s.Millis != millis || !slices.Equal(s.Late, late) {
-			t.Fatalf("step %d is %+v, want %v ms, late %v", i+1, s, millis, late)
-		}
+		require.That(t, s.Number == i+1 && s.Millis == millis && slices.Equal(s.Late, late),
+			"step %d is %+v, want %v ms, late %v", i+1, s, millis, late)
 	}
 }
 
@@ -109,13 +105,10 @@ func TestSlowStepsNameTheLateRank(t *testing.T) {
 	var numbers []int
 	for _, s := range slow {
 		numbers = append(numbers, s.Number)
-		if s.Why != "rank 5 began its calls 20 ms late" {
-			t.Errorf("step %d: %s", s.Number, s.Why)
-		}
+		require.Equal(t, fmt.Sprint("step ", s.Number), s.Why, "rank 5 began its calls 20 ms late")
 	}
-	if !slices.Equal(numbers, []int{150, 350}) || usual.Millis != 3.52 {
-		t.Errorf("slow steps are %v, the usual one is %+v", numbers, usual)
-	}
+	require.Check(t, slices.Equal(numbers, []int{150, 350}) && usual.Millis == 3.52,
+		"slow steps are %v, the usual one is %+v", numbers, usual)
 }
 
 func TestCSVGivesTheSameCurvesAsJSONLines(t *testing.T) {
@@ -137,9 +130,7 @@ func TestCSVGivesTheSameCurvesAsJSONLines(t *testing.T) {
 		"epoch val_loss": {{1, 0.75}, {2, 0.5}}, "epoch accuracy": {{1, 0.25}},
 		"epoch steps/s": {{1, 5}, {2, 2.5}}}
 	for _, got := range curves {
-		if !reflect.DeepEqual(got, want) {
-			t.Errorf("%v, want %v", got, want)
-		}
+		require.Check(t, reflect.DeepEqual(got, want), "%v, want %v", got, want)
 	}
 }
 
@@ -151,9 +142,8 @@ func TestEpochsAreNoSteps(t *testing.T) {
 	steps := read(t, dir).steps
 	for i, s := range steps {
 		want := 2 + 7*(1-min(1, s.Number%10)) // the validation belongs to the step before it
-		if s.Number != i+1 || len(s.calls) != 2*want {
-			t.Errorf("step %d has %d calls, want %d", s.Number, len(s.calls), 2*want)
-		}
+		require.Check(t, s.Number == i+1 && len(s.calls) == 2*want, "step %d has %d calls, want %d",
+			s.Number, len(s.calls), 2*want)
 	}
 	if slow, _ := slowest(steps, 3); len(steps) != 95 || len(slow) != 3 ||
 		!strings.Contains(slow[0].Why, "it also has autograd.Evaluation: allgather") {
@@ -224,10 +214,9 @@ func TestMergedTraceIsOnOneClock(t *testing.T) {
 			starts[e.Rank] = append(starts[e.Rank], e.Start)
 		}
 	}
-	if len(starts[0]) != 201 || !slices.Equal(starts[0], starts[1]) {
-		t.Errorf("%d events of rank 0, %d of rank 1; they start at %v and %v", len(starts[0]),
-			len(starts[1]), starts[0][:2], starts[1][:2])
-	}
+	require.Check(t, len(starts[0]) == 201 && slices.Equal(starts[0], starts[1]),
+		"%d events of rank 0, %d of rank 1; they start at %v and %v", len(starts[0]),
+		len(starts[1]), starts[0][:2], starts[1][:2])
 }
 
 func TestTrafficIsThatOfTheAlgorithm(t *testing.T) {
@@ -255,9 +244,7 @@ func TestTrafficIsThatOfTheAlgorithm(t *testing.T) {
 		for i := range 9 {
 			got[i/3][i%3] = sent(c.kind, c.algorithm, 3, 1, 300, i/3, i%3)
 		}
-		if got != c.want {
-			t.Errorf("%v by %q: %v, want %v", c.kind, c.algorithm, got, c.want)
-		}
+		require.Equal(t, fmt.Sprintf("%v by %q", c.kind, c.algorithm), got, c.want)
 	}
 }
 
@@ -286,10 +273,9 @@ func TestGenerationsOfAnElasticJobAreOneJob(t *testing.T) {
 	}
 	j := read(t, dir)
 	p := figures(t, pageOf(t, j))
-	if len(j.traces) != 8 || p.Size != 3 || len(p.Ranks) != 3 || len(p.Some) != 60 {
-		t.Fatalf("%d traces, %d ranks, %d of them in the table, %d steps", len(j.traces), p.Size,
-			len(p.Ranks), len(p.Some))
-	}
+	require.That(t, len(j.traces) == 8 && p.Size == 3 && len(p.Ranks) == 3 && len(p.Some) == 60,
+		"%d traces, %d ranks, %d of them in the table, %d steps", len(j.traces), p.Size,
+		len(p.Ranks), len(p.Some))
 	// rank 0 sends a third of each buffer to rank 2 in two generations, twice in all-reduces
 	if want := int64(2 * (20*(2*12000/3+24) + 320/3)); p.Matrix[0][2] != want {
 		t.Errorf("%d bytes from rank 0 to rank 2, want %d", p.Matrix[0][2], want)
@@ -326,13 +312,11 @@ func TestTracesOfAnEarlierJobAreLeftOut(t *testing.T) {
 			"run-BBBBBBBBBBBB.%d-%d", generation, 22222222+generation), 20)
 	}
 	j := read(t, dir)
-	if len(j.traces) != 4 || j.size != 2 || len(j.steps) != 10 {
-		t.Errorf("%d traces of %d ranks, %d steps", len(j.traces), j.size, len(j.steps))
-	}
+	require.Check(t, len(j.traces) == 4 && j.size == 2 && len(j.steps) == 10,
+		"%d traces of %d ranks, %d steps", len(j.traces), j.size, len(j.steps))
 	const says = "of an earlier job, as are 12 traces in all: they are left out"
-	if len(j.remarks) != 1 || !strings.Contains(j.remarks[0], says) {
-		t.Errorf("it remarks %q", j.remarks)
-	}
+	require.Check(t, len(j.remarks) == 1 && strings.Contains(j.remarks[0], says), "it remarks %q",
+		j.remarks)
 	write(1, "trace", "run-CCCCCCCCCCCC-I6MXIOPE/split.0", 30) // a plain job again, of one rank
 	if j := read(t, dir); len(j.traces) != 1 || j.size != 1 || len(j.steps) != 5 {
 		t.Errorf("of a plain job: %d traces of %d ranks, %d steps", len(j.traces), j.size,
@@ -392,19 +376,13 @@ func TestDamagedFilesAreRemarks(t *testing.T) {
 	text := strings.Join(j.remarks, "\n")
 	for _, want := range []string{"trace.8.json: the trace is", "trace.9.json: unexpected end",
 		"more.jsonl: unexpected end", "rank_2.log: "} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in %s", want, text)
-		}
+		require.Check(t, strings.Contains(text, want), "no %q in %s", want, text)
 	}
-	if len(j.remarks) != 4 || len(j.traces) != 8 {
-		t.Errorf("%d remarks, %d traces", len(j.remarks), len(j.traces))
-	}
-	if _, err := Read(t.TempDir()); err == nil || !strings.Contains(err.Error(), "EURYALE_TRACE=") {
-		t.Errorf("of an empty directory: %v", err)
-	}
-	if _, err := Read(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("of no directory: %v", err)
-	}
+	require.Check(t, len(j.remarks) == 4 && len(j.traces) == 8, "%d remarks, %d traces",
+		len(j.remarks), len(j.traces))
+	require.Fails(t, "of an empty directory", require.Err(Read(t.TempDir())), "EURYALE_TRACE=")
+	require.Fails(t, "of no directory", require.Err(Read(filepath.Join(dir, "none"))),
+		os.ErrNotExist)
 }
 
 func TestFailuresAndRecoveriesAreTold(t *testing.T) {
@@ -445,9 +423,7 @@ func TestPageIsWellFormedAndNeedsNoOtherFile(t *testing.T) {
 		}
 		require.NoError(t, err)
 		e, ok := token.(xml.StartElement)
-		if ok && !slices.Contains(known, e.Name.Local) {
-			t.Errorf("an element %s", e.Name.Local)
-		}
+		require.Check(t, !ok || slices.Contains(known, e.Name.Local), "an element %s", e.Name.Local)
 		for _, a := range e.Attr {
 			if a.Name.Local == "id" && ids[a.Value] {
 				t.Errorf("two elements %s", a.Value)
@@ -459,9 +435,7 @@ func TestPageIsWellFormedAndNeedsNoOtherFile(t *testing.T) {
 		}
 	}
 	for _, no := range []string{"http:", "https:", "url(", "@import", "fetch(", "ZgotmplZ", "NaN"} {
-		if strings.Contains(text, no) {
-			t.Errorf("the page has %q", no)
-		}
+		require.Check(t, !strings.Contains(text, no), "the page has %q", no)
 	}
 }
 
@@ -501,15 +475,12 @@ document.querySelector(".step:not([hidden]) rect title").parentNode.dispatchEven
 			t.Fatalf("%v\n%s", err, log.String())
 		}
 		for line := range strings.Lines(log.String()) {
-			if strings.Contains(line, "CONSOLE") {
-				t.Errorf("%v: %s", more, line)
-			}
+			require.Check(t, !strings.Contains(line, "CONSOLE"), "%v: %s", more, line)
 		}
 		for _, want := range []string{"<output>epoch 20: 0.1125, 0.125</output>",
 			`<output id="call">rank 0: DataParallel.Sync: allreduce(avg) of w0, 1000 f32`} {
-			if !strings.Contains(dom.String(), want) {
-				t.Errorf("%v: the page has no %s", more, want)
-			}
+			require.Check(t, strings.Contains(dom.String(), want), "%v: the page has no %s", more,
+				want)
 		}
 		if n := strings.Count(dom.String(), `step" hidden=""`); n != 1 {
 			t.Errorf("%v: %d timelines are hidden, want 1 of 2", more, n)

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -111,9 +110,7 @@ func TestTheLastOnesAndThePinnedOneStay(t *testing.T) {
 		{"step-00000007", "step-00000006", "step-00000005"},
 	} {
 		s.save(uint64(step), "x", step == 2 || step == 5)
-		if got := steps(t, s.dir); !slices.Equal(got, want) {
-			t.Errorf("after step %d there are %v, want %v", step, got, want)
-		}
+		require.Slices(t, fmt.Sprint("after step ", step), steps(t, s.dir), want)
 	}
 }
 
@@ -125,18 +122,15 @@ func TestANameThatIsTakenGetsASuffix(t *testing.T) {
 	testenv.Link(t, "nowhere", filepath.Join(s.dir, "step-00000007.1"))
 	first, second := s.save(7, "first", false), s.save(7, "second", false)
 	s.save(3, "third", false) // a training that goes on from an older one
-	if first.Name != "step-00000007.2" || second.Name != "step-00000007.3" {
-		t.Errorf("the names are %s and %s", first.Name, second.Name)
-	}
+	require.Check(t, first.Name == "step-00000007.2" && second.Name == "step-00000007.3",
+		"the names are %s and %s", first.Name, second.Name)
 	want := []string{
 		"step-00000007",
 		"step-00000003",
 		"step-00000007.3",
 		"step-00000007.2",
 	} // the first is none
-	if got := steps(t, s.dir); !slices.Equal(got, want) {
-		t.Errorf("the order is %v, want %v", got, want)
-	}
+	require.Slices(t, "the order", steps(t, s.dir), want)
 }
 
 // Whatever the user has put into the directory or made of a checkpoint is there after any number of
@@ -270,9 +264,7 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 		os.Remove(filepath.Join(stay[3], "mine")),
 		Clean(dir),
 	) // such as a file of a rank that was late
-	if _, err := os.Lstat(stay[3]); err == nil {
-		t.Error("the draft is there without the user's file")
-	}
+	require.Fails(t, "the draft is there without the user's file", require.Err(os.Lstat(stay[3])))
 	if len(tree(t, out)) != 2 {
 		t.Errorf("a link was followed: %v", tree(t, out))
 	}
@@ -283,13 +275,9 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 func TestOneHolderAtATime(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	first, err := Acquire(dir, "the first")
-	if err != nil || !first.Of(dir) || !first.Supported {
-		t.Fatal(first, err)
-	}
-	if _, err := Acquire(dir, "the second"); !errors.Is(err, ErrLocked) ||
-		!strings.Contains(err.Error(), "the first saves there") {
-		t.Errorf("the error is %v", err)
-	}
+	require.That(t, err == nil && first.Of(dir) && first.Supported, "%v %v", first, err)
+	require.Fails(t, "Acquire", require.Err(Acquire(dir, "the second")), ErrLocked,
+		"the first saves there")
 	must(t, first.Release())
 	second, err := Acquire(dir, "the second")
 	require.NoError(t, err)
@@ -324,9 +312,7 @@ func TestALockFollowsNoLink(t *testing.T) {
 	if filelock.NoFollow == 0 {
 		t.Skip("this system opens what a link leads to")
 	}
-	if _, err := Acquire(dir, "holder"); err == nil {
-		t.Error("it was locked")
-	}
+	require.Fails(t, "it was locked", require.Err(Acquire(dir, "holder")))
 	if text, _ := os.ReadFile(victim); string(text) != "mine" {
 		t.Errorf("the file says %q", text)
 	}
@@ -343,12 +329,9 @@ func TestEveryDamagedBitOfARecordIsNoticed(t *testing.T) {
 		damaged[i/8] ^= 1 << (i % 8)
 		must(t, os.WriteFile(filepath.Join(path, RecordName), damaged, 0o666))
 		_, got, err := ReadRecord(path)
-		if err == nil && fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Fatalf("bit %d: %+v, want %+v", i, got, want)
-		}
-		if err != nil && !errors.As(err, new(*Damaged)) {
-			t.Fatalf("bit %d: %v", i, err)
-		}
+		require.That(t, err != nil || fmt.Sprint(got) == fmt.Sprint(want), "bit %d: %+v, want %+v",
+			i, got, want)
+		require.That(t, err == nil || errors.As(err, new(*Damaged)), "bit %d: %v", i, err)
 	}
 }
 
@@ -397,9 +380,7 @@ func TestFollows(t *testing.T) {
 		}
 		return Follows(all, s.training, step, ids)
 	}
-	if !follows(0) {
-		t.Error("there is nothing to follow")
-	}
+	require.Check(t, follows(0), "there is nothing to follow")
 	first, second := s.save(1, "x", false).ID, s.save(2, "x", false).ID
 	other := s
 	other.training = NewID()

@@ -61,9 +61,8 @@ func TestRegionsMeetWhereTheyHaveTheSameElements(t *testing.T) {
 				}
 				got += n
 			})
-			if got != want {
-				t.Fatalf("%+v and %+v have %d elements in common, want %d", a, b, got, want)
-			}
+			require.That(t, got == want, "%+v and %+v have %d elements in common, want %d", a, b,
+				got, want)
 		}
 	}
 }
@@ -85,9 +84,7 @@ func TestRegionsThatAreNoneAreRefused(t *testing.T) {
 	}
 	for _, r := range []Region{{nil, 0, 0, 1, 0, 1}, {[]int{0}, 0, 0, 0, 0, 0},
 		{[]int{2, 3}, 0, 0, 2, 6, 0}} {
-		if err := r.check(24); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, r.check(24))
 	}
 }
 
@@ -106,7 +103,6 @@ func TestShardsOfMoreThanTheFilesAreRefused(t *testing.T) {
 	of.Files = append(files, own)
 	_, err = Read(dir, of, 1, Wanted{Rest: func(string) bool { return true }})
 	damaged := &Damaged{}
-	if !errors.As(err, &damaged) || !strings.Contains(err.Error(), "fewer elements") {
-		t.Error(err)
-	}
+	require.Check(t, errors.As(err, &damaged) && strings.Contains(err.Error(), "fewer elements"),
+		"%v", err)
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -22,10 +21,7 @@ func TestFoundTensorsThatShareBytesAreRefused(t *testing.T) {
 	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
 	file = append(file, make([]byte, 8)...)
 	_, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
-	if err == nil || !strings.Contains(err.Error(), "a tensor begins at byte 0, and the one "+
-		"before ends at 8") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the error", err, "a tensor begins at byte 0, and the one before ends at 8")
 }
 
 // Whatever bit of a file is another one, that is an error or makes no difference.
@@ -76,9 +72,7 @@ func TestTensorsComeBackAsTheyWere(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := ReadTensors(path)
-	if err != nil || len(got) != len(want) {
-		t.Fatalf("%d tensors: %v", len(got), err)
-	}
+	require.That(t, err == nil && len(got) == len(want), "%d tensors: %v", len(got), err)
 	for name, w := range want {
 		if g := got[name]; !slices.Equal(g.Shape, w.Shape) || g.Data.DType() != w.Data.DType() ||
 			!bytes.Equal(g.Data.Bytes(), w.Data.Bytes()) {

@@ -7,6 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {
@@ -14,7 +15,5 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	nilargs.Check(t, map[string]nilargs.Use{
 		"New": {F: New, Args: []any{comm, backend.F16}},
 	}, map[string]string{"Wrap": "what it returns is New"})
-	if _, err := Wrap(backend.F16)(nil); err == nil {
-		t.Error("Wrap of nil is no error")
-	}
+	require.Fails(t, "Wrap of nil is no error", require.Err(Wrap(backend.F16)(nil)))
 }

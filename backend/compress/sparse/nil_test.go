@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {
@@ -13,7 +14,5 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	nilargs.Check(t, map[string]nilargs.Use{
 		"New": {F: New, Args: []any{comm, TopK(0.5), WithStrict()}},
 	}, map[string]string{"Wrap": "what it returns is New", "WithValues": "a number"})
-	if _, err := Wrap(TopK(0.5))(nil); err == nil {
-		t.Error("Wrap of nil is no error")
-	}
+	require.Fails(t, "Wrap of nil is no error", require.Err(Wrap(TopK(0.5))(nil)))
 }

@@ -422,14 +422,11 @@ func TestTheRestIsExact(t *testing.T) {
 			if e > 0 {
 				lost++
 			}
-			if e > bound {
-				t.Fatalf("%v: %v is sent as %v and leaves %v: %v is lost", values, v, seen[0],
-					rest, e)
-			}
+			require.That(t, e <= bound, "%v: %v is sent as %v and leaves %v: %v is lost", values, v,
+				seen[0], rest, e)
 		}
-		if (lost > 0) != (values == backend.F16) {
-			t.Errorf("%v: something is lost of %d numbers", values, lost)
-		}
+		require.Check(t, (lost > 0) == (values == backend.F16),
+			"%v: something is lost of %d numbers", values, lost)
 	}
 }
 
@@ -926,9 +923,8 @@ func TestStatesOfEarlierProgramsLoad(t *testing.T) {
 		"sparse (topk=0.1, values f16, feedback false)":                                  false,
 		"": false,
 	} {
-		if got := c.Resumes(description); got != want {
-			t.Errorf("it resumes from %q: %v", description, got)
-		}
+		require.Equal(t, fmt.Sprintf("it resumes from %q", description), c.Resumes(description),
+			want)
 	}
 }
 
@@ -1198,9 +1194,8 @@ func FuzzTopKIsExact(f *testing.F) {
 		c := s.kth(v, k)
 		at, got := make([]int32, n), make([]float32, n)
 		picked := c.pick(at, v)
-		if picked != k || s.coarse != [1 << coarseBits]int{} || s.odd != s.coarse {
-			t.Fatalf("%d of %d elements, want %d", picked, n, k)
-		}
+		require.That(t, picked == k && s.coarse == [1 << coarseBits]int{} && s.odd == s.coarse,
+			"%d of %d elements, want %d", picked, n, k)
 		for _, i := range at[:k] {
 			got[i] = 1
 		}

@@ -1,10 +1,24 @@
-// Package require ends tests whose preparations fail, and reports what is wrong in one line.
+// Package require says in one line what a test requires. [NoError] and [That] end a test that does
+// not have it, as Fatal does; the others fail the test and go on, as Error does.
 package require
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
 
 // T is what a test has, and whatever takes the place of one.
 type T interface {
 	Helper()
 	Fatal(args ...any)
+}
+
+// R is what a test has that reports and goes on.
+type R interface {
+	Helper()
+	Error(args ...any)
 }
 
 // NoError ends a test with an error, unless it is nil.
@@ -16,12 +30,69 @@ func NoError(t T, err error) {
 }
 
 // Report fails a test with an error, unless it is nil, and goes on.
-func Report(t interface {
-	Helper()
-	Error(args ...any)
-}, err error) {
+func Report(t R, err error) {
 	if err != nil {
 		t.Helper()
 		t.Error(err)
 	}
 }
+
+// That ends a test where something is not so.
+func That(t T, so bool, format string, args ...any) {
+	if !so {
+		t.Helper()
+		t.Fatal(fmt.Sprintf(format, args...))
+	}
+}
+
+// Check fails a test where something is not so, and goes on.
+func Check(t R, so bool, format string, args ...any) {
+	if !so {
+		t.Helper()
+		t.Error(fmt.Sprintf(format, args...))
+	}
+}
+
+// Equal fails a test where what it got is not what it wants, and goes on.
+func Equal[V comparable](t R, what any, got, want V) {
+	if got != want {
+		t.Helper()
+		differ(t, what, got, want)
+	}
+}
+
+// Slices is Equal of slices; one without elements is equal to nil.
+func Slices[V comparable](t R, what any, got, want []V) {
+	if !slices.Equal(got, want) {
+		t.Helper()
+		differ(t, what, got, want)
+	}
+}
+
+func differ[V any](t R, what any, got, want V) {
+	t.Helper()
+	format := "%v: %+v, want %+v"
+	switch any(got).(type) {
+	case string, []string:
+		format = "%v: %q, want %q"
+	}
+	t.Error(fmt.Sprintf(format, what, got, want))
+}
+
+// Fails fails a test where there is no error, or one that is not as wanted, and goes on: it has to
+// be each of the wanted errors, and to contain each of the wanted texts.
+func Fails(t R, what any, err error, wants ...any) {
+	is := func(want any) bool {
+		if target, ok := want.(error); ok {
+			return errors.Is(err, target)
+		}
+		return strings.Contains(err.Error(), want.(string))
+	}
+	if err == nil || slices.ContainsFunc(wants, func(want any) bool { return !is(want) }) {
+		t.Helper()
+		t.Error(fmt.Sprintf("%v: the error is %v, want %q", what, err, wants))
+	}
+}
+
+// Err returns the error of a call that returns something else too.
+func Err[V any](_ V, err error) error { return err }

@@ -34,10 +34,8 @@ func TestCollectionsOfGarbageAreNoted(t *testing.T) {
 		}
 	})
 	runtime.KeepAlive(pointers)
-	if s.Noted[GarbageCollection] < s.Time/20 || s.Heap < 12<<20 ||
-		s.CPU == 0 {
-		t.Errorf("of %v of collections it notes %+v", s.Time, s)
-	}
+	require.Check(t, s.Noted[GarbageCollection] >= s.Time/20 && s.Heap >= 12<<20 && s.CPU != 0,
+		"of %v of collections it notes %+v", s.Time, s)
 }
 
 func TestPageFaultsAreNoted(t *testing.T) {
@@ -54,9 +52,8 @@ func TestPageFaultsAreNoted(t *testing.T) {
 			memory[i] = 1
 		}
 	})
-	if s.Noted[PageFaults] == 0 || s.Noted[PageFaults] > s.CPU {
-		t.Errorf("of %v, %v of the processor, it notes %+v", s.Time, s.CPU, s)
-	}
+	require.Check(t, s.Noted[PageFaults] != 0 && s.Noted[PageFaults] <= s.CPU,
+		"of %v, %v of the processor, it notes %+v", s.Time, s.CPU, s)
 }
 
 // A process that was stopped gets SIGCONT, by which it goes on.

@@ -173,13 +173,9 @@ func TestARankIsLateInTheMiddleOfACollective(t *testing.T) {
 		s[2].For, s[4].For, s[4].Waited = 4, 0, ms
 		s[2].Noted[Stopped] = time.Second
 	}), &tally)
-	if want := []time.Duration{0, 0, 2 * ms, 0, 0}; !slices.Equal(behind, want) {
-		t.Errorf("behind are %v, want %v", behind, want)
-	}
+	require.Slices(t, "behind", behind, []time.Duration{0, 0, 2 * ms, 0, 0})
 	want := []Verdict{{Rank: 2, Late: 2 * ms, Share: 19. / 50, Cause: Stopped}}
-	if got := tally.Verdicts(); !slices.Equal(got, want) {
-		t.Errorf("the verdicts are %+v, want %+v", got, want)
-	}
+	require.Slices(t, "the verdicts", tally.Verdicts(), want)
 }
 
 // Two ranks that are late by turns are a machine's jitter.
@@ -188,9 +184,7 @@ func TestRanksThatAreLateInTurnAreNotNamed(t *testing.T) {
 	for n := range 10 {
 		add(step(2, func(s []Sample) { lateBy(s, n%2, 10*ms) }), &tally)
 	}
-	if got := tally.Verdicts(); len(got) != 0 {
-		t.Errorf("the verdicts are %+v", got)
-	}
+	require.Equal(t, "the verdicts", len(tally.Verdicts()), 0)
 }
 
 func TestReportHasAtMostTenLines(t *testing.T) {
@@ -300,15 +294,11 @@ func TestFilesOfTheSystemAreRead(t *testing.T) {
 	write(clock, "16\n")
 	gpu = 3 * ms
 	f.next = f.next.Add(time.Minute) // on a busy machine this test takes as long as looks are apart
-	if got := look(false); got != ([Noted]time.Duration{}) {
-		t.Errorf("it looks again at once, and notes %v", got)
-	}
+	require.Equal(t, "it looks again at once, and notes", look(false), [Noted]time.Duration{})
 	f.next = time.Time{}.Add(1) // it is time for a rank that is late
 	want := [Noted]time.Duration{CgroupThrottling: 4 * ms, ClockThrottling: 5 * ms,
 		CPUContention: 15 * ms}
-	if got := look(true); got != want {
-		t.Errorf("it notes %v, want %v", got, want)
-	}
+	require.Equal(t, "it notes", look(true), want)
 	if _, has := f.values[root+"/proc/self/task/3/schedstat"]; !has {
 		t.Error("it does not know the new thread")
 	}
