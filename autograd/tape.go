@@ -174,8 +174,8 @@ func (d *tape) tellUntrained(g *gorgonia.ExprGraph) {
 	}
 }
 
-// keepConstants records the constants of a graph. A constant can be a gradient (d(x+c)/dc is 1), and
-// all graphs of the process share it, so clear must not zero it.
+// keepConstants records the constants of a graph. A constant can be a gradient (d(x+c)/dc is 1),
+// and all graphs of the process share it, so clear must not zero it.
 func (d *tape) keepConstants(g *gorgonia.ExprGraph) {
 	for _, n := range g.AllNodes() {
 		if c, ok := n.Op().(interface{ Value() gorgonia.Value }); ok {

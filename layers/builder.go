@@ -250,7 +250,7 @@ func drawn[T float32 | float64](seed uint64, name string, init Init, n int) (_ [
 func draw[T float32 | float64](init Init, r *rand.Rand) (T, error) {
 	x := init(r)
 	if kept := float64(T(x)); math.IsNaN(kept) || math.IsInf(kept, 0) {
-		return 0, fmt.Errorf("%w: its Init has drawn %v, which is not finite in %T: look at the "+
+		return 0, fmt.Errorf("%w: its Init has drawn %v, which is not finite in %T: check the "+
 			"deviation or the constant", backend.ErrArgument, x, T(x))
 	}
 	return T(x), nil

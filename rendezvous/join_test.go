@@ -320,7 +320,7 @@ func TestMissingRankIsNamedToAll(t *testing.T) {
 	all := local(t, 4, 2*time.Second) // enough for a store on a loaded machine
 	_, errs := joinAll(t, []Env{all[0], all[1], all[3]})
 	for i, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "rank 2 did not take part") {
+		if err == nil || !strings.Contains(err.Error(), "rank 2 did not join") {
 			t.Errorf("Env %d: %v", i, err)
 		}
 	}
@@ -359,7 +359,7 @@ func TestTokenOfTheUserIsUsed(t *testing.T) {
 	all[0].Timeout, all[1].Timeout = 300*time.Millisecond, 300*time.Millisecond
 	all[1].Token = "another"
 	_, errs = joinAll(t, all)
-	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 1 did not take part") ||
+	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 1 did not join") ||
 		!errors.Is(errs[0], errToken) {
 		t.Errorf("rank 0: %v", errs[0])
 	}
@@ -731,7 +731,7 @@ func TestRankOfAMachineThatNobodyReachesIsExplained(t *testing.T) {
 	all := distant(t, 2)
 	all[0].Token = "guessed"
 	_, errs := joinAll(t, all[:1])
-	for _, part := range []string{"rank 1 did not take part",
+	for _, part := range []string{"rank 1 did not join",
 		"ranks on other machines cannot reach 127.0.0.1", "EURYALE_TOKEN to 16 bytes"} {
 		if errs[0] == nil || !strings.Contains(errs[0].Error(), part) {
 			t.Errorf("%v lacks %q", errs[0], part)

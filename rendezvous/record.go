@@ -345,6 +345,6 @@ func (m *joinRecord) where() string {
 
 // notFound is the error of a rank that did not find rank 0.
 func notFound(cause, last error) error {
-	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): look at its output, and check "+
+	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): check its output, and "+
 		"that all ranks belong to one job", cause, last)
 }

@@ -70,7 +70,7 @@ func decodeFailure(b []byte) *Failure {
 	return &Failure{Rank: rank, Cause: errors.New(Printable(text)), Declared: declared == "true"}
 }
 
-// MissingError names the ranks that did not take part in time. It wraps the error of
+// MissingError names the ranks that did not join in time. It wraps the error of
 // the context.
 type MissingError struct {
 	Rank  int    // the rank that reports it
@@ -81,7 +81,7 @@ type MissingError struct {
 
 // Error names the missing ranks.
 func (e *MissingError) Error() string {
-	return fmt.Sprintf("rendezvous: rank %d: %s: %s did not take part in time (%v): look at "+
+	return fmt.Sprintf("rendezvous: rank %d: %s: %s did not join in time (%v): check "+
 		"their output, or raise EURYALE_TIMEOUT if they are only slow",
 		e.Rank, e.What, ranks(e.Ranks), e.Cause)
 }

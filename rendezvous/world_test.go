@@ -185,7 +185,7 @@ func TestFoundFailureIsOfTheRankThatItBeganWith(t *testing.T) {
 		for _, w := range all {
 			<-w.Down()
 			if f := w.Failure(); f.Rank != 3 ||
-				!strings.Contains(f.Error(), "rank 3 did not take part in time") {
+				!strings.Contains(f.Error(), "rank 3 did not join in time") {
 				t.Errorf("rank %d: %v", w.Rank, f)
 			}
 		}

@@ -68,7 +68,7 @@ var features = []feature{
 		"`autograd.WithCompression` to the largest elements"},
 	{"least memory", "memory", "WithMemory",
 		"`vm.WithMemory` with the lowest bound ([memory](memory.md))"},
-	{"loss tiles", "tiles", "WithLossTiles", "`vm.WithLossTiles`"},
+	{"chunked cross-entropy", "tiles", "WithLossTiles", "`vm.WithLossTiles`"},
 	{"batch norm", "norm", "BatchNorm", "`layers.Builder.BatchNorm`, each rank its own batch"},
 	{"SyncBatchNorm", "norm", "SyncBatchNorm", "`vm.SyncBatchNorm`"},
 	{"Padding", "padding", "Tokens.Padding",
@@ -108,10 +108,10 @@ var refusals = []refusal{
 		"and after each run", nil},
 	{[]string{"Table"}, []string{"ClipNorm"}, "the norm would lack the gradients of rows",
 		nil},
-	{[]string{"loss tiles"}, []string{"tensor ranks"}, "ranks that divide the logits add up " +
-		"all rows at once", nil},
-	{[]string{"loss tiles"}, []string{"Padding"}, "a tile would wait until ranks have counted " +
-		"the targets; one rank may", severalRanks},
+	{[]string{"chunked cross-entropy"}, []string{"tensor ranks"},
+		"ranks that shard the logits add up all rows at once", nil},
+	{[]string{"chunked cross-entropy"}, []string{"Padding"},
+		"a tile would wait until ranks have counted the targets; one rank may", severalRanks},
 	{[]string{"sequence ranks"}, []string{"WithTree", "WithElastic"}, "a rank runs whole " +
 		"micro-batches", nil},
 	{[]string{"data ranks", "tensor ranks"}, []string{"WithElastic"}, "elastic ranks are data " +
@@ -590,7 +590,7 @@ func (s *setting) options(r ranked, m *paired) []vm.Option {
 	}
 	add("SyncBatchNorm", vm.SyncBatchNorm())
 	add("least memory", vm.WithLeastMemory())
-	add("loss tiles", vm.WithLossTiles(4))
+	add("chunked cross-entropy", vm.WithLossTiles(4))
 	add("row exchange", vm.WithAnyTable())
 	add("WithTree", vm.WithTree(s.runs))
 	if n := s.shards(); n > 0 {

@@ -118,7 +118,7 @@ func trainsInShards(t *testing.T, k testenv.Kind, P int, as training) {
 	}
 }
 
-// TestShardsWithLittleMemory: values are computed again, and bits stay.
+// TestShardsWithLittleMemory: values are recomputed, and bits stay.
 func TestShardsWithLittleMemory(t *testing.T) {
 	as := training{solver: solvers["adam"], build: func(t testing.TB, _ tensor.Dtype) *model {
 		return bounded["mlp"](t, nil)
@@ -133,7 +133,7 @@ func TestShardsWithLittleMemory(t *testing.T) {
 					return err
 				}
 				got := machine.Summary().Memory
-				// with Parameters what reads a learnable is not computed again
+				// with Parameters what reads a learnable is not recomputed
 				if all.Values > 0 && level&vm.Parameters == 0 &&
 					(got.Again == 0 || got.Total() > all.Total()*96/100) {
 					t.Errorf("level %b: %v, without a bound %v", level, got, all)

@@ -35,7 +35,7 @@
 // Copy engines run recorded exchanges only, so the exchanges of these few steps are all kernels.
 //
 // --memory 4.5 bounds the memory of each machine to 4.5 GiB (vm.WithMemory). plan_mib is what its
-// plan takes, and extra its estimate of the time of steps that run again, as a share of all others.
+// plan takes, and extra its estimate of the time of rematerialized steps, as a share of all others.
 // With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have, on one
 // rank and on two, or on -n ranks that divide what --shards says.
 //
@@ -253,7 +253,7 @@ type result struct {
 	Arena     int     `json:"arena_bytes"`
 	HostOps   int     `json:"host_ops"`
 	PlanMiB   int64   `json:"plan_mib"`        // of all memory
-	Extra     float64 `json:"extra,omitempty"` // time of steps that run again, by the plan
+	Extra     float64 `json:"extra,omitempty"` // time of rematerialized steps, by the plan
 	Peer      string  `json:"peer,omitempty"`
 	PeerUS    float64 `json:"peer_us,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"`  // of the time of a step by that of the peer

@@ -228,7 +228,7 @@ func TestTheLargestGPTHasMoreLayersIfStepsRunAgain(t *testing.T) {
 		var without, with planned
 		require.NoError(t, errors.Join(decoder.Decode(&without), decoder.Decode(&with)))
 		if with.Layers < without.Layers || with.MiB > 4<<10 || without.Steps > 0 {
-			t.Errorf("%+v, and with steps that run again %+v", without, with)
+			t.Errorf("%+v, and with rematerialized steps %+v", without, with)
 		}
 	}
 }

@@ -26,7 +26,7 @@ type planned struct {
 }
 
 // writeLargest writes, for GPTs of width 2048 that fit into --memory, how many layers the largest
-// ones have: without steps that run again, and with them. Nothing runs.
+// ones have: without rematerialized steps, and with them. Nothing runs.
 func (o options) writeLargest(w io.Writer) error {
 	ranks, batches := []int{1, 2}, []int{1, 4, 16}
 	if o.ranks > 1 {

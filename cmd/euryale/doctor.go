@@ -356,7 +356,7 @@ func loopback(ctx context.Context) finding {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String())
 	if err != nil {
 		f.err = fmt.Errorf("cannot connect to 127.0.0.1, where processes find each other: %w: "+
-			"look at the firewall", err)
+			"check the firewall", err)
 		return f
 	}
 	f.text = "127.0.0.1 takes connections"

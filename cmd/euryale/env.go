@@ -47,11 +47,11 @@ func (e envCmd) Run(ctx context.Context, s *streams) error {
 func found(l cuda.Library) string {
 	switch path := l.Find(); {
 	case l.Variable.Off(os.Getenv):
-		return fmt.Sprintf("# %s: %s=off: without it run %s.\n", l.Name, l.Variable, l.Without)
+		return fmt.Sprintf("# %s: %s=off: without it, %s.\n", l.Name, l.Variable, l.Without)
 	case path != "":
 		return fmt.Sprintf("# %s: %s\n", l.Name, path)
 	default:
-		return fmt.Sprintf("# %s: not found: without it run %s. Get it: %s; or name its file in "+
+		return fmt.Sprintf("# %s: not found: without it, %s. Get it: %s; or name its file in "+
 			"%s. euryale doctor, built with -tags gpu, says what programs open.\n",
 			l.Name, l.Without, l.Install, l.Variable)
 	}

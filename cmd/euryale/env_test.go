@@ -59,8 +59,8 @@ func TestEnvSaysWhereLibrariesAre(t *testing.T) {
 		{dir, "", "# cuBLAS: " + file + "\n"},
 		{"", file, "# cuBLAS: " + file + "\n"},
 		{dir, lacking, "pip install nvidia-cublas"},
-		{dir, "off", "EURYALE_CUBLAS=off: without it run matrix products, by slower kernels of " +
-			"Euryale"},
+		{dir, "off", "EURYALE_CUBLAS=off: without it, matrix multiplications run on " +
+			"Euryale's slower kernels"},
 	} {
 		t.Setenv("LD_LIBRARY_PATH", test.path)
 		t.Setenv("EURYALE_CUBLAS", test.variable)

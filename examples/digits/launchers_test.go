@@ -111,7 +111,7 @@ func TestFoundVariablesSetByHandAreExplained(t *testing.T) {
 		want []string
 	}{
 		"the other rank is missing": {[]string{"PMI_RANK=0", "PMI_SIZE=2", "EURYALE_TIMEOUT=1s"}, 1,
-			[]string{"rank 1 did not take part", "timeout after 1s"}},
+			[]string{"rank 1 did not join", "timeout after 1s"}},
 		"no job": {[]string{"RANK=0", "WORLD_SIZE=2"}, 2,
 			[]string{"RANK=0", "MASTER_PORT", "EURYALE_JOB"}},
 		"signs of a job": {[]string{"FLUX_TASK_RANK=1"}, 2,

@@ -100,7 +100,8 @@ func (cfg config) check(ranks int) {
 	var err error
 	switch {
 	case flag.NArg() > 0 || least < 1 || !(cfg.lr >= 0):
-		err = fmt.Errorf("%q: use flags alone, from 1, and --tree and --lr from 0", os.Args[1:])
+		err = fmt.Errorf("%q: no arguments are taken; flags with numbers are at least 1, "+
+			"--tree and --lr at least 0", os.Args[1:])
 	case !known || cfg.device != "cpu" && cfg.device != "auto":
 		err = fmt.Errorf("--device %s --precision %s: use cpu or auto, and f32, tf32 or bf16",
 			cfg.device, cfg.precision)

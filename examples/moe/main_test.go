@@ -95,8 +95,8 @@ func TestACheckpointIsOfTheWholeModel(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--dtype f16": "use --dtype f32 or f64", "--device tpu": "--device cpu or auto",
-		"--steps 0": "sizes of at least 1", "--batch 3": "of which others divide --batch",
-		"--ep 3": "an --ep that divides the ranks", "--choices 9": "Choices:9",
+		"--steps 0": "sizes of at least 1", "--batch 3": "ranks / ep must divide --batch",
+		"--ep 3": "--ep must divide the ranks", "--choices 9": "Choices:9",
 	} {
 		_ = exampletest.New(t, 2, small+flags).Refused(t, want)
 	}

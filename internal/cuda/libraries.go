@@ -14,7 +14,7 @@ type Library struct {
 	Name     string      // "cuBLAS"
 	Variable env.Library // names the file or its folder, or is "off"
 	Install  string      // how to get it
-	Without  string      // what runs without it
+	Without  string      // where its work is done without it
 
 	// Sonames are its files, the newest first, and Packages pip's, by their folders below
 	// site-packages/nvidia.
@@ -28,7 +28,7 @@ func Libraries() []Library { return []Library{cuBLAS(), cuDNN()} }
 func cuBLAS() Library {
 	return Library{
 		"cuBLAS", env.CUBLAS, "the CUDA toolkit, or pip install nvidia-cublas",
-		"matrix products, by slower kernels of Euryale",
+		"matrix multiplications run on Euryale's slower kernels",
 		[]string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"}, []string{"cu13",
 			"cublas"},
 	}
@@ -38,7 +38,7 @@ func cuBLAS() Library {
 func cuDNN() Library {
 	return Library{
 		"cuDNN", env.CUDNN, "pip install nvidia-cudnn-cu13, or NVIDIA's packages",
-		"convolutions, by kernels of Euryale",
+		"convolutions run on Euryale's kernels",
 		[]string{"libcudnn.so.9", "libcudnn.so.8"}, []string{"cudnn"},
 	}
 }

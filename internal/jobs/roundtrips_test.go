@@ -144,6 +144,6 @@ func TestInitOverALongWay(t *testing.T) {
 func TestTimeoutThatIsTooShortForTheWay(t *testing.T) {
 	m := proctest.Machines(t, 2, proctest.Wire{Delay: 50 * time.Millisecond})
 	ranks := proctest.StartOn(t, "says when it is there", m, 1, "EURYALE_TIMEOUT=500ms")
-	ranks[0].Says(t, "rank 1 did not take part in time", "raise EURYALE_TIMEOUT")
+	ranks[0].Says(t, "rank 1 did not join in time", "raise EURYALE_TIMEOUT")
 	ranks[1].Says(t, "rank 0 is missing", "timeout after 500ms")
 }

@@ -73,6 +73,9 @@ var replaced = []struct {
 	{regexp.MustCompile(`\bunpace\b`), "avoidBBR"},
 	{regexp.MustCompile(`(?i)stranger`), "unauthenticated client"},
 	{regexp.MustCompile(`(?i)[^"-]\bspares?\b`), "standby"},
+	{regexp.MustCompile(`stood in collectives`), "blocked in collectives"},
+	{regexp.MustCompile(`take part in time|(did|do) not come in time`), "did not join in time"},
+	{regexp.MustCompile(`loss tiles`), "chunked cross-entropy"},
 }
 
 func TestTextsUseTheFieldsWords(t *testing.T) {

@@ -29,7 +29,7 @@ const (
 // rower writes the entry of a program that folds rows. The threads of a row go round over its
 // elements, a slot at a time. Rows that are not too long are one turn: threads keep what they have
 // loaded and computed in registers from fold to fold. For longer rows everything is loaded and
-// computed again, in turns for each fold.
+// recomputed, in turns for each fold.
 type rower struct {
 	*folder
 	known   *rows

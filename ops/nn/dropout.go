@@ -22,7 +22,7 @@ import (
 // random, the sample's number in the global batch, and the element. Call [Random.Next] between
 // runs, or every step would have the same mask.
 //
-// Gradient: dx = dy * mask / (1 - p), with the same mask, which is computed again.
+// Gradient: dx = dy * mask / (1 - p), with the same mask, which is recomputed.
 // Cost: one pass over x and one Philox4x32-10 for four elements; backward the same over dy.
 // Errors: [ops.ErrShape] if x is a scalar; [backend.ErrArgument] if p is not in [0, 1) or random is
 // nil; [ops.ErrDType]; when the graph runs in training, backend.ErrArgument if it already ran at

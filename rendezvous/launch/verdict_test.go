@@ -98,7 +98,7 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 			rank: 1, cause: causeLeft, code: 1},
 		{name: "exit 0 before Init",
 			ends: []ending{after(0, 1, exits(0)), after(9000, 0, exits(1), "rendezvous: rank 0: "+
-				"join job run-X: rank 1 did not take part in time (timeout after 9s): look")},
+				"join job run-X: rank 1 did not join in time (timeout after 9s): check")},
 			rank: 1, cause: causeLeft, code: 1},
 		{name: "exit 0 of rank 0 before Init",
 			ends: []ending{after(0, 0, exits(0)), after(9000, 1, exits(1), "rendezvous: rank 1: "+

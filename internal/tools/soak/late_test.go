@@ -107,7 +107,7 @@ func TestRanksOfBothSidesOfACutBlameTheOther(t *testing.T) {
 		{0, "rank 2 is down", true},
 		{0, "because of rank 3: timeout", true},
 		{5, "no sign of ranks 1, 3 for 3s", true},
-		{5, "ranks 2, 3 did not take part in time", true},
+		{5, "ranks 2, 3 did not join in time", true},
 		{0, "rank 1 is down", false},
 		{0, "rank 4 is down", false},
 		{2, "rank 5 is down", true},

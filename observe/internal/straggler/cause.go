@@ -38,7 +38,7 @@ var advice = [Causes]string{
 	Stopped: "a signal or a debugger stopped it",
 	CgroupThrottling: "its cgroup limits its processor time; raise cpu.max (limits.cpu of " +
 		"Kubernetes), or give it fewer threads by GOMAXPROCS",
-	ClockThrottling: "the clock was throttled; look at its cooling and its limit of power",
+	ClockThrottling: "the clock was throttled: check its cooling and its limit of power",
 	CPUContention: "its threads waited for a core; run fewer programs or ranks there, or give " +
 		"ranks cores of their own (taskset)",
 	GarbageCollection: "garbage collection of %s; set GOMEMLIMIT",
@@ -55,7 +55,7 @@ var advice = [Causes]string{
 type Verdict struct {
 	Rank  int
 	Late  time.Duration // behind the rank in the middle, a step
-	Share float64       // of the time that all ranks stood in collectives, what it has caused
+	Share float64       // what it has caused of the time blocked in collectives
 	Cause Cause
 	Heap  int64 // bytes that it has in use, for GarbageCollection
 }

@@ -10,7 +10,7 @@ import (
 type Sample struct {
 	Process int64         // the same for ranks that are goroutines of one process
 	Time    time.Duration // from the exchange of the step before, to that of this one
-	Exposed time.Duration // of Time: stood in collectives
+	Exposed time.Duration // of Time: blocked in collectives
 	CPU     time.Duration // used by its process
 	Heap    int64         // bytes in use
 	For     int           // the rank that it has waited for longest, since the last step's sample
@@ -51,7 +51,7 @@ type Comparison struct {
 	Behind  []time.Duration // the rank in the middle, of two the first: how much later each was
 
 	longest time.Duration // of the ranks' times
-	caused  []float64     // nanoseconds for which others stood in collectives for a rank
+	caused  []float64     // nanoseconds for which others were blocked in collectives for a rank
 	order   []int         // of ranks, by the time that they were busy
 	waits   []time.Duration
 }

@@ -141,14 +141,14 @@ func (t *Tally) more(r int, of func(s *sums) float64) float64 {
 	return all[r] - median(all)
 }
 
-// Of returns the time of a step, and for a rank the part of it that it stood in collectives and the
-// part that it caused of the time that all ranks did.
+// Of returns the time of a step, and for a rank the part of it that it was blocked in collectives
+// and the part that it caused of the time that all ranks did.
 func (t *Tally) Of(rank int) (step time.Duration, exposed, caused float64) {
 	s := &t.ranks[rank]
 	return time.Duration(t.time / t.steps), s.exposed / t.time, t.share(s)
 }
 
-// share is what of the time that ranks stood in collectives was for a rank.
+// share is what of the time that ranks were blocked in collectives was for a rank.
 func (t *Tally) share(s *sums) float64 {
 	exposed := 0.0
 	for r := range t.ranks {
@@ -170,8 +170,8 @@ func (t *Tally) Report(w io.Writer) error {
 		for r := range t.ranks {
 			exposed += t.ranks[r].exposed / t.time / float64(len(t.ranks))
 		}
-		fmt.Fprintf(&b, "euryale: lateness of %d ranks: a step takes %s ms, of which ranks stood "+
-			"in collectives for %.0f %%\n", len(t.ranks),
+		fmt.Fprintf(&b, "euryale: lateness of %d ranks: a step takes %s ms, of which ranks were "+
+			"blocked in collectives for %.0f %%\n", len(t.ranks),
 			millis(time.Duration(t.time/t.steps)), 100*exposed)
 		for i, v := range all {
 			if i == mostLines-2 && len(all) > mostLines-1 {
