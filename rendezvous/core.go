@@ -39,6 +39,7 @@ type core struct {
 	phase  phase
 	turn   int     // counts phases
 	late   bool    // the time of the phase is up
+	alone  bool    // nobody is waited for: see [World.Dissolve]
 	leader *member // that was asked last to serve
 }
 
@@ -464,6 +465,12 @@ func (c *core) stop() {
 	}
 }
 
+// dissolve says that the members need neither time nor a server any more.
+func (c *core) dissolve() {
+	c.alone = true
+	c.advance()
+}
+
 // enter begins a phase, which ends after most.
 func (c *core) enter(p phase, most time.Duration) {
 	c.phase, c.late = p, false
@@ -481,14 +488,15 @@ func (c *core) due(turn int) {
 
 // advance goes on to the next phase of the end, if nothing holds it up.
 func (c *core) advance() {
-	members, failed := len(c.members), c.values[downKey] != nil
+	members, late := len(c.members), c.late || c.alone
+	failed := late || c.values[downKey] != nil
 	switch {
-	case c.phase == lingering && (members == 0 || c.late || failed),
-		c.phase == leading && (c.members[c.leader.rank] != c.leader || c.late || failed):
+	case c.phase == lingering && (members == 0 || failed),
+		c.phase == leading && (c.members[c.leader.rank] != c.leader || failed):
 		c.lead()
-	case c.phase == moving && (members <= 1 || c.late || failed):
+	case c.phase == moving && (members <= 1 || failed):
 		c.parts()
-	case c.phase == parting && (members == 0 || c.late):
+	case c.phase == parting && (members == 0 || late):
 		c.phase = gone
 		c.settle()
 		c.do(end{})
@@ -502,7 +510,8 @@ func (c *core) lead() {
 	if c.leader != nil {
 		rest = slices.DeleteFunc(rest, func(m *member) bool { return m.rank <= c.leader.rank })
 	}
-	if len(rest) == 0 || len(c.members) == 1 || c.register || c.values[downKey] != nil {
+	if len(rest) == 0 || len(c.members) == 1 || c.register || c.alone ||
+		c.values[downKey] != nil {
 		c.parts()
 		return
 	}

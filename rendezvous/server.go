@@ -166,6 +166,8 @@ type hostStore struct {
 
 func (s *server) open() Store { return &hostStore{s.table.open(), s} }
 
+func (h *hostStore) dissolve() { h.server.table.tell(h.server.table.core.dissolve) }
+
 // Close ends rank 0's own calls at once and then stops the server.
 func (h *hostStore) Close() error {
 	if h.closed.Err() == nil {

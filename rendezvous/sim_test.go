@@ -1305,6 +1305,10 @@ func (s *simulation) happens(t *testing.T, what string, args []string) {
 		s.mutes(r.host)
 	case "leaves":
 		s.leave(r, ErrClosed)
+	case "dissolves": // rank 0
+		s.told(s.server, s.server.dissolve)
+		s.leave(r, ErrClosed)
+		s.Say("its server has ended: %t", s.server.gone)
 	default:
 		t.Fatalf("%s is no event", what)
 	}

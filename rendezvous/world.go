@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -151,6 +152,8 @@ type World struct {
 	watched  chan struct{} // closed when the watch has ended
 	once     sync.Once
 	closeErr error
+
+	dissolved atomic.Bool
 }
 
 // New returns the World of one rank over a store that all ranks share. The World owns the store.
@@ -298,6 +301,19 @@ func (w *World) Close() error {
 	})
 	return w.closeErr
 }
+
+// Dissolve says that no rank needs another one of this world any more, as the processes of an
+// elastic job agree when a generation ends: what ends it waits for none, nor does Close. Some may be
+// out of reach.
+func (w *World) Dissolve() {
+	w.dissolved.Store(true)
+	if s, ok := w.inner.(interface{ dissolve() }); ok {
+		s.dissolve()
+	}
+}
+
+// Dissolved reports whether Dissolve was called.
+func (w *World) Dissolved() bool { return w.dissolved.Load() }
 
 // Barrier returns once every rank has called it with the same key. Each key is
 // used once in the life of a job. Errors: see [World.AllGather].

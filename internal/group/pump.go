@@ -192,7 +192,8 @@ func (p *pump) rests() bool {
 }
 
 // sayGoodbye tells the server what is left, and goodbye. It returns false if the server is gone
-// before it has heard that: the next one is to hear it.
+// before it has heard that: the next one is to hear it. At the end of the life of the board it does
+// not wait.
 func (p *pump) sayGoodbye() bool {
 	p.mu.Lock()
 	p.asked++
@@ -215,6 +216,8 @@ func (p *pump) sayGoodbye() bool {
 		case <-p.lost:
 			p.follow(p.term + 1)
 			return false
+		case <-p.life.Done():
+			return true
 		default:
 		}
 	}

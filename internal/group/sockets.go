@@ -336,21 +336,26 @@ func (b *Sockets) Leave(limit time.Duration) bool {
 	return false
 }
 
-// Release implements [Board]. If this rank serves, the others go to the next one first.
+// Release implements [Board]. If this rank serves, the others go to the next one first, unless the
+// world is dissolved.
 func (b *Sockets) Release() error {
 	b.hub.learn(b.last()) // before anybody is sent elsewhere, as is who comes now
 	if b.released.Swap(true) {
 		return nil
 	}
 	close(b.stop)
+	part := partTime
+	if b.world.Dissolved() {
+		part = 0
+	}
 	if b.opened {
-		if !spinwait.Patient(2 * partTime).Await(b.done) {
+		if !spinwait.Patient(2 * part).Await(b.done) {
 			b.end()
 		}
 		<-b.done
 	}
 	b.hub.dismiss(b.elsewhere())
-	b.hub.hangUp(partTime, b.down)
+	b.hub.hangUp(part, b.down)
 	b.end()
 	return b.listener.Close()
 }

@@ -244,34 +244,46 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 }
 
 // Whoever leaves has an error to report, and a lost rank never says goodbye: neither to the rank
-// that serves it, nor as the server of others.
+// that serves it, nor as the server of others. Who leaves a dissolved world says none.
 func TestSocketsLeaveWithoutWaitingForALostRank(t *testing.T) {
-	for _, lost := range []int{0, 2} {
-		t.Run(fmt.Sprintf("rank %d is lost", lost), func(t *testing.T) {
-			const trials = 3 // of which one runs without a pause of this machine
-			fastest := time.Hour
-			for range trials {
-				bs := sockets(t, 4, time.Minute)
-				works(t, bs, 1, 10)
-				proceed := bs[lost].Stall()
-				bs[lost].World().Fail(errors.New("stopped"))
-				var longest time.Duration
-				for r, b := range bs {
-					<-b.World().Down()
-					if r == lost {
-						continue
-					}
-					start := time.Now()
-					require.Report(t, b.Release())
-					longest = max(longest, time.Since(start))
-				}
-				fastest = min(fastest, longest)
-				proceed()
+	for _, dissolved := range []bool{false, true} {
+		for _, lost := range []int{0, 2} {
+			t.Run(fmt.Sprintf("rank %d is lost, dissolved %t", lost, dissolved), func(t *testing.T) {
+				leavesWithout(t, lost, dissolved)
+			})
+		}
+	}
+}
+
+func leavesWithout(t *testing.T, lost int, dissolved bool) {
+	const trials = 3 // of which one runs without a pause of this machine
+	fastest := time.Hour
+	for range trials {
+		bs := sockets(t, 4, time.Minute)
+		works(t, bs, 1, 10)
+		proceed := bs[lost].Stall()
+		if !dissolved {
+			bs[lost].World().Fail(errors.New("stopped"))
+		}
+		var longest time.Duration
+		for r, b := range bs {
+			if dissolved {
+				b.World().Dissolve()
+			} else {
+				<-b.World().Down()
 			}
-			if fastest >= group.PartTime {
-				t.Errorf("a rank leaves after %v: it has waited for the lost one", fastest)
+			if r == lost {
+				continue
 			}
-		})
+			start := time.Now()
+			require.Report(t, b.Release())
+			longest = max(longest, time.Since(start))
+		}
+		fastest = min(fastest, longest)
+		proceed()
+	}
+	if fastest >= group.PartTime {
+		t.Errorf("a rank leaves after %v: it has waited for the lost one", fastest)
 	}
 }
 

@@ -73,6 +73,7 @@ func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (bac
 	for {
 		view, during, err := e.job.Next(ctx)
 		if err == nil {
+			e.comm.dissolve()
 			err = leave(view)
 		}
 		if err != nil {

@@ -74,6 +74,13 @@ func (s *Session) Close() error {
 	return s.err
 }
 
+// dissolve says that all ranks go on without each other. It does nothing to a nil session.
+func (s *Session) dissolve() {
+	if s != nil {
+		s.world.Dissolve()
+	}
+}
+
 // Connect connects w on the best of backends that all ranks can use. Those of own close with the
 // session, and if Connect fails. generation is of an elastic job, -1 of others. It is collective.
 func Connect(ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
