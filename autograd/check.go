@@ -22,7 +22,7 @@ import (
 )
 
 // Check returns an error on every rank unless the model has the same bits on all ranks:
-// parameters, variables of [WithFrozen], moving averages of batch norms, the seed and step of
+// parameters, variables of [WithFrozen], running statistics of batch norms, the seed and step of
 // random numbers, and the settings of a machine's solver, such as its rate. It is collective. Call
 // it now and then between steps, and after training: it finds ranks whose solvers or seeds differ.
 //
@@ -91,7 +91,7 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 
 // Hash returns the SHA-256 of the model on this rank, in hexadecimal. It covers the elements of all
 // parameters in the order of New, in row-major order, little endian, one after the other; then the
-// variables of [WithFrozen], the moving averages of batch norms, and the step and seed of random
+// variables of [WithFrozen], the running statistics of batch norms, and the step and seed of random
 // numbers, if there are any. Trainings that end with the same hash end with the same bits, on any
 // number of ranks and on the host or on devices. It is collective only where ranks divide
 // parameters ([WithParts], vm.WithShards): [DataParallel.Check] compares ranks.
@@ -144,10 +144,10 @@ func (v *inventory) hash(h hash.Hash) error {
 }
 
 // CheckFinite returns an error on every rank if the model has a NaN or an infinity on one of them:
-// in parameters, moving averages of batch norms, the residuals of a compression, and what a solver
-// keeps, which nil leaves out. The error names the tensor, the element and the step. Variables of
-// [WithFrozen] may be infinite, as masks are, but not NaN. It is collective. Call it before a model
-// is called good: the loss of a step may be finite while its gradient is not.
+// in parameters, running statistics of batch norms, the residuals of a compression, and what a
+// solver keeps, which nil leaves out. The error names the tensor, the element and the step.
+// Variables of [WithFrozen] may be infinite, as masks are, but not NaN. It is collective. Call it
+// before a model is called good: the loss of a step may be finite while its gradient is not.
 //
 // Save, SaveAsync and [SaveWeights] refuse such a model by the same rule.
 //

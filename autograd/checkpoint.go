@@ -11,9 +11,9 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Save writes a checkpoint: the parameters, the state of the solver, the variables of
-// [WithFrozen], the moving averages of batch norms, the step of random numbers and the residuals of
-// a compression. Averages and random numbers belong to the parameters' graphs; Save first replaces
+// Save writes a checkpoint: the parameters, the state of the solver, the variables of [WithFrozen],
+// the running statistics of batch norms, the step of random numbers and the residuals of a
+// compression. Averages and random numbers belong to the parameters' graphs; Save first replaces
 // averages by their mean over all ranks. Training resumes from it with the same bits as if it had
 // never stopped. Save is collective. progress is whatever else the program needs to resume (its
 // epoch, its seeds), as JSON, which keeps exported fields; nil for nothing. Save writes rank 0's.
@@ -155,23 +155,22 @@ func (d *DataParallel) Pinned(dir string) (path string, err error) {
 // Load restores what Save has written, and unmarshals its progress; a nil progress ignores it. dir
 // is a directory of Save, or one checkpoint in it. From a directory Load takes the newest
 // checkpoint that is whole and finite, and reports a newer one that is not ([WithNotice]). Load is
-// collective.
-// Build the graph first. The program must have parameters with the same names, in any order, the
-// same batch norms and options, and the same solver settings, which the checkpoint does not
-// contain. The order of parameters must also be the same with a compression that keeps residuals,
-// with WithPartial, and for checkpoints of older versions, which number parameters. Checkpoints of
-// older versions lack the number of parameters, the reduction and the compression's options; Load
-// then does not compare these. They also lack moving averages and frozen parameters: these stay as
-// they are, and Load reports it ([WithNotice]).
+// collective. Build the graph first. The program must have parameters with the same names, in any
+// order, the same batch norms and options, and the same solver settings, which the checkpoint does
+// not contain. The order of parameters must also be the same with a compression that keeps
+// residuals, with WithPartial, and for checkpoints of older versions, which number parameters.
+// Checkpoints of older versions lack the number of parameters, the reduction and the compression's
+// options; Load then does not compare these. They also lack running statistics and frozen
+// parameters: these stay as they are, and Load reports it ([WithNotice]).
 //
-// Gorgonia's machines discard moving averages when they are made for training, so call
+// Gorgonia's machines discard running statistics when they are made for training, so call
 // gorgonia.NewTapeMachine before Load.
 //
 // The number of ranks may differ, unless ranks have state of their own, as with package sparse and
 // [WithPartial]. The batches of a [Sampler] are the same for any number of ranks: count its steps
 // in the progress.
 //
-// [WeightsOnly] loads only parameters, frozen variables and moving averages, for another solver.
+// [WeightsOnly] loads only parameters, frozen variables and running statistics, for another solver.
 //
 // To change the reduction or the compression and keep the solver's state, load with the old one,
 // Close d, and pass the same parameters to another New. Residuals then start empty; their content

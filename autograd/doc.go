@@ -71,17 +71,18 @@
 //
 //   - the parameters of New, which a solver changes;
 //   - frozen variables, which nothing changes, if the program declares them: [WithFrozen];
-//   - the moving averages of the batch norms in the graphs of the parameters;
+//   - the running statistics of the batch norms in the graphs of the parameters;
 //   - the seed and the step of random numbers: those of the dropouts in these graphs, or
 //     [WithRandom].
 //
 // All other variables are data of each rank, such as images and labels. They are never sent,
 // compared or saved.
 //
-// A batch norm normalises the share of its rank. Its moving averages become the mean over all ranks
-// in each Sync: each is averaged over the shares, and differences between the means of shares do
-// not count as variance. vm.SyncBatchNorm normalises the whole batch. Random numbers of Gorgonia's
-// own operations, such as its Dropout, cannot be kept: Save names these operations ([WithNotice]).
+// A batch norm normalises the share of its rank. Its running statistics become the mean over all
+// ranks in each Sync: each is averaged over the shares, and differences between the means of shares
+// do not count as variance. vm.SyncBatchNorm normalises the whole batch. Random numbers of
+// Gorgonia's own operations, such as its Dropout, cannot be kept: Save names these operations
+// ([WithNotice]).
 //
 // # Other numbers of ranks
 //

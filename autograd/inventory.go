@@ -336,7 +336,7 @@ func (v *inventory) share(comm backend.Communicator) error {
 	comm = backend.Label(comm, backend.ForNew)
 	c := backend.Collective{Kind: backend.Broadcast}
 	if err := group.RunOnHost(comm, c, backend.Of(all), backend.Of(note)); err != nil {
-		return fmt.Errorf("frozen parameters and moving averages: %w", err)
+		return fmt.Errorf("frozen parameters and running statistics: %w", err)
 	}
 	if v.random != nil {
 		at := len(all) - 8
@@ -348,8 +348,8 @@ func (v *inventory) share(comm backend.Communicator) error {
 }
 
 // merge replaces the averages of each rank by their mean over all ranks, added in rank order in
-// float64. A moving average is linear in what it averages, so this is the moving average of the
-// ranks' mean, whenever it is taken.
+// float64. A running statistic is linear in what it averages, so this is the running statistic of
+// the ranks' mean, whenever it is taken.
 func (v *inventory) merge(comm backend.Communicator) error {
 	if len(v.averages) == 0 || comm.Size() == 1 {
 		return nil
@@ -360,7 +360,7 @@ func (v *inventory) merge(comm backend.Communicator) error {
 	}
 	notes, err := group.OverComm(comm)(note)
 	if err != nil {
-		return fmt.Errorf("moving averages of batch norms: %w", err)
+		return fmt.Errorf("running statistics of batch norms: %w", err)
 	}
 	if !slices.ContainsFunc(notes, func(n []byte) bool { return !bytes.Equal(n, note) }) {
 		return nil
@@ -427,7 +427,7 @@ func (v *inventory) missing(r record) (texts []string) {
 		"them): this program keeps its own"
 	if len(v.averages) > 0 && r.Averages == 0 {
 		texts = append(texts, fmt.Sprintf(why+", so train before you evaluate",
-			"moving averages of batch norms"))
+			"running statistics of batch norms"))
 	}
 	if len(v.frozen) > 0 && r.Frozen == 0 {
 		texts = append(texts, fmt.Sprintf(why, "frozen parameters"))
@@ -448,7 +448,7 @@ func (v *inventory) fits(l loaded) error {
 		has, want int
 	}{
 		{"frozen parameters (WithFrozen)", l.Frozen, len(v.frozen)},
-		{"moving averages of batch norms", l.Averages, len(v.averages)},
+		{"running statistics of batch norms", l.Averages, len(v.averages)},
 	} {
 		if n.has != n.want && n.has > 0 {
 			return fmt.Errorf("%w: the checkpoint has %d %s, and this program %d: build the same "+

@@ -123,8 +123,8 @@ func TestNewGivesAllRanksTheModelOfRankZero(t *testing.T) {
 	})
 }
 
-// TestAveragesAreThoseOfAllRanks: after each step of the tape machine, the moving averages of all
-// ranks are the mean of what each rank finds.
+// TestAveragesAreThoseOfAllRanks: after each step of the tape machine, the running statistics of
+// all ranks are the mean of what each rank finds.
 func TestAveragesAreThoseOfAllRanks(t *testing.T) {
 	const ranks, steps = 2, 4
 	all(t, ranks, func(r rank) error {
@@ -339,7 +339,8 @@ func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {
 		}
 		return errors.Join(err, momentum.Close(), d.Close())
 	})
-	checkNotices(t, said, "no moving averages", "no frozen parameters", "no step of random numbers")
+	checkNotices(t, said, "no running statistics", "no frozen parameters",
+		"no step of random numbers")
 }
 
 // checkNotices checks that there is one notice for each text, which it has.

@@ -20,12 +20,11 @@ import (
 // In a file the tensors have the names of the graph's nodes, so that other programs find them and
 // the order of parameters does not matter:
 //
-//	block0.attention.qkv.weight                        a parameter, or a variable of WithFrozen
-//	bn.running_mean, bn.running_var                    the moving averages of the batch norm that
-//	                                                   the variable bn scales ([stock.Averages])
-//	solver.adam.m/block0.attention.qkv.weight          what the solver keeps for a parameter
-//	solver.group.1.adam.m/ln_f.bias                    what group 1 of Groups keeps for one
-//	solver.adam.steps                                  what it keeps besides
+//	block0.attention.qkv.weight a parameter, or a variable of WithFrozen 	bn.running_mean,
+//bn.running_var the running statistics of the batch norm that 	 the variable bn scales
+//([stock.Averages]) 	solver.adam.m/block0.attention.qkv.weight what the solver keeps for a
+//parameter 	solver.group.1.adam.m/ln_f.bias what group 1 of Groups keeps for one
+//	solver.adam.steps what it keeps besides
 //
 // In memory each has a key with the parameter's number in this program (param.key, piece.key, the
 // names of Stateful). Files of format 1 have these keys.
@@ -88,9 +87,9 @@ func (v *inventory) tensors() (all []namedTensor) {
 	return all
 }
 
-// rename gives moving averages of an older version, which had the numbers of batch norms in their
-// graph, the names that they have in this program, as far as their shapes say which are which. It
-// returns an error, and renames none, if a number may belong to several.
+// rename gives running statistics of an older version, which had the numbers of batch norms in
+// their graph, the names that they have in this program, as far as their shapes say which are
+// which. It returns an error, and renames none, if a number may belong to several.
 func (v *inventory) rename(all map[string]stored, nameOf func(p piece) string) error {
 	kindOf := func(suffix string, shape []int) string { return suffix + fmt.Sprint(shape) }
 	old, here := map[string][]string{}, map[string][]string{}
@@ -107,7 +106,7 @@ func (v *inventory) rename(all map[string]stored, nameOf func(p piece) string) e
 	}
 	for _, kind := range slices.Sorted(maps.Keys(here)) {
 		if n := len(old[kind]); n > 1 || n == 1 && len(here[kind]) > 1 {
-			return fmt.Errorf("%w: an older version has numbered the moving averages of batch "+
+			return fmt.Errorf("%w: an older version has numbered the running statistics of batch "+
 				"norms by their places in a graph, and which are which is unknown (%s, and here "+
 				"%s): load the other tensors alone by LoadWeights with NonStrict, and give "+
 				"ReadWeights' to SetStats of the operations", backend.ErrArgument,
@@ -123,8 +122,8 @@ func (v *inventory) rename(all map[string]stored, nameOf func(p piece) string) e
 	return nil
 }
 
-// numberedAverage returns the suffix of a name that moving averages have in files of older versions
-// and of format 1, "" for other names, such as those with a hash of 16 digits.
+// numberedAverage returns the suffix of a name that running statistics have in files of older
+// versions and of format 1, "" for other names, such as those with a hash of 16 digits.
 func numberedAverage(name string) (suffix string) {
 	parts := strings.Split(name, ".")
 	if len(parts) != 3 || len(parts[1]) > 6 {

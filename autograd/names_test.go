@@ -268,7 +268,7 @@ func TestErrorsSayThatAVariableHasNoName(t *testing.T) {
 }
 
 // TestCheckpointsOfFormat1Load: those of versions that numbered tensors in place of naming them, of
-// a model with frozen variables, moving averages and groups.
+// a model with frozen variables, running statistics and groups.
 func TestCheckpointsOfFormat1Load(t *testing.T) {
 	all(t, 1, func(r rank) error {
 		m, err := newFormat1()

@@ -40,7 +40,7 @@ type DataParallel struct {
 
 // New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is
 // collective. The model is the parameters, the variables of [WithFrozen], and the state of
-// operations in the parameters' graphs: moving averages of batch norms, and the step of random
+// operations in the parameters' graphs: running statistics of batch norms, and the step of random
 // numbers.
 //
 // params are input nodes that are bound to contiguous tensors or scalars of float32 and float64,

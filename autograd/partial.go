@@ -5,8 +5,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Average averages the parameters of the next bucket, and the moving averages of batch norms, over
-// all ranks, if d was made with [WithPartial]; otherwise it does nothing. Call it after the
+// Average averages the parameters of the next bucket, and the running statistics of batch norms,
+// over all ranks, if d was made with [WithPartial]; otherwise it does nothing. Call it after the
 // solver's Step, once in each step:
 //
 //	grads, err := dp.Sync()     // of this rank alone

@@ -49,7 +49,7 @@ type record struct {
 	Buckets  []int        `json:"buckets,omitempty"`
 	Random   *randomState `json:"random,omitempty"`
 	Frozen   int          `json:"frozen,omitempty"`   // variables of WithFrozen
-	Averages int          `json:"averages,omitempty"` // moving averages of batch norms
+	Averages int          `json:"averages,omitempty"` // running statistics of batch norms
 	Tables   []string     `json:"tables,omitempty"`   // of WithTables
 	Shards   int          `json:"shards,omitempty"`   // files of ranks that divide all of them
 	// of parameters, where buckets are compared
@@ -193,7 +193,7 @@ func (d *contents) settle() error {
 	return nil
 }
 
-// mergeAverages makes the moving averages the same on all ranks, unless the ranks have models of
+// mergeAverages makes the running statistics the same on all ranks, unless the ranks have models of
 // their own.
 func (d *contents) mergeAverages(purpose backend.Purpose) error {
 	if d.partial.on {

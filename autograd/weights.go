@@ -26,7 +26,7 @@ import (
 
 // SaveWeights writes the values of variables to a safetensors file, which other programs read, such
 // as Python's safetensors.numpy.load_file. nodes are the whole model: its learnables, and variables
-// that nothing trains. SaveWeights also writes the moving averages of the batch norms in their
+// that nothing trains. SaveWeights also writes the running statistics of the batch norms in their
 // graphs. It needs no solver and no communicator, and is not collective: call it on one rank.
 //
 // Tensors have the names, shapes and dtypes of their nodes. The averages of a batch norm whose
@@ -41,8 +41,8 @@ import (
 //
 // Errors: ErrArgument for a node that is not a variable or has no value, for one of which a rank
 // has a part alone or a device newer elements, and for names that are empty, not UTF-8, or given to
-// two nodes; an element that is NaN, or infinite in a variable with a gradient or a moving average;
-// those of the file system.
+// two nodes; an element that is NaN, or infinite in a variable with a gradient or a running
+// statistic; those of the file system.
 func SaveWeights(path string, nodes gorgonia.Nodes) error {
 	if err := saveWeights(path, nodes); err != nil {
 		return wrapped("save weights to %s: %w", path, err)
@@ -51,7 +51,7 @@ func SaveWeights(path string, nodes gorgonia.Nodes) error {
 }
 
 // LoadWeights sets variables in place to the values that a file has for their names, and also sets
-// the moving averages of the batch norms in their graphs. path is a file of [SaveWeights] or of
+// the running statistics of the batch norms in their graphs. path is a file of [SaveWeights] or of
 // another program, or a checkpoint of [DataParallel.Save], whose solver state it ignores. It is not
 // collective: load before [New], which gives all ranks the model of rank 0, or on all ranks.
 //
@@ -181,7 +181,7 @@ type loadOptions struct {
 	missing     error // a nil option
 }
 
-// WeightsOnly makes Load restore only parameters, variables of [WithFrozen] and moving averages,
+// WeightsOnly makes Load restore only parameters, variables of [WithFrozen] and running statistics,
 // for fine-tuning, say: the program may have a different solver, options and number of ranks than
 // the checkpoint. The solver begins anew: a [solver.Solver] forgets its state. So does the count of
 // steps that names checkpoints: a new training begins. Residuals of a compression and the step of

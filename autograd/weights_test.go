@@ -46,8 +46,8 @@ func valuesOf(t *testing.T, path string) map[string][]float64 {
 	return all
 }
 
-// TestWeightsAreTheWholeModelByName: parameters, what is frozen, and moving averages come back from
-// a file that others can read, with no solver and no communicator.
+// TestWeightsAreTheWholeModelByName: parameters, what is frozen, and running statistics come back
+// from a file that others can read, with no solver and no communicator.
 func TestWeightsAreTheWholeModelByName(t *testing.T) {
 	m, err := newFormat1()
 	require.NoError(t, err)

@@ -43,8 +43,8 @@ func normed(b int) (d fit.Data, learnables G.Nodes, op *G.BatchNormOp, guess *G.
 }
 
 // TestMissingSamplesReachNoBatchNorm: a training whose last batch is incomplete is refused, by the
-// name of the batch norm, unless it drops that batch; an evaluation, which uses moving averages, is
-// not.
+// name of the batch norm, unless it drops that batch; an evaluation, which uses running statistics,
+// is not.
 func TestMissingSamplesReachNoBatchNorm(t *testing.T) {
 	for P := 1; P <= 3; P++ {
 		for _, c := range []struct {

@@ -41,7 +41,7 @@ func (b *Builder) Conv2D(name string, x Node, filters int, kernel [2]int,
 //
 // It is gorgonia.BatchNorm. Give the machine vm.SyncBatchNorm: it then takes the samples of all
 // ranks of l.Data, which have equally many, and does what one rank does with the whole batch.
-// Without it each rank normalises its own. Evaluation (vm.Eval) instead uses moving averages of
+// Without it each rank normalises its own. Evaluation (vm.Eval) instead uses running statistics of
 // mean and variance, which begin as 0 and 1, and which every step moves by a tenth, as in PyTorch;
 // checkpoints have them. Gain and bias, [c], have the name plus ".gain" and ".bias".
 //

@@ -129,7 +129,7 @@ func training(t *testing.T, k testenv.Kind, s layers.Sizes) after {
 	return all
 }
 
-// averages returns the moving averages of all batch norms of a graph.
+// averages returns the running statistics of all batch norms of a graph.
 func averages(g *gorgonia.ExprGraph) (all []float64) {
 	for _, n := range g.AllNodes() {
 		if op, ok := n.Op().(*gorgonia.BatchNormOp); ok {
@@ -174,8 +174,8 @@ func evaluation(l *layers.Layout, device backend.Device, build sync.Locker, dir 
 }
 
 // TestConvolutionsTrainAsOneRank: convolutions with batch norms and residual blocks have the
-// losses, learnables, moving averages and, from a checkpoint, the evaluation of one rank with the
-// whole batch, on ranks that divide samples in either way.
+// losses, learnables, running statistics and, from a checkpoint, the evaluation of one rank with
+// the whole batch, on ranks that divide samples in either way.
 func TestConvolutionsTrainAsOneRank(t *testing.T) {
 	want := training(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1})
 	if !(want.losses[2] < want.losses[0]) || len(want.averages) != 2*(4+4+4+6+6+6) {
@@ -201,7 +201,7 @@ func compareTraining(t *testing.T, got, want after) {
 	t.Helper()
 	near(t, "losses", got.losses, want.losses, 1e-10)
 	near(t, "learnables", got.weights, want.weights, 1e-10)
-	near(t, "moving averages", got.averages, want.averages, 1e-10)
+	near(t, "running statistics", got.averages, want.averages, 1e-10)
 	near(t, "evaluation", got.evaluated, want.evaluated, 1e-10)
 }
 

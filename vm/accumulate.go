@@ -50,7 +50,7 @@ func Accumulate(n int) Option {
 //	loss, err := autograd.TreeMean(comm, losses)
 //
 // [ClipNorm] takes the norm of the sum, added up parameter by parameter. The last run updates the
-// moving averages of batch norms with the statistics of all micro-batches, in their order. For
+// running statistics of batch norms with the statistics of all micro-batches, in their order. For
 // dropout, Seek the random numbers to the first sample of each micro-batch. The bits are the same
 // on processors of one kind: the results of a micro-batch do not depend on the rank's number of
 // cores, but may differ between levels of vector instructions, and between hosts and GPUs.

@@ -148,7 +148,7 @@
 // 0, and a row that a cross-entropy ignores contributes nothing, whatever it holds. docs/ops.md
 // lists the conventions that differ, such as the gradient of Rectify at 0.
 //
-// After each training step, the operation of a gorgonia.BatchNorm has the moving averages, for
+// After each training step, the operation of a gorgonia.BatchNorm has the running statistics, for
 // Stats and for machines of any kind. New begins averages that are zeros, which nothing has
 // trained, with the mean 0 and the variance 1, as PyTorch does. Unlike in Gorgonia, machines for
 // training do not start by discarding the averages. With [WithDataParallel] they are the mean over

@@ -33,8 +33,8 @@ import (
 //	err = m.Close()
 //
 // The function passed to Step runs the machine, once for each micro-batch. Step itself applies the
-// gradients, once all ranks have them, and updates the moving averages of batch norms. Closing the
-// machine, or its Elastic, ends this process's part in the job.
+// gradients, once all ranks have them, and updates the running statistics of batch norms. Closing
+// the machine, or its Elastic, ends this process's part in the job.
 //
 // The machine runs on the device of the job's communicators: give New a nil device. On a GPU,
 // parameters and the solver's state stay there when a rank is lost, and Close copies them to the

@@ -14,8 +14,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/vm/read"
 )
 
-// norm is a batch normalisation in training. It adds the statistics of each run to the moving
-// averages of its operation.
+// norm is a batch normalisation in training. It adds the statistics of each run to the running
+// statistics of its operation.
 type norm struct {
 	read.Statistics
 	results [2]int // of the plan: mean and variance

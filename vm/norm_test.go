@@ -63,8 +63,9 @@ func (n normed) let(t *testing.T, step int) {
 	require.NoError(t, err)
 }
 
-// TestRunningStatistics: a batch normalisation has the moving averages that the tape machine gives
-// it, keeps them while machines for training and evaluation take turns, and evaluates with them.
+// TestRunningStatistics: a batch normalisation has the running statistics that the tape machine
+// gives it, keeps them while machines for training and evaluation take turns, and evaluates with
+// them.
 func TestRunningStatistics(t *testing.T) {
 	for where, device := range devices {
 		for dt, tolerance := range tolerances {

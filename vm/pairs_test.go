@@ -936,9 +936,9 @@ func (s *setting) near() float64 {
 	return 1e-10
 }
 
-// free reports whether a value need not be near the reference: a moving average, which is of what
-// each rank sees; and a bias where gradients are rounded to 16 bits before a solver that divides by
-// their size, which is nothing but rounding if a batch norm takes the bias away again.
+// free reports whether a value need not be near the reference: a running statistic, which is of
+// what each rank sees; and a bias where gradients are rounded to 16 bits before a solver that
+// divides by their size, which is nothing but rounding if a batch norm takes the bias away again.
 func (s *setting) free(name string) bool {
 	normed := s.has["batch norm"] || s.has["SyncBatchNorm"]
 	adaptive := s.has["RMSProp"] || s.has["Adam"] || s.has["AdamW"]

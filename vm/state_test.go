@@ -96,7 +96,7 @@ func (r ranked) evaluate(m *stateful) ([]float64, error) {
 	return floats(r.t, m.y.Value()), errors.Join(err, e.Close())
 }
 
-// TestAveragesAreThoseOfAllRanks: after each step, of one run or of several, the moving averages
+// TestAveragesAreThoseOfAllRanks: after each step, of one run or of several, the running statistics
 // of all ranks are the mean of what each rank has found, and all ranks evaluate alike.
 func TestAveragesAreThoseOfAllRanks(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}

@@ -12,8 +12,8 @@ import (
 // it each rank normalises its own share, which is noisy if the share is small. PyTorch calls it
 // SyncBatchNorm.
 //
-// The gradient is exact: on a rank, dx is the derivative of the sum of all ranks' losses. Moving
-// averages take the mean and variance of the whole batch, with the same bits on all ranks. The
+// The gradient is exact: on a rank, dx is the derivative of the sum of all ranks' losses. Running
+// statistics take the mean and variance of the whole batch, with the same bits on all ranks. The
 // variance is computed from each rank's mean and variance, so large means do not cancel. Evaluation
 // ([Eval]) uses the averages and needs no other rank. All ranks must have equally many samples.
 //
@@ -32,7 +32,7 @@ func (m *Machine) checkSync() error {
 	case !m.synced:
 		return nil
 	case !m.training:
-		why = "in evaluation batch norms take no batches, but the moving averages: leave it out"
+		why = "in evaluation batch norms take no batches, but the running statistics: leave it out"
 	case m.parallel == nil && m.elastic == nil:
 		why = "no ranks train together: use WithDataParallel, too"
 	case m.micro.Tree:

@@ -75,7 +75,7 @@ func (m *syncModel) feed(step, first int) {
 	}
 }
 
-// averages returns the moving averages of all norms.
+// averages returns the running statistics of all norms.
 func (m *syncModel) averages(t testing.TB) (all []float64) {
 	for _, op := range m.norms {
 		mean, variance := op.Stats()
@@ -141,8 +141,8 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 	return h, err
 }
 
-// TestBatchNormOverAllRanks: with SyncBatchNorm, losses, gradients, weights and moving averages of
-// a training on any number of ranks equal one rank's with the whole batch.
+// TestBatchNormOverAllRanks: with SyncBatchNorm, losses, gradients, weights and running statistics
+// of a training on any number of ranks equal one rank's with the whole batch.
 func TestBatchNormOverAllRanks(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) { normsOverAllRanks(t, k, 1, 2, 4) })

@@ -90,7 +90,8 @@ func (c config) check(ranks int) {
 		!(c.mix.Capacity >= 0) || c.dtype != "f32" && c.dtype != "f64" ||
 		c.device != "cpu" && c.device != "auto" {
 		log.Print("moe: use --dtype f32 or f64, --device cpu or auto, sizes of at least 1 and a " +
-			"--capacity of at least 0; --ep must divide the ranks, and ranks / ep must divide --batch")
+			"--capacity of at least 0; --ep must divide the ranks, and ranks / ep must divide " +
+			"--batch")
 		os.Exit(2) // no launcher starts it again then
 	}
 }

@@ -9,10 +9,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Averages are the moving averages of a batch norm, by a name that says which it is, wherever it is
-// in the graph: that of the variable which scales its result, as PyTorch has bn.running_mean beside
-// bn.weight. One that nothing scales, or that shares its scale with others, has the name of what it
-// computes, of which variables. Two of the same name compute the same of the same variables.
+// Averages are the running statistics of a batch norm, by a name that says which it is, wherever it
+// is in the graph: that of the variable which scales its result, as PyTorch has bn.running_mean
+// beside bn.weight. One that nothing scales, or that shares its scale with others, has the name of
+// what it computes, of which variables. Two of the same name compute the same of the same
+// variables.
 type Averages struct {
 	Averaging
 	Name string

@@ -24,7 +24,7 @@ const (
 	Undifferentiated = "undifferentiated nodes"
 )
 
-// Averaging is an operation that keeps moving averages: a batch norm, and its gradient, which
+// Averaging is an operation that keeps running statistics: a batch norm, and its gradient, which
 // shares those of the batch norm.
 type Averaging interface {
 	Stats() (mean, variance tensor.Tensor)
@@ -51,8 +51,8 @@ func Begin(a Averaging) error {
 	return a.SetStats(mean.Clone().(tensor.Tensor), ones)
 }
 
-// Trains reports whether one of Gorgonia's operations that keep moving averages trains; false for
-// those of other packages, in which a field of that name may mean something else.
+// Trains reports whether one of Gorgonia's operations that keep running statistics trains; false
+// for those of other packages, in which a field of that name may mean something else.
 func Trains(op gorgonia.Op) bool {
 	if Name(op) == "" {
 		return false

@@ -90,11 +90,11 @@ func blamed(text string) int {
 	return -1
 }
 
-// absentees is how errors list the ranks that did not come in time.
+// absentees is how errors list the ranks that did not join in time.
 var absentees = regexp.MustCompile(
 	`no sign of ranks? ([\d, ]*\d)|\branks ([\d, ]*\d) did not (?:join|take part)`)
 
-// missed reports whether an error lists a rank among those that did not come in time.
+// missed reports whether an error lists a rank among those that did not join in time.
 func missed(text string, rank int) bool {
 	found := absentees.FindStringSubmatch(text)
 	return found != nil && slices.Contains(strings.Split(found[1]+found[2], ", "),

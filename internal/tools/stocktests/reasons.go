@@ -21,7 +21,7 @@ var reasons = []reason{
 		"the operation of the example writes into its operands; package vm gives each Do copies"},
 	{"TestBatchNormAll", "batchnormdiff", "batchnormdiff",
 		"in evaluation, Gorgonia takes the variance of the last batch for the gradient, package " +
-			"vm the moving average"},
+			"vm the running variance"},
 	{"TestByIndicesOpFull", "ByIndicesOp", "",
 		"an index is out of range: an error in package vm, another row in Gorgonia"},
 	{"TestDropout_integration", "Dropout", "Dropout", drawn},

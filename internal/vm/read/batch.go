@@ -106,8 +106,8 @@ func (b *builder) collective(c backend.Collective, name string, x ir.ID) ir.ID {
 }
 
 // averageStatistics makes the statistics of batch norms the mean over all ranks, by one all-reduce
-// for those of a dtype. A moving average is linear in what it averages: it becomes the mean of the
-// ranks' moving averages.
+// for those of a dtype. A running statistic is linear in what it averages: it becomes the mean of
+// the ranks' running statistics.
 func (g *Graph) averageStatistics() error {
 	if !g.norms.several() || g.norms.Sync {
 		return nil
@@ -140,7 +140,7 @@ func (b *builder) averageOverRanks(vectors []*ir.ID) {
 	}
 	all := b.Add(ir.Concat{Axis: 0}, ir.Of(n), b.dtype, parts...)
 	average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
-	all = b.collective(average, "moving averages", all)
+	all = b.collective(average, "running statistics", all)
 	at := 0
 	for _, v := range vectors {
 		shape := b.of(*v).Shape

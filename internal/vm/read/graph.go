@@ -30,7 +30,7 @@ type Graph struct {
 	Modes    []gorgonia.TrainModeOp
 	// Changing are the numbers of constants whose tensors may change between runs.
 	Changing []int
-	// Statistics has the moving averages of batch norms, in training.
+	// Statistics has the running statistics of batch norms, in training.
 	Statistics []Statistics
 	// Randoms has the random numbers of dropouts, in training, and Masks what they draw.
 	Randoms []Random

@@ -12,8 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// Statistics are the moments of a batch, of which gorgonia.BatchNorm keeps moving averages. Where
-// ranks train together, they are the mean over all ranks.
+// Statistics are the moments of a batch, of which gorgonia.BatchNorm keeps running statistics.
+// Where ranks train together, they are the mean over all ranks.
 type Statistics struct {
 	Op             *gorgonia.BatchNormOp
 	Node           *gorgonia.Node
@@ -31,7 +31,7 @@ func (b *builder) channelAxes(x ir.ID) []int {
 	return axes
 }
 
-// averages adds the moving averages of mean and variance, in the shape of x, and 1 / sqrt(variance
+// averages adds the running mean and variance, in the shape of x, and 1 / sqrt(variance
 // + epsilon): none if they are no vectors of the dtype.
 func (b *builder) averages(x ir.ID) (mean, scale ir.ID) {
 	shape := b.of(x).Shape
