@@ -1,7 +1,7 @@
 package main
 
 import (
-	"cmp"
+	"bytes"
 	"fmt"
 	"go/parser"
 	"go/token"
@@ -21,73 +21,56 @@ const module = "github.com/euryale-ml/euryale"
 type room struct {
 	title    string
 	packages []string // patterns of path.Match, relative to the module
-	x        int      // of its centre
-	kind     string   // its colour, a class of the style
+	kind     string   // its colour, a class of the picture
 	others   string   // what it has besides the package of its title
 }
 
-// rooms are the rows of the picture, from the top. An arrow may only point down.
-var rooms = [][]room{
-	{
-		{"bench/train", []string{"bench/ab", "bench/blas", "bench/train"}, 64, "program",
-			"bench/{ab,blas}"},
-		{"cmd/euryale", []string{"cmd/euryale"}, 200, "program", ""},
-		{"examples", []string{"examples/*"}, 620, "program", ""},
-	}, {
-		{"fit", []string{"fit", "fit/curves", "fit/data", "fit/progress"}, 760, "graph",
-			"curves, data, progress"},
-		{"models", []string{"models", "models/tokenizer"}, 910, "graph", "tokenizer"},
-	}, {
-		{"layers", []string{"layers"}, 910, "graph", ""},
-	}, {
-		{"euryale", []string{".", "internal/session", "internal/buildlock"}, 335, "program",
-			"internal/{session,buildlock}"},
-		{"vm", []string{"vm"}, 690, "graph", ""},
-	}, {
-		{"internal/vm/read", []string{"internal/vm/read", "internal/vm/samples"}, 790, "graph",
-			"samples"},
-	}, {
-		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
-	}, {
-		{"internal/program", []string{"internal/program"}, 876, "graph", ""},
-	}, {
-		{"backend/tcp", []string{"backend/tcp"}, 275, "leaf", ""},
-		{"backend/mpi", []string{"backend/mpi"}, 385, "leaf", ""},
-		{"internal/gpu", []string{"internal/gpu"}, 512, "leaf", ""},
-		{"internal/vm/exec", []string{"internal/vm/exec"}, 640, "graph", ""},
-	}, {
-		{"backend/internal/hosted", []string{"backend/internal/hosted"}, 330, "leaf", ""},
-		{"internal/cuda", []string{"internal/cuda", "backend/cuda"}, 525, "leaf", ""},
-		{"internal/vm/plan", []string{"internal/vm/plan", "internal/vm/lower",
-			"internal/vm/proof"}, 660, "graph", "lower, proof"},
-	}, {
-		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},
-		{"internal/kernels/cuda", []string{"internal/kernels/cuda"}, 495, "kernel", ""},
-		{"internal/vm/ir", []string{"internal/vm/ir"}, 605, "graph", ""},
-		{"autograd", []string{"autograd", "autograd/solver", "autograd/internal/checkpoint"}, 738,
-			"graph", "solver, internal/checkpoint"},
-		{"ops", []string{"ops"}, 965, "graph", ""},
-	}, {
-		{"internal/hierarchy", []string{"internal/hierarchy"}, 215, "leaf", ""},
-		{"backend/compress", []string{"backend/compress/*"}, 370, "leaf", "half, sparse"},
-		{"kernels/fuse", []string{"kernels/fuse"}, 560, "kernel", ""},
-	}, {
-		{"internal/bench", []string{"internal/bench", "internal/bench/chart", "bench/peers"}, 62,
-			"program", "chart, peers"},
-		{"internal/fault", []string{"internal/fault"}, 200, "leaf", ""},
-		{"observe", []string{"observe", "observe/*", "observe/internal/*"}, 296, "program",
-			"metrics, report, straggler"},
-		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
-		{"internal/kernels", []string{"internal/kernels", "internal/kernels/simd"}, 560, "kernel",
-			"simd"},
-		{"internal/residence", []string{"internal/residence", "internal/safetensors",
-			"internal/terms"}, 830, "graph", "internal/{safetensors,terms}"},
-	}, {
-		{"rendezvous/launch", []string{"rendezvous/launch"}, 122, "program", ""},
-		{"backend", []string{"backend"}, 500, "contract", ""},
-	}, {
-		{"rendezvous", []string{"rendezvous"}, 500, "contract", ""},
-	},
+// rooms are the boxes, from the top. An arrow may only point to a later one.
+var rooms = []room{
+	{"bench/train", []string{"bench/ab", "bench/blas", "bench/train"},
+		"program", "bench/{ab,blas}"},
+	{"cmd/euryale", []string{"cmd/euryale"}, "program", ""},
+	{"examples", []string{"examples/*"}, "program", ""},
+	{"fit", []string{"fit", "fit/curves", "fit/data", "fit/progress"},
+		"training", "curves, data, progress"},
+	{"models", []string{"models", "models/tokenizer"}, "training", "tokenizer"},
+	{"layers", []string{"layers"}, "training", ""},
+	{"euryale", []string{".", "internal/session", "internal/buildlock"},
+		"program", "internal/{session,buildlock}"},
+	{"vm", []string{"vm"}, "training", ""},
+	{"internal/vm/read", []string{"internal/vm/read", "internal/vm/samples"},
+		"training", "samples"},
+	{"ops/nn", []string{"ops/nn"}, "training", ""},
+	{"internal/program", []string{"internal/program"}, "training", ""},
+	{"backend/tcp", []string{"backend/tcp"}, "leaf", ""},
+	{"backend/mpi", []string{"backend/mpi"}, "leaf", ""},
+	{"internal/gpu", []string{"internal/gpu"}, "leaf", ""},
+	{"internal/vm/exec", []string{"internal/vm/exec"}, "training", ""},
+	{"backend/internal/hosted", []string{"backend/internal/hosted"}, "leaf", ""},
+	{"internal/cuda", []string{"internal/cuda", "backend/cuda"}, "leaf", ""},
+	{"internal/vm/plan", []string{"internal/vm/plan", "internal/vm/lower", "internal/vm/proof"},
+		"training", "lower, proof"},
+	{"backend/host", []string{"backend/host"}, "leaf", ""},
+	{"internal/kernels/cuda", []string{"internal/kernels/cuda"}, "kernel", ""},
+	{"internal/vm/ir", []string{"internal/vm/ir"}, "training", ""},
+	{"autograd", []string{"autograd", "autograd/solver", "autograd/internal/checkpoint"},
+		"training", "solver, internal/checkpoint"},
+	{"ops", []string{"ops"}, "training", ""},
+	{"internal/hierarchy", []string{"internal/hierarchy"}, "leaf", ""},
+	{"backend/compress", []string{"backend/compress/*"}, "leaf", "half, sparse"},
+	{"kernels/fuse", []string{"kernels/fuse"}, "kernel", ""},
+	{"internal/bench", []string{"internal/bench", "internal/bench/chart", "bench/peers"},
+		"program", "chart, peers"},
+	{"internal/fault", []string{"internal/fault"}, "leaf", ""},
+	{"observe", []string{"observe", "observe/*", "observe/internal/*"},
+		"program", "metrics, report, straggler"},
+	{"internal/group", []string{"internal/group"}, "leaf", ""},
+	{"internal/kernels", []string{"internal/kernels", "internal/kernels/simd"}, "kernel", "simd"},
+	{"internal/residence", []string{"internal/residence", "internal/safetensors", "internal/terms"},
+		"training", "internal/{safetensors,terms}"},
+	{"rendezvous/launch", []string{"rendezvous/launch"}, "program", ""},
+	{"backend", []string{"backend"}, "contract", ""},
+	{"rendezvous", []string{"rendezvous"}, "contract", ""},
 }
 
 // everywhere are packages that many import, and that import only each other: the picture names
@@ -164,67 +147,52 @@ func matches(pkg string, patterns []string) bool {
 	})
 }
 
-// cell is a room's row and place in it.
-type cell struct{ row, column int }
-
-// roomOf returns the room of a package, and whether the picture has one.
-func roomOf(pkg string) (cell, bool) {
-	for row, rooms := range rooms {
-		for column, r := range rooms {
-			if matches(pkg, r.packages) {
-				return cell{row, column}, true
-			}
-		}
-	}
-	return cell{}, false
+// roomOf returns the number of the room of a package, -1 if the picture has none.
+func roomOf(pkg string) int {
+	return slices.IndexFunc(rooms, func(r room) bool { return matches(pkg, r.packages) })
 }
 
 // arrows returns which rooms import which, without the arrows that follow from others. It is an
 // error if a package has no room, or if an arrow does not point down.
-func arrows(imports map[string][]string) (map[cell][]cell, error) {
-	direct := map[cell]map[cell]bool{}
+func arrows(imports map[string][]string) (map[int][]int, error) {
+	direct := map[int]map[int]bool{}
 	for _, pkg := range slices.Sorted(maps.Keys(imports)) {
-		from, drawn := roomOf(pkg)
-		if !drawn && !matches(pkg, everywhere) && !matches(pkg, aside) {
+		from := roomOf(pkg)
+		if from < 0 && !matches(pkg, everywhere) && !matches(pkg, aside) {
 			return nil, fmt.Errorf("package %s has no room in the figure: give it one", pkg)
 		}
 		for _, imported := range imports[pkg] {
-			to, ok := roomOf(imported)
+			to := roomOf(imported)
 			switch {
 			case matches(pkg, everywhere) && !matches(imported, everywhere):
 				return nil, fmt.Errorf("%s imports %s, so it needs a room of its own", pkg,
 					imported)
-			case !drawn || !ok || from == to:
+			case from < 0 || to < 0 || from == to:
 				continue
-			case from.row >= to.row:
+			case from > to:
 				return nil, fmt.Errorf("%s imports %s, which the figure has not below it", pkg,
 					imported)
 			case direct[from] == nil:
-				direct[from] = map[cell]bool{}
+				direct[from] = map[int]bool{}
 			}
 			direct[from][to] = true
 		}
 	}
-	return reduced(direct), nil
-}
-
-// reduced returns the arrows of a graph without circles that do not follow from its others.
-func reduced(direct map[cell]map[cell]bool) map[cell][]cell {
-	reduced := map[cell][]cell{}
+	reduced := map[int][]int{}
 	for from, targets := range direct {
 		for to := range targets {
-			if !slices.ContainsFunc(slices.Collect(maps.Keys(targets)), func(via cell) bool {
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(targets)), func(via int) bool {
 				return via != to && reaches(direct, via, to)
 			}) {
 				reduced[from] = append(reduced[from], to)
 			}
 		}
-		slices.SortFunc(reduced[from], compareCells)
+		slices.Sort(reduced[from])
 	}
-	return reduced
+	return reduced, nil
 }
 
-func reaches(direct map[cell]map[cell]bool, from, to cell) bool {
+func reaches(direct map[int]map[int]bool, from, to int) bool {
 	for next := range direct[from] {
 		if next == to || reaches(direct, next, to) {
 			return true
@@ -233,6 +201,44 @@ func reaches(direct map[cell]map[cell]bool, from, to cell) bool {
 	return false
 }
 
-func compareCells(a, b cell) int {
-	return cmp.Or(cmp.Compare(a.row, b.row), cmp.Compare(a.column, b.column))
+// drawPackages writes the picture of the module at root, as text that GitHub draws.
+func drawPackages(output, root string) error {
+	found, err := imports(root)
+	if err != nil {
+		return err
+	}
+	from, err := arrows(found)
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	text.WriteString(head)
+	for i, r := range rooms {
+		if r.others != "" {
+			r.title += "<br/><small>" + r.others + "</small>"
+		}
+		fmt.Fprintf(&text, "p%d[\"%s\"]:::%s\n", i, r.title, r.kind)
+	}
+	for i := range rooms {
+		for _, to := range from[i] {
+			fmt.Fprintf(&text, "p%d --> p%d\n", i, to)
+		}
+	}
+	text.WriteString(colours)
+	return os.WriteFile(output, text.Bytes(), 0o666)
 }
+
+// What is before and after the packages and the arrows.
+const (
+	head = `# What imports what
+
+An arrow points from a package to one that it imports. Arrows that follow from others are left out,
+as are tests, tools, and small packages that many import: see [packages](architecture.md#packages).
+` + "`go run ./internal/tools/figure` writes this page.\n\n```mermaid\ngraph TD\n"
+	colours = `classDef program fill:#8882,stroke:#888
+classDef training fill:#58f3,stroke:#888
+classDef leaf fill:#3c63,stroke:#888
+classDef kernel fill:#f833,stroke:#888
+classDef contract fill:#fc03,stroke:#888
+` + "```\n"
+)

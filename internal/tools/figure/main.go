@@ -4,7 +4,7 @@
 //
 // allreduce.svg has the time of an all-reduce against its size, from the JSON lines in
 // bench/results: in the upper panel ranks are processes on a host, in the lower one they have a GPU
-// each. packages.svg has the packages of the module and what they import, from the sources.
+// each. packages.md has the packages of the module and what they import, from the sources.
 package main
 
 import (
@@ -63,7 +63,7 @@ func main() {
 func run(output, root string) error {
 	return errors.Join(
 		drawTimes(filepath.Join(output, "allreduce.svg"), filepath.Join(root, "bench", "results")),
-		drawPackages(filepath.Join(output, "packages.svg"), root),
+		drawPackages(filepath.Join(output, "packages.md"), root),
 	)
 }
 
