@@ -5,6 +5,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
@@ -153,7 +154,7 @@ func (m *Machine) share() (err error) {
 	}
 	if err == nil {
 		b.kinds = b.Of()
-		if n := b.Kinds(); n > plan.MaxKinds {
+		if n := b.Kinds(); n > ir.MaxKinds {
 			err = fmt.Errorf("%w: %d of %d micro-batches from number %d on: they are too many "+
 				"branches of the tree: take a power of two for each rank", backend.ErrArgument,
 				b.Runs, b.All, b.First)

@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/proof"
 )
@@ -207,7 +208,7 @@ func (e *elastic) Apply() error {
 	m := e.machine
 	err := errors.Join(m.bind(), m.solver.begin(m.exec, &m.micro))
 	if err == nil {
-		err = errors.Join(m.exec.Run(plan.Apply), m.exec.Fetch())
+		err = errors.Join(m.exec.Run(ir.Apply), m.exec.Fetch())
 	}
 	m.micro.done = 0
 	m.parallel.accumulated(m.micro)

@@ -13,8 +13,11 @@ func (p *Program) check(v Value) error {
 	if n := arity(v.Op); n >= 0 && n != len(v.Args) {
 		return fmt.Errorf("%d operands, want %d", len(v.Args), n)
 	}
+	if Leaf(v.Op) {
+		return nil
+	}
 	switch v.Op.(type) {
-	case Opaque, AllGather, Input, Constant, Scalar, State, Setting:
+	case Opaque, AllGather:
 		return nil
 	}
 	if len(v.Args) == 0 {
@@ -50,10 +53,11 @@ func (p *Program) check(v Value) error {
 
 // arity returns the number of operands, -1 for any.
 func arity(op Op) int {
-	switch op := op.(type) {
-	case Input, Constant, Scalar, State, Setting:
+	if Leaf(op) {
 		return 0
-	case Concat, Opaque, AllGather:
+	}
+	switch op := op.(type) {
+	case Concat, Opaque, AllReduce, AllGather:
 		return -1
 	case Binary, MatMul, Convolution, MaxPoolGrad, Gather, GatherGrad:
 		return 2

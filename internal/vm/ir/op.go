@@ -28,6 +28,12 @@ type (
 	State struct{ Input, Vector int }
 	// Setting is number Index of those that are bound before a step, repeated.
 	Setting struct{ Index int }
+	// PartialSum is a sum of some runs of gradient number Index, as the run before left it: number
+	// Vector of those that ranks exchange, or of the Inner ones that are added to these.
+	PartialSum struct {
+		Index, Vector int
+		Inner         bool
+	}
 )
 
 // Views: results that share the memory of their operand.
@@ -170,7 +176,8 @@ type (
 
 // What the ranks that train together have in common.
 type (
-	// AllReduce is the sum of x, gradient number Index, over the runs of a step and over all ranks.
+	// AllReduce is the sum of gradient number Index over all ranks, each of which has the sums of
+	// some runs: one in its order, or those of its branches in the association [backend.Tree].
 	AllReduce struct{ Index int }
 	// AllGather is what the ranks make of the variable of gradient number Index, of which this one
 	// has made x, or nothing.
@@ -201,6 +208,15 @@ func (o State) String() string { return fmt.Sprintf("state %d of input %d", o.Ve
 
 // String implements [Op].
 func (o Setting) String() string { return fmt.Sprintf("setting %d", o.Index) }
+
+// String implements [Op].
+func (o PartialSum) String() string {
+	inner := ""
+	if o.Inner {
+		inner = "inner "
+	}
+	return fmt.Sprintf("%ssum %d of gradient %d", inner, o.Vector, o.Index)
+}
 
 // String implements [Op].
 func (o AllReduce) String() string { return fmt.Sprintf("all-reduce %d", o.Index) }

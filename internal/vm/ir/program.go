@@ -35,8 +35,25 @@ type Program struct {
 	ChannelsLast bool
 }
 
-// Assign makes a value what an Input or a State is in the next run, or what a view says of it.
-type Assign struct{ To, Value ID }
+// Assign makes a value what an Input, a State or a PartialSum is in the next run, or what a view
+// says of it, in some runs.
+type Assign struct {
+	To, Value ID
+	Runs      Runs
+}
+
+const (
+	// MaxKinds is how many kinds of runs a step can have beside Apply.
+	MaxKinds = 63
+	// Apply is the kind of a run that has updates alone.
+	Apply = MaxKinds
+)
+
+// Runs is a set of kinds of runs: bit k is for kind k. The zero value is the set of all but Apply.
+type Runs uint64
+
+// Has reports whether a kind is in the set.
+func (r Runs) Has(kind int) bool { return r == 0 && kind != Apply || r>>kind&1 == 1 }
 
 // Precision says what products of F32 may round their operands to.
 type Precision uint8
@@ -140,7 +157,7 @@ func (p *Program) Zero(x ID) bool {
 // Leaf reports whether a value comes from outside of the program.
 func Leaf(op Op) bool {
 	switch op.(type) {
-	case Input, Constant, Scalar, State, Setting:
+	case Input, Constant, Scalar, State, Setting, PartialSum:
 		return true
 	}
 	return false

@@ -20,8 +20,8 @@ type Accumulation struct {
 	Tree bool // in the association backend.Tree, otherwise in the order of the runs
 	// The runs are those from number First on, of All on all ranks: 0 stands for Runs.
 	First, All int
-	// Apart makes the updates a run of their own, of kind [Apply], which follows the last one. In
-	// between the gradients that it applies stay where they are added up.
+	// Apart makes the updates a run of their own, of kind [ir.Apply], which follows the last one.
+	// In between the gradients that it applies stay where they are added up.
 	Apart bool
 }
 
@@ -86,7 +86,7 @@ func (a Accumulation) Of() []int {
 	return of
 }
 
-// Kinds returns how many kinds of runs there are, beside Apply.
+// Kinds returns how many kinds of runs there are, beside ir.Apply.
 func (a Accumulation) Kinds() int { return a.Of()[max(1, a.Runs)-1] + 1 }
 
 // Every calls f for each kind of run, until it returns an error.
@@ -97,12 +97,12 @@ func (a Accumulation) Every(f func(kind int) error) error {
 		}
 	}
 	if a.Apart {
-		return f(Apply)
+		return f(ir.Apply)
 	}
 	return nil
 }
 
-// Sums returns what runs of each kind add up, beside Apply.
+// Sums returns what runs of each kind add up, beside ir.Apply.
 func (a Accumulation) Sums() []Sum {
 	kinds, _ := a.kinds()
 	return kinds
@@ -122,7 +122,7 @@ func (a Accumulation) kinds() (kinds []Sum, of []int) {
 }
 
 // lastRun is the kind of the last run.
-func (a Accumulation) lastRun() Runs {
+func (a Accumulation) lastRun() ir.Runs {
 	if !a.Several() {
 		return 0
 	}
@@ -130,25 +130,12 @@ func (a Accumulation) lastRun() Runs {
 }
 
 // updateRun is the kind of the run with the updates.
-func (a Accumulation) updateRun() Runs {
+func (a Accumulation) updateRun() ir.Runs {
 	if a.Apart {
-		return 1 << Apply
+		return 1 << ir.Apply
 	}
 	return a.lastRun()
 }
-
-const (
-	// MaxKinds is how many kinds a plan can have beside Apply.
-	MaxKinds = 63
-	// Apply is the kind of the run with the updates, where they are Apart.
-	Apply = MaxKinds
-)
-
-// Runs is a set of kinds of runs: bit k is for kind k. The zero value is the set of all but Apply.
-type Runs uint64
-
-// Has reports whether a kind is in the set.
-func (r Runs) Has(kind int) bool { return r == 0 && kind != Apply || r>>kind&1 == 1 }
 
 // partialSums returns the sums of runs of a gradient that are kept.
 func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
@@ -173,7 +160,7 @@ func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
 
 // firstRuns appends the steps that compute a gradient in runs that add it to nothing, and write it
 // where these keep it: that needs no pass of its own. It returns the other runs.
-func (l *layouter) firstRuns(update int, s Step) (others Runs) {
+func (l *layouter) firstRuns(update int, s Step) (others ir.Runs) {
 	kinds, _ := l.bucketing.accumulation.kinds()
 	for kind, sum := range kinds {
 		if len(sum.Add) > 0 {

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -221,6 +222,46 @@ func TestAccumulationIsASum(t *testing.T) {
 	}
 }
 
+// TestRunsOfARankMakeItsBranches: whichever runs of a step a rank has, it keeps the sum of each of
+// its branches in the association backend.Tree, the last one from the last run.
+func TestRunsOfARankMakeItsBranches(t *testing.T) {
+	var tree func(first, n int) string
+	tree = func(first, n int) string {
+		if n == 1 {
+			return fmt.Sprint(first)
+		}
+		left := 1 << (bits.Len(uint(n-1)) - 1)
+		return "(" + tree(first, left) + "+" + tree(first+left, n-left) + ")"
+	}
+	for all := 1; all <= 24; all++ {
+		for first := range all {
+			for runs := 1; first+runs <= all; runs++ {
+				a := Accumulation{Runs: runs, Tree: true, First: first, All: all}
+				kept, sums, run := make([]string, 32), a.Sums(), 0
+				for _, kind := range a.Of() {
+					x := fmt.Sprint(run)
+					for _, k := range sums[kind].Add {
+						x = "(" + kept[k] + "+" + x + ")"
+					}
+					kept[sums[kind].To], run = x, run+1
+				}
+				run = 0
+				for branch, n := range a.branches() {
+					if want := tree(run, n); kept[branch] != want {
+						t.Fatalf("runs %d to %d of %d make %s in branch %d, want %s", first,
+							first+runs, all, kept[branch], branch, want)
+					}
+					run += n
+				}
+				if to := sums[len(sums)-1].To; run != runs || to != len(a.branches())-1 {
+					t.Fatalf("%d of %d runs have %d in branches, the last in branch %d", runs, all,
+						run, to)
+				}
+			}
+		}
+	}
+}
+
 // TestTreeOfRuns: a plan whose gradients are added in a tree keeps the sums that the kinds of runs
 // need, and each run of a kind that adds something has one step for each gradient.
 func TestTreeOfRuns(t *testing.T) {
@@ -281,7 +322,7 @@ func TestUpdatesApart(t *testing.T) {
 			require.NoError(t, err)
 			var steps []string
 			for i, s := range planned.Steps {
-				if !s.Runs.Has(Apply) {
+				if !s.Runs.Has(ir.Apply) {
 					continue
 				}
 				if steps = append(steps, s.Op.String()); i < len(planned.Steps)-3 {
@@ -292,7 +333,7 @@ func TestUpdatesApart(t *testing.T) {
 			if !slices.Equal(steps, want) {
 				t.Errorf("the updates are the steps %q, want %q", steps, want)
 			}
-			for _, kinds := range []Runs{1 << (planned.Accumulation.Kinds() - 1), 1 << 0} {
+			for _, kinds := range []ir.Runs{1 << (planned.Accumulation.Kinds() - 1), 1 << 0} {
 				broken := *planned
 				broken.Steps = slices.Clone(planned.Steps)
 				broken.Steps[len(broken.Steps)-1].Runs = kinds

@@ -48,8 +48,8 @@ type Step struct {
 	Op   ir.Op
 	Dsts []Ref // one, or the outputs of a Loop
 	Args []Ref
-	Name string // of the graph's node
-	Runs Runs   // in which it runs, of those whose gradients are added up
+	Name string  // of the graph's node
+	Runs ir.Runs // in which it runs, of those whose gradients are added up
 	// Epilogue is whether the step is an element-wise loop over the result of the step before, a
 	// product or a convolution, and may run on elements that are finished while others are not, or
 	// a concatenation of results of the loop before, which may store them there itself.

@@ -30,14 +30,14 @@ const Squares = -1
 // train returns the program of a step, of that of a run whose last results are gradients. For each
 // variable w, with s what is kept for it, and for shards with the elements that this rank has:
 //
-//	g         = scale (AllReduce(gradient) + weight rows)
+//	g         = scale (AllReduce(sums of the gradients of runs) + weight rows)
 //	norm      = sqrt(AllReduce(sum of g² over all variables))
 //	f         = limit/norm if norm > limit, NaN if that is not finite, else 1
 //	w, s      = rule(w, s, f g) where f = f, else w, s
 //	Assign(w) = AllGather(w)
 //
-// Without a limit of the norm, f is left out. What several loops compute, each for itself, is there
-// several times.
+// Without a limit of the norm, f is left out. Sums are assigned to what keeps them for other runs.
+// What several loops compute, each for itself, is there several times.
 func train(p *ir.Program, updates []Update) (*training, error) {
 	t := &training{Program: p, first: ir.ID(len(p.Values)), variables: map[int]ir.Value{}}
 	if len(updates) == 0 {
@@ -54,11 +54,7 @@ func train(p *ir.Program, updates []Update) (*training, error) {
 	var all []ir.ID
 	all, t.rows = gradients(p, updates)
 	for i, u := range updates {
-		op := ir.Op(ir.Reshape{})
-		if u.Bucket > 0 || u.Accumulation.keeps() {
-			op = ir.AllReduce{Index: i}
-		}
-		t.gradients = append(t.gradients, t.own(u.Shard, t.value(op, p.Values[all[i]], all[i])))
+		t.gradients = append(t.gradients, t.own(u.Shard, t.combined(u, i, all[i])))
 	}
 	if updates[0].Limit > 0 {
 		t.clip(updates)
@@ -71,7 +67,7 @@ func train(p *ir.Program, updates []Update) (*training, error) {
 		}
 		t.assigns = append(t.assigns, assigns)
 	}
-	t.Assigns = slices.Concat(t.assigns...)
+	t.Assigns = append(t.Assigns, slices.Concat(t.assigns...)...)
 	return t, nil
 }
 
@@ -83,6 +79,43 @@ const perUpdate = 40
 func (t *training) value(op ir.Op, like ir.Value, args ...ir.ID) ir.ID {
 	like.Op, like.Args = op, args
 	return t.Add(like)
+}
+
+// combined adds what runs add to the sums of a gradient, and returns what all runs and ranks make
+// of it: with updates in a run of their own, as the run before leaves it.
+func (t *training) combined(u Update, update int, gradient ir.ID) ir.ID {
+	a, like := u.Accumulation, t.Values[gradient]
+	x := t.value(ir.Reshape{}, like, gradient)
+	branches, kinds := len(a.branches()), a.Sums()
+	kept := func(i int) ir.ID {
+		if i < branches {
+			return t.value(ir.PartialSum{Index: update, Vector: i}, like)
+		}
+		return t.value(ir.PartialSum{Index: update, Vector: i - branches, Inner: true}, like)
+	}
+	var sums []ir.ID
+	for kind, s := range kinds {
+		y := x
+		for _, i := range s.Add {
+			y = t.value(ir.Binary{Op: fuse.Add}, like, kept(i), y)
+		}
+		if kind < len(kinds)-1 {
+			t.Assigns = append(t.Assigns, ir.Assign{To: kept(s.To), Value: y, Runs: 1 << kind})
+			continue
+		}
+		for branch := range s.To {
+			sums = append(sums, kept(branch))
+		}
+		sums = append(sums, y)
+	}
+	if x = sums[0]; u.Bucket > 0 {
+		x = t.value(ir.AllReduce{Index: update}, like, sums...)
+	}
+	if a.Apart {
+		t.Assigns = append(t.Assigns, ir.Assign{To: kept(0), Value: x, Runs: a.lastRun()})
+		x = kept(0)
+	}
+	return x
 }
 
 // own returns the elements of x that this rank updates.
@@ -203,7 +236,7 @@ func (t *training) variable(u *Update, like ir.Value) (ir.ID, error) {
 
 // update adds what an update does, given the gradient in a run.
 func (t *training) update(u *Update, update int, gradient ir.ID) ([]ir.Assign, error) {
-	whole := t.Values[gradient]
+	whole, runs := t.Values[gradient], u.Accumulation.updateRun()
 	if u.Half {
 		whole.DType = backend.F32
 	}
@@ -215,7 +248,8 @@ func (t *training) update(u *Update, update int, gradient ir.ID) ([]ir.Assign, e
 	case u.Rule == nil:
 		return []ir.Assign{{To: w, Value: gradient}}, nil
 	case u.Shard.empty():
-		return []ir.Assign{{To: w, Value: t.value(ir.AllGather{Index: update}, whole)}}, nil
+		return []ir.Assign{{To: w, Value: t.value(ir.AllGather{Index: update}, whole),
+			Runs: runs}}, nil
 	}
 	before, like := []ir.ID{t.own(u.Shard, w)}, t.like(update)
 	for k := range u.Kept {
@@ -236,11 +270,11 @@ func (t *training) update(u *Update, update int, gradient ir.ID) ([]ir.Assign, e
 		if t.norm != nil {
 			x = t.value(ir.Where{}, like, finite, x, before[k])
 		}
-		assigns[k] = ir.Assign{To: before[k], Value: x}
+		assigns[k] = ir.Assign{To: before[k], Value: x, Runs: runs}
 	}
 	if u.Shard != nil && !u.Shard.FullyShard {
-		assigns[0] = ir.Assign{To: w,
-			Value: t.value(ir.AllGather{Index: update}, whole, assigns[0].Value)}
+		assigns[0].To = w
+		assigns[0].Value = t.value(ir.AllGather{Index: update}, whole, assigns[0].Value)
 	}
 	return assigns, nil
 }

@@ -181,7 +181,7 @@ func (l *layouter) applies(update int, dw Ref) {
 func (l *layouter) applied(update int) Ref { return l.refs[l.at(l.training.gradients[update])] }
 
 // inRuns returns a function that makes the steps since then those of some runs alone.
-func (l *layouter) inRuns(runs Runs) func() {
+func (l *layouter) inRuns(runs ir.Runs) func() {
 	first := len(l.plan.Steps)
 	return func() {
 		for i := range l.plan.Steps[first:] {

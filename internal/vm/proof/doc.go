@@ -5,9 +5,9 @@
 //
 //   - verify.go: a run of the plan on paper, each kind of run
 //   - values.go, numbers.go: what is in memory in place of elements: value numbers
-//   - verifyupdates.go, verifyshards.go: what runs, buckets and shards must leave
+//   - verifyupdates.go: what runs must leave
+//   - exchanges.go: what leaves in buckets, and what comes back
 //   - passes.go: how a loop really runs, pass by pass, and what may run inside of a product
 //   - overlap.go: which memory is another's, for steps that run at one time
-//   - sums.go: what micro-batches add up
 //   - read.go: what the types say
 package proof

@@ -2,6 +2,7 @@ package proof
 
 import (
 	"github.com/euryale-ml/euryale/internal/sumtree"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
@@ -16,6 +17,24 @@ type memory struct {
 
 // memoryOf says which memory a buffer is, if it is not the arena's.
 func memoryOf(b *plan.Buffer) memory { return memory{b.Kind, b.Index, b.Vector} }
+
+// memoryOfLeaf says in which memory a value lies that comes from outside.
+func memoryOfLeaf(op ir.Op) memory {
+	switch op := op.(type) {
+	case ir.Input:
+		return memory{plan.Input, op.Index, 0}
+	case ir.State:
+		return memory{plan.State, op.Input, op.Vector}
+	case ir.Setting:
+		return memory{plan.Setting, op.Index, 0}
+	case ir.PartialSum:
+		if op.Inner {
+			return memory{plan.PartialSum, op.Index, op.Vector}
+		}
+		return memory{plan.Gradient, op.Index, op.Vector}
+	}
+	return memory{plan.Constant, op.(ir.Constant).Index, 0}
+}
 
 // placed reports whether a buffer has a place, so that what overlaps it is known.
 func placed(b *plan.Buffer) bool {

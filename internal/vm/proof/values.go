@@ -22,9 +22,7 @@ type valueNumbers struct {
 	shapes  numbers[ir.Dims]
 	layouts numbers[axes]
 	lists   [32]list // some of the layouts that were asked for last
-	// what the last run of a step has of gradient number index, a value that is x in a run
-	reduced func(index int, of ir.ID, x tensor) tensor
-	halved  []int // inputs whose digits of BF16 mean something else than all: see [plan.Shard]
+	halved  []int    // inputs whose digits of BF16 mean something else than all: see [plan.Shard]
 	scratch fuse.Program
 	loads   []tensor     // of the operands of a loop
 	places  []fuse.Value // of these in the scratch program
@@ -68,9 +66,9 @@ const (
 	byReduction             // of args
 	byCopy                  // of args, whose layout no other layout can read through
 	besides                 // value number bits of the operation that gives args
-	byExchange              // of args, in bucket number bits
+	byExchange              // of args, of which the second one is what comes before the first
 	byGather                // of args, this rank's shard of what update number bits makes
-	underWay                // what an exchange of shards has begun to write
+	underWay                // what an exchange writes
 	byOperation             // number bits, of a list of operands
 	operandList             // a list, and one operand more
 )
@@ -459,16 +457,12 @@ func (m *valueNumbers) program(p *ir.Program) (values []tensor, done effects) {
 // leaf returns a value from outside.
 func (m *valueNumbers) leaf(op ir.Op, d backend.DType, n int) tensor {
 	switch op := op.(type) {
-	case ir.Input:
-		return m.outside(memory{plan.Input, op.Index, 0}, d, n)
-	case ir.Constant:
-		return m.outside(memory{plan.Constant, op.Index, 0}, d, n)
-	case ir.State:
-		return m.outside(memory{plan.State, op.Input, op.Vector}, d, n)
+	case ir.Scalar:
+		return m.float(d, op.Float(), n)
 	case ir.Setting:
-		return tensor{m.origin(memory{plan.Setting, op.Index, 0}, d), m.list(1, n)}
+		return tensor{m.origin(memoryOfLeaf(op), d), m.list(1, n)}
 	}
-	return m.float(d, op.(ir.Scalar).Float(), n)
+	return m.outside(memoryOfLeaf(op), d, n)
 }
 
 // float returns n times a number.
@@ -558,7 +552,11 @@ func (m *valueNumbers) other(p *ir.Program, v *ir.Value, values []tensor, done *
 		y, n := m.fold(op.Op, fuse.Type(v.DType), values[v.Args[0]], m.scratch.Shape, op.Axes.Has)
 		return tensor{y, m.list(n, 1)}
 	case ir.AllReduce:
-		return m.reduced(op.Index, v.Args[0], values[v.Args[0]])
+		sums := make([]tensor, len(v.Args))
+		for i, a := range v.Args {
+			sums[i] = values[a]
+		}
+		return m.exchanged(sums...)
 	case ir.AllGather:
 		var shard tensor
 		for _, a := range v.Args {

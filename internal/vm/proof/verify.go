@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -34,14 +33,14 @@ func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
 	}
 	r := &proof{valueNumbers: m, plan: p, passes: passes, live: make([]int, 0, len(p.Buffers)),
 		args: make([]operand, 0, 16), gradients: make([]ir.ID, len(p.Updates))}
-	m.reduced = func(update int, gradient ir.ID, x tensor) tensor {
-		r.gradients[update] = gradient
-		x, _ = r.reduced(r.applying(), update, x)
-		return x
+	for id := range p.Program.Values {
+		if op, ok := p.Program.Values[id].Op.(ir.AllReduce); ok {
+			r.gradients[op.Index] = ir.ID(id)
+		}
 	}
 	r.wanted, r.due = m.program(p.Program)
 	r.know()
-	if err := cmp.Or(provesSums(p.Accumulation), p.Accumulation.Every(r.run)); err != nil {
+	if err := p.Accumulation.Every(r.run); err != nil {
 		return fmt.Errorf("plan: %w", err)
 	}
 	return nil
@@ -53,7 +52,7 @@ type proof struct {
 	plan      *plan.Plan
 	passes    func(p *fuse.Program) []pass // of a loop
 	wanted    []tensor                     // the values of the program
-	gradients []ir.ID                      // of the program: what ranks or runs add up, by update
+	gradients []ir.ID                      // of the program: what ranks add up, by update
 
 	limit   int32   // the first number that no value of the program has
 	first   int     // the step that was the first to compute something else, -1 for none
@@ -63,20 +62,20 @@ type proof struct {
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
-	sent    [][]tensor              // by bucket: what is exchanged, after its Send
-	shards  map[transfer][]tensor   // what leaves in a bucket of shards
-	taken   map[transfer][]plan.Ref // the memory that has
-	args    []operand               // of a step
-	gives   []tensor                // what it computes
-	arena   []int                   // buffers that it writes
-	under   []int                   // operations of the graph that run beside the step
+	sent    int // the last bucket that has left for an all-reduce
+	// exchanges that nobody has waited for, by what ends them
+	underWay map[plan.Receive]transfer
+	args     []operand // of a step
+	gives    []tensor  // what it computes
+	arena    []int     // buffers that it writes
+	under    []int     // operations of the graph that run beside the step
 }
 
 // content is what lies in memory.
 type content struct {
 	tensor
 	step int // that has written it, -1 if none has
-	gone int // the step that has written over it, or has sent it, -1 if it is there
+	gone int // the step that has written over it, -1 if it is there
 	cover
 }
 
@@ -125,13 +124,13 @@ func (r *proof) run(kind int) error {
 		}
 	}
 	due := r.due
-	if kind == plan.Apply { // of updates alone
+	if kind == ir.Apply { // of updates alone
 		due = nil
 	}
 	err := errors.Join(r.compare(kind), r.ended(kind))
-	for of := range r.taken {
+	for of := range r.underWay {
 		err = errors.Join(err, fmt.Errorf("in a run of kind %d nobody waits for the %v of "+
-			"bucket %d", kind, of.kind, of.bucket-1))
+			"bucket %d", kind, of.Kind, of.Bucket-1))
 	}
 	if !slices.Equal(r.done, due) {
 		err = errors.Join(err, fmt.Errorf("in a run of kind %d the operations with an effect are "+
@@ -150,8 +149,8 @@ func (r *proof) run(kind int) error {
 
 // begin gives all memory what is in it before a run.
 func (r *proof) begin() {
-	r.done, r.first, r.live, r.sent, r.under = r.done[:0], -1, r.live[:0], nil, nil
-	r.shards, r.taken = map[transfer][]tensor{}, map[transfer][]plan.Ref{}
+	r.done, r.first, r.live, r.sent, r.under = r.done[:0], -1, r.live[:0], 0, nil
+	r.underWay = map[plan.Receive]transfer{}
 	r.present = make([]content, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
@@ -200,9 +199,6 @@ func (r *proof) runStep(i int, s *plan.Step) error {
 	for k := range s.Dsts {
 		r.write(s.Dsts[k].Buffer, content{tensor: r.gives[k], step: i, gone: -1})
 	}
-	if send, ok := s.Op.(plan.Send); ok && send.Kind == backend.AllReduce {
-		return r.send(i, send, s.Dsts)
-	}
 	return nil
 }
 
@@ -216,9 +212,6 @@ func (r *proof) operands(s *plan.Step) error {
 			return err
 		}
 		at, err := r.find(a)
-		if _, back := s.Op.(plan.Receive); back && at.step == a.Step && at.gone == a.Step {
-			err = nil // it has left, and nobody has written over it
-		}
 		if err != nil {
 			return err
 		}
@@ -282,18 +275,9 @@ func (r *proof) compute(s *plan.Step) error {
 		}
 		return nil
 	case plan.Send:
-		if op.Kind != backend.AllReduce {
-			return r.sendShards(op, s)
-		}
-		for _, x := range r.args {
-			r.gives = append(r.gives, x.tensor)
-		}
-		return r.replicated(op, s)
+		return r.send(op, s)
 	case plan.Receive:
-		if op.Kind != backend.AllReduce {
-			return r.receiveShards(op, s)
-		}
-		return r.receive(op)
+		return r.receive(op, s)
 	}
 	return r.operation(s)
 }
