@@ -24,9 +24,9 @@ const (
 )
 
 // TestLookupsDoNotLearnThePaddingOfTheLlamaFamily: with pad_token_id, whose token is among those of
-// the text, all gradients are those of transformers without it, except the row of the embedding. A
-// model that has another head does not learn it at all, one that is tied as much as that head would
-// with the same weights, and GPT-2 as before.
+// the text, transformers' gradients without it are ours, except the row of the embedding. A model
+// that has another head does not learn it at all, one that is tied as much as that head would with
+// the same weights, and GPT-2 as before.
 func TestLookupsDoNotLearnThePaddingOfTheLlamaFamily(t *testing.T) {
 	for _, folder := range folders {
 		want := expect(t, folder)

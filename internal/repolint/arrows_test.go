@@ -168,7 +168,7 @@ var fences = []fence{
 	{"gorgonia.org/cu", []string{"internal/cuda", "internal/kernels/cuda"}, "_gpu.go"},
 	{"gorgonia.org", []string{
 		"ops/...", "layers", "models", "autograd/...", "fit", "fit/data", "vm",
-		"internal/vm/read",
+		"internal/vm/read", "internal/defects",
 		"internal/vm/graphs", "bench/train", "bench/blas", "examples/...", "internal/residence",
 		"internal/stock", "internal/terms", "internal/testing/conventions",
 		"internal/tools/immortal", "internal/tools/optable", "internal/tools/soak",

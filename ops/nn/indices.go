@@ -94,7 +94,9 @@ func (s exceptSpec) check([]int, []tensor.Shape) error { return nil } // the for
 
 func (s exceptSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s exceptSpec) gradients([]tensor.Shape) []gradient { return []gradient{{s, []int{dy, 1}}, {}} }
+func (s exceptSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{s, []int{dy, 1}}, {}}
+}
 
 func (s exceptSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	padding := program.With(b, fuse.Equal, between(b, x[1], len(b.Of(x[1]).Shape)),

@@ -109,7 +109,7 @@ func padded(padding ...int) builder {
 	})
 }
 
-// With padding, the result is that of all rows, and the row has no gradient, which central
+// With padding, the result has that row, too, and the row has no gradient, which central
 // differences do not know: other rows have theirs, also of a gradient.
 func TestAPaddingRowHasNoGradient(t *testing.T) {
 	in := []operand{normal(1, 3, 2), indices([]int{2, 2}, 2, 0, 1, 0)}

@@ -2,16 +2,13 @@ package nn
 
 import (
 	"fmt"
-	"math"
 	"slices"
-	"strings"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
-	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -83,39 +80,4 @@ func (s normSpec) back(b *program.Builder, _ int, x []program.Value, y, dy progr
 		dx = b.Do(fuse.Mul, dx, power(b, share, s.P-1))
 	}
 	return b.Do(fuse.Where, y, b.Do(fuse.Mul, dx, dy), b.Number(0, y))
-}
-
-// wrongNorm finds gorgonia.Norm of odd p by its last node: pow(sum(pow(x, p)), 1/p).
-func wrongNorm(s suspect) string {
-	inverse, ok := exponent(s.node)
-	if !ok {
-		return ""
-	}
-	if stock.Name(s.x[0].Op()) != "sumOp" {
-		return ""
-	}
-	summed := stock.Operands(s.x[0])[0]
-	p, ok := exponent(summed)
-	if !ok || math.Mod(p, 2) != 1 || math.Abs(p*inverse-1) > 1e-6 {
-		return ""
-	}
-	return fmt.Sprintf("it sums x^%v, not |x|^%[1]v: with numbers below 0 it is wrong, or NaN", p)
-}
-
-// exponent returns the constant that a node raises to.
-func exponent(n *gorgonia.Node) (float64, bool) {
-	x := stock.Operands(n)
-	if n.Op() == nil || len(x) != 2 || !strings.HasPrefix(n.Op().String(), "^") {
-		return 0, false
-	}
-	if !stock.Struct(x[1].Op()).IsValid() || x[1].Value() == nil {
-		return 0, false
-	}
-	switch e := x[1].Value().Data().(type) {
-	case float64:
-		return e, true
-	case float32:
-		return float64(e), true
-	}
-	return 0, false
 }

@@ -1,4 +1,4 @@
-package nn
+package defects
 
 import (
 	"slices"
@@ -16,16 +16,12 @@ type survey struct {
 	made    map[*gorgonia.Node]int            // operands before their readers
 	// backward are nodes that only gradients read, besides gradients themselves.
 	backward map[*gorgonia.Node]bool
-	rules    map[string][]rule      // by the type of the operation
 	order    map[*gorgonia.Node]int // when the tape machine runs a node
 }
 
 func newSurvey(g *gorgonia.ExprGraph) *survey {
 	s := &survey{graph: g, nodes: g.AllNodes(), readers: map[*gorgonia.Node]gorgonia.Nodes{},
-		made: map[*gorgonia.Node]int{}, rules: map[string][]rule{}}
-	for _, r := range rules() {
-		s.rules[r.of] = append(s.rules[r.of], r)
-	}
+		made: map[*gorgonia.Node]int{}}
 	for i, n := range s.nodes {
 		s.made[n] = i
 		for _, x := range stock.Operands(n) {
