@@ -300,7 +300,7 @@ func (s setting) run(t *testing.T, size int) [][]float32 {
 	return s.runOn(t, testenv.Hosts, size)
 }
 
-// runOn trains on size ranks, checks that all end with the same bits, and returns
+// runOn trains on size ranks, checks that all end bitwise identical, and returns
 // the parameters.
 func (s setting) runOn(t *testing.T, k testenv.Kind, size int) [][]float32 {
 	t.Helper()

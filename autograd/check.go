@@ -21,7 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Check returns an error on every rank unless the model has the same bits on all ranks:
+// Check returns an error on every rank unless the model is bitwise identical on all ranks:
 // parameters, variables of [WithFrozen], running statistics of batch norms, the seed and step of
 // random numbers, and the settings of a machine's solver, such as its rate. It is collective. Call
 // it now and then between steps, and after training: it finds ranks whose solvers or seeds differ.
@@ -62,8 +62,8 @@ func settings(by solver.Solver) ([]byte, error) {
 	return json.Marshal(all)
 }
 
-// alikeOn returns an error unless items have the same bits on all ranks of a communicator. A rank
-// with a problem, or whose items cannot be read, takes part.
+// alikeOn returns an error unless items are bitwise identical on all ranks of a communicator. A
+// rank with a problem, or whose items cannot be read, takes part.
 func alikeOn(comm backend.Communicator, items []item, problem error) error {
 	const size = 8 // of a hash
 	var mine []byte
@@ -92,7 +92,7 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 // Hash returns the SHA-256 of the model on this rank, in hexadecimal. It covers the elements of all
 // parameters in the order of New, in row-major order, little endian, one after the other; then the
 // variables of [WithFrozen], the running statistics of batch norms, and the step and seed of random
-// numbers, if there are any. Trainings that end with the same hash end with the same bits, on any
+// numbers, if there are any. Trainings that end with the same hash are bitwise identical, on any
 // number of ranks and on the host or on devices. It is collective only where ranks divide
 // parameters ([WithParts], vm.WithShards): [DataParallel.Check] compares ranks.
 //

@@ -299,7 +299,7 @@ func TestAFileSystemWithoutLocksIsSaid(t *testing.T) {
 }
 
 // TestTwoJobsOnOneDirectory: each ends with the bits of one that is alone, or with the error that
-// names the other, and the next job goes on to the same bits.
+// names the other, and the next job ends bitwise identical.
 func TestTwoJobsOnOneDirectory(t *testing.T) {
 	const from, to = 2, 6
 	alone, base := t.TempDir(), t.TempDir()

@@ -19,8 +19,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
-// quadratic is a model of products and squares, so that its gradients have the
-// same bits wherever they are computed:
+// quadratic is a model of products and squares, so that its gradients are
+// bitwise identical wherever they are computed:
 //
 //	loss = mean((w1*x)^2 * w2 + b - y)^2 + s^2
 type quadratic struct {

@@ -60,9 +60,9 @@
 // number of ranks divides the batch. If shares must differ, let the loss be the sum over the
 // share, divided by the number of samples on all ranks (use [Sum]), and use [WithSum].
 //
-// All ranks get the same bits from each reduction, and solvers are deterministic, so parameters
-// that are equal at first stay equal bit for bit. [DataParallel.Check] verifies this, and
-// [DataParallel.Hash] returns a hash by which to compare trainings.
+// All ranks get bitwise identical results from each reduction, and solvers are deterministic, so
+// parameters that are equal at first stay equal bit for bit. [DataParallel.Check] verifies this,
+// and [DataParallel.Hash] returns a hash by which to compare trainings.
 //
 // # What a model is
 //
@@ -91,10 +91,10 @@
 //
 // # Solvers
 //
-// The solvers of package solver work on tensors of the host and in machines of package vm, with the
-// same bits, and checkpoints contain their state. All solvers of Gorgonia v0.9.18 work on the host,
-// except AdamW, which does not change the parameters. Of them, checkpoints support only
-// VanillaSolver.
+// The solvers of package solver work on tensors of the host and in machines of package vm, with
+// bitwise identical results, and checkpoints contain their state. All solvers of Gorgonia v0.9.18
+// work on the host, except AdamW, which does not change the parameters. Of them, checkpoints
+// support only VanillaSolver.
 //
 // # Micro-batches, evaluation, decisions
 //
@@ -156,8 +156,8 @@
 // # Checkpoints
 //
 // [DataParallel.Save] and Load keep everything that training depends on: the model, the residuals
-// of a compression, and the state of solvers that are [solver.Stateful]. Training resumes with the
-// same bits in a program with the same options, also on another number of ranks unless ranks have
+// of a compression, and the state of solvers that are [solver.Stateful]. Training resumes bitwise
+// identically in a program with the same options, also on another number of ranks unless ranks have
 // state of their own. Each checkpoint is a directory in the one that Save is given, and Load takes
 // the newest that is whole; docs/checkpoints.md describes them. Call both between steps: after
 // Sync, and before the next RunAll. Where ranks have parts of the parameters ([WithParts]), a

@@ -196,7 +196,7 @@ func (e *Elastic) Recoveries() (n int, took time.Duration) {
 func (e *Elastic) DataParallel() *DataParallel { return e.dp }
 
 // Step does a step on all ranks: run is called for each micro-batch of this rank, runs the graph
-// for it and returns its loss. The mean of all losses is returned, with the same bits on all ranks.
+// for it and returns its loss. The mean of all losses is returned, bitwise identical on all ranks.
 // If a rank is lost meanwhile, the others repeat the step, and run is called again for their
 // micro-batches, and for others: what it feeds the graph must depend only on the step and the
 // number of the micro-batch.

@@ -16,8 +16,9 @@ import (
 )
 
 // Buckets lets a vm.Machine write gradients straight into the buckets of a [DataParallel], start
-// their all-reduces and apply the results. It replaces Sync, with the same all-reduces and the same
-// bits, except for tables whose rows the machine exchanges. One goroutine makes all its calls.
+// their all-reduces and apply the results. It replaces Sync, with the same all-reduces and bitwise
+// identical results, except for tables whose rows the machine exchanges. One goroutine makes all
+// its calls.
 type Buckets struct {
 	d     *DataParallel
 	on    backend.Device     // where gradients are computed, nil for the host

@@ -141,8 +141,8 @@ func TestTensorsOfACheckpointHaveTheNamesOfNodes(t *testing.T) {
 	require.Check(t, maps.Equal(got, want), "the file of groups has %v, want %v", got, want)
 }
 
-// TestCheckpointsLoadByNameInAnyOrder: parameters of one shape in another order resume with the
-// same bits, with what the solver keeps for them.
+// TestCheckpointsLoadByNameInAnyOrder: parameters of one shape in another order resume
+// bitwise identically, with what the solver keeps for them.
 func TestCheckpointsLoadByNameInAnyOrder(t *testing.T) {
 	model := []shaped{{"a", 1, []int{2}}, {"bb", 10, []int{2}}, {"ccc", 20, []int{2}}}
 	adam := func(gorgonia.Nodes) (solver.Solver, error) { return &solver.Adam{Rate: 0.5}, nil }

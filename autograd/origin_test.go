@@ -59,7 +59,7 @@ func TestCheckpointsOfAnotherProgram(t *testing.T) {
 		"another": {bf16, []Option{WithCompression(compressedByAnother)},
 			[]string{"half (bf16)", "compressed by autograd.another"}},
 		"the same": {bf16, bf16, nil},
-		// the same bits
+		// bitwise identical
 		"strict besides": {through(sparse.TopK(0.5)),
 			through(sparse.TopK(0.5), sparse.WithStrict()), nil},
 	} {

@@ -14,8 +14,8 @@ import (
 //	err = dp.Average()
 //
 // After as many steps as there are buckets, each parameter has been averaged once. The parameters
-// of the averaged bucket have the same bits on all ranks. Average is collective. The gradients that
-// Sync has returned are not valid after it.
+// of the averaged bucket are bitwise identical on all ranks. Average is collective. The gradients
+// that Sync has returned are not valid after it.
 //
 // Cost: one all-reduce of the bucket and two copies. The all-reduce is exact, also on a
 // communicator that compresses gradients. Errors: as from [DataParallel.Sync], and ErrArgument

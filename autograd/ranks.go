@@ -42,8 +42,8 @@ func Agree(comm backend.Communicator, description string, problem error) error {
 //
 // Ranks have equal weights, however many samples each has seen: for a mean over samples use [Sum].
 //
-// All ranks get the same bits: numbers are added in rank order, in float64, uncompressed. Cost: one
-// all-gather of 8 bytes for each number.
+// All ranks get bitwise identical results: numbers are added in rank order, in float64,
+// uncompressed. Cost: one all-gather of 8 bytes for each number.
 //
 // Errors come from the communicator; the numbers are unchanged then.
 func Mean(comm backend.Communicator, numbers ...*float64) error {

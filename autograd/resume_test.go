@@ -98,7 +98,7 @@ func (t *training) values() (all [][]byte, err error) {
 
 func (t *training) save(dir string) error { return t.d.Save(dir, t.solver, nil) }
 
-// Training resumes with the same bits wherever parameters are and ranks communicate, and
+// Training resumes bitwise identically wherever parameters are and ranks communicate, and
 // with what gradients travel through.
 func TestResumeEverywhere(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {

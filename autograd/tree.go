@@ -13,7 +13,7 @@ import (
 // WithTree is an option of machines: vm.WithTree gives it to New, and Sync returns ErrUnsupported.
 // A step has n micro-batches, of which each rank runs consecutive ones ([TreeShare]), rank 0 the
 // first. All n gradients are added in the tree of [backend.Tree] and divided by n (not with
-// [WithSum]), so training gives the same bits on any number of ranks.
+// [WithSum]), so training gives bitwise identical results on any number of ranks.
 //
 // Between ranks a sum in a tree costs as much as any other if n/P is a power of two for P ranks.
 // Otherwise a rank's micro-batches form several branches of the tree, at most 2*log2(n): buckets
@@ -47,7 +47,7 @@ func TreeShare(n, rank, ranks int) (first, share int, err error) {
 
 // TreeMean returns the mean of numbers of micro-batches, such as their losses: those of rank 0 come
 // first. It is collective. Numbers are added in float64 in the
-// tree of [WithTree], so that the mean has the same bits on any number of ranks.
+// tree of [WithTree], so that the mean is bitwise identical on any number of ranks.
 //
 // Cost: one all-gather, or two for many numbers. Errors come from the communicator;
 // ErrArgument without numbers.

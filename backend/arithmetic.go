@@ -8,9 +8,9 @@ package backend
 // must not overlap a source otherwise. Arguments that do not fit are an ErrArgument, found before
 // anything is written.
 //
-// The loops in the comments define the results. Every device gives the same bits, except for those
-// of a NaN. Operands of 16-bit floats are widened to 32 bits for the computation, and the result is
-// rounded once, to nearest even. Integers wrap.
+// The loops in the comments define the results. Every device gives bitwise identical results,
+// except for those of a NaN. Operands of 16-bit floats are widened to 32 bits for the computation,
+// and the result is rounded once, to nearest even. Integers wrap.
 //
 // A queue may lack functions: they return ErrUnsupported. It embeds [NotImplemented] and adds those
 // that it has. Matrix products are not part of Arithmetic: devices offer them separately.

@@ -58,8 +58,8 @@ const (
 )
 
 // Algorithm forces a way to run a collective, for tests and debugging; Auto,
-// the zero value, lets the communicator choose. Every algorithm gives the same
-// bits.
+// the zero value, lets the communicator choose. Every algorithm gives bitwise
+// identical results.
 type Algorithm uint8
 
 // The algorithms.

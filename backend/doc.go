@@ -21,7 +21,7 @@
 //
 // # Promises every Communicator keeps
 //
-//   - The result has the same bits on every rank, always.
+//   - The result is bitwise identical on every rank, always.
 //   - Inputs are left untouched unless the call is in place.
 //   - Argument errors ([ErrArgument], [ErrUnsupported]) are found before a byte
 //     moves and leave the communicator usable.

@@ -48,7 +48,7 @@ func TestAllReduceOfAnyLength(t *testing.T) {
 	})
 }
 
-// TestAllReduceOfRandomNumbers: all ranks have the same bits, namely those of
+// TestAllReduceOfRandomNumbers: all ranks have bitwise identical results, namely those of
 // the sum but for its rounding, P+1 units in the last place of the sum of the
 // magnitudes.
 func TestAllReduceOfRandomNumbers(t *testing.T) {

@@ -180,7 +180,7 @@ func TestHolderKeepsBits(t *testing.T) {
 	})
 }
 
-// sameBits reports whether two numbers have the same bits, or are both not a number.
+// sameBits reports whether two numbers are bitwise identical, or are both not a number.
 func sameBits(a, b float64) bool {
 	return math.Float64bits(a) == math.Float64bits(b) || math.IsNaN(a) && math.IsNaN(b)
 }

@@ -10,7 +10,7 @@ import (
 // the result.
 //
 //	in   x  [d...]   the same shape on every rank, scalars included
-//	out  y  [d...]   y = op over s of x of rank s, the same bits on every rank
+//	out  y  [d...]   y = op over s of x of rank s, bitwise identical on every rank
 //
 // Gradient: AllReduce by the same op for Sum and Avg. For Max and Min the sum of
 // the ranks' gradients goes, for each element, to the lowest rank that holds the
@@ -239,7 +239,7 @@ func CopyToParallel(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node
 // results of the ranks.
 //
 //	in   x  [d...]   the same shape on every rank, scalars included
-//	out  y  [d...]   sum over s of x of rank s, the same bits on every rank
+//	out  y  [d...]   sum over s of x of rank s, bitwise identical on every rank
 //
 // Gradient: dx = dy, which is exact if every rank continues alike from y and the loss is counted
 // once.

@@ -27,7 +27,7 @@ type sparser interface {
 // backend/compress/sparse, which has the details.
 //
 //	in   x  [d...]   the same shape on every rank, at least one element; Float32 or Float64
-//	out  y  [d...]   op over s of what rank s has sent, the same bits on every rank
+//	out  y  [d...]   op over s of what rank s has sent, bitwise identical on every rank
 //
 // Every node has its own residual, so each call of this constructor makes another operation, even
 // on the same x. Graphs must be built in the same order on every rank, and in that order again by a

@@ -32,12 +32,12 @@ func Accumulate(n int) Option {
 	}
 }
 
-// WithTree makes training give the same bits on any number of ranks: a step of the solver is n
-// micro-batches, whichever ranks run them, and their gradients are added in a fixed tree
-// (backend.Tree) and divided by n, so let the loss of a micro-batch be the mean over its samples. A
-// rank runs consecutive micro-batches, as autograd.TreeShare says, with a RunAll for each. A single
-// rank, or a machine without [WithDataParallel], runs all n. The last RunAll exchanges and applies
-// the gradients.
+// WithTree makes training give bitwise identical results on any number of ranks: a step of the
+// solver is n micro-batches, whichever ranks run them, and their gradients are added in a fixed
+// tree (backend.Tree) and divided by n, so let the loss of a micro-batch be the mean over its
+// samples. A rank runs consecutive micro-batches, as autograd.TreeShare says, with a RunAll for
+// each. A single rank, or a machine without [WithDataParallel], runs all n. The last RunAll
+// exchanges and applies the gradients.
 //
 //	first, share, err := autograd.TreeShare(8, comm.Rank(), comm.Size())
 //	... // a graph for batch/8 samples, with their mean as loss

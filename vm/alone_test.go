@@ -19,7 +19,7 @@ import (
 )
 
 // TestAMachineAloneSavesAndLoads: without WithDataParallel, and with it on autograd.Solo, on the
-// host and on a device, a machine resumes with the same bits, and nobody needs to pull.
+// host and on a device, a machine resumes bitwise identically, and nobody needs to pull.
 func TestAMachineAloneSavesAndLoads(t *testing.T) {
 	for place, device := range map[string]backend.Device{"host": nil, "device": fake(t)} {
 		for with, options := range map[string][]vm.Option{

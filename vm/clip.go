@@ -13,7 +13,7 @@ import (
 // limit, as solver.ClipNorm does, in the plan and after the exchange of [WithDataParallel]. The
 // norm is computed in float64; [Machine.Norm] returns it. Updates wait for all gradients.
 //
-// With autograd.WithParts it is the norm of the whole gradients, with the same bits on all ranks
+// With autograd.WithParts it is the norm of the whole gradients, bitwise identical on all ranks
 // that have the parts. Each rank adds up the squares of its parts, and the first rank also those of
 // gradients that all ranks have. An exchange of 8 bytes adds up these sums: an all-gather on the
 // host, an all-reduce on a device.

@@ -15,7 +15,7 @@ import (
 )
 
 // TestNumbersThatAreNotFiniteAreAsInPyTorch computes operations on NaN, infinities, the largest and
-// the least numbers, and their gradients. Three runs give the same bits.
+// the least numbers, and their gradients. Three runs give bitwise identical results.
 func TestNumbersThatAreNotFiniteAreAsInPyTorch(t *testing.T) { asInPyTorch(t, devices) }
 
 func asInPyTorch(t *testing.T, devices map[string]func(testing.TB) backend.Device) {

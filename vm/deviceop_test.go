@@ -260,7 +260,7 @@ func held(d backend.Device) (n int) {
 }
 
 // TestDeviceOpsBesideExchanges: a graph whose ranks exchange activations in its middle and
-// gradients at its end trains to the same bits on device and host.
+// gradients at its end trains bitwise identically on device and host.
 func TestDeviceOpsBesideExchanges(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		onRanks(t, k, 2, func(r ranked) error {

@@ -97,7 +97,7 @@ type looking struct {
 	training
 	rows  bool
 	more  int
-	near  float64 // which parameters of whole gradients are, 0 for the same bits
+	near  float64 // which parameters of whole gradients are, 0 for bitwise identical
 	plain bool    // gradients are whole in any case
 }
 

@@ -45,7 +45,7 @@ import (
 // starts as soon as its gradients are computed, on its own queue, and only the updates of its
 // learnables wait for it. On a device that records graphs the all-reduce is part of the graph. Some
 // communicators cannot be recorded: hierarchical ones, and sparse compressions. Their all-reduces
-// run between graphs, with the same bits. [Keep] returns the gradient of this rank alone.
+// run between graphs, bitwise identically. [Keep] returns the gradient of this rank alone.
 //
 // A graph of package layers says in which way its gradients are right: give New the option of
 // layers.Builder.Training in place of this one.

@@ -479,7 +479,7 @@ func trainsAlike(t *testing.T, k testenv.Kind, as func(way int) training,
 }
 
 // TestProductsRoundGradientsLikeCasts: a gradient that is wanted, too, is computed in F32 and cast.
-// Parameters have the same bits as where the product itself rounds it.
+// Parameters are bitwise identical to those where the product itself rounds it.
 func TestProductsRoundGradientsLikeCasts(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {

@@ -11,8 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestPrecisionsOnGPU: gradients in TF32 and BF16 are near those in f32 on the host, and have the
-// same bits when steps run as a graph.
+// TestPrecisionsOnGPU: gradients in TF32 and BF16 are near those in f32 on the host, and are
+// bitwise identical when steps run as a graph.
 func TestPrecisionsOnGPU(t *testing.T) {
 	d := gpu(t)
 	for name, build := range withAttention() {

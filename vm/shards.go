@@ -30,8 +30,8 @@ const (
 )
 
 // WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
-// not fit into one rank's. If ranks are added in rank order, the learnables have the same bits as
-// without it, except tables whose rows are exchanged without shards (WithDataParallel).
+// not fit into one rank's. If ranks are added in rank order, the learnables are bitwise identical
+// to those without it, except tables whose rows are exchanged without shards (WithDataParallel).
 // Hierarchical communicators add the last elements of a bucket, fewer than there are ranks, in
 // another order, unless the ranks divide the bucket.
 //
@@ -47,7 +47,7 @@ const (
 // collective. Pull before another machine, SaveWeights or the program itself reads them: the
 // elements of other ranks are NaN until then, and machines and SaveWeights refuse them. With
 // [WithPrecision] BF16 the same is true on every level for learnables that only products read. The
-// ranks gather these in BF16: half the bytes, and the same bits, since products read no more.
+// ranks gather these in BF16: half the bytes, and bitwise identical, since products read no more.
 // Without Parameters they do so once in a run, before a learnable's first use, except with
 // [Accumulate] or with a communicator on another device.
 //

@@ -237,7 +237,8 @@ func TestShardsWithSettings(t *testing.T) {
 }
 
 // TestShardsGatherInBF16: where only products of BF16 read a learnable, the ranks gather it in that
-// precision, and have but their parts of it in F32. Learnables have the same bits as with replicas.
+// precision, and have but their parts of it in F32. Learnables are bitwise identical to those
+// of replicas.
 func TestShardsGatherInBF16(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, shardsGatherInBF16)
 }

@@ -331,8 +331,8 @@ func TestKeptGradient(t *testing.T) {
 	}
 }
 
-// TestSolverResumes: another machine goes on with learnables and the solver's state, with the
-// same bits, and a solver may be given another state between runs.
+// TestSolverResumes: another machine goes on with learnables and the solver's state, bitwise
+// identically, and a solver may be given another state between runs.
 func TestSolverResumes(t *testing.T) {
 	for where, device := range devices {
 		t.Run(where, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 // SyncBatchNorm.
 //
 // The gradient is exact: on a rank, dx is the derivative of the sum of all ranks' losses. Running
-// statistics take the mean and variance of the whole batch, with the same bits on all ranks. The
+// statistics take the mean and variance of the whole batch, bitwise identical on all ranks. The
 // variance is computed from each rank's mean and variance, so large means do not cancel. Evaluation
 // ([Eval]) uses the averages and needs no other rank. All ranks must have equally many samples.
 //

@@ -147,8 +147,8 @@ func treeOfRanks(n int) func(ranked) []vm.Option {
 	}
 }
 
-// TestTree: weights, norm, loss and the averages of a batch norm have the same bits on any number
-// of ranks, and with and without a communicator, and those of sums in rank order are others.
+// TestTree: weights, norm, loss and the averages of a batch norm are bitwise identical on any
+// number of ranks, and with and without a communicator, and those of sums in rank order are others.
 func TestTree(t *testing.T) {
 	const n, steps = 8, 3
 	ranks := []int{1, 2, 3, 4, 5}

@@ -14,8 +14,9 @@
 //
 //	err = adam.Step(gorgonia.NodesToValueGrads(learnables))
 //
-// Both ways give the same bits: an update is a program of package kernels/fuse for one element
-// ([Update]), which Step runs on the host, and a machine in its plan, on the host or on a GPU.
+// Both ways give bitwise identical results: an update is a program of package kernels/fuse for one
+// element ([Update]), which Step runs on the host, and a machine in its plan, on the host or on a
+// GPU.
 //
 // # What solvers are made of
 //

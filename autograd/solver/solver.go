@@ -19,7 +19,7 @@ import (
 // Solver is the interface of the solvers of this package: [SGD], [Momentum], [Nesterov], [RMSProp],
 // [Adam] and [AdamW], [Custom] with your own [Update], and [Groups] of them. They update parameters
 // of float32 and float64, tensors and scalars, on the host. A machine of package vm computes their
-// steps where its parameters are, with the same bits. They set gradients to zero, as Gorgonia's
+// steps where its parameters are, bitwise identically. They set gradients to zero, as Gorgonia's
 // solvers do.
 //
 // Give Step the same parameters in the same order each time. A Step that returns an error for its

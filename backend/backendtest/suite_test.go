@@ -146,7 +146,7 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 			}}},
 		{"other bits on one rank", "ResultsEqualReference", "other bits", broken{
 			after: func(c backend.Communicator, _ backend.Collective, dst, _ backend.Buffer) {
-				// A NaN with another payload is as good a NaN, but not the same bits.
+				// A NaN with another payload is as good a NaN, but not bitwise identical.
 				for b := dst.Bytes(); dst.DType() == backend.F32 && len(b) > 0; b = b[4:] {
 					if isNaN(backend.F32, b) {
 						b[0] = byte(c.Rank())

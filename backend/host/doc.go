@@ -32,7 +32,7 @@
 // Larger ones are two-shot: reduce-scatter and all-gather in blocks, where the
 // all-gather of a block travels in the same step as the reduce-scatter of the
 // next. Memory from Alloc is mapped by every rank, so that large all-reduces on
-// it skip the slots. All of them add in rank order and give the same bits.
+// it skip the slots. All of them add in rank order and give bitwise identical results.
 //
 // # Ends
 //

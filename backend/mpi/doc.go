@@ -29,9 +29,9 @@
 // come, are found before MPI knows of the call. On several machines calls are compared by an
 // all-gather before each one (see euryale.Init).
 //
-// All ranks have the same bits. Those of all-reduces by messages are package host's; other sums are
-// in MPI's own order, and only exact ones have the bits of package host. 16-bit floats are reduced
-// as F32 and rounded once.
+// All ranks have bitwise identical results. Those of all-reduces by messages are package host's;
+// other sums are in MPI's own order, and only exact ones have the bits of package host. 16-bit
+// floats are reduced as F32 and rounded once.
 //
 // # One world
 //

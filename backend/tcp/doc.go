@@ -20,7 +20,7 @@
 // up. In larger ones each rank owns a chunk, gets the operands of that chunk directly from their
 // owners, adds them in the call's association, and sends the result on, segment by segment and
 // while the next segments arrive: as many bytes as a ring, in two steps instead of 2(P-1). All
-// ranks have the same bits, those of package host.
+// ranks have bitwise identical results, those of package host.
 //
 // # Waiting
 //

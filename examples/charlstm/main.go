@@ -17,7 +17,7 @@
 //	perplexity=1.4678 loss=0.3788 ranks=2 backend=host params=256096b1... seconds=60.6
 //
 // With --checkpoint DIR the training is saved after each epoch, and on SIGTERM or SIGINT, which end
-// it. Started again, it goes on with the same bits.
+// it. Started again, it goes on bitwise identically.
 package main
 
 import (

@@ -14,7 +14,7 @@
 //	loss=2.7125 eval=2.8883 ranks=2 layout=dp2xsp1xtp1 backend=host params=9e1f... seconds=172.3
 //
 // With --checkpoint DIR the training is saved every --every steps, and on SIGTERM or SIGINT, which
-// end it. Started again it goes on with the same bits, or on another layout. All ranks reach DIR,
+// end it. Started again it goes on bitwise identically, or on another layout. All ranks reach DIR,
 // or else that of --out, where a checkpoint puts together what ranks divide.
 package main
 

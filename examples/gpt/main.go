@@ -22,7 +22,7 @@
 //	loss=1.5125 eval=1.4883 ranks=4 layout=dp2xsp2xtp1 backend=host params=9e1f… seconds=172.3
 //
 // With --checkpoint DIR the training is saved every --every steps, and on SIGTERM or SIGINT, which
-// end it. It resumes with the same bits, after the loss of a rank, too, or on another layout:
+// end it. It resumes bitwise identically, after the loss of a rank, too, or on another layout:
 //
 //	euryale run -n 2 --max-restarts 3 ./examples/gpt --checkpoint /tmp/gpt
 //

@@ -12,7 +12,7 @@
 //	loss=1.7087 best=1.6416 ranks=2 layout=dp1xsp1xtp2 backend=host params=aa03… seconds=165.4
 //
 // With --checkpoint DIR the training is saved after each epoch, and on SIGTERM or SIGINT, which end
-// it. Started again it goes on with the same bits, or on another layout.
+// it. Started again it goes on bitwise identically, or on another layout.
 package main
 
 import (

@@ -80,7 +80,7 @@ func TestLearns(t *testing.T) {
 	exampletest.HasCurve(t, curve)
 }
 
-// TestACheckpointIsOfTheWholeModel: a training goes on with the same bits on another layout.
+// TestACheckpointIsOfTheWholeModel: a training goes on bitwise identically on another layout.
 func TestACheckpointIsOfTheWholeModel(t *testing.T) {
 	flags := small + "--epochs 2 --steps 20 --checkpoint " + filepath.Join(t.TempDir(), "state")
 	want := exampletest.Ending(t, last, exampletest.Train(t, 2, flags+" --ep 2"))

@@ -22,7 +22,7 @@
 //	accuracy=0.9961 loss=0.0826 ranks=2 backend=host params=ac7cb774... seconds=198.0
 //
 // With --checkpoint DIR the training is saved after each epoch, and on SIGTERM or SIGINT, which end
-// it. Started again, it goes on with the same bits.
+// it. Started again, it goes on bitwise identically.
 package main
 
 import (

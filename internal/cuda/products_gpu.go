@@ -26,7 +26,7 @@ import (
 
 // workspaceBytes is the memory that cuBLAS gets for intermediate results: what NVIDIA recommends
 // for Hopper, and PyTorch takes. It is taken once, so that products can be captured in graphs and
-// give the same bits in every run.
+// give bitwise identical results in every run.
 const workspaceBytes = 32 << 20
 
 // Products multiplies matrices on a queue: by cuBLAS where it is installed, otherwise by kernels of

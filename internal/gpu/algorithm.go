@@ -5,8 +5,8 @@ import "fmt"
 // Algorithm is a way to run a collective.
 type Algorithm uint8
 
-// The algorithms. All of them add in rank order, in 32 bits, and so give the same
-// bits.
+// The algorithms. All of them add in rank order, in 32 bits, and so give bitwise
+// identical results.
 const (
 	// byNCCL runs every call.
 	byNCCL Algorithm = iota

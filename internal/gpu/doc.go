@@ -55,8 +55,8 @@
 //
 // # Algorithms
 //
-// Our kernels sum f32, f16 and bf16 in rank order, in 32 bits, and so give the same bits on
-// every rank and by every algorithm. They differ in trips over the links and in bytes:
+// Our kernels sum f32, f16 and bf16 in rank order, in 32 bits, and so give bitwise identical
+// results on every rank and by every algorithm. They differ in trips over the links and in bytes:
 //
 //   - LL: every rank pushes its operand to all others, with flags in it, and adds up what it
 //     receives. One trip, no barrier; W-1 times the bytes. Up to 128 KiB the operand travels in
@@ -116,14 +116,14 @@
 // # Numbers of NCCL
 //
 // Sum and Prod of floats are NCCL's, in its own order, which depends on
-// the number of elements: equal to other backends where sums are exact, and the
-// same bits on every rank. 16-bit floats are rounded after each addition.
+// the number of elements: equal to other backends where sums are exact, and
+// bitwise identical on every rank. 16-bit floats are rounded after each addition.
 //
 // What NCCL does otherwise than [backend.ReduceOp] says is put together from
 // what it does alike:
 //
 //   - Avg of floats among a power of two of ranks is NCCL's, which divides
-//     before it adds: the same bits but for subnormal numbers. Otherwise it is a
+//     before it adds: bitwise identical but for subnormal numbers. Otherwise it is a
 //     Sum and a division, and of f16, whose sum could overflow, a composed
 //     reduction.
 //   - Avg of integers is a Sum and a division that truncates towards zero.

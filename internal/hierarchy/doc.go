@@ -88,7 +88,7 @@
 // Floats are added first inside each machine, as the inner communicator adds them (package host in
 // the order of the places), and then in the order of the machines: ((x[0,0] + x[0,1] + ...) +
 // (x[1,0] + ...)) + ... The last n mod W elements of an all-reduce are added as the flat
-// communicator adds them. So results have the same bits on every rank and, where sums are
+// communicator adds them. So results are bitwise identical on every rank and, where sums are
 // exact, the bits of other communicators.
 //
 // 16-bit floats are added in 32 bits and rounded twice, once in a machine and once between

@@ -17,8 +17,8 @@ import (
 // of the planes and of the filters, which are then [Filters, C/Groups, KernelH, KernelW]. Pixels
 // outside of the image are zeros. (It is the correlation, as everywhere in machine learning.) The
 // sum has the dtype, f32 or f64; for bf16 it is in f32, and rounded once. Each implementation adds
-// in its own order, with or without fused multiply-adds, and gives the same bits in every run; all
-// agree where the sums are exact.
+// in its own order, with or without fused multiply-adds, and gives bitwise identical results in
+// every run; all agree where the sums are exact.
 type Convolution struct {
 	Images
 	Filters int

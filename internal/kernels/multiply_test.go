@@ -138,7 +138,7 @@ func FuzzMultiply(f *testing.F) {
 	})
 }
 
-// Products have the same bits with any number of workers, of numbers that sums round.
+// Products are bitwise identical with any number of workers, of numbers that sums round.
 func TestMultiplyHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 	for _, shape := range [][4]int{{1, 100, 130, 400}, {70, 10, 20, 30}, {1, 2, 3000, 100},
 		{1, 700, 3, 90}} {

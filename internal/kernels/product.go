@@ -17,8 +17,8 @@ import (
 // A and B have the same dtype, a float. C has that dtype, or is f32 if they have 16 bits. The sum
 // is in f64 if A and B are, otherwise in f32, and is rounded once to the dtype of C. If Beta is 0,
 // C is only written: its old content, even NaN, does not matter. Each implementation adds in its
-// own order, with or without fused multiply-adds, and gives the same bits in every run; all agree
-// where the sums are exact. [Host.Multiply] may add up terms of Alpha*A in parts.
+// own order, with or without fused multiply-adds, and gives bitwise identical results in every run;
+// all agree where the sums are exact. [Host.Multiply] may add up terms of Alpha*A in parts.
 type Product struct {
 	Batch   int // how many products; 0 stands for 1
 	M, N, K int // A is M x K, B is K x N, C is M x N

@@ -22,12 +22,12 @@
 //
 // # Meaning
 //
-// Values are F32, F64, I32 or I64. F16 and BF16 are loaded as F32 and U8 as I32, exactly.
-// They are stored rounded once to nearest even, and U8 as the low eight bits. Every operation is
-// rounded to its type; a product followed by a sum is never fused. Comparisons give 1 or 0 in the
-// operands' type, and integers wrap. Functions that are [Op.Rounded], such as [Exp] and [Pow], are
-// right up to four units in the last place; all others have the same bits on every device, except
-// those of a NaN.
+// Values are F32, F64, I32 or I64. F16 and BF16 are loaded as F32 and U8 as I32, exactly. They are
+// stored rounded once to nearest even, and U8 as the low eight bits. Every operation is rounded to
+// its type; a product followed by a sum is never fused. Comparisons give 1 or 0 in the operands'
+// type, and integers wrap. Functions that are [Op.Rounded], such as [Exp] and [Pow], are right up
+// to four units in the last place; all others have bitwise identical results on every device,
+// except those of a NaN.
 //
 // [Cast] converts the operand to Type. Floats become integers by truncation towards zero; what is
 // out of range becomes the nearest integer of the type, NaN 0. Numbers become floats by rounding to
@@ -42,14 +42,14 @@
 //
 // The order of a fold on the host depends on the program alone; on a device, also on whether all
 // operands are aligned to [Alignment]. There are no atomics, so a program run twice on the same
-// memory gives the same bits. The host folds floats in float64, and rounds once at the end. It cuts
-// the loop into parts and those into blocks by the program alone. A run along the innermost axis,
-// up to the end of its block, is added up as 16 interleaved sums, to which every 16th element is
-// added, and which are combined in pairs that are 8, 4, 2 and 1 apart. The sums of runs are added
-// in row-major order within a part, and those of parts in their order. Along other axes, elements
-// are added in row-major order within a part. So neither the processor nor the number of workers
-// changes a bit of a sum. A device folds in a fixed tree, in the type of the value: see [PTX]. Avg
-// divides the sum by the number of elements.
+// memory gives bitwise identical results. The host folds floats in float64, and rounds once at the
+// end. It cuts the loop into parts and those into blocks by the program alone. A run along the
+// innermost axis, up to the end of its block, is added up as 16 interleaved sums, to which every
+// 16th element is added, and which are combined in pairs that are 8, 4, 2 and 1 apart. The sums of
+// runs are added in row-major order within a part, and those of parts in their order. Along other
+// axes, elements are added in row-major order within a part. So neither the processor nor the
+// number of workers changes a bit of a sum. A device folds in a fixed tree, in the type of the
+// value: see [PTX]. Avg divides the sum by the number of elements.
 //
 // # Rows
 //

@@ -147,7 +147,7 @@ func TestOutputsOverInputs(t *testing.T) {
 	}
 }
 
-// An epilogue gives the same bits by rows, in any order, where it takes them.
+// An epilogue gives bitwise identical results by rows, in any order, where it takes them.
 func TestEpiloguesByRows(t *testing.T) {
 	const images, rows = 6, 40
 	for _, inner := range []int{33, 600} {

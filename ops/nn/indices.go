@@ -22,9 +22,10 @@ import (
 // A negative axis counts from the last.
 //
 // Gradient: dy is added to the elements that were selected, in the order of indices, which gives
-// the same bits on every run. Indices have none. Cost: a copy of y; backward zeros of x and a pass
-// over dy. Errors: [ops.ErrShape] if x has no such axis or indices is a scalar; [ops.ErrDType] if
-// indices are not Int; when the graph runs, [backend.ErrArgument] if an index is out of range.
+// bitwise identical results on every run. Indices have none. Cost: a copy of y; backward zeros of x
+// and a pass over dy. Errors: [ops.ErrShape] if x has no such axis or indices is a scalar;
+// [ops.ErrDType] if indices are not Int; when the graph runs, [backend.ErrArgument] if an index is
+// out of range.
 func ByIndices(axis int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {
 	axis, err := resolve(axis, x)
 	if err != nil {

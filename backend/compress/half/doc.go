@@ -25,7 +25,7 @@
 // so is the average by a communicator that accumulates in 32 bits, as package host
 // and Euryale's GPU kernels do; others say how they round. The error is then at most 2u
 // times the sum of the operands' magnitudes, and sums of small integers are exact if P
-// is a power of two. All ranks get the same bits, as from inner.
+// is a power of two. All ranks get bitwise identical results, as from inner.
 //
 //   - F16: numbers from 65520 on become infinite, and so does the result, on every
 //     rank. Below 2^-14 precision fades; below 2^-25 nothing is left. Scale the

@@ -263,7 +263,7 @@ func TestTheHostIsNotStopped(t *testing.T) {
 	}
 }
 
-// The same calls give the same bits wherever they are made, also what stays. What is
+// The same calls give bitwise identical results wherever they are made, also what stays. What is
 // reduced densely is added by inner, on GPUs in its own order: there, only sums that
 // are exact are compared.
 func TestDevicesGiveTheBitsOfTheHost(t *testing.T) {

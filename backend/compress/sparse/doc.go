@@ -17,9 +17,9 @@
 //	y := the sum of s over the ranks, in rank order; divided by P for an average
 //
 // A [Threshold] selects the elements of at least that magnitude, a [TopK] the ceil(density*n)
-// largest. Each element is either sent or kept, so s + a is v, bit for bit except for the sign
-// of a zero: nothing is lost, small gradients are only late. All ranks get the same bits of y,
-// with zeros where no rank has sent anything.
+// largest. Each element is either sent or kept, so s + a is v, bit for bit except for the sign of a
+// zero: nothing is lost, small gradients are only late. All ranks get bitwise identical results of
+// y, with zeros where no rank has sent anything.
 //
 // With [WithValues], s[i] is v[i] rounded to 16 bits, and the difference stays in a. That is exact
 // for BF16, and for F16 as long as v[i] is below 2^29. F16 holds 65504 at most, so each call sends
@@ -47,7 +47,7 @@
 //
 // From a density of about 1/P on, messages would cost more bytes than a dense all-reduce. Then s is
 // reduced densely instead, and messages are heads alone. Bytes alone decide: no clock is read, so
-// two runs give the same bits wherever they run.
+// two runs give bitwise identical results wherever they run.
 //
 // Fewer bytes are not always faster. Where links are as fast as memory, as between processes of
 // one host, selecting takes longer than it saves. [Counters] say how often calls were dense, and
@@ -89,7 +89,7 @@
 //	host.go      hostSteps: the selector in the order of a queue
 //	memory.go    memory: scratch; heads: what the host is told
 //
-// Results have the same bits on host and device. Counts stay on the device, and the host learns
+// Results are bitwise identical on host and device. Counts stay on the device, and the host learns
 // them after the call. So a top-k blocks the host only when it is 64 calls ahead, and a threshold
 // when it is two calls ahead with one State, which is two steps in training. Calls that differ
 // between ranks, and the NaN of a strict communicator, are errors of Join, not of Start.

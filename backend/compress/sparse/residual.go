@@ -196,8 +196,8 @@ func (r *residual) download(d backend.Device) ([]float32, error) {
 }
 
 // SetState restores the communicator to what it was when State returned this state: later calls
-// give the same bits. Other names are ignored. Every rank must call it at the same place of its
-// program, with its own state.
+// give bitwise identical results. Other names are ignored. Every rank must call it at the same
+// place of its program, with its own state.
 //
 // Errors: ErrArgument for a state that is damaged, or comes from other options; nothing is changed
 // then.

@@ -1,13 +1,12 @@
 // Package cuda is the arithmetic of package kernels, and more, on a CUDA device.
 //
-// The kernels are the .cu files of this directory, one family each. They are
-// compiled ahead to PTX (make ptx), which is embedded here by gzip and which drivers
-// since CUDA 11 compile for devices since the V100. A family.ptx.gz is for compute capability 7.0
-// and newer. Where instructions of newer devices pay, there is a family.sm_80.ptx.gz,
-// family.sm_90.ptx.gz or family.sm_90a.ptx.gz (9.0 alone), too, and a device takes the newest that
-// it runs. All variants give the same bits, except products, attention and recurrent layers of
-// floats that are rounded to fewer bits.
-// EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
+// The kernels are the .cu files of this directory, one family each. They are compiled ahead to PTX
+// (make ptx), which is embedded here by gzip and which drivers since CUDA 11 compile for devices
+// since the V100. A family.ptx.gz is for compute capability 7.0 and newer. Where instructions of
+// newer devices pay, there is a family.sm_80.ptx.gz, family.sm_90.ptx.gz or family.sm_90a.ptx.gz
+// (9.0 alone), too, and a device takes the newest that it runs. All variants give bitwise identical
+// results, except products, attention and recurrent layers of floats that are rounded to fewer
+// bits. EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
 //
 // What ptxas makes of the texts for 8.0 and 9.0 is embedded, too (make machine-code), so that on
 // devices of compute capability 8.x and 9.0 the driver compiles none of them: all would take 13

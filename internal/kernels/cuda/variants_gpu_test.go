@@ -69,8 +69,8 @@ func (p pairing) sum(t *testing.T, way Way, d backend.DType, xs [2][]byte) [2][]
 	return [2][]byte{memory[ys : ys+pairedBytes], memory[ys+pairedBytes : ys+2*pairedBytes]}
 }
 
-// Variants of the kernels that add among ranks give the same bits, those of the host: for all
-// 16-bit floats, NaNs among them, which Volta rounds without the instruction for bf16.
+// Variants of the kernels that add among ranks give bitwise identical results, those of the host:
+// for all 16-bit floats, NaNs among them, which Volta rounds without the instruction for bf16.
 func TestGPUVariantsAddToTheSameBits(t *testing.T) {
 	g := openGPU(t, 8<<20)
 	own := g.pair(t, "")

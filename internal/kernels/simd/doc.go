@@ -4,10 +4,10 @@
 // loop in plain Go says what it computes, and runs on processors without assembly. Callers pass
 // [Best]; tests pass each of [Levels], so that no level is left out where it can run.
 //
-// Sums give the same bits at each level. So do element-wise functions at each level with vectors;
-// rounded functions differ from their loops in Go (loops.go) by a few units in the last place.
-// Matrix products add in an order that depends on the level, and fuse multiplications with
-// additions where there is assembly.
+// Sums give bitwise identical results at each level. So do element-wise functions at each level
+// with vectors; rounded functions differ from their loops in Go (loops.go) by a few units in the
+// last place. Matrix products add in an order that depends on the level, and fuse multiplications
+// with additions where there is assembly.
 //
 // # Files
 //

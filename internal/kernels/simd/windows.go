@@ -16,7 +16,7 @@ const longestStride = 2
 // Largest finds the largest pixel of each window: most[i] is the pixel of place i, in row-major
 // order, and at[i] its number among w.Pixels. NaN is the largest of all. Of several that are the
 // largest the first one counts, but the last NaN, as in PyTorch. Pixels below least, which is -Inf
-// or 0, are least. All levels give the same bits, except those of a NaN.
+// or 0, are least. All levels give bitwise identical results, except those of a NaN.
 func Largest[T Float](l Level, most, at, x []T, w *Windows, least T) {
 	if w.Rows == 0 || w.Columns == 0 {
 		return

@@ -83,7 +83,7 @@ func (s *segment) closed() bool {
 }
 
 // record records one of some segments where that is due. What cannot be recorded runs step by step,
-// with the same bits; where it is the exchanges that cannot, all but these is recorded. Ranks
+// bitwise identically; where it is the exchanges that cannot, all but these is recorded. Ranks
 // record the same exchanges, or none.
 func (e *Executor) record(segments *[]*segment, i int) error {
 	s := (*segments)[i]

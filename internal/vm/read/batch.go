@@ -28,7 +28,7 @@ func (g *Graph) synced() bool { return g.norms.several() && g.norms.Sync }
 // found once for forward and backward pass: the mean and the variance of each rank go to all, in
 // one all-gather, and are combined as Chan, Golub and LeVeque do (Updating Formulae and a Pairwise
 // Algorithm for Computing Sample Variances, 1979). No difference of large sums is taken, and all
-// ranks compute the same bits. Ranks have equally many samples.
+// ranks compute bitwise identical results. Ranks have equally many samples.
 func (b *builder) batchMoments(x ir.ID) moments {
 	if known, ok := b.whole[x]; ok {
 		return known

@@ -1,5 +1,5 @@
 // Command functions writes the element-wise functions of f32 and f64: for 256 and for 512 bits the
-// same operations in the same order, so that both give the same bits.
+// same operations in the same order, so that both give bitwise identical results.
 //
 // A body (bodies.go) is written once, with the operations of a [vectors] (vectors.go), and this
 // file puts loops around it. calls.go writes the functions in Go that choose by operation: calls by
