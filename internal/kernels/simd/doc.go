@@ -14,7 +14,7 @@
 // A family of functions is these files, of which make simd writes the last two:
 //
 //   - FAMILY.go: the exported functions, and the loops in Go;
-//   - FAMILY_amd64.go and FAMILY_other.go: which version runs;
+//   - asm_calls_amd64.go and asm_calls_other.go: which version runs;
 //   - gen/FAMILY/main.go: the generator of the assembly. It uses avo, and is in a module of its
 //     own, which modules that import this one do not download;
 //   - asm_FAMILY_amd64.s and asm_FAMILY_amd64.go: the assembly and its declarations.

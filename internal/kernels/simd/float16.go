@@ -63,7 +63,9 @@ func NarrowBF16(f float32) uint16 {
 // Widen is dst[i] = src[i], exactly.
 func Widen[H half](l Level, dst []float32, src []H) {
 	src = src[:len(dst)]
-	if widenVector(l, dst, src) {
+	if l > Go && len(dst) > 0 {
+		widenVectors(l, backend.DTypeOf[H](), address(backend.Of(dst)), address(backend.Of(src)),
+			len(dst))
 		return
 	}
 	switch src := any(src).(type) {
@@ -81,7 +83,9 @@ func Widen[H half](l Level, dst []float32, src []H) {
 // Narrow is dst[i] = src[i], rounded to nearest even.
 func Narrow[H half](l Level, dst []H, src []float32) {
 	src = src[:len(dst)]
-	if narrowVector(l, dst, src) {
+	if l > Go && len(dst) > 0 {
+		narrowVectors(l, backend.DTypeOf[H](), address(backend.Of(dst)), address(backend.Of(src)),
+			len(dst))
 		return
 	}
 	switch dst := any(dst).(type) {

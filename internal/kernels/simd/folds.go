@@ -14,7 +14,7 @@ func Sum[T Float](l Level, x []T) float64 {
 		return shortSum(x)
 	}
 	if l > Go {
-		return sum(l, &x[0], len(x))
+		return sumVectors(l, &x[0], len(x))
 	}
 	var s [sums]float64
 	for j := range s {
@@ -67,7 +67,7 @@ func shortSum[T Float](x []T) float64 {
 // Max returns the greatest of at least one element, NaN if one is NaN. -0 is less than +0.
 func Max[T Float](l Level, x []T) T {
 	if l > Go {
-		return extreme(l, true, &x[0], len(x))
+		return maxVectors(l, &x[0], len(x))
 	}
 	m := x[0]
 	for _, e := range x[1:] {
@@ -79,7 +79,7 @@ func Max[T Float](l Level, x []T) T {
 // Min returns the least of at least one element, as Max does the greatest.
 func Min[T Float](l Level, x []T) T {
 	if l > Go {
-		return extreme(l, false, &x[0], len(x))
+		return minVectors(l, &x[0], len(x))
 	}
 	m := x[0]
 	for _, e := range x[1:] {
@@ -92,7 +92,7 @@ func Min[T Float](l Level, x []T) T {
 func Accumulate[T Float](l Level, sums []float64, x []T) {
 	x = x[:len(sums)]
 	if l > Go && len(sums) > 0 {
-		accumulate(l, &sums[0], &x[0], len(sums))
+		accumulateVectors(l, &sums[0], &x[0], len(sums))
 		return
 	}
 	for i, e := range x {
@@ -105,7 +105,7 @@ func Accumulate[T Float](l Level, sums []float64, x []T) {
 func Spread[T Float](l Level, dst, x []T, n int) {
 	dst = dst[:len(x)*n]
 	if l > Go && len(dst) > 0 {
-		spread(l, &dst[0], &x[0], len(x), n)
+		spreadVectors(l, &dst[0], &x[0], len(x), n)
 		return
 	}
 	for i, e := range x {

@@ -14,24 +14,25 @@ const Repeat = 16
 // log2, 2.33 of erf, 2.40 of sigmoid and 2.42 of tanh (2026-11-23-epyc2-vector.md). All others have
 // the bits of UnaryLoop, except those of a NaN. Without elements, it only reports.
 func Unary[T Float](l Level, op Op, dst, x []T) bool {
-	return unary(l, op, unsafe.SliceData(dst), unsafe.SliceData(x[:len(dst)]), len(dst))
+	return l > Go &&
+		unaryVectors(l, op, unsafe.SliceData(dst), unsafe.SliceData(x[:len(dst)]), len(dst))
 }
 
 // Binary computes dst[i] = op(x[i], y[i]), as Unary does. An operand may also be [Repeat] times the
 // same element, which is then the operand of each element.
 func Binary[T Float](l Level, op Op, dst, x, y []T) bool {
 	xstep, ystep := step(x, len(dst)), step(y, len(dst))
-	return binary(l, op, unsafe.SliceData(dst), unsafe.SliceData(x), unsafe.SliceData(y), xstep,
-		ystep, len(dst))
+	return l > Go && binaryVectors(l, op, unsafe.SliceData(dst), unsafe.SliceData(x),
+		unsafe.SliceData(y), xstep, ystep, len(dst))
 }
 
 // Where computes dst[i] = c[i] != 0 ? x[i] : y[i], with operands as Binary has them.
 func Where[T Float](l Level, dst, c, x, y []T) bool {
-	if len(dst) == 0 {
-		return l > Go
+	if l > Go && len(dst) > 0 {
+		cstep, xstep, ystep := step(c, len(dst)), step(x, len(dst)), step(y, len(dst))
+		whereVectors(l, &dst[0], &c[0], &x[0], &y[0], cstep, xstep, ystep, len(dst))
 	}
-	cstep, xstep, ystep := step(c, len(dst)), step(x, len(dst)), step(y, len(dst))
-	return where(l, &dst[0], &c[0], &x[0], &y[0], cstep, xstep, ystep, len(dst))
+	return l > Go
 }
 
 // step returns 1 for an operand with an element for each of n, and 0 for one that repeats.

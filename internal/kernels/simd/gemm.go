@@ -100,6 +100,17 @@ type tile[T Float] struct {
 	alpha, beta      T
 }
 
+// multiply computes a tile.
+func (t *tile[T]) multiply(l Level) {
+	if l == Go {
+		t.multiplyGo()
+		return
+	}
+	size := int(unsafe.Sizeof(*t.c))
+	tileVectors(l, t.a, t.b, t.c, t.aRow*size, t.aStep*size, t.bStep*size, t.cPitch*size, t.k,
+		t.rows, t.columns, t.alpha, t.beta)
+}
+
 // multiplyGo is the loop that defines a tile, which has at most as many columns as a panel.
 func (t *tile[T]) multiplyGo() {
 	for i := range t.rows {

@@ -46,7 +46,7 @@ func TransposeRows[T Float](l Level, dst, src []T, dstPitch, srcPitch, rows, col
 		wholeRows, wholeColumns = 0, 0
 	}
 	for i := 0; i < wholeRows; i += lanes {
-		transposeSquares(&dst[i], &src[i*srcPitch], dstPitch*size, srcPitch*size, wholeColumns)
+		transposeVectors(&dst[i], &src[i*srcPitch], dstPitch*size, srcPitch*size, wholeColumns)
 	}
 	transposeGo(dst, src, dstPitch, srcPitch, 0, wholeRows, wholeColumns, columns)
 	transposeGo(dst, src, dstPitch, srcPitch, wholeRows, rows, 0, columns)

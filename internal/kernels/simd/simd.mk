@@ -21,6 +21,7 @@ simd:
 			asm=../asm_$${family}_amd64; \
 			$(GO) -C $(SIMD)/gen run ./$$family -pkg simd -out $$asm.s -stubs $$asm.go; \
 		done; \
+		$(GO) -C $(SIMD)/gen run ./dispatch; \
 		$(SIMD_SUM) >$(SIMD)/checked.sum; \
 	fi
 

@@ -124,10 +124,43 @@ func Divide[T number](x []T, n int) {
 // Scale is dst[i] = src[i] * factor. dst may be src.
 func Scale[T float32 | float64](l Level, dst, src []T, factor T) {
 	src = src[:len(dst)]
-	if scaleVector(l, dst, src, factor) {
+	if l > Go && len(dst) > 0 {
+		scaleVectors(l, address(backend.Of(dst)), address(backend.Of(src)), len(dst), factor)
 		return
 	}
 	for i, x := range src {
 		dst[i] = x * factor
 	}
 }
+
+// mostSources is how many addresses of sources are kept on the stack. Reductions of more run in Go.
+// fewSources is enough for most calls, and takes less time to clear than mostSources.
+const (
+	mostSources = 64
+	fewSources  = 4
+)
+
+// reduceVector is Reduce by vector instructions. It reports whether it was done. Both lists of
+// addresses are filled here: a function that fills them would make operands escape to the heap.
+func reduceVector(l Level, op backend.ReduceOp, to backend.Buffer, from []backend.Buffer) bool {
+	d, o, dst, n := to.DType(), int(op), address(to), to.Len()
+	switch {
+	case l == Go || len(from) > mostSources:
+		return false
+	case len(from) <= fewSources:
+		var sources [fewSources]*byte
+		for i, src := range from {
+			sources[i] = address(src)
+		}
+		reduceVectors(l, d, o, dst, &sources[0], len(from), n)
+	default:
+		var sources [mostSources]*byte
+		for i, src := range from {
+			sources[i] = address(src)
+		}
+		reduceVectors(l, d, o, dst, &sources[0], len(from), n)
+	}
+	return true
+}
+
+func address(b backend.Buffer) *byte { return (*byte)(b.Pointer()) }

@@ -1,6 +1,9 @@
 package simd
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // Windows are windows on a plane of pixels, at places that lie in rows. Distances are in elements.
 type Windows struct {
@@ -9,9 +12,6 @@ type Windows struct {
 	Pitch, Stride int
 	Pixels        []int // of a window: their distances from its first one, which only grow
 }
-
-// longestStride bounds the strides of windows that vectors read.
-const longestStride = 2
 
 // Largest finds the largest pixel of each window: most[i] is the pixel of place i, in row-major
 // order, and at[i] its number among w.Pixels. NaN is the largest of all. Of several that are the
@@ -24,8 +24,15 @@ func Largest[T Float](l Level, most, at, x []T, w *Windows, least T) {
 	places, last := w.Rows*w.Columns, (w.Rows-1)*w.Pitch+(w.Columns-1)*w.Stride+w.Pixels[len(
 		w.Pixels)-1]
 	most, at, _ = most[:places], at[:places], x[last]
-	if l > Go && w.Stride <= longestStride {
-		largest(l, &most[0], &at[0], &x[0], w, least)
+	pixels, count, size := &w.Pixels[0], len(w.Pixels), int(unsafe.Sizeof(least))
+	switch {
+	case l > Go && w.Stride == 1:
+		largest1Vectors(l, &most[0], &at[0], &x[0], pixels, count, w.Rows, w.Columns, w.Pitch*size,
+			least)
+		return
+	case l > Go && w.Stride == 2:
+		largest2Vectors(l, &most[0], &at[0], &x[0], pixels, count, w.Rows, w.Columns, w.Pitch*size,
+			least)
 		return
 	}
 	for row := range w.Rows {
@@ -59,7 +66,9 @@ func Give[T Float](l Level, dx, x, dy, at []T, w *Windows, apart bool, least T) 
 	last := (w.Rows-1)*w.Pitch + (w.Columns-1)*w.Stride + w.Pixels[len(w.Pixels)-1]
 	dy, at, _, _ = dy[:w.Rows*w.Columns], at[:w.Rows*w.Columns], x[last], dx[last]
 	if rowPitch, pairs := w.pairs(); l > Go && apart && pairs {
-		givePairs(l, &dx[0], &x[0], &dy[0], &at[0], w, rowPitch, least)
+		size := int(unsafe.Sizeof(least))
+		givePairsVectors(l, &dx[0], &x[0], &dy[0], &at[0], w.Rows, w.Columns, w.Pitch*size,
+			len(w.Pixels)/2, rowPitch*size, least)
 		return
 	}
 	for row := range w.Rows {

@@ -2,15 +2,11 @@
 // same operations in the same order, so that both give bitwise identical results.
 //
 // A body (bodies.go) is written once, with the operations of a [vectors] (vectors.go), and this
-// file puts loops around it. calls.go writes the functions in Go that choose by operation: calls by
-// a table of functions would make the memory of their callers escape to the heap.
+// file puts loops around it.
 package main
 
 import (
-	"flag"
 	"fmt"
-	"log"
-	"strings"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -49,10 +45,6 @@ func main() {
 	}
 	pool.write()
 	Generate()
-	if err := writeCalls(strings.Replace(flag.Lookup("stubs").Value.String(), "_amd64.go",
-		"_calls_amd64.go", 1)); err != nil {
-		log.Fatal(err)
-	}
 }
 
 // unrolled is how many vectors the loop of a short function computes at a time.
