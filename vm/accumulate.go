@@ -79,7 +79,7 @@ func (m *Machine) Runs() (n int, weight float64) {
 	if m.parallel != nil && m.parallel.exchange != nil {
 		return n, m.parallel.exchange.Weight()
 	}
-	return n, m.scale()
+	return n, m.micro.scale(nil)
 }
 
 // MicroBatches returns which of all micro-batches of a step this rank runs: n of them, from number
@@ -127,26 +127,31 @@ func (b *micro) between() error {
 	return autograd.StepInProgress(b.done, b.Runs)
 }
 
-// share finds out how many micro-batches a step has on this rank.
-func (m *Machine) share() (err error) {
-	b, option := &m.micro, "Accumulate"
+// option names the option by which several runs are one step, "" if there is none.
+func (b *micro) option() string {
 	switch {
-	case m.elastic != nil:
-		option = "WithElastic"
+	case b.Apart:
+		return "WithElastic"
 	case b.Tree:
-		option = "WithTree"
+		return "WithTree"
+	case b.accumulated:
+		return "Accumulate"
 	}
+	return ""
+}
+
+// share finds out how many micro-batches a step has on a rank, if there is a solver.
+func (b *micro) share(solver bool, rank, ranks int) (err error) {
 	switch {
 	case !b.accumulated && !b.Tree:
 		return nil
 	case b.accumulated && b.Tree:
 		err = fmt.Errorf("%w: with Accumulate, too: %s says how many micro-batches a step has, so "+
-			"leave Accumulate out", backend.ErrArgument, option)
-	case m.solver == nil:
+			"leave Accumulate out", backend.ErrArgument, b.option())
+	case !solver:
 		err = fmt.Errorf("%w: no solver applies the gradients: use WithSolver, too",
 			backend.ErrArgument)
 	case b.Tree:
-		rank, ranks := m.parallel.among()
 		b.First, b.Runs, err = autograd.TreeShare(b.All, rank, ranks)
 	case b.Runs < 1:
 		err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument,
@@ -161,7 +166,7 @@ func (m *Machine) share() (err error) {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("vm: %s: %w", option, err)
+		return fmt.Errorf("vm: %s: %w", b.option(), err)
 	}
 	return nil
 }
@@ -174,14 +179,14 @@ func (p *parallel) among() (rank, ranks int) {
 	return p.comm.Rank(), p.comm.Size()
 }
 
-// scale is the factor by which updates multiply the sum of all gradients. In a tree ranks do not
-// divide.
-func (m *Machine) scale() float64 {
+// scale is the factor by which updates multiply the sum of all gradients, which ranks may have
+// exchanged. In a tree ranks do not divide.
+func (b *micro) scale(over *parallel) float64 {
 	switch {
-	case m.parallel != nil:
-		return m.parallel.exchange.Scale()
-	case !m.micro.Tree:
+	case over != nil:
+		return over.exchange.Scale()
+	case !b.Tree:
 		return 1
 	}
-	return 1 / float64(m.micro.All)
+	return 1 / float64(b.All)
 }

@@ -93,13 +93,13 @@ func (s squares) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buff
 	return w, nil
 }
 
-// squaresOver returns the communicators whose ranks have parts of gradients: shards, and parts of
+// squares returns the communicators whose ranks have parts of gradients: shards, and parts of
 // autograd.WithParts.
-func (m *Machine) squaresOver() (over squares) {
-	if m.solver.parts != nil {
-		over = append(over, m.parallel.comm)
+func (p *parallel) squares(sharded bool) (over squares) {
+	if sharded {
+		over = append(over, p.comm)
 	}
-	if comm, _ := m.parallel.parts(); comm != nil {
+	if comm, _ := p.parts(); comm != nil {
 		over = append(over, comm)
 	}
 	return over

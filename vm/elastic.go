@@ -146,7 +146,7 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 	}
 	e.kept.Unmark() // all read the host's elements, on several ranks those of rank 0
 	m.parallel = &parallel{comm: comm, options: e.options}
-	if err := m.train(m.share()); err != nil {
+	if err := m.train(m.micro.share(true, comm.Rank(), comm.Size())); err != nil {
 		return nil, errors.Join(err, m.parallel.close())
 	}
 	kept := e.kept
@@ -182,8 +182,8 @@ func (e *elastic) place(d backend.Device) error {
 	case e.placed:
 		return nil
 	}
-	e.placed, m.device = true, d
-	return m.choosePrecision()
+	e.placed, m.device, m.precision = true, d, m.asked.on(d, m.notice)
+	return nil
 }
 
 // Reduce implements [autograd.Steps].

@@ -11,7 +11,7 @@ import (
 func WithLimits(l plan.Limits) Option { return func(m *Machine) { m.limits = l } }
 
 // WithMuch makes a machine say so where each run compares as many bytes.
-func WithMuch(bytes int) Option { return func(m *Machine) { m.much = bytes } }
+func WithMuch(bytes int) Option { return func(m *Machine) { m.compared.much = bytes } }
 
 // Planning plans a machine's program again. It returns how long that takes, and how long of it the
 // proof. The machine runs no more.

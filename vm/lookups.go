@@ -64,17 +64,16 @@ func (m *Machine) findTables(ranks int) (buckets []autograd.Option, description 
 
 // lookups returns how ranks exchange what lookups add to the gradient of a learnable, nil where
 // they exchange the whole gradient.
-func (m *Machine) lookups(learnable int) *lower.Lookups {
-	if m.solver.tables == nil || m.solver.tables[learnable].Rows == 0 {
+func (s *solving) lookups(p *parallel, ranks, learnable int) *lower.Lookups {
+	if s.tables == nil || s.tables[learnable].Rows == 0 {
 		return nil
 	}
-	of := &lower.Lookups{Ranks: m.ranks, Weight: 1, Alone: m.solver.tables[learnable].Alone}
-	if m.parallel != nil {
-		x := m.parallel.exchange
-		if !x.Early(learnable) {
+	of := &lower.Lookups{Ranks: ranks, Weight: 1, Alone: s.tables[learnable].Alone}
+	if p != nil {
+		if !p.exchange.Early(learnable) {
 			return nil
 		}
-		of.Ranks, of.Weight = m.parallel.comm.Size(), x.Weight()/x.Scale()
+		of.Ranks, of.Weight = p.comm.Size(), p.exchange.Weight()/p.exchange.Scale()
 	}
 	return of
 }

@@ -25,6 +25,7 @@ import (
 // Machine runs a graph. It is not safe for concurrent use; machines of different graphs may
 // run at the same time, and those that share tensors may not.
 type Machine struct {
+	refusals
 	graph     *gorgonia.ExprGraph
 	device    backend.Device // nil for the host
 	keep      []*gorgonia.Node
@@ -35,20 +36,15 @@ type Machine struct {
 	solver    *solving    // nil without WithSolver
 	carried   carriedOver // of WithState
 	frozen    gorgonia.Nodes
-	much      int                    // bytes from which a run counts: see warnOfCompared
-	anyTable  bool                   // ranks exchange rows of small tables, too
-	compared  int                    // runs that have compared as many bytes
-	parallel  *parallel              // nil without WithDataParallel and WithElastic
-	elastic   *elastic               // nil without WithElastic
-	alone     *parallel              // without it, what the machine saves and loads by; nil before
-	clipping  *clipping              // nil without ClipNorm
-	micro     micro                  // of a step of the solver
-	shards    Shards                 // of WithShards
-	gathered  map[*gorgonia.Node]int // by learnable: the steps after which it was, see gather
-	steps     int                    // of the solver
-	synced    bool                   // batch norms are of the batches of all ranks
-	missing   error                  // nil arguments of New and its options, and others
-	given     []string               // options that may be given once
+	anyTable  bool      // ranks exchange rows of small tables, too
+	compared  compared  // with what the device has
+	parallel  *parallel // nil without WithDataParallel and WithElastic
+	elastic   *elastic  // nil without WithElastic
+	alone     *parallel // without it, what the machine saves and loads by; nil before
+	clipping  *clipping // nil without ClipNorm
+	micro     micro     // of a step of the solver
+	shards    Shards    // of WithShards
+	synced    bool      // batch norms are of the batches of all ranks
 	closed    bool
 	averaged  bool          // learnables have averages as their values
 	byDo      time.Duration // see HostTime
@@ -62,7 +58,7 @@ type Machine struct {
 	plans    map[plan.Accumulation]*plan.Plan // what was planned since
 	exec     *exec.Executor
 	behind   runtime.Cleanup // closes exec if nobody closes the machine
-	inputs   []input
+	inputs   inputs
 	outputs  outputs
 	norms    norms
 	changing constants
@@ -95,29 +91,37 @@ func Eval() Option { return func(m *Machine) { m.training = false } }
 // loops of package kernels/fuse or multiply no matrices, and the device's error if it has too
 // little memory.
 func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Machine, error) {
-	m := &Machine{graph: g, training: true, notice: toStandardError, limits: plan.Standard(),
-		much: muchCompared}
+	m := given("New", g, toStandardError, options)
 	if device != nil && device.Name() != "host" {
 		m.device = device
-	}
-	m.refuseNil("New", "g", g)
-	m.refuseNil("New", "options", options)
-	for _, o := range options {
-		if o != nil {
-			o(m)
-		}
 	}
 	train := m.train
 	if m.elastic != nil {
 		train = m.elastic.start
 	}
-	if err := train(errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkSync(),
-		m.checkShards())); err != nil {
+	m.precision = m.asked.on(m.device, m.notice)
+	if err := train(errors.Join(m.refused, m.hold(), m.checkSync(),
+		m.shards.check(m.parallel == nil, m.elastic != nil))); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	m.nodes, m.derived = len(m.graph.AllNodes()), m.gradients()
+	m.nodes, m.derived = len(m.graph.AllNodes()), derived(m.read.Inputs)
 	m.warn()
 	return m, nil
+}
+
+// given returns a machine with what a function was given. It has read nothing yet.
+func given(function string, g *gorgonia.ExprGraph, notice func(string), options []Option) *Machine {
+	m := &Machine{graph: g, training: true, notice: notice, limits: plan.Standard(),
+		compared: compared{much: muchCompared}}
+	m.refuseNil(function, "g", g)
+	m.refuseNil(function, "options", options)
+	for _, o := range options {
+		if o != nil {
+			o(m)
+		}
+	}
+	m.precision = m.asked
+	return m
 }
 
 // train makes the machine ready, to train with the ranks of its communicator if it has one.
@@ -132,18 +136,29 @@ func (m *Machine) train(problem error) error {
 	return err
 }
 
-// refuseNil notes that an argument is nil: New says so on all ranks.
-func (m *Machine) refuseNil(function, name string, argument any) {
-	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
+// refusals are the arguments that New and its options refuse: New says so on all ranks.
+type refusals struct {
+	refused error
+	given   []string // options that may be given once
+}
+
+// refuse notes an argument, and why it cannot be.
+func (r *refusals) refuse(function, why string, args ...any) {
+	r.refused = errors.Join(r.refused, fmt.Errorf("vm: %s: %w: %s", function, backend.ErrArgument,
+		fmt.Sprintf(why, args...)))
+}
+
+// refuseNil refuses an argument that is nil.
+func (r *refusals) refuseNil(function, name string, argument any) {
+	r.refused = errors.Join(r.refused, backend.Given("vm."+function, name, argument))
 }
 
 // once notes an option of which the last one alone would count.
-func (m *Machine) once(option string) {
-	if slices.Contains(m.given, option) {
-		m.missing = errors.Join(m.missing, fmt.Errorf("vm: %s: %w: it is given twice: leave one "+
-			"of them out", option, backend.ErrArgument))
+func (r *refusals) once(option string) {
+	if slices.Contains(r.given, option) {
+		r.refuse(option, "it is given twice: leave one of them out")
 	}
-	m.given = append(m.given, option)
+	r.given = append(r.given, option)
 }
 
 // unread returns an error if the graph's nodes differ from those that New has read. A machine for
@@ -153,8 +168,8 @@ func (m *Machine) unread() error {
 	if len(nodes) == m.nodes {
 		return nil
 	}
-	if gradients := m.gradients(); !m.training && gradients > m.derived {
-		m.nodes, m.derived = len(nodes), gradients
+	if now := derived(m.read.Inputs); !m.training && now > m.derived {
+		m.nodes, m.derived = len(nodes), now
 		return nil
 	}
 	return fmt.Errorf("vm: %w: the graph had %d nodes when New read it and has %d, the last of "+
@@ -163,9 +178,9 @@ func (m *Machine) unread() error {
 		backend.ErrArgument, m.nodes, len(nodes), nodes[len(nodes)-1])
 }
 
-// gradients returns how many variables have one.
-func (m *Machine) gradients() (n int) {
-	for _, in := range m.read.Inputs {
+// derived returns how many variables have a gradient.
+func derived(variables gorgonia.Nodes) (n int) {
+	for _, in := range variables {
 		if in.Deriv() != nil {
 			n++
 		}
@@ -225,7 +240,11 @@ func (m *Machine) readGraph() error {
 	for _, c := range m.carried {
 		changed = append(changed, c.variable)
 	}
-	r, err := read.New(m.graph, m.training, m.normsOver(), recurs(m.device), changed...)
+	var ranks read.Norms // none with WithTree, where average exchanges what batch norms find
+	if m.parallel != nil && !m.micro.Tree {
+		ranks = read.Norms{Comm: m.parallel.comm, Sync: m.synced}
+	}
+	r, err := read.New(m.graph, m.training, ranks, recurs(m.device), changed...)
 	if err != nil {
 		return err
 	}
@@ -258,10 +277,11 @@ func (m *Machine) readGraph() error {
 
 // compile makes the plan ready to run.
 func (m *Machine) compile() (err error) {
-	calls, err := m.newCalls()
+	calls, err := newCalls(m.read, m.device, &m.byDo)
 	if err != nil {
 		return err
 	}
+	calls.over, calls.sharded = m.parallel, m.solver.divides()
 	var device exec.Device
 	if m.device == nil {
 		device = exec.OnHost(workers.Share(m.parallel.localRanks()))
@@ -293,20 +313,8 @@ func (m *Machine) compile() (err error) {
 
 // bind gives the plan the values of variables and the solver's state for them.
 func (m *Machine) bind() error {
-	var errs []error
-	for _, in := range m.inputs {
-		memory, err := in.memory()
-		if err == nil {
-			err = in.present(m.exec, memory)
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		m.exec.Bind(in.buffer, in.own(memory))
-	}
-	if errs != nil {
-		return errors.Join(errs...)
+	if err := m.inputs.bind(m.exec); err != nil {
+		return err
 	}
 	return m.solver.bind(m.exec)
 }
@@ -324,8 +332,8 @@ func (m *Machine) RunAll() error {
 
 // checkLabels returns an error if a variable has a label out of range: later there would be a loss
 // of NaN, which does not say why.
-func (m *Machine) checkLabels() error {
-	for _, l := range m.read.Labels {
+func checkLabels(all []read.Labels) error {
+	for _, l := range all {
 		v, ok := l.Variable.Value().(*tensor.Dense)
 		if !ok || v.RequiresIterator() {
 			continue
@@ -418,25 +426,27 @@ func (m *Machine) run(start func() error) error {
 	if err := m.solver.begin(m.exec, &m.micro); err != nil {
 		return err
 	}
-	last, err := m.micro.last(), m.checkLabels()
+	last, err := m.micro.last(), checkLabels(m.read.Labels)
 	if err == nil {
 		err = errors.Join(start(), m.exec.Fetch())
 	}
 	m.micro.end(err)
-	m.parallel.accumulated(m.micro)
-	m.alone.accumulated(m.micro)
+	cmp.Or(m.parallel, m.alone).accumulated(m.micro)
 	if err != nil {
 		m.norms.forget()
 		return m.parallel.fail(err)
 	}
-	m.warnOfCompared()
+	if rank, _ := m.parallel.among(); rank == 0 {
+		m.compared.warn(m.exec.Compared(), m.notice)
+	}
 	if last && !m.micro.Apart {
 		if err := m.stepped(); err != nil {
 			return err
 		}
 	}
 	forget(m.graph, m.read.Computed, m.outputs.hidden)
-	return errors.Join(m.outputs.publish(m.exec), m.average(last))
+	return errors.Join(m.outputs.publish(m.exec),
+		m.norms.average(m.exec, last, m.micro, m.parallel))
 }
 
 // stepped counts a step that was applied.
@@ -445,10 +455,8 @@ func (m *Machine) stepped() error {
 		return err
 	}
 	m.solver.end()
-	m.steps++
-	m.parallel.applied()
-	m.alone.applied()
-	return m.leave()
+	cmp.Or(m.parallel, m.alone).applied()
+	return m.inputs.leave(m.exec)
 }
 
 // StepTime is how long a step of the plan took.
@@ -517,7 +525,7 @@ func (m *Machine) pull(wanted func(input) bool) error {
 	if err := m.pullOwn(wanted); err != nil {
 		return err
 	}
-	return m.gather(wanted)
+	return m.solver.gather(m.parallel, wanted)
 }
 
 // pullOwn is pull of this rank's part of them.
@@ -529,13 +537,7 @@ func (m *Machine) pullOwn(wanted func(input) bool) error {
 	if err := m.lost(); err != nil {
 		return err
 	}
-	var buffers []int
-	for _, in := range m.inputs {
-		if wanted(in) {
-			buffers = append(buffers, in.buffer)
-		}
-	}
-	return m.exec.Pull(buffers...)
+	return m.exec.Pull(m.inputs.buffers(wanted)...)
 }
 
 // Close frees a machine at once. The garbage collector frees one that is dropped without Close, if
@@ -553,7 +555,7 @@ func (m *Machine) Close() error {
 		err = errors.Join(m.unfinished(), err)
 	}
 	m.solver.release()
-	return errors.Join(err, m.parallel.close(), m.alone.close())
+	return errors.Join(err, cmp.Or(m.parallel, m.alone).close())
 }
 
 // unfinished returns an error in the middle of a step, once.
@@ -579,8 +581,7 @@ func (m *Machine) free() error {
 
 // closeExec gives the executor's memory back, with one of its methods.
 func (m *Machine) closeExec(by func(*exec.Executor) error) error {
-	m.parallel.copied()
-	m.alone.copied()
+	cmp.Or(m.parallel, m.alone).copied()
 	m.behind.Stop()
 	err := by(m.exec)
 	m.exec = nil

@@ -7,7 +7,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
-	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
@@ -27,10 +27,8 @@ import (
 func WithMemory(bytes int) Option {
 	return func(m *Machine) {
 		m.once("WithMemory")
-		m.limits.Memory = bytes
-		if bytes <= 0 {
-			m.missing = errors.Join(m.missing, fmt.Errorf("vm: WithMemory: %w: %d bytes",
-				backend.ErrArgument, bytes))
+		if m.limits.Memory = bytes; bytes <= 0 {
+			m.refuse("WithMemory", "%d bytes", bytes)
 		}
 	}
 }
@@ -54,10 +52,8 @@ func WithMemory(bytes int) Option {
 func WithLossTiles(n int) Option {
 	return func(m *Machine) {
 		m.once("WithLossTiles")
-		m.limits.Tiles = n
-		if n <= 0 {
-			m.missing = errors.Join(m.missing, fmt.Errorf("vm: WithLossTiles: %w: %d tiles",
-				backend.ErrArgument, n))
+		if m.limits.Tiles = n; n <= 0 {
+			m.refuse("WithLossTiles", "%d tiles", n)
 		}
 	}
 }
@@ -108,22 +104,12 @@ func (m Memory) String() string {
 // Errors: ErrArgument for less than one rank; those of New, including that of too little memory for
 // [WithMemory].
 func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, err error) {
-	m := &Machine{graph: g, training: true, notice: func(string) {}, limits: plan.Standard(),
-		ranks: ranks}
-	m.refuseNil("Summarize", "g", g)
-	m.refuseNil("Summarize", "options", options)
-	for _, o := range options {
-		if o != nil {
-			o(m)
-		}
+	m := given("Summarize", g, func(string) {}, options)
+	if m.parallel, m.ranks = nil, ranks; ranks < 1 {
+		m.refuse("Summarize", "%d ranks: there is at least one", ranks)
 	}
-	if ranks < 1 {
-		m.missing = errors.Join(m.missing, fmt.Errorf("vm: Summarize: %w: %d ranks: there is at "+
-			"least one", backend.ErrArgument, ranks))
-	}
-	m.parallel = nil
 	defer m.solver.release()
-	if err = errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkShards()); err == nil {
+	if err = errors.Join(m.refused, m.hold(), m.shards.check(false, m.elastic != nil)); err == nil {
 		_, _, err = m.findTables(ranks)
 	}
 	if err == nil {
@@ -135,24 +121,24 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 	return s, err
 }
 
-// memory returns what the machine takes.
-func (m *Machine) memory() Memory {
-	by, b := m.plan.Occupied(), m.plan.Budget
+// occupied returns the memory of a plan, of a solver and of an executor, if there are such.
+func occupied(p *plan.Plan, with *solving, e *exec.Executor) Memory {
+	by, b := p.Occupied(), p.Budget
 	s := Memory{Values: int64(by[plan.Arena]), Solver: int64(by[plan.State]),
 		Gradients: int64(by[plan.Gradient] + by[plan.PartialSum] + by[plan.FullBucket]),
 		Limit:     int64(b.Limit), Again: b.Again, Extra: b.Extra}
-	if m.solver != nil {
-		for _, n := range m.solver.learnables {
+	if with != nil {
+		for _, n := range with.learnables {
 			own := n.Shape().TotalSize()
-			if part := m.solver.divided(n); part != nil {
+			if part := with.divided(n); part != nil {
 				own = part.To - part.From
 			}
 			s.Learnables += int64(own) * int64(n.Dtype().Size())
 		}
 	}
 	s.Inputs = int64(by[plan.Input]+by[plan.Constant]) - s.Learnables
-	if m.exec != nil {
-		s.Workspace = int64(m.exec.Workspace())
+	if e != nil {
+		s.Workspace = int64(e.Workspace())
 	}
 	return s
 }

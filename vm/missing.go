@@ -65,24 +65,24 @@ func (m *Machine) CheckIncomplete(c Incomplete) error {
 		v, counts := values[id], n == c.Loss || m.training && read.IsCost(n)
 		row := slices.Contains(m.keep, n) && n.Dims() > 0 && n.Shape()[0] == batch
 		if counts && v.Counts() || row && v.Kind == samples.Mixed {
-			return m.mixes(n, id, v)
+			return mixes(m.read, n, id, v)
 		}
 	}
 	return nil
 }
 
 // mixes is the error of a node that depends on missing samples, with the node that mixes them.
-func (m *Machine) mixes(n *gorgonia.Node, id ir.ID, v samples.Value) error {
+func mixes(g *read.Graph, n *gorgonia.Node, id ir.ID, v samples.Value) error {
 	if v.Kind == samples.Mixed {
-		for _, cause := range m.read.Computed {
-			if of, ok := m.read.Value(cause); ok && of >= v.Cause {
+		for _, cause := range g.Computed {
+			if of, ok := g.Value(cause); ok && of >= v.Cause {
 				n, id = cause, v.Cause
 				break
 			}
 		}
 	}
 	return missed(n, fmt.Sprintf("has %v over samples without their weights",
-		m.read.Program.Values[id].Op))
+		g.Program.Values[id].Op))
 }
 
 func missed(n *gorgonia.Node, does string) error {

@@ -69,19 +69,19 @@ func (b *norms) find(g *read.Graph) error {
 // updates the averages, so all ranks have the same ones between steps, unless Apply does that. With
 // WithTree ranks have found different statistics, and each takes those of all ranks, one after the
 // other.
-func (m *Machine) average(last bool) error {
-	if err := m.norms.take(m.exec); err != nil || !last || len(m.norms.found) == 0 {
+func (b *norms) average(e *exec.Executor, last bool, of micro, p *parallel) error {
+	if err := b.take(e); err != nil || !last || len(b.found) == 0 {
 		return err
 	}
-	if m.micro.Tree && m.parallel != nil {
-		all, err := m.parallel.exchange.Gather(m.norms.found)
+	if of.Tree && p != nil {
+		all, err := p.exchange.Gather(b.found)
 		if err != nil {
-			return m.parallel.fail(fmt.Errorf("vm: the statistics of batch norms: %w", err))
+			return p.fail(fmt.Errorf("vm: the statistics of batch norms: %w", err))
 		}
-		m.norms.found = slices.Concat(all...)
+		b.found = slices.Concat(all...)
 	}
-	if !m.micro.Apart {
-		m.norms.move()
+	if !of.Apart {
+		b.move()
 	}
 	return nil
 }

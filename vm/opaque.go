@@ -75,21 +75,24 @@ func placeOps(g *read.Graph, device backend.Device) {
 
 // calls are the operations that only the graph knows.
 type calls struct {
-	machine *Machine
+	graph   *read.Graph
+	device  backend.Device
 	byDo    []*opaque // by their numbers, nil for those that run on the device
+	over    *parallel // the ranks that exchange rows and squares, nil for none
+	sharded bool      // these divide gradients
 }
 
 var _ exec.Graph = calls{}
 
-// newCalls returns those of the machine's graph.
-func (m *Machine) newCalls() (calls, error) {
-	c := calls{m, make([]*opaque, len(m.read.Opaques))}
-	for i, o := range m.read.Opaques {
-		if deviceOp(m.read, i, m.device) != nil {
+// newCalls returns those of a graph. spent is the time in Do.
+func newCalls(g *read.Graph, device backend.Device, spent *time.Duration) (calls, error) {
+	c := calls{graph: g, device: device, byDo: make([]*opaque, len(g.Opaques))}
+	for i, o := range g.Opaques {
+		if deviceOp(g, i, device) != nil {
 			continue
 		}
 		var err error
-		if c.byDo[i], err = newCall(o, &m.byDo); err != nil {
+		if c.byDo[i], err = newCall(o, spent); err != nil {
 			return c, err
 		}
 	}
@@ -100,11 +103,11 @@ func (m *Machine) newCalls() (calls, error) {
 func (c calls) Placed(i int) exec.Placed {
 	switch i {
 	case plan.Squares:
-		return c.machine.squaresOver()
+		return c.over.squares(c.sharded)
 	case lower.Rows:
-		return rows{c.machine.parallel.exchange}
+		return rows{c.over.exchange}
 	}
-	return deviceOp(c.machine.read, i, c.machine.device)
+	return deviceOp(c.graph, i, c.device)
 }
 
 // Opaque implements [exec.Graph].

@@ -60,9 +60,8 @@ import (
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) {
 		if m.parallel != nil {
-			m.missing = errors.Join(m.missing, fmt.Errorf("vm: WithDataParallel: %w: it is given "+
-				"twice (Training of a layers.Builder has it, too): give one of them, with the "+
-				"options of both", backend.ErrArgument))
+			m.refuse("WithDataParallel", "it is given twice (Training of a layers.Builder has "+
+				"it, too): give one of them, with the options of both")
 		}
 		m.parallel = &parallel{comm: comm, options: options}
 		m.refuseNil("WithDataParallel", "options", options)
@@ -126,7 +125,7 @@ func (m *Machine) aloneWith() *parallel {
 	}
 	m.lend(p.exchange)
 	p.accumulated(m.micro)
-	for range m.steps { // before the first Save
+	for range m.solver.steps { // before the first Save
 		p.applied()
 	}
 	m.alone = p
@@ -243,7 +242,8 @@ func (m *Machine) agree(problem error) error {
 			fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\n", g.Solver,
 				settings)
 			if len(m.solver.groups) > 1 {
-				fmt.Fprintf(&common, "the solver's learnables are %s\n", names(g.Params))
+				fmt.Fprintf(&common, "the solver's learnables are %s\n",
+					strings.Join(labels(g.Params), ", "))
 			}
 		}
 		fmt.Fprintf(&common, "the precision is %v\n", m.asked)
@@ -265,13 +265,12 @@ func (m *Machine) agree(problem error) error {
 	return m.parallel.agree(common.String(), problem)
 }
 
-// names returns the names of nodes.
-func names(nodes gorgonia.Nodes) string {
-	var all []string
+// labels returns the names of nodes.
+func labels(nodes gorgonia.Nodes) (all []string) {
 	for _, n := range nodes {
 		all = append(all, stock.Label(n))
 	}
-	return strings.Join(all, ", ")
+	return all
 }
 
 // buckets returns the number of each learnable's bucket, 0 if ranks do not exchange its gradient.

@@ -49,25 +49,24 @@ func (p Precision) String() string {
 func WithPrecision(p Precision) Option {
 	return func(m *Machine) {
 		m.once("WithPrecision")
-		m.precision, m.asked = p, p
+		if m.asked = p; p > BF16 {
+			m.refuse("WithPrecision", "%v", p)
+		}
 	}
 }
 
 // tensorCores is the lowest compute capability of GPUs with products of TF32 and BF16.
 const tensorCores = 80
 
-// choosePrecision takes F32 where the device has nothing else.
-func (m *Machine) choosePrecision() error {
-	if m.precision > BF16 {
-		return fmt.Errorf("vm: WithPrecision: %w: %v", backend.ErrArgument, m.precision)
+// on returns the precision that a device has, F32 if it has nothing else, and then says so.
+func (p Precision) on(d backend.Device, say func(string)) Precision {
+	gpu, ok := d.(interface{ ComputeCapability() int })
+	if !ok || p == F32 || gpu.ComputeCapability() >= tensorCores {
+		return p
 	}
-	gpu, ok := m.device.(interface{ ComputeCapability() int })
-	if ok && m.precision != F32 && gpu.ComputeCapability() < tensorCores {
-		m.notice(fmt.Sprintf("%s has compute capability %.1f and multiplies in f32: %v needs 8.0",
-			m.device.Name(), float64(gpu.ComputeCapability())/10, m.precision))
-		m.precision = F32
-	}
-	return nil
+	say(fmt.Sprintf("%s has compute capability %.1f and multiplies in f32: %v needs 8.0", d.Name(),
+		float64(gpu.ComputeCapability())/10, p))
+	return F32
 }
 
 // ofProgram is the precision in the language of programs.

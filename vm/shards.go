@@ -8,7 +8,6 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
@@ -78,23 +77,33 @@ func WithShards(what Shards) Option {
 	}
 }
 
-// checkShards refuses what cannot be divided.
-func (m *Machine) checkShards() error {
+// check refuses what cannot be divided.
+func (what Shards) check(alone, elastic bool) error {
 	switch {
-	case m.shards == 0:
+	case what == 0:
 		return nil
-	case m.shards > SolverState|Gradients|Parameters || m.shards&(m.shards+1) != 0:
+	case what > SolverState|Gradients|Parameters || what&(what+1) != 0:
 		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, SolverState|Gradients, or "+
 			"these and Parameters, since a rank updates the elements whose gradients it has",
-			backend.ErrArgument, m.shards)
-	case m.elastic != nil:
+			backend.ErrArgument, what)
+	case elastic:
 		return fmt.Errorf("vm: WithShards: %w: with WithElastic: a rank that is lost takes its "+
 			"shards with it", backend.ErrUnsupported)
-	case m.parallel == nil && m.ranks == 0: // of New
+	case alone:
 		return fmt.Errorf("vm: WithShards: %w: there are no other ranks: use WithDataParallel, too",
 			backend.ErrArgument)
 	}
 	return nil
+}
+
+// sharding is how ranks divide the learnables of a solver. Its lists are by learnable.
+type sharding struct {
+	parts        []autograd.Shard // what this rank updates, nil for all
+	fullySharded []bool           // the rank keeps only its part
+	half         []bool           // of these: the ranks gather it in BF16
+	gathered     map[int]int      // the steps after which it was, see gather
+	// buckets are in the plan's memory; what is gathered in BF16 stays so between steps
+	placed, persistent bool
 }
 
 // divide divides the learnables among ranks, given the bucket of each. No parts are left if each
@@ -105,7 +114,8 @@ func (m *Machine) divide(buckets []int) (err error) {
 		return nil
 	}
 	s.half, s.fullySharded = m.halved(), make([]bool, len(buckets))
-	s.placed, s.persistent = m.placesBuckets(), m.shards&Parameters == 0
+	s.placed = m.shards&Gradients != 0 && !m.micro.Several() // sums stay from run to run
+	s.persistent = m.shards&Parameters == 0
 	whole := map[int]bool{} // buckets, of which all is gathered in one precision
 	for i, bucket := range buckets {
 		whole[bucket] = whole[bucket] || !s.half[i]
@@ -164,7 +174,7 @@ func (m *Machine) apart() (nodes gorgonia.Nodes, err error) {
 }
 
 // shard returns what this rank updates of a learnable, nil for all.
-func (s *solving) shard(learnable int) *plan.Shard {
+func (s *sharding) shard(learnable int) *plan.Shard {
 	if s.parts == nil {
 		return nil
 	}
@@ -174,9 +184,8 @@ func (s *solving) shard(learnable int) *plan.Shard {
 		Half: half, Persistent: half && s.persistent}
 }
 
-// placesBuckets reports whether buckets are in the plan's memory while they are in use. Sums of
-// several runs stay from run to run.
-func (m *Machine) placesBuckets() bool { return m.shards&Gradients != 0 && !m.micro.Several() }
+// divides reports whether ranks divide the learnables.
+func (s *solving) divides() bool { return s != nil && s.parts != nil }
 
 // ofThisRank returns the learnables, or this rank's shards of them.
 func (s *solving) ofThisRank() []backend.Buffer {
@@ -191,11 +200,12 @@ func (s *solving) ofThisRank() []backend.Buffer {
 }
 
 // whole returns what belongs to all elements of a learnable, of which this rank may have a shard.
-func (m *Machine) whole(n *gorgonia.Node, mine backend.Buffer) (backend.Buffer, error) {
-	if m.solver.parts == nil {
+func (s *solving) whole(p *parallel, n *gorgonia.Node, mine backend.Buffer) (backend.Buffer,
+	error) {
+	if s.parts == nil {
 		return mine, nil
 	}
-	all, err := m.parallel.exchange.Unsharded(slices.Index(m.solver.learnables, n), mine)
+	all, err := p.exchange.Unsharded(slices.Index(s.learnables, n), mine)
 	if err != nil {
 		err = fmt.Errorf("vm: WithShards: %w", err)
 	}
@@ -213,7 +223,7 @@ func (in input) own(memory backend.Buffer) backend.Buffer {
 
 // divided returns the shard of a variable that this machine divides, nil for others.
 func (s *solving) divided(n *gorgonia.Node) *plan.Shard {
-	if s == nil || s.parts == nil {
+	if !s.divides() {
 		return nil
 	}
 	if i := slices.Index(s.learnables, n); i >= 0 && s.fullySharded[i] {
@@ -222,51 +232,30 @@ func (s *solving) divided(n *gorgonia.Node) *plan.Shard {
 	return nil
 }
 
-// leave marks what the host has no longer of the variables that a step changes: what is on a
-// device, and what ranks divide, but this rank's part. Integers, of which none can be a mark, are
-// pulled.
-func (m *Machine) leave() error {
-	var unmarked []int
-	for _, in := range m.inputs {
-		if in.written && !m.exec.Outdate(in.buffer) {
-			unmarked = append(unmarked, in.buffer)
-		}
-		if in.shard == nil {
-			continue
-		}
-		memory, err := in.memory()
-		if err != nil {
-			return err
-		}
-		residence.LeaveToOthers(memory, in.shard.From, in.shard.To)
-	}
-	return m.exec.Pull(unmarked...)
-}
-
 // gather fills the host tensors of learnables that ranks divide with the elements of all ranks,
 // unless no step has changed them since. It is collective.
-func (m *Machine) gather(wanted func(input) bool) error {
-	if m.solver == nil || m.solver.parts == nil {
+func (s *solving) gather(p *parallel, wanted func(input) bool) error {
+	if !s.divides() {
 		return nil
 	}
-	for _, n := range m.solver.learnables {
-		in := input{node: n, shape: n.Shape(), written: true, shard: m.solver.divided(n)}
-		if in.shard == nil || m.gathered[n] == m.steps || !wanted(in) {
+	for i, n := range s.learnables {
+		in := input{node: n, shape: n.Shape(), written: true, shard: s.divided(n)}
+		if in.shard == nil || s.gathered[i] == s.steps || !wanted(in) {
 			continue
 		}
 		memory, err := in.memory()
 		if err == nil {
 			var all backend.Buffer
-			all, err = m.whole(n, in.own(memory))
+			all, err = s.whole(p, n, in.own(memory))
 			copy(memory.Bytes(), all.Bytes())
 		}
 		if err != nil {
 			return err
 		}
-		if m.gathered == nil {
-			m.gathered = map[*gorgonia.Node]int{}
+		if s.gathered == nil {
+			s.gathered = map[int]int{}
 		}
-		m.gathered[n] = m.steps
+		s.gathered[i] = s.steps
 	}
 	return nil
 }

@@ -80,16 +80,13 @@ type solving struct {
 	states     []state
 	settings   []setting
 	// the memory of the learnables in the last run, nil if it was refused
-	params       []backend.Buffer
-	parts        []autograd.Shard // by learnable: what this rank updates of it, nil for all
-	fullySharded []bool           // by learnable: of which the rank keeps only its part
-	tables       []lower.Table    // by learnable: whose rows ranks exchange; nil for none
-	half         []bool           // by learnable, of these: the ranks gather it in BF16
-	// buckets are in the plan's memory; what is gathered in BF16 stays so between steps
-	placed, persistent bool
+	params []backend.Buffer
+	tables []lower.Table // by learnable: whose rows ranks exchange; nil for none
+	sharding
 
 	kept    []backend.Buffer // what vectors are like, in the last run
 	numbers []float64        // the settings at the beginning of a step
+	steps   int              // that were applied
 }
 
 // state is a vector that the solver keeps.
@@ -107,8 +104,9 @@ type setting struct {
 // hold takes the solver for this machine.
 func (m *Machine) hold() error {
 	s := m.solver
+	rank, ranks := m.parallel.among()
 	limit, err := m.clipping.check(s != nil)
-	if err = errors.Join(err, m.share()); s == nil || err != nil {
+	if err = errors.Join(err, m.micro.share(s != nil, rank, ranks)); s == nil || err != nil {
 		return err
 	}
 	if !m.training {
@@ -121,11 +119,7 @@ func (m *Machine) hold() error {
 	}
 	s.fusion, err = solver.Fuse(s.solver, m.pullState)
 	if err == nil {
-		var of []string
-		for _, n := range s.learnables {
-			of = append(of, stock.Label(n))
-		}
-		err = s.fusion.Of(of)
+		err = s.fusion.Of(labels(s.learnables))
 	}
 	if err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)
@@ -209,7 +203,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	parts, divided := m.parallel.parts()
 	half := m.parallel != nil && m.shards == 0 && !m.micro.Tree && !m.micro.Several() &&
 		m.parallel.exchange.Halve()
-	scale, updates := m.scale(), make([]plan.Update, len(s.learnables))
+	scale, updates := m.micro.scale(m.parallel), make([]plan.Update, len(s.learnables))
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
 		if input < 0 {
@@ -228,7 +222,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 				"before vm.New",
 				stock.Label(n))
 		}
-		lookups := m.lookups(i)
+		lookups := s.lookups(m.parallel, m.ranks, i)
 		if lookups != nil && lookups.Alone {
 			buckets[i] = 0
 		}
@@ -332,6 +326,7 @@ func (s *solving) begin(e *exec.Executor, b *micro) error {
 // end counts the step of a run.
 func (s *solving) end() {
 	if s != nil {
+		s.steps++
 		s.fusion.Stepped()
 	}
 }

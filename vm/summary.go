@@ -41,7 +41,7 @@ type Learnable struct {
 
 // Summary describes the machine. It costs no run.
 func (m *Machine) Summary() Summary {
-	s := Summary{Memory: m.memory(), Graph: m.graph, Trains: m.training}
+	s := Summary{Memory: occupied(m.plan, m.solver, m.exec), Graph: m.graph, Trains: m.training}
 	s.Bytes, s.ParameterBytes, s.SolverBytes = s.Memory.Values, s.Memory.Learnables, s.Memory.Solver
 	if m.solver != nil {
 		for _, n := range m.solver.learnables {

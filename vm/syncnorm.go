@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/vm/read"
 )
 
 // SyncBatchNorm makes every gorgonia.BatchNorm of the graph normalise the batches of all ranks of
@@ -42,13 +41,4 @@ func (m *Machine) checkSync() error {
 		return nil
 	}
 	return fmt.Errorf("vm: SyncBatchNorm: %w: %s", backend.ErrArgument, why)
-}
-
-// normsOver says what batch norms have to do with other ranks. With WithTree, average exchanges
-// what they find.
-func (m *Machine) normsOver() read.Norms {
-	if m.parallel == nil || m.micro.Tree {
-		return read.Norms{}
-	}
-	return read.Norms{Comm: m.parallel.comm, Sync: m.synced}
 }

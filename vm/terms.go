@@ -12,7 +12,7 @@ func (m *Machine) checkTerms() error {
 	if m.solver == nil || m.ranks > 0 { // of Summarize
 		return nil
 	}
-	use := terms.Use{Option: m.severalRuns(), Tree: m.micro.All, Elastic: m.elastic != nil,
+	use := terms.Use{Option: m.micro.option(), Tree: m.micro.All, Elastic: m.elastic != nil,
 		Clips: m.clipping != nil, Tiles: m.limits.Tiles > 1}
 	if use.Runs, use.Weight = m.Runs(); m.parallel != nil {
 		use.Comm = m.parallel.comm
@@ -24,17 +24,4 @@ func (m *Machine) checkTerms() error {
 		}
 	}
 	return nil
-}
-
-// severalRuns names the option by which several runs are one step, "" if there is none.
-func (m *Machine) severalRuns() string {
-	switch {
-	case m.elastic != nil:
-		return "WithElastic"
-	case m.micro.Tree:
-		return "WithTree"
-	case m.micro.accumulated:
-		return "Accumulate"
-	}
-	return ""
 }

@@ -27,6 +27,57 @@ type input struct {
 	shard   *plan.Shard // that the plan has of it, nil for all
 }
 
+// inputs are the variables that a plan reads.
+type inputs []input
+
+// bind gives the plan their values, or returns what is wrong with any of them.
+func (all inputs) bind(e *exec.Executor) error {
+	var errs []error
+	for _, in := range all {
+		memory, err := in.memory()
+		if err == nil {
+			err = in.present(e, memory)
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		e.Bind(in.buffer, in.own(memory))
+	}
+	return errors.Join(errs...)
+}
+
+// buffers returns those of the plan for the variables that are wanted.
+func (all inputs) buffers(wanted func(input) bool) (buffers []int) {
+	for _, in := range all {
+		if wanted(in) {
+			buffers = append(buffers, in.buffer)
+		}
+	}
+	return buffers
+}
+
+// leave marks what the host has no longer of the variables that a step changes: what is on a
+// device, and what ranks divide, but this rank's part. Integers, of which none can be a mark, are
+// pulled.
+func (all inputs) leave(e *exec.Executor) error {
+	var unmarked []int
+	for _, in := range all {
+		if in.written && !e.Outdate(in.buffer) {
+			unmarked = append(unmarked, in.buffer)
+		}
+		if in.shard == nil {
+			continue
+		}
+		memory, err := in.memory()
+		if err != nil {
+			return err
+		}
+		residence.LeaveToOthers(memory, in.shard.From, in.shard.To)
+	}
+	return e.Pull(unmarked...)
+}
+
 // memory returns the elements of the variable's value.
 func (in input) memory() (backend.Buffer, error) {
 	v := in.node.Value()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -25,7 +26,7 @@ func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 // warn reports each defect of the graph once, with its first node, a training in which ranks share
 // nothing, and variables that may have been forgotten.
 func (m *Machine) warn() {
-	if m.parallel != nil && m.parallel.comm.Rank() > 0 {
+	if rank, _ := m.parallel.among(); rank > 0 {
 		return
 	}
 	job, _ := rendezvous.ReadEnv(env.Lookup(os.Environ())) // Init says where these are wrong
@@ -40,9 +41,9 @@ func (m *Machine) warn() {
 	if left := m.untrained(); len(left) > 0 {
 		m.notice(fmt.Sprintf("the graph has gradients of %s, which no WithSolver has: they are "+
 			"not trained; if that is meant, leave them out of gorgonia.Grad, or give their "+
-			"gradients to vm.Keep", names(left)))
+			"gradients to vm.Keep", strings.Join(labels(left), ", ")))
 	}
-	m.warnOf(nn.Defects(m.graph))
+	warnOf(nn.Defects(m.graph), m.notice)
 }
 
 // Runs that compare muchCompared bytes are reported, after runsCompared of them. On a host of 64
@@ -52,24 +53,28 @@ const (
 	runsCompared = 3
 )
 
-// warnOfCompared reports once that runs compare much with what the device has.
-func (m *Machine) warnOfCompared() {
-	bytes := m.exec.Compared()
-	if bytes < m.much {
+// compared counts the runs that compare much with what the device has.
+type compared struct {
+	much int // bytes from which a run counts
+	runs int
+}
+
+// warn counts a run, and reports them once.
+func (c *compared) warn(bytes int, say func(text string)) {
+	if bytes < c.much {
 		return
 	}
-	m.compared++
-	if m.compared != runsCompared || m.parallel != nil && m.parallel.comm.Rank() > 0 {
+	if c.runs++; c.runs != runsCompared {
 		return
 	}
-	m.notice(fmt.Sprintf("each run compares %d MiB of variables with their copies on the device, "+
+	say(fmt.Sprintf("each run compares %d MiB of variables with their copies on the device, "+
 		"and nothing has changed them: pass the weights that stay as they are to vm.WithFrozen",
 		bytes>>20))
 }
 
 // warnOf reports each defect of the graph itself once, and the first one of those that only
 // Gorgonia's own machines have, with their number.
-func (m *Machine) warnOf(defects []nn.Defect) {
+func warnOf(defects []nn.Defect, say func(text string)) {
 	seen := map[string]bool{}
 	var tape []nn.Defect
 	for _, d := range defects {
@@ -79,9 +84,8 @@ func (m *Machine) warnOf(defects []nn.Defect) {
 		case d.Tape:
 			tape = append(tape, d)
 		default:
-			m.notice("the graph has an operation of Gorgonia that is wrong on every machine: " +
-				d.String() +
-				" (docs/ops.md)")
+			say("the graph has an operation of Gorgonia that is wrong on every machine: " +
+				d.String() + " (docs/ops.md)")
 		}
 		seen[d.What+d.Instead] = true
 	}
@@ -93,9 +97,8 @@ func (m *Machine) warnOf(defects []nn.Defect) {
 		which = fmt.Sprintf("%d kinds of operations of the graph wrongly, which nn.Defects "+
 			"lists. The first: ", n)
 	}
-	m.notice("package vm is right, but Gorgonia's own machines compute " + which +
-		tape[0].String() +
-		" (docs/ops.md)")
+	say("package vm is right, but Gorgonia's own machines compute " + which +
+		tape[0].String() + " (docs/ops.md)")
 }
 
 // untrained returns the variables with a gradient that no solver has and that nothing reads.
