@@ -1,8 +1,6 @@
 package autograd
 
 import (
-	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -17,7 +15,6 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -60,33 +57,6 @@ func settings(by solver.Solver) ([]byte, error) {
 		}
 	}
 	return json.Marshal(all)
-}
-
-// alikeOn returns an error unless items are bitwise identical on all ranks of a communicator. A
-// rank with a problem, or whose items cannot be read, takes part.
-func alikeOn(comm backend.Communicator, items []item, problem error) error {
-	const size = 8 // of a hash
-	var mine []byte
-	for _, p := range items {
-		value, err := p.bytes()
-		problem = cmp.Or(problem, err)
-		sum := sha256.Sum256(value)
-		mine = append(mine, sum[:size]...)
-	}
-	all, err := group.Alike(comm, "", mine, problem)
-	if err != nil {
-		return err
-	}
-	for r, theirs := range all {
-		for i, p := range items {
-			at := size * i
-			if !bytes.Equal(theirs[at:at+size], all[0][at:at+size]) {
-				return fmt.Errorf("%w: %s is not the same on rank %d as on rank 0",
-					backend.ErrMismatch, p.name, r)
-			}
-		}
-	}
-	return nil
 }
 
 // Hash returns the SHA-256 of the model on this rank, in hexadecimal. It covers the elements of all

@@ -1,8 +1,10 @@
 package autograd
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"gorgonia.org/gorgonia"
 
@@ -126,7 +128,7 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, op
 	behind bool) error {
 	last := d.saver.Finish()
 	r, problem := d.request(dir, solver, opts, behind)
-	onDevice := behind && d.copiesOf(solver)
+	onDevice := behind && d.planned.has(&d.contents, solver)
 	if !onDevice {
 		problem = errors.Join(problem, d.planned.bring(!d.sharded))
 	}
@@ -135,6 +137,48 @@ func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, op
 			return d.content(solver, progress, behind, onDevice)
 		})
 	return errors.Join(last, err)
+}
+
+// content returns what this rank writes of a checkpoint: copies, started on the machine's device or
+// made here, if the training goes on.
+func (d *DataParallel) content(by gorgonia.Solver, progress any, behind, onDevice bool) (
+	c checkpoint.Content, err error) {
+	r := d.record(by)
+	r.Solver = inFile(r.Solver)
+	c.Seal = func(of checkpoint.Stamp) ([]byte, error) {
+		r.Stamp = of
+		return checkpoint.Seal(r)
+	}
+	if err := d.settle(); err != nil {
+		return c, err
+	}
+	for _, op := range d.model.unkept {
+		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s, so training "+
+			"that loads it draws others: those of one nn.Random, in nn.Dropout, are kept", op))
+	}
+	first := d.saver.First()
+	if d.partial.on || d.sharded || d.comm.Rank() == 0 { // who writes it, or has parts
+		if onDevice {
+			c.Tensors, c.Fetch, err = d.planned.copies(&d.contents, by, first)
+		} else {
+			c.Tensors, err = d.onHost(by, first, behind)
+		}
+		if err != nil {
+			return c, err
+		}
+	}
+	own, err := d.own(d.parts.first())
+	c.Tensors = append(c.Tensors, own...)
+	if err != nil || progress == nil || !first {
+		return c, err
+	}
+	if err = leftOut(reflect.TypeOf(progress), map[reflect.Type]bool{}); err == nil {
+		r.Progress, err = json.Marshal(progress)
+	}
+	if err != nil {
+		err = fmt.Errorf("progress: %w", err)
+	}
+	return c, err
 }
 
 // Pinned returns the path of the checkpoint in dir that was pinned last ([Pin]), by this training

@@ -167,3 +167,15 @@
 // [SaveWeights] and [LoadWeights] write and read a model alone, and [WeightsOnly] makes Load take
 // the model alone, for another solver. A program without other ranks passes [Solo] to [New].
 package autograd
+
+// Each file uses only files in the lines below its own; layout and param use each other.
+//
+//	exchange, check, hook, elastic          what machines and programs call
+//	checkpoint
+//	parallel                                DataParallel
+//	tape, trainer                           who computes gradients: Gorgonia's machines, vm's
+//	state, weights, options                 what a rank has of a training; of a model alone
+//	sampler, tables, names, reducer
+//	inventory, parts, tree, solo
+//	record, layout, param                   of checkpoints; of buckets
+//	ranks                                   what they agree on, and how errors name them

@@ -472,7 +472,7 @@ func (e *Elastic) handOver() error {
 	e.history = checkpoint.History{Steps: of.Step, Training: of.Training, Best: of.Best}
 	e.dp.saver.History = e.history
 	state := map[string]backend.Buffer{}
-	_, keyOf := e.dp.wanted(loaded{record: record{Format: format}}, e.solver)
+	_, keyOf := e.dp.wanted(loaded{record: record{Format: namedFormat}}, e.solver)
 	for name, memory := range all {
 		state[keyOf(name)] = memory
 	}

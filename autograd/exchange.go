@@ -3,12 +3,11 @@ package autograd
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
-	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -23,10 +22,7 @@ type Buckets struct {
 	d     *DataParallel
 	on    backend.Device     // where gradients are computed, nil for the host
 	slots [][]backend.Buffer // by parameter, one for each sum that is sent
-	// brings the model, or what this rank has of it, to where its values are; nil if it always is
-	pull func(whole bool) error
-	copy copying        // nil where copies are made on the host
-	by   *solver.Fusion // of the solver whose state copy copies
+	trainer
 	undeclared
 }
 
@@ -67,7 +63,7 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 			at += p.size
 		}
 	}
-	d.planned = x
+	d.planned = &x.trainer
 	d.fresh.over()
 	return x, nil
 }
@@ -80,8 +76,6 @@ func (x *Buckets) Pulls(pull func(whole bool) error) { x.pull = pull }
 // Trains says which solver the machine applies the gradients by: Save and Load refuse another one,
 // which has no state.
 func (x *Buckets) Trains(by solver.Solver) { x.d.solver = by }
-
-type copying = func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
 
 // Copies sets how the machine copies parameters and the vectors that the solver of a Fusion keeps
 // for them, for [DataParallel.SaveAsync]. start starts copies on a device of what is newer there
@@ -99,66 +93,6 @@ func (x *Buckets) Copied() {
 	}
 }
 
-// bring brings the parameters to where their values are. There may be no machine.
-func (x *Buckets) bring(whole bool) error {
-	if x == nil || x.pull == nil {
-		return nil
-	}
-	return x.pull(whole)
-}
-
-// copiesOf reports whether a machine has copies of all that is to be saved, on its device.
-func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
-	return d.planned != nil && d.planned.copy != nil && (d.parts == nil || d.sharded) &&
-		d.planned.by.Has(solver)
-}
-
-// copies starts copies of parameters and the solver's vectors where the machine has them, only of
-// shards if this rank writes shards, and lists them. fetch brings them to the host.
-func (x *Buckets) copies(by gorgonia.Solver, first bool) (list []checkpoint.Tensor,
-	fetch func([]checkpoint.Tensor) error, err error) {
-	state := map[string]stored{}
-	if first {
-		if err := x.d.model.store(state); err != nil {
-			return nil, nil, err
-		}
-	}
-	for key, t := range state {
-		state[key] = stored{Shape: t.Shape, Data: residence.Clone(t.Data)}
-	}
-	counts, moving := x.by.State() // memory of which the device has newer elements
-	for _, p := range x.d.params {
-		memory, err := p.value()
-		if err != nil {
-			return nil, nil, err
-		}
-		moving[p.key()] = memory
-		state[p.key()] = stored{Shape: p.dims(), Data: memory}
-	}
-	add(state, counts)
-	for key, memory := range moving {
-		if _, param := state[key]; !param {
-			add(state, map[string]backend.Buffer{key: memory})
-		}
-	}
-	list = x.d.listed(state, by)
-	var at []int
-	var memory []backend.Buffer
-	for i, key := range slices.Sorted(maps.Keys(state)) {
-		if _, moves := moving[key]; moves {
-			at, memory = append(at, i), append(memory, list[i].Data)
-		}
-	}
-	started, err := x.copy(memory)
-	return list, func(list []checkpoint.Tensor) error {
-		all, err := started()
-		for k, memory := range all {
-			list[at[k]].Data = memory
-		}
-		return err
-	}, err
-}
-
 // Params returns the parameters of each bucket, by their numbers in New, in the order in which
 // buckets leave. It is nil on a single rank, which exchanges nothing.
 func (x *Buckets) Params() [][]int {
@@ -172,6 +106,20 @@ func (x *Buckets) Params() [][]int {
 		}
 	}
 	return all
+}
+
+// Parts returns the communicator whose ranks divide the parameters, nil without [WithParts], and
+// whether each parameter is a part.
+func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
+	s := x.d.parts
+	if s == nil || !slices.ContainsFunc(s.lengths, func(l []int) bool { return l != nil }) {
+		return nil, nil
+	}
+	divided = make([]bool, len(x.d.params))
+	for i := range divided {
+		divided[i] = s.divided(i)
+	}
+	return s.comm, divided
 }
 
 // Early reports whether a parameter is in one of the first buckets: see [WithEarly].
@@ -370,6 +318,31 @@ func (x *Buckets) All(condition bool) (bool, error) {
 	return !not, err
 }
 
+// Compare finds the variables whose values differ between ranks, for [Buckets.Begin]. It is
+// collective. Cost: a hash of each variable, and an all-gather of the hashes.
+func (x *Buckets) Compare(variables gorgonia.Nodes) error {
+	if x.d.comm.Size() == 1 {
+		return nil
+	}
+	return x.compare(slices.DeleteFunc(slices.Clone(variables), x.d.model.declares), x.Gather,
+		x.d.comm.Capabilities().Members)
+}
+
+// Begin is called before each run. Before the second run it reports the variables that differ
+// between ranks and that the program has not changed: data that it set once, or parameters that it
+// has not declared.
+func (x *Buckets) Begin() {
+	names := x.run()
+	if names == nil {
+		return
+	}
+	x.d.mu.Lock()
+	defer x.d.mu.Unlock()
+	x.d.say(fmt.Sprintf("ranks have different values of %s, which no run has changed: if these "+
+		"are parameters that nothing trains, declare them by autograd.WithFrozen, and all ranks "+
+		"and checkpoints have those of rank 0", strings.Join(names, ", ")))
+}
+
 // Fail ends the DataParallel with the error of a step, which the ranks may have exchanged in part,
 // and returns it with the rank's name. Err returns it, too.
 func (x *Buckets) Fail(err error) error {
@@ -387,3 +360,75 @@ func (x *Buckets) Fail(err error) error {
 //		fmt.Println(c.Counters().Bytes)
 //	}
 func (d *DataParallel) Comm() backend.Communicator { return d.gradComm }
+
+// Shard says which elements of a parameter a rank updates: in row-major order, those from number
+// From up to To, possibly none. They are in chunk Rank of a bucket of Ranks chunks, each of Chunk
+// elements, in which the parameter's elements begin at number First.
+type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
+
+// Shards divides the buckets among the ranks, and returns this rank's shard of each parameter: the
+// rank must update these elements, and its solver must keep vectors for them
+// ([solver.Fusion.Vectors]). The result is nil for a single rank, which has all. Start then takes
+// reduce-scatters and all-gathers of a bucket: a reduce-scatter leaves the combined gradients of
+// this rank's chunk at their places in the slots, an all-gather gives all ranks the content of
+// these places.
+//
+// lent says that the caller has memory for each call: the buckets free theirs, and there are no
+// slots; the first call is then collective. alone says of which parameters ranks have only their
+// shards between steps, all of a bucket or none: the caller gathers these itself, in its own
+// memory. All other parameters are whole on all ranks between steps.
+//
+// Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
+// Load reads the rank's shards from the files of any number of ranks.
+//
+// Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, for a compression
+// with residuals, which belong to whole buckets, and for lent host memory if the communicator is on
+// a device.
+func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
+	d := x.d
+	if len(d.queues) == 0 {
+		return nil, nil
+	}
+	refuse := func(why string) error {
+		return d.named(fmt.Errorf("%w: shards: %s", backend.ErrUnsupported, why))
+	}
+	_, stateful := d.compression()
+	switch {
+	case d.tree != nil:
+		return nil, refuse("with WithTree ranks add branches of a tree by all-reduces: leave one " +
+			"of the two out")
+	case stateful:
+		return nil, refuse("the residuals of WithCompression are of whole buckets: compress to " +
+			"16 bits, or not at all")
+	case (lent || slices.Contains(alone, true)) && x.on == nil && d.buckets[0].staged():
+		return nil, refuse("gradients are computed on the host, and the communicator is on a " +
+			"device: compute on that device, or divide the solver's state alone")
+	}
+	d.sharded = true
+	all := make([]Shard, len(d.params))
+	for i, p := range d.params {
+		of := d.shardOf(p, d.comm.Rank())
+		chunk := p.bucket.shard.to - p.bucket.shard.from
+		all[i] = Shard{of.from, of.to, chunk, d.comm.Rank(), d.comm.Size(), p.bucket.before(p)}
+	}
+	if !lent {
+		return all, nil
+	}
+	d.tape.grads, x.slots = nil, nil
+	return all, d.lend()
+}
+
+// ShardOf returns the shard of a rank of a parameter of n elements that is alone in its bucket.
+func ShardOf(n, rank, ranks int) Shard {
+	s := chunkOf(n, rank, ranks)
+	return Shard{min(s.from, n), min(s.to, n), s.to - s.from, rank, ranks, 0}
+}
+
+// Unsharded returns the values for all elements of a parameter, given this rank's shard of them. It
+// is collective.
+func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, error) {
+	if !x.d.sharded {
+		return shard, nil
+	}
+	return x.d.gatherShards(backend.ForPull, x.d.params[param], shard)
+}

@@ -89,7 +89,7 @@ func (d *DataParallel) UseGradients(grads gorgonia.Nodes) error {
 }
 
 // catch takes a gradient out of the backward pass, and starts the buckets that are full.
-func (d *tape) catch(p *param, g gorgonia.Value) error {
+func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
@@ -101,31 +101,13 @@ func (d *tape) catch(p *param, g gorgonia.Value) error {
 			"vm.WithDataParallel", backend.ErrArgument, p))
 	}
 	err := residence.Bound(d.comm.Device(), func() error {
-		if err := d.takeGradient(p, g); err != nil {
+		if err := d.tape.takeGradient(p, g); err != nil {
 			return err
 		}
-		return d.depart()
+		return d.tape.depart()
 	})
 	if err != nil {
 		return d.fail(err)
-	}
-	return nil
-}
-
-// bypassed returns an error if the graph uses a parameter beside its hook: that part of the
-// gradient would be lost.
-func (p *param) bypassed() error {
-	if p.hooked == nil {
-		return nil
-	}
-	users := p.node.Graph().To(p.node.ID())
-	for users.Next() {
-		user := users.Node().(*gorgonia.Node)
-		if op, ok := user.Op().(gorgonia.SDOp); ok && user != p.hooked &&
-			slices.Contains(op.DiffWRT(op.Arity()), true) {
-			return fmt.Errorf("%w: %v has a hook, but %v uses it directly: use what Hook "+
-				"returned everywhere", backend.ErrArgument, p, user.Op())
-		}
 	}
 	return nil
 }
@@ -202,7 +184,7 @@ func (o *hook) DoDiff(_ gorgonia.ExecutionContext, _ gorgonia.Nodes, y *gorgonia
 	if err != nil {
 		return err
 	}
-	return o.d.tape.catch(o.p, dy)
+	return o.d.catch(o.p, dy)
 }
 
 // catch takes the gradient of a parameter out of the backward pass.
@@ -215,7 +197,7 @@ type catch struct {
 
 // Do returns its input if no other op can overwrite it, else a copy.
 func (o *catch) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
-	if err := o.d.tape.catch(o.p, in[0]); err != nil {
+	if err := o.d.catch(o.p, in[0]); err != nil {
 		return nil, err
 	}
 	if !o.known { // only now the graph is complete

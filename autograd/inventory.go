@@ -2,7 +2,6 @@ package autograd
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -58,27 +57,40 @@ const (
 	averagePrefix = "average."
 )
 
+// The names of averages in a file end with these.
+const meanSuffix, varianceSuffix = ".running_mean", ".running_var"
+
 // drawing is an operation of package ops/nn.
 type drawing interface {
 	// Draws returns the Random that the operation draws from, nil for none.
 	Draws() any
 }
 
-// newInventory returns the model of the parameters and options of New.
-func newInventory(params []*param, o options) (v inventory, err error) {
-	v.learnables = params
-	if err = v.take(o); err == nil {
+// Random is the source of a model's random numbers, such as the [nn.Random] of dropouts: they
+// depend only on a seed, a step, and the number of this rank's first sample.
+//
+// [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
+type Random interface {
+	Seed() uint32
+	Step() uint64
+	First() int
+	Seek(step uint64, first int)
+}
+
+// newInventory returns the model of parameters and of what options declare.
+func newInventory(params []*param, frozen gorgonia.Nodes, random Random) (v inventory, err error) {
+	v.learnables, v.random, v.byOption = params, random, random != nil
+	if err = v.freeze(frozen); err == nil {
 		err = v.find()
 	}
 	return v, err
 }
 
-// take adds what options declare.
-func (v *inventory) take(o options) error {
-	v.random, v.byOption = o.random, o.random != nil
-	for i, n := range o.frozen {
+// freeze adds variables.
+func (v *inventory) freeze(variables gorgonia.Nodes) error {
+	for i, n := range variables {
 		err := v.freezable(n)
-		if err == nil && slices.Index(o.frozen, n) != i {
+		if err == nil && slices.Index(variables, n) != i {
 			err = fmt.Errorf("%w: %s is given twice", backend.ErrArgument, stock.Label(n))
 		}
 		if err != nil {
@@ -408,92 +420,6 @@ func (v *inventory) store(tensors map[string]stored) error {
 		tensors[p.key] = stored{Shape: p.shape, Data: memory}
 	}
 	return nil
-}
-
-// piecesOf returns the pieces that a checkpoint has, without kinds of which it has none.
-func (v *inventory) piecesOf(r record) (all []piece) {
-	if r.Frozen > 0 {
-		all = append(all, v.frozen...)
-	}
-	if r.Averages > 0 {
-		all = append(all, v.averages...)
-	}
-	return all
-}
-
-// missing says what stays as it is because a checkpoint does not have it.
-func (v *inventory) missing(r record) (texts []string) {
-	why := "the checkpoint has no %s (an older version wrote it, or a program without " +
-		"them): this program keeps its own"
-	if len(v.averages) > 0 && r.Averages == 0 {
-		texts = append(texts, fmt.Sprintf(why+", so train before you evaluate",
-			"running statistics of batch norms"))
-	}
-	if len(v.frozen) > 0 && r.Frozen == 0 {
-		texts = append(texts, fmt.Sprintf(why, "frozen parameters"))
-	}
-	if v.random != nil && r.Random == nil {
-		texts = append(texts, fmt.Sprintf(why, "step of random numbers"))
-	}
-	return texts
-}
-
-// fits returns an error if a checkpoint has other pieces.
-func (v *inventory) fits(l loaded) error {
-	if err := v.rename(l.model, func(p piece) string { return p.key }); err != nil {
-		return err
-	}
-	for _, n := range []struct {
-		what      string
-		has, want int
-	}{
-		{"frozen parameters (WithFrozen)", l.Frozen, len(v.frozen)},
-		{"running statistics of batch norms", l.Averages, len(v.averages)},
-	} {
-		if n.has != n.want && n.has > 0 {
-			return fmt.Errorf("%w: the checkpoint has %d %s, and this program %d: build the same "+
-				"graph before Load, or load another checkpoint", backend.ErrArgument, n.has, n.what,
-				n.want)
-		}
-	}
-	for _, p := range v.piecesOf(l.record) {
-		t, ok := l.model[p.key]
-		if !ok {
-			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the "+
-				"same names", backend.ErrArgument, p.name, p.file)
-		}
-		_, err := p.memory()
-		if err = cmp.Or(fits(p.name, t, p.dtype, p.shape), err); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// restore gives the pieces what a checkpoint has of them.
-func (v *inventory) restore(l loaded) error {
-	for _, p := range v.piecesOf(l.record) {
-		memory, err := p.memory()
-		if err != nil {
-			return err
-		}
-		copy(memory.Bytes(), l.model[p.key].Data.Bytes())
-	}
-	return nil
-}
-
-// item is a part of the model that ranks compare.
-type item struct {
-	name  string
-	bytes func() ([]byte, error)
-}
-
-// items returns parameters as items.
-func items(params []*param) (all []item) {
-	for _, p := range params {
-		all = append(all, item{fmt.Sprintf("parameter %v", p), p.bytes})
-	}
-	return all
 }
 
 // rest returns all items but the learnables.

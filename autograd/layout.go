@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
@@ -52,6 +51,9 @@ type class struct {
 	dtype                backend.DType
 	apart, early, parted bool
 }
+
+// almostEmpty is the part of a bucket's size, as a divisor, that is not worth an all-reduce.
+const almostEmpty = 16
 
 // plan divides parameters among buckets, each of one class, in the order in
 // which the buckets will be full when gradients appear in reverse order. A
@@ -240,27 +242,6 @@ func (b *bucket) finish(w backend.Work) error {
 	return err
 }
 
-// describe writes down all that ranks must have in common, a line for each.
-func describe(params []*param, o options, compressor string) string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "the reduction is %s\n", o.reduction())
-	fmt.Fprintf(&s, "the sizes of buckets are %d and %d bytes\n", o.first, o.rest)
-	fmt.Fprintf(&s, "partial averaging is %v, parameters may be unused %v\n", o.partial, o.unused)
-	fmt.Fprintf(&s, "gradients are compressed by %s\n", compressor)
-	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
-	for _, p := range params {
-		apart := ""
-		if p.apart {
-			apart = ", in a bucket apart"
-		}
-		if p.early {
-			apart += ", in one of the first buckets"
-		}
-		fmt.Fprintf(&s, "parameter %d is %v%s\n", p.index, p, apart)
-	}
-	return s.String()
-}
-
 // drain waits for a queue.
 func drain(q backend.Queue) error {
 	done, err := q.Record()
@@ -268,4 +249,29 @@ func drain(q backend.Queue) error {
 		return err
 	}
 	return done.Join(context.Background())
+}
+
+// span is elements from one up to another.
+type span struct{ from, to int }
+
+// chunkUnit divides the lengths of chunks, in elements, so that chunks of BF16 begin at multiples
+// of 16 bytes, the unit in which GPU kernels load.
+const chunkUnit = 8
+
+// chunkOf returns a rank's chunk of n elements that P ranks divide: all are equally long, so the
+// last ones may extend past the end.
+func chunkOf(n, rank, P int) span {
+	chunk := (n + P - 1) / P
+	if P > 1 {
+		chunk = (chunk + chunkUnit - 1) / chunkUnit * chunkUnit
+	}
+	return span{rank * chunk, (rank + 1) * chunk}
+}
+
+// before returns how many elements of a bucket come before those of a parameter.
+func (b *bucket) before(p *param) (n int) {
+	for _, other := range b.params[:slices.Index(b.params, p)] {
+		n += other.size
+	}
+	return n
 }

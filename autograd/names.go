@@ -1,40 +1,29 @@
 package autograd
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
-	"gorgonia.org/gorgonia"
-
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
-	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
-// In a file the tensors have the names of the graph's nodes, so that other programs find them and
-// the order of parameters does not matter:
+// namedTensor is a tensor with a name in a file: that of its node in the graph, so that other
+// programs find it and the order of parameters does not matter:
 //
-//	block0.attention.qkv.weight a parameter, or a variable of WithFrozen 	bn.running_mean,
-//bn.running_var the running statistics of the batch norm that 	 the variable bn scales
-//([stock.Averages]) 	solver.adam.m/block0.attention.qkv.weight what the solver keeps for a
-//parameter 	solver.group.1.adam.m/ln_f.bias what group 1 of Groups keeps for one
-//	solver.adam.steps what it keeps besides
+//	block0.attention.qkv.weight                  a parameter, or a variable of WithFrozen
+//	bn.running_mean, bn.running_var              the running statistics of the batch norm that
+//	                                             the variable bn scales ([stock.Averages])
+//	solver.adam.m/block0.attention.qkv.weight    what the solver keeps for a parameter
+//	solver.group.1.adam.m/ln_f.bias              what group 1 of Groups keeps for one
+//	solver.adam.steps                            what it keeps besides
 //
 // In memory each has a key with the parameter's number in this program (param.key, piece.key, the
 // names of Stateful). Files of format 1 have these keys.
-const (
-	numberedFormat = 1 // with the keys as names
-
-	meanSuffix, varianceSuffix = ".running_mean", ".running_var"
-)
-
-// namedTensor is a tensor with a name in a file.
 type namedTensor struct {
 	key, file string
 	what      string // in messages
@@ -139,98 +128,6 @@ func numberedAverage(name string) (suffix string) {
 		return varianceSuffix
 	}
 	return ""
-}
-
-// tensors returns the names of all tensors of the model, and of the vectors that a solver keeps for
-// parameters. Everything else is the solver's.
-func (d *contents) tensors(by gorgonia.Solver) []namedTensor {
-	all := d.model.tensors()
-	for i, p := range d.params {
-		keys, _ := solver.VectorNames(by, i)
-		for _, key := range keys {
-			kept := checkpoint.SolverPrefix + key[:strings.LastIndex(key, ".")]
-			all = append(all, namedTensor{key: key, file: kept + "/" + p.node.Name(),
-				shape: []int{d.regionOf(p).N}, dtype: p.dtype, of: p})
-		}
-	}
-	return all
-}
-
-// listed returns tensors of the model and the solver, given by key, as a checkpoint keeps them: in
-// the order of their keys, and where ranks divide them, what this rank has.
-func (d *contents) listed(state map[string]stored, by gorgonia.Solver) (
-	list []checkpoint.Tensor) {
-	named := map[string]namedTensor{}
-	for _, n := range d.tensors(by) {
-		named[n.key] = n
-	}
-	if d.stepsSome(state, by) {
-		for _, n := range d.tensors(by)[len(d.model.tensors()):] {
-			delete(named, n.key)
-		}
-	}
-	for _, key := range slices.Sorted(maps.Keys(state)) {
-		n, t := named[key], state[key]
-		c := checkpoint.Whole(cmp.Or(n.file, checkpoint.SolverPrefix+key), t.Shape, t.Data,
-			checkpoint.Common)
-		c.Constant = n.constant
-		if d.partial.on {
-			c.Merge = checkpoint.Each
-		}
-		if n.of != nil && d.sharded {
-			c.Region = d.regionOf(n.of)
-			c.Shape, c.Data = []int{c.Region.N}, c.Region.Of(t.Data)
-			if d.parts.first() || d.parts.divided(n.of.index) { // others have the same
-				c.Merge = checkpoint.Divided
-			}
-		}
-		list = append(list, c)
-	}
-	return list
-}
-
-// stepsSome reports whether a solver has been given only some of the parameters, which is allowed:
-// then its keys count only these.
-func (d *contents) stepsSome(state map[string]stored, by gorgonia.Solver) bool {
-	if _, groups := by.(*solver.Groups); groups {
-		return false // of all
-	}
-	keys, _ := solver.VectorNames(by, len(d.params)-1)
-	if len(keys) == 0 {
-		return false
-	}
-	_, all := state[keys[0]]
-	return !all
-}
-
-// wanted returns what this rank wants of a checkpoint, and the function that gives tensors there
-// their keys in this program.
-func (d *contents) wanted(l loaded, by gorgonia.Solver) (checkpoint.Wanted,
-	func(name string) string) {
-	keys := map[string]string{}
-	keyOf := func(name string) string {
-		return cmp.Or(keys[name], strings.TrimPrefix(name, checkpoint.SolverPrefix))
-	}
-	if l.Format == numberedFormat {
-		keyOf = func(name string) string { return name }
-	}
-	want := checkpoint.Wanted{Rest: func(name string) bool {
-		return !l.weightsOnly || numberedAverage(keyOf(name)) != ""
-	}}
-	if l.weightsOnly {
-		by = nil
-	}
-	for _, n := range d.tensors(by) {
-		t := checkpoint.Whole(n.file, n.shape, residence.Zeros(n.dtype, 0), checkpoint.Common)
-		if t.Constant = n.constant; n.of != nil {
-			t.Region = d.regionOf(n.of)
-		}
-		if keys[n.file] = n.key; l.Format == numberedFormat {
-			t.Name = n.key
-		}
-		want.Tensors = append(want.Tensors, t)
-	}
-	return want, keyOf
 }
 
 // nameList writes names for a message, the first few of many.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -19,8 +20,6 @@ import (
 const (
 	firstBucket = 1 << 20
 	restBuckets = 25 << 20
-	// almostEmpty is the part of a bucket's size, as a divisor, that is not worth an all-reduce.
-	almostEmpty = 16
 )
 
 type options struct {
@@ -69,6 +68,10 @@ func (o options) check() error {
 	case o.partial && o.parts != nil:
 		return errors.New("WithPartial lets ranks have different parameters, so WithParts has no " +
 			"meaning: leave out one of them")
+	case o.inTree && (o.partial || o.compress != nil):
+		return fmt.Errorf("WithTree: %w: with WithPartial ranks have no common sum, and "+
+			"with WithCompression it depends on what each rank has rounded: leave them out",
+			backend.ErrArgument)
 	}
 	return nil
 }
@@ -101,6 +104,27 @@ func (o options) use(comm backend.Communicator) terms.Use {
 		u.Parts = o.parts.comm
 	}
 	return u
+}
+
+// describe writes down all that ranks must have in common, a line for each.
+func (o options) describe(params []*param, compressor string) string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "the reduction is %s\n", o.reduction())
+	fmt.Fprintf(&s, "the sizes of buckets are %d and %d bytes\n", o.first, o.rest)
+	fmt.Fprintf(&s, "partial averaging is %v, parameters may be unused %v\n", o.partial, o.unused)
+	fmt.Fprintf(&s, "gradients are compressed by %s\n", compressor)
+	fmt.Fprintf(&s, "the number of parameters is %d\n", len(params))
+	for _, p := range params {
+		apart := ""
+		if p.apart {
+			apart = ", in a bucket apart"
+		}
+		if p.early {
+			apart += ", in one of the first buckets"
+		}
+		fmt.Fprintf(&s, "parameter %d is %v%s\n", p.index, p, apart)
+	}
+	return s.String()
 }
 
 // checkTerms returns an error if the gradients would be wrong: as a graph of package layers says,
@@ -209,17 +233,6 @@ func WithCompression(compress func(backend.Communicator) (backend.Communicator, 
 	}
 }
 
-// Random is the source of a model's random numbers, such as the [nn.Random] of dropouts: they
-// depend only on a seed, a step, and the number of this rank's first sample.
-//
-// [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
-type Random interface {
-	Seed() uint32
-	Step() uint64
-	First() int
-	Seek(step uint64, first int)
-}
-
 // WithRandom makes checkpoints keep the step of random, so that a training with random numbers
 // resumes with the bits of one that never stopped. The [nn.Random] of the dropouts in the graph is
 // kept without this option: use it for random numbers that are drawn elsewhere. New gives all ranks
@@ -273,3 +286,69 @@ func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 // averages, the backward_and_partial_update of Apache SINGA. That one did not
 // average all parameters before training ended, and no test checked it.
 func WithPartial() Option { return func(o *options) { o.partial = true } }
+
+// WithParts declares that some parameters are parts of larger ones that the ranks of comm divide:
+// tensor parallelism. axes has the axis along which each is divided, by the name of its node; all
+// other parameters are the same on all ranks of comm. Parts may have different lengths, and are in
+// rank order.
+//
+//	vm.WithDataParallel(data, autograd.WithParts(tensor, map[string]int{"w": 0}))
+//
+// For graphs of package layers use layers.Builder.Training, which has it.
+//
+// A checkpoint has the whole parameters and the whole state of the solver, in shards of all ranks
+// if the data-parallel ranks divide them (vm.WithShards). Ranks with other parts, or with no parts,
+// can load it. [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each
+// element once. [DataParallel.Check] also compares what is the same on all ranks of comm.
+//
+// The ranks of comm have the same rank in the communicator of New. New, Save, Load, Check and Hash
+// are collective over both communicators. comm must stay open until Close.
+//
+// Errors: ErrArgument for a name that no parameter has, or an axis that it does not have;
+// [backend.ErrMismatch] if ranks of comm have other parameters. If comm has more than one rank,
+// Save and Load return ErrUnsupported with a compression that keeps residuals, and with solvers of
+// other packages.
+func WithParts(comm backend.Communicator, axes map[string]int) Option {
+	return func(o *options) {
+		o.once("WithParts")
+		if o.refuseNil("WithParts", "comm", comm); o.missing == nil {
+			o.parts = &parts{comm: comm, axes: axes}
+		}
+	}
+}
+
+// WithTables makes checkpoints keep tables that the ranks of the communicator of New divide. Each
+// rank saves its rows in one file; ranks of any number load them. [DataParallel.Check] and
+// Hash leave tables out, and so do files of weights alone ([SaveWeights]).
+func WithTables(tables ...Table) Option {
+	return func(o *options) {
+		o.tables = append(o.tables, tables...)
+		o.refuseNil("WithTables", "tables", tables)
+		for i := 0; i < len(o.tables) && o.missing == nil; i++ {
+			named := func(t Table) bool { return t.Name() == o.tables[i].Name() }
+			if slices.IndexFunc(o.tables, named) < i {
+				o.missing = fmt.Errorf("WithTables: %w: two tables have the name %q",
+					backend.ErrArgument, o.tables[i].Name())
+			}
+		}
+	}
+}
+
+// WithTree is an option of machines: vm.WithTree gives it to New, and Sync returns ErrUnsupported.
+// A step has n micro-batches, of which each rank runs consecutive ones ([TreeShare]), rank 0 the
+// first. All n gradients are added in the tree of [backend.Tree] and divided by n (not with
+// [WithSum]), so training gives bitwise identical results on any number of ranks.
+//
+// Between ranks a sum in a tree costs as much as any other if n/P is a power of two for P ranks.
+// Otherwise a rank's micro-batches form several branches of the tree, at most 2*log2(n): buckets
+// are that many times larger, and the rank sends all branches.
+//
+// New returns ErrArgument for numbers that TreeShare refuses, with [WithPartial] and with
+// [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type
+// in a tree ([backend.Capabilities]).
+func WithTree(n int) Option {
+	return func(o *options) {
+		o.once("WithTree")
+		o.tree, o.inTree = n, true
+	}
+}

@@ -32,7 +32,7 @@ type DataParallel struct {
 	err      error // the first error of a step, sticky
 	closed   bool
 	tape     tape
-	planned  *Buckets // of a machine, whose plan takes the place of Sync
+	planned  *trainer // whose plan takes the place of Sync, nil for none
 	averaged bool     // learnables have averages as their values: see Averaged
 	saver    checkpoint.Saver
 	elastic  bool // it exchanges for a generation of an Elastic
@@ -62,7 +62,7 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 	}
 	var d *DataParallel
 	err := residence.Bound(comm.Device(), func() (err error) {
-		d, err = start(comm, params, opts)
+		d, err = newDataParallel(comm, params, opts)
 		return err
 	})
 	if err != nil {
@@ -71,7 +71,8 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 	return d, nil
 }
 
-func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*DataParallel, error) {
+func newDataParallel(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (
+	*DataParallel, error) {
 	o := options{op: backend.Avg, first: firstBucket, rest: restBuckets, notice: toStandardError}
 	o.missing = backend.Given("autograd.New", "params", nodes, "opts", opts)
 	for _, opt := range opts {
@@ -112,10 +113,12 @@ func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string,
 	if err != nil {
 		return "", err
 	}
-	if d.tree, err = newTree(d.comm, o, d.params); err != nil {
-		return "", err
+	if o.inTree {
+		if d.tree, err = newTree(d.comm, o.tree, d.params); err != nil {
+			return "", err
+		}
 	}
-	if d.model, err = newInventory(d.params, o); err != nil {
+	if d.model, err = newInventory(d.params, o.frozen, o.random); err != nil {
 		return "", err
 	}
 	if o.compress != nil {
@@ -126,7 +129,8 @@ func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string,
 		d.gradComm = compressed
 	}
 	use.Option, use.Runs = "Sync", 1
-	d.tape = tape{DataParallel: d, unused: o.unused, use: use}
+	d.tape = tape{contents: &d.contents, notices: &d.notices, fresh: &d.fresh, unused: o.unused,
+		use: use}
 	_, stateful := d.compression() // whose residuals are of whole gradients
 	for _, p := range d.params {
 		p.apart = slices.Contains(o.apart, p.node)
@@ -138,7 +142,7 @@ func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string,
 	if d.tree != nil && o.op == backend.Avg {
 		d.scale = 1 / float64(d.tree.all)
 	}
-	return describe(d.params, o, d.compressor()) + d.model.String() +
+	return o.describe(d.params, d.compressor()) + d.model.String() +
 		strings.Join(d.tables.described(), "\n"), nil
 }
 
@@ -169,46 +173,6 @@ func (d *DataParallel) prepareBuckets() error {
 	return d.model.share(d.comm)
 }
 
-func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
-	if len(nodes) == 0 {
-		return nil, errors.New("there are no parameters")
-	}
-	params := make([]*param, len(nodes))
-	for i, n := range nodes {
-		p, err := examine(i, n)
-		if err != nil {
-			return nil, err
-		}
-		if first := slices.Index(nodes, n); first != i {
-			return nil, fmt.Errorf("%w: parameters %d and %d are the same node, %s: Gorgonia "+
-				"merges input nodes of the same name and shape", backend.ErrArgument, first, i,
-				p.name)
-		}
-		params[i] = p
-	}
-	return params, untied(params)
-}
-
-// untied returns an error if two parameters have the same memory.
-func untied(params []*param) error {
-	values := make([]backend.Buffer, len(params))
-	for i, p := range params {
-		var err error
-		if values[i], err = p.value(); err != nil {
-			return err
-		}
-		if err = residence.Present(values[i]); err != nil {
-			return fmt.Errorf("%w: the value of %v %w", backend.ErrArgument, p, err)
-		}
-	}
-	if i, k, tied := residence.Overlap(values); tied {
-		return fmt.Errorf("%w: parameters %d, %s, and %d, %s, are one tensor, which each step "+
-			"would update twice: use one node in both places",
-			backend.ErrArgument, i, params[i].name, k, params[k].name)
-	}
-	return nil
-}
-
 // broadcast gives every rank the parameters of rank 0, through the buckets.
 func (d *DataParallel) broadcast() error {
 	for _, b := range d.buckets {
@@ -218,6 +182,80 @@ func (d *DataParallel) broadcast() error {
 		}
 	}
 	return d.fresh.begin(d.params)
+}
+
+// Sync ends a step: it combines the gradients of all ranks and returns them,
+// one for each parameter in the order of New, for any solver's Step:
+//
+//	vm.RunAll()
+//	grads, err := dp.Sync()
+//	solver.Step(grads)
+//	vm.Reset()
+//
+// Gradients that hooks have not caught come from the nodes given to UseGradients, or else from
+// the parameters' Grad. Grad is set after gorgonia.Grad, with or without BindDualValues, and in
+// the lisp machine. A parameter without a gradient is an error that names it, or counts as
+// zeros with [WithUnused]. Sync zeroes the parameters' own gradients, as a solver's Step does.
+//
+// Every rank calls Sync once for each RunAll: several runs make one step in a machine of package vm
+// (vm.Accumulate, vm.WithTree). Sync waits until all buckets are reduced. The returned gradients
+// are views of the buckets: a solver may change them in place, and they are valid until the next
+// RunAll or the Close of d or of the communicator.
+//
+// Cost: one all-reduce for each bucket, which overlaps the backward pass if hooks have started it;
+// one copy of every gradient; one zeroing of each parameter without a gradient. If the communicator
+// is on a device, buckets are copied there and back.
+//
+// Errors: ErrArgument if no parameter has a gradient, if no run has computed any since the last
+// Sync (the machine was not Reset), and if a gradient does not fit its parameter; ErrUnsupported
+// with [WithTree]; those of the communicator, with rank, bucket and parameters. Errors are sticky,
+// with one exception: if package sparse is strict and a gradient is NaN or infinite, the error
+// names rank, parameter and element on all ranks, and all ranks skip the step. Residuals are
+// unchanged, and the next RunAll begins another step.
+func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
+		return nil, err
+	}
+	if d.planned != nil {
+		return nil, d.named(fmt.Errorf("%w: a vm.Machine exchanges and applies the gradients: "+
+			"leave Sync out", backend.ErrArgument))
+	}
+	err := residence.Bound(d.comm.Device(), d.tape.finishStep)
+	if errors.As(err, new(skippedStep)) {
+		d.tape.empty()
+		return nil, d.named(err)
+	} else if err != nil {
+		return nil, d.fail(err)
+	}
+	d.tape.empty()
+	d.saver.Steps++
+	return slices.Clone(d.tape.grads), nil
+}
+
+// Step ends a step: it calls [DataParallel.Sync], and the solver's Step with the gradients. Use
+// Sync itself to change the gradients in between.
+//
+//	vm.RunAll()
+//	err := dp.Step(solver)
+//	vm.Reset()
+//
+// Errors: those of Sync and of the solver; ErrUnsupported for the AdamW of Gorgonia v0.9.18,
+// which only takes gradients of its own nodes and would leave the parameters unchanged: use
+// [solver.AdamW].
+func (d *DataParallel) Step(solver gorgonia.Solver) error {
+	if err := backend.Given("DataParallel.Step", "solver", solver); err != nil {
+		return err
+	}
+	if err := supported(solver); err != nil {
+		return onRank(d.comm, "step", err)
+	}
+	grads, err := d.Sync()
+	if err != nil {
+		return err
+	}
+	return onRank(d.comm, "step", solver.Step(grads))
 }
 
 // Err returns the error that ended d, or nil. RunAll returns the errors of hooks wrapped in
@@ -268,48 +306,6 @@ func (d *DataParallel) unfinished() error {
 	return err
 }
 
-// fresh is what New has made the same on all ranks, until they exchange anything.
-type fresh struct {
-	params []*param
-	sums   []uint32 // of the parameters, by New
-}
-
-// begin notes the parameters.
-func (f *fresh) begin(params []*param) error {
-	f.params = params
-	for _, p := range params {
-		sum, err := p.checksum()
-		if err != nil {
-			return err
-		}
-		f.sums = append(f.sums, sum)
-	}
-	return nil
-}
-
-// over notes that the ranks exchange gradients or parameters.
-func (f *fresh) over() { *f = fresh{} }
-
-// apart returns an error if there are gradients, parameters have changed since New, and nothing was
-// exchanged.
-func (f *fresh) apart() error {
-	for i, p := range f.params {
-		if p.gradient() == nil {
-			continue // no graph has run
-		}
-		is, err := p.checksum()
-		if err != nil {
-			return err
-		}
-		if is != f.sums[i] {
-			return fmt.Errorf("%w: parameter %s has changed since New, and Sync was never "+
-				"called: each rank has trained alone; give solvers the gradients that Sync returns",
-				backend.ErrMismatch, p.name)
-		}
-	}
-	return nil
-}
-
 // usable returns an error if there can be no further step.
 func (d *DataParallel) usable() error {
 	if d.err != nil {
@@ -356,22 +352,52 @@ func (d *DataParallel) fail(err error) error {
 // named adds the rank to an error that has none.
 func (d *DataParallel) named(err error) error { return named(d.comm, err) }
 
-func named(comm backend.Communicator, err error) error {
-	if errors.As(err, new(*backend.Error)) {
+// Average averages the parameters of the next bucket, and the running statistics of batch norms,
+// over all ranks, if d was made with [WithPartial]; otherwise it does nothing. Call it after the
+// solver's Step, once in each step:
+//
+//	grads, err := dp.Sync()     // of this rank alone
+//	solver.Step(grads)
+//	err = dp.Average()
+//
+// After as many steps as there are buckets, each parameter has been averaged once. The parameters
+// of the averaged bucket are bitwise identical on all ranks. Average is collective. The gradients
+// that Sync has returned are not valid after it.
+//
+// Cost: one all-reduce of the bucket and two copies. The all-reduce is exact, also on a
+// communicator that compresses gradients. Errors: as from [DataParallel.Sync], and ErrArgument
+// while a step is in progress on this rank, from its first hook to Sync. After ErrArgument nothing
+// has changed, and the others wait for this rank's next call.
+func (d *DataParallel) Average() error { return d.average(1) }
+
+// AverageAll averages all parameters. Call it before a check, a checkpoint or the end of
+// training. Errors: as from Average.
+func (d *DataParallel) AverageAll() error { return d.average(len(d.buckets)) }
+
+func (d *DataParallel) average(buckets int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.usable(); err != nil {
 		return err
 	}
-	return wrapped("rank %d of %s: %w", comm.Rank(), comm.Name(), err)
-}
-
-// notices reports what a user should know, each text once: see [WithNotice].
-type notices struct {
-	notice func(text string) // nil on ranks that leave it to the first
-	said   map[string]bool
-}
-
-func (n *notices) say(text string) {
-	if n.notice != nil && !n.said[text] {
-		n.said[text] = true
-		n.notice(text)
+	if !d.partial.on {
+		return nil
 	}
+	if err := d.betweenSteps(); err != nil {
+		return d.named(err)
+	}
+	if len(d.queues) == 0 {
+		return nil
+	}
+	d.fresh.over()
+	err := residence.Bound(d.comm.Device(), func() error {
+		if err := d.partial.average(&d.reducer, buckets); err != nil {
+			return err
+		}
+		return d.model.merge(backend.Label(d.comm, backend.ForAverage))
+	})
+	if err != nil {
+		return d.fail(err)
+	}
+	return nil
 }

@@ -1,15 +1,22 @@
 package autograd
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // param is one parameter of the model.
@@ -55,8 +62,59 @@ func examine(i int, n *gorgonia.Node) (*param, error) {
 	return p, nil
 }
 
+func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
+	if len(nodes) == 0 {
+		return nil, errors.New("there are no parameters")
+	}
+	params := make([]*param, len(nodes))
+	for i, n := range nodes {
+		p, err := examine(i, n)
+		if err != nil {
+			return nil, err
+		}
+		if first := slices.Index(nodes, n); first != i {
+			return nil, fmt.Errorf("%w: parameters %d and %d are the same node, %s: Gorgonia "+
+				"merges input nodes of the same name and shape", backend.ErrArgument, first, i,
+				p.name)
+		}
+		params[i] = p
+	}
+	return params, untied(params)
+}
+
+// untied returns an error if two parameters have the same memory.
+func untied(params []*param) error {
+	values := make([]backend.Buffer, len(params))
+	for i, p := range params {
+		var err error
+		if values[i], err = p.value(); err != nil {
+			return err
+		}
+		if err = residence.Present(values[i]); err != nil {
+			return fmt.Errorf("%w: the value of %v %w", backend.ErrArgument, p, err)
+		}
+	}
+	if i, k, tied := residence.Overlap(values); tied {
+		return fmt.Errorf("%w: parameters %d, %s, and %d, %s, are one tensor, which each step "+
+			"would update twice: use one node in both places",
+			backend.ErrArgument, i, params[i].name, k, params[k].name)
+	}
+	return nil
+}
+
 // String describes p by name, dtype and shape, which ranks compare.
 func (p *param) String() string { return fmt.Sprintf("%s %v%v", p.name, p.dtype, p.shape) }
+
+// parameterPrefix begins the keys of parameters.
+const parameterPrefix = "parameter."
+
+// key names a parameter in memory, and in files of format 1.
+func (p *param) key() string {
+	return parameterPrefix + strconv.Itoa(p.index) + "." + p.node.Name()
+}
+
+// dims returns the shape as a list, empty for a scalar.
+func (p *param) dims() []int { return append([]int{}, p.shape...) }
 
 // memory returns the memory of p's value.
 func (p *param) memory() (backend.Buffer, error) {
@@ -104,9 +162,8 @@ func (p *param) present() (backend.Buffer, error) {
 	return v, err
 }
 
-// gradient returns what the last run has left for this parameter, nil if it
-// left nothing.
-func (p *param) gradient() gorgonia.Value {
+// left returns the gradient that the last run has left for this parameter, nil if it left none.
+func (p *param) left() gorgonia.Value {
 	if p.source != nil {
 		return p.source.Value()
 	}
@@ -147,4 +204,105 @@ func (p *param) checksum() (uint32, error) {
 	h := checkpoint.NewChecksum()
 	h.Write(value.Bytes())
 	return h.Sum32(), err
+}
+
+// agreeOnParams is [group.Alike], and then returns the same error on all ranks if some of them are
+// goroutines of one process and have a parameter in the same memory: they would write over each
+// other's values and gradients. Goroutines exchange addresses, processes nothing more than in
+// Alike.
+func agreeOnParams(comm backend.Communicator, description string, params []*param,
+	wrong error) error {
+	process := sha256.Sum256([]byte(rendezvous.ThisProcess()))
+	processes, err := group.Alike(comm, description, process[:8], wrong)
+	if err != nil {
+		return err
+	}
+	count := map[string]int{}
+	for _, p := range processes {
+		count[string(p)]++
+	}
+	if len(count) == len(processes) {
+		return nil
+	}
+	var note []byte
+	for _, p := range params {
+		value, err := p.value()
+		if err != nil { // examine has seen it
+			return err
+		}
+		note = binary.LittleEndian.AppendUint64(note, uint64(value.Addr()))
+	}
+	notes, err := group.OverComm(comm)(note)
+	if err != nil {
+		return err
+	}
+	owners := map[string]int{} // by process and address
+	for r, note := range notes {
+		for i := range params {
+			key := string(processes[r]) + string(note[8*i:8*i+8])
+			if owner, taken := owners[key]; taken && owner != r {
+				return fmt.Errorf("%w: ranks %d and %d, which are goroutines of one process, "+
+					"share the tensor of parameter %d, %s: build a graph and tensors for each rank",
+					backend.ErrArgument, owner, r, i, params[i].name)
+			}
+			owners[key] = r
+		}
+	}
+	return nil
+}
+
+// items returns parameters as items.
+func items(params []*param) (all []item) {
+	for _, p := range params {
+		all = append(all, item{fmt.Sprintf("parameter %v", p), p.bytes})
+	}
+	return all
+}
+
+// fresh is what New has made the same on all ranks, until they exchange anything.
+type fresh struct {
+	params []*param
+	sums   []uint32 // of the parameters, by New
+}
+
+// begin notes the parameters.
+func (f *fresh) begin(params []*param) error {
+	f.params = params
+	for _, p := range params {
+		sum, err := p.checksum()
+		if err != nil {
+			return err
+		}
+		f.sums = append(f.sums, sum)
+	}
+	return nil
+}
+
+// over notes that the ranks exchange gradients or parameters.
+func (f *fresh) over() { *f = fresh{} }
+
+// apart returns an error if there are gradients, parameters have changed since New, and nothing was
+// exchanged.
+func (f *fresh) apart() error {
+	for i, p := range f.params {
+		if p.left() == nil {
+			continue // no graph has run
+		}
+		is, err := p.checksum()
+		if err != nil {
+			return err
+		}
+		if is != f.sums[i] {
+			return fmt.Errorf("%w: parameter %s has changed since New, and Sync was never "+
+				"called: each rank has trained alone; give solvers the gradients that Sync returns",
+				backend.ErrMismatch, p.name)
+		}
+	}
+	return nil
+}
+
+// arrived records that p has its gradient.
+func (p *param) arrived() {
+	p.full = true
+	p.bucket.missing--
 }

@@ -2,50 +2,16 @@ package autograd
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"gorgonia.org/gorgonia"
-
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
-	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
-
-// WithParts declares that some parameters are parts of larger ones that the ranks of comm divide:
-// tensor parallelism. axes has the axis along which each is divided, by the name of its node; all
-// other parameters are the same on all ranks of comm. Parts may have different lengths, and are in
-// rank order.
-//
-//	vm.WithDataParallel(data, autograd.WithParts(tensor, map[string]int{"w": 0}))
-//
-// For graphs of package layers use layers.Builder.Training, which has it.
-//
-// A checkpoint has the whole parameters and the whole state of the solver, in shards of all ranks
-// if the data-parallel ranks divide them (vm.WithShards). Ranks with other parts, or with no parts,
-// can load it. [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each
-// element once. [DataParallel.Check] also compares what is the same on all ranks of comm.
-//
-// The ranks of comm have the same rank in the communicator of New. New, Save, Load, Check and Hash
-// are collective over both communicators. comm must stay open until Close.
-//
-// Errors: ErrArgument for a name that no parameter has, or an axis that it does not have;
-// [backend.ErrMismatch] if ranks of comm have other parameters. If comm has more than one rank,
-// Save and Load return ErrUnsupported with a compression that keeps residuals, and with solvers of
-// other packages.
-func WithParts(comm backend.Communicator, axes map[string]int) Option {
-	return func(o *options) {
-		o.once("WithParts")
-		if o.refuseNil("WithParts", "comm", comm); o.missing == nil {
-			o.parts = &parts{comm: comm, axes: axes}
-		}
-	}
-}
 
 // parts are what the ranks of a communicator have of the parameters that they divide. Methods may
 // be called on nil: nothing is divided.
@@ -160,13 +126,13 @@ func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 	for r := range regions {
 		regions[r] = s.regionOf(p, r)
 	}
-	whole, err := joined(s.comm, p.dtype, regions, mine)
+	whole, err := joinRegions(s.comm, p.dtype, regions, mine)
 	return stored{Shape: regions[0].Shape, Data: whole}, err
 }
 
-// joined returns the whole tensor of which the ranks have these regions. Ranks send the same number
-// of bytes.
-func joined(comm backend.Communicator, d backend.DType, regions []checkpoint.Region,
+// joinRegions returns the whole tensor of which the ranks have these regions. Ranks send the same
+// number of bytes.
+func joinRegions(comm backend.Communicator, d backend.DType, regions []checkpoint.Region,
 	mine backend.Buffer) (backend.Buffer, error) {
 	most, size := 0, d.Size()
 	for _, r := range regions {
@@ -204,70 +170,6 @@ func (s *parts) regionOf(p *param, rank int) checkpoint.Region {
 	}
 	r.N = r.Length * checkpoint.Elements(r.Shape) / r.Shape[axis]
 	return r
-}
-
-// wholeState returns the whole of the state that this rank would write, by key, unless a rank has a
-// problem. It is collective.
-func (d *contents) wholeState(state map[string]stored, by gorgonia.Solver, problem error) (
-	map[string]stored, error) {
-	s := d.parts
-	if s == nil {
-		return state, problem
-	}
-	_, err := group.Alike(s.comm, "", nil, errors.Join(problem, d.divides(by)))
-	if err != nil {
-		return nil, err
-	}
-	of := map[string]*param{}
-	for _, n := range d.tensors(by) {
-		of[n.key] = n.of
-	}
-	for _, key := range slices.Sorted(maps.Keys(state)) {
-		p := of[key]
-		if p == nil || !s.divided(p.index) {
-			continue
-		}
-		whole, err := s.join(p, state[key].Data)
-		if err != nil {
-			return nil, err
-		}
-		if len(state[key].Shape) != len(p.shape) { // the solver's have one axis
-			whole.Shape = []int{whole.Data.Len()}
-		}
-		state[key] = whole
-	}
-	return state, nil
-}
-
-// divides returns an error for a state that ranks cannot divide, where they divide it.
-func (d *contents) divides(by gorgonia.Solver) (err error) {
-	if d.parts == nil && !d.sharded {
-		return nil
-	}
-	if _, ok := d.compression(); ok {
-		err = fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: "+
-			"checkpoints cannot keep them, use f16 or bf16", backend.ErrUnsupported)
-	}
-	_, ours := solver.VectorNames(by, 0)
-	if _, vanilla := by.(*gorgonia.VanillaSolver); !ours && !vanilla {
-		err = errors.Join(fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of "+
-			"package solver", backend.ErrUnsupported, by), err)
-	}
-	return err
-}
-
-// Parts returns the communicator whose ranks divide the parameters, nil without [WithParts], and
-// whether each parameter is a part.
-func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
-	s := x.d.parts
-	if s == nil || !slices.ContainsFunc(s.lengths, func(l []int) bool { return l != nil }) {
-		return nil, nil
-	}
-	divided = make([]bool, len(x.d.params))
-	for i := range divided {
-		divided[i] = s.divided(i)
-	}
-	return s.comm, divided
 }
 
 // check returns an error if anything that must be the same on all ranks with other parts is not.

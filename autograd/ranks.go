@@ -1,9 +1,10 @@
 package autograd
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,7 +14,6 @@ import (
 	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
-	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // Agree returns an error on every rank unless all ranks pass the same description, which may have
@@ -161,51 +161,6 @@ func told(comm backend.Communicator, by group.Gatherer, numbers []float64) (all 
 	return all, err
 }
 
-// agreeOnParams is [group.Alike], and then returns the same error on all ranks if some of them are
-// goroutines of one process and have a parameter in the same memory: they would write over each
-// other's values and gradients. Goroutines exchange addresses, processes nothing more than in
-// Alike.
-func agreeOnParams(comm backend.Communicator, description string, params []*param,
-	wrong error) error {
-	process := sha256.Sum256([]byte(rendezvous.ThisProcess()))
-	processes, err := group.Alike(comm, description, process[:8], wrong)
-	if err != nil {
-		return err
-	}
-	count := map[string]int{}
-	for _, p := range processes {
-		count[string(p)]++
-	}
-	if len(count) == len(processes) {
-		return nil
-	}
-	var note []byte
-	for _, p := range params {
-		value, err := p.value()
-		if err != nil { // examine has seen it
-			return err
-		}
-		note = binary.LittleEndian.AppendUint64(note, uint64(value.Addr()))
-	}
-	notes, err := group.OverComm(comm)(note)
-	if err != nil {
-		return err
-	}
-	owners := map[string]int{} // by process and address
-	for r, note := range notes {
-		for i := range params {
-			key := string(processes[r]) + string(note[8*i:8*i+8])
-			if owner, taken := owners[key]; taken && owner != r {
-				return fmt.Errorf("%w: ranks %d and %d, which are goroutines of one process, "+
-					"share the tensor of parameter %d, %s: build a graph and tensors for each rank",
-					backend.ErrArgument, owner, r, i, params[i].name)
-			}
-			owners[key] = r
-		}
-	}
-	return nil
-}
-
 // prefix is what errors of the package begin with.
 const prefix = "autograd: "
 
@@ -220,7 +175,60 @@ func onRank(comm backend.Communicator, what string, err error) error {
 	return wrapped("rank %d of %s: %s: %w", comm.Rank(), comm.Name(), what, err)
 }
 
+func named(comm backend.Communicator, err error) error {
+	if errors.As(err, new(*backend.Error)) {
+		return err
+	}
+	return wrapped("rank %d of %s: %w", comm.Rank(), comm.Name(), err)
+}
+
 type once struct{ error }
 
 func (e once) Error() string { return prefix + strings.ReplaceAll(e.error.Error(), prefix, "") }
 func (e once) Unwrap() error { return e.error }
+
+// notices reports what a user should know, each text once: see [WithNotice].
+type notices struct {
+	notice func(text string) // nil on ranks that leave it to the first
+	said   map[string]bool
+}
+
+func (n *notices) say(text string) {
+	if n.notice != nil && !n.said[text] {
+		n.said[text] = true
+		n.notice(text)
+	}
+}
+
+// item is a part of the model that ranks compare.
+type item struct {
+	name  string
+	bytes func() ([]byte, error)
+}
+
+// alikeOn returns an error unless items are bitwise identical on all ranks of a communicator. A
+// rank with a problem, or whose items cannot be read, takes part.
+func alikeOn(comm backend.Communicator, all []item, problem error) error {
+	const size = 8 // of a hash
+	var mine []byte
+	for _, p := range all {
+		value, err := p.bytes()
+		problem = cmp.Or(problem, err)
+		sum := sha256.Sum256(value)
+		mine = append(mine, sum[:size]...)
+	}
+	notes, err := group.Alike(comm, "", mine, problem)
+	if err != nil {
+		return err
+	}
+	for r, theirs := range notes {
+		for i, p := range all {
+			at := size * i
+			if !bytes.Equal(theirs[at:at+size], notes[0][at:at+size]) {
+				return fmt.Errorf("%w: %s is not the same on rank %d as on rank 0",
+					backend.ErrMismatch, p.name, r)
+			}
+		}
+	}
+	return nil
+}

@@ -110,7 +110,7 @@ func (d *reducer) gatherShards(purpose backend.Purpose, p *param, mine backend.B
 		regions[r] = checkpoint.All([]int{p.size})
 		regions[r].From, regions[r].N = s.from, s.to-s.from
 	}
-	return joined(backend.Label(d.comm, purpose), p.dtype, regions, mine)
+	return joinRegions(backend.Label(d.comm, purpose), p.dtype, regions, mine)
 }
 
 // free frees the memory of d.
@@ -165,4 +165,49 @@ func (borrowed) Close() error { return nil }
 func (b borrowed) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
 	src backend.Buffer) (backend.Work, error) {
 	return b.Pass(q, what, count, dst, src)
+}
+
+// lend frees the memory of the buckets. It is collective: a communicator gives freed memory to its
+// device when all ranks allocate next.
+func (d *reducer) lend() error {
+	if d.memory.Len() == 0 {
+		return nil
+	}
+	err := d.comm.Free(d.memory)
+	if err == nil && d.comm.Size() > 1 {
+		// a rank that has failed meanwhile is in Agree, too
+		err = Agree(backend.Label(d.comm, backend.ForMachine), "buckets are given back", nil)
+		if err == nil {
+			_, err = d.comm.Alloc(0)
+		}
+	}
+	d.memory = backend.Buffer{}
+	for _, b := range d.buckets {
+		*b = bucket{index: b.index, params: b.params, nbytes: b.nbytes, queue: b.queue,
+			shard: b.shard, sync: b.sync}
+		for _, p := range b.params {
+			p.slot, p.view = backend.Buffer{}, nil
+		}
+	}
+	return err
+}
+
+// rotation averages the parameters of buckets in turn: see [WithPartial].
+type rotation struct {
+	on   bool
+	turn int // the bucket that comes next
+}
+
+// average averages the next buckets.
+func (r *rotation) average(d *reducer, buckets int) error {
+	for range buckets {
+		b := d.buckets[r.turn]
+		c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Exact: true,
+			State: b.slot(), Origin: b.origin(backend.ForAverage)}
+		if err := d.exchange(b, c); err != nil {
+			return err
+		}
+		r.turn = (r.turn + 1) % len(d.buckets)
+	}
+	return nil
 }

@@ -1,26 +1,20 @@
 package autograd
 
 import (
-	"bytes"
-	"encoding"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
-	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	"gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
-	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
 // contents are what a rank has of a training besides the state of its solver, and what checkpoints
@@ -36,64 +30,10 @@ type contents struct {
 	reduced string // how
 }
 
-// record describes a checkpoint.
-type record struct {
-	checkpoint.Stamp
-	Format      int    `json:"format"`
-	Ranks       int    `json:"ranks"`
-	Solver      string `json:"solver"`
-	Partial     bool   `json:"partial"`
-	Turn        int    `json:"turn"` // of partial averaging
-	Compression bool   `json:"compression"`
-	// elements, where residuals or turns belong to them
-	Buckets  []int        `json:"buckets,omitempty"`
-	Random   *randomState `json:"random,omitempty"`
-	Frozen   int          `json:"frozen,omitempty"`   // variables of WithFrozen
-	Averages int          `json:"averages,omitempty"` // running statistics of batch norms
-	Tables   []string     `json:"tables,omitempty"`   // of WithTables
-	Shards   int          `json:"shards,omitempty"`   // files of ranks that divide all of them
-	// of parameters, where buckets are compared
-	Order    []string        `json:"order,omitempty"`
-	Progress json.RawMessage `json:"progress,omitempty"`
-	origin
-
-	numbered string // the solver, as in format 1
-}
-
-// origin is missing in checkpoints of older versions.
-type origin struct {
-	Parameters   int    `json:"parameters,omitempty"`
-	Reduction    string `json:"reduction,omitempty"`
-	CompressedBy string `json:"compressed_by,omitempty"`
-}
-
-// stored is a tensor in a file.
-type stored = safetensors.Tensor
-
-// randomState is what a checkpoint has of a [Random].
-type randomState struct {
-	Seed  uint32 `json:"seed"`
-	Step  uint64 `json:"step"`
-	Found bool   `json:"found,omitempty"` // in a graph, not given by WithRandom
-}
-
-// found reports whether there are random numbers that no option asked to keep.
-func (s *randomState) found() bool { return s != nil && s.Found }
-
-// String says which random numbers a program has, whatever their step.
-func (s *randomState) String() string {
-	if s == nil {
-		return "the step of no random numbers is kept (WithRandom)"
-	}
-	return fmt.Sprintf("the seed of random numbers is %d", s.Seed)
-}
-
-const format = 2
-
 func (d *contents) record(by gorgonia.Solver) record {
 	r := record{
-		Format: format, Ranks: d.comm.Size(), Solver: solver.Kind(by), numbered: solver.Kind(by),
-		Partial: d.partial.on, Turn: d.partial.turn,
+		Format: namedFormat, Ranks: d.comm.Size(), Solver: solver.Kind(by),
+		numbered: solver.Kind(by), Partial: d.partial.on, Turn: d.partial.turn,
 		Compression: d.gradComm != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 		Tables: d.tables.described(),
@@ -113,48 +53,6 @@ func (d *contents) record(by gorgonia.Solver) record {
 		}
 	}
 	return r
-}
-
-// content returns what this rank writes of a checkpoint: copies, started on the machine's device or
-// made here, if the training goes on.
-func (d *DataParallel) content(by gorgonia.Solver, progress any, behind, onDevice bool) (
-	c checkpoint.Content, err error) {
-	r := d.record(by)
-	r.Solver = inFile(r.Solver)
-	c.Seal = func(of checkpoint.Stamp) ([]byte, error) {
-		r.Stamp = of
-		return checkpoint.Seal(r)
-	}
-	if err := d.settle(); err != nil {
-		return c, err
-	}
-	for _, op := range d.model.unkept {
-		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s, so training "+
-			"that loads it draws others: those of one nn.Random, in nn.Dropout, are kept", op))
-	}
-	first := d.saver.First()
-	if d.partial.on || d.sharded || d.comm.Rank() == 0 { // who writes it, or has parts
-		if onDevice {
-			c.Tensors, c.Fetch, err = d.planned.copies(by, first)
-		} else {
-			c.Tensors, err = d.onHost(by, first, behind)
-		}
-		if err != nil {
-			return c, err
-		}
-	}
-	own, err := d.own(d.parts.first())
-	c.Tensors = append(c.Tensors, own...)
-	if err != nil || progress == nil || !first {
-		return c, err
-	}
-	if err = leftOut(reflect.TypeOf(progress), map[reflect.Type]bool{}); err == nil {
-		r.Progress, err = json.Marshal(progress)
-	}
-	if err != nil {
-		err = fmt.Errorf("progress: %w", err)
-	}
-	return c, err
 }
 
 // onHost lists the model as the host has it, or copies if the training goes on: of what this rank
@@ -200,42 +98,6 @@ func (d *contents) mergeAverages(purpose backend.Purpose) error {
 		return nil
 	}
 	return d.model.merge(backend.Label(d.comm, purpose))
-}
-
-// leftOut returns an error for a field that JSON leaves out of a value because its name is not
-// exported: it would be zero after Load. Locks, functions and channels have nothing to keep.
-func leftOut(t reflect.Type, seen map[reflect.Type]bool) error {
-	if seen[t] || t.Implements(reflect.TypeFor[json.Marshaler]()) ||
-		t.Implements(reflect.TypeFor[encoding.TextMarshaler]()) ||
-		reflect.PointerTo(t).Implements(reflect.TypeFor[json.Marshaler]()) {
-		return nil
-	}
-	seen[t] = true
-	switch t.Kind() {
-	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-		return leftOut(t.Elem(), seen)
-	case reflect.Struct:
-		for i := range t.NumField() {
-			if err := leftOutField(t, t.Field(i), seen); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func leftOutField(t reflect.Type, f reflect.StructField, seen map[reflect.Type]bool) error {
-	kind := f.Type.Kind()
-	switch {
-	case f.Name == "_" || f.Tag.Get("json") == "-" || f.Type.PkgPath() == "sync" ||
-		kind == reflect.Func || kind == reflect.Chan:
-		return nil
-	case f.IsExported() || f.Anonymous:
-		return leftOut(f.Type, seen)
-	}
-	return fmt.Errorf("%w: JSON leaves out the field %s of %v, whose name begins with a small "+
-		"letter: capitalise it, or tag it `json:\"-\"` if a training resumes without it",
-		backend.ErrArgument, f.Name, t)
 }
 
 // ranksDiffer reports whether each rank has its own state, which a checkpoint keeps in a file for
@@ -302,17 +164,6 @@ func (d *contents) modelState(solver gorgonia.Solver) (map[string]stored, error)
 	return model, nil
 }
 
-// parameterPrefix begins the keys of parameters.
-const parameterPrefix = "parameter."
-
-// key names a parameter in memory, and in files of format 1.
-func (p *param) key() string {
-	return parameterPrefix + strconv.Itoa(p.index) + "." + p.node.Name()
-}
-
-// dims returns the shape as a list, empty for a scalar.
-func (p *param) dims() []int { return append([]int{}, p.shape...) }
-
 // stateOf returns the state of a solver, nil if it has none.
 func stateOf(by gorgonia.Solver) (solver.Stateful, error) {
 	if err := supported(by); err != nil {
@@ -328,42 +179,6 @@ func stateOf(by gorgonia.Solver) (solver.Stateful, error) {
 		fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from "+
 			"the checkpoint: use a solver of package solver, or one that is solver.Stateful",
 			backend.ErrUnsupported, by)
-}
-
-// loaded is what a rank has read of a checkpoint.
-type loaded struct {
-	record
-	model, own  map[string]stored
-	tables      []map[string]backend.Buffer
-	weightsOnly bool // all else stays as it is
-}
-
-// describe lists what the parts of the ranks must have in common: names, dtypes and shapes.
-func (l loaded) describe() string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "the checkpoint is of %v\n", l.Stamp)
-	for _, name := range slices.Sorted(maps.Keys(l.own)) {
-		shape := l.own[name].Shape
-		if strings.HasPrefix(name, tableFiles) { // whose rows ranks divide, some have one more
-			shape = shape[min(1, len(shape)):]
-		}
-		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].Data.DType(),
-			shape)
-	}
-	return s.String()
-}
-
-// readRecord reads the record of a checkpoint.
-func readRecord(dir string) (r record, err error) {
-	text, stamp, err := checkpoint.ReadRecord(dir)
-	if err != nil {
-		return r, err
-	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		return r, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
-	}
-	r.Stamp = stamp
-	return r, nil
 }
 
 // read reads what this rank needs of a checkpoint of such a program.
@@ -462,126 +277,6 @@ func (d *contents) validate(l loaded, by gorgonia.Solver, progress any) error {
 	return l.checkProgress(progress)
 }
 
-// fits returns an error for a tensor of a checkpoint that is not what a program has.
-func fits(what string, t stored, d backend.DType, shape []int) error {
-	if t.Data.DType() == d && slices.Equal(t.Shape, shape) {
-		return nil
-	}
-	return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the model the "+
-		"checkpoint's sizes, or load another checkpoint", backend.ErrArgument, what,
-		t.Data.DType(), tensor.Shape(t.Shape), d, tensor.Shape(shape))
-}
-
-// checkProgress unmarshals the progress into another value of the program's type, which must have
-// all of its fields, unless that type unmarshals itself: its method may rely on a constructor.
-func (l loaded) checkProgress(progress any) error {
-	if progress == nil {
-		return nil
-	}
-	if l.Progress == nil {
-		return fmt.Errorf("%w: the checkpoint has no progress: pass nil", backend.ErrArgument)
-	}
-	if _, own := progress.(json.Unmarshaler); own {
-		return nil
-	}
-	v := reflect.ValueOf(progress)
-	if v.Kind() == reflect.Pointer && !v.IsNil() { // else Unmarshal says that it must be
-		progress = reflect.New(v.Type().Elem()).Interface()
-	}
-	if err := l.unmarshalProgress(progress); err != nil {
-		return err
-	}
-	all := json.NewDecoder(bytes.NewReader(l.Progress))
-	all.DisallowUnknownFields()
-	if err := all.Decode(progress); err != nil {
-		return fmt.Errorf("%w: the progress that was saved has more than this program's %T (%w): "+
-			"give a renamed field its old name by a tag of json, and one that is not wanted any "+
-			"more the type json.RawMessage", backend.ErrArgument, progress, err)
-	}
-	return nil
-}
-
-func (l loaded) unmarshalProgress(progress any) error {
-	if progress == nil {
-		return nil
-	}
-	if err := json.Unmarshal(l.Progress, progress); err != nil {
-		return fmt.Errorf("progress: %w", err)
-	}
-	return nil
-}
-
-// fits returns an error if a program cannot resume from a checkpoint. want is what the program
-// would write.
-func (r record) fits(want record) error {
-	if r.origin == (origin{}) {
-		want.origin = r.origin // unknown
-	}
-	if r.Format == numberedFormat {
-		want.Format, want.Solver, want.Order = r.Format, want.numbered, r.Order
-	}
-	r.Solver = today(r.Solver)
-	if r.Random == nil && want.Random.found() || want.Random == nil && r.Random.found() {
-		r.Random, want.Random = nil, nil // sayMissing says so
-	}
-	has, wants := r.terms(), want.terms()
-	for i := range has {
-		if has[i] != wants[i] {
-			instead := "load its weights alone (WeightsOnly)"
-			if r.Parameters != want.Parameters {
-				instead = "load what both have in common (LoadWeights with NonStrict)"
-			}
-			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program "+
-				"what the checkpoint has, %s, or load another checkpoint",
-				backend.ErrArgument, has[i], wants[i], instead)
-		}
-	}
-	return r.fitsRanks(want)
-}
-
-// inFile is how a checkpoint names a kind of solver: there, solvers are of package autograd.
-func inFile(kind string) string { return strings.ReplaceAll(kind, "*solver.", "*autograd.") }
-
-// today is the kind of a solver that a checkpoint names. In older ones an SGD could be a value.
-func today(named string) string {
-	named = strings.ReplaceAll(strings.ReplaceAll(named, "*autograd.SGD", "autograd.SGD"),
-		"autograd.SGD", "*autograd.SGD")
-	return strings.ReplaceAll(named, "*autograd.", "*solver.")
-}
-
-// fitsRanks returns an error if the number of ranks has changed but must not: state that belongs to
-// one rank cannot be given to another.
-func (r record) fitsRanks(want record) error {
-	if r.Ranks == want.Ranks || len(r.Buckets) == 0 {
-		return nil
-	}
-	what := "the residuals of " + r.CompressedBy
-	if r.Partial {
-		what = "the parameters and the solver of WithPartial"
-	}
-	return fmt.Errorf("%w: the checkpoint was written by %d ranks, this program has %d, and %s "+
-		"belong to individual ranks: start the program with %d ranks (euryale run -n %d), or load "+
-		"another checkpoint",
-		backend.ErrArgument, r.Ranks, want.Ranks, what, r.Ranks, r.Ranks)
-}
-
-// terms are what a program must have in common with the checkpoints that it loads.
-func (r record) terms() []string {
-	return []string{
-		fmt.Sprintf("the format is %d", r.Format),
-		fmt.Sprintf("the solver is a %s", r.Solver),
-		fmt.Sprintf("partial averaging is %v", r.Partial),
-		fmt.Sprintf("the number of parameters is %d", r.Parameters),
-		fmt.Sprintf("the reduction is %s", r.Reduction),
-		fmt.Sprintf("gradients are compressed by %s", r.CompressedBy),
-		fmt.Sprintf("compression is %v", r.Compression),
-		fmt.Sprintf("buckets are of %v elements", r.Buckets),
-		fmt.Sprintf("the order of parameters is %s", strings.Join(r.Order, ", ")),
-		r.Random.String(),
-		fmt.Sprintf("tables are %q", r.Tables),
-	}
-}
-
 // apply restores everything that was read.
 func (d *contents) apply(l loaded, solver gorgonia.Solver, progress any) error {
 	if err := d.applyState(l, solver); err != nil {
@@ -630,4 +325,260 @@ func buffers(tensors map[string]stored) map[string]backend.Buffer {
 		all[name] = t.Data
 	}
 	return all
+}
+
+// gatherParams gives all ranks the whole parameters after each has loaded its shard.
+func (d *contents) gatherParams() error {
+	for _, p := range d.params {
+		if !d.sharded {
+			break
+		}
+		value, err := p.value()
+		if err != nil {
+			return err
+		}
+		all, err := d.gatherShards(backend.ForLoad, p, d.regionOf(p).Of(value))
+		if err != nil {
+			return err
+		}
+		copy(value.Bytes(), all.Bytes())
+	}
+	return nil
+}
+
+// regionOf returns which elements this rank keeps of a parameter, and of what belongs to it element
+// by element.
+func (d *contents) regionOf(p *param) checkpoint.Region {
+	r := checkpoint.All(p.dims())
+	if d.parts != nil {
+		r = d.parts.regionOf(p, d.parts.comm.Rank())
+	}
+	if d.sharded {
+		s := d.shardOf(p, d.comm.Rank())
+		r.From, r.N = s.from, s.to-s.from
+	}
+	return r
+}
+
+// wholeState returns the whole of the state that this rank would write, by key, unless a rank has a
+// problem. It is collective.
+func (d *contents) wholeState(state map[string]stored, by gorgonia.Solver, problem error) (
+	map[string]stored, error) {
+	s := d.parts
+	if s == nil {
+		return state, problem
+	}
+	_, err := group.Alike(s.comm, "", nil, errors.Join(problem, d.divides(by)))
+	if err != nil {
+		return nil, err
+	}
+	of := map[string]*param{}
+	for _, n := range d.tensors(by) {
+		of[n.key] = n.of
+	}
+	for _, key := range slices.Sorted(maps.Keys(state)) {
+		p := of[key]
+		if p == nil || !s.divided(p.index) {
+			continue
+		}
+		whole, err := s.join(p, state[key].Data)
+		if err != nil {
+			return nil, err
+		}
+		if len(state[key].Shape) != len(p.shape) { // the solver's have one axis
+			whole.Shape = []int{whole.Data.Len()}
+		}
+		state[key] = whole
+	}
+	return state, nil
+}
+
+// divides returns an error for a state that ranks cannot divide, where they divide it.
+func (d *contents) divides(by gorgonia.Solver) (err error) {
+	if d.parts == nil && !d.sharded {
+		return nil
+	}
+	if _, ok := d.compression(); ok {
+		err = fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: "+
+			"checkpoints cannot keep them, use f16 or bf16", backend.ErrUnsupported)
+	}
+	_, ours := solver.VectorNames(by, 0)
+	if _, vanilla := by.(*gorgonia.VanillaSolver); !ours && !vanilla {
+		err = errors.Join(fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of "+
+			"package solver", backend.ErrUnsupported, by), err)
+	}
+	return err
+}
+
+// tensors returns the names of all tensors of the model, and of the vectors that a solver keeps for
+// parameters. Everything else is the solver's.
+func (d *contents) tensors(by gorgonia.Solver) []namedTensor {
+	all := d.model.tensors()
+	for i, p := range d.params {
+		keys, _ := solver.VectorNames(by, i)
+		for _, key := range keys {
+			kept := checkpoint.SolverPrefix + key[:strings.LastIndex(key, ".")]
+			all = append(all, namedTensor{key: key, file: kept + "/" + p.node.Name(),
+				shape: []int{d.regionOf(p).N}, dtype: p.dtype, of: p})
+		}
+	}
+	return all
+}
+
+// listed returns tensors of the model and the solver, given by key, as a checkpoint keeps them: in
+// the order of their keys, and where ranks divide them, what this rank has.
+func (d *contents) listed(state map[string]stored, by gorgonia.Solver) (
+	list []checkpoint.Tensor) {
+	named := map[string]namedTensor{}
+	for _, n := range d.tensors(by) {
+		named[n.key] = n
+	}
+	if d.stepsSome(state, by) {
+		for _, n := range d.tensors(by)[len(d.model.tensors()):] {
+			delete(named, n.key)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(state)) {
+		n, t := named[key], state[key]
+		c := checkpoint.Whole(cmp.Or(n.file, checkpoint.SolverPrefix+key), t.Shape, t.Data,
+			checkpoint.Common)
+		c.Constant = n.constant
+		if d.partial.on {
+			c.Merge = checkpoint.Each
+		}
+		if n.of != nil && d.sharded {
+			c.Region = d.regionOf(n.of)
+			c.Shape, c.Data = []int{c.Region.N}, c.Region.Of(t.Data)
+			if d.parts.first() || d.parts.divided(n.of.index) { // others have the same
+				c.Merge = checkpoint.Divided
+			}
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// stepsSome reports whether a solver has been given only some of the parameters, which is allowed:
+// then its keys count only these.
+func (d *contents) stepsSome(state map[string]stored, by gorgonia.Solver) bool {
+	if _, groups := by.(*solver.Groups); groups {
+		return false // of all
+	}
+	keys, _ := solver.VectorNames(by, len(d.params)-1)
+	if len(keys) == 0 {
+		return false
+	}
+	_, all := state[keys[0]]
+	return !all
+}
+
+// wanted returns what this rank wants of a checkpoint, and the function that gives tensors there
+// their keys in this program.
+func (d *contents) wanted(l loaded, by gorgonia.Solver) (checkpoint.Wanted,
+	func(name string) string) {
+	keys := map[string]string{}
+	keyOf := func(name string) string {
+		return cmp.Or(keys[name], strings.TrimPrefix(name, checkpoint.SolverPrefix))
+	}
+	if l.Format == numberedFormat {
+		keyOf = func(name string) string { return name }
+	}
+	want := checkpoint.Wanted{Rest: func(name string) bool {
+		return !l.weightsOnly || numberedAverage(keyOf(name)) != ""
+	}}
+	if l.weightsOnly {
+		by = nil
+	}
+	for _, n := range d.tensors(by) {
+		t := checkpoint.Whole(n.file, n.shape, residence.Zeros(n.dtype, 0), checkpoint.Common)
+		if t.Constant = n.constant; n.of != nil {
+			t.Region = d.regionOf(n.of)
+		}
+		if keys[n.file] = n.key; l.Format == numberedFormat {
+			t.Name = n.key
+		}
+		want.Tensors = append(want.Tensors, t)
+	}
+	return want, keyOf
+}
+
+// supported returns an error for a solver that would train nothing.
+func supported(solver gorgonia.Solver) error {
+	if _, ok := solver.(*gorgonia.AdamW); ok {
+		return fmt.Errorf("%w: Gorgonia's AdamW only takes gradients of its own nodes and would "+
+			"leave the parameters unchanged: use solver.AdamW", backend.ErrUnsupported)
+	}
+	return nil
+}
+
+// piecesOf returns the pieces that a checkpoint has, without kinds of which it has none.
+func (v *inventory) piecesOf(r record) (all []piece) {
+	if r.Frozen > 0 {
+		all = append(all, v.frozen...)
+	}
+	if r.Averages > 0 {
+		all = append(all, v.averages...)
+	}
+	return all
+}
+
+// missing says what stays as it is because a checkpoint does not have it.
+func (v *inventory) missing(r record) (texts []string) {
+	why := "the checkpoint has no %s (an older version wrote it, or a program without " +
+		"them): this program keeps its own"
+	if len(v.averages) > 0 && r.Averages == 0 {
+		texts = append(texts, fmt.Sprintf(why+", so train before you evaluate",
+			"running statistics of batch norms"))
+	}
+	if len(v.frozen) > 0 && r.Frozen == 0 {
+		texts = append(texts, fmt.Sprintf(why, "frozen parameters"))
+	}
+	if v.random != nil && r.Random == nil {
+		texts = append(texts, fmt.Sprintf(why, "step of random numbers"))
+	}
+	return texts
+}
+
+// fits returns an error if a checkpoint has other pieces.
+func (v *inventory) fits(l loaded) error {
+	if err := v.rename(l.model, func(p piece) string { return p.key }); err != nil {
+		return err
+	}
+	for _, n := range []struct {
+		what      string
+		has, want int
+	}{
+		{"frozen parameters (WithFrozen)", l.Frozen, len(v.frozen)},
+		{"running statistics of batch norms", l.Averages, len(v.averages)},
+	} {
+		if n.has != n.want && n.has > 0 {
+			return fmt.Errorf("%w: the checkpoint has %d %s, and this program %d: build the same "+
+				"graph before Load, or load another checkpoint", backend.ErrArgument, n.has, n.what,
+				n.want)
+		}
+	}
+	for _, p := range v.piecesOf(l.record) {
+		t, ok := l.model[p.key]
+		if !ok {
+			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the "+
+				"same names", backend.ErrArgument, p.name, p.file)
+		}
+		_, err := p.memory()
+		if err = cmp.Or(fits(p.name, t, p.dtype, p.shape), err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restore gives the pieces what a checkpoint has of them.
+func (v *inventory) restore(l loaded) error {
+	for _, p := range v.piecesOf(l.record) {
+		memory, err := p.memory()
+		if err != nil {
+			return err
+		}
+		copy(memory.Bytes(), l.model[p.key].Data.Bytes())
+	}
+	return nil
 }

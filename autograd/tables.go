@@ -3,7 +3,6 @@ package autograd
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
@@ -24,23 +23,6 @@ type Table interface {
 	SetState(map[string]backend.Buffer) error
 }
 
-// WithTables makes checkpoints keep tables that the ranks of the communicator of New divide. Each
-// rank saves its rows in one file; ranks of any number load them. [DataParallel.Check] and
-// Hash leave tables out, and so do files of weights alone ([SaveWeights]).
-func WithTables(tables ...Table) Option {
-	return func(o *options) {
-		o.tables = append(o.tables, tables...)
-		o.refuseNil("WithTables", "tables", tables)
-		for i := 0; i < len(o.tables) && o.missing == nil; i++ {
-			named := func(t Table) bool { return t.Name() == o.tables[i].Name() }
-			if slices.IndexFunc(o.tables, named) < i {
-				o.missing = fmt.Errorf("WithTables: %w: two tables have the name %q",
-					backend.ErrArgument, o.tables[i].Name())
-			}
-		}
-	}
-}
-
 // tables are what one of the ranks that divide their rows has.
 type tables struct {
 	all         []Table
@@ -55,9 +37,6 @@ func (d tables) described() (all []string) {
 	}
 	return all
 }
-
-// tableFiles begins the names of what tables have in files.
-const tableFiles = "table/"
 
 // tablePrefix begins those of a table: "table/items/", and the name there.
 func tablePrefix(t Table) string { return tableFiles + t.Name() + "/" }

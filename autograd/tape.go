@@ -19,96 +19,15 @@ import (
 // tape makes the steps of Gorgonia's machines. A step is one run: the machine leaves gradients at
 // nodes, or hooks catch them, and Sync exchanges them. Machines of package vm have [Buckets].
 type tape struct {
-	*DataParallel
+	*contents
+	*notices
+	fresh    *fresh
 	unused   bool                    // parameters without a gradient count as zeros
 	grads    []gorgonia.ValueGrad    // what Sync returns
 	use      terms.Use               // of graphs of package layers
 	leaving  int                     // the first bucket that has not left in this step
 	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
-}
-
-// Sync ends a step: it combines the gradients of all ranks and returns them,
-// one for each parameter in the order of New, for any solver's Step:
-//
-//	vm.RunAll()
-//	grads, err := dp.Sync()
-//	solver.Step(grads)
-//	vm.Reset()
-//
-// Gradients that hooks have not caught come from the nodes given to UseGradients, or else from
-// the parameters' Grad. Grad is set after gorgonia.Grad, with or without BindDualValues, and in
-// the lisp machine. A parameter without a gradient is an error that names it, or counts as
-// zeros with [WithUnused]. Sync zeroes the parameters' own gradients, as a solver's Step does.
-//
-// Every rank calls Sync once for each RunAll: several runs make one step in a machine of package vm
-// (vm.Accumulate, vm.WithTree). Sync waits until all buckets are reduced. The returned gradients
-// are views of the buckets: a solver may change them in place, and they are valid until the next
-// RunAll or the Close of d or of the communicator.
-//
-// Cost: one all-reduce for each bucket, which overlaps the backward pass if hooks have started it;
-// one copy of every gradient; one zeroing of each parameter without a gradient. If the communicator
-// is on a device, buckets are copied there and back.
-//
-// Errors: ErrArgument if no parameter has a gradient, if no run has computed any since the last
-// Sync (the machine was not Reset), and if a gradient does not fit its parameter; ErrUnsupported
-// with [WithTree]; those of the communicator, with rank, bucket and parameters. Errors are sticky,
-// with one exception: if package sparse is strict and a gradient is NaN or infinite, the error
-// names rank, parameter and element on all ranks, and all ranks skip the step. Residuals are
-// unchanged, and the next RunAll begins another step.
-func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.usable(); err != nil {
-		return nil, err
-	}
-	if d.planned != nil {
-		return nil, d.named(fmt.Errorf("%w: a vm.Machine exchanges and applies the gradients: "+
-			"leave Sync out", backend.ErrArgument))
-	}
-	err := residence.Bound(d.comm.Device(), d.tape.finishStep)
-	if errors.As(err, new(skippedStep)) {
-		d.tape.empty()
-		return nil, d.named(err)
-	} else if err != nil {
-		return nil, d.fail(err)
-	}
-	d.tape.empty()
-	d.saver.Steps++
-	return slices.Clone(d.tape.grads), nil
-}
-
-// Step ends a step: it calls [DataParallel.Sync], and the solver's Step with the gradients. Use
-// Sync itself to change the gradients in between.
-//
-//	vm.RunAll()
-//	err := dp.Step(solver)
-//	vm.Reset()
-//
-// Errors: those of Sync and of the solver; ErrUnsupported for the AdamW of Gorgonia v0.9.18,
-// which only takes gradients of its own nodes and would leave the parameters unchanged: use
-// [solver.AdamW].
-func (d *DataParallel) Step(solver gorgonia.Solver) error {
-	if err := backend.Given("DataParallel.Step", "solver", solver); err != nil {
-		return err
-	}
-	if err := supported(solver); err != nil {
-		return onRank(d.comm, "step", err)
-	}
-	grads, err := d.Sync()
-	if err != nil {
-		return err
-	}
-	return onRank(d.comm, "step", solver.Step(grads))
-}
-
-// supported returns an error for a solver that would train nothing.
-func supported(solver gorgonia.Solver) error {
-	if _, ok := solver.(*gorgonia.AdamW); ok {
-		return fmt.Errorf("%w: Gorgonia's AdamW only takes gradients of its own nodes and would "+
-			"leave the parameters unchanged: use solver.AdamW", backend.ErrUnsupported)
-	}
-	return nil
 }
 
 // finishStep starts the buckets that have not left, and waits for all.
@@ -155,6 +74,24 @@ func (d *tape) prepare() error {
 	err := d.model.find()
 	d.prepared = err == nil
 	return err
+}
+
+// bypassed returns an error if the graph uses a parameter beside its hook: that part of the
+// gradient would be lost.
+func (p *param) bypassed() error {
+	if p.hooked == nil {
+		return nil
+	}
+	users := p.node.Graph().To(p.node.ID())
+	for users.Next() {
+		user := users.Node().(*gorgonia.Node)
+		if op, ok := user.Op().(gorgonia.SDOp); ok && user != p.hooked &&
+			slices.Contains(op.DiffWRT(op.Arity()), true) {
+			return fmt.Errorf("%w: %v has a hook, but %v uses it directly: use what Hook "+
+				"returned everywhere", backend.ErrArgument, p, user.Op())
+		}
+	}
+	return nil
 }
 
 // tellUntrained reports variables with a gradient that are neither parameters nor frozen, and whose
@@ -218,7 +155,7 @@ func (d *tape) reached() (map[*param]gorgonia.Value, error) {
 			continue
 		}
 		if p.hooked == nil {
-			if g := p.gradient(); g != nil {
+			if g := p.left(); g != nil {
 				left[p] = g
 			}
 		}
@@ -248,12 +185,6 @@ func (d *tape) takeGradient(p *param, g gorgonia.Value) error {
 	}
 	p.arrived()
 	return nil
-}
-
-// arrived records that p has its gradient.
-func (p *param) arrived() {
-	p.full = true
-	p.bucket.missing--
 }
 
 // depart starts the all-reduces of full buckets. Buckets leave in layout order, whatever the
@@ -388,7 +319,7 @@ func (p *param) zero(g gorgonia.Value) {
 // computed returns an error if all gradients are as clear has left them.
 func (d *tape) computed() error {
 	for _, p := range d.params {
-		if p.hooked != nil || p.cleared == nil || p.gradient() != p.cleared {
+		if p.hooked != nil || p.cleared == nil || p.left() != p.cleared {
 			return nil
 		}
 		memory, _, err := residence.Floats(p.cleared)

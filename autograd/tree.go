@@ -10,25 +10,6 @@ import (
 	"github.com/euryale-ml/euryale/internal/sumtree"
 )
 
-// WithTree is an option of machines: vm.WithTree gives it to New, and Sync returns ErrUnsupported.
-// A step has n micro-batches, of which each rank runs consecutive ones ([TreeShare]), rank 0 the
-// first. All n gradients are added in the tree of [backend.Tree] and divided by n (not with
-// [WithSum]), so training gives bitwise identical results on any number of ranks.
-//
-// Between ranks a sum in a tree costs as much as any other if n/P is a power of two for P ranks.
-// Otherwise a rank's micro-batches form several branches of the tree, at most 2*log2(n): buckets
-// are that many times larger, and the rank sends all branches.
-//
-// New returns ErrArgument for numbers that TreeShare refuses, with [WithPartial] and with
-// [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type
-// in a tree ([backend.Capabilities]).
-func WithTree(n int) Option {
-	return func(o *options) {
-		o.once("WithTree")
-		o.tree, o.inTree = n, true
-	}
-}
-
 // TreeShare returns which of n micro-batches a rank runs in a step with [WithTree]: share of them,
 // from number first on. Shares differ by at most one, and the first ranks have the larger ones.
 //
@@ -86,23 +67,14 @@ type tree struct {
 	splits   []int // the shares of all ranks; nil if each is one branch, all of the same size
 }
 
-// newTree returns the tree that options ask for, nil for none.
-func newTree(comm backend.Communicator, o options, params []*param) (*tree, error) {
-	if !o.inTree {
-		return nil, nil
-	}
+// newTree returns the tree of n micro-batches.
+func newTree(comm backend.Communicator, n int, params []*param) (*tree, error) {
 	P := comm.Size()
-	first, share, err := TreeShare(o.tree, comm.Rank(), P)
-	switch {
-	case err != nil:
+	first, share, err := TreeShare(n, comm.Rank(), P)
+	if err != nil {
 		return nil, fmt.Errorf("WithTree: %w", err)
-	case o.partial || o.compress != nil:
-		return nil, fmt.Errorf("WithTree: %w: with WithPartial ranks have no common sum, and "+
-			"with WithCompression it depends on what each rank has rounded: leave them out",
-			backend.ErrArgument)
 	}
-	t := &tree{all: o.tree, branches: sumtree.Branches(nil, first, share, o.tree),
-		most: 1}
+	t := &tree{all: n, branches: sumtree.Branches(nil, first, share, n), most: 1}
 	if shares := backend.Even(t.all, P); P > 1 && (t.all%P > 0 || bits.OnesCount(uint(share)) > 1) {
 		t.splits = shares
 	}

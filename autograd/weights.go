@@ -95,7 +95,7 @@ func ReadWeights(path string) (map[string]*tensor.Dense, error) {
 		if strings.HasPrefix(name, checkpoint.SolverPrefix) || err != nil {
 			continue
 		}
-		if weights[name], err = dense(t); err != nil {
+		if weights[name], err = tensorOf(t); err != nil {
 			err = fmt.Errorf("tensor %q: %w", name, err)
 		}
 	}
@@ -130,8 +130,8 @@ func ReadProgress(path string, progress any) error {
 	return nil
 }
 
-// dense returns a tensor of Gorgonia.
-func dense(t stored) (*tensor.Dense, error) {
+// tensorOf returns a tensor of Gorgonia.
+func tensorOf(t stored) (*tensor.Dense, error) {
 	var data any
 	switch d := t.Data.DType(); d {
 	case backend.F64:
@@ -198,16 +198,6 @@ func loadOptionsOf(opts []LoadOption) loadOptions {
 		}
 	}
 	return o
-}
-
-// ofWeights returns the record of this program with the weights that r describes.
-func (r record) ofWeights(program record) record {
-	program.Format, program.Frozen, program.Averages = r.Format, r.Frozen, r.Averages
-	program.Progress, program.Stamp, program.Shards = r.Progress, r.Stamp, r.Shards
-	if program.Parameters = r.Parameters; r.Parameters == 0 { // of an older version
-		program.origin = origin{}
-	}
-	return program
 }
 
 // weights returns the tensors of a file for variables.
