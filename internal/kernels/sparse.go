@@ -2,11 +2,9 @@ package kernels
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/kernels/simd"
 )
 
 // Sparse is the arithmetic of package backend/compress/sparse: it selects the large elements of
@@ -160,140 +158,7 @@ func (c Check) NotFinite(note, x backend.Buffer) error {
 	return c.checkDevice("notfinite", note, x)
 }
 
-var _ Sparse = Host{}
-
-// SelectScratch implements [Sparse].
-func (Host) SelectScratch(*Selection) int { return 0 }
-
-// Select implements [Sparse]. It defines the meaning, and serves fake devices. Package
-// backend/compress/sparse has a faster one for the host.
-func (Host) Select(s *Selection) error {
-	if err := (Check{}).Select(s); err != nil {
-		return err
-	}
-	head := backend.View[int64](s.Out.Head)
-	head[0], head[1], head[2] = s.Fingerprint, 0, 0
-	if slices.ContainsFunc(backend.View[int64](s.Notes), func(note int64) bool {
-		return note != 0
-	}) {
-		return nil
-	}
-	v := backend.View[float32](s.Residual)
-	if v == nil {
-		v = slices.Clone(backend.View[float32](s.X))
-	} else if err := (Host{}).Reduce(backend.Sum, s.Residual, s.Residual, s.X); err != nil {
-		return err
-	}
-	above, ties := s.Above, 0
-	if s.K > 0 {
-		above, ties = kthMagnitude(v, s.K)
-	}
-	dense := backend.View[float32](s.Dense)
-	clear(dense)
-	for i, x := range v {
-		m := magnitude(x)
-		if m < above || m == above && ties == 0 {
-			continue
-		}
-		if m == above {
-			ties--
-		}
-		head[1]++
-		at := int(head[2])
-		y, sent := narrowed(x, s.Out.Values.DType(), s.Saturate)
-		switch {
-		case dense != nil:
-			dense[i] = y
-		case at < s.Out.Values.Len():
-			setElement(s.Out.Values, at, sent)
-			backend.View[int32](s.Out.Index)[at] = int32(i)
-			head[2]++
-		default:
-			continue
-		}
-		if v[i] = x - y; y-y != 0 {
-			v[i] = 0
-		}
-	}
-	return nil
-}
-
-func magnitude(x float32) uint32 { return math.Float32bits(x) &^ (1 << 31) }
-
-// kthMagnitude returns the k-th largest magnitude, and how many of the k are equal
-// to it.
-func kthMagnitude(v []float32, k int) (kth uint32, ties int) {
-	all := make([]uint32, len(v))
-	for i, x := range v {
-		all[i] = magnitude(x)
-	}
-	slices.Sort(all)
-	all = all[len(all)-k:]
-	first, _ := slices.BinarySearch(all, all[0]+1)
-	return all[0], first
-}
-
-// narrowed returns x as a type holds it, and the bits of that.
-func narrowed(x float32, d backend.DType, saturate bool) (y float32, bits uint32) {
-	clip := func(h, infinite uint16) uint16 {
-		if saturate && h&0x7fff == infinite && x-x == 0 {
-			h--
-		}
-		return h
-	}
-	switch d {
-	case backend.F16:
-		h := clip(simd.NarrowF16(x), 0x7c00)
-		return simd.WidenF16(h), uint32(h)
-	case backend.BF16:
-		h := clip(simd.NarrowBF16(x), 0x7f80)
-		return math.Float32frombits(uint32(h) << 16), uint32(h)
-	}
-	return x, math.Float32bits(x)
-}
-
-// setElement sets element i of values.
-func setElement(values backend.Buffer, i int, bits uint32) {
-	if values.DType() == backend.F32 {
-		backend.View[float32](values)[i] = math.Float32frombits(bits)
-		return
-	}
-	backend.View[backend.Float16](values.As(backend.F16))[i] = backend.Float16(bits)
-}
-
-// Combine implements [Sparse].
-func (Host) Combine(dst backend.Buffer, m Messages, divisor int) error {
-	if err := (Check{}).Combine(dst, m, divisor); err != nil {
-		return err
-	}
-	sums := make([]float32, dst.Len())
-	for r := range m.Ranks {
-		message := m.All.Slice(r*m.NBytes, (r+1)*m.NBytes)
-		sent := backend.View[int64](message.Slice(0, 8*HeadWords).As(backend.I64))[2]
-		n := int(min(uint64(sent), uint64(m.Capacity)))
-		index := backend.View[int32](message.Slice(m.Index, m.Index+4*n).As(backend.I32))
-		values := make([]float32, n)
-		if err := (Host{}).Cast(backend.Of(values),
-			message.Slice(m.Values, m.Values+n*m.DType.Size()).As(m.DType)); err != nil {
-			return err
-		}
-		for j, i := range index {
-			if uint(i) < uint(len(sums)) {
-				sums[i] += values[j]
-			}
-		}
-	}
-	if divisor != 1 {
-		for i, x := range sums {
-			if x != 0 {
-				sums[i] = x / float32(divisor)
-			}
-		}
-	}
-	return Host{}.Cast(dst, backend.Of(sums))
-}
-
-// NotFinite implements [Sparse].
+// NotFinite does what [Sparse] says.
 func (Host) NotFinite(note, x backend.Buffer) error {
 	if err := (Check{}).NotFinite(note, x); err != nil {
 		return err

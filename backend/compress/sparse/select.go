@@ -14,8 +14,8 @@ import (
 // gradient are 32 KiB.
 const block = 4096
 
-// selector selects elements of host memory and adds up messages, as [kernels.Host] does but
-// many times faster. It is used by one call after the other.
+// selector selects elements of host memory and adds up messages. It is used by one call after the
+// other.
 type selector struct {
 	rounder
 	search

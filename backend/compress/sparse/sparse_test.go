@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
@@ -1148,7 +1149,7 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 		results := make([][]byte, 2)
 		for i, do := range []func(*kernels.Selection){
 			func(s *kernels.Selection) {
-				require.NoError(t, (kernels.Host{}).Select(s))
+				require.NoError(t, reference.Select(s))
 			},
 			func(s *kernels.Selection) { new(selector).run(s) },
 		} {
@@ -1164,7 +1165,7 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 			do(&own)
 			y := make([]float64, n)
 			if i == 0 {
-				require.NoError(t, (kernels.Host{}).Combine(backend.Of(y), l.messages(memory, 1),
+				require.NoError(t, reference.Combine(backend.Of(y), l.messages(memory, 1),
 					3))
 			} else {
 				new(selector).combine(backend.Of(y), l.messages(memory, 1), 3)

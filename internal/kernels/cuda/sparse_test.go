@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 )
 
 // selection is a case of a Select, on both sides.
@@ -159,7 +160,7 @@ func (b *bench) selects(c selection) {
 	onDevice.Scratch = b.alloc(backend.U8, b.device.SelectScratch(onDevice), 0).device
 	b.used = guarded
 	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Select(onDevice),
-		b.host.Select(onHost)); err != nil {
+		reference.Select(onHost)); err != nil {
 		b.t.Fatalf("%v: %v", c, err)
 	}
 	b.compare(c, residual, x, values)
@@ -238,7 +239,7 @@ func (b *bench) combines(c combination) {
 	onHost, onDevice := m, m
 	onHost.All, onDevice.All = all.host, all.device
 	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Combine(dst.device, onDevice,
-		c.divisor), b.host.Combine(dst.host, onHost, c.divisor)); err != nil {
+		c.divisor), reference.Combine(dst.host, onHost, c.divisor)); err != nil {
 		b.t.Fatalf("%v: %v", c, err)
 	}
 	b.compare(c, dst)
