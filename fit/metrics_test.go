@@ -170,7 +170,7 @@ func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
 			backend.ErrArgument)
 	}
 	got, err := fit.Evaluate(autograd.Solo(), m, d, fit.Perplexity())
-	require.Check(t, err == nil && len(got) <= 0, "perplexity without a loss: %v, %v", got, err)
+	require.Check(t, err == nil && len(got) == 0, "perplexity without a loss: %v, %v", got, err)
 	refused("two scores for a sample", fit.AUC(x, y))
 	refused("a small matrix", fit.Confusion([][]int{{0}}, x, y))
 	refused("no square", fit.Confusion([][]int{{0, 0}, {0, 0, 0}}, x, y))

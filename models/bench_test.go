@@ -86,9 +86,8 @@ func generateFor(b *testing.B, g *models.Generator, prompts [][]int,
 			}
 			return nil
 		}))
-	if n != tokens*len(prompts) {
-		b.Fatalf("%d tokens, want %d of each of %d prompts", n, tokens, len(prompts))
-	}
+	require.That(b, n == tokens*len(prompts), "%d tokens, want %d of each of %d prompts", n, tokens,
+		len(prompts))
 	return first.Sub(begin), time.Since(first)
 }
 

@@ -180,9 +180,7 @@ func TestAnglesThatGrowAreRefusedInGeneration(t *testing.T) {
 		if err == nil {
 			err = g.Close()
 		}
-		if (err != nil) != refused {
-			t.Errorf("a context of %d: %v", context, err)
-		}
+		require.Check(t, (err != nil) == refused, "a context of %d: %v", context, err)
 	}
 }
 
@@ -253,9 +251,8 @@ func TestSavedAdaptersOfAllKindsAreLoaded(t *testing.T) {
 			}
 			require.NoError(t, err)
 		}
-		if !reflect.DeepEqual(was, is) {
-			t.Errorf("%v: the configuration is %v, was %v", c, is, was)
-		}
+		require.Check(t, reflect.DeepEqual(was, is), "%v: the configuration is %v, was %v", c, is,
+			was)
 	}
 }
 
@@ -321,9 +318,8 @@ func TestDropoutIsOnInTrainingAlone(t *testing.T) {
 				continue
 			}
 			dropped := logits(0.4, adapter, one, true)
-			if closeTo("dropout", dropped, logits(0.4, adapter, one, false)) == nil {
-				t.Errorf("%s %s: nothing is dropped in training", folder, adapter)
-			}
+			require.Check(t, closeTo("dropout", dropped, logits(0.4, adapter, one, false)) != nil,
+				"%s %s: nothing is dropped in training", folder, adapter)
 			for _, s := range layouts[2:] {
 				if err := closeTo("logits", logits(0.4, adapter, s, true), dropped); err != nil {
 					t.Errorf("%s %s, %v: %v", folder, adapter, s, err)
@@ -397,17 +393,14 @@ func TestAnotherHeadIsKept(t *testing.T) {
 		configured("tie_word_embeddings", true)(t, dir)
 		rewritten(change)(t, dir)
 		m := load(t, dir)
-		if m.Tied != (what != "another head") {
-			t.Errorf("%s: tied %v", what, m.Tied)
-		}
+		require.Equal(t, fmt.Sprintf("%s: tied", what), m.Tied, what != "another head")
 		weights, out := learned(t, m), filepath.Join(t.TempDir(), "out")
 		if err := m.Save(out, weights); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
 		again := load(t, out)
-		if again.Tied != m.Tied {
-			t.Errorf("%s: it is tied %v when it is saved", what, again.Tied)
-		}
+		require.Check(t, again.Tied == m.Tied, "%s: it is tied %v when it is saved", what,
+			again.Tied)
 		for name, x := range learned(t, again) {
 			if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
 				t.Errorf("%s: %s has other values", what, name)

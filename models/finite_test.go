@@ -36,9 +36,7 @@ func stored(t *testing.T, folder string, d backend.DType) (dir string) {
 	if err == nil {
 		err = safetensors.Write(f, all, nil)
 	}
-	if err != nil || f.Close() != nil {
-		t.Fatal(err)
-	}
+	require.That(t, err == nil && f.Close() == nil, "%v", err)
 	return dir
 }
 

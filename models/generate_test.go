@@ -87,9 +87,7 @@ func greedyTokens(t *testing.T, d backend.Device, tokens int) {
 			}
 			for range 3 {
 				got := generated(t, g, models.Sampling{Max: tokens, Stop: []int{}}, prompts...)
-				if fmt.Sprint(got) != fmt.Sprint(want) {
-					t.Fatalf("%v, want %v", got, want)
-				}
+				require.That(t, fmt.Sprint(got) == fmt.Sprint(want), "%v, want %v", got, want)
 			}
 		})
 	}
@@ -110,9 +108,8 @@ func choosesAsTheHost(t *testing.T, d backend.Device, folders ...string) {
 			prompts := [][]int{tokens[0][:3], tokens[1][:7], tokens[0][5:6]}
 			there := generated(t, g, models.Sampling{Max: 12}, prompts...)
 			here := generated(t, g, models.Sampling{Max: 12, Temperature: 1, TopK: 1}, prompts...)
-			if fmt.Sprint(there) != fmt.Sprint(here) {
-				t.Errorf("%s in %v: %v, on the host %v", folder, p, there, here)
-			}
+			require.Check(t, fmt.Sprint(there) == fmt.Sprint(here), "%s in %v: %v, on the host %v",
+				folder, p, there, here)
 		}
 	}
 }
@@ -169,9 +166,7 @@ func rowsAreThoseOfPromptsAlone(t *testing.T, folder string, d backend.Device) {
 		if at := slices.Index(want, stop); at >= 0 {
 			want = want[:at]
 		}
-		if !slices.Equal(row, want) {
-			t.Errorf("prompt %d stopped: %v, want %v", i, row, want)
-		}
+		require.Slices(t, fmt.Sprintf("prompt %d stopped", i), row, want)
 	}
 }
 
@@ -193,9 +188,7 @@ func TestGeneratorSharesTheTensorsOfTraining(t *testing.T) {
 	e := expect(t, "gpt2")
 	prompt, want := e.rows(t, "tokens")[0][:8], e.rows(t, "greedy")[0]
 	s := models.Sampling{Max: 64}
-	if got := generated(t, g, s, prompt)[0]; !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	require.Slices(t, "generated", generated(t, g, s, prompt)[0], want)
 	words := b.Learnables()[0].Value().Data().([]float32)
 	for i := range words {
 		words[i] = -words[i]
@@ -214,9 +207,7 @@ func TestAdaptChangesNoGeneratorThatThereIs(t *testing.T) {
 	require.NoError(t, m.LoadAdapter(filepath.Join("testdata", "llama3", "adapter")))
 	e := expect(t, "llama3")
 	prompt, want := e.rows(t, "tokens")[0][:8], e.rows(t, "greedy")[0]
-	if got := generated(t, g, models.Sampling{Max: 64}, prompt)[0]; !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	require.Slices(t, "generated", generated(t, g, models.Sampling{Max: 64}, prompt)[0], want)
 }
 
 // TestLearnablesOfAnotherModelAreRefused: the generator does not read the files in their place.
@@ -233,9 +224,8 @@ func TestLearnablesOfAnotherModelAreRefused(t *testing.T) {
 			}
 			_, err := models.NewGenerator(m, nil, models.GenerateOptions{
 				Learnables: b.Learnables()})
-			if !errors.Is(err, backend.ErrArgument) || len(err.Error()) > 300 {
-				t.Errorf("%s of %v: %v", name, dt, err)
-			}
+			require.Check(t, errors.Is(err, backend.ErrArgument) && len(err.Error()) <= 300,
+				"%s of %v: %v", name, dt, err)
 			return nil
 		})
 	}
@@ -257,9 +247,7 @@ func TestGenerateEndsByItsContextAndItsCaller(t *testing.T) {
 			}
 			return nil
 		})
-		if !errors.Is(err, reason) || n != 3 {
-			t.Errorf("%s: %d tokens, and %v", name, n, err)
-		}
+		require.Check(t, errors.Is(err, reason) && n == 3, "%s: %d tokens, and %v", name, n, err)
 		cancel(nil)
 	}
 }
@@ -286,21 +274,16 @@ func TestGenerateRefuses(t *testing.T) {
 			t.Errorf("%s: a token", name)
 			return nil
 		})
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrArgument)
 	}
 	m, err := models.Load(filepath.Join("testdata", "gpt2"))
 	require.NoError(t, err)
 	defer m.Close()
 	for _, o := range []models.GenerateOptions{{Batch: -1}, {Context: -1}, {Context: 81}} {
-		if _, err := models.NewGenerator(m, nil, o); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%+v: %v", o, err)
-		}
+		require.Fails(t, fmt.Sprintf("%+v", o), require.Err(models.NewGenerator(m, nil, o)),
+			backend.ErrArgument)
 	}
-	if err := g.Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, g.Close())
 	if err := g.Generate(context.Background(), [][]int{p}, models.Sampling{},
 		func(_, _ int) error { return nil }); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("closed: %v", err)
@@ -351,9 +334,8 @@ func TestSamplingHasTheProbabilitiesOfTheLogits(t *testing.T) {
 	if token, err := models.Draw(models.Sampling{}, []float32{nan, 1, 2}, nil); token != 2 {
 		t.Errorf("NaN is the largest: %v, %v", token, err)
 	}
-	if _, err := models.Draw(models.Sampling{}, []float32{nan, nan}, nil); err == nil {
-		t.Error("all are NaN, and there is no error")
-	}
+	require.Fails(t, "all are NaN, and there is no error",
+		require.Err(models.Draw(models.Sampling{}, []float32{nan, nan}, nil)))
 }
 
 // TestDrawsAreThoseOfSortedTokens: selecting gives the tokens that sorting by probability gives.
@@ -370,9 +352,8 @@ func TestDrawsAreThoseOfSortedTokens(t *testing.T) {
 			TopP: r.Float64()}
 		got, err := models.Draw(s, logits, rand.New(rand.NewPCG(2, i)))
 		want := drawnOfSorted(s, logits, rand.New(rand.NewPCG(2, i)))
-		if err != nil || got != want {
-			t.Fatalf("%+v of %v: token %d, want %d: %v", s, logits, got, want, err)
-		}
+		require.That(t, err == nil && got == want, "%+v of %v: token %d, want %d: %v", s, logits,
+			got, want, err)
 	}
 }
 

@@ -136,9 +136,8 @@ func TestTokensAreDrawnOfThoseThatTransformersKeeps(t *testing.T) {
 				drawn[token] = true
 			}
 			for token := range drawn {
-				if !slices.Contains(c.Kept, token) {
-					t.Errorf("%v: %d is drawn, and %v are kept", c.Generation, token, c.Kept)
-				}
+				require.Check(t, slices.Contains(c.Kept, token), "%v: %d is drawn, and %v are kept",
+					c.Generation, token, c.Kept)
 			}
 			if len(c.Kept) <= 10 && len(drawn) < len(c.Kept) && s.Temperature >= 1 {
 				t.Errorf("%v: %v are drawn, and %v are kept", c.Generation, drawn, c.Kept)
@@ -184,8 +183,7 @@ func TestCallersHaveTheLastWord(t *testing.T) {
 		got, err := m.Sampling(test.given)
 		text, _ := json.Marshal(got)
 		want, _ := json.Marshal(test.want)
-		if err != nil || string(text) != string(want) {
-			t.Errorf("%s: %s, %v, want %s", name, text, err, want)
-		}
+		require.Check(t, err == nil && string(text) == string(want), "%s: %s, %v, want %s", name,
+			text, err, want)
 	}
 }

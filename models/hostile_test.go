@@ -81,9 +81,7 @@ func rewrittenIn(name string, change func(map[string]safetensors.Tensor)) func(t
 		if err == nil {
 			err = safetensors.Write(to, all, nil)
 		}
-		if err != nil || to.Close() != nil {
-			t.Fatal(err)
-		}
+		require.That(t, err == nil && to.Close() == nil, "%v", err)
 	}
 }
 
@@ -225,9 +223,7 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 			continue
 		}
 		for _, part := range test.want {
-			if !strings.Contains(err.Error(), part) {
-				t.Errorf("the error is %v, want %q", err, part)
-			}
+			require.Fails(t, "the error", err, part)
 		}
 		if took := after.TotalAlloc - before.TotalAlloc; took > 20<<20 {
 			t.Errorf("%v: %d bytes of memory", test.want, took)
@@ -250,9 +246,7 @@ func built(t *testing.T, dir string) error {
 func TestAConfigMayLeaveOutWhatTransformersTakes(t *testing.T) {
 	dir := copied(t, "llama3")
 	configured("rms_norm_eps", nil)(t, dir)
-	if m := load(t, dir); m.Epsilon != 1e-6 {
-		t.Errorf("the epsilon is %v", m.Epsilon)
-	}
+	require.Equal(t, "the epsilon", load(t, dir).Epsilon, 1e-6)
 }
 
 func TestOlderFilesOfGPT2HaveShorterNamesAndMasks(t *testing.T) {
@@ -282,10 +276,8 @@ func TestLongerSequencesThanTheModelHasAreRefused(t *testing.T) {
 		build.Lock()
 		defer build.Unlock()
 		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
-		if _, err := m.Logits(b, b.Tokens("tokens", 1, 2, 81)); err == nil ||
-			!strings.Contains(err.Error(), "use shorter sequences") {
-			t.Error(err)
-		}
+		require.Fails(t, "Logits", require.Err(m.Logits(b, b.Tokens("tokens", 1, 2, 81))),
+			"use shorter sequences")
 		return nil
 	})
 }

@@ -2,6 +2,7 @@ package models_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"path/filepath"
 	"slices"
@@ -56,9 +57,8 @@ func TestNewAdaptersBeginAsNothing(t *testing.T) {
 	}
 	for name, x := range weights {
 		zero := !slices.ContainsFunc(x.Data().([]float32), func(v float32) bool { return v != 0 })
-		if zero != strings.HasSuffix(name, ".lora_B.weight") {
-			t.Errorf("%s: zeros %v", name, zero)
-		}
+		require.Equal(t, fmt.Sprintf("%s: zeros", name), zero,
+			strings.HasSuffix(name, ".lora_B.weight"))
 	}
 }
 
@@ -71,9 +71,7 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		"dropout 1":             {Rank: 2, Dropout: 1},
 	} {
 		m := load(t, "testdata/llama3")
-		if err := m.Adapt(l); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		require.Fails(t, "Adapt", m.Adapt(l), want)
 	}
 	for want, spoil := range map[string]func(t *testing.T, dir string){
 		"peft_type":               changed("peft_type", "LOHA"),
@@ -108,27 +106,17 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		if err == nil {
 			err = builds(t, m)
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		require.Fails(t, "the error", err, want)
 	}
 	m := load(t, "testdata/llama3")
-	if err := m.SaveAdapter(t.TempDir(), learned(t, m)); err == nil ||
-		!strings.Contains(err.Error(), "call Adapt") {
-		t.Error(err)
-	}
-	if err := m.Adapt(models.LoRA{Rank: 2}); err == nil ||
-		!strings.Contains(err.Error(), "before Logits") {
-		t.Errorf("Adapt after Logits: %v", err)
-	}
+	require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), learned(t, m)), "call Adapt")
+	require.Fails(t, "Adapt after Logits", m.Adapt(models.LoRA{Rank: 2}), "before Logits")
 	m = load(t, "testdata/llama3")
 	require.NoError(t, m.Adapt(models.LoRA{Rank: 2}))
 	const first = "model.layers.0.self_attn.q_proj.lora_A.weight"
 	one := tensor.New(tensor.FromScalar(1.))
-	if err := m.SaveAdapter(copied(t, "gpt2"), learned(t, m)); err == nil ||
-		!strings.Contains(err.Error(), "it has a model") {
-		t.Error(err)
-	}
+	require.Fails(t, "SaveAdapter", m.SaveAdapter(copied(t, "gpt2"), learned(t, m)),
+		"it has a model")
 	for want, spoil := range map[string]func(w map[string]*tensor.Dense){
 		"no " + first:     func(w map[string]*tensor.Dense) { delete(w, first) },
 		"9 learnables":    func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
@@ -146,10 +134,7 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 			}
 		}
 		spoil(weights)
-		if err := m.SaveAdapter(t.TempDir(), weights); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), weights), want)
 	}
 }
 

@@ -349,9 +349,8 @@ func TestSavedFoldersAreLoaded(t *testing.T) {
 				require.NoError(t, m.Save(dir, weights))
 			}
 			again := load(t, dir)
-			if !reflect.DeepEqual(again.Config, m.Config) {
-				t.Errorf("%+v, want %+v", again.Config, m.Config)
-			}
+			require.Check(t, reflect.DeepEqual(again.Config, m.Config), "%+v, want %+v",
+				again.Config, m.Config)
 			for name, x := range learned(t, again) {
 				if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
 					t.Errorf("%s has other values", name)
@@ -424,21 +423,15 @@ func TestSaveLeavesNothingThatChangesTheSameModel(t *testing.T) {
 		"added_tokens.json"} {
 		file(name, []byte(`{"eos_token_id": 5}`))(t, dir)
 		require.NoError(t, m.Save(dir, weights))
-		if _, err := os.Stat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is still there: %v", name, err)
-		}
+		require.Fails(t, fmt.Sprintf("%s is still there", name),
+			require.Err(os.Stat(filepath.Join(dir, name))), fs.ErrNotExist)
 	}
-	if again := load(t, dir); !slices.Equal(again.EOS, m.EOS) {
-		t.Errorf("the tokens that end a text are %v, want %v", again.EOS, m.EOS)
-	}
+	require.Slices(t, "the tokens that end a text", load(t, dir).EOS, m.EOS)
 	path := filepath.Join(dir, "generation_config.json")
 	require.NoError(t, os.MkdirAll(filepath.Join(path, "x"), 0o777))
-	if m.Save(dir, weights) == nil {
-		t.Error("what cannot be removed is no error")
-	}
-	if _, err := os.Stat(filepath.Join(dir, "config.json")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("with a part of another model there is a config.json: %v", err)
-	}
+	require.Check(t, m.Save(dir, weights) != nil, "what cannot be removed is no error")
+	require.Fails(t, "with a part of another model there is a config.json",
+		require.Err(os.Stat(filepath.Join(dir, "config.json"))), fs.ErrNotExist)
 }
 
 // TestNoCrashLeavesPartsOfTwoModels: whatever step fails, what is there loads as a whole or not at
@@ -453,9 +446,8 @@ func TestNoCrashLeavesPartsOfTwoModels(t *testing.T) {
 		path := filepath.Join(dir, inTheWay)
 		require.NoError(t, errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "x"),
 			0o777)))
-		if m.Save(dir, weights) == nil {
-			t.Fatalf("%s is a directory, and Save does not say so", inTheWay)
-		}
+		require.That(t, m.Save(dir, weights) != nil, "%s is a directory, and Save does not say so",
+			inTheWay)
 		_, err := os.Stat(filepath.Join(dir, "config.json"))
 		if before := inTheWay == "model.safetensors"; (err == nil) != before {
 			t.Errorf("%s is in the way: config.json: %v", inTheWay, err)
@@ -502,8 +494,6 @@ func TestSaveWantsAllLearnablesAndNoOthers(t *testing.T) {
 		if dir == "x" {
 			dir = filepath.Join(t.TempDir(), dir)
 		}
-		if err := m.Save(dir, weights); err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("the error is %v, want %q", err, what)
-		}
+		require.Fails(t, "Save", m.Save(dir, weights), what)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func getenv(vars map[string]string) func(string) string {
@@ -160,9 +162,8 @@ func TestReadEnv(t *testing.T) {
 				c.want.Timeout = DefaultTimeout
 			}
 			got, err := ReadEnv(getenv(c.vars))
-			if err != nil || got != c.want {
-				t.Errorf("got  %+v, %v\nwant %+v", got, err, c.want)
-			}
+			require.Check(t, err == nil && got == c.want, "got  %+v, %v\nwant %+v", got, err,
+				c.want)
 		})
 	}
 }
@@ -243,13 +244,9 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := ReadEnv(getenv(c.vars))
 			var bad *EnvError
-			if !errors.As(err, &bad) || bad.ExitCode() != 2 {
-				t.Fatalf("got %v", err)
-			}
+			require.That(t, errors.As(err, &bad) && bad.ExitCode() == 2, "got %v", err)
 			for part := range strings.SplitSeq(c.want, "|") {
-				if !strings.Contains(err.Error(), part) {
-					t.Errorf("%q lacks %q", err, part)
-				}
+				require.Fails(t, "the error", err, part)
 			}
 		})
 	}
@@ -303,18 +300,14 @@ func TestJobNamesStayShortAndDifferent(t *testing.T) {
 func TestFoundWorldSizeIsBounded(t *testing.T) {
 	_, err := ReadEnv(getenv(map[string]string{"RANK": "0", "WORLD_SIZE": "1000000000",
 		"EURYALE_JOB": "j"}))
-	if err == nil || !strings.Contains(err.Error(), "a world of 1000000000 ranks: at most 65536 "+
-		"are possible") {
-		t.Error(err)
-	}
+	require.Fails(t, "the error", err, "a world of 1000000000 ranks: at most 65536 are possible")
 }
 
 func TestTimeoutIsReadWithItsUnit(t *testing.T) {
 	for text, want := range map[string]time.Duration{"": DefaultTimeout, "90s": 90 * time.Second,
 		"1.5": 1500 * time.Millisecond} {
 		e, err := ReadEnv(getenv(map[string]string{"EURYALE_TIMEOUT": text}))
-		if e.Timeout != want || err != nil {
-			t.Errorf("%q: %v, %v, want %v", text, e.Timeout, err, want)
-		}
+		require.Check(t, e.Timeout == want && err == nil, "%q: %v, %v, want %v", text, e.Timeout,
+			err, want)
 	}
 }

@@ -50,10 +50,9 @@ func TestUnauthenticatedClientsTakePlacesOfTheirOwnSource(t *testing.T) {
 		visitors(crowd, false, c.client, c.other)
 		crowd.greeted(rank)
 		visitors(crowd, true, c.client, c.other)
-		if rank.closed || silent.closed || !crowd.giveUp(rank) || !crowd.giveUp(silent) {
-			t.Errorf("%v: it is dropped: %v, and before its hello: %v", c, rank.closed,
-				silent.closed)
-		}
+		require.Check(t,
+			!rank.closed && !silent.closed && crowd.giveUp(rank) && crowd.giveUp(silent),
+			"%v: it is dropped: %v, and before its hello: %v", c, rank.closed, silent.closed)
 	}
 }
 
@@ -63,9 +62,7 @@ func TestWhoHasSaidHelloStaysAmongSilentClients(t *testing.T) {
 	c.enter(rank)
 	c.greeted(rank)
 	visitors(c, false, "192.0.2.1", "192.0.2.2")
-	if rank.closed || !c.giveUp(rank) {
-		t.Error("the rank is dropped")
-	}
+	require.Check(t, !rank.closed && c.giveUp(rank), "the rank is dropped")
 }
 
 func TestUnauthenticatedClientsThatSayHelloLeaveRoomForNewClients(t *testing.T) {
@@ -73,9 +70,7 @@ func TestUnauthenticatedClientsThatSayHelloLeaveRoomForNewClients(t *testing.T) 
 	visitors(c, true, "192.0.2.1")
 	rank := &guest{from: "192.0.2.1"}
 	c.enter(rank)
-	if rank.closed {
-		t.Error("the rank is dropped before it can speak")
-	}
+	require.Check(t, !rank.closed, "the rank is dropped before it can speak")
 }
 
 // A rank of the unauthenticated clients' own source, which has no place of its own, has a chance in
@@ -105,9 +100,7 @@ func TestDroppedConnectionHasNoPlace(t *testing.T) {
 	c.enter(g)
 	c.thin()
 	c.greeted(g)
-	if !g.closed || c.giveUp(g) {
-		t.Errorf("it is closed: %v, and has a place again", g.closed)
-	}
+	require.Check(t, g.closed && !c.giveUp(g), "it is closed: %v, and has a place again", g.closed)
 	c.thin() // there is nobody
 	c.greeted(g)
 	if len(c.halls[0].from)+len(c.halls[1].from) != 0 || c.halls[0].held+c.halls[1].held != 0 {

@@ -30,29 +30,22 @@ func TestEveryStoreGathers(t *testing.T) {
 		for r := range s {
 			go func() {
 				values, err := gathererOf(s[r]).gather(ctx, ask("all", r))
-				if err != nil {
-					t.Errorf("rank %d: %v", r, err)
-				}
+				require.Check(t, err == nil, "rank %d: %v", r, err)
 				got <- values
 			}()
 		}
 		for range s {
 			for r, v := range <-got {
-				if !bytes.Equal(v, ask("", r).value) {
-					t.Errorf("the value of rank %d has %d bytes", r, len(v))
-				}
+				require.Check(t, bytes.Equal(v, ask("", r).value),
+					"the value of rank %d has %d bytes", r, len(v))
 			}
 		}
 		_, err := gathererOf(s[1]).gather(ctx, ask("all", 1))
-		if err == nil || !strings.Contains(err.Error(), errUsed.Error()) {
-			t.Errorf("for the second time: %v", err)
-		}
+		require.Fails(t, "for the second time", err, errUsed.Error())
 		short, cancel := context.WithCancel(ctx)
 		cancel()
 		_, err = gathererOf(s[2]).gather(short, ask("some", 2, 2, 0))
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("without rank 0: %v", err)
-		}
+		require.Fails(t, "without rank 0", err, context.Canceled)
 		// it may have come before the end
 		require.NoError(t, s[2].Set(ctx, rankKey("some", 2), nil))
 		for _, r := range []int{1, 0} {
@@ -103,8 +96,7 @@ func TestAllGatherEndsWithTheCauseUnlessAllHaveGiven(t *testing.T) {
 			require.NoError(t, w[1].Store.Set(within(t, long), rankKey("k", r), []byte(value)))
 		}
 		v, err := w[0].AllGather(ctx, "k", []byte("a"))
-		if err != nil || string(bytes.Join(v, nil)) != "ab" {
-			t.Errorf("all have given theirs: %q, %v", v, err)
-		}
+		require.Check(t, err == nil && string(bytes.Join(v, nil)) == "ab",
+			"all have given theirs: %q, %v", v, err)
 	})
 }

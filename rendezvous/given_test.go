@@ -58,7 +58,6 @@ func TestLateAnswerIsNoFailure(t *testing.T) {
 	require.NoError(t, err)
 	defer w.Close()
 	values, err := w.AllGather(t.Context(), "k", []byte("v"))
-	if err != nil || len(values) != 1 || string(values[0]) != "v" {
-		t.Errorf("got %q, %v", values, err)
-	}
+	require.Check(t, err == nil && len(values) == 1 && string(values[0]) == "v", "got %q, %v",
+		values, err)
 }

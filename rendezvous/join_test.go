@@ -132,9 +132,7 @@ func (p *process) expect(t *testing.T, d time.Duration, parts ...string) {
 	select {
 	case line := <-p.lines:
 		for _, part := range parts {
-			if !strings.Contains(line, part) {
-				t.Errorf("%q lacks %q", line, part)
-			}
+			require.Check(t, strings.Contains(line, part), "%q lacks %q", line, part)
 		}
 	case <-time.After(d):
 		t.Errorf("nothing within %v, want %q", d, parts)
@@ -156,9 +154,7 @@ func recordDirOf(t *testing.T) string {
 func isEmpty(t *testing.T, dir string) {
 	t.Helper()
 	left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*"))
-	if len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	require.Check(t, len(left) == 0, "left behind: %v", left)
 }
 
 func freePort(t *testing.T) int {
@@ -235,9 +231,7 @@ func TestKilledWhileMeeting(t *testing.T) {
 				LocalSize: 4, Timeout: long}
 			store := dialAs(t, e)
 			for r := range 3 {
-				if _, err := store.Get(within(t, long), rankKey(joinKey, r)); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, require.Err(store.Get(within(t, long), rankKey(joinKey, r))))
 			}
 			ps[victim].signal(syscall.SIGKILL)
 			for r, p := range ps {
@@ -320,9 +314,7 @@ func TestMissingRankIsNamedToAll(t *testing.T) {
 	all := local(t, 4, 2*time.Second) // enough for a store on a loaded machine
 	_, errs := joinAll(t, []Env{all[0], all[1], all[3]})
 	for i, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "rank 2 did not join") {
-			t.Errorf("Env %d: %v", i, err)
-		}
+		require.Fails(t, fmt.Sprint("Env ", i), err, "rank 2 did not join")
 	}
 	require.NoError(t, goleak.Find(before))
 }
@@ -330,10 +322,7 @@ func TestMissingRankIsNamedToAll(t *testing.T) {
 func TestMissingRank0IsNamed(t *testing.T) {
 	all := local(t, 2, 200*time.Millisecond)
 	_, errs := joinAll(t, all[1:])
-	if err := errs[0]; err == nil ||
-		!strings.Contains(err.Error(), "rank 0 is missing (timeout after 200ms") {
-		t.Error(err)
-	}
+	require.Fails(t, "the error", errs[0], "rank 0 is missing (timeout after 200ms")
 }
 
 func TestJoinEndsWithContext(t *testing.T) {
@@ -341,9 +330,7 @@ func TestJoinEndsWithContext(t *testing.T) {
 	for _, e := range all {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(soon, cancel)
-		if _, err := Join(ctx, e); !errors.Is(err, context.Canceled) {
-			t.Errorf("rank %d: %v", e.Rank, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", e.Rank), require.Err(Join(ctx, e)), context.Canceled)
 	}
 }
 
@@ -359,13 +346,8 @@ func TestTokenOfTheUserIsUsed(t *testing.T) {
 	all[0].Timeout, all[1].Timeout = 300*time.Millisecond, 300*time.Millisecond
 	all[1].Token = "another"
 	_, errs = joinAll(t, all)
-	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 1 did not join") ||
-		!errors.Is(errs[0], errToken) {
-		t.Errorf("rank 0: %v", errs[0])
-	}
-	if !errors.Is(errs[1], errToken) {
-		t.Errorf("rank 1: %v", errs[1])
-	}
+	require.Fails(t, "rank 0", errs[0], "rank 1 did not join", errToken)
+	require.Fails(t, "rank 1", errs[1], errToken)
 }
 
 // elsewhere is an address that no machine has: it is reserved for documents.
@@ -390,9 +372,7 @@ func TestSeveralMachinesNeedATokenAndAnAddress(t *testing.T) {
 	} {
 		for _, e := range distant(t, 2) {
 			change(&e)
-			if _, err := Join(t.Context(), e); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("rank %d: %v lacks %q", e.Rank, err, want)
-			}
+			require.Fails(t, fmt.Sprint("rank ", e.Rank), require.Err(Join(t.Context(), e)), want)
 		}
 	}
 }
@@ -401,12 +381,8 @@ func TestWrongTokenAcrossMachinesIsToldInTheEnd(t *testing.T) {
 	all := distant(t, 2)
 	all[1].Token = "another"
 	_, errs := joinAll(t, all)
-	if !errors.Is(errs[1], errToken) || !strings.Contains(errs[1].Error(), "rank 1: join job j") {
-		t.Errorf("rank 1: %v", errs[1])
-	}
-	if !strings.Contains(fmt.Sprint(errs[0]), "rank 1 did not") || !errors.Is(errs[0], errToken) {
-		t.Errorf("rank 0: %v", errs[0])
-	}
+	require.Fails(t, "rank 1", errs[1], errToken, "rank 1: join job j")
+	require.Fails(t, "rank 0", errs[0], "rank 1 did not", errToken)
 }
 
 func TestPortInUse(t *testing.T) {
@@ -414,10 +390,8 @@ func TestPortInUse(t *testing.T) {
 	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(all[0].Port)))
 	require.NoError(t, err)
 	defer ln.Close()
-	if _, err := Join(t.Context(), all[0]); !errors.Is(err, errAddrInUse) ||
-		!strings.Contains(err.Error(), "set MASTER_PORT to a free port") {
-		t.Errorf("several machines: %v", err)
-	}
+	require.Fails(t, "several machines", require.Err(Join(t.Context(), all[0])), errAddrInUse,
+		"set MASTER_PORT to a free port")
 	// On one machine the port is not needed: a launcher may hold it.
 	near := local(t, 2, long)
 	for i := range near {
@@ -433,10 +407,8 @@ func TestPortInUse(t *testing.T) {
 func TestAddressOfAnotherMachine(t *testing.T) {
 	all := distant(t, 2)
 	all[0].Addr = elsewhere
-	if _, err := Join(t.Context(), all[0]); err == nil ||
-		!strings.Contains(err.Error(), "must be an address of the machine that rank 0 runs on") {
-		t.Error(err)
-	}
+	require.Fails(t, "Join", require.Err(Join(t.Context(), all[0])),
+		"must be an address of the machine that rank 0 runs on")
 }
 
 func TestSameRankTwice(t *testing.T) {
@@ -444,9 +416,7 @@ func TestSameRankTwice(t *testing.T) {
 	all[2].Rank = 1
 	_, errs := joinAll(t, all)
 	for i, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "two processes say that they are rank 1") {
-			t.Errorf("Env %d: %v", i, err)
-		}
+		require.Fails(t, fmt.Sprint("Env ", i), err, "two processes say that they are rank 1")
 	}
 }
 
@@ -455,9 +425,7 @@ func TestWorldSizesDiffer(t *testing.T) {
 	all[1].Size, all[1].LocalSize = 3, 3
 	_, errs := joinAll(t, all)
 	for i, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "world sizes differ") {
-			t.Errorf("Env %d: %v", i, err)
-		}
+		require.Fails(t, fmt.Sprint("Env ", i), err, "world sizes differ")
 	}
 }
 
@@ -489,10 +457,7 @@ func TestTwoJobsOfOneName(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}))
 	defer m.end()
-	if _, err := Join(t.Context(), all[0]); err == nil ||
-		!strings.Contains(err.Error(), "EURYALE_JOB") {
-		t.Error(err)
-	}
+	require.Fails(t, "Join", require.Err(Join(t.Context(), all[0])), "EURYALE_JOB")
 	if _, ok := m.read(); !ok {
 		t.Error("the second job removed the record of the first")
 	}
@@ -533,15 +498,10 @@ func TestUnsafeDirectoryIsRefused(t *testing.T) {
 		homeless(t)
 		t.Setenv("TMPDIR", run)
 		require.NoError(t, make(filepath.Join(run, fmt.Sprintf("euryale-%d", os.Getuid()))))
-		if _, err := recordDir(); err == nil || !strings.Contains(err.Error(), "mode 0700") ||
-			!strings.Contains(err.Error(), "set TMPDIR") {
-			t.Errorf("%s: %v", what, err)
-		}
+		require.Fails(t, what, require.Err(recordDir()), "mode 0700", "set TMPDIR")
 	}
 	t.Setenv("TMPDIR", "/none")
-	if _, err := recordDir(); err == nil || !strings.Contains(err.Error(), "set TMPDIR") {
-		t.Errorf("no directory: %v", err)
-	}
+	require.Fails(t, "no directory", require.Err(recordDir()), "set TMPDIR")
 }
 
 func TestMachinesAreNumberedByTheirFirstRank(t *testing.T) {
@@ -549,9 +509,8 @@ func TestMachinesAreNumberedByTheirFirstRank(t *testing.T) {
 	for r, want := range [][3]int{{0, 0, 2}, {1, 0, 2}, {0, 1, 2}, {2, 0, 1}, {1, 1, 2}} {
 		w := &World{Rank: r, Size: 5}
 		w.numberMachines(all)
-		if got := [3]int{w.Node, w.LocalRank, w.LocalSize}; got != want {
-			t.Errorf("rank %d: node, local rank, local size = %v, want %v", r, got, want)
-		}
+		require.Equal(t, fmt.Sprintf("rank %d: node, local rank, local size", r),
+			[3]int{w.Node, w.LocalRank, w.LocalSize}, want)
 	}
 }
 
@@ -581,9 +540,8 @@ func TestFoundRuntimeDirectoryOfAnotherUserIsLeftAlone(t *testing.T) {
 	ws, errs := joinAll(t, all)
 	require.Report(t, errors.Join(errs...))
 	closeWorlds(ws)
-	if _, err := os.Lstat(filepath.Join(run, "euryale")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("something was made in the directory of another user: %v", err)
-	}
+	require.Fails(t, "something was made in the directory of another user",
+		require.Err(os.Lstat(filepath.Join(run, "euryale"))), os.ErrNotExist)
 }
 
 func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
@@ -600,9 +558,7 @@ func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
 		fmt.Sprintf("%s belongs to user %d, not to user %d", taken, another(), os.Getuid()),
 		fmt.Sprintf("set TMPDIR to a directory that user %d owns", os.Getuid()),
 	} {
-		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("%v lacks %q", err, part)
-		}
+		require.Fails(t, "the error", err, part)
 	}
 }
 
@@ -619,15 +575,11 @@ func TestRanksMeetAlthoughAnotherUserHasTakenTheirDirectory(t *testing.T) {
 	require.Report(t, errors.Join(errs...))
 	closeWorlds(ws)
 	dirs, err := filepath.Glob(filepath.Join(home, "euryale", "join-*"))
-	if err != nil || len(dirs) != 1 {
-		t.Fatalf("%q, %v", dirs, err)
-	}
+	require.That(t, err == nil && len(dirs) == 1, "%q, %v", dirs, err)
 	if left, err := os.ReadDir(dirs[0]); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-	if info, err := os.Stat(dirs[0]); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("%v, %v", info, err)
-	}
+	require.Equal(t, "Stat", require.Value(os.Stat(dirs[0]))(t).Mode().Perm(), 0o700)
 }
 
 // Who only reports an end makes no directory: it waits for the one that ranks make, although their
@@ -638,9 +590,7 @@ func TestWhoReportsAnEndWaitsForTheDirectoryOfTheRanks(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv("TMPDIR", temp)
 	require.NoError(t, os.MkdirAll(cacheRecords(), 0o700))
-	if recordDirMade() {
-		t.Error("the directory in TMPDIR is still to be made")
-	}
+	require.Check(t, !recordDirMade(), "the directory in TMPDIR is still to be made")
 	dir := filepath.Join(temp, fmt.Sprintf("euryale-%d", os.Getuid()))
 	for what, make := range map[string]func() error{
 		"theirs":    func() error { return os.Mkdir(dir, 0o700) },
@@ -650,9 +600,7 @@ func TestWhoReportsAnEndWaitsForTheDirectoryOfTheRanks(t *testing.T) {
 		},
 	} {
 		require.NoError(t, make())
-		if !recordDirMade() {
-			t.Errorf("%s: ranks meet there, or in the cache", what)
-		}
+		require.Check(t, recordDirMade(), "%s: ranks meet there, or in the cache", what)
 		require.NoError(t, os.Remove(dir))
 	}
 }
@@ -674,9 +622,8 @@ func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
 	require.Report(t, errors.Join(errs...))
 	closeWorlds(ws)
 	left, _ := filepath.Glob(filepath.Join(dir, "*"))
-	if !slices.Equal(left, []string{held.Name()}) {
-		t.Errorf("left %v, want only the lock of a job that meets now", left)
-	}
+	require.Check(t, slices.Equal(left, []string{held.Name()}),
+		"left %v, want only the lock of a job that meets now", left)
 	(&joinRecord{path: strings.TrimSuffix(held.Name(), lockName), lock: held}).end()
 }
 
@@ -692,9 +639,7 @@ func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {
 		names = append(names, ws[0].Name)
 		closeWorlds(ws)
 	}
-	if names[0] == names[1] {
-		t.Errorf("both are %q", names[0])
-	}
+	require.Check(t, names[0] != names[1], "both are %q", names[0])
 }
 
 // Two agents of torchrun, or two nodes of Slurm, can be on one machine.
@@ -717,10 +662,8 @@ func TestFoundNodesOfOneMachineMeet(t *testing.T) {
 			ws, errs := joinAll(t, all)
 			require.NoError(t, errors.Join(errs...))
 			for r, w := range ws {
-				if w.Node != 0 || w.LocalRank != r || w.LocalSize != 4 {
-					t.Errorf("rank %d: node %d, local rank %d of %d", r, w.Node, w.LocalRank,
-						w.LocalSize)
-				}
+				require.Check(t, w.Node == 0 && w.LocalRank == r && w.LocalSize == 4,
+					"rank %d: node %d, local rank %d of %d", r, w.Node, w.LocalRank, w.LocalSize)
 			}
 			closeWorlds(ws)
 		})
@@ -733,9 +676,7 @@ func TestRankOfAMachineThatNobodyReachesIsExplained(t *testing.T) {
 	_, errs := joinAll(t, all[:1])
 	for _, part := range []string{"rank 1 did not join",
 		"ranks on other machines cannot reach 127.0.0.1", "EURYALE_TOKEN to 16 bytes"} {
-		if errs[0] == nil || !strings.Contains(errs[0].Error(), part) {
-			t.Errorf("%v lacks %q", errs[0], part)
-		}
+		require.Fails(t, "the error", errs[0], part)
 	}
 }
 
@@ -826,16 +767,13 @@ func TestEndOfARankThatHasJoinedIsNoNews(t *testing.T) {
 		id.ended, id.build = "exit status 0", "a launcher's"
 		o, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime, long)
 		if ended == 0 {
-			if !lasting(err) {
-				t.Errorf("rank 0 serves the store, so it has joined: %v", err)
-			}
+			require.Check(t, lasting(err), "rank 0 serves the store, so it has joined: %v", err)
 			continue
 		}
 		require.NoError(t, err)
 		o.Close()
-		if got := s.failure() != nil; got != failed {
-			t.Errorf("after word of rank %d: failed %v, want %v", ended, got, failed)
-		}
+		require.Equal(t, fmt.Sprintf("after word of rank %d: failed", ended), s.failure() != nil,
+			failed)
 	}
 	c.Close()
 }

@@ -36,9 +36,8 @@ func TestALossIsPutDownToTheLastReport(t *testing.T) {
 	w := worldOver(t, 1, 3, finder)
 	watcher := worldOver(t, 2, 3, connectRank(t, s, 2))
 	require.NoError(t, w.LeaveReport(noSign(), long))
-	if w.Failure() != nil || watcher.Failure() != nil {
-		t.Error("a last report of a rank that lives is a failure")
-	}
+	require.Check(t, w.Failure() == nil && watcher.Failure() == nil,
+		"a last report of a rank that lives is a failure")
 	finder.link.conn.Close() // as the end of its process would
 	<-watcher.Down()
 	if f := watcher.Failure(); f.Rank != 2 || !strings.Contains(f.Error(), "no sign of rank 2") {
@@ -57,9 +56,7 @@ func TestTheServersLossIsPutDownToItsLastReport(t *testing.T) {
 		m.link.conn.Close()
 	}
 	<-watcher.Down()
-	if f := watcher.Failure(); f.Rank != 2 {
-		t.Errorf("the job names %v", f)
-	}
+	require.Equal(t, "the job names", watcher.Failure().Rank, 2)
 }
 
 // TestAWillIsWithdrawn: a rank that has found a way on ends for a reason of its own, whether it
@@ -94,16 +91,11 @@ func TestAWillLapses(t *testing.T) {
 	loss := &Failure{Rank: 1, Cause: errors.New("killed")}
 	var w lastReports
 	now := time.Now()
-	if got := w.instead(loss, now); got != loss {
-		t.Errorf("without a last report: %v", got)
-	}
+	require.Equal(t, "without a last report", w.instead(loss, now), loss)
 	w.take(noSign().lastReport(0), now)
-	if got := w.instead(loss, now.Add(reportTime)); got.Rank != 2 {
-		t.Errorf("with a last report: %v", got)
-	}
-	if got := w.instead(loss, now.Add(reportTime+time.Millisecond)); got != loss {
-		t.Errorf("with an old last report: %v", got)
-	}
+	require.Equal(t, "with a last report", w.instead(loss, now.Add(reportTime)).Rank, 2)
+	require.Equal(t, "with an old last report",
+		w.instead(loss, now.Add(reportTime+time.Millisecond)), loss)
 }
 
 // A rank that blames itself, or nobody, leaves no last report.
@@ -195,9 +187,8 @@ func TestWhoWaitsIsSeenToWaitAfterAPause(t *testing.T) {
 			t.Errorf("after the pause rank 1 is seen to wait for %q, want rank 2", got)
 		}
 		time.Sleep(2 * freshLooks * showPause)
-		if got := shown(); got != "" {
-			t.Errorf("a while after it has last said so, rank 1 is seen to wait for %q", got)
-		}
+		require.Equal(t, "a while after it has last said so, rank 1 is seen to wait for", shown(),
+			"")
 		w.Close()
 	})
 }
@@ -214,9 +205,7 @@ func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
 			require.NoError(t, own.LeaveReport(noSign(), long))
 			ctx := within(t, long)
 			for c.reports.last.Load() == nil {
-				if ctx.Err() != nil {
-					t.Fatal("the last report has not come")
-				}
+				require.That(t, ctx.Err() == nil, "the last report has not come")
 				time.Sleep(time.Millisecond)
 			}
 			if how == "it is silent" {
@@ -268,9 +257,7 @@ func TestTheWillOfAServerIsReadAfterAWriteHasFailed(t *testing.T) {
 	conn := endedConn{near, bytes.NewReader(said.Bytes()), make(chan struct{})}
 	w := worldOver(t, 1, 3, newClient(conn, identity{}, "", identity{rank: 1, size: 3}, long))
 	<-w.Down()
-	if f := w.Failure(); f.Rank != 2 {
-		t.Errorf("the job names %v", f)
-	}
+	require.Equal(t, "the job names", w.Failure().Rank, 2)
 }
 
 // TestAServerThatDoesNotAnswerIsMissing: who it is that others wait for only the store could say.

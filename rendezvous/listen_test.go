@@ -87,9 +87,8 @@ func TestUnauthenticatedClientDoesNotReachAListener(t *testing.T) {
 	conn, err := net.Dial("tcp", l.Addr())
 	require.NoError(t, err)
 	defer conn.Close()
-	if _, err := greet(conn, strings.Repeat("x", 32), worlds[0].identity(), long); err == nil {
-		t.Error("an unauthenticated client was welcomed")
-	}
+	require.Fails(t, "an unauthenticated client was welcomed",
+		require.Err(greet(conn, strings.Repeat("x", 32), worlds[0].identity(), long)))
 	silent, err := net.Dial("tcp", l.Addr())
 	require.NoError(t, err)
 	defer silent.Close()
@@ -103,9 +102,7 @@ func TestConnectionsNeedAToken(t *testing.T) {
 	w, err := New(Env{Job: "x", Size: 2, LocalSize: 2, Timeout: long}, NewMemStore())
 	require.NoError(t, err)
 	defer w.Close()
-	if _, err := w.Listen("board", nil); err == nil || !strings.Contains(err.Error(), "Token") {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "Listen", require.Err(w.Listen("board", nil)), "Token")
 }
 
 // recorder forwards one connection to an address, and sends what came from its near end once that
@@ -162,9 +159,7 @@ func TestUnauthenticatedClientsDoNotDisturbAListener(t *testing.T) {
 	by, said := recorder(t, l.Addr())
 	dial(by)
 	handshake := <-said
-	if len(handshake) == 0 {
-		t.Fatal("no handshake was recorded")
-	}
+	require.That(t, len(handshake) != 0, "no handshake was recorded")
 	garbage := make([]byte, 2<<20)
 	rand.NewChaCha8([32]byte{1}).Read(garbage)
 	silentClients(t, l.Addr(), 300, false)

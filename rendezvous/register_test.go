@@ -33,7 +33,6 @@ func TestARegisterOutlivesItsProcessesAndNamesTheLost(t *testing.T) {
 		t.Errorf("process %d is lost, want 70", process)
 	}
 	job.Token = "wrong"
-	if _, err := rendezvous.OpenRegister(t.Context(), r.Addr(), job, 3); err == nil {
-		t.Error("a process without the token has come in")
-	}
+	require.Fails(t, "a process without the token has come in",
+		require.Err(rendezvous.OpenRegister(t.Context(), r.Addr(), job, 3)))
 }

@@ -3,7 +3,6 @@ package rendezvous
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -106,9 +105,8 @@ func TestGetWaitsForSet(t *testing.T) {
 		for r, store := range s {
 			wg.Go(func() {
 				got, err := store.Get(ctx, "key")
-				if err != nil || string(got) != "value" {
-					t.Errorf("rank %d: Get = %q, %v", r, got, err)
-				}
+				require.Check(t, err == nil && string(got) == "value", "rank %d: Get = %q, %v", r,
+					got, err)
 			})
 		}
 		require.Report(t, s[2].Set(ctx, "key", []byte("value")))
@@ -124,9 +122,8 @@ func TestValuesOfEverySize(t *testing.T) {
 			require.NoError(t, s[1].Set(ctx, key, value))
 			for r := range s {
 				got, err := s[r].Get(ctx, key)
-				if err != nil || got == nil || !bytes.Equal(got, value) {
-					t.Errorf("%d bytes on rank %d: got %d bytes, %v", n, r, len(got), err)
-				}
+				require.Check(t, err == nil && got != nil && bytes.Equal(got, value),
+					"%d bytes on rank %d: got %d bytes, %v", n, r, len(got), err)
 			}
 		}
 		require.NoError(t, s[0].Set(ctx, "nil", nil))
@@ -145,9 +142,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 				"long key":    s[r].Set(ctx, strings.Repeat("k", maxKey+1), nil),
 				"large value": s[r].Set(ctx, "k", make([]byte, maxValue+1)),
 			} {
-				if err == nil {
-					t.Errorf("rank %d: %s: no error", r, what)
-				}
+				require.Check(t, err != nil, "rank %d: %s: no error", r, what)
 			}
 			if _, _, err := s[r].CompareAndSwap(ctx, "k", nil,
 				make([]byte, maxValue+1)); err == nil {
@@ -202,10 +197,8 @@ func TestAddIsAtomic(t *testing.T) {
 		for n := range seen {
 			distinct[n] = true
 		}
-		if len(distinct) != each*len(s) || !distinct[2*each*int64(len(s))] {
-			t.Errorf("%d distinct sums, want %d up to %d", len(distinct), each*len(s),
-				2*each*len(s))
-		}
+		require.Check(t, len(distinct) == each*len(s) && distinct[2*each*int64(len(s))],
+			"%d distinct sums, want %d up to %d", len(distinct), each*len(s), 2*each*len(s))
 		if got, err := s[1].Add(ctx, "sum", -1000); err != nil || got != 2*each*int64(len(s))-1000 {
 			t.Errorf("Add of a negative number = %d, %v", got, err)
 		}
@@ -214,10 +207,8 @@ func TestAddIsAtomic(t *testing.T) {
 		}
 		for r := range s {
 			s[r].Set(ctx, "text", []byte("abc"))
-			if _, err := s[r].Add(ctx, "text", 1); err == nil ||
-				!strings.Contains(err.Error(), "not an integer") {
-				t.Errorf("rank %d: Add to a text: %v", r, err)
-			}
+			require.Fails(t, fmt.Sprintf("rank %d: Add to a text", r),
+				require.Err(s[r].Add(ctx, "text", 1)), "not an integer")
 		}
 	})
 }
@@ -247,9 +238,7 @@ func TestOneSwapWins(t *testing.T) {
 					t.Errorf("ranks see %q and %q", current[r], current[0])
 				}
 			}
-			if winners != 1 {
-				t.Errorf("%d winners", winners)
-			}
+			require.Check(t, winners == 1, "%d winners", winners)
 		}
 	})
 }
@@ -284,20 +273,15 @@ func TestSwapTellsUnsetFromEmpty(t *testing.T) {
 func TestWaitEndsWithContext(t *testing.T) {
 	onStores(t, func(t *testing.T, s []Store) {
 		for r := range s {
-			if _, err := s[r].Get(within(t, soon), "never"); !errors.Is(
-				err, context.DeadlineExceeded) {
-				t.Errorf("rank %d: after the deadline: %v", r, err)
-			}
+			require.Fails(t, fmt.Sprintf("rank %d: after the deadline", r),
+				require.Err(s[r].Get(within(t, soon), "never")), context.DeadlineExceeded)
 			ctx, cancel := context.WithCancel(context.Background())
 			ended := make(chan error, 1)
 			go func() { _, err := s[r].Get(ctx, "never"); ended <- err }()
 			cancel()
-			if err := <-ended; !errors.Is(err, context.Canceled) {
-				t.Errorf("rank %d: after cancel: %v", r, err)
-			}
-			if err := s[r].Set(ctx, "k", nil); !errors.Is(err, context.Canceled) {
-				t.Errorf("rank %d: Set with a context that has ended: %v", r, err)
-			}
+			require.Fails(t, fmt.Sprintf("rank %d: after cancel", r), <-ended, context.Canceled)
+			require.Fails(t, fmt.Sprintf("rank %d: Set with a context that has ended", r),
+				s[r].Set(ctx, "k", nil), context.Canceled)
 		}
 		// The wait that ended took nothing with it.
 		ctx := within(t, long)
@@ -317,12 +301,9 @@ func TestCloseWakesOwnWaiters(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { _, err := s[r].Get(ctx, "never"); ended <- err }()
 			require.Report(t, s[r].Close())
-			if err := <-ended; !errors.Is(err, ErrClosed) {
-				t.Errorf("rank %d: after Close: %v", r, err)
-			}
-			if err := s[r].Set(ctx, "k", nil); !errors.Is(err, ErrClosed) {
-				t.Errorf("rank %d: Set after Close: %v", r, err)
-			}
+			require.Fails(t, fmt.Sprintf("rank %d: after Close", r), <-ended, ErrClosed)
+			require.Fails(t, fmt.Sprintf("rank %d: Set after Close", r), s[r].Set(ctx, "k", nil),
+				ErrClosed)
 			if err := s[r].Close(); err != nil {
 				t.Errorf("rank %d: second Close: %v", r, err)
 			}
@@ -339,9 +320,8 @@ func TestManyWaitersAtOnce(t *testing.T) {
 			for _, store := range s {
 				wg.Go(func() {
 					v, err := store.Get(ctx, fmt.Sprint(k))
-					if err != nil || string(v) != fmt.Sprint(k) {
-						t.Errorf("key %d = %q, %v", k, v, err)
-					}
+					require.Check(t, err == nil && string(v) == fmt.Sprint(k), "key %d = %q, %v", k,
+						v, err)
 				})
 			}
 		}

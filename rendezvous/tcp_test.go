@@ -80,16 +80,10 @@ func TestWrongTokenIsRefused(t *testing.T) {
 	for _, token := range []string{"", "another", testToken + "x"} {
 		_, err := dial(within(t, long), s.ln.Addr().String(), token, testIdentity(1, 3),
 			handshakeTime, long)
-		if !errors.Is(err, errToken) || !strings.Contains(err.Error(), "EURYALE_TOKEN") {
-			t.Errorf("token %q: %v", token, err)
-		}
+		require.Fails(t, fmt.Sprintf("token %q", token), err, errToken, "EURYALE_TOKEN")
 	}
-	if s.failure() != nil {
-		t.Error("an unauthenticated client made the job fail")
-	}
-	if err := s.turnedAway(); !errors.Is(err, errToken) {
-		t.Errorf("the server reports %v", err)
-	}
+	require.Check(t, s.failure() == nil, "an unauthenticated client made the job fail")
+	require.Fails(t, "the server reports", s.turnedAway(), errToken)
 	c := connectRank(t, s, 1)
 	works(t, c)
 	c.Close()
@@ -161,9 +155,8 @@ func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
 			c.change(&id)
 			_, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime,
 				long)
-			if !lasting(err) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("the rank gets %v", err)
-			}
+			require.Check(t, lasting(err) && strings.Contains(err.Error(), c.want),
+				"the rank gets %v", err)
 			if f := down(t, s); f.Rank != id.rank || !strings.Contains(f.Error(), c.want) {
 				t.Errorf("the others get %v", f)
 			}
@@ -181,9 +174,7 @@ func TestRankThatIsTakenIsRefused(t *testing.T) {
 		long); !lasting(err) || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}
-	if f := down(t, s); !strings.Contains(f.Error(), want) {
-		t.Error(f)
-	}
+	require.Fails(t, "down", down(t, s), want)
 	c.Close()
 }
 
@@ -229,9 +220,8 @@ func TestServerThatDoesNotAnswerIsHardlyWaitedFor(t *testing.T) {
 		t.Errorf("news wait %v for a server of which nothing is known", got)
 	}
 	s.table.mu.Lock()
-	if err := w.Fail(&Failure{Rank: 0, Cause: errors.New("it is stopped")}); err == nil {
-		t.Error("a server that is stopped has taken the news")
-	}
+	require.Fails(t, "a server that is stopped has taken the news",
+		w.Fail(&Failure{Rank: 0, Cause: errors.New("it is stopped")}))
 	if got := w.NewsTime(-1); got != silentTime {
 		t.Errorf("a goodbye waits %v for a server that is stopped", got)
 	}
@@ -254,10 +244,8 @@ func TestRank0LeavesFirst(t *testing.T) {
 		t.Errorf("Close of rank 0 took %v", took)
 	}
 	for _, w := range all[1:] {
-		if err := w.Barrier(t.Context(), "b"); !errors.Is(err, ErrClosed) ||
-			!strings.Contains(err.Error(), "rank 0, which serves the store, has left") {
-			t.Errorf("rank %d: %v", w.Rank, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", w.Rank), w.Barrier(t.Context(), "b"), ErrClosed,
+			"rank 0, which serves the store, has left")
 		if f := w.Failure(); f != nil {
 			t.Errorf("rank %d takes it for a failure: %v", w.Rank, f)
 		}
@@ -301,9 +289,7 @@ func TestRank0HearsOfAFailureLast(t *testing.T) {
 		}
 		for _, r := range []int{1, 3} {
 			<-ws[r].Down()
-			if f := ws[r].Failure(); f.Rank != 2 {
-				t.Errorf("rank %d: %v", r, f)
-			}
+			require.Equal(t, fmt.Sprint("rank ", r), ws[r].Failure().Rank, 2)
 		}
 		each(ws, func(w *World) { w.Close() })
 	}
@@ -422,9 +408,7 @@ func TestWaitsOfOneRankAreBounded(t *testing.T) {
 func TestCancelledWaitEndsOnTheServer(t *testing.T) {
 	s := tcpServer(t, 2)
 	c := connectRank(t, s, 1)
-	if _, err := c.Get(within(t, soon), "never"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Error(err)
-	}
+	require.Fails(t, "Get", require.Err(c.Get(within(t, soon), "never")), context.DeadlineExceeded)
 	works(t, c) // the cancel went before it
 	for range 1000 {
 		s.table.mu.Lock()
@@ -452,9 +436,8 @@ func TestUnauthenticatedClientsAreBoundedAndMakeRoom(t *testing.T) {
 	s.unproven.mu.Lock()
 	defer s.unproven.mu.Unlock()
 	for i, h := range s.unproven.halls {
-		if h.held > mostUnproven/2 {
-			t.Errorf("%d unauthenticated clients are left in hall %d", h.held, i)
-		}
+		require.Check(t, h.held <= mostUnproven/2, "%d unauthenticated clients are left in hall %d",
+			h.held, i)
 	}
 }
 
@@ -483,9 +466,7 @@ func TestFramesComeBack(t *testing.T) {
 	var wire bytes.Buffer
 	frame{kind: kindSwap, id: 1 << 60, body: body}.writeTo(&wire)
 	f, err := readFrame(&wire, len(body))
-	if err != nil || f.kind != kindSwap || f.id != 1<<60 {
-		t.Fatalf("%+v, %v", f, err)
-	}
+	require.That(t, err == nil && f.kind == kindSwap && f.id == 1<<60, "%+v, %v", f, err)
 	u := unpacker{rest: f.body}
 	if s, null, empty, n := u.string(), u.bytes(), u.bytes(), u.int(); s != "text" || null != nil ||
 		empty == nil || len(empty) != 0 || n != -5 {
@@ -508,9 +489,7 @@ func FuzzReadFrame(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(got.body) > maxHandshake {
-			t.Fatalf("a body of %d bytes", len(got.body))
-		}
+		require.That(t, len(got.body) <= maxHandshake, "a body of %d bytes", len(got.body))
 		var again bytes.Buffer
 		got.writeTo(&again)
 		if !bytes.HasPrefix(wire, again.Bytes()) {

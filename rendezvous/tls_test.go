@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"strings"
 	"sync"
 	"testing"
 
@@ -130,9 +129,8 @@ func TestAProofIsWorthNothingOnAnotherConnection(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 	<-over
-	if !bytes.Contains(wire.text, []byte(magic)) {
-		t.Error("the one between saw no handshake: this test shows nothing")
-	}
+	require.Check(t, bytes.Contains(wire.text, []byte(magic)),
+		"the one between saw no handshake: this test shows nothing")
 	require.NoError(t, l.Close())
 }
 
@@ -141,8 +139,6 @@ func TestARankWithoutTLSIsExplained(t *testing.T) {
 	l := greeter(t, ws[0], "data")
 	defer l.Close()
 	ws[1].TLS = true
-	if _, err := ws[1].Dial(within(t, 3*retryTime), "data", 0, l.Addr()); err == nil ||
-		!strings.Contains(err.Error(), "EURYALE_TLS") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the error",
+		require.Err(ws[1].Dial(within(t, 3*retryTime), "data", 0, l.Addr())), "EURYALE_TLS")
 }

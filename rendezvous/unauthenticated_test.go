@@ -104,19 +104,14 @@ func TestFoundSquatterCannotEndARank(t *testing.T) {
 func TestFoundTextOfPeersIsEscaped(t *testing.T) {
 	const evil, want = "a\x1b[2J\r\x07\u202e\u0085\xff b\n\tc",
 		"a\\x1b[2J\\r\\a\\u202e\\u0085\uFFFD b\n\tc"
-	if got := Printable(evil); got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	require.Equal(t, "Printable", Printable(evil), want)
 	f := decodeFailure((&Failure{Rank: 1, Cause: errors.New(evil)}).encode())
-	if f.Cause.Error() != want {
-		t.Errorf("a failure: %q", f.Cause)
-	}
+	require.Check(t, f.Cause.Error() == want, "a failure: %q", f.Cause)
 	id := testIdentity(1, 2)
 	id.host, id.job, id.build = evil, evil, evil
 	got, err := unpackIdentity(id.pack())
-	if err != nil || got.host != want || got.job != want || got.build != want {
-		t.Errorf("an identity: %+v, %v", got, err)
-	}
+	require.Check(t, err == nil && got.host == want && got.job == want && got.build == want,
+		"an identity: %+v, %v", got, err)
 	if _, err := result(frame{kind: kindFailed, body: packString(nil, evil)}); err.Error() != want {
 		t.Errorf("a result: %q", err)
 	}
@@ -128,9 +123,7 @@ func TestFoundShortTokenIsRefusedBetweenMachines(t *testing.T) {
 		_, err := Join(t.Context(), e)
 		for _, part := range []string{"EURYALE_TOKEN has 15 bytes", "16 bytes or more",
 			"euryale token"} {
-			if err == nil || !strings.Contains(err.Error(), part) {
-				t.Errorf("rank %d: %v lacks %q", e.Rank, err, part)
-			}
+			require.Fails(t, fmt.Sprint("rank ", e.Rank), err, part)
 		}
 	}
 }

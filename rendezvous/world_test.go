@@ -83,9 +83,8 @@ func TestAllGatherInRankOrder(t *testing.T) {
 						return
 					}
 					for r, v := range got {
-						if string(v) != fmt.Sprintf("%d of %d", r, round) {
-							t.Errorf("rank %d: value of rank %d is %q", w.Rank, r, v)
-						}
+						require.Equal(t, fmt.Sprintf("rank %d: value of rank %d", w.Rank, r),
+							string(v), fmt.Sprintf("%d of %d", r, round))
 					}
 				}
 			})
@@ -127,9 +126,7 @@ func TestMissingRanksAreNamed(t *testing.T) {
 			}
 			for _, part := range []string{fmt.Sprintf("rank %d: barrier \"b\"", w.Rank),
 				"ranks 1, 3 did not", "200ms"} {
-				if !strings.Contains(err.Error(), part) {
-					t.Errorf("rank %d: %q lacks %q", w.Rank, err, part)
-				}
+				require.Fails(t, fmt.Sprint("rank ", w.Rank), err, part)
 			}
 		})
 	})
@@ -139,10 +136,7 @@ func TestKeyIsUsedOnce(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, all []*World) {
 		each(all, func(w *World) {
 			require.Report(t, w.Barrier(t.Context(), "b"))
-			if err := w.Barrier(t.Context(), "b"); err == nil ||
-				!strings.Contains(err.Error(), "used before") {
-				t.Errorf("second use: %v", err)
-			}
+			require.Fails(t, "second use", w.Barrier(t.Context(), "b"), "used before")
 		})
 	})
 }
@@ -196,10 +190,8 @@ func TestStoreOfWorldEndsWithTimeout(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, all []*World) {
 		all[1].Timeout = soon
 		_, err := all[1].Store.Get(t.Context(), "never")
-		if !errors.Is(err, context.DeadlineExceeded) ||
-			!strings.Contains(err.Error(), `rank 1: get key "never": timeout after 30ms`) {
-			t.Error(err)
-		}
+		require.Fails(t, "the error", err, context.DeadlineExceeded,
+			`rank 1: get key "never": timeout after 30ms`)
 	})
 }
 
@@ -211,9 +203,7 @@ func TestCloseIsNoFailure(t *testing.T) {
 			if f := w.Failure(); f != nil {
 				t.Errorf("rank %d: %v", w.Rank, f)
 			}
-			if err := w.Barrier(t.Context(), "b"); !errors.Is(err, ErrClosed) {
-				t.Errorf("Barrier after Close: %v", err)
-			}
+			require.Fails(t, "Barrier after Close", w.Barrier(t.Context(), "b"), ErrClosed)
 		})
 	})
 }
@@ -223,9 +213,7 @@ func TestCloseEndsOwnWaits(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- all[1].Barrier(t.Context(), "b") }()
 		all[1].Close()
-		if err := <-ended; !errors.Is(err, ErrClosed) {
-			t.Errorf("Barrier: %v", err)
-		}
+		require.Fails(t, "Barrier", <-ended, ErrClosed)
 	})
 }
 
@@ -241,9 +229,7 @@ func TestFoundLocalRanksHeedATimeout(t *testing.T) {
 	for given, want := range map[time.Duration]time.Duration{0: DefaultTimeout, soon: soon} {
 		worlds, err := Local(2, given)
 		require.NoError(t, err)
-		if got := worlds[1].Timeout; got != want {
-			t.Errorf("Local with %v waits %v, want %v", given, got, want)
-		}
+		require.Equal(t, fmt.Sprintf("Local with %v waits", given), worlds[1].Timeout, want)
 		if given == soon {
 			var missing *MissingError
 			if err := worlds[0].Barrier(t.Context(), "alone"); !errors.As(err, &missing) {
@@ -252,17 +238,13 @@ func TestFoundLocalRanksHeedATimeout(t *testing.T) {
 		}
 		closeWorlds(worlds)
 	}
-	if _, err := Local(1, -1); err == nil {
-		t.Error("a negative timeout is taken")
-	}
+	require.Fails(t, "a negative timeout is taken", require.Err(Local(1, -1)))
 }
 
 func TestLocalWorldsOfOneProcessDiffer(t *testing.T) {
 	a, _ := Local(1, 0)
 	b, _ := Local(1, 0)
-	if a[0].Name == b[0].Name {
-		t.Errorf("both are %q", a[0].Name)
-	}
+	require.Check(t, a[0].Name != b[0].Name, "both are %q", a[0].Name)
 	a[0].Close()
 	b[0].Close()
 }
@@ -287,26 +269,19 @@ func TestOnlyWhatHasEndedIsDown(t *testing.T) {
 func TestFailureSurvivesTheStore(t *testing.T) {
 	f := decodeFailure((&Failure{Rank: 3, Cause: errors.New("two words\nand a line"),
 		Declared: true}).encode())
-	if f.Rank != 3 || !f.Declared || f.Cause.Error() != "two words\nand a line" {
-		t.Errorf("%+v", f)
-	}
-	if f := decodeFailure([]byte("garbage")); f.Rank != -1 {
-		t.Errorf("%+v", f)
-	}
+	require.Check(t, f.Rank == 3 && f.Declared && f.Cause.Error() == "two words\nand a line", "%+v",
+		f)
+	require.Equal(t, "decodeFailure", decodeFailure([]byte("garbage")).Rank, -1)
 }
 
 func TestBuildIDIsStable(t *testing.T) {
 	a, err := buildID()
 	b, _ := buildID()
-	if err != nil || a != b || len(a) != 16 {
-		t.Errorf("%q, %q, %v", a, b, err)
-	}
+	require.Check(t, err == nil && a == b && len(a) == 16, "%q, %q, %v", a, b, err)
 	exe, err := os.Open("/proc/self/exe")
 	require.NoError(t, err)
 	defer exe.Close()
-	if goBuildNote(exe) == nil {
-		t.Error("no Go build ID found in a Go executable")
-	}
+	require.Check(t, goBuildNote(exe) != nil, "no Go build ID found in a Go executable")
 	const sizes, mark = "\x04\x00\x00\x00\x02\x00\x00\x00", "\x04\x00\x00\x00Go\x00\x00"
 	for text, want := range map[string]string{
 		"no ELF": "", mark + "id": "", "..." + sizes + mark: "", "..." + sizes + mark + "i": "",
@@ -344,9 +319,6 @@ func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
 		"barrier": w.Barrier(t.Context(), "b"), "set": w.Store.Set(t.Context(), "k", nil),
 		"add": added, "get": got,
 	} {
-		if !errors.Is(err, context.DeadlineExceeded) ||
-			!strings.Contains(err.Error(), "because of rank 0: ") {
-			t.Errorf("%s: %v", what, err)
-		}
+		require.Fails(t, what, err, context.DeadlineExceeded, "because of rank 0: ")
 	}
 }

@@ -51,9 +51,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 		Max: 64 << 20, Factor: 2,
 		Time: 300 * time.Millisecond, Algorithm: "auto",
 	}
-	if !reflect.DeepEqual(b, want) {
-		t.Errorf("defaults are %+v, want %+v", b, want)
-	}
+	require.Check(t, reflect.DeepEqual(b, want), "defaults are %+v, want %+v", b, want)
 }
 
 func TestBenchRanksMeasureTheSame(t *testing.T) {
@@ -64,9 +62,7 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 	require.NoError(t, err)
 	again, err := parseBench(t, b.args()[1:]...)
 	require.NoError(t, err)
-	if !reflect.DeepEqual(b, again) {
-		t.Errorf("a rank is told %+v, want %+v", again, b)
-	}
+	require.Check(t, reflect.DeepEqual(b, again), "a rank is told %+v, want %+v", again, b)
 	fields := reflect.ValueOf(b)
 	for i := range fields.NumField() {
 		// which no rank is told of
@@ -146,9 +142,7 @@ func TestBenchOnADeviceTimesBatches(t *testing.T) {
 			wants = append(wants, "      stream      host ", " 4096 ")
 		}
 		for _, want := range wants {
-			if !strings.Contains(text, want) {
-				t.Errorf("no %q in\n%s", want, text)
-			}
+			require.Check(t, strings.Contains(text, want), "no %q in\n%s", want, text)
 		}
 	}
 }
@@ -162,9 +156,7 @@ func TestBenchFailsIfElementsAreWrong(t *testing.T) {
 	for range 2 {
 		require.NoError(t, s.add(bench.Result{Wrong: 3}))
 	}
-	if err := s.verdict(); err == nil || !strings.Contains(err.Error(), "6 elements are wrong") {
-		t.Errorf("verdict is %v", err)
-	}
+	require.Fails(t, "verdict", s.verdict(), "6 elements are wrong")
 }
 
 func TestBenchExplainsBadInput(t *testing.T) {
@@ -183,18 +175,13 @@ func TestBenchExplainsBadInput(t *testing.T) {
 	} {
 		b := quickBench(t, test.flag)
 		err := b.Run(context.Background(), nowhere())
-		if err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: error is %v, want one with %q", test.flag, err, test.want)
-		}
+		require.Fails(t, test.flag, err, test.want)
 		if code := exitCode(t.Context(), err, nowhere()); code != exit.Usage {
 			t.Errorf("%s: exit code %d", test.flag, code)
 		}
 	}
 	for _, flag := range []string{"--min=1X", "--max=-1", "--max="} {
-		if _, err := parseBench(t, flag); err == nil ||
-			!strings.Contains(err.Error(), "not a size") {
-			t.Errorf("%s: error is %v", flag, err)
-		}
+		require.Fails(t, flag, require.Err(parseBench(t, flag)), "not a size")
 	}
 }
 
@@ -204,7 +191,5 @@ func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 	t.Setenv("EURYALE_JOB", "by-hand")
 	b := quickBench(t)
 	err := b.Run(context.Background(), nowhere())
-	if err == nil || !strings.Contains(err.Error(), "start it alone") {
-		t.Errorf("error is %v", err)
-	}
+	require.Fails(t, "the error", err, "start it alone")
 }

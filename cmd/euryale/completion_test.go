@@ -33,9 +33,8 @@ func TestShellsCompleteCommandsFlagsAndValues(t *testing.T) {
 		_, out, stderr := commandLine("anything")
 		got := strings.Fields(out)
 		slices.Sort(got)
-		if strings.Join(got, " ") != want || stderr != "" {
-			t.Errorf("%s: %q, %q, want %q", line, got, stderr, want)
-		}
+		require.Check(t, strings.Join(got, " ") == want && stderr == "", "%s: %q, %q, want %q",
+			line, got, stderr, want)
 	}
 }
 
@@ -44,12 +43,8 @@ func TestCompletionPrintsWhatAShellReads(t *testing.T) {
 		"bash": " euryale\n", "zsh": "bashcompinit", "fish": "complete -f -c euryale",
 	} {
 		_, out, err := commandLine("completion", shell)
-		if !strings.Contains(out, want) || err != "" {
-			t.Errorf("%s: %q, %q", shell, out, err)
-		}
+		require.Check(t, strings.Contains(out, want) && err == "", "%s: %q, %q", shell, out, err)
 	}
 	code, _, err := commandLine("completion", "csh")
-	if code != exit.Usage || !strings.Contains(err, "bash") {
-		t.Errorf("csh: %d, %q", code, err)
-	}
+	require.Check(t, code == exit.Usage && strings.Contains(err, "bash"), "csh: %d, %q", code, err)
 }

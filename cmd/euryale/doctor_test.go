@@ -50,9 +50,7 @@ func examine(t *testing.T, goroutines, processes error, environ ...string) (stri
 
 func TestDoctorReportsEveryPart(t *testing.T) {
 	report, err := examine(t, nil, nil)
-	if err != nil {
-		t.Errorf("error is %v", err)
-	}
+	require.Check(t, err == nil, "error is %v", err)
 	parts := []string{"build", "machine", "environment", "measurements", "shared memory",
 		"loopback", "gpu", "host goroutines", "host processes"}
 	for _, b := range euryale.Backends() {
@@ -69,9 +67,8 @@ func TestDoctorReportsEveryPart(t *testing.T) {
 			t.Errorf("not aligned: %q", line)
 		}
 	}
-	if strings.Contains(report, "backend ucc") {
-		t.Errorf("it reports a backend that does not exist:\n%s", report)
-	}
+	require.Check(t, !strings.Contains(report, "backend ucc"),
+		"it reports a backend that does not exist:\n%s", report)
 }
 
 func TestDoctorFailsOnlyIfNothingWorks(t *testing.T) {
@@ -81,9 +78,7 @@ func TestDoctorFailsOnlyIfNothingWorks(t *testing.T) {
 		fails                 bool
 	}{{nil, broken, false}, {broken, nil, false}, {broken, broken, true}} {
 		report, err := examine(t, test.goroutines, test.processes)
-		if (err != nil) != test.fails {
-			t.Errorf("%+v: error is %v", test, err)
-		}
+		require.Check(t, (err != nil) == test.fails, "%+v: error is %v", test, err)
 		if !strings.Contains(report, "no  first line\n                    second line\n") {
 			t.Errorf("the reason is not there, or not aligned:\n%s", report)
 		}

@@ -38,9 +38,7 @@ func TestEnvPreparesABuild(t *testing.T) {
 	}
 	for _, want := range []string{"1\n", `"-I` + dir + `/include" -I` + toolkit + "/include\n",
 		`"-L` + dir + `/lib" -lcuda`} {
-		if !strings.Contains(string(flags), want) {
-			t.Errorf("no %q in\n%s", want, flags)
-		}
+		require.Check(t, strings.Contains(string(flags), want), "no %q in\n%s", want, flags)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "lib", "libcuda.a")); err != nil {
 		t.Error(err)
@@ -75,7 +73,5 @@ func TestEnvSaysWhereLibrariesAre(t *testing.T) {
 func TestEnvSaysWhatIsMissing(t *testing.T) {
 	t.Setenv("CUDA_HOME", t.TempDir())
 	err := envCmd{Dir: t.TempDir()}.Run(context.Background(), nowhere())
-	if err == nil || !strings.Contains(err.Error(), "CUDA_HOME") {
-		t.Errorf("error is %v", err)
-	}
+	require.Fails(t, "the error", err, "CUDA_HOME")
 }

@@ -88,13 +88,9 @@ func TestExplainSaysWhatIsChosenAndWhy(t *testing.T) {
 			[]string{"round numbers: euryale bench --tune measures"}},
 	} {
 		code, out, err := explain(test.line)
-		if code != 0 {
-			t.Errorf("%s: %s", test.line, err)
-		}
+		require.Check(t, code == 0, "%s: %s", test.line, err)
 		for _, want := range test.wants {
-			if !strings.Contains(out, want) {
-				t.Errorf("%s: no %q in\n%s", test.line, want, out)
-			}
+			require.Check(t, strings.Contains(out, want), "%s: no %q in\n%s", test.line, want, out)
 		}
 	}
 }
@@ -106,15 +102,12 @@ func TestExplainUsesWhatWasMeasured(t *testing.T) {
 	links.Step = 77 * time.Microsecond
 	_, keepErr := hierarchy.Measurement{Model: "NVIDIA H200", Machines: 2, Devices: 2, Links: links,
 		Source: "that test"}.Keep()
-	if keepErr != nil {
-		t.Fatal(keepErr)
-	}
+	require.NoError(t, keepErr)
 	code, out, err := explain("allreduce 1K --topology 2x2" + h200)
 	for _, want := range []string{": one-shot", "(this test): nccl 9.0 us, one-shot 4.0 us",
 		"77µs for a phase", "measured: that test"} {
-		if code != 0 || !strings.Contains(out, want) {
-			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
-		}
+		require.Check(t, code == 0 && strings.Contains(out, want), "code %d, no %q in\n%s%s", code,
+			want, out, err)
 	}
 	require.NoError(t, os.WriteFile(file, []byte("no JSON"), 0o600))
 	if code, out, err := explain("allreduce 1K" + h200); code != 1 || out != "" ||
@@ -131,9 +124,8 @@ func TestExplainReadsTheEnvironment(t *testing.T) {
 	code, out, err := explain("allreduce 1K" + h200)
 	for _, want := range []string{"among 4 ranks", "ll, where ll is forced",
 		"hierarchical, because it is asked for always"} {
-		if code != 0 || !strings.Contains(out, want) {
-			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
-		}
+		require.Check(t, code == 0 && strings.Contains(out, want), "code %d, no %q in\n%s%s", code,
+			want, out, err)
 	}
 }
 
@@ -168,10 +160,9 @@ func TestExplainSaysWhatInitDoes(t *testing.T) {
 					want = "flat, because there is one machine"
 				}
 				code, out, stderr := explain(fmt.Sprintf("allreduce %d -n 4", size))
-				if code != 0 || !strings.Contains(out, want) {
-					t.Errorf("topology %q, hierarchy %q: code %d, %s\n%s\nInit says\n%s", topology,
-						mode, code, stderr, out, want)
-				}
+				require.Check(t, code == 0 && strings.Contains(out, want),
+					"topology %q, hierarchy %q: code %d, %s\n%s\nInit says\n%s", topology, mode,
+					code, stderr, out, want)
 			}
 		}
 	}
@@ -289,9 +280,7 @@ func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
 	picture := filepath.Join(t.TempDir(), "scale.svg")
 	const links = " --inside 3us+200GB/s --between 10us+25GB/s"
 	code, out, stderr := explain("allreduce 64M --topology 2x8 --scale --plot " + picture + links)
-	if code != 0 {
-		t.Fatalf("code %d, %s", code, stderr)
-	}
+	require.That(t, code == 0, "code %d, %s", code, stderr)
 	_, table, _ := strings.Cut(out, "  runs\n")
 	rows := strings.Split(strings.TrimSpace(table), "\n")
 	if len(rows) != 10 || !strings.HasPrefix(strings.TrimSpace(rows[0]), "8 ") ||

@@ -89,9 +89,8 @@ func probed(t *testing.T, all []*standIn) string {
 func TestProbeTriesEveryPair(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		report := probed(t, standIns(t, n))
-		if strings.Count(report, " ok ") != 3 || strings.Contains(report, " none") {
-			t.Errorf("%d GPUs:\n%s", n, report)
-		}
+		require.Check(t, strings.Count(report, " ok ") == 3 && !strings.Contains(report, " none"),
+			"%d GPUs:\n%s", n, report)
 		if rows := strings.Count(report, "\n"); rows != 3*(n+2) {
 			t.Errorf("%d lines, want three tables of %d rows:\n%s", rows, n, report)
 		}
@@ -102,9 +101,8 @@ func TestProbeSaysWhereThereIsNoPeerAccess(t *testing.T) {
 	all := standIns(t, 2)
 	all[1].apart = true
 	report := probed(t, all)
-	if strings.Count(report, " none") != 4 || strings.Count(report, " ok ") != 3 {
-		t.Errorf("report:\n%s", report)
-	}
+	require.Check(t, strings.Count(report, " none") == 4 && strings.Count(report, " ok ") == 3,
+		"report:\n%s", report)
 }
 
 func TestProbeFindsWrongBytes(t *testing.T) {
@@ -114,13 +112,10 @@ func TestProbeFindsWrongBytes(t *testing.T) {
 	for _, want := range []string{"gpu copies      no ", "peer reads      ok ",
 		"peer writes     ok ", " wrong\n", "cuda:0 to cuda:2: 1 of 1000 bytes arrived wrong, the " +
 			"first at 5"} {
-		if !strings.Contains(report, want) {
-			t.Errorf("no %q in\n%s", want, report)
-		}
+		require.Check(t, strings.Contains(report, want), "no %q in\n%s", want, report)
 	}
-	if strings.Count(report, "arrived wrong") != 1 {
-		t.Errorf("more pairs than one are wrong:\n%s", report)
-	}
+	require.Check(t, strings.Count(report, "arrived wrong") == 1,
+		"more pairs than one are wrong:\n%s", report)
 }
 
 func TestProbeGoesOnAfterAnError(t *testing.T) {
@@ -129,9 +124,7 @@ func TestProbeGoesOnAfterAnError(t *testing.T) {
 	report := probed(t, all)
 	for _, want := range []string{"cuda:0 to cuda:1: out of luck", "cuda:1 to cuda:1: out of luck",
 		"peer reads      ok "} {
-		if !strings.Contains(report, want) {
-			t.Errorf("no %q in\n%s", want, report)
-		}
+		require.Check(t, strings.Contains(report, want), "no %q in\n%s", want, report)
 	}
 }
 
@@ -139,9 +132,7 @@ func TestProbeSaysWhyItStopped(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("it took longer than 1m0s"))
 	for _, f := range probe(ctx, usableGPUs(standIns(t, 1)), 1000) {
-		if f.err == nil || !strings.Contains(f.err.Error(), "longer than 1m0s") {
-			t.Errorf("%s: error is %v", f.about, f.err)
-		}
+		require.Fails(t, f.about, f.err, "longer than 1m0s")
 	}
 }
 
@@ -160,12 +151,8 @@ func TestMatrixNamesEveryPair(t *testing.T) {
 
 func TestPatternsDiffer(t *testing.T) {
 	a, b := patternOf(0, 4096), patternOf(1, 4096)
-	if compare(a, b) == nil {
-		t.Error("two GPUs have the same pattern")
-	}
-	if compare(a[8:1032], a[:1024]) == nil {
-		t.Error("the pattern repeats")
-	}
+	require.Check(t, compare(a, b) != nil, "two GPUs have the same pattern")
+	require.Check(t, compare(a[8:1032], a[:1024]) != nil, "the pattern repeats")
 }
 
 func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
@@ -195,9 +182,8 @@ func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}
 	}
-	if asked != 2 || !closed {
-		t.Errorf("self tests were asked for %d GPUs; closed: %v", asked, closed)
-	}
+	require.Check(t, asked == 2 && closed, "self tests were asked for %d GPUs; closed: %v", asked,
+		closed)
 }
 
 func TestDoctorSaysWhatAllReducesRunOn(t *testing.T) {

@@ -28,9 +28,8 @@ func TestRunOnHosts(t *testing.T) {
 		small()...)...)
 	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "[0] # ranks: 3 processes") {
-		t.Errorf("%v\n%s", err, out)
-	}
+	require.Check(t, err == nil && strings.Contains(string(out), "[0] # ranks: 3 processes"),
+		"%v\n%s", err, out)
 }
 
 func TestHostsSayWhatGPUsLack(t *testing.T) {
@@ -47,7 +46,5 @@ func TestHostsSayWhatGPUsLack(t *testing.T) {
 	}
 	const lack = "products: kernels of Euryale: cuBLAS was not found: install it"
 	got := missing("A GPU\n" + lack + "\nlibcublas.so.13: no such file\nconvolutions: cuDNN 9")
-	if !slices.Equal(got, []string{lack}) {
-		t.Errorf("of facts it says %q", got)
-	}
+	require.Slices(t, "of facts", got, []string{lack})
 }

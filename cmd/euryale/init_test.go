@@ -54,9 +54,7 @@ func TestProcess1OfAContainerReapsOrphansAndPassesSignalsOn(t *testing.T) {
 	}
 	text := make([]byte, 100)
 	n, err := read.Read(text)
-	if string(text[:n]) != "up\n" {
-		t.Errorf("it says %q, %v, %s", text[:n], err, &stderr)
-	}
+	require.Check(t, string(text[:n]) == "up\n", "it says %q, %v, %s", text[:n], err, &stderr)
 	for end := time.Now().Add(10 * time.Second); len(zombies(cmd.Process.Pid)) > 0; {
 		if time.Sleep(time.Millisecond); time.Now().After(end) {
 			t.Fatalf("not reaped: %q", zombies(cmd.Process.Pid))

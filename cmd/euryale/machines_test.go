@@ -116,9 +116,7 @@ func (j job) kill(t *testing.T, ranks ...int) {
 	pids := j.machines[ranks[0]/2].Ranks(t)
 	for i, rank := range ranks {
 		pid, found := pids[rank]
-		if !found {
-			t.Fatalf("there is no rank %d to kill", rank)
-		}
+		require.That(t, found, "there is no rank %d to kill", rank)
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil &&
 			(i == 0 || err != syscall.ESRCH) {
 			t.Fatalf("kill rank %d: %v", rank, err)
@@ -170,9 +168,7 @@ func joinsOrNames(t *testing.T, c contracts.Case, machines []*proctest.Namespace
 			t.Errorf("%s: %v\n%s", args, err, p.Output())
 		}
 	}
-	if !c.Refused && sums != 8 {
-		t.Errorf("%s: %d ranks have the sum, not 8", args, sums)
-	}
+	require.Check(t, c.Refused || sums == 8, "%s: %d ranks have the sum, not 8", args, sums)
 }
 
 func TestMachinesRunABenchmark(t *testing.T) {
@@ -193,15 +189,13 @@ func TestMachinesTuneTheirLinks(t *testing.T) {
 		"--factor=16", "--time=1ms").succeeds(t)
 	kept, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 2),
 		false)
-	if err != nil || !found || !strings.Contains(kept.Source, "4 processes, tcp") {
-		t.Fatalf("%s keeps %+v, %v", file, kept, err)
-	}
+	require.That(t, err == nil && found && strings.Contains(kept.Source, "4 processes, tcp"),
+		"%s keeps %+v, %v", file, kept, err)
 	code, out, stderr := explain("allreduce 64M --topology 2x2")
 	for _, want := range []string{"links         " + kept.Links.String() + "\n", "measured: " +
 		kept.Source, "67.1 MB between machines from each rank"} {
-		if code != 0 || !strings.Contains(out, want) {
-			t.Errorf("code %d, %s, no %q in\n%s", code, stderr, want, out)
-		}
+		require.Check(t, code == 0 && strings.Contains(out, want), "code %d, %s, no %q in\n%s",
+			code, stderr, want, out)
 	}
 }
 
@@ -213,9 +207,7 @@ var trained = regexp.MustCompile(
 func learned(t *testing.T, out, backend string) string {
 	t.Helper()
 	end := trained.FindStringSubmatch(out)
-	if end == nil || end[2] != backend {
-		t.Fatalf("no training on backend %s:\n%s", backend, out)
-	}
+	require.That(t, end != nil && end[2] == backend, "no training on backend %s:\n%s", backend, out)
 	return end[1] + " " + end[3]
 }
 
@@ -223,9 +215,7 @@ func learned(t *testing.T, out, backend string) string {
 func TestMachinesLearn(t *testing.T) {
 	train := []string{built(t, digits), "--epochs", "5"}
 	onHost, err := command(t, append([]string{"run", "-n", "4"}, train...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, onHost)
-	}
+	require.That(t, err == nil, "%v\n%s", err, onHost)
 	flat := append([]string{"env", "EURYALE_HIERARCHY=never"}, train...)
 	cases := []struct {
 		machines int
@@ -277,27 +267,22 @@ func TestMachinesTrainATransformer(t *testing.T) {
 	loss := func(printed string) (loss, eval float64) {
 		t.Helper()
 		end := regexp.MustCompile(`loss=(\S+) eval=(\S+) ranks=`).FindStringSubmatch(printed)
-		if end == nil {
-			t.Fatalf("no training:\n%s", printed)
-		}
+		require.That(t, end != nil, "no training:\n%s", printed)
 		if _, err := fmt.Sscan(end[1]+" "+end[2], &loss, &eval); err != nil {
 			t.Fatal(err)
 		}
 		return loss, eval
 	}
 	alone, err := exec.Command(train[0], train[1:]...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, alone)
-	}
+	require.That(t, err == nil, "%v\n%s", err, alone)
 	want, wantEval := loss(string(alone))
 	for _, layout := range []string{"--tp 2", "--sp 2 --tp 2", "--sp 2"} {
 		t.Run(layout, func(t *testing.T) {
 			got, eval := loss(startJob(t, proctest.Machines(t, 2, proctest.Wire{}),
 				append(train, strings.Fields(layout)...)...).succeeds(t))
-			if math.Abs(got-want) > 1e-3 || math.Abs(eval-wantEval) > 1e-3 {
-				t.Errorf("the loss is %v, and %v of held-out text; on one rank %v and %v", got,
-					eval, want, wantEval)
-			}
+			require.Check(t, math.Abs(got-want) <= 1e-3 && math.Abs(eval-wantEval) <= 1e-3,
+				"the loss is %v, and %v of held-out text; on one rank %v and %v", got, eval, want,
+				wantEval)
 		})
 	}
 }
@@ -447,9 +432,7 @@ func TestMachinesLearnUnderLaunchers(t *testing.T) {
 	const epochs = "--epochs=5"
 	program := built(t, digits, "mpi")
 	onHost, err := command(t, "run", "-n", "4", program, epochs).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, onHost)
-	}
+	require.That(t, err == nil, "%v\n%s", err, onHost)
 	want := learned(t, string(onHost), "host")
 	for _, c := range []struct {
 		launcher, engine string
@@ -534,9 +517,7 @@ func TestTheRecipeOfMetricsWorksUnderALauncher(t *testing.T) {
 	page, err := os.ReadFile("../../docs/observing.md")
 	require.NoError(t, err)
 	recipe := regexp.MustCompile("(?s)```sh\n(export EURYALE_TOKEN.*?)```").FindSubmatch(page)
-	if recipe == nil {
-		t.Fatal("docs/observing.md has no recipe")
-	}
+	require.That(t, recipe != nil, "docs/observing.md has no recipe")
 	for _, tool := range []string{"bash", "curl", "openssl"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skip(err)

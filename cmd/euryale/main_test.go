@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/exit"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // commandLine runs a command line and returns its exit code and outputs. Asking for
@@ -107,14 +108,11 @@ func TestCommandLines(t *testing.T) {
 func TestFoundErrorsNameEuryaleTwice(t *testing.T) {
 	t.Setenv("RANK", "1") // and nothing else of a launcher's
 	code, _, err := commandLine("bench", "-n", "1", "--backend", "host")
-	if code != exit.Usage || strings.Count(err, "euryale: ") != 1 {
-		t.Errorf("code %d, %q", code, err)
-	}
+	require.Check(t, code == exit.Usage && strings.Count(err, "euryale: ") == 1, "code %d, %q",
+		code, err)
 	var out bytes.Buffer
 	exitCode(t.Context(), errors.New("euryale: no backend"), &streams{err: &out})
-	if out.String() != "euryale: no backend\n" {
-		t.Errorf("%q", out.String())
-	}
+	require.Equal(t, "String", out.String(), "euryale: no backend\n")
 }
 
 func TestRunSaysWhichVariablesNothingReads(t *testing.T) {
@@ -126,13 +124,10 @@ func TestRunSaysWhichVariablesNothingReads(t *testing.T) {
 		"euryale: nothing reads the variable EURYALE_TIMOUT: did you mean EURYALE_TIMEOUT?\n",
 		"euryale: nothing reads the variable EURYALE_XYZZY: see euryale doctor\n",
 	} {
-		if code != 0 || strings.Count(err, want) != 1 {
-			t.Errorf("code %d, no %q in %q", code, want, err)
-		}
+		require.Check(t, code == 0 && strings.Count(err, want) == 1, "code %d, no %q in %q", code,
+			want, err)
 	}
-	if strings.Count(err, "\n") != 2 {
-		t.Errorf("%q", err)
-	}
+	require.Check(t, strings.Count(err, "\n") == 2, "%q", err)
 }
 
 func TestTokensAreRandomAndFitAnAddress(t *testing.T) {

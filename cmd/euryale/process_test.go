@@ -50,9 +50,8 @@ func small(args ...string) []string {
 
 func TestBenchOfOneRank(t *testing.T) {
 	out, err := command(t, small("-n", "1")...).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "ranks: 1 process;") {
-		t.Errorf("%v\n%s", err, out)
-	}
+	require.Check(t, err == nil && strings.Contains(string(out), "ranks: 1 process;"), "%v\n%s",
+		err, out)
 }
 
 func TestBenchOverTLS(t *testing.T) {
@@ -60,9 +59,7 @@ func TestBenchOverTLS(t *testing.T) {
 		"--iters=3")
 	cmd.Env = append(cmd.Env, "EURYALE_TLS=1")
 	out, err := cmd.CombinedOutput()
-	if err != nil || strings.Count(string(out), "\n") < 8 {
-		t.Errorf("%v\n%s", err, out)
-	}
+	require.Check(t, err == nil && strings.Count(string(out), "\n") >= 8, "%v\n%s", err, out)
 }
 
 func TestDoctorTriesProcesses(t *testing.T) {
@@ -108,9 +105,8 @@ func TestBenchStartsItself(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &r); err != nil {
 			t.Fatalf("%v in %q", err, line)
 		}
-		if r.Ranks != 3 || r.InProc || !r.Alloc || r.Wrong != 0 || r.Iters != 5 {
-			t.Errorf("line is %+v", r)
-		}
+		require.Check(t, r.Ranks == 3 && !r.InProc && r.Alloc && r.Wrong == 0 && r.Iters == 5,
+			"line is %+v", r)
 	}
 	if n := strings.Count(out.String(), "\n"); n != 2 {
 		t.Errorf("%d lines, want 2:\n%s", n, out.String())

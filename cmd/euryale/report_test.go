@@ -35,9 +35,7 @@ func TestReportTellsWhatJobsHaveLeft(t *testing.T) {
 	require.NoError(t, err)
 	for _, want := range []string{"<b>3</b> ranks", ">rank 1 failed first: exit status 3",
 		"out of data", ">started 3 ranks<", "</b> steps in the traces"} {
-		if !strings.Contains(string(page), want) {
-			t.Errorf("the page has no %q", want)
-		}
+		require.Check(t, strings.Contains(string(page), want), "the page has no %q", want)
 	}
 	trace, err := os.ReadFile(merged)
 	if n := strings.Count(string(trace), `"name":"allreduce"`); err != nil || n != 3*50 {

@@ -134,9 +134,8 @@ func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
 		cmd.Wait() // the exit code says it
 		code, text := cmd.ProcessState.ExitCode(), outputs[n].String()
 		want := []string{"because of rank 1", "euryale: rank 1 failed: it took no part any more"}[n]
-		if code != 1 || !strings.Contains(text, want) {
-			t.Errorf("machine %d: exit code %d, no %q in %s", n, code, want, text)
-		}
+		require.Check(t, code == 1 && strings.Contains(text, want),
+			"machine %d: exit code %d, no %q in %s", n, code, want, text)
 	}
 }
 
@@ -188,9 +187,8 @@ func TestRunUnderALauncherJoinsOrSaysWhyNot(t *testing.T) {
 		cmd := command(t, strings.Fields("run -n 2 "+c.args+" /bin/true")...)
 		cmd.Env = append(append(cmd.Env, "EURYALE_TOKEN="), strings.Fields(c.vars)...)
 		out, err := cmd.CombinedOutput()
-		if (c.want == "") != (err == nil) || !strings.Contains(string(out), c.want) {
-			t.Errorf("%s %s: %v, want %q\n%s", c.vars, c.args, err, c.want, out)
-		}
+		require.Check(t, (c.want == "") == (err == nil) && strings.Contains(string(out), c.want),
+			"%s %s: %v, want %q\n%s", c.vars, c.args, err, c.want, out)
 	}
 }
 
@@ -251,9 +249,7 @@ func TestFoundLauncherBlamesTheRankThatFailedFirst(t *testing.T) {
 					!strings.Contains(first, c.how) {
 					t.Fatalf("%v: %s", err, stderr.String())
 				}
-				if !strings.Contains(rest, c.last) {
-					t.Errorf("no %q in %q", c.last, said)
-				}
+				require.Check(t, strings.Contains(rest, c.last), "no %q in %q", c.last, said)
 			}
 		})
 	}
@@ -291,9 +287,8 @@ func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 			"allreduce(sum) of 3 f32 (call 20) on run-", "SIGQUIT: quit", "goroutine 1 ",
 			"euryale.beBroken",
 		} {
-			if !strings.Contains(string(log), want) {
-				t.Errorf("rank %d: no %q in %.200s", r, want, log)
-			}
+			require.Check(t, strings.Contains(string(log), want), "rank %d: no %q in %.200s", r,
+				want, log)
 		}
 		if n := len(regexp.MustCompile(`(?m)^goroutine \d+`).FindAll(log, -1)); n < 300 {
 			t.Errorf("rank %d: %d stacks", r, n)
@@ -377,9 +372,7 @@ func TestFoundVariablesOfTheLauncherAreKnown(t *testing.T) {
 		return ""
 	}, environ: append(strings.Split(string(out), "\n"), "EURYALE_TERMINAL=1")}
 	for _, f := range d.environment() {
-		if f.err != nil {
-			t.Errorf("%s: %v", f.about, f.err)
-		}
+		require.Check(t, f.err == nil, "%s: %v", f.about, f.err)
 	}
 }
 

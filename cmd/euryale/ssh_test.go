@@ -125,9 +125,8 @@ func TestMachinesBySSH(t *testing.T) {
 		cache := filepath.Join(h.Home(), ".cache/euryale/run")
 		files, _ := filepath.Glob(cache + "/*/*")
 		info, err := os.Stat(cache)
-		if err != nil || info.Mode().Perm() != 0o700 || len(files) != 2 {
-			t.Errorf("%s keeps %v, %v, in %v", h.Name, files, err, info)
-		}
+		require.Check(t, err == nil && info.Mode().Perm() == 0o700 && len(files) == 2,
+			"%s keeps %v, %v, in %v", h.Name, files, err, info)
 	}
 }
 
@@ -258,9 +257,7 @@ func ours(t *testing.T, m *proctest.Namespace) bool {
 func inTime(t *testing.T, took time.Duration) {
 	t.Helper()
 	t.Logf("all has ended after %v", took)
-	if took > proctest.Within(5*time.Second)+time.Second {
-		t.Errorf("that is more than 5 s")
-	}
+	require.Check(t, took <= proctest.Within(5*time.Second)+time.Second, "that is more than 5 s")
 }
 
 func kill(t *testing.T, pids []int) {
@@ -280,14 +277,11 @@ func hasNoSecrets(t *testing.T, s site) {
 		require.NoError(t, err)
 		_, token, found := strings.Cut(string(vars), "\x00EURYALE_TOKEN=")
 		token, _, _ = strings.Cut(token, "\x00")
-		if !found || len(token) < 32 {
-			t.Fatalf("a rank has the token %q", token)
-		}
+		require.That(t, found && len(token) >= 32, "a rank has the token %q", token)
 		for _, m := range append(s.hosts, s.user) {
 			for _, line := range m.Commands(t) {
-				if strings.Contains(line, token) {
-					t.Errorf("everybody reads the token in %q", line)
-				}
+				require.Check(t, !strings.Contains(line, token), "everybody reads the token in %q",
+					line)
 			}
 		}
 	}
@@ -336,9 +330,7 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 	params := regexp.MustCompile(`params=[0-9a-f]{16}`)
 	alone, err := command(t, "run", "--elastic", "-n", "1", program, "-steps=120").CombinedOutput()
 	want := params.FindString(string(alone))
-	if err != nil || want == "" {
-		t.Fatalf("%v\n%s", err, alone)
-	}
+	require.That(t, err == nil && want != "", "%v\n%s", err, alone)
 	lose := func(host int) func(*testing.T) {
 		return func(t *testing.T) {
 			s.hosts[host].Cut(t)
@@ -406,9 +398,7 @@ func TestMachinesBySSHSurviveACutLink(t *testing.T) {
 	const steps = "-steps=400"
 	alone, err := command(t, "run", "--elastic", "-n", "1", program, steps).CombinedOutput()
 	want := params.FindString(string(alone))
-	if err != nil || want == "" {
-		t.Fatalf("%v\n%s", err, alone)
-	}
+	require.That(t, err == nil && want != "", "%v\n%s", err, alone)
 	for _, c := range []struct {
 		from, to int
 		both     bool
@@ -444,12 +434,10 @@ func TestMachinesBySSHSurviveACutLink(t *testing.T) {
 				return
 			}
 			t.Logf("the next step is done after %v", took)
-			if took > 2*patience+proctest.Within(time.Second) {
-				t.Errorf("the next step is done after %v", took)
-			}
-			if strings.Contains(job.Output(), "on 2 ranks") {
-				t.Error("more than one host is left out")
-			}
+			require.Check(t, took <= 2*patience+proctest.Within(time.Second),
+				"the next step is done after %v", took)
+			require.Check(t, !strings.Contains(job.Output(), "on 2 ranks"),
+				"more than one host is left out")
 			a.Mend(t)
 			b.Mend(t)
 			err := job.Ends(t, long)
@@ -463,9 +451,8 @@ func TestMachinesBySSHSurviveACutLink(t *testing.T) {
 			says := fmt.Sprintf("process %d: the others go on without it; it cannot reach process",
 				2*c.out)
 			_, after, _ := strings.Cut(out, "on 4 ranks")
-			if !strings.Contains(out, says) || !strings.Contains(after, "on 6 ranks") {
-				t.Errorf("it does not say %q, or 6 ranks do not train on:\n%s", says, out)
-			}
+			require.Check(t, strings.Contains(out, says) && strings.Contains(after, "on 6 ranks"),
+				"it does not say %q, or 6 ranks do not train on:\n%s", says, out)
 			s.isEmpty(t)
 		})
 	}

@@ -54,9 +54,7 @@ run-B: 3 of 8 ranks, step 120, loss 0.25
 	for line := range strings.Lines(topView(topRows())) {
 		lines = append(lines, strings.TrimRight(line, " \n")+"\n")
 	}
-	if got := strings.Join(lines, ""); got != want {
-		t.Errorf("%s\nwant\n%s", got, want)
-	}
+	require.Equal(t, "Join", strings.Join(lines, ""), want)
 	if got := topView(nil); !strings.HasPrefix(got, "no job of yours runs on this machine") {
 		t.Errorf("without jobs: %q", got)
 	}
@@ -110,9 +108,8 @@ func TestTopOfAddressesPrintsOneTable(t *testing.T) {
 	for _, want := range []string{"run-T: 2 of 2 ranks, step 71, loss 0.5\n",
 		" 0  communicating    70  0.0 ms     25 %  2.5 GB",
 		"*     1  communicating    71  1.0 ms     25 %  2.5 GB    -  slowest: page faults\n"} {
-		if code != 0 || errs != "" || strings.Count(out, want) != 1 {
-			t.Errorf("code %d, %s: no %q in\n%s", code, errs, want, out)
-		}
+		require.Check(t, code == 0 && errs == "" && strings.Count(out, want) == 1,
+			"code %d, %s: no %q in\n%s", code, errs, want, out)
 	}
 }
 
@@ -144,9 +141,8 @@ func TestTopSaysWhyARankIsSilent(t *testing.T) {
 		answer(http.StatusOK, "x 1\n"):            " is not a rank",
 	} {
 		code, out, errs := commandLine("top", address)
-		if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, address) {
-			t.Errorf("%s: code %d, %s\n%s", address, code, errs, out)
-		}
+		require.Check(t, code == 0 && strings.Contains(out, want) && strings.Contains(out, address),
+			"%s: code %d, %s\n%s", address, code, errs, out)
 	}
 	for _, wrong := range []string{"host", "[::1", "a:b:c"} {
 		if code, _, errs := commandLine("top", wrong); code != exit.Usage ||
@@ -268,10 +264,9 @@ func TestTopFindsTheRanksOfThisMachine(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	for _, r := range rows {
-		if !is(r) || r.Size != "6" ||
-			r.Memory < 1e4 || (r.credential != "") != (r.Rank == 5) {
-			t.Errorf("found %+v", r)
-		}
+		require.Check(t,
+			is(r) && r.Size == "6" && r.Memory >= 1e4 && (r.credential != "") == (r.Rank == 5),
+			"found %+v", r)
 	}
 	if len(rows) != 2 || strings.Contains(topView(rows), "0123456789abcdef") {
 		t.Errorf("%d rows\n%s", len(rows), topView(rows))

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -74,9 +75,8 @@ func TestLinksAreFittedToUndisturbedTimes(t *testing.T) {
 		})
 		near := link.Latency.Round(time.Microsecond) == 10*time.Microsecond &&
 			link.Bandwidth > 0.99e9 && link.Bandwidth < 1.01e9
-		if (err == nil) != test.fits || near != test.fits || done != test.want {
-			t.Errorf("%v: %v, %v after %d sweeps, want %d", test.sweeps, link, err, done, test.want)
-		}
+		require.Check(t, (err == nil) == test.fits && near == test.fits && done == test.want,
+			"%v: %v, %v after %d sweeps, want %d", test.sweeps, link, err, done, test.want)
 	}
 }
 
@@ -91,14 +91,10 @@ func TestTuneSaysWhyThereIsNothingToTune(t *testing.T) {
 		t.Setenv("EURYALE_HIERARCHY", test.mode)
 		b := quickBench(t, "--backend=host", "--tune", "-n", "4")
 		err := b.Run(context.Background(), nowhere())
-		if err == nil ||
-			!strings.Contains(err.Error(), "backend host has no low-latency kernels") ||
-			!strings.Contains(err.Error(), "; and nothing goes machine by machine: "+test.say) {
-			t.Errorf("topology %q, hierarchy %q: %v", test.topology, test.mode, err)
-		}
-		if _, err := os.Stat(file); err == nil {
-			t.Error("a file was written")
-		}
+		require.Fails(t, fmt.Sprintf("topology %q, hierarchy %q", test.topology, test.mode), err,
+			"backend host has no low-latency kernels",
+			"; and nothing goes machine by machine: "+test.say)
+		require.Fails(t, "a file was written", require.Err(os.Stat(file)))
 	}
 }
 

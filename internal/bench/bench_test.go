@@ -122,9 +122,8 @@ func TestEveryCollectiveIsRight(t *testing.T) {
 						continue
 					}
 					results := measure(t, P, c, wrap)
-					if len(results) != 3 {
-						t.Errorf("%v on %d ranks: %d sizes, want 3", k, P, len(results))
-					}
+					require.Check(t, len(results) == 3, "%v on %d ranks: %d sizes, want 3", k, P,
+						len(results))
 					for _, r := range results {
 						if wrong := implausible(r, place != "host"); wrong != "" {
 							t.Errorf("%v on %d ranks, %s, in place %v: %s: %+v", k, P, place,
@@ -163,9 +162,8 @@ func TestBatchesFitTheTime(t *testing.T) {
 	c := config(backend.AllReduce)
 	c.Iters, c.Budget, c.Max = 0, 4*time.Millisecond, 64
 	for _, r := range measure(t, 2, c, queued(t)) {
-		if r.Iters < bench.MinIters || r.Iters > bench.MaxIters || r.StreamMicros <= 0 {
-			t.Errorf("%+v", r)
-		}
+		require.Check(t,
+			r.Iters >= bench.MinIters && r.Iters <= bench.MaxIters && r.StreamMicros > 0, "%+v", r)
 	}
 }
 
@@ -173,9 +171,7 @@ var errBroken = errors.New("broken")
 
 func TestAwaitReturnsWhatJoinReturns(t *testing.T) {
 	for _, want := range []error{nil, errBroken, fmt.Errorf("aborted: %w", context.Canceled)} {
-		if err := bench.Await(backend.Finished(want)); err != want {
-			t.Errorf("error is %v, want %v", err, want)
-		}
+		require.Equal(t, "Await", bench.Await(backend.Finished(want)), want)
 	}
 	soon := &looked{after: 5}
 	if err := bench.Await(soon); err != errBroken || soon.looks != 5 {
@@ -210,10 +206,8 @@ func TestEveryTypeAndReductionIsRight(t *testing.T) {
 			c.Collective.Op, c.DType, c.Max = op, d, 512
 			for _, P := range []int{3, 5} {
 				for _, r := range measure(t, P, c, asIs) {
-					if r.Wrong != 0 {
-						t.Errorf("%v of %v on %d ranks: %d wrong of %d bytes", op, d, P, r.Wrong,
-							r.Bytes)
-					}
+					require.Check(t, r.Wrong == 0, "%v of %v on %d ranks: %d wrong of %d bytes", op,
+						d, P, r.Wrong, r.Bytes)
 				}
 			}
 		}
@@ -248,9 +242,7 @@ func TestWrongElementsOnADeviceAreCounted(t *testing.T) {
 	wrap := guarded(t)
 	for _, r := range measure(t, 2, config(backend.AllReduce),
 		func(c backend.Communicator) backend.Communicator { return spoiler{wrap(c)} }) {
-		if r.Wrong != 1 {
-			t.Errorf("%d wrong, want 1", r.Wrong)
-		}
+		require.Check(t, r.Wrong == 1, "%d wrong, want 1", r.Wrong)
 	}
 }
 
@@ -258,9 +250,7 @@ func TestWrongElementsAreCounted(t *testing.T) {
 	for _, k := range []backend.Kind{backend.AllReduce, backend.AllToAll, backend.Scatter} {
 		for _, r := range measure(t, 2, config(k),
 			func(c backend.Communicator) backend.Communicator { return liar{c} }) {
-			if r.Wrong != 1 {
-				t.Errorf("%v: %d wrong, want 1", k, r.Wrong)
-			}
+			require.Check(t, r.Wrong == 1, "%v: %d wrong, want 1", k, r.Wrong)
 		}
 	}
 }
@@ -293,9 +283,8 @@ func TestRankZeroChoosesHowManyCalls(t *testing.T) {
 	c := config(backend.AllReduce)
 	c.Iters, c.Budget = 0, time.Millisecond
 	for _, r := range measure(t, 2, c, asIs) {
-		if r.Iters < bench.MinIters || r.Iters > bench.MaxIters {
-			t.Errorf("%d calls", r.Iters)
-		}
+		require.Check(t, r.Iters >= bench.MinIters && r.Iters <= bench.MaxIters, "%d calls",
+			r.Iters)
 	}
 }
 
@@ -310,9 +299,7 @@ func TestErrorsOfTheCommunicatorEndIt(t *testing.T) {
 			return nil
 		})
 	})
-	if err == nil || !strings.Contains(err.Error(), "enough") {
-		t.Errorf("error is %v", err)
-	}
+	require.Fails(t, "the error", err, "enough")
 }
 
 func TestBytesAreThoseOfNCCLTests(t *testing.T) {
@@ -327,12 +314,10 @@ func TestBytesAreThoseOfNCCLTests(t *testing.T) {
 		c := config(test.kind)
 		c.Min, c.Max = 1000, 1000
 		r := measure(t, 3, c, asIs)[0]
-		if r.Bytes != test.bytes {
-			t.Errorf("%v: %d bytes, want %d", test.kind, r.Bytes, test.bytes)
-		}
-		if want := r.AlgBW * test.kind.BusFactor(3); r.BusBW != want {
-			t.Errorf("%v: bus bandwidth %v, want %v", test.kind, r.BusBW, want)
-		}
+		require.Check(t, r.Bytes == test.bytes, "%v: %d bytes, want %d", test.kind, r.Bytes,
+			test.bytes)
+		require.Equal(t, fmt.Sprintf("%v: bus bandwidth", test.kind), r.BusBW,
+			r.AlgBW*test.kind.BusFactor(3))
 	}
 }
 
@@ -343,9 +328,8 @@ func TestTinySizesAreRoundedUpOnce(t *testing.T) {
 	for _, r := range measure(t, 2, c, asIs) {
 		sizes = append(sizes, r.Bytes)
 	}
-	if len(sizes) != 3 || sizes[0] != 8 || sizes[2] != 32 {
-		t.Errorf("sizes %v, want 8, 16, 32", sizes)
-	}
+	require.Check(t, len(sizes) == 3 && sizes[0] == 8 && sizes[2] == 32, "sizes %v, want 8, 16, 32",
+		sizes)
 }
 
 func TestBadConfigsSayWhatIsWrong(t *testing.T) {
@@ -368,9 +352,7 @@ func TestBadConfigsSayWhatIsWrong(t *testing.T) {
 	} {
 		c := config(backend.AllReduce)
 		change(&c)
-		if err := c.Check(2); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error is %v, want one with %q", err, want)
-		}
+		require.Fails(t, "Check", c.Check(2), want)
 	}
 }
 

@@ -38,9 +38,7 @@ func TestComparisonTellsWaysApart(t *testing.T) {
 				return errors.Join(err, c.Close())
 			}))
 			a, b := <-results, <-results
-			if fmt.Sprint(a) != fmt.Sprint(b) {
-				t.Errorf("ranks have %v and %v", a, b)
-			}
+			require.Check(t, fmt.Sprint(a) == fmt.Sprint(b), "ranks have %v and %v", a, b)
 			if len(a) != 2 || a[0] <= 0 || a[1] < float64(slower.Microseconds()) || a[0] > a[1] {
 				t.Errorf("%v us", a)
 			}

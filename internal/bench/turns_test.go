@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
@@ -37,9 +38,8 @@ func TestProgramsRunInTurnAndRatiosArePaired(t *testing.T) {
 		}
 		return map[int]float64{4096: 20, 8: us}, nil
 	})
-	if err != nil || !slices.Equal(order, []int{0, 1, 1, 0, 0, 1}) {
-		t.Fatalf("the order is %v, the error %v", order, err)
-	}
+	require.That(t, err == nil && slices.Equal(order, []int{0, 1, 1, 0, 0, 1}),
+		"the order is %v, the error %v", order, err)
 	if len(pairs) != 2 || pairs[0].Bytes != 8 || !near(pairs[0].Ratio, 1.05) ||
 		!near(pairs[0].Micros[0], 2) || !near(pairs[1].Ratio, 1) {
 		t.Errorf("the pairs are %v", pairs)
@@ -54,14 +54,10 @@ func TestProgramsRunInTurnAndRatiosArePaired(t *testing.T) {
 func TestLinesOfResultsAreRead(t *testing.T) {
 	got, err := bench.ReadJSON(
 		strings.NewReader(`{"collective":"allreduce","bytes":1024,"p50_us":2,"wrong":0}` + "\n"))
-	if err != nil || len(got) != 1 || got[0].Bytes != 1024 || got[0].P50Micros != 2 {
-		t.Errorf("read %v, %v", got, err)
-	}
+	require.Check(t, err == nil && len(got) == 1 && got[0].Bytes == 1024 && got[0].P50Micros == 2,
+		"read %v, %v", got, err)
 	for text, want := range map[string]string{"": "no results", "{": "in the line",
 		`{"collective":"allreduce","bytes":8,"wrong":2}`: "2 wrong elements"} {
-		if _, err := bench.ReadJSON(strings.NewReader(text)); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%q: the error is %v", text, err)
-		}
+		require.Fails(t, text, require.Err(bench.ReadJSON(strings.NewReader(text))), want)
 	}
 }

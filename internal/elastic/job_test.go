@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -260,12 +261,8 @@ func TestAReplacementReadsOnlyTheEndOfTheLog(t *testing.T) {
 		t.Cleanup(j.Close)
 		go j.Next(t.Context())
 		synctest.Wait()
-		if r.calls > 30 {
-			t.Errorf("a replacement asks %d times", r.calls)
-		}
-		if !jobs[0].Waits() {
-			t.Error("the others do not know of it")
-		}
+		require.Check(t, r.calls <= 30, "a replacement asks %d times", r.calls)
+		require.Check(t, jobs[0].Waits(), "the others do not know of it")
 		for _, old := range jobs {
 			old.Admits(generations)
 		}
@@ -291,20 +288,15 @@ func TestAnObserverTellsWhoHasLeftOrWasLeftBehind(t *testing.T) {
 	heard := 0
 	for id := range ID(4) {
 		err := Bury(t.Context(), r, heard, id+1, func(i int, e Event) {
-			if i != heard {
-				t.Errorf("entry %d comes before entry %d", i, heard)
-			}
+			require.Check(t, i == heard, "entry %d comes before entry %d", i, heard)
 			heard++
 			o.Hear(e)
 		})
 		left, finished := o.Left(id + 1)
-		if left != (id == 3) || !finished || err != nil {
-			t.Errorf("process %d: %t, %t, %v", id+1, left, finished, err)
-		}
+		require.Check(t, left == (id == 3) && finished && err == nil, "process %d: %t, %t, %v",
+			id+1, left, finished, err)
 	}
-	if !slices.Equal(behind, []ID{1}) {
-		t.Errorf("%v are left behind", behind)
-	}
+	require.Check(t, slices.Equal(behind, []ID{1}), "%v are left behind", behind)
 	if e, err := Entry(t.Context(), r, 8); heard != 9 || e != Event(Dead{4}) || err != nil {
 		t.Errorf("%d entries are heard, and the last one is %v, %v", heard, e, err)
 	}
@@ -368,8 +360,6 @@ func TestHoldersAreThoseThatAreKnownToHaveTheState(t *testing.T) {
 		{Posted{ID: 3, Generation: 0, Position: Position{Phase: Computing}}, []ID{2, 3}},
 	} {
 		o.Hear(c.e)
-		if got := o.Holders(); !slices.Equal(got, c.want) {
-			t.Errorf("after %+v: %v, want %v", c.e, got, c.want)
-		}
+		require.Slices(t, fmt.Sprintf("after %+v", c.e), o.Holders(), c.want)
 	}
 }

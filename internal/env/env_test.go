@@ -3,7 +3,6 @@ package env
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,10 +38,8 @@ func TestErrorsNameVariableValueAndWhatIsAllowed(t *testing.T) {
 			}
 		}
 	}
-	if err := Fault.Wrong(
-		"x", os.ErrInvalid); err.Error() != `EURYALE_FAULT="x": invalid argument` {
-		t.Error(err)
-	}
+	require.Equal(t, "Wrong", Fault.Wrong("x", os.ErrInvalid).Error(),
+		`EURYALE_FAULT="x": invalid argument`)
 }
 
 func TestVariablesThatAreNotSetHaveTheirDefaults(t *testing.T) {
@@ -63,17 +60,12 @@ func TestVariablesThatAreNotSetHaveTheirDefaults(t *testing.T) {
 
 func TestLibraryNamesAFileOrFilesOfADirectory(t *testing.T) {
 	dir := t.TempDir()
-	if got := MPI.Read(set("EURYALE_MPI", dir), "a", "b"); !slices.Equal(
-		got, []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}) {
-		t.Error(got)
-	}
-	if got := MPI.Read(set("EURYALE_MPI", "/opt/libmpi.so"), "a"); !slices.Equal(
-		got, []string{"/opt/libmpi.so"}) {
-		t.Error(got)
-	}
-	if !CUDNN.Off(set("EURYALE_CUDNN", "off")) || CUDNN.Off(set("EURYALE_CUDNN", "")) {
-		t.Error("off is not read")
-	}
+	require.Slices(t, "Read", MPI.Read(set("EURYALE_MPI", dir), "a", "b"),
+		[]string{filepath.Join(dir, "a"), filepath.Join(dir, "b")})
+	require.Slices(t, "Read", MPI.Read(set("EURYALE_MPI", "/opt/libmpi.so"), "a"),
+		[]string{"/opt/libmpi.so"})
+	require.Check(t, CUDNN.Off(set("EURYALE_CUDNN", "off")) && !CUDNN.Off(set("EURYALE_CUDNN", "")),
+		"off is not read")
 }
 
 func TestNamesAreUniqueAndExplained(t *testing.T) {
@@ -84,8 +76,7 @@ func TestNamesAreUniqueAndExplained(t *testing.T) {
 		}
 		seen[v.Name()] = true
 	}
-	if got := Unread([]string{"EURYALE_TIMOUT=1", "EURYALE_TEST_X=1",
-		"EURYALE_TIMEOUT=1"}); !slices.Equal(got, []string{"EURYALE_TIMOUT"}) {
-		t.Error(got)
-	}
+	require.Slices(t, "Unread",
+		Unread([]string{"EURYALE_TIMOUT=1", "EURYALE_TEST_X=1", "EURYALE_TIMEOUT=1"}),
+		[]string{"EURYALE_TIMOUT"})
 }

@@ -47,9 +47,8 @@ func TestThePageHasEveryStatus(t *testing.T) {
 	for _, spec := range first.(*ast.GenDecl).Specs {
 		constants = append(constants, spec.(*ast.ValueSpec).Values[0].(*ast.BasicLit).Value)
 	}
-	if !slices.Equal(listed, constants) || len(constants) < 2 {
-		t.Errorf("the page lists %v, and the constants are %v", listed, constants)
-	}
+	require.Check(t, slices.Equal(listed, constants) && len(constants) >= 2,
+		"the page lists %v, and the constants are %v", listed, constants)
 }
 
 func TestAStatusIsThatOfTheErrorAndNeverThatOfSuccess(t *testing.T) {
@@ -61,18 +60,14 @@ func TestAStatusIsThatOfTheErrorAndNeverThatOfSuccess(t *testing.T) {
 		{coded(-1), Failed}, {coded(256), Failed}, {Stopped(143), 143},
 		{fmt.Errorf("fit: %w", errors.Join(Stopped(130), errors.New("closed"))), 130},
 	} {
-		if got := Of(test.err); got != test.want {
-			t.Errorf("%v: %d, want %d", test.err, got, test.want)
-		}
+		require.Equal(t, test.err, Of(test.err), test.want)
 	}
 }
 
 func TestAContextSaysWhichSignalHasEndedIt(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		ctx, stop := signal.NotifyContext(t.Context(), s)
-		if got := By(ctx); got != 0 {
-			t.Errorf("nothing has ended it: %d", got)
-		}
+		require.Equal(t, "nothing has ended it", By(ctx), 0)
 		self, err := os.FindProcess(os.Getpid())
 		if err == nil {
 			err = self.Signal(s)
@@ -103,8 +98,6 @@ func TestAContextThatNoSignalEndsIsUnfinished(t *testing.T) {
 	for cause, want := range map[coded]Stopped{143: 143, Failed: Unfinished, Usage: Unfinished} {
 		ctx, end := context.WithCancelCause(t.Context())
 		end(cause)
-		if got := By(ctx); got != want {
-			t.Errorf("cause %d: %d, want %d", cause, got, want)
-		}
+		require.Equal(t, fmt.Sprint("cause ", cause), By(ctx), want)
 	}
 }

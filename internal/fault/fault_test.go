@@ -129,9 +129,7 @@ func TestFaultHappensOnceWhateverTheGoroutine(t *testing.T) {
 			n++
 		}
 	}
-	if n != 1 {
-		t.Errorf("%d of 100 calls panicked, want 1", n)
-	}
+	require.Check(t, n == 1, "%d of 100 calls panicked, want 1", n)
 }
 
 func TestProcessEndsBeforeTheCallOfTheFault(t *testing.T) {
@@ -149,9 +147,7 @@ func TestProcessEndsBeforeTheCallOfTheFault(t *testing.T) {
 			p := proctest.Start(t, Plan{test.kind, 0, 3}.String(), 1)[0]
 			p.Says(t, "call 1")
 			p.Says(t, "call 2")
-			if said := p.End(); said != "" {
-				t.Errorf("it still says %q", said)
-			}
+			require.Equal(t, "it still", p.End(), "")
 			if s := p.ProcessState.Sys().(syscall.WaitStatus); !test.want(s) {
 				t.Errorf("the process ended with %v", p.ProcessState)
 			}
@@ -171,9 +167,7 @@ func TestStoppedProcessGoesOnWhereItWasStopped(t *testing.T) {
 	require.NoError(t, p.Process.Signal(syscall.SIGCONT))
 	p.Says(t, "call 3")
 	p.End()
-	if !p.ProcessState.Success() {
-		t.Errorf("the process ended with %v", p.ProcessState)
-	}
+	require.Check(t, p.ProcessState.Success(), "the process ended with %v", p.ProcessState)
 }
 
 func TestPlanIsWrittenAsItIsRead(t *testing.T) {
@@ -195,19 +189,13 @@ func TestBadPlansAreRefusedInWords(t *testing.T) {
 		"explode,rank=1,call=1", "kill,rank=1,call=1,", "kill,rank=1,call=1,rank=2",
 		"kill,rank=1,call=1,size=2", ",rank=1,call=1", "rank=1,call=1",
 	} {
-		if p, err := Parse(text); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), "kill,rank=1,call=400") {
-			t.Errorf("%q: %v, %v", text, p, err)
-		}
+		require.Fails(t, text, require.Err(Parse(text)), backend.ErrArgument,
+			"kill,rank=1,call=400")
 	}
-	if err := (Plan{Kill, 2, 1}).Check(2); !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), "no rank 2 among 2 ranks") {
-		t.Errorf("a rank too many: %v", err)
-	}
+	require.Fails(t, "a rank too many", (Plan{Kill, 2, 1}).Check(2), backend.ErrArgument,
+		"no rank 2 among 2 ranks")
 	for _, p := range []Plan{{}, {Kill, 0, 0}, {Kind(9), 0, 1}, {Kill, -1, 1}} {
-		if err := p.Check(2); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%v: %v", p, err)
-		}
+		require.Fails(t, p, p.Check(2), backend.ErrArgument)
 	}
 	require.NoError(t, (Plan{Kill, 1, 1}).Check(2))
 }

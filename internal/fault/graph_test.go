@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -54,9 +54,7 @@ func replays(t *testing.T, k testenv.Kind, plan Plan, launches int) (before [2]i
 		return errs[rank] // and the rank is lost to the other one
 	})
 	for _, err := range got {
-		if err != nil && !errors.Is(err, backend.ErrAborted) {
-			t.Error(err)
-		}
+		require.Check(t, err == nil || errors.Is(err, backend.ErrAborted), "%v", err)
 	}
 	return before, errs
 }
@@ -85,13 +83,9 @@ func TestFaultHappensAtACollectiveOfAReplay(t *testing.T) {
 				if want := (call - 2) / 3; before[1] != want {
 					t.Errorf("%v: it happened after %d launches, want %d", plan, before[1], want)
 				}
-				if errs[1] == nil || !strings.Contains(errs[1].Error(), plan.String()) {
-					t.Errorf("%v: rank 1 says %v", plan, errs[1])
-				}
-				if !errors.Is(errs[0], backend.ErrAborted) || !strings.Contains(errs[0].Error(),
-					"because of rank 1") {
-					t.Errorf("%v: rank 0 says %v", plan, errs[0])
-				}
+				require.Fails(t, fmt.Sprintf("%v: rank 1", plan), errs[1], plan.String())
+				require.Fails(t, fmt.Sprintf("%v: rank 0", plan), errs[0], backend.ErrAborted,
+					"because of rank 1")
 			}
 		}
 		before, errs := replays(t, k, Plan{Abort, 1, 11}, 3)

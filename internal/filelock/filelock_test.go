@@ -1,7 +1,6 @@
 package filelock
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -22,9 +21,7 @@ func TestOneOpenFileHasTheLock(t *testing.T) {
 	if _, err := first.WriteString("holder"); err != nil {
 		t.Fatal(err)
 	}
-	if err := TryLock(second); !errors.Is(err, ErrHeld) {
-		t.Errorf("a second lock gives %v, want ErrHeld", err)
-	}
+	require.Fails(t, "a second lock", TryLock(second), ErrHeld)
 	if text, err := os.ReadFile(path); err != nil || string(text) != "holder" {
 		t.Errorf("others read %q, %v, from a locked file", text, err)
 	}
@@ -33,7 +30,5 @@ func TestOneOpenFileHasTheLock(t *testing.T) {
 		t.Errorf("after the first holder has closed it: %v", err)
 	}
 	require.Report(t, Remove(second, func() error { return os.Remove(path) }))
-	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the removed file: %v", err)
-	}
+	require.Fails(t, "the removed file", require.Err(os.Lstat(path)), os.ErrNotExist)
 }

@@ -29,14 +29,9 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 	}); !errors.Is(err, full) {
 		t.Errorf("the error is %v", err)
 	}
-	if err := ReplaceWith(dir, nil); !errors.Is(err, ErrNoFile) ||
-		!strings.Contains(err.Error(), dir) {
-		t.Errorf("a directory: %v", err)
-	}
+	require.Fails(t, "a directory", ReplaceWith(dir, nil), ErrNoFile, dir)
 	text, err := os.ReadFile(file)
-	if err != nil || string(text) != "new" {
-		t.Errorf("the file has %q, %v", text, err)
-	}
+	require.Check(t, err == nil && string(text) == "new", "the file has %q, %v", text, err)
 	if all, err := os.ReadDir(dir); err != nil || len(all) != 2 {
 		t.Errorf("the directory has %v, %v", all, err)
 	}
@@ -50,12 +45,8 @@ func TestReadIsBounded(t *testing.T) {
 	if text, err := Read(path, 5); err != nil || string(text) != "12345" {
 		t.Errorf("%q, %v", text, err)
 	}
-	if _, err := Read(path, 4); err == nil || !strings.Contains(err.Error(), "more than 4 bytes") {
-		t.Errorf("the error is %v", err)
-	}
-	if _, err := Read(path+".none", 4); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "Read", require.Err(Read(path, 4)), "more than 4 bytes")
+	require.Fails(t, "Read", require.Err(Read(path+".none", 4)), os.ErrNotExist)
 }
 
 // TestAPointerOfGitLFSIsCalledOne.

@@ -23,13 +23,8 @@ func TestOpenRefusesWhatIsNoRegularFile(t *testing.T) {
 	require.NoError(t, errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(pipe, link)))
 	for _, path := range []string{pipe, link, dir, "/dev/zero", "/dev/null"} {
 		began := time.Now()
-		if _, err := Open(path); !errors.Is(err, ErrNoFile) ||
-			!strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v", path, err)
-		}
-		if _, err := Read(path, 1); !errors.Is(err, ErrNoFile) {
-			t.Errorf("%s: %v", path, err)
-		}
+		require.Fails(t, "Open", require.Err(Open(path)), ErrNoFile, path)
+		require.Fails(t, path, require.Err(Read(path, 1)), ErrNoFile)
 		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("%s: after %v", path, took)
 		}
@@ -71,9 +66,7 @@ func TestReplaceRefusesALinkToAPipe(t *testing.T) {
 		t.Skip(err)
 	}
 	put := func(w io.Writer) error { return nil }
-	if err := Replace(link, put); !errors.Is(err, ErrNoFile) {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "Replace", Replace(link, put), ErrNoFile)
 	if info, err := os.Lstat(link); err != nil || info.Mode().Type() != os.ModeSymlink {
 		t.Errorf("the link is %v, %v", info, err)
 	}
@@ -116,7 +109,5 @@ func TestReplaceHereReplacesALink(t *testing.T) {
 	}
 	pipe := filepath.Join(dir, "pipe")
 	require.NoError(t, errors.Join(syscall.Mkfifo(pipe, 0o600)))
-	if err := ReplaceHere(pipe, put); !errors.Is(err, ErrNoFile) {
-		t.Errorf("a pipe: %v", err)
-	}
+	require.Fails(t, "a pipe", ReplaceHere(pipe, put), ErrNoFile)
 }

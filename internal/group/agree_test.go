@@ -22,14 +22,10 @@ func TestRankThatDoesNotTellIsTheOneThatIsDown(t *testing.T) {
 	tell := group.OverStore(t.Context(), worlds[1], "test", 1, 3)
 	_, err = tell([]byte("here"))
 	var of interface{ Blames() int }
-	if !errors.As(err, &of) || of.Blames() != 3 {
-		t.Fatalf("%v does not blame rank 3", err)
-	}
+	require.That(t, errors.As(err, &of) && of.Blames() == 3, "%v does not blame rank 3", err)
 	worlds[1].Fail(err)
 	<-worlds[0].Down()
-	if f := worlds[0].Failure(); f.Rank != 3 {
-		t.Errorf("the job says %v", f)
-	}
+	require.Equal(t, "the job", worlds[0].Failure().Rank, 3)
 }
 
 // part is a communicator of two ranks, whose peer may leave.
@@ -66,9 +62,8 @@ func TestRankThatLeavesLetsNobodyWaitInTheStore(t *testing.T) {
 	}
 	comm := part{left: make(chan struct{})}
 	tell, members, err := group.Among(t.Context(), worlds[1], "test", comm)
-	if err != nil || !slices.Equal(members, backend.Members{1, 3}) {
-		t.Fatalf("%v, %v", members, err)
-	}
+	require.That(t, err == nil && slices.Equal(members, backend.Members{1, 3}), "%v, %v", members,
+		err)
 	peer := group.OverStore(t.Context(), worlds[3], "test", members...)
 	go peer([]byte("b"))
 	if notes, err := tell([]byte("a")); err != nil || string(slices.Concat(notes...)) != "ab" {
@@ -80,7 +75,5 @@ func TestRankThatLeavesLetsNobodyWaitInTheStore(t *testing.T) {
 		ended <- err
 	}()
 	close(comm.left)
-	if err := <-ended; !errors.Is(err, errLeft) {
-		t.Errorf("without it: %v", err)
-	}
+	require.Fails(t, "without it", <-ended, errLeft)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -215,13 +216,11 @@ func play(t *testing.T, steps []step) {
 		if end == nil {
 			continue
 		}
-		if !strings.Contains(end.Cause.Error(), s.end) || end.Report.Peer != s.peer {
-			t.Errorf("step %d ends with peer %d, %v; want peer %d, %q", i, end.Report.Peer,
-				end.Cause, s.peer, s.end)
-		}
-		if end.Publish && end.Report.Rank != 1 {
-			t.Errorf("step %d reports as rank %d", i, end.Report.Rank)
-		}
+		require.Check(t, strings.Contains(end.Cause.Error(), s.end) && end.Report.Peer == s.peer,
+			"step %d ends with peer %d, %v; want peer %d, %q", i, end.Report.Peer, end.Cause,
+			s.peer, s.end)
+		require.Check(t, !end.Publish || end.Report.Rank == 1, "step %d reports as rank %d", i,
+			end.Report.Rank)
 	}
 }
 
@@ -306,16 +305,11 @@ func TestDeadlineIsWhenTimeAloneChangesTheState(t *testing.T) {
 		t.Errorf("a rank that waits for nothing has a deadline, %v", d)
 	}
 	m.Step(start, wants(3, begun(3, 3, 2)))
-	if d := m.Deadline(); d.Sub(start) != time.Second {
-		t.Errorf("waiting, it is after %v", d.Sub(start))
-	}
+	require.Equal(t, "waiting, it is after", m.Deadline().Sub(start), time.Second)
 	m.Step(start, group.Look{Wants: 3, Begun: begun(3, 3, 2), Closed: closed(2)})
-	if d := m.Deadline(); d.Sub(start) != 100*time.Millisecond {
-		t.Errorf("in doubt, it is after %v", d.Sub(start))
-	}
-	if m.Step(m.Deadline(), wants(0, begun(3, 3, 2))) == nil {
-		t.Error("nothing happens at the deadline")
-	}
+	require.Equal(t, "in doubt, it is after", m.Deadline().Sub(start), 100*time.Millisecond)
+	require.Check(t, m.Step(m.Deadline(), wants(0, begun(3, 3, 2))) != nil,
+		"nothing happens at the deadline")
 }
 
 func TestLongWaitsAreSaidBeforeTheTimeout(t *testing.T) {

@@ -3,10 +3,12 @@ package group
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // A rank that has closed may have done so because of an end that is on its way here: then that is
@@ -30,9 +32,7 @@ func TestWaitEndsWithWhatARankHasClosedFor(t *testing.T) {
 			return test.says[min(look, len(test.says))-1]
 		}, 0, 3)
 		<-ctx.Done()
-		if why := context.Cause(ctx); why != test.want {
-			t.Errorf("%s: the wait ends with %v", name, why)
-		}
+		require.Equal(t, fmt.Sprintf("%s: the wait ends", name), context.Cause(ctx), test.want)
 		if took := time.Since(began); test.want == closed && took < ReportGrace {
 			t.Errorf("%s: the wait ends after %v", name, took)
 		}

@@ -84,9 +84,7 @@ func unopened(t testing.TB, size int, timeout time.Duration) ([]*group.Sockets, 
 func soon(t *testing.T, what string, come func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !come(); time.Sleep(20 * time.Microsecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within 20 s", what)
-		}
+		require.That(t, !time.Now().After(end), "%s: not within 20 s", what)
 	}
 }
 
@@ -95,9 +93,7 @@ func compares(t *testing.T, b group.Board, upTo, want uint64) {
 	t.Helper()
 	soon(t, fmt.Sprintf("calls are compared up to %d", want), func() bool {
 		n, d := b.Compare(upTo)
-		if n > want || d != nil {
-			t.Fatalf("compared up to %d, %+v", n, d)
-		}
+		require.That(t, n <= want && d == nil, "compared up to %d, %+v", n, d)
 		return n == want
 	})
 }
@@ -108,9 +104,7 @@ func differs(t *testing.T, b group.Board, upTo, call uint64) (d *group.Differenc
 	soon(t, fmt.Sprintf("call %d is found to differ", call), func() bool {
 		var n uint64
 		n, d = b.Compare(upTo)
-		if n >= call {
-			t.Fatalf("compared up to %d, %+v", n, d)
-		}
+		require.That(t, n < call, "compared up to %d, %+v", n, d)
 		return d != nil
 	})
 	if n, _ := b.Compare(upTo); n != call-1 {
@@ -281,9 +275,8 @@ func TestRanksLeaveTogetherOrEachAlone(t *testing.T) {
 			}
 		}
 		bs := boards(2)
-		if bs[0].Leave(0) || bs[1].Leave(time.Minute) {
-			t.Error("ranks that do not wait for each other left together")
-		}
+		require.Check(t, !bs[0].Leave(0) && !bs[1].Leave(time.Minute),
+			"ranks that do not wait for each other left together")
 		bs = boards(2)
 		if errs := testranks.Each(2, func(r int) error {
 			if !bs[r].Leave(time.Minute) {

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // unverified hides that the reference communicator can compare headers.
@@ -66,9 +67,8 @@ func TestWithoutCheckRanksGetWrongNumbers(t *testing.T) {
 	backendtest.Each(t, checked(2, time.Minute, asIs).Comms, func(c backend.Communicator) error {
 		return disagree(c, results[c.Rank():c.Rank()+1])
 	})
-	if results[0] == results[1] {
-		t.Fatalf("both ranks got %d: this test does not show what check is for", results[0])
-	}
+	require.That(t, results[0] != results[1],
+		"both ranks got %d: this test does not show what check is for", results[0])
 }
 
 func TestWithoutCheckRanksHang(t *testing.T) {
@@ -166,9 +166,7 @@ func TestVerifierIsSwitchedOnAndNothingIsAdded(t *testing.T) {
 
 func TestCheckIsNotAddedTwice(t *testing.T) {
 	c := checked(1, time.Minute, Compared).Comms[0]
-	if Compared(c) != c {
-		t.Fatal("a checked communicator was wrapped once more")
-	}
+	require.That(t, Compared(c) == c, "a checked communicator was wrapped once more")
 }
 
 func TestSwitchedOffNothingIsExchanged(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // compared compares the digests of ranks whose headers are not looked at.
@@ -42,9 +43,8 @@ func TestTheMinorityIsToBlame(t *testing.T) {
 		{[]uint64{un, B, A, A}, -1, [2]int{2, 1}},
 	} {
 		peer, sides := compared(c.digests)
-		if peer != c.peer || sides != c.sides {
-			t.Errorf("%v: blames %d of %v, want %d of %v", c.digests, peer, sides, c.peer, c.sides)
-		}
+		require.Check(t, peer == c.peer && sides == c.sides, "%v: blames %d of %v, want %d of %v",
+			c.digests, peer, sides, c.peer, c.sides)
 	}
 }
 
@@ -78,9 +78,8 @@ func TestWhoHasSeenLessBlamesNobodyElse(t *testing.T) {
 			t.Fatalf("seed %d: %v: blames %d", seed, digests, peer)
 		}
 		for r := range digests {
-			if r < peer && !innocent(r) {
-				t.Fatalf("seed %d: %v: blames %d, and %d is before it", seed, digests, peer, r)
-			}
+			require.That(t, r >= peer || innocent(r), "seed %d: %v: blames %d, and %d is before it",
+				seed, digests, peer, r)
 			if draw.IntN(3) == 0 {
 				digests[r] = group.Unseen
 			}

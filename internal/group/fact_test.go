@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // sample is a fact of every kind, as among two ranks.
@@ -60,17 +61,14 @@ func TestMalformedFactsAreRefused(t *testing.T) {
 		"a body where there is none":   {kind: factClosed, body: make([]byte, 1)},
 		"a term that cannot be raised": {kind: factBye, number: maxTerm + 1},
 	} {
-		if got, err := readFact(bytes.NewReader(f.append(nil)), 2); err == nil {
-			t.Errorf("%s: %+v", name, got)
-		}
+		require.Fails(t, name, require.Err(readFact(bytes.NewReader(f.append(nil)), 2)))
 	}
 }
 
 func TestTextOfAReportIsHarmless(t *testing.T) {
 	r := unpackReport(packReport(Report{Text: "no \x1b[31mmore" + strings.Repeat("x", 5000)}))
-	if !strings.HasPrefix(r.Text, `no \x1b[31mmore`) || len(r.Text) > reportText+10 {
-		t.Errorf("%d bytes: %.20q", len(r.Text), r.Text)
-	}
+	require.Check(t, strings.HasPrefix(r.Text, `no \x1b[31mmore`) && len(r.Text) <= reportText+10,
+		"%d bytes: %.20q", len(r.Text), r.Text)
 }
 
 // FuzzFacts has a rank and a server hear what is no group's: they must go on.

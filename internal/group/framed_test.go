@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestFramedNotesOfAnyLengthArrive: notes of other lengths than those of other ranks arrive whole,
@@ -18,9 +19,8 @@ func TestFramedNotesOfAnyLengthArrive(t *testing.T) {
 			note := bytes.Repeat([]byte{1, 2, 3}, n)[:n]
 			// The other rank says the same, framed alike.
 			twice := func(frame []byte) ([][]byte, error) {
-				if len(frame) > most {
-					t.Errorf("a piece of %d bytes, at most %d", len(frame), most)
-				}
+				require.Check(t, len(frame) <= most, "a piece of %d bytes, at most %d", len(frame),
+					most)
 				return [][]byte{frame, frame}, nil
 			}
 			notes, err := group.Framed(most, twice)(note)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -57,13 +58,10 @@ func TestReportsAreTheErrorsOfTheContract(t *testing.T) {
 			"no more data"},
 	} {
 		err := c.report.Cause(of)
-		if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v is %v", c.report, err)
-		}
+		require.Check(t, errors.Is(err, c.is) && strings.Contains(err.Error(), c.want), "%+v is %v",
+			c.report, err)
 	}
-	if r := group.LostRank(of, down); r.Peer != 2 {
-		t.Errorf("the peer is %d", r.Peer)
-	}
+	require.Equal(t, "the peer", group.LostRank(of, down).Peer, 2)
 	if r := group.LostRank(
 		of, &rendezvous.Failure{Rank: 1, Cause: errors.New("killed")}); r.Peer != -1 {
 		t.Errorf("the peer is %d, of a rank outside the group", r.Peer)

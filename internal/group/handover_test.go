@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -122,9 +121,7 @@ func TestMemoryIsHandedOver(t *testing.T) {
 			require.NoError(t, errors.Join(errs...))
 			copy(shares[0].Mem, "hello")
 			for r, s := range shares {
-				if got := string(s.Mem[:5]); got != "hello" {
-					t.Errorf("rank %d has %q", r, got)
-				}
+				require.Equal(t, fmt.Sprint("rank ", r), string(s.Mem[:5]), "hello")
 				require.Report(t, s.Unmap())
 			}
 		})
@@ -141,9 +138,7 @@ func TestMemoryThatOneRankCannotReachIsAnErrorOfAll(t *testing.T) {
 		}
 		for _, want := range []string{"rank 2 failed", "do not see each other's processes",
 			"EURYALE_SHM_DIR", there} {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("rank %d: %v does not say %q", r, err, want)
-			}
+			require.Fails(t, fmt.Sprint("rank ", r), err, want)
 		}
 	}
 }
@@ -151,10 +146,7 @@ func TestMemoryThatOneRankCannotReachIsAnErrorOfAll(t *testing.T) {
 func TestLeaderThatMakesNoneIsAnErrorOfAll(t *testing.T) {
 	_, errs := handOver(t, []string{"/proc", "/dev/shm"}, asItIs)
 	for r, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "no shared memory: rank 0 failed") ||
-			!strings.Contains(err.Error(), "/proc") {
-			t.Errorf("rank %d: %v", r, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", r), err, "no shared memory: rank 0 failed", "/proc")
 	}
 }
 

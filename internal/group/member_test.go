@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -154,29 +153,22 @@ func TestGatherGivesEveryRankTheNotesOfAll(t *testing.T) {
 	all.Wait()
 	ms, bs, _ = members(t, 2, time.Minute)
 	ms[1].Close()
-	if _, err := ms[0].OverBoard(bs[0], time.Minute)(nil); !errors.Is(err, backend.ErrClosed) ||
-		!strings.Contains(err.Error(), "rank 1") {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "the error", require.Err(ms[0].OverBoard(bs[0], time.Minute)(nil)),
+		backend.ErrClosed, "rank 1")
 	ms, bs, _ = members(t, 2, time.Minute)
-	if _, err := ms[0].OverBoard(bs[0], 10*time.Millisecond)(nil); !errors.Is(
-		err, backend.ErrTimeout) || !strings.Contains(err.Error(), "rank 1") {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "the error", require.Err(ms[0].OverBoard(bs[0], 10*time.Millisecond)(nil)),
+		backend.ErrTimeout, "rank 1")
 }
 
 func TestErrorOfAnotherGroupIsNotOwn(t *testing.T) {
 	ms, _, _ := members(t, 1, time.Minute)
 	other := &backend.Error{Comm: "test/1.0", Cause: backend.ErrClosed}
-	if ms[0].Own(other) || ms[0].Ends(other) {
-		t.Error("the error of a part is taken for the group's")
-	}
+	require.Check(t, !ms[0].Own(other) && !ms[0].Ends(other),
+		"the error of a part is taken for the group's")
 	if err := ms[0].Broken(other); !ms[0].Ends(err) || !ms[0].Own(ms[0].Err()) {
 		t.Error("the group goes on after what it cannot go on after")
 	}
-	if err := ms[0].Failure("allreduce"); !strings.Contains(err.Error(), "allreduce") {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "the error", ms[0].Failure("allreduce"), "allreduce")
 }
 
 func TestCheckAllocatesNothing(t *testing.T) {
@@ -213,8 +205,6 @@ func TestRankThatWaitsForLongSaysSoOnce(t *testing.T) {
 			require.NoError(t, ms[1].Check(1))
 			time.Sleep(time.Second)
 		}
-		if want := []string{"rank 0 20s"}; !slices.Equal(said, want) {
-			t.Errorf("said %q, want %q", said, want)
-		}
+		require.Slices(t, "said", said, []string{"rank 0 20s"})
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -129,9 +130,7 @@ func TestEveryOrderOfNewsBlamesTheStoppedRank(t *testing.T) {
 			}
 		})
 	}
-	if played < 1000 {
-		t.Errorf("only %d orders were played", played)
-	}
+	require.Check(t, played >= 1000, "only %d orders were played", played)
 }
 
 // TestWhoHeedsWhom: a report that another rank has published first takes the place of a finding
@@ -160,10 +159,8 @@ func TestWhoHeedsWhom(t *testing.T) {
 	} {
 		m := group.NewArbiter(1, of, time.Second)
 		end := m.Step(time.Now(), c.event)
-		if end == nil || end.Heeds(c.first) != c.heeds {
-			t.Errorf("%s: %+v heeds a report of rank %d: want %v", c.what, end, c.first.Rank,
-				c.heeds)
-		}
+		require.Check(t, end != nil && end.Heeds(c.first) == c.heeds,
+			"%s: %+v heeds a report of rank %d: want %v", c.what, end, c.first.Rank, c.heeds)
 	}
 }
 

@@ -282,9 +282,8 @@ func leavesWithout(t *testing.T, lost int, dissolved bool) {
 		fastest = min(fastest, longest)
 		proceed()
 	}
-	if fastest >= group.PartTime {
-		t.Errorf("a rank leaves after %v: it has waited for the lost one", fastest)
-	}
+	require.Check(t, fastest < group.PartTime,
+		"a rank leaves after %v: it has waited for the lost one", fastest)
 }
 
 // watched returns the members of a group of sockets, with a watchdog that compares their calls.
@@ -390,9 +389,7 @@ func TestGroupOverSocketsEnds(t *testing.T) {
 func TestSocketsOfOneRank(t *testing.T) {
 	b := sockets(t, 1, time.Minute)
 	works(t, b, 1, 200)
-	if !b[0].Leave(time.Minute) {
-		t.Error("it does not leave together with itself")
-	}
+	require.Check(t, b[0].Leave(time.Minute), "it does not leave together with itself")
 }
 
 // BenchmarkPost also reports the time of the processor, in which other programs have no part.

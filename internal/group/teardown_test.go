@@ -50,9 +50,7 @@ func TestTeardownWaitsForThoseWhoReachARank(t *testing.T) {
 		case <-time.After(20 * time.Millisecond):
 		}
 		ranks.Go(func() { all[1].Reach(stage+1, func(int) bool { return false }) })
-		if s := <-reached; s != stage+1 {
-			t.Errorf("rank 0 is past stage %d, want %d", s, stage+1)
-		}
+		require.Equal(t, "rank 0 is past stage", <-reached, stage+1)
 	}
 	ranks.Wait() // their parts are closed next
 }
@@ -69,9 +67,8 @@ func TestTeardownDoesNotWaitForTheDead(t *testing.T) {
 	unix.Close(fd)
 	namespace, _ := path.Split(Process())
 	name := fmt.Sprint(namespace, other.Process.Pid)
-	if life := lifeOf(fmt.Sprint("pid:[0]/", other.Process.Pid)); life != living {
-		t.Error("a process of another namespace is taken for one of this")
-	}
+	require.Equal(t, "a process of another namespace is taken for one of this",
+		lifeOf(fmt.Sprint("pid:[0]/", other.Process.Pid)), living)
 	one := teardowns(t, Process(), name)[0]
 	done := make(chan struct{})
 	go func() {

@@ -196,7 +196,6 @@ func TestNoMoreCallsOverlapThanAreRemembered(t *testing.T) {
 			false))
 		r.calls = append(r.calls, earlier{call: &call{end: make(serial.Event)}})
 	}
-	if len(r.calls) != maxRecent || len(q.events) != 2*maxRecent {
-		t.Errorf("%d calls are remembered, %d were waited for", len(r.calls), len(q.events))
-	}
+	require.Check(t, len(r.calls) == maxRecent && len(q.events) == 2*maxRecent,
+		"%d calls are remembered, %d were waited for", len(r.calls), len(q.events))
 }

@@ -681,16 +681,10 @@ func TestRanksMustAgreeOnTheTopology(t *testing.T) {
 	var n atomic.Int32
 	_, err := groupOf(func(int) Layout { return gridOf(2, 2, numbering(n.Add(1)%2)) }, 4, patient,
 		Options{}, nil)
-	if !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), "another topology than rank 0") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the error", err, backend.ErrArgument, "another topology than rank 0")
 	_, err = groupOf(func(int) Layout { return Grid(2, 1) }, 4, patient,
 		Options{}, nil)
-	if !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), "layout of 2 ranks for 4") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the error", err, backend.ErrArgument, "layout of 2 ranks for 4")
 }
 
 func TestPartsAreHierarchicalToo(t *testing.T) {
@@ -807,10 +801,7 @@ func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 		func(c backend.Communicator) backend.Communicator {
 			return &unsplittable{Communicator: c}
 		})
-	if !errors.Is(err, errInjected) ||
-		!strings.Contains(err.Error(), "a communicator for broadcast between machines") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the error", err, errInjected, "a communicator for broadcast between machines")
 	require.NoError(t, goleak.Find(before))
 }
 

@@ -2,9 +2,9 @@ package hierarchy
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestGridsNumberRanksInBothOrders(t *testing.T) {
@@ -34,9 +34,7 @@ func TestTopologiesAreParsed(t *testing.T) {
 			[][]int{{0, 1, 2}, {3}}),
 	} {
 		l, err := Parse(text, 4)
-		if err != nil || !l.equal(want) {
-			t.Errorf("%q is %v, want %v: %v", text, l, want, err)
-		}
+		require.Check(t, err == nil && l.equal(want), "%q is %v, want %v: %v", text, l, want, err)
 		if again, err := Parse(l.String(), 4); err != nil || !again.equal(l) {
 			t.Errorf("%q is printed as %q: %v", text, l, err)
 		}
@@ -58,10 +56,7 @@ func TestWrongTopologiesSayWhatToDo(t *testing.T) {
 		"9223372036854775807x9223372036854775807": "but there are 4",
 	} {
 		_, err := Parse(text, 4)
-		if err == nil || !strings.Contains(err.Error(), say) ||
-			!strings.Contains(err.Error(), fmt.Sprintf("%q", text)) {
-			t.Errorf("%q: the error is %v, want it to say %q", text, err, say)
-		}
+		require.Fails(t, text, err, say, fmt.Sprintf("%q", text))
 	}
 }
 
@@ -108,9 +103,7 @@ func TestRunsCoverEveryRankOnce(t *testing.T) {
 		shuffled(2, 4), Grid(1, 1)} {
 		var ranks []int
 		for _, r := range l.runs {
-			if r.row != len(ranks) {
-				t.Errorf("%v: a run begins at row %d, want %d", l, r.row, len(ranks))
-			}
+			require.Equal(t, fmt.Sprintf("%v: a run begins at row", l), r.row, len(ranks))
 			for k := range r.rows {
 				ranks = append(ranks, r.first+k*r.stride)
 			}
@@ -121,9 +114,7 @@ func TestRunsCoverEveryRankOnce(t *testing.T) {
 				want = append(want, l.Rank(m, d))
 			}
 		}
-		if !slices.Equal(ranks, want) {
-			t.Errorf("%v: rows are of ranks %v, want %v", l, ranks, want)
-		}
+		require.Slices(t, fmt.Sprintf("%v: rows are of ranks", l), ranks, want)
 	}
 	if n := len(Grid(4, 8).runs); n != 8 {
 		t.Errorf("%d runs in a grid of 8 devices", n)

@@ -1,12 +1,10 @@
 package hierarchy
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -31,18 +29,16 @@ func TestMeasurementsAreKeptByMachines(t *testing.T) {
 	}
 	for _, want := range []Measurement{first, second} {
 		got, found, err := Measured(want.Model, gridOf(2, 4, machineMinor), want.Declared)
-		if err != nil || !found || !reflect.DeepEqual(got, want) {
-			t.Errorf("%+v, %v, %v, want %+v", got, found, err, want)
-		}
+		require.Check(t, err == nil && found && reflect.DeepEqual(got, want),
+			"%+v, %v, %v, want %+v", got, found, err, want)
 	}
 	for _, l := range []Layout{Grid(4, 2), layoutOf([][]int{{0, 1}, {2}})} {
 		if _, found, err := Measured("NVIDIA H200", l, true); err != nil || found {
 			t.Errorf("%v: %v, %v", l, found, err)
 		}
 	}
-	if _, err := of(2, 4, false, -1).Keep(); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a negative time is kept: %v", err)
-	}
+	require.Fails(t, "a negative time is kept", require.Err(of(2, 4, false, -1).Keep()),
+		backend.ErrArgument)
 }
 
 func TestBrokenMeasurementNamesTheFile(t *testing.T) {
@@ -52,10 +48,7 @@ func TestBrokenMeasurementNamesTheFile(t *testing.T) {
 		`{"hierarchy": [{"model": "m", "machines": 2, "devices": 2}]}`} {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		_, _, err := Measured("m", Grid(2, 2), false)
-		if err == nil || !strings.Contains(err.Error(), path) ||
-			!strings.Contains(err.Error(), "delete it") {
-			t.Errorf("%s: %v", text, err)
-		}
+		require.Fails(t, text, err, path, "delete it")
 	}
 }
 
@@ -81,9 +74,7 @@ func TestFitFindsTheLink(t *testing.T) {
 	}
 	for _, few := range [][]Timed{nil, {{1, 1e6, time.Millisecond}}, {{1, 1e3, time.Millisecond},
 		{1, 1e6, time.Microsecond}}} {
-		if got, err := Fit(few); err == nil {
-			t.Errorf("%v: %v", few, got)
-		}
+		require.Fails(t, few, require.Err(Fit(few)))
 	}
 }
 
@@ -100,9 +91,7 @@ func TestLinksAreParsed(t *testing.T) {
 	}
 	for _, wrong := range []string{"", "3us", "200GB/s", "3us+fast", "3us+0GB/s", "-3us+1GB/s",
 		"3us+1GB", "3us+-1GB/s"} {
-		if got, err := ParseLink(wrong); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%q: %v, %v", wrong, got, err)
-		}
+		require.Fails(t, wrong, require.Err(ParseLink(wrong)), backend.ErrArgument)
 	}
 }
 

@@ -1,7 +1,6 @@
 package hierarchy
 
 import (
-	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -39,9 +38,8 @@ func TestLargeOperandsAreHierarchicalAndSmallOnesFlat(t *testing.T) {
 	for what, slices := range map[*backend.Collective]int{&allReduce: 3, &reduceScatter: 4,
 		&allGather: 4} {
 		c := p.Choose(*what, backend.F32, 25<<18)
-		if !c.Hierarchical || c.Layered >= c.Flat || c.Slices != slices {
-			t.Errorf("%v of 25 MiB: %+v", *what, c)
-		}
+		require.Check(t, c.Hierarchical && c.Layered < c.Flat && c.Slices == slices,
+			"%v of 25 MiB: %+v", *what, c)
 	}
 	two := planOf(t, Grid(2, 1), Options{Links: tenth()})
 	if c := two.Choose(allReduce, backend.F32, 256); c.Hierarchical {
@@ -55,9 +53,8 @@ func TestPredictionIsTheModel(t *testing.T) {
 	c := p.Choose(allReduce, backend.F32, 1e6) // 4 MB
 	// Inside twice 2 µs + 2 MB at 100 GB/s, between twice 8 µs + 1 MB at 10 GB/s, five phases.
 	want := 2*(2+20)*time.Microsecond + 2*(8+100)*time.Microsecond + 5*4*time.Microsecond
-	if c.Layered != want || c.Slices != 1 {
-		t.Errorf("hierarchical: %v in %d slices, want %v in 1", c.Layered, c.Slices, want)
-	}
+	require.Check(t, c.Layered == want && c.Slices == 1,
+		"hierarchical: %v in %d slices, want %v in 1", c.Layered, c.Slices, want)
 	// Inside root's machine 2 µs + 4 MB, between 8 µs + 2 MB, inside the other 2 µs + 2 MB, four
 	// phases.
 	if got, want := p.Choose(broadcast, backend.F32, 1e6).Layered,
@@ -94,16 +91,13 @@ func TestPredictionIsTheModel(t *testing.T) {
 	// In 16 bits half of that goes between; other operands as they are.
 	half := planOf(t, Grid(2, 2), Options{Links: tenth(), SliceBytes: 8e6,
 		Exchange: backend.BF16})
-	if c := half.Choose(allReduce, backend.F32, 1e6); c.Layered != want-100*time.Microsecond {
-		t.Errorf("exchanged in 16 bits: %v, want %v", c.Layered, want-100*time.Microsecond)
-	}
-	if c := half.Choose(allReduce, backend.I32, 1e6); c.Layered != want {
-		t.Errorf("integers are not rounded: %v, want %v", c.Layered, want)
-	}
+	require.Equal(t, "exchanged in 16 bits", half.Choose(allReduce, backend.F32, 1e6).Layered,
+		want-100*time.Microsecond)
+	require.Equal(t, "integers are not rounded", half.Choose(allReduce, backend.I32, 1e6).Layered,
+		want)
 	// Six steps of 8 µs and 3/2 of 4 MB at 10 GB/s.
-	if want := 6*8*time.Microsecond + 600*time.Microsecond + 4*time.Microsecond; c.Flat != want {
-		t.Errorf("flat: %v, want %v", c.Flat, want)
-	}
+	require.Equal(t, "flat", c.Flat,
+		6*8*time.Microsecond+600*time.Microsecond+4*time.Microsecond)
 }
 
 // With a what each slice costs on the busier kind of link, and y what the whole operand
@@ -133,10 +127,9 @@ func TestSlicesAreAsManyAsAreFastest(t *testing.T) {
 	} {
 		p := planOf(t, test.layout, Options{Mode: Always, Links: test.links})
 		c := p.Choose(test.what, backend.F32, test.nbytes/4)
-		if c.Slices != test.slices {
-			t.Errorf("%v of %d bytes as %v over %v: %d slices, want %d", test.what, test.nbytes,
-				test.layout, *p.Options.Links, c.Slices, test.slices)
-		}
+		require.Check(t, c.Slices == test.slices,
+			"%v of %d bytes as %v over %v: %d slices, want %d", test.what, test.nbytes, test.layout,
+			*p.Options.Links, c.Slices, test.slices)
 		least := 1 // the slots have room for
 		if p.needsSlots(test.what.Kind) {
 			least = (test.nbytes + defaultSlotBytes - 1) / defaultSlotBytes
@@ -163,10 +156,8 @@ func TestPiecesAreTheShare(t *testing.T) {
 					t.Errorf("%v: a share of %d %v is cut into %d slices of %d", kind, share, d,
 						slices, piece)
 				}
-				if kind == backend.AllGather && piece*4*d.Size() > defaultSlotBytes {
-					t.Errorf("a slice of %d elements of %v for each rank has no room in a slot",
-						piece, d)
-				}
+				require.Check(t, kind != backend.AllGather || piece*4*d.Size() <= defaultSlotBytes,
+					"a slice of %d elements of %v for each rank has no room in a slot", piece, d)
 			}
 		}
 	}
@@ -248,9 +239,7 @@ func TestExplanationPrintsBothTimes(t *testing.T) {
   bound           1.3107ms  these bytes alone on the busier kind of link
   links         inside 2µs + 100 GB/s, between 8µs + 10 GB/s, 4µs for a phase
 `
-	if got := p.Explain(allReduce, backend.F32, 25<<20); got != want {
-		t.Errorf("the explanation is\n%swant\n%s", got, want)
-	}
+	require.Equal(t, "the explanation", p.Explain(allReduce, backend.F32, 25<<20), want)
 }
 
 func TestExplanationCountsWhatIsExchanged(t *testing.T) {
@@ -292,8 +281,6 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		"large":    {SliceBytes: math.MaxInt},
 		"infinite": {Links: &Links{Link{1, math.Inf(1)}, Link{0, 1}, 0, 0}},
 	} {
-		if _, err := NewPlan(Grid(2, 2), o); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: the error is %v, want ErrArgument", name, err)
-		}
+		require.Fails(t, name, require.Err(NewPlan(Grid(2, 2), o)), backend.ErrArgument)
 	}
 }

@@ -1,7 +1,6 @@
 package hierarchy
 
 import (
-	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -44,11 +43,8 @@ func TestOptionsAreParsed(t *testing.T) {
 		"slots=-1":        `slots is "-1"`,
 	} {
 		_, err := ParseOptions(text, false)
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), say) ||
-			!strings.Contains(err.Error(), "use auto, always or never") ||
-			!strings.Contains(err.Error(), "EURYALE_HIERARCHY") {
-			t.Errorf("%q: %v", text, err)
-		}
+		require.Fails(t, text, err, backend.ErrArgument, say, "use auto, always or never",
+			"EURYALE_HIERARCHY")
 	}
 }
 
@@ -100,8 +96,6 @@ func TestFoundSlotsTakeAllMemory(t *testing.T) {
 		"always,slots=1024,slice=999999999999"} {
 		o, err := ParseOptions(text, true)
 		require.NoError(t, err)
-		if _, err := NewPlan(Grid(2, 2), o); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", text, err)
-		}
+		require.Fails(t, text, require.Err(NewPlan(Grid(2, 2), o)), backend.ErrArgument)
 	}
 }

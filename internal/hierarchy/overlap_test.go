@@ -253,9 +253,8 @@ func TestBusyTimesAreThoseOfTheUnion(t *testing.T) {
 	}
 	inside, between, both := busy([]Span{span(reducePhase, 0, 4), span(gatherPhase, 3, 5),
 		span(exchangePhase, 4, 7), span(addPhase, 0, 9), span(broadcastPhase, 8, 9)})
-	if inside != 5*time.Second || between != 4*time.Second || both != time.Second {
-		t.Errorf("%v inside, %v between, %v both, want 5 s, 4 s, 1 s", inside, between, both)
-	}
+	require.Check(t, inside == 5*time.Second && between == 4*time.Second && both == time.Second,
+		"%v inside, %v between, %v both, want 5 s, 4 s, 1 s", inside, between, both)
 }
 
 func TestPhasesOfManyBucketsOverlap(t *testing.T) {

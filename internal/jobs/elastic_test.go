@@ -463,9 +463,8 @@ func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 			}
 		}
 	}
-	if m.state() != elasticAlone(t, steps, ofNorms) {
-		t.Error("an elastic training has other bits")
-	}
+	require.Equal(t, "an elastic training has other bits", m.state(),
+		elasticAlone(t, steps, ofNorms))
 }
 
 // lossy is a job whose communicators lose calls: before their beginning, or unnoticed by the other
@@ -563,9 +562,8 @@ func cutOff(t *testing.T, way elasticWay, steps int, want string, unnoticed bool
 				return &lossy{job, loses, unnoticed, 0, false}
 			}
 		})
-	if r.end() != want {
-		t.Errorf("%+v: %s, unnoticed %t: the training has other parameters", way, what, unnoticed)
-	}
+	require.Check(t, r.end() == want, "%+v: %s, unnoticed %t: the training has other parameters",
+		way, what, unnoticed)
 }
 
 func TestAPanicIsNotTheEndOfATraining(t *testing.T) {
@@ -603,9 +601,8 @@ func TestRanksMayDieInEachTryOfAStep(t *testing.T) {
 			return step == 1 && rank > 0 && rank >= ranks/(micro/rank)/2
 		}
 	})
-	if r.end() != want.end() {
-		t.Error("after four tries of a step the training has other parameters")
-	}
+	require.Equal(t, "after four tries of a step the training has other parameters", r.end(),
+		want.end())
 }
 
 func TestRanksThatCannotConnectSayWhy(t *testing.T) {
@@ -614,9 +611,7 @@ func TestRanksThatCannotConnectSayWhy(t *testing.T) {
 		func(elastic.ID) func(int, int) bool { return never })
 	r.running.Wait()
 	for _, err := range r.errs {
-		if err == nil || !strings.Contains(err.Error(), `"nope"`) {
-			t.Errorf("the error is %v", err)
-		}
+		require.Fails(t, "the error", err, `"nope"`)
 	}
 }
 
@@ -691,10 +686,7 @@ func TestMachinesOfElasticTrainingsRunInSteps(t *testing.T) {
 		},
 	} {
 		m, e := oneElastic(t, planned, lossless)
-		if err := step(m, e); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%q is not said by %v", want, err)
-		}
+		require.Fails(t, "step", step(m, e), backend.ErrArgument, want)
 	}
 }
 
@@ -747,14 +739,9 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 			device = elsewhere{}
 		}
 		options = append([]vm.Option{vm.WithElastic(t.Context(), job, 8)}, options...)
-		if _, err := vm.New(m.x.Graph(), device, options...); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%q is not said by %v", want, err)
-		}
-		if job.n != 1 || job.released != 1 {
-			t.Errorf("%q: the job is closed %d times, and its devices %d", want, job.n,
-				job.released)
-		}
+		require.Fails(t, "New", require.Err(vm.New(m.x.Graph(), device, options...)), want)
+		require.Check(t, job.n == 1 && job.released == 1,
+			"%q: the job is closed %d times, and its devices %d", want, job.n, job.released)
 		job.n, job.released = 0, 0
 	}
 }
@@ -823,17 +810,15 @@ func TestAnElasticTrainingGoesOnFromACheckpoint(t *testing.T) {
 				return &lossy{job, func(n int) bool { return n == cut }, i%2 == 0, 0, false}
 			}
 		})
-		if dies.end() != want {
-			t.Errorf("%+v: other parameters after a call of Load was cut off", way)
-		}
+		require.Check(t, dies.end() == want,
+			"%+v: other parameters after a call of Load was cut off", way)
 		r := newElasticRun(t, "resumes", 2, steps, elastic.Limits{Least: 2, Most: 2},
 			func(id elastic.ID) func(step, micro int) bool {
 				return func(int, int) bool { return id == 1 }
 			}, from)
 		r.start(3, elastic.First(1, 2), never)
-		if r.end() != want {
-			t.Errorf("%+v: other parameters after the death of a rank in the first step", way)
-		}
+		require.Check(t, r.end() == want,
+			"%+v: other parameters after the death of a rank in the first step", way)
 	}
 }
 
@@ -844,12 +829,8 @@ func TestLoadOfAnElasticTrainingIsNotOfItsDataParallel(t *testing.T) {
 			r.from = t.TempDir() // without a checkpoint: training begins
 			r.after = func(_ elastic.ID, m *elasticModel, e *autograd.Elastic) error {
 				err := e.DataParallel().Load(r.from, m.solver, nil)
-				if !errors.Is(err, backend.ErrArgument) {
-					t.Errorf("Load of the DataParallel: %v", err)
-				}
-				if err := e.Load(r.from); !errors.Is(err, backend.ErrArgument) {
-					t.Errorf("Load after a step: %v", err)
-				}
+				require.Fails(t, "Load of the DataParallel", err, backend.ErrArgument)
+				require.Fails(t, "Load after a step", e.Load(r.from), backend.ErrArgument)
 				return nil
 			}
 		}).end()
@@ -1020,14 +1001,11 @@ func endsAlone(t *testing.T, way elasticWay, lacks string) {
 		})
 	r.running.Wait()
 	failed := slices.IndexFunc(r.errs, func(err error) bool { return err != nil })
-	if failed < 0 || !strings.Contains(r.errs[failed].Error(), "process 3") {
-		t.Fatalf("%+v, %s: the errors are %v", way, lacks, r.errs)
-	}
+	require.That(t, failed >= 0 && strings.Contains(r.errs[failed].Error(), "process 3"),
+		"%+v, %s: the errors are %v", way, lacks, r.errs)
 	r.errs, r.hashes = slices.Delete(r.errs, failed, failed+1), slices.Delete(r.hashes, failed,
 		failed+1)
-	if r.end() != want {
-		t.Errorf("%+v, %s: other parameters than without it", way, lacks)
-	}
+	require.Check(t, r.end() == want, "%+v, %s: other parameters than without it", way, lacks)
 }
 
 // broken is a backend that is not available any more, or that cannot connect.
@@ -1077,9 +1055,8 @@ func TestARankThatCannotConnectAgainEndsAlone(t *testing.T) {
 				ended++
 			}
 		}
-		if ended != 2 {
-			t.Errorf("vanishes %t: %d ranks end as they should, %v", vanishes, ended, r.errs)
-		}
+		require.Check(t, ended == 2, "vanishes %t: %d ranks end as they should, %v", vanishes,
+			ended, r.errs)
 	}
 }
 
@@ -1116,9 +1093,7 @@ func TestARankThatCannotHandOverEndsAlone(t *testing.T) {
 				return nil
 			}
 		})
-	if got := r.end(); got != want {
-		t.Error("other parameters than without it")
-	}
+	require.Equal(t, "other parameters than without it", r.end(), want)
 }
 
 // TestNobodyWaitsForAReplacementThatLoads: its graph and its data, between JoinElastic and vm.New,
@@ -1161,9 +1136,8 @@ func loadsSlowly(t *testing.T, driver bool) {
 					r.start(2, elastic.First(1), never)
 					<-loading
 				case loads:
-					if e.Size() > 1 || first.Waits() {
-						t.Error("a replacement that loads counts as ready")
-					}
+					require.Check(t, e.Size() <= 1 && !first.Waits(),
+						"a replacement that loads counts as ready")
 					close(loaded)
 					awaitReplacement(first)
 				case steps:
@@ -1172,9 +1146,7 @@ func loadsSlowly(t *testing.T, driver bool) {
 				return nil
 			}
 		}).end()
-	if !back {
-		t.Error("the replacement does no steps")
-	}
+	require.Check(t, back, "the replacement does no steps")
 }
 
 // TestARecoveryIsCountedBesideAWaitingReplacement: who is let in after the step that was repeated.
@@ -1322,9 +1294,8 @@ func TestAProcessIsOverOnceItHasEnded(t *testing.T) {
 	} {
 		began := time.Now()
 		out, err := elasticProcesses(t, how)
-		if err != nil || !strings.Contains(out, says) {
-			t.Errorf("it %s: %v, and it is not said that %q:\n%s", how, err, says, out)
-		}
+		require.Check(t, err == nil && strings.Contains(out, says),
+			"it %s: %v, and it is not said that %q:\n%s", how, err, says, out)
 		if took := time.Since(began); took > proctest.Within(20*time.Second) {
 			t.Errorf("it %s: the job ends after %v", how, took)
 		}
@@ -1368,14 +1339,11 @@ func killedAndReplaced(t *testing.T, alone, back time.Duration) (devices []strin
 	}
 	ends := regexp.MustCompile(`params=\w+`)
 	all := ends.FindAllString(strings.Join(outputs[:], ""), -1)
-	if len(all) != 4 || len(slices.Compact(all)) != 1 {
-		t.Errorf("the processes end with %v", all)
-	}
+	require.Check(t, len(all) == 4 && len(slices.Compact(all)) == 1, "the processes end with %v",
+		all)
 	for name, promise := range map[string]time.Duration{"alone": alone, "back": back} {
 		found := regexp.MustCompile(name + `=(\S+)`).FindStringSubmatch(outputs[1])
-		if found == nil {
-			t.Fatalf("nobody was %s:\n%s", name, outputs[1])
-		}
+		require.That(t, found != nil, "nobody was %s:\n%s", name, outputs[1])
 		if took, err := time.ParseDuration(found[1]); err != nil ||
 			took > proctest.Within(promise) {
 			t.Errorf("it is %s after %s, %v", name, found[1], err)
@@ -1651,7 +1619,5 @@ func TestNoStepFollowsOneThatHasPanicked(t *testing.T) {
 			_, err = e.Step(func(int) (float64, error) { panic(errKilled) })
 		}()
 	}
-	if err == nil || !strings.Contains(err.Error(), "panicked") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the error", err, "panicked")
 }

@@ -74,9 +74,7 @@ func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
 		require.Report(t, backend.Barrier(comm))
 		return backend.Barrier(comm)
 	})
-	if err == nil || !strings.Contains(err.Error(), "abort,rank=0,call=2") {
-		t.Errorf("the second call: %v", err)
-	}
+	require.Fails(t, "the second call", err, "abort,rank=0,call=2")
 }
 
 // A rank that fails because of another one tells the job when it closes. Those that

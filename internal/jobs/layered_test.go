@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -48,9 +49,7 @@ func onTopologies(t *testing.T, calls int, rank func(comm backend.Communicator,
 			}
 			return nil
 		}, host.Backend{})
-		if err != nil {
-			t.Errorf("topology %q: %v", topology, err)
-		}
+		require.Check(t, err == nil, "topology %q: %v", topology, err)
 	}
 }
 

@@ -64,10 +64,7 @@ func TestFoundSpansTakeAllMemory(t *testing.T) {
 	err := euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
 		return nil
 	}, host.Backend{})
-	if !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), "1048576 spans at most") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the error", err, backend.ErrArgument, "1048576 spans at most")
 }
 
 // What EURYALE_HIERARCHY says besides the mode reaches every rank.
@@ -162,8 +159,5 @@ func TestBrokenTuningFileIsNamed(t *testing.T) {
 	err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error {
 		return nil
 	}, host.Backend{})
-	if err == nil || !strings.Contains(err.Error(), file) ||
-		!strings.Contains(err.Error(), "delete it") {
-		t.Error(err)
-	}
+	require.Fails(t, "the error", err, file, "delete it")
 }

@@ -321,9 +321,8 @@ func TestProcessesEndWell(t *testing.T) {
 		for r, p := range proctest.Start(t, "ends well", 4,
 			append(env, "EURYALE_BACKEND="+backend)...) {
 			said := p.End()
-			if !p.ProcessState.Success() {
-				t.Errorf("%s: rank %d: %v, said %q", backend, r, p.ProcessState, said)
-			}
+			require.Check(t, p.ProcessState.Success(), "%s: rank %d: %v, said %q", backend, r,
+				p.ProcessState, said)
 		}
 		leftNothing(t, dir)
 	}
@@ -365,9 +364,8 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 			p := proctest.Start(t, "ends well", 1, strings.Fields(bad.env)...)[0]
 			said := p.Next()
 			p.End()
-			if !strings.Contains(said, bad.want) || p.ProcessState.Success() {
-				t.Errorf("said %q", said)
-			}
+			require.Check(t, strings.Contains(said, bad.want) && !p.ProcessState.Success(),
+				"said %q", said)
 		})
 	}
 }
@@ -444,9 +442,7 @@ func TestBackendThatCannotCarryTheRanksIsPassedOver(t *testing.T) {
 	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
 		return nil
 	}, crowded{})
-	if !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "the error", err, backend.ErrUnsupported)
 }
 
 func TestErrorOfARankEndsTheOthers(t *testing.T) {
@@ -459,9 +455,8 @@ func TestErrorOfARankEndsTheOthers(t *testing.T) {
 		}
 		return backend.Barrier(comm)
 	})
-	if !errors.Is(err, broken) || time.Since(began) > proctest.Within(5*time.Second) {
-		t.Errorf("after %v: %v", time.Since(began), err)
-	}
+	require.Check(t, errors.Is(err, broken) && time.Since(began) <= proctest.Within(5*time.Second),
+		"after %v: %v", time.Since(began), err)
 }
 
 func TestCancellingTheContextEndsEveryRank(t *testing.T) {
@@ -474,9 +469,7 @@ func TestCancellingTheContextEndsEveryRank(t *testing.T) {
 		}
 		return backend.Barrier(comm)
 	})
-	if err == nil {
-		t.Error("no error")
-	}
+	require.Fails(t, "no error", err)
 }
 
 func TestTraceIsWrittenOnClose(t *testing.T) {
@@ -491,9 +484,7 @@ func TestTraceIsWrittenOnClose(t *testing.T) {
 		require.NoError(t, err)
 		text, _ := io.ReadAll(f)
 		f.Close()
-		if !strings.Contains(string(text), "allreduce") {
-			t.Errorf("rank %d: %s", r, text)
-		}
+		require.Check(t, strings.Contains(string(text), "allreduce"), "rank %d: %s", r, text)
 	}
 }
 
@@ -504,10 +495,7 @@ func TestFoundBadPlaceForTheTraceIsAnErrorBeforeTheWork(t *testing.T) {
 		t.Error("the work has begun")
 		return nil
 	})
-	if err == nil || !strings.Contains(err.Error(), "EURYALE_TRACE") ||
-		!errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "the error", err, "EURYALE_TRACE", fs.ErrNotExist)
 }
 
 func TestFoundTraceThatCannotBeWrittenIsNoErrorOfTheWork(t *testing.T) {
@@ -533,9 +521,7 @@ func TestTraceIsWrittenWhenARankIsLost(t *testing.T) {
 		if err == nil && json.Valid(text) && strings.Contains(string(text), "allreduce") {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no trace: %v, %d bytes", err, len(text))
-		}
+		require.That(t, !time.Now().After(deadline), "no trace: %v, %d bytes", err, len(text))
 	}
 }
 
@@ -549,9 +535,7 @@ func TestFoundSecondInitHasANameOfItsOwn(t *testing.T) {
 			t.Errorf("rank %d: %v, said %q", r, p.ProcessState, said)
 		}
 	}
-	if len(names) != 2 {
-		t.Errorf("the names are %v, want two, the same on both ranks", names)
-	}
+	require.Check(t, len(names) == 2, "the names are %v, want two, the same on both ranks", names)
 }
 
 func TestWorldsOfLocalRanksAreTheCallers(t *testing.T) {

@@ -5,6 +5,7 @@ package jobs_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"sync"
@@ -29,9 +30,7 @@ func runEnds(t *testing.T, limit time.Duration, want string, rank func(comm back
 	go func() { ended <- euryale.Run(context.Background(), 3, rank) }()
 	select {
 	case err := <-ended:
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("Run returned %v, which does not contain %q", err, want)
-		}
+		require.Fails(t, "Run", err, want)
 		return err
 	case <-time.After(limit):
 		t.Fatalf("Run has not returned after %v", limit)
@@ -53,9 +52,7 @@ func TestFoundRankThatReturnsWithTheBuildLockEndsTheOthers(t *testing.T) {
 		build.Unlock()
 		return backend.Barrier(comm)
 	})
-	if !errors.Is(err, broken) {
-		t.Errorf("the error of Run does not wrap the rank's: %v", err)
-	}
+	require.Check(t, errors.Is(err, broken), "the error of Run does not wrap the rank's: %v", err)
 }
 
 // A program that a signal ends closes what Init has given it, and not each group.
@@ -80,14 +77,9 @@ func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 	})
 	require.Report(t, err)
 	for r, err := range errs {
-		if !errors.Is(err, backend.ErrClosed) {
-			t.Errorf("rank %d: the error is %v, want ErrClosed", r, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", r), err, backend.ErrClosed)
 	}
-	if err := errs[1]; err == nil ||
-		!strings.Contains(err.Error(), "Close was called on this rank") {
-		t.Errorf("the rank that closed says %v", err)
-	}
+	require.Fails(t, "the rank that closed", errs[1], "Close was called on this rank")
 }
 
 func TestGroupsKnowTheRanksOfTheMachine(t *testing.T) {
@@ -134,14 +126,11 @@ func TestAPanicInACallEndsRun(t *testing.T) {
 				return heard[comm.Rank()]
 			})
 		var p *euryale.PanicError
-		if !errors.As(err, &p) || !strings.Contains(string(p.Stack), "panicsInACall") {
-			t.Errorf("%s: the error of Run does not say where the rank has panicked: %v", name, err)
-		}
+		require.Check(t, errors.As(err, &p) && strings.Contains(string(p.Stack), "panicsInACall"),
+			"%s: the error of Run does not say where the rank has panicked: %v", name, err)
 		for _, r := range []int{0, 2} {
-			if heard[r] == nil || !strings.Contains(heard[r].Error(), "because of rank 1") ||
-				!strings.Contains(heard[r].Error(), "panicked in alltoall: backend: Buffer.Slice") {
-				t.Errorf("%s: rank %d heard %v", name, r, heard[r])
-			}
+			require.Fails(t, fmt.Sprintf("%s: rank %d heard", name, r), heard[r],
+				"because of rank 1", "panicked in alltoall: backend: Buffer.Slice")
 		}
 	}
 }
@@ -154,10 +143,8 @@ func TestANilBufferIsAnErrorOfTheCall(t *testing.T) {
 			what := backend.Collective{Kind: kind, Root: comm.Rank()}
 			for _, nothing := range []backend.Buffer{backend.Host(backend.F32, nil, 4),
 				backend.Host(backend.F32, nil, -4)} {
-				if err := backend.Run(comm, what, nothing, nothing); !errors.Is(
-					err, backend.ErrArgument) {
-					t.Errorf("%v of %d elements at nil: %v", kind, nothing.Len(), err)
-				}
+				require.Fails(t, fmt.Sprintf("%v of %d elements at nil", kind, nothing.Len()),
+					backend.Run(comm, what, nothing, nothing), backend.ErrArgument)
 			}
 		}
 		return backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x)

@@ -75,9 +75,7 @@ func splitBesideClose(t *testing.T, b backend.Backend) {
 		whole.Wait()
 		return err
 	}, b)
-	if longest > 20*time.Second {
-		t.Errorf("a rank has waited for %v: %q", longest, said)
-	}
+	require.Check(t, longest <= 20*time.Second, "a rank has waited for %v: %q", longest, said)
 }
 
 // TestSplitBesideAbortNamesTheRank: whoever waits inside a Split when another rank aborts learns

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/testing/contracts"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // places returns the variables of each process of a case, on four machines of two ranks.
@@ -76,9 +77,8 @@ func TestNoPartOfAContractMakesAProgramTrainAlone(t *testing.T) {
 				rest := slices.DeleteFunc(slices.Clone(vars), isSign)
 				for _, with := range [][]string{nil, rest} {
 					f, err := Rank(env.Lookup(append(some, with...)))
-					if err == nil && f.Size == 1 {
-						t.Fatalf("%s: alone with %v and %v", c.Name, some, with)
-					}
+					require.That(t, err != nil || f.Size != 1, "%s: alone with %v and %v", c.Name,
+						some, with)
 				}
 			}
 		}
@@ -123,9 +123,8 @@ func TestMalformedNumbersAreRefused(t *testing.T) {
 					wrong := slices.Clone(vars)
 					wrong[i] = name + "=" + bad
 					f, err := Rank(env.Lookup(wrong))
-					if err == nil && f.Size == 1 {
-						t.Errorf("%s: alone with %s=%s", c.Name, name, bad)
-					}
+					require.Check(t, err != nil || f.Size != 1, "%s: alone with %s=%s", c.Name,
+						name, bad)
 				}
 			}
 		}
@@ -154,9 +153,8 @@ func TestTwoContractsAtOnceJoinOrAreNamed(t *testing.T) {
 				switch {
 				case err != nil:
 					named := strings.Contains(err.Error(), both.Launcher())
-					if !named {
-						t.Errorf("%s in %s of %d: %v", inner.Name, outer.Name, machines, err)
-					}
+					require.Check(t, named, "%s in %s of %d: %v", inner.Name, outer.Name, machines,
+						err)
 				case both.Size == 1:
 					t.Errorf("%s in %s of %d: alone", inner.Name, outer.Name, machines)
 				case both.Of.Name != f.Of.Name && order(both) > order(f):
@@ -192,13 +190,11 @@ func TestJobsOfOneMachineInsideSeveralAreRefusedByNamingBoth(t *testing.T) {
 						refused++
 					}
 					f, err := Rank(env.Lookup(append(all, "EURYALE_ALONE=1")))
-					if err != nil || f.Launcher() != name || f.Size != 2 {
-						t.Errorf("%s of %s with EURYALE_ALONE=1: %v", name, outer.Name, err)
-					}
+					require.Check(t, err == nil && f.Launcher() == name && f.Size == 2,
+						"%s of %s with EURYALE_ALONE=1: %v", name, outer.Name, err)
 				}
-				if refused == 0 {
-					t.Errorf("%s on machine %d of %s is not refused", name, machine, outer.Name)
-				}
+				require.Check(t, refused != 0, "%s on machine %d of %s is not refused", name,
+					machine, outer.Name)
 			}
 		}
 	}
@@ -257,9 +253,8 @@ func TestMixturesAreReadTheSameInAnyOrder(t *testing.T) {
 		a, errA := Rank(env.Lookup(some))
 		slices.Reverse(some)
 		b, errB := Rank(env.Lookup(some))
-		if fmt.Sprint(a.Position, errA) != fmt.Sprint(b.Position, errB) {
-			t.Fatalf("%v: %+v %v, else %+v %v", some, a.Position, errA, b.Position, errB)
-		}
+		require.That(t, fmt.Sprint(a.Position, errA) == fmt.Sprint(b.Position, errB),
+			"%v: %+v %v, else %+v %v", some, a.Position, errA, b.Position, errB)
 		if errA == nil && a.Size == 1 && slices.ContainsFunc(some, isSign) {
 			t.Fatalf("alone with %v", some)
 		}

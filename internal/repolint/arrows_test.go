@@ -293,14 +293,10 @@ func TestImportsFollowTheArrows(t *testing.T) {
 		for _, spec := range f.Imports {
 			imported, err := strconv.Unquote(spec.Path.Value)
 			require.NoError(t, err)
-			if wrong := violation(f.name, imported); wrong != "" {
-				t.Error(wrong)
-			}
+			require.Equal(t, "violation", violation(f.name, imported), "")
 		}
 	}
-	if len(files) < 20 {
-		t.Errorf("only %d files were looked at", len(files))
-	}
+	require.Check(t, len(files) >= 20, "only %d files were looked at", len(files))
 }
 
 func TestWrongImportsAreFound(t *testing.T) {
@@ -406,9 +402,7 @@ func TestEverythingExportedIsExplained(t *testing.T) {
 		}
 	}
 	for pkg, ok := range explained {
-		if !ok {
-			t.Errorf("package %s has no package comment: give it a doc.go", pkg)
-		}
+		require.Check(t, ok, "package %s has no package comment: give it a doc.go", pkg)
 	}
 }
 
@@ -495,7 +489,5 @@ func f() {}
 	f, err := parser.ParseFile(token.NewFileSet(), "p.go", text, parser.ParseComments)
 	require.NoError(t, err)
 	want := []string{"A", "M", "N", "P", "F", "H", "L"}
-	if got := silent(f); !slices.Equal(got, want) {
-		t.Errorf("silent are %v, want %v", got, want)
-	}
+	require.Slices(t, "silent", silent(f), want)
 }

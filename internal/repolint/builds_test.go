@@ -21,9 +21,8 @@ func TestTwoFoldersBuildTheSamePrograms(t *testing.T) {
 	copySources(t, other)
 	for _, pkg := range []string{"./cmd/euryale", "./examples/digits"} {
 		here, there := buildIn(t, ".", pkg), buildIn(t, other, pkg)
-		if sha256.Sum256(here) != sha256.Sum256(there) {
-			t.Errorf("%s: %d bytes here differ from %d bytes there", pkg, len(here), len(there))
-		}
+		require.Check(t, sha256.Sum256(here) == sha256.Sum256(there),
+			"%s: %d bytes here differ from %d bytes there", pkg, len(here), len(there))
 	}
 }
 

@@ -42,9 +42,7 @@ func TestTestsAreChosenByPrefix(t *testing.T) {
 			}
 		}
 	}
-	if len(patterns) < 40 {
-		t.Errorf("only %d choices were found", len(patterns))
-	}
+	require.Check(t, len(patterns) >= 40, "only %d choices were found", len(patterns))
 }
 
 // alternatives splits a pattern at each | that is not in parentheses.

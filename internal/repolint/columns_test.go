@@ -3,6 +3,7 @@ package repolint_test
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -100,8 +101,7 @@ func TestLongLinesAreFound(t *testing.T) {
 		strings.Repeat("é", mostColumns): false,
 		"// " + word:                     true,
 	} {
-		if got := len(tooLong([]byte("\n"+line+"\n"))) > 0; got != want {
-			t.Errorf("%.20q, of %d columns: too long is %v", line, width(line), got)
-		}
+		require.Equal(t, fmt.Sprintf("%.20q, of %d columns: too long", line, width(line)),
+			len(tooLong([]byte("\n"+line+"\n"))) > 0, want)
 	}
 }

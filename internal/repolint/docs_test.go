@@ -108,7 +108,5 @@ func TestLinksOfTheDocsLeadSomewhere(t *testing.T) {
 			}
 		}
 	}
-	if cited < 50 {
-		t.Errorf("only %d citations were found", cited)
-	}
+	require.Check(t, cited >= 50, "only %d citations were found", cited)
 }

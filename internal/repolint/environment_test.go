@@ -49,9 +49,7 @@ func TestReadersOfVariablesAreFound(t *testing.T) {
 	} {
 		f, err := parser.ParseFile(token.NewFileSet(), "x.go", "package x\n"+text, 0)
 		require.NoError(t, err)
-		if got := variablesRead(f); len(got) != want {
-			t.Errorf("%s: %v", text, got)
-		}
+		require.Equal(t, text, len(variablesRead(f)), want)
 	}
 }
 
@@ -83,9 +81,7 @@ func TestEveryVariableOfTheTableIsRead(t *testing.T) {
 			return true
 		})
 	}
-	if len(table) == 0 {
-		t.Fatal("internal/env/table.go declares no variable")
-	}
+	require.That(t, len(table) != 0, "internal/env/table.go declares no variable")
 	for _, name := range table {
 		if !used[name] {
 			t.Errorf("nothing reads env.%s", name)
@@ -148,10 +144,9 @@ func TestDocumentationListsEveryVariable(t *testing.T) {
 		contracts(): "docs/running.md"} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
-		if !strings.Contains(string(text), want) {
-			t.Errorf("%s does not have what internal/env and internal/launchers say of the "+
-				"variables:\n%s", file, want)
-		}
+		require.Check(t, strings.Contains(string(text), want),
+			"%s does not have what internal/env and internal/launchers say of the variables:\n%s",
+			file, want)
 	}
 }
 

@@ -23,9 +23,7 @@ func TestProgramsThatGoBuildLeavesAreIgnored(t *testing.T) {
 	for program := range strings.FieldsSeq(string(out)) {
 		dir := strings.TrimPrefix(program, "github.com/euryale-ml/euryale/")
 		for _, left := range []string{"/" + path.Base(dir), "/" + path.Join(dir, path.Base(dir))} {
-			if !slices.Contains(ignored, left) {
-				t.Errorf(".gitignore lacks %s", left)
-			}
+			require.Check(t, slices.Contains(ignored, left), ".gitignore lacks %s", left)
 		}
 	}
 }

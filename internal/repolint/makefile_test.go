@@ -60,9 +60,7 @@ func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
 			".ci/gpu": slices.Contains(strings.Fields(wrappers), dir) ||
 				strings.Contains(script, program),
 		} {
-			if !is {
-				t.Errorf("%s lacks %s", what, dir)
-			}
+			require.Check(t, is, "%s lacks %s", what, dir)
 		}
 	}
 }
@@ -91,9 +89,7 @@ func testedOnDevices(t *testing.T) (packages []string) {
 		}
 		return err
 	})
-	if err != nil || len(packages) == 0 {
-		t.Fatal(packages, err)
-	}
+	require.That(t, err == nil && len(packages) != 0, "%v %v", packages, err)
 	slices.Sort(packages)
 	return slices.Compact(packages)
 }
@@ -118,9 +114,8 @@ func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
 		if want := "\n" + test.want + " -std=c++17"; !strings.Contains(string(out), want) {
 			t.Errorf("%s %s: make does not run %s:\n%s", test.name, test.version, test.want, out)
 		}
-		if !strings.Contains(string(out), "no clang++ from version 15 on is here") {
-			t.Error("make has no message for that")
-		}
+		require.Check(t, strings.Contains(string(out), "no clang++ from version 15 on is here"),
+			"make has no message for that")
 	}
 }
 

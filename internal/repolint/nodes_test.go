@@ -50,9 +50,7 @@ func TestMessagesNameNodesByTheirLabels(t *testing.T) {
 			return err
 		}))
 	}
-	if found == 0 {
-		t.Error("there are no messages")
-	}
+	require.Check(t, found != 0, "there are no messages")
 }
 
 // last returns the last identifier of a selection, "" for other expressions.

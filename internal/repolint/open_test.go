@@ -4,6 +4,8 @@ import (
 	"go/ast"
 	"path"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // readers are the packages that read what others may have written.
@@ -31,7 +33,5 @@ func TestFilesOfOthersAreOpenedByPackageFiles(t *testing.T) {
 			return true
 		})
 	}
-	if read < 100 {
-		t.Errorf("only %d files were looked at", read)
-	}
+	require.Check(t, read >= 100, "only %d files were looked at", read)
 }

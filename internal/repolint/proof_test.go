@@ -62,9 +62,8 @@ func planFunctions(t *testing.T) (functions, methods []string) {
 			}
 		}
 	}
-	if !slices.Contains(functions, "Standard") || !slices.Contains(methods, "New") {
-		t.Fatalf("found the functions %v and the methods %v", functions, methods)
-	}
+	require.That(t, slices.Contains(functions, "Standard") && slices.Contains(methods, "New"),
+		"found the functions %v and the methods %v", functions, methods)
 	return functions, methods
 }
 
@@ -72,9 +71,7 @@ func planFunctions(t *testing.T) (functions, methods []string) {
 func parsed(t *testing.T, dir string) (files []*ast.File) {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join("../..", dir, "*.go"))
-	if err != nil || len(names) == 0 {
-		t.Fatal(names, err)
-	}
+	require.That(t, err == nil && len(names) != 0, "%v %v", names, err)
 	for _, name := range names {
 		if strings.HasSuffix(name, "_test.go") {
 			continue

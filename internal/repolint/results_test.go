@@ -53,9 +53,7 @@ func TestResultsAreCitedAndCitationsExist(t *testing.T) {
 	atRoot(t)
 	all := texts(t)
 	files, err := filepath.Glob(results + "/*/*")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
+	require.That(t, err == nil && len(files) != 0, "%v %v", files, err)
 	paths := map[string]string{}
 	for _, file := range files {
 		paths[path.Base(file)] = file

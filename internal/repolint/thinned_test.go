@@ -23,9 +23,7 @@ func TestWhatRaceLeavesOutIsRunUnraced(t *testing.T) {
 	require.NoError(t, err)
 	whole := regexp.MustCompile(`grep -E '([^']+)'`).FindSubmatch(plan)
 	thinned := regexp.MustCompile(`-run '([^']+)' -skip '[^']+' \\\n(.*)`).FindSubmatch(plan)
-	if whole == nil || thinned == nil {
-		t.Fatalf("make unraced has other commands:\n%s", plan)
-	}
+	require.That(t, whole != nil && thinned != nil, "make unraced has other commands:\n%s", plan)
 	unraced := regexp.MustCompile(string(whole[1]))
 	var names []*regexp.Regexp
 	for _, pattern := range alternatives(string(thinned[1])) {
@@ -39,10 +37,9 @@ func TestWhatRaceLeavesOutIsRunUnraced(t *testing.T) {
 			continue
 		}
 		found++
-		if !slices.ContainsFunc(names, func(n *regexp.Regexp) bool { return n.MatchString(name) }) {
-			t.Errorf("%s: %s leaves a part out in make race, and THINNED does not name it", dir,
-				name)
-		}
+		require.Check(t,
+			slices.ContainsFunc(names, func(n *regexp.Regexp) bool { return n.MatchString(name) }),
+			"%s: %s leaves a part out in make race, and THINNED does not name it", dir, name)
 		if !slices.ContainsFunc(strings.Fields(string(thinned[2])), func(p string) bool {
 			under, all := strings.CutSuffix(p, "/...")
 			p = path.Clean(under)
@@ -51,9 +48,7 @@ func TestWhatRaceLeavesOutIsRunUnraced(t *testing.T) {
 			t.Errorf("make unraced does not run the tests of %s that THINNED names: %s", dir, name)
 		}
 	}
-	if found < 10 {
-		t.Errorf("only %d tests were found", found)
-	}
+	require.Check(t, found >= 10, "only %d tests were found", found)
 }
 
 // thinning are the functions for tests that ask for the race detector.

@@ -25,9 +25,8 @@ func TestReadmesProgramCompilesInAUsersModule(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
 	program := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(readme)
-	if program == nil || !strings.Contains(string(readme), "go work init . ") {
-		t.Fatal("README.md has no program, or does not say how to use a checkout")
-	}
+	require.That(t, program != nil && strings.Contains(string(readme), "go work init . "),
+		"README.md has no program, or does not say how to use a checkout")
 	writeFile(t, filepath.Join(dir, "main.go"), program[1])
 	inModule(t, dir, "mod", "init", "example.com/mine")
 	inModule(t, dir, "work", "init", ".", checkout)
@@ -87,9 +86,8 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 				name, lines[name], flags[name], e.lines, e.flags)
 		}
 	}
-	if len(lines) != len(examples) {
-		t.Errorf("there are %d examples, want %d", len(lines), len(examples))
-	}
+	require.Check(t, len(lines) == len(examples), "there are %d examples, want %d", len(lines),
+		len(examples))
 	dir := t.TempDir()
 	for name := range examples {
 		copyProgram(t, filepath.Join("examples", name), filepath.Join(dir, name))
@@ -161,9 +159,7 @@ func installSays(t *testing.T, sizes map[string]int) {
 	text, err := os.ReadFile("docs/install.md")
 	said := regexp.MustCompile(`has (\d+) to (\d+) MB, and (\d+) if it draws curves`).
 		FindSubmatch(text)
-	if err != nil || said == nil {
-		t.Fatalf("docs/install.md says no sizes of programs: %v", err)
-	}
+	require.That(t, err == nil && said != nil, "docs/install.md says no sizes of programs: %v", err)
 	var least, most, drawing int
 	if _, err := fmt.Sscan(string(bytes.Join(said[1:], []byte(" "))), &least, &most,
 		&drawing); err != nil {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // meanings are the words that have named several things, and for each the packages whose types of
@@ -41,9 +43,8 @@ func TestTypesOfOneNameMeanOneThing(t *testing.T) {
 		pkg := path.Dir(f.name)
 		for _, name := range typesOf(f.File) {
 			m, ok := meanings[strings.ToLower(name)]
-			if ok && !withinAny(pkg, m.packages) {
-				t.Errorf("%s: type %s: elsewhere this word is %s: take another", f.name, name, m.is)
-			}
+			require.Check(t, !ok || withinAny(pkg, m.packages),
+				"%s: type %s: elsewhere this word is %s: take another", f.name, name, m.is)
 		}
 	}
 }

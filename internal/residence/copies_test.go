@@ -4,22 +4,17 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestCopiesAreCounted(t *testing.T) {
 	var s Copies
 	w, other := backend.Of([]float32{1, 2}), backend.Of([]float32{1, 2})
 	reader := s.Enter(w, false)
-	if s.Stays(reader) || s.Written(reader) {
-		t.Error("a copy for one reader")
-	}
+	require.Check(t, !s.Stays(reader) && !s.Written(reader), "a copy for one reader")
 	writer := s.Enter(w, true)
-	if writer != reader || s.Enter(other, false) == reader {
-		t.Fatal("copies are not by memory")
-	}
-	if !s.Stays(writer) || !s.Written(writer) {
-		t.Error("no copy for a writer and a reader")
-	}
+	require.That(t, writer == reader && s.Enter(other, false) != reader, "copies are not by memory")
+	require.Check(t, s.Stays(writer) && s.Written(writer), "no copy for a writer and a reader")
 	writer.Device, writer.Fresh = backend.OnDevice(backend.F32, 256, 2), true
 	if unused := s.Leave(writer, true); unused.Len() != 0 || reader.Fresh || s.Stays(reader) {
 		t.Errorf("after the writer: unused %v, fresh %v", unused, reader.Fresh)

@@ -1,9 +1,8 @@
 package residence
 
 import (
-	"errors"
+	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -42,9 +41,7 @@ func TestElementsAreInRowOrder(t *testing.T) {
 		"a scalar": {gorgonia.NewF64(7), []float64{7}, false},
 	} {
 		memory, err := Memory(test.v, backend.F64)
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
+		require.That(t, err == nil, "%s: %v", what, err)
 		got, err := Elements(test.v, backend.F64)
 		if err != nil || !slices.Equal(backend.View[float64](got), test.want) ||
 			(got.Addr() != memory.Addr()) != test.copied {
@@ -57,17 +54,13 @@ func TestElementsAreInRowOrder(t *testing.T) {
 func TestValuesWithoutMemoryHereAreRefused(t *testing.T) {
 	distant := tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 2}))
 	tensor.WithEngine(far{})(distant)
-	if _, err := Elements(distant, backend.F64); !errors.Is(err, backend.ErrUnsupported) ||
-		!strings.Contains(err.Error(), "memory of a device") {
-		t.Error(err)
-	}
-	if _, err := Elements("a string", backend.F64); !errors.Is(err, backend.ErrArgument) {
-		t.Error(err)
-	}
+	require.Fails(t, "Elements", require.Err(Elements(distant, backend.F64)),
+		backend.ErrUnsupported, "memory of a device")
+	require.Fails(t, "Elements", require.Err(Elements("a string", backend.F64)),
+		backend.ErrArgument)
 	require.Report(t, Within(6, []int{2, 3}, []int{3, 1}))
 	for _, strides := range [][]int{{4, 1}, {3}} {
-		if err := Within(6, []int{2, 3}, strides); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("strides %v: %v", strides, err)
-		}
+		require.Fails(t, fmt.Sprintf("strides %v", strides), Within(6, []int{2, 3}, strides),
+			backend.ErrArgument)
 	}
 }

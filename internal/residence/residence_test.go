@@ -1,6 +1,7 @@
 package residence
 
 import (
+	"fmt"
 	"strconv"
 	"testing"
 
@@ -34,10 +35,9 @@ func TestRowMajor(t *testing.T) {
 		"matrix of axes of length": {tensor.New(tensor.WithShape(1, 3, 1),
 			tensor.Of(tensor.Float64)), true},
 	} {
-		if got := RowMajor(test.t); got != test.want {
-			t.Errorf("%s with the strides %v is in row-major order: %v", what,
-				test.t.Strides(), got)
-		}
+		require.Equal(t,
+			fmt.Sprintf("%s with the strides %v is in row-major order", what, test.t.Strides()),
+			RowMajor(test.t), test.want)
 	}
 }
 

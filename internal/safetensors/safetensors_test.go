@@ -3,11 +3,9 @@ package safetensors_test
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -46,9 +44,7 @@ func TestTensorsComeBack(t *testing.T) {
 			t.Errorf("%s came back as %v %v, %v", name, got.Shape, got.Data, err)
 		}
 	}
-	if _, err := f.Read("c"); err == nil || !strings.Contains(err.Error(), `no tensor "c"`) {
-		t.Error(err)
-	}
+	require.Fails(t, "Read", require.Err(f.Read("c")), `no tensor "c"`)
 }
 
 // TestBooleansAreBytes: masks of models have this dtype.
@@ -77,22 +73,18 @@ func TestTensorsOfOtherDTypesAreLeftAlone(t *testing.T) {
 		t.Errorf("the other tensor is %v, %v", c, err)
 	}
 	for _, name := range []string{"a", "b"} {
-		if _, err := f.Read(name); !errors.Is(err, backend.ErrUnsupported) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, require.Err(f.Read(name)), backend.ErrUnsupported)
 	}
 	others := map[string]string{}
 	err = f.Each(bytes.NewReader(b[int64(len(b))-f.DataBytes():]), func(name string,
 		s safetensors.Tensor) {
 		others[name] = s.Other
 	})
-	if err != nil || others["a"] != "F4" || others["b"] != "C64" || others["c"] != "" {
-		t.Errorf("they are %v, %v", others, err)
-	}
+	require.Check(t, err == nil && others["a"] == "F4" && others["b"] == "C64" && others["c"] == "",
+		"they are %v, %v", others, err)
 	b = file(`{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,3]}}`, 3)
-	if _, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b))); err == nil {
-		t.Error("3 elements of 4 bits have 3 bytes")
-	}
+	require.Fails(t, "3 elements of 4 bits have 3 bytes",
+		require.Err(safetensors.ReadHeader(bytes.NewReader(b), int64(len(b)))))
 }
 
 func TestHostileFilesAreRefusedBeforeTheirDataAreRead(t *testing.T) {

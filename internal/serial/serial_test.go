@@ -2,7 +2,6 @@ package serial
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 
@@ -16,18 +15,14 @@ func TestTasksRunInOrderAndBeforeClose(t *testing.T) {
 	e := New()
 	var got []int
 	for i := range 100 {
-		if !e.Submit(func() { got = append(got, i) }) {
-			t.Fatal("an open executor refuses a task")
-		}
+		require.That(t, e.Submit(func() { got = append(got, i) }),
+			"an open executor refuses a task")
 	}
 	e.Close()
 	e.Close()
-	if len(got) != 100 || !slices.IsSorted(got) {
-		t.Errorf("ran %v", got)
-	}
-	if e.Submit(func() { t.Error("it runs after Close") }) {
-		t.Error("a closed executor takes a task")
-	}
+	require.Check(t, len(got) == 100 && slices.IsSorted(got), "ran %v", got)
+	require.Check(t, !e.Submit(func() { t.Error("it runs after Close") }),
+		"a closed executor takes a task")
 	require.NoError(t, goleak.Find(before))
 }
 
@@ -35,9 +30,7 @@ func TestJoinPrefersWhatHasHappened(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	e := make(Event)
-	if err := e.Join(over); !errors.Is(err, context.Canceled) {
-		t.Errorf("before: %v", err)
-	}
+	require.Fails(t, "before", e.Join(over), context.Canceled)
 	close(e)
 	if err := e.Join(over); err != nil {
 		t.Errorf("after: %v", err)

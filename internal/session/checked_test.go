@@ -142,9 +142,7 @@ func TestLeavesTakeCheckedCalls(t *testing.T) {
 	defer c.Close()
 	x, wrong := backend.Of(make([]float32, 8)), backend.Collective{Kind: backend.AllReduce,
 		Algorithm: 99}
-	if _, err := c.Start(nil, wrong, x, x); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("Start: the error is %v, want ErrArgument", err)
-	}
+	require.Fails(t, "Start", require.Err(c.Start(nil, wrong, x, x)), backend.ErrArgument)
 	if _, err := c.(backend.CheckedStarter).StartChecked(nil, wrong, 8, x, x); err != nil {
 		t.Errorf("StartChecked: the error is %v", err)
 	}

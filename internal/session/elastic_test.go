@@ -55,9 +55,8 @@ func TestGenerationsOnMachinesMeetWhereRank0Says(t *testing.T) {
 	}
 	running.Wait()
 	at, err := register.Store().Get(t.Context(), "elastic/meeting/0")
-	if err != nil || !strings.HasPrefix(string(at), "127.0.0.1:") {
-		t.Errorf("they meet at %q, %v", at, err)
-	}
+	require.Check(t, err == nil && strings.HasPrefix(string(at), "127.0.0.1:"),
+		"they meet at %q, %v", at, err)
 }
 
 // join makes a process take part in a job, whose register is at an address.
@@ -111,9 +110,8 @@ func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 		}
 		w := observe.WatchOf(comm)
 		told, err := autograd.Gather(comm, w.Sample()...)
-		if err != nil || len(told) != 3 || view.Generation != 1 || len(told[0]) == 0 {
-			t.Errorf("generation %d of %d ranks: watch %v, %v", view.Generation, len(told), w, err)
-		}
+		require.Check(t, err == nil && len(told) == 3 && view.Generation == 1 && len(told[0]) != 0,
+			"generation %d of %d ranks: watch %v, %v", view.Generation, len(told), w, err)
 		if w.Served() != (rank < 2) {
 			t.Errorf("rank %d: served %v in the second generation", rank, w.Served())
 		}
@@ -140,9 +138,8 @@ func TestNobodyConnectsBeforeAllHaveLeft(t *testing.T) {
 			if rank == 0 {
 				time.Sleep(100 * time.Millisecond) // in which the other one would connect
 			}
-			if connected.Load() {
-				t.Errorf("rank %d leaves when the other one has connected", rank)
-			}
+			require.Check(t, !connected.Load(), "rank %d leaves when the other one has connected",
+				rank)
 			return nil
 		})
 		connected.Store(true)
@@ -187,9 +184,7 @@ func TestAProcessOpensTheDeviceOfItsSeatBeforeTheOthersCome(t *testing.T) {
 		}
 		if rank == 0 {
 			go func() {
-				if at := <-opened; at != 2 {
-					t.Errorf("the process with seat 3 opens device %d", at)
-				}
+				require.Equal(t, "the process with seat 3 opens device", <-opened, 2)
 				close(first)
 			}()
 		}

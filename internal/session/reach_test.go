@@ -3,7 +3,6 @@ package session
 import (
 	"io"
 	"net"
-	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
@@ -42,7 +41,5 @@ func TestWhoSaysNothingIsReachedUnlessItLives(t *testing.T) {
 		io.ReadFull(conn, make([]byte, reachBytes))
 	})
 	got := r.unreached(t.Context(), []elastic.ID{answers, stopped, ended, unheard})
-	if !slices.Equal(got, []elastic.ID{unheard}) {
-		t.Errorf("it does not reach %v", got)
-	}
+	require.Slices(t, "it does not reach", got, []elastic.ID{unheard})
 }

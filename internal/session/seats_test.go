@@ -1,8 +1,10 @@
 package session
 
 import (
-	"slices"
+	"fmt"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestProcessesKeepTheirSeats(t *testing.T) {
@@ -19,8 +21,7 @@ func TestProcessesKeepTheirSeats(t *testing.T) {
 		for r, seat := range c.had {
 			infos[r].Seat = seat
 		}
-		if got := seats(infos, c.nodes); !slices.Equal(got, c.want) {
-			t.Errorf("%v on machines %v have %v, want %v", c.had, c.nodes, got, c.want)
-		}
+		require.Slices(t, fmt.Sprintf("%v on machines %v", c.had, c.nodes), seats(infos, c.nodes),
+			c.want)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/sim"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -630,9 +631,7 @@ func told(t *testing.T, script string) string {
 // TestTheMeetingHasNoClockOrSocket: what it is told alone decides.
 func TestTheMeetingHasNoClockOrSocket(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "meeting.go", nil, parser.ImportsOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, i := range file.Imports {
 		path, _ := strconv.Unquote(i.Path.Value)
 		if slices.Contains([]string{"context", "os", "sync", "sync/atomic"}, path) {

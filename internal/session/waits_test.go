@@ -29,13 +29,9 @@ func TestLongWaitIsSaidOnceWithItsCallAndItsEnd(t *testing.T) {
 		"euryale: rank 3 has waited 20s in allreduce(sum) of 3 f32 (call ", " on local-",
 		" for ranks 0, 2 to start it; EURYALE_TIMEOUT=60s ends the wait\n",
 	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("no %q in %q", want, got)
-		}
+		require.Check(t, strings.Contains(got, want), "no %q in %q", want, got)
 	}
-	if strings.Count(got, "\n") != 1 {
-		t.Errorf("%q", got)
-	}
+	require.Check(t, strings.Count(got, "\n") == 1, "%q", got)
 }
 
 func TestWaitForAGroupWithoutCallsIsSaid(t *testing.T) {

@@ -3,7 +3,6 @@
 package shm
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -14,14 +13,10 @@ func TestMemoryIsOfferedWithinTheProcess(t *testing.T) {
 	require.NoError(t, err)
 	offer, err := s.Offer()
 	require.NoError(t, err)
-	if _, err := Offer("of another process").Open(8192); !errors.Is(err, ErrProcesses) {
-		t.Errorf("memory of another process: %v", err)
-	}
+	require.Fails(t, "memory of another process",
+		require.Err(Offer("of another process").Open(8192)), ErrProcesses)
 	s.Release()
-	if _, err := offer.Open(8192); !errors.Is(err, ErrProcesses) {
-		t.Errorf("memory that is not offered any more: %v", err)
-	}
-	if _, err := New("", 1<<50); err == nil {
-		t.Error("more memory than the machine has")
-	}
+	require.Fails(t, "memory that is not offered any more", require.Err(offer.Open(8192)),
+		ErrProcesses)
+	require.Fails(t, "more memory than the machine has", require.Err(New("", 1<<50)))
 }

@@ -48,9 +48,8 @@ func TestRetiredMemoryIsReadAndWrittenAndThenForgotten(t *testing.T) {
 		if grown < times*nbytes/4 {
 			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d times %d bytes were retired, and %d bytes of addresses are still mapped",
-				times, nbytes, grown)
-		}
+		require.That(t, !time.Now().After(deadline),
+			"%d times %d bytes were retired, and %d bytes of addresses are still mapped", times,
+			nbytes, grown)
 	}
 }

@@ -17,7 +17,6 @@ func TestDiscardedPagesAreZeroForEveryone(t *testing.T) {
 	defer b.Unmap()
 	b.Mem[0], b.Mem[4096] = 1, 2
 	require.NoError(t, Discard(a.Mem[:4096]))
-	if b.Mem[0] != 0 || b.Mem[4096] != 2 {
-		t.Errorf("got %d and %d, want 0 and 2", b.Mem[0], b.Mem[4096])
-	}
+	require.Check(t, b.Mem[0] == 0 && b.Mem[4096] == 2, "got %d and %d, want 0 and 2", b.Mem[0],
+		b.Mem[4096])
 }

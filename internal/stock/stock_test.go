@@ -1,6 +1,7 @@
 package stock
 
 import (
+	"fmt"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -16,15 +17,11 @@ func TestLabelsSayThatAVariableHasNoName(t *testing.T) {
 	named := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3), gorgonia.WithName("w"))
 	sum, err := gorgonia.Add(unnamed, named)
 	require.NoError(t, err)
-	if unnamed.Name() != Unnamed {
-		t.Errorf("Gorgonia calls a variable without a name %q", unnamed.Name())
-	}
+	require.Equal(t, "Gorgonia calls a variable without a name", unnamed.Name(), Unnamed)
 	for want, n := range map[string]*gorgonia.Node{
 		"unnamed(2, 3)": unnamed, "w": named, "nil": nil, sum.Name(): sum,
 	} {
-		if got := Label(n); got != want {
-			t.Errorf("the label is %q, want %q", got, want)
-		}
+		require.Equal(t, "the label", Label(n), want)
 	}
 }
 
@@ -39,8 +36,6 @@ func TestOperationsOfOthersDoNotTrain(t *testing.T) {
 			gorgonia.Op
 			training bool
 		}{training: true}: false} {
-		if Trains(training) != want {
-			t.Errorf("%T trains: want %v", training, want)
-		}
+		require.Equal(t, fmt.Sprintf("%T trains", training), Trains(training), want)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/env"
@@ -59,9 +58,7 @@ func TestFileIsInTheCacheDirectory(t *testing.T) {
 	}
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("HOME", "")
-	if _, err := Path(); err == nil || !strings.Contains(err.Error(), string(env.Tuning)) {
-		t.Error(err)
-	}
+	require.Fails(t, "Path", require.Err(Path()), string(env.Tuning))
 	if rows, err := Read[int]("a"); err != nil || rows != nil {
 		t.Errorf("%v, %v", rows, err)
 	}
@@ -73,10 +70,7 @@ func TestBrokenFileIsNamed(t *testing.T) {
 		_, read := Read[int]("a")
 		_, update := Update("a", add(1))
 		for _, err := range []error{read, update} {
-			if err == nil || !strings.Contains(err.Error(), path) ||
-				!strings.Contains(err.Error(), "delete it") {
-				t.Errorf("%q: %v", text, err)
-			}
+			require.Fails(t, text, err, path, "delete it")
 		}
 		if now, err := os.ReadFile(path); err != nil || string(now) != text {
 			t.Errorf("%q has become %q, %v", text, now, err)
@@ -87,22 +81,14 @@ func TestBrokenFileIsNamed(t *testing.T) {
 func TestFileThatCannotBeWrittenIsNamed(t *testing.T) {
 	path := at(t, "{}") + "/below"
 	t.Setenv(string(env.Tuning), path)
-	if _, err := Update("a", add(1)); err == nil || !strings.Contains(err.Error(), path) {
-		t.Error(err)
-	}
+	require.Fails(t, "Update", require.Err(Update("a", add(1))), path)
 }
 
 func TestFileIsSwitchedOff(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	t.Setenv(string(env.Tuning), "off")
 	rows, err := Read[int]("a")
-	if !Off() || rows != nil || err != nil {
-		t.Errorf("%v, %v", rows, err)
-	}
-	if _, err := Update("a", add(1)); err == nil || !strings.Contains(err.Error(), "off") {
-		t.Error(err)
-	}
-	if _, err := os.Stat("off"); err == nil {
-		t.Error("a file off was written")
-	}
+	require.Check(t, Off() && rows == nil && err == nil, "%v, %v", rows, err)
+	require.Fails(t, "Update", require.Err(Update("a", add(1))), "off")
+	require.Fails(t, "a file off was written", require.Err(os.Stat("off")))
 }

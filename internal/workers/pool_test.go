@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // marks counts how often each part has run. Workers count theirs without a lock.
@@ -67,9 +69,7 @@ func TestSleepersWake(t *testing.T) {
 	for range 5 {
 		for deadline := time.Now().Add(10 * time.Second); p.sleeping.Load() < size-1; time.Sleep(
 			time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatal("idle workers do not sleep")
-			}
+			require.That(t, !time.Now().After(deadline), "idle workers do not sleep")
 		}
 		var together sync.WaitGroup
 		together.Add(size)
@@ -134,14 +134,11 @@ func TestATaskMayBeAValue(t *testing.T) {
 		for range 3 {
 			Run(p, 4, counting{[]int64{1, 2, 3, 4}, &sum})
 		}
-		if sum.Load() != 30 {
-			t.Errorf("with %d workers the sum is %d, want 30", p.Size(), sum.Load())
-		}
+		require.Equal(t, fmt.Sprintf("with %d workers the sum", p.Size()), sum.Load(), 30)
 		if p != nil {
 			for _, kept := range p.kept {
-				if kept.(*counting).numbers != nil {
-					t.Error("the pool still refers to the numbers")
-				}
+				require.Check(t, kept.(*counting).numbers == nil,
+					"the pool still refers to the numbers")
 			}
 		}
 		p.Close()

@@ -38,9 +38,7 @@ func foreigners(t *testing.T) (all []foreign) {
 			text, err := exec.Command("python3", "testdata/folders.py", names[1],
 				cmp.Or(os.Getenv("EURYALE_FOLDERS"), "300"),
 				cmp.Or(os.Getenv("EURYALE_SEED"), "1")).CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, text)
-			}
+			require.That(t, err == nil, "%v\n%s", err, text)
 		}
 	}
 	for _, name := range names {
@@ -77,15 +75,11 @@ func TestRandomFoldersGiveTheIDsOfTransformersOrAreRefused(t *testing.T) {
 			t.Logf("refused there alone: folder %d: %s", i, f.Error)
 		default:
 			equal++
-			if !f.equals(t, tok) {
-				t.Errorf("folder %d is another one for %s", i, f.Class)
-			}
+			require.Check(t, f.equals(t, tok), "folder %d is another one for %s", i, f.Class)
 		}
 	}
 	t.Logf("%d equal, %d refused here, %d there, %d by both", equal, refused, alone, both)
-	if equal < refused {
-		t.Error("most folders are refused")
-	}
+	require.Check(t, equal >= refused, "most folders are refused")
 }
 
 // equals reports whether a tokenizer does what transformers did.

@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -109,10 +110,7 @@ func TestDamagedFilesAreErrors(t *testing.T) {
 		"not a file": {`[]`, "array"},
 	} {
 		_, err := Load(folder(t, map[string]string{fileName: test.text}))
-		if err == nil || !strings.Contains(err.Error(), test.says) ||
-			!strings.Contains(err.Error(), fileName) {
-			t.Errorf("%s: the error is %v", name, err)
-		}
+		require.Fails(t, name, err, test.says, fileName)
 	}
 	for name, tokens := range map[string][]any{
 		"gap":     {token(700, "<a>")},
@@ -120,31 +118,21 @@ func TestDamagedFilesAreErrors(t *testing.T) {
 		"no text": {token(640, "")},
 	} {
 		_, err := Load(changed(t, "gpt2", func(f object) { f["added_tokens"] = tokens }))
-		if err == nil || !strings.Contains(err.Error(), "added_tokens") {
-			t.Errorf("%s: the error is %v", name, err)
-		}
+		require.Fails(t, name, err, "added_tokens")
 	}
-	if _, err := Load(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("an empty folder: the error is %v", err)
-	}
+	require.Fails(t, "an empty folder", require.Err(Load(t.TempDir())), fs.ErrNotExist)
 }
 
 func TestFilesThatAreTooLongAreNotRead(t *testing.T) {
 	dir := folder(t, map[string]string{fileName: "{}"})
 	require.NoError(t, os.Truncate(filepath.Join(dir, fileName), 1<<40))
-	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "bytes") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "Load", require.Err(Load(dir)), "bytes")
 	objects := `{"normalizer":{"normalizers":[{}` + strings.Repeat(",{}", maxRest/3) + `]}}`
 	_, err := Load(folder(t, map[string]string{fileName: objects}))
-	if err == nil || !strings.Contains(err.Error(), "not the model") {
-		t.Errorf("many objects: the error is %v", err)
-	}
+	require.Fails(t, "many objects", err, "not the model")
 	many := []any{object{"id": 640, "content": strings.Repeat("x", maxAdded+1)}}
 	_, err = Load(changed(t, "gpt2", func(f object) { f["added_tokens"] = many }))
-	if !errors.Is(err, ErrUnsupported) {
-		t.Errorf("a long added token: the error is %v", err)
-	}
+	require.Fails(t, "a long added token", err, ErrUnsupported)
 }
 
 func TestEndsAreThoseOfTheFolder(t *testing.T) {
@@ -158,18 +146,14 @@ func TestEndsAreThoseOfTheFolder(t *testing.T) {
 	} {
 		tok := load(t, folder(t, map[string]string{fileName: string(text), configName: config,
 			modelName: `{"model_type": "llama"}`}))
-		if got := [2]int{tok.BOS, tok.EOS}; got != want {
-			t.Errorf("%s: %v, want %v", config, got, want)
-		}
+		require.Equal(t, config, [2]int{tok.BOS, tok.EOS}, want)
 	}
 	if tok := load(t, filepath.Join("testdata", "llama2")); tok.BOS != -1 || tok.EOS != -1 {
 		t.Errorf("without a configuration: %d, %d", tok.BOS, tok.EOS)
 	}
 	for _, config := range []string{"{", `{"eos_token": 7}`} {
 		_, err = Load(folder(t, map[string]string{fileName: string(text), configName: config}))
-		if err == nil || !strings.Contains(err.Error(), configName) {
-			t.Errorf("%s: the error is %v", config, err)
-		}
+		require.Fails(t, config, err, configName)
 	}
 }
 
@@ -233,9 +217,7 @@ func TestKeysThatAreNotKnownAreNamed(t *testing.T) {
 		}, "second post_processor"},
 	} {
 		_, err := Load(changed(t, "gpt2", test.change))
-		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%s: the error is %v, want %q", name, err, test.says)
-		}
+		require.Fails(t, name, err, ErrUnsupported, test.says)
 	}
 	dir := changed(t, "gpt2", func(object) {})
 	for config, says := range map[string]string{
@@ -250,9 +232,7 @@ func TestKeysThatAreNotKnownAreNamed(t *testing.T) {
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, configName), []byte(config), 0o600))
 		_, err := Load(dir)
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: the error is %v", config, err)
-		}
+		require.Fails(t, config, err, says)
 	}
 }
 
@@ -286,8 +266,7 @@ func TestAddedTokensDecodeToTheirNormalizedText(t *testing.T) {
 			f["added_tokens"] = append(f["added_tokens"].([]any), object{"id": 641,
 				"content": text, "normalized": true})
 		})
-		if got := load(t, dir).Decode([]int{641}, false); got != test.want {
-			t.Errorf("%q with %v is %q, want %q", text, test.normalizer, got, test.want)
-		}
+		require.Equal(t, fmt.Sprintf("%q with %v", text, test.normalizer),
+			load(t, dir).Decode([]int{641}, false), test.want)
 	}
 }

@@ -58,9 +58,7 @@ func directories(t testing.TB) []string {
 	}
 	dir := t.TempDir()
 	text, err := exec.Command("python3", "testdata/make.py", dir).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	require.That(t, err == nil, "%v\n%s", err, text)
 	return append(dirs, dir)
 }
 
@@ -86,9 +84,8 @@ func TestIDsAreThoseOfHuggingFace(t *testing.T) {
 		c := readCases(t, dir)
 		for _, style := range styles {
 			tok, want := load(t, filepath.Join(dir, style)), c.Tokenizers[style]
-			if len(want.Plain) != 1000 || len(want.Special) != 1000 {
-				t.Fatalf("%s has %d and %d texts", style, len(want.Plain), len(want.Special))
-			}
+			require.That(t, len(want.Plain) == 1000 && len(want.Special) == 1000,
+				"%s has %d and %d texts", style, len(want.Plain), len(want.Special))
 			for i, text := range c.Texts {
 				checkIDs(t, tok, text, false, want.Plain[i])
 				checkIDs(t, tok, text, true, want.Special[i])
@@ -110,9 +107,8 @@ func TestTextsAreThoseOfHuggingFace(t *testing.T) {
 		for _, style := range styles {
 			tok := load(t, filepath.Join(dir, style))
 			for _, d := range c.Tokenizers[style].Decoded {
-				if got := tok.Decode(d.ids, true); got != d.skipped {
-					t.Errorf("%s: %v is %q, want %q", style, d.ids, got, d.skipped)
-				}
+				require.Equal(t, fmt.Sprintf("%s: %v", style, d.ids), tok.Decode(d.ids, true),
+					d.skipped)
 				if got := tok.Decode(d.ids, false); got != d.text {
 					t.Errorf("%s: %v is %q with special tokens, want %q", style, d.ids, got, d.text)
 				}
@@ -130,9 +126,7 @@ func TestStreamsGiveWholeCharactersAndTheTextOfDecode(t *testing.T) {
 			var text strings.Builder
 			for _, id := range ids {
 				part := s.Next(id)
-				if !utf8.ValidString(part) {
-					t.Errorf("%s: %v streams %q", style, ids, part)
-				}
+				require.Check(t, utf8.ValidString(part), "%s: %v streams %q", style, ids, part)
 				text.WriteString(part)
 			}
 			return text.String() + s.End()
@@ -166,9 +160,7 @@ func FuzzBytesComeBack(f *testing.F) {
 				want = nfc(want)
 			}
 			got := tok.Decode(tok.Encode(text, false), false)
-			if got != want {
-				t.Errorf("%q comes back as %q", text, got)
-			}
+			require.Equal(t, fmt.Sprintf("%q comes back as", text), got, want)
 		}
 	})
 }
@@ -191,9 +183,7 @@ var small = []string{`{"added_tokens":[{"id":3,"content":"<s>","rstrip":true,"sp
 func TestSmallFilesAreRead(t *testing.T) {
 	for i, want := range [][]int{{3, 2, 3, 0}, {0, 1, 0, 0, 1}} {
 		tok := load(t, folder(t, map[string]string{fileName: small[i]}))
-		if got := tok.Encode("ab<s> a", true); !slices.Equal(got, want) {
-			t.Errorf("file %d: %v, want %v", i, got, want)
-		}
+		require.Slices(t, fmt.Sprint("file ", i), tok.Encode("ab<s> a", true), want)
 	}
 }
 

@@ -64,9 +64,7 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 	want := []string{"[0] 0 3 0 2 0 127.0.0.1 77s a " + here + "\n",
 		"[1] 1 3 1 2 0 127.0.0.1 77s a " + here + "\n",
 		"[2] 2 3 0 1 1 127.0.0.1 77s u@b " + here + "\n"}
-	if got := sorted(out.String()); !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
+	require.Slices(t, "sorted", sorted(out.String()), want)
 	log, err := os.ReadFile(filepath.Join(job.LogDir, "attempt_0", "rank_2.log"))
 	if err != nil || !strings.Contains(string(log), strings.TrimPrefix(want[2], "[2] ")) {
 		t.Errorf("a log has %q, %v", log, err)
@@ -77,9 +75,7 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 		secrets[2] != secrets[8] || strings.Contains(string(asked), secrets[1]) {
 		t.Errorf("the secret and port are %q, ssh was asked for %s, %v", secrets, asked, err)
 	}
-	if _, err := os.Stat(filepath.Join(homes, "standby")); err == nil {
-		t.Error("the standby was used")
-	}
+	require.Fails(t, "the standby was used", require.Err(os.Stat(filepath.Join(homes, "standby"))))
 }
 
 // TestTheCredentialOfMetricsFollowsFromTheUsersTokenInEveryKindOfJob: it is what clients can
@@ -110,9 +106,8 @@ func TestTheCredentialOfMetricsFollowsFromTheUsersTokenInEveryKindOfJob(t *testi
 				t.Errorf("%s: %v", kind, err)
 			}
 			ranks := strings.Count(out.String(), "] "+want+"\n")
-			if ranks < 2 || ranks != strings.Count(out.String(), "\n") {
-				t.Errorf("%s: the ranks have %q, want %q", kind, out, want)
-			}
+			require.Check(t, ranks >= 2 && ranks == strings.Count(out.String(), "\n"),
+				"%s: the ranks have %q, want %q", kind, out, want)
 		}
 	}
 }
@@ -133,9 +128,7 @@ func TestHostsGetTheProgramOnce(t *testing.T) {
 		}
 		for i, name := range cached {
 			info, err := os.Stat(name)
-			if err != nil || info.Mode() != 0o700 {
-				t.Fatalf("%v, %v", info, err)
-			}
+			require.That(t, err == nil && info.Mode() == 0o700, "%v, %v", info, err)
 			if len(first) == 2 && !os.SameFile(info, first[i]) {
 				t.Errorf("%s was copied again", name)
 			}
@@ -178,9 +171,7 @@ func TestDamagedCopyIsNotRun(t *testing.T) {
 		t.Fatalf("%v, %q", err, out)
 	}
 	copies, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/program")
-	if err != nil || len(copies) != 1 {
-		t.Fatalf("%v, %v", copies, err)
-	}
+	require.That(t, err == nil && len(copies) == 1, "%v, %v", copies, err)
 	require.NoError(t, os.WriteFile(copies[0], []byte("echo evil"), 0o700))
 	if out, err := run(); err == nil || out != "" ||
 		!strings.Contains(err.Error(), "program is damaged: run again to copy it anew") {
@@ -357,9 +348,7 @@ func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
 			"another process",
 		"process 0 has ended (exit status 0) before its last step: it is not replaced, since it " +
 			"has not failed"}
-	if !slices.Equal(notices, want) {
-		t.Errorf("the notices are %q", notices)
-	}
+	require.Slices(t, "the notices", notices, want)
 }
 
 func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
@@ -439,9 +428,7 @@ func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
 		if job.Program, err = os.Executable(); err != nil {
 			t.Fatal(err)
 		}
-		if err := Run(t.Context(), job); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", c.first, err)
-		}
+		require.Fails(t, c.first, Run(t.Context(), job), c.want)
 	}
 }
 
@@ -488,9 +475,7 @@ func TestLauncherEndsThoughSIGKILLDoesNotEndSSH(t *testing.T) {
 	var tracer, ssh int
 	began := time.Now()
 	for n := 0; n < 2; time.Sleep(time.Millisecond) {
-		if time.Since(began) > 30*time.Second {
-			t.Fatal("ssh is not held")
-		}
+		require.That(t, time.Since(began) <= 30*time.Second, "ssh is not held")
 		text, _ := os.ReadFile(held) // it is not there yet
 		n, _ = fmt.Sscanf(string(text), "tracer %d of %d", &tracer, &ssh)
 	}
@@ -568,9 +553,7 @@ func printed(t *testing.T, err error, d *gob.Decoder) (n news) {
 	for err == nil && n.Out == nil && n.Failed == "" {
 		err = d.Decode(&n)
 	}
-	if err != nil || n.Failed != "" {
-		t.Fatal(err, n.Failed)
-	}
+	require.That(t, err == nil && n.Failed == "", "%v %v", err, n.Failed)
 	return n
 }
 
@@ -597,9 +580,7 @@ func TestHostStartsNothingOnceRanksAreToldToEnd(t *testing.T) {
 	w.heard, w.supervisor.above = func(n news) { t.Errorf("it says %+v", n) }, true
 	w.step(told{errOver})
 	w.step(order{Start: &member{}})
-	if len(w.children) > 0 {
-		t.Error("a rank has started")
-	}
+	require.Check(t, len(w.children) == 0, "a rank has started")
 }
 
 func TestHostsOfALauncherWithoutADirectoryTakeTheirHome(t *testing.T) {
@@ -613,9 +594,7 @@ func TestHostsOfALauncherWithoutADirectoryTakeTheirHome(t *testing.T) {
 		e.Encode(order{Start: &member{}}))
 	n := printed(t, err, d)
 	go io.Copy(io.Discard, told)
-	if string(n.Out) != os.Getenv("HOME")+"\n" {
-		t.Errorf("%q", n.Out)
-	}
+	require.Equal(t, "got", string(n.Out), os.Getenv("HOME")+"\n")
 }
 
 // TestHostEndsItsRanksThoughNobodyTakesItsNews: behind a network that is cut, sshd takes no more.
@@ -774,9 +753,8 @@ func TestRanksOfHostsDoNotAccuseEachOtherOnceTheJobIsToldToEnd(t *testing.T) {
 	w.step(late(nil))
 	w.step(now(asked(after(0, 0, killedBy(syscall.SIGTERM)))))
 	w.step(now(after(0, 2, exits(1), "because of rank 0: rank 0 is down: it was killed")))
-	if err := w.supervisor.outcome(); fmt.Sprint(err) != "host a is lost, with rank 1: silent" {
-		t.Error(err)
-	}
+	require.Equal(t, "outcome", fmt.Sprint(w.supervisor.outcome()),
+		"host a is lost, with rank 1: silent")
 }
 
 // TestEachRankOfALostHostEndsOnce: also if another one is placed there while the loss is told.

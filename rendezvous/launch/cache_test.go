@@ -34,9 +34,7 @@ func TestCopiesThatALiveJobUsesStay(t *testing.T) {
 	out.await(t, 1, "up")
 	dir := homes + "/a/.cache/euryale/run/"
 	used, err := filepath.Glob(dir + "*")
-	if err != nil || len(used) != 2 {
-		t.Fatalf("%q, %v", used, err)
-	}
+	require.That(t, err == nil && len(used) == 2, "%q, %v", used, err)
 	hour := time.Now().Add(time.Hour)
 	for n := range keptCopies + 3 { // later ones, and others of long ago
 		later, old := fmt.Sprint(dir, "sha256-later", n), fmt.Sprint(dir, "sha256-old", n)
@@ -77,13 +75,9 @@ func TestACopyIsStartedWhateverOthersMakeOfItsPath(t *testing.T) {
 		err = errors.Join(err, os.MkdirAll(filepath.Dir(evil), 0o700), os.WriteFile(evil,
 			[]byte("echo evil; touch "+homes+"/over"), 0o700))
 	}
-	if err != nil || len(copies) != 1 {
-		t.Fatal(copies, err)
-	}
+	require.That(t, err == nil && len(copies) == 1, "%v %v", copies, err)
 	err = errors.Join(os.WriteFile(homes+"/moved", nil, 0o600), <-ended)
-	if err != nil || !strings.Contains(out.String(), "good") {
-		t.Errorf("%v, %s", err, out)
-	}
+	require.Check(t, err == nil && strings.Contains(out.String(), "good"), "%v, %s", err, out)
 }
 
 func TestACacheBelowAFolderWithTheStickyBitIsUsed(t *testing.T) {

@@ -32,18 +32,14 @@ func TestWrongElasticJobsAreRefused(t *testing.T) {
 		"the hosts take 2": {Ranks: 2, Elastic: &Elastic{Least: 1, Standby: 1},
 			Hosts: []Host{{"a", 2}}},
 	} {
-		if err := Run(t.Context(), j); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("the error is %v, want one that says %q", err, says)
-		}
+		require.Fails(t, "Run", Run(t.Context(), j), says)
 	}
 }
 
 func TestAProgramThatCannotStartIsNotReplacedForEver(t *testing.T) {
 	err := Run(t.Context(), Job{Program: "/bin/false", Ranks: 2, Elastic: &Elastic{Least: 1}})
 	var f *Failed
-	if !errors.As(err, &f) || f.ExitCode() != 1 {
-		t.Errorf("the error is %v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.ExitCode() == 1, "the error is %v", err)
 }
 
 // byProcess returns a program that does something else in each process, counted from 1.
@@ -69,9 +65,8 @@ func TestAReplacementHasTheSeatOfTheProcessThatIsLost(t *testing.T) {
 		require.Report(t, Run(t.Context(), job))
 		text, err := os.ReadFile(said)
 		got := strings.Join(slices.Sorted(strings.Lines(string(text))), "")
-		if err != nil || got != want {
-			t.Errorf("with %d on standby the seats are %q, %v, want %q", standby, got, err, want)
-		}
+		require.Check(t, err == nil && got == want,
+			"with %d on standby the seats are %q, %v, want %q", standby, got, err, want)
 	}
 }
 
@@ -90,9 +85,8 @@ func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
 	for name, says := range map[string]string{"rank_0.log": "input", "rank_2.log": "number 3",
 		"launcher_0.log": "process 0 has ended (signal: killed): process 2 takes its place\n"} {
 		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", name))
-		if err != nil || !strings.Contains(string(text), says) {
-			t.Errorf("%s has %q, %v", name, text, err)
-		}
+		require.Check(t, err == nil && strings.Contains(string(text), says), "%s has %q, %v", name,
+			text, err)
 	}
 }
 
@@ -120,9 +114,7 @@ func TestAProcessThatASignalEndsOrTellsToEndDidNotFailByItself(t *testing.T) {
 	p := pool{}
 	for status, want := range map[syscall.WaitStatus]bool{exits(0): false, exits(1): true,
 		exits(75): true, exits(143): false, exits(255): true, killedBy(syscall.SIGKILL): false} {
-		if got := p.fails(ending{Status: status}); got != want {
-			t.Errorf("status %#x: %v, want %v", status, got, want)
-		}
+		require.Equal(t, fmt.Sprintf("status %#x", status), p.fails(ending{Status: status}), want)
 	}
 }
 
@@ -158,9 +150,8 @@ func TestStandbysThatAreKilledAreReplaced(t *testing.T) {
 	end := func(n int) {
 		started := len(s.ranks)
 		pass(s, ended{ending{rank: n, Status: killedBy(syscall.SIGKILL)}})
-		if len(s.ranks) != started+1 {
-			t.Errorf("after the end of process %d none is started", n)
-		}
+		require.Check(t, len(s.ranks) == started+1, "after the end of process %d none is started",
+			n)
 	}
 	for n := range 2 * maxFaults {
 		end(n + 1)
@@ -239,15 +230,11 @@ func testUnfit(t *testing.T, status syscall.WaitStatus) {
 		if other != first {
 			comes(other, 0)
 		}
-		if said != 0 {
-			t.Errorf("%d hosts are excluded too soon", said)
-		}
+		require.Check(t, said == 0, "%d hosts are excluded too soon", said)
 		for range 2 {
 			comes(first, 0)
 		}
-		if said != 1 {
-			t.Errorf("it is said %d times that a host gets no more", said)
-		}
+		require.Check(t, said == 1, "it is said %d times that a host gets no more", said)
 		if h, _ := s.room(); !first.unfit || other != first && h != other ||
 			other == first && h != nil {
 			t.Errorf("the next one is for %v, %t", h, first.unfit)
@@ -263,9 +250,7 @@ func TestAProcessThatEndsBeforeItsLastStepIsNotTheEndOfTheJob(t *testing.T) {
 		Program: byProcess(t, "1) exit 0;; *) sleep 0.3; exit 3;;"),
 		Notice:  func(text string) { fmt.Fprintln(&notices, text) }})
 	var f *Failed
-	if !errors.As(err, &f) || f.ExitCode() != 3 {
-		t.Errorf("the error is %v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.ExitCode() == 3, "the error is %v", err)
 	if !strings.Contains(notices.String(), "process 0 has ended (exit status 0) before its last") {
 		t.Errorf("the notices are %s", notices.String())
 	}
@@ -282,9 +267,7 @@ func TestProcessesThatAreLeftBehindAreReplaced(t *testing.T) {
 				p.faults++
 			}
 		}
-		if p.faults != want {
-			t.Errorf("left behind: %t: %d have failed", behind, p.faults)
-		}
+		require.Check(t, p.faults == want, "left behind: %t: %d have failed", behind, p.faults)
 	}
 }
 
@@ -374,9 +357,7 @@ func TestAHostIsToldToKillProcess0(t *testing.T) {
 	var o order
 	err := errors.Join(gob.NewEncoder(&sent).Encode(order{Kill: &member{Number: 0}}),
 		gob.NewDecoder(&sent).Decode(&o))
-	if err != nil || o.Kill == nil {
-		t.Errorf("%+v has come, %v", o, err)
-	}
+	require.Check(t, err == nil && o.Kill != nil, "%+v has come, %v", o, err)
 }
 
 // TestAProcessThatHasDoneItsLastStepDoesNotHang: it may save what it has trained, also where the
@@ -384,11 +365,7 @@ func TestAHostIsToldToKillProcess0(t *testing.T) {
 func TestAProcessThatHasDoneItsLastStepDoesNotHang(t *testing.T) {
 	s := elasticJob(2, 0, host{ranks: MaxRanks})
 	s.pool.goesOn(elastic.First(2), []elastic.ID{1})
-	if limit := s.pool.allows(0, time.Minute); limit != time.Minute/2 {
-		t.Errorf("before it has done the step it has %v", limit)
-	}
+	require.Equal(t, "before it has done the step it", s.pool.allows(0, time.Minute), time.Minute/2)
 	pass(s, heard{0, elastic.Posted{ID: 1, Position: elastic.Position{Leaving: true}}})
-	if limit := s.pool.allows(0, time.Minute); limit != 0 {
-		t.Errorf("after that it has %v", limit)
-	}
+	require.Equal(t, "after that it", s.pool.allows(0, time.Minute), 0)
 }

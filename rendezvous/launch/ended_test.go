@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestFoundRankThatEndsBeforeItJoinsEndsTheJobAtOnce(t *testing.T) {
@@ -49,9 +51,7 @@ func TestFoundMeetingOfAKilledJobIsSwept(t *testing.T) {
 			"$0" & while ! ls "$XDG_RUNTIME_DIR"/euryale/*.lock >&2; do :; done 2>/dev/null
 			kill -9 $! $$`, os.Args[0]},
 	}
-	if err := Run(t.Context(), job); err == nil {
-		t.Error("the job ended well")
-	}
+	require.Fails(t, "the job ended well", Run(t.Context(), job))
 	if left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -74,9 +74,7 @@ func TestFoundLateRankLearnsWhichRankEndedFirst(t *testing.T) {
 	}
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 {
-		t.Errorf("the job ended with %v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 1, "the job ended with %v", err)
 	for line := range strings.Lines(errs.String()) {
 		if strings.HasPrefix(line, "[2] panic: ") &&
 			!strings.Contains(line, "rank 1 is down: its process ended with exit status 4") {

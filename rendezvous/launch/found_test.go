@@ -65,10 +65,8 @@ func TestStoppedRankGetsSignals(t *testing.T) {
 
 func TestFoundTooManyRanksAreRefusedBeforeMemoryIsTaken(t *testing.T) {
 	for _, n := range []int{-1, 0, MaxRanks + 1, 1 << 62} {
-		if err := Run(t.Context(), Job{Program: "/bin/true", Ranks: n}); err == nil ||
-			!strings.Contains(err.Error(), "1 to 1024") {
-			t.Errorf("%d ranks: %v", n, err)
-		}
+		require.Fails(t, fmt.Sprintf("%d ranks", n),
+			Run(t.Context(), Job{Program: "/bin/true", Ranks: n}), "1 to 1024")
 	}
 }
 
@@ -169,9 +167,7 @@ func TestFailedJobIsStartedAnew(t *testing.T) {
 		"rank 1 failed: exit status 7: restarting all ranks (restart 1 of 3)",
 		"rank 1 failed: exit status 7: restarting all ranks (restart 2 of 3)",
 	}
-	if !slices.Equal(*notices, want) {
-		t.Errorf("notices: %q", *notices)
-	}
+	require.Slices(t, "notices", *notices, want)
 	jobs := map[string]bool{}
 	for n := range 3 {
 		for _, line := range out.await(t, 2, fmt.Sprintf("attempt %d of 3 ", n)) {
@@ -179,9 +175,7 @@ func TestFailedJobIsStartedAnew(t *testing.T) {
 			jobs[names] = true
 		}
 	}
-	if len(jobs) != 3 {
-		t.Errorf("3 attempts had %d names and tokens", len(jobs))
-	}
+	require.Check(t, len(jobs) == 3, "3 attempts had %d names and tokens", len(jobs))
 }
 
 func TestLastAttemptIsTheOutcome(t *testing.T) {
@@ -191,9 +185,7 @@ func TestLastAttemptIsTheOutcome(t *testing.T) {
 		len(*notices) != 1 {
 		t.Errorf("%v, %q", err, *notices)
 	}
-	if strings.Contains(out.String(), "attempt 2") {
-		t.Errorf("%s", out)
-	}
+	require.Check(t, !strings.Contains(out.String(), "attempt 2"), "%s", out)
 }
 
 func TestWrongCommandLineIsNotStartedAnew(t *testing.T) {
@@ -284,10 +276,7 @@ func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 		if n := strings.Count(out.String(), "out "); n != 2*ranks {
 			t.Errorf("%d ranks: the output is %q", ranks, out)
 		}
-		if err := Run(t.Context(), job); err == nil ||
-			!strings.Contains(err.Error(), "logs of an earlier job") {
-			t.Errorf("logs are overwritten: %v", err)
-		}
+		require.Fails(t, "logs are overwritten", Run(t.Context(), job), "logs of an earlier job")
 	}
 }
 
@@ -315,13 +304,9 @@ func TestFoundScratchOfAKilledLauncherIsSwept(t *testing.T) {
 	if left := scratches(t, temp); len(left) != 3 { // the live one, the other and the link to it
 		t.Errorf("left: %q", left)
 	}
-	if _, err := os.Stat(dead.path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("not swept: %v", err)
-	}
+	require.Fails(t, "not swept", require.Err(os.Stat(dead.path)), fs.ErrNotExist)
 	live.remove()
-	if _, err := os.Stat(live.path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("not removed: %v", err)
-	}
+	require.Fails(t, "not removed", require.Err(os.Stat(live.path)), fs.ErrNotExist)
 }
 
 // slowGo is a directory with a go command that makes files, says its process
@@ -413,9 +398,7 @@ func TestFoundDirectoryOfAGoFileIsNamed(t *testing.T) {
 		"/abs/x/main.go": "/abs/x", "main.go": ".", "./main.go": ".", "x/main.go": "./x",
 		"../x/main.go": "../x", "..x/main.go": "./..x",
 	} {
-		if got := directory(file); got != want {
-			t.Errorf("%s: %s, want %s", file, got, want)
-		}
+		require.Equal(t, file, directory(file), want)
 	}
 }
 
@@ -423,10 +406,6 @@ func TestFoundProgressBarIsSeenAsItIsNow(t *testing.T) {
 	// As schollz/progressbar writes it: it clears the line, and the bar comes last.
 	got := write(true, "\r", "\r10%", "\r   \r", "\r20%", "\r   \r")
 	want := eraseLine + "[0] 10%" + eraseLine + eraseLine + "[0] 20%" + eraseLine
-	if got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if got := write(false, "\r10%", "\r   \r", "done\n", "\r   \r"); got != "[0] done\n" {
-		t.Errorf("%q", got)
-	}
+	require.Equal(t, "got", got, want)
+	require.Equal(t, "write", write(false, "\r10%", "\r   \r", "done\n", "\r   \r"), "[0] done\n")
 }

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestHostsAreReadAsOpenMPIReadsThem(t *testing.T) {
@@ -29,9 +31,7 @@ func TestHostsAreReadAsOpenMPIReadsThem(t *testing.T) {
 		"fd00::7":        "in brackets",
 		"user@fd00::7:2": "in brackets",
 	} {
-		if got, err := ParseHosts(list); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, %v", list, got, err)
-		}
+		require.Fails(t, list, require.Err(ParseHosts(list)), want)
 	}
 }
 
@@ -40,9 +40,7 @@ func TestHostfilesAreReadAsOpenMPIReadsThem(t *testing.T) {
 		"u@b slots=2 # the old one\nc user=v\na slots=1\nd\tslots = 3\tmax-slots= 4#\r\n\t\r\n" +
 		"[fd00::7] slots=2\r\n[fd00::7]\r\n"))
 	want := []Host{{"a", 5}, {"u@b", 2}, {"v@c", 1}, {"d", 3}, {"fd00::7", 3}}
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("%v, %v", got, err)
-	}
+	require.Check(t, err == nil && reflect.DeepEqual(got, want), "%v, %v", got, err)
 	for text, want := range map[string]string{
 		"# none":               "it names no host",
 		"a\nb slots=x":         `line 2: "slots=x" after host b`,
@@ -59,10 +57,7 @@ func TestHostfilesAreReadAsOpenMPIReadsThem(t *testing.T) {
 		"fd00::7":              "in brackets",
 		"a:b":                  "in brackets",
 	} {
-		if got, err := ReadHostfile(strings.NewReader(text)); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, %v", text, got, err)
-		}
+		require.Fails(t, text, require.Err(ReadHostfile(strings.NewReader(text))), want)
 	}
 }
 
@@ -72,8 +67,6 @@ func TestPlatformsOfHostsAreKnown(t *testing.T) {
 		"Darwin arm64": "darwin/arm64", "FreeBSD amd64": "freebsd/amd64",
 	} {
 		system, machine, _ := strings.Cut(uname, " ")
-		if got := platformOf(system, machine).String(); got != want {
-			t.Errorf("%s is %s, want %s", uname, got, want)
-		}
+		require.Equal(t, uname, platformOf(system, machine).String(), want)
 	}
 }

@@ -163,9 +163,7 @@ func TestRanksSeeTheirEnvironment(t *testing.T) {
 		"[1] 1 3 1 3 0 127.0.0.1\n", "[1] kept\n",
 		"[2] 2 3 2 3 0 127.0.0.1\n", "[2] kept\n",
 	}
-	if got := sorted(out.String()); !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
+	require.Slices(t, "sorted", sorted(out.String()), want)
 	same := map[string]bool{}
 	for line := range strings.Lines(stderr.String()) {
 		_, rest, _ := strings.Cut(line, "] ")
@@ -174,17 +172,13 @@ func TestRanksSeeTheirEnvironment(t *testing.T) {
 			t.Errorf("port, job and token: %q", rest)
 		}
 	}
-	if len(same) != 1 {
-		t.Errorf("ranks differ in %v", same)
-	}
+	require.Check(t, len(same) == 1, "ranks differ in %v", same)
 }
 
 func TestOneRankHasNoPrefix(t *testing.T) {
 	job, out, _ := shell(1, `printf 'a\rb'; printf "%s|" "$@"`, "x", "--flag", "two words")
 	require.NoError(t, Run(t.Context(), job))
-	if got := out.String(); got != "a\rb--flag|two words|" {
-		t.Errorf("%q", got)
-	}
+	require.Equal(t, "String", out.String(), "a\rb--flag|two words|")
 }
 
 func TestPlainLeavesPrefixesOut(t *testing.T) {
@@ -213,9 +207,7 @@ func TestLinesAreNeverMixed(t *testing.T) {
 			t.Errorf("rank %d: the last line, without an end, is missing", r)
 		}
 	}
-	if len(counts) != 8 {
-		t.Errorf("other lines: %v", counts)
-	}
+	require.Check(t, len(counts) == 8, "other lines: %v", counts)
 }
 
 func TestOnlyRank0HasInput(t *testing.T) {
@@ -244,9 +236,7 @@ func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
 	}
 	want := "rank 2 failed first: exit status 7; its last lines:\n    this is why\nthen failed " +
 		"or were stopped: 0, 1, 3"
-	if err.Error() != want {
-		t.Errorf("%q, want %q", err, want)
-	}
+	require.Equal(t, err, err.Error(), want)
 	if took := time.Since(started); took > long {
 		t.Errorf("took %v", took)
 	}
@@ -301,9 +291,7 @@ func TestRankThatIgnoresTermIsKilled(t *testing.T) {
 	started := time.Now()
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 {
-		t.Error(err)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 1, "%v", err)
 	if took := time.Since(started); took > long {
 		t.Errorf("took %v", took)
 	}
@@ -320,9 +308,7 @@ func TestSignalsGoToTheRanks(t *testing.T) {
 	signals <- syscall.SIGINT
 	err := <-ended
 	var i *Interrupted
-	if !errors.As(err, &i) || i.ExitCode() != 130 {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &i) && i.ExitCode() == 130, "%v", err)
 	out.await(t, 2, "caught")
 }
 
@@ -446,10 +432,8 @@ func main() { fmt.Println(os.Getenv("RANK"), os.Args[1:]) }
 	out := newOutput()
 	require.NoError(t, Run(t.Context(), Job{Program: pkg, Args: []string{"--n", "3"}, Ranks: 2,
 		Stdout: out}))
-	if got := sorted(out.String()); !slices.Equal(
-		got, []string{"[0] 0 [--n 3]\n", "[1] 1 [--n 3]\n"}) {
-		t.Errorf("%q", got)
-	}
+	require.Slices(t, "sorted", sorted(out.String()),
+		[]string{"[0] 0 [--n 3]\n", "[1] 1 [--n 3]\n"})
 	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -484,23 +468,16 @@ func TestProgramsThatCannotRunAreExplained(t *testing.T) {
 			continue
 		}
 		for part := range strings.SplitSeq(want, "|") {
-			if !strings.Contains(err.Error(), part) {
-				t.Errorf("%s: %q lacks %q", name, err, part)
-			}
+			require.Fails(t, name, err, part)
 		}
 	}
 	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if err := Run(t.Context(), Job{Program: "/bin/true"}); err == nil ||
-		!strings.Contains(err.Error(), "1 to 1024") {
-		t.Errorf("0 ranks: %v", err)
-	}
+	require.Fails(t, "0 ranks", Run(t.Context(), Job{Program: "/bin/true"}), "1 to 1024")
 	t.Setenv("PATH", "/none")
-	if err := Run(t.Context(), Job{Program: broken, Ranks: 1}); err == nil ||
-		!strings.Contains(err.Error(), "needs the go command") {
-		t.Errorf("without Go: %v", err)
-	}
+	require.Fails(t, "without Go", Run(t.Context(), Job{Program: broken, Ranks: 1}),
+		"needs the go command")
 }
 
 func TestRunLeavesNoGoroutine(t *testing.T) {
@@ -537,18 +514,14 @@ func TestOutputBecomesPrefixedLines(t *testing.T) {
 		{[]string{full, "\n"}, "[0] " + full + "\n"},
 		{[]string{full + full[1:], "yz\n"}, "[0] " + full + "\n[0] " + full[1:] + "y\n[0] z\n"},
 	} {
-		if got := write(false, c.pieces...); got != c.want {
-			t.Errorf("%.60q became %.60q, want %.60q", c.pieces, got, c.want)
-		}
+		require.Equal(t, fmt.Sprintf("%.60q became", c.pieces), write(false, c.pieces...), c.want)
 	}
 }
 
 func TestProgressIsRewrittenOnATerminal(t *testing.T) {
 	got := write(true, "10%\r", "20%\r", "done\n")
 	want := eraseLine + "[0] 10%" + eraseLine + "[0] 20%" + eraseLine + "[0] done\n"
-	if got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	require.Equal(t, "got", got, want)
 	// A line of another rank goes above.
 	var out bytes.Buffer
 	s := newScreen()
@@ -588,9 +561,7 @@ func TestTailKeepsTheLastLinesOrTheCrash(t *testing.T) {
 	for _, line := range []string{"noise", "SIGSEGV: segmentation violation", "goroutine 1"} {
 		fault.add([]byte(line))
 	}
-	if got := lastLines(&fault); got[0] != "SIGSEGV: segmentation violation" {
-		t.Errorf("%q", got)
-	}
+	require.Equal(t, "lastLines", lastLines(&fault)[0], "SIGSEGV: segmentation violation")
 	var long tail
 	long.add(bytes.Repeat([]byte("x"), 2*tailLine))
 	long.add([]byte("  "))

@@ -54,9 +54,8 @@ func TestLogsFollowNoLinkMadeBetweenAttempts(t *testing.T) {
 	logs, victim, script := trap(t)
 	job, _, _ := shell(2, script+`; exit 3`)
 	job.LogDir, job.MaxRestarts = logs, 1
-	if err := Run(t.Context(), job); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("attempt 1 wrote its logs over what was there: %v", err)
-	}
+	require.Fails(t, "attempt 1 wrote its logs over what was there", Run(t.Context(), job),
+		fs.ErrExist)
 	untouched(t, victim)
 }
 
@@ -66,9 +65,7 @@ func TestLogsDoNotLeaveTheirDirectory(t *testing.T) {
 	for _, m := range []*Machines{nil, {Count: 1, Rendezvous: "127.0.0.1:1", Token: "t"}} {
 		job, _, _ := shell(1, `echo started`)
 		job.LogDir, job.Machines = logs, m
-		if err := Run(t.Context(), job); err == nil {
-			t.Error("no error")
-		}
+		require.Fails(t, "no error", Run(t.Context(), job))
 	}
 	if files, _ := os.ReadDir(elsewhere); len(files) > 0 {
 		t.Errorf("%v", files)
@@ -82,9 +79,8 @@ func TestMachinesShareADirectoryForLogs(t *testing.T) {
 		job.LogDir, job.Machines = logs, &Machines{Count: 2, Number: n,
 			Rendezvous: "127.0.0.1:1", Token: "0123456789abcdef"}
 		require.NoError(t, Run(t.Context(), job))
-		if err := Run(t.Context(), job); !errors.Is(err, fs.ErrExist) {
-			t.Errorf("machine %d wrote over its earlier logs: %v", n, err)
-		}
+		require.Fails(t, fmt.Sprintf("machine %d wrote over its earlier logs", n),
+			Run(t.Context(), job), fs.ErrExist)
 	}
 	for r := range 4 {
 		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", fmt.Sprintf("rank_%d.log", r)))
@@ -103,15 +99,12 @@ func TestLauncherLogsWhenAnAttemptBeganAndHowItEnded(t *testing.T) {
 	for attempt, want := range []string{"rank 1 failed", "all ranks have ended"} {
 		text, err := os.ReadFile(filepath.Join(job.LogDir, attemptDir(attempt), "launcher_0.log"))
 		lines := strings.Split(string(text), "\n")
-		if err != nil || len(lines) < 3 {
-			t.Fatalf("attempt %d: %q, %v", attempt, text, err)
-		}
+		require.That(t, err == nil && len(lines) >= 3, "attempt %d: %q, %v", attempt, text, err)
 		for i, what := range []string{"started 2 ranks", want} {
 			at, said, _ := strings.Cut(lines[i], " ")
 			when, err := time.Parse(time.RFC3339Nano, at)
-			if err != nil || when.Before(began) || !strings.HasPrefix(said, what) {
-				t.Errorf("attempt %d: line %d is %q (%v), want %q", attempt, i, lines[i], err, what)
-			}
+			require.Check(t, err == nil && !when.Before(began) && strings.HasPrefix(said, what),
+				"attempt %d: line %d is %q (%v), want %q", attempt, i, lines[i], err, what)
 			began = when
 		}
 	}

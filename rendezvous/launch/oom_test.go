@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestAKillForLackOfMemoryIsCalledOne(t *testing.T) {
@@ -28,15 +30,11 @@ func TestAKillForLackOfMemoryIsCalledOne(t *testing.T) {
 		kills(3)
 		o := newOOM(root)
 		killed := ending{Status: killedBy(syscall.SIGKILL)}
-		if says := o.explain(killed); says != "" {
-			t.Errorf("%s: before any: %q", test.about, says)
-		}
+		require.Equal(t, fmt.Sprintf("%s: before any", test.about), o.explain(killed), "")
 		kills(5)
 		for _, e := range []ending{{Status: exits(1)}, {Status: killedBy(syscall.SIGTERM)},
 			{Status: killedBy(syscall.SIGKILL), Asked: true}} {
-			if says := o.explain(e); says != "" {
-				t.Errorf("%s: %+v: %q", test.about, e, says)
-			}
+			require.Equal(t, fmt.Sprintf("%s: %+v", test.about, e), o.explain(e), "")
 		}
 		for range 2 {
 			if says := o.explain(killed); !strings.Contains(says, "out of memory") ||
@@ -44,9 +42,8 @@ func TestAKillForLackOfMemoryIsCalledOne(t *testing.T) {
 				t.Errorf("%s: %q", test.about, says)
 			}
 		}
-		if says := o.explain(killed); says != "" {
-			t.Errorf("%s: two kills explain a third end: %q", test.about, says)
-		}
+		require.Equal(t, fmt.Sprintf("%s: two kills explain a third end", test.about),
+			o.explain(killed), "")
 	}
 }
 
@@ -55,9 +52,7 @@ func TestAKillForLackOfMemoryIsToldInTheVerdict(t *testing.T) {
 	e := ending{Status: killedBy(syscall.SIGKILL), Memory: says}
 	f := verdict([]ending{e})
 	for _, text := range []string{e.how(), f.Error()} {
-		if !strings.Contains(text, "signal: killed, "+says) {
-			t.Errorf("%q lacks %q", text, says)
-		}
+		require.Check(t, strings.Contains(text, "signal: killed, "+says), "%q lacks %q", text, says)
 	}
 	root := fstest.MapFS{"proc/vmstat": {Data: []byte("oom_kill 3\n")}}
 	job := Job{Program: "/bin/sh", Args: []string{"-c", "kill -9 $$"}, Ranks: 1,
@@ -65,7 +60,6 @@ func TestAKillForLackOfMemoryIsToldInTheVerdict(t *testing.T) {
 	w := newWatch(job, job.environment(0, newMeeting(1, "127.0.0.1", "1")))
 	w.oom = newOOM(root)
 	root["proc/vmstat"] = &fstest.MapFile{Data: []byte("oom_kill 4\n")}
-	if err := w.attempt(t.Context(), 0); !strings.Contains(fmt.Sprint(err), "out of memory: the") {
-		t.Errorf("a rank is killed for lack of memory: %v", err)
-	}
+	require.Fails(t, "a rank is killed for lack of memory", w.attempt(t.Context(), 0),
+		"out of memory: the")
 }

@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,9 +30,7 @@ func TestScriptWithoutAnInterpreterRunsInTheShell(t *testing.T) {
 		job := Job{Program: program, Args: []string{"-x"}, Ranks: 2, Stdout: out}
 		require.Report(t, Run(t.Context(), job))
 		want := "[0] 0 -x " + name + "\n[1] 1 -x " + name + "\n"
-		if got := strings.Join(sorted(out.String()), ""); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		require.Equal(t, "Join", strings.Join(sorted(out.String()), ""), want)
 	}
 }
 
@@ -54,9 +53,7 @@ func TestProgramsThatTheKernelCannotStartAreExplained(t *testing.T) {
 		path := executable(t, c.name, []byte(c.text))
 		err := Run(t.Context(), Job{Program: path, Ranks: 2})
 		for _, want := range append(c.want, path) {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: no %q in %v", c.name, want, err)
-			}
+			require.Fails(t, fmt.Sprintf("%s: no", c.name), err, want)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/sim"
 )
 
@@ -1325,9 +1326,7 @@ func (s *simulation) event(t *testing.T, what string, args []string) {
 		return
 	}
 	r := s.find(n)
-	if r == nil {
-		t.Fatalf("there is no rank %d", n)
-	}
+	require.That(t, r != nil, "there is no rank %d", n)
 	s.happen(what, r, 0, d)
 }
 

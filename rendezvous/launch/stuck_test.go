@@ -122,17 +122,14 @@ func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEnds(t *testing.T) {
 	fail.Close()
 	err = await(t, ended)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.cause != causeStuck || f.ExitCode() != 1 {
-		t.Fatalf("%v", err)
-	}
+	require.That(t, errors.As(err, &f) && f.Rank == 1 && f.cause == causeStuck && f.ExitCode() == 1,
+		"%v", err)
 	for _, text := range []string{<-notices, err.Error()} {
 		for _, want := range []string{
 			"rank 1 has not ended", "SIGKILL", fmt.Sprintf("process %d", held), "state Z",
 			fmt.Sprintf("process %d traces it", holder),
 		} {
-			if !strings.Contains(text, want) {
-				t.Errorf("no %q in %q", want, text)
-			}
+			require.Check(t, strings.Contains(text, want), "no %q in %q", want, text)
 		}
 	}
 	if len(notices) > 0 {
@@ -182,9 +179,7 @@ func TestStateOfAProcessThatDoesNotEnd(t *testing.T) {
 		3: "process 3 is in state S, in do_nanosleep",
 		4: "process 4 has no state in /proc",
 	} {
-		if got := state(files, pid); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		require.Equal(t, "state", state(files, pid), want)
 	}
 }
 
@@ -198,9 +193,7 @@ func TestRankThatIsStoppedWhileItsJobIsOnSeveralMachinesIsEnded(t *testing.T) {
 	pid := out.await(t, 1, "pid ")[0]
 	err := await(t, ended)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.cause != causeStopped {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 1 && f.cause == causeStopped, "%v", err)
 	gone(t, pid[strings.LastIndex(pid, " ")+1:])
 }
 
@@ -310,9 +303,8 @@ func TestAHostSaysWhichOfItsProcessesAreStopped(t *testing.T) {
 	}
 	c.signal(syscall.SIGKILL)
 	<-w.events
-	if len(said) != 2 || !said[0].Stops || !said[1].Goes || said[0].Number != 7 {
-		t.Errorf("it says %+v", said)
-	}
+	require.Check(t, len(said) == 2 && said[0].Stops && said[1].Goes && said[0].Number == 7,
+		"it says %+v", said)
 }
 
 // TestAStoppedStandbyIsNotWaitedForAfterTheLastStep: nobody has the state any more.
@@ -327,7 +319,5 @@ func TestAStoppedStandbyIsNotWaitedForAfterTheLastStep(t *testing.T) {
 			killed = killed || ok && k.number == 1
 		}
 	}
-	if !killed {
-		t.Error("it is not killed, though it is stopped")
-	}
+	require.Check(t, killed, "it is not killed, though it is stopped")
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -168,9 +169,8 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 				v.usage != c.usage {
 				t.Errorf("%s: %+v", c.name, v)
 			}
-			if (v.Seen != "") != (v.cause != causeEnded) {
-				t.Errorf("%s: %q was seen", c.name, v.Seen)
-			}
+			require.Check(t, (v.Seen != "") == (v.cause != causeEnded), "%s: %q was seen", c.name,
+				v.Seen)
 		}
 	}
 	if v := verdict([]ending{after(0, 0, exits(0)), asked(after(1, 1, exits(0)))}); v != nil {
@@ -209,9 +209,7 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 			"status 1; its last lines:\n    because of rank 3: aborted: rank 3 is down: " +
 			"EOF\nthen failed or were stopped: 1"},
 	} {
-		if got := c.failed.Error(); got != c.want {
-			t.Errorf("%q, want %q", got, c.want)
-		}
+		require.Equal(t, "Error", c.failed.Error(), c.want)
 	}
 }
 
@@ -238,9 +236,7 @@ func TestBlameIsReadFromErrors(t *testing.T) {
 		"euryale: rank 0 failed: exit status 1":                      nil, // of a rank's own job
 		strings.Repeat("x", tailLine) + " because of rank 5: closed": {5},
 	} {
-		if got := blamed([]byte(line)); !slices.Equal(got, want) {
-			t.Errorf("%q blames %v, want %v", line, got, want)
-		}
+		require.Slices(t, fmt.Sprintf("%q blames", line), blamed([]byte(line)), want)
 	}
 }
 

@@ -64,10 +64,8 @@ func TestFoundPicturesAreCutOrEmpty(t *testing.T) {
 				losses++
 			}
 		}
-		if bytes < 2 || losses < 2 {
-			t.Errorf("%s: %d and %d labels on the axes, want two or more on each", name, bytes,
-				losses)
-		}
+		require.Check(t, bytes >= 2 && losses >= 2,
+			"%s: %d and %d labels on the axes, want two or more on each", name, bytes, losses)
 	}
 }
 
@@ -86,9 +84,7 @@ func TestAxesHaveLabelsThatReadWell(t *testing.T) {
 				labels = append(labels, tick.Label)
 			}
 		}
-		if got := strings.Join(labels, " "); got != c.want {
-			t.Errorf("%v to %v: %s, want %s", c.low, c.high, got, c.want)
-		}
+		require.Equal(t, fmt.Sprintf("%v to %v", c.low, c.high), strings.Join(labels, " "), c.want)
 	}
 }
 
@@ -102,16 +98,13 @@ func TestChartsStandBelowEachOther(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := Save(filepath.Join(t.TempDir(), "charts.gif"), c); err == nil {
-		t.Error("a name that says no format was taken")
-	}
+	require.Fails(t, "a name that says no format was taken",
+		Save(filepath.Join(t.TempDir(), "charts.gif"), c))
 }
 
 func TestTimesHaveUnits(t *testing.T) {
 	for micros, want := range map[float64]string{0.5: "0.5 us", 20: "20 us", 1e3: "1 ms",
 		2e6: "2 s"} {
-		if got := Micros(micros); got != want {
-			t.Errorf("%v us: %q, want %q", micros, got, want)
-		}
+		require.Equal(t, fmt.Sprintf("%v us", micros), Micros(micros), want)
 	}
 }

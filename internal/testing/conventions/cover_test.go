@@ -74,9 +74,7 @@ func nnOperations(t *testing.T) (names []string) {
 			}
 		}
 	}
-	if len(names) < 40 {
-		t.Errorf("there are %d operations in package nn", len(names))
-	}
+	require.Check(t, len(names) >= 40, "there are %d operations in package nn", len(names))
 	return names
 }
 
@@ -103,8 +101,6 @@ func stockOperations(t *testing.T) (names []string) {
 	for _, row := range first.FindAllStringSubmatch(tables, -1) {
 		names = append(names, row[1])
 	}
-	if len(names) < 80 {
-		t.Errorf("there are %d operations in docs/ops.md", len(names))
-	}
+	require.Check(t, len(names) >= 80, "there are %d operations in docs/ops.md", len(names))
 	return names
 }

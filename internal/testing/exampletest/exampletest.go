@@ -70,9 +70,8 @@ func (j *Job) Run(t *testing.T) string {
 func (j *Job) Refused(t *testing.T, want string) error {
 	t.Helper()
 	err := launch.Run(t.Context(), j.Job)
-	if err == nil || !strings.Contains(j.Errs.String(), want) {
-		t.Errorf("%q: %v, want %q in\n%s", j.Args, err, want, &j.Errs)
-	}
+	require.Check(t, err != nil && strings.Contains(j.Errs.String(), want),
+		"%q: %v, want %q in\n%s", j.Args, err, want, &j.Errs)
 	return err
 }
 
@@ -86,9 +85,7 @@ func Train(t *testing.T, ranks int, flags string) string {
 func Ending(t *testing.T, last *regexp.Regexp, printed string) []string {
 	t.Helper()
 	end := last.FindStringSubmatch(printed)
-	if end == nil {
-		t.Fatalf("the last line does not match %v in\n%s", last, printed)
-	}
+	require.That(t, end != nil, "the last line does not match %v in\n%s", last, printed)
 	return end
 }
 
@@ -108,8 +105,7 @@ func Numbers(t *testing.T, texts ...string) []float64 {
 func HasCurve(t *testing.T, file string) {
 	t.Helper()
 	svg, err := os.ReadFile(file)
-	if err != nil || !bytes.Contains(svg, []byte("<svg")) ||
-		!bytes.Contains(svg, []byte("</svg>")) {
-		t.Errorf("the curve: %v, of %d bytes", err, len(svg))
-	}
+	require.Check(t,
+		err == nil && bytes.Contains(svg, []byte("<svg")) && bytes.Contains(svg, []byte("</svg>")),
+		"the curve: %v, of %d bytes", err, len(svg))
 }

@@ -3,7 +3,6 @@ package fakedevice
 import (
 	"errors"
 	"runtime/debug"
-	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -124,9 +123,7 @@ func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 				done.Join(t.Context()) != nil || out[99] != 0xAB {
 				t.Fatalf("%v, holds %x", err, out[99])
 			}
-			if err := of.(pool).Free(b); !errors.Is(err, backend.ErrArgument) {
-				t.Errorf("freed twice: %v", err)
-			}
+			require.Fails(t, "freed twice", of.(pool).Free(b), backend.ErrArgument)
 		}
 	}
 	if n := d.Allocs(); n != 2 {
@@ -150,9 +147,7 @@ func TestKernelsRefuseWhatIsNotAllocated(t *testing.T) {
 		"freed twice":       d.Free(freed),
 		"middle freed":      d.Free(b.Slice(1, 3)),
 	} {
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrArgument)
 	}
 	if again := alloc(t, d, 64); again.Addr() == freed.Addr() {
 		t.Error("an address was used twice")
@@ -169,9 +164,7 @@ func TestAllocationsAreAlignedZeroedAndCounted(t *testing.T) {
 		out := make([]byte, n)
 		require.NoError(t, d.Default().Move(backend.Of(out), b))
 		for i, x := range out {
-			if x != 0 {
-				t.Fatalf("byte %d of %d is %d", i, n, x)
-			}
+			require.That(t, x == 0, "byte %d of %d is %d", i, n, x)
 		}
 		if b.Addr()%align != 0 || b.Len() != n || !b.Device() {
 			t.Errorf("alloc of %d: %#x, %d bytes", n, b.Addr(), b.Len())
@@ -180,9 +173,7 @@ func TestAllocationsAreAlignedZeroedAndCounted(t *testing.T) {
 	if n, nbytes := d.Live(); n != 6 || nbytes != 769+1<<20 {
 		t.Errorf("%d allocations of %d bytes are live", n, nbytes)
 	}
-	if _, err := d.Alloc(-1); !errors.Is(err, backend.ErrArgument) {
-		t.Error(err)
-	}
+	require.Fails(t, "Alloc", require.Err(d.Alloc(-1)), backend.ErrArgument)
 }
 
 func TestCloseReportsLeaks(t *testing.T) {
@@ -191,23 +182,16 @@ func TestCloseReportsLeaks(t *testing.T) {
 	if _, err := d.Alloc(100); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Close(); err == nil ||
-		!strings.Contains(err.Error(), "1 allocations of 100 bytes") {
-		t.Error(err)
-	}
+	require.Fails(t, "Close", d.Close(), "1 allocations of 100 bytes")
 	require.Report(t, d.Close())
-	if _, err := d.Alloc(1); !errors.Is(err, backend.ErrClosed) {
-		t.Error(err)
-	}
+	require.Fails(t, "Alloc", require.Err(d.Alloc(1)), backend.ErrClosed)
 }
 
 func TestQueuesAreOfOneDevice(t *testing.T) {
 	d, other := newDevice(t), newDevice(t)
 	for name, q := range map[string]backend.Queue{"another device": other.Default(),
 		"the host": host.Device{}.Default()} {
-		if _, err := d.inner(q); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, require.Err(d.inner(q)), backend.ErrArgument)
 	}
 }
 

@@ -86,9 +86,8 @@ func TestFusedProgramsAreRecorded(t *testing.T) {
 	require.NoError(t, q.Move(backend.Of(got), memory[0]))
 	join(t, q)
 	for i, x := range got {
-		if x != float32(8*(i+1)) {
-			t.Errorf("element %d is %v after three replays, want %v", i, x, 8*(i+1))
-		}
+		require.Check(t, x == float32(8*(i+1)), "element %d is %v after three replays, want %v", i,
+			x, 8*(i+1))
 	}
 }
 
@@ -99,10 +98,8 @@ func TestFusedProgramsNeedTheScratchOfADevice(t *testing.T) {
 	l, err := d.Default().(fuse.Queue).Fuse(p)
 	require.NoError(t, err)
 	x, y := alloc(t, d, 4<<16).As(backend.F32), alloc(t, d, 4).As(backend.F32)
-	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}); !errors.Is(
-		err, backend.ErrArgument) {
-		t.Errorf("without scratch: %v", err)
-	}
+	require.Fails(t, "without scratch",
+		l.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}), backend.ErrArgument)
 	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{backend.Of(make([]float32, 1<<16))},
 		backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("with host memory: %v", err)

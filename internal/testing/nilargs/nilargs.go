@@ -119,10 +119,9 @@ func (c Use) check(t *testing.T, name string, parameters []string, except map[st
 		}
 		err := c.with(i, nothing)
 		says := regexp.MustCompile(`\b` + parameter + `\b[^:]* is nil`)
-		if !errors.Is(err, backend.ErrArgument) || !says.MatchString(err.Error()) {
-			t.Errorf("%s with nil for %s: %v, want an ErrArgument that says that %s is nil", name,
-				parameter, err, parameter)
-		}
+		require.Check(t, errors.Is(err, backend.ErrArgument) && says.MatchString(err.Error()),
+			"%s with nil for %s: %v, want an ErrArgument that says that %s is nil", name, parameter,
+			err, parameter)
 	}
 }
 

@@ -81,9 +81,8 @@ func need(t T, commands ...string) {
 // lacking skips a test whose requirements were tried and failed.
 func lacking(t T, what string, err error) {
 	t.Helper()
-	if os.Getenv("REQUIRE_NETNS") == "1" {
-		t.Fatalf("REQUIRE_NETNS=1, but there is no way to make %s: %v", what, err)
-	}
+	require.That(t, os.Getenv("REQUIRE_NETNS") != "1",
+		"REQUIRE_NETNS=1, but there is no way to make %s: %v", what, err)
 	t.Skipf("needs %s, which take root, iproute2 and a container that allows them: %v", what, err)
 }
 
@@ -205,9 +204,8 @@ func (m *Namespace) Sever(t T, other *Namespace) {
 // zero.
 func (m *Namespace) Starve(t T, other *Namespace) {
 	t.Helper()
-	if m.port == (Wire{}) {
-		t.Fatal("nothing is lost between interfaces of the kernel: give Machines a Wire")
-	}
+	require.That(t, m.port != (Wire{}),
+		"nothing is lost between interfaces of the kernel: give Machines a Wire")
 	m.starve.Store(other.Addr, true)
 }
 
@@ -215,14 +213,10 @@ func (m *Namespace) Starve(t T, other *Namespace) {
 func (m *Namespace) processes(t T) (pids []int) {
 	t.Helper()
 	out, err := exec.Command("ip", "netns", "pids", m.Name).Output()
-	if err != nil {
-		t.Fatalf("processes of %s: %v", m.Name, err)
-	}
+	require.That(t, err == nil, "processes of %s: %v", m.Name, err)
 	for text := range strings.FieldsSeq(string(out)) {
 		pid, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatalf("processes of %s: %q", m.Name, out)
-		}
+		require.That(t, err == nil, "processes of %s: %q", m.Name, out)
 		pids = append(pids, pid)
 	}
 	return pids
@@ -260,9 +254,7 @@ func (m *Namespace) Ranks(t T) map[int]int {
 		for v := range strings.SplitSeq(string(vars), "\x00") {
 			if text, ok := strings.CutPrefix(v, "RANK="); ok {
 				rank, err := strconv.Atoi(text)
-				if err != nil {
-					t.Fatalf("process %d of %s has %s", pid, m.Name, v)
-				}
+				require.That(t, err == nil, "process %d of %s has %s", pid, m.Name, v)
 				ranks[rank] = pid
 			}
 		}

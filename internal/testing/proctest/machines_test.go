@@ -31,9 +31,7 @@ func TestWhereMachinesCannotBeMadeTestsAreSkipped(t *testing.T) {
 	t.Setenv("REQUIRE_NETNS", "")
 	for about, ip := range map[string]string{"no ip": "", "no right": "echo no right; exit 1"} {
 		err := machines(t, ip)
-		if !errors.Is(err, proctest.ErrLacking) || !strings.Contains(err.Error(), "ip netns add") {
-			t.Errorf("%s: %v", about, err)
-		}
+		require.Fails(t, about, err, proctest.ErrLacking, "ip netns add")
 	}
 	t.Setenv("REQUIRE_NETNS", "1")
 	err := machines(t, "")

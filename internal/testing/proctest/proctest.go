@@ -124,9 +124,7 @@ func (r Rank) Says(t *testing.T, parts ...string) {
 	t.Helper()
 	said := r.Next()
 	for _, part := range parts {
-		if !strings.Contains(said, part) {
-			t.Errorf("it says %q, want %q in it", said, part)
-		}
+		require.Check(t, strings.Contains(said, part), "it says %q, want %q in it", said, part)
 	}
 }
 

@@ -96,3 +96,14 @@ func Fails(t R, what any, err error, wants ...any) {
 
 // Err returns the error of a call that returns something else too.
 func Err[V any](_ V, err error) error { return err }
+
+// Value returns the value of a call, and ends the test where the call has an error:
+//
+//	text := require.Value(os.ReadFile(path))(t)
+func Value[V any](v V, err error) func(t T) V {
+	return func(t T) V {
+		t.Helper()
+		NoError(t, err)
+		return v
+	}
+}

@@ -215,9 +215,7 @@ func Seeds(t *testing.T, variable string, run func(seed uint64, log *strings.Bui
 func Scenarios(t *testing.T, tell func(t *testing.T, script string) string) {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
+	require.That(t, err == nil && len(files) != 0, "%v %v", files, err)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			text, err := os.ReadFile(file)
@@ -227,9 +225,7 @@ func Scenarios(t *testing.T, tell func(t *testing.T, script string) string) {
 			if os.Getenv("EURYALE_TEST_UPDATE") == "1" {
 				err = os.WriteFile(file, []byte(script+"---\n"+got), 0o644)
 			}
-			if err != nil || got != want {
-				t.Errorf("%v: it says\n%s", err, got)
-			}
+			require.Check(t, err == nil && got == want, "%v: it says\n%s", err, got)
 		})
 	}
 }

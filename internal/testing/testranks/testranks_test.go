@@ -3,6 +3,7 @@ package testranks
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -44,9 +45,8 @@ func TestErrorsAreByRank(t *testing.T) {
 		}
 		return nil
 	})
-	if len(errs) != 3 || errs[0] != nil || errs[1] == nil || errs[2] != nil {
-		t.Errorf("the errors are %v", errs)
-	}
+	require.Check(t, len(errs) == 3 && errs[0] == nil && errs[1] != nil && errs[2] == nil,
+		"the errors are %v", errs)
 	if err := Join(errs); err == nil || err.Error() != "rank 1: broken" {
 		t.Errorf("together they are %v", err)
 	}
@@ -65,9 +65,8 @@ func TestRanksMeetAndAreClosed(t *testing.T) {
 			<-m.Down()
 			return m.Failure()
 		})
-		if err == nil || strings.Count(err.Error(), "out of petrol") != 3 {
-			t.Errorf("the errors are %v", err)
-		}
+		require.Check(t, err != nil && strings.Count(err.Error(), "out of petrol") == 3,
+			"the errors are %v", err)
 		if n := open.Load(); n != 3 {
 			t.Errorf("%d ranks are open", n)
 		}
@@ -97,8 +96,6 @@ func TestARankThatFailsEndsTheOthers(t *testing.T) {
 		t.Errorf("%d ranks are open", n)
 	}
 	for r, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "out of petrol") {
-			t.Errorf("rank %d: %v", r, err)
-		}
+		require.Fails(t, fmt.Sprint("rank ", r), err, "out of petrol")
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -38,9 +37,8 @@ func TestArrowsOfTheFigureFollowTheImports(t *testing.T) {
 	})
 	want := map[int][]int{roomOf("vm"): {roomOf("autograd")},
 		roomOf("autograd"): {roomOf("backend")}}
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("the arrows are %v, %v, want %v", got, err, want)
-	}
+	require.Check(t, err == nil && reflect.DeepEqual(got, want), "the arrows are %v, %v, want %v",
+		got, err, want)
 	for _, wrong := range []map[string][]string{
 		{"surprise": nil}, {"backend": {"vm"}}, {"internal/env": {"backend"}},
 	} {
@@ -54,7 +52,5 @@ func TestWrongResultsAreNotDrawn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "wrong.jsonl")
 	require.NoError(t, os.WriteFile(file, []byte(`{"ranks":2,"bytes":1024,"p50_us":1,"wrong":3}`),
 		0o600))
-	if _, err := read(file, 2); err == nil || !strings.Contains(err.Error(), "3 wrong elements") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "read", require.Err(read(file, 2)), "3 wrong elements")
 }

@@ -102,7 +102,6 @@ func TestAStepWithOtherParametersIsAnError(t *testing.T) {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
-	if err := (&job{config: config{logs: t.TempDir()}}).judge(nil, 1); err == nil {
-		t.Error("a job without a last step is right")
-	}
+	require.Fails(t, "a job without a last step is right",
+		(&job{config: config{logs: t.TempDir()}}).judge(nil, 1))
 }

@@ -49,14 +49,11 @@ func TestOverlayHoldsTheMutation(t *testing.T) {
 	list, err := mutation{file: file, old: "a = 1", new: "a = 2"}.overlay(dir)
 	require.NoError(t, err)
 	mutated, err := os.ReadFile(filepath.Join(dir, "mutated.go"))
-	if err != nil || string(mutated) != "package x\n\nconst a = 2\n" {
-		t.Errorf("the file is %q, %v", mutated, err)
-	}
+	require.Check(t, err == nil && string(mutated) == "package x\n\nconst a = 2\n",
+		"the file is %q, %v", mutated, err)
 	if text, err := os.ReadFile(list); err != nil || !strings.Contains(string(text), `"Replace"`) {
 		t.Errorf("the list is %q, %v", text, err)
 	}
-	if _, err := (mutation{file: file, old: "b = 1"}).overlay(dir); err == nil ||
-		!strings.Contains(err.Error(), "GONE") {
-		t.Errorf("a line that is gone: %v", err)
-	}
+	require.Fails(t, "a line that is gone",
+		require.Err((mutation{file: file, old: "b = 1"}).overlay(dir)), "GONE")
 }

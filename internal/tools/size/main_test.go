@@ -27,9 +27,7 @@ const (
 )
 `
 	n, err := identifiers("a.go", []byte(text))
-	if err != nil || n != 4 {
-		t.Errorf("%d identifiers (%v), want T, F, A and C", n, err)
-	}
+	require.Check(t, err == nil && n == 4, "%d identifiers (%v), want T, F, A and C", n, err)
 	if n, err := identifiers("a.go", []byte(strings.Replace(text, "package a", "package main",
 		1))); err != nil || n != 0 {
 		t.Errorf("%d identifiers of a command (%v), want 0", n, err)
@@ -43,9 +41,7 @@ func TestGeneratedAndInternalFilesAreKnown(t *testing.T) {
 	}
 	for name, want := range map[string]bool{"vm/machine.go": true, "internal/vm/ir/op.go": false,
 		"internal/shm/shm.go": false, "internals/a.go": true} {
-		if importable(name) != want {
-			t.Errorf("%s is importable: %v", name, !want)
-		}
+		require.Check(t, importable(name) == want, "%s is importable: %v", name, !want)
 	}
 }
 
@@ -91,8 +87,5 @@ func TestANumberThatHasChangedIsAnError(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if err := compare(before, "library 1000\n"); err == nil ||
-		!strings.Contains(err.Error(), expected) {
-		t.Errorf("a file that lacks numbers: %v", err)
-	}
+	require.Fails(t, "a file that lacks numbers", compare(before, "library 1000\n"), expected)
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // dead is a job of two ranks, of which rank 1 dies a second after the epoch, and what rank 0 has
@@ -86,9 +88,7 @@ func TestPulseIsTheLatestBeatOfATime(t *testing.T) {
 	began := time.Now()
 	p := &pulse{skips: []skip{{began.Add(-time.Second), time.Hour}, {began.Add(time.Second), 2},
 		{began.Add(2 * time.Second), 1}}}
-	if got := p.worst(began); got != 2 {
-		t.Errorf("it is %v", got)
-	}
+	require.Equal(t, "worst", p.worst(began), 2)
 }
 
 // parted is a job of three machines, of two ranks each, of which machine 1 is cut off.
@@ -116,9 +116,8 @@ func TestRanksOfBothSidesOfACutBlameTheOther(t *testing.T) {
 		{3, "timeout", false},
 	} {
 		found := parted().judgeCut(test.rank, said{word: wordError, text: test.text})
-		if (len(found) == 0) != test.want {
-			t.Errorf("rank %d says %q: %v", test.rank, test.text, found)
-		}
+		require.Check(t, (len(found) == 0) == test.want, "rank %d says %q: %v", test.rank,
+			test.text, found)
 	}
 	if found := parted().judgeCut(1, said{word: wordDone}); len(found) > 0 {
 		t.Errorf("all was over: %v", found)

@@ -37,9 +37,8 @@ func TestRandomJobsEndAsTheyShould(t *testing.T) {
 	sum, err := soak(t.Context(), c, &out)
 	need(t, err)
 	want := fmt.Sprintf("\njobs=%d hangs=0 unnamed=0 wrong=0 late=0 left=0", c.jobs)
-	if !strings.HasSuffix(sum.String(), want) || sum.found() {
-		t.Errorf("%v, want %v\n%s", sum, want, &out)
-	}
+	require.Check(t, strings.HasSuffix(sum.String(), want) && !sum.found(), "%v, want %v\n%s", sum,
+		want, &out)
 }
 
 func TestJobsOfMachinesThatCannotBeMadeRunOnOne(t *testing.T) {
@@ -108,9 +107,7 @@ func TestHangIsFoundAndEnded(t *testing.T) {
 			for _, e := range o.ends {
 				stacks += e.output
 			}
-			if !strings.Contains(stacks, "goroutine ") {
-				t.Errorf("no stacks in %q", stacks)
-			}
+			require.Check(t, strings.Contains(stacks, "goroutine "), "no stacks in %q", stacks)
 		})
 	}
 }
@@ -141,9 +138,7 @@ func TestLeftoversAreFound(t *testing.T) {
 	sleep.Wait()
 	for _, want := range []string{fmt.Sprintf("process %d", sleep.Process.Pid), "file window",
 		"KEY.lock"} {
-		if !strings.Contains(found, want) {
-			t.Errorf("%q is not in %q", want, found)
-		}
+		require.Check(t, strings.Contains(found, want), "%q is not in %q", want, found)
 	}
 }
 
@@ -154,9 +149,8 @@ func TestJobFollowsFromSeedAndNumber(t *testing.T) {
 	}
 	for number := range 2000 {
 		j := newJob(7, number)
-		if !reflect.DeepEqual(j, newJob(7, number)) {
-			t.Fatalf("job %d differs from itself", number)
-		}
+		require.That(t, reflect.DeepEqual(j, newJob(7, number)), "job %d differs from itself",
+			number)
 		seen[j.mode][j.failure.name] = true
 		if n := calls(j.steps, j.ranks, j.failure.rank); j.failure.call < 1 || j.failure.call > n {
 			t.Fatalf("%v: rank %d starts %d collectives", j, j.failure.rank, n)
@@ -271,9 +265,7 @@ func TestAnomaliesAreFound(t *testing.T) {
 		if len(found) > 0 {
 			kind = found[0].kind
 		}
-		if kind != test.want {
-			t.Errorf("%s: found %v, want %q", test.about, found, test.want)
-		}
+		require.Equal(t, fmt.Sprintf("%s: found %v", test.about, found), kind, test.want)
 	}
 }
 
@@ -281,10 +273,9 @@ func TestInterruptEndsEveryJob(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(300*time.Millisecond, cancel)
 	began := time.Now()
-	if _, err := soak(ctx, config{minutes: 10, seed: 2, job: -1, parallel: 2},
-		&bytes.Buffer{}); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	require.Fails(t, "soak",
+		require.Err(soak(ctx, config{minutes: 10, seed: 2, job: -1, parallel: 2}, &bytes.Buffer{})),
+		context.Canceled)
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("it took %v", took)
 	}
