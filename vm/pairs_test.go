@@ -936,23 +936,32 @@ func (s *setting) near() float64 {
 	return 1e-10
 }
 
-// free reports whether a value need not be near the reference: a running statistic, which is of
-// what each rank sees; and a bias where gradients are rounded to 16 bits before a solver that
-// divides by their size, which is nothing but rounding if a batch norm takes the bias away again.
-func (s *setting) free(name string) bool {
+// slack returns how many times the bound of near a value may differ from the reference: without a
+// bound a running statistic, which is of what each rank sees. A bias that a batch norm takes away
+// again has a gradient of 0, of which rounding to 16 bits leaves that of each rank's terms: it may
+// differ by 4 bounds (1.2 was the most in 1,000 triples), and without one where the solver divides
+// by the size of gradients.
+func (s *setting) slack(name string) float64 {
 	normed := s.has["batch norm"] || s.has["SyncBatchNorm"]
 	adaptive := s.has["RMSProp"] || s.has["Adam"] || s.has["AdamW"]
-	return strings.HasPrefix(name, "moving") ||
-		s.near() == halfNear && normed && adaptive && strings.HasSuffix(name, ".bias")
+	taken := s.near() == halfNear && normed && strings.HasSuffix(name, ".bias")
+	switch {
+	case strings.HasPrefix(name, "moving"), taken && adaptive:
+		return math.Inf(1)
+	case taken:
+		return 4
+	}
+	return 1
 }
 
-// differ says where two trainings differ by more than a bound, "" if they do not. Values that are
-// free may.
-func differ(a, b *outcome, most float64, free func(name string) bool) string {
+// differ says where two trainings differ by more than a bound, times the slack of a value if there
+// is one, "" if they do not.
+func differ(a, b *outcome, most float64, slack func(name string) float64) string {
 	for _, name := range slices.Sorted(maps.Keys(b.pieces)) {
 		x, y := a.whole(name), b.whole(name)
-		if free != nil && free(name) {
-			continue
+		times := 1.
+		if slack != nil {
+			times = slack(name)
 		}
 		if len(x) != len(y) {
 			return fmt.Sprintf("%s has %d elements in place of %d", name, len(x), len(y))
@@ -962,7 +971,7 @@ func differ(a, b *outcome, most float64, free func(name string) bool) string {
 			if most >= halfNear {
 				bound *= max(1, math.Abs(y[i]))
 			}
-			if d := math.Abs(x[i] - y[i]); !(d <= bound) {
+			if d := math.Abs(x[i] - y[i]); times < math.Inf(1) && !(d <= bound*times) {
 				return fmt.Sprintf("element %d of %s is %v in place of %v", i, name, x[i], y[i])
 			}
 		}
@@ -989,7 +998,7 @@ func (s *setting) check(t *testing.T, part leg) *outcome {
 	// a wire may leave elements for later steps
 	if s.share == 1 && (one.parts == 1 || !s.has["MoE"] || !s.has["Padding"]) {
 		want := one.must(t, leg{n: part.n})
-		if d := differ(got, want, s.near(), s.free); d != "" {
+		if d := differ(got, want, s.near(), s.slack); d != "" {
 			t.Errorf("%v: not as one rank: %s", s, d)
 		}
 	}
@@ -1073,6 +1082,27 @@ func combination(t *testing.T, number int, kinds []testenv.Kind) {
 	t.Run(fmt.Sprint(number, " ", of[0].name, " and ", of[1].name), func(t *testing.T) {
 		newSetting(r, kinds, of...).check(t, leg{n: pairSteps})
 	})
+}
+
+// TestTriplesOfFeatures: so do every three.
+func TestTriplesOfFeatures(t *testing.T) {
+	seeds := 4
+	if full() {
+		seeds = 1000
+	}
+	for seed := range seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(uint64(seed), 5))
+			of := slices.Clone(allPairs()[r.IntN(len(allPairs()))])
+			for len(of) < 3 {
+				if f := features[r.IntN(len(features))]; fits(append(slices.Clone(of), f)...) {
+					of = append(of, f)
+				}
+			}
+			kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}
+			newSetting(r, kinds, of...).check(t, leg{n: pairSteps})
+		})
+	}
 }
 
 // TestATreeOverTensorRanksTakesUnequalShares: on devices that record graphs, too, where the runs
