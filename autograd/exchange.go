@@ -69,7 +69,7 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 }
 
 // Pulls sets how the machine brings parameters to where their values are. Save, Load, Check and
-// Hash first call pull, on the goroutine that calls them. If ranks divide the parameters, whole
+// Hash first call pull, on the goroutine that calls them. If ranks shard the parameters, whole
 // says whether it gathers all of each: then it is collective.
 func (x *Buckets) Pulls(pull func(whole bool) error) { x.pull = pull }
 
@@ -108,7 +108,7 @@ func (x *Buckets) Params() [][]int {
 	return all
 }
 
-// Parts returns the communicator whose ranks divide the parameters, nil without [WithParts], and
+// Parts returns the communicator whose ranks shard the parameters, nil without [WithParts], and
 // whether each parameter is a part.
 func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
 	s := x.d.parts
@@ -366,7 +366,7 @@ func (d *DataParallel) Comm() backend.Communicator { return d.gradComm }
 // elements, in which the parameter's elements begin at number First.
 type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 
-// Shards divides the buckets among the ranks, and returns this rank's shard of each parameter: the
+// Shards splits the buckets among the ranks, and returns this rank's shard of each parameter: the
 // rank must update these elements, and its solver must keep vectors for them
 // ([solver.Fusion.Vectors]). The result is nil for a single rank, which has all. Start then takes
 // reduce-scatters and all-gathers of a bucket: a reduce-scatter leaves the combined gradients of
@@ -402,7 +402,7 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 			"16 bits, or not at all")
 	case (lent || slices.Contains(alone, true)) && x.on == nil && d.buckets[0].staged():
 		return nil, refuse("gradients are computed on the host, and the communicator is on a " +
-			"device: compute on that device, or divide the solver's state alone")
+			"device: compute on that device, or shard the solver's state alone")
 	}
 	d.sharded = true
 	all := make([]Shard, len(d.params))

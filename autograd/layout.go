@@ -55,7 +55,7 @@ type class struct {
 // almostEmpty is the part of a bucket's size, as a divisor, that is not worth an all-reduce.
 const almostEmpty = 16
 
-// plan divides parameters among buckets, each of one class, in the order in
+// plan distributes parameters among buckets, each of one class, in the order in
 // which the buckets will be full when gradients appear in reverse order. A
 // dtype's first bucket holds up to first bytes, the others up to rest; a
 // parameter that does not fit has another bucket, or joins one that is almost empty.

@@ -288,7 +288,7 @@ func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 func WithPartial() Option { return func(o *options) { o.partial = true } }
 
 // WithParts declares that some parameters are parts of larger ones that the ranks of comm divide:
-// tensor parallelism. axes has the axis along which each is divided, by the name of its node; all
+// tensor parallelism. axes has the axis along which each is sharded, by the name of its node; all
 // other parameters are the same on all ranks of comm. Parts may have different lengths, and are in
 // rank order.
 //
@@ -317,7 +317,7 @@ func WithParts(comm backend.Communicator, axes map[string]int) Option {
 	}
 }
 
-// WithTables makes checkpoints keep tables that the ranks of the communicator of New divide. Each
+// WithTables makes checkpoints keep tables that the ranks of the communicator of New shard. Each
 // rank saves its rows in one file; ranks of any number load them. [DataParallel.Check] and
 // Hash leave tables out, and so do files of weights alone ([SaveWeights]).
 func WithTables(tables ...Table) Option {

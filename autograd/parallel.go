@@ -102,8 +102,8 @@ func newDataParallel(comm backend.Communicator, nodes gorgonia.Nodes, opts []Opt
 	return d, nil
 }
 
-// lay divides the parameters among buckets, and describes what all ranks must have in common. An
-// error is this rank's problem, of which all must hear.
+// lay distributes the parameters among buckets, and describes what all ranks must have in common.
+// An error is this rank's problem, of which all must hear.
 func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string, err error) {
 	use := o.use(d.comm)
 	if d.params, err = examineAll(nodes); err == nil {

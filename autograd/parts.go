@@ -14,11 +14,11 @@ import (
 )
 
 // parts are what the ranks of a communicator have of the parameters that they divide. Methods may
-// be called on nil: nothing is divided.
+// be called on nil: nothing is sharded.
 type parts struct {
 	comm backend.Communicator
 	axes map[string]int
-	// of the ranks' parts along the axis, by parameter; nil for one that is not divided
+	// of the ranks' parts along the axis, by parameter; nil for one that is not sharded
 	lengths [][]int
 }
 

@@ -20,7 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
-// dividedShapes are parameters of a model, and dividedAxes those of them that ranks divide.
+// dividedShapes are parameters of a model, and dividedAxes those of them that ranks shard.
 var (
 	dividedShapes = map[string][]int{"w": {5, 3}, "v": {2, 4}, "u": {3}}
 	dividedAxes   = map[string]int{"w": 0, "v": 1}
@@ -104,7 +104,7 @@ func ofParts(t *testing.T, groups, parts int,
 	})
 }
 
-// TestPartsMakeTheWhole: whatever the number of ranks among which parameters are divided,
+// TestPartsMakeTheWhole: whatever the number of ranks among which parameters are sharded,
 // checkpoints have the same bytes and models the same hash, and each goes on with the checkpoint of
 // the other: with one solver and with groups.
 func TestPartsMakeTheWhole(t *testing.T) {
@@ -173,7 +173,7 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solv
 	require.Check(t, len(hashes) == 1, "layouts end with %d different models", len(hashes))
 }
 
-// TestPartsRefused: what cannot be divided is an error on all ranks.
+// TestPartsRefused: what cannot be sharded is an error on all ranks.
 func TestPartsRefused(t *testing.T) {
 	dir := t.TempDir()
 	for want, body := range map[string]func(r rank, data, comm backend.Communicator) error{

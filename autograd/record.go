@@ -33,7 +33,7 @@ type record struct {
 	Frozen   int          `json:"frozen,omitempty"`   // variables of WithFrozen
 	Averages int          `json:"averages,omitempty"` // running statistics of batch norms
 	Tables   []string     `json:"tables,omitempty"`   // of WithTables
-	Shards   int          `json:"shards,omitempty"`   // files of ranks that divide all of them
+	Shards   int          `json:"shards,omitempty"`   // files of ranks that shard all of them
 	// of parameters, where buckets are compared
 	Order    []string        `json:"order,omitempty"`
 	Progress json.RawMessage `json:"progress,omitempty"`
@@ -187,7 +187,7 @@ func (l loaded) describe() string {
 	fmt.Fprintf(&s, "the checkpoint is of %v\n", l.Stamp)
 	for _, name := range slices.Sorted(maps.Keys(l.own)) {
 		shape := l.own[name].Shape
-		if strings.HasPrefix(name, tableFiles) { // whose rows ranks divide, some have one more
+		if strings.HasPrefix(name, tableFiles) { // whose rows ranks shard, some have one more
 			shape = shape[min(1, len(shape)):]
 		}
 		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].Data.DType(),

@@ -393,7 +393,7 @@ func (d *contents) wholeState(state map[string]stored, by gorgonia.Solver, probl
 	return state, nil
 }
 
-// divides returns an error for a state that ranks cannot divide, where they divide it.
+// divides returns an error for a state that ranks cannot shard, where they shard it.
 func (d *contents) divides(by gorgonia.Solver) (err error) {
 	if d.parts == nil && !d.sharded {
 		return nil
@@ -426,7 +426,7 @@ func (d *contents) tensors(by gorgonia.Solver) []namedTensor {
 }
 
 // listed returns tensors of the model and the solver, given by key, as a checkpoint keeps them: in
-// the order of their keys, and where ranks divide them, what this rank has.
+// the order of their keys, and where ranks shard them, what this rank has.
 func (d *contents) listed(state map[string]stored, by gorgonia.Solver) (
 	list []checkpoint.Tensor) {
 	named := map[string]namedTensor{}

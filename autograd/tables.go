@@ -10,7 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Table is a table of numbers whose rows the ranks of a communicator divide, like those of package
+// Table is a table of numbers whose rows the ranks of a communicator shard, like those of package
 // layers: row i is row i/P of rank i modulo P.
 type Table interface {
 	Name() string
@@ -23,7 +23,7 @@ type Table interface {
 	SetState(map[string]backend.Buffer) error
 }
 
-// tables are what one of the ranks that divide their rows has.
+// tables are what one of the ranks that shard their rows has.
 type tables struct {
 	all         []Table
 	rank, ranks int

@@ -37,7 +37,7 @@ import (
 //
 // Values are read on the host: call Machine.Pull first, on all ranks, if a machine of package vm
 // trains on a device or with WithShards; they are refused otherwise. [ReadWeights] of a checkpoint
-// gives whole learnables where ranks divide them otherwise ([WithParts]).
+// gives whole learnables where ranks shard them otherwise ([WithParts]).
 //
 // Errors: ErrArgument for a node that is not a variable or has no value, for one of which a rank
 // has a part alone or a device newer elements, and for names that are empty, not UTF-8, or given to
@@ -83,7 +83,7 @@ func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) er
 }
 
 // ReadWeights returns, by name, the tensors of a file of [SaveWeights] or of another program, or of
-// the newest checkpoint of a directory, without the solver's. Learnables that ranks divide are
+// the newest checkpoint of a directory, without the solver's. Learnables that ranks shard are
 // whole. 16-bit floats become Float32. It is not collective.
 //
 // Errors: any other dtype that Gorgonia lacks; a damaged file, or a checkpoint with a NaN; those of
@@ -225,7 +225,7 @@ func weights(nodes gorgonia.Nodes) (v inventory, err error) {
 	return v, checkNames(v.tensors())
 }
 
-// undivided returns an error if a node has a part of a learnable that ranks divide.
+// undivided returns an error if a node has a part of a learnable that ranks shard.
 func undivided(nodes gorgonia.Nodes) error {
 	var of []*terms.Terms
 	for i, n := range nodes {

@@ -73,7 +73,7 @@ func peak(ranks int, do func(comm backend.Communicator, build sync.Locker) error
 	return slices.Max(peaks), testranks.Join(errs)
 }
 
-// gpt is a transformer of 96 tokens, and how it is trained on sequences that ranks divide.
+// gpt is a transformer of 96 tokens, and how it is trained on sequences that ranks shard.
 type gpt struct {
 	blocks, width, context, ranks int
 	learned                       bool // positions; else sinusoidal

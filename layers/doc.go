@@ -29,7 +29,7 @@
 // tensor group side by side, then those of a sequence group. So if each machine has as many ranks
 // as a tensor group, only gradients and sequences travel between machines.
 //
-// A rank is in one group of each kind: a Tensor group divides weights, a Sequence group divides
+// A rank is in one group of each kind: a Tensor group shards weights, a Sequence group divides
 // positions, and l.Data is the ranks with the same part of the weights, which add up the gradients
 // of their learnables.
 //

@@ -14,7 +14,7 @@ import (
 // deviation is the standard deviation of GPT-2's weights.
 const deviation = 0.02
 
-// Columns is a linear layer whose weights the Tensor group divides by columns: each rank has a part
+// Columns is a linear layer whose weights the Tensor group shards by columns: each rank has a part
 // of the results.
 //
 //	in   x  [d..., n]      Copied over the Tensor group
@@ -91,7 +91,7 @@ func (b *Builder) Dense(name string, x Node, out int) Node {
 	}, "x", x)
 }
 
-// Rows is a linear layer whose weights the Tensor group divides by rows: each rank has a part of x,
+// Rows is a linear layer whose weights the Tensor group shards by rows: each rank has a part of x,
 // and computes one term of a sum.
 //
 //	in   x  [d..., in...]  with the given number of axes in,

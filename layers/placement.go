@@ -19,7 +19,7 @@ type Group int
 // The groups.
 const (
 	Sequence Group = iota // divides the positions of a sequence
-	Tensor                // divides weights
+	Tensor                // shards weights
 )
 
 // String returns "sequence" or "tensor".

@@ -82,7 +82,7 @@ func (b *Builder) recurrent(what, name string, x Node, hidden, gates int, o nn.R
 	}, "x", x)
 }
 
-// samples checks that x has three axes, and that ranks divide it along the batch alone, so that a
+// samples checks that x has three axes, and that ranks shard it along the batch alone, so that a
 // rank has whole samples.
 func samples(x Node, batch int) error {
 	if x.Dims() != 3 {

@@ -11,7 +11,7 @@ import (
 //	machine, err := vm.New(b.Graph(), device, vm.WithSolver(solver, learnables...), b.Training())
 //
 // It is vm.WithDataParallel with l.Data, with the sum or the mean of gradients that the loss needs
-// ([Builder.Grad]), the parts of learnables that the Tensor group divides (autograd.WithParts), the
+// ([Builder.Grad]), the parts of learnables that the Tensor group shards (autograd.WithParts), the
 // tables (autograd.WithTables, and vm.Keep of their gradients) and further options; vm.Accumulate
 // if a step has several batches ([Builder.Batches]); and vm.WithFrozen of what is not learnt. Call
 // vm.New after [Builder.Grad].

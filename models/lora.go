@@ -261,7 +261,7 @@ func (m *Model) adapterTensors() map[string]bool {
 	return all
 }
 
-// columns is a linear layer whose weights are divided by columns: x is Copied over the Tensor
+// columns is a linear layer whose weights are sharded by columns: x is Copied over the Tensor
 // group.
 func (m *Model) columns(b *layers.Builder, name string, x layers.Node, biased bool, axis int,
 	out ...int) layers.Node {
@@ -288,7 +288,7 @@ func (m *Model) adaptColumns(b *layers.Builder, name string, x, y layers.Node, a
 	return l.add(b, y, linear(b, m.adapter.biased)(name+loraB, h, axis, out...))
 }
 
-// rows is a linear layer whose weights are divided by rows: x is Split over the Tensor group along
+// rows is a linear layer whose weights are sharded by rows: x is Split over the Tensor group along
 // one of its last axes, in of them, and the terms are added up.
 func (m *Model) rows(b *layers.Builder, name string, x layers.Node, in int,
 	biased bool) layers.Node {

@@ -102,7 +102,7 @@ func (m *Model) Close() error {
 // Learnables are made in the builder, and begin with the folder's values.
 //
 // Errors: those of the builder, such as [ops.ErrShape] for more positions than GPT-2 has, and for
-// fewer heads of keys than ranks that divide them; [backend.ErrArgument] for missing tensors, wrong
+// fewer heads of keys than ranks that shard them; [backend.ErrArgument] for missing tensors, wrong
 // shapes, and tensors that the model lacks; those of reading the files.
 func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, error) {
 	if err := backend.Given("models.Logits", "b", b, "tokens", tokens); err != nil {

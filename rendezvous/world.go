@@ -303,8 +303,8 @@ func (w *World) Close() error {
 }
 
 // Dissolve says that no rank needs another one of this world any more, as the processes of an
-// elastic job agree when a generation ends: what ends it waits for none, nor does Close. Some may be
-// out of reach.
+// elastic job agree when a generation ends: what ends it waits for none, nor does Close. Some may
+// be out of reach.
 func (w *World) Dissolve() {
 	w.dissolved.Store(true)
 	if s, ok := w.inner.(interface{ dissolve() }); ok {

@@ -21,7 +21,7 @@ import (
 // Cost: a copy of the learnables and the averages from the device, two copies to it, and a
 // comparison on the host.
 //
-// With [WithShards] it is collective, and first pulls the learnables that the ranks divide.
+// With [WithShards] it is collective, and first pulls the learnables that the ranks shard.
 //
 // Errors: those of f; those of the device; ErrArgument in the middle of a step, and for a learnable
 // that f has changed, by autograd.LoadWeights for instance: it has its former value again.

@@ -173,7 +173,7 @@ func TestRanksExchangeInOneWay(t *testing.T) {
 	}
 }
 
-// TestExposedGathers: where ranks divide the learnables, the buckets that are gathered before the
+// TestExposedGathers: where ranks shard the learnables, the buckets that are gathered before the
 // forward and the backward pass read them are exchanges, too, of as many bytes as their gradients.
 func TestExposedGathers(t *testing.T) {
 	as := training{solver: solvers["adam"], build: layers(2, 30, 30, 30, 30, 30)}
@@ -181,7 +181,7 @@ func TestExposedGathers(t *testing.T) {
 		return []autograd.Option{autograd.WithBuckets(1, 4000)} // a layer has 3720 bytes
 	}
 	onRanks(t, testenv.Devices, 2, func(r ranked) error {
-		_, half, err := r.start(as, vm.WithShards(levels[2]), vm.WithPrecision(vm.BF16))
+		_, half, err := r.start(as, vm.WithShards(stages[2]), vm.WithPrecision(vm.BF16))
 		if err != nil {
 			return err
 		}
@@ -191,7 +191,7 @@ func TestExposedGathers(t *testing.T) {
 			!inHalf[at].Gather {
 			t.Errorf("no weights of 3600 bytes are gathered in BF16: %v", inHalf)
 		}
-		_, machine, err2 := r.start(as, vm.WithShards(levels[2]))
+		_, machine, err2 := r.start(as, vm.WithShards(stages[2]))
 		if err = errors.Join(err, half.Close(), err2); err != nil {
 			return err
 		}

@@ -364,13 +364,13 @@ func (b bench) expect(t trial, g *gradedGraph) (*expected, error) {
 // halves reports whether ranks exchange gradients in BF16.
 func (t trial) halves() bool { return t.seed%3 == 1 }
 
-// shards returns how ranks divide learnables, if they do.
+// shards returns how ranks shard learnables, if they do.
 func (t trial) shards(g *gradedGraph) []vm.Option {
-	level := len(g.learnables) % 4
-	if level == 0 || t.seed%2 == 0 {
+	stage := len(g.learnables) % 4
+	if stage == 0 || t.seed%2 == 0 {
 		return nil
 	}
-	return []vm.Option{vm.WithShards(levels[level-1])}
+	return []vm.Option{vm.WithShards(stages[stage-1])}
 }
 
 // tables returns the tables of which ranks exchange rows, which do not travel in BF16. There are

@@ -499,7 +499,7 @@ func (m *Machine) Reset() {}
 // host tensors, if [WithSolver] or [WithState] of this machine, or of another that shares the
 // tensors, has changed them there. The host may then read and write them until the next RunAll,
 // which uploads them. Pull costs a copy of these variables, and the upload another one. Unchanged
-// variables are not copied. If ranks divide the learnables ([WithShards]), Pull is collective and
+// variables are not copied. If ranks shard the learnables ([WithShards]), Pull is collective and
 // gathers them. Until Pull, tensors of floats are marked on the host by NaNs, as the first and the
 // last element, and machines elsewhere, autograd and models refuse them.
 //

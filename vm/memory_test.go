@@ -427,10 +427,10 @@ func TestLossesWithoutTiles(t *testing.T) {
 // TestTilesOfRanks: ranks train with logits in tiles, in shards, too, and all get the same.
 func TestTilesOfRanks(t *testing.T) {
 	var want [][]float64
-	for _, level := range append([]vm.Shards{0}, levels...) {
+	for _, stage := range append([]vm.Shards{0}, stages...) {
 		options := []vm.Option{vm.WithLossTiles(4), vm.WithLeastMemory()}
-		if level > 0 {
-			options = append(options, vm.WithShards(level))
+		if stage > 0 {
+			options = append(options, vm.WithShards(stage))
 		}
 		if err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
 			r.lock.Lock()
@@ -446,7 +446,7 @@ func TestTilesOfRanks(t *testing.T) {
 			if got := m.weights(r.t); r.Comm.Rank() == 0 && want == nil {
 				want = got
 			} else if r.Comm.Rank() == 0 && !slices.EqualFunc(got, want, slices.Equal) {
-				t.Errorf("level %b: other bits than of replicas", level)
+				t.Errorf("stage %b: other bits than of replicas", stage)
 			}
 			return err
 		})); err != nil {
@@ -482,9 +482,9 @@ func TestSummarizeIsTheSummaryOfShards(t *testing.T) {
 		data: func(*model) []autograd.Option {
 			return []autograd.Option{autograd.WithBuckets(1, 1)}
 		}}
-	for _, level := range levels {
+	for _, stage := range stages {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
-			options := []vm.Option{vm.WithShards(level), vm.WithPrecision(p)}
+			options := []vm.Option{vm.WithShards(stage), vm.WithPrecision(p)}
 			if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
 				m, machine, err := r.start(as, options...)
 				if err != nil {
@@ -495,7 +495,7 @@ func TestSummarizeIsTheSummaryOfShards(t *testing.T) {
 				got, err := vm.Summarize(m.g, 2, append(options, vm.WithSolver(as.solver(),
 					m.params...))...)
 				if got.Memory != want && r.Comm.Rank() == 0 {
-					t.Errorf("level %b in %v: %v, of a machine %v", level, p, got.Memory, want)
+					t.Errorf("stage %b in %v: %v, of a machine %v", stage, p, got.Memory, want)
 				}
 				return errors.Join(err, machine.Close())
 			})); err != nil {

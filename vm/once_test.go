@@ -79,8 +79,8 @@ func TestRanksWithOtherSettingsAreFound(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), `"Rate":1`) {
 			t.Errorf("a custom solver: %v", err)
 		}
-		for _, level := range append(levels, 0) {
-			_, m, err := r.start(as, vm.WithShards(level))
+		for _, stage := range append(stages, 0) {
+			_, m, err := r.start(as, vm.WithShards(stage))
 			if err != nil {
 				return err
 			}
@@ -92,7 +92,7 @@ func TestRanksWithOtherSettingsAreFound(t *testing.T) {
 			}
 			err = m.DataParallel().Check()
 			if err == nil || !strings.Contains(err.Error(), "a setting of the solver") {
-				t.Errorf("level %b: %v", level, err)
+				t.Errorf("stage %b: %v", stage, err)
 			}
 			if err := m.Close(); err != nil {
 				return err

@@ -76,12 +76,12 @@ var features = []feature{
 	{"Dropout", "dropout", "Dropout", "`layers.Builder.Dropout`"},
 	{"row exchange", "lookup", "Embedding",
 		"an embedding of whose gradient ranks exchange the rows that they look up"},
-	{"Table", "table", "layers.Table", "`layers.Table`: an embedding whose rows ranks divide"},
+	{"Table", "table", "layers.Table", "`layers.Table`: an embedding whose rows ranks shard"},
 	{"MoE", "experts", "MoE", "`layers.Builder.MoE`"},
 	{"frozen", "frozen", "WithFrozen", "a variable that nothing trains, with `vm.WithFrozen`"},
 	{"data ranks", "dp", "layers.Layout", "`layers.Layout` with several replicas"},
 	{"sequence ranks", "sp", "layers.Layout", "`layers.Layout` that divides sequences"},
-	{"tensor ranks", "tp", "layers.Layout", "`layers.Layout` that divides weights"},
+	{"tensor ranks", "tp", "layers.Layout", "`layers.Layout` that shards weights"},
 }
 
 // refusal is a pair of features that New refuses, with words that name both.
@@ -594,7 +594,7 @@ func (s *setting) options(r ranked, m *paired) []vm.Option {
 	add("row exchange", vm.WithAnyTable())
 	add("WithTree", vm.WithTree(s.runs))
 	if n := s.shards(); n > 0 {
-		options = append(options, vm.WithShards(levels[n-1]))
+		options = append(options, vm.WithShards(stages[n-1]))
 	}
 	if s.has["WithElastic"] {
 		return append(options, vm.WithElastic(context.Background(), newGeneration(r), s.runs,

@@ -253,7 +253,7 @@ func (m *Machine) agree(problem error) error {
 		if m.micro.Several() || m.micro.Tree {
 			fmt.Fprintf(&common, "a step has %d micro-batches\n", max(m.micro.All, m.micro.Runs))
 		}
-		fmt.Fprintf(&common, "what the ranks divide is %b\n", m.shards)
+		fmt.Fprintf(&common, "what the ranks shard is %b\n", m.shards)
 		if m.synced {
 			for _, s := range m.read.Statistics {
 				fmt.Fprintf(&common, "a batch norm over all ranks is of %d samples\n", s.Samples)

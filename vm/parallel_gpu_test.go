@@ -40,20 +40,20 @@ func TestDataParallelOnGPU(t *testing.T) {
 // TestLookupsOnGPU is TestLookupsAreExchangedAsRows on GPUs.
 func TestLookupsOnGPU(t *testing.T) { lookupsAsRows(t, testenv.GPUs) }
 
-// TestShardsOnGPU is TestShards and TestShardsWithSettings on GPUs, on each level.
+// TestShardsOnGPU is TestShards and TestShardsWithSettings on GPUs, on each stage.
 func TestShardsOnGPU(t *testing.T) {
 	all := maps.Clone(settings)
 	for _, solver := range []string{"sgd", "momentum", "adam", "adamw"} {
 		all[solver] = training{solver: solvers[solver], build: mlp}
 	}
 	for i, name := range slices.Sorted(maps.Keys(all)) {
-		for j, level := range levels {
-			if testenv.GPUs.Sampled() && (i+j)%len(levels) > 0 {
-				continue // a level of each
+		for j, stage := range stages {
+			if testenv.GPUs.Sampled() && (i+j)%len(stages) > 0 {
+				continue // a stage of each
 			}
-			t.Run(fmt.Sprint(name, " ", level), func(t *testing.T) {
+			t.Run(fmt.Sprint(name, " ", stage), func(t *testing.T) {
 				onRanks(t, testenv.GPUs, 2, func(r ranked) error {
-					return r.shardsLikeReplicas(level, all[name])
+					return r.shardsLikeReplicas(stage, all[name])
 				})
 			})
 		}
@@ -64,14 +64,14 @@ func TestShardsOnGPU(t *testing.T) {
 func TestShardsGatherInBF16OnGPU(t *testing.T) { shardsGatherInBF16(t, testenv.GPUs) }
 
 // TestBucketsAreGivenBackOnGPU: with shards of gradients the device has the planned memory, and not
-// that by which New has sent the learnables. Workspaces of libraries are there on each level.
+// that by which New has sent the learnables. Workspaces of libraries are there on each stage.
 func TestBucketsAreGivenBackOnGPU(t *testing.T) {
 	as := training{solver: solvers["adam"], build: layers(2, 512, 512, 512, 512, 512)}
-	beyond := make([]int, len(levels)) // what is planned, on rank 0
-	for i, level := range levels {
+	beyond := make([]int, len(stages)) // what is planned, on rank 0
+	for i, stage := range stages {
 		if err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
 			before := held(r.device)
-			_, machine, err := r.start(as, vm.WithShards(level))
+			_, machine, err := r.start(as, vm.WithShards(stage))
 			if err != nil {
 				return err
 			}
@@ -83,7 +83,7 @@ func TestBucketsAreGivenBackOnGPU(t *testing.T) {
 			t.Error(err)
 		}
 		if beyond[i] > beyond[0]+1<<20 {
-			t.Errorf("level %b: %d bytes more than planned are in use, on level 1 %d", level,
+			t.Errorf("stage %b: %d bytes more than planned are in use, on stage 1 %d", stage,
 				beyond[i], beyond[0])
 		}
 	}
@@ -103,8 +103,8 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 		if P == 3 {
 			as = settings["bf16"] // with all-gathers of two precisions
 		}
-		for _, level := range levels {
-			t.Run(fmt.Sprint(P, " ", level), func(t *testing.T) {
+		for _, stage := range stages {
+			t.Run(fmt.Sprint(P, " ", stage), func(t *testing.T) {
 				connect := testenv.ConnectGPUs(t, P, &options)
 				require.NoError(t, testranks.Join(connected(t, testenv.GPUs, P, connect, func(
 					r ranked) error {
@@ -113,7 +113,7 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 						return nil // not on this machine
 					}
 					before := comm.Usage().CopyEngines
-					err := r.shardsLikeReplicas(level, as)
+					err := r.shardsLikeReplicas(stage, as)
 					if comm.Usage().CopyEngines == before {
 						err = errors.Join(err, errors.New("no call went by copy engines"))
 					}

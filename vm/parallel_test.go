@@ -556,8 +556,8 @@ func TestDataParallelIsRecorded(t *testing.T) { dataParallelIsRecorded(t, testen
 
 func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
 	isRecorded(t, k, 3)
-	for _, level := range levels { // scatters and gathers
-		isRecorded(t, k, 6, vm.WithShards(level))
+	for _, stage := range stages { // scatters and gathers
+		isRecorded(t, k, 6, vm.WithShards(stage))
 	}
 }
 

@@ -150,16 +150,16 @@ func (d *counting) Alloc(nbytes int) (backend.Buffer, error) {
 }
 
 // TestSaveAsyncOfShardsCopiesWhatARankWrites: of parameters and what Adam keeps each rank copies
-// its shards, on any level.
+// its shards, on any stage.
 func TestSaveAsyncOfShardsCopiesWhatARankWrites(t *testing.T) {
 	const P, width = 4, 40
 	as := training{solver: solvers["adam"], build: layers(2, width, width, width)}
-	for _, level := range levels {
+	for _, stage := range stages {
 		at := t.TempDir()
 		if err := testranks.Join(together(t, testenv.Devices, P, func(r ranked) error {
 			d := &counting{Device: r.device.(*fakedevice.Device)}
 			r.device = d
-			_, machine, err := r.start(as, vm.WithShards(level))
+			_, machine, err := r.start(as, vm.WithShards(stage))
 			if err == nil {
 				err = machine.RunAll()
 			}
@@ -171,7 +171,7 @@ func TestSaveAsyncOfShardsCopiesWhatARankWrites(t *testing.T) {
 			err = dp.SaveAsync(at, machine.Solver(), nil)
 			const all = 3 * 4 * (2*width*width + 2*2*width) // of F32
 			if d.nbytes > all/P*5/4 {
-				t.Errorf("level %b: rank %d copies %d bytes of %d", level, r.Comm.Rank(), d.nbytes,
+				t.Errorf("stage %b: rank %d copies %d bytes of %d", stage, r.Comm.Rank(), d.nbytes,
 					all)
 			}
 			return errors.Join(err, machine.Close())

@@ -95,12 +95,12 @@ func TestShardsOfCheckpoints(t *testing.T) {
 	text := s.whole("replicas")
 	for name, of := range map[string]struct {
 		kind  testenv.Kind
-		level vm.Shards
+		stage vm.Shards
 	}{
-		"state": {testenv.Hosts, levels[0]}, "parameters": {testenv.Hosts, levels[2]},
-		"devices 1": {testenv.Devices, levels[1]}, "devices 2": {testenv.Devices, levels[2]},
+		"state": {testenv.Hosts, stages[0]}, "parameters": {testenv.Hosts, stages[2]},
+		"devices 1": {testenv.Devices, stages[1]}, "devices 2": {testenv.Devices, stages[2]},
 	} {
-		if got := s.write(name, of.kind, vm.WithShards(of.level)); got != want {
+		if got := s.write(name, of.kind, vm.WithShards(of.stage)); got != want {
 			t.Errorf("%s: loss %v, of replicas %v", name, got, want)
 		}
 		for _, name := range []string{name, name + " behind"} {
@@ -113,13 +113,13 @@ func TestShardsOfCheckpoints(t *testing.T) {
 	for P := 1; P <= 3; P++ {
 		var all [][][]float64
 		for _, from := range []string{"replicas", "parameters", "devices 2 behind"} {
-			for i := range 4 { // with no level, and each
+			for i := range 4 { // with no stage, and each
 				if !full() && i > 1 && i != P || !full() && i == 0 && from != "replicas" {
 					continue
 				}
 				var option []vm.Option
 				if i > 0 {
-					option = append(option, vm.WithShards(levels[i-1]))
+					option = append(option, vm.WithShards(stages[i-1]))
 				}
 				s.run(testenv.Hosts, P, from, option,
 					func(r ranked, m *model, machine *vm.Machine) (err error) {
@@ -171,13 +171,13 @@ func TestShardsInBF16OfCheckpoints(t *testing.T) {
 	s := saving{settings["bf16"], t, t.TempDir()}
 	s.write("replicas", testenv.Hosts)
 	text := s.whole("replicas")
-	for i, level := range levels {
+	for i, stage := range stages {
 		k := testenv.Devices
 		if i == 1 {
 			k = testenv.Hosts
 		}
-		name := fmt.Sprint("level ", i)
-		s.write(name, k, vm.WithShards(level))
+		name := fmt.Sprint("stage ", i)
+		s.write(name, k, vm.WithShards(stage))
 		for _, name := range []string{name, name + " behind"} {
 			if s.whole(name) != text {
 				t.Errorf("%s: other bits than of replicas", name)
@@ -185,9 +185,9 @@ func TestShardsInBF16OfCheckpoints(t *testing.T) {
 		}
 	}
 	var all [][][]float64
-	for i, option := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
-		{vm.WithShards(levels[2])}} {
-		s.run(testenv.Devices, 3, fmt.Sprint("level ", i), option,
+	for i, option := range [][]vm.Option{nil, {vm.WithShards(stages[0])},
+		{vm.WithShards(stages[2])}} {
+		s.run(testenv.Devices, 3, fmt.Sprint("stage ", i), option,
 			func(r ranked, m *model, machine *vm.Machine) error {
 				err := s.steps(m, machine, 5, 3)
 				if r.Comm.Rank() == 0 {
@@ -204,7 +204,7 @@ func TestShardsInBF16OfCheckpoints(t *testing.T) {
 func TestShardsThatAreMissing(t *testing.T) {
 	s := saving{settings["groups"], t, t.TempDir()}
 	for _, name := range []string{"run", "other"} {
-		s.run(testenv.Hosts, 4, "", []vm.Option{vm.WithShards(levels[2])},
+		s.run(testenv.Hosts, 4, "", []vm.Option{vm.WithShards(stages[2])},
 			func(r ranked, m *model, machine *vm.Machine) (err error) {
 				for step := range 2 {
 					err = errors.Join(err, s.steps(m, machine, step, 1),
@@ -228,7 +228,7 @@ func TestShardsThatAreMissing(t *testing.T) {
 			err = os.WriteFile(file, content, 0o600)
 		}
 		require.NoError(t, err)
-		for _, option := range [][]vm.Option{nil, {vm.WithShards(levels[0])}} {
+		for _, option := range [][]vm.Option{nil, {vm.WithShards(stages[0])}} {
 			for rank, err := range together(t, testenv.Hosts, 2, func(r ranked) error {
 				_, machine, err := r.start(s.training, option...)
 				if err != nil {
@@ -258,7 +258,7 @@ func TestShardsThatAreMissing(t *testing.T) {
 func TestShardsOfALostRank(t *testing.T) {
 	s := saving{settings["groups"], t, t.TempDir()}
 	for rank, err := range together(t, testenv.Hosts, 4, func(r ranked) error {
-		m, machine, err := r.start(s.training, vm.WithShards(levels[2]))
+		m, machine, err := r.start(s.training, vm.WithShards(stages[2]))
 		if err != nil {
 			return err
 		}
@@ -279,7 +279,7 @@ func TestShardsOfALostRank(t *testing.T) {
 			t.Errorf("rank %d has saved with a rank that was lost", rank)
 		}
 	}
-	s.run(testenv.Hosts, 2, "", []vm.Option{vm.WithShards(levels[1])},
+	s.run(testenv.Hosts, 2, "", []vm.Option{vm.WithShards(stages[1])},
 		func(r ranked, m *model, machine *vm.Machine) error {
 			step := 0
 			err := machine.DataParallel().Load(s.at("run"), machine.Solver(), &step)
@@ -290,7 +290,7 @@ func TestShardsOfALostRank(t *testing.T) {
 		})
 }
 
-// TestShardsOfParts: ranks that divide a learnable, as in tensor parallelism, and train with others
+// TestShardsOfParts: ranks that shard a learnable, as in tensor parallelism, and train with others
 // that have the same part, save what they train without shards, with one norm of the gradients, and
 // go on from it.
 func TestShardsOfParts(t *testing.T) {
@@ -325,11 +325,11 @@ func TestShardsOfParts(t *testing.T) {
 		})
 	}
 	train("replicas", "")
-	train("shards", "", vm.WithShards(levels[2]))
+	train("shards", "", vm.WithShards(stages[2]))
 	train("go on with replicas", "replicas")
 	train("replicas go on", "shards")
-	train("shards go on", "replicas", vm.WithShards(levels[0]))
-	train("shards of shards go on", "shards", vm.WithShards(levels[1]))
+	train("shards go on", "replicas", vm.WithShards(stages[0]))
+	train("shards of shards go on", "shards", vm.WithShards(stages[1]))
 	want, err := autograd.ReadWeights(filepath.Join(dir, "go on with replicas"))
 	if err != nil || len(want) != 4 {
 		t.Fatal(len(want), err)

@@ -13,39 +13,39 @@ import (
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
-// Shards says what ranks that train together divide: each keeps only a part.
+// Shards says what ranks that train together shard: each keeps only a part.
 type Shards uint8
 
 // What ranks may divide.
 const (
 	// SolverState is what the solver keeps for the learnables: two vectors like these for Adam.
 	SolverState Shards = 1 << iota
-	// Gradients are what ranks exchange; this level needs SolverState. A rank has whole buckets
+	// Gradients are what ranks exchange; this stage needs SolverState. A rank has whole buckets
 	// only until they are exchanged, among the values of a run, and no memory for all gradients.
 	Gradients
-	// Parameters are the learnables; this level needs the other two. Between their uses a rank has
+	// Parameters are the learnables; this stage needs the other two. Between their uses a rank has
 	// only its part of them.
 	Parameters
 )
 
-// WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
+// WithShards splits memory among the ranks of [WithDataParallel], for models whose training does
 // not fit into one rank's. If ranks are added in rank order, the learnables are bitwise identical
 // to those without it, except tables whose rows are exchanged without shards (WithDataParallel).
 // Hierarchical communicators add the last elements of a bucket, fewer than there are ranks, in
-// another order, unless the ranks divide the bucket.
+// another order, unless the ranks shard the bucket.
 //
 // With SolverState each rank updates its part of each bucket, and has the solver's state for that
 // part only: 1/P with P ranks, and at most 8 elements more for a bucket. A reduce-scatter of each
 // bucket replaces its all-reduce, and the updated learnables are all-gathered: stage 1 of ZeRO
 // (Rajbhandari et al., arXiv:1910.02054), with the reduce-scatter of fairring. Gradients and
 // Parameters are its stages 2 and 3, as in FSDP (Zhao et al., arXiv:2304.11277). docs/shards.md
-// gives the memory by level; [Machine.Summary] gives the memory of a machine.
+// gives the memory by stage; [Machine.Summary] gives the memory of a machine.
 //
 // With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
 // Close gather them on the host, and so do Load, Check and Hash, but not Save. All that gather are
 // collective. Pull before another machine, SaveWeights or the program itself reads them: the
 // elements of other ranks are NaN until then, and machines and SaveWeights refuse them. With
-// [WithPrecision] BF16 the same is true on every level for learnables that only products read. The
+// [WithPrecision] BF16 the same is true on every stage for learnables that only products read. The
 // ranks gather these in BF16: half the bytes, and bitwise identical, since products read no more.
 // Without Parameters they do so once in a run, before a learnable's first use, except with
 // [Accumulate] or with a communicator on another device.
@@ -67,7 +67,7 @@ const (
 // gradients. With Parameters the first bucket is exposed, and each other one is gathered while the
 // one before it is read.
 //
-// New returns ErrArgument without WithDataParallel and for a level without those before it;
+// New returns ErrArgument without WithDataParallel and for a stage without those before it;
 // ErrUnsupported with [WithTree], with compressions that keep residuals, and for Gradients where
 // the machine runs on the host and the communicator on a device.
 func WithShards(what Shards) Option {
@@ -77,7 +77,7 @@ func WithShards(what Shards) Option {
 	}
 }
 
-// check refuses what cannot be divided.
+// check refuses what cannot be sharded.
 func (what Shards) check(alone, elastic bool) error {
 	switch {
 	case what == 0:
@@ -96,7 +96,7 @@ func (what Shards) check(alone, elastic bool) error {
 	return nil
 }
 
-// sharding is how ranks divide the learnables of a solver. Its lists are by learnable.
+// sharding is how ranks shard the learnables of a solver. Its lists are by learnable.
 type sharding struct {
 	parts        []autograd.Shard // what this rank updates, nil for all
 	fullySharded []bool           // the rank keeps only its part
@@ -137,7 +137,7 @@ func (m *Machine) divide(buckets []int) (err error) {
 }
 
 // halved reports which learnables ranks may gather in BF16: those that nothing reads in F32. On
-// levels without Parameters they are gathered once in a step, so not where a step has several runs,
+// stages without Parameters they are gathered once in a step, so not where a step has several runs,
 // which would gather them again, and not where gradients are copied to the communicator's device.
 func (m *Machine) halved() []bool {
 	var inputs []int
@@ -184,7 +184,7 @@ func (s *sharding) shard(learnable int) *plan.Shard {
 		Half: half, Persistent: half && s.persistent}
 }
 
-// divides reports whether ranks divide the learnables.
+// divides reports whether ranks shard the learnables.
 func (s *solving) divides() bool { return s != nil && s.parts != nil }
 
 // ofThisRank returns the learnables, or this rank's shards of them.
@@ -232,7 +232,7 @@ func (s *solving) divided(n *gorgonia.Node) *plan.Shard {
 	return nil
 }
 
-// gather fills the host tensors of learnables that ranks divide with the elements of all ranks,
+// gather fills the host tensors of learnables that ranks shard with the elements of all ranks,
 // unless no step has changed them since. It is collective.
 func (s *solving) gather(p *parallel, wanted func(input) bool) error {
 	if !s.divides() {

@@ -28,8 +28,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// levels are what ranks can divide.
-var levels = []vm.Shards{vm.SolverState, vm.SolverState | vm.Gradients,
+// stages are ZeRO's, of what ranks shard.
+var stages = []vm.Shards{vm.SolverState, vm.SolverState | vm.Gradients,
 	vm.SolverState | vm.Gradients | vm.Parameters}
 
 // training is a way to train a model, on several ranks.
@@ -76,7 +76,7 @@ func (as training) steps(m *model, machine *vm.Machine, first, n int) error {
 }
 
 // shardsLikeReplicas trains on replicas and on shards, and compares all bits of the learnables.
-func (r ranked) shardsLikeReplicas(level vm.Shards, as training, more ...vm.Option) error {
+func (r ranked) shardsLikeReplicas(stage vm.Shards, as training, more ...vm.Option) error {
 	const steps = 20
 	want, replica, err := r.start(as)
 	if err != nil {
@@ -85,7 +85,7 @@ func (r ranked) shardsLikeReplicas(level vm.Shards, as training, more ...vm.Opti
 	if err := as.steps(want, replica, 0, steps); err != nil {
 		return err
 	}
-	got, machine, err := r.start(as, append(more, vm.WithShards(level))...)
+	got, machine, err := r.start(as, append(more, vm.WithShards(stage))...)
 	if err != nil {
 		return err
 	}
@@ -103,17 +103,17 @@ func (r ranked) shardsLikeReplicas(level vm.Shards, as training, more ...vm.Opti
 // trainsInShards is shardsLikeReplicas on all of P ranks.
 func trainsInShards(t *testing.T, k testenv.Kind, P int, as training) {
 	t.Helper()
-	for i, level := range levels {
-		if !full() && i != P%len(levels) {
+	for i, stage := range stages {
+		if !full() && i != P%len(stages) {
 			continue
 		}
-		if k == testenv.Staged && level != vm.SolverState {
+		if k == testenv.Staged && stage != vm.SolverState {
 			continue // see TestShardsRefused
 		}
 		if err := testranks.Join(together(t, k, P, func(r ranked) error {
-			return r.shardsLikeReplicas(level, as)
+			return r.shardsLikeReplicas(stage, as)
 		})); err != nil {
-			t.Errorf("level %b: %v", level, err)
+			t.Errorf("stage %b: %v", stage, err)
 		}
 	}
 }
@@ -123,29 +123,29 @@ func TestShardsWithLittleMemory(t *testing.T) {
 	as := training{solver: solvers["adam"], build: func(t testing.TB, _ tensor.Dtype) *model {
 		return bounded["mlp"](t, nil)
 	}}
-	for _, level := range levels {
+	for _, stage := range stages {
 		if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
 			var all vm.Memory
 			for _, bound := range []vm.Option{vm.Keep(), vm.WithLeastMemory()} {
-				_, machine, err := r.start(as, vm.WithShards(level), bound,
+				_, machine, err := r.start(as, vm.WithShards(stage), bound,
 					vm.WithPrecision(vm.BF16))
 				if err != nil {
 					return err
 				}
 				got := machine.Summary().Memory
 				// with Parameters what reads a learnable is not recomputed
-				if all.Values > 0 && level&vm.Parameters == 0 &&
+				if all.Values > 0 && stage&vm.Parameters == 0 &&
 					(got.Again == 0 || got.Total() > all.Total()*96/100) {
-					t.Errorf("level %b: %v, without a bound %v", level, got, all)
+					t.Errorf("stage %b: %v, without a bound %v", stage, got, all)
 				}
 				if err := machine.Close(); err != nil {
 					return err
 				}
 				all = got
 			}
-			return r.shardsLikeReplicas(level, as, vm.WithLeastMemory())
+			return r.shardsLikeReplicas(stage, as, vm.WithLeastMemory())
 		})); err != nil {
-			t.Errorf("level %b: %v", level, err)
+			t.Errorf("stage %b: %v", stage, err)
 		}
 	}
 }
@@ -226,7 +226,7 @@ var settings = map[string]training{
 func TestShardsWithSettings(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {
-			P := 2 // of another level on devices
+			P := 2 // of another stage on devices
 			if k == testenv.Devices {
 				P = 3
 			}
@@ -256,7 +256,7 @@ func shardsGatherInBF16(t *testing.T, k testenv.Kind) {
 	all, never := [3]bool{true, true, true}, [3]bool{}
 	for name, test := range map[string]struct {
 		training
-		want [3]bool // by level: whether there are such learnables
+		want [3]bool // by stage: whether there are such learnables
 	}{
 		"adam": {inBF16, all},
 		"clipped": {with(func(as *training) {
@@ -276,13 +276,13 @@ func shardsGatherInBF16(t *testing.T, k testenv.Kind) {
 		"read in f32": {with(func(as *training) { as.build = regularized }), never},
 		"f32":         {with(func(as *training) { as.options = nil }), never},
 	} {
-		for i, level := range levels {
+		for i, stage := range stages {
 			if !full() && ((k == testenv.Hosts) != (i == 1) || i != len(name)%3 &&
 				name != "adam" && name != "micro-batches") {
 				continue
 			}
 			if err := testranks.Join(together(t, k, 2, func(r ranked) error {
-				m, machine, err := r.start(test.training, vm.WithShards(level))
+				m, machine, err := r.start(test.training, vm.WithShards(stage))
 				if err != nil {
 					return err
 				}
@@ -292,15 +292,15 @@ func shardsGatherInBF16(t *testing.T, k testenv.Kind) {
 				}
 				in := strings.Contains(machine.Plan().String(), " in bf16 of ")
 				if in != test.want[i] || in && got.ParameterBytes > whole*7/10 {
-					t.Errorf("%s, level %b: in BF16 %v, want %v, in\n%v\n%v", name, level, in,
+					t.Errorf("%s, stage %b: in BF16 %v, want %v, in\n%v\n%v", name, stage, in,
 						test.want[i], machine.Plan(), got)
 				}
 				if err := machine.Close(); err != nil || name == "compressed" {
 					return err // which rounds other sums
 				}
-				return r.shardsLikeReplicas(level, test.training)
+				return r.shardsLikeReplicas(stage, test.training)
 			})); err != nil {
-				t.Errorf("%s, level %b: %v", name, level, err)
+				t.Errorf("%s, stage %b: %v", name, stage, err)
 			}
 		}
 	}
@@ -317,31 +317,31 @@ func regularized(t testing.TB, dt tensor.Dtype) *model {
 }
 
 // TestShardsOfMachines is TestShards over sockets, and over two machines of two ranks, where
-// gradients are scattered inside of the machines first. The ranks divide its buckets.
+// gradients are scattered inside of the machines first. The ranks shard its buckets.
 func TestShardsOfMachines(t *testing.T) {
 	as := inBF16 // with all-gathers of two precisions
 	var lock sync.Mutex
-	for i, level := range levels {
+	for i, stage := range stages {
 		if !full() && i == 1 {
 			continue
 		}
 		err := testranks.Join(testranks.Run(4, connectMachines, func(r machineRank) error {
 			of := ranked{Rank: r.Rank, t: t, lock: &lock}
-			err := of.shardsLikeReplicas(level, as)
+			err := of.shardsLikeReplicas(stage, as)
 			if n := r.Comm.(*hierarchy.Communicator).Stats().Calls; n < 40 && err == nil {
 				err = fmt.Errorf("%d calls went machine by machine", n)
 			}
 			return err
 		}))
 		if err != nil {
-			t.Errorf("level %b: %v", level, err)
+			t.Errorf("stage %b: %v", stage, err)
 		}
 		if err := testranks.Join(testranks.Run(3, overSockets, func(r machineRank) error {
 			of := ranked{Rank: r.Rank, t: t, lock: &lock}
-			return errors.Join(of.shardsLikeReplicas(level, settings["groups"]),
-				of.shardsLikeReplicas(level, as))
+			return errors.Join(of.shardsLikeReplicas(stage, settings["groups"]),
+				of.shardsLikeReplicas(stage, as))
 		})); err != nil {
-			t.Errorf("over sockets, level %b: %v", level, err)
+			t.Errorf("over sockets, stage %b: %v", stage, err)
 		}
 	}
 }
@@ -362,8 +362,8 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 	for P := 2; P <= 8; P += 3 {
 		of := make([][]vm.Summary, P)
 		onRanks(t, testenv.Hosts, P, func(r ranked) error {
-			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
-				{vm.WithShards(levels[1])}, {vm.WithShards(levels[2])}} {
+			for _, options := range [][]vm.Option{nil, {vm.WithShards(stages[0])},
+				{vm.WithShards(stages[1])}, {vm.WithShards(stages[2])}} {
 				_, machine, err := r.start(as, options...)
 				if err != nil {
 					return err
@@ -404,17 +404,17 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 
 // TestShardsAreAveraged: with shards a machine evaluates with the moving averages of replicas.
 func TestShardsAreAveraged(t *testing.T) {
-	for _, level := range levels {
-		shardsAreAveraged(t, settings["averages"], level)
+	for _, stage := range stages {
+		shardsAreAveraged(t, settings["averages"], stage)
 	}
-	shardsAreAveraged(t, settings["groups"], levels[2]) // without averages f sees the learnables
+	shardsAreAveraged(t, settings["groups"], stages[2]) // without averages f sees the learnables
 }
 
-func shardsAreAveraged(t *testing.T, as training, level vm.Shards) {
+func shardsAreAveraged(t *testing.T, as training, stage vm.Shards) {
 	t.Helper()
 	err := testranks.Join(together(t, testenv.Devices, 3, func(r ranked) error {
 		var seen [][][]float64
-		for _, options := range [][]vm.Option{nil, {vm.WithShards(level)}} {
+		for _, options := range [][]vm.Option{nil, {vm.WithShards(stage)}} {
 			m, machine, err := r.start(as, options...)
 			for step := range 3 {
 				if err == nil {
@@ -422,7 +422,7 @@ func shardsAreAveraged(t *testing.T, as training, level vm.Shards) {
 					err = machine.RunAll()
 				}
 			}
-			if err == nil && options == nil && level&vm.Parameters != 0 {
+			if err == nil && options == nil && stage&vm.Parameters != 0 {
 				err = machine.Pull(m.params...)
 			}
 			if err == nil {
@@ -469,7 +469,7 @@ func TestShardsCompressed(t *testing.T) {
 	same(t, weights)
 }
 
-// TestShardsRefused: what cannot be divided is an error of New that says why, on all ranks.
+// TestShardsRefused: what cannot be sharded is an error of New that says why, on all ranks.
 func TestShardsRefused(t *testing.T) {
 	sgd := func(m *model) vm.Option { return vm.WithSolver(&solver.SGD{Rate: 1}, m.params...) }
 	for name, test := range map[string]struct {
@@ -494,7 +494,7 @@ func TestShardsRefused(t *testing.T) {
 			return []vm.Option{sgd(m), vm.WithShards(vm.SolverState), vm.WithDataParallel(r.Comm,
 				autograd.WithCompression(sparse.Wrap(sparse.TopK(0.5))))}
 		}},
-		"on one rank": {backend.ErrMismatch, "what the ranks divide is",
+		"on one rank": {backend.ErrMismatch, "what the ranks shard is",
 			func(r ranked, m *model) []vm.Option {
 				options := []vm.Option{sgd(m), vm.WithDataParallel(r.Comm)}
 				if r.Comm.Rank() == 1 {
@@ -514,7 +514,7 @@ func TestShardsRefused(t *testing.T) {
 		"micro-batches of the host": {backend.ErrUnsupported, "compute on that device",
 			func(r ranked, m *model) []vm.Option {
 				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.Accumulate(2),
-					vm.WithShards(levels[2])}
+					vm.WithShards(stages[2])}
 			}},
 	} {
 		k := testenv.Hosts
@@ -537,7 +537,7 @@ func TestShardsRefused(t *testing.T) {
 }
 
 // TestCloseOfOneRankSaysWhatToDo: where learnables are gathered in BF16, Close is collective on
-// each level, and does not wait for ranks that go on training.
+// each stage, and does not wait for ranks that go on training.
 func TestCloseOfOneRankSaysWhatToDo(t *testing.T) {
 	errs := together(t, testenv.Hosts, 2, func(r ranked) error {
 		as := training{build: mlp, solver: func() solver.Solver { return &solver.SGD{Rate: 1} }}
@@ -558,23 +558,23 @@ func TestCloseOfOneRankSaysWhatToDo(t *testing.T) {
 	}
 }
 
-// TestAShardIsNotTakenForTheWhole: after a step nothing reads a learnable that ranks divide before
+// TestAShardIsNotTakenForTheWhole: after a step nothing reads a learnable that ranks shard before
 // it is gathered, and everything does afterwards.
 func TestAShardIsNotTakenForTheWhole(t *testing.T) {
 	for _, c := range []struct {
-		level vm.Shards
+		stage vm.Shards
 		in    vm.Precision
 		whole bool // all ranks have all elements after each step
-	}{{levels[0], vm.F32, true}, {levels[0], vm.BF16, false}, {levels[1], vm.F32, true},
-		{levels[2], vm.F32, false}, {levels[2], vm.BF16, false}} {
+	}{{stages[0], vm.F32, true}, {stages[0], vm.BF16, false}, {stages[1], vm.F32, true},
+		{stages[2], vm.F32, false}, {stages[2], vm.BF16, false}} {
 		for _, k := range []testenv.Kind{testenv.Hosts, testenv.Devices} {
 			as := training{solver: solvers["adam"],
 				build: func(t testing.TB, _ tensor.Dtype) *model { return mlp(t, tensor.Float32) }}
 			if err := testranks.Join(together(t, k, 3, func(r ranked) error {
-				return r.readsShards(as, c.whole && k == testenv.Hosts, vm.WithShards(c.level),
+				return r.readsShards(as, c.whole && k == testenv.Hosts, vm.WithShards(c.stage),
 					vm.WithPrecision(c.in))
 			})); err != nil {
-				t.Errorf("level %b in %v, %s: %v", c.level, c.in, k, err)
+				t.Errorf("stage %b in %v, %s: %v", c.stage, c.in, k, err)
 			}
 		}
 	}

@@ -58,7 +58,7 @@ func (all inputs) buffers(wanted func(input) bool) (buffers []int) {
 }
 
 // leave marks what the host has no longer of the variables that a step changes: what is on a
-// device, and what ranks divide, but this rank's part. Integers, of which none can be a mark, are
+// device, and what ranks shard, but this rank's part. Integers, of which none can be a mark, are
 // pulled.
 func (all inputs) leave(e *exec.Executor) error {
 	var unmarked []int

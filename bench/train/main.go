@@ -37,9 +37,9 @@
 // --memory 4.5 bounds the memory of each machine to 4.5 GiB (vm.WithMemory). plan_mib is what its
 // plan takes, and extra its estimate of the time of rematerialized steps, as a share of all others.
 // With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have, on one
-// rank and on two, or on -n ranks that divide what --shards says.
+// rank and on two, or on -n ranks that shard what --shards says.
 //
-// --shards 1 divides the solver's state among the ranks, 2 the gradients, too, and 3 the learnables
+// --shards 1 shards the solver's state among the ranks, 2 the gradients, too, and 3 the learnables
 // ([vm.WithShards]). Lines of several ranks have the planned bytes of each on rank 0.
 // --wire bf16 sends gradients in 16 bits, and --wire topk=0.01 one of a hundred of them
 // (autograd.WithCompression).
@@ -106,7 +106,7 @@ func main() {
 	}
 }
 
-// stages are what ranks divide in each stage of ZeRO.
+// stages are what ranks shard in each stage of ZeRO.
 var stages = []vm.Shards{0, vm.SolverState, vm.SolverState | vm.Gradients,
 	vm.SolverState | vm.Gradients | vm.Parameters}
 
@@ -144,7 +144,7 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.ranks, "n", 1, "ranks, each with a device and a batch of its own")
 	f.IntVar(&o.rounds, "rounds", 15, "rounds of --steps steps")
 	f.IntVar(&o.steps, "steps", 10, "steps of a round")
-	f.IntVar(&o.shards, "shards", 0, "1 to divide the solver's state among the ranks, 2 the "+
+	f.IntVar(&o.shards, "shards", 0, "1 to shard the solver's state among the ranks, 2 the "+
 		"gradients, too, 3 the learnables, too")
 	f.StringVar(&o.wire, "wire", "", "how gradients travel: bf16, f16, topk=0.01 or "+
 		"threshold=0.001; empty for f32")

@@ -110,7 +110,7 @@ func TestCheckpointsAreMeasured(t *testing.T) {
 	}
 }
 
-// Ranks divide what the solver keeps, then have no memory for all gradients, and then divide the
+// Ranks shard what the solver keeps, then have no memory for all gradients, and then divide the
 // learnables.
 func TestShardsAreMeasured(t *testing.T) {
 	var all [4]result

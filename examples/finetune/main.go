@@ -15,7 +15,7 @@
 //
 // With --checkpoint DIR the training is saved every --every steps, and on SIGTERM or SIGINT, which
 // end it. Started again it goes on bitwise identically, or on another layout. All ranks reach DIR,
-// or else that of --out, where a checkpoint puts together what ranks divide.
+// or else that of --out, where a checkpoint puts together what ranks shard.
 package main
 
 import (
@@ -86,7 +86,7 @@ func main() {
 	flag.IntVar(&t.every, "every", 50, "steps between two evaluations, and two checkpoints")
 	flag.Float64Var(&t.lr, "lr", 1e-4, "highest learning rate, after the warm-up")
 	flag.IntVar(&t.sp, "sp", 1, "ranks that divide the positions of each sample")
-	flag.IntVar(&t.tp, "tp", 1, "ranks that divide the weights")
+	flag.IntVar(&t.tp, "tp", 1, "ranks that shard the weights")
 	flag.StringVar(&t.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&t.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flag.BoolVar(&t.dropout, "dropout", true, "in training, as config.json asks for it")

@@ -71,7 +71,7 @@ func main() {
 	flag.IntVar(&cfg.every, "every", 250, "steps between two evaluations, and two checkpoints")
 	flag.Float64Var(&cfg.lr, "lr", 1e-3, "highest learning rate, after the warm-up")
 	flag.IntVar(&cfg.sp, "sp", 1, "ranks that divide the positions of each sample")
-	flag.IntVar(&cfg.tp, "tp", 1, "ranks that divide the weights")
+	flag.IntVar(&cfg.tp, "tp", 1, "ranks that shard the weights")
 	flag.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&cfg.precision, "precision", "f32", "of products: f32, tf32 or bf16")
 	flag.StringVar(&cfg.checkpoint, "checkpoint", "", "save here, and go on with what is there")

@@ -248,7 +248,7 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 func TestSocketsLeaveWithoutWaitingForALostRank(t *testing.T) {
 	for _, dissolved := range []bool{false, true} {
 		for _, lost := range []int{0, 2} {
-			t.Run(fmt.Sprintf("rank %d is lost, dissolved %t", lost, dissolved), func(t *testing.T) {
+			t.Run(fmt.Sprintf("rank %d lost, dissolved %t", lost, dissolved), func(t *testing.T) {
 				leavesWithout(t, lost, dissolved)
 			})
 		}

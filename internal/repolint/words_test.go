@@ -77,6 +77,9 @@ var replaced = []struct {
 	{regexp.MustCompile(`stood in collectives`), "blocked in collectives"},
 	{regexp.MustCompile(`take part in time|(did|do) not come in time`), "did not join in time"},
 	{regexp.MustCompile(`loss tiles`), "chunked cross-entropy"},
+	{regexp.MustCompile(`by level;|WithShards\(levels?\b`), "stage, as ZeRO has them"},
+	{regexp.MustCompile(`[rR]anks (may |can )?divide (the |all )?(learnables|param|weights)`),
+		"shard"},
 }
 
 func TestTextsUseTheFieldsWords(t *testing.T) {

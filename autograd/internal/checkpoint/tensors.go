@@ -82,7 +82,7 @@ func damaged(is, written string) error {
 }
 
 // WriteTensors writes tensors to a file with what is said of them, and of which regions they are if
-// ranks divide them.
+// ranks shard them.
 func WriteTensors(path string, tensors []Tensor, said Remarks) (f File, err error) {
 	var failed error
 	f, err = WriteFile(path, func(w io.Writer) { failed = EncodeTensors(w, tensors, said) })

@@ -13,7 +13,7 @@ import (
 type Buckets interface {
 	// Slot returns the memory in which the gradient of an update is exchanged, or one of its sums.
 	Slot(update, branch int) backend.Buffer
-	// Whole returns the memory of a bucket that ranks divide.
+	// Whole returns the memory of a bucket that ranks shard.
 	Whole(bucket int) backend.Buffer
 	// Start starts an exchange of a bucket behind what was started on a queue, nil for the host.
 	// It may be recorded with the queue, or be ErrUnsupported then. beside is whether the devices

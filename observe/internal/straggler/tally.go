@@ -170,8 +170,8 @@ func (t *Tally) Report(w io.Writer) error {
 		for r := range t.ranks {
 			exposed += t.ranks[r].exposed / t.time / float64(len(t.ranks))
 		}
-		fmt.Fprintf(&b, "euryale: lateness of %d ranks: a step takes %s ms, of which ranks were "+
-			"blocked in collectives for %.0f %%\n", len(t.ranks),
+		fmt.Fprintf(&b, "euryale: lateness of %d ranks: a step takes %s ms, %.0f %% of it "+
+			"blocked in collectives\n", len(t.ranks),
 			millis(time.Duration(t.time/t.steps)), 100*exposed)
 		for i, v := range all {
 			if i == mostLines-2 && len(all) > mostLines-1 {
