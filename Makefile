@@ -83,10 +83,9 @@ portable:
 	$(GO) test -short -vet=off -tags portable$(SHARED) \
 		./internal/shm ./internal/group ./internal/session
 	$(GO) test -short -vet=off -tags portable$(SHARED) -run '/P=2/' ./backend/host
-	$(GO) test -short -vet=off -tags portable$(SHARED) \
-		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
-	$(GO) test -short -vet=off -tags netconn$(SHARED) \
-		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
+	for tag in portable netconn; do SUITE=raced \
+		$(GO) test -short -vet=off -tags $$tag$(SHARED) -skip 'Unraced$$' ./backend/tcp || exit 1; \
+	done
 
 # Test on an emulated arm64 (Debian: qemu-user) what computes, where loops in Go take the place of
 # assembly, and jobs of processes: sockets, the group, the launcher. Left out are tests that build
@@ -103,61 +102,34 @@ arm64:
 	$(EMULATED) -run '^TestKilledRankIs|^TestProcessesEndWell|^TestRanksVote' \
 		./internal/jobs
 
-# What only test-full runs under the race detector: packages that start no goroutines (of autograd,
-# vm, models and observe/report, what overlaps is run), tests that compare many values of what
-# others run, too, or whom processes name, and groups of 1 and 8, and of 2 beside those of 3 or 4.
-UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|gpu
-UNRACED := $(UNRACED)|kernels|internal/bench|observe/(report|internal/straggler)
-UNRACED := $(UNRACED)|internal/(env|filelock|files|gpu/(driver|nvml)|kernels|program|residence)
-UNRACED := $(UNRACED)|internal/(safetensors|stock|repolint|tools|tuning|vm)
-UNRACED := $(UNRACED)|internal/testing/(conventions|proctest|testenv)
-OF_UNRACED = '/euryale/($(UNRACED))(/|$$)'
-VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
-VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives
-VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^TestUnequalMachinesGive
-VALUES := $(VALUES)|^TestBytesBetweenMachinesAreTheFormula|^TestTopKSendsTheLargest$$
-VALUES := $(VALUES)|^TestDevicesGiveTheBitsOfTheHost|^TestThresholdSumsTheMasked
-VALUES := $(VALUES)|^TestLastBatchIsTheMean|^TestCommunicatorOfTwoMachines$$
-VALUES := $(VALUES)|^Test.*Communicator.*/P=[18]|^TestCommunicator(OnFake)?$$/P=2
-VALUES := $(VALUES)|^Test(Checked|Traced)Communicator/P=2|^TestCommunicatorWithNoFault/P=2
-VALUES := $(VALUES)|^TestTheLostRankIsNamed|^TestLostMachinesAreNamed|^TestInitTakesFewRoundTrips$$
-
-# What autograd and vm overlap: buckets, micro-batches, steps that others disturb, and their ends;
-# models: the draws of rows; and observe/report: reading.
-OVERLAPPED := ^TestDataParallel|^ExampleDataParallel|^ExampleWithDataParallel
-OVERLAPPED := $(OVERLAPPED)|^Test(Found)?Accumulat|^TestBucket|^Test(Found)?Close
-OVERLAPPED := $(OVERLAPPED)|^TestCompressionIsClosed$$|^TestAStepUnderWay
-OVERLAPPED := $(OVERLAPPED)|^TestAverageWaitsForAStepUnderWay$$|^TestAMachineThatIsDropped
-OVERLAPPED := $(OVERLAPPED)|^TestRowsOfABatchAre|^TestClocksAreAligned$$
+# Where a test runs follows from its package and its name. A package with concurrency has a file
+# race_test.go, which only builds for the race detector have: make race runs its tests, except those
+# ...Unraced, which compare many values of what others run, too, or whom processes name. Elsewhere
+# make race runs the tests ...Raced, and the examples beside them, since they overlap what they do.
+# Of its suite package backendtest chooses what each target runs, by SUITE.
+PACKAGES = $$($(GO) list -f '{{.ImportPath}} {{.IgnoredGoFiles}}' ./... | \
+	grep $(1) '[[ ]race_test\.go' | cut -d ' ' -f 1)
+# Folders of tests with an end of a name, of those with that file, or with ! as $(2) of the others.
+FOLDERS = $$(grep -rlE --include='*_test.go' '^func Test\w*$(1)\(' . | xargs dirname | sort -u | \
+	while read -r dir; do [ $(2) -e $$dir/race_test.go ] && echo $$dir; done)
 
 # Run the tests of packages with concurrency under the race detector. Each test program would sleep
 # for a second at its end without atexit_sleep_ms=0.
 race: export GORACE := atexit_sleep_ms=0
 race: export CGO_ENABLED := 1
+race: export SUITE := raced
 race:
-	$(GO) test -race -short -vet=off -timeout 30m \
-		-skip '$(VALUES)' $$($(GO) list ./... | grep -vE $(OF_UNRACED))
-	$(GO) test -race -short -vet=off -run '$(OVERLAPPED)' \
-		./autograd ./vm ./models ./observe/report
-
-# Tests of raced packages that the race detector, or -short, leaves a part out of; repolint finds
-# those that are missing (thinned_test.go).
-THINNED := $(VALUES)|^Test.*Communicator|^TestBackToBackCallsOfOther|^TestGraphs$$
-THINNED := $(THINNED)|^TestUnauthenticatedClientsDoNotKeep/hello_true|^TestCheckAllocatesNothing$$
-OF_THINNED := $(addprefix ./backend/,backendtest compress/... host tcp) ./fit ./observe \
-	$(addprefix ./internal/,fault gpu group hierarchy jobs testing/fakedevice) ./rendezvous
-# What does not depend on values: groups of 3 have it under the race detector, those of 2 without,
-# and those of 8 in make test alone.
-ENDS := A(bort|Panic|rgument|greed|lloc)|B(ackToBack|arrier)|C(lose|alls)|Errors|Freed|Join|Kernels
-ENDS := ^Test.*Communicator.*/P=[38]/($(ENDS)|Lost|M(any|emory|ismatch)|Nothing|Start|Timeout|Work)
+	$(GO) test -race -short -vet=off -timeout 30m -skip 'Unraced$$' $(call PACKAGES,)
+	$(GO) test -race -short -vet=off -run '^Example|Raced$$' $(call FOLDERS,Raced,!)
 
 # Run what make race has not run whole. The two together are make test: a test that has passed under
 # the race detector says nothing new without it.
 unraced: export GOGC ?= 400
+unraced: export SUITE := unraced
 unraced:
-	$(GO) test -vet=off ./vm $$($(GO) list ./... | grep -E $(OF_UNRACED))
-	$(GO) test -vet=off -run '$(THINNED)' -skip '$(ENDS)' \
-		$(OF_THINNED)
+	$(GO) test -vet=off ./vm $(call PACKAGES,-v)
+	$(GO) test -vet=off -run 'Unraced$$|^Test.*Communicator' \
+		$(call FOLDERS,(Unraced|Communicator\w*),)
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
@@ -183,7 +155,7 @@ netns:
 # one a second after EURYALE_TIMEOUT.
 names:
 	@REQUIRE_NETNS=1 NAMES=200 $(FULL) -count 1 -v -parallel 4 \
-		-run '^TestTheLostRankIsNamedOnMachinesUnderLoad$$' . 2>&1 | \
+		-run '^TestTheLostRankIsNamedOnMachinesUnderLoad' ./internal/jobs 2>&1 | \
 		grep -E 'names_test|--- FAIL|^(ok|FAIL)|stops='
 
 # Check the manifests of examples/cluster by the types of Kubernetes' API.

@@ -504,7 +504,7 @@ func (o *probe) SymDiff(_ gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes,
 	return gorgonia.Nodes{dx}, err
 }
 
-func TestBucketLeavesInsideBackward(t *testing.T) {
+func TestBucketLeavesInsideBackwardRaced(t *testing.T) {
 	const size = 2
 	events := make([][]string, size)
 	all(t, size, func(r rank) error {
@@ -573,7 +573,7 @@ func TestOneRankSendsNothing(t *testing.T) {
 	})
 }
 
-func TestNothingGrows(t *testing.T) {
+func TestNothingGrowsOnHost(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	const size, steps = 2, 1000
 	s := setting{model: newMLP, global: 4, solver: momentum, hooks: "some"}
@@ -649,7 +649,7 @@ func (c closing) Close() error {
 }
 
 // What WithCompression has made is closed, whether New succeeds or not.
-func TestCompressionIsClosed(t *testing.T) {
+func TestCompressionIsClosedRaced(t *testing.T) {
 	for name, differ := range map[string]bool{"New succeeds": false, "ranks differ": true} {
 		t.Run(name, func(t *testing.T) {
 			all(t, 2, func(r rank) error {

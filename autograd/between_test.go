@@ -18,7 +18,7 @@ import (
 
 // While a step is under way nothing is saved, loaded or averaged, and training goes on with
 // the bits of a run where nobody has tried, wherever parameters are.
-func TestAStepUnderWayIsNotDisturbed(t *testing.T) {
+func TestAStepUnderWayIsNotDisturbedRaced(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for i, name := range slices.Sorted(maps.Keys(compressions)) {
 			// A bucket for each parameter, and one for all.
@@ -86,7 +86,7 @@ func (t *training) disturb(dir string) error {
 }
 
 // All ranks are told by Save of a step that is under way on one of them.
-func TestAStepUnderWayOnOneRankConcernsAll(t *testing.T) {
+func TestAStepUnderWayOnOneRankConcernsAllRaced(t *testing.T) {
 	for _, opts := range [][]Option{nil, {WithPartial()}} {
 		lateStep(t, opts, func(l *lesson, late bool) error {
 			err := l.d.Save(filepath.Join(l.TempDir(), "checkpoint"), l.solver, nil)
@@ -109,7 +109,7 @@ func TestAStepUnderWayOnOneRankConcernsAll(t *testing.T) {
 }
 
 // Average does not ask the others: they wait in it until this rank is there, too.
-func TestAverageWaitsForAStepUnderWay(t *testing.T) {
+func TestAverageWaitsForAStepUnderWayRaced(t *testing.T) {
 	lateStep(t, []Option{WithPartial()}, func(l *lesson, late bool) error {
 		if late {
 			return errors.Join(l.d.Average(), l.run(0), l.sync())
@@ -170,7 +170,7 @@ func TestSaveBeforeSyncWithoutHooks(t *testing.T) {
 }
 
 // Gradients that hooks have caught are lost with Close, which says so.
-func TestCloseInTheMiddleOfAStepIsAnError(t *testing.T) {
+func TestCloseInTheMiddleOfAStepIsAnErrorRaced(t *testing.T) {
 	for i, err := range each(t, 2, func(r rank) error {
 		return r.teachHooked("all", heavyBall(), func(l *lesson) error { return l.run(0) })
 	}) {

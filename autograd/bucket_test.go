@@ -111,9 +111,9 @@ func copied(v gorgonia.Value) (backend.Buffer, error) {
 	return residence.Clone(b), err
 }
 
-// TestBucketsEqualSingleReductions: on NCCL of integers, since it adds in an order
+// TestBucketsEqualSingleReductionsRaced: on NCCL of integers, since it adds in an order
 // that depends on where in a bucket a number is.
-func TestBucketsEqualSingleReductions(t *testing.T) {
+func TestBucketsEqualSingleReductionsRaced(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, size := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprint(size), func(t *testing.T) {

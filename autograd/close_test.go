@@ -63,7 +63,7 @@ func train(r rank, steps int, reached func()) error {
 
 // A rank closes or aborts from another goroutine, as the handler of a signal does,
 // while another one computes, copies gradients and waits for the other ranks.
-func TestFoundCloseWhileTrainingIsAnError(t *testing.T) {
+func TestFoundCloseWhileTrainingIsAnErrorRaced(t *testing.T) {
 	for round := range 6 {
 		end, want := backend.Communicator.Close, backend.ErrClosed
 		if round%3 == 2 {
@@ -91,7 +91,7 @@ func TestFoundCloseWhileTrainingIsAnError(t *testing.T) {
 	}
 }
 
-func TestFoundCloseGivesTheBucketsBack(t *testing.T) {
+func TestFoundCloseGivesTheBucketsBackRaced(t *testing.T) {
 	all(t, 2, func(r rank) error {
 		vm, params, err := square(r)
 		if err != nil {

@@ -298,9 +298,9 @@ func TestAFileSystemWithoutLocksIsSaid(t *testing.T) {
 	}
 }
 
-// TestTwoJobsOnOneDirectory: each ends with the bits of one that is alone, or with the error that
-// names the other, and the next job ends bitwise identical.
-func TestTwoJobsOnOneDirectory(t *testing.T) {
+// TestTwoJobsOnOneDirectoryOnHost: each ends with the bits of one that is alone, or with the error
+// that names the other, and the next job ends bitwise identical.
+func TestTwoJobsOnOneDirectoryOnHost(t *testing.T) {
 	const from, to = 2, 6
 	alone, base := t.TempDir(), t.TempDir()
 	want := [2][2]string{job(t, alone, to), job(t, alone, to+1)}
@@ -344,9 +344,9 @@ func TestTwoJobsOnOneDirectory(t *testing.T) {
 	t.Logf("%d trials: %d jobs have ended, %d were refused", trials, ended, refused)
 }
 
-// TestFilesAreOnTheDiskBeforeTheRename: what a machine that stops may lose is not yet a checkpoint,
-// and no older one is removed before the new one is on the disk.
-func TestFilesAreOnTheDiskBeforeTheRename(t *testing.T) {
+// TestFilesAreOnTheDiskBeforeTheRenameOnHost: what a machine that stops may lose is not yet a
+// checkpoint, and no older one is removed before the new one is on the disk.
+func TestFilesAreOnTheDiskBeforeTheRenameOnHost(t *testing.T) {
 	needStrace(t)
 	dir := t.TempDir()
 	job(t, dir, 2)

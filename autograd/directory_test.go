@@ -491,7 +491,7 @@ func TestASecondWriterIsToldOfTheFirst(t *testing.T) {
 }
 
 // Load finds a whole checkpoint at any moment of Saves that keep one.
-func TestReadersNeverFailDuringASave(t *testing.T) {
+func TestReadersNeverFailDuringASaveOnHost(t *testing.T) {
 	dir := t.TempDir()
 	teach(t, 1, heavyBall, func(l *lesson) error { return l.saved(dir, 1) })
 	ended := make(chan struct{})

@@ -91,8 +91,8 @@ func TestFoundSaveOnOneRankSaysCallItEverywhere(t *testing.T) {
 	}
 }
 
-// TestBucketsOfOtherModelsAreAMismatch: they are of one length.
-func TestBucketsOfOtherModelsAreAMismatch(t *testing.T) {
+// TestBucketsOfOtherModelsAreAMismatchRaced: they are of one length.
+func TestBucketsOfOtherModelsAreAMismatchRaced(t *testing.T) {
 	for i, err := range found(t, func(r rank, a, b *DataParallel) error {
 		return []*DataParallel{a, b}[r.comm.Rank()].Average()
 	}) {

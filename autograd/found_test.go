@@ -20,7 +20,7 @@ import (
 
 // A checkpoint of parameters, solver and progress is for any number of ranks: they go on
 // where the others have stopped.
-func TestFoundCheckpointsLoadOnAnotherNumberOfRanks(t *testing.T) {
+func TestFoundCheckpointsLoadOnAnotherNumberOfRanksOnHost(t *testing.T) {
 	const saved, whole = 5, 10
 	for name, opts := range map[string][]Option{"plain": nil, "bf16": compressions["bf16"]} {
 		dir := filepath.Join(t.TempDir(), "checkpoint")

@@ -77,7 +77,7 @@ func (f happening) Join(context.Context) error {
 
 // As many queues as the communicator gains by, in turns, and the same order of starts;
 // one queue for a compression, whose scratch memory one call uses after the other.
-func TestBucketsAreSpreadOverQueues(t *testing.T) {
+func TestBucketsAreSpreadOverQueuesRaced(t *testing.T) {
 	for name, tt := range map[string]struct {
 		inFlight, want int // queues, of four buckets
 		opts           []Option
@@ -121,7 +121,7 @@ func TestBucketsAreSpreadOverQueues(t *testing.T) {
 }
 
 // Two buckets are under way at once, and give the bits of one after the other.
-func TestBucketsAreInFlightTogether(t *testing.T) {
+func TestBucketsAreInFlightTogetherRaced(t *testing.T) {
 	want := make([][][]float32, 2)
 	for _, inFlight := range []int{1, 2} {
 		all(t, 2, func(r rank) error {
@@ -156,7 +156,7 @@ func (plain) Capabilities() backend.Capabilities { return backend.Capabilities{}
 
 // Over two machines buckets are on several queues, wherever parameters are, and training
 // gives the bits that it gives with one.
-func TestBucketsInFlightBetweenMachines(t *testing.T) {
+func TestBucketsInFlightBetweenMachinesRaced(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		var one, several [4][][]byte
 		trainBetweenMachines(t, k, one[:], func(c backend.Communicator) backend.Communicator {

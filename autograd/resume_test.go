@@ -135,7 +135,7 @@ func TestResumeEverywhere(t *testing.T) {
 
 // A checkpoint of one place is loaded in another one, with the bits of the first: it does
 // not say where parameters were.
-func TestACheckpointMoves(t *testing.T) {
+func TestACheckpointMovesOnHost(t *testing.T) {
 	for _, from := range testenv.OnHosts() {
 		dir := filepath.Join(t.TempDir(), "checkpoint")
 		want := make([][][]byte, 2)

@@ -147,9 +147,9 @@ func losses(r *fit.Result) (all []float64) {
 	return all
 }
 
-// TestLastBatchIsTheMeanOfItsSamples: whatever share of it each rank and each run has, and some
-// have none.
-func TestLastBatchIsTheMeanOfItsSamples(t *testing.T) {
+// TestLastBatchIsTheMeanOfItsSamplesUnraced: whatever share of it each rank and each run has, and
+// some have none.
+func TestLastBatchIsTheMeanOfItsSamplesUnraced(t *testing.T) {
 	const batch, epochs = 12, 3
 	for _, n := range []int{12, 13, 17, 23, 31} {
 		s := points(n)

@@ -112,15 +112,9 @@ bin/emulated/ptx/all: internal/kernels/cuda/checked.sum
 
 # Kernels that take long here, and that tests of internal/kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
-# The longest of those beside them that have no case on GPUs, and examples: make test runs them.
-HOSTS_ALONE := ^Example|^TestFoundC|^TestACheckpointMoves$$|^TestFilesAreOnTheDisk
-HOSTS_ALONE := $(HOSTS_ALONE)|^TestNothingGrows$$|^TestOrderIsProgramOrder$$
-HOSTS_ALONE := $(HOSTS_ALONE)|^TestModelIsWhatASimulation
-HOSTS_ALONE := $(HOSTS_ALONE)|^TestAnyCaseGives|^TestNobodyIsGivenWhatAFailed
-HOSTS_ALONE := $(HOSTS_ALONE)|^TestFoundErrorsOfPhases|^TestPhasesOfManyBuckets
-HOSTS_ALONE := $(HOSTS_ALONE)|^TestBackToBackCallsOfOther|^TestTheHostIsNotStopped$$
-HOSTS_ALONE := $(HOSTS_ALONE)|^TestACustomSolverHas|^TestTwoJobsOnOne
-HOSTS_ALONE := $(HOSTS_ALONE)|^TestReadersNeverFail|^TestLongestContext$$
+# Beside tests of which a case is for GPUs, others run; those named ...OnHost are long, and examples
+# and they are left out: make test runs them.
+HOSTS_ALONE := ^Example|OnHost$$
 # What TestNCCLOnGPU asks of the same NCCL.
 SUITE_ALREADY := (WhoHasNothing|SumsIn|SumsOf|Pieces|NothingGrows|CallsOfAllKinds|ManyWorks)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
@@ -165,8 +159,9 @@ gpu-emulated: gpu-sdk emulator
 		'^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop')
 	@$(call AGAIN,internal/gpu,EMULATED_CAPABILITY=70,-test.short -test.run \
 		'^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh')
-	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
-		./internal/hierarchy ./backend/compress/sparse ./backend/compress/half ./internal/fault
+	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' -skip '^TestMachines' ./internal/hierarchy
+	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '$(HOSTS_ALONE)' \
+		./backend/compress/sparse ./backend/compress/half ./internal/fault
 	$(WITH_SDK) $(EMBEDDED) ./internal/cuda
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled|$(HOSTS_ALONE)' \
 		./ops ./autograd ./layers

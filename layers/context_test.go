@@ -156,10 +156,10 @@ func (g gpt) longest(memory int) (_ gpt, needed int, err error) {
 	return g, 0, fmt.Errorf("no context has nearly %d bytes: %d has %d", memory, g.context, needed)
 }
 
-// TestLongestContext: W ranks that divide the positions fit contexts of 0.95 W times one rank's at
-// least, and training needs no more memory than was planned. Learned positions, which every rank
-// has, fit less.
-func TestLongestContext(t *testing.T) {
+// TestLongestContextOnHost: W ranks that divide the positions fit contexts of 0.95 W times one
+// rank's at least, and training needs no more memory than was planned. Learned positions, which
+// every rank has, fit less.
+func TestLongestContextOnHost(t *testing.T) {
 	model, memory := gpt{blocks: 1, width: 64, context: 1 << 10}, 8<<20
 	kinds := []bool{false}
 	if full() {

@@ -133,9 +133,9 @@ func TestPlansOfPromptsShareWeights(t *testing.T) {
 	}
 }
 
-// TestRowsOfABatchAreThoseOfPromptsAlone: prompts of other lengths, and rows that end before,
+// TestRowsOfABatchAreThoseOfPromptsAloneRaced: prompts of other lengths, and rows that end before,
 // change nothing; batches have room for more.
-func TestRowsOfABatchAreThoseOfPromptsAlone(t *testing.T) {
+func TestRowsOfABatchAreThoseOfPromptsAloneRaced(t *testing.T) {
 	for _, folder := range []string{"gpt2", "llama3"} {
 		t.Run(folder, func(t *testing.T) { rowsAreThoseOfPromptsAlone(t, folder, nil) })
 	}

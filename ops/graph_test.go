@@ -456,9 +456,9 @@ func checkBranches(t *testing.T, g *team) {
 	}
 }
 
-// TestOrderIsProgramOrder: machines run collectives in the order in which they
+// TestOrderIsProgramOrderOnHost: machines run collectives in the order in which they
 // were added to the graph, on every rank, whatever else the rank's graph has.
-func TestOrderIsProgramOrder(t *testing.T) {
+func TestOrderIsProgramOrderOnHost(t *testing.T) {
 	for seed := range uint64(100) {
 		var want []string
 		for r := range 4 {
@@ -531,8 +531,8 @@ func TestOrderIsTheSameInEveryProcess(t *testing.T) {
 	}
 }
 
-// TestNothingGrows runs one graph a thousand times.
-func TestNothingGrows(t *testing.T) {
+// TestNothingGrowsOnHost runs one graph a thousand times.
+func TestNothingGrowsOnHost(t *testing.T) {
 	const P, runs = 2, 1000
 	g := ranks(t, P)
 	heap := func() uint64 {

@@ -31,9 +31,9 @@ func (m *model) shift(i int) {
 	}
 }
 
-// TestAccumulate: steps of several micro-batches have the bits of a Sync of gradients that the test
-// adds up, with and without other ranks.
-func TestAccumulate(t *testing.T) {
+// TestAccumulateRaced: steps of several micro-batches have the bits of a Sync of gradients that the
+// test adds up, with and without other ranks.
+func TestAccumulateRaced(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {
 			for P := 1; P <= 3; P++ {
@@ -115,8 +115,8 @@ func (m *model) grads() (all [][]float32) {
 	return all
 }
 
-// TestAccumulateClipped: the norm is the norm of the sum, one for each step.
-func TestAccumulateClipped(t *testing.T) {
+// TestAccumulateClippedRaced: the norm is the norm of the sum, one for each step.
+func TestAccumulateClippedRaced(t *testing.T) {
 	for where, device := range devices {
 		m := product(t, vector(1, 2), vector(3, 4)) // each gradient is the other vector
 		still := &solver.SGD{}
@@ -134,8 +134,8 @@ func TestAccumulateClipped(t *testing.T) {
 	}
 }
 
-// TestAccumulateRefused: settings that cannot be.
-func TestAccumulateRefused(t *testing.T) {
+// TestAccumulateRefusedRaced: settings that cannot be.
+func TestAccumulateRefusedRaced(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	for want, options := range map[string][]vm.Option{
 		"0 micro-batches": {vm.WithSolver(&solver.SGD{Rate: 1}, m.params...), vm.Accumulate(0)},
@@ -148,8 +148,8 @@ func TestAccumulateRefused(t *testing.T) {
 	}
 }
 
-// TestAccumulateAgainAfterAnError: what was added up before an error does not count.
-func TestAccumulateAgainAfterAnError(t *testing.T) {
+// TestAccumulateAgainAfterAnErrorRaced: what was added up before an error does not count.
+func TestAccumulateAgainAfterAnErrorRaced(t *testing.T) {
 	op := &counter{}
 	m := product(t, vector(1, 2), vector(3, 4))
 	must(gorgonia.ApplyOp(op, m.params[0]))

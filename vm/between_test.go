@@ -89,8 +89,8 @@ func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float
 	return weights, errors.Join(err, machine.Close())
 }
 
-// TestCloseInTheMiddleOfAStepIsAnError: also of a machine that trains alone.
-func TestCloseInTheMiddleOfAStepIsAnError(t *testing.T) {
+// TestCloseInTheMiddleOfAStepIsAnErrorRaced: also of a machine that trains alone.
+func TestCloseInTheMiddleOfAStepIsAnErrorRaced(t *testing.T) {
 	for where, device := range devices {
 		m := product(t, vector(1, 2), vector(3, 4))
 		machine := solving(t, m, device(t), &solver.SGD{Rate: 1}, vm.Accumulate(2))

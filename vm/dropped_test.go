@@ -65,7 +65,7 @@ func heap() int {
 	return int(s.HeapAlloc)
 }
 
-func TestAMachineThatIsDroppedWithoutCloseIsCollected(t *testing.T) {
+func TestAMachineThatIsDroppedWithoutCloseIsCollectedRaced(t *testing.T) {
 	drop(t, 1, nil)
 	runtime.GC()
 	goroutines, before := runtime.NumGoroutine(), heap()
@@ -89,7 +89,7 @@ func another(t *testing.T, d backend.Device) {
 	require.NoError(t, err)
 }
 
-func TestAMachineThatIsDroppedFreesItsDeviceWhenTheNextIsMade(t *testing.T) {
+func TestAMachineThatIsDroppedFreesItsDeviceWhenTheNextIsMadeRaced(t *testing.T) {
 	d := fake(t).(*fakedevice.Device)
 	another(t, d)
 	goroutines := runtime.NumGoroutine()

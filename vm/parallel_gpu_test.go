@@ -23,7 +23,7 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestDataParallelOnGPU is TestDataParallel on GPUs, where exchanges are part of CUDA graphs.
+// TestDataParallelOnGPU is TestDataParallelRaced on GPUs, where exchanges are part of CUDA graphs.
 func TestDataParallelOnGPU(t *testing.T) {
 	for P := 1; P <= 2; P++ {
 		for name, build := range map[string]func(testing.TB, tensor.Dtype) *model{
@@ -153,7 +153,7 @@ func TestValuesLieWhereGradientsWillBeOnGPU(t *testing.T) {
 	valuesWhereGradientsWillBe(t, testenv.GPUs)
 }
 
-// TestDataParallelIsRecordedOnGPU is TestDataParallelIsRecorded on GPUs.
+// TestDataParallelIsRecordedOnGPU is TestDataParallelIsRecordedRaced on GPUs.
 func TestDataParallelIsRecordedOnGPU(t *testing.T) { dataParallelIsRecorded(t, testenv.GPUs) }
 
 // TestDataParallelEndsOnGPU: a rank is lost while the others wait for it in a CUDA graph.
@@ -164,7 +164,7 @@ func TestClipNormOnGPU(t *testing.T) {
 	clipNorm(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
 }
 
-// TestAccumulateOnGPU is TestAccumulate on GPUs.
+// TestAccumulateOnGPU is TestAccumulateRaced on GPUs.
 func TestAccumulateOnGPU(t *testing.T) {
 	for P := 1; P <= 2; P++ {
 		t.Run(fmt.Sprint(P), func(t *testing.T) { accumulates(t, testenv.GPUs, P, mlp) })

@@ -105,9 +105,9 @@ var parallelModels = map[string]func(testing.TB, tensor.Dtype) *model{
 	},
 }
 
-// TestDataParallel: ranks whose machines exchange gradients and apply them end with the bits of
-// ranks that call Sync and the solver's Step.
-func TestDataParallel(t *testing.T) {
+// TestDataParallelRaced: ranks whose machines exchange gradients and apply them end with the bits
+// of ranks that call Sync and the solver's Step.
+func TestDataParallelRaced(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
 		func(t *testing.T, k testenv.Kind) {
 			for P := 1; P <= 4; P++ {
@@ -183,9 +183,9 @@ func connectMachines(w *rendezvous.World) (machineRank, error) {
 	return machineRank{&testenv.Rank{World: w, Comm: comm}}, nil
 }
 
-// TestDataParallelOfMachines is TestDataParallel where all-reduces have phases inside and between
-// machines.
-func TestDataParallelOfMachines(t *testing.T) {
+// TestDataParallelOfMachinesRaced is TestDataParallelRaced where all-reduces have phases inside and
+// between machines.
+func TestDataParallelOfMachinesRaced(t *testing.T) {
 	for _, name := range []string{"mlp", "convnet", "shared"} {
 		t.Run(name, func(t *testing.T) {
 			var lock sync.Mutex
@@ -260,8 +260,9 @@ func (r ranked) trainApart(m *model, solver solver.Solver, steps int,
 	return m.weights(r.t), errors.Join(err, machine.Close(), dp.Close())
 }
 
-// TestDataParallelRefused: what the ranks cannot train together is an error of New on all of them.
-func TestDataParallelRefused(t *testing.T) {
+// TestDataParallelRefusedRaced: what the ranks cannot train together is an error of New on all of
+// them.
+func TestDataParallelRefusedRaced(t *testing.T) {
 	tests := []struct {
 		name    string
 		want    error
@@ -340,10 +341,10 @@ func TestDataParallelRefused(t *testing.T) {
 	}
 }
 
-// TestDataParallelEnds: when a rank is lost in the middle of training, the others' machines end
-// with an error that blames it, at once, and leave the weights on the host of a device as they were
-// pulled last.
-func TestDataParallelEnds(t *testing.T) {
+// TestDataParallelEndsRaced: when a rank is lost in the middle of training, the others' machines
+// end with an error that blames it, at once, and leave the weights on the host of a device as they
+// were pulled last.
+func TestDataParallelEndsRaced(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
 		dataParallelEnds)
 }
@@ -410,10 +411,10 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 	}
 }
 
-// TestDataParallelCompressed: gradients travel through compressions, also through those that a
+// TestDataParallelCompressedRaced: gradients travel through compressions, also through those that a
 // device cannot record, with the bits of Sync. Buckets are under way while what runs beside them is
 // recorded.
-func TestDataParallelCompressed(t *testing.T) {
+func TestDataParallelCompressedRaced(t *testing.T) {
 	for name, compress := range map[string]func(backend.Communicator) (backend.Communicator, error){
 		"bf16": half.Wrap(backend.BF16), "top-k": sparse.Wrap(sparse.TopK(0.3)),
 	} {
@@ -505,9 +506,9 @@ func TestProductsRoundGradientsLikeCasts(t *testing.T) {
 		})
 }
 
-// TestDataParallelAroundTheHost: an operation that runs by its Do during an exchange keeps
+// TestDataParallelAroundTheHostRaced: an operation that runs by its Do during an exchange keeps
 // exchanges out of graphs, and changes no bits.
-func TestDataParallelAroundTheHost(t *testing.T) {
+func TestDataParallelAroundTheHostRaced(t *testing.T) {
 	build := func(t testing.TB, dt tensor.Dtype) *model {
 		m := mlp(t, dt)
 		must(gorgonia.ApplyOp(&counter{}, m.params[2].Deriv()))
@@ -550,9 +551,9 @@ func (c *eager) Start(q backend.Queue, what backend.Collective, dst,
 	return c.Communicator.Start(q, what, dst, src)
 }
 
-// TestDataParallelIsRecorded: on a device with graphs, all exchanges are in graphs from the third
-// run on.
-func TestDataParallelIsRecorded(t *testing.T) { dataParallelIsRecorded(t, testenv.Devices) }
+// TestDataParallelIsRecordedRaced: on a device with graphs, all exchanges are in graphs from the
+// third run on.
+func TestDataParallelIsRecordedRaced(t *testing.T) { dataParallelIsRecorded(t, testenv.Devices) }
 
 func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
 	isRecorded(t, k, 3)

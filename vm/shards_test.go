@@ -536,9 +536,9 @@ func TestShardsRefused(t *testing.T) {
 	}
 }
 
-// TestCloseOfOneRankSaysWhatToDo: where learnables are gathered in BF16, Close is collective on
-// each stage, and does not wait for ranks that go on training.
-func TestCloseOfOneRankSaysWhatToDo(t *testing.T) {
+// TestCloseOfOneRankSaysWhatToDoRaced: where learnables are gathered in BF16, Close is collective
+// on each stage, and does not wait for ranks that go on training.
+func TestCloseOfOneRankSaysWhatToDoRaced(t *testing.T) {
 	errs := together(t, testenv.Hosts, 2, func(r ranked) error {
 		as := training{build: mlp, solver: func() solver.Solver { return &solver.SGD{Rate: 1} }}
 		_, machine, err := r.start(as, vm.WithPrecision(vm.BF16), vm.WithShards(vm.SolverState))

@@ -326,7 +326,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-func TestClosed(t *testing.T) {
+func TestClosedRaced(t *testing.T) {
 	g, _, _, _ := doubled()
 	m := machine(t, g)
 	require.NoError(t, m.Close())

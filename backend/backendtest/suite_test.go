@@ -30,7 +30,7 @@ func referenceGroup(wrap func(*reference.Communicator) backend.Communicator) fun
 
 func asIs(c *reference.Communicator) backend.Communicator { return c }
 
-func TestReferencePasses(t *testing.T) {
+func TestReferencePassesUnraced(t *testing.T) {
 	Run(t, Options{New: referenceGroup(asIs)})
 }
 

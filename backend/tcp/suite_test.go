@@ -36,7 +36,7 @@ func (m machines) Connect(ctx context.Context, w *rendezvous.World) (backend.Com
 	return m.Backend.Connect(ctx, w)
 }
 
-func TestCommunicatorOfTwoMachines(t *testing.T) {
+func TestCommunicatorOfTwoMachinesUnraced(t *testing.T) {
 	backendtest.Run(t, backendtest.Options{New: backendtest.Over(machines{tcp.Backend{}}),
 		Sizes: []int{2, 3}})
 }

@@ -19,29 +19,27 @@ import (
 
 var sum = backend.Collective{Kind: backend.AllReduce}
 
-func TestKernelsKeepTheContract(t *testing.T) {
-	for _, test := range []struct {
-		force Algorithm
-		size  int
-		run   func(*testing.T, backendtest.Options)
-	}{
-		{byOneShot, 2, backendtest.RunWrapper}, // the rest of the suite is not about kernels
-		{byTwoShot, 3, backendtest.Run},
-	} {
-		t.Run(test.force.String(), func(t *testing.T) {
-			g := newRig(t)
-			g.openDevices(t, test.size)
-			o := options()
-			o.Force = test.force
-			test.run(t, backendtest.Options{
-				Sizes: []int{test.size}, Integers: backend.F32, // there are no kernels for i64
-				New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
-					return g.newGroup(size, timeout, same(o))
-				},
-				Copy: g.Move, OwnOrder: true, // what is NCCL's has its order
-				Tree: treeOf,
-			})
-		})
+func TestCommunicatorByOneShotOnFake(t *testing.T) {
+	backendtest.RunWrapper(t, suiteOf(t, byOneShot, 2)) // the rest is not about kernels
+}
+
+func TestCommunicatorByTwoShotOnFakeUnraced(t *testing.T) {
+	backendtest.Run(t, suiteOf(t, byTwoShot, 3))
+}
+
+// suiteOf are the options of the suite for one algorithm.
+func suiteOf(t *testing.T, force Algorithm, size int) backendtest.Options {
+	g := newRig(t)
+	g.openDevices(t, size)
+	o := options()
+	o.Force = force
+	return backendtest.Options{
+		Sizes: []int{size}, Integers: backend.F32, // there are no kernels for i64
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			return g.newGroup(size, timeout, same(o))
+		},
+		Copy: g.Move, OwnOrder: true, // what is NCCL's has its order
+		Tree: treeOf,
 	}
 }
 

@@ -27,7 +27,7 @@ func runAll(ways []func() (backend.Work, error)) (micros []float64, err error) {
 	return micros, nil
 }
 
-func TestTuneMeasuresEveryAlgorithmThatThereIs(t *testing.T) {
+func TestTuneMeasuresEveryAlgorithmThatThereIsUnraced(t *testing.T) {
 	const most = 16 << 20 // more than LL can send
 	all := func(n int) Sample { return Sample{n, 1, 2, 3, 4, 5, 0} }
 	for _, test := range []struct {

@@ -171,7 +171,7 @@ func TestErrorOfAnotherGroupIsNotOwn(t *testing.T) {
 	require.Fails(t, "the error", ms[0].Failure("allreduce"), "allreduce")
 }
 
-func TestCheckAllocatesNothing(t *testing.T) {
+func TestCheckAllocatesNothingUnraced(t *testing.T) {
 	if proctest.Race {
 		t.Skip("the race detector allocates")
 	}

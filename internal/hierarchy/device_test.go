@@ -17,7 +17,7 @@ func onDevices() map[string]Options {
 	return map[string]Options{"plain": always(), "exchange": half}
 }
 
-func TestDeviceMemoryIsNeverTouchedByTheHost(t *testing.T) {
+func TestDeviceMemoryIsNeverTouchedByTheHostUnraced(t *testing.T) {
 	most := times(longest, 10_007)
 	shapes := layouts(2, 2)
 	shapes["one device each"] = Grid(4, 1)

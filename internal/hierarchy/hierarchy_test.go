@@ -152,7 +152,7 @@ func layouts(M, D int) map[string]Layout {
 	}
 }
 
-func TestEveryLayoutGivesTheFlatResult(t *testing.T) {
+func TestEveryLayoutGivesTheFlatResultUnraced(t *testing.T) {
 	for _, shape := range shapes {
 		for name, l := range layouts(shape[0], shape[1]) {
 			t.Run(fmt.Sprintf("%dx%d %s", shape[0], shape[1], name), func(t *testing.T) {
@@ -211,7 +211,7 @@ var unequal = map[string]Layout{
 }
 
 // Ranks without a rail give what they have to those that are on one.
-func TestUnequalMachinesGiveTheFlatResult(t *testing.T) {
+func TestUnequalMachinesGiveTheFlatResultUnraced(t *testing.T) {
 	for name, l := range unequal {
 		for how, o := range map[string]Options{
 			"exact": {Mode: Always, SliceBytes: 4 << 10, Slots: 2}, "in 16 bits": {Mode: Always,
@@ -281,7 +281,7 @@ func inPlace(c *Communicator) error {
 	return nil
 }
 
-func TestAnyCaseGivesTheFlatResult(t *testing.T) {
+func TestAnyCaseGivesTheFlatResultUnraced(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 6))
 	for range times(100, 8) {
 		M, D := 1+rng.IntN(4), 1+rng.IntN(3)
@@ -496,7 +496,7 @@ func TestNaNsSurviveMinAndMax(t *testing.T) {
 	})
 }
 
-func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
+func TestBytesBetweenMachinesAreTheFormulaUnraced(t *testing.T) {
 	const chunk = 1024
 	for _, shape := range shapes {
 		M, D := shape[0], shape[1]

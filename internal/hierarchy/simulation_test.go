@@ -201,7 +201,7 @@ func (s *simulation) send(at float64, r, i int) {
 // The formula of one slice is exact. That of several counts the first one's way and then the
 // busiest resource; it leaves out where messages wait for a port, and what is hidden of starting
 // phases.
-func TestModelIsWhatASimulationOfEachMessageTakes(t *testing.T) {
+func TestModelIsWhatASimulationOfEachMessageTakesUnraced(t *testing.T) {
 	layouts := []Layout{Grid(2, 1), Grid(2, 2),
 		gridOf(4, 4, machineMinor), Grid(3, 2), Grid(2, 8)}
 	// bench/results/2026-11/2026-11-23-epyc2-hierarchy.md

@@ -230,9 +230,9 @@ func trials(t *testing.T, losses []loss, times int, machines []*proctest.Namespa
 // isFull reports whether all cases are tested, and not a sample of them.
 func isFull() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
-// TestTheLostRankIsNamedByProgramsThatEndAtOnce: stops and kills, on one machine that is declared
-// to be several, quiet and loaded.
-func TestTheLostRankIsNamedByProgramsThatEndAtOnce(t *testing.T) {
+// TestTheLostRankIsNamedByProgramsThatEndAtOnceUnraced: stops and kills, on one machine that is
+// declared to be several, quiet and loaded.
+func TestTheLostRankIsNamedByProgramsThatEndAtOnceUnraced(t *testing.T) {
 	losses := []loss{
 		{stopped, 2, 2, false}, {killed, 2, 2, false}, {stopped, 2, 2, true}, {stopped, 3, 1,
 			false},
@@ -256,9 +256,9 @@ func TestTheLostRankIsNamedByProgramsThatEndAtOnce(t *testing.T) {
 	}
 }
 
-// TestTheLostRankIsNamedOnMachinesUnderLoad: stops and kills of three machines with two ranks each,
-// while other programs want the cores. NAMES is how many of both (make names).
-func TestTheLostRankIsNamedOnMachinesUnderLoad(t *testing.T) {
+// TestTheLostRankIsNamedOnMachinesUnderLoadUnraced: stops and kills of three machines with two
+// ranks each, while other programs want the cores. NAMES is how many of both (make names).
+func TestTheLostRankIsNamedOnMachinesUnderLoadUnraced(t *testing.T) {
 	times := 1
 	if isFull() {
 		times = 20
@@ -276,8 +276,9 @@ func TestTheLostRankIsNamedOnMachinesUnderLoad(t *testing.T) {
 	}
 }
 
-// TestLostMachinesAreNamedByProgramsThatEndAtOnce: connections are cut one way and both ways.
-func TestLostMachinesAreNamedByProgramsThatEndAtOnce(t *testing.T) {
+// TestLostMachinesAreNamedByProgramsThatEndAtOnceUnraced: connections are cut one way and both
+// ways.
+func TestLostMachinesAreNamedByProgramsThatEndAtOnceUnraced(t *testing.T) {
 	losses := []loss{{cut, 2, 1, false}, {muted, 3, 2, false}}
 	if isFull() {
 		losses = nil

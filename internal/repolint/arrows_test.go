@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -247,12 +248,18 @@ type source struct {
 
 func (s source) test() bool { return strings.HasSuffix(s.name, "_test.go") }
 
-// sources parses every Go file of the module, whatever its build tags.
+// sources returns every Go file of the module, whatever its build tags. Nobody changes them.
 func sources(t *testing.T) []source {
 	t.Helper()
-	var all []source
+	all, err := allSources()
+	require.NoError(t, err)
+	return all
+}
+
+// allSources parses them once for all tests, at the root.
+var allSources = sync.OnceValues(func() (all []source, err error) {
 	fset := token.NewFileSet()
-	require.NoError(t, filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -268,9 +275,9 @@ func sources(t *testing.T) []source {
 		}
 		all = append(all, source{filepath.ToSlash(name), f})
 		return nil
-	}))
-	return all
-}
+	})
+	return all, err
+})
 
 // skipped reports whether the go command does not look into a directory, or
 // finds another module there, or git ignores it.

@@ -15,6 +15,10 @@ import (
 // chosen are the patterns of -run and -skip, of go test and of test programs.
 var chosen = regexp.MustCompile(`-(?:test\.)?(?:run|skip) ('[^']*'|\S+)`)
 
+// begins are the patterns of beginnings of names, and of ends that say where tests run.
+var begins = regexp.MustCompile(
+	`^\^(Test|Example)|^(On(GPU|NCCL|Host)|BetweenNetworks|Raced|Unraced)\$$`)
+
 // Tests are chosen by the beginning of their names, or by an end that says what they run on: a
 // piece of a name could be in another one, too. What is chosen exists.
 func TestTestsAreChosenByPrefix(t *testing.T) {
@@ -32,8 +36,7 @@ func TestTestsAreChosenByPrefix(t *testing.T) {
 			if name == "" || pattern == "^$" { // parts of any test, no test
 				continue
 			}
-			if !regexp.MustCompile(`^\^(Test|Example)|^(OnGPU|OnNCCL|BetweenNetworks)\$$`).
-				MatchString(name) {
+			if !begins.MatchString(name) {
 				t.Errorf("%q is a piece of a name", pattern)
 			}
 			if exp, err := regexp.Compile(name); err != nil ||

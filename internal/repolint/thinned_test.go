@@ -3,52 +3,60 @@ package repolint_test
 import (
 	"go/ast"
 	"go/build"
-	"os/exec"
+	"os"
 	"path"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
-// TestWhatRaceLeavesOutIsRunUnraced: a test that asks for -short, or for the race detector, itself
-// or in what it calls, leaves a part out in make race. THINNED in the Makefile names it, so that
-// make unraced runs it whole; elsewhere that part would run nowhere in CI.
+// named are the tests of raced packages that make unraced runs, too.
+var named = regexp.MustCompile(`Unraced$|Communicator`)
+
+// TestWhatRaceLeavesOutIsRunUnraced: a test of a raced package that asks for -short, or for the
+// race detector, itself or in what it calls, leaves a part out in make race. By its name make
+// unraced runs it whole; elsewhere that part would run nowhere in CI.
 func TestWhatRaceLeavesOutIsRunUnraced(t *testing.T) {
 	atRoot(t)
-	plan, err := exec.Command(lookMake(t), "-n", "unraced").Output()
-	require.NoError(t, err)
-	whole := regexp.MustCompile(`grep -E '([^']+)'`).FindSubmatch(plan)
-	thinned := regexp.MustCompile(`-run '([^']+)' -skip '[^']+' \\\n(.*)`).FindSubmatch(plan)
-	require.That(t, whole != nil && thinned != nil, "make unraced has other commands:\n%s", plan)
-	unraced := regexp.MustCompile(string(whole[1]))
-	var names []*regexp.Regexp
-	for _, pattern := range alternatives(string(thinned[1])) {
-		name, _, _ := strings.Cut(pattern, "/")
-		names = append(names, regexp.MustCompile(name))
-	}
-	found := 0
 	for _, test := range thins(t) {
-		dir, name := path.Dir(test), path.Base(test)
-		if unraced.MatchString("/euryale/" + dir + "/") {
-			continue
-		}
-		found++
-		require.Check(t,
-			slices.ContainsFunc(names, func(n *regexp.Regexp) bool { return n.MatchString(name) }),
-			"%s: %s leaves a part out in make race, and THINNED does not name it", dir, name)
-		if !slices.ContainsFunc(strings.Fields(string(thinned[2])), func(p string) bool {
-			under, all := strings.CutSuffix(p, "/...")
-			p = path.Clean(under)
-			return dir == p || all && strings.HasPrefix(dir, p+"/")
-		}) {
-			t.Errorf("make unraced does not run the tests of %s that THINNED names: %s", dir, name)
+		if dir, name := path.Split(test); raced(dir) && !named.MatchString(name) {
+			t.Errorf("%s%s leaves a part out in make race: let one ...Unraced run that", dir, name)
 		}
 	}
-	require.Check(t, found >= 10, "only %d tests were found", found)
+}
+
+// raced reports whether make race runs the tests of a package.
+func raced(dir string) bool {
+	_, err := os.Stat(path.Join(dir, "race_test.go"))
+	return err == nil
+}
+
+// TestPackagesThatStartGoroutinesAreRaced: make race runs all of their tests, or those ...Raced.
+// What only starts programs, and tools, are left out.
+func TestPackagesThatStartGoroutinesAreRaced(t *testing.T) {
+	atRoot(t)
+	starts, tests := map[string]bool{}, map[string]bool{}
+	for _, f := range sources(t) {
+		dir := path.Dir(f.name)
+		ast.Inspect(f.File, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				starts[dir] = starts[dir] || !f.test()
+			case *ast.FuncDecl:
+				tests[dir] = tests[dir] || f.test() && strings.HasSuffix(n.Name.Name, "Raced")
+			}
+			return true
+		})
+	}
+	for dir := range starts {
+		if top, _, _ := strings.Cut(dir, "/"); starts[dir] && !raced(dir) && !tests[dir] &&
+			!slices.Contains([]string{"bench", "cmd", "examples"}, top) &&
+			!strings.HasPrefix(dir, "internal/t") {
+			t.Errorf("%s starts goroutines: give it a file race_test.go, or tests ...Raced", dir)
+		}
+	}
 }
 
 // thinning are the functions for tests that ask for the race detector.
@@ -75,7 +83,7 @@ func thins(t *testing.T) (tests []string) {
 			case !f.test() && dir != "backend/backendtest" &&
 				slices.ContainsFunc(used, func(u string) bool { return asks[u] }):
 				t.Errorf("%s: %s asks for -short or the race detector: tests do, whose names "+
-					"THINNED has", f.name, d.Name.Name)
+					"say so", f.name, d.Name.Name)
 			case f.test() && d.Recv == nil:
 				uses[name] = append(uses[name], used...)
 				if strings.HasPrefix(d.Name.Name, "Test") && d.Name.Name != "TestMain" {

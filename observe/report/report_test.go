@@ -151,9 +151,9 @@ func TestEpochsAreNoSteps(t *testing.T) {
 	}
 }
 
-// TestClocksAreAligned: clocks that are wrong, and drift, change no figure by more than the bounds
-// say, and those that may be one are left alone.
-func TestClocksAreAligned(t *testing.T) {
+// TestClocksAreAlignedRaced: clocks that are wrong, and drift, change no figure by more than the
+// bounds say, and those that may be one are left alone.
+func TestClocksAreAlignedRaced(t *testing.T) {
 	for name, ahead := range map[string]func(rank int, at int64) int64{
 		"one clock": func(int, int64) int64 { return 0 },
 		"far apart": func(rank int, _ int64) int64 { return int64(rank) * 3_600_000_000_000 },

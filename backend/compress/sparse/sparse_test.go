@@ -175,14 +175,14 @@ func largest(x []float32, k int) []float32 {
 	return s
 }
 
-func TestThresholdSumsTheMaskedVectors(t *testing.T) {
+func TestThresholdSumsTheMaskedVectorsUnraced(t *testing.T) {
 	const limit = 0.25
 	for _, P := range []int{2, 5} {
 		for _, change := range []func(*Communicator){asIs, always} {
 			everywhere(t, P, wrap(change, Threshold(limit), WithoutFeedback()),
 				func(c *Communicator) error {
 					for _, n := range []int{1, 1000, 3*block + 1, 1_000_001} {
-						if n > 1_000_000 && (P > 2 || testing.Short()) {
+						if n > 1_000_000 && P > 2 {
 							continue
 						}
 						densities := []float64{0, 0.01, 0.05, 0.5, 0.9, 1}
@@ -249,7 +249,7 @@ func TestNonzerosInTheTailOnly(t *testing.T) {
 	}
 }
 
-func TestTopKSendsTheLargest(t *testing.T) {
+func TestTopKSendsTheLargestUnraced(t *testing.T) {
 	cases := []struct {
 		name    string
 		density float64
@@ -532,12 +532,13 @@ func overflow(t *testing.T, k testenv.Kind) {
 	})
 }
 
-func TestBackToBackCallsOfOtherCountsAreExact(t *testing.T) {
+func TestBackToBackCallsOfOtherCountsAreExact(t *testing.T) { backToBack(t, 100) }
+
+func TestManyBackToBackCallsOfOtherCountsAreExactUnraced(t *testing.T) { backToBack(t, 1000) }
+
+func backToBack(t *testing.T, calls int) {
+	t.Helper()
 	const n, P = 700, 3
-	calls := 1000
-	if testing.Short() {
-		calls = 100
-	}
 	group(t, P, wrap(asIs, Threshold(0.5)), func(c *Communicator) error {
 		q, err := c.Device().NewQueue()
 		if err != nil {

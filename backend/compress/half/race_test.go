@@ -1,0 +1,3 @@
+//go:build race
+
+package half // make race runs all of its tests

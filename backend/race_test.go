@@ -1,0 +1,3 @@
+//go:build race
+
+package backend_test // make race runs all of its tests

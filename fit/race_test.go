@@ -1,0 +1,3 @@
+//go:build race
+
+package fit_test // make race runs all of its tests

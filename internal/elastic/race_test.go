@@ -1,0 +1,3 @@
+//go:build race
+
+package elastic // make race runs all of its tests

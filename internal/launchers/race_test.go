@@ -1,0 +1,3 @@
+//go:build race
+
+package launchers // make race runs all of its tests

@@ -1,0 +1,3 @@
+//go:build race
+
+package shm // make race runs all of its tests

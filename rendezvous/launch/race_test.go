@@ -1,0 +1,3 @@
+//go:build race
+
+package launch // make race runs all of its tests
