@@ -80,10 +80,10 @@ type Random interface {
 // newInventory returns the model of parameters and of what options declare.
 func newInventory(params []*param, frozen gorgonia.Nodes, random Random) (v inventory, err error) {
 	v.learnables, v.random, v.byOption = params, random, random != nil
-	if err = v.freeze(frozen); err == nil {
-		err = v.find()
+	if err = v.freeze(frozen); err != nil {
+		return v, fmt.Errorf("WithFrozen: %w", err)
 	}
-	return v, err
+	return v, v.find()
 }
 
 // freeze adds variables.
@@ -94,11 +94,11 @@ func (v *inventory) freeze(variables gorgonia.Nodes) error {
 			err = fmt.Errorf("%w: %s is given twice", backend.ErrArgument, stock.Label(n))
 		}
 		if err != nil {
-			return fmt.Errorf("WithFrozen: %w", err)
+			return err
 		}
 		p, err := frozenPiece(i, n)
 		if err != nil {
-			return fmt.Errorf("WithFrozen: %w", err)
+			return err
 		}
 		v.frozen = append(v.frozen, p)
 	}

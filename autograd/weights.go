@@ -2,7 +2,6 @@ package autograd
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -208,16 +207,11 @@ func weights(nodes gorgonia.Nodes) (v inventory, err error) {
 	if len(nodes) == 0 {
 		return v, fmt.Errorf("%w: there are no variables", backend.ErrArgument)
 	}
+	if err := v.freeze(nodes); err != nil {
+		return v, err
+	}
 	for i, n := range nodes {
-		if err := v.freezable(n); err != nil {
-			return v, err
-		}
-		p, err := frozenPiece(i, n)
-		if err != nil {
-			return v, err
-		}
-		p.name = "the variable " + stock.Label(n)
-		v.frozen = append(v.frozen, p)
+		v.frozen[i].name = "the variable " + stock.Label(n)
 	}
 	if err := v.findIn(nodes); err != nil {
 		return v, err
@@ -372,16 +366,12 @@ func readWeights(path string) (map[string]stored, error) {
 
 // readCheckpoint reads the model of a checkpoint.
 func readCheckpoint(dir string) (map[string]stored, error) {
-	var r struct{ Format, Shards int }
-	text, stamp, err := checkpoint.ReadRecord(dir)
-	if err == nil {
-		err = json.Unmarshal(text, &r)
-	}
+	r, err := readRecord(dir)
 	if err != nil {
 		return nil, err
 	}
 	model := func(name string) bool { return !strings.HasPrefix(name, checkpoint.SolverPrefix) }
-	all, err := checkpoint.Read(dir, stamp, r.Shards,
+	all, err := checkpoint.Read(dir, r.Stamp, r.Shards,
 		checkpoint.Wanted{Rest: model, Constants: true})
 	if r.Format == numberedFormat {
 		all = unnumbered(all)

@@ -288,7 +288,11 @@ func (m *Machine) compile() (err error) {
 	} else if device, err = exec.On(m.device); err != nil {
 		return err
 	}
-	if m.exec, err = exec.New(m.plan, device, calls, m.parallel.exchanging()); err != nil {
+	var buckets exec.Buckets
+	if m.parallel != nil {
+		buckets = m.parallel.exchange
+	}
+	if m.exec, err = exec.New(m.plan, device, calls, buckets); err != nil {
 		return err
 	}
 	m.behind = exec.CloseBehind(m, m.exec)

@@ -16,7 +16,6 @@ import (
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/terms"
-	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -310,14 +309,6 @@ func (p *parallel) parts() (comm backend.Communicator, divided []bool) {
 		return nil, nil
 	}
 	return p.exchange.Parts()
-}
-
-// exchanging returns the buckets by which the executor exchanges gradients.
-func (p *parallel) exchanging() exec.Buckets {
-	if p == nil {
-		return nil
-	}
-	return p.exchange
 }
 
 // err returns the error that has ended a machine, or nil.
