@@ -62,17 +62,6 @@ type Position struct {
 	Proxy                bool   // the ranks of a machine have one parent, which tells jobs apart
 }
 
-// All returns the contracts. Those of launchers that others start come first, and those that
-// number machines last.
-func All() []Contract {
-	return []Contract{
-		torchrun(), openMPI(), jsrun(), horovod(), hydra(), mvapich(), mlx(), paddle(), pals(),
-		flux(), slurm(), pmi(), pmix(), condor(), pbs(), dmlc(),
-		kubeflow(), jax(), leaderWorkerSet(), volcano(), skyPilot(), sageMaker(), vertex(),
-		tensorFlow(), awsBatch(), ngc(), nodes(), indexedJob(),
-	}
-}
-
 // SignNames are the names of Signs.
 func (c Contract) SignNames() []string {
 	if c.Signs != nil {
