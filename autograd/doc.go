@@ -168,7 +168,7 @@
 // the model alone, for another solver. A program without other ranks passes [Solo] to [New].
 package autograd
 
-// Each file uses only files in the lines below its own; layout and param use each other.
+// Each file uses only files in its own line and in those below, as a test checks.
 //
 //	exchange, check, hook, elastic          what machines and programs call
 //	checkpoint
