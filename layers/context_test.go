@@ -83,8 +83,8 @@ type gpt struct {
 func (g gpt) build(b *layers.Builder) (tokens, targets *layers.Tokens, loss layers.Node) {
 	const vocabulary = 96
 	tokens, targets = b.Tokens("tokens", 1, 1, g.context), b.Tokens("targets", 1, 1, g.context)
-	words := b.Learn("words", layers.Normal(0.02), 0, vocabulary, g.width)
-	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+	embedding := b.Learn("words", layers.Normal(0.02), 0, vocabulary, g.width)
+	x := b.To(b.Embedding(embedding, tokens), layers.Tensor, layers.Replicated)
 	if g.learned {
 		x = b.Positions("positions", x)
 	} else {
@@ -96,7 +96,7 @@ func (g gpt) build(b *layers.Builder) (tokens, targets *layers.Tokens, loss laye
 		x = b.Add(x, b.Attention(name+".a", b.LayerNorm(name+".n1", x), how))
 		x = b.Add(x, b.MLP(name+".m", b.LayerNorm(name+".n2", x), 4*g.width))
 	}
-	return tokens, targets, b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
+	return tokens, targets, b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), embedding), targets)
 }
 
 // needs returns the bytes that training and evaluation in bfloat16 take until some steps are done:

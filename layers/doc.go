@@ -8,8 +8,8 @@
 //	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, seed)
 //	tokens := b.Tokens("tokens", 1, batch, context)
 //	targets := b.Tokens("targets", 1, batch, context)
-//	words := b.Learn("words", layers.Normal(0.02), 0, vocabulary, width)
-//	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+//	embedding := b.Learn("words", layers.Normal(0.02), 0, vocabulary, width)
+//	x := b.To(b.Embedding(embedding, tokens), layers.Tensor, layers.Replicated)
 //	x = b.Positions("positions", x)
 //	heads := layers.AttentionOptions{Heads: 4, Causal: true}
 //	for i := range depth {
@@ -19,7 +19,7 @@
 //		h = b.LayerNorm(name+".norm2", x)
 //		x = b.Add(x, b.MLP(name+".mlp", h, 4*width))
 //	}
-//	loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
+//	loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), embedding), targets)
 //	learnables, err := b.Grad(loss)
 //	machine, err := vm.New(b.Graph(), device, vm.WithSolver(solver, learnables...), b.Training())
 //

@@ -52,7 +52,7 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 // Padding says which token fills up short samples: [Builder.CrossEntropy] leaves it out, and the
 // loss is the mean over all other targets. It may be a number outside the vocabulary, unless the
 // tokens are embedded, because an embedding looks up its row. Padding returns the tokens. A
-// [Builder.MoE] needs the tokens (MoEOptions.Tokens), whose padding then takes no room of experts.
+// [Builder.MoE] needs the tokens (MoEOptions.Tokens), whose padding then takes no capacity of experts.
 //
 // Errors: [backend.ErrArgument] if something uses the tokens already, or a MoE knows of none.
 func (t *Tokens) Padding(id int) *Tokens {
@@ -198,13 +198,13 @@ func marked[T float32 | float64](data []T, ids []int, in func(id, start, end int
 }
 
 // vocabulary returns the length of a learnable's first axis and which part of it this rank has.
-func (b *Builder) vocabulary(words Node) (n, start, end int) {
-	if words.place[Tensor] == Split(0) {
-		n = sum(words.parts[Tensor])
+func (b *Builder) vocabulary(embedding Node) (n, start, end int) {
+	if embedding.place[Tensor] == Split(0) {
+		n = sum(embedding.parts[Tensor])
 		start, end = b.layout.shareOf(Tensor, n)
 		return n, start, end
 	}
-	n = words.Shape()[0]
+	n = embedding.Shape()[0]
 	return n, 0, n
 }
 
@@ -218,28 +218,29 @@ func (t *Tokens) of() string {
 
 // Embedding returns the row of each token.
 //
-//	in   words   [vocabulary, n]   a learnable, Split(0) over the Tensor group or undivided
-//	     tokens  [d...]
-//	out  y       [d..., n]         Partial over the Tensor group if it divides words,
-//	                               else Replicated
+//	in   embedding  [vocabulary, n]   a learnable, Split(0) over the Tensor group or undivided
+//	     tokens     [d...]
+//	out  y          [d..., n]         Partial over the Tensor group if it shards the embedding,
+//	                                  else Replicated
 //
 // A rank has zeros for tokens of other ranks' parts of the vocabulary: To adds them up. The row of
 // a padding token, of which one may be given, has no gradient: see [nn.Embedding].
 //
-// Cost: a copy of y; backward a pass over the gradient of words, and with padding one over dy.
-// Errors: [ErrPlacement] if words are divided along another axis; [backend.ErrArgument] for a
-// padding that is not -vocabulary to vocabulary-1, or more than one.
-func (b *Builder) Embedding(words Node, tokens *Tokens, padding ...int) Node {
+// Cost: a copy of y; backward a pass over the gradient of the embedding, and with padding one
+// over dy.
+// Errors: [ErrPlacement] if the embedding is sharded along another axis; [backend.ErrArgument] for
+// a padding that is not -vocabulary to vocabulary-1, or more than one.
+func (b *Builder) Embedding(embedding Node, tokens *Tokens, padding ...int) Node {
 	return b.apply("Embedding"+tokens.of(), func() (Node, error) {
-		if err := firstOf(require("words", words, Sequence, Copied), require("words", words, Tensor,
-			Split(0), Replicated)); err != nil {
+		if err := firstOf(require("embedding", embedding, Sequence, Copied),
+			require("embedding", embedding, Tensor, Split(0), Replicated)); err != nil {
 			return Node{}, err
 		}
-		if words.Dims() != 2 {
-			return Node{}, fmt.Errorf("%w: words have shape %v: want a matrix", ops.ErrShape,
-				words.Shape())
+		if embedding.Dims() != 2 {
+			return Node{}, fmt.Errorf("%w: the embedding has shape %v: want a matrix", ops.ErrShape,
+				embedding.Shape())
 		}
-		n, start, end := b.vocabulary(words)
+		n, start, end := b.vocabulary(embedding)
 		unlearnt, err := ownRows(padding, n, start, end)
 		if err != nil {
 			return Node{}, err
@@ -249,9 +250,9 @@ func (b *Builder) Embedding(words Node, tokens *Tokens, padding ...int) Node {
 		// Tokens of other ranks take rows in turn: the gradient of a row is a sum, in order, over
 		// all tokens that took it.
 		turn := func(id int) int { return id % (end - start) }
-		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, turn, within),
+		y.Node, err = nn.Embedding(embedding.Node, tokens.numbers(n, start, end, turn, within),
 			unlearnt...)
-		if err != nil || words.place[Tensor] != Split(0) {
+		if err != nil || embedding.place[Tensor] != Split(0) {
 			return y, err
 		}
 		y.place[Tensor] = Partial
@@ -261,7 +262,7 @@ func (b *Builder) Embedding(words Node, tokens *Tokens, padding ...int) Node {
 				tokens.mask(within, start, end, append(shape, 1)...), nil, []byte{byte(len(shape))})
 		}
 		return y, err
-	}, "words", words, "tokens", tokens)
+	}, "embedding", embedding, "tokens", tokens)
 }
 
 // ownRows returns which of a rank's rows, from start to end of n, the given ones are: end-start for

@@ -22,13 +22,13 @@ func model(l *layers.Layout) (b *layers.Builder, in, out *layers.Tokens, loss la
 	const batch, positions, vocabulary, width, seed = 1, 4, 5, 8, 1
 	b = layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, seed)
 	in, out = b.Tokens("in", 1, batch, positions), b.Tokens("out", 1, batch, positions)
-	words := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width) // divided along axis 0
-	x := b.To(b.Embedding(words, in), layers.Tensor, layers.Replicated)
+	embedding := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width) // sharded along axis 0
+	x := b.To(b.Embedding(embedding, in), layers.Tensor, layers.Replicated)
 	x = b.Positions("positions", x)
 	o := layers.AttentionOptions{Heads: 2, Causal: true}
 	x = b.Add(x, b.Attention("attention", b.LayerNorm("norm1", x), o))
 	x = b.Add(x, b.MLP("mlp", b.LayerNorm("norm2", x), 2*width))
-	return b, in, out, b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), out)
+	return b, in, out, b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), embedding), out)
 }
 
 // trained runs five steps as one rank of a layout, and returns the loss of the last.
@@ -79,7 +79,7 @@ func ExampleBuilder() {
 }
 
 // A mixture of experts on one rank, and on two that have two experts each. The tokens of the first
-// sample all want one expert, which has room for half of them.
+// sample all want one expert, which has capacity for half of them.
 func ExampleBuilder_MoE() {
 	for _, ranks := range []int{1, 2} {
 		rank := func(comm backend.Communicator, build sync.Locker) error {

@@ -24,7 +24,7 @@ type MoEOptions struct {
 	// Balance is the weight of the load-balancing loss: 0.01 in Switch Transformers.
 	Balance float64
 	// Tokens are what x is of, [batch, positions]: needed where a graph has [Tokens.Padding], which
-	// then takes no room of experts, gets nothing from them, and counts in no Loss and Dropped.
+	// then takes no capacity of experts, gets nothing from them, and counts in no Loss and Dropped.
 	Tokens *Tokens
 }
 
@@ -38,7 +38,7 @@ type Experts struct {
 	// evenly. Padding is left out: shares and means count a sample's other tokens, and the mean
 	// takes the samples that have any, which ranks count as in [Builder.CrossEntropy].
 	Loss Node
-	// Dropped is the number of choices for which there was no room.
+	// Dropped is the number of choices for which there was no capacity.
 	Dropped Node
 }
 
@@ -117,7 +117,7 @@ func (b *Builder) route(name string, t *Tokens) error {
 }
 
 func unpadded(moe, tokens string) error {
-	return fmt.Errorf("%w: MoE %s and the padding of %s, which would take room of experts: call "+
+	return fmt.Errorf("%w: MoE %s and the padding of %s, which would take experts' capacity: call "+
 		"Padding first, and set MoEOptions.Tokens", backend.ErrArgument, moe, tokens)
 }
 

@@ -46,12 +46,12 @@ func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOp
 		if padding {
 			o.Tokens = tokens.Padding(vocabulary - 1)
 		}
-		words := b.Learn("words", layers.Normal(0.5), 0, vocabulary, width)
-		x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+		embedding := b.Learn("words", layers.Normal(0.5), 0, vocabulary, width)
+		x := b.To(b.Embedding(embedding, tokens), layers.Tensor, layers.Replicated)
 		x = b.To(b.Positions("p", x), layers.Sequence, layers.Split(0))
 		e := b.MoE("experts", x, o)
 		x = b.To(b.Add(x, e.Y), layers.Sequence, layers.Split(1))
-		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), words), targets)
+		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), embedding), targets)
 		learnables, err := b.Grad(b.Add(loss, e.Loss))
 		scale(learnables)
 		build.Unlock()
@@ -152,9 +152,9 @@ func TestPaddingTakesNoRoomOfExperts(t *testing.T) {
 				batch := max(1, len(ids)/8)
 				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 5)
 				tokens := b.Tokens("tokens", 1, batch, len(ids)/batch).Padding(0)
-				words := b.Learn("words", layers.Normal(1), layers.Undivided, 9, 6)
-				x := b.To(b.Embedding(words, tokens), layers.Sequence, layers.Split(0))
-				// so that what an expert has room for does not depend on the positions
+				embedding := b.Learn("words", layers.Normal(1), layers.Undivided, 9, 6)
+				x := b.To(b.Embedding(embedding, tokens), layers.Sequence, layers.Split(0))
+				// so that the capacity of an expert does not depend on the positions
 				capacity := 0.5 * 4 / float64(choices*len(ids)/batch)
 				e := b.MoE("moe", x, layers.MoEOptions{Experts: 4, Choices: choices, Hidden: 5,
 					Capacity: capacity, Balance: 1, Tokens: tokens})

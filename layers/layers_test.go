@@ -678,14 +678,14 @@ func lossesOf(t *testing.T, k testenv.Kind, s layers.Sizes, along, padded bool) 
 		if padded {
 			targets.Padding(filler)
 		}
-		words := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width)
+		embedding := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width)
 		over := layers.Replicated
 		if along {
 			over = layers.Split(1)
 		}
-		x := b.To(b.Embedding(words, tokens), layers.Tensor, over)
+		x := b.To(b.Embedding(embedding, tokens), layers.Tensor, over)
 		x = blocks["transformer"](b, b.LayerNorm("n0", x))
-		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), words), targets)
+		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), embedding), targets)
 		learnables, err := b.Grad(loss)
 		build.Unlock()
 		if err != nil {

@@ -12,25 +12,26 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// Logits is a classifier that shares the weights of an embedding: scores of each word of the
+// Logits is a classifier that shares the weights of an embedding: scores of each token of the
 // vocabulary.
 //
-//	in   x      [d..., n]
-//	     words  [vocabulary, n]   a learnable, Split(0) over the Tensor group
-//	out  y      [d..., vocabulary]   y = x wordsᵀ, Split along the last axis over the Tensor group
+//	in   x          [d..., n]
+//	     embedding  [vocabulary, n]   a learnable, Split(0) over the Tensor group
+//	out  y          [d..., vocabulary]   y = x embeddingᵀ, Split along the last axis over the
+//	                                     Tensor group
 //
 // x enters tensor-parallel work here.
 //
 // Cost: 2*d*n*vocabulary/P operations, backward twice that.
 // Errors: [ErrPlacement].
-func (b *Builder) Logits(x, words Node) Node {
+func (b *Builder) Logits(x, embedding Node) Node {
 	return b.within("Logits", func() Node {
 		x := b.beginTensorParallel(x)
 		return b.apply("Logits", func() (Node, error) {
 			last := x.Dims() - 1
 			if err := firstOf(divided("x", x), whole("x", x, last),
-				require("words", words, Sequence, Copied), require("words", words, Tensor,
-					Split(0))); err != nil {
+				require("embedding", embedding, Sequence, Copied),
+				require("embedding", embedding, Tensor, Split(0))); err != nil {
 				return Node{}, err
 			}
 			shape := x.Shape()
@@ -38,14 +39,14 @@ func (b *Builder) Logits(x, words Node) Node {
 			if err != nil {
 				return Node{}, err
 			}
-			if n, err = nn.BatchedMatMul(false, true, n, words.Node); err != nil {
+			if n, err = nn.BatchedMatMul(false, true, n, embedding.Node); err != nil {
 				return Node{}, err
 			}
-			n, err = reshape(n, append(slices.Clone(shape[:last]), words.Shape()[0])...)
+			n, err = reshape(n, append(slices.Clone(shape[:last]), embedding.Shape()[0])...)
 			y := Place(n, x)
-			y.place[Tensor], y.parts[Tensor] = Split(last), words.parts[Tensor]
+			y.place[Tensor], y.parts[Tensor] = Split(last), embedding.parts[Tensor]
 			return y, err
-		}, "x", x, "words", words)
+		}, "x", x, "embedding", embedding)
 	})
 }
 

@@ -52,9 +52,9 @@ func TestPaddedTargetsDoNotCount(t *testing.T) {
 		func(l *layers.Layout, _ backend.Device, _ sync.Locker) error {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 			targets := b.Tokens("targets", 1, 1, 3).Padding(9)
-			words := b.Learn("words", layers.Constant(1), 0, 4, 2)
+			embedding := b.Learn("words", layers.Constant(1), 0, 4, 2)
 			logits := b.Logits(b.To(layers.Whole(variable(b, "x", tensor.Float64, 1, 3, 2)),
-				layers.Sequence, layers.Split(1)), words)
+				layers.Sequence, layers.Split(1)), embedding)
 			loss := b.CrossEntropy(logits, targets)
 			if _, err := b.Grad(loss); err != nil {
 				return err
@@ -72,7 +72,7 @@ func TestPaddedTargetsDoNotCount(t *testing.T) {
 				}
 				near(t, fmt.Sprint(test.ids), []float64{loss.Value().Data().(float64)},
 					[]float64{test.want}, 1e-12)
-				for _, v := range numbers(words.Deriv().Value()) {
+				for _, v := range numbers(embedding.Deriv().Value()) {
 					if v != v {
 						t.Errorf("%v: the gradient is NaN", test.ids)
 					}
@@ -97,8 +97,8 @@ func TestAPaddingRowIsInTheVocabulary(t *testing.T) {
 				build.Lock()
 				defer build.Unlock()
 				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
-				words := b.Learn("words", layers.Normal(1), 0, 5, 2)
-				b.Embedding(words, b.Tokens("tokens", 0, 3), row)
+				embedding := b.Learn("words", layers.Normal(1), 0, 5, 2)
+				b.Embedding(embedding, b.Tokens("tokens", 0, 3), row)
 				if err := b.Err(); refused != errors.Is(err, backend.ErrArgument) ||
 					!refused && err != nil {
 					t.Errorf("padding %d: %v", row, err)
@@ -119,10 +119,10 @@ func TestLossInTiles(t *testing.T) {
 				if padded {
 					targets.Padding(5)
 				}
-				words := b.Learn("words", layers.Normal(1), 0, 20, 3)
+				embedding := b.Learn("words", layers.Normal(1), 0, 20, 3)
 				x := b.To(layers.Whole(variable(b, "x", tensor.Float64, 2, 6, 3)), layers.Sequence,
 					layers.Split(1))
-				loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
+				loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), embedding), targets)
 				learnables, err := b.Grad(loss)
 				if err != nil {
 					return err

@@ -100,11 +100,12 @@ func TestWrongPlacement(t *testing.T) {
 				return b.Attend(q, q, q, [2]int{1, 1},
 					layers.AttentionOptions{Causal: true})
 			}},
-		{"words that were gathered", "missing a copy whose gradient is all-reduced: To(words, " +
-			"layers.Sequence, layers.Copied)", func(b *layers.Builder, x layers.Node) layers.Node {
-			words := b.To(b.To(b.Learn("w", layers.Constant(1), layers.Undivided, 4, 4), seq,
+		{"an embedding that was gathered", "missing a copy whose gradient is all-reduced: " +
+			"To(embedding, layers.Sequence, layers.Copied)", func(b *layers.Builder,
+			x layers.Node) layers.Node {
+			embedding := b.To(b.To(b.Learn("w", layers.Constant(1), layers.Undivided, 4, 4), seq,
 				layers.Split(0)), seq, layers.Replicated)
-			return b.Embedding(words, b.Tokens("t", 1, 1, 4))
+			return b.Embedding(embedding, b.Tokens("t", 1, 1, 4))
 		}},
 		{"no way back", "no collective makes it replicated",
 			func(b *layers.Builder, x layers.Node) layers.Node {

@@ -75,7 +75,7 @@ func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 				values = append(values, x)
 			}
 		}
-		t.weights, t.at = room(b.number(0), len(values)), make([]int, len(values)/n)
+		t.weights, t.at = zeroed(b.number(0), len(values)), make([]int, len(values)/n)
 		if len(values) > 0 {
 			t.own = b.tensor([]int{len(values) / n, n}, values)
 			t.weights = elements(t.own)
@@ -202,7 +202,7 @@ func (t *Table) update(solver Solver, rows []int, all touched) error {
 	move(w, t.weights, false)
 	for name, kept := range t.state {
 		if state[name] = kept; kept.DType() == w.DType() {
-			state[name] = room(t.b.number(0), w.Len())
+			state[name] = zeroed(t.b.number(0), w.Len())
 			move(state[name], kept, false)
 		}
 	}
@@ -221,7 +221,7 @@ func (t *Table) update(solver Solver, rows []int, all touched) error {
 		if kept.DType() == w.DType() {
 			all, ok := t.state[name]
 			if !ok || all.Len() != t.weights.Len() { // no rows are a state, too
-				all = room(t.b.number(0), t.weights.Len())
+				all = zeroed(t.b.number(0), t.weights.Len())
 			}
 			move(kept, all, true)
 			state[name] = all
@@ -283,8 +283,8 @@ func elements(t *tensor.Dense) backend.Buffer {
 	return backend.Of(t.Data().([]float64))
 }
 
-// room returns n zeros of the type of a number.
-func room(like any, n int) backend.Buffer {
+// zeroed returns n zeros of the type of a number.
+func zeroed(like any, n int) backend.Buffer {
 	if _, ok := like.(float32); ok {
 		return backend.Of(make([]float32, n))
 	}

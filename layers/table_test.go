@@ -63,8 +63,8 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (loss
 			positions)
 		table := b.Table("items", layers.Normal(0.5), rows, width)
 		x := b.Add(table.Lookup(tokens), table.Lookup(targets))
-		words := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width)
-		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), words), targets)
+		embedding := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width)
+		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), embedding), targets)
 		learnables, err := b.Grad(loss)
 		build.Unlock()
 		if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// predictor predicts the next of 6 words.
+// predictor predicts the next token of 6.
 type predictor struct {
 	b               *layers.Builder
 	tokens, targets *layers.Tokens
@@ -37,12 +37,12 @@ func newPredictor(l *layers.Layout, samples int, prepare func(m *predictor)) (m 
 	if prepare != nil {
 		prepare(m)
 	}
-	words := m.b.Learn("words", layers.Normal(1), 0, 6, 4)
-	x := m.b.To(m.b.Embedding(words, m.tokens), layers.Tensor, layers.Replicated)
+	embedding := m.b.Learn("words", layers.Normal(1), 0, 6, 4)
+	x := m.b.To(m.b.Embedding(embedding, m.tokens), layers.Tensor, layers.Replicated)
 	if m.extra.Node != nil {
 		x = m.b.Add(x, m.extra)
 	}
-	m.loss = m.b.CrossEntropy(m.b.Logits(m.b.GELU(x), words), m.targets)
+	m.loss = m.b.CrossEntropy(m.b.Logits(m.b.GELU(x), embedding), m.targets)
 	m.learnables, err = m.b.Grad(m.loss)
 	return m, err
 }
@@ -291,8 +291,8 @@ type dropped struct {
 func (d *dropped) build(l *layers.Layout, built bool) error {
 	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 	d.tokens = b.Tokens("tokens", 1, d.batch, 3)
-	words := b.Learn("words", layers.Normal(1), 0, 6, 8)
-	x := b.To(b.Embedding(words, d.tokens), layers.Tensor, layers.Replicated)
+	embedding := b.Learn("words", layers.Normal(1), 0, 6, 8)
+	x := b.To(b.Embedding(embedding, d.tokens), layers.Tensor, layers.Replicated)
 	if built {
 		x = b.Dropout(0.5, d.random, x)
 	} else {
@@ -302,7 +302,7 @@ func (d *dropped) build(l *layers.Layout, built bool) error {
 		}
 		x = layers.Place(y, x)
 	}
-	d.loss = b.CrossEntropy(b.Logits(x, words), d.tokens)
+	d.loss = b.CrossEntropy(b.Logits(x, embedding), d.tokens)
 	learnables, err := b.Grad(d.loss)
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ type Config struct {
 	HeadWidth  int
 	Hidden     int // units of the layers between attentions
 	Positions  int // the longest sequence that it was trained for
-	// Tied says that the embedding scores the words, too. It is false if the folder has another
+	// Tied says that the embedding is the output head, too. It is false if the folder has another
 	// head, whatever config.json says, as in transformers.
 	Tied    bool
 	Epsilon float64 // of the norms

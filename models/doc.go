@@ -57,5 +57,5 @@
 // # Padding
 //
 // As in transformers, lookups give the row of pad_token_id no gradient in the Llama family, and one
-// like others in GPT-2. An embedding that scores the words, too, learns it there.
+// like others in GPT-2. An embedding that is the output head, too, learns it there.
 package models

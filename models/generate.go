@@ -64,8 +64,8 @@ type generating struct {
 	caching
 	tokens  *layers.Tokens
 	ids     []int
-	logits  *gorgonia.Node // of all words, or the largest ones
-	best    *gorgonia.Node // the words of these, nil with all words
+	logits  *gorgonia.Node // of the whole vocabulary, or the largest ones
+	best    *gorgonia.Node // the tokens of these, nil with the whole vocabulary
 	machine *vm.Machine
 }
 
@@ -337,10 +337,10 @@ func (r *generating) add(texts []text, s Sampling, next func(row, token int) err
 // draw returns the next tokens of the texts that have not ended.
 func (r *generating) draw(texts []text, s Sampling) ([]int, error) {
 	logits, tokens := r.logits.Value().Data().([]float32), make([]int, len(texts))
-	words, errs := len(logits)/r.ends.Shape()[0], make([]error, len(texts))
+	n, errs := len(logits)/r.ends.Shape()[0], make([]error, len(texts))
 	var drawing sync.WaitGroup
 	for row := range texts {
-		t, of := &texts[row], logits[row*words:][:words]
+		t, of := &texts[row], logits[row*n:][:n]
 		switch {
 		case t.left == 0:
 		case r.best != nil:

@@ -189,9 +189,9 @@ func TestGeneratorSharesTheTensorsOfTraining(t *testing.T) {
 	prompt, want := e.rows(t, "tokens")[0][:8], e.rows(t, "greedy")[0]
 	s := models.Sampling{Max: 64}
 	require.Slices(t, "generated", generated(t, g, s, prompt)[0], want)
-	words := b.Learnables()[0].Value().Data().([]float32)
-	for i := range words {
-		words[i] = -words[i]
+	weights := b.Learnables()[0].Value().Data().([]float32)
+	for i := range weights {
+		weights[i] = -weights[i]
 	}
 	if got := generated(t, g, s, prompt)[0]; slices.Equal(got, want) {
 		t.Error("other weights change nothing")

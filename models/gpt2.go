@@ -15,8 +15,8 @@ const (
 // gpt2 builds GPT-2: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
 func (m *Model) gpt2(b *layers.Builder, tokens *layers.Tokens, c *caching) layers.Node {
 	n := m.Width
-	words := b.Learn(m.embedding(), drawn, 0, m.Vocabulary, n)
-	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+	embedding := b.Learn(m.embedding(), drawn, 0, m.Vocabulary, n)
+	x := b.To(b.Embedding(embedding, tokens), layers.Tensor, layers.Replicated)
 	positions := b.Learn(gpt2Prefix+"wpe.weight", drawn, layers.Undivided, m.Positions, n)
 	if c.step {
 		x = c.addPositions(b, positions, x)
@@ -32,7 +32,7 @@ func (m *Model) gpt2(b *layers.Builder, tokens *layers.Tokens, c *caching) layer
 		h = b.GELU(m.columns(b, p+"mlp.c_fc", h, true, 0, m.Hidden))
 		x = b.Add(x, m.dropped(b, m.Dropout.Residual, m.rows(b, p+"mlp.c_proj", h, 1, true)))
 	}
-	return m.head(b, b.LayerNorm(gpt2Prefix+"ln_f", c.last(b, x)), words)
+	return m.head(b, b.LayerNorm(gpt2Prefix+"ln_f", c.last(b, x)), embedding)
 }
 
 func (m *Model) gpt2Attention(b *layers.Builder, c *caching, block int, name string,

@@ -18,8 +18,8 @@ const (
 // llamas builds a model of the Llama family: Touvron et al., "LLaMA: Open and Efficient Foundation
 // Language Models", 2023; with shared heads of keys, Ainslie et al., "GQA", 2023.
 func (m *Model) llamas(b *layers.Builder, tokens *layers.Tokens, c *caching) layers.Node {
-	words := b.Learn(m.embedding(), drawn, 0, m.Vocabulary, m.Width)
-	x := b.To(b.Embedding(words, tokens, m.padding...), layers.Tensor, layers.Replicated)
+	embedding := b.Learn(m.embedding(), drawn, 0, m.Vocabulary, m.Width)
+	x := b.To(b.Embedding(embedding, tokens, m.padding...), layers.Tensor, layers.Replicated)
 	for i := range m.Blocks {
 		p := fmt.Sprintf("model.layers.%d.", i)
 		x = b.Add(x, m.llamaAttention(b, c, i, p+"self_attn.",
@@ -30,7 +30,7 @@ func (m *Model) llamas(b *layers.Builder, tokens *layers.Tokens, c *caching) lay
 			m.columns(b, p+"mlp.up_proj", h, m.Biased.MLP, 0, m.Hidden))
 		x = b.Add(x, m.rows(b, p+"mlp.down_proj", h, 1, m.Biased.MLP))
 	}
-	return m.head(b, b.RMSNorm("model.norm", m.Epsilon, c.last(b, x)), words)
+	return m.head(b, b.RMSNorm("model.norm", m.Epsilon, c.last(b, x)), embedding)
 }
 
 // embedding returns the name of the embedding.
@@ -41,12 +41,12 @@ func (m *Model) embedding() string {
 	return llamaPrefix + "embed_tokens.weight"
 }
 
-// head scores the words, by the embedding unless there is another head.
-func (m *Model) head(b *layers.Builder, x, words layers.Node) layers.Node {
+// head scores the vocabulary, by the embedding unless there is another head.
+func (m *Model) head(b *layers.Builder, x, embedding layers.Node) layers.Node {
 	if !m.Tied || m.adapter.parts(m.embedding()) {
-		words = b.Learn(headName, drawn, 0, m.Vocabulary, m.Width)
+		embedding = b.Learn(headName, drawn, 0, m.Vocabulary, m.Width)
 	}
-	y := b.Logits(x, words)
+	y := b.Logits(x, embedding)
 	if _, ok := m.adapter.of("lm_head"); ok {
 		y = m.adaptColumns(b, "lm_head", b.To(x, layers.Tensor, layers.Copied), y, 0, m.Vocabulary)
 	}

@@ -70,7 +70,7 @@ func (a *adapter) of(layer string) (l lowRank, ok bool) {
 	return l, ok
 }
 
-// parts reports whether an embedding that scores the words, too, does not any more: PEFT gives
+// parts reports whether an embedding that is the output head, too, does not any more: PEFT gives
 // modules_to_save weights of their own.
 func (a *adapter) parts(embedding string) bool {
 	return a != nil && (a.replaced[embedding] != "" || a.replaced[headName] != "")

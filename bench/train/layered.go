@@ -71,10 +71,10 @@ func (r recurrent) loss(b *builder) *gorgonia.Node {
 	rows := r.steps * r.batch
 	tokens := b.below(r.vocabulary, r.steps, r.batch)
 	scores := b.layered(func(l *layers.Builder) layers.Node {
-		words := l.Learn("words", layers.Normal(1), layers.Undivided, r.vocabulary, r.hidden)
+		embedding := l.Learn("words", layers.Normal(1), layers.Undivided, r.vocabulary, r.hidden)
 		h := l.Apply("embedding", func() (layers.Node, error) {
-			n, err := nn.Embedding(words.Node, tokens)
-			return layers.Place(n, words), err
+			n, err := nn.Embedding(embedding.Node, tokens)
+			return layers.Place(n, embedding), err
 		})
 		for i := range r.layers {
 			h = l.LSTM(fmt.Sprint("layer", i), h, r.hidden, nn.RecurrentOptions{})

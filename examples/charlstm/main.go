@@ -171,10 +171,10 @@ func (cfg config) build(layout *layers.Layout, pieces, characters int) model {
 	}
 	weight := G.NewScalar(b.Graph(), G.Float32, G.WithName("weight"), G.WithValue(float32(0)))
 	m := model{b: b, x: input("x"), y: input("y"), weight: weight}
-	words := b.Learn("characters", layers.Normal(1), layers.Undivided, characters, cfg.hidden)
+	embedding := b.Learn("characters", layers.Normal(1), layers.Undivided, characters, cfg.hidden)
 	h := b.Apply("embedding", func() (layers.Node, error) {
-		n, err := nn.Embedding(words.Node, m.x)
-		return layers.Place(n, words), err
+		n, err := nn.Embedding(embedding.Node, m.x)
+		return layers.Place(n, embedding), err
 	})
 	layer := map[string]func(string, layers.Node, int, nn.RecurrentOptions) layers.Node{
 		"lstm": b.LSTM, "gru": b.GRU}[cfg.cell]

@@ -128,7 +128,7 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 			return err
 		}
 	}
-	words, err := tokenizer.Load(cfg.folder)
+	vocabulary, err := tokenizer.Load(cfg.folder)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 		}
 		cfg.prompt = string(text)
 	}
-	prompt := words.Encode(cfg.prompt, true)
+	prompt := vocabulary.Encode(cfg.prompt, true)
 	said, err := cfg.sample(m, len(prompt))
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func (cfg config) generate(ctx context.Context, comm backend.Communicator) error
 	defer g.Close()
 	fmt.Fprintln(os.Stderr, said)
 	tokens, first := 0, time.Time{}
-	stream := words.Stream(true)
+	stream := vocabulary.Stream(true)
 	err = g.Generate(ctx, [][]int{prompt}, cfg.sampling, func(_, token int) error {
 		if tokens++; tokens == 1 {
 			first = time.Now()

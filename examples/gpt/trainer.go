@@ -239,8 +239,8 @@ func mean(xs []float64) float64 {
 // logits builds the model: the scores of the character behind each position, split over the
 // Sequence and the Tensor group.
 func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary int) layers.Node {
-	words := b.Learn("words", layers.Normal(deviation), 0, vocabulary, cfg.width)
-	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+	embedding := b.Learn("words", layers.Normal(deviation), 0, vocabulary, cfg.width)
+	x := b.To(b.Embedding(embedding, tokens), layers.Tensor, layers.Replicated)
 	x = b.Positions("positions", x)
 	how := layers.AttentionOptions{Heads: cfg.heads, Causal: true}
 	for i := range cfg.layers {
@@ -248,7 +248,7 @@ func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary in
 		x = b.Add(x, b.Attention(name+".attention", b.LayerNorm(name+".norm1", x), how))
 		x = b.Add(x, b.MLP(name+".mlp", b.LayerNorm(name+".norm2", x), 4*cfg.width))
 	}
-	return b.Logits(b.LayerNorm("norm", x), words)
+	return b.Logits(b.LayerNorm("norm", x), embedding)
 }
 
 // write returns what a trained model writes: all ranks draw the same. It is collective.

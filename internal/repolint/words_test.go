@@ -80,6 +80,9 @@ var replaced = []struct {
 	{regexp.MustCompile(`by level;|WithShards\(levels?\b`), "stage, as ZeRO has them"},
 	{regexp.MustCompile(`[rR]anks (may |can )?divide (the |all )?(learnables|param|weights)`),
 		"shard"},
+	{regexp.MustCompile(`\bwords have shape|Embedding\(words\b|\bwords (Node|:= b\.Learn)`),
+		"embedding, vocabulary"},
+	{regexp.MustCompile(`room of (an |the )?experts?|experts? ha[sd] (no )?room`), "capacity"},
 }
 
 func TestTextsUseTheFieldsWords(t *testing.T) {

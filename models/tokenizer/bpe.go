@@ -8,7 +8,7 @@ import (
 
 // bpe merges neighbours in a word: at each step, the pair that was learnt first.
 type bpe struct {
-	bytes    bool // words of the vocabulary are bytes, not letters
+	bytes    bool // the vocabulary is of bytes, not letters
 	ids      map[string]int32
 	merges   map[[2]int32]merge
 	whole    bool        // a word of the vocabulary is itself, whatever the merges: ignore_merges

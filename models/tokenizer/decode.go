@@ -26,7 +26,7 @@ type Stream struct {
 
 // Next returns the text that an id completes, which may be empty.
 func (s *Stream) Next(id int) string {
-	word, ok := s.t.words[id]
+	word, ok := s.t.vocabulary[id]
 	if !ok || s.skip && s.t.special[id] {
 		return ""
 	}

@@ -15,7 +15,7 @@ import (
 
 const (
 	fileName   = "tokenizer.json"
-	maxFile    = 64 << 20 // bytes. Those of 260,000 words have 33 MB.
+	maxFile    = 64 << 20 // bytes. Those of a vocabulary of 260,000 have 33 MB.
 	maxRest    = 4 << 20  // bytes of what is not the model, which take 100 times the memory
 	maxAdded   = 1 << 20  // bytes of added tokens
 	maxPattern = 1 << 12  // bytes of a regular expression
@@ -106,7 +106,7 @@ func Load(dir string) (_ *Tokenizer, err error) {
 		}
 	}()
 	var f file
-	t := &Tokenizer{words: map[int]string{}, special: map[int]bool{}}
+	t := &Tokenizer{vocabulary: map[int]string{}, special: map[int]bool{}}
 	text, err := files.Read(filepath.Join(dir, fileName), maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: save_pretrained of transformers' AutoTokenizer writes it", err)
@@ -257,11 +257,11 @@ func (t *Tokenizer) setModel(f *file) error {
 	b := &t.model
 	b.ids, b.whole, b.fuse = make(map[string]int32, len(m.Vocabulary)), m.IgnoreMerges, m.Fuse
 	for word, id := range m.Vocabulary {
-		if other, taken := t.words[int(id)]; taken || id < 0 {
+		if other, taken := t.vocabulary[int(id)]; taken || id < 0 {
 			return fmt.Errorf("vocab: %.80q has id %d, and %.80q has it: ids are >= 0 and differ",
 				word, id, other)
 		}
-		t.ids[word], t.words[int(id)] = int(id), word
+		t.ids[word], t.vocabulary[int(id)] = int(id), word
 		if letters, ok := fromAlphabet(word); ok || !b.bytes {
 			if b.bytes {
 				word = letters
@@ -358,7 +358,7 @@ func (t *Tokenizer) setAdded(f *file) error {
 				a.Content, a.ID, id)
 		}
 		next = max(next, id+1)
-		t.ids[a.Content], t.words[id] = id, a.Content
+		t.ids[a.Content], t.vocabulary[id] = id, a.Content
 		if a.Special {
 			special[a.Content] = true
 		}
@@ -369,12 +369,12 @@ func (t *Tokenizer) setAdded(f *file) error {
 		for _, normalize := range t.normalize {
 			a.Content = normalize(a.Content)
 		}
-		if t.words[id] = a.Content; a.Content != "" { // ids decode to what is found
+		if t.vocabulary[id] = a.Content; a.Content != "" { // ids decode to what is found
 			normal[a.Content] = a
 		}
 	}
 	for _, a := range tokens { // which are special by their text, as ids decode to it
-		t.special[t.ids[a.Content]] = special[t.words[t.ids[a.Content]]]
+		t.special[t.ids[a.Content]] = special[t.vocabulary[t.ids[a.Content]]]
 	}
 	if t.raw, err = newFinder(raw); err == nil {
 		t.normal, err = newFinder(normal)

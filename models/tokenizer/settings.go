@@ -21,7 +21,7 @@ const (
 	olderName  = "added_tokens.json"
 	modelName  = "config.json"
 
-	// Classes of transformers that take words, merges, added tokens and the post-processor of
+	// Classes of transformers that take vocabulary, merges, added tokens and the post-processor of
 	// tokenizer.json, and make all else anew.
 	llama, gpt2Class, qwen2 = "LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"
 

@@ -50,7 +50,7 @@ import (
 // ErrUnsupported is the error of a file that asks for something this package lacks.
 var ErrUnsupported = errors.New("unsupported tokenizer")
 
-// Tokenizer has the words of a model. Its methods may be called concurrently.
+// Tokenizer has the vocabulary of a model. Its methods may be called concurrently.
 type Tokenizer struct {
 	// BOS and EOS are the tokens before and after a text, from tokenizer_config.json: -1 for none.
 	// Models may also end texts with other tokens, which config.json lists.
@@ -62,7 +62,7 @@ type Tokenizer struct {
 	model         bpe
 	before, after []int // tokens that addSpecial adds
 	decoder       decoder
-	words         map[int]string // as the file has them
+	vocabulary    map[int]string // as the file has them
 	special       map[int]bool
 	ids           map[string]int // of added tokens, too
 }

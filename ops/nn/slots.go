@@ -70,20 +70,20 @@ func (s slotsSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 func (s slotsSpec) gradients([]tensor.Shape) []gradient { return []gradient{{}, {}} }
 
 func (s slotsSpec) program(b *program.Builder, x ...program.Value) program.Value {
-	place, room := s.places(b, x[0])
+	place, fits := s.places(b, x[0])
 	shape := b.Of(place).Shape
 	sample := b.Cast(backend.F32, b.Locate(0, b.Broadcast(b.Reshape(b.Number(1, place), 1, 1),
 		shape[0], 1)))
 	choice := b.Cast(backend.F32, b.Reshape(x[0], shape...))
 	queue := b.Do(fuse.Add, program.With(b, fuse.Mul, choice, float64(shape[0])), sample)
 	slot := b.Do(fuse.Add, program.With(b, fuse.Mul, queue, float64(s.Capacity)), place)
-	slot = b.Do(fuse.Where, room, slot, b.Number(0, slot))
+	slot = b.Do(fuse.Where, fits, slot, b.Number(0, slot))
 	return b.Reshape(b.Cast(dtypeOn(tensor.Int), slot), b.Of(x[0]).Shape...)
 }
 
 // places returns the place of each choice in its queue, [batch, n], and 1 where it has a slot, in
 // Float32.
-func (s slotsSpec) places(b *program.Builder, choices program.Value) (place, room program.Value) {
+func (s slotsSpec) places(b *program.Builder, choices program.Value) (place, fits program.Value) {
 	shape := b.Of(choices).Shape
 	batch, n := shape[0], tensor.Shape(shape[1:]).TotalSize()
 	full := func(x float64) program.Value {
@@ -93,9 +93,9 @@ func (s slotsSpec) places(b *program.Builder, choices program.Value) (place, roo
 	chosen := b.Select(2, b.Reshape(choices, batch, n, 1), full(1), full(0))
 	counts := b.Do(fuse.Mul, chosen, scan(b, fuse.Add, chosen, 1, false))
 	number := b.Reshape(program.Sum(b, counts, 2), batch, n) // from 1 on, 0 out of range
-	room = b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, number, 1),
+	fits = b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, number, 1),
 		program.With(b, fuse.LessEqual, number, float64(s.Capacity)))
-	return program.With(b, fuse.Sub, number, 1), room
+	return program.With(b, fuse.Sub, number, 1), fits
 }
 
 // keptSpec are the gates that [Slots] keeps.
@@ -118,6 +118,6 @@ func (s keptSpec) gradients([]tensor.Shape) []gradient {
 }
 
 func (s keptSpec) program(b *program.Builder, x ...program.Value) program.Value {
-	_, room := slotsSpec(s).places(b, x[0])
-	return b.Do(fuse.Where, b.Reshape(room, b.Of(x[0]).Shape...), x[1], b.Number(0, x[1]))
+	_, fits := slotsSpec(s).places(b, x[0])
+	return b.Do(fuse.Where, b.Reshape(fits, b.Of(x[0]).Shape...), x[1], b.Number(0, x[1]))
 }

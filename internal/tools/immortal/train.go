@@ -182,8 +182,8 @@ func (t *trainee) gpt(of handwritten.Samples) layers.Node {
 	const greys, width = 17, 32
 	b := t.b
 	tokens, targets := b.Tokens("tokens", 1, batch, window), b.Tokens("targets", 1, batch, window)
-	words := b.Learn("words", layers.Normal(0.02), 0, greys, width)
-	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+	embedding := b.Learn("words", layers.Normal(0.02), 0, greys, width)
+	x := b.To(b.Embedding(embedding, tokens), layers.Tensor, layers.Replicated)
 	x = b.Positions("positions", x)
 	h := b.LayerNorm("norm1", x)
 	x = b.Add(x, b.Attention("attention", h, layers.AttentionOptions{Heads: 4, Causal: true}))
@@ -199,5 +199,5 @@ func (t *trainee) gpt(of handwritten.Samples) layers.Node {
 		}
 		return errors.Join(tokens.Set(ids), targets.Set(next))
 	}
-	return b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
+	return b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), embedding), targets)
 }
