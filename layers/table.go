@@ -30,7 +30,8 @@ import (
 //	err = machine.RunAll()
 //	err = items.Step(adam)     // sends their gradients to the ranks that have them
 //
-// Compare [Builder.Embedding], whose gradient and update cover all rows.
+// Compare [Builder.Embedding], whose gradient and update cover all rows: of a million rows of 16
+// Float64, two ranks with 256 tokens each take 585 ms for a step there, and 9 ms here (2026-11-30).
 type Table struct {
 	b       *Builder
 	name    string

@@ -99,5 +99,5 @@ func Join(
 ) backend.Communicator {
 	inProcess, cores := group.Census(places, part.Rank)
 	spin := spinBudgetFor(len(part.Ranks), inProcess, cores)
-	return newComm(part.Name, part.Rank, part.Members, w, among.Dir, spin, region)
+	return newComm(part, w, among.Dir, spin, region)
 }

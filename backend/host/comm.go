@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -17,13 +16,10 @@ import (
 
 // comm is one rank of a group.
 type comm struct {
-	name       string
+	group.Leaf
 	rank, size int
-	members    backend.Members
-	world      *rendezvous.World
 	shm        string // where Alloc and Split make shared memory
 	spin       spinBudget
-	verify     atomic.Bool
 
 	// order is held while a call is started, so that calls keep their order, and while it runs on
 	// its caller; it guards the fields below.
@@ -46,9 +42,7 @@ type comm struct {
 	shown    []operand        // scratch of a direct all-reduce
 	windows  []window
 
-	member  *group.Member // the group's life
-	health  health
-	closing atomic.Bool
+	health health
 }
 
 // call is one collective under way.
@@ -73,31 +67,13 @@ func (k *call) tell() {
 	}
 }
 
-func (c *comm) Name() string           { return c.name }
-func (c *comm) Rank() int              { return c.rank }
-func (c *comm) Size() int              { return c.size }
+// Device implements [backend.Communicator].
 func (c *comm) Device() backend.Device { return Device{} }
 
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *comm) Capabilities() backend.Capabilities {
-	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members,
-		Verify: c.verify.Store, Direct: true, Tree: backend.DTypes(), Branches: true}
-}
-
-// Err returns the error that ended the communicator, or nil.
-func (c *comm) Err() error { return c.member.Err() }
-
-// Gone implements [group.Presence].
-func (c *comm) Gone(r int) error { return c.member.Gone(r) }
-
-// Start implements [backend.Communicator].
-func (c *comm) Start(q backend.Queue, what backend.Collective, dst,
-	src backend.Buffer) (backend.Work, error) {
-	count, err := what.Check(c.rank, c.size, dst, src)
-	if err != nil {
-		return nil, backend.Refuse(c, err)
-	}
-	return c.StartChecked(q, what, count, dst, src)
+	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.Member.Members,
+		Verify: c.Verify.Store, Direct: true, Tree: backend.DTypes(), Branches: true}
 }
 
 // StartChecked implements [backend.CheckedStarter].
@@ -141,14 +117,10 @@ func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, d
 		k = new(call)
 	}
 	k.set(what, c.seq+1, count, dst, src)
-	if dst.Device() || src.Device() {
-		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host "+
-			"memory only", backend.ErrArgument, backend.RankOf(c), *what)
+	if err := c.Refused(what, dst, src); err != nil {
+		return nil, err
 	}
-	if what.Rows != nil {
-		return nil, backend.RefuseRows(c, *what)
-	}
-	if c.member.Err() != nil {
+	if c.Member.Err() != nil {
 		return nil, c.failure(k)
 	}
 	if c.done != nil && c.last != q {
@@ -180,7 +152,7 @@ func (c *comm) enqueue(q *Queue, k *call) (backend.Work, error) {
 		defer backend.AbortOnPanic(c, &k.c)
 		c.busy.Lock()
 		defer c.busy.Unlock()
-		if c.member.Err() != nil {
+		if c.Member.Err() != nil {
 			return c.failure(k)
 		}
 		return c.run(k)
@@ -214,11 +186,11 @@ func (c *comm) release() {
 
 // Close implements [backend.Communicator].
 func (c *comm) Close() error {
-	if c.closing.Swap(true) {
+	if c.Closing.Swap(true) {
 		return nil
 	}
-	c.member.Close()
-	c.member.Leave()
+	c.Member.Close()
+	c.Member.Leave()
 	c.hold()
 	defer c.release()
 	errs := []error{c.region.share.Retire()} // somebody may still check whether the group has ended
@@ -253,7 +225,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	c.hold()
 	defer c.release()
-	if c.closing.Load() {
+	if c.Closing.Load() {
 		return backend.Buffer{}, errors.Join(fmt.Errorf("%s: alloc: %w", backend.RankOf(c),
 			backend.ErrClosed), s.Unmap())
 	}
@@ -271,14 +243,14 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 func (c *comm) Free(b backend.Buffer) error {
 	c.hold()
 	defer c.release()
-	if b.Len() == 0 || c.closing.Load() {
+	if b.Len() == 0 || c.Closing.Load() {
 		return nil
 	}
 	for i := range c.windows {
 		w := &c.windows[i]
 		if w.share != nil && !w.freed && b.Addr() == backend.Of(w.shareOf(c.rank)).Addr() {
 			w.freed = true
-			if c.member.Err() != nil {
+			if c.Member.Err() != nil {
 				return nil
 			}
 			return shm.Discard(w.shareOf(c.rank))
@@ -287,11 +259,6 @@ func (c *comm) Free(b backend.Buffer) error {
 	return fmt.Errorf(
 		"%w: %s: free of memory that Alloc has not returned, or that was freed before",
 		backend.ErrArgument, backend.RankOf(c))
-}
-
-// allGather is an exchange behind Alloc or Split. It matches no call that a program starts.
-func allGather(purpose backend.Purpose) backend.Collective {
-	return backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: purpose}}
 }
 
 // agree fails on every rank, with the communicator still usable, if the size of an Alloc is not the
@@ -304,7 +271,7 @@ func (c *comm) agree(nbytes int) error {
 		mine = append(mine, w.state())
 	}
 	c.release()
-	states, err := c.member.AgreeOnAlloc(c.gather(backend.ForAlloc), nbytes, mine)
+	states, err := c.Member.AgreeOnAlloc(c.Gatherer(backend.ForAlloc), nbytes, mine)
 	if states == nil {
 		return err
 	}
@@ -318,7 +285,7 @@ func (c *comm) agree(nbytes int) error {
 func (c *comm) reclaim(states [][]byte) error {
 	c.hold()
 	defer c.release()
-	if c.closing.Load() { // Close has reclaimed them
+	if c.Closing.Load() { // Close has reclaimed them
 		return nil
 	}
 	var errs []error
@@ -332,28 +299,15 @@ func (c *comm) reclaim(states [][]byte) error {
 	return errors.Join(errs...)
 }
 
-// gather is an exchange over the group itself, for the memory of an Alloc, or of a Split that the
-// ranks have begun.
-func (c *comm) gather(purpose backend.Purpose) group.Gatherer {
-	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
-		all := make([]byte, c.size*len(note))
-		if err := backend.Run(c, allGather(purpose), backend.Of(all),
-			backend.Of(note)); err != nil {
-			return nil, err
-		}
-		return slices.Collect(slices.Chunk(all, len(note))), nil
-	})
-}
-
 // sharing says how the group makes shared memory.
 func (c *comm) sharing() group.Sharing {
-	return group.Sharing{Gather: c.gather(backend.ForAlloc), Rank: c.rank, Members: c.members,
-		Dir: c.shm}
+	return group.Sharing{Gather: c.Gatherer(backend.ForAlloc), Rank: c.rank,
+		Members: c.Member.Members, Dir: c.shm}
 }
 
 // Split implements [backend.Communicator].
 func (c *comm) Split(color, key int) (backend.Communicator, error) {
-	part, err := c.member.Split(c.gather(backend.ForSplit), color, key)
+	part, err := c.Member.Split(c.Gatherer(backend.ForSplit), color, key)
 	if err != nil {
 		return nil, err
 	}
@@ -364,22 +318,20 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if color < 0 {
 		return nil, nil
 	}
-	return newComm(part.Name, part.Rank, part.Members, c.world, c.shm, c.spin, region.Share()), nil
+	return newComm(part, c.Member.World, c.shm, c.spin, region.Share()), nil
 }
 
-func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string,
-	p spinBudget, s *shm.Share) *comm {
+func newComm(part group.Part, w *rendezvous.World, dir string, p spinBudget, s *shm.Share) *comm {
+	size := len(part.Members)
 	c := &comm{
-		name: name, rank: rank, size: len(members), members: members, world: w, shm: dir,
-		spin: p, region: newRegion(s, rank, len(members)),
-		operands: make([]backend.Buffer, len(members)), branches: make([][]int, len(members)),
-		shown: make([]operand, 0, len(members)),
+		rank: part.Rank, size: size, shm: dir, spin: p, region: newRegion(s, part.Rank, size),
+		operands: make([]backend.Buffer, size), branches: make([][]int, size),
+		shown: make([]operand, 0, size),
 	}
 	c.health = health{&c.region}
-	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: w,
-		Health: c.health})
-	c.verify.Store(true)
-	c.member.Watch(nil)
+	c.Join(c, part, w, c.health)
+	c.Verify.Store(true)
+	c.Member.Watch(nil)
 	return c
 }
 

@@ -35,10 +35,10 @@ func (h health) Heard() (group.Report, bool) { return h.Reported() }
 
 // failure returns the group's error as that of call k, or nil.
 func (c *comm) failure(k *call) error {
-	if c.member.Err() == nil {
+	if c.Member.Err() == nil {
 		return nil
 	}
-	return c.member.Failure(k.c.Header(k.seq, k.count, k.dtype).String())
+	return c.Member.Failure(k.c.Header(k.seq, k.count, k.dtype).String())
 }
 
 // interrupted returns the error that ends a wait for rank p, or nil. The group decides.
@@ -46,7 +46,7 @@ func (c *comm) failure(k *call) error {
 // A rank posts before it can fail in anything later. So if p has posted a step when an end is
 // noticed, that step was complete before the end, and goes on.
 func (c *comm) interrupted(p int, k *call) error {
-	if c.member.Check(c.step) == nil || c.posted(p, c.step) {
+	if c.Member.Check(c.step) == nil || c.posted(p, c.step) {
 		return nil
 	}
 	return c.failure(k)
@@ -55,8 +55,5 @@ func (c *comm) interrupted(p int, k *call) error {
 // calm reports whether only the timeout can end the wait for rank p.
 func (c *comm) calm(p int) bool {
 	_, ended := c.health.Reported()
-	return !ended && c.member.Err() == nil && !c.health.Closed(p)
+	return !ended && c.Member.Err() == nil && !c.health.Closed(p)
 }
-
-// Abort implements [backend.Communicator].
-func (c *comm) Abort(cause error) { c.member.Abort(cause) }

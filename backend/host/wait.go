@@ -134,7 +134,7 @@ func (c *comm) await(k *call) error {
 				return err
 			}
 		}
-		if k.first && theirs.digest != k.digest && c.verify.Load() {
+		if k.first && theirs.digest != k.digest && c.Verify.Load() {
 			return c.differs(k)
 		}
 	}
@@ -149,7 +149,7 @@ func (c *comm) posted(p int, step uint64) bool {
 // differs fails the group, because ranks have begun different calls. What most of them call shows
 // once all have come.
 func (c *comm) differs(k *call) error {
-	for late := c.member.AwaitsLate(); !late.Over(); time.Sleep(lateLook) {
+	for late := c.Member.AwaitsLate(); !late.Over(); time.Sleep(lateLook) {
 		p := c.laggard(c.rank, c.step)
 		if p < 0 {
 			break
@@ -168,7 +168,7 @@ func (c *comm) differs(k *call) error {
 	d := group.Differ(digests, func(p int) *[backend.HeaderSize]byte {
 		return c.region.header(p, c.step)
 	})
-	c.member.Tell(d.Differs())
+	c.Member.Tell(d.Differs())
 	return c.failure(k)
 }
 
@@ -177,8 +177,8 @@ const lateLook = 200 * time.Microsecond
 
 // waitFor waits until rank p has posted the current step: it polls first, then sleeps.
 func (c *comm) waitFor(p int, k *call) error {
-	if a := c.world.Awaited; a.Counts() {
-		defer a.Since(time.Now(), c.members[p])
+	if a := c.Member.World.Awaited; a.Counts() {
+		defer a.Since(time.Now(), c.Member.Members[p])
 	}
 	if budget := c.adaptive.budget(c.spin); budget > 0 {
 		seen, err := c.look(p, k, budget)
@@ -244,7 +244,7 @@ func (c *comm) sleep(p int, k *call) error {
 		if c.posted(p, c.step) {
 			continue // interrupted returned nil for that
 		}
-		if left := time.Until(c.member.Deadline()); left > 0 {
+		if left := time.Until(c.Member.Deadline()); left > 0 {
 			sleepOn(&me.futexWord, futexWord, min(left, futexTimeout))
 		}
 	}

@@ -38,7 +38,7 @@ var _ hosted.Engine = (*engine)(nil)
 
 // Collect implements [hosted.Engine].
 func (e *engine) Collect(k *hosted.Call) error {
-	e.Board.Post(&k.Header, e.shared && e.Verifying())
+	e.Board.Post(&k.Header, e.shared && e.Verify.Load())
 	if k.Count == 0 {
 		return e.meet(k)
 	}

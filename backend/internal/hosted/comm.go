@@ -3,11 +3,9 @@ package hosted
 import (
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
@@ -44,7 +42,7 @@ type Config struct {
 	Part    group.Part
 	Among   group.Sharing // where the group was made
 	Board   group.Board
-	// Compares says that Collect compares calls between the ranks, unless [Comm.Verifying] is
+	// Compares says that Collect compares calls between the ranks, unless Verify is
 	// false.
 	Compares  bool
 	Direct    bool // as in [backend.Capabilities]
@@ -67,10 +65,9 @@ type Ready struct {
 
 // Comm is one rank of a group.
 type Comm struct {
+	group.Leaf
 	Config
-	Member *group.Member // the group's life
 	Engine Engine
-	verify atomic.Bool
 
 	// order is held while a call is started, so that calls keep their order; it
 	// guards what follows.
@@ -85,8 +82,6 @@ type Comm struct {
 
 	memory    sync.Mutex                 // guards Ready, too
 	allocated map[uintptr]backend.Buffer // by Alloc, and not yet freed
-
-	closing atomic.Bool
 }
 
 var (
@@ -98,22 +93,12 @@ var (
 // New returns a rank of a connected group.
 func New(c Config) *Comm {
 	comm := &Comm{Config: c, allocated: map[uintptr]backend.Buffer{}}
-	comm.Member = group.NewMember(group.Config{Name: c.Part.Name, Rank: c.Part.Rank,
-		Members: c.Part.Members, World: c.World, Health: c.Board})
+	comm.Join(comm, c.Part, c.World, c.Board)
 	comm.Engine = c.NewEngine(comm)
-	comm.verify.Store(c.Compares)
+	comm.Verify.Store(c.Compares)
 	comm.Member.Watch(nil)
 	return comm
 }
-
-// Name implements [backend.Communicator].
-func (c *Comm) Name() string { return c.Part.Name }
-
-// Rank implements [backend.Communicator].
-func (c *Comm) Rank() int { return c.Part.Rank }
-
-// Size implements [backend.Communicator].
-func (c *Comm) Size() int { return len(c.Part.Members) }
 
 // Device implements [backend.Communicator].
 func (c *Comm) Device() backend.Device { return host.Device{} }
@@ -125,7 +110,7 @@ func (c *Comm) Capabilities() backend.Capabilities {
 		caps.Tree, caps.Branches = backend.DTypes(), c.Tree
 	}
 	if c.Compares {
-		caps.Verify = c.verify.Store
+		caps.Verify = c.Verify.Store
 	}
 	return caps
 }
@@ -143,35 +128,15 @@ func (c *Comm) Chosen(what *backend.Collective, _ backend.DType, nbytes int) str
 	return c.Backend
 }
 
-// Verifying reports whether calls are to be compared.
-func (c *Comm) Verifying() bool { return c.verify.Load() }
-
-// Err returns the error that ended the communicator, or nil.
-func (c *Comm) Err() error { return c.Member.Err() }
-
-// Start implements [backend.Communicator].
-func (c *Comm) Start(q backend.Queue, what backend.Collective, dst,
-	src backend.Buffer) (backend.Work, error) {
-	count, err := what.Check(c.Rank(), c.Size(), dst, src)
-	if err != nil {
-		return nil, backend.Refuse(c, err)
-	}
-	return c.StartChecked(q, what, count, dst, src)
-}
-
 // StartChecked implements [backend.CheckedStarter].
 func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
 	src backend.Buffer) (backend.Work, error) {
-	if dst.Device() || src.Device() {
-		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend %s takes host "+
-			"memory only", backend.ErrArgument, backend.RankOf(c), what, c.Backend)
+	if err := c.Refused(&what, &dst, &src); err != nil {
+		return nil, err
 	}
 	branches := what.Kind == backend.AllReduce && what.Splits != nil
 	if what.Association == backend.Tree && (!c.adds() || branches && !c.Tree) {
 		return nil, backend.RefuseTree(c, what, what.DType(dst, src))
-	}
-	if what.Rows != nil {
-		return nil, backend.RefuseRows(c, what)
 	}
 	q, err := host.QueueOf(q)
 	if err != nil {
@@ -227,15 +192,9 @@ func (c *Comm) Failure(k *Call) error {
 	return c.Member.Failure(k.Header.String())
 }
 
-// Gone implements [group.Presence].
-func (c *Comm) Gone(r int) error { return c.Member.Gone(r) }
-
-// Abort implements [backend.Communicator].
-func (c *Comm) Abort(cause error) { c.Member.Abort(cause) }
-
 // Close implements [backend.Communicator].
 func (c *Comm) Close() error {
-	if c.closing.Swap(true) {
+	if c.Closing.Swap(true) {
 		return nil
 	}
 	well := c.Member.Err() == nil
@@ -256,7 +215,7 @@ func (c *Comm) Alloc(nbytes int) (backend.Buffer, error) {
 			backend.RankOf(c), nbytes)
 	}
 	memory, err := host.Device{}.Alloc(nbytes)
-	if _, disagreed := c.Member.AgreeOnAlloc(c.gatherer(backend.ForAlloc), nbytes,
+	if _, disagreed := c.Member.AgreeOnAlloc(c.Gatherer(backend.ForAlloc), nbytes,
 		nil); disagreed != nil {
 		return backend.Buffer{}, disagreed
 	}
@@ -271,7 +230,7 @@ func (c *Comm) Alloc(nbytes int) (backend.Buffer, error) {
 
 // Free implements [backend.Communicator].
 func (c *Comm) Free(b backend.Buffer) error {
-	if b.Len() == 0 || c.closing.Load() {
+	if b.Len() == 0 || c.Closing.Load() {
 		return nil
 	}
 	c.memory.Lock()
@@ -284,23 +243,9 @@ func (c *Comm) Free(b backend.Buffer) error {
 	return nil
 }
 
-// gatherer is an exchange over the group itself, for memory of an Alloc, or of a Split that
-// the ranks have begun.
-func (c *Comm) gatherer(purpose backend.Purpose) group.Gatherer {
-	exchange := backend.Collective{Kind: backend.AllGather,
-		Origin: &backend.Origin{Purpose: purpose}}
-	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
-		all := make([]byte, c.Size()*len(note))
-		if err := backend.Run(c, exchange, backend.Of(all), backend.Of(note)); err != nil {
-			return nil, err
-		}
-		return slices.Collect(slices.Chunk(all, len(note))), nil
-	})
-}
-
 // Split implements [backend.Communicator]: the ranks of each part connect anew.
 func (c *Comm) Split(color, key int) (backend.Communicator, error) {
-	gather := c.gatherer(backend.ForSplit)
+	gather := c.Gatherer(backend.ForSplit)
 	part, err := c.Member.Split(gather, color, key)
 	if err != nil {
 		return nil, err
