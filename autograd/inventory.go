@@ -303,14 +303,14 @@ func bytesOf(pieces []piece) ([]byte, error) {
 	return all, nil
 }
 
-// fill gives pieces their contents.
-func fill(pieces []piece, all []byte) error {
+// fill gives pieces their contents of n bytes, and leaves those that have none as they are.
+func fill(pieces []piece, of func(p piece, n int) []byte) error {
 	for _, p := range pieces {
 		memory, err := p.memory()
 		if err != nil {
 			return err
 		}
-		all = all[copy(memory.Bytes(), all):]
+		copy(memory.Bytes(), of(p, memory.NBytes()))
 	}
 	return nil
 }
@@ -356,7 +356,11 @@ func (v *inventory) share(comm backend.Communicator) error {
 			v.random.Seek(step, v.random.First())
 		}
 	}
-	return fill(v.pieces(), all)
+	at := 0
+	return fill(v.pieces(), func(_ piece, n int) []byte {
+		at += n
+		return all[at-n : at]
+	})
 }
 
 // merge replaces the averages of each rank by their mean over all ranks, added in rank order in

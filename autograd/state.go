@@ -573,12 +573,7 @@ func (v *inventory) fits(l loaded) error {
 
 // restore gives the pieces what a checkpoint has of them.
 func (v *inventory) restore(l loaded) error {
-	for _, p := range v.piecesOf(l.record) {
-		memory, err := p.memory()
-		if err != nil {
-			return err
-		}
-		copy(memory.Bytes(), l.model[p.key].Data.Bytes())
-	}
-	return nil
+	return fill(v.piecesOf(l.record), func(p piece, _ int) []byte {
+		return l.model[p.key].Data.Bytes()
+	})
 }

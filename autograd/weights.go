@@ -311,16 +311,7 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 	if err := o.check(missing, unexpected); err != nil {
 		return err
 	}
-	for _, p := range v.pieces() {
-		memory, err := p.memory()
-		if err != nil {
-			return err
-		}
-		if t, ok := all[p.file]; ok {
-			copy(memory.Bytes(), t.Data.Bytes())
-		}
-	}
-	return nil
+	return fill(v.pieces(), func(p piece, _ int) []byte { return all[p.file].Data.Bytes() })
 }
 
 // check returns an error unless the model and the file have the same names or may differ.
