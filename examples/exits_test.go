@@ -37,7 +37,7 @@ var trainings = map[string]struct{ flags, sign, says string }{
 		"step 40/", savedAndGoingOn},
 	"moe": {"--experts 4 --hidden 8 --layers 1 --width 16 --context 2 --batch 8 --epochs 40 " +
 		"--steps 20", "epoch 2/", "going on after step "},
-	"resnet": {"--filters 4 --images 96 --batch 16 --epochs 40 --ema 0.9", "epoch 2/", ""},
+	"resnet": {"--filters 4 --images 96 --batch 16 --epochs 16 --ema 0.9", "epoch 2/", ""},
 }
 
 const savedAndGoingOn = "saved in (?s:.*)going on after step "
