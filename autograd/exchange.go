@@ -373,7 +373,7 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // this rank's chunk at their places in the slots, an all-gather gives all ranks the content of
 // these places.
 //
-// lent says that the caller has memory for each call: the buckets free theirs, and there are no
+// foreign says that the caller has memory for each call: the buckets free theirs, and there are no
 // slots; the first call is then collective. alone says of which parameters ranks have only their
 // shards between steps, all of a bucket or none: the caller gathers these itself, in its own
 // memory. All other parameters are whole on all ranks between steps.
@@ -382,9 +382,9 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // Load reads the rank's shards from the files of any number of ranks.
 //
 // Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, for a compression
-// with residuals, which belong to whole buckets, and for lent host memory if the communicator is on
-// a device.
-func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
+// with residuals, which belong to whole buckets, and for the caller's host memory if the
+// communicator is on a device.
+func (x *Buckets) Shards(foreign bool, alone []bool) ([]Shard, error) {
 	d := x.d
 	if len(d.queues) == 0 {
 		return nil, nil
@@ -400,7 +400,7 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 	case stateful:
 		return nil, refuse("the residuals of WithCompression are of whole buckets: compress to " +
 			"16 bits, or not at all")
-	case (lent || slices.Contains(alone, true)) && x.on == nil && d.buckets[0].staged():
+	case (foreign || slices.Contains(alone, true)) && x.on == nil && d.buckets[0].staged():
 		return nil, refuse("gradients are computed on the host, and the communicator is on a " +
 			"device: compute on that device, or shard the solver's state alone")
 	}
@@ -411,11 +411,11 @@ func (x *Buckets) Shards(lent bool, alone []bool) ([]Shard, error) {
 		chunk := p.bucket.shard.to - p.bucket.shard.from
 		all[i] = Shard{of.from, of.to, chunk, d.comm.Rank(), d.comm.Size(), p.bucket.before(p)}
 	}
-	if !lent {
+	if !foreign {
 		return all, nil
 	}
 	d.tape.grads, x.slots = nil, nil
-	return all, d.lend()
+	return all, d.freeBuckets()
 }
 
 // ShardOf returns the shard of a rank of a parameter of n elements that is alone in its bucket.

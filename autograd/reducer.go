@@ -167,9 +167,9 @@ func (b borrowed) StartChecked(q backend.Queue, what backend.Collective, count i
 	return b.Pass(q, what, count, dst, src)
 }
 
-// lend frees the memory of the buckets. It is collective: a communicator gives freed memory to its
-// device when all ranks allocate next.
-func (d *reducer) lend() error {
+// freeBuckets frees the memory of the buckets. It is collective: a communicator gives freed memory
+// to its device when all ranks allocate next.
+func (d *reducer) freeBuckets() error {
 	if d.memory.Len() == 0 {
 		return nil
 	}

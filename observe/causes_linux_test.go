@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { proctest.Main(m, trainLate) }
 
 const (
 	delay  = 20 * time.Millisecond
-	theOne = 1 // the rank that is late
+	theOne = 1 // the straggler
 	// After so many quiet steps, the delay is named within so many.
 	quiet, within = 3, 3
 )

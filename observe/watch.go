@@ -331,7 +331,7 @@ func (w *Watch) Step(s StepInfo, told [][]float64) {
 	w.notes.Look(behind > leastLook && behind > w.mine.Time/lookPart)
 }
 
-// A rank that is late by less than this, or by less than this part of a step, does not look for the
+// A rank that lags by less than this, or by less than this part of a step, does not look for the
 // cause at once.
 const (
 	leastLook = time.Millisecond

@@ -145,7 +145,7 @@ func TestStepsOfATrainingAreFollowed(t *testing.T) {
 	if p.Verdict.Cause != straggler.Loader || p.Noted[straggler.Loader] < 4*pause ||
 		p.Late < 3*pause ||
 		p.Caused < 0.5 || all[0].Exposed < p.Exposed || p.State != "computing" {
-		t.Errorf("the late rank has come to %+v", p)
+		t.Errorf("the straggler has come to %+v", p)
 	}
 }
 

@@ -747,7 +747,7 @@ func TestFoundRankThatEndedBeforeItJoinedIsNamed(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				if ended == 0 {
-					cancel() // until then it keeps a record for those that are late
+					cancel() // until then it keeps a record for stragglers
 				}
 				if err := <-told; err != nil {
 					t.Errorf("Ended: %v", err)

@@ -24,7 +24,7 @@ type BucketTime struct {
 // Exposed is a RunAll whose steps run one by one, as in [Machine.Profile]. It returns the exposed
 // time of each bucket's exchange, in the order of the plan. Only the waits are timed, by the
 // device's clock if it has one: on a GPU a hidden exchange still shows the few microseconds between
-// two events. A rank also waits for ranks that are late.
+// two events. A rank also waits for stragglers.
 //
 // Steps that RunAll records as a graph may expose less or more: the host does not launch them one
 // by one, and copy engines, which run only recorded exchanges, leave the multiprocessors to the

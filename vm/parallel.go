@@ -123,7 +123,7 @@ func (m *Machine) aloneWith() *parallel {
 	if p.exchange, err = p.data.Buckets(nil); err != nil {
 		return nil
 	}
-	m.lend(p.exchange)
+	m.serve(p.exchange)
 	p.accumulated(m.micro)
 	for range m.solver.steps { // before the first Save
 		p.applied()
@@ -132,8 +132,8 @@ func (m *Machine) aloneWith() *parallel {
 	return p
 }
 
-// lend tells buckets how to pull and copy what the machine has on its device.
-func (m *Machine) lend(x *autograd.Buckets) {
+// serve tells buckets how to pull and copy what the machine has on its device.
+func (m *Machine) serve(x *autograd.Buckets) {
 	x.Pulls(m.pullLearnables)
 	if m.solver != nil {
 		x.Trains(m.solver.solver)
@@ -288,7 +288,7 @@ func (m *Machine) buckets() ([]int, error) {
 		if p.exchange, err = p.data.Buckets(m.device); err != nil {
 			return nil, fmt.Errorf("vm: WithDataParallel: %w", err)
 		}
-		m.lend(p.exchange)
+		m.serve(p.exchange)
 	}
 	if p.exchange.MicroBatches() != m.micro.All {
 		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs "+

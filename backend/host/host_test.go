@@ -164,7 +164,7 @@ func TestTimeoutNamesEveryMissingRank(t *testing.T) {
 	for _, r := range []int{0, 3} {
 		require.Fails(t, fmt.Sprint("rank ", r), errs[r], backend.ErrTimeout, "ranks 1, 2")
 	}
-	require.Fails(t, "the late rank", allReduce(comms[1], make([]float32, 3)), backend.ErrTimeout)
+	require.Fails(t, "the straggler", allReduce(comms[1], make([]float32, 3)), backend.ErrTimeout)
 }
 
 func BenchmarkAllReduce(b *testing.B) {

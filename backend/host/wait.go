@@ -149,7 +149,7 @@ func (c *comm) posted(p int, step uint64) bool {
 // differs fails the group, because ranks have begun different calls. What most of them call shows
 // once all have come.
 func (c *comm) differs(k *call) error {
-	for late := c.Member.AwaitsLate(); !late.Over(); time.Sleep(lateLook) {
+	for late := c.Member.AwaitsStragglers(); !late.Over(); time.Sleep(stragglerLook) {
 		p := c.laggard(c.rank, c.step)
 		if p < 0 {
 			break
@@ -172,8 +172,8 @@ func (c *comm) differs(k *call) error {
 	return c.failure(k)
 }
 
-// lateLook is between two looks at ranks that are late where the others' calls differ.
-const lateLook = 200 * time.Microsecond
+// stragglerLook is between two looks at stragglers where the others' calls differ.
+const stragglerLook = 200 * time.Microsecond
 
 // waitFor waits until rank p has posted the current step: it polls first, then sleeps.
 func (c *comm) waitFor(p int, k *call) error {

@@ -109,7 +109,7 @@ func (m *mesh) communicator(among group.Sharing) backend.Communicator {
 			e := &engine{Comm: c, links: m.links, wait: newWait(m.Site, m.world.TLS),
 				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size()),
 				branches: make([][]int, c.Size())}
-			c.Member.Late = e.late
+			c.Member.Stragglers = e.stragglers
 			return e
 		},
 		Connect: func(parts []group.Part, among group.Sharing, problem error) (

@@ -371,7 +371,7 @@ func (e *engine) compare(k *hosted.Call, p int) error {
 	if !e.Verify.Load() || backend.Digest(&e.heads[e.Rank()]) == backend.Digest(&e.heads[p]) {
 		return nil
 	}
-	for late := e.Member.AwaitsLate(); e.exchangesHeads() && !late.Over(); {
+	for late := e.Member.AwaitsStragglers(); e.exchangesHeads() && !late.Over(); {
 		if err := e.pause(k); err != nil {
 			return err
 		}

@@ -91,10 +91,10 @@ func (e *engine) pause(k *hosted.Call) error {
 	return e.Failure(k)
 }
 
-// late returns the ranks whose headers or operands have not come: they need to wait for nobody
-// before they send these. If there are none, it returns the ranks with which data is still to be
-// exchanged, such as a sum, which they may owe because they themselves miss an operand.
-func (e *engine) late() (ranks []int, sure bool) {
+// stragglers returns the ranks whose headers or operands have not come: they need to wait for
+// nobody before they send these. If there are none, it returns the ranks with which data is still
+// to be exchanged, such as a sum, which they may owe because they themselves miss an operand.
+func (e *engine) stragglers() (ranks []int, sure bool) {
 	var pending []int
 	for p, l := range e.links {
 		if l == nil {

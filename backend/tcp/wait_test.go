@@ -31,7 +31,7 @@ func TestLateIsWhoWaitsForNobody(t *testing.T) {
 			in.add(make([]byte, operand+64))
 			in.advance(moved)
 		}
-		if late, sure := e.late(); fmt.Sprint(late) != fmt.Sprint(c.late) || sure != c.sure {
+		if late, sure := e.stragglers(); fmt.Sprint(late) != fmt.Sprint(c.late) || sure != c.sure {
 			t.Errorf("of %v bytes: %v are late, for sure: %v; want %v, %v", c.moved, late, sure,
 				c.late, c.sure)
 		}

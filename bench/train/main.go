@@ -29,7 +29,7 @@
 // exchange of each bucket of gradients how large it is, how many products the plan has beside it,
 // and how long the steps waited for it. exposed_us is the sum of the waits.
 //
-// The waits are medians, of the rank that waited longest in all. Waits for a rank that is late
+// The waits are medians, of the rank that waited longest in all. Waits for a straggler
 // count, too. They are measured in a few steps that run one by one after the others
 // ([vm.Machine.Exposed]), since no time can be read inside the graph that a GPU records of a step.
 // Copy engines run recorded exchanges only, so the exchanges of these few steps are all kernels.

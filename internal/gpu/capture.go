@@ -286,7 +286,7 @@ func (p *progress) read() uint32 {
 // one that gives up end at once.
 func (c *Communicator) look() {
 	at := c.progress.read()
-	if c.status.late() >= 0 {
+	if c.status.straggler() >= 0 {
 		return
 	}
 	c.state.Lock()

@@ -30,7 +30,7 @@ func (c *Communicator) ending() {
 		c.done++
 	}
 	c.fixed = true
-	if c.progress.at = c.progress.read(); c.status.late() >= 0 {
+	if c.progress.at = c.progress.read(); c.status.straggler() >= 0 {
 		c.progress.at = c.progress.seen
 	}
 	c.status.stop() // and not before: a kernel that is stopped has ended like any other
@@ -141,7 +141,7 @@ var _ group.Watched = watched{}
 // Wants implements [group.Watched]. A kernel that has given up waiting is news, too.
 func (c watched) Wants() uint64 {
 	wants := c.wants()
-	if wants == 0 && c.status.late() >= 0 {
+	if wants == 0 && c.status.straggler() >= 0 {
 		return c.seq.Load() + 1
 	}
 	return wants

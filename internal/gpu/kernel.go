@@ -124,7 +124,7 @@ func (c *Communicator) chooseAgain(k *call, recorded bool) {
 // gaveUp returns the error of a call, and ends the group, if a kernel has given up waiting
 // for a rank. Such a kernel has ended like any other.
 func (c *Communicator) gaveUp(call string) error {
-	peer := c.status.late()
+	peer := c.status.straggler()
 	if peer < 0 {
 		return nil
 	}

@@ -44,8 +44,8 @@ func (s *status) stop() {
 	}
 }
 
-// late returns the rank that a kernel has given up waiting for, -1 if there is none.
-func (s *status) late() int {
+// straggler returns the rank that a kernel has given up waiting for, -1 if there is none.
+func (s *status) straggler() int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.words.Len() == 0 {

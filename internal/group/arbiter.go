@@ -51,9 +51,9 @@ type (
 		Closed   []bool
 		Begun    []uint64 // the number of the last call that each rank has begun
 		// What follows is wanted once [Arbiter.Deadline] has passed.
-		Stopped []rendezvous.Process
-		Late    []int // ranks whose part of the call has not come, and
-		Sure    bool  // that they wait for nobody before they send it
+		Stopped    []rendezvous.Process
+		Stragglers []int // ranks whose part of the call has not come, and
+		Sure       bool  // that they wait for nobody before they send it
 		// Asks says that the job is being asked who keeps the ranks of [Arbiter.Absent] from going
 		// on, and Missing is the answer, in ranks of the job: see [rendezvous.World.Missing]. None
 		// is no answer.
@@ -276,7 +276,7 @@ func (m *Arbiter) wait(now time.Time, l Look) *End {
 		}
 	}
 	if len(absent) == 0 {
-		absent, sure = l.Late, l.Sure
+		absent, sure = l.Stragglers, l.Sure
 	}
 	if impatient {
 		m.absent = absent

@@ -58,10 +58,10 @@ func TestVerdicts(t *testing.T) {
 	stopped := group.Look{Wants: 3, Begun: begun(2, 3, 2), Closed: closed(),
 		Stopped: []rendezvous.Process{{Rank: 6, PID: 42}}}
 	owed := func(sure bool) group.Look {
-		return group.Look{Wants: 3, Begun: begun(3, 3, 3), Closed: closed(), Late: []int{2},
+		return group.Look{Wants: 3, Begun: begun(3, 3, 3), Closed: closed(), Stragglers: []int{2},
 			Sure: sure}
 	}
-	both := group.Look{Wants: 3, Begun: begun(2, 3, 3), Closed: closed(), Late: []int{2},
+	both := group.Look{Wants: 3, Begun: begun(2, 3, 3), Closed: closed(), Stragglers: []int{2},
 		Sure: true}
 	cause := errors.New("no more data")
 	for _, c := range []struct {
@@ -122,8 +122,9 @@ func TestVerdicts(t *testing.T) {
 			{1100, owed(false), group.Ended, "no sign of rank 6", 2}}},
 		{"what was late a call before", []step{
 			{0, owed(true), group.Working, "", 0},
-			{5000, group.Look{Wants: 4, Begun: begun(4, 4, 4), Closed: closed(), Late: []int{2},
-				Sure: true}, group.Working, "", 0}}},
+			{5000, group.Look{Wants: 4, Begun: begun(4, 4, 4), Closed: closed(),
+				Stragglers: []int{2},
+				Sure:       true}, group.Working, "", 0}}},
 		{"who is absent, before who has not sent", []step{
 			{0, both, group.Working, "", 0}, {1000, both, group.Working, "", 0}, {1100, both,
 				group.Ended, "no sign of rank 4", 0}}},
@@ -241,8 +242,8 @@ func TestWhoWaitsIsNotBlamed(t *testing.T) {
 			{Wants: 8, Begun: begun(7, 7, 7, 7, 8, 8)}},
 		"a call ahead of it, as it is": {{Wants: 7, Begun: begun(7, 7, 6, 6, 8, 8)},
 			{Wants: 8, Begun: begun(7, 7, 8, 8, 8, 8)}},
-		"in the same call": {{Wants: 7, Begun: all, Late: []int{2, 3}, Sure: true},
-			{Wants: 7, Begun: all, Late: []int{0, 1}}},
+		"in the same call": {{Wants: 7, Begun: all, Stragglers: []int{2, 3}, Sure: true},
+			{Wants: 7, Begun: all, Stragglers: []int{0, 1}}},
 	} {
 		for _, first := range [][2]int{{0, 0}, {10, 0}, {30, 0}, {0, 20}} { // ms of the first looks
 			var report *group.Report

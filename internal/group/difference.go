@@ -77,7 +77,7 @@ func (d *Difference) Differs() Found {
 // late: all must know within a second.
 const LateTime = time.Second
 
-// AwaitsLate bounds the wait for the calls of ranks that are late, where others differ.
-func (m *Member) AwaitsLate() *spinwait.Patience {
+// AwaitsStragglers bounds the wait for the calls of stragglers, where others differ.
+func (m *Member) AwaitsStragglers() *spinwait.Patience {
 	return spinwait.Patient(min(LateTime, cmp.Or(m.Timeout, m.World.Timeout)/4))
 }

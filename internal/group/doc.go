@@ -19,9 +19,9 @@
 // A rank that is down, Abort, Close and a Found without doubt end the group in every state.
 //
 // A rank that others wait for may be waiting itself, for one that they have heard and it has not.
-// So a rank whose time has passed gives those that are late ReportGrace to report first, unless it
+// So a rank whose time has passed gives stragglers ReportGrace to report first, unless it
 // knows that they wait for nobody: [Look] has what it knows. Ranks may wait in other groups, too:
-// the job is asked which rank holds up the late ones, see [rendezvous.World.Missing].
+// the job is asked which rank holds up the stragglers, see [rendezvous.World.Missing].
 //
 // The rank that finds an end makes a [Report], publishes it on the [Board], and turns it into its
 // own error by [Report.Cause]. The others read it there and have the same cause. The first report

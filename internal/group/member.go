@@ -20,10 +20,10 @@ type Config struct {
 	World   *rendezvous.World
 	Health  Health
 	Timeout time.Duration // of every wait for another rank; 0 means the World's
-	// Late returns the ranks whose part of the call under way has not come, and whether they wait
-	// for nobody before they send it. Check calls it once the time has passed. Nil is for an engine
-	// that cannot tell.
-	Late func() (ranks []int, sure bool)
+	// Stragglers returns the ranks whose part of the call under way has not come, and whether they
+	// wait for nobody before they send it. Check calls it once the time has passed. Nil is for an
+	// engine that cannot tell.
+	Stragglers func() (ranks []int, sure bool)
 	// Ending is called when the group has ended here, before anybody sees the error. It
 	// must not call the Member. Nil does nothing.
 	Ending func()
@@ -124,8 +124,8 @@ func (m *Member) see(now time.Time, wants uint64) {
 	for p := range m.look.Begun {
 		m.look.Begun[p] = m.Health.Begun(p)
 	}
-	if m.Late != nil && m.arbiter.Impatient(now) {
-		m.look.Late, m.look.Sure = m.Late()
+	if m.Stragglers != nil && m.arbiter.Impatient(now) {
+		m.look.Stragglers, m.look.Sure = m.Stragglers()
 	}
 	if d := m.arbiter.Deadline(); !d.IsZero() && !now.Before(d) {
 		m.look.Stopped = m.World.Stopped()

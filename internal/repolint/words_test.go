@@ -83,6 +83,8 @@ var replaced = []struct {
 	{regexp.MustCompile(`\bwords have shape|Embedding\(words\b|\bwords (Node|:= b\.Learn)`),
 		"embedding, vocabulary"},
 	{regexp.MustCompile(`room of (an |the )?experts?|experts? ha[sd] (no )?room`), "capacity"},
+	{regexp.MustCompile(`[rR]anks? that (is|are) late\b|AwaitsLate|\blateLook\b`), "straggler"},
+	{regexp.MustCompile(`\b(lent|lend)\(|func \(l \*Loaded\) write`), "unshard, load"},
 }
 
 func TestTextsUseTheFieldsWords(t *testing.T) {

@@ -131,7 +131,7 @@ func Discard(dir, id string) error {
 			return err
 		}
 	}
-	if err := root.Remove(name); err != nil { // a rank that is late still writes: the next Save
+	if err := root.Remove(name); err != nil { // a straggler still writes: the next Save
 		return errors.Join(err, mark(Draft(dir, id)))
 	}
 	return nil

@@ -53,7 +53,7 @@ func (v *variantOf) compile(l *Loaded) error {
 	if v.functions != nil {
 		return nil
 	}
-	all, err := l.write(v.kernel.Text)
+	all, err := l.loadText(v.kernel.Text)
 	if err != nil {
 		return err
 	}
@@ -63,8 +63,8 @@ func (v *variantOf) compile(l *Loaded) error {
 	return nil
 }
 
-// write loads a text that was written at run time, or returns what was loaded of the same text.
-func (l *Loaded) write(text string) (functions map[string]*function, err error) {
+// loadText loads a text that was written at run time, or returns what was loaded of the same text.
+func (l *Loaded) loadText(text string) (functions map[string]*function, err error) {
 	l.loading.Lock()
 	defer l.loading.Unlock()
 	if functions, ok := l.written[text]; ok {

@@ -19,7 +19,7 @@ type files struct {
 	before       map[string]int64     // what they had last
 	throttledGPU func() time.Duration // how long a GPU's clock was
 	noted        [Noted]time.Duration // what has changed, until somebody takes it
-	next         time.Time            // when they may be read again, of a rank that is late
+	next         time.Time            // when they may be read again, of a straggler
 	rest         time.Time            // the same, of any rank
 }
 

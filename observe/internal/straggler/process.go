@@ -101,7 +101,7 @@ func move(sum, some *[Noted]time.Duration) {
 }
 
 // readTime is the least time between two readings of what the process uses, of which the most is
-// ten times that. A rank that is late by more has one at the end of its step.
+// ten times that. A rank that lags by more has one at the end of its step.
 const readTime = time.Millisecond
 
 // use notes what the process has used since it did so last.

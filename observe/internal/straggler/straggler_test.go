@@ -178,7 +178,7 @@ func TestARankIsLateInTheMiddleOfACollective(t *testing.T) {
 	require.Slices(t, "the verdicts", tally.Verdicts(), want)
 }
 
-// Two ranks that are late by turns are a machine's jitter.
+// Two ranks that straggle by turns are a machine's jitter.
 func TestRanksThatAreLateInTurnAreNotNamed(t *testing.T) {
 	var tally Tally
 	for n := range 10 {
@@ -205,7 +205,7 @@ func TestReportHasAtMostTenLines(t *testing.T) {
 		require.NoError(t, tally.Report(&b))
 		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
 		if len(lines) != want {
-			t.Errorf("%d late ranks: %d lines, want %d:\n%s", late, len(lines), want, b.String())
+			t.Errorf("%d stragglers: %d lines, want %d:\n%s", late, len(lines), want, b.String())
 		}
 		if late == 1 && !strings.Contains(lines[1], "rank 0 was late by 10 ms a step, 1") ||
 			late == 1 && !strings.Contains(lines[1], "collection of 512 MB; set GOMEMLIMIT") {
@@ -295,7 +295,7 @@ func TestFilesOfTheSystemAreRead(t *testing.T) {
 	gpu = 3 * ms
 	f.next = f.next.Add(time.Minute) // on a busy machine this test takes as long as looks are apart
 	require.Equal(t, "it looks again at once, and notes", look(false), [Noted]time.Duration{})
-	f.next = time.Time{}.Add(1) // it is time for a rank that is late
+	f.next = time.Time{}.Add(1) // it is time for a straggler
 	want := [Noted]time.Duration{CgroupThrottling: 4 * ms, ClockThrottling: 5 * ms,
 		CPUContention: 15 * ms}
 	require.Equal(t, "it notes", look(true), want)
