@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/vm"
@@ -18,7 +18,7 @@ import (
 type row struct {
 	call  string  // as a program writes it
 	in    []input // x, y, z
-	build func(x gorgonia.Nodes) gorgonia.Nodes
+	build func(x G.Nodes) G.Nodes
 	// want is the plain loop. got are the results of the graph, for loops that depend on random
 	// numbers of the operation; nil in a run that has none yet.
 	want func(x, got []array) []array
@@ -108,10 +108,10 @@ func try(r row, dt dtype, c column) (err error) {
 }
 
 // onTape makes Gorgonia's tape machine.
-func onTape(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil }
+func onTape(g *G.ExprGraph) (G.VM, error) { return G.NewTapeMachine(g), nil }
 
 // onVM makes a machine of package vm on the host.
-func onVM(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
+func onVM(g *G.ExprGraph) (G.VM, error) {
 	return vm.New(g, nil, vm.Notice(func(string) {}))
 }
 
@@ -142,16 +142,16 @@ func operands(r row) []array {
 
 // results builds and runs the row's graph forward, several times, and compares what it gives with
 // the loop.
-func results(r row, dt dtype, make func(*gorgonia.ExprGraph) (gorgonia.VM, error), runs int) error {
-	g := gorgonia.NewGraph()
+func results(r row, dt dtype, make func(*G.ExprGraph) (G.VM, error), runs int) error {
+	g := G.NewGraph()
 	x := inputs(g, r, dt)
 	nodes, err := built(r, x)
 	if err != nil {
 		return err
 	}
-	values := slices.Repeat([]gorgonia.Value{nil}, len(nodes))
+	values := slices.Repeat([]G.Value{nil}, len(nodes))
 	for i, n := range nodes {
-		gorgonia.Read(n, &values[i])
+		G.Read(n, &values[i])
 	}
 	m, err := make(g)
 	if err != nil {
@@ -175,7 +175,7 @@ func results(r row, dt dtype, make func(*gorgonia.ExprGraph) (gorgonia.VM, error
 }
 
 // repeat runs a machine several times, as training does, and checks what each run leaves.
-func repeat(r row, x gorgonia.Nodes, m gorgonia.VM, runs int, check func() error) error {
+func repeat(r row, x G.Nodes, m G.VM, runs int, check func() error) error {
 	for run := range runs {
 		err := errFails
 		if m.RunAll() == nil {
@@ -196,7 +196,7 @@ func repeat(r row, x gorgonia.Nodes, m gorgonia.VM, runs int, check func() error
 }
 
 // unchanged returns an error if a run has written over an operand.
-func unchanged(r row, x gorgonia.Nodes) error {
+func unchanged(r row, x G.Nodes) error {
 	for i, want := range operands(r) {
 		if compare([]array{arrayOf(x[i].Value())}, []array{want}, 0) != nil {
 			return fmt.Errorf("wrong: %s is overwritten", x[i].Name())
@@ -206,7 +206,7 @@ func unchanged(r row, x gorgonia.Nodes) error {
 }
 
 // unmerged returns an error if two results that are not the same are one node.
-func unmerged(nodes gorgonia.Nodes, want []array, distinct bool) error {
+func unmerged(nodes G.Nodes, want []array, distinct bool) error {
 	for i, n := range nodes {
 		j := slices.Index(nodes, n)
 		if j < i && (distinct || i < len(want) && compare(want[i:i+1], want[j:j+1], 0) != nil) {
@@ -217,8 +217,8 @@ func unmerged(nodes gorgonia.Nodes, want []array, distinct bool) error {
 }
 
 // inputs makes the operands' nodes.
-func inputs(g *gorgonia.ExprGraph, r row, dt dtype) gorgonia.Nodes {
-	var nodes gorgonia.Nodes
+func inputs(g *G.ExprGraph, r row, dt dtype) G.Nodes {
+	var nodes G.Nodes
 	for i, a := range operands(r) {
 		of := dt.Dtype
 		if r.in[i].kind == integers {
@@ -230,13 +230,13 @@ func inputs(g *gorgonia.ExprGraph, r row, dt dtype) gorgonia.Nodes {
 }
 
 // node is an input node that holds an array.
-func node(g *gorgonia.ExprGraph, a array, dt tensor.Dtype, name string) *gorgonia.Node {
+func node(g *G.ExprGraph, a array, dt tensor.Dtype, name string) N {
 	value := valueOf(a, dt)
 	if len(a.shape) == 0 {
-		return gorgonia.NewScalar(g, dt, gorgonia.WithName(name), gorgonia.WithValue(value))
+		return G.NewScalar(g, dt, G.WithName(name), G.WithValue(value))
 	}
-	return gorgonia.NewTensor(g, dt, len(a.shape), gorgonia.WithShape(a.shape...),
-		gorgonia.WithName(name), gorgonia.WithValue(value))
+	return G.NewTensor(g, dt, len(a.shape), G.WithShape(a.shape...),
+		G.WithName(name), G.WithValue(value))
 }
 
 // valueOf returns the elements as Gorgonia takes them.
@@ -266,7 +266,7 @@ func converted[T float32 | int](data []float64) []T {
 }
 
 // arrayOf copies a value of Gorgonia.
-func arrayOf(v gorgonia.Value) array {
+func arrayOf(v G.Value) array {
 	if t, ok := v.(*tensor.Dense); ok && t.RequiresIterator() {
 		v = t.Materialize().(*tensor.Dense)
 	}
@@ -304,7 +304,7 @@ func truth(b bool) float64 {
 }
 
 // built calls the row's constructor.
-func built(r row, x gorgonia.Nodes) (nodes gorgonia.Nodes, err error) {
+func built(r row, x G.Nodes) (nodes G.Nodes, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			if _, ok := p.(refusal); ok {
@@ -321,7 +321,7 @@ func built(r row, x gorgonia.Nodes) (nodes gorgonia.Nodes, err error) {
 type refusal struct{ error }
 
 // must returns the node, or makes built return the error.
-func must(n *gorgonia.Node, err error) *gorgonia.Node {
+func must(n N, err error) N {
 	if err != nil {
 		panic(refusal{err})
 	}
@@ -352,15 +352,15 @@ func plain(s string) string {
 // gradient compares the gradients of the row's operands with central differences of its loop. The
 // loss is the sum of the results, each multiplied by its own weights.
 func gradient(r row, dt dtype, c column) (err error) {
-	g := gorgonia.NewGraph()
+	g := G.NewGraph()
 	x := inputs(g, r, dt)
 	nodes, err := built(r, x)
 	if err != nil {
 		return err
 	}
-	values := make([]gorgonia.Value, len(nodes))
+	values := make([]G.Value, len(nodes))
 	for i, n := range nodes {
-		gorgonia.Read(n, &values[i])
+		G.Read(n, &values[i])
 	}
 	loss, err := lossOf(r, nodes, dt)
 	if err != nil {
@@ -382,25 +382,25 @@ func gradient(r row, dt dtype, c column) (err error) {
 const scale = 1.5
 
 // lossOf is the sum of all elements of all nodes, multiplied by weights, and by scale.
-func lossOf(r row, nodes gorgonia.Nodes, dt dtype) (loss *gorgonia.Node, err error) {
+func lossOf(r row, nodes G.Nodes, dt dtype) (loss N, err error) {
 	if r.whole {
 		return nodes[0], nil
 	}
 	for i, n := range nodes {
 		w := node(n.Graph(), weights(i, n.Shape()), dt.Dtype, fmt.Sprint("weights of result ", i))
-		term, err := gorgonia.HadamardProd(n, w)
+		term, err := G.HadamardProd(n, w)
 		if err == nil && !term.IsScalar() {
-			term, err = gorgonia.Sum(term)
+			term, err = G.Sum(term)
 		}
 		if err == nil && loss != nil {
-			term, err = gorgonia.Add(loss, term)
+			term, err = G.Add(loss, term)
 		}
 		if err != nil {
 			return nil, errBuild
 		}
 		loss = term
 	}
-	if loss, err = gorgonia.HadamardProd(loss, constant(loss, scale)); err != nil {
+	if loss, err = G.HadamardProd(loss, constant(loss, scale)); err != nil {
 		return nil, errBuild
 	}
 	return loss, nil
@@ -413,21 +413,21 @@ func weights(result int, shape []int) array {
 // differentiate computes the gradients of the operands that have one: twice in the tape machine,
 // three times in package vm, and once in the lisp machine, which adds to the gradients of the run
 // before.
-func differentiate(g *gorgonia.ExprGraph, r row, loss *gorgonia.Node, x gorgonia.Nodes, c column,
+func differentiate(g *G.ExprGraph, r row, loss N, x G.Nodes, c column,
 	check func(dx []array) error) error {
-	var by gorgonia.Nodes
+	var by G.Nodes
 	for i, n := range x {
 		if r.in[i].kind != integers {
 			by = append(by, n)
 		}
 	}
 	if c == lisp {
-		m := gorgonia.NewLispMachine(g)
+		m := G.NewLispMachine(g)
 		defer m.Close()
 		if err := m.RunAll(); err != nil {
 			return errFails
 		}
-		return checked(by, check, (*gorgonia.Node).Grad)
+		return checked(by, check, (N).Grad)
 	}
 	grads, err := differentiated(loss, by, c)
 	if err != nil {
@@ -443,29 +443,27 @@ func differentiate(g *gorgonia.ExprGraph, r row, loss *gorgonia.Node, x gorgonia
 	}
 	defer m.Close()
 	return repeat(r, x, m, runs, func() error {
-		return checked(grads, check, func(n *gorgonia.Node) (gorgonia.Value, error) {
-			return n.Value(), nil
-		})
+		return checked(grads, check, func(n N) (G.Value, error) { return n.Value(), nil })
 	})
 }
 
 // differentiated is gorgonia.Grad. Its panic is what the column of the tape machine says.
-func differentiated(loss *gorgonia.Node, by gorgonia.Nodes, c column) (grads gorgonia.Nodes,
+func differentiated(loss N, by G.Nodes, c column) (grads G.Nodes,
 	err error) {
 	defer func() {
 		if c == compiled && recover() != nil {
 			err = errGrad
 		}
 	}()
-	if grads, err = gorgonia.Grad(loss, by...); err != nil {
+	if grads, err = G.Grad(loss, by...); err != nil {
 		err = errNone
 	}
 	return grads, err
 }
 
 // checked checks the gradients that nodes have.
-func checked(nodes gorgonia.Nodes, check func(dx []array) error,
-	of func(n *gorgonia.Node) (gorgonia.Value, error)) error {
+func checked(nodes G.Nodes, check func(dx []array) error,
+	of func(n N) (G.Value, error)) error {
 	var dx []array
 	for _, n := range nodes {
 		v, err := of(n)

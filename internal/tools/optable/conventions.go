@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/internal/testing/conventions"
 	"github.com/euryale-ml/euryale/vm"
@@ -36,11 +36,9 @@ func conventionsSection() (string, error) {
 		return "", err
 	}
 	lines, err := conventions.Lines(map[conventions.Runner]conventions.Maker{
-		conventions.VM: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
-			return vm.New(g, nil)
-		},
-		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
-			return gorgonia.NewTapeMachine(g), nil
+		conventions.VM: func(g *G.ExprGraph) (G.VM, error) { return vm.New(g, nil) },
+		conventions.Tape: func(g *G.ExprGraph) (G.VM, error) {
+			return G.NewTapeMachine(g), nil
 		},
 	})
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 )
 
 // section is a part of the table.
@@ -61,9 +61,12 @@ func shown(shape []int) string {
 	return "(" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(shape), "[]")), ", ") + ")"
 }
 
+// N is a node of a graph.
+type N = *G.Node
+
 type (
-	node1 = func(*gorgonia.Node) (*gorgonia.Node, error)
-	node2 = func(a, b *gorgonia.Node) (*gorgonia.Node, error)
+	node1 = func(N) (N, error)
+	node2 = func(a, b N) (N, error)
 )
 
 // dims makes operands with values of both signs.
@@ -77,14 +80,14 @@ func dims(shapes ...[]int) (in []input) {
 // of1 is a row with one operand and one result.
 func of1(call string, shape []int, f node1, loop func(x array) array) row {
 	return row{call: call, in: dims(shape),
-		build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(f(x[0]))} },
+		build: func(x G.Nodes) G.Nodes { return G.Nodes{must(f(x[0]))} },
 		want:  func(x, _ []array) []array { return []array{loop(x[0])} }}
 }
 
 // of2 is a row with two operands and one result.
 func of2(call string, a, b []int, f node2, loop func(x, y array) array) row {
 	return row{call: call, in: dims(a, b),
-		build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(f(x[0], x[1]))} },
+		build: func(x G.Nodes) G.Nodes { return G.Nodes{must(f(x[0], x[1]))} },
 		want:  func(x, _ []array) []array { return []array{loop(x[0], x[1])} }}
 }
 
@@ -119,40 +122,36 @@ func unaryRows() []row {
 		return of1(call, []int{3, 4}, f, func(x array) array { return x.apply(loop) })
 	}
 	rows := []row{
-		unary("Abs(x)", gorgonia.Abs, math.Abs),
-		unary("Sign(x)", gorgonia.Sign, sign).nowhere(),
-		unary("Ceil(x)", gorgonia.Ceil, math.Ceil).nowhere(),
-		unary("Floor(x)", gorgonia.Floor, math.Floor).nowhere(),
-		unary("Sin(x)", gorgonia.Sin, math.Sin),
-		unary("Cos(x)", gorgonia.Cos, math.Cos),
-		unary("Exp(x)", gorgonia.Exp, math.Exp),
-		unary("Expm1(x)", gorgonia.Expm1, math.Expm1),
-		unary("Log(x)", gorgonia.Log, math.Log).with(positive),
-		unary("Log1p(x)", gorgonia.Log1p, math.Log1p).with(positive),
-		unary("Log2(x)", gorgonia.Log2, math.Log2).with(positive).instead(
+		unary("Abs(x)", G.Abs, math.Abs),
+		unary("Sign(x)", G.Sign, sign).nowhere(),
+		unary("Ceil(x)", G.Ceil, math.Ceil).nowhere(),
+		unary("Floor(x)", G.Floor, math.Floor).nowhere(),
+		unary("Sin(x)", G.Sin, math.Sin),
+		unary("Cos(x)", G.Cos, math.Cos),
+		unary("Exp(x)", G.Exp, math.Exp),
+		unary("Expm1(x)", G.Expm1, math.Expm1),
+		unary("Log(x)", G.Log, math.Log).with(positive),
+		unary("Log1p(x)", G.Log1p, math.Log1p).with(positive),
+		unary("Log2(x)", G.Log2, math.Log2).with(positive).instead(
 			"`Log`, divided by `math.Ln2`"),
-		unary("Neg(x)", gorgonia.Neg, func(x float64) float64 { return -x }),
-		unary("Square(x)", gorgonia.Square, func(x float64) float64 { return x * x }),
-		unary("Cube(x)", gorgonia.Cube, func(x float64) float64 { return x * x * x }),
-		unary("Sqrt(x)", gorgonia.Sqrt, math.Sqrt).with(positive),
-		unary("Inverse(x)", gorgonia.Inverse, func(x float64) float64 {
-			return 1 / x
-		}).with(positive),
-		unary("InverseSqrt(x)", gorgonia.InverseSqrt, func(x float64) float64 {
+		unary("Neg(x)", G.Neg, func(x float64) float64 { return -x }),
+		unary("Square(x)", G.Square, func(x float64) float64 { return x * x }),
+		unary("Cube(x)", G.Cube, func(x float64) float64 { return x * x * x }),
+		unary("Sqrt(x)", G.Sqrt, math.Sqrt).with(positive),
+		unary("Inverse(x)", G.Inverse, func(x float64) float64 { return 1 / x }).with(positive),
+		unary("InverseSqrt(x)", G.InverseSqrt, func(x float64) float64 {
 			return 1 / math.Sqrt(x)
 		}).with(positive).
 			instead("`Inverse` of `Sqrt`"),
-		unary("Tanh(x)", gorgonia.Tanh, math.Tanh),
-		unary("Sigmoid(x)", gorgonia.Sigmoid, sigmoid),
-		unary("Softplus(x)", gorgonia.Softplus, softplus),
-		unary("Rectify(x)", gorgonia.Rectify, func(x float64) float64 { return max(x, 0) }),
-		unary("LeakyRelu(x, 0.1)", func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.LeakyRelu(x, 0.1)
+		unary("Tanh(x)", G.Tanh, math.Tanh),
+		unary("Sigmoid(x)", G.Sigmoid, sigmoid),
+		unary("Softplus(x)", G.Softplus, softplus),
+		unary("Rectify(x)", G.Rectify, func(x float64) float64 { return max(x, 0) }),
+		unary("LeakyRelu(x, 0.1)", func(x N) (N, error) {
+			return G.LeakyRelu(x, 0.1)
 		},
 			func(x float64) float64 { return max(x, 0) + 0.1*min(x, 0) }),
-		unary("Mish(x)", gorgonia.Mish, func(x float64) float64 {
-			return x * math.Tanh(softplus(x))
-		}),
+		unary("Mish(x)", G.Mish, func(x float64) float64 { return x * math.Tanh(softplus(x)) }),
 	}
 	return append(rows, scalarRows()...)
 }
@@ -164,14 +163,14 @@ func scalarRows() []row {
 			positive)
 	}
 	return []row{
-		scalar("Exp(x)", gorgonia.Exp, math.Exp),
-		scalar("Log(x)", gorgonia.Log, math.Log),
-		scalar("Sqrt(x)", gorgonia.Sqrt, math.Sqrt),
-		scalar("Square(x)", gorgonia.Square, func(x float64) float64 { return x * x }),
-		scalar("Inverse(x)", gorgonia.Inverse, func(x float64) float64 { return 1 / x }),
-		scalar("Tanh(x)", gorgonia.Tanh, math.Tanh),
-		scalar("Sigmoid(x)", gorgonia.Sigmoid, sigmoid),
-		scalar("Neg(x)", gorgonia.Neg, func(x float64) float64 { return -x }),
+		scalar("Exp(x)", G.Exp, math.Exp),
+		scalar("Log(x)", G.Log, math.Log),
+		scalar("Sqrt(x)", G.Sqrt, math.Sqrt),
+		scalar("Square(x)", G.Square, func(x float64) float64 { return x * x }),
+		scalar("Inverse(x)", G.Inverse, func(x float64) float64 { return 1 / x }),
+		scalar("Tanh(x)", G.Tanh, math.Tanh),
+		scalar("Sigmoid(x)", G.Sigmoid, sigmoid),
+		scalar("Neg(x)", G.Neg, func(x float64) float64 { return -x }),
 	}
 }
 
@@ -186,11 +185,11 @@ func arithmetic() []struct {
 		f    node2
 		loop func(x, y float64) float64
 	}{
-		{"Add", gorgonia.Add, plus},
-		{"Sub", gorgonia.Sub, func(x, y float64) float64 { return x - y }},
-		{"HadamardProd", gorgonia.HadamardProd, func(x, y float64) float64 { return x * y }},
-		{"HadamardDiv", gorgonia.HadamardDiv, func(x, y float64) float64 { return x / y }},
-		{"Pow", gorgonia.Pow, math.Pow},
+		{"Add", G.Add, plus},
+		{"Sub", G.Sub, func(x, y float64) float64 { return x - y }},
+		{"HadamardProd", G.HadamardProd, func(x, y float64) float64 { return x * y }},
+		{"HadamardDiv", G.HadamardDiv, func(x, y float64) float64 { return x / y }},
+		{"Pow", G.Pow, math.Pow},
 	}
 }
 
@@ -207,33 +206,31 @@ func binaryRows() []row {
 				loop).with(positive))
 		}
 	}
-	square := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.HadamardProd(x, x) }
+	square := func(x N) (N, error) { return G.HadamardProd(x, x) }
 	return append(slices.Concat(rows, broadcastRows(), autoRows(), scaledRows()),
 		of1("HadamardProd(x, x)", []int{3, 4}, square, func(x array) array {
 			return zip(x, x, func(a, b float64) float64 { return a * b })
 		}),
-		of2("Div(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.Div, func(x, y array) array {
+		of2("Div(x, y)", []int{3, 4}, []int{3, 4}, G.Div, func(x, y array) array {
 			return zip(x, y, func(a, b float64) float64 { return a / b })
 		}).with(positive),
-		of2("MaxBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MaxBetween,
+		of2("MaxBetween(x, y)", []int{3, 4}, []int{3, 4}, G.MaxBetween,
 			func(x, y array) array { return zip(x, y, math.Max) }),
-		of2("MinBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MinBetween,
+		of2("MinBetween(x, y)", []int{3, 4}, []int{3, 4}, G.MinBetween,
 			func(x, y array) array { return zip(x, y, math.Min) }),
 	)
 }
 
 // broadcastRows repeat an axis of one operand, the first or the last, of two or three.
 func broadcastRows() []row {
-	type broadcast = func(a, b *gorgonia.Node, left, right []byte) (*gorgonia.Node, error)
-	fs := []broadcast{gorgonia.BroadcastAdd, gorgonia.BroadcastSub, gorgonia.BroadcastHadamardProd,
-		gorgonia.BroadcastHadamardDiv, gorgonia.BroadcastPow}
+	type broadcast = func(a, b N, left, right []byte) (N, error)
+	fs := []broadcast{G.BroadcastAdd, G.BroadcastSub, G.BroadcastHadamardProd,
+		G.BroadcastHadamardDiv, G.BroadcastPow}
 	var rows []row
 	for i, op := range arithmetic() {
 		loop := func(x, y array) array { return zip(x, y, op.loop) }
 		at := func(left, right []byte) node2 {
-			return func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-				return fs[i](a, b, left, right)
-			}
+			return func(a, b N) (N, error) { return fs[i](a, b, left, right) }
 		}
 		call := "Broadcast" + op.name + "(x, y, "
 		for _, r := range repeated4() {
@@ -254,12 +251,12 @@ func broadcastRows() []row {
 	add := arithmetic()[0].loop
 	return append(rows,
 		of2("BroadcastAdd(x, y, nil, [0]), y (4)", []int{3, 4}, []int{4},
-			func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.BroadcastAdd(a, b, nil, []byte{0})
+			func(a, b N) (N, error) {
+				return G.BroadcastAdd(a, b, nil, []byte{0})
 			}, func(x, y array) array { return zip(x, y.reshape(1, 4), add) }),
 		of2("BroadcastAdd(x, y, [0], [1]), x (1, 4), y (3, 1)", []int{1, 4}, []int{3, 1},
-			func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.BroadcastAdd(a, b, []byte{0}, []byte{1})
+			func(a, b N) (N, error) {
+				return G.BroadcastAdd(a, b, []byte{0}, []byte{1})
 			}, func(x, y array) array { return zip(x, y, add) }),
 	)
 }
@@ -270,9 +267,7 @@ func autoRows() (rows []row) {
 		{{1, 4}, {3, 4}}, {{2, 3, 4, 2}, {1, 3, 1, 1}}} {
 		rows = append(rows, of2(fmt.Sprintf("Auto(BroadcastAdd, x, y), %s and %s", shown(r[0]),
 			shown(r[1])), r[0], r[1],
-			func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.Auto(gorgonia.BroadcastAdd, a, b)
-			},
+			func(a, b N) (N, error) { return G.Auto(G.BroadcastAdd, a, b) },
 			func(x, y array) array { return zip(x, y, plus) }))
 	}
 	return rows
@@ -281,11 +276,9 @@ func autoRows() (rows []row) {
 // scaledRows are products of a tensor and a number.
 func scaledRows() (rows []row) {
 	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {4, 1}, {2, 3, 4, 2}} {
-		rows = append(rows, of2("Mul(x, y), "+shown(shape)+", y a scalar", shape, nil, gorgonia.Mul,
+		rows = append(rows, of2("Mul(x, y), "+shown(shape)+", y a scalar", shape, nil, G.Mul,
 			func(x, y array) array {
-				return zip(x, y, func(a, b float64) float64 {
-					return a * b
-				})
+				return zip(x, y, func(a, b float64) float64 { return a * b })
 			}))
 	}
 	return rows
@@ -323,35 +316,26 @@ func comparisonRows() []row {
 	var rows []row
 	for _, op := range []struct {
 		name  string
-		f     func(a, b *gorgonia.Node, same bool) (*gorgonia.Node, error)
+		f     func(a, b N, same bool) (N, error)
 		loop  func(x, y float64) bool
-		wide  func(a, b *gorgonia.Node, same bool, left, right []byte) (*gorgonia.Node, error)
+		wide  func(a, b N, same bool, left, right []byte) (N, error)
 		broad string
 	}{
-		{"Lt", gorgonia.Lt, func(x, y float64) bool { return x < y }, gorgonia.BroadcastLt,
-			"BroadcastLt"},
-		{"Lte", gorgonia.Lte, func(x, y float64) bool { return x <= y }, gorgonia.BroadcastLte,
-			"BroadcastLte"},
-		{"Gt", gorgonia.Gt, func(x, y float64) bool { return x > y }, gorgonia.BroadcastGt,
-			"BroadcastGt"},
-		{"Gte", gorgonia.Gte, func(x, y float64) bool { return x >= y }, gorgonia.BroadcastGte,
-			"BroadcastGte"},
-		{"Eq", gorgonia.Eq, func(x, y float64) bool { return x == y }, gorgonia.BroadcastEq,
-			"BroadcastEq"},
-		{"Ne", gorgonia.Ne, func(x, y float64) bool { return x != y }, gorgonia.BroadcastNe,
-			"BroadcastNe"},
-	} {
+		{"Lt", G.Lt, func(x, y float64) bool { return x < y }, G.BroadcastLt, "BroadcastLt"},
+		{"Lte", G.Lte, func(x, y float64) bool { return x <= y }, G.BroadcastLte, "BroadcastLte"},
+		{"Gt", G.Gt, func(x, y float64) bool { return x > y }, G.BroadcastGt, "BroadcastGt"},
+		{"Gte", G.Gte, func(x, y float64) bool { return x >= y }, G.BroadcastGte, "BroadcastGte"},
+		{"Eq", G.Eq, func(x, y float64) bool { return x == y }, G.BroadcastEq, "BroadcastEq"},
+		{"Ne", G.Ne, func(x, y float64) bool { return x != y }, G.BroadcastNe, "BroadcastNe"}} {
 		loop := func(x, y array) array {
 			return zip(x, y, func(a, b float64) float64 { return truth(op.loop(a, b)) })
 		}
-		bools := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.f(a, b, false) }
-		same := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.f(a, b, true) }
-		wide := func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-			return op.wide(a, b, true, nil, []byte{0})
-		}
+		bools := func(a, b N) (N, error) { return op.f(a, b, false) }
+		same := func(a, b N) (N, error) { return op.f(a, b, true) }
+		wide := func(a, b N) (N, error) { return op.wide(a, b, true, nil, []byte{0}) }
 		for _, r := range repeated4() {
 			rows = append(rows, of2(op.broad+"(x, y, true, "+r.call(), r.a, r.b,
-				func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+				func(a, b N) (N, error) {
 					return op.wide(a, b, true, r.left, r.right)
 				}, loop).nowhere())
 		}

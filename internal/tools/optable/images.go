@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -117,8 +117,8 @@ func convolutionRows() []row {
 			rows,
 			of2(fmt.Sprintf("Conv2d(x, y), %d channels, kernel %d, pad %d, stride %d, dilation %d",
 				r.x[1], r.kernel, r.pad, r.stride, r.dilation), r.x, r.filter,
-				func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
-					return gorgonia.Conv2d(x, y, tensor.Shape{r.kernel, r.kernel},
+				func(x, y N) (N, error) {
+					return G.Conv2d(x, y, tensor.Shape{r.kernel, r.kernel},
 						[]int{r.pad, r.pad},
 						[]int{r.stride, r.stride}, []int{r.dilation, r.dilation})
 				}, w.convolve))
@@ -126,9 +126,8 @@ func convolutionRows() []row {
 	tall := window{[2]int{3, 2}, [2]int{2, 1}, [2]int{1, 1}, [4]int{1, 1, 0, 0}}
 	rows = append(rows,
 		of2("Conv2d(x, y), kernel (3, 2), pad (1, 0), stride (2, 1)", []int{1, 2, 5, 4},
-			[]int{3, 2, 3, 2}, func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.Conv2d(x, y, tensor.Shape{3, 2}, []int{1, 0}, []int{2, 1},
-					[]int{1, 1})
+			[]int{3, 2, 3, 2}, func(x, y N) (N, error) {
+				return G.Conv2d(x, y, tensor.Shape{3, 2}, []int{1, 0}, []int{2, 1}, []int{1, 1})
 			}, tall.convolve))
 	return slices.Concat(rows, lineRows(), patchRows())
 }
@@ -148,8 +147,8 @@ func lineRows() (rows []row) {
 			r.kernel}
 		rows = append(rows, of2(fmt.Sprintf("Conv1d(x, y, %d, %d, %d, %d), %s", r.kernel, r.pad,
 			r.stride, r.dilation, shown(x)), x, filter,
-			func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.Conv1d(x, y, r.kernel, r.pad, r.stride, r.dilation)
+			func(x, y N) (N, error) {
+				return G.Conv1d(x, y, r.kernel, r.pad, r.stride, r.dilation)
 			}, w.convolve))
 	}
 	return rows
@@ -168,17 +167,16 @@ func patchRows() (rows []row) {
 }
 
 func im2col(kernel, pad, stride, dilation int) node1 {
-	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x N) (N, error) {
 		both := func(n int) tensor.Shape { return tensor.Shape{n, n} }
-		return gorgonia.Im2Col(x, both(kernel), both(pad), both(stride), both(dilation))
+		return G.Im2Col(x, both(kernel), both(pad), both(stride), both(dilation))
 	}
 }
 
 func poolRows() []row {
-	type pool = func(x *gorgonia.Node, kernel tensor.Shape, pad, stride []int) (*gorgonia.Node,
-		error)
+	type pool = func(x N, kernel tensor.Shape, pad, stride []int) (N, error)
 	at := func(f pool, kernel, stride int, pad ...int) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		return func(x N) (N, error) {
 			return f(x, tensor.Shape{kernel, kernel}, pad, []int{stride, stride})
 		}
 	}
@@ -210,24 +208,22 @@ func poolRows() []row {
 	}
 	var rows []row
 	for _, c := range slices.Concat(cases, uneven) {
-		rows = append(rows, rowOf("MaxPool2D", gorgonia.MaxPool2D, c,
+		rows = append(rows, rowOf("MaxPool2D", G.MaxPool2D, c,
 			func(w window) func(array) array { return w.max }))
 	}
 	for _, c := range cases {
-		rows = append(rows, rowOf("AveragePool2D", gorgonia.AveragePool2D, c,
+		rows = append(rows, rowOf("AveragePool2D", G.AveragePool2D, c,
 			func(w window) func(array) array { return w.mean }).instead("`nn.AvgPool2D`"))
 	}
 	for _, width := range []int{6, 4, 2, 8, 10} {
 		line := window{[2]int{1, 2}, [2]int{1, 2}, [2]int{1, 1}, [4]int{}}
 		shape := []int{1, 2, 1, width}
 		rows = append(rows,
-			of1("MaxPool1D(x, 2, 0, 2), "+shown(shape), shape, func(x *gorgonia.Node) (
-				*gorgonia.Node, error) {
-				return gorgonia.MaxPool1D(x, 2, 0, 2)
+			of1("MaxPool1D(x, 2, 0, 2), "+shown(shape), shape, func(x N) (N, error) {
+				return G.MaxPool1D(x, 2, 0, 2)
 			}, line.max),
-			of1("AveragePool1D(x, 2, 0, 2), "+shown(shape), shape, func(x *gorgonia.Node) (
-				*gorgonia.Node, error) {
-				return gorgonia.AveragePool1D(x, 2, 0, 2)
+			of1("AveragePool1D(x, 2, 0, 2), "+shown(shape), shape, func(x N) (N, error) {
+				return G.AveragePool1D(x, 2, 0, 2)
 			}, line.mean).instead("`nn.AvgPool2D`"))
 	}
 	return append(rows, globalRows()...)
@@ -238,7 +234,7 @@ func globalRows() (rows []row) {
 		{3, 1, 6, 2}} {
 		pixels := float64(shape[2] * shape[3])
 		rows = append(rows, of1("GlobalAveragePool2D(x), "+shown(shape), shape,
-			gorgonia.GlobalAveragePool2D, func(x array) array {
+			G.GlobalAveragePool2D, func(x array) array {
 				return x.reduce(plus, 2, 3).apply(func(s float64) float64 {
 					return s / pixels
 				}).reshape(shape[0], shape[1], 1, 1)
@@ -255,8 +251,8 @@ func upsampleRows() (rows []row) {
 		2}, {[]int{2, 2, 3, 2}, 1}} {
 		rows = append(rows, of1(fmt.Sprintf("Upsample2D(x, %d), %s", r.scale, shown(r.shape)),
 			r.shape,
-			func(x *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.Upsample2D(x, r.scale)
+			func(x N) (N, error) {
+				return G.Upsample2D(x, r.scale)
 			}, func(x array) array {
 				return generate([]int{r.shape[0], r.shape[1], r.shape[2] * r.scale,
 					r.shape[3] * r.scale},

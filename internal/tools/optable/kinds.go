@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 )
 
 // kindOf is the operation that a row's call names: rows of one kind share a line of the page.
@@ -62,15 +62,14 @@ func twiceRead(rows []row) []row {
 func (r row) readTwice() row {
 	once := r
 	r.call += ", x read twice"
-	r.build = func(x gorgonia.Nodes) gorgonia.Nodes {
+	r.build = func(x G.Nodes) G.Nodes {
 		computed := slices.Clone(x)
 		for i, n := range x {
 			if r.in[i].kind != integers {
-				computed[i] = must(gorgonia.HadamardProd(n, constant(n, 1)))
+				computed[i] = must(G.HadamardProd(n, constant(n, 1)))
 			}
 		}
-		return append(once.build(computed),
-			must(gorgonia.HadamardProd(computed[0], constant(x[0], 3))))
+		return append(once.build(computed), must(G.HadamardProd(computed[0], constant(x[0], 3))))
 	}
 	r.want = func(x, got []array) []array {
 		triple := x[0].apply(func(v float64) float64 { return 3 * v })
@@ -83,11 +82,11 @@ func (r row) readTwice() row {
 }
 
 // constant is a number of the dtype of n.
-func constant(n *gorgonia.Node, x float64) *gorgonia.Node {
-	if n.Dtype() == gorgonia.Float32 {
-		return gorgonia.NewConstant(float32(x))
+func constant(n N, x float64) N {
+	if n.Dtype() == G.Float32 {
+		return G.NewConstant(float32(x))
 	}
-	return gorgonia.NewConstant(x)
+	return G.NewConstant(x)
 }
 
 // of returns what the rows of a group say in a column: their text if it is one, else what each row

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 )
 
 func lossRows() []row {
@@ -26,12 +26,12 @@ func lossRows() []row {
 			[]int{4, 1}, []int{0}, 0},
 	} {
 		rows = append(rows,
-			of1("SoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.SoftMax(x, r.axes...)
+			of1("SoftMax("+r.says, r.shape, func(x N) (N, error) {
+				return G.SoftMax(x, r.axes...)
 			},
 				func(x array) array { return softmax(x, r.axis) }).instead("`nn.SoftMax`"),
-			of1("LogSoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.LogSoftMax(x, r.axes...)
+			of1("LogSoftMax("+r.says, r.shape, func(x N) (N, error) {
+				return G.LogSoftMax(x, r.axes...)
 			},
 				func(x array) array { return softmax(x, r.axis).apply(math.Log) }).
 				instead("`nn.LogSoftMax`"))
@@ -39,13 +39,13 @@ func lossRows() []row {
 	// SoftMax, LogSoftMax
 	slices.SortStableFunc(rows, func(a, b row) int { return int(b.call[0]) - int(a.call[0]) })
 	return append(slices.Concat(rows, sparsemaxRows(), crossEntropyRows(), logRows()),
-		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionMean)", true, gorgonia.ReductionMean).instead(
+		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionMean)", true, G.ReductionMean).instead(
 			"`ReductionSum`"),
-		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum)", true, gorgonia.ReductionSum),
+		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum)", true, G.ReductionSum),
 		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum), in an expression", false,
-			gorgonia.ReductionSum).instead("`CTCLoss` as the whole loss"),
+			G.ReductionSum).instead("`CTCLoss` as the whole loss"),
 		ctcRow("CTCLoss(LogSoftMax(x), ...) with ReductionSum and ReductionMean", false,
-			gorgonia.ReductionSum, gorgonia.ReductionMean).nowhere(),
+			G.ReductionSum, G.ReductionMean).nowhere(),
 	)
 }
 
@@ -60,9 +60,8 @@ func sparsemaxRows() (rows []row) {
 		if r.axes != nil {
 			call = fmt.Sprintf("Sparsemax(x, %d), ", r.axis)
 		}
-		rows = append(rows, of1(call+shown(r.shape), r.shape, func(x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return gorgonia.Sparsemax(x, r.axes...)
+		rows = append(rows, of1(call+shown(r.shape), r.shape, func(x N) (N, error) {
+			return G.Sparsemax(x, r.axes...)
 		}, func(x array) array { return sparsemax(x, r.axis) }).instead(
 			"`Sparsemax` between two `Transpose`"))
 	}
@@ -72,20 +71,18 @@ func sparsemaxRows() (rows []row) {
 func crossEntropyRows() []row {
 	loss := func(p, t float64) float64 { return -t*math.Log(p) - (1-t)*math.Log(1-p) }
 	return append(elementwise([]row{
-		of2("BinaryXent(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.BinaryXent,
+		of2("BinaryXent(x, y)", []int{3, 4}, []int{3, 4}, G.BinaryXent,
 			func(p, t array) array { return zip(p, t, loss) }).with(interval),
-	}), of2("BinaryXent(Sigmoid(x), y)", []int{3, 4}, []int{3, 4}, func(x, t *gorgonia.Node) (
-		*gorgonia.Node, error) {
-		return gorgonia.BinaryXent(must(gorgonia.Sigmoid(x)), t)
+	}), of2("BinaryXent(Sigmoid(x), y)", []int{3, 4}, []int{3, 4}, func(x, t N) (N, error) {
+		return G.BinaryXent(must(G.Sigmoid(x)), t)
 	}, func(x, t array) array { return zip(x.apply(sigmoid), t, loss) }).with(interval))
 }
 
 // logRows take the logarithm of a softmax along the last axis.
 func logRows() (rows []row) {
 	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {2, 3, 4}, {2, 3, 4, 2}} {
-		rows = append(rows, of1("Log(SoftMax(x)), "+shown(shape), shape, func(x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return gorgonia.Log(must(gorgonia.SoftMax(x)))
+		rows = append(rows, of1("Log(SoftMax(x)), "+shown(shape), shape, func(x N) (N, error) {
+			return G.Log(must(G.SoftMax(x)))
 		}, func(x array) array { return softmax(x, len(shape)-1).apply(math.Log) }))
 	}
 	return rows
@@ -113,16 +110,16 @@ func sparsemax(x array, axis int) array {
 
 // ctcRow is the loss of log-probabilities of 4 steps, 2 sequences and 3 labels, of which 0 is the
 // blank.
-func ctcRow(call string, whole bool, reductions ...gorgonia.Reduction) row {
+func ctcRow(call string, whole bool, reductions ...G.Reduction) row {
 	targets := []int{1, 2, 2, 1}
 	return row{call: call, whole: whole,
 		in: []input{{shape: []int{4, 2, 3}}, {shape: []int{2, 2}, kind: integers, ints: targets},
 			{shape: []int{2}, kind: integers, ints: []int{4, 4}}, {shape: []int{2}, kind: integers,
 				ints: []int{2, 2}}},
-		build: func(x gorgonia.Nodes) (losses gorgonia.Nodes) {
-			logs := must(gorgonia.LogSoftMax(x[0]))
+		build: func(x G.Nodes) (losses G.Nodes) {
+			logs := must(G.LogSoftMax(x[0]))
 			for _, reduction := range reductions {
-				losses = append(losses, must(gorgonia.CTCLoss(logs, x[1], x[2], x[3], reduction)))
+				losses = append(losses, must(G.CTCLoss(logs, x[1], x[2], x[3], reduction)))
 			}
 			return losses
 		},
@@ -131,7 +128,7 @@ func ctcRow(call string, whole bool, reductions ...gorgonia.Reduction) row {
 			total := ctc(p, 0, targets[:2]) + ctc(p, 1, targets[2:])
 			for _, reduction := range reductions {
 				share := 1.0
-				if reduction == gorgonia.ReductionMean {
+				if reduction == G.ReductionMean {
 					share = 2 * 2 // the target's length, and the mean over the sequences
 				}
 				losses = append(losses, array{nil, []float64{total / share}})

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 )
 
 const epsilon = 1e-5
@@ -43,9 +43,9 @@ func affine(x, gain, bias array) array {
 }
 
 func normRows() []row {
-	batch := func(x gorgonia.Nodes) gorgonia.Nodes {
-		y, _, _, _, err := gorgonia.BatchNorm(x[0], x[1], x[2], 0.1, epsilon)
-		return gorgonia.Nodes{must(y, err)}
+	batch := func(x G.Nodes) G.Nodes {
+		y, _, _, _, err := G.BatchNorm(x[0], x[1], x[2], 0.1, epsilon)
+		return G.Nodes{must(y, err)}
 	}
 	channels := func(x []array, _ []array) []array {
 		return []array{affine(normalize(x[0], x[0].shape[1], func(i []int) int { return i[1] }),
@@ -91,9 +91,8 @@ func groupNormOf(x []int, groups int) row {
 		want: func(x []array, _ []array) []array {
 			return []array{affine(normalize(x[0], groups*x[0].shape[0], group), x[1], x[2])}
 		},
-		build: func(x gorgonia.Nodes) gorgonia.Nodes {
-			return gorgonia.Nodes{must(gorgonia.GroupNorm(x[0], x[1], x[2], groups, channels,
-				epsilon))}
+		build: func(x G.Nodes) G.Nodes {
+			return G.Nodes{must(G.GroupNorm(x[0], x[1], x[2], groups, channels, epsilon))}
 		}}
 }
 
@@ -103,9 +102,7 @@ func dropoutRows() []row {
 	for _, p := range []float64{0.2, 0.5, 0.1, 0.7, 0.8} {
 		rows = append(rows, row{call: fmt.Sprintf("Dropout(x, %v)", p), in: dims([]int{20, 10}),
 			random: true, use: "`nn.Dropout`",
-			build: func(x gorgonia.Nodes) gorgonia.Nodes {
-				return gorgonia.Nodes{must(gorgonia.Dropout(x[0], p))}
-			},
+			build: func(x G.Nodes) G.Nodes { return G.Nodes{must(G.Dropout(x[0], p))} },
 			want: func(x, got []array) []array {
 				kept := 0
 				y := generate(x[0].shape, func(i []int) float64 {
@@ -127,11 +124,11 @@ func dropoutRows() []row {
 
 // randomRows only check bounds: two draws differ.
 func randomRows() (rows []row) {
-	random := func(call string, shape []int, build func(x *gorgonia.Node) *gorgonia.Node,
+	random := func(call string, shape []int, build func(x N) N,
 		ok func(v float64) bool) {
 		r := of1(call+shown(shape), []int{1}, nil, nil).nowhere()
 		r.random = true
-		r.build = func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{build(x[0])} }
+		r.build = func(x G.Nodes) G.Nodes { return G.Nodes{build(x[0])} }
 		r.want = func(_, got []array) []array {
 			if slices.ContainsFunc(got[0].data, func(v float64) bool { return !ok(v) }) {
 				return nil
@@ -142,16 +139,16 @@ func randomRows() (rows []row) {
 	}
 	for _, shape := range [][]int{{20, 10}, {5}, {1, 4}, {4, 1}, {2, 3, 4, 2}} {
 		random("UniformRandomNode(g, dt, 2, 3, ...), ", shape,
-			func(x *gorgonia.Node) *gorgonia.Node {
-				return gorgonia.UniformRandomNode(x.Graph(), x.Dtype(), 2, 3, shape...)
+			func(x N) N {
+				return G.UniformRandomNode(x.Graph(), x.Dtype(), 2, 3, shape...)
 			}, func(v float64) bool { return v >= 2 && v <= 3 })
 		random("GaussianRandomNode(g, dt, 2, 3, ...), ", shape,
-			func(x *gorgonia.Node) *gorgonia.Node {
-				return gorgonia.GaussianRandomNode(x.Graph(), x.Dtype(), 2, 3, shape...)
+			func(x N) N {
+				return G.GaussianRandomNode(x.Graph(), x.Dtype(), 2, 3, shape...)
 			}, func(v float64) bool { return math.Abs(v-2) < 30 })
 		random("BinomialRandomNode(g, dt, 1, 0.5, ...), ", shape,
-			func(x *gorgonia.Node) *gorgonia.Node {
-				return gorgonia.BinomialRandomNode(x.Graph(), x.Dtype(), 1, 0.5, shape...)
+			func(x N) N {
+				return G.BinomialRandomNode(x.Graph(), x.Dtype(), 1, 0.5, shape...)
 			}, func(v float64) bool { return v == 0 || v == 1 })
 	}
 	return rows

@@ -4,15 +4,15 @@ import (
 	"fmt"
 	"math"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
 // pair is a row with two operations on one operand. They are different, so their nodes must be.
 func pair(call string, shape []int, f, g node1, loopF, loopG func(x array) array) row {
 	return row{call: call, in: dims(shape),
-		build: func(x gorgonia.Nodes) gorgonia.Nodes {
-			return gorgonia.Nodes{must(f(x[0])), must(g(x[0]))}
+		build: func(x G.Nodes) G.Nodes {
+			return G.Nodes{must(f(x[0])), must(g(x[0]))}
 		},
 		want: func(x, _ []array) []array { return []array{loopF(x[0]), loopG(x[0])} }}
 }
@@ -21,18 +21,18 @@ func pairRows() []row {
 	cut := func(axis, start, end int) func(array) array {
 		return func(x array) array { return x.cut(axis, start, end, 1) }
 	}
-	soft := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SoftMax(x) }
-	logSoft := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSoftMax(x) }
+	soft := func(x N) (N, error) { return G.SoftMax(x) }
+	logSoft := func(x N) (N, error) { return G.LogSoftMax(x) }
 	rows := softmax1
 	logs := func(x array) array { return softmax1(x).apply(math.Log) }
 	return append([]row{
-		pair("Slice(x, S(0, 256)) and S(256, 512)", []int{512}, slicer(gorgonia.S(0, 256)),
-			slicer(gorgonia.S(256, 512)), cut(0, 0, 256), cut(0, 256, 512)).instead("`nn.Split`"),
-		pair("Slice(x, nil, S(1, 3)) and S(257, 259)", []int{2, 260}, slicer(all, gorgonia.S(1, 3)),
-			slicer(all, gorgonia.S(257, 259)), cut(1, 1, 3), cut(1, 257, 259)).instead(
+		pair("Slice(x, S(0, 256)) and S(256, 512)", []int{512}, slicer(G.S(0, 256)),
+			slicer(G.S(256, 512)), cut(0, 0, 256), cut(0, 256, 512)).instead("`nn.Split`"),
+		pair("Slice(x, nil, S(1, 3)) and S(257, 259)", []int{2, 260}, slicer(all, G.S(1, 3)),
+			slicer(all, G.S(257, 259)), cut(1, 1, 3), cut(1, 257, 259)).instead(
 			"`nn.Slice`"),
-		pair("Slice(x, S(0, 4)) and S(0, 4, 2)", []int{4}, slicer(gorgonia.S(0, 4)),
-			slicer(gorgonia.S(0, 4, 2)), cut(0, 0, 4), func(x array) array {
+		pair("Slice(x, S(0, 4)) and S(0, 4, 2)", []int{4}, slicer(G.S(0, 4)),
+			slicer(G.S(0, 4, 2)), cut(0, 0, 4), func(x array) array {
 				return x.cut(0, 0, 4, 2)
 			}),
 		pair("SoftMax(x) and LogSoftMax(x)", []int{3, 4}, soft, logSoft, rows, logs).instead(
@@ -40,42 +40,40 @@ func pairRows() []row {
 		pair("LogSoftMax(x) and SoftMax(x)", []int{3, 4}, logSoft, soft, logs, rows).instead(
 			"`nn.SoftMax`, `nn.LogSoftMax`"),
 		{call: "s = SoftMax(x) and Log(s)", in: dims([]int{3, 4}), use: "`nn.SoftMax`",
-			build: func(x gorgonia.Nodes) gorgonia.Nodes {
-				s := must(gorgonia.SoftMax(x[0]))
-				return gorgonia.Nodes{s, must(gorgonia.Log(s))}
+			build: func(x G.Nodes) G.Nodes {
+				s := must(G.SoftMax(x[0]))
+				return G.Nodes{s, must(G.Log(s))}
 			},
 			want: func(x, _ []array) []array { return []array{rows(x[0]), logs(x[0])} }},
-		pair("SoftMax(x, 0) and SoftMax(x, 1)", []int{3, 4}, axial1(gorgonia.SoftMax, 0),
-			axial1(gorgonia.SoftMax, 1),
+		pair("SoftMax(x, 0) and SoftMax(x, 1)", []int{3, 4}, axial1(G.SoftMax, 0),
+			axial1(G.SoftMax, 1),
 			func(x array) array { return softmax(x, 0) }, rows),
-		pair("Sparsemax(x, 0) and Sparsemax(x, 1)", []int{3, 3}, axial1(gorgonia.Sparsemax, 0),
-			axial1(gorgonia.Sparsemax, 1),
+		pair("Sparsemax(x, 0) and Sparsemax(x, 1)", []int{3, 3}, axial1(G.Sparsemax, 0),
+			axial1(G.Sparsemax, 1),
 			func(x array) array { return sparsemax(x, 0) }, func(x array) array {
 				return sparsemax(x, 1)
 			}).
 			instead("`Sparsemax` between two `Transpose`"),
-		pair("Sum(x, 0) and Sum(x, 1)", []int{3, 3}, axial1(gorgonia.Sum, 0),
-			axial1(gorgonia.Sum, 1),
+		pair("Sum(x, 0) and Sum(x, 1)", []int{3, 3}, axial1(G.Sum, 0),
+			axial1(G.Sum, 1),
 			func(x array) array { return x.reduce(plus, 0) }, func(x array) array {
 				return x.reduce(plus, 1)
 			}),
-		pair("Max(x, 0) and Max(x, 1)", []int{3, 3}, axial1(gorgonia.Max, 0),
-			axial1(gorgonia.Max, 1),
+		pair("Max(x, 0) and Max(x, 1)", []int{3, 3}, axial1(G.Max, 0),
+			axial1(G.Max, 1),
 			func(x array) array { return x.reduce(math.Max, 0) }, func(x array) array {
 				return x.reduce(math.Max, 1)
 			}),
-		pair("Norm(x, 1, 2) and Norm(x, 1, 4)", []int{3, 3}, func(x *gorgonia.Node) (*gorgonia.Node,
-			error) {
-			return gorgonia.Norm(x, 1, 2)
+		pair("Norm(x, 1, 2) and Norm(x, 1, 4)", []int{3, 3}, func(x N) (N, error) {
+			return G.Norm(x, 1, 2)
 		},
-			func(x *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.Norm(x, 1, 4)
+			func(x N) (N, error) {
+				return G.Norm(x, 1, 4)
 			}, powerNorm(2), powerNorm(4)).with(positive),
-		pair("At(x, 0, 1) and At(x, 1, 0)", []int{3, 3}, func(x *gorgonia.Node) (*gorgonia.Node,
-			error) {
-			return gorgonia.At(x, 0, 1)
+		pair("At(x, 0, 1) and At(x, 1, 0)", []int{3, 3}, func(x N) (N, error) {
+			return G.At(x, 0, 1)
 		},
-			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.At(x, 1, 0) },
+			func(x N) (N, error) { return G.At(x, 1, 0) },
 			func(x array) array { return array{nil, []float64{x.at(0, 1)}} }, func(x array) array {
 				return array{nil, []float64{x.at(1, 0)}}
 			}).nowhere().instead("`Slice`"),
@@ -84,8 +82,8 @@ func pairRows() []row {
 
 func softmax1(x array) array { return softmax(x, 1) }
 
-func axial1(f func(*gorgonia.Node, ...int) (*gorgonia.Node, error), axis int) node1 {
-	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return f(x, axis) }
+func axial1(f func(N, ...int) (N, error), axis int) node1 {
+	return func(x N) (N, error) { return f(x, axis) }
 }
 
 func powerNorm(p float64) func(x array) array {
@@ -97,9 +95,7 @@ func powerNorm(p float64) func(x array) array {
 
 func comparisonPairs() []row {
 	leaky := func(alpha float64) (node1, func(array) array) {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.LeakyRelu(x, alpha)
-			},
+		return func(x N) (N, error) { return G.LeakyRelu(x, alpha) },
 			func(x array) array {
 				return x.apply(func(v float64) float64 { return max(v, 0) + alpha*min(v, 0) })
 			}
@@ -115,30 +111,28 @@ func comparisonPairs() []row {
 			closeLoop),
 		{call: "Gt(x, y, false) and Gt(x, y, true), used as numbers",
 			in: dims([]int{3, 4}, []int{3, 4}), flat: true, want: greater,
-			build: func(x gorgonia.Nodes) gorgonia.Nodes {
-				bools, numbers := must(gorgonia.Gt(x[0], x[1], false)),
-					must(gorgonia.Gt(x[0], x[1], true))
-				one := gorgonia.NewConstant(1.0)
+			build: func(x G.Nodes) G.Nodes {
+				bools, numbers := must(G.Gt(x[0], x[1], false)),
+					must(G.Gt(x[0], x[1], true))
+				one := G.NewConstant(1.0)
 				if x[0].Dtype() == tensor.Float32 {
-					one = gorgonia.NewConstant(float32(1))
+					one = G.NewConstant(float32(1))
 				}
-				return gorgonia.Nodes{bools, must(gorgonia.HadamardProd(numbers, one))}
+				return G.Nodes{bools, must(G.HadamardProd(numbers, one))}
 			}},
 	}
 }
 
 func imagePairs() []row {
-	pool := func(f func(x *gorgonia.Node, kernel tensor.Shape, pad, stride []int) (*gorgonia.Node,
+	pool := func(f func(x N, kernel tensor.Shape, pad, stride []int) (N,
 		error), pad ...int) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return f(x, tensor.Shape{2, 2}, pad, []int{2, 2})
-		}
+		return func(x N) (N, error) { return f(x, tensor.Shape{2, 2}, pad, []int{2, 2}) }
 	}
 	return []row{
 		pair("Im2Col(x), dilation 1 and 2", []int{1, 1, 5, 5}, im2col(2, 0, 2, 1),
 			im2col(2, 0, 2, 2), square(2, 0, 2, 1).columns, square(2, 0, 2, 2).columns),
-		pair("MaxPool2D(x), AveragePool2D(x)", []int{1, 1, 4, 4}, pool(gorgonia.MaxPool2D, 0, 0),
-			pool(gorgonia.AveragePool2D, 0, 0), square(2, 0, 2, 1).max, square(2, 0, 2, 1).mean).
+		pair("MaxPool2D(x), AveragePool2D(x)", []int{1, 1, 4, 4}, pool(G.MaxPool2D, 0, 0),
+			pool(G.AveragePool2D, 0, 0), square(2, 0, 2, 1).max, square(2, 0, 2, 1).mean).
 			instead("`nn.AvgPool2D`"),
 	}
 }
@@ -146,22 +140,22 @@ func imagePairs() []row {
 // statefulPairs are operations with numbers that are printed with few digits, or not at all.
 func statefulPairs() []row {
 	batch := func(eps float64) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		return func(x N) (N, error) {
 			one := node(x.Graph(), generate([]int{1, 4}, func([]int) float64 { return 1 }),
 				x.Dtype(), fmt.Sprint("one ", eps))
 			zero := node(x.Graph(), generate([]int{1, 4}, func([]int) float64 { return 0 }),
 				x.Dtype(), fmt.Sprint("zero ", eps))
-			y, _, _, _, err := gorgonia.BatchNorm(x, one, zero, 0.1, eps)
+			y, _, _, _, err := G.BatchNorm(x, one, zero, 0.1, eps)
 			return y, err
 		}
 	}
 	group := func(eps float64) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		return func(x N) (N, error) {
 			one := node(x.Graph(), generate([]int{1, 4, 1, 1}, func([]int) float64 { return 1 }),
 				x.Dtype(), fmt.Sprint("one ", eps))
 			zero := node(x.Graph(), generate([]int{1, 4, 1, 1}, func([]int) float64 { return 0 }),
 				x.Dtype(), fmt.Sprint("zero ", eps))
-			return gorgonia.GroupNorm(x, one, zero, 2, 4, eps)
+			return G.GroupNorm(x, one, zero, 2, 4, eps)
 		}
 	}
 	normal := func(eps float64, groups int, at func(i []int) int) func(x array) array {
@@ -169,11 +163,11 @@ func statefulPairs() []row {
 	}
 	channel := func(i []int) int { return i[1] }
 	half := func(i []int) int { return i[0]*2 + i[1]/2 }
-	drop := func(x gorgonia.Nodes) gorgonia.Nodes {
-		return gorgonia.Nodes{must(gorgonia.Dropout(x[0], 0.1)), must(gorgonia.Dropout(x[0], 0.9))}
+	drop := func(x G.Nodes) G.Nodes {
+		return G.Nodes{must(G.Dropout(x[0], 0.1)), must(G.Dropout(x[0], 0.9))}
 	}
-	twice := func(x gorgonia.Nodes) gorgonia.Nodes {
-		return gorgonia.Nodes{must(gorgonia.Dropout(x[0], 0.5)), must(gorgonia.Dropout(x[0], 0.5))}
+	twice := func(x G.Nodes) G.Nodes {
+		return G.Nodes{must(G.Dropout(x[0], 0.5)), must(G.Dropout(x[0], 0.5))}
 	}
 	return []row{
 		pair("BatchNorm(x), epsilon 1e-5 and 0.04", []int{6, 4}, batch(1e-5), batch(0.04),

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 )
 
 func productRows() []row {
@@ -20,21 +20,20 @@ func productRows() []row {
 	var outers []row
 	for _, r := range [][2]int{{3, 4}, {1, 4}, {3, 1}, {1, 1}, {5, 5}} {
 		call := fmt.Sprintf("OuterProd(x, y), (%d) and (%d)", r[0], r[1])
-		outers = append(outers, of2(call, []int{r[0]}, []int{r[1]}, gorgonia.OuterProd, outer).
+		outers = append(outers, of2(call, []int{r[0]}, []int{r[1]}, G.OuterProd, outer).
 			instead("`nn.OuterProd`"))
 	}
 	return slices.Concat([]row{
-		of2("Mul(x, y), (3, 4) by (4, 5)", []int{3, 4}, []int{4, 5}, gorgonia.Mul, matmul),
-		of2("Mul(x, y), (1, 4) by (4, 1)", []int{1, 4}, []int{4, 1}, gorgonia.Mul, matmul),
-		of2("Mul(x, y), (3, 4) by (4, 1)", []int{3, 4}, []int{4, 1}, gorgonia.Mul, matmul),
-		of2("Mul(x, y), (3, 4) by (4)", []int{3, 4}, []int{4}, gorgonia.Mul,
+		of2("Mul(x, y), (3, 4) by (4, 5)", []int{3, 4}, []int{4, 5}, G.Mul, matmul),
+		of2("Mul(x, y), (1, 4) by (4, 1)", []int{1, 4}, []int{4, 1}, G.Mul, matmul),
+		of2("Mul(x, y), (3, 4) by (4, 1)", []int{3, 4}, []int{4, 1}, G.Mul, matmul),
+		of2("Mul(x, y), (3, 4) by (4)", []int{3, 4}, []int{4}, G.Mul,
 			func(x, y array) array { return matmul(x, y.reshape(4, 1)).reshape(3) }),
-		of2("Mul(x, y), (3) by (3, 4)", []int{3}, []int{3, 4}, gorgonia.Mul,
+		of2("Mul(x, y), (3) by (3, 4)", []int{3}, []int{3, 4}, G.Mul,
 			func(x, y array) array { return matmul(x.reshape(1, 3), y).reshape(4) }),
-		of2("Mul(x, y), (4) by (4)", []int{4}, []int{4}, gorgonia.Mul, dot),
-		of2("Mul(Transpose(x), y)", []int{4, 3}, []int{4, 5}, func(a, b *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return gorgonia.Mul(must(gorgonia.Transpose(a)), b)
+		of2("Mul(x, y), (4) by (4)", []int{4}, []int{4}, G.Mul, dot),
+		of2("Mul(Transpose(x), y)", []int{4, 3}, []int{4, 5}, func(a, b N) (N, error) {
+			return G.Mul(must(G.Transpose(a)), b)
 		}, func(x, y array) array { return matmul(x.transpose(1, 0), y) }),
 	}, outers, batchedRows(), tensordotRows())
 }
@@ -53,9 +52,8 @@ func batchedRows() []row {
 		{"BatchedMatMul(x, y, true, true)", []int{2, 4, 3}, []int{2, 5, 4}, true, true},
 		{"BatchedMatMul(x, y), a batch of 1", []int{1, 3, 4}, []int{1, 4, 5}, false, false},
 	} {
-		rows = append(rows, of2(r.call, r.a, r.b, func(a, b *gorgonia.Node) (*gorgonia.Node,
-			error) {
-			return gorgonia.BatchedMatMul(a, b, r.transA, r.transB)
+		rows = append(rows, of2(r.call, r.a, r.b, func(a, b N) (N, error) {
+			return G.BatchedMatMul(a, b, r.transA, r.transB)
 		}, func(x, y array) array { return matmul(x.swapped(r.transA), y.swapped(r.transB)) }))
 	}
 	return rows
@@ -77,9 +75,7 @@ func (a array) swapped(swap bool) array {
 
 func tensordotRows() []row {
 	at := func(a, b []int) node2 {
-		return func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.Tensordot(a, b, x, y)
-		}
+		return func(x, y N) (N, error) { return G.Tensordot(a, b, x, y) }
 	}
 	return []row{
 		of2("Tensordot([1], [0], x, y), (3, 4) and (4, 5)", []int{3, 4}, []int{4, 5},
@@ -109,8 +105,8 @@ func logSumExp(x array, axis int) array {
 }
 
 func reductionRows() []row {
-	axial := func(f func(*gorgonia.Node, ...int) (*gorgonia.Node, error), axes ...int) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) { return f(x, axes...) }
+	axial := func(f func(N, ...int) (N, error), axes ...int) node1 {
+		return func(x N) (N, error) { return f(x, axes...) }
 	}
 	mean := func(x array, axes ...int) array {
 		y := x.reduce(plus, axes...)
@@ -148,13 +144,13 @@ func reductionRows() []row {
 		}
 		says := "(" + along + "), " + shown(r.shape)
 		rows = append(rows,
-			of1("Sum"+says, r.shape, axial(gorgonia.Sum, r.axes...), func(x array) array {
+			of1("Sum"+says, r.shape, axial(G.Sum, r.axes...), func(x array) array {
 				return x.reduce(plus, r.axes...)
 			}),
-			of1("Mean"+says, r.shape, axial(gorgonia.Mean, r.axes...), func(x array) array {
+			of1("Mean"+says, r.shape, axial(G.Mean, r.axes...), func(x array) array {
 				return mean(x, r.axes...)
 			}),
-			of1("Max"+says, r.shape, axial(gorgonia.Max, r.axes...), func(x array) array {
+			of1("Max"+says, r.shape, axial(G.Max, r.axes...), func(x array) array {
 				return x.reduce(math.Max, r.axes...)
 			}))
 	}
@@ -175,7 +171,7 @@ func normReductionRows() (rows []row) {
 		p := float64(r.p)
 		rows = append(rows, of1(fmt.Sprintf("Norm(x, %d, %d), %s", r.axis, r.p, shown(r.shape)),
 			r.shape,
-			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Norm(x, r.axis, r.p) },
+			func(x N) (N, error) { return G.Norm(x, r.axis, r.p) },
 			func(x array) array {
 				powers := x.apply(func(v float64) float64 { return math.Pow(v, p) })
 				return powers.reduce(plus, r.axis).apply(func(v float64) float64 {
@@ -189,7 +185,7 @@ func normReductionRows() (rows []row) {
 	}{{[]int{3, 4}, 1}, {[]int{3, 4}, 0}, {[]int{4}, 0}, {[]int{4, 1}, 1}, {[]int{2, 3, 4, 5}, 2}} {
 		rows = append(rows, of1(fmt.Sprintf("LogSumExp(x, %d), %s", r.axis, shown(r.shape)),
 			r.shape,
-			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSumExp(x, r.axis) },
+			func(x N) (N, error) { return G.LogSumExp(x, r.axis) },
 			func(x array) array { return logSumExp(x, r.axis) }).instead("`Log` of `Sum` of `Exp`"))
 	}
 	return append(rows, foldRows()...)
@@ -197,12 +193,12 @@ func normReductionRows() (rows []row) {
 
 // foldRows combine a list of nodes, or ask for a size.
 func foldRows() (rows []row) {
-	two := func(f func(gorgonia.Nodes, ...gorgonia.NodeConsOpt) (*gorgonia.Node, error)) node2 {
-		return func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return f(gorgonia.Nodes{a, b}) }
+	two := func(f func(G.Nodes, ...G.NodeConsOpt) (N, error)) node2 {
+		return func(a, b N) (N, error) { return f(G.Nodes{a, b}) }
 	}
 	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {2, 3, 4, 2}, nil} {
 		rows = append(rows, of2("ReduceAdd([x y]), "+shown(shape), shape, shape,
-			two(gorgonia.ReduceAdd),
+			two(G.ReduceAdd),
 			func(x, y array) array { return zip(x, y, plus) }))
 	}
 	for _, shapes := range [][2][]int{{nil, nil}, {{2, 3}, {3, 4}}, {{1, 3}, {3, 1}},
@@ -214,14 +210,14 @@ func foldRows() (rows []row) {
 			}
 		}
 		rows = append(rows, of2("ReduceMul([x y]), "+shown(shapes[0])+" and "+shown(shapes[1]),
-			shapes[0], shapes[1], two(gorgonia.ReduceMul), loop))
+			shapes[0], shapes[1], two(G.ReduceMul), loop))
 	}
 	for _, r := range []struct {
 		shape []int
 		axis  int
 	}{{[]int{3, 4}, 1}, {[]int{3, 4}, 0}, {[]int{5}, 0}, {[]int{1, 4}, 0}, {[]int{2, 3, 4, 5}, 2}} {
 		rows = append(rows, of1(fmt.Sprintf("SizeOf(%d, x), %s", r.axis, shown(r.shape)), r.shape,
-			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SizeOf(r.axis, x) },
+			func(x N) (N, error) { return G.SizeOf(r.axis, x) },
 			func(array) array { return array{nil, []float64{float64(r.shape[r.axis])}} }).nowhere())
 	}
 	return rows

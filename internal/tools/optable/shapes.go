@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"gorgonia.org/gorgonia"
+	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 )
 
@@ -18,11 +18,11 @@ func shapeRows() []row {
 var all tensor.Slice
 
 func slicer(slices ...tensor.Slice) node1 {
-	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Slice(x, slices...) }
+	return func(x N) (N, error) { return G.Slice(x, slices...) }
 }
 
 func sliceRows() []row {
-	S := gorgonia.S
+	S := G.S
 	return append([]row{
 		of1("Slice(x, S(1, 3)), (5, 4)", []int{5, 4}, slicer(S(1, 3)), func(x array) array {
 			return x.cut(0, 1, 3, 1)
@@ -83,8 +83,8 @@ func atRows() (rows []row) {
 		{{2, 3, 4}, {1, 0, 3}}, {{2, 3, 4, 2}, {1, 2, 0, 1}}} {
 		shape, index := at[0], at[1]
 		call := fmt.Sprintf("At(x, %s), %s", strings.Trim(shown(index), "()"), shown(shape))
-		rows = append(rows, of1(call, shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.At(x, index...)
+		rows = append(rows, of1(call, shape, func(x N) (N, error) {
+			return G.At(x, index...)
 		},
 			func(x array) array { return array{nil, []float64{x.at(index...)}} }).
 			instead("`Slice`"))
@@ -93,17 +93,13 @@ func atRows() (rows []row) {
 }
 
 func joinRows() []row {
-	along := func(axis int) node2 {
-		return func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.Concat(axis, a, b)
-		}
-	}
+	along := func(axis int) node2 { return func(a, b N) (N, error) { return G.Concat(axis, a, b) } }
 	joined := func(axis int) func(x, y array) array {
 		return func(x, y array) array { return join(axis, x, y) }
 	}
 	cut := func(call string, shape []int, axis, n int) row {
-		return row{call: call, in: dims(shape), build: func(x gorgonia.Nodes) gorgonia.Nodes {
-			parts, err := gorgonia.Unconcat(x[0], axis, n)
+		return row{call: call, in: dims(shape), build: func(x G.Nodes) G.Nodes {
+			parts, err := G.Unconcat(x[0], axis, n)
 			if err != nil {
 				panic(refusal{err})
 			}
@@ -165,8 +161,8 @@ func indexRows() []row {
 	} {
 		rows = append(rows, row{call: r.call, use: "`nn.ByIndices`", in: []input{{shape: r.shape},
 			{shape: []int{4}, kind: integers, ints: []int{0, 2, 2, 4}}},
-			build: func(x gorgonia.Nodes) gorgonia.Nodes {
-				return gorgonia.Nodes{must(gorgonia.ByIndices(x[0], x[1], r.axis))}
+			build: func(x G.Nodes) G.Nodes {
+				return G.Nodes{must(G.ByIndices(x[0], x[1], r.axis))}
 			},
 			want: func(x, _ []array) []array { return []array{byIndices(x[0], x[1], r.axis)} }})
 	}
@@ -175,14 +171,10 @@ func indexRows() []row {
 
 func layoutRows() []row {
 	shaped := func(to ...int) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.Reshape(x, tensor.Shape(to))
-		}
+		return func(x N) (N, error) { return G.Reshape(x, tensor.Shape(to)) }
 	}
 	axes := func(pattern ...int) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.Transpose(x, pattern...)
-		}
+		return func(x N) (N, error) { return G.Transpose(x, pattern...) }
 	}
 	rows := []row{
 		of1("Reshape(x, (2, 6))", []int{3, 4}, shaped(2, 6), func(x array) array {
@@ -194,7 +186,7 @@ func layoutRows() []row {
 		of1("Reshape(x, (1, 4)), (4)", []int{4}, shaped(1, 4), func(x array) array {
 			return x.reshape(1, 4)
 		}),
-		of1("Ravel(x)", []int{3, 4}, gorgonia.Ravel, func(x array) array { return x.reshape(12) }),
+		of1("Ravel(x)", []int{3, 4}, G.Ravel, func(x array) array { return x.reshape(12) }),
 		of1("Transpose(x), (3, 4)", []int{3, 4}, axes(), func(x array) array {
 			return x.transpose(1, 0)
 		}),
@@ -206,29 +198,23 @@ func layoutRows() []row {
 		}),
 		of1("Transpose(x, 0, 2, 1, 3), (2, 3, 4, 2)", []int{2, 3, 4, 2}, axes(0, 2, 1, 3),
 			func(x array) array { return x.transpose(0, 2, 1, 3) }),
-		of1("Reshape(Transpose(x, 0, 2, 1), (8, 3))", []int{2, 3, 4}, func(x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return gorgonia.Reshape(must(gorgonia.Transpose(x, 0, 2, 1)), tensor.Shape{8, 3})
+		of1("Reshape(Transpose(x, 0, 2, 1), (8, 3))", []int{2, 3, 4}, func(x N) (N, error) {
+			return G.Reshape(must(G.Transpose(x, 0, 2, 1)), tensor.Shape{8, 3})
 		}, func(x array) array { return x.transpose(0, 2, 1).reshape(8, 3) }),
-		of1("Slice(Transpose(x), S(1, 3))", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node,
-			error) {
-			return gorgonia.Slice(must(gorgonia.Transpose(x)), gorgonia.S(1, 3))
+		of1("Slice(Transpose(x), S(1, 3))", []int{3, 4}, func(x N) (N, error) {
+			return G.Slice(must(G.Transpose(x)), G.S(1, 3))
 		}, func(x array) array { return x.transpose(1, 0).cut(0, 1, 3, 1) }),
 		of1("Reshape(x, (4, 1, 3, 2)), (2, 3, 4)", []int{2, 3, 4}, shaped(4, 1, 3, 2),
 			func(x array) array { return x.reshape(4, 1, 3, 2) }),
 		of1("Reshape(x, (6)), (2, 1, 3, 1)", []int{2, 1, 3, 1}, shaped(6), func(x array) array {
 			return x.reshape(6)
 		}),
-		of1("Ravel(x), (4, 1)", []int{4, 1}, gorgonia.Ravel, func(x array) array {
-			return x.reshape(4)
-		}),
-		of1("Ravel(x), (1, 4)", []int{1, 4}, gorgonia.Ravel, func(x array) array {
-			return x.reshape(4)
-		}),
-		of1("Ravel(x), (2, 3, 4)", []int{2, 3, 4}, gorgonia.Ravel, func(x array) array {
+		of1("Ravel(x), (4, 1)", []int{4, 1}, G.Ravel, func(x array) array { return x.reshape(4) }),
+		of1("Ravel(x), (1, 4)", []int{1, 4}, G.Ravel, func(x array) array { return x.reshape(4) }),
+		of1("Ravel(x), (2, 3, 4)", []int{2, 3, 4}, G.Ravel, func(x array) array {
 			return x.reshape(24)
 		}),
-		of1("Ravel(x), (2, 3, 4, 2)", []int{2, 3, 4, 2}, gorgonia.Ravel, func(x array) array {
+		of1("Ravel(x), (2, 3, 4, 2)", []int{2, 3, 4, 2}, G.Ravel, func(x array) array {
 			return x.reshape(48)
 		}),
 		of1("Transpose(x), (1, 4)", []int{1, 4}, axes(), func(x array) array {
@@ -243,16 +229,12 @@ func layoutRows() []row {
 // overwritingRows compute with a reshaped operand, which shares the memory of x.
 func overwritingRows() []row {
 	double := func(f node1) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.HadamardProd(must(f(x)), constant(x, 2))
-		}
+		return func(x N) (N, error) { return G.HadamardProd(must(f(x)), constant(x, 2)) }
 	}
-	reshaped := func(x *gorgonia.Node) (*gorgonia.Node, error) {
-		return gorgonia.Reshape(x, tensor.Shape{2, 6})
-	}
+	reshaped := func(x N) (N, error) { return G.Reshape(x, tensor.Shape{2, 6}) }
 	twice := func(v float64) float64 { return 2 * v }
 	return []row{
-		of1("Ravel(x), times 2", []int{3, 4}, double(gorgonia.Ravel), func(x array) array {
+		of1("Ravel(x), times 2", []int{3, 4}, double(G.Ravel), func(x array) array {
 			return x.reshape(12).apply(twice)
 		}),
 		of1("Reshape(x, (2, 6)), times 2", []int{3, 4}, double(reshaped), func(x array) array {
@@ -275,10 +257,8 @@ func keepRows() (rows []row) {
 		kept[r.axis] = 1
 		rows = append(rows, of1(fmt.Sprintf("KeepDims(x, %v, Sum(x, %d)), %s", left, r.axis,
 			shown(r.shape)), r.shape,
-			func(x *gorgonia.Node) (*gorgonia.Node, error) {
-				return gorgonia.KeepDims(x, left, func(x *gorgonia.Node) (*gorgonia.Node, error) {
-					return gorgonia.Sum(x, r.axis)
-				})
+			func(x N) (N, error) {
+				return G.KeepDims(x, left, func(x N) (N, error) { return G.Sum(x, r.axis) })
 			}, func(x array) array { return x.reduce(plus, r.axis).reshape(kept...) }))
 	}
 	return rows
@@ -286,7 +266,7 @@ func keepRows() (rows []row) {
 
 func diagonalRows() (rows []row) {
 	for _, n := range []int{3, 1, 2, 5, 8} {
-		rows = append(rows, of1(fmt.Sprintf("DiagFlat(x), (%d)", n), []int{n}, gorgonia.DiagFlat,
+		rows = append(rows, of1(fmt.Sprintf("DiagFlat(x), (%d)", n), []int{n}, G.DiagFlat,
 			func(x array) array {
 				return generate([]int{n, n}, func(i []int) float64 {
 					return x.data[i[0]] * truth(i[0] == i[1])
@@ -299,8 +279,7 @@ func diagonalRows() (rows []row) {
 // conversionRows forget what is behind the point.
 func conversionRows() []row {
 	return elementwise(
-		[]row{of1("ConvType(x, from, Int)", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node,
-			error) {
-			return gorgonia.ConvType(x, x.Dtype(), tensor.Int)
+		[]row{of1("ConvType(x, from, Int)", []int{3, 4}, func(x N) (N, error) {
+			return G.ConvType(x, x.Dtype(), tensor.Int)
 		}, func(x array) array { return x.apply(math.Trunc) }).nowhere()})
 }
