@@ -13,7 +13,7 @@ package backend
 // and the result is rounded once, to nearest even. Integers wrap.
 //
 // A queue may lack functions: they return ErrUnsupported. It embeds [NotImplemented] and adds those
-// that it has. Matrix products are not part of Arithmetic: devices offer them separately.
+// that it has. Matrix multiplications are not part of Arithmetic: devices offer them separately.
 type Arithmetic interface {
 	// Zero: for i { dst[i] = 0 }
 	Zero(dst Buffer) error

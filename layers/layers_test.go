@@ -476,7 +476,7 @@ func sampled(k testenv.Kind, first int) (names []string) {
 // moves32 is an all-to-all between heads and positions of f32.
 var moves32 = regexp.MustCompile(`f32\(\d+,\d+,.*\) = AllToAll`)
 
-// TestBlockEqualsOneRankInBF16: so do products and attention in bf16, and all-to-alls
+// TestBlockEqualsOneRankInBF16: so do matrix multiplications and attention in bf16, and all-to-alls
 // move bf16.
 func TestBlockEqualsOneRankInBF16(t *testing.T) {
 	const batch, axis, tolerance = 3, 1, 1e-2

@@ -110,9 +110,10 @@
 //
 // # Precision
 //
-// [WithPrecision] lets products and convolutions of Float32 round their operands: [TF32] on GPUs,
-// [BF16] everywhere. Graph, learnables and solver stay as they are. [Machine.Profile] says how long
-// each step takes, and [Machine.Exposed] how long steps wait for exchanges.
+// [WithPrecision] lets matrix multiplications and convolutions of Float32 round their operands:
+// [TF32] on GPUs, [BF16] everywhere. Graph, learnables and solver stay as they are.
+// [Machine.Profile] says how long each step takes, and [Machine.Exposed] how long steps wait for
+// exchanges.
 //
 // # Operations
 //

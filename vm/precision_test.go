@@ -216,8 +216,8 @@ func masked(t testing.TB, dt tensor.Dtype) *model {
 	return m
 }
 
-// In bf16, a weight that products read twice is rounded once, what only products read lies in
-// memory as bf16, and gradients are f32.
+// In bf16, a weight that products read twice is rounded once, what only matrix multiplications read
+// lies in memory as bf16, and gradients are f32.
 func TestPlanInBF16(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	machine, err := vm.New(m.g, nil, vm.WithPrecision(vm.BF16))

@@ -45,10 +45,10 @@ const (
 // Close gather them on the host, and so do Load, Check and Hash, but not Save. All that gather are
 // collective. Pull before another machine, SaveWeights or the program itself reads them: the
 // elements of other ranks are NaN until then, and machines and SaveWeights refuse them. With
-// [WithPrecision] BF16 the same is true on every stage for learnables that only products read. The
-// ranks gather these in BF16: half the bytes, and bitwise identical, since products read no more.
-// Without Parameters they do so once in a run, before a learnable's first use, except with
-// [Accumulate] or with a communicator on another device.
+// [WithPrecision] BF16 the same is true on every stage for learnables that only matrix
+// multiplications read. The ranks gather these in BF16: half the bytes, and bitwise identical,
+// since matrix multiplications read no more. Without Parameters they do so once in a run, before a
+// learnable's first use, except with [Accumulate] or with a communicator on another device.
 //
 // WithShards works with groups, [ClipNorm], [Accumulate], moving averages (solver.EMA),
 // autograd.WithParts, and compression to 16 bits, which then rounds once instead of twice. With

@@ -16,8 +16,8 @@ import (
 type Summary struct {
 	Learnables []Learnable
 	Parameters int // elements of all learnables on this rank
-	// FLOPs counts the products, convolutions and attention of a run, including gradients: 2 for
-	// each product that is added to a sum.
+	// FLOPs counts the matrix multiplications, convolutions and attention of a run, including
+	// gradients: 2 for each product that is added to a sum.
 	FLOPs int64
 	// Bytes is the memory of the values that the plan computes. ParameterBytes and SolverBytes are
 	// the memory of the learnables and of the solver's state for them, on this rank.

@@ -1,4 +1,4 @@
-// Command blas compares matrix products of package kernels on the host with OpenBLAS's:
+// Command blas compares matrix multiplications of package kernels on the host with OpenBLAS's:
 //
 //	go run ./bench/blas [-only REGEXP] [-rounds 5] [-time 100ms] [-threads 1,2]
 //

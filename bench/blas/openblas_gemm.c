@@ -1,6 +1,6 @@
 //go:build ignore
 
-// A matrix product of OpenBLAS, measured as bench/blas measures ours.
+// A matrix multiplication of OpenBLAS, measured as bench/blas measures ours.
 //
 //	cc -O2 -o openblas_gemm openblas_gemm.c -lopenblas
 //	OPENBLAS_NUM_THREADS=2 ./openblas_gemm f32 nt 768 512 128 0.1

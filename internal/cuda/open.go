@@ -43,9 +43,9 @@ func Devices() ([]*Device, error) {
 }
 
 // Open opens a device. The kernels of queues' arithmetic are loaded when it returns; those of
-// products, convolutions, attention and collectives are loaded for what needs them: see
-// Prepare of [Device]. Opening a device again gives another Device, with its own memory and queues.
-// Without a GPU, it fails with what [Available] returns.
+// matrix multiplications, convolutions, attention and collectives are loaded for what needs them:
+// see Prepare of [Device]. Opening a device again gives another Device, with its own memory and
+// queues. Without a GPU, it fails with what [Available] returns.
 func Open(ordinal int) (*Device, error) {
 	if err := Available(); err != nil {
 		return nil, err

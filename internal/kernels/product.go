@@ -6,7 +6,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Product is a batch of matrix products (GEMM):
+// Product is a batch of matrix multiplications (GEMM):
 //
 //	for b < Batch, i < M, j < N {
 //		sum := 0

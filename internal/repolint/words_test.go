@@ -85,6 +85,7 @@ var replaced = []struct {
 	{regexp.MustCompile(`room of (an |the )?experts?|experts? ha[sd] (no )?room`), "capacity"},
 	{regexp.MustCompile(`[rR]anks? that (is|are) late\b|AwaitsLate|\blateLook\b`), "straggler"},
 	{regexp.MustCompile(`\b(lent|lend)\(|func \(l \*Loaded\) write`), "unshard, load"},
+	{regexp.MustCompile(`(?i)\bmatrix products?\b`), "matrix multiplication"},
 }
 
 func TestTextsUseTheFieldsWords(t *testing.T) {

@@ -38,18 +38,18 @@
 // Operations work on Float32 and Float64 of up to 8 axes, in the tape machine and in the lisp
 // machine, in host memory. Results have the dtype of the operands, except positions, which are Int,
 // and results of [Cast]. Conditions and logic take any dtype: every value other than 0 is true.
-// Operations compute in their dtype and add up in float64, except products, convolutions, attention
-// and [CumSum]. Results are new tensors in row-major order, and operands are never written to;
-// operands may be transposed or sliced. Shapes are checked when the graph is built: constructors
-// return errors that wrap [ops.ErrShape], [ops.ErrDType] or [backend.ErrArgument]. An operation
-// that fails at run time, for example because a label is out of range, gives an [Error], which
-// [ops.Cause] extracts from the error of a Gorgonia machine.
+// Operations compute in their dtype and add up in float64, except matrix multiplications,
+// convolutions, attention and [CumSum]. Results are new tensors in row-major order, and operands
+// are never written to; operands may be transposed or sliced. Shapes are checked when the graph is
+// built: constructors return errors that wrap [ops.ErrShape], [ops.ErrDType] or
+// [backend.ErrArgument]. An operation that fails at run time, for example because a label is out of
+// range, gives an [Error], which [ops.Cause] extracts from the error of a Gorgonia machine.
 //
 // Two nodes are merged only if operation, all parameters, shapes and operands are equal. Gorgonia's
 // machines and package vm both compute an operation by the program of its [Op]. The first run of an
 // operation compiles it, which takes about 50 microseconds.
 //
 // Gradients can be differentiated again where the operation is linear in each operand (Slice,
-// Split, Concat, ByIndices, CumSum, Rotary, AvgPool2D, convolutions and products); other gradients
-// of gradients give [ops.ErrGradient].
+// Split, Concat, ByIndices, CumSum, Rotary, AvgPool2D, convolutions and matrix multiplications);
+// other gradients of gradients give [ops.ErrGradient].
 package nn

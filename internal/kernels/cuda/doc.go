@@ -5,8 +5,8 @@
 // since the V100. A family.ptx.gz is for compute capability 7.0 and newer. Where instructions of
 // newer devices pay, there is a family.sm_80.ptx.gz, family.sm_90.ptx.gz or family.sm_90a.ptx.gz
 // (9.0 alone), too, and a device takes the newest that it runs. All variants give bitwise identical
-// results, except products, attention and recurrent layers of floats that are rounded to fewer
-// bits. EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
+// results, except matrix multiplications, attention and recurrent layers of floats that are rounded
+// to fewer bits. EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
 //
 // What ptxas makes of the texts for 8.0 and 9.0 is embedded, too (make machine-code), so that on
 // devices of compute capability 8.x and 9.0 the driver compiles none of them: all would take 13
@@ -26,7 +26,7 @@
 // launch there, and make gpu-emulated runs the GPU's tests on a driver made of
 // it, so that all of this is tested without a GPU.
 //
-// Results are bit for bit those of the host's kernels, but for the payloads of
-// NaNs that arithmetic makes, and for products, attention and recurrent layers, which add in
-// an order of their own.
+// Results are bit for bit those of the host's kernels, but for the payloads of NaNs that arithmetic
+// makes, and for matrix multiplications, attention and recurrent layers, which add in an order of
+// their own.
 package cuda

@@ -6,8 +6,8 @@
 //
 // Sums give bitwise identical results at each level. So do element-wise functions at each level
 // with vectors; rounded functions differ from their loops in Go (loops.go) by a few units in the
-// last place. Matrix products add in an order that depends on the level, and fuse multiplications
-// with additions where there is assembly.
+// last place. Matrix multiplications add in an order that depends on the level, and fuse
+// multiplications with additions where there is assembly.
 //
 // # Files
 //

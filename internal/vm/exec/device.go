@@ -84,7 +84,7 @@ func (q *queued) ready(op ir.Op) error {
 
 // products multiplies matrices and convolves images, in the order of a queue.
 type products interface {
-	// Multiply computes a matrix product.
+	// Multiply computes a matrix multiplication.
 	Multiply(kernels.Product) error
 	// ConvolutionScratch returns how many bytes of memory a convolution needs for intermediate
 	// results, and makes ready what cannot be made while a graph is captured.
@@ -96,7 +96,7 @@ type products interface {
 // On returns the Device over a new queue of d.
 //
 // Errors: ErrUnsupported if the queues of d do not run programs of package fuse, or have no
-// products, convolutions and [Kernels].
+// matrix multiplications, convolutions and [Kernels].
 func On(d backend.Device) (Device, error) {
 	q, err := d.NewQueue()
 	if err != nil {

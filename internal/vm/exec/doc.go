@@ -7,8 +7,8 @@
 //   - segment.go: runs of steps, which devices that record graphs launch as graphs
 //   - compile.go: a function for each step of a plan
 //   - device.go: what plans need from a device, and the Device over a queue of package backend
-//   - host.go: the host as a Device: loops by package kernels/fuse, matrix products and the rest by
-//     package kernels
+//   - host.go: the host as a Device: loops by package kernels/fuse, matrix multiplications and the
+//     rest by package kernels
 //   - convolution.go: convolutions on the host, as products of patches
 //   - opaque.go: operations that only the graph knows, run in place or by their Do on copies of
 //     their operands

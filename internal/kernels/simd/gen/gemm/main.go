@@ -1,4 +1,4 @@
-// Command gemm writes the tiles of matrix products, and what packs their operands. A tile is
+// Command gemm writes the tiles of matrix multiplications, and what packs their operands. A tile is
 // C = alpha*A*B + beta*C for a few rows and columns of C, whose sums stay in registers.
 //
 // A step of the loop over k loads a row of B as vectors, and broadcasts an element of each row of
