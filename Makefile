@@ -184,8 +184,8 @@ bench:
 	$(GO) run ./cmd/euryale bench -n 4
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/kernels ./backend/host
 
-# Compare matrix multiplications with OpenBLAS's, in turns on the same cores (BLAS='-only nn -rounds 3'),
-# and exp with Gorgonia's.
+# Compare matrix multiplications with OpenBLAS's, in turns on the same cores (BLAS='-only nn -rounds
+# 3'), and exp with Gorgonia's.
 bench-blas:
 	@$(GO) run ./bench/blas $(BLAS)
 

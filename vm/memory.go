@@ -68,11 +68,11 @@ type Memory struct {
 	Gradients int64
 	Values    int64 // of a run, at its peak
 	Workspace int64 // of loops and convolutions; 0 before there is a machine
-	// Limit is the bound of [WithMemory], 0 for none. Again is how many steps run a second time for
-	// it, and Extra an estimate of the time these take, as a share of a run without them.
-	Limit int64
-	Again int
-	Extra float64
+	// Limit is the bound of [WithMemory], 0 for none. Rematerialized is how many steps run a second
+	// time for it, and Extra an estimate of the time these take, as a share of a run without them.
+	Limit          int64
+	Rematerialized int
+	Extra          float64
 }
 
 // Total returns the sum.
@@ -89,7 +89,7 @@ func (m Memory) String() string {
 		float64(m.Inputs)/mib, float64(m.Solver)/mib, float64(m.Gradients)/mib,
 		float64(m.Values)/mib, float64(m.Workspace)/mib)
 	if m.Limit > 0 {
-		fmt.Fprintf(&b, "\n%d steps rematerialized: %v", m.Again, plan.Budget{Limit: int(m.Limit),
+		fmt.Fprintf(&b, "\n%d steps rematerialized: %v", m.Rematerialized, plan.Budget{Limit: int(m.Limit),
 			Bytes: int(m.Total() - m.Workspace), Extra: m.Extra})
 	}
 	return b.String()
@@ -126,7 +126,7 @@ func occupied(p *plan.Plan, with *solving, e *exec.Executor) Memory {
 	by, b := p.Occupied(), p.Budget
 	s := Memory{Values: int64(by[plan.Arena]), Solver: int64(by[plan.State]),
 		Gradients: int64(by[plan.Gradient] + by[plan.PartialSum] + by[plan.FullBucket]),
-		Limit:     int64(b.Limit), Again: b.Again, Extra: b.Extra}
+		Limit:     int64(b.Limit), Rematerialized: b.Again, Extra: b.Extra}
 	if with != nil {
 		for _, n := range with.learnables {
 			own := n.Shape().TotalSize()

@@ -155,16 +155,16 @@ func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
 			}
 			want, free := steps()
 			_, least := steps(vm.WithLeastMemory())
-			if least.Again == 0 || least.Values >= free.Values {
+			if least.Rematerialized == 0 || least.Values >= free.Values {
 				t.Fatalf("%s in %v: %v is no less than %v", name, precision, least, free)
 			}
 			for _, share := range shares {
 				total := func(m vm.Memory) int64 { return m.Total() - m.Workspace }
 				limit := total(least) + (total(free)-total(least))*share/100
 				got, memory := steps(vm.WithMemory(int(limit)))
-				if total(memory) > limit || memory.Again == 0 {
+				if total(memory) > limit || memory.Rematerialized == 0 {
 					t.Errorf("%s in %v: %d bytes of %d, %d steps again", name, precision,
-						total(memory), limit, memory.Again)
+						total(memory), limit, memory.Rematerialized)
 				}
 				if !slices.EqualFunc(got, want, slices.Equal[[]float32]) {
 					t.Errorf("%s in %v: with %d bytes the bits are others", name, precision, limit)
@@ -242,7 +242,7 @@ func (b bench) bits(t trial, memory int) (bits []uint64, again int, err error) {
 	for _, n := range g.learnables {
 		add(n.Value())
 	}
-	return bits, m.Summary().Memory.Again, err
+	return bits, m.Summary().Memory.Rematerialized, err
 }
 
 // TestMemoryOfDeepChainsGrowsAsTheRoot: with the least memory, for at most a third more time.

@@ -135,7 +135,7 @@ func TestShardsWithLittleMemory(t *testing.T) {
 				got := machine.Summary().Memory
 				// with Parameters what reads a learnable is not recomputed
 				if all.Values > 0 && stage&vm.Parameters == 0 &&
-					(got.Again == 0 || got.Total() > all.Total()*96/100) {
+					(got.Rematerialized == 0 || got.Total() > all.Total()*96/100) {
 					t.Errorf("stage %b: %v, without a bound %v", stage, got, all)
 				}
 				if err := machine.Close(); err != nil {

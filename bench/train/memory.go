@@ -69,7 +69,7 @@ func (p *planned) search(bytes int) error {
 		}
 		p.Layers += step
 		p.Parameters, p.MiB = s.Parameters, s.Memory.Total()>>20
-		p.Steps, p.Extra = s.Memory.Again, s.Memory.Extra
+		p.Steps, p.Extra = s.Memory.Rematerialized, s.Memory.Extra
 		if most < 0 {
 			step *= 2
 		}
