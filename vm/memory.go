@@ -89,8 +89,8 @@ func (m Memory) String() string {
 		float64(m.Inputs)/mib, float64(m.Solver)/mib, float64(m.Gradients)/mib,
 		float64(m.Values)/mib, float64(m.Workspace)/mib)
 	if m.Limit > 0 {
-		fmt.Fprintf(&b, "\n%d steps rematerialized: %v", m.Rematerialized, plan.Budget{Limit: int(m.Limit),
-			Bytes: int(m.Total() - m.Workspace), Extra: m.Extra})
+		fmt.Fprintf(&b, "\n%d steps rematerialized: %v", m.Rematerialized,
+			plan.Budget{Limit: int(m.Limit), Bytes: int(m.Total() - m.Workspace), Extra: m.Extra})
 	}
 	return b.String()
 }
