@@ -158,7 +158,7 @@ func (b *micro) share(solver bool, rank, ranks int) (err error) {
 			b.Runs)
 	}
 	if err == nil {
-		b.kinds = b.Of()
+		_, b.kinds = b.Sums()
 		if n := b.Kinds(); n > ir.MaxKinds {
 			err = fmt.Errorf("%w: %d of %d micro-batches from number %d on: they are too many "+
 				"branches of the tree: take a power of two for each rank", backend.ErrArgument,

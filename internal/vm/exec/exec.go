@@ -138,13 +138,12 @@ func (e *Executor) prepare() error {
 	if e.scratch, err = e.alloc(backend.U8, e.needs); err != nil {
 		return e.lacking(err, e.needs, "intermediate results of loops and convolutions")
 	}
-	_ = e.plan.Accumulation.Every(func(kind int) error {
+	for _, kind := range e.plan.Accumulation.Every() {
 		e.runs = append(e.runs, make([][]*segment, kind+1-len(e.runs))...)
 		e.runs[kind] = segmented(slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool {
 			return !s.Runs.Has(kind)
 		}), false)
-		return nil
-	})
+	}
 	return e.prepareResults(arena)
 }
 

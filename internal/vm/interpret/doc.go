@@ -12,5 +12,6 @@
 //   - number.go: numbers with bounds, and functions of them
 //   - sum.go: sums in any order
 //   - interpret.go: programs, and operations that move elements
+//   - ranks.go: programs of several ranks
 //   - layers.go: attention, and operations with windows
 package interpret

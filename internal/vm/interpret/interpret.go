@@ -30,7 +30,8 @@ func Of(shape ir.Dims, data []float64) Array {
 
 // Outside has the values that come from outside of a program.
 type Outside struct {
-	Inputs, Constants []Array // by their indices
+	Inputs, Constants []Array         // by their indices
+	Kept              map[ir.Op]Array // of states, sums of runs and settings
 	// Opaque evaluates an operation that only the graph knows.
 	Opaque func(v ir.Value, args []Array) (Array, error)
 }
@@ -76,7 +77,10 @@ func evaluate(v ir.Value, args []Array, outside Outside) (Array, error) {
 	case ir.Constant:
 		return Array{Shape: v.Shape, Data: outside.Constants[op.Index].Data}, nil
 	case ir.Scalar:
-		return Array{Shape: v.Shape, Data: []Number{a.rounded(op.Float(), 0, true)}}, nil
+		x := a.rounded(op.Float(), 0, true)
+		return Array{Shape: v.Shape, Data: slices.Repeat([]Number{x}, v.Shape.Size())}, nil
+	case ir.State, ir.Setting, ir.PartialSum:
+		return outside.kept(v)
 	case ir.Opaque:
 		return outside.Opaque(v, args)
 	case ir.Reshape, ir.Copy:

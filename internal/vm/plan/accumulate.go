@@ -79,37 +79,27 @@ func (a Accumulation) sum(run int) (s Sum) {
 	return s
 }
 
-// Of returns the kind of each run of a step: runs of one kind have the same steps. The last kind is
-// the kind of the last run, which has exchanges, too, and updates unless they are Apart.
-func (a Accumulation) Of() []int {
-	_, of := a.kinds()
-	return of
+// Kinds returns how many kinds of runs there are, beside ir.Apply. The last one is that of the last
+// run, which has exchanges, too, and updates unless they are Apart.
+func (a Accumulation) Kinds() int {
+	kinds, _ := a.Sums()
+	return len(kinds)
 }
 
-// Kinds returns how many kinds of runs there are, beside ir.Apply.
-func (a Accumulation) Kinds() int { return a.Of()[max(1, a.Runs)-1] + 1 }
-
-// Every calls f for each kind of run, until it returns an error.
-func (a Accumulation) Every(f func(kind int) error) error {
+// Every returns all kinds of runs.
+func (a Accumulation) Every() (kinds []int) {
 	for kind := range a.Kinds() {
-		if err := f(kind); err != nil {
-			return err
-		}
+		kinds = append(kinds, kind)
 	}
 	if a.Apart {
-		return f(ir.Apply)
+		kinds = append(kinds, ir.Apply)
 	}
-	return nil
-}
-
-// Sums returns what runs of each kind add up, beside ir.Apply.
-func (a Accumulation) Sums() []Sum {
-	kinds, _ := a.kinds()
 	return kinds
 }
 
-// kinds returns what runs of each kind add up, and the kind of each run.
-func (a Accumulation) kinds() (kinds []Sum, of []int) {
+// Sums returns what runs of each kind add up, beside ir.Apply, and the kind of each run: those of
+// one kind have the same steps.
+func (a Accumulation) Sums() (kinds []Sum, of []int) {
 	for run := range max(1, a.Runs) {
 		s := a.sum(run)
 		kind := slices.IndexFunc(kinds, s.equal)
@@ -139,9 +129,9 @@ func (a Accumulation) updateRun() ir.Runs {
 
 // partialSums returns the sums of runs of a gradient that are kept.
 func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
-	branches, kept := l.bucketing.accumulation.branches(), l.bucketing.sums[update]
+	branches, kept := l.accumulation.branches(), l.sums[update]
 	most := len(branches)
-	if l.bucketing.accumulation.Tree {
+	if l.accumulation.Tree {
 		most += max(0, sumtree.TopLevel(slices.Max(branches)))
 	}
 	for i := len(kept); i < most; i++ {
@@ -151,7 +141,7 @@ func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
 		}
 		kept = append(kept, l.buffer(b, dw.Shape, dw.DType, -1))
 	}
-	l.bucketing.sums[update] = kept
+	l.sums[update] = kept
 	for i := range kept { // a reshape may be between
 		kept[i].Shape, kept[i].Strides = dw.Shape, dw.Shape.Strides()
 	}
@@ -161,7 +151,7 @@ func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
 // firstRuns appends the steps that compute a gradient in runs that add it to nothing, and write it
 // where these keep it: that needs no pass of its own. It returns the other runs.
 func (l *layouter) firstRuns(update int, s Step) (others ir.Runs) {
-	kinds, _ := l.bucketing.accumulation.kinds()
+	kinds, _ := l.accumulation.Sums()
 	for kind, sum := range kinds {
 		if len(sum.Add) > 0 {
 			others |= 1 << kind
@@ -169,7 +159,7 @@ func (l *layouter) firstRuns(update int, s Step) (others ir.Runs) {
 		}
 		to := l.partialSums(update, s.Dsts[0], s.Name)[sum.To]
 		to.Step = len(l.plan.Steps)
-		l.bucketing.first[update] = to.Step
+		l.first[update] = to.Step
 		l.plan.Steps = append(l.plan.Steps, Step{Op: s.Op, Dsts: []Ref{to}, Args: s.Args,
 			Name: s.Name, Runs: 1 << kind})
 	}
@@ -179,10 +169,10 @@ func (l *layouter) firstRuns(update int, s Step) (others ir.Runs) {
 // accumulate appends the steps that add a gradient to those of the runs before, of which each run
 // has at most one, and returns where the sums lie in the end that are exchanged.
 func (l *layouter) accumulate(update int, dw Ref, name string) []Ref {
-	kinds, _ := l.bucketing.accumulation.kinds()
+	kinds, _ := l.accumulation.Sums()
 	kept := slices.Clone(l.partialSums(update, dw, name))
 	for kind, s := range kinds {
-		if step, ok := l.bucketing.first[update]; ok && len(s.Add) == 0 {
+		if step, ok := l.first[update]; ok && len(s.Add) == 0 {
 			if kind == len(kinds)-1 {
 				kept[s.To].Step = step
 			}
@@ -208,5 +198,5 @@ func (l *layouter) accumulate(update int, dw Ref, name string) []Ref {
 			kept[s.To] = sum
 		}
 	}
-	return kept[:len(l.bucketing.accumulation.branches())]
+	return kept[:len(l.accumulation.branches())]
 }

@@ -59,9 +59,10 @@ type bucketing struct {
 	lookups   []ir.ID // by update: what these add to the gradient that comes back, -1 for nothing
 	buckets   [][]int // the updates of each bucket: the first one has number 1
 	// values that are computed in the slot of an update, or where a first run keeps them
-	direct map[ir.ID]int
-	sent   [][]Ref // the gradients of the buckets that have left
-	shards shards
+	direct   map[ir.ID]int
+	sent     [][]Ref // of the buckets that have left: the memory that is the exchange's
+	received int     // buckets that have come back
+	shards   shards
 
 	accumulation Accumulation  // of several runs
 	sums         map[int][]Ref // by update: those of runs that are kept
@@ -71,8 +72,7 @@ type bucketing struct {
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, users [][]ir.ID) bucketing {
-	x := bucketing{shards: shards{updates: updates},
-		direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]int{}}
+	x := bucketing{direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]int{}}
 	x.gradients, x.lookups = gradients(p, updates)
 	if len(updates) > 0 {
 		x.accumulation = updates[0].Accumulation
@@ -111,23 +111,35 @@ func (l *layouter) send(done int) {
 		}) {
 			break
 		}
-		if len(x.buckets[n]) == 0 { // of lookups alone
-			x.sent = append(x.sent, nil)
-			continue
-		}
 		var slots []Ref
 		for _, update := range x.buckets[n] {
 			slots = append(slots, l.slots(update)...)
 		}
-		if x.shards.divides(x.buckets[n]) {
-			x.sent = append(x.sent, l.scatter(n+1, slots))
-			continue
-		}
-		send := Send{Bucket: n + 1, Kind: backend.AllReduce,
-			Half: x.shards.updates[x.buckets[n][0]].Half}
-		x.sent = append(x.sent, l.exchanged(send, slots))
+		x.sent = append(x.sent, l.leave(n+1, slots))
 	}
 	l.updateShards(done)
+}
+
+// leave appends the begin of the exchange of the gradients of a bucket, and returns the memory that
+// is then the exchange's.
+func (l *layouter) leave(bucket int, slots []Ref) []Ref {
+	if len(slots) == 0 { // of lookups alone
+		return nil
+	}
+	s := &l.shards
+	of := &l.updates[l.buckets[bucket-1][0]]
+	if of.Shard == nil {
+		return l.exchange(Send{Bucket: bucket, Kind: backend.AllReduce, Half: of.Half},
+			slices.Clone(slots), slots)
+	}
+	for k, update := range l.buckets[bucket-1] {
+		s.slots[update] = slots[k]
+	}
+	if of.Shard.Placed {
+		defer l.receive(bucket - 1) // so that its memory is free
+	}
+	return l.exchange(Send{Bucket: bucket, Kind: backend.ReduceScatter},
+		l.taken(s.memory[bucket-1].full, s.memory[bucket-1].chunk), slots)
 }
 
 // computed reports whether the steps so far compute a value.
@@ -166,9 +178,9 @@ func (o Send) End() Receive { return Receive{o.Bucket, o.Kind} }
 // slots returns a gradient where it is exchanged, after a copy if it was computed elsewhere: with
 // several runs, the sums of some of them. The first one is where it comes back.
 func (l *layouter) slots(update int) []Ref {
-	id := l.bucketing.gradients[update]
+	id := l.gradients[update]
 	r := l.ref(id)
-	if l.bucketing.accumulation.Several() {
+	if l.accumulation.Several() {
 		return l.accumulate(update, r, l.program.Values[id].Name)
 	}
 	if b := l.plan.Buffers[r.Buffer]; b.Kind == Gradient && b.Index == update {
@@ -178,32 +190,46 @@ func (l *layouter) slots(update int) []Ref {
 		len(l.plan.Steps)), r, l.program.Values[id].Name)}
 }
 
-// receive appends the end of the exchange of a bucket, and says where its gradients are then.
+// receive appends the end of the exchange of a bucket, unless that is there, and says where its
+// gradients, or this rank's shards of them, are then.
 func (l *layouter) receive(bucket int) {
-	if l.bucketing.sent[bucket-1] == nil {
+	x := &l.bucketing
+	if bucket <= x.received {
 		return
 	}
-	if l.bucketing.shards.divides(l.bucketing.buckets[bucket-1]) {
-		l.receiveShard(bucket)
-		return
-	}
-	each := len(l.bucketing.accumulation.branches())
-	for i, r := range l.exchanged(Receive{bucket, backend.AllReduce}, l.bucketing.sent[bucket-1]) {
-		if i%each == 0 {
-			l.applies(l.bucketing.buckets[bucket-1][i/each], r)
+	x.received = bucket
+	of, sent := x.buckets[bucket-1], x.sent[bucket-1]
+	switch {
+	case sent == nil:
+	case l.divides(of):
+		var shards []Ref
+		for _, update := range of {
+			if s := l.updates[update].Shard; !s.empty() {
+				slot := x.shards.slots[update]
+				shards = append(shards, l.part(x.shards.memory[bucket-1], Buffer{Kind: OwnShard,
+					Index: update, Name: l.plan.Buffers[slot.Buffer].Name}, ir.Of(s.To-s.From),
+					slot.DType))
+				l.applies(update, shards[len(shards)-1])
+			}
+		}
+		l.exchange(Receive{bucket, backend.ReduceScatter}, shards, sent)
+	default:
+		each := len(sent) / len(of)
+		sums := l.exchange(Receive{bucket, backend.AllReduce}, slices.Clone(sent), sent)
+		for k, update := range of {
+			l.applies(update, sums[k*each])
 		}
 	}
 }
 
-// exchanged appends a step that writes over gradients, and returns them.
-func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
-	results := slices.Clone(slots)
-	for i := range results {
-		results[i].Step = len(l.plan.Steps)
+// exchange appends the begin or the end of an exchange, and returns its results.
+func (l *layouter) exchange(op ir.Op, dsts, args []Ref) []Ref {
+	for i := range dsts {
+		dsts[i].Step = len(l.plan.Steps)
 	}
-	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange",
-		Runs: l.bucketing.accumulation.lastRun()})
-	return results
+	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: dsts, Args: args, Name: "exchange",
+		Runs: l.accumulation.lastRun()})
+	return dsts
 }
 
 // ExchangedBytes returns the size of the bucket that a Receive ends the exchange of.

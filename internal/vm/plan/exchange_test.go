@@ -204,11 +204,11 @@ func TestAccumulationIsASum(t *testing.T) {
 				level, want = sums, sums[0]
 			}
 			kept := make([]string, 8)
-			for run, kind := range a.Of() {
+			kinds, of := a.Sums()
+			for run, kind := range of {
 				if (kind == a.Kinds()-1) != (run == n-1) {
 					t.Fatalf("run %d of %d has kind %d of %d", run, n, kind, a.Kinds())
 				}
-				kinds, _ := a.kinds()
 				x := fmt.Sprint(run)
 				for _, k := range kinds[kind].Add {
 					x, kept[k] = "("+kept[k]+"+"+x+")", "used"
@@ -237,8 +237,9 @@ func TestRunsOfARankMakeItsBranches(t *testing.T) {
 		for first := range all {
 			for runs := 1; first+runs <= all; runs++ {
 				a := Accumulation{Runs: runs, Tree: true, First: first, All: all}
-				kept, sums, run := make([]string, 32), a.Sums(), 0
-				for _, kind := range a.Of() {
+				kept, run := make([]string, 32), 0
+				sums, of := a.Sums()
+				for _, kind := range of {
 					x := fmt.Sprint(run)
 					for _, k := range sums[kind].Add {
 						x = "(" + kept[k] + "+" + x + ")"
@@ -290,7 +291,7 @@ func TestTreeOfRuns(t *testing.T) {
 			t.Errorf("%d runs keep %d sums beside the gradients, want %d for each", runs, partial,
 				kept)
 		}
-		kinds, _ := planned.Accumulation.kinds()
+		kinds, _ := planned.Accumulation.Sums()
 		for kind := range planned.Accumulation.Kinds() {
 			steps := 0
 			for _, s := range planned.Steps {

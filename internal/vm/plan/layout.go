@@ -8,9 +8,11 @@ import (
 
 // layouter gives every value a place.
 type layouter struct {
-	program  *ir.Program // of a run
-	training *training   // of a step: the end of that
-	users    [][]ir.ID   // see [ir.Program.Users]
+	run      *ir.Program
+	program  *ir.Program // of a step, which begins with that of a run
+	training *training
+	updates  []Update
+	users    [][]ir.ID // of a run: see [ir.Program.Users]
 	plan     *Plan
 	refs     []Ref
 	placed   []bool
@@ -21,17 +23,23 @@ type layouter struct {
 	value    []fuse.Value    // of the end of a step: its number in the loop that had it last
 }
 
-// layout makes the steps of a program: views become strides, every other value gets a buffer
-// of its own. The last results of p are the gradients of updates.
+// setting is a number of a step, and its type.
+type setting struct {
+	ir.Setting
+	dtype backend.DType
+}
+
+// layout makes the steps of a training whose run is p: views become strides, every other value gets
+// a buffer of its own. The last results of p are the gradients of updates.
 func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *training,
 	updates []Update, plain bool) (*Plan, error) {
 	wanted := p.Users()
-	n := len(p.Values) + len(t.Values) - int(t.first)
-	l := &layouter{p, t, wanted, &Plan{}, make([]Ref, n), make([]bool, n),
+	n := len(t.Values)
+	l := &layouter{p, t.Program, t, updates, wanted, &Plan{}, make([]Ref, n), make([]bool, n),
 		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, wanted),
 		map[setting]Ref{}, make([]fuse.Value, n)}
 	l.shareBuckets()
-	l.findParameters(updates)
+	l.findParameters()
 	all, err := limits.groups(p, wanted, copies, l.bucketing, plain)
 	if err != nil {
 		return nil, err
@@ -51,7 +59,7 @@ func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *training,
 	for _, r := range p.Results[:tail(p, updates)] {
 		l.plan.Results = append(l.plan.Results, l.before(r))
 	}
-	l.plan.Accumulation = l.bucketing.accumulation
+	l.plan.Accumulation = l.accumulation
 	l.update()
 	return l.plan, nil
 }
@@ -76,8 +84,9 @@ func (l *layouter) setRef(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true 
 
 func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
 	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
-	if u := l.bucketing.shards.updates; b.Kind == Gradient && u[b.Index].Shard != nil {
-		l.bucketing.shards.memory[u[b.Index].Bucket-1].place(&b, u[b.Index].Shard)
+	if b.Kind == Gradient && l.updates[b.Index].Shard != nil {
+		u := &l.updates[b.Index]
+		l.shards.memory[u.Bucket-1].place(&b, u.Shard)
 	}
 	l.plan.Buffers = append(l.plan.Buffers, b)
 	return Ref{Buffer: len(l.plan.Buffers) - 1, Shape: shape, Strides: shape.Strides(),
@@ -93,6 +102,16 @@ func (l *layouter) leaf(v ir.Value) Ref {
 		b = Buffer{Kind: Constant, Index: op.Index}
 	case ir.Scalar:
 		b = Buffer{Kind: Scalar, Bits: op.Bits}
+	case ir.State:
+		b = Buffer{Kind: State, Index: op.Input, Vector: op.Vector}
+	case ir.Setting:
+		x := setting{op, v.DType}
+		r, ok := l.settings[x]
+		if !ok {
+			r = l.buffer(Buffer{Kind: Setting, Index: op.Index}, ir.Dims{}, v.DType, -1)
+			l.settings[x] = r
+		}
+		return r
 	}
 	b.Name = v.Name
 	return l.buffer(b, v.Shape, v.DType, -1)
@@ -126,7 +145,7 @@ func (l *layouter) appendStep(id ir.ID) {
 		l.exchangeHeads(id, dsts)
 	}
 	l.beside[id] = dsts[1:]
-	if update, direct := l.bucketing.direct[id]; direct && l.bucketing.accumulation.Several() &&
+	if update, direct := l.direct[id]; direct && l.accumulation.Several() &&
 		len(dsts) == 1 && dsts[0].Dense() {
 		s := Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}
 		s.Runs = l.firstRuns(update, s)
@@ -181,7 +200,7 @@ func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
 // resultOf returns memory for a value that the next step computes.
 func (l *layouter) resultOf(id ir.ID) Ref {
 	v := l.program.Values[id]
-	if update, direct := l.bucketing.direct[id]; direct && !l.bucketing.accumulation.Several() {
+	if update, direct := l.direct[id]; direct && !l.accumulation.Several() {
 		return l.buffer(Buffer{Kind: Gradient, Index: update, Name: v.Name}, v.Shape, v.DType,
 			len(l.plan.Steps))
 	}

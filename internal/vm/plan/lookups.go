@@ -40,18 +40,18 @@ func gradients(p *ir.Program, updates []Update) (all, lookups []ir.ID) {
 // appends their steps, behind the updates of all others, which run while the rows are on their way.
 func (l *layouter) withoutLookups(all []*group) []*group {
 	return slices.DeleteFunc(all, func(g *group) bool {
-		return slices.Contains(l.bucketing.lookups, g.members[0])
+		return slices.Contains(l.lookups, g.members[0])
 	})
 }
 
 // lookUp appends the sums of the rows of all ranks, unless they are there, and says where gradients
 // are that have no other term.
 func (l *layouter) lookUp() {
-	for i, id := range l.bucketing.lookups {
+	for i, id := range l.lookups {
 		if id >= 0 && !l.placed[id] {
 			l.appendStep(id)
 		}
-		if id >= 0 && id == l.bucketing.gradients[i] {
+		if id >= 0 && id == l.gradients[i] {
 			l.applies(i, l.refs[id])
 		}
 	}

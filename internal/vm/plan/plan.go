@@ -238,15 +238,18 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 	if err != nil {
 		return nil, err
 	}
-	var copies map[ir.ID]bool
+	step, copies := t.Program, map[ir.ID]bool(nil)
 	if !plain {
-		p, copies = l.rematerialized(lower.InShape(p))
+		p, copies = l.rematerialized(lower.InShape(p)) // which moves the values of the run
+		if t, err = train(p, updates); err != nil {
+			return nil, err
+		}
 	}
 	plan, err := l.layout(p, copies, t, updates, plain)
 	if err != nil {
 		return nil, err
 	}
-	plan.Program, plan.Updates = t.Program, updates
+	plan.Program, plan.Updates = step, updates
 	if !plain {
 		return l.fitted(plan)
 	}

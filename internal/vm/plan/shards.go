@@ -49,10 +49,8 @@ func (s *Shard) empty() bool { return s != nil && s.From == s.To }
 
 // shards are where the shards of a plan lie.
 type shards struct {
-	updates    []Update
 	memory     []bucketMemory // by bucket
 	slots      map[int]Ref    // by update: the whole gradient
-	received   int            // buckets whose shards are there
 	updated    int            // buckets whose updates are
 	gathers    []gather       // in flight, of variables that were updated
 	reads      map[int]int    // by input: after so many groups nothing reads it any more
@@ -97,20 +95,20 @@ const (
 )
 
 // divides reports whether ranks divide the bucket of some updates.
-func (s *shards) divides(bucket []int) bool {
-	return len(bucket) > 0 && s.updates[bucket[0]].Shard != nil
+func (l *layouter) divides(bucket []int) bool {
+	return len(bucket) > 0 && l.updates[bucket[0]].Shard != nil
 }
 
 // shareBuckets makes the memory of buckets that ranks divide.
 func (l *layouter) shareBuckets() {
-	s := &l.bucketing.shards
+	s := &l.shards
 	s.slots = map[int]Ref{}
-	s.memory = make([]bucketMemory, len(l.bucketing.buckets))
-	for i, bucket := range l.bucketing.buckets {
-		if !s.divides(bucket) {
+	s.memory = make([]bucketMemory, len(l.buckets))
+	for i, bucket := range l.buckets {
+		if !l.divides(bucket) {
 			continue
 		}
-		of := s.updates[bucket[0]].Shard
+		of := l.updates[bucket[0]].Shard
 		if of.Placed {
 			d := l.bucketDType(i + 1)
 			s.memory[i] = bucketMemory{l.chunks(i+1, Arena, of.Ranks, "gradients of a bucket", d),
@@ -125,14 +123,14 @@ func (l *layouter) shareBuckets() {
 
 // bucketDType returns the dtype of the gradients of a bucket.
 func (l *layouter) bucketDType(bucket int) backend.DType {
-	return l.program.Values[l.bucketing.gradients[l.bucketing.buckets[bucket-1][0]]].DType
+	return l.program.Values[l.gradients[l.buckets[bucket-1][0]]].DType
 }
 
 // chunks makes memory of so many chunks of a bucket.
 func (l *layouter) chunks(bucket int, kind Kind, chunks int, what string, d backend.DType) int {
-	first := l.bucketing.buckets[bucket-1][0]
+	first := l.buckets[bucket-1][0]
 	return l.buffer(Buffer{Kind: kind, Index: bucket, Name: what},
-		ir.Of(chunks*l.bucketing.shards.updates[first].Shard.Chunk), d, -1).Buffer
+		ir.Of(chunks*l.updates[first].Shard.Chunk), d, -1).Buffer
 }
 
 // place gives a part its place in the memory of a bucket.
@@ -166,71 +164,28 @@ func (p *Plan) placeParts() {
 	}
 }
 
-// scatter appends the begin of a reduce-scatter. From then on the memory of the gradients is the
-// exchange's, which the step writes.
-func (l *layouter) scatter(bucket int, slots []Ref) []Ref {
-	s := &l.bucketing.shards
-	for k, update := range l.bucketing.buckets[bucket-1] {
-		s.slots[update] = slots[k]
-	}
-	if s.updates[l.bucketing.buckets[bucket-1][0]].Shard.Placed && bucket > 1 {
-		defer l.receiveShard(bucket - 1) // so that its memory is free
-	}
-	in := s.memory[bucket-1]
-	return l.exchange(Send{Bucket: bucket, Kind: backend.ReduceScatter}, slots, in.full,
-		in.chunk)
-}
-
-// exchange appends the begin of an exchange, and returns the memory that it takes: the whole, and
-// this rank's chunk unless that is a part of it.
-func (l *layouter) exchange(send Send, args []Ref, whole, chunk int) (taken []Ref) {
-	memory := []int{whole, chunk}
-	if whole == chunk {
-		memory = memory[:1]
-	}
-	for _, buffer := range memory {
+// taken returns the memory that an exchange takes: the whole, and this rank's chunk unless that is
+// a part of it.
+func (l *layouter) taken(whole, chunk int) (all []Ref) {
+	for _, buffer := range slices.Compact([]int{whole, chunk}) {
 		b := l.plan.Buffers[buffer]
 		n := ir.Of(b.Bytes / b.DType.Size())
-		taken = append(taken, Ref{Buffer: buffer, Shape: n, Strides: n.Strides(), DType: b.DType,
-			Step: len(l.plan.Steps)})
+		all = append(all, Ref{Buffer: buffer, Shape: n, Strides: n.Strides(), DType: b.DType})
 	}
-	l.plan.Steps = append(l.plan.Steps, Step{Op: send, Dsts: taken, Args: args, Name: "exchange",
-		Runs: l.bucketing.accumulation.lastRun()})
-	return taken
-}
-
-// receiveShard appends the end of the reduce-scatter of a bucket, unless that is there: this rank's
-// shards of its gradients.
-func (l *layouter) receiveShard(bucket int) {
-	s := &l.bucketing.shards
-	if bucket <= s.received {
-		return
-	}
-	s.received = bucket
-	step := Step{Op: Receive{bucket, backend.ReduceScatter}, Args: l.bucketing.sent[bucket-1],
-		Name: "exchange", Runs: l.bucketing.accumulation.lastRun()}
-	for _, update := range l.bucketing.buckets[bucket-1] {
-		if of := s.updates[update].Shard; !of.empty() {
-			slot := s.slots[update]
-			l.applies(update, l.part(s.memory[bucket-1], Buffer{Kind: OwnShard, Index: update,
-				Name: l.plan.Buffers[slot.Buffer].Name}, ir.Of(of.To-of.From), slot.DType))
-			step.Dsts = append(step.Dsts, l.applied(update))
-		}
-	}
-	l.plan.Steps = append(l.plan.Steps, step)
+	return all
 }
 
 // part returns a part of the memory of a bucket that the next step writes.
 func (l *layouter) part(in bucketMemory, b Buffer, shape ir.Dims, d backend.DType) Ref {
 	b.DType = d
-	in.place(&b, l.bucketing.shards.updates[b.Index].Shard)
+	in.place(&b, l.updates[b.Index].Shard)
 	return l.buffer(b, shape, d, len(l.plan.Steps))
 }
 
 // findReads finds until when variables are read.
 func (l *layouter) findReads(all []*group) {
-	s := &l.bucketing.shards
-	if s.reads = map[int]int{}; len(l.bucketing.buckets) == 0 {
+	s := &l.shards
+	if s.reads = map[int]int{}; len(l.buckets) == 0 {
 		return
 	}
 	read := func(id ir.ID, until int) {
@@ -248,12 +203,12 @@ func (l *layouter) findReads(all []*group) {
 			for _, a := range l.program.Values[m].Args {
 				read(a, i+1)
 				if update, ok := l.sharded(a); ok {
-					s.parameters.needs[i] = append(s.parameters.needs[i], s.updates[update].Bucket)
+					s.parameters.needs[i] = append(s.parameters.needs[i], l.updates[update].Bucket)
 				}
 			}
 		}
 	}
-	for _, r := range l.program.Results {
+	for _, r := range l.run.Results {
 		read(r, len(all)+1)
 	}
 }
@@ -263,23 +218,23 @@ func (l *layouter) findReads(all []*group) {
 // end, unless the memory of the bucket is to be free: then once nothing reads them. Clipping waits
 // for all gradients.
 func (l *layouter) updateShards(done int) {
-	defer l.inRuns(l.bucketing.accumulation.lastRun())()
-	s := &l.bucketing.shards
-	for bucket := s.updated + 1; bucket < len(l.bucketing.sent); bucket++ {
-		of := l.bucketing.buckets[bucket-1]
-		if !s.divides(of) || l.training.norm != nil {
+	defer l.inRuns(l.accumulation.lastRun())()
+	s := &l.shards
+	for bucket := s.updated + 1; bucket < len(l.sent); bucket++ {
+		of := l.buckets[bucket-1]
+		if !l.divides(of) || l.training.norm != nil {
 			return
 		}
-		placed, alone := s.updates[of[0]].Shard.Placed, s.updates[of[0]].Shard.FullyShard
+		placed, alone := l.updates[of[0]].Shard.Placed, l.updates[of[0]].Shard.FullyShard
 		if !placed && l.holdsBack(bucket) {
 			return
 		}
 		if (placed || alone) && slices.ContainsFunc(of, func(update int) bool {
-			return s.reads[s.updates[update].Input] > done
+			return s.reads[l.updates[update].Input] > done
 		}) {
 			return
 		}
-		l.receiveShard(bucket)
+		l.receive(bucket)
 		s.updated = bucket
 		l.updateBucket(bucket)
 		if l.gatherUpdated(bucket) && placed {
@@ -292,10 +247,10 @@ func (l *layouter) updateShards(done int) {
 // else is left to run beside that one's reduce-scatter. An element takes an update about as long as
 // a link, so as many elements wait as the last bucket has, such as an embedding's.
 func (l *layouter) holdsBack(bucket int) bool {
-	buckets := l.bucketing.buckets
+	buckets := l.buckets
 	size := func(bucket int) (n int) {
 		for _, update := range buckets[bucket-1] {
-			n += l.program.Values[l.bucketing.gradients[update]].Shape.Size()
+			n += l.program.Values[l.gradients[update]].Shape.Size()
 		}
 		return n
 	}
@@ -303,20 +258,20 @@ func (l *layouter) holdsBack(bucket int) bool {
 	for later := bucket; later < len(buckets); later++ {
 		waiting += size(later)
 	}
-	return len(l.bucketing.sent) < len(buckets) && waiting <= size(len(buckets))
+	return len(l.sent) < len(buckets) && waiting <= size(len(buckets))
 }
 
 // gatherUpdated appends the begin of the all-gather of the variables of a bucket, if ranks divide
 // it and have all of each.
 func (l *layouter) gatherUpdated(bucket int) bool {
-	s, buckets := &l.bucketing.shards, l.bucketing.buckets
-	if bucket == 0 || !s.divides(buckets[bucket-1]) ||
-		s.updates[buckets[bucket-1][0]].Shard.FullyShard {
+	s, buckets := &l.shards, l.buckets
+	if bucket == 0 || !l.divides(buckets[bucket-1]) ||
+		l.updates[buckets[bucket-1][0]].Shard.FullyShard {
 		return false
 	}
 	var args []Ref
 	for _, update := range buckets[bucket-1] {
-		if !s.updates[update].Shard.empty() {
+		if !l.updates[update].Shard.empty() {
 			args = append(args, l.applied(update))
 		}
 	}
@@ -327,26 +282,25 @@ func (l *layouter) gatherUpdated(bucket int) bool {
 // beginGather appends the begin of an all-gather of the shards of variables.
 func (l *layouter) beginGather(bucket int, in bucketMemory, half bool, args []Ref) gather {
 	return gather{bucket, in, l.exchange(Send{Bucket: bucket, Kind: backend.AllGather, Half: half},
-		args, in.unsharded, in.chunk)}
+		l.taken(in.unsharded, in.chunk), args)}
 }
 
 // endGather appends the end of an all-gather, given what is to be known of each variable.
-func (l *layouter) endGather(g gather, of func(update int) (string, ir.Dims,
-	backend.DType)) []Ref {
-	step := Step{Op: Receive{g.bucket, backend.AllGather}, Args: g.taken, Name: "exchange"}
-	for _, update := range l.bucketing.buckets[g.bucket-1] {
+func (l *layouter) endGather(g gather, of func(update int) (string, ir.Dims, backend.DType)) []Ref {
+	var dsts []Ref
+	for _, update := range l.buckets[g.bucket-1] {
 		name, shape, d := of(update)
-		step.Dsts = append(step.Dsts, l.part(g.memory, Buffer{Kind: Unsharded, Index: update,
-			Name: name}, shape, d))
+		dsts = append(dsts, l.part(g.memory, Buffer{Kind: Unsharded, Index: update, Name: name},
+			shape, d))
 	}
-	l.plan.Steps = append(l.plan.Steps, step)
-	return step.Dsts
+	defer l.inRuns(0)()
+	return l.exchange(Receive{g.bucket, backend.AllGather}, dsts, g.taken)
 }
 
 // endGathers appends the ends of all-gathers but that of one bucket, and gives variables their
 // values.
 func (l *layouter) endGathers(but int) {
-	s := &l.bucketing.shards
+	s := &l.shards
 	for len(s.gathers) > 0 && s.gathers[0].bucket != but {
 		of := s.gathers[0]
 		s.gathers = s.gathers[1:]
@@ -354,10 +308,10 @@ func (l *layouter) endGathers(but int) {
 			slot := s.slots[update]
 			return l.plan.Buffers[slot.Buffer].Name, ir.Of(slot.Shape.Size()), slot.DType
 		})
-		for k, update := range l.bucketing.buckets[of.bucket-1] {
+		for k, update := range l.buckets[of.bucket-1] {
 			x := gathered[k]
-			l.assign(l.variable(s.updates[update].Input, x.Shape, x.DType), x,
-				l.program.Values[l.bucketing.gradients[update]].Name)
+			l.assign(l.variable(l.updates[update].Input, x.Shape, x.DType), x,
+				l.program.Values[l.gradients[update]].Name)
 		}
 	}
 }
@@ -365,7 +319,7 @@ func (l *layouter) endGathers(but int) {
 // sharded returns the update of the variable that a value is a view or a cast of, if ranks have
 // shards of it alone.
 func (l *layouter) sharded(id ir.ID) (update int, ok bool) {
-	p := &l.bucketing.shards.parameters
+	p := &l.shards.parameters
 	if len(p.of) == 0 {
 		return 0, false
 	}
@@ -380,11 +334,11 @@ func (l *layouter) sharded(id ir.ID) (update int, ok bool) {
 
 // findParameters finds the variables. One that no step reads is unsharded with its bucket, too:
 // values has none.
-func (l *layouter) findParameters(updates []Update) {
-	p := &l.bucketing.shards.parameters
-	p.of, p.values = map[int]int{}, make([][]ir.ID, len(updates))
+func (l *layouter) findParameters() {
+	p := &l.shards.parameters
+	p.of, p.values = map[int]int{}, make([][]ir.ID, len(l.updates))
 	var bytes []int // by bucket
-	for i, u := range updates {
+	for i, u := range l.updates {
 		if u.Shard.fullySharded() {
 			p.of[u.Input] = i
 			for len(bytes) < u.Bucket {
@@ -396,16 +350,16 @@ func (l *layouter) findParameters(updates []Update) {
 	}
 	for i, n := range bytes {
 		p.persistent = append(p.persistent, n*persistentShare <= slices.Max(bytes) ||
-			updates[l.bucketing.buckets[i][0]].Shard.Persistent)
+			l.updates[l.buckets[i][0]].Shard.Persistent)
 	}
-	for id, v := range l.program.Values {
+	for id, v := range l.run.Values {
 		x := ir.ID(id)
 		if v.Op == (ir.Cast{}) {
 			x = v.Args[0]
 		}
 		in, ok := l.program.Values[x].Op.(ir.Input)
 		if update, sharded := p.of[in.Index]; ok && sharded &&
-			(v.Op != ir.Cast{} || updates[update].Shard.Half) {
+			(v.Op != ir.Cast{} || l.updates[update].Shard.Half) {
 			p.values[update] = append(p.values[update], ir.ID(id))
 		}
 	}
@@ -414,7 +368,7 @@ func (l *layouter) findParameters(updates []Update) {
 // unshardGroup unshards what a group reads, and prefetches what comes next, so that this runs
 // beside the group. It reshards buckets that were not read lately.
 func (l *layouter) unshardGroup(group int) {
-	p := &l.bucketing.shards.parameters
+	p := &l.shards.parameters
 	if len(p.of) == 0 {
 		return
 	}
@@ -438,7 +392,7 @@ func (l *layouter) unshardGroup(group int) {
 
 // prefetch begins to gather what groups from one on read.
 func (l *layouter) prefetch(group int) {
-	p := &l.bucketing.shards.parameters
+	p := &l.shards.parameters
 	for _, needs := range p.needs[group:] {
 		for _, bucket := range needs {
 			if len(p.prefetched) >= prefetchedBuckets {
@@ -454,7 +408,7 @@ func (l *layouter) prefetch(group int) {
 // unshardValue makes sure that a variable of which ranks have shards is unsharded, or its cast is
 // computed.
 func (l *layouter) unshardValue(id ir.ID, update int) {
-	u := l.bucketing.shards.updates[update]
+	u := l.updates[update]
 	if l.program.Values[id].Op == (ir.Cast{}) && !u.Shard.Half {
 		l.cast(id)
 		return
@@ -464,7 +418,7 @@ func (l *layouter) unshardValue(id ir.ID, update int) {
 
 // unshard makes sure that the variables of a bucket are there.
 func (l *layouter) unshard(bucket int) {
-	p := &l.bucketing.shards.parameters
+	p := &l.shards.parameters
 	if slices.Contains(p.unsharded, bucket) {
 		return
 	}
@@ -473,15 +427,15 @@ func (l *layouter) unshard(bucket int) {
 	of := p.prefetched[i]
 	p.prefetched = slices.Delete(p.prefetched, i, i+1)
 	gathered := l.endGather(of, func(update int) (name string, shape ir.Dims, d backend.DType) {
-		v := l.program.Values[l.bucketing.gradients[update]] // is like the variable
-		d = l.bucketing.shards.updates[update].Shard.gathers(v.DType)
+		v := l.program.Values[l.gradients[update]] // is like the variable
+		d = l.updates[update].Shard.gathers(v.DType)
 		if ids := p.values[update]; ids != nil {
 			v = l.program.Values[ids[0]]
 			name = v.Name
 		}
 		return name, v.Shape, d
 	})
-	for k, update := range l.bucketing.buckets[bucket-1] {
+	for k, update := range l.buckets[bucket-1] {
 		for _, id := range p.values[update] {
 			l.setRef(id, gathered[k])
 		}
@@ -491,10 +445,10 @@ func (l *layouter) unshard(bucket int) {
 
 // reshard makes the next step that reads a bucket of variables unshard it once more.
 func (l *layouter) reshard(bucket int) {
-	p := &l.bucketing.shards.parameters
-	for id := range l.program.Values {
+	p := &l.shards.parameters
+	for id := range l.run.Values {
 		update, ok := l.sharded(ir.ID(id))
-		if ok && l.bucketing.shards.updates[update].Bucket == bucket {
+		if ok && l.updates[update].Bucket == bucket {
 			l.placed[id] = false
 		}
 	}
@@ -509,18 +463,18 @@ func (p *parameters) inFlight(bucket int) int {
 // gatherSharded appends the begin of the all-gather of a bucket of variables, unless it is in
 // flight.
 func (l *layouter) gatherSharded(bucket int) {
-	s := &l.bucketing.shards
+	s := &l.shards
 	if s.parameters.inFlight(bucket) >= 0 {
 		return
 	}
-	of := l.bucketing.buckets[bucket-1]
-	first := s.updates[of[0]].Shard
+	of := l.buckets[bucket-1]
+	first := l.updates[of[0]].Shard
 	dtype := first.gathers(l.bucketDType(bucket))
 	in := bucketMemory{unsharded: l.chunks(bucket, Arena, first.Ranks, "variables of a bucket",
 		dtype), chunk: l.chunks(bucket, Arena, 1, "the shard of a bucket", dtype)}
 	var args []Ref
 	for _, update := range of {
-		u := s.updates[update]
+		u := l.updates[update]
 		if u.Shard.empty() {
 			continue
 		}
@@ -535,7 +489,7 @@ func (l *layouter) gatherSharded(bucket int) {
 		l.join(l.plan.Buffers[w.Buffer].Name, "pack", b)
 		args = append(args, b.dsts[0])
 	}
+	defer l.inRuns(0)()
 	s.parameters.prefetched = append(s.parameters.prefetched,
 		l.beginGather(bucket, in, first.Half, args))
-	l.plan.Steps[len(l.plan.Steps)-1].Runs = 0
 }

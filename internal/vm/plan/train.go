@@ -21,6 +21,7 @@ type training struct {
 	norm      []ir.ID          // the norm of all gradients, and what they are multiplied by
 	assigns   [][]ir.Assign    // by update
 	variables map[int]ir.Value // of the run, by input
+	args      []ir.ID          // of all values: fewer allocations
 }
 
 // Squares is the index of the [ir.Opaque] that replaces a rank's sum of squares by that of all
@@ -77,7 +78,8 @@ const perUpdate = 40
 
 // value adds a value with the shape, the dtype and the name of another one.
 func (t *training) value(op ir.Op, like ir.Value, args ...ir.ID) ir.ID {
-	like.Op, like.Args = op, args
+	t.args = append(t.args, args...)
+	like.Op, like.Args = op, t.args[len(t.args)-len(args):len(t.args):len(t.args)]
 	return t.Add(like)
 }
 
@@ -86,7 +88,8 @@ func (t *training) value(op ir.Op, like ir.Value, args ...ir.ID) ir.ID {
 func (t *training) combined(u Update, update int, gradient ir.ID) ir.ID {
 	a, like := u.Accumulation, t.Values[gradient]
 	x := t.value(ir.Reshape{}, like, gradient)
-	branches, kinds := len(a.branches()), a.Sums()
+	branches := len(a.branches())
+	kinds, _ := a.Sums()
 	kept := func(i int) ir.ID {
 		if i < branches {
 			return t.value(ir.PartialSum{Index: update, Vector: i}, like)

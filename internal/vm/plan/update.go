@@ -77,7 +77,7 @@ func (l *layouter) before(id ir.ID) Ref {
 
 // changes reports whether updates change a variable.
 func (l *layouter) changes(input int) bool {
-	return slices.ContainsFunc(l.bucketing.shards.updates, func(u Update) bool {
+	return slices.ContainsFunc(l.updates, func(u Update) bool {
 		return u.Input == input
 	})
 }
@@ -118,8 +118,8 @@ func (l *layouter) cast(id ir.ID) {
 
 // update appends the steps of updates: those of each bucket once it has come back.
 func (l *layouter) update() {
-	for i, u := range l.bucketing.shards.updates { // copies come before the first update
-		id := l.bucketing.gradients[i]
+	for i, u := range l.updates { // copies come before the first update
+		id := l.gradients[i]
 		switch {
 		case u.Bucket > 0, u.Lookups != nil:
 		case u.Accumulation.keeps():
@@ -130,36 +130,34 @@ func (l *layouter) update() {
 			l.applies(i, l.before(id))
 		}
 	}
-	received, a, clips := 0, l.bucketing.accumulation, l.training.norm != nil
-	if clips || a.Apart {
-		for ; received < len(l.bucketing.buckets); received++ {
-			l.receive(received + 1)
+	a, clips := l.accumulation, l.training.norm != nil
+	for bucket := range l.buckets {
+		if clips || a.Apart {
+			l.receive(bucket + 1)
 		}
 	}
 	defer l.inRuns(a.updateRun())()
 	for _, id := range l.training.gradients {
 		if a.Apart { // of a run before
-			l.refs[l.at(id)].Step = -1
+			l.refs[id].Step = -1
 		}
 	}
 	if clips {
 		l.lookUp()
 		l.clip()
 	}
-	for bucket := range len(l.bucketing.buckets) + 1 {
-		if bucket > 0 && bucket <= l.bucketing.shards.updated {
+	for bucket := range len(l.buckets) + 1 {
+		if bucket > 0 && bucket <= l.shards.updated {
 			continue
 		}
-		if bucket > received {
-			l.receive(bucket)
-		}
+		l.receive(bucket)
 		l.updateBucket(bucket)
 		if l.gatherUpdated(bucket) {
 			l.endGathers(bucket)
 		}
 	}
 	l.lookUp()
-	for i, id := range l.bucketing.lookups {
+	for i, id := range l.lookups {
 		if id >= 0 {
 			l.updating(i)
 		}
@@ -167,18 +165,13 @@ func (l *layouter) update() {
 	l.endGathers(0)
 }
 
-// at returns the place among the layouter's values of one of the end of a step.
-func (l *layouter) at(id ir.ID) ir.ID {
-	return id - l.training.first + ir.ID(len(l.program.Values))
-}
-
 // applies says where the gradient of an update is that this rank applies.
 func (l *layouter) applies(update int, dw Ref) {
-	l.setRef(l.at(l.training.gradients[update]), dw)
+	l.setRef(l.training.gradients[update], dw)
 }
 
 // applied returns where it is.
-func (l *layouter) applied(update int) Ref { return l.refs[l.at(l.training.gradients[update])] }
+func (l *layouter) applied(update int) Ref { return l.refs[l.training.gradients[update]] }
 
 // inRuns returns a function that makes the steps since then those of some runs alone.
 func (l *layouter) inRuns(runs ir.Runs) func() {
@@ -193,7 +186,7 @@ func (l *layouter) inRuns(runs ir.Runs) func() {
 // updateBucket appends the updates of a bucket, number 0 for those that ranks do not exchange, but
 // those of lookups, which come last.
 func (l *layouter) updateBucket(bucket int) {
-	for i, u := range l.bucketing.shards.updates {
+	for i, u := range l.updates {
 		if u.Bucket == bucket && u.Lookups == nil {
 			l.updating(i)
 		}
@@ -202,23 +195,23 @@ func (l *layouter) updateBucket(bucket int) {
 
 // updating appends the step of one update, or adds it to the one before.
 func (l *layouter) updating(update int) {
-	assigns, u := l.training.assigns[update], l.bucketing.shards.updates[update]
+	assigns, u := l.training.assigns[update], l.updates[update]
 	if len(assigns) == 0 || u.Shard.empty() {
 		return
 	}
-	dw, name := l.applied(update), l.program.Values[l.bucketing.gradients[update]].Name
-	to := l.training.Values[assigns[0].To]
+	dw, name := l.applied(update), l.program.Values[l.gradients[update]].Name
+	to := l.program.Values[assigns[0].To]
 	w := l.variable(u.Input, to.Shape, to.DType)
 	if l.carries(update) {
 		l.assign(w, dw, name)
 		return
 	}
-	l.setRef(l.at(assigns[0].To), w)
+	l.setRef(assigns[0].To, w)
 	var written []Ref
 	var values []ir.ID
 	for _, a := range assigns {
-		r := l.operand(a.To)
-		if v := l.training.Values[a.Value]; v.Op == (ir.AllGather{Index: update}) {
+		r := l.ref(a.To)
+		if v := l.program.Values[a.Value]; v.Op == (ir.AllGather{Index: update}) {
 			// what becomes of it takes the gradient's place, until all ranks have it
 			a.Value, r = v.Args[0], dw
 		} else {
@@ -230,7 +223,7 @@ func (l *layouter) updating(update int) {
 	for k, r := range written {
 		r.Shape = ir.Of(b.program.Shape...)
 		r.Strides = r.Shape.Strides()
-		b.store(l.value[l.at(values[k])], r)
+		b.store(l.value[values[k]], r)
 	}
 	l.join(name, "update", b)
 	if u.Shard != nil {
@@ -242,35 +235,35 @@ func (l *layouter) updating(update int) {
 // it.
 func (l *layouter) clip() {
 	for _, id := range l.training.scalars {
-		v := l.training.Values[id]
+		v := l.program.Values[id]
 		switch v.Op.(type) {
 		case ir.Reduce: // of the squares of a gradient
 			b := l.loopOver(v.Args[0])
 			b.program.Reduced = slices.Repeat([]bool{true}, len(b.program.Shape))
-			b.fold(backend.Sum, l.value[l.at(v.Args[0])], l.result(v.Shape, v.DType, v.Name))
+			b.fold(backend.Sum, l.value[v.Args[0]], l.result(v.Shape, v.DType, v.Name))
 			l.join(v.Name, "squares", b)
-			l.setRef(l.at(id), b.dsts[0])
+			l.setRef(id, b.dsts[0])
 		case ir.Copy:
 			l.numbers(id)
 		default:
 			r := l.result(v.Shape, v.DType, v.Name)
 			l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: []Ref{r},
-				Args: []Ref{l.refs[l.at(v.Args[0])]}, Name: v.Name})
-			l.setRef(l.at(id), r)
+				Args: []Ref{l.refs[v.Args[0]]}, Name: v.Name})
+			l.setRef(id, r)
 		}
 	}
 	l.numbers(l.training.norm...)
-	l.plan.Results = append(l.plan.Results, l.refs[l.at(l.training.norm[0])])
+	l.plan.Results = append(l.plan.Results, l.refs[l.training.norm[0]])
 }
 
 // numbers appends a loop of one element.
 func (l *layouter) numbers(of ...ir.ID) {
 	b := l.loopOver(of...)
 	for _, id := range of {
-		v := l.training.Values[id]
+		v := l.program.Values[id]
 		r := l.result(v.Shape, v.DType, v.Name)
-		b.store(l.value[l.at(id)], r)
-		l.setRef(l.at(id), r)
+		b.store(l.value[id], r)
+		l.setRef(id, r)
 	}
 	l.plan.Steps = append(l.plan.Steps, b.newStep("norm", "norm"))
 }
@@ -284,10 +277,9 @@ func (l *layouter) carries(update int) bool {
 // loopOver returns a loop that computes values of the end of a step, and loads what is there. If
 // that has no gaps, it is along one axis.
 func (l *layouter) loopOver(values ...ir.ID) *loopBuilder {
-	members, shape, dense := l.members(values), l.training.Values[values[0]].Shape, true
+	members, shape, dense := l.members(values), l.program.Values[values[0]].Shape, true
 	for _, id := range members {
-		dense = dense && (l.computes(id) || l.training.repeats(id) ||
-			l.operand(id).Dense())
+		dense = dense && (l.computes(id) || l.training.repeats(id) || l.ref(id).Dense())
 	}
 	if dense {
 		shape = ir.Of(shape.Size())
@@ -295,62 +287,29 @@ func (l *layouter) loopOver(values ...ir.ID) *loopBuilder {
 	b := newLoop(shape, ir.Dims{})
 	var args [3]fuse.Value
 	for _, id := range members {
-		if v := &l.training.Values[id]; l.computes(id) {
+		if v := &l.program.Values[id]; l.computes(id) {
 			for i, a := range v.Args {
-				args[i] = l.value[l.at(a)]
+				args[i] = l.value[a]
 			}
-			l.value[l.at(id)] = v.Compute(b.program, args[:len(v.Args)])
+			l.value[id] = v.Compute(b.program, args[:len(v.Args)])
 			continue
 		}
-		r := l.operand(id)
+		r := l.ref(id)
 		if r.Shape = shape; l.training.repeats(id) {
 			r.Strides = zeros(shape.Len())
 		} else if dense {
 			r.Strides = shape.Strides()
 		}
-		l.value[l.at(id)] = b.load(l.plan, r)
+		l.value[id] = b.load(l.plan, r)
 	}
 	return b
 }
 
 // computes reports whether loops compute a value of the end of a step.
 func (l *layouter) computes(id ir.ID) bool {
-	op := l.training.Values[id].Op
+	op := l.program.Values[id].Op
 	_, number := op.(ir.Scalar)
-	return (number || ir.Elementwise(op)) && !l.placed[l.at(id)]
-}
-
-// operand returns where a loop finds what it does not compute.
-func (l *layouter) operand(id ir.ID) (r Ref) {
-	if l.placed[l.at(id)] {
-		return l.refs[l.at(id)]
-	}
-	switch v := &l.training.Values[id]; op := v.Op.(type) {
-	case ir.State:
-		r = l.buffer(Buffer{Kind: State, Index: op.Input, Vector: op.Vector, Name: v.Name}, v.Shape,
-			v.DType, -1)
-	case ir.Setting:
-		x, ok := setting{op, v.DType}, false
-		if r, ok = l.settings[x]; !ok {
-			r = l.buffer(Buffer{Kind: Setting, Index: op.Index}, ir.Dims{}, v.DType, -1)
-			l.settings[x] = r
-		}
-	case ir.Broadcast:
-		r = l.refs[l.at(l.training.norm[1])]
-	case ir.Slice: // of the variable
-		r = l.refs[l.at(l.training.Values[v.Args[0]].Args[0])]
-		r.Offset += op.Start
-	case ir.Reshape: // of what lookups add
-		r = l.refs[l.bucketing.lookups[slices.Index(l.training.rows, v.Args[0])]]
-	}
-	l.setRef(l.at(id), r)
-	return r
-}
-
-// setting is a number of a step, and its type.
-type setting struct {
-	ir.Setting
-	dtype backend.DType
+	return (number || ir.Elementwise(op)) && !l.placed[id]
 }
 
 // members returns what a loop loads and computes for some values, in the program's order.
@@ -360,7 +319,7 @@ func (l *layouter) members(values []ir.ID) []ir.ID {
 		if !l.computes(all[k]) {
 			continue
 		}
-		for _, a := range l.training.Values[all[k]].Args {
+		for _, a := range l.program.Values[all[k]].Args {
 			if !slices.Contains(all, a) {
 				all = append(all, a)
 			}
@@ -386,8 +345,8 @@ func (l *layouter) assign(w, x Ref, name string) {
 // gets the value, if nothing else reads what that was, or else a copy.
 func (l *layouter) over(id ir.ID, x Ref) Ref {
 	v := l.program.Values[id]
-	for i, u := range l.bucketing.shards.updates {
-		if l.bucketing.gradients[i] == id && l.carries(i) && len(l.users[v.Args[0]]) == 1 &&
+	for i, u := range l.updates {
+		if l.gradients[i] == id && l.carries(i) && len(l.users[v.Args[0]]) == 1 &&
 			l.program.Values[v.Args[0]].Op == (ir.Input{Index: u.Input}) {
 			l.plan.Buffers[x.Buffer].Written = true
 			return x

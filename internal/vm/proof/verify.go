@@ -40,8 +40,10 @@ func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
 	}
 	r.wanted, r.due = m.program(p.Program)
 	r.know()
-	if err := p.Accumulation.Every(r.run); err != nil {
-		return fmt.Errorf("plan: %w", err)
+	for _, kind := range p.Accumulation.Every() {
+		if err := r.run(kind); err != nil {
+			return fmt.Errorf("plan: %w", err)
+		}
 	}
 	return nil
 }

@@ -1,0 +1,233 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/vm/interpret"
+	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// momentum is a rule that keeps a vector.
+func momentum(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+	setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+	v := p.Do(fuse.Add, p.Do(fuse.Mul, kept[0], setting(1)), dw)
+	return p.Do(fuse.Sub, w, p.Do(fuse.Mul, setting(0), v)), []fuse.Value{v}, nil
+}
+
+// stepping trains two variables of 6 elements on some ranks, by programs and by definition.
+type stepping struct {
+	programs []*ir.Program // of steps, by rank
+	updates  [][]Update
+	first    *ir.Program  // of a run, with its gradients as results
+	w, v     [2][]float64 // as the definition has them
+	ours     []map[ir.Op]interpret.Array
+	inputs   [][]interpret.Array
+}
+
+const rate, decay, scale = 0.5, 0.25, 0.5
+
+// newStepping draws how ranks train.
+func newStepping(t *testing.T, r *rand.Rand) (s *stepping, what string) {
+	p := &program{}
+	w0, w1, x := p.input(0, 2, 3), p.input(1, 6), p.input(2, 2, 3)
+	flat := p.add(ir.Reshape{}, ir.Of(6), x)
+	gradients := []ir.ID{p.binary(fuse.Mul, p.add(ir.Reshape{}, ir.Of(2, 3), w1), x),
+		p.binary(fuse.Sub, flat, p.add(ir.Reshape{}, ir.Of(6), w0))}
+	p.Results = gradients
+	ranks, level, tree := 1+r.IntN(3), r.IntN(3), r.IntN(2) == 0
+	limit, apart, runs := float64(4*r.IntN(2)), r.IntN(2) == 0, 1+r.IntN(4)
+	if ranks == 1 || tree || apart {
+		level = 0
+	}
+	if tree {
+		runs = ranks + r.IntN(20) // of all
+	}
+	s = &stepping{first: &p.Program}
+	done, chunk := 0, (11+ranks)/ranks+r.IntN(2)
+	for rank := range ranks {
+		a := Accumulation{Runs: runs, Apart: apart}
+		if tree {
+			end := runs * (rank + 1) / ranks
+			a = Accumulation{Runs: end - done, Tree: true, First: done, All: runs, Apart: apart}
+			done = end
+		}
+		var updates []Update
+		for i, gradient := range gradients {
+			u := Update{Input: i, Gradient: gradient, Kept: 1, Bucket: min(1, ranks-1),
+				Accumulation: a, Scale: scale, Limit: limit, Rule: momentum,
+				Parts: level > 0 && limit > 0}
+			if level > 0 {
+				u.Shard = &Shard{Chunk: chunk, Rank: rank, Ranks: ranks, First: 6 * i,
+					FullyShard: level == 2}
+				u.Shard.From, u.Shard.To = u.Shard.of(6)
+			}
+			updates = append(updates, u)
+		}
+		step, err := train(&p.Program, updates)
+		require.NoError(t, err)
+		require.NoError(t, step.Check())
+		s.programs, s.updates = append(s.programs, step.Program), append(s.updates, updates)
+		number := func(x float64) interpret.Array {
+			return interpret.Of(ir.Dims{}, []float64{x})
+		}
+		s.ours = append(s.ours, map[ir.Op]interpret.Array{ir.Setting{}: number(rate),
+			ir.Setting{Index: 1}: number(decay)})
+		s.inputs = append(s.inputs, make([]interpret.Array, 3))
+	}
+	for i := range 2 {
+		s.w[i], s.v[i] = integers(r), make([]float64, 6)
+		for rank, kept := range s.ours {
+			from, to := s.of(rank, i)
+			kept[ir.State{Input: i}] = interpret.Of(ir.Of(to-from), s.v[i][from:to])
+			s.inputs[rank][i] = interpret.Of(ir.Of(6), slices.Clone(s.w[i]))
+		}
+	}
+	return s, fmt.Sprintf("%d ranks, %d runs, tree %v, apart %v, level %d, limit %v", ranks, runs,
+		tree, apart, level, limit)
+}
+
+// of returns which elements of a variable a rank updates.
+func (s *stepping) of(rank, variable int) (from, to int) {
+	if of := s.updates[rank][variable].Shard; of != nil {
+		return of.From, of.To
+	}
+	return 0, 6
+}
+
+// integers are elements whose sums are exact.
+func integers(r *rand.Rand) (all []float64) {
+	for range 6 {
+		all = append(all, float64(r.IntN(9)-4))
+	}
+	return all
+}
+
+// step makes a step by definition, and one of the programs.
+func (s *stepping) step(t *testing.T, r *rand.Rand) {
+	var sums [2][6]float64
+	ranks := len(s.programs)
+	add := func(rank int) { // a run's gradients, as its own program has them
+		s.inputs[rank][2] = interpret.Of(ir.Of(6), integers(r))
+		values, err := interpret.Program(s.first, interpret.Outside{Inputs: s.inputs[rank]})
+		require.NoError(t, err)
+		for i, of := range s.first.Results {
+			for k, x := range values[of].Data {
+				sums[i][k] += x.Value
+			}
+		}
+	}
+	run := func(kind func(a Accumulation) int, ranks ...int) {
+		all := &interpret.Ranks{Programs: s.programs}
+		for rank := range s.programs {
+			all.Outside = append(all.Outside, interpret.Outside{Inputs: s.inputs[rank],
+				Kept: s.ours[rank], Opaque: func(v ir.Value, _ []interpret.Array) (
+					interpret.Array, error) {
+					return all.Sum(v) // of squares
+				}})
+		}
+		var leave []func()
+		for _, rank := range ranks {
+			p := s.programs[rank]
+			for _, a := range p.Assigns {
+				if a.Runs.Has(kind(s.updates[rank][0].Accumulation)) {
+					x, err := all.Value(rank, a.Value)
+					require.NoError(t, err)
+					leave = append(leave, func() { s.leave(rank, a.To, x) })
+				}
+			}
+		}
+		for _, f := range leave {
+			f()
+		}
+	}
+	var everyone []int
+	for rank := range ranks {
+		everyone = append(everyone, rank)
+		a := s.updates[rank][0].Accumulation
+		_, of := a.Sums()
+		for _, kind := range of[:len(of)-1] {
+			add(rank)
+			run(func(Accumulation) int { return kind }, rank)
+		}
+		add(rank)
+	}
+	run(func(a Accumulation) int { return a.Kinds() - 1 }, everyone...)
+	if s.updates[0][0].Accumulation.Apart {
+		run(func(Accumulation) int { return ir.Apply }, everyone...)
+	}
+	factor, norm := scale, 0.0
+	for i := range sums {
+		for _, x := range sums[i] {
+			norm += scale * x * scale * x
+		}
+	}
+	if limit := s.updates[0][0].Limit; limit > 0 && math.Sqrt(norm) > limit {
+		factor *= limit / math.Sqrt(norm)
+	}
+	for i := range sums {
+		for k, x := range sums[i] {
+			s.v[i][k] = decay*s.v[i][k] + factor*x
+			s.w[i][k] -= rate * s.v[i][k]
+		}
+	}
+}
+
+// leave gives a variable, or this rank's shard of one, a state or a sum another value. All ranks
+// read the whole variable, of which each may have a shard.
+func (s *stepping) leave(rank int, to ir.ID, x interpret.Array) {
+	p, at := s.programs[rank], 0
+	for ir.View(p.Values[to].Op) {
+		if slice, ok := p.Values[to].Op.(ir.Slice); ok {
+			at = slice.Start
+		}
+		to = p.Values[to].Args[0]
+	}
+	in, variable := p.Values[to].Op.(ir.Input)
+	if !variable {
+		s.ours[rank][p.Values[to].Op] = x
+		return
+	}
+	for other := range s.programs {
+		if other == rank || s.updates[rank][0].Shard.fullySharded() {
+			copy(s.inputs[other][in.Index].Data[at:], x.Data)
+		}
+	}
+}
+
+// TestAStepIsItsDefinition: whatever runs, ranks, shards and limits of the norm a step has, its
+// program leaves in variables and states what the rule makes of the sum of all gradients, but
+// for rounding.
+func TestAStepIsItsDefinition(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 8))
+		s, what := newStepping(t, r)
+		for step := range 3 {
+			s.step(t, r)
+			for rank := range s.programs {
+				for i := range 2 {
+					from, _ := s.of(rank, i)
+					at := fmt.Sprintf("seed %d, step %d of %s: rank %d, %d", seed, step, what,
+						rank, i)
+					same(t, at, s.inputs[rank][i].Data, s.w[i])
+					same(t, at+", state", s.ours[rank][ir.State{Input: i}].Data, s.v[i][from:])
+				}
+			}
+		}
+	}
+}
+
+// same compares numbers that rounding decides.
+func same(t *testing.T, what string, got []interpret.Number, want []float64) {
+	t.Helper()
+	for k, x := range got {
+		if !(math.Abs(x.Value-want[k]) <= 1e-5*(1+math.Abs(want[k]))) {
+			t.Fatalf("%s: element %d is %v, want %v", what, k, x, want[k])
+		}
+	}
+}
