@@ -5,6 +5,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
+	"github.com/euryale-ml/euryale/internal/workers"
 )
 
 // Images says what a convolution or a pooling sees: images of C planes of H x W pixels, and a
@@ -86,34 +87,14 @@ func (c Check) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
 //
 //	for b, oh, ow, c, kh, kw { dst[b,oh,ow,c,kh,kw] = src[b,c,h,w], or 0 outside of the image }
 func (h Host) Im2Col(dst, src backend.Buffer, i Images) error {
-	if err := (Check{}).Im2Col(dst, src, i); err != nil {
-		return err
-	}
-	if dst.DType() == backend.F32 {
-		runPatches(h.pool(), patching[float32]{i, backend.View[float32](dst), backend.View[float32](
-			src), false})
-	} else {
-		runPatches(h.pool(), patching[float64]{i, backend.View[float64](dst), backend.View[float64](
-			src), false})
-	}
-	return nil
+	return h.patches((Check{}).Im2Col(dst, src, i), i, dst, src, false)
 }
 
 // Col2Im adds up patches to images, in the order of the patches: it is the gradient of Im2Col.
 //
 //	dst = 0; for b, oh, ow, c, kh, kw inside of the image { dst[b,c,h,w] += src[b,oh,ow,c,kh,kw] }
 func (h Host) Col2Im(dst, src backend.Buffer, i Images) error {
-	if err := (Check{}).Col2Im(dst, src, i); err != nil {
-		return err
-	}
-	if dst.DType() == backend.F32 {
-		runPatches(h.pool(), patching[float32]{i, backend.View[float32](src), backend.View[float32](
-			dst), true})
-	} else {
-		runPatches(h.pool(), patching[float64]{i, backend.View[float64](src), backend.View[float64](
-			dst), true})
-	}
-	return nil
+	return h.patches((Check{}).Col2Im(dst, src, i), i, src, dst, true)
 }
 
 // MaxPool finds the largest pixel of each window, among those inside of the image:
@@ -123,17 +104,7 @@ func (h Host) Col2Im(dst, src backend.Buffer, i Images) error {
 // of Relu of the pixels if i is Rectified. NaN is the largest of all, as in PyTorch. A window
 // without a pixel gives -Inf.
 func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
-	if err := (Check{}).MaxPool(dst, src, i); err != nil {
-		return err
-	}
-	if dst.DType() == backend.F32 {
-		runPools(h.pool(), simd.Best(), pooling[float32]{Images: i, x: backend.View[float32](src),
-			y: backend.View[float32](dst)})
-	} else {
-		runPools(h.pool(), simd.Best(), pooling[float64]{Images: i, x: backend.View[float64](src),
-			y: backend.View[float64](dst)})
-	}
-	return nil
+	return h.pools((Check{}).MaxPool(dst, src, i), i, src, dst, backend.Buffer{})
 }
 
 // MaxPoolGrad adds the gradient of each window to the gradient of its largest pixel, in the order
@@ -142,15 +113,35 @@ func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 //	dx = 0; for b, c, oh, ow { dx[largest pixel of the window] += dy[b,c,oh,ow] }
 //	if Rectified { dx = 0 where x < 0 }
 func (h Host) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
-	if err := (Check{}).MaxPoolGrad(dx, x, dy, i); err != nil {
-		return err
+	return h.pools((Check{}).MaxPoolGrad(dx, x, dy, i), i, x, dy, dx)
+}
+
+// patches runs Im2Col or Col2Im, unless wrong says that its arguments are.
+func (h Host) patches(wrong error, i Images, patches, images backend.Buffer, add bool) error {
+	switch {
+	case wrong != nil:
+		return wrong
+	case images.DType() == backend.F32:
+		workers.Run(h.pool(), i.Batch, patching[float32]{i, backend.View[float32](patches),
+			backend.View[float32](images), add})
+	default:
+		workers.Run(h.pool(), i.Batch, patching[float64]{i, backend.View[float64](patches),
+			backend.View[float64](images), add})
 	}
-	if x.DType() == backend.F32 {
+	return nil
+}
+
+// pools runs MaxPool, or MaxPoolGrad if dx is there, unless wrong says that its arguments are.
+func (h Host) pools(wrong error, i Images, x, y, dx backend.Buffer) error {
+	switch {
+	case wrong != nil:
+		return wrong
+	case x.DType() == backend.F32:
 		runPools(h.pool(), simd.Best(), pooling[float32]{Images: i, x: backend.View[float32](x),
-			y: backend.View[float32](dy), dx: backend.View[float32](dx)})
-	} else {
+			y: backend.View[float32](y), dx: backend.View[float32](dx)})
+	default:
 		runPools(h.pool(), simd.Best(), pooling[float64]{Images: i, x: backend.View[float64](x),
-			y: backend.View[float64](dy), dx: backend.View[float64](dx)})
+			y: backend.View[float64](y), dx: backend.View[float64](dx)})
 	}
 	return nil
 }

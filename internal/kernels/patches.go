@@ -1,15 +1,11 @@
 package kernels
 
-import "github.com/euryale-ml/euryale/internal/workers"
-
 // patching copies patches out of images, or adds them up to images. A part is one image.
 type patching[T float] struct {
 	Images
 	patches, images []T
 	add             bool
 }
-
-func runPatches[T float](pool *workers.Pool, p patching[T]) { workers.Run(pool, p.Batch, p) }
 
 // Run implements [workers.Task].
 func (p *patching[T]) Run(image, _ int) {

@@ -62,17 +62,7 @@ func (c Check) PutRows(dst, src, indices backend.Buffer, r Rows) error {
 //
 // A row whose index is out of range is NaN.
 func (h Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
-	if err := (Check{}).TakeRows(dst, src, indices, r); err != nil {
-		return err
-	}
-	if dst.DType() == backend.F32 {
-		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](dst),
-			table: backend.View[float32](src)}, indices, r)
-	} else {
-		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](dst),
-			table: backend.View[float64](src)}, indices, r)
-	}
-	return nil
+	return h.index((Check{}).TakeRows(dst, src, indices, r), takes, src, dst, indices, r)
 }
 
 // AddRows adds up rows in a table, in the order of the indices: it is the gradient of TakeRows.
@@ -81,17 +71,7 @@ func (h Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
 //
 // If an index is out of range, which could have meant any row, all of dst is NaN.
 func (h Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
-	if err := (Check{}).AddRows(dst, src, indices, r); err != nil {
-		return err
-	}
-	if dst.DType() == backend.F32 {
-		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](src),
-			table: backend.View[float32](dst), add: true}, indices, r)
-	} else {
-		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](src),
-			table: backend.View[float64](dst), add: true}, indices, r)
-	}
-	return nil
+	return h.index((Check{}).AddRows(dst, src, indices, r), adds, dst, src, indices, r)
 }
 
 // PutRows writes rows into a table, in the order of the indices. Other rows stay.
@@ -100,26 +80,37 @@ func (h Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 //
 // If an index is out of range, which could have meant any row, all of dst is NaN.
 func (h Host) PutRows(dst, src, indices backend.Buffer, r Rows) error {
-	if err := (Check{}).PutRows(dst, src, indices, r); err != nil {
-		return err
-	}
-	if dst.DType() == backend.F32 {
-		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](src),
-			table: backend.View[float32](dst), put: true}, indices, r)
-	} else {
-		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](src),
-			table: backend.View[float64](dst), put: true}, indices, r)
+	return h.index((Check{}).PutRows(dst, src, indices, r), puts, dst, src, indices, r)
+}
+
+// index runs one of the three, unless wrong says that its arguments are.
+func (h Host) index(wrong error, way indexWay, table, rows, indices backend.Buffer, r Rows) error {
+	switch {
+	case wrong != nil:
+		return wrong
+	case table.DType() == backend.F32:
+		runRows[float32](h.pool(), way, table, rows, indices, r)
+	default:
+		runRows[float64](h.pool(), way, table, rows, indices, r)
 	}
 	return nil
 }
+
+type indexWay uint8
+
+const (
+	takes indexWay = iota
+	adds
+	puts
+)
 
 // indexing is the task of TakeRows, AddRows and PutRows. A part of AddRows is some columns of a
 // table, so that each element is added up by one worker, in order: all columns, if there is one
 // worker. A part of PutRows is a table, and a part of TakeRows some rows.
 type indexing[T float] struct {
 	Rows
+	way         indexWay
 	rows, table []T
-	add, put    bool
 	i32         []int32 // the indices, as one or the other
 	i64         []int64
 	columns     int // of a part
@@ -131,8 +122,9 @@ const (
 	takenOfPart   = 1 << 15 // elements: about 10 us
 )
 
-func runRows[T float](pool *workers.Pool, t indexing[T], indices backend.Buffer, r Rows) {
-	t.Rows = r
+func runRows[T float](pool *workers.Pool, way indexWay, table, rows, indices backend.Buffer,
+	r Rows) {
+	t := indexing[T]{Rows: r, way: way, table: backend.View[T](table), rows: backend.View[T](rows)}
 	if indices.DType() == backend.I32 {
 		t.i32 = backend.View[int32](indices)
 	} else {
@@ -142,9 +134,10 @@ func runRows[T float](pool *workers.Pool, t indexing[T], indices backend.Buffer,
 		t.columns = max(r.Width, 1)
 	}
 	t.perTable = (r.Width + t.columns - 1) / t.columns
-	if t.put {
+	switch way {
+	case puts:
 		t.perTable = 1
-	} else if !t.add {
+	case takes:
 		t.perTable = (indices.Len() + t.perPart() - 1) / t.perPart()
 	}
 	workers.Run(pool, r.Before*t.perTable, t)
@@ -171,11 +164,11 @@ func (t *indexing[T]) at(k int) int {
 func (t *indexing[T]) Run(part, _ int) {
 	n, b := len(t.i32)+len(t.i64), part/t.perTable
 	table, rows := t.table[b*t.Count*t.Width:][:t.Count*t.Width], t.rows[b*n*t.Width:][:n*t.Width]
-	if part %= t.perTable; t.add {
+	if part %= t.perTable; t.way == adds {
 		t.addColumns(table, rows, part*t.columns, min((part+1)*t.columns, t.Width))
 		return
 	}
-	if t.put {
+	if t.way == puts {
 		t.putRows(table, rows)
 		return
 	}
