@@ -52,7 +52,8 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 // Padding says which token fills up short samples: [Builder.CrossEntropy] leaves it out, and the
 // loss is the mean over all other targets. It may be a number outside the vocabulary, unless the
 // tokens are embedded, because an embedding looks up its row. Padding returns the tokens. A
-// [Builder.MoE] needs the tokens (MoEOptions.Tokens), whose padding then takes no capacity of experts.
+// [Builder.MoE] needs the tokens (MoEOptions.Tokens), whose padding then takes no experts'
+// capacity.
 //
 // Errors: [backend.ErrArgument] if something uses the tokens already, or a MoE knows of none.
 func (t *Tokens) Padding(id int) *Tokens {

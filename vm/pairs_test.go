@@ -331,8 +331,8 @@ func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
 	if s.has["Padding"] {
 		m.targets.Padding(noTarget)
 	}
-	words := b.Learn("words", layered.Normal(0.5), 0, pairWords, pairWidth)
-	x := b.To(b.Embedding(words, m.tokens), layered.Tensor, layered.Replicated)
+	embedding := b.Learn("words", layered.Normal(0.5), 0, pairWords, pairWidth)
+	x := b.To(b.Embedding(embedding, m.tokens), layered.Tensor, layered.Replicated)
 	if s.has["row exchange"] {
 		more := b.Learn("more", layered.Normal(0.5), layered.Undivided, pairWords, pairWidth)
 		x = b.Add(x, b.Embedding(more, m.tokens))
@@ -360,7 +360,7 @@ func (s *setting) build(l *layered.Layout, samples int) (*paired, error) {
 		e := b.MoE("experts", h, o)
 		x, balance = b.To(b.Add(h, e.Y), layered.Sequence, layered.Split(1)), e.Loss
 	}
-	loss := m.loss(s, b.Logits(x, words), balance)
+	loss := m.loss(s, b.Logits(x, embedding), balance)
 	if s.has["MoE"] {
 		loss = b.Add(loss, balance)
 	}

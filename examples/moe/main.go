@@ -5,7 +5,7 @@
 //
 // The text is drawn: see sentence. The training loss is one of unseen text, since each sample
 // is drawn once, and the least possible loss is known. Rank 0 prints a line for each epoch, and a
-// last line for programs. dropped is the share of choices for which an expert had no capacity, balance
+// last line for programs. dropped is the share of choices beyond the capacity of an expert, balance
 // the load-balancing loss, 1 where experts have equal work, and params the SHA-256 of the model:
 //
 //	epoch 20/20: loss=1.7087 balance=1.0979 dropped=0.0399
