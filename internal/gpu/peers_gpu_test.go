@@ -21,6 +21,7 @@ import (
 	compared "github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 )
@@ -108,7 +109,7 @@ func serialBytes(c backend.Collective, d backend.DType, xs [][]byte) ([]byte, er
 	for _, x := range xs {
 		srcs = append(srcs, backend.Of(x).As(d))
 	}
-	return y, kernels.Host{}.ReduceIn(c.Association, c.Op, backend.Of(y).As(d), srcs...)
+	return y, reference.ReduceIn(c.Association, c.Op, backend.Of(y).As(d), srcs...)
 }
 
 // halvedResult is the result of operands and an average that travel as half.

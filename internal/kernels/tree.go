@@ -1,46 +1,15 @@
 package kernels
 
 import (
-	"fmt"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels/simd"
 )
 
-// ReduceIn is Reduce in an association. Only sums and averages have associations other than rank
-// order.
+// ReduceChecked is Reduce in an association, for arguments that are already checked: checking a few
+// elements takes as long as adding them. With terms the sources are branches of a [backend.Tree],
+// each a sum of so many terms: see [sumtree.Branches]. Together they are the whole tree.
 //
 // Cost of a tree: that of Reduce, with log2(len(srcs)) blocks of scratch in the first-level cache.
-func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.Buffer,
-	srcs ...backend.Buffer) error {
-	if err := (Check{}).Reduce(op, dst, srcs...); err != nil {
-		return err
-	}
-	if a != backend.InRankOrder && (a != backend.Tree || op != backend.Sum && op != backend.Avg) {
-		return fmt.Errorf("%w: reduce by %v, %v: only sums and averages have an association",
-			backend.ErrArgument, op, a)
-	}
-	h.ReduceChecked(a, op, dst, srcs, nil)
-	return nil
-}
-
-// SumBranches adds up branches of a [backend.Tree], each a sum of the given number of terms, to the
-// sum of all terms: see [sumtree.Branches]. Together they are the whole tree, from its first term
-// on.
-func (h Host) SumBranches(dst backend.Buffer, srcs []backend.Buffer, terms []int) error {
-	if err := (Check{}).Reduce(backend.Sum, dst, srcs...); err != nil {
-		return err
-	}
-	if len(terms) != len(srcs) || dst.DType().Float() && dst.DType().Size() == 2 {
-		return fmt.Errorf("%w: sum of %d branches of %v: got the terms of %d, of f32 or wider",
-			backend.ErrArgument, len(srcs), dst.DType(), len(terms))
-	}
-	h.ReduceChecked(backend.Tree, backend.Sum, dst, srcs, terms)
-	return nil
-}
-
-// ReduceChecked is ReduceIn, or with terms SumBranches, for arguments that are already checked:
-// checking a few elements takes as long as adding them.
 func (Host) ReduceChecked(a backend.Association, op backend.ReduceOp, dst backend.Buffer,
 	srcs []backend.Buffer, terms []int) {
 	if a == backend.InRankOrder || len(srcs) < 3 { // two operands have one order

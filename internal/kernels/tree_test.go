@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/sumtree"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -83,7 +84,7 @@ func TestTreeAddsNeighboursFirst(t *testing.T) {
 					require.NoError(t, (kernels.Host{}).Cast(sum, backend.Of(result)))
 				}
 				dst := backend.Of(make([]byte, elements*d.Size())).As(d)
-				require.NoError(t, (kernels.Host{}).ReduceIn(backend.Tree, op, dst, srcs...))
+				require.NoError(t, reference.ReduceIn(backend.Tree, op, dst, srcs...))
 				if !slices.Equal(dst.Bytes(), sum.Bytes()) {
 					t.Errorf("%v of %d sources of %v is not that of the tree", op, n, d)
 				}
@@ -98,7 +99,7 @@ func TestTreesOfTreesAreTheTree(t *testing.T) {
 	xs := operands[float64](leaves, 100)
 	add := func(srcs []backend.Buffer) backend.Buffer {
 		dst := backend.Of(make([]float64, 100))
-		require.NoError(t, (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst, srcs...))
+		require.NoError(t, reference.ReduceIn(backend.Tree, backend.Sum, dst, srcs...))
 		return dst
 	}
 	var all []backend.Buffer
@@ -134,13 +135,13 @@ func TestATreeInPlace(t *testing.T) {
 	}
 	want := backend.Of(make([]float32, 1000))
 	for _, dst := range []backend.Buffer{want, srcs[3]} {
-		require.NoError(t, (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst, srcs...))
+		require.NoError(t, reference.ReduceIn(backend.Tree, backend.Sum, dst, srcs...))
 	}
 	if !slices.Equal(srcs[3].Bytes(), want.Bytes()) {
 		t.Error("a sum over one of its sources is another one")
 	}
 	if allocs := testing.AllocsPerRun(10, func() {
-		kernels.Host{}.ReduceIn(backend.Tree, backend.Sum, want, srcs...)
+		reference.ReduceIn(backend.Tree, backend.Sum, want, srcs...)
 	}); allocs > 0 {
 		t.Errorf("a tree allocates %v times", allocs)
 	}
@@ -148,7 +149,7 @@ func TestATreeInPlace(t *testing.T) {
 
 func TestOnlySumsHaveATree(t *testing.T) {
 	x := backend.Of(make([]float32, 4))
-	if err := (kernels.Host{}).ReduceIn(backend.Tree, backend.Max, x, x, x, x); err == nil {
+	if err := reference.ReduceIn(backend.Tree, backend.Max, x, x, x, x); err == nil {
 		t.Error("a maximum in a tree is no error")
 	}
 }
@@ -163,7 +164,7 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 		}
 		add := func(srcs []backend.Buffer) backend.Buffer {
 			dst := backend.Of(make([]float32, 300))
-			require.NoError(t, (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst,
+			require.NoError(t, reference.ReduceIn(backend.Tree, backend.Sum, dst,
 				srcs...))
 			return dst
 		}
@@ -184,7 +185,7 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 				terms = append(terms, branches...)
 			}
 			for _, dst := range []backend.Buffer{backend.Of(make([]float32, 300)), srcs[0]} {
-				require.NoError(t, (kernels.Host{}).SumBranches(dst, srcs, terms))
+				require.NoError(t, reference.SumBranches(dst, srcs, terms))
 				if !slices.Equal(dst.Bytes(), want.Bytes()) {
 					t.Errorf("%d terms of %d ranks, in branches of %v, have another sum", n, ranks,
 						terms)
@@ -193,7 +194,7 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 		}
 	}
 	x := backend.Of(make([]float32, 4))
-	if err := (kernels.Host{}).SumBranches(x, []backend.Buffer{x, x}, []int{1}); !errors.Is(err,
+	if err := reference.SumBranches(x, []backend.Buffer{x, x}, []int{1}); !errors.Is(err,
 		backend.ErrArgument) {
 		t.Errorf("two branches with the terms of one: %v", err)
 	}

@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/kernels"
 )
 
 // result computes what a call leaves in a rank's destination.
@@ -54,7 +53,7 @@ func (m *meeting) reduce(k *call, lo, hi int) error {
 	if k.what.Kind == backend.AllReduce && k.what.Splits != nil {
 		return m.sumBranches(k)
 	}
-	return kernels.Host{}.ReduceIn(k.what.Association, k.what.Op, k.dst, pieces...)
+	return ReduceIn(k.what.Association, k.what.Op, k.dst, pieces...)
 }
 
 // sumBranches is reduce of what a rank may pass several of.
@@ -68,7 +67,7 @@ func (m *meeting) sumBranches(k *call) error {
 		}
 		terms = k.what.Branches(terms, s)
 	}
-	return kernels.Host{}.SumBranches(k.dst, pieces, terms)
+	return SumBranches(k.dst, pieces, terms)
 }
 
 func (m *meeting) gather(k *call) {
