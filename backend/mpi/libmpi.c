@@ -29,33 +29,9 @@ const char *euryale_mpi_open(struct euryale_mpi *m, const char *path)
 		const char *why = dlerror();
 		return why != NULL ? why : "unknown error";
 	}
-	m->init_thread = look(m, "MPI_Init_thread");
-	m->initialized = look(m, "MPI_Initialized");
-	m->finalize = look(m, "MPI_Finalize");
-	m->get_library_version = look(m, "MPI_Get_library_version");
-	m->error_string = look(m, "MPI_Error_string");
-	m->comm_size = look(m, "MPI_Comm_size");
-	m->comm_rank = look(m, "MPI_Comm_rank");
-	m->comm_split = look(m, "MPI_Comm_split");
-	m->comm_free = look(m, "MPI_Comm_free");
-	m->comm_set_errhandler = look(m, "MPI_Comm_set_errhandler");
-	m->op_create = look(m, "MPI_Op_create");
-	m->test = look(m, "MPI_Test");
-	m->isend = look(m, "MPI_Isend");
-	m->irecv = look(m, "MPI_Irecv");
-	m->iallreduce = look(m, "MPI_Iallreduce");
-	m->ireduce = look(m, "MPI_Ireduce");
-	m->ireduce_scatter_block = look(m, "MPI_Ireduce_scatter_block");
-	m->ireduce_scatter = look(m, "MPI_Ireduce_scatter");
-	m->ibcast = look(m, "MPI_Ibcast");
-	m->iallgather = look(m, "MPI_Iallgather");
-	m->iallgatherv = look(m, "MPI_Iallgatherv");
-	m->igather = look(m, "MPI_Igather");
-	m->igatherv = look(m, "MPI_Igatherv");
-	m->iscatter = look(m, "MPI_Iscatter");
-	m->iscatterv = look(m, "MPI_Iscatterv");
-	m->ialltoall = look(m, "MPI_Ialltoall");
-	m->ialltoallv = look(m, "MPI_Ialltoallv");
+#define LOOK(field, name, parameters) m->field = look(m, "MPI_" #name);
+	EURYALE_MPI(LOOK)
+#undef LOOK
 	return NULL;
 }
 

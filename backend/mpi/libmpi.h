@@ -56,48 +56,55 @@ struct euryale_call {
 	euryale_handle *requests; /* 1, or 2 * EURYALE_PARTS for each other rank */
 };
 
+/* The functions: each a field, its name in MPI, and its parameters. All return an int. */
+#define EURYALE_MPI(X) \
+	X(init_thread, Init_thread, (int *, char ***, int, int *)) \
+	X(initialized, Initialized, (int *)) \
+	X(finalize, Finalize, (void)) \
+	X(get_library_version, Get_library_version, (char *, int *)) \
+	X(error_string, Error_string, (int, char *, int *)) \
+	X(comm_size, Comm_size, (euryale_handle, int *)) \
+	X(comm_rank, Comm_rank, (euryale_handle, int *)) \
+	X(comm_split, Comm_split, (euryale_handle, int, int, euryale_handle *)) \
+	X(comm_free, Comm_free, (euryale_handle *)) \
+	X(comm_set_errhandler, Comm_set_errhandler, (euryale_handle, euryale_handle)) \
+	X(op_create, Op_create, (void (*)(void *, void *, int *, void *), int, euryale_handle *)) \
+	X(test, Test, (euryale_handle *, int *, void *)) \
+	X(isend, Isend, (const void *, int, euryale_handle, int, int, euryale_handle, \
+		euryale_handle *)) \
+	X(irecv, Irecv, (void *, int, euryale_handle, int, int, euryale_handle, euryale_handle *)) \
+	X(iallreduce, Iallreduce, (const void *, void *, int, euryale_handle, euryale_handle, \
+		euryale_handle, euryale_handle *)) \
+	X(ireduce, Ireduce, (const void *, void *, int, euryale_handle, euryale_handle, int, \
+		euryale_handle, euryale_handle *)) \
+	X(ireduce_scatter_block, Ireduce_scatter_block, (const void *, void *, int, \
+		euryale_handle, euryale_handle, euryale_handle, euryale_handle *)) \
+	X(ireduce_scatter, Ireduce_scatter, (const void *, void *, const int *, \
+		euryale_handle, euryale_handle, euryale_handle, euryale_handle *)) \
+	X(ibcast, Ibcast, (void *, int, euryale_handle, int, euryale_handle, euryale_handle *)) \
+	X(iallgather, Iallgather, (const void *, int, euryale_handle, void *, int, \
+		euryale_handle, euryale_handle, euryale_handle *)) \
+	X(iallgatherv, Iallgatherv, (const void *, int, euryale_handle, void *, const int *, \
+		const int *, euryale_handle, euryale_handle, euryale_handle *)) \
+	X(igather, Igather, (const void *, int, euryale_handle, void *, int, euryale_handle, \
+		int, euryale_handle, euryale_handle *)) \
+	X(igatherv, Igatherv, (const void *, int, euryale_handle, void *, const int *, \
+		const int *, euryale_handle, int, euryale_handle, euryale_handle *)) \
+	X(iscatter, Iscatter, (const void *, int, euryale_handle, void *, int, euryale_handle, \
+		int, euryale_handle, euryale_handle *)) \
+	X(iscatterv, Iscatterv, (const void *, const int *, const int *, euryale_handle, \
+		void *, int, euryale_handle, int, euryale_handle, euryale_handle *)) \
+	X(ialltoall, Ialltoall, (const void *, int, euryale_handle, void *, int, \
+		euryale_handle, euryale_handle, euryale_handle *)) \
+	X(ialltoallv, Ialltoallv, (const void *, const int *, const int *, euryale_handle, \
+		void *, const int *, const int *, euryale_handle, euryale_handle, euryale_handle *))
+
 struct euryale_mpi {
 	void *library;
 	const char *missing; /* the first function that is not there */
-	int (*init_thread)(int *, char ***, int, int *);
-	int (*initialized)(int *);
-	int (*finalize)(void);
-	int (*get_library_version)(char *, int *);
-	int (*error_string)(int, char *, int *);
-	int (*comm_size)(euryale_handle, int *);
-	int (*comm_rank)(euryale_handle, int *);
-	int (*comm_split)(euryale_handle, int, int, euryale_handle *);
-	int (*comm_free)(euryale_handle *);
-	int (*comm_set_errhandler)(euryale_handle, euryale_handle);
-	int (*op_create)(void (*)(void *, void *, int *, void *), int, euryale_handle *);
-	int (*test)(euryale_handle *, int *, void *);
-	int (*isend)(const void *, int, euryale_handle, int, int, euryale_handle, euryale_handle *);
-	int (*irecv)(void *, int, euryale_handle, int, int, euryale_handle, euryale_handle *);
-	int (*iallreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle,
-		euryale_handle *);
-	int (*ireduce)(const void *, void *, int, euryale_handle, euryale_handle, int, euryale_handle,
-		euryale_handle *);
-	int (*ireduce_scatter_block)(const void *, void *, int, euryale_handle, euryale_handle,
-		euryale_handle, euryale_handle *);
-	int (*ireduce_scatter)(const void *, void *, const int *, euryale_handle, euryale_handle,
-		euryale_handle, euryale_handle *);
-	int (*ibcast)(void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*iallgather)(const void *, int, euryale_handle, void *, int, euryale_handle,
-		euryale_handle, euryale_handle *);
-	int (*iallgatherv)(const void *, int, euryale_handle, void *, const int *, const int *,
-		euryale_handle, euryale_handle, euryale_handle *);
-	int (*igather)(const void *, int, euryale_handle, void *, int, euryale_handle, int,
-		euryale_handle, euryale_handle *);
-	int (*igatherv)(const void *, int, euryale_handle, void *, const int *, const int *,
-		euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*iscatter)(const void *, int, euryale_handle, void *, int, euryale_handle, int,
-		euryale_handle, euryale_handle *);
-	int (*iscatterv)(const void *, const int *, const int *, euryale_handle, void *, int,
-		euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*ialltoall)(const void *, int, euryale_handle, void *, int, euryale_handle, euryale_handle,
-		euryale_handle *);
-	int (*ialltoallv)(const void *, const int *, const int *, euryale_handle, void *, const int *,
-		const int *, euryale_handle, euryale_handle, euryale_handle *);
+#define FIELD(field, name, parameters) int (*field) parameters;
+	EURYALE_MPI(FIELD)
+#undef FIELD
 
 	/* Constants, which differ between implementations. */
 	euryale_handle world, errors_return;
