@@ -44,15 +44,11 @@ func (l *layouter) withoutLookups(all []*group) []*group {
 	})
 }
 
-// lookUp appends the sums of the rows of all ranks, unless they are there, and says where gradients
-// are that have no other term.
+// lookUp appends the sums of the rows of all ranks, unless they are there.
 func (l *layouter) lookUp() {
-	for i, id := range l.lookups {
+	for _, id := range l.lookups {
 		if id >= 0 && !l.placed[id] {
 			l.appendStep(id)
-		}
-		if id >= 0 && id == l.gradients[i] {
-			l.applies(i, l.refs[id])
 		}
 	}
 }

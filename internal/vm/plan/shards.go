@@ -272,7 +272,7 @@ func (l *layouter) gatherUpdated(bucket int) bool {
 	var args []Ref
 	for _, update := range buckets[bucket-1] {
 		if !l.updates[update].Shard.empty() {
-			args = append(args, l.applied(update))
+			args = append(args, l.ref(l.training.gradients[update]))
 		}
 	}
 	s.gathers = append(s.gathers, l.beginGather(bucket, s.memory[bucket-1], false, args))

@@ -170,9 +170,6 @@ func (l *layouter) applies(update int, dw Ref) {
 	l.setRef(l.training.gradients[update], dw)
 }
 
-// applied returns where it is.
-func (l *layouter) applied(update int) Ref { return l.refs[l.training.gradients[update]] }
-
 // inRuns returns a function that makes the steps since then those of some runs alone.
 func (l *layouter) inRuns(runs ir.Runs) func() {
 	first := len(l.plan.Steps)
@@ -199,7 +196,7 @@ func (l *layouter) updating(update int) {
 	if len(assigns) == 0 || u.Shard.empty() {
 		return
 	}
-	dw, name := l.applied(update), l.program.Values[l.gradients[update]].Name
+	dw, name := l.ref(l.training.gradients[update]), l.program.Values[l.gradients[update]].Name
 	to := l.program.Values[assigns[0].To]
 	w := l.variable(u.Input, to.Shape, to.DType)
 	if l.carries(update) {

@@ -138,7 +138,7 @@ func (r *proof) replicated(op plan.Send, s *plan.Step, updates []int) error {
 	r.sent = op.Bucket
 	var want []memory
 	for _, update := range updates {
-		for branch := range branches(r.plan.Accumulation) {
+		for branch := range r.plan.Program.Values[r.gradients[update]].Args {
 			want = append(want, memory{plan.Gradient, update, branch})
 		}
 	}
@@ -213,7 +213,7 @@ func (r *proof) receive(op plan.Receive, s *plan.Step) error {
 	delete(r.underWay, op)
 	all, mine := r.members(op.Bucket)
 	if op.Kind == backend.AllReduce {
-		branches := len(branches(r.plan.Accumulation))
+		branches := len(x.sent) / len(all)
 		for i, a := range r.args {
 			if r.gives = append(r.gives, a.tensor); i%branches == 0 {
 				r.gives[i] = r.exchanged(x.sent[i : i+branches]...)

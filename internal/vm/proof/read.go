@@ -1,7 +1,6 @@
 package proof
 
 import (
-	"github.com/euryale-ml/euryale/internal/sumtree"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
@@ -55,12 +54,3 @@ func elementsOf(s *plan.Shard, n int) (from, to int) {
 
 // keeps reports whether gradients are kept from run to run.
 func keeps(a plan.Accumulation) bool { return a.Runs > 1 || a.Apart }
-
-// branches returns how many runs each sum has that is exchanged.
-func branches(a plan.Accumulation) []int {
-	runs := max(a.Runs, 1)
-	if !a.Tree {
-		return []int{a.Runs}
-	}
-	return sumtree.Branches(nil, a.First, runs, max(a.All, runs))
-}
