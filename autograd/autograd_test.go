@@ -464,9 +464,7 @@ func TestEverySolver(t *testing.T) {
 func (s setting) plain(t *testing.T) (values [][]float32) {
 	m := s.model(s.global, 0)
 	require.NoError(t, m.forward(func(w *gorgonia.Node) *gorgonia.Node { return w }))
-	if _, err := gorgonia.Grad(m.loss, m.params...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(gorgonia.Grad(m.loss, m.params...)))
 	vm := gorgonia.NewTapeMachine(m.g, gorgonia.BindDualValues(m.params...))
 	defer vm.Close()
 	solver := s.solver()
@@ -606,9 +604,8 @@ func TestErrorOfPeerEndsTheStep(t *testing.T) {
 			_, err := s.train(r, r.comm)
 			return err
 		})
-		if took := time.Since(begin); took > 20*time.Second {
-			t.Errorf("hooks %s: it took %v", hooks, took)
-		}
+		took := time.Since(begin)
+		require.Check(t, took <= 20*time.Second, "hooks %s: it took %v", hooks, took)
 		for i, err := range errs {
 			var e *backend.Error
 			if !errors.Is(err, backend.ErrAborted) || !errors.As(err, &e) {

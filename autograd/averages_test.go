@@ -100,9 +100,8 @@ func TestAveragesAreKnownByNames(t *testing.T) {
 			continue
 		}
 		again := build(test.loaded, 0)
-		if err := LoadWeights(file, again.nodes, NonStrict(nil)); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		err := LoadWeights(file, again.nodes, NonStrict(nil))
+		require.Check(t, err == nil, "%s: %v", what, err)
 		for i, n := range test.saved {
 			if again.norms[n.name] == nil {
 				continue
@@ -130,9 +129,8 @@ func TestAveragesOfGraphsAreKnownByNames(t *testing.T) {
 	require.NoError(t, SaveWeights(file, slices.Concat(m[0].nodes, m[1].nodes)))
 	again := build(0)
 	require.NoError(t, LoadWeights(file, slices.Concat(again[1].nodes, again[0].nodes)))
-	if x, _ := again[1].begins("discriminator"); x != 200 {
-		t.Errorf("the discriminator's averages begin with %v, want 200", x)
-	}
+	x, _ := again[1].begins("discriminator")
+	require.Check(t, x == 200, "the discriminator's averages begin with %v, want 200", x)
 }
 
 // TestRanksCompareTheNamesOfAverages: ranks that have built their batch norms in another order

@@ -45,9 +45,7 @@ func teach(t *testing.T, size int, solver func() gorgonia.Solver, f func(l *less
 func teachOn(t *testing.T, k testenv.Kind, size int, solver func() gorgonia.Solver,
 	f func(l *lesson) error, opts ...Option) {
 	t.Helper()
-	allOn(t, k, size, func(r rank) error {
-		return r.teach(solver(), f, opts...)
-	})
+	allOn(t, k, size, func(r rank) error { return r.teach(solver(), f, opts...) })
 }
 
 func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Option) error {
@@ -373,9 +371,8 @@ func TestResumeGivesTheSameTrajectory(t *testing.T) {
 				}
 				return sameBits(l.values(), want[l.comm.Rank()])
 			}, opts...)
-			if left := drafts(dir); len(left) > 0 {
-				t.Errorf("%v are left behind", left)
-			}
+			left := drafts(dir)
+			require.Check(t, len(left) == 0, "%v are left behind", left)
 		})
 	}
 }
@@ -409,9 +406,8 @@ func TestSolversOfOlderCheckpointsFitThoseOfToday(t *testing.T) {
 		"groups: autograd.SGD of 2 parameters, *autograd.Adam of 1 parameters": "groups: " + sgd +
 			" of 2 parameters, " + adam + " of 1 parameters",
 	} {
-		if err := (record{Solver: written}).fits(record{Solver: today}); err != nil {
-			t.Errorf("%s: %v", written, err)
-		}
+		err := (record{Solver: written}).fits(record{Solver: today})
+		require.Check(t, err == nil, "%s: %v", written, err)
 	}
 	require.Fails(t, "the state of an SGD is taken for that of an Adam",
 		(record{Solver: "autograd.SGD"}).fits(record{Solver: adam}))
@@ -523,9 +519,7 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 			return rewrite(path, all)
 		}
 	}
-	asI32 := func(t stored) stored {
-		return stored{Shape: t.Shape, Data: t.Data.As(backend.I32)}
-	}
+	asI32 := func(t stored) stored { return stored{Shape: t.Shape, Data: t.Data.As(backend.I32)} }
 	vector := func(b backend.Buffer) stored { return stored{Shape: []int{b.Len()}, Data: b} }
 	half := func(t stored) stored { return vector(t.Data.Slice(0, t.Data.Len()/2)) }
 	longer := func(t stored) stored {

@@ -277,9 +277,8 @@ func (p point) stop(t *testing.T, dir string, rank int, how string, want [2][2]s
 	if got := job(t, dir, steps+1); got != want[1] {
 		t.Errorf("%s: the next job ends with %q, want %q\nafter %q", p.text, got, want[1], first)
 	}
-	if left := drafts(dir); len(left) > 0 {
-		t.Errorf("%s: the next job leaves %v", p.text, left)
-	}
+	left := drafts(dir)
+	require.Check(t, len(left) == 0, "%s: the next job leaves %v", p.text, left)
 }
 
 // TestAFileSystemWithoutLocksIsSaid: once, and the job goes on.

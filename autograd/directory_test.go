@@ -162,13 +162,10 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 		return nil
 	})
 	for _, file := range mine {
-		if text, err := os.ReadFile(path(file)); err != nil || string(text) != "mine" {
-			t.Errorf("%s has %q: %v", file, text, err)
-		}
+		require.Equal(t, file, string(require.Value(os.ReadFile(path(file)))(t)), "mine")
 	}
-	if info, err := os.Lstat(path("link")); err != nil || info.Mode()&fs.ModeSymlink == 0 {
-		t.Errorf("the link is %v: %v", info, err)
-	}
+	info, err := os.Lstat(path("link"))
+	require.Check(t, err == nil && info.Mode()&fs.ModeSymlink != 0, "the link is %v: %v", info, err)
 	require.Equal(t, "behind the link", names(t, path("elsewhere")),
 		".euryale-lock photo step-00000005 step-00000006")
 }
@@ -451,9 +448,8 @@ func TestOldCheckpointsStayWhereTheyAre(t *testing.T) {
 		return errors.Join(l.saved(old, 3), l.loads(old, 3))
 	}, compressions["topk"]...)
 	for f, text := range want {
-		if got, err := fs.ReadFile(before, f); err != nil || string(got) != text {
-			t.Errorf("%s has changed: %v", f, err)
-		}
+		require.Equal(t, fmt.Sprintf("%s has changed", f),
+			string(require.Value(fs.ReadFile(before, f))(t)), text)
 	}
 }
 

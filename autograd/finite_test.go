@@ -102,10 +102,8 @@ func TestNothingIsSavedThatIsNotFinite(t *testing.T) {
 
 // TestWhatNothingTrainsMayBeInfinite, but not NaN: masks are.
 func TestWhatNothingTrainsMayBeInfinite(t *testing.T) {
-	m, err := newFormat1()
-	require.NoError(t, err)
-	d, err := New(Solo(), m.params, WithFrozen(m.frozen))
-	require.NoError(t, err)
+	m := require.Value(newFormat1())(t)
+	d := require.Value(New(Solo(), m.params, WithFrozen(m.frozen)))(t)
 	defer d.Close()
 	model, file := append(slices.Clone(m.params), m.frozen), filepath.Join(t.TempDir(), "w")
 	mask, dir := m.frozen.Value().Data().([]float64), t.TempDir()
@@ -132,9 +130,7 @@ func TestWeightsThatAreNotFiniteAreNotSaved(t *testing.T) {
 	g := gorgonia.NewGraph()
 	w := gorgonia.NewVector(g, gorgonia.Float64, gorgonia.WithShape(3), gorgonia.WithName("w"),
 		gorgonia.WithInit(gorgonia.Ones()))
-	if _, err := gorgonia.Grad(gorgonia.Must(gorgonia.Sum(w)), w); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(gorgonia.Grad(gorgonia.Must(gorgonia.Sum(w)), w)))
 	file := filepath.Join(t.TempDir(), "w.safetensors")
 	require.NoError(t, SaveWeights(file, gorgonia.Nodes{w}))
 	x := w.Value().Data().([]float64)
@@ -152,9 +148,8 @@ func TestWeightsThatAreNotFiniteAreNotSaved(t *testing.T) {
 		}
 		require.Fails(t, "LoadWeights", LoadWeights(bad, gorgonia.Nodes{w}), want)
 	}
-	if err := LoadWeights(file, gorgonia.Nodes{w}); err != nil || x[1] != 1 {
-		t.Errorf("%v, %v", x, err)
-	}
+	err := LoadWeights(file, gorgonia.Nodes{w})
+	require.Check(t, err == nil && x[1] == 1, "%v, %v", x, err)
 }
 
 // diverge makes an element of a parameter of a checkpoint NaN, as versions have written it that did
@@ -162,8 +157,7 @@ func TestWeightsThatAreNotFiniteAreNotSaved(t *testing.T) {
 func diverge(t *testing.T, dir, name string) {
 	t.Helper()
 	path := filepath.Join(dir, checkpoint.ModelName)
-	all, err := checkpoint.ReadTensors(path)
-	require.NoError(t, err)
+	all := require.Value(checkpoint.ReadTensors(path))(t)
 	copy(all[name].Data.Bytes(), backend.Of([]float32{float32(math.NaN())}).Bytes())
 	text, stamp, err := checkpoint.ReadRecord(dir)
 	var record map[string]any

@@ -288,9 +288,8 @@ func TestAProblemOfOneRankEndsCheckOnAll(t *testing.T) {
 			}
 		}
 		wrong := d.Check()
-		if _, after := Any(r.comm, true); after != nil || err != nil {
-			t.Error(err, after)
-		}
+		_, after := Any(r.comm, true)
+		require.Check(t, after == nil && err == nil, "%v %v", err, after)
 		return wrong
 	}) {
 		const what = "frozen parameter frozen is a view"

@@ -14,8 +14,6 @@ func mounted(t *testing.T, options string) string {
 	if err := syscall.Mount("euryale", dir, "tmpfs", 0, options); err != nil {
 		t.Skipf("the test mounts a file system, which takes root: %v", err)
 	}
-	t.Cleanup(func() {
-		require.NoError(t, syscall.Unmount(dir, 0))
-	})
+	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, 0)) })
 	return dir
 }

@@ -91,8 +91,7 @@ func stepped(s solver.Solver, params gorgonia.Nodes, steps ...int) error {
 // the code that wrote it.
 func headerOf(t *testing.T, path string) map[string]string {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
+	b := require.Value(os.ReadFile(path))(t)
 	var header map[string]struct {
 		DType string
 		Shape []int
@@ -248,8 +247,7 @@ func TestNamesThatAFileCannotHaveAreRefusedBySave(t *testing.T) {
 func TestErrorsSayThatAVariableHasNoName(t *testing.T) {
 	p := nodes(shaped{"", 1, []int{2}}, shaped{"", 3, []int{3}})
 	empty := gorgonia.NewVector(p[0].Graph(), tensor.Float64, gorgonia.WithShape(4))
-	d, err := New(Solo(), p[:1])
-	require.NoError(t, err)
+	d := require.Value(New(Solo(), p[:1]))(t)
 	_, hooked := d.Hook(p[1])
 	_, missing := New(Solo(), gorgonia.Nodes{empty})
 	_, twice := solver.NewGroups(p[:1],

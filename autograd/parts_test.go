@@ -159,8 +159,7 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solv
 	for i, l := range layouts {
 		run("", l.groups, l.parts, fmt.Sprint(i))
 		saved := newest(t, filepath.Join(dir, fmt.Sprint(i)))
-		file, err := checkpoint.ReadTensors(filepath.Join(saved, checkpoint.ModelName))
-		require.NoError(t, err)
+		file := require.Value(checkpoint.ReadTensors(filepath.Join(saved, checkpoint.ModelName)))(t)
 		files = append(files, file)
 	}
 	for i, l := range layouts {
@@ -233,9 +232,8 @@ func TestPartsRefused(t *testing.T) {
 			require.Fails(t, fmt.Sprint("rank ", i), err, want)
 		}
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("Save has left %v (%v)", left, err)
-	}
+	left, err := os.ReadDir(dir)
+	require.Check(t, err == nil && len(left) == 0, "Save has left %v (%v)", left, err)
 }
 
 // TestOnePartIsTheWhole: one rank that has all parts may save what a compression keeps.

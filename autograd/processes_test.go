@@ -188,9 +188,8 @@ func TestProcesses(t *testing.T) {
 		for _, P := range []int{2, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) {
 				for r, rank := range startJob(t, k, P) {
-					if said := rank.Next(); said != "done" {
-						t.Errorf("rank %d said %q", r, said)
-					}
+					said := rank.Next()
+					require.Check(t, said == "done", "rank %d said %q", r, said)
 				}
 			})
 		}
@@ -202,16 +201,14 @@ func TestKilledProcessEndsTheStep(t *testing.T) {
 	testenv.Each(t, processKinds(), func(t *testing.T, k testenv.Kind) {
 		ranks := startJob(t, k, 2, "EURYALE_TEST_VICTIM=1")
 		for r, rank := range ranks {
-			if said := rank.Next(); said != "under way" {
-				t.Fatalf("rank %d said %q", r, said)
-			}
+			said := rank.Next()
+			require.That(t, said == "under way", "rank %d said %q", r, said)
 		}
 		ranks[1].Process.Kill()
 		killed := time.Now()
 		said := ranks[0].Next()
-		if took := time.Since(killed); took > proctest.Within(3*time.Second) {
-			t.Errorf("rank 0 ended after %v", took)
-		}
+		took := time.Since(killed)
+		require.Check(t, took <= proctest.Within(3*time.Second), "rank 0 ended after %v", took)
 		if !strings.Contains(said, "failed: ") || !strings.Contains(said, "rank 1") ||
 			!strings.Contains(said, "bucket 0") {
 			t.Errorf("rank 0 said %q", said)

@@ -120,8 +120,7 @@ func TestRowsRefusesWhatDoesNotFit(t *testing.T) {
 	f32 := tensor.Float32
 	transposed := dense(f32, 3, 5)
 	require.NoError(t, transposed.T())
-	column, err := dense(f32, 5, 3).Slice(nil, tensor.S(1))
-	require.NoError(t, err)
+	column := require.Value(dense(f32, 5, 3).Slice(nil, tensor.S(1)))(t)
 	for want, tt := range map[string]struct {
 		dst, src *tensor.Dense
 		rows     []int
@@ -175,8 +174,7 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 			for _, local := range []int{1, 4, math.MaxInt} {
 				seen, steps := map[int]int{}, 0
 				for r := range size {
-					shares, err := evaluation(r, size, n, local)
-					require.NoError(t, err)
+					shares := require.Value(evaluation(r, size, n, local))(t)
 					if r == 0 {
 						steps = len(shares)
 					}
@@ -209,10 +207,9 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 func TestFoundSamplerNamesEachBatchOnce(t *testing.T) {
 	for want, tt := range map[string][2]int{"use 64": {10, 64}, "use 2": {1, 2},
 		"use 48 or 51": {50, 3}} {
-		if _, err := newSampler(0, tt[1], 1000, tt[0], 0); err == nil ||
-			!strings.HasSuffix(err.Error(), want) {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		_, err := newSampler(0, tt[1], 1000, tt[0], 0)
+		require.Check(t, err != nil && strings.HasSuffix(err.Error(), want),
+			"the error is %v, want %q", err, want)
 	}
 }
 

@@ -17,8 +17,7 @@ func batches(t *testing.T, n, batch, size, epoch int, seed uint64, fill bool) []
 	t.Helper()
 	var whole [][]int
 	for r := range size {
-		s, err := newSampler(r, size, n, batch, seed)
-		require.NoError(t, err)
+		s := require.Value(newSampler(r, size, n, batch, seed))(t)
 		if fill {
 			s = s.Fill()
 		}
@@ -91,9 +90,8 @@ func TestSamplerShuffles(t *testing.T) {
 		}
 	}
 	// A release of Go must not change what a seed means.
-	if got, want := permutation(8, 1, 2), []int{5, 4, 2, 7, 1, 0, 3, 6}; !slices.Equal(got, want) {
-		t.Errorf("permutation %v, want %v", got, want)
-	}
+	got, want := permutation(8, 1, 2), []int{5, 4, 2, 7, 1, 0, 3, 6}
+	require.Check(t, slices.Equal(got, want), "permutation %v, want %v", got, want)
 }
 
 func TestSamplerArguments(t *testing.T) {
@@ -144,8 +142,7 @@ func TestSamplerRestHasEachSampleOnce(t *testing.T) {
 		for _, size := range []int{1, 2, 3, 4, 6} {
 			steps := make([][]int, (n+11)/12)
 			for r := range size {
-				s, err := newSampler(r, size, n, 12, 7)
-				require.NoError(t, err)
+				s := require.Value(newSampler(r, size, n, 12, 7))(t)
 				epoch := s.Rest().Epoch(3)
 				require.That(t, len(epoch) == len(steps) && s.Rest().Steps() == len(steps),
 					"%d samples have %d steps", n, len(epoch))

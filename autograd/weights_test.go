@@ -26,8 +26,7 @@ import (
 // code that wrote it.
 func valuesOf(t *testing.T, path string) map[string][]float64 {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
+	b := require.Value(os.ReadFile(path))(t)
 	n := 8 + binary.LittleEndian.Uint64(b)
 	var header map[string]struct {
 		DType   string
@@ -49,8 +48,7 @@ func valuesOf(t *testing.T, path string) map[string][]float64 {
 // TestWeightsAreTheWholeModelByName: parameters, what is frozen, and running statistics come back
 // from a file that others can read, with no solver and no communicator.
 func TestWeightsAreTheWholeModelByName(t *testing.T) {
-	m, err := newFormat1()
-	require.NoError(t, err)
+	m := require.Value(newFormat1())(t)
 	model := append(slices.Clone(m.params), m.frozen)
 	require.NoError(t, LoadWeights("testdata/format1/adam", model))
 	require.Report(t, m.check())
@@ -60,9 +58,8 @@ func TestWeightsAreTheWholeModelByName(t *testing.T) {
 	}
 	want := map[string][]float64{"a.weight": {1, 2, 3, 4, 5, 6}, "a.bias": {10, 11, 12},
 		"frozen": {100, 101}, "x_γ.running_mean": {1, 2, 3}, "x_γ.running_var": {4, 5, 6}}
-	if got := valuesOf(t, file); !maps.EqualFunc(got, want, slices.Equal) {
-		t.Errorf("the file has %v, want %v", got, want)
-	}
+	got := valuesOf(t, file)
+	require.Check(t, maps.EqualFunc(got, want, slices.Equal), "the file has %v, want %v", got, want)
 	require.Equal(t, "a.weight", headerOf(t, file)["a.weight"], "F64[2 3]")
 	again, err := newFormat1()
 	if err == nil {
@@ -208,9 +205,8 @@ func TestSaveWeightsTouchesNothingElse(t *testing.T) {
 	if now := valuesOf(t, file)["a"]; !slices.Equal(now, []float64{7, 8}) || len(was) == 0 {
 		t.Errorf("through the link the file has %v", now)
 	}
-	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
-		t.Errorf("the link is %v, %v", info, err)
-	}
+	info, err := os.Lstat(link)
+	require.Check(t, err == nil && info.Mode()&os.ModeSymlink != 0, "the link is %v, %v", info, err)
 	require.Fails(t, "a directory", SaveWeights(dir, p), backend.ErrArgument,
 		filepath.Join(dir, checkpoint.ModelName))
 	for _, bad := range []gorgonia.Nodes{nil, nodes(shaped{"bad\xff", 1, []int{2}}),

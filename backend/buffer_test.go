@@ -19,12 +19,10 @@ func TestBufferNamesTheSlice(t *testing.T) {
 	if half := b.Slice(1, 4).As(backend.F64); half.Len() != 1 || half.NBytes() != 8 {
 		t.Errorf("12 bytes are %d f64, want 1", half.Len())
 	}
-	if p := (*float32)(b.Slice(1, 3).Pointer()); *p != 2 {
-		t.Errorf("the pointer is to %v, want the second element", *p)
-	}
-	if n := len(b.As(backend.U8).Bytes()); n != 16 {
-		t.Errorf("%d bytes, want 16", n)
-	}
+	p := (*float32)(b.Slice(1, 3).Pointer())
+	require.Check(t, *p == 2, "the pointer is to %v, want the second element", *p)
+	n := len(b.As(backend.U8).Bytes())
+	require.Check(t, n == 16, "%d bytes, want 16", n)
 }
 
 func TestEmptyBuffersHoldNothing(t *testing.T) {
@@ -71,9 +69,7 @@ func TestMisuseOfBuffersPanics(t *testing.T) {
 		"wrong view":   func() { backend.View[float64](b) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			defer func() {
-				require.Check(t, recover() != nil, "no panic")
-			}()
+			defer func() { require.Check(t, recover() != nil, "no panic") }()
 			misuse()
 		})
 	}
@@ -94,9 +90,8 @@ func TestErrorNamesEverything(t *testing.T) {
 			errors.Is(err, backend.ErrTimeout))
 	}
 	own := &backend.Error{Comm: "job", Rank: 1, Peer: -1, Cause: backend.ErrClosed}
-	if got, want := own.Error(), "rank 1 of job: closed"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	got, want := own.Error(), "rank 1 of job: closed"
+	require.Check(t, got == want, "got %q, want %q", got, want)
 }
 
 // lossy is what the leaf is, and no layer.
@@ -114,9 +109,8 @@ type layer struct {
 func TestAsFindsTheOutermost(t *testing.T) {
 	leaf := group()[0]
 	comm := layer{backend.Wrap(layer{backend.Wrap(leaf), "inner"}), "outer"}
-	if l, ok := backend.As[layer](comm); !ok || l.name != "outer" {
-		t.Errorf("found %q, want outer", l.name)
-	}
+	l, ok := backend.As[layer](comm)
+	require.Check(t, ok && l.name == "outer", "found %q, want outer", l.name)
 	if v, ok := backend.As[lossy](comm); !ok || v != leaf {
 		t.Errorf("found %v, want the leaf", v)
 	}

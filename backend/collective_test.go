@@ -95,9 +95,8 @@ func checkLengths(t *testing.T, c backend.Collective, count int, src, dst [P]int
 			backend.Of(make([]float32, max(src, 0))))
 	}
 	for r := range P {
-		if got, err := check(r, dst[r], src[r]); err != nil || got != count {
-			t.Errorf("%v, rank %d: count %d, want %d, error %v", c, r, got, count, err)
-		}
+		require.Equal(t, fmt.Sprintf("%v, rank %d: count", c, r),
+			require.Value(check(r, dst[r], src[r]))(t), count)
 		for _, off := range []int{-1, 1} {
 			if src[r]+off >= 0 && src[r] >= 0 && dst[r] >= 0 {
 				require.Fails(t, fmt.Sprintf("%v, rank %d, source of %d", c, r, src[r]+off),
@@ -115,10 +114,8 @@ func checkLengths(t *testing.T, c backend.Collective, count int, src, dst [P]int
 		if dst[r] < 0 {
 			dst[r] = 19
 		}
-		if got, err := check(r, dst[r], src[r]); err != nil || got != count {
-			t.Errorf("%v, rank %d, ignored buffers in use: count %d, want %d, error %v", c, r, got,
-				count, err)
-		}
+		require.Equal(t, fmt.Sprintf("%v, rank %d, ignored buffers in use: count", c, r),
+			require.Value(check(r, dst[r], src[r]))(t), count)
 	}
 }
 
@@ -167,9 +164,7 @@ func total(xs []int) (n int) {
 func TestAllToAllOfOneRankMayBeInPlace(t *testing.T) {
 	x := backend.Of(make([]float32, 4))
 	c := backend.Collective{Kind: backend.AllToAll}
-	if _, err := c.Check(0, 1, x, x); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, require.Err(c.Check(0, 1, x, x)))
 	require.Fails(t, "shifted", require.Err(c.Check(0, 1, x.Slice(1, 3), x.Slice(0, 2))),
 		backend.ErrArgument)
 }
@@ -220,10 +215,9 @@ func TestPairsFillBothOperands(t *testing.T) {
 func TestOnlySumsOfFloatsTravelIn16Bits(t *testing.T) {
 	x, y := backend.Of(make([]float32, 4)), backend.Of(make([]float64, 4))
 	good := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, AllowHalf: backend.BF16}
-	if n, err := good.Check(0, 2, x, x); err != nil || n != 4 ||
-		good.String() != "allreduce(avg, as bf16)" {
-		t.Errorf("%v of %d: %v", good, n, err)
-	}
+	n, err := good.Check(0, 2, x, x)
+	require.Check(t, err == nil && n == 4 && good.String() == "allreduce(avg, as bf16)",
+		"%v of %d: %v", good, n, err)
 	for name, test := range map[string]struct {
 		change func(c *backend.Collective)
 		x      backend.Buffer
@@ -263,9 +257,8 @@ func TestAdjointIsTheAdjoint(t *testing.T) {
 			for _, splits := range [][]int{nil, uneven(kind)} {
 				for root := range P {
 					c := backend.Collective{Kind: kind, Op: op, Root: root, Splits: splits}
-					if err := identity(t, c); err != nil {
-						t.Errorf("%v: %v", c, err)
-					}
+					err := identity(t, c)
+					require.Check(t, err == nil, "%v: %v", c, err)
 				}
 			}
 		}
@@ -337,19 +330,16 @@ func TestWhatIsNotLinearHasNoAdjoint(t *testing.T) {
 
 func TestNamesCanBeParsed(t *testing.T) {
 	for _, k := range backend.Kinds() {
-		if got, err := backend.ParseKind(k.String()); got != k || err != nil {
-			t.Errorf("ParseKind(%q) = %v, %v", k, got, err)
-		}
+		got, err := backend.ParseKind(k.String())
+		require.Check(t, got == k && err == nil, "ParseKind(%q) = %v, %v", k, got, err)
 	}
 	for _, o := range backend.ReduceOps() {
-		if got, err := backend.ParseReduceOp(o.String()); got != o || err != nil {
-			t.Errorf("ParseReduceOp(%q) = %v, %v", o, got, err)
-		}
+		got, err := backend.ParseReduceOp(o.String())
+		require.Check(t, got == o && err == nil, "ParseReduceOp(%q) = %v, %v", o, got, err)
 	}
 	for _, d := range backend.DTypes() {
-		if got, err := backend.ParseDType(d.String()); got != d || err != nil {
-			t.Errorf("ParseDType(%q) = %v, %v", d, got, err)
-		}
+		got, err := backend.ParseDType(d.String())
+		require.Check(t, got == d && err == nil, "ParseDType(%q) = %v, %v", d, got, err)
 	}
 	_, kindErr := backend.ParseKind("allmost")
 	_, opErr := backend.ParseReduceOp("median")
@@ -388,9 +378,8 @@ func TestOnlySumsHaveAnAssociation(t *testing.T) {
 		{Kind: backend.AllReduce, Association: backend.Tree},
 		{Kind: backend.Reduce, Op: backend.Avg, Association: backend.Tree},
 	} {
-		if _, err := c.Check(0, 4, x, x); err != nil || !strings.Contains(c.String(), "tree") {
-			t.Errorf("%v: %v", c, err)
-		}
+		_, err := c.Check(0, 4, x, x)
+		require.Check(t, err == nil && strings.Contains(c.String(), "tree"), "%v: %v", c, err)
 	}
 	for want, c := range map[string]backend.Collective{
 		"only sums and averages": {Kind: backend.AllReduce, Op: backend.Max,
@@ -423,9 +412,8 @@ func TestASumInATreeTakesTheBranchesOfEachRank(t *testing.T) {
 			}
 		}
 	}
-	if _, err := c.Check(0, 3, x.Slice(0, 4), x.Slice(0, 8)); err != nil {
-		t.Errorf("into the first branch: %v", err)
-	}
+	_, err := c.Check(0, 3, x.Slice(0, 4), x.Slice(0, 8))
+	require.Check(t, err == nil, "into the first branch: %v", err)
 	half, halves := y.As(backend.F16), x.As(backend.F16)
 	for what, check := range map[string]func() (int, error){
 		"into the second branch": func() (int, error) {
@@ -454,10 +442,9 @@ func TestOnlyAllToAllsHaveRows(t *testing.T) {
 	x, y := backend.Of(make([]float32, 12)), backend.Of(make([]float32, 12))
 	c := backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2, 3},
 		Dst: []int{6, 1}}}
-	if count, err := c.Check(0, 2, y, x); count != 6 || err != nil ||
-		c.String() != "alltoall(in rows)" {
-		t.Errorf("%v: count %d, %v", c, count, err)
-	}
+	count, err := c.Check(0, 2, y, x)
+	require.Check(t, count == 6 && err == nil && c.String() == "alltoall(in rows)",
+		"%v: count %d, %v", c, count, err)
 	for want, c := range map[string]backend.Collective{
 		"rows are for an all-to-all": {Kind: backend.AllGather,
 			Rows: c.Rows},
@@ -478,8 +465,7 @@ func TestOnlyAllToAllsHaveRows(t *testing.T) {
 		}
 		require.Fails(t, "Check", require.Err(c.Check(0, 2, y, src)), backend.ErrArgument, want)
 	}
-	if adjoint, _, err := c.Adjoint(2); err != nil || adjoint.Rows.Src[0] != 6 ||
-		adjoint.Rows.Dst[1] != 3 {
-		t.Errorf("the adjoint is %v in rows %v (%v)", adjoint, adjoint.Rows, err)
-	}
+	adjoint, _, err := c.Adjoint(2)
+	require.Check(t, err == nil && adjoint.Rows.Src[0] == 6 && adjoint.Rows.Dst[1] == 3,
+		"the adjoint is %v in rows %v (%v)", adjoint, adjoint.Rows, err)
 }

@@ -79,10 +79,9 @@ func TestHeaderBytesAreFixed(t *testing.T) {
 	}
 	h := c.Header(0x6162636465666768, 0x7172737475767778, backend.F16)
 	var b, direct [backend.HeaderSize]byte
-	if digest := h.Put(&b); c.PutHeader(&direct, h.Seq, int(h.Count), h.DType) != digest ||
-		direct != b {
-		t.Errorf("the bytes of a header are\n%x, and as PutHeader writes them\n%x", b, direct)
-	}
+	digest := h.Put(&b)
+	require.Check(t, c.PutHeader(&direct, h.Seq, int(h.Count), h.DType) == digest && direct == b,
+		"the bytes of a header are\n%x, and as PutHeader writes them\n%x", b, direct)
 	h.Generation = 0x81828384
 	h.Put(&b)
 	want := "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" +
@@ -108,10 +107,9 @@ func TestHeadersWithoutNamesAreOneCacheLine(t *testing.T) {
 		if rest := used[64:]; !bytes.Equal(rest, bytes.Repeat([]byte{0xa5}, len(rest))) {
 			t.Errorf("%+v: the second half became %x", origin, rest)
 		}
-		if got, want := backend.GetHeader(&used), backend.GetHeader(&clean); !reflect.DeepEqual(
-			got, want) {
-			t.Errorf("%+v: read as %v, want %v", origin, got, want)
-		}
+		got, want := backend.GetHeader(&used), backend.GetHeader(&clean)
+		require.Check(t, reflect.DeepEqual(got, want), "%+v: read as %v, want %v", origin, got,
+			want)
 	}
 }
 
@@ -146,9 +144,7 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		"purpose": with(func(c *backend.Collective) {
 			c.Origin = &backend.Origin{Purpose: backend.ForSave}
 		}),
-		"ordinal": with(func(c *backend.Collective) {
-			c.Origin = &backend.Origin{Ordinal: 1}
-		}),
+		"ordinal": with(func(c *backend.Collective) { c.Origin = &backend.Origin{Ordinal: 1} }),
 		"scalar": with(func(c *backend.Collective) {
 			c.Origin = &backend.Origin{Shape: backend.ShapeOf()}
 		}),
@@ -299,9 +295,8 @@ func TestDigestsOfHeadersDiffer(t *testing.T) {
 	for bit := range 8 * backend.HeaderSize {
 		header[bit/8] ^= 1 << (bit % 8)
 		d := backend.Digest(&header)
-		if other, ok := seen[d]; ok || d == 0 {
-			t.Errorf("bits %d and %d: digest %#x", bit, other, d)
-		}
+		other, ok := seen[d]
+		require.Check(t, !ok && d != 0, "bits %d and %d: digest %#x", bit, other, d)
 		seen[d] = bit
 		header[bit/8] ^= 1 << (bit % 8)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {
@@ -30,7 +31,6 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"View":      "a buffer",
 		"WithHooks": forBackends, "Wrap": forBackends,
 	})
-	if _, ok := backend.As[backend.Wrapper](nil); ok {
-		t.Error("nil wraps something")
-	}
+	_, ok := backend.As[backend.Wrapper](nil)
+	require.Check(t, !ok, "nil wraps something")
 }

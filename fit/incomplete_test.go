@@ -103,8 +103,7 @@ func TestMissingSamplesReachNoBatchNorm(t *testing.T) {
 func TestMetricsOfRowsThatDependOnOthersAreRefused(t *testing.T) {
 	m := newLinear(4, false, 1)
 	scores := G.Must(nn.BatchedMatMul(false, true, m.x, m.x))
-	eval, err := vm.New(m.x.Graph(), nil, vm.Eval(), vm.Keep(scores))
-	require.NoError(t, err)
+	eval := require.Value(vm.New(m.x.Graph(), nil, vm.Eval(), vm.Keep(scores)))(t)
 	defer eval.Close()
 	for n, ok := range map[int]bool{8: true, 9: false} {
 		_, err := fit.Evaluate(autograd.Solo(), eval,

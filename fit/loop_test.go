@@ -192,20 +192,16 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 		}
 		return r, errors.Join(err, training.Close())
 	}
-	want, err := noisy("", 1, 0)
-	require.NoError(t, err)
+	want := require.Value(noisy("", 1, 0))(t)
 	slices.Sort(drawn)
-	if n := len(slices.Compact(drawn)); n != 3*21 {
-		t.Errorf("%d numbers were drawn in 3 epochs of 21 samples", n)
-	}
+	n := len(slices.Compact(drawn))
+	require.Check(t, n == 3*21, "%d numbers were drawn in 3 epochs of 21 samples", n)
 	if again, err := noisy("", 4, 0); err != nil || again.Params != want.Params {
 		t.Errorf("with 4 readers: %v, %v; want %v", again, err, want)
 	}
 	dir := t.TempDir()
 	for _, stop := range []int{5, 9, 14} { // and go on with a checkpoint of step 4, 6, 8, 12
-		if _, err := noisy(dir, 2, stop); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(noisy(dir, 2, stop)))
 	}
 	if again, err := noisy(dir, 3, 0); err != nil || again.Params != want.Params ||
 		!slices.Equal(losses(again), losses(want)) {
@@ -215,8 +211,7 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 
 // stopsEarly trains with a metric that is given for each epoch.
 func stopsEarly(t *testing.T, P, patience int, scores []float64) *fit.Result {
-	r, err := stopsEarlyOr(t, P, patience, scores)
-	require.NoError(t, err)
+	r := require.Value(stopsEarlyOr(t, P, patience, scores))(t)
 	return r
 }
 
@@ -348,9 +343,8 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	alone(t, points(24), 12, fit.Checkpoint(dir, 0))
 	m := newLinear(12, false, 1)
 	other := G.NewVector(m.x.Graph(), G.Float64, G.WithShape(5), G.WithName("other"))
-	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(
-		&solver.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w))
-	require.NoError(t, err)
+	training := require.Value(vm.New(m.x.Graph(), nil, vm.WithSolver(
+		&solver.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w)))(t)
 	defer training.Close()
 	with := func(change func(d *fit.Data)) fit.Data {
 		d := m.data(points(24))
@@ -385,9 +379,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 
 // The tests below start this test binary as the ranks of a job.
 
-func TestMain(m *testing.M) {
-	proctest.Main(m, func(name string) error { return process(name) })
-}
+func TestMain(m *testing.M) { proctest.Main(m, func(name string) error { return process(name) }) }
 
 // TestAKilledTrainingGoesOnWithTheSameBits: by SIGKILL of one rank, in the middle of an epoch, and
 // by SIGTERM of one rank, which saves.
@@ -458,9 +450,7 @@ type seeks struct {
 	all []string
 }
 
-func (s *seeks) Seek(step uint64, first int) {
-	s.all = append(s.all, fmt.Sprint(step, " ", first))
-}
+func (s *seeks) Seek(step uint64, first int) { s.all = append(s.all, fmt.Sprint(step, " ", first)) }
 
 // TestEachRunHasItsRandomNumbersAndRate: by the step and the place of its samples in the batch. A
 // rate of 0 changes nothing.

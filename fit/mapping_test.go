@@ -35,11 +35,8 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 	w := G.NewMatrix(g, G.Float64, G.WithShape(1, 3), G.WithName("w"), G.WithInit(G.Zeroes()))
 	scores := G.Must(G.Mul(x, w))
 	loss := G.Must(nn.CrossEntropy(nn.NoLabel, scores, y))
-	if _, err := G.Grad(loss, w); err != nil {
-		t.Fatal(err)
-	}
-	m, err := vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, w))
-	require.NoError(t, err)
+	require.NoError(t, require.Err(G.Grad(loss, w)))
+	m := require.Value(vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, w)))(t)
 	defer m.Close()
 	eval, err := vm.New(g, nil, vm.Eval(), vm.Keep(scores))
 	require.NoError(t, err)

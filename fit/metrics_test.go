@@ -155,8 +155,7 @@ func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
 	z := G.NewMatrix(g, G.Float64, G.WithShape(2, 1), G.WithName("z"), G.WithInit(G.Zeroes()))
 	loss := G.Must(G.Mean(x))
 	twice := G.Must(G.Mul(loss, G.NewConstant(2.0)))
-	m, err := vm.New(g, nil, vm.Eval(), vm.Keep(twice))
-	require.NoError(t, err)
+	m := require.Value(vm.New(g, nil, vm.Eval(), vm.Keep(twice)))(t)
 	defer m.Close()
 	label := 1
 	s := data.Of(4, func(i int, row []any) error {
@@ -205,15 +204,12 @@ func TestAveragesAreValidated(t *testing.T) {
 		if averaged {
 			by = &solver.EMA{Solver: by, Decay: 0.9}
 		}
-		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(by, m.w))
-		require.NoError(t, err)
+		training := require.Value(vm.New(m.x.Graph(), nil, vm.WithSolver(by, m.w)))(t)
 		defer training.Close()
-		eval, err := vm.New(m.x.Graph(), nil, vm.Eval())
-		require.NoError(t, err)
+		eval := require.Value(vm.New(m.x.Graph(), nil, vm.Eval()))(t)
 		defer eval.Close()
-		r, err := fit.Run(t.Context(), training, m.data(points(10)), fit.Epochs(3),
-			fit.Validate(eval, m.data(points(10))))
-		require.NoError(t, err)
+		r := require.Value(fit.Run(t.Context(), training, m.data(points(10)), fit.Epochs(3),
+			fit.Validate(eval, m.data(points(10)))))(t)
 		for _, e := range r.Epochs {
 			o.losses = append(o.losses, e.Metrics["loss"])
 		}
@@ -230,8 +226,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1. / 64}, m.w))
 	require.NoError(t, err)
 	defer training.Close()
-	eval, err := vm.New(m.x.Graph(), nil, vm.Eval(), vm.Keep(m.guess))
-	require.NoError(t, err)
+	eval := require.Value(vm.New(m.x.Graph(), nil, vm.Eval(), vm.Keep(m.guess)))(t)
 	defer eval.Close()
 	with := func(o fit.Option) error {
 		_, err := fit.Run(t.Context(), training, m.data(points(2)), o)

@@ -109,8 +109,7 @@ func fitLinearBy(ctx context.Context, comm backend.Communicator, build sync.Lock
 // byHand returns the weights and the mean losses of epochs of whole batches.
 func byHand(t *testing.T, n, batch, epochs int, s fit.Set) (w []float64, losses []float64) {
 	t.Helper()
-	sampler, err := autograd.NewSampler(autograd.Solo(), n, batch, 1)
-	require.NoError(t, err)
+	sampler := require.Value(autograd.NewSampler(autograd.Solo(), n, batch, 1))(t)
 	w = []float64{1, -2}
 	velocity := []float64{0, 0}
 	for epoch := range epochs {
@@ -375,13 +374,11 @@ func TestMissingLabelsMakeTheLastBatchExact(t *testing.T) {
 		return tensor.New(tensor.WithShape(classes, 2*classes), tensor.Of(tensor.Float64))
 	}
 	want, sgd := zeros(), &solver.SGD{Rate: 0.25}
-	sampler, err := autograd.NewSampler(autograd.Solo(), n, batch, 1)
-	require.NoError(t, err)
+	sampler := require.Value(autograd.NewSampler(autograd.Solo(), n, batch, 1))(t)
 	for epoch := range 3 {
 		for _, which := range sampler.Rest().Epoch(epoch) {
 			d, w := classifier(len(which), want, false)
-			m, err := vm.New(w.Graph(), nil, vm.WithSolver(sgd, w))
-			require.NoError(t, err)
+			m := require.Value(vm.New(w.Graph(), nil, vm.WithSolver(sgd, w)))(t)
 			for i, sample := range which {
 				x, y := d.Inputs[0].Value().Data().([]float64), d.Inputs[1].Value().Data().([]int)
 				require.NoError(t, s.Read(sample, []any{x[classes*i : classes*(i+1)], y[i : i+1],

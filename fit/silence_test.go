@@ -31,15 +31,12 @@ import (
 // machine makes a machine of a graph on the host, closed at the test's end.
 func machine(t *testing.T, g *G.ExprGraph, options ...vm.Option) *vm.Machine {
 	t.Helper()
-	m, err := vm.New(g, nil, options...)
-	require.NoError(t, err)
+	m := require.Value(vm.New(g, nil, options...))(t)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
 
-func sgd(nodes ...*G.Node) vm.Option {
-	return vm.WithSolver(&solver.SGD{Rate: 1. / 64}, nodes...)
-}
+func sgd(nodes ...*G.Node) vm.Option { return vm.WithSolver(&solver.SGD{Rate: 1. / 64}, nodes...) }
 
 // says reports an error that has not all of the texts.
 func says(t *testing.T, what string, err error, texts ...string) {
@@ -79,9 +76,7 @@ func TestWhatReplacesASliceOfARowCounts(t *testing.T) {
 		},
 		"Pad": func(d *fit.Data) { d.Augment, d.Pad = added, replaced },
 	} {
-		if got, err := run(change); err != nil || got != want {
-			t.Errorf("%s: %v, %v, want %v", what, got, err, want)
-		}
+		require.Equal(t, what, require.Value(run(change))(t), want)
 	}
 	put := func(x any) func(d *fit.Data) {
 		return func(d *fit.Data) {
@@ -133,12 +128,9 @@ func TestAValidationHasTheTensorsOfTheTraining(t *testing.T) {
 		}
 		return r.Epochs[0].Metrics["loss"], nil
 	}
-	let := func(of *G.Node, value any) {
-		require.NoError(t, G.Let(of, value))
-	}
-	want, err := fit.Evaluate(autograd.Solo(), machine(t, m.x.Graph(), vm.Eval()),
-		m.data(points(4)))
-	require.NoError(t, err)
+	let := func(of *G.Node, value any) { require.NoError(t, G.Let(of, value)) }
+	want := require.Value(fit.Evaluate(autograd.Solo(), machine(t, m.x.Graph(), vm.Eval()),
+		m.data(points(4))))(t)
 	got, err := validated(func(o *linear) { let(o.w, m.w.Value()) })
 	require.Check(t, err == nil && got == want["loss"], "with the same tensor: %v, %v, want %v",
 		got, err, want)
@@ -147,9 +139,7 @@ func TestAValidationHasTheTensorsOfTheTraining(t *testing.T) {
 	// of two learnables one is shared
 	b := G.NewVector(m.x.Graph(), G.Float64, G.WithName("b"), G.WithShape(3),
 		G.WithInit(G.Zeroes()))
-	if _, err := nn.Grad(G.Must(G.Sum(b)), b); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(nn.Grad(G.Must(G.Sum(b)), b)))
 	training = machine(t, m.x.Graph(), sgd(m.w, b))
 	for _, name := range []string{"b", "other"} {
 		_, err = validated(func(o *linear) {
@@ -178,9 +168,7 @@ func weighted(t *testing.T, scalar bool, how func(w, each *G.Node) *G.Node) (fit
 	loss := how(w, G.Must(G.Square(G.Must(G.Sub(guess, y)))))
 	u := G.NewScalar(g, G.Float64, G.WithName("u"), G.WithValue(1.0))
 	loss = G.Must(G.Mul(loss, u))
-	if _, err := G.Grad(loss, u); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(G.Grad(loss, u)))
 	return fit.Data{Set: points(7), Inputs: G.Nodes{x, y}, Loss: loss, Weights: w},
 		machine(t, g, sgd(u))
 }
@@ -245,9 +233,8 @@ func TestWeightsMultiplyTheLossesOfRowsOnce(t *testing.T) {
 	_, err := fit.Run(t.Context(), m, d)
 	says(t, "no Pad", err, "7 samples do not fill batches of 4", "set Pad")
 	d.Set = points(8)
-	if _, err := fit.Run(t.Context(), m, d); err != nil {
-		t.Errorf("whole batches: %v", err)
-	}
+	_, err = fit.Run(t.Context(), m, d)
+	require.Check(t, err == nil, "whole batches: %v", err)
 }
 
 // rooted is a graph of the roots of (x w z)^2: where z is 0, the loss is finite and the gradient
@@ -284,8 +271,7 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 		{2, 0, false, vm.WithShards(vm.SolverState)},
 	} {
 		dir, bad, n := t.TempDir(), true, 2*c.P*2
-		sampler, err := autograd.NewSampler(autograd.Solo(), n, 2*c.P, 1)
-		require.NoError(t, err)
+		sampler := require.Value(autograd.NewSampler(autograd.Solo(), n, 2*c.P, 1))(t)
 		// by a sample of step 4, the last one of epoch 2: see Data.Augment
 		drawn := rand.New(rand.NewPCG(1+1<<32, uint64(sampler.Epoch(1)[1][0]))).Uint64()
 		run := func() []error {
@@ -338,9 +324,8 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 			t.Errorf("%+v: checkpoints %v, %v", c, left, err)
 		}
 		bad = false
-		if err := errors.Join(run()...); err != nil {
-			t.Errorf("%+v: it goes on with %v", c, err)
-		}
+		err = errors.Join(run()...)
+		require.Check(t, err == nil, "%+v: it goes on with %v", c, err)
 	}
 }
 
@@ -375,16 +360,13 @@ func TestTheBestEpochIsAlwaysChosenByOneNumber(t *testing.T) {
 		defer m.Close()
 		return fit.Run(t.Context(), m, d, options...)
 	}
-	if _, err := train(1, false); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(train(1, false)))
 	_, err := train(2, true)
 	says(t, "a validation", err, "by the loss of the training", "by the loss of the validation")
 	_, err = train(2, true, fit.Watch("accuracy"))
 	says(t, "another metric", err, "by the loss of the training", "by the accuracy of the val")
-	if r, err := train(2, false, fit.EarlyStop(9)); err != nil || len(r.Epochs) != 2 {
-		t.Errorf("the same number: %v, %v", r, err)
-	}
+	require.Equal(t, "the same number",
+		len(require.Value(train(2, false, fit.EarlyStop(9)))(t).Epochs), 2)
 }
 
 // TestALossThatIsNotFiniteNamesItsSample: a label out of range, and a NaN or an infinity in the
@@ -495,9 +477,8 @@ func TestFilesAreTriedBeforeTheFirstStep(t *testing.T) {
 			return nil
 		}))
 	}
-	if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) != 1 {
-		t.Errorf("it has left %v, %v", left, err)
-	}
+	left, err := filepath.Glob(filepath.Join(dir, "*"))
+	require.Check(t, err == nil && len(left) == 1, "it has left %v, %v", left, err)
 }
 
 // TestEachOptionHasItsOwnError: it names the option, and all wrong ones are named at once.

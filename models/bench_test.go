@@ -41,14 +41,12 @@ func generates(b *testing.B, d backend.Device, p vm.Precision) {
 	if testing.Short() {
 		prompt, tokens, config = 5, 4, gpt2Sizes{2, 24, 4, 61}
 	}
-	m, err := models.Load(config.folder(b))
-	require.NoError(b, err)
+	m := require.Value(models.Load(config.folder(b)))(b)
 	defer m.Close()
 	for _, batch := range []int{1, 16} {
 		b.Run(fmt.Sprint("batch=", batch), func(b *testing.B) {
-			g, err := models.NewGenerator(m, d, models.GenerateOptions{Batch: batch,
-				Context: prompt + tokens, Precision: p})
-			require.NoError(b, err)
+			g := require.Value(models.NewGenerator(m, d, models.GenerateOptions{Batch: batch,
+				Context: prompt + tokens, Precision: p}))(b)
 			defer g.Close()
 			r := rand.New(rand.NewPCG(1, 1))
 			prompts := make([][]int, batch)

@@ -108,8 +108,7 @@ func lastLogits(m *models.Model, l *layers.Layout, build sync.Locker, ids []int,
 // firstRow returns the first row of tokens of a folder.
 func firstRow(t *testing.T, folder string) []int {
 	t.Helper()
-	x, err := expect(t, folder).Read("tokens")
-	require.NoError(t, err)
+	x := require.Value(expect(t, folder).Read("tokens"))(t)
 	ids := make([]int, x.Shape[1])
 	for i := range ids {
 		ids[i] = int(backend.View[int64](x.Data)[i])
@@ -189,8 +188,7 @@ func TestMissingKeysAreWhatTheClassesTake(t *testing.T) {
 	all := map[string]map[string]any{}
 	readCases(t, "defaults.json", &all)
 	for kind, want := range all {
-		c, err := models.ReadConfig(fmt.Appendf(nil, `{"model_type":%q}`, kind))
-		require.NoError(t, err)
+		c := require.Value(models.ReadConfig(fmt.Appendf(nil, `{"model_type":%q}`, kind)))(t)
 		got := map[string]any{"vocab_size": c.Vocabulary, "hidden_size": c.Width,
 			"num_hidden_layers": c.Blocks, "num_attention_heads": c.Heads,
 			"num_key_value_heads": c.KeyHeads, "head_dim": c.HeadWidth,
@@ -227,9 +225,8 @@ func TestSavedAdaptersOfAllKindsAreLoaded(t *testing.T) {
 		m := load(t, from)
 		require.NoError(t, m.LoadAdapter(adapter))
 		weights, dir := learned(t, m), filepath.Join(t.TempDir(), "adapter")
-		if err := m.SaveAdapter(dir, weights); err != nil {
-			t.Fatalf("%v: %v", c, err)
-		}
+		err := m.SaveAdapter(dir, weights)
+		require.That(t, err == nil, "%v: %v", c, err)
 		one := layers.Sizes{DP: 1, SP: 1, TP: 1}
 		within(t, one, func(l *layers.Layout, build sync.Locker) error {
 			again, err := loaded(from, dir)
@@ -309,9 +306,8 @@ func TestDropoutIsOnInTrainingAlone(t *testing.T) {
 			"no Random":  logits(0.4, "", one, false),
 			"almost 0":   logits(1e-12, "", one, true),
 		} {
-			if err := closeTo(what, same, plain); err != nil {
-				t.Errorf("%s: %v", folder, err)
-			}
+			err := closeTo(what, same, plain)
+			require.Check(t, err == nil, "%s: %v", folder, err)
 		}
 		for _, adapter := range []string{"", "adapter"} {
 			if adapter != "" && folder != "gpt2" && folder != "llama3" {
@@ -321,9 +317,8 @@ func TestDropoutIsOnInTrainingAlone(t *testing.T) {
 			require.Check(t, closeTo("dropout", dropped, logits(0.4, adapter, one, false)) != nil,
 				"%s %s: nothing is dropped in training", folder, adapter)
 			for _, s := range layouts[2:] {
-				if err := closeTo("logits", logits(0.4, adapter, s, true), dropped); err != nil {
-					t.Errorf("%s %s, %v: %v", folder, adapter, s, err)
-				}
+				err := closeTo("logits", logits(0.4, adapter, s, true), dropped)
+				require.Check(t, err == nil, "%s %s, %v: %v", folder, adapter, s, err)
 			}
 		}
 	}
@@ -395,9 +390,8 @@ func TestAnotherHeadIsKept(t *testing.T) {
 		m := load(t, dir)
 		require.Equal(t, fmt.Sprintf("%s: tied", what), m.Tied, what != "another head")
 		weights, out := learned(t, m), filepath.Join(t.TempDir(), "out")
-		if err := m.Save(out, weights); err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
+		err := m.Save(out, weights)
+		require.That(t, err == nil, "%s: %v", what, err)
 		again := load(t, out)
 		require.Check(t, again.Tied == m.Tied, "%s: it is tied %v when it is saved", what,
 			again.Tied)

@@ -18,8 +18,7 @@ func stored(t *testing.T, folder string, d backend.DType) (dir string) {
 	t.Helper()
 	dir = copied(t, folder)
 	path := filepath.Join(dir, "model.safetensors")
-	from, err := safetensors.Open(path)
-	require.NoError(t, err)
+	from := require.Value(safetensors.Open(path))(t)
 	all := map[string]safetensors.Tensor{}
 	for _, name := range from.Names() {
 		x, err := from.Read(name)

@@ -29,13 +29,9 @@ import (
 func generator(t testing.TB, folder string, d backend.Device,
 	o models.GenerateOptions) *models.Generator {
 	t.Helper()
-	m, err := models.Load(filepath.Join("testdata", folder))
-	require.NoError(t, err)
-	g, err := models.NewGenerator(m, d, o)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, errors.Join(g.Close(), m.Close()))
-	})
+	m := require.Value(models.Load(filepath.Join("testdata", folder)))(t)
+	g := require.Value(models.NewGenerator(m, d, o))(t)
+	t.Cleanup(func() { require.NoError(t, errors.Join(g.Close(), m.Close())) })
 	return g
 }
 
@@ -53,8 +49,7 @@ func generated(t testing.TB, g *models.Generator, s models.Sampling, prompts ...
 // rows returns a tensor of integers.
 func (e expected) rows(t testing.TB, name string) (rows [][]int) {
 	t.Helper()
-	x, err := e.Read(name)
-	require.NoError(t, err)
+	x := require.Value(e.Read(name))(t)
 	rows = make([][]int, x.Shape[0])
 	for i, id := range backend.View[int64](x.Data) {
 		rows[i/x.Shape[1]] = append(rows[i/x.Shape[1]], int(id))
@@ -63,11 +58,8 @@ func (e expected) rows(t testing.TB, name string) (rows [][]int) {
 }
 
 func fakeDevice(t testing.TB) backend.Device {
-	d, err := fakedevice.New(host.Device{})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, d.Close())
-	})
+	d := require.Value(fakedevice.New(host.Device{}))(t)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	return d
 }
 
@@ -155,9 +147,8 @@ func rowsAreThoseOfPromptsAlone(t *testing.T, folder string, d backend.Device) {
 			t.Errorf("prompt %d: %v, alone %v", i, together[i], alone)
 		}
 	}
-	if alone := generated(t, one, sampled, prompts[0])[0]; !slices.Equal(drawn[0], alone) {
-		t.Errorf("sampled: %v, alone %v", drawn[0], alone)
-	}
+	alone := generated(t, one, sampled, prompts[0])[0]
+	require.Check(t, slices.Equal(drawn[0], alone), "sampled: %v, alone %v", drawn[0], alone)
 	// that the first one ends at its third token changes no other
 	stop := together[0][2]
 	for i, row := range generated(t, many, models.Sampling{Stop: []int{stop}, Max: 15},
@@ -172,16 +163,12 @@ func rowsAreThoseOfPromptsAlone(t *testing.T, folder string, d backend.Device) {
 
 // TestGeneratorSharesTheTensorsOfTraining: it generates from what learnables are now.
 func TestGeneratorSharesTheTensorsOfTraining(t *testing.T) {
-	m, err := models.Load(filepath.Join("testdata", "gpt2"))
-	require.NoError(t, err)
+	m := require.Value(models.Load(filepath.Join("testdata", "gpt2")))(t)
 	defer m.Close()
-	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
-	require.NoError(t, err)
+	layout := require.Value(layers.NewLayout(autograd.Solo(), 1, 1, 1))(t)
 	defer layout.Close()
 	b := layers.NewBuilder(gorgonia.NewGraph(), layout, tensor.Float32, 1)
-	if _, err := m.Logits(b, b.Tokens("tokens", 1, 1, 4)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(m.Logits(b, b.Tokens("tokens", 1, 1, 4))))
 	g, err := models.NewGenerator(m, nil, models.GenerateOptions{Learnables: b.Learnables()})
 	require.NoError(t, err)
 	defer g.Close()
@@ -193,16 +180,14 @@ func TestGeneratorSharesTheTensorsOfTraining(t *testing.T) {
 	for i := range weights {
 		weights[i] = -weights[i]
 	}
-	if got := generated(t, g, s, prompt)[0]; slices.Equal(got, want) {
-		t.Error("other weights change nothing")
-	}
+	got := generated(t, g, s, prompt)[0]
+	require.Check(t, !slices.Equal(got, want), "other weights change nothing")
 }
 
 // TestAdaptChangesNoGeneratorThatThereIs: graphs of prompts are built later, without the adapter.
 func TestAdaptChangesNoGeneratorThatThereIs(t *testing.T) {
 	m := load(t, filepath.Join("testdata", "llama3"))
-	g, err := models.NewGenerator(m, nil, models.GenerateOptions{})
-	require.NoError(t, err)
+	g := require.Value(models.NewGenerator(m, nil, models.GenerateOptions{}))(t)
 	defer g.Close()
 	require.NoError(t, m.LoadAdapter(filepath.Join("testdata", "llama3", "adapter")))
 	e := expect(t, "llama3")
@@ -276,8 +261,7 @@ func TestGenerateRefuses(t *testing.T) {
 		})
 		require.Fails(t, name, err, backend.ErrArgument)
 	}
-	m, err := models.Load(filepath.Join("testdata", "gpt2"))
-	require.NoError(t, err)
+	m := require.Value(models.Load(filepath.Join("testdata", "gpt2")))(t)
 	defer m.Close()
 	for _, o := range []models.GenerateOptions{{Batch: -1}, {Context: -1}, {Context: 81}} {
 		require.Fails(t, fmt.Sprintf("%+v", o), require.Err(models.NewGenerator(m, nil, o)),
@@ -318,8 +302,7 @@ func TestSamplingHasTheProbabilitiesOfTheLogits(t *testing.T) {
 			const n = 20000
 			counts, random := make([]float64, len(logits)), rand.New(rand.NewPCG(1, 2))
 			for range n {
-				token, err := models.Draw(test.Sampling, logits, random)
-				require.NoError(t, err)
+				token := require.Value(models.Draw(test.Sampling, logits, random))(t)
 				counts[token]++
 			}
 			for i, w := range want {
@@ -331,9 +314,8 @@ func TestSamplingHasTheProbabilitiesOfTheLogits(t *testing.T) {
 		})
 	}
 	nan := float32(math.NaN())
-	if token, err := models.Draw(models.Sampling{}, []float32{nan, 1, 2}, nil); token != 2 {
-		t.Errorf("NaN is the largest: %v, %v", token, err)
-	}
+	token, err := models.Draw(models.Sampling{}, []float32{nan, 1, 2}, nil)
+	require.Check(t, token == 2, "NaN is the largest: %v, %v", token, err)
 	require.Fails(t, "all are NaN, and there is no error",
 		require.Err(models.Draw(models.Sampling{}, []float32{nan, nan}, nil)))
 }

@@ -37,8 +37,7 @@ type generations struct {
 // now.
 func readGenerations(t *testing.T) (all []generations) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", "generation.json"))
-	require.NoError(t, err)
+	text := require.Value(os.ReadFile(filepath.Join("testdata", "generation.json")))(t)
 	texts := [][]byte{text}
 	if interpreter := python(t); interpreter != "" {
 		text, err := exec.Command(interpreter, "testdata/generation.py", "150").Output()
@@ -127,12 +126,10 @@ func TestTokensAreDrawnOfThoseThatTransformersKeeps(t *testing.T) {
 	for _, all := range readGenerations(t) {
 		for i, c := range all.Draws {
 			m := load(t, other(t, "gpt2", nil, c.Generation))
-			s, err := m.Sampling(models.Sampling{})
-			require.NoError(t, err)
+			s := require.Value(m.Sampling(models.Sampling{}))(t)
 			r, drawn := rand.New(rand.NewPCG(1, uint64(i))), map[int]bool{}
 			for range 20000 {
-				token, err := models.Draw(s, c.Logits, r, c.Tokens...)
-				require.NoError(t, err)
+				token := require.Value(models.Draw(s, c.Logits, r, c.Tokens...))(t)
 				drawn[token] = true
 			}
 			for token := range drawn {
@@ -161,9 +158,8 @@ func TestWhatChangesTokensIsRefusedByName(t *testing.T) {
 			!errors.Is(err, backend.ErrUnsupported) && !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: the error is %v", key, err)
 		}
-		if _, err := continuation(dir, prompt, models.Sampling{NoDefaults: true}); err != nil {
-			t.Errorf("%s, without defaults: %v", key, err)
-		}
+		_, err = continuation(dir, prompt, models.Sampling{NoDefaults: true})
+		require.Check(t, err == nil, "%s, without defaults: %v", key, err)
 	}
 }
 

@@ -225,9 +225,8 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		for _, part := range test.want {
 			require.Fails(t, "the error", err, part)
 		}
-		if took := after.TotalAlloc - before.TotalAlloc; took > 20<<20 {
-			t.Errorf("%v: %d bytes of memory", test.want, took)
-		}
+		took := after.TotalAlloc - before.TotalAlloc
+		require.Check(t, took <= 20<<20, "%v: %d bytes of memory", test.want, took)
 	}
 }
 

@@ -60,8 +60,7 @@ func (e expected) floats(name string) ([]float64, []int, error) {
 // tokens returns the tokens from one on of each of the rows, and how many.
 func (e expected) tokens(t *testing.T, from int) (ids []int, rows, each int) {
 	t.Helper()
-	x, err := e.Read("tokens")
-	require.NoError(t, err)
+	x := require.Value(e.Read("tokens"))(t)
 	rows, each = x.Shape[0], x.Shape[1]-1
 	for i, id := range backend.View[int64](x.Data) {
 		if at := i % x.Shape[1]; at >= from && at < from+each {
@@ -327,8 +326,7 @@ func learned(t *testing.T, m *models.Model) map[string]*tensor.Dense {
 // load loads a folder, and closes it at the test's end.
 func load(t *testing.T, dir string) *models.Model {
 	t.Helper()
-	m, err := models.Load(dir)
-	require.NoError(t, err)
+	m := require.Value(models.Load(dir))(t)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
@@ -449,9 +447,8 @@ func TestNoCrashLeavesPartsOfTwoModels(t *testing.T) {
 		require.That(t, m.Save(dir, weights) != nil, "%s is a directory, and Save does not say so",
 			inTheWay)
 		_, err := os.Stat(filepath.Join(dir, "config.json"))
-		if before := inTheWay == "model.safetensors"; (err == nil) != before {
-			t.Errorf("%s is in the way: config.json: %v", inTheWay, err)
-		}
+		before := inTheWay == "model.safetensors"
+		require.Check(t, (err == nil) == before, "%s is in the way: config.json: %v", inTheWay, err)
 	}
 }
 

@@ -9,8 +9,7 @@ import (
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {
-	m, err := models.Load("testdata/gpt2")
-	require.NoError(t, err)
+	m := require.Value(models.Load("testdata/gpt2"))(t)
 	defer m.Close()
 	nilargs.Check(t, map[string]nilargs.Use{
 		"NewGenerator": {F: models.NewGenerator, Args: []any{m, nil,

@@ -42,9 +42,8 @@ func output(t *testing.T, name string, args ...string) {
 	t.Helper()
 	c := exec.Command(name, args...)
 	c.Env = append(os.Environ(), "HF_HUB_OFFLINE=1")
-	if text, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", c.Args, err, text)
-	}
+	text, err := c.CombinedOutput()
+	require.That(t, err == nil, "%v: %v\n%s", c.Args, err, text)
 }
 
 func TestTransformersReadsWhatSaveWrites(t *testing.T) {
@@ -83,10 +82,8 @@ func TestTestdataIsMadeByItsScript(t *testing.T) {
 		require.NoError(t, err)
 		defer now.Close()
 		for _, name := range was.Names() {
-			w, err := was.Read(name)
-			require.NoError(t, err)
-			n, err := now.Read(name)
-			require.NoError(t, err)
+			w := require.Value(was.Read(name))(t)
+			n := require.Value(now.Read(name))(t)
 			if w.Data.DType() != backend.F32 {
 				continue // tokens: greedy ones may differ after a rounding
 			}
@@ -112,13 +109,11 @@ func TestRandomFoldersAreEqualOrRefused(t *testing.T) {
 	dir := t.TempDir()
 	output(t, interpreter, "testdata/folders.py", dir, cmp.Or(os.Getenv("EURYALE_FOLDERS"), "200"),
 		cmp.Or(os.Getenv("EURYALE_SEED"), "1"))
-	folders, err := os.ReadDir(dir)
-	require.NoError(t, err)
+	folders := require.Value(os.ReadDir(dir))(t)
 	equal, refused, both, alone, saved := 0, 0, 0, 0, []string{"testdata/check.py"}
 	for _, f := range folders {
 		folder := filepath.Join(dir, f.Name())
-		what, err := os.ReadFile(filepath.Join(folder, "what.json"))
-		require.NoError(t, err)
+		what := require.Value(os.ReadFile(filepath.Join(folder, "what.json")))(t)
 		theirs := false
 		want, err := safetensors.Open(filepath.Join(folder, "expected.safetensors"))
 		if err == nil {

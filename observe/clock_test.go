@@ -116,9 +116,8 @@ func TestPartsAreTimedOnceTheDeviceHasGotThere(t *testing.T) {
 		phase(r, q, call)
 	}
 	for reached, want := range []int{0, 0, 1, 1, 2, 2, 3} { // events, and parts that have two
-		if got := len(ended(r)); got != want {
-			t.Errorf("%d parts after %d events, want %d", got, reached, want)
-		}
+		got := len(ended(r))
+		require.Check(t, got == want, "%d parts after %d events, want %d", got, reached, want)
 		if len(q.taken) > 0 {
 			q.reach(1)
 		}
@@ -144,12 +143,10 @@ func TestPartsThatNobodyReadsTakeNoMoreEvents(t *testing.T) {
 	if got := ended(r); len(got) != 100 || got[99].Header.Seq != 999 {
 		t.Errorf("%d parts, want the last 100", len(got))
 	}
-	if err := r.Close(); err != nil || q.live != 0 {
-		t.Errorf("%d timed events are left: %v", q.live, err)
-	}
-	if got := ended(r); len(got) != 100 {
-		t.Errorf("%d parts after Close", len(got))
-	}
+	err := r.Close()
+	require.Check(t, err == nil && q.live == 0, "%d timed events are left: %v", q.live, err)
+	got := ended(r)
+	require.Check(t, len(got) == 100, "%d parts after Close", len(got))
 	phase(r, q, 1000) // as without a clock
 	if got := ended(r); len(got) != 100 || got[99].Header.Seq != 1000 {
 		t.Errorf("%d parts with one after Close", len(got))
@@ -172,8 +169,7 @@ func TestTimesAreAsExactHoursLater(t *testing.T) {
 			t.Fatalf("part %d begins %v after the one before, want %v", i, got, gap)
 		}
 	}
-	if late := all[len(all)-1].Start.Sub(origin.Add((parts - 1) * gap)); len(all) != parts ||
-		late.Abs() > time.Millisecond {
-		t.Errorf("%d parts, the last one off by %v", len(all), late)
-	}
+	late := all[len(all)-1].Start.Sub(origin.Add((parts - 1) * gap))
+	require.Check(t, len(all) == parts && late.Abs() <= time.Millisecond,
+		"%d parts, the last one off by %v", len(all), late)
 }

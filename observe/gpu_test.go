@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // driver counts how often it is asked.
@@ -20,15 +21,13 @@ func (d *driver) Close() error { return nil }
 func TestTheDriverIsAskedTwiceASecondAtMost(t *testing.T) {
 	g := &gpu{nvml: &driver{}}
 	for range 3 {
-		if s, ok := g.state(); !ok || s.MemoryUsed != 1 {
-			t.Errorf("the state is %+v, %v", s, ok)
-		}
+		s, ok := g.state()
+		require.Check(t, ok && s.MemoryUsed == 1, "the state is %+v, %v", s, ok)
 		g.asked = time.Now() // however long that took
 	}
 	g.asked = g.asked.Add(-askTime)
-	if s, ok := g.state(); !ok || s.MemoryUsed != 2 {
-		t.Errorf("after half a second it is %+v, %v", s, ok)
-	}
+	s, ok := g.state()
+	require.Check(t, ok && s.MemoryUsed == 2, "after half a second it is %+v, %v", s, ok)
 	g.close()
 	if _, ok := g.state(); ok {
 		t.Error("a library that is closed tells a state")

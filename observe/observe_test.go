@@ -82,12 +82,10 @@ func TestLastCallsAreKept(t *testing.T) {
 
 func TestErrorsAreKeptAfterClose(t *testing.T) {
 	c := group(2, 50*time.Millisecond, 4).Comms[0].(recorded)
-	if err := calls(c, 1); !errors.Is(err, backend.ErrTimeout) {
-		t.Fatalf("the error is %v, want ErrTimeout", err)
-	}
-	if err := calls(c, 1); !errors.Is(err, backend.ErrTimeout) {
-		t.Fatalf("the error is %v, want ErrTimeout", err)
-	}
+	err := calls(c, 1)
+	require.That(t, errors.Is(err, backend.ErrTimeout), "the error is %v, want ErrTimeout", err)
+	err = calls(c, 1)
+	require.That(t, errors.Is(err, backend.ErrTimeout), "the error is %v, want ErrTimeout", err)
 	require.NoError(t, c.Close())
 	for i, e := range c.rec.Events() {
 		require.Check(t, errors.Is(e.Err, backend.ErrTimeout) && !e.End.IsZero(),
@@ -97,13 +95,10 @@ func TestErrorsAreKeptAfterClose(t *testing.T) {
 
 func TestWrongCallsAreNotRecorded(t *testing.T) {
 	c := group(1, time.Minute, 4).Comms[0].(recorded)
-	if err := backend.Run(c, allReduce, backend.Of([]float32{1}),
-		backend.Of([]float64{1})); !errors.Is(err, backend.ErrArgument) {
-		t.Fatalf("the error is %v, want ErrArgument", err)
-	}
-	if events := c.rec.Events(); len(events) != 0 {
-		t.Fatalf("recorded %v", events)
-	}
+	err := backend.Run(c, allReduce, backend.Of([]float32{1}), backend.Of([]float64{1}))
+	require.That(t, errors.Is(err, backend.ErrArgument), "the error is %v, want ErrArgument", err)
+	events := c.rec.Events()
+	require.That(t, len(events) == 0, "recorded %v", events)
 }
 
 func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
@@ -221,9 +216,8 @@ func TestRecordingAllocatesNothing(t *testing.T) {
 func TestShortLivedQueuesAreForgotten(t *testing.T) {
 	r := New(0, 1)
 	for i := range 100 {
-		if got := r.number(new(reference.Queue)); got != i+1 {
-			t.Fatalf("queue %d has number %d", i+1, got)
-		}
+		got := r.number(new(reference.Queue))
+		require.That(t, got == i+1, "queue %d has number %d", i+1, got)
 	}
 }
 
@@ -242,9 +236,8 @@ func TestLastCallsAreWrittenAsText(t *testing.T) {
 		t.Errorf("%q, %v", empty.String(), err)
 	}
 	for range 6 {
-		if err := calls(c, 1); err == nil {
-			t.Fatal("a call alone works")
-		}
+		err := calls(c, 1)
+		require.That(t, err != nil, "a call alone works")
 	}
 	require.NoError(t, errors.Join(c.rec.WriteLast(&two, 2), c.rec.WriteLast(&all, 9)))
 	for text, want := range map[string]int{two.String(): 2, all.String(): 4} {
@@ -259,9 +252,8 @@ func TestLastCallsAreWrittenAsText(t *testing.T) {
 		}
 	}
 	now := time.Now()
-	if got := (Event{Start: now.Add(-time.Second)}).outcome(now); got != "under way for 1s" {
-		t.Error(got)
-	}
+	got := (Event{Start: now.Add(-time.Second)}).outcome(now)
+	require.Check(t, got == "under way for 1s", "%v", got)
 	if got := (Event{Start: now.Add(-time.Second), End: now}).outcome(now); got != "took 1s" {
 		t.Error(got)
 	}

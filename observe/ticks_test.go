@@ -23,10 +23,9 @@ func TestStampsAreTimes(t *testing.T) {
 			after := time.Now()
 			time.Sleep(5 * time.Millisecond)
 			const slack = 2 * time.Millisecond // the readings of a pair of clocks may be apart
-			if at := c.epoch.Add(c.scale().since(s)); at.Before(before.Add(-slack)) ||
-				at.After(after.Add(slack)) {
-				t.Errorf("%s: the stamp of %v to %v is %v", name, before, after, at)
-			}
+			at := c.epoch.Add(c.scale().since(s))
+			require.Check(t, !at.Before(before.Add(-slack)) && !at.After(after.Add(slack)),
+				"%s: the stamp of %v to %v is %v", name, before, after, at)
 		}
 	}
 	require.Equal(t, "a counter that has gone back gives times",

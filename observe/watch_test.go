@@ -52,12 +52,10 @@ func TestCallsAreCountedByKindAndBucket(t *testing.T) {
 			t.Errorf("rank %d has counted %+v", r, all)
 		}
 	}
-	if late := found[0][second].Exposed; late < pause*9/10 {
-		t.Errorf("rank 0 has waited for %v, want %v", late, pause)
-	}
-	if got := New(0, 1).Totals(); got != nil {
-		t.Errorf("without Count: %v", got)
-	}
+	late := found[0][second].Exposed
+	require.Check(t, late >= pause*9/10, "rank 0 has waited for %v, want %v", late, pause)
+	got := New(0, 1).Totals()
+	require.Check(t, got == nil, "without Count: %v", got)
 }
 
 // slow is a communicator whose calls take a pause to join.
@@ -82,8 +80,7 @@ func TestTimeToJoinIsExposed(t *testing.T) {
 	c := backend.WithHooks(slow{reference.New("test", 1, time.Minute)[0]}, r)
 	x := backend.Of(make([]float32, 1))
 	began := time.Now()
-	w, err := c.Start(nil, allReduce, x, x)
-	require.NoError(t, err)
+	w := require.Value(c.Start(nil, allReduce, x, x))(t)
 	time.Sleep(pause)
 	require.NoError(t, w.Join(t.Context()))
 	took := time.Since(began)
@@ -157,9 +154,8 @@ func TestANilWatchDoesNothing(t *testing.T) {
 	ran := false
 	err := w.During(straggler.Loader, func() error { ran = true; return nil })
 	require.Check(t, err == nil && ran, "it runs: %v, %v", ran, err)
-	if sample := w.Sample(); sample != nil {
-		t.Errorf("its sample is %v", sample)
-	}
+	sample := w.Sample()
+	require.Check(t, sample == nil, "its sample is %v", sample)
 	w.Step(StepInfo{}, nil)
 	require.Fails(t, "it starts", require.Err(Start(reference.New("test", 1, time.Minute)[0])))
 }

@@ -180,7 +180,6 @@ func clientHello(t *testing.T) []byte {
 		here.Close()
 	}()
 	words := make([]byte, 4096)
-	n, err := there.Read(words)
-	require.NoError(t, err)
+	n := require.Value(there.Read(words))(t)
 	return words[:n]
 }

@@ -73,13 +73,11 @@ func TestGatheringsThatNobodySendsAreRefused(t *testing.T) {
 		"a long key":       {gathering{key: strings.Repeat("k", maxKey), size: 2}, 0},
 		"too many members": {gathering{key: "k", size: 2, members: make([]int, maxRanks+2)}, 0},
 	} {
-		if _, _, err := unpackGathering(c.g.pack(c.from)); err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		_, _, err := unpackGathering(c.g.pack(c.from))
+		require.Check(t, err != nil, "%s: no error", name)
 	}
-	if _, _, err := unpackGathering([]byte("garbage")); err == nil {
-		t.Error("garbage: no error")
-	}
+	_, _, err := unpackGathering([]byte("garbage"))
+	require.Check(t, err != nil, "garbage: no error")
 }
 
 // What all have given by then is told although ctx has ended with a cause, as where a rank leaves
@@ -89,9 +87,8 @@ func TestAllGatherEndsWithTheCauseUnlessAllHaveGiven(t *testing.T) {
 		left := errors.New("rank 1 has left")
 		ctx, cancel := context.WithCancelCause(within(t, long))
 		cancel(left)
-		if _, err := w[0].AllGather(ctx, "k", []byte("a")); !errors.Is(err, left) {
-			t.Errorf("without rank 1: %v", err)
-		}
+		_, err := w[0].AllGather(ctx, "k", []byte("a"))
+		require.Check(t, errors.Is(err, left), "without rank 1: %v", err)
 		for r, value := range []string{"a", "b"} { // that of rank 0 may have come before the end
 			require.NoError(t, w[1].Store.Set(within(t, long), rankKey("k", r), []byte(value)))
 		}

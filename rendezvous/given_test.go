@@ -11,8 +11,7 @@ import (
 // setBefore returns the values of an all-gather that has ended early, nil unless all were set.
 func setBefore(t *testing.T, w *World, g gathering) [][]byte {
 	t.Helper()
-	there, err := w.gatherer().peek(t.Context(), g)
-	require.NoError(t, err)
+	there := require.Value(w.gatherer().peek(t.Context(), g))(t)
 	values, _ := g.outcome("vote", there, false, errors.New("a failure"))
 	return values
 }
@@ -20,8 +19,7 @@ func setBefore(t *testing.T, w *World, g gathering) [][]byte {
 // A value that a rank gave before it failed can still be had, so that the
 // outcome of an all-gather does not depend on who reads it first.
 func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
-	worlds, err := Local(2, 0)
-	require.NoError(t, err)
+	worlds := require.Value(Local(2, 0))(t)
 	defer func() {
 		for _, w := range worlds {
 			w.Close()
@@ -29,22 +27,18 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 	}()
 	vote := gathering{key: "vote", size: 2}
 	for _, w := range worlds {
-		if v := setBefore(t, worlds[0], vote); v != nil {
-			t.Errorf("before rank %d has given its value: %q", w.Rank, v)
-		}
+		v := setBefore(t, worlds[0], vote)
+		require.Check(t, v == nil, "before rank %d has given its value: %q", w.Rank, v)
 		require.NoError(t, w.inner.Set(t.Context(), rankKey("vote", w.Rank),
 			[]byte{byte(w.Rank)}))
 	}
 	require.NoError(t, worlds[1].Fail(errors.New("gone")))
 	<-worlds[0].Down()
-	if v := setBefore(t, worlds[0], vote); len(v) != 2 || v[1][0] != 1 {
-		t.Errorf("got %q", v)
-	}
+	v := setBefore(t, worlds[0], vote)
+	require.Check(t, len(v) == 2 && v[1][0] == 1, "got %q", v)
 	var f *Failure
-	if _, err := worlds[0].AllGather(t.Context(), "later", []byte("a")); !errors.As(err, &f) ||
-		f.Rank != 1 {
-		t.Errorf("a later call: %v", err)
-	}
+	_, err := worlds[0].AllGather(t.Context(), "later", []byte("a"))
+	require.Check(t, errors.As(err, &f) && f.Rank == 1, "a later call: %v", err)
 }
 
 // slow is a store at the end of a long way: what it answers to a Get comes too late.

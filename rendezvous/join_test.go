@@ -105,10 +105,8 @@ func start(t *testing.T, dir string, size int, ranks []int, vars ...string) map[
 			fmt.Sprint("LOCAL_WORLD_SIZE=", size))
 		cmd.Env = append(cmd.Env, vars...)
 		cmd.Stderr = os.Stderr
-		in, err := cmd.StdinPipe()
-		require.NoError(t, err)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		in := require.Value(cmd.StdinPipe())(t)
+		out := require.Value(cmd.StdoutPipe())(t)
 		require.NoError(t, cmd.Start())
 		p := &process{cmd, in, make(chan string, 16)}
 		go func() {
@@ -159,8 +157,7 @@ func isEmpty(t *testing.T, dir string) {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer ln.Close()
 	return ln.Addr().(*net.TCPAddr).Port
 }
@@ -250,12 +247,9 @@ func TestKilledWhileMeeting(t *testing.T) {
 
 func dialAs(t *testing.T, e Env) *client {
 	t.Helper()
-	me, err := identify(e)
-	require.NoError(t, err)
-	m, err := newJoinRecord(e)
-	require.NoError(t, err)
-	c, err := findServer(within(t, long), e, me, m.read, m.where)
-	require.NoError(t, err)
+	me := require.Value(identify(e))(t)
+	m := require.Value(newJoinRecord(e))(t)
+	c := require.Value(findServer(within(t, long), e, me, m.read, m.where))(t)
 	return c
 }
 
@@ -297,16 +291,13 @@ func TestJoinLeavesNothing(t *testing.T) {
 }
 
 func TestOneRankNeedsNothing(t *testing.T) {
-	e, err := ReadEnv(func(string) string { return "" })
-	require.NoError(t, err)
+	e := require.Value(ReadEnv(func(string) string { return "" }))(t)
 	t.Setenv("XDG_RUNTIME_DIR", "")
 	t.Setenv("TMPDIR", "/none")
-	w, err := Join(t.Context(), e)
-	require.NoError(t, err)
+	w := require.Value(Join(t.Context(), e))(t)
 	defer w.Close()
-	if err := w.Barrier(t.Context(), "b"); err != nil || w.Size != 1 || w.LocalSize != 1 {
-		t.Errorf("%+v, %v", w, err)
-	}
+	err := w.Barrier(t.Context(), "b")
+	require.Check(t, err == nil && w.Size == 1 && w.LocalSize == 1, "%+v, %v", w, err)
 }
 
 func TestMissingRankIsNamedToAll(t *testing.T) {
@@ -398,9 +389,8 @@ func TestPortInUse(t *testing.T) {
 		near[i].Addr, near[i].Port = all[0].Addr, all[0].Port
 	}
 	ws, errs := joinAll(t, near)
-	if err := errors.Join(errs...); err != nil {
-		t.Errorf("one machine: %v", err)
-	}
+	err = errors.Join(errs...)
+	require.Check(t, err == nil, "one machine: %v", err)
 	closeWorlds(ws)
 }
 
@@ -431,8 +421,7 @@ func TestWorldSizesDiffer(t *testing.T) {
 
 func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 	all := local(t, 2, long)
-	m, err := newJoinRecord(all[0])
-	require.NoError(t, err)
+	m := require.Value(newJoinRecord(all[0]))(t)
 	stale := recordValue{addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t))),
 		token: "old"}
 	require.NoError(t, m.write(stale))
@@ -453,20 +442,17 @@ func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 
 func TestTwoJobsOfOneName(t *testing.T) {
 	all := local(t, 2, long)
-	m, err := newJoinRecord(all[0])
-	require.NoError(t, err)
+	m := require.Value(newJoinRecord(all[0]))(t)
 	require.NoError(t, m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}))
 	defer m.end()
 	require.Fails(t, "Join", require.Err(Join(t.Context(), all[0])), "EURYALE_JOB")
-	if _, ok := m.read(); !ok {
-		t.Error("the second job removed the record of the first")
-	}
+	_, ok := m.read()
+	require.Check(t, ok, "the second job removed the record of the first")
 }
 
 func TestMeetingFilesArePrivate(t *testing.T) {
 	all := local(t, 2, long)
-	m, err := newJoinRecord(all[0])
-	require.NoError(t, err)
+	m := require.Value(newJoinRecord(all[0]))(t)
 	require.NoError(t, m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}))
 	defer m.end()
 	for _, path := range []string{m.path, m.path + lockName} {
@@ -576,9 +562,8 @@ func TestRanksMeetAlthoughAnotherUserHasTakenTheirDirectory(t *testing.T) {
 	closeWorlds(ws)
 	dirs, err := filepath.Glob(filepath.Join(home, "euryale", "join-*"))
 	require.That(t, err == nil && len(dirs) == 1, "%q, %v", dirs, err)
-	if left, err := os.ReadDir(dirs[0]); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	left, err := os.ReadDir(dirs[0])
+	require.Check(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)
 	require.Equal(t, "Stat", require.Value(os.Stat(dirs[0]))(t).Mode().Perm(), 0o700)
 }
 
@@ -607,8 +592,7 @@ func TestWhoReportsAnEndWaitsForTheDirectoryOfTheRanks(t *testing.T) {
 
 func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
 	all := local(t, 2, long)
-	m, err := newJoinRecord(all[0])
-	require.NoError(t, err)
+	m := require.Value(newJoinRecord(all[0]))(t)
 	dir := filepath.Dir(m.path)
 	other := filepath.Join(dir, strings.Repeat("0a", keyBytes))
 	for _, path := range []string{other, other + newName,
@@ -644,8 +628,7 @@ func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {
 
 // Two agents of torchrun, or two nodes of Slurm, can be on one machine.
 func TestFoundNodesOfOneMachineMeet(t *testing.T) {
-	host, err := os.Hostname()
-	require.NoError(t, err)
+	host := require.Value(os.Hostname())(t)
 	for name, c := range map[string]struct{ addr, token string }{
 		"loopback":                       {"127.0.0.1", ""},
 		"the machine's name":             {host, ""},
@@ -682,8 +665,7 @@ func TestRankOfAMachineThatNobodyReachesIsExplained(t *testing.T) {
 
 // A controller may give rank 0 its own name, or all of its addresses, and the others a name of it.
 func TestRank0ThatKnowsNoAddressOfItsOwnIsReached(t *testing.T) {
-	addrs, err := net.InterfaceAddrs()
-	require.NoError(t, err)
+	addrs := require.Value(net.InterfaceAddrs())(t)
 	outside := "127.0.0.1" // where there is no network
 	for _, a := range addrs {
 		if n, ok := a.(*net.IPNet); ok && !n.IP.IsLoopback() && n.IP.To4() != nil {
@@ -700,14 +682,11 @@ func TestRank0ThatKnowsNoAddressOfItsOwnIsReached(t *testing.T) {
 			ws, errs := joinAll(t, all)
 			require.NoError(t, errors.Join(errs...))
 			defer closeWorlds(ws)
-			ln, err := ws[0].Listen("n", func(_ int, conn net.Conn) { conn.Close() })
-			require.NoError(t, err)
+			ln := require.Value(ws[0].Listen("n", func(_ int, conn net.Conn) { conn.Close() }))(t)
 			defer ln.Close()
-			if host, _, _ := net.SplitHostPort(ln.Addr()); host != outside {
-				t.Errorf("rank 0 is at %s, want %s", host, outside)
-			}
-			conn, err := ws[2].Dial(t.Context(), "n", 0, ln.Addr())
-			require.NoError(t, err)
+			host, _, _ := net.SplitHostPort(ln.Addr())
+			require.Check(t, host == outside, "rank 0 is at %s, want %s", host, outside)
+			conn := require.Value(ws[2].Dial(t.Context(), "n", 0, ln.Addr()))(t)
 			conn.Close()
 		})
 	}
@@ -749,9 +728,8 @@ func TestFoundRankThatEndedBeforeItJoinedIsNamed(t *testing.T) {
 				if ended == 0 {
 					cancel() // until then it keeps a record for stragglers
 				}
-				if err := <-told; err != nil {
-					t.Errorf("Ended: %v", err)
-				}
+				err = <-told
+				require.Check(t, err == nil, "Ended: %v", err)
 				cancel()
 				require.NoError(t, goleak.Find(before))
 			})
@@ -785,10 +763,9 @@ func TestFoundHydraRanksFindTheirLauncher(t *testing.T) {
 			cmd := exec.Command("sh", "-c", script, os.Args[0])
 			cmd.Env = append(os.Environ(), asRank+"=launcher", "PMI_RANK=7")
 			out, err := cmd.Output()
-			if want := fmt.Sprint(os.Getpid(), "-"); err != nil ||
-				!strings.HasPrefix(string(out), want) {
-				t.Errorf("started by %q (%v), want process %s", out, err, want)
-			}
+			want := fmt.Sprint(os.Getpid(), "-")
+			require.Check(t, err == nil && strings.HasPrefix(string(out), want),
+				"started by %q (%v), want process %s", out, err, want)
 		})
 	}
 }

@@ -19,9 +19,8 @@ import (
 // worldOver returns the World of a rank over a store of a server.
 func worldOver(t *testing.T, rank, size int, store Store) *World {
 	t.Helper()
-	w, err := New(Env{Job: "j", Rank: rank, Size: size, LocalRank: rank, LocalSize: size,
-		Timeout: long}, store)
-	require.NoError(t, err)
+	w := require.Value(New(Env{Job: "j", Rank: rank, Size: size, LocalRank: rank, LocalSize: size,
+		Timeout: long}, store))(t)
 	t.Cleanup(func() { w.Close() })
 	return w
 }
@@ -75,14 +74,12 @@ func TestAWillIsWithdrawn(t *testing.T) {
 	for end := time.Now().Add(long); !withdrawn() && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	if report := watcher.reports.last.Load(); report != nil {
-		t.Errorf("rank 0's last report is %v", report.failure)
-	}
+	report := watcher.reports.last.Load()
+	require.Check(t, report == nil, "rank 0's last report is %+v", report)
 	finder.link.conn.Close() // as the end of its process would
 	<-own.Down()
-	if f := own.Failure(); f.Rank != 1 || f.Declared {
-		t.Errorf("the job names %v", f)
-	}
+	f := own.Failure()
+	require.Check(t, f.Rank == 1 && !f.Declared, "the job names %v", f)
 }
 
 // TestAWillLapses: a rank that goes on after an error has found a way on, and what ends it later is
@@ -102,9 +99,8 @@ func TestAWillLapses(t *testing.T) {
 func TestNobodyWillsHisOwnFailure(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, w []*World) {
 		require.Report(t, w[1].LeaveReport(errors.New("no more data"), long))
-		if v, err := look(within(t, long), w[0].inner, reportKey(1)); v != nil || err != nil {
-			t.Errorf("the store has %q, %v", v, err)
-		}
+		v, err := look(within(t, long), w[0].inner, reportKey(1))
+		require.Check(t, v == nil && err == nil, "the store has %q, %v", v, err)
 	})
 }
 
@@ -124,8 +120,7 @@ func TestMissingAreThoseWhoDoNotWait(t *testing.T) {
 		{map[int][]int{2: {3}, 3: {2, 4}}, []int{2}, []int{4}}, // a circle with a way out
 	} {
 		t.Run(fmt.Sprint(c.waits, c.seem), func(t *testing.T) {
-			all, err := Local(5, long)
-			require.NoError(t, err)
+			all := require.Value(Local(5, long))(t)
 			for r, of := range c.waits {
 				require.NoError(t, all[r].inner.Set(t.Context(), fmt.Sprint(waitsPrefix, r),
 					[]byte(encodeRanks(of))))
@@ -268,9 +263,8 @@ func TestAServerThatDoesNotAnswerIsMissing(t *testing.T) {
 	defer s.table.mu.Unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if got := w.Missing(ctx, []int{2}); !slices.Equal(got, []int{0}) {
-		t.Errorf("ranks %v are missing, want the server", got)
-	}
+	got := w.Missing(ctx, []int{2})
+	require.Check(t, slices.Equal(got, []int{0}), "ranks %v are missing, want the server", got)
 }
 
 // TestAllRanksThatSeemMissingAreAsked: a few at a time.

@@ -18,11 +18,10 @@ import (
 // greeter listens on a rank, and tells every other rank its number.
 func greeter(t *testing.T, w *World, name string) *Listener {
 	t.Helper()
-	l, err := w.Listen(name, func(rank int, conn net.Conn) {
+	l := require.Value(w.Listen(name, func(rank int, conn net.Conn) {
 		conn.Write([]byte{byte(rank)})
 		conn.Close()
-	})
-	require.NoError(t, err)
+	}))(t)
 	return l
 }
 
@@ -37,19 +36,16 @@ func TestRanksConnectToEachOther(t *testing.T) {
 				return
 			}
 			defer conn.Close()
-			if text, err := io.ReadAll(conn); err != nil || len(text) != 1 ||
-				int(text[0]) != w.Rank {
-				t.Errorf("rank %d is called %v, %v", w.Rank, text, err)
-			}
+			text, err := io.ReadAll(conn)
+			require.Check(t, err == nil && len(text) == 1 && int(text[0]) == w.Rank,
+				"rank %d is called %v, %v", w.Rank, text, err)
 		})
 	})
 }
 
 func TestConnectionIsForOneNameOfOneJob(t *testing.T) {
-	worlds, err := Local(2, long)
-	require.NoError(t, err)
-	others, err := Local(2, long)
-	require.NoError(t, err)
+	worlds := require.Value(Local(2, long))(t)
+	others := require.Value(Local(2, long))(t)
 	l := greeter(t, worlds[0], "board")
 	defer l.Close()
 	for want, dial := range map[string]func() (net.Conn, error){
@@ -78,19 +74,15 @@ func TestConnectionIsForOneNameOfOneJob(t *testing.T) {
 }
 
 func TestUnauthenticatedClientDoesNotReachAListener(t *testing.T) {
-	worlds, err := Local(1, long)
-	require.NoError(t, err)
-	l, err := worlds[0].Listen("board", func(rank int, conn net.Conn) {
+	worlds := require.Value(Local(1, long))(t)
+	l := require.Value(worlds[0].Listen("board", func(rank int, conn net.Conn) {
 		t.Error("an unauthenticated client was served")
-	})
-	require.NoError(t, err)
-	conn, err := net.Dial("tcp", l.Addr())
-	require.NoError(t, err)
+	}))(t)
+	conn := require.Value(net.Dial("tcp", l.Addr()))(t)
 	defer conn.Close()
 	require.Fails(t, "an unauthenticated client was welcomed",
 		require.Err(greet(conn, strings.Repeat("x", 32), worlds[0].identity(), long)))
-	silent, err := net.Dial("tcp", l.Addr())
-	require.NoError(t, err)
+	silent := require.Value(net.Dial("tcp", l.Addr()))(t)
 	defer silent.Close()
 	if err := l.Close(); err != nil { // does not wait for it
 		t.Error(err)
@@ -99,8 +91,7 @@ func TestUnauthenticatedClientDoesNotReachAListener(t *testing.T) {
 }
 
 func TestConnectionsNeedAToken(t *testing.T) {
-	w, err := New(Env{Job: "x", Size: 2, LocalSize: 2, Timeout: long}, NewMemStore())
-	require.NoError(t, err)
+	w := require.Value(New(Env{Job: "x", Size: 2, LocalSize: 2, Timeout: long}, NewMemStore()))(t)
 	defer w.Close()
 	require.Fails(t, "Listen", require.Err(w.Listen("board", nil)), "Token")
 }
@@ -109,8 +100,7 @@ func TestConnectionsNeedAToken(t *testing.T) {
 // is closed.
 func recorder(t *testing.T, to string) (addr string, said <-chan []byte) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { ln.Close() })
 	done := make(chan []byte, 1)
 	go func() {
@@ -137,20 +127,17 @@ func recorder(t *testing.T, to string) (addr string, said <-chan []byte) {
 
 // The listeners of backend tcp and of boards are such.
 func TestUnauthenticatedClientsDoNotDisturbAListener(t *testing.T) {
-	worlds, err := Local(2, long)
-	require.NoError(t, err)
+	worlds := require.Value(Local(2, long))(t)
 	defer each(worlds, func(w *World) { w.Close() })
 	var served atomic.Int32
-	l, err := worlds[0].Listen("board", func(rank int, conn net.Conn) {
+	l := require.Value(worlds[0].Listen("board", func(rank int, conn net.Conn) {
 		served.Add(1)
 		conn.Write([]byte{byte(rank)})
 		conn.Close()
-	})
-	require.NoError(t, err)
+	}))(t)
 	defer l.Close()
 	dial := func(addr string) {
-		conn, err := worlds[1].Dial(within(t, long), "board", 0, addr)
-		require.NoError(t, err)
+		conn := require.Value(worlds[1].Dial(within(t, long), "board", 0, addr))(t)
 		defer conn.Close()
 		if text, err := io.ReadAll(conn); err != nil || !bytes.Equal(text, []byte{1}) {
 			t.Fatalf("rank 1 is called %v, %v", text, err)
@@ -165,35 +152,28 @@ func TestUnauthenticatedClientsDoNotDisturbAListener(t *testing.T) {
 	silentClients(t, l.Addr(), 300, false)
 	for what, text := range map[string][]byte{"a replayed handshake": handshake, "garbage": garbage,
 		"a handshake and garbage": append(handshake, garbage...)} {
-		conn, err := net.Dial("tcp", l.Addr())
-		require.NoError(t, err)
+		conn := require.Value(net.Dial("tcp", l.Addr()))(t)
 		conn.SetDeadline(time.Now().Add(long))
 		conn.Write(text) // the listener may end it in between
-		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s is not refused", what)
-		}
+		_, err := io.Copy(io.Discard, conn)
+		require.Check(t, !errors.Is(err, os.ErrDeadlineExceeded), "%s is not refused", what)
 		conn.Close()
 	}
 	dial(l.Addr())
-	if n := served.Load(); n != 2 {
-		t.Errorf("%d connections were served, want those of rank 1", n)
-	}
+	n := served.Load()
+	require.Check(t, n == 2, "%d connections were served, want those of rank 1", n)
 }
 
 // A storm of connections drops those that have not proven the token yet, ranks' among them.
 func TestUnauthenticatedClientsDoNotKeepARankOut(t *testing.T) {
-	worlds, err := Local(2, long)
-	require.NoError(t, err)
+	worlds := require.Value(Local(2, long))(t)
 	defer each(worlds, func(w *World) { w.Close() })
 	l := greeter(t, worlds[0], "board")
 	defer l.Close()
 	silentClients(t, l.Addr(), 300, true)
 	for range 3 {
-		conn, err := worlds[1].Dial(within(t, long), "board", 0, l.Addr())
-		require.NoError(t, err)
-		if text, err := io.ReadAll(conn); err != nil || !bytes.Equal(text, []byte{1}) {
-			t.Errorf("rank 1 is called %v, %v", text, err)
-		}
+		conn := require.Value(worlds[1].Dial(within(t, long), "board", 0, l.Addr()))(t)
+		require.Slices(t, "rank 1 is called", require.Value(io.ReadAll(conn))(t), []byte{1})
 		conn.Close()
 	}
 }

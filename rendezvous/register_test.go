@@ -15,19 +15,16 @@ func TestARegisterOutlivesItsProcessesAndNamesTheLost(t *testing.T) {
 	require.NoError(t, err)
 	defer r.Close()
 	open := func(process int) rendezvous.Store {
-		s, err := rendezvous.OpenRegister(t.Context(), r.Addr(), job, process)
-		require.NoError(t, err)
+		s := require.Value(rendezvous.OpenRegister(t.Context(), r.Addr(), job, process))(t)
 		return s
 	}
 	first, second := open(1), open(70)
 	require.NoError(t, first.Set(t.Context(), "key", []byte("value")))
 	require.NoError(t, first.Close())
-	if process := <-lost; process != 1 {
-		t.Errorf("process %d is lost, want 1", process)
-	}
-	if value, err := second.Get(t.Context(), "key"); err != nil || string(value) != "value" {
-		t.Errorf("the register has %q, %v", value, err)
-	}
+	process := <-lost
+	require.Check(t, process == 1, "process %d is lost, want 1", process)
+	value, err := second.Get(t.Context(), "key")
+	require.Check(t, err == nil && string(value) == "value", "the register has %q, %v", value, err)
 	require.NoError(t, second.Close())
 	if process := <-lost; process != 70 {
 		t.Errorf("process %d is lost, want 70", process)

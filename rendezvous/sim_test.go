@@ -1325,12 +1325,10 @@ func TestJobsMeetWhateverFails(t *testing.T) {
 func TestTheCoresHaveNoClockSocketOrGoroutine(t *testing.T) {
 	pure := []string{"bytes", "errors", "fmt", "maps", "slices", "time"}
 	for _, name := range []string{"core.go", "caller.go"} {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		require.NoError(t, err)
+		file := require.Value(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t)
 		for _, i := range file.Imports {
-			if path, _ := strconv.Unquote(i.Path.Value); !slices.Contains(pure, path) {
-				t.Errorf("%s imports %s", name, path)
-			}
+			path, _ := strconv.Unquote(i.Path.Value)
+			require.Check(t, slices.Contains(pure, path), "%s imports %s", name, path)
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {

@@ -58,8 +58,7 @@ func testIdentity(rank, size int) identity {
 
 func startServer(t *testing.T, size int) *server {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	return serve(ln, testToken, testIdentity(0, size), long, nil)
 }
 
@@ -90,9 +89,8 @@ func closeAll(t *testing.T, all []Store) {
 	var wg sync.WaitGroup
 	for _, s := range all {
 		wg.Go(func() {
-			if err := s.Close(); err != nil {
-				t.Errorf("Close: %v", err)
-			}
+			err := s.Close()
+			require.Check(t, err == nil, "Close: %v", err)
 		})
 	}
 	wg.Wait()
@@ -144,13 +142,10 @@ func TestArgumentsAreChecked(t *testing.T) {
 			} {
 				require.Check(t, err != nil, "rank %d: %s: no error", r, what)
 			}
-			if _, _, err := s[r].CompareAndSwap(ctx, "k", nil,
-				make([]byte, maxValue+1)); err == nil {
-				t.Errorf("rank %d: swap of a large value: no error", r)
-			}
-			if err := s[r].Set(ctx, strings.Repeat("/", maxKey), nil); err != nil {
-				t.Errorf("rank %d: longest key: %v", r, err)
-			}
+			_, _, err := s[r].CompareAndSwap(ctx, "k", nil, make([]byte, maxValue+1))
+			require.Check(t, err != nil, "rank %d: swap of a large value: no error", r)
+			err = s[r].Set(ctx, strings.Repeat("/", maxKey), nil)
+			require.Check(t, err == nil, "rank %d: longest key: %v", r, err)
 		}
 	})
 }
@@ -199,12 +194,10 @@ func TestAddIsAtomic(t *testing.T) {
 		}
 		require.Check(t, len(distinct) == each*len(s) && distinct[2*each*int64(len(s))],
 			"%d distinct sums, want %d up to %d", len(distinct), each*len(s), 2*each*len(s))
-		if got, err := s[1].Add(ctx, "sum", -1000); err != nil || got != 2*each*int64(len(s))-1000 {
-			t.Errorf("Add of a negative number = %d, %v", got, err)
-		}
-		if got, _ := s[1].Get(ctx, "sum"); string(got) != "-880" {
-			t.Errorf("the sum is stored as %q", got)
-		}
+		require.Equal(t, "Add of a negative number", require.Value(s[1].Add(ctx, "sum", -1000))(t),
+			2*each*int64(len(s))-1000)
+		got, _ := s[1].Get(ctx, "sum")
+		require.Check(t, string(got) == "-880", "the sum is stored as %q", got)
 		for r := range s {
 			s[r].Set(ctx, "text", []byte("abc"))
 			require.Fails(t, fmt.Sprintf("rank %d: Add to a text", r),
@@ -287,9 +280,8 @@ func TestWaitEndsWithContext(t *testing.T) {
 		ctx := within(t, long)
 		s[0].Set(ctx, "never", []byte("now"))
 		for r := range s {
-			if v, err := s[r].Get(ctx, "never"); err != nil || string(v) != "now" {
-				t.Errorf("rank %d: %q, %v", r, v, err)
-			}
+			require.Equal(t, fmt.Sprint("rank ", r),
+				string(require.Value(s[r].Get(ctx, "never"))(t)), "now")
 		}
 	})
 }
@@ -304,9 +296,8 @@ func TestCloseWakesOwnWaiters(t *testing.T) {
 			require.Fails(t, fmt.Sprintf("rank %d: after Close", r), <-ended, ErrClosed)
 			require.Fails(t, fmt.Sprintf("rank %d: Set after Close", r), s[r].Set(ctx, "k", nil),
 				ErrClosed)
-			if err := s[r].Close(); err != nil {
-				t.Errorf("rank %d: second Close: %v", r, err)
-			}
+			err := s[r].Close()
+			require.Check(t, err == nil, "rank %d: second Close: %v", r, err)
 		}
 	})
 }

@@ -60,9 +60,8 @@ func TestRanksLeaveAfterRank0WithoutAFailure(t *testing.T) {
 	}
 	for r, p := range ps {
 		p.expect(t, long, "left")
-		if line, more := <-p.lines; more {
-			t.Errorf("rank %d said %q", r, line)
-		}
+		line, more := <-p.lines
+		require.Check(t, !more, "rank %d said %q", r, line)
 	}
 }
 

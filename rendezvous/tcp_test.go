@@ -27,9 +27,8 @@ func tcpServer(t *testing.T, size int) *server {
 	s := startServer(t, size)
 	t.Cleanup(func() {
 		s.stop()
-		if err := goleak.Find(before); err != nil && !t.Failed() {
-			t.Error(err)
-		}
+		err := goleak.Find(before)
+		require.Check(t, err == nil || t.Failed(), "%v", err)
 	})
 	return s
 }
@@ -43,8 +42,7 @@ func (s *server) failure() (failure []byte) {
 // silentClient opens a connection that says nothing.
 func silentClient(t *testing.T, s *server) net.Conn {
 	t.Helper()
-	conn, err := net.Dial("tcp", s.ln.Addr().String())
-	require.NoError(t, err)
+	conn := require.Value(net.Dial("tcp", s.ln.Addr().String()))(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -53,26 +51,22 @@ func silentClient(t *testing.T, s *server) net.Conn {
 func rawRank(t *testing.T, s *server, rank int) net.Conn {
 	t.Helper()
 	conn := silentClient(t, s)
-	if _, err := greet(conn, testToken, testIdentity(rank, s.me.size), long); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(greet(conn, testToken, testIdentity(rank, s.me.size), long)))
 	return conn
 }
 
 // down waits for the failure that the server publishes.
 func down(t *testing.T, s *server) *Failure {
 	t.Helper()
-	v, err := s.table.get(within(t, long), downKey)
-	require.NoError(t, err)
+	v := require.Value(s.table.get(within(t, long), downKey))(t)
 	return decodeFailure(v)
 }
 
 // works sees that a rank can still use the store.
 func works(t *testing.T, s Store) {
 	t.Helper()
-	if err := s.Set(within(t, long), "alive", []byte("yes")); err != nil {
-		t.Errorf("the store no longer works: %v", err)
-	}
+	err := s.Set(within(t, long), "alive", []byte("yes"))
+	require.Check(t, err == nil, "the store no longer works: %v", err)
 }
 
 func TestWrongTokenIsRefused(t *testing.T) {
@@ -90,8 +84,7 @@ func TestWrongTokenIsRefused(t *testing.T) {
 }
 
 func TestServerMustKnowTheToken(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer ln.Close()
 	go func() { // accepts any proof, and makes up its own
 		conn, err := ln.Accept()
@@ -105,10 +98,9 @@ func TestServerMustKnowTheToken(t *testing.T) {
 		proven(kindWelcome, "a guess", nonce, testIdentity(0, 2).pack()).writeTo(conn)
 		io.Copy(io.Discard, conn)
 	}()
-	if _, err := dial(within(t, long), ln.Addr().String(), testToken, testIdentity(1, 2),
-		handshakeTime, long); !errors.Is(err, errToken) {
-		t.Errorf("an impostor was believed: %v", err)
-	}
+	_, err := dial(within(t, long), ln.Addr().String(), testToken, testIdentity(1, 2),
+		handshakeTime, long)
+	require.Check(t, errors.Is(err, errToken), "an impostor was believed: %v", err)
 }
 
 func TestProofCannotBeReplayed(t *testing.T) {
@@ -122,9 +114,8 @@ func TestProofCannotBeReplayed(t *testing.T) {
 	frame{kind: kindHello, body: append([]byte(magic), mine...)}.writeTo(second)
 	hearHello(second)
 	stolen.writeTo(second)
-	if f, err := readFrame(second, maxHandshake); err != nil || f.kind != kindRefuse {
-		t.Errorf("replayed proof: frame of kind %d, %v", f.kind, err)
-	}
+	require.Equal(t, "replayed proof: frame of kind",
+		require.Value(readFrame(second, maxHandshake))(t).kind, kindRefuse)
 }
 
 func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
@@ -170,10 +161,8 @@ func TestRankThatIsTakenIsRefused(t *testing.T) {
 	id := testIdentity(1, 3)
 	id.pid = 7
 	want := "two processes say that they are rank 1: process 1001 on h and process 7 on h"
-	if _, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime,
-		long); !lasting(err) || !strings.Contains(err.Error(), want) {
-		t.Error(err)
-	}
+	_, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime, long)
+	require.Check(t, lasting(err) && strings.Contains(err.Error(), want), "%v", err)
 	require.Fails(t, "down", down(t, s), want)
 	c.Close()
 }
@@ -200,12 +189,10 @@ func TestLostServerIsLostRank0(t *testing.T) {
 		m.link.conn.Close()
 	}
 	var f *Failure
-	if err := <-ended; !errors.As(err, &f) || f.Rank != 0 {
-		t.Errorf("Get: %v", err)
-	}
-	if err := c.Set(t.Context(), "k", nil); !errors.As(err, &f) || f.Rank != 0 {
-		t.Errorf("Set: %v", err)
-	}
+	err := <-ended
+	require.Check(t, errors.As(err, &f) && f.Rank == 0, "Get: %v", err)
+	err = c.Set(t.Context(), "k", nil)
+	require.Check(t, errors.As(err, &f) && f.Rank == 0, "Set: %v", err)
 	c.Close()
 }
 
@@ -216,9 +203,8 @@ func TestServerThatDoesNotAnswerIsHardlyWaitedFor(t *testing.T) {
 	w, err := New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Timeout: long}, c)
 	require.NoError(t, err)
 	defer w.Close()
-	if got := w.NewsTime(-1); got != newsTime {
-		t.Errorf("news wait %v for a server of which nothing is known", got)
-	}
+	got := w.NewsTime(-1)
+	require.Check(t, got == newsTime, "news wait %v for a server of which nothing is known", got)
 	s.table.mu.Lock()
 	require.Fails(t, "a server that is stopped has taken the news",
 		w.Fail(&Failure{Rank: 0, Cause: errors.New("it is stopped")}))
@@ -240,15 +226,13 @@ func TestRank0LeavesFirst(t *testing.T) {
 	all := over(t, append([]Store{}, stores["tcp"](t, 3)...))
 	started := time.Now()
 	require.Report(t, all[0].Close())
-	if took := time.Since(started); took > proctest.Within(linger+2*newsTime) {
-		t.Errorf("Close of rank 0 took %v", took)
-	}
+	took := time.Since(started)
+	require.Check(t, took <= proctest.Within(linger+2*newsTime), "Close of rank 0 took %v", took)
 	for _, w := range all[1:] {
 		require.Fails(t, fmt.Sprint("rank ", w.Rank), w.Barrier(t.Context(), "b"), ErrClosed,
 			"rank 0, which serves the store, has left")
-		if f := w.Failure(); f != nil {
-			t.Errorf("rank %d takes it for a failure: %v", w.Rank, f)
-		}
+		f := w.Failure()
+		require.Check(t, f == nil, "rank %d takes it for a failure: %v", w.Rank, f)
 		w.Close()
 	}
 }
@@ -326,9 +310,8 @@ func TestOversizedFrameEndsItsConnection(t *testing.T) {
 	conn := rawRank(t, s, 2)
 	header := binary.LittleEndian.AppendUint32(nil, maxBody+1)
 	conn.Write(append(header, byte(kindSet), 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0))
-	if f := down(t, s); f.Rank != 2 || !strings.Contains(f.Error(), "at most") {
-		t.Error(f)
-	}
+	f := down(t, s)
+	require.Check(t, f.Rank == 2 && strings.Contains(f.Error(), "at most"), "%v", f)
 	works(t, good)
 	good.Close()
 }
@@ -370,8 +353,7 @@ func TestStalledReaderBlocksNobody(t *testing.T) {
 }
 
 func TestPeerThatTakesNothingIsLost(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s := serve(ln, testToken, testIdentity(0, 2), 100*time.Millisecond, nil)
 	defer s.stop()
 	s.table.tell(func() { s.table.put("big", make([]byte, maxValue)) })
@@ -379,9 +361,8 @@ func TestPeerThatTakesNothingIsLost(t *testing.T) {
 	for id := range uint64(100) {
 		frame{kind: kindGet, id: id, body: packString(nil, "big")}.writeTo(conn)
 	}
-	if f := down(t, s); f.Rank != 1 || !strings.Contains(f.Error(), "does not take data") {
-		t.Error(f)
-	}
+	f := down(t, s)
+	require.Check(t, f.Rank == 1 && strings.Contains(f.Error(), "does not take data"), "%v", f)
 }
 
 func TestWaitsOfOneRankAreBounded(t *testing.T) {
@@ -419,9 +400,8 @@ func TestCancelledWaitEndsOnTheServer(t *testing.T) {
 		}
 		pause(t.Context(), time.Millisecond)
 	}
-	if n := len(s.table.waits); n != 0 {
-		t.Errorf("%d waits are left", n)
-	}
+	n := len(s.table.waits)
+	require.Check(t, n == 0, "%d waits are left", n)
 	c.Close()
 }
 
@@ -449,9 +429,8 @@ func TestRequestsAreMultiplexed(t *testing.T) {
 		wg.Go(func() {
 			key := fmt.Sprint(i)
 			if i%2 == 0 {
-				if v, err := c.Get(t.Context(), key+"?"); err != nil || string(v) != key {
-					t.Errorf("%d: %q, %v", i, v, err)
-				}
+				v, err := c.Get(t.Context(), key+"?")
+				require.Check(t, err == nil && string(v) == key, "%d: %q, %v", i, v, err)
 				return
 			}
 			require.Report(t, c.Set(t.Context(), fmt.Sprint(i-1)+"?", []byte(fmt.Sprint(i-1))))
@@ -468,10 +447,9 @@ func TestFramesComeBack(t *testing.T) {
 	f, err := readFrame(&wire, len(body))
 	require.That(t, err == nil && f.kind == kindSwap && f.id == 1<<60, "%+v, %v", f, err)
 	u := unpacker{rest: f.body}
-	if s, null, empty, n := u.string(), u.bytes(), u.bytes(), u.int(); s != "text" || null != nil ||
-		empty == nil || len(empty) != 0 || n != -5 {
-		t.Errorf("%q, %v, %v, %d", s, null, empty, n)
-	}
+	s, null, empty, n := u.string(), u.bytes(), u.bytes(), u.int()
+	require.Check(t, s == "text" && null == nil && empty != nil && len(empty) == 0 && n == -5,
+		"%q, %v, %v, %d", s, null, empty, n)
 	require.Report(t, u.done())
 	if u.int(); u.done() == nil {
 		t.Error("reading past the end is no error")
@@ -496,9 +474,8 @@ func FuzzReadFrame(f *testing.F) {
 			t.Fatalf("%v became %v", wire, again.Bytes())
 		}
 		unpackIdentity(got.body)
-		if text := Printable(string(got.body)); Printable(text) != text {
-			t.Fatalf("%q is not printable", text)
-		}
+		text := Printable(string(got.body))
+		require.That(t, Printable(text) == text, "%q is not printable", text)
 		newTable().request(&member{}, got)
 		unpackGathering(got.body)
 	})

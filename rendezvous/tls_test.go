@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -68,8 +69,7 @@ func (s *seen) Write(b []byte) (int, error) {
 // pairOver returns two Worlds of one machine, with or without TLS.
 func pairOver(t *testing.T, encrypted bool) []*World {
 	t.Helper()
-	ws, err := Local(2, long)
-	require.NoError(t, err)
+	ws := require.Value(Local(2, long))(t)
 	for _, w := range ws {
 		w.TLS = encrypted
 	}
@@ -82,11 +82,10 @@ func TestTheWireShowsDataWithoutTLSOnly(t *testing.T) {
 	const data = "the weights of a model"
 	for _, encrypted := range []bool{false, true} {
 		ws := pairOver(t, encrypted)
-		l, err := ws[0].Listen("data", func(_ int, conn net.Conn) {
+		l := require.Value(ws[0].Listen("data", func(_ int, conn net.Conn) {
 			conn.Write([]byte(data))
 			conn.Close()
-		})
-		require.NoError(t, err)
+		}))(t)
 		ln, ends := between(t, l.Addr(), false)
 		var wire seen
 		over := make(chan struct{})
@@ -96,11 +95,9 @@ func TestTheWireShowsDataWithoutTLSOnly(t *testing.T) {
 				relay(a, b, &wire)
 			}
 		}()
-		conn, err := ws[1].Dial(within(t, long), "data", 0, ln.Addr().String())
-		require.NoError(t, err)
-		if text, err := io.ReadAll(conn); err != nil || string(text) != data {
-			t.Errorf("TLS %v: received %q, %v", encrypted, text, err)
-		}
+		conn := require.Value(ws[1].Dial(within(t, long), "data", 0, ln.Addr().String()))(t)
+		require.Equal(t, fmt.Sprintf("TLS %v: received", encrypted),
+			string(require.Value(io.ReadAll(conn))(t)), data)
 		conn.Close()
 		<-over
 		if shows := bytes.Contains(wire.text, []byte(data)); shows == encrypted {
@@ -124,10 +121,8 @@ func TestAProofIsWorthNothingOnAnotherConnection(t *testing.T) {
 			relay(a, b, &wire)
 		}
 	}()
-	if _, err := ws[1].Dial(within(t, long), "data", 0, ln.Addr().String()); !errors.Is(
-		err, errToken) && !errors.Is(err, io.EOF) {
-		t.Errorf("the error is %v", err)
-	}
+	_, err = ws[1].Dial(within(t, long), "data", 0, ln.Addr().String())
+	require.Check(t, errors.Is(err, errToken) || errors.Is(err, io.EOF), "the error is %v", err)
 	<-over
 	require.Check(t, bytes.Contains(wire.text, []byte(magic)),
 		"the one between saw no handshake: this test shows nothing")

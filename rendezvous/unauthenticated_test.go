@@ -35,9 +35,7 @@ func TestFoundUnauthenticatedClientCannotEndAJob(t *testing.T) {
 	s := tcpServer(t, 2)
 	for what, f := range unproven() {
 		conn := silentClient(t, s)
-		if _, err := hello(conn); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(hello(conn)))
 		f.writeTo(conn)
 		conn.SetReadDeadline(time.Now().Add(long))
 		io.Copy(io.Discard, conn) // until the server has had enough
@@ -112,9 +110,8 @@ func TestFoundTextOfPeersIsEscaped(t *testing.T) {
 	got, err := unpackIdentity(id.pack())
 	require.Check(t, err == nil && got.host == want && got.job == want && got.build == want,
 		"an identity: %+v, %v", got, err)
-	if _, err := result(frame{kind: kindFailed, body: packString(nil, evil)}); err.Error() != want {
-		t.Errorf("a result: %q", err)
-	}
+	_, err = result(frame{kind: kindFailed, body: packString(nil, evil)})
+	require.Check(t, err.Error() == want, "a result: %q", err)
 }
 
 func TestFoundShortTokenIsRefusedBetweenMachines(t *testing.T) {

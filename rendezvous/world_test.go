@@ -20,8 +20,7 @@ import (
 // worlds makes the Worlds of size ranks over every implementation.
 var worlds = map[string]func(t *testing.T, size int) []*World{
 	"local": func(t *testing.T, size int) []*World {
-		all, err := Local(size, 0)
-		require.NoError(t, err)
+		all := require.Value(Local(size, 0))(t)
 		return all
 	},
 	"mem": func(t *testing.T, size int) []*World { return over(t, stores["mem"](t, size)) },
@@ -54,9 +53,7 @@ func onWorlds(t *testing.T, size int, test func(t *testing.T, w []*World)) {
 			before := goleak.IgnoreCurrent()
 			all := open(t, size)
 			test(t, all)
-			each(all, func(w *World) {
-				require.Report(t, errors.Join(w.Close(), w.Close()))
-			})
+			each(all, func(w *World) { require.Report(t, errors.Join(w.Close(), w.Close())) })
 			require.NoError(t, goleak.Find(before))
 		})
 	}
@@ -157,9 +154,8 @@ func TestFailReachesEveryRank(t *testing.T) {
 				!strings.Contains(err.Error(), "rank 2 failed: out of paper") {
 				t.Errorf("rank %d: Barrier: %v", w.Rank, err)
 			}
-			if _, err := w.Store.Get(t.Context(), "never"); !errors.As(err, &f) || f.Rank != 2 {
-				t.Errorf("rank %d: Get: %v", w.Rank, err)
-			}
+			_, err := w.Store.Get(t.Context(), "never")
+			require.Check(t, errors.As(err, &f) && f.Rank == 2, "rank %d: Get: %v", w.Rank, err)
 		})
 		all[3].Fail(errors.New("me too")) // the first stays
 		for _, w := range all {
@@ -200,9 +196,8 @@ func TestCloseIsNoFailure(t *testing.T) {
 		each(all, func(w *World) {
 			require.Report(t, w.Barrier(t.Context(), "last"))
 			require.Report(t, w.Close())
-			if f := w.Failure(); f != nil {
-				t.Errorf("rank %d: %v", w.Rank, f)
-			}
+			f := w.Failure()
+			require.Check(t, f == nil, "rank %d: %v", w.Rank, f)
 			require.Fails(t, "Barrier after Close", w.Barrier(t.Context(), "b"), ErrClosed)
 		})
 	})
@@ -219,22 +214,19 @@ func TestCloseEndsOwnWaits(t *testing.T) {
 
 func TestLocalNeedsARank(t *testing.T) {
 	for _, size := range []int{0, -1, maxRanks + 1} {
-		if _, err := Local(size, 0); err == nil {
-			t.Errorf("Local(%d): no error", size)
-		}
+		_, err := Local(size, 0)
+		require.Check(t, err != nil, "Local(%d): no error", size)
 	}
 }
 
 func TestFoundLocalRanksHeedATimeout(t *testing.T) {
 	for given, want := range map[time.Duration]time.Duration{0: DefaultTimeout, soon: soon} {
-		worlds, err := Local(2, given)
-		require.NoError(t, err)
+		worlds := require.Value(Local(2, given))(t)
 		require.Equal(t, fmt.Sprintf("Local with %v waits", given), worlds[1].Timeout, want)
 		if given == soon {
 			var missing *MissingError
-			if err := worlds[0].Barrier(t.Context(), "alone"); !errors.As(err, &missing) {
-				t.Errorf("rank 1 is missing: %v", err)
-			}
+			err := worlds[0].Barrier(t.Context(), "alone")
+			require.Check(t, errors.As(err, &missing), "rank 1 is missing: %v", err)
 		}
 		closeWorlds(worlds)
 	}
@@ -260,9 +252,8 @@ func TestOnlyWhatHasEndedIsDown(t *testing.T) {
 		fmt.Errorf("ended: %w", &Failure{2, io.EOF, false}): "rank 2 is down: ended",
 	} {
 		f := (&World{Rank: 1}).failureOf(cause)
-		if got := decodeFailure(f.encode()).Error(); !strings.HasPrefix(got, want) {
-			t.Errorf("%v: %s, want %s", cause, got, want)
-		}
+		got := decodeFailure(f.encode()).Error()
+		require.Check(t, strings.HasPrefix(got, want), "%v: %s, want %s", cause, got, want)
 	}
 }
 
@@ -278,8 +269,7 @@ func TestBuildIDIsStable(t *testing.T) {
 	a, err := buildID()
 	b, _ := buildID()
 	require.Check(t, err == nil && a == b && len(a) == 16, "%q, %q, %v", a, b, err)
-	exe, err := os.Open("/proc/self/exe")
-	require.NoError(t, err)
+	exe := require.Value(os.Open("/proc/self/exe"))(t)
 	defer exe.Close()
 	require.Check(t, goBuildNote(exe) != nil, "no Go build ID found in a Go executable")
 	const sizes, mark = "\x04\x00\x00\x00\x02\x00\x00\x00", "\x04\x00\x00\x00Go\x00\x00"
@@ -287,9 +277,8 @@ func TestBuildIDIsStable(t *testing.T) {
 		"no ELF": "", mark + "id": "", "..." + sizes + mark: "", "..." + sizes + mark + "i": "",
 		"..." + sizes + mark + "\x00\x00": "", "..." + sizes + mark + "id.": "id",
 	} {
-		if got := goBuildNote(strings.NewReader(text)); string(got) != want {
-			t.Errorf("%q in %q, want %q", got, text, want)
-		}
+		got := goBuildNote(strings.NewReader(text))
+		require.Check(t, string(got) == want, "%q in %q, want %q", got, text, want)
 	}
 }
 

@@ -90,8 +90,7 @@ func lionOf[T element](t *testing.T, _ []T, dt tensor.Dtype) {
 		require.NoError(t, s.Step([]gorgonia.ValueGrad{o}))
 		require.That(t, slices.Equal(w, want), "%v, step %d: other bits than a loop's", dt, step)
 	}
-	state, err := s.State()
-	require.NoError(t, err)
+	state := require.Value(s.State())(t)
 	if !bytes.Equal(state["lion.m.0"].Bytes(), backend.Of(m).Bytes()) || len(state) != 2 {
 		t.Errorf("%v: another state than a loop's: %v", dt, state)
 	}
@@ -207,10 +206,8 @@ func TestACustomSolverThatIsNoneIsRefused(t *testing.T) {
 		"sum-row does not compute": does(func(u *Update) {
 			u.SetParam(u.Do(fuse.SumRow, u.Param()))
 		}),
-		"wrong number of operands": does(func(u *Update) {
-			u.SetParam(u.Do(fuse.Add, u.Param()))
-		}),
-		"value 99 is": does(func(u *Update) { u.SetParam(99) }),
+		"wrong number of operands": does(func(u *Update) { u.SetParam(u.Do(fuse.Add, u.Param())) }),
+		"value 99 is":              does(func(u *Update) { u.SetParam(99) }),
 	} {
 		w := []float32{1}
 		err := s.Step([]gorgonia.ValueGrad{pair{w, []float32{1}}})

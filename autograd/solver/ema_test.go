@@ -32,8 +32,7 @@ func TestEMAAveragesWhatItsSolverDoes(t *testing.T) {
 		sum, part := []float64{0, 0}, 0.0
 		for i := range 6 {
 			if i == 3 { // another one goes on
-				state, err := s.State()
-				require.NoError(t, err)
+				state := require.Value(s.State())(t)
 				for _, other := range []float64{0, 0.5} {
 					s := &EMA{Solver: solvers[0], Decay: other}
 					require.Fails(t, fmt.Sprintf("%T: averages of another decay", solvers[0]),
@@ -80,9 +79,8 @@ func TestEMARefusesWhatItCannotAverage(t *testing.T) {
 	} {
 		p := &averaged{tensor.New(tensor.WithBacking([]float64{1})), tensor.New(
 			tensor.WithBacking([]float64{1}))}
-		if err := s.Step([]gorgonia.ValueGrad{p}); err == nil {
-			t.Errorf("%s is taken", name)
-		}
+		err := s.Step([]gorgonia.ValueGrad{p})
+		require.Check(t, err != nil, "%s is taken", name)
 		if all, err := s.Averages(); len(all) != 0 || err != nil {
 			t.Errorf("%s: averages %v, %v before a step", name, all, err)
 		}

@@ -41,11 +41,10 @@ func pairsOf(t *testing.T, params gorgonia.Nodes, step int) []gorgonia.ValueGrad
 // threeGroups returns groups of five parameters, which are interleaved.
 func threeGroups(t *testing.T, params gorgonia.Nodes) *Groups {
 	t.Helper()
-	g, err := NewGroups(params,
+	g := require.Value(NewGroups(params,
 		Group{&AdamW{Rate: 0.1, WeightDecay: 0.1}, gorgonia.Nodes{params[4], params[0]}},
 		Group{&AdamW{Rate: 0.01}, gorgonia.Nodes{params[1], params[3]}},
-		Group{&SGD{Rate: 1}, gorgonia.Nodes{params[2]}})
-	require.NoError(t, err)
+		Group{&SGD{Rate: 1}, gorgonia.Nodes{params[2]}}))(t)
 	return g
 }
 
@@ -97,8 +96,7 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 		require.Err(NewGroups(gorgonia.Nodes{p[0], p[0]}, Group{s, p[:1]})), "w0 is twice")
 	require.Fails(t, "groups of groups", require.Err(NewGroups(p, Group{&Groups{}, p})),
 		backend.ErrUnsupported)
-	g, err := NewGroups(p, Group{s, p[:1]}, Group{&Adam{Rate: 1}, p[1:]})
-	require.NoError(t, err)
+	g := require.Value(NewGroups(p, Group{s, p[:1]}, Group{&Adam{Rate: 1}, p[1:]}))(t)
 	require.Fails(t, "a step of two of three parameters", g.Step(pairsOf(t, p, 0)[:2]),
 		backend.ErrArgument)
 }
@@ -106,8 +104,7 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 // A group that refuses its parameters keeps the others from stepping.
 func TestGroupsStepTogetherOrNotAtAll(t *testing.T) {
 	p := vectors(2)
-	g, err := NewGroups(p, Group{&SGD{Rate: 1}, p[:1]}, Group{&Adam{}, p[1:]})
-	require.NoError(t, err)
+	g := require.Value(NewGroups(p, Group{&SGD{Rate: 1}, p[:1]}, Group{&Adam{}, p[1:]}))(t)
 	if err := g.Step(pairsOf(t, p, 0)); !errors.Is(err, backend.ErrArgument) ||
 		p[0].Value().Data().([]float64)[0] != 1 {
 		t.Errorf("%v, and the first group's parameter is %v", err, p[0].Value())
@@ -119,8 +116,7 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 	params := vectors(5)
 	g := threeGroups(t, params)
 	require.NoError(t, g.Step(pairsOf(t, params, 0)))
-	state, err := g.State()
-	require.NoError(t, err)
+	state := require.Value(g.State())(t)
 	for want, damage := range map[string]func(map[string]backend.Buffer){
 		"the state has group.3.adam.m.0": func(s map[string]backend.Buffer) {
 			s["group.3.adam.m.0"] = s["group.0.adam.m.0"]
@@ -147,12 +143,10 @@ func TestRMSPropMomentumIsOnOrOffFromTheBeginning(t *testing.T) {
 	params := vectors(2)
 	with := &RMSProp{Rate: 0.1, Momentum: 0.9}
 	require.NoError(t, with.Step(pairsOf(t, params, 0)))
-	state, err := with.State()
-	require.NoError(t, err)
+	state := require.Value(with.State())(t)
 	require.Fails(t, "a state with momentum for a solver without", new(RMSProp).SetState(state),
 		backend.ErrArgument, "rmsprop.momentum. for 2 parameters")
-	f, err := Fuse(with, nil)
-	require.NoError(t, err)
+	f := require.Value(Fuse(with, nil))(t)
 	with.Momentum = 0
 	require.Fails(t, "momentum that ends", with.Step(pairsOf(t, params, 1)), backend.ErrArgument)
 	require.Fails(t, "momentum that ends in a machine", require.Err(f.Next()), backend.ErrArgument)

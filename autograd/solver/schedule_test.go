@@ -32,9 +32,8 @@ func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
 }
 
 func TestSchedules(t *testing.T) {
-	if rate := Warmup(2, nil)(0); !math.IsNaN(rate) {
-		t.Errorf("without a schedule the rate is %v", rate)
-	}
+	rate := Warmup(2, nil)(0)
+	require.Check(t, math.IsNaN(rate), "without a schedule the rate is %v", rate)
 	for _, tt := range []struct {
 		name     string
 		schedule Schedule

@@ -169,8 +169,7 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 	}
 	stepped := &Adam{Rate: 1}
 	require.NoError(t, stepped.Step([]gorgonia.ValueGrad{pair{slices.Clone(w), slices.Clone(dw)}}))
-	state, err := stepped.State()
-	require.NoError(t, err)
+	state := require.Value(stepped.State())(t)
 	of := []backend.Buffer{backend.Of(w)}
 	for want, damage := range map[string]func(map[string]backend.Buffer){
 		"the state has no adam.steps": func(
@@ -242,9 +241,8 @@ func TestVelocitiesAreOfSomeParameters(t *testing.T) {
 	}
 	params := []backend.Buffer{of(3), of(4), of(3), of(5)}
 	for _, good := range [][]int{{}, {3, 4, 3, 5}, {4, 3}, {3, 5}, {5}} {
-		if err := new(Momentum).CheckState(state(good...), params); err != nil {
-			t.Errorf("%v: %v", good, err)
-		}
+		err := new(Momentum).CheckState(state(good...), params)
+		require.Check(t, err == nil, "%v: %v", good, err)
 	}
 	for _, bad := range [][]int{{6}, {5, 3}, {3, 4, 3, 5, 5}, {4, 4}} {
 		require.Fails(t, bad, new(Momentum).CheckState(state(bad...), params), backend.ErrArgument)
@@ -266,8 +264,7 @@ func (p pair) Grad() (gorgonia.Value, error) {
 func TestErrorsSayTheirPackageOnce(t *testing.T) {
 	p := vectors(2)
 	grads, bad := pairsOf(t, p, 0), &SGD{} // a rate of 0
-	groups, err := NewGroups(p, Group{&SGD{Rate: 1}, p[:1]}, Group{bad, p[1:]})
-	require.NoError(t, err)
+	groups := require.Value(NewGroups(p, Group{&SGD{Rate: 1}, p[:1]}, Group{bad, p[1:]}))(t)
 	_, twice := NewGroups(p, Group{bad, p}, Group{bad, p})
 	_, fused := Fuse(groups, nil)
 	_, clipped := ClipNorm([]gorgonia.ValueGrad{gorgonia.NewVector(gorgonia.NewGraph(),
@@ -312,7 +309,6 @@ func TestVectorNamesAreThoseOfStates(t *testing.T) {
 			t.Errorf("groups of 5 parameters have %v for another one", names)
 		}
 	}
-	if _, ok := VectorNames(gorgonia.NewVanillaSolver(), 0); ok {
-		t.Error("a solver of Gorgonia is one of this package")
-	}
+	_, ok := VectorNames(gorgonia.NewVanillaSolver(), 0)
+	require.Check(t, !ok, "a solver of Gorgonia is one of this package")
 }

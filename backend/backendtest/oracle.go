@@ -242,9 +242,7 @@ func foldFloats[T float32 | float64](c backend.Collective, xs [][]T) []T {
 }
 
 // inBranches reports whether ranks pass several operands of a sum.
-func inBranches(c backend.Collective) bool {
-	return c.Kind == backend.AllReduce && c.Splits != nil
-}
+func inBranches(c backend.Collective) bool { return c.Kind == backend.AllReduce && c.Splits != nil }
 
 // held returns how many operands rank r passes to an AllReduce.
 func held(c backend.Collective, r int) int {

@@ -101,10 +101,9 @@ func TestOracleKnowsTheReductions(t *testing.T) {
 		for _, x := range c.xs {
 			xs = append(xs, appendFloat(nil, c.d, x))
 		}
-		if err := differ(c.d, fold(backend.Collective{Op: c.op}, c.d, xs),
-			appendFloat(nil, c.d, c.want)); err != nil {
-			t.Errorf("%v of %v %v, %s: %v", c.op, c.xs, c.d, c.about, err)
-		}
+		err := differ(c.d, fold(backend.Collective{Op: c.op}, c.d, xs),
+			appendFloat(nil, c.d, c.want))
+		require.Check(t, err == nil, "%v of %v %v, %s: %v", c.op, c.xs, c.d, c.about, err)
 	}
 }
 
@@ -124,10 +123,9 @@ func TestOracleAddsNeighboursInATree(t *testing.T) {
 		}
 		for a, want := range map[backend.Association]float64{backend.InRankOrder: c.inOrder,
 			backend.Tree: c.inTree} {
-			if err := differ(backend.F32, fold(backend.Collective{Association: a}, backend.F32, xs),
-				appendFloat(nil, backend.F32, want)); err != nil {
-				t.Errorf("%v of %v: %v", a, c.xs, err)
-			}
+			err := differ(backend.F32, fold(backend.Collective{Association: a}, backend.F32, xs),
+				appendFloat(nil, backend.F32, want))
+			require.Check(t, err == nil, "%v of %v: %v", a, c.xs, err)
 		}
 	}
 }
@@ -154,9 +152,8 @@ func TestOracleWrapsIntegers(t *testing.T) {
 			xs = append(xs, le.AppendUint64(nil, uint64(x))[:c.d.Size()])
 		}
 		want := le.AppendUint64(nil, uint64(c.want))[:c.d.Size()]
-		if err := differ(c.d, fold(backend.Collective{Op: c.op}, c.d, xs), want); err != nil {
-			t.Errorf("%v of %v %v: %v", c.op, c.xs, c.d, err)
-		}
+		err := differ(c.d, fold(backend.Collective{Op: c.op}, c.d, xs), want)
+		require.Check(t, err == nil, "%v of %v %v: %v", c.op, c.xs, c.d, err)
 	}
 }
 

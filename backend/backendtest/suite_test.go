@@ -30,9 +30,7 @@ func referenceGroup(wrap func(*reference.Communicator) backend.Communicator) fun
 
 func asIs(c *reference.Communicator) backend.Communicator { return c }
 
-func TestReferencePassesUnraced(t *testing.T) {
-	Run(t, Options{New: referenceGroup(asIs)})
-}
+func TestReferencePassesUnraced(t *testing.T) { Run(t, Options{New: referenceGroup(asIs)}) }
 
 // broken is a communicator that is wrong in one way.
 type broken struct {
@@ -279,9 +277,8 @@ func TestListedUnsupportedPasses(t *testing.T) {
 			})})
 	for _, c := range scenarios[:7] {
 		var skip errSkip
-		if err := s.try(c, 2); err != nil && !errors.As(err, &skip) {
-			t.Errorf("%s: %v", c.name, err)
-		}
+		err := s.try(c, 2)
+		require.Check(t, err == nil || errors.As(err, &skip), "%s: %v", c.name, err)
 	}
 }
 

@@ -53,9 +53,8 @@ func TestHooksAreToldBeforeACallWaits(t *testing.T) {
 		next("start 4 of 4 bytes, false")
 		next("end 104, true")
 		hooked.Abort(errors.New("for a test"))
-		if err := allReduce(hooked, x[:1]); err == nil {
-			t.Errorf("%d ranks: a call after Abort succeeds", P)
-		}
+		err := allReduce(hooked, x[:1])
+		require.Check(t, err != nil, "%d ranks: a call after Abort succeeds", P)
 		next("start 5 of 4 bytes, false")
 		next("end 105, true")
 	}

@@ -21,8 +21,7 @@ func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
 }
 
 func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
-	worlds, err := rendezvous.Local(3, 0)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(3, 0))(t)
 	missing := filepath.Join(t.TempDir(), "missing")
 	errs := testranks.Each(3, func(r int) error {
 		dir := ""

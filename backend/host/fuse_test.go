@@ -11,15 +11,13 @@ import (
 )
 
 func TestQueuesRunFusedPrograms(t *testing.T) {
-	own, err := Device{}.NewQueue()
-	require.NoError(t, err)
+	own := require.Value(Device{}.NewQueue())(t)
 	defer own.Close()
 	p := &fuse.Program{Shape: []int{3}}
 	x := p.Load(backend.F32, 1)
 	p.Store(p.Do(fuse.Mul, x, x), backend.F32, 1)
 	for name, q := range map[string]backend.Queue{"caller": Device{}.Default(), "own": own} {
-		l, err := q.(fuse.Queue).Fuse(p)
-		require.NoError(t, err)
+		l := require.Value(q.(fuse.Queue).Fuse(p))(t)
 		y := []float32{2, 3, 4}
 		operands := []backend.Buffer{backend.Of(y)}
 		for range 2 { // in order

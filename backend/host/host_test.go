@@ -86,8 +86,7 @@ func TestNothingIsLeftInSharedMemory(t *testing.T) {
 	if err := (Backend{Dir: dir}).Available(); err != nil {
 		t.Skipf("no unnamed files here: %v", err)
 	}
-	worlds, err := rendezvous.Local(2, 0)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(2, 0))(t)
 	errs := testranks.Each(2, func(r int) error {
 		c, err := Backend{Dir: dir}.Connect(context.Background(), worlds[r])
 		if err != nil {
@@ -308,8 +307,7 @@ func TestFoundAbortBecauseOfALostRankNamesThatRank(t *testing.T) {
 }
 
 func TestRanksOfSeveralMachinesAreNotForThisBackend(t *testing.T) {
-	worlds, err := rendezvous.Local(2, time.Minute)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(2, time.Minute))(t)
 	for _, w := range worlds {
 		defer w.Close()
 		w.LocalSize = 1
@@ -322,9 +320,8 @@ func TestRanksOfSeveralMachinesAreNotForThisBackend(t *testing.T) {
 // TestRankPageIsAPage: its parts are where the comments say, in the page that a region has for it.
 func TestRankPageIsAPage(t *testing.T) {
 	var p rankPage
-	if size := unsafe.Sizeof(p); size != page {
-		t.Errorf("a rank's page has %d bytes, want %d", size, page)
-	}
+	size := unsafe.Sizeof(p)
+	require.Check(t, size == page, "a rank's page has %d bytes, want %d", size, page)
 	for what, offset := range map[string]uintptr{"futexWord": unsafe.Offsetof(p.futexWord),
 		"waiting": unsafe.Offsetof(p.waiting), "headers": unsafe.Offsetof(p.headers)} {
 		require.Check(t, offset%lineBytes == 0, "%s begins at %d, in the middle of a cache line",

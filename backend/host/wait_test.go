@@ -11,9 +11,8 @@ func TestAdaptiveSpin(t *testing.T) {
 	p := spinBudget{spin: 64 * time.Microsecond}
 	var s adaptiveSpin
 	for i := range mostHalvings {
-		if got, want := s.budget(p), p.spin>>i; got != want {
-			t.Errorf("after %d waits without success: %v, want %v", i, got, want)
-		}
+		got, want := s.budget(p), p.spin>>i
+		require.Check(t, got == want, "after %d waits without success: %v, want %v", i, got, want)
 		s.learn(false)
 	}
 	for i := range 3 * probe {

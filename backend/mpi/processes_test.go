@@ -414,9 +414,8 @@ func TestProcessesRunEveryCall(t *testing.T) {
 	for _, l := range launchers(t) {
 		for _, n := range sizes {
 			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) {
-				if out, err := l.run(t, "calls", n); err != nil {
-					t.Errorf("%v:\n%s", err, out)
-				}
+				out, err := l.run(t, "calls", n)
+				require.Check(t, err == nil, "%v:\n%s", err, out)
 			})
 		}
 	}
@@ -429,9 +428,7 @@ func TestCommunicator(t *testing.T) {
 	}
 	for _, l := range launchers(t) {
 		for _, n := range []int{1, 2, 3, 4} {
-			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) {
-				l.passes(t, "suite", n)
-			})
+			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) { l.passes(t, "suite", n) })
 		}
 	}
 }
@@ -442,9 +439,8 @@ func (l launcher) passes(t *testing.T, scenario string, n int) {
 	dir := t.TempDir()
 	l.env = append(slices.Clone(l.env), "EURYALE_FULL=0", notes+"="+dir)
 	out, _ := l.run(t, scenario, n) // the launcher's verdict is its own
-	if err := allPassed(dir, n); err != nil {
-		t.Errorf("%v:\n%s", err, out)
-	}
+	err := allPassed(dir, n)
+	require.Check(t, err == nil, "%v:\n%s", err, out)
 }
 
 // Ranks on several machines wait for each other in MPI.
@@ -457,9 +453,8 @@ func TestAWaitInMPIEnds(t *testing.T) {
 func TestProcessesOfTwoMachinesRunEveryCall(t *testing.T) {
 	for _, l := range launchers(t) {
 		t.Run(l.name, func(t *testing.T) {
-			if out, err := l.run(t, "machines", 3); err != nil {
-				t.Errorf("%v:\n%s", err, out)
-			}
+			out, err := l.run(t, "machines", 3)
+			require.Check(t, err == nil, "%v:\n%s", err, out)
 		})
 	}
 }
@@ -467,9 +462,8 @@ func TestProcessesOfTwoMachinesRunEveryCall(t *testing.T) {
 func TestGroupsEndAndMPIGoesOn(t *testing.T) {
 	for _, l := range launchers(t) {
 		t.Run(l.name, func(t *testing.T) {
-			if out, err := l.run(t, "life", 3); err != nil {
-				t.Errorf("%v:\n%s", err, out)
-			}
+			out, err := l.run(t, "life", 3)
+			require.Check(t, err == nil, "%v:\n%s", err, out)
 		})
 	}
 }
@@ -503,8 +497,7 @@ func TestKilledRankIsNamedBeforeTheLauncherEndsTheRest(t *testing.T) {
 func TestForeignLauncherIsNamed(t *testing.T) {
 	launchers(t)
 	// Open MPI 4 fails if another job removes what it has just made in its directory.
-	dir, err := os.MkdirTemp("", "euryale-")
-	require.NoError(t, err)
+	dir := require.Value(os.MkdirTemp("", "euryale-"))(t)
 	// its daemons may outlive the ranks, and have files there
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	for r, p := range proctest.Start(t, "foreign", 2, "EURYALE_TIMEOUT=20s",

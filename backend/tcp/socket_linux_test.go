@@ -23,10 +23,9 @@ func TestOnlyLongWaysArePaced(t *testing.T) {
 		want  string
 	}{{0, "bbr"}, {time.Hour, "reno"}} {
 		require.NoError(t, avoidBBR(l.sock.fd, c.short))
-		if how, err := unix.GetsockoptString(l.sock.fd, unix.IPPROTO_TCP,
-			unix.TCP_CONGESTION); err != nil || strings.TrimRight(how, "\x00") != c.want {
-			t.Errorf("where ways of up to %v are short the congestion control is %q, %v, want %s",
-				c.short, how, err, c.want)
-		}
+		how, err := unix.GetsockoptString(l.sock.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+		require.Check(t, err == nil && strings.TrimRight(how, "\x00") == c.want,
+			"where ways of up to %v are short the congestion control is %q, %v, want %s", c.short,
+			how, err, c.want)
 	}
 }

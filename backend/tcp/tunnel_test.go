@@ -29,8 +29,7 @@ type flipper struct {
 
 func newFlipper(t *testing.T, to string) *flipper {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	f := &flipper{Listener: ln, to: to}
 	f.running.Go(f.serve)
 	return f
@@ -85,33 +84,28 @@ func arrives(t *testing.T, l *link, n int) []byte {
 }
 
 func TestAFlippedBitEndsAnEncryptedLink(t *testing.T) {
-	ws, err := rendezvous.Local(2, 10*time.Second)
-	require.NoError(t, err)
+	ws := require.Value(rendezvous.Local(2, 10*time.Second))(t)
 	came := make(chan *link, 1)
 	for _, w := range ws {
 		w.TLS = true
 		defer w.Close()
 	}
-	listener, err := ws[0].Listen("data", func(_ int, conn net.Conn) {
+	listener := require.Value(ws[0].Listen("data", func(_ int, conn net.Conn) {
 		l, err := take(conn)
 		require.Report(t, err)
 		came <- l
-	})
-	require.NoError(t, err)
+	}))(t)
 	middle := newFlipper(t, listener.Addr())
-	conn, err := ws[1].Dial(context.Background(), "data", 0, middle.Addr().String())
-	require.NoError(t, err)
-	near, err := take(conn)
-	require.NoError(t, err)
+	conn := require.Value(ws[1].Dial(context.Background(), "data", 0, middle.Addr().String()))(t)
+	near := require.Value(take(conn))(t)
 	far := <-came
 	data := strings.Repeat("gradients ", 50)
 	for _, flips := range []bool{false, true} {
 		middle.flips.Store(flips)
 		far.out.reset(len(data))
 		far.out.add([]byte(data))
-		if n := far.send(); n != len(data) {
-			t.Fatalf("sent %d bytes of %d", n, len(data))
-		}
+		n := far.send()
+		require.That(t, n == len(data), "sent %d bytes of %d", n, len(data))
 		got := arrives(t, near, len(data))
 		switch {
 		case !flips && string(got) != data:
@@ -138,10 +132,8 @@ func TestForgedBytesEndACallThatNamesTheRank(t *testing.T) {
 	})
 	// application data without a seal
 	record := append([]byte{23, 3, 3, 0, 32}, make([]byte, 32)...)
-	if _, err := ranks.Ranks[0].(*hosted.Comm).Engine.(*engine).links[1].tunnel.raw.
-		Write(record); err != nil {
-		t.Fatal(err)
-	}
+	_, err := ranks.Ranks[0].(*hosted.Comm).Engine.(*engine).links[1].tunnel.raw.Write(record)
+	require.That(t, err == nil, "%v", err)
 	errs := testranks.Each(2, func(r int) error {
 		operand := make([]float32, 1000)
 		for range 100 { // rank 0 may have all it needs for the first call before rank 1 ends

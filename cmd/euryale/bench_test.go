@@ -35,17 +35,15 @@ func parseBench(t *testing.T, args ...string) (benchCmd, error) {
 // quickBench is a benchmark that takes no time worth mentioning.
 func quickBench(t *testing.T, args ...string) benchCmd {
 	t.Helper()
-	b, err := parseBench(t, append([]string{"--inproc", "-n", "2", "--min=1K", "--max=4K",
-		"--factor=4", "--iters=3"}, args...)...)
-	require.NoError(t, err)
+	b := require.Value(parseBench(t, append([]string{"--inproc", "-n", "2", "--min=1K", "--max=4K",
+		"--factor=4", "--iters=3"}, args...)...))(t)
 	return b
 }
 
 func nowhere() *streams { return &streams{out: io.Discard, err: io.Discard} }
 
 func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
-	b, err := parseBench(t)
-	require.NoError(t, err)
+	b := require.Value(parseBench(t))(t)
 	want := benchCmd{
 		N: defaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10,
 		Max: 64 << 20, Factor: 2,
@@ -60,8 +58,7 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms",
 		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--hold")
 	require.NoError(t, err)
-	again, err := parseBench(t, b.args()[1:]...)
-	require.NoError(t, err)
+	again := require.Value(parseBench(t, b.args()[1:]...))(t)
 	require.Check(t, reflect.DeepEqual(b, again), "a rank is told %+v, want %+v", again, b)
 	fields := reflect.ValueOf(b)
 	for i := range fields.NumField() {
@@ -150,9 +147,8 @@ func TestBenchOnADeviceTimesBatches(t *testing.T) {
 func TestBenchFailsIfElementsAreWrong(t *testing.T) {
 	b := quickBench(t)
 	s := b.output(nowhere())
-	if err := s.verdict(); err != nil {
-		t.Errorf("verdict before any result: %v", err)
-	}
+	err := s.verdict()
+	require.Check(t, err == nil, "verdict before any result: %v", err)
 	for range 2 {
 		require.NoError(t, s.add(bench.Result{Wrong: 3}))
 	}
@@ -176,9 +172,8 @@ func TestBenchExplainsBadInput(t *testing.T) {
 		b := quickBench(t, test.flag)
 		err := b.Run(context.Background(), nowhere())
 		require.Fails(t, test.flag, err, test.want)
-		if code := exitCode(t.Context(), err, nowhere()); code != exit.Usage {
-			t.Errorf("%s: exit code %d", test.flag, code)
-		}
+		code := exitCode(t.Context(), err, nowhere())
+		require.Check(t, code == exit.Usage, "%s: exit code %d", test.flag, code)
 	}
 	for _, flag := range []string{"--min=1X", "--max=-1", "--max="} {
 		require.Fails(t, flag, require.Err(parseBench(t, flag)), "not a size")

@@ -98,10 +98,9 @@ func TestDoctorReadsTheEnvironment(t *testing.T) {
 		{[]string{"EURYALE_SHM_DIR=/does/not/exist"}, "name a tmpfs in EURYALE_SHM_DIR"},
 		{[]string{"EURYALE_SHM_DIR=/proc"}, "it is not a tmpfs"},
 	} {
-		if report, _ := examine(t, nil, nil, test.environ...); !strings.Contains(report,
-			test.want) {
-			t.Errorf("%v: no %q in\n%s", test.environ, test.want, report)
-		}
+		report, _ := examine(t, nil, nil, test.environ...)
+		require.Check(t, strings.Contains(report, test.want), "%v: no %q in\n%s", test.environ,
+			test.want, report)
 	}
 }
 
@@ -115,14 +114,12 @@ func TestDoctorReadsWhatWasMeasured(t *testing.T) {
 		} else if err := os.RemoveAll(file); err != nil {
 			t.Fatal(err)
 		}
-		if report, _ := examine(t, nil, nil); !strings.Contains(report, want) {
-			t.Errorf("%q: no %q in\n%s", text, want, report)
-		}
+		report, _ := examine(t, nil, nil)
+		require.Check(t, strings.Contains(report, want), "%q: no %q in\n%s", text, want, report)
 	}
 	t.Setenv(string(env.Tuning), "off")
-	if report, _ := examine(t, nil, nil); !strings.Contains(report, "EURYALE_TUNING=off: algor") {
-		t.Errorf("off: %s", report)
-	}
+	report, _ := examine(t, nil, nil)
+	require.Check(t, strings.Contains(report, "EURYALE_TUNING=off: algor"), "off: %s", report)
 }
 
 func TestDoctorKeepsTheSecret(t *testing.T) {
@@ -220,9 +217,8 @@ func TestDoctorThatIsStoppedFails(t *testing.T) {
 			stop(stopped)
 			return "works", nil
 		}})
-	if err := d.examine(ctx, io.Discard); !errors.Is(err, stopped) {
-		t.Errorf("error is %v", err)
-	}
+	err := d.examine(ctx, io.Discard)
+	require.Check(t, errors.Is(err, stopped), "error is %v", err)
 }
 
 func TestDoctorNamesWhatHangs(t *testing.T) {

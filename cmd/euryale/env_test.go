@@ -40,9 +40,7 @@ func TestEnvPreparesABuild(t *testing.T) {
 		`"-L` + dir + `/lib" -lcuda`} {
 		require.Check(t, strings.Contains(string(flags), want), "no %q in\n%s", want, flags)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "lib", "libcuda.a")); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, require.Err(os.Stat(filepath.Join(dir, "lib", "libcuda.a"))))
 }
 
 // TestEnvSaysWhereLibrariesAre: a library is found by its variable and on the library path; without

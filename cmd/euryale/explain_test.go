@@ -52,9 +52,7 @@ func measured(t *testing.T, source string, samples ...gpu.Sample) {
 	t.Helper()
 	row := gpu.Row{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 4,
 		Kind: backend.AllReduce, Source: source, Samples: samples}
-	if _, err := (gpu.Table{row}).Keep(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err((gpu.Table{row}).Keep()))
 }
 
 func TestExplainSaysWhatIsChosenAndWhy(t *testing.T) {
@@ -137,9 +135,7 @@ func TestExplainSaysWhatInitDoes(t *testing.T) {
 		77*time.Microsecond
 	m := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2, Declared: true,
 		Links: links, Source: "this test"}
-	if _, err := m.Keep(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(m.Keep()))
 	for _, topology := range []string{"4x1", "2x2", "2x2:minor", "0,1,1,0", "1x4"} {
 		for _, mode := range []string{"", "auto", "always", "never", "auto,exchange=bf16",
 			"slice=65536,slots=2"} {
@@ -204,14 +200,12 @@ func TestFoundExplainTakesAllMemory(t *testing.T) {
 		"allreduce 2M --topology 2x2 " +
 			"--hierarchy slots=1024,slice=999999999999": "more than any device has",
 	} {
-		if code, out, err := explain(line); code != exit.Usage || out != "" ||
-			!strings.Contains(err, want) {
-			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
-		}
+		code, out, err := explain(line)
+		require.Check(t, code == exit.Usage && out == "" && strings.Contains(err, want),
+			"%s: code %d, %q, %q, want %q", line, code, out, err, want)
 	}
-	if code, _, err := explain("allreduce 1M --topology 256x256"); code != 0 {
-		t.Errorf("as many ranks as there may be: code %d, %s", code, err)
-	}
+	code, _, err := explain("allreduce 1M --topology 256x256")
+	require.Check(t, code == 0, "as many ranks as there may be: code %d, %s", code, err)
 }
 
 func TestFoundExplainIgnoresTheFirstSignal(t *testing.T) {
@@ -242,10 +236,9 @@ func TestFoundExplainSaysNothingAboutTheHost(t *testing.T) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
 	}
-	if code, out, err := explain("allreduce 1K -n 65"); code != 0 ||
-		!strings.Contains(out, "65 ranks, of at most 64") {
-		t.Errorf("more ranks than the backend takes: code %d, %q, %q", code, out, err)
-	}
+	code, out, err := explain("allreduce 1K -n 65")
+	require.Check(t, code == 0 && strings.Contains(out, "65 ranks, of at most 64"),
+		"more ranks than the backend takes: code %d, %q, %q", code, out, err)
 }
 
 // Several machines without GPUs have sockets, which one machine may use, too.
@@ -291,19 +284,16 @@ func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
 		var W, M, slices int
 		var flat, layered, unit, runs string
 		text := strings.Replace(row, " - ", " - us ", 1)
-		if _, err := fmt.Sscan(text, &W, &M, &flat, &unit, &layered, &unit, &slices,
-			&runs); err != nil {
-			t.Fatalf("%s: %v", row, err)
-		}
+		_, err := fmt.Sscan(text, &W, &M, &flat, &unit, &layered, &unit, &slices, &runs)
+		require.That(t, err == nil, "%s: %v", row, err)
 		_, one, _ := explain(fmt.Sprintf("allreduce 64M --topology %dx8%s", M, links))
 		if W != 8*M || !strings.Contains(one, ": "+runs+", because") || slices > 0 &&
 			!strings.Contains(one, fmt.Sprintf("in %d slice", slices)) {
 			t.Errorf("%s, but explain says\n%s", row, one)
 		}
 	}
-	if svg, err := os.ReadFile(picture); err != nil || !strings.Contains(string(svg), "<svg") {
-		t.Errorf("no picture: %v", err)
-	}
+	svg, err := os.ReadFile(picture)
+	require.Check(t, err == nil && strings.Contains(string(svg), "<svg"), "no picture: %v", err)
 }
 
 // What bench --tune has measured with EURYALE_TOPOLOGY=2x2 is what --topology 2x2 goes by,
@@ -315,9 +305,7 @@ func TestFoundExplainForgetsWhatWasTuned(t *testing.T) {
 		links.Step = step
 		m := hierarchy.Measurement{Model: "host", Machines: 2, Devices: 2, Declared: declared,
 			Links: links, Source: source}
-		if _, err := m.Keep(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(m.Keep()))
 	}
 	for _, test := range []struct {
 		declared bool
@@ -362,10 +350,9 @@ func TestExplainSaysWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
 	}
-	if code, _, err := explain("allreduce much"); code != exit.Usage ||
-		!strings.Contains(err, "not a size") {
-		t.Errorf("code %d, %q", code, err)
-	}
+	code, _, err := explain("allreduce much")
+	require.Check(t, code == exit.Usage && strings.Contains(err, "not a size"), "code %d, %q", code,
+		err)
 	if code, _, err := explain("allreduce 2M --backend mpi"); code != exit.Usage ||
 		!strings.Contains(err, "use host or tcp") {
 		t.Errorf("code %d, %q", code, err)

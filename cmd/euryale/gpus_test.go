@@ -56,11 +56,8 @@ func (s *standIn) fetch(dst backend.Buffer, other usableGPU, src backend.Buffer)
 // standIns returns n GPUs, whose memory must be free at the end.
 func standIns(t *testing.T, n int) []*standIn {
 	t.Helper()
-	d, err := fakedevice.New(host.Device{})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, d.Close())
-	})
+	d := require.Value(fakedevice.New(host.Device{}))(t)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	var all []*standIn
 	for i := range n {
 		all = append(all, &standIn{Device: d, number: i, spoils: -1})

@@ -68,13 +68,11 @@ func readers() []func(dir string) string {
 func goodFiles(t *testing.T) (all [4]map[string][]byte) {
 	t.Helper()
 	dir := t.TempDir()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	job := command(t, "run", "-n", "2", "--log-dir", dir, self, brokenRank, "not at all")
 	job.Env = append(job.Env, "EURYALE_TRACE="+filepath.Join(dir, "trace"))
-	if out, err := job.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := job.CombinedOutput()
+	require.That(t, err == nil, "%v\n%s", err, out)
 	tree := func(dir string) map[string][]byte {
 		found := map[string][]byte{}
 		require.NoError(t, fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry,
@@ -106,9 +104,7 @@ var numbers = regexp.MustCompile(`\d+`)
 func spoil(t *testing.T, draw *rand.Rand, path string, text []byte) {
 	pick := func(all ...string) string { return all[draw.IntN(len(all))] }
 	at := draw.IntN(len(text) + 1)
-	remake := func(err error) {
-		require.NoError(t, err)
-	}
+	remake := func(err error) { require.NoError(t, err) }
 	switch kind := draw.IntN(14); kind {
 	case 0:
 		remake(errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
@@ -205,9 +201,8 @@ func TestHostileFilesCostLittle(t *testing.T) {
 			}
 		}
 		slowest = max(slowest, time.Since(began))
-		if shown := strings.ReplaceAll(said, "\t", ""); shown != strings.Map(printable, shown) {
-			t.Errorf("case %d, %s: %q", i, name, said)
-		}
+		shown := strings.ReplaceAll(said, "\t", "")
+		require.Check(t, shown == strings.Map(printable, shown), "case %d, %s: %q", i, name, said)
 		require.NoError(t, os.RemoveAll(dir))
 		var left []string
 		for _, name := range []string{"victim", "victims/a"} {

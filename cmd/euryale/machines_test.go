@@ -33,8 +33,7 @@ func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 // examples/cluster. That they share this one is known to the ranks, which here take sockets all the
 // same.
 func TestLaunchersShareAJob(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	meeting := ln.Addr().String()
 	ln.Close()
 	bin := t.TempDir()
@@ -67,9 +66,8 @@ func built(t *testing.T, folder string, tags ...string) string {
 		args = append(args, "-tags="+strings.Join(tags, ","))
 	}
 	cmd := exec.Command("go", append(args, "../../"+folder)...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", folder, err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	require.That(t, err == nil, "build %s: %v\n%s", folder, err, out)
 	return program
 }
 
@@ -260,17 +258,14 @@ func TestMachinesTrainATransformer(t *testing.T) {
 	if !full() {
 		t.Skip("TestMachinesLearn is the sample: set EURYALE_FULL=1")
 	}
-	text, err := filepath.Abs("../../docs/benchmarks.md")
-	require.NoError(t, err)
+	text := require.Value(filepath.Abs("../../docs/benchmarks.md"))(t)
 	flags := "--layers 2 --width 32 --context 33 --steps 40 --lr 1e-2 --data " + text
 	train := append([]string{built(t, "examples/gpt")}, strings.Fields(flags)...)
 	loss := func(printed string) (loss, eval float64) {
 		t.Helper()
 		end := regexp.MustCompile(`loss=(\S+) eval=(\S+) ranks=`).FindStringSubmatch(printed)
 		require.That(t, end != nil, "no training:\n%s", printed)
-		if _, err := fmt.Sscan(end[1]+" "+end[2], &loss, &eval); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(fmt.Sscan(end[1]+" "+end[2], &loss, &eval)))
 		return loss, eval
 	}
 	alone, err := exec.Command(train[0], train[1:]...).CombinedOutput()
@@ -514,8 +509,7 @@ func TestMachinesThatCannotBeAreErrors(t *testing.T) {
 // TestTheRecipeOfMetricsWorksUnderALauncher: the commands of docs/observing.md, with an address of
 // this machine, free ports and a program. Without the credential nobody reads anything.
 func TestTheRecipeOfMetricsWorksUnderALauncher(t *testing.T) {
-	page, err := os.ReadFile("../../docs/observing.md")
-	require.NoError(t, err)
+	page := require.Value(os.ReadFile("../../docs/observing.md"))(t)
 	recipe := regexp.MustCompile("(?s)```sh\n(export EURYALE_TOKEN.*?)```").FindSubmatch(page)
 	require.That(t, recipe != nil, "docs/observing.md has no recipe")
 	for _, tool := range []string{"bash", "curl", "openssl"} {

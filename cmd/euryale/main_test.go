@@ -27,10 +27,9 @@ func commandLine(args ...string) (code int, out, err string) {
 }
 
 func TestCommandLines(t *testing.T) {
-	if code, _, err := commandLine("run", ""); code != exit.Usage ||
-		!strings.Contains(err, "run which program?") {
-		t.Errorf("run of an empty name: code %d, %q", code, err)
-	}
+	code, _, err := commandLine("run", "")
+	require.Check(t, code == exit.Usage && strings.Contains(err, "run which program?"),
+		"run of an empty name: code %d, %q", code, err)
 	for _, c := range []struct {
 		line     string // words between spaces
 		code     int

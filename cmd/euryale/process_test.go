@@ -35,8 +35,7 @@ func TestMain(m *testing.M) {
 // command returns this command as a program, to be started.
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	cmd := exec.Command(self, args...)
 	cmd.Env = append(os.Environ(), actAsEuryale+"=1")
 	return cmd
@@ -102,9 +101,8 @@ func TestBenchStartsItself(t *testing.T) {
 	}
 	for line := range strings.Lines(out.String()) {
 		var r bench.Result
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
-			t.Fatalf("%v in %q", err, line)
-		}
+		err := json.Unmarshal([]byte(line), &r)
+		require.That(t, err == nil, "%v in %q", err, line)
 		require.Check(t, r.Ranks == 3 && !r.InProc && r.Alloc && r.Wrong == 0 && r.Iters == 5,
 			"line is %+v", r)
 	}
@@ -117,14 +115,12 @@ func TestBenchStartsItself(t *testing.T) {
 }
 
 func TestBenchIsARankUnderALauncher(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	out, err := command(t, append([]string{"run", "-n", "2", self}, small("--json")...)...).Output()
 	require.NoError(t, err)
-	if n := strings.Count(string(out), `"ranks":2`); n != 2 ||
-		!strings.HasPrefix(string(out), "[0] {") {
-		t.Errorf("rank 0 should write 2 lines:\n%s", out)
-	}
+	n := strings.Count(string(out), `"ranks":2`)
+	require.Check(t, n == 2 && strings.HasPrefix(string(out), "[0] {"),
+		"rank 0 should write 2 lines:\n%s", out)
 }
 
 func TestFoundBenchEndsWithTheCodeOfItsSignal(t *testing.T) {

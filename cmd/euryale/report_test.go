@@ -15,8 +15,7 @@ import (
 // TestReportTellsWhatJobsHaveLeft: logs of one in which a rank fails, and traces of another.
 func TestReportTellsWhatJobsHaveLeft(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	failing := command(t, "run", "-n", "3", "--log-dir", dir, self, brokenRank, "exit 3")
 	if out, err := failing.CombinedOutput(); failing.ProcessState.ExitCode() != 3 {
 		t.Fatalf("%v\n%s", err, out)
@@ -31,16 +30,14 @@ func TestReportTellsWhatJobsHaveLeft(t *testing.T) {
 	if page := filepath.Join(dir, "report.html"); code != 0 || errs != "" || out != page+"\n" {
 		t.Fatalf("code %d: %q, %s", code, out, errs)
 	}
-	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
-	require.NoError(t, err)
+	page := require.Value(os.ReadFile(filepath.Join(dir, "report.html")))(t)
 	for _, want := range []string{"<b>3</b> ranks", ">rank 1 failed first: exit status 3",
 		"out of data", ">started 3 ranks<", "</b> steps in the traces"} {
 		require.Check(t, strings.Contains(string(page), want), "the page has no %q", want)
 	}
 	trace, err := os.ReadFile(merged)
-	if n := strings.Count(string(trace), `"name":"allreduce"`); err != nil || n != 3*50 {
-		t.Errorf("the trace has %d all-reduces, want 150: %v", n, err)
-	}
+	n := strings.Count(string(trace), `"name":"allreduce"`)
+	require.Check(t, err == nil && n == 3*50, "the trace has %d all-reduces, want 150: %v", n, err)
 }
 
 func TestReportOfNothingSaysHowToMakeSome(t *testing.T) {
@@ -48,9 +45,8 @@ func TestReportOfNothingSaysHowToMakeSome(t *testing.T) {
 		t.TempDir():                        "neither logs nor traces: run a job",
 		filepath.Join(t.TempDir(), "none"): "no such file",
 	} {
-		if code, _, errs := commandLine("report", dir); code != 1 || !strings.Contains(errs, want) {
-			t.Errorf("code %d: %s", code, errs)
-		}
+		code, _, errs := commandLine("report", dir)
+		require.Check(t, code == 1 && strings.Contains(errs, want), "code %d: %s", code, errs)
 	}
 }
 
@@ -66,9 +62,8 @@ func TestReportReplacesALinkAndNotWhatItLeadsTo(t *testing.T) {
 		os.WriteFile(own, nil, 0o600), os.Symlink("own", own+".html"))
 	require.NoError(t, err)
 	for _, args := range [][]string{{"report", logs}, {"report", "-o", own + ".html", logs}} {
-		if code, _, errs := commandLine(args...); code != 0 {
-			t.Fatalf("code %d, %s", code, errs)
-		}
+		code, _, errs := commandLine(args...)
+		require.That(t, code == 0, "code %d, %s", code, errs)
 	}
 	text, err := os.ReadFile(victim)
 	if info, wrong := os.Lstat(page); errors.Join(err, wrong) != nil || string(text) != "old" ||

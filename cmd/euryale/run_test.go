@@ -114,10 +114,8 @@ func fail(comm backend.Communicator, way string) {
 }
 
 func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
-	port, err := freePort()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
+	port := require.Value(freePort())(t)
 	var launchers []*exec.Cmd
 	outputs := make([]strings.Builder, 2)
 	for n := range 2 {
@@ -141,8 +139,7 @@ func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
 
 // Two commands without --nnodes, as a launcher starts them on two machines, are one job.
 func TestRunTakesItsPositionFromTheLauncher(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	outputs := make([]bytes.Buffer, 2)
 	var launchers []*exec.Cmd
 	for n := range outputs {
@@ -155,9 +152,8 @@ func TestRunTakesItsPositionFromTheLauncher(t *testing.T) {
 		launchers = append(launchers, cmd)
 	}
 	for n, cmd := range launchers {
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("machine %d: %v\n%s", n, err, &outputs[n])
-		}
+		err := cmd.Wait()
+		require.Check(t, err == nil, "machine %d: %v\n%s", n, err, &outputs[n])
 	}
 	if out := outputs[0].String(); !strings.Contains(out, "# ranks: 4 processes") ||
 		!strings.Contains(out, "SkyPilot has started this command 2 times: it is number 0") {
@@ -204,8 +200,7 @@ func freePort() (int, error) {
 // broken returns euryale run of ranks of which one fails.
 func broken(t *testing.T, way string, env ...string) *exec.Cmd {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	cmd := command(t, "run", "-n", "3", self, brokenRank, way)
 	cmd.Env = append(cmd.Env, append(env, "EURYALE_BACKEND=host")...)
 	return cmd
@@ -257,8 +252,7 @@ func TestFoundLauncherBlamesTheRankThatFailedFirst(t *testing.T) {
 
 func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "logs")
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	cmd := command(t, "run", "-n", "3", "--log-dir", dir, self, brokenRank, "hang")
 	cmd.Env = append(cmd.Env, "EURYALE_BACKEND=host")
 	var stderr strings.Builder
@@ -272,9 +266,8 @@ func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 	}
 	require.NoError(t, cmd.Process.Signal(syscall.SIGQUIT))
 	err = cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGQUIT) {
-		t.Errorf("exit code %d (%v)", code, err)
-	}
+	code := cmd.ProcessState.ExitCode()
+	require.Check(t, code == 128+int(syscall.SIGQUIT), "exit code %d (%v)", code, err)
 	printed := map[string]bool{}
 	for line := range strings.Lines(stderr.String()) {
 		printed[line] = true
@@ -290,9 +283,8 @@ func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 			require.Check(t, strings.Contains(string(log), want), "rank %d: no %q in %.200s", r,
 				want, log)
 		}
-		if n := len(regexp.MustCompile(`(?m)^goroutine \d+`).FindAll(log, -1)); n < 300 {
-			t.Errorf("rank %d: %d stacks", r, n)
-		}
+		n := len(regexp.MustCompile(`(?m)^goroutine \d+`).FindAll(log, -1))
+		require.Check(t, n >= 300, "rank %d: %d stacks", r, n)
 		for line := range strings.Lines(string(log)) {
 			if line != "under way\n" && !printed[fmt.Sprintf("[%d] %s", r, line)] {
 				t.Fatalf("rank %d: %q is not among the prefixed lines", r, line)
@@ -302,21 +294,18 @@ func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 }
 
 func TestQuitPrintsTheCallsOfGoroutinesToo(t *testing.T) {
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	cmd := command(t, "run", "-n", "1", self, brokenRank, "hang as goroutines")
 	cmd.Env = append(cmd.Env, "EURYALE_BACKEND=host", "EURYALE_LAST_CALLS=1")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := require.Value(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	bufio.NewScanner(out).Scan()
 	require.NoError(t, cmd.Process.Signal(syscall.SIGQUIT))
 	cmd.Wait() // the exit code says it
-	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGQUIT) {
-		t.Errorf("exit code %d", code)
-	}
+	code := cmd.ProcessState.ExitCode()
+	require.Check(t, code == 128+int(syscall.SIGQUIT), "exit code %d", code)
 	for _, want := range []string{"rank 0: the last 1 of", "rank 1: the last 1 of",
 		"rank 2: the last 1 of", "SIGQUIT: quit", "hangAsGoroutines"} {
 		if !strings.Contains(stderr.String(), want) {
@@ -333,15 +322,13 @@ func TestFoundSignalsAreExitCodes(t *testing.T) {
 	defer signal.Stop(caught)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		cmd := broken(t, "hang")
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		out := require.Value(cmd.StdoutPipe())(t)
 		require.NoError(t, cmd.Start())
 		bufio.NewScanner(out).Scan()
 		require.NoError(t, cmd.Process.Signal(s))
 		cmd.Wait() // the exit code says it
-		if code := cmd.ProcessState.ExitCode(); code != 128+int(s) {
-			t.Errorf("%v: exit code %d", s, code)
-		}
+		code := cmd.ProcessState.ExitCode()
+		require.Check(t, code == 128+int(s), "%v: exit code %d", s, code)
 	}
 }
 
@@ -349,12 +336,9 @@ func TestFoundOutputThatNobodyReadsIsNamed(t *testing.T) {
 	cmd := command(t, "run", "-n", "2", "/bin/sh", "-c", "while :; do echo something; done")
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	out := require.Value(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
-	if _, err := out.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(out.Read(make([]byte, 1))))
 	out.Close()
 	timer := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
 	defer timer.Stop()
@@ -366,8 +350,7 @@ func TestFoundOutputThatNobodyReadsIsNamed(t *testing.T) {
 }
 
 func TestFoundVariablesOfTheLauncherAreKnown(t *testing.T) {
-	out, err := command(t, "run", "-n", "1", "/usr/bin/env").Output()
-	require.NoError(t, err)
+	out := require.Value(command(t, "run", "-n", "1", "/usr/bin/env").Output())(t)
 	d := doctor{getenv: func(string) string {
 		return ""
 	}, environ: append(strings.Split(string(out), "\n"), "EURYALE_TERMINAL=1")}

@@ -118,9 +118,8 @@ func TestMachinesBySSH(t *testing.T) {
 		s.isEmpty(t)
 	}
 	by := startJob(t, proctest.Machines(t, 3, proctest.Wire{}), program, "--epochs", "5")
-	if hand := learned(t, by.succeeds(t), "tcp"); ends != [2]string{hand, hand} {
-		t.Errorf("it ends with %s, by hand with %s", ends, hand)
-	}
+	hand := learned(t, by.succeeds(t), "tcp")
+	require.Check(t, ends == [2]string{hand, hand}, "it ends with %s, by hand with %s", ends, hand)
 	for _, h := range s.hosts {
 		cache := filepath.Join(h.Home(), ".cache/euryale/run")
 		files, _ := filepath.Glob(cache + "/*/*")
@@ -133,12 +132,9 @@ func TestMachinesBySSH(t *testing.T) {
 // atStart is how long a job may take until it trains: 3 s, but more where others want the cores.
 func atStart(t *testing.T) time.Duration {
 	t.Helper()
-	text, err := os.ReadFile("/proc/loadavg")
-	require.NoError(t, err)
+	text := require.Value(os.ReadFile("/proc/loadavg"))(t)
 	var load float64
-	if _, err := fmt.Sscan(string(text), &load); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(fmt.Sscan(string(text), &load)))
 	if load > float64(runtime.NumCPU()) {
 		return long
 	}
@@ -235,9 +231,8 @@ func TestMachinesBySSHEndWhileCopying(t *testing.T) {
 				t.Errorf("it ends well:\n%s", job.Output())
 			}
 			s.isEmpty(t)
-			if left := cached(); len(left) > 0 {
-				t.Errorf("%v stays", left)
-			}
+			left := cached()
+			require.Check(t, len(left) == 0, "%v stays", left)
 		})
 	}
 }
@@ -263,9 +258,8 @@ func inTime(t *testing.T, took time.Duration) {
 func kill(t *testing.T, pids []int) {
 	t.Helper()
 	for _, pid := range pids {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
-			t.Fatal(err)
-		}
+		err := syscall.Kill(pid, syscall.SIGKILL)
+		require.That(t, err == nil || err == syscall.ESRCH, "%v", err)
 	}
 }
 
@@ -273,8 +267,7 @@ func kill(t *testing.T, pids []int) {
 func hasNoSecrets(t *testing.T, s site) {
 	t.Helper()
 	for _, pid := range s.hosts[0].Ranks(t) {
-		vars, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		require.NoError(t, err)
+		vars := require.Value(os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)))(t)
 		_, token, found := strings.Cut(string(vars), "\x00EURYALE_TOKEN=")
 		token, _, _ = strings.Cut(token, "\x00")
 		require.That(t, found && len(token) >= 32, "a rank has the token %q", token)

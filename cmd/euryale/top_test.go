@@ -72,9 +72,8 @@ func TestTopModelIsRenewedUntilAKeyEndsIt(t *testing.T) {
 		}
 	}
 	for _, key := range []tea.Key{{Code: 'q', Text: "q"}, {Code: 'c', Mod: tea.ModCtrl}} {
-		if _, end := m.Update(tea.KeyPressMsg(key)); end == nil || end() != tea.Quit() {
-			t.Errorf("%v does not end it", key)
-		}
+		_, end := m.Update(tea.KeyPressMsg(key))
+		require.Check(t, end != nil && end() == tea.Quit(), "%v does not end it", key)
 	}
 }
 
@@ -145,10 +144,9 @@ func TestTopSaysWhyARankIsSilent(t *testing.T) {
 			"%s: code %d, %s\n%s", address, code, errs, out)
 	}
 	for _, wrong := range []string{"host", "[::1", "a:b:c"} {
-		if code, _, errs := commandLine("top", wrong); code != exit.Usage ||
-			!strings.Contains(errs, "give HOST:PORT") {
-			t.Errorf("%s: code %d, %s", wrong, code, errs)
-		}
+		code, _, errs := commandLine("top", wrong)
+		require.Check(t, code == exit.Usage && strings.Contains(errs, "give HOST:PORT"),
+			"%s: code %d, %s", wrong, code, errs)
 	}
 }
 

@@ -32,8 +32,7 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		if err := json.Unmarshal(out.Bytes(), &m); err != nil {
 			t.Fatalf("%v in %s", err, out.String())
 		}
-		layout, err := hierarchy.Parse(test.topology, test.ranks)
-		require.NoError(t, err)
+		layout := require.Value(hierarchy.Parse(test.topology, test.ranks))(t)
 		kept, found, err := hierarchy.Measured("host", layout, true)
 		if err != nil || !found || kept != m || m.Links.Step <= 0 ||
 			!strings.Contains(m.Source, "goroutines") {

@@ -36,9 +36,7 @@ func packed(t *testing.T, content []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
-	if _, err := z.Write(content); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(z.Write(content)))
 	require.NoError(t, z.Close())
 	return b.Bytes()
 }
@@ -160,9 +158,8 @@ func TestTruncatedFilesTakeNoMoreMemoryThanTheyHave(t *testing.T) {
 	_, err := data.IDX(huge, labels)
 	runtime.ReadMemStats(&after)
 	refused(t, huge, "1000 bytes of data", err)
-	if got := after.TotalAlloc - before.TotalAlloc; got > 1<<20 {
-		t.Errorf("%d bytes were allocated for a file of 1 kB", got)
-	}
+	got := after.TotalAlloc - before.TotalAlloc
+	require.Check(t, got <= 1<<20, "%d bytes were allocated for a file of 1 kB", got)
 }
 
 func TestCIFARReadsBothFormats(t *testing.T) {
@@ -182,9 +179,8 @@ func TestCIFARReadsBothFormats(t *testing.T) {
 	}
 	s, err = data.CIFAR(100, file(t, "hundred.bin", record(3, 77)))
 	require.NoError(t, err)
-	if _, class := read(t, s, 0, 3072); class != 77 {
-		t.Errorf("the fine label is %d", class)
-	}
+	_, class := read(t, s, 0, 3072)
+	require.Check(t, class == 77, "the fine label is %d", class)
 	for name, content := range map[string][]byte{
 		"cut.bin": record(4)[:3000], "empty.bin": nil, "label.bin": record(10),
 	} {
@@ -235,8 +231,7 @@ func TestImagesAreScaled(t *testing.T) {
 	if x, class := read(t, s, 0, 12); class != 0 || x[0] > 0.02 || x[8] < 0.98 {
 		t.Errorf("the cat is %v of class %d", x, class)
 	}
-	whole, err := os.ReadFile(filepath.Join(dir, "dog", "1.png"))
-	require.NoError(t, err)
+	whole := require.Value(os.ReadFile(filepath.Join(dir, "dog", "1.png")))(t)
 	large := slices.Clone(whole)
 	binary.BigEndian.PutUint32(large[16:], 1<<20) // of the header, whose checksum is wrong then
 	for name, content := range map[string][]byte{
@@ -249,9 +244,8 @@ func TestImagesAreScaled(t *testing.T) {
 		refused(t, path, "", s.Read(2, []any{make([]float32, 12), make([]int, 1)}))
 		require.NoError(t, os.Remove(path))
 	}
-	if _, _, err := data.Images(t.TempDir(), 2, 2); err == nil {
-		t.Error("an empty folder has images")
-	}
+	_, _, err = data.Images(t.TempDir(), 2, 2)
+	require.Check(t, err != nil, "an empty folder has images")
 }
 
 func TestTextPredictsTheNextCharacter(t *testing.T) {

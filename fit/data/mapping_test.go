@@ -95,11 +95,9 @@ func TestClassesAreInTheOrderOfNumbers(t *testing.T) {
 		}
 		for i := range labels {
 			x, y := []any{[]float32{0}, []int{0}}, []any{[]float32{0}, []int{0}}
-			if one, other := s.Read(i, x), again.Read(i, y); (one == nil) != (other == nil) ||
-				fmt.Sprint(x) != fmt.Sprint(y) {
-				t.Errorf("%q: label %d is %v, %v at first, and then %v, %v", labels, i, x, one, y,
-					other)
-			}
+			one, other := s.Read(i, x), again.Read(i, y)
+			require.Check(t, (one == nil) == (other == nil) && fmt.Sprint(x) == fmt.Sprint(y),
+				"%q: label %d is %v, %v at first, and then %v, %v", labels, i, x, one, y, other)
 		}
 	}
 }
@@ -172,9 +170,8 @@ func TestFoldersAreClasses(t *testing.T) {
 	known := data.MappingOf(s)
 	s, _, err = data.Images(folder("10/a.png", "9/none"), 1, 1, known)
 	require.NoError(t, err)
-	if _, class := read(t, s, 0, 3); class != 2 {
-		t.Errorf("10 is class %d", class)
-	}
+	_, class := read(t, s, 0, 3)
+	require.Check(t, class == 2, "10 is class %d", class)
 	_, _, err = data.Images(folder("8/a.png"), 1, 1, known)
 	refused(t, "a.png", `"8" is none of the classes`, err)
 	for says, names := range map[string][]string{

@@ -59,9 +59,7 @@ func newGuard(t *testing.T) *fakedevice.Device {
 	if err != nil {
 		panic(err) // ranks call this, and Fatal would let the others wait
 	}
-	t.Cleanup(func() {
-		require.NoError(t, d.Close())
-	})
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	return d
 }
 
@@ -73,9 +71,7 @@ func queued(t *testing.T) wrap {
 		if err != nil {
 			panic(err)
 		}
-		t.Cleanup(func() {
-			require.NoError(t, q.Close())
-		})
+		t.Cleanup(func() { require.NoError(t, q.Close()) })
 		return later{fakedevice.Over(c, d), laterDevice{d, q}}
 	}
 }
@@ -125,10 +121,9 @@ func TestEveryCollectiveIsRight(t *testing.T) {
 					require.Check(t, len(results) == 3, "%v on %d ranks: %d sizes, want 3", k, P,
 						len(results))
 					for _, r := range results {
-						if wrong := implausible(r, place != "host"); wrong != "" {
-							t.Errorf("%v on %d ranks, %s, in place %v: %s: %+v", k, P, place,
-								inPlace, wrong, r)
-						}
+						wrong := implausible(r, place != "host")
+						require.Check(t, wrong == "", "%v on %d ranks, %s, in place %v: %s: %+v", k,
+							P, place, inPlace, wrong, r)
 					}
 				}
 			}
@@ -190,9 +185,8 @@ func (l *looked) Done() bool {
 func (l *looked) Join(context.Context) error { return errBroken }
 
 func TestOnDeviceAsksTheMemory(t *testing.T) {
-	if away, err := bench.OnDevice(host.Device{}); away || err != nil {
-		t.Errorf("host: %v, %v", away, err)
-	}
+	away, err := bench.OnDevice(host.Device{})
+	require.Check(t, !away && err == nil, "host: %v, %v", away, err)
 	d := newGuard(t)
 	if away, err := bench.OnDevice(d); !away || err != nil {
 		t.Errorf("device: %v, %v", away, err)
@@ -273,9 +267,8 @@ func TestNoResultIsWrongEverywhere(t *testing.T) {
 		return lazy{c}
 	}) {
 		// 0xa5 is the right value of some elements.
-		if all := 3 * r.Bytes; r.Wrong < all*9/10 || r.Wrong > all {
-			t.Errorf("%d wrong of %d", r.Wrong, all)
-		}
+		all := 3 * r.Bytes
+		require.Check(t, r.Wrong >= all*9/10 && r.Wrong <= all, "%d wrong of %d", r.Wrong, all)
 	}
 }
 
@@ -360,19 +353,16 @@ func TestSizesReadAndPrint(t *testing.T) {
 	for text, want := range map[string]bench.Size{"1": 1, "1000": 1000, "1k": 1 << 10,
 		"64KiB": 64 << 10, "3MB": 3 << 20, "2G": 2 << 30} {
 		var s bench.Size
-		if err := s.UnmarshalText([]byte(text)); err != nil || s != want {
-			t.Errorf("%q reads as %d, %v; want %d", text, s, err, want)
-		}
+		err := s.UnmarshalText([]byte(text))
+		require.Check(t, err == nil && s == want, "%q reads as %d, %v; want %d", text, s, err, want)
 		var again bench.Size
-		if err := again.UnmarshalText([]byte(s.String())); err != nil || again != s {
-			t.Errorf("%d prints as %v", s, s)
-		}
+		err = again.UnmarshalText([]byte(s.String()))
+		require.Check(t, err == nil && again == s, "%d prints as %v", s, s)
 	}
 	for _, text := range []string{"", "K", "-1", "1.5M", "1T", "99999999999G"} {
 		var s bench.Size
-		if err := s.UnmarshalText([]byte(text)); err == nil {
-			t.Errorf("%q reads as %d", text, s)
-		}
+		err := s.UnmarshalText([]byte(text))
+		require.Check(t, err != nil, "%q reads as %d", text, s)
 	}
 }
 

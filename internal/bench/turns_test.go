@@ -18,10 +18,9 @@ func TestMedianOfInversesIsTheInverse(t *testing.T) {
 		for i := range inverse {
 			inverse[i] = 1 / inverse[i]
 		}
-		if got, other := bench.Median(x), bench.Median(inverse); !near(got, want) ||
-			!near(other, 1/want) {
-			t.Errorf("the median is %v, want %v; of the inverses %v", got, want, other)
-		}
+		got, other := bench.Median(x), bench.Median(inverse)
+		require.Check(t, near(got, want) && near(other, 1/want),
+			"the median is %v, want %v; of the inverses %v", got, want, other)
 	}
 }
 

@@ -229,9 +229,8 @@ func TestAStandbyHasNoTimersOfPastGenerations(t *testing.T) {
 		synctest.Wait()
 		standby.mu.Lock()
 		defer standby.mu.Unlock()
-		if n := len(standby.timers); n > 3 {
-			t.Errorf("it has %d timers", n)
-		}
+		n := len(standby.timers)
+		require.Check(t, n <= 3, "it has %d timers", n)
 	})
 }
 
@@ -266,9 +265,8 @@ func TestAReplacementReadsOnlyTheEndOfTheLog(t *testing.T) {
 		for _, old := range jobs {
 			old.Admits(generations)
 		}
-		if v := connect(t, jobs[0]); len(v.Members) != 3 || !v.New(4) {
-			t.Errorf("the members are %v", v.Members)
-		}
+		v := connect(t, jobs[0])
+		require.Check(t, len(v.Members) == 3 && v.New(4), "the members are %v", v.Members)
 	})
 }
 
@@ -279,9 +277,7 @@ func TestAnObserverTellsWhoHasLeftOrWasLeftBehind(t *testing.T) {
 	for i, entry := range []record{{Posted: posted(2, first.At[0])},
 		{Posted: posted(4, Position{Leaving: true})}, {Dead: 4}, {Decided: &next},
 		{Decided: &View{Generation: 1}}} {
-		if _, err := write(t.Context(), r, i, entry, nil); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(write(t.Context(), r, i, entry, nil)))
 	}
 	var behind []ID
 	o := NewObserver(first, func(_ View, ids []ID) { behind = append(behind, ids...) })
@@ -334,9 +330,8 @@ func TestAnObserverTellsThatTheStateIsLost(t *testing.T) {
 		o := NewObserver(First(1, 2), func(View, []ID) {})
 		o.Hear(*posted(1, Position{Leaving: leaves}))
 		for id := range ID(3) { // the third was a standby
-			if err := o.Lost(); err != nil && id < 2 {
-				t.Error(err)
-			}
+			err := o.Lost()
+			require.Check(t, err == nil || id >= 2, "%v", err)
 			o.Hear(Dead{id + 1})
 		}
 		if errors.As(o.Lost(), new(*StoppedError)) == leaves {

@@ -3,6 +3,8 @@ package elastic
 import (
 	"slices"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestTheStateIsLostOnlyWhenThoseThatHaveItAreDead(t *testing.T) {
@@ -11,9 +13,8 @@ func TestTheStateIsLostOnlyWhenThoseThatHaveItAreDead(t *testing.T) {
 	p.Step(Decided{view})
 	p.Step(Broken{Generation: 1})
 	p.Step(Probed{Generation: 1})
-	if actions := p.Step(GraceOver{1}); len(actions) > 0 {
-		t.Errorf("process 1 is silent, and process 2 does %v", actions)
-	}
+	actions := p.Step(GraceOver{1})
+	require.Check(t, len(actions) == 0, "process 1 is silent, and process 2 does %v", actions)
 	if actions := p.Step(Dead{1}); !slices.Contains(actions, Action(Stop{StateLost})) {
 		t.Errorf("process 1 is dead, and process 2 does %v", actions)
 	}

@@ -148,9 +148,7 @@ func newMeeting(v View) *meeting {
 }
 
 // tell lets every process hear an event, when it has heard those before.
-func (s *simulation) tell(e Event) {
-	s.news, s.times = append(s.news, e), append(s.times, s.Now)
-}
+func (s *simulation) tell(e Event) { s.news, s.times = append(s.news, e), append(s.times, s.Now) }
 
 // spawn starts a replacement on a host, which reads all news, once its program is loaded.
 func (s *simulation) spawn(host int) {

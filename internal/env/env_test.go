@@ -32,10 +32,9 @@ func TestErrorsNameVariableValueAndWhatIsAllowed(t *testing.T) {
 				continue
 			}
 			err := v.Check(set(name, test.text))
-			if want := name + `="` + test.text + `": ` + test.use; err == nil ||
-				!strings.HasPrefix(err.Error(), want) {
-				t.Errorf("the error is %v, want %s", err, want)
-			}
+			want := name + `="` + test.text + `": ` + test.use
+			require.Check(t, err != nil && strings.HasPrefix(err.Error(), want),
+				"the error is %v, want %s", err, want)
 		}
 	}
 	require.Equal(t, "Wrong", Fault.Wrong("x", os.ErrInvalid).Error(),
@@ -47,15 +46,12 @@ func TestVariablesThatAreNotSetHaveTheirDefaults(t *testing.T) {
 	for _, v := range All() {
 		require.Report(t, v.Check(none))
 	}
-	if d, err := Timeout.Read(none, time.Second); d != time.Second || err != nil {
-		t.Error(d, err)
-	}
-	if on, err := Check.Read(none); !on || err != nil {
-		t.Error(on, err)
-	}
-	if n, err := Port.Read(none, 7); n != 7 || err != nil {
-		t.Error(n, err)
-	}
+	d, err := Timeout.Read(none, time.Second)
+	require.Check(t, d == time.Second && err == nil, "%v %v", d, err)
+	on, err := Check.Read(none)
+	require.Check(t, on && err == nil, "%v %v", on, err)
+	n, err := Port.Read(none, 7)
+	require.Check(t, n == 7 && err == nil, "%v %v", n, err)
 }
 
 func TestLibraryNamesAFileOrFilesOfADirectory(t *testing.T) {

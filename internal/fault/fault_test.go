@@ -148,9 +148,8 @@ func TestProcessEndsBeforeTheCallOfTheFault(t *testing.T) {
 			p.Says(t, "call 1")
 			p.Says(t, "call 2")
 			require.Equal(t, "it still", p.End(), "")
-			if s := p.ProcessState.Sys().(syscall.WaitStatus); !test.want(s) {
-				t.Errorf("the process ended with %v", p.ProcessState)
-			}
+			s := p.ProcessState.Sys().(syscall.WaitStatus)
+			require.Check(t, test.want(s), "the process ended with %v", p.ProcessState)
 		})
 	}
 }
@@ -160,10 +159,8 @@ func TestStoppedProcessGoesOnWhereItWasStopped(t *testing.T) {
 	p.Says(t, "call 1")
 	p.Says(t, "call 2")
 	var s syscall.WaitStatus
-	if _, err := syscall.Wait4(p.Process.Pid, &s, syscall.WUNTRACED, nil); err != nil ||
-		!s.Stopped() {
-		t.Fatalf("the process is not stopped: %#x, %v", s, err)
-	}
+	_, err := syscall.Wait4(p.Process.Pid, &s, syscall.WUNTRACED, nil)
+	require.That(t, err == nil && s.Stopped(), "the process is not stopped: %#x, %v", s, err)
 	require.NoError(t, p.Process.Signal(syscall.SIGCONT))
 	p.Says(t, "call 3")
 	p.End()
@@ -173,9 +170,8 @@ func TestStoppedProcessGoesOnWhereItWasStopped(t *testing.T) {
 func TestPlanIsWrittenAsItIsRead(t *testing.T) {
 	for _, p := range []Plan{{Kill, 1, 400}, {Stop, 0, 1}, {Panic, 63, 2}, {Exit, 7, 7},
 		{Abort, 0, 1 << 30}} {
-		if got, err := Parse(p.String()); got != p || err != nil {
-			t.Errorf("%v is read as %v, %v", p, got, err)
-		}
+		got, err := Parse(p.String())
+		require.Check(t, got == p && err == nil, "%v is read as %v, %v", p, got, err)
 	}
 	if got, err := Parse("abort,call=3,rank=2"); got != (Plan{Abort, 2, 3}) || err != nil {
 		t.Errorf("another order is read as %v, %v", got, err)

@@ -19,9 +19,8 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 	err := errors.Join(ReplaceWith(file, []byte("old")), os.Symlink("file", link),
 		os.Chmod(file, 0o600), ReplaceWith(link, []byte("new")))
 	require.NoError(t, err)
-	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
-		t.Errorf("the link is %v, %v", info, err)
-	}
+	info, err := os.Lstat(link)
+	require.Check(t, err == nil && info.Mode()&os.ModeSymlink != 0, "the link is %v, %v", info, err)
 	full := errors.New("the disk is full")
 	if err := Replace(file, func(w io.Writer) error {
 		_, err := io.WriteString(w, "half")
@@ -32,9 +31,7 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 	require.Fails(t, "a directory", ReplaceWith(dir, nil), ErrNoFile, dir)
 	text, err := os.ReadFile(file)
 	require.Check(t, err == nil && string(text) == "new", "the file has %q, %v", text, err)
-	if all, err := os.ReadDir(dir); err != nil || len(all) != 2 {
-		t.Errorf("the directory has %v, %v", all, err)
-	}
+	require.Equal(t, "the directory", len(require.Value(os.ReadDir(dir))(t)), 2)
 	t.Chdir(dir)
 	require.NoError(t, ReplaceWith("file", []byte("here")))
 }
@@ -42,9 +39,7 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 func TestReadIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, []byte("12345"), 0o600))
-	if text, err := Read(path, 5); err != nil || string(text) != "12345" {
-		t.Errorf("%q, %v", text, err)
-	}
+	require.Equal(t, "Read", string(require.Value(Read(path, 5))(t)), "12345")
 	require.Fails(t, "Read", require.Err(Read(path, 4)), "more than 4 bytes")
 	require.Fails(t, "Read", require.Err(Read(path+".none", 4)), os.ErrNotExist)
 }

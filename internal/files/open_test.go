@@ -25,9 +25,8 @@ func TestOpenRefusesWhatIsNoRegularFile(t *testing.T) {
 		began := time.Now()
 		require.Fails(t, "Open", require.Err(Open(path)), ErrNoFile, path)
 		require.Fails(t, path, require.Err(Read(path, 1)), ErrNoFile)
-		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("%s: after %v", path, took)
-		}
+		took := time.Since(began)
+		require.Check(t, took <= 10*time.Second, "%s: after %v", path, took)
 	}
 }
 
@@ -67,9 +66,7 @@ func TestReplaceRefusesALinkToAPipe(t *testing.T) {
 	}
 	put := func(w io.Writer) error { return nil }
 	require.Fails(t, "Replace", Replace(link, put), ErrNoFile)
-	if info, err := os.Lstat(link); err != nil || info.Mode().Type() != os.ModeSymlink {
-		t.Errorf("the link is %v, %v", info, err)
-	}
+	require.Equal(t, "the link", require.Value(os.Lstat(link))(t).Mode().Type(), os.ModeSymlink)
 }
 
 // TestOpenInFollowsNoLinkOut of a directory, and no pipe makes it wait.
@@ -82,8 +79,7 @@ func TestOpenInFollowsNoLinkOut(t *testing.T) {
 		syscall.Mkfifo(filepath.Join(in, "pipe"), 0o600),
 		os.WriteFile(filepath.Join(in, "file"), []byte("text"), 0o600))
 	require.NoError(t, err)
-	root, err := os.OpenRoot(in)
-	require.NoError(t, err)
+	root := require.Value(os.OpenRoot(in))(t)
 	defer root.Close()
 	for name, good := range map[string]bool{"file": true, "link": false, "up/secret": false,
 		"../secret": false, "pipe": false} {

@@ -55,8 +55,7 @@ func (p part) Gone(r int) error {
 // Who waits in the store for a rank that closes the group hears of that, however far the timeout
 // is.
 func TestRankThatLeavesLetsNobodyWaitInTheStore(t *testing.T) {
-	worlds, err := rendezvous.Local(4, time.Hour)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(4, time.Hour))(t)
 	for _, w := range worlds {
 		defer w.Close()
 	}
@@ -66,9 +65,8 @@ func TestRankThatLeavesLetsNobodyWaitInTheStore(t *testing.T) {
 		err)
 	peer := group.OverStore(t.Context(), worlds[3], "test", members...)
 	go peer([]byte("b"))
-	if notes, err := tell([]byte("a")); err != nil || string(slices.Concat(notes...)) != "ab" {
-		t.Errorf("with rank 3: %q, %v", notes, err)
-	}
+	require.Equal(t, "with rank 3", string(slices.Concat(require.Value(tell([]byte("a")))(t)...)),
+		"ab")
 	ended := make(chan error)
 	go func() {
 		_, err := tell([]byte("again"))

@@ -302,9 +302,8 @@ func TestOwnFindingsArePublished(t *testing.T) {
 func TestDeadlineIsWhenTimeAloneChangesTheState(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	m := group.NewArbiter(1, backend.Members{4, 5, 6}, time.Second)
-	if d := m.Deadline(); !d.IsZero() {
-		t.Errorf("a rank that waits for nothing has a deadline, %v", d)
-	}
+	d := m.Deadline()
+	require.Check(t, d.IsZero(), "a rank that waits for nothing has a deadline, %v", d)
 	m.Step(start, wants(3, begun(3, 3, 2)))
 	require.Equal(t, "waiting, it is after", m.Deadline().Sub(start), time.Second)
 	m.Step(start, group.Look{Wants: 3, Begun: begun(3, 3, 2), Closed: closed(2)})

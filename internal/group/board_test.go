@@ -35,8 +35,7 @@ func onBoards(t *testing.T, test func(t *testing.T, boards func(size int) []grou
 // memories returns the boards of ranks that share memory.
 func memories(t *testing.T, size int) []group.Board {
 	t.Helper()
-	share, err := shm.New("/dev/shm", group.MemoryBytes(size))
-	require.NoError(t, err)
+	share := require.Value(shm.New("/dev/shm", group.MemoryBytes(size)))(t)
 	t.Cleanup(func() { share.Unmap() })
 	all := make([]group.Board, size)
 	for r := range all {
@@ -137,9 +136,8 @@ func TestBoardComparesWhatAllHavePosted(t *testing.T) {
 		if d := differs(t, bs[2], 5, 4); d.Peer != 2 || backend.GetHeader(&d.Theirs).Count != 9 {
 			t.Errorf("rank 2 has found %+v", d)
 		}
-		if n, d := bs[0].Compare(3); n != 3 || d != nil {
-			t.Errorf("compared up to %d, %v: only call 4 differs", n, d)
-		}
+		n, d := bs[0].Compare(3)
+		require.Check(t, n == 3 && d == nil, "compared up to %d, %v: only call 4 differs", n, d)
 	})
 }
 
@@ -155,9 +153,8 @@ func TestBoardComparesARankThatDoesNot(t *testing.T) {
 		bs[0].Post(header(1, 8), false)
 		bs[1].Post(header(1, 9), false)
 		compares(t, bs[0], 1, 1)
-		if n, d := boards(2)[0].Compare(0); n != 0 || d != nil {
-			t.Errorf("nothing compares to %d, %v", n, d)
-		}
+		n, d := boards(2)[0].Compare(0)
+		require.Check(t, n == 0 && d == nil, "nothing compares to %d, %v", n, d)
 	})
 }
 
@@ -180,9 +177,8 @@ func TestBoardComparesWhatIsNear(t *testing.T) {
 			}
 		}
 		soon(t, "a difference", func() bool { _, d := bs[0].Compare(far); return d != nil })
-		if n, _ := bs[0].Compare(far); n < far-1024 {
-			t.Errorf("call %d was compared, which is too old", n+1)
-		}
+		n, _ := bs[0].Compare(far)
+		require.Check(t, n >= far-1024, "call %d was compared, which is too old", n+1)
 	})
 }
 
@@ -212,16 +208,14 @@ func TestBoardShowsTheFirstReport(t *testing.T) {
 			Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
 		for r, b := range bs {
 			b.Post(header(1, 8), true)
-			if _, ok := b.Reported(); ok {
-				t.Errorf("rank %d has a report that nobody made", r)
-			}
+			_, ok := b.Reported()
+			require.Check(t, !ok, "rank %d has a report that nobody made", r)
 		}
 		bs[2].Publish(first)
 		for _, b := range bs {
 			soon(t, "the report", func() bool { _, ok := b.Reported(); return ok })
-			if r, _ := b.Reported(); r != first {
-				t.Errorf("got %+v", r)
-			}
+			r, _ := b.Reported()
+			require.Check(t, r == first, "got %+v", r)
 			for r := range bs {
 				if b.Begun(r) != 1 {
 					t.Errorf("rank %d has begun %d calls", r, b.Begun(r))
@@ -229,18 +223,16 @@ func TestBoardShowsTheFirstReport(t *testing.T) {
 			}
 		}
 		bs[0].Publish(group.Report{Reason: group.Aborted, Text: "second"})
-		if r, _ := bs[1].Reported(); r != first {
-			t.Errorf("then %+v", r)
-		}
+		r, _ := bs[1].Reported()
+		require.Check(t, r == first, "then %+v", r)
 	})
 }
 
 func TestNotesAlternate(t *testing.T) {
 	onBoards(t, func(t *testing.T, boards func(int) []group.Board) {
 		bs := boards(2)
-		if _, ok := bs[0].Noted(1, 1); ok {
-			t.Error("there is a note that nobody has left")
-		}
+		_, ok := bs[0].Noted(1, 1)
+		require.Check(t, !ok, "there is a note that nobody has left")
 		bs[1].Note(1, []byte("a longer one"))
 		bs[1].Note(2, []byte("two"))
 		read := func(round uint64, want string) {
@@ -290,17 +282,15 @@ func TestRanksLeaveTogetherOrEachAlone(t *testing.T) {
 }
 
 func TestReleasedBoardShowsNothing(t *testing.T) {
-	share, err := shm.New("/dev/shm", group.MemoryBytes(2))
-	require.NoError(t, err)
+	share := require.Value(shm.New("/dev/shm", group.MemoryBytes(2)))(t)
 	for name, b := range map[string]group.Board{"memory": group.NewMemory(share, 0, 2),
 		"sockets": sockets(t, 2, time.Minute)[0]} {
 		b.Post(header(1, 8), true)
 		b.Close()
 		b.Publish(group.Report{Reason: group.Aborted, Text: "x"})
 		require.NoError(t, b.Release())
-		if _, ok := b.Reported(); ok || b.Closed(0) || b.Begun(0) != 0 {
-			t.Errorf("%s: something is left", name)
-		}
+		_, ok := b.Reported()
+		require.Check(t, !ok && !b.Closed(0) && b.Begun(0) == 0, "%s: something is left", name)
 		b.Post(header(2, 8), true) // does no harm
 	}
 }

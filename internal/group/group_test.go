@@ -14,9 +14,8 @@ import (
 
 func TestAbortRecordKeepsTheFirstReport(t *testing.T) {
 	var record group.AbortRecord
-	if r, ok := record.Read(); ok {
-		t.Errorf("an empty record gave %+v", r)
-	}
+	r, ok := record.Read()
+	require.Check(t, !ok, "an empty record gave %+v", r)
 	first := group.Report{Reason: group.Lost, Rank: 2, Peer: 1, Lost: 7,
 		Sides: [2]int{3, 4}, Mine: [backend.HeaderSize]byte{1},
 		Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
@@ -33,9 +32,8 @@ func TestAbortRecordCutsALongText(t *testing.T) {
 	var record group.AbortRecord
 	long := strings.Repeat("x", 5000)
 	record.Publish(group.Report{Reason: group.Aborted, Text: long})
-	if r, _ := record.Read(); r.Text == "" || !strings.HasPrefix(long, r.Text) {
-		t.Errorf("got %d bytes", len(r.Text))
-	}
+	r, _ := record.Read()
+	require.Check(t, r.Text != "" && strings.HasPrefix(long, r.Text), "got %d bytes", len(r.Text))
 }
 
 func TestReportsAreTheErrorsOfTheContract(t *testing.T) {
@@ -62,10 +60,8 @@ func TestReportsAreTheErrorsOfTheContract(t *testing.T) {
 			c.report, err)
 	}
 	require.Equal(t, "the peer", group.LostRank(of, down).Peer, 2)
-	if r := group.LostRank(
-		of, &rendezvous.Failure{Rank: 1, Cause: errors.New("killed")}); r.Peer != -1 {
-		t.Errorf("the peer is %d, of a rank outside the group", r.Peer)
-	}
+	r := group.LostRank(of, &rendezvous.Failure{Rank: 1, Cause: errors.New("killed")})
+	require.Check(t, r.Peer == -1, "the peer is %d, of a rank outside the group", r.Peer)
 }
 
 // A rank that aborts a group because of what it saw in another one passes the blame on.

@@ -91,12 +91,10 @@ func handOver(t *testing.T, dirs []string, spoil func(note []byte) []byte) ([]*s
 
 func tmpfs(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "euryale-test-")
-	require.NoError(t, err)
+	dir := require.Value(os.MkdirTemp("/dev/shm", "euryale-test-"))(t)
 	t.Cleanup(func() {
-		if left, err := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 || err != nil {
-			t.Errorf("left behind: %v, %v", left, err)
-		}
+		left, err := filepath.Glob(filepath.Join(dir, "*"))
+		require.Check(t, len(left) == 0 && err == nil, "left behind: %v, %v", left, err)
 		os.RemoveAll(dir)
 	})
 	return dir
@@ -106,11 +104,9 @@ func tmpfs(t *testing.T) string {
 // in the place of the leader.
 func TestMemoryIsHandedOver(t *testing.T) {
 	dir := tmpfs(t)
-	other, err := shm.New(dir, 4096)
-	require.NoError(t, err)
+	other := require.Value(shm.New(dir, 4096))(t)
 	defer other.Unmap()
-	theirs, err := other.Offer()
-	require.NoError(t, err)
+	theirs := require.Value(other.Offer())(t)
 	for name, spoil := range map[string]func(note []byte) []byte{
 		"as ever":           asItIs,
 		"no such process":   hidden,
@@ -172,8 +168,7 @@ func TestEveryPartGetsItsKindOfBoard(t *testing.T) {
 			[]bool{true, false, true, false}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			worlds, err := rendezvous.Local(len(c.ranks), time.Minute)
-			require.NoError(t, err)
+			worlds := require.Value(rendezvous.Local(len(c.ranks), time.Minute))(t)
 			require.NoError(t, testranks.All(len(worlds), func(r int) error {
 				w := worlds[r]
 				defer w.Close()

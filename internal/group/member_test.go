@@ -43,8 +43,7 @@ func (e *engine) Stop() { close(e.stopped) }
 func members(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []group.Board,
 	[]*rendezvous.World) {
 	t.Helper()
-	worlds, err := rendezvous.Local(size, timeout)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(size, timeout))(t)
 	bs := memories(t, size)
 	of := make(backend.Members, size)
 	for r := range of {

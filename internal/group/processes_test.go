@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -147,10 +148,9 @@ func TestInterfaceBetweenNetworks(t *testing.T) {
 				"address add 10.213.%d.1/24 dev bridge0", 80+i),
 			"link set bridge0 up", "link set far0 up",
 		} {
-			if out, err := exec.Command("ip", append([]string{"-n", m.Name},
-				strings.Fields(do)...)...).CombinedOutput(); err != nil {
-				t.Fatalf("ip %s: %v: %s", do, err, out)
-			}
+			out, err := exec.Command("ip", append([]string{"-n", m.Name},
+				strings.Fields(do)...)...).CombinedOutput()
+			require.That(t, err == nil, "ip %s: %v: %s", do, err, out)
 		}
 	}
 	for _, p := range proctest.Start(t, "interface", 4,

@@ -10,8 +10,7 @@ import (
 
 // The ring of a Memory loses what is far behind, and never compares what may be lost.
 func TestRingComparesNothingThatMayBeLost(t *testing.T) {
-	share, err := shm.New("/dev/shm", MemoryBytes(2))
-	require.NoError(t, err)
+	share := require.Value(shm.New("/dev/shm", MemoryBytes(2)))(t)
 	defer share.Unmap()
 	b := []*Memory{NewMemory(share, 0, 2), NewMemory(share, 1, 2)}
 	post := func(r int, seq uint64, count int64) {
@@ -30,9 +29,8 @@ func TestRingComparesNothingThatMayBeLost(t *testing.T) {
 	}
 	require.Check(t, b[0].differs(1) == nil && b[0].differs(2) == nil,
 		"a header that may be lost was compared")
-	if _, lost := b[0].header(1, last-ringSlots+2*ahead+1); lost {
-		t.Error("a header is lost before it may be cleared")
-	}
+	_, lost := b[0].header(1, last-ringSlots+2*ahead+1)
+	require.Check(t, !lost, "a header is lost before it may be cleared")
 	for seq := uint64(last + 1); seq <= 2+ringSlots; seq++ {
 		post(1, seq, 4)
 	}
@@ -42,7 +40,6 @@ func TestRingComparesNothingThatMayBeLost(t *testing.T) {
 	if h, lost := b[0].header(1, none.Seq); lost || h != [backend.HeaderSize]byte{} {
 		t.Errorf("a call that is not compared has the header %v", h)
 	}
-	if n, d := b[0].Compare(2 + ringSlots); n != 2 || d != nil {
-		t.Errorf("compared up to %d, %v: rank 0 has posted 2", n, d)
-	}
+	n, d := b[0].Compare(2 + ringSlots)
+	require.Check(t, n == 2 && d == nil, "compared up to %d, %v: rank 0 has posted 2", n, d)
 }

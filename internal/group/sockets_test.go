@@ -55,9 +55,8 @@ func TestSocketsOutliveTheirServers(t *testing.T) {
 				bs[5].Compare(101)
 				return bs[5].Begun(7) == 101
 			})
-			if s := bs[5].Server(); s != 1 {
-				t.Errorf("rank %d serves", s)
-			}
+			s := bs[5].Server()
+			require.Check(t, s == 1, "rank %d serves", s)
 			end(bs[1])
 			bs[7].Note(2, []byte("after"))
 			soon(t, "the note after two servers are gone", func() bool {
@@ -85,17 +84,15 @@ func TestSocketsTellOfAServerThatLeftFirst(t *testing.T) {
 	for r, b := range bs[1:] {
 		b.Open(addrs)
 		soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
-		if s := b.Server(); s == 0 {
-			t.Errorf("rank %d follows rank %d, which is gone", r+1, s)
-		}
+		s := b.Server()
+		require.Check(t, s != 0, "rank %d follows rank %d, which is gone", r+1, s)
 	}
 }
 
 // What a rank that serves says last does not depend on its own way to its hub, which may be late.
 func TestSocketsTellOfAServerThatDoesNotReachItself(t *testing.T) {
 	bs, addrs := unopened(t, 3, time.Minute)
-	nobody, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	nobody := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer nobody.Close()
 	for r, b := range bs {
 		theirs := slices.Clone(addrs)
@@ -124,8 +121,7 @@ func TestSocketsTellOfAServerThatDoesNotReachItself(t *testing.T) {
 // A process that is stopped while it leaves says afterwards what it has to say.
 func TestSocketsTellOfAServerThatWasStoppedAsItLeft(t *testing.T) {
 	bs, addrs := unopened(t, 2, time.Minute)
-	way, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	way := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	bs[0].Open([]string{addrs[0], way.Addr().String()})
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -135,10 +131,9 @@ func TestSocketsTellOfAServerThatWasStoppedAsItLeft(t *testing.T) {
 			return
 		}
 		defer conn.Close()
-		if out, err := exec.Command("sh", "-c",
-			"kill -STOP $PPID; sleep .7; kill -CONT $PPID").CombinedOutput(); err != nil {
-			t.Errorf("stop this process: %v: %s", err, out)
-		}
+		out, err := exec.Command("sh", "-c",
+			"kill -STOP $PPID; sleep .7; kill -CONT $PPID").CombinedOutput()
+		require.Check(t, err == nil, "stop this process: %v: %s", err, out)
 		there, err := net.Dial("tcp", addrs[1])
 		if err != nil {
 			t.Error(err)
@@ -177,9 +172,8 @@ func TestSocketsCompareAcrossServers(t *testing.T) {
 		b.Post(header(3*each+1, r/4), true)
 	}
 	for r, b := range bs {
-		if d := differs(t, b, 3*each+1, 3*each+1); d.Peer != 4 {
-			t.Errorf("rank %d differs from rank %d", r, d.Peer)
-		}
+		d := differs(t, b, 3*each+1, 3*each+1)
+		require.Check(t, d.Peer == 4, "rank %d differs from rank %d", r, d.Peer)
 	}
 }
 
@@ -225,9 +219,8 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 		bs[3].Compare(11)
 		return bs[3].Begun(2) == 11
 	})
-	if s := bs[3].Server(); s != 1 {
-		t.Errorf("rank %d serves", s)
-	}
+	s := bs[3].Server()
+	require.Check(t, s == 1, "rank %d serves", s)
 	if !bs[3].Misses(0) || bs[3].Misses(1) {
 		t.Errorf("whoever leaves waits for rank 0: %v, tells rank 1: %v", !bs[3].Misses(0),
 			!bs[3].Misses(1))

@@ -19,8 +19,7 @@ import (
 // overStore returns the ranks of a group that is told of its end over the store alone.
 func overStore(t *testing.T, size int) ([]*group.Member, []*rendezvous.World) {
 	t.Helper()
-	worlds, err := rendezvous.Local(size, time.Minute)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(size, time.Minute))(t)
 	of := make(backend.Members, size)
 	for r := range of {
 		of[r] = r
@@ -92,16 +91,14 @@ func TestReportThatCannotBeReadEndsTheGroup(t *testing.T) {
 	all, worlds := overStore(t, 1)
 	require.NoError(t, worlds[0].Store.Set(context.Background(), "test/end", []byte("?")))
 	ended(t, all[0], "cannot be read", backend.ErrAborted)
-	if err := all[0].Err(); strings.Contains(err.Error(), "because of") {
-		t.Errorf("somebody is blamed: %v", err)
-	}
+	err := all[0].Err()
+	require.Check(t, !strings.Contains(err.Error(), "because of"), "somebody is blamed: %v", err)
 }
 
 // The cause of a job's failure may be a timeout itself, as where a rank has waited for one that was
 // cut off. Whoever listens for a report then stops.
 func TestListeningEndsWhenTheJobFailsByATimeout(t *testing.T) {
-	worlds, err := rendezvous.Local(1, time.Minute)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(1, time.Minute))(t)
 	defer worlds[0].Close()
 	h := group.NewStoreHealth(worlds[0], "test/end")
 	require.NoError(t, worlds[0].Fail(fmt.Errorf("no sign of rank 7: %w",

@@ -18,8 +18,7 @@ import (
 
 // teardowns returns the parts of ranks whose processes are given.
 func teardowns(t *testing.T, processes ...string) []*Teardown {
-	share, err := shm.New("/dev/shm", MemoryBytes(len(processes)))
-	require.NoError(t, err)
+	share := require.Value(shm.New("/dev/shm", MemoryBytes(len(processes))))(t)
 	var all []*Teardown
 	for r := range processes {
 		all = append(all, NewMemory(share, r, len(processes)).NewTeardown(processes))
@@ -83,7 +82,6 @@ func TestTeardownDoesNotWaitForTheDead(t *testing.T) {
 	require.NoError(t, other.Process.Kill())
 	<-done
 	other.Wait() // it was killed
-	if life := lifeOf(name); !dead(life) {
-		t.Error("a process that has ended passes for alive")
-	}
+	life := lifeOf(name)
+	require.Check(t, dead(life), "a process that has ended passes for alive")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/serial"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // soon is the time in which every rank must know. It is far from the timeout, patient, also on a
@@ -191,9 +192,7 @@ func TestAbortInEveryPhaseWakesAllRanks(t *testing.T) {
 		for _, phase := range call.phases {
 			for _, from := range []int{0, 3} {
 				t.Run(fmt.Sprintf("%v, %v, from rank %d", call.what.Kind, phase, from),
-					func(t *testing.T) {
-						wakesFrom(t, call.what, phase, from)
-					})
+					func(t *testing.T) { wakesFrom(t, call.what, phase, from) })
 			}
 		}
 	}
@@ -237,9 +236,8 @@ func wakesFrom(t *testing.T, what backend.Collective, phase phase, from int) {
 	})
 	began := <-aborted
 	for r, at := range woken {
-		if took := at.Sub(began); took > soon {
-			t.Errorf("it took %v until rank %d was awake", took, r)
-		}
+		took := at.Sub(began)
+		require.Check(t, took <= soon, "it took %v until rank %d was awake", took, r)
 	}
 }
 
@@ -256,9 +254,8 @@ func TestAbortReachesThoseWhoWaitForAnIdleRank(t *testing.T) {
 		}
 		return nil
 	})
-	if took := time.Since(begin); took > soon {
-		t.Errorf("it took %v", took)
-	}
+	took := time.Since(begin)
+	require.Check(t, took <= soon, "it took %v", took)
 	backendtest.Each(t, g.Comms[2:], func(b backend.Communicator) error {
 		return ended(b.(*Communicator))
 	})

@@ -59,8 +59,7 @@ func ranksOver(t *testing.T, l Layout, o Options,
 func connected(t *testing.T, l Layout, timeout time.Duration, o Options,
 	wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
 	t.Helper()
-	g, err := layeredGroup(l, timeout, o, wrap)
-	require.NoError(t, err)
+	g := require.Value(layeredGroup(l, timeout, o, wrap))(t)
 	t.Cleanup(func() {
 		backendtest.Each(t, g.Comms, backend.Communicator.Close)
 		require.NoError(t, g.Close())
@@ -332,9 +331,8 @@ func TestBackToBackCallsWithDelaysAreExact(t *testing.T) {
 					}
 					return err
 				})
-			if n := most.Load(); n <= flight/2 {
-				t.Errorf("at most %d calls were in flight, of %d", n, flight)
-			}
+			n := most.Load()
+			require.Check(t, n > flight/2, "at most %d calls were in flight, of %d", n, flight)
 		})
 	}
 }
@@ -798,9 +796,7 @@ func (u *unsplittable) Split(color, key int) (backend.Communicator, error) {
 func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	_, err := layeredGroup(Grid(2, 2), patient, always(),
-		func(c backend.Communicator) backend.Communicator {
-			return &unsplittable{Communicator: c}
-		})
+		func(c backend.Communicator) backend.Communicator { return &unsplittable{Communicator: c} })
 	require.Fails(t, "the error", err, errInjected, "a communicator for broadcast between machines")
 	require.NoError(t, goleak.Find(before))
 }
@@ -846,8 +842,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := goleak.IgnoreCurrent()
-			worlds, err := rendezvous.Local(4, patient)
-			require.NoError(t, err)
+			worlds := require.Value(rendezvous.Local(4, patient))(t)
 			began := time.Now()
 			errs := testranks.Each(len(worlds), func(r int) error {
 				l, o := good, always()
@@ -863,9 +858,8 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 				_, err := connect(worlds[r], l, o, wrap)
 				return err
 			})
-			if took := time.Since(began); took > soon {
-				t.Errorf("it took %v", took)
-			}
+			took := time.Since(began)
+			require.Check(t, took <= soon, "it took %v", took)
 			for r, err := range errs {
 				if err == nil || !strings.Contains(err.Error(), test.say) ||
 					!errors.Is(err, test.want) && test.want != nil {

@@ -35,9 +35,8 @@ func TestTopologiesAreParsed(t *testing.T) {
 	} {
 		l, err := Parse(text, 4)
 		require.Check(t, err == nil && l.equal(want), "%q is %v, want %v: %v", text, l, want, err)
-		if again, err := Parse(l.String(), 4); err != nil || !again.equal(l) {
-			t.Errorf("%q is printed as %q: %v", text, l, err)
-		}
+		again, err := Parse(l.String(), 4)
+		require.Check(t, err == nil && again.equal(l), "%q is printed as %q: %v", text, l, err)
 	}
 }
 
@@ -116,7 +115,6 @@ func TestRunsCoverEveryRankOnce(t *testing.T) {
 		}
 		require.Slices(t, fmt.Sprintf("%v: rows are of ranks", l), ranks, want)
 	}
-	if n := len(Grid(4, 8).runs); n != 8 {
-		t.Errorf("%d runs in a grid of 8 devices", n)
-	}
+	n := len(Grid(4, 8).runs)
+	require.Check(t, n == 8, "%d runs in a grid of 8 devices", n)
 }

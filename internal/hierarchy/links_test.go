@@ -23,9 +23,7 @@ func TestMeasurementsAreKeptByMachines(t *testing.T) {
 	}
 	first, second := of(2, 4, false, 1), of(2, 4, true, 2)
 	for _, m := range []Measurement{of(2, 4, false, 7), second, first} {
-		if file, err := m.Keep(); err != nil || file != path {
-			t.Fatal(file, err)
-		}
+		require.Equal(t, "Keep", require.Value(m.Keep())(t), path)
 	}
 	for _, want := range []Measurement{first, second} {
 		got, found, err := Measured(want.Model, gridOf(2, 4, machineMinor), want.Declared)
@@ -33,9 +31,8 @@ func TestMeasurementsAreKeptByMachines(t *testing.T) {
 			"%+v, %v, %v, want %+v", got, found, err, want)
 	}
 	for _, l := range []Layout{Grid(4, 2), layoutOf([][]int{{0, 1}, {2}})} {
-		if _, found, err := Measured("NVIDIA H200", l, true); err != nil || found {
-			t.Errorf("%v: %v, %v", l, found, err)
-		}
+		_, found, err := Measured("NVIDIA H200", l, true)
+		require.Check(t, err == nil && !found, "%v: %v, %v", l, found, err)
 	}
 	require.Fails(t, "a negative time is kept", require.Err(of(2, 4, false, -1).Keep()),
 		backend.ErrArgument)
@@ -68,10 +65,9 @@ func TestFitFindsTheLink(t *testing.T) {
 			t.Errorf("%v, %v, want %v", got, err, link)
 		}
 	}
-	if got, err := Fit([]Timed{{1, 1e6, time.Microsecond}, {1, 2e6, 3 * time.Microsecond}}); err !=
-		nil || got.Latency != 0 || got.Bandwidth <= 0 {
-		t.Errorf("without latency: %v, %v", got, err)
-	}
+	got, err := Fit([]Timed{{1, 1e6, time.Microsecond}, {1, 2e6, 3 * time.Microsecond}})
+	require.Check(t, err == nil && got.Latency == 0 && got.Bandwidth > 0, "without latency: %v, %v",
+		got, err)
 	for _, few := range [][]Timed{nil, {{1, 1e6, time.Millisecond}}, {{1, 1e3, time.Millisecond},
 		{1, 1e6, time.Microsecond}}} {
 		require.Fails(t, few, require.Err(Fit(few)))
@@ -85,9 +81,7 @@ func TestLinksAreParsed(t *testing.T) {
 		"1.5ms+2e3kB/s":                 {1500 * time.Microsecond, 2e6},
 		DefaultLinks().Between.String(): DefaultLinks().Between,
 	} {
-		if got, err := ParseLink(text); err != nil || got != want {
-			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
-		}
+		require.Equal(t, text, require.Value(ParseLink(text))(t), want)
 	}
 	for _, wrong := range []string{"", "3us", "200GB/s", "3us+fast", "3us+0GB/s", "-3us+1GB/s",
 		"3us+1GB", "3us+-1GB/s"} {

@@ -21,8 +21,7 @@ var (
 
 func planOf(t *testing.T, l Layout, o Options) Plan {
 	t.Helper()
-	p, err := NewPlan(l, o)
-	require.NoError(t, err)
+	p := require.Value(NewPlan(l, o))(t)
 	return p
 }
 
@@ -42,9 +41,8 @@ func TestLargeOperandsAreHierarchicalAndSmallOnesFlat(t *testing.T) {
 			"%v of 25 MiB: %+v", *what, c)
 	}
 	two := planOf(t, Grid(2, 1), Options{Links: tenth()})
-	if c := two.Choose(allReduce, backend.F32, 256); c.Hierarchical {
-		t.Errorf("a small all-reduce of two ranks: %+v", c)
-	}
+	c := two.Choose(allReduce, backend.F32, 256)
+	require.Check(t, !c.Hierarchical, "a small all-reduce of two ranks: %+v", c)
 }
 
 // The predicted times of one slice, by hand.
@@ -84,10 +82,8 @@ func TestPredictionIsTheModel(t *testing.T) {
 	if c := q.Choose(allReduce, backend.F32, 1e6); c.Layered != want+time.Second || c.Hierarchical {
 		t.Errorf("a call takes a second more: %+v", c)
 	}
-	if text := q.Explain(allReduce, backend.F32, 4e6); !strings.Contains(
-		text, "4µs for a phase, 1s for a call\n") {
-		t.Error(text)
-	}
+	text := q.Explain(allReduce, backend.F32, 4e6)
+	require.Check(t, strings.Contains(text, "4µs for a phase, 1s for a call\n"), "%v", text)
 	// In 16 bits half of that goes between; other operands as they are.
 	half := planOf(t, Grid(2, 2), Options{Links: tenth(), SliceBytes: 8e6,
 		Exchange: backend.BF16})
@@ -135,11 +131,10 @@ func TestSlicesAreAsManyAsAreFastest(t *testing.T) {
 			least = (test.nbytes + defaultSlotBytes - 1) / defaultSlotBytes
 		}
 		for n := least; n < 200; n++ {
-			if took := time.Duration(p.layeredTime(test.what, backend.F32, test.nbytes/4,
-				n)); took < c.Layered-1 {
-				t.Errorf("%v of %d bytes as %v over %v: %d slices take %v, and %d %v", test.what,
-					test.nbytes, test.layout, *p.Options.Links, c.Slices, c.Layered, n, took)
-			}
+			took := time.Duration(p.layeredTime(test.what, backend.F32, test.nbytes/4, n))
+			require.Check(t, took >= c.Layered-1,
+				"%v of %d bytes as %v over %v: %d slices take %v, and %d %v", test.what,
+				test.nbytes, test.layout, *p.Options.Links, c.Slices, c.Layered, n, took)
 		}
 	}
 }
@@ -218,16 +213,14 @@ func TestReasonsToRunFlat(t *testing.T) {
 	}{{cuda.MaxSources + 1, allReduce}, {cuda.MaxSources + 1, average}, {cuda.MaxSources + 1,
 		allGather}} {
 		p := planOf(t, Grid(test.machines, 1), Options{Mode: Always})
-		if c := p.Choose(test.what, backend.F32, 1<<20); !c.Hierarchical {
-			t.Errorf("%v of %d machines: %+v", test.what, test.machines, c)
-		}
+		c := p.Choose(test.what, backend.F32, 1<<20)
+		require.Check(t, c.Hierarchical, "%v of %d machines: %+v", test.what, test.machines, c)
 	}
 	p := planOf(t, grid, Options{Mode: Always})
 	p.Divides = false
-	if c := p.Choose(average, backend.F32, 1000); c.Hierarchical ||
-		c.Reason != "the queues cannot divide" {
-		t.Errorf("an average without a division: %+v", c)
-	}
+	c := p.Choose(average, backend.F32, 1000)
+	require.Check(t, !c.Hierarchical && c.Reason == "the queues cannot divide",
+		"an average without a division: %+v", c)
 }
 
 func TestExplanationPrintsBothTimes(t *testing.T) {
@@ -244,10 +237,9 @@ func TestExplanationPrintsBothTimes(t *testing.T) {
 
 func TestExplanationCountsWhatIsExchanged(t *testing.T) {
 	p := planOf(t, Grid(2, 2), Options{Links: tenth(), Exchange: backend.BF16})
-	if got := p.Explain(allReduce, backend.F32, 25<<20); !strings.Contains(
-		got, "26.2 MB inside and 6.55 MB, as bf16, between machines") {
-		t.Error(got)
-	}
+	got := p.Explain(allReduce, backend.F32, 25<<20)
+	require.Check(t, strings.Contains(got, "26.2 MB inside and 6.55 MB, as bf16, between machines"),
+		"%v", got)
 	if got := p.Explain(allGather, backend.F32, 25<<20); !strings.Contains(
 		got, "13.1 MB inside and 6.55 MB between machines") {
 		t.Error(got)
@@ -259,10 +251,9 @@ func TestTrafficIsTheFormula(t *testing.T) {
 	for _, l := range []Layout{Grid(1, 4), Grid(2, 2),
 		Grid(4, 1), gridOf(3, 2, machineMinor)} {
 		M, D, W := float64(l.Machines()), float64(l.Devices()), float64(l.Size())
-		if got, want := l.layeredTraffic(backend.AllReduce, S).Between, 2*(M-1)/M*S/D; math.Abs(
-			got-want) > 1e-6 {
-			t.Errorf("%v: %v bytes between machines, want %v", l, got, want)
-		}
+		got, want := l.layeredTraffic(backend.AllReduce, S).Between, 2*(M-1)/M*S/D
+		require.Check(t, math.Abs(got-want) <= 1e-6, "%v: %v bytes between machines, want %v", l,
+			got, want)
 		flat := total(Plan{Layout: l}.flatLegs(backend.AllReduce, S)[0])
 		if got, want := flat.Between+flat.Inside, 2*(W-1)/W*S; math.Abs(got-want) > 1e-6 ||
 			(flat.Between > 0) != (M > 1) {

@@ -1,6 +1,7 @@
 package hierarchy
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,15 +23,12 @@ func TestOptionsAreParsed(t *testing.T) {
 		"always,exchange=f16,slice=1,slots=2,spans=3": {Mode: Always, Exchange: backend.F16,
 			SliceBytes: 1, Slots: 2, Spans: 3},
 	} {
-		if got, err := ParseOptions(text, false); err != nil || got != want {
-			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
-		}
+		require.Equal(t, text, require.Value(ParseOptions(text, false))(t), want)
 	}
 	for text, want := range map[string]Mode{"": Always, "spans=1": Always, "auto": Auto,
 		"never": Never} {
-		if got, err := ParseOptions(text, true); err != nil || got.Mode != want {
-			t.Errorf("%q where a topology is declared: %+v, %v", text, got, err)
-		}
+		require.Equal(t, fmt.Sprintf("%q where a topology is declared", text),
+			require.Value(ParseOptions(text, true))(t).Mode, want)
 	}
 	for text, say := range map[string]string{
 		"yes":             `no mode or option is called "yes"`,
@@ -55,9 +53,7 @@ func TestOptionsFollowFromTheSetting(t *testing.T) {
 	grid := Grid(2, 2)
 	for _, m := range []Measurement{{"m", 2, 2, false, *real, "machines"},
 		{"m", 2, 2, true, *declared, "one machine"}} {
-		if _, err := m.Keep(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(m.Keep()))
 	}
 	together, round := *declared, DefaultLinks()
 	together.Between = together.Inside
@@ -84,18 +80,15 @@ func TestOptionsFollowFromTheSetting(t *testing.T) {
 			t.Errorf("%+v: %+v, links %+v, %s, %v", test.s, o, o.Links, source, err)
 		}
 	}
-	if o, _, err := (Setting{Layout: grid, Declared: true}).Options("auto,spans=2"); err != nil ||
-		o.Mode != Auto || o.Spans != 2 {
-		t.Errorf("%+v, %v", o, err)
-	}
+	o, _, err := (Setting{Layout: grid, Declared: true}).Options("auto,spans=2")
+	require.Check(t, err == nil && o.Mode == Auto && o.Spans == 2, "%+v, %v", o, err)
 }
 
 // What a user writes by mistake is an error, and no attempt to get the memory.
 func TestFoundSlotsTakeAllMemory(t *testing.T) {
 	for _, text := range []string{"always,slots=99999999", "always,spans=99999999999",
 		"always,slots=1024,slice=999999999999"} {
-		o, err := ParseOptions(text, true)
-		require.NoError(t, err)
+		o := require.Value(ParseOptions(text, true))(t)
 		require.Fails(t, text, require.Err(NewPlan(Grid(2, 2), o)), backend.ErrArgument)
 	}
 }

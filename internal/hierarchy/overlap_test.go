@@ -29,8 +29,7 @@ func onGuard(t *testing.T, l Layout, o Options, f func(c *Communicator) error) {
 // guarded returns a device that is closed after the test's groups.
 func guarded(t *testing.T) *fakedevice.Device {
 	t.Helper()
-	d, err := fakedevice.New(host.Device{})
-	require.NoError(t, err)
+	d := require.Value(fakedevice.New(host.Device{}))(t)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil { // which finds memory that was not freed
 			t.Error(err)

@@ -198,9 +198,7 @@ func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 		if err != nil {
 			return nil, err
 		}
-		t.Cleanup(func() {
-			require.NoError(t, d.Close())
-		})
+		t.Cleanup(func() { require.NoError(t, d.Close()) })
 		job = &guardedJob{job, d}
 	}
 	if m.wraps != nil {
@@ -412,10 +410,9 @@ func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
 		if !way.normed && !way.tiled && want != first {
 			t.Errorf("%+v: other parameters than on the host", way)
 		}
-		if got := newElasticRun(t, "four", 4, steps, elastic.Limits{Least: 1, Most: 4}, nobody,
-			way.of).end(); got != want {
-			t.Errorf("%+v: four ranks end with other parameters than one", way)
-		}
+		got := newElasticRun(t, "four", 4, steps, elastic.Limits{Least: 1, Most: 4}, nobody,
+			way.of).end()
+		require.Check(t, got == want, "%+v: four ranks end with other parameters than one", way)
 		r := newElasticRun(t, "two", 2, steps, elastic.Limits{Least: 1, Most: 2},
 			func(id elastic.ID) func(step, micro int) bool {
 				return func(step, micro int) bool { return id == 1 && step == 3 }
@@ -458,9 +455,7 @@ func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 	for step := range steps {
 		for micro := range elasticMicros {
 			m.random.Seek(uint64(step*elasticMicros+micro), 0)
-			if _, err := m.run(step, micro); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, require.Err(m.run(step, micro)))
 		}
 	}
 	require.Equal(t, "an elastic training has other bits", m.state(),
@@ -623,13 +618,9 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()), backends: standard,
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
 	job := r.join(1, elastic.First(1))
-	m, err := newElasticModel(6, 10, way)
-	require.NoError(t, err)
-	e, err := way.begin(t, m, &lossy{job, loses, false, 0, false}, elasticMicros)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, errors.Join(e.Close(), m.machine.Close()))
-	})
+	m := require.Value(newElasticModel(6, 10, way))(t)
+	e := require.Value(way.begin(t, m, &lossy{job, loses, false, 0, false}, elasticMicros))(t)
+	t.Cleanup(func() { require.NoError(t, errors.Join(e.Close(), m.machine.Close())) })
 	return m, e
 }
 
@@ -720,8 +711,7 @@ func (c *closed) Release(backend.Communicator) error {
 
 // TestElasticMachinesRefuseWhatTheyCannotDo: and end the part of the process in the job.
 func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
-	m, err := newElasticModel(6, 10, planned)
-	require.NoError(t, err)
+	m := require.Value(newElasticModel(6, 10, planned))(t)
 	option := vm.WithSolver(&solver.SGD{Rate: 1}, m.weights...)
 	job := &closed{}
 	for want, options := range map[string][]vm.Option{
@@ -899,10 +889,9 @@ func saves(dir string, behind bool, n int) func(elastic.ID, *elasticModel,
 func onlyStep(t *testing.T, dir string, step int) {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(dir, "*[0-9a-f]")) // not the lock
-	if want := fmt.Sprintf("step-%08d", step); err != nil || len(all) != 1 ||
-		filepath.Base(all[0]) != want {
-		t.Errorf("there are %v, want %s; %v", all, want, err)
-	}
+	want := fmt.Sprintf("step-%08d", step)
+	require.Check(t, err == nil && len(all) == 1 && filepath.Base(all[0]) == want,
+		"there are %v, want %s; %v", all, want, err)
 }
 
 func TestReplacementsTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
@@ -1305,8 +1294,7 @@ func TestAProcessIsOverOnceItHasEnded(t *testing.T) {
 // TestARankThatAbortsInEachTryLeaves: the job goes on, and another process takes its place.
 func TestARankThatAbortsInEachTryLeaves(t *testing.T) {
 	t.Setenv("EURYALE_BACKEND", "host")
-	want, err := elasticProcesses(t, "")
-	require.NoError(t, err)
+	want := require.Value(elasticProcesses(t, ""))(t)
 	out, err := elasticProcesses(t, "aborts")
 	params := regexp.MustCompile(`params=\w+`)
 	if err != nil || params.FindString(out) != params.FindString(want) ||
@@ -1344,10 +1332,9 @@ func killedAndReplaced(t *testing.T, alone, back time.Duration) (devices []strin
 	for name, promise := range map[string]time.Duration{"alone": alone, "back": back} {
 		found := regexp.MustCompile(name + `=(\S+)`).FindStringSubmatch(outputs[1])
 		require.That(t, found != nil, "nobody was %s:\n%s", name, outputs[1])
-		if took, err := time.ParseDuration(found[1]); err != nil ||
-			took > proctest.Within(promise) {
-			t.Errorf("it is %s after %s, %v", name, found[1], err)
-		}
+		took, err := time.ParseDuration(found[1])
+		require.Check(t, err == nil && took <= proctest.Within(promise), "it is %s after %s, %v",
+			name, found[1], err)
 		t.Log(found[0])
 	}
 	return regexp.MustCompile(`device=\S+`).FindAllString(outputs[1], -1)
@@ -1423,9 +1410,7 @@ func TestGenerationsLeaveNothingBehind(t *testing.T) {
 	r.end()
 	files, goroutines := count()
 	r = newElasticRun(t, "leaks", 1, 1<<20, elastic.Limits{Least: 1, Most: 2},
-		func(elastic.ID) func(int, int) bool {
-			return func(int, int) bool { return done.Load() }
-		})
+		func(elastic.ID) func(int, int) bool { return func(int, int) bool { return done.Load() } })
 	for i := range replacements { // each comes, and dies in its first step
 		in := make(chan struct{})
 		r.start(elastic.ID(i+2), elastic.First(1), func(int, int) bool { close(in); return true })

@@ -30,9 +30,8 @@ func TestInjectedKillIsNamedByEveryOtherRank(t *testing.T) {
 func TestRestartedJobHasNoFault(t *testing.T) {
 	const plan = "EURYALE_FAULT=kill,rank=1,call=40"
 	for r, p := range proctest.Start(t, "ends well", 2, plan, "TORCHELASTIC_RESTART_COUNT=1") {
-		if said := p.End(); !p.ProcessState.Success() {
-			t.Errorf("rank %d said %q", r, said)
-		}
+		said := p.End()
+		require.Check(t, p.ProcessState.Success(), "rank %d said %q", r, said)
 	}
 	for r, p := range proctest.Start(t, "ends well", 2, plan, "TORCHELASTIC_RESTART_COUNT=0") {
 		if p.End(); p.ProcessState.Success() {
@@ -52,9 +51,8 @@ func TestBadFaultIsFoundByInitOnEveryRank(t *testing.T) {
 				"TORCHELASTIC_RESTART_COUNT="+restarts) {
 				p.Says(t, "EURYALE_FAULT", bad.want)
 			}
-			if took := time.Since(began); took > 10*time.Second {
-				t.Errorf("it took %v", took)
-			}
+			took := time.Since(began)
+			require.Check(t, took <= 10*time.Second, "it took %v", took)
 		}
 	}
 }
@@ -62,9 +60,8 @@ func TestBadFaultIsFoundByInitOnEveryRank(t *testing.T) {
 func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
 	err := euryale.Run(context.Background(), 1, func(comm backend.Communicator,
 		_ sync.Locker) error {
-		if _, ok := backend.As[*fault.Communicator](comm); ok {
-			t.Error("calls go through package fault")
-		}
+		_, ok := backend.As[*fault.Communicator](comm)
+		require.Check(t, !ok, "calls go through package fault")
 		return nil
 	})
 	require.Report(t, err)

@@ -29,9 +29,8 @@ func tuned(t *testing.T) (file string, inside hierarchy.Link) {
 	t.Setenv("EURYALE_TUNING", filepath.Join(t.TempDir(), "tuning.json"))
 	inside = hierarchy.Link{Latency: 123 * time.Microsecond, Bandwidth: 7e9}
 	links := hierarchy.Links{Inside: inside, Between: hierarchy.Link{Bandwidth: 1}}
-	file, err := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2,
-		Declared: true, Links: links}.Keep()
-	require.NoError(t, err)
+	file = require.Value(hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2,
+		Declared: true, Links: links}.Keep())(t)
 	return file, inside
 }
 
@@ -128,9 +127,8 @@ func (c card) PCIBusID() string { return fmt.Sprintf("0000:%02x:00.0", c.slot) }
 func TestPlacesFollowThePCIBus(t *testing.T) {
 	for r, p := range proctest.Start(t, "says its place", 4) {
 		want := fmt.Sprintf("rank %d is at place %d of machine %d", r, 1-r%2, r/2)
-		if said := p.End(); !strings.Contains(said, want) {
-			t.Errorf("rank %d said %q, want %q", r, said, want)
-		}
+		said := p.End()
+		require.Check(t, strings.Contains(said, want), "rank %d said %q, want %q", r, said, want)
 	}
 }
 

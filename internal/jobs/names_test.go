@@ -196,8 +196,7 @@ func (l loss) named(blamed string, observer, victim int) bool {
 // ends down before it closes its connections, and that may take it seconds.
 func keepNamespaces(t *testing.T, ps []proctest.Rank) {
 	for _, p := range ps {
-		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.Process.Pid))
-		require.NoError(t, err)
+		f := require.Value(os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.Process.Pid)))(t)
 		t.Cleanup(func() { f.Close() })
 	}
 }

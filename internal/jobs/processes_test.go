@@ -200,9 +200,8 @@ func waitThroughAnother(comm backend.Communicator) error {
 func underWay(t *testing.T, ps []proctest.Rank) {
 	t.Helper()
 	for r, p := range ps {
-		if said := p.Next(); said != "under way" {
-			t.Fatalf("rank %d said %q", r, said)
-		}
+		said := p.Next()
+		require.That(t, said == "under way", "rank %d said %q", r, said)
 	}
 }
 
@@ -244,11 +243,8 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 // and returns what a job is told to use it.
 func ownDirectory(t *testing.T) (dir string, env []string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "euryale-test-")
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, os.RemoveAll(dir))
-	})
+	dir = require.Value(os.MkdirTemp("/dev/shm", "euryale-test-"))(t)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	return dir, []string{"TMPDIR=" + dir, "EURYALE_SHM_DIR=" + dir}
 }
 
@@ -480,8 +476,7 @@ func TestTraceIsWrittenOnClose(t *testing.T) {
 		return backend.Barrier(comm)
 	}))
 	for r := range 2 {
-		f, err := os.Open(fmt.Sprintf("%s.%d.json", path, r))
-		require.NoError(t, err)
+		f := require.Value(os.Open(fmt.Sprintf("%s.%d.json", path, r)))(t)
 		text, _ := io.ReadAll(f)
 		f.Close()
 		require.Check(t, strings.Contains(string(text), "allreduce"), "rank %d: %s", r, text)
@@ -513,9 +508,8 @@ func TestTraceIsWrittenWhenARankIsLost(t *testing.T) {
 	ps := proctest.Start(t, "hangs on after a failure", 2, "EURYALE_TRACE="+path)
 	underWay(t, ps)
 	ps[1].Process.Kill()
-	if said := ps[0].Next(); !strings.Contains(said, "rank 1 is down") {
-		t.Errorf("said %q", said)
-	}
+	said := ps[0].Next()
+	require.Check(t, strings.Contains(said, "rank 1 is down"), "said %q", said)
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		text, err := os.ReadFile(path + ".0.json") // of a process that has not ended
 		if err == nil && json.Valid(text) && strings.Contains(string(text), "allreduce") {
@@ -531,17 +525,14 @@ func TestFoundSecondInitHasANameOfItsOwn(t *testing.T) {
 		for range 2 {
 			names[p.Next()]++
 		}
-		if said := p.End(); !p.ProcessState.Success() {
-			t.Errorf("rank %d: %v, said %q", r, p.ProcessState, said)
-		}
+		said := p.End()
+		require.Check(t, p.ProcessState.Success(), "rank %d: %v, said %q", r, p.ProcessState, said)
 	}
 	require.Check(t, len(names) == 2, "the names are %v, want two, the same on both ranks", names)
 }
 
 func TestWorldsOfLocalRanksAreTheCallers(t *testing.T) {
-	worlds, err := rendezvous.Local(1, 0)
-	require.NoError(t, err)
-	comm, err := euryale.Connect(context.Background(), worlds[0])
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(1, 0))(t)
+	comm := require.Value(euryale.Connect(context.Background(), worlds[0]))(t)
 	require.NoError(t, errors.Join(comm.Close(), comm.Close()))
 }

@@ -22,9 +22,7 @@ import (
 // TestFoundSplitBesideCloseMakesNobodyWait: another goroutine closes one rank's communicator while
 // all split it. Ranks whose Split was done before hear of it in the new group, long before the
 // timeout.
-func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) {
-	onHierarchies(t, splitBesideClose)
-}
+func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) { onHierarchies(t, splitBesideClose) }
 
 // onHierarchies draws from a test many times, on backends without hierarchy and with it.
 func onHierarchies(t *testing.T, draw func(*testing.T, backend.Backend)) {
@@ -81,9 +79,7 @@ func splitBesideClose(t *testing.T, b backend.Backend) {
 // TestSplitBesideAbortNamesTheRank: whoever waits inside a Split when another rank aborts learns
 // which one it was, and not that a wait was cancelled or that a rank has closed which heard of it
 // before.
-func TestSplitBesideAbortNamesTheRank(t *testing.T) {
-	onHierarchies(t, splitBesideAbort)
-}
+func TestSplitBesideAbortNamesTheRank(t *testing.T) { onHierarchies(t, splitBesideAbort) }
 
 func splitBesideAbort(t *testing.T, b backend.Backend) {
 	euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {

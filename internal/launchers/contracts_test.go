@@ -102,10 +102,9 @@ func TestContractsOfOneRankJoinAlone(t *testing.T) {
 		if saysNoSize != (err != nil) || err == nil && (f.Rank != 0 || f.Size != 1) {
 			t.Errorf("%s: %+v, %v", c.Name, f.Position, err)
 		}
-		if says := "not say which of how many"; c.Name == "pbsdsh" &&
-			!strings.Contains(fmt.Sprint(err), says) {
-			t.Errorf("%s: no %q in %v", c.Name, says, err)
-		}
+		says := "not say which of how many"
+		require.Check(t, c.Name != "pbsdsh" || strings.Contains(fmt.Sprint(err), says),
+			"%s: no %q in %v", c.Name, says, err)
 	}
 }
 
@@ -222,9 +221,7 @@ func TestVariablesOfPlacesAreNoSigns(t *testing.T) {
 		"one node": "SKYPILOT_NUM_NODES=1 SKYPILOT_NODE_RANK=0 SKYPILOT_NODE_IPS=10.0.0.1",
 	} {
 		for _, find := range []func(Lookup) (*Found, error){Rank, Machine} {
-			if f, err := find(env.Lookup(strings.Fields(vars))); err != nil || f.Size != 1 {
-				t.Errorf("%s: %+v, %v", what, f, err)
-			}
+			require.Equal(t, what, require.Value(find(env.Lookup(strings.Fields(vars))))(t).Size, 1)
 		}
 	}
 }

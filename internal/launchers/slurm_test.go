@@ -15,9 +15,8 @@ func TestSlurmLists(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("firstHost(%q)", list), firstHost(list), want)
 	}
 	for node, want := range []int{2, 2, 2, 1} {
-		if got, err := tasksOn("2(x3),1", node); err != nil || got != want {
-			t.Errorf("tasks on node %d: %d, %v, want %d", node, got, err, want)
-		}
+		require.Equal(t, fmt.Sprint("tasks on node ", node),
+			require.Value(tasksOn("2(x3),1", node))(t), want)
 	}
 	require.Fails(t, "no error for a node beyond the list", require.Err(tasksOn("2(x3),1", 4)))
 }

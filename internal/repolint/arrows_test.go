@@ -298,8 +298,7 @@ func TestImportsFollowTheArrows(t *testing.T) {
 			continue // tests may look at anything
 		}
 		for _, spec := range f.Imports {
-			imported, err := strconv.Unquote(spec.Path.Value)
-			require.NoError(t, err)
+			imported := require.Value(strconv.Unquote(spec.Path.Value))(t)
 			require.Equal(t, "violation", violation(f.name, imported), "")
 		}
 	}
@@ -493,8 +492,7 @@ var ( K = 1 // explained
 	L = 2 )
 func f() {}
 `
-	f, err := parser.ParseFile(token.NewFileSet(), "p.go", text, parser.ParseComments)
-	require.NoError(t, err)
+	f := require.Value(parser.ParseFile(token.NewFileSet(), "p.go", text, parser.ParseComments))(t)
 	want := []string{"A", "M", "N", "P", "F", "H", "L"}
 	require.Slices(t, "silent", silent(f), want)
 }

@@ -59,11 +59,9 @@ func buildIn(t *testing.T, checkout, pkg string, more ...string) []byte {
 		pkg)
 	cmd.Dir = checkout
 	cmd.Env = append(append(cmd.Environ(), "CGO_ENABLED=0", "GOFLAGS="), more...)
-	if text, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build %s: %v\n%s", pkg, err, text)
-	}
-	program, err := os.ReadFile(out)
-	require.NoError(t, err)
+	text, err := cmd.CombinedOutput()
+	require.That(t, err == nil, "build %s: %v\n%s", pkg, err, text)
+	program := require.Value(os.ReadFile(out))(t)
 	return program
 }
 

@@ -26,8 +26,7 @@ func TestTestsAreChosenByPrefix(t *testing.T) {
 	plan, err := exec.Command(lookMake(t), "-n", "race", "unraced", "arm64", "netns", "names",
 		"gpu-emulated", "CLANG_HOST=clang++").Output()
 	require.NoError(t, err)
-	script, err := os.ReadFile(".ci/gpu")
-	require.NoError(t, err)
+	script := require.Value(os.ReadFile(".ci/gpu"))(t)
 	names := declaredTests(t)
 	patterns := chosen.FindAllStringSubmatch(string(plan)+string(script), -1)
 	for _, found := range patterns {
@@ -39,10 +38,9 @@ func TestTestsAreChosenByPrefix(t *testing.T) {
 			if !begins.MatchString(name) {
 				t.Errorf("%q is a piece of a name", pattern)
 			}
-			if exp, err := regexp.Compile(name); err != nil ||
-				!slices.ContainsFunc(names, exp.MatchString) {
-				t.Errorf("%q names no test", pattern)
-			}
+			exp, err := regexp.Compile(name)
+			require.Check(t, err == nil && slices.ContainsFunc(names, exp.MatchString),
+				"%q names no test", pattern)
 		}
 	}
 	require.Check(t, len(patterns) >= 40, "only %d choices were found", len(patterns))

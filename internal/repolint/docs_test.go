@@ -32,11 +32,9 @@ var (
 // What a new maintainer reads first names each package, or a folder of packages, and stays short.
 func TestArchitectureIsShortAndNamesEveryPackage(t *testing.T) {
 	atRoot(t)
-	text, err := os.ReadFile("docs/architecture.md")
-	require.NoError(t, err)
-	if n := len(strings.Fields(string(text))); n > 4000 {
-		t.Errorf("docs/architecture.md has %d words: at most 4000", n)
-	}
+	text := require.Value(os.ReadFile("docs/architecture.md"))(t)
+	n := len(strings.Fields(string(text)))
+	require.Check(t, n <= 4000, "docs/architecture.md has %d words: at most 4000", n)
 	named := map[string]bool{".": true} // the root is named by its name
 	for _, found := range code.FindAllStringSubmatch(string(text), -1) {
 		named[found[1]] = true
@@ -83,12 +81,10 @@ func declared(t *testing.T, file string) map[string]bool {
 // What the pages cite and link to exists.
 func TestLinksOfTheDocsLeadSomewhere(t *testing.T) {
 	atRoot(t)
-	pages, err := filepath.Glob("docs/*.md")
-	require.NoError(t, err)
+	pages := require.Value(filepath.Glob("docs/*.md"))(t)
 	cited := 0
 	for _, page := range append(pages, "README.md", "CHANGELOG.md", "CONTRIBUTING.md") {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
+		text := require.Value(os.ReadFile(page))(t)
 		for _, found := range citation.FindAllStringSubmatch(string(text), -1) {
 			cited++
 			if file, name := found[1], found[2]; !declared(t, file)[name] {
@@ -97,15 +93,13 @@ func TestLinksOfTheDocsLeadSomewhere(t *testing.T) {
 		}
 		for _, found := range sourceFile.FindAllStringSubmatch(string(text), -1) {
 			if file := found[1]; !strings.Contains(file, "...") {
-				if _, err := os.Stat(file); err != nil {
-					t.Errorf("%s names a file that does not exist: %v", page, err)
-				}
+				_, err := os.Stat(file)
+				require.Check(t, err == nil, "%s names a file that does not exist: %v", page, err)
 			}
 		}
 		for _, found := range link.FindAllStringSubmatch(string(text), -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), found[1])); err != nil {
-				t.Errorf("%s links to a file that does not exist: %v", page, err)
-			}
+			_, err := os.Stat(filepath.Join(filepath.Dir(page), found[1]))
+			require.Check(t, err == nil, "%s links to a file that does not exist: %v", page, err)
 		}
 	}
 	require.Check(t, cited >= 50, "only %d citations were found", cited)

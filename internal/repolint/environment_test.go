@@ -47,8 +47,7 @@ func TestReadersOfVariablesAreFound(t *testing.T) {
 		`var advice = "set EURYALE_CHECK"`:                                     0,
 		`var all = []string{"EURYALE_CHECK", "EURYALE_CHECK=off"}`:             1,
 	} {
-		f, err := parser.ParseFile(token.NewFileSet(), "x.go", "package x\n"+text, 0)
-		require.NoError(t, err)
+		f := require.Value(parser.ParseFile(token.NewFileSet(), "x.go", "package x\n"+text, 0))(t)
 		require.Equal(t, text, len(variablesRead(f)), want)
 	}
 }
@@ -142,8 +141,7 @@ func TestDocumentationListsEveryVariable(t *testing.T) {
 	atRoot(t)
 	for want, file := range map[string]string{godoc(): "doc.go", markdown(): "docs/running.md",
 		contracts(): "docs/running.md"} {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
+		text := require.Value(os.ReadFile(file))(t)
 		require.Check(t, strings.Contains(string(text), want),
 			"%s does not have what internal/env and internal/launchers say of the variables:\n%s",
 			file, want)

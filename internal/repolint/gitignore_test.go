@@ -15,10 +15,8 @@ import (
 func TestProgramsThatGoBuildLeavesAreIgnored(t *testing.T) {
 	atRoot(t)
 	const programs = `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`
-	out, err := exec.Command("go", "list", "-f", programs, "./...").Output()
-	require.NoError(t, err)
-	text, err := os.ReadFile(".gitignore")
-	require.NoError(t, err)
+	out := require.Value(exec.Command("go", "list", "-f", programs, "./...").Output())(t)
+	text := require.Value(os.ReadFile(".gitignore"))(t)
 	ignored := strings.Fields(string(text))
 	for program := range strings.FieldsSeq(string(out)) {
 		dir := strings.TrimPrefix(program, "github.com/euryale-ml/euryale/")

@@ -20,8 +20,7 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 	if _, err := exec.LookPath("make"); err != nil {
 		t.Skip("needs make")
 	}
-	help, err := exec.Command("make", "--no-print-directory", "help").Output()
-	require.NoError(t, err)
+	help := require.Value(exec.Command("make", "--no-print-directory", "help").Output())(t)
 	described := map[string]bool{}
 	for line := range strings.Lines(string(help)) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -68,8 +67,7 @@ func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
 // joined returns a file in which no line ends in a backslash.
 func joined(t *testing.T, file string) string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
+	text := require.Value(os.ReadFile(file))(t)
 	return regexp.MustCompile(`\\\n\s*`).ReplaceAllString(string(text), "")
 }
 

@@ -76,8 +76,7 @@ func parsed(t *testing.T, dir string) (files []*ast.File) {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		require.NoError(t, err)
+		file := require.Value(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t)
 		files = append(files, file)
 	}
 	return files

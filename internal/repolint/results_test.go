@@ -57,10 +57,8 @@ func TestResultsAreCitedAndCitationsExist(t *testing.T) {
 	paths := map[string]string{}
 	for _, file := range files {
 		paths[path.Base(file)] = file
-		if month, name := path.Base(path.Dir(file)), path.Base(file); !strings.HasPrefix(
-			name, month+"-") {
-			t.Errorf("%s is not of %s", file, month)
-		}
+		month, name := path.Base(path.Dir(file)), path.Base(file)
+		require.Check(t, strings.HasPrefix(name, month+"-"), "%s is not of %s", file, month)
 	}
 	cited := map[string]bool{}
 	var cites func(file string)

@@ -19,11 +19,9 @@ import (
 // TestReadmesProgramCompilesInAUsersModule: what README says of a checkout works.
 func TestReadmesProgramCompilesInAUsersModule(t *testing.T) {
 	atRoot(t)
-	checkout, err := filepath.Abs(".")
-	require.NoError(t, err)
+	checkout := require.Value(filepath.Abs("."))(t)
 	dir := t.TempDir()
-	readme, err := os.ReadFile("README.md")
-	require.NoError(t, err)
+	readme := require.Value(os.ReadFile("README.md"))(t)
 	program := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(readme)
 	require.That(t, program != nil && strings.Contains(string(readme), "go work init . "),
 		"README.md has no program, or does not say how to use a checkout")
@@ -66,16 +64,14 @@ var flagged = regexp.MustCompile(
 // takes a second. Tests of each example run it on ranks, too, except elastic, which has none.
 func TestExamplesAreProgramsToCopy(t *testing.T) {
 	atRoot(t)
-	checkout, err := filepath.Abs(".")
-	require.NoError(t, err)
+	checkout := require.Value(filepath.Abs("."))(t)
 	lines, flags := map[string]int{}, map[string]int{}
 	for _, f := range sources(t) { // all are read, so that no outcome is of other sources
 		parts := strings.Split(f.name, "/")
 		if len(parts) != 3 || parts[0] != "examples" || f.test() || f.Name.Name != "main" {
 			continue
 		}
-		text, err := os.ReadFile(f.name)
-		require.NoError(t, err)
+		text := require.Value(os.ReadFile(f.name))(t)
 		lines[parts[1]] += bytes.Count(text, []byte("\n"))
 		flags[parts[1]] += len(flagged.FindAll(text, -1))
 	}
@@ -109,8 +105,7 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 func runExample(t *testing.T, name, dir, checkout, args, prints string) (size int) {
 	t.Helper()
 	t.Chdir(dir) // where the program finds its arguments
-	info, err := os.Stat("program")
-	require.NoError(t, err)
+	info := require.Value(os.Stat("program"))(t)
 	var out, errs bytes.Buffer
 	job := launch.Job{
 		Program: "./program", Ranks: 2, Stdout: &out, Stderr: &errs,
@@ -161,10 +156,8 @@ func installSays(t *testing.T, sizes map[string]int) {
 		FindSubmatch(text)
 	require.That(t, err == nil && said != nil, "docs/install.md says no sizes of programs: %v", err)
 	var least, most, drawing int
-	if _, err := fmt.Sscan(string(bytes.Join(said[1:], []byte(" "))), &least, &most,
-		&drawing); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t,
+		require.Err(fmt.Sscan(string(bytes.Join(said[1:], []byte(" "))), &least, &most, &drawing)))
 	for name, size := range sizes { // more or less, since they differ by linkers
 		if runtime.GOARCH == "amd64" && (size < least-1 || size > drawing+1 ||
 			size > most+1 && size < drawing-1) {
@@ -177,8 +170,7 @@ func installSays(t *testing.T, sizes map[string]int) {
 func ownModule(t *testing.T, dir, checkout string) {
 	t.Helper()
 	for _, name := range []string{"go.mod", "go.sum"} {
-		text, err := os.ReadFile(filepath.Join(checkout, name))
-		require.NoError(t, err)
+		text := require.Value(os.ReadFile(filepath.Join(checkout, name)))(t)
 		writeFile(t, filepath.Join(dir, name), text)
 	}
 	inModule(t, dir, "mod", "edit", "-module=example.com/mine", "-require="+module+"@v0.0.0",
@@ -200,29 +192,24 @@ func inModule(t *testing.T, dir string, args ...string) {
 // The module is not published, so no page says to get it from where modules are.
 func TestPagesSayHowToUseACheckout(t *testing.T) {
 	atRoot(t)
-	pages, err := filepath.Glob("docs/*.md")
-	require.NoError(t, err)
+	pages := require.Value(filepath.Glob("docs/*.md"))(t)
 	published := regexp.MustCompile(`go (get|install) [^\n]*github\.com/euryale-ml/euryale`)
 	for _, page := range append(pages, "README.md", "CONTRIBUTING.md") {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		if found := published.Find(text); found != nil {
-			t.Errorf("%s says %q", page, found)
-		}
+		text := require.Value(os.ReadFile(page))(t)
+		found := published.Find(text)
+		require.Check(t, found == nil, "%s says %q", page, found)
 	}
 }
 
 // copyProgram copies the files of a program, without those of its tests.
 func copyProgram(t *testing.T, from, to string) {
 	t.Helper()
-	files, err := os.ReadDir(from)
-	require.NoError(t, err)
+	files := require.Value(os.ReadDir(from))(t)
 	for _, f := range files {
 		if f.IsDir() || strings.HasSuffix(f.Name(), "_test.go") {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(from, f.Name()))
-		require.NoError(t, err)
+		text := require.Value(os.ReadFile(filepath.Join(from, f.Name())))(t)
 		writeFile(t, filepath.Join(to, f.Name()), text)
 	}
 }

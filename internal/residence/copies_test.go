@@ -23,12 +23,10 @@ func TestCopiesAreCounted(t *testing.T) {
 		t.Error("two readers have no copy")
 	}
 	s.Leave(reader, false)
-	if unused := s.Leave(reader, false); unused.Addr() != 256 {
-		t.Errorf("the last user is given %v to free", unused)
-	}
-	if again := s.Enter(w, false); again == reader {
-		t.Error("a copy that nobody uses is used again")
-	}
+	unused := s.Leave(reader, false)
+	require.Check(t, unused.Addr() == 256, "the last user is given %v to free", unused)
+	again := s.Enter(w, false)
+	require.Check(t, again != reader, "a copy that nobody uses is used again")
 }
 
 // TestMarksThatTheHostHasCopiedAreNotOfACopy: who copies a tensor that is older on the host copies

@@ -44,11 +44,9 @@ func TestRowMajor(t *testing.T) {
 func TestDType(t *testing.T) {
 	for dt, want := range map[tensor.Dtype]backend.DType{tensor.Float32: backend.F32,
 		tensor.Int64: backend.I64, tensor.Byte: backend.U8, tensor.Bool: 0, tensor.Complex64: 0} {
-		if d, ok := DType(dt); d != want || ok != (want != 0) {
-			t.Errorf("%v is %v, %v", dt, d, ok)
-		}
+		d, ok := DType(dt)
+		require.Check(t, d == want && ok == (want != 0), "%v is %v, %v", dt, d, ok)
 	}
-	if d, ok := DType(tensor.Int); !ok || d.Size() != strconv.IntSize/8 {
-		t.Errorf("int is %v", d)
-	}
+	d, ok := DType(tensor.Int)
+	require.Check(t, ok && d.Size() == strconv.IntSize/8, "int is %v", d)
 }

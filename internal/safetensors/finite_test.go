@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // TestTheFirstElementThatIsNotFiniteIsFound in each dtype, at each place of tensors of all lengths
@@ -24,9 +25,8 @@ func TestTheFirstElementThatIsNotFiniteIsFound(t *testing.T) {
 			[]backend.BFloat16{0x7f80, 0xff80})
 	}
 	ones := []int64{-1, math.MaxInt64}
-	if i := safetensors.NotFinite(backend.Of(ones), false); i != -1 {
-		t.Errorf("integer %d is not finite", i)
-	}
+	i := safetensors.NotFinite(backend.Of(ones), false)
+	require.Check(t, i == -1, "integer %d is not finite", i)
 }
 
 func test[T backend.Element](t *testing.T, n int, finite, nans, infinities []T) {

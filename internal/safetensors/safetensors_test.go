@@ -31,8 +31,7 @@ func TestTensorsComeBack(t *testing.T) {
 	require.NoError(t, safetensors.Write(&b, want, map[string]string{"format": "pt"}))
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
-	f, err := safetensors.Open(path)
-	require.NoError(t, err)
+	f := require.Value(safetensors.Open(path))(t)
 	defer f.Close()
 	if f.Metadata["format"] != "pt" || len(f.Names()) != len(want) {
 		t.Errorf("%v, %v", f.Metadata, f.Names())
@@ -50,8 +49,7 @@ func TestTensorsComeBack(t *testing.T) {
 // TestBooleansAreBytes: masks of models have this dtype.
 func TestBooleansAreBytes(t *testing.T) {
 	b := file(`{"mask":{"dtype":"BOOL","shape":[2,3],"data_offsets":[0,6]}}`, 6)
-	h, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b)))
-	require.NoError(t, err)
+	h := require.Value(safetensors.ReadHeader(bytes.NewReader(b), int64(len(b))))(t)
 	if d, shape, ok := h.Of("mask"); d != backend.U8 || !slices.Equal(shape, []int{2, 3}) || !ok {
 		t.Errorf("the mask is %v %v", d, shape)
 	}
@@ -69,9 +67,7 @@ func TestTensorsOfOtherDTypesAreLeftAlone(t *testing.T) {
 	f, err := safetensors.Open(path)
 	require.NoError(t, err)
 	defer f.Close()
-	if c, err := f.Read("c"); err != nil || c.Data.Bytes()[1] != 7 {
-		t.Errorf("the other tensor is %v, %v", c, err)
-	}
+	require.Equal(t, "the other tensor", require.Value(f.Read("c"))(t).Data.Bytes()[1], 7)
 	for _, name := range []string{"a", "b"} {
 		require.Fails(t, name, require.Err(f.Read(name)), backend.ErrUnsupported)
 	}
@@ -105,9 +101,8 @@ func TestHostileFilesAreRefusedBeforeTheirDataAreRead(t *testing.T) {
 		"overlap and gap": file(`{"a":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},`+
 			`"b":{"dtype":"F64","shape":[2],"data_offsets":[8,24]}}`, 32),
 	} {
-		if _, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b))); err == nil {
-			t.Errorf("%s: no error", what)
-		}
+		_, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b)))
+		require.Check(t, err != nil, "%s: no error", what)
 	}
 }
 

@@ -32,7 +32,6 @@ func TestJoinPrefersWhatHasHappened(t *testing.T) {
 	e := make(Event)
 	require.Fails(t, "before", e.Join(over), context.Canceled)
 	close(e)
-	if err := e.Join(over); err != nil {
-		t.Errorf("after: %v", err)
-	}
+	err := e.Join(over)
+	require.Check(t, err == nil, "after: %v", err)
 }

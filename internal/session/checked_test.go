@@ -94,8 +94,7 @@ func TestCallsAreCheckedOnce(t *testing.T) {
 		start := func(below func(*door) backend.Communicator,
 			call func(backend.CheckedStarter) error) (*door, error) {
 			d := &door{Communicator: reference.New("test", 2, time.Minute)[0]}
-			c, err := w.wrap(below(d))
-			require.NoError(t, err)
+			c := require.Value(w.wrap(below(d)))(t)
 			return d, call(c.(backend.CheckedStarter))
 		}
 		for _, what := range []backend.Collective{wrong, right} {
@@ -134,16 +133,13 @@ func (mute) Capabilities() backend.Capabilities { return backend.Capabilities{} 
 
 // TestLeavesTakeCheckedCalls: package host does not check what was checked.
 func TestLeavesTakeCheckedCalls(t *testing.T) {
-	worlds, err := rendezvous.Local(1, time.Minute)
-	require.NoError(t, err)
-	c, err := host.Backend{}.Connect(t.Context(), worlds[0])
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(1, time.Minute))(t)
+	c := require.Value(host.Backend{}.Connect(t.Context(), worlds[0]))(t)
 	defer worlds[0].Close()
 	defer c.Close()
 	x, wrong := backend.Of(make([]float32, 8)), backend.Collective{Kind: backend.AllReduce,
 		Algorithm: 99}
 	require.Fails(t, "Start", require.Err(c.Start(nil, wrong, x, x)), backend.ErrArgument)
-	if _, err := c.(backend.CheckedStarter).StartChecked(nil, wrong, 8, x, x); err != nil {
-		t.Errorf("StartChecked: the error is %v", err)
-	}
+	_, err := c.(backend.CheckedStarter).StartChecked(nil, wrong, 8, x, x)
+	require.Check(t, err == nil, "StartChecked: the error is %v", err)
 }

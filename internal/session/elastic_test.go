@@ -25,8 +25,7 @@ import (
 func TestGenerationsOnMachinesMeetWhereRank0Says(t *testing.T) {
 	job := rendezvous.Env{Job: "meets", Size: 1, LocalSize: 1, TLS: true,
 		Token: strings.Repeat("secret", 5), Timeout: time.Minute}
-	register, err := rendezvous.ServeRegister(job, true, func(int) {})
-	require.NoError(t, err)
+	register := require.Value(rendezvous.ServeRegister(job, true, func(int) {}))(t)
 	defer register.Close()
 	first := elastic.First(1, 2)
 	take := func(rank int) error {
@@ -48,9 +47,8 @@ func TestGenerationsOnMachinesMeetWhereRank0Says(t *testing.T) {
 	var running sync.WaitGroup
 	for rank := range 2 {
 		running.Go(func() {
-			if err := take(rank); err != nil {
-				t.Errorf("rank %d: %v", rank, err)
-			}
+			err := take(rank)
+			require.Check(t, err == nil, "rank %d: %v", rank, err)
 		})
 	}
 	running.Wait()
@@ -76,8 +74,7 @@ func join(t *testing.T, register string, c session.ElasticConfig) (*session.Elas
 // generation. A loop gathers the samples of all ranks, so a watch on some of them ends the job.
 func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 	job := rendezvous.Env{Job: "watched", Size: 1, LocalSize: 1, Timeout: time.Minute}
-	register, err := rendezvous.ServeRegister(job, false, func(int) {})
-	require.NoError(t, err)
+	register := require.Value(rendezvous.ServeRegister(job, false, func(int) {}))(t)
 	defer register.Close()
 	take := func(rank int) error {
 		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
@@ -124,8 +121,7 @@ func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 // waits for them, to give back memory of the generation before.
 func TestNobodyConnectsBeforeAllHaveLeft(t *testing.T) {
 	job := rendezvous.Env{Job: "left", Size: 1, LocalSize: 1, Timeout: time.Minute}
-	register, err := rendezvous.ServeRegister(job, false, func(int) {})
-	require.NoError(t, err)
+	register := require.Value(rendezvous.ServeRegister(job, false, func(int) {}))(t)
 	defer register.Close()
 	var connected atomic.Bool
 	if err := testranks.All(2, func(rank int) error {
@@ -166,8 +162,7 @@ func (o opening) OpenDevice(local int) error {
 // TestAProcessOpensTheDeviceOfItsSeatBeforeTheOthersCome: which do not wait for it then.
 func TestAProcessOpensTheDeviceOfItsSeatBeforeTheOthersCome(t *testing.T) {
 	job := rendezvous.Env{Job: "seat", Size: 1, LocalSize: 1, Timeout: time.Minute}
-	register, err := rendezvous.ServeRegister(job, false, func(int) {})
-	require.NoError(t, err)
+	register := require.Value(rendezvous.ServeRegister(job, false, func(int) {}))(t)
 	defer register.Close()
 	opened, first := make(chan int, 2), make(chan struct{})
 	if err := testranks.All(2, func(rank int) error {

@@ -21,8 +21,7 @@ func TestLauncherIsToldThatTheJobHasLostARank(t *testing.T) {
 	require.NoError(t, err)
 	defer read.Close()
 	where := placeOf(t, write)
-	worlds, err := rendezvous.Local(2, 0)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(2, 0))(t)
 	for _, w := range worlds {
 		defer w.Close()
 	}
@@ -39,23 +38,20 @@ func TestLauncherIsToldThatTheJobHasLostARank(t *testing.T) {
 		t.Errorf("%q, %v", line, err)
 	}
 	write.Close()
-	if more, err := io.ReadAll(read); err != nil || len(more) > 0 {
-		t.Errorf("then %q, %v", more, err)
-	}
+	more, err := io.ReadAll(read)
+	require.Check(t, err == nil && len(more) == 0, "then %q, %v", more, err)
 }
 
 // placeOf is what a launcher says of a file.
 func placeOf(t *testing.T, f *os.File) string {
 	t.Helper()
-	info, err := f.Stat()
-	require.NoError(t, err)
+	info := require.Value(f.Stat())(t)
 	return fmt.Sprintf("%d:%d", f.Fd(), info.Sys().(*syscall.Stat_t).Ino)
 }
 
 func TestFilesOfTheUserTakeNoReport(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mine")
-	f, err := os.Create(path)
-	require.NoError(t, err)
+	f := require.Value(os.Create(path))(t)
 	defer f.Close()
 	read, write, err := os.Pipe()
 	require.NoError(t, err)
@@ -65,9 +61,8 @@ func TestFilesOfTheUserTakeNoReport(t *testing.T) {
 		report(where, "rank 0 is down")
 	}
 	write.Close()
-	if text, err := io.ReadAll(read); err != nil || len(text) > 0 {
-		t.Errorf("another pipe got %q, %v", text, err)
-	}
+	text, err := io.ReadAll(read)
+	require.Check(t, err == nil && len(text) == 0, "another pipe got %q, %v", text, err)
 	if text, err := os.ReadFile(path); err != nil || len(text) > 0 {
 		t.Errorf("the file holds %q, %v", text, err)
 	}

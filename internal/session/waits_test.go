@@ -14,8 +14,7 @@ import (
 
 func TestLongWaitIsSaidOnceWithItsCallAndItsEnd(t *testing.T) {
 	var out strings.Builder
-	worlds, err := rendezvous.Local(1, time.Minute)
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(1, time.Minute))(t)
 	comm, err := Connect(t.Context(), worlds[0], []backend.Backend{host.Backend{}}, nil, -1)
 	require.NoError(t, err)
 	defer comm.Close()

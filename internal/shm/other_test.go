@@ -9,10 +9,8 @@ import (
 )
 
 func TestMemoryIsOfferedWithinTheProcess(t *testing.T) {
-	s, err := New("", 8192)
-	require.NoError(t, err)
-	offer, err := s.Offer()
-	require.NoError(t, err)
+	s := require.Value(New("", 8192))(t)
+	offer := require.Value(s.Offer())(t)
 	require.Fails(t, "memory of another process",
 		require.Err(Offer("of another process").Open(8192)), ErrProcesses)
 	s.Release()

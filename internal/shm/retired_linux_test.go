@@ -20,8 +20,7 @@ func addressSpace(t *testing.T) int {
 	if err != nil {
 		t.Skip(err)
 	}
-	pages, err := strconv.Atoi(strings.Fields(string(statm))[0])
-	require.NoError(t, err)
+	pages := require.Value(strconv.Atoi(strings.Fields(string(statm))[0]))(t)
 	return pages * os.Getpagesize()
 }
 
@@ -31,8 +30,7 @@ func TestRetiredMemoryIsReadAndWrittenAndThenForgotten(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	before := addressSpace(t)
 	for range times {
-		s, err := New("/dev/shm", nbytes)
-		require.NoError(t, err)
+		s := require.Value(New("/dev/shm", nbytes))(t)
 		s.Mem[0] = 1
 		require.NoError(t, s.Retire())
 		if s.Mem[0] != 0 {

@@ -7,13 +7,10 @@ import (
 )
 
 func TestDiscardedPagesAreZeroForEveryone(t *testing.T) {
-	a, err := New("/dev/shm", 8192)
-	require.NoError(t, err)
+	a := require.Value(New("/dev/shm", 8192))(t)
 	defer a.Unmap()
-	offer, err := a.Offer()
-	require.NoError(t, err)
-	b, err := offer.Open(8192)
-	require.NoError(t, err)
+	offer := require.Value(a.Offer())(t)
+	b := require.Value(offer.Open(8192))(t)
 	defer b.Unmap()
 	b.Mem[0], b.Mem[4096] = 1, 2
 	require.NoError(t, Discard(a.Mem[:4096]))

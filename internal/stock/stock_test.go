@@ -15,8 +15,7 @@ func TestLabelsSayThatAVariableHasNoName(t *testing.T) {
 	g := gorgonia.NewGraph()
 	unnamed := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3))
 	named := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3), gorgonia.WithName("w"))
-	sum, err := gorgonia.Add(unnamed, named)
-	require.NoError(t, err)
+	sum := require.Value(gorgonia.Add(unnamed, named))(t)
 	require.Equal(t, "Gorgonia calls a variable without a name", unnamed.Name(), Unnamed)
 	for want, n := range map[string]*gorgonia.Node{
 		"unnamed(2, 3)": unnamed, "w": named, "nil": nil, sum.Name(): sum,

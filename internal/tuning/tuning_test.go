@@ -3,7 +3,6 @@ package tuning
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/env"
@@ -29,39 +28,29 @@ func add(more ...int) func([]int) []int {
 
 func TestRowsAreKeptBySection(t *testing.T) {
 	path := at(t, "")
-	if rows, err := Read[int]("a"); err != nil || rows != nil {
-		t.Fatalf("without a file: %v, %v", rows, err)
-	}
+	rows, err := Read[int]("a")
+	require.That(t, err == nil && rows == nil, "without a file: %v, %v", rows, err)
 	for _, u := range []struct {
 		section string
 		row     int
 	}{{"a", 1}, {"b", 7}, {"a", 2}} {
-		if got, err := Update(u.section, add(u.row)); err != nil || got != path {
-			t.Fatalf("%q, %v", got, err)
-		}
+		require.Equal(t, "Update", require.Value(Update(u.section, add(u.row)))(t), path)
 	}
 	for section, want := range map[string][]int{"a": {1, 2}, "b": {7}, "c": nil} {
-		if rows, err := Read[int](section); err != nil || !slices.Equal(rows, want) {
-			t.Errorf("%s: %v, %v, want %v", section, rows, err, want)
-		}
+		require.Slices(t, section, require.Value(Read[int](section))(t), want)
 	}
-	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
-		t.Errorf("%v is left, %v", files, err)
-	}
+	require.Equal(t, "ReadDir", len(require.Value(os.ReadDir(filepath.Dir(path)))(t)), 1)
 }
 
 func TestFileIsInTheCacheDirectory(t *testing.T) {
 	t.Setenv(string(env.Tuning), "")
 	t.Setenv("XDG_CACHE_HOME", "/somewhere")
-	if path, err := Path(); err != nil || path != "/somewhere/euryale/tuning.json" {
-		t.Errorf("%q, %v", path, err)
-	}
+	require.Equal(t, "Path", require.Value(Path())(t), "/somewhere/euryale/tuning.json")
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("HOME", "")
 	require.Fails(t, "Path", require.Err(Path()), string(env.Tuning))
-	if rows, err := Read[int]("a"); err != nil || rows != nil {
-		t.Errorf("%v, %v", rows, err)
-	}
+	rows, err := Read[int]("a")
+	require.Check(t, err == nil && rows == nil, "%v, %v", rows, err)
 }
 
 func TestBrokenFileIsNamed(t *testing.T) {
@@ -72,9 +61,7 @@ func TestBrokenFileIsNamed(t *testing.T) {
 		for _, err := range []error{read, update} {
 			require.Fails(t, text, err, path, "delete it")
 		}
-		if now, err := os.ReadFile(path); err != nil || string(now) != text {
-			t.Errorf("%q has become %q, %v", text, now, err)
-		}
+		require.Equal(t, "ReadFile", string(require.Value(os.ReadFile(path))(t)), text)
 	}
 }
 

@@ -42,11 +42,9 @@ func foreigners(t *testing.T) (all []foreign) {
 		}
 	}
 	for _, name := range names {
-		f, err := os.Open(name)
-		require.NoError(t, err)
+		f := require.Value(os.Open(name))(t)
 		defer f.Close()
-		z, err := gzip.NewReader(f)
-		require.NoError(t, err)
+		z := require.Value(gzip.NewReader(f))(t)
 		var some []foreign
 		require.NoError(t, json.NewDecoder(z).Decode(&some))
 		all = append(all, some...)

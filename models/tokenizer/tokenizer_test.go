@@ -40,8 +40,7 @@ func (d *decoded) UnmarshalJSON(text []byte) error {
 
 func load(t testing.TB, dir string) *Tokenizer {
 	t.Helper()
-	tok, err := Load(dir)
-	require.NoError(t, err)
+	tok := require.Value(Load(dir))(t)
 	return tok
 }
 
@@ -64,16 +63,13 @@ func directories(t testing.TB) []string {
 
 func readCases(t testing.TB, dir string) cases {
 	t.Helper()
-	f, err := os.Open(filepath.Join(dir, "cases.json.gz"))
-	require.NoError(t, err)
+	f := require.Value(os.Open(filepath.Join(dir, "cases.json.gz")))(t)
 	defer f.Close()
-	z, err := gzip.NewReader(f)
-	require.NoError(t, err)
+	z := require.Value(gzip.NewReader(f))(t)
 	var c cases
 	require.NoError(t, json.NewDecoder(z).Decode(&c))
 	for i, text := range c.Texts {
-		b, err := base64.StdEncoding.DecodeString(text)
-		require.NoError(t, err)
+		b := require.Value(base64.StdEncoding.DecodeString(text))(t)
 		c.Texts[i] = string(b)
 	}
 	return c
@@ -132,9 +128,8 @@ func TestStreamsGiveWholeCharactersAndTheTextOfDecode(t *testing.T) {
 			return text.String() + s.End()
 		}
 		for _, ids := range c.Tokenizers[style].Special {
-			if got, want := streamed(ids), tok.Decode(ids, true); got != want {
-				t.Errorf("%s: %v streams %q, want %q", style, ids, got, want)
-			}
+			got, want := streamed(ids), tok.Decode(ids, true)
+			require.Check(t, got == want, "%s: %v streams %q, want %q", style, ids, got, want)
 		}
 		for _, d := range c.Tokenizers[style].Decoded {
 			if got := streamed(d.ids); tok.decoder.bytes && got != d.skipped {

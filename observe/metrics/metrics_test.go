@@ -162,8 +162,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	names := regexp.MustCompile("euryale_[a-z_]+[a-z]")
 	documented := map[string]bool{}
 	for _, file := range []string{"observing.md", "grafana.json"} {
-		text, err := os.ReadFile(filepath.Join("..", "..", "docs", file))
-		require.NoError(t, err)
+		text := require.Value(os.ReadFile(filepath.Join("..", "..", "docs", file)))(t)
 		require.Check(t, !strings.HasSuffix(file, "json") || json.Valid(text), "%s is no JSON",
 			file)
 		for _, name := range names.FindAllString(string(text), -1) {
@@ -193,8 +192,7 @@ func (third) Rank() int { return 3 }
 func (g *generations) Recoveries() (int, time.Duration) { return 2, 1500 * time.Millisecond }
 
 func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
-	taken, err := net.Listen("tcp", loopback)
-	require.NoError(t, err)
+	taken := require.Value(net.Listen("tcp", loopback))(t)
 	defer taken.Close()
 	var s *Server
 	var training generations
@@ -312,8 +310,7 @@ func TestClientsHaveNoEffectOnATraining(t *testing.T) {
 // serveNothing serves a registry whose only metric takes some time.
 func serveNothing(t *testing.T, credential string, takes, patience time.Duration) *Server {
 	t.Helper()
-	s, err := listen(loopback, 0)
-	require.NoError(t, err)
+	s := require.Value(listen(loopback, 0))(t)
 	s.registry = prometheus.NewRegistry()
 	s.Registry().MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "x", Help: "X."},
 		func() float64 { time.Sleep(takes); return 1 }))
@@ -431,8 +428,7 @@ func TestMetricsWithALabelRankKeepIt(t *testing.T) {
 	var text strings.Builder
 	for range 2 { // the labels of a registry stay as they are
 		text.Reset()
-		found, err := s.gather()
-		require.NoError(t, err)
+		found := require.Value(s.gather())(t)
 		for _, f := range found {
 			for _, m := range f.GetMetric() {
 				for _, l := range m.GetLabel() {

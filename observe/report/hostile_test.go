@@ -25,9 +25,7 @@ func call(seq int, args, text string) string {
 		`"bytes":8,"count":1,"dtype":"f32","seq":%[2]d%[5]s}}`, 1000*seq, seq, text, seq, args)
 }
 
-func traced(calls ...string) string {
-	return `{"traceEvents":[` + strings.Join(calls, ",") + `]}`
-}
+func traced(calls ...string) string { return `{"traceEvents":[` + strings.Join(calls, ",") + `]}` }
 
 func many(n int, f func(i int) string) (all []string) {
 	for i := range n {
@@ -117,9 +115,8 @@ func TestForeignFilesCostLittle(t *testing.T) {
 		j := read(t, dir)
 		page := pageOf(t, j)
 		runtime.ReadMemStats(&after)
-		if took := time.Since(began); took > time.Minute {
-			t.Errorf("%s: %v", name, took)
-		}
+		took := time.Since(began)
+		require.Check(t, took <= time.Minute, "%s: %v", name, took)
 		most := uint64(600 << 20)
 		if proctest.Race { // which lets pools lose what they are given
 			most *= 4
@@ -203,7 +200,6 @@ func TestNoTextOfAFileIsInThePageAsItIs(t *testing.T) {
 			t.Fatalf("the page has %q", c)
 		}
 	}
-	if n := strings.Count(page, `\u202e`); n < 8 {
-		t.Errorf("the page has the texts %d times:\n%s", n, page)
-	}
+	n := strings.Count(page, `\u202e`)
+	require.Check(t, n >= 8, "the page has the texts %d times:\n%s", n, page)
 }

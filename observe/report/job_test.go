@@ -135,8 +135,7 @@ func wholeJob(t *testing.T, steps int) (dir string, epochs []epoch) {
 			Seconds: 0.25 + x/64,
 			Loss:    2.25 / x,
 			Metrics: map[string]float64{"accuracy": 1 - 0.5/x, "loss": 2.5 / x}})
-		line, err := json.Marshal(epochs[e])
-		require.NoError(t, err)
+		line := require.Value(json.Marshal(epochs[e]))(t)
 		lines.Write(append(line, '\n'))
 	}
 	put(t, filepath.Join(dir, "epochs.jsonl"), lines.String())

@@ -24,8 +24,7 @@ import (
 // read reads a job that must be readable.
 func read(t *testing.T, dir string) *Job {
 	t.Helper()
-	j, err := Read(dir)
-	require.NoError(t, err)
+	j := require.Value(Read(dir))(t)
 	return j
 }
 
@@ -42,9 +41,8 @@ func figures(t *testing.T, text string) (p page) {
 	t.Helper()
 	_, rest, _ := strings.Cut(text, `id="data">`)
 	data, _, found := strings.Cut(rest, "</script>")
-	if err := json.Unmarshal([]byte(data), &p); err != nil || !found {
-		t.Fatalf("%v in %.200q", err, data)
-	}
+	err := json.Unmarshal([]byte(data), &p)
+	require.That(t, err == nil && found, "%v in %.200q", err, data)
 	return p
 }
 
@@ -256,9 +254,8 @@ func TestMatrixHasTheBytesOfAllCalls(t *testing.T) {
 	// a bucket of 8,000 bytes goes whole, and of an all-gather of 48 bytes a half; before them one
 	// of 320
 	want := int64(10*(8000+24) + 160)
-	if m := read(t, dir).matrix(); !reflect.DeepEqual(m, [][]int64{{0, want}, {want, 0}}) {
-		t.Errorf("%v, want %d", m, want)
-	}
+	m := read(t, dir).matrix()
+	require.Check(t, reflect.DeepEqual(m, [][]int64{{0, want}, {want, 0}}), "%v, want %d", m, want)
 }
 
 // TestGenerationsOfAnElasticJobAreOneJob: whose calls have the same numbers in each.
@@ -482,8 +479,7 @@ document.querySelector(".step:not([hidden]) rect title").parentNode.dispatchEven
 			require.Check(t, strings.Contains(dom.String(), want), "%v: the page has no %s", more,
 				want)
 		}
-		if n := strings.Count(dom.String(), `step" hidden=""`); n != 1 {
-			t.Errorf("%v: %d timelines are hidden, want 1 of 2", more, n)
-		}
+		n := strings.Count(dom.String(), `step" hidden=""`)
+		require.Check(t, n == 1, "%v: %d timelines are hidden, want 1 of 2", more, n)
 	}
 }

@@ -59,8 +59,7 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 	stderr := job.Stderr.(*output)
 	job.Hosts[0].Slots, job.LogDir = 2, filepath.Join(t.TempDir(), "logs")
 	require.NoError(t, Run(t.Context(), job))
-	here, err := os.Getwd()
-	require.NoError(t, err)
+	here := require.Value(os.Getwd())(t)
 	want := []string{"[0] 0 3 0 2 0 127.0.0.1 77s a " + here + "\n",
 		"[1] 1 3 1 2 0 127.0.0.1 77s a " + here + "\n",
 		"[2] 2 3 0 1 1 127.0.0.1 77s u@b " + here + "\n"}
@@ -102,9 +101,8 @@ func TestTheCredentialOfMetricsFollowsFromTheUsersTokenInEveryKindOfJob(t *testi
 			job, out, _ := shell(2, `echo "$EURYALE_CREDENTIAL"; test "$EURYALE_TOKEN" || exit 1
 				test "$TORCHELASTIC_RESTART_COUNT" = "$TORCHELASTIC_MAX_RESTARTS"`)
 			change(&job)
-			if err := Run(t.Context(), job); err != nil {
-				t.Errorf("%s: %v", kind, err)
-			}
+			err := Run(t.Context(), job)
+			require.Check(t, err == nil, "%s: %v", kind, err)
 			ranks := strings.Count(out.String(), "] "+want+"\n")
 			require.Check(t, ranks >= 2 && ranks == strings.Count(out.String(), "\n"),
 				"%s: the ranks have %q, want %q", kind, out, want)
@@ -150,10 +148,9 @@ func TestLoginsOfHostsMayBeOdd(t *testing.T) {
 		fakeSSH(t, "LOGIN='"+login+"'; echo stty: no terminal >&2; echo; printf 'Welcome! '")
 		job, out, _ := onHosts(t, `printf '%s|' "$NCCL_TEST" "$@"`, 1, "a")
 		job.Args, job.Plain = append(append(job.Args, "sh"), words...), true
-		if err := Run(t.Context(), job); err != nil || strings.TrimSuffix(out.String(), "\n") !=
-			want {
-			t.Errorf("%s: %v, %q, want %q", login, err, out, want)
-		}
+		err := Run(t.Context(), job)
+		require.Check(t, err == nil && strings.TrimSuffix(out.String(), "\n") == want,
+			"%s: %v, %q, want %q", login, err, out, want)
 	}
 }
 
@@ -167,9 +164,7 @@ func TestDamagedCopyIsNotRun(t *testing.T) {
 		err := Run(t.Context(), job)
 		return out.String(), err
 	}
-	if out, err := run(); err != nil || out != "[0] good\n" {
-		t.Fatalf("%v, %q", err, out)
-	}
+	require.Equal(t, "run", require.Value(run())(t), "[0] good\n")
 	copies, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/program")
 	require.That(t, err == nil && len(copies) == 1, "%v, %v", copies, err)
 	require.NoError(t, os.WriteFile(copies[0], []byte("echo evil"), 0o700))
@@ -177,9 +172,7 @@ func TestDamagedCopyIsNotRun(t *testing.T) {
 		!strings.Contains(err.Error(), "program is damaged: run again to copy it anew") {
 		t.Errorf("%v, %q", err, out)
 	}
-	if out, err := run(); err != nil || out != "[0] good\n" {
-		t.Errorf("%v, %q", err, out)
-	}
+	require.Equal(t, "run", require.Value(run())(t), "[0] good\n")
 }
 
 // TestJobsShareTheCacheOfAHost: those that copy the same file at once, too. What else is in the
@@ -210,9 +203,7 @@ func TestJobsShareTheCacheOfAHost(t *testing.T) {
 		})
 	}
 	jobs.Wait()
-	if left, err := os.ReadDir(own); err != nil || len(left) != 30+2 {
-		t.Errorf("%v, %v", left, err)
-	}
+	require.Equal(t, "ReadDir", len(require.Value(os.ReadDir(own))(t)), 30+2)
 }
 
 // TestHostsWaitForOneThatTakesLongerToCopy: than a silence.
@@ -225,9 +216,8 @@ func TestHostsWaitForOneThatTakesLongerToCopy(t *testing.T) {
 	chmod := "#!/bin/sh\nsleep 5\nexec /bin/chmod \"$@\"\n" // the script calls it after a copy
 	require.NoError(t, os.WriteFile(homes+"/slow/chmod", []byte(chmod), 0o700))
 	job, out, _ := onHosts(t, "echo up", 2, "a", "b")
-	if err := Run(t.Context(), job); err != nil {
-		t.Errorf("%v, %s", err, out)
-	}
+	err := Run(t.Context(), job)
+	require.Check(t, err == nil, "%v, %s", err, out)
 }
 
 // TestJobOnHostsGoesOnAfterAPauseOfItsLauncher: of less than EURYALE_TIMEOUT.
@@ -248,9 +238,8 @@ func TestJobOnHostsGoesOnAfterAPauseOfItsLauncher(t *testing.T) {
 	cmd.Process.Signal(syscall.SIGCONT)
 	time.Sleep(beat)
 	require.Report(t, os.WriteFile(over, nil, 0o600))
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
+	err := cmd.Wait()
+	require.Check(t, err == nil, "%v\n%s", err, out)
 }
 
 func TestAlarmRingsAfterASilence(t *testing.T) {
@@ -262,9 +251,8 @@ func TestAlarmRingsAfterASilence(t *testing.T) {
 	a.Reset()
 	time.Sleep(beat * 3 / 2)
 	a.Reset()
-	if after := <-rang; after < 5*beat/2 {
-		t.Errorf("it rings after %v", after)
-	}
+	after := <-rang
+	require.Check(t, after >= 5*beat/2, "it rings after %v", after)
 }
 
 func TestLostHostIsReplacedByAStandbyOrLeftOut(t *testing.T) {
@@ -293,9 +281,8 @@ func TestLostHostIsReplacedByAStandbyOrLeftOut(t *testing.T) {
 		job.MaxRestarts = 1
 		var notices []string
 		job.Notice = func(text string) { notices = append(notices, text) }
-		if err := Run(t.Context(), job); err != nil {
-			t.Fatalf("%v: %s, %q", err, out, notices)
-		}
+		err := Run(t.Context(), job)
+		require.That(t, err == nil, "%v: %s, %q", err, out, notices)
 		lines := sorted(out.String())
 		got := slices.DeleteFunc(lines, func(line string) bool {
 			return strings.Contains(line, " 2 0 ") // of the first attempt
@@ -332,9 +319,8 @@ func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
 			require.Report(t, os.WriteFile(homes+"/up", nil, 0o600))
 		}
 	}
-	if err := Run(t.Context(), job); err != nil {
-		t.Errorf("%v: %s, %q", err, out, notices)
-	}
+	err := Run(t.Context(), job)
+	require.Check(t, err == nil, "%v: %s, %q", err, out, notices)
 	said, err := os.ReadFile(homes + "/said")
 	want := []string{"1 0/2 0/1 0 a\n", "2 1/2 0/1 1 b\n", "3 0/2 0/1 1 b\n", "4 1/2 0/1 2 c\n"}
 	if got := sorted(string(said)); err != nil || !slices.Equal(got, want) || out.String() != "" {
@@ -369,9 +355,8 @@ func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 		signals <- syscall.SIGINT
 	}()
 	var told *Interrupted
-	if err := Run(t.Context(), job); !errors.As(err, &told) || told.ExitCode() != 130 {
-		t.Errorf("%v", err)
-	}
+	err := Run(t.Context(), job)
+	require.Check(t, errors.As(err, &told) && told.ExitCode() == 130, "%v", err)
 }
 
 // As when a host is shut down, which tells its ranks, and their launcher there.
@@ -380,9 +365,8 @@ func TestARankOnAHostThatIsToldToEndIsStartedAgain(t *testing.T) {
 	job, out, _ := onHosts(t, `[ $TORCHELASTIC_RESTART_COUNT = 1 ] && echo again && exit 0
 		trap "exit 143" TERM; [ $RANK = 1 ] && kill $$; while :; do sleep 0.01; done`, 2, "a", "b")
 	var f *Failed
-	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Host != "b" || f.ExitCode() != 143 {
-		t.Errorf("%v", err)
-	}
+	err := Run(t.Context(), job)
+	require.Check(t, errors.As(err, &f) && f.Host == "b" && f.ExitCode() == 143, "%v", err)
 	job.MaxRestarts = 1
 	require.Report(t, Run(t.Context(), job))
 	out.await(t, 2, "again")
@@ -396,9 +380,8 @@ func TestHostSaysWhenARankEnded(t *testing.T) {
 		fi
 		until [ -e `+homes+`/over ]; do sleep 0.01; done; sleep 0.2; exit 4`, 2, "a", "b")
 	var f *Failed
-	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Rank != 0 || f.ExitCode() != 3 {
-		t.Errorf("%v", err)
-	}
+	err := Run(t.Context(), job)
+	require.Check(t, errors.As(err, &f) && f.Rank == 0 && f.ExitCode() == 3, "%v", err)
 }
 
 func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
@@ -439,10 +422,9 @@ func TestHostsThatDoNotReachTheRegisterSaySo(t *testing.T) {
 		fakeSSH(t, "GUEST='"+guest+"'; true")
 		job, out, _ := onHosts(t, "echo up", 1, "a")
 		job.Elastic = &Elastic{Least: 1}
-		if err := Run(t.Context(), job); err == nil || !strings.Contains(err.Error(), want) ||
-			out.String() != "" {
-			t.Errorf("with %q: %v, %s", guest, err, out)
-		}
+		err := Run(t.Context(), job)
+		require.Check(t, err != nil && strings.Contains(err.Error(), want) && out.String() == "",
+			"with %q: %v, %s", guest, err, out)
 	}
 }
 
@@ -481,9 +463,8 @@ func TestLauncherEndsThoughSIGKILLDoesNotEndSSH(t *testing.T) {
 	}
 	defer syscall.Kill(tracer, syscall.SIGKILL)
 	signals <- syscall.SIGINT
-	if err := await(t, ended); !errors.As(err, new(*Interrupted)) {
-		t.Error(err)
-	}
+	err := await(t, ended)
+	require.Check(t, errors.As(err, new(*Interrupted)), "%v", err)
 }
 
 // unread is an output that nobody reads. It tells of the first write.
@@ -494,9 +475,7 @@ func (u unread) Write([]byte) (int, error) {
 	select {}
 }
 
-func TestJobEndsThoughNobodyReadsItsOutput(t *testing.T) {
-	endsUnread(t)
-}
+func TestJobEndsThoughNobodyReadsItsOutput(t *testing.T) { endsUnread(t) }
 
 func TestJobOnHostsEndsThoughNobodyReadsItsOutput(t *testing.T) {
 	fakeSSH(t, "")
@@ -527,9 +506,8 @@ func endsUnread(t *testing.T, hosts ...string) {
 func talk(t *testing.T, orders io.Writer, told io.Reader) (*gob.Encoder, *gob.Decoder) {
 	t.Helper()
 	lines := bufio.NewReader(told)
-	if port, err := lines.ReadString('\n'); err != nil || len(port) < 2 {
-		t.Fatalf("%q, %v", port, err)
-	}
+	port, err := lines.ReadString('\n')
+	require.That(t, err == nil && len(port) >= 2, "%q, %v", port, err)
 	return gob.NewEncoder(orders), gob.NewDecoder(lines)
 }
 
@@ -568,10 +546,9 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 	var pid int
-	if _, err := fmt.Sscan(string(n.Out), &pid); err != nil ||
-		syscall.Kill(pid, 0) != syscall.ESRCH {
-		t.Errorf("%q goes on, %v", n.Out, err)
-	}
+	_, err := fmt.Sscan(string(n.Out), &pid)
+	require.Check(t, err == nil && syscall.Kill(pid, 0) == syscall.ESRCH, "%q goes on, %v", n.Out,
+		err)
 }
 
 // TestHostStartsNothingOnceRanksAreToldToEnd: what was ordered before may still wait to be obeyed.
@@ -611,9 +588,8 @@ func TestHostEndsItsRanksThoughNobodyTakesItsNews(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Fatal("it goes on")
 	}
-	if _, err := os.Stat(printed); err != nil {
-		t.Errorf("the rank could not print: %v", err)
-	}
+	_, err := os.Stat(printed)
+	require.Check(t, err == nil, "the rank could not print: %v", err)
 }
 
 // TestHostsGetWhatIsBuiltForThem: a package, for the host's system, and this launcher.
@@ -625,14 +601,12 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	defer b.remove()
 	c := newCluster(Job{Program: "../../examples/digits"}, b)
 	for _, p := range []platform{here(), {"linux", "arm64"}} {
-		k, err := c.newKit(t.Context(), p)
-		require.NoError(t, err)
+		k := require.Value(c.newKit(t.Context(), p))(t)
 		if of := builtFor(k[1].path); of != p || usesGPU(k[1].path) {
 			t.Errorf("the program for %v is for %v", p, of)
 		}
-		if of := builtFor(k[0].path); of != p {
-			t.Errorf("the launcher for %v is for %v", p, of)
-		}
+		of := builtFor(k[0].path)
+		require.Check(t, of == p, "the launcher for %v is for %v", p, of)
 	}
 }
 
@@ -655,9 +629,8 @@ func TestHostsOfAnotherArchitectureRunALauncherBuiltForThem(t *testing.T) {
 	}
 	require.NoError(t, err)
 	job, out, _ := onHosts(t, "echo up", 1, "a")
-	if err := Run(t.Context(), job); err != nil || out.String() != "[0] up\n" {
-		t.Errorf("%v, %s", err, out)
-	}
+	err = Run(t.Context(), job)
+	require.Check(t, err == nil && out.String() == "[0] up\n", "%v, %s", err, out)
 	copies, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/euryale")
 	if err != nil || len(copies) != 1 || builtFor(copies[0]) != (platform{"linux", "arm64"}) {
 		t.Errorf("it runs %v, %v", copies, err)

@@ -85,7 +85,6 @@ func TestACacheBelowAFolderWithTheStickyBitIsUsed(t *testing.T) {
 	home := homes + "/a"
 	err := errors.Join(os.Mkdir(home, 0o700), os.Chmod(home, 0o777|os.ModeSticky))
 	job, out := copyOf(t, "echo up", 1)
-	if err := errors.Join(err, Run(t.Context(), job)); err != nil || out.String() != "[0] up\n" {
-		t.Errorf("%v, %s", err, out)
-	}
+	err = errors.Join(err, Run(t.Context(), job))
+	require.Check(t, err == nil && out.String() == "[0] up\n", "%v, %s", err, out)
 }

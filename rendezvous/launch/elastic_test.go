@@ -177,9 +177,7 @@ func elasticJob(ranks, standby int, hosts ...host) *supervisor {
 }
 
 // pass gives a supervisor an event, with those that it asks for, and returns what it does besides.
-func pass(s *supervisor, e event) (actions []action) {
-	return passAt(s, time.Time{}, e)
-}
+func pass(s *supervisor, e event) (actions []action) { return passAt(s, time.Time{}, e) }
 
 func passAt(s *supervisor, at time.Time, e event) (actions []action) {
 	for _, a := range s.step(at, e) {
@@ -314,9 +312,8 @@ func TestAProcessThatHangsIsEnded(t *testing.T) {
 		pass(s, looked{})
 		s.pool.goesOn(elastic.First(2), []elastic.ID{1})
 		for range 2 {
-			if actions := pass(s, looked{}); len(actions) > 0 {
-				t.Errorf("it is ended at once: %v", actions)
-			}
+			actions := pass(s, looked{})
+			require.Check(t, len(actions) == 0, "it is ended at once: %v", actions)
 		}
 		actions := pass(s, looked{})
 		if len(actions) != 2 || !strings.Contains(fmt.Sprint(actions[0]),

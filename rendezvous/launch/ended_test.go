@@ -27,16 +27,14 @@ func TestFoundRankThatEndsBeforeItJoinsEndsTheJobAtOnce(t *testing.T) {
 			}
 			started := time.Now()
 			err := Run(t.Context(), job)
-			if took := time.Since(started); err == nil || took > long/2 {
-				t.Errorf("the job ended after %v: %v", took, err)
-			}
+			took := time.Since(started)
+			require.Check(t, err != nil && took <= long/2, "the job ended after %v: %v", took, err)
 			if want := fmt.Sprintf("rank %d is down: its process ended with exit status 0 before "+
 				"it joined", rank); !strings.Contains(errs.String(), want) {
 				t.Errorf("%q lacks %q", errs.String(), want)
 			}
-			if left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*")); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
-			}
+			left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*"))
+			require.Check(t, len(left) == 0, "left behind: %v", left)
 		})
 	}
 }
@@ -52,9 +50,8 @@ func TestFoundMeetingOfAKilledJobIsSwept(t *testing.T) {
 			kill -9 $! $$`, os.Args[0]},
 	}
 	require.Fails(t, "the job ended well", Run(t.Context(), job))
-	if left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*"))
+	require.Check(t, len(left) == 0, "left behind: %v", left)
 }
 
 // Rank 1 ends, so rank 0 does. Rank 2 comes only then, and must not take rank 0 for

@@ -57,9 +57,8 @@ func TestStoppedRankGetsSignals(t *testing.T) {
 	out.await(t, 2, "ready")
 	signals <- syscall.SIGTERM
 	var i *Interrupted
-	if err := <-ended; !errors.As(err, &i) {
-		t.Error(err)
-	}
+	err := <-ended
+	require.Check(t, errors.As(err, &i), "%v", err)
 	out.await(t, 2, "saved")
 }
 
@@ -106,14 +105,12 @@ func TestBuildEndsThoughItsOutputStaysOpen(t *testing.T) {
 	require.NoError(t, err)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	_, ended := signalled(t, Job{Program: dir, Ranks: 1})
-	if err := await(t, ended); err == nil || !strings.HasSuffix(err.Error(), "broken") {
-		t.Error(err)
-	}
+	err = await(t, ended)
+	require.Check(t, err != nil && strings.HasSuffix(err.Error(), "broken"), "%v", err)
 	var pid int
 	text, err := os.ReadFile(filepath.Join(dir, "pid"))
-	if _, scanned := fmt.Sscan(string(text), &pid); err != nil || scanned != nil {
-		t.Fatal(err, scanned)
-	}
+	_, scanned := fmt.Sscan(string(text), &pid)
+	require.That(t, err == nil && scanned == nil, "%v %v", err, scanned)
 	syscall.Kill(pid, syscall.SIGKILL)
 }
 
@@ -126,9 +123,8 @@ func TestGraceIsTimeToSave(t *testing.T) {
 	out.await(t, 2, "ready")
 	signals <- syscall.SIGTERM
 	var i *Interrupted
-	if err := <-ended; !errors.As(err, &i) || i.ExitCode() != 143 {
-		t.Error(err)
-	}
+	err := <-ended
+	require.Check(t, errors.As(err, &i) && i.ExitCode() == 143, "%v", err)
 	out.await(t, 2, "saved")
 }
 
@@ -181,10 +177,9 @@ func TestFailedJobIsStartedAnew(t *testing.T) {
 func TestLastAttemptIsTheOutcome(t *testing.T) {
 	job, out, notices := restarting(t, 9, 1)
 	var f *Failed
-	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 7 ||
-		len(*notices) != 1 {
-		t.Errorf("%v, %q", err, *notices)
-	}
+	err := Run(t.Context(), job)
+	require.Check(t, errors.As(err, &f) && f.Rank == 1 && f.ExitCode() == 7 && len(*notices) == 1,
+		"%v, %q", err, *notices)
 	require.Check(t, !strings.Contains(out.String(), "attempt 2"), "%s", out)
 }
 
@@ -218,9 +213,8 @@ func TestNothingIsStartedAnewIfTheSignalIsReadAfterTheRanks(t *testing.T) {
 		signals <- syscall.SIGTERM
 		return &Failed{Status: exits(143)}
 	})
-	if i := (*Interrupted)(nil); !errors.As(err, &i) || attempts != 1 {
-		t.Errorf("%v after %d attempts", err, attempts)
-	}
+	i := (*Interrupted)(nil)
+	require.Check(t, errors.As(err, &i) && attempts == 1, "%v after %d attempts", err, attempts)
 }
 
 // As timeout(1) sends it: to its child, and to its process group.
@@ -232,9 +226,8 @@ func TestASignalThatComesTwiceAtOnceLeavesTimeToSave(t *testing.T) {
 	out.await(t, 2, "ready")
 	signals <- syscall.SIGTERM
 	signals <- syscall.SIGTERM
-	if i := (*Interrupted)(nil); !errors.As(<-ended, &i) {
-		t.Error("it was not interrupted")
-	}
+	i := (*Interrupted)(nil)
+	require.Check(t, errors.As(<-ended, &i), "it was not interrupted")
 	out.await(t, 2, "saved")
 }
 
@@ -273,9 +266,8 @@ func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 				}
 			}
 		}
-		if n := strings.Count(out.String(), "out "); n != 2*ranks {
-			t.Errorf("%d ranks: the output is %q", ranks, out)
-		}
+		n := strings.Count(out.String(), "out ")
+		require.Check(t, n == 2*ranks, "%d ranks: the output is %q", ranks, out)
 		require.Fails(t, "logs are overwritten", Run(t.Context(), job), "logs of an earlier job")
 	}
 }
@@ -283,18 +275,15 @@ func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 // scratches are the scratch directories in a directory.
 func scratches(t *testing.T, dir string) []string {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(dir, "*"))
-	require.NoError(t, err)
+	all := require.Value(filepath.Glob(filepath.Join(dir, "*")))(t)
 	return all
 }
 
 func TestFoundScratchOfAKilledLauncherIsSwept(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
-	live, err := newScratch()
-	require.NoError(t, err)
-	dead, err := newScratch()
-	require.NoError(t, err)
+	live := require.Value(newScratch())(t)
+	dead := require.Value(newScratch())(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dead.path, "program"), []byte("x"), 0o700))
 	dead.lock.Close() // as the kernel does
 	other := filepath.Join(temp, "other")
@@ -344,13 +333,11 @@ func TestFoundInterruptedBuildLeavesNothing(t *testing.T) {
 	builder := awaitFile(t, pid)
 	signals <- syscall.SIGINT
 	var i *Interrupted
-	if err := <-ended; !errors.As(err, &i) || i.ExitCode() != 130 {
-		t.Error(err)
-	}
+	err := <-ended
+	require.Check(t, errors.As(err, &i) && i.ExitCode() == 130, "%v", err)
 	gone(t, builder)
-	if left := scratches(t, temp); len(left) > 0 {
-		t.Errorf("left: %q", left)
-	}
+	left := scratches(t, temp)
+	require.Check(t, len(left) == 0, "left: %q", left)
 }
 
 func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
@@ -379,9 +366,8 @@ func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv("TMPDIR", ".")
 	require.Report(t, Run(t.Context(), Job{Program: pkg, Ranks: 1}))
-	if left := scratches(t, "."); len(left) > 0 {
-		t.Errorf("left: %q", left)
-	}
+	left := scratches(t, ".")
+	require.Check(t, len(left) == 0, "left: %q", left)
 }
 
 // Git refuses to read a checkout that is another user's, such as a container's volume, or broken.

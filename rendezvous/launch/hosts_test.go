@@ -14,9 +14,8 @@ func TestHostsAreReadAsOpenMPIReadsThem(t *testing.T) {
 		"a,b,a":              {{"a", 2}, {"b", 1}},
 		"[fd00::7]:2,u@[::]": {{"fd00::7", 2}, {"u@::", 1}},
 	} {
-		if got, err := ParseHosts(list); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %v, %v", list, got, err)
-		}
+		got, err := ParseHosts(list)
+		require.Check(t, err == nil && reflect.DeepEqual(got, want), "%s: %v, %v", list, got, err)
 	}
 	for list, want := range map[string]string{
 		"a,":             "write what ssh takes",

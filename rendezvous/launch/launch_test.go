@@ -139,9 +139,7 @@ func (o *output) await(t *testing.T, n int, part string) []string {
 	}
 }
 
-func sorted(text string) []string {
-	return slices.Sorted(strings.Lines(text))
-}
+func sorted(text string) []string { return slices.Sorted(strings.Lines(text)) }
 
 // shell is the job of a shell script on every rank.
 func shell(ranks int, script string, args ...string) (Job, *output, *output) {
@@ -184,9 +182,8 @@ func TestOneRankHasNoPrefix(t *testing.T) {
 func TestPlainLeavesPrefixesOut(t *testing.T) {
 	job, out, _ := shell(2, `echo hello`)
 	job.Plain = true
-	if err := Run(t.Context(), job); err != nil || out.String() != "hello\nhello\n" {
-		t.Errorf("%q, %v", out, err)
-	}
+	err := Run(t.Context(), job)
+	require.Check(t, err == nil && out.String() == "hello\nhello\n", "%q, %v", out, err)
 }
 
 func TestLinesAreNeverMixed(t *testing.T) {
@@ -200,9 +197,8 @@ func TestLinesAreNeverMixed(t *testing.T) {
 		counts[line]++
 	}
 	for r := range 4 {
-		if n := counts[fmt.Sprintf("[%d] %d%d%d\n", r, r, r, r)]; n != 200 {
-			t.Errorf("rank %d: %d whole lines", r, n)
-		}
+		n := counts[fmt.Sprintf("[%d] %d%d%d\n", r, r, r, r)]
+		require.Check(t, n == 200, "rank %d: %d whole lines", r, n)
 		if counts[fmt.Sprintf("[%d] end%d\n", r, r)] != 1 {
 			t.Errorf("rank %d: the last line, without an end, is missing", r)
 		}
@@ -219,10 +215,9 @@ func TestOnlyRank0HasInput(t *testing.T) {
 	job, out, _ := shell(3, `read line; echo "read $line"`)
 	job.Stdin = in
 	require.NoError(t, Run(t.Context(), job))
-	if got, want := sorted(out.String()), []string{"[0] read something to read\n", "[1] read \n",
-		"[2] read \n"}; !slices.Equal(got, want) {
-		t.Errorf("%q", got)
-	}
+	got, want := sorted(out.String()), []string{"[0] read something to read\n", "[1] read \n",
+		"[2] read \n"}
+	require.Check(t, slices.Equal(got, want), "%q", got)
 }
 
 func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
@@ -237,9 +232,8 @@ func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
 	want := "rank 2 failed first: exit status 7; its last lines:\n    this is why\nthen failed " +
 		"or were stopped: 0, 1, 3"
 	require.Equal(t, err, err.Error(), want)
-	if took := time.Since(started); took > long {
-		t.Errorf("took %v", took)
-	}
+	took := time.Since(started)
+	require.Check(t, took <= long, "took %v", took)
 }
 
 func TestOthersMayReportWhatTheySee(t *testing.T) {
@@ -254,10 +248,8 @@ func TestOthersMayReportWhatTheySee(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	for _, r := range []int{0, 1, 3} {
-		if want := fmt.Sprintf("[%d] I see that rank 2 is down", r); !strings.Contains(
-			stderr.String(), want) {
-			t.Errorf("no %q in %q", want, stderr)
-		}
+		want := fmt.Sprintf("[%d] I see that rank 2 is down", r)
+		require.Check(t, strings.Contains(stderr.String(), want), "no %q in %q", want, stderr)
 	}
 }
 
@@ -292,9 +284,8 @@ func TestRankThatIgnoresTermIsKilled(t *testing.T) {
 	err := Run(t.Context(), job)
 	var f *Failed
 	require.Check(t, errors.As(err, &f) && f.Rank == 1, "%v", err)
-	if took := time.Since(started); took > long {
-		t.Errorf("took %v", took)
-	}
+	took := time.Since(started)
+	require.Check(t, took <= long, "took %v", took)
 }
 
 func TestSignalsGoToTheRanks(t *testing.T) {
@@ -324,9 +315,8 @@ func TestInterruptEndsEverythingWithinTwoSeconds(t *testing.T) {
 	started := time.Now()
 	signals <- syscall.SIGINT
 	<-ended
-	if took := time.Since(started); took > proctest.Within(2*time.Second) {
-		t.Errorf("took %v", took)
-	}
+	took := time.Since(started)
+	require.Check(t, took <= proctest.Within(2*time.Second), "took %v", took)
 	for _, line := range pids {
 		gone(t, line[strings.LastIndex(line, " ")+1:])
 	}
@@ -344,9 +334,8 @@ func TestSecondSignalKillsAtOnce(t *testing.T) {
 	time.Sleep(2 * sameTime) // sooner it would be the same
 	signals <- syscall.SIGINT
 	<-ended
-	if took := time.Since(started); took > long {
-		t.Errorf("took %v", took)
-	}
+	took := time.Since(started)
+	require.Check(t, took <= long, "took %v", took)
 }
 
 func TestEndOfContextStopsTheRanks(t *testing.T) {
@@ -357,9 +346,8 @@ func TestEndOfContextStopsTheRanks(t *testing.T) {
 	out.await(t, 2, "ready")
 	why := errors.New("enough")
 	cancel(why)
-	if err := <-ended; !errors.Is(err, why) {
-		t.Error(err)
-	}
+	err := <-ended
+	require.Check(t, errors.Is(err, why), "%v", err)
 }
 
 // gone waits until a process is no more.
@@ -397,9 +385,8 @@ func TestGroupEndsWithItsRank(t *testing.T) {
 	job, out, _ := shell(2, `sleep 100 & echo pid $!`)
 	started := time.Now()
 	require.NoError(t, Run(t.Context(), job))
-	if took := time.Since(started); took > long {
-		t.Errorf("took %v", took)
-	}
+	took := time.Since(started)
+	require.Check(t, took <= long, "took %v", took)
 	for _, line := range out.await(t, 2, "pid ") {
 		gone(t, line[strings.LastIndex(line, " ")+1:])
 	}
@@ -434,9 +421,8 @@ func main() { fmt.Println(os.Getenv("RANK"), os.Args[1:]) }
 		Stdout: out}))
 	require.Slices(t, "sorted", sorted(out.String()),
 		[]string{"[0] 0 [--n 3]\n", "[1] 1 [--n 3]\n"})
-	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	left, _ := filepath.Glob(filepath.Join(temp, "euryale*"))
+	require.Check(t, len(left) == 0, "left behind: %v", left)
 }
 
 func TestProgramsThatCannotRunAreExplained(t *testing.T) {
@@ -471,9 +457,8 @@ func TestProgramsThatCannotRunAreExplained(t *testing.T) {
 			require.Fails(t, name, err, part)
 		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
+	left, _ := filepath.Glob(filepath.Join(temp, "euryale*"))
+	require.Check(t, len(left) == 0, "left behind: %v", left)
 	require.Fails(t, "0 ranks", Run(t.Context(), Job{Program: "/bin/true"}), "1 to 1024")
 	t.Setenv("PATH", "/none")
 	require.Fails(t, "without Go", Run(t.Context(), Job{Program: broken, Ranks: 1}),
@@ -549,10 +534,9 @@ func TestTailKeepsTheLastLinesOrTheCrash(t *testing.T) {
 		}
 		crash.add(fmt.Append(nil, "line ", i))
 	}
-	if got := lastLines(&last); len(got) != tailLines || got[0] != "line 80" ||
-		got[tailLines-1] != "line 99" {
-		t.Errorf("%q", got)
-	}
+	got := lastLines(&last)
+	require.Check(t, len(got) == tailLines && got[0] == "line 80" && got[tailLines-1] == "line 99",
+		"%q", got)
 	if got := lastLines(&crash); len(got) != tailLines || got[0] != "panic: why" ||
 		got[1] != "line 50" {
 		t.Errorf("%q", got)

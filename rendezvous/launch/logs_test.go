@@ -29,9 +29,8 @@ func trap(t *testing.T) (logs, victim, script string) {
 
 func untouched(t *testing.T, victim string) {
 	t.Helper()
-	if text, err := os.ReadFile(victim); err != nil || string(text) != "secret" {
-		t.Errorf("the victim's file holds %q (%v)", text, err)
-	}
+	require.Equal(t, "the victim's file holds", string(require.Value(os.ReadFile(victim))(t)),
+		"secret")
 }
 
 func TestLogsOfAnyAttemptAreRefusedBeforeAnyRankStarts(t *testing.T) {
@@ -67,9 +66,8 @@ func TestLogsDoNotLeaveTheirDirectory(t *testing.T) {
 		job.LogDir, job.Machines = logs, m
 		require.Fails(t, "no error", Run(t.Context(), job))
 	}
-	if files, _ := os.ReadDir(elsewhere); len(files) > 0 {
-		t.Errorf("%v", files)
-	}
+	files, _ := os.ReadDir(elsewhere)
+	require.Check(t, len(files) == 0, "%v", files)
 }
 
 func TestMachinesShareADirectoryForLogs(t *testing.T) {
@@ -84,9 +82,8 @@ func TestMachinesShareADirectoryForLogs(t *testing.T) {
 	}
 	for r := range 4 {
 		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", fmt.Sprintf("rank_%d.log", r)))
-		if want := fmt.Sprintf("rank %d\n", r); err != nil || string(text) != want {
-			t.Errorf("rank %d: %q, %v", r, text, err)
-		}
+		want := fmt.Sprintf("rank %d\n", r)
+		require.Check(t, err == nil && string(text) == want, "rank %d: %q, %v", r, text, err)
 	}
 }
 

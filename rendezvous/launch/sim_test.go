@@ -1046,9 +1046,7 @@ func (s *simulation) happen(what string, r *simRank, h int, d time.Duration) {
 			s.rests = true
 		}
 		l.paused = true
-		s.After(d, func() {
-			l.paused, s.Disturbed, l.rests = false, s.Now, s.Now+2*time.Second
-		})
+		s.After(d, func() { l.paused, s.Disturbed, l.rests = false, s.Now, s.Now+2*time.Second })
 	case "end":
 		s.hurt[h] = true
 		s.Say("the launcher of host %d is killed", h+1)

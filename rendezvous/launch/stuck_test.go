@@ -82,9 +82,7 @@ func traced(t *testing.T, job *Job) (ended chan error, signals chan os.Signal, h
 	go func() { ended <- Run(context.Background(), *job) }()
 	out.await(t, 1, "ready")
 	line := out.await(t, 1, "tracer")[0]
-	if _, err := fmt.Sscanf(line, "[1] tracer %d of %d", &holder, &held); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(fmt.Sscanf(line, "[1] tracer %d of %d", &holder, &held)))
 	t.Cleanup(func() {
 		syscall.Kill(holder, syscall.SIGKILL)
 		gone(t, strconv.Itoa(held))
@@ -92,9 +90,8 @@ func traced(t *testing.T, job *Job) (ended chan error, signals chan os.Signal, h
 		for runtime.NumGoroutine() > before && time.Now().Before(end) {
 			time.Sleep(time.Millisecond)
 		}
-		if now := runtime.NumGoroutine(); now > before {
-			t.Errorf("%d goroutines, %d before", now, before)
-		}
+		now := runtime.NumGoroutine()
+		require.Check(t, now <= before, "%d goroutines, %d before", now, before)
 	})
 	return ended, signals, held, holder
 }
@@ -203,8 +200,7 @@ func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- Run(context.Background(), job) }()
 	line := out.await(t, 1, "pid ")[0]
-	pid, err := strconv.Atoi(line[strings.LastIndex(line, " ")+1:])
-	require.NoError(t, err)
+	pid := require.Value(strconv.Atoi(line[strings.LastIndex(line, " ")+1:]))(t)
 	for !strings.Contains(state(os.DirFS("/"), pid), "state T") {
 		time.Sleep(time.Millisecond)
 	}
@@ -240,14 +236,11 @@ func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
 func TestRankMayEndByItselfAfterAJobThatHasFailedElsewhere(t *testing.T) {
 	job, _ := elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 5`)
 	var f *Failed
-	if err := Run(t.Context(), job); !errors.As(err, &f) || f.cause != causeEnded ||
-		f.ExitCode() != 5 {
-		t.Errorf("%v", err)
-	}
+	err := Run(t.Context(), job)
+	require.Check(t, errors.As(err, &f) && f.cause == causeEnded && f.ExitCode() == 5, "%v", err)
 	job, _ = elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 0`)
-	if err := Run(t.Context(), job); err != nil {
-		t.Errorf("%v", err)
-	}
+	err = Run(t.Context(), job)
+	require.Check(t, err == nil, "%v", err)
 }
 
 // TestAJobWhoseProcessesAreAllStoppedGoesOn: a freeze of the machine is no fault of a process. One

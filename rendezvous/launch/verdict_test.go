@@ -173,9 +173,8 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 				v.Seen)
 		}
 	}
-	if v := verdict([]ending{after(0, 0, exits(0)), asked(after(1, 1, exits(0)))}); v != nil {
-		t.Errorf("nobody failed: %+v", v)
-	}
+	v := verdict([]ending{after(0, 0, exits(0)), asked(after(1, 1, exits(0)))})
+	require.Check(t, v == nil, "nobody failed: %+v", v)
 }
 
 func reversed(ends []ending) []ending {

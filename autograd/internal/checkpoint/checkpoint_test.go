@@ -81,8 +81,7 @@ func tree(t *testing.T, dir string) map[string]string {
 // steps returns the names of the checkpoints in a directory, the newest first.
 func steps(t *testing.T, dir string) (names []string) {
 	t.Helper()
-	all, err := List(dir)
-	require.NoError(t, err)
+	all := require.Value(List(dir))(t)
 	for _, e := range all {
 		names = append(names, filepath.Base(e.Path))
 	}
@@ -197,9 +196,8 @@ func TestOnlyWhatSaveHasMadeIsRemoved(t *testing.T) {
 					t.Errorf("%s is %q, was %q", file, after[file], text)
 				}
 			}
-			if now := tree(t, out); !mapsEqual(now, outside) {
-				t.Errorf("outside there is %v, was %v", now, outside)
-			}
+			now := tree(t, out)
+			require.Check(t, mapsEqual(now, outside), "outside there is %v, was %v", now, outside)
 			must(t, os.RemoveAll(s.dir), os.Mkdir(s.dir, 0o777))
 		})
 	}
@@ -252,9 +250,7 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 		}
 	}
 	for _, path := range stay {
-		if _, err := os.Lstat(path); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, require.Err(os.Lstat(path)))
 	}
 	if got := tree(t, stay[3]); got["mine"] != "x" || len(got) != 2 {
 		t.Errorf("of a draft with a file of the user's %v is left", got)
@@ -279,13 +275,10 @@ func TestOneHolderAtATime(t *testing.T) {
 	require.Fails(t, "Acquire", require.Err(Acquire(dir, "the second")), ErrLocked,
 		"the first saves there")
 	must(t, first.Release())
-	second, err := Acquire(dir, "the second")
-	require.NoError(t, err)
+	second := require.Value(Acquire(dir, "the second"))(t)
 	must(t, second.Undo()) // has made nothing
-	if text, err := os.ReadFile(filepath.Join(dir, lockName)); err != nil ||
-		string(text) != "the second\n" {
-		t.Errorf("the lock says %q: %v", text, err)
-	}
+	require.Equal(t, "the lock",
+		string(require.Value(os.ReadFile(filepath.Join(dir, lockName)))(t)), "the second\n")
 }
 
 func TestALockThatIsUndoneLeavesNothing(t *testing.T) {
@@ -293,9 +286,8 @@ func TestALockThatIsUndoneLeavesNothing(t *testing.T) {
 	dir := filepath.Join(above, "a", "b")
 	l, err := Acquire(dir, "holder")
 	must(t, err, l.Undo())
-	if got := tree(t, above); len(got) > 0 {
-		t.Errorf("there is %v", got)
-	}
+	got := tree(t, above)
+	require.Check(t, len(got) == 0, "there is %v", got)
 	l, err = Acquire(dir, "holder")
 	must(t, err, write(filepath.Join(dir, "mine"), ""), l.Undo())
 	if got := tree(t, above); len(got) != 3 {
@@ -313,9 +305,8 @@ func TestALockFollowsNoLink(t *testing.T) {
 		t.Skip("this system opens what a link leads to")
 	}
 	require.Fails(t, "it was locked", require.Err(Acquire(dir, "holder")))
-	if text, _ := os.ReadFile(victim); string(text) != "mine" {
-		t.Errorf("the file says %q", text)
-	}
+	text, _ := os.ReadFile(victim)
+	require.Check(t, string(text) == "mine", "the file says %q", text)
 }
 
 // A bit of a record that is another one is an error, unless the record has no checksum then.

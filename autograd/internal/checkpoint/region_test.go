@@ -78,9 +78,8 @@ func TestRegionsThatAreNoneAreRefused(t *testing.T) {
 		{[]int{huge, huge}, 0, 0, 1, 0, 1}, {[]int{0, huge, huge}, 0, 0, 0, 0, 1},
 		{[]int{100}, 0, 0, 100, 0, 50}, {nil, 0, 0, 0, 0, 1}, {[]int{2, 3}, 0, 0, 0, 0, 1},
 	} {
-		if err := r.check(24); err == nil {
-			t.Errorf("%+v is accepted", r)
-		}
+		err := r.check(24)
+		require.Check(t, err != nil, "%+v is accepted", r)
 	}
 	for _, r := range []Region{{nil, 0, 0, 1, 0, 1}, {[]int{0}, 0, 0, 0, 0, 0},
 		{[]int{2, 3}, 0, 0, 2, 6, 0}} {

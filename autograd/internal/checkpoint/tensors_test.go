@@ -31,11 +31,8 @@ func TestEveryDamagedBitIsNoticed(t *testing.T) {
 		"a": {Shape: []int{2, 3}, Data: backend.Of([]float32{1, 2, 3, 4, 5, 6})},
 		"b": {Shape: []int{1}, Data: backend.Of([]int64{7})},
 	}
-	if _, err := WriteTensors(path, listed(want), Remarks{}); err != nil {
-		t.Fatal(err)
-	}
-	file, err := os.ReadFile(path)
-	require.NoError(t, err)
+	require.NoError(t, require.Err(WriteTensors(path, listed(want), Remarks{})))
+	file := require.Value(os.ReadFile(path))(t)
 	same := func(got map[string]stored) bool {
 		return maps.EqualFunc(got, want, func(x, y stored) bool {
 			return slices.Equal(x.Shape, y.Shape) && x.Data.DType() == y.Data.DType() &&
@@ -53,10 +50,9 @@ func TestEveryDamagedBitIsNoticed(t *testing.T) {
 		}
 		file[bit/8] ^= 1 << (bit % 8)
 	}
-	if got, err := decodeTensors(bytes.NewReader(file), int64(len(file))); err != nil ||
-		!same(got) || noticed < 7*len(file) {
-		t.Errorf("%d of %d bits were noticed; unharmed: %+v, %v", noticed, 8*len(file), got, err)
-	}
+	got, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
+	require.Check(t, err == nil && same(got) && noticed >= 7*len(file),
+		"%d of %d bits were noticed; unharmed: %+v, %v", noticed, 8*len(file), got, err)
 }
 
 func TestTensorsComeBackAsTheyWere(t *testing.T) {
@@ -68,9 +64,7 @@ func TestTensorsComeBackAsTheyWere(t *testing.T) {
 		"empty":  {Shape: []int{0, 4}, Data: backend.Of([]backend.BFloat16{})},
 		"counts": {Shape: []int{2}, Data: backend.Of([]int64{-1, 1 << 40})},
 	}
-	if _, err := WriteTensors(path, listed(want), Remarks{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(WriteTensors(path, listed(want), Remarks{})))
 	got, err := ReadTensors(path)
 	require.That(t, err == nil && len(got) == len(want), "%d tensors: %v", len(got), err)
 	for name, w := range want {

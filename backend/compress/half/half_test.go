@@ -36,8 +36,7 @@ func wrap(half backend.DType) func(backend.Communicator) backend.Communicator {
 // ranks runs f on P ranks over 16 bits.
 func ranks(t *testing.T, P int, half backend.DType, f func(c *Communicator) error) {
 	t.Helper()
-	g, err := backendtest.Over(host.Backend{}, wrap(half))(P, time.Minute)
-	require.NoError(t, err)
+	g := require.Value(backendtest.Over(host.Backend{}, wrap(half))(P, time.Minute))(t)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		return errors.Join(f(c.(*Communicator)), c.Close())
 	})
@@ -553,12 +552,9 @@ func TestRanksThatRoundDifferentlyAreTold(t *testing.T) {
 	on := func(c backend.Communicator) backend.Communicator {
 		return &rounding{Communicator: over(c, of(c.Rank()))}
 	}
-	between := func(c backend.Communicator) backend.Communicator {
-		return group.Compared(c)
-	}
+	between := func(c backend.Communicator) backend.Communicator { return group.Compared(c) }
 	own := func(c backend.Communicator) backend.Communicator { return wrap(of(c.Rank()))(c) }
-	g, err := backendtest.Over(host.Backend{}, on, between, own)(2, time.Minute)
-	require.NoError(t, err)
+	g := require.Value(backendtest.Over(host.Backend{}, on, between, own)(2, time.Minute))(t)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		y := backend.Of(operand(200, c.Rank()))
 		if err := backend.Run(c, reduction(backend.AllReduce, backend.Sum), y, y); !errors.Is(
@@ -578,8 +574,7 @@ func TestWrongArguments(t *testing.T) {
 
 // On a device half starts kernels and touches nothing.
 func TestDeviceMemory(t *testing.T) {
-	d, err := fakedevice.New(host.Device{})
-	require.NoError(t, err)
+	d := require.Value(fakedevice.New(host.Device{}))(t)
 	onDevice := func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, d) }
 	g, err := backendtest.Over(host.Backend{}, onDevice, wrap(backend.F16))(3, time.Minute)
 	require.NoError(t, err)

@@ -39,8 +39,7 @@ func BenchmarkAllReduce(b *testing.B) {
 
 func allReduce(b *testing.B, wrap func(backend.Communicator) (backend.Communicator, error), P int) {
 	const n = 1 << 22
-	g, err := backendtest.Over(host.Backend{})(P, time.Minute)
-	require.NoError(b, err)
+	g := require.Value(backendtest.Over(host.Backend{})(P, time.Minute))(b)
 	backendtest.Each(b, g.Comms, func(inner backend.Communicator) error {
 		c, err := wrap(inner)
 		if err != nil {

@@ -86,8 +86,7 @@ func connected(t testing.TB, k testenv.Kind, P int) *testranks.Group[*testenv.Ra
 		require.NoError(t, onGPUs.Close())
 		onGPUs = nil
 	}
-	r, err := testranks.Connect(P, 0, connect)
-	require.NoError(t, err)
+	r := require.Value(testranks.Connect(P, 0, connect))(t)
 	if k.OnGPU() {
 		onGPUs = r
 	}

@@ -45,8 +45,7 @@ func always(c *Communicator) { c.always = true }
 func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator,
 	f func(c *Communicator) error) {
 	t.Helper()
-	g, err := backendtest.Over(host.Backend{}, wrap)(P, time.Minute)
-	require.NoError(t, err)
+	g := require.Value(backendtest.Over(host.Backend{}, wrap)(P, time.Minute))(t)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		return errors.Join(f(c.(*Communicator)), c.Close())
 	})
@@ -268,9 +267,8 @@ func TestTopKSendsTheLargestUnraced(t *testing.T) {
 		{"many blocks", 0.013, 260, normals(20_000, 9, 5)},
 	}
 	for _, tt := range cases {
-		if k := topK(tt.density, len(tt.x)); k != tt.k {
-			t.Errorf("%s: k is %d, want %d", tt.name, k, tt.k)
-		}
+		k := topK(tt.density, len(tt.x))
+		require.Check(t, k == tt.k, "%s: k is %d, want %d", tt.name, k, tt.k)
 	}
 	// One group for all cases, since a group on GPUs takes a second to connect.
 	for _, change := range []func(*Communicator){asIs, always} {
@@ -322,9 +320,8 @@ func TestKIsWhatTheDensityMeans(t *testing.T) {
 		n, k    int
 	}{{0.07, 100, 7}, {0.05, 1000, 50}, {0.05, 1001, 51}, {0.29, 100, 29}, {0.57, 100, 57},
 		{1, 3, 3}, {1e-9, 5, 1}, {0.1, 3_000_000_000, 300_000_000}} {
-		if k := topK(tt.density, tt.n); k != tt.k {
-			t.Errorf("%v of %d is %d, want %d", tt.density, tt.n, k, tt.k)
-		}
+		k := topK(tt.density, tt.n)
+		require.Check(t, k == tt.k, "%v of %d is %d, want %d", tt.density, tt.n, k, tt.k)
 	}
 	for percent := 1; percent <= 100; percent++ {
 		for n := 100; n <= 10000; n += 100 {
@@ -471,9 +468,7 @@ func (m *model) send(x []float32, limit float32, room int) (sent []float32, sele
 	return sent, selected
 }
 
-func TestOverflowWaitsAndThenAllGoDenseTogether(t *testing.T) {
-	testenv.Each(t, kinds(), overflow)
-}
+func TestOverflowWaitsAndThenAllGoDenseTogether(t *testing.T) { testenv.Each(t, kinds(), overflow) }
 
 func overflow(t *testing.T, k testenv.Kind) {
 	const n, P, limit = 10_000, 4, 0.5
@@ -914,8 +909,7 @@ func TestStatesOfEarlierProgramsLoad(t *testing.T) {
 			largest(normals(n, 1, 0), 10)})
 		return errors.Join(err, same(y, want), same(kept(c), minus(x, largest(x, 10))))
 	})
-	c, err := New(alone{}, TopK(0.1), WithValues(backend.F16))
-	require.NoError(t, err)
+	c := require.Value(New(alone{}, TopK(0.1), WithValues(backend.F16)))(t)
 	for description, want := range map[string]bool{
 		"sparse (topk=0.1, values f16, feedback true)":                                   true,
 		"sparse (topk=0.1, values f16, feedback true, warm-up 0, fewest bytes false)":    true,
@@ -1041,9 +1035,7 @@ func TestWrongOptions(t *testing.T) {
 		"negative density":   func() (*Communicator, error) { return New(nil, TopK(-1)) },
 		"NaN density":        func() (*Communicator, error) { return New(nil, TopK(math.NaN())) },
 		"negative threshold": func() (*Communicator, error) { return New(nil, Threshold(-1)) },
-		"NaN threshold": func() (*Communicator, error) {
-			return New(nil, Threshold(math.NaN()))
-		},
+		"NaN threshold":      func() (*Communicator, error) { return New(nil, Threshold(math.NaN())) },
 		"f64 values": func() (*Communicator, error) {
 			return New(nil, TopK(0.1), WithValues(backend.F64))
 		},
@@ -1057,9 +1049,7 @@ func TestWrongOptions(t *testing.T) {
 // Heads and entries that no rank sends must not reach memory.
 func TestSelectionsAreReadAsTheyArePrinted(t *testing.T) {
 	for _, how := range []Selection{TopK(0.05), TopK(1), Threshold(0.001), Threshold(0)} {
-		if got, err := ParseSelection(how.String()); err != nil || got != how {
-			t.Errorf("%v is read as %v: %v", how, got, err)
-		}
+		require.Equal(t, "ParseSelection", require.Value(ParseSelection(how.String()))(t), how)
 	}
 	for _, text := range []string{"", "topk", "topk=", "topk=few", "topk=0", "gzip=3",
 		"threshold=1x"} {
@@ -1104,9 +1094,8 @@ func TestDamagedMessagesAreErrors(t *testing.T) {
 		plan: plan{layout: layout{values: backend.F32, capacity: 4}}}
 	require.Report(t, k.judge(0, []int64{0, 7, 4}))
 	for _, sent := range []int64{-1, 5, math.MaxInt64} {
-		if err := k.judge(0, []int64{0, 7, sent}); err == nil {
-			t.Errorf("%d entries are taken", sent)
-		}
+		err := k.judge(0, []int64{0, 7, sent})
+		require.Check(t, err != nil, "%d entries are taken", sent)
 	}
 }
 
@@ -1121,9 +1110,8 @@ func TestDamagedMessagesStayInTheResult(t *testing.T) {
 		copy(backend.View[float32](m.Values), []float32{1, 2, 3, 4})
 		y := make([]float32, 8)
 		new(selector).combine(backend.Of(y), l.messages(memory, 1), 1)
-		if err := same(y, []float32{0, 0, 0, 0, 0, 1, 0, 0}); err != nil {
-			t.Errorf("%d entries: %v", sent, err)
-		}
+		err := same(y, []float32{0, 0, 0, 0, 0, 1, 0, 0})
+		require.Check(t, err == nil, "%d entries: %v", sent, err)
 	}
 }
 
@@ -1149,9 +1137,7 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 		}
 		results := make([][]byte, 2)
 		for i, do := range []func(*kernels.Selection){
-			func(s *kernels.Selection) {
-				require.NoError(t, reference.Select(s))
-			},
+			func(s *kernels.Selection) { require.NoError(t, reference.Select(s)) },
 			func(s *kernels.Selection) { new(selector).run(s) },
 		} {
 			own := s

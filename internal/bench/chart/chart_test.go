@@ -47,10 +47,9 @@ func TestFoundPicturesAreCutOrEmpty(t *testing.T) {
 			p.Curves = append(p.Curves, Curve{fmt.Sprint("a name of some length ", i), points})
 		}
 		written, after := drawn(t, p)
-		if least := curves * len(points); after-before < least {
-			t.Errorf("%s: %d curves add %d marks, want %d or more", name, curves, after-before,
-				least)
-		}
+		least := curves * len(points)
+		require.Check(t, after-before >= least, "%s: %d curves add %d marks, want %d or more", name,
+			curves, after-before, least)
 		var bytes, losses int
 		for _, w := range written {
 			face := font.DefaultCache.Lookup(w.Font, w.Font.Size)
@@ -94,9 +93,8 @@ func TestChartsStandBelowEachOther(t *testing.T) {
 	for _, name := range []string{"charts.svg", "charts.png"} {
 		file := filepath.Join(t.TempDir(), name)
 		require.NoError(t, Save(file, c, c))
-		if info, err := os.Stat(file); err != nil || info.Size() == 0 {
-			t.Errorf("%s: %v", name, err)
-		}
+		info, err := os.Stat(file)
+		require.Check(t, err == nil && info.Size() != 0, "%s: %v", name, err)
 	}
 	require.Fails(t, "a name that says no format was taken",
 		Save(filepath.Join(t.TempDir(), "charts.gif"), c))

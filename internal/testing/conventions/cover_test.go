@@ -59,8 +59,7 @@ func TestEveryOperationHasACase(t *testing.T) {
 // nnOperations are the functions of package nn that return nodes.
 func nnOperations(t *testing.T) (names []string) {
 	t.Helper()
-	files, err := filepath.Glob("../../../ops/nn/*.go")
-	require.NoError(t, err)
+	files := require.Value(filepath.Glob("../../../ops/nn/*.go"))(t)
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
@@ -94,8 +93,7 @@ func makesNodes(results *ast.FieldList) bool {
 // operations.
 func stockOperations(t *testing.T) (names []string) {
 	t.Helper()
-	page, err := os.ReadFile("../../../docs/ops.md")
-	require.NoError(t, err)
+	page := require.Value(os.ReadFile("../../../docs/ops.md"))(t)
 	tables, _, _ := strings.Cut(string(page), "\n## Different operations")
 	first := regexp.MustCompile("(?m)^\\| `(\\w+)` \\|")
 	for _, row := range first.FindAllStringSubmatch(tables, -1) {

@@ -39,9 +39,7 @@ func ofNodes() map[string]function {
 		"Pow": power,
 	}
 	for name, f := range simple() {
-		all[name] = func(_ Case, x gorgonia.Nodes, _ string) (*gorgonia.Node, error) {
-			return f(x)
-		}
+		all[name] = func(_ Case, x gorgonia.Nodes, _ string) (*gorgonia.Node, error) { return f(x) }
 	}
 	for name, f := range byIntegers() {
 		all[name] = func(c Case, x gorgonia.Nodes, _ string) (*gorgonia.Node, error) {

@@ -34,8 +34,7 @@ func Main(m *testing.M, example func()) {
 // Program returns the test binary, which is the example in the processes that the test starts.
 func Program(t *testing.T) string {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := require.Value(os.Executable())(t)
 	t.Setenv(variable, "1")
 	return self
 }
@@ -59,9 +58,8 @@ func New(t *testing.T, ranks int, flags string, environ ...string) *Job {
 // Run runs the job, which must not fail, and returns what it prints.
 func (j *Job) Run(t *testing.T) string {
 	t.Helper()
-	if err := launch.Run(t.Context(), j.Job); err != nil {
-		t.Fatalf("%d ranks %q: %v\n%s%s", j.Ranks, j.Args, err, &j.Out, &j.Errs)
-	}
+	err := launch.Run(t.Context(), j.Job)
+	require.That(t, err == nil, "%d ranks %q: %v\n%s%s", j.Ranks, j.Args, err, &j.Out, &j.Errs)
 	return j.Out.String()
 }
 
@@ -94,9 +92,7 @@ func Numbers(t *testing.T, texts ...string) []float64 {
 	t.Helper()
 	x := make([]float64, len(texts))
 	for i, text := range texts {
-		if _, err := fmt.Sscan(text, &x[i]); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(fmt.Sscan(text, &x[i])))
 	}
 	return x
 }

@@ -15,22 +15,17 @@ import (
 
 func newDevice(t *testing.T) *Device {
 	t.Helper()
-	d, err := New(host.Device{})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, d.Close())
-	})
+	d := require.Value(New(host.Device{}))(t)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	return d
 }
 
 func alloc(t *testing.T, d *Device, nbytes int) backend.Buffer {
 	t.Helper()
-	b, err := d.Alloc(nbytes)
-	require.NoError(t, err)
+	b := require.Value(d.Alloc(nbytes))(t)
 	t.Cleanup(func() {
-		if err := d.Free(b); err != nil && !errors.Is(err, backend.ErrArgument) {
-			t.Error(err)
-		}
+		err := d.Free(b)
+		require.Check(t, err == nil || errors.Is(err, backend.ErrArgument), "%v", err)
 	})
 	return b
 }
@@ -101,8 +96,7 @@ func TestKernelsComputeBehindTheGuard(t *testing.T) {
 
 func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 	d := newDevice(t)
-	q, err := d.NewQueue()
-	require.NoError(t, err)
+	q := require.Value(d.NewQueue())(t)
 	defer q.Close()
 	type pool interface {
 		Alloc(nbytes int) (backend.Buffer, error)
@@ -126,9 +120,8 @@ func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 			require.Fails(t, "freed twice", of.(pool).Free(b), backend.ErrArgument)
 		}
 	}
-	if n := d.Allocs(); n != 2 {
-		t.Errorf("memory was taken %d times for two queues", n)
-	}
+	n := d.Allocs()
+	require.Check(t, n == 2, "memory was taken %d times for two queues", n)
 }
 
 func TestKernelsRefuseWhatIsNotAllocated(t *testing.T) {
@@ -149,12 +142,10 @@ func TestKernelsRefuseWhatIsNotAllocated(t *testing.T) {
 	} {
 		require.Fails(t, name, err, backend.ErrArgument)
 	}
-	if again := alloc(t, d, 64); again.Addr() == freed.Addr() {
-		t.Error("an address was used twice")
-	}
-	if err := k.Zero(backend.Buffer{}); err != nil {
-		t.Errorf("nothing: %v", err)
-	}
+	again := alloc(t, d, 64)
+	require.Check(t, again.Addr() != freed.Addr(), "an address was used twice")
+	err := k.Zero(backend.Buffer{})
+	require.Check(t, err == nil, "nothing: %v", err)
 }
 
 func TestAllocationsAreAlignedZeroedAndCounted(t *testing.T) {
@@ -177,11 +168,8 @@ func TestAllocationsAreAlignedZeroedAndCounted(t *testing.T) {
 }
 
 func TestCloseReportsLeaks(t *testing.T) {
-	d, err := New(host.Device{})
-	require.NoError(t, err)
-	if _, err := d.Alloc(100); err != nil {
-		t.Fatal(err)
-	}
+	d := require.Value(New(host.Device{}))(t)
+	require.NoError(t, require.Err(d.Alloc(100)))
 	require.Fails(t, "Close", d.Close(), "1 allocations of 100 bytes")
 	require.Report(t, d.Close())
 	require.Fails(t, "Alloc", require.Err(d.Alloc(1)), backend.ErrClosed)

@@ -39,13 +39,11 @@ func upload(t *testing.T, d *Device, q backend.Queue, list []backend.Buffer,
 
 func TestFusedProgramsRunBehindTheGuard(t *testing.T) {
 	d := newDevice(t)
-	q, err := d.NewQueue()
-	require.NoError(t, err)
+	q := require.Value(d.NewQueue())(t)
 	defer q.Close()
 	for seed := range uint64(40) {
 		c := fusetest.Random(rand.New(rand.NewPCG(seed, 21)), 2000)
-		l, err := q.(fuse.Queue).Fuse(c.Program)
-		require.NoError(t, err)
+		l := require.Value(q.(fuse.Queue).Fuse(c.Program))(t)
 		known := map[uintptr]backend.Buffer{}
 		dst, src := upload(t, d, q, c.Dst, known), upload(t, d, q, c.Src, known)
 		require.NoError(t, l.Run(dst, src, alloc(t, d, max(l.Scratch(), 1))))
@@ -53,34 +51,27 @@ func TestFusedProgramsRunBehindTheGuard(t *testing.T) {
 			require.NoError(t, q.Move(c.Dst[k], dst[k]))
 		}
 		join(t, q)
-		if _, err := c.Check(c.Dst); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(c.Check(c.Dst)))
 	}
 }
 
 // A graph runs a program again, on what its memory then holds.
 func TestFusedProgramsAreRecorded(t *testing.T) {
 	d := newDevice(t)
-	q, err := d.NewQueue()
-	require.NoError(t, err)
+	q := require.Value(d.NewQueue())(t)
 	defer q.Close()
 	p := &fuse.Program{Shape: []int{4}}
 	x := p.Load(backend.F32, 1)
 	p.Store(p.Do(fuse.Add, x, x), backend.F32, 1)
-	l, err := q.(fuse.Queue).Fuse(p)
-	require.NoError(t, err)
+	l := require.Value(q.(fuse.Queue).Fuse(p))(t)
 	memory := []backend.Buffer{alloc(t, d, 16).As(backend.F32)}
 	require.NoError(t, q.Move(memory[0], backend.Of([]float32{1, 2, 3, 4})))
-	graph, err := q.(backend.GraphQueue).Capture(func() error {
+	graph := require.Value(q.(backend.GraphQueue).Capture(func() error {
 		return l.Run(memory, memory, backend.Buffer{})
-	})
-	require.NoError(t, err)
+	}))(t)
 	defer graph.Close()
 	for range 3 {
-		if _, err := graph.Launch(q); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(graph.Launch(q)))
 	}
 	got := make([]float32, 4)
 	require.NoError(t, q.Move(backend.Of(got), memory[0]))
@@ -95,15 +86,13 @@ func TestFusedProgramsNeedTheScratchOfADevice(t *testing.T) {
 	d := newDevice(t)
 	p := &fuse.Program{Shape: []int{1 << 16}, Reduced: []bool{true}}
 	p.Fold(backend.Sum, p.Load(backend.F32, 1), backend.F32, 0)
-	l, err := d.Default().(fuse.Queue).Fuse(p)
-	require.NoError(t, err)
+	l := require.Value(d.Default().(fuse.Queue).Fuse(p))(t)
 	x, y := alloc(t, d, 4<<16).As(backend.F32), alloc(t, d, 4).As(backend.F32)
 	require.Fails(t, "without scratch",
 		l.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}), backend.ErrArgument)
-	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{backend.Of(make([]float32, 1<<16))},
-		backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("with host memory: %v", err)
-	}
+	err := l.Run([]backend.Buffer{y}, []backend.Buffer{backend.Of(make([]float32, 1<<16))},
+		backend.Buffer{})
+	require.Check(t, errors.Is(err, backend.ErrArgument), "with host memory: %v", err)
 	require.NoError(t, l.Run([]backend.Buffer{y}, []backend.Buffer{x},
 		alloc(t, d, l.Scratch())))
 }

@@ -53,15 +53,13 @@ func Check(t *testing.T, table map[string]Use, except map[string]string) {
 // functions returns the exported functions of the package in the current directory.
 func functions(t *testing.T) map[string]*ast.FuncDecl {
 	t.Helper()
-	paths, err := filepath.Glob("*.go")
-	require.NoError(t, err)
+	paths := require.Value(filepath.Glob("*.go"))(t)
 	all := map[string]*ast.FuncDecl{}
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-		require.NoError(t, err)
+		file := require.Value(parser.ParseFile(token.NewFileSet(), path, nil, 0))(t)
 		for _, d := range file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.IsExported() {
 				all[f.Name.Name] = f

@@ -89,8 +89,7 @@ func start(t *testing.T, name string, machines []*Namespace, perMachine int, env
 			cmd = machines[r/perMachine].Command(cmd)
 		}
 		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		out := require.Value(cmd.StdoutPipe())(t)
 		require.NoError(t, cmd.Start())
 		t.Cleanup(func() {
 			cmd.Process.Kill()
@@ -105,8 +104,7 @@ func start(t *testing.T, name string, machines []*Namespace, perMachine int, env
 // freePort returns a port on which nobody listens now.
 func freePort(t *testing.T) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
 }

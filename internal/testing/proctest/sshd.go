@@ -33,8 +33,7 @@ func NewSSH(t T) SSH {
 	if err != nil {
 		lacking(t, "ssh", err)
 	}
-	public, err := os.ReadFile(filepath.Join(s.dir, "host.pub"))
-	require.NoError(t, err)
+	public := require.Value(os.ReadFile(filepath.Join(s.dir, "host.pub")))(t)
 	s.write(t, "known", 0o600, "10.213.77.* "+string(public))
 	s.write(t, "client", 0o600, fmt.Sprintf("User root\nIdentityFile %s/${TEST_SSH_KEY}\n"+
 		"IdentitiesOnly yes\nIdentityAgent none\nUserKnownHostsFile %[1]s/known\n"+
@@ -77,8 +76,7 @@ func (s SSH) Serve(t T, m *Namespace, variables ...string) {
 			lacking(t, "sshd", err)
 		}
 	}
-	me, err := user.Current()
-	require.NoError(t, err)
+	me := require.Value(user.Current())(t)
 	for _, dir := range []string{m.Home(), filepath.Join(m.dir, "run", "sshd")} {
 		require.NoError(t, os.MkdirAll(dir, 0o755))
 	}
@@ -90,8 +88,7 @@ func (s SSH) Serve(t T, m *Namespace, variables ...string) {
 		strings.Join(variables, " ")))
 	cmd := exec.Command("ip", "netns", "exec", m.Name, "sh", "-c", withHome, m.dir, me.HomeDir,
 		sshd, "-D", "-e", "-f", filepath.Join(s.dir, m.Name))
-	log, err := os.Create(filepath.Join(s.dir, m.Name+".log"))
-	require.NoError(t, err)
+	log := require.Value(os.Create(filepath.Join(s.dir, m.Name+".log")))(t)
 	defer log.Close()
 	cmd.Stdout, cmd.Stderr = log, log
 	require.NoError(t, cmd.Start())

@@ -15,8 +15,7 @@ import (
 // until the test ends. It returns the port of 127.0.0.1 to connect to.
 func Far(t T, addr string, delay time.Duration) (port int) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var running sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() {

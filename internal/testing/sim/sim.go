@@ -174,16 +174,14 @@ func (s *Sim) Disturb(t *testing.T, what string, args []string) bool {
 // Scan reads the numbers of a text.
 func Scan(t *testing.T, text, format string, into ...any) {
 	t.Helper()
-	if _, err := fmt.Sscanf(text, format, into...); err != nil {
-		t.Fatalf("%q: %v", text, err)
-	}
+	_, err := fmt.Sscanf(text, format, into...)
+	require.That(t, err == nil, "%q: %v", text, err)
 }
 
 // Lasts reads a time.
 func Lasts(t *testing.T, text string) time.Duration {
 	t.Helper()
-	d, err := time.ParseDuration(text)
-	require.NoError(t, err)
+	d := require.Value(time.ParseDuration(text))(t)
 	return d
 }
 

@@ -88,11 +88,8 @@ func Connect[R io.Closer](P int, timeout time.Duration, connect func(w *rendezvo
 func New[R io.Closer](t testing.TB, P int, timeout time.Duration,
 	connect func(w *rendezvous.World) (R, error)) *Group[R] {
 	t.Helper()
-	g, err := Connect(P, timeout, connect)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, g.Close())
-	})
+	g := require.Value(Connect(P, timeout, connect))(t)
+	t.Cleanup(func() { require.NoError(t, g.Close()) })
 	return g
 }
 

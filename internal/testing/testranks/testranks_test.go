@@ -47,9 +47,8 @@ func TestErrorsAreByRank(t *testing.T) {
 	})
 	require.Check(t, len(errs) == 3 && errs[0] == nil && errs[1] != nil && errs[2] == nil,
 		"the errors are %v", errs)
-	if err := Join(errs); err == nil || err.Error() != "rank 1: broken" {
-		t.Errorf("together they are %v", err)
-	}
+	err := Join(errs)
+	require.Check(t, err != nil && err.Error() == "rank 1: broken", "together they are %v", err)
 	require.NoError(t, All(3, func(int) error { return nil }))
 }
 
@@ -67,13 +66,11 @@ func TestRanksMeetAndAreClosed(t *testing.T) {
 		})
 		require.Check(t, err != nil && strings.Count(err.Error(), "out of petrol") == 3,
 			"the errors are %v", err)
-		if n := open.Load(); n != 3 {
-			t.Errorf("%d ranks are open", n)
-		}
+		n := open.Load()
+		require.Check(t, n == 3, "%d ranks are open", n)
 	})
-	if n := open.Load(); n != 0 {
-		t.Errorf("%d ranks are open at the end", n)
-	}
+	n := open.Load()
+	require.Check(t, n == 0, "%d ranks are open at the end", n)
 }
 
 func TestRanksAreClosedWhenOneCannotConnect(t *testing.T) {
@@ -92,9 +89,8 @@ func TestARankThatFailsEndsTheOthers(t *testing.T) {
 		}
 		return m.Barrier(context.Background(), "never")
 	})
-	if n := open.Load(); n != 0 {
-		t.Errorf("%d ranks are open", n)
-	}
+	n := open.Load()
+	require.Check(t, n == 0, "%d ranks are open", n)
 	for r, err := range errs {
 		require.Fails(t, fmt.Sprint("rank ", r), err, "out of petrol")
 	}

@@ -17,10 +17,8 @@ func TestCommittedFiguresAreWhatTheCommandDraws(t *testing.T) {
 	again := t.TempDir()
 	require.NoError(t, run(again, root))
 	for _, name := range []string{"allreduce.svg", "packages.md"} {
-		got, err := os.ReadFile(filepath.Join(again, name))
-		require.NoError(t, err)
-		want, err := os.ReadFile(filepath.Join(root, "docs", name))
-		require.NoError(t, err)
+		got := require.Value(os.ReadFile(filepath.Join(again, name)))(t)
+		want := require.Value(os.ReadFile(filepath.Join(root, "docs", name)))(t)
 		if !bytes.Equal(got, want) {
 			t.Errorf("docs/%s is not what bench/results and the imports give: "+
 				"run go run ./internal/tools/figure", name)
@@ -42,9 +40,8 @@ func TestArrowsOfTheFigureFollowTheImports(t *testing.T) {
 	for _, wrong := range []map[string][]string{
 		{"surprise": nil}, {"backend": {"vm"}}, {"internal/env": {"backend"}},
 	} {
-		if _, err := arrows(wrong); err == nil {
-			t.Errorf("%v is no error", wrong)
-		}
+		_, err := arrows(wrong)
+		require.Check(t, err != nil, "%v is no error", wrong)
 	}
 }
 

@@ -31,8 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
-	root, err := filepath.Abs("../../..")
-	require.NoError(t, err)
+	root := require.Value(filepath.Abs("../../.."))(t)
 	t.Chdir(root)
 	c := config{minutes: 0.01, seed: 1, model: "digits", steps: 60, ranks: 2, standby: 1, least: 1,
 		mean: 100 * time.Millisecond}
@@ -57,8 +56,7 @@ func TestAJobWhoseLinksAreCutEndsAsOneWithout(t *testing.T) {
 	} else if os.Getenv("EURYALE_FULL") == "" {
 		t.Skip("set EURYALE_FULL=1, or EURYALE_CUT_JOBS")
 	}
-	root, err := filepath.Abs("../../..")
-	require.NoError(t, err)
+	root := require.Value(filepath.Abs("../../.."))(t)
 	t.Chdir(root)
 	c := config{minutes: 24 * 60, enoughJobs: jobs, seed: 1, model: "digits", steps: 200,
 		ranks: 6, least: 2, machines: 3, share: 2, stops: 5, mean: 1500 * time.Millisecond,
@@ -79,8 +77,7 @@ func TestAJobWhoseLinksAreCutEndsAsOneWithout(t *testing.T) {
 
 // killed runs jobs.
 func killed(t *testing.T, c config) {
-	v, err := immortal(t.Context(), c)
-	require.NoError(t, err)
+	v := require.Value(immortal(t.Context(), c))(t)
 	if t.Log(v); v.kills == 0 {
 		t.Error("nobody was killed")
 	}

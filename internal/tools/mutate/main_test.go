@@ -25,10 +25,9 @@ func TestVerdictsNameTheTest(t *testing.T) {
 		{"panic: test timed out after 5m0s", wrong, "did not end", true},
 		{"fatal error: all goroutines are asleep", wrong, "the end of the test program", true},
 	} {
-		if got, ok := judge([]byte(test.out), test.err); !strings.Contains(got, test.want) ||
-			ok != test.ok {
-			t.Errorf("%q: %q, %v", test.out, got, ok)
-		}
+		got, ok := judge([]byte(test.out), test.err)
+		require.Check(t, strings.Contains(got, test.want) && ok == test.ok, "%q: %q, %v", test.out,
+			got, ok)
 	}
 }
 
@@ -46,8 +45,7 @@ func TestOverlayHoldsTheMutation(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "x.go")
 	require.NoError(t, os.WriteFile(file, []byte("package x\n\nconst a = 1\n"), 0o600))
-	list, err := mutation{file: file, old: "a = 1", new: "a = 2"}.overlay(dir)
-	require.NoError(t, err)
+	list := require.Value(mutation{file: file, old: "a = 1", new: "a = 2"}.overlay(dir))(t)
 	mutated, err := os.ReadFile(filepath.Join(dir, "mutated.go"))
 	require.Check(t, err == nil && string(mutated) == "package x\n\nconst a = 2\n",
 		"the file is %q, %v", mutated, err)

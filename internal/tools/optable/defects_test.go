@@ -26,8 +26,7 @@ var suspected = []string{"Slice(x, S(256, 258))", "Norm(x, 1, 3)", "Norm(x, 3, 3
 // nn.Defects reports a row's graph if and only if the table says that it is wrong, and says that
 // package vm is right if and only if it is.
 func TestDefectsAreThoseOfTheTable(t *testing.T) {
-	said, err := judged()
-	require.NoError(t, err)
+	said := require.Value(judged())(t)
 	for i, r := range rows() {
 		found := defects(r)
 		bad := func(s string) bool {

@@ -49,12 +49,9 @@ var judged = sync.OnceValues(verdicts)
 
 // docs/ops.md is what the command prints.
 func TestPageIsTheOutput(t *testing.T) {
-	committed, err := os.ReadFile(filepath.Join(folder, "../../..", page))
-	require.NoError(t, err)
-	said, err := judged()
-	require.NoError(t, err)
-	got, err := document(said)
-	require.NoError(t, err)
+	committed := require.Value(os.ReadFile(filepath.Join(folder, "../../..", page)))(t)
+	said := require.Value(judged())(t)
+	got := require.Value(document(said))(t)
 	want := strings.Split(string(committed), "\n")
 	for i, line := range strings.Split(got, "\n") {
 		if i >= len(want) || line != want[i] {
@@ -87,8 +84,7 @@ var wrongGraphs = []string{
 // Package vm is right wherever the graph is: in all rows but those in which Gorgonia has built or
 // merged something else.
 func TestPackageVMIsRight(t *testing.T) {
-	said, err := judged()
-	require.NoError(t, err)
+	said := require.Value(judged())(t)
 	for i, r := range rows() {
 		v := said[i].short()
 		if v[compiled] != right && v[compiled] != "" && v[value] != "merged with another node" &&

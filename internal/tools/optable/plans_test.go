@@ -7,6 +7,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -29,9 +30,8 @@ func TestPlansOfTheTable(t *testing.T) {
 		}
 	}
 	for op, calls := range found {
-		if _, known := byDo[op]; !known {
-			t.Errorf("%s runs on the host in %q", op, calls)
-		}
+		_, known := byDo[op]
+		require.Check(t, known, "%s runs on the host in %q", op, calls)
 	}
 	for op := range byDo {
 		if found[op] == nil {

@@ -9,10 +9,8 @@ import (
 )
 
 func TestLinesLeaveOutBlanksAndComments(t *testing.T) {
-	if n := lines([]byte("package a\n\n// A comment.\n\t// Another.\nvar x = 1 // code\n"),
-		"//"); n != 2 {
-		t.Errorf("%d lines, want 2", n)
-	}
+	n := lines([]byte("package a\n\n// A comment.\n\t// Another.\nvar x = 1 // code\n"), "//")
+	require.Check(t, n == 2, "%d lines, want 2", n)
 }
 
 func TestIdentifiersAreThoseOfThePackage(t *testing.T) {
@@ -59,18 +57,16 @@ func TestPackagesThatOnlyTestsReachAreTests(t *testing.T) {
 		{"deep/a.c", nil},
 		{"deep/testdata/make.py", nil},
 	}
-	reached, err := product(files)
-	require.NoError(t, err)
+	reached := require.Value(product(files))(t)
 	var test []string
 	for _, f := range files {
 		if f.isTest(reached) {
 			test = append(test, f.name)
 		}
 	}
-	if want := []string{"deep/a_test.go", "suite/a.go", "fake/a.go",
-		"deep/emulator/a.cpp", "deep/testdata/make.py"}; !slices.Equal(test, want) {
-		t.Errorf("%q are for tests, want %q", test, want)
-	}
+	want := []string{"deep/a_test.go", "suite/a.go", "fake/a.go",
+		"deep/emulator/a.cpp", "deep/testdata/make.py"}
+	require.Check(t, slices.Equal(test, want), "%q are for tests, want %q", test, want)
 }
 
 func TestANumberThatHasChangedIsAnError(t *testing.T) {

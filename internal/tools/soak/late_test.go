@@ -54,16 +54,14 @@ func TestVerdictsOfThoseThatHaveNotMetMayTakeTheTimeout(t *testing.T) {
 	j, o := dead(killed, 3500*time.Millisecond, 0)
 	o.ends[1].output = ""
 	j.failure.name = absent
-	if found := j.judge(o); len(found) > 0 {
-		t.Errorf("found %v", found)
-	}
+	found := j.judge(o)
+	require.Check(t, len(found) == 0, "found %v", found)
 }
 
 func TestACutMayTakeTwoTimeoutsBeforeAllHaveMet(t *testing.T) {
 	met := parted().allowed(true)
-	if want := promise + shortTimeout + farewell; met != want {
-		t.Errorf("once all have met, %v are allowed, want %v", met, want)
-	}
+	want := promise + shortTimeout + farewell
+	require.Check(t, met == want, "once all have met, %v are allowed, want %v", met, want)
 	if got := parted().allowed(false); got != met+shortTimeout+asking {
 		t.Errorf("before, %v are allowed, want %v", got, met+shortTimeout+asking)
 	}
@@ -76,9 +74,8 @@ func TestLateLauncherIsFound(t *testing.T) {
 			"soak: joined rank=1 at=1\nsoak: launcher rank=1 code=137 at=%d \"x\"\n", at)
 		return outcome{ends: []ending{{-1, 137, text}}, struck: 1000}
 	}
-	if found := j.judge(said(2_900_000)); len(found) > 0 {
-		t.Errorf("in time: %v", found)
-	}
+	found := j.judge(said(2_900_000))
+	require.Check(t, len(found) == 0, "in time: %v", found)
 	if found := j.judge(said(3_100_000)); len(found) != 1 || found[0].kind != late {
 		t.Errorf("late: %v", found)
 	}
@@ -119,9 +116,8 @@ func TestRanksOfBothSidesOfACutBlameTheOther(t *testing.T) {
 		require.Check(t, (len(found) == 0) == test.want, "rank %d says %q: %v", test.rank,
 			test.text, found)
 	}
-	if found := parted().judgeCut(1, said{word: wordDone}); len(found) > 0 {
-		t.Errorf("all was over: %v", found)
-	}
+	found := parted().judgeCut(1, said{word: wordDone})
+	require.Check(t, len(found) == 0, "all was over: %v", found)
 	if found := parted().judgeCut(1, said{}); len(found) == 0 {
 		t.Error("a rank that says nothing is all right")
 	}

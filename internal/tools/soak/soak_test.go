@@ -50,10 +50,9 @@ func TestJobsOfMachinesThatCannotBeMadeRunOnOne(t *testing.T) {
 	var out bytes.Buffer
 	sum, err := soak(t.Context(), config{minutes: 10, seed: 1, job: number, parallel: 1}, &out)
 	need(t, err)
-	if said := "jobs of several machines run on one: "; sum.jobs != 1 || sum.found() ||
-		!strings.HasPrefix(out.String(), said) {
-		t.Errorf("%v; it lacks %q:\n%s", sum, said, &out)
-	}
+	said := "jobs of several machines run on one: "
+	require.Check(t, sum.jobs == 1 && !sum.found() && strings.HasPrefix(out.String(), said),
+		"%v; it lacks %q:\n%s", sum, said, &out)
 }
 
 // need skips a test where the system lacks something, and ends it at any other error.
@@ -73,8 +72,7 @@ func execute(t *testing.T, j job) outcome {
 	shm, err := sharedMemory(1)
 	need(t, err)
 	t.Cleanup(func() { os.RemoveAll(shm) })
-	o, err := j.execute(t.Context(), site{tmp: t.TempDir(), shm: shm, pulse: &pulse{}})
-	require.NoError(t, err)
+	o := require.Value(j.execute(t.Context(), site{tmp: t.TempDir(), shm: shm, pulse: &pulse{}}))(t)
 	return o
 }
 
@@ -117,9 +115,8 @@ func TestUnauthenticatedClientsVisitThePortOfAJob(t *testing.T) {
 	j := find(t, func(j job) bool {
 		return j.visitors == 3 && j.mode == processes && j.failure.name == absent
 	})
-	if o := execute(t, j); o.visits < 1 {
-		t.Errorf("nobody came to %v", j)
-	}
+	o := execute(t, j)
+	require.Check(t, o.visits >= 1, "nobody came to %v", j)
 }
 
 func TestLeftoversAreFound(t *testing.T) {
@@ -131,9 +128,8 @@ func TestLeftoversAreFound(t *testing.T) {
 	sleep.Env = []string{"FIRST=1", envRun + "=" + r.id, "RANK=2"}
 	require.NoError(t, sleep.Start())
 	found := strings.Join(r.leftovers(), ", ")
-	if n := len(processesOf(r.id, "RANK=1")); n != 0 {
-		t.Errorf("%d processes of rank 1", n)
-	}
+	n := len(processesOf(r.id, "RANK=1"))
+	require.Check(t, n == 0, "%d processes of rank 1", n)
 	r.signalAll(syscall.SIGKILL)
 	sleep.Wait()
 	for _, want := range []string{fmt.Sprintf("process %d", sleep.Process.Pid), "file window",
@@ -276,7 +272,6 @@ func TestInterruptEndsEveryJob(t *testing.T) {
 	require.Fails(t, "soak",
 		require.Err(soak(ctx, config{minutes: 10, seed: 2, job: -1, parallel: 2}, &bytes.Buffer{})),
 		context.Canceled)
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("it took %v", took)
-	}
+	took := time.Since(began)
+	require.Check(t, took <= 20*time.Second, "it took %v", took)
 }

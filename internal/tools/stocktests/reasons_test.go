@@ -32,8 +32,7 @@ func TestUnknownDifferencesAreReported(t *testing.T) {
 
 // The table of docs/ops.md is one that the command can have written.
 func TestPageHasTheReasons(t *testing.T) {
-	text, err := os.ReadFile("../optable/stocktests.md")
-	require.NoError(t, err)
+	text := require.Value(os.ReadFile("../optable/stocktests.md"))(t)
 	for _, why := range reasons {
 		if !strings.Contains(string(text),
 			"| `"+why.test+"` | `"+why.operation+"` | "+why.why+" |") {

@@ -41,9 +41,8 @@ func TestCollectionsOfGarbageAreNoted(t *testing.T) {
 func TestPageFaultsAreNoted(t *testing.T) {
 	const size = 32 << 20
 	s := sampleOf(t, func() {
-		memory, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE,
-			syscall.MAP_ANON|syscall.MAP_PRIVATE)
-		require.NoError(t, err)
+		memory := require.Value(syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE,
+			syscall.MAP_ANON|syscall.MAP_PRIVATE))(t)
 		defer syscall.Munmap(memory)
 		if err := syscall.Madvise(memory, syscall.MADV_NOHUGEPAGE); err != nil {
 			t.Skip(err)

@@ -299,7 +299,6 @@ func TestFilesOfTheSystemAreRead(t *testing.T) {
 	want := [Noted]time.Duration{CgroupThrottling: 4 * ms, ClockThrottling: 5 * ms,
 		CPUContention: 15 * ms}
 	require.Equal(t, "it notes", look(true), want)
-	if _, has := f.values[root+"/proc/self/task/3/schedstat"]; !has {
-		t.Error("it does not know the new thread")
-	}
+	_, has := f.values[root+"/proc/self/task/3/schedstat"]
+	require.Check(t, has, "it does not know the new thread")
 }
