@@ -76,7 +76,7 @@ var arrows = []arrow{
 	{"internal/vm/plan", []string{"backend", "kernels/fuse", "internal/kernels", "internal/sumtree",
 		"internal/vm/ir", "internal/vm/lower"}},
 	{"internal/vm/proof", []string{"backend", "internal/kernels", "kernels/fuse",
-		"internal/sumtree", "internal/vm/ir", "internal/vm/plan"}},
+		"internal/vm/ir", "internal/vm/plan"}},
 	{"internal/vm/interpret", []string{"backend", "kernels/fuse", "internal/kernels",
 		"internal/vm/ir"}},
 	{"internal/vm/graphs", []string{"backend", "layers", "ops/..."}},
