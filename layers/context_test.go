@@ -16,7 +16,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
@@ -56,10 +55,7 @@ func peak(ranks int, do func(comm backend.Communicator, build sync.Locker) error
 	var build sync.Mutex
 	peaks := make([]int, ranks)
 	errs := testranks.Run(ranks, func(w *rendezvous.World) (*measured, error) {
-		comm, err := host.Backend{}.Connect(context.Background(), w)
-		if err != nil {
-			return nil, err
-		}
+		comm := testranks.Must(host.Backend{}.Connect(context.Background(), w))
 		d, err := fakedevice.New(lazy{})
 		if err != nil {
 			return nil, errors.Join(err, comm.Close())
@@ -123,8 +119,7 @@ func (g gpt) needs(steps int) (int, error) {
 			return err
 		}
 		m, err := vm.New(b.Graph(), comm.Device(), vm.Keep(loss.Node), vm.WithPrecision(vm.BF16),
-			vm.WithSolver(&solver.AdamW{Rate: 1e-3}, learnables...),
-			b.Training(), vm.ClipNorm(1))
+			vm.WithSolver(&solver.AdamW{Rate: 1e-3}, learnables...), b.Training(), vm.ClipNorm(1))
 		if err != nil {
 			return err
 		}

@@ -14,7 +14,9 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -87,16 +89,11 @@ func training(t *testing.T, k testenv.Kind, s layers.Sizes) after {
 		c := newClassifier(l)
 		learnables, err := c.b.Grad(c.loss)
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		momentum := &solver.Momentum{Rate: 0.1, Momentum: 0.9}
-		machine, err := vm.New(c.b.Graph(), device, vm.Keep(c.loss.Node),
-			vm.WithSolver(momentum, learnables...), vm.SyncBatchNorm(),
-			c.b.Training())
-		if err != nil {
-			return err
-		}
+		machine, err := vm.New(c.b.Graph(), device, vm.Keep(c.loss.Node), vm.WithSolver(momentum,
+			learnables...), vm.SyncBatchNorm(), c.b.Training())
+		testranks.NoError(err)
 		for step := range steps {
 			if err := errors.Join(c.feed(l, step), machine.RunAll()); err != nil {
 				return errors.Join(ops.Cause(err), machine.Close())
@@ -117,9 +114,7 @@ func training(t *testing.T, k testenv.Kind, s layers.Sizes) after {
 			}
 			all.averages = averages(c.b.Graph())
 		}
-		if err = errors.Join(err, machine.Close()); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(err, machine.Close()))
 		evaluated, err := evaluation(l, device, build, dir)
 		if l.Data.Rank() == 0 {
 			all.evaluated = evaluated
@@ -243,10 +238,7 @@ func TestImagesAreDividedAlongTheBatchAlone(t *testing.T) {
 							x = layers.Whole(variable(b, "m", tensor.Float64, 2, 4, 4))
 						}
 						build(b, x)
-						if err := b.Err(); !errors.Is(err, layers.ErrPlacement) ||
-							!strings.Contains(err.Error(), want) {
-							t.Errorf("%v, want %q", err, want)
-						}
+						require.Fails(t, "the call", b.Err(), layers.ErrPlacement, want)
 						return nil
 					})
 			})
@@ -271,10 +263,7 @@ func TestNilImagesAreErrors(t *testing.T) {
 			} {
 				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 				build(b)
-				if err := b.Err(); !errors.Is(err, backend.ErrArgument) ||
-					!strings.Contains(err.Error(), "x is nil") {
-					t.Errorf("%s: %v", name, err)
-				}
+				require.Fails(t, name, b.Err(), backend.ErrArgument, "x is nil")
 			}
 			return nil
 		})

@@ -14,7 +14,9 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/vm"
@@ -55,16 +57,10 @@ func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOp
 		learnables, err := b.Grad(b.Add(loss, e.Loss))
 		scale(learnables)
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		read := gorgonia.Nodes{loss.Node, e.Loss.Node, e.Dropped.Node}
-		machine, err := vm.New(b.Graph(), device, vm.Keep(read...),
-			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
-			b.Training())
-		if err != nil {
-			return err
-		}
+		machine := testranks.Must(vm.New(b.Graph(), device, vm.Keep(read...),
+			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), b.Training()))
 		if plan := machine.Plan().String(); device != nil && !strings.Contains(plan, "host_ops=0") {
 			return errors.Join(fmt.Errorf("something runs on the host: %v", plan), machine.Close())
 		}
@@ -109,9 +105,8 @@ func TestExpertsEqualOneRank(t *testing.T) {
 			(o.Balance > 0) != (first.balance > 0) {
 			t.Errorf("%+v: one rank has %+v at first, and %+v at last", o, first, last)
 		}
-		for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 1, TP: 2},
-			{DP: 1, SP: 1, TP: 3}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2},
-			{DP: 1, SP: 2, TP: 2}} {
+		for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 1,
+			SP: 1, TP: 3}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2}, {DP: 1, SP: 2, TP: 2}} {
 			t.Run(fmt.Sprintf("%v of %+v", s, o), func(t *testing.T) {
 				sameRouting(t, routedTraining(t, testenv.Hosts, s, o, 20, i == 1), want)
 			})
@@ -158,17 +153,10 @@ func TestPaddingTakesNoRoomOfExperts(t *testing.T) {
 				capacity := 0.5 * 4 / float64(choices*len(ids)/batch)
 				e := b.MoE("moe", x, layers.MoEOptions{Experts: 4, Choices: choices, Hidden: 5,
 					Capacity: capacity, Balance: 1, Tokens: tokens})
-				if err := b.Err(); err != nil {
-					return err
-				}
-				m, err := vm.New(b.Graph(), nil, vm.Eval(),
-					vm.Keep(e.Y.Node, e.Loss.Node, e.Dropped.Node))
-				if err != nil {
-					return err
-				}
-				if err := errors.Join(tokens.Set(ids), m.RunAll(), m.Close()); err != nil {
-					return err
-				}
+				testranks.NoError(b.Err())
+				m := testranks.Must(vm.New(b.Graph(), nil, vm.Eval(),
+					vm.Keep(e.Y.Node, e.Loss.Node, e.Dropped.Node)))
+				testranks.NoError(errors.Join(tokens.Set(ids), m.RunAll(), m.Close()))
 				y := e.Y.Node.Value().Data().([]float64)
 				got := append(slices.Clone(y[:4*6]), e.Loss.Value().Data().(float64),
 					e.Dropped.Value().Data().(float64))
@@ -216,10 +204,7 @@ func TestAMoEThatKnowsOfNoPaddingIsRefused(t *testing.T) {
 			build(b, b.Tokens("tokens", 1, 2, 4), func(tokens *layers.Tokens) {
 				b.MoE("moe", x, layers.MoEOptions{Experts: 2, Hidden: 1, Tokens: tokens})
 			})
-			if err := b.Err(); !errors.Is(err, backend.ErrArgument) ||
-				!strings.Contains(err.Error(), "MoE moe and the padding of ") {
-				t.Errorf("%s: %v", order, err)
-			}
+			require.Fails(t, order, b.Err(), backend.ErrArgument, "MoE moe and the padding of ")
 		}
 		return nil
 	})
@@ -251,9 +236,7 @@ func TestExpertsRefused(t *testing.T) {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 			x := layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4))
 			b.MoE("m", b.To(x, layers.Sequence, layers.Split(0)), c.o)
-			if err := b.Err(); !errors.Is(err, c.wraps) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %q", err, c.want)
-			}
+			require.Fails(t, "the call", b.Err(), c.wraps, c.want)
 			return nil
 		})
 	}

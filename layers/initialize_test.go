@@ -67,14 +67,10 @@ func TestInitializeRefusesNodesThatItCannotTellApart(t *testing.T) {
 	for wraps, nodes := range map[error][]*gorgonia.Node{
 		backend.ErrArgument: {a, same}, ops.ErrDType: {a, ints},
 	} {
-		if err := layers.Initialize(1, layers.Glorot, nodes...); !errors.Is(err, wraps) {
-			t.Errorf("%v: %v, want %v", nodes, err, wraps)
-		}
+		require.Fails(t, nodes, layers.Initialize(1, layers.Glorot, nodes...), wraps)
 	}
 	sum := gorgonia.Must(gorgonia.Add(a, a))
-	if err := layers.Initialize(1, layers.Glorot, sum); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a sum: %v", err)
-	}
+	require.Fails(t, "a sum", layers.Initialize(1, layers.Glorot, sum), backend.ErrArgument)
 }
 
 // TestAnInitThatIsNotFiniteIsRefused: by every function that draws, and as it is stored.

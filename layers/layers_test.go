@@ -192,20 +192,17 @@ func within(t *testing.T, k testenv.Kind, s layers.Sizes,
 	require.NoError(t, err)
 	// Closed here, not at the test's end: a device counts what the next group finds in use.
 	defer func() {
-		if err := g.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, g.Close())
 	}()
 	err = g.All(func(r *testenv.Rank) error {
 		l, err := layers.NewLayout(r.Comm, s.DP, s.SP, s.TP)
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		var device backend.Device
 		if k.OnDevice() {
 			device = r.Comm.Device()
 		}
-		if err = f(l, device, &build); err != nil {
+		err = testranks.Ended(func() error { return f(l, device, &build) })
+		if err != nil {
 			r.Comm.Abort(err)
 		}
 		return errors.Join(err, l.Close())
@@ -242,9 +239,8 @@ func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, bat
 			return err
 		}
 		scale(b.Learnables())
-		loss := gorgonia.Must(
-			gorgonia.Sum(
-				gorgonia.Must(gorgonia.HadamardProd(y.Node, variable(b, "c", dt, y.Shape()...)))))
+		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(y.Node, variable(b,
+			"c", dt, y.Shape()...)))))
 		if name != "cross-attention" {
 			inputs = inputs[:1]
 		}
@@ -254,13 +250,8 @@ func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, bat
 		if err == nil {
 			err = bias(l, b)
 		}
-		if err != nil {
-			return err
-		}
-		machine, err := vm.New(b.Graph(), device, append(options, vm.Keep(y.Node))...)
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
+		machine := testranks.Must(vm.New(b.Graph(), device, append(options, vm.Keep(y.Node))...))
 		// in bf16; those of the states of a recurrence are not rounded
 		states := name == "lstm" || name == "gru"
 		if dt == tensor.Float32 && len(options) > 0 && !states &&
@@ -598,13 +589,9 @@ func TestDownUpEqualsOneRank(t *testing.T) {
 			_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(y)), x, w)
 		}
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		machine, err := vm.New(graph, nil)
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		err = machine.RunAll()
 		if err == nil {
 			dw := numbers(w.Deriv().Value())[0]
@@ -688,15 +675,9 @@ func lossesOf(t *testing.T, k testenv.Kind, s layers.Sizes, along, padded bool) 
 		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), embedding), targets)
 		learnables, err := b.Grad(loss)
 		build.Unlock()
-		if err != nil {
-			return err
-		}
-		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node),
-			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
-			b.Training())
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
+		machine := testranks.Must(vm.New(b.Graph(), device, vm.Keep(loss.Node),
+			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), b.Training()))
 		mine := ids[l.Replica*own*positions : (l.Replica+1)*own*positions]
 		next := append(slices.Clone(mine[1:]), ids[(l.Replica+1)*own*positions%len(ids)])
 		for i := range next {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"sync"
 	"testing"
 
@@ -12,7 +11,9 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
@@ -59,17 +60,12 @@ func TestPaddedTargetsDoNotCount(t *testing.T) {
 			if _, err := b.Grad(loss); err != nil {
 				return err
 			}
-			m, err := vm.New(b.Graph(), nil, vm.Keep(loss.Node))
-			if err != nil {
-				return err
-			}
+			m := testranks.Must(vm.New(b.Graph(), nil, vm.Keep(loss.Node)))
 			for _, test := range []struct {
 				ids  []int
 				want float64
 			}{{[]int{9, 2, 9}, math.Log(4)}, {[]int{9, 9, 9}, 0}, {[]int{0, 1, 3}, math.Log(4)}} {
-				if err := errors.Join(targets.Set(test.ids), m.RunAll()); err != nil {
-					return err
-				}
+				testranks.NoError(errors.Join(targets.Set(test.ids), m.RunAll()))
 				near(t, fmt.Sprint(test.ids), []float64{loss.Value().Data().(float64)},
 					[]float64{test.want}, 1e-12)
 				for _, v := range numbers(embedding.Deriv().Value()) {
@@ -78,13 +74,9 @@ func TestPaddedTargetsDoNotCount(t *testing.T) {
 					}
 				}
 			}
-			if err := targets.Set([]int{8, 0, 0}); !errors.Is(err, backend.ErrArgument) {
-				t.Errorf("token 8 of 4: %v", err)
-			}
+			require.Fails(t, "token 8 of 4", targets.Set([]int{8, 0, 0}), backend.ErrArgument)
 			targets.Padding(1)
-			if err := b.Err(); err == nil || !strings.Contains(err.Error(), "used already") {
-				t.Errorf("padding after use: %v", err)
-			}
+			require.Fails(t, "padding after use", b.Err(), "used already")
 			return m.Close()
 		})
 }
@@ -123,16 +115,11 @@ func TestLossInTiles(t *testing.T) {
 				x := b.To(layers.Whole(variable(b, "x", tensor.Float64, 2, 6, 3)), layers.Sequence,
 					layers.Split(1))
 				loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), embedding), targets)
-				learnables, err := b.Grad(loss)
-				if err != nil {
-					return err
-				}
+				learnables := testranks.Must(b.Grad(loss))
 				var want []float64
 				for _, tiles := range []int{1, 3, 12} {
 					m, err := vm.New(b.Graph(), nil, vm.Keep(loss.Node), vm.WithLossTiles(tiles))
-					if err != nil {
-						return err
-					}
+					testranks.NoError(err)
 					err = errors.Join(targets.Set(ids), m.RunAll())
 					got := numbers(loss.Value())
 					for _, n := range learnables {
@@ -142,9 +129,7 @@ func TestLossInTiles(t *testing.T) {
 						want = got
 					}
 					near(t, fmt.Sprint(tiles, " tiles, padded: ", padded), got, want, 1e-12)
-					if err = errors.Join(err, m.Close()); err != nil {
-						return err
-					}
+					testranks.NoError(errors.Join(err, m.Close()))
 				}
 			}
 			return nil
@@ -166,20 +151,13 @@ func TestRotaryTurnsByPosition(t *testing.T) {
 					if b.Err() != nil {
 						return b.Err()
 					}
-					m, err := vm.New(b.Graph(), nil, vm.Keep(y.Node))
-					if err != nil {
-						return err
-					}
+					m := testranks.Must(vm.New(b.Graph(), nil, vm.Keep(y.Node)))
 					for range 3 {
-						if err := m.RunAll(); err != nil {
-							return err
-						}
+						testranks.NoError(m.RunAll())
 						near(t, fmt.Sprint(axis, interleaved), numbers(y.Value()),
 							turned(numbers(x.Value()), shape, axis, interleaved), 1e-12)
 					}
-					if err := m.Close(); err != nil {
-						return err
-					}
+					testranks.NoError(m.Close())
 				}
 			}
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)

@@ -11,7 +11,9 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -43,8 +45,7 @@ func TestWrongPlacement(t *testing.T) {
 		}},
 		{"bias of a partial sum", "missing an all-reduce",
 			func(b *layers.Builder, x layers.Node) layers.Node {
-				return b.Bias("b",
-					partial(b, x))
+				return b.Bias("b", partial(b, x))
 			}},
 		{"norm of divided features", "missing an all-gather: To(x, layers.Tensor, " +
 			"layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
@@ -55,8 +56,7 @@ func TestWrongPlacement(t *testing.T) {
 			x = b.To(x, seq, layers.Split(1))
 			q := layers.Place(
 				gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, x.Shape()[1], 2, 2})), x)
-			return b.Attend(q, q, q, [2]int{1, 1},
-				layers.AttentionOptions{Causal: true})
+			return b.Attend(q, q, q, [2]int{1, 1}, layers.AttentionOptions{Causal: true})
 		}},
 		{"LSTM of a part of the steps", "missing an all-to-all: To(x, layers.Sequence, " +
 			"layers.Split(0))", func(b *layers.Builder, x layers.Node) layers.Node {
@@ -97,8 +97,7 @@ func TestWrongPlacement(t *testing.T) {
 				x = layers.Place(gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, 4, 2, 2})),
 					x)
 				q := b.To(b.To(x, seq, layers.Split(2)), tp, layers.Split(1))
-				return b.Attend(q, q, q, [2]int{1, 1},
-					layers.AttentionOptions{Causal: true})
+				return b.Attend(q, q, q, [2]int{1, 1}, layers.AttentionOptions{Causal: true})
 			}},
 		{"an embedding that was gathered", "missing a copy whose gradient is all-reduced: " +
 			"To(embedding, layers.Sequence, layers.Copied)", func(b *layers.Builder,
@@ -126,10 +125,7 @@ func TestWrongPlacement(t *testing.T) {
 						defer build.Unlock()
 						b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 						c.build(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
-						if err := b.Err(); !errors.Is(err, layers.ErrPlacement) ||
-							!strings.Contains(err.Error(), c.want) {
-							t.Errorf("%v, want %q", err, c.want)
-						}
+						require.Fails(t, "the call", b.Err(), layers.ErrPlacement, c.want)
 						return nil
 					})
 			})
@@ -168,10 +164,7 @@ func TestGroupedAttentionRefused(t *testing.T) {
 						o.Mask = variable(b, "mask", tensor.Float64, c.mask...)
 					}
 					b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)), o)
-					if err := b.Err(); !errors.Is(err, c.wraps) ||
-						!strings.Contains(err.Error(), c.want) {
-						t.Errorf("%v, want %q", err, c.want)
-					}
+					require.Fails(t, "the call", b.Err(), c.wraps, c.want)
 					return nil
 				})
 			})
@@ -187,51 +180,48 @@ func partial(b *layers.Builder, x layers.Node) layers.Node {
 
 // TestRefused: arguments that cannot be.
 func TestRefused(t *testing.T) {
-	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 2, TP: 1},
-		func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
-			build.Lock()
-			defer build.Unlock()
-			for want, f := range map[string]func(b *layers.Builder, x layers.Node){
-				"each needs a part": func(b *layers.Builder, x layers.Node) {
-					b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)),
-						layers.AttentionOptions{Heads: 1})
-				},
-				"use a divisor": func(b *layers.Builder, x layers.Node) {
-					b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)),
-						layers.AttentionOptions{Heads: 3})
-				},
-				"another learnable": func(b *layers.Builder, _ layers.Node) {
-					b.Learn("w", layers.Constant(1), layers.Undivided, 2)
-					b.Learn("w", layers.Constant(1), layers.Undivided, 2)
-				},
-				"x has shape": func(b *layers.Builder, x layers.Node) {
-					b.Add(x, layers.Whole(variable(b, "y", tensor.Float64, 2, 4, 1)))
-				},
-				"want 4 axes": func(b *layers.Builder, x layers.Node) {
-					b.Attend(x, x, x, [2]int{1, 1},
-						layers.AttentionOptions{Causal: true})
-				},
-				"no axis 7": func(b *layers.Builder, x layers.Node) {
-					b.To(x, layers.Tensor, layers.Split(7))
-				},
-			} {
-				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
-				f(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
-				if err := b.Err(); err == nil || !strings.Contains(err.Error(), want) ||
-					!errors.Is(err, backend.ErrArgument) && !errors.Is(err, ops.ErrShape) {
-					t.Errorf("%v, want %q", err, want)
-				}
-			}
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 2, TP: 1}, func(l *layers.Layout,
+		_ backend.Device, build sync.Locker) error {
+		build.Lock()
+		defer build.Unlock()
+		for want, f := range map[string]func(b *layers.Builder, x layers.Node){
+			"each needs a part": func(b *layers.Builder, x layers.Node) {
+				b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)),
+					layers.AttentionOptions{Heads: 1})
+			},
+			"use a divisor": func(b *layers.Builder, x layers.Node) {
+				b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)),
+					layers.AttentionOptions{Heads: 3})
+			},
+			"another learnable": func(b *layers.Builder, _ layers.Node) {
+				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
+				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
+			},
+			"x has shape": func(b *layers.Builder, x layers.Node) {
+				b.Add(x, layers.Whole(variable(b, "y", tensor.Float64, 2, 4, 1)))
+			},
+			"want 4 axes": func(b *layers.Builder, x layers.Node) {
+				b.Attend(x, x, x, [2]int{1, 1}, layers.AttentionOptions{Causal: true})
+			},
+			"no axis 7": func(b *layers.Builder, x layers.Node) {
+				b.To(x, layers.Tensor, layers.Split(7))
+			},
+		} {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
-			tokens := b.Tokens("t", 1, 1, 4)
-			b.Embedding(b.Learn("w", layers.Constant(1), 0, 3, 2), tokens)
-			for _, ids := range [][]int{{0, 1, 2, 3}, {0}} {
-				if err := tokens.Set(ids); !errors.Is(err, backend.ErrArgument) {
-					t.Errorf("tokens %v: %v", ids, err)
-				}
+			f(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
+			if err := b.Err(); err == nil || !strings.Contains(err.Error(), want) ||
+				!errors.Is(err, backend.ErrArgument) && !errors.Is(err, ops.ErrShape) {
+				t.Errorf("%v, want %q", err, want)
 			}
-			return nil
-		})
+		}
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+		tokens := b.Tokens("t", 1, 1, 4)
+		b.Embedding(b.Learn("w", layers.Constant(1), 0, 3, 2), tokens)
+		for _, ids := range [][]int{{0, 1, 2, 3}, {0}} {
+			require.Fails(t, fmt.Sprintf("tokens %v", ids), tokens.Set(ids), backend.ErrArgument)
+		}
+		return nil
+	})
 }
 
 // A model whose tokens nobody has set does not train on zeros: the first run is an error that names
@@ -248,19 +238,14 @@ func TestTokensThatAreNotSetAreAnError(t *testing.T) {
 				layers.Tensor, layers.Replicated)
 			build.Unlock()
 			machine, err := vm.New(b.Graph(), nil, vm.Keep(y.Node))
-			if err := errors.Join(b.Err(), err); err != nil {
-				return err
-			}
+			testranks.NoError(errors.Join(b.Err(), err))
 			defer machine.Close()
-			if err := machine.RunAll(); err == nil ||
-				!strings.Contains(err.Error(), "text.0 has no value") ||
-				!strings.Contains(err.Error(), "layers.Tokens") {
+			if err := machine.RunAll(); err == nil || !strings.Contains(err.Error(),
+				"text.0 has no value") || !strings.Contains(err.Error(), "layers.Tokens") {
 				return fmt.Errorf("a run without tokens: %w", err)
 			}
 			for i := range 3 {
-				if err := errors.Join(tokens.Set([]int{i, 1, 2, 3}), machine.RunAll()); err != nil {
-					return err
-				}
+				testranks.NoError(errors.Join(tokens.Set([]int{i, 1, 2, 3}), machine.RunAll()))
 			}
 			return nil
 		})

@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -17,7 +16,9 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/vm"
@@ -67,20 +68,13 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (loss
 		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), embedding), targets)
 		learnables, err := b.Grad(loss)
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node),
-			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
-			b.Training())
-		if err != nil {
-			return err
-		}
+			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), b.Training())
+		testranks.NoError(err)
 		dp, by := machine.DataParallel(), c.solver()
 		if c.from > 0 {
-			if err := dp.Load(c.dir, machine.Solver(), nil); err != nil {
-				return err
-			}
+			testranks.NoError(dp.Load(c.dir, machine.Solver(), nil))
 		}
 		collect(l, table, before)
 		for step := c.from; step < c.to; step++ {
@@ -141,9 +135,8 @@ func TestTableEqualsOneRank(t *testing.T) {
 				t.Errorf("row %d has changed: %v", row, !same)
 			}
 		}
-		for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 4, SP: 1, TP: 1},
-			{DP: 1, SP: 3, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 2, SP: 2, TP: 1},
-			{DP: 2, SP: 1, TP: 2}} {
+		for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 4, SP: 1, TP: 1}, {DP: 1,
+			SP: 3, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 2, SP: 2, TP: 1}, {DP: 2, SP: 1, TP: 2}} {
 			t.Run(fmt.Sprint(s, dt), func(t *testing.T) {
 				losses, before, after := tableTraining(t, testenv.Hosts, s,
 					course{dt: dt, solver: descent, to: 20})
@@ -160,8 +153,7 @@ var solvers = map[string]func() layers.Solver{
 	"SGD":      descent,
 	"Momentum": func() layers.Solver { return &solver.Momentum{Rate: 0.1, Momentum: 0.9} },
 	"AdamW": func() layers.Solver {
-		return &solver.AdamW{Rate: 0.05, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8,
-			WeightDecay: 0.01}
+		return &solver.AdamW{Rate: 0.05, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.01}
 	},
 }
 
@@ -234,34 +226,29 @@ func TestCheckpointsOfOtherTablesAreRefused(t *testing.T) {
 	train := func(f func(dp *autograd.DataParallel, w *solver.SGD, table *layers.Table) error,
 		tables ...int) {
 		t.Helper()
-		within(t, testenv.Hosts, layers.Sizes{DP: 3, SP: 1, TP: 1},
-			func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
-				build.Lock()
-				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
-				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
-				var all []autograd.Table
-				var last *layers.Table
-				for i, rows := range tables {
-					last = b.Table(fmt.Sprint("table", i), layers.Normal(1), rows, 3)
-					all = append(all, last)
-				}
-				build.Unlock()
-				dp, err := autograd.New(l.Data, b.Learnables(), autograd.WithTables(all...))
-				if err != nil {
-					return err
-				}
-				return errors.Join(f(dp, &solver.SGD{Rate: 1}, last), dp.Close())
-			})
+		within(t, testenv.Hosts, layers.Sizes{DP: 3, SP: 1, TP: 1}, func(l *layers.Layout,
+			_ backend.Device, build sync.Locker) error {
+			build.Lock()
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+			b.Learn("w", layers.Constant(1), layers.Undivided, 2)
+			var all []autograd.Table
+			var last *layers.Table
+			for i, rows := range tables {
+				last = b.Table(fmt.Sprint("table", i), layers.Normal(1), rows, 3)
+				all = append(all, last)
+			}
+			build.Unlock()
+			dp := testranks.Must(autograd.New(l.Data, b.Learnables(), autograd.WithTables(all...)))
+			return errors.Join(f(dp, &solver.SGD{Rate: 1}, last), dp.Close())
+		})
 	}
 	train(func(dp *autograd.DataParallel, w *solver.SGD, _ *layers.Table) error {
 		return dp.Save(dir, w, nil)
 	}, 2, 7) // rank 2 has no rows of the first
 	for _, tables := range [][]int{{}, {2}, {2, 6}, {7, 2}} {
 		train(func(dp *autograd.DataParallel, w *solver.SGD, _ *layers.Table) error {
-			if err := dp.Load(dir, w, nil); !errors.Is(err, backend.ErrArgument) ||
-				!strings.Contains(err.Error(), "tables are") {
-				t.Errorf("tables of %v rows: %v", tables, err)
-			}
+			require.Fails(t, fmt.Sprintf("tables of %v rows", tables), dp.Load(dir, w, nil),
+				backend.ErrArgument, "tables are")
 			return nil
 		}, tables...)
 	}
@@ -294,16 +281,11 @@ func TestSolversUpdateTheRowsThatAreLookedUp(t *testing.T) {
 			if _, err := gorgonia.Grad(loss.Node, first.Node, second.Node); err != nil {
 				return errors.Join(b.Err(), err)
 			}
-			m, err := vm.New(b.Graph(), nil, vm.Keep(table.Gradients()...))
-			if err != nil {
-				return err
-			}
+			m := testranks.Must(vm.New(b.Graph(), nil, vm.Keep(table.Gradients()...)))
 			adam := &solver.Adam{Rate: 0.1, Beta1: 0.5, Beta2: 0.75, Epsilon: 1e-8}
 			w, moment, square := []float64{1, 1, 1, 1}, make([]float64, 4), make([]float64, 4)
 			for step, ids := range [][]int{{0, 1}, {1, 1}, {0, 3}, {1, 0}} {
-				if err := errors.Join(tokens.Set(ids), m.RunAll(), table.Step(adam)); err != nil {
-					return err
-				}
+				testranks.NoError(errors.Join(tokens.Set(ids), m.RunAll(), table.Step(adam)))
 				t1 := float64(step + 1)
 				gradient := map[int]float64{}
 				for _, id := range ids {
@@ -349,13 +331,10 @@ func TestTokensOfOneRankThatAreNoRowsAreAnErrorOfAll(t *testing.T) {
 					if l.Data.Rank() != 1 {
 						wrong = []int{0, 4, 1}
 					}
-					if err := tokens.Set(wrong); !errors.Is(err, backend.ErrArgument) {
-						t.Errorf("rank %d: %v", l.Data.Rank(), err)
-					}
+					require.Fails(t, fmt.Sprintf("rank %d", l.Data.Rank()), tokens.Set(wrong),
+						backend.ErrArgument)
 				}
-				if err := tokens.Set([]int{0, 4, 1}); err != nil {
-					return err
-				}
+				testranks.NoError(tokens.Set([]int{0, 4, 1}))
 			}
 			return nil
 		})
@@ -367,19 +346,13 @@ func TestTableErrors(t *testing.T) {
 		func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
 			b.Table("none", layers.Constant(1), 0, 2)
-			if err := b.Err(); !errors.Is(err, ops.ErrShape) {
-				t.Errorf("no rows: %v", err)
-			}
+			require.Fails(t, "no rows", b.Err(), ops.ErrShape)
 			b = layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
 			tokens, table := b.Tokens("t", 0, 3), b.Table("items", layers.Constant(1), 5, 2)
 			table.Lookup(tokens)
-			if err := tokens.Set([]int{0, 5, 1}); !errors.Is(err, backend.ErrArgument) {
-				t.Errorf("no such row: %v", err)
-			}
-			if err := table.Step(&solver.SGD{Rate: 1}); !errors.Is(err, backend.ErrArgument) ||
-				!strings.Contains(err.Error(), "call Grad before") {
-				t.Errorf("no run: %v", err)
-			}
+			require.Fails(t, "no such row", tokens.Set([]int{0, 5, 1}), backend.ErrArgument)
+			require.Fails(t, "no run", table.Step(&solver.SGD{Rate: 1}), backend.ErrArgument,
+				"call Grad before")
 			return nil
 		})
 }

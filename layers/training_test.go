@@ -5,7 +5,6 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -15,7 +14,9 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
@@ -138,9 +139,7 @@ func TestHalfOfWhatTrainingNeedsIsRefused(t *testing.T) {
 				if c.want == "" {
 					return err
 				}
-				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), c.want) {
-					t.Errorf("%v, want an error with %q", err, c.want)
-				}
+				require.Fails(t, "the call", err, backend.ErrArgument, c.want)
 				return nil
 			})
 		})
@@ -154,20 +153,14 @@ func TestSyncRefusesALossOfSeveralRuns(t *testing.T) {
 		build.Lock()
 		m, err := newPredictor(l, 1, func(m *predictor) { m.b.Batches(4) })
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		dp, err := autograd.New(l.Data, m.learnables, autograd.WithSum())
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		defer dp.Close()
 		_, err = dp.Sync()
 		for _, want := range []string{"Sync: layers' CrossEntropy is a share of the mean over 4 " +
 			"batches", "0.5 times the right ones", "give vm.New what Training"} {
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want an error with %q", err, want)
-			}
+			require.Fails(t, "the call", err, backend.ErrArgument, want)
 		}
 		return nil
 	})
@@ -185,14 +178,10 @@ func TestTrainingAddsUpRunsAsOneBatch(t *testing.T) {
 			build.Lock()
 			m, err := newPredictor(l, samples, func(m *predictor) { m.b.Batches(replicas * runs) })
 			build.Unlock()
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			machine, err := vm.New(m.b.Graph(), nil, m.b.Training(),
 				vm.WithSolver(&solver.SGD{Rate: 1}, m.learnables...))
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			first, n, _ := machine.MicroBatches()
 			for i := first; i < first+n; i++ {
 				own := func(all []int) []int { return all[i*samples*4:][:samples*4] }
@@ -256,9 +245,7 @@ func TestDropoutIsTheSameForAnyRanksFromTheFirstRunOn(t *testing.T) {
 				build.Lock()
 				err := d.build(l, built)
 				build.Unlock()
-				if err != nil {
-					return err
-				}
+				testranks.NoError(err)
 				all, err := d.train(l, to, save, load)
 				if l.Replica == 0 {
 					losses = all

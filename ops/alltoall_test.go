@@ -1,11 +1,9 @@
 package ops
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -170,9 +168,7 @@ func TestUnevenNeedsSplits(t *testing.T) {
 			_, err := AllToAll(stub{rank: r, size: c.P}, 2, 1, x)
 			want := fmt.Sprintf("axis 2 of shape (2, 3, %d, 2) has length %d, which does not "+
 				"divide among %d ranks: pass AllToAllSplits", c.n, c.n, c.P)
-			if !errors.Is(err, ErrShape) || !strings.Contains(err.Error(), want) {
-				t.Errorf("rank %d: %v, want %q", r, err, want)
-			}
+			require.Fails(t, fmt.Sprintf("rank %d", r), err, ErrShape, want)
 		}
 	}
 }

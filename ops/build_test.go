@@ -115,10 +115,7 @@ func TestOperandsOfOtherShapesAreRefused(t *testing.T) {
 	y, err := AllGather(stub{size: 2}, 0, newArr(2, 3).node(g, "x", tensor.Float64))
 	require.NoError(t, err)
 	_, err = gorgonia.ApplyOp(y.Op(), newArr(3, 2).node(g, "other", tensor.Float64))
-	if !errors.Is(err, ErrShape) ||
-		!strings.Contains(err.Error(), "operand of shape (3, 2), want (2, 3)") {
-		t.Error(err)
-	}
+	require.Fails(t, "the call", err, ErrShape, "operand of shape (3, 2), want (2, 3)")
 }
 
 // TestNames: what errors and drawings of graphs call the operations.
@@ -136,35 +133,22 @@ func TestNames(t *testing.T) {
 	require.NoError(t, err)
 	dy := newArr(8, 4, 4).node(g, "dy", tensor.Float64)
 	for got, want := range map[string]string{
-		name(
-			AllToAll(comm, 2, -2, x)): "AllToAll{2→1}@world",
-		name(
-			AllToAll(comm, 0, 1, x, AllToAllSplits([]int{1, 3},
-				nil))): "AllToAll{0→1, uneven}@world",
-		name(
-			AllReduce(comm, backend.Avg, x)): "AllReduce{avg}@world",
-		name(ReduceScatter(comm, backend.Max, -1,
-			x)): "ReduceScatter{max, axis 2}@world",
-		name(
-			AllGather(comm, 1, x)): "AllGather{axis 1}@world",
-		name(
-			Broadcast(comm, 1, x)): "Broadcast{root 1}@world",
-		name(
-			Reduce(comm, backend.Sum, 1, x)): "Reduce{sum, root 1}@world",
-		name(
-			Gather(comm, 1, 0, x)): "Gather{root 1, axis 0}@world",
-		name(
-			Scatter(comm, 1, 0, x)): "Scatter{root 1, axis 0}@world",
-		name(SplitForwardGatherBackward(comm, 1, Unscaled,
-			x)): "Split{axis 1}@world",
-		name(CopyToParallel(comm, x)): "Identity@world",
-		name(
-			ReduceFromParallel(comm, x)): "AllReduce{sum}@world",
-		name(
-			gradient(x, y, dy)): "Split{axis 0, ×2}@world",
-		name(
-			AllReduce(comm, backend.Sum,
-				newArr().node(g, "s", tensor.Float64))): "AllReduce{sum}@world",
+		name(AllToAll(comm, 2, -2, x)): "AllToAll{2→1}@world",
+		name(AllToAll(comm, 0, 1, x, AllToAllSplits([]int{1, 3},
+			nil))): "AllToAll{0→1, uneven}@world",
+		name(AllReduce(comm, backend.Avg, x)):                  "AllReduce{avg}@world",
+		name(ReduceScatter(comm, backend.Max, -1, x)):          "ReduceScatter{max, axis 2}@world",
+		name(AllGather(comm, 1, x)):                            "AllGather{axis 1}@world",
+		name(Broadcast(comm, 1, x)):                            "Broadcast{root 1}@world",
+		name(Reduce(comm, backend.Sum, 1, x)):                  "Reduce{sum, root 1}@world",
+		name(Gather(comm, 1, 0, x)):                            "Gather{root 1, axis 0}@world",
+		name(Scatter(comm, 1, 0, x)):                           "Scatter{root 1, axis 0}@world",
+		name(SplitForwardGatherBackward(comm, 1, Unscaled, x)): "Split{axis 1}@world",
+		name(CopyToParallel(comm, x)):                          "Identity@world",
+		name(ReduceFromParallel(comm, x)):                      "AllReduce{sum}@world",
+		name(gradient(x, y, dy)):                               "Split{axis 0, ×2}@world",
+		name(AllReduce(comm, backend.Sum, newArr().node(g, "s",
+			tensor.Float64))): "AllReduce{sum}@world",
 	} {
 		if got != want {
 			t.Errorf("%s, want %s", got, want)

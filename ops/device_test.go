@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // attention is a graph of an AllToAll, an AllReduce, a product by element and a
@@ -74,13 +75,9 @@ func runAttention(t *testing.T, P int, k testenv.Kind, runs int) []arr {
 			}
 		}
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		defer m.Close()
-		if err := runSteadily(m, comm.Device(), runs); err != nil {
-			return err
-		}
+		testranks.NoError(runSteadily(m, comm.Device(), runs))
 		for _, n := range append(gorgonia.Nodes{loss}, grads...) {
 			results[r] = append(results[r], valueArr(n.Value()))
 		}

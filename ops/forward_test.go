@@ -54,8 +54,7 @@ func wholeSamples(rng *rand.Rand, P int, dt tensor.Dtype) []sample {
 					return Broadcast(comm, root, x)
 				}, xs, repeat(xs[root], P)})
 		}
-		all = append(all,
-			sample{fmt.Sprintf("CopyToParallel %v", shape), CopyToParallel, xs, xs},
+		all = append(all, sample{fmt.Sprintf("CopyToParallel %v", shape), CopyToParallel, xs, xs},
 			sample{fmt.Sprintf("ReduceFromParallel %v", shape), ReduceFromParallel, xs,
 				repeat(combine(backend.Sum, dt, xs), P)})
 	}

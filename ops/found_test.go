@@ -26,9 +26,7 @@ func disagree(t *testing.T, build func(g *gorgonia.ExprGraph, comm backend.Commu
 		g.build.Lock()
 		err := build(graph, g.comms[r])
 		g.build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		m := gorgonia.NewTapeMachine(graph)
 		defer m.Close()
 		errs[r] = Cause(m.RunAll())
@@ -40,9 +38,7 @@ func disagree(t *testing.T, build func(g *gorgonia.ExprGraph, comm backend.Commu
 			continue
 		}
 		for _, side := range sides {
-			if !strings.Contains(err.Error(), side) {
-				t.Errorf("rank %d: the error %q does not say %q", r, err, side)
-			}
+			require.Fails(t, fmt.Sprintf("rank %d: the error", r), err, side)
 		}
 	}
 }
@@ -89,9 +85,7 @@ func TestFoundOrderOfRunsIsCompared(t *testing.T) {
 		first, err := AllReduce(g.comms[r], backend.Sum, x)
 		second, err2 := AllReduce(g.comms[r], backend.Sum, x)
 		g.build.Unlock()
-		if err := errors.Join(err, err2); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(err, err2))
 		_, err = []*gorgonia.Node{first, second}[r].Op().Do(x.Value())
 		for _, side := range []string{"collective 1 of its graph", "collective 2 of its graph"} {
 			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), side) {
@@ -112,10 +106,7 @@ func TestNodesOfOneRankDoNotCount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := ranks(t, 2)
 			require.NoError(t, testranks.All(2, func(r int) error {
-				vm, err := g.unlike(r, machine)
-				if err != nil {
-					return err
-				}
+				vm := testranks.Must(g.unlike(r, machine))
 				defer vm.Close()
 				return Cause(vm.RunAll())
 			}))

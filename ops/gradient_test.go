@@ -1,7 +1,6 @@
 package ops
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // inner is the sum of the ranks' inner products.
@@ -202,13 +202,10 @@ func checkHolder(t *testing.T, g *team) {
 		{[]int{6}, []float64{3, 4, 2, nan, 1, 7}},
 	}
 	holder := map[backend.ReduceOp][]int{ // by element
-		backend.Max: {1, 0, 0, 1, 1, 0},
-		backend.Min: {0, 2, 0, 1, 0, 0},
-	}
+		backend.Max: {1, 0, 0, 1, 1, 0}, backend.Min: {0, 2, 0, 1, 0, 0}}
 	const P = 3
-	whole := []arr{{[]int{6}, []float64{1, 2, 3, 4, 5, 6}},
-		{[]int{6}, []float64{10, 20, 30, 40, 50, 60}}, {[]int{6}, []float64{100, 200, 300, 400, 500,
-			600}}}
+	whole := []arr{{[]int{6}, []float64{1, 2, 3, 4, 5, 6}}, {[]int{6}, []float64{10, 20, 30, 40, 50,
+		60}}, {[]int{6}, []float64{100, 200, 300, 400, 500, 600}}}
 	cases := []struct {
 		name     string
 		make     func(op backend.ReduceOp) constructor
@@ -258,15 +255,11 @@ func TestProdHasNoGradient(t *testing.T) {
 	x := newArr(3).node(g, "x", tensor.Float64)
 	y, err := AllReduce(stub{size: 2}, backend.Prod, x)
 	require.NoError(t, err)
-	if _, err := gradient(x, y, newArr(3).node(g, "dy", tensor.Float64)); !errors.Is(
-		err, ErrGradient) {
-		t.Errorf("SymDiff: %v", err)
-	}
+	require.Fails(t, "SymDiff", require.Err(gradient(x, y, newArr(3).node(g, "dy",
+		tensor.Float64))), ErrGradient)
 	_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(y)), x)
-	if err == nil || !strings.Contains(err.Error(), "AllReduce{prod} of x (3) f64: rank 0 of "+
-		"world: no gradient: a product over the ranks is not linear") {
-		t.Errorf("Grad: %v", err)
-	}
+	require.Fails(t, "Grad", err, "AllReduce{prod} of x (3) f64: rank 0 of "+
+		"world: no gradient: a product over the ranks is not linear")
 }
 
 // composed is a network around an operation: the rank's loss is the sum of
@@ -366,9 +359,7 @@ func checkDifferences(t *testing.T, g *team, op constructor) {
 		c, err := newComposed(comm, op, gaussian(rng, 2, 3), gaussian(rng, 3, 4),
 			func(shape []int) arr { return gaussian(rng, shape...) })
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		defer c.vm.Close()
 		total := func() (float64, error) {
 			c.vm.Reset()
@@ -512,15 +503,12 @@ func TestExtremumGradientHasGradient(t *testing.T) {
 			graph := gorgonia.NewGraph()
 			x, dy := xs[r].node(graph, "x", tensor.Float64), newArr(3).node(graph, "dy",
 				tensor.Float64)
-			loss, err := chain(x,
-				func(x *gorgonia.Node) (*gorgonia.Node, error) {
-					return AllReduce(comm, backend.Max, x)
-				},
-				func(y *gorgonia.Node) (*gorgonia.Node, error) { return gradient(x, y, dy) },
+			loss, err := chain(x, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+				return AllReduce(comm, backend.Max, x)
+			}, func(y *gorgonia.Node) (*gorgonia.Node, error) { return gradient(x, y, dy) },
 				func(dx *gorgonia.Node) (*gorgonia.Node, error) {
 					return gorgonia.HadamardProd(dx, ws[r].node(graph, "w", tensor.Float64))
-				},
-				func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sum(y) })
+				}, func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sum(y) })
 			var m gorgonia.VM
 			if err == nil && lisp {
 				m = gorgonia.NewLispMachine(graph)
@@ -529,9 +517,7 @@ func TestExtremumGradientHasGradient(t *testing.T) {
 				m = gorgonia.NewTapeMachine(graph)
 			}
 			build.Unlock()
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			defer m.Close()
 			if err := m.RunAll(); err != nil {
 				return Cause(err)

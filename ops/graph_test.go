@@ -46,9 +46,7 @@ func checkSharing(t *testing.T, g *team) {
 		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
 			r := comm.Rank()
 			x, y, err := g.runOnce(comm, build, s.xs[r].value(tensor.Float64), s.op)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			if got := valueArr(x); !got.equal(s.xs[r]) {
 				return fmt.Errorf("the operand is now %v", got)
 			}
@@ -58,9 +56,7 @@ func checkSharing(t *testing.T, g *team) {
 				}
 				return nil
 			}
-			if err := y.(*tensor.Dense).Memset(99.0); err != nil {
-				return err
-			}
+			testranks.NoError(y.(*tensor.Dense).Memset(99.0))
 			if got := valueArr(x); !got.equal(s.xs[r]) {
 				return fmt.Errorf("changing the result has changed the operand to %v", got)
 			}
@@ -177,9 +173,7 @@ func checkStrided(t *testing.T, g *team, d *tensor.Dense) {
 			// Machines write the engine of values: each rank has its own tensor header.
 			mine := d.ShallowClone()
 			_, y, err := g.runOnce(comm, build, mine, c.op)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			if got := valueArr(y); !got.equal(c.ys[comm.Rank()]) {
 				return fmt.Errorf("%v, want %v", got, c.ys[comm.Rank()])
 			}
@@ -256,9 +250,7 @@ func checkTransposed(t *testing.T, g *team) {
 		}
 		m := gorgonia.NewTapeMachine(graph)
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		defer m.Close()
 		if err := m.RunAll(); err != nil {
 			return Cause(err)
@@ -551,9 +543,7 @@ func TestNothingGrowsOnHost(t *testing.T) {
 		c, err := newComposed(comm, newAllToAll(1, 0), gaussian(rng, 16, 8), gaussian(rng, 8, 32),
 			func(shape []int) arr { return gaussian(rng, shape...) })
 		build.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		defer c.vm.Close()
 		for i := range runs + 50 {
 			if i == 50 || i == runs+49 {
@@ -634,13 +624,9 @@ func TestValuesAreCheckedAtRunTime(t *testing.T) {
 	}
 	for _, c := range cases {
 		_, err := op.Do(c.v)
-		if !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%v, want %q", err, c.want)
-		}
+		require.Fails(t, "the call", err, c.is, c.want)
 	}
-	if _, err := op.Do(); !errors.Is(err, backend.ErrArgument) {
-		t.Error(err)
-	}
+	require.Fails(t, "the call", require.Err(op.Do()), backend.ErrArgument)
 }
 
 // deviceEngine says that its memory is not the host's.

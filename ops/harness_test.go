@@ -50,7 +50,7 @@ func (g *team) wrap(r int, c backend.Communicator) { g.comms[r], g.ranks[r].Comm
 // run runs f on every rank at once. A rank that fails ends the others.
 func (g *team) run(f func(comm backend.Communicator, build sync.Locker) error) error {
 	return testranks.All(len(g.comms), func(r int) error {
-		err := f(g.comms[r], &g.build)
+		err := testranks.Ended(func() error { return f(g.comms[r], &g.build) })
 		if err != nil {
 			g.comms[r].Abort(err)
 		}
@@ -77,9 +77,7 @@ func (g *team) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error)
 			}
 			return gorgonia.NewTapeMachine(graph), y, nil
 		}()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		defer m.Close()
 		if err := m.RunAll(); err != nil {
 			return Cause(err)
@@ -113,9 +111,7 @@ func (g *team) pullback(dt tensor.Dtype, xs, dys []arr, op constructor) (ys, dxs
 			}
 			return gorgonia.NewTapeMachine(graph), y, dx, nil
 		}()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		defer m.Close()
 		if err := m.RunAll(); err != nil {
 			return Cause(err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // machineGrads builds loss = sum(w * op(x*x)) and returns the gradient of x, by
@@ -94,9 +95,7 @@ func TestMachinesAgree(t *testing.T) {
 					var err error
 					got[i], err = machineGrads(comm, build, lisp, dt, s.xs[comm.Rank()],
 						func(shape []int) arr { return randomArr(w, dt, shape...) }, s.op)
-					if err != nil {
-						return err
-					}
+					testranks.NoError(err)
 				}
 				if !got[0].equal(got[1]) {
 					return fmt.Errorf("tape %v, lisp %v", got[0], got[1])
@@ -150,10 +149,7 @@ func TestLispMachineAddsUp(t *testing.T) {
 			if err := m.RunAll(); err != nil {
 				return Cause(err)
 			}
-			dx, err := x.Grad()
-			if err != nil {
-				return err
-			}
+			dx := testranks.Must(x.Grad())
 			for _, v := range valueArr(dx).data {
 				if v != P+1 { // P from Sum, 1 from Avg
 					return fmt.Errorf("shape %v: gradient %v, want %d", shape, v, P+1)
@@ -172,7 +168,6 @@ func TestProdFailsInLispMachine(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, gorgonia.UnsafeLet(y, newArr(3).value(tensor.Float64)))
 	op := y.Op().(*collectiveOp)
-	if _, err := op.pullback(x.Value(), y.Value(), y.Value()); !errors.Is(err, ErrGradient) {
-		t.Error(err)
-	}
+	require.Fails(t, "the call", require.Err(op.pullback(x.Value(), y.Value(), y.Value())),
+		ErrGradient)
 }

@@ -149,24 +149,16 @@ func TestSequenceParallelEqualsOneRank(t *testing.T) {
 			in, na, nb := x.node(g, "x", tensor.Float64), a.node(g, "a", tensor.Float64),
 				b.node(g, "b", tensor.Float64)
 			nmix := mix.node(g, "mix", tensor.Float64)
-			loss, err := chain(in,
-				func(x *gorgonia.Node) (*gorgonia.Node, error) {
-					return SplitForwardGatherBackward(comm, 0, Down(comm), x, split...)
-				},
-				times(na), gorgonia.Tanh,
-				func(q *gorgonia.Node) (*gorgonia.Node, error) {
-					return AllToAll(comm, 1, 0, q, there...)
-				},
-				func(q *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Mul(nmix, q) },
-				gorgonia.Tanh,
-				func(o *gorgonia.Node) (*gorgonia.Node, error) {
+			loss, err := chain(in, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+				return SplitForwardGatherBackward(comm, 0, Down(comm), x, split...)
+			}, times(na), gorgonia.Tanh, func(q *gorgonia.Node) (*gorgonia.Node, error) {
+				return AllToAll(comm, 1, 0, q, there...)
+			}, func(q *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Mul(nmix, q) },
+				gorgonia.Tanh, func(o *gorgonia.Node) (*gorgonia.Node, error) {
 					return AllToAll(comm, 0, 1, o, back...)
-				},
-				times(nb), gorgonia.Tanh,
-				func(y *gorgonia.Node) (*gorgonia.Node, error) {
+				}, times(nb), gorgonia.Tanh, func(y *gorgonia.Node) (*gorgonia.Node, error) {
 					return GatherForwardSplitBackward(comm, 0, Up(comm), y, split...)
-				},
-				weightedSquares(w.node(g, "w", tensor.Float64)))
+				}, weightedSquares(w.node(g, "w", tensor.Float64)))
 			return loss, gorgonia.Nodes{in, na, nb}, err
 		}
 		whole, err := ranks(t, 1).grads(net)

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // thinned makes the group's communicators sparse.
@@ -120,9 +121,7 @@ func TestSparseNodesShareNoResidual(t *testing.T) {
 		a, errA := SparseAllReduce(comm, backend.Sum, in)
 		b, errB := SparseAllReduce(comm, backend.Sum, in)
 		build.Unlock()
-		if err := errors.Join(errA, errB); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(errA, errB))
 		if a == b || a.Op().Hashcode() == b.Op().Hashcode() {
 			return fmt.Errorf("one node for both: %v", a.Op())
 		}
@@ -208,9 +207,8 @@ func TestSparseArguments(t *testing.T) {
 	require.NoError(t, err)
 	dx, err := gradient(x, y, newArr(3).node(g, "dy", tensor.Float64))
 	require.NoError(t, err)
-	if _, err := dx.Op().(gorgonia.SDOp).SymDiff(nil, nil, nil); !errors.Is(err, ErrGradient) {
-		t.Errorf("the gradient's gradient: %v", err)
-	}
+	require.Fails(t, "the gradient's gradient", require.Err(dx.Op().(gorgonia.SDOp).SymDiff(nil,
+		nil, nil)), ErrGradient)
 }
 
 // AllReduce over 16 bits is the compressed one: y and dx travel as such.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -14,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -48,11 +48,9 @@ func TestAccumulateRaced(t *testing.T) {
 
 func accumulates(t *testing.T, k testenv.Kind, P int, build func(testing.TB, tensor.Dtype) *model) {
 	t.Helper()
-	if err := testranks.Join(together(t, k, P, func(r ranked) error {
+	require.Report(t, testranks.Join(together(t, k, P, func(r ranked) error {
 		return r.accumulate(build)
-	})); err != nil {
-		t.Error(err)
-	}
+	})))
 }
 
 func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
@@ -64,17 +62,10 @@ func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
 		options = append(options, vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 60)))
 	}
 	m, err := vm.New(within.g, r.device, options...)
-	if err != nil {
-		return err
-	}
-	dp, err := autograd.New(r.Comm, apart.params, autograd.WithBuckets(1, 60))
-	if err != nil {
-		return err
-	}
+	testranks.NoError(err)
+	dp := testranks.Must(autograd.New(r.Comm, apart.params, autograd.WithBuckets(1, 60)))
 	machine, err := vm.New(apart.g, r.device)
-	if err != nil {
-		return err
-	}
+	testranks.NoError(err)
 	for range steps {
 		sums := make([][]float32, len(apart.params))
 		for i := range micro {
@@ -92,9 +83,7 @@ func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
 			copy(g, sums[p])
 		}
 		err = errors.Join(err, dp.Step(after))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 	}
 	err = errors.Join(m.Pull(within.params...), m.Close(), machine.Close(), dp.Close())
 	if got, want := within.weights(r.t), apart.weights(r.t); !slices.EqualFunc(got, want,
@@ -128,9 +117,7 @@ func TestAccumulateClippedRaced(t *testing.T) {
 				t.Errorf("%s: after run %d the norm is %v, want %v sqrt(30)", where, i, got, want)
 			}
 		}
-		if err := machine.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, machine.Close())
 	}
 }
 
@@ -141,10 +128,8 @@ func TestAccumulateRefusedRaced(t *testing.T) {
 		"0 micro-batches": {vm.WithSolver(&solver.SGD{Rate: 1}, m.params...), vm.Accumulate(0)},
 		"WithSolver":      {vm.Accumulate(2)},
 	} {
-		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		require.Fails(t, "the call", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
+			want)
 	}
 }
 

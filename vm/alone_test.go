@@ -67,17 +67,13 @@ func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
 	if progress != "after 3" || loaded != saved {
 		t.Errorf("progress is %q, the hash %s, when it was saved %s", progress, loaded, saved)
 	}
-	if err := dp.Save(dir, machine.Solver(), nil); !errors.Is(err, backend.ErrClosed) {
-		t.Errorf("Save after Close: %v", err)
-	}
+	require.Fails(t, "Save after Close", dp.Save(dir, machine.Solver(), nil), backend.ErrClosed)
 }
 
 // TestSaveBetweenMicroBatchesIsRefused: also by a machine without other ranks.
 func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 	m := mlp(t, tensor.Float64)
-	machine, err := vm.New(m.g, nil, vm.Accumulate(2), vm.WithSolver(&solver.SGD{Rate: 1},
-		m.params...))
-	require.NoError(t, err)
+	machine := machine(t, m.g, vm.Accumulate(2), vm.WithSolver(&solver.SGD{Rate: 1}, m.params...))
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	for run := range 4 {
 		err := errors.Join(machine.RunAll(), machine.DataParallel().Save(dir, machine.Solver(),

@@ -139,8 +139,8 @@ func BenchmarkAttentionOnGPU(b *testing.B) {
 		}
 	}
 	a.heads(backend.F32, 16, 16, 512, 64)
-	for name, build := range map[string]func(q, k, v *gorgonia.Node) (*gorgonia.Node, error){
-		"attention": func(q, k, v *gorgonia.Node) (*gorgonia.Node, error) {
+	for name, build := range map[string]func(q, k, v node) (node, error){
+		"attention": func(q, k, v node) (node, error) {
 			return nn.Attention(q, k, v, nn.AttentionOptions{})
 		},
 		"composition": composedAttention,
@@ -150,14 +150,14 @@ func BenchmarkAttentionOnGPU(b *testing.B) {
 			for _, x := range []string{"q", "k", "v"} {
 				m.params = append(m.params, m.variable(x, tensor.Float32, 16, 16, 512, 64))
 			}
-			m.grad(b, must(gorgonia.Sum(must(build(m.params[0], m.params[1], m.params[2])))))
+			m.grad(b, sum(must(build(m.params[0], m.params[1], m.params[2]))))
 			benchmarkStep(b, m, d)
 		})
 	}
 }
 
 // composedAttention is full attention by products and a softmax.
-func composedAttention(q, k, v *gorgonia.Node) (*gorgonia.Node, error) {
+func composedAttention(q, k, v node) (node, error) {
 	s, err := nn.BatchedMatMul(false, true, q, k)
 	if err == nil {
 		s, err = gorgonia.Mul(s, gorgonia.NewConstant(float32(0.125)))

@@ -9,7 +9,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -21,19 +20,18 @@ func selfAttention(t testing.TB) *model {
 	const width = heads * size
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", tensor.Float32, batch*n, width)
-	linear := func(x *gorgonia.Node, name string) *gorgonia.Node {
+	linear := func(x node, name string) node {
 		w := m.variable(name, tensor.Float32, width, width)
 		m.params = append(m.params, w)
-		return must(gorgonia.Mul(x, w))
+		return mul(x, w)
 	}
-	head := func(name string) *gorgonia.Node {
-		y := must(gorgonia.Reshape(linear(x, name), tensor.Shape{batch, n, heads, size}))
-		return must(gorgonia.Transpose(y, 0, 2, 1, 3))
+	head := func(name string) node {
+		y := reshape(linear(x, name), tensor.Shape{batch, n, heads, size})
+		return transpose(y, 0, 2, 1, 3)
 	}
 	y := must(nn.Attention(head("q"), head("k"), head("v"), nn.AttentionOptions{Causal: true}))
-	y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)),
-		tensor.Shape{batch * n, width}))
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(linear(y, "o"))))))
+	y = reshape(transpose(y, 0, 2, 1, 3), tensor.Shape{batch * n, width})
+	m.grad(t, mean(square(linear(y, "o"))))
 	return m
 }
 
@@ -46,9 +44,7 @@ func attentionOfBF16(t *testing.T, devices map[string]func(testing.TB) backend.D
 	run(t, machine(t, wide.g))
 	for where, device := range devices {
 		m := selfAttention(t)
-		half, err := vm.New(m.g, device(t), vm.WithPrecision(vm.BF16))
-		require.NoError(t, err)
-		defer half.Close()
+		half := machineOn(t, device(t), m.g, vm.WithPrecision(vm.BF16))
 		run(t, half)
 		if text := half.Plan().String(); strings.Contains(text, "loop copy") ||
 			!strings.Contains(text, "attention-grad causal of @") {

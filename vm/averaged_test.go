@@ -2,9 +2,9 @@ package vm_test
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -65,9 +66,8 @@ func averagedOn(t *testing.T, on ranked) {
 			}
 			err = m.Averaged(func() error {
 				for i, err := range inside() {
-					if !errors.Is(err, backend.ErrArgument) {
-						t.Errorf("call %d inside Averaged: %v", i, err)
-					}
+					require.Fails(t, fmt.Sprintf("call %d inside Averaged", i), err,
+						backend.ErrArgument)
 				}
 				return nil
 			})
@@ -76,8 +76,7 @@ func averagedOn(t *testing.T, on ranked) {
 			}
 			file := filepath.Join(t.TempDir(), "weights.safetensors")
 			err = m.Averaged(func() error {
-				return errors.Join(autograd.SaveWeights(file, gorgonia.Nodes{weights}),
-					eval.RunAll())
+				return errors.Join(autograd.SaveWeights(file, nodes{weights}), eval.RunAll())
 			})
 			if err != nil {
 				t.Error(err)
@@ -85,23 +84,16 @@ func averagedOn(t *testing.T, on ranked) {
 			m.Averaged(func() error { w.Data().([]float64)[1]++; return nil })
 			err = m.Averaged(func() error {
 				w.Data().([]float64)[1] = 7
-				return autograd.SaveWeights(file, gorgonia.Nodes{weights})
+				return autograd.SaveWeights(file, nodes{weights})
 			})
-			if !errors.Is(err, backend.ErrArgument) {
-				t.Errorf("a change inside Averaged is undone: %v", err)
-			}
+			require.Fails(t, "a change inside Averaged is undone", err, backend.ErrArgument)
 			err = m.Averaged(func() error {
-				return errors.Join(eval.RunAll(),
-					autograd.LoadWeights(file, gorgonia.Nodes{weights}))
+				return errors.Join(eval.RunAll(), autograd.LoadWeights(file, nodes{weights}))
 			})
-			if !errors.Is(err, backend.ErrArgument) ||
-				!strings.Contains(err.Error(), "w was changed") {
-				t.Errorf("LoadWeights inside Averaged is undone: %v", err)
-			}
+			require.Fails(t, "LoadWeights inside Averaged is undone", err, backend.ErrArgument,
+				"w was changed")
 			broken := errors.New("broken")
-			if err := m.Averaged(func() error { return broken }); !errors.Is(err, broken) {
-				t.Errorf("the error of f is %v", err)
-			}
+			require.Fails(t, "the call", m.Averaged(func() error { return broken }), broken)
 		}
 		if err := m.Pull(weights); err != nil {
 			t.Error(err)

@@ -29,13 +29,13 @@ func layers(batch int, sizes ...int) func(testing.TB, tensor.Dtype) *model {
 			w, b := m.variable(fmt.Sprint("w", i), dt, sizes[i], size),
 				m.variable(fmt.Sprint("b", i), dt, 1, size)
 			m.params = append(m.params, w, b)
-			h = must(gorgonia.BroadcastAdd(must(gorgonia.Mul(h, w)), b, nil, []byte{0}))
+			h = must(gorgonia.BroadcastAdd(mul(h, w), b, nil, []byte{0}))
 			if i+2 < len(sizes) {
-				h = must(gorgonia.Rectify(h))
+				h = relu(h)
 			}
 		}
-		hit := must(gorgonia.HadamardProd(must(gorgonia.LogSoftMax(h, 1)), y))
-		m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.Sum(hit, 1)))))))
+		hit := times(must(gorgonia.LogSoftMax(h, 1)), y)
+		m.grad(t, neg(mean(sum(hit, 1))))
 		return m
 	}
 }
@@ -49,20 +49,19 @@ func stockConvnet(batch int) func(testing.TB, tensor.Dtype) *model {
 		for _, shape := range [][]int{{32, 1, 3, 3}, {64, 32, 3, 3}, {128, 64, 3, 3}} {
 			h = must(gorgonia.Conv2d(h, m.learnable(dt, shape...), tensor.Shape{3, 3}, []int{1, 1},
 				[]int{1, 1}, []int{1, 1}))
-			h = must(gorgonia.MaxPool2D(must(gorgonia.Rectify(h)), tensor.Shape{2, 2}, []int{0, 0},
-				[]int{2, 2}))
+			h = must(gorgonia.MaxPool2D(relu(h), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
 		}
-		h = must(gorgonia.Reshape(h, tensor.Shape{batch, 128 * 3 * 3}))
-		h = must(gorgonia.Rectify(must(gorgonia.Mul(h, m.learnable(dt, 128*3*3, 625)))))
-		logits := must(gorgonia.Mul(h, m.learnable(dt, 625, 10)))
-		hit := must(gorgonia.HadamardProd(must(gorgonia.LogSoftMax(logits, 1)), y))
-		m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.Sum(hit, 1)))))))
+		h = reshape(h, tensor.Shape{batch, 128 * 3 * 3})
+		h = relu(mul(h, m.learnable(dt, 128*3*3, 625)))
+		logits := mul(h, m.learnable(dt, 625, 10))
+		hit := times(must(gorgonia.LogSoftMax(logits, 1)), y)
+		m.grad(t, neg(mean(sum(hit, 1))))
 		return m
 	}
 }
 
 // learnable adds a learnable with random numbers, small enough that no activation overflows.
-func (m *model) learnable(dt tensor.Dtype, shape ...int) *gorgonia.Node {
+func (m *model) learnable(dt tensor.Dtype, shape ...int) node {
 	w := gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...),
 		gorgonia.WithName(fmt.Sprint("w", len(m.params))), gorgonia.WithInit(gorgonia.GlorotN(1)))
 	m.params = append(m.params, w)
@@ -128,9 +127,7 @@ func benchmarkTrain(b *testing.B, build func(testing.TB, tensor.Dtype) *model,
 	})
 	b.Run("after", func(b *testing.B) {
 		m, adam := build(b, tensor.Float32), &solver.Adam{Rate: 1e-4}
-		ours, err := vm.New(m.g, device)
-		require.NoError(b, err)
-		defer ours.Close()
+		ours := machineOn(b, device, m.g)
 		for b.Loop() {
 			run(b, ours)
 			require.NoError(b, adam.Step(gorgonia.NodesToValueGrads(m.params)))
@@ -139,9 +136,7 @@ func benchmarkTrain(b *testing.B, build func(testing.TB, tensor.Dtype) *model,
 }
 
 func benchmarkStep(b *testing.B, m *model, device backend.Device, options ...vm.Option) {
-	ours, err := vm.New(m.g, device, options...)
-	require.NoError(b, err)
-	defer ours.Close()
+	ours := machineOn(b, device, m.g, options...)
 	run(b, ours)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -173,9 +168,7 @@ func BenchmarkTree(b *testing.B) {
 							machines[i], err = vm.New(m.g, nil,
 								vm.WithSolver(&solver.Adam{Rate: 1e-4}, m.params...),
 								vm.WithDataParallel(r.Comm), how)
-							if err != nil {
-								return err
-							}
+							testranks.NoError(err)
 							defer machines[i].Close()
 						}
 						for round := range 1 + b.N { // one to warm up
@@ -183,9 +176,7 @@ func BenchmarkTree(b *testing.B) {
 								i := (turn + round) % len(machines)
 								began := time.Now()
 								for range steps * micro / P {
-									if err := machines[i].RunAll(); err != nil {
-										return err
-									}
+									testranks.NoError(machines[i].RunAll())
 								}
 								if r.Comm.Rank() == 0 && round > 0 {
 									times[round-1][i] = float64(time.Since(began).Nanoseconds()) /

@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -48,9 +49,7 @@ func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float
 	m, adam := r.build(mlp), &solver.Adam{Rate: 0.05}
 	machine, err := vm.New(m.g, r.device, vm.WithSolver(adam, m.params...),
 		vm.WithDataParallel(r.Comm), option)
-	if err != nil {
-		return nil, err
-	}
+	testranks.NoError(err)
 	dp := machine.DataParallel()
 	err = dp.Save(dir, adam, nil)
 	for i := range 12 {
@@ -97,10 +96,8 @@ func TestCloseInTheMiddleOfAStepIsAnErrorRaced(t *testing.T) {
 		for range 3 {
 			run(t, machine)
 		}
-		if err := machine.Close(); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), "with 1 of 2 micro-batches accumulated") {
-			t.Errorf("%s: %v", where, err)
-		}
+		require.Fails(t, where, machine.Close(), backend.ErrArgument,
+			"with 1 of 2 micro-batches accumulated")
 		if err := machine.Close(); err != nil {
 			t.Errorf("%s: again: %v", where, err)
 		}

@@ -22,25 +22,25 @@ func TestDoHasTheBitsOfAPlan(t *testing.T) {
 	all := slices.Clone(ours)
 	for _, shape := range [][]int{{67, 768}, {65, 9000}, {3, 40, 1500}} {
 		n := shape[len(shape)-1]
-		type builds = func(x ...*gorgonia.Node) (*gorgonia.Node, error)
+		type builds = func(x ...node) (node, error)
 		add := func(name string, build builds, shapes ...[]int) {
 			test := ours[0]
 			test.name, test.build = fmt.Sprint(name, " ", shape), build
 			test.shapes = append([][]int{shape}, shapes...)
 			all = append(all, test)
 		}
-		add("softmax", func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		add("softmax", func(x ...node) (node, error) {
 			return nn.SoftMax(-1, x[0])
 		})
-		add("softmax of columns", func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		add("softmax of columns", func(x ...node) (node, error) {
 			return nn.LogSoftMax(0, x[0])
 		})
 		add("gelu", chain(nn.GELU))
-		add("layer norm", func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		add("layer norm", func(x ...node) (node, error) {
 			return nn.LayerNorm(1e-5, x[0], x[1], x[2])
 		}, []int{n}, []int{n})
-		add("cross-entropy", func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-			rows := must(gorgonia.Reshape(x[0], tensor.Shape{x[0].Shape().TotalSize() / n, n}))
+		add("cross-entropy", func(x ...node) (node, error) {
+			rows := reshape(x[0], tensor.Shape{x[0].Shape().TotalSize() / n, n})
 			list := make([]int, rows.Shape()[0])
 			for i := range list {
 				list[i] = i * 7919 % n
@@ -57,7 +57,7 @@ func TestDoHasTheBitsOfAPlan(t *testing.T) {
 				}
 				y := must(test.build(m.params...))
 				if !y.IsScalar() {
-					y = must(gorgonia.Sum(must(gorgonia.Square(y))))
+					y = sum(square(y))
 				}
 				m.grad(t, y)
 				doHasTheBits(t, m.g)
@@ -75,9 +75,7 @@ func doHasTheBits(t *testing.T, g *gorgonia.ExprGraph) {
 			nodes = append(nodes, n)
 		}
 	}
-	m, err := vm.New(g, nil, vm.Keep(nodes...))
-	require.NoError(t, err)
-	defer m.Close()
+	m := machine(t, g, vm.Keep(nodes...))
 	for range 2 {
 		run(t, m)
 		for _, n := range nodes {

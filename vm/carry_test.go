@@ -20,7 +20,7 @@ import (
 // cached is a cache of rows, and what a run reads of it: sum = the sum of the cache with one more.
 type cached struct {
 	g                     *gorgonia.ExprGraph
-	cache, at, rows, next *gorgonia.Node
+	cache, at, rows, next node
 	sum                   gorgonia.Value
 }
 
@@ -32,13 +32,13 @@ func newCached(t testing.TB, memory *tensor.Dense, rows int) *cached {
 	c.rows = gorgonia.NewMatrix(c.g, tensor.Float32, gorgonia.WithShape(rows, width),
 		gorgonia.WithName("rows"))
 	c.next = must(nn.IndexCopy(0, c.cache, c.at, c.rows))
-	gorgonia.Read(must(gorgonia.Sum(must(gorgonia.Square(c.next)))), &c.sum)
+	gorgonia.Read(sum(square(c.next)), &c.sum)
 	return c
 }
 
 func (c *cached) put(t testing.TB, at []int, rows []float32) {
 	t.Helper()
-	let := func(n *gorgonia.Node, data any) {
+	let := func(n node, data any) {
 		require.NoError(t, gorgonia.Let(n, tensor.New(tensor.WithShape(n.Shape()...),
 			tensor.WithBacking(data))))
 	}
@@ -59,8 +59,7 @@ func cacheIsWrittenInPlace(t *testing.T, d backend.Device) {
 	many, one := newCached(t, memory, 2), newCached(t, memory, 1)
 	var machines [2]*vm.Machine
 	for i, c := range []*cached{many, one} {
-		m, err := vm.New(c.g, d, vm.Eval(), vm.WithState(c.cache, c.next))
-		require.NoError(t, err)
+		m := machineOn(t, d, c.g, vm.Eval(), vm.WithState(c.cache, c.next))
 		if machines[i] = m; strings.Contains(m.Plan().String(), "copy") ||
 			strings.Contains(m.Plan().String(), "assign") {
 			t.Errorf("the cache is copied:\n%v", m.Plan())
@@ -82,9 +81,7 @@ func cacheIsWrittenInPlace(t *testing.T, d backend.Device) {
 		t.Errorf("the cache is %v, want %v", memory, want)
 	}
 	for _, m := range machines {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, m.Close())
 	}
 }
 
@@ -100,12 +97,11 @@ func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
 			a := gorgonia.NodeFromAny(g, begin(1, 2), gorgonia.WithName("a"))
 			b := gorgonia.NodeFromAny(g, begin(10, 20), gorgonia.WithName("b"))
 			fixed := gorgonia.NodeFromAny(g, begin(5, 5), gorgonia.WithName("fixed"))
-			sum := must(gorgonia.Add(must(gorgonia.Add(a, b)), fixed))
+			sum := add(add(a, b), fixed)
 			var old gorgonia.Value
-			gorgonia.Read(must(gorgonia.Neg(a)), &old)
-			m, err := vm.New(g, d, vm.WithState(a, b), vm.WithState(b, sum), vm.Keep(sum),
+			gorgonia.Read(neg(a), &old)
+			m := machineOn(t, d, g, vm.WithState(a, b), vm.WithState(b, sum), vm.Keep(sum),
 				vm.WithFrozen(fixed))
-			require.NoError(t, err)
 			x, y := 1.0, 10.0
 			for i := range 6 {
 				if i == 4 {
@@ -142,13 +138,12 @@ func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
 			}
 			w := gorgonia.NodeFromAny(g, begin(1, 2), gorgonia.WithName("w"))
 			fixed := gorgonia.NodeFromAny(g, begin(3, 4), gorgonia.WithName("fixed"))
-			cost := must(gorgonia.Sum(must(gorgonia.HadamardProd(w, fixed))))
+			cost := sum(times(w, fixed))
 			if _, err := gorgonia.Grad(cost, w); err != nil {
 				t.Fatal(err)
 			}
-			m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 1}, w), vm.Keep(cost),
+			m := machineOn(t, d, g, vm.WithSolver(&solver.SGD{Rate: 1}, w), vm.Keep(cost),
 				vm.WithFrozen(fixed))
-			require.NoError(t, err)
 			run(t, m) // 1*3 + 2*4; w is then -2, -2
 			fixed.Value().Data().([]float64)[0] = 100
 			run(t, m)
@@ -168,9 +163,7 @@ func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
 			if got := cost.Value().Data().(float64); got != want {
 				t.Errorf("with another tensor a run gives %v, want %v", got, want)
 			}
-			if err := m.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, m.Close())
 			if got := fixed.Value().Data().([]float64)[0]; got != 1 {
 				t.Errorf("the variable is %v at the end", got)
 			}
@@ -187,14 +180,13 @@ func TestFrozenVariablesOfCheckpointsAreLoaded(t *testing.T) {
 		}
 		w := gorgonia.NodeFromAny(g, begin(1, 2), gorgonia.WithName("w"))
 		frozen := gorgonia.NodeFromAny(g, begin(3, 4), gorgonia.WithName("frozen"))
-		cost := must(gorgonia.Sum(must(gorgonia.HadamardProd(w, frozen))))
+		cost := sum(times(w, frozen))
 		if _, err := gorgonia.Grad(cost, w); err != nil {
 			t.Fatal(err)
 		}
 		sgd, dir := &solver.SGD{Rate: 1}, t.TempDir()
-		m, err := vm.New(g, d, vm.WithSolver(sgd, w), vm.WithFrozen(frozen), vm.Keep(cost),
+		m := machineOn(t, d, g, vm.WithSolver(sgd, w), vm.WithFrozen(frozen), vm.Keep(cost),
 			vm.WithDataParallel(autograd.Solo(), autograd.WithFrozen(frozen)))
-		require.NoError(t, err)
 		run(t, m) // w is then -2, -2
 		require.NoError(t, m.DataParallel().Save(dir, sgd, nil))
 		require.NoError(t, gorgonia.Let(frozen, begin(100, 100)))
@@ -204,15 +196,13 @@ func TestFrozenVariablesOfCheckpointsAreLoaded(t *testing.T) {
 		if got := cost.Value().Data().(float64); got != -14 {
 			t.Errorf("%s: %v, want -2 x 3 - 2 x 4", name, got)
 		}
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, m.Close())
 	}
 }
 
 func TestStatesThatCannotBeAreRefused(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
-	y, sum := must(gorgonia.Neg(w)), must(gorgonia.Sum(w))
+	y, sum := neg(w), must(gorgonia.Sum(w))
 	with := vm.WithState
 	option := vm.WithSolver(&solver.SGD{Rate: 0.5}, w)
 	for name, test := range map[string]struct {
@@ -228,9 +218,7 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 		"frozen, learnt":  {[]vm.Option{vm.WithFrozen(w), option}, backend.ErrArgument},
 	} {
 		m, err := vm.New(g, nil, test.options...)
-		if !errors.Is(err, test.want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, test.want)
 		if err == nil {
 			_ = m.Close()
 		}
@@ -241,13 +229,12 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 // the host writes counts.
 func TestIntegersOfAStateAreOnTheHostAfterEachRun(t *testing.T) {
 	g := gorgonia.NewGraph()
-	one := func(name string) *gorgonia.Node {
+	one := func(name string) node {
 		return gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(1),
 			tensor.WithBacking([]int{1})), gorgonia.WithName(name))
 	}
 	count := one("count")
-	m, err := vm.New(g, fake(t), vm.WithState(count, must(gorgonia.Add(count, one("one")))))
-	require.NoError(t, err)
+	m := machineOn(t, fake(t), g, vm.WithState(count, add(count, one("one"))))
 	has := count.Value().Data().([]int)
 	for want := 2; want < 5; want++ {
 		if run(t, m); has[0] != want {
@@ -265,12 +252,12 @@ func TestIntegersOfAStateAreOnTheHostAfterEachRun(t *testing.T) {
 // until it is pulled.
 func TestWhatAnotherMachineHasTrainedIsNotReadAsData(t *testing.T) {
 	shared := tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 2}))
-	trains := func(d backend.Device, other string, learnable int) (*vm.Machine, gorgonia.Nodes) {
+	trains := func(d backend.Device, other string, learnable int) (*vm.Machine, nodes) {
 		g := gorgonia.NewGraph()
-		all := gorgonia.Nodes{gorgonia.NodeFromAny(g, shared, gorgonia.WithName("shared")),
+		all := nodes{gorgonia.NodeFromAny(g, shared, gorgonia.WithName("shared")),
 			gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
 				tensor.WithBacking([]float64{3, 4})), gorgonia.WithName(other))}
-		cost := must(gorgonia.Sum(must(gorgonia.HadamardProd(all[0], all[1]))))
+		cost := sum(times(all[0], all[1]))
 		if _, err := gorgonia.Grad(cost, all[learnable]); err != nil {
 			t.Fatal(err)
 		}
@@ -281,10 +268,7 @@ func TestWhatAnotherMachineHasTrainedIsNotReadAsData(t *testing.T) {
 	first, params := trains(fake(t), "x", 0)
 	second, _ := trains(nil, "w", 1)
 	run(t, first)
-	if err := second.RunAll(); !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), "shared") {
-		t.Errorf("old values are read: %v", err)
-	}
+	require.Fails(t, "old values are read", second.RunAll(), backend.ErrArgument, "shared")
 	require.NoError(t, first.Pull(params[0]))
 	run(t, second)
 	require.NoError(t, errors.Join(first.Close(), second.Close()))

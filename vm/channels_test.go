@@ -24,31 +24,30 @@ func (lastly) ChannelsLast() bool { return true }
 // groups between its convolutions.
 func residual(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
-	learnable := func(name string, shape ...int) *gorgonia.Node {
+	learnable := func(name string, shape ...int) node {
 		w := m.variable(name, dt, shape...)
 		m.params = append(m.params, w)
 		return w
 	}
-	conv := func(name string, o nn.ConvOptions, h *gorgonia.Node, w ...int) *gorgonia.Node {
+	conv := func(name string, o nn.ConvOptions, h node, w ...int) node {
 		return must(nn.Conv2D(o, h, learnable(name, w...), nil))
 	}
-	norm := func(name string, h *gorgonia.Node) *gorgonia.Node {
+	norm := func(name string, h node) node {
 		n := h.Shape()[1]
 		y, _, _, _, err := gorgonia.BatchNorm(h, learnable("gain "+name, 1, n, 1, 1),
 			learnable("bias "+name, 1, n, 1, 1), 0.25, 1e-3)
 		return must(y, err)
 	}
 	same, half := nn.ConvOptions{Pad: []int{1, 1}}, nn.ConvOptions{Stride: []int{2, 2}}
-	h := must(gorgonia.Rectify(norm("0", conv("w0", same, m.variable("x", dt, 4, 3, 8, 8), 8, 3, 3,
-		3))))
+	h := relu(norm("0", conv("w0", same, m.variable("x", dt, 4, 3, 8, 8), 8, 3, 3, 3)))
 	skip := h
-	h = must(gorgonia.Rectify(norm("1", conv("w1", same, h, 8, 8, 3, 3))))
-	h = must(gorgonia.Rectify(must(gorgonia.Add(norm("2", conv("w2", same, h, 8, 8, 3, 3)), skip))))
+	h = relu(norm("1", conv("w1", same, h, 8, 8, 3, 3)))
+	h = relu(add(norm("2", conv("w2", same, h, 8, 8, 3, 3)), skip))
 	h = must(nn.MaxPool2D([2]int{2, 2}, [2]int{}, [2]int{2, 2}, h))
 	h = must(nn.Concat(1, conv("w3", half, h, 6, 8, 1, 1), conv("w4", half, h, 6, 8, 1, 1)))
 	h = conv("w5", nn.ConvOptions{Groups: 2}, h, 4, 6, 1, 1)
-	h = must(gorgonia.Reshape(must(nn.GlobalAvgPool2D(h)), tensor.Shape{4, 4}))
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(h)))))
+	h = reshape(must(nn.GlobalAvgPool2D(h)), tensor.Shape{4, 4})
+	m.grad(t, mean(square(h)))
 	return m
 }
 
@@ -78,8 +77,7 @@ func convolutionsWithChannelsLast(t *testing.T, d backend.Device, tf32 float64) 
 func TestPlanWithChannelsLast(t *testing.T) {
 	for _, p := range []vm.Precision{vm.F32, vm.TF32, vm.BF16} {
 		m := residual(t, tensor.Float32)
-		machine, err := vm.New(m.g, lastly{fake(t)}, vm.WithPrecision(p))
-		require.NoError(t, err)
+		machine := machineOn(t, lastly{fake(t)}, m.g, vm.WithPrecision(p))
 		text := machine.Plan().String()
 		want := 14 // all passes of w0 to w4, but of w0 the gradient of x
 		if p == vm.F32 {
@@ -98,8 +96,6 @@ func TestPlanWithChannelsLast(t *testing.T) {
 			t.Errorf("%v: loops over images that are transposed: %v, want %s: x, and the pool and "+
 				"its gradient, in\n%s", p, across, want, text)
 		}
-		if err := machine.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, machine.Close())
 	}
 }

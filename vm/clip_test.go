@@ -33,9 +33,9 @@ func clipNorm(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 		sum := m.variable("x", dt, 3)
 		for i := range 30 {
 			m.params = append(m.params, m.variable(fmt.Sprint("w", i), dt, 3))
-			sum = must(gorgonia.Add(must(gorgonia.Square(m.params[i])), sum))
+			sum = add(square(m.params[i]), sum)
 		}
-		m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(sum)))))
+		m.grad(t, mean(square(sum)))
 		return m
 	}
 	for where, device := range devices {
@@ -44,9 +44,7 @@ func clipNorm(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 				t.Run(fmt.Sprint(where, " ", name, " ", limit), func(t *testing.T) {
 					apart, within := build(t, tensor.Float64), build(t, tensor.Float64)
 					d := device(t)
-					a, err := vm.New(apart.g, d)
-					require.NoError(t, err)
-					defer a.Close()
+					a := machineOn(t, d, apart.g)
 					b := solving(t, within, d, &solver.SGD{Rate: 1}, vm.ClipNorm(limit))
 					defer b.Close()
 					for range 4 {
@@ -110,40 +108,33 @@ func TestClipNormRefused(t *testing.T) {
 			vm.ClipNorm(math.NaN())},
 		"WithSolver": {vm.ClipNorm(1)},
 	} {
-		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		require.Fails(t, "the call", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
+			want)
 	}
 }
 
 // TestClipNormOfAllRanks: the norm covers the gradients of all ranks, and all stay alike.
 func TestClipNormOfAllRanks(t *testing.T) {
-	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
-		func(t *testing.T, k testenv.Kind) {
-			const P = 3
-			norms := make([]float64, P)
-			err := testranks.Join(together(t, k, P, func(r ranked) error {
-				m := r.build(mlp)
-				machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.Adam{Rate: 0.1},
-					m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)),
-					vm.ClipNorm(1e-3))
-				if err != nil {
-					return err
-				}
-				for range 4 {
-					if err := machine.RunAll(); err != nil {
-						return err
-					}
-				}
-				norms[r.Comm.Rank()] = machine.Norm()
-				return errors.Join(machine.Pull(m.params...), machine.DataParallel().Check(),
-					machine.Close())
-			}))
-			if err != nil || norms[0] == 0 || norms[1] != norms[0] || norms[2] != norms[0] {
-				t.Errorf("the norms are %v: %v", norms, err)
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T,
+		k testenv.Kind) {
+		const P = 3
+		norms := make([]float64, P)
+		err := testranks.Join(together(t, k, P, func(r ranked) error {
+			m := r.build(mlp)
+			machine := testranks.Must(vm.New(m.g, r.device, vm.WithSolver(&solver.Adam{Rate: 0.1},
+				m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)),
+				vm.ClipNorm(1e-3)))
+			for range 4 {
+				testranks.NoError(machine.RunAll())
 			}
-		})
+			norms[r.Comm.Rank()] = machine.Norm()
+			return errors.Join(machine.Pull(m.params...), machine.DataParallel().Check(),
+				machine.Close())
+		}))
+		if err != nil || norms[0] == 0 || norms[1] != norms[0] || norms[2] != norms[0] {
+			t.Errorf("the norms are %v: %v", norms, err)
+		}
+	})
 }
 
 // TestClipNormOfParts: ranks with parts of w, and all of v, clip by one norm, in which w counts
@@ -154,10 +145,7 @@ func TestClipNormOfParts(t *testing.T) {
 			const P = 3
 			onRanks(t, k, P, func(r ranked) error {
 				rank := r.Comm.Rank()
-				data, err := r.Comm.Split(rank, 0)
-				if err != nil {
-					return err
-				}
+				data := testranks.Must(r.Comm.Split(rank, 0))
 				r.lock.Lock()
 				v := vector(1, 2)
 				m := product(t, v, vector(3, 4+float32(rank)))
@@ -165,17 +153,12 @@ func TestClipNormOfParts(t *testing.T) {
 				machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 1},
 					m.params...), vm.ClipNorm(1),
 					vm.WithDataParallel(data, autograd.WithParts(r.Comm, map[string]int{"w": 0})))
-				if err != nil {
-					return err
-				}
-				if err := errors.Join(machine.RunAll(), machine.Pull(m.params...)); err != nil {
-					return err
-				}
+				testranks.NoError(err)
+				testranks.NoError(errors.Join(machine.RunAll(), machine.Pull(m.params...)))
 				norm := math.Sqrt(3*3 + 4*4 + P*(1+2*2))
 				if machine.Norm() != norm || math.Abs(m.weights(t)[1][0]-(3-1/norm)) > 1e-6 {
 					t.Errorf("rank %d: the norm is %v, want %v; w is %v", rank, machine.Norm(),
-						norm,
-						m.weights(t)[1])
+						norm, m.weights(t)[1])
 				}
 				before := m.weights(t)
 				if rank == 1 {
@@ -187,9 +170,7 @@ func TestClipNormOfParts(t *testing.T) {
 					!strings.Contains(err.Error(), "the step is left out") {
 					return fmt.Errorf("with a gradient that is not finite: %w", err)
 				}
-				if err := machine.Pull(m.params...); err != nil {
-					return err
-				}
+				testranks.NoError(machine.Pull(m.params...))
 				for i, w := range m.weights(t) {
 					if !slices.Equal(w, before[i]) {
 						t.Errorf("rank %d: %s is %v, before %v", rank, m.params[i].Name(), w,

@@ -135,16 +135,14 @@ func nanWins(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	}
 }
 
-type reduction = func(x *gorgonia.Node, along ...int) (*gorgonia.Node, error)
+type reduction = func(x node, along ...int) (node, error)
 
 func oneNaN(t *testing.T, d backend.Device, reduce reduction, dt tensor.Dtype, shape, axes []int) {
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", dt, shape...)
 	var y gorgonia.Value
 	gorgonia.Read(must(reduce(x, axes...)), &y)
-	v, err := vm.New(m.g, d)
-	require.NoError(t, err)
-	defer v.Close()
+	v := machineOn(t, d, m.g)
 	n := shape[0] * shape[1]
 	for _, at := range []int{0, n / 2, n - 1} {
 		value := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
@@ -183,13 +181,12 @@ func oneNaN(t *testing.T, d backend.Device, reduce reduction, dt tensor.Dtype, s
 func TestNormsThatOverflowAreNaN(t *testing.T) {
 	for where, device := range devices {
 		d := device(t)
-		for name, build := range map[string]func(x, gain, bias *gorgonia.Node) (*gorgonia.Node,
-			error){
-			"batch": func(x, gain, bias *gorgonia.Node) (*gorgonia.Node, error) {
+		for name, build := range map[string]func(x, gain, bias node) (node, error){
+			"batch": func(x, gain, bias node) (node, error) {
 				y, _, _, _, err := gorgonia.BatchNorm(x, gain, bias, 0.1, 1e-5)
 				return y, err
 			},
-			"group": func(x, gain, bias *gorgonia.Node) (*gorgonia.Node, error) {
+			"group": func(x, gain, bias node) (node, error) {
 				return gorgonia.GroupNorm(x, gain, bias, 2, 2, 1e-5)
 			},
 		} {
@@ -200,19 +197,16 @@ func TestNormsThatOverflowAreNaN(t *testing.T) {
 			for i := range x.Value().Data().([]float32) {
 				x.Value().Data().([]float32)[i] = float32(i) * 1e30
 			}
-			m.params = gorgonia.Nodes{x}
-			m.grad(t, must(gorgonia.Sum(must(build(x, gain, bias)))))
-			v, err := vm.New(m.g, d)
-			require.NoError(t, err)
+			m.params = nodes{x}
+			m.grad(t, sum(must(build(x, gain, bias))))
+			v := machineOn(t, d, m.g)
 			for range 3 {
 				if run(t, v); !math.IsNaN(float64(m.loss.Data().(float32))) {
 					t.Errorf("%s: the loss of a %s norm of 1e30 is %v, want NaN", where, name,
 						m.loss)
 				}
 			}
-			if err := v.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, v.Close())
 		}
 	}
 }

@@ -2,8 +2,8 @@ package vm_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -17,54 +17,51 @@ import (
 )
 
 // costs are losses of a linear layer's outputs and weights, by their last operation.
-var costs = map[string]func(d, w, label *gorgonia.Node) *gorgonia.Node{
-	"mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.Mean(must(gorgonia.Square(d))))
+var costs = map[string]func(d, w, label node) node{
+	"mean": func(d, _, _ node) node {
+		return mean(square(d))
 	},
-	"sum": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.Sum(must(gorgonia.Square(d))))
+	"sum": func(d, _, _ node) node {
+		return sum(square(d))
 	},
-	"minus a mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.Square(d))))))
+	"minus a mean": func(d, _, _ node) node {
+		return neg(mean(square(d)))
 	},
-	"root of a mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.Sqrt(must(gorgonia.Mean(must(gorgonia.Square(d))))))
+	"root of a mean": func(d, _, _ node) node {
+		return must(gorgonia.Sqrt(mean(square(d))))
 	},
-	"mean of absolutes": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.Mean(must(gorgonia.Abs(d))))
+	"mean of absolutes": func(d, _, _ node) node {
+		return mean(must(gorgonia.Abs(d)))
 	},
-	"quotient": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.HadamardDiv(must(gorgonia.Sum(must(gorgonia.Square(d)))),
-			gorgonia.NewConstant(4.0)))
+	"quotient": func(d, _, _ node) node {
+		return must(gorgonia.HadamardDiv(sum(square(d)), gorgonia.NewConstant(4.0)))
 	},
-	"mean and a penalty": func(d, w, _ *gorgonia.Node) *gorgonia.Node {
-		penalty := must(gorgonia.Mul(gorgonia.NewConstant(0.5),
-			must(gorgonia.Sum(must(gorgonia.Square(w))))))
-		return must(gorgonia.Add(must(gorgonia.Mean(must(gorgonia.Square(d)))), penalty))
+	"mean and a penalty": func(d, w, _ node) node {
+		penalty := mul(gorgonia.NewConstant(0.5), sum(square(w)))
+		return add(mean(square(d)), penalty)
 	},
-	"exponential of a mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
-		small := must(gorgonia.Mul(must(gorgonia.Mean(d)), gorgonia.NewConstant(0.125)))
+	"exponential of a mean": func(d, _, _ node) node {
+		small := mul(mean(d), gorgonia.NewConstant(0.125))
 		return must(gorgonia.Exp(small))
 	},
-	"half a cross-entropy": func(d, _, label *gorgonia.Node) *gorgonia.Node {
+	"half a cross-entropy": func(d, _, label node) node {
 		return must(gorgonia.HadamardDiv(must(nn.CrossEntropy(nn.NoLabel, d, label)),
 			gorgonia.NewConstant(2.0)))
 	},
 }
 
 // layer returns a graph with one of the costs.
-func layer(t *testing.T, cost func(d, w, label *gorgonia.Node) *gorgonia.Node) (
-	g *gorgonia.ExprGraph, w, loss *gorgonia.Node) {
+func layer(t *testing.T, cost func(d, w, label node) node) (g *gorgonia.ExprGraph, w, loss node) {
 	t.Helper()
 	g = gorgonia.NewGraph()
-	given := func(name string, shape tensor.Shape, backing any) *gorgonia.Node {
+	given := func(name string, shape tensor.Shape, backing any) node {
 		v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 		return gorgonia.NodeFromAny(g, v, gorgonia.WithName(name))
 	}
 	x := given("x", tensor.Shape{3, 2}, []float64{1, 2, 3, 4, 5, 6})
 	w = given("w", tensor.Shape{2, 2}, []float64{1, -2, 3, 4})
 	label := given("label", tensor.Shape{3}, []int{0, 1, 0})
-	loss = cost(must(gorgonia.Mul(x, w)), w, label)
+	loss = cost(mul(x, w), w, label)
 	if _, err := gorgonia.Grad(loss, w); err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +69,7 @@ func layer(t *testing.T, cost func(d, w, label *gorgonia.Node) *gorgonia.Node) (
 }
 
 // double doubles the weights, as a step does.
-func double(w *gorgonia.Node) {
+func double(w node) {
 	for i, x := range w.Value().Data().([]float64) {
 		w.Value().Data().([]float64)[i] = 2 * x
 	}
@@ -129,15 +126,12 @@ func TestAStepLeftInAfterWithSolverIsAnErrorThatSaysSo(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
 	for _, by := range []solver.Solver{&solver.SGD{Rate: 0.5},
 		&solver.Momentum{Rate: 0.5}, &solver.Adam{Rate: 0.5}, &solver.AdamW{Rate: 0.5}} {
-		m, err := vm.New(g, nil, vm.WithSolver(by, w))
-		require.NoError(t, err)
+		m := machine(t, g, vm.WithSolver(by, w))
 		for range 3 {
 			run(t, m)
-			err := by.Step(gorgonia.NodesToValueGrads(gorgonia.Nodes{w}))
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "(w)") ||
-				!strings.Contains(err.Error(), "WithSolver") {
-				t.Errorf("a Step of %T after the machine's own: %v", by, err)
-			}
+			err := by.Step(gorgonia.NodesToValueGrads(nodes{w}))
+			require.Fails(t, fmt.Sprintf("a Step of %T after the machine's own", by), err,
+				backend.ErrArgument, "(w)", "WithSolver")
 		}
 		require.NoError(t, errors.Join(m.Close(), by.Close()))
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
-	"github.com/euryale-ml/euryale/vm"
 )
 
 // crossEntropyPlan is the plan of a loss and its gradient, of rows of logits.
@@ -25,9 +24,7 @@ func crossEntropyPlan(t *testing.T, rows, classes int) string {
 	if _, err := gorgonia.Grad(loss, logits); err != nil {
 		t.Fatal(err)
 	}
-	m, err := vm.New(g, nil)
-	require.NoError(t, err)
-	defer m.Close()
+	m := machine(t, g)
 	return m.Plan().String()
 }
 

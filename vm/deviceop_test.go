@@ -27,67 +27,64 @@ import (
 
 // collectives are graphs with every kind of collective and their gradients: of pieces that lie
 // apart or one after the other, of even and uneven lengths, of transposed operands, and of extrema.
-var collectives = map[string]func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
-	error){
-	"AllToAll": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+var collectives = map[string]func(comm backend.Communicator, x node) (node, error){
+	"AllToAll": func(comm backend.Communicator, x node) (node, error) {
 		return ops.AllToAll(comm, 1, 0, x)
 	},
-	"AllToAllUneven": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"AllToAllUneven": func(comm backend.Communicator, x node) (node, error) {
 		P := comm.Size()
 		return ops.AllToAll(comm, 0, 1, x, ops.AllToAllSplits(backend.Even(x.Shape()[0], P),
 			slices.Repeat([]int{x.Shape()[1]}, P)))
 	},
-	"AllReduceOfTransposed": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
-		error) {
-		return ops.AllReduce(comm, backend.Sum, must(gorgonia.Transpose(x, 1, 0)))
+	"AllReduceOfTransposed": func(comm backend.Communicator, x node) (node, error) {
+		return ops.AllReduce(comm, backend.Sum, transpose(x, 1, 0))
 	},
-	"AllReduceMax": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"AllReduceMax": func(comm backend.Communicator, x node) (node, error) {
 		return ops.AllReduce(comm, backend.Max, x)
 	},
-	"AllGather": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"AllGather": func(comm backend.Communicator, x node) (node, error) {
 		return ops.AllGather(comm, 1, x)
 	},
-	"ReduceScatter": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"ReduceScatter": func(comm backend.Communicator, x node) (node, error) {
 		return ops.ReduceScatter(comm, backend.Sum, 1, x)
 	},
-	"Reduce": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"Reduce": func(comm backend.Communicator, x node) (node, error) {
 		return ops.Reduce(comm, backend.Sum, comm.Size()-1, x)
 	},
-	"Broadcast": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"Broadcast": func(comm backend.Communicator, x node) (node, error) {
 		return ops.Broadcast(comm, comm.Size()-1, x)
 	},
-	"SplitAndGather": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"SplitAndGather": func(comm backend.Communicator, x node) (node, error) {
 		lengths := ops.Splits(backend.Even(x.Shape()[0], comm.Size())...)
 		part, err := ops.SplitForwardGatherBackward(comm, 0, ops.Down(comm), x, lengths)
 		if err != nil {
 			return nil, err
 		}
-		return ops.GatherForwardSplitBackward(comm, 0, ops.Up(comm), must(gorgonia.Square(part)),
-			lengths)
+		return ops.GatherForwardSplitBackward(comm, 0, ops.Up(comm), square(part), lengths)
 	},
-	"BesideAProduct": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"BesideAProduct": func(comm backend.Communicator, x node) (node, error) {
 		y, err := ops.CopyToParallel(comm, x)
 		if err != nil {
 			return nil, err
 		}
-		return gorgonia.Mul(y, must(gorgonia.Transpose(x, 1, 0)))
+		return gorgonia.Mul(y, transpose(x, 1, 0))
 	},
-	"OfScalars": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-		return ops.AllReduce(comm, backend.Avg, must(gorgonia.Sum(x)))
+	"OfScalars": func(comm backend.Communicator, x node) (node, error) {
+		return ops.AllReduce(comm, backend.Avg, sum(x))
 	},
 }
 
 // collectiveModel has a loss that depends on y and so on the other ranks' variables, which are
 // small integers.
 func (r ranked) collectiveModel(collective func(backend.Communicator,
-	*gorgonia.Node) (*gorgonia.Node, error)) (*model, *gorgonia.Node) {
-	var x *gorgonia.Node
+	node) (node, error)) (*model, node) {
+	var x node
 	m := r.build(func(t testing.TB, dt tensor.Dtype) *model {
 		m := &model{g: gorgonia.NewGraph()}
 		x = m.variable("x", dt, 5, 6*r.Comm.Size())
-		m.params = gorgonia.Nodes{x}
-		y := must(collective(r.Comm, must(gorgonia.HadamardProd(x, x))))
-		m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(y)))))
+		m.params = nodes{x}
+		y := must(collective(r.Comm, times(x, x)))
+		m.grad(t, sum(square(y)))
 		return m
 	})
 	r.feedIntegers(x, 0)
@@ -95,7 +92,7 @@ func (r ranked) collectiveModel(collective func(backend.Communicator,
 }
 
 // feedIntegers gives x the integers of a run.
-func (r ranked) feedIntegers(x *gorgonia.Node, run int) {
+func (r ranked) feedIntegers(x node, run int) {
 	data := x.Value().Data().([]float32)
 	for i := range data {
 		data[i] = float32((i*7+3*r.Comm.Rank()+run)%5 - 2)
@@ -128,11 +125,10 @@ func TestSparseAllReduceRunsOnTheDevice(t *testing.T) {
 				if r.Comm, err = sparse.New(r.Comm, how); err != nil {
 					return err
 				}
-				return errors.Join(
-					r.runsOnDevice(func(comm backend.Communicator, x *gorgonia.Node) (
-						*gorgonia.Node, error) {
-						return ops.SparseAllReduce(comm, backend.Sum, x)
-					}, 1), r.Comm.Close())
+				return errors.Join(r.runsOnDevice(func(comm backend.Communicator, x node) (node,
+					error) {
+					return ops.SparseAllReduce(comm, backend.Sum, x)
+				}, 1), r.Comm.Close())
 			}))
 			if err != nil {
 				t.Errorf("%v: %v", how, err)
@@ -143,16 +139,13 @@ func TestSparseAllReduceRunsOnTheDevice(t *testing.T) {
 
 // runsOnDevice compares runs on the device with those of a machine on the host. From one run on
 // they take no memory.
-func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node,
+func (r ranked) runsOnDevice(collective func(backend.Communicator, node) (node,
 	error), settled int) error {
 	const runs = 4
 	var results [2][][]float64
 	for i, device := range []backend.Device{nil, r.device} {
 		model, x := r.collectiveModel(collective)
-		m, err := vm.New(model.g, device)
-		if err != nil {
-			return err
-		}
+		m := testranks.Must(vm.New(model.g, device))
 		if text := m.Plan().String(); strings.Contains(text, "host_ops=0") != (device != nil) {
 			return errors.Join(fmt.Errorf("on %v: %s", device, text), m.Close())
 		}
@@ -177,9 +170,7 @@ func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Nod
 			results[i] = append(results[i], slices.Clone(floats(r.t, dx)),
 				slices.Clone(floats(r.t, model.loss)))
 		}
-		if err := m.Close(); err != nil {
-			return err
-		}
+		testranks.NoError(m.Close())
 	}
 	if !slices.EqualFunc(results[0], results[1], slices.Equal) {
 		return fmt.Errorf("on the device %v, on the host %v", results[1], results[0])
@@ -192,29 +183,29 @@ func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Nod
 // sum of y*y.
 func TestLocalPartsAreViews(t *testing.T) {
 	for name, c := range map[string]struct {
-		apply    func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error)
+		apply    func(comm backend.Communicator, x node) (node, error)
 		gradient float32 // by x
 		hostOps  int
 	}{
 		"copy":   {ops.CopyToParallel, 4, 1},
 		"reduce": {ops.ReduceFromParallel, 4, 1},
-		"split": {func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		"split": {func(comm backend.Communicator, x node) (node, error) {
 			return ops.SplitForwardGatherBackward(comm, 0, ops.Unscaled, x, ops.Splits(2, 4))
 		}, 2, 1},
-		"gather": {func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		"gather": {func(comm backend.Communicator, x node) (node, error) {
 			return ops.GatherForwardSplitBackward(comm, 0, ops.Unscaled, x)
 		}, 2, 1},
-		"scaled": {func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		"scaled": {func(comm backend.Communicator, x node) (node, error) {
 			return ops.GatherForwardSplitBackward(comm, 0, ops.Up(comm), x)
 		}, 4, 2},
 	} {
 		err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
-			var x *gorgonia.Node
+			var x node
 			m := r.build(func(t testing.TB, dt tensor.Dtype) *model {
 				m := &model{g: gorgonia.NewGraph()}
 				x = m.variable("x", dt, 6)
-				m.params = gorgonia.Nodes{x}
-				m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(must(c.apply(r.Comm, x)))))))
+				m.params = nodes{x}
+				m.grad(t, sum(square(must(c.apply(r.Comm, x)))))
 				return m
 			})
 			data := x.Value().Data().([]float32)
@@ -222,18 +213,14 @@ func TestLocalPartsAreViews(t *testing.T) {
 				data[i] = float32(i - 2)
 			}
 			machine, err := vm.New(m.g, nil)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			err = machine.RunAll()
 			if want, text := fmt.Sprintf("host_ops=%d", c.hostOps),
 				machine.Plan().String(); !strings.Contains(text, want) {
 				err = errors.Join(err, fmt.Errorf("no %s in %s", want, text))
 			}
 			dx, failed := x.Grad()
-			if err = errors.Join(err, failed, machine.Close()); err != nil {
-				return err
-			}
+			testranks.NoError(errors.Join(err, failed, machine.Close()))
 			for i, v := range data {
 				if got := dx.Data().([]float32)[i]; got != c.gradient*v {
 					err = errors.Join(err, fmt.Errorf("gradient %d is %v, want %v", i, got,
@@ -267,19 +254,14 @@ func TestDeviceOpsBesideExchanges(t *testing.T) {
 			var weights [2][][]float64
 			for i, device := range []backend.Device{nil, r.device} {
 				model, x := r.collectiveModel(collectives["AllToAll"])
-				m, err := vm.New(model.g, device, vm.WithSolver(&solver.SGD{Rate: 1. / 1024}, x),
-					vm.WithDataParallel(r.Comm))
-				if err != nil {
-					return err
-				}
+				m := testranks.Must(vm.New(model.g, device, vm.WithSolver(&solver.SGD{Rate: 1. /
+					1024}, x), vm.WithDataParallel(r.Comm)))
 				for range 4 {
 					if err := m.RunAll(); err != nil {
 						return errors.Join(err, m.Close())
 					}
 				}
-				if err := m.Close(); err != nil {
-					return err
-				}
+				testranks.NoError(m.Close())
 				weights[i] = model.weights(r.t)
 			}
 			if !slices.EqualFunc(weights[0], weights[1], slices.Equal) {
@@ -297,9 +279,7 @@ func TestCollectivesBesideProducts(t *testing.T) {
 		require.NoError(t, testranks.Join(together(t, k, 2, func(r ranked) error {
 			model, _ := r.collectiveModel(collectives["BesideAProduct"])
 			m, err := vm.New(model.g, r.device)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			if text := m.Plan().String(); !strings.Contains(text, "until step") {
 				err = fmt.Errorf("no collective runs beside others in\n%s", text)
 			}
@@ -321,10 +301,7 @@ func lostRankEndsDeviceOp(t *testing.T, k testenv.Kind, name string) {
 	const runs = 3 // step by step, recorded, and launched
 	errs := together(t, k, 2, func(r ranked) error {
 		model, _ := r.collectiveModel(collectives[name])
-		m, err := vm.New(model.g, r.device)
-		if err != nil {
-			return err
-		}
+		m := testranks.Must(vm.New(model.g, r.device))
 		for range runs {
 			if err := m.RunAll(); err != nil {
 				return errors.Join(err, m.Close())
@@ -336,9 +313,7 @@ func lostRankEndsDeviceOp(t *testing.T, k testenv.Kind, name string) {
 		}
 		return errors.Join(m.RunAll(), m.Close())
 	})
-	if err := errs[0]; err == nil || !strings.Contains(err.Error(), "rank 1 has had enough") {
-		t.Errorf("%s: rank 0: %v", name, err)
-	}
+	require.Fails(t, fmt.Sprintf("%s: rank 0", name), errs[0], "rank 1 has had enough")
 	if errs[1] != nil {
 		t.Errorf("%s: rank 1: %v", name, errs[1])
 	}
@@ -384,19 +359,16 @@ func TestDeviceOp(t *testing.T) {
 			for _, device := range []backend.Device{nil, r.device} {
 				m := &model{g: gorgonia.NewGraph()}
 				x := m.variable("x", tensor.Float32, 3, 4)
-				y := must(gorgonia.ApplyOp(halved{}, must(gorgonia.Transpose(x, 1, 0))))
+				y := must(gorgonia.ApplyOp(halved{}, transpose(x, 1, 0)))
 				machine, err := vm.New(m.g, device)
-				if err != nil {
-					return err
-				}
+				testranks.NoError(err)
 				for range 3 {
 					if err := machine.RunAll(); err != nil {
 						return errors.Join(err, machine.Close())
 					}
 				}
-				if want := fmt.Sprintf("host_ops=%d",
-					map[bool]int{true: 1}[device == nil]); !strings.Contains(
-					machine.Plan().String(), want) {
+				if want := fmt.Sprintf("host_ops=%d", map[bool]int{true: 1}[device ==
+					nil]); !strings.Contains(machine.Plan().String(), want) {
 					err = fmt.Errorf("no %s in %v", want, machine.Plan())
 				}
 				in, out := floats(r.t, x.Value()), floats(r.t, y.Value())
@@ -405,9 +377,7 @@ func TestDeviceOp(t *testing.T) {
 						err = fmt.Errorf("element %d is %v, want %v", i, out[i], want)
 					}
 				}
-				if err := errors.Join(err, machine.Close()); err != nil {
-					return err
-				}
+				testranks.NoError(errors.Join(err, machine.Close()))
 			}
 			return nil
 		})))

@@ -37,7 +37,7 @@ func drop(t *testing.T, n int, device backend.Device) {
 }
 
 // cubed is a graph whose values take 256 KiB.
-func cubed(t *testing.T) (*gorgonia.ExprGraph, *gorgonia.Node) {
+func cubed(t *testing.T) (*gorgonia.ExprGraph, node) {
 	t.Helper()
 	g := gorgonia.NewGraph()
 	x := gorgonia.NewMatrix(g, gorgonia.Float64, gorgonia.WithShape(128, 128),

@@ -42,38 +42,34 @@ func lengthsOfZero(t *testing.T, kinds ...testenv.Kind) {
 
 // emptied are graphs by the lengths of ranks: of x [n, 2], of which every rank has its rows of 1,
 // 2, 3, ..., to all of these on every rank.
-var emptied = map[string]func(comm backend.Communicator, lens []int, x *gorgonia.Node) (
-	parts gorgonia.Nodes, all *gorgonia.Node){
-	"AllGather": func(comm backend.Communicator, lens []int, x *gorgonia.Node) (gorgonia.Nodes,
-		*gorgonia.Node) {
+var emptied = map[string]func(comm backend.Communicator, lens []int, x node) (
+	parts nodes, all node){
+	"AllGather": func(comm backend.Communicator, lens []int, x node) (nodes, node) {
 		return nil, must(ops.AllGather(comm, 0, x, ops.Splits(lens...)))
 	},
-	"AllGather, ReduceScatter": func(comm backend.Communicator, lens []int, x *gorgonia.Node) (
-		gorgonia.Nodes, *gorgonia.Node) {
+	"AllGather, ReduceScatter": func(comm backend.Communicator, lens []int, x node) (nodes, node) {
 		all := must(ops.AllGather(comm, 0, x, ops.Splits(lens...)))
 		part := must(ops.ReduceScatter(comm, backend.Avg, 0, all, ops.Splits(lens...)))
-		return gorgonia.Nodes{part}, must(ops.AllGather(comm, 0, part, ops.Splits(lens...)))
+		return nodes{part}, must(ops.AllGather(comm, 0, part, ops.Splits(lens...)))
 	},
-	"AllReduce of rows": func(comm backend.Communicator, lens []int, x *gorgonia.Node) (
-		gorgonia.Nodes, *gorgonia.Node) {
+	"AllReduce of rows": func(comm backend.Communicator, lens []int, x node) (nodes, node) {
 		all := must(ops.AllGather(comm, 0, x, ops.Splits(lens...)))
 		part := must(ops.SplitForwardGatherBackward(comm, 0, 1, all, ops.Splits(lens...)))
-		return gorgonia.Nodes{part}, must(ops.GatherForwardSplitBackward(comm, 0, 1, part,
+		return nodes{part}, must(ops.GatherForwardSplitBackward(comm, 0, 1, part,
 			ops.Splits(lens...)))
 	},
-	"AllToAll": func(comm backend.Communicator, lens []int, x *gorgonia.Node) (gorgonia.Nodes,
-		*gorgonia.Node) {
+	"AllToAll": func(comm backend.Communicator, lens []int, x node) (nodes, node) {
 		columns := make([]int, comm.Size()) // all of both on the last rank
 		columns[comm.Size()-1] = 2
 		there := must(ops.AllToAll(comm, 1, 0, x, ops.AllToAllSplits(columns, lens)))
 		back := must(ops.AllToAll(comm, 0, 1, there, ops.AllToAllSplits(lens, columns)))
-		return gorgonia.Nodes{there, back}, must(ops.AllGather(comm, 0, back, ops.Splits(lens...)))
+		return nodes{there, back}, must(ops.AllGather(comm, 0, back, ops.Splits(lens...)))
 	},
 }
 
 // passEmpty runs such a graph.
-func (r ranked) passEmpty(lens []int, build func(backend.Communicator, []int, *gorgonia.Node) (
-	gorgonia.Nodes, *gorgonia.Node)) error {
+func (r ranked) passEmpty(lens []int, build func(backend.Communicator, []int, node) (
+	nodes, node)) error {
 	rank, rows, first := r.Comm.Rank(), 0, 0
 	for s, n := range lens {
 		if rows += n; s < rank {
@@ -91,14 +87,12 @@ func (r ranked) passEmpty(lens []int, build func(backend.Communicator, []int, *g
 	x := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(lens[rank], 2),
 		gorgonia.WithName("x"), gorgonia.WithValue(tensor.New(tensor.WithShape(lens[rank], 2),
 			tensor.WithBacking(slices.Concat(make([]float64, 0, 1), own)))))
-	m.params = gorgonia.Nodes{x}
+	m.params = nodes{x}
 	parts, all := build(r.Comm, lens, x)
-	m.grad(r.t, must(gorgonia.Sum(must(gorgonia.Square(all)))))
+	m.grad(r.t, sum(square(all)))
 	v, err := vm.New(m.g, r.device, vm.Keep(append(parts, all, x.Deriv())...))
 	r.lock.Unlock()
-	if err != nil {
-		return err
-	}
+	testranks.NoError(err)
 	for range 3 {
 		if err := v.RunAll(); err != nil {
 			return errors.Join(err, v.Close())

@@ -19,16 +19,15 @@ import (
 
 // graphOf is the loss sum(x w - y)^2 / 2 of a batch of rows, with parameters w that other graphs
 // have, too.
-func graphOf(rows int, w *tensor.Dense) (x, y, weights *gorgonia.Node, loss *gorgonia.Value) {
+func graphOf(rows int, w *tensor.Dense) (x, y, weights node, loss *gorgonia.Value) {
 	g := gorgonia.NewGraph()
 	x = gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(rows, 2), gorgonia.WithName("x"))
 	y = gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(rows), gorgonia.WithName("y"))
 	weights = gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"),
 		gorgonia.WithValue(w))
 	wrong := gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Mul(x, weights)), y))
-	cost := gorgonia.Must(
-		gorgonia.Mul(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Square(wrong)))),
-			gorgonia.NewConstant(0.5)))
+	cost := gorgonia.Must(gorgonia.Mul(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Square(
+		wrong)))), gorgonia.NewConstant(0.5)))
 	loss = new(gorgonia.Value)
 	gorgonia.Read(cost, loss)
 	if _, err := gorgonia.Grad(cost, weights); err != nil {

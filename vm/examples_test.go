@@ -19,49 +19,46 @@ func resnet(t testing.TB, dt tensor.Dtype) *model {
 	w0, w1, w1r := m.variable("w0", dt, 2, 1, 3, 3), m.variable("w1", dt, 3, 2, 3, 3),
 		m.variable("w1r", dt, 3, 12)
 	w3, w4 := m.variable("w3", dt, 12, 5), m.variable("w4", dt, 5, 3)
-	m.params = gorgonia.Nodes{w0, w1, w1r, w3, w4}
-	same := func(x, w *gorgonia.Node) *gorgonia.Node {
+	m.params = nodes{w0, w1, w1r, w3, w4}
+	same := func(x, w node) node {
 		return must(gorgonia.Conv2d(x, w, tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1},
 			[]int{1, 1}))
 	}
-	pooled := func(x *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.MaxPool2D(must(gorgonia.Rectify(x)), tensor.Shape{2, 2}, []int{0, 0},
-			[]int{2, 2}))
+	pooled := func(x node) node {
+		return must(gorgonia.MaxPool2D(relu(x), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
 	}
 	c1 := same(pooled(same(x, w0)), w1)
-	r1 := must(gorgonia.Mul(must(gorgonia.Reshape(pooled(c1), tensor.Shape{2, 3})), w1r))
-	s1 := must(gorgonia.Add(c1, must(gorgonia.Reshape(r1, c1.Shape()))))
-	fc := must(
-		gorgonia.Rectify(must(gorgonia.Mul(must(gorgonia.Reshape(s1, tensor.Shape{2, 12})), w3))))
-	out := must(gorgonia.SoftMax(must(gorgonia.Mul(fc, w4))))
-	m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.HadamardProd(out, y)))))))
+	r1 := mul(reshape(pooled(c1), tensor.Shape{2, 3}), w1r)
+	s1 := add(c1, reshape(r1, c1.Shape()))
+	fc := relu(mul(reshape(s1, tensor.Shape{2, 12}), w3))
+	out := must(gorgonia.SoftMax(mul(fc, w4)))
+	m.grad(t, neg(mean(times(out, y))))
 	return m
 }
 
 // gate is act(wx x + wh h + b), with weights of its own.
 func (m *model) gate(dt tensor.Dtype, name string, size, inputs int, act function) func(x,
-	h *gorgonia.Node) *gorgonia.Node {
+	h node) node {
 	wx, wh, b := m.variable("wx"+name, dt, size, inputs), m.variable("wh"+name, dt, size, size),
 		m.variable("b"+name, dt, size)
 	m.params = append(m.params, wx, wh, b)
-	return func(x, h *gorgonia.Node) *gorgonia.Node {
-		sum := must(gorgonia.Add(must(gorgonia.Mul(wx, x)), must(gorgonia.Mul(wh, h))))
-		return must(act(must(gorgonia.Add(sum, b))))
+	return func(x, h node) node {
+		sum := add(mul(wx, x), mul(wh, h))
+		return must(act(add(sum, b)))
 	}
 }
 
 // lstm is one layer of charRNN.
 func (m *model) lstm(dt tensor.Dtype, name string, size, inputs int) func(x, hidden,
-	cell *gorgonia.Node) (h, c *gorgonia.Node) {
+	cell node) (h, c node) {
 	input := m.gate(dt, "i"+name, size, inputs, gorgonia.Sigmoid)
 	forget := m.gate(dt, "f"+name, size, inputs, gorgonia.Sigmoid)
 	output := m.gate(dt, "o"+name, size, inputs, gorgonia.Sigmoid)
 	write := m.gate(dt, "c"+name, size, inputs, gorgonia.Tanh)
-	return func(x, hidden, cell *gorgonia.Node) (h, c *gorgonia.Node) {
-		retained := must(gorgonia.HadamardProd(forget(x, hidden), cell))
-		c = must(
-			gorgonia.Add(retained, must(gorgonia.HadamardProd(input(x, hidden), write(x, hidden)))))
-		return must(gorgonia.HadamardProd(output(x, hidden), must(gorgonia.Tanh(c)))), c
+	return func(x, hidden, cell node) (h, c node) {
+		retained := times(forget(x, hidden), cell)
+		c = add(retained, times(input(x, hidden), write(x, hidden)))
+		return times(output(x, hidden), tanh(c)), c
 	}
 }
 
@@ -71,15 +68,15 @@ func charRNN(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	embedding, decoder, bias := m.variable("embedding", dt, vocabulary, embedded),
 		m.variable("whd", dt, vocabulary, size), m.variable("bias", dt, vocabulary)
-	m.params = gorgonia.Nodes{embedding, decoder, bias}
-	layers := []func(x, hidden, cell *gorgonia.Node) (h, c *gorgonia.Node){
+	m.params = nodes{embedding, decoder, bias}
+	layers := []func(x, hidden, cell node) (h, c node){
 		m.lstm(dt, "0", size, embedded), m.lstm(dt, "1", size, size)}
-	var hidden, cell [2]*gorgonia.Node
+	var hidden, cell [2]node
 	for i := range layers {
 		hidden[i], cell[i] = m.variable(fmt.Sprint("hidden", i), dt, size),
 			m.variable(fmt.Sprint("cell", i), dt, size)
 	}
-	var cost, perplexity *gorgonia.Node
+	var cost, perplexity node
 	sentence := []int{0, 3, 2, 3, 5}
 	for i, char := range sentence[:len(sentence)-1] {
 		x := must(gorgonia.Slice(embedding, gorgonia.S(char)))
@@ -87,16 +84,15 @@ func charRNN(t testing.TB, dt tensor.Dtype) *model {
 			hidden[l], cell[l] = layer(x, hidden[l], cell[l])
 			x = hidden[l]
 		}
-		probabilities := must(
-			gorgonia.SoftMax(must(gorgonia.Add(must(gorgonia.Mul(decoder, x)), bias))))
-		loss := must(gorgonia.Slice(must(gorgonia.Neg(must(gorgonia.Log(probabilities)))),
+		probabilities := must(gorgonia.SoftMax(add(mul(decoder, x), bias)))
+		loss := must(gorgonia.Slice(neg(must(gorgonia.Log(probabilities))),
 			gorgonia.S(sentence[i+1])))
-		log2 := must(gorgonia.Slice(must(gorgonia.Neg(must(gorgonia.Log2(probabilities)))),
+		log2 := must(gorgonia.Slice(neg(must(gorgonia.Log2(probabilities))),
 			gorgonia.S(sentence[i+1])))
 		if cost == nil {
 			cost, perplexity = loss, log2
 		} else {
-			cost, perplexity = must(gorgonia.Add(cost, loss)), must(gorgonia.Add(perplexity, log2))
+			cost, perplexity = add(cost, loss), add(perplexity, log2)
 		}
 	}
 	var read gorgonia.Value
@@ -106,27 +102,21 @@ func charRNN(t testing.TB, dt tensor.Dtype) *model {
 }
 
 // dense is sigmoid(x w + b), with a bias for each sample, as stacked_autoencoder has it.
-func (m *model) dense(dt tensor.Dtype, name string, x *gorgonia.Node, size int) (w, b,
-	y *gorgonia.Node) {
+func (m *model) dense(dt tensor.Dtype, name string, x node, size int) (w, b, y node) {
 	w, b = m.variable("w"+name, dt, x.Shape()[1], size), m.variable("b"+name, dt, x.Shape()[0],
 		size)
 	m.params = append(m.params, w, b)
-	return w, b, must(gorgonia.Sigmoid(must(gorgonia.Add(must(gorgonia.Mul(x, w)), b))))
+	return w, b, sigmoid(add(mul(x, w), b))
 }
 
 // reconstruction is the loss of a denoising autoencoder of x with tied weights.
-func (m *model) reconstruction(dt tensor.Dtype, name string, x, w,
-	b *gorgonia.Node) *gorgonia.Node {
+func (m *model) reconstruction(dt tensor.Dtype, name string, x, w, b node) node {
 	noise, back := m.variable("noise"+name, dt, x.Shape()...), m.variable("back"+name, dt,
 		x.Shape()...)
 	m.params = append(m.params, back)
-	hidden := must(
-		gorgonia.Sigmoid(
-			must(gorgonia.Add(must(gorgonia.Mul(must(gorgonia.HadamardProd(noise, x)), w)), b))))
-	again := must(
-		gorgonia.Sigmoid(must(gorgonia.Add(must(gorgonia.Mul(hidden, must(gorgonia.Transpose(w)))),
-			back))))
-	return must(gorgonia.Mean(must(gorgonia.BinaryXent(again, x))))
+	hidden := sigmoid(add(mul(times(noise, x), w), b))
+	again := sigmoid(add(mul(hidden, transpose(w)), back))
+	return mean(must(gorgonia.BinaryXent(again, x)))
 }
 
 // pretraining is the first part of stacked_autoencoder: autoencoders of two layers.
@@ -135,9 +125,7 @@ func pretraining(t testing.TB, dt tensor.Dtype) *model {
 	x := m.variable("x", dt, 4, 6)
 	w0, b0, h := m.dense(dt, "0", x, 5)
 	w1, b1, _ := m.dense(dt, "1", h, 3)
-	m.grad(
-		t, must(gorgonia.Add(m.reconstruction(dt, "0", x, w0, b0), m.reconstruction(dt, "1", h, w1,
-			b1))))
+	m.grad(t, add(m.reconstruction(dt, "0", x, w0, b0), m.reconstruction(dt, "1", h, w1, b1)))
 	return m
 }
 
@@ -147,9 +135,9 @@ func finetuning(t testing.TB, dt tensor.Dtype) *model {
 	_, _, h := m.dense(dt, "0", m.variable("x", dt, 4, 6), 5)
 	w, b := m.variable("w", dt, 5, 3), m.variable("b", dt, 4, 3)
 	m.params = append(m.params, w, b)
-	p := must(gorgonia.SoftMax(must(gorgonia.Add(must(gorgonia.Mul(h, w)), b))))
-	logs := must(gorgonia.Neg(must(gorgonia.Log(p))))
-	var losses gorgonia.Nodes
+	p := must(gorgonia.SoftMax(add(mul(h, w), b)))
+	logs := neg(must(gorgonia.Log(p)))
+	var losses nodes
 	for i, class := range []int{2, 0, 1, 2} {
 		losses = append(losses, must(gorgonia.Slice(logs, gorgonia.S(i), gorgonia.S(class))))
 	}
@@ -187,16 +175,15 @@ func TestStockExamples(t *testing.T) {
 func tinyYOLO(dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	layer := 0
-	convolution := func(x *gorgonia.Node, filters, kernel int) *gorgonia.Node {
+	convolution := func(x node, filters, kernel int) node {
 		layer++
 		w := m.variable(fmt.Sprint("w", layer), dt, filters, x.Shape()[1], kernel, kernel)
 		y := must(gorgonia.Conv2d(x, w, tensor.Shape{kernel, kernel}, []int{kernel / 2, kernel / 2},
 			[]int{1, 1}, []int{1, 1}))
-		return must(
-			gorgonia.LeakyRelu(
-				must(gorgonia.Add(y, m.variable(fmt.Sprint("b", layer), dt, y.Shape()...))), 0.1))
+		return must(gorgonia.LeakyRelu(add(y, m.variable(fmt.Sprint("b", layer), dt, y.Shape()...)),
+			0.1))
 	}
-	pool := func(x *gorgonia.Node) *gorgonia.Node {
+	pool := func(x node) node {
 		return must(gorgonia.MaxPool2D(x, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
 	}
 	early := convolution(m.variable("x", dt, 1, 3, 8, 8), 4, 3)

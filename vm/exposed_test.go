@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -81,21 +82,14 @@ func TestExposed(t *testing.T) {
 func (r ranked) exposes(delay time.Duration, hold func(q backend.Queue) error) (err error) {
 	const late = 1
 	m := r.build(mlp)
-	machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...),
-		vm.WithDataParallel(&slow{backend.Wrap(r.Comm), late, hold}, autograd.WithBuckets(1, 1)))
-	if err != nil {
-		return err
-	}
+	machine := testranks.Must(vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 0.1},
+		m.params...), vm.WithDataParallel(&slow{backend.Wrap(r.Comm), late, hold},
+		autograd.WithBuckets(1, 1))))
 	defer func() { err = errors.Join(err, machine.Close()) }()
 	var least []time.Duration // of each bucket: that of a run which the machine's load leaves alone
 	for range 4 {
-		if err := machine.RunAll(); err != nil {
-			return err
-		}
-		buckets, err := machine.Exposed()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(machine.RunAll())
+		buckets := testranks.Must(machine.Exposed())
 		bytes := 0
 		for i, b := range buckets {
 			if len(least) <= i {
@@ -143,22 +137,16 @@ func TestRanksExchangeInOneWay(t *testing.T) {
 			m := mlp(t, dt)
 			if me == 0 {
 				var seen gorgonia.Value
-				gorgonia.Read(must(gorgonia.Mul(m.variable("a", dt, 3, 4),
-					m.variable("b", dt, 4, 2))), &seen)
+				gorgonia.Read(mul(m.variable("a", dt, 3, 4), m.variable("b", dt, 4, 2)), &seen)
 			}
 			return m
 		})
 		comm := &hinted{Base: backend.Wrap(r.Comm)}
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 0.1},
-			m.params...), vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))
-		if err != nil {
-			return err
-		}
+		machine := testranks.Must(vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 0.1},
+			m.params...), vm.WithDataParallel(comm, autograd.WithBuckets(1, 1))))
 		defer func() { err = errors.Join(err, machine.Close()) }()
 		for range 3 {
-			if err := machine.RunAll(); err != nil {
-				return err
-			}
+			testranks.NoError(machine.RunAll())
 		}
 		buckets, err := machine.Exposed()
 		for _, b := range buckets {
@@ -182,19 +170,14 @@ func TestExposedGathers(t *testing.T) {
 	}
 	onRanks(t, testenv.Devices, 2, func(r ranked) error {
 		_, half, err := r.start(as, vm.WithShards(stages[2]), vm.WithPrecision(vm.BF16))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		inHalf, err := half.Exposed()
 		at := slices.IndexFunc(inHalf, func(b vm.BucketTime) bool { return b.Bytes == 1800 })
-		if at < 0 ||
-			!inHalf[at].Gather {
+		if at < 0 || !inHalf[at].Gather {
 			t.Errorf("no weights of 3600 bytes are gathered in BF16: %v", inHalf)
 		}
 		_, machine, err2 := r.start(as, vm.WithShards(stages[2]))
-		if err = errors.Join(err, half.Close(), err2); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(err, half.Close(), err2))
 		buckets, err := machine.Exposed()
 		forward, gathers, all, scattered := 0, 0, 0, map[int]int{}
 		for _, b := range buckets {

@@ -126,8 +126,8 @@ func drawLimits(next graphs.Next) plan.Limits {
 // gradedGraph is a graph with its gradients, if it has any.
 type gradedGraph struct {
 	*graphs.Built
-	learnables gorgonia.Nodes
-	variables  gorgonia.Nodes
+	learnables nodes
+	variables  nodes
 	place      graphs.Needs
 	loss       gorgonia.Value
 }
@@ -263,7 +263,7 @@ func (b bench) byDo(t trial, g *gradedGraph, want *expected) error {
 	if err := b.feed(t, g, 0); err != nil {
 		return err
 	}
-	values, err := func() (values map[*gorgonia.Node]gorgonia.Value, err error) {
+	values, err := func() (values map[node]gorgonia.Value, err error) {
 		defer func() {
 			if r := recover(); r != nil {
 				err = fmt.Errorf("a panic: %v", r)
@@ -299,7 +299,7 @@ func deviceName(d backend.Device) string {
 // watched returns the nodes whose values are compared: the loss, kept values, and gradients.
 func (t trial) watched(g *gradedGraph) *expected {
 	e := &expected{}
-	add := func(n *gorgonia.Node, name string) {
+	add := func(n node, name string) {
 		e.nodes, e.names = append(e.nodes, n), append(e.names, name)
 	}
 	if g.Loss().Op() != nil { // a learnable is seen after its step
@@ -463,9 +463,8 @@ func (b bench) options(t trial, g *gradedGraph, d backend.Device, limits plan.Li
 }
 
 // runOn runs a trial on a device. All that New may report are faults of Gorgonia.
-func (b bench) runOn(
-	t trial, g *gradedGraph, d backend.Device, limits plan.Limits, want *expected,
-) (err error) {
+func (b bench) runOn(t trial, g *gradedGraph, d backend.Device, limits plan.Limits,
+	want *expected) (err error) {
 	if err := b.feed(t, g, 0); err != nil {
 		return err
 	}
@@ -679,9 +678,7 @@ func TestRandomGraphsOfRanksAreThePlainInterpretation(t *testing.T) {
 func randomGraphsOfRanks(t *testing.T, k testenv.Kind, n uint64) {
 	err := testranks.Join(together(t, k, 2, func(r ranked) error {
 		l, err := blocks.NewLayout(r.Comm, 1, 1, 2)
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		devices := []backend.Device{r.device}
 		b := bench{comm: r.Comm, layout: l, devices: devices, lock: r.lock, figures: &figures{}}
 		list := newSeeds(r.t, n, 20*n)
@@ -695,9 +692,7 @@ func randomGraphsOfRanks(t *testing.T, k testenv.Kind, n uint64) {
 		}
 		return errors.Join(err, l.Close())
 	}))
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 }
 
 // together runs the trial of a seed on all ranks, of which all have an error if one has.

@@ -21,7 +21,7 @@ import (
 )
 
 // halves returns two groups of learnables, which are interleaved, with solvers of their own.
-func halves(params gorgonia.Nodes) []solver.Group {
+func halves(params nodes) []solver.Group {
 	groups := []solver.Group{{Solver: &solver.AdamW{Rate: 0.05, WeightDecay: 0.1}},
 		{Solver: &solver.RMSProp{Rate: 0.01, Momentum: 0.5}}}
 	for i, n := range params {
@@ -46,30 +46,17 @@ func severalSolvers(t *testing.T, k testenv.Kind) {
 
 func (r ranked) group() error {
 	apart, within := r.build(mlp), r.build(mlp)
-	after, err := solver.NewGroups(apart.params, halves(apart.params)...)
-	if err != nil {
-		return err
-	}
+	after := testranks.Must(solver.NewGroups(apart.params, halves(apart.params)...))
 	options := []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 60))}
 	for _, g := range halves(within.params) {
 		options = append(options, vm.WithSolver(g.Solver, g.Params...))
 	}
-	m, err := vm.New(within.g, r.device, options...)
-	if err != nil {
-		return err
-	}
-	dp, err := autograd.New(r.Comm, apart.params, autograd.WithBuckets(1, 60))
-	if err != nil {
-		return err
-	}
+	m := testranks.Must(vm.New(within.g, r.device, options...))
+	dp := testranks.Must(autograd.New(r.Comm, apart.params, autograd.WithBuckets(1, 60)))
 	machine, err := vm.New(apart.g, r.device)
-	if err != nil {
-		return err
-	}
+	testranks.NoError(err)
 	for range 4 {
-		if err := errors.Join(machine.RunAll(), dp.Step(after), m.RunAll()); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(machine.RunAll(), dp.Step(after), m.RunAll()))
 	}
 	err = m.Pull(within.params...)
 	if got, want := within.weights(r.t), apart.weights(r.t); !slices.EqualFunc(got, want,
@@ -133,31 +120,24 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 		"the learnable v is given twice": {vm.WithSolver(sgd(), v, v)},
 		"the learnable w is given twice: each step": {vm.WithSolver(sgd(), v, w),
 			vm.WithSolver(&solver.Adam{Rate: 1}, w)},
-		"its solver has another group, too": {vm.WithSolver(one, v),
-			vm.WithSolver(one, w)},
+		"its solver has another group, too": {vm.WithSolver(one, v), vm.WithSolver(one, w)},
 		"solver: group 1: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v),
 			vm.WithSolver(sgd())},
 		"learnables 1 is nil": {vm.WithSolver(sgd(), v, nil)},
 	} {
-		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		require.Fails(t, "the call", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
+			want)
 	}
 	const one2 = "v and w are one tensor"
-	if _, err := vm.New(tied.g, nil, vm.WithSolver(sgd(), tied.params...)); !errors.Is(
-		err, backend.ErrArgument) || !strings.Contains(err.Error(), one2) {
-		t.Errorf("tied learnables: %v", err)
-	}
+	require.Fails(t, "tied learnables", require.Err(vm.New(tied.g, nil, vm.WithSolver(sgd(),
+		tied.params...))), backend.ErrArgument, one2)
 	machine := solving(t, m, nil, sgd())
 	defer machine.Close()
 	run(t, machine)
 	require.NoError(t, gorgonia.Let(w, v.Value()))
 	for range 3 {
-		if err := machine.RunAll(); !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), one2) {
-			t.Errorf("learnables that are tied later: %v", err)
-		}
+		require.Fails(t, "learnables that are tied later", machine.RunAll(), backend.ErrArgument,
+			one2)
 	}
 }
 
@@ -169,9 +149,7 @@ func TestGroupsOfOneKindAreOneStep(t *testing.T) {
 	for _, g := range halves(m.params) {
 		options = append(options, vm.WithSolver(g.Solver, g.Params...))
 	}
-	machine, err := vm.New(m.g, nil, options...)
-	require.NoError(t, err)
-	defer machine.Close()
+	machine := machine(t, m.g, options...)
 	updates := 0
 	for line := range strings.Lines(machine.Plan().String()) {
 		if strings.Contains(line, "update") {

@@ -56,9 +56,9 @@ func (t turning) Hashcode() uint32 {
 	return h.Sum32()
 }
 
-func (t turning) SymDiff(x gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes, error) {
+func (t turning) SymDiff(x nodes, _, dy node) (nodes, error) {
 	dx, err := gorgonia.ApplyOp(t, dy, x[1])
-	return gorgonia.Nodes{dx, nil}, err
+	return nodes{dx, nil}, err
 }
 
 // What a Do does to the headers of its operands ends with the run: each run gives the same values
@@ -71,8 +71,8 @@ func TestHeadersThatADoChangesEndWithTheRun(t *testing.T) {
 		gorgonia.WithInit(gorgonia.RangedFrom(1)))
 	square := must(gorgonia.Square(x))
 	turned := must(gorgonia.ApplyOp(turning{}, square, square))
-	m.params = gorgonia.Nodes{x}
-	m.grad(t, must(gorgonia.Sum(must(gorgonia.HadamardProd(turned, z)))))
+	m.params = nodes{x}
+	m.grad(t, sum(times(turned, z)))
 	machine := machine(t, m.g, vm.Keep(turned))
 	for i := range 4 {
 		run(t, machine)
@@ -92,7 +92,7 @@ func TestYOLORunsAgain(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x := gorgonia.NewTensor(g, tensor.Float32, 4, gorgonia.WithShape(1, 2*(5+classes), size, size),
 		gorgonia.WithName("x"), gorgonia.WithInit(gorgonia.RangedFrom(-20)))
-	shifted := must(gorgonia.HadamardProd(x, gorgonia.NewConstant(float32(0.125))))
+	shifted := times(x, gorgonia.NewConstant(float32(0.125)))
 	y := must(gorgonia.YOLOv3(shifted, []float32{10, 14, 23, 27}, []int{0, 1}, 64, classes, 0.5))
 	tape := gorgonia.NewTapeMachine(g)
 	run(t, tape)

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -25,7 +26,7 @@ import (
 func table(vocabulary, rows, rank int, alone bool) func(testing.TB, tensor.Dtype) *model {
 	return func(t testing.TB, dt tensor.Dtype) *model {
 		m := &model{g: gorgonia.NewGraph()}
-		whole := func(name string, modulus int, shape ...int) *gorgonia.Node {
+		whole := func(name string, modulus int, shape ...int) node {
 			v := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
 			data := v.Data().([]float32)
 			for i := range data {
@@ -34,7 +35,7 @@ func table(vocabulary, rows, rank int, alone bool) func(testing.TB, tensor.Dtype
 			return gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...),
 				gorgonia.WithName(name), gorgonia.WithValue(v))
 		}
-		index := func(name string, step int) *gorgonia.Node {
+		index := func(name string, step int) node {
 			v := tensor.New(tensor.Of(tensor.Int), tensor.WithShape(rows))
 			for i := range rows {
 				v.Data().([]int)[i] = (i/2*step + rank) % vocabulary // each twice
@@ -43,19 +44,19 @@ func table(vocabulary, rows, rank int, alone bool) func(testing.TB, tensor.Dtype
 				gorgonia.WithName(name), gorgonia.WithValue(v))
 		}
 		const width = 8192
-		sum := func(name string, x *gorgonia.Node) *gorgonia.Node {
-			return must(gorgonia.Sum(must(gorgonia.HadamardProd(x, whole(name, 7, x.Shape()...)))))
+		sum := func(name string, x node) node {
+			return must(gorgonia.Sum(times(x, whole(name, 7, x.Shape()...))))
 		}
 		tied, w := whole("tied", 5, vocabulary, width), whole("w", 3, 1, width)
-		m.params = gorgonia.Nodes{tied, w}
+		m.params = nodes{tied, w}
 		x := must(gorgonia.BroadcastAdd(must(nn.Embedding(tied, index("i", 3))), w, nil, []byte{0}))
 		if alone {
 			other := whole("other", 5, vocabulary, width)
 			m.params = append(m.params, other)
-			x = must(gorgonia.Add(x, must(nn.Embedding(other, index("k", 5)))))
+			x = add(x, must(nn.Embedding(other, index("k", 5))))
 		}
 		y := must(nn.BatchedMatMul(false, true, whole("h", 3, rows, width), tied))
-		m.grad(t, must(gorgonia.Add(sum("a", x), sum("b", y))))
+		m.grad(t, add(sum("a", x), sum("b", y)))
 		return m
 	}
 }
@@ -130,11 +131,11 @@ var lookings = map[string]looking{
 func reshapedTable(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	w := m.variable("w", dt, 2, 17, 8192)
-	m.params = gorgonia.Nodes{w}
+	m.params = nodes{w}
 	i := gorgonia.NewVector(m.g, tensor.Int, gorgonia.WithShape(3), gorgonia.WithName("i"),
 		gorgonia.WithValue(tensor.New(tensor.WithBacking([]int{33, 2, 33}))))
-	rows := must(nn.Embedding(must(gorgonia.Reshape(w, tensor.Shape{34, 8192})), i))
-	m.grad(t, must(gorgonia.Sum(rows)))
+	rows := must(nn.Embedding(reshape(w, tensor.Shape{34, 8192}), i))
+	m.grad(t, sum(rows))
 	return m
 }
 
@@ -187,18 +188,14 @@ func (r ranked) looksLikeWhole(as looking) error {
 			}
 		}
 		m, machine, err := r.start(as.training)
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		plan := machine.Plan().String()
 		err = errors.Join(as.steps(m, machine, 0, 4), machine.DataParallel().Check(),
 			machine.Close())
 		if got := strings.Contains(plan, "rows of all ranks"); got != (as.rows && i == 0) {
 			err = errors.Join(err, fmt.Errorf("rows are on the way: %v\n%s", got, plan))
 		}
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		weights[i] = m.weights(r.t)
 	}
 	if !slices.EqualFunc(weights[0], weights[1], func(x, y []float64) bool {
@@ -234,9 +231,7 @@ func TestTablesThatAreOnlyLookedUpAreInNoAllReduce(t *testing.T) {
 				return []autograd.Option{autograd.WithBuckets(1<<30, 1<<30)}
 			}}
 		m, machine, err := r.start(as)
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		before := comm.elements
 		err = errors.Join(as.steps(m, machine, 0, 1), machine.Close())
 		if got, want := comm.elements-before, (32+1)*8192; got != want && err == nil {

@@ -19,7 +19,7 @@ import (
 // twoLosses is a random graph of element-wise operations with two losses, of which the second one
 // may read gradients of the first. It returns the gradients of the second loss by two variables,
 // nil if grad refuses it.
-func twoLosses(seed uint64, grad func(*gorgonia.Node, ...*gorgonia.Node) (gorgonia.Nodes, error)) (
+func twoLosses(seed uint64, grad func(node, ...node) (gorgonia.Nodes, error)) (
 	g *gorgonia.ExprGraph, second gorgonia.Nodes) {
 	r := rand.New(rand.NewPCG(seed, 7))
 	g = gorgonia.NewGraph()
@@ -29,7 +29,7 @@ func twoLosses(seed uint64, grad func(*gorgonia.Node, ...*gorgonia.Node) (gorgon
 		x = append(x, gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2),
 			gorgonia.WithName(fmt.Sprint("x", i)), gorgonia.WithValue(value)))
 	}
-	loss := func(nodes gorgonia.Nodes) *gorgonia.Node {
+	loss := func(nodes gorgonia.Nodes) node {
 		y := nodes[r.IntN(len(nodes))]
 		for range 1 + r.IntN(3) {
 			other := nodes[r.IntN(len(nodes))]
@@ -37,13 +37,13 @@ func twoLosses(seed uint64, grad func(*gorgonia.Node, ...*gorgonia.Node) (gorgon
 				y = must([]function{gorgonia.Tanh, gorgonia.Square, gorgonia.Exp,
 					gorgonia.Neg}[r.IntN(4)](y))
 			} else {
-				y = must([]func(a, b *gorgonia.Node) (*gorgonia.Node, error){
+				y = must([]func(a, b node) (node, error){
 					gorgonia.Add, gorgonia.Sub, gorgonia.HadamardProd}[r.IntN(3)](y, other))
 			}
 		}
-		return must(gorgonia.Sum(y))
+		return sum(y)
 	}
-	hidden := gorgonia.Nodes{must(gorgonia.Tanh(x[0])), must(gorgonia.HadamardProd(x[0], x[1]))}
+	hidden := gorgonia.Nodes{tanh(x[0]), times(x[0], x[1])}
 	first, err := grad(loss(slices.Concat(hidden, x)), x[0])
 	if err != nil {
 		return g, nil
@@ -56,7 +56,7 @@ func twoLosses(seed uint64, grad func(*gorgonia.Node, ...*gorgonia.Node) (gorgon
 		from = append(from, first...)
 	}
 	last := loss(from)
-	x = slices.DeleteFunc(x, func(n *gorgonia.Node) bool { return !depends(last, n) })
+	x = slices.DeleteFunc(x, func(n node) bool { return !depends(last, n) })
 	if second, err = grad(last, x...); err != nil {
 		return g, nil
 	}
@@ -64,10 +64,10 @@ func twoLosses(seed uint64, grad func(*gorgonia.Node, ...*gorgonia.Node) (gorgon
 }
 
 // depends reports whether n is computed from x.
-func depends(n, x *gorgonia.Node) bool {
+func depends(n, x node) bool {
 	found := n == x
 	for it := n.Graph().From(n.ID()); it.Next(); {
-		found = found || depends(it.Node().(*gorgonia.Node), x)
+		found = found || depends(it.Node().(node), x)
 	}
 	return found
 }
@@ -102,8 +102,7 @@ func TestSecondGradIsReportedIfItIsWrong(t *testing.T) {
 			continue
 		}
 		calls := 0
-		once, _ := twoLosses(seed, func(loss *gorgonia.Node, by ...*gorgonia.Node) (gorgonia.Nodes,
-			error) {
+		once, _ := twoLosses(seed, func(loss node, by ...node) (nodes, error) {
 			if calls++; calls > 1 {
 				return nil, errors.New("one call is enough")
 			}
@@ -140,7 +139,6 @@ func TestSecondGradIsReportedIfItIsWrong(t *testing.T) {
 	}
 	if wrong < 50 || right < 50 || lucky > 2 {
 		t.Errorf("%d graphs with a wrong gradient, %d with a right one and %d that are reported, "+
-			"but right",
-			wrong, right, lucky)
+			"but right", wrong, right, lucky)
 	}
 }

@@ -83,9 +83,7 @@ func TestNothingIsLoadedInARunOnGPU(t *testing.T) {
 	want := append(d.Families(), "convolve", "gemm", "images")
 	slices.Sort(want)
 	m := convnet(t, tensor.Float32)
-	machine, err := vm.New(m.g, d)
-	require.NoError(t, err)
-	defer machine.Close()
+	machine := machineOn(t, d, m.g)
 	for range 3 { // the second run is captured
 		if got := d.Families(); !slices.Equal(got, want) {
 			t.Fatalf("%v are loaded, want %v", got, want)

@@ -13,21 +13,51 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
-	"github.com/euryale-ml/euryale/vm"
 )
 
 // must returns the node of a graph under construction.
-func must(n *gorgonia.Node, err error) *gorgonia.Node {
+func must(n node, err error) node {
 	if err != nil {
 		panic(err)
 	}
 	return n
 }
 
+// What graphs of these tests are built of.
+type (
+	node  = *gorgonia.Node
+	nodes = gorgonia.Nodes
+)
+
+// These add nodes as the functions of Gorgonia do, in which nothing is wrong here.
+var (
+	add, sub, mul, times = ofTwo(gorgonia.Add), ofTwo(gorgonia.Sub), ofTwo(gorgonia.Mul),
+		ofTwo(gorgonia.HadamardProd)
+	square, neg, tanh = ofOne(gorgonia.Square), ofOne(gorgonia.Neg), ofOne(gorgonia.Tanh)
+	relu, sigmoid     = ofOne(gorgonia.Rectify), ofOne(gorgonia.Sigmoid)
+	sum, mean         = along(gorgonia.Sum), along(gorgonia.Mean)
+)
+
+func ofOne(f func(x node) (node, error)) func(x node) node {
+	return func(x node) node { return must(f(x)) }
+}
+
+func ofTwo(f func(x, y node) (node, error)) func(x, y node) node {
+	return func(x, y node) node { return must(f(x, y)) }
+}
+
+func along(f func(x node, axes ...int) (node, error)) func(x node, along ...int) node {
+	return func(x node, axes ...int) node { return must(f(x, axes...)) }
+}
+
+func reshape(x node, to tensor.Shape) node { return must(gorgonia.Reshape(x, to)) }
+
+func transpose(x node, axes ...int) node { return must(gorgonia.Transpose(x, axes...)) }
+
 // model is a graph with a loss to train on.
 type model struct {
 	g      *gorgonia.ExprGraph
-	params gorgonia.Nodes
+	params nodes
 	loss   gorgonia.Value
 }
 
@@ -47,7 +77,7 @@ func ramp(dt tensor.Dtype, shape ...int) *tensor.Dense {
 	return t
 }
 
-func (m *model) variable(name string, dt tensor.Dtype, shape ...int) *gorgonia.Node {
+func (m *model) variable(name string, dt tensor.Dtype, shape ...int) node {
 	if len(shape) == 0 {
 		x := ramp(dt, 1).Data()
 		if dt == tensor.Float32 {
@@ -61,7 +91,7 @@ func (m *model) variable(name string, dt tensor.Dtype, shape ...int) *gorgonia.N
 		gorgonia.WithName(name), gorgonia.WithValue(ramp(dt, shape...)))
 }
 
-func (m *model) grad(t testing.TB, loss *gorgonia.Node) {
+func (m *model) grad(t testing.TB, loss node) {
 	t.Helper()
 	gorgonia.Read(loss, &m.loss)
 	if _, err := gorgonia.Grad(loss, m.params...); err != nil {
@@ -75,12 +105,10 @@ func mlp(t testing.TB, dt tensor.Dtype) *model {
 	x, y := m.variable("x", dt, 16, 12), m.variable("y", dt, 16, 5)
 	w0, b0 := m.variable("w0", dt, 12, 7), m.variable("b0", dt, 1, 7)
 	w1 := m.variable("w1", dt, 7, 5)
-	m.params = gorgonia.Nodes{w0, b0, w1}
-	h := must(
-		gorgonia.Rectify(must(gorgonia.BroadcastAdd(must(gorgonia.Mul(x, w0)), b0, nil,
-			[]byte{0}))))
-	p := must(gorgonia.SoftMax(must(gorgonia.Mul(h, w1))))
-	m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.HadamardProd(p, y)))))))
+	m.params = nodes{w0, b0, w1}
+	h := relu(must(gorgonia.BroadcastAdd(mul(x, w0), b0, nil, []byte{0})))
+	p := must(gorgonia.SoftMax(mul(h, w1)))
+	m.grad(t, neg(mean(times(p, y))))
 	return m
 }
 
@@ -90,20 +118,18 @@ func convnet(t testing.TB, dt tensor.Dtype) *model {
 	x, y := m.variable("x", dt, 4, 1, 8, 8), m.variable("y", dt, 4, 5)
 	w0, w1, w2 := m.variable("w0", dt, 3, 1, 3, 3), m.variable("w1", dt, 48, 6),
 		m.variable("w2", dt, 6, 5)
-	m.params = gorgonia.Nodes{w0, w1, w2}
-	h := must(
-		gorgonia.Rectify(must(gorgonia.Conv2d(x, w0, tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1},
-			[]int{1, 1}))))
+	m.params = nodes{w0, w1, w2}
+	h := relu(must(gorgonia.Conv2d(x, w0, tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1},
+		[]int{1, 1})))
 	h = must(gorgonia.MaxPool2D(h, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
-	h = must(
-		gorgonia.Rectify(must(gorgonia.Mul(must(gorgonia.Reshape(h, tensor.Shape{4, 48})), w1))))
-	logits := must(gorgonia.Log(must(gorgonia.SoftMax(must(gorgonia.Mul(h, w2))))))
-	m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.HadamardProd(logits, y)))))))
+	h = relu(mul(reshape(h, tensor.Shape{4, 48}), w1))
+	logits := must(gorgonia.Log(must(gorgonia.SoftMax(mul(h, w2)))))
+	m.grad(t, neg(mean(times(logits, y))))
 	return m
 }
 
 // constant returns a number as a node.
-func constant(dt tensor.Dtype, x float64) *gorgonia.Node {
+func constant(dt tensor.Dtype, x float64) node {
 	if dt == tensor.Float32 {
 		return gorgonia.NewConstant(float32(x))
 	}
@@ -115,17 +141,16 @@ func logistic(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, y, w, b := m.variable("x", dt, 20, 6), m.variable("y", dt, 20), m.variable("w", dt, 6),
 		m.variable("bias", dt)
-	m.params = gorgonia.Nodes{w, b}
+	m.params = nodes{w, b}
 	one := constant(dt, 1)
-	prob := must(gorgonia.Sigmoid(must(gorgonia.Add(must(gorgonia.Mul(x, w)), b))))
+	prob := sigmoid(add(mul(x, w), b))
 	must(gorgonia.Gt(prob, constant(dt, 0.5), false))
-	first := must(gorgonia.HadamardProd(must(gorgonia.Neg(y)), must(gorgonia.Log(prob))))
-	second := must(gorgonia.HadamardProd(must(gorgonia.Sub(one, y)),
-		must(gorgonia.Log(must(gorgonia.Sub(one, prob))))))
-	loss := must(gorgonia.Mean(must(gorgonia.Sub(first, second))))
-	penalty := must(gorgonia.Mul(constant(dt, 0.01), must(gorgonia.Sum(must(gorgonia.Square(w))))))
-	m.grad(t, must(gorgonia.Add(loss, penalty)))
-	must(gorgonia.Sub(w, must(gorgonia.Mul(constant(dt, 0.1), w.Deriv()))))
+	first := times(neg(y), must(gorgonia.Log(prob)))
+	second := times(sub(one, y), must(gorgonia.Log(sub(one, prob))))
+	loss := mean(sub(first, second))
+	penalty := mul(constant(dt, 0.01), sum(square(w)))
+	m.grad(t, add(loss, penalty))
+	sub(w, mul(constant(dt, 0.1), w.Deriv()))
 	return m
 }
 
@@ -133,12 +158,8 @@ func logistic(t testing.TB, dt tensor.Dtype) *model {
 func iris(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, y, theta := m.variable("x", dt, 15, 5), m.variable("y", dt, 15), m.variable("theta", dt, 5)
-	m.params = gorgonia.Nodes{theta}
-	m.grad(
-		t,
-		must(
-			gorgonia.Mean(
-				must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Mul(x, theta)), y)))))))
+	m.params = nodes{theta}
+	m.grad(t, mean(square(sub(mul(x, theta), y))))
 	return m
 }
 
@@ -238,9 +259,7 @@ func TestTrainsAsTheTapeMachine(t *testing.T) {
 // TestConvolutionsAreOneOperation: no plan of a convolutional network writes patches, or rectified
 // images before they are pooled.
 func TestConvolutionsAreOneOperation(t *testing.T) {
-	m, err := vm.New(stockConvnet(2)(t, tensor.Float32).g, nil)
-	require.NoError(t, err)
-	defer m.Close()
+	m := machine(t, stockConvnet(2)(t, tensor.Float32).g)
 	text := fmt.Sprint(m.Plan())
 	for step, want := range map[string]int{
 		"= convolution 3x3": 3, "= convolution-input-grad": 2, "= convolution-filter-grad": 3,
@@ -258,9 +277,7 @@ func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *
 	tape, plan := build(t, dt), build(t, dt)
 	a := gorgonia.NewTapeMachine(tape.g, gorgonia.BindDualValues(tape.params...))
 	defer a.Close()
-	b, err := vm.New(plan.g, device)
-	require.NoError(t, err)
-	defer b.Close()
+	b := machineOn(t, device, plan.g)
 	for step := range 3 {
 		run(t, a)
 		run(t, b)
@@ -277,7 +294,7 @@ func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *
 	}
 }
 
-func gradient(t testing.TB, n *gorgonia.Node) gorgonia.Value {
+func gradient(t testing.TB, n node) gorgonia.Value {
 	t.Helper()
 	g, err := n.Grad()
 	require.NoError(t, err)

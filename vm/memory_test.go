@@ -38,7 +38,7 @@ var gpt2 = gpt{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 1
 
 func (s gpt) model(t testing.TB) *model {
 	m := &model{g: gorgonia.NewGraph()}
-	variable := func(dt tensor.Dtype, shape ...int) *gorgonia.Node {
+	variable := func(dt tensor.Dtype, shape ...int) node {
 		n := gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...),
 			gorgonia.WithName(fmt.Sprint("v", len(m.g.AllNodes()))))
 		if !s.unset {
@@ -52,20 +52,20 @@ func (s gpt) model(t testing.TB) *model {
 		}
 		return n
 	}
-	learn := func(shape ...int) *gorgonia.Node {
+	learn := func(shape ...int) node {
 		n := variable(tensor.Float32, shape...)
 		m.params = append(m.params, n)
 		return n
 	}
 	rows := s.batch * s.context
-	linear := func(x *gorgonia.Node, in, out int) *gorgonia.Node {
-		y := must(gorgonia.Mul(x, learn(in, out)))
+	linear := func(x node, in, out int) node {
+		y := mul(x, learn(in, out))
 		return must(gorgonia.BroadcastAdd(y, learn(1, out), nil, []byte{0}))
 	}
-	norm := func(x *gorgonia.Node) *gorgonia.Node {
+	norm := func(x node) node {
 		return must(nn.LayerNorm(1e-5, x, learn(s.width), learn(s.width)))
 	}
-	dropped := func(x *gorgonia.Node) *gorgonia.Node {
+	dropped := func(x node) node {
 		if s.dropout != nil {
 			x = must(nn.Dropout(0.25, s.dropout, x))
 		}
@@ -73,23 +73,21 @@ func (s gpt) model(t testing.TB) *model {
 	}
 	tokens, positions := learn(s.vocabulary, s.width), learn(1, s.context, s.width)
 	x := must(nn.Embedding(tokens, variable(tensor.Int, rows)))
-	x = must(gorgonia.Reshape(x, tensor.Shape{s.batch, s.context, s.width}))
+	x = reshape(x, tensor.Shape{s.batch, s.context, s.width})
 	x = must(gorgonia.BroadcastAdd(x, positions, nil, []byte{0}))
-	x = must(gorgonia.Reshape(x, tensor.Shape{rows, s.width}))
+	x = reshape(x, tensor.Shape{rows, s.width})
 	for range s.layers {
 		qkv := linear(norm(x), s.width, 3*s.width)
-		part := func(k int) *gorgonia.Node {
+		part := func(k int) node {
 			y := must(nn.Slice(1, k*s.width, (k+1)*s.width, 1, qkv))
-			y = must(gorgonia.Reshape(y,
-				tensor.Shape{s.batch, s.context, s.heads, s.width / s.heads}))
-			return must(gorgonia.Transpose(y, 0, 2, 1, 3))
+			y = reshape(y, tensor.Shape{s.batch, s.context, s.heads, s.width / s.heads})
+			return transpose(y, 0, 2, 1, 3)
 		}
 		y := must(nn.Attention(part(0), part(1), part(2), nn.AttentionOptions{Causal: true}))
-		y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)),
-			tensor.Shape{rows, s.width}))
-		x = must(gorgonia.Add(x, dropped(linear(y, s.width, s.width))))
+		y = reshape(transpose(y, 0, 2, 1, 3), tensor.Shape{rows, s.width})
+		x = add(x, dropped(linear(y, s.width, s.width)))
 		h := must(nn.GELUTanh(linear(norm(x), s.width, 4*s.width)))
-		x = must(gorgonia.Add(x, dropped(linear(h, 4*s.width, s.width))))
+		x = add(x, dropped(linear(h, 4*s.width, s.width)))
 	}
 	logits := must(nn.BatchedMatMul(false, true, norm(x), tokens))
 	m.grad(t, must(nn.CrossEntropy(nn.NoLabel, logits, variable(tensor.Int, rows))))
@@ -103,9 +101,9 @@ func deep(t testing.TB, layers, batch, width int) *model {
 	for i := range layers {
 		w := m.variable(fmt.Sprint("w", i), tensor.Float32, width, width)
 		m.params = append(m.params, w)
-		x = must(gorgonia.Tanh(must(gorgonia.Mul(x, w))))
+		x = tanh(mul(x, w))
 	}
-	m.grad(t, must(gorgonia.Mean(x)))
+	m.grad(t, mean(x))
 	return m
 }
 
@@ -355,8 +353,7 @@ func tilesOfTheLoss(t *testing.T, device backend.Device, tolerance float64) {
 				if micros > 1 {
 					options = append(options, vm.Accumulate(micros))
 				}
-				machine, err := vm.New(m.g, device, options...)
-				require.NoError(t, err)
+				machine := machineOn(t, device, m.g, options...)
 				memory[i] = machine.Summary().Memory
 				for range micros {
 					run(t, machine)
@@ -414,14 +411,10 @@ func TestTilesOfGPT2(t *testing.T) {
 func TestLossesWithoutTiles(t *testing.T) {
 	m := talkative(t, tensor.Float32)
 	option := vm.WithSolver(&solver.SGD{Rate: 0.5}, m.params...)
-	if _, err := vm.New(m.g, nil, option, vm.WithLossTiles(0)); !errors.Is(err,
-		backend.ErrArgument) {
-		t.Error(err)
-	}
-	if _, err := vm.New(m.g, nil, option, vm.WithLossTiles(7)); !errors.Is(err,
-		backend.ErrUnsupported) || !strings.Contains(err.Error(), "has 192 rows") {
-		t.Error(err)
-	}
+	require.Fails(t, "the call", require.Err(vm.New(m.g, nil, option, vm.WithLossTiles(0))),
+		backend.ErrArgument)
+	require.Fails(t, "the call", require.Err(vm.New(m.g, nil, option, vm.WithLossTiles(7))),
+		backend.ErrUnsupported, "has 192 rows")
 }
 
 // TestTilesOfRanks: ranks train with logits in tiles, in shards, too, and all get the same.
@@ -432,15 +425,13 @@ func TestTilesOfRanks(t *testing.T) {
 		if stage > 0 {
 			options = append(options, vm.WithShards(stage))
 		}
-		if err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
+		require.Report(t, testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
 			r.lock.Lock()
 			m := talkative(r.t, tensor.Float32)
 			r.lock.Unlock()
 			machine, err := vm.New(m.g, r.device, append(options, vm.WithDataParallel(r.Comm),
 				vm.WithSolver(solvers["adam"](), m.params...))...)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			err = errors.Join(machine.RunAll(), machine.RunAll(), machine.Pull(m.params...),
 				machine.DataParallel().Check(), machine.Close())
 			if got := m.weights(r.t); r.Comm.Rank() == 0 && want == nil {
@@ -449,9 +440,7 @@ func TestTilesOfRanks(t *testing.T) {
 				t.Errorf("stage %b: other bits than of replicas", stage)
 			}
 			return err
-		})); err != nil {
-			t.Error(err)
-		}
+		})))
 	}
 }
 
@@ -463,17 +452,14 @@ func TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt(t *testing.T) {
 		_, err := vm.New(m.g, nil, append(options, vm.WithMemory(1000))...)
 		for _, want := range []string{"too little memory", "1000 bytes are", "too few", "w0 (",
 			"smaller batches"} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v, want %q", err, want)
-			}
+			require.Fails(t, "the call", err, want)
 		}
 		if _, err := vm.Summarize(m.g, 1, append(options, vm.WithMemory(1000))...); err == nil {
 			t.Error("Summarize has no error")
 		}
 	}
-	if _, err := vm.New(m.g, nil, vm.WithMemory(0)); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("no bytes: %v", err)
-	}
+	require.Fails(t, "no bytes", require.Err(vm.New(m.g, nil, vm.WithMemory(0))),
+		backend.ErrArgument)
 }
 
 // TestSummarizeIsTheSummaryOfShards: of rank 0, where each learnable has a bucket of its own.
@@ -485,11 +471,9 @@ func TestSummarizeIsTheSummaryOfShards(t *testing.T) {
 	for _, stage := range stages {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
 			options := []vm.Option{vm.WithShards(stage), vm.WithPrecision(p)}
-			if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+			require.Report(t, testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
 				m, machine, err := r.start(as, options...)
-				if err != nil {
-					return err
-				}
+				testranks.NoError(err)
 				want := machine.Summary().Memory
 				want.Workspace = 0
 				got, err := vm.Summarize(m.g, 2, append(options, vm.WithSolver(as.solver(),
@@ -498,24 +482,20 @@ func TestSummarizeIsTheSummaryOfShards(t *testing.T) {
 					t.Errorf("stage %b in %v: %v, of a machine %v", stage, p, got.Memory, want)
 				}
 				return errors.Join(err, machine.Close())
-			})); err != nil {
-				t.Error(err)
-			}
+			})))
 		}
 	}
 	m := mlp(t, tensor.Float32)
-	if _, err := vm.Summarize(m.g, 2, vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
-		vm.WithShards(vm.Parameters)); !errors.Is(err, backend.ErrArgument) {
-		t.Error(err)
-	}
+	require.Fails(t, "the call", require.Err(vm.Summarize(m.g, 2,
+		vm.WithSolver(&solver.SGD{Rate: 1}, m.params...), vm.WithShards(vm.Parameters))),
+		backend.ErrArgument)
 }
 
 func TestSummarizeRefusesNoRanks(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	for _, ranks := range []int{0, -1} {
-		if _, err := vm.Summarize(m.g, ranks); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%d ranks: %v", ranks, err)
-		}
+		require.Fails(t, fmt.Sprintf("%d ranks", ranks), require.Err(vm.Summarize(m.g, ranks)),
+			backend.ErrArgument)
 	}
 }
 
@@ -529,9 +509,7 @@ func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
 			options := []vm.Option{vm.WithSolver(&solver.Adam{Rate: 1}, m.params...)}
 			want, err := vm.Summarize(m.g, ranks, options...)
 			r.lock.Unlock()
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			switch name {
 			case "two":
 				options = append(options, vm.WithDataParallel(r.Comm))
@@ -539,10 +517,7 @@ func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
 				options = append(options, vm.WithDataParallel(r.Comm,
 					autograd.WithCompression(half.Wrap(backend.BF16))))
 			}
-			machine, err := vm.New(m.g, nil, options...)
-			if err != nil {
-				return err
-			}
+			machine := testranks.Must(vm.New(m.g, nil, options...))
 			got := machine.Summary().Memory
 			if got.Workspace = 0; name == "in half" {
 				got.Values = want.Memory.Values // with gradients before they are rounded
@@ -555,9 +530,7 @@ func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
 			}
 			return machine.Close()
 		}))
-		if err != nil {
-			t.Error(err)
-		}
+		require.Report(t, err)
 	}
 }
 

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"gorgonia.org/gorgonia"
-
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
@@ -41,17 +39,17 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	nilargs.Check(t, map[string]nilargs.Use{
 		"New":       {F: vm.New, Args: []any{g, nil, vm.Eval()}},
 		"Summarize": {F: vm.Summarize, Args: []any{g, 1, vm.Eval()}},
-		"Keep": {F: func(nodes ...*gorgonia.Node) error { return with(vm.Keep(nodes...)) },
+		"Keep": {F: func(nodes ...node) error { return with(vm.Keep(nodes...)) },
 			Args: []any{w}},
 		"Notice": {F: func(say func(string)) error { return with(vm.Notice(say)) },
 			Args: []any{func(string) {}}},
-		"WithSolver": {F: func(s solver.Solver, learnables ...*gorgonia.Node) error {
+		"WithSolver": {F: func(s solver.Solver, learnables ...node) error {
 			return with(vm.WithSolver(s, learnables...))
 		}, Args: []any{sgd, w}},
-		"WithFrozen": {F: func(variables ...*gorgonia.Node) error {
+		"WithFrozen": {F: func(variables ...node) error {
 			return with(vm.WithFrozen(variables...))
 		}, Args: []any{w}},
-		"WithState": {F: func(variable, next *gorgonia.Node) error {
+		"WithState": {F: func(variable, next node) error {
 			return with(vm.WithState(variable, next))
 		}, Args: []any{w, w}},
 		"WithDataParallel": {F: func(comm backend.Communicator, options ...autograd.Option) error {

@@ -1,7 +1,6 @@
 package vm_test
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -20,99 +19,89 @@ import (
 var ours = []struct {
 	name   string
 	shapes [][]int
-	build  func(x ...*gorgonia.Node) (*gorgonia.Node, error)
+	build  func(x ...node) (node, error)
 	host   int // operations that run by Do, gradients among them
 }{
-	{name: "slice", shapes: [][]int{{3, 7}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "slice", shapes: [][]int{{3, 7}}, build: func(x ...node) (node, error) {
 		return nn.Slice(1, 1, 6, 2, x[0])
 	}},
-	{name: "split", shapes: [][]int{{3, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "split", shapes: [][]int{{3, 6}}, build: func(x ...node) (node, error) {
 		parts, err := nn.Split(1, []int{3, 3}, x[0])
 		if err != nil {
 			return nil, err
 		}
 		return gorgonia.HadamardProd(parts[0], parts[1])
 	}},
-	{name: "concat", shapes: [][]int{{2, 1, 3}, {2, 4, 3}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "concat", shapes: [][]int{{2, 1, 3}, {2, 4, 3}}, build: func(x ...node) (node, error) {
 		return nn.Concat(1, x...)
 	}},
-	{name: "concat of one", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "concat of one", shapes: [][]int{{2, 3}}, build: func(x ...node) (node, error) {
 		return nn.Concat(1, x...)
 	}},
-	{name: "softmax", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "softmax", shapes: [][]int{{2, 3, 4}}, build: func(x ...node) (node, error) {
 		return nn.SoftMax(1, x[0])
 	}},
-	{name: "softmax of a column", shapes: [][]int{{4, 1}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "softmax of a column", shapes: [][]int{{4, 1}}, build: func(x ...node) (node, error) {
 		return nn.SoftMax(0, x[0])
 	}},
-	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...node) (node, error) {
 		return nn.LogSoftMax(1, x[0])
 	}},
 	{name: "gelu", shapes: [][]int{{3, 4}}, build: chain(nn.GELU)},
 	{name: "gelu tanh", shapes: [][]int{{3, 4}}, build: chain(nn.GELUTanh)},
-	{name: "layer norm", shapes: [][]int{{2, 3, 5}, {5}, {5}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "layer norm", shapes: [][]int{{2, 3, 5}, {5}, {5}}, build: func(x ...node) (
+		node, error) {
 		return nn.LayerNorm(1e-2, x[0], x[1], x[2])
 	}},
 	{name: "layer norm of a vector", shapes: [][]int{{5}, {5}, {5}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return nn.LayerNorm(1e-2, x[0], x[1], x[2])
 		}},
-	{name: "norm", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "norm", shapes: [][]int{{2, 3, 4}}, build: func(x ...node) (node, error) {
 		return nn.Norm(3, 1, x[0])
 	}},
-	{name: "products", shapes: [][]int{{2, 3, 4}, {2, 5, 4}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "products", shapes: [][]int{{2, 3, 4}, {2, 5, 4}}, build: func(x ...node) (node, error) {
 		return nn.BatchedMatMul(false, true, x[0], x[1])
 	}},
 	{name: "products, transposed", shapes: [][]int{{2, 2, 4, 3}, {2, 2, 5, 4}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return nn.BatchedMatMul(true, true, x[0], x[1])
 		}},
 	{name: "attention", shapes: [][]int{{2, 3, 5, 4}, {2, 3, 7, 4}, {2, 3, 7, 4}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{})
 		}},
 	{name: "causal attention", shapes: [][]int{{1, 2, 6, 5}, {1, 2, 4, 5}, {1, 2, 4, 5}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true, Scale: 0.3})
 		}},
 	{name: "attention of transposed heads", shapes: [][]int{{2, 70, 3, 8}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-			heads := must(gorgonia.Transpose(x[0], 0, 2, 1, 3))
+		build: func(x ...node) (node, error) {
+			heads := transpose(x[0], 0, 2, 1, 3)
 			y, err := nn.Attention(heads, heads, heads, nn.AttentionOptions{Causal: true})
 			if err != nil {
 				return nil, err
 			}
 			return gorgonia.Transpose(y, 0, 2, 1, 3)
 		}},
-	{name: "attention of shared heads with wide values and a cap",
-		shapes: [][]int{{2, 4, 5, 4}, {2, 2, 7, 4}, {2, 2, 7, 6}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-			return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true, SoftCap: 0.9})
-		}},
+	{name: "attention of shared heads with wide values and a cap", shapes: [][]int{{2, 4, 5, 4}, {2,
+		2, 7, 4}, {2, 2, 7, 6}}, build: func(x ...node) (node, error) {
+		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true, SoftCap: 0.9})
+	}},
 	{name: "attention with a learned mask", shapes: [][]int{{2, 4, 3, 4}, {2, 2, 5, 4},
-		{2, 2, 5, 4}, {4, 1, 5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		{2, 2, 5, 4}, {4, 1, 5}}, build: func(x ...node) (node, error) {
 		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Mask: x[3], MaskGradient: true,
 			SoftCap: 2})
 	}},
 	{name: "padded attention with a mask", shapes: [][]int{{3, 2, 66, 4}, {3, 1, 66, 4},
-		{3, 1, 66, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		{3, 1, 66, 3}}, build: func(x ...node) (node, error) {
 		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true,
 			Mask: someHidden(x[0], 66, 66), KeyLengths: labels(x[0], 66, 0, 65)})
 	}},
 	{name: "padded attention of heads that are transposed", shapes: [][]int{{2, 5, 4, 4},
-		{2, 5, 2, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		q, k := must(gorgonia.Transpose(x[0], 0, 2, 1, 3)),
-			must(gorgonia.Transpose(x[1], 0, 2, 1, 3))
+		{2, 5, 2, 4}}, build: func(x ...node) (node, error) {
+		q, k := transpose(x[0], 0, 2, 1, 3),
+			transpose(x[1], 0, 2, 1, 3)
 		y, err := nn.Attention(q, k, k, nn.AttentionOptions{KeyLengths: labels(x[0], 3, 5)})
 		if err != nil {
 			return nil, err
@@ -120,8 +109,7 @@ var ours = []struct {
 		return gorgonia.Transpose(y, 0, 2, 1, 3)
 	}},
 	{name: "outer product", shapes: [][]int{{3}, {4}}, build: pair(nn.OuterProd, nil)},
-	{name: "average pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "average pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...node) (node, error) {
 		return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0])
 	}},
 	{name: "global average pool", shapes: [][]int{{2, 3, 4, 4}}, build: chain(nn.GlobalAvgPool2D)},
@@ -139,18 +127,17 @@ var ours = []struct {
 	{name: "transposed convolution", shapes: [][]int{{2, 4, 3, 4}, {4, 3, 3, 2}, {6}},
 		build: convolved(nn.ConvTranspose2D, nn.ConvOptions{Groups: 2, Stride: []int{2, 3},
 			Pad: []int{1, 0}, OutputPad: []int{1, 2}})},
-	{name: "max pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "max pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...node) (node, error) {
 		return nn.MaxPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 2}, x[0],
 			nn.PoolOptions{Ceil: true, Dilation: [2]int{1, 2}})
 	}},
 	{name: "average pool of pixels inside", shapes: [][]int{{2, 3, 5, 6}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0],
 				nn.PoolOptions{ExcludePad: true, After: &[2]int{2, 1}})
 		}},
 	{name: "lstm", shapes: [][]int{{3, 2, 4}, {1, 2, 3}, {1, 2, 3}, {12, 4}, {12, 3}, {12}, {12}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			y, h, c, err := nn.LSTM(nn.RecurrentOptions{}, x[0], x[1], x[2], x[3], x[4], x[5], x[6])
 			if err != nil {
 				return nil, err
@@ -158,31 +145,27 @@ var ours = []struct {
 			return nn.Concat(0, y, h, c)
 		}},
 	{name: "gru", shapes: [][]int{{2, 3, 4}, {1, 2, 3}, {9, 4}, {9, 3}, {9}, {9}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			o := nn.RecurrentOptions{BatchFirst: true, Reverse: true}
 			y, _, err := nn.GRU(o, x[0], x[1], x[2], x[3], x[4], x[5])
 			return y, err
 		}},
-	{name: "embedding", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "embedding", shapes: [][]int{{5, 3}}, build: func(x ...node) (node, error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))
 	}},
-	{name: "embedding with padding", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "embedding with padding", shapes: [][]int{{5, 3}}, build: func(x ...node) (node, error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 2, 4), -1)
 	}},
-	{name: "largest elements", shapes: [][]int{{3, 7}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "largest elements", shapes: [][]int{{3, 7}}, build: func(x ...node) (node, error) {
 		values, _, err := nn.TopK(1, 3, x[0])
 		return values, err
 	}},
 	{name: "largest elements of long rows", shapes: [][]int{{2, 9000}}, build: func(
-		x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		x ...node) (node, error) {
 		values, _, err := nn.TopK(1, 3, x[0])
 		return values, err
 	}},
-	{name: "padding mask", shapes: [][]int{{3, 4}, {3, 1}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "padding mask", shapes: [][]int{{3, 4}, {3, 1}}, build: func(x ...node) (node, error) {
 		zero := gorgonia.NewConstant(0.0)
 		if x[0].Dtype() == tensor.Float32 {
 			zero = gorgonia.NewConstant(float32(0))
@@ -192,46 +175,44 @@ var ours = []struct {
 		return nn.Where(must(nn.Xor(mask, must(nn.And(mask, mask)))), x[1], filled)
 	}},
 	{name: "largest elements across rows", shapes: [][]int{{7, 2, 3}}, build: func(
-		x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		x ...node) (node, error) {
 		values, _, err := nn.TopK(0, 2, x[0])
 		return values, err
 	}},
-	{name: "routed rows", shapes: [][]int{{4, 3}, {5, 4}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "routed rows", shapes: [][]int{{4, 3}, {5, 4}}, build: func(x ...node) (node, error) {
 		weights, to, err := nn.TopK(1, 2, x[1])
 		if err != nil {
 			return nil, err
 		}
-		rows, err := nn.ByIndices(0, x[0], must(gorgonia.Reshape(to, tensor.Shape{10})))
+		rows, err := nn.ByIndices(0, x[0], reshape(to, tensor.Shape{10}))
 		if err != nil {
 			return nil, err
 		}
-		weights = must(gorgonia.Reshape(weights, tensor.Shape{10, 1}))
+		weights = reshape(weights, tensor.Shape{10, 1})
 		rows = must(gorgonia.BroadcastHadamardProd(rows, weights, nil, []byte{1}))
-		return nn.ScatterAdd(0, 4, rows, must(gorgonia.Reshape(to, tensor.Shape{10})))
+		return nn.ScatterAdd(0, 4, rows, reshape(to, tensor.Shape{10}))
 	}},
-	{name: "cross-entropy", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "cross-entropy", shapes: [][]int{{3, 4}}, build: func(x ...node) (node, error) {
 		return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], 3, nn.NoLabel, 1))
 	}},
 	{name: "cross-entropy, ignoring a class", shapes: [][]int{{5, 3}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return nn.CrossEntropy(2, x[0], labels(x[0], 2, 1, 0, 2, 1))
 		}},
 	{name: "cross-entropy without labels", shapes: [][]int{{2, 3}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], nn.NoLabel, nn.NoLabel))
 		}},
 }
 
 // convolved builds a convolution of images, filters and bias.
-func convolved(f func(nn.ConvOptions, *gorgonia.Node, *gorgonia.Node, *gorgonia.Node) (
-	*gorgonia.Node, error), o nn.ConvOptions) func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-	return func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return f(o, x[0], x[1], x[2]) }
+func convolved(f func(nn.ConvOptions, node, node, node) (
+	node, error), o nn.ConvOptions) func(x ...node) (node, error) {
+	return func(x ...node) (node, error) { return f(o, x[0], x[1], x[2]) }
 }
 
 // someHidden is a mask of x's dtype that hides every third key, and all keys of the second query.
-func someHidden(x *gorgonia.Node, queries, keys int) *gorgonia.Node {
+func someHidden(x node, queries, keys int) node {
 	mask := tensor.New(tensor.Of(x.Dtype()), tensor.WithShape(queries, keys))
 	for i := range queries * keys {
 		hidden := i%3 == 2 || i/keys == 1
@@ -250,7 +231,7 @@ func someHidden(x *gorgonia.Node, queries, keys int) *gorgonia.Node {
 }
 
 // labels is an input of integers in the graph of x.
-func labels(x *gorgonia.Node, values ...int) *gorgonia.Node {
+func labels(x node, values ...int) node {
 	return gorgonia.NodeFromAny(x.Graph(), tensor.New(tensor.WithShape(len(values)),
 		tensor.WithBacking(values)), gorgonia.WithName("labels"))
 }
@@ -268,7 +249,7 @@ func operationsOfPackageNN(t *testing.T, devices map[string]func(testing.TB) bac
 				}
 				y := must(test.build(m.params...))
 				if !y.IsScalar() {
-					y = must(gorgonia.Sum(must(gorgonia.Square(y))))
+					y = sum(square(y))
 				}
 				m.grad(t, y)
 				agree(t, m.g, tolerance*10, test.host, devices)
@@ -281,11 +262,9 @@ func operationsOfPackageNN(t *testing.T, devices map[string]func(testing.TB) bac
 // in another order, on the device.
 func TestLabelsOfTimeStepsAreSlices(t *testing.T) { labelsOfTimeStepsAreSlices(t, devices) }
 
-func labelsOfTimeStepsAreSlices(
-	t *testing.T, devices map[string]func(testing.TB) backend.Device,
-) {
+func labelsOfTimeStepsAreSlices(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	g := gorgonia.NewGraph()
-	of := func(name string, shape []int, backing any) *gorgonia.Node {
+	of := func(name string, shape []int, backing any) node {
 		v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 		return gorgonia.NodeFromAny(g, v, gorgonia.WithName(name))
 	}
@@ -294,12 +273,12 @@ func labelsOfTimeStepsAreSlices(
 	steps, err := nn.Split(0, []int{1, 1, 1}, all)
 	require.NoError(t, err)
 	joined := must(nn.Concat(1, steps[2], steps[0]))
-	var loss *gorgonia.Node
+	var loss node
 	for _, step := range steps {
-		row := must(gorgonia.Reshape(step, tensor.Shape{2}))
+		row := reshape(step, tensor.Shape{2})
 		cost := must(nn.CrossEntropy(nn.NoLabel, w, row))
 		if loss != nil {
-			cost = must(gorgonia.Add(loss, cost))
+			cost = add(loss, cost)
 		}
 		loss = cost
 	}
@@ -308,8 +287,7 @@ func labelsOfTimeStepsAreSlices(
 	dw := grads[0]
 	want := valuesByDo(t, g)
 	for where, device := range devices {
-		m, err := vm.New(g, device(t), vm.Keep(joined, loss, dw))
-		require.NoError(t, err)
+		m := machineOn(t, device(t), g, vm.Keep(joined, loss, dw))
 		if text := m.Plan().String(); !strings.Contains(text, "host_ops=0") {
 			t.Errorf("%s: operations run by Do in\n%s", where, text)
 		}
@@ -336,19 +314,17 @@ func dropoutIsThatOfItsDo(t *testing.T, devices map[string]func(testing.TB) back
 				const seed = 1 << 31 // as a key, more than a float64 can hold
 				var models [2]*model
 				var randoms [2]*nn.Random
-				var kept [2]gorgonia.Nodes
+				var kept [2]nodes
 				for i := range models {
 					m := &model{g: gorgonia.NewGraph()}
 					x := m.variable("x", dt, 3, 5, 7)
-					m.params, randoms[i] = gorgonia.Nodes{x}, nn.NewRandom(seed+1)
+					m.params, randoms[i] = nodes{x}, nn.NewRandom(seed+1)
 					first := must(nn.Dropout(0.3, randoms[i], x))
-					second := must(nn.Dropout(0.6, randoms[i], must(gorgonia.Tanh(first))))
-					m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(second)))))
-					models[i], kept[i] = m, gorgonia.Nodes{first, second, x.Deriv()}
+					second := must(nn.Dropout(0.6, randoms[i], tanh(first)))
+					m.grad(t, sum(square(second)))
+					models[i], kept[i] = m, nodes{first, second, x.Deriv()}
 				}
-				m, err := vm.New(models[1].g, device(t), vm.Keep(kept[1]...))
-				require.NoError(t, err)
-				defer m.Close()
+				m := machineOn(t, device(t), models[1].g, vm.Keep(kept[1]...))
 				if text := m.Plan().String(); !strings.Contains(text, "host_ops=0") {
 					t.Errorf("operations run by Do in\n%s", text)
 				}
@@ -372,13 +348,11 @@ func dropoutIsThatOfItsDo(t *testing.T, devices map[string]func(testing.TB) back
 func TestDropout(t *testing.T) {
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", tensor.Float64, 4, 50)
-	m.params = gorgonia.Nodes{x}
+	m.params = nodes{x}
 	random := nn.NewRandom(1)
 	y := must(nn.Dropout(0.5, random, x))
-	m.grad(t, must(gorgonia.Sum(y)))
-	train, err := vm.New(m.g, nil, vm.Keep(y))
-	require.NoError(t, err)
-	defer train.Close()
+	m.grad(t, sum(y))
+	train := machine(t, m.g, vm.Keep(y))
 	require.NoError(t, train.RunAll())
 	dx, err := x.Grad()
 	require.NoError(t, err)
@@ -396,9 +370,7 @@ func TestDropout(t *testing.T) {
 	if err := train.RunAll(); err == nil {
 		t.Error("a second run at one step was allowed")
 	}
-	evaluate, err := vm.New(m.g, nil, vm.Eval(), vm.Keep(y))
-	require.NoError(t, err)
-	defer evaluate.Close()
+	evaluate := machine(t, m.g, vm.Eval(), vm.Keep(y))
 	require.NoError(t, evaluate.RunAll())
 	compare(t, "in evaluation", y.Value(), x.Value(), 0)
 }
@@ -411,16 +383,12 @@ func TestIndexOutOfRange(t *testing.T) {
 		x := m.variable("x", tensor.Float32, 4, 2)
 		indices := labels(x, 3, 0)
 		y := must(nn.Embedding(x, indices))
-		planned, err := vm.New(m.g, device(t), vm.Keep(y))
-		require.NoError(t, err)
-		defer planned.Close()
+		planned := machineOn(t, device(t), m.g, vm.Keep(y))
 		run(t, planned)
 		for _, wrong := range []int{-1, 4} {
 			indices.Value().Data().([]int)[1] = wrong
-			if err := planned.RunAll(); !errors.Is(err, backend.ErrArgument) ||
-				!strings.Contains(err.Error(), fmt.Sprintf("index 1 is %d", wrong)) {
-				t.Errorf("%s: index %d: %v", where, wrong, err)
-			}
+			require.Fails(t, fmt.Sprintf("%s: index %d", where, wrong), planned.RunAll(),
+				backend.ErrArgument, fmt.Sprintf("index 1 is %d", wrong))
 		}
 	}
 }

@@ -2,7 +2,7 @@ package vm_test
 
 import (
 	"errors"
-	"strings"
+	"fmt"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
@@ -38,23 +39,18 @@ func TestAnOptionOfWhichTheLastWouldCountIsGivenOnce(t *testing.T) {
 	} {
 		x, _, w, _ := graphOf(1, tensor.New(tensor.WithBacking([]float64{0, 0})))
 		m, err := vm.New(x.Graph(), nil, append(o, vm.WithSolver(&solver.SGD{Rate: 1}, w))...)
-		if err == nil || !strings.Contains(err.Error(), name) ||
-			!strings.Contains(err.Error(), "given twice") {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, name, "given twice")
 		if err == nil {
 			m.Close()
 		}
 	}
-	for name, o := range map[string]func(...*gorgonia.Node) autograd.Option{
+	for name, o := range map[string]func(...node) autograd.Option{
 		"WithEarly": autograd.WithEarly, "WithApart": autograd.WithApart,
 	} {
 		x, _, w, _ := graphOf(1, tensor.New(tensor.WithBacking([]float64{0, 0})))
 		_, err := vm.New(x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1}, w),
 			vm.WithDataParallel(autograd.Solo(), o(x)))
-		if err == nil || !strings.Contains(err.Error(), "x is no parameter") {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, "x is no parameter")
 	}
 }
 
@@ -70,33 +66,21 @@ func TestRanksWithOtherSettingsAreFound(t *testing.T) {
 	}
 	onRanks(t, testenv.Hosts, 2, func(r ranked) error {
 		_, _, err := r.start(as, vm.WithPrecision([]vm.Precision{vm.BF16, vm.F32}[r.Comm.Rank()]))
-		if err == nil || !strings.Contains(err.Error(), "the precision is") {
-			t.Errorf("another precision: %v", err)
-		}
+		require.Fails(t, "another precision", err, "the precision is")
 		own := as
 		own.solver = func() solver.Solver { return rated(float64(r.Comm.Rank()) + 1) }
 		_, _, err = r.start(own)
-		if err == nil || !strings.Contains(err.Error(), `"Rate":1`) {
-			t.Errorf("a custom solver: %v", err)
-		}
+		require.Fails(t, "a custom solver", err, `"Rate":1`)
 		for _, stage := range append(stages, 0) {
 			_, m, err := r.start(as, vm.WithShards(stage))
-			if err != nil {
-				return err
-			}
-			if err = m.DataParallel().Check(); err != nil {
-				return err
-			}
+			testranks.NoError(err)
+			testranks.NoError(m.DataParallel().Check())
 			if r.Comm.Rank() == 1 {
 				m.Solver().SetRate(7)
 			}
 			err = m.DataParallel().Check()
-			if err == nil || !strings.Contains(err.Error(), "a setting of the solver") {
-				t.Errorf("stage %b: %v", stage, err)
-			}
-			if err := m.Close(); err != nil {
-				return err
-			}
+			require.Fails(t, fmt.Sprintf("stage %b", stage), err, "a setting of the solver")
+			testranks.NoError(m.Close())
 		}
 		return nil
 	})
@@ -104,9 +88,9 @@ func TestRanksWithOtherSettingsAreFound(t *testing.T) {
 
 // TestASolverWithStateOfOtherLearnablesIsRefused: it knows them by their order alone.
 func TestASolverWithStateOfOtherLearnablesIsRefused(t *testing.T) {
-	build := func(names ...string) gorgonia.Nodes {
+	build := func(names ...string) nodes {
 		g := gorgonia.NewGraph()
-		var all, squares gorgonia.Nodes
+		var all, squares nodes
 		for _, name := range names {
 			w := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithName(name),
 				gorgonia.WithShape(2), gorgonia.WithInit(gorgonia.Ones()))
@@ -127,14 +111,10 @@ func TestASolverWithStateOfOtherLearnablesIsRefused(t *testing.T) {
 		}
 		return errors.Join(m.RunAll(), m.Close())
 	}
-	if err := errors.Join(train("a", "b"), train("a", "b")); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, errors.Join(train("a", "b"), train("a", "b")))
 	for _, names := range [][]string{{"b", "a"}, {"a", "c"}} {
 		err := train(names...)
-		if err == nil || !strings.Contains(err.Error(), "the state of a, b") {
-			t.Errorf("learnables %v: %v", names, err)
-		}
+		require.Fails(t, fmt.Sprintf("learnables %v", names), err, "the state of a, b")
 	}
 	require.NoError(t, errors.Join(s.Close(), train("b", "a")))
 }

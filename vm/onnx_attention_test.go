@@ -12,14 +12,14 @@ import (
 // onnxAttention builds attention of q, k and v of four axes, or of three, with heads in each row, a
 // mask of floats or booleans, and lengths. ONNX's causal attention lets query i see the keys up to
 // i, or, with lengths, up to i + length - queries: this is a mask where [nn.Attention] differs.
-func onnxAttention(c *onnxCase) (gorgonia.Nodes, error) {
-	x := [3]*gorgonia.Node{c.nodes[0], c.nodes[1], c.nodes[2]}
+func onnxAttention(c *onnxCase) (nodes, error) {
+	x := [3]node{c.nodes[0], c.nodes[1], c.nodes[2]}
 	rows := x[0].Dims() == 3
 	for i, name := range []string{"q_num_heads", "kv_num_heads", "kv_num_heads"} {
 		if s := x[i].Shape(); rows {
 			heads := c.int(name, 0)
-			x[i] = must(gorgonia.Reshape(x[i], tensor.Shape{s[0], s[1], heads, s[2] / heads}))
-			x[i] = must(gorgonia.Transpose(x[i], 0, 2, 1, 3))
+			x[i] = reshape(x[i], tensor.Shape{s[0], s[1], heads, s[2] / heads})
+			x[i] = transpose(x[i], 0, 2, 1, 3)
 		}
 	}
 	q, k := x[0].Shape(), x[1].Shape()
@@ -53,16 +53,16 @@ func onnxAttention(c *onnxCase) (gorgonia.Nodes, error) {
 	}
 	y, err := nn.Attention(x[0], x[1], x[2], o)
 	if err != nil || !rows {
-		return gorgonia.Nodes{y}, err
+		return nodes{y}, err
 	}
 	s := y.Shape()
-	y = must(gorgonia.Transpose(y, 0, 2, 1, 3))
+	y = transpose(y, 0, 2, 1, 3)
 	return result(gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1] * s[3]}))
 }
 
 // seen is 1 where query i sees a key, those up to i + first of each entry of the batch, and 0
 // elsewhere.
-func (c *onnxCase) seen(first []int, queries, keys int) *gorgonia.Node {
+func (c *onnxCase) seen(first []int, queries, keys int) node {
 	var data []float64
 	for _, at := range first {
 		for i := range queries {
@@ -75,7 +75,7 @@ func (c *onnxCase) seen(first []int, queries, keys int) *gorgonia.Node {
 }
 
 // numbers is an input of the dtype of the first one.
-func (c *onnxCase) numbers(name string, data []float64, shape ...int) *gorgonia.Node {
+func (c *onnxCase) numbers(name string, data []float64, shape ...int) node {
 	x := tensor.New(tensor.Of(c.nodes[0].Dtype()), tensor.WithShape(shape...))
 	for i, v := range data {
 		switch own := x.Data().(type) {

@@ -3,15 +3,13 @@ package vm_test
 import (
 	"slices"
 
-	"gorgonia.org/gorgonia"
-
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
 // imageKinds are convolutions and pools.
 var imageKinds = onnxKinds{
-	"Conv": func(c *onnxCase) (gorgonia.Nodes, error) {
-		conv := map[int]func(o nn.ConvOptions, x, w, bias *gorgonia.Node) (*gorgonia.Node, error){
+	"Conv": func(c *onnxCase) (nodes, error) {
+		conv := map[int]func(o nn.ConvOptions, x, w, bias node) (node, error){
 			1: nn.Conv1D, 2: nn.Conv2D, 3: nn.Conv3D}[c.nodes[0].Dims()-2]
 		o := c.convolution()
 		if _, same := c.Attrs["auto_pad"]; same {
@@ -19,7 +17,7 @@ var imageKinds = onnxKinds{
 		}
 		return result(conv(o, c.nodes[0], c.nodes[1], c.bias()))
 	},
-	"ConvTranspose": func(c *onnxCase) (gorgonia.Nodes, error) {
+	"ConvTranspose": func(c *onnxCase) (nodes, error) {
 		o := c.convolution()
 		o.OutputPad = c.list("output_padding")
 		c.padTransposed(&o)
@@ -28,7 +26,7 @@ var imageKinds = onnxKinds{
 	"MaxPool": onnxPool(nn.MaxPool2D), "AveragePool": onnxPool(nn.AvgPool2D),
 }
 
-func (c *onnxCase) bias() *gorgonia.Node {
+func (c *onnxCase) bias() node {
 	if len(c.nodes) == 3 {
 		return c.nodes[2]
 	}
@@ -85,9 +83,9 @@ func (c *onnxCase) padTransposed(o *nn.ConvOptions) {
 }
 
 // onnxPool builds a pool of images.
-func onnxPool(pool func(kernel, pad, stride [2]int, x *gorgonia.Node,
-	options ...nn.PoolOptions) (*gorgonia.Node, error)) func(*onnxCase) (gorgonia.Nodes, error) {
-	return func(c *onnxCase) (gorgonia.Nodes, error) {
+func onnxPool(pool func(kernel, pad, stride [2]int, x node,
+	options ...nn.PoolOptions) (node, error)) func(*onnxCase) (nodes, error) {
+	return func(c *onnxCase) (nodes, error) {
 		kernel, stride := [2]int(c.list("kernel_shape")), [2]int{1, 1}
 		if s := c.list("strides"); s != nil {
 			stride = [2]int(s)

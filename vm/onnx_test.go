@@ -29,7 +29,7 @@ var onnxGroups = map[string]onnxKinds{
 }
 
 // onnxKinds return the nodes of the results of a case, for each operator.
-type onnxKinds map[string]func(c *onnxCase) (gorgonia.Nodes, error)
+type onnxKinds map[string]func(c *onnxCase) (nodes, error)
 
 // onnxCase is what another implementation computes: testdata/onnx/make.py makes them.
 type onnxCase struct {
@@ -44,7 +44,7 @@ type onnxCase struct {
 	t      *testing.T
 	narrow bool // float64 becomes float32
 	graph  *gorgonia.ExprGraph
-	nodes  []*gorgonia.Node // of the inputs
+	nodes  []node // of the inputs
 }
 
 // onnxTensor has its elements in little endian.
@@ -111,7 +111,7 @@ func first(data any) any {
 }
 
 // input returns a new node with a value.
-func (c *onnxCase) input(x *onnxTensor, name string) *gorgonia.Node {
+func (c *onnxCase) input(x *onnxTensor, name string) node {
 	var v any = c.value(x)
 	if len(x.Shape) == 0 {
 		v = c.value(x).Data()
@@ -209,10 +209,10 @@ func (c *onnxCase) widths() []bool {
 }
 
 // run builds the graph and runs it three times: in the tape machine, or on a device.
-func (c *onnxCase) run(t *testing.T, kind func(c *onnxCase) (gorgonia.Nodes, error), where string,
+func (c *onnxCase) run(t *testing.T, kind func(c *onnxCase) (nodes, error), where string,
 	device backend.Device) {
 	t.Helper()
-	c.t, c.graph, c.nodes = t, gorgonia.NewGraph(), make([]*gorgonia.Node, len(c.In))
+	c.t, c.graph, c.nodes = t, gorgonia.NewGraph(), make([]node, len(c.In))
 	for i, x := range c.In {
 		if x != nil {
 			c.nodes[i] = c.input(x, fmt.Sprint("x", i))
@@ -221,7 +221,7 @@ func (c *onnxCase) run(t *testing.T, kind func(c *onnxCase) (gorgonia.Nodes, err
 	results, err := kind(c)
 	require.NoError(t, err)
 	grads := c.gradients(t, results[0])
-	var keep gorgonia.Nodes
+	var keep nodes
 	for _, n := range append(slices.Clone(results), grads...) {
 		if n != nil {
 			keep = append(keep, n)
@@ -251,16 +251,16 @@ func (c *onnxCase) run(t *testing.T, kind func(c *onnxCase) (gorgonia.Nodes, err
 }
 
 // gradients returns the nodes of the gradients of a case.
-func (c *onnxCase) gradients(t *testing.T, y *gorgonia.Node) gorgonia.Nodes {
+func (c *onnxCase) gradients(t *testing.T, y node) nodes {
 	t.Helper()
 	if c.DY == nil {
 		return nil
 	}
-	loss := must(gorgonia.HadamardProd(y, c.input(c.DY, "dy")))
+	loss := times(y, c.input(c.DY, "dy"))
 	if !loss.IsScalar() {
-		loss = must(gorgonia.Sum(loss))
+		loss = sum(loss)
 	}
-	var by gorgonia.Nodes
+	var by nodes
 	for i, g := range c.Grad {
 		if g != nil {
 			by = append(by, c.nodes[i])
@@ -268,7 +268,7 @@ func (c *onnxCase) gradients(t *testing.T, y *gorgonia.Node) gorgonia.Nodes {
 	}
 	grads, err := gorgonia.Grad(loss, by...)
 	require.NoError(t, err)
-	all := make(gorgonia.Nodes, len(c.Grad))
+	all := make(nodes, len(c.Grad))
 	for i, g := range c.Grad {
 		if g != nil {
 			all[i], grads = grads[0], grads[1:]
@@ -278,7 +278,7 @@ func (c *onnxCase) gradients(t *testing.T, y *gorgonia.Node) gorgonia.Nodes {
 }
 
 // compare compares the value of a node: floats may differ by 1e-5 in float32, by 1e-10 in float64.
-func (c *onnxCase) compare(t *testing.T, what string, n *gorgonia.Node, want *onnxTensor) {
+func (c *onnxCase) compare(t *testing.T, what string, n node, want *onnxTensor) {
 	t.Helper()
 	if n.Value() == nil || !slices.Equal(n.Value().Shape(), tensor.Shape(want.Shape)) {
 		t.Fatalf("%s is %v, want shape %v", what, n.Value(), want.Shape)

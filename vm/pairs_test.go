@@ -71,8 +71,7 @@ var features = []feature{
 	{"chunked cross-entropy", "tiles", "WithLossTiles", "`vm.WithLossTiles`"},
 	{"batch norm", "norm", "BatchNorm", "`layers.Builder.BatchNorm`, each rank its own batch"},
 	{"SyncBatchNorm", "norm", "SyncBatchNorm", "`vm.SyncBatchNorm`"},
-	{"Padding", "padding", "Tokens.Padding",
-		"`layers.Tokens.Padding`: targets that do not count"},
+	{"Padding", "padding", "Tokens.Padding", "`layers.Tokens.Padding`: targets that do not count"},
 	{"Dropout", "dropout", "Dropout", "`layers.Builder.Dropout`"},
 	{"row exchange", "lookup", "Embedding",
 		"an embedding of whose gradient ranks exchange the rows that they look up"},
@@ -106,8 +105,7 @@ var refusals = []refusal{
 		"run are counted, and not those of a step", nil},
 	{[]string{"Table"}, []string{"Accumulate", "WithTree", "WithElastic"}, "rows travel before " +
 		"and after each run", nil},
-	{[]string{"Table"}, []string{"ClipNorm"}, "the norm would lack the gradients of rows",
-		nil},
+	{[]string{"Table"}, []string{"ClipNorm"}, "the norm would lack the gradients of rows", nil},
 	{[]string{"chunked cross-entropy"}, []string{"tensor ranks"},
 		"ranks that shard the logits add up all rows at once", nil},
 	{[]string{"chunked cross-entropy"}, []string{"Padding"},
@@ -282,12 +280,12 @@ type paired struct {
 	b               *layered.Builder
 	l               *layered.Layout
 	tokens, targets *layered.Tokens
-	labels          *gorgonia.Node // of the reference, in place of targets
+	labels          node // of the reference, in place of targets
 	table           *layered.Table
-	rows            *gorgonia.Node // of the reference, in place of table
+	rows            node // of the reference, in place of table
 	random          *nn.Random
-	frozen          *gorgonia.Node
-	learnables      gorgonia.Nodes
+	frozen          node
+	learnables      nodes
 	machine         *vm.Machine
 }
 
@@ -407,10 +405,9 @@ func (m *paired) twice(name string, x layered.Node) layered.Node {
 	w := m.b.Learn(name, layered.Normal(0.5), layered.Undivided, pairWidth, pairWidth)
 	return m.b.Apply(name, func() (layered.Node, error) {
 		shape := x.Shape()
-		flat := must(gorgonia.Reshape(x.Node, tensor.Shape{shape[0] * shape[1], shape[2]}))
-		y := must(gorgonia.Add(must(gorgonia.Mul(flat, w.Node)),
-			must(gorgonia.Mul(must(gorgonia.Square(flat)), w.Node))))
-		y = must(gorgonia.Add(y, must(gorgonia.Mul(flat, must(gorgonia.Tanh(w.Node))))))
+		flat := reshape(x.Node, tensor.Shape{shape[0] * shape[1], shape[2]})
+		y := add(mul(flat, w.Node), mul(square(flat), w.Node))
+		y = add(y, mul(flat, tanh(w.Node)))
 		y, err := gorgonia.Reshape(y, shape)
 		return layered.Place(y, x), err
 	})
@@ -810,10 +807,7 @@ func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 	register := rendezvous.NewMemStore()
 	return o, testranks.Join(together(t, s.kind, s.ranks(), func(r ranked) error {
 		r.register = register
-		l, err := s.layout(r.Comm)
-		if err != nil {
-			return err
-		}
+		l := testranks.Must(s.layout(r.Comm))
 		defer l.Close()
 		samples := s.samples
 		if s.plain {
@@ -823,9 +817,7 @@ func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 		r.lock.Lock()
 		m, err := s.build(l, samples)
 		r.lock.Unlock()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		device := r.device
 		if part.shift(s, m); s.has["WithElastic"] {
 			device = nil

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -37,19 +38,14 @@ func TestAPanicOfAnOperationEndsEveryRankOfARun(t *testing.T) {
 		g := gorgonia.NewGraph()
 		w := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(3), gorgonia.WithName("w"),
 			gorgonia.WithInit(gorgonia.Ones()))
-		gorgonia.Grad(must(gorgonia.Sum(must(gorgonia.Square(w)))), w)
+		gorgonia.Grad(sum(square(w)), w)
 		must(gorgonia.ApplyOp(op, w))
 		r.lock.Unlock()
-		m, err := vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 0.5}, w),
-			vm.WithDataParallel(r.Comm))
-		if err != nil {
-			return err
-		}
+		m := testranks.Must(vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 0.5}, w),
+			vm.WithDataParallel(r.Comm)))
 		defer m.Close()
 		for range 3 {
-			if err := m.RunAll(); err != nil {
-				return err
-			}
+			testranks.NoError(m.RunAll())
 		}
 		if op.panics = r.Comm.Rank() == 1; op.panics {
 			defer func() {

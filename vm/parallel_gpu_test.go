@@ -69,19 +69,15 @@ func TestBucketsAreGivenBackOnGPU(t *testing.T) {
 	as := training{solver: solvers["adam"], build: layers(2, 512, 512, 512, 512, 512)}
 	beyond := make([]int, len(stages)) // what is planned, on rank 0
 	for i, stage := range stages {
-		if err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
+		require.Report(t, testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
 			before := held(r.device)
 			_, machine, err := r.start(as, vm.WithShards(stage))
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			if r.Comm.Rank() == 0 {
 				beyond[i] = held(r.device) - before - int(machine.Summary().Memory.Total())
 			}
 			return machine.Close()
-		})); err != nil {
-			t.Error(err)
-		}
+		})))
 		if beyond[i] > beyond[0]+1<<20 {
 			t.Errorf("stage %b: %d bytes more than planned are in use, on stage 1 %d", stage,
 				beyond[i], beyond[0])
@@ -128,10 +124,7 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 func TestExposedOnGPU(t *testing.T) {
 	const fills, nbytes = 256, 64 << 10
 	onRanks(t, testenv.GPUs, 2, func(r ranked) error {
-		b, err := r.device.Alloc(nbytes)
-		if err != nil {
-			return err
-		}
+		b := testranks.Must(r.device.Alloc(nbytes))
 		hold := func(q backend.Queue) (err error) {
 			for i := 0; i < fills && q != nil && err == nil; i++ {
 				err = q.Zero(b)
@@ -220,29 +213,19 @@ func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *mo
 				p.Value().Data().([]float32)[i] = x / 64
 			}
 		}
-		machine, err := vm.New(m.g, r.Comm.Device(),
-			append(options, vm.WithSolver(&solver.Adam{Rate: 1e-4}, m.params...),
-				vm.WithDataParallel(r.Comm))...)
-		if err != nil {
-			return err
-		}
+		machine := testranks.Must(vm.New(m.g, r.Comm.Device(), append(options,
+			vm.WithSolver(&solver.Adam{Rate: 1e-4}, m.params...), vm.WithDataParallel(r.Comm))...))
 		defer machine.Close()
 		for range warmUp {
-			if err := machine.RunAll(); err != nil {
-				return err
-			}
+			testranks.NoError(machine.RunAll())
 		}
-		if err := backend.Barrier(r.Comm); err != nil {
-			return err
-		}
+		testranks.NoError(backend.Barrier(r.Comm))
 		if r.Comm.Rank() == 0 {
 			b.ResetTimer()
 		}
 		began := time.Now()
 		for range b.N {
-			if err := machine.RunAll(); err != nil {
-				return err
-			}
+			testranks.NoError(machine.RunAll())
 		}
 		if r.Comm.Rank() == 0 {
 			b.StopTimer()

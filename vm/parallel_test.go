@@ -95,12 +95,8 @@ var parallelModels = map[string]func(testing.TB, tensor.Dtype) *model{
 	"shared": func(t testing.TB, dt tensor.Dtype) *model { // both have the same gradient
 		m := &model{g: gorgonia.NewGraph()}
 		v, w, x := m.variable("v", dt, 3, 2), m.variable("w", dt, 3, 2), m.variable("x", dt, 3, 2)
-		m.params = gorgonia.Nodes{v, w}
-		m.grad(
-			t,
-			must(
-				gorgonia.Mean(
-					must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Add(v, w)), x)))))))
+		m.params = nodes{v, w}
+		m.grad(t, mean(square(sub(add(v, w), x))))
 		return m
 	},
 }
@@ -212,24 +208,16 @@ func (r ranked) trainBothWays(solver func() solver.Solver,
 	options = append(slices.Clone(options), autograd.WithBuckets(1, 60))
 	apart, within := r.build(build), r.build(build)
 	after, inside := solver(), solver()
-	want, err := r.trainApart(apart, after, steps, options)
-	if err != nil {
-		return nil, err
-	}
+	want := testranks.Must(r.trainApart(apart, after, steps, options))
 	m, err := vm.New(within.g, r.device, vm.WithSolver(inside, within.params...),
 		vm.WithDataParallel(r.Comm, options...))
-	if err != nil {
-		return nil, err
-	}
+	testranks.NoError(err)
 	for range steps {
 		if err := m.RunAll(); err != nil {
 			return nil, errors.Join(err, m.Close())
 		}
 	}
-	if err := errors.Join(m.Pull(within.params...), m.DataParallel().Check(),
-		m.Close()); err != nil {
-		return nil, err
-	}
+	testranks.NoError(errors.Join(m.Pull(within.params...), m.DataParallel().Check(), m.Close()))
 	got := within.weights(r.t)
 	if !slices.EqualFunc(got, want, slices.Equal) {
 		err = fmt.Errorf("%v, by Sync %v", got, want)
@@ -241,10 +229,7 @@ func (r ranked) trainBothWays(solver func() solver.Solver,
 // trainApart trains by Sync, with the graph on the same device.
 func (r ranked) trainApart(m *model, solver solver.Solver, steps int,
 	options []autograd.Option) ([][]float64, error) {
-	dp, err := autograd.New(r.Comm, m.params, options...)
-	if err != nil {
-		return nil, err
-	}
+	dp := testranks.Must(autograd.New(r.Comm, m.params, options...))
 	machine, err := vm.New(m.g, r.device)
 	if err != nil {
 		return nil, errors.Join(err, dp.Close())
@@ -291,8 +276,7 @@ func TestDataParallelRefusedRaced(t *testing.T) {
 		}},
 		{"other rates", backend.ErrMismatch, `the solver's settings are {"Rate":1,`,
 			func(r ranked, m *model) []vm.Option {
-				return []vm.Option{vm.WithSolver(
-					&solver.Momentum{Rate: float64(1 + r.Comm.Rank())},
+				return []vm.Option{vm.WithSolver(&solver.Momentum{Rate: float64(1 + r.Comm.Rank())},
 					m.params...), vm.WithDataParallel(r.Comm)}
 			}},
 		{"other solvers", backend.ErrMismatch, "the solver is a *solver.SGD on rank 0, but the " +
@@ -363,17 +347,13 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 		m := r.build(mlp)
 		machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.Adam{Rate: 0.1}, m.params...),
 			vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		for range 5 {
 			if err := machine.RunAll(); err != nil {
 				return errors.Join(err, machine.Close())
 			}
 		}
-		if err := machine.Pull(m.params...); err != nil {
-			return err
-		}
+		testranks.NoError(machine.Pull(m.params...))
 		if done(); r.Comm.Rank() == 1 {
 			trained.Wait()
 			r.World.Fail(lost)
@@ -456,27 +436,21 @@ func TestSumsOfGradientsInHalf(t *testing.T) {
 func trainsAlike(t *testing.T, k testenv.Kind, as func(way int) training,
 	check func(*vm.Machine) error) {
 	t.Helper()
-	if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+	require.Report(t, testranks.Join(together(t, k, 2, func(r ranked) error {
 		var weights [2][][]float64
 		for way := range weights {
 			training := as(way)
 			m, machine, err := r.start(training)
-			if err != nil {
-				return err
-			}
-			err = errors.Join(check(machine), training.steps(m, machine, 0, 3), machine.Close())
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
+			testranks.NoError(errors.Join(check(machine), training.steps(m, machine, 0, 3),
+				machine.Close()))
 			weights[way] = m.weights(r.t)
 		}
 		if d := apart(weights[0], weights[1]); d != 0 {
 			return fmt.Errorf("parameters differ by %g", d)
 		}
 		return nil
-	})); err != nil {
-		t.Error(err)
-	}
+	})))
 }
 
 // TestProductsRoundGradientsLikeCasts: a gradient that is wanted, too, is computed in F32 and cast.
@@ -517,11 +491,8 @@ func TestDataParallelAroundTheHostRaced(t *testing.T) {
 	trainsTogether(t, testenv.Devices, 2, solvers["adam"], build)
 	onRanks(t, testenv.Devices, 2, func(r ranked) error {
 		m := r.build(build)
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 1}, m.params...),
-			vm.WithDataParallel(r.Comm))
-		if err != nil {
-			return err
-		}
+		machine := testranks.Must(vm.New(m.g, r.device, vm.WithSolver(&solver.SGD{Rate: 1},
+			m.params...), vm.WithDataParallel(r.Comm)))
 		text := machine.Plan().String()
 		send, _, _ := strings.Cut(text, "host counter")
 		if _, during, _ := strings.Cut(text, "host counter"); !strings.Contains(
@@ -568,17 +539,12 @@ func isRecorded(t *testing.T, k testenv.Kind, exchanges int, options ...vm.Optio
 	onRanks(t, k, 2, func(r ranked) error {
 		m := r.build(mlp)
 		comm := &eager{Base: backend.Wrap(r.Comm)}
-		machine, err := vm.New(m.g, r.device, append(options,
+		machine := testranks.Must(vm.New(m.g, r.device, append(options,
 			vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...),
-			vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))...)
-		if err != nil {
-			return err
-		}
+			vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))...))
 		for step := range 5 {
 			comm.started, comm.recorded = 0, 0
-			if err := machine.RunAll(); err != nil {
-				return err
-			}
+			testranks.NoError(machine.RunAll())
 			// The second run records the exchanges of each learnable. The ranks agree on it, and
 			// on whether each exchange is beside products.
 			if want := [][2]int{{exchanges, 0}, {exchanges + 1, exchanges}, {0, 0}, {0, 0},
@@ -607,9 +573,7 @@ func valuesWhereGradientsWillBe(t *testing.T, kinds ...testenv.Kind) {
 			model := r.build(build)
 			m, err := vm.New(model.g, r.device, vm.WithSolver(solvers["adam"](),
 				model.params...), vm.WithDataParallel(r.Comm))
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			if !there.MatchString(m.Plan().String()) {
 				err = fmt.Errorf("all values lie in the arena:\n%v", m.Plan())
 			}

@@ -118,10 +118,8 @@ func TestPlanFileErrors(t *testing.T) {
 	for path, want := range map[string]error{"plan.png": backend.ErrArgument,
 		"no/such/directory/plan.txt": os.ErrNotExist} {
 		t.Setenv("EURYALE_PLAN", path)
-		if _, err := vm.New(mlp(t, tensor.Float32).g, nil); !errors.Is(err, want) ||
-			!strings.Contains(err.Error(), "EURYALE_PLAN") {
-			t.Errorf("%s: %v, want %v", path, err, want)
-		}
+		require.Fails(t, path, require.Err(vm.New(mlp(t, tensor.Float32).g, nil)), want,
+			"EURYALE_PLAN")
 	}
 }
 

@@ -24,7 +24,7 @@ type indexed struct {
 	shapes   [][]int // of the operands
 	integers []int   // shape of the integers
 	nan      []string
-	build    func(x gorgonia.Nodes, integers *gorgonia.Node) (*gorgonia.Node, error)
+	build    func(x nodes, integers node) (node, error)
 }
 
 func indexedOperations() []indexed {
@@ -32,30 +32,29 @@ func indexedOperations() []indexed {
 	list := []int{2}
 	all := []indexed{
 		{"Embedding", [][]int{table}, list, []string{"..NN", "NNNNNN"},
-			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+			func(x nodes, i node) (node, error) {
 				return nn.Embedding(x[0], i)
 			}},
 		{"gorgonia.ByIndices", [][]int{table}, list, []string{"..NN", "NNNNNN"},
-			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+			func(x nodes, i node) (node, error) {
 				return gorgonia.ByIndices(x[0], i, 0)
 			}},
 		{"ScatterAdd", [][]int{rows}, list, []string{"NNNNNN", "..NN"},
-			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+			func(x nodes, i node) (node, error) {
 				return nn.ScatterAdd(0, 3, x[0], i)
 			}},
 		{"IndexCopy", [][]int{table, rows}, list, []string{"NNNNNN", "NNNNNN", "..NN"},
-			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+			func(x nodes, i node) (node, error) {
 				return nn.IndexCopy(0, x[0], i, x[1])
 			}},
 		{"GatherElements", [][]int{table}, []int{1, 2}, []string{".N", ".N.N.N"},
-			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+			func(x nodes, i node) (node, error) {
 				return nn.GatherElements(0, x[0], i)
 			}},
-		{"KeyLengths", [][]int{{2, 1, 1, 1}, {2, 1, 2, 1}, {2, 1, 2, 1}}, list,
-			[]string{".N", ".N", "..NN", "..NN"},
-			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
-				return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{KeyLengths: i})
-			}},
+		{"KeyLengths", [][]int{{2, 1, 1, 1}, {2, 1, 2, 1}, {2, 1, 2, 1}}, list, []string{".N", ".N",
+			"..NN", "..NN"}, func(x nodes, i node) (node, error) {
+			return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{KeyLengths: i})
+		}},
 	}
 	for _, o := range []nn.CrossEntropyOptions{{}, {Reduction: nn.SumOfRows}, {Smoothing: 0.25},
 		{Reduction: nn.EachRow}} {
@@ -64,13 +63,13 @@ func indexedOperations() []indexed {
 			nan[0] = ".N"
 		}
 		all = append(all, indexed{fmt.Sprintf("CrossEntropy %+v", o), [][]int{scores}, list, nan,
-			func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+			func(x nodes, i node) (node, error) {
 				return nn.CrossEntropyWith(o, x[0], i)
 			}})
 	}
 	return append(all, indexed{"CrossEntropy, weighted", [][]int{scores}, list,
 		[]string{"N", "NNNNNN"}, // the mean is over the weight of a class that nobody knows
-		func(x gorgonia.Nodes, i *gorgonia.Node) (*gorgonia.Node, error) {
+		func(x nodes, i node) (node, error) {
 			w := tensor.Ones(x[0].Dtype(), 3)
 			return nn.CrossEntropyWith(nn.CrossEntropyOptions{
 				Weights: gorgonia.NodeFromAny(x[0].Graph(), w, gorgonia.WithName("w"))}, x[0], i)
@@ -79,24 +78,23 @@ func indexedOperations() []indexed {
 
 // graph builds the operation with its integers, 1 and wrong: a variable, or what the graph
 // computes.
-func (o indexed) graph(t *testing.T, dt tensor.Dtype, wrong int, computed bool) (m *model,
-	y *gorgonia.Node) {
+func (o indexed) graph(t *testing.T, dt tensor.Dtype, wrong int, computed bool) (m *model, y node) {
 	m = &model{g: gorgonia.NewGraph()}
 	for i, shape := range o.shapes {
 		m.params = append(m.params, m.variable(fmt.Sprint("x", i), dt, shape...))
 	}
-	of := func(name string, values ...int) *gorgonia.Node {
+	of := func(name string, values ...int) node {
 		v := tensor.New(tensor.WithShape(o.integers...), tensor.WithBacking(values))
 		return gorgonia.NodeFromAny(m.g, v, gorgonia.WithName(name))
 	}
 	integers := of("integers", 1, wrong)
 	if computed {
-		integers = must(gorgonia.Add(integers, of("zeros", 0, 0)))
+		integers = add(integers, of("zeros", 0, 0))
 	}
 	y = must(o.build(m.params, integers))
 	loss := y
 	if !y.IsScalar() {
-		loss = must(gorgonia.Sum(y))
+		loss = sum(y)
 	}
 	m.grad(t, loss)
 	return m, y
@@ -115,8 +113,7 @@ func integersPoison(t *testing.T, devices map[string]func(testing.TB) backend.De
 			for dt := range tolerances {
 				for _, wrong := range []int{-1, 4, 1 << 40, math.MinInt} {
 					m, y := o.graph(t, dt, wrong, true)
-					v, err := vm.New(m.g, d, vm.Keep(y))
-					require.NoError(t, err)
+					v := machineOn(t, d, m.g, vm.Keep(y))
 					run(t, v)
 					got := []string{nans(t, y.Value())}
 					for _, x := range m.params {
@@ -126,9 +123,7 @@ func integersPoison(t *testing.T, devices map[string]func(testing.TB) backend.De
 						t.Errorf("%s %v: %s by %d: %v, want %v", where, dt, o.name, wrong, got,
 							o.nan)
 					}
-					if err := v.Close(); err != nil {
-						t.Error(err)
-					}
+					require.Report(t, v.Close())
 				}
 			}
 		}
@@ -155,12 +150,9 @@ func TestVariablesOutOfRangeAreErrors(t *testing.T) {
 				require.NoError(t, err)
 				err = v.RunAll()
 				says := fmt.Sprintf("1 is %d, out of range", wrong)
-				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), says) {
-					t.Errorf("%s: %s by %d: %v", where, o.name, wrong, err)
-				}
-				if err := v.Close(); err != nil {
-					t.Error(err)
-				}
+				require.Fails(t, fmt.Sprintf("%s: %s by %d", where, o.name, wrong), err,
+					backend.ErrArgument, says)
+				require.Report(t, v.Close())
 				if strings.HasPrefix(o.name, "gorgonia") {
 					continue
 				}
@@ -179,9 +171,9 @@ func TestVariablesOutOfRangeAreErrors(t *testing.T) {
 func TestFloatsThatAreNoLabelsAreErrors(t *testing.T) { noLabels(t, devices) }
 
 func noLabels(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
-	casts := map[string]func(x *gorgonia.Node) (*gorgonia.Node, error){
-		"nn.Cast": func(x *gorgonia.Node) (*gorgonia.Node, error) { return nn.Cast(tensor.Int, x) },
-		"ConvType": func(x *gorgonia.Node) (*gorgonia.Node, error) {
+	casts := map[string]func(x node) (node, error){
+		"nn.Cast": func(x node) (node, error) { return nn.Cast(tensor.Int, x) },
+		"ConvType": func(x node) (node, error) {
 			return gorgonia.ConvType(x, x.Dtype(), tensor.Int)
 		},
 	}
@@ -193,15 +185,15 @@ func noLabels(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 					math.Inf(-1)} {
 					for _, computed := range []bool{false, true} {
 						m := &model{g: gorgonia.NewGraph()}
-						m.params = gorgonia.Nodes{m.variable("x", dt, 2, 3)}
+						m.params = nodes{m.variable("x", dt, 2, 3)}
 						y := m.variable("y", dt, 2)
 						set(y.Value().(*tensor.Dense), 0, 1)
 						set(y.Value().(*tensor.Dense), 1, wrong)
 						labels := y
 						if computed {
-							labels = must(gorgonia.Mul(y, constant(dt, 1)))
+							labels = mul(y, constant(dt, 1))
 						}
-						labels = must(gorgonia.Reshape(must(cast(labels)), tensor.Shape{2}))
+						labels = reshape(must(cast(labels)), tensor.Shape{2})
 						loss := must(nn.CrossEntropy(nn.NoLabel, m.params[0], labels))
 						m.grad(t, loss)
 						v, err := vm.New(m.g, d)
@@ -219,9 +211,7 @@ func noLabels(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 							!strings.HasPrefix(says, fmt.Sprint(wrong)):
 							t.Errorf("%s, %s, %v: %v: %v", where, name, dt, wrong, err)
 						}
-						if err := v.Close(); err != nil {
-							t.Error(err)
-						}
+						require.Report(t, v.Close())
 					}
 				}
 			}
@@ -232,7 +222,7 @@ func noLabels(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 // TestFloatsAreLabelsWhereTheyAreNot0: a cast to Bool makes labels 0 and 1 of any floats.
 func TestFloatsAreLabelsWhereTheyAreNot0(t *testing.T) {
 	m := &model{g: gorgonia.NewGraph()}
-	m.params = gorgonia.Nodes{m.variable("x", tensor.Float64, 2, 2)}
+	m.params = nodes{m.variable("x", tensor.Float64, 2, 2)}
 	y := m.variable("y", tensor.Float64, 2)
 	set(y.Value().(*tensor.Dense), 0, 0)
 	set(y.Value().(*tensor.Dense), 1, 2.5)
@@ -252,21 +242,18 @@ func TestLengthsThatRunsChangePoison(t *testing.T) {
 		m := &model{g: gorgonia.NewGraph()}
 		q := m.variable("q", tensor.Float32, 1, 1, 1, 1)
 		k := m.variable("k", tensor.Float32, 1, 1, 2, 1)
-		one := func(name string) *gorgonia.Node {
+		one := func(name string) node {
 			return gorgonia.NodeFromAny(m.g, tensor.New(tensor.WithShape(1),
 				tensor.WithBacking([]int{1})), gorgonia.WithName(name))
 		}
 		lengths := one("lengths")
-		next := must(gorgonia.Add(lengths, one("one")))
+		next := add(lengths, one("one"))
 		y := must(nn.Attention(q, k, k, nn.AttentionOptions{KeyLengths: lengths}))
 		z := must(nn.Attention(q, k, k, nn.AttentionOptions{KeyLengths: next}))
-		v, err := vm.New(m.g, device(t), vm.Keep(y, z), vm.WithState(lengths, next))
-		require.NoError(t, err)
+		v := machineOn(t, device(t), m.g, vm.Keep(y, z), vm.WithState(lengths, next))
 		for step, want := range []string{"..", ".N", ""} {
 			if err := v.RunAll(); want == "" {
-				if !errors.Is(err, backend.ErrArgument) {
-					t.Errorf("%s: step %d: %v", where, step, err)
-				}
+				require.Fails(t, fmt.Sprintf("%s: step %d", where, step), err, backend.ErrArgument)
 			} else if err != nil || nans(t, y.Value())+nans(t, z.Value()) != want {
 				t.Errorf("%s: step %d: %v, %v, %v", where, step, y.Value(), z.Value(), err)
 			}
@@ -274,8 +261,6 @@ func TestLengthsThatRunsChangePoison(t *testing.T) {
 				t.Errorf("%s: after step %d the host has %d", where, step, got)
 			}
 		}
-		if err := v.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, v.Close())
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -63,7 +62,7 @@ func TestUnevenPoolsAreWhatTheCallerWrote(t *testing.T) {
 }
 
 // images are a batch of 2 with 2 channels.
-func images(g *gorgonia.ExprGraph, name string, pixels []float64, h, w int) *gorgonia.Node {
+func images(g *gorgonia.ExprGraph, name string, pixels []float64, h, w int) node {
 	value := tensor.New(tensor.WithShape(2, 2, h, w), tensor.WithBacking(pixels))
 	return gorgonia.NewTensor(g, tensor.Float64, 4, gorgonia.WithShape(2, 2, h, w),
 		gorgonia.WithName(name), gorgonia.WithValue(value))
@@ -83,11 +82,9 @@ func (p unevenPool) check(t *testing.T, device backend.Device) {
 	image := images(m.g, "x", x, p.h, p.w)
 	share := images(m.g, "dy", dy, p.outHeight, p.outColumns)
 	y := must(gorgonia.MaxPool2D(image, p.kernel, p.pad, p.stride))
-	m.params = gorgonia.Nodes{image}
-	m.grad(t, must(gorgonia.Sum(must(gorgonia.HadamardProd(y, share)))))
-	machine, err := vm.New(m.g, device, vm.Keep(y), vm.Notice(func(string) {}))
-	require.NoError(t, err)
-	defer machine.Close()
+	m.params = nodes{image}
+	m.grad(t, sum(times(y, share)))
+	machine := machineOn(t, device, m.g, vm.Keep(y), vm.Notice(func(string) {}))
 	for i := range 3 {
 		run(t, machine)
 		for what, pair := range map[string][2]any{
@@ -147,11 +144,9 @@ func (p unevenPool) checkMean(t *testing.T, device backend.Device) {
 	m := &model{g: gorgonia.NewGraph()}
 	image := images(m.g, "x", x, p.h, p.w)
 	y := must(gorgonia.AveragePool2D(image, p.kernel, p.pad, p.stride))
-	m.params = gorgonia.Nodes{image}
-	m.grad(t, must(gorgonia.Sum(y)))
-	machine, err := vm.New(m.g, device, vm.Keep(y), vm.Notice(func(string) {}))
-	require.NoError(t, err)
-	defer machine.Close()
+	m.params = nodes{image}
+	m.grad(t, sum(y))
+	machine := machineOn(t, device, m.g, vm.Keep(y), vm.Notice(func(string) {}))
 	for i := range 3 {
 		run(t, machine)
 		if got := y.Value().Data(); !reflect.DeepEqual(got, wantY) {

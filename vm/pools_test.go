@@ -17,8 +17,8 @@ import (
 func TestPoolsOfUnevenPaddingAreReadAsMeant(t *testing.T) {
 	kernel, stride := [2]int{3, 2}, [2]int{2, 1}
 	type both struct {
-		stock func(*gorgonia.Node, tensor.Shape, []int, []int) (*gorgonia.Node, error)
-		ours  func(_, _, _ [2]int, _ *gorgonia.Node, _ ...nn.PoolOptions) (*gorgonia.Node, error)
+		stock func(node, tensor.Shape, []int, []int) (node, error)
+		ours  func(_, _, _ [2]int, _ node, _ ...nn.PoolOptions) (node, error)
 	}
 	for name, pool := range map[string]both{"largest": {gorgonia.MaxPool2D, nn.MaxPool2D},
 		"mean": {gorgonia.AveragePool2D, nn.AvgPool2D}} {
@@ -32,18 +32,15 @@ func TestPoolsOfUnevenPaddingAreReadAsMeant(t *testing.T) {
 				y, err = pool.ours(kernel, [2]int{0, 1}, stride, x,
 					nn.PoolOptions{After: &[2]int{2, 0}})
 			}
-			dx, err := gorgonia.Grad(must(gorgonia.Sum(must(gorgonia.Square(must(y, err))))), x)
+			dx, err := gorgonia.Grad(sum(square(must(y, err))), x)
 			require.NoError(t, err)
-			machine, err := vm.New(m.g, nil, vm.Keep(y))
-			require.NoError(t, err)
+			machine := machine(t, m.g, vm.Keep(y))
 			for range 3 {
 				require.NoError(t, machine.RunAll())
 				found[i] = append(found[i], floats(t, y.Value()), floats(t, dx[0].Value()))
 				machine.Reset()
 			}
-			if err := machine.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, machine.Close())
 		}
 		for i, want := range found[1] {
 			if !slices.Equal(found[0][i], want) {
@@ -54,7 +51,7 @@ func TestPoolsOfUnevenPaddingAreReadAsMeant(t *testing.T) {
 }
 
 // fillLike gives a variable numbers that follow from their place.
-func fillLike(x *gorgonia.Node) {
+func fillLike(x node) {
 	for i := range x.Value().Data().([]float64) {
 		x.Value().Data().([]float64)[i] = float64(i*i%23) - 11
 	}

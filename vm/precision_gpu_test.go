@@ -20,8 +20,7 @@ func TestPrecisionsOnGPU(t *testing.T) {
 		once(t, exact, nil)
 		for _, p := range []vm.Precision{vm.TF32, vm.BF16} {
 			m := build(t, tensor.Float32)
-			machine, err := vm.New(m.g, d, vm.WithPrecision(p))
-			require.NoError(t, err)
+			machine := machineOn(t, d, m.g, vm.WithPrecision(p))
 			var first [][]float64
 			for range 3 { // the second run records the graph, the third one launches it
 				run(t, machine)
@@ -40,9 +39,7 @@ func TestPrecisionsOnGPU(t *testing.T) {
 				near(t, name+" in "+p.String()+" "+n.Name(), first[i], floats(t, gradient(t, n)),
 					roundings)
 			}
-			if err := machine.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, machine.Close())
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package vm_test
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -18,15 +17,13 @@ import (
 )
 
 // twoMatrices is a graph of c = a b.
-func twoMatrices() (m *model, c *gorgonia.Node) {
+func twoMatrices() (m *model, c node) {
 	m = &model{g: gorgonia.NewGraph()}
-	return m, must(gorgonia.Mul(m.variable("a", tensor.Float32, 5, 33),
-		m.variable("b", tensor.Float32, 33, 4)))
+	return m, mul(m.variable("a", tensor.Float32, 5, 33), m.variable("b", tensor.Float32, 33, 4))
 }
 
 // values runs a machine once and returns the values of a node.
-func values(t *testing.T, m *model, n *gorgonia.Node, device backend.Device,
-	options ...vm.Option) []float64 {
+func values(t *testing.T, m *model, n node, device backend.Device, options ...vm.Option) []float64 {
 	t.Helper()
 	once(t, m, device, append(options, vm.Keep(n))...)
 	return floats(t, n.Value())
@@ -35,12 +32,9 @@ func values(t *testing.T, m *model, n *gorgonia.Node, device backend.Device,
 // once runs a model once.
 func once(t *testing.T, m *model, device backend.Device, options ...vm.Option) {
 	t.Helper()
-	machine, err := vm.New(m.g, device, options...)
-	require.NoError(t, err)
+	machine := machineOn(t, device, m.g, options...)
 	run(t, machine)
-	if err := machine.Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, machine.Close())
 }
 
 // Operands of a product in bf16 are rounded, and the sum and the result are not.
@@ -67,14 +61,13 @@ func TestProductOfBF16RoundsOperandsAlone(t *testing.T) {
 func TestLargestOfAProductInBF16IsThatOfAllDigits(t *testing.T) {
 	for name, device := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
 		m := &model{g: gorgonia.NewGraph()}
-		matrix := func(name string, rows, columns int, x ...float32) *gorgonia.Node {
+		matrix := func(name string, rows, columns int, x ...float32) node {
 			return gorgonia.NewMatrix(m.g, tensor.Float32, gorgonia.WithName(name),
 				gorgonia.WithShape(rows, columns), gorgonia.WithValue(tensor.New(
 					tensor.WithShape(rows, columns), tensor.WithBacking(x))))
 		}
-		product := must(gorgonia.Mul(matrix("a", 1, 2, 1, 1), matrix("b", 2, 3, 256, 256, 256, 0, 1,
-			0)))
-		place := must(nn.ArgMax(1, false, must(gorgonia.Add(product, product))))
+		product := mul(matrix("a", 1, 2, 1, 1), matrix("b", 2, 3, 256, 256, 256, 0, 1, 0))
+		place := must(nn.ArgMax(1, false, add(product, product)))
 		once(t, m, device, vm.WithPrecision(vm.BF16))
 		if got := place.Value().Data(); fmt.Sprint(got) != "[1]" {
 			t.Errorf("%s: %v, want 1", name, got)
@@ -157,11 +150,11 @@ func gated(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", dt, 5, 2, 4)
 	h, c := m.variable("h", dt, 1, 2, 8), m.variable("c", dt, 1, 2, 8)
-	m.params = gorgonia.Nodes{m.variable("w", dt, 32, 4), m.variable("u", dt, 32, 8),
+	m.params = nodes{m.variable("w", dt, 32, 4), m.variable("u", dt, 32, 8),
 		m.variable("b", dt, 32), m.variable("a", dt, 32)}
 	y, _, _, err := nn.LSTM(nn.RecurrentOptions{}, x, h, c, m.params[0], m.params[1], m.params[2],
 		m.params[3])
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(y, err))))))
+	m.grad(t, mean(square(must(y, err))))
 	return m
 }
 
@@ -171,16 +164,16 @@ func parts(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, w := m.variable("x", dt, 6, 4), m.variable("w", dt, 4, 24)
 	beside, last := m.variable("beside", dt, 6, 3), m.variable("last", dt, 11, 5)
-	m.params = gorgonia.Nodes{w, beside, last}
-	qkv := must(gorgonia.Mul(x, w))
-	heads := func(k int) *gorgonia.Node {
-		y := must(gorgonia.Reshape(must(nn.Slice(1, 8*k, 8*k+8, 1, qkv)), tensor.Shape{1, 6, 2, 4}))
-		return must(gorgonia.Transpose(y, 0, 2, 1, 3))
+	m.params = nodes{w, beside, last}
+	qkv := mul(x, w)
+	heads := func(k int) node {
+		y := reshape(must(nn.Slice(1, 8*k, 8*k+8, 1, qkv)), tensor.Shape{1, 6, 2, 4})
+		return transpose(y, 0, 2, 1, 3)
 	}
 	y := must(nn.Attention(heads(0), heads(1), heads(2), nn.AttentionOptions{Causal: true}))
-	y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)), tensor.Shape{6, 8}))
-	y = must(gorgonia.Mul(must(nn.Concat(1, y, beside)), last))
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(y)))))
+	y = reshape(transpose(y, 0, 2, 1, 3), tensor.Shape{6, 8})
+	y = mul(must(nn.Concat(1, y, beside)), last)
+	m.grad(t, mean(square(y)))
 	return m
 }
 
@@ -189,11 +182,11 @@ func attending(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	q, k, v, w := m.variable("q", dt, 2, 2, 3, 4), m.variable("k", dt, 2, 2, 3, 4),
 		m.variable("v", dt, 2, 2, 3, 4), m.variable("w", dt, 2, 2, 4, 4)
-	m.params = gorgonia.Nodes{q, k, v, w}
+	m.params = nodes{q, k, v, w}
 	y := must(nn.Attention(q, k, v, nn.AttentionOptions{Causal: true}))
 	again := must(nn.BatchedMatMul(false, false, y, w))
 	again = must(nn.Attention(again, k, again, nn.AttentionOptions{}))
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Add(y, again)))))))
+	m.grad(t, mean(square(add(y, again))))
 	return m
 }
 
@@ -205,14 +198,14 @@ func masked(t testing.TB, dt tensor.Dtype) *model {
 		m.variable("v", dt, 2, 2, 5, 3)
 	left, right := m.variable("left", dt, 3, 2), m.variable("right", dt, 2, 5)
 	w := m.variable("w", dt, 2, 4, 3, 4)
-	m.params = gorgonia.Nodes{q, k, v, left, right, w}
+	m.params = nodes{q, k, v, left, right, w}
 	y := must(nn.Attention(q, k, v, nn.AttentionOptions{SoftCap: 3,
-		Mask: must(gorgonia.Mul(left, right)), MaskGradient: true}))
+		Mask: mul(left, right), MaskGradient: true}))
 	again := must(nn.BatchedMatMul(false, false, y, w))
 	lengths := gorgonia.NodeFromAny(m.g, tensor.New(tensor.WithShape(2),
 		tensor.WithBacking([]int{5, 2})), gorgonia.WithName("lengths"))
 	again = must(nn.Attention(again, k, v, nn.AttentionOptions{KeyLengths: lengths}))
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Add(y, again)))))))
+	m.grad(t, mean(square(add(y, again))))
 	return m
 }
 
@@ -220,9 +213,7 @@ func masked(t testing.TB, dt tensor.Dtype) *model {
 // lies in memory as bf16, and gradients are f32.
 func TestPlanInBF16(t *testing.T) {
 	m := mlp(t, tensor.Float32)
-	machine, err := vm.New(m.g, nil, vm.WithPrecision(vm.BF16))
-	require.NoError(t, err)
-	defer machine.Close()
+	machine := machine(t, m.g, vm.WithPrecision(vm.BF16))
 	plan := machine.Plan().String()
 	for _, variable := range []string{"x", "w0", "w1"} { // which the backward pass reads again
 		if n := strings.Count(plan, "cast of "+variable+" f32"); n != 1 {
@@ -266,17 +257,15 @@ func TestOldDevicesMultiplyInF32(t *testing.T) {
 
 func TestUnknownPrecisionIsRefused(t *testing.T) {
 	m, _ := twoMatrices()
-	if _, err := vm.New(m.g, nil, vm.WithPrecision(7)); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("the error is %v", err)
-	}
+	require.Fails(t, "the call", require.Err(vm.New(m.g, nil, vm.WithPrecision(7))),
+		backend.ErrArgument)
 }
 
 // A profile is a run, with a time for each step of the plan.
 func TestProfile(t *testing.T) {
 	for name, device := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
 		m := mlp(t, tensor.Float32)
-		machine, err := vm.New(m.g, device)
-		require.NoError(t, err)
+		machine := machineOn(t, device, m.g)
 		times, err := machine.Profile()
 		require.NoError(t, err)
 		if steps := strings.Count(machine.Plan().String(), "\n") - 1; len(times) != steps {

@@ -17,13 +17,12 @@ func batchLevel(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, b := m.variable("x", dt, 6, 5), m.variable("b", dt, 6, 5)
 	w, v := m.variable("w", dt, 5, 4), m.variable("v", dt, 6, 5)
-	m.params = gorgonia.Nodes{w, v}
-	less := must(gorgonia.Sub(x, must(gorgonia.Square(b))))
-	h := must(gorgonia.Tanh(must(gorgonia.Mul(less, w))))
-	level := must(gorgonia.Mean(x))
-	penalty := must(
-		gorgonia.Sum(must(gorgonia.HadamardProd(must(gorgonia.HadamardProd(less, level)), v))))
-	m.grad(t, must(gorgonia.Add(must(gorgonia.Add(level, must(gorgonia.Sum(h)))), penalty)))
+	m.params = nodes{w, v}
+	less := sub(x, square(b))
+	h := tanh(mul(less, w))
+	level := mean(x)
+	penalty := sum(times(times(less, level), v))
+	m.grad(t, add(add(level, sum(h)), penalty))
 	return m
 }
 
@@ -33,8 +32,7 @@ func TestProvenPlansTrainAsTheTapeMachine(t *testing.T) {
 	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-12,
 		tensor.Float32: 1e-4} {
 		ours, theirs := batchLevel(t, dt), batchLevel(t, dt)
-		machine, err := vm.New(ours.g, nil, vm.WithSolver(&solver.SGD{Rate: 0.1}, ours.params...))
-		require.NoError(t, err)
+		machine := machine(t, ours.g, vm.WithSolver(&solver.SGD{Rate: 0.1}, ours.params...))
 		tape, sgd := gorgonia.NewTapeMachine(theirs.g), &solver.SGD{Rate: 0.1}
 		for range 4 {
 			run(t, machine)
@@ -42,9 +40,7 @@ func TestProvenPlansTrainAsTheTapeMachine(t *testing.T) {
 			require.NoError(t, sgd.Step(gorgonia.NodesToValueGrads(theirs.params)))
 			tape.Reset()
 		}
-		if err := machine.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, machine.Close())
 		for i, p := range ours.params {
 			compare(t, p.Name(), p.Value(), theirs.params[i].Value(), tolerance)
 		}

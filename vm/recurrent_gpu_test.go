@@ -21,22 +21,21 @@ func stacked(steps, batch, units int) func(t testing.TB, dt tensor.Dtype) *model
 	return func(t testing.TB, dt tensor.Dtype) *model {
 		m := &model{g: gorgonia.NewGraph()}
 		x := m.variable("x", dt, steps, batch, 8)
-		var loss *gorgonia.Node
+		var loss node
 		for i := range 2 {
 			name := func(s string) string { return fmt.Sprint(s, i) }
-			p := gorgonia.Nodes{m.variable(name("h"), dt, 1, batch, units),
-				m.variable(name("c"), dt, 1, batch, units),
-				m.variable(name("w"), dt, 4*units, x.Shape()[2]),
-				m.variable(name("u"), dt, 4*units, units),
-				m.variable(name("b"), dt, 4*units), m.variable(name("a"), dt, 4*units)}
+			p := nodes{m.variable(name("h"), dt, 1, batch, units), m.variable(name("c"), dt, 1,
+				batch, units), m.variable(name("w"), dt, 4*units, x.Shape()[2]),
+				m.variable(name("u"), dt, 4*units, units), m.variable(name("b"), dt, 4*units),
+				m.variable(name("a"), dt, 4*units)}
 			y, h, c, err := nn.LSTM(nn.RecurrentOptions{Reverse: i == 1}, x, p[0], p[1], p[2], p[3],
 				p[4], p[5])
 			require.NoError(t, err)
 			m.params, x = append(m.params, p...), y
-			for _, n := range []*gorgonia.Node{h, c, y} {
-				term := must(gorgonia.Mean(must(gorgonia.Square(n))))
+			for _, n := range []node{h, c, y} {
+				term := mean(square(n))
 				if loss != nil {
-					term = must(gorgonia.Add(loss, term))
+					term = add(loss, term)
 				}
 				loss = term
 			}
@@ -57,8 +56,7 @@ func TestAKernelTakesAllStepsOnGPU(t *testing.T) {
 		for p, tolerance := range map[vm.Precision]float64{vm.F32: 1e-5, vm.TF32: roundings,
 			vm.BF16: roundings} {
 			m := build(t, tensor.Float32)
-			machine, err := vm.New(m.g, d, vm.WithPrecision(p))
-			require.NoError(t, err)
+			machine := machineOn(t, d, m.g, vm.WithPrecision(p))
 			if text := fmt.Sprint(machine.Plan()); strings.Count(text, "= lstm") != 4 {
 				t.Errorf("%v in %v: not two layers and their gradients:\n%s", size, p, text)
 			}
@@ -69,9 +67,7 @@ func TestAKernelTakesAllStepsOnGPU(t *testing.T) {
 						gradient(t, exact.params[i])), tolerance)
 				}
 			}
-			if err := machine.Close(); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, machine.Close())
 		}
 	}
 }

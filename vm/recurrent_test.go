@@ -44,8 +44,7 @@ func (a array) numbers(t *testing.T) (all []float64) {
 }
 
 // node adds a variable with the elements.
-func (a array) node(t *testing.T, g *gorgonia.ExprGraph, name string,
-	dt tensor.Dtype) *gorgonia.Node {
+func (a array) node(t *testing.T, g *gorgonia.ExprGraph, name string, dt tensor.Dtype) node {
 	t.Helper()
 	return gorgonia.NewTensor(g, dt, len(a.Shape), gorgonia.WithShape(a.Shape...),
 		gorgonia.WithName(name), gorgonia.WithValue(dense(dt, a.numbers(t), a.Shape...)))
@@ -75,19 +74,19 @@ func recurrentCases(t *testing.T) []recurrent {
 }
 
 // build returns the results.
-func (c recurrent) build(x gorgonia.Nodes) (gorgonia.Nodes, error) {
+func (c recurrent) build(x nodes) (nodes, error) {
 	o := nn.RecurrentOptions{BatchFirst: c.BatchFirst, Reverse: c.Reverse}
 	if c.Cell == "LSTM" {
 		y, h, last, err := nn.LSTM(o, x[0], x[1], x[2], x[3], x[4], x[5], x[6])
-		return gorgonia.Nodes{y, h, last}, err
+		return nodes{y, h, last}, err
 	}
 	y, h, err := nn.GRU(o, x[0], x[1], x[2], x[3], x[4], x[5])
-	return gorgonia.Nodes{y, h}, err
+	return nodes{y, h}, err
 }
 
 // graph returns the graph of the weighted sum of the results, with gradients unless lisp is set.
 func (c recurrent) graph(t *testing.T, dt tensor.Dtype, lisp bool) (g *gorgonia.ExprGraph, x,
-	y gorgonia.Nodes) {
+	y nodes) {
 	t.Helper()
 	g = gorgonia.NewGraph()
 	for i, o := range c.Operands {
@@ -95,11 +94,11 @@ func (c recurrent) graph(t *testing.T, dt tensor.Dtype, lisp bool) (g *gorgonia.
 	}
 	y, err := c.build(x)
 	require.NoError(t, err)
-	var loss *gorgonia.Node
+	var loss node
 	for i, w := range c.Weights {
-		product := must(gorgonia.HadamardProd(y[i], w.node(t, g, fmt.Sprint("w", i), dt)))
-		if product = must(gorgonia.Sum(product)); loss != nil {
-			product = must(gorgonia.Add(loss, product))
+		product := times(y[i], w.node(t, g, fmt.Sprint("w", i), dt))
+		if product = sum(product); loss != nil {
+			product = add(loss, product)
 		}
 		loss = product
 	}
@@ -200,16 +199,13 @@ func TestLoopsStoreTheGradientsOfGates(t *testing.T) {
 			continue
 		}
 		g, _, _ := c.graph(t, tensor.Float32, false)
-		m, err := vm.New(g, nil)
-		require.NoError(t, err)
+		m := machine(t, g)
 		text := fmt.Sprint(m.Plan())
 		all += strings.Count(text, "= epilogue concat axis 1")
 		if copies := strings.Count(text, "= concat axis 1"); copies > 1 {
 			t.Errorf("case %d: %d concatenations are copies:\n%s", i, copies, text)
 		}
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, m.Close())
 	}
 	if all == 0 {
 		t.Error("no loop stores a concatenation")

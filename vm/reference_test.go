@@ -23,8 +23,8 @@ import (
 // plainRun trains a graph without a plan: value by value, and by the solver's Step.
 type plainRun struct {
 	read   *read.Graph
-	values map[*gorgonia.Node]interpret.Array // of variables
-	solver solver.Solver                      // nil without one
+	values map[node]interpret.Array // of variables
+	solver solver.Solver            // nil without one
 	params []*trajectory
 	sums   [][][]part // of gradients, by runs of a step and by learnables
 	micro  int        // runs of a step
@@ -48,7 +48,7 @@ func newPlainRun(built gradedGraph, solver solver.Solver, micro int) (*plainRun,
 		return nil, err
 	}
 	ref := &plainRun{
-		read: r, values: map[*gorgonia.Node]interpret.Array{}, solver: solver, micro: micro,
+		read: r, values: map[node]interpret.Array{}, solver: solver, micro: micro,
 	}
 	for _, n := range r.Inputs {
 		ref.values[n] = arrayOf(n.Value())
@@ -78,7 +78,7 @@ func (r *plainRun) run(nodes gorgonia.Nodes) (seen []interpret.Array, err error)
 	if err != nil {
 		return nil, err
 	}
-	of := func(n *gorgonia.Node) interpret.Array {
+	of := func(n node) interpret.Array {
 		id, ok := r.read.Value(n)
 		if !ok {
 			err = fmt.Errorf("%v has no value", n)
@@ -105,7 +105,7 @@ func (r *plainRun) run(nodes gorgonia.Nodes) (seen []interpret.Array, err error)
 
 // apart returns the gradient of a learnable by the terms that ranks exchange apart. Each of them is
 // rounded before they cancel.
-func (r *plainRun) apart(values []interpret.Array, n *gorgonia.Node, at int) ([]part, error) {
+func (r *plainRun) apart(values []interpret.Array, n node, at int) ([]part, error) {
 	id, ok := r.read.Value(n.Deriv())
 	if !ok {
 		return nil, fmt.Errorf("the gradient of %v has no value", n)
@@ -201,7 +201,7 @@ type trajectory struct {
 	moved []float64 // by elements: the sizes that it had
 }
 
-func newTrajectory(n *gorgonia.Node, a interpret.Array) *trajectory {
+func newTrajectory(n node, a interpret.Array) *trajectory {
 	size := (1 + corners) * len(a.Data)
 	t := &trajectory{
 		node: n, shape: a.Shape,
@@ -319,7 +319,7 @@ func arrayOf(v gorgonia.Value) interpret.Array {
 }
 
 // filled returns a new value for a node, with some elements.
-func filled(n *gorgonia.Node, data func(i int) float64) gorgonia.Value {
+func filled(n node, data func(i int) float64) gorgonia.Value {
 	shape := n.Shape()
 	if n.IsScalar() && len(shape) == 0 {
 		if n.Dtype() == tensor.Float32 {

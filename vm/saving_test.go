@@ -35,9 +35,7 @@ func saveAsyncHasTheBitsOfSave(t *testing.T, k testenv.Kind) {
 				vm.WithSolver(&solver.Momentum{Rate: 0.125, Momentum: 0.5}, m.params[1]),
 				vm.WithDataParallel(r.Comm, autograd.WithFrozen(m.frozen))}
 			machine, err := vm.New(m.g, r.device, groups...)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			for step := range 3 {
 				at := filepath.Join(dir, fmt.Sprint(where, step))
 				err = errors.Join(err, m.runs(machine, 2),
@@ -70,15 +68,9 @@ func TestASolverThatIsNotTheMachinesSavesNothing(t *testing.T) {
 	run(t, machine)
 	dp := machine.DataParallel()
 	saved := func(s solver.Solver) error { return dp.Save(dir, s, nil) }
-	if err := saved(other); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("another solver is saved: %v", err)
-	}
-	if err := saved(own); err != nil {
-		t.Error(err)
-	}
-	if err := dp.Load(dir, other, nil); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("another solver is loaded: %v", err)
-	}
+	require.Fails(t, "another solver is saved", saved(other), backend.ErrArgument)
+	require.Report(t, saved(own))
+	require.Fails(t, "another solver is loaded", dp.Load(dir, other, nil), backend.ErrArgument)
 	require.NoError(t, machine.Close())
 }
 
@@ -163,9 +155,7 @@ func TestSaveAsyncOfShardsCopiesWhatARankWrites(t *testing.T) {
 			if err == nil {
 				err = machine.RunAll()
 			}
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			dp := machine.DataParallel()
 			d.nbytes = 0
 			err = dp.SaveAsync(at, machine.Solver(), nil)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/tensor"
@@ -37,9 +36,7 @@ func (s saving) run(k testenv.Kind, P int, from string, option []vm.Option,
 		if err == nil && from != "" {
 			err = machine.DataParallel().Load(s.at(from), machine.Solver(), nil)
 		}
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		return errors.Join(body(r, m, machine), machine.Close())
 	})); err != nil {
 		s.t.Fatal(err)
@@ -231,9 +228,7 @@ func TestShardsThatAreMissing(t *testing.T) {
 		for _, option := range [][]vm.Option{nil, {vm.WithShards(stages[0])}} {
 			for rank, err := range together(t, testenv.Hosts, 2, func(r ranked) error {
 				_, machine, err := r.start(s.training, option...)
-				if err != nil {
-					return err
-				}
+				testranks.NoError(err)
 				dp, step := machine.DataParallel(), 0
 				err = dp.Load(newest, machine.Solver(), nil)
 				older := dp.Load(s.at("run"), machine.Solver(), &step)
@@ -242,10 +237,8 @@ func TestShardsThatAreMissing(t *testing.T) {
 				}
 				return errors.Join(err, machine.Close())
 			}) {
-				if err == nil || !strings.Contains(err.Error(), "rank2.safetensors") ||
-					!strings.Contains(err.Error(), what) {
-					t.Errorf("%s: rank %d: %v", what, rank, err)
-				}
+				require.Fails(t, fmt.Sprintf("%s: rank %d", what, rank), err, "rank2.safetensors",
+					what)
 			}
 		}
 		if content == nil { // for the next Remove
@@ -259,15 +252,11 @@ func TestShardsOfALostRank(t *testing.T) {
 	s := saving{settings["groups"], t, t.TempDir()}
 	for rank, err := range together(t, testenv.Hosts, 4, func(r ranked) error {
 		m, machine, err := r.start(s.training, vm.WithShards(stages[2]))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		dp := machine.DataParallel()
 		err = errors.Join(s.steps(m, machine, 0, 5), dp.Save(s.at("run"), machine.Solver(), 5),
 			s.steps(m, machine, 5, 1), dp.SaveAsync(s.at("run"), machine.Solver(), 6))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		if r.Comm.Rank() == 3 {
 			r.Comm.Abort(errors.New("lost"))
 		}
@@ -298,30 +287,21 @@ func TestShardsOfParts(t *testing.T) {
 	train := func(name string, from string, options ...vm.Option) {
 		onRanks(t, testenv.Hosts, 4, func(r ranked) error {
 			part := r.Comm.Rank() % 2
-			data, err := r.Comm.Split(part, r.Comm.Rank())
-			if err != nil {
-				return err
-			}
-			parts, err := r.Comm.Split(r.Comm.Rank()/2, r.Comm.Rank())
-			if err != nil {
-				return err
-			}
+			data := testranks.Must(r.Comm.Split(part, r.Comm.Rank()))
+			parts := testranks.Must(r.Comm.Split(r.Comm.Rank()/2, r.Comm.Rank()))
 			r.lock.Lock()
 			m := layers(4, 6, 5+2*part, 5)(t, tensor.Float32)
 			r.lock.Unlock()
 			machine, err := vm.New(m.g, r.device, append(options, vm.ClipNorm(0.125),
 				vm.WithSolver(&solver.Adam{Rate: 0.125}, m.params...), vm.WithDataParallel(data,
 					autograd.WithParts(parts, map[string]int{"w0": 1, "b0": 1, "w1": 0})))...)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			dp := machine.DataParallel()
 			if from != "" {
 				err = dp.Load(filepath.Join(dir, from), machine.Solver(), nil)
 			}
-			return errors.Join(err, training{}.steps(m, machine, 0, 3),
-				dp.Save(filepath.Join(dir, name), machine.Solver(), nil), machine.Close(),
-				data.Close(), parts.Close())
+			return errors.Join(err, training{}.steps(m, machine, 0, 3), dp.Save(filepath.Join(dir,
+				name), machine.Solver(), nil), machine.Close(), data.Close(), parts.Close())
 		})
 	}
 	train("replicas", "")

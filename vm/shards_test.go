@@ -22,6 +22,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/hierarchy"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -79,19 +80,11 @@ func (as training) steps(m *model, machine *vm.Machine, first, n int) error {
 func (r ranked) shardsLikeReplicas(stage vm.Shards, as training, more ...vm.Option) error {
 	const steps = 20
 	want, replica, err := r.start(as)
-	if err != nil {
-		return err
-	}
-	if err := as.steps(want, replica, 0, steps); err != nil {
-		return err
-	}
+	testranks.NoError(err)
+	testranks.NoError(as.steps(want, replica, 0, steps))
 	got, machine, err := r.start(as, append(more, vm.WithShards(stage))...)
-	if err != nil {
-		return err
-	}
-	if err := as.steps(got, machine, 0, steps); err != nil {
-		return err
-	}
+	testranks.NoError(err)
+	testranks.NoError(as.steps(got, machine, 0, steps))
 	err = errors.Join(machine.DataParallel().Check(), replica.Close(), machine.Close())
 	if got, want := got.weights(r.t), want.weights(r.t); !slices.EqualFunc(got, want,
 		slices.Equal) {
@@ -129,18 +122,14 @@ func TestShardsWithLittleMemory(t *testing.T) {
 			for _, bound := range []vm.Option{vm.Keep(), vm.WithLeastMemory()} {
 				_, machine, err := r.start(as, vm.WithShards(stage), bound,
 					vm.WithPrecision(vm.BF16))
-				if err != nil {
-					return err
-				}
+				testranks.NoError(err)
 				got := machine.Summary().Memory
 				// with Parameters what reads a learnable is not recomputed
 				if all.Values > 0 && stage&vm.Parameters == 0 &&
 					(got.Rematerialized == 0 || got.Total() > all.Total()*96/100) {
 					t.Errorf("stage %b: %v, without a bound %v", stage, got, all)
 				}
-				if err := machine.Close(); err != nil {
-					return err
-				}
+				testranks.NoError(machine.Close())
 				all = got
 			}
 			return r.shardsLikeReplicas(stage, as, vm.WithLeastMemory())
@@ -182,10 +171,10 @@ func tied(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, frozen := m.variable("x", dt, 5, 9), m.variable("frozen", dt, 9, 9)
 	w, b := m.variable("w", dt, 9, 9), m.variable("b", dt)
-	m.params = gorgonia.Nodes{w, b}
-	h := must(gorgonia.Tanh(must(gorgonia.Mul(must(gorgonia.Mul(x, w)), frozen))))
-	y := must(gorgonia.Add(must(gorgonia.Mul(must(gorgonia.Tanh(h)), w)), b))
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(y)))))
+	m.params = nodes{w, b}
+	h := tanh(mul(mul(x, w), frozen))
+	y := add(mul(tanh(h), w), b)
+	m.grad(t, mean(square(y)))
 	return m
 }
 
@@ -193,7 +182,7 @@ func tied(t testing.TB, dt tensor.Dtype) *model {
 var settings = map[string]training{
 	"tied and frozen": {solver: solvers["adam"], build: tied,
 		data: func(m *model) []autograd.Option {
-			at := slices.IndexFunc(m.g.Inputs(), func(n *gorgonia.Node) bool {
+			at := slices.IndexFunc(m.g.Inputs(), func(n node) bool {
 				return n.Name() == "frozen"
 			})
 			return []autograd.Option{autograd.WithFrozen(m.g.Inputs()[at])}
@@ -283,9 +272,7 @@ func shardsGatherInBF16(t *testing.T, k testenv.Kind) {
 			}
 			if err := testranks.Join(together(t, k, 2, func(r ranked) error {
 				m, machine, err := r.start(test.training, vm.WithShards(stage))
-				if err != nil {
-					return err
-				}
+				testranks.NoError(err)
 				got, whole := machine.Summary(), int64(0)
 				for _, n := range m.params {
 					whole += 4 * int64(n.Shape().TotalSize())
@@ -310,9 +297,8 @@ func shardsGatherInBF16(t *testing.T, k testenv.Kind) {
 func regularized(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, w := m.variable("x", dt, 5, 9), m.variable("w", dt, 9, 9)
-	m.params = gorgonia.Nodes{w}
-	m.grad(t, must(gorgonia.Add(must(gorgonia.Mean(must(gorgonia.Tanh(must(gorgonia.Mul(x, w)))))),
-		must(gorgonia.Mean(must(gorgonia.Square(w)))))))
+	m.params = nodes{w}
+	m.grad(t, add(mean(tanh(mul(x, w))), mean(square(w))))
 	return m
 }
 
@@ -365,13 +351,9 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 			for _, options := range [][]vm.Option{nil, {vm.WithShards(stages[0])},
 				{vm.WithShards(stages[1])}, {vm.WithShards(stages[2])}} {
 				_, machine, err := r.start(as, options...)
-				if err != nil {
-					return err
-				}
+				testranks.NoError(err)
 				of[r.Comm.Rank()] = append(of[r.Comm.Rank()], machine.Summary())
-				if err := machine.Close(); err != nil {
-					return err
-				}
+				testranks.NoError(machine.Close())
 			}
 			return nil
 		})
@@ -431,9 +413,7 @@ func shardsAreAveraged(t *testing.T, as training, stage vm.Shards) {
 					return nil
 				})
 			}
-			if err = errors.Join(err, machine.Close()); err != nil {
-				return err
-			}
+			testranks.NoError(errors.Join(err, machine.Close()))
 			seen = append(seen, m.weights(r.t))
 		}
 		for i := range 2 {
@@ -446,9 +426,7 @@ func shardsAreAveraged(t *testing.T, as training, stage vm.Shards) {
 		}
 		return nil
 	}))
-	if err != nil {
-		t.Error(err)
-	}
+	require.Report(t, err)
 }
 
 // TestShardsCompressed: gradients may travel in 16 bits, and all ranks get the same learnables.
@@ -459,9 +437,7 @@ func TestShardsCompressed(t *testing.T) {
 	weights := make([][][]float64, 3)
 	onRanks(t, testenv.Devices, 3, func(r ranked) error {
 		m, machine, err := r.start(as, vm.WithShards(vm.SolverState))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		err = errors.Join(as.steps(m, machine, 0, 20), machine.Close())
 		weights[r.Comm.Rank()] = m.weights(t)
 		return err
@@ -529,9 +505,7 @@ func TestShardsRefused(t *testing.T) {
 			}
 			return err
 		}) {
-			if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
-				t.Errorf("%s: rank %d: %v, want %v with %q", name, rank, err, test.want, test.text)
-			}
+			require.Fails(t, fmt.Sprintf("%s: rank %d", name, rank), err, test.want, test.text)
 		}
 	}
 }
@@ -542,9 +516,7 @@ func TestCloseOfOneRankSaysWhatToDoRaced(t *testing.T) {
 	errs := together(t, testenv.Hosts, 2, func(r ranked) error {
 		as := training{build: mlp, solver: func() solver.Solver { return &solver.SGD{Rate: 1} }}
 		_, machine, err := r.start(as, vm.WithPrecision(vm.BF16), vm.WithShards(vm.SolverState))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		if err := machine.RunAll(); err != nil || r.Comm.Rank() == 0 {
 			return errors.Join(err, machine.Close())
 		}
@@ -552,9 +524,7 @@ func TestCloseOfOneRankSaysWhatToDoRaced(t *testing.T) {
 	})
 	const want = "call vm.Machine.Pull, Averaged or Close on every rank, not on some of them"
 	for rank, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("rank %d: %v, want %q", rank, err, want)
-		}
+		require.Fails(t, fmt.Sprintf("rank %d", rank), err, want)
 	}
 }
 
@@ -583,13 +553,9 @@ func TestAShardIsNotTakenForTheWhole(t *testing.T) {
 // readsShards compares what others read of learnables before a Pull, after it, and after Close.
 func (r ranked) readsShards(as training, whole bool, options ...vm.Option) error {
 	m, machine, err := r.start(as, options...)
-	if err != nil {
-		return err
-	}
+	testranks.NoError(err)
 	eval, err := vm.New(m.g, r.device, vm.Eval())
-	if err != nil {
-		return err
-	}
+	testranks.NoError(err)
 	file := filepath.Join(r.t.TempDir(), "w.safetensors")
 	read := func(when string, refused bool) error {
 		uses := map[string]func() error{"evaluation": eval.RunAll,
@@ -609,9 +575,7 @@ func (r ranked) readsShards(as training, whole bool, options ...vm.Option) error
 		}
 		return nil
 	}
-	if err := machine.RunAll(); err != nil {
-		return err
-	}
+	testranks.NoError(machine.RunAll())
 	if r.device == nil { // there SaveWeights reads what the host has
 		err = read("before Pull", !whole)
 	}

@@ -26,8 +26,8 @@ func wide(t testing.TB, rows int, w *tensor.Dense, training bool) *model {
 	x := m.variable("x", tensor.Float64, rows, w.Shape()[0])
 	p := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(w.Shape()...),
 		gorgonia.WithName("w"), gorgonia.WithValue(w))
-	m.params = gorgonia.Nodes{p}
-	loss := must(gorgonia.Sum(must(gorgonia.Mul(x, p))))
+	m.params = nodes{p}
+	loss := sum(mul(x, p))
 	if training {
 		m.grad(t, loss)
 	} else {
@@ -72,8 +72,7 @@ func trainingAndEvaluation(t *testing.T, d backend.Device, holds func(parameters
 			if !evaluatesFirst {
 				trainer = solving(t, train, d, &solver.SGD{Rate: 0.5})
 			}
-			evaluator, err := vm.New(eval.g, d, vm.Eval())
-			require.NoError(t, err)
+			evaluator := machineOn(t, d, eval.g, vm.Eval())
 			run(t, evaluator)
 			eval.expectLoss(t, "before training", host)
 			if evaluatesFirst {
@@ -150,13 +149,10 @@ func TestReadersOnTheHostAreRefusedBeforePull(t *testing.T) {
 	for _, step := range []string{"first", "after Pull"} {
 		run(t, trainer)
 		for name, read := range readers {
-			if err := read(); err == nil || !strings.Contains(err.Error(), "call Pull or Close") {
-				t.Errorf("%s step: %s: %v", step, name, err)
-			}
+			require.Fails(t, fmt.Sprintf("%s step: %s", step, name), read(),
+				"call Pull or Close")
 		}
-		if err := on(d, eval.g); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, on(d, eval.g))
 		if step == "first" {
 			pull(t, trainer, nil)
 		} else if err := trainer.Close(); err != nil {
@@ -177,8 +173,7 @@ func TestACopyOfALearnableIsRefusedBeforePull(t *testing.T) {
 	d := fake(t)
 	w, teacher := ramp(tensor.Float64, 4, 3), ramp(tensor.Float64, 4, 3)
 	trainer := solving(t, wide(t, 3, w, true), d, &solver.SGD{Rate: 0.5})
-	m, err := vm.New(wide(t, 2, teacher, false).g, d)
-	require.NoError(t, err)
+	m := machineOn(t, d, wide(t, 2, teacher, false).g)
 	run(t, m)
 	run(t, trainer)
 	update := func() { copy(teacher.Data().([]float64), w.Data().([]float64)) }
@@ -197,10 +192,8 @@ func TestShapesOfABatchShareParameters(t *testing.T) {
 	d := fake(t)
 	w := ramp(tensor.Float64, 64, 100)
 	first, second, host := wide(t, 3, w, false), wide(t, 2, w, false), wide(t, 2, w, false)
-	a, err := vm.New(first.g, d)
-	require.NoError(t, err)
-	b, err := vm.New(second.g, d)
-	require.NoError(t, err)
+	a := machineOn(t, d, first.g)
+	b := machineOn(t, d, second.g)
 	for i := range 4 {
 		w.Data().([]float64)[i] += 3
 		run(t, a)
@@ -267,9 +260,7 @@ func TestBatchesAreNoParameters(t *testing.T) {
 	m := wide(t, 3, ramp(tensor.Float64, 12, 5), true)
 	trainer := solving(t, m, d, &solver.SGD{Rate: 0.1})
 	defer trainer.Close()
-	evaluator, err := vm.New(m.g, d, vm.Eval())
-	require.NoError(t, err)
-	defer evaluator.Close()
+	evaluator := machineOn(t, d, m.g, vm.Eval())
 	before := 0
 	for step := range 10 {
 		require.NoError(t, gorgonia.Let(m.g.ByName("x")[0], ramp(tensor.Float64, 3, 12)))
@@ -300,9 +291,7 @@ func memoryIsFlat(t *testing.T, d backend.Device, held func() string) {
 	train, eval := wide(t, 3, w, true), wide(t, 2, w, false)
 	trainer := solving(t, train, d, &solver.Adam{Rate: 1e-3})
 	defer trainer.Close()
-	evaluator, err := vm.New(eval.g, d, vm.Eval())
-	require.NoError(t, err)
-	defer evaluator.Close()
+	evaluator := machineOn(t, d, eval.g, vm.Eval())
 	before := ""
 	for step := range 1000 {
 		require.NoError(t, gorgonia.Let(train.g.ByName("x")[0], ramp(tensor.Float64, 3, 12)))
@@ -349,9 +338,7 @@ func TestOutOfMemory(t *testing.T) {
 			t.Fatalf("room for %d bytes: %v", test.room, err)
 		}
 		for _, want := range test.want {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("room for %d bytes: %v, want %q", test.room, err, want)
-			}
+			require.Fails(t, fmt.Sprintf("room for %d bytes", test.room), err, want)
 		}
 	}
 }

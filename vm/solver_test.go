@@ -64,9 +64,7 @@ func lion() solver.Solver {
 func solving(t testing.TB, m *model, device backend.Device, s solver.Solver,
 	options ...vm.Option) *vm.Machine {
 	t.Helper()
-	machine, err := vm.New(m.g, device, append(options, vm.WithSolver(s, m.params...))...)
-	require.NoError(t, err)
-	return machine
+	return machineOn(t, device, m.g, append(options, vm.WithSolver(s, m.params...))...)
 }
 
 // weights returns copies of the elements of the learnables' tensors.
@@ -79,7 +77,7 @@ func (m *model) weights(t testing.TB) [][]float64 {
 	return all
 }
 
-func pull(t testing.TB, m *vm.Machine, params gorgonia.Nodes) {
+func pull(t testing.TB, m *vm.Machine, params nodes) {
 	t.Helper()
 	require.NoError(t, m.Pull(params...))
 }
@@ -106,9 +104,7 @@ func solverInPlan(t *testing.T, d backend.Device, newSolver func() solver.Solver
 	const steps = 20
 	rate := solver.Cosine(0.01, 0, steps-1)
 	apart, within := build(), build()
-	a, err := vm.New(apart.g, d)
-	require.NoError(t, err)
-	defer a.Close()
+	a := machineOn(t, d, apart.g)
 	after, inside := newSolver(), newSolver()
 	b := solving(t, within, d, inside)
 	defer b.Close()
@@ -267,7 +263,7 @@ func product(t testing.TB, v, w *tensor.Dense) *model {
 		m.params = append(m.params, gorgonia.NewVector(m.g, tensor.Float32, gorgonia.WithShape(2),
 			gorgonia.WithName(name), gorgonia.WithValue(x)))
 	}
-	m.grad(t, must(gorgonia.Sum(must(gorgonia.HadamardProd(m.params[0], m.params[1])))))
+	m.grad(t, sum(times(m.params[0], m.params[1])))
 	return m
 }
 
@@ -290,7 +286,7 @@ func TestPull(t *testing.T) {
 			a[i], b[i] = a[i]-b[i], b[i]-a[i]
 		}
 	}
-	expect := func(what string, of *gorgonia.Node, want []float32) {
+	expect := func(what string, of node, want []float32) {
 		t.Helper()
 		if got := of.Value().Data().([]float32); !slices.Equal(got, want) {
 			t.Errorf("%s: %v is %v, want %v", what, of, got, want)
@@ -384,7 +380,7 @@ type foreign struct{ solver.Solver }
 // TestSolverRefused: what a machine cannot train says so in New, and a run that fails is no step.
 func TestSolverRefused(t *testing.T) {
 	refused := func(want error, text string, g *gorgonia.ExprGraph, s solver.Solver,
-		learnables ...*gorgonia.Node) {
+		learnables ...node) {
 		t.Helper()
 		m, err := vm.New(g, nil, vm.WithSolver(s, learnables...))
 		if err == nil {
@@ -409,10 +405,8 @@ func TestSolverRefused(t *testing.T) {
 	run(t, holder)
 	before := m.weights(t)
 	adam.WeightDecay = 0.1
-	if err := holder.RunAll(); !errors.Is(err, backend.ErrArgument) ||
-		!strings.Contains(err.Error(), "WeightDecay") {
-		t.Errorf("with a decay that began later: %v", err)
-	}
+	require.Fails(t, "with a decay that began later", holder.RunAll(), backend.ErrArgument,
+		"WeightDecay")
 	state, err := adam.State()
 	require.NoError(t, err)
 	if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 ||
@@ -427,10 +421,8 @@ func TestSolverRefused(t *testing.T) {
 	require.NoError(t, err)
 	p := product(t, vector(1, 2), vector(3, 4))
 	require.NoError(t, gorgonia.Let(p.params[0], view))
-	if err := machine(t, p.g, vm.WithSolver(sgd, p.params...)).RunAll(); err == nil ||
-		!strings.Contains(err.Error(), "contiguous") {
-		t.Errorf("a learnable that is a column: %v", err)
-	}
+	require.Fails(t, "a learnable that is a column", machine(t, p.g, vm.WithSolver(sgd,
+		p.params...)).RunAll(), "contiguous")
 }
 
 // TestSolverLeavesExchangedGradients: where ranks exchange gradients, a machine does not apply
@@ -440,13 +432,10 @@ func TestSolverLeavesExchangedGradients(t *testing.T) {
 		func(r *testenv.Rank) error {
 			m := &model{g: gorgonia.NewGraph()}
 			w := m.variable("w", tensor.Float32, 3)
-			m.params = gorgonia.Nodes{w}
-			dp, err := autograd.New(r.Comm, m.params)
-			if err != nil {
-				return err
-			}
+			m.params = nodes{w}
+			dp := testranks.Must(autograd.New(r.Comm, m.params))
 			defer dp.Close()
-			m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(must(dp.Hook(w)))))))
+			m.grad(t, sum(square(must(dp.Hook(w)))))
 			if other, err := vm.New(m.g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, w)); !errors.Is(
 				err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "Sync") {
 				t.Errorf("%v, %v", other, err)

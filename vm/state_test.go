@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
@@ -25,7 +26,7 @@ import (
 // stateful is a model with all that a model may keep: y = norm(dropout(x) * frozen) * gain + bias.
 type stateful struct {
 	model
-	x, frozen, y *gorgonia.Node
+	x, frozen, y node
 	norm         *gorgonia.BatchNormOp
 	random       *nn.Random
 }
@@ -35,7 +36,7 @@ type stateful struct {
 func newStateful(t testing.TB, rank int, drop float64) *stateful {
 	m := &stateful{model: model{g: gorgonia.NewGraph()}, random: nn.NewRandom(3)}
 	own := float64(rank)
-	variable := func(name string, values ...float64) *gorgonia.Node {
+	variable := func(name string, values ...float64) node {
 		v := tensor.New(tensor.WithShape(len(values), 1), tensor.WithBacking(values))
 		return gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithName(name),
 			gorgonia.WithValue(v))
@@ -43,11 +44,11 @@ func newStateful(t testing.TB, rank int, drop float64) *stateful {
 	m.x = variable("x", 1+10*own, 2+10*own, 3+10*own, 4+10*own)
 	m.frozen = variable("frozen", 1+own, 1+own, 1+own, 1+own)
 	gain, bias := variable("gain", 2+own), variable("bias", 1)
-	m.params = gorgonia.Nodes{gain, bias}
-	x := must(gorgonia.HadamardProd(must(nn.Dropout(drop, m.random, m.x)), m.frozen))
+	m.params = nodes{gain, bias}
+	x := times(must(nn.Dropout(drop, m.random, m.x)), m.frozen)
 	y, _, _, norm, err := gorgonia.BatchNorm(x, gain, bias, 0.5, 1e-3)
 	m.y, m.norm = must(y, err), norm
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(y)))))
+	m.grad(t, mean(square(y)))
 	return m
 }
 
@@ -85,13 +86,9 @@ func (m *stateful) runs(machine *vm.Machine, n int) error {
 // evaluate returns the result of a machine for evaluation.
 func (r ranked) evaluate(m *stateful) ([]float64, error) {
 	data := tensor.New(tensor.WithShape(4, 1), tensor.WithBacking([]float64{1, 2, 3, 4}))
-	if err := gorgonia.Let(m.x, data); err != nil {
-		return nil, err
-	}
+	testranks.NoError(gorgonia.Let(m.x, data))
 	e, err := vm.New(m.g, r.device, vm.Eval(), vm.Keep(m.y))
-	if err != nil {
-		return nil, err
-	}
+	testranks.NoError(err)
 	err = e.RunAll()
 	return floats(r.t, m.y.Value()), errors.Join(err, e.Close())
 }
@@ -113,10 +110,7 @@ func averagesOfAllRanks(t *testing.T, k testenv.Kind, micro int) {
 	var results [P][]float64
 	onRanks(t, k, P, func(r ranked) (err error) {
 		m := r.stateful(0)
-		machine, err := r.machine(m, &solver.SGD{Rate: 0.125}, vm.Accumulate(micro))
-		if err != nil {
-			return err
-		}
+		machine := testranks.Must(r.machine(m, &solver.SGD{Rate: 0.125}, vm.Accumulate(micro)))
 		// Of 1 2 3 4 and 11 12 13 14: means 2.5 and 12.5, variances of samples 5/3.
 		mean, variance := 0.0, 1.0
 		for range steps {
@@ -145,16 +139,13 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 		onRanks(t, k, 2, func(r ranked) error {
 			m, sgd := r.stateful(0), &solver.SGD{Rate: 0.125}
 			machine, err := r.machine(m, sgd)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			frozen := m.frozen.Value().Data().([]float64)
 			if !slices.Equal(frozen, []float64{1, 1, 1, 1}) {
 				return fmt.Errorf("New leaves %v frozen", frozen)
 			}
 			dp := machine.DataParallel()
-			err = errors.Join(m.runs(machine, 3), machine.Pull(m.params...),
-				dp.Save(dir, sgd, nil))
+			err = errors.Join(m.runs(machine, 3), machine.Pull(m.params...), dp.Save(dir, sgd, nil))
 			loss := func() float64 {
 				err = errors.Join(err, m.runs(machine, 1), machine.Pull(m.params...))
 				return floats(r.t, m.loss)[0]
@@ -196,9 +187,7 @@ func TestUndeclaredVariablesAreNamed(t *testing.T) {
 				defer r.lock.Unlock()
 				said = append(said, text)
 			}))
-			if err != nil {
-				return err
-			}
+			testranks.NoError(err)
 			for i := range 4 {
 				if test.let {
 					m.x.Value().Data().([]float64)[0] = float64(100 + i)

@@ -19,7 +19,7 @@ func decoder(t testing.TB, dt tensor.Dtype) *model {
 	const batch, context, heads, size, words = 2, 8, 2, 4, 11
 	const width, rows = heads * size, batch * context
 	m := &model{g: gorgonia.NewGraph()}
-	indices := func(name string) *gorgonia.Node {
+	indices := func(name string) node {
 		numbers := make([]int, rows)
 		for i := range numbers {
 			numbers[i] = i * 7 % words
@@ -30,21 +30,16 @@ func decoder(t testing.TB, dt tensor.Dtype) *model {
 	table := m.learnable(dt, words, width)
 	x := must(nn.Embedding(table, indices("x")))
 	h := must(nn.LayerNorm(1e-5, x, m.learnable(dt, width), m.learnable(dt, width)))
-	part := func() *gorgonia.Node {
-		y := must(gorgonia.Reshape(must(gorgonia.Mul(h, m.learnable(dt, width, width))),
-			tensor.Shape{batch, context, heads, size}))
-		return must(gorgonia.Transpose(y, 0, 2, 1, 3))
+	part := func() node {
+		y := reshape(mul(h, m.learnable(dt, width, width)),
+			tensor.Shape{batch, context, heads, size})
+		return transpose(y, 0, 2, 1, 3)
 	}
 	y := must(nn.Attention(part(), part(), part(), nn.AttentionOptions{Causal: true}))
-	y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)), tensor.Shape{rows, width}))
-	x = must(gorgonia.Add(x, y))
-	x = must(
-		gorgonia.Add(
-			x,
-			must(
-				gorgonia.Mul(
-					must(nn.GELUTanh(must(gorgonia.Mul(x, m.learnable(dt, width, 4*width))))),
-					m.learnable(dt, 4*width, width)))))
+	y = reshape(transpose(y, 0, 2, 1, 3), tensor.Shape{rows, width})
+	x = add(x, y)
+	x = add(x, mul(must(nn.GELUTanh(mul(x, m.learnable(dt, width, 4*width)))), m.learnable(dt,
+		4*width, width)))
 	m.grad(t, must(nn.CrossEntropy(nn.NoLabel, must(nn.BatchedMatMul(false, true, x, table)),
 		indices("labels"))))
 	return m
@@ -61,15 +56,12 @@ var steadyModels = map[string]func(testing.TB, tensor.Dtype) *model{
 func TestStepAllocatesNothing(t *testing.T) {
 	for name, build := range steadyModels {
 		m := build(t, tensor.Float32)
-		machine, err := vm.New(m.g, nil, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
-		require.NoError(t, err)
+		machine := machine(t, m.g, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
 		run(t, machine)
 		if n := testing.AllocsPerRun(5, func() { run(t, machine) }); n != 0 {
 			t.Errorf("%s: %v allocations in a step", name, n)
 		}
-		if err := machine.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, machine.Close())
 	}
 }
 
@@ -85,8 +77,7 @@ func TestSameBitsOnAnyNumberOfCores(t *testing.T) {
 			for i, p := range m.params {
 				copy(p.Value().Data().([]float32), first[i])
 			}
-			machine, err := vm.New(m.g, nil, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
-			require.NoError(t, err)
+			machine := machine(t, m.g, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
 			for range 3 {
 				run(t, machine)
 			}

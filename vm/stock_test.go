@@ -16,16 +16,16 @@ import (
 )
 
 // byDo runs a graph node by node, by the Do of every operation, and returns the values.
-func byDo(g *gorgonia.ExprGraph) (map[*gorgonia.Node]gorgonia.Value, error) {
+func byDo(g *gorgonia.ExprGraph) (map[node]gorgonia.Value, error) {
 	sorted, err := gorgonia.Sort(g)
 	if err != nil {
 		return nil, err
 	}
-	values := map[*gorgonia.Node]gorgonia.Value{}
+	values := map[node]gorgonia.Value{}
 	for _, n := range slices.Backward(sorted) {
 		var args []gorgonia.Value
 		for it := g.From(n.ID()); it.Next(); {
-			args = append(args, values[it.Node().(*gorgonia.Node)])
+			args = append(args, values[it.Node().(node)])
 		}
 		switch name := reflect.TypeOf(n.Op()); {
 		case n.Op() == nil || strings.HasPrefix(name.Name(), "constant"):
@@ -58,7 +58,7 @@ func signOfZero(op gorgonia.Op, args []gorgonia.Value) bool {
 }
 
 // valuesByDo is byDo for a test.
-func valuesByDo(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia.Value {
+func valuesByDo(t *testing.T, g *gorgonia.ExprGraph) map[node]gorgonia.Value {
 	t.Helper()
 	values, err := byDo(g)
 	require.NoError(t, err)
@@ -70,7 +70,7 @@ func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int,
 	devices map[string]func(testing.TB) backend.Device) {
 	t.Helper()
 	want := valuesByDo(t, g)
-	var computed []*gorgonia.Node
+	var computed []node
 	for n := range want {
 		if n.Op() != nil && n.Value() == nil {
 			computed = append(computed, n)
@@ -82,12 +82,9 @@ func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int,
 }
 
 func agreeOn(t *testing.T, g *gorgonia.ExprGraph, where string, device backend.Device,
-	computed []*gorgonia.Node, want map[*gorgonia.Node]gorgonia.Value, tolerance float64,
-	hostOps int) {
+	computed []node, want map[node]gorgonia.Value, tolerance float64, hostOps int) {
 	t.Helper()
-	m, err := vm.New(g, device, vm.Keep(computed...))
-	require.NoError(t, err)
-	defer m.Close()
+	m := machineOn(t, device, g, vm.Keep(computed...))
 	if text := m.Plan().String(); !strings.Contains(text, fmt.Sprintf("host_ops=%d", hostOps)) {
 		t.Errorf("not %d host_ops in\n%s", hostOps, text)
 	}
@@ -115,7 +112,7 @@ func rowMajor(v gorgonia.Value) gorgonia.Value {
 var stock = []struct {
 	name   string
 	shapes [][]int
-	build  func(x ...*gorgonia.Node) (*gorgonia.Node, error)
+	build  func(x ...node) (node, error)
 	host   int  // operations that run by Do
 	plain  bool // without a gradient, or with one that is wrong or crashes by Do
 }{
@@ -135,142 +132,120 @@ var stock = []struct {
 	{name: "scalar right", shapes: [][]int{{3, 4}, nil},
 		build: pair(gorgonia.Add, gorgonia.HadamardDiv)},
 	{name: "scalars", shapes: [][]int{nil, nil}, build: pair(gorgonia.Add, gorgonia.HadamardProd)},
-	{name: "broadcast", shapes: [][]int{{3, 4}, {1, 4}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "broadcast", shapes: [][]int{{3, 4}, {1, 4}}, build: func(x ...node) (node, error) {
 		return gorgonia.BroadcastHadamardProd(x[0], x[1], nil, []byte{0})
 	}},
 	{name: "broadcast left", shapes: [][]int{{3, 1, 2}, {3, 4, 2}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return gorgonia.BroadcastSub(x[0], x[1], []byte{1}, nil)
 		}},
 	{name: "rectify", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Rectify)},
-	{name: "leaky relu", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "leaky relu", shapes: [][]int{{3, 4}}, build: func(x ...node) (node, error) {
 		return gorgonia.LeakyRelu(x[0], 0.1)
 	}},
 	{name: "matmul", shapes: [][]int{{3, 4}, {4, 5}}, build: pair(gorgonia.Mul, nil)},
 	{name: "matvec", shapes: [][]int{{3, 4}, {4}}, build: pair(gorgonia.Mul, nil)},
 	{name: "dot", shapes: [][]int{{4}, {4}}, build: pair(gorgonia.Mul, nil)},
 	{name: "outer", shapes: [][]int{{3}, {4}}, build: pair(gorgonia.OuterProd, nil), plain: true},
-	{name: "batched", shapes: [][]int{{2, 3, 4}, {2, 4, 5}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "batched", shapes: [][]int{{2, 3, 4}, {2, 4, 5}}, build: func(x ...node) (node, error) {
 		return gorgonia.BatchedMatMul(x[0], x[1])
 	}},
 	{name: "batched transposed", shapes: [][]int{{2, 3, 4}, {2, 5, 4}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return gorgonia.BatchedMatMul(x[0], x[1], false, true)
 		}},
-	{name: "tensordot", shapes: [][]int{{2, 3, 4}, {4, 3, 5}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "tensordot", shapes: [][]int{{2, 3, 4}, {4, 3, 5}}, build: func(x ...node) (
+		node, error) {
 		return gorgonia.Tensordot([]int{1, 2}, []int{1, 0}, x[0], x[1])
 	}},
-	{name: "sum", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "sum", shapes: [][]int{{2, 3, 4}}, build: func(x ...node) (node, error) {
 		return gorgonia.Sum(x[0], 0, 2)
 	}},
-	{name: "sum all", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "sum all", shapes: [][]int{{2, 3}}, build: func(x ...node) (node, error) {
 		return gorgonia.Sum(x[0])
 	}},
-	{name: "mean", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "mean", shapes: [][]int{{2, 3}}, build: func(x ...node) (node, error) {
 		return gorgonia.Mean(x[0], 1)
 	}},
-	{name: "max", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "max", shapes: [][]int{{2, 3}}, build: func(x ...node) (node, error) {
 		return gorgonia.Max(x[0], 1)
 	}},
-	{name: "norm", shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "norm", shapes: [][]int{{5}}, build: func(x ...node) (node, error) {
 		return gorgonia.Norm(x[0], 0, 2)
 	}},
-	{name: "reshape", shapes: [][]int{{2, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "reshape", shapes: [][]int{{2, 6}}, build: func(x ...node) (node, error) {
 		return gorgonia.Reshape(x[0], tensor.Shape{3, 4})
 	}},
-	{name: "transpose", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "transpose", shapes: [][]int{{2, 3, 4}}, build: func(x ...node) (node, error) {
 		return gorgonia.Transpose(x[0], 2, 0, 1)
 	}},
-	{name: "slice", shapes: [][]int{{4, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "slice", shapes: [][]int{{4, 6}}, build: func(x ...node) (node, error) {
 		return gorgonia.Slice(x[0], gorgonia.S(1, 3), gorgonia.S(2, 5))
 	}},
-	{name: "slice of one", shapes: [][]int{{4, 6}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "slice of one", shapes: [][]int{{4, 6}}, build: func(x ...node) (node, error) {
 		return gorgonia.Slice(x[0], nil, gorgonia.S(2))
 	}},
-	{name: "concat", shapes: [][]int{{2, 3}, {4, 3}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "concat", shapes: [][]int{{2, 3}, {4, 3}}, build: func(x ...node) (node, error) {
 		return gorgonia.Concat(0, x...)
 	}},
-	{name: "concat columns", shapes: [][]int{{2, 3}, {2, 1}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "concat columns", shapes: [][]int{{2, 3}, {2, 1}}, build: func(x ...node) (node, error) {
 		return gorgonia.Concat(1, x...)
 	}},
-	{name: "softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "softmax", shapes: [][]int{{3, 4}}, build: func(x ...node) (node, error) {
 		return gorgonia.SoftMax(x[0])
 	}},
-	{name: "softmax axis", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "softmax axis", shapes: [][]int{{3, 4}}, build: func(x ...node) (node, error) {
 		return gorgonia.SoftMax(x[0], 0)
 	}},
-	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...node) (node, error) {
 		return gorgonia.LogSoftMax(x[0])
 	}},
 	{name: "between", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.MaxBetween,
 		gorgonia.MinBetween), plain: true},
-	{name: "conv2d", shapes: [][]int{{2, 2, 5, 6}, {3, 2, 3, 2}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "conv2d", shapes: [][]int{{2, 2, 5, 6}, {3, 2, 3, 2}}, build: func(x ...node) (
+		node, error) {
 		return gorgonia.Conv2d(x[0], x[1], tensor.Shape{3, 2}, []int{1, 0}, []int{2, 1},
 			[]int{1, 2})
 	}},
-	{name: "max pool", shapes: [][]int{{2, 2, 6, 6}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "max pool", shapes: [][]int{{2, 2, 6, 6}}, build: func(x ...node) (node, error) {
 		return gorgonia.MaxPool2D(x[0], tensor.Shape{3, 2}, []int{1, 0}, []int{2, 2})
 	}},
 	{name: "global average", shapes: [][]int{{2, 3, 4, 5}},
 		build: chain(gorgonia.GlobalAveragePool2D), plain: true},
-	{name: "at", plain: true, shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "at", plain: true, shapes: [][]int{{3, 4}}, build: func(x ...node) (node, error) {
 		return gorgonia.At(x[0], 1, 2)
 	}},
-	{name: "diagonal", plain: true, shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "diagonal", plain: true, shapes: [][]int{{5}}, build: func(x ...node) (node, error) {
 		return gorgonia.DiagFlat(x[0])
 	}},
-	{name: "upsample", shapes: [][]int{{2, 2, 2, 3}}, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "upsample", shapes: [][]int{{2, 2, 2, 3}}, build: func(x ...node) (node, error) {
 		return gorgonia.Upsample2D(x[0], 2)
 	}},
 	{name: "batch norm", shapes: [][]int{{3, 2, 2, 3}, {1, 2, 1, 1}, {1, 2, 1, 1}},
 		build: batchNorm},
 	{name: "batch norm of rows", shapes: [][]int{{6, 4}, {1, 4}, {1, 4}}, build: batchNorm},
 	{name: "group norm", shapes: [][]int{{2, 4, 2, 2}, {2, 4, 2, 2}, {2, 4, 2, 2}},
-		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		build: func(x ...node) (node, error) {
 			return gorgonia.GroupNorm(x[0], x[1], x[2], 2, 4, 1e-5)
 		}},
-	{name: "by indices", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
-		error) {
+	{name: "by indices", shapes: [][]int{{5, 3}}, build: func(x ...node) (node, error) {
 		return gorgonia.ByIndices(x[0], labels(x[0], 4, 0, 4, 2), 0)
 	}},
-	{name: "sparsemax", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...*gorgonia.Node) (
-		*gorgonia.Node, error) {
+	{name: "sparsemax", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...node) (node, error) {
 		return gorgonia.Sparsemax(x[0])
 	}},
 }
 
-func batchNorm(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+func batchNorm(x ...node) (node, error) {
 	y, _, _, _, err := gorgonia.BatchNorm(x[0], x[1], x[2], 0.1, 1e-5)
 	return y, err
 }
 
-type function = func(*gorgonia.Node) (*gorgonia.Node, error)
+type function = func(node) (node, error)
 
 // chain applies functions one after the other.
-func chain(functions ...function) func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-	return func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+func chain(functions ...function) func(x ...node) (node, error) {
+	return func(x ...node) (node, error) {
 		y := x[0]
 		for _, f := range functions {
 			y = must(f(y))
@@ -280,9 +255,8 @@ func chain(functions ...function) func(x ...*gorgonia.Node) (*gorgonia.Node, err
 }
 
 // pair applies f to two operands, and then f2, if there is one, to the first and the result.
-func pair(f, f2 func(a, b *gorgonia.Node) (*gorgonia.Node, error)) func(x ...*gorgonia.Node) (
-	*gorgonia.Node, error) {
-	return func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+func pair(f, f2 func(a, b node) (node, error)) func(x ...node) (node, error) {
+	return func(x ...node) (node, error) {
 		y, err := f(x[0], x[1])
 		if err == nil && f2 != nil {
 			return f2(x[0], y)
@@ -305,7 +279,7 @@ func stockOperations(t *testing.T, devices map[string]func(testing.TB) backend.D
 				y := must(test.build(m.params...))
 				if !test.plain {
 					if !y.IsScalar() {
-						y = must(gorgonia.Sum(must(gorgonia.Square(y))))
+						y = sum(square(y))
 					}
 					m.grad(t, y)
 				}

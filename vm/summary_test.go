@@ -8,7 +8,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
-	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -26,9 +25,7 @@ func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 	if _, err := gorgonia.Grad(loss, w, v); err != nil {
 		t.Fatal(err)
 	}
-	m, err := vm.New(g, nil, vm.WithSolver(&solver.Adam{Rate: 1}, w, v))
-	require.NoError(t, err)
-	defer m.Close()
+	m := machine(t, g, vm.WithSolver(&solver.Adam{Rate: 1}, w, v))
 	s := m.Summary()
 	const first, second = 2 * 3 * 5 * 7, 2 * 3 * 7 * 2
 	if s.Parameters != 49 || s.ParameterBytes != 196 || s.SolverBytes != 392 || s.Bytes == 0 ||
@@ -48,9 +45,7 @@ func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 	if _, err := gorgonia.Grad(loss, filters); err != nil {
 		t.Fatal(err)
 	}
-	c, err := vm.New(g, nil, vm.WithSolver(&solver.SGD{Rate: 1}, filters))
-	require.NoError(t, err)
-	defer c.Close()
+	c := machine(t, g, vm.WithSolver(&solver.SGD{Rate: 1}, filters))
 	if got, want := c.Summary().FLOPs, int64(2*2*(2*4*8*8)*(3*3*3)); got != want {
 		t.Errorf("forward and gradient of a convolution have %d FLOPs, want %d", got, want)
 	}

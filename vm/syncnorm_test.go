@@ -29,13 +29,13 @@ const (
 // syncModel has two batch norms, of images and of vectors, whose inputs have gradients.
 type syncModel struct {
 	model
-	x, y  *gorgonia.Node
+	x, y  node
 	norms []*gorgonia.BatchNormOp
 }
 
 func newSyncModel(t testing.TB, dt tensor.Dtype, samples int) *syncModel {
 	m := &syncModel{model: model{g: gorgonia.NewGraph()}}
-	norm := func(x *gorgonia.Node, name string, shape ...int) *gorgonia.Node {
+	norm := func(x node, name string, shape ...int) node {
 		gain, bias := m.variable("gain"+name, dt, shape...), m.variable("bias"+name, dt, shape...)
 		m.params = append(m.params, gain, bias)
 		y, _, _, op, err := gorgonia.BatchNorm(x, gain, bias, 0.25, 1e-3)
@@ -44,22 +44,22 @@ func newSyncModel(t testing.TB, dt tensor.Dtype, samples int) *syncModel {
 	}
 	m.x, m.y = m.variable("x", dt, samples, 2, 3, 3), m.variable("y", dt, samples, 4)
 	filter, w := m.variable("filter", dt, 3, 2, 2, 2), m.variable("w", dt, 12, 4)
-	m.params = gorgonia.Nodes{filter, w}
+	m.params = nodes{filter, w}
 	h := must(gorgonia.Conv2d(m.x, filter, tensor.Shape{2, 2}, []int{0, 0}, []int{1, 1},
 		[]int{1, 1}))
-	h = must(gorgonia.Tanh(norm(h, "0", 1, 3, 1, 1)))
-	h = must(gorgonia.Mul(must(gorgonia.Reshape(h, tensor.Shape{samples, 12})), w))
+	h = tanh(norm(h, "0", 1, 3, 1, 1))
+	h = mul(reshape(h, tensor.Shape{samples, 12}), w)
 	h = norm(h, "1", 1, 4)
 	trained := m.params
 	m.params = append(slices.Clone(trained), m.x) // whose gradient a layer before would get
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Sub(h, m.y)))))))
+	m.grad(t, mean(square(sub(h, m.y))))
 	m.params = trained
 	return m
 }
 
 // feed gives the model samples of a step, from number first on. Their mean is far from zero.
 func (m *syncModel) feed(step, first int) {
-	for _, n := range []*gorgonia.Node{m.x, m.y} {
+	for _, n := range []node{m.x, m.y} {
 		v := n.Value().(*tensor.Dense)
 		size := v.Len() / v.Shape()[0]
 		for i := range v.Len() {
@@ -113,10 +113,7 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 	momentum := &solver.Momentum{Rate: 0.05, Momentum: 0.5}
 	options = append(options, vm.WithSolver(momentum, m.params...),
 		vm.WithDataParallel(r.Comm), vm.SyncBatchNorm())
-	machine, err := vm.New(m.g, r.device, options...)
-	if err != nil {
-		return h, err
-	}
+	machine := testranks.Must(vm.New(m.g, r.device, options...))
 	if text := machine.Plan().String(); r.device != nil && !strings.Contains(text, "host_ops=0") {
 		return h, errors.Join(fmt.Errorf("a collective goes through the host: %s", text),
 			machine.Close())
@@ -127,9 +124,7 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 			return h, errors.Join(err, machine.Close())
 		}
 		loss := floats(r.t, m.loss)[0]
-		if err := autograd.Mean(r.Comm, &loss); err != nil {
-			return h, err
-		}
+		testranks.NoError(autograd.Mean(r.Comm, &loss))
 		h.losses = append(h.losses, loss)
 		h.gradients = append(h.gradients, floats(r.t, gradient(r.t, m.x))...)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
@@ -23,14 +24,8 @@ func TestTreesRefuseCollectivesAmongTheirRanks(t *testing.T) {
 	register := rendezvous.NewMemStore()
 	onRanks(t, testenv.Hosts, 4, func(r ranked) error {
 		r.register = register
-		data, err := r.Comm.Split(r.Comm.Rank()%2, 0)
-		if err != nil {
-			return err
-		}
-		other, err := r.Comm.Split(r.Comm.Rank()/2, 0) // shares this rank alone with data
-		if err != nil {
-			return err
-		}
+		data := testranks.Must(r.Comm.Split(r.Comm.Rank()%2, 0))
+		other := testranks.Must(r.Comm.Split(r.Comm.Rank()/2, 0))
 		tree, elastically := vm.WithTree(4), vm.WithElastic(context.Background(),
 			newGeneration(r), 4)
 		for _, c := range []struct {
@@ -48,10 +43,10 @@ func TestTreesRefuseCollectivesAmongTheirRanks(t *testing.T) {
 			r.lock.Lock()
 			m := &model{g: gorgonia.NewGraph()}
 			w := m.variable("w", gorgonia.Float32, 2, 3)
-			m.params = gorgonia.Nodes{w}
-			all := must(ops.AllReduce(c.over, backend.Sum, must(gorgonia.Square(w))))
+			m.params = nodes{w}
+			all := must(ops.AllReduce(c.over, backend.Sum, square(w)))
 			gorgonia.WithName("among")(all)
-			m.grad(t, must(gorgonia.Mean(all)))
+			m.grad(t, mean(all))
 			r.lock.Unlock()
 			machine, err := vm.New(m.g, nil, append(c.train,
 				vm.WithSolver(&solver.SGD{Rate: 1}, w))...)

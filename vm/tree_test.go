@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -26,7 +27,7 @@ const treeSamples = 4
 // treeModel has what depends on a batch beside its gradients: a batch norm, a dropout and a loss.
 type treeModel struct {
 	model
-	x, y   *gorgonia.Node
+	x, y   node
 	norm   *gorgonia.BatchNormOp
 	random *nn.Random
 }
@@ -36,22 +37,18 @@ func newTreeModel(t testing.TB, dt tensor.Dtype) *treeModel {
 	m.x, m.y = m.variable("x", dt, treeSamples, 6), m.variable("y", dt, treeSamples, 3)
 	w0, gain, bias, w1 := m.variable("w0", dt, 6, 5), m.variable("gain", dt, 1, 5),
 		m.variable("bias", dt, 1, 5), m.variable("w1", dt, 5, 3)
-	m.params = gorgonia.Nodes{w0, gain, bias, w1}
-	h, _, _, norm, err := gorgonia.BatchNorm(must(gorgonia.Mul(m.x, w0)), gain, bias, 0.25, 1e-3)
+	m.params = nodes{w0, gain, bias, w1}
+	h, _, _, norm, err := gorgonia.BatchNorm(mul(m.x, w0), gain, bias, 0.25, 1e-3)
 	m.norm = norm
-	h = must(nn.Dropout(0.25, m.random, must(gorgonia.Tanh(must(h, err)))))
-	m.grad(
-		t,
-		must(
-			gorgonia.Mean(
-				must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Mul(h, w1)), m.y)))))))
+	h = must(nn.Dropout(0.25, m.random, tanh(must(h, err))))
+	m.grad(t, mean(square(sub(mul(h, w1), m.y))))
 	return m
 }
 
 // feed gives the model micro-batch i of a step: numbers whose sums depend on the order.
 func (m *treeModel) feed(step, i int) {
 	m.random.Seek(uint64(step), i*treeSamples)
-	for _, n := range []*gorgonia.Node{m.x, m.y} {
+	for _, n := range []node{m.x, m.y} {
 		x, _ := n.Value().(*tensor.Dense)
 		for k := range x.Len() {
 			v := math.Sin(float64(1+k+37*i+101*step)) * math.Exp2(float64((k+i)%7-3))
@@ -191,15 +188,10 @@ func TestTreeIsThatOfItsDefinition(t *testing.T) {
 func (r ranked) treeBothWays(n int) error {
 	const steps = 3
 	apart, within := r.treeModel(tensor.Float32), r.treeModel(tensor.Float32)
-	got, err := within.train(r, steps, n, vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 60)),
-		vm.WithTree(n))
-	if err != nil {
-		return err
-	}
+	got := testranks.Must(within.train(r, steps, n, vm.WithDataParallel(r.Comm,
+		autograd.WithBuckets(1, 60)), vm.WithTree(n)))
 	machine, err := vm.New(apart.g, r.device)
-	if err != nil {
-		return err
-	}
+	testranks.NoError(err)
 	adam, norm := &solver.Adam{Rate: 0.05}, 0.0
 	for step := range steps {
 		of := make([][][]float32, len(apart.params)) // gradients of micro-batches
@@ -217,9 +209,7 @@ func (r ranked) treeBothWays(n int) error {
 		}
 		grads, clipped := gorgonia.NodesToValueGrads(apart.params), error(nil)
 		norm, clipped = solver.ClipNorm(grads, 0.5)
-		if err = errors.Join(err, clipped, adam.Step(grads)); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(err, clipped, adam.Step(grads)))
 	}
 	if want := apart.weights(r.t); !slices.EqualFunc(got.weights, want, slices.Equal) {
 		return fmt.Errorf("%v, want %v", got.weights, want)

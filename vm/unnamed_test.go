@@ -17,14 +17,14 @@ import (
 func TestMessagesSayThatAVariableHasNoName(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3))
-	cost := must(gorgonia.Sum(must(gorgonia.Square(x))))
+	cost := sum(square(x))
 	other := gorgonia.NewMatrix(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithShape(2, 3))
 	m := machine(t, g, vm.Keep(x))
 	if text := m.Plan().String(); strings.Contains(text, "%!") {
 		t.Errorf("the plan is\n%s", text)
 	}
 	built := func(options ...vm.Option) error { _, err := vm.New(g, nil, options...); return err }
-	solved := func(learnables ...*gorgonia.Node) error {
+	solved := func(learnables ...node) error {
 		return built(vm.WithSolver(&solver.SGD{Rate: 1}, learnables...))
 	}
 	errs := map[string]error{

@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"gorgonia.org/tensor"
@@ -34,19 +35,15 @@ func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
 		if err := first.DataParallel().Save(dir, first.Solver(), saved); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := first.DataParallel().Save(dir, newSolver(), saved); !errors.Is(err,
-			backend.ErrArgument) {
-			t.Errorf("%s: another solver is saved: %v", name, err)
-		}
+		require.Fails(t, fmt.Sprintf("%s: another solver is saved", name),
+			first.DataParallel().Save(dir, newSolver(), saved), backend.ErrArgument)
 		var renamed struct{ Epoch, BestEpoch int }
 		if err := second.DataParallel().Load(dir, second.Solver(), &renamed); !errors.Is(err,
 			backend.ErrArgument) || renamed.Epoch != 0 {
 			t.Errorf("%s: a renamed field: %v, and %v is loaded", name, err, renamed)
 		}
-		if err := second.DataParallel().Load(dir, newSolver(), nil); !errors.Is(err,
-			backend.ErrArgument) {
-			t.Errorf("%s: another solver is loaded: %v", name, err)
-		}
+		require.Fails(t, fmt.Sprintf("%s: another solver is loaded", name),
+			second.DataParallel().Load(dir, newSolver(), nil), backend.ErrArgument)
 		now := saved
 		now.Epoch = 0
 		err := second.DataParallel().Load(dir, second.Solver(), &now)

@@ -7,13 +7,13 @@ import (
 	"hash/fnv"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/chewxy/hm"
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -23,13 +23,20 @@ type distant struct{ tensor.StdEng }
 
 func (distant) AllocAccessible() bool { return false }
 
-// machine returns a machine on the host.
-func machine(t *testing.T, g *gorgonia.ExprGraph, options ...vm.Option) *vm.Machine {
+// machineOn returns a machine on a device, nil for the host, that is closed at the test's end.
+func machineOn(t testing.TB, d backend.Device, g *gorgonia.ExprGraph,
+	options ...vm.Option) *vm.Machine {
 	t.Helper()
-	m, err := vm.New(g, nil, options...)
+	m, err := vm.New(g, d, options...)
 	require.NoError(t, err)
-	t.Cleanup(func() { m.Close() })
+	t.Cleanup(func() { require.Report(t, m.Close()) })
 	return m
+}
+
+// machine returns a machine on the host.
+func machine(t testing.TB, g *gorgonia.ExprGraph, options ...vm.Option) *vm.Machine {
+	t.Helper()
+	return machineOn(t, nil, g, options...)
 }
 
 func run(t testing.TB, m gorgonia.VM) {
@@ -38,11 +45,11 @@ func run(t testing.TB, m gorgonia.VM) {
 }
 
 // doubled is a graph z = 2 x + 1 of a vector, with the node 2 x.
-func doubled() (g *gorgonia.ExprGraph, x, inner, z *gorgonia.Node) {
+func doubled() (g *gorgonia.ExprGraph, x, inner, z node) {
 	g = gorgonia.NewGraph()
 	x = gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(3), gorgonia.WithName("x"))
-	inner = must(gorgonia.Mul(x, gorgonia.NewConstant(float32(2))))
-	return g, x, inner, must(gorgonia.Add(inner, gorgonia.NewConstant(float32(1))))
+	inner = mul(x, gorgonia.NewConstant(float32(2)))
+	return g, x, inner, add(inner, gorgonia.NewConstant(float32(1)))
 }
 
 func vector(x ...float32) *tensor.Dense { return tensor.New(tensor.WithBacking(x)) }
@@ -111,28 +118,22 @@ func TestLetShape(t *testing.T) {
 		}
 		err := m.RunAll()
 		for _, want := range test.want {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v: %v, want %q in it", test.let, err, want)
-			}
+			require.Fails(t, test.let, err, want)
 		}
 	}
 	g2 := gorgonia.NewGraph()
 	scalar := gorgonia.NewScalar(g2, tensor.Float32, gorgonia.WithName("rate"))
-	must(gorgonia.Neg(scalar))
+	neg(scalar)
 	require.NoError(t, gorgonia.Let(scalar, 0.5))
-	if err := machine(t, g2).RunAll(); err == nil ||
-		!strings.Contains(err.Error(), "rate is float64, the graph was built for float32") {
-		t.Errorf("of another dtype: %v", err)
-	}
+	require.Fails(t, "of another dtype", machine(t, g2).RunAll(),
+		"rate is float64, the graph was built for float32")
 	// Machines copy to their devices what is on the host.
 	onDevice := vector(1, 2, 3)
 	tensor.WithEngine(distant{})(onDevice)
 	require.NoError(t, gorgonia.Let(x, onDevice))
-	if err := m.RunAll(); err == nil ||
-		!strings.Contains(err.Error(), "the value of x: unsupported: the value is in the memory "+
-			"of a device") || !strings.Contains(err.Error(), "copy it to the host") {
-		t.Errorf("on a device: %v", err)
-	}
+	require.Fails(t, "on a device", m.RunAll(),
+		"the value of x: unsupported: the value is in the memory "+"of a device",
+		"copy it to the host")
 	// A column: its elements are apart in memory.
 	columns := tensor.New(tensor.WithShape(3, 2), tensor.WithBacking([]float32{1, 9, 2, 9, 3, 9}))
 	view, err := columns.Slice(nil, gorgonia.S(0))
@@ -147,13 +148,13 @@ func TestLetShape(t *testing.T) {
 // TestSharedParameters: machines of two graphs with the same tensors train and evaluate the
 // same parameters.
 func TestSharedParameters(t *testing.T) {
-	build := func(rows int, w *tensor.Dense) (*model, *gorgonia.Node) {
+	build := func(rows int, w *tensor.Dense) (*model, node) {
 		m := &model{g: gorgonia.NewGraph()}
 		x := m.variable("x", tensor.Float64, rows, 3)
 		p := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(3, 2),
 			gorgonia.WithName("w"), gorgonia.WithValue(w))
-		m.params = gorgonia.Nodes{p}
-		return m, must(gorgonia.Sum(must(gorgonia.Mul(x, p))))
+		m.params = nodes{p}
+		return m, must(gorgonia.Sum(mul(x, p)))
 	}
 	w := ramp(tensor.Float64, 3, 2)
 	train, loss := build(8, w)
@@ -164,8 +165,7 @@ func TestSharedParameters(t *testing.T) {
 	run(t, evaluator)
 	before := eval.loss.Data().(float64)
 	run(t, trainer)
-	require.NoError(t, gorgonia.NewVanillaSolver().Step(
-		gorgonia.NodesToValueGrads(train.params)))
+	require.NoError(t, gorgonia.NewVanillaSolver().Step(gorgonia.NodesToValueGrads(train.params)))
 	require.NoError(t, trainer.Pull(train.params...))
 	run(t, evaluator)
 	want := valuesByDo(t, eval.g)[sum].Data().(float64)
@@ -245,12 +245,10 @@ func TestCaptureSplit(t *testing.T) {
 	g, x, inner, _ := doubled()
 	op := &counter{}
 	y := must(gorgonia.ApplyOp(op, must(gorgonia.Exp(must(gorgonia.SoftMax(inner))))))
-	z := must(gorgonia.SoftMax(must(gorgonia.Square(y))))
+	z := must(gorgonia.SoftMax(square(y)))
 	require.NoError(t, gorgonia.Let(x, vector(1, 2, 3)))
 	want := valuesByDo(t, g)[z]
-	m, err := vm.New(g, fake(t))
-	require.NoError(t, err)
-	defer m.Close()
+	m := machineOn(t, fake(t), g)
 	op.runs = 0
 	for runs := range 4 {
 		run(t, m)
@@ -282,9 +280,7 @@ func TestOpaque(t *testing.T) {
 		}
 	}
 	op.err = errors.New("no more")
-	if err := m.RunAll(); !errors.Is(err, op.err) || !strings.Contains(err.Error(), "counter") {
-		t.Errorf("its error becomes %v", err)
-	}
+	require.Fails(t, "its error becomes", m.RunAll(), op.err, "counter")
 }
 
 // TestPlansAreByWholeValues: two slices of one value differ in their limits only, and stay two.
@@ -292,9 +288,9 @@ func TestPlansAreByWholeValues(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(6),
 		gorgonia.WithValue(vector(1, 2, 3, 4, 5, 6)))
-	a := must(gorgonia.Slice(must(gorgonia.Square(x)), gorgonia.S(0, 3)))
-	b := must(gorgonia.Slice(must(gorgonia.Square(x)), gorgonia.S(3, 6)))
-	d := must(gorgonia.Sub(b, a))
+	a := must(gorgonia.Slice(square(x), gorgonia.S(0, 3)))
+	b := must(gorgonia.Slice(square(x), gorgonia.S(3, 6)))
+	d := sub(b, a)
 	m := machine(t, g)
 	run(t, m)
 	if got := d.Value().Data().([]float32); !slices.Equal(got, []float32{15, 21, 27}) {

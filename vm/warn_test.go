@@ -1,7 +1,6 @@
 package vm_test
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -24,8 +23,7 @@ func TestWrongOperationsAreReportedOnce(t *testing.T) {
 		must(gorgonia.Slice(x, gorgonia.S(start, start+4)))
 		must(gorgonia.Slice(x, gorgonia.S(start, start+5)))
 		var said []string
-		machine, err := vm.New(m.g, nil, vm.Notice(func(text string) { said = append(said, text) }))
-		require.NoError(t, err)
+		machine := machine(t, m.g, vm.Notice(func(text string) { said = append(said, text) }))
 		machine.Close()
 		switch {
 		case start == 0 && len(said) > 0:
@@ -98,18 +96,13 @@ func TestNodesAddedAfterNewAreAnError(t *testing.T) {
 		require.NoError(t, gorgonia.Let(x, vector(1, 2, 3)))
 		require.NoError(t, err)
 		run(t, m)
-		late := must(gorgonia.Square(z))
+		late := square(z)
 		for range 3 {
 			err := m.RunAll()
-			if !errors.Is(err, backend.ErrArgument) ||
-				!strings.Contains(err.Error(), late.String()) ||
-				!strings.Contains(err.Error(), "before the first machine") {
-				t.Errorf("%s: %v", where, err)
-			}
+			require.Fails(t, where, err, backend.ErrArgument, late.String(),
+				"before the first machine")
 		}
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, m.Close())
 		run(t, machine(t, g))
 		if late.Value() == nil {
 			t.Errorf("%s: a machine made later has no value", where)
@@ -122,7 +115,7 @@ func TestEvalMayBeMadeBeforeGrad(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName("x"),
 		gorgonia.WithValue(vector(1, 2)))
-	loss := must(gorgonia.Sum(must(gorgonia.Square(x))))
+	loss := sum(square(x))
 	evaluation := machine(t, g, vm.Eval())
 	run(t, evaluation)
 	if _, err := gorgonia.Grad(loss, x); err != nil {
@@ -133,17 +126,14 @@ func TestEvalMayBeMadeBeforeGrad(t *testing.T) {
 		run(t, evaluation)
 		run(t, training)
 	}
-	must(gorgonia.Square(loss))
-	if err := evaluation.RunAll(); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a node that is no gradient: %v", err)
-	}
+	square(loss)
+	require.Fails(t, "a node that is no gradient", evaluation.RunAll(), backend.ErrArgument)
 }
 
 // noticesOf returns what New says of a graph.
 func noticesOf(t *testing.T, g *gorgonia.ExprGraph) (said []string) {
 	t.Helper()
-	m, err := vm.New(g, nil, vm.Notice(func(text string) { said = append(said, text) }))
-	require.NoError(t, err)
+	m := machine(t, g, vm.Notice(func(text string) { said = append(said, text) }))
 	m.Close()
 	return said
 }
@@ -177,14 +167,14 @@ const (
 // A graph whose gradients or nodes Gorgonia gets wrong is reported by name, with the engine that is
 // wrong and what to do instead.
 func TestWrongGraphsAreReported(t *testing.T) {
-	vector := func(m *model) *gorgonia.Node { return m.variable("x", tensor.Float64, 4) }
-	grad := func(loss *gorgonia.Node, by ...*gorgonia.Node) *gorgonia.Node {
+	vector := func(m *model) node { return m.variable("x", tensor.Float64, 4) }
+	grad := func(loss node, by ...node) node {
 		found, err := gorgonia.Grad(loss, by...)
 		require.NoError(t, err)
 		return found[0]
 	}
-	sum := func(x *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(x)) }
-	norm := func(m *model, x *gorgonia.Node, name string, epsilon float64) {
+	sum := func(x node) node { return must(gorgonia.Sum(x)) }
+	norm := func(m *model, x node, name string, epsilon float64) {
 		gain, bias := m.variable("gain"+name, tensor.Float64, 1, 4),
 			m.variable("bias"+name, tensor.Float64, 1, 4)
 		y, _, _, _, err := gorgonia.BatchNorm(x, gain, bias, 0.1, epsilon)
@@ -193,25 +183,25 @@ func TestWrongGraphsAreReported(t *testing.T) {
 	reported(t, map[string]wrongGraph{
 		"a gradient penalty": {func(m *model) {
 			x := vector(m)
-			grad(sum(must(gorgonia.Square(grad(sum(must(gorgonia.Exp(x))), x)))), x)
+			grad(sum(square(grad(sum(must(gorgonia.Exp(x))), x))), x)
 		}, []string{everywhere, "exp", "a second gorgonia.Grad", "nn.Grad"}},
 		"two losses of a hidden layer": {func(m *model) {
 			x := vector(m)
 			h := must(gorgonia.Exp(x))
 			grad(sum(h), x)
-			grad(sum(must(gorgonia.Square(h))), x)
+			grad(sum(square(h)), x)
 		}, []string{everywhere, "a second gorgonia.Grad",
 			"one gorgonia.Grad of the sum of the losses"}},
 		"a loss of a loss": {func(m *model) {
 			x := vector(m)
 			loss := sum(must(gorgonia.Exp(x)))
 			grad(loss, x)
-			grad(must(gorgonia.Square(loss)), x)
+			grad(square(loss), x)
 		}, []string{everywhere, "a second gorgonia.Grad"}},
 		"a softmax and its logarithm": {func(m *model) {
 			x := m.variable("x", tensor.Float64, 3, 4)
 			gorgonia.Read(must(gorgonia.SoftMax(x)), new(gorgonia.Value))
-			must(gorgonia.Neg(must(gorgonia.LogSoftMax(x))))
+			neg(must(gorgonia.LogSoftMax(x)))
 		}, []string{everywhere, "Softmax{-1, false}()", "read 2 times",
 			"nn.SoftMax and nn.LogSoftMax"}},
 		"two batch norms": {func(m *model) {
@@ -229,18 +219,16 @@ func TestWrongGraphsAreReported(t *testing.T) {
 func TestFaultsOfTheTapeMachineAreReported(t *testing.T) {
 	reported(t, map[string]wrongGraph{
 		"a mean of images": {func(m *model) {
-			must(gorgonia.Mean(m.variable("x", tensor.Float64, 2, 3, 4, 5), 2, 3))
-		},
-			[]string{onTape, "axis 2 of shape (2, 3, 4, 5)"}},
+			mean(m.variable("x", tensor.Float64, 2, 3, 4, 5), 2, 3)
+		}, []string{onTape, "axis 2 of shape (2, 3, 4, 5)"}},
 		"a group of 264 elements": {func(m *model) {
 			one := m.variable("gain", tensor.Float64, 1, 2, 1, 1)
 			must(gorgonia.GroupNorm(m.variable("x", tensor.Float64, 1, 2, 11, 12), one, one, 1, 2,
 				1e-5))
 		}, []string{onTape, "GroupNorm", "264 and more elements"}},
 		"a product with a reshaped variable": {func(m *model) {
-			y := must(
-				gorgonia.HadamardProd(must(gorgonia.Ravel(m.variable("x", tensor.Float64, 3, 4))),
-					gorgonia.NewConstant(2.0)))
+			y := times(must(gorgonia.Ravel(m.variable("x", tensor.Float64, 3, 4))),
+				gorgonia.NewConstant(2.0))
 			gorgonia.Read(y, new(gorgonia.Value))
 		}, []string{onTape, "⊙", "shares the memory of x"}},
 		"a pool with uneven padding": {func(m *model) {
@@ -270,16 +258,15 @@ func reported(t *testing.T, graphs map[string]wrongGraph) {
 
 // Where a second call of Grad is right, and where nn.Grad takes its place, New is silent.
 func TestRightGradientsOfSeveralLossesAreSilent(t *testing.T) {
-	sum := func(x *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(x)) }
-	for name, grad := range map[string]func(*gorgonia.Node, ...*gorgonia.Node) (gorgonia.Nodes,
-		error){
+	sum := func(x node) node { return must(gorgonia.Sum(x)) }
+	for name, grad := range map[string]func(node, ...node) (nodes, error){
 		"gorgonia.Grad": gorgonia.Grad, "nn.Grad": nn.Grad,
 	} {
 		m := &model{g: gorgonia.NewGraph()}
 		x := m.variable("x", tensor.Float64, 4)
 		var first, second gorgonia.Value
-		for loss, into := range map[*gorgonia.Node]*gorgonia.Value{
-			sum(must(gorgonia.Square(x))): &first, sum(must(gorgonia.Cube(x))): &second,
+		for loss, into := range map[node]*gorgonia.Value{
+			sum(square(x)): &first, sum(must(gorgonia.Cube(x))): &second,
 		} {
 			by, err := grad(loss, x)
 			require.NoError(t, err)
@@ -292,7 +279,7 @@ func TestRightGradientsOfSeveralLossesAreSilent(t *testing.T) {
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", tensor.Float64, 4)
 	h := must(gorgonia.Exp(x))
-	for _, loss := range []*gorgonia.Node{sum(h), sum(must(gorgonia.Square(h)))} {
+	for _, loss := range []node{sum(h), sum(square(h))} {
 		if _, err := nn.Grad(loss, x); err != nil {
 			t.Fatal(err)
 		}
@@ -311,9 +298,8 @@ func TestComparingMuchIsReportedOnce(t *testing.T) {
 		want    int
 	}{"compared": {nil, 1}, "frozen": {[]vm.Option{frozen}, 0}} {
 		var said []string
-		machine, err := vm.New(m.g, fake(t), append(test.options, vm.WithMuch(1),
+		machine := machineOn(t, fake(t), m.g, append(test.options, vm.WithMuch(1),
 			vm.Notice(func(text string) { said = append(said, text) }))...)
-		require.NoError(t, err)
 		for range 5 {
 			run(t, machine)
 		}
@@ -321,8 +307,6 @@ func TestComparingMuchIsReportedOnce(t *testing.T) {
 			!strings.Contains(said[0], "pass the weights that stay as they are to vm.WithFrozen") {
 			t.Errorf("%s: said %q", name, said)
 		}
-		if err := machine.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, machine.Close())
 	}
 }

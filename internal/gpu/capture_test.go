@@ -590,11 +590,8 @@ func TestWatchdogNamesTheCollectiveOfAGraph(t *testing.T) {
 			})
 		err := works[0].Join(context.Background())
 		close(release)
-		if !errors.Is(err, backend.ErrTimeout) ||
-			!strings.Contains(err.Error(), "replay 1 of a graph of 5 collectives") ||
-			!strings.Contains(err.Error(), "at collective 3: allreduce(sum) of 16 f32") {
-			t.Errorf("%v: the error is %v", use, err)
-		}
+		require.Fails(t, fmt.Sprintf("%v: the error is", use), err, backend.ErrTimeout,
+			"replay 1 of a graph of 5 collectives", "at collective 3: allreduce(sum) of 16 f32")
 	}
 }
 
@@ -635,9 +632,8 @@ func endsReplays(t *testing.T, comms []*Communicator, end func(c *Communicator),
 			!strings.Contains(err.Error(), "replay 2 of a graph of 3 collectives") {
 			t.Errorf("rank %d: the error is %v", r, err)
 		}
-		if _, err := graphs[r].Launch(nil); !errors.Is(err, want) {
-			t.Errorf("rank %d: a later launch: %v", r, err)
-		}
+		require.Fails(t, fmt.Sprintf("rank %d: a later launch", r),
+			require.Err(graphs[r].Launch(nil)), want)
 		q := comms[r].Device().Default() // the device goes on
 		require.Report(t, errors.Join(q.Zero(xs[r]), drain(context.Background(), q)))
 	}
@@ -671,9 +667,8 @@ func closesWithGraphs(t *testing.T, comms []*Communicator) {
 		return errors.Join(w.Join(context.Background()), c.Close())
 	})
 	for _, graph := range graphs {
-		if _, err := graph.Launch(nil); !errors.Is(err, backend.ErrClosed) {
-			t.Errorf("launch after the group's Close: %v", err)
-		}
+		require.Fails(t, "launch after the group's Close", require.Err(graph.Launch(nil)),
+			backend.ErrClosed)
 		require.Report(t, graph.Close())
 	}
 }
@@ -718,9 +713,7 @@ func TestAReplayThatFailsEndsItsGroup(t *testing.T) {
 			case <-time.After(proctest.Within(5 * time.Second)):
 				err = errors.New("the launch does not return")
 			}
-			if err == nil || !strings.Contains(err.Error(), "refused") {
-				t.Errorf("the error is %v", err)
-			}
+			require.Fails(t, "the call", err, "refused")
 			return nil
 		})
 	})

@@ -101,9 +101,8 @@ func TestPairsOfRanksAgreeOnEveryPiece(t *testing.T) {
 		for _, s := range [][]int{nil, uneven} {
 			pieces := func(r, p int) (out, in int) {
 				k := call{what: backend.Collective{Kind: kind, Root: 1, Splits: s}, count: n,
-					dtype: backend.F32, rank: r, P: P,
-					src: backend.OnDevice(backend.F32, 1<<12, 100), dst: backend.OnDevice(
-						backend.F32, 1<<20, 100)}
+					dtype: backend.F32, rank: r, P: P, src: backend.OnDevice(backend.F32, 1<<12,
+						100), dst: backend.OnDevice(backend.F32, 1<<20, 100)}
 				if kind == backend.AllGather || kind == backend.Gather {
 					k.src = k.src.Slice(0, lengthOf(s, r, n))
 				}
@@ -311,9 +310,7 @@ func TestAbortedGroupCallsNCCLNoMore(t *testing.T) {
 				}
 				return err
 			})
-			if !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "enough") {
-				t.Errorf("got %v", err)
-			}
+			require.Fails(t, "got", err, backend.ErrAborted, "enough")
 			f.look(func() {
 				if f.late > 0 {
 					t.Errorf("NCCL was called %d times after it was aborted", f.late)
@@ -480,9 +477,7 @@ func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
 		}
 		return errors.Join(comms[0].Close(), w.Join(context.Background()))
 	})
-	if !errors.Is(err, backend.ErrClosed) {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "got", err, backend.ErrClosed)
 }
 
 // TestErrIsWhatEndedTheGroup: a session tells the job of it when it closes.
@@ -495,9 +490,6 @@ func TestErrIsWhatEndedTheGroup(t *testing.T) {
 	comms[0].Abort(errors.New("enough"))
 	<-comms[1].(*Communicator).member.Over()
 	for _, c := range comms {
-		if err := errOf(c); !errors.Is(err, backend.ErrAborted) ||
-			!strings.Contains(err.Error(), "enough") {
-			t.Errorf("rank %d: %v", c.Rank(), err)
-		}
+		require.Fails(t, fmt.Sprintf("rank %d", c.Rank()), errOf(c), backend.ErrAborted, "enough")
 	}
 }

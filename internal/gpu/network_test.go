@@ -48,9 +48,8 @@ func meet(t *testing.T, addr string, tls bool) []*rendezvous.World {
 		go func() {
 			var err error
 			worlds[r], err = rendezvous.Join(context.Background(), rendezvous.Env{Job: "network",
-				Rank: r, Size: 2, LocalSize: 1, Node: r,
-				Addr: addr, Port: port, Token: strings.Repeat("0", 32), TLS: tls, Timeout: 20 *
-					time.Second})
+				Rank: r, Size: 2, LocalSize: 1, Node: r, Addr: addr, Port: port,
+				Token: strings.Repeat("0", 32), TLS: tls, Timeout: 20 * time.Second})
 			errs <- err
 		}()
 	}
@@ -148,7 +147,5 @@ func TestNCCLThatRefusesAKeyEndsConnect(t *testing.T) {
 	worlds := meet(t, "127.0.0.1", true)
 	lib := newFake(nil)
 	lib.refusal = errors.New("NCCL: encrypt: no")
-	if err := (&Backend{}).chooseNetwork(lib, worlds[0]); !errors.Is(err, lib.refusal) {
-		t.Errorf("got %v", err)
-	}
+	require.Fails(t, "got", (&Backend{}).chooseNetwork(lib, worlds[0]), lib.refusal)
 }

@@ -341,9 +341,8 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			{byTwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), 0, peers.PlaceIn(1, at+16)},
 			{byTwoShot, sum, floats.Slice(4, 7), floats.Slice(8, 11), 0, 0},
 			{byTwoShot, sum, floats.Slice(5, 9), floats.Slice(12, 16), 0, 0},
-			{byTwoShot, sum, first.As(backend.F32).Slice(0, 4),
-				other.As(backend.F32).Slice(0, 4), 0,
-				peers.PlaceIn(1, 0)},
+			{byTwoShot, sum, first.As(backend.F32).Slice(0, 4), other.As(backend.F32).Slice(0, 4),
+				0, peers.PlaceIn(1, 0)},
 			{byOneShot, sum, floats, floats, 0, 0},
 			{byOneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 			{byLL, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
@@ -470,9 +469,8 @@ func TestRefusedAllocLeavesNothing(t *testing.T) {
 				_, before := g.Live()
 				each(t, comms, func(c *Communicator) error {
 					b, err := alloc(c)
-					if b.Len() != 0 || err == nil ||
-						!strings.Contains(err.Error(), "rank 2 failed:") ||
-						strings.Contains(err.Error(), "freed while") {
+					if b.Len() != 0 || err == nil || !strings.Contains(err.Error(),
+						"rank 2 failed:") || strings.Contains(err.Error(), "freed while") {
 						return fmt.Errorf("%d bytes, %w", b.Len(), err)
 					}
 					return nil
@@ -592,8 +590,7 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 			why: "rank 2 cannot: it is switched off"},
 		"one device": {of: shared, apart: true, wires: func(rank int) wiring {
 			return cards(1)[0].with(18)
-		},
-			why: "ranks 0 and 1 share the device"},
+		}, why: "ranks 0 and 1 share the device"},
 		"one device of two spellings": {of: shared, apart: true, wires: func(rank int) wiring {
 			w := wiring{Bus: "0000:1A:00.0"}.with(18)
 			if rank > 0 {
@@ -604,8 +601,7 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 		"unknown links": {of: same(options()), wires: func(rank int) wiring {
 			return cards(3)[rank]
 		}, why: "do not all reach"},
-		"a shared device": {of: shared,
-			wires: func(rank int) wiring { return cards(1)[0] }},
+		"a shared device": {of: shared, wires: func(rank int) wiring { return cards(1)[0] }},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -925,9 +921,7 @@ func TestModesAreParsed(t *testing.T) {
 			t.Errorf("%q: %+v, %v", mode, got, err)
 		}
 	}
-	if _, err := parse("fast"); err == nil || !strings.Contains(err.Error(), "two-shot") {
-		t.Error(err)
-	}
+	require.Fails(t, "the call", require.Err(parse("fast")), "two-shot")
 }
 
 func TestCallsAllocateLittle(t *testing.T) {

@@ -232,11 +232,9 @@ func TestTablesAreRead(t *testing.T) {
 	if _, err := parseTable([]byte(row(""))); err != nil {
 		t.Error(err)
 	}
-	old, err := parseTable(
-		[]byte(
-			row(
-				`, "samples": [{"bytes": 8, "inner_us": 5, "flagged_us": 3, ` +
-					`"flagged_two_shot_us": 4}]`)))
+	old, err := parseTable([]byte(row(
+		`, "samples": [{"bytes": 8, "inner_us": 5, "flagged_us": 3, ` +
+			`"flagged_two_shot_us": 4}]`)))
 	if err != nil ||
 		!reflect.DeepEqual(old[0].Samples, []Sample{{Bytes: 8, NCCL: 5, LL: 3, LL128TwoShot: 4}}) {
 		t.Errorf("a file with older names: %+v, %v", old, err)

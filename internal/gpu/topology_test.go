@@ -131,11 +131,9 @@ func TestMatricesHaveTheirClass(t *testing.T) {
 		{"that, with PCIe", reachable(switched(18, 18, 0, 18)), PCIe},
 	}
 	for n := 2; n <= 8; n++ {
-		tests = append(tests,
-			test{fmt.Sprintf("%d pairwise", n), pairwise(n, 1), FullyConnected},
+		tests = append(tests, test{fmt.Sprintf("%d pairwise", n), pairwise(n, 1), FullyConnected},
 			test{fmt.Sprintf("%d at switches", n), switched(slices.Repeat([]int{18}, n)...),
-				FullyConnected},
-			test{fmt.Sprintf("%d on PCIe", n), reachable(cards(n)), PCIe})
+				FullyConnected}, test{fmt.Sprintf("%d on PCIe", n), reachable(cards(n)), PCIe})
 	}
 	for _, test := range tests {
 		if got := classify(test.all).Link; got != test.want {

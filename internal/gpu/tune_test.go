@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // runAll runs each way once, to its end, and gives way i a time of i+1.
@@ -75,9 +76,7 @@ func TestTuneSaysWhyItCannot(t *testing.T) {
 		"no kernels for allreduce(sum) of f64"}} {
 		c := newRig(t).group(t, 2, same(test.o))[0]
 		_, err := c.Tune(backend.AllReduce, test.dtype, []int{1024}, backend.Buffer{}, runAll)
-		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), test.why) {
-			t.Errorf("%v, want %q", err, test.why)
-		}
+		require.Fails(t, "the call", err, backend.ErrUnsupported, test.why)
 	}
 }
 
@@ -125,9 +124,8 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum,
 			2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot",
 				"nccl 26.0 us"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 2},
-			Options{Table: Table{rowFor(0, byOneShot)}}, sum, 1024,
-			[]string{": one-shot", "(test)"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Table: Table{rowFor(0,
+			byOneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024,
 			[]string{"measured (" + Shipped().find(h200s(2), backend.AllReduce,
 				backend.F32).Source}},
@@ -177,9 +175,7 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		{2, backend.AllGather, 0}, {2, backend.AllGather, 200}} {
 		_, err := Survey{Model: h200, Link: FullyConnected, Ranks: wrong.ranks}.Explain(Options{},
 			backend.Collective{Kind: wrong.kind}, wrong.dtype, 1)
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%+v: %v", wrong, err)
-		}
+		require.Fails(t, fmt.Sprintf("%+v", wrong), err, backend.ErrArgument)
 	}
 }
 

@@ -48,8 +48,7 @@ func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
 	shipped := Shipped().find(h200s(2), backend.AllReduce, backend.F16).best(4096)
 	for d, want := range map[backend.DType]Algorithm{backend.F32: byTwoShot,
 		backend.BF16: byOneShot, backend.F16: shipped} {
-		if got := table.find(h200s(2), backend.AllReduce, d).best(
-			4096); got != want {
+		if got := table.find(h200s(2), backend.AllReduce, d).best(4096); got != want {
 			t.Errorf("%v: %v, want %v", d, got, want)
 		}
 	}

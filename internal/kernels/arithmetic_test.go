@@ -158,9 +158,8 @@ func testCopyStrided[T backend.Element](t *testing.T) {
 
 func TestCopyStridedIsTheLoop(t *testing.T) {
 	forEachDType(t, testCopyStrided[backend.Float16], testCopyStrided[backend.BFloat16],
-		testCopyStrided[float32],
-		testCopyStrided[float64], testCopyStrided[int32], testCopyStrided[int64],
-		testCopyStrided[byte])
+		testCopyStrided[float32], testCopyStrided[float64], testCopyStrided[int32],
+		testCopyStrided[int64], testCopyStrided[byte])
 }
 
 func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
@@ -182,9 +181,7 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 		"move host":         h.Move(a, device),
 		"host on device":    onDevice.Divide(a, a, 2),
 	} {
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrArgument)
 	}
 	require.NoError(t, onDevice.Move(device, a))
 }

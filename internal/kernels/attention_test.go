@@ -144,9 +144,8 @@ func TestAttentionIsChecked(t *testing.T) {
 		}
 	}
 	a := heads(t, backend.F32, fewHeads)
-	if err := (Check{Device: true}).Attention(a.Attention); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("host memory on a device: %v", err)
-	}
+	require.Fails(t, "host memory on a device", (Check{Device: true}).Attention(a.Attention),
+		backend.ErrArgument)
 }
 
 // shapes are of one block and of several, with parts of a head, queries that see no key, and keys

@@ -36,16 +36,14 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 	for b := range c.Batch { // y = w patches^T, dw += dy patches, dpatches = dy^T w
 		of := patches[b*places*c.Columns():][:places*c.Columns()]
 		from := b * c.Filters * places
-		require.NoError(t, errors.Join(
-			Host{}.Multiply(Product{M: c.Filters, N: places, K: c.Columns(), Alpha: 1,
-				A: matrix(w, c.Columns(), false), B: matrix(of, c.Columns(), true), C: matrix(
-					y[from:], places, false)}),
-			Host{}.Multiply(Product{M: c.Filters, N: c.Columns(), K: places, Alpha: 1, Beta: 1,
-				A: matrix(dy[from:], places, false), B: matrix(of, c.Columns(), false), C: matrix(
-					dw, c.Columns(), false)}),
+		require.NoError(t, errors.Join(Host{}.Multiply(Product{M: c.Filters, N: places,
+			K: c.Columns(), Alpha: 1, A: matrix(w, c.Columns(), false), B: matrix(of, c.Columns(),
+				true), C: matrix(y[from:], places, false)}), Host{}.Multiply(Product{M: c.Filters,
+			N: c.Columns(), K: places, Alpha: 1, Beta: 1, A: matrix(dy[from:], places, false),
+			B: matrix(of, c.Columns(), false), C: matrix(dw, c.Columns(), false)}),
 			Host{}.Multiply(Product{M: places, N: c.Columns(), K: c.Filters, Alpha: 1,
-				A: matrix(dy[from:], places, true), B: matrix(w, c.Columns(), false), C: matrix(
-					of, c.Columns(), false)})))
+				A: matrix(dy[from:], places, true), B: matrix(w, c.Columns(), false), C: matrix(of,
+					c.Columns(), false)})))
 	}
 	require.NoError(t, (Host{}).Col2Im(backend.Of(dx), backend.Of(patches), c.Images))
 	for _, test := range []struct {
@@ -119,25 +117,21 @@ var convolutions = []Convolution{
 		PadW: 1, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}, Filters: 3, Groups: 3},
 	{Images: Images{Batch: 3, C: 2, H: 3, W: 4, OutH: 6, OutW: 7, KernelH: 1, KernelW: 2, PadH: 2,
 		PadW: 3, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 6, Groups: 2},
-	{Images: Images{Batch: 2, C: 3, H: 11, W: 10, OutH: 5, OutW: 4, KernelH: 5, KernelW: 4,
-		PadH: 2, PadW: 1, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}, Filters: 6,
-		Groups: 3},
-	{Images: Images{Batch: 2, C: 2, H: 14, W: 13, OutH: 4, OutW: 6, KernelH: 3, KernelW: 3,
-		PadH: 1, PadW: 2, StrideH: 3, StrideW: 2, DilationH: 2, DilationW: 2}, Filters: 2,
-		Groups: 2},
+	{Images: Images{Batch: 2, C: 3, H: 11, W: 10, OutH: 5, OutW: 4, KernelH: 5, KernelW: 4, PadH: 2,
+		PadW: 1, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}, Filters: 6, Groups: 3},
+	{Images: Images{Batch: 2, C: 2, H: 14, W: 13, OutH: 4, OutW: 6, KernelH: 3, KernelW: 3, PadH: 1,
+		PadW: 2, StrideH: 3, StrideW: 2, DilationH: 2, DilationW: 2}, Filters: 2, Groups: 2},
 	{Images: Images{Batch: 1, C: 2, H: 9, W: 20, OutH: 4, OutW: 6, KernelH: 2, KernelW: 4, PadH: 0,
 		PadW: 1, StrideH: 2, StrideW: 3, DilationH: 3, DilationW: 1}, Filters: 2, Groups: 2},
 	// Blocks of planes, of some images and of bands of rows, and weights that lie badly for caches.
 	{Images: Images{Batch: 6, C: 130, H: 3, W: 3, OutH: 3, OutW: 3, KernelH: 3, KernelW: 3,
 		PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 57},
-	{Images: Images{Batch: 1, C: 116, H: 16, W: 17, OutH: 16, OutW: 17, KernelH: 3,
-		KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1},
-		Filters: 63},
+	{Images: Images{Batch: 1, C: 116, H: 16, W: 17, OutH: 16, OutW: 17, KernelH: 3, KernelW: 3,
+		PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 63},
 	{Images: Images{Batch: 7, C: 128, H: 5, W: 5, OutH: 2, OutW: 2, KernelH: 4, KernelW: 4,
 		StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 36},
-	{Images: Images{Batch: 3, C: 240, H: 3, W: 4, OutH: 3, OutW: 4, KernelH: 3, KernelW: 3,
-		PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 124,
-		Groups: 2},
+	{Images: Images{Batch: 3, C: 240, H: 3, W: 4, OutH: 3, OutW: 4, KernelH: 3, KernelW: 3, PadH: 1,
+		PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 124, Groups: 2},
 	// Phases of pixels: some see no window, padding is wider than the window, groups.
 	{Images: Images{Batch: 3, C: 130, H: 5, W: 6, OutH: 3, OutW: 3, KernelH: 3, KernelW: 3, PadH: 1,
 		PadW: 1, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}, Filters: 57},

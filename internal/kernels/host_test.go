@@ -184,10 +184,9 @@ func TestScale(t *testing.T) {
 	f := []float32{1, -2, 3}
 	i := []int32{5, -5, 7}
 	h := []backend.Float16{exact[backend.Float16](3)}
-	err := errors.Join(
-		(Host{}).Scale(backend.Of(f), backend.Of(f), 0.5),
-		(Host{}).Scale(backend.Of(i), backend.Of(i), 0.5),
-		(Host{}).Scale(backend.Of(h), backend.Of(h), 0.25))
+	err := errors.Join((Host{}).Scale(backend.Of(f), backend.Of(f), 0.5),
+		(Host{}).Scale(backend.Of(i), backend.Of(i), 0.5), (Host{}).Scale(backend.Of(h),
+			backend.Of(h), 0.25))
 	if err != nil || !slices.Equal(f, []float32{.5, -1, 1.5}) ||
 		!slices.Equal(i, []int32{2, -2, 3}) || widen(h[0]) != .75 {
 		t.Errorf("%v %v %v %v", f, i, widen(h[0]), err)
@@ -249,9 +248,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"no dtype":        h.Copy(backend.Buffer{}, backend.Buffer{}),
 		"host on device":  Check{Device: true}.Copy(a, a),
 	} {
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrArgument)
 	}
 }
 

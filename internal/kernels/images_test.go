@@ -210,18 +210,12 @@ func TestColumnsAndImagesAreAdjoint(t *testing.T) {
 
 func TestImagesThatDoNotFitAreRefused(t *testing.T) {
 	x := backend.Of(make([]float32, 9))
-	if err := (Host{}).Im2Col(backend.Of(make([]float32, 15)), x, small); !errors.Is(
-		err, backend.ErrArgument) {
-		t.Errorf("too few patches: %v", err)
-	}
+	require.Fails(t, "too few patches", (Host{}).Im2Col(backend.Of(make([]float32, 15)), x, small),
+		backend.ErrArgument)
 	wrong := small
 	wrong.StrideH = 0
-	if err := (Host{}).MaxPool(backend.Of(make([]float32, 4)), x, wrong); !errors.Is(
-		err, backend.ErrArgument) {
-		t.Errorf("a stride of 0: %v", err)
-	}
-	if err := (Host{}).MaxPool(backend.Of(make([]int32, 4)), backend.Of(make([]int32, 9)),
-		small); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("integers: %v", err)
-	}
+	require.Fails(t, "a stride of 0", (Host{}).MaxPool(backend.Of(make([]float32, 4)), x, wrong),
+		backend.ErrArgument)
+	require.Fails(t, "integers", (Host{}).MaxPool(backend.Of(make([]int32, 4)),
+		backend.Of(make([]int32, 9)), small), backend.ErrUnsupported)
 }

@@ -1,7 +1,6 @@
 package kernels
 
 import (
-	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -45,8 +44,7 @@ func TestAWrongIndexMakesTheTableNaN(t *testing.T) {
 			for kernel, run := range map[string]func(dst, src, i backend.Buffer, r Rows) error{
 				"add": Host{}.AddRows, "put": Host{}.PutRows} {
 				table, rows := make([]float32, 2*3*70), make([]float32, 2*3*70)
-				require.NoError(t, run(backend.Of(table), backend.Of(rows), backend.Of(list),
-					r))
+				require.NoError(t, run(backend.Of(table), backend.Of(rows), backend.Of(list), r))
 				if i := slices.IndexFunc(table, func(x float32) bool { return x == x }); i >= 0 {
 					t.Errorf("%s by %v: element %d is %v", kernel, list, i, table[i])
 				}
@@ -84,18 +82,12 @@ func TestRowsAreAddedInOrder(t *testing.T) {
 func TestRowsThatDoNotFitAreRefused(t *testing.T) {
 	x, i := backend.Of(make([]float32, 6)), backend.Of(make([]int64, 2))
 	r := Rows{Before: 1, Count: 3, Width: 2}
-	if err := (Host{}).TakeRows(x, x, i, r); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("too many rows: %v", err)
-	}
-	if err := (Host{}).AddRows(x, x.Slice(0, 4), x.Slice(0, 2), r); !errors.Is(
-		err, backend.ErrUnsupported) {
-		t.Errorf("indices of f32: %v", err)
-	}
-	if err := (Host{}).AddRows(i, i, i, Rows{1, 2, 1}); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("rows of i64: %v", err)
-	}
+	require.Fails(t, "too many rows", (Host{}).TakeRows(x, x, i, r), backend.ErrArgument)
+	require.Fails(t, "indices of f32", (Host{}).AddRows(x, x.Slice(0, 4), x.Slice(0, 2), r),
+		backend.ErrUnsupported)
+	require.Fails(t, "rows of i64", (Host{}).AddRows(i, i, i, Rows{1, 2, 1}),
+		backend.ErrUnsupported)
 	r.Width = -2
-	if err := (Host{}).TakeRows(x.Slice(0, 4), x, i, r); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a negative width: %v", err)
-	}
+	require.Fails(t, "a negative width", (Host{}).TakeRows(x.Slice(0, 4), x, i, r),
+		backend.ErrArgument)
 }

@@ -1,7 +1,6 @@
 package kernels_test
 
 import (
-	"errors"
 	"math"
 	"math/bits"
 	"math/rand/v2"
@@ -164,8 +163,7 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 		}
 		add := func(srcs []backend.Buffer) backend.Buffer {
 			dst := backend.Of(make([]float32, 300))
-			require.NoError(t, reference.ReduceIn(backend.Tree, backend.Sum, dst,
-				srcs...))
+			require.NoError(t, reference.ReduceIn(backend.Tree, backend.Sum, dst, srcs...))
 			return dst
 		}
 		want := add(all)
@@ -194,8 +192,6 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 		}
 	}
 	x := backend.Of(make([]float32, 4))
-	if err := reference.SumBranches(x, []backend.Buffer{x, x}, []int{1}); !errors.Is(err,
-		backend.ErrArgument) {
-		t.Errorf("two branches with the terms of one: %v", err)
-	}
+	require.Fails(t, "two branches with the terms of one", reference.SumBranches(x,
+		[]backend.Buffer{x, x}, []int{1}), backend.ErrArgument)
 }

@@ -175,10 +175,8 @@ func TestOnlyProgramsAlikeRunAtOnce(t *testing.T) {
 		if descent(5).Alike(p) {
 			t.Errorf("alike:\n%v%v", descent(5), p)
 		}
-		if _, err := fuse.PTXAll([]*fuse.Program{descent(5), p}, true, fuse.Ampere); !errors.Is(
-			err, backend.ErrArgument) {
-			t.Errorf("the error is %v", err)
-		}
+		require.Fails(t, "the call", require.Err(fuse.PTXAll([]*fuse.Program{descent(5), p}, true,
+			fuse.Ampere)), backend.ErrArgument)
 	}
 	mean := squares(5)
 	mean.Outputs[0].Op = backend.Avg

@@ -26,9 +26,8 @@ func reluChain() chain {
 		},
 		func(x *gorgonia.Node) *gorgonia.Node {
 			two, one := gorgonia.NewConstant(float32(2)), gorgonia.NewConstant(float32(1))
-			return gorgonia.Must(
-				gorgonia.Rectify(gorgonia.Must(gorgonia.Add(gorgonia.Must(gorgonia.Mul(x, two)),
-					one))))
+			return gorgonia.Must(gorgonia.Rectify(gorgonia.Must(gorgonia.Add(gorgonia.Must(
+				gorgonia.Mul(x, two)), one))))
 		},
 	}
 }

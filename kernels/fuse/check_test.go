@@ -83,9 +83,7 @@ func TestWrongProgramsAreRefused(t *testing.T) {
 	} {
 		p := tanhGradient(64, 10)
 		wrong(p)
-		if err := p.Check(); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, p.Check(), backend.ErrArgument)
 	}
 }
 

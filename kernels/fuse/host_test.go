@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log"
 	"math/rand/v2"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -113,13 +112,10 @@ func TestWrongBuffersAreRefused(t *testing.T) {
 		"device memory": {[]backend.Buffer{backend.OnDevice(backend.F32, 64, 6)},
 			[]backend.Buffer{six}, "6 f32 of device memory, want at least 6 f32 of host memory"},
 	} {
-		if err := loop.Run(test.dst, test.src, backend.Buffer{}); !errors.Is(
-			err, backend.ErrArgument) || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, loop.Run(test.dst, test.src, backend.Buffer{}), backend.ErrArgument,
+			test.says)
 	}
 	p.Outputs = nil
-	if _, err := fuse.Host(p, nil); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a program without outputs: %v", err)
-	}
+	require.Fails(t, "a program without outputs", require.Err(fuse.Host(p, nil)),
+		backend.ErrArgument)
 }

@@ -1,7 +1,6 @@
 package fuse_test
 
 import (
-	"errors"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -118,9 +117,7 @@ func TestWrongRowsAreRefused(t *testing.T) {
 	} {
 		p := &fuse.Program{Shape: []int{2, 3}}
 		build(p)
-		if err := p.Check(); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, p.Check(), backend.ErrArgument)
 	}
 }
 

@@ -3,7 +3,6 @@ package nn
 import (
 	"math"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -100,13 +99,11 @@ func TestAttention(t *testing.T) {
 	checkForward(t, []operand{q, k, v}, attended(AttentionOptions{Causal: true}),
 		of([]int{1, 1, 2, 1}, 3, 5), 1e-12)
 	// Scores of 0 and 1 with a scale of log 2: weights of 1/3 and 2/3.
-	checkForward(t, []operand{of([]int{1, 1, 1, 1}, 1), of([]int{1, 1, 2, 1}, 0, 1),
-		of([]int{1, 1, 2, 1}, 3, 6)},
-		attended(AttentionOptions{Scale: math.Ln2}), of([]int{1, 1, 1, 1}, 5), 1e-6)
+	checkForward(t, []operand{of([]int{1, 1, 1, 1}, 1), of([]int{1, 1, 2, 1}, 0, 1), of([]int{1, 1,
+		2, 1}, 3, 6)}, attended(AttentionOptions{Scale: math.Ln2}), of([]int{1, 1, 1, 1}, 5), 1e-6)
 	// Three queries of one key: the last one alone sees it.
-	checkForward(t, []operand{of([]int{1, 1, 3, 1}, 1, 1, 1), of([]int{1, 1, 1, 1}, 1),
-		of([]int{1, 1, 1, 1}, 7)},
-		attended(AttentionOptions{Causal: true}), of([]int{1, 1, 3, 1}, 0, 0, 7), 0)
+	checkForward(t, []operand{of([]int{1, 1, 3, 1}, 1, 1, 1), of([]int{1, 1, 1, 1}, 1), of([]int{1,
+		1, 1, 1}, 7)}, attended(AttentionOptions{Causal: true}), of([]int{1, 1, 3, 1}, 0, 0, 7), 0)
 	checkDistinct(t, []operand{normal(1, 1, 2, 3, 4), normal(2, 1, 2, 3, 4), normal(3, 1, 2, 3, 4)},
 		attended(AttentionOptions{}), attended(AttentionOptions{Causal: true}), attended(
 			AttentionOptions{Scale: 2}), attended(AttentionOptions{SoftCap: 2}))
@@ -233,10 +230,8 @@ func TestAttentionErrors(t *testing.T) {
 	require.NoError(t, err)
 	m := gorgonia.NewTapeMachine(y.Graph())
 	defer m.Close()
-	if err := m.RunAll(); err == nil || !strings.Contains(err.Error(),
-		"length 0 is 4, out of range 0 to 3") {
-		t.Errorf("a length that is too large: %v", err)
-	}
+	require.Fails(t, "a length that is too large", m.RunAll(),
+		"length 0 is 4, out of range 0 to 3")
 	_, err = Attention(q, q, q, AttentionOptions{Scale: -1})
 	checkRefused(t, err, backend.ErrArgument, "the scale is -1")
 	_, err = Attention(nil, q, q, AttentionOptions{})

@@ -127,10 +127,9 @@ func BenchmarkFirstDo(b *testing.B) {
 		{"convolution 1x4x8x8", ofRandom([]int{1, 4, 8, 8}, []int{4, 4, 3, 3}),
 			convCase{x: make([]int, 4), o: ConvOptions{Pad: []int{1, 1}}}.build()},
 		{"LSTM 32x2x16", ofRandom([]int{32, 2, 16}, []int{1, 2, 8}, []int{32, 16}, []int{32, 8},
-			[]int{32}, []int{32}, []int{1, 2, 8}),
-			func(x gorgonia.Nodes) (*gorgonia.Node, error) {
-				return apply(recurrentSpec{Cell: "LSTM"}, x...)
-			}},
+			[]int{32}, []int{32}, []int{1, 2, 8}), func(x gorgonia.Nodes) (*gorgonia.Node, error) {
+			return apply(recurrentSpec{Cell: "LSTM"}, x...)
+		}},
 	} {
 		b.Run(test.name, func(b *testing.B) {
 			g := gorgonia.NewGraph()

@@ -105,8 +105,7 @@ func TestConvolutionsThatDifferAreNotMerged(t *testing.T) {
 	in := []operand{normal(1, 1, 2, 6, 6), normal(2, 2, 2, 3, 3)}
 	var builds []builder
 	for _, o := range options {
-		builds = append(builds,
-			convCase{x: in[0].shape, w: in[1].shape, o: o}.build(),
+		builds = append(builds, convCase{x: in[0].shape, w: in[1].shape, o: o}.build(),
 			convCase{x: in[0].shape, w: in[1].shape, o: o, transposed: true}.build())
 	}
 	checkDistinct(t, in, builds...)

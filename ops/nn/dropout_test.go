@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"errors"
 	"math"
 	"slices"
 	"testing"
@@ -122,9 +121,7 @@ func TestDropoutWantsNext(t *testing.T) {
 	x := g.Inputs()[0].Value()
 	first, err := op.Do(x)
 	require.NoError(t, err)
-	if _, err := op.Do(x); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("a second run at one step: %v", err)
-	}
+	require.Fails(t, "a second run at one step", require.Err(op.Do(x)), backend.ErrArgument)
 	random.Next(0)
 	second, err := op.Do(x)
 	if err != nil || random.Step() != 1 {

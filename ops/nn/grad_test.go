@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -90,9 +89,7 @@ func expectInThreeRuns(t *testing.T, g *gorgonia.ExprGraph, want map[*gorgonia.N
 
 // Grad passes the errors of gorgonia.Grad on, and leaves the graph's gradients as they were.
 func TestGradThatFails(t *testing.T) {
-	if _, err := Grad(nil); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("Grad of nil: %v", err)
-	}
+	require.Fails(t, "Grad of nil", require.Err(Grad(nil)), backend.ErrArgument)
 	g := gorgonia.NewGraph()
 	x := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("x"))
 	other := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2),

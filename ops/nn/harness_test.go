@@ -1,12 +1,10 @@
 package nn
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -261,7 +259,5 @@ func checkDistinct(t *testing.T, in []operand, builds ...builder) {
 // checkRefused checks the message of a constructor's error, and what it wraps.
 func checkRefused(t *testing.T, err error, wraps error, says string) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), says) || !errors.Is(err, wraps) {
-		t.Errorf("error %v, want one with %q that wraps %v", err, says, wraps)
-	}
+	require.Fails(t, "error", err, wraps, says)
 }

@@ -49,9 +49,8 @@ func TestRecurrentLayers(t *testing.T) {
 		reverse := RecurrentOptions{Reverse: true}
 		checkGradient(t, in, recurrentLayer(RecurrentOptions{}, true))
 		checkGradient(t, in, recurrentLayer(reverse, true))
-		checkDistinct(t, in, recurrentLayer(RecurrentOptions{}, false),
-			recurrentLayer(reverse, false),
-			recurrentLayer(RecurrentOptions{BatchFirst: true}, false))
+		checkDistinct(t, in, recurrentLayer(RecurrentOptions{}, false), recurrentLayer(reverse,
+			false), recurrentLayer(RecurrentOptions{BatchFirst: true}, false))
 	}
 }
 

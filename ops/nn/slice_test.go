@@ -1,10 +1,9 @@
 package nn
 
 import (
-	"errors"
+	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -204,9 +203,7 @@ func TestSplitNamesThePartWithoutElements(t *testing.T) {
 	x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 4), gorgonia.WithName("x"))
 	for _, lengths := range [][]int{{4, 0}, {0, 4}, {5, -1}} {
 		_, err := Split(1, lengths, x)
-		if !errors.Is(err, ops.ErrShape) ||
-			!strings.Contains(err.Error(), "use at least 1, and leave empty parts out") {
-			t.Errorf("Split into %v: %v", lengths, err)
-		}
+		require.Fails(t, fmt.Sprintf("Split into %v", lengths), err, ops.ErrShape,
+			"use at least 1, and leave empty parts out")
 	}
 }

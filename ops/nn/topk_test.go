@@ -117,8 +117,7 @@ func TestScatterAdd(t *testing.T) {
 		})
 	}
 	i := indices([]int{3}, 2, 0, 2)
-	checkForward(t, []operand{count(3, 2), i}, by(0, 4),
-		of([]int{4, 2}, 3, 4, 0, 0, 6, 8, 0, 0), 0)
+	checkForward(t, []operand{count(3, 2), i}, by(0, 4), of([]int{4, 2}, 3, 4, 0, 0, 6, 8, 0, 0), 0)
 	checkGradient(t, []operand{normal(1, 2, 3), i}, by(1, 3))
 	g := gorgonia.NewGraph()
 	_, err := ScatterAdd(0, 3, count(2).node(g, "x", tensor.Float64), i.node(g, "i", tensor.Int))

@@ -29,9 +29,8 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 		all := device(d, 1<<42, n*size)
 		errs = append(errs, k.Exchange(p, &PeerCall{Way: AllGather, Dst: all, Src: x}))
 		if d.Size() > 1 {
-			errs = append(
-				errs, k.Exchange(p, &PeerCall{Way: AllToAll, Dst: device(d, 1<<43, n*size),
-					Src: all}))
+			errs = append(errs, k.Exchange(p, &PeerCall{Way: AllToAll, Dst: device(d, 1<<43,
+				n*size), Src: all}))
 		}
 		for _, op := range backend.ReduceOps() {
 			if !Adds(d, op) {
@@ -114,20 +113,16 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 		x    PeerCall
 		want error
 	}{
-		"one rank": {peersOf(1), PeerCall{Way: OneShot, Dst: x, Src: x},
-			backend.ErrArgument},
-		"nine ranks": {peersOf(9), PeerCall{Way: OneShot, Dst: x, Src: x},
-			backend.ErrArgument},
-		"lengths": {peersOf(2), PeerCall{Way: OneShot, Dst: y, Src: x},
-			backend.ErrArgument},
+		"one rank":   {peersOf(1), PeerCall{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
+		"nine ranks": {peersOf(9), PeerCall{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
+		"lengths":    {peersOf(2), PeerCall{Way: OneShot, Dst: y, Src: x}, backend.ErrArgument},
 		"chunks": {peersOf(4), PeerCall{Way: ReduceScatter, Dst: x, Src: y},
 			backend.ErrArgument},
 		"types": {peersOf(2), PeerCall{Way: OneShot, Dst: x.As(backend.I32), Src: x},
 			backend.ErrArgument},
-		"host memory": {peersOf(2), PeerCall{Way: OneShot, Dst: x, Src: host},
-			backend.ErrArgument},
-		"no way":  {peersOf(2), PeerCall{Dst: x, Src: x}, backend.ErrArgument},
-		"no room": {small, PeerCall{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
+		"host memory": {peersOf(2), PeerCall{Way: OneShot, Dst: x, Src: host}, backend.ErrArgument},
+		"no way":      {peersOf(2), PeerCall{Dst: x, Src: x}, backend.ErrArgument},
+		"no room":     {small, PeerCall{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
 		"wrong op": {peersOf(2), PeerCall{Way: OneShot, Op: backend.Max, Dst: x, Src: x},
 			backend.ErrUnsupported},
 		"no mesh": {peersOf(4), PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
@@ -147,9 +142,7 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 		"wrong numbers": {peersOf(2), PeerCall{Way: TwoShot, Dst: x.As(backend.F64),
 			Src: x.As(backend.F64)}, backend.ErrUnsupported},
 	} {
-		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
-			t.Errorf("%s: %v, want %v", name, err, test.want)
-		}
+		require.Fails(t, name, New(newValidator(t)).Exchange(test.p, &test.x), test.want)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // attentionTolerance is how far results may be from those of the host, as a part of the largest
@@ -114,8 +115,7 @@ func (b *bench) result(d backend.DType, h heads, of, n, size, offset int) (o ope
 }
 
 // rows returns normal rows.
-func (b *bench) rows(d backend.DType, h heads, of, n, size int) (host,
-	device kernels.HeadRows) {
+func (b *bench) rows(d backend.DType, h heads, of, n, size int) (host, device kernels.HeadRows) {
 	o, host, device := b.result(d, h, of, n, size, h.offset)
 	b.normal(o)
 	return host, device
@@ -190,11 +190,9 @@ func someHeads(m machine, part int) []heads {
 				j % 2 * (i % 2), hiding{}})
 		}
 	}
-	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0, hiding{}},
-		heads{1, 1, 30, 65, 256, true, false, 0, hiding{}},
-		heads{1, 1, 40, 33, 200, false, true, 0, hiding{}},
-		heads{1, 1, 40, 33, 1, false, true, 0, hiding{}},
-		heads{1, 1, 65, 65, 100, true, true, 1, hiding{}})
+	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0, hiding{}}, heads{1, 1, 30, 65, 256,
+		true, false, 0, hiding{}}, heads{1, 1, 40, 33, 200, false, true, 0, hiding{}}, heads{1, 1,
+		40, 33, 1, false, true, 0, hiding{}}, heads{1, 1, 65, 65, 100, true, true, 1, hiding{}})
 	for i, x := range []hiding{
 		{group: 2}, {group: 4, values: 24}, {values: 70, lengths: []int64{70, 0}},
 		{group: 2, lengths: []int64{9, 65}}, {cap: 1.5}, {cap: 0.5, group: 4, mask: "qk"},
@@ -208,9 +206,8 @@ func someHeads(m machine, part int) []heads {
 		}
 	}
 	if !slow {
-		all = append(all, heads{2, 40, 130, 130, 64, true, false, 0, hiding{}},
-			heads{1, 2, 500, 700, 128, true, true, 0, hiding{}},
-			heads{1, 3, 512, 512, 64, false, true, 0, hiding{}},
+		all = append(all, heads{2, 40, 130, 130, 64, true, false, 0, hiding{}}, heads{1, 2, 500,
+			700, 128, true, true, 0, hiding{}}, heads{1, 3, 512, 512, 64, false, true, 0, hiding{}},
 			heads{2, 8, 300, 400, 64, true, true, 0, hiding{group: 4, lengths: []int64{400, 70}}})
 	}
 	return all
@@ -283,9 +280,8 @@ func attentions(k Kernels, n int) error {
 			rows := denseHeads(x, 1, n, size)
 			a := kernels.Attention{Batch: 1, Heads: 1, Queries: n, Keys: n, Size: size, Scale: 1,
 				Q: rows, K: rows, V: rows, Y: rows, LSE: lse}
-			errs = append(errs, k.Attention(a),
-				k.AttentionGrad(kernels.AttentionGrad{Attention: a, DY: rows, DQ: rows, DK: rows,
-					DV: rows, Sums: lse}))
+			errs = append(errs, k.Attention(a), k.AttentionGrad(kernels.AttentionGrad{Attention: a,
+				DY: rows, DQ: rows, DK: rows, DV: rows, Sums: lse}))
 		}
 	}
 	return errors.Join(errs...)
@@ -296,9 +292,8 @@ func TestHeadsTooLarge(t *testing.T) {
 	rows := denseHeads(x, 1, 1, 257)
 	a := kernels.Attention{Batch: 1, Heads: 1, Queries: 1, Keys: 1, Size: 257, Scale: 1, Q: rows,
 		K: rows, V: rows, Y: rows, LSE: x.Slice(0, 1)}
-	if err := New(newValidator(t)).Attention(a); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("a head of 257 elements: %v", err)
-	}
+	require.Fails(t, "a head of 257 elements", New(newValidator(t)).Attention(a),
+		backend.ErrUnsupported)
 }
 
 // denseHeads are rows in row-major order of [batch, heads, n, size].

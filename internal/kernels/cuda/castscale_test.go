@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 var (
@@ -53,8 +54,6 @@ func TestOnlyHalvesAreWidened(t *testing.T) {
 		"lengths": k.CastScale(x, device(backend.F16, 1<<42, 3), 2),
 		"host":    k.CastScale(x, backend.Of(make([]backend.Float16, 4)), 2),
 	} {
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrArgument)
 	}
 }

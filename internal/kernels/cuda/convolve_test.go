@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // someConvolutions work on someImages, and others fill small tiles, with more than one step.
@@ -136,9 +137,8 @@ func TestConvolutionsBeyondTheKernelsAreErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		test.change(&c)
-		if _, err := (Kernels{}).ConvolutionScratch(c); !errors.Is(err, test.want) {
-			t.Errorf("%s: error is %v, want %v", name, err, test.want)
-		}
+		require.Fails(t, fmt.Sprintf("%s: error is", name),
+			require.Err((Kernels{}).ConvolutionScratch(c)), test.want)
 	}
 }
 

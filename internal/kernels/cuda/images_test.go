@@ -43,8 +43,7 @@ func testImages(t *testing.T, m machine) {
 				}, func() error { return b.host.MaxPool(y.host, x.host, i) })
 				b.run(name("maxpoolgrad"), dx, func() error {
 					return b.device.MaxPoolGrad(dx.device, x.device, dy.device, i)
-				},
-					func() error { return b.host.MaxPoolGrad(dx.host, x.host, dy.host, i) })
+				}, func() error { return b.host.MaxPoolGrad(dx.host, x.host, dy.host, i) })
 			}
 			for _, strange := range []bool{false, true} {
 				if strange {

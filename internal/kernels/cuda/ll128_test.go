@@ -46,9 +46,7 @@ func TestOnlyFloatsAreHalved(t *testing.T) {
 		"no room": {small, PeerCall{Way: Halved, Half: backend.F16, Dst: y, Src: x},
 			backend.ErrArgument},
 	} {
-		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
-			t.Errorf("%s: %v, want %v", name, err, test.want)
-		}
+		require.Fails(t, name, New(newValidator(t)).Exchange(test.p, &test.x), test.want)
 	}
 }
 

@@ -121,10 +121,8 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 			}
 		}
 	}
-	if _, err := textsWith("", 61); !errors.Is(err, backend.ErrUnsupported) ||
-		!strings.Contains(err.Error(), "compute capability 6.1: the oldest that works is 7.0") {
-		t.Errorf("devices before Volta: %v", err)
-	}
+	require.Fails(t, "devices before Volta", require.Err(textsWith("", 61)),
+		backend.ErrUnsupported, "compute capability 6.1: the oldest that works is 7.0")
 }
 
 // A newer variant of a family is there for instructions that older devices lack, and no older
@@ -210,10 +208,8 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 	} {
 		texts, err := textsWith(test.kernels, test.capability)
 		if test.as == 0 {
-			if !errors.Is(err, backend.ErrArgument) ||
-				!strings.Contains(err.Error(), fmt.Sprintf("EURYALE_KERNELS=%q", test.kernels)) {
-				t.Errorf("%s with %d: %v", test.kernels, test.capability, err)
-			}
+			require.Fails(t, fmt.Sprintf("%s with %d", test.kernels, test.capability), err,
+				backend.ErrArgument, fmt.Sprintf("EURYALE_KERNELS=%q", test.kernels))
 			continue
 		}
 		want, _ := textsWith("", test.as)
@@ -469,16 +465,11 @@ func gathers(k Kernels, d backend.DType, n int) error {
 	x4, y4 := x.Slice(0, 4*n), y.Slice(0, 4*n)
 	x, y = x.Slice(0, n*n), y.Slice(0, n*n)
 	wide := func(b backend.Buffer) backend.Buffer { return device(d, b.Addr(), n*n*16) }
-	return errors.Join(
-		permute(k, x, y, []int{n, n}, []int{1, 0}),
-		permute(k, x3, y3, []int{n, 3}, []int{1, 0}),
-		permute(k, x3, y3, []int{3, n}, []int{1, 0}),
-		permute(k, x4, y4, []int{4, n}, []int{1, 0}),
-		permute(k, wide(x), wide(y), []int{n, n, 16}, []int{1, 0, 2}),
-		permute(k, wide(x), wide(y), []int{n, 2, n, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}),
-		k.CopyStrided(x, y, []int{n, n}, []int{1, 0}),
-		k.CopyStrided(x, y, []int{n, n}, []int{0, 1}),
-	)
+	return errors.Join(permute(k, x, y, []int{n, n}, []int{1, 0}), permute(k, x3, y3, []int{n, 3},
+		[]int{1, 0}), permute(k, x3, y3, []int{3, n}, []int{1, 0}), permute(k, x4, y4, []int{4, n},
+		[]int{1, 0}), permute(k, wide(x), wide(y), []int{n, n, 16}, []int{1, 0, 2}), permute(k,
+		wide(x), wide(y), []int{n, 2, n, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}), k.CopyStrided(x, y,
+		[]int{n, n}, []int{1, 0}), k.CopyStrided(x, y, []int{n, n}, []int{0, 1}))
 }
 
 // products makes products of every type, in large tiles and in small ones.
@@ -502,9 +493,7 @@ func products(k Kernels, n int) error {
 // TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs, and of no others.
 func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := textsWith(dir, 90); err == nil || !strings.Contains(err.Error(), dir) {
-		t.Errorf("a directory without PTX: %v", err)
-	}
+	require.Fails(t, "a directory without PTX", require.Err(textsWith(dir, 90)), dir)
 	of := func(target string) string {
 		return "\n.version 9.0\n.target " + target + "\n.address_size 64\n\n.visible .entry " +
 			"a_b8(\n)\n{\n\tret;\n}\n"
@@ -792,9 +781,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"gather dtype":    k.CopyStrided(x, integer, []int{4}, []int{1}),
 		"gather host":     k.CopyStrided(x, host, []int{4}, []int{1}),
 	} {
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrArgument)
 	}
 	many := slices.Repeat([]backend.Buffer{y}, MaxSources+1)
 	seven := []int{2, 2, 2, 2, 2, 2, 2}
@@ -804,9 +791,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"seven axes": permute(k, big, device(backend.F32, 1<<41, 1<<7), seven,
 			[]int{6, 5, 4, 3, 2, 1, 0}),
 	} {
-		if !errors.Is(err, backend.ErrUnsupported) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrUnsupported)
 	}
 }
 
@@ -825,8 +810,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 	f := device(backend.F32, 1<<42, 1000)
 	allocs := testing.AllocsPerRun(100, func() {
 		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Divide(x, y, 2),
-			k.Reduce(backend.Avg, x, srcs...),
-			k.Copy2D(x, 10, y, 20, 10, 10))
+			k.Reduce(backend.Avg, x, srcs...), k.Copy2D(x, 10, y, 20, 10, 10))
 		require.Report(t, err)
 	})
 	if allocs != 0 {

@@ -31,9 +31,7 @@ func TestRecurrentLayersRefuseWhatTheyCannotCompute(t *testing.T) {
 			C0: f32(size), Weights: f32(4 * size * size), All: f32(4 * size), Kept: f32(10 * size)}
 	}
 	require.Report(t, k.LSTM(layer(16)))
-	if err := k.LSTM(layer(24)); !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("24 units: %v", err)
-	}
+	require.Fails(t, "24 units", k.LSTM(layer(24)), backend.ErrUnsupported)
 	for name, change := range map[string]func(l *kernels.LSTM){
 		"no steps":          func(l *kernels.LSTM) { l.Steps = 0 },
 		"a short state":     func(l *kernels.LSTM) { l.C0 = l.C0.Slice(1, 16) },
@@ -43,9 +41,7 @@ func TestRecurrentLayersRefuseWhatTheyCannotCompute(t *testing.T) {
 	} {
 		l := layer(16)
 		change(&l)
-		if err := k.LSTM(l); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, k.LSTM(l), backend.ErrArgument)
 		g := kernels.LSTMGrad{LSTM: l, DY: l.Input.Slice(0, 32), DC: l.H0,
 			Gates: device(backend.F32, 1<<40, 192)}
 		if err := k.LSTMGrad(g); name != "a short state" && !errors.Is(err, backend.ErrArgument) {

@@ -53,27 +53,21 @@ func testRows(t *testing.T, m machine) {
 				}
 				b.run(name("takerows"), rows, func() error {
 					return b.device.TakeRows(rows.device, table.device, indices.device, r.Rows)
-				},
-					func() error {
-						return b.host.TakeRows(rows.host, table.host, indices.host,
-							r.Rows)
-					})
+				}, func() error {
+					return b.host.TakeRows(rows.host, table.host, indices.host, r.Rows)
+				})
 				b.randomise(rows.host)
 				b.randomise(table.host)
 				b.run(name("putrows"), table, func() error {
 					return b.device.PutRows(table.device, rows.device, indices.device, r.Rows)
-				},
-					func() error {
-						return b.host.PutRows(table.host, rows.host, indices.host,
-							r.Rows)
-					})
+				}, func() error {
+					return b.host.PutRows(table.host, rows.host, indices.host, r.Rows)
+				})
 				b.run(name("addrows"), table, func() error {
 					return b.device.AddRows(table.device, rows.device, indices.device, r.Rows)
-				},
-					func() error {
-						return b.host.AddRows(table.host, rows.host, indices.host,
-							r.Rows)
-					})
+				}, func() error {
+					return b.host.AddRows(table.host, rows.host, indices.host, r.Rows)
+				})
 			}
 		}
 	}

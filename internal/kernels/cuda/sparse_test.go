@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // selection is a case of a Select, on both sides.
@@ -337,15 +338,11 @@ func TestSelectionsAreChecked(t *testing.T) {
 		"index": {Out: kernels.Message{Head: out.Head, Values: out.Values,
 			Index: out.Index.Slice(0, 9)}, X: x, Scratch: room},
 	} {
-		if err := k.Select(&s); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, k.Select(&s), backend.ErrArgument)
 	}
 	m := kernels.Messages{All: device(backend.U8, 1<<43, 64), Ranks: 2, NBytes: 64,
 		DType: backend.F32, Values: 24, Index: 40, Capacity: 3}
-	if err := k.Combine(x, m, 1); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("messages that do not fit: %v", err)
-	}
+	require.Fails(t, "messages that do not fit", k.Combine(x, m, 1), backend.ErrArgument)
 }
 
 // Candidates are enough with any sample, but hardly ever more than there is room for.

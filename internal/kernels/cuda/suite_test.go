@@ -227,14 +227,13 @@ func testZero(t *testing.T, m machine) {
 	}
 	b.reset(0)
 	dst := b.alloc(backend.I64, 1000, 1)
-	b.run("fill", dst, func() error { return b.device.Fill(dst.device, 1<<64-5) },
-		func() error {
-			x := backend.View[int64](dst.host)
-			for i := range x {
-				x[i] = -5
-			}
-			return nil
-		})
+	b.run("fill", dst, func() error { return b.device.Fill(dst.device, 1<<64-5) }, func() error {
+		x := backend.View[int64](dst.host)
+		for i := range x {
+			x[i] = -5
+		}
+		return nil
+	})
 }
 
 func testCopy(t *testing.T, m machine) {
@@ -467,8 +466,7 @@ func testGather(t *testing.T, m machine) {
 				dims, strides := permuted(c.dims, c.perm)
 				b.run(name, dst, func() error {
 					return b.device.CopyStrided(dst.device, src.device, dims, strides)
-				},
-					func() error { return gatherLoop(dst.host, src.host, dims, strides) })
+				}, func() error { return gatherLoop(dst.host, src.host, dims, strides) })
 			}
 		}
 		for _, c := range []struct{ dims, strides []int }{
@@ -492,8 +490,7 @@ func testGather(t *testing.T, m machine) {
 			name := fmt.Sprintf("gather of %v %v with strides %v", c.dims, d, c.strides)
 			b.run(name, dst, func() error {
 				return b.device.CopyStrided(dst.device, src.device, c.dims, c.strides)
-			},
-				func() error { return gatherLoop(dst.host, src.host, c.dims, c.strides) })
+			}, func() error { return gatherLoop(dst.host, src.host, c.dims, c.strides) })
 		}
 	}
 }

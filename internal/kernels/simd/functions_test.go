@@ -90,9 +90,8 @@ func samples[T Float](n int) []T {
 		list = append(list, T(x))
 	}
 	for range n {
-		list = append(list, T(r.NormFloat64()*20), T(r.NormFloat64()),
-			T(math.Ldexp(2*r.Float64()-1, r.IntN(280)-150)),
-			T(1+math.Ldexp(2*r.Float64()-1, -r.IntN(20))))
+		list = append(list, T(r.NormFloat64()*20), T(r.NormFloat64()), T(math.Ldexp(2*r.Float64()-1,
+			r.IntN(280)-150)), T(1+math.Ldexp(2*r.Float64()-1, -r.IntN(20))))
 	}
 	return list
 }
@@ -162,8 +161,7 @@ func TestFunctionsAreAccurateEverywhere(t *testing.T) {
 
 // checkFunction compares the results of all levels with the meaning, and with each other, and
 // returns the largest error in units of the last place.
-func checkFunction[T Float](t *testing.T, op Op, x []T,
-	bound float64) (worst float64) {
+func checkFunction[T Float](t *testing.T, op Op, x []T, bound float64) (worst float64) {
 	mean := meaningOf[T](op)
 	var first []T
 	for _, level := range Levels()[1:] {
@@ -358,8 +356,7 @@ func fuzzFunctions[T Float](t *testing.T, op uint8, offset int, data []byte, bou
 
 func TestGoHasNoVectors(t *testing.T) {
 	x := []float32{1}
-	if Unary(Go, Exp, x, x) || Binary(Go, Add, x, x, x) || Where(Go, x, x, x, x) ||
-		x[0] != 1 {
+	if Unary(Go, Exp, x, x) || Binary(Go, Add, x, x, x) || Where(Go, x, x, x, x) || x[0] != 1 {
 		t.Error("a level without vectors has computed")
 	}
 }

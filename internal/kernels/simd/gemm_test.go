@@ -108,8 +108,7 @@ func checkProduct[T Float](t *testing.T, level Level, p *Product[T]) {
 	for i := range all {
 		if all[i] != want[i] {
 			t.Fatalf("%d x %d x %d, A by %d and %d, panels of %d, beta %v: element %d is %v, "+
-				"want %v",
-				p.M, p.N, p.K, p.ARow, p.AStep, p.BPanel, p.Beta, i, all[i], want[i])
+				"want %v", p.M, p.N, p.K, p.ARow, p.AStep, p.BPanel, p.Beta, i, all[i], want[i])
 		}
 	}
 }

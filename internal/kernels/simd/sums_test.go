@@ -154,8 +154,7 @@ func checkReduce(t *testing.T, op backend.ReduceOp, d backend.DType, sources [][
 			_, g := value(d, got, i)
 			_, w := value(d, want, i)
 			t.Fatalf("%v: %v of %d sources of %v, offset %d, alias %d: element %d of %d is %#x, "+
-				"in Go %#x",
-				l, op, len(sources), d, offset, alias, i, len(want)/d.Size(), g, w)
+				"in Go %#x", l, op, len(sources), d, offset, alias, i, len(want)/d.Size(), g, w)
 		}
 		if vector == nil {
 			vector = got

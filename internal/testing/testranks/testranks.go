@@ -10,6 +10,9 @@
 //	g := testranks.New(t, 3, time.Minute, connect)
 //	err := testranks.All(3, func(rank int) error { return backend.Barrier(g.Ranks[rank]) })
 //
+// Inside of such a function [NoError] and [Must] end the rank with an error, as package require ends
+// a test.
+//
 // [Group.Fail] loses a rank, as the death of its process would. Processes that really die are
 // package proctest's.
 package testranks
@@ -32,10 +35,41 @@ func Each(P int, f func(rank int) error) []error {
 	errs := make([]error, P)
 	var all sync.WaitGroup
 	for r := range P {
-		all.Go(func() { errs[r] = f(r) })
+		all.Go(func() { errs[r] = Ended(func() error { return f(r) }) })
 	}
 	all.Wait()
 	return errs
+}
+
+// failure is what NoError panics with.
+type failure struct{ error }
+
+// NoError ends the function of a rank with an error, unless it is nil.
+func NoError(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+// Must returns a value, or ends the function of a rank with an error.
+func Must[T any](value T, err error) T {
+	NoError(err)
+	return value
+}
+
+// Ended runs a function that NoError may end, and returns its error. Each and what calls it do so
+// for ranks.
+func Ended(f func() error) (err error) {
+	defer func() {
+		switch v := recover().(type) {
+		case nil:
+		case failure:
+			err = v.error
+		default:
+			panic(v)
+		}
+	}()
+	return f()
 }
 
 // All is Each. It returns all errors together, each with its rank, or nil if there is none.
@@ -104,7 +138,7 @@ func Run[R io.Closer](P int, connect func(w *rendezvous.World) (R, error),
 	errs := Each(P, func(r int) error {
 		rank, err := connect(worlds[r])
 		if err == nil {
-			err = body(rank)
+			err = Ended(func() error { return body(rank) })
 			if err != nil {
 				worlds[r].Fail(err)
 			}

@@ -84,8 +84,8 @@ func TestRanksAreClosedWhenOneCannotConnect(t *testing.T) {
 func TestARankThatFailsEndsTheOthers(t *testing.T) {
 	var open atomic.Int64
 	errs := Run(3, connecting(&open, -1), func(m member) error {
-		if m.Rank == 0 {
-			return errors.New("out of petrol")
+		if Must(m.Rank, nil) == 0 {
+			NoError(errors.New("out of petrol"))
 		}
 		return m.Barrier(context.Background(), "never")
 	})

@@ -247,8 +247,7 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 		{ir.Convolution{Pass: kernels.FilterGradient, Window: window, Groups: 2},
 			[]int{6, 2, 3, 2}, [][]int{{2, 4, 5, 5}, {2, 6, 3, 5}}},
 		{ir.MaxPool{Window: uneven}, []int{2, 2, 3, 2}, [][]int{{2, 2, 4, 6}}},
-		{ir.MaxPoolGrad{Window: uneven}, []int{2, 2, 4, 6},
-			[][]int{{2, 2, 4, 6}, {2, 2, 3, 2}}},
+		{ir.MaxPoolGrad{Window: uneven}, []int{2, 2, 4, 6}, [][]int{{2, 2, 4, 6}, {2, 2, 3, 2}}},
 		{ir.MaxPool{Window: pool}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
 		{ir.MaxPool{Window: pool, Rectified: true}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
 		{ir.MaxPoolGrad{Window: pool, Rectified: true}, []int{2, 2, 5, 4},
@@ -435,8 +434,7 @@ func TestGather(t *testing.T) {
 				whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{list}, Shape: ir.Of(6),
 					DType: backend.I64})
 				y := b.op(ir.Gather{Axis: axis}, shape.With(axis, 6), x, whole)
-				b.Results = append(b.Results, y,
-					b.op(ir.GatherGrad{Axis: axis}, shape, dy, whole),
+				b.Results = append(b.Results, y, b.op(ir.GatherGrad{Axis: axis}, shape, dy, whole),
 					b.op(ir.Put{Axis: axis}, shape, x, whole, dy))
 			}
 			check(t, &b.Program, b.inputs)

@@ -1,7 +1,6 @@
 package lower_test
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -53,10 +52,9 @@ func classifier(more func(p *program, logits ir.ID)) *program {
 		p.add(ir.ScalarOf(3), ir.Dims{})))
 	d := p.add(ir.Select{Axis: 1}, ir.Of(8, 6), wide(labels), less,
 		p.binary(fuse.Mul, p.unary(fuse.Neg, three), less))
-	p.Results = []ir.ID{loss, p.add(ir.MatMul{}, ir.Of(8, 3), d, w),
-		p.add(ir.MatMul{TransA: true}, ir.Of(6, 3), d, x), p.unary(fuse.Neg, each),
-		p.binary(fuse.Mul, each, p.add(ir.Broadcast{}, ir.Of(8), p.add(ir.Reshape{}, ir.Of(1),
-			loss)))} // which waits for all tiles
+	p.Results = []ir.ID{loss, p.add(ir.MatMul{}, ir.Of(8, 3), d, w), p.add(ir.MatMul{TransA: true},
+		ir.Of(6, 3), d, x), p.unary(fuse.Neg, each), p.binary(fuse.Mul, each, p.add(ir.Broadcast{},
+		ir.Of(8), p.add(ir.Reshape{}, ir.Of(1), loss)))} // which waits for all tiles
 	if more != nil {
 		more(p, logits)
 	}
@@ -153,8 +151,6 @@ func TestTilesThatCannotBe(t *testing.T) {
 		},
 	} {
 		_, err := lower.Tile(lower.Program(&classifier(more).Program), 4)
-		if !errors.Is(err, backend.ErrUnsupported) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Fails(t, name, err, backend.ErrUnsupported)
 	}
 }

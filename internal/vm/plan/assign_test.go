@@ -2,7 +2,6 @@ package plan
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -59,9 +58,7 @@ func TestOldValueIsNotReadAfterThePut(t *testing.T) {
 			other.Steps[i].Dsts = slices.Clone(other.Steps[i].Dsts)
 		}
 		change(&other)
-		if err := Verify(&other); err == nil || !strings.Contains(err.Error(), why) {
-			t.Errorf("%s: %v, in\n%v", what, err, &other)
-		}
+		require.Fails(t, what, Verify(&other), why)
 	}
 	refused("the old value", "is read as it was before the run", func(p *Plan) {
 		p.Steps[at+1].Args[0].Step = -1

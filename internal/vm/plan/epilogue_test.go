@@ -2,10 +2,10 @@ package plan
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -67,9 +67,7 @@ func TestVerifyFindsBrokenChainsOfEpilogues(t *testing.T) {
 		broken := *whole
 		broken.Steps, broken.Buffers = slices.Clone(whole.Steps), slices.Clone(whole.Buffers)
 		test.change(&broken)
-		if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, want %q in\n%v", name, err, test.want, &broken)
-		}
+		require.Fails(t, name, Verify(&broken), test.want)
 	}
 }
 
@@ -132,7 +130,5 @@ func TestNothingWaitsInAnEpilogue(t *testing.T) {
 		t.Fatalf("%q until %d, want %q until 1", names, planned.Steps[0].Until, want)
 	}
 	planned.Steps[0].Until = 2
-	if err := Verify(planned); err == nil || !strings.Contains(err.Error(), "nothing waits") {
-		t.Errorf("%v in\n%v", err, planned)
-	}
+	require.Fails(t, "the call", Verify(planned), "nothing waits")
 }

@@ -49,22 +49,18 @@ func TestExchange(t *testing.T) {
 		change   func(p *program, dv, dw *ir.ID)
 		want     []string
 	}{
-		{"beside the backward pass", 2, 1, nil,
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0",
-				"matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update,
-				"receive bucket 1", update}},
-		{"the first bucket's first", 1, 2, nil,
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul NT", "matmul TN",
-				"send bucket 0", "matmul TN", "send bucket 1", "receive bucket 0", update,
-				"receive bucket 1", update}},
-		{"one of two", 0, 1, nil,
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0",
-				"matmul NT", "matmul TN", update, "receive bucket 0", update}},
+		{"beside the backward pass", 2, 1, nil, []string{"matmul NN", "matmul NN", "loop exp",
+			"matmul TN", "send bucket 0", "matmul NT", "matmul TN", "send bucket 1",
+			"receive bucket 0", update, "receive bucket 1", update}},
+		{"the first bucket's first", 1, 2, nil, []string{"matmul NN", "matmul NN", "loop exp",
+			"matmul NT", "matmul TN", "send bucket 0", "matmul TN", "send bucket 1",
+			"receive bucket 0", update, "receive bucket 1", update}},
+		{"one of two", 0, 1, nil, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN",
+			"send bucket 0", "matmul NT", "matmul TN", update, "receive bucket 0", update}},
 		{"with a gradient that is wanted", 1, 1, func(p *program, dv, _ *ir.ID) {
 			p.Results = []ir.ID{*dv}
-		},
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
-				"loop copy", "send bucket 0", "receive bucket 0", both}},
+		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
+			"loop copy", "send bucket 0", "receive bucket 0", both}},
 		{"with a gradient for both", 1, 1, func(_ *program, dv, dw *ir.ID) { *dv = *dw },
 			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "loop copy", "loop copy",
 				"send bucket 0", "receive bucket 0", both}},
@@ -131,9 +127,7 @@ func TestVerifyExchanges(t *testing.T) {
 				slices.Clone(broken.Steps[i].Args)
 		}
 		breaking(broken.Steps)
-		if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("%v, want %q in\n%v", err, what, &broken)
-		}
+		require.Fails(t, "the call", Verify(&broken), what)
 	}
 }
 

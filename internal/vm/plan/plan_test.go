@@ -217,9 +217,8 @@ func TestSteps(t *testing.T) {
 						p.input(k, 1, 4, 5)))
 				}
 				sum := p.binary(fuse.Add, p.binary(fuse.Add, parts[0], parts[1]), parts[2])
-				return []ir.ID{p.add(ir.Reshape{}, ir.Of(4, 15),
-					p.add(ir.Permute{Axes: ir.Of(1, 0, 2)},
-						ir.Of(4, 3, 5), sum))}
+				return []ir.ID{p.add(ir.Reshape{}, ir.Of(4, 15), p.add(ir.Permute{Axes: ir.Of(1, 0,
+					2)}, ir.Of(4, 3, 5), sum))}
 			}, []string{"concat axis 1"}},
 		{"a sum of parts with a gap stays one", func(p *program) []ir.ID {
 			a := p.add(ir.Unslice{Start: 0, Step: 1}, ir.Of(3, 4), p.input(0, 1, 4))
@@ -396,10 +395,7 @@ func TestEpilogues(t *testing.T) {
 	planned.Steps[2].Dsts[0].Buffer,
 		planned.Steps[3].Args[0].Buffer = planned.Steps[1].Args[0].Buffer,
 		planned.Steps[1].Args[0].Buffer
-	if err := Verify(planned); err == nil ||
-		!strings.Contains(err.Error(), "operand of step 1") {
-		t.Errorf("%v, want that an epilogue writes over an operand of its product", err)
-	}
+	require.Fails(t, "the call", Verify(planned), "operand of step 1")
 }
 
 // chain is a program of steps that cannot be one loop.
@@ -448,9 +444,7 @@ func TestVerifyFindsOverwrites(t *testing.T) {
 	} {
 		planned, _ := ops(t, chain(4))
 		damage(planned)
-		if err := Verify(planned); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q in it", err, want)
-		}
+		require.Fails(t, "the call", Verify(planned), want)
 	}
 }
 

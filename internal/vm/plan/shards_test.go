@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -425,9 +426,7 @@ func TestVerifyFindsGathersThatMeet(t *testing.T) {
 			broken.Results[k].Step = to[broken.Results[k].Step]
 		}
 		_, want, _ := strings.Cut(what, ": ")
-		if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v in\n%v", what, err, &broken)
-		}
+		require.Fails(t, what, Verify(&broken), want)
 	}
 }
 
@@ -497,15 +496,12 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 			broken.Steps = slices.Clone(planned.Steps)
 			send.Half = false
 			broken.Steps[i].Op = send
-			if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), "in BF16") {
-				t.Errorf("%v in\n%v", err, &broken)
-			}
+			require.Fails(t, "the call", Verify(&broken), "in BF16")
 		}
 	}
 	updates[n].Shard.Half = true // although a loop reads it
-	if planned, err := New(&p.Program, updates...); err == nil ||
-		!strings.Contains(err.Error(), "is not what it must be") &&
-			!strings.Contains(err.Error(), "what the program does not") {
+	if planned, err := New(&p.Program, updates...); err == nil || !strings.Contains(err.Error(),
+		"is not what it must be") && !strings.Contains(err.Error(), "what the program does not") {
 		t.Errorf("digits of BF16 are read as all of them: %v in\n%v", err, planned)
 	}
 }
@@ -589,9 +585,7 @@ func TestVerifyShards(t *testing.T) {
 					slices.Clone(broken.Steps[i].Args)
 			}
 			damage(&broken, broken.Steps)
-			if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), what) {
-				t.Errorf("placed %v: %v, want %q in\n%v", placed, err, what, &broken)
-			}
+			require.Fails(t, fmt.Sprintf("placed %v", placed), Verify(&broken), what)
 		}
 	}
 }
