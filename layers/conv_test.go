@@ -173,9 +173,8 @@ func evaluation(l *layers.Layout, device backend.Device, build sync.Locker, dir 
 // the whole batch, on ranks that divide samples in either way.
 func TestConvolutionsTrainAsOneRank(t *testing.T) {
 	want := training(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1})
-	if !(want.losses[2] < want.losses[0]) || len(want.averages) != 2*(4+4+4+6+6+6) {
-		t.Fatalf("one rank has %+v", want)
-	}
+	require.That(t, want.losses[2] < want.losses[0] && len(want.averages) == 2*(4+4+4+6+6+6),
+		"one rank has %+v", want)
 	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 4, SP: 1, TP: 1},
 		{DP: 1, SP: 2, TP: 1}, {DP: 2, SP: 2, TP: 1}} {
 		t.Run(s.String(), func(t *testing.T) {

@@ -101,10 +101,9 @@ func TestExpertsEqualOneRank(t *testing.T) {
 	} {
 		want := routedTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, o, 20, i == 1)
 		first, last := want[0], want[len(want)-1]
-		if !(last.loss < first.loss) || (o.Capacity > 0) != (first.dropped > 0) ||
-			(o.Balance > 0) != (first.balance > 0) {
-			t.Errorf("%+v: one rank has %+v at first, and %+v at last", o, first, last)
-		}
+		require.Check(t, last.loss < first.loss && (o.Capacity > 0) == (first.dropped > 0) &&
+			(o.Balance > 0) == (first.balance > 0),
+			"%+v: one rank has %+v at first, and %+v at last", o, first, last)
 		for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 1,
 			SP: 1, TP: 3}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2}, {DP: 1, SP: 2, TP: 2}} {
 			t.Run(fmt.Sprintf("%v of %+v", s, o), func(t *testing.T) {
@@ -163,9 +162,7 @@ func TestPaddingTakesNoRoomOfExperts(t *testing.T) {
 				if want == nil {
 					want = got
 				}
-				if got[25] == 0 {
-					t.Errorf("%v: nothing is dropped", ids)
-				}
+				require.Check(t, got[25] != 0, "%v: nothing is dropped", ids)
 				near(t, fmt.Sprint(ids), got, want, 1e-12)
 				for i, x := range y[4*6:] {
 					if x != 0 {

@@ -40,13 +40,10 @@ func TestNamesAndSeedsDetermineFirstValues(t *testing.T) {
 	defer layout.Close()
 	built := layers.NewBuilder(gorgonia.NewGraph(), layout, tensor.Float64, 1)
 	a := built.Learn("a", layers.Glorot(40, 60), layers.Undivided, 40, 60)
-	if !slices.Equal(one["a"], other["a"]) || !slices.Equal(one["b"], other["b"]) ||
-		!slices.Equal(one["a"], a.Value().Data().([]float64)) {
-		t.Error("the order matters, or a Builder")
-	}
-	if slices.Equal(one["a"], one["b"]) || slices.Equal(one["a"], values(2, "a")["a"]) {
-		t.Error("the name or the seed does not matter")
-	}
+	require.Check(t, slices.Equal(one["a"], other["a"]) && slices.Equal(one["b"], other["b"]) &&
+		slices.Equal(one["a"], a.Value().Data().([]float64)), "the order matters, or a Builder")
+	require.Check(t, !slices.Equal(one["a"], one["b"]) && !slices.Equal(one["a"], values(2,
+		"a")["a"]), "the name or the seed does not matter")
 	squares := 0.0
 	for _, x := range one["a"] {
 		squares += x * x
@@ -92,10 +89,9 @@ func TestAnInitThatIsNotFiniteIsRefused(t *testing.T) {
 			for i, err := range []error{learn.Err(), table.Err(), layers.Initialize(1,
 				func(...int) layers.Init { return init }, n)} {
 				fits := name == "1e+300" && d == tensor.Float64
-				if fits != (err == nil) || !fits && (!errors.Is(err, backend.ErrArgument) ||
-					!strings.Contains(err.Error(), "has drawn "+name)) {
-					t.Errorf("%s, %v, function %d: the error is %v", name, d, i, err)
-				}
+				require.Check(t, fits == (err == nil) && (fits || errors.Is(err,
+					backend.ErrArgument) && strings.Contains(err.Error(), "has drawn "+name)),
+					"%s, %v, function %d: the error is %v", name, d, i, err)
 			}
 		}
 	}

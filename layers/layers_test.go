@@ -151,9 +151,7 @@ func TestRotaryAttentionSeesDistancesAlone(t *testing.T) {
 	}
 	first, later := of("rotary attention")[0], of("rotary attention of later positions")
 	compare(t, one, later, first, 1e-10)
-	if slices.Equal(first.y, of("plain attention")[0].y) {
-		t.Error("nothing is turned")
-	}
+	require.Check(t, !slices.Equal(first.y, of("plain attention")[0].y), "nothing is turned")
 }
 
 // hidingKeys are options of attention with all that it can have, of positions and samples like x's.
@@ -608,9 +606,7 @@ func TestDownUpEqualsOneRank(t *testing.T) {
 // one rank on every layout, step by step.
 func TestTrainingEqualsOneRank(t *testing.T) {
 	want := losses(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, false)
-	if !(want[len(want)-1] < want[0]) {
-		t.Fatalf("the losses of one rank are %v", want)
-	}
+	require.That(t, want[len(want)-1] < want[0], "the losses of one rank are %v", want)
 	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 2, TP: 1},
 		{DP: 1, SP: 1, TP: 2}, {DP: 1, SP: 1, TP: 3}, {DP: 2, SP: 2, TP: 1}, {DP: 2, SP: 1, TP: 2},
 		{DP: 1, SP: 2, TP: 2}} {

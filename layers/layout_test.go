@@ -29,10 +29,9 @@ func TestLayoutsThatDifferAreRefused(t *testing.T) {
 			_ sync.Locker) error {
 			n := of(comm.Rank())
 			_, err := layers.NewLayout(comm, n[0], n[1], n[2])
-			if err == nil || !strings.Contains(err.Error(), want) ||
-				!errors.Is(err, backend.ErrArgument) && !errors.Is(err, backend.ErrMismatch) {
-				t.Errorf("rank %d: want %q, got %v", comm.Rank(), want, err)
-			}
+			require.Check(t, err != nil && strings.Contains(err.Error(), want) && (errors.Is(err,
+				backend.ErrArgument) || errors.Is(err, backend.ErrMismatch)),
+				"rank %d: want %q, got %v", comm.Rank(), want, err)
 			return nil
 		}))
 	}

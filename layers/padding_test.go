@@ -23,9 +23,7 @@ import (
 // the losses of one rank on every layout.
 func TestPaddedTrainingEqualsOneRank(t *testing.T) {
 	want := lossesOf(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, false, true)
-	if !(want[len(want)-1] < want[0]) {
-		t.Fatalf("the losses of one rank are %v", want)
-	}
+	require.That(t, want[len(want)-1] < want[0], "the losses of one rank are %v", want)
 	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 2, TP: 1},
 		{DP: 1, SP: 1, TP: 2}, {DP: 4, SP: 1, TP: 1}, {DP: 2, SP: 2, TP: 1}, {DP: 2, SP: 1, TP: 2},
 		{DP: 1, SP: 2, TP: 2}} {
@@ -69,9 +67,7 @@ func TestPaddedTargetsDoNotCount(t *testing.T) {
 				near(t, fmt.Sprint(test.ids), []float64{loss.Value().Data().(float64)},
 					[]float64{test.want}, 1e-12)
 				for _, v := range numbers(embedding.Deriv().Value()) {
-					if v != v {
-						t.Errorf("%v: the gradient is NaN", test.ids)
-					}
+					require.Check(t, v == v, "%v: the gradient is NaN", test.ids)
 				}
 			}
 			require.Fails(t, "token 8 of 4", targets.Set([]int{8, 0, 0}), backend.ErrArgument)
@@ -163,9 +159,7 @@ func TestRotaryTurnsByPosition(t *testing.T) {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 			x := layers.Whole(variable(b, "x", tensor.Float64, 2, 3))
 			b.Rotary(x, 1, layers.RotaryOptions{})
-			if b.Err() == nil {
-				t.Error("positions along the last axis are accepted")
-			}
+			require.Check(t, b.Err() != nil, "positions along the last axis are accepted")
 			return nil
 		})
 }

@@ -125,15 +125,11 @@ func TestTableEqualsOneRank(t *testing.T) {
 		tensor.Float32: 1e-4} {
 		want, first, last := tableTraining(t, testenv.Hosts, one,
 			course{dt: dt, solver: descent, to: 20})
-		if !(want[19] < want[0]/2) {
-			t.Fatalf("the losses of one rank are %v", want)
-		}
+		require.That(t, want[19] < want[0]/2, "the losses of one rank are %v", want)
 		for row := range 50 {
 			at := row * width
 			same := slices.Equal(first[at:at+width], last[at:at+width])
-			if same != (row >= 11) {
-				t.Errorf("row %d has changed: %v", row, !same)
-			}
+			require.Check(t, same == (row >= 11), "row %d has changed: %v", row, !same)
 		}
 		for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 4, SP: 1, TP: 1}, {DP: 1,
 			SP: 3, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 2, SP: 2, TP: 1}, {DP: 2, SP: 1, TP: 2}} {

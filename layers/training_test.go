@@ -225,9 +225,8 @@ func TestAPartOfALearnableIsNotSavedAsTheWhole(t *testing.T) {
 					}
 				}
 				err := autograd.SaveWeights(filepath.Join(t.TempDir(), "w"), gorgonia.Nodes{w.Node})
-				if (of.TP > 1) != errors.Is(err, backend.ErrArgument) {
-					t.Errorf("%v, with a gradient %v: %v", of, gradient, err)
-				}
+				require.Check(t, (of.TP > 1) == errors.Is(err, backend.ErrArgument),
+					"%v, with a gradient %v: %v", of, gradient, err)
 				return nil
 			})
 		}
@@ -260,9 +259,8 @@ func TestDropoutIsTheSameForAnyRanksFromTheFirstRunOn(t *testing.T) {
 			t.Errorf("by a builder %v: 2 ranks have %v, 1 rank %v", built, got, want)
 		}
 		got := append(train(2, 2, dir, ""), train(2, 4, "", dir)...)
-		if !slices.EqualFunc(got, want, near) {
-			t.Errorf("by a builder %v: restarted ranks have %v, want %v", built, got, want)
-		}
+		require.Check(t, slices.EqualFunc(got, want, near),
+			"by a builder %v: restarted ranks have %v, want %v", built, got, want)
 	}
 }
 

@@ -34,9 +34,7 @@ func allToAll(xs []arr, s, g int, lens func(from int) []int) []arr {
 }
 
 func newAllToAll(s, g int, opts ...Option) constructor {
-	return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-		return AllToAll(comm, s, g, x, opts...)
-	}
+	return of2(AllToAll, s, g, opts...)
 }
 
 // thereAndBack is an AllToAll and its inverse.
@@ -206,7 +204,5 @@ func TestPiecesArePermutedByTheCommunicator(t *testing.T) {
 	// What lies together needs no rows.
 	y, err := AllToAll(ranksOn(t, 2, testenv.Devices).comms[0], 0, 0,
 		newArr(4, 6).node(gorgonia.NewGraph(), "x", tensor.Float32))
-	if err != nil || y.Op().(*collectiveOp).fwd.rows != nil {
-		t.Errorf("%v, %v", y, err)
-	}
+	require.Check(t, err == nil && y.Op().(*collectiveOp).fwd.rows == nil, "%v, %v", y, err)
 }

@@ -100,9 +100,8 @@ func TestBadInput(t *testing.T) {
 			"the scale of the gradient is +Inf"},
 	}
 	for i, c := range cases {
-		if !errors.Is(c.err, c.is) || !strings.Contains(c.err.Error(), c.want) {
-			t.Errorf("case %d: %v, want %q", i, c.err, c.want)
-		}
+		require.Check(t, errors.Is(c.err, c.is) && strings.Contains(c.err.Error(), c.want),
+			"case %d: %v, want %q", i, c.err, c.want)
 	}
 	if n := len(g.AllNodes()); n != 4 {
 		t.Errorf("the graph has %d nodes, 4 before the mistakes", n)
@@ -150,8 +149,6 @@ func TestNames(t *testing.T) {
 		name(AllReduce(comm, backend.Sum, newArr().node(g, "s",
 			tensor.Float64))): "AllReduce{sum}@world",
 	} {
-		if got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		require.Check(t, got == want, "%s, want %s", got, want)
 	}
 }

@@ -80,9 +80,8 @@ func checkRandom(t *testing.T, g *team, trials int) {
 		ys, err := g.forward(tensor.Float32, xs, sumOverRanks)
 		require.NoError(t, err)
 		for r := range ys {
-			if !ys[r].equal(ys[0]) {
-				t.Fatalf("trial %d: rank %d has other bits than rank 0", trial, r)
-			}
+			require.That(t, ys[r].equal(ys[0]), "trial %d: rank %d has other bits than rank 0",
+				trial, r)
 		}
 		for i, got := range ys[0].data {
 			want, magnitude := 0.0, 0.0
@@ -105,9 +104,7 @@ func TestOperandsAtAnyOffset(t *testing.T) {
 				err := g.run(func(comm backend.Communicator, _ sync.Locker) error {
 					return reduceFrom(comm, dt, offset)
 				})
-				if err != nil {
-					t.Errorf("%v from %d: %v", dt, offset, err)
-				}
+				require.Check(t, err == nil, "%v from %d: %v", dt, offset, err)
 			}
 		}
 	})

@@ -83,9 +83,7 @@ func runAttention(t *testing.T, P int, k testenv.Kind, runs int) []arr {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatalf("%s: %v", k, err)
-	}
+	require.That(t, err == nil, "%s: %v", k, err)
 	return slices.Concat(results...)
 }
 
@@ -151,10 +149,7 @@ func TestHolderKeepsBits(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, P, k)
 		for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32} {
-			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, func(comm backend.Communicator,
-				x *gorgonia.Node) (*gorgonia.Node, error) {
-				return Reduce(comm, backend.Max, 0, x)
-			})
+			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, reduceTo(backend.Max, 0))
 			require.NoError(t, err)
 			for r := range P {
 				if !slices.EqualFunc(dxs[r].data, want[r], sameBits) {
@@ -165,14 +160,10 @@ func TestHolderKeepsBits(t *testing.T) {
 		for _, dt := range []tensor.Dtype{tensor.Int64, tensor.Int32, tensor.Int, tensor.Uint8} {
 			_, dxs, err := g.pullback(dt, []arr{{[]int{3}, []float64{1, 5, 2}},
 				{[]int{3}, []float64{3, 5, 2}}}, repeat(arr{[]int{3}, []float64{10, 20, 30}}, P),
-				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return AllReduce(comm, backend.Max, x)
-				})
+				reducing(AllReduce, backend.Max))
 			require.NoError(t, err)
-			if !slices.Equal(dxs[0].data, []float64{0, 40, 60}) ||
-				!slices.Equal(dxs[1].data, []float64{20, 0, 0}) {
-				t.Errorf("%v: %v", dt, dxs)
-			}
+			require.Check(t, slices.Equal(dxs[0].data, []float64{0, 40, 60}) &&
+				slices.Equal(dxs[1].data, []float64{20, 0, 0}), "%v: %v", dt, dxs)
 		}
 	})
 }
@@ -203,9 +194,7 @@ func TestHolderKeepsBitsOnTheDevice(t *testing.T) {
 				}
 				return err
 			})
-			if err != nil {
-				t.Errorf("%v: %v", dt, err)
-			}
+			require.Check(t, err == nil, "%v: %v", dt, err)
 		}
 	})
 }
@@ -253,10 +242,9 @@ func TestAbortNamesRankStaged(t *testing.T) {
 		_, err := newAllReduce(g.comms[0], tensor.Float64, tensor.Shape{2, 3}).Do(
 			newArr(2, 3).value(tensor.Float64))
 		text, rank := fmt.Sprint(err), "rank 0 of "+g.comms[0].Name()
-		if !errors.Is(err, backend.ErrAborted) || strings.Count(text, rank) != 1 ||
-			!strings.Contains(text, rank+": because of rank 1: aborted") {
-			t.Errorf("%v, want %q in it, once", err, rank)
-		}
+		require.Check(t, errors.Is(err, backend.ErrAborted) && strings.Count(text, rank) == 1 &&
+			strings.Contains(text, rank+": because of rank 1: aborted"), "%v, want %q in it, once",
+			err, rank)
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
@@ -38,21 +39,15 @@ func wholeSamples(rng *rand.Rand, P int, dt tensor.Dtype) []sample {
 		for _, op := range reductions() {
 			sum := combine(op, dt, xs)
 			all = append(all, sample{fmt.Sprintf("AllReduce %v %v", op, shape),
-				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return AllReduce(comm, op, x)
-				}, xs, repeat(sum, P)})
+				reducing(AllReduce, op), xs, repeat(sum, P)})
 			for _, root := range roots(P) {
 				all = append(all, sample{fmt.Sprintf("Reduce %v to %d %v", op, root, shape),
-					func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-						return Reduce(comm, op, root, x)
-					}, xs, only(root, P, sum)})
+					reduceTo(op, root), xs, only(root, P, sum)})
 			}
 		}
 		for _, root := range roots(P) {
 			all = append(all, sample{fmt.Sprintf("Broadcast from %d %v", root, shape),
-				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return Broadcast(comm, root, x)
-				}, xs, repeat(xs[root], P)})
+				broadcast(root), xs, repeat(xs[root], P)})
 		}
 		all = append(all, sample{fmt.Sprintf("CopyToParallel %v", shape), CopyToParallel, xs, xs},
 			sample{fmt.Sprintf("ReduceFromParallel %v", shape), ReduceFromParallel, xs,
@@ -109,14 +104,10 @@ func along(rng *rand.Rand, P int, dt tensor.Dtype, axis int, shape, lens []int, 
 		all = append(all, sample{op + " " + name, c, xs, ys})
 	}
 	for _, op := range reductions() {
-		add("ReduceScatter "+op.String(), func(comm backend.Communicator, x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return ReduceScatter(comm, op, axis, x, opts...)
-		}, wholes, combine(op, dt, wholes).cut(at, lens))
+		add("ReduceScatter "+op.String(), of2(ReduceScatter, op, axis, opts...), wholes, combine(op,
+			dt, wholes).cut(at, lens))
 	}
-	add("AllGather", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-		return AllGather(comm, axis, x, opts...)
-	}, parts, repeat(wholes[0], P))
+	add("AllGather", of(AllGather, axis, opts...), parts, repeat(wholes[0], P))
 	add("GatherForwardSplitBackward", func(comm backend.Communicator, x *gorgonia.Node) (
 		*gorgonia.Node, error) {
 		return GatherForwardSplitBackward(comm, axis, Up(comm), x, opts...)
@@ -126,14 +117,10 @@ func along(rng *rand.Rand, P int, dt tensor.Dtype, axis int, shape, lens []int, 
 		return SplitForwardGatherBackward(comm, axis, Down(comm), x, opts...)
 	}, repeat(wholes[0], P), parts)
 	for _, root := range roots(P) {
-		add(fmt.Sprint("Gather to ", root), func(comm backend.Communicator, x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return Gather(comm, root, axis, x, opts...)
-		}, parts, only(root, P, wholes[0]))
-		add(fmt.Sprint("Scatter from ", root), func(comm backend.Communicator, x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return Scatter(comm, root, axis, x, opts...)
-		}, wholes, wholes[root].cut(at, lens))
+		add(fmt.Sprint("Gather to ", root), of2(Gather, root, axis, opts...), parts, only(root, P,
+			wholes[0]))
+		add(fmt.Sprint("Scatter from ", root), of2(Scatter, root, axis, opts...), wholes,
+			wholes[root].cut(at, lens))
 	}
 	return all
 }
@@ -162,9 +149,7 @@ func only(root, P int, a arr) []arr {
 func (s sample) check(t *testing.T, g *team, dt tensor.Dtype) {
 	t.Helper()
 	ys, err := g.forward(dt, s.xs, s.op)
-	if err != nil {
-		t.Fatalf("%s: %v", s.name, err)
-	}
+	require.That(t, err == nil, "%s: %v", s.name, err)
 	for r, y := range ys {
 		if !y.equal(s.ys[r]) {
 			t.Fatalf("%s: rank %d has %v, want %v", s.name, r, y, s.ys[r])

@@ -160,10 +160,8 @@ func TestFoundErrorsSayItOnce(t *testing.T) {
 	defer m.Close()
 	err := Cause(m.RunAll())
 	var e *Error
-	if !errors.As(err, &e) || e.Op != "AllReduce{sum}" || e.Rank != 0 ||
-		e.Comm != g.comms[0].Name() {
-		t.Fatalf("the error is %#v", err)
-	}
+	require.That(t, errors.As(err, &e) && e.Op == "AllReduce{sum}" && e.Rank == 0 && e.Comm ==
+		g.comms[0].Name(), "the error is %#v", err)
 	if text := err.Error(); !strings.HasPrefix(text, "AllReduce{sum} of the result of ") ||
 		!strings.Contains(text, " (4, 6) f64: rank 0 of "+g.comms[0].Name()+": ") {
 		t.Errorf("the error %q begins with something else", text)
@@ -200,9 +198,8 @@ func TestFoundDownDivides(t *testing.T) {
 					t.Errorf("%v: %v/%d is %v, want %v", dt, x, P, got.data[0], want)
 				}
 			}
-			if differs != (P != 2) {
-				t.Errorf("%v: a product with 1/%d has other bits: %v", dt, P, differs)
-			}
+			require.Check(t, differs == (P != 2), "%v: a product with 1/%d has other bits: %v", dt,
+				P, differs)
 		}
 	}
 }

@@ -83,9 +83,7 @@ func checkAdjoint(t *testing.T, g *team, rng *rand.Rand, s sample) {
 		dys[r] = randomArr(rng, tensor.Float64, y.shape...)
 	}
 	ys, dxs, err := g.pullback(tensor.Float64, s.xs, dys, s.op)
-	if err != nil {
-		t.Fatalf("%s: %v", s.name, err)
-	}
+	require.That(t, err == nil, "%s: %v", s.name, err)
 	for r := range dxs {
 		if !slices.Equal(dxs[r].shape, s.xs[r].shape) {
 			t.Fatalf("%s: rank %d: gradient of shape %v, want %v", s.name, r, dxs[r].shape,
@@ -97,9 +95,8 @@ func checkAdjoint(t *testing.T, g *team, rng *rand.Rand, s sample) {
 	if strings.Contains(s.name, "avg") {
 		tolerance = 1e-12
 	}
-	if math.Abs(left-right) > tolerance {
-		t.Fatalf("%s: <A x, y> = %v, <x, A' y> = %v", s.name, left, right)
-	}
+	require.That(t, math.Abs(left-right) <= tolerance, "%s: <A x, y> = %v, <x, A' y> = %v", s.name,
+		left, right)
 }
 
 // TestGatherIsUndoneByReduceScatter: the exact gradient of AllGather is the sum
@@ -119,10 +116,7 @@ func checkGatherIsUndone(t *testing.T, g *team) {
 		xs = append(xs, randomArr(rng, tensor.Float64, 2, n))
 	}
 	dys := randomArrs(rng, P, tensor.Float64, 2, 3)
-	_, dxs, err := g.pullback(tensor.Float64, xs, dys, func(comm backend.Communicator,
-		x *gorgonia.Node) (*gorgonia.Node, error) {
-		return AllGather(comm, 1, x, Splits(lens...))
-	})
+	_, dxs, err := g.pullback(tensor.Float64, xs, dys, of(AllGather, 1, Splits(lens...)))
 	require.NoError(t, err)
 	want := combine(backend.Sum, tensor.Float64, dys).cut(1, lens)
 	for r := range P {
@@ -213,19 +207,13 @@ func checkHolder(t *testing.T, g *team) {
 		incoming []float64 // the gradient of each element of the reduction
 	}{
 		{"AllReduce", func(op backend.ReduceOp) constructor {
-			return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-				return AllReduce(comm, op, x)
-			}
+			return reducing(AllReduce, op)
 		}, whole, []float64{111, 222, 333, 444, 555, 666}},
 		{"ReduceScatter", func(op backend.ReduceOp) constructor {
-			return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-				return ReduceScatter(comm, op, 0, x)
-			}
+			return of2(ReduceScatter, op, 0)
 		}, whole[0].cut(0, []int{2, 2, 2}), []float64{1, 2, 3, 4, 5, 6}},
 		{"Reduce", func(op backend.ReduceOp) constructor {
-			return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-				return Reduce(comm, op, 1, x)
-			}
+			return reduceTo(op, 1)
 		}, whole, []float64{10, 20, 30, 40, 50, 60}},
 	}
 	for _, c := range cases {
@@ -315,31 +303,14 @@ func TestFiniteDifferences(t *testing.T) {
 		"AllToAll 1 to 1": newAllToAll(1, 1),
 	}
 	for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max, backend.Min} {
-		cases["AllReduce "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return AllReduce(comm, op, x)
-		}
-		cases["Reduce "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return Reduce(comm, op, 1, x)
-		}
-		cases["ReduceScatter "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (
-			*gorgonia.Node, error) {
-			return ReduceScatter(comm, op, 1, x)
-		}
+		cases["AllReduce "+op.String()] = reducing(AllReduce, op)
+		cases["Reduce "+op.String()] = reduceTo(op, 1)
+		cases["ReduceScatter "+op.String()] = of2(ReduceScatter, op, 1)
 	}
-	cases["AllGather"] = func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-		return AllGather(comm, 1, x)
-	}
-	cases["Broadcast"] = func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-		return Broadcast(comm, 1, x)
-	}
-	cases["Gather"] = func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-		return Gather(comm, 0, 1, x)
-	}
-	cases["Scatter"] = func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-		return Scatter(comm, 1, 0, x)
-	}
+	cases["AllGather"] = of(AllGather, 1)
+	cases["Broadcast"] = broadcast(1)
+	cases["Gather"] = of2(Gather, 0, 1)
+	cases["Scatter"] = of2(Scatter, 1, 0)
 	g := ranks(t, P)
 	for name, op := range cases {
 		t.Run(name, func(t *testing.T) { checkDifferences(t, g, op) })
@@ -475,9 +446,7 @@ func checkTwice(t *testing.T, g *team) {
 func (s sample) checkClose(t *testing.T, g *team) {
 	t.Helper()
 	ys, err := g.forward(tensor.Float64, s.xs, s.op)
-	if err != nil {
-		t.Fatalf("%s: %v", s.name, err)
-	}
+	require.That(t, err == nil, "%s: %v", s.name, err)
 	for r, y := range ys {
 		for i, v := range y.data {
 			if math.Abs(v-s.ys[r].data[i]) > 1e-14 {
@@ -528,8 +497,6 @@ func TestExtremumGradientHasGradient(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Errorf("lisp machine %v: %v", lisp, err)
-		}
+		require.Check(t, err == nil, "lisp machine %v: %v", lisp, err)
 	}
 }

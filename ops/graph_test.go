@@ -62,9 +62,7 @@ func checkSharing(t *testing.T, g *team) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Errorf("%s, %d ranks: %v", s.name, P, err)
-		}
+		require.Check(t, err == nil, "%s, %d ranks: %v", s.name, P, err)
 	}
 }
 
@@ -97,12 +95,8 @@ func TestOneRankAddsNothing(t *testing.T) {
 		g := gorgonia.NewGraph()
 		x := s.xs[0].node(g, "x", tensor.Float32)
 		y, err := s.op(comm, x)
-		if err != nil {
-			t.Fatalf("%s: %v", s.name, err)
-		}
-		if y != x {
-			t.Errorf("%s: %v", s.name, y)
-		}
+		require.That(t, err == nil, "%s: %v", s.name, err)
+		require.Check(t, y == x, "%s: %v", s.name, y)
 	}
 }
 
@@ -153,21 +147,13 @@ func checkStrided(t *testing.T, g *team, d *tensor.Dense) {
 	want := byCoordinates(t, d)
 	lens := backend.Even(want.shape[0], P)
 	for op, c := range map[string]sample{
-		"AllReduce": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
-			error) {
-			return AllReduce(comm, backend.Max, x)
-		}, nil, repeat(want, P)},
-		"ReduceScatter": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
-			error) {
-			return ReduceScatter(comm, backend.Min, 0, x, Splits(lens...))
-		}, nil, want.cut(0, lens)},
-		"Split": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return SplitForwardGatherBackward(comm, 0, Unscaled, x, Splits(lens...))
-		}, nil, want.cut(0, lens)},
-		"AllGather": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
-			error) {
-			return AllGather(comm, -1, x)
-		}, nil, repeat(concat(len(want.shape)-1, repeat(want, P)), P)},
+		"AllReduce": {"", reducing(AllReduce, backend.Max), nil, repeat(want, P)},
+		"ReduceScatter": {"", of2(ReduceScatter, backend.Min, 0, Splits(lens...)), nil, want.cut(0,
+			lens)},
+		"Split": {"", of2(SplitForwardGatherBackward, 0, Unscaled, Splits(lens...)), nil,
+			want.cut(0, lens)},
+		"AllGather": {"", of(AllGather, -1), nil, repeat(concat(len(want.shape)-1, repeat(want, P)),
+			P)},
 	} {
 		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
 			// Machines write the engine of values: each rank has its own tensor header.
@@ -179,9 +165,7 @@ func checkStrided(t *testing.T, g *team, d *tensor.Dense) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Errorf("%s: %v", op, err)
-		}
+		require.Check(t, err == nil, "%s: %v", op, err)
 	}
 }
 
@@ -267,12 +251,8 @@ func checkTransposed(t *testing.T, g *team) {
 func TestDifferentOpsHashDifferently(t *testing.T) {
 	world, other := stub{name: "world", size: 2}, stub{name: "other", size: 2}
 	make := map[string]constructor{
-		"sum": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return AllReduce(c, backend.Sum, x)
-		},
-		"max": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return AllReduce(c, backend.Max, x)
-		},
+		"sum":           reducing(AllReduce, backend.Sum),
+		"max":           reducing(AllReduce, backend.Max),
 		"from parallel": ReduceFromParallel,
 		"to parallel":   CopyToParallel,
 		"0 to 1":        newAllToAll(0, 1),
@@ -280,27 +260,15 @@ func TestDifferentOpsHashDifferently(t *testing.T) {
 		"0 to 0":        newAllToAll(0, 0),
 		"0 to 1 uneven": newAllToAll(0, 1, AllToAllSplits([]int{1, 3}, nil)),
 		"0 to 1 other":  newAllToAll(0, 1, AllToAllSplits([]int{3, 1}, nil)),
-		"gather 0": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return AllGather(c, 0, x)
-		},
-		"gather 1": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return AllGather(c, 1, x)
-		},
-		"gather uneven": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return AllGather(c, 0, x, Splits(4, 2))
-		},
+		"gather 0":      of(AllGather, 0),
+		"gather 1":      of(AllGather, 1),
+		"gather uneven": of(AllGather, 0, Splits(4, 2)),
 		"up": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 			return GatherForwardSplitBackward(c, 0, Up(c), x)
 		},
-		"unscaled": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return GatherForwardSplitBackward(c, 0, Unscaled, x)
-		},
-		"broadcast 0": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return Broadcast(c, 0, x)
-		},
-		"broadcast 1": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return Broadcast(c, 1, x)
-		},
+		"unscaled":    of2(GatherForwardSplitBackward, 0, Unscaled),
+		"broadcast 0": broadcast(0),
+		"broadcast 1": broadcast(1),
 	}
 	g := gorgonia.NewGraph()
 	x := newArr(4, 4).node(g, "x", tensor.Float64)
@@ -315,9 +283,7 @@ func TestDifferentOpsHashDifferently(t *testing.T) {
 				if before, ok := seen[y.Hashcode()]; ok {
 					t.Errorf("%s has the hash of %s", name, before)
 				}
-				if nodes[y.ID()] {
-					t.Errorf("%s was merged", name)
-				}
+				require.Check(t, !nodes[y.ID()], "%s was merged", name)
 				seen[y.Hashcode()], nodes[y.ID()] = name, true
 			}
 		}
@@ -442,9 +408,7 @@ func checkBranches(t *testing.T, g *team) {
 			sums[r] = valueArr(losses[len(losses)-1].Value()).data[0]
 			return nil
 		})
-		if err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
+		require.That(t, err == nil, "seed %d: %v", seed, err)
 	}
 }
 
@@ -508,17 +472,14 @@ func TestOrderIsTheSameInEveryProcess(t *testing.T) {
 			"-test.count=1")
 		cmd.Env = append(os.Environ(), key+"=1")
 		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+		require.That(t, err == nil, "%v\n%s", err, out)
 		lines := bytes.Split(out, []byte("\n"))
 		lines = slices.DeleteFunc(lines, func(l []byte) bool {
 			return !bytes.HasPrefix(l, []byte("order:"))
 		})
 		out = bytes.Join(lines, nil)
-		if len(lines) != 20 || i > 0 && !bytes.Equal(out, want) {
-			t.Fatalf("process %d:\n%s\nbefore:\n%s", i, out, want)
-		}
+		require.That(t, len(lines) == 20 && (i <= 0 || bytes.Equal(out, want)),
+			"process %d:\n%s\nbefore:\n%s", i, out, want)
 		want = out
 	}
 }
@@ -563,9 +524,8 @@ func TestNothingGrowsOnHost(t *testing.T) {
 		}
 		return nil
 	}))
-	if after > before+256<<10 {
-		t.Errorf("the heap grew from %d to %d bytes over %d runs", before, after, runs)
-	}
+	require.Check(t, after <= before+256<<10, "the heap grew from %d to %d bytes over %d runs",
+		before, after, runs)
 	if n := runtime.NumGoroutine(); n > goroutines {
 		t.Errorf("%d goroutines, %d before", n, goroutines)
 	}
@@ -590,11 +550,9 @@ func TestErrorsNameOpAndRank(t *testing.T) {
 		return Cause(m.RunAll())
 	})
 	var failed *backend.Error
-	if !errors.As(err, &failed) || !errors.Is(err, backend.ErrAborted) ||
-		!strings.Contains(err.Error(),
-			"AllReduce{sum} of x (3) f64: rank 0 of "+g.comms[0].Name()+": because of rank 1: ") {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &failed) && errors.Is(err, backend.ErrAborted) &&
+		strings.Contains(err.Error(), "AllReduce{sum} of x (3) f64: rank 0 of "+
+			g.comms[0].Name()+": because of rank 1: "), "%v", err)
 	if other := context.Canceled; Cause(other) != other || Cause(nil) != nil {
 		t.Error("Cause changes errors of others")
 	}

@@ -61,6 +61,42 @@ func (g *team) run(f func(comm backend.Communicator, build sync.Locker) error) e
 // constructor adds an operation to a graph.
 type constructor func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error)
 
+// of returns a constructor of an operation with an argument beside its operand, and options.
+func of[A any](f func(backend.Communicator, A, *gorgonia.Node, ...Option) (*gorgonia.Node, error),
+	a A, opts ...Option) constructor {
+	return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return f(comm, a, x, opts...)
+	}
+}
+
+// of2 is of with two arguments.
+func of2[A, B any](f func(backend.Communicator, A, B, *gorgonia.Node, ...Option) (*gorgonia.Node,
+	error), a A, b B, opts ...Option) constructor {
+	return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return f(comm, a, b, x, opts...)
+	}
+}
+
+// reducing is of without options.
+func reducing(f func(backend.Communicator, backend.ReduceOp, *gorgonia.Node) (*gorgonia.Node,
+	error), op backend.ReduceOp) constructor {
+	return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return f(comm, op, x)
+	}
+}
+
+func reduceTo(op backend.ReduceOp, root int) constructor {
+	return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return Reduce(comm, op, root, x)
+	}
+}
+
+func broadcast(root int) constructor {
+	return func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		return Broadcast(comm, root, x)
+	}
+}
+
 // forward runs an operation on each rank's x in the tape machine and returns
 // each rank's y.
 func (g *team) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error) {

@@ -56,14 +56,11 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 			shape := tensor.Shape{2, 12, 5}
 			packed, err := transform{scatter: 1, gather: none, cut: c.cut}.pack(
 				p, operand{x, shape}, 0, P)
-			if err != nil || p.calls.n != c.calls {
-				t.Errorf("%s: cut by %d kernels, want %d (%v)", name, p.calls.n, c.calls, err)
-			}
+			require.Check(t, err == nil && p.calls.n == c.calls,
+				"%s: cut by %d kernels, want %d (%v)", name, p.calls.n, c.calls, err)
 			err = join(p, operand{back, shape}, packed, 1, c.cut)
-			if err != nil || p.calls.n != 2*c.calls {
-				t.Errorf("%s: joined by %d kernels, want %d (%v)", name, p.calls.n-c.calls,
-					c.calls, err)
-			}
+			require.Check(t, err == nil && p.calls.n == 2*c.calls,
+				"%s: joined by %d kernels, want %d (%v)", name, p.calls.n-c.calls, c.calls, err)
 			got, err := onHost{comm}.here(back)
 			if err != nil || !slices.Equal(backend.View[float32](got), numbers) {
 				t.Errorf("%s: there and back: %v (%v)", name, backend.View[float32](got), err)

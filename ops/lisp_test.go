@@ -102,9 +102,7 @@ func TestMachinesAgree(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Fatalf("%s of %v: %v", s.name, dt, err)
-			}
+			require.That(t, err == nil, "%s of %v: %v", s.name, dt, err)
 		}
 	}
 }

@@ -71,10 +71,7 @@ func checkStraightThrough(t *testing.T, k testenv.Kind, dt tensor.Dtype, op back
 	xs, dys := []arr{halves(rng, 20, 30), halves(rng, 20, 30)}, []arr{randomArr(rng, dt, 20, 30),
 		randomArr(rng, dt, 20, 30)}
 	dys[0].data[3] = math.Inf(1)
-	ys, dxs, err := g.pullback(dt, xs, dys, func(comm backend.Communicator, x *gorgonia.Node) (
-		*gorgonia.Node, error) {
-		return SparseAllReduce(comm, op, x)
-	})
+	ys, dxs, err := g.pullback(dt, xs, dys, reducing(SparseAllReduce, op))
 	require.NoError(t, err)
 	for r := range xs {
 		checkSparse(t, op, ys[r], []arr{sentOf(xs[0], limit), sentOf(xs[1], limit)})
@@ -86,9 +83,7 @@ func checkStraightThrough(t *testing.T, k testenv.Kind, dt tensor.Dtype, op back
 			if math.Abs(xs[r].data[i]) < limit {
 				want = 0
 			}
-			if dx != want {
-				t.Fatalf("rank %d: gradient %d is %v, want %v", r, i, dx, want)
-			}
+			require.That(t, dx == want, "rank %d: gradient %d is %v, want %v", r, i, dx, want)
 		}
 	}
 }
@@ -157,10 +152,8 @@ func TestSparseIsTheSameInBothMachines(t *testing.T) {
 		require.NoError(t, g.run(func(comm backend.Communicator, build sync.Locker) (err error) {
 			comm.(*sparse.Communicator).Reset()
 			grads[comm.Rank()][i], err = machineGrads(comm, build, lisp, tensor.Float64,
-				xs[comm.Rank()], func([]int) arr { return w },
-				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return SparseAllReduce(comm, backend.Avg, x)
-				})
+				xs[comm.Rank()], func([]int) arr { return w }, reducing(SparseAllReduce,
+					backend.Avg))
 			return err
 		}))
 	}
@@ -225,10 +218,7 @@ func TestCompressedAllReduceHasItsGradient(t *testing.T) {
 		rng := rand.New(rand.NewPCG(3, 3))
 		xs := []arr{randomArr(rng, tensor.Float32, 50), randomArr(rng, tensor.Float32, 50)}
 		dys := []arr{randomArr(rng, tensor.Float32, 50), randomArr(rng, tensor.Float32, 50)}
-		ys, dxs, err := g.pullback(tensor.Float32, xs, dys, func(comm backend.Communicator,
-			x *gorgonia.Node) (*gorgonia.Node, error) {
-			return AllReduce(comm, backend.Sum, x)
-		})
+		ys, dxs, err := g.pullback(tensor.Float32, xs, dys, reducing(AllReduce, backend.Sum))
 		require.NoError(t, err)
 		for r := range xs {
 			for i := range xs[r].data {

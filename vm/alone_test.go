@@ -64,9 +64,8 @@ func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
 	if _, err := os.Stat(filepath.Join(dir, "step-00000003")); err != nil {
 		t.Error(err)
 	}
-	if progress != "after 3" || loaded != saved {
-		t.Errorf("progress is %q, the hash %s, when it was saved %s", progress, loaded, saved)
-	}
+	require.Check(t, progress == "after 3" && loaded == saved,
+		"progress is %q, the hash %s, when it was saved %s", progress, loaded, saved)
 	require.Fails(t, "Save after Close", dp.Save(dir, machine.Solver(), nil), backend.ErrClosed)
 }
 

@@ -1,7 +1,6 @@
 package vm_test
 
 import (
-	"math"
 	"strings"
 	"testing"
 
@@ -51,17 +50,8 @@ func attentionOfBF16(t *testing.T, devices map[string]func(testing.TB) backend.D
 			t.Errorf("%s: heads are copied in\n%s", where, text)
 		}
 		for i, p := range m.params {
-			got, want := floats(t, gradient(t, p)), floats(t, gradient(t, wide.params[i]))
-			most := 0.0
-			for _, w := range want {
-				most = max(most, math.Abs(w))
-			}
-			for j, w := range want {
-				if math.Abs(got[j]-w) > 0.03*most {
-					t.Fatalf("%s: element %d of the gradient of %s is %v, want %v of up to %v",
-						where, j, p.Name(), got[j], w, most)
-				}
-			}
+			near(t, where+": "+p.Name(), floats(t, gradient(t, p)),
+				floats(t, gradient(t, wide.params[i])), roundings)
 		}
 	}
 }

@@ -37,9 +37,7 @@ func stepsInProgress(t *testing.T, k testenv.Kind) {
 				}
 				return errors.Join(err, err2)
 			}))
-			if err != nil {
-				t.Errorf("%s of %d ranks: %v", name, P, err)
-			}
+			require.Check(t, err == nil, "%s of %d ranks: %v", name, P, err)
 		}
 	}
 }

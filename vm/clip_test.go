@@ -131,9 +131,8 @@ func TestClipNormOfAllRanks(t *testing.T) {
 			return errors.Join(machine.Pull(m.params...), machine.DataParallel().Check(),
 				machine.Close())
 		}))
-		if err != nil || norms[0] == 0 || norms[1] != norms[0] || norms[2] != norms[0] {
-			t.Errorf("the norms are %v: %v", norms, err)
-		}
+		require.Check(t, err == nil && norms[0] != 0 && norms[1] == norms[0] && norms[2] ==
+			norms[0], "the norms are %v: %v", norms, err)
 	})
 }
 

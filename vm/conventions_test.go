@@ -20,9 +20,8 @@ func TestNumbersThatAreNotFiniteAreAsInPyTorch(t *testing.T) { asInPyTorch(t, de
 
 func asInPyTorch(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	cases, version, err := conventions.Cases()
-	if err != nil || version == "" || len(cases) < 150 {
-		t.Fatalf("%d cases of PyTorch %q: %v", len(cases), version, err)
-	}
+	require.That(t, err == nil && version != "" && len(cases) >= 150, "%d cases of PyTorch %q: %v",
+		len(cases), version, err)
 	for where, device := range devices {
 		d := device(t)
 		for i, c := range cases {
@@ -106,9 +105,7 @@ func TestEveryConventionIsSeen(t *testing.T) {
 		}
 	}
 	for _, r := range conventions.Rules() {
-		if !seen[r.Says] {
-			t.Errorf("no result shows the convention %q", r.Says)
-		}
+		require.Check(t, seen[r.Says], "no result shows the convention %q", r.Says)
 	}
 }
 
@@ -146,19 +143,12 @@ func oneNaN(t *testing.T, d backend.Device, reduce reduction, dt tensor.Dtype, s
 	n := shape[0] * shape[1]
 	for _, at := range []int{0, n / 2, n - 1} {
 		value := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
-		set := func(i int, e float64) {
-			if dt == tensor.Float32 {
-				value.Data().([]float32)[i] = float32(e)
-			} else {
-				value.Data().([]float64)[i] = e
-			}
-		}
 		for i := range n {
-			if set(i, float64(i%7)); (i+at)%3 == 0 {
-				set(i, math.Inf(-1))
+			if set(value, i, float64(i%7)); (i+at)%3 == 0 {
+				set(value, i, math.Inf(-1))
 			}
 		}
-		set(at, math.NaN())
+		set(value, at, math.NaN())
 		require.NoError(t, gorgonia.Let(x, value))
 		run(t, v)
 		want := 0 // the result with the NaN
@@ -169,9 +159,8 @@ func oneNaN(t *testing.T, d backend.Device, reduce reduction, dt tensor.Dtype, s
 			want = at / shape[1]
 		}
 		for i, e := range floats(t, y) {
-			if math.IsNaN(e) != (i == want) {
-				t.Fatalf("NaN at %d: result %d is %v, NaN should be in %d", at, i, e, want)
-			}
+			require.That(t, math.IsNaN(e) == (i == want),
+				"NaN at %d: result %d is %v, NaN should be in %d", at, i, e, want)
 		}
 	}
 }

@@ -86,13 +86,10 @@ func TestTheCostGivenToGradHasItsValueWhateverItEndsIn(t *testing.T) {
 			for i := range 3 {
 				run(t, tape)
 				run(t, m)
-				if loss.Value() == nil {
-					t.Fatalf("run %d: the cost has no value", i)
-				}
+				require.That(t, loss.Value() != nil, "run %d: the cost has no value", i)
 				x, y := want.Value().Data().(float64), loss.Value().Data().(float64)
-				if math.Abs(x-y) > 1e-14*math.Abs(x) {
-					t.Errorf("run %d: the cost is %v, want %v", i, y, x)
-				}
+				require.Check(t, math.Abs(x-y) <= 1e-14*math.Abs(x),
+					"run %d: the cost is %v, want %v", i, y, x)
 				tape.Reset()
 				double(wOnTape)
 				double(w)
@@ -109,13 +106,9 @@ func TestTheCostHasItsValueInTraining(t *testing.T) {
 			var last float64
 			for i := range 3 {
 				run(t, m)
-				if loss.Value() == nil {
-					t.Fatalf("run %d: the cost has no value", i)
-				}
+				require.That(t, loss.Value() != nil, "run %d: the cost has no value", i)
 				x := loss.Value().Data().(float64)
-				if i > 0 && x >= last {
-					t.Errorf("run %d: the cost is %v after %v", i, x, last)
-				}
+				require.Check(t, i <= 0 || x < last, "run %d: the cost is %v after %v", i, x, last)
 				last = x
 			}
 		})

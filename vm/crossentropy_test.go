@@ -32,9 +32,7 @@ func crossEntropyPlan(t *testing.T, rows, classes int) string {
 // of a small MLP on a GPU.
 func TestCrossEntropyAndItsGradientAreThreeLoops(t *testing.T) {
 	plan := crossEntropyPlan(t, 64, 10)
-	if !strings.Contains(plan, " loops=3 ") {
-		t.Errorf("want 3 loops:\n%s", plan)
-	}
+	require.Check(t, strings.Contains(plan, " loops=3 "), "want 3 loops:\n%s", plan)
 }
 
 // Stored before it is scaled, too, the gradient would take 7 % of the step of GPT-2 on a GPU, and
@@ -47,7 +45,5 @@ func TestGradientOfManyLogitsIsStoredOnce(t *testing.T) {
 		dsts, _, _ := strings.Cut(line, " = ")
 		stored += strings.Count(dsts, "f32(16384,64)")
 	}
-	if stored != 1 {
-		t.Errorf("%d values like the logits are stored, want 1:\n%s", stored, plan)
-	}
+	require.Check(t, stored == 1, "%d values like the logits are stored, want 1:\n%s", stored, plan)
 }

@@ -130,9 +130,7 @@ func TestSparseAllReduceRunsOnTheDevice(t *testing.T) {
 					return ops.SparseAllReduce(comm, backend.Sum, x)
 				}, 1), r.Comm.Close())
 			}))
-			if err != nil {
-				t.Errorf("%v: %v", how, err)
-			}
+			require.Check(t, err == nil, "%v: %v", how, err)
 		}
 	})
 }
@@ -229,9 +227,7 @@ func TestLocalPartsAreViews(t *testing.T) {
 			}
 			return err
 		}))
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Check(t, err == nil, "%s: %v", name, err)
 	}
 }
 

@@ -117,9 +117,8 @@ func TestADroppedMachineGivesItsLearnablesBackToTheHost(t *testing.T) {
 			run(t, m)
 		}
 	}()
-	if !collected(func() bool { another(t, d); return slices.Equal(got, want) }) {
-		t.Errorf("the learnable is %v, want %v", got, want)
-	}
+	require.Check(t, collected(func() bool { another(t, d); return slices.Equal(got, want) }),
+		"the learnable is %v, want %v", got, want)
 }
 
 // closed returns the learnable of a training whose machine is closed.

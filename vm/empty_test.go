@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops"
@@ -32,9 +33,7 @@ func lengthsOfZero(t *testing.T, kinds ...testenv.Kind) {
 				err := testranks.Join(together(t, k, len(lens), func(r ranked) error {
 					return r.passEmpty(lens, build)
 				}))
-				if err != nil {
-					t.Errorf("%s %v: %v", name, lens, err)
-				}
+				require.Check(t, err == nil, "%s %v: %v", name, lens, err)
 			}
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -155,10 +156,9 @@ func TestRanksExchangeInOneWay(t *testing.T) {
 		beside[me] = comm.beside
 		return err
 	})
-	if slices.Equal(products[0], products[1]) || !slices.Contains(beside[0], true) ||
-		!slices.Equal(beside[0], beside[1]) {
-		t.Errorf("products are beside the exchanges %v, which are told %v", products, beside)
-	}
+	require.Check(t, !slices.Equal(products[0], products[1]) && slices.Contains(beside[0], true) &&
+		slices.Equal(beside[0], beside[1]),
+		"products are beside the exchanges %v, which are told %v", products, beside)
 }
 
 // TestExposedGathers: where ranks shard the learnables, the buckets that are gathered before the
@@ -173,9 +173,8 @@ func TestExposedGathers(t *testing.T) {
 		testranks.NoError(err)
 		inHalf, err := half.Exposed()
 		at := slices.IndexFunc(inHalf, func(b vm.BucketTime) bool { return b.Bytes == 1800 })
-		if at < 0 || !inHalf[at].Gather {
-			t.Errorf("no weights of 3600 bytes are gathered in BF16: %v", inHalf)
-		}
+		require.Check(t, at >= 0 && inHalf[at].Gather,
+			"no weights of 3600 bytes are gathered in BF16: %v", inHalf)
 		_, machine, err2 := r.start(as, vm.WithShards(stages[2]))
 		testranks.NoError(errors.Join(err, half.Close(), err2))
 		buckets, err := machine.Exposed()
@@ -198,11 +197,10 @@ func TestExposedGathers(t *testing.T) {
 					b.Bytes, b.Bucket, scattered[b.Bucket])
 			}
 		}
-		if forward < len(scattered) || gathers <= forward || len(scattered) < 3 ||
-			all != 4*machine.Summary().Parameters {
-			t.Errorf("%d buckets, gathered %d times, %d before the first gradients: %v",
-				len(scattered), gathers, forward, buckets)
-		}
+		require.Check(t, forward >= len(scattered) && gathers > forward && len(scattered) >= 3 &&
+			all == 4*machine.Summary().Parameters,
+			"%d buckets, gathered %d times, %d before the first gradients: %v", len(scattered),
+			gathers, forward, buckets)
 		return errors.Join(err, machine.Close())
 	})
 }

@@ -661,9 +661,8 @@ func (f *figures) add(g *figures) {
 func (f *figures) sharp(t *testing.T) {
 	t.Log(f)
 	few := f.trained < f.graphs/5 || f.refused > f.graphs/20
-	if f.graphs >= 100 && (few || f.exact < f.elements/4 || f.vague > f.elements/10) {
-		t.Errorf("the trials are not sharp: %v", f)
-	}
+	require.Check(t, f.graphs < 100 || !few && f.exact >= f.elements/4 && f.vague <= f.elements/10,
+		"the trials are not sharp: %v", f)
 }
 
 // TestRandomGraphsOfRanksAreThePlainInterpretation: ranks exchange activations in the middle of

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -82,9 +83,8 @@ func secondGradients(t *testing.T, g *gorgonia.ExprGraph, nodes gorgonia.Nodes) 
 		for _, n := range nodes {
 			now = append(now, n.Value().Data().([]float64)...)
 		}
-		if i > 0 && fmt.Sprint(now) != fmt.Sprint(data) {
-			t.Fatalf("run %d gives %v, the run before %v", i, now, data)
-		}
+		require.That(t, i <= 0 || fmt.Sprint(now) == fmt.Sprint(data),
+			"run %d gives %v, the run before %v", i, now, data)
 		data = now
 	}
 	return data
@@ -109,9 +109,7 @@ func TestSecondGradIsReportedIfItIsWrong(t *testing.T) {
 			return gorgonia.Grad(loss, by...)
 		})
 		for _, d := range nn.Defects(once) {
-			if !d.Tape {
-				t.Errorf("seed %d: one call of Grad leaves the defect %v", seed, d)
-			}
+			require.Check(t, d.Tape, "seed %d: one call of Grad leaves the defect %v", seed, d)
 		}
 		got, want := secondGradients(t, g, stock), secondGradients(t, other, ours)
 		differ := false
@@ -137,8 +135,7 @@ func TestSecondGradIsReportedIfItIsWrong(t *testing.T) {
 			right++
 		}
 	}
-	if wrong < 50 || right < 50 || lucky > 2 {
-		t.Errorf("%d graphs with a wrong gradient, %d with a right one and %d that are reported, "+
+	require.Check(t, wrong >= 50 && right >= 50 && lucky <= 2,
+		"%d graphs with a wrong gradient, %d with a right one and %d that are reported, "+
 			"but right", wrong, right, lucky)
-	}
 }

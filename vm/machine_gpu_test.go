@@ -173,14 +173,11 @@ func BenchmarkConvnetOnGPU(b *testing.B) {
 	}
 }
 
-// TestPoolsOnGPU is TestUnevenPoolsAreWhatTheCallerWrote and TestAveragePoolsAreMeans on a GPU.
+// TestPoolsOnGPU is TestStockPoolsAreThoseOfPackageNN on a GPU.
 func TestPoolsOnGPU(t *testing.T) {
 	d := gpu(t)
-	for _, p := range unevenPools {
+	for _, p := range stockPools {
 		t.Run(p.name, func(t *testing.T) { p.check(t, d) })
-	}
-	for _, p := range averagePools {
-		t.Run("average, "+p.name, func(t *testing.T) { p.checkMean(t, d) })
 	}
 }
 

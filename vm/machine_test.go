@@ -64,15 +64,8 @@ type model struct {
 // ramp returns n numbers between -1 and 1.
 func ramp(dt tensor.Dtype, shape ...int) *tensor.Dense {
 	t := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
-	n := t.Len()
-	for i := range n {
-		x := math.Mod(float64(i)*0.37+0.11, 2) - 1
-		switch data := t.Data().(type) {
-		case []float64:
-			data[i] = x
-		case []float32:
-			data[i] = float32(x)
-		}
+	for i := range t.Len() {
+		set(t, i, math.Mod(float64(i)*0.37+0.11, 2)-1)
 	}
 	return t
 }
@@ -163,52 +156,34 @@ func iris(t testing.TB, dt tensor.Dtype) *model {
 	return m
 }
 
-// floats returns the elements of a value.
+// batchLevel is a layer, the mean of a batch, and a penalty that reads both the layer's input and
+// the mean.
+func batchLevel(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, b := m.variable("x", dt, 6, 5), m.variable("b", dt, 6, 5)
+	w, v := m.variable("w", dt, 5, 4), m.variable("v", dt, 6, 5)
+	m.params = nodes{w, v}
+	less := sub(x, square(b))
+	h := tanh(mul(less, w))
+	level := mean(x)
+	penalty := sum(times(times(less, level), v))
+	m.grad(t, add(add(level, sum(h)), penalty))
+	return m
+}
+
+// floats returns the elements of a value: those of float64 themselves, others converted.
 func floats(t testing.TB, v gorgonia.Value) []float64 {
 	t.Helper()
-	if isEmpty(v.Shape()) {
-		return nil
+	if data, ok := v.(*tensor.Dense); ok && v.Dtype() == tensor.Float64 && !isEmpty(v.Shape()) {
+		return data.Float64s()
 	}
-	switch data := v.Data().(type) {
-	case []float64:
-		return data
-	case []float32:
-		wide := make([]float64, len(data))
-		for i, x := range data {
-			wide[i] = float64(x)
-		}
-		return wide
-	case float64:
-		return []float64{data}
-	case float32:
-		return []float64{float64(data)}
-	case []int:
-		wide := make([]float64, len(data))
-		for i, x := range data {
-			wide[i] = float64(x)
-		}
-		return wide
-	case int:
-		return []float64{float64(data)}
-	case []bool:
-		wide := make([]float64, len(data))
-		for i, x := range data {
-			if x {
-				wide[i] = 1
-			}
-		}
-		return wide
-	}
-	t.Fatalf("a value of %T", v)
-	return nil
+	return elements(v)
 }
 
 // compare compares two values.
 func compare(t testing.TB, what string, got, want gorgonia.Value, tolerance float64) {
 	t.Helper()
-	if got == nil || want == nil {
-		t.Fatalf("%s: %v, want %v", what, got, want)
-	}
+	require.That(t, got != nil && want != nil, "%s: %v, want %v", what, got, want)
 	a, b := floats(t, got), floats(t, want)
 	if len(a) != len(b) {
 		t.Fatalf("%s: %d elements, want %d", what, len(a), len(b))
@@ -242,7 +217,7 @@ var devices = map[string]func(t testing.TB) backend.Device{
 }
 
 var models = map[string]func(testing.TB, tensor.Dtype) *model{
-	"mlp": mlp, "convnet": convnet, "logistic": logistic, "iris": iris}
+	"mlp": mlp, "convnet": convnet, "logistic": logistic, "iris": iris, "batch level": batchLevel}
 
 func TestTrainsAsTheTapeMachine(t *testing.T) {
 	for name, build := range models {

@@ -153,9 +153,8 @@ func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
 			}
 			want, free := steps()
 			_, least := steps(vm.WithLeastMemory())
-			if least.Rematerialized == 0 || least.Values >= free.Values {
-				t.Fatalf("%s in %v: %v is no less than %v", name, precision, least, free)
-			}
+			require.That(t, least.Rematerialized != 0 && least.Values < free.Values,
+				"%s in %v: %v is no less than %v", name, precision, least, free)
 			for _, share := range shares {
 				total := func(m vm.Memory) int64 { return m.Total() - m.Workspace }
 				limit := total(least) + (total(free)-total(least))*share/100
@@ -164,9 +163,8 @@ func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
 					t.Errorf("%s in %v: %d bytes of %d, %d steps again", name, precision,
 						total(memory), limit, memory.Rematerialized)
 				}
-				if !slices.EqualFunc(got, want, slices.Equal[[]float32]) {
-					t.Errorf("%s in %v: with %d bytes the bits are others", name, precision, limit)
-				}
+				require.Check(t, slices.EqualFunc(got, want, slices.Equal[[]float32]),
+					"%s in %v: with %d bytes the bits are others", name, precision, limit)
 			}
 		}
 	}
@@ -189,9 +187,8 @@ func boundOfRandomGraphs(t *testing.T, devices map[string]backend.Device, n uint
 			if errors.Is(err, errRefused) || trial.solver != "" && len(want) == 0 {
 				continue
 			}
-			if err != nil || plain != nil {
-				t.Fatalf("seed %d on %s: %v, %v", seed, where, err, plain)
-			}
+			require.That(t, err == nil && plain == nil, "seed %d on %s: %v, %v", seed, where, err,
+				plain)
 			if again += steps; !slices.Equal(got, want) {
 				t.Errorf("seed %d on %s: with as little memory as possible the bits are others",
 					seed, where)
@@ -256,10 +253,9 @@ func TestMemoryOfDeepChainsGrowsAsTheRoot(t *testing.T) {
 		// gradients of all weights, and values beside those that are kept
 		rest := least.Memory.Learnables + 6*one
 		root := int64(2 * math.Sqrt(float64(layers)) * one)
-		if free.Memory.Values < int64(layers)*one || least.Memory.Values > root+rest {
-			t.Errorf("%d layers: %d bytes, and %d with the least memory", layers,
-				free.Memory.Values, least.Memory.Values)
-		}
+		require.Check(t, free.Memory.Values >= int64(layers)*one && least.Memory.Values <=
+			root+rest, "%d layers: %d bytes, and %d with the least memory", layers,
+			free.Memory.Values, least.Memory.Values)
 		if f := float64(least.FLOPs) / float64(free.FLOPs); f > 1.33 {
 			t.Errorf("%d layers: %.3f of the operations", layers, f)
 		}
@@ -320,9 +316,8 @@ func TestABoundOfMemoryIsUsed(t *testing.T) {
 		if t.Log(got); got.Total() > limit || float64(got.Total()) < 0.97*float64(limit) {
 			t.Errorf("%d bytes of %d", got.Total(), limit)
 		}
-		if got.Extra > last || got.Extra > 0.34 {
-			t.Errorf("%v, with less memory %.3f", got, last)
-		}
+		require.Check(t, got.Extra <= last && got.Extra <= 0.34, "%v, with less memory %.3f", got,
+			last)
 		last = got.Extra
 	}
 }
@@ -400,9 +395,8 @@ func TestTilesOfGPT2(t *testing.T) {
 			}
 			saved := (whole.Total() - s.Memory.Total()) >> 20
 			t.Logf("batch %d, %d tiles: %d MiB, %d less", batch, tiles, s.Memory.Total()>>20, saved)
-			if tiles == 8 && saved < int64(32*batch) {
-				t.Errorf("8 tiles of a batch of %d save %d MiB", batch, saved)
-			}
+			require.Check(t, tiles != 8 || saved >= int64(32*batch),
+				"8 tiles of a batch of %d save %d MiB", batch, saved)
 		}
 	}
 }
@@ -478,9 +472,8 @@ func TestSummarizeIsTheSummaryOfShards(t *testing.T) {
 				want.Workspace = 0
 				got, err := vm.Summarize(m.g, 2, append(options, vm.WithSolver(as.solver(),
 					m.params...))...)
-				if got.Memory != want && r.Comm.Rank() == 0 {
-					t.Errorf("stage %b in %v: %v, of a machine %v", stage, p, got.Memory, want)
-				}
+				require.Check(t, got.Memory == want || r.Comm.Rank() != 0,
+					"stage %b in %v: %v, of a machine %v", stage, p, got.Memory, want)
 				return errors.Join(err, machine.Close())
 			})))
 		}
@@ -524,10 +517,8 @@ func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
 			}
 			learnables := want.Memory.Learnables
 			exchanged := learnables * int64(ranks-1)
-			if got != want.Memory || got.Gradients != exchanged || got.Solver != 2*learnables ||
-				got.Inputs == 0 {
-				t.Errorf("%s: %v, want %v", name, got, want)
-			}
+			require.Check(t, got == want.Memory && got.Gradients == exchanged && got.Solver ==
+				2*learnables && got.Inputs != 0, "%s: %v, want %v", name, got, want)
 			return machine.Close()
 		}))
 		require.Report(t, err)

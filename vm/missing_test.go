@@ -164,8 +164,6 @@ func TestALabelThatCountsIsMixed(t *testing.T) {
 	for label, ok := range map[int]bool{nn.NoLabel: true, 0: false, 2: false} {
 		err := m.CheckIncomplete(vm.Incomplete{Inputs: nodes{in.x, in.labels},
 			Missing: []any{[]float32{0}, []int{label}}, Loss: loss, Comm: autograd.Solo()})
-		if (err == nil) != ok {
-			t.Errorf("label %d: %v", label, err)
-		}
+		require.Check(t, (err == nil) == ok, "label %d: %v", label, err)
 	}
 }

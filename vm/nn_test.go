@@ -166,10 +166,7 @@ var ours = []struct {
 		return values, err
 	}},
 	{name: "padding mask", shapes: [][]int{{3, 4}, {3, 1}}, build: func(x ...node) (node, error) {
-		zero := gorgonia.NewConstant(0.0)
-		if x[0].Dtype() == tensor.Float32 {
-			zero = gorgonia.NewConstant(float32(0))
-		}
+		zero := constant(x[0].Dtype(), 0)
 		mask := must(nn.Or(must(gorgonia.Lt(x[0], zero, false)), must(nn.Cast(tensor.Bool, x[1]))))
 		filled := must(nn.MaskedFill(x[0], must(nn.Not(mask)), 3))
 		return nn.Where(must(nn.Xor(mask, must(nn.And(mask, mask)))), x[1], filled)
@@ -215,16 +212,8 @@ func convolved(f func(nn.ConvOptions, node, node, node) (
 func someHidden(x node, queries, keys int) node {
 	mask := tensor.New(tensor.Of(x.Dtype()), tensor.WithShape(queries, keys))
 	for i := range queries * keys {
-		hidden := i%3 == 2 || i/keys == 1
-		switch data := mask.Data().(type) {
-		case []float32:
-			if data[i] = float32(i % 5); hidden {
-				data[i] = float32(math.Inf(-1))
-			}
-		case []float64:
-			if data[i] = float64(i % 5); hidden {
-				data[i] = math.Inf(-1)
-			}
+		if set(mask, i, float64(i%5)); i%3 == 2 || i/keys == 1 {
+			set(mask, i, math.Inf(-1))
 		}
 	}
 	return gorgonia.NodeFromAny(x.Graph(), mask, gorgonia.WithName("mask"))

@@ -78,12 +78,7 @@ func (c *onnxCase) seen(first []int, queries, keys int) node {
 func (c *onnxCase) numbers(name string, data []float64, shape ...int) node {
 	x := tensor.New(tensor.Of(c.nodes[0].Dtype()), tensor.WithShape(shape...))
 	for i, v := range data {
-		switch own := x.Data().(type) {
-		case []float32:
-			own[i] = float32(v)
-		case []float64:
-			own[i] = v
-		}
+		set(x, i, v)
 	}
 	return gorgonia.NodeFromAny(c.graph, x, gorgonia.WithName(name))
 }

@@ -186,9 +186,7 @@ func testONNX(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 			c := &onnxCase{}
 			require.NoError(t, json.Unmarshal([]byte(line), c))
 			t.Run(fmt.Sprint(group, "/", c.Name), func(t *testing.T) {
-				if kinds[c.Op] == nil {
-					t.Fatalf("nothing builds %s", c.Op)
-				}
+				require.That(t, kinds[c.Op] != nil, "nothing builds %s", c.Op)
 				for _, c.narrow = range c.widths() {
 					c.run(t, kinds[c.Op], "tape", nil)
 					for where, device := range devices {

@@ -467,11 +467,7 @@ func (m *paired) loss(s *setting, logits, like layered.Node) layered.Node {
 			return layered.Node{}, err
 		}
 		_, targets := s.total()
-		by := gorgonia.NewConstant(1 / float64(targets))
-		if s.dtype == tensor.Float32 {
-			by = gorgonia.NewConstant(float32(1 / float64(targets)))
-		}
-		loss, err := gorgonia.HadamardProd(sum, by)
+		loss, err := gorgonia.HadamardProd(sum, constant(s.dtype, 1/float64(targets)))
 		if like.Node == nil {
 			like = layered.Whole(loss)
 		}
@@ -793,12 +789,7 @@ func (l leg) shift(s *setting, m *paired) {
 	if l.from == "" || !s.saved || m.frozen == nil {
 		return
 	}
-	switch x := m.frozen.Value().Data().(type) {
-	case []float32:
-		x[0]++
-	case []float64:
-		x[0]++
-	}
+	set(m.frozen.Value().(*tensor.Dense), 0, elements(m.frozen.Value())[0]+1)
 }
 
 // train trains.
@@ -976,9 +967,7 @@ func (s *setting) check(t *testing.T, part leg) *outcome {
 	t.Helper()
 	got, err := s.train(t, part)
 	if why := s.refused(); why != nil {
-		if !s.says(err, why) {
-			t.Errorf("%v: %v, want an error as of %v", s, err, why)
-		}
+		require.Check(t, s.says(err, why), "%v: %v, want an error as of %v", s, err, why)
 		return nil
 	}
 	if err != nil {
@@ -1005,9 +994,7 @@ func (s *setting) check(t *testing.T, part leg) *outcome {
 func (s *setting) must(t *testing.T, part leg) *outcome {
 	t.Helper()
 	o, err := s.train(t, part)
-	if err != nil {
-		t.Fatalf("%v: %v", s, err)
-	}
+	require.That(t, err == nil, "%v: %v", s, err)
 	return o
 }
 
@@ -1232,10 +1219,8 @@ func TestThePageOfCombinations(t *testing.T) {
 		require.NoError(t, os.WriteFile(combinationsPage, []byte(combinations()), 0o666))
 	}
 	page, err := os.ReadFile(combinationsPage)
-	if err != nil || string(page) != combinations() {
-		t.Errorf("%s is not what this test writes (%v): run it with EURYALE_UPDATE=1",
-			combinationsPage, err)
-	}
+	require.Check(t, err == nil && string(page) == combinations(),
+		"%s is not what this test writes (%v): run it with EURYALE_UPDATE=1", combinationsPage, err)
 }
 
 // combinations returns the page.

@@ -385,9 +385,7 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 		if r == 1 {
 			err = nil // lost
 		}
-		if err != nil {
-			t.Errorf("rank %d: %v", r, err)
-		}
+		require.Check(t, err == nil, "rank %d: %v", r, err)
 	}
 }
 

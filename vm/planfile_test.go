@@ -38,9 +38,8 @@ func TestPlanFile(t *testing.T) {
 				want)+1 || lines[len(lines)-1] != want[len(want)-1] {
 				t.Errorf("%d lines, the last of them %q", len(lines), lines[len(lines)-1])
 			}
-			if bars < 3 || !strings.Contains(string(text), "matmul") {
-				t.Errorf("%d bars in\n%s", bars, text)
-			}
+			require.Check(t, bars >= 3 && strings.Contains(string(text), "matmul"),
+				"%d bars in\n%s", bars, text)
 		}
 	}
 }
@@ -64,19 +63,14 @@ func TestPlanFileForReports(t *testing.T) {
 	peak := 0
 	for i, s := range file.Steps {
 		peak = max(peak, s.Bytes)
-		if s.Does == "" || s.Bytes <= 0 {
-			t.Errorf("step %d: %+v", i, s)
-		}
+		require.Check(t, s.Does != "" && s.Bytes > 0, "step %d: %+v", i, s)
 	}
 	for _, part := range []string{fmt.Sprintf("\nsteps=%d ", len(file.Steps)),
 		fmt.Sprintf(" arena_bytes=%d ", file.Arena)} {
-		if !strings.Contains(want, part) {
-			t.Errorf("no %q in\n%s", part, want)
-		}
+		require.Check(t, strings.Contains(want, part), "no %q in\n%s", part, want)
 	}
-	if peak <= file.Arena/2 || peak > file.Arena {
-		t.Errorf("%d of %d bytes in use", peak, file.Arena)
-	}
+	require.Check(t, peak > file.Arena/2 && peak <= file.Arena, "%d of %d bytes in use", peak,
+		file.Arena)
 }
 
 // TestPlanFileOfEvaluation: a training and its evaluation have a file each.
@@ -153,20 +147,15 @@ func TestPlanFileIsAsWideAsItsLines(t *testing.T) {
 	for _, line := range picture.Lines {
 		letters := utf8.RuneCountInString(line.Text)
 		longest = max(longest, letters)
-		if line.X+line.Length > picture.Width || line.Y+picture.Letter > picture.Height {
-			t.Errorf("%q ends at (%v, %v) of (%v, %v)",
-				line.Text, line.X+line.Length, line.Y, picture.Width, picture.Height)
-		}
-		if line.Length < picture.Letter/2*float64(letters) {
-			t.Errorf("%q is squeezed into %v", line.Text, line.Length)
-		}
+		require.Check(t, line.X+line.Length <= picture.Width && line.Y+picture.Letter <=
+			picture.Height, "%q ends at (%v, %v) of (%v, %v)", line.Text, line.X+line.Length,
+			line.Y, picture.Width, picture.Height)
+		require.Check(t, line.Length >= picture.Letter/2*float64(letters), "%q is squeezed into %v",
+			line.Text, line.Length)
 	}
-	if longest < 800 {
-		t.Errorf("the longest line has %d letters", longest)
-	}
+	require.Check(t, longest >= 800, "the longest line has %d letters", longest)
 	for _, bar := range picture.Bars {
-		if bar.X+bar.Width > picture.Width {
-			t.Errorf("a bar ends at %v of %v", bar.X+bar.Width, picture.Width)
-		}
+		require.Check(t, bar.X+bar.Width <= picture.Width, "a bar ends at %v of %v",
+			bar.X+bar.Width, picture.Width)
 	}
 }

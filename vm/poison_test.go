@@ -119,10 +119,8 @@ func integersPoison(t *testing.T, devices map[string]func(testing.TB) backend.De
 					for _, x := range m.params {
 						got = append(got, nans(t, gradient(t, x)))
 					}
-					if !slices.Equal(got, o.nan) {
-						t.Errorf("%s %v: %s by %d: %v, want %v", where, dt, o.name, wrong, got,
-							o.nan)
-					}
+					require.Check(t, slices.Equal(got, o.nan), "%s %v: %s by %d: %v, want %v",
+						where, dt, o.name, wrong, got, o.nan)
 					require.Report(t, v.Close())
 				}
 			}
@@ -157,9 +155,8 @@ func TestVariablesOutOfRangeAreErrors(t *testing.T) {
 					continue
 				}
 				tape := gorgonia.NewTapeMachine(m.g)
-				if tape.RunAll() == nil {
-					t.Errorf("tape machine: %s by %d: no error", o.name, wrong)
-				}
+				require.Check(t, tape.RunAll() != nil, "tape machine: %s by %d: no error", o.name,
+					wrong)
 				_ = tape.Close()
 			}
 		}

@@ -140,6 +140,7 @@ func near(t *testing.T, what string, got, want []float64, tolerance float64) {
 // withAttention are the models, and one with attention.
 func withAttention() map[string]func(testing.TB, tensor.Dtype) *model {
 	all := maps.Clone(models)
+	delete(all, "batch level")
 	all["attention"], all["parts"], all["masked attention"] = attending, parts, masked
 	all["lstm"] = gated
 	return all
@@ -225,9 +226,8 @@ func TestPlanInBF16(t *testing.T) {
 			t.Errorf("a gradient is bf16: %s", line)
 		}
 	}
-	if !strings.Contains(plan, "bf16(16,7) = matmul NN of") {
-		t.Errorf("no product stores bf16 in\n%s", plan)
-	}
+	require.Check(t, strings.Contains(plan, "bf16(16,7) = matmul NN of"),
+		"no product stores bf16 in\n%s", plan)
 }
 
 // old is a device of compute capability 7.0.
@@ -243,10 +243,8 @@ func TestOldDevicesMultiplyInF32(t *testing.T) {
 		got := values(t, m, c, old{fake(t)}, vm.WithPrecision(p), vm.Notice(func(text string) {
 			said = append(said, text)
 		}))
-		if len(said) != 1 || !strings.Contains(said[0], "compute capability 7.0") ||
-			!strings.Contains(said[0], p.String()) {
-			t.Errorf("%v: said %q", p, said)
-		}
+		require.Check(t, len(said) == 1 && strings.Contains(said[0], "compute capability 7.0") &&
+			strings.Contains(said[0], p.String()), "%v: said %q", p, said)
 		for i := range want {
 			if math.Abs(got[i]-want[i]) > 1e-5 {
 				t.Errorf("%v: element %d is %v, want %v", p, i, got[i], want[i])
@@ -272,9 +270,8 @@ func TestProfile(t *testing.T) {
 			t.Errorf("%s: %d times for %d steps", name, len(times), steps)
 		}
 		for _, s := range times {
-			if s.Time < 0 || s.Op == "" || s.Node == "" {
-				t.Errorf("%s: %q of %q took %v", name, s.Op, s.Node, s.Time)
-			}
+			require.Check(t, s.Time >= 0 && s.Op != "" && s.Node != "", "%s: %q of %q took %v",
+				name, s.Op, s.Node, s.Time)
 		}
 		profiled := m.loss.Data()
 		run(t, machine)

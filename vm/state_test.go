@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -197,9 +198,8 @@ func TestUndeclaredVariablesAreNamed(t *testing.T) {
 			return errors.Join(err, machine.Close())
 		})
 		text, silent := strings.Join(said, "\n"), test.want == ""
-		if len(said) > 1 || silent != (text == "") || !strings.Contains(text, test.want) {
-			t.Errorf("changed in each run %v: it says %q, want %q", test.let, text, test.want)
-		}
+		require.Check(t, len(said) <= 1 && silent == (text == "") && strings.Contains(text,
+			test.want), "changed in each run %v: it says %q, want %q", test.let, text, test.want)
 	}
 }
 
@@ -252,10 +252,8 @@ func TestEvaluationIsTheSameAfterLoadInAnotherProcess(t *testing.T) {
 			if want == "" {
 				want = said
 			}
-			if !strings.HasPrefix(said, "evaluation ") || said != want {
-				t.Errorf("rank %d of %d, %s: it says %q, want %q", r, job.ranks, job.what, said,
-					want)
-			}
+			require.Check(t, strings.HasPrefix(said, "evaluation ") && said == want,
+				"rank %d of %d, %s: it says %q, want %q", r, job.ranks, job.what, said, want)
 			if last := rank.End(); last != "" {
 				t.Errorf("rank %d of %d, %s: %s", r, job.ranks, job.what, last)
 			}

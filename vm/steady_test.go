@@ -86,9 +86,8 @@ func TestSameBitsOnAnyNumberOfCores(t *testing.T) {
 			if want == nil {
 				want = got
 			}
-			if !slices.EqualFunc(got, want, slices.Equal[[]float32]) {
-				t.Errorf("%s: %d cores give other parameters than one", name, cores)
-			}
+			require.Check(t, slices.EqualFunc(got, want, slices.Equal[[]float32]),
+				"%s: %d cores give other parameters than one", name, cores)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd/solver"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -28,10 +29,8 @@ func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 	m := machine(t, g, vm.WithSolver(&solver.Adam{Rate: 1}, w, v))
 	s := m.Summary()
 	const first, second = 2 * 3 * 5 * 7, 2 * 3 * 7 * 2
-	if s.Parameters != 49 || s.ParameterBytes != 196 || s.SolverBytes != 392 || s.Bytes == 0 ||
-		s.FLOPs != 2*first+3*second {
-		t.Errorf("%+v", s)
-	}
+	require.Check(t, s.Parameters == 49 && s.ParameterBytes == 196 && s.SolverBytes == 392 &&
+		s.Bytes != 0 && s.FLOPs == 2*first+3*second, "%+v", s)
 	const table = "w  (5, 7)  35\nv  (7, 2)  14\nparameters=49 "
 	if text := s.String(); !strings.HasPrefix(text, table) {
 		t.Errorf("it prints\n%s", text)

@@ -64,13 +64,7 @@ func (m *syncModel) feed(step, first int) {
 		size := v.Len() / v.Shape()[0]
 		for i := range v.Len() {
 			k := first*size + i + 31*step
-			value := 100 + float64(k*k%17)/4 + float64(first+i/size)
-			switch data := v.Data().(type) {
-			case []float64:
-				data[i] = value
-			case []float32:
-				data[i] = float32(value)
-			}
+			set(v, i, 100+float64(k*k%17)/4+float64(first+i/size))
 		}
 	}
 }
@@ -204,9 +198,8 @@ func TestBatchNormOverAllRanksOfMachines(t *testing.T) {
 // agreeing checks numbers up to a relative difference.
 func agreeing(t *testing.T, what string, got, want []float64, tolerance float64) {
 	t.Helper()
-	if len(got) != len(want) || len(got) == 0 {
-		t.Fatalf("%s: %d numbers, want %d", what, len(got), len(want))
-	}
+	require.That(t, len(got) == len(want) && len(got) != 0, "%s: %d numbers, want %d", what,
+		len(got), len(want))
 	for i := range got {
 		if d := max(got[i]-want[i], want[i]-got[i]); !(d <= tolerance*max(1, want[i], -want[i])) {
 			t.Fatalf("%s: number %d is %v, want %v", what, i, got[i], want[i])

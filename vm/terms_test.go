@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops"
@@ -25,6 +26,7 @@ func TestTreesRefuseCollectivesAmongTheirRanks(t *testing.T) {
 	onRanks(t, testenv.Hosts, 4, func(r ranked) error {
 		r.register = register
 		data := testranks.Must(r.Comm.Split(r.Comm.Rank()%2, 0))
+		// shares this rank alone with data
 		other := testranks.Must(r.Comm.Split(r.Comm.Rank()/2, 0))
 		tree, elastically := vm.WithTree(4), vm.WithElastic(context.Background(),
 			newGeneration(r), 4)
@@ -60,9 +62,7 @@ func TestTreesRefuseCollectivesAmongTheirRanks(t *testing.T) {
 			case err == nil:
 				err = errors.New("it is not refused")
 			}
-			if err != nil {
-				t.Errorf("%s over %d ranks: %v", c.refused, c.over.Size(), err)
-			}
+			require.Check(t, err == nil, "%s over %d ranks: %v", c.refused, c.over.Size(), err)
 		}
 		return errors.Join(data.Close(), other.Close())
 	})

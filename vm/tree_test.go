@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -51,13 +52,7 @@ func (m *treeModel) feed(step, i int) {
 	for _, n := range []node{m.x, m.y} {
 		x, _ := n.Value().(*tensor.Dense)
 		for k := range x.Len() {
-			v := math.Sin(float64(1+k+37*i+101*step)) * math.Exp2(float64((k+i)%7-3))
-			switch data := x.Data().(type) {
-			case []float32:
-				data[k] = float32(v)
-			case []float64:
-				data[k] = v
-			}
+			set(x, k, math.Sin(float64(1+k+37*i+101*step))*math.Exp2(float64((k+i)%7-3)))
 		}
 	}
 }
@@ -154,21 +149,18 @@ func TestTree(t *testing.T) {
 	}
 	for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 		alone := trainTree(t, testenv.Hosts, 1, dt, steps, n, treeAlone(n))
-		if alone.norm == 0 || alone.loss == 0 {
-			t.Errorf("%v: the norm is %v, the loss %v", dt, alone.norm, alone.loss)
-		}
+		require.Check(t, alone.norm != 0 && alone.loss != 0, "%v: the norm is %v, the loss %v", dt,
+			alone.norm, alone.loss)
 		for _, P := range ranks {
 			got := trainTree(t, testenv.Hosts, P, dt, steps, n, treeOfRanks(n))
-			if !got.equal(alone) {
-				t.Errorf("%v: %d ranks have\n%v, one without a communicator\n%v", dt, P, got, alone)
-			}
+			require.Check(t, got.equal(alone),
+				"%v: %d ranks have\n%v, one without a communicator\n%v", dt, P, got, alone)
 		}
 		inOrder := trainTree(t, testenv.Hosts, 1, dt, steps, n, func(ranked) []vm.Option {
 			return []vm.Option{vm.Accumulate(n)}
 		})
-		if slices.EqualFunc(inOrder.weights, alone.weights, slices.Equal) {
-			t.Errorf("%v: sums in order give the same weights: this test shows nothing", dt)
-		}
+		require.Check(t, !slices.EqualFunc(inOrder.weights, alone.weights, slices.Equal),
+			"%v: sums in order give the same weights: this test shows nothing", dt)
 	}
 }
 
@@ -245,17 +237,14 @@ func TestTreeOfRanksOnGPU(t *testing.T) {
 		want := trainTree(t, k, 1, tensor.Float32, steps, n, treeAlone(n))
 		for P := 1; P <= 3; P++ {
 			got := trainTree(t, k, P, tensor.Float32, steps, n, treeOfRanks(n))
-			if !got.equal(want) {
-				t.Errorf("%d ranks have\n%v, one without a communicator\n%v", P, got, want)
-			}
+			require.Check(t, got.equal(want), "%d ranks have\n%v, one without a communicator\n%v",
+				P, got, want)
 		}
 		if k.OnGPU() {
 			return // functions round differently there
 		}
 		host := trainTree(t, testenv.Hosts, 1, tensor.Float32, steps, n, treeAlone(n))
-		if !host.equal(want) {
-			t.Errorf("the host has\n%v, a device\n%v", host, want)
-		}
+		require.Check(t, host.equal(want), "the host has\n%v, a device\n%v", host, want)
 	})
 }
 

@@ -47,9 +47,7 @@ func TestMessagesSayThatAVariableHasNoName(t *testing.T) {
 		errs[fmt.Sprint("a view in run ", run)] = training.RunAll()
 	}
 	for what, err := range errs {
-		if err == nil || strings.Contains(err.Error(), "%!") ||
-			!strings.Contains(err.Error(), "unnamed(2, 3)") {
-			t.Errorf("%s: %v", what, err)
-		}
+		require.Check(t, err != nil && !strings.Contains(err.Error(), "%!") &&
+			strings.Contains(err.Error(), "unnamed(2, 3)"), "%s: %v", what, err)
 	}
 }

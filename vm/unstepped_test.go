@@ -47,9 +47,8 @@ func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
 		now := saved
 		now.Epoch = 0
 		err := second.DataParallel().Load(dir, second.Solver(), &now)
-		if err != nil || now != saved {
-			t.Errorf("%s: %v, and the progress is %v", name, err, now)
-		}
+		require.Check(t, err == nil && now == saved, "%s: %v, and the progress is %v", name, err,
+			now)
 		if err := second.RunAll(); err != nil {
 			t.Errorf("%s: the first step: %v", name, err)
 		}

@@ -45,14 +45,11 @@ func TestTrainingAloneIsReported(t *testing.T) {
 	var said []string
 	m := mlp(t, tensor.Float32)
 	machine(t, m.g, vm.Notice(func(text string) { said = append(said, text) }))
-	if len(said) > 0 {
-		t.Errorf("a machine that does not train said %q", said)
-	}
+	require.Check(t, len(said) <= 0, "a machine that does not train said %q", said)
 	machine(t, m.g, vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...),
 		vm.Notice(func(text string) { said = append(said, text) }))
-	if len(said) != 1 || !strings.Contains(said[0], "rank 1 of 4 trains on its own") {
-		t.Errorf("said %q", said)
-	}
+	require.Check(t, len(said) == 1 && strings.Contains(said[0], "rank 1 of 4 trains on its own"),
+		"said %q", said)
 }
 
 // A variable with a gradient that no solver has is reported by name, unless something reads the
@@ -80,10 +77,9 @@ func TestAForgottenLearnableIsReported(t *testing.T) {
 		options := append(test.options(m), vm.WithSolver(&solver.SGD{Rate: 1}, m.params[0]),
 			vm.Notice(func(text string) { said = append(said, text) }))
 		run(t, machine(t, m.g, options...))
-		if (len(said) > 0) != test.said || test.said && (len(said) > 1 ||
-			!strings.Contains(said[0], "gradients of w, which no WithSolver has")) {
-			t.Errorf("%s: said %q", name, said)
-		}
+		require.Check(t, (len(said) > 0) == test.said && (!test.said || len(said) <= 1 &&
+			strings.Contains(said[0], "gradients of w, which no WithSolver has")), "%s: said %q",
+			name, said)
 	}
 }
 
@@ -104,9 +100,7 @@ func TestNodesAddedAfterNewAreAnError(t *testing.T) {
 		}
 		require.Report(t, m.Close())
 		run(t, machine(t, g))
-		if late.Value() == nil {
-			t.Errorf("%s: a machine made later has no value", where)
-		}
+		require.Check(t, late.Value() != nil, "%s: a machine made later has no value", where)
 	}
 }
 
@@ -144,10 +138,8 @@ func TestRightGraphsAreSilent(t *testing.T) {
 	for _, all := range []map[string]func(testing.TB, tensor.Dtype) *model{models, stockExamples} {
 		for name, build := range all {
 			for _, said := range noticesOf(t, build(t, tensor.Float64).g) {
-				if name != "charRNN" || !strings.Contains(said, "log2") &&
-					!strings.Contains(said, "Softmax{-1, true}") {
-					t.Errorf("%s: %q", name, said)
-				}
+				require.Check(t, name == "charRNN" && (strings.Contains(said, "log2") ||
+					strings.Contains(said, "Softmax{-1, true}")), "%s: %q", name, said)
 			}
 		}
 	}
@@ -244,9 +236,7 @@ func reported(t *testing.T, graphs map[string]wrongGraph) {
 			m := &model{g: gorgonia.NewGraph()}
 			test.build(m)
 			said := noticesOf(t, m.g)
-			if len(said) != 1 {
-				t.Fatalf("%d notices, want 1: %q", len(said), said)
-			}
+			require.That(t, len(said) == 1, "%d notices, want 1: %q", len(said), said)
 			for _, part := range test.want {
 				if !strings.Contains(said[0], part) {
 					t.Errorf("the notice does not say %q: %s", part, said[0])
@@ -303,10 +293,8 @@ func TestComparingMuchIsReportedOnce(t *testing.T) {
 		for range 5 {
 			run(t, machine)
 		}
-		if len(said) != test.want || test.want > 0 &&
-			!strings.Contains(said[0], "pass the weights that stay as they are to vm.WithFrozen") {
-			t.Errorf("%s: said %q", name, said)
-		}
+		require.Check(t, len(said) == test.want && (test.want <= 0 || strings.Contains(said[0],
+			"pass the weights that stay as they are to vm.WithFrozen")), "%s: said %q", name, said)
 		require.Report(t, machine.Close())
 	}
 }

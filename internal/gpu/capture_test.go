@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // recorded are collectives of floats that a graph is made of, of which NCCL and kernels run some.
@@ -487,10 +488,7 @@ func stuck(t *testing.T, comms []*Communicator, n, last int) (works []backend.Wo
 	works, graphs, xs = make([]backend.Work, len(comms)), make([]*backend.Graph, len(comms)),
 		make([]backend.Buffer, len(comms))
 	each(t, comms, func(c *Communicator) error {
-		b, err := c.Alloc(64) // which copy engines take
-		if err != nil {
-			return err
-		}
+		b := testranks.Must(c.Alloc(64)) // which copy engines take
 		x, q := b.As(backend.F32), c.Device().Default().(backend.GraphQueue)
 		xs[c.Rank()] = x
 		graph, err := q.Capture(func() error {
@@ -501,9 +499,7 @@ func stuck(t *testing.T, comms []*Communicator, n, last int) (works []backend.Wo
 			}
 			return nil
 		})
-		if err != nil {
-			return err
-		}
+		testranks.NoError(err)
 		graphs[c.Rank()] = graph
 		for i := range last {
 			if i+1 == last && c.Rank()+1 == len(comms) {
@@ -528,11 +524,10 @@ func TestReplayThatARankDoesNotJoinTimesOut(t *testing.T) {
 		works, _, _ := stuck(t, comms, 3, 17)
 		err := works[0].Join(context.Background())
 		var e *backend.Error
-		if !errors.As(err, &e) || e.Peer != 1 || !errors.Is(err, backend.ErrTimeout) ||
-			!strings.Contains(err.Error(), "replay 17 of a graph of 3 collectives") ||
-			!strings.Contains(err.Error(), "at collective 1: allreduce(sum) of 16 f32") {
-			t.Errorf("%v: the error is %v", use, err)
-		}
+		require.Check(t, errors.As(err, &e) && e.Peer == 1 && errors.Is(err, backend.ErrTimeout) &&
+			strings.Contains(err.Error(), "replay 17 of a graph of 3 collectives") &&
+			strings.Contains(err.Error(), "at collective 1: allreduce(sum) of 16 f32"),
+			"%v: the error is %v", use, err)
 	}
 }
 
@@ -547,10 +542,7 @@ func assemble(c *Communicator) error {
 func halfway(t *testing.T, comms []*Communicator, hold func(q backend.Queue) error) []backend.Work {
 	works := make([]backend.Work, len(comms))
 	each(t, comms, func(c *Communicator) error {
-		b, err := c.Alloc(64) // which copy engines take
-		if err != nil {
-			return err
-		}
+		b := testranks.Must(c.Alloc(64)) // which copy engines take
 		x, q := b.As(backend.F32), c.Device().Default().(backend.GraphQueue)
 		graph, err := q.Capture(func() error {
 			for i := range 5 {
@@ -565,12 +557,8 @@ func halfway(t *testing.T, comms []*Communicator, hold func(q backend.Queue) err
 			}
 			return nil
 		})
-		if err != nil {
-			return err
-		}
-		if err := assemble(c); err != nil {
-			return err
-		}
+		testranks.NoError(err)
+		testranks.NoError(assemble(c))
 		works[c.Rank()], err = graph.Launch(nil)
 		return err
 	})
@@ -628,10 +616,9 @@ func endsReplays(t *testing.T, comms []*Communicator, end func(c *Communicator),
 	for r, w := range works[:last] {
 		err := w.Join(context.Background())
 		var e *backend.Error
-		if !errors.As(err, &e) || e.Peer != last || !errors.Is(err, want) ||
-			!strings.Contains(err.Error(), "replay 2 of a graph of 3 collectives") {
-			t.Errorf("rank %d: the error is %v", r, err)
-		}
+		require.Check(t, errors.As(err, &e) && e.Peer == last && errors.Is(err, want) &&
+			strings.Contains(err.Error(), "replay 2 of a graph of 3 collectives"),
+			"rank %d: the error is %v", r, err)
 		require.Fails(t, fmt.Sprintf("rank %d: a later launch", r),
 			require.Err(graphs[r].Launch(nil)), want)
 		q := comms[r].Device().Default() // the device goes on
@@ -660,10 +647,7 @@ func TestGraphsEndWithTheirGroups(t *testing.T) {
 func closesWithGraphs(t *testing.T, comms []*Communicator) {
 	_, graphs, _ := stuck(t, comms, 2, 0)
 	each(t, comms, func(c *Communicator) error {
-		w, err := graphs[c.Rank()].Launch(nil)
-		if err != nil {
-			return err
-		}
+		w := testranks.Must(graphs[c.Rank()].Launch(nil))
 		return errors.Join(w.Join(context.Background()), c.Close())
 	})
 	for _, graph := range graphs {

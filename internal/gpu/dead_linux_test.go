@@ -34,15 +34,12 @@ func TestMemoryIsNotKeptForTheDead(t *testing.T) {
 	}
 	comms := g.group(t, 2, same(options()))
 	require.Report(t, comms[0].Close())
-	if comms[0].Kept() == 0 {
-		t.Error("the memory is given back while the process lives")
-	}
+	require.Check(t, comms[0].Kept() != 0, "the memory is given back while the process lives")
 	require.NoError(t, other.Process.Kill())
 	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() != 0; time.Sleep(
 		time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the memory is kept though the process is dead")
-		}
+		require.That(t, !time.Now().After(deadline),
+			"the memory is kept though the process is dead")
 	}
 	other.Wait() // it was killed
 }

@@ -15,6 +15,7 @@ import (
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -159,7 +160,9 @@ func each(t testing.TB, comms []*Communicator, f func(c *Communicator) error) {
 	for _, c := range comms {
 		all = append(all, c)
 	}
-	backendtest.Each(t, all, func(c backend.Communicator) error { return f(c.(*Communicator)) })
+	backendtest.Each(t, all, func(c backend.Communicator) error {
+		return testranks.Ended(func() error { return f(c.(*Communicator)) })
+	})
 }
 
 // holding runs use with device memory that holds x, and reads it back.

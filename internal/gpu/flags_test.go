@@ -279,8 +279,6 @@ func TestMeetingsByOneSetOfFlagsLoseSignals(t *testing.T) {
 				i++
 			}
 		}
-		if fault(all) == "" {
-			t.Errorf("%d ranks: the model finds no fault", size)
-		}
+		require.Check(t, fault(all) != "", "%d ranks: the model finds no fault", size)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/env"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // unmeasuredRig is a machine for whose devices no row is shipped.
@@ -50,19 +51,15 @@ func TestRanksMeasureWhatTheTableLacksAndKeepIt(t *testing.T) {
 	m := comms[0].plan.machine()
 	for _, k := range []backend.Kind{backend.AllReduce, backend.ReduceScatter, backend.AllGather} {
 		r := kept.find(m, k, backend.F16)
-		if r == nil || !r.Quick || r.NVLinks != 7 || len(r.Samples) != 4 ||
-			r.Samples[0].NCCL <= 0 || r.Samples[3].OneShot <= 0 {
-			t.Errorf("%s has %+v for %v", path, r, k)
-		}
+		require.Check(t, r != nil && r.Quick && r.NVLinks == 7 && len(r.Samples) == 4 &&
+			r.Samples[0].NCCL > 0 && r.Samples[3].OneShot > 0, "%s has %+v for %v", path, r, k)
 	}
 	before, err := os.ReadFile(path)
 	require.NoError(t, err)
 	again := g.group(t, 2, same(fresh()))
 	after, err := os.ReadFile(path)
-	if err != nil || string(after) != string(before) ||
-		!reflect.DeepEqual(again[1].plan.Table, kept) {
-		t.Errorf("what was kept is measured again: %v", err)
-	}
+	require.Check(t, err == nil && string(after) == string(before) &&
+		reflect.DeepEqual(again[1].plan.Table, kept), "what was kept is measured again: %v", err)
 }
 
 func TestRanksMeasureOnlyWhereTheyMayAndMust(t *testing.T) {
@@ -87,9 +84,7 @@ func TestRanksMeasureOnlyWhereTheyMayAndMust(t *testing.T) {
 				return switched(make([]int, 16)...)[rank].with(test.links)
 			}
 			g.group(t, 2, same(test.o))
-			if len(g.seen) != 0 {
-				t.Errorf("%d ranks have measured", len(g.seen))
-			}
+			require.Check(t, len(g.seen) == 0, "%d ranks have measured", len(g.seen))
 			if _, err := os.Stat(path); err == nil {
 				t.Errorf("%s is written", path)
 			}
@@ -128,10 +123,7 @@ func TestPartsGoByWhatTheGroupMeasured(t *testing.T) {
 	noFile(t)
 	comms := unmeasuredRig(t).group(t, 2, same(fresh()))
 	each(t, comms, func(c *Communicator) error {
-		part, err := c.Split(0, 0)
-		if err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(0, 0))
 		defer part.Close()
 		if r := part.(*Communicator).row(backend.AllReduce, backend.F32); r == nil || !r.Quick {
 			return fmt.Errorf("the part goes by %+v", r)
@@ -150,17 +142,14 @@ func TestRowsThatCannotBeKeptServeTheProcess(t *testing.T) {
 		require.NoError(t, err)
 		for _, c := range group.Comms {
 			r := c.(*Communicator).row(backend.AllReduce, backend.F32)
-			if r == nil || !r.Quick {
-				t.Errorf("%+v", r)
-			}
+			require.Check(t, r != nil && r.Quick, "%+v", r)
 		}
 		each(t, []*Communicator{group.Comms[0].(*Communicator), group.Comms[1].(*Communicator)},
 			(*Communicator).Close)
 		require.Report(t, group.Close())
 	}
-	if len(said) != 1 || !strings.Contains(said[0], "name another file in EURYALE_TUNING") {
-		t.Errorf("%q", said)
-	}
+	require.Check(t, len(said) == 1 && strings.Contains(said[0],
+		"name another file in EURYALE_TUNING"), "%q", said)
 }
 
 func TestRanksWithoutTimeToMeasureGoByNCCL(t *testing.T) {

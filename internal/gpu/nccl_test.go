@@ -48,10 +48,8 @@ func TestVoteNamesWhatIsWrong(t *testing.T) {
 		ranks := good()
 		test.spoil(ranks)
 		err := vote(ranks)
-		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(),
-			test.want) {
-			t.Errorf("%s: got %v, want %q", name, err, test.want)
-		}
+		require.Check(t, (err == nil) == (test.want == "") && (err == nil ||
+			strings.Contains(err.Error(), test.want)), "%s: got %v, want %q", name, err, test.want)
 	}
 }
 
@@ -197,9 +195,7 @@ func TestHostMemoryIsStagedAndThatIsSaidOnce(t *testing.T) {
 			return nil
 		})
 	}
-	if len(said) != 1 || !strings.Contains(said[0], "host memory") {
-		t.Errorf("said %q", said)
-	}
+	require.Check(t, len(said) == 1 && strings.Contains(said[0], "host memory"), "said %q", said)
 }
 
 // TestMemoryOfAnotherDeviceIsRefused: NCCL would not say so, or on a peer only.
@@ -305,16 +301,13 @@ func TestAbortedGroupCallsNCCLNoMore(t *testing.T) {
 			}()
 			err := with(comms[0], 100_000, func(x backend.Buffer) error {
 				w, err := comms[0].Start(nil, what, x, x)
-				if err == nil {
-					t.Errorf("Start returned %v", w)
-				}
+				require.Check(t, err != nil, "Start returned %v", w)
 				return err
 			})
 			require.Fails(t, "got", err, backend.ErrAborted, "enough")
 			f.look(func() {
-				if f.late > 0 {
-					t.Errorf("NCCL was called %d times after it was aborted", f.late)
-				}
+				require.Check(t, f.late <= 0, "NCCL was called %d times after it was aborted",
+					f.late)
 			})
 		})
 	}
@@ -388,9 +381,8 @@ func TestAbortAndCloseBesideCalls(t *testing.T) {
 						}
 					}
 				})
-				if !errors.Is(err, backend.ErrAborted) && !errors.Is(err, backend.ErrClosed) {
-					t.Errorf("round %d: %v", round, err)
-				}
+				require.Check(t, errors.Is(err, backend.ErrAborted) || errors.Is(err,
+					backend.ErrClosed), "round %d: %v", round, err)
 			})
 		}
 		all.Go(func() {

@@ -91,9 +91,8 @@ func TestNetworkInterfaceIsTheRouteToRank0(t *testing.T) {
 			if got := os.Getenv(interfaceNames); got != test.want {
 				t.Errorf("%s is %q, want %q", interfaceNames, got, test.want)
 			}
-			if len(said) != 1 || !strings.Contains(said[0], test.says) {
-				t.Errorf("it said %q, want once %q", said, test.says)
-			}
+			require.Check(t, len(said) == 1 && strings.Contains(said[0], test.says),
+				"it said %q, want once %q", said, test.says)
 		})
 	}
 }
@@ -132,13 +131,11 @@ func TestNCCLEncryptsAsTheJobDoes(t *testing.T) {
 				b := &Backend{Notice: func(text string) { said = append(said, text) }}
 				require.NoError(t, b.chooseNetwork(lib, w))
 			}
-			if len(lib.keys) != test.keys || test.keys > 0 && (lib.keys[0] != lib.keys[1] ||
-				len(lib.keys[0]) != 64) {
-				t.Errorf("the keys are %q, want %d equal ones of 64 digits", lib.keys, test.keys)
-			}
-			if len(said) == 0 || !strings.Contains(said[0], test.says) {
-				t.Errorf("it said %q, want %q", said, test.says)
-			}
+			require.Check(t, len(lib.keys) == test.keys && (test.keys <= 0 || lib.keys[0] ==
+				lib.keys[1] && len(lib.keys[0]) == 64),
+				"the keys are %q, want %d equal ones of 64 digits", lib.keys, test.keys)
+			require.Check(t, len(said) != 0 && strings.Contains(said[0], test.says),
+				"it said %q, want %q", said, test.says)
 		})
 	}
 }

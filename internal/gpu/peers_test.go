@@ -15,6 +15,7 @@ import (
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 var sum = backend.Collective{Kind: backend.AllReduce}
@@ -81,10 +82,7 @@ func TestTreesHaveTheirKernels(t *testing.T) {
 	}
 	comms := g.group(t, 4, same(options()))
 	each(t, comms, func(c *Communicator) error {
-		x, err := c.Device().Alloc(4096)
-		if err != nil {
-			return err
-		}
+		x := testranks.Must(c.Device().Alloc(4096))
 		tree := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}
 		if err := backend.Run(c, tree, x.As(backend.F16), x.As(backend.F16)); !errors.Is(
 			err, backend.ErrUnsupported) {
@@ -118,11 +116,9 @@ func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 				want = byNCCL
 			}
 			before := c.Usage()
-			if err := holding(c, make([]float32, nbytes/4), func(b backend.Buffer) error {
+			testranks.NoError(holding(c, make([]float32, nbytes/4), func(b backend.Buffer) error {
 				return backend.Run(c, sum, b, b)
-			}); err != nil {
-				return err
-			}
+			}))
 			if got := c.Usage().minus(before); got != want {
 				return fmt.Errorf("%d bytes: %v, want %v", nbytes, got, want)
 			}
@@ -216,9 +212,7 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 		got := c.Capabilities().RunsRows(test.what, test.dtype, test.count)
-		if got != (test.want == byPush) {
-			t.Errorf("%s: capabilities say %v", name, got)
-		}
+		require.Check(t, got == (test.want == byPush), "%s: capabilities say %v", name, got)
 		if text := c.Explain(test.what, test.dtype, test.count*test.dtype.Size()); strings.Contains(
 			text, ": push: pieces are permuted") != (test.want == byPush) {
 			t.Errorf("%s: explained as %q", name, text)
@@ -237,11 +231,9 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 		}{{0, byNCCL}, {1023, byNCCL}, {1024, byHalved}} {
 			what := backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.BF16}
 			before := c.Usage()
-			if err := holding(c, make([]float32, test.n), func(b backend.Buffer) error {
+			testranks.NoError(holding(c, make([]float32, test.n), func(b backend.Buffer) error {
 				return backend.Run(c, what, b, b)
-			}); err != nil {
-				return err
-			}
+			}))
 			if got := c.Usage().minus(before); got != test.want ||
 				c.Halves(what, test.n) != (test.want == byHalved) {
 				return fmt.Errorf("%d elements: %v, want %v", test.n, got, test.want)
@@ -316,18 +308,9 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 	g := newRig(t)
 	comms := g.group(t, 2, same(options()))
 	each(t, comms, func(c *Communicator) error {
-		first, err := c.Alloc(1000)
-		if err != nil {
-			return err
-		}
-		second, err := c.Alloc(4096)
-		if err != nil {
-			return err
-		}
-		other, err := c.Device().Alloc(1024)
-		if err != nil {
-			return err
-		}
+		first := testranks.Must(c.Alloc(1000))
+		second := testranks.Must(c.Alloc(4096))
+		other := testranks.Must(c.Device().Alloc(1024))
 		defer c.Device().Free(other)
 		const at = 1024 // small ones share a window
 		floats := second.As(backend.F32)
@@ -409,10 +392,7 @@ func TestFreedWindowsAreUsedAgain(t *testing.T) {
 		for range peers.MaxWindows {
 			var taken []backend.Buffer
 			for _, nbytes := range []int{64, smallBytes + 4, 128, smallBytes + 8} {
-				b, err := c.Alloc(nbytes)
-				if err != nil {
-					return err
-				}
+				b := testranks.Must(c.Alloc(nbytes))
 				if c.memory.placeOf(b, 32) == 0 {
 					return fmt.Errorf("%d bytes are in no window", nbytes)
 				}
@@ -422,9 +402,7 @@ func TestFreedWindowsAreUsedAgain(t *testing.T) {
 				slices.Reverse(taken)
 			}
 			for _, b := range taken {
-				if err := c.Free(b); err != nil {
-					return err
-				}
+				testranks.NoError(c.Free(b))
 				if err := c.Free(b); !errors.Is(err, backend.ErrArgument) {
 					return fmt.Errorf("a second Free gave the error %v, want ErrArgument", err)
 				}
@@ -687,9 +665,8 @@ func TestCubeMeshUsesNeighboursOnly(t *testing.T) {
 		return err
 	})
 	for r, calls := range g.seen {
-		if len(calls) != 1 || calls[0].Way != peers.Mesh {
-			t.Errorf("rank %d has launched %+v", r, calls)
-		}
+		require.Check(t, len(calls) == 1 && calls[0].Way == peers.Mesh, "rank %d has launched %+v",
+			r, calls)
 	}
 }
 
@@ -705,12 +682,9 @@ func TestWaysAreTheSameOnEveryRank(t *testing.T) {
 			for i := range 64 {
 				lo, n := i*c.Rank()%5, 1+i*i%300
 				in := func(b backend.Buffer) backend.Buffer { return b.Slice(lo, lo+n) }
-				err := holding(c, x, func(b backend.Buffer) error {
+				testranks.NoError(holding(c, x, func(b backend.Buffer) error {
 					return backend.Run(c, sum, in(b), in(b))
-				})
-				if err != nil {
-					return err
-				}
+				}))
 			}
 			return nil
 		})
@@ -729,19 +703,14 @@ func TestWaysAreTheSameOnEveryRank(t *testing.T) {
 func TestPartsHaveMemoryOfTheirOwn(t *testing.T) {
 	g := newRig(t)
 	each(t, g.group(t, 4, same(options())), func(c *Communicator) error {
-		part, err := c.Split(c.Rank()%2, 0)
-		if err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(c.Rank()%2, 0))
 		p := part.(*Communicator)
 		if p.why != "" || p.memory.pad.own == c.memory.pad.own {
 			return fmt.Errorf("the part shares memory, or has none: %s", p.why)
 		}
-		if err := holding(p, []float32{1}, func(b backend.Buffer) error {
+		testranks.NoError(holding(p, []float32{1}, func(b backend.Buffer) error {
 			return backend.Run(p, sum, b, b)
-		}); err != nil {
-			return err
-		}
+		}))
 		if c.Usage() != (Usage{}) || p.Usage().TwoShot != 1 {
 			return fmt.Errorf("%+v, %+v", c.Usage(), p.Usage())
 		}
@@ -769,15 +738,11 @@ func TestKernelsStopOnceTheGroupHasEnded(t *testing.T) {
 			c.state.Lock() // which the end takes to fix that
 			go end(comms)
 			time.Sleep(40 * time.Millisecond)
-			if stopped() {
-				t.Error("the kernels are told to stop too soon")
-			}
+			require.Check(t, !stopped(), "the kernels are told to stop too soon")
 			c.state.Unlock()
 			for deadline := time.Now().Add(10 * time.Second); !stopped(); time.Sleep(
 				time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatal("the kernels are not told to stop")
-				}
+				require.That(t, !time.Now().After(deadline), "the kernels are not told to stop")
 			}
 		})
 	}
@@ -870,14 +835,9 @@ func TestCloseDoesNotWaitForTheDriver(t *testing.T) {
 		return nil
 	}
 	each(t, comms, func(c *Communicator) error {
-		part, err := c.Split(0, 0)
-		if err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(0, 0))
 		began := time.Now()
-		if err := part.Close(); err != nil {
-			return err
-		}
+		testranks.NoError(part.Close())
 		if took := time.Since(began); took > proctest.Within(20*closeTime) {
 			return fmt.Errorf("it took %v", took)
 		}
@@ -905,9 +865,7 @@ func TestExplanationSaysAllThatMatters(t *testing.T) {
 	} {
 		text := c.Explain(test.what, test.dtype, test.bytes)
 		for _, part := range test.want {
-			if !strings.Contains(text, part) {
-				t.Errorf("%q is not in %q", part, text)
-			}
+			require.Check(t, strings.Contains(text, part), "%q is not in %q", part, text)
 		}
 	}
 }

@@ -52,9 +52,7 @@ func TestThresholdsFollowTheSamples(t *testing.T) {
 			}
 		}
 		for i, l := range limits[1:] {
-			if l.upTo <= limits[i].upTo || l.use == limits[i].use {
-				t.Errorf("limits %v", limits)
-			}
+			require.Check(t, l.upTo > limits[i].upTo && l.use != limits[i].use, "limits %v", limits)
 		}
 	}
 }
@@ -71,10 +69,9 @@ func TestShippedTableIsForH200(t *testing.T) {
 		}
 	}
 	for _, r := range table {
-		if r.Capability == 0 || (r.NVLinks == 0) != (r.Link == PCIe) || r.Quick {
-			t.Errorf("devices of its kind do not find the row of %v of %v among %d ranks of %s",
-				r.Kind, r.DType, r.Ranks, r.Model)
-		}
+		require.Check(t, r.Capability != 0 && (r.NVLinks == 0) == (r.Link == PCIe) && !r.Quick,
+			"devices of its kind do not find the row of %v of %v among %d ranks of %s", r.Kind,
+			r.DType, r.Ranks, r.Model)
 	}
 }
 
@@ -88,10 +85,8 @@ func TestOtherMachinesLeaveCallsToNCCL(t *testing.T) {
 		"ranks": table.find(h200s(3), backend.AllReduce, backend.F32),
 		"kind":  table.find(h200s(2), backend.AllGather, backend.F32),
 	} {
-		if r != nil || pick(r.limits(), 1024) != byNCCL || !strings.Contains(r.explain(h200, 1024),
-			"tune") {
-			t.Errorf("another %s: %+v", name, r)
-		}
+		require.Check(t, r == nil && pick(r.limits(), 1024) == byNCCL &&
+			strings.Contains(r.explain(h200, 1024), "tune"), "another %s: %+v", name, r)
 	}
 }
 
@@ -129,10 +124,8 @@ func TestDevicesTakeTheRowOfTheirModelElseOfTheirKind(t *testing.T) {
 		"more ranks":              {three, ""},
 	} {
 		r := table.find(test.m, backend.AllReduce, backend.F32)
-		if (r == nil) != (test.want == "") || r != nil && r.Model != test.want ||
-			table.serves(test.m) != (r != nil) {
-			t.Errorf("%s: %+v", name, r)
-		}
+		require.Check(t, (r == nil) == (test.want == "") && (r == nil || r.Model == test.want) &&
+			table.serves(test.m) == (r != nil), "%s: %+v", name, r)
 		if text := r.explain(test.m.Model, 1024); r != nil && strings.Contains(text,
 			"measured on "+r.Model) != (r.Model != test.m.Model) {
 			t.Errorf("%s: %s", name, text)
@@ -159,9 +152,7 @@ func TestExplanationShowsAllTimes(t *testing.T) {
 	text := rowOf(4).explain(h200, 2<<20)
 	for _, part := range []string{"two-shot 19.0 us", "nccl 26.0 us", "one-shot", "ll up to",
 		"then nccl", "prototype"} {
-		if !strings.Contains(text, part) {
-			t.Errorf("%q is not in %q", part, text)
-		}
+		require.Check(t, strings.Contains(text, part), "%q is not in %q", part, text)
 	}
 	if text := rowOf(4).explain(h200, 1<<30); !strings.Contains(text, "not measured at this size") {
 		t.Error(text)
@@ -209,9 +200,8 @@ func TestCopyEnginesRunLargeCallsBesideProducts(t *testing.T) {
 	} {
 		p, why := decide(Options{Link: FullyConnected, Table: table}.settings(), h200s(2).ranks())
 		got := newChoice(p, why).choose(&test.what, test.d, test.nbytes)
-		if (got == byCopyEngines) != test.want {
-			t.Errorf("%v of %d bytes of %v: %v", test.what, test.nbytes, test.d, got)
-		}
+		require.Check(t, (got == byCopyEngines) == test.want, "%v of %d bytes of %v: %v", test.what,
+			test.nbytes, test.d, got)
 	}
 	text, err := json.Marshal(table)
 	if got, wrong := parseTable(text); err != nil || wrong != nil || !reflect.DeepEqual(got,
@@ -235,10 +225,8 @@ func TestTablesAreRead(t *testing.T) {
 	old, err := parseTable([]byte(row(
 		`, "samples": [{"bytes": 8, "inner_us": 5, "flagged_us": 3, ` +
 			`"flagged_two_shot_us": 4}]`)))
-	if err != nil ||
-		!reflect.DeepEqual(old[0].Samples, []Sample{{Bytes: 8, NCCL: 5, LL: 3, LL128TwoShot: 4}}) {
-		t.Errorf("a file with older names: %+v, %v", old, err)
-	}
+	require.Check(t, err == nil && reflect.DeepEqual(old[0].Samples, []Sample{{Bytes: 8, NCCL: 5,
+		LL: 3, LL128TwoShot: 4}}), "a file with older names: %+v, %v", old, err)
 	for _, wrong := range []string{
 		"", "{", `[{}]`, row(`, "link": "rope"`), row(`, "collective": "sum"`),
 		row(`, "dtype": "f7"`),
@@ -272,9 +260,7 @@ func TestRowsThatAreCoveredAreLeftOut(t *testing.T) {
 				test.want)
 		}
 	}
-	if len(table) != 3 {
-		t.Errorf("%+v", table)
-	}
+	require.Check(t, len(table) == 3, "%+v", table)
 }
 
 // prototype is a table that tests can rely on: the times of other kernels with the

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // cards returns devices without any connection.
@@ -196,9 +198,7 @@ func TestCubeMeshIsColouredUnderEveryNumbering(t *testing.T) {
 			})
 		}
 		got := classify(all)
-		if got.Link != CubeMesh {
-			t.Fatalf("class %v", got.Link)
-		}
+		require.That(t, got.Link == CubeMesh, "class %v", got.Link)
 		checkColouring(t, all, got.Partners)
 	}
 }
@@ -209,16 +209,14 @@ func checkColouring(t *testing.T, all []wiring, partners [][4]int) {
 	for x, row := range partners {
 		seen := map[int]bool{x: true}
 		for colour, y := range row {
-			if partners[y][colour] != x || seen[y] || nvlinks[x][y] == 0 {
-				t.Fatalf("rank %d meets %d in column %d of %v", x, y, colour, partners)
-			}
+			require.That(t, partners[y][colour] == x && !seen[y] && nvlinks[x][y] != 0,
+				"rank %d meets %d in column %d of %v", x, y, colour, partners)
 			seen[y] = true
 		}
 		for _, y := range row[:3] {
 			for _, z := range row[:3] {
-				if y != z && nvlinks[y][z] == 0 {
-					t.Fatalf("rank %d: %d and %d of its clique have no link", x, y, z)
-				}
+				require.That(t, y == z || nvlinks[y][z] != 0,
+					"rank %d: %d and %d of its clique have no link", x, y, z)
 			}
 			if nvlinks[y][row[3]] != 0 {
 				t.Fatalf("rank %d: its relay %d is also that of %d", x, row[3], y)

@@ -106,9 +106,7 @@ func TestRowIsPrinted(t *testing.T) {
 	for _, part := range []string{"allreduce of f32 among 2 ranks of NVIDIA H200, " +
 		"fully-connected (test)", "two-shot", "     1048576             9.00             9.00    " +
 		"         9.00             1.00", "one-shot\n"} {
-		if !strings.Contains(text, part) {
-			t.Errorf("no %q in\n%s", part, text)
-		}
+		require.Check(t, strings.Contains(text, part), "no %q in\n%s", part, text)
 	}
 }
 
@@ -158,13 +156,10 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 			[]string{"has 9 ranks: it takes 2 to 8"}},
 	} {
 		text, err := test.machine.Explain(test.o, test.what, backend.F32, test.bytes)
-		if err != nil {
-			t.Errorf("%+v: %v", test.machine, err)
-		}
+		require.Check(t, err == nil, "%+v: %v", test.machine, err)
 		for _, part := range test.want {
-			if !strings.Contains(text, part) {
-				t.Errorf("%+v: no %q in %q", test.machine, part, text)
-			}
+			require.Check(t, strings.Contains(text, part), "%+v: no %q in %q", test.machine, part,
+				text)
 		}
 	}
 	for _, wrong := range []struct {

@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // noFile makes the user one without a file, and returns where it would be.
@@ -101,10 +102,7 @@ func TestTableOfRankZeroIsEveryRanksAndThatOfParts(t *testing.T) {
 		return o
 	})
 	each(t, comms, func(c *Communicator) error {
-		part, err := c.Split(min(c.Rank(), 1), 0) // the first rank of the part of two is rank 1
-		if err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(min(c.Rank(), 1), 0)) // of two, rank 1 is the first
 		defer part.Close()
 		if c.Rank() == 0 {
 			return nil
@@ -121,9 +119,8 @@ func TestBrokenFileIsAnErrorOfRankZero(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte(`{"lowlatency": [{"link": "rope"}]}`), 0o600))
 	_, err := newRig(t).newGroup(2, time.Minute, same(Options{}))
 	for _, part := range []string{path, "rope", "delete it", "rank 0"} {
-		if err == nil || strings.Count(err.Error(), part) < 2 {
-			t.Errorf("no %q of both ranks in %v", part, err)
-		}
+		require.Check(t, err != nil && strings.Count(err.Error(), part) >= 2,
+			"no %q of both ranks in %v", part, err)
 	}
 	if _, err := (Options{Off: true}).measured(0); err != nil {
 		t.Errorf("switched off: %v", err)

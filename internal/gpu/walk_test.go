@@ -16,6 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/ops"
 )
@@ -66,9 +67,8 @@ func TestBufferWalk(t *testing.T) {
 	each(t, comms, func(c *Communicator) error {
 		return allReduceNode(c, func() { g.with(func() { g.driver = d }) })
 	})
-	if len(d.walks) != 2 {
-		t.Fatalf("%d kernels were launched, want one on each rank", len(d.walks))
-	}
+	require.That(t, len(d.walks) == 2, "%d kernels were launched, want one on each rank",
+		len(d.walks))
 	walk := d.walks[0]
 	stops, upward, before := 1, 0, []string{room(walk[0])}
 	for i, f := range walk[1:] {
@@ -84,9 +84,7 @@ func TestBufferWalk(t *testing.T) {
 	}
 	text := fmt.Sprintf("stops=%d upward=%d functions=%d", stops, upward, len(walk))
 	t.Logf("%s\n%s", text, strings.Join(walk, "\n"))
-	if stops > 6 || upward > 0 {
-		t.Errorf("%s, want at most stops=6 upward=0", text)
-	}
+	require.Check(t, stops <= 6 && upward <= 0, "%s, want at most stops=6 upward=0", text)
 }
 
 // allReduceNode runs the op of a node on memory of the device. It calls begin when everything

@@ -55,9 +55,8 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 		got := make([]float64, len(test.want))
 		require.NoError(t, (Host{}).Convolve(c, backend.Of(got), backend.Of(test.a),
 			backend.Of(test.b)))
-		if !slices.Equal(got, test.want) {
-			t.Errorf("%v is %v, want %v", test.pass, got, test.want)
-		}
+		require.Check(t, slices.Equal(got, test.want), "%v is %v, want %v", test.pass, got,
+			test.want)
 	}
 }
 
@@ -173,14 +172,11 @@ func convolutionIsPlain[T float](t *testing.T, n int, pool *workers.Pool, c Conv
 	for _, level := range simd.Levels() {
 		got := slices.Clone(before)
 		convolve(pool, level, &c, got[:of[0]:of[0]], a, b)
-		if !slices.Equal(got[:of[0]], want) {
-			t.Errorf("convolution %d: %v of %T at level %v is not that of the plain loops", n,
-				c.Pass, got, level)
-		}
-		if !slices.Equal(got[of[0]:], before[of[0]:]) {
-			t.Errorf("convolution %d: %v of %T at level %v writes behind its result", n, c.Pass,
-				got, level)
-		}
+		require.Check(t, slices.Equal(got[:of[0]], want),
+			"convolution %d: %v of %T at level %v is not that of the plain loops", n, c.Pass, got,
+			level)
+		require.Check(t, slices.Equal(got[of[0]:], before[of[0]:]),
+			"convolution %d: %v of %T at level %v writes behind its result", n, c.Pass, got, level)
 	}
 }
 
@@ -294,10 +290,9 @@ func TestConvolutionsOfBF16AreThoseOfF32Rounded(t *testing.T) {
 			cast(backend.Of(want), wide[0])
 			c.DType, c.Epilogue = backend.BF16, &seen{result: half[0]}
 			require.NoError(t, (Host{pool}).Convolve(c, half[0], half[1], half[2]))
-			if !slices.Equal(backend.View[backend.BFloat16](half[0]), want) ||
-				!slices.Equal(c.Epilogue.(*seen).elements, want) {
-				t.Errorf("convolution %d: %v is not the rounded one of f32", n, c.Pass)
-			}
+			require.Check(t, slices.Equal(backend.View[backend.BFloat16](half[0]), want) &&
+				slices.Equal(c.Epilogue.(*seen).elements, want),
+				"convolution %d: %v is not the rounded one of f32", n, c.Pass)
 		}
 	}
 }

@@ -120,10 +120,8 @@ func testReduce[T backend.Element](t *testing.T) {
 								op, sources, n, alias, i, dst[i], want)
 						}
 					}
-					if !intact() {
-						t.Fatalf("%v of %d sources, n=%d: wrote outside the destination", op,
-							sources, n)
-					}
+					require.That(t, intact(),
+						"%v of %d sources, n=%d: wrote outside the destination", op, sources, n)
 				}
 			}
 		}
@@ -157,9 +155,8 @@ func TestMinMaxPropagateNaNAndOrderZeros(t *testing.T) {
 		dst := make([]float64, 3)
 		require.NoError(t, (Host{}).Reduce(op, backend.Of(dst), backend.Of([]float64{nan, 1, 0}),
 			backend.Of([]float64{1, nan, neg})))
-		if dst[0] == dst[0] || dst[1] == dst[1] || math.Signbit(dst[2]) != (op == backend.Min) {
-			t.Errorf("%v gives %v", op, dst)
-		}
+		require.Check(t, dst[0] != dst[0] && dst[1] != dst[1] && math.Signbit(dst[2]) == (op ==
+			backend.Min), "%v gives %v", op, dst)
 	}
 }
 

@@ -22,9 +22,7 @@ func TestPatchesOfASmallImage(t *testing.T) {
 	patches := make([]float32, 16)
 	require.NoError(t, (Host{}).Im2Col(backend.Of(patches), backend.Of(x), small))
 	want := []float32{0, 0, 0, 1, 0, 0, 2, 3, 0, 4, 0, 7, 5, 6, 8, 9}
-	if !slices.Equal(patches, want) {
-		t.Errorf("patches are %v, want %v", patches, want)
-	}
+	require.Check(t, slices.Equal(patches, want), "patches are %v, want %v", patches, want)
 	back := make([]float32, 9)
 	require.NoError(t, (Host{}).Col2Im(backend.Of(back), backend.Of(patches), small))
 	if !slices.Equal(back, x) { // each pixel is in one patch
@@ -88,10 +86,9 @@ func TestPoolsPassNaNAndInfinities(t *testing.T) {
 			x, dy := backend.Of(c.x), backend.Of([]float64{3})
 			require.NoError(t, errors.Join(Host{}.MaxPool(backend.Of(y), x, c.of),
 				Host{}.MaxPoolGrad(backend.Of(dx), x, dy, c.of)))
-			if !sameNumber(y[0], c.y) || !slices.Equal(dx, want) {
-				t.Errorf("%v, %+v: the pool is %v and its gradient %v, want %v and %v", c.x, c.of,
-					y, dx, c.y, want)
-			}
+			require.Check(t, sameNumber(y[0], c.y) && slices.Equal(dx, want),
+				"%v, %+v: the pool is %v and its gradient %v, want %v and %v", c.x, c.of, y, dx,
+				c.y, want)
 		}
 	}
 }
@@ -107,9 +104,8 @@ func TestRectifiedPools(t *testing.T) {
 	y, dx := make([]float32, 3), make([]float32, 6)
 	require.NoError(t, errors.Join(Host{}.MaxPool(backend.Of(y), backend.Of(x), i),
 		Host{}.MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float32{5, 6, 7}), i)))
-	if !slices.Equal(y, []float32{2, 0, 0}) || !slices.Equal(dx, []float32{0, 5, 0, 0, 7, 0}) {
-		t.Errorf("the pool is %v and its gradient %v", y, dx)
-	}
+	require.Check(t, slices.Equal(y, []float32{2, 0, 0}) && slices.Equal(dx, []float32{0, 5, 0, 0,
+		7, 0}), "the pool is %v and its gradient %v", y, dx)
 }
 
 // TestPoolsAreTheLoop compares random pools and their gradients with the loops that define them.
@@ -146,10 +142,9 @@ func TestPoolsAreTheLoop(t *testing.T) {
 			gotY, gotDX := make([]float32, len(y)), make([]float32, len(dx))
 			runPools(pool, level, pooling[float32]{Images: i, x: x, y: gotY})
 			runPools(pool, level, pooling[float32]{Images: i, x: x, y: dy, dx: gotDX})
-			if !slices.EqualFunc(gotY, y, sameNumber) || !slices.Equal(gotDX, dx) {
-				t.Fatalf("%v of %+v: the pool is %v and its gradient %v, want %v and %v", level, i,
-					gotY, gotDX, y, dx)
-			}
+			require.That(t, slices.EqualFunc(gotY, y, sameNumber) && slices.Equal(gotDX, dx),
+				"%v of %+v: the pool is %v and its gradient %v, want %v and %v", level, i, gotY,
+				gotDX, y, dx)
 		}
 	}
 }
@@ -203,9 +198,8 @@ func TestColumnsAndImagesAreAdjoint(t *testing.T) {
 	for n := range x {
 		right += x[n] * backward[n]
 	}
-	if left != right || left == 0 {
-		t.Errorf("the products are %v and %v, want equal ones", left, right)
-	}
+	require.Check(t, left == right && left != 0, "the products are %v and %v, want equal ones",
+		left, right)
 }
 
 func TestImagesThatDoNotFitAreRefused(t *testing.T) {

@@ -153,9 +153,8 @@ func TestMultiplyHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 			pool.Close()
 			require.NoError(t, err)
 			got := backend.View[float32](m.C.Buffer)
-			if before != nil && !slices.Equal(got, before) {
-				t.Errorf("%v: %d workers have other bits than %d", shape, n, n-1)
-			}
+			require.Check(t, before == nil || slices.Equal(got, before),
+				"%v: %d workers have other bits than %d", shape, n, n-1)
 			before = got
 		}
 	}

@@ -18,11 +18,9 @@ func TestRowsAreTakenAndAdded(t *testing.T) {
 		require.NoError(t, (Host{}).TakeRows(backend.Of(rows), backend.Of(table), indices, r))
 		nan := math.NaN()
 		want := []float64{5, 6, 1, 2, 5, 6, nan, nan, -5, -6, -1, -2, -5, -6, nan, nan}
-		if !slices.EqualFunc(rows, want, func(a, b float64) bool {
+		require.Check(t, slices.EqualFunc(rows, want, func(a, b float64) bool {
 			return a == b || a != a && b != b
-		}) {
-			t.Errorf("%s: the rows are %v, want %v", name, rows, want)
-		}
+		}), "%s: the rows are %v, want %v", name, rows, want)
 		back := []float64{9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9}
 		three := slices.Concat(rows[:6], rows[8:14])
 		require.NoError(t, (Host{}).AddRows(backend.Of(back), backend.Of(three), indices.Slice(0,
@@ -63,9 +61,8 @@ func TestRowsArePutInOrderAndOthersStay(t *testing.T) {
 		}
 		require.NoError(t, (Host{}).PutRows(backend.Of(table), backend.Of(rows), indices, r))
 		want := []float32{2, 3, 9, 9, 6, 7, 10, 11, 8, 8, 14, 15}
-		if !slices.Equal(table, want) {
-			t.Errorf("%s: the table is %v, want %v", name, table, want)
-		}
+		require.Check(t, slices.Equal(table, want), "%s: the table is %v, want %v", name, table,
+			want)
 	}
 }
 
@@ -74,9 +71,7 @@ func TestRowsAreAddedInOrder(t *testing.T) {
 	sum := make([]float32, 1)
 	err := Host{}.AddRows(backend.Of(sum), backend.Of([]float32{1, 1 << 24, 1}),
 		backend.Of([]int64{0, 0, 0}), Rows{1, 1, 1})
-	if err != nil || sum[0] != 1<<24 {
-		t.Errorf("%v, %v", sum, err)
-	}
+	require.Check(t, err == nil && sum[0] == 1<<24, "%v, %v", sum, err)
 }
 
 func TestRowsThatDoNotFitAreRefused(t *testing.T) {

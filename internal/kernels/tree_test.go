@@ -84,9 +84,8 @@ func TestTreeAddsNeighboursFirst(t *testing.T) {
 				}
 				dst := backend.Of(make([]byte, elements*d.Size())).As(d)
 				require.NoError(t, reference.ReduceIn(backend.Tree, op, dst, srcs...))
-				if !slices.Equal(dst.Bytes(), sum.Bytes()) {
-					t.Errorf("%v of %d sources of %v is not that of the tree", op, n, d)
-				}
+				require.Check(t, slices.Equal(dst.Bytes(), sum.Bytes()),
+					"%v of %d sources of %v is not that of the tree", op, n, d)
 			}
 		}
 	}
@@ -184,10 +183,8 @@ func TestBranchesAddUpToTheTree(t *testing.T) {
 			}
 			for _, dst := range []backend.Buffer{backend.Of(make([]float32, 300)), srcs[0]} {
 				require.NoError(t, reference.SumBranches(dst, srcs, terms))
-				if !slices.Equal(dst.Bytes(), want.Bytes()) {
-					t.Errorf("%d terms of %d ranks, in branches of %v, have another sum", n, ranks,
-						terms)
-				}
+				require.Check(t, slices.Equal(dst.Bytes(), want.Bytes()),
+					"%d terms of %d ranks, in branches of %v, have another sum", n, ranks, terms)
 			}
 		}
 	}

@@ -42,9 +42,7 @@ func TestProgramsRunAtOnce(t *testing.T) {
 	for _, vectors := range []bool{false, true} {
 		k, err := fuse.PTXAll(all, vectors, fuse.Ampere)
 		require.NoError(t, err)
-		if len(k.Launches) != 2 {
-			t.Errorf("%d launches", len(k.Launches))
-		}
+		require.Check(t, len(k.Launches) == 2, "%d launches", len(k.Launches))
 		want := make([][]backend.Buffer, len(cases))
 		for i, c := range cases { // before: a case may be in place
 			n := c.Program.Shape[0]
@@ -130,9 +128,7 @@ func TestProgramsFoldAtOnce(t *testing.T) {
 	for _, vectors := range []bool{false, true} {
 		k, err := fuse.PTXAll(all, vectors, fuse.Ampere)
 		require.NoError(t, err)
-		if len(k.Launches) != 4 {
-			t.Errorf("%d launches", len(k.Launches))
-		}
+		require.Check(t, len(k.Launches) == 4, "%d launches", len(k.Launches))
 		m := parse(t, k.Text)
 		var addresses []uint64
 		place := func(b []byte) {
@@ -157,9 +153,7 @@ func TestProgramsFoldAtOnce(t *testing.T) {
 			}
 			require.NoError(t, m.launch(l.Entry, l.Blocks, l.Threads, params))
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("vectors %v: %v, want %v", vectors, got, want)
-		}
+		require.Check(t, slices.Equal(got, want), "vectors %v: %v, want %v", vectors, got, want)
 	}
 }
 
@@ -180,10 +174,6 @@ func TestOnlyProgramsAlikeRunAtOnce(t *testing.T) {
 	}
 	mean := squares(5)
 	mean.Outputs[0].Op = backend.Avg
-	if mean.Alike(mean) {
-		t.Error("means are of their length")
-	}
-	if !descent(5).Alike(descent(7)) || !folded.Alike(squares(7)) {
-		t.Error("lengths count")
-	}
+	require.Check(t, !mean.Alike(mean), "means are of their length")
+	require.Check(t, descent(5).Alike(descent(7)) && folded.Alike(squares(7)), "lengths count")
 }

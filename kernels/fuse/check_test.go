@@ -91,22 +91,15 @@ func TestOperationsHaveNamesAndTypes(t *testing.T) {
 	seen := map[string]bool{}
 	for _, o := range append(Ops(), Load, Const, Index) {
 		name := o.String()
-		if !o.Valid() || seen[name] || name == "" || strings.Contains(name, "(") ||
-			o.Gives(backend.BF16) {
-			t.Errorf("%d is %q", o, name)
-		}
+		require.Check(t, o.Valid() && !seen[name] && name != "" && !strings.Contains(name, "(") &&
+			!o.Gives(backend.BF16), "%d is %q", o, name)
 		seen[name] = true
 	}
-	if len(seen) != elementwise+3 {
-		t.Errorf("%d operations", len(seen))
-	}
-	if Op(0).Valid() || opEnd.Valid() || Op(255).Valid() {
-		t.Error("operations that do not exist are valid")
-	}
-	if Pow.Operands() != 2 || Tanh.Operands() != 1 || !Erf.Rounded() || Add.Rounded() ||
-		!Pow.Rounded() || Where.Rounded() {
-		t.Error("operations are taken for others")
-	}
+	require.Check(t, len(seen) == elementwise+3, "%d operations", len(seen))
+	require.Check(t, !Op(0).Valid() && !opEnd.Valid() && !Op(255).Valid(),
+		"operations that do not exist are valid")
+	require.Check(t, Pow.Operands() == 2 && Tanh.Operands() == 1 && Erf.Rounded() &&
+		!Add.Rounded() && Pow.Rounded() && !Where.Rounded(), "operations are taken for others")
 }
 
 // TestVectorsAreWhatTheTableSays: where a processor has vectors, package simd has the operations
@@ -130,7 +123,6 @@ func TestVectorsAreWhatTheTableSays(t *testing.T) {
 func TestMissingInstruction(t *testing.T) {
 	w := newWriter("loop", &Program{}, &layout{}, false)
 	w.unaryFloat(Sin, backend.F64, "%x")
-	if !errors.Is(w.err, backend.ErrUnsupported) || !strings.Contains(w.err.Error(), "sin of f64") {
-		t.Errorf("the error is %v", w.err)
-	}
+	require.Check(t, errors.Is(w.err, backend.ErrUnsupported) && strings.Contains(w.err.Error(),
+		"sin of f64"), "the error is %v", w.err)
 }

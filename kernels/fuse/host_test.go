@@ -38,9 +38,7 @@ func Example() {
 func run(t *testing.T, c *fusetest.Case) {
 	t.Helper()
 	loop, err := fuse.Host(c.Program, nil)
-	if err != nil {
-		t.Fatalf("%v\n%v", err, c.Program)
-	}
+	require.That(t, err == nil, "%v\n%v", err, c.Program)
 	require.NoError(t, loop.Run(c.Dst, c.Src, backend.Buffer{}))
 	if _, err := c.Check(c.Dst); err != nil {
 		t.Fatal(err)

@@ -27,9 +27,7 @@ func TestOutputsInPlaceAreTheSame(t *testing.T) {
 		fusetest.FoldBeside(3, 300), fusetest.UnreadFold(3, 200)} {
 		placed += testPlacements(t, uint64(seed), fusetest.New(rand.New(rand.NewPCG(1, 32)), p))
 	}
-	if placed < 100 {
-		t.Errorf("%d placements", placed)
-	}
+	require.Check(t, placed >= 100, "%d placements", placed)
 }
 
 // testPlacements returns in how many ways outputs were the memory of inputs.
@@ -37,13 +35,9 @@ func testPlacements(t *testing.T, seed uint64, c *fusetest.Case) int {
 	t.Helper()
 	vectors := seed%4 != 0
 	k, err := fuse.PTX(c.Program, vectors, capability(seed/4))
-	if err != nil {
-		t.Fatalf("%v\n%v", err, c.Program)
-	}
+	require.That(t, err == nil, "%v\n%v", err, c.Program)
 	loop, err := fuse.Host(c.Program, nil)
-	if err != nil {
-		t.Fatalf("%v\n%v", err, c.Program)
-	}
+	require.That(t, err == nil, "%v\n%v", err, c.Program)
 	host, device := c.Placements(), c.Placements()
 	for i := range host {
 		require.NoError(t, loop.Run(host[i].Dst, host[i].Src, backend.Buffer{}))

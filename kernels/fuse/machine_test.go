@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // machine runs the PTX that package fuse writes: blocks one after the other, the threads of a block
@@ -209,13 +211,9 @@ func (p *parser) line(t *testing.T, line string) {
 func (p *parser) statement(t *testing.T, line string) {
 	t.Helper()
 	found := statement.FindStringSubmatch(line)
-	if found == nil {
-		t.Fatalf("not PTX: %s", line)
-	}
+	require.That(t, found != nil, "not PTX: %s", line)
 	step := p.instruction(found[3], split(found[4]))
-	if step == nil {
-		t.Fatalf("not known: %s", line)
-	}
+	require.That(t, step != nil, "not known: %s", line)
 	if found[2] != "" {
 		guard, on, do := p.register(found[2]), uint64(1), step
 		if found[1] == "!" {

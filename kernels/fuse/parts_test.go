@@ -164,9 +164,8 @@ func TestEpiloguesByRows(t *testing.T) {
 				p.Shape)
 			require.NoError(t, loop.Run(want, src, backend.Buffer{}))
 			e := loop.(fuse.Epilogue)
-			if e.Divides(0, inner) || !e.Divides(images*rows, inner) {
-				t.Errorf("rows of %d: it runs in no parts, or not in parts of rows", inner)
-			}
+			require.Check(t, !e.Divides(0, inner) && e.Divides(images*rows, inner),
+				"rows of %d: it runs in no parts, or not in parts of rows", inner)
 			got := buffers([]fuse.Operand{p.Outputs[0].Operand}, p.Shape)
 			require.NoError(t, e.Bind(got, src))
 			for row := images*rows - 2; row >= 0; row -= 2 {

@@ -43,14 +43,10 @@ func capability[N int | uint64](seed N) int { return [...]int{fuse.Ampere, 70}[s
 func emulate(t *testing.T, c *fusetest.Case, vectors bool, capability int) (checked float64) {
 	t.Helper()
 	k, err := fuse.PTX(c.Program, vectors, capability)
-	if err != nil {
-		t.Fatalf("%v\n%v", err, c.Program)
-	}
+	require.That(t, err == nil, "%v\n%v", err, c.Program)
 	launch(t, c, k, vectors)
 	checked, err = c.Check(c.Dst)
-	if err != nil {
-		t.Fatalf("vectors=%v: %v\n%v", vectors, err, k.Text)
-	}
+	require.That(t, err == nil, "vectors=%v: %v\n%v", vectors, err, k.Text)
 	return checked
 }
 
@@ -91,9 +87,8 @@ func TestKernelsComputeWhatProgramsSay(t *testing.T) {
 		checked += emulate(t, fusetest.Random(rand.New(rand.NewPCG(seed, 5)), 2000), seed%4 != 0,
 			capability(seed/4))
 	}
-	if checked < 0.9*float64(n) {
-		t.Errorf("the results of %v cases of %d were compared", checked, n)
-	}
+	require.Check(t, checked >= 0.9*float64(n), "the results of %v cases of %d were compared",
+		checked, n)
 }
 
 // Neighbours share the words of one counter, ten rounds for four elements, where the first

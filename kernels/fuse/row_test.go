@@ -85,9 +85,7 @@ func TestSoftMaxOfRows(t *testing.T) {
 		for _, e := range y[row*n : (row+1)*n] {
 			sum += float64(e)
 		}
-		if math.Abs(sum-1) > 1e-5 {
-			t.Errorf("row %d adds up to %v", row, sum)
-		}
+		require.Check(t, math.Abs(sum-1) <= 1e-5, "row %d adds up to %v", row, sum)
 	}
 }
 

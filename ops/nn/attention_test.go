@@ -185,9 +185,8 @@ func TestAttentionOfAQueryWithoutKeysIsZero(t *testing.T) {
 	in[3] = indices([]int{1}, 0)
 	checkForward(t, in, attended(AttentionOptions{}), of([]int{1, 1, 2, 1}, 0, 0), 0)
 	for i, g := range gradients(t, in, attended(AttentionOptions{}), false)[:3] {
-		if slices.ContainsFunc(g, func(x float64) bool { return x != 0 }) {
-			t.Errorf("the gradient of operand %d is %v, want 0", i, g)
-		}
+		require.Check(t, !slices.ContainsFunc(g, func(x float64) bool { return x != 0 }),
+			"the gradient of operand %d is %v, want 0", i, g)
 	}
 }
 
@@ -230,8 +229,7 @@ func TestAttentionErrors(t *testing.T) {
 	require.NoError(t, err)
 	m := gorgonia.NewTapeMachine(y.Graph())
 	defer m.Close()
-	require.Fails(t, "a length that is too large", m.RunAll(),
-		"length 0 is 4, out of range 0 to 3")
+	require.Fails(t, "a length that is too large", m.RunAll(), "length 0 is 4, out of range 0 to 3")
 	_, err = Attention(q, q, q, AttentionOptions{Scale: -1})
 	checkRefused(t, err, backend.ErrArgument, "the scale is -1")
 	_, err = Attention(nil, q, q, AttentionOptions{})

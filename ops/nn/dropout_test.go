@@ -67,25 +67,19 @@ func TestMasks(t *testing.T) {
 		return dropped(t, r, tensor.Float64, p, rows, columns)
 	}
 	whole := mask(1, 2, 3, 0, rows)
-	if !slices.Equal(whole, mask(1, 2, 3, 0, rows)) {
-		t.Error("two runs differ")
-	}
-	if !slices.Equal(whole, slices.Concat(mask(1, 2, 3, 0, 3), mask(1, 2, 3, 3, 5))) {
-		t.Error("a batch that two ranks share has another mask")
-	}
+	require.Check(t, slices.Equal(whole, mask(1, 2, 3, 0, rows)), "two runs differ")
+	require.Check(t, slices.Equal(whole, slices.Concat(mask(1, 2, 3, 0, 3), mask(1, 2, 3, 3, 5))),
+		"a batch that two ranks share has another mask")
 	for _, other := range [][]float64{mask(2, 2, 3, 0, rows), mask(1, 1, 3, 0, rows),
 		mask(1, 2, 4, 0, rows), mask(1, 2, 3, 1, rows)} {
-		if slices.Equal(whole, other) {
-			t.Error("two masks are equal that must differ")
-		}
+		require.Check(t, !slices.Equal(whole, other), "two masks are equal that must differ")
 	}
 	small := NewRandom(1)
 	small.Seek(3, 0)
 	small.operation()
 	small.operation()
-	if !slices.Equal(whole, dropped(t, small, tensor.Float32, p, rows, columns)) {
-		t.Error("float32 has another mask")
-	}
+	require.Check(t, slices.Equal(whole, dropped(t, small, tensor.Float32, p, rows, columns)),
+		"float32 has another mask")
 }
 
 // The gradient has the mask and the scale of the forward pass: it is y/x, with w = 1.
@@ -130,10 +124,8 @@ func TestDropoutWantsNext(t *testing.T) {
 	random.Seek(0, 0)
 	third, err := op.Do(x)
 	require.NoError(t, err)
-	if slices.Equal(numbers(t, first), numbers(t, second)) ||
-		!slices.Equal(numbers(t, first), numbers(t, third)) {
-		t.Errorf("masks of steps 0, 1, 0: %v, %v, %v", first, second, third)
-	}
+	require.Check(t, !slices.Equal(numbers(t, first), numbers(t, second)) && slices.Equal(numbers(t,
+		first), numbers(t, third)), "masks of steps 0, 1, 0: %v, %v, %v", first, second, third)
 }
 
 func TestDropoutErrors(t *testing.T) {

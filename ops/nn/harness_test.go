@@ -83,9 +83,7 @@ func one(f func(x *gorgonia.Node) (*gorgonia.Node, error)) builder {
 // numbers returns the elements of a value, in row-major order.
 func numbers(t *testing.T, v gorgonia.Value) []float64 {
 	t.Helper()
-	if v == nil {
-		t.Fatal("there is no value")
-	}
+	require.That(t, v != nil, "there is no value")
 	memory, err := elements(v)
 	require.NoError(t, err)
 	if memory.DType() == backend.F64 {
@@ -133,9 +131,8 @@ func checkForward(t *testing.T, in []operand, build builder, want operand, toler
 	t.Helper()
 	for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32} {
 		shape, got := forward(t, dt, in, build)
-		if !slices.Equal(shape, tensor.Shape(want.shape)) || len(got) != len(want.data) {
-			t.Fatalf("%v: shape %v, want %v", dt, shape, want.shape)
-		}
+		require.That(t, slices.Equal(shape, tensor.Shape(want.shape)) && len(got) == len(want.data),
+			"%v: shape %v, want %v", dt, shape, want.shape)
 		for i := range got {
 			if math.Abs(got[i]-want.data[i]) > tolerance {
 				t.Fatalf("%v: %v, want %v", dt, got, want.data)

@@ -50,9 +50,8 @@ func TestNormsOfOddPowersAreDefects(t *testing.T) {
 			}
 			found := Defects(g)
 			reported := len(found) == 1 && strings.HasSuffix(found[0].String(), "use nn.Norm")
-			if reported != (p%2 == 1) || len(found) > 1 {
-				t.Errorf("%v, p %d: the defects are %v", dt, p, found)
-			}
+			require.Check(t, reported == (p%2 == 1) && len(found) <= 1,
+				"%v, p %d: the defects are %v", dt, p, found)
 		}
 	}
 }
@@ -87,9 +86,7 @@ func TestBatchNormsOfANilScaleOrBiasAreDefects(t *testing.T) {
 		}
 		found := Defects(g)
 		if given[0] && given[1] {
-			if len(found) > 0 {
-				t.Errorf("with a scale and a bias: %v", found)
-			}
+			require.Check(t, len(found) <= 0, "with a scale and a bias: %v", found)
 		} else if len(found) != 1 || !strings.Contains(found[0].What, "was nil") || found[0].Tape {
 			t.Errorf("given %v: %v", given, found)
 		}

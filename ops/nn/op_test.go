@@ -21,9 +21,8 @@ func TestAnOperationRunsOnSeveralGoroutines(t *testing.T) {
 		group.Go(func() {
 			for range 20 {
 				got, err := op.Do(x[0].Value())
-				if err != nil || !slices.Equal(numbers(t, got), numbers(t, want)) {
-					t.Errorf("another result, or %v", err)
-				}
+				require.Check(t, err == nil && slices.Equal(numbers(t, got), numbers(t, want)),
+					"another result, or %v", err)
 			}
 		})
 	}

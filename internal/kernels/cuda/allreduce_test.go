@@ -85,10 +85,9 @@ func TestGridsGrowWithTheSize(t *testing.T) {
 			x.Dst = device(backend.F32, 1<<40, test.nbytes)
 		}
 		err := New(v).Exchange(peersOf(4), &x)
-		if err != nil || v.last.Grid.X != test.grid || v.last.Block.X != test.block {
-			t.Errorf("%v of %d bytes: grid %d of %d threads, want %d of %d: %v", test.way,
-				test.nbytes, v.last.Grid.X, v.last.Block.X, test.grid, test.block, err)
-		}
+		require.Check(t, err == nil && v.last.Grid.X == test.grid && v.last.Block.X == test.block,
+			"%v of %d bytes: grid %d of %d threads, want %d of %d: %v", test.way, test.nbytes,
+			v.last.Grid.X, v.last.Block.X, test.grid, test.block, err)
 	}
 }
 
@@ -210,9 +209,8 @@ func TestDevicesExchange(t *testing.T) {
 	out, err := exec.Command(binary, "layout", "-", "-").Output()
 	windows, row := WindowRow(0)
 	hosts, _ := HostRow()
-	if err != nil || string(out) != fmt.Sprintln(padBytes, windows, row, hosts, StatusBytes) {
-		t.Errorf("the layout in the sources is %s, %v", out, err)
-	}
+	require.Check(t, err == nil && string(out) == fmt.Sprintln(padBytes, windows, row, hosts,
+		StatusBytes), "the layout in the sources is %s, %v", out, err)
 	if full {
 		for size := 2; size <= MaxPeers; size++ {
 			for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot",

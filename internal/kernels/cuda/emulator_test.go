@@ -85,9 +85,7 @@ func TestThreadsWaitWithEachCompiler(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		out, err := exec.CommandContext(ctx, compiledBy(t, cxx, "emulator/threads.cpp")).Output()
-		if err != nil || string(out) != "ok\n" {
-			t.Errorf("%s: %s, %v", cxx, out, err)
-		}
+		require.Check(t, err == nil && string(out) == "ok\n", "%s: %s, %v", cxx, out, err)
 	}
 }
 
@@ -226,7 +224,6 @@ func testSourcesAreWhatWasCompiled(t *testing.T, binary string) {
 		}
 		n++
 	}
-	if n != len(compiled) {
-		t.Errorf("%d kernels in the sources, %d in the PTX: make ptx", n, len(compiled))
-	}
+	require.Check(t, n == len(compiled), "%d kernels in the sources, %d in the PTX: make ptx", n,
+		len(compiled))
 }

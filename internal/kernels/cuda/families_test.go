@@ -20,13 +20,11 @@ func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
 		}
 	}
 	for family := range texts {
-		if !slices.Contains(listed, family) {
-			t.Errorf("family %q is in no list: it would be loaded in the middle of a run", family)
-		}
+		require.Check(t, slices.Contains(listed, family),
+			"family %q is in no list: it would be loaded in the middle of a run", family)
 	}
-	if len(listed) != len(texts) {
-		t.Errorf("%d families are listed, and there are %d", len(listed), len(texts))
-	}
+	require.Check(t, len(listed) == len(texts), "%d families are listed, and there are %d",
+		len(listed), len(texts))
 }
 
 // TestKernelsHaveOneFamily: a launch finds its kernel by the name alone.

@@ -21,13 +21,11 @@ func TestKernelsWithPDLWaitFirst(t *testing.T) {
 				"st.release", "ld.shared", "st.shared",
 				"atom", "red.", "cp.async", "call", "bra", "ret;", "griddepcontrol",
 			} {
-				if strings.Contains(first, access) {
-					t.Errorf("%s of %s has %s before it waits", name, family, access)
-				}
+				require.Check(t, !strings.Contains(first, access),
+					"%s of %s has %s before it waits", name, family, access)
 			}
-			if !found || strings.Contains(rest, wait) {
-				t.Errorf("%s of %s does not wait once", name, family)
-			}
+			require.Check(t, found && !strings.Contains(rest, wait), "%s of %s does not wait once",
+				name, family)
 		}
 	}
 }
@@ -71,11 +69,9 @@ func TestTraitsAreThoseOfTheKernels(t *testing.T) {
 			e, err := parseEntry(name)
 			require.NoError(t, err)
 			its := traitsOf(body)
-			if its != (traits{pdl: true, releases: its.releases, peers: peers[family],
-				together: family == Recurrences}) ||
-				peers[family] && its.releases != releasing[e.Verb] {
-				t.Errorf("%s of %s: %+v", name, family, its)
-			}
+			require.Check(t, its == (traits{pdl: true, releases: its.releases, peers: peers[family],
+				together: family == Recurrences}) && (!peers[family] || its.releases ==
+				releasing[e.Verb]), "%s of %s: %+v", name, family, its)
 		}
 	}
 }
@@ -112,8 +108,7 @@ func TestSuccession(t *testing.T) {
 			s.launched(l.its, l.err)
 		}
 		s.forget()
-		if s.overlaps(copies) || !s.overlaps(ll) {
-			t.Errorf("%s: uses PDL behind unknown work", name)
-		}
+		require.Check(t, !s.overlaps(copies) && s.overlaps(ll), "%s: uses PDL behind unknown work",
+			name)
 	}
 }

@@ -92,9 +92,7 @@ func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 			t.Errorf("%v", e)
 		}
 	}
-	if len(all) < 190 {
-		t.Errorf("only %d kernels", len(all))
-	}
+	require.Check(t, len(all) >= 190, "only %d kernels", len(all))
 	if _, err := parseEntry("nonsense"); err == nil {
 		t.Error("a name of one part was accepted")
 	}
@@ -107,18 +105,16 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 	texts, err := textsWith("", volta)
 	require.NoError(t, err)
 	for family, text := range texts {
-		if !strings.Contains(text, "\n.version 6.0\n.target sm_70\n") {
-			t.Errorf("%s is not ISA 6.0 for sm_70", family)
-		}
+		require.Check(t, strings.Contains(text, "\n.version 6.0\n.target sm_70\n"),
+			"%s is not ISA 6.0 for sm_70", family)
 	}
 	for _, capability := range []int{volta, 75, 80, 89} {
 		texts, err := textsWith("", capability)
 		require.NoError(t, err)
 		for family, text := range texts {
-			if strings.Contains(text, "griddepcontrol") {
-				t.Errorf("%s uses programmatic dependent launch on devices of compute capability "+
+			require.Check(t, !strings.Contains(text, "griddepcontrol"),
+				"%s uses programmatic dependent launch on devices of compute capability "+
 					"%d, which have none", family, capability)
-			}
 		}
 	}
 	require.Fails(t, "devices before Volta", require.Err(textsWith("", 61)),
@@ -149,14 +145,10 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 			for _, instruction := range newer[capability] {
 				found := strings.Contains(text, instruction)
 				gains = gains || found && capability == target
-				if found && capability > target {
-					t.Errorf("%s has %s", file, instruction)
-				}
+				require.Check(t, !found || capability <= target, "%s has %s", file, instruction)
 			}
 		}
-		if !gains {
-			t.Errorf("%s has nothing that an older one lacks", file)
-		}
+		require.Check(t, gains, "%s has nothing that an older one lacks", file)
 	}
 }
 
@@ -213,10 +205,9 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 			continue
 		}
 		want, _ := textsWith("", test.as)
-		if err != nil || !maps.Equal(texts, want) {
-			t.Errorf("%s with %d does not give the kernels for %d: %v", test.kernels,
-				test.capability, test.as, err)
-		}
+		require.Check(t, err == nil && maps.Equal(texts, want),
+			"%s with %d does not give the kernels for %d: %v", test.kernels, test.capability,
+			test.as, err)
 	}
 }
 
@@ -274,10 +265,8 @@ func TestDevicesTakeTheMachineCodeOfTheirGeneration(t *testing.T) {
 			if want != "" {
 				want = family + "." + want + ".cubin.bz2"
 			}
-			if s.code != want {
-				t.Errorf("%q, %d: %s is loaded from %q, want %q", test.kernels, test.capability,
-					family, s.code, want)
-			}
+			require.Check(t, s.code == want, "%q, %d: %s is loaded from %q, want %q", test.kernels,
+				test.capability, family, s.code, want)
 		}
 	}
 }
@@ -303,10 +292,8 @@ func TestMachineCodeHasTheKernelsOfItsText(t *testing.T) {
 			for name := range bodies(text) {
 				want[name] = true
 			}
-			if !maps.Equal(got, want) {
-				t.Errorf("%s for %d has %v, want %v: make machine-code", family, capability, got,
-					want)
-			}
+			require.Check(t, maps.Equal(got, want), "%s for %d has %v, want %v: make machine-code",
+				family, capability, got, want)
 		}
 	}
 }
@@ -315,10 +302,9 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	t.Helper()
 	// fma is written where it is meant: in elementary functions, and in products, whose sums have
 	// an order of their own anyway.
-	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention", "attention_bf16",
-		"attention_narrow", Recurrences}, family) && strings.Contains(text, "fma.rn") {
-		t.Errorf("%s has fused multiply-adds: results would differ from the host's", family)
-	}
+	require.Check(t, slices.Contains([]string{"unary", "gemm", "convolve", "attention",
+		"attention_bf16", "attention_narrow", Recurrences}, family) || !strings.Contains(text,
+		"fma.rn"), "%s has fused multiply-adds: results would differ from the host's", family)
 	if strings.HasPrefix(family, "attention_") { // whose weights are rounded to 8 bits after this
 		text = strings.ReplaceAll(text, "ex2.approx.ftz.f32", "")
 	}
@@ -327,9 +313,8 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	}
 	for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni",
 		".local "} {
-		if strings.Contains(text, approximate) {
-			t.Errorf("%s contains %q", family, approximate)
-		}
+		require.Check(t, !strings.Contains(text, approximate), "%s contains %q", family,
+			approximate)
 	}
 }
 
@@ -340,20 +325,17 @@ func TestVariantsHaveTheSameKernels(t *testing.T) {
 		texts, err := textsWith("", capability)
 		require.NoError(t, err)
 		for family, text := range texts {
-			if capability >= hopper && !forHopper.MatchString(text) {
-				t.Errorf("%s is not for sm_90", family)
-			}
+			require.Check(t, capability < hopper || forHopper.MatchString(text),
+				"%s is not for sm_90", family)
 			computesAsTheHost(t, family, text)
 			got, want := parametersOf(t, text), parametersOf(t, base[family])
-			if !maps.Equal(got, want) {
-				t.Errorf("%s has other kernels for compute capability %d, or kernels with other "+
+			require.Check(t, maps.Equal(got, want),
+				"%s has other kernels for compute capability %d, or kernels with other "+
 					"parameters", family, capability)
-			}
 		}
-		if len(texts) != len(base) {
-			t.Errorf("%d families for compute capability %d, %d for Volta", len(texts), capability,
-				len(base))
-		}
+		require.Check(t, len(texts) == len(base),
+			"%d families for compute capability %d, %d for Volta", len(texts), capability,
+			len(base))
 	}
 }
 
@@ -549,9 +531,7 @@ func TestEveryCallFitsThePTX(t *testing.T) {
 		}
 	}
 	for e := range v.known {
-		if v.seen[e] == 0 {
-			t.Errorf("no call uses %v", e)
-		}
+		require.Check(t, v.seen[e] != 0, "no call uses %v", e)
 	}
 }
 
@@ -568,9 +548,7 @@ func TestGeometryAtBoundaries(t *testing.T) {
 	for width, want := range map[int]Size{1: {1, 256}, 3: {4, 64}, 256: {256, 1}, 1000: {256, 1}} {
 		var c Launch
 		c.rows(1<<20, width)
-		if c.Block != want {
-			t.Errorf("rows of %d: block %+v, want %+v", width, c.Block, want)
-		}
+		require.Check(t, c.Block == want, "rows of %d: block %+v, want %+v", width, c.Block, want)
 	}
 }
 
@@ -637,10 +615,8 @@ func TestShapesChooseTheKernel(t *testing.T) {
 			n *= d
 		}
 		err := permute(k, device(c.d, 1<<40, n), device(c.d, 1<<41, n), c.dims, c.perm)
-		if err != nil || v.last.Entry.String() != c.want {
-			t.Errorf("%v %v by %v: used %v, want %s: %v", c.d, c.dims, c.perm, v.last.Entry,
-				c.want, err)
-		}
+		require.Check(t, err == nil && v.last.Entry.String() == c.want,
+			"%v %v by %v: used %v, want %s: %v", c.d, c.dims, c.perm, v.last.Entry, c.want, err)
 	}
 }
 
@@ -754,10 +730,9 @@ func TestTilesAtBoundaries(t *testing.T) {
 	} {
 		x, y := device(c.d, 1<<40, 3*c.m*c.n), device(c.d, 1<<41, 3*c.m*c.n)
 		err := permute(k, x, y, []int{3, c.n, c.m}, []int{0, 2, 1})
-		if err != nil || v.last.Grid != (Size{uint32(3 * c.want), 1}) {
-			t.Errorf("%v of %d x %d: %v has %v blocks for 3 matrices, want %d each: %v", c.d, c.n,
-				c.m, v.last.Entry, v.last.Grid, c.want, err)
-		}
+		require.Check(t, err == nil && v.last.Grid == (Size{uint32(3 * c.want), 1}),
+			"%v of %d x %d: %v has %v blocks for 3 matrices, want %d each: %v", c.d, c.n, c.m,
+			v.last.Entry, v.last.Grid, c.want, err)
 	}
 }
 

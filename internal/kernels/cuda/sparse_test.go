@@ -350,10 +350,8 @@ func TestSamplesAreLargeEnough(t *testing.T) {
 	for _, c := range []struct{ n, k int }{{1 << 25, 1 << 25 / 100}, {1 << 25, 1 << 25 / 20},
 		{1 << 25, 3000}, {1 << 20, 1 << 20 / 100}} {
 		rank, room := sampled(c.n, c.k, min(samples, c.n/fewest))
-		if rank == 0 || room < c.k || room > 2*c.k+c.n/100 {
-			t.Errorf("top %d of %d: rank %d of the sample, room for %d candidates", c.k, c.n, rank,
-				room)
-		}
+		require.Check(t, rank != 0 && room >= c.k && room <= 2*c.k+c.n/100,
+			"top %d of %d: rank %d of the sample, room for %d candidates", c.k, c.n, rank, room)
 	}
 	if rank, room := sampled(1<<20, 1<<19, samples); rank != 0 || room != 0 {
 		t.Errorf("half of the elements: rank %d, room %d, want no candidates", rank, room)

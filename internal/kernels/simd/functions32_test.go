@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // The functions of float32 are right up to one unit in the last place, at all magnitudes.
@@ -25,9 +27,7 @@ func TestFunctionsOfFloat32AreAccurate(t *testing.T) {
 				worst, at = off, x
 			}
 		}
-		if worst > 1 {
-			t.Errorf("%v(%v) is off by %.2f units of the last place", op, at, worst)
-		}
+		require.Check(t, worst <= 1, "%v(%v) is off by %.2f units of the last place", op, at, worst)
 	}
 	for i, x := range xs {
 		x, y := math.Abs(float64(float32(x))), float64(float32(r.NormFloat64()*10))

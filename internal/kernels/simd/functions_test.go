@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // meaning has functions of which the digits, or the range, of those of package math are too few.
@@ -166,9 +167,7 @@ func checkFunction[T Float](t *testing.T, op Op, x []T, bound float64) (worst fl
 	var first []T
 	for _, level := range Levels()[1:] {
 		got := make([]T, len(x))
-		if !Unary(level, op, got, x) {
-			t.Fatalf("%v has no %v", level, op)
-		}
+		require.That(t, Unary(level, op, got, x), "%v has no %v", level, op)
 		if first != nil {
 			same(t, fmt.Sprint(level, " ", op), got, first)
 			continue
@@ -222,9 +221,7 @@ func testBinary[T Float](t *testing.T) {
 	for _, level := range Levels()[1:] {
 		_, all := inVectors[T]()
 		for _, op := range all {
-			if !Binary(level, op, got, x, y) {
-				t.Errorf("%v has no %v", level, op)
-			}
+			require.Check(t, Binary(level, op, got, x, y), "%v has no %v", level, op)
 			BinaryLoop(op, want, x, y)
 			same(t, fmt.Sprint(level, " ", op), got, want)
 		}
@@ -356,9 +353,8 @@ func fuzzFunctions[T Float](t *testing.T, op uint8, offset int, data []byte, bou
 
 func TestGoHasNoVectors(t *testing.T) {
 	x := []float32{1}
-	if Unary(Go, Exp, x, x) || Binary(Go, Add, x, x, x) || Where(Go, x, x, x, x) || x[0] != 1 {
-		t.Error("a level without vectors has computed")
-	}
+	require.Check(t, !Unary(Go, Exp, x, x) && !Binary(Go, Add, x, x, x) && !Where(Go, x, x, x, x) &&
+		x[0] == 1, "a level without vectors has computed")
 }
 
 func TestShortOperandsPanic(t *testing.T) {

@@ -10,8 +10,8 @@
 //	g := testranks.New(t, 3, time.Minute, connect)
 //	err := testranks.All(3, func(rank int) error { return backend.Barrier(g.Ranks[rank]) })
 //
-// Inside of such a function [NoError] and [Must] end the rank with an error, as package require ends
-// a test.
+// Inside of such a function [NoError] and [Must] end the rank with an error, as package require
+// ends a test.
 //
 // [Group.Fail] loses a rank, as the death of its process would. Processes that really die are
 // package proctest's.

@@ -67,9 +67,7 @@ func newMutant(t *testing.T, seed uint64) *mutant {
 	if m.plan, err = limits.New(proof.Verify, &m.Program, m.updates...); err != nil {
 		t.Fatalf("seed %d: %v", seed, err)
 	}
-	if m.plan.Doubt != nil {
-		t.Fatalf("seed %d: %v in\n%v", seed, m.plan.Doubt, m.plan)
-	}
+	require.That(t, m.plan.Doubt == nil, "seed %d: %v in\n%v", seed, m.plan.Doubt, m.plan)
 	m.expect(t)
 	return m
 }
@@ -458,10 +456,8 @@ func TestChangedPlansThatAreProvenComputeTheSame(t *testing.T) {
 			err = m.on(t, device, p)
 			closed()
 		}
-		if err != nil {
-			t.Errorf("change %d, %s, is proven: %v in\n%v\ninstead of\n%v", number, what, err, p,
-				m.plan)
-		}
+		require.Check(t, err == nil, "change %d, %s, is proven: %v in\n%v\ninstead of\n%v", number,
+			what, err, p, m.plan)
 	}
 	t.Logf("%d changes, %d of them proven, in %v", tried, proven, time.Since(began))
 }

@@ -142,9 +142,7 @@ func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, i
 	t.Helper()
 	planned, err := planner(p)
 	require.NoError(t, err)
-	if planned.Doubt != nil {
-		t.Fatalf("%v in\n%v", planned.Doubt, planned)
-	}
+	require.That(t, planned.Doubt == nil, "%v in\n%v", planned.Doubt, planned)
 	e, err := exec.New(planned, device, nil, nil)
 	require.NoError(t, err)
 	defer func() {

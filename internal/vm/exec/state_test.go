@@ -70,9 +70,7 @@ func (r *random) carry(t *testing.T, device exec.Device, planner planner, update
 	t.Helper()
 	planned, err := planner(&r.Program, updates...)
 	require.NoError(t, err)
-	if planned.Doubt != nil {
-		t.Fatalf("%v in\n%v", planned.Doubt, planned)
-	}
+	require.That(t, planned.Doubt == nil, "%v in\n%v", planned.Doubt, planned)
 	e, err := exec.New(planned, device, nil, nil)
 	require.NoError(t, err)
 	inputs, memory := slices.Clone(r.inputs), make([]backend.Buffer, len(planned.Buffers))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -37,9 +38,8 @@ func TestWhatHasNoBoundMayBecomeNaN(t *testing.T) {
 	x := Of(ir.Of(1, 1, 1, 2), []float64{nan, 5})
 	x.Data[0].Err = math.Inf(1)
 	dx := a.maxPoolGrad(ir.Value{Shape: x.Shape}, pool, x, Of(ir.Of(1, 1, 1, 1), []float64{1}))
-	if !dx.Data[0].Allows(0) || !dx.Data[1].Allows(1) {
-		t.Errorf("5 may be the largest beside what has no bound: %v", dx.Data)
-	}
+	require.Check(t, dx.Data[0].Allows(0) && dx.Data[1].Allows(1),
+		"5 may be the largest beside what has no bound: %v", dx.Data)
 }
 
 // TestPaddingTimesInfinityMayBeNaN: a machine may multiply the padding, or skip it.
@@ -50,13 +50,11 @@ func TestPaddingTimesInfinityMayBeNaN(t *testing.T) {
 	for _, pass := range []kernels.Pass{kernels.Forward, kernels.FilterGradient} {
 		y := in(backend.F32).convolved(ir.Value{Shape: filter.Shape},
 			ir.Convolution{Window: wide, Pass: pass}, []Array{image, endless})
-		if !y.Data[0].Allows(6) || !y.Data[0].Allows(math.NaN()) {
-			t.Errorf("%v: %v", pass, y.Data)
-		}
+		require.Check(t, y.Data[0].Allows(6) && y.Data[0].Allows(math.NaN()), "%v: %v", pass,
+			y.Data)
 	}
 	y := in(backend.F32).convolved(ir.Value{Shape: filter.Shape}, ir.Convolution{Window: wide},
 		[]Array{image, filter})
-	if y.Data[0] != (Number{Value: 6}) || y.Data[1] != (Number{Value: 3}) {
-		t.Errorf("finite ones have bounds: %v", y.Data)
-	}
+	require.Check(t, y.Data[0] == (Number{Value: 6}) && y.Data[1] == (Number{Value: 3}),
+		"finite ones have bounds: %v", y.Data)
 }

@@ -3,6 +3,7 @@ package ir_test
 import (
 	"testing"
 
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 )
 
@@ -29,9 +30,8 @@ func TestReshapedViews(t *testing.T) {
 				got = got.With(i, test.want.At(i))
 			}
 		}
-		if ok != test.ok || ok && got != test.want {
-			t.Errorf("%v/%v as %v: %v %v, want %v %v", test.shape, test.strides, test.to, got, ok,
-				test.want, test.ok)
-		}
+		require.Check(t, ok == test.ok && (!ok || got == test.want),
+			"%v/%v as %v: %v %v, want %v %v", test.shape, test.strides, test.to, got, ok, test.want,
+			test.ok)
 	}
 }

@@ -29,16 +29,12 @@ func kept(old bool) (*program, Update) {
 func TestPutIsInPlaceUnlessTheOldValueIsRead(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		p, u := kept(old)
-		planned, err := New(&p.Program, u)
-		if err != nil || planned.Doubt != nil {
-			t.Fatal(err, planned.Doubt)
-		}
+		planned := p.planned(t, u)
 		at := slices.IndexFunc(planned.Steps, func(s Step) bool { return s.Op == ir.Put{} })
 		kind := planned.Buffers[planned.Steps[at].Dsts[0].Buffer].Kind
 		assigned := planned.Steps[len(planned.Steps)-1].Op.String() == "assign"
-		if (kind == Input) == old || assigned != old {
-			t.Errorf("reads the old value: %v\n%v", old, planned)
-		}
+		require.Check(t, (kind == Input) != old && assigned == old, "reads the old value: %v\n%v",
+			old, planned)
 	}
 }
 

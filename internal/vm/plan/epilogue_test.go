@@ -28,10 +28,9 @@ func TestVerifyFindsBrokenChainsOfEpilogues(t *testing.T) {
 	whole, names := ops(t, gates())
 	const product, loop, concat, cast, other = 3, 4, 5, 6, 7
 	want := []string{"loop mul tanh exp", "concat axis 1", "loop cast"}
-	if !slices.Equal(names[loop:other], want) || !whole.Steps[loop].Epilogue ||
-		!whole.Steps[concat].Epilogue || !whole.Steps[cast].Epilogue {
-		t.Fatalf("%q, want epilogues %q in\n%v", names, want, whole)
-	}
+	require.That(t, slices.Equal(names[loop:other], want) && whole.Steps[loop].Epilogue &&
+		whole.Steps[concat].Epilogue && whole.Steps[cast].Epilogue, "%q, want epilogues %q in\n%v",
+		names, want, whole)
 	over := func(step, before, arg int) func(p *Plan) {
 		return func(p *Plan) {
 			p.Buffers[p.Steps[step].Dsts[0].Buffer].Offset =
@@ -110,10 +109,9 @@ func TestALoopStoresWhatItRoundsOnly(t *testing.T) {
 		p.Results = []ir.ID{c, cast(c, ir.Of(8, 16), test.to)}
 		planned, names := ops(t, p)
 		last := len(names) - 1
-		if names[last] != "loop cast" || !planned.Steps[last-1].Epilogue ||
-			planned.Steps[last].Epilogue != test.want {
-			t.Errorf("%v to %v: want an epilogue: %v, in\n%v", test.of, test.to, test.want, planned)
-		}
+		require.Check(t, names[last] == "loop cast" && planned.Steps[last-1].Epilogue &&
+			planned.Steps[last].Epilogue == test.want, "%v to %v: want an epilogue: %v, in\n%v",
+			test.of, test.to, test.want, planned)
 	}
 }
 

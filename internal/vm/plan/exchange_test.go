@@ -81,9 +81,8 @@ func TestExchange(t *testing.T) {
 				test.change(p, &dv, &dw)
 			}
 			planned, names := exchanged(t, p, dv, dw, test.ofV, test.ofW)
-			if !slices.Equal(names, test.want) {
-				t.Errorf("the steps are\n%v, want %q", planned, test.want)
-			}
+			require.Check(t, slices.Equal(names, test.want), "the steps are\n%v, want %q", planned,
+				test.want)
 		})
 	}
 }
@@ -144,9 +143,7 @@ func TestAccumulate(t *testing.T) {
 	if err == nil {
 		err = Verify(planned)
 	}
-	if err != nil {
-		t.Fatalf("%v in\n%v", err, planned)
-	}
+	require.That(t, err == nil, "%v in\n%v", err, planned)
 	const sum, squares, update = "loop accumulate", "squares of 2", "update of 2"
 	// where the sums are
 	first := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN"}
@@ -167,9 +164,8 @@ func TestAccumulate(t *testing.T) {
 					products[send.Bucket])
 			}
 		}
-		if !slices.Equal(steps, want) {
-			t.Errorf("runs of kind %d have the steps %q, want %q", kind, steps, want)
-		}
+		require.Check(t, slices.Equal(steps, want), "runs of kind %d have the steps %q, want %q",
+			kind, steps, want)
 	}
 }
 
@@ -272,19 +268,15 @@ func TestTreeOfRuns(t *testing.T) {
 		if err == nil {
 			err = Verify(planned)
 		}
-		if err != nil {
-			t.Fatalf("%v in\n%v", err, planned)
-		}
+		require.That(t, err == nil, "%v in\n%v", err, planned)
 		partial := 0
 		for _, b := range planned.Buffers {
 			if b.Kind == PartialSum {
 				partial++
 			}
 		}
-		if partial != 2*kept {
-			t.Errorf("%d runs keep %d sums beside the gradients, want %d for each", runs, partial,
-				kept)
-		}
+		require.Check(t, partial == 2*kept,
+			"%d runs keep %d sums beside the gradients, want %d for each", runs, partial, kept)
 		kinds, _ := planned.Accumulation.Sums()
 		for kind := range planned.Accumulation.Kinds() {
 			steps := 0
@@ -325,16 +317,14 @@ func TestUpdatesApart(t *testing.T) {
 				}
 			}
 			want := []string{"squares of 2", "loop norm", "update of 2"}
-			if !slices.Equal(steps, want) {
-				t.Errorf("the updates are the steps %q, want %q", steps, want)
-			}
+			require.Check(t, slices.Equal(steps, want), "the updates are the steps %q, want %q",
+				steps, want)
 			for _, kinds := range []ir.Runs{1 << (planned.Accumulation.Kinds() - 1), 1 << 0} {
 				broken := *planned
 				broken.Steps = slices.Clone(planned.Steps)
 				broken.Steps[len(broken.Steps)-1].Runs = kinds
-				if Verify(&broken) == nil {
-					t.Errorf("a step of the solver in runs %b: not noticed", kinds)
-				}
+				require.Check(t, Verify(&broken) != nil,
+					"a step of the solver in runs %b: not noticed", kinds)
 			}
 		}
 	}

@@ -35,22 +35,16 @@ func lookedUp(t *testing.T, change func(*Update)) (*Plan, []Update) {
 		{Input: 2, Gradient: dw, Bucket: 3, Rule: descent, Kept: 1}}
 	tables := lower.Tables(&p.Program, both, dother, dw)
 	want := []lower.Table{{Rows: 4, Of: 8}, {Rows: 4, Of: 8, Alone: true}, {}}
-	if !slices.Equal(tables, want) {
-		t.Fatalf("the tables are %v, want %v", tables, want)
-	}
+	require.That(t, slices.Equal(tables, want), "the tables are %v, want %v", tables, want)
 	for i := range updates {
 		if tables[i].Rows > 0 {
 			updates[i].Lookups = &lower.Lookups{Ranks: 2, Weight: 0.5, Alone: tables[i].Alone}
 		}
 		change(&updates[i])
 	}
-	planned, err := New(&p.Program, updates...)
-	if err == nil {
-		_, err = Plain(&p.Program, updates...)
-	}
-	if err != nil || planned.Doubt != nil {
-		t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
-	}
+	planned := p.planned(t, updates...)
+	_, err := Plain(&p.Program, updates...)
+	require.NoError(t, err)
 	return planned, updates
 }
 

@@ -71,23 +71,18 @@ func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 		if err == nil {
 			err = planned.Doubt
 		}
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		require.That(t, err == nil, "%s: %v", name, err)
 		there := 0
 		for _, b := range planned.Buffers {
 			if b.Kind == Gradient && b.DType == backend.BF16 {
 				there++
 			}
 		}
-		if there != test.there {
-			t.Errorf("%s: %d lie there, want %d:\n%v", name, there, test.there, planned)
-		}
+		require.Check(t, there == test.there, "%s: %d lie there, want %d:\n%v", name, there,
+			test.there, planned)
 		arena[name] = planned.ArenaBytes
 	}
-	if arena["exchanged"] >= arena["apart"] {
-		t.Errorf("the arenas are %v", arena)
-	}
+	require.Check(t, arena["exchanged"] < arena["apart"], "the arenas are %v", arena)
 }
 
 // TestVerifyFindsValuesThatGradientsOverwrite: a value may not lie in the memory of a gradient that
@@ -121,7 +116,6 @@ func TestLargestHasEachMemoryOnce(t *testing.T) {
 			t.Errorf("it has %+v", b)
 		}
 	}
-	if slots != len(updates) {
-		t.Errorf("it has the memory of %d gradients, want %d", slots, len(updates))
-	}
+	require.Check(t, slots == len(updates), "it has the memory of %d gradients, want %d", slots,
+		len(updates))
 }

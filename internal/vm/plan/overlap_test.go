@@ -31,17 +31,14 @@ func divided(placed bool) *program {
 func TestSumOfRanksBesideTheWeightsGradient(t *testing.T) {
 	planned, names := ops(t, divided(true))
 	want := []string{"sum", "matmul NT", "sum", "matmul TN", "loop reduce-sum over (0)", "loop exp"}
-	if !slices.Equal(names, want) || planned.Doubt != nil {
-		t.Fatalf("the steps are %q, want %q: %v", names, want, planned.Doubt)
-	}
+	require.That(t, slices.Equal(names, want) && planned.Doubt == nil,
+		"the steps are %q, want %q: %v", names, want, planned.Doubt)
 	for i, s := range planned.Steps {
 		until := 0
 		if i == 2 {
 			until = 4
 		}
-		if s.Until != until {
-			t.Errorf("step %d runs until step %d, want %d", i, s.Until, until)
-		}
+		require.Check(t, s.Until == until, "step %d runs until step %d, want %d", i, s.Until, until)
 	}
 	if text := planned.String(); !strings.Contains(text, "until step 4") {
 		t.Error(text)

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -51,16 +52,27 @@ func pool(n int) ir.MaxPool {
 func ops(t *testing.T, p *program) (*Plan, []string) {
 	t.Helper()
 	require.NoError(t, p.Check())
-	planned, err := New(&p.Program)
+	planned := p.planned(t)
+	return planned, opsOf(planned)
+}
+
+// planned is a plan of the program that is proven.
+func (p *program) planned(t *testing.T, updates ...Update) *Plan {
+	t.Helper()
+	planned, err := New(&p.Program, updates...)
 	require.NoError(t, err)
-	if err := Verify(planned); err != nil {
+	if err := errors.Join(planned.Doubt, Verify(planned)); err != nil {
 		t.Fatalf("%v in\n%v", err, planned)
 	}
-	var names []string
-	for _, s := range planned.Steps {
-		names = append(names, s.Op.String())
+	return planned
+}
+
+// opsOf returns the operations of the steps.
+func opsOf(p *Plan) (all []string) {
+	for _, s := range p.Steps {
+		all = append(all, s.Op.String())
 	}
-	return planned, names
+	return all
 }
 
 // TestSteps: what programs become.
@@ -366,9 +378,8 @@ func TestLongChainsAreOneLoop(t *testing.T) {
 			t.Errorf("a loop of %d operands in %q", n, names)
 		}
 	}
-	if len(planned.Steps) != 2 {
-		t.Errorf("40 operands are %d loops, want 2", len(planned.Steps))
-	}
+	require.Check(t, len(planned.Steps) == 2, "40 operands are %d loops, want 2",
+		len(planned.Steps))
 }
 
 // TestEpilogues: element-wise loops over the whole result of the product before them, whose
@@ -458,8 +469,6 @@ func TestPlanIsTextual(t *testing.T) {
 	text := planned.String()
 	for _, want := range []string{"loop neg exp", "of test f32(3,4)", "matmul NT", "fused=2",
 		"arena_bytes=", "host_ops=0", "# test"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %q in\n%s", want, text)
-		}
+		require.Check(t, strings.Contains(text, want), "no %q in\n%s", want, text)
 	}
 }

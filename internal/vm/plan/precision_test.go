@@ -48,9 +48,8 @@ func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 					if b.Kind == Gradient && half {
 						want = backend.BF16
 					}
-					if (b.Kind == Gradient || b.Kind == State || b.Written) && b.DType != want {
-						t.Errorf("half %v: %s is %v", half, b.Name, b.DType)
-					}
+					require.Check(t, b.Kind != Gradient && b.Kind != State && !b.Written ||
+						b.DType == want, "half %v: %s is %v", half, b.Name, b.DType)
 				}
 				for _, s := range planned.Steps {
 					steps[i] = append(steps[i], s.Op.String())
@@ -92,9 +91,8 @@ func TestVerifyFindsGradientsInAnotherDType(t *testing.T) {
 				return ok
 			})
 			damage(planned, &planned.Steps[sent])
-			if Verify(planned) == nil {
-				t.Errorf("half %v: it does not find %s in\n%v", half, what, planned)
-			}
+			require.Check(t, Verify(planned) != nil, "half %v: it does not find %s in\n%v", half,
+				what, planned)
 		}
 	}
 }

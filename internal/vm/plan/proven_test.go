@@ -150,9 +150,7 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 		if err == nil {
 			_, err = Plain(&p.Program, updates...)
 		}
-		if err != nil {
-			t.Fatalf("program %d: %v in\n%v", seed, err, planned)
-		}
+		require.That(t, err == nil, "program %d: %v in\n%v", seed, err, planned)
 	}
 }
 
@@ -284,10 +282,7 @@ func TestUpdatesAreProvenByTheirRules(t *testing.T) {
 		setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 		return p.Do(fuse.Add, w, p.Do(fuse.Mul, setting(0), dw)), kept, nil
 	}} {
-		planned, err := New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Rule: rule})
-		if err != nil || planned.Doubt != nil {
-			t.Fatal(err, planned.Doubt)
-		}
+		planned := p.planned(t, Update{Input: 1, Gradient: dv, Kept: 1, Rule: rule})
 		plans = append(plans, planned)
 	}
 	plans[0].Program = plans[1].Program
@@ -302,10 +297,7 @@ func TestAnEffectThatNobodyReadsIsProven(t *testing.T) {
 	for i, name := range []string{"a", "b"} {
 		p.add(ir.Opaque{Index: i, Name: name}, ir.Of(4), x)
 	}
-	planned, err := New(&p.Program)
-	if err != nil || planned.Doubt != nil {
-		t.Fatal(err, planned.Doubt)
-	}
+	planned := p.planned(t)
 	noticed(t, planned, "two effects in another order", func(s []Step) {
 		s[0].Op, s[1].Op = s[1].Op, s[0].Op
 	})
@@ -332,13 +324,10 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 		})
 	}
 	got, err := damaged(func(plain bool) bool { return !plain })
-	if err != nil || got.Doubt == nil || !strings.Contains(got.Doubt.Error(), "result 0") {
-		t.Fatalf("%v %v", got, err)
-	}
+	require.That(t, err == nil && got.Doubt != nil && strings.Contains(got.Doubt.Error(),
+		"result 0"), "%v %v", got, err)
 	want, err := Plain(&p.Program)
-	if err != nil || got.String() != want.String() {
-		t.Errorf("%v %v, want\n%v", got, err, want)
-	}
+	require.Check(t, err == nil && got.String() == want.String(), "%v %v, want\n%v", got, err, want)
 	if got, err := damaged(func(bool) bool { return true }); err == nil {
 		t.Errorf("%v is not proven", got)
 	}
@@ -361,10 +350,8 @@ func TestPlainPlansHaveAStepForEachValue(t *testing.T) {
 	}
 	for i, b := range plain.Buffers {
 		for _, c := range plain.Buffers[:i] {
-			if b.Kind == Arena && c.Kind == Arena && b.Offset < c.Offset+c.Bytes &&
-				c.Offset < b.Offset+b.Bytes {
-				t.Errorf("%s and %s lie in one place", b.Name, c.Name)
-			}
+			require.Check(t, b.Kind != Arena || c.Kind != Arena || b.Offset >= c.Offset+c.Bytes ||
+				c.Offset >= b.Offset+b.Bytes, "%s and %s lie in one place", b.Name, c.Name)
 		}
 	}
 }

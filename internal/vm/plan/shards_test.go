@@ -38,16 +38,9 @@ func sharded(t *testing.T, rank, ranks int, placed bool, change func(*Update),
 			change(&updates[i])
 		}
 	}
-	planned, err := New(&p.Program, updates...)
-	if err == nil {
-		err = Verify(planned)
-	}
-	if err == nil {
-		_, err = Plain(&p.Program, updates...)
-	}
-	if err != nil || planned.Doubt != nil {
-		t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
-	}
+	planned := p.planned(t, updates...)
+	_, err := Plain(&p.Program, updates...)
+	require.NoError(t, err)
 	return planned
 }
 
@@ -101,13 +94,9 @@ func TestShards(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			planned := sharded(t, test.rank, test.ranks, test.placed, test.change, test.buckets...)
-			var names []string
-			for _, s := range planned.Steps {
-				names = append(names, s.Op.String())
-			}
-			if !slices.Equal(names, append(backwards, test.want...)) {
-				t.Errorf("the steps are\n%v, want %q", planned, test.want)
-			}
+			names := opsOf(planned)
+			require.Check(t, slices.Equal(names, append(backwards, test.want...)),
+				"the steps are\n%v, want %q", planned, test.want)
 			kept, want, beside := 0, 0, 0
 			for _, u := range planned.Updates {
 				want += 4 * (u.Shard.To - u.Shard.From)
@@ -120,10 +109,9 @@ func TestShards(t *testing.T) {
 					beside += b.Bytes
 				}
 			}
-			if kept != want || beside == 0 != test.placed {
-				t.Errorf("the rank keeps %d bytes, want %d, and %d of gradients beside the arena",
-					kept, want, beside)
-			}
+			require.Check(t, kept == want && beside == 0 == test.placed,
+				"the rank keeps %d bytes, want %d, and %d of gradients beside the arena", kept,
+				want, beside)
 		})
 	}
 }
@@ -150,10 +138,7 @@ func TestShardsBesideTheBackwardPass(t *testing.T) {
 				Bucket: 1 + i, Rule: descent, Shard: &Shard{From: 8, To: 16, Chunk: 8, Rank: 1,
 					Ranks: 2, Placed: placed}})
 		}
-		planned, err := New(&p.Program, updates...)
-		if err != nil || planned.Doubt != nil {
-			t.Fatal(err, planned.Doubt)
-		}
+		planned := p.planned(t, updates...)
 		at := func(name string) int {
 			return slices.IndexFunc(planned.Steps, func(s Step) bool {
 				return s.Op.String() == name
@@ -165,9 +150,8 @@ func TestShardsBesideTheBackwardPass(t *testing.T) {
 			next, back := at(fmt.Sprint("scatter bucket ", k+2)), at(fmt.Sprint(
 				"receive shards of bucket ", k))
 			last := at("scatter bucket 3")
-			if gathered < left || gathered > next || (back < last) != (placed && k == 0) {
-				t.Errorf("placed %v, bucket %d:\n%v", placed, k, planned)
-			}
+			require.Check(t, gathered >= left && gathered <= next && (back < last) == (placed &&
+				k == 0), "placed %v, bucket %d:\n%v", placed, k, planned)
 			if send := planned.Steps[gathered].Op.(Send); send.Products == 0 {
 				t.Errorf("placed %v: %v is beside no product in\n%v", placed, send, planned)
 			}
@@ -201,10 +185,7 @@ func TestUpdatesBesideTheLastReduceScatter(t *testing.T) {
 				h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
 			}
 		}
-		planned, err := New(&p.Program, updates...)
-		if err != nil || planned.Doubt != nil {
-			t.Fatal(err, planned.Doubt)
-		}
+		planned := p.planned(t, updates...)
 		var behind []string
 		for _, s := range planned.Steps {
 			switch op := s.Op.(type) {
@@ -218,9 +199,8 @@ func TestUpdatesBesideTheLastReduceScatter(t *testing.T) {
 		for bucket := 3 - held; bucket < 4; bucket++ {
 			want = append(want, fmt.Sprint("gather bucket ", bucket))
 		}
-		if !slices.Equal(behind, want) {
-			t.Errorf("a last bucket of %d: %q, want %q, in\n%v", 4*words, behind, want, planned)
-		}
+		require.Check(t, slices.Equal(behind, want), "a last bucket of %d: %q, want %q, in\n%v",
+			4*words, behind, want, planned)
 	}
 }
 
@@ -245,13 +225,9 @@ func gathering(t *testing.T, n, rank int, a Accumulation) *Plan {
 		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: n - i,
 			Rule: descent, Shard: s, Accumulation: a})
 	}
-	planned, err := New(&p.Program, updates...)
-	if err == nil {
-		_, err = Plain(&p.Program, updates...)
-	}
-	if err != nil || planned.Doubt != nil {
-		t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
-	}
+	planned := p.planned(t, updates...)
+	_, err := Plain(&p.Program, updates...)
+	require.NoError(t, err)
 	return planned
 }
 
@@ -332,9 +308,7 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 			} else {
 				err = errors.Join(err, other)
 			}
-			if err != nil {
-				t.Fatalf("program %d, rank %d: %v in\n%v", seed, rank, err, planned)
-			}
+			require.That(t, err == nil, "program %d, rank %d: %v in\n%v", seed, rank, err, planned)
 			var exchanges []string
 			for _, s := range planned.Steps {
 				switch s.Op.(type) {
@@ -342,9 +316,8 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 					exchanges = append(exchanges, s.Op.String())
 				}
 			}
-			if rank > 0 && !slices.Equal(exchanges, order) {
-				t.Fatalf("program %d: %q on rank %d, %q before", seed, exchanges, rank, order)
-			}
+			require.That(t, rank <= 0 || slices.Equal(exchanges, order),
+				"program %d: %q on rank %d, %q before", seed, exchanges, rank, order)
 			order = exchanges
 		}
 	}
@@ -470,13 +443,9 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 		for i := range updates {
 			updates[i].Shard.Half, updates[i].Shard.Persistent = halved[i], halved[i] && stays
 		}
-		planned, err := New(&p.Program, updates...)
-		if err == nil {
-			_, err = Plain(&p.Program, updates...)
-		}
-		if err != nil || planned.Doubt != nil {
-			t.Fatal(err, planned.Doubt)
-		}
+		planned := p.planned(t, updates...)
+		_, err := Plain(&p.Program, updates...)
+		require.NoError(t, err)
 		gathers := map[bool]int{}
 		for _, s := range planned.Steps {
 			if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
@@ -514,9 +483,7 @@ func TestShardsAccumulate(t *testing.T) {
 	for _, s := range planned.Steps {
 		switch s.Op.(type) {
 		case Send, Receive, Joined:
-			if s.Runs != 1<<2 {
-				t.Errorf("%v in the runs %b", s.Op, s.Runs)
-			}
+			require.Check(t, s.Runs == 1<<2, "%v in the runs %b", s.Op, s.Runs)
 		}
 	}
 }

@@ -22,12 +22,8 @@ func TestUpdates(t *testing.T) {
 	p := &program{}
 	v, w := p.input(0, 2, 3), p.input(1, 2, 3)
 	p.Results = []ir.ID{p.binary(fuse.Mul, v, w), w}
-	planned, err := New(&p.Program, Update{Input: 0, Gradient: w, Kept: 1, Rule: descent},
+	planned := p.planned(t, Update{Input: 0, Gradient: w, Kept: 1, Rule: descent},
 		Update{Input: 1, Gradient: v, Kept: 1, Rule: descent})
-	require.NoError(t, err)
-	if err := Verify(planned); err != nil {
-		t.Fatalf("%v in\n%v", err, planned)
-	}
 	written, states, settings := 0, 0, 0
 	for _, b := range planned.Buffers {
 		if b.Written {
@@ -40,15 +36,12 @@ func TestUpdates(t *testing.T) {
 			settings++
 		}
 	}
-	if written != 4 || states != 2 || settings != 2 {
-		t.Errorf("%d buffers are written, %d are kept, %d are settings", written, states, settings)
-	}
+	require.Check(t, written == 4 && states == 2 && settings == 2,
+		"%d buffers are written, %d are kept, %d are settings", written, states, settings)
 	for i, s := range planned.Steps {
 		u, update := s.Op.(Joined)
-		if update != (i == len(planned.Steps)-1) || update && (len(u.Programs) != 2 ||
-			len(s.Dsts) != 4 || len(s.Args) != 10) {
-			t.Errorf("step %d is %v", i, s.Op)
-		}
+		require.Check(t, update == (i == len(planned.Steps)-1) && (!update || len(u.Programs) ==
+			2 && len(s.Dsts) == 4 && len(s.Args) == 10), "step %d is %v", i, s.Op)
 	}
 	if b := planned.Buffers[planned.Results[1].Buffer]; b.Kind != Arena {
 		t.Errorf("the variable is wanted where it is updated")
@@ -74,20 +67,9 @@ func TestCastsOfVariablesAreOneStep(t *testing.T) {
 				{Input: 2, Gradient: p.input(3, 64), Kept: 1, Rule: descent}}
 			want = []string{"cast of 2", "loop cast", "matmul NN", "matmul NN", "update of 2"}
 		}
-		planned, err := New(&p.Program, updates...)
-		if err == nil {
-			err = Verify(planned)
-		}
-		if err != nil {
-			t.Fatalf("%v in\n%v", err, planned)
-		}
-		var steps []string
-		for _, s := range planned.Steps {
-			steps = append(steps, s.Op.String())
-		}
-		if !slices.Equal(steps, want) {
-			t.Errorf("trained %v: %q, want %q", trained, steps, want)
-		}
+		planned := p.planned(t, updates...)
+		steps := opsOf(planned)
+		require.Check(t, slices.Equal(steps, want), "trained %v: %q, want %q", trained, steps, want)
 	}
 }
 
