@@ -36,7 +36,7 @@ var stockPools = []stockPool{
 }
 
 // TestStockPoolsAreThoseOfPackageNN: a pool of Gorgonia begins at the padding north and west, as
-// the caller wrote, and a mean is that of its window, with zeros for padding, forward and backward.
+// the caller wrote, and a mean covers its window, with zeros for padding, forward and backward.
 // Gorgonia's machines begin at the padding of the other side, and divide by the width of the image.
 // Those of package nn are ONNX's.
 func TestStockPoolsAreThoseOfPackageNN(t *testing.T) {

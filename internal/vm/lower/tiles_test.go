@@ -98,7 +98,8 @@ func TestTiles(t *testing.T) {
 			t.Errorf("%d tiles: %v, want %v", tiles, got, want)
 		}
 		for _, v := range tiled.Values {
-			require.Check(t, v.Shape.Size() < 8*6 || ir.Leaf(v.Op), "%d tiles: %v of %v", tiles, v.Op, v.Shape)
+			require.Check(t, v.Shape.Size() < 8*6 || ir.Leaf(v.Op), "%d tiles: %v of %v", tiles,
+				v.Op, v.Shape)
 		}
 		planned, err := l.New(proof.Verify, &classifier(nil).Program)
 		if err != nil || planned.Doubt != nil {
