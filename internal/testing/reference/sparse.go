@@ -6,7 +6,6 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
-	"github.com/euryale-ml/euryale/internal/kernels/simd"
 )
 
 // Select does what [kernels.Selection] says, as simply as it can be written.
@@ -78,21 +77,20 @@ func kthMagnitude(v []float32, k int) (kth uint32, ties int) {
 
 // narrowed returns x as a type holds it, and the bits of that.
 func narrowed(x float32, d backend.DType, saturate bool) (y float32, bits uint32) {
-	clip := func(h, infinite uint16) uint16 {
-		if saturate && h&0x7fff == infinite && x-x == 0 {
-			h--
-		}
-		return h
+	if d == backend.F32 {
+		return x, math.Float32bits(x)
 	}
-	switch d {
-	case backend.F16:
-		h := clip(simd.NarrowF16(x), 0x7c00)
-		return simd.WidenF16(h), uint32(h)
-	case backend.BF16:
-		h := clip(simd.NarrowBF16(x), 0x7f80)
-		return math.Float32frombits(uint32(h) << 16), uint32(h)
+	infinite := backend.Float16(0x7c00)
+	if d == backend.BF16 {
+		infinite = 0x7f80
 	}
-	return x, math.Float32bits(x)
+	half, wide := make([]backend.Float16, 1), []float32{x}
+	_ = kernels.Host{}.Cast(backend.Of(half).As(d), backend.Of(wide)) // they fit
+	if saturate && half[0]&0x7fff == infinite && x-x == 0 {
+		half[0]--
+	}
+	_ = kernels.Host{}.Cast(backend.Of(wide), backend.Of(half).As(d))
+	return wide[0], uint32(half[0])
 }
 
 // setElement sets element i of values.
