@@ -57,8 +57,10 @@ func TestFoundSaveOnOneRankSaysCallItEverywhere(t *testing.T) {
 		},
 		"DataParallel.Check":   func(d *DataParallel, _ string) error { return d.Check() },
 		"DataParallel.Average": func(d *DataParallel, _ string) error { return d.AverageAll() },
-		"autograd.Mean":        func(d *DataParallel, _ string) error { return Mean(d.comm, &number) },
-		"autograd.Sum":         func(d *DataParallel, _ string) error { return Sum(d.comm, &number) },
+		"autograd.Mean": func(d *DataParallel, _ string) error {
+			return Mean(d.comm, &number)
+		},
+		"autograd.Sum": func(d *DataParallel, _ string) error { return Sum(d.comm, &number) },
 		"autograd.Any": func(d *DataParallel, _ string) error {
 			_, err := Any(d.comm, true)
 			return err

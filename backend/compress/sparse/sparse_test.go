@@ -1035,7 +1035,9 @@ func TestWrongOptions(t *testing.T) {
 		"negative density":   func() (*Communicator, error) { return New(nil, TopK(-1)) },
 		"NaN density":        func() (*Communicator, error) { return New(nil, TopK(math.NaN())) },
 		"negative threshold": func() (*Communicator, error) { return New(nil, Threshold(-1)) },
-		"NaN threshold":      func() (*Communicator, error) { return New(nil, Threshold(math.NaN())) },
+		"NaN threshold": func() (*Communicator, error) {
+			return New(nil, Threshold(math.NaN()))
+		},
 		"f64 values": func() (*Communicator, error) {
 			return New(nil, TopK(0.1), WithValues(backend.F64))
 		},

@@ -79,8 +79,8 @@ func (a Accumulation) sum(run int) (s Sum) {
 	return s
 }
 
-// Kinds returns how many kinds of runs there are, beside ir.Apply. The last one is that of the last
-// run, which has exchanges, too, and updates unless they are Apart.
+// Kinds returns how many kinds of runs there are, beside ir.Apply. The last one is the last run's,
+// which has exchanges, too, and updates unless they are Apart.
 func (a Accumulation) Kinds() int {
 	kinds, _ := a.Sums()
 	return len(kinds)

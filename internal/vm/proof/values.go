@@ -428,13 +428,6 @@ func gcd(a, b int) int {
 	return a
 }
 
-// do returns op(args...), element by element, in the dtype of the last operand.
-func (m *valueNumbers) do(op fuse.Op, d backend.DType, args ...tensor) tensor {
-	t := term{op: op, dtype: fuse.Type(d)}
-	copy(t.args[:], args)
-	return m.elementwise(&t, len(args), m.size(args[0]))
-}
-
 // program returns what each value of a program is, and its effects.
 func (m *valueNumbers) program(p *ir.Program) (values []tensor, done effects) {
 	values = make([]tensor, len(p.Values))
