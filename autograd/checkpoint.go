@@ -16,7 +16,7 @@ import (
 // Save writes a checkpoint: the parameters, the state of the solver, the variables of [WithFrozen],
 // the running statistics of batch norms, the step of random numbers and the residuals of a
 // compression. Averages and random numbers belong to the parameters' graphs; Save first replaces
-// averages by their mean over all ranks. Training resumes from it, bitwise identical, as if it had
+// averages by their mean over all ranks. Training resumes from it bitwise identically, as if it had
 // never stopped. Save is collective. progress is whatever else the program needs to resume (its
 // epoch, its seeds), as JSON, which keeps exported fields; nil for nothing. Save writes rank 0's.
 //

@@ -104,7 +104,7 @@ func (d Data) same(comm backend.Communicator) error {
 
 // load starts goroutines that fill batches for jobs, in their order.
 func load(d Data, readers int, jobs func(yield func(job) bool)) *loader {
-	n := max(1, readers) + 2 // one is used, and one is ready
+	n := max(1, readers) + 3 // the nodes have one, one is next, and one is ready
 	l := &loader{nodes: slices.Clone(d.Inputs), free: make(chan *batch, n), work: make(chan *batch),
 		ordered: make(chan *batch, n), quit: make(chan struct{})}
 	if d.Weights != nil {
@@ -232,7 +232,7 @@ func (l *loader) next() error {
 }
 
 // ahead returns how many batches are ready for next, and how many there can be.
-func (l *loader) ahead() (ready, capacity int) { return int(l.ready.Load()), cap(l.free) - 1 }
+func (l *loader) ahead() (ready, capacity int) { return int(l.ready.Load()), cap(l.free) - 2 }
 
 // bind gives the nodes the values of the batch. An evaluation may have given them others. The batch
 // that they had is filled anew from here on, and no sooner: hooks may read the nodes.

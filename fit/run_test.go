@@ -256,7 +256,7 @@ func TestATimeLimitIsNotTheEnd(t *testing.T) {
 	})
 }
 
-// TestAnErrorOfOneRankIsThatOfAll names the rank.
+// TestAnErrorOfOneRankIsTheErrorOfAll names the rank.
 func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 	broken := errors.New("the file is broken")
 	for P := 2; P <= 4; P++ {

@@ -155,7 +155,8 @@ gpu-emulated: gpu-sdk emulator
 		'^TestKilledRankOfAnotherMachineIsNamed$$')
 	@$(call AGAIN,internal/gpu,EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(FILES_OF_PTX),-test.run \
 		'^TestLibraryThatIsOld|^TestNCCLAbort')
-	@$(call AGAIN,internal/gpu,$(FILES_OF_PTX),-test.short -test.skip '^TestGraphs$$' -test.run \
+	@$(call AGAIN,internal/gpu,$(FILES_OF_PTX),-test.short -test.skip \
+		'^TestGraphs$$|Unraced$$' -test.run \
 		'^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop')
 	@$(call AGAIN,internal/gpu,EMULATED_CAPABILITY=70,-test.short -test.run \
 		'^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh')

@@ -269,6 +269,10 @@ func (b *Builder) Embedding(embedding Node, tokens *Tokens, padding ...int) Node
 // ownRows returns which of a rank's rows, from start to end of n, the given ones are: end-start for
 // those of other ranks, so that all ranks have the same operations.
 func ownRows(rows []int, n, start, end int) (own []int, err error) {
+	if len(rows) > 1 {
+		return nil, fmt.Errorf("%w: paddings %v of an embedding: give one, or none",
+			backend.ErrArgument, rows)
+	}
 	for _, row := range rows {
 		if row < -n || row >= n {
 			return nil, fmt.Errorf("%w: padding %d of a vocabulary of %d: use -%d to %d",

@@ -304,7 +304,7 @@ func (w *World) Close() error {
 
 // Dissolve says that no rank needs another one of this world any more, as the processes of an
 // elastic job agree when a generation ends: what ends it waits for none, nor does Close. Some may
-// be out of reach.
+// be out of reach. In other jobs, Close would then cut off ranks that still need the store.
 func (w *World) Dissolve() {
 	w.dissolved.Store(true)
 	if s, ok := w.inner.(interface{ dissolve() }); ok {

@@ -828,10 +828,11 @@ func (s *setting) train(t *testing.T, part leg) (*outcome, error) {
 		if err == nil && !s.plain {
 			err = m.machine.DataParallel().Check()
 		}
-		if err = errors.Join(err, m.machine.Pull()); err == nil && s.has["EMA"] {
+		if err == nil && s.has["EMA"] { // which pulls them, too
 			err = m.machine.Averaged(func() error { m.collect(t, o, " averaged"); return nil })
 		}
-		if err = errors.Join(err, m.machine.Close()); err == nil {
+		err = errors.Join(err, m.machine.Pull(), m.machine.Close())
+		if err == nil {
 			m.collect(t, o, "")
 		}
 		return err
@@ -1197,6 +1198,9 @@ func (s *setting) other(r *rand.Rand, kinds []testenv.Kind) *setting {
 	o.mean = s.mean
 	if s.has["sparse wire"] { // residuals are of ranks, and of buckets
 		o.dp, o.bucket = s.dp, s.bucket
+		if s.has["row exchange"] { // its buckets are others on a device
+			o.kind = s.kind
+		}
 	}
 	o.alone = o.alone && o.mayBeAlone()
 	if o.tree() {

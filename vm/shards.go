@@ -46,9 +46,10 @@ const (
 // collective. Pull before another machine, SaveWeights or the program itself reads them: the
 // elements of other ranks are NaN until then, and machines and SaveWeights refuse them. With
 // [WithPrecision] BF16 the same is true on every stage for learnables that only matrix
-// multiplications read. The ranks gather these in BF16: half the bytes, and bitwise identical,
-// since matrix multiplications read no more. Without Parameters they do so once in a run, before a
-// learnable's first use, except with [Accumulate] or with a communicator on another device.
+// multiplications read. The ranks gather these in BF16: half the bytes, with bitwise identical
+// results, since matrix multiplications read no more. Without Parameters they do so once in a run,
+// before a learnable's first use, except with [Accumulate] or with a communicator on another
+// device.
 //
 // WithShards works with groups, [ClipNorm], [Accumulate], moving averages (solver.EMA),
 // autograd.WithParts, and compression to 16 bits, which then rounds once instead of twice. With

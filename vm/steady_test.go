@@ -65,6 +65,18 @@ func TestStepAllocatesNothing(t *testing.T) {
 	}
 }
 
+// Nor does one of gradients alone.
+func TestRunAllocatesNothing(t *testing.T) {
+	for name, build := range steadyModels {
+		m := build(t, tensor.Float32)
+		machine := machine(t, m.g)
+		run(t, machine)
+		n := testing.AllocsPerRun(5, func() { run(t, machine) })
+		require.Check(t, n == 0, "%s: %v allocations in a run", name, n)
+		require.Report(t, machine.Close())
+	}
+}
+
 // The bits do not depend on how many cores there are, and so on how many workers a machine has.
 func TestSameBitsOnAnyNumberOfCores(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))

@@ -17,7 +17,7 @@ type planned struct {
 	Ranks      int     `json:"ranks"`
 	Batch      int     `json:"batch"`
 	Shards     int     `json:"shards"`
-	Again      bool    `json:"again"` // steps may run again
+	Again      bool    `json:"again"` // steps may be rematerialized
 	Layers     int     `json:"layers"`
 	Parameters int     `json:"parameters"`
 	MiB        int64   `json:"mib"`

@@ -48,7 +48,7 @@ var rules = map[string][]rule{
 	},
 	"elemBinOp": {{"it sums x^%v, not |x|^%[1]v: with numbers below 0 it is wrong, or NaN",
 		"nn.Norm", false, wrongNorm}},
-	// by matrices of another shape it multiplies the operands
+	// its gradient multiplies the operands by matrices of another shape
 	"linAlgBinOp": {{"its gradient is wrong, or fails", "nn.OuterProd", false,
 		func(s suspect) shown {
 			const outerProd = 3

@@ -128,7 +128,7 @@ func (c *Communicator) gaveUp(call string) error {
 	if peer < 0 {
 		return nil
 	}
-	cause := fmt.Errorf("%w: %s did not take part within %v, as the device has seen",
+	cause := fmt.Errorf("%w: %s did not join within %v, as the device has seen",
 		backend.ErrTimeout, c.members.Rank(peer), c.limit)
 	c.member.Abort(cause)
 	c.destroy()

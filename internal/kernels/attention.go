@@ -17,7 +17,7 @@ import (
 //
 // Operands and results except Mask and Lengths have one dtype: f32, f64 or bf16. Attention of f32
 // or bf16 is computed in f32. The exponentials are rounded to the dtype of v before they are
-// multiplied with it. Each implementation adds in its own order, bitwise identical in every run.
+// multiplied with it. Each implementation adds in its own order, the same in every run.
 type Attention struct {
 	Batch, Heads  int // heads of Q and Y
 	Queries, Keys int // of each head

@@ -318,7 +318,7 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"backend/compress/half/wire.go", module + "/backend/host", false},
 		{"backend/compress/sparse/call.go", module + "/internal/kernels", true},
 		{"backend/compress/sparse/call.go", module + "/backend/compress/half", false},
-		{"autograd/partial.go", module + "/backend/compress/sparse", false},
+		{"autograd/reducer.go", module + "/backend/compress/sparse", false},
 		{"backend/buffer.go", module + "/rendezvous", true},
 		{"backend/buffer.go", module + "/rendezvous/launch", false},
 		{"backend/buffer.go", module + "/backend/host", false},

@@ -5,7 +5,7 @@
 //	pool.Do(parts, task) // task.Run(part, worker) for each part
 //
 // How work is cut into parts must depend on the problem alone, never on the number of workers. Each
-// part then computes the same wherever it runs, and a program is bitwise identical on one core and
+// part then computes the same wherever it runs, and results are bitwise identical on one core and
 // on many.
 //
 // A call of [Pool.Do] costs about a microsecond while the workers are awake. They spin for a while

@@ -21,8 +21,8 @@ const (
 	olderName  = "added_tokens.json"
 	modelName  = "config.json"
 
-	// Classes of transformers that take vocabulary, merges, added tokens and the post-processor of
-	// tokenizer.json, and make all else anew.
+	// Classes of transformers that take the vocabulary, merges, added tokens and the post-processor
+	// of tokenizer.json, and make all else anew.
 	llama, gpt2Class, qwen2 = "LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"
 
 	anyID = math.MinInt // of a token that has the id of its word, or the next one

@@ -18,8 +18,8 @@
 //
 // A [Threshold] selects the elements of at least that magnitude, a [TopK] the ceil(density*n)
 // largest. Each element is either sent or kept, so s + a is v, bit for bit except for the sign of a
-// zero: nothing is lost, small gradients are only late. All ranks get bitwise identical results of
-// y, with zeros where no rank has sent anything.
+// zero: nothing is lost, small gradients are only late. On all ranks y is
+// bitwise identical, with zeros where no rank has sent anything.
 //
 // With [WithValues], s[i] is v[i] rounded to 16 bits, and the difference stays in a. That is exact
 // for BF16, and for F16 as long as v[i] is below 2^29. F16 holds 65504 at most, so each call sends

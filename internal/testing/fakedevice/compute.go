@@ -23,7 +23,7 @@ func (q *queue) drained(wrong error, kernel func(b []backend.Buffer) error,
 	}, buffers...)
 }
 
-// Multiply computes a matrix multiplication.
+// Multiply multiplies matrices.
 func (q *queue) Multiply(p kernels.Product) error {
 	return q.drained(check.Multiply(p), func(b []backend.Buffer) error {
 		p := p

@@ -84,7 +84,7 @@ func (q *queued) ready(op ir.Op) error {
 
 // products multiplies matrices and convolves images, in the order of a queue.
 type products interface {
-	// Multiply computes a matrix multiplication.
+	// Multiply multiplies matrices.
 	Multiply(kernels.Product) error
 	// ConvolutionScratch returns how many bytes of memory a convolution needs for intermediate
 	// results, and makes ready what cannot be made while a graph is captured.

@@ -383,7 +383,7 @@ func TestLongChainsAreOneLoop(t *testing.T) {
 }
 
 // TestEpilogues: element-wise loops over the whole result of the product before them, whose
-// operands they save.
+// operands they leave alone.
 func TestEpilogues(t *testing.T) {
 	p := &program{}
 	square := ir.Of(8, 8)

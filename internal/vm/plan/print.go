@@ -53,7 +53,7 @@ func (p *Plan) String() string {
 			strings.Join(args, ", "), s.Name, beside(s.Op), again)
 	}
 	if p.Budget.Limit > 0 {
-		fmt.Fprintf(&b, "%d steps run again: %v\n", p.Budget.Again, p.Budget)
+		fmt.Fprintf(&b, "%d steps rematerialized: %v\n", p.Budget.Again, p.Budget)
 	}
 	loops, fused, host := p.Counts()
 	fmt.Fprintf(&b, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d\n", len(p.Steps), loops,

@@ -72,8 +72,8 @@ func train(p *ir.Program, updates []Update) (*training, error) {
 	return t, nil
 }
 
-// perUpdate is how many values an update adds at the most, as those of AdamW with a norm: there is
-// room for them.
+// perUpdate is how many values an update adds at the most without micro-batches, as those of AdamW
+// with a norm: there is room for them.
 const perUpdate = 40
 
 // value adds a value with the shape, the dtype and the name of another one.

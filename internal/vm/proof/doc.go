@@ -1,7 +1,10 @@
 // Package proof proves that a plan computes its program, whatever has made it.
 //
 // It knows plans by the types of package plan and uses none of its functions that decide anything,
-// which a test of internal/repolint keeps: so a mistake of planning cannot hide itself.
+// which a test of internal/repolint keeps: so a mistake of planning cannot hide itself. Which sums
+// each kind of run leaves it takes from the program, as it takes the program's other operations:
+// tests of package plan prove these (TestAccumulationIsASum, TestRunsOfARankMakeItsBranches and
+// TestAStepIsItsDefinition).
 //
 //   - verify.go: a run of the plan on paper, each kind of run
 //   - values.go, numbers.go: what is in memory in place of elements: value numbers
