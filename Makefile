@@ -123,7 +123,7 @@ race:
 	$(GO) test -race -short -vet=off -timeout 30m -skip 'Unraced$$' $(call PACKAGES,)
 	$(GO) test -race -short -vet=off -run '^Example|Raced$$' $(call FOLDERS,Raced,!)
 
-# Run what make race has not run whole. The two together are make test, but for how
+# Run what make race has not run whole. Together the two cover make test, except how
 # groups of 8 end: a test that has passed under the race detector says nothing new without it.
 unraced: export GOGC ?= 400
 unraced: export SUITE := unraced

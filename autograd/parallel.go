@@ -242,7 +242,7 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 //	vm.Reset()
 //
 // Errors: those of Sync and of the solver; ErrUnsupported for the AdamW of Gorgonia v0.9.18,
-// which only takes gradients of its own nodes and would leave the parameters unchanged: use
+// which takes only gradients of its nodes and would leave the parameters unchanged: use
 // [solver.AdamW].
 func (d *DataParallel) Step(solver gorgonia.Solver) error {
 	if err := backend.Given("DataParallel.Step", "solver", solver); err != nil {

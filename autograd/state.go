@@ -505,7 +505,7 @@ func (d *contents) wanted(l loaded, by gorgonia.Solver) (checkpoint.Wanted,
 // supported returns an error for a solver that would train nothing.
 func supported(solver gorgonia.Solver) error {
 	if _, ok := solver.(*gorgonia.AdamW); ok {
-		return fmt.Errorf("%w: Gorgonia's AdamW only takes gradients of its own nodes and would "+
+		return fmt.Errorf("%w: Gorgonia's AdamW takes only gradients of its nodes and would "+
 			"leave the parameters unchanged: use solver.AdamW", backend.ErrUnsupported)
 	}
 	return nil

@@ -40,77 +40,76 @@ func alone(t *testing.T, s fit.Set, batch int, options ...fit.Option) *fit.Resul
 	})[0]
 }
 
+// counted is a set that counts the samples that are read.
+type counted struct {
+	fit.Set
+	read atomic.Int64
+	more chan struct{} // somebody reads
+}
+
+func newCounted(s fit.Set) *counted { return &counted{Set: s, more: make(chan struct{}, 1)} }
+
+func (c *counted) Read(i int, row []any) error {
+	c.read.Add(1)
+	select {
+	case c.more <- struct{}{}:
+	default:
+	}
+	return c.Set.Read(i, row)
+}
+
+// await waits until n samples are read, which ends only if somebody reads.
+func (c *counted) await(n int) error {
+	for limit := time.After(time.Minute); c.read.Load() < int64(n); {
+		select {
+		case <-c.more:
+		case <-limit:
+			return fmt.Errorf("%d samples were read, want %d", c.read.Load(), n)
+		}
+	}
+	return nil
+}
+
 // TestBatchesAreReadWhileTheMachineRuns: the samples of the next step are read before this one has
-// ended. A hook waits for them, which ends only if somebody reads.
+// ended, and those of the one behind it.
 func TestBatchesAreReadWhileTheMachineRuns(t *testing.T) {
 	const batch, steps = 4, 8
-	var mu sync.Mutex
-	read, more := 0, make(chan struct{}, 1)
-	s := points(batch * steps)
-	counted := data.Of(s.Len(), func(i int, row []any) error {
-		mu.Lock()
-		read++
-		mu.Unlock()
-		select {
-		case more <- struct{}{}:
-		default:
-		}
-		return s.Read(i, row)
-	})
-	alone(t, counted, batch, fit.Prefetch(2), fit.OnStep(func(s fit.StepLoss) error {
-		for limit := time.After(time.Minute); ; {
-			mu.Lock()
-			n := read
-			mu.Unlock()
-			if n >= min(s.Step+2, steps)*batch { // the next step, and the one behind it
-				return nil
-			}
-			select {
-			case <-more:
-			case <-limit:
-				return fmt.Errorf("step %d: %d samples were read", s.Step, n)
-			}
-		}
+	set := newCounted(points(batch * steps))
+	alone(t, set, batch, fit.Prefetch(2), fit.OnStep(func(s fit.StepLoss) error {
+		return set.await(min(s.Step+2, steps) * batch)
 	}))
 }
 
 // TestPrefetchIsBounded: nobody reads far ahead of the machine.
 func TestPrefetchIsBounded(t *testing.T) {
 	const batch, steps, readers = 2, 40, 3
-	var mu sync.Mutex
-	read := 0
-	s := points(batch * steps)
-	counted := data.Of(s.Len(), func(i int, row []any) error {
-		mu.Lock()
-		defer mu.Unlock()
-		read++
-		return s.Read(i, row)
-	})
-	alone(t, counted, batch, fit.Prefetch(readers), fit.OnStep(func(s fit.StepLoss) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if most := (s.Step + readers + 2) * batch; read > most {
+	set := newCounted(points(batch * steps))
+	alone(t, set, batch, fit.Prefetch(readers), fit.OnStep(func(s fit.StepLoss) error {
+		if read, most := set.read.Load(), (s.Step+readers+2)*batch; read > int64(most) {
 			return fmt.Errorf("after step %d %d samples are read, more than %d", s.Step, read, most)
 		}
 		return nil
 	}))
 }
 
-// TestAHookReadsTheBatchOfItsStep: readers fill no batch that the graph still has.
+// TestAHookReadsTheBatchOfItsStep: readers fill no batch that the graph still has, though they are
+// as far ahead as they may be.
 func TestAHookReadsTheBatchOfItsStep(t *testing.T) {
 	const batch, steps, readers = 2, 8, 3
 	m := newLinear(batch, false, 1)
 	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&solver.SGD{Rate: 1e-6}, m.w))
 	require.NoError(t, err)
 	defer training.Close()
-	numbered := data.Of(batch*steps, func(i int, row []any) error {
+	set := newCounted(data.Of(batch*steps, func(i int, row []any) error {
 		row[0].([]float64)[0] = float64(i)
 		return nil
-	})
+	}))
 	seen := make(map[float64]bool)
-	_, err = fit.Run(t.Context(), training, m.data(numbered), fit.Epochs(1), fit.Prefetch(readers),
+	_, err = fit.Run(t.Context(), training, m.data(set), fit.Epochs(1), fit.Prefetch(readers),
 		fit.OnStep(func(s fit.StepLoss) error {
-			time.Sleep(2 * time.Millisecond) // readers are as far ahead as they may be
+			if err := set.await(min(s.Step+readers+2, steps) * batch); err != nil {
+				return err
+			}
 			for i := range batch {
 				seen[m.x.Value().Data().([]float64)[i*2]] = true
 			}

@@ -123,7 +123,7 @@
 // what it does alike:
 //
 //   - Avg of floats among a power of two of ranks is NCCL's, which divides
-//     before it adds: bitwise identical but for subnormal numbers. Otherwise it is a
+//     before it adds: bitwise identical except for subnormal numbers. Otherwise it is a
 //     Sum and a division, and of f16, whose sum could overflow, a composed
 //     reduction.
 //   - Avg of integers is a Sum and a division that truncates towards zero.

@@ -26,7 +26,7 @@
 // launch there, and make gpu-emulated runs the GPU's tests on a driver made of
 // it, so that all of this is tested without a GPU.
 //
-// Results are bit for bit those of the host's kernels, but for the payloads of NaNs that arithmetic
+// Results are bitwise those of the host's kernels, except for payloads of NaNs that arithmetic
 // makes, and for matrix multiplications, attention and recurrent layers, which add in an order of
 // their own.
 package cuda

@@ -30,7 +30,7 @@ type setting struct {
 }
 
 // layout makes the steps of a training whose run is p: views become strides, every other value gets
-// a buffer of its own. The last results of p are the gradients of updates.
+// its own buffer. The last results of p are the gradients of updates.
 func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *training,
 	updates []Update, plain bool) (*Plan, error) {
 	wanted := p.Users()

@@ -164,7 +164,7 @@ func (r *proof) lie(values []plan.Ref, kind plan.Kind, updates []int, in []plan.
 		}
 		if kind == plan.OwnShard {
 			n, at, of = s.To-s.From, at+s.From, in[len(in)-1].Buffer
-			if len(in) > 1 { // the chunk has memory of its own
+			if len(in) > 1 { // the chunk has its own memory
 				at -= s.Rank * s.Chunk
 			}
 		}
