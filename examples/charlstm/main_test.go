@@ -95,6 +95,10 @@ func TestReadsAFile(t *testing.T) {
 	}
 }
 
+func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
+	exampletest.ToldToEnd(t, small+"--epochs 6", "epoch 2/", "")
+}
+
 func TestWrongFlagsAreErrors(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--cell rnn":    "use --cell lstm or gru",

@@ -2,15 +2,20 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -56,22 +61,60 @@ func TestTwoRunsPrintTheSame(t *testing.T) {
 	}
 }
 
-// TestAnInterruptSaves: ranks end together after an epoch, and the next start goes on behind it.
-func TestAnInterruptSaves(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "state")
-	signals := make(chan os.Signal, 1)
-	running := exampletest.New(t, 2, "-epochs 1000000 -checkpoint "+dir)
-	running.Signals, running.Grace = signals, time.Minute
-	running.Out.Text, running.Out.Then = "epoch 2/", func() { signals <- syscall.SIGINT }
-	err := running.Refused(t, "digits: fit: stopped by a signal (interrupt) after ")
-	interrupted := (*launch.Interrupted)(nil)
-	if !errors.As(err, &interrupted) || strings.Contains(running.Out.String(), "accuracy=") {
-		t.Fatalf("it ends with %v\n%s", err, &running.Out)
+// TestARankThatIsToldToEndIsStartedAgain: by the launcher, unless that was told to end, too, or
+// there are no restarts. All ranks end together, and the next start goes on behind their epochs.
+func TestARankThatIsToldToEndIsStartedAgain(t *testing.T) {
+	whole := exampletest.Train(t, 2, "-epochs 8")
+	for _, test := range []struct {
+		launcher                   syscall.Signal // that it gets, in place of rank 1
+		restarts, status, attempts int
+	}{
+		{0, 1, 0, 2}, {0, 0, exampletest.Told, 1}, {syscall.SIGTERM, 1, exampletest.Told, 1},
+		{syscall.SIGINT, 1, exit.Signal + int(syscall.SIGINT), 1},
+	} {
+		t.Run(fmt.Sprintf("%+v", test), func(t *testing.T) {
+			dir, signals := t.TempDir(), make(chan os.Signal, 1)
+			checkpoint := " -checkpoint " + filepath.Join(dir, "state")
+			j, attempts := exampletest.New(t, 2, "-epochs 8"+checkpoint), 1
+			j.Program, j.Args = "/bin/sh", append([]string{"-c", `echo $$ >"$0/$RANK"; exec "$@"`,
+				dir, j.Program}, j.Args...)
+			j.Grace, j.MaxRestarts, j.Signals = time.Minute, test.restarts, signals
+			j.Notice = func(string) { attempts++ }
+			j.Out.Text, j.Out.Then = "epoch 2/", func() {
+				if test.launcher != 0 {
+					signals <- test.launcher
+					return
+				}
+				text, err := os.ReadFile(filepath.Join(dir, "1"))
+				pid, wrong := strconv.Atoi(strings.TrimSpace(string(text)))
+				p, failed := os.FindProcess(pid)
+				require.Report(t, errors.Join(err, wrong, failed))
+				exampletest.End(t, p)
+			}
+			err := launch.Run(t.Context(), j.Job)
+			require.Equal(t, "the exit status", euryale.ExitStatus(err), test.status)
+			require.Equal(t, "attempts", attempts, test.attempts)
+			interrupted := (*launch.Interrupted)(nil)
+			require.Equal(t, "the launcher was told to end", errors.As(err, &interrupted),
+				test.launcher != 0)
+			said := j.Out.String()
+			if err == nil {
+				require.Equal(t, "the end", exampletest.Outcome.FindString(said),
+					exampletest.Outcome.FindString(whole))
+				return
+			}
+			require.Check(t, !strings.Contains(said, "accuracy=") &&
+				strings.Contains(j.Errs.String(), "digits: fit: stopped by a signal ("),
+				"it says\n%s%s", said, &j.Errs)
+			said = exampletest.Train(t, 2, "-epochs 1"+checkpoint)
+			require.Check(t, !strings.Contains(said, "epoch "),
+				"it does not go on behind the epochs of before:\n%s", said)
+		})
 	}
-	if said := exampletest.Train(t, 2, "-epochs 1 -checkpoint "+dir); strings.Contains(said,
-		"epoch ") {
-		t.Errorf("it does not go on behind the epochs of before:\n%s", said)
-	}
+}
+
+func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
+	exampletest.ToldToEnd(t, "-epochs 8", "epoch 2/", "")
 }
 
 func TestUnknownDeviceIsAnError(t *testing.T) {

@@ -199,6 +199,11 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 	}
 }
 
+func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
+	exampletest.ToldToEnd(t, small(withText(t))+" --steps 200 --every 20", "step 40/",
+		"saved in (?s:.*)going on after step ")
+}
+
 func TestBadArguments(t *testing.T) {
 	dir, model := withText(t), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), nil, 0o666))

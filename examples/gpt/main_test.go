@@ -132,6 +132,11 @@ func TestStandardLibrary(t *testing.T) {
 	}
 }
 
+func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
+	exampletest.ToldToEnd(t, small(repeating(t))+" --steps 200 --every 20", "step 40/",
+		"saved in (?s:.*)going on after step ")
+}
+
 // TestBadArguments: what cannot be is said, with the exit code of a wrong command line where no
 // rank is needed to see it.
 func TestBadArguments(t *testing.T) {

@@ -91,6 +91,10 @@ func TestACheckpointIsOfTheWholeModel(t *testing.T) {
 	}
 }
 
+func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
+	exampletest.ToldToEnd(t, small+"--epochs 12 --steps 20", "epoch 2/", "going on after step ")
+}
+
 // TestBadArguments: what cannot be is said.
 func TestBadArguments(t *testing.T) {
 	for flags, want := range map[string]string{

@@ -115,6 +115,10 @@ func TestAugmentMovesPixels(t *testing.T) {
 	}
 }
 
+func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
+	exampletest.ToldToEnd(t, small+"--epochs 5 --ema 0.9", "epoch 2/", "")
+}
+
 func TestWrongFlagsAreErrors(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--model 34":    "use --model 8, 20 or 18",

@@ -129,7 +129,7 @@ var arrows = []arrow{
 	{"internal/testing/conventions", []string{"ops/nn"}},
 	{"internal/testing/fusetest", []string{"backend", "internal/kernels", "kernels/fuse"}},
 	{"internal/testing/proctest", []string{"internal/env", "internal/testing/require"}},
-	{"internal/testing/exampletest", []string{"internal/testing/proctest",
+	{"internal/testing/exampletest", []string{"internal/exit", "internal/testing/proctest",
 		"internal/testing/require", "rendezvous/launch"}},
 	{"internal/testing/sim", []string{"internal/env", "internal/testing/require"}},
 	{"internal/testing/...", nil},
