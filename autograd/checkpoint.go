@@ -231,12 +231,6 @@ func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
 		return fmt.Errorf("autograd: load %s: %w: ranks may be lost during the load, and "+
 			"their replacements would not load: call Elastic.Load", dir, backend.ErrArgument)
 	}
-	return d.load(dir, solver, progress, opts...)
-}
-
-// load is Load, also for an Elastic.
-func (d *DataParallel) load(dir string, solver gorgonia.Solver, progress any,
-	opts ...LoadOption) error {
 	return d.collectively(backend.ForLoad, "load "+dir, func() error {
 		return d.restore(dir, solver, progress, loadOptionsOf(opts))
 	})

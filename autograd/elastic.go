@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"sync"
 	"time"
 
@@ -64,10 +63,13 @@ type Elastic struct {
 	history      checkpoint.History // of all generations
 	closed       bool
 	failed       error // final
+	turn         Turn  // under way
+	began        bool  // Step was called
+	retires      error // of Retire
+	ends         bool
 
-	load   func() error // of Load, which each generation repeats before the job's first step
-	absent error        // of load: there is no checkpoint
-	began  bool         // Step was called
+	progress any             // of Share, nil before
+	handed   json.RawMessage // the progress of rank 0, as this process came
 
 	mu         sync.Mutex // of comm, too, for other goroutines
 	recoveries int
@@ -137,31 +139,45 @@ func (e *Elastic) Load(dir string, opts ...LoadOption) error {
 	if e.failed != nil {
 		return e.failed
 	}
-	e.load = func() error { return e.dp.load(dir, e.solver, nil, opts...) }
-	e.between, e.failed = false, errPanicked
-	e.failed = e.restore()
-	if e.failed != nil {
-		if e.failed = e.broken(e.failed, false); e.failed == nil {
-			e.failed = e.regroup()
-		}
-	}
-	e.between = e.failed == nil
-	return cmp.Or(e.failed, e.absent)
-}
-
-// restore loads what Load was told to, if no rank has done a step: if a generation breaks
-// meanwhile, only some of its ranks may have loaded.
-func (e *Elastic) restore() error {
-	if e.load == nil || e.step > 0 {
+	if e.step > 0 {
 		return nil
 	}
-	err := e.load()
-	if e.absent = nil; errors.Is(err, fs.ErrNotExist) {
-		e.absent, err = err, nil
-	}
-	e.history.Steps = e.dp.saver.Steps
-	return err
+	var absent error
+	err := e.do(Turn{Exchange: func() error {
+		err := e.dp.Load(dir, e.solver, nil, opts...)
+		if absent = nil; errors.Is(err, fs.ErrNotExist) {
+			absent, err = err, nil
+		}
+		return err
+	}})
+	return cmp.Or(err, absent)
 }
+
+// Share makes progress, a pointer to whatever else the program needs to go on, as JSON, a part of
+// what replacements get from rank 0, as a checkpoint has it. In a replacement Share sets it, so
+// call it before the first step on all ranks, and change the progress only in [Turn].Apply.
+func (e *Elastic) Share(progress any) error {
+	if err := backend.Given("Elastic.Share", "progress", progress); err != nil {
+		return err
+	}
+	e.progress = progress
+	if e.handed == nil {
+		return nil
+	}
+	if err := json.Unmarshal(e.handed, progress); err != nil {
+		return wrapped("the progress of rank 0: %w", err)
+	}
+	return nil
+}
+
+// Retire makes this process leave the job without a lost step, as before its host goes away: after
+// a step, once another rank has the parameters, a standby that has just got them if need be. Step
+// returns why then, and the others go on. Call it between steps.
+func (e *Elastic) Retire(why error) { e.retires = cmp.Or(e.retires, why) }
+
+// Ends reports whether all ranks have called Retire, and no other process is ready: the program
+// saves, and ends.
+func (e *Elastic) Ends() bool { return e.ends }
 
 // Rank returns the number of this rank among the present ones, and Size how many there are.
 func (e *Elastic) Rank() int { return e.comm.Rank() }
@@ -206,29 +222,58 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 	if err := backend.Given("Elastic.Step", "run", run); err != nil {
 		return 0, err
 	}
-	e.between, e.began = false, true
-	if e.failed == nil {
-		e.failed = errPanicked
-		e.failed = e.finish(run)
-	}
-	if e.between = e.failed == nil; !e.between {
-		return 0, e.failed
-	}
-	return e.loss, nil
+	err = e.Do(Turn{Run: run, Apply: func(mean float64) { loss = mean }})
+	return loss, err
 }
 
-// finish does the step, in as many tries as it takes.
-func (e *Elastic) finish(run func(micro int) (float64, error)) error {
+// Turn is a step with what a program does beside it on all ranks, or only that.
+type Turn struct {
+	// Run is that of [Elastic.Step]; nil for a turn that trains nothing, in which Exchange may call
+	// DataParallel().Load.
+	Run func(micro int) (loss float64, err error)
+	// Exchange makes collective calls, after Run; nil for none. If a rank is lost the others repeat
+	// the turn, so Exchange leaves what the program remembers to Apply.
+	Exchange func() error
+	// Apply is called once in each turn on each rank that has done it, and exchanges nothing; nil
+	// for none. loss is the mean of Run's, the same on all ranks.
+	Apply func(loss float64)
+}
+
+// Do is [Elastic.Step] with all that a turn consists of. All ranks do the same turns.
+func (e *Elastic) Do(t Turn) error {
+	e.began = true
+	return e.do(t)
+}
+
+func (e *Elastic) do(t Turn) error {
+	e.between = false
+	if e.failed == nil {
+		e.failed, e.turn = errPanicked, t
+		e.failed = e.finish()
+	}
+	e.between = e.failed == nil || e.retires != nil && e.failed == e.retires
+	return e.failed
+}
+
+// finish does the turn, in as many tries as it takes.
+func (e *Elastic) finish() error {
 	var lost time.Time // when a rank was
 	for before := e.step; ; {
-		admits, err := e.try(run)
+		regroups, err := e.try()
 		switch {
 		case err == nil:
-			if e.recovered(lost, true); !admits {
+			if e.recovered(lost, true); !regroups {
 				return nil
 			}
-			e.job.Job().Admits(e.view.Generation)
-			return e.regroup()
+			if e.retires == nil {
+				e.job.Job().Admits(e.view.Generation)
+				return e.regroup()
+			}
+			e.job.Job().Retires(e.view.Generation)
+			if err = e.regroup(); errors.As(err, new(*elastic.StoppedError)) {
+				err = e.retires
+			}
+			return err
 		}
 		if lost.IsZero() {
 			lost = time.Now()
@@ -270,12 +315,15 @@ func (e *Elastic) recovered(lost time.Time, repeated bool) {
 	if !repeated {
 		return
 	}
-	ranks := fmt.Sprintf("%d ranks", e.Size())
+	ranks, what := fmt.Sprintf("%d ranks", e.Size()), "step"
 	if e.Size() == 1 {
 		ranks = "1 rank"
 	}
-	e.dp.say(fmt.Sprintf("step %d was repeated by %s: it is done %.2f s after a rank was lost",
-		e.Next()-1, ranks, took.Seconds()))
+	if e.turn.Run == nil {
+		what = "what follows step"
+	}
+	e.dp.say(fmt.Sprintf("%s %d was repeated by %s: it is done %.2f s after a rank was lost",
+		what, e.Next()-1, ranks, took.Seconds()))
 }
 
 // errPanicked is the error of calls after one that has panicked.
@@ -286,30 +334,27 @@ func lostRank(err error) bool {
 	return errors.As(err, new(*backend.Error)) || errors.As(err, new(*rendezvous.Failure))
 }
 
-// try does the step on the present ranks, and reports whether replacements are to be let in after
-// it. A rank applies the step once it knows that all ranks have its gradients, because all have
-// entered commit. By then it also has the loss.
-func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err error) {
-	losses := make([]float64, e.share)
-	err = e.steps.Reduce(e.share, func(i int) (err error) {
-		if random := e.dp.model.random; random != nil {
-			random.Seek(e.history.Steps*uint64(e.micros)+uint64(e.first+i), 0)
-		}
-		losses[i], err = run(e.first + i)
-		return err
-	})
-	if err == nil {
-		e.loss, err = TreeMean(e.comm, losses)
+// try does the turn on the present ranks, and reports whether replacements are to be let in after
+// it, or ranks retire. A rank applies the step once it knows that all ranks have its gradients,
+// because all have entered commit. By then it also has the loss.
+func (e *Elastic) try() (regroups bool, err error) {
+	if e.turn.Run != nil {
+		err = e.reduce()
+	}
+	if err == nil && e.turn.Exchange != nil {
+		e.dp.elastic = e.turn.Run != nil
+		err = e.turn.Exchange()
+		e.dp.elastic = true
 	}
 	if err != nil {
 		return false, err
 	}
 	e.reduced = true
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Reduced})
-	if admits, err = e.commit(); err != nil {
+	if regroups, err = e.commit(); err != nil {
 		return false, err
 	}
-	if err = e.apply(); err == nil && e.After != nil {
+	if err = e.apply(); err == nil && e.After != nil && e.turn.Run != nil {
 		if err = e.After(); lostRank(err) {
 			e.dp.say(fmt.Sprintf("After has failed behind step %d: %v", e.Next()-1, err))
 		}
@@ -317,28 +362,70 @@ func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err er
 	if err == nil {
 		e.job.Job().Stepped(e.view.Generation)
 	}
-	return admits, err
+	return regroups, err
+}
+
+// reduce runs the micro-batches of this rank, and combines the gradients and losses of all.
+func (e *Elastic) reduce() error {
+	losses := make([]float64, e.share)
+	err := e.steps.Reduce(e.share, func(i int) (err error) {
+		if random := e.dp.model.random; random != nil {
+			random.Seek(e.history.Steps*uint64(e.micros)+uint64(e.first+i), 0)
+		}
+		losses[i], err = e.turn.Run(e.first + i)
+		return err
+	})
+	if err == nil {
+		e.loss, err = TreeMean(e.comm, losses)
+	}
+	return err
 }
 
 // commit is the barrier between the exchange of a step and its application. It reports whether
-// replacements wait.
-func (e *Elastic) commit() (admits bool, err error) {
-	note := []byte{0}
-	if e.job.Job().Waits() {
-		note[0] = 1
+// replacements are let in, or ranks retire.
+func (e *Elastic) commit() (regroups bool, err error) {
+	const ( // what a rank says
+		waits   = 1 << iota // there is a replacement, and room for it
+		ready               // there is a replacement
+		retires             // this rank retires
+		stays               // this rank does not
+	)
+	said := byte(stays)
+	if e.retires != nil {
+		said = retires
 	}
-	notes, err := group.OverComm(backend.Label(e.comm, backend.ForMean))(note)
-	return slices.ContainsFunc(notes, func(note []byte) bool { return note[0] == 1 }), err
+	for flag, holds := range map[byte]func() bool{waits: e.job.Job().Waits,
+		ready: e.job.Job().Ready} {
+		if holds() {
+			said |= flag
+		}
+	}
+	notes, err := group.OverComm(backend.Label(e.comm, backend.ForMean))([]byte{said})
+	if err != nil {
+		return false, err
+	}
+	said = 0
+	for _, note := range notes {
+		said |= note[0]
+	}
+	e.ends = said&(stays|ready) == 0
+	return said&waits > 0 || said&retires > 0 && !e.ends, nil
 }
 
 // apply gives the solver the gradients of the step. An error is final, whatever it is.
 func (e *Elastic) apply() error {
 	e.applying = true
-	if err := e.steps.Apply(); err != nil {
-		return wrapped("step %d of an elastic training: %w", e.Next(), err)
+	if e.turn.Run != nil {
+		if err := e.steps.Apply(); err != nil {
+			return wrapped("step %d of an elastic training: %w", e.Next(), err)
+		}
+		e.history.Steps++
+	} else {
+		e.history.Steps = e.dp.saver.Steps // of a Load
 	}
-	e.step, e.reduced, e.applying = e.step+1, false, false
-	e.history.Steps++
+	if e.step, e.reduced, e.applying = e.step+1, false, false; e.turn.Apply != nil {
+		e.turn.Apply(e.loss)
+	}
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	return nil
 }
@@ -402,9 +489,6 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 		e.step = view.Next()
 		e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	}
-	if err := e.restore(); err != nil {
-		return err
-	}
 	e.job.Job().CaughtUp(view.Generation)
 	return nil
 }
@@ -412,7 +496,8 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error
 // handed is what rank 0 tells replacements before it sends tensors.
 type handed struct {
 	checkpoint.Stamp
-	Tensors []like
+	Tensors  []like
+	Progress json.RawMessage `json:",omitempty"`
 }
 
 // like describes a tensor of a checkpoint.
@@ -430,6 +515,12 @@ func (e *Elastic) handOver() error {
 		Best: e.history.Best}}
 	all := map[string]backend.Buffer{}
 	if e.comm.Rank() == 0 {
+		if e.progress != nil {
+			var err error
+			if of.Progress, err = json.Marshal(e.progress); err != nil {
+				return wrapped("the progress of Elastic.Share: %w", err)
+			}
+		}
 		kept, err := e.solver.State()
 		if err != nil {
 			return err
@@ -471,6 +562,7 @@ func (e *Elastic) handOver() error {
 	}
 	e.history = checkpoint.History{Steps: of.Step, Training: of.Training, Best: of.Best}
 	e.dp.saver.History = e.history
+	e.handed = of.Progress
 	state := map[string]backend.Buffer{}
 	_, keyOf := e.dp.wanted(loaded{record: record{Format: namedFormat}}, e.solver)
 	for name, memory := range all {

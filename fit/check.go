@@ -36,7 +36,7 @@ func (t *trainer) check(of vm.Summary) error {
 	}
 	v := t.validation
 	if v != nil {
-		err := v.ready(t.comm)
+		err := v.ready(t.comm, t.parts().all)
 		if err == nil {
 			err = v.shares(of)
 		}

@@ -45,4 +45,7 @@
 // With [Checkpoint], Run resumes from the newest checkpoint, even in the middle of an epoch, with
 // the bits of a training that never stopped. On SIGTERM, SIGINT, and when ctx ends, it saves and
 // returns [ErrStopped]; another signal, a second later, ends the program.
+//
+// On the ranks of a machine with vm.WithElastic, which may be lost and replaced, Run trains on with
+// the others: docs/elastic.md says how.
 package fit

@@ -28,12 +28,19 @@ func (e *evaluation) metric(name string) *Metric {
 	return nil
 }
 
-// ready returns an error unless all of it can be, on so many ranks.
-func (e *evaluation) ready(comm backend.Communicator) error {
+// parts are those of an evaluation that a rank does: n of all, from number first on. The sums of all
+// parts are added in order, whichever ranks do them.
+type parts struct{ first, n, all int }
+
+// evenly has each rank do one part.
+func evenly(comm backend.Communicator) parts { return parts{comm.Rank(), 1, comm.Size()} }
+
+// ready returns an error unless all of it can be, in so many parts.
+func (e *evaluation) ready(comm backend.Communicator, all int) error {
 	if err := e.check(); err != nil {
 		return err
 	}
-	n, whole := e.data.Set.Len(), e.data.Inputs[0].Shape()[0]*comm.Size()
+	n, whole := e.data.Set.Len(), e.data.Inputs[0].Shape()[0]*all
 	if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
 		return refused("%d samples do not fill whole batches of %d, so the loss would count "+
 			"padding: set Data.Weights, or leave Data.Loss out", n, whole)
@@ -47,15 +54,19 @@ func (e *evaluation) ready(comm backend.Communicator) error {
 	return nil
 }
 
-// run evaluates, each rank a part of the samples. The graph divides the loss of a sample by full
+// run evaluates, each rank its parts of the samples. The graph divides the loss of a sample by full
 // times the samples of a run. A rank with an error takes part until all ranks know of it.
-func (e *evaluation) run(comm backend.Communicator, readers int, full float64, wrong error) (
-	map[string]float64, error) {
+func (e *evaluation) run(comm backend.Communicator, p parts, readers int, full float64,
+	wrong error) (map[string]float64, error) {
 	err := wrong
 	if err == nil {
-		err = e.ready(comm)
+		err = e.ready(comm, p.all)
 	}
 	text := ""
+	if e.data.Set != nil && len(e.data.Inputs) > 0 {
+		text = fmt.Sprintf("the evaluation has %d samples\na share has up to %d\n",
+			e.data.Set.Len(), e.data.Inputs[0].Shape()[0])
+	}
 	for _, m := range e.metrics {
 		text += fmt.Sprintf("a metric is %q\n", m.Name)
 	}
@@ -66,22 +77,27 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64, w
 		return nil, err
 	}
 	n, local := e.data.Set.Len(), e.data.Inputs[0].Shape()[0]
-	shares, err := autograd.Evaluation(comm, n, local)
+	steps, err := autograd.Evaluation(autograd.Solo(), n, local*p.all)
 	if err != nil {
 		return nil, err
 	}
 	full *= float64(local)
-	sums, err := e.add(readers, shares, full, n)
+	var sums [][]float64 // of the last part here; then of all
+	var own []float64    // of the parts here, one after the other
+	for part := p.first; part < p.first+p.n; part++ {
+		var shares [][]int
+		for _, step := range steps {
+			from, to := min(part*local, len(step)), min(part*local+local, len(step))
+			shares = append(shares, step[from:to])
+		}
+		var wrong error
+		sums, wrong = e.add(readers, shares, full, n)
+		own, err = append(own, slices.Concat(sums...)...), errors.Join(err, wrong)
+	}
 	if err := autograd.Agree(comm, "", err); err != nil {
 		return nil, fmt.Errorf("evaluate: %w", err)
 	}
-	var all []*float64
-	for _, of := range sums {
-		for i := range of {
-			all = append(all, &of[i])
-		}
-	}
-	if err := autograd.Sum(comm, all...); err != nil {
+	if err := p.add(comm, own, sums); err != nil {
 		return nil, err
 	}
 	loss, found := math.NaN(), map[string]float64{}
@@ -99,7 +115,34 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64, w
 	return found, nil
 }
 
-// add returns the sums of this rank: of the loss, and of each metric. After an error it keeps
+// add makes sums those of all parts, of which own are those of this rank.
+func (p parts) add(comm backend.Communicator, own []float64, sums [][]float64) error {
+	at, of := 0, len(own)/p.n
+	all := own
+	if p.all != comm.Size() { // ranks have several: the others' are zeros here
+		all = make([]float64, p.all*of)
+		copy(all[p.first*of:], own)
+	}
+	numbers := make([]*float64, len(all))
+	for i := range all {
+		numbers[i] = &all[i]
+	}
+	if err := autograd.Sum(comm, numbers...); err != nil {
+		return err
+	}
+	for _, s := range sums {
+		for i := range s {
+			s[i] = 0
+			for part := at; part < len(all); part += of {
+				s[i] += all[part]
+			}
+			at++
+		}
+	}
+	return nil
+}
+
+// add returns the sums of a part: of the loss, and of each metric. After an error it keeps
 // running the graph, since other ranks may wait for this one in it.
 func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums [][]float64,
 	err error) {

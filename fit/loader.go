@@ -139,8 +139,11 @@ func load(d Data, readers int, jobs func(yield func(job) bool)) *loader {
 	return l
 }
 
-// close ends the goroutines.
+// close ends the goroutines; there are none if it is nil.
 func (l *loader) close() {
+	if l == nil {
+		return
+	}
 	close(l.quit)
 	l.all.Wait()
 }

@@ -57,6 +57,9 @@ type trainer struct {
 	past      past
 	began     time.Time // of the epoch
 	hooked    error     // of OnStep
+	reported  int       // the last epoch that OnEpoch was called for
+
+	elastic *autograd.Elastic // nil for ranks that do not change
 }
 
 // past is what a checkpoint has besides model and solver.
@@ -65,6 +68,7 @@ type past struct {
 	Epochs        []Epoch
 	Steps, Step   int           // of the training, of the epoch
 	Loss, Seconds float64       // of the epoch: the sum over its samples
+	Saved         int           `json:",omitempty"` // the step of the last save within an epoch
 	Mapping       *data.Mapping `json:",omitempty"`
 	Judge         string        `json:",omitempty"` // the number that says which epoch is best
 }
@@ -104,8 +108,11 @@ func (t *trainer) prepare() (err error) {
 	if err := t.data.same(t.comm); err != nil {
 		return err
 	}
-	n := t.n
-	t.sampler, err = autograd.NewTreeSampler(t.comm, n, t.global(), t.all, t.seed)
+	n, parts := t.n, t.comm
+	if t.elastic != nil { // each has all samples of a step, and takes those of its micro-batches
+		parts = autograd.Solo()
+	}
+	t.sampler, err = autograd.NewTreeSampler(parts, n, t.global(), t.all, t.seed)
 	if err == nil && t.rest() {
 		t.sampler = t.sampler.Rest()
 	}
@@ -189,6 +196,9 @@ func (t *trainer) jobs(epoch, step int) func(yield func(job) bool) {
 			for shares := t.sampler.Epoch(epoch); step < len(shares); step++ {
 				for i := range t.runs {
 					from, n := i*t.local, len(shares[step])
+					if t.elastic != nil {
+						from += t.first * t.local
+					}
 					if !yield(job{shares[step][min(from, n):min(from+t.local, n)],
 						1 / t.divisor(step), t.seed + uint64(epoch)<<32, t.data.Augment}) {
 						return
@@ -210,19 +220,7 @@ func (t *trainer) divisor(step int) float64 { return float64(t.samples(step)) * 
 // train trains until all epochs are done. Before each step all ranks have its batch, and know that
 // none was told to stop.
 func (t *trainer) train(ctx context.Context) error {
-	if err := t.prepare(); err != nil {
-		return err
-	}
-	if err := t.resume(); err != nil {
-		return err
-	}
-	if t.done() {
-		return t.again()
-	}
-	if err := t.tryFiles(); err != nil {
-		return err
-	}
-	if err := t.dp.Check(); err != nil { // before ranks train models of their own
+	if err := t.begin(); err != nil || t.done() {
 		return err
 	}
 	t.loader = load(t.data, t.readers, t.jobs(len(t.past.Epochs), t.past.Step))
@@ -239,7 +237,9 @@ func (t *trainer) train(ctx context.Context) error {
 		}
 		loss, stop, err = t.vote(ctx, loss, errors.Join(t.hooked, t.next()))
 		if err == nil {
-			err = t.count(loss)
+			if mean := t.count(loss); !finite(mean) || t.unbounded != nil {
+				err = t.whyNotFinite(mean)
+			}
 		}
 		if err == nil && t.past.Step == t.sampler.Steps() {
 			err = t.endEpoch(stop > 0)
@@ -262,8 +262,31 @@ func (t *trainer) train(ctx context.Context) error {
 	if t.dir != "" {
 		rest = "start it again to go on from " + t.dir
 	}
-	return fmt.Errorf("%w after step %d, in epoch %d of %d: %s", stop, t.past.Steps,
-		len(t.past.Epochs)+1, t.epochs, rest)
+	return t.stopped(stop, rest)
+}
+
+// begin prepares a training, and resumes it. If there is nothing left to train, it is evaluated
+// again.
+func (t *trainer) begin() error {
+	if err := t.prepare(); err != nil {
+		return err
+	}
+	if err := t.resume(); err != nil {
+		return err
+	}
+	if t.done() {
+		return t.again()
+	}
+	if err := t.tryFiles(); err != nil {
+		return err
+	}
+	return t.dp.Check() // before ranks train models of their own
+}
+
+// stopped says where the training was told to stop, and what follows from that.
+func (t *trainer) stopped(by exit.Stopped, then string) error {
+	return fmt.Errorf("%w after step %d, in epoch %d of %d: %s", by, t.past.Steps,
+		len(t.past.Epochs)+1, t.epochs, then)
 }
 
 // again validates and logs once more what an earlier run has trained.
@@ -289,8 +312,8 @@ func (t *trainer) judgedOnce() error {
 		"finite value in any of %d epochs", cmp.Or(t.watched, "loss"), len(t.past.Epochs))
 }
 
-// step runs a step with the batch that is read, and returns the sum of this rank's losses.
-func (t *trainer) step() (loss float64, err error) {
+// setRate gives the solver the rate of the step.
+func (t *trainer) setRate() (err error) {
 	if t.rate != nil {
 		rate := t.rate(t.past.Steps)
 		if rate >= 0 && !math.IsInf(rate, 0) {
@@ -300,33 +323,23 @@ func (t *trainer) step() (loss float64, err error) {
 				rate)
 		}
 	}
+	return err
+}
+
+// step runs a step with the batch that is read, and returns the sum of this rank's losses.
+func (t *trainer) step() (loss float64, err error) {
+	err = t.setRate()
 	t.own, t.blamed, t.unbounded = 0, nil, nil
 	for i := 0; i < t.runs && err == nil; i++ {
 		if i > 0 {
 			err = t.next()
 		}
-		err = errors.Join(err, t.loader.bind())
-		t.own += len(t.loader.current.samples)
-		for _, r := range t.random {
-			r.Seek(uint64(t.past.Steps), (t.first+i)*t.local)
-		}
-		if err == nil {
-			before := t.machine.HostTime()
-			err = t.machine.RunAll()
-			t.watch.Note(observe.HostOperation, t.machine.HostTime()-before)
-			if err == nil && len(numbers(t.data.Loss)) != 1 {
-				err = refused("fit.Data: the machine does not keep the Loss: give the cost of " +
-					"gorgonia.Grad, or use vm.Keep")
-			}
-		}
-		one := lossOf(t.data)
-		if !finite(one) && t.blamed == nil {
-			t.blamed = t.loader.current.blame(t.data.Inputs)
-		}
-		loss += one * t.divisor(t.past.Step)
+		var one float64
+		one, err = t.run(i, err)
+		loss += one
 	}
 	if err != nil {
-		err = fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
+		err = t.inStep(err)
 	}
 	if err != nil && !finite(t.machine.Norm()) { // of all ranks: see vm.ClipNorm
 		t.unbounded, err = err, nil
@@ -335,6 +348,35 @@ func (t *trainer) step() (loss float64, err error) {
 		err = errors.Join(t.blamed, err)
 	}
 	return loss, err
+}
+
+// inStep says in which step an error is.
+func (t *trainer) inStep(err error) error {
+	return fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
+}
+
+// run runs run i of a step with the batch that is read, unless something is wrong, and returns the
+// sum of its losses.
+func (t *trainer) run(i int, wrong error) (loss float64, err error) {
+	err = errors.Join(wrong, t.loader.bind())
+	t.own += len(t.loader.current.samples)
+	for _, r := range t.random {
+		r.Seek(uint64(t.past.Steps), (t.first+i)*t.local)
+	}
+	if err == nil {
+		before := t.machine.HostTime()
+		err = t.machine.RunAll()
+		t.watch.Note(observe.HostOperation, t.machine.HostTime()-before)
+		if err == nil && len(numbers(t.data.Loss)) != 1 {
+			err = refused("fit.Data: the machine does not keep the Loss: give the cost of " +
+				"gorgonia.Grad, or use vm.Keep")
+		}
+	}
+	one := lossOf(t.data)
+	if !finite(one) && t.blamed == nil {
+		t.blamed = t.loader.current.blame(t.data.Inputs)
+	}
+	return one * t.divisor(t.past.Step), err
 }
 
 // next waits for the next batch.
@@ -361,22 +403,23 @@ func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum floa
 	return loss, stop, err
 }
 
-// count counts a step. loss is the sum of its samples' losses.
-func (t *trainer) count(loss float64) error {
-	p, mean := &t.past, loss/float64(t.samples(t.past.Step))
+// count counts a step, and returns its mean loss. loss is the sum of its samples' losses.
+func (t *trainer) count(loss float64) (mean float64) {
+	p := &t.past
+	mean = loss / float64(t.samples(p.Step))
 	p.Steps, p.Step, p.Loss = p.Steps+1, p.Step+1, p.Loss+loss
 	p.Seconds = time.Since(t.began).Seconds()
 	ready, capacity := t.loader.ahead()
 	t.watch.Step(observe.StepInfo{Number: p.Steps, Loss: mean, Samples: t.own, FLOPs: t.flops,
 		Ready: ready, Capacity: capacity}, t.told)
 	if !finite(mean) || t.unbounded != nil {
-		return t.whyNotFinite(mean)
+		return mean
 	}
 	t.hooked = nil
 	for _, f := range t.onStep {
 		t.hooked = errors.Join(t.hooked, f(StepLoss{p.Steps, p.Step, t.sampler.Steps(), mean}))
 	}
-	return nil
+	return mean
 }
 
 // whyNotFinite returns, on all ranks, why the loss of a step or the norm of its gradients is not
@@ -418,11 +461,12 @@ func (t *trainer) endEpoch(stop bool) error {
 	e.Best = t.better(e)
 	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps,
 		Mapping: p.Mapping, Judge: p.Judge}
-	for _, f := range t.onEpoch {
+	for i := 0; i < len(t.onEpoch) && t.reported < e.Epoch; i++ { // once, if the end is repeated
 		told := e
 		told.Metrics = maps.Clone(e.Metrics)
-		t.hooked = errors.Join(t.hooked, f(told))
+		t.hooked = errors.Join(t.hooked, t.onEpoch[i](told))
 	}
+	t.reported = e.Epoch
 	t.hooked = errors.Join(t.hooked, t.writeLogs())
 	if n := t.data.Set.Len(); n != t.n {
 		t.hooked = errors.Join(t.hooked, refused("there were %d samples, and now there are %d: "+
@@ -445,14 +489,25 @@ func (t *trainer) validate(e *Epoch) (err error) {
 	full, ran := float64(t.all)*t.weight, false
 	wrong := t.machine.Averaged(func() error {
 		ran = true
-		e.Metrics, err = t.validation.run(t.comm, t.readers, full, nil)
+		e.Metrics, err = t.validation.run(t.comm, t.parts(), t.readers, full, nil)
 		return err
 	})
 	if !ran {
-		_, err = t.validation.run(t.comm, t.readers, full, wrong)
+		_, err = t.validation.run(t.comm, t.parts(), t.readers, full, wrong)
 	}
-	t.hooked = errors.Join(t.hooked, wrong)
+	if err == nil {
+		t.hooked = errors.Join(t.hooked, wrong)
+	}
 	return err
+}
+
+// parts returns which parts of a validation this rank does: of elastic ranks, those of a step, so
+// that the number of ranks changes nothing.
+func (t *trainer) parts() parts {
+	if t.elastic != nil {
+		return parts{t.first, t.runs, t.all}
+	}
+	return evenly(t.comm)
 }
 
 // save saves, in the background unless the training ends.

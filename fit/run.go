@@ -191,6 +191,13 @@ type Epoch struct {
 // Run trains the model of a machine with a solver. It is collective: the ranks of the machine's
 // vm.WithDataParallel call it with the same options and samples. Machines stay open.
 //
+// If the machine is one of vm.WithElastic, ranks may be lost and replaced: a replacement goes on with
+// the others' epochs and losses, and the parameters at the end are those of a training that loses
+// none. OnEpoch may be called for an epoch on one more rank if a rank is lost as it ends. Of ranks
+// that are told to stop, those leave whose parameters another process has; they return ErrStopped,
+// and the others go on. All are saved and end if all are told to, and no standby is ready. An error
+// of a sample ends the rank that reads it, which is replaced. Close the machine in any case.
+//
 // Cost: an all-gather of 24 bytes after each step, and one of the sums of metrics after each epoch.
 //
 // Before the first step Run finds out whether all options can be, and whether checkpoints and logs
@@ -221,24 +228,34 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 	defer context.AfterFunc(ctx, again)() // so that a second signal ends the program
 	defer stop()
 	r := &Result{}
-	err := t.train(ctx)
+	var err error
+	if t.elastic = m.Elastic(); t.elastic != nil {
+		err = t.trainElastic(ctx, r)
+	} else {
+		err = t.end(t.train(ctx), r)
+	}
+	if r.Epochs = t.past.Epochs; err != nil {
+		return r, fmt.Errorf("fit: %w", err)
+	}
+	return r, nil
+}
+
+// end checks what a training has come to, unless it has failed, and says where its best epoch is.
+func (t *trainer) end(err error, r *Result) error {
 	if err == nil {
 		err = t.dp.Check()
 	}
 	if err == nil {
-		err = t.dp.CheckFinite(m.Solver())
+		err = t.dp.CheckFinite(t.machine.Solver())
 	}
 	if err == nil {
 		r.Params, err = t.dp.Hash()
 	}
-	if r.Epochs = t.past.Epochs; t.dir != "" && t.bestEpoch() >= 0 {
+	if t.dir != "" && t.bestEpoch() >= 0 {
 		path, lost := t.dp.Pinned(t.dir)
 		r.Best, err = path, errors.Join(err, lost)
 	}
-	if err != nil {
-		return r, fmt.Errorf("fit: %w", err)
-	}
-	return r, nil
+	return err
 }
 
 // Evaluate runs a machine once on all samples, each rank on a part of them, and returns the
@@ -252,7 +269,7 @@ func Evaluate(comm backend.Communicator, m *vm.Machine, d Data, metrics ...Metri
 	if err := backend.Given("fit.Evaluate", "comm", comm, "m", m); err != nil {
 		return nil, err
 	}
-	found, err := (&evaluation{m, d, metrics}).run(comm, 2, 1, nil)
+	found, err := (&evaluation{m, d, metrics}).run(comm, evenly(comm), 2, 1, nil)
 	if err != nil {
 		return nil, fmt.Errorf("fit: %w", err)
 	}

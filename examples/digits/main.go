@@ -2,6 +2,7 @@
 //
 //	euryale run -n 2 ./examples/digits
 //	euryale run -n 2 ./examples/digits -checkpoint /tmp/digits     # started again, it goes on
+//	euryale run --elastic -n 2 --standby 1 ./examples/digits -elastic -pause 50ms   # kill ranks
 //
 // What makes the ranks train together is marked with (*); the loop is in package fit. A signal to a
 // rank ends it after the step that runs, with exit status 143 after SIGTERM: it is not finished.
@@ -9,15 +10,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
 	"os"
+	"time"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/handwritten"
@@ -28,44 +32,71 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
+// micros is how many micro-batches a step has in an elastic job.
+const micros = 8
+
 func main() {
 	epochs := flag.Int("epochs", 20, "number of epochs")
 	batch := flag.Int("batch", 48, "images in a step, of all ranks together")
 	rate := flag.Float64("rate", 0.003, "learning rate of Adam")
 	dir := flag.String("checkpoint", "", "save here after each epoch, and go on with what is there")
 	device := flag.String("device", "auto", "where to compute: cpu, or auto for a GPU, if any")
+	elastic := flag.Bool("elastic", false, "ranks may be lost: for euryale run --elastic")
+	pause := flag.Duration("pause", 0, "how long to wait after each step, to have time for kill")
 	flag.Parse()
 	if *device != "auto" && *device != "cpu" || min(*batch, *epochs) < 1 || !(*rate >= 0) {
 		log.Print("digits: use -device auto or cpu, -batch and -epochs from 1, and -rate from 0")
 		os.Exit(2) // no launcher starts it again then
 	}
-	comm := must(euryale.Init(context.Background())) // (*)
+	ctx := context.Background()
+	comm, parts := autograd.Solo(), micros
+	var together vm.Option
+	if *elastic {
+		together = vm.WithElastic(ctx, must(euryale.JoinElastic(ctx)), micros)
+	} else {
+		comm = must(euryale.Init(ctx))                           // (*)
+		together, parts = vm.WithDataParallel(comm), comm.Size() // (*)
+	}
 	defer comm.Close()
 	on := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[*device]
-	if *batch%comm.Size() > 0 {
-		log.Printf("digits: -batch %d: use a multiple of %d ranks", *batch, comm.Size())
+	if *elastic {
+		on = nil // where the ranks are
+	}
+	if *batch%parts > 0 {
+		log.Printf("digits: -batch %d: use a multiple of %d", *batch, parts)
 		os.Exit(2)
 	}
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
 	check(err)
-	m := newModel(*batch / comm.Size()) // (*) this rank's share of a batch
-	training := must(vm.New(m.x.Graph(), on,
-		vm.WithSolver(&solver.Adam{Rate: *rate}, m.weights...), vm.WithDataParallel(comm))) // (*)
+	m := newModel(*batch / parts) // (*) this rank's share of a batch
+	training, err := vm.New(m.x.Graph(), on,
+		vm.WithSolver(&solver.Adam{Rate: *rate}, m.weights...), together) // (*)
+	if errors.Is(err, autograd.ErrFinished) {
+		return // a standby that nobody has needed
+	}
+	check(err)
 	defer training.Close()
-	evaluation := must(vm.New(m.x.Graph(), on, vm.Eval(), vm.Keep(m.logits)))
-	defer evaluation.Close()
-	end, err := fit.Run(context.Background(), training, m.data(images, m.loss), fit.Epochs(*epochs),
-		fit.Checkpoint(*dir, 0), fit.Progress(os.Stdout))
+	end, err := fit.Run(ctx, training, m.data(images, m.loss), fit.Epochs(*epochs),
+		fit.Checkpoint(*dir, 0), fit.Progress(os.Stdout),
+		fit.OnStep(func(fit.StepLoss) error { time.Sleep(*pause); return nil }))
+	of := comm
+	if e := training.Elastic(); e != nil {
+		of = e.Comm()
+	}
+	rank, size, name := of.Rank(), of.Size(), of.Capabilities().Backend
+	err = errors.Join(err, training.Close())
 	if err != nil {
 		comm.Close() // (*) so that the others do not lose this rank
 	}
 	check(err)
+	evaluation := must(vm.New(m.x.Graph(), on, vm.Eval(), vm.Keep(m.logits)))
+	defer evaluation.Close()
 	found := must(fit.Evaluate(comm, evaluation, m.data(heldOut, nil),
 		fit.Accuracy(m.logits, m.y)))
-	if comm.Rank() == 0 {
+	if rank == 0 {
 		m.draw()
-		fmt.Printf("accuracy=%.4f ranks=%d backend=%s params=%s\n", found["accuracy"],
-			comm.Size(), comm.Capabilities().Backend, end.Params)
+		fmt.Printf("accuracy=%.4f ranks=%d backend=%s params=%s\n", found["accuracy"], size, name,
+			end.Params)
 	}
 }
 

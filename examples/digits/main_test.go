@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // last is what the example ends with.
 var last = regexp.MustCompile(
-	`is a \d\n.*accuracy=(\S+) ranks=(\d+) backend=host params=\w{64}\n$`)
+	`is a \d\n.*accuracy=(\S+) ranks=(\d+) backend=host params=(\w{64})\n$`)
 
 // TestRanksLearn: with any number of ranks, and started again with what a checkpoint has.
 func TestRanksLearn(t *testing.T) {
@@ -41,7 +41,7 @@ func TestRanksLearn(t *testing.T) {
 			t.Errorf("%d ranks %s: no %q, or a %q, in\n%s",
 				run.ranks, run.flags, run.first, run.absent, said)
 		}
-		end := exampletest.Numbers(t, exampletest.Ending(t, last, said)[1:]...)
+		end := exampletest.Numbers(t, exampletest.Ending(t, last, said)[1:3]...)
 		if end[0] < 0.9 || end[1] != float64(run.ranks) {
 			t.Errorf("%d ranks: %v", run.ranks, end)
 		}
@@ -119,4 +119,30 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 
 func TestUnknownDeviceIsAnError(t *testing.T) {
 	_ = exampletest.New(t, 1, "-device tpu").Refused(t, "use -device auto or cpu")
+}
+
+// TestElasticRanksEndWithTheParametersOfOthers: one is killed, then all are told to end and save,
+// and the next start, on another number of ranks, goes on and ends as a single rank does.
+func TestElasticRanksEndWithTheParametersOfOthers(t *testing.T) {
+	elastic := func(ranks int, flags string, environ ...string) *exampletest.Job {
+		j := exampletest.New(t, ranks, "-elastic -epochs 4 "+flags, environ...)
+		j.Elastic, j.Grace = &launch.Elastic{Least: 1, Standby: 1}, time.Minute
+		return j
+	}
+	want := exampletest.Ending(t, last, elastic(1, "").Run(t))
+	dir := filepath.Join(t.TempDir(), "state")
+	signals := make(chan os.Signal, 1)
+	running := elastic(3, "-pause 20ms -checkpoint "+dir, "EURYALE_FAULT=kill,rank=1,call=150")
+	running.Signals = signals
+	running.Out.Text, running.Out.Then = "epoch 2/", func() { signals <- syscall.SIGTERM }
+	err := running.Refused(t, "after step ")
+	interrupted := (*launch.Interrupted)(nil)
+	if !errors.As(err, &interrupted) || !strings.Contains(running.Errs.String(), "was repeated by") {
+		t.Fatalf("it ends with %v\n%s", err, &running.Errs)
+	}
+	said := elastic(2, "-checkpoint "+dir).Run(t)
+	got := exampletest.Ending(t, last, said)
+	if strings.Contains(said, "epoch 1/") || got[1] != want[1] || got[3] != want[3] {
+		t.Errorf("it ends with %q, want %q, or begins anew:\n%s", got[1:], want[1:], said)
+	}
 }

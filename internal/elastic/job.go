@@ -91,6 +91,7 @@ func (e *StoppedError) Error() string {
 		Finished:   ErrFinished.Error(),
 		LeftBehind: "the others go on without it: it was stopped, or cut off, for too long",
 		Failing:    "the members of the job fail in each try of a step",
+		Retired:    "it was told to end, and the others go on",
 		TooFew: "too few processes are alive, and no others have come in time: start more " +
 			"(--standby), or lower --min-ranks",
 		StateLost: "all processes that had the parameters have died: start the job again from " +
@@ -378,7 +379,7 @@ func (j *Job) act(actions []Action) {
 // stopped is why this process stops. j.mu is held.
 func (j *Job) stopped(why Reason) error {
 	e := &StoppedError{ID: j.id, Why: why}
-	if why != Finished && why != StateLost {
+	if why != Finished && why != Retired && why != StateLost {
 		e.Unreached, e.Last = j.process.posted[j.id].Unreached, j.last
 		says := ID(0) // who tells most of why
 		for id, post := range j.process.posted {
@@ -447,7 +448,7 @@ func (j *Job) Next(ctx context.Context) (v View, during context.Context, err err
 // At says where the state of this process is now.
 func (j *Job) At(p Position) { j.step(At{p}) }
 
-// Connected, CaughtUp, Stepped, Broken, Admits and Done are the events of the same names.
+// Connected, CaughtUp, Stepped, Broken, Admits, Retires and Done are the events of the same names.
 func (j *Job) Connected(generation int) { j.step(Connected{generation}) }
 
 // CaughtUp: see [CaughtUp].
@@ -471,11 +472,20 @@ func (j *Job) Broken(v View, why error) {
 // Admits: see [Admits].
 func (j *Job) Admits(generation int) { j.step(Admits{generation}) }
 
-// Waits reports whether replacements are ready.
-func (j *Job) Waits() bool {
+// Retires: see [Retires].
+func (j *Job) Retires(generation int) { j.step(Retires{generation}) }
+
+// Waits reports whether replacements are ready, and Ready whether they are also if all members are
+// there.
+func (j *Job) Waits() bool { return j.asks((*Process).Waits) }
+
+// Ready: see [Job.Waits].
+func (j *Job) Ready() bool { return j.asks((*Process).Ready) }
+
+func (j *Job) asks(f func(*Process) bool) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.process.Waits()
+	return f(j.process)
 }
 
 // Finish says that this process has done its last step, and ends its part.

@@ -25,12 +25,16 @@ func (p *Process) choose(next *View) (failing bool) {
 	members := len(next.Members)
 	if !next.Ending {
 		for _, id := range p.replacements() {
-			next.Members, next.At = append(next.Members, id), append(next.At, Position{})
+			next.add(id, Position{})
 		}
 	}
 	branches := maxBranches
 	next.keep(p.mutual(next, next.Members, &branches))
-	kept := next.Members[:min(len(next.Members), p.limits.Most)]
+	most := p.limits.Most
+	if members == 1 && p.posted[next.Members[0]].Position.Retiring { // who replaces it comes first
+		most = max(most, 2)
+	}
+	kept := next.Members[:min(len(next.Members), most)]
 	next.keep(kept)
 	isNew := func(id ID) bool { return p.view.Rank(id) < 0 }
 	old := slices.DeleteFunc(slices.Clone(kept), isNew)

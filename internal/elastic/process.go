@@ -42,6 +42,9 @@ type (
 	// Admits says that all members have agreed in the barrier of a step to let replacements in
 	// after it. This process has applied the step, and stopped.
 	Admits struct{ Generation int }
+	// Retires is Admits of a process that was told to end: the others go on without it once one of
+	// them has the state of the training.
+	Retires struct{ Generation int }
 	// Done says that this process has done its last step, and has stopped.
 	Done struct{ Generation int }
 
@@ -146,6 +149,7 @@ const (
 	TooFew                   // fewer processes are alive than Limits.Least
 	StateLost                // no process with the state of the training is alive
 	Failing                  // the members cannot take a step together, and it is not clear why
+	Retired                  // it was told to end, and the others go on
 )
 
 // Report is what a process says of the others when it stops.
@@ -221,8 +225,13 @@ func (p *Process) View() View { return p.view }
 // Waits reports whether replacements are ready, so that the members should agree to admit them in
 // the barrier of the step that is under way.
 func (p *Process) Waits() bool {
+	return p.Ready() && len(p.alive(p.view.Members)) < p.limits.Most
+}
+
+// Ready reports whether replacements are ready, also if all members are there.
+func (p *Process) Ready() bool {
 	members := p.alive(p.view.Members)
-	return p.state == Training && len(members) < p.limits.Most &&
+	return p.state == Training &&
 		slices.ContainsFunc(p.replacements(), func(id ID) bool { return p.reaches(id, members) })
 }
 
@@ -287,6 +296,8 @@ func (p *Process) decide() []Action {
 		return nil
 	case !whole:
 		return p.stop(StateLost)
+	case p.at.Retiring && next.Rank(p.id) < 0 && !p.enough(next): // the others wait for more
+		return p.stop(Retired)
 	case !p.enough(next) && next.Fault == 0: // others come, or links are mended
 		return nil
 	}
@@ -298,6 +309,7 @@ func (p *Process) decide() []Action {
 // it must wait for a member; silent says that a member is alive and did not answer in time.
 func (p *Process) present() (next View, complete, silent bool) {
 	next = View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
+	var retires View
 	for _, id := range p.view.Members {
 		post, ok := p.posted[id]
 		switch {
@@ -308,11 +320,17 @@ func (p *Process) present() (next View, complete, silent bool) {
 			return next, false, false
 		case !ok:
 			silent = true
+		case post.Position.Retiring:
+			post.Position.Retiring = false
+			retires.add(id, post.Position)
 		default:
-			next.Members, next.At = append(next.Members, id), append(next.At, post.Position)
+			next.add(id, post.Position)
 		}
 	}
-	next.order()
+	if next.order(); !next.Whole() && !silent && retires.Whole() { // one hands its state over first
+		next.add(retires.Members[0], retires.At[0])
+		next.order()
+	}
 	return next, true, silent
 }
 
@@ -439,6 +457,14 @@ func (e Admits) apply(p *Process) []Action {
 	return p.gather()
 }
 
+func (e Retires) apply(p *Process) []Action {
+	if !p.current(e.Generation) {
+		return nil
+	}
+	p.at.Retiring = true
+	return p.gather()
+}
+
 func (e Done) apply(p *Process) []Action {
 	if !p.current(e.Generation) {
 		return nil
@@ -500,6 +526,8 @@ func (e Decided) apply(p *Process) []Action {
 	case p.state != Gathering: // its calls end first
 		p.behind = true
 		return []Action{Interrupt{p.view.Generation}}
+	case p.at.Retiring:
+		return p.stop(Retired)
 	}
 	return p.stop(LeftBehind)
 }

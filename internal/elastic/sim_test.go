@@ -41,6 +41,8 @@ type simulated struct {
 	paused   bool
 	frozen   bool // it was paused
 	fails    bool // its calls fail, in each try
+	retires  bool // it was told to end
+	asked    bool // it has said so in the barrier
 	cut      bool // the calls of its generation fail
 	has      bool // the state of the training
 	state    uint64
@@ -70,6 +72,9 @@ type meeting struct {
 	parts    map[int]map[ID]time.Duration // by step: when processes have sent gradients
 	barrier  map[int]map[ID]time.Duration // of a step: when it has entered
 	wishes   map[int]bool                 // members that ask to admit replacements
+	ready    map[int]bool                 // the same, if there was room
+	retires  map[int]int                  // by step: how many were told to end
+	stays    map[int]bool                 // a member that was not
 	posted   map[ID]bool
 	revoked  bool
 	broken   time.Duration // when
@@ -84,6 +89,7 @@ type simulation struct {
 	limits      Limits
 	want        []uint64 // the state before each step
 	faults      int
+	notices     *rand.Rand // says which fault is that a process is told to end; nil for none
 	done        int           // steps
 	longest     time.Duration // from a fault to the next step
 	wrong       error         // a generation that cannot be
@@ -110,6 +116,7 @@ func drawn(seed uint64, log *strings.Builder) *simulation {
 	size := 1 + rng.IntN(6)
 	s := newSimulation(rng, Limits{1 + rng.IntN(size), size}, simSteps, log)
 	s.faults = rng.IntN(8)
+	s.notices = rand.New(rand.NewPCG(seed, 62))
 	return s
 }
 
@@ -144,7 +151,8 @@ func newSimulation(rng *rand.Rand, limits Limits, steps int, log *strings.Builde
 func newMeeting(v View) *meeting {
 	return &meeting{view: v, dialled: map[ID]time.Duration{}, posted: map[ID]bool{},
 		parts: map[int]map[ID]time.Duration{}, barrier: map[int]map[ID]time.Duration{},
-		wishes: map[int]bool{}}
+		wishes: map[int]bool{},
+		ready:  map[int]bool{}, retires: map[int]int{}, stays: map[int]bool{}}
 }
 
 // tell lets every process hear an event, when it has heard those before.
@@ -254,12 +262,12 @@ func (s *simulation) timer(c *simulated, d time.Duration, e Event) {
 func (s *simulation) stop(c *simulated, why Reason) {
 	c.stopped = &why
 	s.Say("process %d: %v", c.id, []string{"finished", "left behind", "too few", "state lost",
-		"failing"}[why])
+		"failing", "retired"}[why])
 	s.After(10*time.Millisecond, func() {
 		if !c.killed {
 			c.killed = true
 			s.tell(Dead{c.id})
-			if why == LeftBehind {
+			if why == LeftBehind || why == Retired {
 				s.spawn(c.host)
 			}
 		}
@@ -449,6 +457,13 @@ func (s *simulation) train(c *simulated, g *meeting) (time.Duration, func() erro
 		return s.Now, func() error {
 			g.barrier[step][c.id] = s.Now
 			g.wishes[step] = g.wishes[step] || c.p.Waits()
+			g.ready[step] = g.ready[step] || c.p.Ready()
+			if c.retires {
+				g.retires[step]++
+			} else {
+				g.stays[step] = true
+			}
+			c.asked = c.retires
 			next()
 			return nil
 		}
@@ -461,10 +476,14 @@ func (s *simulation) pass(c *simulated, g *meeting) error {
 	if err := s.apply(c); err != nil {
 		return err
 	}
-	admits := g.wishes[c.training]
+	told := g.retires[c.training] > 0
+	admits := g.wishes[c.training] || told && (g.stays[c.training] || g.ready[c.training])
 	c.todo, c.training, c.since = 0, c.training+1, s.Now
 	s.step(c, Stepped{c.gen})
-	if admits {
+	switch {
+	case admits && c.asked:
+		s.step(c, Retires{c.gen})
+	case admits:
 		s.step(c, Admits{c.gen})
 	}
 	return nil
@@ -498,7 +517,7 @@ func (s *simulation) check(c *simulated) error {
 func (s *simulation) able() (ids []*simulated) {
 	last := s.generations[len(s.generations)-1].view
 	for _, c := range s.procs {
-		if c.has && !c.killed && !c.closed && !c.paused && c.stopped == nil &&
+		if c.has && !c.killed && !c.closed && !c.paused && !c.asked && c.stopped == nil &&
 			last.Rank(c.id) >= 0 && c.p.View().Generation == last.Generation {
 			ids = append(ids, c)
 		}
@@ -595,7 +614,11 @@ func (s *simulation) fault() {
 	}
 	s.Disturbed = s.Now
 	s.faults--
-	switch kind := s.Rand.IntN(8); {
+	kind := s.Rand.IntN(8)
+	if s.notices != nil && s.notices.IntN(6) == 0 {
+		kind = 8
+	}
+	switch {
 	case kind < 2:
 		c.killed = true
 		if try(func() { c.killed = false }) {
@@ -616,7 +639,13 @@ func (s *simulation) fault() {
 		if try(func() { c.closed = false }) {
 			s.close(c)
 		}
-	case kind > 5 && c.host != o && !there.Cut && !back.Cut:
+	case kind == 8 && c.has:
+		alone := len(s.able()) == 1
+		if c.killed = true; try(func() { c.killed = false }) || alone { // it hands over first
+			s.Say("tell %d to end", c.id)
+			c.retires = true
+		}
+	case kind > 5 && kind < 8 && c.host != o && !there.Cut && !back.Cut:
 		there.Cut, back.Cut = true, kind == 7
 		if try(func() { there.Cut, back.Cut = held[0], held[1] }) {
 			s.Say("cut %d-%d, both %t", c.host+1, o+1, kind == 7)
@@ -677,6 +706,7 @@ func (s *simulation) ended() error {
 				return fmt.Errorf("process %d has finished before step %d", c.id, c.step)
 			}
 		case *c.stopped == TooFew && c.frozen: // while the others went on
+		case *c.stopped == Retired && c.retires:
 		case *c.stopped != LeftBehind:
 			return fmt.Errorf("process %d has stopped for reason %d", c.id, *c.stopped)
 		}

@@ -32,6 +32,8 @@ type Position struct {
 	Phase Phase
 	// Leaving is a member that has done all its steps, and will not be in another generation.
 	Leaving bool
+	// Retiring is a member that was told to end before its last step: the others go on without it.
+	Retiring bool `json:",omitempty"`
 }
 
 // compare orders positions by progress; Empty is before all.
@@ -96,6 +98,11 @@ func (v View) blamed(err error, reports ID) ID {
 		return 0
 	}
 	return v.Members[other.Blames()]
+}
+
+// add adds a member.
+func (v *View) add(id ID, at Position) {
+	v.Members, v.At = append(v.Members, id), append(v.At, at)
 }
 
 // order puts the members that have a state first, so that rank 0 has one.
