@@ -12,8 +12,8 @@ package backend
 // except for those of a NaN. Operands of 16-bit floats are widened to 32 bits for the computation,
 // and the result is rounded once, to nearest even. Integers wrap.
 //
-// A queue may lack functions: they return ErrUnsupported. It embeds [NotImplemented] and adds those
-// that it has. Matrix multiplications are not part of Arithmetic: devices offer them separately.
+// Every queue has all of it. Matrix multiplications are not part of Arithmetic: devices offer them
+// separately.
 type Arithmetic interface {
 	// Zero: for i { dst[i] = 0 }
 	Zero(dst Buffer) error

@@ -36,12 +36,11 @@
 //
 // # A backend of your own
 //
-// Implement [Backend] and pass it to euryale.Init. A queue embeds [NotImplemented] and adds the
-// arithmetic that it has. Package half needs Cast and CastScale; package hierarchy needs Reduce and
-// Copy2D, and Divide for averages; plain collectives need none. Packages ops and vm compute
-// everything else on a device as programs, so their queue must be a Queue of kernels/fuse, too. A
-// leaf checks each call by [Collective.Check]. Package backendtest proves the promises for any
-// implementation, inside this module or outside.
+// Implement [Backend] and pass it to euryale.Init. A communicator of host memory has the device and
+// the queues of package backend/host; one of other memory has its own, with all of [Arithmetic].
+// Packages ops and vm compute everything else on a device as programs, so their queue must be a
+// Queue of kernels/fuse, too. A leaf checks each call by [Collective.Check]. Package backendtest
+// proves the promises for any implementation, inside this module or outside.
 //
 // # Wrappers
 //

@@ -2,7 +2,6 @@ package backend_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -10,7 +9,6 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -67,32 +65,6 @@ func ExampleBase() {
 	// [2 4]
 	// backend counting, 2 ranks, adds in a tree, compares calls
 	// 2 calls, <nil>
-}
-
-// zeroing is a queue that runs on the caller, and of arithmetic has Zero alone.
-type zeroing struct{ backend.NotImplemented }
-
-func (zeroing) Zero(dst backend.Buffer) error { return kernels.Host{}.Zero(dst) }
-
-func (zeroing) Record() (backend.Event, error) { return happened{}, nil }
-func (zeroing) Wait(e backend.Event) error     { return e.Join(context.Background()) }
-func (zeroing) Close() error                   { return nil }
-
-type happened struct{}
-
-func (happened) Join(context.Context) error { return nil }
-func (happened) Done() bool                 { return true }
-
-// A queue that lacks functions embeds NotImplemented.
-func ExampleNotImplemented() {
-	var q backend.Queue = zeroing{}
-	x := []float32{1, 2}
-	fmt.Println(q.Zero(backend.Of(x)), x)
-	err := q.Divide(backend.Of(x), backend.Of(x), 2)
-	fmt.Println(errors.Is(err, backend.ErrUnsupported), err)
-	// Output:
-	// <nil> [0 0]
-	// true unsupported: this device's queues do not implement Divide
 }
 
 // volume adds up the bytes of calls.

@@ -118,7 +118,6 @@ type terms struct {
 	World   int // rank of the world
 	Places  string
 	Options Options
-	Divides bool
 }
 
 // agree makes the plan of all ranks, if they were given the same, and returns their numbers in
@@ -129,22 +128,18 @@ func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks ba
 	if l.Size() != c.Size() {
 		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.Size())
 	}
-	nothing := backend.Host(backend.F32, nil, 0)
-	divided := c.Device().Default().Divide(nothing, nothing, 1)
-	mine := terms{c.world.Rank, fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)}
+	mine := terms{c.world.Rank, fmt.Sprint(l.at), o}
 	all, err := group.Agree(tell, c.Capabilities().Members, mine, own)
 	if err != nil {
 		return nil, err
 	}
-	c.plan = Plan{Layout: l, Options: all[0].Options, Divides: true,
-		Direct: c.Capabilities().Direct}
+	c.plan = Plan{Layout: l, Options: all[0].Options, Direct: c.Capabilities().Direct}
 	for r, t := range all {
 		if t.Places != all[0].Places {
 			return nil, fmt.Errorf("%w: rank %d has another topology than rank 0: give every "+
 				"rank the same", backend.ErrArgument, r)
 		}
 		ranks = append(ranks, t.World)
-		c.plan.Divides = c.plan.Divides && t.Divides
 	}
 	c.place = l.at[c.Rank()]
 	c.stats.Sent = make([]int64, l.Machines())

@@ -28,8 +28,6 @@ var modes = [...]string{Auto: "auto", Always: "always", Never: "never"}
 type Plan struct {
 	Layout  Layout
 	Options Options
-	// Divides says that the ranks' queues can divide, which averages need.
-	Divides bool
 	// Direct says that flat sends to each rank directly, see [backend.Capabilities].
 	Direct bool
 }
@@ -38,7 +36,7 @@ type Plan struct {
 // ErrArgument if o is wrong.
 func NewPlan(l Layout, o Options) (Plan, error) {
 	o, err := o.filled()
-	return Plan{Layout: l, Options: o, Divides: true}, err
+	return Plan{Layout: l, Options: o}, err
 }
 
 // layered reports whether anything can be hierarchical, and is not certain to be slower.
@@ -176,9 +174,6 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	if D := l.Devices(); d == backend.F16 && D&(D-1) != 0 {
 		return fmt.Sprintf("the average of f16 inside a machine is exact for a power of two of "+
 			"devices only, not for %d", D)
-	}
-	if !p.Divides {
-		return "the queues cannot divide"
 	}
 	return ""
 }

@@ -216,11 +216,6 @@ func TestReasonsToRunFlat(t *testing.T) {
 		c := p.Choose(test.what, backend.F32, 1<<20)
 		require.Check(t, c.Hierarchical, "%v of %d machines: %+v", test.what, test.machines, c)
 	}
-	p := planOf(t, grid, Options{Mode: Always})
-	p.Divides = false
-	c := p.Choose(average, backend.F32, 1000)
-	require.Check(t, !c.Hierarchical && c.Reason == "the queues cannot divide",
-		"an average without a division: %+v", c)
 }
 
 func TestExplanationPrintsBothTimes(t *testing.T) {

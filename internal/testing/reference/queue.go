@@ -98,11 +98,8 @@ func (w *work) Join(ctx context.Context) error {
 	return w.err
 }
 
-// queued is the arithmetic of a Queue: what wrappers need, and nothing more.
-type queued struct {
-	backend.NotImplemented
-	tasks *serial.Executor
-}
+// queued is the arithmetic of a Queue.
+type queued struct{ tasks *serial.Executor }
 
 func (q queued) submit(task func()) error {
 	if !q.tasks.Submit(task) {
@@ -149,4 +146,15 @@ func (q queued) Divide(dst, src backend.Buffer, n int) error {
 func (q queued) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	srcs = slices.Clone(srcs)
 	return q.kernel(func(k backend.Arithmetic) error { return k.Reduce(op, dst, srcs...) })
+}
+
+func (q queued) Move(dst, src backend.Buffer) error {
+	return q.kernel(func(k backend.Arithmetic) error { return k.Move(dst, src) })
+}
+
+func (q queued) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
+	shape, strides = slices.Clone(shape), slices.Clone(strides)
+	return q.kernel(func(k backend.Arithmetic) error {
+		return k.CopyStrided(dst, src, shape, strides)
+	})
 }
