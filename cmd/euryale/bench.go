@@ -41,7 +41,6 @@ type benchCmd struct {
 	InPlace    bool          `help:"Use one buffer as source and destination."`
 	InProc     bool          `name:"inproc" help:"Ranks are goroutines of this process instead of processes."`
 	Tune       bool          `help:"Measure what choices are made by, and keep it for later programs; see below."`
-	Hold       bool          `hidden:"" help:"Measure when the standard input of rank 0 has ended."`
 	JSON       bool          `name:"json" help:"Write one JSON line for each size."`
 }
 
@@ -118,12 +117,8 @@ func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
 	quit := make(chan os.Signal, 1)
 	signal.Notify(quit, syscall.SIGQUIT) // for the ranks, to print their stacks
 	defer signal.Stop(quit)
-	job := launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err,
-		Plain: true, Signals: quit}
-	if b.Hold {
-		job.Stdin = s.in
-	}
-	return launch.Run(ctx, job)
+	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out,
+		Stderr: s.err, Plain: true, Signals: quit})
 }
 
 // asRank measures as one rank of a job.
@@ -138,11 +133,6 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 			return err
 		}
 	}
-	if b.Hold { // who holds rank 0 bounds how long the others wait for it
-		if err := os.Setenv(string(env.Timeout), "1h"); err != nil {
-			return err
-		}
-	}
 	comm, err := euryale.Init(ctx, chosen...)
 	if err != nil {
 		return err
@@ -150,10 +140,7 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	stop := context.AfterFunc(ctx, func() { comm.Abort(context.Cause(ctx)) })
 	defer stop()
 	sh := b.output(s, chosen...)
-	if b.Hold && comm.Rank() == 0 { // the others wait for it in their first call
-		_, err = io.Copy(io.Discard, s.in)
-	}
-	err = errors.Join(err, sh.measure(comm, c), comm.Close())
+	err = errors.Join(sh.measure(comm, c), comm.Close())
 	for _, named := range chosen {
 		if c, ok := named.(io.Closer); ok {
 			err = errors.Join(err, c.Close())
@@ -227,7 +214,7 @@ func (b *benchCmd) args() []string {
 			b.Time),
 		"--algorithm=" + b.Algorithm,
 		fmt.Sprint("--alloc=", b.Alloc), fmt.Sprint("--in-place=", b.InPlace), fmt.Sprint("--json=",
-			b.JSON), fmt.Sprint("--tune=", b.Tune), fmt.Sprint("--hold=", b.Hold),
+			b.JSON), fmt.Sprint("--tune=", b.Tune),
 	}
 	if b.Backend != "" {
 		args = append(args, "--backend="+b.Backend)

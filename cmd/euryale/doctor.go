@@ -88,9 +88,9 @@ type finding struct {
 	err   error
 }
 
-// examine writes the report, each line as soon as it and those before it are known. Checkups that
-// do not disturb each other run side by side. It returns an error if all self tests fail, and the
-// cause if ctx ends.
+// examine writes the report, each line as soon as it is known. Checkups follow each other, since
+// even the start of ranks slows what is timed meanwhile. It returns an error if all self tests
+// fail, and the cause if ctx ends.
 func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r := &report{w: w}
 	r.add(build(), machine())
@@ -98,26 +98,18 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r.add(measurements())
 	r.add(sharedMemory(env.ShmDir.Read(d.getenv)), loopback(ctx))
 	g := d.gpus(ctx, r)
-	// They are timed while nothing else is under way: even the start of ranks slows them.
-	r.add(d.begin(ctx, "gpu copies", nil, g.copies).wait()...)
-	r.add(d.begin(ctx, "backends", nil, backends).wait()...)
-	last := map[bool]*checkup{} // of those on GPUs, and of the others
-	var tests []*checkup
+	r.add(d.try(ctx, "gpu copies", g.copies)...)
+	r.add(d.try(ctx, "backends", backends)...)
+	works := false
 	for _, t := range d.tests(len(g.usable)) {
-		before := last[t.onGPUs]
-		test := d.begin(ctx, t.about, before, func(ctx context.Context) []finding {
-			text, err := t.run(ctx, before)
+		findings := d.try(ctx, t.about, func(ctx context.Context) []finding {
+			text, err := t.run(ctx)
 			return []finding{{t.about, text, err}}
 		})
-		last[t.onGPUs] = test
-		tests = append(tests, test)
+		r.add(findings...)
+		works = works || findings[0].err == nil
 	}
-	works := false
-	for _, test := range tests {
-		r.add(test.wait()...)
-		works = works || test.findings[0].err == nil
-	}
-	r.add(d.begin(ctx, "gpu", nil, g.end).wait()...)
+	r.add(d.try(ctx, "gpu", g.end)...)
 	if err := context.Cause(ctx); err != nil {
 		return err // what failed then says nothing about the machine
 	}
@@ -131,7 +123,7 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 // gpus opens the GPUs and reports what they are.
 func (d doctor) gpus(ctx context.Context, r *report) *gpus {
 	opened := make(chan *gpus, 1)
-	r.add(d.begin(ctx, "gpu", nil, func(ctx context.Context) []finding {
+	r.add(d.try(ctx, "gpu", func(context.Context) []finding {
 		g, err := d.open()
 		if err != nil {
 			return []finding{{about: "gpu", err: err}}
@@ -139,7 +131,7 @@ func (d doctor) gpus(ctx context.Context, r *report) *gpus {
 		findings := g.describe()
 		opened <- g
 		return findings
-	}).wait()...)
+	})...)
 	select {
 	case g := <-opened:
 		return g
@@ -148,50 +140,27 @@ func (d doctor) gpus(ctx context.Context, r *report) *gpus {
 	}
 }
 
-// checkup is what the doctor tries beside other checkups.
-type checkup struct {
-	findings []finding // once done is closed
-	done     chan struct{}
-}
-
-// wait waits for the checkup, if there is one, and returns its lines.
-func (c *checkup) wait() []finding {
-	if c == nil {
-		return nil
+// try runs a checkup and returns its lines. One that exceeds the time limit gets the grace time to
+// report why; after that it is abandoned, and its line says that it timed out.
+func (d doctor) try(
+	ctx context.Context, about string, checkup func(context.Context) []finding,
+) []finding {
+	ctx, cancel := context.WithTimeoutCause(ctx, d.limit,
+		fmt.Errorf("it took longer than %v", d.limit))
+	defer cancel()
+	found := make(chan []finding, 1)
+	go func() { found <- checkup(ctx) }()
+	select {
+	case findings := <-found:
+		return findings
+	case <-ctx.Done():
 	}
-	<-c.done
-	return c.findings
-}
-
-// begin starts a checkup. Its time limit starts when the checkup before it ends. A checkup that
-// exceeds its limit gets the grace time to report why; after that it is abandoned, and its line
-// says that it timed out.
-func (d doctor) begin(ctx context.Context, about string, before *checkup,
-	try func(context.Context) []finding) *checkup {
-	c := &checkup{done: make(chan struct{})}
-	ctx, cancel := context.WithCancelCause(ctx)
-	said := make(chan []finding, 1)
-	go func() { said <- try(ctx) }()
-	go func() {
-		defer close(c.done)
-		defer cancel(nil)
-		before.wait()
-		limit := time.AfterFunc(d.limit, func() {
-			cancel(fmt.Errorf("it took longer than %v", d.limit))
-		})
-		defer limit.Stop()
-		select {
-		case c.findings = <-said:
-			return
-		case <-ctx.Done():
-		}
-		select {
-		case c.findings = <-said:
-		case <-time.After(d.grace):
-			c.findings = []finding{{about: about, err: context.Cause(ctx)}}
-		}
-	}()
-	return c
+	select {
+	case findings := <-found:
+		return findings
+	case <-time.After(d.grace):
+		return []finding{{about: about, err: context.Cause(ctx)}}
+	}
 }
 
 // report is where findings are written.
@@ -380,12 +349,10 @@ func backends(context.Context) []finding {
 	return findings
 }
 
-// selfTest tests that ranks work together. Tests on GPUs disturb each other, and so do those on the
-// host: each measures once the one before has ended, and may get ready meanwhile.
+// selfTest tests that ranks work together.
 type selfTest struct {
-	about  string
-	onGPUs bool
-	run    func(ctx context.Context, before *checkup) (string, error)
+	about string
+	run   func(context.Context) (string, error)
 }
 
 // selfTests returns the self tests of a machine: two ranks on the host, and with several
@@ -397,9 +364,8 @@ func selfTests(gpus int) []selfTest {
 			N: 2, Backend: b.Name(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10,
 			Max: 4 << 10, Factor: 2, Time: selfTestCalls, Algorithm: "auto", JSON: true,
 		}
-		onGPUs := b.Name() == "nccl"
 		add := func(how string, start starter) {
-			tests = append(tests, selfTest{b.Name() + how, onGPUs, c.selfTest(start)})
+			tests = append(tests, selfTest{b.Name() + how, c.selfTest(start)})
 		}
 		if b.Name() == "mpi" {
 			continue // its ranks need a launcher of its own
@@ -415,7 +381,6 @@ func selfTests(gpus int) []selfTest {
 		}
 		add(" goroutines", (*benchCmd).asGoroutines)
 		if shm.BetweenProcesses {
-			c.Hold = onGPUs // they take seconds to start
 			add(" processes", (*benchCmd).asProcesses)
 		}
 	}
@@ -426,25 +391,10 @@ func selfTests(gpus int) []selfTest {
 type starter func(*benchCmd, context.Context, *streams) error
 
 // selfTest returns a test that ranks, goroutines or processes, can all-reduce.
-func (b benchCmd) selfTest(start starter) func(context.Context, *checkup) (string, error) {
-	return func(ctx context.Context, before *checkup) (string, error) {
+func (b benchCmd) selfTest(start starter) func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) {
 		var out, notes bytes.Buffer
-		s := &streams{out: &out, err: &notes}
-		if b.Hold {
-			in, end, err := os.Pipe()
-			if err != nil {
-				return "", err
-			}
-			defer in.Close()
-			s.in = in
-			go func() {
-				before.wait()
-				end.Close() // which fails at most for a rank that has ended
-			}()
-		} else {
-			before.wait()
-		}
-		if err := start(&b, ctx, s); err != nil {
+		if err := start(&b, ctx, &streams{out: &out, err: &notes}); err != nil {
 			return "", fmt.Errorf("%w%s", err, complaints(notes.String()))
 		}
 		return b.summary(&out)

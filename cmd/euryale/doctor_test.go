@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,7 +24,7 @@ import (
 func examine(t *testing.T, goroutines, processes error, environ ...string) (string, error) {
 	t.Helper()
 	test := func(about string, err error) selfTest {
-		return selfTest{about, false, func(context.Context, *checkup) (string, error) {
+		return selfTest{about, func(context.Context) (string, error) {
 			return "works", err
 		}}
 	}
@@ -135,7 +137,7 @@ func TestDoctorsSelfTestAllReduces(t *testing.T) {
 		tests[1].about != "host processes" {
 		t.Fatalf("without GPUs the self tests are %+v", tests)
 	}
-	text, err := tests[0].run(context.Background(), nil)
+	text, err := tests[0].run(context.Background())
 	if err != nil || !strings.Contains(text, "2 ranks all-reduce right on backend host, 4K in ") {
 		t.Errorf("%q, %v", text, err)
 	}
@@ -146,7 +148,7 @@ func TestSelfTestSaysWhatTheRanksSaid(t *testing.T) {
 		fmt.Fprint(s.err, "# a title\neuryale: rank 1: out of luck\n")
 		return errors.New("rank 1 failed: exit status 1")
 	}
-	_, err := benchCmd{}.selfTest(start)(context.Background(), nil)
+	_, err := benchCmd{}.selfTest(start)(context.Background())
 	if err == nil || err.Error() != "rank 1 failed: exit status 1\neuryale: rank 1: out of luck" {
 		t.Errorf("error is %v", err)
 	}
@@ -163,57 +165,31 @@ func patient(limit time.Duration, tests ...selfTest) doctor {
 	}
 }
 
-func TestDoctorTriesSideBySideAndReportsInOrder(t *testing.T) {
-	hostIsDone := make(chan struct{})
-	d := patient(time.Minute,
-		selfTest{"nccl first", true, func(context.Context, *checkup) (string, error) {
-			<-hostIsDone // which begins although this one has not ended
-			return "works", nil
-		}},
-		selfTest{"host second", false, func(context.Context, *checkup) (string, error) {
-			close(hostIsDone)
-			return "works", nil
-		}})
-	var b strings.Builder
-	require.Report(t, d.examine(context.Background(), &b))
-	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
-	if n := len(lines); !strings.HasPrefix(lines[n-2], "nccl first ") ||
-		!strings.HasPrefix(lines[n-1], "host second ") {
-		t.Errorf("the order is another:\n%s", b.String())
-	}
-}
-
-func TestDoctorMeasuresOneTestOfAKindAtATime(t *testing.T) {
-	for _, onGPUs := range []bool{true, false} {
-		ready, over := make(chan struct{}), false
-		first := func(_ context.Context, before *checkup) (string, error) {
-			before.wait()
-			<-ready // the next one gets ready meanwhile
-			over = true
-			return "works", nil
-		}
-		next := func(_ context.Context, before *checkup) (string, error) {
-			close(ready)
-			before.wait()
-			if !over {
+func TestDoctorTriesOneThingAtATimeAndReportsInOrder(t *testing.T) {
+	var busy atomic.Bool
+	alone := func(about string) selfTest {
+		return selfTest{about, func(context.Context) (string, error) {
+			if !busy.CompareAndSwap(false, true) {
 				return "", errors.New("its turn came too early")
 			}
+			for range 1000 {
+				runtime.Gosched()
+			}
+			busy.Store(false)
 			return "works", nil
-		}
-		d := patient(time.Minute, selfTest{"first", onGPUs, first}, selfTest{"next", onGPUs, next})
-		var b strings.Builder
-		if err := d.examine(context.Background(), &b); err != nil ||
-			strings.Contains(b.String(), "too early") {
-			t.Errorf("on GPUs: %v: %v\n%s", onGPUs, err, b.String())
-		}
+		}}
 	}
+	var b strings.Builder
+	require.NoError(t, patient(time.Minute, alone("first"), alone("second")).examine(t.Context(), &b))
+	require.That(t, strings.HasSuffix(b.String(), fmt.Sprintf("%-15s ok  works\n%-15s ok  works\n",
+		"first", "second")), "it reports\n%s", b.String())
 }
 
 func TestDoctorThatIsStoppedFails(t *testing.T) {
 	ctx, stop := context.WithCancelCause(t.Context())
 	stopped := errors.New("stopped")
-	d := patient(time.Minute, selfTest{"host", false,
-		func(context.Context, *checkup) (string, error) {
+	d := patient(time.Minute, selfTest{"host",
+		func(context.Context) (string, error) {
 			stop(stopped)
 			return "works", nil
 		}})
@@ -225,17 +201,15 @@ func TestDoctorNamesWhatHangs(t *testing.T) {
 	forever := make(chan struct{})
 	t.Cleanup(func() { close(forever) })
 	d := patient(10*time.Millisecond,
-		selfTest{"deaf", true, func(context.Context, *checkup) (string, error) {
+		selfTest{"deaf", func(context.Context) (string, error) {
 			<-forever
 			return "", nil
 		}},
-		selfTest{"late", true, func(ctx context.Context, before *checkup) (string, error) {
-			before.wait()
+		selfTest{"late", func(ctx context.Context) (string, error) {
 			<-ctx.Done()
 			return "", fmt.Errorf("rank 1 hangs: %w", context.Cause(ctx))
 		}},
-		selfTest{"after", true, func(ctx context.Context, before *checkup) (string, error) {
-			before.wait()
+		selfTest{"after", func(ctx context.Context) (string, error) {
 			return "works", nil
 		}})
 	d.open = func() (*gpus, error) { <-forever; return nil, errors.New("no GPU") }

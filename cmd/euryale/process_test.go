@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/bench"
-	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -66,29 +65,6 @@ func TestDoctorTriesProcesses(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "host processes  ok  2 ranks all-reduce "+
 		"right on backend host") {
 		t.Errorf("%v\n%s", err, out)
-	}
-}
-
-func TestHeldRanksMeasureWhenItIsTheirTurn(t *testing.T) {
-	t.Setenv(actAsEuryale, "1") // for the ranks
-	t.Setenv(string(env.Timeout), "10ms")
-	c := benchCmd{N: 2, Backend: "host", Collective: "allreduce", DType: "f32", Op: "sum",
-		Min: 4 << 10, Max: 4 << 10, Factor: 2, Iters: 5, Algorithm: "auto", JSON: true, Hold: true}
-	turn, done := make(chan struct{}), make(chan struct{})
-	var text string
-	var err error
-	go func() {
-		defer close(done)
-		text, err = c.selfTest((*benchCmd).asProcesses)(t.Context(), &checkup{done: turn})
-	}()
-	select {
-	case <-done:
-		t.Errorf("they have not waited: %q, %v", text, err)
-	case <-time.After(300 * time.Millisecond):
-	}
-	close(turn)
-	if <-done; err != nil || !strings.Contains(text, "2 ranks all-reduce right") {
-		t.Errorf("%q, %v", text, err)
 	}
 }
 
