@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/terms"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
@@ -266,8 +267,8 @@ func (b *Builder) Embedding(embedding Node, tokens *Tokens, padding ...int) Node
 	}, "embedding", embedding, "tokens", tokens)
 }
 
-// ownRows returns which of a rank's rows, from start to end of n, the given ones are: end-start for
-// those of other ranks, so that all ranks have the same operations.
+// ownRows returns which of a rank's rows, from start to end of n, the given ones are: NoRow for
+// those of other ranks.
 func ownRows(rows []int, n, start, end int) (own []int, err error) {
 	if len(rows) > 1 {
 		return nil, fmt.Errorf("%w: paddings %v of an embedding: give one, or none",
@@ -279,7 +280,7 @@ func ownRows(rows []int, n, start, end int) (own []int, err error) {
 				backend.ErrArgument, row, n, n, n-1)
 		}
 		if row = (row+n)%n - start; row < 0 || row >= end-start {
-			row = end - start
+			row = terms.NoRow
 		}
 		own = append(own, row)
 	}

@@ -14,6 +14,10 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
+// NoRow is the padding that package layers gives nn.Embedding on a rank that does not have the row,
+// so that all ranks have the same operations. Users cannot give it.
+const NoRow = math.MinInt
+
 // Terms are what the gradients of a graph are, as its builder knows them.
 type Terms struct {
 	Layout string // of the ranks, for messages

@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/internal/terms"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops"
 )
@@ -41,11 +42,11 @@ func ByIndices(axis int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {
 //	out  y        [k..., d]   y[k] = weights[indices[k]]
 //
 // The row of a padding index has no gradient, as with PyTorch's padding_idx. A negative one counts
-// from the last row, and n is no row.
+// from the last row.
 //
 // Gradient, cost and errors: those of ByIndices, and with padding a further pass over dy;
 // [ops.ErrShape] if weights is not a matrix; [backend.ErrArgument] for more than one padding, or
-// one that is not -n to n.
+// one that is not -n to n-1.
 func Embedding(weights, indices *gorgonia.Node, padding ...int) (*gorgonia.Node, error) {
 	if weights != nil && len(weights.Shape()) != 2 {
 		return nil, fmt.Errorf("nn: Embedding: %w: weights have shape %v, want a matrix",
@@ -54,11 +55,13 @@ func Embedding(weights, indices *gorgonia.Node, padding ...int) (*gorgonia.Node,
 	var s spec = byIndicesSpec{0}
 	if weights != nil && len(padding) > 0 {
 		n, i := weights.Shape()[0], padding[0]
-		if len(padding) > 1 || i < -n || i > n {
+		switch {
+		case len(padding) > 1 || i != terms.NoRow && (i < -n || i >= n):
 			return nil, fmt.Errorf("nn: Embedding: %w: padding %v of a table of %d rows: give one "+
-				"index, -%d to %d", backend.ErrArgument, padding, n, n, n)
-		}
-		if i < 0 {
+				"index, -%d to %d", backend.ErrArgument, padding, n, n, n-1)
+		case i == terms.NoRow:
+			i = n // which no index is
+		case i < 0:
 			i += n
 		}
 		s = paddedSpec{byIndicesSpec{0}, i}
