@@ -15,7 +15,7 @@ var (
 	// ErrUnsupported: the call is right, but this implementation does not offer
 	// it. Nothing was communicated; the communicator stays usable.
 	ErrUnsupported = errors.New("unsupported")
-	// ErrTimeout: a rank did not join in time.
+	// ErrTimeout: a rank did not call a collective, or did not connect, in time.
 	ErrTimeout = errors.New("timeout")
 	// ErrMismatch: ranks started different collectives. Found as [*MismatchError].
 	ErrMismatch = errors.New("ranks disagree")

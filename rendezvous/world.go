@@ -71,8 +71,8 @@ func decodeFailure(b []byte) *Failure {
 	return &Failure{Rank: rank, Cause: errors.New(Printable(text)), Declared: declared == "true"}
 }
 
-// MissingError names the ranks that did not join in time. It wraps the error of
-// the context.
+// MissingError names the ranks that did not join, or did not call what waits for all, in time. It
+// wraps the error of the context.
 type MissingError struct {
 	Rank  int    // the rank that reports it
 	What  string // what it waited for
@@ -82,9 +82,13 @@ type MissingError struct {
 
 // Error names the missing ranks.
 func (e *MissingError) Error() string {
-	return fmt.Sprintf("rendezvous: rank %d: %s: %s did not join in time (%v): check "+
+	missed := "call it"
+	if strings.HasPrefix(e.What, "join") {
+		missed = "join"
+	}
+	return fmt.Sprintf("rendezvous: rank %d: %s: %s did not %s in time (%v): check "+
 		"their output, or raise EURYALE_TIMEOUT if they are only slow",
-		e.Rank, e.What, ranks(e.Ranks), e.Cause)
+		e.Rank, e.What, ranks(e.Ranks), missed, e.Cause)
 }
 
 // Unwrap returns the cause, context.DeadlineExceeded in the end.

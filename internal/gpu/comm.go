@@ -191,8 +191,8 @@ func (c *Communicator) await(ctx context.Context, ready func() (bool, error)) er
 			return err
 		}
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("%w: the other ranks did not join in time: check their output, "+
-				"or raise EURYALE_TIMEOUT", context.Cause(ctx))
+			return fmt.Errorf("%w: the other ranks did not connect in time: check their "+
+				"output, or raise EURYALE_TIMEOUT", context.Cause(ctx))
 		}
 	}
 }

@@ -84,8 +84,8 @@ func ClosedWithout(m backend.Members, p int) Report {
 		"without taking part: every rank must start the same collectives"}
 }
 
-// Missing reports that ranks of the job did not join in time, in this group or in one that
-// ranks of this group wait in. [Absent] is for ranks of the group, and for processes that are
+// Missing reports that ranks of the job did not call a collective in time, in this group or in one
+// that ranks of this group wait in. [Absent] is for ranks of the group, and for processes that are
 // stopped.
 func Missing(stopped []rendezvous.Process, m backend.Members, ranks []int,
 	timeout time.Duration) Report {
@@ -100,7 +100,7 @@ func Missing(stopped []rendezvous.Process, m backend.Members, ranks []int,
 		Text: noSign(backend.Members(nil).Ranks(ranks...), timeout)}
 }
 
-// Absent reports that ranks, the first of them above all, did not join in time. Where
+// Absent reports that ranks, the first of them above all, did not call a collective in time. Where
 // processes of ranks of the job are stopped, the first one is to blame: the others may be
 // waiting for it, in their own groups.
 func Absent(stopped []rendezvous.Process, m backend.Members, ranks []int,

@@ -72,7 +72,7 @@ var (
 		`(?m)soak: launcher rank=(\d+) code=(\d+)(?: at=(\d+))? (".*")$`)
 	// blames matches how errors blame a rank: the one that caused the others comes first.
 	blames = regexp.MustCompile(
-		`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not (?:join|take part)|` +
+		`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not (?:join|call)|` +
 			`\brank (0) is missing|\brank (\d+) failed`)
 )
 
@@ -90,11 +90,11 @@ func blamed(text string) int {
 	return -1
 }
 
-// absentees is how errors list the ranks that did not join in time.
+// absentees is how errors list the ranks that did not join, or did not call, in time.
 var absentees = regexp.MustCompile(
 	`no sign of ranks? ([\d, ]*\d)|\branks ([\d, ]*\d) did not (?:join|take part)`)
 
-// missed reports whether an error lists a rank among those that did not join in time.
+// missed reports whether an error lists a rank among them.
 func missed(text string, rank int) bool {
 	found := absentees.FindStringSubmatch(text)
 	return found != nil && slices.Contains(strings.Split(found[1]+found[2], ", "),
