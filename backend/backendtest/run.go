@@ -107,6 +107,8 @@ func Run(t *testing.T, o Options) { newSuite(o).run(t, scenarios) }
 
 func (s *suite) run(t *testing.T, list []scenario) {
 	leg := os.Getenv("SUITE")
+	require.That(t, slices.Contains([]string{"", "raced", "unraced"}, leg),
+		"SUITE=%s: use raced or unraced, or unset it for the whole suite", leg)
 	unraced := leg == "unraced" && !strings.Contains(t.Name(), "Unraced")
 	for _, P := range s.Sizes {
 		raced := s.raced(P)

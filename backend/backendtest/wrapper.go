@@ -3,6 +3,8 @@ package backendtest
 import (
 	"slices"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // wrapperScenarios are the promises that a wrapper can break although the communicator below
@@ -39,6 +41,8 @@ func RunWrapper(t *testing.T, o Options) {
 	list := scenarios
 	if !s.full {
 		list = ofWrappers()
+		require.That(t, len(list) == len(wrapperScenarios), "%d of wrapperScenarios are scenarios, "+
+			"want %d: a name is wrong, or there twice", len(list), len(wrapperScenarios))
 	}
 	s.run(t, list)
 }

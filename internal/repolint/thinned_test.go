@@ -37,6 +37,12 @@ func raced(dir string) bool {
 	return err == nil
 }
 
+// inMakeRace reports whether make race builds a file, which is without tags.
+func inMakeRace(t *testing.T, f source) bool {
+	t.Helper()
+	return require.Value(build.Default.MatchFile(path.Dir(f.name), path.Base(f.name)))(t)
+}
+
 // TestMakeRaceHasThePackagesThatStartGoroutines: it runs all of their tests, or those ...Raced.
 // What only starts programs, and tools, are left out.
 func TestMakeRaceHasThePackagesThatStartGoroutines(t *testing.T) {
@@ -44,10 +50,16 @@ func TestMakeRaceHasThePackagesThatStartGoroutines(t *testing.T) {
 	starts, tests := map[string]bool{}, map[string]bool{}
 	for _, f := range sources(t) {
 		dir := path.Dir(f.name)
+		if !inMakeRace(t, f) {
+			continue
+		}
 		ast.Inspect(f.File, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.GoStmt:
 				starts[dir] = starts[dir] || !f.test()
+			case *ast.CallExpr: // of a WaitGroup
+				s, ok := n.Fun.(*ast.SelectorExpr)
+				starts[dir] = starts[dir] || !f.test() && ok && s.Sel.Name == "Go"
 			case *ast.FuncDecl:
 				tests[dir] = tests[dir] || f.test() && strings.HasSuffix(n.Name.Name, "Raced")
 			}
@@ -75,8 +87,8 @@ func thins(t *testing.T) (tests []string) {
 	uses := map[string][]string{}
 	for _, f := range sources(t) {
 		dir := path.Dir(f.name)
-		if ok, err := build.Default.MatchFile(dir, path.Base(f.name)); err != nil || !ok {
-			continue // of builds with tags, which make race has not
+		if !inMakeRace(t, f) {
+			continue
 		}
 		for _, d := range f.Decls {
 			d, ok := d.(*ast.FuncDecl)
