@@ -988,14 +988,12 @@ func (s *setting) check(t *testing.T, part leg) *outcome {
 	// a wire may leave elements for later steps
 	if s.share == 1 && (one.parts == 1 || !s.has["MoE"] || !s.has["Padding"]) {
 		want := one.must(t, leg{n: part.n})
-		if d := differ(got, want, s.near(), s.slack); d != "" {
-			t.Errorf("%v: not as one rank: %s", s, d)
-		}
+		d := differ(got, want, s.near(), s.slack)
+		require.Check(t, d == "", "%v: not as one rank: %s", s, d)
 	}
 	want := s.exact().must(t, leg{n: part.n, save: part.plain})
-	if d := differ(got, want, 0, nil); d != "" {
-		t.Errorf("%v: not the bits of the plain way: %s", s, d)
-	}
+	d := differ(got, want, 0, nil)
+	require.Check(t, d == "", "%v: not the bits of the plain way: %s", s, d)
 	return got
 }
 
@@ -1045,9 +1043,7 @@ func pairsOfFeatures(t *testing.T, sample int, kinds ...testenv.Kind) {
 		if text == "" {
 			return otherwise
 		}
-		n, err := strconv.Atoi(text)
-		require.NoError(t, err)
-		return n
+		return require.Value(strconv.Atoi(text))(t)
 	}
 	if one := number("EURYALE_PAIR", -1); one >= 0 {
 		combination(t, one, kinds)
@@ -1125,6 +1121,43 @@ func TestManyFeatures(t *testing.T) {
 	manyFeatures(t, seeds, testenv.Hosts, testenv.Devices, testenv.Staged)
 }
 
+// noticing are trainings with many features that notice what few others do, whatever else there is
+// to draw: a snapshot that is the memory itself; files of weights that were rounded; an average of
+// a shard for the whole, with ranks in every direction; a norm without the squares of other ranks.
+var noticing = map[string]setting{
+	"ClipNorm, batch norm, frozen, sparse wire": {dp: 2, sp: 1, tp: 1, kind: testenv.Devices,
+		dtype: tensor.Float32, samples: 1, runs: 1, solver: "SGD", blocks: []string{"rms", "twice"},
+		bucket: 300, share: 0.25, mean: true, untold: true, seed: 7138617234060604974},
+	"BF16, Dropout, SyncBatchNorm, ZeRO 3, chunked cross-entropy": {dp: 4, sp: 1, tp: 1,
+		kind: testenv.Hosts, dtype: tensor.Float32, samples: 1, runs: 1, solver: "SGD",
+		blocks: []string{"mlp", "twice"}, bucket: 300, share: 1, mean: true,
+		seed: 12811991589257609026},
+	"EMA, MoE, ZeRO 3, batch norm, sequence ranks, tensor ranks": {dp: 1, sp: 2, tp: 2,
+		kind: testenv.Devices, dtype: tensor.Float64, samples: 4, runs: 1, solver: "SGD",
+		blocks: []string{"norm", "mlp", "rms"}, bucket: 1 << 20, share: 1, untold: true,
+		seed: 10339910992160445284},
+	"ClipNorm, Groups, RMSProp, ZeRO 1, frozen, least memory, tensor ranks": {dp: 2, sp: 1, tp: 2,
+		kind: testenv.Staged, dtype: tensor.Float64, samples: 1, runs: 1, solver: "RMSProp",
+		blocks: []string{"mlp"}, bucket: 300, share: 1, saved: true, untold: true,
+		seed: 3156357247796213042},
+}
+
+// TestManyNoticingFeatures: the trainings of noticing are as those of TestManyFeatures.
+func TestManyNoticingFeatures(t *testing.T) {
+	for list, s := range noticing {
+		t.Run(list, func(t *testing.T) {
+			s.has = map[string]bool{}
+			for name := range strings.SplitSeq(list, ", ") {
+				require.That(t, slices.ContainsFunc(features, func(f feature) bool {
+					return f.name == name
+				}), "%q is no feature", name)
+				s.has[name] = true
+			}
+			s.goesOn(t, s.exact())
+		})
+	}
+}
+
 func manyFeatures(t *testing.T, seeds int, kinds ...testenv.Kind) {
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -1150,9 +1183,8 @@ func (s *setting) goesOn(t *testing.T, other *setting) {
 		return
 	}
 	last := func(from string) leg { return leg{from: from, first: pairSteps - 1, n: 1} }
-	if d := differ(s.must(t, last(part.async)), got, 0, nil); d != "" {
-		t.Errorf("%v, from its checkpoint: %s", s, d)
-	}
+	d := differ(s.must(t, last(part.async)), got, 0, nil)
+	require.Check(t, d == "", "%v, from its checkpoint: %s", s, d)
 	want := other.exact().must(t, last(part.plain))
 	if d := differ(other.must(t, last(part.save)), want, 0, nil); d != "" {
 		t.Errorf("%v, from a checkpoint of %v: %s", other, s, d)
