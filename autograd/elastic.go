@@ -228,8 +228,8 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 
 // Turn is a step with what a program does beside it on all ranks, or only that.
 type Turn struct {
-	// Run is that of [Elastic.Step]; nil for a turn that trains nothing, in which Exchange may call
-	// DataParallel().Load.
+	// Run is what [Elastic.Step] takes; nil for a turn that trains nothing, in which Exchange may
+	// call DataParallel().Load.
 	Run func(micro int) (loss float64, err error)
 	// Exchange makes collective calls, after Run; nil for none. If a rank is lost the others repeat
 	// the turn, so Exchange leaves what the program remembers to Apply.
@@ -239,7 +239,7 @@ type Turn struct {
 	Apply func(loss float64)
 }
 
-// Do is [Elastic.Step] with all that a turn consists of. All ranks do the same turns.
+// Do does a turn: a step with more in it, or something else. All ranks do the same turns.
 func (e *Elastic) Do(t Turn) error {
 	e.began = true
 	return e.do(t)

@@ -28,8 +28,8 @@ func (e *evaluation) metric(name string) *Metric {
 	return nil
 }
 
-// parts are those of an evaluation that a rank does: n of all, from number first on. The sums of all
-// parts are added in order, whichever ranks do them.
+// parts says which parts of an evaluation a rank does: n of all, from number first on. The sums of
+// all parts are added in order, whichever ranks do them.
 type parts struct{ first, n, all int }
 
 // evenly has each rank do one part.
@@ -115,7 +115,7 @@ func (e *evaluation) run(comm backend.Communicator, p parts, readers int, full f
 	return found, nil
 }
 
-// add makes sums those of all parts, of which own are those of this rank.
+// add makes sums the ones of all parts, given the ones of this rank's parts.
 func (p parts) add(comm backend.Communicator, own []float64, sums [][]float64) error {
 	at, of := 0, len(own)/p.n
 	all := own

@@ -191,12 +191,12 @@ type Epoch struct {
 // Run trains the model of a machine with a solver. It is collective: the ranks of the machine's
 // vm.WithDataParallel call it with the same options and samples. Machines stay open.
 //
-// If the machine is one of vm.WithElastic, ranks may be lost and replaced: a replacement goes on with
-// the others' epochs and losses, and the parameters at the end are those of a training that loses
-// none. OnEpoch may be called for an epoch on one more rank if a rank is lost as it ends. Of ranks
-// that are told to stop, those leave whose parameters another process has; they return ErrStopped,
-// and the others go on. All are saved and end if all are told to, and no standby is ready. An error
-// of a sample ends the rank that reads it, which is replaced. Close the machine in any case.
+// If the machine is one of vm.WithElastic, ranks may be lost and replaced: a replacement goes on
+// with the others' epochs and losses, and parameters end as in a training that loses none. OnEpoch
+// may be called for an epoch on one more rank if a rank is lost as it ends. Of ranks that are told
+// to stop, those leave whose parameters another process has; they return ErrStopped, and the others
+// go on. All are saved and end if all are told to, and no standby is ready. An error of a sample
+// ends the rank that reads it, which is replaced. Close the machine in any case.
 //
 // Cost: an all-gather of 24 bytes after each step, and one of the sums of metrics after each epoch.
 //

@@ -63,6 +63,8 @@ ranks end. --max-restarts starts them anew, on standby hosts of -H in the place 
 
 With --elastic a rank that dies is replaced by a process on the same host, or, if that is lost, on
 the first one that has room: N of -H is how many processes a host takes, those on standby included.
+The file of --hostfile may change then: hosts that are added to it, or were lost and are back, take
+processes again, up to -n ranks; those of a host that is removed are told to end and replaced.
 
 With --nnodes the job is on several machines. Run the same command on each, with its own
 --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine
@@ -126,6 +128,10 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 	}
 	if c.Elastic {
 		job.Elastic = &launch.Elastic{Least: c.MinRanks, Standby: c.Standby}
+	}
+	if c.Elastic && c.Hostfile != "" { // hosts are added to it, and removed
+		job.Elastic.Hosts, job.Elastic.Most = c.hosts, job.Ranks
+		job.Ranks = min(job.Ranks, max(1, launch.Slots(job.Hosts)-c.Standby))
 	}
 	signals, stop := jobSignals()
 	defer stop()

@@ -66,7 +66,13 @@ func (s site) run(t *testing.T, args ...string) *proctest.Program {
 // runWith is run with more options for ssh, and a key.
 func (s site) runWith(t *testing.T, options, key string, args ...string) *proctest.Program {
 	t.Helper()
-	cmd := exec.Command(s.euryale, append([]string{"run", "-H", s.list()}, args...)...)
+	return s.start(t, options, key, append([]string{"run", "-H", s.list()}, args...)...)
+}
+
+// start starts the command.
+func (s site) start(t *testing.T, options, key string, args ...string) *proctest.Program {
+	t.Helper()
+	cmd := exec.Command(s.euryale, args...)
 	cmd.Env = append(os.Environ(), "PATH="+s.ssh.Path+":"+os.Getenv("PATH"),
 		"TEST_SSH_OPTIONS="+options, "TEST_SSH_KEY="+key, fmt.Sprint("EURYALE_TIMEOUT=", patience))
 	return proctest.Launch(t, s.user.Command(cmd))
@@ -378,6 +384,56 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 		})
 	}
 }
+
+// TestMachinesBySSHComeAndGo: one is removed from the file of hosts, and leaves without a lost
+// step; one is lost, and takes part again once it is back; one that is added lets the job grow to
+// -n. It ends with the parameters of one machine.
+func TestMachinesBySSHComeAndGo(t *testing.T) {
+	s := newSite(t, 3, proctest.Wire{}, nil)
+	program := built(t, digits)
+	const epochs = "-epochs=300"
+	alone, err := command(t, "run", "--elastic", "-n", "1", program, "-elastic",
+		epochs).CombinedOutput()
+	want := hash.FindString(string(alone))
+	require.That(t, err == nil && want != "", "%v\n%s", err, alone)
+	file := filepath.Join(t.TempDir(), "hosts")
+	list := func(hosts ...int) {
+		text := ""
+		for _, h := range hosts {
+			text += s.hosts[h].Addr + " slots=1\n"
+		}
+		require.NoError(t, os.WriteFile(file+".new", []byte(text), 0o666))
+		require.NoError(t, os.Rename(file+".new", file))
+	}
+	list(0, 1)
+	job := s.start(t, "", "authorized", "run", "--hostfile", file, "--elastic", "-n", "3",
+		"--grace=20s", program, "-elastic", epochs)
+	await := func(what string) {
+		t.Helper()
+		require.That(t, job.Says(regexp.MustCompile(what), long), "it does not say %q:\n%s", what,
+			job.Output())
+	}
+	await(`epoch 1/`)
+	list(0, 1, 2)
+	await(s.hosts[2].Addr + " takes part")
+	await(fmt.Sprintf("epoch %d/", 60+strings.Count(job.Output(), "epoch"))) // with its process
+	list(0, 2)
+	await("the other ranks go on")
+	await(`process 1 has ended \(exit status 143.*no host can take another`)
+	s.hosts[0].Cut(t) // with the process that printed
+	s.hosts[0].Signal(t, syscall.SIGKILL)
+	await("is lost: ")
+	s.hosts[0].Mend(t)
+	s.ssh.Serve(t, s.hosts[0])
+	await(s.hosts[0].Addr + " takes part")
+	err = job.Ends(t, long)
+	require.Check(t, err == nil && hash.FindString(job.Output()) == want,
+		"%v: on one machine it ends with %s:\n%s", err, want, job.Output())
+	s.isEmpty(t)
+	t.Log(job.Output())
+}
+
+var hash = regexp.MustCompile(`params=[0-9a-f]{64}`)
 
 // TestMachinesBySSHSurviveACutLink: between two hosts, one way or both, while all processes live;
 // nothing gets through there, or no data, while connections are made. The others train on in time,

@@ -2,7 +2,7 @@
 //
 //	euryale run -n 2 ./examples/digits
 //	euryale run -n 2 ./examples/digits -checkpoint /tmp/digits     # started again, it goes on
-//	euryale run --elastic -n 2 --standby 1 ./examples/digits -elastic -pause 50ms   # kill ranks
+//	euryale run --elastic -n 2 --standby 1 ./examples/digits -elastic   # kill ranks
 //
 // What makes the ranks train together is marked with (*); the loop is in package fit. A signal to a
 // rank ends it after the step that runs, with exit status 143 after SIGTERM: it is not finished.
@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"time"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -42,26 +41,22 @@ func main() {
 	dir := flag.String("checkpoint", "", "save here after each epoch, and go on with what is there")
 	device := flag.String("device", "auto", "where to compute: cpu, or auto for a GPU, if any")
 	elastic := flag.Bool("elastic", false, "ranks may be lost: for euryale run --elastic")
-	pause := flag.Duration("pause", 0, "how long to wait after each step, to have time for kill")
 	flag.Parse()
 	if *device != "auto" && *device != "cpu" || min(*batch, *epochs) < 1 || !(*rate >= 0) {
 		log.Print("digits: use -device auto or cpu, -batch and -epochs from 1, and -rate from 0")
 		os.Exit(2) // no launcher starts it again then
 	}
 	ctx := context.Background()
-	comm, parts := autograd.Solo(), micros
-	var together vm.Option
+	comm, parts, together := autograd.Solo(), micros, vm.Option(nil)
+	var on backend.Device // nil for the host, or where elastic ranks are
 	if *elastic {
 		together = vm.WithElastic(ctx, must(euryale.JoinElastic(ctx)), micros)
 	} else {
 		comm = must(euryale.Init(ctx))                           // (*)
 		together, parts = vm.WithDataParallel(comm), comm.Size() // (*)
+		on = map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[*device]
 	}
 	defer comm.Close()
-	on := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[*device]
-	if *elastic {
-		on = nil // where the ranks are
-	}
 	if *batch%parts > 0 {
 		log.Printf("digits: -batch %d: use a multiple of %d", *batch, parts)
 		os.Exit(2)
@@ -72,20 +67,14 @@ func main() {
 	training, err := vm.New(m.x.Graph(), on,
 		vm.WithSolver(&solver.Adam{Rate: *rate}, m.weights...), together) // (*)
 	if errors.Is(err, autograd.ErrFinished) {
-		return // a standby that nobody has needed
+		return // an elastic standby that nobody has needed
 	}
 	check(err)
 	defer training.Close()
 	end, err := fit.Run(ctx, training, m.data(images, m.loss), fit.Epochs(*epochs),
-		fit.Checkpoint(*dir, 0), fit.Progress(os.Stdout),
-		fit.OnStep(func(fit.StepLoss) error { time.Sleep(*pause); return nil }))
-	of := comm
-	if e := training.Elastic(); e != nil {
-		of = e.Comm()
-	}
-	rank, size, name := of.Rank(), of.Size(), of.Capabilities().Backend
-	err = errors.Join(err, training.Close())
-	if err != nil {
+		fit.Checkpoint(*dir, 0), fit.Progress(os.Stdout))
+	last := training.DataParallel().Comm() // of the ranks that are left
+	if err = errors.Join(err, training.Close()); err != nil {
 		comm.Close() // (*) so that the others do not lose this rank
 	}
 	check(err)
@@ -93,10 +82,10 @@ func main() {
 	defer evaluation.Close()
 	found := must(fit.Evaluate(comm, evaluation, m.data(heldOut, nil),
 		fit.Accuracy(m.logits, m.y)))
-	if rank == 0 {
+	if last.Rank() == 0 {
 		m.draw()
-		fmt.Printf("accuracy=%.4f ranks=%d backend=%s params=%s\n", found["accuracy"], size, name,
-			end.Params)
+		fmt.Printf("accuracy=%.4f ranks=%d backend=%s params=%s\n", found["accuracy"],
+			last.Size(), last.Capabilities().Backend, end.Params)
 	}
 }
 

@@ -125,22 +125,21 @@ func TestUnknownDeviceIsAnError(t *testing.T) {
 // and the next start, on another number of ranks, goes on and ends as a single rank does.
 func TestElasticRanksEndWithTheParametersOfOthers(t *testing.T) {
 	elastic := func(ranks int, flags string, environ ...string) *exampletest.Job {
-		j := exampletest.New(t, ranks, "-elastic -epochs 4 "+flags, environ...)
+		j := exampletest.New(t, ranks, "-elastic "+flags, environ...)
 		j.Elastic, j.Grace = &launch.Elastic{Least: 1, Standby: 1}, time.Minute
 		return j
 	}
-	want := exampletest.Ending(t, last, elastic(1, "").Run(t))
+	want := exampletest.Ending(t, last, elastic(1, "-epochs 60").Run(t))
 	dir := filepath.Join(t.TempDir(), "state")
 	signals := make(chan os.Signal, 1)
-	running := elastic(3, "-pause 20ms -checkpoint "+dir, "EURYALE_FAULT=kill,rank=1,call=150")
+	running := elastic(3, "-epochs 1000000 -checkpoint "+dir, "EURYALE_FAULT=kill,rank=1,call=150")
 	running.Signals = signals
 	running.Out.Text, running.Out.Then = "epoch 2/", func() { signals <- syscall.SIGTERM }
 	err := running.Refused(t, "after step ")
 	interrupted := (*launch.Interrupted)(nil)
-	if !errors.As(err, &interrupted) || !strings.Contains(running.Errs.String(), "was repeated by") {
-		t.Fatalf("it ends with %v\n%s", err, &running.Errs)
-	}
-	said := elastic(2, "-checkpoint "+dir).Run(t)
+	require.That(t, errors.As(err, &interrupted) && strings.Contains(running.Errs.String(),
+		"was repeated by"), "it ends with %v\n%s", err, &running.Errs)
+	said := elastic(2, "-epochs 60 -checkpoint "+dir).Run(t)
 	got := exampletest.Ending(t, last, said)
 	if strings.Contains(said, "epoch 1/") || got[1] != want[1] || got[3] != want[3] {
 		t.Errorf("it ends with %q, want %q, or begins anew:\n%s", got[1:], want[1:], said)

@@ -39,7 +39,7 @@ var examples = map[string]struct {
 }{
 	"allreduce": {50, 0, "", "the sum of all is [3 30 300]"},
 	"gradient":  {40, 0, "", "loss 9 gradient 12"},
-	"digits":    {121, 5, "-epochs 2", "epoch 2/2: loss="},
+	"digits":    {141, 6, "-epochs 2", "epoch 2/2: loss="},
 	"convnet":   {300, 4, "-epochs 1", "epoch 1/1: loss="},
 	"elastic":   {175, 4, "-steps 50", "step 50: loss"},
 	"gpt":       {500, 15, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},

@@ -137,8 +137,7 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 	}
 	for _, h := range hosts {
 		if c.job.Elastic != nil && h.guest == "" {
-			return h.about(errors.New("its ssh server does not set SSH_CONNECTION, so its ranks " +
-				"cannot reach the register of an elastic job on this machine"))
+			return h.about(errGuest)
 		}
 		if c.kits[h.platform] == nil {
 			k, err := c.newKit(ctx, h.platform)
@@ -149,8 +148,29 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 		}
 		h.kit = c.kits[h.platform]
 	}
-	reached(hosts)
+	for _, h := range hosts {
+		h.reachedBy(hosts)
+	}
 	return c.each(ctx, hosts, (*remote).prepare)
+}
+
+var errGuest = errors.New("its ssh server does not set SSH_CONNECTION, so its ranks cannot reach " +
+	"the register of an elastic job on this machine")
+
+// join connects to one more host, of a system that the job was built for, and makes it a launcher.
+func (c *cluster) join(h *remote) error {
+	if err := h.greet(); err != nil {
+		return err
+	}
+	switch h.kit = c.kits[h.platform]; {
+	case h.guest == "":
+		return h.close(errGuest)
+	case h.kit == nil:
+		return h.close(fmt.Errorf("no host that the job has begun on is such a system (%v): start "+
+			"the job again", h.platform))
+	}
+	h.reachedBy(c.hosts)
+	return h.prepare()
 }
 
 // unreached says which hosts could not be reached, and why.
@@ -202,7 +222,10 @@ func (c *cluster) run(ctx context.Context, used []*remote, ranks, n int) error {
 	if err != nil { // there is none
 		host, port = used[0].address, used[0].port
 	}
-	return newWatch(j, j.environment(n, newMeeting(ranks, host, port)), used...).attempt(ctx, n)
+	w := newWatch(j, j.environment(n, newMeeting(ranks, host, port)), used...)
+	w.connects = c.join
+	defer func() { release(w.joins) }()
+	return w.attempt(ctx, n)
 }
 
 // task is a host's part of an attempt.
@@ -221,19 +244,17 @@ func (w *watch) task(h *remote) *task {
 	return t
 }
 
-// reached finds the addresses by which hosts reach each other. These are the addresses by which ssh
-// reaches them, unless such an address is local to this machine. That host is this machine: others
-// reach it at the address that their ssh connections come from.
-func reached(hosts []*remote) {
-	for _, h := range hosts {
-		for _, other := range hosts {
-			own, err := netip.ParseAddr(h.address)
-			if err != nil || !own.IsLoopback() {
-				break
-			}
-			if other != h {
-				h.address = cmp.Or(other.guest, h.address)
-			}
+// reachedBy finds the address by which others reach a host: the one by which ssh reaches it, unless
+// that is local to this machine. The host is this machine then: others reach it at the address that
+// their ssh connections come from.
+func (h *remote) reachedBy(hosts []*remote) {
+	for _, other := range hosts {
+		own, err := netip.ParseAddr(h.address)
+		if err != nil || !own.IsLoopback() {
+			return
+		}
+		if other != h {
+			h.address = cmp.Or(other.guest, h.address)
 		}
 	}
 }

@@ -20,7 +20,17 @@ type Elastic struct {
 	// Standby is the number of processes that wait, with their program loaded, to replace a lost
 	// rank.
 	Standby int
+	// Most is the number of ranks up to which hosts that are added let the job grow; 0 means
+	// Job.Ranks.
+	Most int
+	// Hosts is asked every second which hosts there are. The job goes on on those that are added or
+	// have come back; the processes of a host that is not there any more are told to end, and
+	// replaced elsewhere. nil means those of Job.Hosts, of which none comes back.
+	Hosts func() ([]Host, error)
 }
+
+// most is the largest number of ranks.
+func (e *Elastic) most(j Job) int { return max(j.Ranks, e.Most) }
 
 const (
 	// stoppedLooks is the number of looks in a row that must find a process stopped, and one that
@@ -54,6 +64,9 @@ type pool struct {
 	joined   bool     // a process has taken part; otherwise nobody has any step to do
 	failed   []ending // processes that failed after their last step
 	lost     error    // no process has the parameters any more
+
+	homeless int               // processes for which no host has room
+	joining  map[string]string // hosts that are being reached, "", or were not, and why
 }
 
 // check reports values that no job can have.
@@ -62,8 +75,8 @@ func (e *Elastic) check(j Job) error {
 	case e.Least < 1 || e.Least > j.Ranks:
 		return fmt.Errorf("at least %d of %d ranks: the number must be 1 to the number of ranks",
 			e.Least, j.Ranks)
-	case e.Standby < 0 || e.Standby+j.Ranks > MaxRanks:
-		return fmt.Errorf("%d ranks and %d on standby: a job has at most %d processes", j.Ranks,
+	case e.Standby < 0 || e.Most < 0 || e.Standby+e.most(j) > MaxRanks:
+		return fmt.Errorf("%d ranks and %d on standby: a job has at most %d processes", e.most(j),
 			e.Standby, MaxRanks)
 	case j.MaxRestarts > 0:
 		return errors.New("an elastic job replaces ranks one by one, and is never restarted: " +
@@ -84,7 +97,8 @@ func (e *Elastic) check(j Job) error {
 // newPool returns the pool of a job that begins with a generation.
 func newPool(e *Elastic, first elastic.View) *pool {
 	p := &pool{Elastic: e, view: first, fit: map[int]bool{}, behind: map[int]bool{},
-		idle: map[int]bool{}}
+		idle: map[int]bool{}, joining: map[string]string{},
+		homeless: max(0, e.Most-len(first.Members))}
 	p.job = elastic.NewObserver(first, p.goesOn)
 	return p
 }
@@ -212,7 +226,7 @@ func (s *supervisor) buried(number int) {
 	r.buried = true
 	e := s.ends[slices.IndexFunc(s.ends, func(e ending) bool { return e.rank == number })]
 	again, ended := s.pool.replaces(e), fmt.Sprintf("process %d has ended (%s)", number, e.how())
-	if s.why != nil || s.killed || s.pool.finished || s.pool.lost != nil {
+	if s.settled() {
 		return
 	}
 	const unfit = "the last %d that joined have ended before completing a step"
@@ -232,9 +246,64 @@ func (s *supervisor) buried(number int) {
 	case again && h == nil && here:
 		s.notice("%s: it is not replaced: "+unfit, ended, maxFaults)
 	case again && h == nil:
+		s.pool.homeless++
 		s.notice("%s: it is not replaced, since no host can take another process", ended)
 	case again:
 		s.notice("%s: process %d takes its place", ended, len(s.ranks))
+		s.launch()
+	}
+}
+
+// settled reports whether nothing more is started.
+func (s *supervisor) settled() bool {
+	return s.why != nil || s.killed || s.pool.finished || s.pool.lost != nil
+}
+
+func (e listed) apply(s *supervisor) {
+	if s.settled() {
+		return
+	}
+	listed := func(name string) bool {
+		return slices.ContainsFunc(e, func(h Host) bool { return h.Name == name })
+	}
+	there := map[string]bool{}
+	for _, h := range s.hosts {
+		if there[h.Name] = h.down == nil && !h.leaves; there[h.Name] && !listed(h.Name) {
+			h.leaves = true
+			s.notice("host %s is to be left: its processes are told to end", h.Name)
+			s.do(signals{h.number, syscall.SIGTERM})
+		}
+	}
+	for _, h := range e {
+		if why, known := s.pool.joining[h.Name]; !there[h.Name] && (!known || why != "") {
+			s.pool.joining[h.Name] = ""
+			s.do(join{h, why})
+		}
+	}
+}
+
+// A host that is not reached is tried again, and why is told once.
+func (e joined) apply(s *supervisor) {
+	name := e.host.Name
+	delete(s.pool.joining, name)
+	if e.why != nil {
+		if s.pool.joining[name] = e.why.Error(); e.before != e.why.Error() {
+			s.notice("host %s does not take part: %v", name, e.why)
+		}
+		return
+	}
+	s.hosts = append(s.hosts, e.host)
+	s.notice("host %s takes part", name)
+	s.house()
+}
+
+// house starts a process for which no host had room, if one has now.
+func (s *supervisor) house() {
+	if s.pool == nil || s.pool.homeless == 0 || s.starting != nil || s.settled() {
+		return
+	}
+	if h, _ := s.room(); h != nil {
+		s.pool.homeless--
 		s.launch()
 	}
 }

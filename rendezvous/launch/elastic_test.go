@@ -366,3 +366,51 @@ func TestAProcessThatHasDoneItsLastStepDoesNotHang(t *testing.T) {
 	pass(s, heard{0, elastic.Posted{ID: 1, Position: elastic.Position{Leaving: true}}})
 	require.Equal(t, "after that it", s.pool.allows(0, time.Minute), 0)
 }
+
+// TestHostsComeAndGo: those that are listed no more are told to end and get no more processes; what
+// has no room waits for the next host that is reached, which is tried until it is.
+func TestHostsComeAndGo(t *testing.T) {
+	a, b, c := Host{"a", 1}, Host{"b", 1}, Host{"c", 2}
+	s := elasticJob(2, 0, host{Host: a, ranks: 1}, host{Host: b, ranks: 1})
+	s.pool.homeless = 1 // of three ranks
+	does := func(e event, want ...string) {
+		t.Helper()
+		var did []string
+		for _, a := range pass(s, e) {
+			did = append(did, fmt.Sprintf("%T %v", a, a))
+		}
+		require.Slices(t, fmt.Sprintf("%T", e), did, want)
+	}
+	on := func(h *host) (numbers []int) {
+		for _, r := range s.ranks {
+			if r.host == h && !r.over {
+				numbers = append(numbers, r.number)
+			}
+		}
+		return numbers
+	}
+	does(listed{a, b})
+	does(listed{a, c}, "launch.notice host b is to be left: its processes are told to end",
+		"launch.signals {1 15}", "launch.join {{c 2} }")
+	does(listed{a, c})
+	does(ended{ending{rank: 1, host: "b", Status: exits(143)}}, "launch.notice process 1 has "+
+		"ended (exit status 143, as of a program that a signal ended or told to end "+
+		"(terminated)): it is not replaced, since no host can take another process")
+	there, away := &host{Host: c, ranks: 2}, errors.New("no route")
+	does(joined{there, away, ""}, "launch.notice host c does not take part: no route")
+	does(listed{a, c}, "launch.join {{c 2} no route}")
+	does(joined{there, away, "no route"})
+	does(listed{a, c}, "launch.join {{c 2} no route}")
+	does(joined{there, nil, "no route"}, "launch.notice host c takes part")
+	require.Slices(t, "on c there", on(there), []int{2, 3})
+	next := elastic.First(1, 3, 4)
+	next.Generation = 1
+	pass(s, heard{s.pool.heard, elastic.Decided{View: next}})
+	does(down{0, &HostLost{Host: "a", why: away}}, "launch.notice host a is lost: no route")
+	does(ended{ending{rank: 0, host: "a", why: away}}, "launch.notice process 0 has ended (no "+
+		"route): it is not replaced, since no host can take another process")
+	does(listed{a, c}, "launch.join {{a 1} }")
+	back := &host{Host: a, ranks: 1}
+	does(joined{back, nil, ""}, "launch.notice host a takes part")
+	require.Slices(t, "on a there", on(back), []int{4})
+}

@@ -60,6 +60,7 @@ type host struct {
 	number int   // in supervisor.hosts
 	ranks  int   // how many it has in the attempt; in an elastic job, how many it takes
 	unfit  bool  // in an elastic job, replacements on it are unfit
+	leaves bool  // in an elastic job, its processes were told to end, and no others come
 	down   error // why it has no ranks, or no more; a *HostLost if it had been reached
 }
 
@@ -121,6 +122,14 @@ type (
 		elastic.Event
 	}
 	unregistered elastic.ID
+	// listed are the hosts of an elastic job from now on, and joined says that one of them is
+	// reached, or why not, and why not before.
+	listed []Host
+	joined struct {
+		*host
+		why    error
+		before string
+	}
 )
 
 // unknown is the state of a process.
@@ -156,6 +165,11 @@ type (
 	// bury writes to an elastic job's log that a process has ended. What the log has up to there is
 	// heard at once.
 	bury elastic.ID
+	// join reaches a host, which was not reached before for a reason: joined follows.
+	join struct {
+		Host
+		before string
+	}
 )
 
 // step takes an event at a time and returns what to do, in this order.
@@ -221,7 +235,7 @@ func (s *supervisor) room() (*host, int) {
 		}) {
 			slot++
 		}
-		if slot < h.ranks && h.down == nil && !h.unfit {
+		if slot < h.ranks && h.down == nil && !h.unfit && !h.leaves {
 			return h, slot
 		}
 	}
@@ -233,6 +247,7 @@ func (e started) apply(s *supervisor) {
 	s.ranks, s.starting = append(s.ranks, s.starting), nil
 	if !s.above {
 		begins{}.apply(s)
+		s.house()
 	}
 }
 
@@ -273,7 +288,8 @@ func (e ended) apply(s *supervisor) {
 
 func (e down) apply(s *supervisor) {
 	h := s.hosts[e.host]
-	if lost, ok := e.why.(*HostLost); ok && s.pool != nil { // in any other job this is the error
+	// in any other job this is the error
+	if lost, ok := e.why.(*HostLost); ok && s.pool != nil && !h.leaves {
 		s.notice("host %s is lost: %v", h.Name, lost.why)
 	}
 	h.down = cmp.Or(h.down, e.why)

@@ -26,9 +26,12 @@ type watch struct {
 	logs   *logs
 	timer  <-chan time.Time // of the supervisor
 
-	remotes  []*remote    // that the ranks run on; nil for this machine
-	orders   <-chan order // from the job's launcher, if this is its launcher on a host
-	heard    func(news)   // sends news to that launcher
+	remotes  []*remote             // that the ranks run on; nil for this machine
+	connects func(h *remote) error // to one more host
+	joins    []*remote             // hosts that were begun to be reached since
+	listing  string                // why it is not known which hosts there are
+	orders   <-chan order          // from the job's launcher, if this is its launcher on a host
+	heard    func(news)            // sends news to that launcher
 	register *rendezvous.Register
 	oom      *oom
 	reports  reports // on several machines
@@ -122,11 +125,16 @@ func (w *watch) openRegister() error {
 // begin starts all ranks; it stops if one does not start.
 func (w *watch) begin() {
 	for _, h := range w.remotes {
-		h.late = h.mustSpeakWithin(silence)
-		h.listening.Go(func() { h.listen(w) })
-		h.order(order{Task: w.task(h)})
+		w.employ(h)
 	}
 	w.step(begins{})
+}
+
+// employ gives a host its part of the job.
+func (w *watch) employ(h *remote) {
+	h.late = h.mustSpeakWithin(silence)
+	h.listening.Go(func() { h.listen(w) })
+	h.order(order{Task: w.task(h)})
 }
 
 // follow hears the log of an elastic job, until ctx ends.
@@ -165,6 +173,9 @@ func (w *watch) run(ctx context.Context) error {
 	for done := ctx.Done(); !w.supervisor.over(); {
 		select {
 		case e := <-w.events:
+			if j, ok := e.(joined); ok && j.why == nil {
+				w.admit(j)
+			}
 			w.step(e)
 		case o := <-w.orders:
 			w.step(o)
@@ -179,6 +190,7 @@ func (w *watch) run(ctx context.Context) error {
 			w.step(late(w.hangs()))
 		case <-looks.C:
 			w.step(w.look())
+			w.list()
 		}
 	}
 	w.step(abandoned(w.hangs()))
@@ -189,6 +201,41 @@ func (w *watch) run(ctx context.Context) error {
 		w.supervisor.why = w.screen.failure()
 	}
 	return w.supervisor.outcome()
+}
+
+// list asks which hosts an elastic job has now.
+func (w *watch) list() {
+	if w.job.Elastic == nil || w.job.Elastic.Hosts == nil {
+		return
+	}
+	hosts, err := w.job.Elastic.Hosts()
+	if err == nil {
+		w.listing = ""
+		w.step(listed(hosts))
+	} else if err.Error() != w.listing {
+		w.listing = err.Error()
+		w.notice("the hosts stay as they are: " + w.listing)
+	}
+}
+
+// join begins to reach a host. ssh ends with the thread that starts it.
+func (w *watch) join(of join) {
+	h := &remote{host: host{Host: of.Host, ranks: of.Slots}}
+	if err := h.start(); err != nil {
+		w.step(joined{&h.host, err, of.before})
+		return
+	}
+	w.joins = append(w.joins, h)
+	go func() { w.pass(joined{&h.host, w.connects(h), of.before}) }()
+}
+
+// admit makes a host that is reached one of the job's.
+func (w *watch) admit(j joined) {
+	i := slices.IndexFunc(w.joins, func(h *remote) bool { return &h.host == j.host })
+	h := w.joins[i]
+	h.number = len(w.remotes)
+	w.remotes = append(w.remotes, h)
+	w.employ(h)
 }
 
 // look looks at the processes, if the job asks for it.
@@ -229,6 +276,8 @@ func (w *watch) step(e event) {
 			}
 		case says:
 			w.heard(a.news)
+		case join:
+			w.join(a)
 		case bury:
 			// the register is in this process: only a closed one returns an error
 			elastic.Bury(w.telling, w.register.Store(), w.supervisor.pool.heard, elastic.ID(a),
@@ -290,7 +339,7 @@ func (w *watch) own(c *child, r *rank) (own []string) {
 // place tells a process its number and place in an elastic job.
 func (w *watch) place(c *child, r *rank) string {
 	e := elastic.Env{Addr: w.register.Addr(), Process: elastic.ID(r.number + 1), First: w.job.Ranks,
-		Limits: elastic.Limits{Least: w.job.Elastic.Least, Most: w.job.Ranks}}
+		Limits: elastic.Limits{Least: w.job.Elastic.Least, Most: w.job.Elastic.most(w.job)}}
 	if w.job.Elastic.Standby == 0 { // standbys do not know whose place they take
 		e.Seat = r.slot + 1
 	}
