@@ -157,6 +157,8 @@ func encode(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked ui
 // Digest is a hash of an encoded header, never 0 and the same in every process. Equal digests mean
 // equal headers. Ranks that share memory compare digests, because one fits into the cache line that
 // announces a call.
+//
+// Origin: wyhash
 func Digest(header *[HeaderSize]byte) uint64 {
 	a, b := mixHalf(0xa0761d6478bd642f, 0xe7037ed1a0b428db, (*[half]byte)(header[:half]))
 	if header[half-1] != 0 {
@@ -165,8 +167,9 @@ func Digest(header *[HeaderSize]byte) uint64 {
 	return mix(a^0x1d8e4e27c47d124f, b^HeaderSize) | 1
 }
 
-// mixHalf advances two chains of products, which a processor computes at the same time. The
-// constants are wyhash's.
+// mixHalf advances two chains of products, which a processor computes at the same time.
+//
+// Origin: wyhash
 func mixHalf(a, b uint64, header *[half]byte) (uint64, uint64) {
 	const c, d = 0x8ebc6af09c88c6e3, 0x589965cc75374cc3
 	le := binary.LittleEndian

@@ -33,6 +33,7 @@ DEVICE f32 saturated(f32 x, f32 y, f32 z) {
 
 // e^x = 2^k 2^r, where k is the integer nearest to x log2 e, but -126 to 126: 2^r takes the rest,
 // also if that is infinite.
+// Origin: NVIDIA libdevice
 DEVICE f32 straight_exponential(f32 x) {
 	// log2 e / 252; the exponent is in the last bits
 	f32 k = fused(saturated(x, 5.72498003e-3f, 0.5f), 252.0f, 12582913.0f);
@@ -42,6 +43,7 @@ DEVICE f32 straight_exponential(f32 x) {
 DEVICE f64 straight_exponential(f64 x) { return exponential(x); }
 
 // A polynomial, or 1 - 2/(e^2|x| + 1), where errors of e^2|x| shrink.
+// Origin: Cephes, for the polynomial
 DEVICE f32 straight_tangent(f32 x) {
 	f32 s = x * x;
 	f32 p = -5.70498872745e-3f;
@@ -76,6 +78,7 @@ DEVICE u64 high(u64 x, u64 y) { return (u64)((unsigned __int128)x * y >> 64); }
 // The angle of a finite |x| > 2^30, by Payne and Hanek: 128 bits of x * 4/pi, of which the
 // multiples of 8 are left out. Words is how many words of 4/pi the type of x can need; they are
 // constants of instructions, since the body of a function is all that a kernel gets of it.
+// Origin: own, the digits of 4/pi
 template <i32 Words> DEVICE Angle far_angle(f64 x) {
 	constexpr u64 four_over_pi[] = {
 		0x0000000000000001, 0x45f306dc9c882a53, 0xf84eafa3ea69bb81, 0xb6c52b3278872083,
@@ -112,7 +115,7 @@ template <i32 Words> DEVICE Angle far_angle(f64 x) {
 }
 
 // sin(x + quarter * pi/2), where pi/2 is in three parts up to 2^30: the first difference is exact.
-// The polynomials come from FreeBSD's msun.
+// Origin: FreeBSD msun, for the polynomials
 template <i32 Words> DEVICE f64 wave(f64 x, i32 quarter) {
 	if (!(magnitude(x) <= 1.7976931348623157e308))
 		return nan_f64();
@@ -147,7 +150,8 @@ template <class T> DEVICE T cosine(T x) { return angle_wave(x, 1); }
 
 // ---- the error function ----
 
-// x times a polynomial in x^2, or 1 - e^-q(|x|), with a polynomial of our own fit.
+// x times a polynomial in x^2, or 1 - e^-q(|x|).
+// Origin: own, both polynomials are minimax
 DEVICE f32 error_function(f32 x) {
 	f32 a = magnitude(x);
 	if (a != a)
@@ -176,7 +180,7 @@ DEVICE f32 error_function(f32 x) {
 	return with_sign(1.0f - straight_exponential(-q), x);
 }
 
-// By the intervals and polynomials of FreeBSD's msun.
+// Origin: FreeBSD msun, for intervals and polynomials
 DEVICE f64 error_function(f64 x) {
 	f64 a = magnitude(x);
 	if (a != a)

@@ -244,6 +244,8 @@ func (d draw) words() [4]uint32 {
 }
 
 // The constants of Philox4x32.
+//
+// Origin: Philox
 const (
 	philoxRounds = 10
 	philoxM0     = 0xD2511F53

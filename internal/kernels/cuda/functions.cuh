@@ -45,6 +45,7 @@ DEVICE f64 nearest(f64 x) { return x + 6755399441055744.0 - 6755399441055744.0; 
 // ---- 32 bits ----
 
 // e^x = 2^k e^r with |r| <= ln 2 / 2. Error below 1 unit.
+// Origin: Norbert Juffa
 DEVICE f32 exponential(f32 x) {
 	if (x != x)
 		return x;
@@ -66,6 +67,7 @@ DEVICE f32 exponential(f32 x) {
 }
 
 // ln x = k ln 2 + ln (1 + f) with 2/3 <= 1 + f < 4/3. Error below 1 unit.
+// Origin: Norbert Juffa
 DEVICE f32 logarithm(f32 x) {
 	if (!(x > 0))
 		return x == 0 ? -infinity_f32() : nan_f32();
@@ -93,6 +95,7 @@ DEVICE f32 logarithm(f32 x) {
 }
 
 // Small arguments by a polynomial in x^2; error below 2 units.
+// Origin: Cephes
 DEVICE f32 hyperbolic_tangent(f32 x) {
 	f32 a = bits_as<f32>(bits_as<u32>(x) & 0x7fffffff);
 	if (a < 0.625f) {
@@ -114,9 +117,10 @@ DEVICE f32 logistic(f32 x) {
 	return (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-// ---- 64 bits: but for tanh, the algorithms of FreeBSD's msun ----
+// ---- 64 bits ----
 
 // Error below 1 unit.
+// Origin: FreeBSD msun
 DEVICE f64 exponential(f64 x) {
 	if (x != x)
 		return x;
@@ -142,6 +146,7 @@ DEVICE f64 exponential(f64 x) {
 }
 
 // Error below 1 unit.
+// Origin: FreeBSD msun
 DEVICE f64 logarithm(f64 x) {
 	if (!(x > 0))
 		return x == 0 ? -infinity_f64() : nan_f64();
@@ -165,8 +170,8 @@ DEVICE f64 logarithm(f64 x) {
 		((half - (s * (half + t1 + t2) + k * 1.90821492927058770002e-10)) - f);
 }
 
-// Small arguments by a quotient of polynomials in x^2 (Cephes). Error below 2
-// units.
+// Small arguments by a quotient of polynomials in x^2. Error below 2 units.
+// Origin: Cephes
 DEVICE f64 hyperbolic_tangent(f64 x) {
 	f64 a = bits_as<f64>(bits_as<u64>(x) & 0x7fffffffffffffff);
 	if (a < 0.625) {
@@ -192,6 +197,7 @@ DEVICE f64 upper(f64 x) { return bits_as<f64>(bits_as<u64>(x) & 0xffffffff000000
 
 // x^y for finite x > 0 and finite y: 2^(y log2 x), with the logarithm in two
 // parts. Error below 1 unit.
+// Origin: FreeBSD msun
 DEVICE f64 positive_power(f64 x, f64 y) {
 	i32 n = 0;
 	if (x < 2.2250738585072014e-308) {
@@ -328,6 +334,7 @@ DEVICE f64 logarithm_of_one_plus(f64 x) {
 
 // log2 x = k + ln m / ln 2 with sqrt(1/2) <= m < sqrt(2), so that powers of two
 // are exact. Error below 2 units.
+// Origin: own, 1/ln 2 and limits of the type
 DEVICE f64 binary_logarithm(f64 x) {
 	if (!(x > 0) || x == infinity_f64())
 		return logarithm(x);

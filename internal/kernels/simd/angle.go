@@ -73,6 +73,8 @@ func farAngle(x float64) (quarter int, r float64) {
 }
 
 // fourOverPi returns word k of 4/pi, of which word 0 is its integer.
+//
+// Origin: own, the digits of 4/pi
 func fourOverPi(k int) uint64 {
 	return [...]uint64{
 		0x0000000000000001, 0x45f306dc9c882a53, 0xf84eafa3ea69bb81, 0xb6c52b3278872083,

@@ -303,6 +303,8 @@ func cast(t backend.DType, x number) number {
 }
 
 // uniform is Uniform, step by step as in the paper.
+//
+// Origin: Philox
 func uniform(key, step, sample, element int64, t backend.DType) float64 {
 	var counter = [4]uint32{uint32(element >> 2), uint32(sample), uint32(step), uint32(step >> 32)}
 	k := [2]uint32{uint32(key), uint32(key >> 32)}

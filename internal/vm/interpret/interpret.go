@@ -398,6 +398,8 @@ func (a arithmetic) dropout(
 }
 
 // philox is Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
+//
+// Origin: Philox
 func philox(c [4]uint32, key [2]uint32) [4]uint32 {
 	for range 10 {
 		p, q := uint64(c[0])*0xD2511F53, uint64(c[2])*0xCD9E8D57

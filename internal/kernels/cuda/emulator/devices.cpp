@@ -154,6 +154,7 @@ struct Mine {
 	u32 delay;
 };
 
+// Origin: MurmurHash3
 static u64 mix(u64 x) {
 	x = (x ^ x >> 33) * 0xff51afd7ed558ccd;
 	x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53;

@@ -134,6 +134,7 @@ type floats struct {
 	log        []float64
 }
 
+// Origin: own, minimax polynomials; ln 2 in two parts is as in FreeBSD msun
 func (v *vectors) floats() floats {
 	if v.double {
 		quotients := []float64{
@@ -226,8 +227,8 @@ func (v *vectors) splitNormal(x vec) (m, k vec) {
 // parts are a logarithm: first - (second - third).
 type parts struct{ first, second, third vec }
 
-// logarithm is ln m, of m between sqrt(1/2) and sqrt(2), as in fdlibm (Sun Microsystems, 1993):
-// with f = m - 1, s = f/(2+f) and z = s^2, ln(1+f) = f - (f^2/2 - s (f^2/2 + z R(z))).
+// logarithm is ln m, of m between sqrt(1/2) and sqrt(2), by the method of FreeBSD's msun: with f =
+// m - 1, s = f/(2+f) and z = s^2, ln(1+f) = f - (f^2/2 - s (f^2/2 + z R(z))).
 func (v *vectors) logarithm(m vec) parts {
 	f := v.sub(m, v.number(1))
 	s := v.div(f, v.add(f, v.number(2)))
@@ -290,6 +291,8 @@ func (v *vectors) softplus(x vec) vec {
 
 // erfCoefficients has the coefficients of polynomials for erf(x)/x in t, with x = i/2 + 1/4 + t:
 // line i is for x from i/2 to (i+1)/2. They are right to 2^-27.
+//
+// Origin: own, minimax polynomials
 var erfCoefficients = [8][]float32{
 	{1.105305552482605, -0.18116548657417297, -0.3353508412837982, 0.10469182580709457,
 		0.08901327848434448, -0.03497049957513809, -0.017932690680027008},
