@@ -1,5 +1,5 @@
-// Command gradient differentiates through an all-reduce: the program of the
-// README.
+// Command gradient differentiates through an all-reduce: the program of
+// docs/porting.md.
 package main
 
 import (

@@ -10,13 +10,13 @@ import (
 
 func TestItRunsAlone(*testing.T) { main() }
 
-func TestReadmeShowsThisProgram(t *testing.T) {
+func TestThePageOfPortingShowsThisProgram(t *testing.T) {
 	program, err := os.ReadFile("main.go")
 	require.NoError(t, err)
-	readme, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../docs/porting.md")
 	require.NoError(t, err)
 	_, code, _ := strings.Cut(string(program), "package main")
-	if !strings.Contains(string(readme), "package main"+code) {
-		t.Error("README.md shows another program: copy examples/gradient/main.go")
+	if !strings.Contains(string(page), "package main"+code) {
+		t.Error("docs/porting.md shows another program: copy examples/gradient/main.go")
 	}
 }

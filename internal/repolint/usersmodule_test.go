@@ -16,19 +16,78 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// TestReadmesProgramCompilesInAUsersModule: what README says of a checkout works.
+// program returns the first program of a page.
+func program(t *testing.T, page string) []byte {
+	t.Helper()
+	text := require.Value(os.ReadFile(page))(t)
+	found := regexp.MustCompile("(?s)```go\n(package main.*?)```").FindSubmatch(text)
+	require.That(t, found != nil, "%s has no program", page)
+	return found[1]
+}
+
+// TestReadmesProgramCompilesInAUsersModule: what docs/install.md says of a workspace works.
 func TestReadmesProgramCompilesInAUsersModule(t *testing.T) {
 	atRoot(t)
 	checkout := require.Value(filepath.Abs("."))(t)
 	dir := t.TempDir()
-	readme := require.Value(os.ReadFile("README.md"))(t)
-	program := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(readme)
-	require.That(t, program != nil && strings.Contains(string(readme), "go work init . "),
-		"README.md has no program, or does not say how to use a checkout")
-	writeFile(t, filepath.Join(dir, "main.go"), program[1])
+	install := require.Value(os.ReadFile("docs/install.md"))(t)
+	require.That(t, strings.Contains(string(install), "go work init . "),
+		"docs/install.md does not say how to use a checkout in a workspace")
+	writeFile(t, filepath.Join(dir, "main.go"), program(t, "README.md"))
 	inModule(t, dir, "mod", "init", "example.com/mine")
 	inModule(t, dir, "work", "init", ".", checkout)
 	inModule(t, dir, "list", "-export", ".") // which compiles it
+}
+
+// TestReadmesModelTrainsAndPredicts: README's program trains on two ranks in a module that requires
+// this one, and the program of docs/predict.md tells with its checkpoint what the flowers are. With
+// EURYALE_FULL=1 the module's go.mod is made as README says, which asks for what tests of other
+// modules require.
+func TestReadmesModelTrainsAndPredicts(t *testing.T) {
+	atRoot(t)
+	checkout := require.Value(filepath.Abs("."))(t)
+	readme := require.Value(os.ReadFile("README.md"))(t)
+	flowers := require.Value(os.ReadFile("fit/testdata/flowers.csv"))(t)
+	train, predict := program(t, "README.md"), program(t, "docs/predict.md")
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "main.go"), train)
+	writeFile(t, filepath.Join(dir, "predict/main.go"), predict)
+	writeFile(t, filepath.Join(dir, "flowers.csv"), flowers)
+	if os.Getenv("EURYALE_FULL") == "1" {
+		said := regexp.MustCompile(`(?s)go (mod edit .*?)\n(go mod tidy)`).FindSubmatch(readme)
+		require.That(t, said != nil, "README does not say how to make go.mod")
+		inModule(t, dir, "mod", "init", "example.com/mine")
+		edit := strings.ReplaceAll(string(said[1]), "../euryale", checkout)
+		inModule(t, dir, strings.Fields(strings.ReplaceAll(edit, "\\\n", " "))...)
+		inModule(t, dir, "mod", "tidy")
+	} else {
+		ownModule(t, dir, checkout)
+	}
+	inModule(t, dir, "build", "-o", "bin/", ".", "./predict")
+	t.Chdir(dir)
+	var out, errs bytes.Buffer
+	err := launch.Run(t.Context(), launch.Job{Program: "bin/mine", Ranks: 2, Stdout: &out,
+		Stderr: &errs})
+	require.That(t, err == nil && strings.Contains(out.String(), "epoch 50/50: loss="),
+		"README's program: %v\n%s%s", err, &out, &errs)
+
+	// a table of another order of columns, without species
+	lines := strings.Split(strings.TrimSpace(string(flowers)), "\n")
+	var unknown, want strings.Builder
+	for i, line := range lines {
+		f := strings.Split(line, ",")
+		number := fmt.Sprint(i)
+		if i == 0 {
+			number = "number"
+		} else {
+			want.WriteString(f[4] + "\n")
+		}
+		fmt.Fprintln(&unknown, strings.Join([]string{f[3], number, f[1], f[0], f[2]}, ","))
+	}
+	writeFile(t, "new.csv", []byte(unknown.String()))
+	said, err := exec.CommandContext(t.Context(), "bin/predict").Output()
+	require.That(t, err == nil && string(said) == want.String(),
+		"docs/predict.md's program: %v, it says\n%s", err, said)
 }
 
 // examples are the programs to copy: the most lines and flags that each may have, and how a test

@@ -4,7 +4,8 @@
 //
 // allreduce.svg has the time of an all-reduce against its size, from the JSON lines in
 // bench/results: in the upper panel ranks are processes on a host, in the lower one they have a GPU
-// each. packages.md has the packages of the module and what they import, from the sources.
+// each. training.svg has how fast GPUs train, from the rows of docs/benchmarks.md. packages.md has
+// the packages of the module and what they import, from the sources.
 package main
 
 import (
@@ -63,6 +64,7 @@ func main() {
 func run(output, root string) error {
 	return errors.Join(
 		drawTimes(filepath.Join(output, "allreduce.svg"), filepath.Join(root, "bench", "results")),
+		drawTraining(filepath.Join(output, "training.svg"), root),
 		drawPackages(filepath.Join(output, "packages.md"), root),
 	)
 }

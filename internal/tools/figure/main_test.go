@@ -16,7 +16,7 @@ var root = filepath.Join("..", "..", "..")
 func TestCommittedFiguresAreWhatTheCommandDraws(t *testing.T) {
 	again := t.TempDir()
 	require.NoError(t, run(again, root))
-	for _, name := range []string{"allreduce.svg", "packages.md"} {
+	for _, name := range []string{"allreduce.svg", "packages.md", "training.svg"} {
 		got := require.Value(os.ReadFile(filepath.Join(again, name)))(t)
 		want := require.Value(os.ReadFile(filepath.Join(root, "docs", name)))(t)
 		if !bytes.Equal(got, want) {
