@@ -129,7 +129,11 @@ func Load(dir string) (_ *Tokenizer, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", fileName, err)
 	}
-	t.BOS, t.EOS = t.end(f.named["bos_token"]), t.end(f.named["eos_token"])
+	t.BOS, t.EOS, t.Named = t.end(f.named["bos_token"]), t.end(f.named["eos_token"]),
+		map[string]string{}
+	for key, a := range f.named {
+		t.Named[key] = a.Content
+	}
 	return t, nil
 }
 

@@ -23,7 +23,7 @@
 // Anything else that a file asks for is [ErrUnsupported], which names it, as each key that is not
 // known. So no folder loads and then gives other ids: testdata/folders.py makes random ones, and
 // compares. Like transformers, the package ignores a file's truncation and padding. It does not
-// read chat templates: the caller writes their text.
+// read chat templates: package models/texts does.
 //
 // # Unicode
 //
@@ -55,6 +55,8 @@ type Tokenizer struct {
 	// BOS and EOS are the tokens before and after a text, from tokenizer_config.json: -1 for none.
 	// Models may also end texts with other tokens, which config.json lists.
 	BOS, EOS int
+	// Named are the special tokens that these files name, by keys such as "bos_token".
+	Named map[string]string
 
 	raw, normal   *finder // added tokens, in the text and in the normalized text
 	normalize     []func(string) string
