@@ -29,6 +29,9 @@ type Tokens struct {
 	padded   bool
 	embedded bool // whether an Embedding has them
 	inputs   []func(ids []int) error
+	total    *gorgonia.Node // of the targets that count in a step, as Count says it
+	crossing *gorgonia.Node // of Documents: not 0 for two positions of different documents
+	begun    func(ids []int) error
 	refused  func() error // tells other ranks that Set is wrong here; nil if none waits
 }
 
@@ -90,12 +93,41 @@ func (t *Tokens) Set(ids []int) error {
 	}
 	start, end := t.b.layout.shareOf(Sequence, t.shape[t.axis])
 	own := sliceAxis(ids, t.shape, t.axis, start, end)
+	var err error
 	for _, set := range t.inputs {
-		if err := set(own); err != nil {
-			return fmt.Errorf("layers: %s: %w", t.name, err)
-		}
+		err = cmp.Or(err, set(own))
+	}
+	if t.begun != nil {
+		err = cmp.Or(err, t.begun(ids))
+	}
+	if err != nil {
+		return fmt.Errorf("layers: %s: %w", t.name, err)
 	}
 	return nil
+}
+
+// Count says how many targets count in a step, those that are not padding: of all samples of all
+// ranks and runs. Call it before each run if a step has several ([Builder.Batches]), since the loss
+// of a run divides by it. Otherwise ranks count themselves, and it does nothing. With 0 the loss is
+// 0.
+//
+// Errors: [backend.ErrArgument] for a negative number.
+func (t *Tokens) Count(n int) error {
+	switch {
+	case n < 0:
+		return fmt.Errorf("layers: %s: %w: %d targets count", t.name, backend.ErrArgument, n)
+	case t.total == nil:
+		return nil
+	}
+	return gorgonia.Let(t.total, t.b.number(float64(max(1, n))))
+}
+
+// told returns the input of Count.
+func (t *Tokens) told() *gorgonia.Node {
+	if t.total == nil {
+		t.total = gorgonia.NewScalar(t.b.graph, t.b.dtype, gorgonia.WithName(t.name+".count"))
+	}
+	return t.total
 }
 
 func (t *Tokens) check(ids []int) error {
@@ -153,18 +185,25 @@ func (t *Tokens) bound(vocabulary int) {
 	}
 }
 
-// feed adds an input whose value is filled by Set. It has none before, so that a run without tokens
-// is an error.
+// feed adds an input whose value is filled by Set, from this rank's tokens.
 func (t *Tokens) feed(value *tensor.Dense, fill func(ids []int) error) *gorgonia.Node {
-	n := gorgonia.NewTensor(t.b.graph, value.Dtype(), value.Dims(),
+	n, set := t.fed(value, fill)
+	t.inputs = append(t.inputs, set)
+	return n
+}
+
+// fed returns an input and what sets it. It has no value before, so that a run without tokens is an
+// error.
+func (t *Tokens) fed(value *tensor.Dense, fill func(ids []int) error) (n *gorgonia.Node,
+	set func(ids []int) error) {
+	n = gorgonia.NewTensor(t.b.graph, value.Dtype(), value.Dims(),
 		gorgonia.WithShape(value.Shape()...), gorgonia.WithName(t.input()))
-	t.inputs = append(t.inputs, func(ids []int) error {
+	return n, func(ids []int) error {
 		if err := fill(ids); err != nil || n.Value() == value {
 			return err
 		}
 		return gorgonia.Let(n, value)
-	})
-	return n
+	}
 }
 
 // input returns a name for another input.
@@ -208,6 +247,68 @@ func (b *Builder) vocabulary(embedding Node) (n, start, end int) {
 	}
 	n = embedding.Shape()[0]
 	return n, 0, n
+}
+
+// Documents is a mask of attention for samples that several documents share. The tokens are the
+// positions of a text's tokens in their documents, so a document begins at each 0:
+//
+//	positions := b.Tokens("positions", 1, batch, context) // such as 0 1 2 0 1 0 1 2
+//	o.Mask = positions.Documents(nil)
+//
+// In the mask, [batch, 1, positions, positions], -Inf hides from each position those of other
+// documents, and other elements are 0, or those of a mask that is repeated to that shape. It is the
+// same on all ranks of both groups, and has no gradient.
+//
+// Cost: memory for the mask, once for each graph and other mask, and a pass over it in each run.
+func (t *Tokens) Documents(mask *gorgonia.Node) *gorgonia.Node {
+	return t.b.apply("Documents of "+t.name, func() (n Node, err error) {
+		if mask == nil {
+			mask = gorgonia.NewConstant(t.b.number(0))
+		}
+		if t.crossing == nil {
+			t.crossing, err = t.crossed()
+		}
+		if err == nil {
+			n.Node, err = nn.Where(t.crossing, gorgonia.NewConstant(t.b.number(math.Inf(-1))), mask)
+		}
+		return n, err
+	}).Node
+}
+
+// crossed returns how far apart the documents of two positions are, [batch, 1, positions,
+// positions].
+func (t *Tokens) crossed() (*gorgonia.Node, error) {
+	if len(t.shape) != 2 {
+		return nil, fmt.Errorf("%w: shape %v: want two axes", ops.ErrShape, t.shape)
+	}
+	batch, positions := t.shape[1-t.axis], t.shape[t.axis]
+	value := t.b.tensor([]int{batch, positions}, make([]float64, batch*positions))
+	x, set := t.fed(value, func(ids []int) error {
+		for sample := range batch {
+			document := 0
+			for i := range positions {
+				at := sample*positions + i
+				if t.axis == 0 {
+					at = i*batch + sample
+				}
+				if ids[at] == 0 {
+					document++
+				}
+				value.Set(sample*positions+i, t.b.number(float64(document)))
+			}
+		}
+		return nil
+	})
+	t.begun = set
+	queries, err := reshape(x, batch, 1, positions, 1)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := reshape(x, batch, 1, 1, positions)
+	if err != nil {
+		return nil, err
+	}
+	return gorgonia.BroadcastSub(queries, keys, []byte{3}, []byte{2})
 }
 
 // of names tokens in errors.

@@ -62,9 +62,10 @@ func (b *Builder) Logits(x, embedding Node) Node {
 // of samples. [Builder.Batches] changes the number of batches in the mean.
 //
 // Targets that are [Tokens.Padding] do not count: the ranks of l.Data add up how many do, in an
-// all-reduce of one number, and the loss is the mean over these, or 0 if there are none. Only
-// the targets of one run are counted: vm.New refuses such a graph with vm.Accumulate, vm.WithTree
-// and vm.WithElastic, where the runs of a step would need weights of their own.
+// all-reduce of one number, and the loss is the mean over these, or 0 if there are none. If a step
+// has several runs ([Builder.Batches]), only the program knows how many count in all of them, and
+// says so by [Tokens.Count]. vm.New refuses padding with vm.WithTree and vm.WithElastic, where the
+// micro-batches of a step would need weights of their own.
 //
 // In a Tensor group of several ranks, each rank computes the logarithms of the sums of its
 // exponentials, and the ranks exchange these, one number for each position and rank, and the share.
@@ -108,11 +109,14 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 }
 
 // meanOf divides the sum of the losses of this rank's targets, of a vocabulary of n, by the number
-// of all that count in a batch. Without padding that is known; otherwise the ranks that have a
-// batch add it up.
+// of all that count in a step. Without padding that is known; otherwise the ranks that have a
+// batch add it up, or the program says it of several batches.
 func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.Node, error) {
-	if !targets.padded {
+	switch {
+	case !targets.padded:
 		return b.scaled(sum, 1/float64(size(targets.shape)*b.batches))
+	case b.batches > b.layout.DP:
+		return gorgonia.HadamardDiv(sum, targets.told())
 	}
 	own := targets.own()
 	count, err := gorgonia.Sum(targets.mask(targets.counts, 0, n, size(own), 1))

@@ -77,6 +77,84 @@ func TestPaddedTargetsDoNotCount(t *testing.T) {
 		})
 }
 
+// TestARunOfSeveralDividesByTheTargetsOfAll: which the program counts, before the first run.
+func TestARunOfSeveralDividesByTheTargetsOfAll(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
+		func(l *layers.Layout, _ backend.Device, _ sync.Locker) error {
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+			b.Batches(2)
+			targets := b.Tokens("targets", 0, 3).Padding(9)
+			embedding := b.Learn("words", layers.Constant(0), 0, 4, 2)
+			x := b.To(layers.Whole(variable(b, "x", tensor.Float64, 3, 2)), layers.Sequence,
+				layers.Split(0))
+			loss := b.CrossEntropy(b.Logits(x, embedding), targets)
+			m := testranks.Must(vm.New(b.Graph(), nil, vm.Keep(loss.Node)))
+			require.NoError(t, targets.Set([]int{9, 2, 1}))
+			require.Fails(t, "a run that nobody has counted", m.RunAll(), "targets.count")
+			for count, want := range map[int]float64{8: math.Log(4) / 4, 2: math.Log(4),
+				0: 2 * math.Log(4)} {
+				testranks.NoError(errors.Join(targets.Count(count), m.RunAll()))
+				near(t, fmt.Sprint("of ", count), []float64{loss.Value().Data().(float64)},
+					[]float64{want}, 1e-12)
+			}
+			require.Fails(t, "-1 targets", targets.Count(-1), backend.ErrArgument, "targets")
+			return errors.Join(b.Tokens("others", 0, 3).Count(1), m.Close())
+		})
+}
+
+// TestDocumentsHideEachOther: along either axis, beside another mask, on ranks that divide
+// positions, and with the numbers of the run.
+func TestDocumentsHideEachOther(t *testing.T) {
+	inf := math.Inf(-1)
+	other := []float64{0, inf, inf, 1, 0, inf, 0, 2, 0}
+	for axis := range 2 {
+		within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 2, TP: 1},
+			func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+				build.Lock()
+				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+				shape := []int{2, 3}
+				if axis == 0 {
+					shape = []int{3, 2}
+				}
+				positions := b.Tokens("positions", axis, shape...)
+				mask := positions.Documents(nil)
+				both := positions.Documents(b.Constant([]int{3, 3}, other))
+				m, err := vm.New(b.Graph(), nil, vm.Keep(mask, both))
+				build.Unlock()
+				testranks.NoError(errors.Join(b.Err(), err))
+				for _, samples := range [][2][3]int{{{0, 1, 2}, {0, 1, 0}}, {{0, 0, 1}, {0, 0, 0}}} {
+					ids, want := make([]int, 6), []float64(nil)
+					for i, sample := range samples {
+						begun := []int{0, 0, 0} // where the document of a position begins
+						for at, p := range sample {
+							begun[at] = at - p
+							ids[[]int{2*at + i, 3*i + at}[axis]] = p
+						}
+						for pair := range 9 {
+							if want = append(want, 0); begun[pair/3] != begun[pair%3] {
+								want[9*i+pair] = inf
+							}
+						}
+					}
+					testranks.NoError(errors.Join(positions.Set(ids), m.RunAll()))
+					require.Slices(t, "the mask", numbers(mask.Value()), want)
+					for i := range want {
+						want[i] += other[i%9]
+					}
+					require.Slices(t, "both masks", numbers(both.Value()), want)
+				}
+				return m.Close()
+			})
+	}
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
+		func(l *layers.Layout, _ backend.Device, _ sync.Locker) error {
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+			b.Tokens("positions", 0, 3).Documents(nil)
+			require.Fails(t, "one axis", b.Err(), "want two axes")
+			return nil
+		})
+}
+
 // TestAPaddingRowIsInTheVocabulary: on each rank that has a part of it, too.
 func TestAPaddingRowIsInTheVocabulary(t *testing.T) {
 	for row, refused := range map[int]bool{-6: true, -5: false, 0: false, 4: false, 5: true} {

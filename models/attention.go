@@ -32,10 +32,19 @@ func (m *Model) attend(b *layers.Builder, c *caching, block int, q, k, v layers.
 	} else if o.Mask = c.hidden; !c.step {
 		o.Mask = c.masked(b, keys, window)
 	}
-	if p == 0 {
-		return b.Attend(q, k, v, [2]int{1, 1}, o)
+	mask := o.Mask
+	if p > 0 {
+		mask = c.masked(b, keys, window)
 	}
-	return m.attendDropping(b, p, c.masked(b, keys, window), q, k, v)
+	if c.positions != nil {
+		b.Apply("documents", func() (layers.Node, error) { return q, m.grows(keys) })
+		mask = c.positions.Documents(mask)
+	}
+	if p > 0 {
+		return m.attendDropping(b, p, mask, q, k, v)
+	}
+	o.Mask = mask
+	return b.Attend(q, k, v, [2]int{1, 1}, o)
 }
 
 // masked returns what is added to scores, [positions, positions]: -Inf hides later positions, and
@@ -105,16 +114,18 @@ func attentionWeights(q, k layers.Node, mask *gorgonia.Node) (*gorgonia.Node, er
 		y, err = scaled(y, 1/math.Sqrt(float64(s[3])))
 	}
 	if err == nil {
-		y, err = gorgonia.Reshape(y, tensor.Shape{s[0] * s[2], s[1], s[1]})
+		y, err = gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1], s[1]})
+	}
+	along := []byte{1}
+	if err == nil && mask.Dims() == 2 { // of all samples
+		along = []byte{0, 1}
+		mask, err = gorgonia.Reshape(mask, tensor.Shape{1, 1, s[1], s[1]})
 	}
 	if err == nil {
-		y, err = gorgonia.BroadcastAdd(y, mask, nil, []byte{0})
+		y, err = gorgonia.BroadcastAdd(y, mask, nil, along)
 	}
 	if err == nil {
 		y, err = nn.SoftMax(-1, y)
-	}
-	if err == nil {
-		y, err = gorgonia.Reshape(y, tensor.Shape{s[0], s[2], s[1], s[1]})
 	}
 	return y, err
 }

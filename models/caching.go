@@ -29,6 +29,7 @@ type caching struct {
 	masks                map[int]*gorgonia.Node // by window
 	hidden               *gorgonia.Node         // of a step: what is before the window
 	window               int
+	positions            *layers.Tokens // in documents, nil if each sample is one
 }
 
 // integers returns an input of n integers.

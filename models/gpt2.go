@@ -18,9 +18,12 @@ func (m *Model) gpt2(b *layers.Builder, tokens *layers.Tokens, c *caching) layer
 	embedding := b.Learn(m.embedding(), drawn, 0, m.Vocabulary, n)
 	x := b.To(b.Embedding(embedding, tokens), layers.Tensor, layers.Replicated)
 	positions := b.Learn(gpt2Prefix+"wpe.weight", drawn, layers.Undivided, m.Positions, n)
-	if c.step {
+	switch {
+	case c.step:
 		x = c.addPositions(b, positions, x)
-	} else {
+	case c.positions != nil:
+		x = b.Add(x, b.Embedding(positions, c.positions))
+	default:
 		x = b.PositionsOf(positions, x)
 	}
 	x = m.dropped(b, m.Dropout.Embedding, x)

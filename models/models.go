@@ -101,14 +101,29 @@ func (m *Model) Close() error {
 //
 // Learnables are made in the builder, and begin with the folder's values.
 //
+// positions are for samples of several documents, as [layers.Tokens.Documents] takes them: the
+// positions of the tokens in their documents, which then have the logits that they have alone.
+//
 // Errors: those of the builder, such as [ops.ErrShape] for more positions than GPT-2 has, and for
 // fewer heads of keys than ranks that shard them; [backend.ErrArgument] for missing tensors, wrong
-// shapes, and tensors that the model lacks; those of reading the files.
-func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, error) {
-	if err := backend.Given("models.Logits", "b", b, "tokens", tokens); err != nil {
+// shapes, and tensors that the model lacks, and for several positions; [backend.ErrUnsupported]
+// for positions where the rotary angles follow from the length of a text; those of reading the
+// files.
+func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens,
+	positions ...*layers.Tokens) (layers.Node, error) {
+	err := backend.Given("models.Logits", "b", b, "tokens", tokens, "positions", positions)
+	if err == nil && len(positions) > 1 {
+		err = fmt.Errorf("models: Logits: %w: %d positions: give one, or none",
+			backend.ErrArgument, len(positions))
+	}
+	if err != nil {
 		return layers.Node{}, err
 	}
-	logits, err := m.build(b, tokens, &caching{})
+	c := &caching{}
+	if len(positions) > 0 {
+		c.positions = positions[0]
+	}
+	logits, err := m.build(b, tokens, c)
 	m.built = m.built || err == nil
 	return logits, err
 }

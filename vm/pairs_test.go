@@ -101,23 +101,30 @@ var refusals = []refusal{
 		"depend on what each rank has rounded", nil},
 	{[]string{"SyncBatchNorm"}, []string{"WithTree", "WithElastic"}, "a micro-batch would depend " +
 		"on which others run at the same time", nil},
-	{[]string{"Padding"}, []string{"Accumulate", "WithTree", "WithElastic"}, "the targets of a " +
-		"run are counted, and not those of a step", nil},
+	{[]string{"Padding"}, []string{"WithTree", "WithElastic"}, "the targets of a run are " +
+		"counted, and not those of a step", nil},
 	{[]string{"Table"}, []string{"Accumulate", "WithTree", "WithElastic"}, "rows travel before " +
 		"and after each run", nil},
 	{[]string{"Table"}, []string{"ClipNorm"}, "the norm would lack the gradients of rows", nil},
 	{[]string{"chunked cross-entropy"}, []string{"tensor ranks"},
 		"ranks that shard the logits add up all rows at once", nil},
 	{[]string{"chunked cross-entropy"}, []string{"Padding"},
-		"a tile would wait until ranks have counted the targets; one rank may", severalRanks},
+		"a tile would wait until ranks have counted the targets; one rank may, and with Accumulate " +
+			"the program counts", func(s *setting) bool {
+			return severalRanks(s) && !s.has["Accumulate"]
+		}},
 	{[]string{"sequence ranks"}, []string{"WithTree", "WithElastic"}, "a rank runs whole " +
 		"micro-batches", nil},
 	{[]string{"data ranks", "tensor ranks"}, []string{"WithElastic"}, "elastic ranks are data " +
 		"ranks themselves: build on a layout of one rank", nil},
 }
 
-// placed are refusals of features by where ranks compute, with words of the error.
+// placed are refusals of features by where ranks compute, or with a third one, with words of the
+// error.
 var placed = []refusal{
+	{[]string{"Padding"}, nil, "not Tokens.Padding", func(s *setting) bool { // in its balance
+		return s.has["MoE"] && s.has["Accumulate"]
+	}},
 	{[]string{"ZeRO 1", "ZeRO 2", "ZeRO 3", "SyncBatchNorm"}, nil, "use WithDataParallel, too",
 		func(s *setting) bool { return s.alone }},
 	{[]string{"ZeRO 2"}, nil, "compute on that device", func(s *setting) bool {
@@ -490,7 +497,8 @@ func (m *paired) feed(s *setting, step, first, samples int) error {
 		}
 	}
 	if m.labels == nil {
-		return errors.Join(m.tokens.Set(ids), m.targets.Set(next))
+		_, targets := s.total()
+		return errors.Join(m.tokens.Set(ids), m.targets.Set(next), m.targets.Count(targets))
 	}
 	for i, id := range next {
 		if m.labels.Value().Data().([]int)[i] = id; id == noTarget {
@@ -1280,7 +1288,8 @@ one rank (` + "`vm/pairs_test.go`" + `); another one writes this page.
 Labels that are ignored (` + "`nn.CrossEntropy`" + `) count in no mean. A run's loss is the mean
 over its other labels, and a step of several runs or ranks takes the mean of these, as in PyTorch's
 DistributedDataParallel. So where runs ignore different numbers of labels, these have different
-weights. With ` + "`layers.Tokens.Padding`" + ` ranks count the targets together.
+weights. With ` + "`layers.Tokens.Padding`" + ` ranks count the targets together; those of several
+runs the program counts (` + "`layers.Tokens.Count`" + `).
 
 For Gorgonia's own machines there is ` + "`autograd.DataParallel.Sync`" + `, whose steps are one
 run of each rank. It refuses ` + "`autograd.WithTree`" + ` and losses of
