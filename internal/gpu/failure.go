@@ -196,5 +196,6 @@ func (c *Communicator) background() error {
 }
 
 // lostGrace is how long an error of NCCL waits for a better reason. The loss of a rank reaches the
-// job's store as soon as NCCL, and takes two messages from there.
-const lostGrace = 2 * group.ReportGrace
+// job's store as soon as NCCL, and takes two messages from there, which took more than 200 ms where
+// all of 32 cores were busy.
+const lostGrace = 10 * group.ReportGrace
