@@ -4,7 +4,7 @@ import "math"
 
 // Schedule is a learning rate for each step of a training. Set it before each Step:
 //
-//	rate := solver.Warmup(100, solver.Cosine(0.003, 0, 2000))
+//	rate := solver.Warmup(100, solver.Cosine(0.003, 0, 2000)) // or solver.OneCycle(0.003, 2100)
 //	...
 //	adam.SetRate(rate(step))
 //
@@ -23,7 +23,30 @@ func Cosine(from, to float64, steps int) Schedule {
 		if step >= steps {
 			return to
 		}
-		return to + (from-to)*(1+math.Cos(math.Pi*float64(step)/float64(steps)))/2
+		return halfCosine(from, to, float64(step)/float64(steps))
+	}
+}
+
+// halfCosine is what lies between two rates, at a share of the way.
+func halfCosine(from, to, share float64) float64 {
+	return to + (from-to)*(1+math.Cos(math.Pi*share))/2
+}
+
+// OneCycle rises from 1/25 of a rate to that rate in the first 30 % of so many steps, falls to
+// 1/250,000 of it in the others, along halves of a cosine, and stays there: Smith and Topin,
+// "Super-Convergence" (arXiv:1708.07120), with the defaults of PyTorch's OneCycleLR, whose cycle of
+// momenta is left out.
+func OneCycle(rate float64, steps int) Schedule {
+	first, last := rate/25, rate/25/1e4
+	top, end := 0.3*float64(steps)-1, float64(steps-1)
+	return func(step int) float64 {
+		switch s := float64(step); {
+		case s <= top:
+			return halfCosine(first, rate, s/top)
+		case s < end:
+			return halfCosine(rate, last, (s-top)/(end-top))
+		}
+		return last
 	}
 }
 

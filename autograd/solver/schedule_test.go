@@ -46,6 +46,13 @@ func TestSchedules(t *testing.T) {
 		{"step decay", StepDecay(8, 0.5, 2), []float64{8, 8, 4, 4, 2}},
 		{"warm-up", Warmup(4, Constant(1)), []float64{0.25, 0.5, 0.75, 1, 1}},
 		{"no warm-up", Warmup(0, Constant(1)), []float64{1}},
+		// as PyTorch's OneCycleLR(max_lr=0.5, total_steps=10) and (max_lr=1, total_steps=4)
+		{"one cycle", OneCycle(0.5, 10), []float64{0.02, 0.26, 0.5, 0.47524231600673683,
+			0.40587282697488153, 0.30563101096814466, 0.19437098903185537, 0.09412917302511849,
+			0.024759683993263143, 2e-06, 2e-06}},
+		{"one short cycle", OneCycle(1, 4), []float64{0.04, 0.811745653949763,
+			0.28306099820869923, 4e-06}},
+		{"one cycle of a step", OneCycle(1, 1), []float64{4e-06}},
 		{"composed", Warmup(2, StepDecay(8, 0.5, 1)), []float64{4, 8, 8, 4, 2}},
 	} {
 		for step, want := range tt.want {
