@@ -34,6 +34,11 @@ func (t *trainer) check(of vm.Summary) error {
 			errs = append(errs, refused("fit.%s: %d is below 0", name, n))
 		}
 	}
+	if t.restored && t.dir == "" {
+		errs = append(errs, refused("fit.RestoreBest: fit.Checkpoint keeps the best epoch: give "+
+			"it a directory"))
+	}
+	errs = append(errs, t.checkPlateau())
 	v := t.validation
 	if v != nil {
 		err := v.ready(t.comm, t.parts().all)
@@ -59,6 +64,25 @@ func (t *trainer) check(of vm.Summary) error {
 			"is %s", t.watched, strings.Join(names, ", ")))
 	}
 	return errors.Join(errs...)
+}
+
+// checkPlateau returns an error for a ReduceOnPlateau that cannot be, or would change nothing.
+func (t *trainer) checkPlateau() error {
+	p := t.plateau
+	switch {
+	case p == plateau{} && !slices.Contains(t.given, "ReduceOnPlateau"):
+		return nil
+	case !(p.factor > 0 && p.factor < 1) || p.patience < 1:
+		return refused("fit.ReduceOnPlateau(%v, %d): the factor must be between 0 and 1, and the "+
+			"patience 1 or more", p.factor, p.patience)
+	case t.rate == nil:
+		return refused("fit.ReduceOnPlateau changes the rate of fit.Schedule, and there is none: " +
+			"give it, such as solver.Constant")
+	case t.patience > 0 && t.patience <= p.patience:
+		return refused("fit.EarlyStop(%d) ends the training before fit.ReduceOnPlateau(%v, %d) "+
+			"has an effect: give EarlyStop more patience", t.patience, p.factor, p.patience)
+	}
+	return nil
 }
 
 // check returns the length of the first axis, which all inputs share. The machine runs the graph.
@@ -200,7 +224,7 @@ func (e *evaluation) check() error {
 		}
 		if m.check != nil {
 			err := m.check(of.Graph)
-			if err == nil {
+			if err == nil && m.reads != nil {
 				err = e.data.given(m.reads)
 			}
 			if err != nil {

@@ -8,7 +8,8 @@
 //	result, err := fit.Run(ctx, m, fit.Data{Set: train, Inputs: G.Nodes{x, y}, Loss: loss},
 //		fit.Epochs(100), fit.Checkpoint("run1", 0), fit.Progress(os.Stdout), fit.EarlyStop(5),
 //		fit.Validate(eval, fit.Data{Set: held, Inputs: G.Nodes{x, y}}, fit.Accuracy(scores, y)),
-//		fit.Watch("accuracy"))
+//		fit.Watch("accuracy"), fit.TensorBoard("curves/run1"))
+//	all, err := fit.Predict(comm, eval, fit.Data{Set: rows, Inputs: G.Nodes{x}}, scores)
 //
 // What depends on the model stays elsewhere: precision, clipping, accumulation, trees and batch
 // norms are options of the machine, which also has a Summary; averages of weights are a solver,

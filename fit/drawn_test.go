@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/tensorboard"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -33,20 +35,25 @@ type drawn struct {
 	weighted, clipped      bool
 	dropout, validated     bool
 	augmented, scheduled   bool
+	early                  int // patience, 0 for none
+	reduced, restored      bool
 
 	// how it is run, on which the result does not depend
 	P, micros int  // of all ranks in a step
 	tree      bool // and not Accumulate
 	shards    vm.Shards
 	readers   int
+	shown     bool // by TensorBoard
 }
 
 func draw(r *rand.Rand) drawn {
 	yes := func() bool { return r.IntN(2) == 0 }
-	d := drawn{samples: 24 + r.IntN(60), batch: 24, epochs: 1 + r.IntN(3), weighted: yes(),
+	d := drawn{samples: 24 + r.IntN(60), batch: 24, epochs: 1 + r.IntN(5), weighted: yes(),
 		clipped: yes(), dropout: yes(), augmented: yes(), scheduled: yes(), validated: yes(),
 		solver: []string{"sgd", "momentum", "nesterov", "rmsprop", "adam", "adamw", "ema",
 			"groups"}[r.IntN(8)]}
+	d.reduced, d.restored, d.shown = d.scheduled && yes(), yes(), yes()
+	d.early = []int{0, 2}[r.IntN(2)]
 	if d.tree = r.IntN(3) == 0; d.tree {
 		d.micros = []int{4, 6, 8, 12}[r.IntN(4)]
 	}
@@ -224,6 +231,18 @@ func (d drawn) train(ctx context.Context, comm backend.Communicator, build sync.
 	if d.scheduled {
 		how = append(how, fit.Schedule(solver.Cosine(0.2, 0.05, 5)))
 	}
+	if d.reduced {
+		how = append(how, fit.ReduceOnPlateau(0.25, 1))
+	}
+	if d.restored {
+		how = append(how, fit.RestoreBest())
+	}
+	if d.early > 0 {
+		how = append(how, fit.EarlyStop(d.early))
+	}
+	if d.shown {
+		how = append(how, fit.TensorBoard(filepath.Join(dir, "shown")))
+	}
 	if d.validated {
 		eval, err := vm.New(n.data.Loss.Graph(), nil, vm.Eval(), vm.Keep(n.scores, n.data.Loss))
 		if err != nil {
@@ -271,6 +290,14 @@ func (d drawn) outcome(t *testing.T, r *rand.Rand) []float64 {
 			if !slices.Equal(params[p], params[0]) {
 				t.Fatalf("rank %d has the parameters %v, rank 0 %v", p, params[p], params[0])
 			}
+		}
+		if last && d.shown {
+			steps, epochs := tensorboard.Shown(t, filepath.Join(dir, "shown")), results[0].Epochs
+			for _, e := range epochs {
+				require.Equal(t, "the loss shown", steps["epoch/loss"][e.Steps], float32(e.Loss))
+			}
+			require.Equal(t, "steps and epochs shown", fmt.Sprint(len(steps["step/loss"]),
+				len(steps["epoch/loss"])), fmt.Sprint(epochs[len(epochs)-1].Steps, len(epochs)))
 		}
 		if last {
 			return append(measures(results[0]), params[0]...)

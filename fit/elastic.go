@@ -40,9 +40,6 @@ func (t *trainer) trainElastic(ctx context.Context, r *Result) error {
 			}
 		}
 	}
-	if err == nil {
-		err = t.judgedOnce()
-	}
 	if err != nil {
 		return err
 	}
@@ -90,8 +87,7 @@ func (t *trainer) runElastic(micro int) (loss float64, err error) {
 	t.regroup()
 	i := micro - t.first
 	if i == 0 {
-		t.own, t.blamed, t.unbounded = 0, nil, nil
-		err = t.setRate()
+		err = t.beginStep()
 	}
 	if loss, err = t.run(i, errors.Join(err, t.next())); err != nil {
 		err = errors.Join(t.blamed, t.inStep(err))

@@ -32,6 +32,9 @@ type trainer struct {
 	onStep                           []func(s StepLoss) error
 	onEpoch                          []func(e Epoch) error
 	logs                             []log
+	trackers                         []tracker
+	plateau                          plateau
+	restored                         bool     // RestoreBest
 	missing                          error    // what is wrong with options
 	given                            []string // options that may be given once
 
@@ -56,6 +59,10 @@ type trainer struct {
 	flops     int64          // of this rank in a step
 	past      past
 	began     time.Time // of the epoch
+	stepped   time.Time // when the last step began
+	opened    bool      // the trackers are
+	untold    []point   // to them
+	number    float64   // at random, of a training that begins here
 	hooked    error     // of OnStep
 	reported  int       // the last epoch that OnEpoch was called for
 
@@ -65,6 +72,7 @@ type trainer struct {
 // past is what a checkpoint has besides model and solver.
 type past struct {
 	Training      string // what must be the same on resuming
+	Name          string `json:",omitempty"` // of the training, for trackers
 	Epochs        []Epoch
 	Steps, Step   int           // of the training, of the epoch
 	Loss, Seconds float64       // of the epoch: the sum over its samples
@@ -99,9 +107,11 @@ func (t *trainer) prepare() (err error) {
 	if t.rate != nil {
 		text += fmt.Sprintf("the rate of fit.Schedule begins with %v\n", t.rate(0))
 	}
+	text += fmt.Sprintf("the rate on a plateau is %+v, the best epoch is restored: %v, there are "+
+		"%d of TensorBoard and MLflow\n", t.plateau, t.restored, len(t.trackers))
 	mapping := t.data.mapping()
-	text += fmt.Sprintf("the samples have columns %q and classes %q\n", mapping.Columns,
-		mapping.Classes)
+	text += fmt.Sprintf("the samples have columns %q with means %v and classes %q\n",
+		mapping.Columns, mapping.Means, mapping.Classes)
 	if err := autograd.Agree(t.comm, text, err); err != nil {
 		return err
 	}
@@ -132,7 +142,7 @@ func (t *trainer) prepare() (err error) {
 
 // tryFiles returns an error on all ranks if checkpoints or logs cannot be written.
 func (t *trainer) tryFiles() error {
-	err := autograd.Agree(t.comm, "", t.tryLogs())
+	err := autograd.Agree(t.comm, "", errors.Join(t.tryLogs(), t.openTrackers(t.past.Steps+1)))
 	if err == nil && t.dir != "" {
 		err = t.dp.TrySave(t.dir, t.machine.Solver(), t.saveOptions...)
 	}
@@ -249,7 +259,7 @@ func (t *trainer) train(ctx context.Context) error {
 			t.watch.Begin()
 		}
 		if err == nil && t.done() {
-			return t.judgedOnce()
+			return nil
 		}
 	}
 	if err == nil { // a hook of the last step may have failed
@@ -277,6 +287,9 @@ func (t *trainer) begin() error {
 	if t.done() {
 		return t.again()
 	}
+	if err := t.name(); err != nil {
+		return err
+	}
 	if err := t.tryFiles(); err != nil {
 		return err
 	}
@@ -297,25 +310,35 @@ func (t *trainer) again() error {
 			return err
 		}
 	}
-	if err := autograd.Agree(t.comm, "", errors.Join(t.hooked, t.writeLogs())); err != nil {
-		return err
-	}
-	return t.judgedOnce()
+	return autograd.Agree(t.comm, "", errors.Join(t.hooked, t.writeLogs()))
 }
 
-// judgedOnce returns an error if an epoch was to be chosen, and none has a number to choose by.
-func (t *trainer) judgedOnce() error {
-	if t.bestEpoch() >= 0 || t.watched == "" && t.patience == 0 {
+// endBest restores the best epoch if that is wanted. It returns an error if an epoch was to be
+// chosen, and none has a number to choose by.
+func (t *trainer) endBest() error {
+	best := t.bestEpoch()
+	switch {
+	case best < 0 && (t.watched != "" || t.patience > 0 || t.restored):
+		return fmt.Errorf("the metric %q, by which the best epoch is chosen, has no finite value "+
+			"in any of %d epochs", cmp.Or(t.watched, "loss"), len(t.past.Epochs))
+	case !t.restored || best == len(t.past.Epochs)-1:
 		return nil
 	}
-	return fmt.Errorf("the metric %q, by which Watch and EarlyStop choose the best epoch, has no "+
-		"finite value in any of %d epochs", cmp.Or(t.watched, "loss"), len(t.past.Epochs))
+	path, err := t.dp.Pinned(t.dir)
+	if err == nil {
+		err = t.dp.Load(path, t.machine.Solver(), nil)
+	}
+	if err != nil {
+		err = fmt.Errorf("fit.RestoreBest: %w", err)
+	}
+	return err
 }
 
-// setRate gives the solver the rate of the step.
-func (t *trainer) setRate() (err error) {
+// beginStep forgets the last step, and gives the solver the rate of this one.
+func (t *trainer) beginStep() (err error) {
+	t.stepped, t.own, t.blamed, t.unbounded = time.Now(), 0, nil, nil
 	if t.rate != nil {
-		rate := t.rate(t.past.Steps)
+		rate := t.rateOf(t.past.Steps)
 		if rate >= 0 && !math.IsInf(rate, 0) {
 			t.machine.Solver().SetRate(rate)
 		} else {
@@ -328,8 +351,7 @@ func (t *trainer) setRate() (err error) {
 
 // step runs a step with the batch that is read, and returns the sum of this rank's losses.
 func (t *trainer) step() (loss float64, err error) {
-	err = t.setRate()
-	t.own, t.blamed, t.unbounded = 0, nil, nil
+	err = t.beginStep()
 	for i := 0; i < t.runs && err == nil; i++ {
 		if i > 0 {
 			err = t.next()
@@ -419,6 +441,7 @@ func (t *trainer) count(loss float64) (mean float64) {
 	for _, f := range t.onStep {
 		t.hooked = errors.Join(t.hooked, f(StepLoss{p.Steps, p.Step, t.sampler.Steps(), mean}))
 	}
+	t.hooked = errors.Join(t.hooked, t.trackStep(mean))
 	return mean
 }
 
@@ -448,7 +471,7 @@ func (t *trainer) endEpoch(stop bool) error {
 	e := Epoch{Epoch: len(p.Epochs) + 1, Steps: p.Steps, Seconds: p.Seconds,
 		Loss: p.Loss / float64(min(t.n, t.sampler.Steps()*t.global()))}
 	if t.rate != nil {
-		e.Rate = t.rate(p.Steps - 1)
+		e.Rate = t.rateOf(p.Steps - 1)
 	}
 	if err := t.dp.CheckFinite(nil); err != nil {
 		return fmt.Errorf("epoch %d: %w", e.Epoch, err)
@@ -459,12 +482,15 @@ func (t *trainer) endEpoch(stop bool) error {
 		}
 	}
 	e.Best = t.better(e)
-	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps,
+	*p = past{Training: p.Training, Name: p.Name, Epochs: append(p.Epochs, e), Steps: p.Steps,
 		Mapping: p.Mapping, Judge: p.Judge}
 	for i := 0; i < len(t.onEpoch) && t.reported < e.Epoch; i++ { // once, if the end is repeated
 		told := e
 		told.Metrics = maps.Clone(e.Metrics)
 		t.hooked = errors.Join(t.hooked, t.onEpoch[i](told))
+	}
+	if t.reported < e.Epoch {
+		t.hooked = errors.Join(t.hooked, t.track(e.point()))
 	}
 	t.reported = e.Epoch
 	t.hooked = errors.Join(t.hooked, t.writeLogs())
@@ -476,8 +502,8 @@ func (t *trainer) endEpoch(stop bool) error {
 		return err
 	}
 	t.began = time.Now()
-	if e.Best {
-		return t.save(stop || t.done(), autograd.Pin())
+	if e.Best { // which would be lost with a rank that writes it behind the turn
+		return t.save(stop || t.done() || t.elastic != nil, autograd.Pin())
 	}
 	return t.save(stop || t.done())
 }
@@ -520,6 +546,27 @@ func (t *trainer) save(ends bool, options ...autograd.SaveOption) error {
 		write = t.dp.Save
 	}
 	return write(t.dir, t.machine.Solver(), t.past, append(options, t.saveOptions...)...)
+}
+
+// plateau is what ReduceOnPlateau is given.
+type plateau struct {
+	factor   float64
+	patience int
+}
+
+// rateOf returns the rate of a step of the present epoch. It follows from the schedule and from
+// which epochs were the best ones so far, so all ranks have the same, also on resuming.
+func (t *trainer) rateOf(step int) float64 {
+	rate, worse := t.rate(step), 0
+	for _, e := range t.past.Epochs {
+		if worse++; e.Best {
+			worse = 0
+		}
+		if worse > 0 && t.plateau.patience > 0 && worse%t.plateau.patience == 0 {
+			rate *= t.plateau.factor
+		}
+	}
+	return rate
 }
 
 // done reports whether all epochs are trained, or the last ones were not better. It depends only on

@@ -216,7 +216,12 @@ func stopsEarly(t *testing.T, P, patience int, scores []float64) *fit.Result {
 
 // stopsEarlyOr also returns the error.
 func stopsEarlyOr(t *testing.T, P, patience int, scores []float64) (*fit.Result, error) {
-	dir := t.TempDir()
+	return scoredBy(t, P, scores, 0, fit.EarlyStop(patience), fit.Checkpoint(t.TempDir(), 0))
+}
+
+// scoredBy trains as many epochs as there are scores, from one of them on.
+func scoredBy(t *testing.T, P int, scores []float64, epoch int, options ...fit.Option) (
+	*fit.Result, error) {
 	wrongs := make([]error, P)
 	results := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
 		build.Lock()
@@ -231,17 +236,17 @@ func stopsEarlyOr(t *testing.T, P, patience int, scores []float64) (*fit.Result,
 		if err != nil {
 			return nil, err
 		}
-		epoch := 0
+		epoch := epoch
 		score := fit.Metric{Name: "score", Sums: func(int) int { return 1 },
 			Add: func(sums []float64, samples []int) error { // ranks know parts of it
 				if comm.Rank() == P-1 && len(samples) > 0 {
-					sums[0] = scores[epoch]
+					sums[0] = scores[min(epoch, len(scores)-1)] // once more behind the last
 				}
 				return nil
 			}, Value: func(sums []float64, _ float64) float64 { epoch++; return sums[0] }}
-		r, err := fit.Run(t.Context(), training, m.data(points(24)), fit.Epochs(len(scores)),
-			fit.Validate(eval, m.data(points(12)), score), fit.Watch("score"),
-			fit.EarlyStop(patience), fit.Checkpoint(dir, 0))
+		r, err := fit.Run(t.Context(), training, m.data(points(24)), append([]fit.Option{
+			fit.Epochs(len(scores)), fit.Validate(eval, m.data(points(12)), score),
+			fit.Watch("score")}, options...)...)
 		wrongs[comm.Rank()] = err
 		return r, errors.Join(training.Close(), eval.Close())
 	})

@@ -46,7 +46,8 @@ func (p *past) mapping() data.Mapping {
 // checkMapping returns an error if both of two mappings have something, and not the same.
 func checkMapping(m, other data.Mapping) error {
 	if len(m.Columns) == 0 || len(other.Columns) == 0 {
-		m.Columns, other.Columns = nil, nil
+		m = data.Mapping{Classes: m.Classes}
+		other = data.Mapping{Classes: other.Classes}
 	}
 	if len(m.Classes) == 0 || len(other.Classes) == 0 {
 		m.Classes, other.Classes = nil, nil

@@ -58,7 +58,7 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 	known, err := fit.ReadMapping(kept)
 	if err != nil || !slices.Equal(known.Classes, []string{"cat", "dog", "owl"}) ||
 		!slices.Equal(known.Columns, []string{"a"}) {
-		t.Errorf("the checkpoint has %q, %v", known, err)
+		t.Errorf("the checkpoint has %+v, %v", known, err)
 	}
 	other := read("a,kind\n1,cat\n2,dog\n3,eel\n4,owl\n")
 	require.Fails(t, "a training that resumes with other classes", run(other, other, 2),

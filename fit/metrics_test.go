@@ -244,6 +244,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Run": {F: fit.Run, Args: []any{t.Context(), training, two, fit.Epochs(1)}},
 		"Evaluate": {F: fit.Evaluate,
 			Args: []any{autograd.Solo(), eval, two, fit.Perplexity()}},
+		"Predict": {F: fit.Predict, Args: []any{autograd.Solo(), eval, two, m.guess}},
 		"Checkpoint": {F: func(dir string, every int, options ...autograd.SaveOption) error {
 			return with(fit.Checkpoint(dir, every, options...))
 		}, Args: []any{"", 0, autograd.KeepLast(1)}},
@@ -269,7 +270,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			return measured(fit.Confusion(matrix, scores, labels))
 		}, Args: []any{[][]int{{1}}, m.x, m.y}},
 	}, map[string]string{
-		"Log": "see below", "CSV": "w is used at once",
+		"Log": "see below", "CSV": "w is used at once", "MLflow": "nil are no params",
 		"JSONLines": "w is used at once",
 		"Run.ctx":   "as everywhere, nil is a mistake of the caller",
 	})

@@ -136,6 +136,17 @@ func Watch(metric string) Option { return func(t *trainer) { t.watched = metric 
 // one, 0 never. It is an error if the metric that decides has a number in no epoch.
 func EarlyStop(patience int) Option { return func(t *trainer) { t.patience = patience } }
 
+// RestoreBest makes the model and the solver's state what they were after the best epoch, once the
+// training has ended without an error. It needs [Checkpoint], which keeps them; a training that is
+// started again with more epochs goes on from the last one.
+func RestoreBest() Option { return func(t *trainer) { t.restored = true } }
+
+// ReduceOnPlateau multiplies the rate of [Schedule] by a factor below 1 each time that patience
+// epochs in a row were not better than the best one, which [Watch] says how to choose.
+func ReduceOnPlateau(factor float64, patience int) Option {
+	return func(t *trainer) { t.once("ReduceOnPlateau"); t.plateau = plateau{factor, patience} }
+}
+
 // OnStep calls a function after each step. Its error ends the training before the next step.
 func OnStep(f func(s StepLoss) error) Option {
 	return given("OnStep", "f", f, func(t *trainer) { t.onStep = append(t.onStep, f) })
@@ -181,7 +192,7 @@ type StepLoss struct {
 type Epoch struct {
 	Epoch   int                // from 1
 	Steps   int                // of the training, up to the epoch's end
-	Rate    float64            // of the last step, by the schedule
+	Rate    float64            // of the last step, by Schedule and ReduceOnPlateau
 	Loss    float64            // of the training, the mean over all samples
 	Metrics map[string]float64 // of Validate; those that are NaN or infinite are left out
 	Best    bool               // so far
@@ -213,7 +224,8 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 		return nil, err
 	}
 	d.Inputs = slices.Clone(d.Inputs)
-	t := &trainer{machine: m, data: d, epochs: 1, seed: 1, readers: 2, dp: m.DataParallel()}
+	t := &trainer{machine: m, data: d, epochs: 1, seed: 1, readers: 2, dp: m.DataParallel(),
+		number: float64(rand.Uint64() >> 11)} // which a float64 holds
 	if t.dp == nil {
 		return nil, fmt.Errorf("fit: %w: the machine has no solver, or a learnable has no value: "+
 			"use vm.WithSolver", backend.ErrArgument)
@@ -234,6 +246,7 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 	} else {
 		err = t.end(t.train(ctx), r)
 	}
+	t.closeTrackers(err)
 	if r.Epochs = t.past.Epochs; err != nil {
 		return r, fmt.Errorf("fit: %w", err)
 	}
@@ -242,6 +255,9 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 
 // end checks what a training has come to, unless it has failed, and says where its best epoch is.
 func (t *trainer) end(err error, r *Result) error {
+	if err == nil {
+		err = t.endBest()
+	}
 	if err == nil {
 		err = t.dp.Check()
 	}

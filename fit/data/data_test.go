@@ -309,6 +309,13 @@ func TestTensorsAreRead(t *testing.T) {
 	}
 }
 
+// table is one of numbers.
+func table(t *testing.T) data.Set {
+	s, _, err := data.CSV(file(t, "a.csv", []byte("a,b\n1,2\n")), "b")
+	require.NoError(t, err)
+	return s
+}
+
 func TestNilArgumentsAreErrors(t *testing.T) {
 	x := tensor.New(tensor.WithBacking([]int{5}))
 	nilargs.Check(t, map[string]nilargs.Use{
@@ -320,6 +327,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			rest, _ := data.Split(s, part, seed)
 			return rest.Read(0, nil)
 		}, Args: []any{data.Of(1, func(int, []any) error { return nil }), 0.0, uint64(1)}},
+		"Standardize": {F: func(s data.Set) error { return require.Err(data.Standardize(s)) },
+			Args: []any{table(t)}},
 	}, map[string]string{"CSV": "a mapping is no pointer", "Images": "likewise", "Text": "likewise",
 		"MappingOf": "nil is a set without one"})
 }

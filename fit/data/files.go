@@ -33,7 +33,7 @@ import (
 // of text. Spaces around names, numbers and labels do not count, nor does a byte order mark.
 //
 // known is the [Mapping] of a training: columns are then found by name, whatever others there are,
-// and labels are numbered as there.
+// and scaled, and labels numbered, as there. A label of "" is then none, as in what is predicted.
 //
 // Errors: a file that is not CSV, or not UTF-8; columns without a name, or two of one name; no
 // column of the name; a value that is not a finite number, or an integer that a float64 does not
@@ -76,7 +76,10 @@ func CSV(path, label string, known ...Mapping) (samples Set, classes []string, e
 			return wrong(path, "sample %d: %w", i, err)
 		}
 		return nil
-	}, Mapping{t.columns, kinds.classes}}
+	}, Mapping{Columns: t.columns, Classes: kinds.classes}}
+	if as != nil && len(as.Means) > 0 {
+		return scaled(s, *as), kinds.classes, nil
+	}
 	return s, kinds.classes, nil
 }
 
@@ -121,7 +124,10 @@ func (t *sheet) read(label string, as *Mapping) error {
 			}
 			t.values = append(t.values, x)
 		}
-		l := strings.TrimSpace(record[target])
+		l := ""
+		if target >= 0 {
+			l = strings.TrimSpace(record[target])
+		}
 		x, err := number(l)
 		if err != nil {
 			x = math.NaN()
@@ -146,7 +152,8 @@ func (t *sheet) find(header []string, label string, as *Mapping) (target int, er
 			t.columns, t.at = append(t.columns, name), append(t.at, c)
 		}
 	}
-	if target = slices.Index(header, label); target < 0 || len(header) == 1 {
+	predicts := as != nil && label == ""
+	if target = slices.Index(header, label); !predicts && (target < 0 || len(header) == 1) {
 		return 0, wrong(t.path, "no column is named %q, or no other: there are %q", label, header)
 	}
 	if as == nil {

@@ -23,6 +23,8 @@ type Mapping struct {
 	// Classes are labels or characters, by number: in the order of numbers if all are, otherwise
 	// of text.
 	Classes []string `json:",omitempty"`
+	// Means and Deviations are by column, of [Standardize]; empty for columns as they are.
+	Means, Deviations []float64 `json:",omitempty"`
 }
 
 // MappingOf returns the mapping of a set that this package has read, or of a part by [Split]. It is
@@ -42,6 +44,9 @@ func (m Mapping) Check(other Mapping) error {
 		differ = fmt.Sprintf("the columns are %s, and not %s", few(other.Columns), few(m.Columns))
 	case !slices.Equal(m.Classes, other.Classes):
 		differ = fmt.Sprintf("the classes are %s, and not %s", few(other.Classes), few(m.Classes))
+	case !slices.Equal(m.Means, other.Means) || !slices.Equal(m.Deviations, other.Deviations):
+		differ = fmt.Sprintf("Standardize has scaled the columns with means %v, and not %v",
+			other.Means, m.Means)
 	default:
 		return nil
 	}
@@ -67,7 +72,12 @@ func given(known []Mapping) (*Mapping, error) {
 			"give one, of the samples of the training", backend.ErrArgument, len(known),
 			len(known[0].Columns), len(known[0].Classes))
 	}
-	return &known[0], nil
+	m := known[0]
+	if n := len(m.Means); n != len(m.Deviations) || n > 0 && n != len(m.Columns) {
+		return nil, fmt.Errorf("%w: data: a mapping of %d columns with %d means and %d deviations",
+			backend.ErrArgument, len(m.Columns), n, len(m.Deviations))
+	}
+	return &m, nil
 }
 
 // labels numbers the classes of labels.

@@ -7,6 +7,7 @@ import (
 	"image"
 	"image/color"
 	"image/png"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -212,3 +213,58 @@ func TestTransparencyShowsTheColour(t *testing.T) {
 		}
 	}
 }
+
+// TestScalesTravelWithTheMapping: what is learned from the samples of a training scales its parts,
+// and other files, in the same way.
+func TestScalesTravelWithTheMapping(t *testing.T) {
+	table := file(t, "train.csv", []byte("a,kind,b\n1,owl,5\n3,cat,5\n5,owl,5\n7,cat,5\n"))
+	samples := require.Value(first(data.CSV(table, "kind")))(t)
+	s := require.Value(data.Standardize(samples))(t)
+	known := data.MappingOf(s)
+	require.Equal(t, "the mapping", fmt.Sprint(known),
+		"{[a b] [cat owl] [4 5] [2.23606797749979 1]}")
+	for i, want := range []float64{-3, -1, 1, 3} {
+		x, class := read(t, s, i, 2)
+		require.Slices(t, "a sample", x, []float32{float32(want / math.Sqrt(5)), 0})
+		require.Equal(t, "its class", class, 1-i%2)
+	}
+	mean, deviation := 0.0, 0.0
+	for i := range s.Len() {
+		x := make([]float64, 2)
+		require.NoError(t, s.Read(i, []any{x}))
+		mean, deviation = mean+x[0], deviation+x[0]*x[0]/4
+	}
+	require.Check(t, math.Abs(mean) < 1e-15 && math.Abs(deviation-1) < 1e-15, "%v, %v", mean,
+		deviation)
+
+	rest, held := data.Split(samples, 0.5, 1)
+	for _, part := range []data.Set{rest, held} {
+		part = require.Value(data.Standardize(part, known))(t)
+		require.NoError(t, known.Check(data.MappingOf(part)))
+	}
+	other := file(t, "new.csv", []byte("b,a\n6,9\n"))
+	again := require.Value(first(data.CSV(other, "", known)))(t)
+	x := make([]float64, 2)
+	require.NoError(t, again.Read(0, []any{x}))
+	require.Slices(t, "a prediction", x, []float64{math.Sqrt(5), 1})
+	require.Fails(t, "its label", again.Read(0, []any{x, make([]int, 1)}), "there is no label")
+
+	wide := []any{make([]int, 2), make([]int, 1)}
+	require.Fails(t, "integers", s.Read(0, wide), backend.ErrArgument, "[]int takes another type")
+	unscaled := data.MappingOf(samples)
+	require.Fails(t, "another scale", known.Check(unscaled), "Standardize has scaled the columns")
+	for says, wrong := range map[string]error{
+		"2 columns, of which 2 are scaled": require.Err(data.Standardize(s)),
+		"of which 0 are scaled, and the":   require.Err(data.Standardize(samples, unscaled)),
+		"0 columns":                        require.Err(data.Standardize(data.Of(1, nil))),
+		"1 means and 0 deviations": require.Err(first(data.CSV(table, "kind",
+			data.Mapping{Columns: []string{"a"}, Means: []float64{1}}))),
+		`"a" are too large`: require.Err(data.Standardize(require.Value(first(data.CSV(file(t,
+			"huge.csv", []byte("a,b\n1e300,1\n-1e300,1\n")), "b")))(t))),
+	} {
+		require.Fails(t, says, wrong, says)
+	}
+}
+
+// first leaves out the classes of a table.
+func first(s data.Set, _ []string, err error) (data.Set, error) { return s, err }

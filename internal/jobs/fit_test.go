@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/session"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/tensorboard"
 	"github.com/euryale-ml/euryale/vm"
 
 	"gorgonia.org/gorgonia"
@@ -38,6 +39,7 @@ type fitRun struct {
 	dir   string // of checkpoints
 	hook  func(id elastic.ID, s fit.StepLoss) error
 	until func(id elastic.ID) context.Context
+	more  []fit.Option
 
 	results []*fit.Result
 	epochs  atomic.Int32 // for which hooks were called
@@ -112,16 +114,27 @@ func (f *fitRun) fit(id elastic.ID, first elastic.View) (result *fit.Result, has
 	inputs := func(n int) fit.Data {
 		return fit.Data{Set: samplesOf(n), Inputs: gorgonia.Nodes{m.x, m.y}, Loss: m.cost}
 	}
-	result, err = fit.Run(f.until(id), m.machine, inputs(fitSamples), fit.Epochs(fitEpochs),
-		fit.Random(m.random), fit.Checkpoint(f.dir, 3),
+	result, err = fit.Run(f.until(id), m.machine, inputs(fitSamples), append([]fit.Option{
+		fit.Epochs(fitEpochs), fit.Random(m.random), fit.Checkpoint(f.dir, 3),
 		fit.Schedule(func(step int) float64 { return 0.01 / float64(1+step) }),
-		fit.Validate(judge, inputs(4*elasticMicros)),
+		fit.Validate(judge, inputs(4*elasticMicros), highest),
 		fit.OnEpoch(func(fit.Epoch) error { f.epochs.Add(1); return nil }),
-		fit.OnStep(func(s fit.StepLoss) error { return f.hook(id, s) }))
+		fit.OnStep(func(s fit.StepLoss) error { return f.hook(id, s) }),
+		fit.TensorBoard(filepath.Join(f.dir, "shown"))}, f.more...)...)
 	if err == nil {
 		hash = m.state()
 	}
 	return result, hash, err
+}
+
+// highest is the loss as a metric of which more is better: the first epoch is the best one.
+var highest = fit.Metric{Name: "highest", Value: func(_ []float64, loss float64) float64 {
+	return loss
+}}
+
+// restoring makes a training lower its rate after each epoch but the first, to which it returns.
+func restoring() []fit.Option {
+	return []fit.Option{fit.Watch("highest"), fit.ReduceOnPlateau(0.5, 1), fit.RestoreBest()}
 }
 
 // samplesOf are samples of the elastic model.
@@ -174,6 +187,9 @@ func (s *severedComm) Start(q backend.Queue, c backend.Collective, dst,
 // ended waits for the job, and returns what all processes that have finished have come to.
 func (f *fitRun) ended() (hash string, epochs string) {
 	hash = f.end()
+	shown := tensorboard.Shown(f.t, filepath.Join(f.dir, "shown"))
+	require.Equal(f.t, "steps and epochs shown", fmt.Sprint(len(shown["step/loss"]),
+		len(shown["epoch/loss"])), fmt.Sprint(2*fitEpochs, fitEpochs))
 	for _, r := range f.results {
 		for i := range r.Epochs {
 			r.Epochs[i].Seconds = 0
@@ -187,7 +203,7 @@ func (f *fitRun) ended() (hash string, epochs string) {
 }
 
 // fitAlone is the end of a training on one rank by vm.WithTree, without an elastic job.
-func fitAlone(t *testing.T) (hash, epochs string) {
+func fitAlone(t *testing.T, more ...fit.Option) (hash, epochs string) {
 	m, err := newElasticModel(6, 10, ofNorms)
 	require.NoError(t, err)
 	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithTree(elasticMicros), vm.ClipNorm(0.5),
@@ -199,9 +215,10 @@ func fitAlone(t *testing.T) (hash, epochs string) {
 	defer judge.Close()
 	validation := in
 	validation.Set = samplesOf(4 * elasticMicros)
-	r := require.Value(fit.Run(t.Context(), m.machine, in, fit.Epochs(fitEpochs),
-		fit.Random(m.random), fit.Validate(judge, validation),
-		fit.Schedule(func(step int) float64 { return 0.01 / float64(1+step) })))(t)
+	r := require.Value(fit.Run(t.Context(), m.machine, in, append(more, fit.Epochs(fitEpochs),
+		fit.Random(m.random), fit.Validate(judge, validation, highest),
+		fit.Checkpoint(t.TempDir(), 0),
+		fit.Schedule(func(step int) float64 { return 0.01 / float64(1+step) }))...))(t)
 	for i := range r.Epochs {
 		r.Epochs[i].Seconds = 0
 		r.Epochs[i].Metrics = nil // added up in other parts
@@ -210,22 +227,29 @@ func fitAlone(t *testing.T) (hash, epochs string) {
 }
 
 // TestATrainingByFitHasTheSameBitsWhereverARankIsCutOff: in each call of the training, which
-// validates and saves, also where the other rank does not notice; with the losses of each epoch.
+// validates and saves, also where the other rank does not notice; with the losses of each epoch,
+// the curves, and the best epoch where this is restored.
 func TestATrainingByFitHasTheSameBitsWhereverARankIsCutOff(t *testing.T) {
-	parameters, _ := fitAlone(t)
-	want, losses := newFitRun(t, 1, func(*fitRun) {}).ended()
+	cutOffInEachCall(t)
+	cutOffInEachCall(t, restoring()...)
+}
+
+func cutOffInEachCall(t *testing.T, more ...fit.Option) {
+	parameters, _ := fitAlone(t, more...)
+	with := func(job func(id elastic.ID, job *session.Elastic) autograd.Job) func(f *fitRun) {
+		return func(f *fitRun) { f.job, f.more = job, more }
+	}
+	want, losses := newFitRun(t, 1, func(f *fitRun) { f.more = more }).ended()
 	require.Equal(t, "an elastic training has other parameters than one of a tree", want,
 		parameters)
 	var alone *severed
-	hash, epochs := newFitRun(t, 2, func(f *fitRun) {
-		f.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
-			if id == 1 {
-				return job
-			}
-			alone = &severed{Elastic: job, at: -1}
-			return alone
+	hash, epochs := newFitRun(t, 2, with(func(id elastic.ID, job *session.Elastic) autograd.Job {
+		if id == 1 {
+			return job
 		}
-	}).ended()
+		alone = &severed{Elastic: job, at: -1}
+		return alone
+	})).ended()
 	calls := alone.calls
 	require.Check(t, hash == want && epochs == losses && calls > 60,
 		"two ranks end, after %d calls, with other parameters or\n%s, want\n%s", calls, epochs,
@@ -235,14 +259,12 @@ func TestATrainingByFitHasTheSameBitsWhereverARankIsCutOff(t *testing.T) {
 		stride = 1
 	}
 	for call := 0; call < calls; call += stride {
-		f := newFitRun(t, 2, func(f *fitRun) {
-			f.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
-				if id == 1 {
-					return job
-				}
-				return &severed{Elastic: job, at: call, late: call%2 == 0}
+		f := newFitRun(t, 2, with(func(id elastic.ID, job *session.Elastic) autograd.Job {
+			if id != elastic.ID(1+call/stride%4/2) { // also rank 0, which has the curves
+				return job
 			}
-		})
+			return &severed{Elastic: job, at: call, late: call%2 == 0}
+		}))
 		hash, epochs := f.ended()
 		require.Check(t, hash == want && epochs == losses, "call %d: other parameters, or\n%s,"+
 			" want\n%s", call, epochs, losses)
