@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -22,7 +23,6 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"JoinElastic": {F: euryale.JoinElastic, Args: []any{ctx}},
 		"Run":         {F: euryale.Run, Args: []any{ctx, 1, none, host.Backend{}}},
 	}, map[string]string{"ExitStatus": "nil is the error of a program that has finished"})
-	if err := euryale.Run(context.Background(), 1, nil); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("Run of nil: %v", err)
-	}
+	err := euryale.Run(context.Background(), 1, nil)
+	require.Check(t, errors.Is(err, backend.ErrArgument), "Run of nil: %v", err)
 }

@@ -356,9 +356,8 @@ func TestHooksChangeNoBit(t *testing.T) {
 			for _, hooks := range []string{"none", "some", "all"} {
 				for _, dual := range []bool{false, true} {
 					s.hooks, s.dual = hooks, dual
-					if !slices.EqualFunc(s.run(t, 2), want, slices.Equal[[]float32]) {
-						t.Errorf("hooks %s, dual values %v: other bits", hooks, dual)
-					}
+					require.Check(t, slices.EqualFunc(s.run(t, 2), want, slices.Equal[[]float32]),
+						"hooks %s, dual values %v: other bits", hooks, dual)
 				}
 			}
 		})
@@ -373,9 +372,8 @@ func TestBiasWithoutBroadcast(t *testing.T) {
 	for _, hooks := range []string{"none", "some", "all"} {
 		for _, dual := range []bool{false, true} {
 			s.hooks, s.dual = hooks, dual
-			if !slices.EqualFunc(s.run(t, 2), want, slices.Equal[[]float32]) {
-				t.Errorf("hooks %s, dual values %v: other bits", hooks, dual)
-			}
+			require.Check(t, slices.EqualFunc(s.run(t, 2), want, slices.Equal[[]float32]),
+				"hooks %s, dual values %v: other bits", hooks, dual)
 		}
 	}
 }
@@ -409,15 +407,9 @@ func TestOwnGradientsStayIntact(t *testing.T) {
 		return all, nil
 	}
 	all(t, 1, func(r rank) error {
-		want, err := gradients(r, "none", true)
-		if err != nil {
-			return err
-		}
+		want := testranks.Must(gradients(r, "none", true))
 		for _, dual := range []bool{false, true} {
-			got, err := gradients(r, "all", dual)
-			if err != nil {
-				return err
-			}
+			got := testranks.Must(gradients(r, "all", dual))
 			if !slices.EqualFunc(got, want, slices.Equal[[]float32]) {
 				r.Errorf("dual values %v: other gradients", dual)
 			}
@@ -515,10 +507,7 @@ func TestBucketLeavesInsideBackwardRaced(t *testing.T) {
 			newParam(m.g, rng, "w3", 8, classes)
 		m.params = gorgonia.Nodes{w1, w2, w3}
 		r.build.Unlock()
-		d, err := New(c, m.params, WithBuckets(1, 1))
-		if err != nil {
-			return err
-		}
+		d := testranks.Must(New(c, m.params, WithBuckets(1, 1)))
 		defer d.Close()
 		m.forward = func(use func(*gorgonia.Node) *gorgonia.Node) error {
 			return must(func() {
@@ -538,9 +527,7 @@ func TestBucketLeavesInsideBackwardRaced(t *testing.T) {
 		defer vm.Close()
 		for step := range 3 {
 			m.feed(step, 4, 2*c.Rank())
-			if err := vm.RunAll(); err != nil {
-				return err
-			}
+			testranks.NoError(vm.RunAll())
 			c.note("end of the run")
 			if _, err := d.Sync(); err != nil {
 				return err

@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // guarded is a communicator whose Alloc puts guard bytes around the memory.
@@ -54,9 +55,7 @@ func (c *guarded) check(d *DataParallel) error {
 			used[int(b.data.Addr()-c.memory.Addr())+i] = true
 		}
 	}
-	if err := c.copy(backend.Of(now), c.memory); err != nil {
-		return err
-	}
+	testranks.NoError(c.copy(backend.Of(now), c.memory))
 	for i, u := range used {
 		if !u && now[i] != 0xAB {
 			return fmt.Errorf("byte %d of the memory around buckets was written", i)
@@ -125,9 +124,7 @@ func TestBucketsEqualSingleReductionsRaced(t *testing.T) {
 					}
 					for _, opts := range [][]Option{nil, {WithBuckets(1, 1)},
 						{WithBuckets(1000, 3000), WithSum()}} {
-						if err := reduceFifty(r, draw, opts); err != nil {
-							return err
-						}
+						testranks.NoError(reduceFifty(r, draw, opts))
 					}
 					return nil
 				})
@@ -155,9 +152,7 @@ func reduceFifty(r rank, draw func() float64, opts []Option) error {
 		return err
 	}
 	defer d.Close()
-	if err := errors.Join(d.Check(), d.UseGradients(grads)); err != nil {
-		return err
-	}
+	testranks.NoError(errors.Join(d.Check(), d.UseGradients(grads)))
 	before := make([]backend.Buffer, len(grads))
 	for i := range grads {
 		if before[i], err = copied(grads[i].Value()); err != nil {
@@ -171,22 +166,14 @@ func reduceFifty(r rank, draw func() float64, opts []Option) error {
 	for i := range grads {
 		want := before[i]
 		sum := backend.Collective{Kind: backend.AllReduce, Op: d.op}
-		if err := group.RunOnHost(r.comm, sum, want, want); err != nil {
-			return err
-		}
-		v, err := got[i].Grad()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(group.RunOnHost(r.comm, sum, want, want))
+		v := testranks.Must(got[i].Grad())
 		if fmt.Sprintf("%T", v) != fmt.Sprintf("%T", params[i].Value()) ||
 			!v.Shape().Eq(params[i].Shape()) {
 			return fmt.Errorf("gradient %d is a %T%v, its parameter a %T%v", i, v, v.Shape(),
 				params[i].Value(), params[i].Shape())
 		}
-		reduced, err := copied(v)
-		if err != nil {
-			return err
-		}
+		reduced := testranks.Must(copied(v))
 		if !bytes.Equal(reduced.Bytes(), want.Bytes()) {
 			return fmt.Errorf("gradient %d of %d elements differs from its own all-reduce", i,
 				want.Len())
@@ -230,9 +217,8 @@ func TestPlan(t *testing.T) {
 			var ps []int
 			for _, p := range b.params {
 				ps = append(ps, p.index)
-				if p.dtype != b.params[0].dtype {
-					t.Errorf("%s: bucket %d mixes dtypes", tt.name, i)
-				}
+				require.Check(t, p.dtype == b.params[0].dtype, "%s: bucket %d mixes dtypes",
+					tt.name, i)
 			}
 			require.Check(t, b.index == i, "%s: bucket %d has index %d", tt.name, i, b.index)
 			got = append(got, fmt.Sprint(ps))
@@ -351,20 +337,14 @@ func inAnyOrder(r rank, opts []Option) error {
 	w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2),
 		gorgonia.WithValue(tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))))
 	r.build.Unlock()
-	d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
-	if err != nil {
-		return err
-	}
+	d := testranks.Must(New(r.comm, gorgonia.Nodes{w}, opts...))
 	defer d.Close()
 	transposed := tensor.New(tensor.WithShape(2, 3),
 		tensor.WithBacking([]float32{1, 3, 5, 2, 4, 6}))
 	transposed.T()
 	whole := tensor.New(tensor.WithShape(3, 4),
 		tensor.WithBacking([]float32{0, 1, 2, 0, 0, 3, 4, 0, 0, 5, 6, 0}))
-	slice, err := whole.Slice(nil, tensor.S(1, 3))
-	if err != nil {
-		return err
-	}
+	slice := testranks.Must(whole.Slice(nil, tensor.S(1, 3)))
 	columns := tensor.New(tensor.WithShape(3, 2), tensor.AsFortran([]float32{1, 2, 3, 4, 5, 6}))
 	for name, v := range map[string]gorgonia.Value{"transposed": transposed,
 		"slice": slice.(*tensor.Dense), "by columns": columns} {
@@ -372,13 +352,8 @@ func inAnyOrder(r rank, opts []Option) error {
 		dw := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name),
 			gorgonia.WithShape(3, 2), gorgonia.WithValue(v))
 		r.build.Unlock()
-		if err := d.UseGradients(gorgonia.Nodes{dw}); err != nil {
-			return err
-		}
-		grads, err := d.Sync()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(d.UseGradients(gorgonia.Nodes{dw}))
+		grads := testranks.Must(d.Sync())
 		got, _ := grads[0].Grad()
 		if !slices.Equal(got.Data().([]float32), []float32{1, 2, 3, 4, 5, 6}) {
 			r.Errorf("%s: %v", name, got.Data())
@@ -445,22 +420,15 @@ func fitLine(r rank, hooks, dual bool) error {
 		at := float64((step + r.comm.Rank()) % 3)
 		gorgonia.Let(x, at)
 		gorgonia.Let(y, 2*at-1)
-		if err := vm.RunAll(); err != nil {
-			return err
-		}
-		grads, err := d.Sync()
-		if err != nil {
-			return err
-		}
+		testranks.NoError(vm.RunAll())
+		grads := testranks.Must(d.Sync())
 		if v, _ := grads[3].Grad(); v.Data().(float64) != 1 {
 			return fmt.Errorf("step %d: the gradient of c is %v, want 1", step, v)
 		}
 		if v, _ := grads[1].Grad(); v.Data().(float64) != 0 {
 			return fmt.Errorf("step %d: the gradient of u, which is not used, is %v", step, v)
 		}
-		if err := solver.Step(grads); err != nil {
-			return err
-		}
+		testranks.NoError(solver.Step(grads))
 		vm.Reset()
 	}
 	got := []float64{w.Value().Data().(float64), b.Value().Data().(float64),
@@ -532,15 +500,9 @@ func TestMisuseIsAnError(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			all(t, 1, func(r rank) error {
 				m := newMLP(2, 1)
-				d, err := New(r.comm, m.params)
-				if err != nil {
-					return err
-				}
+				d := testranks.Must(New(r.comm, m.params))
 				defer d.Close()
-				vm, err := setting{hooks: "all"}.machine(m, d)
-				if err != nil {
-					return err
-				}
+				vm := testranks.Must(setting{hooks: "all"}.machine(m, d))
 				defer vm.Close()
 				m.feed(0, 2, 0)
 				require.Fails(t, "misuse", tt.misuse(m, d, vm), tt.want)
@@ -576,9 +538,7 @@ func TestUseBesideTheHookIsAnError(t *testing.T) {
 		}
 		defer vm.Close()
 		m.feed(0, 2, 0)
-		if err := vm.RunAll(); err != nil {
-			return err
-		}
+		testranks.NoError(vm.RunAll())
 		_, err = d.Sync()
 		require.Fails(t, "the error", err, "w1 f32(36, 16) has a hook, but")
 		return nil
@@ -597,9 +557,7 @@ func checkCheck(t *testing.T, k testenv.Kind) {
 			return err
 		}
 		defer d.Close()
-		if err := d.Check(); err != nil {
-			return err
-		}
+		testranks.NoError(d.Check())
 		if r.comm.Rank() == 2 {
 			m.params[2].Value().Data().([]float32)[5]++
 		}

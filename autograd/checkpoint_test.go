@@ -196,11 +196,9 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 		}, WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithStrict())))
 	})
 	for _, err := range errs {
-		if !errors.As(err, new(*sparse.NotFiniteError)) ||
-			!strings.Contains(err.Error(), "bucket 0 (b2)") ||
-			!strings.Contains(err.Error(), "operand of rank 1 with state 1") {
-			t.Errorf("the error is %v", err)
-		}
+		require.Check(t, errors.As(err, new(*sparse.NotFiniteError)) &&
+			strings.Contains(err.Error(), "bucket 0 (b2)") && strings.Contains(err.Error(),
+			"operand of rank 1 with state 1"), "the error is %v", err)
 	}
 }
 

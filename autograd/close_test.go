@@ -11,6 +11,8 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // square builds the loss of one large parameter, whose gradient takes a while to copy.
@@ -37,10 +39,7 @@ func train(r rank, steps int, reached func()) error {
 		return err
 	}
 	defer vm.Close()
-	dp, err := New(r.comm, params)
-	if err != nil {
-		return err
-	}
+	dp := testranks.Must(New(r.comm, params))
 	defer dp.Close()
 	solver := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(1e-6))
 	for i := 0; ; i++ {
@@ -50,10 +49,7 @@ func train(r rank, steps int, reached func()) error {
 		if err := vm.RunAll(); err != nil {
 			return fmt.Errorf("RunAll: %w", err)
 		}
-		grads, err := dp.Sync()
-		if err != nil {
-			return err
-		}
+		grads := testranks.Must(dp.Sync())
 		if err := solver.Step(grads); err != nil {
 			return fmt.Errorf("Step: %w", err)
 		}
@@ -83,10 +79,9 @@ func TestFoundCloseWhileTrainingIsAnErrorRaced(t *testing.T) {
 			})
 		}) {
 			// The other rank may also hear that this one has failed.
-			if !errors.Is(err, want) && (i == round%2 || !errors.Is(err, backend.ErrAborted)) {
-				t.Errorf("round %d, rank %d: the error is %v, want one that wraps %q", round, i,
-					err, want)
-			}
+			require.Check(t, errors.Is(err, want) || i != round%2 &&
+				errors.Is(err, backend.ErrAborted), "round %d, rank %d: the error is %v, want "+
+				"one that wraps %q", round, i, err, want)
 		}
 	}
 }
@@ -101,13 +96,8 @@ func TestFoundCloseGivesTheBucketsBackRaced(t *testing.T) {
 		const times = 50
 		before := sharedMappings()
 		for range times {
-			dp, err := New(r.comm, params)
-			if err != nil {
-				return err
-			}
-			if err := dp.Close(); err != nil {
-				return err
-			}
+			dp := testranks.Must(New(r.comm, params))
+			testranks.NoError(dp.Close())
 		}
 		if after := sharedMappings(); after >= before+times {
 			return fmt.Errorf("%d pieces of shared memory before %d times New and Close, %d after",

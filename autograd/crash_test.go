@@ -267,9 +267,8 @@ func (p point) stop(t *testing.T, dir string, rank int, how string, want [2][2]s
 	require.Check(t, err == nil && happened, "nothing has happened at %s: %v: %q", p.text, err,
 		first)
 	failed := strings.HasPrefix(first[0], "failed")
-	if !failed && !strings.HasPrefix(how, "signal") && first != want[0] {
-		t.Errorf("%s: the job ends with %q, want %q", p.text, first, want[0])
-	}
+	require.Check(t, failed || strings.HasPrefix(how, "signal") || first == want[0],
+		"%s: the job ends with %q, want %q", p.text, first, want[0])
 	if left := drafts(dir); failed && len(left) > 0 &&
 		!slices.Contains([]string{"unlink", "unlinkat", "rmdir"}, p.call) {
 		t.Errorf("%s: a Save that failed has left %v: %s", p.text, left, first[0])
@@ -291,10 +290,9 @@ func TestAFileSystemWithoutLocksIsSaid(t *testing.T) {
 	for ; line != ""; line = ranks[0].Next() {
 		said += line + "\n"
 	}
-	if strings.Count(said, "notice:") != 1 || !strings.Contains(said, "has no locks") ||
-		!strings.Contains(said, "ends with") {
-		t.Errorf("it says %q", said)
-	}
+	require.Check(t, strings.Count(said, "notice:") == 1 &&
+		strings.Contains(said, "has no locks") && strings.Contains(said,
+		"ends with"), "it says %q", said)
 }
 
 // TestTwoJobsOnOneDirectoryOnHost: each ends with the bits of one that is alone, or with the error
@@ -365,20 +363,16 @@ func TestFilesAreOnTheDiskBeforeTheRenameOnHost(t *testing.T) {
 			synced[file] = true
 		case strings.HasPrefix(p.call, "rename") && strings.Contains(what[0][1], "saving"):
 			for file := range written {
-				if !synced[file] {
-					t.Errorf("%s is not on the disk at %s", file, p.text)
-				}
+				require.Check(t, synced[file], "%s is not on the disk at %s", file, p.text)
 			}
-			if len(written) != 3 || !synced[what[0][1]] {
-				t.Errorf("%v are written, and on the disk is %v, at %s", written, synced, p.text)
-			}
+			require.Check(t, len(written) == 3 && synced[what[0][1]],
+				"%v are written, and on the disk is %v, at %s", written, synced, p.text)
 			renamed = what[1][1]
 			clear(written)
 			clear(synced)
 		case strings.HasPrefix(p.call, "rename"):
-			if renamed == "" || !synced[dir] {
-				t.Errorf("nothing else is on the disk at %s", p.text)
-			}
+			require.Check(t, renamed != "" && synced[dir], "nothing else is on the disk at %s",
+				p.text)
 			renamed = ""
 		}
 	}

@@ -213,11 +213,9 @@ func TestFoundFilesOfTwoSavesAreLoaded(t *testing.T) {
 			}
 			return errors.Join(l.loads(dir, 2), l.saved(dir, 1))
 		}, append([]Option{notice}, opts...)...)
-		if len(said) != 1 || !strings.Contains(said[0], "step-00000002 is loaded") ||
-			!strings.Contains(said[0],
-				filepath.Join("step-00000003", name)+": it belongs to Save ") {
-			t.Errorf("%s: the notices are %q", name, said)
-		}
+		require.Check(t, len(said) == 1 && strings.Contains(said[0], "step-00000002 is loaded") &&
+			strings.Contains(said[0], filepath.Join("step-00000003", name)+
+				": it belongs to Save "), "%s: the notices are %q", name, said)
 		// It was another training from there: what is damaged stays, and so does the one before.
 		const want = ".euryale-lock step-00000001 step-00000002 step-00000003 step-00000003.1"
 		require.Equal(t, "names", names(t, dir), want)
@@ -266,10 +264,9 @@ func TestLoadTakesTheNewestThatIsWhole(t *testing.T) {
 				heavyBall,
 				func(l *lesson) error { return l.loads(dir, 1) },
 				append([]Option{notice}, compressions["topk"]...)...)
-			if (len(said) == 1) != (name != "nothing") ||
-				len(said) > 0 && !strings.Contains(said[0], "step-00000002") {
-				t.Errorf("the notices are %q", said)
-			}
+			require.Check(t, (len(said) == 1) == (name != "nothing") &&
+				(len(said) <= 0 || strings.Contains(said[0],
+					"step-00000002")), "the notices are %q", said)
 			if err := os.RemoveAll(filepath.Join(dir, "step-00000001")); err != nil ||
 				name == "nothing" {
 				return

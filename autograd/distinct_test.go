@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // Ranks that are goroutines and share a graph, or one tensor of graphs of their own, are refused on
@@ -67,11 +68,9 @@ func TestTiedWeightsAreOneNode(t *testing.T) {
 		_, err := New(r.comm, gorgonia.Nodes{a, b})
 		return err
 	}) {
-		if err == nil ||
-			!strings.Contains(err.Error(), "parameters 0, a, and 1, b, are one tensor") ||
-			(i == 0) != errors.Is(err, backend.ErrArgument) {
-			t.Errorf("rank %d: %v", i, err)
-		}
+		require.Check(t, err != nil && strings.Contains(err.Error(), "parameters 0, a, and 1, b, "+
+			"are one tensor") &&
+			(i == 0) == errors.Is(err, backend.ErrArgument), "rank %d: %v", i, err)
 	}
 	// Used twice, w has the sum of both gradients, and Adam's first step is its rate.
 	all(t, 2, func(r rank) error {
@@ -85,9 +84,7 @@ func TestTiedWeightsAreOneNode(t *testing.T) {
 		r.build.Unlock()
 		defer vm.Close()
 		d, err2 := New(r.comm, gorgonia.Nodes{w})
-		if err := errors.Join(err, err2); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(err, err2))
 		err = errors.Join(vm.RunAll(), d.Step(&solver.Adam{Rate: 0.1}))
 		if got := w.Value().Data().([]float64)[0]; math.Abs(got-0.9) > 1e-7 {
 			err = errors.Join(err, fmt.Errorf("Adam moves from 1 to %v", got))

@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // TestExchange: gradients that are written into the slots come back as Sync would return them, and
@@ -19,19 +20,10 @@ func TestExchange(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Staged},
 		func(t *testing.T, k testenv.Kind) {
 			allOn(t, k, 3, func(r rank) error {
-				m, err := newQuadratic(r)
-				if err != nil {
-					return err
-				}
-				d, err := New(r.comm, m.params, WithBuckets(1, 100))
-				if err != nil {
-					return err
-				}
+				m := testranks.Must(newQuadratic(r))
+				d := testranks.Must(New(r.comm, m.params, WithBuckets(1, 100)))
 				defer d.Close()
-				x, err := d.Buckets(nil)
-				if err != nil {
-					return err
-				}
+				x := testranks.Must(d.Buckets(nil))
 				if _, err := d.Sync(); !errors.Is(err, backend.ErrArgument) {
 					return fmt.Errorf("Sync: %v", err)
 				}
@@ -79,14 +71,8 @@ func TestExchange(t *testing.T) {
 // TestExchangeOfOneRank: there is nothing to exchange.
 func TestExchangeOfOneRank(t *testing.T) {
 	all(t, 1, func(r rank) error {
-		m, err := newQuadratic(r)
-		if err != nil {
-			return err
-		}
-		d, err := New(r.comm, m.params)
-		if err != nil {
-			return err
-		}
+		m := testranks.Must(newQuadratic(r))
+		d := testranks.Must(New(r.comm, m.params))
 		defer d.Close()
 		x, err := d.Buckets(nil)
 		if err == nil && x.Params() != nil {
@@ -147,19 +133,10 @@ func TestHalve(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			all(t, test.ranks, func(r rank) error {
-				m, err := newQuadratic(r)
-				if err != nil {
-					return err
-				}
-				d, err := New(r.comm, m.params, test.options...)
-				if err != nil {
-					return err
-				}
+				m := testranks.Must(newQuadratic(r))
+				d := testranks.Must(New(r.comm, m.params, test.options...))
 				defer d.Close()
-				x, err := d.Buckets(nil)
-				if err != nil {
-					return err
-				}
+				x := testranks.Must(d.Buckets(nil))
 				want, scale, weight := backend.F32, 1.0, 1/float64(test.ranks)
 				if test.halves {
 					want, scale, weight = backend.BF16, 2, 1

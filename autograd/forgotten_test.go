@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // TestAForgottenResetIsAnError: of Sync, with and without dual values, and with gradients of the
@@ -98,10 +99,7 @@ func TestFoundParameterWithoutAGradientIsAnError(t *testing.T) {
 			m := newMLP(1, 1)
 			m.params = append(m.params, newParam(m.g, rand.New(rand.NewPCG(1, 1)), "unused", 2, 3))
 			r.build.Unlock()
-			d, err := New(r.comm, m.params)
-			if err != nil {
-				return err
-			}
+			d := testranks.Must(New(r.comm, m.params))
 			r.build.Lock()
 			m.params = m.params[:4]
 			vm, err := setting{hooks: hooks}.machine(m, d)
@@ -111,9 +109,7 @@ func TestFoundParameterWithoutAGradientIsAnError(t *testing.T) {
 			}
 			defer vm.Close()
 			m.feed(0, 2, r.comm.Rank())
-			if err := vm.RunAll(); err != nil {
-				return err
-			}
+			testranks.NoError(vm.RunAll())
 			_, err = d.Sync()
 			if !errors.Is(err, backend.ErrArgument) ||
 				!strings.Contains(err.Error(), "no gradient has reached unused f32(2, 3)") ||
@@ -176,15 +172,10 @@ func TestAForgottenSyncIsReportedOnce(t *testing.T) {
 				for i := range w {
 					w[i] = begin
 				}
-				d, err := New(r.comm, params, WithNotice(said.say))
-				if err != nil {
-					return err
-				}
+				d := testranks.Must(New(r.comm, params, WithNotice(said.say)))
 				defer d.Close()
 				for range 3 {
-					if err := vm.RunAll(); err != nil {
-						return err
-					}
+					testranks.NoError(vm.RunAll())
 					if !forgets {
 						if _, err := d.Sync(); err != nil {
 							return err
@@ -218,10 +209,7 @@ func TestAForgottenParameterIsReported(t *testing.T) {
 			if forgotten {
 				params = params[1:]
 			}
-			d, err := New(r.comm, params, WithNotice(said.say))
-			if err != nil {
-				return err
-			}
+			d := testranks.Must(New(r.comm, params, WithNotice(said.say)))
 			r.build.Lock()
 			vm, err := setting{hooks: "none"}.machine(m, d)
 			r.build.Unlock()
@@ -231,21 +219,16 @@ func TestAForgottenParameterIsReported(t *testing.T) {
 			defer vm.Close()
 			m.feed(0, 4, 2*r.comm.Rank())
 			for range 3 {
-				if err := vm.RunAll(); err != nil {
-					return err
-				}
-				if err := d.Step(&solver.SGD{Rate: 0.1}); err != nil {
-					return err
-				}
+				testranks.NoError(vm.RunAll())
+				testranks.NoError(d.Step(&solver.SGD{Rate: 0.1}))
 				vm.Reset()
 			}
 			return d.Close()
 		})
 		const want = "gradients of w1, which autograd.New was not given"
-		if forgotten != (len(said.all) == 1) ||
-			forgotten && !strings.Contains(said.all[0], want) {
-			t.Errorf("forgotten %v: said %q", forgotten, said.all)
-		}
+		require.Check(t, forgotten == (len(said.all) == 1) &&
+			(!forgotten || strings.Contains(said.all[0],
+				want)), "forgotten %v: said %q", forgotten, said.all)
 	}
 }
 

@@ -166,9 +166,8 @@ func TestBucketsInFlightBetweenMachinesRaced(t *testing.T) {
 			return c
 		})
 		for r := range one {
-			if len(one[r]) == 0 || !slices.EqualFunc(one[r], several[r], bytes.Equal) {
-				t.Errorf("rank %d: other bits with several buckets in flight", r)
-			}
+			require.Check(t, len(one[r]) != 0 && slices.EqualFunc(one[r], several[r], bytes.Equal),
+				"rank %d: other bits with several buckets in flight", r)
 		}
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
@@ -111,9 +112,7 @@ func TestNewGivesAllRanksTheModelOfRankZero(t *testing.T) {
 		m.random.Seek(uint64(5+own), 4*own)
 		err = m.setAverages(float64(7+own), float64(9+own))
 		d, wrong := New(r.comm, m.params(), WithFrozen(m.frozen))
-		if err := errors.Join(err, wrong); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(err, wrong))
 		got := fmt.Sprint(numbers(m.scale.Value()), numbers(m.frozen.Value()), m.averages(),
 			m.random.Step(), m.random.First(), numbers(m.x.Value())[0])
 		if want := fmt.Sprint("[2] [1 1 1 1] [7 9] 5 ", 4*own, " ", 1+own); got != want {
@@ -246,10 +245,7 @@ func TestCheckAndHashCoverTheModel(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			d, err := New(r.comm, m.params(), WithFrozen(m.frozen))
-			if err != nil {
-				return err
-			}
+			d := testranks.Must(New(r.comm, m.params(), WithFrozen(m.frozen)))
 			defer d.Close()
 			if r.comm.Rank() == 1 {
 				err = spoil(m)
@@ -261,9 +257,7 @@ func TestCheckAndHashCoverTheModel(t *testing.T) {
 			says := err != nil && strings.Contains(err.Error(), what+" is not the same on rank 1")
 			require.Check(t, errors.Is(err, backend.ErrMismatch) && says, "%s: %v", what, err)
 		}
-		if hashes[0] == hashes[1] {
-			t.Errorf("%s: it is not in the hash", what)
-		}
+		require.Check(t, hashes[0] != hashes[1], "%s: it is not in the hash", what)
 	}
 }
 
@@ -311,9 +305,7 @@ func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {
 	}
 	require.NoError(t, err)
 	for _, later := range []string{"frozen", "averages", "random", "crc32c"} {
-		if fields[later] == nil {
-			t.Errorf("the checkpoint has no %s", later)
-		}
+		require.Check(t, fields[later] != nil, "the checkpoint has no %s", later)
 		delete(fields, later)
 	}
 	if text, err = json.Marshal(fields); err == nil {
@@ -368,10 +360,8 @@ func TestRandomNumbersThatCannotBeKeptAreNamed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		d, err := New(r.comm, m.params, WithNotice(func(s string) { said = append(said, s) }))
-		if err != nil {
-			return err
-		}
+		d := testranks.Must(New(r.comm, m.params,
+			WithNotice(func(s string) { said = append(said, s) })))
 		sgd := &solver.SGD{Rate: 1}
 		return errors.Join(d.Save(dir, sgd, nil), d.Save(dir, sgd, nil), d.Close())
 	})
@@ -382,10 +372,7 @@ func TestRandomNumbersThatCannotBeKeptAreNamed(t *testing.T) {
 // trained.
 func TestFrozenVariablesAreChecked(t *testing.T) {
 	all(t, 1, func(r rank) error {
-		m, err := newNormed(r, 0)
-		if err != nil {
-			return err
-		}
+		m := testranks.Must(newNormed(r, 0))
 		shape, name := gorgonia.WithShape(2, 2), gorgonia.WithName("empty")
 		empty := gorgonia.NewMatrix(m.g, gorgonia.Float64, shape, name)
 		for want, nodes := range map[string]gorgonia.Nodes{
@@ -407,22 +394,11 @@ func TestFrozenVariablesAreChecked(t *testing.T) {
 func TestAModelThatNothingHasTrainedIsSavedWithTheVariance1(t *testing.T) {
 	dir := t.TempDir()
 	all(t, 2, func(r rank) error {
-		m, err := newNormed(r, 0.5)
-		if err != nil {
-			return err
-		}
-		d, err := New(r.comm, m.params(), WithFrozen(m.frozen))
-		if err != nil {
-			return err
-		}
+		m := testranks.Must(newNormed(r, 0.5))
+		d := testranks.Must(New(r.comm, m.params(), WithFrozen(m.frozen)))
 		sgd := &solver.SGD{Rate: 0.1}
-		if err := d.Save(dir, sgd, nil); err != nil {
-			return err
-		}
-		err = errors.Join(m.setAverages(7, 7), d.Load(dir, sgd, nil))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(d.Save(dir, sgd, nil))
+		testranks.NoError(errors.Join(m.setAverages(7, 7), d.Load(dir, sgd, nil)))
 		if got := m.averages(); !slices.Equal(got, []float64{0, 1}) {
 			return fmt.Errorf("mean and variance are %v, want 0 and 1", got)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // shaped is a variable whose elements count up from a number.
@@ -112,16 +113,10 @@ func TestTensorsOfACheckpointHaveTheNamesOfNodes(t *testing.T) {
 	all(t, 1, func(r rank) error {
 		p := nodes(weight, bias)
 		adam := &solver.Adam{Rate: 1}
-		groups, err := solver.NewGroups(p, trainedBy(&solver.Adam{Rate: 1}, p[1:]),
+		groups := testranks.Must(solver.NewGroups(p, trainedBy(&solver.Adam{Rate: 1}, p[1:]),
 			trainedBy(heavyBall().(solver.Solver),
-				p[:1]))
-		if err != nil {
-			return err
-		}
-		d, err := New(r.comm, p)
-		if err != nil {
-			return err
-		}
+				p[:1])))
+		d := testranks.Must(New(r.comm, p))
 		return errors.Join(stepped(adam, p, 1), d.Save(dir, adam, nil), stepped(groups, p, 1),
 			d.Save(dir+"-groups", groups, nil), d.Save(dir+"-some", adam, nil), d.Close())
 	})
@@ -171,10 +166,7 @@ func TestCheckpointsLoadByNameInAnyOrder(t *testing.T) {
 				if err = errors.Join(err, err2); err != nil {
 					return err
 				}
-				d, err := New(r.comm, got)
-				if err != nil {
-					return err
-				}
+				d := testranks.Must(New(r.comm, got))
 				err = errors.Join(d.Load(dir, s, nil), stepped(s, got, 3, 4))
 				for i, n := range []*gorgonia.Node{got[1], got[2], got[0]} {
 					if g, w := numbers(n.Value()), numbers(want[i].Value()); !slices.Equal(g, w) {
@@ -258,10 +250,8 @@ func TestErrorsSayThatAVariableHasNoName(t *testing.T) {
 		(&solver.SGD{Rate: 1}).Step([]gorgonia.ValueGrad{p[1]}),
 	}
 	for i, err := range append(errs, d.Close())[:len(errs)] {
-		if err == nil || strings.Contains(err.Error(), "%!") ||
-			!strings.Contains(err.Error(), "unnamed(") {
-			t.Errorf("error %d is %v", i, err)
-		}
+		require.Check(t, err != nil && !strings.Contains(err.Error(), "%!") &&
+			strings.Contains(err.Error(), "unnamed("), "error %d is %v", i, err)
 	}
 }
 
@@ -269,41 +259,21 @@ func TestErrorsSayThatAVariableHasNoName(t *testing.T) {
 // a model with frozen variables, running statistics and groups.
 func TestCheckpointsOfFormat1Load(t *testing.T) {
 	all(t, 1, func(r rank) error {
-		m, err := newFormat1()
-		if err != nil {
-			return err
-		}
-		d, err := New(r.comm, m.params, WithFrozen(m.frozen))
-		if err != nil {
-			return err
-		}
+		m := testranks.Must(newFormat1())
+		d := testranks.Must(New(r.comm, m.params, WithFrozen(m.frozen)))
 		defer d.Close()
-		groups, err := solver.NewGroups(m.params,
+		groups := testranks.Must(solver.NewGroups(m.params,
 			trainedBy(&solver.AdamW{Rate: 0.5}, m.params[1:]),
-			trainedBy(&solver.Momentum{Rate: 0.5, Momentum: 0.5}, m.params[:1]))
-		if err != nil {
-			return err
-		}
+			trainedBy(&solver.Momentum{Rate: 0.5, Momentum: 0.5}, m.params[:1])))
 		var progress struct{ Step int }
 		adam := &solver.Adam{Rate: 0.5}
-		if err := d.Load("testdata/format1/adam", adam, &progress); err != nil {
-			return err
-		}
+		testranks.NoError(d.Load("testdata/format1/adam", adam, &progress))
 		if steps := stepsOf(adam); steps != 1 || progress.Step != 7 {
 			return fmt.Errorf("after %d steps of Adam and %d of progress", steps, progress.Step)
 		}
-		err = errors.Join(m.check(), d.Load("testdata/format1/groups", groups, nil))
-		if err != nil {
-			return err
-		}
-		alone, err := newFormat1()
-		if err != nil {
-			return err
-		}
-		weights, err := New(r.comm, alone.params, WithFrozen(alone.frozen))
-		if err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(m.check(), d.Load("testdata/format1/groups", groups, nil)))
+		alone := testranks.Must(newFormat1())
+		weights := testranks.Must(New(r.comm, alone.params, WithFrozen(alone.frozen)))
 		return errors.Join(
 			weights.Load("testdata/format1/adam", &solver.SGD{Rate: 1}, nil, WeightsOnly()),
 			alone.check(), weights.Close())

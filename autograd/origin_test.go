@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // another is a compression that does not describe itself.
@@ -184,13 +185,9 @@ func TestAnotherCompressionAfterLoad(t *testing.T) {
 			if name == "bf16" {
 				break
 			}
-			if err := errors.Join(l.d.Load(dir, l.solver, nil), l.d.Close()); err != nil {
-				return err
-			}
+			testranks.NoError(errors.Join(l.d.Load(dir, l.solver, nil), l.d.Close()))
 		}
-		if err := sameBits(l.values(), want[r.comm.Rank()]); err != nil {
-			return err
-		}
+		testranks.NoError(sameBits(l.values(), want[r.comm.Rank()]))
 		r.build.Lock()
 		vm, err := setting{hooks: "all"}.machine(l.m, l.d)
 		r.build.Unlock()
@@ -269,9 +266,8 @@ func TestAnErrorOfOneRankIsSaidOnce(t *testing.T) {
 		return nil
 	})
 	for r, text := range errs {
-		if strings.Count(text, "not a directory") != 1 ||
-			strings.Count(text, "rank 0 cannot go on: ") != 1 || strings.Contains(text, "\n") {
-			t.Errorf("on rank %d the error is %q", r, text)
-		}
+		require.Check(t, strings.Count(text, "not a directory") == 1 &&
+			strings.Count(text, "rank 0 cannot go on: ") == 1 && !strings.Contains(text,
+			"\n"), "on rank %d the error is %q", r, text)
 	}
 }

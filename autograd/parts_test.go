@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // dividedShapes are parameters of a model, and dividedAxes those of them that ranks shard.
@@ -92,14 +93,8 @@ func ofParts(t *testing.T, groups, parts int,
 	body func(r rank, data, comm backend.Communicator) error) []error {
 	t.Helper()
 	return each(t, groups*parts, func(r rank) error {
-		data, err := r.comm.Split(r.comm.Rank()%parts, r.comm.Rank())
-		if err != nil {
-			return err
-		}
-		comm, err := r.comm.Split(r.comm.Rank()/parts, r.comm.Rank())
-		if err != nil {
-			return err
-		}
+		data := testranks.Must(r.comm.Split(r.comm.Rank()%parts, r.comm.Rank()))
+		comm := testranks.Must(r.comm.Split(r.comm.Rank()/parts, r.comm.Rank()))
 		return errors.Join(body(r, data, comm), comm.Close(), data.Close())
 	})
 }
@@ -163,10 +158,8 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (solv
 		files = append(files, file)
 	}
 	for i, l := range layouts {
-		if !maps.EqualFunc(files[i], files[0], sameStored) {
-			t.Errorf("the checkpoint of %d parts has other bytes than that of a whole model",
-				l.parts)
-		}
+		require.Check(t, maps.EqualFunc(files[i], files[0], sameStored),
+			"the checkpoint of %d parts has other bytes than that of a whole model", l.parts)
 		run(fmt.Sprint((i+1)%len(layouts)), l.groups, l.parts, "")
 	}
 	require.Check(t, len(hashes) == 1, "layouts end with %d different models", len(hashes))

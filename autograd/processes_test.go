@@ -209,9 +209,7 @@ func TestKilledProcessEndsTheStep(t *testing.T) {
 		said := ranks[0].Next()
 		took := time.Since(killed)
 		require.Check(t, took <= proctest.Within(3*time.Second), "rank 0 ended after %v", took)
-		if !strings.Contains(said, "failed: ") || !strings.Contains(said, "rank 1") ||
-			!strings.Contains(said, "bucket 0") {
-			t.Errorf("rank 0 said %q", said)
-		}
+		require.Check(t, strings.Contains(said, "failed: ") && strings.Contains(said, "rank 1") &&
+			strings.Contains(said, "bucket 0"), "rank 0 said %q", said)
 	})
 }

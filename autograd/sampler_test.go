@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // seat is a rank among others, of which samplers ask no more.
@@ -43,9 +44,8 @@ func TestSamplerBatchesDoNotDependOnRanks(t *testing.T) {
 		want := batches(t, 103, 12, 1, 3, 42, fill)
 		for _, size := range []int{2, 3, 4, 6, 12} {
 			got := batches(t, 103, 12, size, 3, 42, fill)
-			if !slices.EqualFunc(got, want, slices.Equal[[]int]) {
-				t.Errorf("fill %v: %d ranks have other batches than 1", fill, size)
-			}
+			require.Check(t, slices.EqualFunc(got, want, slices.Equal[[]int]),
+				"fill %v: %d ranks have other batches than 1", fill, size)
 		}
 	}
 }
@@ -80,9 +80,8 @@ func TestSamplerSeesEverySampleOnce(t *testing.T) {
 
 func TestSamplerShuffles(t *testing.T) {
 	base := batches(t, 100, 10, 1, 0, 1, false)
-	if !slices.EqualFunc(base, batches(t, 100, 10, 1, 0, 1, false), slices.Equal[[]int]) {
-		t.Error("the same seed and epoch give other batches")
-	}
+	require.Check(t, slices.EqualFunc(base, batches(t, 100, 10, 1, 0, 1, false),
+		slices.Equal[[]int]), "the same seed and epoch give other batches")
 	for _, other := range [][2]int{{1, 1}, {0, 2}} {
 		if slices.EqualFunc(base, batches(t, 100, 10, 1, other[0], uint64(other[1]), false),
 			slices.Equal[[]int]) {
@@ -126,10 +125,8 @@ func TestSharesAreComparedAmongRanks(t *testing.T) {
 			errs := each(t, 2, func(r rank) error { return f(r, differ*r.comm.Rank()) })
 			for i, err := range errs {
 				require.Check(t, differ != 0 || err == nil, "alike, rank %d: %v", i, err)
-				if differ == 1 && (!errors.Is(err, backend.ErrMismatch) ||
-					!strings.Contains(err.Error(), want)) {
-					t.Errorf("rank %d: %v, want %q", i, err, want)
-				}
+				require.Check(t, differ != 1 || errors.Is(err, backend.ErrMismatch) &&
+					strings.Contains(err.Error(), want), "rank %d: %v, want %q", i, err, want)
 			}
 		}
 	}
@@ -162,10 +159,7 @@ func TestTreeSamplersDivideMicroBatches(t *testing.T) {
 	for P := 1; P <= 5; P++ {
 		shares := make([][][]int, P) // by rank
 		all(t, P, func(r rank) error {
-			s, err := NewTreeSampler(r.comm, 50, 12, 6, 3)
-			if err != nil {
-				return err
-			}
+			s := testranks.Must(NewTreeSampler(r.comm, 50, 12, 6, 3))
 			shares[r.comm.Rank()] = s.Epoch(1)
 			if _, share, _ := TreeShare(6, r.comm.Rank(), P); s.Local() != 2*share {
 				return fmt.Errorf("%d samples for %d micro-batches of 2", s.Local(), share)

@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -143,10 +144,8 @@ func TestGroupsResume(t *testing.T) {
 			return err
 		}
 		defer d.Close()
-		if err := errors.Join(stepped(g, params, 0, 1, 2), d.Save(dir, g, nil),
-			stepped(g, params, 3, 4)); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(stepped(g, params, 0, 1, 2), d.Save(dir, g, nil),
+			stepped(g, params, 3, 4)))
 		other, err := New(r.comm, again)
 		if err != nil {
 			return err

@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // valuesOf reads the float64 tensors of a safetensors file as its specification says, without the
@@ -76,10 +77,7 @@ func TestWeightsAreReadFromCheckpoints(t *testing.T) {
 	model := []shaped{{"a", 1, []int{2}}, {"b", 10, []int{3}}}
 	all(t, 1, func(r rank) error {
 		p, s := nodes(model...), &solver.Adam{Rate: 1}
-		d, err := New(r.comm, p)
-		if err != nil {
-			return err
-		}
+		d := testranks.Must(New(r.comm, p))
 		return errors.Join(stepped(s, p, 1), d.Save(dir, s, nil), d.Close())
 	})
 	want := valuesOf(t, filepath.Join(newest(t, dir), checkpoint.ModelName))

@@ -30,17 +30,15 @@ func TestEmptyBuffersHoldNothing(t *testing.T) {
 		"zero": {}, "nil": backend.Of[int32](nil), "empty": backend.Of([]int32{}),
 		"end": backend.Of([]int32{1}).Slice(1, 1),
 	} {
-		if b.Len() != 0 || b.Bytes() != nil || backend.View[int32](b) != nil || b.Device() {
-			t.Errorf("%s: %+v is not empty", name, b)
-		}
+		require.Check(t, b.Len() == 0 && b.Bytes() == nil && backend.View[int32](b) == nil &&
+			!b.Device(), "%s: %+v is not empty", name, b)
 	}
 }
 
 func TestDeviceBufferIsNotTouched(t *testing.T) {
 	b := backend.OnDevice(backend.F32, 4096, 8)
-	if !b.Device() || b.Bytes() != nil || b.Pointer() != nil || backend.View[float32](b) != nil {
-		t.Errorf("%+v gives its memory to the host", b)
-	}
+	require.Check(t, b.Device() && b.Bytes() == nil && b.Pointer() == nil &&
+		backend.View[float32](b) == nil, "%+v gives its memory to the host", b)
 	if s := b.Slice(2, 5); s.Addr() != 4096+8 || s.Len() != 3 {
 		t.Errorf("elements 2 to 5 are %d at %d", s.Len(), s.Addr())
 	}

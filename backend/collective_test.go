@@ -407,9 +407,8 @@ func TestASumInATreeTakesTheBranchesOfEachRank(t *testing.T) {
 		}
 		for n := range 4 {
 			count, err := c.Check(r, 3, y, x.Slice(0, 4*n))
-			if (err == nil) != (n == want) || err == nil && count != 4 {
-				t.Errorf("rank %d with %d sums: count %d, error %v", r, n, count, err)
-			}
+			require.Check(t, (err == nil) == (n == want) && (err != nil || count == 4),
+				"rank %d with %d sums: count %d, error %v", r, n, count, err)
 		}
 	}
 	_, err := c.Check(0, 3, x.Slice(0, 4), x.Slice(0, 8))

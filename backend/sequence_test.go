@@ -42,11 +42,9 @@ func TestSequenceWaitsWhereItMust(t *testing.T) {
 		var s backend.Sequence
 		// which is no reason not to start the next
 		w := &waiter{err: errors.New("the call has failed")}
-		if _, err := s.Start(test.first, test.own, func() (backend.Work, error) {
+		require.NoError(t, require.Err(s.Start(test.first, test.own, func() (backend.Work, error) {
 			return w, nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})))
 		if _, err := s.Start(test.next, test.ownToo, func() (backend.Work, error) {
 			return nil, errors.New("refused")
 		}); err == nil || err.Error() != "refused" {
@@ -74,11 +72,9 @@ func TestSequenceRemembersKernels(t *testing.T) {
 		own  bool
 		work *waiter
 	}{{a, true, own}, {a, false, pass}, {b, false, pass}, {c, false, pass}} {
-		if _, err := s.Start(call.on, call.own, func() (backend.Work, error) {
+		require.NoError(t, require.Err(s.Start(call.on, call.own, func() (backend.Work, error) {
 			return call.work, nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})))
 	}
 	require.Check(t, own.waits == 2 && pass.waits == 0,
 		"%d queues wait for the call with kernels, want 2; %d for the others", own.waits,

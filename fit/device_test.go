@@ -43,11 +43,8 @@ func trained(t *testing.T, kinds []testenv.Kind) {
 				m := newLinear(12/P, true, 1)
 				build.Unlock()
 				ema := &solver.EMA{Solver: &solver.Adam{Rate: 0.125}, Decay: 0.75}
-				training, err := vm.New(m.x.Graph(), r.Comm.Device(), vm.WithSolver(ema, m.w),
-					vm.WithDataParallel(r.Comm))
-				if err != nil {
-					return err
-				}
+				training := testranks.Must(vm.New(m.x.Graph(), r.Comm.Device(),
+					vm.WithSolver(ema, m.w), vm.WithDataParallel(r.Comm)))
 				eval, err := vm.New(m.x.Graph(), r.Comm.Device(), vm.Eval())
 				if err != nil {
 					return errors.Join(err, training.Close())

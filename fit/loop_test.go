@@ -210,8 +210,7 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 
 // stopsEarly trains with a metric that is given for each epoch.
 func stopsEarly(t *testing.T, P, patience int, scores []float64) *fit.Result {
-	r := require.Value(stopsEarlyOr(t, P, patience, scores))(t)
-	return r
+	return require.Value(stopsEarlyOr(t, P, patience, scores))(t)
 }
 
 // stopsEarlyOr also returns the error.
@@ -472,9 +471,8 @@ func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
 	for r, want := range [][]string{
 		{"0 0", "0 2", "0 4", "1 0", "1 2", "1 4"}, {"0 6", "0 8", "0 10", "1 6", "1 8", "1 10"},
 	} {
-		if !slices.Equal(got[r].all, want) {
-			t.Errorf("rank %d sought %q, want %q", r, got[r].all, want)
-		}
+		require.Check(t, slices.Equal(got[r].all, want), "rank %d sought %q, want %q", r,
+			got[r].all, want)
 	}
 }
 

@@ -114,10 +114,8 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 						return err
 					}
 					for name, w := range want {
-						if math.Abs(got[name]-w) > 1e-12 {
-							t.Errorf("%d samples, %d ranks: %s is %v, want %v", n, P, name,
-								got[name], w)
-						}
+						require.Check(t, !(math.Abs(got[name]-w) > 1e-12),
+							"%d samples, %d ranks: %s is %v, want %v", n, P, name, got[name], w)
 					}
 					for label, row := range matrix {
 						if [classes]int(row) != table[label] {

@@ -281,7 +281,7 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 				})
 			},
 		} {
-			err := euryale.Run(t.Context(), P, func(comm backend.Communicator,
+			require.Report(t, euryale.Run(t.Context(), P, func(comm backend.Communicator,
 				build sync.Locker) error {
 				s, option := fails(comm.Rank())
 				_, _, err := fitLinear(t.Context(), comm, build, 12, s, nil, option)
@@ -290,8 +290,7 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 					return fmt.Errorf("%s, rank %d: %w", name, comm.Rank(), err)
 				}
 				return nil
-			})
-			require.Report(t, err)
+			}))
 		}
 	}
 }

@@ -302,9 +302,8 @@ func TestAModelThatIsNotFiniteIsNeverTheBest(t *testing.T) {
 				r, err := fit.Run(t.Context(), m, d, o...)
 				wrongs[comm.Rank()] = err
 				for _, e := range r.Epochs {
-					if e.Best && e.Epoch > 1 && bad {
-						t.Errorf("%+v: epoch %d is the best one", c, e.Epoch)
-					}
+					require.Check(t, !e.Best || e.Epoch <= 1 || !bad,
+						"%+v: epoch %d is the best one", c, e.Epoch)
 				}
 				return r, m.Close()
 			})

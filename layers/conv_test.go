@@ -91,9 +91,8 @@ func training(t *testing.T, k testenv.Kind, s layers.Sizes) after {
 		build.Unlock()
 		testranks.NoError(err)
 		momentum := &solver.Momentum{Rate: 0.1, Momentum: 0.9}
-		machine, err := vm.New(c.b.Graph(), device, vm.Keep(c.loss.Node), vm.WithSolver(momentum,
-			learnables...), vm.SyncBatchNorm(), c.b.Training())
-		testranks.NoError(err)
+		machine := testranks.Must(vm.New(c.b.Graph(), device, vm.Keep(c.loss.Node),
+			vm.WithSolver(momentum, learnables...), vm.SyncBatchNorm(), c.b.Training()))
 		for step := range steps {
 			if err := errors.Join(c.feed(l, step), machine.RunAll()); err != nil {
 				return errors.Join(ops.Cause(err), machine.Close())

@@ -35,8 +35,7 @@ func TestNamesAndSeedsDetermineFirstValues(t *testing.T) {
 		return found
 	}
 	one, other := values(1, "a", "b"), values(1, "b", "c", "a")
-	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
-	require.NoError(t, err)
+	layout := require.Value(layers.NewLayout(autograd.Solo(), 1, 1, 1))(t)
 	defer layout.Close()
 	built := layers.NewBuilder(gorgonia.NewGraph(), layout, tensor.Float64, 1)
 	a := built.Learn("a", layers.Glorot(40, 60), layers.Undivided, 40, 60)
@@ -72,8 +71,7 @@ func TestInitializeRefusesNodesThatItCannotTellApart(t *testing.T) {
 
 // TestAnInitThatIsNotFiniteIsRefused: by every function that draws, and as it is stored.
 func TestAnInitThatIsNotFiniteIsRefused(t *testing.T) {
-	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
-	require.NoError(t, err)
+	layout := require.Value(layers.NewLayout(autograd.Solo(), 1, 1, 1))(t)
 	defer layout.Close()
 	for name, init := range map[string]layers.Init{
 		"NaN": layers.Normal(math.NaN()), "+Inf": layers.Constant(math.Inf(1)),

@@ -186,13 +186,12 @@ func within(t *testing.T, k testenv.Kind, s layers.Sizes,
 	t.Helper()
 	var build sync.Mutex
 	P := s.DP * s.SP * s.TP
-	g, err := testranks.Connect(P, 20*time.Second, k.Connect(t, P))
-	require.NoError(t, err)
+	g := require.Value(testranks.Connect(P, 20*time.Second, k.Connect(t, P)))(t)
 	// Closed here, not at the test's end: a device counts what the next group finds in use.
 	defer func() {
 		require.Report(t, g.Close())
 	}()
-	err = g.All(func(r *testenv.Rank) error {
+	require.NoError(t, g.All(func(r *testenv.Rank) error {
 		l, err := layers.NewLayout(r.Comm, s.DP, s.SP, s.TP)
 		testranks.NoError(err)
 		var device backend.Device
@@ -204,8 +203,7 @@ func within(t *testing.T, k testenv.Kind, s layers.Sizes,
 			r.Comm.Abort(err)
 		}
 		return errors.Join(err, l.Close())
-	})
-	require.NoError(t, err)
+	}))
 }
 
 // outcomes runs a block on all ranks of a layout. Its loss is the sum of products of the result
@@ -588,8 +586,7 @@ func TestDownUpEqualsOneRank(t *testing.T) {
 		}
 		build.Unlock()
 		testranks.NoError(err)
-		machine, err := vm.New(graph, nil)
-		testranks.NoError(err)
+		machine := testranks.Must(vm.New(graph, nil))
 		err = machine.RunAll()
 		if err == nil {
 			dw := numbers(w.Deriv().Value())[0]

@@ -69,9 +69,8 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (loss
 		learnables, err := b.Grad(loss)
 		build.Unlock()
 		testranks.NoError(err)
-		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node),
-			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), b.Training())
-		testranks.NoError(err)
+		machine := testranks.Must(vm.New(b.Graph(), device, vm.Keep(loss.Node),
+			vm.WithSolver(&solver.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), b.Training()))
 		dp, by := machine.DataParallel(), c.solver()
 		if c.from > 0 {
 			testranks.NoError(dp.Load(c.dir, machine.Solver(), nil))

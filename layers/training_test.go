@@ -153,8 +153,7 @@ func TestSyncRefusesALossOfSeveralRuns(t *testing.T) {
 		m, err := newPredictor(l, 1, func(m *predictor) { m.b.Batches(4) })
 		build.Unlock()
 		testranks.NoError(err)
-		dp, err := autograd.New(l.Data, m.learnables, autograd.WithSum())
-		testranks.NoError(err)
+		dp := testranks.Must(autograd.New(l.Data, m.learnables, autograd.WithSum()))
 		defer dp.Close()
 		_, err = dp.Sync()
 		for _, want := range []string{"Sync: layers' CrossEntropy is a share of the mean over 4 " +
@@ -178,9 +177,8 @@ func TestTrainingAddsUpRunsAsOneBatch(t *testing.T) {
 			m, err := newPredictor(l, samples, func(m *predictor) { m.b.Batches(replicas * runs) })
 			build.Unlock()
 			testranks.NoError(err)
-			machine, err := vm.New(m.b.Graph(), nil, m.b.Training(),
-				vm.WithSolver(&solver.SGD{Rate: 1}, m.learnables...))
-			testranks.NoError(err)
+			machine := testranks.Must(vm.New(m.b.Graph(), nil, m.b.Training(),
+				vm.WithSolver(&solver.SGD{Rate: 1}, m.learnables...)))
 			first, n, _ := machine.MicroBatches()
 			for i := first; i < first+n; i++ {
 				own := func(all []int) []int { return all[i*samples*4:][:samples*4] }

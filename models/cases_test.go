@@ -206,9 +206,8 @@ func TestMissingKeysAreWhatTheClassesTake(t *testing.T) {
 			} else if value == nil && key == "bos_token_id" {
 				value = -1
 			}
-			if fmt.Sprint(got[key]) != fmt.Sprint(value) {
-				t.Errorf("%s: %s is %v, want %v", kind, key, got[key], value)
-			}
+			require.Check(t, fmt.Sprint(got[key]) == fmt.Sprint(value), "%s: %s is %v, want %v",
+				kind, key, got[key], value)
 		}
 	}
 }
@@ -396,9 +395,8 @@ func TestAnotherHeadIsKept(t *testing.T) {
 		require.Check(t, again.Tied == m.Tied, "%s: it is tied %v when it is saved", what,
 			again.Tied)
 		for name, x := range learned(t, again) {
-			if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
-				t.Errorf("%s: %s has other values", what, name)
-			}
+			require.Check(t, slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)),
+				"%s: %s has other values", what, name)
 		}
 	}
 }

@@ -122,10 +122,8 @@ func TestAFolderWithoutAFileSaysWhatToDo(t *testing.T) {
 		"that SaveAdapter or PEFT has written":              noAdapter,
 		"the folder has pytorch_model.bin":                  ofPython,
 	} {
-		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), want) ||
-			strings.Count(err.Error(), ".json") > 3 {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
+		require.Check(t, errors.Is(err, fs.ErrNotExist) && strings.Contains(err.Error(), want) &&
+			strings.Count(err.Error(), ".json") <= 3, "the error is %v, want %q", err, want)
 	}
 }
 

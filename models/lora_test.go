@@ -28,9 +28,8 @@ func TestSavedAdaptersAreLoaded(t *testing.T) {
 		again := load(t, filepath.Join("testdata", folder))
 		require.NoError(t, again.LoadAdapter(dir))
 		for name, x := range learned(t, again) {
-			if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
-				t.Errorf("%s: %s has other values", folder, name)
-			}
+			require.Check(t, slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)),
+				"%s: %s has other values", folder, name)
 		}
 	}
 }

@@ -350,9 +350,8 @@ func TestSavedFoldersAreLoaded(t *testing.T) {
 			require.Check(t, reflect.DeepEqual(again.Config, m.Config), "%+v, want %+v",
 				again.Config, m.Config)
 			for name, x := range learned(t, again) {
-				if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
-					t.Errorf("%s has other values", name)
-				}
+				require.Check(t, slices.Equal(x.Data().([]float32),
+					weights[name].Data().([]float32)), "%s has other values", name)
 			}
 		})
 	}
@@ -381,9 +380,8 @@ func TestSaveReplacesTheFilesOfAnIndex(t *testing.T) {
 		t.Errorf("the directory has %q, want %q: %v", left, want, err)
 	}
 	for name, x := range learned(t, load(t, dir)) {
-		if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
-			t.Errorf("%s has the values of before", name)
-		}
+		require.Check(t, slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)),
+			"%s has the values of before", name)
 	}
 }
 

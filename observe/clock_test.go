@@ -124,11 +124,10 @@ func TestPartsAreTimedOnceTheDeviceHasGotThere(t *testing.T) {
 	}
 	for call, e := range ended(r) {
 		start := origin.Add(time.Duration(call) * time.Second)
-		if e.Part != "add" || e.Header.Seq != uint64(call) ||
-			e.Start.Sub(start).Abs() > time.Microsecond ||
-			(e.End.Sub(e.Start)-10*time.Microsecond).Abs() > time.Microsecond {
-			t.Errorf("part of call %d: %+v", call, e)
-		}
+		require.Check(t, e.Part == "add" && e.Header.Seq == uint64(call) &&
+			e.Start.Sub(start).Abs() <= time.Microsecond &&
+			(e.End.Sub(e.Start)-10*time.Microsecond).Abs() <= time.Microsecond, "part of call "+
+			"%d: %+v", call, e)
 	}
 }
 

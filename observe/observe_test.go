@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 func group(size int, timeout time.Duration, kept int) *backendtest.Group {
@@ -56,9 +57,7 @@ func calls(c backend.Communicator, n int) error {
 
 func TestLastCallsAreKept(t *testing.T) {
 	backendtest.Each(t, group(2, time.Minute, 4).Comms, func(c backend.Communicator) error {
-		if err := calls(c, 10); err != nil {
-			return err
-		}
+		testranks.NoError(calls(c, 10))
 		tr := c.(recorded).rec
 		events := tr.Events()
 		if len(events) != 4 || tr.Dropped() != 6 {
@@ -135,13 +134,8 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 
 func TestPartsShareTheRing(t *testing.T) {
 	backendtest.Each(t, group(2, time.Minute, 8).Comms, func(c backend.Communicator) error {
-		part, err := c.Split(0, -c.Rank())
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(calls(c, 1), calls(part, 1)); err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(0, -c.Rank()))
+		testranks.NoError(errors.Join(calls(c, 1), calls(part, 1)))
 		events := c.(recorded).rec.Events()
 		if len(events) != 2 || events[0].Comm != c.Name() || events[1].Comm != part.Name() ||
 			events[1].Rank != 1-c.Rank() {
@@ -154,17 +148,13 @@ func TestPartsShareTheRing(t *testing.T) {
 
 func TestChromeTraceIsReadable(t *testing.T) {
 	backendtest.Each(t, group(2, time.Minute, 8).Comms, func(c backend.Communicator) error {
-		if err := calls(c, 2); err != nil {
-			return err
-		}
+		testranks.NoError(calls(c, 2))
 		c.Abort(errors.New("for the trace"))
 		if err := calls(c, 1); err == nil {
 			return errors.New("a call after Abort gave no error")
 		}
 		var out bytes.Buffer
-		if err := c.(recorded).rec.WriteChrome(&out); err != nil {
-			return err
-		}
+		testranks.NoError(c.(recorded).rec.WriteChrome(&out))
 		var file struct {
 			TraceEvents []struct {
 				Name, Ph string
@@ -173,9 +163,7 @@ func TestChromeTraceIsReadable(t *testing.T) {
 				Args     map[string]any
 			}
 		}
-		if err := json.Unmarshal(out.Bytes(), &file); err != nil {
-			return err
-		}
+		testranks.NoError(json.Unmarshal(out.Bytes(), &file))
 		var durations int
 		for _, e := range file.TraceEvents {
 			if e.Pid != c.Rank() {
@@ -242,10 +230,8 @@ func TestLastCallsAreWrittenAsText(t *testing.T) {
 	require.NoError(t, errors.Join(c.rec.WriteLast(&two, 2), c.rec.WriteLast(&all, 9)))
 	for text, want := range map[string]int{two.String(): 2, all.String(): 4} {
 		lines := strings.Split(strings.TrimSpace(text), "\n")
-		if lines[0] != fmt.Sprintf("rank 0: the last %d of 6 collectives:", want) ||
-			len(lines) != 1+want {
-			t.Errorf("%q", text)
-		}
+		require.Check(t, lines[0] == fmt.Sprintf("rank 0: the last %d of 6 collectives:", want) &&
+			len(lines) == 1+want, "%q", text)
 		if last := lines[len(lines)-1]; !strings.Contains(
 			last, " allreduce(sum) of 1 f32 (call 6) on test: failed: ") {
 			t.Errorf("%q", last)

@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/observe/internal/straggler"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -23,22 +24,16 @@ func TestCallsAreCountedByKindAndBucket(t *testing.T) {
 	var found [2]map[Kind]Total
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		rec := c.(recorded).rec
-		if err := calls(c, 1); err != nil { // before Count
-			return err
-		}
+		testranks.NoError(calls(c, 1)) // before Count
 		rec.Count()
-		if err := calls(c, 3); err != nil { // 4, 8 and 12 bytes
-			return err
-		}
+		testranks.NoError(calls(c, 3)) // 4, 8 and 12 bytes
 		if c.Rank() == 1 {
 			time.Sleep(pause)
 		}
 		x := backend.Of(make([]float32, 10))
 		bucket := allReduce
 		bucket.Origin = &backend.Origin{Purpose: backend.ForSync, Ordinal: 2}
-		if err := backend.Run(c, bucket, x, x); err != nil {
-			return err
-		}
+		testranks.NoError(backend.Run(c, bucket, x, x))
 		rec.Count()
 		found[c.Rank()] = rec.Totals()
 		return nil
@@ -100,23 +95,18 @@ func TestStepsOfATrainingAreFollowed(t *testing.T) {
 		defer w.Close()
 		w.Begin()
 		for n := 1; n <= 4; n++ {
-			err := w.During(straggler.Loader, func() error {
+			testranks.NoError(w.During(straggler.Loader, func() error {
 				require.Equal(t, fmt.Sprintf("rank %d reads", r), w.Progress().State, "loading")
 				if r == 2 {
 					time.Sleep(pause)
 				}
 				return nil
-			})
-			if err != nil {
-				return err
-			}
+			}))
 			sample := w.Sample()
 			told := make([]float64, 3*len(sample))
 			x, y := backend.Of(sample), backend.Of(told)
 			gather := backend.Collective{Kind: backend.AllGather}
-			if err := backend.Run(c, gather, y, x); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, gather, y, x))
 			w.Step(StepInfo{Number: 10 + n, Loss: float64(n), Samples: 2, FLOPs: 100, Ready: 1,
 				Capacity: 3}, slices.Collect(slices.Chunk(told, len(sample))))
 		}
@@ -131,19 +121,15 @@ func TestStepsOfATrainingAreFollowed(t *testing.T) {
 			steps += n
 		}
 		want := StepInfo{Number: 14, Loss: 4, Samples: 2, FLOPs: 100, Ready: 1, Capacity: 3}
-		if p.StepInfo != want || p.Steps != 4 || p.Samples != 8 || p.FLOPs != 400 || steps != 4 {
-			t.Errorf("rank %d has come to %+v", r, p)
-		}
-		if !slices.Equal(verdicts[r], verdicts[0]) || (p.Verdict.Late > 0) != (r == 2) {
-			t.Errorf("rank %d: the verdicts are %+v, its own %+v", r, verdicts[r], p.Verdict)
-		}
+		require.Check(t, p.StepInfo == want && p.Steps == 4 && p.Samples == 8 && p.FLOPs == 400 &&
+			steps == 4, "rank %d has come to %+v", r, p)
+		require.Check(t, slices.Equal(verdicts[r], verdicts[0]) && (p.Verdict.Late > 0) == (r == 2),
+			"rank %d: the verdicts are %+v, its own %+v", r, verdicts[r], p.Verdict)
 	}
 	p := all[2]
-	if p.Verdict.Cause != straggler.Loader || p.Noted[straggler.Loader] < 4*pause ||
-		p.Late < 3*pause ||
-		p.Caused < 0.5 || all[0].Exposed < p.Exposed || p.State != "computing" {
-		t.Errorf("the straggler has come to %+v", p)
-	}
+	require.Check(t, p.Verdict.Cause == straggler.Loader && p.Noted[straggler.Loader] >= 4*pause &&
+		p.Late >= 3*pause && !(p.Caused < 0.5) && !(all[0].Exposed < p.Exposed) &&
+		p.State == "computing", "the straggler has come to %+v", p)
 }
 
 func TestANilWatchDoesNothing(t *testing.T) {

@@ -147,9 +147,8 @@ func TestAllToAllDividesUnevenly(t *testing.T) {
 					gs, dxs, err := g.pullback(dt, xs, ys, newAllToAll(c.s, c.g, there...))
 					require.NoError(t, err)
 					for r := range P { // a permutation: the gradient is the inverse
-						if !gs[r].equal(ys[r]) || !dxs[r].equal(xs[r]) {
-							t.Fatalf("rank %d: gradient %v, want %v", r, dxs[r], xs[r])
-						}
+						require.That(t, gs[r].equal(ys[r]) && dxs[r].equal(xs[r]),
+							"rank %d: gradient %v, want %v", r, dxs[r], xs[r])
 					}
 				}
 			})
@@ -187,9 +186,8 @@ func TestPiecesArePermutedByTheCommunicator(t *testing.T) {
 				{tensor.Float64, 1, 1, AllToAllSplits(nil, nil), true},
 				{tensor.Uint8, 2, 1, AllToAllSplits(nil, nil), false},
 			} {
-				y, err := AllToAll(comm, c.s, c.g, newArr(3, 4, 6).node(gorgonia.NewGraph(), "x",
-					c.dt), c.options)
-				require.NoError(t, err)
+				y := require.Value(AllToAll(comm, c.s, c.g,
+					newArr(3, 4, 6).node(gorgonia.NewGraph(), "x", c.dt), c.options))(t)
 				op := y.Op().(*collectiveOp)
 				for _, op := range []*collectiveOp{op, op.inverse()} {
 					if got := op.fwd.rows != nil; got != (want && c.rows) ||

@@ -103,9 +103,8 @@ func TestBadInput(t *testing.T) {
 		require.Check(t, errors.Is(c.err, c.is) && strings.Contains(c.err.Error(), c.want),
 			"case %d: %v, want %q", i, c.err, c.want)
 	}
-	if n := len(g.AllNodes()); n != 4 {
-		t.Errorf("the graph has %d nodes, 4 before the mistakes", n)
-	}
+	n := len(g.AllNodes())
+	require.Check(t, n == 4, "the graph has %d nodes, 4 before the mistakes", n)
 }
 
 // TestOperandsOfOtherShapesAreRefused: the op belongs to one shape.
@@ -128,8 +127,7 @@ func TestNames(t *testing.T) {
 		}
 		return n.Op().String()
 	}
-	y, err := GatherForwardSplitBackward(comm, 0, Up(comm), x)
-	require.NoError(t, err)
+	y := require.Value(GatherForwardSplitBackward(comm, 0, Up(comm), x))(t)
 	dy := newArr(8, 4, 4).node(g, "dy", tensor.Float64)
 	for got, want := range map[string]string{
 		name(AllToAll(comm, 2, -2, x)): "AllToAll{2→1}@world",

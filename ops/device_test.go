@@ -152,9 +152,8 @@ func TestHolderKeepsBits(t *testing.T) {
 			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, reduceTo(backend.Max, 0))
 			require.NoError(t, err)
 			for r := range P {
-				if !slices.EqualFunc(dxs[r].data, want[r], sameBits) {
-					t.Errorf("%v, rank %d: %v, want %v", dt, r, dxs[r].data, want[r])
-				}
+				require.Check(t, slices.EqualFunc(dxs[r].data, want[r], sameBits),
+					"%v, rank %d: %v, want %v", dt, r, dxs[r].data, want[r])
 			}
 		}
 		for _, dt := range []tensor.Dtype{tensor.Int64, tensor.Int32, tensor.Int, tensor.Uint8} {
@@ -291,10 +290,8 @@ func TestStridedOperandsOfManyAxes(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		op := &collectiveOp{comm: ranksOn(t, 1, k).comms[0], fwd: transform{scatter: none,
 			gather: none, scale: 1}, dtype: tensor.Float64, in: shape, out: shape}
-		y, err := op.Do(d)
-		require.NoError(t, err)
-		if got := valueArr(y); !got.equal(byCoordinates(t, d)) {
-			t.Errorf("%v", got)
-		}
+		y := require.Value(op.Do(d))(t)
+		got := valueArr(y)
+		require.Check(t, got.equal(byCoordinates(t, d)), "%v", got)
 	})
 }

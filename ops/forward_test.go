@@ -151,9 +151,7 @@ func (s sample) check(t *testing.T, g *team, dt tensor.Dtype) {
 	ys, err := g.forward(dt, s.xs, s.op)
 	require.That(t, err == nil, "%s: %v", s.name, err)
 	for r, y := range ys {
-		if !y.equal(s.ys[r]) {
-			t.Fatalf("%s: rank %d has %v, want %v", s.name, r, y, s.ys[r])
-		}
+		require.That(t, y.equal(s.ys[r]), "%s: rank %d has %v, want %v", s.name, r, y, s.ys[r])
 	}
 }
 

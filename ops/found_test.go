@@ -153,9 +153,8 @@ func TestFoundErrorsSayItOnce(t *testing.T) {
 	g.comms[1].Abort(errors.New("enough"))
 	graph := gorgonia.NewGraph()
 	x := newArr(4, 6).node(graph, "x", tensor.Float64)
-	if _, err := AllReduce(g.comms[0], backend.Sum, gorgonia.Must(gorgonia.Square(x))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(AllReduce(g.comms[0], backend.Sum,
+		gorgonia.Must(gorgonia.Square(x)))))
 	m := gorgonia.NewTapeMachine(graph)
 	defer m.Close()
 	err := Cause(m.RunAll())
@@ -167,9 +166,8 @@ func TestFoundErrorsSayItOnce(t *testing.T) {
 		t.Errorf("the error %q begins with something else", text)
 	}
 	for _, once := range []string{"AllReduce", "(4, 6)", "rank 0", g.comms[0].Name(), "enough"} {
-		if n := strings.Count(strings.ToLower(err.Error()), strings.ToLower(once)); n != 1 {
-			t.Errorf("the error %q says %q %d times", err, once, n)
-		}
+		n := strings.Count(strings.ToLower(err.Error()), strings.ToLower(once))
+		require.Check(t, n == 1, "the error %q says %q %d times", err, once, n)
 	}
 }
 

@@ -85,10 +85,8 @@ func checkAdjoint(t *testing.T, g *team, rng *rand.Rand, s sample) {
 	ys, dxs, err := g.pullback(tensor.Float64, s.xs, dys, s.op)
 	require.That(t, err == nil, "%s: %v", s.name, err)
 	for r := range dxs {
-		if !slices.Equal(dxs[r].shape, s.xs[r].shape) {
-			t.Fatalf("%s: rank %d: gradient of shape %v, want %v", s.name, r, dxs[r].shape,
-				s.xs[r].shape)
-		}
+		require.That(t, slices.Equal(dxs[r].shape, s.xs[r].shape),
+			"%s: rank %d: gradient of shape %v, want %v", s.name, r, dxs[r].shape, s.xs[r].shape)
 	}
 	left, right := inner(ys, dys), inner(s.xs, dxs)
 	tolerance := 0.0
@@ -120,9 +118,7 @@ func checkGatherIsUndone(t *testing.T, g *team) {
 	require.NoError(t, err)
 	want := combine(backend.Sum, tensor.Float64, dys).cut(1, lens)
 	for r := range P {
-		if !dxs[r].equal(want[r]) {
-			t.Errorf("rank %d: %v, want %v", r, dxs[r], want[r])
-		}
+		require.Check(t, dxs[r].equal(want[r]), "rank %d: %v, want %v", r, dxs[r], want[r])
 	}
 }
 
@@ -228,9 +224,8 @@ func checkHolder(t *testing.T, g *team) {
 							want.data[i] = c.incoming[i]
 						}
 					}
-					if !dxs[r].equal(want) {
-						t.Errorf("%s %v %v: rank %d: %v, want %v", c.name, op, dt, r, dxs[r], want)
-					}
+					require.Check(t, dxs[r].equal(want), "%s %v %v: rank %d: %v, want %v", c.name,
+						op, dt, r, dxs[r], want)
 				}
 			}
 		}

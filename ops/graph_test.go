@@ -192,8 +192,7 @@ func byCoordinates(t *testing.T, d *tensor.Dense) arr {
 		return a
 	}
 	for i := range a.data {
-		v, err := d.At(coordinates(i, a.shape)...)
-		require.NoError(t, err)
+		v := require.Value(d.At(coordinates(i, a.shape)...))(t)
 		a.data[i] = v.(float64)
 	}
 	return a
@@ -277,12 +276,10 @@ func TestDifferentOpsHashDifferently(t *testing.T) {
 	for name, c := range make {
 		for _, comm := range []stub{world, other} {
 			for range 3 {
-				y, err := c(comm, x)
-				require.NoError(t, err)
+				y := require.Value(c(comm, x))(t)
 				name := name + " on " + comm.name
-				if before, ok := seen[y.Hashcode()]; ok {
-					t.Errorf("%s has the hash of %s", name, before)
-				}
+				before, ok := seen[y.Hashcode()]
+				require.Check(t, !ok, "%s has the hash of %s", name, before)
 				require.Check(t, !nodes[y.ID()], "%s was merged", name)
 				seen[y.Hashcode()], nodes[y.ID()] = name, true
 			}
@@ -418,8 +415,7 @@ func TestOrderIsProgramOrderOnHost(t *testing.T) {
 	for seed := range uint64(100) {
 		var want []string
 		for r := range 4 {
-			order, err := collectiveOrder(stub{rank: r, size: 4}, seed, seed%2 == 0)
-			require.NoError(t, err)
+			order := require.Value(collectiveOrder(stub{rank: r, size: 4}, seed, seed%2 == 0))(t)
 			if r == 0 {
 				want = order
 			} else if !slices.Equal(order, want) {
@@ -460,8 +456,7 @@ func TestOrderIsTheSameInEveryProcess(t *testing.T) {
 	const key = "EURYALE_TEST_ORDER"
 	if os.Getenv(key) != "" {
 		for seed := range uint64(20) {
-			order, err := collectiveOrder(stub{rank: 1, size: 2}, seed, true)
-			require.NoError(t, err)
+			order := require.Value(collectiveOrder(stub{rank: 1, size: 2}, seed, true))(t)
 			fmt.Println("order:", order)
 		}
 		return
@@ -526,9 +521,8 @@ func TestNothingGrowsOnHost(t *testing.T) {
 	}))
 	require.Check(t, after <= before+256<<10, "the heap grew from %d to %d bytes over %d runs",
 		before, after, runs)
-	if n := runtime.NumGoroutine(); n > goroutines {
-		t.Errorf("%d goroutines, %d before", n, goroutines)
-	}
+	n := runtime.NumGoroutine()
+	require.Check(t, n <= goroutines, "%d goroutines, %d before", n, goroutines)
 }
 
 // TestErrorsNameOpAndRank: what a machine returns leads to the communicator's
@@ -553,9 +547,8 @@ func TestErrorsNameOpAndRank(t *testing.T) {
 	require.Check(t, errors.As(err, &failed) && errors.Is(err, backend.ErrAborted) &&
 		strings.Contains(err.Error(), "AllReduce{sum} of x (3) f64: rank 0 of "+
 			g.comms[0].Name()+": because of rank 1: "), "%v", err)
-	if other := context.Canceled; Cause(other) != other || Cause(nil) != nil {
-		t.Error("Cause changes errors of others")
-	}
+	other := context.Canceled
+	require.Check(t, Cause(other) == other && Cause(nil) == nil, "Cause changes errors of others")
 }
 
 // TestValuesAreCheckedAtRunTime: a value that was bound to a node later and does

@@ -46,8 +46,7 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 		testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 			comm := ranksOn(t, 1, k).comms[0]
 			q := comm.Device().Default()
-			memory, err := comm.Device().Alloc(4 * 512)
-			require.NoError(t, err)
+			memory := require.Value(comm.Device().Alloc(4 * 512))(t)
 			x, back := memory.As(backend.F32).Slice(0, 120), memory.As(backend.F32).Slice(128, 248)
 			numbers := tensor.Range(tensor.Float32, 0, 120).([]float32)
 			require.NoError(t, q.Move(x, backend.Of(numbers)))

@@ -162,8 +162,7 @@ func TestLispMachineAddsUp(t *testing.T) {
 // TestProdFailsInLispMachine: with the reason.
 func TestProdFailsInLispMachine(t *testing.T) {
 	x := newArr(3).node(gorgonia.NewGraph(), "x", tensor.Float64)
-	y, err := AllReduce(stub{size: 2}, backend.Prod, x)
-	require.NoError(t, err)
+	y := require.Value(AllReduce(stub{size: 2}, backend.Prod, x))(t)
 	require.NoError(t, gorgonia.UnsafeLet(y, newArr(3).value(tensor.Float64)))
 	op := y.Op().(*collectiveOp)
 	require.Fails(t, "the call", require.Err(op.pullback(x.Value(), y.Value(), y.Value())),

@@ -101,12 +101,10 @@ func TestTensorParallelEqualsOneRank(t *testing.T) {
 			gorgonia.Tanh, weightedSquares(w.node(g, "w", tensor.Float64)))
 		return loss, gorgonia.Nodes{in, na, nb}, err
 	}
-	whole, err := ranks(t, 1).grads(net)
-	require.NoError(t, err)
+	whole := require.Value(ranks(t, 1).grads(net))(t)
 	for _, P := range []int{2, 3, 4} {
 		lens := backend.Even(8, P)
-		parts, err := ranks(t, P).grads(net)
-		require.NoError(t, err)
+		parts := require.Value(ranks(t, P).grads(net))(t)
 		for r, got := range parts {
 			want := []arr{whole[0][0], whole[0][1].cut(1, lens)[r], whole[0][2].cut(0, lens)[r]}
 			for i := range want {
@@ -161,10 +159,8 @@ func TestSequenceParallelEqualsOneRank(t *testing.T) {
 				}, weightedSquares(w.node(g, "w", tensor.Float64)))
 			return loss, gorgonia.Nodes{in, na, nb}, err
 		}
-		whole, err := ranks(t, 1).grads(net)
-		require.NoError(t, err)
-		parts, err := ranks(t, c.P).grads(net)
-		require.NoError(t, err)
+		whole := require.Value(ranks(t, 1).grads(net))(t)
+		parts := require.Value(ranks(t, c.P).grads(net))(t)
 		for r := range parts {
 			if !near(parts[r][0], whole[0][0]) {
 				t.Errorf("%v, rank %d: gradient of the input %v, want %v", c.lens, r, parts[r][0],

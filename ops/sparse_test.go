@@ -25,8 +25,7 @@ import (
 func (g *team) thinned(t *testing.T, how sparse.Selection) {
 	t.Helper()
 	for r, comm := range g.comms {
-		c, err := sparse.New(comm, how)
-		require.NoError(t, err)
+		c := require.Value(sparse.New(comm, how))(t)
 		g.wrap(r, c)
 	}
 }
@@ -178,8 +177,7 @@ func TestSparseIsTheSameInBothMachines(t *testing.T) {
 func TestSparseArguments(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x, ints := newArr(3).node(g, "x", tensor.Float64), newArr(3).node(g, "i", tensor.Int64)
-	thin, err := sparse.New(stub{size: 2}, sparse.TopK(0.1))
-	require.NoError(t, err)
+	thin := require.Value(sparse.New(stub{size: 2}, sparse.TopK(0.1)))(t)
 	for name, c := range map[string]struct {
 		comm backend.Communicator
 		op   backend.ReduceOp
@@ -196,10 +194,8 @@ func TestSparseArguments(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	y, err := SparseAllReduce(thin, backend.Sum, x)
-	require.NoError(t, err)
-	dx, err := gradient(x, y, newArr(3).node(g, "dy", tensor.Float64))
-	require.NoError(t, err)
+	y := require.Value(SparseAllReduce(thin, backend.Sum, x))(t)
+	dx := require.Value(gradient(x, y, newArr(3).node(g, "dy", tensor.Float64)))(t)
 	require.Fails(t, "the gradient's gradient", require.Err(dx.Op().(gorgonia.SDOp).SymDiff(nil,
 		nil, nil)), ErrGradient)
 }
@@ -210,8 +206,7 @@ func TestCompressedAllReduceHasItsGradient(t *testing.T) {
 		g := ranksOn(t, 2, k)
 		wires := make([]*half.Communicator, 2)
 		for r, comm := range g.comms {
-			w, err := half.New(comm, backend.BF16)
-			require.NoError(t, err)
+			w := require.Value(half.New(comm, backend.BF16))(t)
 			g.wrap(r, w)
 			wires[r] = w
 		}

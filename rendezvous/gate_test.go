@@ -103,9 +103,8 @@ func TestDroppedConnectionHasNoPlace(t *testing.T) {
 	require.Check(t, g.closed && !c.giveUp(g), "it is closed: %v, and has a place again", g.closed)
 	c.thin() // there is nobody
 	c.greeted(g)
-	if len(c.halls[0].from)+len(c.halls[1].from) != 0 || c.halls[0].held+c.halls[1].held != 0 {
-		t.Errorf("an empty crowd is %+v", c.halls)
-	}
+	require.Check(t, len(c.halls[0].from)+len(c.halls[1].from) == 0 &&
+		c.halls[0].held+c.halls[1].held == 0, "an empty crowd is %+v", c.halls)
 }
 
 // A rank whose messages take 25 ms each way joins while 3,000 unauthenticated clients come in a

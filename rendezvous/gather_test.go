@@ -50,14 +50,12 @@ func TestEveryStoreGathers(t *testing.T) {
 		require.NoError(t, s[2].Set(ctx, rankKey("some", 2), nil))
 		for _, r := range []int{1, 0} {
 			values, err := gathererOf(s[r]).peek(ctx, ask("some", r, 2, 0))
-			if err != nil || len(values) != 2 || values[0] == nil || values[1] != nil {
-				t.Errorf("rank %d sees %d values, %v", r, len(values), err)
-			}
+			require.Check(t, err == nil && len(values) == 2 && values[0] != nil && values[1] == nil,
+				"rank %d sees %d values, %v", r, len(values), err)
 		}
 		values, err := gathererOf(s[0]).gather(ctx, ask("some", 0, 2, 0))
-		if err != nil || len(values) != 2 || len(values[0]) != 0 || len(values[1]) != maxValue {
-			t.Errorf("rank 0 has %d values, %v", len(values), err)
-		}
+		require.Check(t, err == nil && len(values) == 2 && len(values[0]) == 0 &&
+			len(values[1]) == maxValue, "rank 0 has %d values, %v", len(values), err)
 	})
 }
 

@@ -249,8 +249,7 @@ func dialAs(t *testing.T, e Env) *client {
 	t.Helper()
 	me := require.Value(identify(e))(t)
 	m := require.Value(newJoinRecord(e))(t)
-	c := require.Value(findServer(within(t, long), e, me, m.read, m.where))(t)
-	return c
+	return require.Value(findServer(within(t, long), e, me, m.read, m.where))(t)
 }
 
 // joinAll joins ranks that are goroutines of this process, and returns their
@@ -617,9 +616,8 @@ func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {
 	for range 2 {
 		ws, errs := joinAll(t, all)
 		require.NoError(t, errors.Join(errs...))
-		if ws[0].Name != ws[1].Name || !strings.HasPrefix(ws[0].Name, all[0].Job+"-") {
-			t.Errorf("the ranks are of %q and %q", ws[0].Name, ws[1].Name)
-		}
+		require.Check(t, ws[0].Name == ws[1].Name && strings.HasPrefix(ws[0].Name, all[0].Job+"-"),
+			"the ranks are of %q and %q", ws[0].Name, ws[1].Name)
 		names = append(names, ws[0].Name)
 		closeWorlds(ws)
 	}
@@ -719,12 +717,9 @@ func TestFoundRankThatEndedBeforeItJoinedIsNamed(t *testing.T) {
 				go func() { told <- Ended(ctx, all[1], ended, errors.New("exit status 0")) }()
 				_, err := Join(t.Context(), all[1-ended])
 				var f *Failure
-				if !errors.As(err, &f) || f.Rank != ended ||
-					!strings.Contains(err.Error(),
-						fmt.Sprintf("rank %d is down: its process ended with exit status 0 "+
-							"before it joined", ended)) {
-					t.Errorf("got %v", err)
-				}
+				require.Check(t, errors.As(err, &f) && f.Rank == ended &&
+					strings.Contains(err.Error(), fmt.Sprintf("rank %d is down: its process "+
+						"ended with exit status 0 "+"before it joined", ended)), "got %v", err)
 				if ended == 0 {
 					cancel() // until then it keeps a record for stragglers
 				}

@@ -215,9 +215,8 @@ func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
 				}
 				<-c.link.over.Done()
 			}
-			if got := w.Missing(ctx, []int{0}); !slices.Equal(got, []int{2}) {
-				t.Errorf("ranks %v are missing, want rank 2", got)
-			}
+			got := w.Missing(ctx, []int{0})
+			require.Check(t, slices.Equal(got, []int{2}), "ranks %v are missing, want rank 2", got)
 		})
 	}
 }

@@ -15,8 +15,7 @@ func TestARegisterOutlivesItsProcessesAndNamesTheLost(t *testing.T) {
 	require.NoError(t, err)
 	defer r.Close()
 	open := func(process int) rendezvous.Store {
-		s := require.Value(rendezvous.OpenRegister(t.Context(), r.Addr(), job, process))(t)
-		return s
+		return require.Value(rendezvous.OpenRegister(t.Context(), r.Addr(), job, process))(t)
 	}
 	first, second := open(1), open(70)
 	require.NoError(t, first.Set(t.Context(), "key", []byte("value")))

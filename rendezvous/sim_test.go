@@ -1336,9 +1336,8 @@ func TestTheCoresHaveNoClockSocketOrGoroutine(t *testing.T) {
 				t.Errorf("%s has a %T", name, n)
 			case *ast.SelectorExpr:
 				of, ok := n.X.(*ast.Ident)
-				if ok && of.Name == "time" && n.Sel.Name != "Duration" && n.Sel.Name != "Time" {
-					t.Errorf("%s uses time.%s", name, n.Sel.Name)
-				}
+				require.Check(t, !ok || of.Name != "time" || n.Sel.Name == "Duration" ||
+					n.Sel.Name == "Time", "%s uses time.%s", name, n.Sel.Name)
 			}
 			return true
 		})

@@ -64,9 +64,8 @@ func startServer(t *testing.T, size int) *server {
 
 func connectRank(t *testing.T, s *server, rank int) *client {
 	t.Helper()
-	c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(rank, s.me.size),
-		handshakeTime, long)
-	require.NoError(t, err)
+	c := require.Value(dial(within(t, long), s.ln.Addr().String(), testToken,
+		testIdentity(rank, s.me.size), handshakeTime, long))(t)
 	return c
 }
 
@@ -227,9 +226,8 @@ func TestOneSwapWins(t *testing.T) {
 				if won[r] {
 					winners++
 				}
-				if current[r] != current[0] {
-					t.Errorf("ranks see %q and %q", current[r], current[0])
-				}
+				require.Check(t, current[r] == current[0], "ranks see %q and %q", current[r],
+					current[0])
 			}
 			require.Check(t, winners == 1, "%d winners", winners)
 		}

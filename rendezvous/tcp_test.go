@@ -372,10 +372,8 @@ func TestWaitsOfOneRankAreBounded(t *testing.T) {
 		frame{kind: kindGet, id: id, body: packString(nil, "never")}.writeTo(conn)
 	}
 	f, err := readFrame(conn, maxBody)
-	if err != nil || f.kind != kindFailed || f.id != waiting ||
-		!bytes.Contains(f.body, []byte("at most 1024 keys")) {
-		t.Errorf("%+v, %v", f, err)
-	}
+	require.Check(t, err == nil && f.kind == kindFailed && f.id == waiting &&
+		bytes.Contains(f.body, []byte("at most 1024 keys")), "%+v, %v", f, err)
 	// Cancelling one makes room.
 	frame{kind: kindCancel, id: 5}.writeTo(conn)
 	frame{kind: kindGet, id: 5000, body: packString(nil, "now")}.writeTo(conn)

@@ -76,11 +76,9 @@ func TestFoundSquatterCannotEndARank(t *testing.T) {
 			require.NoError(t, err)
 			go squat(ln, f)
 			_, err = Join(t.Context(), all[1])
-			if !errors.Is(err, context.DeadlineExceeded) ||
-				strings.Contains(err.Error(), "ends your job") ||
-				!strings.Contains(err.Error(), all[0].address()) {
-				t.Errorf("ended by %v", err)
-			}
+			require.Check(t, errors.Is(err, context.DeadlineExceeded) &&
+				!strings.Contains(err.Error(), "ends your job") && strings.Contains(err.Error(),
+				all[0].address()), "ended by %v", err)
 			// When the squatter has gone, the job starts.
 			late := make(chan error, 1)
 			all[0].Timeout, all[1].Timeout = long, long

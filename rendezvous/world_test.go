@@ -20,8 +20,7 @@ import (
 // worlds makes the Worlds of size ranks over every implementation.
 var worlds = map[string]func(t *testing.T, size int) []*World{
 	"local": func(t *testing.T, size int) []*World {
-		all := require.Value(Local(size, 0))(t)
-		return all
+		return require.Value(Local(size, 0))(t)
 	},
 	"mem": func(t *testing.T, size int) []*World { return over(t, stores["mem"](t, size)) },
 	"tcp": func(t *testing.T, size int) []*World { return over(t, stores["tcp"](t, size)) },
@@ -39,9 +38,8 @@ var worlds = map[string]func(t *testing.T, size int) []*World{
 func over(t *testing.T, all []Store) []*World {
 	ws := make([]*World, len(all))
 	for r, s := range all {
-		w, err := New(Env{Job: "test", Rank: r, Size: len(all), LocalRank: r, LocalSize: len(all),
-			Timeout: long, Token: testToken}, s)
-		require.NoError(t, err)
+		w := require.Value(New(Env{Job: "test", Rank: r, Size: len(all), LocalRank: r,
+			LocalSize: len(all), Timeout: long, Token: testToken}, s))(t)
 		ws[r] = w
 	}
 	return ws
@@ -140,9 +138,8 @@ func TestKeyIsUsedOnce(t *testing.T) {
 
 func TestFailReachesEveryRank(t *testing.T) {
 	onWorlds(t, 4, func(t *testing.T, all []*World) {
-		if f := all[1].Failure(); f != nil {
-			t.Errorf("failure before any: %v", f)
-		}
+		f := all[1].Failure()
+		require.Check(t, f == nil, "failure before any: %v", f)
 		each(all, func(w *World) {
 			if w.Rank == 2 {
 				require.Report(t, w.Fail(errors.New("out of paper")))
@@ -298,9 +295,8 @@ func ended(ctx context.Context) error {
 }
 
 func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
-	w, err := New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Timeout: soon},
-		silent{NewMemStore()})
-	require.NoError(t, err)
+	w := require.Value(New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2,
+		Timeout: soon}, silent{NewMemStore()}))(t)
 	defer w.Close()
 	_, added := w.Store.Add(t.Context(), "n", 1)
 	_, got := w.Store.Get(t.Context(), "k")

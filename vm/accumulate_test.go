@@ -147,9 +147,8 @@ func TestAccumulateAgainAfterAnErrorRaced(t *testing.T) {
 	}
 	op.err = nil
 	run(t, machine)
-	if got := m.weights(t)[0]; !slices.Equal(got, []float64{1, 2}) {
-		t.Errorf("after a first micro-batch %v", got)
-	}
+	got := m.weights(t)[0]
+	require.Check(t, slices.Equal(got, []float64{1, 2}), "after a first micro-batch %v", got)
 	run(t, machine)
 	if got := m.weights(t)[0]; !slices.Equal(got, []float64{-5, -6}) {
 		t.Errorf("after a step %v", got)

@@ -35,8 +35,7 @@ func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
 	start := func() (*model, *vm.Machine) {
 		m := mlp(t, tensor.Float64)
 		option := vm.WithSolver(&solver.AdamW{Rate: 0.125, WeightDecay: 0.25}, m.params...)
-		machine, err := vm.New(m.g, device, append(slices.Clone(options), option)...)
-		require.NoError(t, err)
+		machine := require.Value(vm.New(m.g, device, append(slices.Clone(options), option)...))(t)
 		return m, machine
 	}
 	runs := func(machine *vm.Machine, n int) (err error) {
@@ -61,9 +60,7 @@ func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
 	if got, want := again.weights(t), m.weights(t); !slices.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("it ends with %v, without a stop %v", got, want)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "step-00000003")); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, require.Err(os.Stat(filepath.Join(dir, "step-00000003"))))
 	require.Check(t, progress == "after 3" && loaded == saved,
 		"progress is %q, the hash %s, when it was saved %s", progress, loaded, saved)
 	require.Fails(t, "Save after Close", dp.Save(dir, machine.Solver(), nil), backend.ErrClosed)
@@ -97,8 +94,7 @@ func TestATreeAloneAndOfRanksHaveTheSameCheckpoints(t *testing.T) {
 	for from, to := range map[*setting]*setting{one: &two, &two: one} {
 		at := filepath.Join(dir, fmt.Sprint(from.dp))
 		want := from.must(t, leg{n: 2, save: at})
-		if d := differ(to.must(t, leg{from: at, first: 1, n: 1}), want, 0, nil); d != "" {
-			t.Errorf("from %v to %v: %s", from, to, d)
-		}
+		d := differ(to.must(t, leg{from: at, first: 1, n: 1}), want, 0, nil)
+		require.Check(t, d == "", "from %v to %v: %s", from, to, d)
 	}
 }

@@ -36,14 +36,10 @@ func averagedOn(t *testing.T, on ranked) {
 		x, y, weights, loss := graphOf(1, w)
 		ema := &solver.EMA{Solver: &solver.SGD{Rate: 0.5}, Decay: 0.5}
 		m, err := vm.New(x.Graph(), on.device, vm.WithSolver(ema, weights))
-		if err != nil {
-			t.Error(err)
-		}
+		require.Report(t, err)
 		defer m.Close()
 		eval, err := vm.New(x.Graph(), on.device, vm.Eval())
-		if err != nil {
-			t.Error(err)
-		}
+		require.Report(t, err)
 		defer eval.Close()
 		gorgonia.Let(x, tensor.New(tensor.WithShape(1, 2), tensor.WithBacking([]float64{1, 0})))
 		gorgonia.Let(y, tensor.New(tensor.WithShape(1), tensor.WithBacking([]float64{4})))
@@ -64,23 +60,17 @@ func averagedOn(t *testing.T, on ranked) {
 				return []error{m.RunAll(), m.DataParallel().Save(dir, ema, nil),
 					m.DataParallel().Load(dir, ema, nil), m.Averaged(eval.RunAll)}
 			}
-			err = m.Averaged(func() error {
+			require.Report(t, m.Averaged(func() error {
 				for i, err := range inside() {
 					require.Fails(t, fmt.Sprintf("call %d inside Averaged", i), err,
 						backend.ErrArgument)
 				}
 				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
+			}))
 			file := filepath.Join(t.TempDir(), "weights.safetensors")
-			err = m.Averaged(func() error {
+			require.Report(t, m.Averaged(func() error {
 				return errors.Join(autograd.SaveWeights(file, nodes{weights}), eval.RunAll())
-			})
-			if err != nil {
-				t.Error(err)
-			}
+			}))
 			m.Averaged(func() error { w.Data().([]float64)[1]++; return nil })
 			err = m.Averaged(func() error {
 				w.Data().([]float64)[1] = 7
@@ -95,12 +85,9 @@ func averagedOn(t *testing.T, on ranked) {
 			broken := errors.New("broken")
 			require.Fails(t, "the call", m.Averaged(func() error { return broken }), broken)
 		}
-		if err := m.Pull(weights); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, m.Pull(weights))
 		return slices.Clone(w.Data().([]float64))
 	}
-	if got, want := train(true), train(false); !slices.Equal(got, want) {
-		t.Errorf("the weights are %v, want %v", got, want)
-	}
+	got, want := train(true), train(false)
+	require.Check(t, slices.Equal(got, want), "the weights are %v, want %v", got, want)
 }

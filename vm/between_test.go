@@ -96,8 +96,7 @@ func TestCloseInTheMiddleOfAStepIsAnErrorRaced(t *testing.T) {
 		}
 		require.Fails(t, where, machine.Close(), backend.ErrArgument,
 			"with 1 of 2 micro-batches accumulated")
-		if err := machine.Close(); err != nil {
-			t.Errorf("%s: again: %v", where, err)
-		}
+		err := machine.Close()
+		require.Check(t, err == nil, "%s: again: %v", where, err)
 	}
 }

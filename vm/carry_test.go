@@ -109,17 +109,15 @@ func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
 					x = 100
 				}
 				run(t, m)
-				if got := old.Data().([]float64)[0]; got != -x {
-					t.Errorf("run %d read %v, want %v", i, -got, x)
-				}
+				got := old.Data().([]float64)[0]
+				require.Check(t, got == -x, "run %d read %v, want %v", i, -got, x)
 				if x, y = y, x+y+5; sum.Value().Data().([]float64)[0] != y {
 					t.Errorf("run %d gives %v, want %v", i, sum.Value(), y)
 				}
 			}
 			require.NoError(t, m.Pull(a, b))
-			if got := a.Value().Data().([]float64)[0]; got != x {
-				t.Errorf("a is %v, want %v", got, x)
-			}
+			got := a.Value().Data().([]float64)[0]
+			require.Equal(t, "a", got, x)
 			if got := b.Value().Data().([]float64)[0]; got != y {
 				t.Errorf("b is %v, want %v", got, y)
 			}
@@ -139,9 +137,7 @@ func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
 			w := gorgonia.NodeFromAny(g, begin(1, 2), gorgonia.WithName("w"))
 			fixed := gorgonia.NodeFromAny(g, begin(3, 4), gorgonia.WithName("fixed"))
 			cost := sum(times(w, fixed))
-			if _, err := gorgonia.Grad(cost, w); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, require.Err(gorgonia.Grad(cost, w)))
 			m := machineOn(t, d, g, vm.WithSolver(&solver.SGD{Rate: 1}, w), vm.Keep(cost),
 				vm.WithFrozen(fixed))
 			run(t, m) // 1*3 + 2*4; w is then -2, -2
@@ -151,9 +147,8 @@ func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
 			if d == nil { // the host has nothing but the tensor
 				want = -208
 			}
-			if got := cost.Value().Data().(float64); got != want {
-				t.Errorf("a run gives %v, want %v", got, want)
-			}
+			got := cost.Value().Data().(float64)
+			require.Equal(t, "a run gives", got, want)
 			require.NoError(t, gorgonia.Let(fixed, begin(1, 1)))
 			run(t, m)
 			want = -5 - 6 // w is -2-3, -2-4
@@ -181,9 +176,7 @@ func TestFrozenVariablesOfCheckpointsAreLoaded(t *testing.T) {
 		w := gorgonia.NodeFromAny(g, begin(1, 2), gorgonia.WithName("w"))
 		frozen := gorgonia.NodeFromAny(g, begin(3, 4), gorgonia.WithName("frozen"))
 		cost := sum(times(w, frozen))
-		if _, err := gorgonia.Grad(cost, w); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(gorgonia.Grad(cost, w)))
 		sgd, dir := &solver.SGD{Rate: 1}, t.TempDir()
 		m := machineOn(t, d, g, vm.WithSolver(sgd, w), vm.WithFrozen(frozen), vm.Keep(cost),
 			vm.WithDataParallel(autograd.Solo(), autograd.WithFrozen(frozen)))
@@ -193,9 +186,8 @@ func TestFrozenVariablesOfCheckpointsAreLoaded(t *testing.T) {
 		run(t, m)
 		require.NoError(t, m.DataParallel().Load(dir, sgd, nil))
 		run(t, m)
-		if got := cost.Value().Data().(float64); got != -14 {
-			t.Errorf("%s: %v, want -2 x 3 - 2 x 4", name, got)
-		}
+		got := cost.Value().Data().(float64)
+		require.Check(t, got == -14, "%s: %v, want -2 x 3 - 2 x 4", name, got)
 		require.Report(t, m.Close())
 	}
 }
@@ -258,11 +250,8 @@ func TestWhatAnotherMachineHasTrainedIsNotReadAsData(t *testing.T) {
 			gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
 				tensor.WithBacking([]float64{3, 4})), gorgonia.WithName(other))}
 		cost := sum(times(all[0], all[1]))
-		if _, err := gorgonia.Grad(cost, all[learnable]); err != nil {
-			t.Fatal(err)
-		}
-		m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 1}, all[learnable]))
-		require.NoError(t, err)
+		require.NoError(t, require.Err(gorgonia.Grad(cost, all[learnable])))
+		m := require.Value(vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 1}, all[learnable])))(t)
 		return m, all
 	}
 	first, params := trains(fake(t), "x", 0)

@@ -55,16 +55,13 @@ func TestOursOnTheTapeMachineAreAsInPyTorch(t *testing.T) {
 func conventional(t *testing.T, e conventions.Runner, c conventions.Case,
 	machine conventions.Maker) {
 	t.Helper()
-	all, err := c.Compute(3, machine)
-	require.NoError(t, err)
+	all := require.Value(c.Compute(3, machine))(t)
 	for _, r := range all[1:] {
-		if e == conventions.VM && !sameResults(r, all[0]) {
-			t.Errorf("runs differ: %v and %v", all[0], r)
-		}
+		require.Check(t, e != conventions.VM || sameResults(r, all[0]), "runs differ: %v and %v",
+			all[0], r)
 	}
-	if _, others := c.Explain(e, all[0]); len(others) > 0 {
-		t.Errorf("operands %v: %+v", c.X, others)
-	}
+	_, others := c.Explain(e, all[0])
+	require.Check(t, len(others) <= 0, "operands %v: %+v", c.X, others)
 }
 
 // sameResults compares bits, but NaN is NaN.
@@ -87,15 +84,14 @@ func sameResults(a, b conventions.Results) bool {
 
 // TestEveryConventionIsSeen: docs/ops.md has no convention that no engine follows.
 func TestEveryConventionIsSeen(t *testing.T) {
-	lines, err := conventions.Lines(map[conventions.Runner]conventions.Maker{
+	lines := require.Value(conventions.Lines(map[conventions.Runner]conventions.Maker{
 		conventions.VM: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
 			return vm.New(g, nil)
 		},
 		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
 			return gorgonia.NewTapeMachine(g), nil
 		},
-	})
-	require.NoError(t, err)
+	}))(t)
 	seen := map[string]bool{}
 	for _, l := range lines {
 		for _, says := range l.Says {

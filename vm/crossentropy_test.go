@@ -19,11 +19,8 @@ func crossEntropyPlan(t *testing.T, rows, classes int) string {
 		gorgonia.WithName("logits"))
 	labels := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(rows),
 		gorgonia.WithName("labels"))
-	loss, err := nn.CrossEntropy(nn.NoLabel, logits, labels)
-	require.NoError(t, err)
-	if _, err := gorgonia.Grad(loss, logits); err != nil {
-		t.Fatal(err)
-	}
+	loss := require.Value(nn.CrossEntropy(nn.NoLabel, logits, labels))(t)
+	require.NoError(t, require.Err(gorgonia.Grad(loss, logits)))
 	m := machine(t, g)
 	return m.Plan().String()
 }

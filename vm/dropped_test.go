@@ -21,14 +21,12 @@ func drop(t *testing.T, n int, device backend.Device) {
 	t.Helper()
 	for range n {
 		g, w, _ := layer(t, costs["mean and a penalty"])
-		m, err := vm.New(g, device, vm.WithSolver(&solver.Adam{Rate: 0.5}, w))
-		require.NoError(t, err)
+		m := require.Value(vm.New(g, device, vm.WithSolver(&solver.Adam{Rate: 0.5}, w)))(t)
 		for range 3 {
 			run(t, m)
 		}
 		large, x := cubed(t)
-		eval, err := vm.New(large, device, vm.Eval())
-		require.NoError(t, err)
+		eval := require.Value(vm.New(large, device, vm.Eval()))(t)
 		for range 3 {
 			double(x)
 			run(t, eval)
@@ -111,8 +109,7 @@ func TestADroppedMachineGivesItsLearnablesBackToTheHost(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
 	got, want := w.Value().Data().([]float64), closed(t, d)
 	func() {
-		m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 0.0009765625}, w))
-		require.NoError(t, err)
+		m := require.Value(vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 0.0009765625}, w)))(t)
 		for range 3 {
 			run(t, m)
 		}
@@ -125,8 +122,7 @@ func TestADroppedMachineGivesItsLearnablesBackToTheHost(t *testing.T) {
 func closed(t *testing.T, d backend.Device) []float64 {
 	t.Helper()
 	g, w, _ := layer(t, costs["sum"])
-	m, err := vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 0.0009765625}, w))
-	require.NoError(t, err)
+	m := require.Value(vm.New(g, d, vm.WithSolver(&solver.SGD{Rate: 0.0009765625}, w)))(t)
 	for range 3 {
 		run(t, m)
 	}

@@ -210,8 +210,7 @@ func TestExposedAlone(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	machine := machine(t, m.g, vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...))
 	for range 3 {
-		if buckets, err := machine.Exposed(); err != nil || len(buckets) != 0 {
-			t.Errorf("the exchanges are %v, %v", buckets, err)
-		}
+		buckets, err := machine.Exposed()
+		require.Check(t, err == nil && len(buckets) == 0, "the exchanges are %v, %v", buckets, err)
 	}
 }

@@ -611,8 +611,7 @@ func (s *seeds) take() (uint64, bool) {
 func layout(t testing.TB) *blocks.Layout {
 	t.Helper()
 	rank := testranks.New(t, 1, time.Minute, testenv.Hosts.Connect(t, 1)).Ranks[0]
-	l, err := blocks.NewLayout(rank.Comm, 1, 1, 1)
-	require.NoError(t, err)
+	l := require.Value(blocks.NewLayout(rank.Comm, 1, 1, 1))(t)
 	t.Cleanup(func() {
 		require.NoError(t, l.Close())
 	})
@@ -718,8 +717,7 @@ func FuzzGraphs(f *testing.F) {
 			choices = choices[1:]
 			return c % n
 		})
-		if err := b.try(of); err != nil {
-			t.Errorf("%v\n%v", err, of.graph)
-		}
+		err := b.try(of)
+		require.Check(t, err == nil, "%v\n%v", err, of.graph)
 	})
 }

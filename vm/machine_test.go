@@ -87,9 +87,7 @@ func (m *model) variable(name string, dt tensor.Dtype, shape ...int) node {
 func (m *model) grad(t testing.TB, loss node) {
 	t.Helper()
 	gorgonia.Read(loss, &m.loss)
-	if _, err := gorgonia.Grad(loss, m.params...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(gorgonia.Grad(loss, m.params...)))
 }
 
 // mlp is the multi-layer perceptron of Gorgonia's example 286, with biases.
@@ -185,9 +183,7 @@ func compare(t testing.TB, what string, got, want gorgonia.Value, tolerance floa
 	t.Helper()
 	require.That(t, got != nil && want != nil, "%s: %v, want %v", what, got, want)
 	a, b := floats(t, got), floats(t, want)
-	if len(a) != len(b) {
-		t.Fatalf("%s: %d elements, want %d", what, len(a), len(b))
-	}
+	require.That(t, len(a) == len(b), "%s: %d elements, want %d", what, len(a), len(b))
 	for i := range a {
 		if d := math.Abs(a[i] - b[i]); !(d <= tolerance*max(1, math.Abs(b[i]))) {
 			t.Fatalf("%s: element %d is %v, want %v", what, i, a[i], b[i])
@@ -200,8 +196,7 @@ var tolerances = map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32:
 // fake returns a device whose memory the host cannot touch.
 func fake(t testing.TB) backend.Device {
 	t.Helper()
-	d, err := fakedevice.New(host.Device{})
-	require.NoError(t, err)
+	d := require.Value(fakedevice.New(host.Device{}))(t)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil { // which finds memory that was not freed
 			t.Error(err)
@@ -271,7 +266,5 @@ func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *
 
 func gradient(t testing.TB, n node) gorgonia.Value {
 	t.Helper()
-	g, err := n.Grad()
-	require.NoError(t, err)
-	return g
+	return require.Value(n.Grad())(t)
 }

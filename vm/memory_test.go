@@ -139,8 +139,7 @@ func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
 				}
 				options := append(bound, vm.WithPrecision(precision),
 					vm.WithSolver(&solver.Adam{Rate: 1e-2}, m.params...))
-				machine, err := vm.New(m.g, device, options...)
-				require.NoError(t, err)
+				machine := require.Value(vm.New(m.g, device, options...))(t)
 				var losses []float32
 				for step := range uint64(3) {
 					random.Seek(step, 0)
@@ -246,19 +245,16 @@ func TestMemoryOfDeepChainsGrowsAsTheRoot(t *testing.T) {
 	for _, layers := range []int{16, 36, 64, 144} {
 		m := deep(t, layers, 512, 64)
 		option := vm.WithSolver(&solver.SGD{Rate: 1}, m.params...)
-		free, err := vm.Summarize(m.g, 1, option)
-		require.NoError(t, err)
-		least, err := vm.Summarize(m.g, 1, option, vm.WithLeastMemory())
-		require.NoError(t, err)
+		free := require.Value(vm.Summarize(m.g, 1, option))(t)
+		least := require.Value(vm.Summarize(m.g, 1, option, vm.WithLeastMemory()))(t)
 		// gradients of all weights, and values beside those that are kept
 		rest := least.Memory.Learnables + 6*one
 		root := int64(2 * math.Sqrt(float64(layers)) * one)
 		require.Check(t, free.Memory.Values >= int64(layers)*one && least.Memory.Values <=
 			root+rest, "%d layers: %d bytes, and %d with the least memory", layers,
 			free.Memory.Values, least.Memory.Values)
-		if f := float64(least.FLOPs) / float64(free.FLOPs); f > 1.33 {
-			t.Errorf("%d layers: %.3f of the operations", layers, f)
-		}
+		f := float64(least.FLOPs) / float64(free.FLOPs)
+		require.Check(t, !(f > 1.33), "%d layers: %.3f of the operations", layers, f)
 	}
 }
 
@@ -277,8 +273,7 @@ func TestABoundIsRefusedWhereItIsLessThanTheLeast(t *testing.T) {
 					vm.WithSolver(&solver.Adam{Rate: 1}, m.params...))
 				return s.Memory.Total(), err
 			}
-			least, err := total(vm.WithLeastMemory())
-			require.NoError(t, err)
+			least := require.Value(total(vm.WithLeastMemory()))(t)
 			for _, limit := range []int64{least - least/30, least - 1, least, least + 1,
 				least + least/200, least + least/100, least + least/50, least + least/25} {
 				switch got, err := total(vm.WithMemory(int(limit))); {
@@ -299,9 +294,8 @@ func TestABoundOfMemoryIsUsed(t *testing.T) {
 	m := gpt2.model(t)
 	summary := func(bound vm.Option) vm.Memory {
 		t.Helper()
-		s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16),
-			vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...), bound)
-		require.NoError(t, err)
+		s := require.Value(vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16),
+			vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...), bound))(t)
 		return s.Memory
 	}
 	free, least := summary(vm.Keep()), summary(vm.WithLeastMemory())
@@ -387,9 +381,8 @@ func TestTilesOfGPT2(t *testing.T) {
 			if !full() && (batch > 16 || tiles > 1 && tiles != 8) {
 				continue
 			}
-			s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16), vm.WithLossTiles(tiles),
-				vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...))
-			require.NoError(t, err)
+			s := require.Value(vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16),
+				vm.WithLossTiles(tiles), vm.WithSolver(&solver.AdamW{Rate: 1}, m.params...)))(t)
 			if tiles == 1 {
 				whole = s.Memory
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -33,9 +34,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		return err
 	}
 	m := machine(t, g)
-	if err := m.Pull(w, nil); err == nil {
-		t.Error("Pull of nil is no error")
-	}
+	err := m.Pull(w, nil)
+	require.Check(t, err != nil, "Pull of nil is no error")
 	nilargs.Check(t, map[string]nilargs.Use{
 		"New":       {F: vm.New, Args: []any{g, nil, vm.Eval()}},
 		"Summarize": {F: vm.Summarize, Args: []any{g, 1, vm.Eval()}},

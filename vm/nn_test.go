@@ -259,8 +259,7 @@ func labelsOfTimeStepsAreSlices(t *testing.T, devices map[string]func(testing.TB
 	}
 	all := of("labels", []int{3, 2}, []int{0, 2, nn.NoLabel, 1, 2, 0})
 	w := of("w", []int{2, 3}, []float64{3, 1, 2, 5, 4, 6})
-	steps, err := nn.Split(0, []int{1, 1, 1}, all)
-	require.NoError(t, err)
+	steps := require.Value(nn.Split(0, []int{1, 1, 1}, all))(t)
 	joined := must(nn.Concat(1, steps[2], steps[0]))
 	var loss node
 	for _, step := range steps {
@@ -271,8 +270,7 @@ func labelsOfTimeStepsAreSlices(t *testing.T, devices map[string]func(testing.TB
 		}
 		loss = cost
 	}
-	grads, err := gorgonia.Grad(loss, w)
-	require.NoError(t, err)
+	grads := require.Value(gorgonia.Grad(loss, w))(t)
 	dw := grads[0]
 	want := valuesByDo(t, g)
 	for where, device := range devices {
@@ -282,9 +280,8 @@ func labelsOfTimeStepsAreSlices(t *testing.T, devices map[string]func(testing.TB
 		}
 		for range 3 {
 			run(t, m)
-			if got := fmt.Sprint(joined.Value().Data()); got != "[2 0 0 2]" {
-				t.Errorf("%s: labels 2 and 0 are %s", where, got)
-			}
+			got := fmt.Sprint(joined.Value().Data())
+			require.Check(t, got == "[2 0 0 2]", "%s: labels 2 and 0 are %s", where, got)
 			compare(t, where+": loss", loss.Value(), want[loss], 1e-12)
 			compare(t, where+": gradient", dw.Value(), want[dw], 1e-12)
 		}
@@ -343,8 +340,7 @@ func TestDropout(t *testing.T) {
 	m.grad(t, sum(y))
 	train := machine(t, m.g, vm.Keep(y))
 	require.NoError(t, train.RunAll())
-	dx, err := x.Grad()
-	require.NoError(t, err)
+	dx := require.Value(x.Grad())(t)
 	kept := 0
 	for i, v := range floats(t, y.Value()) {
 		factor := floats(t, dx)[i]
@@ -353,12 +349,9 @@ func TestDropout(t *testing.T) {
 		}
 		kept += int(factor / 2)
 	}
-	if kept < 60 || kept > 140 {
-		t.Errorf("%d of 200 elements were kept", kept)
-	}
-	if err := train.RunAll(); err == nil {
-		t.Error("a second run at one step was allowed")
-	}
+	require.Check(t, kept >= 60 && kept <= 140, "%d of 200 elements were kept", kept)
+	err := train.RunAll()
+	require.Check(t, err != nil, "a second run at one step was allowed")
 	evaluate := machine(t, m.g, vm.Eval(), vm.Keep(y))
 	require.NoError(t, evaluate.RunAll())
 	compare(t, "in evaluation", y.Value(), x.Value(), 0)

@@ -82,9 +82,8 @@ func runningStatistics(t *testing.T, d backend.Device, want, got normed, toleran
 	tape := gorgonia.NewTapeMachine(want.x.Graph())
 	defer tape.Close()
 	train, evaluate := machineOn(t, d, got.x.Graph()), machineOn(t, d, got.x.Graph(), vm.Eval())
-	if text := evaluate.Plan().String(); !strings.Contains(text, "host_ops=0") {
-		t.Errorf("operations run by Do in\n%s", text)
-	}
+	text := evaluate.Plan().String()
+	require.Check(t, strings.Contains(text, "host_ops=0"), "operations run by Do in\n%s", text)
 	for step := range 20 {
 		want.let(t, step)
 		got.let(t, step)

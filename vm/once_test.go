@@ -97,9 +97,7 @@ func TestASolverWithStateOfOtherLearnablesIsRefused(t *testing.T) {
 			all, squares = append(all, w), append(squares, gorgonia.Must(gorgonia.Square(w)))
 		}
 		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Add(squares[0], squares[1]))))
-		if _, err := gorgonia.Grad(loss, all...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(gorgonia.Grad(loss, all...)))
 		return all
 	}
 	s := &solver.Adam{Rate: 1}

@@ -180,8 +180,7 @@ func TestONNX(t *testing.T) { testONNX(t, devices) }
 
 func testONNX(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	for group, kinds := range onnxGroups {
-		file, err := os.ReadFile("testdata/onnx/" + group + ".jsonl")
-		require.NoError(t, err)
+		file := require.Value(os.ReadFile("testdata/onnx/" + group + ".jsonl"))(t)
 		for line := range strings.Lines(string(file)) {
 			c := &onnxCase{}
 			require.NoError(t, json.Unmarshal([]byte(line), c))
@@ -264,8 +263,7 @@ func (c *onnxCase) gradients(t *testing.T, y node) nodes {
 			by = append(by, c.nodes[i])
 		}
 	}
-	grads, err := gorgonia.Grad(loss, by...)
-	require.NoError(t, err)
+	grads := require.Value(gorgonia.Grad(loss, by...))(t)
 	all := make(nodes, len(c.Grad))
 	for i, g := range c.Grad {
 		if g != nil {

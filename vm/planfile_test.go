@@ -27,8 +27,7 @@ func TestPlanFile(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "plan"+kind)
 		t.Setenv("EURYALE_PLAN", path)
 		m := machine(t, mlp(t, tensor.Float32).g)
-		text, err := os.ReadFile(path)
-		require.NoError(t, err)
+		text := require.Value(os.ReadFile(path))(t)
 		if want := m.Plan().String(); kind == ".txt" && string(text) != want {
 			t.Errorf("the file is\n%s\nwant\n%s", text, want)
 		}
@@ -50,8 +49,7 @@ func TestPlanFileForReports(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plan.json")
 	t.Setenv("EURYALE_PLAN", path)
 	want := machine(t, mlp(t, tensor.Float32).g).Plan().String()
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
+	text := require.Value(os.ReadFile(path))(t)
 	var file struct {
 		Arena int `json:"arena_bytes"`
 		Steps []struct {
@@ -125,8 +123,7 @@ func TestPlanFileIsAsWideAsItsLines(t *testing.T) {
 	m := &model{g: gorgonia.NewGraph()}
 	long := m.variable(strings.Repeat("block <0> & ä ", 60), tensor.Float64, 2, 3)
 	machine(t, must(gorgonia.Exp(long)).Graph())
-	file, err := os.ReadFile(path)
-	require.NoError(t, err)
+	file := require.Value(os.ReadFile(path))(t)
 	var picture struct {
 		Width  float64 `xml:"width,attr"`
 		Height float64 `xml:"height,attr"`

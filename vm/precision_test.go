@@ -69,9 +69,8 @@ func TestLargestOfAProductInBF16IsThatOfAllDigits(t *testing.T) {
 		product := mul(matrix("a", 1, 2, 1, 1), matrix("b", 2, 3, 256, 256, 256, 0, 1, 0))
 		place := must(nn.ArgMax(1, false, add(product, product)))
 		once(t, m, device, vm.WithPrecision(vm.BF16))
-		if got := place.Value().Data(); fmt.Sprint(got) != "[1]" {
-			t.Errorf("%s: %v, want 1", name, got)
-		}
+		got := place.Value().Data()
+		require.Check(t, fmt.Sprint(got) == "[1]", "%s: %v, want 1", name, got)
 	}
 }
 
@@ -217,9 +216,8 @@ func TestPlanInBF16(t *testing.T) {
 	machine := machine(t, m.g, vm.WithPrecision(vm.BF16))
 	plan := machine.Plan().String()
 	for _, variable := range []string{"x", "w0", "w1"} { // which the backward pass reads again
-		if n := strings.Count(plan, "cast of "+variable+" f32"); n != 1 {
-			t.Errorf("%d loops round %s, want 1, in\n%s", n, variable, plan)
-		}
+		n := strings.Count(plan, "cast of "+variable+" f32")
+		require.Check(t, n == 1, "%d loops round %s, want 1, in\n%s", n, variable, plan)
 	}
 	for line := range strings.Lines(plan) {
 		if dst, _, ok := strings.Cut(line, " = matmul TN"); ok && strings.Contains(dst, "bf16") {
@@ -264,11 +262,9 @@ func TestProfile(t *testing.T) {
 	for name, device := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
 		m := mlp(t, tensor.Float32)
 		machine := machineOn(t, device, m.g)
-		times, err := machine.Profile()
-		require.NoError(t, err)
-		if steps := strings.Count(machine.Plan().String(), "\n") - 1; len(times) != steps {
-			t.Errorf("%s: %d times for %d steps", name, len(times), steps)
-		}
+		times := require.Value(machine.Profile())(t)
+		steps := strings.Count(machine.Plan().String(), "\n") - 1
+		require.Check(t, len(times) == steps, "%s: %d times for %d steps", name, len(times), steps)
 		for _, s := range times {
 			require.Check(t, s.Time >= 0 && s.Op != "" && s.Node != "", "%s: %q of %q took %v",
 				name, s.Op, s.Node, s.Time)

@@ -35,9 +35,7 @@ func (a array) numbers(t *testing.T) (all []float64) {
 	t.Helper()
 	for _, word := range strings.Fields(a.Data) {
 		var x float64
-		if _, err := fmt.Sscan(word, &x); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(fmt.Sscan(word, &x)))
 		all = append(all, x)
 	}
 	return all
@@ -61,12 +59,10 @@ func dense(dt tensor.Dtype, x []float64, shape ...int) *tensor.Dense {
 
 func recurrentCases(t *testing.T) []recurrent {
 	t.Helper()
-	text, err := os.ReadFile("testdata/recurrent.json")
-	require.NoError(t, err)
+	text := require.Value(os.ReadFile("testdata/recurrent.json"))(t)
 	var file struct{ Cases []recurrent }
-	if err := json.Unmarshal(text, &file); err != nil || len(file.Cases) != 10 {
-		t.Fatalf("%d cases: %v", len(file.Cases), err)
-	}
+	err := json.Unmarshal(text, &file)
+	require.That(t, err == nil && len(file.Cases) == 10, "%d cases: %v", len(file.Cases), err)
 	return file.Cases
 }
 
@@ -89,8 +85,7 @@ func (c recurrent) graph(t *testing.T, dt tensor.Dtype, lisp bool) (g *gorgonia.
 	for i, o := range c.Operands {
 		x = append(x, o.node(t, g, fmt.Sprint("x", i), dt))
 	}
-	y, err := c.build(x)
-	require.NoError(t, err)
+	y = require.Value(c.build(x))(t)
 	var loss node
 	for i, w := range c.Weights {
 		product := times(y[i], w.node(t, g, fmt.Sprint("w", i), dt))
@@ -100,9 +95,7 @@ func (c recurrent) graph(t *testing.T, dt tensor.Dtype, lisp bool) (g *gorgonia.
 		loss = product
 	}
 	if !lisp {
-		if _, err := gorgonia.Grad(loss, x...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(gorgonia.Grad(loss, x...)))
 	}
 	return g, x, y
 }
@@ -116,8 +109,7 @@ func (c recurrent) check(t *testing.T, dt tensor.Dtype, lisp bool,
 	for i, n := range y {
 		gorgonia.Read(n, &values[i])
 	}
-	m, err := machine(g)
-	require.NoError(t, err)
+	m := require.Value(machine(g))(t)
 	defer func() { _ = m.Close() }()
 	for run := range 3 {
 		require.NoError(t, m.RunAll())
@@ -125,8 +117,7 @@ func (c recurrent) check(t *testing.T, dt tensor.Dtype, lisp bool,
 			alike(t, fmt.Sprint("result ", i, " of run ", run), dt, values[i], want)
 		}
 		for i, want := range c.Gradients {
-			grad, err := x[i].Grad()
-			require.NoError(t, err)
+			grad := require.Value(x[i].Grad())(t)
 			alike(t, fmt.Sprint("gradient ", i, " of run ", run), dt, grad, want)
 		}
 		if lisp { // which would add to the gradients
@@ -199,9 +190,8 @@ func TestLoopsStoreTheGradientsOfGates(t *testing.T) {
 		m := machine(t, g)
 		text := fmt.Sprint(m.Plan())
 		all += strings.Count(text, "= epilogue concat axis 1")
-		if copies := strings.Count(text, "= concat axis 1"); copies > 1 {
-			t.Errorf("case %d: %d concatenations are copies:\n%s", i, copies, text)
-		}
+		copies := strings.Count(text, "= concat axis 1")
+		require.Check(t, copies <= 1, "case %d: %d concatenations are copies:\n%s", i, copies, text)
 		require.Report(t, m.Close())
 	}
 	require.Check(t, all != 0, "no loop stores a concatenation")

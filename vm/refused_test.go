@@ -122,9 +122,8 @@ func TestIntegersOfOneShapeStillRun(t *testing.T) {
 	m := machine(t, g, vm.Keep(sum))
 	for range 3 {
 		run(t, m)
-		if got := sum.Value().Data().([]int); len(got) != 8 || got[0] != 2 || got[2] != 4 {
-			t.Fatalf("got %v", got)
-		}
+		got := sum.Value().Data().([]int)
+		require.That(t, len(got) == 8 && got[0] == 2 && got[2] == 4, "got %v", got)
 	}
 }
 

@@ -93,9 +93,8 @@ func TestShardsOfCheckpoints(t *testing.T) {
 		"state": {testenv.Hosts, stages[0]}, "parameters": {testenv.Hosts, stages[2]},
 		"devices 1": {testenv.Devices, stages[1]}, "devices 2": {testenv.Devices, stages[2]},
 	} {
-		if got := s.write(name, of.kind, vm.WithShards(of.stage)); got != want {
-			t.Errorf("%s: loss %v, of replicas %v", name, got, want)
-		}
+		got := s.write(name, of.kind, vm.WithShards(of.stage))
+		require.Check(t, got == want, "%s: loss %v, of replicas %v", name, got, want)
 		for _, name := range []string{name, name + " behind"} {
 			require.Check(t, s.whole(name) == text, "%s: other bits than of replicas", name)
 			s.apart(name, len(text))
@@ -172,10 +171,8 @@ func TestShardsThatAreMissing(t *testing.T) {
 	}
 	newest := s.at("run/step-00000002")
 	file := filepath.Join(newest, "rank2.safetensors")
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	foreign, err := os.ReadFile(s.at("other/step-00000002/rank2.safetensors"))
-	require.NoError(t, err)
+	text := require.Value(os.ReadFile(file))(t)
+	foreign := require.Value(os.ReadFile(s.at("other/step-00000002/rank2.safetensors")))(t)
 	flipped := slices.Clone(text)
 	flipped[len(text)-1] ^= 1
 	for what, content := range map[string][]byte{"load another checkpoint": nil, // none

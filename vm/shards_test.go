@@ -505,8 +505,7 @@ func TestAShardIsNotTakenForTheWhole(t *testing.T) {
 func (r ranked) readsShards(as training, whole bool, options ...vm.Option) error {
 	m, machine, err := r.start(as, options...)
 	testranks.NoError(err)
-	eval, err := vm.New(m.g, r.device, vm.Eval())
-	testranks.NoError(err)
+	eval := testranks.Must(vm.New(m.g, r.device, vm.Eval()))
 	file := filepath.Join(r.t.TempDir(), "w.safetensors")
 	read := func(when string, refused bool) error {
 		uses := map[string]func() error{"evaluation": eval.RunAll,

@@ -235,13 +235,11 @@ func TestShapesOfABatchShareASolver(t *testing.T) {
 			}
 			pull(t, machines[0], shapes[0].params)
 			compare(t, "parameters", w, copied, 1e-12)
-			state, err := inside.State()
-			require.NoError(t, err)
+			state := require.Value(inside.State())(t)
 			for _, m := range machines {
 				require.NoError(t, m.Close())
 			}
-			sameSteps, err := inside.State()
-			require.NoError(t, err)
+			sameSteps := require.Value(inside.State())(t)
 			for name, x := range state {
 				require.Check(t, slices.Equal(x.Bytes(), sameSteps[name].Bytes()),
 					"Close changes %s", name)

@@ -253,14 +253,12 @@ func TestPull(t *testing.T) {
 	}
 	expect := func(what string, of node, want []float32) {
 		t.Helper()
-		if got := of.Value().Data().([]float32); !slices.Equal(got, want) {
-			t.Errorf("%s: %v is %v, want %v", what, of, got, want)
-		}
+		got := of.Value().Data().([]float32)
+		require.Check(t, slices.Equal(got, want), "%s: %v is %v, want %v", what, of, got, want)
 	}
 	step()
-	if x := first.Data().([]float32); x[0] == x[0] || x[1] == x[1] {
-		t.Errorf("on the host, after a step, there is %v", x)
-	}
+	x := first.Data().([]float32)
+	require.Check(t, x[0] != x[0] && x[1] != x[1], "on the host, after a step, there is %v", x)
 	pull(t, machine, m.params[:1])
 	expect("after Pull,", m.params[0], a)
 	a[0] = 5
@@ -282,9 +280,8 @@ func TestKeptGradient(t *testing.T) {
 		m := mlp(t, tensor.Float64)
 		machine := solving(t, m, device(t), &solver.SGD{Rate: 0.1}, vm.Keep(m.params[0].Deriv()))
 		run(t, machine)
-		if v := m.params[0].Deriv().Value(); v == nil {
-			t.Errorf("%s: a kept gradient has no value", where)
-		}
+		v := m.params[0].Deriv().Value()
+		require.Check(t, v != nil, "%s: a kept gradient has no value", where)
 		if v := m.params[1].Deriv().Value(); v != nil {
 			t.Errorf("%s: another gradient has the value %v", where, v)
 		}
@@ -370,8 +367,7 @@ func TestSolverRefused(t *testing.T) {
 	adam.WeightDecay = 0.1
 	require.Fails(t, "with a decay that began later", holder.RunAll(), backend.ErrArgument,
 		"WeightDecay")
-	state, err := adam.State()
-	require.NoError(t, err)
+	state := require.Value(adam.State())(t)
 	if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 ||
 		!slices.EqualFunc(m.weights(t), before, slices.Equal) {
 		t.Errorf("after a run that failed the solver counts %d steps", steps)
@@ -379,9 +375,8 @@ func TestSolverRefused(t *testing.T) {
 	require.NoError(t, holder.Close())
 	run(t, machine(t, m.g, vm.WithSolver(adam, m.params...))) // which begins with a decay
 
-	view, err := tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]float32{1, 2, 3, 4})).
-		Slice(nil, gorgonia.S(0))
-	require.NoError(t, err)
+	view := require.Value(tensor.New(tensor.WithShape(2, 2),
+		tensor.WithBacking([]float32{1, 2, 3, 4})).Slice(nil, gorgonia.S(0)))(t)
 	p := product(t, vector(1, 2), vector(3, 4))
 	require.NoError(t, gorgonia.Let(p.params[0], view))
 	require.Fails(t, "a learnable that is a column", machine(t, p.g, vm.WithSolver(sgd,

@@ -126,9 +126,8 @@ func averagesOfAllRanks(t *testing.T, k testenv.Kind, micro int) {
 		results[r.Comm.Rank()] = slices.Concat(m.averages(r.t), y)
 		return errors.Join(err, wrong, machine.Close())
 	})
-	if !slices.Equal(results[0], results[1]) {
-		t.Errorf("averages and evaluation are %v and %v", results[0], results[1])
-	}
+	require.Check(t, slices.Equal(results[0], results[1]), "averages and evaluation are %v and %v",
+		results[0], results[1])
 }
 
 // TestFrozenVariablesAreOfTheModel: New gives all ranks those of rank 0, Check finds a difference,
@@ -254,13 +253,10 @@ func TestEvaluationIsTheSameAfterLoadInAnotherProcess(t *testing.T) {
 			}
 			require.Check(t, strings.HasPrefix(said, "evaluation ") && said == want,
 				"rank %d of %d, %s: it says %q, want %q", r, job.ranks, job.what, said, want)
-			if last := rank.End(); last != "" {
-				t.Errorf("rank %d of %d, %s: %s", r, job.ranks, job.what, last)
-			}
+			last := rank.End()
+			require.Check(t, last == "", "rank %d of %d, %s: %s", r, job.ranks, job.what, last)
 		}
 	}
 	// as many as there were
-	if _, err := os.Stat(filepath.Join(path, "step-00000020")); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, require.Err(os.Stat(filepath.Join(path, "step-00000020"))))
 }

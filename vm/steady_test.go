@@ -58,9 +58,8 @@ func TestStepAllocatesNothing(t *testing.T) {
 		m := build(t, tensor.Float32)
 		machine := machine(t, m.g, vm.WithSolver(&solver.Adam{Rate: 1e-3}, m.params...))
 		run(t, machine)
-		if n := testing.AllocsPerRun(5, func() { run(t, machine) }); n != 0 {
-			t.Errorf("%s: %v allocations in a step", name, n)
-		}
+		n := testing.AllocsPerRun(5, func() { run(t, machine) })
+		require.Check(t, n == 0, "%s: %v allocations in a step", name, n)
 		require.Report(t, machine.Close())
 	}
 }

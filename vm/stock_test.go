@@ -60,9 +60,7 @@ func signOfZero(op gorgonia.Op, args []gorgonia.Value) bool {
 // valuesByDo is byDo for a test.
 func valuesByDo(t *testing.T, g *gorgonia.ExprGraph) map[node]gorgonia.Value {
 	t.Helper()
-	values, err := byDo(g)
-	require.NoError(t, err)
-	return values
+	return require.Value(byDo(g))(t)
 }
 
 // agree compares every node of a graph with the interpreter.

@@ -168,10 +168,8 @@ func asOneRank(t *testing.T, histories []history, want history, tolerance float6
 		agreeing(t, "gradients", h.gradients, want.of(rank, len(histories)), tolerance)
 		agreeing(t, "weights", h.weights, want.weights, tolerance)
 		agreeing(t, "averages", h.averages, want.averages, tolerance)
-		if !slices.Equal(h.averages, histories[0].averages) {
-			t.Errorf("rank %d has the averages %v, rank 0 %v", rank, h.averages,
-				histories[0].averages)
-		}
+		require.Check(t, slices.Equal(h.averages, histories[0].averages),
+			"rank %d has the averages %v, rank 0 %v", rank, h.averages, histories[0].averages)
 	}
 }
 

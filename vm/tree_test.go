@@ -119,9 +119,8 @@ func trainTree(t *testing.T, k testenv.Kind, P int, dt tensor.Dtype, steps, n in
 		return err
 	})
 	for r := range results {
-		if !results[r].equal(results[0]) {
-			t.Errorf("%v: rank %d of %d has %v, rank 0 %v", dt, r, P, results[r], results[0])
-		}
+		require.Check(t, results[r].equal(results[0]), "%v: rank %d of %d has %v, rank 0 %v", dt, r,
+			P, results[r], results[0])
 	}
 	return results[0]
 }

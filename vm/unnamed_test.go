@@ -20,9 +20,8 @@ func TestMessagesSayThatAVariableHasNoName(t *testing.T) {
 	cost := sum(square(x))
 	other := gorgonia.NewMatrix(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithShape(2, 3))
 	m := machine(t, g, vm.Keep(x))
-	if text := m.Plan().String(); strings.Contains(text, "%!") {
-		t.Errorf("the plan is\n%s", text)
-	}
+	text := m.Plan().String()
+	require.Check(t, !strings.Contains(text, "%!"), "the plan is\n%s", text)
 	built := func(options ...vm.Option) error { _, err := vm.New(g, nil, options...); return err }
 	solved := func(learnables ...node) error {
 		return built(vm.WithSolver(&solver.SGD{Rate: 1}, learnables...))
@@ -35,12 +34,9 @@ func TestMessagesSayThatAVariableHasNoName(t *testing.T) {
 		"pulled, of others": m.Pull(other),
 		"kept, of others":   built(vm.Keep(other)),
 	}
-	if _, err := gorgonia.Grad(cost, x); err != nil {
-		t.Fatal(err)
-	}
-	view, err := tensor.New(tensor.WithShape(2, 6), tensor.Of(tensor.Float64)).
-		Slice(nil, gorgonia.S(0, 6, 2))
-	require.NoError(t, err)
+	require.NoError(t, require.Err(gorgonia.Grad(cost, x)))
+	view := require.Value(tensor.New(tensor.WithShape(2, 6), tensor.Of(tensor.Float64)).Slice(nil,
+		gorgonia.S(0, 6, 2)))(t)
 	training := machine(t, g, vm.WithSolver(&solver.SGD{Rate: 1}, x))
 	require.NoError(t, gorgonia.Let(x, view))
 	for run := range 3 {

@@ -25,8 +25,7 @@ func TestWhatIsSavedBeforeTheFirstStepLoads(t *testing.T) {
 	for name, newSolver := range all {
 		start := func() *vm.Machine {
 			m := mlp(t, tensor.Float32)
-			machine, err := vm.New(m.g, nil, vm.WithSolver(newSolver(), m.params...))
-			require.NoError(t, err)
+			machine := require.Value(vm.New(m.g, nil, vm.WithSolver(newSolver(), m.params...)))(t)
 			t.Cleanup(func() { machine.Close() })
 			return machine
 		}

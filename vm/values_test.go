@@ -27,8 +27,7 @@ func (distant) AllocAccessible() bool { return false }
 func machineOn(t testing.TB, d backend.Device, g *gorgonia.ExprGraph,
 	options ...vm.Option) *vm.Machine {
 	t.Helper()
-	m, err := vm.New(g, d, options...)
-	require.NoError(t, err)
+	m := require.Value(vm.New(g, d, options...))(t)
 	t.Cleanup(func() { require.Report(t, m.Close()) })
 	return m
 }
@@ -65,12 +64,10 @@ func TestStaleValue(t *testing.T) {
 	before := slices.Clone(left.Data().([]float32))
 	m := machine(t, g)
 	run(t, m)
-	if v := inner.Value(); v != nil {
-		t.Errorf("a node that is no result has the value %v", v)
-	}
-	if got := z.Value().Data().([]float32); !slices.Equal(got, []float32{3, 5, 7}) {
-		t.Errorf("the root is %v", got)
-	}
+	v := inner.Value()
+	require.Check(t, v == nil, "a node that is no result has the value %v", v)
+	got := z.Value().Data().([]float32)
+	require.Check(t, slices.Equal(got, []float32{3, 5, 7}), "the root is %v", got)
 	if got := left.Data().([]float32); !slices.Equal(got, before) {
 		t.Errorf("the tape machine's value became %v, it was %v", got, before)
 	}
@@ -82,9 +79,8 @@ func TestStaleValue(t *testing.T) {
 	if v := inner.Value(); v != nil {
 		t.Errorf("the other machine's kept node still has the value %v", v)
 	}
-	if err := gorgonia.Let(x, vector(1, 2)); err == nil {
-		t.Fatal("gorgonia.Let takes another shape")
-	}
+	err := gorgonia.Let(x, vector(1, 2))
+	require.That(t, err != nil, "gorgonia.Let takes another shape")
 	if err := gorgonia.Let(x, float32(1)); err != nil { // which Gorgonia does not check
 		t.Fatal(err)
 	}
@@ -136,13 +132,11 @@ func TestLetShape(t *testing.T) {
 		"copy it to the host")
 	// A column: its elements are apart in memory.
 	columns := tensor.New(tensor.WithShape(3, 2), tensor.WithBacking([]float32{1, 9, 2, 9, 3, 9}))
-	view, err := columns.Slice(nil, gorgonia.S(0))
-	require.NoError(t, err)
+	view := require.Value(columns.Slice(nil, gorgonia.S(0)))(t)
 	require.NoError(t, gorgonia.Let(x, view))
 	run(t, m)
-	if got := z.Value().Data().([]float32); !slices.Equal(got, []float32{3, 5, 7}) {
-		t.Errorf("of a view, the root is %v", got)
-	}
+	got := z.Value().Data().([]float32)
+	require.Check(t, slices.Equal(got, []float32{3, 5, 7}), "of a view, the root is %v", got)
 }
 
 // TestSharedParameters: machines of two graphs with the same tensors train and evaluate the
@@ -173,9 +167,8 @@ func TestSharedParameters(t *testing.T) {
 	if got := eval.loss.Data().(float64); got == before || math.Abs(got-want) > 1e-12 {
 		t.Errorf("after a step the evaluation is %v, want %v; before it was %v", got, want, before)
 	}
-	if err := trainer.Pull(sum); err == nil {
-		t.Error("Pull of a node of another graph succeeds")
-	}
+	err := trainer.Pull(sum)
+	require.Check(t, err != nil, "Pull of a node of another graph succeeds")
 }
 
 // TestGradientsAreOverwritten: two runs do not add up, and gradients reach the dual values of
@@ -186,16 +179,14 @@ func TestGradientsAreOverwritten(t *testing.T) {
 	run(t, tape)
 	var want [][]float64
 	for _, p := range m.params {
-		g, err := p.Grad()
-		require.NoError(t, err)
+		g := require.Value(p.Grad())(t)
 		want = append(want, slices.Clone(g.Data().([]float64)))
 	}
 	ours := machine(t, m.g)
 	for range 3 {
 		run(t, ours)
 		for i, p := range m.params {
-			g, err := p.Grad()
-			require.NoError(t, err)
+			g := require.Value(p.Grad())(t)
 			compare(t, p.Name(), g, tensor.New(tensor.WithBacking(want[i])), 1e-10)
 		}
 	}
@@ -211,9 +202,8 @@ func TestChangedSlice(t *testing.T) {
 	run(t, m)
 	require.NoError(t, gorgonia.UnsafeLet(y, gorgonia.S(2, 4)))
 	run(t, m)
-	if got := y.Value().Data().([]float32); !slices.Equal(got, []float32{3, 4}) {
-		t.Errorf("after the slice has changed, %v", got)
-	}
+	got := y.Value().Data().([]float32)
+	require.Check(t, slices.Equal(got, []float32{3, 4}), "after the slice has changed, %v", got)
 }
 
 // counter is an operation that a machine does not know: it gives its operand back, counts,
@@ -324,7 +314,6 @@ func TestClosedRaced(t *testing.T) {
 	g, _, _, _ := doubled()
 	m := machine(t, g)
 	require.NoError(t, m.Close())
-	if err := m.RunAll(); err == nil {
-		t.Error("a closed machine runs")
-	}
+	err := m.RunAll()
+	require.Check(t, err != nil, "a closed machine runs")
 }

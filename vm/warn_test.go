@@ -112,9 +112,7 @@ func TestEvalMayBeMadeBeforeGrad(t *testing.T) {
 	loss := sum(square(x))
 	evaluation := machine(t, g, vm.Eval())
 	run(t, evaluation)
-	if _, err := gorgonia.Grad(loss, x); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(gorgonia.Grad(loss, x)))
 	training := machine(t, g, vm.WithSolver(&solver.SGD{Rate: 0.25}, x))
 	for range 3 {
 		run(t, evaluation)
@@ -161,8 +159,7 @@ const (
 func TestWrongGraphsAreReported(t *testing.T) {
 	vector := func(m *model) node { return m.variable("x", tensor.Float64, 4) }
 	grad := func(loss node, by ...node) node {
-		found, err := gorgonia.Grad(loss, by...)
-		require.NoError(t, err)
+		found := require.Value(gorgonia.Grad(loss, by...))(t)
 		return found[0]
 	}
 	sum := func(x node) node { return must(gorgonia.Sum(x)) }
@@ -238,9 +235,8 @@ func reported(t *testing.T, graphs map[string]wrongGraph) {
 			said := noticesOf(t, m.g)
 			require.That(t, len(said) == 1, "%d notices, want 1: %q", len(said), said)
 			for _, part := range test.want {
-				if !strings.Contains(said[0], part) {
-					t.Errorf("the notice does not say %q: %s", part, said[0])
-				}
+				require.Check(t, strings.Contains(said[0], part), "the notice does not say %q: %s",
+					part, said[0])
 			}
 		})
 	}
@@ -258,25 +254,20 @@ func TestRightGradientsOfSeveralLossesAreSilent(t *testing.T) {
 		for loss, into := range map[node]*gorgonia.Value{
 			sum(square(x)): &first, sum(must(gorgonia.Cube(x))): &second,
 		} {
-			by, err := grad(loss, x)
-			require.NoError(t, err)
+			by := require.Value(grad(loss, x))(t)
 			gorgonia.Read(by[0], into)
 		}
-		if said := noticesOf(t, m.g); len(said) > 0 {
-			t.Errorf("%s of two losses: %q", name, said)
-		}
+		said := noticesOf(t, m.g)
+		require.Check(t, len(said) <= 0, "%s of two losses: %q", name, said)
 	}
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", tensor.Float64, 4)
 	h := must(gorgonia.Exp(x))
 	for _, loss := range []node{sum(h), sum(square(h))} {
-		if _, err := nn.Grad(loss, x); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(nn.Grad(loss, x)))
 	}
-	if said := noticesOf(t, m.g); len(said) > 0 {
-		t.Errorf("nn.Grad of two losses of a hidden layer: %q", said)
-	}
+	said := noticesOf(t, m.g)
+	require.Check(t, len(said) <= 0, "nn.Grad of two losses of a hidden layer: %q", said)
 }
 
 // TestComparingMuchIsReportedOnce: of variables that stay on a device, and that nothing changes.

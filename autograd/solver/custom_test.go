@@ -91,9 +91,8 @@ func lionOf[T element](t *testing.T, _ []T, dt tensor.Dtype) {
 		require.That(t, slices.Equal(w, want), "%v, step %d: other bits than a loop's", dt, step)
 	}
 	state := require.Value(s.State())(t)
-	if !bytes.Equal(state["lion.m.0"].Bytes(), backend.Of(m).Bytes()) || len(state) != 2 {
-		t.Errorf("%v: another state than a loop's: %v", dt, state)
-	}
+	require.Check(t, bytes.Equal(state["lion.m.0"].Bytes(), backend.Of(m).Bytes()) &&
+		len(state) == 2, "%v: another state than a loop's: %v", dt, state)
 }
 
 // A solver of one's own steps, and goes on from a state, with the bits of the built-in one, alone
@@ -179,9 +178,7 @@ func TestAnUpdateMayExchangeWhatItIsGiven(t *testing.T) {
 		if err := s.Step([]gorgonia.ValueGrad{pair{w, dw}}); err != nil || !slices.Equal(w, want) {
 			t.Errorf("step %d: %v, want %v: %v", step, w, want, err)
 		}
-		if dw[0] != 0 || dw[1] != 0 {
-			t.Errorf("step %d: a gradient of %v after it", step, dw)
-		}
+		require.Check(t, dw[0] == 0 && dw[1] == 0, "step %d: a gradient of %v after it", step, dw)
 	}
 }
 

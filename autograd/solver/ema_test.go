@@ -51,11 +51,9 @@ func TestEMAAveragesWhatItsSolverDoes(t *testing.T) {
 				want[k] = sum[k] / part
 			}
 			got, err := s.Averages()
-			if err != nil || !slices.Equal(w, alone) || len(got) != 1 ||
-				!close2(backend.View[float64](got[0]), want) {
-				t.Errorf("%T, step %d: %v, averages %v, %v; want %v and %v", solvers[0], i, w, got,
-					err, alone, want)
-			}
+			require.Check(t, err == nil && slices.Equal(w, alone) && len(got) == 1 &&
+				close2(backend.View[float64](got[0]), want), "%T, step %d: %v, averages %v, %v; "+
+				"want %v and %v", solvers[0], i, w, got, err, alone, want)
 		}
 	}
 }

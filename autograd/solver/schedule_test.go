@@ -25,9 +25,8 @@ func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
 		_, err := ClipNorm([]gorgonia.ValueGrad{pair{grads, grads},
 			pair{grads, []float32{tt.dw, 1}}}, tt.limit)
 		require.Fails(t, "the error", err, backend.ErrArgument, want)
-		if !slices.Equal(grads, []float32{3, 4}) {
-			t.Errorf("%s: gradients are now %v", want, grads)
-		}
+		require.Check(t, slices.Equal(grads, []float32{3, 4}), "%s: gradients are now %v", want,
+			grads)
 	}
 }
 

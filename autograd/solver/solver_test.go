@@ -131,9 +131,8 @@ func TestFirstStepOfAdamIsItsRate(t *testing.T) {
 		w, dw := []float32{1, 1, 1}, []float32{1e-3, -40, 1e6}
 		require.NoError(t, s.Step([]gorgonia.ValueGrad{pair{w, dw}}))
 		for i, want := range []float32{0.5, 1.5, 0.5} {
-			if math.Abs(float64(w[i]-want)) > 1e-5 {
-				t.Errorf("%T: element %d is %v, want %v", s, i, w[i], want)
-			}
+			require.Check(t, !(math.Abs(float64(w[i]-want)) > 1e-5),
+				"%T: element %d is %v, want %v", s, i, w[i], want)
 		}
 	}
 }
@@ -219,9 +218,8 @@ func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
 			v[i] = float32(float32(0.9)*v[i]) - float32(float32(0.1)*g)
 			want[i] += v[i]
 		}
-		if !slices.Equal(w, want) || !slices.Equal(grad, make([]float32, 3)) {
-			t.Fatalf("the parameter is %v, want %v; the gradient is %v", w, want, grad)
-		}
+		require.That(t, slices.Equal(w, want) && slices.Equal(grad, make([]float32, 3)),
+			"the parameter is %v, want %v; the gradient is %v", w, want, grad)
 	}
 	for name, p := range map[string]pair{"parameter 0 is 2 f32, its state is of 3": {w[:2], dw[:2]},
 		"with a gradient of 2": {w, dw[:2]}} {
@@ -276,10 +274,8 @@ func TestErrorsSayTheirPackageOnce(t *testing.T) {
 		"Fuse":      fused,
 		"ClipNorm":  clipped,
 	} {
-		if err == nil || !strings.HasPrefix(err.Error(), prefix) ||
-			strings.Count(err.Error(), prefix) > 1 {
-			t.Errorf("%s: %v", call, err)
-		}
+		require.Check(t, err != nil && strings.HasPrefix(err.Error(), prefix) &&
+			strings.Count(err.Error(), prefix) <= 1, "%s: %v", call, err)
 	}
 }
 

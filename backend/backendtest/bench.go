@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // Bench times all-reduces of float32 on the default queue and reports
@@ -28,20 +29,13 @@ func (s *suite) benchAllReduce(b *testing.B, g *Group, n int) error {
 	b.SetBytes(int64(4 * n))
 	b.ReportAllocs()
 	return s.each(g.Comms, func(c backend.Communicator) error {
-		x, err := c.Device().Alloc(4 * n)
-		if err != nil {
-			return err
-		}
-		if err := backend.Barrier(c); err != nil {
-			return err
-		}
+		x := testranks.Must(c.Device().Alloc(4 * n))
+		testranks.NoError(backend.Barrier(c))
 		if c.Rank() == 0 {
 			b.ResetTimer()
 		}
 		for range b.N {
-			if err := backend.Run(c, allReduce, x.As(backend.F32), x.As(backend.F32)); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, allReduce, x.As(backend.F32), x.As(backend.F32)))
 		}
 		return c.Device().Free(x)
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // spoiling is a communicator that changes a bit of each result.
@@ -34,9 +35,7 @@ func TestCallComparesTheResult(t *testing.T) {
 			{Kind: backend.Scatter, Root: 1, Splits: []int{3, 0, 2}},
 			{Kind: backend.AllToAll, Splits: []int{1, 2, 3, 0, 1, 0, 4, 4, 4}},
 		} {
-			if err := backendtest.Call(c, nil, what, backend.BF16, 5, uint64(i)); err != nil {
-				return err
-			}
+			testranks.NoError(backendtest.Call(c, nil, what, backend.BF16, 5, uint64(i)))
 		}
 		var wrong *backendtest.WrongError
 		if err := backendtest.Call(spoiling{c}, nil, backend.Collective{Kind: backend.AllGather},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // limit is how long the ranks of one scenario may take together.
@@ -18,7 +19,8 @@ const limit = 2 * time.Minute
 // Each runs f for every communicator on its own goroutine and waits for
 // all. When one fails, the others are aborted, and its error fails the test,
 // with those of ranks that failed by themselves: which of them ends first is
-// chance. When they are stuck the error holds the stacks of all goroutines.
+// chance. testranks.NoError ends such a function, too. When they are stuck the
+// error holds the stacks of all goroutines.
 func Each(t testing.TB, comms []backend.Communicator, f func(comm backend.Communicator) error) {
 	t.Helper()
 	require.NoError(t, each(comms, f))
@@ -42,7 +44,9 @@ func eachWithin(limit time.Duration, comms []backend.Communicator,
 	f func(comm backend.Communicator) error) error {
 	ends := make(chan outcome, len(comms))
 	for _, c := range comms {
-		go func() { ends <- outcome{c.Rank(), f(c)} }()
+		go func() {
+			ends <- outcome{c.Rank(), testranks.Ended(func() error { return f(c) })}
+		}()
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -181,13 +182,9 @@ func (s *suite) mismatch(P int) error {
 	for _, d := range s.disagreements(P) {
 		err := s.ranks(P, func(c backend.Communicator) error {
 			verify(c)
-			if err := backend.Barrier(c); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Barrier(c))
 			begin := time.Now()
-			if err := d.names(d.start(s, c, nil, isLast(c))); err != nil {
-				return err
-			}
+			testranks.NoError(d.names(d.start(s, c, nil, isLast(c))))
 			if took := time.Since(begin); took > soon {
 				return fmt.Errorf("it took %v to find out", took)
 			}
@@ -307,17 +304,12 @@ func (s *suite) woken(g *Group, w wait, end func(c backend.Communicator) error,
 		last := c.Size() - 1
 		if c.Rank() == last {
 			time.Sleep(20 * time.Millisecond) // the others wait by now, most likely
-			if err := s.tell("the end", last, time.Now().UnixNano()); err != nil {
-				return err
-			}
+			testranks.NoError(s.tell("the end", last, time.Now().UnixNano()))
 			return end(c)
 		}
 		err := w.run(c)
 		returned := time.Now()
-		over, unheard := s.hear("the end", last)
-		if unheard != nil {
-			return unheard
-		}
+		over := testranks.Must(s.hear("the end", last))
 		switch took := returned.Sub(time.Unix(0, over[0])); {
 		case took < 0:
 			return fmt.Errorf("%s returned %v before the end, with the error %v", w.name, -took,
@@ -449,9 +441,7 @@ func (s *suite) closeOwn(P int) error {
 func (s *suite) afterClose(P int) error {
 	return s.ranks(P, func(c backend.Communicator) error {
 		for range 10 {
-			if err := backend.Barrier(c); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Barrier(c))
 		}
 		name, rank, size := c.Name(), c.Rank(), c.Size()
 		for i := range 2 {
@@ -459,9 +449,7 @@ func (s *suite) afterClose(P int) error {
 				return fmt.Errorf("call %d of Close: %w", i+1, err)
 			}
 		}
-		if err := s.sticky(c, backend.ErrClosed); err != nil {
-			return err
-		}
+		testranks.NoError(s.sticky(c, backend.ErrClosed))
 		c.Abort(errors.New("too late"))
 		if err := s.sticky(c, backend.ErrClosed); err != nil {
 			return fmt.Errorf("after Abort: %w", err)
@@ -504,15 +492,11 @@ func (s *suite) timeoutAfter(P int, after time.Duration) error {
 			begin := time.Now()
 			err := w.run(c)
 			took := time.Since(begin)
-			if err := s.tell("its timeout", c.Rank()); err != nil {
-				return err
-			}
+			testranks.NoError(s.tell("its timeout", c.Rank()))
 			if took < after/2 || took > after+soon {
 				return fmt.Errorf("%s gave up after %v, want %v", w.name, took, after)
 			}
-			if err := ended(c, err, backend.ErrTimeout, name); err != nil {
-				return err
-			}
+			testranks.NoError(ended(c, err, backend.ErrTimeout, name))
 			return s.sticky(c, backend.ErrTimeout)
 		})
 	})

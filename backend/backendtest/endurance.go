@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // vector is integers on the communicator's device, with their values at hand.
@@ -174,10 +175,7 @@ func oneOf(c backend.Communicator, what backend.Collective, x, y *vector, call i
 func (s *suite) reuse(P int) error {
 	times := s.times(1000)
 	return s.ranks(P, func(c backend.Communicator) error {
-		q, err := c.Device().NewQueue()
-		if err != nil {
-			return err
-		}
+		q := testranks.Must(c.Device().NewQueue())
 		defer q.Close()
 		for i := range times {
 			err := s.vectors(c, 2, 100+i%100, func(vs []*vector) error {
@@ -266,17 +264,12 @@ func footprint() (heap int64, goroutines int) {
 func (s *suite) alloc(P int) error {
 	return s.ranks(P, func(c backend.Communicator) error {
 		for _, n := range []int{0, 1, 4096, 100000} {
-			b, err := c.Alloc(n)
-			if err != nil {
-				return err
-			}
+			b := testranks.Must(c.Alloc(n))
 			if b.Len() != n || b.DType() != backend.U8 {
 				return fmt.Errorf("Alloc(%d) gave %d %v, want %d u8", n, b.Len(), b.DType(), n)
 			}
 			v := &vector{s: s, values: make([]int64, n/8)}
-			if err := v.copyAndWait(backend.Of(v.values), b.As(backend.I64)); err != nil {
-				return err
-			}
+			testranks.NoError(v.copyAndWait(backend.Of(v.values), b.As(backend.I64)))
 			for i, got := range v.values {
 				if got != 0 {
 					return fmt.Errorf("Alloc(%d) gave memory that is not zero at byte %d", n, 8*i)
@@ -322,26 +315,19 @@ func (s *suite) freed(P int) error {
 
 func (s *suite) allocAndFree(c backend.Communicator, times int) error {
 	const n = 1000
-	kept, err := c.Alloc(8 * n)
-	if err != nil {
-		return err
-	}
+	kept := testranks.Must(c.Alloc(8 * n))
 	for i := range times {
 		x, err := c.Alloc(8 * n)
 		if err != nil {
 			return fmt.Errorf("time %d: %w", i, err)
 		}
 		v := &vector{s: s, values: make([]int64, n)}
-		if err := v.copyAndWait(backend.Of(v.values), x.As(backend.I64)); err != nil {
-			return err
-		}
+		testranks.NoError(v.copyAndWait(backend.Of(v.values), x.As(backend.I64)))
 		if at := slices.IndexFunc(v.values, func(e int64) bool { return e != 0 }); at >= 0 {
 			return fmt.Errorf("time %d: Alloc gave memory that is not zero at byte %d", i, 8*at)
 		}
 		bytes := backend.Of([]byte{1, 2, 3, 4, 5, 6, 7, 8})
-		if err := v.copyAndWait(x.Slice(0, 8), bytes); err != nil {
-			return err
-		}
+		testranks.NoError(v.copyAndWait(x.Slice(0, 8), bytes))
 		if (c.Rank()+i)%2 == 0 { // the others free this one later than the next, or earlier
 			x, kept = kept, x
 		}
@@ -371,19 +357,12 @@ func (s *suite) barrier(P int) error {
 		var came, left [100]int64
 		for i := range came {
 			came[i] = time.Now().UnixNano()
-			if err := backend.Barrier(c); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Barrier(c))
 			left[i] = time.Now().UnixNano()
 		}
-		if err := s.tell("barriers", c.Rank(), came[:]...); err != nil {
-			return err
-		}
+		testranks.NoError(s.tell("barriers", c.Rank(), came[:]...))
 		for p := range P {
-			theirs, err := s.hear("barriers", p)
-			if err != nil {
-				return err
-			}
+			theirs := testranks.Must(s.hear("barriers", p))
 			for i, t := range theirs {
 				if left[i] < t {
 					return fmt.Errorf("left barrier %d %d ns before rank %d came", i, t-left[i], p)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // split makes groups in every way and uses them.
@@ -139,14 +140,8 @@ func (s *suite) sameName(c backend.Communicator) error {
 
 // splitAgain splits a part, and uses the group afterwards.
 func (s *suite) splitAgain(c backend.Communicator) error {
-	half, err := c.Split(c.Rank()%2, 0)
-	if err != nil {
-		return err
-	}
-	quarter, err := half.Split(half.Rank()%2, 0)
-	if err != nil {
-		return err
-	}
+	half := testranks.Must(c.Split(c.Rank()%2, 0))
+	quarter := testranks.Must(half.Split(half.Rank()%2, 0))
 	if err := backend.Barrier(quarter); err != nil {
 		return fmt.Errorf("barrier of a part of a part: %w", err)
 	}
@@ -157,19 +152,12 @@ func (s *suite) splitAgain(c backend.Communicator) error {
 func (s *suite) partsClose(P int) error {
 	return s.ranks(P, func(c backend.Communicator) error {
 		for i := range 2 {
-			part, err := c.Split(0, 0)
-			if err != nil {
-				return err
-			}
-			if err := backend.Barrier(part); err != nil {
-				return err
-			}
+			part := testranks.Must(c.Split(0, 0))
+			testranks.NoError(backend.Barrier(part))
 			if i == 1 {
 				part.Abort(errors.New("this part is over"))
 			}
-			if err := part.Close(); err != nil {
-				return err
-			}
+			testranks.NoError(part.Close())
 			if err := backend.Barrier(c); err != nil {
 				return fmt.Errorf("barrier of the group after the end of a part: %w", err)
 			}
@@ -204,10 +192,7 @@ func (s *suite) overlapping(P int) error {
 		if c.Rank() == 0 || c.Rank() == 2 {
 			color = 0
 		}
-		part, err := c.Split(color, 0)
-		if err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(color, 0))
 		errs := make(chan error, 2)
 		go func() { errs <- s.skewed(c, times, 1) }()
 		go func() {

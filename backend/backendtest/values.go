@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // sizes returns the lengths of operands that are boundaries of something, but
@@ -294,10 +295,7 @@ func (s *suite) bench(P, n int, f func(b *bench) error) error {
 	return s.with(P, patient, func(g *Group) error {
 		b := &bench{comms: g.Comms, ms: make([]*memory, P), qs: make([]backend.Queue, P)}
 		err := s.each(g.Comms, func(c backend.Communicator) (err error) {
-			b.qs[c.Rank()], err = c.Device().NewQueue()
-			if err != nil {
-				return err
-			}
+			b.qs[c.Rank()] = testranks.Must(c.Device().NewQueue())
 			b.ms[c.Rank()], err = s.newMemory(c, room, min(room, 32<<20/P))
 			return err
 		})
@@ -483,13 +481,8 @@ func (s *suite) sameBits(P int) error {
 			}
 		}
 		return s.each(b.comms, func(c backend.Communicator) error {
-			if err := s.tell("its bits", c.Rank(), sums[c.Rank()]...); err != nil {
-				return err
-			}
-			first, err := s.hear("its bits", 0)
-			if err != nil {
-				return err
-			}
+			testranks.NoError(s.tell("its bits", c.Rank(), sums[c.Rank()]...))
+			first := testranks.Must(s.hear("its bits", 0))
 			for i, sum := range sums[c.Rank()] {
 				if sum != first[i] {
 					return fmt.Errorf("in trial %d rank %d has other bits than rank 0", i, c.Rank())

@@ -29,8 +29,7 @@ func TestQueuesRunFusedPrograms(t *testing.T) {
 		if err == nil {
 			err = e.Join(context.Background())
 		}
-		if err != nil || y[0] != 16 || y[1] != 81 || y[2] != 256 {
-			t.Errorf("%s: %v, %v", name, y, err)
-		}
+		require.Check(t, err == nil && y[0] == 16 && y[1] == 81 && y[2] == 256, "%s: %v, %v", name,
+			y, err)
 	}
 }

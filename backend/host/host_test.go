@@ -58,9 +58,7 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 					}
 					x[0] = float32(i%7 + r)
 					began := time.Now()
-					if err := allReduce(comms[r], x); err != nil {
-						return err
-					}
+					testranks.NoError(allReduce(comms[r], x))
 					if time.Since(began) > futexTimeout*9/10 {
 						slow[r]++
 					}
@@ -88,10 +86,7 @@ func TestNothingIsLeftInSharedMemory(t *testing.T) {
 	}
 	worlds := require.Value(rendezvous.Local(2, 0))(t)
 	errs := testranks.Each(2, func(r int) error {
-		c, err := Backend{Dir: dir}.Connect(context.Background(), worlds[r])
-		if err != nil {
-			return err
-		}
+		c := testranks.Must(Backend{Dir: dir}.Connect(context.Background(), worlds[r]))
 		if _, err := c.Alloc(1 << 16); err != nil {
 			return err
 		}
@@ -126,10 +121,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 		const runs = 50
 		var allocs float64
 		errs := testranks.Each(2, func(r int) error {
-			b, err := comms[r].Alloc(4 * n)
-			if err != nil {
-				return err
-			}
+			b := testranks.Must(comms[r].Alloc(4 * n))
 			x := b.As(backend.F32)
 			var failed error
 			reduce := func() { // AllocsPerRun counts the whole process: both ranks
@@ -175,9 +167,7 @@ func BenchmarkAllReduce(b *testing.B) {
 				errs := testranks.Each(P, func(r int) error {
 					x := make([]float32, n)
 					for range b.N {
-						if err := allReduce(comms[r], x); err != nil {
-							return err
-						}
+						testranks.NoError(allReduce(comms[r], x))
 					}
 					return nil
 				})
@@ -273,19 +263,14 @@ func TestFreeGivesMemoryBackAtOnce(t *testing.T) {
 	comms := connect(t, 2, time.Minute)
 	errs := testranks.Each(2, func(r int) error {
 		c := comms[r]
-		b, err := c.Alloc(2 * page)
-		if err != nil {
-			return err
-		}
+		b := testranks.Must(c.Alloc(2 * page))
 		bytes := b.Bytes()
 		bytes[0], bytes[page] = 1, 2
 		if err := c.Free(b.Slice(1, 2)); !errors.Is(err, backend.ErrArgument) {
 			return fmt.Errorf("Free of a part of the memory gave the error %v, want ErrArgument",
 				err)
 		}
-		if err := c.Free(b); err != nil {
-			return err
-		}
+		testranks.NoError(c.Free(b))
 		if bytes[0] != 0 || bytes[page] != 0 { // until the next Alloc it may be looked at
 			return errors.New("the memory behind freed pages is still there")
 		}

@@ -27,10 +27,7 @@ func TestCommunicatorOutlivesTheQueueOfItsLastCall(t *testing.T) {
 	ranks(t, 2, func(c *comm) error {
 		q := newQueue()
 		x := backend.Of(make([]float32, 4))
-		w, err := c.Start(q, sum, x, x)
-		if err != nil {
-			return err
-		}
+		w := testranks.Must(c.Start(q, sum, x, x))
 		return errors.Join(w.Join(context.Background()), q.Close(), backend.Run(c, sum, x, x))
 	})
 }
@@ -38,9 +35,7 @@ func TestCommunicatorOutlivesTheQueueOfItsLastCall(t *testing.T) {
 func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 	ranks(t, 2, func(c *comm) error {
 		x := backend.Of(make([]float32, 4))
-		if err := backend.Run(c, sum, x, x); err != nil {
-			return err
-		}
+		testranks.NoError(backend.Run(c, sum, x, x))
 		if c.rank == 0 {
 			q := newQueue()
 			q.Close()
@@ -56,35 +51,20 @@ func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 // the contract asks for.
 func TestCallsOfTwoCommunicatorsAreNotOrdered(t *testing.T) {
 	ranks(t, 2, func(a *comm) error {
-		b, err := a.Split(0, 0)
-		if err != nil {
-			return err
-		}
+		b := testranks.Must(a.Split(0, 0))
 		defer b.Close()
 		q := newQueue()
 		defer q.Close()
 		x, y, z := backend.Of(make([]float32, 4)), backend.Of(make([]float32, 4)),
 			backend.Of(make([]float32, 4))
-		w, err := a.Start(q, sum, x, x)
-		if err != nil {
-			return err
-		}
-		if err := w.Join(context.Background()); err != nil {
-			return err
-		}
+		w := testranks.Must(a.Start(q, sum, x, x))
+		testranks.NoError(w.Join(context.Background()))
 		if a.rank == 1 {
-			if err := backend.Run(a, sum, z, z); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(a, sum, z, z))
 		}
-		w, err = b.Start(q, sum, y, y)
-		if err != nil {
-			return err
-		}
+		w = testranks.Must(b.Start(q, sum, y, y))
 		if a.rank == 0 {
-			if err := backend.Run(a, sum, z, z); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(a, sum, z, z))
 		}
 		return w.Join(context.Background())
 	})
@@ -110,9 +90,7 @@ func TestSplitsBelongToTheCallerAfterStart(t *testing.T) {
 		q := newQueue()
 		defer q.Close()
 		release := make(serial.Event)
-		if err := q.Wait(release); err != nil {
-			return err
-		}
+		testranks.NoError(q.Wait(release))
 		splits := []int{3, 1}
 		dst := make([]float32, 4)
 		w, err := c.Start(q, backend.Collective{Kind: backend.AllGather, Splits: splits},

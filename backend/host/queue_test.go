@@ -30,9 +30,8 @@ func TestTimedEventsAreWhenTheQueueGotThere(t *testing.T) {
 	from, to, again := events[0], events[1], events[2]
 	gate := make(serial.Event)
 	pause := func() error { return q.submit(func() { time.Sleep(10 * time.Millisecond) }) }
-	err := errors.Join(q.RecordTimed(again), q.RecordTimed(from), pause(), q.RecordTimed(to),
-		q.Wait(gate), q.RecordTimed(again))
-	require.NoError(t, err)
+	require.NoError(t, errors.Join(q.RecordTimed(again), q.RecordTimed(from), pause(),
+		q.RecordTimed(to), q.Wait(gate), q.RecordTimed(again)))
 	for {
 		if took, happened, err := to.Elapsed(from); err != nil {
 			t.Fatal(err)

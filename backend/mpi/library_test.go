@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestLibraryOfTheLauncherComesFirst(t *testing.T) {
@@ -21,10 +23,8 @@ func TestLibraryOfTheLauncherComesFirst(t *testing.T) {
 			}
 			return ""
 		})
-		if got[0] != test.first || !slices.Contains(got, "libmpi.so.12") ||
-			!slices.Contains(got, "libmpi.so.40") {
-			t.Errorf("with %q: %v", test.variable, got)
-		}
+		require.Check(t, got[0] == test.first && slices.Contains(got, "libmpi.so.12") &&
+			slices.Contains(got, "libmpi.so.40"), "with %q: %v", test.variable, got)
 	}
 	dir := t.TempDir()
 	for named, want := range map[string]string{dir: filepath.Join(dir, "libmpi_abi.so.1"),
@@ -35,9 +35,7 @@ func TestLibraryOfTheLauncherComesFirst(t *testing.T) {
 			}
 			return ""
 		})
-		if got[0] != want {
-			t.Errorf("EURYALE_MPI=%s: %v", named, got)
-		}
+		require.Check(t, got[0] == want, "EURYALE_MPI=%s: %v", named, got)
 	}
 }
 
@@ -48,8 +46,6 @@ func TestMissingLibrarySaysWhatToDo(t *testing.T) {
 		}
 		return ""
 	})
-	if err == nil || !strings.Contains(err.Error(), "-tags mpi") && !strings.Contains(err.Error(),
-		"EURYALE_MPI") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Check(t, err != nil && (strings.Contains(err.Error(), "-tags mpi") ||
+		strings.Contains(err.Error(), "EURYALE_MPI")), "the error is %v", err)
 }

@@ -45,7 +45,6 @@ func TestShortPiecesTravelInAnyParts(t *testing.T) {
 			}
 		}
 	}
-	if l.in.pending() || string(head) != "head" || !bytes.Equal(operand, []byte("operand")) {
-		t.Errorf("received %q and %q", head, operand)
-	}
+	require.Check(t, !l.in.pending() && string(head) == "head" &&
+		bytes.Equal(operand, []byte("operand")), "received %q and %q", head, operand)
 }

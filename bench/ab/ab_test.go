@@ -33,18 +33,14 @@ func script(factors ...float64) (measure func(int, group) (times, error), order 
 
 func TestVersionsRunInTurnAndRatiosArePaired(t *testing.T) {
 	measure, order := script(1.05, 0.9, 1.06)
-	cells, err := group{"host", 2, "allreduce"}.compare(3, measure)
-	require.NoError(t, err)
+	cells := require.Value(group{"host", 2, "allreduce"}.compare(3, measure))(t)
 	if want := []int{0, 1, 1, 0, 0, 1}; !slices.Equal(*order, want) {
 		t.Errorf("the order is %v, want %v", *order, want)
 	}
-	if len(cells) != 2 || !near(cells[0].ratio(), 1.05) || !near(cells[1].ratio(), 1) ||
-		cells[0].bytes != 1024 {
-		t.Errorf("the cells are %v", cells)
-	}
-	if g := geomean(cells); !near(g, math.Sqrt(1.05)) {
-		t.Errorf("the geometric mean is %v", g)
-	}
+	require.Check(t, len(cells) == 2 && near(cells[0].ratio(), 1.05) && near(cells[1].ratio(), 1) &&
+		cells[0].bytes == 1024, "the cells are %v", cells)
+	g := geomean(cells)
+	require.Check(t, near(g, math.Sqrt(1.05)), "the geometric mean is %v", g)
 	if err := judge(cells); err == nil || !strings.Contains(err.Error(), "1.025, above 1.02") {
 		t.Errorf("the judgement is %v", err)
 	}
@@ -72,9 +68,8 @@ func TestACellIsSlowIfNoRepeatClearsIt(t *testing.T) {
 			t.Errorf("%v: %d runs, want %d", test.factors, len(*order), test.runs)
 		}
 		err = judge(cells)
-		if slow := err != nil && strings.Contains(err.Error(), "repeats"); slow != test.slow {
-			t.Errorf("%v: slow is %v: %v", test.factors, slow, err)
-		}
+		slow := err != nil && strings.Contains(err.Error(), "repeats")
+		require.Check(t, slow == test.slow, "%v: slow is %v: %v", test.factors, slow, err)
 		if c := worst(cells); test.slow && (!near(c.lowest(), 1.11) || !near(c.ratio(), 1.2)) {
 			t.Errorf("the worst is %v", c)
 		}
@@ -85,9 +80,8 @@ func TestSizesMustBeMeasuredByBothVersions(t *testing.T) {
 	_, err := group{"host", 2, "allreduce"}.compare(1, func(version int, _ group) (times, error) {
 		return times{1024 << version: 1}, nil
 	})
-	if err == nil || !strings.Contains(err.Error(), "not measured by both") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Check(t, err != nil && strings.Contains(err.Error(), "not measured by both"),
+		"the error is %v", err)
 }
 
 // written writes a file, which can be run.
@@ -116,9 +110,8 @@ func TestFilesAreCompared(t *testing.T) {
 	for want, files := range map[string][2]string{"geomean=1.000": {host, device},
 		"geomean=1.500": {host, of("slow.jsonl", `"p50_us":3`)}} {
 		out, err := compared("--old", files[0], "--new", files[1])
-		if !strings.Contains(out, want) || (err == nil) != strings.Contains(want, "=1.000") {
-			t.Errorf("%v and\n%s, want %s", err, out, want)
-		}
+		require.Check(t, strings.Contains(out, want) && (err == nil) == strings.Contains(want,
+			"=1.000"), "%v and\n%s, want %s", err, out, want)
 	}
 	for text, want := range map[string]string{"# no line": "no results", "{": "unexpected end",
 		`{"ranks":2,"bytes":1024,"p50_us":1}`: "not measured by both",
@@ -142,9 +135,8 @@ func TestPeersAreCompared(t *testing.T) {
 	out, err := compared("--peer", "openmpi", "--new", ours, "--ranks", "2", "--backend", "tcp",
 		"--max", "1K", "--time", "1ms", "--collectives", "allreduce,reduce,broadcast", "--rounds",
 		"2")
-	if err != nil || !strings.Contains(out, "cells=2 geomean=0.500") {
-		t.Errorf("%v and\n%s", err, out)
-	}
+	require.Check(t, err == nil && strings.Contains(out, "cells=2 geomean=0.500"), "%v and\n%s",
+		err, out)
 	if _, err := compared("--peer", "mvapich", "--ranks", "2", "--new", ours); err == nil ||
 		!strings.Contains(err.Error(), "openmpi runs [allreduce") {
 		t.Errorf("another peer: %v", err)
@@ -153,14 +145,12 @@ func TestPeersAreCompared(t *testing.T) {
 
 func TestRanksHaveACPUEach(t *testing.T) {
 	for cpus, want := range map[int]string{1: "", 2: "2", 7: "2,4", 8: "2,4,8", 64: "2,4,8"} {
-		if got := hostRanks(cpus); got != want {
-			t.Errorf("%d CPUs: %q, want %q", cpus, got, want)
-		}
+		got := hostRanks(cpus)
+		require.Check(t, got == want, "%d CPUs: %q, want %q", cpus, got, want)
 	}
 	groups, err := options{ranks: "2,4", gpus: 2, collectives: "allreduce,gather"}.groups()
-	if err != nil || len(groups) != 6 || groups[5] != (group{"gpu", 2, "gather"}) {
-		t.Errorf("the groups are %v, %v", groups, err)
-	}
+	require.Check(t, err == nil && len(groups) == 6 && groups[5] == (group{"gpu", 2, "gather"}),
+		"the groups are %v, %v", groups, err)
 	if _, err := (options{}).groups(); err == nil {
 		t.Error("nothing to measure is no error")
 	}
@@ -182,15 +172,13 @@ func TestProgramsAreRunAndCompared(t *testing.T) {
 	} {
 		out, err := compared("--old", old, "--new", program("new", line), "--rounds", "2",
 			"--ranks", "2", "--gpus", "0", "--collectives", "gather", "--min", "8")
-		if !strings.Contains(out, want) || (err != nil) != strings.Contains(want, "again") {
-			t.Errorf("the error is %v, the output\n%s", err, out)
-		}
+		require.Check(t, strings.Contains(out, want) && (err != nil) == strings.Contains(want,
+			"again"), "the error is %v, the output\n%s", err, out)
 	}
 	failing := written(t, dir, "failing", "#!/bin/sh\necho no memory >&2\nexit 1\n")
 	_, err := compared("--old", failing, "--new", old, "--ranks", "2", "--gpus", "0")
-	if err == nil || !strings.Contains(err.Error(), "no memory") {
-		t.Errorf("the error is %v", err)
-	}
+	require.Check(t, err != nil && strings.Contains(err.Error(), "no memory"), "the error is %v",
+		err)
 	if _, err := compared(); err == nil ||
 		errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no arguments: %v", err)

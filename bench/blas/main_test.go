@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestProductsAreCompared(t *testing.T) {
@@ -26,15 +28,13 @@ func TestProductsAreCompared(t *testing.T) {
 
 func TestExpIsCompared(t *testing.T) {
 	line, err := compareExp(1, time.Millisecond)
-	if err != nil || line.Op != "exp_f32" || line.Gflops <= 0 || line.PeerGflops <= 0 {
-		t.Errorf("%+v, %v", line, err)
-	}
+	require.Check(t, err == nil && line.Op == "exp_f32" && !(line.Gflops <= 0) &&
+		!(line.PeerGflops <= 0), "%+v, %v", line, err)
 }
 
 func TestWrongThreadsAreRefused(t *testing.T) {
 	for _, list := range []string{"", "0", "1,x"} {
-		if n, err := numbers(list); err == nil {
-			t.Errorf("%q are %v", list, n)
-		}
+		n, err := numbers(list)
+		require.Check(t, err != nil, "%q are %v", list, n)
 	}
 }

@@ -47,11 +47,10 @@ func measured(t *testing.T, ranks int) {
 		require.NoError(t, json.Unmarshal([]byte(line), &r))
 		results = append(results, r)
 	}
-	if len(results) != 2 || heads != 2*2 || want < 2*2 || profiled < want ||
-		profiled > 2*(slowest+operations) {
-		t.Fatalf("%d results and %d lines of profiles in\n%s", len(results), heads+profiled,
-			out.String())
-	}
+	require.That(t, len(results) == 2 && heads == 2*2 && want >= 2*2 && profiled >= want &&
+		profiled <= 2*(slowest+
+			operations), "%d results and %d lines of profiles in\n%s", len(results), heads+
+		profiled, out.String())
 	for i, precision := range []string{"f32", "bf16"} {
 		if r := results[i]; r.Model != "mlp" || r.Ranks != ranks || r.Precision != precision ||
 			r.StepUS <= 0 || r.Arena <= 0 || r.Fused <= 0 || r.HostOps != 0 ||
@@ -121,12 +120,10 @@ func TestShardsAreMeasured(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(out.String()), &all[stage]))
 	}
 	whole, state, gradients := all[0], all[1], all[2]
-	if whole.Efficiency != 0 || state.Solver*9/5 > whole.Solver ||
-		gradients.Solver != state.Solver ||
-		state.Gradients < whole.Gradients || gradients.Gradients != 0 || gradients.Shards != 2 ||
-		gradients.Params != whole.Params || all[3].Params*9/5 > whole.Params {
-		t.Errorf("the results are %+v", all)
-	}
+	require.Check(t, whole.Efficiency == 0 && state.Solver*9/5 <= whole.Solver &&
+		gradients.Solver == state.Solver && state.Gradients >= whole.Gradients &&
+		gradients.Gradients == 0 && gradients.Shards == 2 && gradients.Params == whole.Params &&
+		all[3].Params*9/5 <= whole.Params, "the results are %+v", all)
 }
 
 // Gradients travel in 16 bits, or few of them, if that is asked for.
@@ -163,12 +160,10 @@ func TestGorgoniaTakesTurns(t *testing.T) {
 		"--peer", "gorgonia"}))
 	var r result
 	require.NoError(t, json.Unmarshal([]byte(out.String()), &r))
-	if r.Peer != "gorgonia" || r.PeerUS <= 0 || r.Ratio <= 0 {
-		t.Errorf("the result is %+v", r)
-	}
-	if got := medianRatio([]float64{1, 2, 6}, []float64{2, 2, 2}); got != 1 {
-		t.Errorf("the median of 0.5, 1 and 3 is %v", got)
-	}
+	require.Check(t, r.Peer == "gorgonia" && !(r.PeerUS <= 0) && !(r.Ratio <= 0),
+		"the result is %+v", r)
+	got := medianRatio([]float64{1, 2, 6}, []float64{2, 2, 2})
+	require.Check(t, got == 1, "the median of 0.5, 1 and 3 is %v", got)
 	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "1", "--peer",
 		"/dev/null", "--python", "false"}); err == nil {
 		t.Error("a peer that ends is no error")
@@ -181,9 +176,8 @@ func TestObservingIsMeasured(t *testing.T) {
 	require.NoError(t, run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2",
 		"--observe", strings.Join(watchers, ",")}))
 	var r struct{ Ratio float64 }
-	if err := json.Unmarshal([]byte(out.String()), &r); err != nil || r.Ratio <= 0 {
-		t.Errorf("the result is %s, %v", out.String(), err)
-	}
+	err := json.Unmarshal([]byte(out.String()), &r)
+	require.Check(t, err == nil && !(r.Ratio <= 0), "the result is %s, %v", out.String(), err)
 }
 
 // Nothing of a small model of each kind runs on the host, and its loss falls.
@@ -200,9 +194,8 @@ func TestModelsTrain(t *testing.T) {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
 			b, loss, err := m.graph(1, &sync.Mutex{})
 			require.NoError(t, err)
-			machine, err := vm.New(b.graph, nil, vm.WithPrecision(p),
-				vm.WithSolver(m.solver(), b.learnables...))
-			require.NoError(t, err)
+			machine := require.Value(vm.New(b.graph, nil, vm.WithPrecision(p),
+				vm.WithSolver(m.solver(), b.learnables...)))(t)
 			if plan := machine.Plan().String(); !strings.Contains(plan, " host_ops=0\n") {
 				t.Errorf("%s in %v runs operations on the host:\n%s", name, p, plan)
 			}
@@ -239,8 +232,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"--device", "cpu", "-n", "2", "--peer", "gorgonia"}, {"--memory", "-1"}, {"--largest"},
 		{"--observe", "all"}, {"--observe", "trace", "-n", "2"},
 		{"--layers", "-1"}, {"--batch", "-1"}, {"--wire", "bf16"}, {"--wire", "f32", "-n", "2"}} {
-		if _, err := parse(args); err == nil {
-			t.Errorf("%q is no error", args)
-		}
+		_, err := parse(args)
+		require.Check(t, err != nil, "%q is no error", args)
 	}
 }

@@ -75,13 +75,9 @@ func TestBenchWritesATable(t *testing.T) {
 	require.NoError(t, b.Run(context.Background(), &streams{out: &out, err: &notes}))
 	for _, want := range []string{"# euryale bench: allgather of f32, 1K to 4K", "3 goroutines",
 		"3 timed calls", "algbw = bytes / mean", " 1020 ", " 4092 ", " 0\n"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, out.String())
-		}
+		require.Check(t, strings.Contains(out.String(), want), "no %q in\n%s", want, out.String())
 	}
-	if notes.Len() > 0 {
-		t.Errorf("notes: %s", notes.String())
-	}
+	require.Check(t, notes.Len() <= 0, "notes: %s", notes.String())
 }
 
 func TestBenchWritesJSONLines(t *testing.T) {
@@ -89,18 +85,14 @@ func TestBenchWritesJSONLines(t *testing.T) {
 	var out, notes bytes.Buffer
 	require.NoError(t, b.Run(context.Background(), &streams{out: &out, err: &notes}))
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if len(lines) != 2 {
-		t.Fatalf("%d lines, want 2:\n%s", len(lines), out.String())
-	}
+	require.That(t, len(lines) == 2, "%d lines, want 2:\n%s", len(lines), out.String())
 	var r bench.Result
 	require.NoError(t, json.Unmarshal([]byte(lines[1]), &r))
-	if r.Collective != "allreduce" || r.Op != "max" || r.DType != "i32" || r.Backend != "host" ||
-		r.Ranks != 2 || r.Bytes != 4096 || !r.InProc || r.Wrong != 0 {
-		t.Errorf("line is %+v", r)
-	}
-	if !strings.HasPrefix(notes.String(), "# euryale bench") {
-		t.Errorf("notes: %q", notes.String())
-	}
+	require.Check(t, r.Collective == "allreduce" && r.Op == "max" && r.DType == "i32" &&
+		r.Backend == "host" && r.Ranks == 2 && r.Bytes == 4096 && r.InProc &&
+		r.Wrong == 0, "line is %+v", r)
+	require.Check(t, strings.HasPrefix(notes.String(), "# euryale bench"), "notes: %q",
+		notes.String())
 }
 
 // guarded is a backend whose ranks have memory that the host cannot touch, as a
@@ -126,8 +118,7 @@ func TestBenchOnADeviceTimesBatches(t *testing.T) {
 		b := quickBench(t, "-n", "2", "--in-place", "--alloc")
 		b.JSON = asJSON
 		var out, notes bytes.Buffer
-		c, err := b.config(b.N)
-		require.NoError(t, err)
+		c := require.Value(b.config(b.N))(t)
 		require.NoError(t, b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c,
 			guarded{}))
 		text := notes.String() + out.String()

@@ -59,9 +59,8 @@ func TestDoctorReportsEveryPart(t *testing.T) {
 		parts = append(parts, "backend "+b.Name())
 	}
 	for _, about := range parts {
-		if !strings.Contains(report, "\n"+about+" ") && !strings.HasPrefix(report, about+" ") {
-			t.Errorf("nothing about %s in\n%s", about, report)
-		}
+		require.Check(t, strings.Contains(report, "\n"+about+" ") ||
+			strings.HasPrefix(report, about+" "), "nothing about %s in\n%s", about, report)
 	}
 	for line := range strings.Lines(report) {
 		if verdict := line[16:20]; verdict != "ok  " && verdict != "no  " &&
@@ -81,9 +80,8 @@ func TestDoctorFailsOnlyIfNothingWorks(t *testing.T) {
 	}{{nil, broken, false}, {broken, nil, false}, {broken, broken, true}} {
 		report, err := examine(t, test.goroutines, test.processes)
 		require.Check(t, (err != nil) == test.fails, "%+v: error is %v", test, err)
-		if !strings.Contains(report, "no  first line\n                    second line\n") {
-			t.Errorf("the reason is not there, or not aligned:\n%s", report)
-		}
+		require.Check(t, strings.Contains(report, "no  first line\n                    second "+
+			"line\n"), "the reason is not there, or not aligned:\n%s", report)
 	}
 }
 
@@ -126,21 +124,17 @@ func TestDoctorReadsWhatWasMeasured(t *testing.T) {
 
 func TestDoctorKeepsTheSecret(t *testing.T) {
 	report, _ := examine(t, nil, nil, "EURYALE_TOKEN=swordfish")
-	if strings.Contains(report, "swordfish") || !strings.Contains(report, "EURYALE_TOKEN") {
-		t.Errorf("report:\n%s", report)
-	}
+	require.Check(t, !strings.Contains(report, "swordfish") &&
+		strings.Contains(report, "EURYALE_TOKEN"), "report:\n%s", report)
 }
 
 func TestDoctorsSelfTestAllReduces(t *testing.T) {
 	tests := selfTests(0)
-	if len(tests) != 2 || tests[0].about != "host goroutines" ||
-		tests[1].about != "host processes" {
-		t.Fatalf("without GPUs the self tests are %+v", tests)
-	}
+	require.That(t, len(tests) == 2 && tests[0].about == "host goroutines" &&
+		tests[1].about == "host processes", "without GPUs the self tests are %+v", tests)
 	text, err := tests[0].run(context.Background())
-	if err != nil || !strings.Contains(text, "2 ranks all-reduce right on backend host, 4K in ") {
-		t.Errorf("%q, %v", text, err)
-	}
+	require.Check(t, err == nil && strings.Contains(text, "2 ranks all-reduce right on backend "+
+		"host, 4K in "), "%q, %v", text, err)
 }
 
 func TestSelfTestSaysWhatTheRanksSaid(t *testing.T) {
@@ -149,9 +143,8 @@ func TestSelfTestSaysWhatTheRanksSaid(t *testing.T) {
 		return errors.New("rank 1 failed: exit status 1")
 	}
 	_, err := benchCmd{}.selfTest(start)(context.Background())
-	if err == nil || err.Error() != "rank 1 failed: exit status 1\neuryale: rank 1: out of luck" {
-		t.Errorf("error is %v", err)
-	}
+	require.Check(t, err != nil && err.Error() == "rank 1 failed: exit status 1\neuryale: rank "+
+		"1: out of luck", "error is %v", err)
 }
 
 // patient is a doctor whose self tests are those given, of checkups that take up to limit.
@@ -218,8 +211,6 @@ func TestDoctorNamesWhatHangs(t *testing.T) {
 	for _, want := range []string{"gpu             no  it took longer than 10ms",
 		"deaf            no  it took longer than 10ms",
 		"late            no  rank 1 hangs: it took longer than 10ms", "after           ok  works"} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("no %q in\n%s", want, b.String())
-		}
+		require.Check(t, strings.Contains(b.String(), want), "no %q in\n%s", want, b.String())
 	}
 }

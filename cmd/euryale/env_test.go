@@ -30,12 +30,10 @@ func TestEnvPreparesABuild(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, (envCmd{Dir: dir}).Run(context.Background(),
 		&streams{out: &out, err: io.Discard}))
-	flags, err := exec.Command("sh", "-c", `eval "$1"; printenv CGO_ENABLED CGO_CFLAGS CGO_LDFLAGS`,
-		"sh", out.String()).Output()
-	require.NoError(t, err)
-	if !strings.Contains(out.String(), "\n# cuDNN: ") {
-		t.Errorf("no word on cuDNN in\n%s", out.String())
-	}
+	flags := require.Value(exec.Command("sh", "-c",
+		`eval "$1"; printenv CGO_ENABLED CGO_CFLAGS CGO_LDFLAGS`, "sh", out.String()).Output())(t)
+	require.Check(t, strings.Contains(out.String(), "\n# cuDNN: "), "no word on cuDNN in\n%s",
+		out.String())
 	for _, want := range []string{"1\n", `"-I` + dir + `/include" -I` + toolkit + "/include\n",
 		`"-L` + dir + `/lib" -lcuda`} {
 		require.Check(t, strings.Contains(string(flags), want), "no %q in\n%s", want, flags)

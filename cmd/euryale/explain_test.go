@@ -98,9 +98,8 @@ func TestExplainUsesWhatWasMeasured(t *testing.T) {
 	measured(t, "this test", gpu.Sample{Bytes: 1024, NCCL: 9, OneShot: 4})
 	links := hierarchy.DefaultLinks()
 	links.Step = 77 * time.Microsecond
-	_, keepErr := hierarchy.Measurement{Model: "NVIDIA H200", Machines: 2, Devices: 2, Links: links,
-		Source: "that test"}.Keep()
-	require.NoError(t, keepErr)
+	require.NoError(t, require.Err(hierarchy.Measurement{Model: "NVIDIA H200", Machines: 2,
+		Devices: 2, Links: links, Source: "that test"}.Keep()))
 	code, out, err := explain("allreduce 1K --topology 2x2" + h200)
 	for _, want := range []string{": one-shot", "(this test): nccl 9.0 us, one-shot 4.0 us",
 		"77µs for a phase", "measured: that test"} {
@@ -276,10 +275,9 @@ func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
 	require.That(t, code == 0, "code %d, %s", code, stderr)
 	_, table, _ := strings.Cut(out, "  runs\n")
 	rows := strings.Split(strings.TrimSpace(table), "\n")
-	if len(rows) != 10 || !strings.HasPrefix(strings.TrimSpace(rows[0]), "8 ") ||
-		!strings.HasPrefix(strings.TrimSpace(rows[9]), "4096 ") {
-		t.Fatalf("rows of 8 to 4,096 ranks:\n%s", table)
-	}
+	require.That(t, len(rows) == 10 && strings.HasPrefix(strings.TrimSpace(rows[0]), "8 ") &&
+		strings.HasPrefix(strings.TrimSpace(rows[9]),
+			"4096 "), "rows of 8 to 4,096 ranks:\n%s", table)
 	for _, row := range rows {
 		var W, M, slices int
 		var flat, layered, unit, runs string
@@ -287,10 +285,9 @@ func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
 		_, err := fmt.Sscan(text, &W, &M, &flat, &unit, &layered, &unit, &slices, &runs)
 		require.That(t, err == nil, "%s: %v", row, err)
 		_, one, _ := explain(fmt.Sprintf("allreduce 64M --topology %dx8%s", M, links))
-		if W != 8*M || !strings.Contains(one, ": "+runs+", because") || slices > 0 &&
-			!strings.Contains(one, fmt.Sprintf("in %d slice", slices)) {
-			t.Errorf("%s, but explain says\n%s", row, one)
-		}
+		require.Check(t, W == 8*M && strings.Contains(one, ": "+runs+", because") &&
+			(slices <= 0 || strings.Contains(one, fmt.Sprintf("in %d slice", slices))), "%s, but "+
+			"explain says\n%s", row, one)
 	}
 	svg, err := os.ReadFile(picture)
 	require.Check(t, err == nil && strings.Contains(string(svg), "<svg"), "no picture: %v", err)
@@ -315,10 +312,9 @@ func TestFoundExplainForgetsWhatWasTuned(t *testing.T) {
 		"of two machines"}} {
 		keep(test.declared, test.step, test.source)
 		code, out, err := explain("allreduce 2M --topology 2x2")
-		if code != 0 || !strings.Contains(out, test.step.String()+" for a phase") ||
-			!strings.Contains(out, "measured: "+test.source) {
-			t.Errorf("code %d, %s, %s in\n%s", code, err, test.source, out)
-		}
+		require.Check(t, code == 0 && strings.Contains(out, test.step.String()+" for a phase") &&
+			strings.Contains(out, "measured: "+
+				test.source), "code %d, %s, %s in\n%s", code, err, test.source, out)
 	}
 }
 

@@ -140,9 +140,7 @@ func TestMatrixNamesEveryPair(t *testing.T) {
 	require.NoError(t, matrix(usableGPUs(all)).write(&b))
 	for _, want := range []string{"nvlink          no ", "cuda:0         -         1         2",
 		"cuda:1        10         -        12", "cuda:2 to cuda:0: out of luck"} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("no %q in\n%s", want, b.String())
-		}
+		require.Check(t, strings.Contains(b.String(), want), "no %q in\n%s", want, b.String())
 	}
 }
 
@@ -175,9 +173,7 @@ func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 	require.Report(t, d.examine(context.Background(), &b))
 	for _, want := range []string{"driver          ok  580\n", "cuda:1          ok  a stand-in\n",
 		"cuda:2          no  too old\n", "gpu copies      ok ", "nccl goroutines ok "} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("no %q in\n%s", want, b.String())
-		}
+		require.Check(t, strings.Contains(b.String(), want), "no %q in\n%s", want, b.String())
 	}
 	require.Check(t, asked == 2 && closed, "self tests were asked for %d GPUs; closed: %v", asked,
 		closed)

@@ -40,10 +40,9 @@ func TestHostsSayWhatGPUsLack(t *testing.T) {
 	}
 	t.Setenv("EURYALE_CUBLAS", filepath.Join(t.TempDir(), "libcublas.so"))
 	advice := gpuAdvice()
-	if !slices.Contains(advice, "gpu: "+err.Error()) ||
-		!strings.Contains(strings.Join(advice, "\n"), "cuBLAS: not found: without it") {
-		t.Errorf("%q, want %v, and cuBLAS", advice, err)
-	}
+	require.Check(t, slices.Contains(advice, "gpu: "+err.Error()) &&
+		strings.Contains(strings.Join(advice, "\n"), "cuBLAS: not found: without it"), "%q, want "+
+		"%v, and cuBLAS", advice, err)
 	const lack = "products: kernels of Euryale: cuBLAS was not found: install it"
 	got := missing("A GPU\n" + lack + "\nlibcublas.so.13: no such file\nconvolutions: cuDNN 9")
 	require.Slices(t, "of facts", got, []string{lack})

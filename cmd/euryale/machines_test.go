@@ -173,9 +173,8 @@ func TestMachinesRunABenchmark(t *testing.T) {
 	machines := proctest.Machines(t, 2, proctest.Wire{})
 	out := startJob(t, machines, command(t).Path, "bench", "--min=4", "--max=4M", "--factor=32",
 		"--iters=5").succeeds(t)
-	if !strings.Contains(out, "[0] # ranks: 4 processes") || !strings.Contains(out, "backend tcp") {
-		t.Errorf("machine 0 printed\n%s", out)
-	}
+	require.Check(t, strings.Contains(out, "[0] # ranks: 4 processes") &&
+		strings.Contains(out, "backend tcp"), "machine 0 printed\n%s", out)
 }
 
 // Links between machines are measured where they are, inside in shared memory, and explained

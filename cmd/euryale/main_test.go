@@ -136,9 +136,8 @@ func TestTokensAreRandomAndFitAnAddress(t *testing.T) {
 		token := strings.TrimSpace(out)
 		// 26 letters of 5 bits are 130 bits.
 		plain := url.QueryEscape(token) == token
-		if code != 0 || err != "" || len(token) < 26 || !plain || seen[token] {
-			t.Errorf("code %d: %q %q", code, out, err)
-		}
+		require.Check(t, code == 0 && err == "" && len(token) >= 26 && plain && !seen[token],
+			"code %d: %q %q", code, out, err)
 		seen[token] = true
 	}
 }

@@ -62,19 +62,16 @@ func TestBenchOverTLS(t *testing.T) {
 
 func TestDoctorTriesProcesses(t *testing.T) {
 	out, err := command(t, "doctor").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "host processes  ok  2 ranks all-reduce "+
-		"right on backend host") {
-		t.Errorf("%v\n%s", err, out)
-	}
+	require.Check(t, err == nil && strings.Contains(string(out), "host processes  ok  2 ranks "+
+		"all-reduce "+"right on backend host"), "%v\n%s", err, out)
 }
 
 func TestBenchStartsItself(t *testing.T) {
 	var out, notes bytes.Buffer
 	cmd := command(t, small("-n", "3", "--json", "--alloc")...)
 	cmd.Stdout, cmd.Stderr = &out, &notes
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, notes.String())
-	}
+	err := cmd.Run()
+	require.That(t, err == nil, "%v\n%s", err, notes.String())
 	for line := range strings.Lines(out.String()) {
 		var r bench.Result
 		err := json.Unmarshal([]byte(line), &r)
@@ -82,12 +79,10 @@ func TestBenchStartsItself(t *testing.T) {
 		require.Check(t, r.Ranks == 3 && !r.InProc && r.Alloc && r.Wrong == 0 && r.Iters == 5,
 			"line is %+v", r)
 	}
-	if n := strings.Count(out.String(), "\n"); n != 2 {
-		t.Errorf("%d lines, want 2:\n%s", n, out.String())
-	}
-	if !strings.HasPrefix(notes.String(), "# euryale bench") {
-		t.Errorf("notes are not plain: %q", notes.String())
-	}
+	n := strings.Count(out.String(), "\n")
+	require.Check(t, n == 2, "%d lines, want 2:\n%s", n, out.String())
+	require.Check(t, strings.HasPrefix(notes.String(), "# euryale bench"),
+		"notes are not plain: %q", notes.String())
 }
 
 func TestBenchIsARankUnderALauncher(t *testing.T) {

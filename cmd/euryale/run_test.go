@@ -308,9 +308,8 @@ func TestQuitPrintsTheCallsOfGoroutinesToo(t *testing.T) {
 	require.Check(t, code == 128+int(syscall.SIGQUIT), "exit code %d", code)
 	for _, want := range []string{"rank 0: the last 1 of", "rank 1: the last 1 of",
 		"rank 2: the last 1 of", "SIGQUIT: quit", "hangAsGoroutines"} {
-		if !strings.Contains(stderr.String(), want) {
-			t.Errorf("no %q in %.1000s", want, stderr.String())
-		}
+		require.Check(t, strings.Contains(stderr.String(), want), "no %q in %.1000s", want,
+			stderr.String())
 	}
 }
 

@@ -166,10 +166,9 @@ func TestTopShowsACredentialToTheAddressesThatItIsGivenAndNoOthers(t *testing.T)
 	}))
 	defer server.Close()
 	code, out, errs := commandLine("top", strings.TrimPrefix(server.URL, "http://"))
-	if code != 0 || !strings.Contains(out, "answers 302 Found") || len(credential) != 64 ||
-		shown != "Bearer "+credential || strings.Contains(shown, token) {
-		t.Errorf("code %d, %s%s: it shows %q", code, errs, out, shown)
-	}
+	require.Check(t, code == 0 && strings.Contains(out, "answers 302 Found") &&
+		len(credential) == 64 && shown == "Bearer "+credential && !strings.Contains(shown,
+		token), "code %d, %s%s: it shows %q", code, errs, out, shown)
 }
 
 // hostile has what moves a cursor, in 7 and 8 bits, turns text round, hides or begins a line.
@@ -194,11 +193,9 @@ euryale_late_cause{cause="%[1]s"} 1
 	for credential, want := range map[string]string{"good": `x\x1b[2J\u009b2J`, "bad": `\x1b`} {
 		t.Setenv("EURYALE_CREDENTIAL", credential)
 		code, out, errs := commandLine("top", strings.TrimPrefix(server.URL, "http://"))
-		if code != 0 || strings.Count(out, "\n") != 3 ||
-			!strings.Contains(out, want) ||
-			out != strings.Map(printable, out) {
-			t.Errorf("%s: code %d, %s%q", credential, code, errs, out)
-		}
+		require.Check(t, code == 0 && strings.Count(out, "\n") == 3 &&
+			strings.Contains(out, want) && out == strings.Map(printable,
+			out), "%s: code %d, %s%q", credential, code, errs, out)
 	}
 }
 

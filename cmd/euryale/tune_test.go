@@ -34,18 +34,14 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		}
 		layout := require.Value(hierarchy.Parse(test.topology, test.ranks))(t)
 		kept, found, err := hierarchy.Measured("host", layout, true)
-		if err != nil || !found || kept != m || m.Links.Step <= 0 ||
-			!strings.Contains(m.Source, "goroutines") {
-			t.Errorf("%+v, kept %+v, %v, %v", m, kept, found, err)
-		}
-		if m.Machines != 2 || m.Devices != test.D || m.Links.Inside == m.Links.Between {
-			t.Errorf("%s: %+v", test.topology, m)
-		}
+		require.Check(t, err == nil && found && kept == m && m.Links.Step > 0 &&
+			strings.Contains(m.Source, "goroutines"), "%+v, kept %+v, %v, %v", m, kept, found, err)
+		require.Check(t, m.Machines == 2 && m.Devices == test.D &&
+			m.Links.Inside != m.Links.Between, "%s: %+v", test.topology, m)
 		for _, want := range []string{"# euryale bench --tune: 1K to 1M",
 			"# backend host has no low-latency kernels", "# kept in "} {
-			if !strings.Contains(notes.String(), want) {
-				t.Errorf("no %q in\n%s", want, notes.String())
-			}
+			require.Check(t, strings.Contains(notes.String(), want), "no %q in\n%s", want,
+				notes.String())
 		}
 	}
 }
@@ -101,19 +97,17 @@ func TestFoundTuneWithoutGPUsSaysWhatToDo(t *testing.T) {
 	noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "")
 	code, out, errs := commandLine("bench", "--backend=host", "--tune", "-n", "4")
-	if code != 1 || out != "" || strings.Count(errs, "\n") != 1 ||
-		!strings.Contains(errs, "EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4") {
-		t.Errorf("code %d, %q, %q", code, out, errs)
-	}
+	require.Check(t, code == 1 && out == "" && strings.Count(errs, "\n") == 1 &&
+		strings.Contains(errs,
+			"EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4"), "code %d, %q, %q", code, out, errs)
 }
 
 func TestTuneIsRefusedWhereNothingIsKept(t *testing.T) {
 	t.Setenv("EURYALE_TUNING", "off")
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	code, out, errs := commandLine("bench", "--backend=host", "--tune", "-n", "4")
-	if code != 1 || out != "" || !strings.Contains(errs, "which EURYALE_TUNING=off forbids") {
-		t.Errorf("code %d, %q, %q", code, out, errs)
-	}
+	require.Check(t, code == 1 && out == "" && strings.Contains(errs, "which EURYALE_TUNING=off "+
+		"forbids"), "code %d, %q, %q", code, out, errs)
 }
 
 func TestTuneWritesForAPerson(t *testing.T) {
@@ -126,9 +120,7 @@ func TestTuneWritesForAPerson(t *testing.T) {
 	require.NoError(t, cmd.Run())
 	for _, want := range []string{"ranks: 2 processes", "2 machines x 1 devices of host: inside ",
 		"# kept in " + file} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, out.String())
-		}
+		require.Check(t, strings.Contains(out.String(), want), "no %q in\n%s", want, out.String())
 	}
 	m, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 1), true)
 	if err != nil || !found || m.Links.Inside != m.Links.Between { // nothing is inside

@@ -19,8 +19,7 @@ func TestSumOfTwoRanks(t *testing.T) {
 		return run(comm, &out[comm.Rank()])
 	}))
 	for r := range out {
-		if !strings.HasSuffix(out[r].String(), "the sum of all is [3 30 300]\n") {
-			t.Errorf("rank %d printed %q", r, out[r].String())
-		}
+		require.Check(t, strings.HasSuffix(out[r].String(), "the sum of all is [3 30 300]\n"),
+			"rank %d printed %q", r, out[r].String())
 	}
 }

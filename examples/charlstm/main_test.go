@@ -32,9 +32,7 @@ func TestRanksTrainTheModelOfOne(t *testing.T) {
 			if want == nil {
 				want = losses
 			}
-			if len(losses) != 3 {
-				t.Fatalf("%s on %d ranks: %d epochs", cell, ranks, len(losses))
-			}
+			require.That(t, len(losses) == 3, "%s on %d ranks: %d epochs", cell, ranks, len(losses))
 			for i := range losses {
 				x, one := exampletest.Numbers(t, losses[i][1:]...),
 					exampletest.Numbers(t, want[i][1:]...)
@@ -55,16 +53,12 @@ func TestRanksLearnTheGrammar(t *testing.T) {
 		"--lr 0.015 --curve "+curve)
 	perplexity := exampletest.Numbers(t, exampletest.Ending(t, last, out)[1])[0]
 	printed := regexp.MustCompile(`grammar=(\S+)`).FindStringSubmatch(out)
-	if printed == nil {
-		t.Fatalf("no grammar= in\n%s", out)
-	}
+	require.That(t, printed != nil, "no grammar= in\n%s", out)
 	least := exampletest.Numbers(t, printed[1])[0]
-	if perplexity < least || perplexity > 1.3*least {
-		t.Errorf("perplexity %v, at least %v", perplexity, least)
-	}
-	if !strings.Contains(out, " the ") || !strings.Contains(out, ".\n") {
-		t.Errorf("it has not written sentences:\n%s", out)
-	}
+	require.Check(t, !(perplexity < least) && !(perplexity > 1.3*least),
+		"perplexity %v, at least %v", perplexity, least)
+	require.Check(t, strings.Contains(out, " the ") && strings.Contains(out, ".\n"),
+		"it has not written sentences:\n%s", out)
 	exampletest.HasCurve(t, curve)
 }
 
@@ -76,9 +70,8 @@ func TestTheGrammarsInformation(t *testing.T) {
 	noun := 2*math.Log(2) + math.Log(float64(len(adjectives)))/2 + math.Log(float64(len(nouns)))
 	of := 2*noun + math.Log(2) + (math.Log(float64(len(places)))+noun)/2 +
 		math.Log(float64(len(verbs)))
-	if mean := information / float64(strings.Count(text, "\n")); math.Abs(mean-of) > 0.02*of {
-		t.Errorf("%v nats in a sentence, want %v", mean, of)
-	}
+	mean := information / float64(strings.Count(text, "\n"))
+	require.Check(t, !(math.Abs(mean-of) > 0.02*of), "%v nats in a sentence, want %v", mean, of)
 }
 
 // TestReadsAFile: with characters of several bytes, without a grammar.
@@ -90,9 +83,8 @@ func TestReadsAFile(t *testing.T) {
 		t.Error(out)
 	}
 	end := exampletest.Ending(t, last, out)
-	if perplexity := exampletest.Numbers(t, end[1])[0]; perplexity > 2 {
-		t.Errorf("perplexity %v", perplexity)
-	}
+	perplexity := exampletest.Numbers(t, end[1])[0]
+	require.Check(t, !(perplexity > 2), "perplexity %v", perplexity)
 }
 
 func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {

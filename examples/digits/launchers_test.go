@@ -38,9 +38,7 @@ func TestFoundFourProcessesOfMPILaunchersLearn(t *testing.T) {
 			cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1",
 				"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
 			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			require.That(t, err == nil, "%v: %s", err, out)
 			learned(t, string(out))
 		})
 	}
@@ -86,9 +84,8 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 				errs = append(errs, a.Wait())
 			}
 			both := outs[0].String() + outs[1].String()
-			if err := errors.Join(errs...); err != nil {
-				t.Fatalf("%v: %s", err, both)
-			}
+			err := errors.Join(errs...)
+			require.That(t, err == nil, "%v: %s", err, both)
 			learned(t, both)
 		})
 	}
@@ -96,8 +93,7 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer ln.Close()
 	return ln.Addr().(*net.TCPAddr).Port
 }
@@ -121,13 +117,10 @@ func TestFoundVariablesSetByHandAreExplained(t *testing.T) {
 			cmd := exec.Command(digits)
 			cmd.Env = append(os.Environ(), c.vars...)
 			out, err := cmd.CombinedOutput()
-			if cmd.ProcessState.ExitCode() != c.code {
-				t.Errorf("%v, want exit code %d", err, c.code)
-			}
+			require.Check(t, cmd.ProcessState.ExitCode() == c.code, "%v, want exit code %d", err,
+				c.code)
 			for _, part := range c.want {
-				if !strings.Contains(string(out), part) {
-					t.Errorf("%q lacks %q", out, part)
-				}
+				require.Check(t, strings.Contains(string(out), part), "%q lacks %q", out, part)
 			}
 		})
 	}

@@ -73,16 +73,13 @@ func TestLayoutsAgree(t *testing.T) {
 				t.Errorf("%s%s: loss %v, eval %v; on one rank %v and %v",
 					got, lora, gotLoss, gotEval, loss, eval)
 			}
-			if text := continued(t, program, dir, lora); text != want {
-				t.Errorf("%s%s writes %q, one rank %q", got, lora, text, want)
-			}
+			text := continued(t, program, dir, lora)
+			require.Check(t, text == want, "%s%s writes %q, one rank %q", got, lora, text, want)
 			if files, err := os.ReadDir(dir); err != nil || len(files) != 2 {
 				t.Errorf("%s%s leaves %v, %v", got, lora, files, err)
 			}
 			left, err := filepath.Glob(filepath.Join(dir, "out", ".*"))
-			if err != nil || left != nil {
-				t.Errorf("%s%s leaves %v, %v", got, lora, left, err)
-			}
+			require.Check(t, err == nil && left == nil, "%s%s leaves %v, %v", got, lora, left, err)
 		}
 	}
 }
@@ -92,9 +89,8 @@ func generator(t *testing.T) (program string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "generate")
 	c := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../generate")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	out, err := c.CombinedOutput()
+	require.That(t, err == nil, "%v: %s", err, out)
 	return program
 }
 
@@ -125,10 +121,9 @@ func TestLearns(t *testing.T) {
 		_, eval, _, _ := ending(t, printed)
 		text := continued(t, program, dir, lora)
 		known := strings.Contains(sentence+sentence, text)
-		if eval > most || !strings.Contains(printed, "step 30/60: loss=") ||
-			lora == "" && !known || text+"\n" == string(untrained) {
-			t.Errorf("%s: it writes %q, untrained %q:\n%s", lora, text, untrained, printed)
-		}
+		require.Check(t, !(eval > most) && strings.Contains(printed, "step 30/60: loss=") &&
+			(lora != "" || known) && text+"\n" != string(untrained), "%s: it writes %q, "+
+			"untrained %q:\n%s", lora, text, untrained, printed)
 	}
 }
 
@@ -150,15 +145,13 @@ func TestALostRankChangesNothing(t *testing.T) {
 					"lr 0.01, f32, model and text")
 			}
 			resumed := strings.Contains(printed, "going on after step ")
-			if resumed != (fault != "") {
-				t.Errorf("%s %s: resumed %v:\n%s", flags, fault, resumed, printed)
-			}
+			require.Check(t, resumed == (fault != ""), "%s %s: resumed %v:\n%s", flags, fault,
+				resumed, printed)
 			_, _, _, hash := ending(t, printed)
 			params = append(params, hash)
 		}
-		if params[0] != params[1] {
-			t.Errorf("%s: it ends with other parameters than without a fault", flags)
-		}
+		require.Check(t, params[0] == params[1], "%s: it ends with other parameters than without "+
+			"a fault", flags)
 	}
 }
 
@@ -183,8 +176,7 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 	dir := withText(t)
 	out, flags := filepath.Join(dir, "out"), small(dir)
 	_, _, _, want := ending(t, exampletest.Train(t, 2, flags))
-	before, err := os.ReadFile(filepath.Join(out, "model.safetensors"))
-	require.NoError(t, err)
+	before := require.Value(os.ReadFile(filepath.Join(out, "model.safetensors")))(t)
 	moved, inTheWay := filepath.Join(dir, "moved"), filepath.Join(out, "model.safetensors")
 	require.NoError(t, errors.Join(os.Rename(inTheWay, moved), os.Mkdir(inTheWay, 0o777)))
 	j := exampletest.New(t, 2, flags)
@@ -194,9 +186,8 @@ func TestAFailedWriteLosesNothing(t *testing.T) {
 	require.NoError(t, errors.Join(os.Remove(inTheWay), os.Rename(moved, inTheWay)))
 	_, _, _, got := ending(t, exampletest.Train(t, 2, flags+" "+hint[1]))
 	after, err := os.ReadFile(inTheWay)
-	if err != nil || got != want || !bytes.Equal(before, after) {
-		t.Errorf("%v: it ends with %s, want %s", err, got, want)
-	}
+	require.Check(t, err == nil && got == want && bytes.Equal(before, after),
+		"%v: it ends with %s, want %s", err, got, want)
 }
 
 func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
@@ -231,9 +222,8 @@ func TestBadArguments(t *testing.T) {
 		j := exampletest.New(t, 2, small(dir)+" "+flags)
 		j.MaxRestarts = 1
 		err, failed := j.Refused(t, "use finetune"), (*launch.Failed)(nil)
-		if !errors.As(err, &failed) || failed.ExitCode() != 2 ||
-			strings.Count(j.Errs.String(), "use finetune") > 2 {
-			t.Errorf("a wrong command line was started anew: %v, %s", err, &j.Errs)
-		}
+		require.Check(t, errors.As(err, &failed) && failed.ExitCode() == 2 &&
+			strings.Count(j.Errs.String(), "use finetune") <= 2, "a wrong command line was "+
+			"started anew: %v, %s", err, &j.Errs)
 	}
 }

@@ -39,9 +39,7 @@ func continuation(t *testing.T, input string, args ...string) string {
 	t.Helper()
 	c, errs := generate(t, input, args...)
 	out, err := c.Output()
-	if err != nil || !last.MatchString(errs.String()) {
-		t.Fatalf("%q: %v\n%s", args, err, errs)
-	}
+	require.That(t, err == nil && last.MatchString(errs.String()), "%q: %v\n%s", args, err, errs)
 	return string(out)
 }
 
@@ -54,13 +52,11 @@ func TestTheTextOfTransformers(t *testing.T) {
 		{folder, "--context", "40", "--max", "30", "--device", "cpu"},
 		{folder, "--temperature", "1", "--top-k", "1"},
 	} {
-		if got := continuation(t, prompt, args...); got != want {
-			t.Errorf("%q: %q", args, got)
-		}
+		got := continuation(t, prompt, args...)
+		require.Check(t, got == want, "%q: %q", args, got)
 	}
-	if got := continuation(t, prompt, folder, "--max", "2"); got != "the\n" {
-		t.Errorf("of 2 tokens: %q", got)
-	}
+	got := continuation(t, prompt, folder, "--max", "2")
+	require.Check(t, got == "the\n", "of 2 tokens: %q", got)
 }
 
 // TestTheFolderSaysWhatFlagsDoNot: one line tells what generation_config.json said. A flag that is
@@ -102,14 +98,11 @@ func TestSeedsAndAdaptersChangeTheText(t *testing.T) {
 	for _, flags := range []string{"", "--seed 2", "--temperature 2", adapter} {
 		args := append([]string{folder, "--temperature", "1"}, strings.Fields(flags)...)
 		text := continuation(t, "dog", args...)
-		if again := continuation(t, "dog", args...); again != text {
-			t.Errorf("%q: %q and %q", args, text, again)
-		}
+		again := continuation(t, "dog", args...)
+		require.Check(t, again == text, "%q: %q and %q", args, text, again)
 		all[text] = true
 	}
-	if len(all) != 4 {
-		t.Errorf("texts are equal: %v", all)
-	}
+	require.Check(t, len(all) == 4, "texts are equal: %v", all)
 }
 
 // TestASignalEndsTheText: what is written so far stays, and the exit status says by which one.
@@ -121,10 +114,9 @@ func TestASignalEndsTheText(t *testing.T) {
 		c.Stdout = struct{ io.Writer }{out} // which has no ReadFrom
 		err := c.Run()
 		end := last.FindStringSubmatch(errs.String())
-		if c.ProcessState.ExitCode() != status || failure != nil || end == nil ||
-			end[1] == "100000" || !strings.HasSuffix(out.String(), "\n") {
-			t.Errorf("%v: %v, %v: %.100q\n%s", signal, err, failure, out, errs)
-		}
+		require.Check(t, c.ProcessState.ExitCode() == status && failure == nil && end != nil &&
+			end[1] != "100000" && strings.HasSuffix(out.String(),
+			"\n"), "%v: %v, %v: %.100q\n%s", signal, err, failure, out, errs)
 	}
 }
 
@@ -148,9 +140,8 @@ func TestBadArguments(t *testing.T) {
 		c, errs := generate(t, "the dog", strings.Fields(args)...)
 		err := c.Run()
 		code, want, _ := strings.Cut(want, ":")
-		if err == nil || err.Error() != "exit status "+code ||
-			!strings.Contains(errs.String(), want) {
-			t.Errorf("%s: %v, want %s, and %q in %s", args, err, code, want, errs)
-		}
+		require.Check(t, err != nil && err.Error() == "exit status "+code &&
+			strings.Contains(errs.String(),
+				want), "%s: %v, want %s, and %q in %s", args, err, code, want, errs)
 	}
 }

@@ -89,9 +89,8 @@ func TestLayoutsAgree(t *testing.T) {
 func TestLearns(t *testing.T) {
 	printed := exampletest.Train(t, 2, small(repeating(t))+" --steps 80 --every 40")
 	_, eval, _, _ := ending(t, printed)
-	if eval > math.Log(characters)-1 || !strings.Contains(printed, "step 40/80: loss=") {
-		t.Errorf("it has not learnt:\n%s", printed)
-	}
+	require.Check(t, !(eval > math.Log(characters)-1) &&
+		strings.Contains(printed, "step 40/80: loss="), "it has not learnt:\n%s", printed)
 }
 
 // TestCorpus: one file in twenty is held out, of one file the last tenth; hidden ones are not read.
@@ -107,9 +106,8 @@ func TestCorpus(t *testing.T) {
 		t.Errorf("%d and %d bytes of %q", len(c.training), len(c.heldOut), c.characters)
 	}
 	one := loadCorpus(filepath.Join(dir, "39.txt"))
-	if len(one.training) != 36 || len(one.heldOut) != 4 {
-		t.Errorf("of a file: %d and %d bytes", len(one.training), len(one.heldOut))
-	}
+	require.Check(t, len(one.training) == 36 && len(one.heldOut) == 4, "of a file: %d and %d bytes",
+		len(one.training), len(one.heldOut))
 }
 
 // TestStandardLibrary: its sources are found, without commands and tests.
@@ -119,16 +117,13 @@ func TestStandardLibrary(t *testing.T) {
 	for _, token := range append(c.training, c.heldOut...) {
 		text = append(text, c.characters[token])
 	}
-	if !bytes.Contains(text, []byte("func Println(a ...any) (n int, err error) {")) ||
-		bytes.Contains(text, []byte("\nfunc TestSprintf(t *testing.T)")) {
-		t.Errorf("%d bytes are others than expected", len(text))
-	}
+	require.Check(t, bytes.Contains(text, []byte("func Println(a ...any) (n int, err error) {")) &&
+		!bytes.Contains(text, []byte("\nfunc TestSprintf(t *testing.T)")), "%d bytes are others "+
+		"than expected", len(text))
 	for name, want := range map[string]bool{
 		"print.go": true, "fmt": true, "cmd": false, "print_test.go": false, "asm.s": false,
 	} {
-		if isSource(name) != want {
-			t.Errorf("isSource(%s) is %v", name, !want)
-		}
+		require.Check(t, isSource(name) == want, "isSource(%s) is %v", name, !want)
 	}
 }
 
@@ -164,9 +159,8 @@ func TestBadArguments(t *testing.T) {
 		}
 		err := exampletest.New(t, 2, small(text)+" "+flags).Refused(t, want)
 		failed := (*launch.Failed)(nil)
-		if errors.As(err, &failed) && failed.ExitCode() != code {
-			t.Errorf("%s: %v, want code %d", flags, err, code)
-		}
+		require.Check(t, !errors.As(err, &failed) || failed.ExitCode() == code,
+			"%s: %v, want code %d", flags, err, code)
 	}
 }
 
@@ -182,15 +176,13 @@ func TestALostRankChangesNothing(t *testing.T) {
 			j.MaxRestarts = 1
 			printed := j.Run(t)
 			resumed := strings.Contains(printed, "going on after step ")
-			if resumed != (fault != "") {
-				t.Errorf("%s %s: resumed %v:\n%s", layout, fault, resumed, printed)
-			}
+			require.Check(t, resumed == (fault != ""), "%s %s: resumed %v:\n%s", layout, fault,
+				resumed, printed)
 			_, _, _, hash := ending(t, printed)
 			params = append(params, hash)
 		}
-		if params[0] != params[1] {
-			t.Errorf("%s: it ends with other parameters than without a fault", layout)
-		}
+		require.Check(t, params[0] == params[1], "%s: it ends with other parameters than without "+
+			"a fault", layout)
 	}
 }
 
@@ -212,13 +204,10 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 			fmt.Sprint("GOMAXPROCS=", r[1])).Run(t))
 		ends[fmt.Sprint(loss, eval, params)], inTree = r, loss
 	}
-	if len(ends) != 1 {
-		t.Errorf("numbers of ranks and cores end differently: %v", ends)
-	}
+	require.Check(t, len(ends) == 1, "numbers of ranks and cores end differently: %v", ends)
 	byRank, _, _, _ := ending(t, exampletest.Train(t, 2, flags))
-	if math.Abs(byRank-inTree) > 1e-3 {
-		t.Errorf("the loss is %v by rank, and %v in a tree", byRank, inTree)
-	}
+	require.Check(t, !(math.Abs(byRank-inTree) > 1e-3), "the loss is %v by rank, and %v in a tree",
+		byRank, inTree)
 }
 
 // TestResumesOnOtherLayouts: a checkpoint has the whole model, whatever the layout.
@@ -229,10 +218,9 @@ func TestResumesOnOtherLayouts(t *testing.T) {
 	for flags, ranks := range map[string]int{"": 1, "--sp 2": 2} {
 		printed := exampletest.Train(t, ranks, small(text)+" --checkpoint "+dir+" "+flags)
 		gotLoss, gotEval, _, got := ending(t, printed)
-		if !strings.Contains(printed, "going on after step 10, from "+dir) || got != want ||
-			gotLoss != loss || gotEval != eval {
-			t.Errorf("%d ranks %s:\n%s", ranks, flags, printed)
-		}
+		require.Check(t, strings.Contains(printed, "going on after step 10, from "+dir) &&
+			got == want && gotLoss == loss &&
+			gotEval == eval, "%d ranks %s:\n%s", ranks, flags, printed)
 	}
 	_ = exampletest.New(t, 1, small(text)+" --lr 1e-3 --checkpoint "+dir).Refused(t, "lr:0.01")
 }
@@ -253,16 +241,13 @@ for name, x in sorted(safetensors.numpy.load_file(sys.argv[1]).items()):
     print(name, x.dtype, list(x.shape), bool((x == x).all()))`
 	file := filepath.Join(dir, "step-00000010", "model.safetensors")
 	out, err = exec.Command("python3", "-c", read, file).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	require.That(t, err == nil, "%v: %s", err, out)
 	for _, line := range []string{
 		"\nwords float32 [32, 32] True",
 		"\nblock0.attention.qkv.weight float32 [32, 3, 4, 8] True",
 		"solver.adam.m/words float32 [1024] True", "solver.adam.steps int64 [1] True",
 	} {
-		if !strings.Contains("\n"+string(out), line+"\n") {
-			t.Errorf("it has no %s:\n%s", line, out)
-		}
+		require.Check(t, strings.Contains("\n"+string(out), line+"\n"), "it has no %s:\n%s", line,
+			out)
 	}
 }

@@ -25,8 +25,7 @@ func TestHeldOutImagesAreNotTrainedOn(t *testing.T) {
 		}
 	}
 	again, _, err := handwritten.Load(3, []int{handwritten.Pixels})
-	if err != nil || !slices.Equal(again.Classes, train.Classes) ||
-		!slices.Equal(again.Images.Data().([]float32), train.Images.Data().([]float32)) {
-		t.Errorf("the same seed gives other images (%v)", err)
-	}
+	require.Check(t, err == nil && slices.Equal(again.Classes, train.Classes) &&
+		slices.Equal(again.Images.Data().([]float32),
+			train.Images.Data().([]float32)), "the same seed gives other images (%v)", err)
 }

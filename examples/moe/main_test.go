@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
@@ -38,9 +39,8 @@ func numbers(t *testing.T, printed string) (all [][4]float64) {
 func TestLayoutsAgree(t *testing.T) {
 	const flags = "--dtype f64 --epochs 20 --steps 1 "
 	want := numbers(t, exampletest.Train(t, 1, small+flags))
-	if len(want) != 20 || !(want[19][1] < want[0][1]) || want[0][3] == 0 {
-		t.Fatalf("one rank has %v", want)
-	}
+	require.That(t, len(want) == 20 && (want[19][1] < want[0][1]) && want[0][3] != 0,
+		"one rank has %v", want)
 	for _, c := range []struct {
 		ranks         int
 		flags, layout string
@@ -74,9 +74,8 @@ func TestLearns(t *testing.T) {
 		"--context 4 --batch 16 --epochs 4 --steps 60 --curve "+curve)
 	x := exampletest.Numbers(t, exampletest.Ending(t, last, printed)[1:3]...)
 	loss, least := x[0], x[1]
-	if math.Abs(least-best()) > 1e-3 || loss < least || loss > pairless-0.2 {
-		t.Errorf("it has not learnt:\n%s", printed)
-	}
+	require.Check(t, !(math.Abs(least-best()) > 1e-3) && !(loss < least) && !(loss > pairless-0.2),
+		"it has not learnt:\n%s", printed)
 	exampletest.HasCurve(t, curve)
 }
 

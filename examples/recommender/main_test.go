@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
@@ -38,9 +39,7 @@ func numbers(t *testing.T, printed string) (all [][2]float64) {
 func TestRanksAgree(t *testing.T) {
 	const flags = "--epochs 20 --steps 1 --digits 12"
 	want := numbers(t, exampletest.Train(t, 1, small+flags))
-	if len(want) != 20 || !(want[19][0] < want[0][0]) {
-		t.Fatalf("one rank has %v", want)
-	}
+	require.That(t, len(want) == 20 && (want[19][0] < want[0][0]), "one rank has %v", want)
 	for _, ranks := range []int{2, 4} {
 		printed := exampletest.Train(t, ranks, small+flags)
 		got := numbers(t, printed)
@@ -63,9 +62,8 @@ func TestRecommends(t *testing.T) {
 	printed := exampletest.Train(t, 2, small+"--epochs 2 --steps 600 --curve "+curve)
 	x := exampletest.Numbers(t, exampletest.Ending(t, last, printed)[1:4]...)
 	model, popularity, best := x[0], x[1], x[2]
-	if model < (popularity+best)/2 || model > best+0.05 || best < 2*popularity {
-		t.Errorf("it has not learnt:\n%s", printed)
-	}
+	require.Check(t, !(model < (popularity+best)/2) && !(model > best+0.05) &&
+		!(best < 2*popularity), "it has not learnt:\n%s", printed)
 	exampletest.HasCurve(t, curve)
 }
 

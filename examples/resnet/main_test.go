@@ -35,9 +35,7 @@ func TestRanksTrainTheNetworkOfOne(t *testing.T) {
 		if want == nil {
 			want = losses
 		}
-		if len(losses) != 3 {
-			t.Fatalf("%d ranks: %d epochs", ranks, len(losses))
-		}
+		require.That(t, len(losses) == 3, "%d ranks: %d epochs", ranks, len(losses))
 		for i := range losses {
 			x := exampletest.Numbers(t, losses[i][1], want[i][1])
 			if math.Abs(x[0]-x[1]) > 1e-3*x[1] {
@@ -52,9 +50,8 @@ func TestRanksTellShapesApart(t *testing.T) {
 	curve := filepath.Join(t.TempDir(), "curve.svg")
 	end := exampletest.Ending(t, last, exampletest.Train(t, 2, "--filters 8 --images 512 "+
 		"--batch 16 --epochs 6 --lr 0.05 --ema 0.9 --curve "+curve))
-	if accuracy := exampletest.Numbers(t, end[1])[0]; accuracy < 0.5 {
-		t.Errorf("accuracy %v", accuracy)
-	}
+	accuracy := exampletest.Numbers(t, end[1])[0]
+	require.Check(t, !(accuracy < 0.5), "accuracy %v", accuracy)
 	exampletest.HasCurve(t, curve)
 }
 
@@ -83,9 +80,8 @@ func TestResNet18HasItsParameters(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if n := (config{model: 18, batch: 1}).build(layout, 10).parameters; n != 11173962 {
-			t.Errorf("it has %d parameters", n)
-		}
+		n := (config{model: 18, batch: 1}).build(layout, 10).parameters
+		require.Check(t, n == 11173962, "it has %d parameters", n)
 		return layout.Close()
 	}))
 }
@@ -106,13 +102,9 @@ func TestAugmentMovesPixels(t *testing.T) {
 	const all = 9 * (9 + 9) // rows around 10; columns around 20 and, mirrored, around 11
 	for i := range places {
 		x, y := i%side, i/side-side
-		if y < 6 || y > 14 || x < 7 || x > 24 {
-			t.Errorf("pixel (%d, %d)", x, y)
-		}
+		require.Check(t, y >= 6 && y <= 14 && x >= 7 && x <= 24, "pixel (%d, %d)", x, y)
 	}
-	if len(places) != all {
-		t.Errorf("%d places, want %d", len(places), all)
-	}
+	require.Check(t, len(places) == all, "%d places, want %d", len(places), all)
 }
 
 func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {

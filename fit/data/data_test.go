@@ -177,8 +177,7 @@ func TestCIFARReadsBothFormats(t *testing.T) {
 			t.Errorf("record %d has class %d, want %d", i, class, want)
 		}
 	}
-	s, err = data.CIFAR(100, file(t, "hundred.bin", record(3, 77)))
-	require.NoError(t, err)
+	s = require.Value(data.CIFAR(100, file(t, "hundred.bin", record(3, 77))))(t)
 	_, class := read(t, s, 0, 3072)
 	require.Check(t, class == 77, "the fine label is %d", class)
 	for name, content := range map[string][]byte{

@@ -138,9 +138,8 @@ func TestNumbersStayAsTheyAre(t *testing.T) {
 	require.NoError(t, err)
 	for i, fits := range [][2]bool{{true, true}, {false, true}, {false, false}} {
 		narrow, wide := ints.Read(i, []any{[]float32{0}}), ints.Read(i, []any{[]float64{0}})
-		if (narrow == nil) != fits[0] || (wide == nil) != fits[1] {
-			t.Errorf("integer %d: %v, %v", i, narrow, wide)
-		}
+		require.Check(t, (narrow == nil) == fits[0] && (wide == nil) == fits[1],
+			"integer %d: %v, %v", i, narrow, wide)
 	}
 }
 
@@ -207,9 +206,8 @@ func TestTransparencyShowsTheColour(t *testing.T) {
 		require.NoError(t, err)
 		x, _ := read(t, s, 0, 6)
 		for k, want := range []float32{200, 20, 100, 40, 50, 60} {
-			if x[k] != want/255 {
-				t.Errorf("image %d: element %d is %v, want %v", i, k, x[k]*255, want)
-			}
+			require.Check(t, x[k] == want/255, "image %d: element %d is %v, want %v", i, k,
+				x[k]*255, want)
 		}
 	}
 }

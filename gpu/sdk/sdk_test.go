@@ -94,8 +94,7 @@ func setup(t *testing.T) (dir, binary string) {
 	dir = t.TempDir()
 	cuda := filepath.Join(dir, "toolkit", "include")
 	put(t, filepath.Join(cuda, "cuda.h"), header)
-	s, err := build(context.Background(), filepath.Join(dir, "sdk"), cuda)
-	require.NoError(t, err)
+	s := require.Value(build(context.Background(), filepath.Join(dir, "sdk"), cuda))(t)
 	source := filepath.Join(dir, "main.c")
 	put(t, source, program)
 	binary = filepath.Join(dir, "main")
@@ -111,9 +110,8 @@ func put(t *testing.T, name, text string) {
 
 func cc(t *testing.T, args ...string) {
 	t.Helper()
-	if out, err := exec.Command(compiler(), args...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	out, err := exec.Command(compiler(), args...).CombinedOutput()
+	require.That(t, err == nil, "%v: %s", err, out)
 }
 
 // lines runs the program with the driver in libraries.
@@ -122,9 +120,7 @@ func lines(t *testing.T, binary, libraries string, env ...string) []string {
 	cmd := exec.Command(binary)
 	cmd.Env = append(append(os.Environ(), "LD_LIBRARY_PATH="+libraries), env...)
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	require.That(t, err == nil, "%v: %s", err, out)
 	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
@@ -135,9 +131,7 @@ func TestProgramStartsWithoutDriverAndSaysSo(t *testing.T) {
 	if _, err := os.Stat("/proc/driver/nvidia"); err == nil {
 		t.Skip("this machine has a driver")
 	}
-	if !slices.Equal(got[:len(got)-1], want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	require.Check(t, slices.Equal(got[:len(got)-1], want), "got %q, want %q", got, want)
 	if status := got[len(got)-1]; !strings.HasPrefix(status, "status 100 ") ||
 		!strings.Contains(status, "libcuda.so.1") {
 		t.Errorf("status is %q: it should name the library", status)
@@ -156,9 +150,8 @@ func TestCallsReachTheDriverWithEveryArgument(t *testing.T) {
 		t.Errorf("with a device: got %q, want %q", got, want)
 	}
 	got := lines(t, binary, dir, "NO_DEVICE=1")
-	if got[0] != "init 0" || got[len(got)-1] != "status 100 no such device" {
-		t.Errorf("without a device: got %q: cuInit must succeed and the status must tell", got)
-	}
+	require.Check(t, got[0] == "init 0" && got[len(got)-1] == "status 100 no such device",
+		"without a device: got %q: cuInit must succeed and the status must tell", got)
 }
 
 func TestDriverIsAskedForQueues(t *testing.T) {
@@ -187,9 +180,8 @@ func TestFunctionsHaveTheNamesOfTheirVersions(t *testing.T) {
 	names, err := parseFunctions([]byte("typedef CUresult (*f)(int); extern CUresult " +
 		"cuInit(unsigned); CUresult cuB_v2 (int); CUresult\ncuA(void); CUresult cuA(void); int " +
 		"cuC(void);"))
-	if err != nil || !slices.Equal(names, []string{"cuA", "cuB_v2"}) {
-		t.Errorf("got %q, %v", names, err)
-	}
+	require.Check(t, err == nil && slices.Equal(names, []string{"cuA", "cuB_v2"}), "got %q, %v",
+		names, err)
 	if _, err := parseFunctions([]byte("int main(void);")); err == nil {
 		t.Error("a header without functions was accepted")
 	}
@@ -212,9 +204,8 @@ func TestEnvironmentQuotesPathsWithSpaces(t *testing.T) {
 	s := SDK{Include: []string{"/a b", "/c"}, Lib: "/it's here"}
 	want := []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 '-I/a b' -I/c",
 		`CGO_LDFLAGS="-L/it's here" -lcuda -ldl`}
-	if got := s.Env(); !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	got := s.Env()
+	require.Check(t, slices.Equal(got, want), "got %q, want %q", got, want)
 }
 
 func TestScriptSaysTheSameToAShell(t *testing.T) {
@@ -223,9 +214,8 @@ func TestScriptSaysTheSameToAShell(t *testing.T) {
 		name, want, _ := strings.Cut(v, "=")
 		out, err := exec.Command("sh", "-c", `eval "$1"; printenv "$2"`, "sh", s.Script(),
 			name).Output()
-		if err != nil || strings.TrimSuffix(string(out), "\n") != want {
-			t.Errorf("%s is %q, %v; want %q", name, out, err, want)
-		}
+		require.Check(t, err == nil && strings.TrimSuffix(string(out), "\n") == want,
+			"%s is %q, %v; want %q", name, out, err, want)
 	}
 }
 
@@ -234,15 +224,12 @@ func TestPrepareUsesTheToolkit(t *testing.T) {
 	toolkit, dir := t.TempDir(), filepath.Join(t.TempDir(), "a place")
 	put(t, filepath.Join(toolkit, "include", "cuda.h"), header)
 	t.Setenv("CUDA_HOME", toolkit)
-	s, err := Prepare(context.Background(), dir)
-	require.NoError(t, err)
+	s := require.Value(Prepare(context.Background(), dir))(t)
 	if want := []string{filepath.Join(dir, "include"),
 		filepath.Join(toolkit, "include")}; !slices.Equal(s.Include, want) {
 		t.Errorf("include directories are %q, want %q", s.Include, want)
 	}
-	if _, err := os.Stat(filepath.Join(s.Lib, "libcuda.a")); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, require.Err(os.Stat(filepath.Join(s.Lib, "libcuda.a"))))
 	t.Setenv("CUDA_HOME", filepath.Join(toolkit, "nothing"))
 	if _, err := Prepare(context.Background(), dir); err == nil ||
 		!strings.Contains(err.Error(), "CUDA_HOME") {
@@ -253,10 +240,8 @@ func TestPrepareUsesTheToolkit(t *testing.T) {
 func TestCacheIsOfThisVersion(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", "/cache")
 	dir, err := cacheDir()
-	if err != nil || !strings.HasPrefix(dir, "/cache/euryale/gpu-sdk-") ||
-		len(filepath.Base(dir)) != len("gpu-sdk-")+12 {
-		t.Errorf("%q, %v", dir, err)
-	}
+	require.Check(t, err == nil && strings.HasPrefix(dir, "/cache/euryale/gpu-sdk-") &&
+		len(filepath.Base(dir)) == len("gpu-sdk-")+12, "%q, %v", dir, err)
 }
 
 func TestPrepareWithoutADirectoryUsesTheUsersCache(t *testing.T) {
@@ -266,7 +251,6 @@ func TestPrepareWithoutADirectoryUsesTheUsersCache(t *testing.T) {
 	t.Setenv("CUDA_HOME", toolkit)
 	t.Setenv("XDG_CACHE_HOME", cache)
 	s, err := Prepare(context.Background(), "")
-	if err != nil || !strings.HasPrefix(s.Lib, filepath.Join(cache, "euryale", "gpu-sdk-")) {
-		t.Errorf("the libraries are in %q, %v", s.Lib, err)
-	}
+	require.Check(t, err == nil && strings.HasPrefix(s.Lib, filepath.Join(cache, "euryale",
+		"gpu-sdk-")), "the libraries are in %q, %v", s.Lib, err)
 }

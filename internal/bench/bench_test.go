@@ -369,16 +369,13 @@ func TestSizesReadAndPrint(t *testing.T) {
 func TestJSONLineHasTheAgreedKeys(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, measure(t, 2, config(backend.AllReduce), asIs)[0].WriteJSON(&out))
-	if strings.Count(out.String(), "\n") != 1 {
-		t.Errorf("not one line: %q", out.String())
-	}
+	require.Check(t, strings.Count(out.String(), "\n") == 1, "not one line: %q", out.String())
 	var keys map[string]any
 	require.NoError(t, json.Unmarshal(out.Bytes(), &keys))
 	for _, key := range []string{"collective", "backend", "ranks", "dtype", "bytes", "p50_us",
 		"p99_us", "algbw_gbps", "busbw_gbps", "wrong"} {
-		if _, ok := keys[key]; !ok {
-			t.Errorf("no key %q in %s", key, out.String())
-		}
+		_, ok := keys[key]
+		require.Check(t, ok, "no key %q in %s", key, out.String())
 	}
 }
 
@@ -400,8 +397,7 @@ func TestTableColumnsLineUp(t *testing.T) {
 				break
 			}
 		}
-		if strings.Contains(lines[0], "stream") != device {
-			t.Errorf("on a device: %v, but the titles are %s", device, lines[0])
-		}
+		require.Check(t, strings.Contains(lines[0], "stream") == device,
+			"on a device: %v, but the titles are %s", device, lines[0])
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 func TestComparisonTellsWaysApart(t *testing.T) {
@@ -19,10 +20,7 @@ func TestComparisonTellsWaysApart(t *testing.T) {
 			results := make(chan []float64, 2)
 			require.NoError(t, onRanks(2, func(comm backend.Communicator) error {
 				comm = wrap(comm)
-				c, err := bench.NewComparison(comm, 4096, nil)
-				if err != nil {
-					return err
-				}
+				c := testranks.Must(bench.NewComparison(comm, 4096, nil))
 				call := func() (backend.Work, error) {
 					return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(),
 						c.Buffer())
@@ -39,9 +37,8 @@ func TestComparisonTellsWaysApart(t *testing.T) {
 			}))
 			a, b := <-results, <-results
 			require.Check(t, fmt.Sprint(a) == fmt.Sprint(b), "ranks have %v and %v", a, b)
-			if len(a) != 2 || a[0] <= 0 || a[1] < float64(slower.Microseconds()) || a[0] > a[1] {
-				t.Errorf("%v us", a)
-			}
+			require.Check(t, len(a) == 2 && !(a[0] <= 0) &&
+				!(a[1] < float64(slower.Microseconds())) && !(a[0] > a[1]), "%v us", a)
 		})
 	}
 }
@@ -56,9 +53,8 @@ func TestComparisonEndsWithAnError(t *testing.T) {
 		}
 		_, err = c.Race(time.Millisecond, way)
 		_, many := c.Race(time.Millisecond, make([]func() (backend.Work, error), 8)...)
-		if !errors.Is(err, broken) || many == nil || !strings.Contains(many.Error(), "room for 7") {
-			t.Errorf("%v, %v", err, many)
-		}
+		require.Check(t, errors.Is(err, broken) && many != nil &&
+			strings.Contains(many.Error(), "room for 7"), "%v, %v", err, many)
 		return c.Close()
 	}))
 }
@@ -77,10 +73,7 @@ func (c *slowClock) Elapsed() (time.Duration, error) {
 func TestComparisonGoesByItsClock(t *testing.T) {
 	require.NoError(t, onRanks(2, func(comm backend.Communicator) error {
 		clock := &slowClock{}
-		c, err := bench.NewComparison(comm, 4, clock)
-		if err != nil {
-			return err
-		}
+		c := testranks.Must(bench.NewComparison(comm, 4, clock))
 		way := func() (backend.Work, error) {
 			clock.calls++
 			return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(),
@@ -112,10 +105,7 @@ func TestRacesInAHurryEndInTimeOnEveryRank(t *testing.T) {
 				c.Buffer())
 		}
 		for ; ; pause *= 4 {
-			micros, err := c.Race(time.Millisecond, way)
-			if err != nil {
-				return err
-			}
+			micros := testranks.Must(c.Race(time.Millisecond, way))
 			if micros == nil {
 				break
 			}
@@ -180,10 +170,7 @@ func TestComparisonGoesByTheClockOfTheDevice(t *testing.T) {
 	require.NoError(t, onRanks(2, func(comm backend.Communicator) error {
 		calls := 0
 		comm = onTimed{comm, timedDevice{comm.Device(), timed{comm.Device().Default(), &calls}}}
-		c, err := bench.NewComparison(comm, 4, nil)
-		if err != nil {
-			return err
-		}
+		c := testranks.Must(bench.NewComparison(comm, 4, nil))
 		micros, err := c.Race(time.Millisecond, func() (backend.Work, error) {
 			calls++
 			return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(),

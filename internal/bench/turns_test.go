@@ -39,10 +39,8 @@ func TestProgramsRunInTurnAndRatiosArePaired(t *testing.T) {
 	})
 	require.That(t, err == nil && slices.Equal(order, []int{0, 1, 1, 0, 0, 1}),
 		"the order is %v, the error %v", order, err)
-	if len(pairs) != 2 || pairs[0].Bytes != 8 || !near(pairs[0].Ratio, 1.05) ||
-		!near(pairs[0].Micros[0], 2) || !near(pairs[1].Ratio, 1) {
-		t.Errorf("the pairs are %v", pairs)
-	}
+	require.Check(t, len(pairs) == 2 && pairs[0].Bytes == 8 && near(pairs[0].Ratio, 1.05) &&
+		near(pairs[0].Micros[0], 2) && near(pairs[1].Ratio, 1), "the pairs are %v", pairs)
 	if _, err := bench.Turns(1, func(program int) (map[int]float64, error) {
 		return map[int]float64{8 << program: 1}, nil
 	}); err == nil {

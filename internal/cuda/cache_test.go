@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // tight is a source with little memory.
@@ -56,9 +57,8 @@ func TestSizesAreOfAFewKinds(t *testing.T) {
 		0: 512, 1: 512, 512: 512, 513: 1024, 1 << 20: 1 << 20, 1<<20 + 1: 2 << 20, 3 << 20: 4 << 20,
 		16<<20 + 1: 18 << 20, 1 << 30: 1 << 30, 1<<30 + 1: 1<<30 + 128<<20,
 	} {
-		if got := sizeOf(nbytes); got != want {
-			t.Errorf("%d bytes become %d, want %d", nbytes, got, want)
-		}
+		got := sizeOf(nbytes)
+		require.Check(t, got == want, "%d bytes become %d, want %d", nbytes, got, want)
 	}
 	for nbytes := 1; nbytes < 1<<40; nbytes += nbytes/3 + 1 {
 		if size := sizeOf(nbytes); size < nbytes || nbytes > 16<<20 && size > nbytes+nbytes/8 {
@@ -72,9 +72,8 @@ func TestFreedMemoryIsUsedAgainInTheOrderOfAQueue(t *testing.T) {
 	q, other := &steps{}, &steps{}
 	a := must[uintptr](t)(c.take(q, 1000))
 	ok(t, c.give(a, q))
-	if b := must[uintptr](t)(c.take(q, 900)); b != a || len(q.waits) != 0 {
-		t.Errorf("%#x then %#x, waiting for %v", a, b, q.waits)
-	}
+	b := must[uintptr](t)(c.take(q, 900))
+	require.Check(t, b == a && len(q.waits) == 0, "%#x then %#x, waiting for %v", a, b, q.waits)
 	ok(t, c.give(a, q))
 	if b := must[uintptr](t)(c.take(other, 900)); b != a || len(other.waits) != 1 ||
 		other.waits[0] != (step{q, 2}) {
@@ -85,9 +84,8 @@ func TestFreedMemoryIsUsedAgainInTheOrderOfAQueue(t *testing.T) {
 	if b := must[uintptr](t)(c.take(&steps{}, 900)); b != a {
 		t.Errorf("%#x then %#x", a, b)
 	}
-	if s := c.snapshot(); s != (MemoryStats{InUse: 1024, Peak: 1024, Mallocs: 1}) {
-		t.Errorf("%+v", s)
-	}
+	s := c.snapshot()
+	require.Check(t, s == (MemoryStats{InUse: 1024, Peak: 1024, Mallocs: 1}), "%+v", s)
 }
 
 func TestMemoryThatNobodyUsesIsPreferred(t *testing.T) {
@@ -96,9 +94,8 @@ func TestMemoryThatNobodyUsesIsPreferred(t *testing.T) {
 	a, b := must[uintptr](t)(c.take(q, 100)), must[uintptr](t)(c.take(q, 100))
 	ok(t, c.give(a, q))
 	ok(t, c.give(b, busy))
-	if got := must[uintptr](t)(c.take(q, 100)); got != a || len(q.waits) != 0 {
-		t.Errorf("%#x, waiting for %v", got, q.waits)
-	}
+	got := must[uintptr](t)(c.take(q, 100))
+	require.Check(t, got == a && len(q.waits) == 0, "%#x, waiting for %v", got, q.waits)
 }
 
 func TestCachedMemoryMakesRoom(t *testing.T) {
@@ -119,9 +116,8 @@ func TestCachedMemoryMakesRoom(t *testing.T) {
 	ok(t, c.give(kept, q))
 	q.done = q.now
 	must[uintptr](t)(c.take(q, 3<<20))
-	if s := c.snapshot(); s.InUse != 4<<20 || s.Cached != 0 || r.left != 0 {
-		t.Errorf("%+v, %d left", s, r.left)
-	}
+	s := c.snapshot()
+	require.Check(t, s.InUse == 4<<20 && s.Cached == 0 && r.left == 0, "%+v, %d left", s, r.left)
 }
 
 func TestLimitHolds(t *testing.T) {
@@ -135,9 +131,8 @@ func TestLimitHolds(t *testing.T) {
 	}
 	ok(t, c.give(a))
 	must[uintptr](t)(c.take(q, 1)) // what is cached counts, so it is given back
-	if s := c.snapshot(); s.InUse+s.Cached != 512 || len(r.sizes) != 1 {
-		t.Errorf("%+v", s)
-	}
+	s := c.snapshot()
+	require.Check(t, s.InUse+s.Cached == 512 && len(r.sizes) == 1, "%+v", s)
 }
 
 func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
@@ -145,21 +140,18 @@ func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
 	q := &steps{}
 	a := must[uintptr](t)(c.take(q, 100))
 	for name, addr := range map[string]uintptr{"unknown": 77, "a part": a + 16} {
-		if err := c.give(addr, q); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := c.give(addr, q)
+		require.Check(t, errors.Is(err, backend.ErrArgument), "%s: %v", name, err)
 	}
 	broken := &steps{err: errors.New("broken")}
 	if err := c.give(a, broken); !errors.Is(err, broken.err) {
 		t.Error(err)
 	}
 	ok(t, c.give(a, q, &steps{err: backend.ErrClosed}))
-	if err := c.give(a, q); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("twice: %v", err)
-	}
-	if !c.owns(a) || !c.owns(a+511) || c.owns(a+512) || c.owns(a-1) {
-		t.Error("the registry is wrong")
-	}
+	err := c.give(a, q)
+	require.Check(t, errors.Is(err, backend.ErrArgument), "twice: %v", err)
+	require.Check(t, c.owns(a) && c.owns(a+511) && !c.owns(a+512) && !c.owns(a-1),
+		"the registry is wrong")
 	must[uintptr](t)(c.take(q, 1<<16))
 	if err := c.close(); err == nil ||
 		!strings.Contains(err.Error(), "1 allocations of 65536 bytes") || len(r.sizes) != 0 {
@@ -178,9 +170,8 @@ func TestReleaseKeepsWhatIsInUse(t *testing.T) {
 		t.Error("what is idle is not its own")
 	}
 	ok(t, c.release())
-	if s := c.snapshot(); s.Cached != 512 || len(r.sizes) != 1 || c.owns(a) || !c.owns(b) {
-		t.Errorf("%+v", s)
-	}
+	s := c.snapshot()
+	require.Check(t, s.Cached == 512 && len(r.sizes) == 1 && !c.owns(a) && c.owns(b), "%+v", s)
 }
 
 func TestDisownedMemoryOutlivesTheCache(t *testing.T) {
@@ -192,30 +183,23 @@ func TestDisownedMemoryOutlivesTheCache(t *testing.T) {
 		"disown again": c.disown(a), "give": c.give(a, q), "disown the middle": c.disown(b + 8),
 		"disown what is nobody's": c.disown(8),
 	} {
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", what, err)
-		}
+		require.Check(t, errors.Is(err, backend.ErrArgument), "%s: %v", what, err)
 	}
-	if s := c.snapshot(); s.InUse != 1024 || !c.owns(a) || !c.owns(b) {
-		t.Errorf("%+v", s)
-	}
-	if freed, err := c.freeDisowned(b); freed || err != nil {
-		t.Errorf("memory that is not disowned: %v, %v", freed, err)
-	}
+	s := c.snapshot()
+	require.Check(t, s.InUse == 1024 && c.owns(a) && c.owns(b), "%+v", s)
+	freed, err := c.freeDisowned(b)
+	require.Check(t, !freed && err == nil, "memory that is not disowned: %v, %v", freed, err)
 	ok(t, c.give(b, q))
 	if err := c.disown(b); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("disown freed memory: %v", err)
 	}
 	ok(t, c.close())
-	if len(source.sizes) != 1 || source.sizes[a] != 1024 {
-		t.Errorf("after close the source has given out %v", source.sizes)
-	}
+	require.Check(t, len(source.sizes) == 1 && source.sizes[a] == 1024,
+		"after close the source has given out %v", source.sizes)
 	for _, want := range []bool{true, false} {
-		if freed, err := c.freeDisowned(a); freed != want || err != nil {
-			t.Errorf("after close: %v, %v", freed, err)
-		}
+		freed, err := c.freeDisowned(a)
+		require.Check(t, freed == want && err == nil, "after close: %v, %v", freed, err)
 	}
-	if len(source.sizes) != 0 || c.owns(a) {
-		t.Errorf("in the end the source has given out %v", source.sizes)
-	}
+	require.Check(t, len(source.sizes) == 0 && !c.owns(a), "in the end the source has given out %v",
+		source.sizes)
 }

@@ -199,10 +199,8 @@ func TestAProcessWhoseLauncherDoesNotAnswerSaysSo(t *testing.T) {
 		const says = "process 0: euryale run, which keeps the log of the elastic job, has not " +
 			"answered for 1m0s"
 		_, _, err := jobs[0].Next(t.Context())
-		if err == nil || !strings.HasPrefix(err.Error(), says) ||
-			!errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("the error is %v", err)
-		}
+		require.Check(t, err != nil && strings.HasPrefix(err.Error(), says) &&
+			errors.Is(err, context.DeadlineExceeded), "the error is %v", err)
 		before := time.Now()
 		if jobs[0].Close(); time.Since(before) > 0 {
 			t.Errorf("it waits %v for more answers", time.Since(before))

@@ -67,9 +67,8 @@ func TestLibraryNamesAFileOrFilesOfADirectory(t *testing.T) {
 func TestNamesAreUniqueAndExplained(t *testing.T) {
 	seen := map[string]bool{}
 	for _, v := range All() {
-		if seen[v.Name()] || v.Help == "" || strings.HasPrefix(v.Name(), "EURYALE_") == v.Foreign {
-			t.Errorf("%+v", v)
-		}
+		require.Check(t, !seen[v.Name()] && v.Help != "" &&
+			strings.HasPrefix(v.Name(), "EURYALE_") != v.Foreign, "%+v", v)
 		seen[v.Name()] = true
 	}
 	require.Slices(t, "Unread",

@@ -77,10 +77,8 @@ func TestAContextSaysWhichSignalHasEndedIt(t *testing.T) {
 		below, end := context.WithCancel(ctx)
 		end()
 		got := By(below)
-		if got != Stopped(Signal+int(s)) || !errors.Is(got, ErrStopped) ||
-			!strings.Contains(got.Error(), s.String()) {
-			t.Errorf("%v: %d, %v", s, got, got)
-		}
+		require.Check(t, got == Stopped(Signal+int(s)) && errors.Is(got, ErrStopped) &&
+			strings.Contains(got.Error(), s.String()), "%v: %d, %v", s, got, got)
 		stop()
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // The processes of these tests are jobs of one rank, to which the fault happens
@@ -85,14 +86,8 @@ func TestAbortNamesTheRankToAllOthers(t *testing.T) {
 func TestCallsOnGroupsCount(t *testing.T) {
 	comms := group(2, time.Minute, Plan{Panic, 0, 4}).Comms
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
-		part, err := c.Split(0, 0)
-		if err != nil {
-			return err
-		}
-		alone, err := part.Split(c.Rank(), 0)
-		if err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(0, 0))
+		alone := testranks.Must(part.Split(c.Rank(), 0))
 		for i, on := range []backend.Communicator{c, part, alone} {
 			if err := call(on); err != nil {
 				return fmt.Errorf("call %d: %w", i+1, err)

@@ -21,14 +21,8 @@ func replays(t *testing.T, k testenv.Kind, plan Plan, launches int) (before [2]i
 	got := testranks.Run(2, k.Connect(t, 2), func(r *testenv.Rank) error {
 		c, rank := New(r.Comm, plan), r.Comm.Rank()
 		r.Comm = c
-		part, err := c.Split(0, rank)
-		if err != nil {
-			return err
-		}
-		memory, err := c.Device().Alloc(64)
-		if err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(0, rank))
+		memory := testranks.Must(c.Device().Alloc(64))
 		x, q := memory.As(backend.F32), c.Device().Default().(backend.GraphQueue)
 		sum := backend.Collective{Kind: backend.AllReduce}
 		start := func(c backend.Communicator) error { _, err := c.Start(q, sum, x, x); return err }

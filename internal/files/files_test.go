@@ -16,9 +16,8 @@ import (
 func TestReplaceTouchesNothingElse(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
-	err := errors.Join(ReplaceWith(file, []byte("old")), os.Symlink("file", link),
-		os.Chmod(file, 0o600), ReplaceWith(link, []byte("new")))
-	require.NoError(t, err)
+	require.NoError(t, errors.Join(ReplaceWith(file, []byte("old")), os.Symlink("file", link),
+		os.Chmod(file, 0o600), ReplaceWith(link, []byte("new"))))
 	info, err := os.Lstat(link)
 	require.Check(t, err == nil && info.Mode()&os.ModeSymlink != 0, "the link is %v, %v", info, err)
 	full := errors.New("the disk is full")
@@ -53,10 +52,8 @@ func TestAPointerOfGitLFSIsCalledOne(t *testing.T) {
 	} {
 		require.NoError(t, ReplaceWith(path, []byte(text)))
 		got, err := Read(path, 100)
-		if want != (err != nil && strings.Contains(err.Error(), "git lfs pull")) ||
-			!want && (string(got) != text || err != nil) {
-			t.Errorf("%q is %q, %v", text, got, err)
-		}
+		require.Check(t, want == (err != nil && strings.Contains(err.Error(), "git lfs pull")) &&
+			(want || string(got) == text && err == nil), "%q is %q, %v", text, got, err)
 	}
 }
 
@@ -64,8 +61,6 @@ func TestAPointerOfGitLFSIsCalledOne(t *testing.T) {
 func TestEmptyValuesAreNullFalseOrHaveNoElements(t *testing.T) {
 	for text, want := range map[string]bool{"null": true, "false": true, `""`: true, "[ ]": true,
 		"{\n}": true, "true": false, "0": false, `" "`: false, "[0]": false, `{"a":0}`: false} {
-		if Empty([]byte(text)) != want {
-			t.Errorf("%s is empty: %v", text, !want)
-		}
+		require.Check(t, Empty([]byte(text)) == want, "%s is empty: %v", text, !want)
 	}
 }

@@ -73,12 +73,10 @@ func TestReplaceRefusesALinkToAPipe(t *testing.T) {
 func TestOpenInFollowsNoLinkOut(t *testing.T) {
 	dir := t.TempDir()
 	secret, in := filepath.Join(dir, "secret"), filepath.Join(dir, "in")
-	err := errors.Join(os.WriteFile(secret, []byte("text"), 0o600), os.Mkdir(in, 0o700),
-		os.Symlink("../secret", filepath.Join(in, "link")),
-		os.Symlink("..", filepath.Join(in, "up")),
-		syscall.Mkfifo(filepath.Join(in, "pipe"), 0o600),
-		os.WriteFile(filepath.Join(in, "file"), []byte("text"), 0o600))
-	require.NoError(t, err)
+	require.NoError(t, errors.Join(os.WriteFile(secret, []byte("text"), 0o600), os.Mkdir(in, 0o700),
+		os.Symlink("../secret", filepath.Join(in, "link")), os.Symlink("..",
+			filepath.Join(in, "up")), syscall.Mkfifo(filepath.Join(in,
+			"pipe"), 0o600), os.WriteFile(filepath.Join(in, "file"), []byte("text"), 0o600)))
 	root := require.Value(os.OpenRoot(in))(t)
 	defer root.Close()
 	for name, good := range map[string]bool{"file": true, "link": false, "up/secret": false,

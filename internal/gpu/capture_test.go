@@ -210,19 +210,14 @@ func callsRunInReplaysOnly(c *Communicator) error {
 	return holding(c, []float32{1}, func(x backend.Buffer) error {
 		q := c.Device().Default().(backend.GraphQueue)
 		var w backend.Work
-		graph, err := q.Capture(func() (err error) {
+		graph := testranks.Must(q.Capture(func() (err error) {
 			w, err = c.Start(q, sum, x, x)
 			return err
-		})
-		if err != nil {
-			return err
-		}
+		}))
 		if n := c.seq.Load(); n != 0 || c.Usage() != (Usage{}) {
 			return fmt.Errorf("%d calls were posted, used %+v", n, c.Usage())
 		}
-		if err := assemble(c); err != nil {
-			return err
-		}
+		testranks.NoError(assemble(c))
 		if err := w.Join(context.Background()); !w.Done() || !errors.Is(err, backend.ErrArgument) ||
 			!strings.Contains(err.Error(), "Launch") {
 			return fmt.Errorf("join of a call in a graph: %v", err)
@@ -300,10 +295,8 @@ func capturesForkAndJoin(c *Communicator) error {
 			}
 		}
 		got := make([]float32, 2)
-		if err := errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q),
-			graph.Close()); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q),
+			graph.Close()))
 		if want := []float32{144, 288}; !slices.Equal(got, want) { // 1*2*2*3 * 2*2*3
 			return fmt.Errorf("%v, want %v", got, want)
 		}
@@ -316,28 +309,14 @@ func capturesForkAndJoin(c *Communicator) error {
 func replaysFollowWhatRuns(c *Communicator) error {
 	return holding(c, []float32{1}, func(x backend.Buffer) error {
 		q := c.Device().Default().(backend.GraphQueue)
-		side, err := c.Device().NewQueue()
-		if err != nil {
-			return err
-		}
+		side := testranks.Must(c.Device().NewQueue())
 		defer side.Close()
-		e, err := q.Record() // of the copy to x
-		if err != nil {
-			return err
-		}
-		if err := side.Wait(e); err != nil {
-			return err
-		}
-		w, err := c.Start(side, sum, x, x)
-		if err != nil {
-			return err
-		}
-		graph, err := q.Capture(func() error {
+		e := testranks.Must(q.Record()) // of the copy to x
+		testranks.NoError(side.Wait(e))
+		w := testranks.Must(c.Start(side, sum, x, x))
+		graph := testranks.Must(q.Capture(func() error {
 			return errors.Join(w.Wait(q), q.Reduce(backend.Sum, x, x, x, x))
-		})
-		if err != nil {
-			return err
-		}
+		}))
 		for range 2 {
 			if _, err := graph.Launch(nil); err != nil {
 				return err
@@ -353,10 +332,7 @@ func replaysFollowWhatRuns(c *Communicator) error {
 }
 
 func groupAndPart(c *Communicator) error {
-	split, err := c.Split(c.Rank()/2, c.Rank())
-	if err != nil {
-		return err
-	}
+	split := testranks.Must(c.Split(c.Rank()/2, c.Rank()))
 	part := split.(*Communicator)
 	return errors.Join(holding(c, []float32{1}, func(x backend.Buffer) error {
 		q := c.Device().Default().(backend.GraphQueue)
@@ -374,10 +350,7 @@ func groupAndPart(c *Communicator) error {
 			return err
 		}
 		for range 3 {
-			w, err := graph.Launch(nil)
-			if err != nil {
-				return err
-			}
+			w := testranks.Must(graph.Launch(nil))
 			if err := errors.Join(w.Wait(q), w.Join(context.Background())); err != nil ||
 				!w.Done() {
 				return fmt.Errorf("done %v: %w", w.Done(), err)
@@ -410,17 +383,14 @@ func TestReplaysThatDifferAreAMismatch(t *testing.T) {
 			each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
 				return holding(c, []float32{1}, func(x backend.Buffer) error {
 					q := c.Device().Default().(backend.GraphQueue)
-					graph, err := q.Capture(func() error {
+					graph := testranks.Must(q.Capture(func() error {
 						for range test.calls(c.Rank()) {
 							if _, err := c.Start(q, sum, x, x); err != nil {
 								return err
 							}
 						}
 						return nil
-					})
-					if err != nil {
-						return err
-					}
+					}))
 					w, err := graph.Launch(nil)
 					if test.eager && err == nil {
 						err = w.Join(context.Background())
@@ -624,13 +594,11 @@ func endsReplays(t *testing.T, comms []*Communicator, end func(c *Communicator),
 		q := comms[r].Device().Default() // the device goes on
 		require.Report(t, errors.Join(q.Zero(xs[r]), drain(context.Background(), q)))
 	}
-	if took := time.Since(began); took > proctest.Within(2*time.Second) {
-		t.Errorf("it took %v", took)
-	}
+	took := time.Since(began)
+	require.Check(t, took <= proctest.Within(2*time.Second), "it took %v", took)
 	for r, graph := range graphs {
-		if err := graph.Close(); err != nil {
-			t.Errorf("rank %d: %v", r, err)
-		}
+		err := graph.Close()
+		require.Check(t, err == nil, "rank %d: %v", r, err)
 	}
 }
 

@@ -46,8 +46,7 @@ const maxSeen = 100
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	machine, err := fakedevice.NewHost(host.Device{})
-	require.NoError(t, err)
+	machine := require.Value(fakedevice.NewHost(host.Device{}))(t)
 	g := &rig{fake: newFake(machine), Host: machine, said: map[int]int{},
 		seen: map[int][]peers.PeerCall{}, groups: map[uintptr]*ring{}}
 	machine.Fail, machine.Exchange = g.failing, g.exchange
@@ -60,9 +59,7 @@ func newRig(t testing.TB) *rig {
 // openDevices opens devices whose queues are not those of a part of a test, then.
 func (g *rig) openDevices(t testing.TB, n int) {
 	for ordinal := range n {
-		if _, err := g.device(ordinal); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(g.device(ordinal)))
 	}
 }
 
@@ -135,8 +132,7 @@ func (g *rig) group(t testing.TB, size int, of func(rank int) Options) []*Commun
 func (g *rig) groupWithin(t testing.TB, size int, timeout time.Duration,
 	of func(rank int) Options) []*Communicator {
 	t.Helper()
-	group, err := g.newGroup(size, timeout, of)
-	require.NoError(t, err)
+	group := require.Value(g.newGroup(size, timeout, of))(t)
 	comms := make([]*Communicator, size)
 	for r := range comms {
 		comms[r] = group.Comms[r].(*Communicator)
@@ -160,9 +156,7 @@ func each(t testing.TB, comms []*Communicator, f func(c *Communicator) error) {
 	for _, c := range comms {
 		all = append(all, c)
 	}
-	backendtest.Each(t, all, func(c backend.Communicator) error {
-		return testranks.Ended(func() error { return f(c.(*Communicator)) })
-	})
+	backendtest.Each(t, all, func(c backend.Communicator) error { return f(c.(*Communicator)) })
 }
 
 // holding runs use with device memory that holds x, and reads it back.
@@ -175,7 +169,7 @@ func holding[T backend.Element](c *Communicator, x []T, use func(b backend.Buffe
 	a := c.Device().Default()
 	err = a.Move(typed, backend.Of(x))
 	if err == nil {
-		err = use(typed)
+		err = testranks.Ended(func() error { return use(typed) })
 	}
 	return errors.Join(err, a.Move(backend.Of(x), typed), drain(context.Background(),
 		c.Device().Default()), c.Device().Free(b))

@@ -254,9 +254,8 @@ func TestMeetingsByFlagsLoseNoSignalInAnyOrder(t *testing.T) {
 			{{kind: backend.AllGather, rounds: 1}, {kind: backend.AllReduce, rounds: 1},
 				{kind: backend.AllGather, rounds: 1, elsewhere: true}},
 		} {
-			if what := fault(acts(t, size, 3, calls...)); what != "" {
-				t.Errorf("%d ranks, %v: %s", size, calls, what)
-			}
+			what := fault(acts(t, size, 3, calls...))
+			require.Check(t, what == "", "%d ranks, %v: %s", size, calls, what)
 		}
 	}
 }

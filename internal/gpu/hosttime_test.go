@@ -40,10 +40,8 @@ func (*instant) EventDone(uintptr) (bool, error)              { return true, nil
 
 // instantGroup returns ranks on such devices, with what Init puts around a communicator.
 func instantGroup(t testing.TB, size int) (ranks []backend.Communicator) {
-	worlds, err := rendezvous.Local(size, time.Minute)
-	require.NoError(t, err)
-	share, err := shm.New(t.TempDir(), group.MemoryBytes(size))
-	require.NoError(t, err)
+	worlds := require.Value(rendezvous.Local(size, time.Minute))(t)
+	share := require.Value(shm.New(t.TempDir(), group.MemoryBytes(size)))(t)
 	infos := make([]rankInfo, size)
 	for r := range infos {
 		infos[r] = rankInfo{Model: h200, Wires: wiring{Bus: fmt.Sprint(r), Switches: 18}}
@@ -71,9 +69,7 @@ func instantGroup(t testing.TB, size int) (ranks []backend.Communicator) {
 func BenchmarkHostTime(b *testing.B) {
 	start := func(c backend.Communicator) backend.Work {
 		x := backend.OnDevice(backend.F32, 1<<20, 256)
-		w, err := c.Start(nil, sum, x, x)
-		require.NoError(b, err)
-		return w
+		return require.Value(c.Start(nil, sum, x, x))(b)
 	}
 	b.Run("warm", func(b *testing.B) {
 		ranks := instantGroup(b, 2)

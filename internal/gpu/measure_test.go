@@ -43,19 +43,16 @@ func TestRanksMeasureWhatTheTableLacksAndKeepIt(t *testing.T) {
 		}
 		return nil
 	})
-	if !reflect.DeepEqual(tables[0], tables[1]) {
-		t.Errorf("ranks go by %v and %v", tables[0], tables[1])
-	}
-	kept, err := Measured()
-	require.NoError(t, err)
+	require.Check(t, reflect.DeepEqual(tables[0], tables[1]), "ranks go by %v and %v", tables[0],
+		tables[1])
+	kept := require.Value(Measured())(t)
 	m := comms[0].plan.machine()
 	for _, k := range []backend.Kind{backend.AllReduce, backend.ReduceScatter, backend.AllGather} {
 		r := kept.find(m, k, backend.F16)
 		require.Check(t, r != nil && r.Quick && r.NVLinks == 7 && len(r.Samples) == 4 &&
 			r.Samples[0].NCCL > 0 && r.Samples[3].OneShot > 0, "%s has %+v for %v", path, r, k)
 	}
-	before, err := os.ReadFile(path)
-	require.NoError(t, err)
+	before := require.Value(os.ReadFile(path))(t)
 	again := g.group(t, 2, same(fresh()))
 	after, err := os.ReadFile(path)
 	require.Check(t, err == nil && string(after) == string(before) &&
@@ -85,9 +82,8 @@ func TestRanksMeasureOnlyWhereTheyMayAndMust(t *testing.T) {
 			}
 			g.group(t, 2, same(test.o))
 			require.Check(t, len(g.seen) == 0, "%d ranks have measured", len(g.seen))
-			if _, err := os.Stat(path); err == nil {
-				t.Errorf("%s is written", path)
-			}
+			_, err := os.Stat(path)
+			require.Check(t, err != nil, "%s is written", path)
 			if _, err := os.Stat("off"); err == nil {
 				t.Error("a file off is written")
 			}
@@ -138,8 +134,7 @@ func TestRowsThatCannotBeKeptServeTheProcess(t *testing.T) {
 	var said []string
 	b.Notice = func(text string) { said = append(said, text) }
 	for range 2 {
-		group, err := backendtest.Over(b)(2, time.Minute)
-		require.NoError(t, err)
+		group := require.Value(backendtest.Over(b)(2, time.Minute))(t)
 		for _, c := range group.Comms {
 			r := c.(*Communicator).row(backend.AllReduce, backend.F32)
 			require.Check(t, r != nil && r.Quick, "%+v", r)
@@ -156,8 +151,7 @@ func TestRanksWithoutTimeToMeasureGoByNCCL(t *testing.T) {
 	path := noFile(t)
 	b := unmeasuredRig(t).backend(fresh())
 	b.quick.time = 0
-	group, err := backendtest.Over(b)(2, time.Minute)
-	require.NoError(t, err)
+	group := require.Value(backendtest.Over(b)(2, time.Minute))(t)
 	comms := []*Communicator{group.Comms[0].(*Communicator), group.Comms[1].(*Communicator)}
 	for _, c := range comms {
 		if text := c.Explain(sum, backend.F32, 1024); !strings.Contains(text,
@@ -166,9 +160,8 @@ func TestRanksWithoutTimeToMeasureGoByNCCL(t *testing.T) {
 		}
 	}
 	each(t, comms, (*Communicator).Close)
-	if _, statErr := os.Stat(path); group.Close() != nil || statErr == nil {
-		t.Errorf("%s is written", path)
-	}
+	_, statErr := os.Stat(path)
+	require.Check(t, group.Close() == nil && statErr != nil, "%s is written", path)
 }
 
 // failingDriver launches no kernel that exchanges data.
@@ -208,9 +201,8 @@ func TestErrorWhileRanksMeasureLeavesCallsToNCCL(t *testing.T) {
 					return backend.Run(c, sum, b, b)
 				})
 			})
-			if _, err := os.Stat(path); err == nil {
-				t.Errorf("%s is written", path)
-			}
+			_, err := os.Stat(path)
+			require.Check(t, err != nil, "%s is written", path)
 		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 func TestVoteNamesWhatIsWrong(t *testing.T) {
@@ -55,9 +56,8 @@ func TestVoteNamesWhatIsWrong(t *testing.T) {
 
 func TestVersionsArePrinted(t *testing.T) {
 	for v, want := range map[int]string{2708: "2.7.8", 21800: "2.18.0", 22803: "2.28.3"} {
-		if got := versionText(v); got != want {
-			t.Errorf("%d is %s, want %s", v, got, want)
-		}
+		got := versionText(v)
+		require.Check(t, got == want, "%d is %s, want %s", v, got, want)
 	}
 }
 
@@ -139,8 +139,7 @@ func connectFake(t *testing.T, P int, timeout time.Duration) (*rig, []backend.Co
 
 func connect(t *testing.T, b *Backend, P int, timeout time.Duration) []backend.Communicator {
 	t.Helper()
-	g, err := backendtest.Over(b)(P, timeout)
-	require.NoError(t, err)
+	g := require.Value(backendtest.Over(b)(P, timeout))(t)
 	t.Cleanup(func() {
 		closeAll(t, g.Comms)
 		require.NoError(t, g.Close())
@@ -185,9 +184,7 @@ func TestHostMemoryIsStagedAndThatIsSaidOnce(t *testing.T) {
 				case what.Kind == backend.Reduce && c.Rank() == 0:
 					want = y
 				}
-				if err := backend.Run(c, what, backend.Of(y), backend.Of(x)); err != nil {
-					return err
-				}
+				testranks.NoError(backend.Run(c, what, backend.Of(y), backend.Of(x)))
 				if !slices.Equal(y, want) {
 					return fmt.Errorf("%v: got %v, want %v", what, y, want)
 				}
@@ -238,9 +235,8 @@ func TestTooOldToSplit(t *testing.T) {
 		t.Errorf("it is described as %q, %v", text, err)
 	}
 	const what = "NCCL 2.10.3 cannot split groups" // the rig says so of all that it cannot
-	if lacks := b.Lacks(); !slices.Equal(lacks, []string{what, what}) {
-		t.Errorf("it lacks %q", lacks)
-	}
+	lacks := b.Lacks()
+	require.Check(t, slices.Equal(lacks, []string{what, what}), "it lacks %q", lacks)
 	backendtest.Each(t, connect(t, b, 2, time.Minute), checkWithoutSplit)
 }
 
@@ -258,10 +254,7 @@ func TestPartsEndInTheBackground(t *testing.T) {
 	free := make(chan struct{})
 	f.hold.Store(&free)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
-		part, err := c.Split(0, 0)
-		if err != nil {
-			return err
-		}
+		part := testranks.Must(c.Split(0, 0))
 		return errors.Join(part.Close(), backend.Barrier(c))
 	})
 	close(free)
@@ -405,9 +398,8 @@ func TestConnectFailsOnEveryRank(t *testing.T) {
 		return f.device(ordinal)
 	}
 	_, err := backendtest.Over(b)(3, time.Minute)
-	if n := strings.Count(fmt.Sprint(err), "rank 1 cannot take part: out of memory"); n != 3 {
-		t.Errorf("%d of 3 ranks say why: %v", n, err)
-	}
+	n := strings.Count(fmt.Sprint(err), "rank 1 cannot take part: out of memory")
+	require.Check(t, n == 3, "%d of 3 ranks say why: %v", n, err)
 	require.Report(t, f.CloseGPUs())
 	require.NoError(t, goleak.Find(before))
 }
@@ -415,9 +407,7 @@ func TestConnectFailsOnEveryRank(t *testing.T) {
 func TestStartAllocatesOnceInManyCalls(t *testing.T) {
 	c := &Communicator{}
 	got := testing.AllocsPerRun(10*worksAtOnce, func() { c.newWork() })
-	if got > 0 {
-		t.Errorf("%v allocations for each work", got)
-	}
+	require.Check(t, got == 0, "%v allocations for each work", got)
 }
 
 // A queue need not be ordered after what was started on it, and another one must be.
@@ -476,9 +466,8 @@ func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
 func TestErrIsWhatEndedTheGroup(t *testing.T) {
 	_, comms := connectFake(t, 2, time.Minute)
 	errOf := func(c backend.Communicator) error { return c.(*Communicator).Err() }
-	if err := errOf(comms[0]); err != nil {
-		t.Errorf("a group that works has failed: %v", err)
-	}
+	err := errOf(comms[0])
+	require.Check(t, err == nil, "a group that works has failed: %v", err)
 	comms[0].Abort(errors.New("enough"))
 	<-comms[1].(*Communicator).member.Over()
 	for _, c := range comms {

@@ -19,8 +19,7 @@ import (
 // outward returns an interface that is not loopback, and its address.
 func outward(t *testing.T) (name, addr string) {
 	t.Helper()
-	all, err := net.Interfaces()
-	require.NoError(t, err)
+	all := require.Value(net.Interfaces())(t)
 	for _, i := range all {
 		addrs, err := i.Addrs()
 		if err != nil || i.Flags&net.FlagLoopback != 0 || i.Flags&net.FlagUp == 0 {
@@ -39,8 +38,7 @@ func outward(t *testing.T) (name, addr string) {
 // meet returns the Worlds of two ranks that meet at an address, with encrypted connections or not.
 func meet(t *testing.T, addr string, tls bool) []*rendezvous.World {
 	t.Helper()
-	ln, err := net.Listen("tcp", net.JoinHostPort(addr, "0"))
-	require.NoError(t, err)
+	ln := require.Value(net.Listen("tcp", net.JoinHostPort(addr, "0")))(t)
 	port := ln.Addr().(*net.TCPAddr).Port
 	ln.Close()
 	worlds, errs := make([]*rendezvous.World, 2), make(chan error, 2)
@@ -88,9 +86,8 @@ func TestNetworkInterfaceIsTheRouteToRank0(t *testing.T) {
 			for range 2 {
 				require.NoError(t, b.chooseNetwork(newFake(nil), worlds[0]))
 			}
-			if got := os.Getenv(interfaceNames); got != test.want {
-				t.Errorf("%s is %q, want %q", interfaceNames, got, test.want)
-			}
+			got := os.Getenv(interfaceNames)
+			require.Equal(t, interfaceNames, got, test.want)
 			require.Check(t, len(said) == 1 && strings.Contains(said[0], test.says),
 				"it said %q, want once %q", said, test.says)
 		})
@@ -102,9 +99,8 @@ func TestLoopbackIsLeftToNCCL(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	worlds := meet(t, "127.0.0.1", false)
 	require.NoError(t, (&Backend{}).chooseNetwork(newFake(nil), worlds[0]))
-	if got := os.Getenv(interfaceNames); got != "" {
-		t.Errorf("%s is %q", interfaceNames, got)
-	}
+	got := os.Getenv(interfaceNames)
+	require.Check(t, got == "", "%s is %q", interfaceNames, got)
 }
 
 func TestNCCLEncryptsAsTheJobDoes(t *testing.T) {

@@ -264,9 +264,8 @@ func TestOnlyLinesTravelIn16Bits(t *testing.T) {
 		o := options()
 		o.Halved = 4
 		change(&o)
-		if c := newRig(t).group(t, 2, same(o))[0]; c.Halves(what, 1<<20) {
-			t.Errorf("%s: it does", name)
-		}
+		c := newRig(t).group(t, 2, same(o))[0]
+		require.Check(t, !c.Halves(what, 1<<20), "%s: it does", name)
 	}
 }
 
@@ -525,9 +524,8 @@ func TestFailedCallOnHostMemoryHasNoWork(t *testing.T) {
 		c.Abort(errors.New("enough")) // while the kernel waits for rank 1
 	}()
 	close(began)
-	if w, err := c.Start(nil, sum, x, x); w != nil || !errors.Is(err, backend.ErrAborted) {
-		t.Errorf("%v, %v", w, err)
-	}
+	w, err := c.Start(nil, sum, x, x)
+	require.Check(t, w == nil && errors.Is(err, backend.ErrAborted), "%v, %v", w, err)
 }
 
 // Whatever goes wrong on one rank, all decide alike, NCCL goes on, and nothing is
@@ -611,9 +609,8 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 func TestNothingIsSharedWithoutABoard(t *testing.T) {
 	t.Setenv("EURYALE_SHM_DIR", t.TempDir()+"/nowhere")
 	_, err := newRig(t).newGroup(3, time.Minute, same(options()))
-	if n := strings.Count(fmt.Sprint(err), "EURYALE_SHM_DIR"); n < 3 {
-		t.Errorf("%d of 3 ranks say why: %v", n, err)
-	}
+	n := strings.Count(fmt.Sprint(err), "EURYALE_SHM_DIR")
+	require.Check(t, n >= 3, "%d of 3 ranks say why: %v", n, err)
 }
 
 // Copies that take too long are the end of an attempt, and may still be under way: what they
@@ -765,10 +762,7 @@ func TestKernelThatGaveUpIsATimeout(t *testing.T) {
 	g := newRig(t)
 	each(t, g.group(t, 2, same(options())), func(c *Communicator) error {
 		return holding(c, []float32{1}, func(b backend.Buffer) error {
-			w, err := c.Start(nil, sum, b, b)
-			if err != nil {
-				return err
-			}
+			w := testranks.Must(c.Start(nil, sum, b, b))
 			c.status.flag(1).Store(1 + uint32(1-c.Rank()))
 			named := func(err error) bool {
 				var e *backend.Error
@@ -807,19 +801,16 @@ func TestMemoryIsKeptUntilEveryRankHasClosed(t *testing.T) {
 		t.Errorf("alone, it took %v", took)
 	}
 	require.Report(t, comms[1].Close())
-	if n := comms[0].Kept(); n != want || n < padBytes(3) {
-		t.Errorf("%d bytes are kept, want %d", n, want)
-	}
+	n := comms[0].Kept()
+	require.Check(t, n == want && n >= padBytes(3), "%d bytes are kept, want %d", n, want)
 	late := comms[2].memory
 	word := backend.OnDevice(backend.U8, late.pad.at[0], late.pad.own.Len())
-	if err := late.do(func(a backend.Arithmetic) error { return a.Zero(word) }); err != nil {
-		t.Errorf("the memory of rank 0 is gone: %v", err)
-	}
+	err := late.do(func(a backend.Arithmetic) error { return a.Zero(word) })
+	require.Check(t, err == nil, "the memory of rank 0 is gone: %v", err)
 	require.Report(t, comms[2].Close())
 	comms[0].Explain(sum, backend.F32, large) // while it gives back what that tells of
-	if used, _ := comms[0].Windows(); used != 1 {
-		t.Errorf("%d windows were used, want 1", used)
-	}
+	used, _ := comms[0].Windows()
+	require.Check(t, used == 1, "%d windows were used, want 1", used)
 }
 
 // The driver may wait for a kernel of another group before it frees memory of the host: a part
@@ -888,16 +879,12 @@ func TestCallsAllocateLittle(t *testing.T) {
 	require.NoError(t, holding(c, make([]float32, 1024), func(b backend.Buffer) error {
 		k := call{what: sum, rank: c.rank, P: c.size, dst: b, src: b}
 		got := testing.AllocsPerRun(1000, func() {
-			if _, err := c.admit(nil, &k); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, require.Err(c.admit(nil, &k)))
 			c.newWork()
 			k.use = byOneShot
 			c.memory.placeOperands(&c.exchange, &k)
 		})
-		if got > 0 {
-			t.Errorf("%v allocations for each call", got)
-		}
+		require.Check(t, got == 0, "%v allocations for each call", got)
 		return nil
 	}))
 }

@@ -58,8 +58,7 @@ func TestThresholdsFollowTheSamples(t *testing.T) {
 }
 
 func TestShippedTableIsForH200(t *testing.T) {
-	table, err := parseTable(shipped)
-	require.NoError(t, err)
+	table := require.Value(parseTable(shipped))(t)
 	for _, ranks := range []int{2, 4} {
 		for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			if r := table.find(h200s(ranks), backend.AllReduce, d); r == nil ||
@@ -139,9 +138,8 @@ func TestRowOfATypeComesFirst(t *testing.T) {
 	}
 	for _, table := range []Table{{row(0), row(backend.BF16)}, {row(backend.BF16), row(0)}} {
 		m := Survey{Model: h200, Link: PCIe, Ranks: 2}
-		if r := table.find(m, backend.AllReduce, backend.BF16); r.DType != backend.BF16 {
-			t.Errorf("bf16 finds the row of %v", r.DType)
-		}
+		r := table.find(m, backend.AllReduce, backend.BF16)
+		require.Check(t, r.DType == backend.BF16, "bf16 finds the row of %v", r.DType)
 		if r := table.find(m, backend.AllReduce, backend.F32); r.DType != 0 {
 			t.Errorf("f32 finds the row of %v", r.DType)
 		}
@@ -211,17 +209,14 @@ func TestCopyEnginesRunLargeCallsBesideProducts(t *testing.T) {
 }
 
 func TestTablesAreRead(t *testing.T) {
-	text, err := json.Marshal(Shipped())
-	require.NoError(t, err)
+	text := require.Value(json.Marshal(Shipped()))(t)
 	if got, err := parseTable(text); err != nil || !reflect.DeepEqual(got, Shipped()) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	row := func(rest string) string {
 		return `[{"model": "m", "link": "pcie", "ranks": 2, "collective": "allreduce"` + rest + "}]"
 	}
-	if _, err := parseTable([]byte(row(""))); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, require.Err(parseTable([]byte(row("")))))
 	old, err := parseTable([]byte(row(
 		`, "samples": [{"bytes": 8, "inner_us": 5, "flagged_us": 3, ` +
 			`"flagged_two_shot_us": 4}]`)))

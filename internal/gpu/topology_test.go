@@ -138,9 +138,8 @@ func TestMatricesHaveTheirClass(t *testing.T) {
 				FullyConnected}, test{fmt.Sprintf("%d on PCIe", n), reachable(cards(n)), PCIe})
 	}
 	for _, test := range tests {
-		if got := classify(test.all).Link; got != test.want {
-			t.Errorf("%s: %v, want %v", test.name, got, test.want)
-		}
+		got := classify(test.all).Link
+		require.Equal(t, test.name, got, test.want)
 	}
 }
 
@@ -155,9 +154,8 @@ func TestLinksOfAGroupAreTheFewestOfAPair(t *testing.T) {
 		"uneven": {uneven, 4}, "a cube mesh": {dgx1(), 1},
 		"PCIe": {reachable(switched(18, 18, 0, 18)), 0}, "none": {cards(2), 0},
 	} {
-		if got := classify(test.all).NVLinks; got != test.want {
-			t.Errorf("%s: %d links, want %d", name, got, test.want)
-		}
+		got := classify(test.all).NVLinks
+		require.Check(t, got == test.want, "%s: %d links, want %d", name, got, test.want)
 	}
 }
 
@@ -231,7 +229,6 @@ func TestLinkNamesAreRead(t *testing.T) {
 			t.Errorf("%v is read as %v, %v", l, got, err)
 		}
 	}
-	if _, err := ParseLink("string"); err == nil {
-		t.Error("a wrong name is read")
-	}
+	_, err := ParseLink("string")
+	require.Check(t, err != nil, "a wrong name is read")
 }

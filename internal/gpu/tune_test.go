@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // runAll runs each way once, to its end, and gives way i a time of i+1.
@@ -49,10 +50,7 @@ func TestTuneMeasuresEveryAlgorithmThatThereIsUnraced(t *testing.T) {
 			comms := newRig(t).group(t, 2, same(options()))
 			each(t, comms, func(c *Communicator) error {
 				return holding(c, make([]byte, most), func(memory backend.Buffer) error {
-					row, err := c.Tune(test.kind, test.dtype, test.sizes, memory, runAll)
-					if err != nil {
-						return err
-					}
+					row := testranks.Must(c.Tune(test.kind, test.dtype, test.sizes, memory, runAll))
 					if !reflect.DeepEqual(row.Samples, test.want) || row.Model != h200 ||
 						row.Link != FullyConnected || row.Ranks != 2 || row.Kind != test.kind ||
 						row.DType != test.dtype {

@@ -37,21 +37,17 @@ func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
 		t.Fatalf("without a file: %+v, %v", got, err)
 	}
 	rows := Table{rowFor(backend.F32, byOneShot), rowFor(backend.BF16, byOneShot)}
-	if _, err := rows.Keep(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(rows.Keep()))
 	file, err := Table{rowFor(backend.F32, byTwoShot)}.Keep() // again
 	if err != nil || file != path {
 		t.Fatal(file, err)
 	}
-	table, err := Measured()
-	require.NoError(t, err)
+	table := require.Value(Measured())(t)
 	shipped := Shipped().find(h200s(2), backend.AllReduce, backend.F16).best(4096)
 	for d, want := range map[backend.DType]Algorithm{backend.F32: byTwoShot,
 		backend.BF16: byOneShot, backend.F16: shipped} {
-		if got := table.find(h200s(2), backend.AllReduce, d).best(4096); got != want {
-			t.Errorf("%v: %v, want %v", d, got, want)
-		}
+		got := table.find(h200s(2), backend.AllReduce, d).best(4096)
+		require.Equal(t, d, got, want)
 	}
 }
 
@@ -64,17 +60,12 @@ func TestQuickRowsComeLastAndGoFirst(t *testing.T) {
 			Kind: backend.AllReduce, DType: d, Quick: quick, Samples: []Sample{{Bytes: 8, NCCL: 1}}}
 	}
 	keep := func(rows ...Row) Table {
-		if _, err := Table(rows).Keep(); err != nil {
-			t.Fatal(err)
-		}
-		table, err := Measured()
-		require.NoError(t, err)
-		return table
+		require.NoError(t, require.Err(Table(rows).Keep()))
+		return require.Value(Measured())(t)
 	}
 	table := keep(row(2, 0, true), row(8, 0, true))
-	if r := table.find(m, backend.AllReduce, backend.BF16); r.Quick {
-		t.Errorf("%+v comes before what is shipped", r)
-	}
+	r := table.find(m, backend.AllReduce, backend.BF16)
+	require.Check(t, !r.Quick, "%+v comes before what is shipped", r)
 	m.Ranks = 8
 	if r := table.find(m, backend.AllReduce, backend.BF16); r == nil || !r.Quick {
 		t.Errorf("%+v, want what was measured quickly", r)
@@ -90,9 +81,7 @@ func TestQuickRowsComeLastAndGoFirst(t *testing.T) {
 
 func TestTableOfRankZeroIsEveryRanksAndThatOfParts(t *testing.T) {
 	noFile(t)
-	if _, err := (Table{rowFor(backend.F32, byOneShot)}).Keep(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err((Table{rowFor(backend.F32, byOneShot)}).Keep()))
 	g := newRig(t)
 	comms := g.group(t, 3, func(rank int) Options {
 		o := options()

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/ops"
 )
@@ -93,26 +94,15 @@ func allReduceNode(c *Communicator, begin func()) error {
 	whole := backend.WithHooks(c, observe.New(c.Rank(), 10))
 	x := gorgonia.NewTensor(gorgonia.NewGraph(), tensor.Float32, 1, gorgonia.WithShape(1024),
 		gorgonia.WithName("x"))
-	y, err := ops.AllReduce(whole, backend.Sum, x)
-	if err != nil {
-		return err
-	}
-	memory, err := c.Device().Alloc(2 * 4 * 1024)
-	if err != nil {
-		return err
-	}
+	y := testranks.Must(ops.AllReduce(whole, backend.Sum, x))
+	memory := testranks.Must(c.Device().Alloc(2 * 4 * 1024))
 	in, out := memory.Slice(0, 4*1024).As(backend.F32), memory.Slice(4*1024, 8*1024).As(backend.F32)
-	if err := backend.Barrier(c); err != nil { // ranks have their memory
-		return err
-	}
+	testranks.NoError(backend.Barrier(c)) // ranks have their memory
 	begin()
 	op := y.Op().(interface {
 		StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work,
 			error)
 	})
-	w, err := op.StartOn(c.Device().Default(), out, backend.Buffer{}, in)
-	if err != nil {
-		return err
-	}
+	w := testranks.Must(op.StartOn(c.Device().Default(), out, backend.Buffer{}, in))
 	return errors.Join(w.Join(context.Background()), c.Device().Free(memory))
 }

@@ -272,10 +272,8 @@ func TestWhoWaitsIsNotBlamed(t *testing.T) {
 					}
 				}
 			}
-			if blamed != [2]int{2, 2} {
-				t.Errorf("machine 2 is %s, first looks %v: ranks %v blame %v, want rank 2", name,
-					first, waiters, blamed)
-			}
+			require.Check(t, blamed == [2]int{2, 2}, "machine 2 is %s, first looks %v: ranks %v "+
+				"blame %v, want rank 2", name, first, waiters, blamed)
 		}
 	}
 }

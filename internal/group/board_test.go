@@ -106,9 +106,8 @@ func differs(t *testing.T, b group.Board, upTo, call uint64) (d *group.Differenc
 		require.That(t, n < call, "compared up to %d, %+v", n, d)
 		return d != nil
 	})
-	if n, _ := b.Compare(upTo); n != call-1 {
-		t.Errorf("compared up to %d, and call %d differs", n, call)
-	}
+	n, _ := b.Compare(upTo)
+	require.Check(t, n == call-1, "compared up to %d, and call %d differs", n, call)
 	return d
 }
 
@@ -239,9 +238,8 @@ func TestNotesAlternate(t *testing.T) {
 			t.Helper()
 			soon(t, want, func() bool { _, ok := bs[0].Noted(1, round); return ok })
 			note, _ := bs[0].Noted(1, round)
-			if len(note) != group.NoteBytes || string(bytes.TrimRight(note, "\x00")) != want {
-				t.Errorf("round %d: %q", round, note)
-			}
+			require.Check(t, len(note) == group.NoteBytes &&
+				string(bytes.TrimRight(note, "\x00")) == want, "round %d: %q", round, note)
 		}
 		read(1, "a longer one")
 		read(2, "two")

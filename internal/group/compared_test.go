@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // unverified hides that the reference communicator can compare headers.
@@ -173,9 +174,7 @@ func TestSwitchedOffNothingIsExchanged(t *testing.T) {
 	backendtest.Each(t, checked(2, time.Minute, Compared).Comms,
 		func(c backend.Communicator) error {
 			c.Capabilities().Verify(false)
-			if err := disagree(c, make([]int64, 1)); err != nil {
-				return err
-			}
+			testranks.NoError(disagree(c, make([]int64, 1)))
 			if seq := c.(*compared).seq; seq != 0 {
 				return fmt.Errorf("%d exchanges", seq)
 			}

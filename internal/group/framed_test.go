@@ -24,9 +24,8 @@ func TestFramedNotesOfAnyLengthArrive(t *testing.T) {
 				return [][]byte{frame, frame}, nil
 			}
 			notes, err := group.Framed(most, twice)(note)
-			if err != nil || !slices.EqualFunc(notes, [][]byte{note, note}, bytes.Equal) {
-				t.Errorf("of %d bytes in pieces of %d arrive %v, %v", n, most, notes, err)
-			}
+			require.Check(t, err == nil && slices.EqualFunc(notes, [][]byte{note, note},
+				bytes.Equal), "of %d bytes in pieces of %d arrive %v, %v", n, most, notes, err)
 		}
 	}
 }

@@ -19,10 +19,8 @@ func TestAbortRecordKeepsTheFirstReport(t *testing.T) {
 	first := group.Report{Reason: group.Lost, Rank: 2, Peer: 1, Lost: 7,
 		Sides: [2]int{3, 4}, Mine: [backend.HeaderSize]byte{1},
 		Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
-	if !record.Publish(first) ||
-		record.Publish(group.Report{Reason: group.TimedOut, Text: "second"}) {
-		t.Error("not the first report was taken")
-	}
+	require.Check(t, record.Publish(first) && !record.Publish(group.Report{Reason: group.TimedOut,
+		Text: "second"}), "not the first report was taken")
 	if r, ok := record.Read(); !ok || r != first {
 		t.Errorf("got %+v", r)
 	}

@@ -179,14 +179,9 @@ func TestEveryPartGetsItsKindOfBoard(t *testing.T) {
 				gather := group.OverStore(t.Context(), w, "boards")
 				whole := group.NewMember(group.Config{Name: w.Name, Rank: r,
 					Members: group.Whole(w).Members, World: w})
-				part, err := whole.Split(gather, c.ranks[r], 0)
-				if err != nil {
-					return err
-				}
-				b, err := group.Sharing{Gather: gather, Rank: r, Dir: "/dev/shm"}.Board(w, part)
-				if err != nil {
-					return err
-				}
+				part := testranks.Must(whole.Split(gather, c.ranks[r], 0))
+				b := testranks.Must(group.Sharing{Gather: gather,
+					Rank: r, Dir: "/dev/shm"}.Board(w, part))
 				if c.ranks[r] < 0 {
 					if b != nil {
 						return errors.New("it has a board")

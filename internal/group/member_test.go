@@ -175,9 +175,8 @@ func TestCheckAllocatesNothingUnraced(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	ms, _, _ := members(t, 2, time.Minute)
-	if n := testing.AllocsPerRun(100, func() { ms[0].Check(1) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	n := testing.AllocsPerRun(100, func() { ms[0].Check(1) })
+	require.Check(t, n == 0, "%v allocations", n)
 }
 
 func TestALostRankThatHasAbortedIsNamedWithItsReason(t *testing.T) {

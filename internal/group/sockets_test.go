@@ -197,11 +197,9 @@ func TestSocketsFindTheFirstDifference(t *testing.T) {
 			for r, b := range bs {
 				d := differs(t, b, call+100, call)
 				mine, theirs := backend.GetHeader(&d.Mine), backend.GetHeader(&d.Theirs)
-				if mine.Seq != call || theirs.Seq != call || mine.Count != 8 || theirs.Count != 9 ||
-					d.Peer != 5 || d.Sides != [2]int{0, 5} {
-					t.Errorf("rank %d: rank %d is to blame: %v and %v of %v", r, d.Peer, mine,
-						theirs, d.Sides)
-				}
+				require.Check(t, mine.Seq == call && theirs.Seq == call && mine.Count == 8 &&
+					theirs.Count == 9 && d.Peer == 5 && d.Sides == [2]int{0, 5}, "rank %d: rank "+
+					"%d is to blame: %v and %v of %v", r, d.Peer, mine, theirs, d.Sides)
 			}
 		})
 	}
@@ -387,8 +385,7 @@ func TestSocketsOfOneRank(t *testing.T) {
 
 // BenchmarkPost also reports the time of the processor, in which other programs have no part.
 func BenchmarkPost(b *testing.B) {
-	share, err := shm.New("/dev/shm", group.MemoryBytes(2))
-	require.NoError(b, err)
+	share := require.Value(shm.New("/dev/shm", group.MemoryBytes(2)))(b)
 	for name, board := range map[string]group.Board{"memory": group.NewMemory(share, 0, 2),
 		"sockets": sockets(b, 2, time.Minute)[0]} {
 		b.Run(name, func(b *testing.B) {

@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/serial"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // counted is a device that counts what one rank records and waits for on its queues.
@@ -89,14 +90,8 @@ func TestSlicesAddFewCallsOfTheDriver(t *testing.T) {
 			}
 			o := Options{Mode: Always, SliceBytes: 4 * n / slices, Slots: slices}
 			ranksOver(t, test.layout, o, wrap, func(c *Communicator) error {
-				one, err := driverCalls(c, test.what, n/slices)
-				if err != nil {
-					return err
-				}
-				all, err := driverCalls(c, test.what, n)
-				if err != nil {
-					return err
-				}
+				one := testranks.Must(driverCalls(c, test.what, n/slices))
+				all := testranks.Must(driverCalls(c, test.what, n))
 				want := driver{(slices - 1) * test.records, (slices - 1) * test.waits}
 				if got := (driver{all.records - one.records, all.waits - one.waits}); got != want {
 					return fmt.Errorf("%d more slices take %+v, want %+v: one slice takes %+v",
@@ -179,11 +174,10 @@ func TestCallsWaitForThoseThatShareTheirMemory(t *testing.T) {
 		}
 		q := &awaited{}
 		require.NoError(t, r.order(q, test.dst, test.src, test.flat))
-		if test.want < 0 && len(q.events) > 0 || test.want >= 0 && (len(q.events) != 1 ||
-			q.events[0] != backend.Event(ends[test.want])) {
-			t.Errorf("%s: it waits for %d events, want call %d", test.name, len(q.events),
-				test.want)
-		}
+		require.Check(t, (test.want >= 0 || len(q.events) <= 0) &&
+			(test.want < 0 || len(q.events) == 1 &&
+				q.events[0] == backend.Event(ends[test.want])), "%s: it waits for %d events, want "+
+			"call %d", test.name, len(q.events), test.want)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // onDevices are the options that calls in memory of a device are tried with.
@@ -25,10 +26,7 @@ func TestDeviceMemoryIsNeverTouchedByTheHostUnraced(t *testing.T) {
 		for options, o := range onDevices() {
 			t.Run(name+", "+options, func(t *testing.T) {
 				onGuard(t, l, o, func(c *Communicator) error {
-					memory, err := c.Device().Alloc(8 * c.Size() * most)
-					if err != nil {
-						return err
-					}
+					memory := testranks.Must(c.Device().Alloc(8 * c.Size() * most))
 					return errors.Join(everyCallEqualsFlat(c, memory, most),
 						c.Device().Free(memory))
 				})

@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/serial"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // soon is the time in which every rank must know. It is far from the timeout, patient, also on a
@@ -336,10 +337,7 @@ func TestFailureOfACallThatNobodyJoinsEndsAllRanks(t *testing.T) {
 		return probes(l, hook)(fakedevice.Over(c, d))
 	}
 	ranksOver(t, l, always(), wrap, func(c *Communicator) error {
-		x, err := d.Alloc(4 * elements)
-		if err != nil {
-			return err
-		}
+		x := testranks.Must(d.Alloc(4 * elements))
 		b := x.As(backend.F32)
 		if _, err := c.Start(nil, allReduce, b, b); err != nil &&
 			!errors.Is(err, backend.ErrAborted) {
@@ -413,10 +411,7 @@ func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		x := backend.Of(make([]float32, elements))
 		if c.Rank() == 1 {
-			q, err := c.Device().NewQueue()
-			if err != nil {
-				return err
-			}
+			q := testranks.Must(c.Device().NewQueue())
 			q.Close()
 			for _, n := range []int{elements, 2} {
 				if _, err := c.Start(q, allReduce, x.Slice(0, n), x.Slice(0, n)); !errors.Is(
@@ -458,10 +453,7 @@ func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 					_ = queued(c, n) // perhaps it was through
 					return ended(c)
 				}
-				q, err := c.Device().NewQueue()
-				if err != nil {
-					return err
-				}
+				q := testranks.Must(c.Device().NewQueue())
 				defer q.Close()
 				var on backend.Queue = impatient{q, asked}
 				if n < c.Size() { // who waits then is the stream that looks for errors

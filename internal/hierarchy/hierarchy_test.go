@@ -161,21 +161,15 @@ func TestEveryLayoutGivesTheFlatResultUnraced(t *testing.T) {
 						for i, count := range []int{1, 5, 1024} {
 							for _, what := range []backend.Collective{reduceScatter, allGather,
 								allToAll, {Kind: backend.ReduceScatter, Op: backend.Avg}} {
-								if err := equalsFlat(c, what, backend.I32, count,
-									uint64(i)); err != nil {
-									return err
-								}
+								testranks.NoError(equalsFlat(c, what, backend.I32, count,
+									uint64(i)))
 							}
 						}
 						for i, n := range []int{0, 1, W - 1, W, W + 1, 5*W - 1, 1024, 4099} {
-							if err := equalsFlat(c, allReduce, backend.F32, n,
-								uint64(i)); err != nil {
-								return err
-							}
+							testranks.NoError(equalsFlat(c, allReduce, backend.F32, n,
+								uint64(i)))
 						}
-						if err := broadcasts(c); err != nil {
-							return err
-						}
+						testranks.NoError(broadcasts(c))
 						return inPlace(c)
 					})
 			})
@@ -188,9 +182,7 @@ func broadcasts(c *Communicator) error {
 	for root := range c.Size() {
 		what := backend.Collective{Kind: backend.Broadcast, Root: root}
 		for i, n := range []int{1, c.Size() - 1, c.Size(), 1024, 4099} {
-			if err := equalsFlat(c, what, backend.F32, n, uint64(i)); err != nil {
-				return err
-			}
+			testranks.NoError(equalsFlat(c, what, backend.F32, n, uint64(i)))
 		}
 		x, want := integers(backend.U8, 5000, 1, uint64(c.Rank())), integers(backend.U8, 5000, 1,
 			uint64(root))
@@ -221,24 +213,18 @@ func TestUnequalMachinesGiveTheFlatResultUnraced(t *testing.T) {
 					for i, n := range []int{0, 1, c.Size() - 1, c.Size(), 1024, 4099} {
 						for _, what := range []backend.Collective{allReduce,
 							{Kind: backend.AllReduce, Op: backend.Max}} {
-							if err := equalsFlat(c, what, backend.F32, n, uint64(i)); err != nil {
-								return err
-							}
+							testranks.NoError(equalsFlat(c, what, backend.F32, n, uint64(i)))
 						}
 						// flat
-						if err := equalsFlat(c, reduceScatter, backend.I32, n,
-							uint64(i)); err != nil {
-							return err
-						}
+						testranks.NoError(equalsFlat(c, reduceScatter, backend.I32, n,
+							uint64(i)))
 					}
 					x := []float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
 					for i := range x {
 						x[i] += float32(c.Rank())
 					}
 					average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
-					if err := backend.Run(c, average, backend.Of(x), backend.Of(x)); err != nil {
-						return err
-					}
+					testranks.NoError(backend.Run(c, average, backend.Of(x), backend.Of(x)))
 					for i := range x {
 						if want := float32(i) + float32(c.Size()-1)/2; math.Abs(
 							float64(x[i]-want)) > 0.05 {
@@ -270,9 +256,7 @@ func inPlace(c *Communicator) error {
 			}
 			return backend.Run(comm, what, dst, src)
 		}
-		if err := errors.Join(run(c, x), run(c.Communicator, y)); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(run(c, x), run(c.Communicator, y)))
 		if !bytes.Equal(x[8*lo:8*hi], y[8*lo:8*hi]) {
 			return fmt.Errorf("%v in place: not the result of the flat call", what)
 		}
@@ -462,10 +446,8 @@ func TestFloatsAreAddedInTheDocumentedOrder(t *testing.T) {
 					}
 				}
 				y := make([]float32, n)
-				if err := backend.Run(c, allReduce, backend.Of(y),
-					backend.Of(values(c.Rank()))); err != nil {
-					return err
-				}
+				testranks.NoError(backend.Run(c, allReduce, backend.Of(y),
+					backend.Of(values(c.Rank()))))
 				if !slices.Equal(y, total) {
 					return errors.New("another order of additions")
 				}
@@ -480,10 +462,8 @@ func TestNaNsSurviveMinAndMax(t *testing.T) {
 		x, y := make([]float32, 8), make([]float32, 8)
 		x[2*c.Rank()] = float32(math.NaN())
 		for _, op := range []backend.ReduceOp{backend.Min, backend.Max} {
-			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: op},
-				backend.Of(y), backend.Of(x)); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: op},
+				backend.Of(y), backend.Of(x)))
 			for i, v := range y {
 				if (v != v) != (i%2 == 0) {
 					return fmt.Errorf("%v: element %d is %v", op, i, v)
@@ -512,9 +492,7 @@ func TestBytesBetweenMachinesAreTheFormulaUnraced(t *testing.T) {
 						if what.Kind == backend.AllReduce {
 							count = chunk * W
 						}
-						if err := equalsFlat(c, what, backend.F32, count, 1); err != nil {
-							return err
-						}
+						testranks.NoError(equalsFlat(c, what, backend.F32, count, 1))
 						if M == 1 {
 							continue // all of it is flat
 						}
@@ -570,10 +548,8 @@ func TestAveragesAsF16AreNotInfinite(t *testing.T) {
 				if kind == backend.ReduceScatter {
 					y = y[:len(x)/c.Size()]
 				}
-				if err := backend.Run(c, backend.Collective{Kind: kind, Op: backend.Avg},
-					backend.Of(y), backend.Of(x)); err != nil {
-					return err
-				}
+				testranks.NoError(backend.Run(c, backend.Collective{Kind: kind, Op: backend.Avg},
+					backend.Of(y), backend.Of(x)))
 				for i, got := range y {
 					if want := x[i]; got != want { // chunks begin at multiples of 3
 						return fmt.Errorf("%v of %v: element %d of the average is %v, want %v",
@@ -602,9 +578,7 @@ func TestEqualLinksTakeNoMemory(t *testing.T) {
 	} {
 		ranks(t, test.layout, test.o, func(c *Communicator) error {
 			x := backend.Of(make([]float32, 4))
-			if err := backend.Run(c, allReduce, x, x); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, allReduce, x, x))
 			if none := c.slots.memory.Len() == 0 && len(c.others()) == 0; none != test.none {
 				return fmt.Errorf("%v, mode %v: %d bytes and %d communicators", test.layout,
 					modes[test.o.Mode], c.slots.memory.Len(), len(c.others()))
@@ -635,9 +609,7 @@ func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 					what.Kind = backend.AllReduce
 					op := what.Op
 					before := c.Stats().Between()
-					if err := backend.Run(c, what, backend.Of(y), backend.Of(x)); err != nil {
-						return err
-					}
+					testranks.NoError(backend.Run(c, what, backend.Of(y), backend.Of(x)))
 					scale, size := W, 2
 					if op != backend.Sum {
 						scale = 1
@@ -663,9 +635,7 @@ func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 				}
 				x = slices.Repeat([]float32{one}, W*16)
 				z := make([]float32, 16)
-				if err := backend.Run(c, reduceScatter, backend.Of(z), backend.Of(x)); err != nil {
-					return err
-				}
+				testranks.NoError(backend.Run(c, reduceScatter, backend.Of(z), backend.Of(x)))
 				if want := float32(256 + (shape[0]-1)*shape[1]); z[3] != want {
 					return fmt.Errorf("the sum is %v, want %v", z[3], want)
 				}
@@ -687,22 +657,14 @@ func TestRanksMustAgreeOnTheTopology(t *testing.T) {
 
 func TestPartsAreHierarchicalToo(t *testing.T) {
 	ranks(t, Grid(2, 4), always(), func(c *Communicator) error {
-		half, err := c.Split(c.Rank()%2, -c.Rank()) // two devices of each machine
-		if err != nil {
-			return err
-		}
+		half := testranks.Must(c.Split(c.Rank()%2, -c.Rank())) // two devices of each machine
 		defer half.Close()
 		layered, ok := half.(*Communicator)
 		if !ok || layered.plan.Layout.Machines() != 2 || layered.plan.Layout.Devices() != 2 {
 			return fmt.Errorf("half of the devices is a %T", half)
 		}
-		if err := equalsFlat(layered, allReduce, backend.F32, 1000, 1); err != nil {
-			return err
-		}
-		machine, err := half.Split(c.place.machine, 0)
-		if err != nil {
-			return err
-		}
+		testranks.NoError(equalsFlat(layered, allReduce, backend.F32, 1000, 1))
+		machine := testranks.Must(half.Split(c.place.machine, 0))
 		defer machine.Close()
 		x := []int64{1}
 		if err := backend.Run(machine, allReduce, backend.Of(x), backend.Of(x)); err != nil ||
@@ -728,9 +690,7 @@ func TestEmptyAndOtherCallsPassToFlat(t *testing.T) {
 			case backend.Scatter:
 				n = 1
 			}
-			if err := backend.Run(c, what, backend.Of(y[:n]), backend.Of(x[:some])); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, what, backend.Of(y[:n]), backend.Of(x[:some])))
 		}
 		if s := c.Stats(); s.Flat != 4 || s.Calls != 0 || s.Between() != 0 {
 			return fmt.Errorf("%+v", s)
@@ -751,9 +711,7 @@ func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
 				}
 				x := backend.Of(make([]float32, n))
 				before := probeOf(c).number()
-				if err := backend.Run(c, allReduce, x, x); err != nil {
-					return err
-				}
+				testranks.NoError(backend.Run(c, allReduce, x, x))
 				if got := probeOf(c).number() - before; got != want {
 					return fmt.Errorf("comparing %v: %d elements take %d flat calls, want %d", on,
 						n, got, want)
@@ -880,10 +838,7 @@ func TestCallsThatShareMemoryKeepTheirOrder(t *testing.T) {
 	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		var qs []backend.Queue
 		for range 3 {
-			q, err := c.Device().NewQueue()
-			if err != nil {
-				return err
-			}
+			q := testranks.Must(c.Device().NewQueue())
 			defer q.Close()
 			qs = append(qs, q)
 		}
@@ -905,9 +860,7 @@ func TestCallsThatShareMemoryKeepTheirOrder(t *testing.T) {
 				}
 				want *= 4
 			}
-			if err := last.Join(context.Background()); err != nil {
-				return err
-			}
+			testranks.NoError(last.Join(context.Background()))
 			if x[0] != want || x[3999] != 1<<16 {
 				return fmt.Errorf("round %d: %d and %d, want %d and %d", round, x[0], x[3999], want,
 					1<<16)
@@ -936,9 +889,7 @@ func TestEveryQueueIsOrderedAfterWhatItNeeds(t *testing.T) {
 				x[i] = 1
 			}
 		}
-		if err := qs[0].Wait(delay(20 * time.Millisecond)); err != nil {
-			return err
-		}
+		testranks.NoError(qs[0].Wait(delay(20 * time.Millisecond)))
 		var w backend.Work
 		for i, call := range []struct {
 			what     backend.Collective
@@ -951,9 +902,7 @@ func TestEveryQueueIsOrderedAfterWhatItNeeds(t *testing.T) {
 				return err
 			}
 		}
-		if err := w.Join(context.Background()); err != nil {
-			return err
-		}
+		testranks.NoError(w.Join(context.Background()))
 		if total[0] != 4 || total[399] != 4 {
 			return fmt.Errorf("the sums are %d and %d, want 4", total[0], total[399])
 		}

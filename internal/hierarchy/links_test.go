@@ -60,10 +60,8 @@ func TestFitFindsTheLink(t *testing.T) {
 	link := Link{4 * time.Microsecond, 100e9}
 	for _, off := range []time.Duration{0, 200 * time.Nanosecond} {
 		got, err := Fit(calls(link, off))
-		if err != nil || got.Latency.Round(time.Microsecond) != link.Latency ||
-			got.Bandwidth < 98e9 || got.Bandwidth > 102e9 {
-			t.Errorf("%v, %v, want %v", got, err, link)
-		}
+		require.Check(t, err == nil && got.Latency.Round(time.Microsecond) == link.Latency &&
+			!(got.Bandwidth < 98e9) && !(got.Bandwidth > 102e9), "%v, %v, want %v", got, err, link)
 	}
 	got, err := Fit([]Timed{{1, 1e6, time.Microsecond}, {1, 2e6, 3 * time.Microsecond}})
 	require.Check(t, err == nil && got.Latency == 0 && got.Bandwidth > 0, "without latency: %v, %v",

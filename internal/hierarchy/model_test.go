@@ -21,8 +21,7 @@ var (
 
 func planOf(t *testing.T, l Layout, o Options) Plan {
 	t.Helper()
-	p := require.Value(NewPlan(l, o))(t)
-	return p
+	return require.Value(NewPlan(l, o))(t)
 }
 
 // tenth is a network ten times slower than what is inside a machine.

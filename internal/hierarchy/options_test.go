@@ -75,10 +75,9 @@ func TestOptionsFollowFromTheSetting(t *testing.T) {
 			"round numbers"},
 	} {
 		o, source, err := test.s.Options("")
-		if err != nil || o.Mode != test.mode || *o.Links != test.links ||
-			!strings.Contains(source, test.source) {
-			t.Errorf("%+v: %+v, links %+v, %s, %v", test.s, o, o.Links, source, err)
-		}
+		require.Check(t, err == nil && o.Mode == test.mode && *o.Links == test.links &&
+			strings.Contains(source,
+				test.source), "%+v: %+v, links %+v, %s, %v", test.s, o, o.Links, source, err)
 	}
 	o, _, err := (Setting{Layout: grid, Declared: true}).Options("auto,spans=2")
 	require.Check(t, err == nil && o.Mode == Auto && o.Spans == 2, "%+v, %v", o, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -44,12 +45,8 @@ func TestHostMemoryIsCopiedToTheDevice(t *testing.T) {
 		for i := range x {
 			x[i] = int32(c.Rank() * i)
 		}
-		if err := backend.Run(c, reduceScatter, backend.Of(y), backend.Of(x)); err != nil {
-			return err
-		}
-		if err := backend.Run(c, allReduce, backend.Of(x), backend.Of(x)); err != nil {
-			return err
-		}
+		testranks.NoError(backend.Run(c, reduceScatter, backend.Of(y), backend.Of(x)))
+		testranks.NoError(backend.Run(c, allReduce, backend.Of(x), backend.Of(x)))
 		for i, got := range x {
 			if got != int32(6*i) {
 				return fmt.Errorf("element %d is %d, want %d", i, got, 6*i)
@@ -111,10 +108,7 @@ func (p passage) Join(context.Context) error {
 func buckets(c *Communicator, count, n, inFlight int) error {
 	var qs []backend.Queue
 	for range inFlight {
-		q, err := c.Device().NewQueue()
-		if err != nil {
-			return err
-		}
+		q := testranks.Must(c.Device().NewQueue())
 		defer q.Close()
 		qs = append(qs, q)
 	}
@@ -125,9 +119,7 @@ func buckets(c *Communicator, count, n, inFlight int) error {
 			all[b][i] = int32(c.Rank() + b + i)
 		}
 	}
-	if err := backend.Barrier(c); err != nil {
-		return err
-	}
+	testranks.NoError(backend.Barrier(c))
 	works := make([]backend.Work, count)
 	for b, x := range all {
 		var err error
@@ -137,9 +129,7 @@ func buckets(c *Communicator, count, n, inFlight int) error {
 		}
 	}
 	for b, w := range works {
-		if err := w.Join(context.Background()); err != nil {
-			return err
-		}
+		testranks.NoError(w.Join(context.Background()))
 		for i, got := range all[b] {
 			if want := int32(6 + 4*(b+i)); got != want {
 				return fmt.Errorf("bucket %d: element %d is %d, want %d", b, i, got, want)
@@ -263,13 +253,9 @@ func TestPhasesOfManyBucketsOverlap(t *testing.T) {
 	links := &slowLinks{pause: time.Millisecond}
 	others := func(a, b Span) bool { return a.Call != b.Call }
 	ranksOver(t, l, o, probes(l, links.hook), func(c *Communicator) error {
-		if err := buckets(c, count, 1000, 1); err != nil {
-			return err
-		}
+		testranks.NoError(buckets(c, count, 1000, 1))
 		before := overlaps(links.by(c.Rank()), others)
-		if err := buckets(c, count, 1000, 4); err != nil {
-			return err
-		}
+		testranks.NoError(buckets(c, count, 1000, 4))
 		after, seen := overlaps(links.by(c.Rank()), others), overlaps(spansOf(c), others)
 		if before != 0 || after < count || seen < count {
 			return fmt.Errorf("%d phases of different buckets overlap with one in flight, %d "+
@@ -284,9 +270,7 @@ func TestPhasesOfSlicesOverlap(t *testing.T) {
 	o := Options{Mode: Always, SliceBytes: 4 << 10, Spans: 1000}
 	ranksOver(t, l, o, probes(l, (&slowLinks{pause: time.Millisecond}).hook),
 		func(c *Communicator) error {
-			if err := buckets(c, 1, 16*1024, 1); err != nil {
-				return err
-			}
+			testranks.NoError(buckets(c, 1, 16*1024, 1))
 			spans := spansOf(c)
 			if n := overlaps(spans, func(a, b Span) bool { return a.Slice != b.Slice }); n < 16 {
 				return fmt.Errorf("%d phases of 16 slices overlap", n)
@@ -316,24 +300,15 @@ func TestManyBucketsAreExact(t *testing.T) {
 // The host watches the phases of calls among nodes, which a graph cannot do for each replay.
 func TestCallsAmongNodesAreNotRecorded(t *testing.T) {
 	onGuard(t, Grid(2, 2), always(), func(c *Communicator) error {
-		memory, err := c.Device().Alloc(64)
-		if err != nil {
-			return err
-		}
-		own, err := c.Device().NewQueue() // ranks share the device here
-		if err != nil {
-			return err
-		}
+		memory := testranks.Must(c.Device().Alloc(64))
+		own := testranks.Must(c.Device().NewQueue()) // ranks share the device here
 		x, q := memory.As(backend.I32), own.(backend.GraphQueue)
-		graph, err := q.Capture(func() error {
+		graph := testranks.Must(q.Capture(func() error {
 			if _, err := c.Start(q, allReduce, x, x); !errors.Is(err, backend.ErrUnsupported) {
 				return fmt.Errorf("the error is %w", err)
 			}
 			return nil
-		})
-		if err != nil {
-			return err
-		}
+		}))
 		return errors.Join(graph.Close(), own.Close(), backend.Run(c, allReduce, x, x),
 			c.Device().Free(memory))
 	})

@@ -407,9 +407,8 @@ func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
 	first := elasticAlone(t, steps, planned)
 	for _, way := range append(elasticWays, guarded, tiled) {
 		want := elasticAlone(t, steps, way)
-		if !way.normed && !way.tiled && want != first {
-			t.Errorf("%+v: other parameters than on the host", way)
-		}
+		require.Check(t, way.normed || way.tiled || want == first,
+			"%+v: other parameters than on the host", way)
 		got := newElasticRun(t, "four", 4, steps, elastic.Limits{Least: 1, Most: 4}, nobody,
 			way.of).end()
 		require.Check(t, got == want, "%+v: four ranks end with other parameters than one", way)
@@ -446,11 +445,9 @@ func aloneBySolver(t testing.TB, steps int) string {
 // batch norms.
 func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 	const steps = 5
-	m, err := newElasticModel(6, 10, ofNorms)
-	require.NoError(t, err)
-	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithTree(elasticMicros), vm.ClipNorm(0.5),
-		vm.WithSolver(&solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, m.weights...))
-	require.NoError(t, err)
+	m := require.Value(newElasticModel(6, 10, ofNorms))(t)
+	m.machine = require.Value(vm.New(m.x.Graph(), nil, vm.WithTree(elasticMicros), vm.ClipNorm(0.5),
+		vm.WithSolver(&solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, m.weights...)))(t)
 	defer m.machine.Close()
 	for step := range steps {
 		for micro := range elasticMicros {
@@ -629,10 +626,8 @@ func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
 	for range 2 {
 		require.Report(t, e.Close())
 	}
-	if _, err := e.Step(func(int) (float64, error) { return 0, nil }); !errors.Is(err,
-		backend.ErrClosed) {
-		t.Errorf("a step after Close returns %v", err)
-	}
+	_, err := e.Step(func(int) (float64, error) { return 0, nil })
+	require.Check(t, errors.Is(err, backend.ErrClosed), "a step after Close returns %v", err)
 	if e.Rank() != 0 || e.Size() != 1 || e.DataParallel() == nil {
 		t.Errorf("it was rank %d of %d", e.Rank(), e.Size())
 	}
@@ -643,11 +638,9 @@ func TestPlansOfAShareAreKept(t *testing.T) {
 	m, e := oneElastic(t, planned, func(call int) bool { return call == 12 })
 	first, generation := m.machine.Plan(), e.DataParallel()
 	for e.Next() < 8 {
-		if _, err := e.Step(func(micro int) (float64, error) {
+		require.NoError(t, require.Err(e.Step(func(micro int) (float64, error) {
 			return m.run(e.Next(), micro)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})))
 	}
 	if e.DataParallel() == generation || m.machine.Plan() != first {
 		t.Errorf("the same generation %t, the same plan %t", e.DataParallel() == generation,
@@ -1256,10 +1249,9 @@ func TestAnErrorAfterTheLastStepFailsTheJob(t *testing.T) {
 	t.Setenv("EURYALE_BACKEND", "host")
 	out, err := elasticProcesses(t, "late")
 	var f *launch.Failed
-	if !errors.As(err, &f) || f.Rank != 0 || !strings.Contains(out, "the disk is full") ||
-		strings.Contains(out, "takes its place") {
-		t.Errorf("the error is %v\n%s", err, out)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 0 &&
+		strings.Contains(out, "the disk is full") && !strings.Contains(out,
+		"takes its place"), "the error is %v\n%s", err, out)
 }
 
 // TestATrainingThatNobodyHasFinishedFailsTheJob: although all processes say 0.
@@ -1267,9 +1259,8 @@ func TestATrainingThatNobodyHasFinishedFailsTheJob(t *testing.T) {
 	t.Setenv("EURYALE_BACKEND", "host")
 	out, err := elasticProcesses(t, "leaves")
 	var f *launch.Failed
-	if !errors.As(err, &f) || f.ExitCode() != 1 || !strings.Contains(err.Error(), "last step") {
-		t.Errorf("the error is %v\n%s", err, out)
-	}
+	require.Check(t, errors.As(err, &f) && f.ExitCode() == 1 &&
+		strings.Contains(err.Error(), "last step"), "the error is %v\n%s", err, out)
 }
 
 // TestAProcessIsOverOnceItHasEnded: one that closes its part before the last step and stays is
@@ -1297,11 +1288,9 @@ func TestARankThatAbortsInEachTryLeaves(t *testing.T) {
 	want := require.Value(elasticProcesses(t, ""))(t)
 	out, err := elasticProcesses(t, "aborts")
 	params := regexp.MustCompile(`params=\w+`)
-	if err != nil || params.FindString(out) != params.FindString(want) ||
-		!strings.Contains(out, "process 1: the others go on without it") ||
-		!strings.Contains(out, "process 2 takes its place") {
-		t.Errorf("%v\n%s", err, out)
-	}
+	require.Check(t, err == nil && params.FindString(out) == params.FindString(want) &&
+		strings.Contains(out, "process 1: the others go on without it") && strings.Contains(out,
+		"process 2 takes its place"), "%v\n%s", err, out)
 }
 
 // elasticProcesses runs a job of two processes, of which one dies or not.
@@ -1535,9 +1524,8 @@ func TestARankThatFailsAfterEachStepIsLeftOut(t *testing.T) {
 		})
 	r.running.Wait()
 	ended := slices.DeleteFunc(slices.Clone(r.errs), func(err error) bool { return err == nil })
-	if len(r.errs) != 2 || len(ended) != 1 || !strings.Contains(ended[0].Error(), "Check") {
-		t.Errorf("the errors are %v", r.errs)
-	}
+	require.Check(t, len(r.errs) == 2 && len(ended) == 1 && strings.Contains(ended[0].Error(),
+		"Check"), "the errors are %v", r.errs)
 }
 
 // failing is a solver of which a step fails once it has changed parameters.

@@ -131,10 +131,9 @@ func TestFoundErrorBlamesTheRankThatItBeganWith(t *testing.T) {
 				heard = backend.Barrier(comm)
 				return heard
 			})
-			if heard == nil || !strings.Contains(heard.Error(), "because of rank 1: ") ||
-				strings.Contains(heard.Error(), "because of rank 0") {
-				t.Errorf("rank 2 heard %v", heard)
-			}
+			require.Check(t, heard != nil && strings.Contains(heard.Error(),
+				"because of rank 1: ") &&
+				!strings.Contains(heard.Error(), "because of rank 0"), "rank 2 heard %v", heard)
 		})
 	}
 }

@@ -252,13 +252,12 @@ func ownDirectory(t *testing.T) (dir string, env []string) {
 func leftNothing(t *testing.T, dir string) {
 	t.Helper()
 	meetings := fmt.Sprintf("euryale-%d", os.Getuid())
-	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+	require.Report(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if name, _ := filepath.Rel(dir, path); err == nil && name != "." && name != meetings {
 			t.Errorf("%s was left in %s", name, dir)
 		}
 		return err
-	})
-	require.Report(t, err)
+	}))
 }
 
 // A stopped process is alive, so only the timeout can tell.
@@ -274,10 +273,9 @@ func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
 				if took := time.Since(stopped); took > proctest.Within(1500*time.Millisecond) {
 					t.Errorf("rank %d ended %v after the stop", r, took)
 				}
-				if !strings.Contains(said, "rank 1") || !strings.Contains(said, "allreduce") ||
-					!strings.Contains(said, "timeout") {
-					t.Errorf("rank %d said %q", r, said)
-				}
+				require.Check(t, strings.Contains(said, "rank 1") &&
+					strings.Contains(said, "allreduce") && strings.Contains(said,
+					"timeout"), "rank %d said %q", r, said)
 			}
 		})
 	}
@@ -383,10 +381,8 @@ func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
 	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
 		return nil
 	}, backends...)
-	if err == nil || !strings.HasSuffix(strings.Split(err.Error(), "\n")[0],
-		"no backend works on every rank: pigeon on rank 0: the pigeon is asleep") {
-		t.Errorf("got %v", err)
-	}
+	require.Check(t, err != nil && strings.HasSuffix(strings.Split(err.Error(), "\n")[0],
+		"no backend works on every rank: pigeon on rank 0: the pigeon is asleep"), "got %v", err)
 }
 
 func TestDeclaredMachinesAreUsed(t *testing.T) {

@@ -59,7 +59,7 @@ func TestFoundRankThatReturnsWithTheBuildLockEndsTheOthers(t *testing.T) {
 func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 	const size = 2
 	var errs [size]error
-	err := euryale.Run(context.Background(), size, func(comm backend.Communicator,
+	require.Report(t, euryale.Run(context.Background(), size, func(comm backend.Communicator,
 		_ sync.Locker) error {
 		part, err := comm.Split(0, 0)
 		if err != nil {
@@ -74,8 +74,7 @@ func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 		}
 		errs[comm.Rank()] = err
 		return nil
-	})
-	require.Report(t, err)
+	}))
 	for r, err := range errs {
 		require.Fails(t, fmt.Sprint("rank ", r), err, backend.ErrClosed)
 	}
@@ -110,10 +109,9 @@ func TestFoundRankThatPanicsWithTheBuildLockEndsTheOthers(t *testing.T) {
 		return backend.Barrier(comm)
 	})
 	var p *euryale.PanicError
-	if !errors.As(err, &p) || p.Rank != 2 || !errors.Is(err, broken) ||
-		!strings.Contains(string(p.Stack), "TestFoundRankThatPanics") {
-		t.Errorf("the error of Run does not say where the rank has panicked: %v", err)
-	}
+	require.Check(t, errors.As(err, &p) && p.Rank == 2 && errors.Is(err, broken) &&
+		strings.Contains(string(p.Stack), "TestFoundRankThatPanics"), "the error of Run does not "+
+		"say where the rank has panicked: %v", err)
 }
 
 func TestAPanicInACallEndsRun(t *testing.T) {

@@ -149,9 +149,8 @@ func testCopyStrided[T backend.Element](t *testing.T) {
 				at += rest % c.shape[axis] * c.strides[axis]
 				rest /= c.shape[axis]
 			}
-			if dst[i] != src[at] {
-				t.Fatalf("%v: element %d is %v, want %v", c, i, dst[i], src[at])
-			}
+			require.That(t, dst[i] == src[at], "%v: element %d is %v, want %v", c, i, dst[i],
+				src[at])
 		}
 	}
 }
@@ -197,9 +196,7 @@ func TestArithmeticAllocatesNothing(t *testing.T) {
 				t.Error("failed")
 			}
 		})
-		if allocs != 0 {
-			t.Errorf("%v: %v allocations", d, allocs)
-		}
+		require.Check(t, allocs == 0, "%v: %v allocations", d, allocs)
 	}
 }
 

@@ -96,9 +96,8 @@ func TestNarrowBF16RoundsToNearestEven(t *testing.T) {
 func TestNarrowKeepsNaN(t *testing.T) {
 	for _, bits := range []uint32{0x7f800001, 0x7fc00000, 0xff800001, 0x7fffffff, 0x7f801000} {
 		nan := math.Float32frombits(bits)
-		if got := widen(narrow[backend.Float16](nan)); got == got {
-			t.Errorf("f16 of NaN %#x is %v", bits, got)
-		}
+		got := widen(narrow[backend.Float16](nan))
+		require.Check(t, got != got, "f16 of NaN %#x is %v", bits, got)
 		if got := widen(narrow[backend.BFloat16](nan)); got == got {
 			t.Errorf("bf16 of NaN %#x is %v", bits, got)
 		}
@@ -116,8 +115,6 @@ func TestCastFromF64RoundsOnce(t *testing.T) {
 	for x, want := range cases {
 		dst := make([]backend.Float16, 1)
 		require.NoError(t, (Host{}).Cast(backend.Of(dst), backend.Of([]float64{x})))
-		if uint16(dst[0]) != want {
-			t.Errorf("f16(%v) = %#04x, want %#04x", x, dst[0], want)
-		}
+		require.Check(t, uint16(dst[0]) == want, "f16(%v) = %#04x, want %#04x", x, dst[0], want)
 	}
 }

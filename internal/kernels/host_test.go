@@ -163,18 +163,16 @@ func TestMinMaxPropagateNaNAndOrderZeros(t *testing.T) {
 func TestAverageOfBytesByMoreRanksThanAByteCounts(t *testing.T) {
 	srcs := slices.Repeat([]backend.Buffer{backend.Of([]byte{1})}, 256)
 	dst := []byte{7}
-	if err := (Host{}).Reduce(backend.Avg, backend.Of(dst), srcs...); err != nil || dst[0] != 0 {
-		t.Errorf("%v %v", dst, err)
-	}
+	err := (Host{}).Reduce(backend.Avg, backend.Of(dst), srcs...)
+	require.Check(t, err == nil && dst[0] == 0, "%v %v", dst, err)
 }
 
 func TestCopy2DSplitsAndConcatenates(t *testing.T) {
 	src := []int32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11} // [2, 6]
 	dst, intact := guarded[int32](6, 0)
 	require.NoError(t, (Host{}).Copy2D(backend.Of(dst), 3, backend.Of(src[2:]), 6, 3, 2))
-	if want := []int32{2, 3, 4, 8, 9, 10}; !slices.Equal(dst, want) || !intact() {
-		t.Errorf("got %v, want %v", dst, want)
-	}
+	want := []int32{2, 3, 4, 8, 9, 10}
+	require.Check(t, slices.Equal(dst, want) && intact(), "got %v, want %v", dst, want)
 }
 
 func TestScale(t *testing.T) {
@@ -278,8 +276,6 @@ func TestKernelsAllocateNothing(t *testing.T) {
 				t.Error("failed")
 			}
 		})
-		if allocs != 0 {
-			t.Errorf("%v: %v allocations", d, allocs)
-		}
+		require.Check(t, allocs == 0, "%v: %v allocations", d, allocs)
 	}
 }

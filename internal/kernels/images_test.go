@@ -34,9 +34,8 @@ func TestLargestPixelsOfASmallImage(t *testing.T) {
 	x := []float64{1, 5, 5, 4, 2, 6, 4, 8, 7}
 	y, dx := make([]float64, 4), make([]float64, 9)
 	require.NoError(t, (Host{}).MaxPool(backend.Of(y), backend.Of(x), small))
-	if want := []float64{1, 5, 4, 8}; !slices.Equal(y, want) {
-		t.Errorf("the largest pixels are %v, want %v", y, want)
-	}
+	want := []float64{1, 5, 4, 8}
+	require.Check(t, slices.Equal(y, want), "the largest pixels are %v, want %v", y, want)
 	require.NoError(t, (Host{}).MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float64{1,
 		2, 3, 4}), small))
 	// the first of equal ones

@@ -135,9 +135,8 @@ func TestATreeInPlace(t *testing.T) {
 	for _, dst := range []backend.Buffer{want, srcs[3]} {
 		require.NoError(t, reference.ReduceIn(backend.Tree, backend.Sum, dst, srcs...))
 	}
-	if !slices.Equal(srcs[3].Bytes(), want.Bytes()) {
-		t.Error("a sum over one of its sources is another one")
-	}
+	require.Check(t, slices.Equal(srcs[3].Bytes(), want.Bytes()), "a sum over one of its sources "+
+		"is another one")
 	if allocs := testing.AllocsPerRun(10, func() {
 		reference.ReduceIn(backend.Tree, backend.Sum, want, srcs...)
 	}); allocs > 0 {
@@ -147,9 +146,8 @@ func TestATreeInPlace(t *testing.T) {
 
 func TestOnlySumsHaveATree(t *testing.T) {
 	x := backend.Of(make([]float32, 4))
-	if err := reference.ReduceIn(backend.Tree, backend.Max, x, x, x, x); err == nil {
-		t.Error("a maximum in a tree is no error")
-	}
+	err := reference.ReduceIn(backend.Tree, backend.Max, x, x, x, x)
+	require.Check(t, err != nil, "a maximum in a tree is no error")
 }
 
 // The branches of a tree that ranks with any numbers of terms add up have the sum of all terms.

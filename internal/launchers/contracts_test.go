@@ -99,9 +99,8 @@ func TestContractsOfOneRankJoinAlone(t *testing.T) {
 		f, err := Rank(env.Lookup(vars))
 		saysNoSize := strings.HasPrefix(c.Name, "Volcano, t") || c.Name == "pbsdsh" ||
 			c.Name == "PMIx" || c.Name == "mlx.launch with a ring"
-		if saysNoSize != (err != nil) || err == nil && (f.Rank != 0 || f.Size != 1) {
-			t.Errorf("%s: %+v, %v", c.Name, f.Position, err)
-		}
+		require.Check(t, saysNoSize == (err != nil) && (err != nil || f.Rank == 0 && f.Size == 1),
+			"%s: %+v, %v", c.Name, f.Position, err)
 		says := "not say which of how many"
 		require.Check(t, c.Name != "pbsdsh" || strings.Contains(fmt.Sprint(err), says),
 			"%s: no %q in %v", c.Name, says, err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -274,15 +275,8 @@ func drawn(seed uint64, b builder, x ...Value) Value {
 func ready(t *testing.T, in []Tensor, out Tensor,
 	build func(b *Builder, x ...Value) Value) *Host {
 	t.Helper()
-	p, err := New(t.Name(), in, out, build)
-	if err != nil {
-		t.Fatal(err)
-	}
-	host, err := p.Host()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return host
+	p := require.Value(New(t.Name(), in, out, build))(t)
+	return require.Value(p.Host())(t)
 }
 
 // TestProgramsAreThePlainEvaluation: random programs give the numbers of the plainest evaluation,

@@ -252,9 +252,7 @@ func (s source) test() bool { return strings.HasSuffix(s.name, "_test.go") }
 // sources returns every Go file of the module, whatever its build tags. Nobody changes them.
 func sources(t *testing.T) []source {
 	t.Helper()
-	all, err := allSources()
-	require.NoError(t, err)
-	return all
+	return require.Value(allSources())(t)
 }
 
 // allSources parses them once for all tests, at the root.

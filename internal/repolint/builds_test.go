@@ -61,8 +61,7 @@ func buildIn(t *testing.T, checkout, pkg string, more ...string) []byte {
 	cmd.Env = append(append(cmd.Environ(), "CGO_ENABLED=0", "GOFLAGS="), more...)
 	text, err := cmd.CombinedOutput()
 	require.That(t, err == nil, "build %s: %v\n%s", pkg, err, text)
-	program := require.Value(os.ReadFile(out))(t)
-	return program
+	return require.Value(os.ReadFile(out))(t)
 }
 
 // copySources copies what a source archive has.

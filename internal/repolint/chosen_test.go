@@ -23,9 +23,8 @@ var begins = regexp.MustCompile(
 // piece of a name could be in another one, too. What is chosen exists.
 func TestTestsAreChosenByPrefix(t *testing.T) {
 	atRoot(t)
-	plan, err := exec.Command(lookMake(t), "-n", "race", "unraced", "arm64", "netns", "names",
-		"gpu-emulated", "CLANG_HOST=clang++").Output()
-	require.NoError(t, err)
+	plan := require.Value(exec.Command(lookMake(t), "-n", "race", "unraced", "arm64", "netns",
+		"names", "gpu-emulated", "CLANG_HOST=clang++").Output())(t)
 	script := require.Value(os.ReadFile(".ci/gpu"))(t)
 	names := declaredTests(t)
 	patterns := chosen.FindAllStringSubmatch(string(plan)+string(script), -1)

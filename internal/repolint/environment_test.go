@@ -82,9 +82,7 @@ func TestEveryVariableOfTheTableIsRead(t *testing.T) {
 	}
 	require.That(t, len(table) != 0, "internal/env/table.go declares no variable")
 	for _, name := range table {
-		if !used[name] {
-			t.Errorf("nothing reads env.%s", name)
-		}
+		require.Check(t, used[name], "nothing reads env.%s", name)
 	}
 }
 

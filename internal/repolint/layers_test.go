@@ -20,8 +20,7 @@ var layer = regexp.MustCompile(`(?m)^//\t([a-z]+(?:, [a-z]+)*)(?:  .*)?$`)
 // file in a line above its own in doc.go. Methods are not looked at.
 func TestFilesOfAutogradUseOnlyThoseBelow(t *testing.T) {
 	atRoot(t)
-	text, err := os.ReadFile("autograd/doc.go")
-	require.NoError(t, err)
+	text := require.Value(os.ReadFile("autograd/doc.go"))(t)
 	_, list, _ := strings.Cut(string(text), "\npackage autograd\n")
 	at := map[string]int{} // of a file, 1 for the line at the top
 	for i, line := range layer.FindAllStringSubmatch(list, -1) {
@@ -30,18 +29,14 @@ func TestFilesOfAutogradUseOnlyThoseBelow(t *testing.T) {
 		}
 	}
 	files, declares := map[string]*ast.File{}, map[string]string{}
-	names, err := filepath.Glob("autograd/*.go")
-	require.NoError(t, err)
+	names := require.Value(filepath.Glob("autograd/*.go"))(t)
 	for _, name := range names {
 		file := strings.TrimSuffix(filepath.Base(name), ".go")
 		if strings.HasSuffix(file, "_test") || file == "doc" {
 			continue
 		}
-		if at[file] == 0 {
-			t.Errorf("autograd/doc.go does not list %s", file)
-		}
-		files[file], err = parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		require.NoError(t, err)
+		require.Check(t, at[file] != 0, "autograd/doc.go does not list %s", file)
+		files[file] = require.Value(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t)
 		for declared := range files[file].Scope.Objects {
 			declares[declared] = file
 		}

@@ -149,8 +149,7 @@ func TestVulnSaysWhereNothingIsChecked(t *testing.T) {
 		vuln := exec.Command(program, "--no-print-directory", "vuln", "GO="+golang)
 		vuln.Env = append(os.Environ(), "VULN_DB=https://vuln.go.dev", test.require)
 		out, err := vuln.CombinedOutput()
-		if (err != nil) != test.fails || !strings.Contains(string(out)+"RC", test.want) {
-			t.Errorf("govulncheck says %q: %v\n%s", test.says, err, out)
-		}
+		require.Check(t, (err != nil) == test.fails && strings.Contains(string(out)+"RC",
+			test.want), "govulncheck says %q: %v\n%s", test.says, err, out)
 	}
 }

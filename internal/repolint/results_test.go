@@ -87,8 +87,6 @@ func TestResultsAreCitedAndCitationsExist(t *testing.T) {
 		}
 	}
 	for name, file := range paths {
-		if !cited[name] {
-			t.Errorf("nothing cites %s: remove it, or say what it shows", file)
-		}
+		require.Check(t, cited[name], "nothing cites %s: remove it, or say what it shows", file)
 	}
 }

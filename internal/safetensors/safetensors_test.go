@@ -38,10 +38,9 @@ func TestTensorsComeBack(t *testing.T) {
 	}
 	for name, w := range want {
 		got, err := f.Read(name)
-		if err != nil || !slices.Equal(got.Shape, w.Shape) ||
-			got.Data.DType() != w.Data.DType() || !bytes.Equal(got.Data.Bytes(), w.Data.Bytes()) {
-			t.Errorf("%s came back as %v %v, %v", name, got.Shape, got.Data, err)
-		}
+		require.Check(t, err == nil && slices.Equal(got.Shape, w.Shape) &&
+			got.Data.DType() == w.Data.DType() && bytes.Equal(got.Data.Bytes(),
+			w.Data.Bytes()), "%s came back as %v %v, %v", name, got.Shape, got.Data, err)
 	}
 	require.Fails(t, "Read", require.Err(f.Read("c")), `no tensor "c"`)
 }

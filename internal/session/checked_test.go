@@ -118,11 +118,9 @@ func TestCallsAreCheckedOnce(t *testing.T) {
 		d, err := start(func(d *door) backend.Communicator {
 			return mute{d}
 		}, func(c backend.CheckedStarter) error { _, err := c.Start(nil, wrong, x, x); return err })
-		if errors.Is(err, backend.ErrArgument) == w.passes || d.checked != 0 ||
-			(d.start == 1) != w.passes {
-			t.Errorf("%s: Start: %v; below: %d calls of Start and %d of StartChecked", name, err,
-				d.start, d.checked)
-		}
+		require.Check(t, errors.Is(err, backend.ErrArgument) != w.passes && d.checked == 0 &&
+			(d.start == 1) == w.passes, "%s: Start: %v; below: %d calls of Start and %d of "+
+			"StartChecked", name, err, d.start, d.checked)
 	}
 }
 

@@ -77,11 +77,8 @@ func TestAGenerationIsWatchedOnAllRanksIfTheOneBeforeWas(t *testing.T) {
 	register := require.Value(rendezvous.ServeRegister(job, false, func(int) {}))(t)
 	defer register.Close()
 	take := func(rank int) error {
-		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
-			First: elastic.First(1, 2), Limits: elastic.Limits{Least: 2, Most: 3}, Env: job})
-		if err != nil {
-			return err
-		}
+		e := testranks.Must(join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
+			First: elastic.First(1, 2), Limits: elastic.Limits{Least: 2, Most: 3}, Env: job}))
 		var comm backend.Communicator
 		leave := func(elastic.View) error { return e.Release(comm) }
 		comm, view, err := e.Next(t.Context(), leave)
@@ -125,11 +122,8 @@ func TestNobodyConnectsBeforeAllHaveLeft(t *testing.T) {
 	defer register.Close()
 	var connected atomic.Bool
 	if err := testranks.All(2, func(rank int) error {
-		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
-			First: elastic.First(1, 2), Limits: elastic.Limits{Least: 2, Most: 2}, Env: job})
-		if err != nil {
-			return err
-		}
+		e := testranks.Must(join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
+			First: elastic.First(1, 2), Limits: elastic.Limits{Least: 2, Most: 2}, Env: job}))
 		comm, _, err := e.Next(t.Context(), func(elastic.View) error {
 			if rank == 0 {
 				time.Sleep(100 * time.Millisecond) // in which the other one would connect
@@ -169,14 +163,11 @@ func TestAProcessOpensTheDeviceOfItsSeatBeforeTheOthersCome(t *testing.T) {
 		if rank == 1 {
 			<-first
 		}
-		e, err := join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
+		e := testranks.Must(join(t, register.Addr(), session.ElasticConfig{ID: elastic.ID(rank + 1),
 			First: elastic.First(1, 2), Limits: elastic.Limits{Least: 2, Most: 2}, Env: job,
 			Seat: 3 * (1 - rank), Backends: func() []backend.Backend {
 				return []backend.Backend{opening{opened: opened}}
-			}})
-		if err != nil {
-			return err
-		}
+			}}))
 		if rank == 0 {
 			go func() {
 				require.Equal(t, "the process with seat 3 opens device", <-opened, 2)

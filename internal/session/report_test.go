@@ -33,10 +33,8 @@ func TestLauncherIsToldThatTheJobHasLostARank(t *testing.T) {
 	got := make([]byte, 4*maxReport)
 	n, err := read.Read(got)
 	line := string(got[:n])
-	if err != nil || !strings.HasPrefix(line, "rank 0 failed: out of memory...") ||
-		len(line) != maxReport+1 || line[maxReport] != '\n' {
-		t.Errorf("%q, %v", line, err)
-	}
+	require.Check(t, err == nil && strings.HasPrefix(line, "rank 0 failed: out of memory...") &&
+		len(line) == maxReport+1 && line[maxReport] == '\n', "%q, %v", line, err)
 	write.Close()
 	more, err := io.ReadAll(read)
 	require.Check(t, err == nil && len(more) == 0, "then %q, %v", more, err)

@@ -634,8 +634,7 @@ func TestTheMeetingHasNoClockOrSocket(t *testing.T) {
 	require.NoError(t, err)
 	for _, i := range file.Imports {
 		path, _ := strconv.Unquote(i.Path.Value)
-		if slices.Contains([]string{"context", "os", "sync", "sync/atomic"}, path) {
-			t.Errorf("meeting.go imports %s", path)
-		}
+		require.Check(t, !slices.Contains([]string{"context", "os", "sync", "sync/atomic"}, path),
+			"meeting.go imports %s", path)
 	}
 }

@@ -6,22 +6,21 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestPatienceIsNotSpentWhileTheProcessDoesNotRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := Patient(250 * time.Millisecond)
 		time.Sleep(time.Hour)
-		if p.Over() {
-			t.Error("one long pause used up 250 ms")
-		}
+		require.Check(t, !p.Over(), "one long pause used up 250 ms")
 		looks := 1
 		for ; !p.Over(); looks++ {
 			time.Sleep(time.Millisecond)
 		}
-		if looks < 200 || looks > 250 {
-			t.Errorf("250 ms are used up after %d calls 1 ms apart, want 246", looks)
-		}
+		require.Check(t, looks >= 200 && looks <= 250, "250 ms are used up after %d calls 1 ms "+
+			"apart, want 246", looks)
 	})
 }
 
@@ -33,9 +32,8 @@ func TestWithPatienceEndsByItselfOrWithItsParent(t *testing.T) {
 		long, cancelLong := WithPatience(parent, time.Hour)
 		defer cancelLong()
 		time.Sleep(time.Second)
-		if err := context.Cause(short); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("after its time: %v", err)
-		}
+		err := context.Cause(short)
+		require.Check(t, errors.Is(err, context.DeadlineExceeded), "after its time: %v", err)
 		if err := long.Err(); err != nil {
 			t.Errorf("before its time: %v", err)
 		}

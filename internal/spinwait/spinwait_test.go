@@ -3,6 +3,8 @@ package spinwait
 import (
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestPausesGrowWithTheWait(t *testing.T) {
@@ -44,7 +46,5 @@ func TestALongWaitSleepsBetweenLooks(t *testing.T) {
 		w.Pause()
 		slept = max(slept, time.Since(start))
 	}
-	if slept < longest {
-		t.Errorf("the longest pause took %v, want %v", slept, longest)
-	}
+	require.Check(t, slept >= longest, "the longest pause took %v, want %v", slept, longest)
 }

@@ -40,8 +40,7 @@ func TestProgramsRunAtOnce(t *testing.T) {
 		cases[i].Src[3] = cases[0].Src[3] // the rate
 	}
 	for _, vectors := range []bool{false, true} {
-		k, err := fuse.PTXAll(all, vectors, fuse.Ampere)
-		require.NoError(t, err)
+		k := require.Value(fuse.PTXAll(all, vectors, fuse.Ampere))(t)
 		require.Check(t, len(k.Launches) == 2, "%d launches", len(k.Launches))
 		want := make([][]backend.Buffer, len(cases))
 		for i, c := range cases { // before: a case may be in place
@@ -126,8 +125,7 @@ func TestProgramsFoldAtOnce(t *testing.T) {
 		}
 	}
 	for _, vectors := range []bool{false, true} {
-		k, err := fuse.PTXAll(all, vectors, fuse.Ampere)
-		require.NoError(t, err)
+		k := require.Value(fuse.PTXAll(all, vectors, fuse.Ampere))(t)
 		require.Check(t, len(k.Launches) == 4, "%d launches", len(k.Launches))
 		m := parse(t, k.Text)
 		var addresses []uint64

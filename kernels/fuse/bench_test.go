@@ -80,8 +80,7 @@ func BenchmarkHost(b *testing.B) {
 
 // benchmarkLoop runs a program from x to n elements.
 func benchmarkLoop(b *testing.B, p *fuse.Program, x []float32, n int) {
-	loop, err := fuse.Host(p, nil)
-	require.NoError(b, err)
+	loop := require.Value(fuse.Host(p, nil))(b)
 	dst, src := []backend.Buffer{backend.Of(make([]float32, n))}, []backend.Buffer{backend.Of(x)}
 	b.SetBytes(int64(4 * len(x)))
 	for b.Loop() {
@@ -158,8 +157,7 @@ func BenchmarkLayers(b *testing.B) {
 			if c.name == "adam" {
 				src[0], src[2], src[3] = dst[0], dst[1], dst[2]
 			}
-			loop, err := fuse.Host(c.p, nil)
-			require.NoError(b, err)
+			loop := require.Value(fuse.Host(c.p, nil))(b)
 			for b.Loop() {
 				require.NoError(b, loop.Run(dst, src, backend.Buffer{}))
 			}

@@ -41,9 +41,8 @@ out0 = %8 f32 [10 1]
 out1 = sum %8 f32 [0 1]
 `
 	p := tanhGradient(64, 10)
-	if got := p.String(); got != want {
-		t.Errorf("got\n%s", got)
-	}
+	got := p.String()
+	require.Check(t, got == want, "got\n%s", got)
 	require.NoError(t, p.Check())
 }
 

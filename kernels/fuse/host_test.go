@@ -40,9 +40,7 @@ func run(t *testing.T, c *fusetest.Case) {
 	loop, err := fuse.Host(c.Program, nil)
 	require.That(t, err == nil, "%v\n%v", err, c.Program)
 	require.NoError(t, loop.Run(c.Dst, c.Src, backend.Buffer{}))
-	if _, err := c.Check(c.Dst); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(c.Check(c.Dst)))
 }
 
 func TestHostComputesWhatProgramsSay(t *testing.T) {
@@ -68,8 +66,7 @@ func TestUniformIsPhilox(t *testing.T) {
 	u := p.Do(fuse.Uniform, zero, zero, zero, p.Index(1))
 	p.Code[u].Type = backend.F64
 	p.Store(u, backend.F64, 1)
-	loop, err := fuse.Host(p, nil)
-	require.NoError(t, err)
+	loop := require.Value(fuse.Host(p, nil))(t)
 	got := make([]float64, 4)
 	require.NoError(t, loop.Run([]backend.Buffer{backend.Of(got)}, nil, backend.Buffer{}))
 	for i, word := range []uint32{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8} {
@@ -95,8 +92,7 @@ func TestHostAllocatesNothing(t *testing.T) {
 func TestWrongBuffersAreRefused(t *testing.T) {
 	p := &fuse.Program{Shape: []int{2, 3}}
 	p.Store(p.Do(fuse.Neg, p.Load(backend.F32, 3, 1)), backend.F32, 3, 1)
-	loop, err := fuse.Host(p, nil)
-	require.NoError(t, err)
+	loop := require.Value(fuse.Host(p, nil))(t)
 	six, five := backend.Of(make([]float32, 6)), backend.Of(make([]float32, 5))
 	for name, test := range map[string]struct {
 		dst, src []backend.Buffer

@@ -95,9 +95,7 @@ func TestWorkersDoNotChangeBits(t *testing.T) {
 		var want []backend.Buffer
 		for _, workers := range []*workers.Pool{nil, pool} {
 			loop, err := fuse.Host(p, workers)
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
+			require.That(t, err == nil, "%s: %v", name, err)
 			dst := buffers(outputs, p.Shape)
 			if n := testing.AllocsPerRun(1, func() {
 				err = loop.Run(dst, src, backend.Buffer{})
@@ -109,9 +107,8 @@ func TestWorkersDoNotChangeBits(t *testing.T) {
 				continue
 			}
 			for k := range dst {
-				if !bytes.Equal(dst[k].Bytes(), want[k].Bytes()) {
-					t.Errorf("%s: output %d has other bits with workers", name, k)
-				}
+				require.Check(t, bytes.Equal(dst[k].Bytes(), want[k].Bytes()),
+					"%s: output %d has other bits with workers", name, k)
 			}
 		}
 	}
@@ -125,8 +122,7 @@ func TestOutputsOverInputs(t *testing.T) {
 	sum := p.Do(fuse.Add, x, y)
 	p.Store(sum, backend.F32, 1)
 	p.Store(p.Do(fuse.Mul, sum, x), backend.F32, 1) // x, which the sum may have written over
-	loop, err := fuse.Host(p, nil)
-	require.NoError(t, err)
+	loop := require.Value(fuse.Host(p, nil))(t)
 	for _, over := range []bool{false, true} {
 		xs, ys, sums, products := make([]float32, n), make([]float32, n), make([]float32, n),
 			make([]float32, n)
@@ -158,8 +154,7 @@ func TestEpiloguesByRows(t *testing.T) {
 				p.Load(backend.F32, 0, positions, 1))
 			p.Store(p.Do(fuse.Tanh, p.Do(fuse.Mul, x, p.Load(backend.F32, 0, 1, 0))), backend.F16,
 				rows*inner, inner, 1)
-			loop, err := fuse.Host(p, nil)
-			require.NoError(t, err)
+			loop := require.Value(fuse.Host(p, nil))(t)
 			src, want := buffers(p.Inputs, p.Shape), buffers([]fuse.Operand{p.Outputs[0].Operand},
 				p.Shape)
 			require.NoError(t, loop.Run(want, src, backend.Buffer{}))
@@ -180,8 +175,7 @@ func TestEpiloguesByRows(t *testing.T) {
 	square := &fuse.Program{Shape: []int{3, 4, 5}}
 	square.Store(square.Do(fuse.Add, square.Load(backend.F32, 20, 5, 1), square.Load(backend.F32, 0,
 		5, 1)), backend.F32, 20, 5, 1)
-	loop, err := fuse.Host(square, nil)
-	require.NoError(t, err)
+	loop := require.Value(fuse.Host(square, nil))(t)
 	if e := loop.(fuse.Epilogue); e.Divides(12, 5) || !e.Divides(3, 20) {
 		t.Error("an operand that is the same for all images is read once for all blocks, which " +
 			"begin with an image")
@@ -202,8 +196,7 @@ func TestScatteredCopies(t *testing.T) {
 			src[i] = float32(i)
 		}
 		for _, workers := range []*workers.Pool{nil, pool} {
-			loop, err := fuse.Host(p, workers)
-			require.NoError(t, err)
+			loop := require.Value(fuse.Host(p, workers))(t)
 			for range 3 {
 				for i := range dst {
 					dst[i] = -1

@@ -106,8 +106,7 @@ func TestDropoutDrawsFourNumbersAtOnce(t *testing.T) {
 		u := p.Do(fuse.Uniform, key, step, p.Index(1, 0), p.Index(test.element...))
 		keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), u)
 		p.Store(p.Do(fuse.Mul, p.Load(backend.F32, 40, 1), keep), backend.F32, 40, 1)
-		k, err := fuse.PTX(p, true, fuse.Ampere)
-		require.NoError(t, err)
+		k := require.Value(fuse.PTX(p, true, fuse.Ampere))(t)
 		if n := strings.Count(k.Text, "mul.hi.u32"); n > test.most || n < test.most-2 {
 			t.Errorf("strides %v: %d multiplications", test.element, n)
 		}
@@ -131,8 +130,7 @@ func TestHalvesMoveInVectorsOfEight(t *testing.T) {
 			if seed%2 == 1 {
 				p.Fold(backend.Sum, x, backend.F32, kept...)
 			}
-			k, err := fuse.PTX(p, true, fuse.Ampere)
-			require.NoError(t, err)
+			k := require.Value(fuse.PTX(p, true, fuse.Ampere))(t)
 			if whole := shape[len(shape)-1]%8 == 0 || len(shape) == 1 &&
 				seed == 0; whole != strings.Contains(k.Text, "ld.global.v4.u32") {
 				t.Errorf("shape %v loads eight at once: %v", shape, !whole)
@@ -228,8 +226,7 @@ func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 	wide := &fuse.Program{Shape: p.Shape}
 	args = []fuse.Value{wide.Load(backend.F64, 1), wide.Load(backend.F64, 1)}
 	wide.Store(wide.Do(o, args[:o.Operands()]...), backend.F64, 1)
-	loop, err := fuse.Host(wide, nil)
-	require.NoError(t, err)
+	loop := require.Value(fuse.Host(wide, nil))(t)
 	require.NoError(t, loop.Run([]backend.Buffer{backend.Of(want)},
 		[]backend.Buffer{backend.Of(src[0]), backend.Of(src[1])}, backend.Buffer{}))
 	worst, at := 0.0, 0
@@ -282,8 +279,7 @@ func TestAssemblerTakesKernels(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "kernel.ptx")
 	for i, p := range programs {
 		c := capability(i)
-		k, err := fuse.PTX(p, i%3 != 2, c)
-		require.NoError(t, err)
+		k := require.Value(fuse.PTX(p, i%3 != 2, c))(t)
 		require.NoError(t, os.WriteFile(text, []byte(k.Text), 0o644))
 		if out, err := exec.Command(ptxas[0], fmt.Sprint("-arch=sm_", c), "-o", os.DevNull,
 			text).CombinedOutput(); err != nil {

@@ -76,8 +76,7 @@ func TestSoftMaxOfRows(t *testing.T) {
 	for i := range x {
 		x[i] = float32(math.Sin(float64(i)) * 10)
 	}
-	loop, err := fuse.Host(p, nil)
-	require.NoError(t, err)
+	loop := require.Value(fuse.Host(p, nil))(t)
 	require.NoError(t, loop.Run([]backend.Buffer{backend.Of(y)}, []backend.Buffer{backend.Of(x)},
 		backend.Buffer{}))
 	for row := range rows {
@@ -127,8 +126,7 @@ func TestLateOperandsOfRowsArePrefetched(t *testing.T) {
 	x, late, gain := p.Load(backend.F32, n, 1), p.Load(backend.F32, n, 1), p.Load(backend.F32, 0, 1)
 	p.Store(p.Do(fuse.Add, p.Do(fuse.Mul, p.Do(fuse.Sub, x, p.Do(fuse.SumRow, x)), gain), late),
 		backend.F32, n, 1)
-	k, err := fuse.PTX(p, true, 80)
-	require.NoError(t, err)
+	k := require.Value(fuse.PTX(p, true, 80))(t)
 	if got, want := strings.Count(k.Text, "prefetch.global.L2"),
 		strings.Count(k.Text, "ld.global.v4.f32")/3; got != want || want == 0 {
 		t.Errorf("%d prefetches for %d vectors of an operand", got, want)

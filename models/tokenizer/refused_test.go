@@ -82,10 +82,9 @@ func TestWhatIsNotSupportedIsNamed(t *testing.T) {
 		"no decoder": {set("decoder", nil), "decoder"},
 	} {
 		_, err := Load(changed(t, "gpt2", test.change))
-		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), test.says) ||
-			len(err.Error()) > 500 {
-			t.Errorf("%s: the error is %.500v", name, err)
-		}
+		require.Check(t, errors.Is(err, ErrUnsupported) &&
+			strings.Contains(err.Error(), test.says) && len(err.Error()) <= 500, "%s: the error "+
+			"is %.500v", name, err)
 	}
 }
 

@@ -40,8 +40,7 @@ func (d *decoded) UnmarshalJSON(text []byte) error {
 
 func load(t testing.TB, dir string) *Tokenizer {
 	t.Helper()
-	tok := require.Value(Load(dir))(t)
-	return tok
+	return require.Value(Load(dir))(t)
 }
 
 // directories returns where cases are: testdata, and in a full test what its script makes now.

@@ -137,9 +137,8 @@ func TestAScrapeDuringATrainingHasItsNumbers(t *testing.T) {
 				t.Errorf("there is no %s in\n%s", line, body)
 			}
 		}
-		if strings.Contains(body, "not-to-be-seen") || strings.Contains(body, "EURYALE") {
-			t.Error("the answer has a part of the environment in it")
-		}
+		require.Check(t, !strings.Contains(body, "not-to-be-seen") &&
+			!strings.Contains(body, "EURYALE"), "the answer has a part of the environment in it")
 		return nil
 	}, Tokens(5), Peak(1e12))
 }
@@ -173,9 +172,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 		}
 	}
 	for name := range emitted {
-		if strings.HasPrefix(name, "euryale_") && !documented[name] {
-			t.Errorf("%s is not documented", name)
-		}
+		require.Check(t, !strings.HasPrefix(name, "euryale_") || documented[name],
+			"%s is not documented", name)
 	}
 }
 

@@ -24,8 +24,7 @@ import (
 // read reads a job that must be readable.
 func read(t *testing.T, dir string) *Job {
 	t.Helper()
-	j := require.Value(Read(dir))(t)
-	return j
+	return require.Value(Read(dir))(t)
 }
 
 // pageOf returns the page of a job.
@@ -73,17 +72,15 @@ func TestFiguresOfThePageAreThoseOfTheLogs(t *testing.T) {
 			"accuracy": e.Metrics["accuracy"], "rate": e.Rate, "steps/s": 50 / e.Seconds} {
 			name = "epoch " + name
 			want[name] = append(want[name], [2]float64{x, y})
-			if len(got[name]) <= i || got[name][i] != want[name][i] {
-				t.Fatalf("%s is %v, want %v first", name, got[name], want[name])
-			}
+			require.That(t, len(got[name]) > i && got[name][i] == want[name][i],
+				"%s is %v, want %v first", name, got[name], want[name])
 		}
 	}
 	want["step tokens/s"] = [][2]float64{{500, 1250}, {1000, 1500}}
 	want["step of the plan bytes"] = [][2]float64{{0, 1000}, {1, 3000}, {2, 500}}
 	for name := range want {
-		if !reflect.DeepEqual(got[name], want[name]) {
-			t.Errorf("%s is %v, want %v", name, got[name], want[name])
-		}
+		require.Check(t, reflect.DeepEqual(got[name], want[name]), "%s is %v, want %v", name,
+			got[name], want[name])
 	}
 	require.That(t, p.Size == 8 && len(p.Some) == steps && len(p.Attempts) == 2,
 		"%d ranks, %d steps, %d attempts", p.Size, len(p.Some), len(p.Attempts))
@@ -327,10 +324,8 @@ func TestChartsOfStrangeNumbersEnd(t *testing.T) {
 	for _, points := range [][][2]float64{nil, {{1, 2}}, {{1, 1e300}, {2, -1e300}},
 		{{1 << 60, 1 << 60}, {1<<60 + 256, 1<<60 + 256}}, {{1, 1e-300}, {2, 2e-300}}} {
 		text := string(chart{Lines: []curve{{Points: points}}}.SVG(0))
-		if strings.Contains(text, "NaN") || strings.Contains(text, "Inf") ||
-			(text == "") != (points == nil) {
-			t.Errorf("%v: %s", points, text)
-		}
+		require.Check(t, !strings.Contains(text, "NaN") && !strings.Contains(text, "Inf") &&
+			(text == "") == (points == nil), "%v: %s", points, text)
 	}
 }
 
@@ -346,11 +341,9 @@ func TestTraceOfARecorderIsRead(t *testing.T) {
 	put(t, filepath.Join(dir, "trace.0.json"), text.String())
 	j := read(t, dir)
 	c := j.traces[0].calls[0]
-	if c.id() != (callID{"test", 7}) || c.kind != backend.AllReduce || c.Args.Bytes != 12 ||
-		c.Args.Algorithm != "allreduce-f32-12" ||
-		c.Args.Error == "" || c.syncs() || !strings.Contains(pageOf(t, j), "1</b> ranks") {
-		t.Errorf("%+v", c)
-	}
+	require.Check(t, c.id() == (callID{"test", 7}) && c.kind == backend.AllReduce &&
+		c.Args.Bytes == 12 && c.Args.Algorithm == "allreduce-f32-12" && c.Args.Error != "" &&
+		!c.syncs() && strings.Contains(pageOf(t, j), "1</b> ranks"), "%+v", c)
 }
 
 // named is a communicator of which a recorder asks no more than this.
@@ -468,9 +461,8 @@ document.querySelector(".step:not([hidden]) rect title").parentNode.dispatchEven
 			"--dump-dom", "file://"+path)...)
 		var dom, log bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &dom, &log
-		if err := cmd.Run(); err != nil {
-			t.Fatalf("%v\n%s", err, log.String())
-		}
+		err := cmd.Run()
+		require.That(t, err == nil, "%v\n%s", err, log.String())
 		for line := range strings.Lines(log.String()) {
 			require.Check(t, !strings.Contains(line, "CONSOLE"), "%v: %s", more, line)
 		}

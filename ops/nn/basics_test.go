@@ -143,14 +143,11 @@ func TestReductions(t *testing.T) {
 func TestCumSumOfIntegers(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x := indices([]int{2, 3}, 1, 2, 3, 4, 5, 6).node(g, "x", tensor.Int)
-	y, err := CumSum(1, CumSumOptions{Reverse: true}, x)
-	require.NoError(t, err)
+	y := require.Value(CumSum(1, CumSumOptions{Reverse: true}, x))(t)
 	for range 3 {
-		v, err := y.Op().Do(x.Value())
-		require.NoError(t, err)
-		if got := v.Data().([]int); got[0] != 6 || got[2] != 3 || got[3] != 15 || got[5] != 6 {
-			t.Errorf("%v", got)
-		}
+		v := require.Value(y.Op().Do(x.Value()))(t)
+		got := v.Data().([]int)
+		require.Check(t, got[0] == 6 && got[2] == 3 && got[3] == 15 && got[5] == 6, "%v", got)
 	}
 }
 

@@ -139,17 +139,12 @@ func BenchmarkFirstDo(b *testing.B) {
 				x = append(x, o.node(g, fmt.Sprint("x", i), tensor.Float32))
 				values = append(values, x[i].Value())
 			}
-			n, err := test.build(x)
-			if err != nil {
-				b.Fatal(err)
-			}
+			n := require.Value(test.build(x))(b)
 			o := n.Op().(*Op)
 			b.ReportAllocs()
 			for b.Loop() {
 				fresh := &Op{spec: o.spec, in: o.in, types: o.types, out: o.out, dtype: o.dtype}
-				if _, err := fresh.Do(values...); err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, require.Err(fresh.Do(values...)))
 			}
 		})
 	}

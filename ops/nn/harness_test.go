@@ -84,8 +84,7 @@ func one(f func(x *gorgonia.Node) (*gorgonia.Node, error)) builder {
 func numbers(t *testing.T, v gorgonia.Value) []float64 {
 	t.Helper()
 	require.That(t, v != nil, "there is no value")
-	memory, err := elements(v)
-	require.NoError(t, err)
+	memory := require.Value(elements(v))(t)
 	if memory.DType() == backend.F64 {
 		return slices.Clone(backend.View[float64](memory))
 	}
@@ -105,8 +104,7 @@ func graph(t *testing.T, dt tensor.Dtype, in []operand, build builder) (*gorgoni
 	for i, o := range in {
 		x = append(x, o.node(g, fmt.Sprint("x", i), dt))
 	}
-	y, err := build(x)
-	require.NoError(t, err)
+	y := require.Value(build(x))(t)
 	return g, x, y
 }
 
@@ -239,10 +237,8 @@ func checkDistinct(t *testing.T, in []operand, builds ...builder) {
 		x = append(x, o.node(g, fmt.Sprint("x", i), tensor.Float64))
 	}
 	for i, build := range builds {
-		y, err := build(x)
-		require.NoError(t, err)
-		again, err := build(x)
-		require.NoError(t, err)
+		y := require.Value(build(x))(t)
+		again := require.Value(build(x))(t)
 		if y != again {
 			t.Errorf("%v: two equal ones are two nodes", y.Op())
 		}

@@ -150,8 +150,7 @@ func TestIndexErrors(t *testing.T) {
 	checkRefused(t, err, ops.ErrShape, "axis 2 is out of range")
 	_, err = Embedding(count(3).node(g, "v", tensor.Float64), i)
 	checkRefused(t, err, ops.ErrShape, "weights have shape (3), want a matrix")
-	y, err := ByIndices(1, x, i)
-	require.NoError(t, err)
+	y := require.Value(ByIndices(1, x, i))(t)
 	_, err = y.Op().Do(x.Value(), i.Value())
 	checkRefused(t, err, backend.ErrArgument, "index 1 is 3, out of range 0 to 2")
 }
@@ -227,12 +226,10 @@ func TestCrossEntropyErrors(t *testing.T) {
 		"and (d...)")
 	_, err = CrossEntropy(0, x, l)
 	checkRefused(t, err, backend.ErrArgument, "ignore is 0: pass nn.NoLabel if all labels count")
-	y, err := CrossEntropy(NoLabel, x, l)
-	require.NoError(t, err)
+	y := require.Value(CrossEntropy(NoLabel, x, l))(t)
 	_, err = y.Op().Do(x.Value(), l.Value())
 	checkRefused(t, err, backend.ErrArgument, "label 1 is 3, out of range 0 to 2")
-	dx, err := gorgonia.Grad(y, x)
-	require.NoError(t, err)
+	dx := require.Value(gorgonia.Grad(y, x))(t)
 	_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(dx[0])), x)
 	if says := "gradients of this operation cannot be differentiated again"; err == nil ||
 		!strings.Contains(err.Error(), says) {

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {
@@ -82,7 +83,6 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Conv1D.bias": "no bias", "Conv2D.bias": "no bias", "Conv3D.bias": "no bias",
 		"ConvTranspose2D.bias": "no bias",
 	})
-	if found := Defects(nil); found != nil {
-		t.Errorf("nil has defects: %v", found)
-	}
+	found := Defects(nil)
+	require.Check(t, found == nil, "nil has defects: %v", found)
 }

@@ -43,11 +43,8 @@ func TestNormsOfOddPowersAreDefects(t *testing.T) {
 		for p := 1; p < 6; p++ {
 			g := gorgonia.NewGraph()
 			x := count(2, 3).node(g, "x", dt)
-			y, err := gorgonia.Norm(x, 1, p)
-			require.NoError(t, err)
-			if _, err := gorgonia.Grad(gorgonia.Must(gorgonia.Sum(y)), x); err != nil {
-				t.Fatal(err)
-			}
+			y := require.Value(gorgonia.Norm(x, 1, p))(t)
+			require.NoError(t, require.Err(gorgonia.Grad(gorgonia.Must(gorgonia.Sum(y)), x)))
 			found := Defects(g)
 			reported := len(found) == 1 && strings.HasSuffix(found[0].String(), "use nn.Norm")
 			require.Check(t, reported == (p%2 == 1) && len(found) <= 1,

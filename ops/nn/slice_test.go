@@ -60,14 +60,11 @@ func TestOperandsInAnyOrder(t *testing.T) {
 
 	whole := tensor.New(tensor.WithShape(2, 4),
 		tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8}))
-	columns, err := whole.Slice(nil, gorgonia.S(1, 3))
-	require.NoError(t, err)
+	columns := require.Value(whole.Slice(nil, gorgonia.S(1, 3)))(t)
 	g := gorgonia.NewGraph()
-	y, err := Slice(1, 1, 2, 1, gorgonia.NewTensor(g, tensor.Float64, 2, gorgonia.WithShape(2, 2),
-		gorgonia.WithName("x")))
-	require.NoError(t, err)
-	v, err := y.Op().Do(columns)
-	require.NoError(t, err)
+	y := require.Value(Slice(1, 1, 2, 1, gorgonia.NewTensor(g, tensor.Float64, 2,
+		gorgonia.WithShape(2, 2), gorgonia.WithName("x"))))(t)
+	v := require.Value(y.Op().Do(columns))(t)
 	if got := numbers(t, v); got[0] != 3 || got[1] != 7 {
 		t.Errorf("the second column of a slice is %v, want [3 7]", got)
 	}
@@ -164,10 +161,8 @@ func TestIntegersAreMoved(t *testing.T) {
 		g := gorgonia.NewGraph()
 		value := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking(test.backing))
 		x := gorgonia.NodeFromAny(g, value, gorgonia.WithName("x"))
-		parts, err := Split(1, []int{1, 1, 1}, x)
-		require.NoError(t, err)
-		y, err := Concat(1, parts[2], parts[1])
-		require.NoError(t, err)
+		parts := require.Value(Split(1, []int{1, 1, 1}, x))(t)
+		y := require.Value(Concat(1, parts[2], parts[1]))(t)
 		if y.Op().(*Op).DiffWRT(2)[0] {
 			t.Errorf("a join of %v has a gradient", x.Dtype())
 		}

@@ -104,8 +104,7 @@ func TestGatherElements(t *testing.T) {
 	x, list := count(2, 2).node(g, "x", tensor.Float64), i.node(g, "i", tensor.Int)
 	_, err := GatherElements(0, x, list)
 	checkRefused(t, err, ops.ErrShape, "they may differ in axis 0 alone")
-	y, err := GatherElements(1, x, indices([]int{2, 1}, 0, 2).node(g, "j", tensor.Int))
-	require.NoError(t, err)
+	y := require.Value(GatherElements(1, x, indices([]int{2, 1}, 0, 2).node(g, "j", tensor.Int)))(t)
 	_, err = y.Op().Do(x.Value(), indices([]int{2, 1}, 0, 2).node(g, "k", tensor.Int).Value())
 	checkRefused(t, err, backend.ErrArgument, "index 1 is 2, out of range 0 to 1")
 }

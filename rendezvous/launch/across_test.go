@@ -65,15 +65,13 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 		"[2] 2 3 0 1 1 127.0.0.1 77s u@b " + here + "\n"}
 	require.Slices(t, "sorted", sorted(out.String()), want)
 	log, err := os.ReadFile(filepath.Join(job.LogDir, "attempt_0", "rank_2.log"))
-	if err != nil || !strings.Contains(string(log), strings.TrimPrefix(want[2], "[2] ")) {
-		t.Errorf("a log has %q, %v", log, err)
-	}
+	require.Check(t, err == nil && strings.Contains(string(log), strings.TrimPrefix(want[2],
+		"[2] ")), "a log has %q, %v", log, err)
 	secrets := strings.Fields(stderr.String())
 	asked, err := os.ReadFile(filepath.Join(homes, "asked"))
-	if err != nil || len(secrets) != 9 || len(secrets[1]) != 64 || secrets[1] != secrets[7] ||
-		secrets[2] != secrets[8] || strings.Contains(string(asked), secrets[1]) {
-		t.Errorf("the secret and port are %q, ssh was asked for %s, %v", secrets, asked, err)
-	}
+	require.Check(t, err == nil && len(secrets) == 9 && len(secrets[1]) == 64 &&
+		secrets[1] == secrets[7] && secrets[2] == secrets[8] && !strings.Contains(string(asked),
+		secrets[1]), "the secret and port are %q, ssh was asked for %s, %v", secrets, asked, err)
 	require.Fails(t, "the standby was used", require.Err(os.Stat(filepath.Join(homes, "standby"))))
 }
 
@@ -120,16 +118,14 @@ func TestHostsGetTheProgramOnce(t *testing.T) {
 		job.Program, job.Args = program, []string{"'two", `words' "`}
 		require.NoError(t, Run(t.Context(), job))
 		cached, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/*")
-		if err != nil || len(cached) != 2 || !strings.HasSuffix(out.String(),
-			"/my program.sh 'two words' \"\n") {
-			t.Fatalf("%v, %v: %s", cached, err, out)
-		}
+		require.That(t, err == nil && len(cached) == 2 &&
+			strings.HasSuffix(out.String(),
+				"/my program.sh 'two words' \"\n"), "%v, %v: %s", cached, err, out)
 		for i, name := range cached {
 			info, err := os.Stat(name)
 			require.That(t, err == nil && info.Mode() == 0o700, "%v, %v", info, err)
-			if len(first) == 2 && !os.SameFile(info, first[i]) {
-				t.Errorf("%s was copied again", name)
-			}
+			require.Check(t, len(first) != 2 || os.SameFile(info, first[i]), "%s was copied again",
+				name)
 			first = append(first, info)
 		}
 	}
@@ -632,9 +628,8 @@ func TestHostsOfAnotherArchitectureRunALauncherBuiltForThem(t *testing.T) {
 	err = Run(t.Context(), job)
 	require.Check(t, err == nil && out.String() == "[0] up\n", "%v, %s", err, out)
 	copies, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/euryale")
-	if err != nil || len(copies) != 1 || builtFor(copies[0]) != (platform{"linux", "arm64"}) {
-		t.Errorf("it runs %v, %v", copies, err)
-	}
+	require.Check(t, err == nil && len(copies) == 1 &&
+		builtFor(copies[0]) == (platform{"linux", "arm64"}), "it runs %v, %v", copies, err)
 }
 
 // TestHostsSayWhatTheyLackForGPUs: before a program with GPU support begins, and for no other.

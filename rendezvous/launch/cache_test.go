@@ -45,10 +45,9 @@ func TestCopiesThatALiveJobUsesStay(t *testing.T) {
 	other, _ := copyOf(t, "exit", 1)
 	require.Report(t, Run(t.Context(), other))
 	left, err := filepath.Glob(dir + "*")
-	if err != nil || !slices.Contains(left, used[0]) || !slices.Contains(left, used[1]) ||
-		len(left) > keptCopies+3 || strings.Contains(fmt.Sprint(left), "old") {
-		t.Errorf("%d are left: %q, %v", len(left), left, err)
-	}
+	require.Check(t, err == nil && slices.Contains(left, used[0]) &&
+		slices.Contains(left, used[1]) && len(left) <= keptCopies+3 &&
+		!strings.Contains(fmt.Sprint(left), "old"), "%d are left: %q, %v", len(left), left, err)
 	require.NoError(t, errors.Join(os.WriteFile(over, nil, 0o600), <-ended))
 }
 

@@ -73,15 +73,13 @@ func TestAReplacementHasTheSeatOfTheProcessThatIsLost(t *testing.T) {
 func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
 	input := filepath.Join(t.TempDir(), "input")
 	require.NoError(t, os.WriteFile(input, []byte("input\n"), 0o600))
-	in, err := os.Open(input)
-	require.NoError(t, err)
+	in := require.Value(os.Open(input))(t)
 	defer in.Close()
 	logs, up := filepath.Join(t.TempDir(), "logs"), filepath.Join(t.TempDir(), "up")
 	program := byProcess(t, "1) cat; kill -9 $$;; 2) until [ -e "+up+" ]; do sleep 0.02; done;; "+
 		"*) echo number $n; >"+up+";;")
-	err = Run(t.Context(), Job{Program: program, Ranks: 2, Elastic: &Elastic{Least: 1},
-		LogDir: logs, Stdin: in})
-	require.NoError(t, err)
+	require.NoError(t, Run(t.Context(), Job{Program: program, Ranks: 2, Elastic: &Elastic{Least: 1},
+		LogDir: logs, Stdin: in}))
 	for name, says := range map[string]string{"rank_0.log": "input", "rank_2.log": "number 3",
 		"launcher_0.log": "process 0 has ended (signal: killed): process 2 takes its place\n"} {
 		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", name))
@@ -105,9 +103,8 @@ func TestAProgramThatFailsInOneStepIsNotReplacedForEver(t *testing.T) {
 	if err != nil { // the first one has finished
 		t.Error(err)
 	}
-	if !strings.Contains(notices.String(), says) {
-		t.Errorf("the notices are %s", notices.String())
-	}
+	require.Check(t, strings.Contains(notices.String(), says), "the notices are %s",
+		notices.String())
 }
 
 func TestAProcessThatASignalEndsOrTellsToEndDidNotFailByItself(t *testing.T) {
@@ -249,9 +246,8 @@ func TestAProcessThatEndsBeforeItsLastStepIsNotTheEndOfTheJob(t *testing.T) {
 		Notice:  func(text string) { fmt.Fprintln(&notices, text) }})
 	var f *Failed
 	require.Check(t, errors.As(err, &f) && f.ExitCode() == 3, "the error is %v", err)
-	if !strings.Contains(notices.String(), "process 0 has ended (exit status 0) before its last") {
-		t.Errorf("the notices are %s", notices.String())
-	}
+	require.Check(t, strings.Contains(notices.String(), "process 0 has ended (exit status 0) "+
+		"before its last"), "the notices are %s", notices.String())
 }
 
 // TestProcessesThatAreLeftBehindAreReplaced: the machine had no time for them, and their errors are
@@ -281,9 +277,8 @@ func TestALauncherThatWasStoppedSaysSo(t *testing.T) {
 		passAt(s, began.Add(stopped), looked{})
 		pass(s, ended{ending{Status: killedBy(syscall.SIGKILL)}})
 		err := s.outcome()
-		if !errors.As(err, new(*elastic.StoppedError)) || !strings.Contains(err.Error(), says) {
-			t.Errorf("after %v: %v", stopped, err)
-		}
+		require.Check(t, errors.As(err, new(*elastic.StoppedError)) &&
+			strings.Contains(err.Error(), says), "after %v: %v", stopped, err)
 	}
 }
 
@@ -316,10 +311,9 @@ func TestAProcessThatHangsIsEnded(t *testing.T) {
 			require.Check(t, len(actions) == 0, "it is ended at once: %v", actions)
 		}
 		actions := pass(s, looked{})
-		if len(actions) != 2 || !strings.Contains(fmt.Sprint(actions[0]),
-			"process 0 hangs: for 3s the others") || actions[1] != action(kill{s.ranks[0]}) {
-			t.Errorf("it does %v", actions)
-		}
+		require.Check(t, len(actions) == 2 && strings.Contains(fmt.Sprint(actions[0]),
+			"process 0 hangs: for 3s the others") &&
+			actions[1] == action(kill{s.ranks[0]}), "it does %v", actions)
 	}
 }
 

@@ -38,10 +38,8 @@ func TestFoundStoppedRankIsToBlame(t *testing.T) {
 		echo "because of rank 0: timeout: no sign of rank 0 for 1s" >&2; exit 1`)
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 0 || f.cause != causeStopped || f.ExitCode() != 1 ||
-		!strings.Contains(err.Error(), "SIGSTOP") {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 0 && f.cause == causeStopped &&
+		f.ExitCode() == 1 && strings.Contains(err.Error(), "SIGSTOP"), "%v", err)
 	for _, line := range out.await(t, 3, "pid ") {
 		gone(t, line[strings.LastIndex(line, " ")+1:])
 	}
@@ -85,10 +83,9 @@ func TestFoundFullOutputIsTheLaunchersOwnFailure(t *testing.T) {
 			job.Stdout = to
 			err := Run(t.Context(), job)
 			var f *Failed
-			if !errors.Is(err, want) || errors.As(err, &f) ||
-				!strings.Contains(err.Error(), "the output of the ranks cannot be written") {
-				t.Errorf("%s: %v", script, err)
-			}
+			require.Check(t, errors.Is(err, want) && !errors.As(err, &f) &&
+				strings.Contains(err.Error(),
+					"the output of the ranks cannot be written"), "%s: %v", script, err)
 		}
 	}
 }
@@ -275,8 +272,7 @@ func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 // scratches are the scratch directories in a directory.
 func scratches(t *testing.T, dir string) []string {
 	t.Helper()
-	all := require.Value(filepath.Glob(filepath.Join(dir, "*")))(t)
-	return all
+	return require.Value(filepath.Glob(filepath.Join(dir, "*")))(t)
 }
 
 func TestFoundScratchOfAKilledLauncherIsSwept(t *testing.T) {

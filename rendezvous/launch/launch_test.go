@@ -199,9 +199,8 @@ func TestLinesAreNeverMixed(t *testing.T) {
 	for r := range 4 {
 		n := counts[fmt.Sprintf("[%d] %d%d%d\n", r, r, r, r)]
 		require.Check(t, n == 200, "rank %d: %d whole lines", r, n)
-		if counts[fmt.Sprintf("[%d] end%d\n", r, r)] != 1 {
-			t.Errorf("rank %d: the last line, without an end, is missing", r)
-		}
+		require.Check(t, counts[fmt.Sprintf("[%d] end%d\n", r, r)] == 1,
+			"rank %d: the last line, without an end, is missing", r)
 	}
 	require.Check(t, len(counts) == 8, "other lines: %v", counts)
 }
@@ -225,10 +224,8 @@ func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
 	started := time.Now()
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 2 || f.ExitCode() != 7 ||
-		!slices.Equal(f.Lines, []string{"this is why"}) || len(f.Others) != 3 {
-		t.Fatalf("%#v", err)
-	}
+	require.That(t, errors.As(err, &f) && f.Rank == 2 && f.ExitCode() == 7 &&
+		slices.Equal(f.Lines, []string{"this is why"}) && len(f.Others) == 3, "%#v", err)
 	want := "rank 2 failed first: exit status 7; its last lines:\n    this is why\nthen failed " +
 		"or were stopped: 0, 1, 3"
 	require.Equal(t, err, err.Error(), want)
@@ -243,10 +240,8 @@ func TestOthersMayReportWhatTheySee(t *testing.T) {
 	job.Stderr = stderr
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 2 || f.ExitCode() != 2 ||
-		f.Lines[0] != "panic: rank 2 has had enough" {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 2 && f.ExitCode() == 2 &&
+		f.Lines[0] == "panic: rank 2 has had enough", "%v", err)
 	for _, r := range []int{0, 1, 3} {
 		want := fmt.Sprintf("[%d] I see that rank 2 is down", r)
 		require.Check(t, strings.Contains(stderr.String(), want), "no %q in %q", want, stderr)
@@ -262,19 +257,16 @@ func TestRankThatOthersBlameIsFirst(t *testing.T) {
 		blame)
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 4 || f.Lines[0] != "the cause" {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 1 && f.ExitCode() == 4 &&
+		f.Lines[0] == "the cause", "%v", err)
 }
 
 func TestSignalledRankIsFirst(t *testing.T) {
 	job, _, _ := shell(3, `if [ $RANK = 1 ]; then kill -SEGV $$; fi; exit 1`)
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 128+int(syscall.SIGSEGV) ||
-		!strings.Contains(err.Error(), "segmentation fault") {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 1 && f.ExitCode() == 128+
+		int(syscall.SIGSEGV) && strings.Contains(err.Error(), "segmentation fault"), "%v", err)
 }
 
 func TestRankThatIgnoresTermIsKilled(t *testing.T) {

@@ -42,10 +42,8 @@ func TestLogsOfAnyAttemptAreRefusedBeforeAnyRankStarts(t *testing.T) {
 	err := Run(t.Context(), job)
 	var f *Failed
 	const want = "attempt_1, the logs of an earlier job"
-	if err == nil || errors.As(err, &f) || !strings.Contains(err.Error(), want) ||
-		out.String() != "" {
-		t.Errorf("%v; output %q", err, out)
-	}
+	require.Check(t, err != nil && !errors.As(err, &f) && strings.Contains(err.Error(), want) &&
+		out.String() == "", "%v; output %q", err, out)
 	untouched(t, victim)
 }
 

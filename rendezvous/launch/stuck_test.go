@@ -145,10 +145,8 @@ func TestSignalsEndTheLauncherOfARankThatDoesNotEnd(t *testing.T) {
 	signals <- syscall.SIGTERM
 	err := await(t, ended)
 	var i *Interrupted
-	if !errors.As(err, &i) || i.ExitCode() != 130 ||
-		!strings.Contains(err.Error(), fmt.Sprintf("process %d", held)) {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &i) && i.ExitCode() == 130 &&
+		strings.Contains(err.Error(), fmt.Sprintf("process %d", held)), "%v", err)
 }
 
 func TestStateOfAProcessThatDoesNotEnd(t *testing.T) {
@@ -225,10 +223,8 @@ func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
 	go func() { ended <- Run(context.Background(), job) }()
 	err := await(t, ended)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.cause != causeAbsent ||
-		f.Seen != "the job: rank 0 is down: it was killed" {
-		t.Errorf("%v", err)
-	}
+	require.Check(t, errors.As(err, &f) && f.Rank == 1 && f.cause == causeAbsent &&
+		f.Seen == "the job: rank 0 is down: it was killed", "%v", err)
 	pid := out.await(t, 1, "pid ")[0]
 	gone(t, pid[strings.LastIndex(pid, " ")+1:])
 }

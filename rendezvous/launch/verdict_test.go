@@ -165,10 +165,8 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 	} {
 		for _, ends := range [][]ending{c.ends, reversed(c.ends)} {
 			v := verdict(ends)
-			if v == nil || v.Rank != c.rank || v.cause != c.cause || v.ExitCode() != c.code ||
-				v.usage != c.usage {
-				t.Errorf("%s: %+v", c.name, v)
-			}
+			require.Check(t, v != nil && v.Rank == c.rank && v.cause == c.cause &&
+				v.ExitCode() == c.code && v.usage == c.usage, "%s: %+v", c.name, v)
 			require.Check(t, (v.Seen != "") == (v.cause != causeEnded), "%s: %q was seen", c.name,
 				v.Seen)
 		}

@@ -192,9 +192,7 @@ func TestOnlyWhatSaveHasMadeIsRemoved(t *testing.T) {
 			}
 			after := tree(t, s.dir)
 			for file, text := range before {
-				if after[file] != text {
-					t.Errorf("%s is %q, was %q", file, after[file], text)
-				}
+				require.Check(t, after[file] == text, "%s is %q, was %q", file, after[file], text)
 			}
 			now := tree(t, out)
 			require.Check(t, mapsEqual(now, outside), "outside there is %v, was %v", now, outside)
@@ -343,18 +341,16 @@ func TestFilesAreThoseOfTheRecord(t *testing.T) {
 			path := filepath.Join(s.dir, s.save(1, "content", false).Name)
 			must(t, tt.change(filepath.Join(path, ModelName)))
 			all, err := List(s.dir)
-			if err != nil || len(all) != 1 || (all[0].Wrong != nil) != tt.listed {
-				t.Fatalf("%+v: %v", all, err)
-			}
+			require.That(t, err == nil && len(all) == 1 && (all[0].Wrong != nil) == tt.listed,
+				"%+v: %v", all, err)
 			r, err := Open(path, all[0].Stamp, ModelName)
 			if err == nil {
 				_, err = io.ReadAll(r)
 				err = errors.Join(err, r.Check(), r.Close())
 			}
-			if (err == nil) != (name == "as it was") ||
-				err != nil && (!errors.As(err, new(*Damaged)) || errors.Is(err, fs.ErrNotExist)) {
-				t.Errorf("the error is %v", err)
-			}
+			require.Check(t, (err == nil) == (name == "as it was") &&
+				(err == nil || errors.As(err, new(*Damaged)) &&
+					!errors.Is(err, fs.ErrNotExist)), "the error is %v", err)
 		})
 	}
 }
@@ -377,9 +373,8 @@ func TestFollows(t *testing.T) {
 	other.training = NewID()
 	other.save(3, "x", false)
 	for step, want := range map[uint64]bool{1: false, 2: false, 3: true} { // 2 is the newest
-		if follows(step) != want || follows(step, first) != want || !follows(step, second) ||
-			!follows(step, first, second) {
-			t.Errorf("at step %d it follows the first of two, or not the second", step)
-		}
+		require.Check(t, follows(step) == want && follows(step, first) == want &&
+			follows(step, second) && follows(step, first, second), "at step %d it follows the "+
+			"first of two, or not the second", step)
 	}
 }

@@ -105,11 +105,9 @@ func TestGraphsTravelAsHalf(t *testing.T) {
 			all := memory.As(backend.F32)
 			x, y := all.Slice(0, n), all.Slice(n, 2*n)
 			what := reduction(backend.AllReduce, backend.Sum)
-			if err := errors.Join(q.Move(x, backend.Of(slices.Repeat(
+			testranks.NoError(errors.Join(q.Move(x, backend.Of(slices.Repeat(
 				[]float32{float32(1 + c.Rank())}, n))),
-				backend.Run(c, what, y, x)); err != nil {
-				return err
-			}
+				backend.Run(c, what, y, x)))
 			graph, err := q.Capture(func() error {
 				w, err := c.Start(q, what, y, x)
 				return errors.Join(err, w.Wait(q), q.Reduce(backend.Sum, x, y, x))

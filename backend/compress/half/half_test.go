@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 var halves = []backend.DType{backend.F16, backend.BF16}
@@ -38,7 +39,8 @@ func ranks(t *testing.T, P int, half backend.DType, f func(c *Communicator) erro
 	t.Helper()
 	g := require.Value(backendtest.Over(host.Backend{}, wrap(half))(P, time.Minute))(t)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
-		return errors.Join(f(c.(*Communicator)), c.Close())
+		err := testranks.Ended(func() error { return f(c.(*Communicator)) })
+		return errors.Join(err, c.Close())
 	})
 	require.Report(t, g.Close())
 }
@@ -127,10 +129,9 @@ func TestEveryOperandAndTheAverageAreRoundedOnce(t *testing.T) {
 			ranks(t, P, half, func(c *Communicator) error {
 				for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
 					y := make([]float32, n)
-					if err := backend.Run(c, reduction(backend.AllReduce, op), backend.Of(y),
-						backend.Of(operand(n, c.Rank()))); err != nil {
-						return err
-					}
+					testranks.NoError(backend.Run(c,
+						reduction(backend.AllReduce, op), backend.Of(y),
+						backend.Of(operand(n, c.Rank()))))
 					if err := within(y, P, op, 2.01*unit[half]); err != nil {
 						return fmt.Errorf("%v by %v among %d: %w", op, half, P, err)
 					}
@@ -193,10 +194,8 @@ func TestBitsAreThoseOfFP32AccumulationWithOneRounding(t *testing.T) {
 		copy(want, round(want))
 		ranks(t, P, half, func(c *Communicator) error {
 			y := operand(n, c.Rank())
-			if err := backend.Run(c, reduction(backend.AllReduce, backend.Avg), backend.Of(y),
-				backend.Of(y)); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c,
+				reduction(backend.AllReduce, backend.Avg), backend.Of(y), backend.Of(y)))
 			for i := range y {
 				if math.Float32bits(y[i]) != math.Float32bits(want[i]) {
 					return fmt.Errorf("%v: element %d is %v, want %v", half, i, y[i], want[i])
@@ -251,10 +250,8 @@ func TestWhatIsOutOfRangeShows(t *testing.T) {
 				if c.Rank() == 1 {
 					y[1] = x
 				}
-				if err := backend.Run(c, reduction(backend.AllReduce, backend.Sum), backend.Of(y),
-					backend.Of(y)); err != nil {
-					return err
-				}
+				testranks.NoError(backend.Run(c,
+					reduction(backend.AllReduce, backend.Sum), backend.Of(y), backend.Of(y)))
 				if y[0] != 0 || y[1] != want && math.Abs(float64(y[1]-want)) > 0x1p-7*math.Abs(
 					float64(want)) {
 					return fmt.Errorf("%v: %v came out as %v, want %v", half, x, y[1], want)
@@ -299,9 +296,7 @@ func TestChunksAreThoseOfTheRank(t *testing.T) {
 			}
 			y := x[lo : lo+n] // in place
 			what := backend.Collective{Kind: backend.ReduceScatter, Splits: s}
-			if err := backend.Run(c, what, backend.Of(y), backend.Of(x)); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, what, backend.Of(y), backend.Of(x)))
 			for i, got := range y {
 				if want := float64(P*(lo+i) + 6); got != want {
 					return fmt.Errorf("splits %v: element %d of rank %d is %v, want %v", s, i,
@@ -326,9 +321,7 @@ func TestEverythingElsePassesExactly(t *testing.T) {
 			if what.Kind != backend.AllGather {
 				y = y[:2]
 			}
-			if err := backend.Run(c, what, backend.Of(y), backend.Of(x)); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, what, backend.Of(y), backend.Of(x)))
 			for _, v := range y {
 				if v != fine {
 					return fmt.Errorf("%v made %v of %v", what, v, fine)
@@ -371,10 +364,7 @@ func TestCallsDoNotShareTheirBits(t *testing.T) {
 		var ys [2][]float32
 		var ws [2]backend.Work
 		for i := range qs {
-			q, err := c.Device().NewQueue()
-			if err != nil {
-				return err
-			}
+			q := testranks.Must(c.Device().NewQueue())
 			defer q.Close()
 			qs[i], ys[i] = q, make([]float32, n)
 		}
@@ -393,9 +383,7 @@ func TestCallsDoNotShareTheirBits(t *testing.T) {
 				}
 			}
 			for i, w := range ws {
-				if err := w.Join(t.Context()); err != nil {
-					return err
-				}
+				testranks.NoError(w.Join(t.Context()))
 				for j, y := range ys[i] {
 					if want := float32(round + j%100 + 1000*i); y != want {
 						return fmt.Errorf("round %d, call %d: element %d is %v, want %v", round, i,
@@ -488,10 +476,7 @@ func TestInnerRoundsOnTheWayWhereItCan(t *testing.T) {
 		g, err := backendtest.Over(host.Backend{}, on, between, wrap(half))(P, time.Minute)
 		require.NoError(t, err)
 		backendtest.Each(t, g.Comms, func(comm backend.Communicator) error {
-			part, err := comm.Split(0, comm.Rank())
-			if err != nil {
-				return err
-			}
+			part := testranks.Must(comm.Split(0, comm.Rank()))
 			for _, c := range []*Communicator{comm.(*Communicator), part.(*Communicator)} {
 				if err := goesOn(c, n); err != nil {
 					return fmt.Errorf("%v: %w", half, err)
@@ -583,28 +568,15 @@ func TestDeviceMemory(t *testing.T) {
 }
 
 func deviceSum(c backend.Communicator) error {
-	memory, err := c.Device().Alloc(4 * 100)
-	if err != nil {
-		return err
-	}
+	memory := testranks.Must(c.Device().Alloc(4 * 100))
 	x, y := memory.As(backend.F32), make([]float32, 100)
-	q, err := c.Device().NewQueue()
-	if err != nil {
-		return err
-	}
+	q := testranks.Must(c.Device().NewQueue())
 	k := q
-	if err := k.Move(x, backend.Of(slices.Repeat([]float32{float32(40000 + c.Rank())},
-		x.Len()))); err != nil {
-		return err
-	}
-	w, err := c.Start(q, reduction(backend.AllReduce, backend.Sum), x, x)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(w.Wait(q), k.Move(backend.Of(y), x), w.Join(context.Background()),
-		q.Close()); err != nil {
-		return err
-	}
+	testranks.NoError(k.Move(x, backend.Of(slices.Repeat([]float32{float32(40000 + c.Rank())},
+		x.Len()))))
+	w := testranks.Must(c.Start(q, reduction(backend.AllReduce, backend.Sum), x, x))
+	testranks.NoError(errors.Join(w.Wait(q), k.Move(backend.Of(y), x), w.Join(context.Background()),
+		q.Close()))
 	for i, got := range y {
 		if math.Abs(float64(got)-120003) > 0x1p-10*120003 {
 			return fmt.Errorf("element %d is %v, want 120003", i, got)
@@ -649,9 +621,7 @@ func TestCallsThatPassKeepTheirPlace(t *testing.T) {
 				x[i] = float32((1 - c.Rank()) * (1 + round)) // that of rank 0 counts
 			}
 			clear(y)
-			if err := qs[0].Wait(waiting(2 * time.Millisecond)); err != nil {
-				return err
-			}
+			testranks.NoError(qs[0].Wait(waiting(2 * time.Millisecond)))
 			var last backend.Work
 			for i, call := range []struct {
 				what     backend.Collective
@@ -664,9 +634,7 @@ func TestCallsThatPassKeepTheirPlace(t *testing.T) {
 					return err
 				}
 			}
-			if err := last.Join(context.Background()); err != nil {
-				return err
-			}
+			testranks.NoError(last.Join(context.Background()))
 			for i, got := range z {
 				if want := float32(2 + 2*round); got != want {
 					return fmt.Errorf("round %d: element %d is %v, want %v", round, i, got, want)

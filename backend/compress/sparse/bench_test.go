@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // BenchmarkAllReduce compares ways to reduce the same operand among ranks that are
@@ -41,14 +42,8 @@ func allReduce(b *testing.B, wrap func(backend.Communicator) (backend.Communicat
 	const n = 1 << 22
 	g := require.Value(backendtest.Over(host.Backend{})(P, time.Minute))(b)
 	backendtest.Each(b, g.Comms, func(inner backend.Communicator) error {
-		c, err := wrap(inner)
-		if err != nil {
-			return err
-		}
-		memory, err := c.Alloc(4 * n)
-		if err != nil {
-			return err
-		}
+		c := testranks.Must(wrap(inner))
+		memory := testranks.Must(c.Alloc(4 * n))
 		y, x := memory.As(backend.F32), make([]float32, n)
 		rng := rand.New(rand.NewPCG(uint64(c.Rank()), 1))
 		for i := range x {
@@ -59,10 +54,8 @@ func allReduce(b *testing.B, wrap func(backend.Communicator) (backend.Communicat
 				b.ResetTimer()
 			}
 			copy(backend.View[float32](y), x) // as a gradient is packed
-			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg,
-				State: 1}, y, y); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, backend.Collective{Kind: backend.AllReduce,
+				Op: backend.Avg, State: 1}, y, y))
 		}
 		return c.Close()
 	})

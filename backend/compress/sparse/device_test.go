@@ -36,13 +36,11 @@ func at(t testing.TB, k testenv.Kind, P int, wrap func(backend.Communicator) bac
 	err := r.All(func(r *testenv.Rank) error {
 		before := inUse(r.Comm)
 		c := wrap(lent{backend.Wrap(r.Comm)}).(*Communicator)
-		err := f(c)
+		err := testranks.Ended(func() error { return f(c) })
 		if err != nil {
 			r.World.Fail(err) // nobody waits for it
 		}
-		if err := errors.Join(err, c.Close()); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(err, c.Close()))
 		if after := inUse(r.Comm); after != before {
 			return fmt.Errorf("%d bytes of the device are in use, %d before", after, before)
 		}
@@ -184,10 +182,7 @@ func TestTheHostIsNotStopped(t *testing.T) {
 		var want [calls][]float32
 		at(t, testenv.Hosts, 2, wrap(always, test.how, test.opts...), func(c *Communicator) error {
 			for i := range want {
-				y, err := sum(c, backend.Avg, bursts(n, c.Rank(), i))
-				if err != nil {
-					return err
-				}
+				y := testranks.Must(sum(c, backend.Avg, bursts(n, c.Rank(), i)))
 				if c.Rank() == 0 {
 					want[i] = y
 				}
@@ -196,22 +191,14 @@ func TestTheHostIsNotStopped(t *testing.T) {
 		})
 		at(t, testenv.Devices, 2, wrap(always, test.how, test.opts...),
 			func(c *Communicator) error {
-				q, err := c.Device().NewQueue()
-				if err != nil {
-					return err
-				}
+				q := testranks.Must(c.Device().NewQueue())
 				defer q.Close()
-				memory, err := c.Device().Alloc(2 * calls * 4 * n)
-				if err != nil {
-					return err
-				}
+				memory := testranks.Must(c.Device().Alloc(2 * calls * 4 * n))
 				all := memory.As(backend.F32)
 				y, x := all.Slice(0, calls*n), all.Slice(calls*n, 2*calls*n)
 				for i := range calls {
-					if err := move(c, x.Slice(i*n, (i+1)*n),
-						backend.Of(bursts(n, c.Rank(), i))); err != nil {
-						return err
-					}
+					testranks.NoError(move(c, x.Slice(i*n, (i+1)*n),
+						backend.Of(bursts(n, c.Rank(), i))))
 				}
 				var last backend.Work
 				i := 0
@@ -223,32 +210,22 @@ func TestTheHostIsNotStopped(t *testing.T) {
 				}
 				for i < calls {
 					closed := make(gate)
-					if err := q.Wait(closed); err != nil {
-						return err
-					}
+					testranks.NoError(q.Wait(closed))
 					for range min(test.ahead, calls-i) {
-						if err := start(); err != nil {
-							return err
-						}
+						testranks.NoError(start())
 					}
 					if last.(*call).done.Done() {
 						return errors.New("the queue went on")
 					}
 					time.AfterFunc(10*time.Millisecond, func() { close(closed) })
 					if i < calls {
-						if err := start(); err != nil {
-							return err
-						}
+						testranks.NoError(start())
 					}
-					if err := errors.Join(last.Join(context.Background()),
-						backend.Barrier(c)); err != nil {
-						return err
-					}
+					testranks.NoError(errors.Join(last.Join(context.Background()),
+						backend.Barrier(c)))
 				}
 				got := make([]float32, calls*n)
-				if err := move(c, backend.Of(got), y); err != nil {
-					return err
-				}
+				testranks.NoError(move(c, backend.Of(got), y))
 				for i := range calls {
 					if err := same(got[i*n:(i+1)*n], want[i]); err != nil {
 						return fmt.Errorf("call %d: %w", i, err)
@@ -284,10 +261,7 @@ func TestDevicesGiveTheBitsOfTheHostUnraced(t *testing.T) {
 			compare := func(t *testing.T, k testenv.Kind) {
 				at(t, k, P, wrap(asIs, how, WithValues(values)), func(c *Communicator) error {
 					for step := range steps {
-						y, err := sum(c, test.op, test.operand(n, c.Rank(), step))
-						if err != nil {
-							return err
-						}
+						y := testranks.Must(sum(c, test.op, test.operand(n, c.Rank(), step)))
 						y = append(y, kept(c)...)
 						if k == testenv.Hosts {
 							want[c.Rank()][step] = y
@@ -338,9 +312,7 @@ func TestAStateMovesToADevice(t *testing.T) {
 				want[c.Rank()] = y
 				return err
 			}
-			if err := errors.Join(err, same(y, want[c.Rank()])); err != nil {
-				return err
-			}
+			testranks.NoError(errors.Join(err, same(y, want[c.Rank()])))
 			x := make([]float32, n)
 			if _, err := c.Start(nil, reduction(backend.Sum), backend.Of(x),
 				backend.Of(x)); !errors.Is(err, backend.ErrArgument) {
@@ -361,23 +333,17 @@ func (lent) Close() error { return nil }
 func TestSparseCallsAreNotRecorded(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		at(t, k, 2, wrap(asIs, TopK(0.1)), func(c *Communicator) error {
-			memory, err := c.Device().Alloc(400)
-			if err != nil {
-				return err
-			}
+			memory := testranks.Must(c.Device().Alloc(400))
 			x, q := memory.As(backend.F32), c.Device().Default().(backend.GraphQueue)
 			what := backend.Collective{Kind: backend.AllReduce, State: 1}
-			graph, err := q.Capture(func() error {
+			graph := testranks.Must(q.Capture(func() error {
 				if _, err := c.Start(q, what, x, x); !errors.Is(err, backend.ErrUnsupported) {
 					return fmt.Errorf("the error is %w", err)
 				}
 				what.Exact = true
 				_, err := c.Start(q, what, x, x)
 				return err
-			})
-			if err != nil {
-				return err
-			}
+			}))
 			return errors.Join(graph.Close(), c.Device().Free(memory))
 		})
 	})

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 func TestSentIsWhatThisRankHasSent(t *testing.T) {
@@ -24,12 +25,8 @@ func TestSentIsWhatThisRankHasSent(t *testing.T) {
 				return fmt.Errorf("before the first call: %v", s)
 			}
 			of := backend.Collective{Kind: backend.AllReduce, Op: backend.Sum, State: a}
-			if err := run(c, of, backend.Of(y), backend.Of(x)); err != nil {
-				return err
-			}
-			if err := move(c, backend.Of(sent), c.Sent(a, like)); err != nil {
-				return err
-			}
+			testranks.NoError(run(c, of, backend.Of(y), backend.Of(x)))
+			testranks.NoError(move(c, backend.Of(sent), c.Sent(a, like)))
 			want := masked(x, 0.1)
 			if how.density > 0 {
 				want = largest(x, topK(how.density, n))

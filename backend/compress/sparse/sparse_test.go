@@ -21,6 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // wrap is Wrap for tests, which pass what it takes. change may reach inside.
@@ -236,10 +237,7 @@ func sumsMasked(c *Communicator, limit float32, n int, density float64) error {
 func TestNonzerosInTheTailOnly(t *testing.T) {
 	for _, opts := range [][]Option{nil, {WithoutFeedback()}} {
 		everywhere(t, 2, wrap(always, Threshold(0), opts...), func(c *Communicator) error {
-			y, err := sum(c, backend.Sum, []float32{0, 0, 0, 4, 5, 6})
-			if err != nil {
-				return err
-			}
+			y := testranks.Must(sum(c, backend.Sum, []float32{0, 0, 0, 4, 5, 6}))
 			if n := c.Counters().Entries; n != 3 {
 				return fmt.Errorf("%d entries, want 3", n)
 			}
@@ -350,10 +348,7 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 							x[1], x[2] = largestOf(values), -largestOf(values)/3
 						}
 					}
-					y, err := sum(c, backend.Sum, x)
-					if err != nil {
-						return err
-					}
+					y := testranks.Must(sum(c, backend.Sum, x))
 					if c.Rank() != 0 {
 						continue
 					}
@@ -499,10 +494,7 @@ func overflow(t *testing.T, k testenv.Kind) {
 				}
 				return x
 			}
-			y, err := sum(c, backend.Sum, operand(c.Rank()))
-			if err != nil {
-				return err
-			}
+			y := testranks.Must(sum(c, backend.Sum, operand(c.Rank())))
 			most := 0
 			sent := make([][]float32, P)
 			for r := range models {
@@ -607,10 +599,7 @@ func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
 				if c.Rank() == 1 {
 					x[700], x[30], x[31] = nan, inf, -inf
 				}
-				y, err := sum(c, backend.Sum, x)
-				if err != nil {
-					return err
-				}
+				y := testranks.Must(sum(c, backend.Sum, x))
 				if y[700] == y[700] || y[30] != inf || y[31] != -inf {
 					return fmt.Errorf("%s, %v: they came out as %v, %v and %v", name, values,
 						y[700], y[30], y[31])
@@ -647,10 +636,7 @@ func TestNaNThatHaveNoRoomWait(t *testing.T) {
 			}
 			with := slices.Clone(x)
 			for call, want := range test.calls {
-				y, err := sum(c, backend.Sum, x)
-				if err != nil {
-					return err
-				}
+				y := testranks.Must(sum(c, backend.Sum, x))
 				clear(x) // only the residual has them now
 				waiting = max(waiting-want, 0)
 				if came, wait := countNaN(y), countNaN(kept(c)); came != want || wait != waiting {
@@ -666,10 +652,7 @@ func TestNaNThatHaveNoRoomWait(t *testing.T) {
 				return fmt.Errorf("%v: %d NaN wait before Reset", test.how, wait)
 			}
 			c.Reset()
-			y, err := sum(c, backend.Sum, make([]float32, n))
-			if err != nil {
-				return err
-			}
+			y := testranks.Must(sum(c, backend.Sum, make([]float32, n)))
 			return errors.Join(same(y, make([]float32, n)), same(kept(c), make([]float32, n)))
 		})
 	}
@@ -731,24 +714,16 @@ func TestUndoneCallsHaveNeverBeen(t *testing.T) {
 							return err
 						}
 					}
-					before, err := c.State()
-					if err != nil {
-						return err
-					}
+					before := testranks.Must(c.State())
 					if undone == 1 {
 						if _, err := step(1, 99); err != nil {
 							return err
 						}
 						for range 2 { // the second does nothing
 							// state 2 was never used
-							if err := errors.Join(c.Undo(1), c.Undo(2)); err != nil {
-								return err
-							}
+							testranks.NoError(errors.Join(c.Undo(1), c.Undo(2)))
 						}
-						after, err := c.State()
-						if err != nil {
-							return err
-						}
+						after := testranks.Must(c.State())
 						for name, b := range before {
 							if !bytes.Equal(b.Bytes(), after[name].Bytes()) {
 								return fmt.Errorf("%v: %s is not what it was", how, name)
@@ -756,10 +731,7 @@ func TestUndoneCallsHaveNeverBeen(t *testing.T) {
 						}
 					}
 					for number := range 4 {
-						y, err := step(1, 10+number)
-						if err != nil {
-							return err
-						}
+						y := testranks.Must(step(1, 10+number))
 						if undone == 0 {
 							want = append(want, y)
 						} else if err := same(y, want[number]); err != nil {
@@ -791,13 +763,8 @@ func TestF64IsReducedAsF32(t *testing.T) {
 					narrow(backend.Of(wide), backend.Of(x))
 					what := reduction(backend.Avg)
 					what.State = 64
-					if err := run(c, what, backend.Of(y64), backend.Of(wide)); err != nil {
-						return err
-					}
-					y, err := sum(c, backend.Avg, x)
-					if err != nil {
-						return err
-					}
+					testranks.NoError(run(c, what, backend.Of(y64), backend.Of(wide)))
+					y := testranks.Must(sum(c, backend.Avg, x))
 					back := make([]float32, n)
 					narrow(backend.Of(back), backend.Of(y64))
 					if err := same(back, y); err != nil {
@@ -829,9 +796,7 @@ func TestStateResumesWithTheSameBits(t *testing.T) {
 				}
 			}
 			c.Reset()
-			if err := c.SetState(kept); err != nil {
-				return err
-			}
+			testranks.NoError(c.SetState(kept))
 			for step := steps/2 + 1; step < steps; step++ {
 				y, err := sum(c, backend.Avg, bursts(n, c.Rank(), step))
 				if err == nil {
@@ -900,9 +865,7 @@ func TestStatesOfEarlierProgramsLoad(t *testing.T) {
 			"sparse.counts.3":   backend.Of([]int64{n, 4, 10, 10}),
 			"sparse.races":      backend.Of([]int64{n, 10, 4, 0, 7000, 8000}),
 		}
-		if err := c.SetState(earlier); err != nil {
-			return err
-		}
+		testranks.NoError(c.SetState(earlier))
 		x := normals(n, c.Rank(), 0)
 		y, err := sum(c, backend.Sum, x)
 		want := total(backend.Sum, [][]float32{largest(normals(n, 0, 0), 10),
@@ -949,9 +912,7 @@ func TestEverythingElsePassesExactly(t *testing.T) {
 			{Kind: backend.AllReduce, Op: backend.Avg}, {Kind: backend.AllReduce, Op: backend.Avg,
 				Exact: true},
 		} {
-			if err := run(c, what, backend.Of(y), backend.Of(x)); err != nil {
-				return err
-			}
+			testranks.NoError(run(c, what, backend.Of(y), backend.Of(x)))
 			if err := same(y, x); err != nil {
 				return fmt.Errorf("%v: %w", what, err)
 			}
@@ -981,10 +942,7 @@ func TestDenseReductionsPassAWireExactly(t *testing.T) {
 		return wrap(asIs, TopK(0.9))(w)
 	}
 	everywhere(t, 2, onWire, func(c *Communicator) error {
-		y, err := sum(c, backend.Sum, normals(1000, c.Rank(), 0))
-		if err != nil {
-			return err
-		}
+		y := testranks.Must(sum(c, backend.Sum, normals(1000, c.Rank(), 0)))
 		return same(y, total(backend.Sum, [][]float32{largest(normals(1000, 0, 0), 900),
 			largest(normals(1000, 1, 0), 900)}))
 	})

@@ -96,10 +96,8 @@ func TestGridsCanBeLimited(t *testing.T) {
 	p := peersOf(2)
 	p.Blocks = 3
 	x := device(backend.F32, 1<<40, 1<<20)
-	if err := New(v).Exchange(p, &PeerCall{Way: TwoShot, Dst: x, Src: x}); err != nil ||
-		v.last.Grid.X != 3 {
-		t.Errorf("grid %v, %v", v.last.Grid, err)
-	}
+	err := New(v).Exchange(p, &PeerCall{Way: TwoShot, Dst: x, Src: x})
+	require.Check(t, err == nil && v.last.Grid.X == 3, "grid %v, %v", v.last.Grid, err)
 }
 
 func TestExchangesSayWhatIsWrong(t *testing.T) {
@@ -148,9 +146,8 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 func TestLinesAreForDevicesThatWriteThemAtOnce(t *testing.T) {
 	for capability, want := range map[int]bool{70: true, 75: false, 80: true, 86: false, 89: false,
 		90: true, 100: true, 120: true} {
-		if got := WholeLines(capability); got != want {
-			t.Errorf("compute capability %d: %v", capability, got)
-		}
+		got := WholeLines(capability)
+		require.Check(t, got == want, "compute capability %d: %v", capability, got)
 	}
 }
 
@@ -160,13 +157,11 @@ func TestPlacesAreOfWholeUnits(t *testing.T) {
 		nbytes int
 		want   bool
 	}{{1 << 40, 16, true}, {1<<40 + 8, 16, false}, {1 << 40, 20, false}, {1 << 40, 0, true}} {
-		if got := Placeable(test.addr, test.nbytes); got != test.want {
-			t.Errorf("%d bytes at %#x: %v", test.nbytes, test.addr, got)
-		}
+		got := Placeable(test.addr, test.nbytes)
+		require.Check(t, got == test.want, "%d bytes at %#x: %v", test.nbytes, test.addr, got)
 	}
-	if p := PlaceIn(3, 1<<47); p != 3<<48+1<<47 || p == 0 {
-		t.Errorf("place %#x", uint64(p))
-	}
+	p := PlaceIn(3, 1<<47)
+	require.Check(t, p == 3<<48+1<<47 && p != 0, "place %#x", uint64(p))
 }
 
 func TestCallsAmongPeersAllocateNothing(t *testing.T) {

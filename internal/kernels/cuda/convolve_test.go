@@ -133,9 +133,7 @@ func TestConvolutionsBeyondTheKernelsAreErrors(t *testing.T) {
 	} {
 		c := kernels.Convolution{Images: i, Filters: 1, Pass: kernels.InputGradient,
 			DType: backend.F32}
-		if _, err := (Kernels{}).ConvolutionScratch(c); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err((Kernels{}).ConvolutionScratch(c)))
 		test.change(&c)
 		require.Fails(t, fmt.Sprintf("%s: error is", name),
 			require.Err((Kernels{}).ConvolutionScratch(c)), test.want)

@@ -101,31 +101,25 @@ func compiles(t *testing.T, cxx string, args ...string) {
 		args = append([]string{ccache}, args...)
 	}
 	cmd := exec.Command(args[0], args[1:]...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", cmd, err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	require.That(t, err == nil, "%v: %v\n%s", cmd, err, out)
 }
 
 func startEmulator(t *testing.T, binary string, nbytes int) *emulator {
 	t.Helper()
-	file, err := os.Create(filepath.Join(t.TempDir(), "arena"))
-	require.NoError(t, err)
+	file := require.Value(os.Create(filepath.Join(t.TempDir(), "arena")))(t)
 	defer file.Close()
 	require.NoError(t, file.Truncate(int64(nbytes)))
-	arena, err := mapped(file, nbytes)
-	require.NoError(t, err)
+	arena := require.Value(mapped(file, nbytes))(t)
 	cmd := exec.Command(binary, file.Name(), strconv.FormatUint(emulatedBase, 16))
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	in := require.Value(cmd.StdinPipe())(t)
+	out := require.Value(cmd.StdoutPipe())(t)
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("emulator: %v", err)
-		}
+		err := cmd.Wait()
+		require.Check(t, err == nil, "emulator: %v", err)
 		require.NoError(t, unmap(arena))
 	})
 	return &emulator{arena: arena, in: in, out: bufio.NewScanner(out)}
@@ -178,8 +172,7 @@ func testAccuracy(t *testing.T, binary string) {
 	if os.Getenv("EURYALE_FULL") == "1" {
 		n = "400000"
 	}
-	out, err := exec.Command(binary, "accuracy", n).Output()
-	require.NoError(t, err)
+	out := require.Value(exec.Command(binary, "accuracy", n).Output())(t)
 	most := map[string]float64{"exp": 1, "log": 1, "tanh": 2, "sigmoid": 3, "pow": 1, "expm1": 4,
 		"log1p": 4, "log2": 2, "softplus": 4}
 	for line := range strings.Lines(string(out)) {
@@ -199,25 +192,20 @@ func testAccuracy(t *testing.T, binary string) {
 // testRounding compares what Volta does in place of the instructions for bf16 with their
 // definition: the emulator compiles what Volta has.
 func testRounding(t *testing.T, binary string) {
-	if out, err := exec.Command(binary, "rounding").CombinedOutput(); err != nil ||
-		string(out) != "ok\n" {
-		t.Errorf("%v: %s", err, out)
-	}
+	out, err := exec.Command(binary, "rounding").CombinedOutput()
+	require.Check(t, err == nil && string(out) == "ok\n", "%v: %s", err, out)
 }
 
 // testSourcesAreWhatWasCompiled compares the names and parameters of the sources
 // with those of the PTX.
 func testSourcesAreWhatWasCompiled(t *testing.T, binary string) {
-	out, err := exec.Command(binary, "kernels").Output()
-	require.NoError(t, err)
+	out := require.Value(exec.Command(binary, "kernels").Output())(t)
 	compiled := signatures(t)
 	n := 0
 	for line := range strings.Lines(string(out)) {
 		var name string
 		var s signature
-		if _, err := fmt.Sscan(line, &name, &s.nbytes, &s.threads); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, require.Err(fmt.Sscan(line, &name, &s.nbytes, &s.threads)))
 		e, err := parseEntry(name)
 		if err != nil || compiled[e] != s {
 			t.Errorf("%s is %+v in the sources and %+v in the PTX: make ptx", name, s, compiled[e])

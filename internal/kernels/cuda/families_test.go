@@ -9,15 +9,13 @@ import (
 
 // TestEveryFamilyIsLoadedBySomeone compares the lists with the PTX that is embedded.
 func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
-	texts, err := textsWith("", hopper)
-	require.NoError(t, err)
+	texts := require.Value(textsWith("", hopper))(t)
 	listed := append(append(QueueFamilies(), PeerFamilies(true)...), Products, Convolutions, Images,
 		IndexedRows, Recurrences)
 	listed = append(listed, AttentionFamilies()...)
 	for _, family := range listed {
-		if _, ok := texts[family]; !ok {
-			t.Errorf("there is no family %q", family)
-		}
+		_, ok := texts[family]
+		require.Check(t, ok, "there is no family %q", family)
 	}
 	for family := range texts {
 		require.Check(t, slices.Contains(listed, family),
@@ -29,8 +27,7 @@ func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
 
 // TestKernelsHaveOneFamily: a launch finds its kernel by the name alone.
 func TestKernelsHaveOneFamily(t *testing.T) {
-	texts, err := textsWith("", hopper)
-	require.NoError(t, err)
+	texts := require.Value(textsWith("", hopper))(t)
 	homes := map[string]string{}
 	for family, text := range texts {
 		for name := range bodies(text) {

@@ -62,10 +62,9 @@ func TestHalvedRoundsHaveRoom(t *testing.T) {
 				Src: x}))
 			words := v.last.Params()
 			some, rounds := int(words[len(words)-3]), int(words[len(words)-2])
-			if some*2*size > p.Lines || some*rounds*size*60 < n || (some-1)*rounds*size*60 >= n {
-				t.Errorf("%d elements among %d: %d rounds of %d lines, with room for %d", n, size,
-					rounds, some, p.Lines)
-			}
+			require.Check(t, some*2*size <= p.Lines && some*rounds*size*60 >= n &&
+				(some-1)*rounds*size*60 < n, "%d elements among %d: %d rounds of %d lines, with "+
+				"room for %d", n, size, rounds, some, p.Lines)
 		}
 	}
 }

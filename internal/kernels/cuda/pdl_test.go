@@ -11,8 +11,7 @@ import (
 // On every path, a kernel launched with PDL waits for the kernels before it ahead of its first
 // access to memory. On Hopper, all kernels take part.
 func TestKernelsWithPDLWaitFirst(t *testing.T) {
-	texts, err := textsWith("", hopper)
-	require.NoError(t, err)
+	texts := require.Value(textsWith("", hopper))(t)
 	for family, text := range texts {
 		for name, body := range bodies(text) {
 			first, rest, found := strings.Cut(body, wait)
@@ -46,9 +45,8 @@ func TestTextsGetPDL(t *testing.T) {
 		{"//\n.version 7.8\n.target sm_80\n.visible .entry a_b8(\n)\n{ // begins\n{\n}\n}\n",
 			head + ".visible .entry a_b8(\n)\n{ // begins\n" + waits + "{\n}\n}\n"},
 	} {
-		if got := withPDL(test.text); got != test.want {
-			t.Errorf("%q became %q, want %q", test.text, got, test.want)
-		}
+		got := withPDL(test.text)
+		require.Check(t, got == test.want, "%q became %q, want %q", test.text, got, test.want)
 	}
 	for _, target := range []string{"sm_90", "sm_90a", "sm_100", "nothing"} {
 		if text := "//\n.version 8.0\n.target " + target +
@@ -60,14 +58,12 @@ func TestTextsGetPDL(t *testing.T) {
 
 // All kernels take part in PDL; which of them wait for peers or release the next one differs.
 func TestTraitsAreThoseOfTheKernels(t *testing.T) {
-	texts, err := textsWith("", hopper)
-	require.NoError(t, err)
+	texts := require.Value(textsWith("", hopper))(t)
 	peers := map[string]bool{"allreduce": true, "ll128": true, "mesh": true}
 	releasing := map[string]bool{"ll": true, "ll128": true}
 	for family, text := range texts {
 		for name, body := range bodies(text) {
-			e, err := parseEntry(name)
-			require.NoError(t, err)
+			e := require.Value(parseEntry(name))(t)
 			its := traitsOf(body)
 			require.Check(t, its == (traits{pdl: true, releases: its.releases, peers: peers[family],
 				together: family == Recurrences}) && (!peers[family] || its.releases ==
@@ -102,9 +98,8 @@ func TestSuccession(t *testing.T) {
 	} {
 		var s succession
 		for i, l := range launches {
-			if got := s.overlaps(l.its); got != l.pdl {
-				t.Errorf("%s: launch %d uses PDL: %v", name, i, got)
-			}
+			got := s.overlaps(l.its)
+			require.Check(t, got == l.pdl, "%s: launch %d uses PDL: %v", name, i, got)
 			s.launched(l.its, l.err)
 		}
 		s.forget()

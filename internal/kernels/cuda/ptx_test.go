@@ -35,13 +35,11 @@ var (
 // signatures is for compute capability 8.0, where there are all kernels.
 func signatures(t *testing.T) map[Entry]signature {
 	t.Helper()
-	texts, err := textsWith("", 80)
-	require.NoError(t, err)
+	texts := require.Value(textsWith("", 80))(t)
 	all := map[Entry]signature{}
 	for family, text := range texts {
 		for name, body := range bodies(text) {
-			e, err := parseEntry(name)
-			require.NoError(t, err)
+			e := require.Value(parseEntry(name))(t)
 			if _, again := all[e]; again {
 				t.Errorf("%v is in %s and elsewhere", e, family)
 			}
@@ -87,30 +85,25 @@ func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 		"u8", "u32"}
 	all := signatures(t)
 	for e := range all {
-		if again, err := parseEntry(e.String()); again != e || err != nil ||
-			!slices.Contains(types, e.Type) {
-			t.Errorf("%v", e)
-		}
+		again, err := parseEntry(e.String())
+		require.Check(t, again == e && err == nil && slices.Contains(types, e.Type), "%v", e)
 	}
 	require.Check(t, len(all) >= 190, "only %d kernels", len(all))
-	if _, err := parseEntry("nonsense"); err == nil {
-		t.Error("a name of one part was accepted")
-	}
+	_, err := parseEntry("nonsense")
+	require.Check(t, err != nil, "a name of one part was accepted")
 }
 
 // targets are the compute capabilities that families have variants for.
 var targets = []int{volta, 80, hopper}
 
 func TestPTXIsForOldDriversAndDevices(t *testing.T) {
-	texts, err := textsWith("", volta)
-	require.NoError(t, err)
+	texts := require.Value(textsWith("", volta))(t)
 	for family, text := range texts {
 		require.Check(t, strings.Contains(text, "\n.version 6.0\n.target sm_70\n"),
 			"%s is not ISA 6.0 for sm_70", family)
 	}
 	for _, capability := range []int{volta, 75, 80, 89} {
-		texts, err := textsWith("", capability)
-		require.NoError(t, err)
+		texts := require.Value(textsWith("", capability))(t)
 		for family, text := range texts {
 			require.Check(t, !strings.Contains(text, "griddepcontrol"),
 				"%s uses programmatic dependent launch on devices of compute capability "+
@@ -129,11 +122,9 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 		80:     {"cp.async", "redux.sync", "cvt.rn.bf16"},
 		hopper: {release, "wgmma"},
 	}
-	files, err := namesIn(modules)
-	require.NoError(t, err)
+	files := require.Value(namesIn(modules))(t)
 	for _, file := range files {
-		text, err := source{dir: modules, variant: variant{file: file}}.text()
-		require.NoError(t, err)
+		text := require.Value(source{dir: modules, variant: variant{file: file}}.text())(t)
 		_, text, _ = strings.Cut(text, "\n.target "+targetMark)
 		target, _ := strconv.Atoi(text[:2])
 		if family, _, _ := strings.Cut(file, "."); newest([]string{file}, target,
@@ -236,9 +227,8 @@ func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 			t.Errorf("%q, %d: %q, %v", test.kernels, test.capability, got, err)
 		}
 	}
-	if _, err := Describe("sm_90", 80); err == nil {
-		t.Error("kernels were described that the device does not run")
-	}
+	_, err := Describe("sm_90", 80)
+	require.Check(t, err != nil, "kernels were described that the device does not run")
 }
 
 // TestDevicesTakeTheMachineCodeOfTheirGeneration: code for 8.0 runs on every 8.x, and code for 9.0,
@@ -255,8 +245,7 @@ func TestDevicesTakeTheMachineCodeOfTheirGeneration(t *testing.T) {
 		{"sm_90", 90, "sm_90", "sm_90a"}, {"sm_80", 90, "", ""}, {"sm_70", 90, "", ""},
 		{"sm_75", 80, "", ""}, {"sm_80", 86, "sm_80", "sm_80"},
 	} {
-		sources, err := ptxWith(test.kernels, test.capability)
-		require.NoError(t, err)
+		sources := require.Value(ptxWith(test.kernels, test.capability))(t)
 		for family, s := range sources {
 			want := test.plain
 			if family == "attention_bf16" {
@@ -275,13 +264,10 @@ func TestDevicesTakeTheMachineCodeOfTheirGeneration(t *testing.T) {
 func TestMachineCodeHasTheKernelsOfItsText(t *testing.T) {
 	section := regexp.MustCompile(`\x00\.text\.([a-z0-9_]+)`)
 	for _, capability := range []int{80, 90} {
-		sources, err := ptxWith("", capability)
-		require.NoError(t, err)
-		texts, err := Texts(capability)
-		require.NoError(t, err)
+		sources := require.Value(ptxWith("", capability))(t)
+		texts := require.Value(Texts(capability))(t)
 		for family, text := range texts {
-			code, err := sources[family].machineCode()
-			require.NoError(t, err)
+			code := require.Value(sources[family].machineCode())(t)
 			if of := int(code[48]); string(code[:4]) != elf.ELFMAG || of != capability { // e_flags
 				t.Errorf("%s for %d is %q for %d", family, capability, code[:4], of)
 			}
@@ -319,11 +305,9 @@ func computesAsTheHost(t *testing.T, family, text string) {
 }
 
 func TestVariantsHaveTheSameKernels(t *testing.T) {
-	base, err := textsWith("", volta)
-	require.NoError(t, err)
+	base := require.Value(textsWith("", volta))(t)
 	for _, capability := range targets {
-		texts, err := textsWith("", capability)
-		require.NoError(t, err)
+		texts := require.Value(textsWith("", capability))(t)
 		for family, text := range texts {
 			require.Check(t, capability < hopper || forHopper.MatchString(text),
 				"%s is not for sm_90", family)
@@ -345,8 +329,7 @@ func parametersOf(t *testing.T, text string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for name, body := range bodies(text) {
-		e, err := parseEntry(name)
-		require.NoError(t, err)
+		e := require.Value(parseEntry(name))(t)
 		plain := e.plain().String()
 		head, _, _ := strings.Cut(strings.ReplaceAll(body, name, plain), "\n{")
 		head = sharing.ReplaceAllString(head, "")
@@ -491,10 +474,8 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		{80, of("sm_80"), of("sm_80")},
 		{90, strings.Replace(of("sm_90"), "{\n", "{\n\tgriddepcontrol.wait;\n", 1), of("sm_90")},
 	} {
-		embedded, err := textsWith("", test.capability)
-		require.NoError(t, err)
-		texts, err := textsWith(dir, test.capability)
-		require.NoError(t, err)
+		embedded := require.Value(textsWith("", test.capability))(t)
+		texts := require.Value(textsWith(dir, test.capability))(t)
 		sources, err := ptxWith(dir, test.capability)
 		if err != nil || sources["cast"].code != "" || sources["move"].code == "" {
 			t.Errorf("machine code %q for another text, and %q for ours: %v",
@@ -511,9 +492,8 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 func TestEveryCallFitsThePTX(t *testing.T) {
 	v := newValidator(t)
 	for _, n := range []int{0, 1, 2, 3, 15, 16, 17, 255, 256, 257, 1 << 20} {
-		if err := calls(New(v), n); err != nil {
-			t.Errorf("n = %d: %v", n, err)
-		}
+		err := calls(New(v), n)
+		require.Check(t, err == nil, "n = %d: %v", n, err)
 		for e := range v.seen {
 			if n == 0 && e.Verb != "fill" { // empty sums are 0
 				t.Errorf("launch of %v for empty buffers", e)
@@ -524,10 +504,8 @@ func TestEveryCallFitsThePTX(t *testing.T) {
 	for _, d := range backend.DTypes() {
 		for _, width := range []int{1, 2, 3, 4, 8, 16} {
 			n := 24 * width
-			if err := permute(New(v), device(d, 1<<40, n), device(d, 1<<41, n), []int{4, 6, width},
-				[]int{1, 0, 2}); err != nil {
-				t.Error(err)
-			}
+			require.Report(t, permute(New(v), device(d, 1<<40, n), device(d, 1<<41, n),
+				[]int{4, 6, width}, []int{1, 0, 2}))
 		}
 	}
 	for e := range v.known {
@@ -695,9 +673,7 @@ func TestWhatIsTooLargeIsGatheredInParts(t *testing.T) {
 		}
 		at += n
 	}
-	if at != rows*width {
-		t.Errorf("%d elements of %d were gathered", at, rows*width)
-	}
+	require.Check(t, at == rows*width, "%d elements of %d were gathered", at, rows*width)
 }
 
 func TestTilesAtBoundaries(t *testing.T) {
@@ -784,11 +760,8 @@ func TestCallsAllocateNothing(t *testing.T) {
 	srcs := []backend.Buffer{y, y, y, y}
 	f := device(backend.F32, 1<<42, 1000)
 	allocs := testing.AllocsPerRun(100, func() {
-		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Divide(x, y, 2),
-			k.Reduce(backend.Avg, x, srcs...), k.Copy2D(x, 10, y, 20, 10, 10))
-		require.Report(t, err)
+		require.Report(t, errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Divide(x, y, 2),
+			k.Reduce(backend.Avg, x, srcs...), k.Copy2D(x, 10, y, 20, 10, 10)))
 	})
-	if allocs != 0 {
-		t.Errorf("%v allocations", allocs)
-	}
+	require.Check(t, allocs == 0, "%v allocations", allocs)
 }

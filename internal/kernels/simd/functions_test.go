@@ -191,9 +191,8 @@ func checkFunction[T Float](t *testing.T, op Op, x []T, bound float64) (worst fl
 func same[T Float](t *testing.T, what string, got, want []T) {
 	t.Helper()
 	for i, y := range got {
-		if bitsOf(y) != bitsOf(want[i]) && (y == y || want[i] == want[i]) {
-			t.Fatalf("%s: element %d is %v, want %v", what, i, y, want[i])
-		}
+		require.That(t, bitsOf(y) == bitsOf(want[i]) || y != y && want[i] != want[i],
+			"%s: element %d is %v, want %v", what, i, y, want[i])
 	}
 }
 
@@ -359,9 +358,7 @@ func TestGoHasNoVectors(t *testing.T) {
 
 func TestShortOperandsPanic(t *testing.T) {
 	defer func() {
-		if recover() == nil {
-			t.Error("an operand of 3 elements for 20 was taken")
-		}
+		require.Check(t, recover() != nil, "an operand of 3 elements for 20 was taken")
 	}()
 	x := make([]float32, 20)
 	Binary(Best(), Add, x, x, x[:3])

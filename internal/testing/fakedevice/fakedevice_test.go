@@ -107,9 +107,7 @@ func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 		for _, of := range []backend.Queue{d.Default(), q} {
 			b, err := of.(pool).Alloc(100)
 			require.NoError(t, err)
-			if seen[b.Addr()] {
-				t.Fatal("an address was used twice")
-			}
+			require.That(t, !seen[b.Addr()], "an address was used twice")
 			seen[b.Addr()] = true
 			out := make([]byte, 100)
 			err = errors.Join(of.Move(backend.Of(out), b), of.(pool).Free(b))

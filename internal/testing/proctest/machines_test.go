@@ -35,10 +35,8 @@ func TestWhereMachinesCannotBeMadeTestsAreSkipped(t *testing.T) {
 	}
 	t.Setenv("REQUIRE_NETNS", "1")
 	err := machines(t, "")
-	if errors.Is(err, proctest.ErrLacking) || err == nil ||
-		!strings.Contains(err.Error(), "REQUIRE_NETNS=1") {
-		t.Errorf("where they are required: %v", err)
-	}
+	require.Check(t, !errors.Is(err, proctest.ErrLacking) && err != nil &&
+		strings.Contains(err.Error(), "REQUIRE_NETNS=1"), "where they are required: %v", err)
 }
 
 func TestMachinesThatAreHalfMadeAreRemoved(t *testing.T) {
@@ -48,8 +46,6 @@ func TestMachinesThatAreHalfMadeAreRemoved(t *testing.T) {
 	text, _ := os.ReadFile(log)
 	made, rest, _ := strings.Cut(string(text), "\n")
 	hub, ok := strings.CutPrefix(made, "netns add ")
-	if !ok || !errors.Is(err, proctest.ErrLacking) || !strings.Contains(rest,
-		"netns delete "+hub+"\n") {
-		t.Errorf("%v; ip was run with\n%s", err, text)
-	}
+	require.Check(t, ok && errors.Is(err, proctest.ErrLacking) &&
+		strings.Contains(rest, "netns delete "+hub+"\n"), "%v; ip was run with\n%s", err, text)
 }

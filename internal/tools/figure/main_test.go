@@ -19,10 +19,8 @@ func TestCommittedFiguresAreWhatTheCommandDraws(t *testing.T) {
 	for _, name := range []string{"allreduce.svg", "packages.md", "training.svg"} {
 		got := require.Value(os.ReadFile(filepath.Join(again, name)))(t)
 		want := require.Value(os.ReadFile(filepath.Join(root, "docs", name)))(t)
-		if !bytes.Equal(got, want) {
-			t.Errorf("docs/%s is not what bench/results and the imports give: "+
-				"run go run ./internal/tools/figure", name)
-		}
+		require.Check(t, bytes.Equal(got, want), "docs/%s is not what bench/results and the "+
+			"imports give: run go run ./internal/tools/figure", name)
 	}
 }
 

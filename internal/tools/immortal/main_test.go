@@ -95,9 +95,8 @@ func TestAStepWithOtherParametersIsAnError(t *testing.T) {
 		j.hear(line)
 		j.hear("[0] step 2: pid=8 rank 0 of 2 params=bb")
 		err := j.judge(nil, 1)
-		if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", line, err)
-		}
+		require.Check(t, (err == nil) == (says == "") &&
+			(err == nil || strings.Contains(err.Error(), says)), "%s: %v", line, err)
 	}
 	require.Fails(t, "a job without a last step is right",
 		(&job{config: config{logs: t.TempDir()}}).judge(nil, 1))

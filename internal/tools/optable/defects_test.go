@@ -110,8 +110,7 @@ func TestDefectsNameTheReplacement(t *testing.T) {
 	found := nn.Defects(g)
 	const want = "it is merged with slices of the same operand whose bounds differ by multiples " +
 		"of 256: use nn.Slice or nn.Split"
-	if len(found) != 1 || !strings.HasSuffix(found[0].String(), want) ||
-		found[0].Instead != "nn.Slice or nn.Split" {
-		t.Errorf("defects of a slice 256:512: %v, want one that ends in %q", found, want)
-	}
+	require.Check(t, len(found) == 1 && strings.HasSuffix(found[0].String(), want) &&
+		found[0].Instead == "nn.Slice or nn.Split", "defects of a slice 256:512: %v, want one "+
+		"that ends in %q", found, want)
 }

@@ -87,10 +87,9 @@ func TestPackageVMIsRight(t *testing.T) {
 	said := require.Value(judged())(t)
 	for i, r := range rows() {
 		v := said[i].short()
-		if v[compiled] != right && v[compiled] != "" && v[value] != "merged with another node" &&
-			!hasPrefix(r.call, wrongGraphs) {
-			t.Errorf("%s in package vm: %s", r.call, v[compiled])
-		}
+		require.Check(t, v[compiled] == right || v[compiled] == "" || v[value] == "merged with "+
+			"another node" || hasPrefix(r.call,
+			wrongGraphs), "%s in package vm: %s", r.call, v[compiled])
 	}
 }
 
@@ -99,9 +98,8 @@ func TestKindsHaveSeveralShapes(t *testing.T) {
 	few := []string{"CTCLoss"} // its loop enumerates all paths
 	for _, s := range sections() {
 		for _, g := range groups(s.rows) {
-			if len(g.rows) < 5 && !s.rows[g.rows[0]].alone && !slices.Contains(few, g.kind) {
-				t.Errorf("%s has %d graphs", g.kind, len(g.rows))
-			}
+			require.Check(t, len(g.rows) >= 5 || s.rows[g.rows[0]].alone ||
+				slices.Contains(few, g.kind), "%s has %d graphs", g.kind, len(g.rows))
 		}
 	}
 }
@@ -174,9 +172,8 @@ func TestLoops(t *testing.T) {
 		{"softmax", softmax(array{[]int{2}, []float64{0, math.Log(3)}}, 0), []int{2},
 			[]float64{0.25, 0.75}},
 	} {
-		if !slices.Equal(test.got.shape, test.shape) ||
-			compare([]array{test.got}, []array{{test.shape, test.want}}, 1e-12) != nil {
-			t.Errorf("%s: %v, want %v %v", test.name, test.got, test.shape, test.want)
-		}
+		require.Check(t, slices.Equal(test.got.shape, test.shape) &&
+			compare([]array{test.got}, []array{{test.shape, test.want}}, 1e-12) == nil, "%s: %v, "+
+			"want %v %v", test.name, test.got, test.shape, test.want)
 	}
 }

@@ -34,9 +34,7 @@ func TestPlansOfTheTable(t *testing.T) {
 		require.Check(t, known, "%s runs on the host in %q", op, calls)
 	}
 	for op := range byDo {
-		if found[op] == nil {
-			t.Errorf("%s does not run on the host", op)
-		}
+		require.Check(t, found[op] != nil, "%s does not run on the host", op)
 	}
 }
 

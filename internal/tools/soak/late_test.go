@@ -42,10 +42,8 @@ func TestLateVerdictsAreFound(t *testing.T) {
 	} {
 		j, o := dead(test.failure, test.at, test.stall)
 		found := j.judge(o)
-		if is := len(found) == 1 && found[0].kind == late; is != test.want || !is &&
-			len(found) > 0 {
-			t.Errorf("%+v: found %v", test, found)
-		}
+		is := len(found) == 1 && found[0].kind == late
+		require.Check(t, is == test.want && (is || len(found) <= 0), "%+v: found %v", test, found)
 	}
 }
 
@@ -162,9 +160,8 @@ func TestSavesAreJudgedByWhatIsResumed(t *testing.T) {
 			fmt.Sprintf(resumed, 0, 0, 2)), wrong},
 	} {
 		found := j.judge(test.out)
-		if len(found) > 0 != (test.want != "") || len(found) > 0 && found[0].kind != test.want {
-			t.Errorf("%s: found %v", test.about, found)
-		}
+		require.Check(t, len(found) > 0 == (test.want != "") &&
+			(len(found) <= 0 || found[0].kind == test.want), "%s: found %v", test.about, found)
 	}
 	o := parts(two, "", fmt.Sprintf(resumed, 0, 0, 2))
 	o.parts[2].ends[0].output = strings.ReplaceAll(o.parts[2].ends[0].output, done0, locked0)

@@ -72,8 +72,8 @@ func execute(t *testing.T, j job) outcome {
 	shm, err := sharedMemory(1)
 	need(t, err)
 	t.Cleanup(func() { os.RemoveAll(shm) })
-	o := require.Value(j.execute(t.Context(), site{tmp: t.TempDir(), shm: shm, pulse: &pulse{}}))(t)
-	return o
+	return require.Value(j.execute(t.Context(),
+		site{tmp: t.TempDir(), shm: shm, pulse: &pulse{}}))(t)
 }
 
 // find returns the first job of seed 1 that is as wanted.
@@ -98,9 +98,7 @@ func TestHangIsFoundAndEnded(t *testing.T) {
 			j.failure.name, j.limit = stuck, 3*time.Second
 			o := execute(t, j)
 			found := j.judge(o)
-			if len(found) != 1 || found[0].kind != hang {
-				t.Errorf("found %v", found)
-			}
+			require.Check(t, len(found) == 1 && found[0].kind == hang, "found %v", found)
 			stacks := ""
 			for _, e := range o.ends {
 				stacks += e.output
@@ -154,15 +152,11 @@ func TestJobFollowsFromSeedAndNumber(t *testing.T) {
 	}
 	for m, names := range often {
 		for _, name := range names {
-			if !seen[m][name] {
-				t.Errorf("no job as %s has the failure %s", m, name)
-			}
+			require.Check(t, seen[m][name], "no job as %s has the failure %s", m, name)
 		}
 	}
-	if reflect.DeepEqual(newJob(7, 1), newJob(7, 2)) ||
-		reflect.DeepEqual(newJob(7, 1), newJob(8, 1)) {
-		t.Error("different jobs are the same")
-	}
+	require.Check(t, !reflect.DeepEqual(newJob(7, 1), newJob(7, 2)) &&
+		!reflect.DeepEqual(newJob(7, 1), newJob(8, 1)), "different jobs are the same")
 }
 
 // quiet is a job of two ranks; what it is to come to is in the cases below.

@@ -24,9 +24,8 @@ func TestUnknownDifferencesAreReported(t *testing.T) {
 	failed := result{Test: "TestAdd", Outcome: "vm fails"}
 	for _, r := range []result{other, failed, {Test: "TestAdd", Outcome: "vm panics"}} {
 		_, unexplained := table([]result{known, r})
-		if len(unexplained) != 1 || !strings.Contains(unexplained[0], r.Test) {
-			t.Errorf("%+v is not reported: %q", r, unexplained)
-		}
+		require.Check(t, len(unexplained) == 1 && strings.Contains(unexplained[0], r.Test),
+			"%+v is not reported: %q", r, unexplained)
 	}
 }
 
@@ -34,9 +33,8 @@ func TestUnknownDifferencesAreReported(t *testing.T) {
 func TestPageHasTheReasons(t *testing.T) {
 	text := require.Value(os.ReadFile("../optable/stocktests.md"))(t)
 	for _, why := range reasons {
-		if !strings.Contains(string(text),
-			"| `"+why.test+"` | `"+why.operation+"` | "+why.why+" |") {
-			t.Errorf("%s is not in the page: run go run ./internal/tools/stocktests -w", why.test)
-		}
+		require.Check(t, strings.Contains(string(text), "| `"+why.test+"` | `"+why.operation+"` | "+
+			why.why+
+			" |"), "%s is not in the page: run go run ./internal/tools/stocktests -w", why.test)
 	}
 }

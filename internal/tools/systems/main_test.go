@@ -24,10 +24,8 @@ func TestMistakesForOneSystemAreNamed(t *testing.T) {
 			require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 		}
 		err := check([]string{"freebsd/amd64", test.name})
-		if err == nil || strings.Contains(err.Error(), "freebsd") ||
-			!strings.Contains(err.Error(), test.name+": ") ||
-			!strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, want %s", test.file, err, test.want)
-		}
+		require.Check(t, err != nil && !strings.Contains(err.Error(), "freebsd") &&
+			strings.Contains(err.Error(), test.name+": ") && strings.Contains(err.Error(),
+			test.want), "%s: %v, want %s", test.file, err, test.want)
 	}
 }

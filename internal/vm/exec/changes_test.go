@@ -137,8 +137,7 @@ func (m *mutant) expect(t *testing.T) {
 	for _, x := range m.inputs {
 		outside.Inputs = append(outside.Inputs, interpret.Of(ir.Of(len(x)), x))
 	}
-	values, err := interpret.Program(&m.Program, outside)
-	require.NoError(t, err)
+	values := require.Value(interpret.Program(&m.Program, outside))(t)
 	for _, id := range m.Results {
 		m.want = append(m.want, valuesOf(values[id]))
 	}
@@ -385,9 +384,7 @@ func (m *mutant) on(t *testing.T, device exec.Device, p *plan.Plan) error {
 		return err
 	}
 	defer func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, e.Close())
 	}()
 	run(t, e, p, m.inputs)
 	for i, id := range m.Results {

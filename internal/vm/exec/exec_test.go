@@ -84,9 +84,7 @@ func reference(t *testing.T, p *ir.Program, inputs [][]float64) []interpret.Arra
 	for _, x := range inputs {
 		outside.Inputs = append(outside.Inputs, interpret.Of(ir.Of(len(x)), x))
 	}
-	values, err := interpret.Program(p, outside)
-	require.NoError(t, err)
-	return values
+	return require.Value(interpret.Program(p, outside))(t)
 }
 
 // fake returns a device whose memory the host cannot touch, and what closes it.
@@ -140,15 +138,11 @@ func plain(p *ir.Program, updates ...plan.Update) (*plan.Plan, error) {
 func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, inputs [][]float64,
 	want []interpret.Array) {
 	t.Helper()
-	planned, err := planner(p)
-	require.NoError(t, err)
+	planned := require.Value(planner(p))(t)
 	require.That(t, planned.Doubt == nil, "%v in\n%v", planned.Doubt, planned)
-	e, err := exec.New(planned, device, nil, nil)
-	require.NoError(t, err)
+	e := require.Value(exec.New(planned, device, nil, nil))(t)
 	defer func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, e.Close())
 	}()
 	for range 3 { // later runs find values in the arena, and devices record the second one
 		run(t, e, planned, inputs)
@@ -299,8 +293,7 @@ func TestAttentionIsThePlainLoop(t *testing.T) {
 					b.Results = results
 					check(t, &b.Program, b.inputs)
 				}
-				planned, err := within(plan.Standard())(&b.Program)
-				require.NoError(t, err)
+				planned := require.Value(within(plan.Standard())(&b.Program))(t)
 				if n := len(planned.Steps); n != 3 { // the division, and no copies
 					t.Errorf("%d steps, want 3, in\n%v", n, planned)
 				}
@@ -369,8 +362,7 @@ func TestAttentionWritesRowsOfAllHeads(t *testing.T) {
 		b.Results = append(b.Results, b.op(ir.MatMul{}, ir.Of(batch*n, 2), x, w))
 	}
 	check(t, &b.Program, b.inputs)
-	planned, err := within(plan.Standard())(&b.Program)
-	require.NoError(t, err)
+	planned := require.Value(within(plan.Standard())(&b.Program))(t)
 	if len(planned.Steps) != 6 { // attention, its gradient and four products
 		t.Errorf("there are copies in\n%v", planned)
 	}
@@ -450,10 +442,8 @@ func TestWrongIndicesOfInputs(t *testing.T) {
 		b.dtype = backend.F32
 		x := b.input(2, 4, 3)
 		b.Results = []ir.ID{b.op(ir.Gather{Axis: 0}, ir.Of(2, 3), x, list)}
-		planned, err := within(plan.Standard())(&b.Program)
-		require.NoError(t, err)
-		e, err := exec.New(planned, device, nil, nil)
-		require.NoError(t, err)
+		planned := require.Value(within(plan.Standard())(&b.Program))(t)
+		e := require.Value(exec.New(planned, device, nil, nil))(t)
 		for _, test := range []struct {
 			indices []float64
 			wrong   bool
@@ -465,9 +455,7 @@ func TestWrongIndicesOfInputs(t *testing.T) {
 				t.Errorf("indices %v: %v", test.indices, err)
 			}
 		}
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, e.Close())
 	}
 }
 

@@ -86,8 +86,7 @@ func gradientOf(t *testing.T, rows, n int) *plan.Plan {
 // run runs a plan once.
 func (s *slotted) run(t *testing.T, planned *plan.Plan) {
 	t.Helper()
-	e, err := exec.New(planned, exec.Host{}, s, s)
-	require.NoError(t, err)
+	e := require.Value(exec.New(planned, exec.Host{}, s, s))(t)
 	for i, b := range planned.Buffers {
 		if b.Kind == plan.Input {
 			e.Bind(i, backend.Of(make([]float32, b.Bytes/b.DType.Size())))

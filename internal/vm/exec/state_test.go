@@ -68,11 +68,9 @@ func TestStatesOfRandomProgramsAreValues(t *testing.T) {
 // carry runs a program with updates several times.
 func (r *random) carry(t *testing.T, device exec.Device, planner planner, updates []plan.Update) {
 	t.Helper()
-	planned, err := planner(&r.Program, updates...)
-	require.NoError(t, err)
+	planned := require.Value(planner(&r.Program, updates...))(t)
 	require.That(t, planned.Doubt == nil, "%v in\n%v", planned.Doubt, planned)
-	e, err := exec.New(planned, device, nil, nil)
-	require.NoError(t, err)
+	e := require.Value(exec.New(planned, device, nil, nil))(t)
 	inputs, memory := slices.Clone(r.inputs), make([]backend.Buffer, len(planned.Buffers))
 	all := make([]int, len(memory))
 	for i, b := range planned.Buffers {
@@ -114,7 +112,5 @@ func (r *random) carry(t *testing.T, device exec.Device, planner planner, update
 				inputs[b.Index], planned)
 		}
 	}
-	if err := e.Close(); err != nil {
-		t.Error(err)
-	}
+	require.Report(t, e.Close())
 }

@@ -23,9 +23,8 @@ func TestWhatHasNoBoundMayBecomeNaN(t *testing.T) {
 			}
 		}
 		for f := range comparisons {
-			if y, err := a.binary(f, Number{Value: 1}, open); err != nil || y.Err != 1 {
-				t.Errorf("%v(1, %v) = %v, %v", f, open, y, err)
-			}
+			y, err := a.binary(f, Number{Value: 1}, open)
+			require.Check(t, err == nil && y.Err == 1, "%v(1, %v) = %v, %v", f, open, y, err)
 		}
 	}
 	if y, err := a.function(fuse.Sign, Number{Value: nan}); err != nil || !math.IsNaN(y.Value) ||

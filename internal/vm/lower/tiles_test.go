@@ -72,8 +72,7 @@ func integers(shape ir.Dims, most int) interpret.Array {
 // elements returns the elements of a program's results.
 func elements(t *testing.T, p *ir.Program, inputs ...interpret.Array) (all []float64) {
 	t.Helper()
-	numbers, err := results(p, inputs)
-	require.NoError(t, err)
+	numbers := require.Value(results(p, inputs))(t)
 	for _, x := range numbers {
 		all = append(all, x.Value)
 	}
@@ -92,8 +91,7 @@ func TestTiles(t *testing.T) {
 	l := plan.Standard()
 	for _, tiles := range []int{2, 4} {
 		l.Tiles = tiles
-		tiled, err := lower.Tile(lowered, tiles)
-		require.NoError(t, err)
+		tiled := require.Value(lower.Tile(lowered, tiles))(t)
 		if got := of(tiled); !slices.Equal(got, want) || len(got) != 1+24+18+8+8 {
 			t.Errorf("%d tiles: %v, want %v", tiles, got, want)
 		}
@@ -121,12 +119,10 @@ func TestTilesOfSimilarities(t *testing.T) {
 	p.Results = []ir.ID{p.add(ir.Reduce{Op: backend.Max, Axes: ir.Of(1)}, ir.Of(8), all),
 		p.add(ir.MatMul{}, ir.Of(8, 3), all, x), p.add(ir.MatMul{TransA: true}, ir.Of(8, 3), all,
 			x)}
-	tiled, err := lower.Tile(&p.Program, 4)
-	require.NoError(t, err)
+	tiled := require.Value(lower.Tile(&p.Program, 4))(t)
 	in := integers(ir.Of(8, 3), 7)
-	if got, want := elements(t, tiled, in), elements(t, &p.Program, in); !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
-	}
+	got, want := elements(t, tiled, in), elements(t, &p.Program, in)
+	require.Check(t, slices.Equal(got, want), "%v, want %v", got, want)
 }
 
 // TestTilesThatCannotBe: who reads all logits, or what depends on more than a row.

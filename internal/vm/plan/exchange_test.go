@@ -26,12 +26,10 @@ func backward() (p *program, dv, dw ir.ID) {
 // exchanged plans the program with updates of both variables.
 func exchanged(t *testing.T, p *program, dv, dw ir.ID, ofV, ofW int) (*Plan, []string) {
 	t.Helper()
-	planned, err := New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV,
-		Rule: descent}, Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent})
-	require.NoError(t, err)
-	if err := Verify(planned); err != nil {
-		t.Fatalf("%v in\n%v", err, planned)
-	}
+	planned := require.Value(New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV,
+		Rule: descent}, Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent}))(t)
+	err := Verify(planned)
+	require.That(t, err == nil, "%v in\n%v", err, planned)
 	var names []string
 	for _, s := range planned.Steps {
 		names = append(names, s.Op.String())
@@ -305,8 +303,7 @@ func TestUpdatesApart(t *testing.T) {
 					Bucket: buckets * (2 - i), Limit: 1, Rule: descent,
 					Accumulation: Accumulation{Runs: runs, Tree: true, Apart: true}})
 			}
-			planned, err := New(&p.Program, updates...)
-			require.NoError(t, err)
+			planned := require.Value(New(&p.Program, updates...))(t)
 			var steps []string
 			for i, s := range planned.Steps {
 				if !s.Runs.Has(ir.Apply) {

@@ -43,8 +43,7 @@ func lookedUp(t *testing.T, change func(*Update)) (*Plan, []Update) {
 		change(&updates[i])
 	}
 	planned := p.planned(t, updates...)
-	_, err := Plain(&p.Program, updates...)
-	require.NoError(t, err)
+	require.NoError(t, require.Err(Plain(&p.Program, updates...)))
 	return planned, updates
 }
 

@@ -89,8 +89,7 @@ func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 // is computed before it is read, or while it is.
 func TestVerifyFindsValuesThatGradientsOverwrite(t *testing.T) {
 	p, updates := layered(5, 16)
-	planned, err := New(&p.Program, updates...)
-	require.NoError(t, err)
+	planned := require.Value(New(&p.Program, updates...))(t)
 	for i, b := range planned.Buffers {
 		if b.Kind != Gradient || b.DType != backend.BF16 {
 			continue
@@ -105,8 +104,7 @@ func TestVerifyFindsValuesThatGradientsOverwrite(t *testing.T) {
 // TestLargestHasEachMemoryOnce: a value in the memory of a gradient takes none.
 func TestLargestHasEachMemoryOnce(t *testing.T) {
 	p, updates := layered(5, 16)
-	planned, err := New(&p.Program, updates...)
-	require.NoError(t, err)
+	planned := require.Value(New(&p.Program, updates...))(t)
 	slots := 0
 	for _, b := range planned.Largest(len(planned.Buffers)) {
 		if b.Kind != Gradient {

@@ -59,11 +59,9 @@ func ops(t *testing.T, p *program) (*Plan, []string) {
 // planned is a plan of the program that is proven.
 func (p *program) planned(t *testing.T, updates ...Update) *Plan {
 	t.Helper()
-	planned, err := New(&p.Program, updates...)
-	require.NoError(t, err)
-	if err := errors.Join(planned.Doubt, Verify(planned)); err != nil {
-		t.Fatalf("%v in\n%v", err, planned)
-	}
+	planned := require.Value(New(&p.Program, updates...))(t)
+	err := errors.Join(planned.Doubt, Verify(planned))
+	require.That(t, err == nil, "%v in\n%v", err, planned)
 	return planned
 }
 
@@ -283,9 +281,8 @@ func TestSteps(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			p := &program{}
 			p.Results = test.build(p)
-			if _, got := ops(t, p); !slices.Equal(got, test.want) {
-				t.Errorf("%q, want %q", got, test.want)
-			}
+			_, got := ops(t, p)
+			require.Check(t, slices.Equal(got, test.want), "%q, want %q", got, test.want)
 		})
 	}
 }
@@ -374,9 +371,8 @@ func TestLongChainsAreOneLoop(t *testing.T) {
 	p.Results = []ir.ID{sum}
 	planned, names := ops(t, p)
 	for _, s := range planned.Steps {
-		if n := len(s.Args) + len(s.Dsts); n > Standard().LoopOperands {
-			t.Errorf("a loop of %d operands in %q", n, names)
-		}
+		n := len(s.Args) + len(s.Dsts)
+		require.Check(t, n <= Standard().LoopOperands, "a loop of %d operands in %q", n, names)
 	}
 	require.Check(t, len(planned.Steps) == 2, "40 operands are %d loops, want 2",
 		len(planned.Steps))
@@ -400,9 +396,8 @@ func TestEpilogues(t *testing.T) {
 	for _, s := range planned.Steps {
 		got = append(got, s.Epilogue)
 	}
-	if want := []bool{false, false, true, false, false, false, true}; !slices.Equal(got, want) {
-		t.Fatalf("epilogues of %q are %v, want %v", names, got, want)
-	}
+	want := []bool{false, false, true, false, false, false, true}
+	require.That(t, slices.Equal(got, want), "epilogues of %q are %v, want %v", names, got, want)
 	planned.Steps[2].Dsts[0].Buffer,
 		planned.Steps[3].Args[0].Buffer = planned.Steps[1].Args[0].Buffer,
 		planned.Steps[1].Args[0].Buffer

@@ -40,8 +40,7 @@ func TestNoMergeClosesACycle(t *testing.T) {
 		programs = append(programs, random(rand.New(rand.NewPCG(seed, 1)), 9))
 	}
 	for i, p := range programs {
-		lowered, err := lowered(&p.Program, nil)
-		require.NoError(t, err)
+		lowered := require.Value(lowered(&p.Program, nil))(t)
 		g := Standard().newGrouping(lowered, lowered.Users(), nil, false)
 		for x := g.order.first; x != nil; x = x.next {
 			for _, m := range x.members {
@@ -52,9 +51,8 @@ func TestNoMergeClosesACycle(t *testing.T) {
 				}
 			}
 		}
-		if _, err := g.ordered(); err != nil {
-			t.Errorf("program %d: %v", i, err)
-		}
+		_, err := g.ordered()
+		require.Check(t, err == nil, "program %d: %v", i, err)
 	}
 }
 
@@ -163,9 +161,8 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
 		limits := Standard()
 		limits.Memory = -int(seed % 2)
-		planned, err := limits.New(prove, &p.Program, Update{Input: 0, Gradient: 1, Kept: 1,
-			Rule: descent}, Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent})
-		require.NoError(t, err)
+		planned := require.Value(limits.New(prove, &p.Program, Update{Input: 0, Gradient: 1,
+			Kept: 1, Rule: descent}, Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent}))(t)
 		for i, s := range planned.Steps {
 			for k, a := range s.Args {
 				for j, before := range planned.Steps[:i] {
@@ -220,9 +217,8 @@ func noticed(t *testing.T, p *Plan, what string, damage func(s []Step)) {
 			slices.Clone(broken.Steps[i].Args)
 	}
 	damage(broken.Steps)
-	if err := Verify(&broken); err == nil {
-		t.Errorf("%s: not noticed in\n%v\ninstead of\n%v", what, &broken, p)
-	}
+	err := Verify(&broken)
+	require.Check(t, err != nil, "%s: not noticed in\n%v\ninstead of\n%v", what, &broken, p)
 }
 
 // instead makes operation number k of some that are equal another one in what a plan must compute.
@@ -267,8 +263,7 @@ func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 		{"another vector", "changes state 0", instead(ir.State{Input: 2}, 0, ir.State{Input: 1})},
 		{"no guard", changed, instead(ir.Binary{Op: fuse.Equal}, 0, ir.Binary{Op: fuse.Less})},
 	} {
-		planned, err := New(&p.Program, updates...)
-		require.NoError(t, err)
+		planned := require.Value(New(&p.Program, updates...))(t)
 		test.damage(planned)
 		require.Fails(t, test.what, Verify(planned), test.want)
 	}
@@ -339,13 +334,11 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 // TestPlainPlansHaveAStepForEachValue: and memory for each, which no other one has.
 func TestPlainPlansHaveAStepForEachValue(t *testing.T) {
 	p := centred()
-	plain, err := Plain(&p.Program)
-	require.NoError(t, err)
+	plain := require.Value(Plain(&p.Program))(t)
 	bytes := 0
 	for i, s := range plain.Steps {
-		if loop, ok := s.Op.(Loop); ok && loop.Count != 1 || s.Epilogue {
-			t.Errorf("step %d is %v", i, s.Op)
-		}
+		loop, ok := s.Op.(Loop)
+		require.Check(t, (!ok || loop.Count == 1) && !s.Epilogue, "step %d is %v", i, s.Op)
 		bytes += (s.Bytes() + Alignment - 1) / Alignment * Alignment
 	}
 	for i, b := range plain.Buffers {

@@ -69,8 +69,7 @@ func newStepping(t *testing.T, r *rand.Rand) (s *stepping, what string) {
 			}
 			updates = append(updates, u)
 		}
-		step, err := train(&p.Program, updates)
-		require.NoError(t, err)
+		step := require.Value(train(&p.Program, updates))(t)
 		require.NoError(t, step.Check())
 		s.programs, s.updates = append(s.programs, step.Program), append(s.updates, updates)
 		number := func(x float64) interpret.Array {
@@ -136,8 +135,7 @@ func (s *stepping) step(t *testing.T, r *rand.Rand) {
 			p := s.programs[rank]
 			for _, a := range p.Assigns {
 				if a.Runs.Has(kind(s.updates[rank][0].Accumulation)) {
-					x, err := all.Value(rank, a.Value)
-					require.NoError(t, err)
+					x := require.Value(all.Value(rank, a.Value))(t)
 					leave = append(leave, func() { s.leave(rank, a.To, x) })
 				}
 			}
@@ -226,8 +224,7 @@ func TestAStepIsItsDefinition(t *testing.T) {
 func same(t *testing.T, what string, got []interpret.Number, want []float64) {
 	t.Helper()
 	for k, x := range got {
-		if !(math.Abs(x.Value-want[k]) <= 1e-5*(1+math.Abs(want[k]))) {
-			t.Fatalf("%s: element %d is %v, want %v", what, k, x, want[k])
-		}
+		require.That(t, (math.Abs(x.Value-want[k]) <= 1e-5*(1+math.Abs(want[k]))),
+			"%s: element %d is %v, want %v", what, k, x, want[k])
 	}
 }

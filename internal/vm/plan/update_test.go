@@ -43,9 +43,8 @@ func TestUpdates(t *testing.T) {
 		require.Check(t, update == (i == len(planned.Steps)-1) && (!update || len(u.Programs) ==
 			2 && len(s.Dsts) == 4 && len(s.Args) == 10), "step %d is %v", i, s.Op)
 	}
-	if b := planned.Buffers[planned.Results[1].Buffer]; b.Kind != Arena {
-		t.Errorf("the variable is wanted where it is updated")
-	}
+	b := planned.Buffers[planned.Results[1].Buffer]
+	require.Check(t, b.Kind == Arena, "the variable is wanted where it is updated")
 	planned.Results[1] = planned.Steps[len(planned.Steps)-1].Dsts[0]
 	require.Fails(t, "a result that is the updated variable", Verify(planned),
 		"result 1 in a run of kind 0 is not input 1")

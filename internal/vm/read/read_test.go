@@ -77,16 +77,13 @@ func TestTypesAreThoseOfGorgonia(t *testing.T) {
 		if _, ok := Types[name]; !ok {
 			continue
 		}
-		if err := (fields{}).check(n.Op()); err != nil {
-			t.Error(err)
-		}
+		require.Report(t, (fields{}).check(n.Op()))
 		delete(missing, name)
 	}
 	for name := range missing {
 		t.Errorf("no operation of type %s was checked", name)
 	}
-	r, err := New(g, true, Norms{}, nil)
-	require.NoError(t, err)
+	r := require.Value(New(g, true, Norms{}, nil))(t)
 	for _, o := range r.Opaques {
 		t.Errorf("%v is run by its Do", o.Node)
 	}

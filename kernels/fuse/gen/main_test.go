@@ -10,12 +10,10 @@ import (
 )
 
 func TestTheListsAreThoseOfTheTable(t *testing.T) {
-	all, err := files()
-	require.NoError(t, err)
+	all := require.Value(files())(t)
 	for path, source := range all {
 		is, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(path)))
-		if err != nil || !bytes.Equal(is, source) {
-			t.Errorf("%s differs from the table: go generate ./kernels/fuse (%v)", path, err)
-		}
+		require.Check(t, err == nil && bytes.Equal(is, source), "%s differs from the table: go "+
+			"generate ./kernels/fuse (%v)", path, err)
 	}
 }
