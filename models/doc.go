@@ -19,6 +19,9 @@
 // known from there. Weights of linear layers are [in..., out...] here and in GPT-2's files; in the
 // Llama family's files they are [out, in], and are transposed as they are read and written.
 //
+// Package models/texts makes samples of texts and conversations. Several documents may share a
+// sample: Logits then takes the positions of tokens in their documents.
+//
 // # Generation
 //
 // A [Generator] continues texts, one token of each row at a time, with caches of keys and values:

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"gorgonia.org/tensor"
@@ -27,7 +28,8 @@ type LoRA struct {
 	Rank  int     // the columns of A, and rows of B
 	Alpha float64 // 0 means Rank, so that the product is not scaled
 	// Targets are names of linear layers, or their last parts, such as "q_proj" and "mlp.c_proj";
-	// nil means c_attn in GPT-2, and q_proj and v_proj in the Llama family, as in PEFT.
+	// nil means c_attn in GPT-2, and q_proj and v_proj in the Llama family, as in PEFT, and
+	// "all-linear" alone means all but the output head.
 	Targets []string
 	// Dropout is the probability with which an element of x counts as 0 for A, in training: see
 	// Model.Random.
@@ -102,8 +104,11 @@ func (m *Model) Adapt(l LoRA) error {
 		return fmt.Errorf("models: LoRA: %w", err)
 	}
 	all, adapted := m.linears()
-	if l.Targets == nil {
+	switch {
+	case l.Targets == nil:
 		l.Targets = adapted
+	case slices.Equal(l.Targets, []string{"all-linear"}):
+		l.Targets = all
 	}
 	if l.Rank < 1 || len(l.Targets) == 0 || math.IsNaN(l.Alpha) || math.IsInf(l.Alpha, 0) ||
 		!(l.Dropout >= 0 && l.Dropout < 1) {

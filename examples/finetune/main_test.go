@@ -139,10 +139,10 @@ func TestALostRankChangesNothing(t *testing.T) {
 			j.MaxRestarts = 1
 			printed := j.Run(t)
 			_ = exampletest.New(t, 2, small(dir)+flags+" --lr 1e-3"+checkpoint).Refused(t,
-				"lr 0.01, f32, model and text")
+				"lr 0.01, f32, model and samples")
 			if other := strings.Replace(small(dir), folder, retrained(t), 1); fault == "" {
 				_ = exampletest.New(t, 2, other+flags+" --every 3"+checkpoint).Refused(t,
-					"lr 0.01, f32, model and text")
+					"lr 0.01, f32, model and samples")
 			}
 			resumed := strings.Contains(printed, "going on after step ")
 			require.Check(t, resumed == (fault != ""), "%s %s: resumed %v:\n%s", flags, fault,
@@ -199,22 +199,28 @@ func TestBadArguments(t *testing.T) {
 	dir, model := withText(t), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), nil, 0o666))
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":                  "--sp times --tp that divide the ranks",
-		small(dir) + " --batch 3":               "a --batch that the others divide",
-		small(dir) + " --context 2000":          "tokens: at least 20010 are needed",
-		small(dir) + " --precision f64":         "--precision f32, tf32 or bf16",
-		small(dir) + " --device tpu":            "--device cpu or auto",
-		small(dir) + " --lr nan":                "--lr from 0",
-		small(dir) + " --data /nothing":         "no such file",
-		small(dir) + " --steps 0":               `divide: got ["../../models`,
-		small(dir) + " --lora -1":               "sizes from 1, --lr from 0",
-		small(dir) + " text":                    "use finetune FOLDER --data FILE",
-		small(dir) + " --out " + folder:         "--out ANOTHER",
-		small(dir) + " --out " + folder + "/":   "--out ANOTHER",
-		small(dir) + " --out /proc/none":        "finetune: mkdir /proc/none:",
-		small(dir) + " --lora 2 --out " + model: "has a model, and an adapter would be",
-		folder + " --out x":                     "use finetune FOLDER --data FILE",
-		"/nothing" + " --data x --out y":        "no such file",
+		small(dir) + " --tp 3":                   "--sp times --tp that divide the ranks",
+		small(dir) + " --batch 3":                "a multiple of --accumulate 1 times the 2 ranks",
+		small(dir) + " --batch 4 --accumulate 4": "a multiple of --accumulate 4 times the 2 ranks",
+		small(dir) + " --context 2000":           "samples of a context of 2000: at least 10 are",
+		small(dir) + " --alpha 2":                "they are of an adapter: use finetune with --lora",
+		small(dir) + " --targets q_proj":         "they are of an adapter: use finetune with --lora",
+		small(dir) + " --lora 2 --targets x":     `has no layers "x": use some of q_proj`,
+		small(dir) + " --shards 4":               "--shards to 3",
+		small(dir) + " --memory 1e-4":            "too little memory: 107374 bytes",
+		small(dir) + " --precision f64":          "--precision f32, tf32 or bf16",
+		small(dir) + " --device tpu":             "--device cpu or auto",
+		small(dir) + " --lr nan":                 "--peak from 0",
+		small(dir) + " --data /nothing":          "no such file",
+		small(dir) + " --steps 0":                `divide the ranks: got ["../../models`,
+		small(dir) + " --lora -1":                "sizes from 1, --lr, --alpha",
+		small(dir) + " text":                     "use finetune FOLDER --data FILE",
+		small(dir) + " --out " + folder:          "--out ANOTHER",
+		small(dir) + " --out " + folder + "/":    "--out ANOTHER",
+		small(dir) + " --out /proc/none":         "finetune: mkdir /proc/none:",
+		small(dir) + " --lora 2 --out " + model:  "has a model, and an adapter would be",
+		folder + " --out x":                      "use finetune FOLDER --data FILE",
+		"/nothing" + " --data x --out y":         "no such file",
 	} {
 		_ = exampletest.New(t, 2, flags).Refused(t, want)
 	}
