@@ -107,9 +107,10 @@ func TestARunOfSeveralDividesByTheTargetsOfAll(t *testing.T) {
 func TestDocumentsHideEachOther(t *testing.T) {
 	inf := math.Inf(-1)
 	other := []float64{0, inf, inf, 1, 0, inf, 0, 2, 0}
-	for axis := range 2 {
-		within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 2, TP: 1},
-			func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+	for i, kind := range []testenv.Kind{testenv.Hosts, testenv.Hosts, testenv.Devices} {
+		axis := i % 2
+		within(t, kind, layers.Sizes{DP: 1, SP: 2, TP: 1},
+			func(l *layers.Layout, d backend.Device, build sync.Locker) error {
 				build.Lock()
 				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
 				shape := []int{2, 3}
@@ -119,7 +120,7 @@ func TestDocumentsHideEachOther(t *testing.T) {
 				positions := b.Tokens("positions", axis, shape...)
 				mask := positions.Documents(nil)
 				both := positions.Documents(b.Constant([]int{3, 3}, other))
-				m, err := vm.New(b.Graph(), nil, vm.Keep(mask, both))
+				m, err := vm.New(b.Graph(), d, vm.Keep(mask, both))
 				build.Unlock()
 				testranks.NoError(errors.Join(b.Err(), err))
 				for _, samples := range [][2][3]int{{{0, 1, 2}, {0, 1, 0}}, {{0, 0, 1}, {0, 0, 0}}} {

@@ -116,9 +116,9 @@ func (m *Model) Adapt(l LoRA) error {
 			backend.ErrArgument, l.Rank, l.Alpha, l.Dropout, len(l.Targets))
 	}
 	p := peft{rank: l.Rank, alpha: cmp.Or(l.Alpha, float64(l.Rank)), stable: l.RankStabilized,
-		dropout: l.Dropout, targets: patterns{list: l.Targets}}
+		dropout: l.Dropout, targets: patterns{list: l.Targets}, bias: "none"}
 	for _, name := range l.Targets {
-		one := peft{rank: 1, targets: patterns{list: []string{name}}}
+		one := peft{rank: 1, targets: patterns{list: []string{name}}, bias: "none"}
 		if _, err := one.resolve(m); err != nil {
 			return fmt.Errorf("models: LoRA: %w: %s has no layers %q: use some of %s",
 				backend.ErrArgument, m.Type, name, strings.Join(all, ", "))

@@ -46,18 +46,28 @@ func TestAnAdapterMayTakeItsOwnPlace(t *testing.T) {
 	require.NoError(t, errors.Join(again.LoadAdapter(dir), builds(t, again)))
 }
 
-// A new adapter changes nothing yet, and its learnables are all that is learnt.
+// TestNewAdaptersBeginAsNothing: a new adapter changes nothing yet, and its matrices are all that is
+// learnt, also of models with biases.
 func TestNewAdaptersBeginAsNothing(t *testing.T) {
-	m := load(t, "testdata/llama3")
-	require.NoError(t, m.Adapt(models.LoRA{Rank: 2}))
-	weights := learned(t, m)
-	if len(weights) != 2*2*2 { // A and B of two layers in two blocks
-		t.Errorf("%d learnables", len(weights))
-	}
-	for name, x := range weights {
-		zero := !slices.ContainsFunc(x.Data().([]float32), func(v float32) bool { return v != 0 })
-		require.Equal(t, fmt.Sprintf("%s: zeros", name), zero,
-			strings.HasSuffix(name, ".lora_B.weight"))
+	for _, folder := range folders {
+		family, all := 2, 7 // layers of a block that are adapted by default, and all
+		if folder == "gpt2" {
+			family, all = 1, 4
+		}
+		for layers, targets := range map[int][]string{family: nil, all: {"all-linear"}} {
+			m := load(t, filepath.Join("testdata", folder))
+			require.NoError(t, m.Adapt(models.LoRA{Rank: 2, Targets: targets}))
+			weights := learned(t, m)
+			require.Equal(t, fmt.Sprintf("%s, targets %v: the learnables", folder, targets),
+				len(weights), 2*2*layers) // A and B in two blocks
+			for name, x := range weights {
+				zero := !slices.ContainsFunc(x.Data().([]float32), func(v float32) bool {
+					return v != 0
+				})
+				require.Equal(t, fmt.Sprintf("%s: zeros", name), zero,
+					strings.HasSuffix(name, ".lora_B.weight"))
+			}
+		}
 	}
 }
 
