@@ -68,6 +68,52 @@ func (w *World) Interface() (net.Interface, error) {
 		"machine has the address %s, by which it reaches rank 0", w.Rank, w.host)
 }
 
+// ListenAt is [World.Listen] without a World, at an address that the others know, for the launchers
+// of a job, which come and go: they use [DialAt].
+func ListenAt(addr string, e Env, serve func(rank int, conn net.Conn)) (*Listener, error) {
+	l := &Listener{me: known(e), token: secretAt(e), serve: serve}
+	ln, err := (&net.ListenConfig{KeepAliveConfig: keepAlive()}).Listen(context.Background(), "tcp",
+		addr)
+	if err == nil {
+		ln, err = secured(ln, l.me)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous: listen for the launchers of other machines: %w", err)
+	}
+	l.start(ln, l.take)
+	return l, nil
+}
+
+// DialAt connects to [ListenAt], as soon as somebody listens there, at most for the Timeout of e.
+func DialAt(ctx context.Context, addr string, e Env) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.Timeout)
+	defer cancel()
+	for last := error(nil); ; pause(ctx, retryTime) {
+		conn, _, err := reach(ctx, addr, secretAt(e), known(e), e.Timeout)
+		if err == nil {
+			return conn, nil
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
+		if errors.As(err, new(*refusal)) || errors.Is(err, errToken) || ctx.Err() != nil {
+			return nil, fmt.Errorf("rendezvous: connect to the launcher of the job at %s: %w", addr,
+				last)
+		}
+	}
+}
+
+// known is how a launcher identifies itself to others, and secretAt what they prove.
+func known(e Env) identity {
+	host, _ := os.Hostname() // only for messages
+	return identity{rank: e.Rank, size: e.Size, pid: os.Getpid(), protocol: protocol,
+		job: label(e.Job), host: label(host), tls: e.TLS}
+}
+
+func secretAt(e Env) string {
+	return string(mac(e.Token, kindHello, []byte(e.Job+"\n"), []byte("launchers")))
+}
+
 // Addr returns the address for [World.Dial].
 func (l *Listener) Addr() string { return l.ln.Addr().String() }
 

@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
@@ -18,7 +20,10 @@ type hostCmd struct{}
 func (hostCmd) Run(ctx context.Context, s *streams) error {
 	_, stop := jobSignals() // a broken connection must not end it before its ranks
 	defer stop()
-	return launch.Serve(ctx, s.in, s.out, gpuAdvice)
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGTERM) // as before the machine goes away
+	defer signal.Stop(told)
+	return launch.Serve(ctx, s.in, s.out, gpuAdvice, told)
 }
 
 // gpuAdvice says what a program with GPU support lacks on this machine, as the doctor does.

@@ -71,7 +71,8 @@ With --nnodes the job is on several machines. Run the same command on each, with
 r are numbered from r*N. Where srun, SkyPilot, Kubernetes or another launcher starts the command on
 each machine, its variables say the rest: srun euryale run -n 4 PROGRAM is one job, and
 --nnodes 1 makes a job of each machine. Each launcher sees its own ranks only. They tell it when the
-job loses a rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended.
+job loses a rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended. With
+--elastic machine 0 has the job, and the others may leave, be lost and come back.
 
 Examples: euryale run -n 4 ./examples/digits --epochs 3; euryale run -H a:4,user@b:4
 ./examples/digits; EURYALE_TOKEN=... euryale run --nnodes 2

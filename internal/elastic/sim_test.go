@@ -89,7 +89,7 @@ type simulation struct {
 	limits      Limits
 	want        []uint64 // the state before each step
 	faults      int
-	notices     *rand.Rand // says which fault is that a process is told to end; nil for none
+	notices     *rand.Rand    // says which fault is that a process is told to end; nil for none
 	done        int           // steps
 	longest     time.Duration // from a fault to the next step
 	wrong       error         // a generation that cannot be

@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	variables "github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // HostLost is the error of a job on hosts when the connection to one of them has ended.
@@ -35,6 +38,8 @@ type cluster struct {
 
 	connects func(ctx context.Context, hosts []*remote) error
 	runs     func(ctx context.Context, used []*remote, ranks, n int) error
+	begins   func(w *watch) // nil for nothing
+	secret   string         // of a job whose launchers have one, otherwise ""
 }
 
 // newCluster prepares the job.
@@ -222,16 +227,36 @@ func (c *cluster) run(ctx context.Context, used []*remote, ranks, n int) error {
 	if err != nil { // there is none
 		host, port = used[0].address, used[0].port
 	}
-	w := newWatch(j, j.environment(n, newMeeting(ranks, host, port)), used...)
+	meeting := newMeeting(ranks, host, port)
+	if c.secret != "" {
+		meeting = append(meeting, "EURYALE_TOKEN="+c.secret)
+	}
+	w := newWatch(j, j.environment(n, meeting), used...)
 	w.connects = c.join
-	defer func() { release(w.joins) }()
-	return w.attempt(ctx, n)
+	if c.begins != nil {
+		c.begins(w)
+	}
+	err = w.attempt(ctx, n)
+	for _, h := range w.remotes {
+		if h.agent { // an order is sent once the next one is taken
+			h.order(order{Over: &over{exit.Of(err)}})
+			h.order(order{})
+		}
+	}
+	release(w.joins)
+	return err
 }
 
 // task is a host's part of an attempt.
 func (w *watch) task(h *remote) *task {
 	t := &task{Program: w.job.Program, Args: w.job.Args, Env: w.env, Dir: w.job.Dir,
 		Grace: w.job.Grace}
+	if h.agent { // which knows the job's secret
+		t.Env = slices.DeleteFunc(slices.Clone(t.Env), func(entry string) bool {
+			name, _, _ := strings.Cut(entry, "=")
+			return name == string(variables.Token) || name == string(variables.Credential)
+		})
+	}
 	if t.Dir == "" {
 		t.Dir, _ = os.Getwd() // without one, hosts take theirs
 	}

@@ -514,7 +514,7 @@ func serving(t *testing.T, script string, grace time.Duration) (n news, orders i
 	in, orders := io.Pipe()
 	told, out := io.Pipe()
 	served = make(chan error, 1)
-	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
+	go func() { served <- Serve(context.Background(), in, out, nil, nil) }()
 	e, d := talk(t, orders, told)
 	err := errors.Join(e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", script},
 		Dir: t.TempDir(), Grace: grace}}), e.Encode(order{Start: &member{}}))
@@ -561,7 +561,7 @@ func TestHostsOfALauncherWithoutADirectoryTakeTheirHome(t *testing.T) {
 	in, orders := io.Pipe()
 	told, out := io.Pipe()
 	defer orders.Close()
-	go Serve(context.Background(), in, out, func() []string { return nil })
+	go Serve(context.Background(), in, out, func() []string { return nil }, nil)
 	e, d := talk(t, orders, told)
 	err := errors.Join(e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "pwd"}}}),
 		e.Encode(order{Start: &member{}}))

@@ -84,9 +84,6 @@ func (e *Elastic) check(j Job) error {
 	case j.Rendezvous != "":
 		return errors.New("the ranks of an elastic job choose a new rendezvous after each loss: " +
 			"leave the rendezvous out")
-	case j.Machines != nil:
-		return errors.New("launchers that do not know of each other cannot run an elastic job: " +
-			"give one of them the hosts")
 	case len(j.Hosts) > 0 && j.Ranks+e.Standby > Slots(j.Hosts):
 		return fmt.Errorf("%d ranks and %d on standby: the hosts take %d", j.Ranks, e.Standby,
 			Slots(j.Hosts))

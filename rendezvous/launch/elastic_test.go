@@ -25,8 +25,6 @@ func TestWrongElasticJobsAreRefused(t *testing.T) {
 		"at least 0 of 2 ranks": {Ranks: 2, Elastic: &Elastic{}},
 		"-1 on standby":         {Ranks: 2, Elastic: &Elastic{Least: 1, Standby: -1}},
 		"leave the restarts":    {Ranks: 2, MaxRestarts: 1, Elastic: &Elastic{Least: 1}},
-		"do not know of each other": {Ranks: 2, Elastic: &Elastic{Least: 1},
-			Machines: &Machines{Count: 2, Rendezvous: "127.0.0.1:1", Token: "secret"}},
 		"leave the rendezvous": {Ranks: 1, Rendezvous: "a:1", Elastic: &Elastic{Least: 1},
 			Hosts: []Host{{"a", 2}}},
 		"the hosts take 2": {Ranks: 2, Elastic: &Elastic{Least: 1, Standby: 1},
@@ -391,11 +389,11 @@ func TestHostsComeAndGo(t *testing.T) {
 		"ended (exit status 143, as of a program that a signal ended or told to end "+
 		"(terminated)): it is not replaced, since no host can take another process")
 	there, away := &host{Host: c, ranks: 2}, errors.New("no route")
-	does(joined{there, away, ""}, "launch.notice host c does not take part: no route")
+	does(joined{host: there, why: away}, "launch.notice host c does not take part: no route")
 	does(listed{a, c}, "launch.join {{c 2} no route}")
-	does(joined{there, away, "no route"})
+	does(joined{host: there, why: away, before: "no route"})
 	does(listed{a, c}, "launch.join {{c 2} no route}")
-	does(joined{there, nil, "no route"}, "launch.notice host c takes part")
+	does(joined{host: there, before: "no route"}, "launch.notice host c takes part")
 	require.Slices(t, "on c there", on(there), []int{2, 3})
 	next := elastic.First(1, 3, 4)
 	next.Generation = 1
@@ -405,6 +403,6 @@ func TestHostsComeAndGo(t *testing.T) {
 		"route): it is not replaced, since no host can take another process")
 	does(listed{a, c}, "launch.join {{a 1} }")
 	back := &host{Host: a, ranks: 1}
-	does(joined{back, nil, ""}, "launch.notice host a takes part")
+	does(joined{host: back}, "launch.notice host a takes part")
 	require.Slices(t, "on a there", on(back), []int{4})
 }

@@ -168,6 +168,9 @@ func Run(ctx context.Context, j Job) error {
 	defer j.guard.close()
 	b := &builder{stop: j.Signals, guard: j.guard}
 	defer b.remove()
+	if j.Elastic != nil && j.Machines != nil && j.Machines.Count > 1 {
+		return j.runAgents(ctx, b)
+	}
 	if len(j.Hosts) > 0 {
 		c := newCluster(j, b)
 		return j.repeat(func(n int) error { return c.attempt(ctx, n) })

@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 	case "host": // has a part of a job, behind the ssh of fakeSSH
 		Serve(context.Background(), os.Stdin, os.Stdout, func() []string {
 			return []string{"nccl: " + lackOfTests}
-		})
+		}, nil)
 	case "rank": // joins, and fails in its own way
 		joinAndFail()
 	}

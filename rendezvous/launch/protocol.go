@@ -22,7 +22,11 @@ type order struct {
 	Start  *member // one more
 	Signal int     // for all ranks
 	Kill   *member // by its number
+	Over   *over   // the job
 }
+
+// over is the exit status of a job.
+type over struct{ Status int }
 
 // task is a host's part of an attempt at a job.
 type task struct {
@@ -49,6 +53,7 @@ type news struct {
 	End      *ending
 	Stops    bool // the rank has been stopped
 	Goes     bool // it goes on again
+	Leaves   bool // the host was told to end
 }
 
 // speak sends messages, with signs of life between them, until the connection ends.

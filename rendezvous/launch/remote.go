@@ -28,7 +28,8 @@ const (
 // remote is a host in an attempt, and the connection to it.
 type remote struct {
 	host
-	lost bool // in an earlier attempt
+	lost  bool // in an earlier attempt
+	agent bool // another launcher has started its launcher
 
 	platform       platform
 	address, guest string // of the host and of this machine, on the connection
@@ -200,6 +201,8 @@ func (h *remote) take(w *watch, n news) {
 	switch {
 	case n.Notice != "":
 		w.notice("host " + h.Name + ": " + n.Notice)
+	case n.Leaves:
+		w.pass(leaving{h.number})
 	case n.Failed != "" && n.End == nil:
 		h.endAll(w, h.about(errors.New(n.Failed)))
 	case c == nil: // a sign of life
@@ -254,6 +257,7 @@ func release(hosts []*remote) {
 		if h.over != nil { // ssh was started
 			h.close(nil)
 			within(drainTime, h.listening.Wait)
+			h.pipe.Close()
 		}
 	})
 }
@@ -263,6 +267,13 @@ func release(hosts []*remote) {
 func (h *remote) close(err error) error {
 	h.hangUp.Do(func() {
 		h.in.Close()
+		if h.agent {
+			close(h.over)
+			if err != nil {
+				h.why = h.reason(err, ending{})
+			}
+			return
+		}
 		ctx, cancel := context.WithTimeoutCause(context.Background(), 2*drainTime,
 			errors.New("ssh did not end"))
 		defer cancel()
@@ -284,6 +295,8 @@ func (h *remote) reason(err error, e ending) error {
 		err = errors.New(*cut)
 	case len(e.lines) > 0:
 		err = errors.New(strings.Join(e.lines, "\n    "))
+	case h.agent:
+		return fmt.Errorf("its launcher has ended, or the connection to it: %w", err)
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.EPIPE):
 		err = fmt.Errorf("ssh has ended with %s", e.how())

@@ -10,7 +10,10 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"sync"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // errOver is the reason for which ranks end when the connection does.
@@ -18,10 +21,14 @@ var errOver = errors.New("the launcher of the job has ended, or the connection t
 
 // server is the launcher of a host.
 type server struct {
-	orders chan order
-	news   chan news
-	over   <-chan struct{} // closed when the connection has ended
-	cache  cache
+	orders  chan order
+	news    chan news
+	over    <-chan struct{} // closed when the connection has ended
+	signals <-chan os.Signal
+	cache   cache
+
+	mu     sync.Mutex
+	status int // of the job, as its launcher has said
 }
 
 // maxOrders bounds the queue of orders, which lets signs of life be heard while orders wait.
@@ -31,15 +38,24 @@ const maxOrders = 2 * MaxRanks
 // it by ssh, sends its orders over in and hears over out. When in ends or nothing comes from there
 // for launcherSilence, ranks get SIGTERM, then SIGKILL after the grace. advise says what this
 // machine lacks for GPUs, in one line each; it is called before a program that uses them starts.
+// signals, nil for none, go to the ranks; an elastic job goes on without this machine then.
 //
 // Serve returns nil when in, and with it the ranks, have ended; otherwise the cause of ctx or an
 // error of the connection. It locks the calling goroutine to its thread as [Run] does.
-func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []string) error {
+func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []string,
+	signals <-chan os.Signal) error {
+	return serve(ctx, in, out, advise, signals, exit.Finished)
+}
+
+// serve is Serve with the exit status of a job whose launcher does not say it.
+func serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []string,
+	signals <-chan os.Signal, status int) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := &server{orders: make(chan order, maxOrders), news: make(chan news), over: ctx.Done()}
+	s := &server{orders: make(chan order, maxOrders), news: make(chan news), over: ctx.Done(),
+		signals: signals, status: status}
 	go s.listen(in, cancel) // ends with in, or with this process
 	port, err := freePort()
 	if err != nil {
@@ -55,13 +71,20 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 		if o.Task == nil {
 			return errors.New("the first order must be a task")
 		}
-		if err := s.run(ctx, *o.Task, advise); err != nil {
+		if err := s.run(ctx, *o.Task, advise); errors.As(err, new(*Interrupted)) {
+			return err
+		} else if err != nil {
 			s.tell(news{Failed: err.Error()})
 			<-ctx.Done() // the job's launcher ends the connection
 		}
 	}
 	if err := context.Cause(ctx); !errors.Is(err, errOver) {
 		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.status != exit.Finished {
+		return otherLauncher(s.status)
 	}
 	return nil
 }
@@ -81,6 +104,11 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 	err := hear(in, late, func(o order) {
 		switch {
 		case o == (order{}):
+			return
+		case o.Over != nil:
+			s.mu.Lock()
+			s.status = o.Over.Status
+			s.mu.Unlock()
 			return
 		case o.Task != nil:
 			late.setLimit(launcherSilence(patience(slices.Concat(os.Environ(), o.Task.Env))))
@@ -113,7 +141,7 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 	if err != nil {
 		return err
 	}
-	if usesGPU(program) {
+	if usesGPU(program) && advise != nil {
 		s.advise(ctx, advise)
 	}
 	dir := t.Dir
@@ -123,7 +151,7 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 		}
 	}
 	j := Job{Program: command[0], Args: append(command[1:], t.Args...), Dir: dir, Grace: t.Grace,
-		times: defaultTimes(), guard: newGuard(),
+		times: defaultTimes(), guard: newGuard(), Signals: s.signals,
 		Notice: func(text string) { s.tell(news{Notice: text}) }}
 	defer j.guard.close()
 	if t.Register != "" {
@@ -137,6 +165,9 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 	w := newWatch(j, slices.Concat(os.Environ(), []string{path}, t.Env))
 	w.orders, w.heard, w.supervisor.above = s.orders, s.tell, true
 	w.run(ctx) // the job's launcher finds the outcome
+	if n := w.supervisor.leaves; n != 0 {
+		return &Interrupted{n}
+	}
 	return nil
 }
 

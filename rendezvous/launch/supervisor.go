@@ -43,11 +43,12 @@ type supervisor struct {
 
 	armed   bool // the timer was set
 	next    syscall.Signal
-	patient bool // reported set the timer: a failure here replaces it
-	killed  bool // SIGKILL was sent
-	named   bool // the ranks that it has not ended were named
-	left    bool // the launcher ends without them
-	cut     bool // nobody gives orders any more
+	patient bool           // reported set the timer: a failure here replaces it
+	killed  bool           // SIGKILL was sent
+	named   bool           // the ranks that it has not ended were named
+	left    bool           // the launcher ends without them
+	cut     bool           // nobody gives orders any more
+	leaves  syscall.Signal // of the user, to the launcher of a host
 
 	stays  int           // looks in which only processes that have done the last step ran
 	looked time.Time     // at processes
@@ -102,6 +103,8 @@ type (
 		number int
 		stops  bool
 	}
+	// leaving says that a host of an elastic job was told to end.
+	leaving struct{ host int }
 	// interrupted is a signal of the user, and told another reason why the job has to end: nobody
 	// gives orders any more, or takes the output.
 	interrupted struct{ signal os.Signal }
@@ -129,6 +132,7 @@ type (
 		*host
 		why    error
 		before string
+		agent  *remote // that has come by itself; otherwise nil
 	}
 )
 
@@ -295,6 +299,13 @@ func (e down) apply(s *supervisor) {
 	h.down = cmp.Or(h.down, e.why)
 }
 
+func (e leaving) apply(s *supervisor) {
+	if h := s.hosts[e.host]; s.pool != nil && !h.leaves && !s.settled() {
+		h.leaves = true
+		s.notice("host %s was told to end: its processes leave", h.Name)
+	}
+}
+
 func (e halted) apply(s *supervisor) { s.rank(e.number).halted = e.stops }
 
 // endSoon tells the ranks to end, unless they were already told, once they have had time to report.
@@ -332,6 +343,10 @@ func (e interrupted) apply(s *supervisor) {
 	if s.last.IsZero() || s.now.Sub(s.last) > sameTime {
 		s.last = s.now
 		number, _ := e.signal.(syscall.Signal)
+		if s.above { // the job goes on without this host
+			s.do(says{news{Leaves: true}})
+			s.cut, s.leaves = true, number
+		}
 		s.stop(number, &Interrupted{e.signal})
 	}
 }

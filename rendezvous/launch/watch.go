@@ -222,15 +222,18 @@ func (w *watch) list() {
 func (w *watch) join(of join) {
 	h := &remote{host: host{Host: of.Host, ranks: of.Slots}}
 	if err := h.start(); err != nil {
-		w.step(joined{&h.host, err, of.before})
+		w.step(joined{host: &h.host, why: err, before: of.before})
 		return
 	}
 	w.joins = append(w.joins, h)
-	go func() { w.pass(joined{&h.host, w.connects(h), of.before}) }()
+	go func() { w.pass(joined{host: &h.host, why: w.connects(h), before: of.before}) }()
 }
 
 // admit makes a host that is reached one of the job's.
 func (w *watch) admit(j joined) {
+	if j.agent != nil {
+		w.joins = append(w.joins, j.agent)
+	}
 	i := slices.IndexFunc(w.joins, func(h *remote) bool { return &h.host == j.host })
 	h := w.joins[i]
 	h.number = len(w.remotes)
