@@ -6,7 +6,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
-	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 )
 
 // Accumulate makes n runs one step of the solver, for batches whose activations do not fit into
@@ -95,7 +95,7 @@ func (m *Machine) MicroBatches() (first, n, all int) {
 
 // micro is a machine's position among the micro-batches of a step.
 type micro struct {
-	plan.Accumulation
+	lower.Accumulation
 	done        int   // runs
 	accumulated bool  // by Accumulate
 	kinds       []int // of the runs of a step

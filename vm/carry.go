@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/read"
 )
@@ -58,7 +59,7 @@ type carried struct{ variable, next *gorgonia.Node }
 type carriedOver []carried
 
 // updates returns those of the variables in a graph, which a solver may train.
-func (all carriedOver) updates(g *read.Graph, trains bool) (updates []plan.Update, err error) {
+func (all carriedOver) updates(g *read.Graph, trains bool) (updates []lower.Update, err error) {
 	if all != nil && trains {
 		return nil, fmt.Errorf("vm: WithState: %w: with WithSolver, too: run the solver's graph "+
 			"on a machine of its own", backend.ErrUnsupported)
@@ -82,7 +83,7 @@ func (all carriedOver) updates(g *read.Graph, trains bool) (updates []plan.Updat
 		if err != nil {
 			return nil, fmt.Errorf("vm: WithState: %w: %w", backend.ErrArgument, err)
 		}
-		updates = append(updates, plan.Update{Input: input, Gradient: next})
+		updates = append(updates, lower.Update{Input: input, Gradient: next})
 	}
 	return updates, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/proof"
 )
@@ -157,7 +158,7 @@ func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, erro
 
 // least makes the plan with the least memory, if a share of the micro-batches does not fit into the
 // memory of WithMemory: otherwise the loss of a rank would end the training.
-func (e *elastic) least(small error, updates []plan.Update) (*plan.Plan, error) {
+func (e *elastic) least(small error, updates []lower.Update) (*plan.Plan, error) {
 	m := e.machine
 	limits := m.limits
 	limits.Memory = -1

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/proof"
 	"github.com/euryale-ml/euryale/internal/vm/read"
@@ -55,7 +56,7 @@ type Machine struct {
 	limits   plan.Limits // of planning
 	ranks    int         // of Summarize
 	plan     *plan.Plan
-	plans    map[plan.Accumulation]*plan.Plan // what was planned since
+	plans    map[lower.Accumulation]*plan.Plan // what was planned since
 	exec     *exec.Executor
 	behind   runtime.Cleanup // closes exec if nobody closes the machine
 	inputs   inputs
@@ -252,7 +253,7 @@ func (m *Machine) readGraph() error {
 		why := "the graph has no gorgonia.BatchNorm"
 		return fmt.Errorf("vm: SyncBatchNorm: %w: %s", backend.ErrArgument, why)
 	}
-	m.read, m.outputs, m.plans = r, outputs{}, map[plan.Accumulation]*plan.Plan{}
+	m.read, m.outputs, m.plans = r, outputs{}, map[lower.Accumulation]*plan.Plan{}
 	r.Program.Precision = m.precision.ofProgram()
 	r.Program.ChannelsLast = channelsLast(m.device, m.precision, &r.Program)
 	placeOps(m.read, m.device)

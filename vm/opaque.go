@@ -14,7 +14,6 @@ import (
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
-	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/read"
 )
 
@@ -102,7 +101,7 @@ func newCalls(g *read.Graph, device backend.Device, spent *time.Duration) (calls
 // Placed implements [exec.Graph].
 func (c calls) Placed(i int) exec.Placed {
 	switch i {
-	case plan.Squares:
+	case lower.Squares:
 		return c.over.squares(c.sharded)
 	case lower.Rows:
 		return rows{c.over.exchange}

@@ -10,7 +10,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
 	"github.com/euryale-ml/euryale/internal/vm/lower"
-	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
 // Shards says what ranks that train together shard: each keeps only a part.
@@ -175,12 +174,12 @@ func (m *Machine) apart() (nodes gorgonia.Nodes, err error) {
 }
 
 // shard returns what this rank updates of a learnable, nil for all.
-func (s *sharding) shard(learnable int) *plan.Shard {
+func (s *sharding) shard(learnable int) *lower.Shard {
 	if s.parts == nil {
 		return nil
 	}
 	of, half := s.parts[learnable], s.half[learnable]
-	return &plan.Shard{From: of.From, To: of.To, Chunk: of.Chunk, Rank: of.Rank, Ranks: of.Ranks,
+	return &lower.Shard{From: of.From, To: of.To, Chunk: of.Chunk, Rank: of.Rank, Ranks: of.Ranks,
 		First: of.First, Placed: s.placed, FullyShard: s.fullySharded[learnable],
 		Half: half, Persistent: half && s.persistent}
 }
@@ -223,7 +222,7 @@ func (in input) own(memory backend.Buffer) backend.Buffer {
 }
 
 // divided returns the shard of a variable that this machine divides, nil for others.
-func (s *solving) divided(n *gorgonia.Node) *plan.Shard {
+func (s *solving) divided(n *gorgonia.Node) *lower.Shard {
 	if !s.divides() {
 		return nil
 	}

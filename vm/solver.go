@@ -187,7 +187,7 @@ func (s *solving) release() {
 }
 
 // updates returns those of the learnables, for planning.
-func (m *Machine) updates() ([]plan.Update, error) {
+func (m *Machine) updates() ([]lower.Update, error) {
 	s := m.solver
 	if s == nil || s.fusion == nil {
 		return nil, nil
@@ -203,7 +203,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	parts, divided := m.parallel.parts()
 	half := m.parallel != nil && m.shards == 0 && !m.micro.Tree && !m.micro.Several() &&
 		m.parallel.exchange.Halve()
-	scale, updates := m.micro.scale(m.parallel), make([]plan.Update, len(s.learnables))
+	scale, updates := m.micro.scale(m.parallel), make([]lower.Update, len(s.learnables))
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
 		if input < 0 {
@@ -226,7 +226,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		if lookups != nil && lookups.Alone {
 			buckets[i] = 0
 		}
-		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
+		updates[i] = lower.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
 			Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation, Scale: scale,
 			Rule: s.fusion.Update(i), Shard: s.shard(i), Lookups: lookups,
 			Parts:     parts != nil || s.limit > 0 && s.parts != nil,

@@ -13,7 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
-	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/read"
 )
 
@@ -24,7 +24,7 @@ type input struct {
 	buffer int          // of the plan
 	// written is whether the plan changes the variable, in the memory of its value.
 	written bool
-	shard   *plan.Shard // that the plan has of it, nil for all
+	shard   *lower.Shard // that the plan has of it, nil for all
 }
 
 // inputs are the variables that a plan reads.

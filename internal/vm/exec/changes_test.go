@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/interpret"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/proof"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -23,7 +24,7 @@ import (
 // mutant is a random program with its plan, of which changes are tried.
 type mutant struct {
 	random
-	updates []plan.Update
+	updates []lower.Update
 	plan    *plan.Plan
 	want    [][]float64 // by results
 	after   [][]float64 // what inputs are in the end
@@ -98,7 +99,7 @@ func (m *mutant) descend() {
 	for i, v := range m.Values {
 		if in, ok := v.Op.(ir.Input); ok && ir.ID(i) != m.list && m.next(3) > 0 {
 			dw, _ := m.like(v.Shape)
-			m.updates = append(m.updates, plan.Update{Input: in.Index, Gradient: dw,
+			m.updates = append(m.updates, lower.Update{Input: in.Index, Gradient: dw,
 				Rule: func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
 					_ func(int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 					return p.Do(fuse.Sub, w, dw), kept, nil

@@ -194,7 +194,8 @@ func (e *Executor) allocHost(d backend.DType, n int) (backend.Buffer, error) {
 // Workspace returns how many bytes loops and convolutions have for intermediate results.
 func (e *Executor) Workspace() int { return e.needs }
 
-// Run starts the steps of a kind of run in order (plan.Accumulation), and stops at the first error.
+// Run starts the steps of a kind of run in order ([lower.Accumulation]), and stops at the first
+// error.
 func (e *Executor) Run(kind int) error {
 	if err := e.begin(); err != nil {
 		return err

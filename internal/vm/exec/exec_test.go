@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/interpret"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/internal/vm/proof"
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -110,17 +111,17 @@ var small = plan.Limits{
 }
 
 // planner makes a plan of a program.
-type planner = func(*ir.Program, ...plan.Update) (*plan.Plan, error)
+type planner = func(*ir.Program, ...lower.Update) (*plan.Plan, error)
 
 // within plans within limits.
 func within(l plan.Limits) planner {
-	return func(p *ir.Program, updates ...plan.Update) (*plan.Plan, error) {
+	return func(p *ir.Program, updates ...lower.Update) (*plan.Plan, error) {
 		return l.New(proof.Verify, p, updates...)
 	}
 }
 
 // plain makes plain plans.
-func plain(p *ir.Program, updates ...plan.Update) (*plan.Plan, error) {
+func plain(p *ir.Program, updates ...lower.Update) (*plan.Plan, error) {
 	refused := errors.New("the first plan")
 	planned, err := plan.Standard().New(func(p *plan.Plan) (err error) {
 		if err, refused = refused, nil; err == nil {

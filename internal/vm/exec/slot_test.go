@@ -8,6 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -74,7 +75,7 @@ func gradientOf(t *testing.T, rows, n int) *plan.Plan {
 	y := add(ir.Opaque{Placed: true}, ir.Of(rows, n), x)
 	z := add(ir.MatMul{}, ir.Of(rows, n), y, w)
 	dw := add(ir.MatMul{TransA: true}, ir.Of(n, n), z, z)
-	planned, err := within(plan.Standard())(p, plan.Update{Input: 1, Gradient: dw, Bucket: 1,
+	planned, err := within(plan.Standard())(p, lower.Update{Input: 1, Gradient: dw, Bucket: 1,
 		Rule: func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
 			_ func(int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 			return p.Do(fuse.Sub, w, dw), kept, nil

@@ -9,12 +9,13 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/exec"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // states makes some inputs of a random program become values of it, of small integers.
-func (r *random) states() (updates []plan.Update) {
+func (r *random) states() (updates []lower.Update) {
 	for i, v := range r.Values {
 		in, ok := v.Op.(ir.Input)
 		x := ir.ID(i)
@@ -43,7 +44,7 @@ func (r *random) states() (updates []plan.Update) {
 		case kind == 2:
 			next = small()
 		}
-		updates = append(updates, plan.Update{Input: in.Index, Gradient: next})
+		updates = append(updates, lower.Update{Input: in.Index, Gradient: next})
 	}
 	return updates
 }
@@ -66,7 +67,7 @@ func TestStatesOfRandomProgramsAreValues(t *testing.T) {
 }
 
 // carry runs a program with updates several times.
-func (r *random) carry(t *testing.T, device exec.Device, planner planner, updates []plan.Update) {
+func (r *random) carry(t *testing.T, device exec.Device, planner planner, updates []lower.Update) {
 	t.Helper()
 	planned := require.Value(planner(&r.Program, updates...))(t)
 	require.That(t, planned.Doubt == nil, "%v in\n%v", planned.Doubt, planned)

@@ -16,6 +16,8 @@
 //   - lookups.go: ranks exchange rows of tables, not gradients of their size
 //   - tiles.go: a loss is computed in tiles of rows
 //   - precision.go: ranks exchange gradients in BF16
+//   - train.go, accumulate.go: what runs and ranks make of gradients, their norm, the rule of a
+//     solver ([Update]), and what is assigned
 //   - reshape.go: values get the shape in which they are read
 //   - rematerialize.go: loops compute values that cost more to store and load
 //

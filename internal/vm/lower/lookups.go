@@ -71,22 +71,22 @@ func terms(p *ir.Program, gradient ir.ID) (rest, lookup ir.ID, ok bool) {
 	return x, y, of(y) && !of(within(x))
 }
 
-// SplitLookups returns the program with what lookups add to its last results, the gradients, as
-// results behind these, as far as lookups are not nil. Gradients are without that then, unless they
-// have no other term. With sums over all ranks,
+// splitLookups returns the program with what lookups add to its last results, the gradients, as
+// results behind these, as far as updates have lookups. Gradients are without that then, unless
+// they have no other term. With sums over all ranks,
 //
 //	Sum(x + GatherGrad(dy, list)) = Sum(x) + GatherGrad(rows of all dy, rows of all lists)
 //
 // which adds the rows in the order of ranks.
-func SplitLookups(p *ir.Program, lookups []*Lookups) (*ir.Program, error) {
-	n := len(p.Results) - len(lookups)
-	rests, sums := slices.Clone(p.Results[n:]), make([]ir.ID, len(lookups))
+func splitLookups(p *ir.Program, updates []Update) (*ir.Program, error) {
+	n := len(p.Results) - len(updates)
+	rests, sums := slices.Clone(p.Results[n:]), make([]ir.ID, len(updates))
 	ranks := map[ir.ID]int{} // by value that all ranks get
-	for i, of := range lookups {
+	for i, u := range updates {
+		of, ok := u.Lookups, false
 		if of == nil {
 			continue
 		}
-		var ok bool
 		rests[i], sums[i], ok = terms(p, p.Results[n+i])
 		if !ok || (rests[i] < 0) != of.Alone {
 			return nil, fmt.Errorf("plan: the gradient of update %d has other terms than lookups "+
@@ -102,9 +102,9 @@ func SplitLookups(p *ir.Program, lookups []*Lookups) (*ir.Program, error) {
 	q, to, all := rowsOfAll(p, ranks)
 	q.Results = mapped(p.Results[:n], to)
 	var behind []ir.ID
-	for i, of := range lookups {
+	for i, u := range updates {
 		var sum ir.ID
-		if of != nil {
+		if u.Lookups != nil {
 			v := p.Values[sums[i]]
 			v.Args = mapped(v.Args, all)
 			sum = q.Add(v)
@@ -114,7 +114,7 @@ func SplitLookups(p *ir.Program, lookups []*Lookups) (*ir.Program, error) {
 			continue
 		}
 		q.Results = append(q.Results, to[rests[i]])
-		if of != nil {
+		if u.Lookups != nil {
 			behind = append(behind, sum)
 		}
 	}
@@ -137,4 +137,34 @@ func rowsOfAll(p *ir.Program, ranks map[ir.ID]int) (q *ir.Program, to, all []ir.
 		}
 	}
 	return q, to, all
+}
+
+// tail returns where the results of a program end that are not of updates: behind it come their
+// gradients, and what lookups add to some of them.
+func tail(p *ir.Program, updates []Update) (results int) {
+	results = len(p.Results) - len(updates)
+	for _, u := range updates {
+		if u.Lookups != nil && !u.Lookups.Alone {
+			results--
+		}
+	}
+	return results
+}
+
+// gradients returns the gradients of updates, and what lookups add to them: -1 for nothing.
+func gradients(p *ir.Program, updates []Update) (all, lookups []ir.ID) {
+	rest := p.Results[tail(p, updates):]
+	all, rest = rest[:len(updates)], rest[len(updates):]
+	for i, u := range updates {
+		id := ir.ID(-1)
+		switch {
+		case u.Lookups == nil:
+		case u.Lookups.Alone:
+			id = all[i]
+		default:
+			id, rest = rest[0], rest[1:]
+		}
+		lookups = append(lookups, id)
+	}
+	return all, lookups
 }

@@ -15,3 +15,23 @@ func Program(p *ir.Program, gradients ...ir.ID) *ir.Program {
 	}
 	return q
 }
+
+// Run returns the program of a run of a training as plans need it: with the gradients of updates as
+// its last results, and what lookups add to some of them behind these.
+func Run(p *ir.Program, tiles int, updates ...Update) (*ir.Program, error) {
+	var gradients []ir.ID
+	for _, u := range updates {
+		gradients = append(gradients, u.Gradient)
+	}
+	p, err := splitLookups(Program(p, gradients...), updates)
+	if err == nil {
+		err = p.Check()
+	}
+	if err == nil && tiles > 1 {
+		p, err = Tile(p, tiles)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return roundExchanged(p, updates), nil
+}

@@ -205,18 +205,21 @@ func narrowed(p *ir.Program) []bool {
 	return read
 }
 
-// Round returns the program with some of its results, by their numbers, in BF16, such as gradients
-// that ranks exchange so: their digits change.
+// roundExchanged returns the program with those gradients in BF16 that ranks exchange so: their
+// digits change.
 //
 //	Cast(xᵀy), Cast(Reduce(x)) = xᵀy, Reduce(x) that round themselves
-func Round(p *ir.Program, results ...int) *ir.Program {
-	if len(results) == 0 {
+func roundExchanged(p *ir.Program, updates []Update) *ir.Program {
+	if !slices.ContainsFunc(updates, func(u Update) bool { return u.Half }) {
 		return p
 	}
 	users := p.Users()
 	q := &ir.Program{Values: slices.Clone(p.Values), Results: slices.Clone(p.Results)}
-	for _, i := range results {
-		q.Results[i] = round(q, users, p.Results[i])
+	first := tail(p, updates)
+	for i, u := range updates {
+		if u.Half {
+			q.Results[first+i] = round(q, users, p.Results[first+i])
+		}
 	}
 	return prune(q)
 }

@@ -7,12 +7,13 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // kept is a cache x of which a run puts some rows, and what it reads of that, and of x if old is
 // set.
-func kept(old bool) (*program, Update) {
+func kept(old bool) (*program, lower.Update) {
 	p := &program{}
 	x, list, rows := p.input(0, 6, 5), p.input(1, 2), p.input(2, 2, 5)
 	p.Values[list].DType = backend.I64
@@ -21,7 +22,7 @@ func kept(old bool) (*program, Update) {
 	if old {
 		p.Results = append(p.Results, p.unary(fuse.Neg, x))
 	}
-	return p, Update{Input: 0, Gradient: next}
+	return p, lower.Update{Input: 0, Gradient: next}
 }
 
 // TestPutIsInPlaceUnlessTheOldValueIsRead: then the new value has memory of its own until all have

@@ -202,7 +202,7 @@ func (p *Plan) repeats(s Step, writes []int) bool {
 				return true
 			case Unsharded: // and again before another step
 				u := p.Updates[b.Index]
-				return !u.Shard.fullySharded() || p.gathers(u.Bucket) > 1
+				return !u.Shard.FullySharded() || p.gathers(u.Bucket) > 1
 			case Arena:
 				return !once(a)
 			}

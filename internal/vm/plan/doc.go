@@ -1,7 +1,6 @@
 // Package plan turns a program, which package lower has rewritten, into the steps of a machine. It
 // is pure: it depends only on the program, and the same program gives the same plan on every rank.
 //
-//   - train.go: what becomes of gradients is a part of the program, too: norm, update, assignment
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the
 //     last axis and its readers are one loop, which keeps each row
 //   - order.go: groups keep an order in which each follows those that it needs

@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 )
 
 // Send starts the exchange of the gradients of a bucket between ranks. Until its Receive no other
@@ -13,7 +14,7 @@ import (
 // from 0, as in the errors of autograd.
 type Send struct {
 	Bucket int
-	// Kind is AllReduce, or of shards ReduceScatter and then AllGather: see [Shard].
+	// Kind is AllReduce, or of shards ReduceScatter and then AllGather: see [lower.Shard].
 	Kind backend.Kind
 	// Half says that an AllReduce or an AllGather is of BF16.
 	Half bool
@@ -64,21 +65,21 @@ type bucketing struct {
 	received int     // buckets that have come back
 	shards   shards
 
-	accumulation Accumulation  // of several runs
-	sums         map[int][]Ref // by update: those of runs that are kept
-	first        map[int]int   // by update: the last step that has written it where it is kept
+	accumulation lower.Accumulation // of several runs
+	first        map[int]int        // by update: the last step that has written it where it is kept
 }
 
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
-func exchanging(p *ir.Program, updates []Update, users [][]ir.ID) bucketing {
-	x := bucketing{direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]int{}}
-	x.gradients, x.lookups = gradients(p, updates)
+func exchanging(p *ir.Program, t *lower.Training, updates []lower.Update,
+	users [][]ir.ID) bucketing {
+	x := bucketing{direct: map[ir.ID]int{}, first: map[int]int{}}
+	x.gradients, x.lookups = t.Runs, t.Rows
 	if len(updates) > 0 {
 		x.accumulation = updates[0].Accumulation
 	}
 	for i, u := range updates {
-		if u.Bucket == 0 && u.Lookups == nil && !x.accumulation.keeps() {
+		if u.Bucket == 0 && u.Lookups == nil && !x.accumulation.Keeps() {
 			continue
 		}
 		for len(x.buckets) < u.Bucket {
@@ -181,7 +182,7 @@ func (l *layouter) slots(update int) []Ref {
 	id := l.gradients[update]
 	r := l.ref(id)
 	if l.accumulation.Several() {
-		return l.accumulate(update, r, l.program.Values[id].Name)
+		return l.accumulate(update, l.program.Values[id].Name)
 	}
 	if b := l.plan.Buffers[r.Buffer]; b.Kind == Gradient && b.Index == update {
 		return []Ref{r}
@@ -204,7 +205,7 @@ func (l *layouter) receive(bucket int) {
 	case l.divides(of):
 		var shards []Ref
 		for _, update := range of {
-			if s := l.updates[update].Shard; !s.empty() {
+			if s := l.updates[update].Shard; !s.Empty() {
 				slot := x.shards.slots[update]
 				shards = append(shards, l.part(x.shards.memory[bucket-1], Buffer{Kind: OwnShard,
 					Index: update, Name: l.plan.Buffers[slot.Buffer].Name}, ir.Of(s.To-s.From),
@@ -228,7 +229,7 @@ func (l *layouter) exchange(op ir.Op, dsts, args []Ref) []Ref {
 		dsts[i].Step = len(l.plan.Steps)
 	}
 	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: dsts, Args: args, Name: "exchange",
-		Runs: l.accumulation.lastRun()})
+		Runs: l.accumulation.LastRun()})
 	return dsts
 }
 

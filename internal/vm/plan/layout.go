@@ -3,6 +3,7 @@ package plan
 import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -10,8 +11,8 @@ import (
 type layouter struct {
 	run      *ir.Program
 	program  *ir.Program // of a step, which begins with that of a run
-	training *training
-	updates  []Update
+	training *lower.Training
+	updates  []lower.Update
 	users    [][]ir.ID // of a run: see [ir.Program.Users]
 	plan     *Plan
 	refs     []Ref
@@ -31,12 +32,12 @@ type setting struct {
 
 // layout makes the steps of a training whose run is p: views become strides, every other value gets
 // its own buffer. The last results of p are the gradients of updates.
-func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *training,
-	updates []Update, plain bool) (*Plan, error) {
+func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *lower.Training,
+	updates []lower.Update, plain bool) (*Plan, error) {
 	wanted := p.Users()
 	n := len(t.Values)
 	l := &layouter{p, t.Program, t, updates, wanted, &Plan{}, make([]Ref, n), make([]bool, n),
-		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, wanted),
+		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, t, updates, wanted),
 		map[setting]Ref{}, make([]fuse.Value, n)}
 	l.shareBuckets()
 	l.findParameters()
@@ -56,8 +57,10 @@ func (limits Limits) layout(p *ir.Program, copies map[ir.ID]bool, t *training,
 		l.send(i + 1)
 	}
 	l.send(len(all)) // gradients that no step computes
-	for _, r := range p.Results[:tail(p, updates)] {
-		l.plan.Results = append(l.plan.Results, l.before(r))
+	for _, r := range t.Results {
+		if r < t.First { // not the norm
+			l.plan.Results = append(l.plan.Results, l.before(r))
+		}
 	}
 	l.plan.Accumulation = l.accumulation
 	l.update()
@@ -104,6 +107,11 @@ func (l *layouter) leaf(v ir.Value) Ref {
 		b = Buffer{Kind: Scalar, Bits: op.Bits}
 	case ir.State:
 		b = Buffer{Kind: State, Index: op.Input, Vector: op.Vector}
+	case ir.PartialSum:
+		b = Buffer{Kind: Gradient, Index: op.Index, Vector: op.Vector}
+		if op.Inner {
+			b.Kind = PartialSum
+		}
 	case ir.Setting:
 		x := setting{op, v.DType}
 		r, ok := l.settings[x]

@@ -14,7 +14,7 @@ import (
 
 // lookedUp plans two tables of 8 rows that 2 ranks look up 4 times each: one that multiplies what
 // this gives, too, and one with no other use, and a matrix.
-func lookedUp(t *testing.T, change func(*Update)) (*Plan, []Update) {
+func lookedUp(t *testing.T, change func(*lower.Update)) (*Plan, []lower.Update) {
 	t.Helper()
 	p := &program{}
 	table, other, w := p.input(0, 8, 8), p.input(1, 8, 8), p.input(2, 8, 8)
@@ -30,7 +30,7 @@ func lookedUp(t *testing.T, change func(*Update)) (*Plan, []Update) {
 	dx := p.add(ir.MatMul{TransB: true}, rows, dy, w)
 	dother := p.add(ir.GatherGrad{}, ir.Of(8, 8), dx, list)
 	both := p.binary(fuse.Add, dother, dtable)
-	updates := []Update{{Input: 0, Gradient: both, Bucket: 1, Rule: descent, Kept: 1},
+	updates := []lower.Update{{Input: 0, Gradient: both, Bucket: 1, Rule: descent, Kept: 1},
 		{Input: 1, Gradient: dother, Rule: descent, Kept: 1},
 		{Input: 2, Gradient: dw, Bucket: 3, Rule: descent, Kept: 1}}
 	tables := lower.Tables(&p.Program, both, dother, dw)
@@ -51,12 +51,12 @@ func lookedUp(t *testing.T, change func(*Update)) (*Plan, []Update) {
 // of all ranks are on their way while others are updated. A bucket without members is left out.
 func TestLookups(t *testing.T) {
 	for name, test := range map[string]struct {
-		change func(*Update)
+		change func(*lower.Update)
 		want   string
 	}{
-		"updated last": {func(*Update) {}, "update, gather-grad axis 0, update, update"},
-		"clipped": {func(u *Update) { u.Limit = 1 }, "gather-grad axis 0, squares, squares, " +
-			"squares, loop norm, update, update, update"},
+		"updated last": {func(*lower.Update) {}, "update, gather-grad axis 0, update, update"},
+		"clipped": {func(u *lower.Update) { u.Limit = 1 }, "gather-grad axis 0, squares, " +
+			"squares, squares, loop norm, update, update, update"},
 	} {
 		planned, _ := lookedUp(t, test.change)
 		var names []string
@@ -80,7 +80,7 @@ func TestLookups(t *testing.T) {
 
 // TestVerifyLookups: what a plan of lookups may not do is found.
 func TestVerifyLookups(t *testing.T) {
-	planned, _ := lookedUp(t, func(*Update) {})
+	planned, _ := lookedUp(t, func(*lower.Update) {})
 	at := func(name string) int {
 		return slices.IndexFunc(planned.Steps, func(s Step) bool { return s.Op.String() == name })
 	}

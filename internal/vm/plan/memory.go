@@ -156,7 +156,7 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 // copies of weights in 16 bits, say, which the backward pass has read before it comes to the layers
 // of these gradients. Between two runs nobody reads these. It takes what is in use at the Peak.
 func (p *Plan) fillSlots() {
-	if p.Accumulation.keeps() {
+	if p.Accumulation.Keeps() {
 		return
 	}
 	free, first := p.slots()

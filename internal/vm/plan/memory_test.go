@@ -7,6 +7,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -27,7 +28,7 @@ func TestArenaHasNoGapsAroundWhatStays(t *testing.T) {
 
 // layered returns a network of so many layers of a width, and the updates of its weights. Each
 // gradient is alone in its bucket.
-func layered(layers, width int) (*program, []Update) {
+func layered(layers, width int) (*program, []lower.Update) {
 	p, weights, x := &program{}, []ir.ID{}, []ir.ID{}
 	square := ir.Of(width, width)
 	x = append(x, p.input(0, width, width))
@@ -35,12 +36,12 @@ func layered(layers, width int) (*program, []Update) {
 		weights = append(weights, p.input(1+i, width, width))
 		x = append(x, p.unary(fuse.Tanh, p.add(ir.MatMul{}, square, x[i], weights[i])))
 	}
-	var updates []Update
+	var updates []lower.Update
 	dy := p.unary(fuse.Exp, x[layers])
 	for i, w := range slices.Backward(weights) {
 		dw := p.add(ir.MatMul{TransA: true}, square, x[i], dy)
-		updates = append(updates, Update{Input: 1 + i, Gradient: dw, Kept: 1, Bucket: layers - i,
-			Rule: descent})
+		updates = append(updates, lower.Update{Input: 1 + i, Gradient: dw, Kept: 1,
+			Bucket: layers - i, Rule: descent})
 		dy = p.unary(fuse.Exp, p.add(ir.MatMul{TransB: true}, square, dy, w))
 	}
 	p.Results = []ir.ID{p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0, 1)}, ir.Of(), dy)}
@@ -56,12 +57,12 @@ func TestValuesLieWhereGradientsWillBe(t *testing.T) {
 	arena := map[string]int{}
 	for name, test := range map[string]struct {
 		there  int
-		change func(u *Update)
+		change func(u *lower.Update)
 	}{
-		"exchanged":   {layers - 1, func(*Update) {}},
-		"of one rank": {0, func(u *Update) { u.Bucket = 0 }},
-		"several":     {0, func(u *Update) { u.Accumulation.Runs = 2 }},
-		"apart":       {0, func(u *Update) { u.Accumulation.Apart = true }},
+		"exchanged":   {layers - 1, func(*lower.Update) {}},
+		"of one rank": {0, func(u *lower.Update) { u.Bucket = 0 }},
+		"several":     {0, func(u *lower.Update) { u.Accumulation.Runs = 2 }},
+		"apart":       {0, func(u *lower.Update) { u.Accumulation.Apart = true }},
 	} {
 		p, updates := layered(layers, width)
 		for i := range updates {

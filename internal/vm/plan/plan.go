@@ -18,7 +18,7 @@ type Plan struct {
 	// that is the last one, of the run with the updates.
 	Results []Ref
 	// Accumulation is how the gradients of several runs are added up.
-	Accumulation Accumulation
+	Accumulation lower.Accumulation
 	// ArenaBytes is the size of the memory in which all Arena buffers lie.
 	ArenaBytes int
 	// ResultBytes is how much of the arena, from its start, holds what results are made of.
@@ -32,7 +32,7 @@ type Plan struct {
 
 	// What it computes, for the proof: the program of a step, and what ranks exchange for it.
 	Program *ir.Program
-	Updates []Update
+	Updates []lower.Update
 }
 
 // Bare returns the plan without what a proof needs, which leads to whoever has made the updates.
@@ -174,15 +174,10 @@ type Prove func(p *Plan) error
 // New plans a program, with updates of its variables at the end, and proves the plan. If that
 // cannot be proven, it returns the plain one: see [Plan.Doubt]. Steps are a function of the
 // program: ranks that run one program exchange their gradients in one order.
-func (l Limits) New(prove Prove, p *ir.Program, updates ...Update) (*Plan, error) {
-	p, err := lowered(p, updates)
+func (l Limits) New(prove Prove, p *ir.Program, updates ...lower.Update) (*Plan, error) {
+	p, err := lower.Run(p, l.Tiles, updates...)
 	if err != nil {
 		return nil, err
-	}
-	if l.Tiles > 1 {
-		if p, err = lower.Tile(p, l.Tiles); err != nil {
-			return nil, err
-		}
 	}
 	return proven(prove, func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
 }
@@ -206,42 +201,16 @@ func proven(prove Prove, planned func(plain bool) (*Plan, error)) (*Plan, error)
 	return nil, doubt
 }
 
-// lowered returns a program of operations that are steps of plans, with gradients as its last
-// results.
-func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
-	gradients, lookups := make([]ir.ID, len(updates)), make([]*lower.Lookups, len(updates))
-	for i, u := range updates {
-		gradients[i], lookups[i] = u.Gradient, u.Lookups
-	}
-	p, err := lower.SplitLookups(lower.Program(p, gradients...), lookups)
-	if err != nil {
-		return nil, err
-	}
-	return p, p.Check()
-}
-
-// rounded returns the program with those gradients in BF16 that ranks exchange in it.
-func rounded(p *ir.Program, updates []Update) *ir.Program {
-	var half []int
-	for i, u := range updates {
-		if u.Half {
-			half = append(half, tail(p, updates)+i)
-		}
-	}
-	return lower.Round(p, half...)
-}
-
 // planned returns the plan of a program.
-func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, error) {
-	p = rounded(p, updates)
-	t, err := train(p, updates)
+func (l Limits) planned(p *ir.Program, updates []lower.Update, plain bool) (*Plan, error) {
+	t, err := lower.Train(p, updates)
 	if err != nil {
 		return nil, err
 	}
 	step, copies := t.Program, map[ir.ID]bool(nil)
 	if !plain {
 		p, copies = l.rematerialized(lower.InShape(p)) // which moves the values of the run
-		if t, err = train(p, updates); err != nil {
+		if t, err = lower.Train(p, updates); err != nil {
 			return nil, err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -57,7 +58,7 @@ func ops(t *testing.T, p *program) (*Plan, []string) {
 }
 
 // planned is a plan of the program that is proven.
-func (p *program) planned(t *testing.T, updates ...Update) *Plan {
+func (p *program) planned(t *testing.T, updates ...lower.Update) *Plan {
 	t.Helper()
 	planned := require.Value(New(&p.Program, updates...))(t)
 	err := errors.Join(planned.Doubt, Verify(planned))

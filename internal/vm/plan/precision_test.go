@@ -8,6 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 )
 
 // TestGradientsInHalfAreRoundedWhereTheyAreComputed: a plan whose gradients are exchanged in BF16
@@ -34,9 +35,9 @@ func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 				db := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(4),
 					p.binary(0, p.input(4, 4, 4), p.input(5, 4, 4)))
 				test.change(p, &dw)
-				update := func(input int, gradient ir.ID) Update {
-					return Update{Input: input, Gradient: gradient, Kept: 1, Bucket: 1, Half: half,
-						Limit: 1, Rule: descent}
+				update := func(input int, gradient ir.ID) lower.Update {
+					return lower.Update{Input: input, Gradient: gradient, Kept: 1, Bucket: 1,
+						Half: half, Limit: 1, Rule: descent}
 				}
 				planned, err := New(&p.Program, update(1, dv), update(2, dw), update(3, db))
 				if err == nil {
@@ -77,9 +78,9 @@ func TestVerifyFindsGradientsInAnotherDType(t *testing.T) {
 			},
 		} {
 			p, dv, dw := backward()
-			update := func(input int, gradient ir.ID) Update {
-				return Update{Input: input, Gradient: gradient, Kept: 1, Bucket: 1, Half: half,
-					Rule: descent}
+			update := func(input int, gradient ir.ID) lower.Update {
+				return lower.Update{Input: input, Gradient: gradient, Kept: 1, Bucket: 1,
+					Half: half, Rule: descent}
 			}
 			planned, err := New(&p.Program, update(1, dv), update(2, dw))
 			if err == nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 )
 
 // prove is the proof, which imports this package: see ProveWith.
@@ -13,12 +14,12 @@ var prove Prove
 func ProveWith(p Prove) { prove = p }
 
 // New plans a program and proves the plan.
-func New(p *ir.Program, updates ...Update) (*Plan, error) {
+func New(p *ir.Program, updates ...lower.Update) (*Plan, error) {
 	return Standard().New(prove, p, updates...)
 }
 
 // Plain is the plain plan of a program.
-func Plain(p *ir.Program, updates ...Update) (*Plan, error) {
+func Plain(p *ir.Program, updates ...lower.Update) (*Plan, error) {
 	refused := errors.New("the first plan")
 	plan, err := Standard().New(func(p *Plan) (err error) {
 		if err, refused = refused, nil; err == nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -40,7 +41,7 @@ func TestNoMergeClosesACycle(t *testing.T) {
 		programs = append(programs, random(rand.New(rand.NewPCG(seed, 1)), 9))
 	}
 	for i, p := range programs {
-		lowered := require.Value(lowered(&p.Program, nil))(t)
+		lowered := require.Value(lower.Run(&p.Program, 0))(t)
 		g := Standard().newGrouping(lowered, lowered.Users(), nil, false)
 		for x := g.order.first; x != nil; x = x.next {
 			for _, m := range x.members {
@@ -122,8 +123,8 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		p := random(r, 9)
-		var updates []Update
-		a := []Accumulation{{}, {Runs: 1 + r.IntN(5)}, {Runs: 1 + r.IntN(5), Tree: true},
+		var updates []lower.Update
+		a := []lower.Accumulation{{}, {Runs: 1 + r.IntN(5)}, {Runs: 1 + r.IntN(5), Tree: true},
 			{Runs: 1 + r.IntN(5), Tree: true, First: r.IntN(4), All: 9}}[r.IntN(4)]
 		limit, buckets := float64(r.IntN(2)), r.IntN(2)
 		a.Apart = r.IntN(2) == 0
@@ -131,7 +132,7 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 			buckets = 1
 		}
 		for i := range r.IntN(4) {
-			updates = append(updates, Update{
+			updates = append(updates, lower.Update{
 				Input: i, Gradient: ir.ID(r.IntN(len(p.Values))), Kept: 1, Rule: descent,
 				Accumulation: a, Limit: limit, Scale: 0.5, Bucket: buckets * (1 + i/2),
 			})
@@ -161,8 +162,8 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
 		limits := Standard()
 		limits.Memory = -int(seed % 2)
-		planned := require.Value(limits.New(prove, &p.Program, Update{Input: 0, Gradient: 1,
-			Kept: 1, Rule: descent}, Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent}))(t)
+		planned := require.Value(limits.New(prove, &p.Program, lower.Update{Input: 0, Gradient: 1,
+			Kept: 1, Rule: descent}, lower.Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent}))(t)
 		for i, s := range planned.Steps {
 			for k, a := range s.Args {
 				for j, before := range planned.Steps[:i] {
@@ -240,12 +241,12 @@ func instead(op ir.Op, k int, other ir.Op) func(p *Plan) {
 // TestWhatUpdatesMustDoIsProven: a step of a solver that is left out, applies the wrong gradient or
 // is clipped by another norm is found.
 func TestWhatUpdatesMustDoIsProven(t *testing.T) {
-	var updates []Update
+	var updates []lower.Update
 	p, dv, dw := backward()
 	p.Results = []ir.ID{dv}
 	for i, gradient := range []ir.ID{dv, dw} {
-		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
-			Accumulation: Accumulation{Runs: 4}, Scale: 0.25, Limit: 3, Rule: descent})
+		updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+			Accumulation: lower.Accumulation{Runs: 4}, Scale: 0.25, Limit: 3, Rule: descent})
 	}
 	const norm, changed = "result 1 in a run of kind 2 is not sqrt of norm", "not what it must be"
 	for _, test := range []struct {
@@ -273,11 +274,11 @@ func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 func TestUpdatesAreProvenByTheirRules(t *testing.T) {
 	p, dv, _ := backward()
 	var plans []*Plan
-	for _, rule := range []Rule{descent, func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
-		setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+	for _, rule := range []lower.Rule{descent, func(p *fuse.Program, w, dw fuse.Value,
+		kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 		return p.Do(fuse.Add, w, p.Do(fuse.Mul, setting(0), dw)), kept, nil
 	}} {
-		planned := p.planned(t, Update{Input: 1, Gradient: dv, Kept: 1, Rule: rule})
+		planned := p.planned(t, lower.Update{Input: 1, Gradient: dv, Kept: 1, Rule: rule})
 		plans = append(plans, planned)
 	}
 	plans[0].Program = plans[1].Program
@@ -307,7 +308,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 	p := centred()
 	damaged := func(of func(plain bool) bool) (*Plan, error) {
 		return proven(prove, func(plain bool) (*Plan, error) {
-			q, err := lowered(&p.Program, nil)
+			q, err := lower.Run(&p.Program, 0)
 			if err != nil {
 				return nil, err
 			}

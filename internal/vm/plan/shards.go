@@ -5,47 +5,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 )
-
-// Shard is what one rank of several updates of a variable, and keeps vectors for: the elements in
-// row-major order from number From up to To, which may be none. The ranks divide each bucket. Its
-// gradients are reduce-scattered, each rank updates its shard where its gradients come back, and an
-// all-gather gives all ranks the whole variables: ZeRO (Rajbhandari et al., arXiv:1910.02054).
-//
-// So every element has one rank that updates it, from the gradient which an all-reduce would give
-// all: the variables have the bits of training without shards.
-type Shard struct {
-	From, To int
-	// The bucket has Ranks chunks of Chunk elements, of which this rank has number Rank. The
-	// variable's are those from number First on.
-	Chunk, Rank, Ranks, First int
-	// Placed says that the bucket is in the arena while it is in use, and not in memory of its own:
-	// gradients until they are scattered, variables while they are gathered. Not with several runs.
-	Placed bool
-	// FullyShard says that between its uses a rank keeps only its shard of the variable, as in
-	// FSDP. The ranks gather a bucket of such variables in the arena before they are read, and
-	// updates write the shards.
-	FullyShard bool
-	// Half says that a bucket of fully sharded variables is gathered in BF16, which each
-	// rank makes of its shard: nothing else reads these variables ([lower.Halved]).
-	Half bool
-	// Persistent says that such a bucket is gathered once in a run, and stays when others are read.
-	Persistent bool
-}
-
-// gathers returns the dtype in which a bucket of variables of a dtype is gathered.
-func (s *Shard) gathers(d backend.DType) backend.DType {
-	if s != nil && s.Half {
-		return backend.BF16
-	}
-	return d
-}
-
-// fullySharded reports whether a rank keeps only its shard of a variable, and gathers it.
-func (s *Shard) fullySharded() bool { return s != nil && s.FullyShard }
-
-// empty reports whether other ranks update all of a variable.
-func (s *Shard) empty() bool { return s != nil && s.From == s.To }
 
 // shards are where the shards of a plan lie.
 type shards struct {
@@ -134,7 +95,7 @@ func (l *layouter) chunks(bucket int, kind Kind, chunks int, what string, d back
 }
 
 // place gives a part its place in the memory of a bucket.
-func (in bucketMemory) place(b *Buffer, s *Shard) {
+func (in bucketMemory) place(b *Buffer, s *lower.Shard) {
 	at := s.First
 	switch b.Kind {
 	case Gradient:
@@ -218,11 +179,11 @@ func (l *layouter) findReads(all []*group) {
 // end, unless the memory of the bucket is to be free: then once nothing reads them. Clipping waits
 // for all gradients.
 func (l *layouter) updateShards(done int) {
-	defer l.inRuns(l.accumulation.lastRun())()
+	defer l.inRuns(l.accumulation.LastRun())()
 	s := &l.shards
 	for bucket := s.updated + 1; bucket < len(l.sent); bucket++ {
 		of := l.buckets[bucket-1]
-		if !l.divides(of) || l.training.norm != nil {
+		if !l.divides(of) || l.training.Norm != nil {
 			return
 		}
 		placed, alone := l.updates[of[0]].Shard.Placed, l.updates[of[0]].Shard.FullyShard
@@ -271,8 +232,8 @@ func (l *layouter) gatherUpdated(bucket int) bool {
 	}
 	var args []Ref
 	for _, update := range buckets[bucket-1] {
-		if !l.updates[update].Shard.empty() {
-			args = append(args, l.ref(l.training.gradients[update]))
+		if !l.updates[update].Shard.Empty() {
+			args = append(args, l.ref(l.training.Gradients[update]))
 		}
 	}
 	s.gathers = append(s.gathers, l.beginGather(bucket, s.memory[bucket-1], false, args))
@@ -339,12 +300,12 @@ func (l *layouter) findParameters() {
 	p.of, p.values = map[int]int{}, make([][]ir.ID, len(l.updates))
 	var bytes []int // by bucket
 	for i, u := range l.updates {
-		if u.Shard.fullySharded() {
+		if u.Shard.FullySharded() {
 			p.of[u.Input] = i
 			for len(bytes) < u.Bucket {
 				bytes = append(bytes, 0)
 			}
-			d := u.Shard.gathers(l.bucketDType(u.Bucket))
+			d := u.Shard.Gathers(l.bucketDType(u.Bucket))
 			bytes[u.Bucket-1] = u.Shard.Chunk * u.Shard.Ranks * d.Size()
 		}
 	}
@@ -428,7 +389,7 @@ func (l *layouter) unshard(bucket int) {
 	p.prefetched = slices.Delete(p.prefetched, i, i+1)
 	gathered := l.endGather(of, func(update int) (name string, shape ir.Dims, d backend.DType) {
 		v := l.program.Values[l.gradients[update]] // is like the variable
-		d = l.updates[update].Shard.gathers(v.DType)
+		d = l.updates[update].Shard.Gathers(v.DType)
 		if ids := p.values[update]; ids != nil {
 			v = l.program.Values[ids[0]]
 			name = v.Name
@@ -469,13 +430,13 @@ func (l *layouter) gatherSharded(bucket int) {
 	}
 	of := l.buckets[bucket-1]
 	first := l.updates[of[0]].Shard
-	dtype := first.gathers(l.bucketDType(bucket))
+	dtype := first.Gathers(l.bucketDType(bucket))
 	in := bucketMemory{unsharded: l.chunks(bucket, Arena, first.Ranks, "variables of a bucket",
 		dtype), chunk: l.chunks(bucket, Arena, 1, "the shard of a bucket", dtype)}
 	var args []Ref
 	for _, update := range of {
 		u := l.updates[update]
-		if u.Shard.empty() {
+		if u.Shard.Empty() {
 			continue
 		}
 		to := l.part(in, Buffer{Kind: OwnShard, Index: update}, ir.Of(u.Shard.To-u.Shard.From),

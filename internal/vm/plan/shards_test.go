@@ -17,20 +17,20 @@ import (
 
 // sharded plans exp(x v w), of 16 elements each, for a rank of some, with both gradients in one
 // bucket or in two, which are of 5 elements more than the ranks divide.
-func sharded(t *testing.T, rank, ranks int, placed bool, change func(*Update),
+func sharded(t *testing.T, rank, ranks int, placed bool, change func(*lower.Update),
 	buckets ...int) *Plan {
 	t.Helper()
 	p, dv, dw := backward()
-	of := make([]Shard, 2)
+	of := make([]lower.Shard, 2)
 	for i := range of {
 		n := 16
 		if buckets[0] == buckets[1] {
 			n, of[i].First = 32, 16*i
 		}
 		of[i].Rank, of[i].Ranks, of[i].Chunk, of[i].Placed = rank, ranks, (n+5)/ranks, placed
-		of[i].From, of[i].To = of[i].of(16)
+		of[i].From, of[i].To = own(&of[i], 16)
 	}
-	updates := []Update{{Input: 1, Gradient: dv, Kept: 1, Bucket: buckets[0], Shard: &of[0],
+	updates := []lower.Update{{Input: 1, Gradient: dv, Kept: 1, Bucket: buckets[0], Shard: &of[0],
 		Rule: descent}, {Input: 2, Gradient: dw, Kept: 1, Bucket: buckets[1], Shard: &of[1],
 		Rule: descent}}
 	for i := range updates {
@@ -43,8 +43,8 @@ func sharded(t *testing.T, rank, ranks int, placed bool, change func(*Update),
 	return planned
 }
 
-// of returns the elements of a variable of n that a rank updates.
-func (s *Shard) of(n int) (from, to int) {
+// own returns the elements of a variable of n that a rank updates.
+func own(s *lower.Shard, n int) (from, to int) {
 	at := func(rank int) int { return min(max(rank*s.Chunk-s.First, 0), n) }
 	return at(s.Rank), at(s.Rank + 1)
 }
@@ -56,14 +56,14 @@ func TestShards(t *testing.T) {
 	const update, both = "update", "update of 2"
 	backwards := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN"}
 	apart := []string{"scatter bucket 0", "matmul NT", "matmul TN", "scatter bucket 1"}
-	clip := func(u *Update) { u.Limit, u.Parts = 1, true }
+	clip := func(u *lower.Update) { u.Limit, u.Parts = 1, true }
 	end := []string{"gather bucket 1", "receive shards of bucket 0", "assign",
 		"receive shards of bucket 1", "assign"}
 	for _, test := range []struct {
 		name        string
 		rank, ranks int
 		placed      bool
-		change      func(*Update)
+		change      func(*lower.Update)
 		buckets     []int
 		want        []string
 	}{
@@ -131,11 +131,11 @@ func TestShardsBesideTheBackwardPass(t *testing.T) {
 		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
 	}
 	for _, placed := range []bool{false, true} {
-		var updates []Update
+		var updates []lower.Update
 		for i, gradient := range gradients {
-			updates = append(updates, Update{Input: 4 - i, Gradient: gradient, Kept: 1,
-				Bucket: 1 + i, Rule: descent, Shard: &Shard{From: 8, To: 16, Chunk: 8, Rank: 1,
-					Ranks: 2, Placed: placed}})
+			updates = append(updates, lower.Update{Input: 4 - i, Gradient: gradient, Kept: 1,
+				Bucket: 1 + i, Rule: descent, Shard: &lower.Shard{From: 8, To: 16, Chunk: 8,
+					Rank: 1, Ranks: 2, Placed: placed}})
 		}
 		planned := p.planned(t, updates...)
 		at := func(name string) int {
@@ -170,15 +170,15 @@ func TestUpdatesBesideTheLastReduceScatter(t *testing.T) {
 			hidden = append(hidden, p.add(ir.MatMul{}, ir.Of(4, 4), hidden[i-1], weights[i-1]))
 			weights = append(weights, p.input(1+i, 4, 4))
 		}
-		h, updates := p.add(ir.MatMul{}, ir.Of(4, 4), hidden[3], weights[3]), []Update(nil)
+		h, updates := p.add(ir.MatMul{}, ir.Of(4, 4), hidden[3], weights[3]), []lower.Update(nil)
 		for i := 3; i >= 0; i-- {
 			rows := 4
 			if i == 0 {
 				rows = words
 			}
 			gradient := p.add(ir.MatMul{TransA: true}, ir.Of(rows, 4), hidden[i], h)
-			updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
-				Bucket: 4 - i, Rule: descent, Shard: &Shard{From: 2 * rows, To: 4 * rows,
+			updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+				Bucket: 4 - i, Rule: descent, Shard: &lower.Shard{From: 2 * rows, To: 4 * rows,
 					Chunk: 2 * rows, Rank: 1, Ranks: 2}})
 			if i > 0 {
 				h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
@@ -205,11 +205,11 @@ func TestUpdatesBesideTheLastReduceScatter(t *testing.T) {
 
 // gathering plans a perceptron of n layers, of which a rank of three has a shard each, the last one
 // none.
-func gathering(t *testing.T, n, rank int, a Accumulation) *Plan {
+func gathering(t *testing.T, n, rank int, a lower.Accumulation) *Plan {
 	t.Helper()
 	p := &program{}
 	var weights, hidden []ir.ID
-	var updates []Update
+	var updates []lower.Update
 	h := p.input(0, 4, 4)
 	for i := range n {
 		weights, hidden = append(weights, p.input(1+i, 4, 4)), append(hidden, h)
@@ -219,10 +219,10 @@ func gathering(t *testing.T, n, rank int, a Accumulation) *Plan {
 	for i := n - 1; i >= 0; i-- {
 		gradient := p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), hidden[i], h)
 		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
-		s := &Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), FullyShard: true}
-		s.From, s.To = s.of(16)
-		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: n - i,
-			Rule: descent, Shard: s, Accumulation: a})
+		s := &lower.Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), FullyShard: true}
+		s.From, s.To = own(s, 16)
+		updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+			Bucket: n - i, Rule: descent, Shard: s, Accumulation: a})
 	}
 	planned := p.planned(t, updates...)
 	require.NoError(t, require.Err(Plain(&p.Program, updates...)))
@@ -233,7 +233,7 @@ func gathering(t *testing.T, n, rank int, a Accumulation) *Plan {
 // behind the other without a break, two stay, and a rank has its shards of them alone.
 func TestShardsOfVariables(t *testing.T) {
 	const n = 6
-	for _, a := range []Accumulation{{}, {Runs: 3}} {
+	for _, a := range []lower.Accumulation{{}, {Runs: 3}} {
 		for rank := range 3 {
 			planned := gathering(t, n, rank, a)
 			broken := *planned
@@ -290,7 +290,7 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 5))
 			p := random(r, 13)
 			updates := randomShards(r, p,
-				Shard{Rank: rank, Ranks: ranks, FullyShard: r.IntN(3) > 0})
+				lower.Shard{Rank: rank, Ranks: ranks, FullyShard: r.IntN(3) > 0})
 			planned, err := New(&p.Program, updates...)
 			limits := Standard()
 			if limits.Memory = -1; err == nil {
@@ -323,8 +323,8 @@ func TestShardsOfRandomProgramsAreProven(t *testing.T) {
 
 // randomShards are updates of the variables of a random program by random gradients, in buckets of
 // which ranks have shards.
-func randomShards(r *rand.Rand, p *program, of Shard) (updates []Update) {
-	a := Accumulation{Runs: r.IntN(4)}
+func randomShards(r *rand.Rand, p *program, of lower.Shard) (updates []lower.Update) {
+	a := lower.Accumulation{Runs: r.IntN(4)}
 	of.Placed = !a.Several() && (of.FullyShard || r.IntN(2) == 0)
 	of.Persistent = of.FullyShard && r.IntN(4) == 0
 	limit, pad, n := float64(r.IntN(2)), r.IntN(4), p.Values[0].Shape.Size()
@@ -339,12 +339,12 @@ func randomShards(r *rand.Rand, p *program, of Shard) (updates []Update) {
 		}
 		s, b := of, len(end)
 		s.First, end[b-1] = end[b-1], end[b-1]+n
-		updates = append(updates, Update{Input: i, Gradient: gradient, Kept: 1, Rule: descent,
+		updates = append(updates, lower.Update{Input: i, Gradient: gradient, Kept: 1, Rule: descent,
 			Accumulation: a, Limit: limit, Parts: limit > 0, Bucket: b, Shard: &s})
 	}
 	for _, u := range updates {
 		u.Shard.Chunk = (end[u.Bucket-1] + pad + of.Ranks - 1) / of.Ranks
-		u.Shard.From, u.Shard.To = u.Shard.of(n)
+		u.Shard.From, u.Shard.To = own(u.Shard, n)
 	}
 	return updates
 }
@@ -352,7 +352,7 @@ func randomShards(r *rand.Rand, p *program, of Shard) (updates []Update) {
 // TestVerifyFindsGathersThatMeet: one that comes back twice, two in one place, one that nobody
 // waits for.
 func TestVerifyFindsGathersThatMeet(t *testing.T) {
-	planned := gathering(t, 6, 2, Accumulation{})
+	planned := gathering(t, 6, 2, lower.Accumulation{})
 	var gathers, ends []int
 	for i, s := range planned.Steps {
 		if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
@@ -415,19 +415,19 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 		h = p.unary(fuse.Tanh, h)
 	}
 	p.Results = []ir.ID{h}
-	shard := func(size int) *Shard {
-		return &Shard{To: size / 2, Chunk: size / 2, Ranks: 2, FullyShard: true}
+	shard := func(size int) *lower.Shard {
+		return &lower.Shard{To: size / 2, Chunk: size / 2, Ranks: 2, FullyShard: true}
 	}
-	var updates []Update
+	var updates []lower.Update
 	for i := n - 1; i >= 0; i-- {
 		gradient := p.add(ir.MatMul{TransA: true}, ir.Of(32, 32), hidden[i], h)
 		h = p.add(ir.MatMul{TransB: true}, ir.Of(32, 32), h, weights[i])
-		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+		updates = append(updates, lower.Update{Input: 1 + i, Gradient: gradient, Kept: 1,
 			Bucket: n - i, Rule: descent, Shard: shard(1024)})
 	}
 	sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(32), h)
-	updates = append(updates, Update{Input: 1 + n, Gradient: p.add(ir.Reshape{}, ir.Of(1, 32), sum),
-		Kept: 1, Bucket: n + 1, Rule: descent, Shard: shard(32)})
+	updates = append(updates, lower.Update{Input: 1 + n,
+		Gradient: p.add(ir.Reshape{}, ir.Of(1, 32), sum), Kept: 1, Bucket: n + 1, Rule: descent, Shard: shard(32)})
 	var inputs []int
 	var gradients []ir.ID
 	for _, u := range updates {
@@ -473,8 +473,8 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 
 // TestShardsAccumulate: sums of runs stay whole until the last one.
 func TestShardsAccumulate(t *testing.T) {
-	planned := sharded(t, 1, 3, false, func(u *Update) {
-		u.Accumulation, u.Scale = Accumulation{Runs: 3}, 0.5
+	planned := sharded(t, 1, 3, false, func(u *lower.Update) {
+		u.Accumulation, u.Scale = lower.Accumulation{Runs: 3}, 0.5
 	}, 2, 1)
 	for _, s := range planned.Steps {
 		switch s.Op.(type) {

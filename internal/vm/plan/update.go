@@ -10,43 +10,6 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// Update is how a variable changes at the end of each run: a step of a solver, or another value.
-type Update struct {
-	Input    int   // the variable
-	Gradient ir.ID // of the program, or the value that the variable gets if there is no Rule
-	Kept     int   // how many vectors like the variable are kept from run to run
-	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
-	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
-	Bucket int
-	// Half says that ranks exchange the gradient in BF16: the step that computes it rounds it. Not
-	// with shards, nor with several runs.
-	Half bool
-	// Shard is what this rank updates of the variable, nil for all of it: see [Shard].
-	Shard *Shard
-	// Lookups says what ranks exchange besides in place of a part of the gradient, nil for nothing.
-	// Not with shards, nor with several runs.
-	Lookups *lower.Lookups
-	// Accumulation is how gradients of several runs are added up before the updates, the same for
-	// all.
-	Accumulation Accumulation
-	// Scale is what the sum of all runs and ranks is multiplied by, the same for all; 0 is 1.
-	Scale float64
-	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0
-	// for no bound. With a norm that is not finite, no update changes anything.
-	Limit float64
-	// Parts says that ranks have parts of the variables: the norm covers all, and the operation
-	// [Squares] adds up the ranks' sums of squares. Uncounted gradients are the same on several
-	// ranks, of which another one counts them.
-	Parts, Uncounted bool
-	// Updates without a Rule have nothing else, and no others may be beside them.
-	Rule Rule
-}
-
-// Rule adds the update of one element to a program: what becomes of w and of kept. Settings are
-// numbers that are bound before each run.
-type Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
-	setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
-
 // Joined are loops that may run at once and differ only in their length: see [fuse.Joiner]. Results
 // and operands of one loop come behind those of another. The results of an update are the variable
 // and what is kept for it, over which it writes. Updates come last, when everything else has read
@@ -77,7 +40,7 @@ func (l *layouter) before(id ir.ID) Ref {
 
 // changes reports whether updates change a variable.
 func (l *layouter) changes(input int) bool {
-	return slices.ContainsFunc(l.updates, func(u Update) bool {
+	return slices.ContainsFunc(l.updates, func(u lower.Update) bool {
 		return u.Input == input
 	})
 }
@@ -122,7 +85,7 @@ func (l *layouter) update() {
 		id := l.gradients[i]
 		switch {
 		case u.Bucket > 0, u.Lookups != nil:
-		case u.Accumulation.keeps():
+		case u.Accumulation.Keeps():
 			l.applies(i, l.slots(i)[0])
 		case l.carries(i) && l.program.Values[id].Op == (ir.Input{Index: u.Input}):
 			l.applies(i, l.ref(id))
@@ -130,14 +93,14 @@ func (l *layouter) update() {
 			l.applies(i, l.before(id))
 		}
 	}
-	a, clips := l.accumulation, l.training.norm != nil
+	a, clips := l.accumulation, l.training.Norm != nil
 	for bucket := range l.buckets {
 		if clips || a.Apart {
 			l.receive(bucket + 1)
 		}
 	}
-	defer l.inRuns(a.updateRun())()
-	for _, id := range l.training.gradients {
+	defer l.inRuns(a.UpdateRun())()
+	for _, id := range l.training.Gradients {
 		if a.Apart { // of a run before
 			l.refs[id].Step = -1
 		}
@@ -167,7 +130,7 @@ func (l *layouter) update() {
 
 // applies says where the gradient of an update is that this rank applies.
 func (l *layouter) applies(update int, dw Ref) {
-	l.setRef(l.training.gradients[update], dw)
+	l.setRef(l.training.Gradients[update], dw)
 }
 
 // inRuns returns a function that makes the steps since then those of some runs alone.
@@ -192,11 +155,11 @@ func (l *layouter) updateBucket(bucket int) {
 
 // updating appends the step of one update, or adds it to the one before.
 func (l *layouter) updating(update int) {
-	assigns, u := l.training.assigns[update], l.updates[update]
-	if len(assigns) == 0 || u.Shard.empty() {
+	assigns, u := l.training.ByUpdate[update], l.updates[update]
+	if len(assigns) == 0 || u.Shard.Empty() {
 		return
 	}
-	dw, name := l.ref(l.training.gradients[update]), l.program.Values[l.gradients[update]].Name
+	dw, name := l.ref(l.training.Gradients[update]), l.program.Values[l.gradients[update]].Name
 	to := l.program.Values[assigns[0].To]
 	w := l.variable(u.Input, to.Shape, to.DType)
 	if l.carries(update) {
@@ -216,7 +179,7 @@ func (l *layouter) updating(update int) {
 		}
 		values, written = append(values, a.Value), append(written, r)
 	}
-	b := l.loopOver(values...)
+	b := l.loopOver(true, values...)
 	for k, r := range written {
 		r.Shape = ir.Of(b.program.Shape...)
 		r.Strides = r.Shape.Strides()
@@ -231,11 +194,11 @@ func (l *layouter) updating(update int) {
 // clip appends what finds the norm of all gradients, the last result, and the factor that bounds
 // it.
 func (l *layouter) clip() {
-	for _, id := range l.training.scalars {
+	for _, id := range l.training.Scalars {
 		v := l.program.Values[id]
 		switch v.Op.(type) {
 		case ir.Reduce: // of the squares of a gradient
-			b := l.loopOver(v.Args[0])
+			b := l.loopOver(true, v.Args[0])
 			b.program.Reduced = slices.Repeat([]bool{true}, len(b.program.Shape))
 			b.fold(backend.Sum, l.value[v.Args[0]], l.result(v.Shape, v.DType, v.Name))
 			l.join(v.Name, "squares", b)
@@ -249,13 +212,13 @@ func (l *layouter) clip() {
 			l.setRef(id, r)
 		}
 	}
-	l.numbers(l.training.norm...)
-	l.plan.Results = append(l.plan.Results, l.refs[l.training.norm[0]])
+	l.numbers(l.training.Norm...)
+	l.plan.Results = append(l.plan.Results, l.refs[l.training.Norm[0]])
 }
 
 // numbers appends a loop of one element.
 func (l *layouter) numbers(of ...ir.ID) {
-	b := l.loopOver(of...)
+	b := l.loopOver(true, of...)
 	for _, id := range of {
 		v := l.program.Values[id]
 		r := l.result(v.Shape, v.DType, v.Name)
@@ -267,16 +230,16 @@ func (l *layouter) numbers(of ...ir.ID) {
 
 // carries reports whether a variable gets a value of the run.
 func (l *layouter) carries(update int) bool {
-	assigns := l.training.assigns[update]
-	return len(assigns) > 0 && assigns[0].Value < l.training.first
+	assigns := l.training.ByUpdate[update]
+	return len(assigns) > 0 && assigns[0].Value < l.training.First
 }
 
 // loopOver returns a loop that computes values of the end of a step, and loads what is there. If
-// that has no gaps, it is along one axis.
-func (l *layouter) loopOver(values ...ir.ID) *loopBuilder {
-	members, shape, dense := l.members(values), l.program.Values[values[0]].Shape, true
+// dense, and that has no gaps, it is along one axis.
+func (l *layouter) loopOver(dense bool, values ...ir.ID) *loopBuilder {
+	members, shape := l.members(values), l.program.Values[values[0]].Shape
 	for _, id := range members {
-		dense = dense && (l.computes(id) || l.training.repeats(id) || l.ref(id).Dense())
+		dense = dense && (l.computes(id) || l.training.Repeats(id) || l.ref(id).Dense())
 	}
 	if dense {
 		shape = ir.Of(shape.Size())
@@ -292,7 +255,7 @@ func (l *layouter) loopOver(values ...ir.ID) *loopBuilder {
 			continue
 		}
 		r := l.ref(id)
-		if r.Shape = shape; l.training.repeats(id) {
+		if r.Shape = shape; l.training.Repeats(id) {
 			r.Strides = zeros(shape.Len())
 		} else if dense {
 			r.Strides = shape.Strides()
@@ -311,7 +274,7 @@ func (l *layouter) computes(id ir.ID) bool {
 
 // members returns what a loop loads and computes for some values, in the program's order.
 func (l *layouter) members(values []ir.ID) []ir.ID {
-	all := append(make([]ir.ID, 0, perUpdate), values...)
+	all := append(make([]ir.ID, 0, lower.PerUpdate), values...)
 	for k := 0; k < len(all); k++ {
 		if !l.computes(all[k]) {
 			continue

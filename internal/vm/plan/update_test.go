@@ -6,6 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -22,8 +23,8 @@ func TestUpdates(t *testing.T) {
 	p := &program{}
 	v, w := p.input(0, 2, 3), p.input(1, 2, 3)
 	p.Results = []ir.ID{p.binary(fuse.Mul, v, w), w}
-	planned := p.planned(t, Update{Input: 0, Gradient: w, Kept: 1, Rule: descent},
-		Update{Input: 1, Gradient: v, Kept: 1, Rule: descent})
+	planned := p.planned(t, lower.Update{Input: 0, Gradient: w, Kept: 1, Rule: descent},
+		lower.Update{Input: 1, Gradient: v, Kept: 1, Rule: descent})
 	written, states, settings := 0, 0, 0
 	for _, b := range planned.Buffers {
 		if b.Written {
@@ -59,10 +60,10 @@ func TestCastsOfVariablesAreOneStep(t *testing.T) {
 		x, v, w := p.input(0, 8, 8), p.input(1, 8, 8), p.input(2, 64)
 		y := p.product(p.product(x, v), p.add(ir.Reshape{}, ir.Of(8, 8), w))
 		p.Results = []ir.ID{y}
-		var updates []Update
+		var updates []lower.Update
 		want := []string{"loop cast", "loop cast", "matmul NN", "loop cast", "matmul NN"}
 		if trained {
-			updates = []Update{{Input: 1, Gradient: x, Kept: 1, Rule: descent},
+			updates = []lower.Update{{Input: 1, Gradient: x, Kept: 1, Rule: descent},
 				{Input: 2, Gradient: p.input(3, 64), Kept: 1, Rule: descent}}
 			want = []string{"cast of 2", "loop cast", "matmul NN", "matmul NN", "update of 2"}
 		}
@@ -77,6 +78,6 @@ func TestUpdateOfAnotherShape(t *testing.T) {
 	p := &program{}
 	w := p.input(0, 2, 3)
 	p.Results = []ir.ID{p.unary(fuse.Exp, w)}
-	require.Fails(t, "the call", require.Err(New(&p.Program, Update{Input: 0, Gradient: p.input(1,
-		3), Kept: 1, Rule: descent})), "gradient of shape")
+	require.Fails(t, "the call", require.Err(New(&p.Program, lower.Update{Input: 0,
+		Gradient: p.input(1, 3), Kept: 1, Rule: descent})), "gradient of shape")
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -33,7 +34,7 @@ func (m *valueNumbers) gathered(update int, shard tensor, n int) tensor {
 }
 
 // shardOf returns a rank's part of what is like a variable.
-func (r *proof) shardOf(s *plan.Shard, whole tensor) tensor {
+func (r *proof) shardOf(s *lower.Shard, whole tensor) tensor {
 	a := axes{off: s.From}
 	a.add(s.To-s.From, 1)
 	return r.read(whole, &a)
@@ -51,8 +52,8 @@ func (r *proof) dtype(update int) backend.DType {
 
 // sharded returns the update of a variable of which a rank has a part alone.
 func (r *proof) sharded(b *plan.Buffer) (update int, ok bool) {
-	update = slices.IndexFunc(r.plan.Updates, func(u plan.Update) bool {
-		return b.Kind == plan.Input && u.Input == b.Index && fullySharded(u.Shard)
+	update = slices.IndexFunc(r.plan.Updates, func(u lower.Update) bool {
+		return b.Kind == plan.Input && u.Input == b.Index && u.Shard.FullySharded()
 	})
 	return update, update >= 0
 }
@@ -68,7 +69,7 @@ func (r *proof) variable(update int) tensor {
 func (r *proof) members(bucket int) (all, mine []int) {
 	for i := range r.plan.Updates {
 		if u := &r.plan.Updates[i]; u.Bucket == bucket {
-			if all = append(all, i); !empty(u.Shard) {
+			if all = append(all, i); !u.Shard.Empty() {
 				mine = append(mine, i)
 			}
 		}

@@ -2,6 +2,7 @@ package proof
 
 import (
 	"github.com/euryale-ml/euryale/internal/vm/ir"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/internal/vm/plan"
 )
 
@@ -40,17 +41,8 @@ func placed(b *plan.Buffer) bool {
 	return b.Kind == plan.Arena || b.Kind == plan.FullBucket || b.Within > 0
 }
 
-// fullySharded reports whether a rank keeps only its shard of a variable, and gathers it.
-func fullySharded(s *plan.Shard) bool { return s != nil && s.FullyShard }
-
-// empty reports whether other ranks update all of a variable.
-func empty(s *plan.Shard) bool { return s != nil && s.From == s.To }
-
 // elementsOf returns the elements of a variable of n that a rank updates: those in its chunk.
-func elementsOf(s *plan.Shard, n int) (from, to int) {
+func elementsOf(s *lower.Shard, n int) (from, to int) {
 	first, end := s.Rank*s.Chunk-s.First, (s.Rank+1)*s.Chunk-s.First
 	return min(max(first, 0), n), min(max(end, 0), n)
 }
-
-// keeps reports whether gradients are kept from run to run.
-func keeps(a plan.Accumulation) bool { return a.Runs > 1 || a.Apart }

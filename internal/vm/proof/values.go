@@ -5,7 +5,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
-	"github.com/euryale-ml/euryale/internal/vm/plan"
+	"github.com/euryale-ml/euryale/internal/vm/lower"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -22,7 +22,7 @@ type valueNumbers struct {
 	shapes  numbers[ir.Dims]
 	layouts numbers[axes]
 	lists   [32]list // some of the layouts that were asked for last
-	halved  []int    // inputs whose digits of BF16 mean something else than all: see [plan.Shard]
+	halved  []int    // inputs whose digits of BF16 mean something else than all: see [lower.Shard]
 	scratch fuse.Program
 	loads   []tensor     // of the operands of a loop
 	places  []fuse.Value // of these in the scratch program
@@ -572,7 +572,7 @@ type effects []int32
 // many were before.
 func (e *effects) apply(m *valueNumbers, op ir.Op, d backend.DType, shape ir.Dims,
 	operands int32) int32 {
-	if !ir.Effect(op) || op.(ir.Opaque).Index == plan.Squares {
+	if !ir.Effect(op) || op.(ir.Opaque).Index == lower.Squares {
 		return m.apply(op, d, shape, operands, 0)
 	}
 	*e = append(*e, m.apply(op, d, shape, operands, len(*e)+1))

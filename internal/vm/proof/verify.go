@@ -27,7 +27,7 @@ func Verify(p *plan.Plan) error { return verify(p, passesOf) }
 func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
 	m := newValueNumbers(len(p.Program.Values))
 	for _, u := range p.Updates {
-		if fullySharded(u.Shard) && u.Shard.Half {
+		if u.Shard.FullySharded() && u.Shard.Half {
 			m.halved = append(m.halved, u.Input)
 		}
 	}
@@ -164,7 +164,7 @@ func (r *proof) begin() {
 		case plan.FullBucket, plan.OwnShard, plan.Unsharded:
 			c.step, c.gone = -2, -2
 		case plan.Gradient:
-			if c.tensor = r.outside(memoryOf(b), b.DType, n); !keeps(r.plan.Accumulation) {
+			if c.tensor = r.outside(memoryOf(b), b.DType, n); !r.plan.Accumulation.Keeps() {
 				c.step, c.gone = -2, -2 // nothing yet
 			} else if placed(b) {
 				r.live = append(r.live, i)

@@ -1,4 +1,4 @@
-package plan
+package lower
 
 import (
 	"cmp"
@@ -11,24 +11,27 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// training is the program of a step: behind the values of a run, what becomes of its gradients.
-type training struct {
+// Training is the program of a step: behind the values of a run, what becomes of its gradients.
+type Training struct {
 	*ir.Program
-	first     ir.ID            // of what is behind a run's values
-	gradients []ir.ID          // by update: what ranks and runs make of it, for this rank
-	rows      []ir.ID          // by update: what lookups add to that, -1 for nothing
-	scalars   []ir.ID          // from gradients to their norm: each is stored
-	norm      []ir.ID          // the norm of all gradients, and what they are multiplied by
-	assigns   [][]ir.Assign    // by update
-	variables map[int]ir.Value // of the run, by input
-	args      []ir.ID          // of all values: fewer allocations
+	First     ir.ID         // of what is behind a run's values
+	Runs      []ir.ID       // by update: the gradient of a run
+	Sums      [][]ir.Assign // by update: what runs leave of it, the last one's behind the others
+	Branches  [][]ir.ID     // by update: the sums of which the last run makes that of all ranks
+	Gradients []ir.ID       // by update: what ranks and runs make of these, for this rank
+	Rows      []ir.ID       // by update: what lookups add to that, -1 for nothing
+	Scalars   []ir.ID       // from gradients to their norm: each is stored
+	Norm      []ir.ID       // the norm of all gradients, and what they are multiplied by
+	ByUpdate  [][]ir.Assign // of the variable and what is kept for it
+	leaves    map[ir.Op]ir.ID
+	args      []ir.ID // of all values: fewer allocations
 }
 
 // Squares is the index of the [ir.Opaque] that replaces a rank's sum of squares by that of all
 // ranks with parts of the variables.
 const Squares = -1
 
-// train returns the program of a step, of that of a run whose last results are gradients. For each
+// Train returns the program of a step, of that of a run whose last results are gradients. For each
 // variable w, with s what is kept for it, and for shards with the elements that this rank has:
 //
 //	g         = scale (AllReduce(sums of the gradients of runs) + weight rows)
@@ -39,90 +42,102 @@ const Squares = -1
 //
 // Without a limit of the norm, f is left out. Sums are assigned to what keeps them for other runs.
 // What several loops compute, each for itself, is there several times.
-func train(p *ir.Program, updates []Update) (*training, error) {
-	t := &training{Program: p, first: ir.ID(len(p.Values)), variables: map[int]ir.Value{}}
+func Train(p *ir.Program, updates []Update) (*Training, error) {
+	t := &Training{Program: p, First: ir.ID(len(p.Values)), leaves: map[ir.Op]ir.ID{}}
 	if len(updates) == 0 {
 		return t, nil
 	}
 	own := tail(p, updates)
 	t.Program = &ir.Program{Values: append(make([]ir.Value, 0, len(p.Values)+
-		perUpdate*len(updates)), p.Values...), Results: p.Results[:own:own]}
-	for _, v := range p.Values {
-		if in, ok := v.Op.(ir.Input); ok {
-			t.variables[in.Index] = v
+		PerUpdate*len(updates)), p.Values...), Results: p.Results[:own:own]}
+	for i, v := range p.Values {
+		if _, variable := v.Op.(ir.Input); variable {
+			t.leaves[v.Op] = ir.ID(i)
 		}
 	}
-	var all []ir.ID
-	all, t.rows = gradients(p, updates)
+	t.Runs, t.Rows = gradients(p, updates)
 	for i, u := range updates {
-		t.gradients = append(t.gradients, t.own(u.Shard, t.combined(u, i, all[i])))
+		t.Gradients = append(t.Gradients, t.own(u.Shard, t.combined(u, i)))
 	}
 	if updates[0].Limit > 0 {
 		t.clip(updates)
-		t.Results = append(t.Results, t.norm[0])
+		t.Results = append(t.Results, t.Norm[0])
 	}
 	for i := range updates {
-		assigns, err := t.update(&updates[i], i, all[i])
+		assigns, err := t.update(&updates[i], i)
 		if err != nil {
-			return nil, fmt.Errorf("plan: update of %s: %w", p.Values[all[i]].Name, err)
+			return nil, fmt.Errorf("plan: update of %s: %w", p.Values[t.Runs[i]].Name, err)
 		}
-		t.assigns = append(t.assigns, assigns)
+		t.ByUpdate = append(t.ByUpdate, assigns)
 	}
-	t.Assigns = append(t.Assigns, slices.Concat(t.assigns...)...)
+	t.Assigns = append(t.Assigns, slices.Concat(t.ByUpdate...)...)
 	return t, nil
 }
 
-// perUpdate is how many values an update adds at the most without micro-batches, as those of AdamW
+// PerUpdate is how many values an update adds at the most without micro-batches, as those of AdamW
 // with a norm: there is room for them.
-const perUpdate = 40
+const PerUpdate = 40
 
 // value adds a value with the shape, the dtype and the name of another one.
-func (t *training) value(op ir.Op, like ir.Value, args ...ir.ID) ir.ID {
+func (t *Training) value(op ir.Op, like ir.Value, args ...ir.ID) ir.ID {
 	t.args = append(t.args, args...)
 	like.Op, like.Args = op, t.args[len(t.args)-len(args):len(t.args):len(t.args)]
 	return t.Add(like)
 }
 
+// leaf returns a value from outside, which is there once.
+func (t *Training) leaf(op ir.Op, like ir.Value) ir.ID {
+	if _, known := t.leaves[op]; !known {
+		t.leaves[op] = t.value(op, like)
+	}
+	return t.leaves[op]
+}
+
 // combined adds what runs add to the sums of a gradient, and returns what all runs and ranks make
 // of it: with updates in a run of their own, as the run before leaves it.
-func (t *training) combined(u Update, update int, gradient ir.ID) ir.ID {
-	a, like := u.Accumulation, t.Values[gradient]
-	x := t.value(ir.Reshape{}, like, gradient)
-	branches := len(a.branches())
-	kinds, _ := a.Sums()
+func (t *Training) combined(u Update, update int) ir.ID {
+	a, like := u.Accumulation, t.Values[t.Runs[update]]
+	sum, n := like, len(a.branches())
+	sum.Name = "sum of " + like.Name
 	kept := func(i int) ir.ID {
-		if i < branches {
-			return t.value(ir.PartialSum{Index: update, Vector: i}, like)
+		if i < n {
+			return t.leaf(ir.PartialSum{Index: update, Vector: i}, sum)
 		}
-		return t.value(ir.PartialSum{Index: update, Vector: i - branches, Inner: true}, like)
+		return t.leaf(ir.PartialSum{Index: update, Vector: i - n, Inner: true}, sum)
 	}
-	var sums []ir.ID
+	x, sums, branches := t.value(ir.Reshape{}, like, t.Runs[update]), []ir.Assign{}, []ir.ID{}
+	kinds, _ := a.Sums()
 	for kind, s := range kinds {
-		y := x
-		for _, i := range s.Add {
-			y = t.value(ir.Binary{Op: fuse.Add}, like, kept(i), y)
+		if kind == 0 || !s.equal(kinds[kind-1]) {
+			y := x
+			for _, i := range s.Add {
+				before := t.value(ir.Reshape{}, like, kept(i)) // loops load in the order of values
+				y = t.value(ir.Binary{Op: fuse.Add}, like, before, y)
+			}
+			sums = append(sums, ir.Assign{To: kept(s.To), Value: y})
 		}
-		if kind < len(kinds)-1 {
-			t.Assigns = append(t.Assigns, ir.Assign{To: kept(s.To), Value: y, Runs: 1 << kind})
-			continue
+		of := &sums[len(sums)-1]
+		if of.Runs |= 1 << kind; kind < len(kinds)-1 {
+			t.Assigns = append(t.Assigns, ir.Assign{To: of.To, Value: of.Value, Runs: 1 << kind})
 		}
-		for branch := range s.To {
-			sums = append(sums, kept(branch))
-		}
-		sums = append(sums, y)
 	}
-	if x = sums[0]; u.Bucket > 0 {
-		x = t.value(ir.AllReduce{Index: update}, like, sums...)
+	for branch := range n - 1 {
+		branches = append(branches, kept(branch))
+	}
+	branches = append(branches, sums[len(sums)-1].Value)
+	t.Sums, t.Branches = append(t.Sums, sums), append(t.Branches, branches)
+	if x = branches[0]; u.Bucket > 0 {
+		x = t.value(ir.AllReduce{Index: update}, like, branches...)
 	}
 	if a.Apart {
-		t.Assigns = append(t.Assigns, ir.Assign{To: kept(0), Value: x, Runs: a.lastRun()})
-		x = kept(0)
+		t.Assigns = append(t.Assigns, ir.Assign{To: kept(0), Value: x, Runs: a.LastRun()})
+		return t.value(ir.Reshape{}, like, kept(0))
 	}
 	return x
 }
 
 // own returns the elements of x that this rank updates.
-func (t *training) own(s *Shard, x ir.ID) ir.ID {
+func (t *Training) own(s *Shard, x ir.ID) ir.ID {
 	if s == nil {
 		return x
 	}
@@ -133,22 +148,22 @@ func (t *training) own(s *Shard, x ir.ID) ir.ID {
 	return t.value(ir.Slice{Start: s.From, Step: 1}, v, x)
 }
 
-// repeats reports whether a value is one number.
-func (t *training) repeats(id ir.ID) bool {
+// Repeats reports whether a value is one number.
+func (t *Training) Repeats(id ir.ID) bool {
 	_, setting := t.Values[id].Op.(ir.Setting)
 	_, factor := t.Values[id].Op.(ir.Broadcast)
 	return setting || factor
 }
 
 // like returns what the values of an update are like: its gradient, as loops compute it.
-func (t *training) like(update int) ir.Value {
-	v := t.Values[t.gradients[update]]
+func (t *Training) like(update int) ir.Value {
+	v := t.Values[t.Gradients[update]]
 	v.DType = fuse.Type(v.DType)
 	return v
 }
 
 // times returns x times a number, unless that is 1.
-func (t *training) times(x ir.ID, number float64, like ir.Value) ir.ID {
+func (t *Training) times(x ir.ID, number float64, like ir.Value) ir.ID {
 	if number == 1 {
 		return x
 	}
@@ -156,12 +171,12 @@ func (t *training) times(x ir.ID, number float64, like ir.Value) ir.ID {
 }
 
 // gradient returns a gradient as it is applied: the sum of all runs and ranks, scaled.
-func (t *training) gradient(u *Update, update int) ir.ID {
-	x, like := t.gradients[update], t.like(update)
+func (t *Training) gradient(u *Update, update int) ir.ID {
+	x, like := t.Gradients[update], t.like(update)
 	if of := u.Lookups; of != nil && of.Alone {
 		x = t.times(x, of.Weight, like)
 	} else if of != nil {
-		y := t.times(t.value(ir.Reshape{}, like, t.rows[update]), of.Weight, like)
+		y := t.times(t.value(ir.Reshape{}, like, t.Rows[update]), of.Weight, like)
 		x = t.value(ir.Binary{Op: fuse.Add}, like, x, y)
 	}
 	return t.times(x, cmp.Or(u.Scale, 1), like)
@@ -171,15 +186,15 @@ func (t *training) gradient(u *Update, update int) ir.ID {
 const maxNumbers = 60
 
 // clip adds the norm of all gradients, in F64, and the factor that makes it at most the limit.
-func (t *training) clip(updates []Update) {
+func (t *Training) clip(updates []Update) {
 	one := ir.Value{DType: backend.F64, Name: "norm"}
 	var sums []ir.ID
 	for i := range updates {
-		if u := &updates[i]; !u.Uncounted && !u.Shard.empty() {
+		if u := &updates[i]; !u.Uncounted && !u.Shard.Empty() {
 			sums = append(sums, t.squares(t.gradient(u, i)))
 		}
 	}
-	t.scalars = slices.Clone(sums)
+	t.Scalars = slices.Clone(sums)
 	sum := func(of []ir.ID) ir.ID {
 		x := of[0]
 		for _, y := range of[1:] {
@@ -188,8 +203,8 @@ func (t *training) clip(updates []Update) {
 		return x
 	}
 	stored := func(op ir.Op, x ir.ID) ir.ID {
-		t.scalars = append(t.scalars, t.value(op, one, x))
-		return t.scalars[len(t.scalars)-1]
+		t.Scalars = append(t.Scalars, t.value(op, one, x))
+		return t.Scalars[len(t.Scalars)-1]
 	}
 	for len(sums) > maxNumbers {
 		sums = append(sums[maxNumbers:], stored(ir.Copy{}, sum(sums[:maxNumbers])))
@@ -209,11 +224,11 @@ func (t *training) clip(updates []Update) {
 	less := do(fuse.Div, number(limit), norm)
 	factor := t.value(ir.Where{}, one, larger, less, number(1))
 	finite := do(fuse.LessEqual, norm, number(math.MaxFloat64))
-	t.norm = []ir.ID{norm, t.value(ir.Where{}, one, finite, factor, number(math.NaN()))}
+	t.Norm = []ir.ID{norm, t.value(ir.Where{}, one, finite, factor, number(math.NaN()))}
 }
 
 // squares returns the sum of the squares of a gradient.
-func (t *training) squares(x ir.ID) ir.ID {
+func (t *Training) squares(x ir.ID) ir.ID {
 	wide := t.Values[x]
 	wide.DType = backend.F64
 	x = t.value(ir.Cast{}, wide, x)
@@ -227,30 +242,31 @@ func (t *training) squares(x ir.ID) ir.ID {
 }
 
 // variable returns the variable of an update, like its gradient.
-func (t *training) variable(u *Update, like ir.Value) (ir.ID, error) {
-	if v, ok := t.variables[u.Input]; ok {
-		if like.Name = v.Name; v.DType != like.DType || v.Shape.Size() != like.Shape.Size() {
-			return 0, fmt.Errorf("a variable of shape %v of %v has a gradient of shape %v of %v",
-				v.Shape, v.DType, like.Shape, like.DType)
-		}
+func (t *Training) variable(u *Update, like ir.Value) (ir.ID, error) {
+	id := t.leaf(ir.Input{Index: u.Input}, like)
+	v := t.Values[id]
+	if like.Name = v.Name; v.DType != like.DType || v.Shape.Size() != like.Shape.Size() {
+		return 0, fmt.Errorf("a variable of shape %v of %v has a gradient of shape %v of %v",
+			v.Shape, v.DType, like.Shape, like.DType)
 	}
-	return t.value(ir.Input{Index: u.Input}, like), nil
+	return t.value(ir.Reshape{}, like, id), nil
 }
 
-// update adds what an update does, given the gradient in a run.
-func (t *training) update(u *Update, update int, gradient ir.ID) ([]ir.Assign, error) {
-	whole, runs := t.Values[gradient], u.Accumulation.updateRun()
+// update adds what an update does.
+func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
+	gradient := t.Runs[update]
+	whole, runs := t.Values[gradient], u.Accumulation.UpdateRun()
 	if u.Half {
 		whole.DType = backend.F32
 	}
 	dw := t.gradient(u, update)
 	w, err := t.variable(u, whole)
 	switch {
-	case err != nil || u.Shard.empty() && u.Shard.FullyShard:
+	case err != nil || u.Shard.Empty() && u.Shard.FullyShard:
 		return nil, err
 	case u.Rule == nil:
 		return []ir.Assign{{To: w, Value: gradient}}, nil
-	case u.Shard.empty():
+	case u.Shard.Empty():
 		return []ir.Assign{{To: w, Value: t.value(ir.AllGather{Index: update}, whole),
 			Runs: runs}}, nil
 	}
@@ -261,7 +277,7 @@ func (t *training) update(u *Update, update int, gradient ir.ID) ([]ir.Assign, e
 		before = append(before, t.value(ir.State{Input: u.Input, Vector: k}, kept))
 	}
 	var finite ir.ID
-	if t.norm != nil {
+	if t.Norm != nil {
 		dw, finite = t.clipped(dw, like)
 	}
 	after, err := t.rule(u, dw, before, like)
@@ -270,7 +286,7 @@ func (t *training) update(u *Update, update int, gradient ir.ID) ([]ir.Assign, e
 	}
 	assigns := make([]ir.Assign, len(after))
 	for k, x := range after {
-		if t.norm != nil {
+		if t.Norm != nil {
 			x = t.value(ir.Where{}, like, finite, x, before[k])
 		}
 		assigns[k] = ir.Assign{To: before[k], Value: x, Runs: runs}
@@ -283,19 +299,19 @@ func (t *training) update(u *Update, update int, gradient ir.ID) ([]ir.Assign, e
 }
 
 // clipped returns the product of a gradient and the factor, and whether that is a number.
-func (t *training) clipped(dw ir.ID, like ir.Value) (scaled, finite ir.ID) {
-	one, wide := t.Values[t.norm[1]], like
+func (t *Training) clipped(dw ir.ID, like ir.Value) (scaled, finite ir.ID) {
+	one, wide := t.Values[t.Norm[1]], like
 	one.Shape = ir.Of(slices.Repeat([]int{1}, like.Shape.Len())...)
 	wide.DType = one.DType
-	factor := t.value(ir.Broadcast{}, wide, t.value(ir.Reshape{}, one, t.norm[1]))
+	factor := t.value(ir.Broadcast{}, wide, t.value(ir.Reshape{}, one, t.Norm[1]))
 	scaled = t.value(ir.Binary{Op: fuse.Mul}, like, dw, t.value(ir.Cast{}, like, factor))
 	return scaled, t.value(ir.Binary{Op: fuse.Equal}, wide, factor, factor)
 }
 
 // rule adds what a rule makes of a variable and what is kept for it. It says of each instruction
 // that the rule writes which value that is.
-func (t *training) rule(u *Update, dw ir.ID, before []ir.ID, like ir.Value) ([]ir.ID, error) {
-	p := &fuse.Program{Code: make([]fuse.Instr, 0, perUpdate)} // of no axes
+func (t *Training) rule(u *Update, dw ir.ID, before []ir.ID, like ir.Value) ([]ir.ID, error) {
+	p := &fuse.Program{Code: make([]fuse.Instr, 0, PerUpdate)} // of no axes
 	operands, values := append([]ir.ID{dw}, before...), []fuse.Value(nil)
 	for range operands {
 		values = append(values, p.Load(like.DType))

@@ -1,4 +1,4 @@
-package plan
+package lower
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/vm/interpret"
 	"github.com/euryale-ml/euryale/internal/vm/ir"
@@ -34,11 +35,15 @@ const rate, decay, scale = 0.5, 0.25, 0.5
 
 // newStepping draws how ranks train.
 func newStepping(t *testing.T, r *rand.Rand) (s *stepping, what string) {
-	p := &program{}
-	w0, w1, x := p.input(0, 2, 3), p.input(1, 6), p.input(2, 2, 3)
-	flat := p.add(ir.Reshape{}, ir.Of(6), x)
-	gradients := []ir.ID{p.binary(fuse.Mul, p.add(ir.Reshape{}, ir.Of(2, 3), w1), x),
-		p.binary(fuse.Sub, flat, p.add(ir.Reshape{}, ir.Of(6), w0))}
+	p, matrix, vector := &ir.Program{}, ir.Of(2, 3), ir.Of(6)
+	add := func(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
+		return p.Add(ir.Value{Op: op, Args: args, Shape: shape, DType: backend.F32})
+	}
+	w0, w1, x := add(ir.Input{}, matrix), add(ir.Input{Index: 1}, vector),
+		add(ir.Input{Index: 2}, matrix)
+	flat := add(ir.Reshape{}, vector, x)
+	gradients := []ir.ID{add(ir.Binary{Op: fuse.Mul}, matrix, add(ir.Reshape{}, matrix, w1), x),
+		add(ir.Binary{Op: fuse.Sub}, vector, flat, add(ir.Reshape{}, vector, w0))}
 	p.Results = gradients
 	ranks, level, tree := 1+r.IntN(3), r.IntN(3), r.IntN(2) == 0
 	limit, apart, runs := float64(4*r.IntN(2)), r.IntN(2) == 0, 1+r.IntN(4)
@@ -48,7 +53,7 @@ func newStepping(t *testing.T, r *rand.Rand) (s *stepping, what string) {
 	if tree {
 		runs = ranks + r.IntN(20) // of all
 	}
-	s = &stepping{first: &p.Program}
+	s = &stepping{first: p}
 	done, chunk := 0, (11+ranks)/ranks+r.IntN(2)
 	for rank := range ranks {
 		a := Accumulation{Runs: runs, Apart: apart}
@@ -65,11 +70,12 @@ func newStepping(t *testing.T, r *rand.Rand) (s *stepping, what string) {
 			if level > 0 {
 				u.Shard = &Shard{Chunk: chunk, Rank: rank, Ranks: ranks, First: 6 * i,
 					FullyShard: level == 2}
-				u.Shard.From, u.Shard.To = u.Shard.of(6)
+				u.Shard.From = min(max(rank*chunk-6*i, 0), 6)
+				u.Shard.To = min(max((rank+1)*chunk-6*i, 0), 6)
 			}
 			updates = append(updates, u)
 		}
-		step := require.Value(train(&p.Program, updates))(t)
+		step := require.Value(Train(p, updates))(t)
 		require.NoError(t, step.Check())
 		s.programs, s.updates = append(s.programs, step.Program), append(s.updates, updates)
 		number := func(x float64) interpret.Array {
@@ -192,7 +198,7 @@ func (s *stepping) leave(rank int, to ir.ID, x interpret.Array) {
 		return
 	}
 	for other := range s.programs {
-		if other == rank || s.updates[rank][0].Shard.fullySharded() {
+		if other == rank || s.updates[rank][0].Shard.FullySharded() {
 			copy(s.inputs[other][in.Index].Data[at:], x.Data)
 		}
 	}
