@@ -33,5 +33,5 @@ func Run(p *ir.Program, tiles int, updates ...Update) (*ir.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	return roundExchanged(p, updates), nil
+	return fullyShard(roundExchanged(p, updates), updates)
 }

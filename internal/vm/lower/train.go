@@ -241,8 +241,11 @@ func (t *Training) squares(x ir.ID) ir.ID {
 		ir.Value{DType: backend.F64, Name: "norm"}, x)
 }
 
-// variable returns the variable of an update, like its gradient.
+// variable returns what this rank has of the variable of an update, like its gradient or its shard.
 func (t *Training) variable(u *Update, like ir.Value) (ir.ID, error) {
+	if u.Shard.FullySharded() {
+		like.Shape = ir.Of(u.Shard.To - u.Shard.From)
+	}
 	id := t.leaf(ir.Input{Index: u.Input}, like)
 	v := t.Values[id]
 	if like.Name = v.Name; v.DType != like.DType || v.Shape.Size() != like.Shape.Size() {
@@ -270,7 +273,10 @@ func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 		return []ir.Assign{{To: w, Value: t.value(ir.AllGather{Index: update}, whole),
 			Runs: runs}}, nil
 	}
-	before, like := []ir.ID{t.own(u.Shard, w)}, t.like(update)
+	before, like := []ir.ID{w}, t.like(update)
+	if !u.Shard.FullySharded() {
+		before[0] = t.own(u.Shard, w)
+	}
 	for k := range u.Kept {
 		kept := like
 		kept.Name = fmt.Sprintf("state %d of %s", k, t.Values[w].Name)

@@ -75,7 +75,8 @@ func newStepping(t *testing.T, r *rand.Rand) (s *stepping, what string) {
 			}
 			updates = append(updates, u)
 		}
-		step := require.Value(Train(p, updates))(t)
+		run := require.Value(fullyShard(p, updates))(t)
+		step := require.Value(Train(run, updates))(t)
 		require.NoError(t, step.Check())
 		s.programs, s.updates = append(s.programs, step.Program), append(s.updates, updates)
 		number := func(x float64) interpret.Array {
@@ -105,6 +106,17 @@ func (s *stepping) of(rank, variable int) (from, to int) {
 	return 0, 6
 }
 
+// memory is what a rank has of variables and inputs.
+func (s *stepping) memory(rank int) []interpret.Array {
+	all := slices.Clone(s.inputs[rank])
+	for i, u := range s.updates[rank] {
+		if u.Shard.FullySharded() {
+			all[i].Data = all[i].Data[u.Shard.From:u.Shard.To]
+		}
+	}
+	return all
+}
+
 // integers are elements whose sums are exact.
 func integers(r *rand.Rand) (all []float64) {
 	for range 6 {
@@ -130,7 +142,7 @@ func (s *stepping) step(t *testing.T, r *rand.Rand) {
 	run := func(kind func(a Accumulation) int, ranks ...int) {
 		all := &interpret.Ranks{Programs: s.programs}
 		for rank := range s.programs {
-			all.Outside = append(all.Outside, interpret.Outside{Inputs: s.inputs[rank],
+			all.Outside = append(all.Outside, interpret.Outside{Inputs: s.memory(rank),
 				Kept: s.ours[rank], Opaque: func(v ir.Value, _ []interpret.Array) (
 					interpret.Array, error) {
 					return all.Sum(v) // of squares
@@ -196,6 +208,9 @@ func (s *stepping) leave(rank int, to ir.ID, x interpret.Array) {
 	if !variable {
 		s.ours[rank][p.Values[to].Op] = x
 		return
+	}
+	if s.updates[rank][in.Index].Shard.FullySharded() {
+		at, _ = s.of(rank, in.Index)
 	}
 	for other := range s.programs {
 		if other == rank || s.updates[rank][0].Shard.FullySharded() {

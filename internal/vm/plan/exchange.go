@@ -95,7 +95,7 @@ func exchanging(p *ir.Program, t *lower.Training, updates []lower.Update,
 			id = p.Values[id].Args[0]
 			alone = len(users[id]) == 1
 		}
-		if alone && !ir.View(p.Values[id].Op) && !ir.Leaf(p.Values[id].Op) {
+		if alone && !ir.View(p.Values[id].Op) && !given(p.Values[id].Op) {
 			x.direct[id] = i
 		}
 	}
@@ -149,7 +149,7 @@ func (l *layouter) computed(id ir.ID) bool {
 		id = l.program.Values[id].Args[0]
 	}
 	_, sharded := l.sharded(id)
-	return ir.Leaf(l.program.Values[id].Op) || l.placed[id] || sharded
+	return given(l.program.Values[id].Op) || l.placed[id] || sharded
 }
 
 // countProducts notes what runs beside each exchange, in the runs that exchange.

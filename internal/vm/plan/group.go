@@ -84,7 +84,7 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, copies map[ir.ID]boo
 		copies: copies, counted: make([]int, len(p.Values))}
 	g.depend()
 	for i, v := range p.Values {
-		if ir.View(v.Op) || ir.Leaf(v.Op) {
+		if ir.View(v.Op) || given(v.Op) {
 			continue
 		}
 		id := ir.ID(i)
@@ -106,6 +106,13 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, copies map[ir.ID]boo
 		g.besides(own)
 	}
 	return g
+}
+
+// given reports whether no group computes a value: ranks gather it before groups read it, or it
+// comes from outside.
+func given(op ir.Op) bool {
+	_, gathered := op.(ir.AllGather)
+	return gathered || ir.Leaf(op)
 }
 
 // addsUp reports whether a value adds the gradient of a tile to others: loops that go on with it
@@ -133,7 +140,7 @@ func (g *grouping) depend() {
 		}
 		g.large = g.large || v.Shape.Size() >= g.LargeLoop
 		for _, a := range v.Args {
-			if a = g.base[a]; !ir.Leaf(g.program.Values[a].Op) {
+			if a = g.base[a]; !given(g.program.Values[a].Op) {
 				g.needs[id] = append(g.needs[id], a)
 			}
 		}

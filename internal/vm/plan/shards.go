@@ -22,12 +22,11 @@ type shards struct {
 // unsharded before the first step that reads one of its variables, and later once more if other
 // buckets were read meanwhile (FSDP: Zhao et al., arXiv:2304.11277, and stage 3 of ZeRO).
 type parameters struct {
-	of         map[int]int // the updates of these variables, by input
-	values     [][]ir.ID   // the variables, or what is made of them in BF16, by update
-	persistent []bool      // by bucket: it is not resharded
-	needs      [][]int     // by group: buckets that it reads
-	unsharded  []int       // buckets, the one used last behind the others
-	prefetched []gather    // in flight
+	values     map[int]ir.ID // the variables that steps read, by update
+	persistent []bool        // by bucket: it is not resharded
+	needs      [][]int       // by group: buckets that it reads
+	unsharded  []int         // buckets, the one used last behind the others
+	prefetched []gather      // in flight
 }
 
 // gather is the all-gather of the variables of a bucket, and the memory that it takes.
@@ -150,8 +149,11 @@ func (l *layouter) findReads(all []*group) {
 		return
 	}
 	read := func(id ir.ID, until int) {
-		_, sharded := l.sharded(id)
-		for ir.View(l.program.Values[id].Op) || sharded && !ir.Leaf(l.program.Values[id].Op) {
+		if update, ok := l.sharded(id); ok {
+			s.reads[l.updates[update].Input] = max(s.reads[l.updates[update].Input], until)
+			return
+		}
+		for ir.View(l.program.Values[id].Op) {
 			id = l.program.Values[id].Args[0]
 		}
 		if in, ok := l.program.Values[id].Op.(ir.Input); ok {
@@ -271,58 +273,43 @@ func (l *layouter) endGathers(but int) {
 		})
 		for k, update := range l.buckets[of.bucket-1] {
 			x := gathered[k]
-			l.assign(l.variable(l.updates[update].Input, x.Shape, x.DType), x,
+			l.assign(l.ref(l.training.ByUpdate[update][0].To), x,
 				l.program.Values[l.gradients[update]].Name)
 		}
 	}
 }
 
-// sharded returns the update of the variable that a value is a view or a cast of, if ranks have
-// shards of it alone.
+// sharded returns the update of the variable that a value is, or a view or a cast of, if ranks
+// gather it before it is read.
 func (l *layouter) sharded(id ir.ID) (update int, ok bool) {
-	p := &l.shards.parameters
-	if len(p.of) == 0 {
-		return 0, false
-	}
 	for ir.View(l.program.Values[id].Op) || l.program.Values[id].Op == (ir.Cast{}) {
 		id = l.program.Values[id].Args[0]
 	}
-	if in, input := l.program.Values[id].Op.(ir.Input); input {
-		update, ok = p.of[in.Index]
-	}
-	return update, ok
+	of, ok := l.program.Values[id].Op.(ir.AllGather)
+	return of.Index, ok
 }
 
-// findParameters finds the variables. One that no step reads is unsharded with its bucket, too:
-// values has none.
+// findParameters finds the variables. One that no step reads is unsharded with its bucket, too.
 func (l *layouter) findParameters() {
 	p := &l.shards.parameters
-	p.of, p.values = map[int]int{}, make([][]ir.ID, len(l.updates))
-	var bytes []int // by bucket
-	for i, u := range l.updates {
-		if u.Shard.FullySharded() {
-			p.of[u.Input] = i
-			for len(bytes) < u.Bucket {
-				bytes = append(bytes, 0)
-			}
-			d := u.Shard.Gathers(l.bucketDType(u.Bucket))
-			bytes[u.Bucket-1] = u.Shard.Chunk * u.Shard.Ranks * d.Size()
+	p.values = map[int]ir.ID{}
+	for id, v := range l.run.Values {
+		if of, ok := v.Op.(ir.AllGather); ok {
+			p.values[of.Index] = ir.ID(id)
+		}
+	}
+	if len(p.values) == 0 {
+		return
+	}
+	bytes := make([]int, len(l.buckets))
+	for i, bucket := range l.buckets {
+		if of := l.updates[bucket[0]].Shard; of.FullySharded() {
+			bytes[i] = of.Chunk * of.Ranks * of.Gathers(l.bucketDType(i+1)).Size()
 		}
 	}
 	for i, n := range bytes {
 		p.persistent = append(p.persistent, n*persistentShare <= slices.Max(bytes) ||
 			l.updates[l.buckets[i][0]].Shard.Persistent)
-	}
-	for id, v := range l.run.Values {
-		x := ir.ID(id)
-		if v.Op == (ir.Cast{}) {
-			x = v.Args[0]
-		}
-		in, ok := l.program.Values[x].Op.(ir.Input)
-		if update, sharded := p.of[in.Index]; ok && sharded &&
-			(v.Op != ir.Cast{} || l.updates[update].Shard.Half) {
-			p.values[update] = append(p.values[update], ir.ID(id))
-		}
 	}
 }
 
@@ -330,7 +317,7 @@ func (l *layouter) findParameters() {
 // beside the group. It reshards buckets that were not read lately.
 func (l *layouter) unshardGroup(group int) {
 	p := &l.shards.parameters
-	if len(p.of) == 0 {
+	if len(p.values) == 0 {
 		return
 	}
 	if len(p.prefetched) == 0 {
@@ -369,12 +356,11 @@ func (l *layouter) prefetch(group int) {
 // unshardValue makes sure that a variable of which ranks have shards is unsharded, or its cast is
 // computed.
 func (l *layouter) unshardValue(id ir.ID, update int) {
-	u := l.updates[update]
-	if l.program.Values[id].Op == (ir.Cast{}) && !u.Shard.Half {
+	if l.program.Values[id].Op == (ir.Cast{}) {
 		l.cast(id)
 		return
 	}
-	l.unshard(u.Bucket)
+	l.unshard(l.updates[update].Bucket)
 }
 
 // unshard makes sure that the variables of a bucket are there.
@@ -390,14 +376,14 @@ func (l *layouter) unshard(bucket int) {
 	gathered := l.endGather(of, func(update int) (name string, shape ir.Dims, d backend.DType) {
 		v := l.program.Values[l.gradients[update]] // is like the variable
 		d = l.updates[update].Shard.Gathers(v.DType)
-		if ids := p.values[update]; ids != nil {
-			v = l.program.Values[ids[0]]
+		if id, read := p.values[update]; read {
+			v = l.program.Values[id]
 			name = v.Name
 		}
 		return name, v.Shape, d
 	})
 	for k, update := range l.buckets[bucket-1] {
-		for _, id := range p.values[update] {
+		if id, read := p.values[update]; read {
 			l.setRef(id, gathered[k])
 		}
 	}
@@ -441,10 +427,7 @@ func (l *layouter) gatherSharded(bucket int) {
 		}
 		to := l.part(in, Buffer{Kind: OwnShard, Index: update}, ir.Of(u.Shard.To-u.Shard.From),
 			dtype)
-		w := l.variable(u.Input, to.Shape, l.bucketDType(bucket)) // which has these elements alone
-		if ids := s.parameters.values[update]; ids != nil {
-			l.plan.Buffers[w.Buffer].Name = l.program.Values[ids[0]].Name
-		}
+		w := l.ref(l.training.ByUpdate[update][0].To)
 		b := newLoop(to.Shape, ir.Dims{})
 		b.store(b.load(l.plan, w), to)
 		l.join(l.plan.Buffers[w.Buffer].Name, "pack", b)

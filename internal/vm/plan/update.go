@@ -58,13 +58,14 @@ func (l *layouter) casts(all []*group) []*group {
 		for v = l.program.Values[v.Args[0]]; v.Op == (ir.Reshape{}); {
 			v = l.program.Values[v.Args[0]]
 		}
-		if in, ok := v.Op.(ir.Input); !ok || !l.changes(in.Index) {
-			return false
+		if _, sharded := v.Op.(ir.AllGather); sharded { // which is cast when it is read
+			return true
 		}
-		if _, sharded := l.sharded(id); !sharded { // which is cast when it is read
+		in, ok := v.Op.(ir.Input)
+		if ok = ok && l.changes(in.Index); ok {
 			l.cast(id)
 		}
-		return true
+		return ok
 	})
 }
 
@@ -160,13 +161,10 @@ func (l *layouter) updating(update int) {
 		return
 	}
 	dw, name := l.ref(l.training.Gradients[update]), l.program.Values[l.gradients[update]].Name
-	to := l.program.Values[assigns[0].To]
-	w := l.variable(u.Input, to.Shape, to.DType)
 	if l.carries(update) {
-		l.assign(w, dw, name)
+		l.assign(l.ref(assigns[0].To), dw, name)
 		return
 	}
-	l.setRef(assigns[0].To, w)
 	var written []Ref
 	var values []ir.ID
 	for _, a := range assigns {
@@ -347,17 +345,6 @@ func (l *layouter) join(name, what string, b *loopBuilder) {
 	s := &l.plan.Steps[at]
 	s.Op = Joined{what, append(s.Op.(Joined).Programs, b.program)}
 	s.Dsts, s.Args = append(s.Dsts, b.dsts...), append(s.Args, b.args...)
-}
-
-// variable returns where this rank has its elements of a variable, which have a shape.
-func (l *layouter) variable(index int, shape ir.Dims, d backend.DType) Ref {
-	at := slices.IndexFunc(l.plan.Buffers, func(b Buffer) bool {
-		return b.Kind == Input && b.Index == index
-	})
-	if at < 0 { // nothing else reads it
-		return l.buffer(Buffer{Kind: Input, Index: index}, shape, d, -1)
-	}
-	return Ref{Buffer: at, Shape: shape, Strides: shape.Strides(), DType: d, Step: -1}
 }
 
 // zeros returns n zeros: strides of a number.

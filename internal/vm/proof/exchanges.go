@@ -1,7 +1,6 @@
 package proof
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,7 +26,7 @@ func (m *valueNumbers) exchanged(sums ...tensor) (x tensor) {
 	return x
 }
 
-// gathered is a variable of n elements of which this rank has updated a shard, and others the rest.
+// gathered is a variable of n elements of which this rank has a shard, and others the rest.
 func (m *valueNumbers) gathered(update int, shard tensor, n int) tensor {
 	value := m.number(&term{form: byGather, bits: uint64(update), args: [4]tensor{shard}})
 	return tensor{value, m.list(n, 1)}
@@ -48,20 +47,6 @@ func (r *proof) elements(update int) int {
 // dtype returns its dtype, whatever ranks exchange its gradient in.
 func (r *proof) dtype(update int) backend.DType {
 	return fuse.Type(r.plan.Program.Values[r.gradients[update]].DType)
-}
-
-// sharded returns the update of a variable of which a rank has a part alone.
-func (r *proof) sharded(b *plan.Buffer) (update int, ok bool) {
-	update = slices.IndexFunc(r.plan.Updates, func(u lower.Update) bool {
-		return b.Kind == plan.Input && u.Input == b.Index && u.Shard.FullySharded()
-	})
-	return update, update >= 0
-}
-
-// variable is the whole variable of an update, as it was before the run.
-func (r *proof) variable(update int) tensor {
-	return r.outside(memory{plan.Input, r.plan.Updates[update].Input, 0}, r.dtype(update),
-		r.elements(update))
 }
 
 // members returns the updates of a bucket, and those of which this rank has a shard that is not
@@ -99,7 +84,7 @@ func (r *proof) send(op plan.Send, s *plan.Step) (err error) {
 	case backend.ReduceScatter:
 		err = r.takes(op, all, s, plan.Gradient, all)
 	default:
-		err = cmp.Or(r.takes(op, all, s, plan.OwnShard, mine), r.asBefore(mine))
+		err = r.takes(op, all, s, plan.OwnShard, mine)
 	}
 	x := transfer{memory: s.Dsts}
 	for _, a := range r.args {
@@ -111,18 +96,6 @@ func (r *proof) send(op plan.Send, s *plan.Step) (err error) {
 		r.gives = append(r.gives, tensor{value, r.list(d.Span(), 1)})
 	}
 	return err
-}
-
-// asBefore returns an error unless the operands of a step are this rank's shards of variables
-// before their updates, as far as it has no more of these.
-func (r *proof) asBefore(updates []int) error {
-	for k, update := range updates {
-		if of := r.plan.Updates[update].Shard; of.FullyShard && k < len(r.args) &&
-			r.args[k].tensor != r.shardOf(of, r.variable(update)) {
-			return errors.New("it gathers another variable, or one after its update")
-		}
-	}
-	return nil
 }
 
 // replicated returns an error unless a bucket of which all ranks update all leaves from where its
@@ -232,22 +205,16 @@ func (r *proof) receive(op plan.Receive, s *plan.Step) error {
 		kind, here = plan.Unsharded, all
 	}
 	for _, update := range here {
-		of := r.plan.Updates[update].Shard
-		at := slices.Index(all, update) // of what was sent
-		switch {
-		case op.Kind == backend.ReduceScatter:
-			r.gives = append(r.gives, r.shardOf(of, r.exchanged(x.sent[at])))
-		case of.FullyShard && of.Half:
-			r.gives = append(r.gives, r.rounded(r.variable(update)))
-		case of.FullyShard:
-			r.gives = append(r.gives, r.variable(update))
-		default:
-			shard := tensor{}
-			if at = slices.Index(mine, update); at >= 0 {
-				shard = x.sent[at]
-			}
-			r.gives = append(r.gives, r.gathered(update, shard, r.elements(update)))
+		if op.Kind == backend.ReduceScatter {
+			sum := r.exchanged(x.sent[slices.Index(all, update)])
+			r.gives = append(r.gives, r.shardOf(r.plan.Updates[update].Shard, sum))
+			continue
 		}
+		shard := tensor{}
+		if at := slices.Index(mine, update); at >= 0 {
+			shard = x.sent[at]
+		}
+		r.gives = append(r.gives, r.gathered(update, shard, r.elements(update)))
 	}
 	return r.lie(s.Dsts, kind, here, s.Args)
 }

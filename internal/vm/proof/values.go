@@ -22,7 +22,6 @@ type valueNumbers struct {
 	shapes  numbers[ir.Dims]
 	layouts numbers[axes]
 	lists   [32]list // some of the layouts that were asked for last
-	halved  []int    // inputs whose digits of BF16 mean something else than all: see [lower.Shard]
 	scratch fuse.Program
 	loads   []tensor     // of the operands of a loop
 	places  []fuse.Value // of these in the scratch program
@@ -67,7 +66,7 @@ const (
 	byCopy                  // of args, whose layout no other layout can read through
 	besides                 // value number bits of the operation that gives args
 	byExchange              // of args, of which the second one is what comes before the first
-	byGather                // of args, this rank's shard of what update number bits makes
+	byGather                // of args, this rank's shard of the variable of update number bits
 	underWay                // what an exchange writes
 	byOperation             // number bits, of a list of operands
 	operandList             // a list, and one operand more
@@ -490,21 +489,7 @@ func (m *valueNumbers) element(p *ir.Program, v *ir.Value, values []tensor) tens
 		m.places = append(m.places, m.load(values[a], p.Values[a].DType))
 	}
 	result := v.Compute(&m.scratch, m.places)
-	y := m.run(&m.scratch, m.loads)[result]
-	if v.Op == (ir.Cast{}) && v.DType == backend.BF16 {
-		in, ok := p.Values[v.Args[0]].Op.(ir.Input)
-		if ok && slices.Contains(m.halved, in.Index) {
-			return m.rounded(y)
-		}
-	}
-	return y
-}
-
-// rounded returns the digits of BF16 of x. Elsewhere x has the same meaning in any precision, and
-// dtypes say which it is.
-func (m *valueNumbers) rounded(x tensor) tensor {
-	return m.elementwise(&term{op: fuse.Cast, dtype: backend.BF16, args: [4]tensor{x}}, 1,
-		m.size(x))
+	return m.run(&m.scratch, m.loads)[result]
 }
 
 // view returns a value that shares the memory of its operand.

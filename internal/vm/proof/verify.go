@@ -26,11 +26,6 @@ func Verify(p *plan.Plan) error { return verify(p, passesOf) }
 // verify takes how loops run.
 func verify(p *plan.Plan, passes func(p *fuse.Program) []pass) error {
 	m := newValueNumbers(len(p.Program.Values))
-	for _, u := range p.Updates {
-		if u.Shard.FullySharded() && u.Shard.Half {
-			m.halved = append(m.halved, u.Input)
-		}
-	}
 	r := &proof{valueNumbers: m, plan: p, passes: passes, live: make([]int, 0, len(p.Buffers)),
 		args: make([]operand, 0, 16), gradients: make([]ir.ID, len(p.Updates))}
 	for id := range p.Program.Values {
@@ -171,9 +166,6 @@ func (r *proof) begin() {
 			}
 		default:
 			c.tensor = r.outside(memoryOf(b), b.DType, n)
-			if update, ok := r.sharded(b); ok {
-				c.tensor = r.shardOf(r.plan.Updates[update].Shard, r.variable(update))
-			}
 		}
 		r.present[i] = c
 	}
