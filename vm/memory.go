@@ -126,7 +126,7 @@ func occupied(p *plan.Plan, with *solving, e *exec.Executor) Memory {
 	by, b := p.Occupied(), p.Budget
 	s := Memory{Values: int64(by[plan.Arena]), Solver: int64(by[plan.State]),
 		Gradients: int64(by[plan.Gradient] + by[plan.PartialSum] + by[plan.FullBucket]),
-		Limit:     int64(b.Limit), Rematerialized: b.Again, Extra: b.Extra}
+		Limit:     int64(b.Limit), Rematerialized: b.Rematerialized, Extra: b.Extra}
 	if with != nil {
 		for _, n := range with.learnables {
 			own := n.Shape().TotalSize()

@@ -470,7 +470,7 @@ func TestProductsRoundGradientsLikeCasts(t *testing.T) {
 					return options
 				}}
 			}, func(machine *vm.Machine) error {
-				if !strings.Contains(machine.Plan().String(), "send bucket 0 in bf16") {
+				if !strings.Contains(machine.Plan().String(), "all-reduce bucket 0 in bf16") {
 					return errors.New("nothing is sent in bf16")
 				}
 				return nil
@@ -494,7 +494,7 @@ func TestDataParallelAroundTheHostRaced(t *testing.T) {
 		text := machine.Plan().String()
 		send, _, _ := strings.Cut(text, "host counter")
 		if _, during, _ := strings.Cut(text, "host counter"); !strings.Contains(
-			send, "send bucket 0") || !strings.Contains(during, "receive bucket 0") {
+			send, "all-reduce bucket 0") || !strings.Contains(during, "receive bucket 0") {
 			t.Errorf("no exchange is under way while the host runs an operation:\n%v", text)
 		}
 		return machine.Close()

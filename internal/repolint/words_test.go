@@ -86,6 +86,9 @@ var replaced = []struct {
 	{regexp.MustCompile(`[rR]anks? that (is|are) late\b|AwaitsLate|\blateLook\b`), "straggler"},
 	{regexp.MustCompile(`\b(lent|lend)\(|func \(l \*Loaded\) write`), "unshard, load"},
 	{regexp.MustCompile(`(?i)\bmatrix products?\b`), "matrix multiplication"},
+	{regexp.MustCompile(`\b(send|[^-]scatter|[^-]gather) bucket\b`),
+		"all-reduce, reduce-scatter, all-gather"},
+	{regexp.MustCompile(`steps? that runs? again\b`), "rematerialized"},
 }
 
 func TestTextsUseTheFieldsWords(t *testing.T) {
@@ -99,6 +102,28 @@ func TestTextsUseTheFieldsWords(t *testing.T) {
 			}
 		}
 	})
+}
+
+// bare are names that do not say what is taken or begun, and words of our own for shards and for
+// rematerialization.
+var bare = []string{"again", "anew", "begin", "coming", "forget", "gather", "gathers", "hold",
+	"lend", "lent", "rerun", "slot", "slots", "stay", "stays", "take", "taken", "takes", "whole"}
+
+func TestNamesOfPlansSayWhatIsTaken(t *testing.T) {
+	atRoot(t)
+	for _, f := range sources(t) {
+		if f.test() || !withinAny(path.Dir(f.name), []string{"internal/vm/lower",
+			"internal/vm/plan", "internal/vm/proof"}) {
+			continue
+		}
+		ast.Inspect(f.File, func(n ast.Node) bool {
+			id, ok := n.(*ast.Ident)
+			require.Check(t, !ok || !slices.Contains(bare, id.Name),
+				"%s: %v: say of what, in the field's words: shard, full, all-gather, reshard, "+
+					"rematerialize", f.name, n)
+			return true
+		})
+	}
 }
 
 // Each row of meanings is of types that there are.

@@ -179,8 +179,8 @@ type (
 	// AllReduce is the sum of gradient number Index over all ranks, each of which has the sums of
 	// some runs: one in its order, or those of its branches in the association [backend.Tree].
 	AllReduce struct{ Index int }
-	// AllGather is the variable of gradient number Index, of which each rank has some elements, this
-	// one x or none, rounded to the dtype of the result.
+	// AllGather is the variable of gradient number Index, of which each rank has some elements,
+	// this one x or none, rounded to the dtype of the result.
 	AllGather struct{ Index int }
 )
 

@@ -65,16 +65,16 @@ func inOrder(p *ir.Program) *ir.Program {
 	users := p.Users()
 	return rewrite(p, func(n *numbering, id ir.ID, v ir.Value) ir.ID {
 		permute, ok := v.Op.(ir.Permute)
-		if whole, joined := n.concat(v); ok && joined && len(users[p.Values[id].Args[0]]) == 1 {
-			for j, part := range whole.Args {
+		if full, joined := n.concat(v); ok && joined && len(users[p.Values[id].Args[0]]) == 1 {
+			for j, part := range full.Args {
 				x := n.of(part)
 				shape, _ := ir.Permuted(x.Shape, permute.Axes)
-				whole.Args[j] = n.simplest(ir.Value{Op: permute, Args: []ir.ID{part}, Shape: shape,
+				full.Args[j] = n.simplest(ir.Value{Op: permute, Args: []ir.ID{part}, Shape: shape,
 					DType: x.DType, Name: v.Name})
 			}
 			v = ir.Value{Op: ir.Concat{Axis: slices.Index(permute.Axes.Slice(),
-				whole.Op.(ir.Concat).Axis)},
-				Args: whole.Args, Shape: v.Shape, DType: v.DType, Name: v.Name}
+				full.Op.(ir.Concat).Axis)},
+				Args: full.Args, Shape: v.Shape, DType: v.DType, Name: v.Name}
 		}
 		return n.simplest(v)
 	})

@@ -34,7 +34,7 @@ func fullyShard(p *ir.Program, updates []Update) (*ir.Program, error) {
 		case variable:
 			shard := v
 			shard.Shape = ir.Of(s.To - s.From)
-			v.Op, v.DType = ir.AllGather{Index: update}, s.Gathers(v.DType)
+			v.Op, v.DType = ir.AllGather{Index: update}, s.Unsharded(v.DType)
 			if !s.Empty() {
 				v.Args = []ir.ID{q.Add(shard)}
 			}

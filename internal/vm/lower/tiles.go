@@ -25,7 +25,7 @@ type tiling struct {
 	ends   []bool // by value: a matrix multiplication that reads one of these
 	after  []bool // by value: it depends on the logits
 	to     []ir.ID
-	whole  []bool // by value: what to has is there
+	full   []bool // by value: what to has is there
 	q      *ir.Program
 }
 
@@ -129,7 +129,7 @@ func (t *tiling) multiplies(v ir.Value) bool {
 // program returns the program in tiles. What they need comes before the first of them.
 func (t *tiling) program() *ir.Program {
 	t.q = &ir.Program{}
-	t.to, t.whole = make([]ir.ID, len(t.p.Values)), make([]bool, len(t.p.Values))
+	t.to, t.full = make([]ir.ID, len(t.p.Values)), make([]bool, len(t.p.Values))
 	for id := range t.p.Values {
 		t.emit(ir.ID(id))
 	}
@@ -140,7 +140,7 @@ func (t *tiling) program() *ir.Program {
 // emit makes sure that all of a value is there, and returns it.
 func (t *tiling) emit(id ir.ID) ir.ID {
 	switch {
-	case t.whole[id]:
+	case t.full[id]:
 	case t.of[id] || t.ends[id]:
 		t.tiles()
 	default:
@@ -149,7 +149,7 @@ func (t *tiling) emit(id ir.ID) ir.ID {
 		for i, a := range v.Args {
 			v.Args[i] = t.emit(a)
 		}
-		t.to[id], t.whole[id] = t.q.Add(v), true
+		t.to[id], t.full[id] = t.q.Add(v), true
 	}
 	return t.to[id]
 }
@@ -187,7 +187,7 @@ func (t *tiling) tiles() {
 			v.Op, v.Args = ir.Concat{}, all
 			t.to[id] = t.q.Add(v)
 		}
-		t.whole[id] = true
+		t.full[id] = true
 	}
 }
 

@@ -258,19 +258,19 @@ func (t *Training) variable(u *Update, like ir.Value) (ir.ID, error) {
 // update adds what an update does.
 func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 	gradient := t.Runs[update]
-	whole, runs := t.Values[gradient], u.Accumulation.UpdateRun()
+	full, runs := t.Values[gradient], u.Accumulation.UpdateRun()
 	if u.Half {
-		whole.DType = backend.F32
+		full.DType = backend.F32
 	}
 	dw := t.gradient(u, update)
-	w, err := t.variable(u, whole)
+	w, err := t.variable(u, full)
 	switch {
 	case err != nil || u.Shard.Empty() && u.Shard.FullyShard:
 		return nil, err
 	case u.Rule == nil:
 		return []ir.Assign{{To: w, Value: gradient}}, nil
 	case u.Shard.Empty():
-		return []ir.Assign{{To: w, Value: t.value(ir.AllGather{Index: update}, whole),
+		return []ir.Assign{{To: w, Value: t.value(ir.AllGather{Index: update}, full),
 			Runs: runs}}, nil
 	}
 	before, like := []ir.ID{w}, t.like(update)
@@ -299,7 +299,7 @@ func (t *Training) update(u *Update, update int) ([]ir.Assign, error) {
 	}
 	if u.Shard != nil && !u.Shard.FullyShard {
 		assigns[0].To = w
-		assigns[0].Value = t.value(ir.AllGather{Index: update}, whole, assigns[0].Value)
+		assigns[0].Value = t.value(ir.AllGather{Index: update}, full, assigns[0].Value)
 	}
 	return assigns, nil
 }

@@ -69,8 +69,8 @@ type Shard struct {
 	Persistent bool
 }
 
-// Gathers returns the dtype in which a bucket of variables of a dtype is gathered.
-func (s *Shard) Gathers(d backend.DType) backend.DType {
+// Unsharded returns the dtype in which a bucket of variables of a dtype is gathered.
+func (s *Shard) Unsharded(d backend.DType) backend.DType {
 	if s != nil && s.Half {
 		return backend.BF16
 	}

@@ -14,9 +14,9 @@ import (
 
 // Budget says what a plan does to fit into memory, and what that costs.
 type Budget struct {
-	Limit int // of all memory of the plan, 0 for none
-	Bytes int // of all memory
-	Again int // steps that run a second time
+	Limit          int // of all memory of the plan, 0 for none
+	Bytes          int // of all memory
+	Rematerialized int // steps that run a second time
 	// Extra is the time of these, as a share of the time of a run without them.
 	Extra float64
 }
@@ -42,7 +42,7 @@ func (p *Plan) arrange() *Plan {
 	p.overlap()
 	shareInPlace(p)
 	lives(p)
-	p.fillSlots()
+	p.fillGradients()
 	assignOffsets(p)
 	return p
 }
@@ -103,10 +103,11 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 			b.Bytes))
 	}
 	b := least.Budget
-	return nil, fmt.Errorf("%w: %d bytes are %d too few: the plan takes %d with %d steps that run "+
-		"again (%+.0f %% time), and %d without; the largest at its peak are %s: take smaller "+
-		"batches, a loss in tiles, or a larger limit", ErrTooSmall, l.Memory, b.Bytes-l.Memory,
-		b.Bytes, b.Again, 100*b.Extra, plain.Budget.Bytes, strings.Join(largest, ", "))
+	return nil, fmt.Errorf("%w: %d bytes are %d too few: the plan takes %d with %d steps "+
+		"rematerialized (%+.0f %% time), and %d without; the largest at its peak are %s: take "+
+		"smaller batches, a loss in tiles, or a larger limit", ErrTooSmall, l.Memory,
+		b.Bytes-l.Memory, b.Bytes, b.Rematerialized, 100*b.Extra, plain.Budget.Bytes,
+		strings.Join(largest, ", "))
 }
 
 // remat is rematerialization: which steps of a plan, whose values do not share memory yet, may run
@@ -187,8 +188,8 @@ func newRemat(p *Plan) *remat {
 	return r
 }
 
-// repeats reports whether a step may run again: what it reads is there until something else is
-// written there, and what it writes is written once.
+// repeats reports whether a step may be rematerialized: what it reads is there until something else
+// is written there, and what it writes is written once.
 func (p *Plan) repeats(s Step, writes []int) bool {
 	switch s.Op.(type) {
 	case ir.Opaque, ir.Put, Send, Receive, Joined:
@@ -202,7 +203,7 @@ func (p *Plan) repeats(s Step, writes []int) bool {
 				return true
 			case Unsharded: // and again before another step
 				u := p.Updates[b.Index]
-				return !u.Shard.FullySharded() || p.gathers(u.Bucket) > 1
+				return !u.Shard.FullySharded() || p.allGathers(u.Bucket) > 1
 			case Arena:
 				return !once(a)
 			}
@@ -210,8 +211,8 @@ func (p *Plan) repeats(s Step, writes []int) bool {
 		})
 }
 
-// gathers returns how often a bucket is gathered.
-func (p *Plan) gathers(bucket int) (n int) {
+// allGathers returns how often a bucket is gathered.
+func (p *Plan) allGathers(bucket int) (n int) {
 	for _, s := range p.Steps {
 		if op, ok := s.Op.(Send); ok && op.Kind == backend.AllGather && op.Bucket == bucket {
 			n++
@@ -267,21 +268,21 @@ func (r *remat) sort() {
 	})
 }
 
-// kept reports whether a buffer is kept for steps that run again.
+// kept reports whether a buffer is kept for steps that are rematerialized.
 func (r *remat) kept(b int, dropped []bool) bool {
 	return r.keep[b] || r.late[b] < len(r.Steps) && !dropped[b]
 }
 
-// rematStep is a step, or the part of a loop, that runs again.
+// rematStep is a step, or the part of a loop, that is rematerialized.
 type rematStep struct {
 	Step
 	of int // the step
 	at int // the step before which it runs
 }
 
-// rematerialize returns what of a step runs again for those results that are wanted. Of a loop,
-// those that are there are loaded. A loop that folds runs as a whole: the order of a fold depends
-// on all that the loop does.
+// rematerialize returns what of a step is rematerialized for those results that are wanted. Of a
+// loop, those that are there are loaded. A loop that folds runs as a whole: the order of a fold
+// depends on all that the loop does.
 func (r *remat) rematerialize(step int, wanted, there func(b int) bool) rematStep {
 	s := r.Steps[step]
 	l, ok := s.Op.(Loop)
@@ -372,9 +373,9 @@ func distinct(shape, strides []int) bool {
 	return true
 }
 
-// complete returns what runs again if buffers are dropped, in the order of the steps, what is left
-// of their first runs, which have no Op if nobody needs them, and what it costs. The buffers of
-// copies have numbers behind all others.
+// complete returns what is rematerialized if buffers are dropped, in the order of the steps, what
+// is left of their first runs, which have no Op if nobody needs them, and what it costs. The
+// buffers of copies have numbers behind all others.
 func (r *remat) complete(dropped []bool) (steps []rematStep, firsts []Step, cost float64) {
 	firsts = slices.Clone(r.Steps)
 	wanted, at := slices.Clone(dropped), slices.Clone(r.late)
@@ -397,7 +398,7 @@ func (r *remat) complete(dropped []bool) (steps []rematStep, firsts []Step, cost
 		}
 		there := func(b int) bool { return first <= r.early[b] || r.kept(b, dropped) }
 		x := r.rematerialize(step, func(b int) bool { return wanted[b] }, there)
-		x.at, x.Again = first, true
+		x.at, x.Rematerialized = first, true
 		switch cost += x.cost(); early {
 		case len(s.Dsts):
 		case 0:
@@ -499,8 +500,8 @@ func (w *rewriting) move(refs []Ref) {
 	}
 }
 
-// tries bounds how many plans are made for one bound of what runs again at once, and bounds how
-// many of these are tried. The least memory is what a plan for one of so many limits takes.
+// tries bounds how many plans are made for one bound of what is rematerialized at once, and bounds
+// how many of these are tried. The least memory is what a plan for one of so many limits takes.
 const tries, bounds, limits = 8, 12, 16
 
 // choose returns the plan of the least cost that fits, of those that are tried, nil if none does,
@@ -536,9 +537,9 @@ func (r *remat) choose(plain *Plan, limit int) (best, least *Plan) {
 }
 
 // within returns the plan of the least cost that keeps a limit, of those that are tried, nil if
-// none does, and the one with the least memory. Each bound of what runs again at once makes another
-// list of what may be dropped. Small ones keep much, and large ones need memory for what they
-// compute again.
+// none does, and the one with the least memory. Each bound of what is rematerialized at once makes
+// another list of what may be dropped. Small ones keep much, and large ones need memory for what
+// they compute again.
 func (r *remat) within(plain *Plan, limit int) (best, least *Plan) {
 	sum, largest := 0, 0
 	for _, b := range r.order {
@@ -604,7 +605,7 @@ func (r *remat) list(order []int, most int) (list []int) {
 	return list
 }
 
-// growth finds out what runs again at once: steps that read copies of each other.
+// growth finds out what is rematerialized at once: steps that read copies of each other.
 type growth struct {
 	*remat
 	dropped []bool
@@ -624,7 +625,7 @@ func (r *remat) grow() *growth {
 	return g
 }
 
-// needs returns what runs again if a buffer is dropped, too, and what has a copy then.
+// needs returns what is rematerialized if a buffer is dropped, too, and what has a copy then.
 func (g *growth) needs(b int) (steps []rematStep, copies []int) {
 	g.dropped[b] = true
 	defer func() { g.dropped[b] = false }()

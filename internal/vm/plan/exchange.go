@@ -30,12 +30,12 @@ type Receive struct {
 
 // String implements [ir.Op].
 func (o Send) String() string {
-	what, in := "send", ""
+	what, in := "all-reduce", ""
 	switch o.Kind {
 	case backend.ReduceScatter:
-		what = "scatter"
+		what = "reduce-scatter"
 	case backend.AllGather:
-		what = "gather"
+		what = "all-gather"
 	}
 	if o.Half {
 		in = " in bf16"
@@ -59,7 +59,7 @@ type bucketing struct {
 	gradients []ir.ID // by update
 	lookups   []ir.ID // by update: what these add to the gradient that comes back, -1 for nothing
 	buckets   [][]int // the updates of each bucket: the first one has number 1
-	// values that are computed in the slot of an update, or where a first run keeps them
+	// values that are computed where an update exchanges them, or where a first run keeps them
 	direct   map[ir.ID]int
 	sent     [][]Ref // of the buckets that have left: the memory that is the exchange's
 	received int     // buckets that have come back
@@ -112,35 +112,35 @@ func (l *layouter) send(done int) {
 		}) {
 			break
 		}
-		var slots []Ref
+		var gradients []Ref
 		for _, update := range x.buckets[n] {
-			slots = append(slots, l.slots(update)...)
+			gradients = append(gradients, l.exchanged(update)...)
 		}
-		x.sent = append(x.sent, l.leave(n+1, slots))
+		x.sent = append(x.sent, l.leave(n+1, gradients))
 	}
 	l.updateShards(done)
 }
 
 // leave appends the begin of the exchange of the gradients of a bucket, and returns the memory that
 // is then the exchange's.
-func (l *layouter) leave(bucket int, slots []Ref) []Ref {
-	if len(slots) == 0 { // of lookups alone
+func (l *layouter) leave(bucket int, gradients []Ref) []Ref {
+	if len(gradients) == 0 { // of lookups alone
 		return nil
 	}
 	s := &l.shards
 	of := &l.updates[l.buckets[bucket-1][0]]
 	if of.Shard == nil {
 		return l.exchange(Send{Bucket: bucket, Kind: backend.AllReduce, Half: of.Half},
-			slices.Clone(slots), slots)
+			slices.Clone(gradients), gradients)
 	}
 	for k, update := range l.buckets[bucket-1] {
-		s.slots[update] = slots[k]
+		s.full[update] = gradients[k]
 	}
 	if of.Shard.Placed {
 		defer l.receive(bucket - 1) // so that its memory is free
 	}
 	return l.exchange(Send{Bucket: bucket, Kind: backend.ReduceScatter},
-		l.taken(s.memory[bucket-1].full, s.memory[bucket-1].chunk), slots)
+		l.bucketOf(s.memory[bucket-1].full, s.memory[bucket-1].chunk), gradients)
 }
 
 // computed reports whether the steps so far compute a value.
@@ -176,9 +176,9 @@ func countProducts(p *Plan) {
 // End returns the step that ends the exchange.
 func (o Send) End() Receive { return Receive{o.Bucket, o.Kind} }
 
-// slots returns a gradient where it is exchanged, after a copy if it was computed elsewhere: with
-// several runs, the sums of some of them. The first one is where it comes back.
-func (l *layouter) slots(update int) []Ref {
+// exchanged returns a gradient where it is exchanged, after a copy if it was computed elsewhere:
+// with several runs, the sums of some of them. The first one is where it comes back.
+func (l *layouter) exchanged(update int) []Ref {
 	id := l.gradients[update]
 	r := l.ref(id)
 	if l.accumulation.Several() {
@@ -206,10 +206,10 @@ func (l *layouter) receive(bucket int) {
 		var shards []Ref
 		for _, update := range of {
 			if s := l.updates[update].Shard; !s.Empty() {
-				slot := x.shards.slots[update]
+				full := x.shards.full[update]
 				shards = append(shards, l.part(x.shards.memory[bucket-1], Buffer{Kind: OwnShard,
-					Index: update, Name: l.plan.Buffers[slot.Buffer].Name}, ir.Of(s.To-s.From),
-					slot.DType))
+					Index: update, Name: l.plan.Buffers[full.Buffer].Name}, ir.Of(s.To-s.From),
+					full.DType))
 				l.applies(update, shards[len(shards)-1])
 			}
 		}

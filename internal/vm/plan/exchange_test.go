@@ -46,28 +46,28 @@ func TestExchange(t *testing.T) {
 		want     []string
 	}{
 		{"beside the backward pass", 2, 1, nil, []string{"matmul NN", "matmul NN", "loop exp",
-			"matmul TN", "send bucket 0", "matmul NT", "matmul TN", "send bucket 1",
+			"matmul TN", "all-reduce bucket 0", "matmul NT", "matmul TN", "all-reduce bucket 1",
 			"receive bucket 0", update, "receive bucket 1", update}},
 		{"the first bucket's first", 1, 2, nil, []string{"matmul NN", "matmul NN", "loop exp",
-			"matmul NT", "matmul TN", "send bucket 0", "matmul TN", "send bucket 1",
+			"matmul NT", "matmul TN", "all-reduce bucket 0", "matmul TN", "all-reduce bucket 1",
 			"receive bucket 0", update, "receive bucket 1", update}},
 		{"one of two", 0, 1, nil, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN",
-			"send bucket 0", "matmul NT", "matmul TN", update, "receive bucket 0", update}},
+			"all-reduce bucket 0", "matmul NT", "matmul TN", update, "receive bucket 0", update}},
 		{"with a gradient that is wanted", 1, 1, func(p *program, dv, _ *ir.ID) {
 			p.Results = []ir.ID{*dv}
 		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
-			"loop copy", "send bucket 0", "receive bucket 0", both}},
+			"loop copy", "all-reduce bucket 0", "receive bucket 0", both}},
 		{"with a gradient for both", 1, 1, func(_ *program, dv, dw *ir.ID) { *dv = *dw },
 			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "loop copy", "loop copy",
-				"send bucket 0", "receive bucket 0", both}},
+				"all-reduce bucket 0", "receive bucket 0", both}},
 		{"with gradients that are views", 1, 1, func(p *program, dv, dw *ir.ID) {
 			*dv = p.add(ir.Reshape{}, ir.Of(2, 8), *dv)
 			*dw = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 4), *dw)
 		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
-			"loop copy", "send bucket 0", "receive bucket 0", both}},
+			"loop copy", "all-reduce bucket 0", "receive bucket 0", both}},
 		{"with a gradient that nothing computes", 2, 1, func(p *program, _, dw *ir.ID) { *dw = 0 },
-			[]string{"matmul NN", "loop copy", "send bucket 0", "matmul NN", "loop exp",
-				"matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update,
+			[]string{"matmul NN", "loop copy", "all-reduce bucket 0", "matmul NN", "loop exp",
+				"matmul NT", "matmul TN", "all-reduce bucket 1", "receive bucket 0", update,
 				"receive bucket 1", update}},
 	}
 	for _, test := range tests {
@@ -106,7 +106,8 @@ func TestGradientsComeBeforeTheStepsThatGoOnBackwards(t *testing.T) {
 func TestVerifyExchanges(t *testing.T) {
 	p, dv, dw := backward()
 	planned, names := exchanged(t, p, dv, dw, 2, 1)
-	sent, received := slices.Index(names, "send bucket 0"), slices.Index(names, "receive bucket 0")
+	sent := slices.Index(names, "all-reduce bucket 0")
+	received := slices.Index(names, "receive bucket 0")
 	for what, breaking := range map[string]func(s []Step){
 		"has written over it": func(s []Step) { s[sent+1].Args[0] = s[sent].Args[0] },
 		"is read, but step":   func(s []Step) { s[received+1].Args[0] = s[sent].Dsts[0] },
@@ -145,9 +146,9 @@ func TestAccumulate(t *testing.T) {
 	first := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN"}
 	each := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT",
 		"matmul TN", sum}
-	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "send bucket 0",
+	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "all-reduce bucket 0",
 		"matmul NT", "matmul TN", sum,
-		"send bucket 1", "receive bucket 0", "receive bucket 1", squares, "loop norm", update}
+		"all-reduce bucket 1", "receive bucket 0", "receive bucket 1", squares, "loop norm", update}
 	products := map[int]int{1: 2, 2: 0} // by bucket: those of the run that exchanges it
 	for kind, want := range [][]string{first, each, last} {
 		var steps []string

@@ -111,8 +111,8 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, copies map[ir.ID]boo
 // given reports whether no group computes a value: ranks gather it before groups read it, or it
 // comes from outside.
 func given(op ir.Op) bool {
-	_, gathered := op.(ir.AllGather)
-	return gathered || ir.Leaf(op)
+	_, unsharded := op.(ir.AllGather)
+	return unsharded || ir.Leaf(op)
 }
 
 // addsUp reports whether a value adds the gradient of a tile to others: loops that go on with it

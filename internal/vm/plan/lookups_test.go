@@ -68,8 +68,8 @@ func TestLookups(t *testing.T) {
 			}
 		}
 		got := strings.Join(names, ", ")
-		const before = "send bucket 0, matmul NN, matmul NT, rows of all ranks, matmul TN, " +
-			"send bucket 2, receive bucket 0, receive bucket 2, "
+		const before = "all-reduce bucket 0, matmul NN, matmul NT, rows of all ranks, matmul TN, " +
+			"all-reduce bucket 2, receive bucket 0, receive bucket 2, "
 		if _, got, _ = strings.Cut(got, "matmul TN, "); got != before+test.want ||
 			planned.Steps[until+1].Op != (ir.GatherGrad{}) {
 			t.Errorf("%s: the rows run until step %d of\n%v, want %s", name, until, planned,
@@ -96,7 +96,7 @@ func TestVerifyLookups(t *testing.T) {
 		"must be": func(p *Plan) { p.Steps[last].Args[1] = p.Steps[last].Args[0] },
 		"it comes as number 0": func(p *Plan) {
 			p.Updates[1].Bucket = 1
-			p.Steps[at("send bucket 0")].Op = Send{Bucket: 2, Kind: backend.AllReduce}
+			p.Steps[at("all-reduce bucket 0")].Op = Send{Bucket: 2, Kind: backend.AllReduce}
 		},
 		"it meets step": func(p *Plan) { p.Steps[at("rows of all ranks")].Until = sum },
 	} {

@@ -80,16 +80,16 @@ func (p *Plan) Largest(n int) []Buffer {
 	slices.SortStableFunc(used, func(a, b Buffer) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	seen := map[memory]bool{}
 	used = slices.DeleteFunc(used, func(b Buffer) bool { // which is where a larger one is
-		again := b.Kind != Arena && seen[b.memory()]
+		known := b.Kind != Arena && seen[b.memory()]
 		seen[b.memory()] = true
-		return again
+		return known
 	})
 	return used[:min(n, len(used))]
 }
 
-// stay makes all buffers of the arena live from the first step to the last, so that none takes the
-// place of another.
-func stay(p *Plan) {
+// keepAll makes all buffers of the arena live from the first step to the last, so that none takes
+// the place of another.
+func keepAll(p *Plan) {
 	for i := range p.Buffers {
 		if b := &p.Buffers[i]; b.Last >= 0 {
 			b.First, b.Last = 0, max(b.Last, len(p.Steps)-1)
@@ -152,26 +152,27 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	return true
 }
 
-// fillSlots puts values into the memory of gradients that ranks exchange, until these are computed:
-// copies of weights in 16 bits, say, which the backward pass has read before it comes to the layers
-// of these gradients. Between two runs nobody reads these. It takes what is in use at the Peak.
-func (p *Plan) fillSlots() {
+// fillGradients puts values into the memory of gradients that ranks exchange, until these are
+// computed: copies of weights in 16 bits, say, which the backward pass has read before it comes to
+// the layers of these gradients. Between two runs nobody reads these. It takes what is in use at
+// the Peak.
+func (p *Plan) fillGradients() {
 	if p.Accumulation.Keeps() {
 		return
 	}
-	free, first := p.slots()
+	free, first := p.gradientBuffers()
 	if len(free) == 0 {
 		return
 	}
 	var values []int
-	whole := map[int]bool{} // it has parts, which are where it is
+	divided := map[int]bool{} // it has parts, which are where it is
 	for _, b := range p.Buffers {
-		whole[b.Within-1] = true
+		divided[b.Within-1] = true
 	}
 	peak := p.Peak()
 	for i, b := range p.Buffers {
 		if b.Kind == Arena && b.First <= peak && peak <= b.Last && b.Last < len(p.Steps) &&
-			!whole[i] {
+			!divided[i] {
 			values = append(values, i)
 		}
 	}
@@ -181,8 +182,8 @@ func (p *Plan) fillSlots() {
 	})
 	for _, i := range values {
 		b := &p.Buffers[i]
-		at := slices.IndexFunc(free, func(slot int) bool {
-			of := &p.Buffers[slot]
+		at := slices.IndexFunc(free, func(gradient int) bool {
+			of := &p.Buffers[gradient]
 			return b.Last < first[of.memory()] && b.Bytes+Alignment <= of.Bytes
 		})
 		if at >= 0 {
@@ -193,8 +194,8 @@ func (p *Plan) fillSlots() {
 	}
 }
 
-// slots returns the buffers of gradients in buckets, by the first steps that use them.
-func (p *Plan) slots() (all []int, first map[memory]int) {
+// gradientBuffers returns the buffers of gradients in buckets, by the first steps that use them.
+func (p *Plan) gradientBuffers() (all []int, first map[memory]int) {
 	first = map[memory]int{}
 	for i := range p.Buffers {
 		b := &p.Buffers[i]

@@ -106,15 +106,15 @@ func TestVerifyFindsValuesThatGradientsOverwrite(t *testing.T) {
 func TestLargestHasEachMemoryOnce(t *testing.T) {
 	p, updates := layered(5, 16)
 	planned := require.Value(New(&p.Program, updates...))(t)
-	slots := 0
+	gradients := 0
 	for _, b := range planned.Largest(len(planned.Buffers)) {
 		if b.Kind != Gradient {
 			continue
 		}
-		if slots++; b.DType == backend.BF16 {
+		if gradients++; b.DType == backend.BF16 {
 			t.Errorf("it has %+v", b)
 		}
 	}
-	require.Check(t, slots == len(updates), "it has the memory of %d gradients, want %d", slots,
-		len(updates))
+	require.Check(t, gradients == len(updates), "it has the memory of %d gradients, want %d",
+		gradients, len(updates))
 }

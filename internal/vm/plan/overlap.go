@@ -15,7 +15,7 @@ import (
 // there are products among that: up to the operation before, and to the last product but one that
 // they need, so that what is moved behind keeps its operands for a product longer alone.
 func (g *grouping) startEarly(all []*group) []*group {
-	begin := 0
+	first := 0
 	for i, y := range all {
 		op, opaque := g.program.Values[y.members[0]].Op.(ir.Opaque)
 		if !opaque {
@@ -23,7 +23,7 @@ func (g *grouping) startEarly(all []*group) []*group {
 		}
 		needed, products, before := map[*group]bool{y: true}, 0, 0
 		from := i
-		for ; from >= begin && before < 2; from-- {
+		for ; from >= first && before < 2; from-- {
 			z := all[from]
 			switch product := multiplies(g.program.Values[z.members[0]].Op); {
 			case !needed[z] && product:
@@ -46,7 +46,7 @@ func (g *grouping) startEarly(all []*group) []*group {
 				return 1
 			})
 		}
-		begin = i + 1
+		first = i + 1
 	}
 	return all
 }

@@ -57,8 +57,9 @@ type Step struct {
 	// Until is the last step beside which an operation of the graph runs that began before, 0 for
 	// none: the next one waits for it.
 	Until int
-	// Again is whether the step computes what one before it has computed: see [Limits.Memory].
-	Again bool
+	// Rematerialized is whether the step computes what one before it has computed: see
+	// [Limits.Memory].
+	Rematerialized bool
 }
 
 // Ref says where a value lies: elements of a buffer.
@@ -224,7 +225,7 @@ func (l Limits) planned(p *ir.Program, updates []lower.Update, plain bool) (*Pla
 	}
 	countProducts(plan)
 	lives(plan)
-	stay(plan)
+	keepAll(plan)
 	assignOffsets(plan)
 	if n := plan.occupied(); l.Memory > 0 && n > l.Memory {
 		return nil, fmt.Errorf("%w: with separate memory for each value the plan takes "+

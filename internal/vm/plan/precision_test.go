@@ -13,7 +13,7 @@ import (
 
 // TestGradientsInHalfAreRoundedWhereTheyAreComputed: a plan whose gradients are exchanged in BF16
 // has the steps of one without, if products of BF16 and sums compute them, a cast more for each
-// other one, and slots of BF16 in any case. Variables and what is kept for them stay F32.
+// other one, and gradients of BF16 in any case. Variables and what is kept for them stay F32.
 func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 	for name, test := range map[string]struct {
 		precision ir.Precision
@@ -57,7 +57,7 @@ func TestGradientsInHalfAreRoundedWhereTheyAreComputed(t *testing.T) {
 				}
 			}
 			if n := len(steps[1]) - len(steps[0]); n != test.casts ||
-				!slices.Contains(steps[1], "send bucket 0 in bf16") ||
+				!slices.Contains(steps[1], "all-reduce bucket 0 in bf16") ||
 				strings.Contains(strings.Join(steps[0], " "), "in bf16") {
 				t.Errorf("%q, in half %q", steps[0], steps[1])
 			}

@@ -42,18 +42,18 @@ func (p *Plan) String() string {
 		if s.Epilogue {
 			then = "epilogue "
 		}
-		again := ""
+		more := ""
 		if s.Until > 0 {
-			again = fmt.Sprintf(", until step %d", s.Until)
+			more = fmt.Sprintf(", until step %d", s.Until)
 		}
-		if s.Again {
-			again += ", again"
+		if s.Rematerialized {
+			more += ", rematerialized"
 		}
 		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s%s%s\n", i, strings.Join(dsts, ", "), then, s.Op,
-			strings.Join(args, ", "), s.Name, beside(s.Op), again)
+			strings.Join(args, ", "), s.Name, beside(s.Op), more)
 	}
 	if p.Budget.Limit > 0 {
-		fmt.Fprintf(&b, "%d steps rematerialized: %v\n", p.Budget.Again, p.Budget)
+		fmt.Fprintf(&b, "%d steps rematerialized: %v\n", p.Budget.Rematerialized, p.Budget)
 	}
 	loops, fused, host := p.Counts()
 	fmt.Fprintf(&b, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d\n", len(p.Steps), loops,

@@ -11,9 +11,9 @@ import (
 // shards are where the shards of a plan lie.
 type shards struct {
 	memory     []bucketMemory // by bucket
-	slots      map[int]Ref    // by update: the whole gradient
+	full       map[int]Ref    // by update: the full gradient
 	updated    int            // buckets whose updates are
-	gathers    []gather       // in flight, of variables that were updated
+	allGathers []allGather    // in flight, of variables that were updated
 	reads      map[int]int    // by input: after so many groups nothing reads it any more
 	parameters parameters
 }
@@ -26,14 +26,14 @@ type parameters struct {
 	persistent []bool        // by bucket: it is not resharded
 	needs      [][]int       // by group: buckets that it reads
 	unsharded  []int         // buckets, the one used last behind the others
-	prefetched []gather      // in flight
+	prefetched []allGather   // in flight
 }
 
-// gather is the all-gather of the variables of a bucket, and the memory that it takes.
-type gather struct {
+// allGather is one of the variables of a bucket, and the memory that it takes.
+type allGather struct {
 	bucket int
 	memory bucketMemory
-	taken  []Ref
+	args   []Ref
 }
 
 // bucketMemory is the memory of a bucket, as buffers: of the gradients, of this rank's chunk, and
@@ -62,7 +62,7 @@ func (l *layouter) divides(bucket []int) bool {
 // shareBuckets makes the memory of buckets that ranks divide.
 func (l *layouter) shareBuckets() {
 	s := &l.shards
-	s.slots = map[int]Ref{}
+	s.full = map[int]Ref{}
 	s.memory = make([]bucketMemory, len(l.buckets))
 	for i, bucket := range l.buckets {
 		if !l.divides(bucket) {
@@ -76,8 +76,8 @@ func (l *layouter) shareBuckets() {
 				l.chunks(i+1, Arena, of.Ranks, "variables of a bucket", d)}
 			continue
 		}
-		whole := l.chunks(i+1, FullBucket, of.Ranks, "bucket", l.bucketDType(i+1))
-		s.memory[i] = bucketMemory{whole, whole, whole}
+		full := l.chunks(i+1, FullBucket, of.Ranks, "bucket", l.bucketDType(i+1))
+		s.memory[i] = bucketMemory{full, full, full}
 	}
 }
 
@@ -124,10 +124,10 @@ func (p *Plan) placeParts() {
 	}
 }
 
-// taken returns the memory that an exchange takes: the whole, and this rank's chunk unless that is
+// bucketOf returns the memory of an exchange: the full bucket, and this rank's chunk unless that is
 // a part of it.
-func (l *layouter) taken(whole, chunk int) (all []Ref) {
-	for _, buffer := range slices.Compact([]int{whole, chunk}) {
+func (l *layouter) bucketOf(full, chunk int) (all []Ref) {
+	for _, buffer := range slices.Compact([]int{full, chunk}) {
 		b := l.plan.Buffers[buffer]
 		n := ir.Of(b.Bytes / b.DType.Size())
 		all = append(all, Ref{Buffer: buffer, Shape: n, Strides: n.Strides(), DType: b.DType})
@@ -189,7 +189,7 @@ func (l *layouter) updateShards(done int) {
 			return
 		}
 		placed, alone := l.updates[of[0]].Shard.Placed, l.updates[of[0]].Shard.FullyShard
-		if !placed && l.holdsBack(bucket) {
+		if !placed && l.defers(bucket) {
 			return
 		}
 		if (placed || alone) && slices.ContainsFunc(of, func(update int) bool {
@@ -200,16 +200,16 @@ func (l *layouter) updateShards(done int) {
 		l.receive(bucket)
 		s.updated = bucket
 		l.updateBucket(bucket)
-		if l.gatherUpdated(bucket) && placed {
-			l.endGathers(bucket)
+		if l.allGatherUpdated(bucket) && placed {
+			l.endAllGathers(bucket)
 		}
 	}
 }
 
-// holdsBack reports whether the update of a bucket waits until the last bucket has left: nothing
+// defers reports whether the update of a bucket waits until the last bucket has left: nothing
 // else is left to run beside that one's reduce-scatter. An element takes an update about as long as
 // a link, so as many elements wait as the last bucket has, such as an embedding's.
-func (l *layouter) holdsBack(bucket int) bool {
+func (l *layouter) defers(bucket int) bool {
 	buckets := l.buckets
 	size := func(bucket int) (n int) {
 		for _, update := range buckets[bucket-1] {
@@ -224,9 +224,9 @@ func (l *layouter) holdsBack(bucket int) bool {
 	return len(l.sent) < len(buckets) && waiting <= size(len(buckets))
 }
 
-// gatherUpdated appends the begin of the all-gather of the variables of a bucket, if ranks divide
-// it and have all of each.
-func (l *layouter) gatherUpdated(bucket int) bool {
+// allGatherUpdated appends the begin of the all-gather of the variables of a bucket, if ranks
+// divide it and have all of each.
+func (l *layouter) allGatherUpdated(bucket int) bool {
 	s, buckets := &l.shards, l.buckets
 	if bucket == 0 || !l.divides(buckets[bucket-1]) ||
 		l.updates[buckets[bucket-1][0]].Shard.FullyShard {
@@ -238,18 +238,19 @@ func (l *layouter) gatherUpdated(bucket int) bool {
 			args = append(args, l.ref(l.training.Gradients[update]))
 		}
 	}
-	s.gathers = append(s.gathers, l.beginGather(bucket, s.memory[bucket-1], false, args))
+	s.allGathers = append(s.allGathers, l.startAllGather(bucket, s.memory[bucket-1], false, args))
 	return true
 }
 
-// beginGather appends the begin of an all-gather of the shards of variables.
-func (l *layouter) beginGather(bucket int, in bucketMemory, half bool, args []Ref) gather {
-	return gather{bucket, in, l.exchange(Send{Bucket: bucket, Kind: backend.AllGather, Half: half},
-		l.taken(in.unsharded, in.chunk), args)}
+// startAllGather appends the begin of an all-gather of the shards of variables.
+func (l *layouter) startAllGather(bucket int, in bucketMemory, half bool, args []Ref) allGather {
+	op := Send{Bucket: bucket, Kind: backend.AllGather, Half: half}
+	return allGather{bucket, in, l.exchange(op, l.bucketOf(in.unsharded, in.chunk), args)}
 }
 
-// endGather appends the end of an all-gather, given what is to be known of each variable.
-func (l *layouter) endGather(g gather, of func(update int) (string, ir.Dims, backend.DType)) []Ref {
+// endAllGather appends the end of an all-gather, given what is to be known of each variable.
+func (l *layouter) endAllGather(g allGather,
+	of func(update int) (string, ir.Dims, backend.DType)) []Ref {
 	var dsts []Ref
 	for _, update := range l.buckets[g.bucket-1] {
 		name, shape, d := of(update)
@@ -257,22 +258,22 @@ func (l *layouter) endGather(g gather, of func(update int) (string, ir.Dims, bac
 			shape, d))
 	}
 	defer l.inRuns(0)()
-	return l.exchange(Receive{g.bucket, backend.AllGather}, dsts, g.taken)
+	return l.exchange(Receive{g.bucket, backend.AllGather}, dsts, g.args)
 }
 
-// endGathers appends the ends of all-gathers but that of one bucket, and gives variables their
+// endAllGathers appends the ends of all-gathers but that of one bucket, and gives variables their
 // values.
-func (l *layouter) endGathers(but int) {
+func (l *layouter) endAllGathers(but int) {
 	s := &l.shards
-	for len(s.gathers) > 0 && s.gathers[0].bucket != but {
-		of := s.gathers[0]
-		s.gathers = s.gathers[1:]
-		gathered := l.endGather(of, func(update int) (string, ir.Dims, backend.DType) {
-			slot := s.slots[update]
-			return l.plan.Buffers[slot.Buffer].Name, ir.Of(slot.Shape.Size()), slot.DType
+	for len(s.allGathers) > 0 && s.allGathers[0].bucket != but {
+		of := s.allGathers[0]
+		s.allGathers = s.allGathers[1:]
+		unsharded := l.endAllGather(of, func(update int) (string, ir.Dims, backend.DType) {
+			full := s.full[update]
+			return l.plan.Buffers[full.Buffer].Name, ir.Of(full.Shape.Size()), full.DType
 		})
 		for k, update := range l.buckets[of.bucket-1] {
-			x := gathered[k]
+			x := unsharded[k]
 			l.assign(l.ref(l.training.ByUpdate[update][0].To), x,
 				l.program.Values[l.gradients[update]].Name)
 		}
@@ -304,7 +305,7 @@ func (l *layouter) findParameters() {
 	bytes := make([]int, len(l.buckets))
 	for i, bucket := range l.buckets {
 		if of := l.updates[bucket[0]].Shard; of.FullySharded() {
-			bytes[i] = of.Chunk * of.Ranks * of.Gathers(l.bucketDType(i+1)).Size()
+			bytes[i] = of.Chunk * of.Ranks * of.Unsharded(l.bucketDType(i+1)).Size()
 		}
 	}
 	for i, n := range bytes {
@@ -347,7 +348,7 @@ func (l *layouter) prefetch(group int) {
 				return
 			}
 			if !slices.Contains(p.unsharded, bucket) {
-				l.gatherSharded(bucket)
+				l.allGatherParameters(bucket)
 			}
 		}
 	}
@@ -369,13 +370,13 @@ func (l *layouter) unshard(bucket int) {
 	if slices.Contains(p.unsharded, bucket) {
 		return
 	}
-	l.gatherSharded(bucket)
+	l.allGatherParameters(bucket)
 	i := p.inFlight(bucket)
 	of := p.prefetched[i]
 	p.prefetched = slices.Delete(p.prefetched, i, i+1)
-	gathered := l.endGather(of, func(update int) (name string, shape ir.Dims, d backend.DType) {
+	unsharded := l.endAllGather(of, func(update int) (name string, shape ir.Dims, d backend.DType) {
 		v := l.program.Values[l.gradients[update]] // is like the variable
-		d = l.updates[update].Shard.Gathers(v.DType)
+		d = l.updates[update].Shard.Unsharded(v.DType)
 		if id, read := p.values[update]; read {
 			v = l.program.Values[id]
 			name = v.Name
@@ -384,7 +385,7 @@ func (l *layouter) unshard(bucket int) {
 	})
 	for k, update := range l.buckets[bucket-1] {
 		if id, read := p.values[update]; read {
-			l.setRef(id, gathered[k])
+			l.setRef(id, unsharded[k])
 		}
 	}
 	p.unsharded = append(p.unsharded, bucket)
@@ -404,19 +405,19 @@ func (l *layouter) reshard(bucket int) {
 
 // inFlight returns the place of a bucket among the gathers in flight, -1 if it is not there.
 func (p *parameters) inFlight(bucket int) int {
-	return slices.IndexFunc(p.prefetched, func(g gather) bool { return g.bucket == bucket })
+	return slices.IndexFunc(p.prefetched, func(g allGather) bool { return g.bucket == bucket })
 }
 
-// gatherSharded appends the begin of the all-gather of a bucket of variables, unless it is in
+// allGatherParameters appends the begin of the all-gather of a bucket of variables, unless it is in
 // flight.
-func (l *layouter) gatherSharded(bucket int) {
+func (l *layouter) allGatherParameters(bucket int) {
 	s := &l.shards
 	if s.parameters.inFlight(bucket) >= 0 {
 		return
 	}
 	of := l.buckets[bucket-1]
 	first := l.updates[of[0]].Shard
-	dtype := first.Gathers(l.bucketDType(bucket))
+	dtype := first.Unsharded(l.bucketDType(bucket))
 	in := bucketMemory{unsharded: l.chunks(bucket, Arena, first.Ranks, "variables of a bucket",
 		dtype), chunk: l.chunks(bucket, Arena, 1, "the shard of a bucket", dtype)}
 	var args []Ref
@@ -435,5 +436,5 @@ func (l *layouter) gatherSharded(bucket int) {
 	}
 	defer l.inRuns(0)()
 	s.parameters.prefetched = append(s.parameters.prefetched,
-		l.beginGather(bucket, in, first.Half, args))
+		l.startAllGather(bucket, in, first.Half, args))
 }

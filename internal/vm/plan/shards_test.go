@@ -55,9 +55,10 @@ func own(s *lower.Shard, n int) (from, to int) {
 func TestShards(t *testing.T) {
 	const update, both = "update", "update of 2"
 	backwards := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN"}
-	apart := []string{"scatter bucket 0", "matmul NT", "matmul TN", "scatter bucket 1"}
+	apart := []string{"reduce-scatter bucket 0", "matmul NT", "matmul TN",
+		"reduce-scatter bucket 1"}
 	clip := func(u *lower.Update) { u.Limit, u.Parts = 1, true }
-	end := []string{"gather bucket 1", "receive shards of bucket 0", "assign",
+	end := []string{"all-gather bucket 1", "receive shards of bucket 0", "assign",
 		"receive shards of bucket 1", "assign"}
 	for _, test := range []struct {
 		name        string
@@ -68,28 +69,31 @@ func TestShards(t *testing.T) {
 		want        []string
 	}{
 		{"two buckets", 1, 3, false, nil, []int{2, 1},
-			slices.Concat(apart, []string{"receive shard of bucket 0", update, "gather bucket 0",
-				"receive shard of bucket 1", update}, end)},
+			slices.Concat(apart, []string{"receive shard of bucket 0", update,
+				"all-gather bucket 0", "receive shard of bucket 1", update}, end)},
 		{"two buckets in the arena", 1, 3, true, nil, []int{2, 1},
-			slices.Concat(apart, []string{"receive shard of bucket 0", update, "gather bucket 0",
-				"receive shard of bucket 1", update}, end)},
+			slices.Concat(apart, []string{"receive shard of bucket 0", update,
+				"all-gather bucket 0", "receive shard of bucket 1", update}, end)},
 		{"nothing", 3, 3, true, nil, []int{2, 1},
-			slices.Concat(apart, []string{"receive shard of bucket 0", "gather bucket 0",
+			slices.Concat(apart, []string{"receive shard of bucket 0", "all-gather bucket 0",
 				"receive shard of bucket 1"}, end)},
 		{"one bucket", 1, 3, false, nil, []int{1, 1},
-			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
-				both, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+			[]string{"matmul NT", "matmul TN", "reduce-scatter bucket 0",
+				"receive shard of bucket 0", both, "all-gather bucket 0",
+				"receive shards of bucket 0", "assign of 2"}},
 		{"one in one bucket", 0, 3, true, nil, []int{1, 1},
-			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
-				update, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+			[]string{"matmul NT", "matmul TN", "reduce-scatter bucket 0",
+				"receive shard of bucket 0", update, "all-gather bucket 0",
+				"receive shards of bucket 0", "assign of 2"}},
 		{"clipped", 1, 3, true, clip, []int{1, 1},
-			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
-				"squares of 2", "loop norm", "sum of the squares of all parts", "loop norm",
-				both, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+			[]string{"matmul NT", "matmul TN", "reduce-scatter bucket 0",
+				"receive shard of bucket 0", "squares of 2", "loop norm",
+				"sum of the squares of all parts", "loop norm", both, "all-gather bucket 0",
+				"receive shards of bucket 0", "assign of 2"}},
 		{"clipped, and nothing here", 3, 3, false, clip, []int{1, 1},
-			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
-				"loop norm", "sum of the squares of all parts", "loop norm",
-				"gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+			[]string{"matmul NT", "matmul TN", "reduce-scatter bucket 0",
+				"receive shard of bucket 0", "loop norm", "sum of the squares of all parts",
+				"loop norm", "all-gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			planned := sharded(t, test.rank, test.ranks, test.placed, test.change, test.buckets...)
@@ -144,14 +148,14 @@ func TestShardsBesideTheBackwardPass(t *testing.T) {
 			})
 		}
 		for k := range 2 {
-			left, gathered := at(fmt.Sprint("scatter bucket ", k+1)), at(fmt.Sprint(
-				"gather bucket ", k))
-			next, back := at(fmt.Sprint("scatter bucket ", k+2)), at(fmt.Sprint(
+			left, begun := at(fmt.Sprint("reduce-scatter bucket ", k+1)), at(fmt.Sprint(
+				"all-gather bucket ", k))
+			next, back := at(fmt.Sprint("reduce-scatter bucket ", k+2)), at(fmt.Sprint(
 				"receive shards of bucket ", k))
-			last := at("scatter bucket 3")
-			require.Check(t, gathered >= left && gathered <= next && (back < last) == (placed &&
+			last := at("reduce-scatter bucket 3")
+			require.Check(t, begun >= left && begun <= next && (back < last) == (placed &&
 				k == 0), "placed %v, bucket %d:\n%v", placed, k, planned)
-			if send := planned.Steps[gathered].Op.(Send); send.Products == 0 {
+			if send := planned.Steps[begun].Op.(Send); send.Products == 0 {
 				t.Errorf("placed %v: %v is beside no product in\n%v", placed, send, planned)
 			}
 		}
@@ -189,14 +193,14 @@ func TestUpdatesBesideTheLastReduceScatter(t *testing.T) {
 		for _, s := range planned.Steps {
 			switch op := s.Op.(type) {
 			case Send:
-				if behind != nil || op.String() == "scatter bucket 3" {
+				if behind != nil || op.String() == "reduce-scatter bucket 3" {
 					behind = append(behind, op.String())
 				}
 			}
 		}
-		want := []string{"scatter bucket 3"}
+		want := []string{"reduce-scatter bucket 3"}
 		for bucket := 3 - held; bucket < 4; bucket++ {
-			want = append(want, fmt.Sprint("gather bucket ", bucket))
+			want = append(want, fmt.Sprint("all-gather bucket ", bucket))
 		}
 		require.Check(t, slices.Equal(behind, want), "a last bucket of %d: %q, want %q, in\n%v",
 			4*words, behind, want, planned)
@@ -427,7 +431,8 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 	}
 	sum := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(32), h)
 	updates = append(updates, lower.Update{Input: 1 + n,
-		Gradient: p.add(ir.Reshape{}, ir.Of(1, 32), sum), Kept: 1, Bucket: n + 1, Rule: descent, Shard: shard(32)})
+		Gradient: p.add(ir.Reshape{}, ir.Of(1, 32), sum), Kept: 1, Bucket: n + 1,
+		Rule: descent, Shard: shard(32)})
 	var inputs []int
 	var gradients []ir.ID
 	for _, u := range updates {
@@ -490,8 +495,8 @@ func TestVerifyShards(t *testing.T) {
 				return s.Op.String() == name
 			})
 		}
-		scatter, shard := at("scatter bucket 0"), at("receive shard of bucket 0")
-		gather, shards := at("gather bucket 0"), at("receive shards of bucket 0")
+		scatter, shard := at("reduce-scatter bucket 0"), at("receive shard of bucket 0")
+		gather, shards := at("all-gather bucket 0"), at("receive shards of bucket 0")
 		for what, damage := range map[string]func(p *Plan, s []Step){
 			"the ranks divide": func(_ *Plan, s []Step) {
 				s[scatter].Op = Send{Bucket: 1, Kind: backend.AllReduce}
@@ -528,8 +533,8 @@ func TestVerifyShards(t *testing.T) {
 				}
 			},
 			fmt.Sprintf("but step %d has written", scatter+1): func(_ *Plan, s []Step) {
-				slot := s[scatter].Args[0].Buffer // while it is exchanged
-				s[scatter+1].Dsts[0].Buffer, s[scatter+2].Args[1].Buffer = slot, slot
+				full := s[scatter].Args[0].Buffer // while it is exchanged
+				s[scatter+1].Dsts[0].Buffer, s[scatter+2].Args[1].Buffer = full, full
 			},
 		} {
 			broken := *planned

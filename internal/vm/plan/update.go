@@ -87,7 +87,7 @@ func (l *layouter) update() {
 		switch {
 		case u.Bucket > 0, u.Lookups != nil:
 		case u.Accumulation.Keeps():
-			l.applies(i, l.slots(i)[0])
+			l.applies(i, l.exchanged(i)[0])
 		case l.carries(i) && l.program.Values[id].Op == (ir.Input{Index: u.Input}):
 			l.applies(i, l.ref(id))
 		default:
@@ -116,8 +116,8 @@ func (l *layouter) update() {
 		}
 		l.receive(bucket)
 		l.updateBucket(bucket)
-		if l.gatherUpdated(bucket) {
-			l.endGathers(bucket)
+		if l.allGatherUpdated(bucket) {
+			l.endAllGathers(bucket)
 		}
 	}
 	l.lookUp()
@@ -126,7 +126,7 @@ func (l *layouter) update() {
 			l.updating(i)
 		}
 	}
-	l.endGathers(0)
+	l.endAllGathers(0)
 }
 
 // applies says where the gradient of an update is that this rank applies.

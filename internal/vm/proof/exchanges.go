@@ -33,10 +33,10 @@ func (m *valueNumbers) gathered(update int, shard tensor, n int) tensor {
 }
 
 // shardOf returns a rank's part of what is like a variable.
-func (r *proof) shardOf(s *lower.Shard, whole tensor) tensor {
+func (r *proof) shardOf(s *lower.Shard, full tensor) tensor {
 	a := axes{off: s.From}
 	a.add(s.To-s.From, 1)
-	return r.read(whole, &a)
+	return r.read(full, &a)
 }
 
 // elements returns the length of the variable of an update that ranks exchange.
@@ -65,7 +65,7 @@ func (r *proof) members(bucket int) (all, mine []int) {
 // send notes what leaves. From now on nobody can say what is in the memory of the exchange.
 func (r *proof) send(op plan.Send, s *plan.Step) (err error) {
 	this, divided := plan.Receive{Bucket: op.Bucket, Kind: op.Kind}, op.Kind != backend.AllReduce
-	if _, again := r.underWay[this]; again {
+	if _, sent := r.underWay[this]; sent {
 		return errors.New("it has been sent")
 	}
 	if !divided && len(s.Dsts) != len(s.Args) {
@@ -82,9 +82,9 @@ func (r *proof) send(op plan.Send, s *plan.Step) (err error) {
 	case backend.AllReduce:
 		err = r.replicated(op, s, all)
 	case backend.ReduceScatter:
-		err = r.takes(op, all, s, plan.Gradient, all)
+		err = r.inBucket(op, all, s, plan.Gradient, all)
 	default:
-		err = r.takes(op, all, s, plan.OwnShard, mine)
+		err = r.inBucket(op, all, s, plan.OwnShard, mine)
 	}
 	x := transfer{memory: s.Dsts}
 	for _, a := range r.args {
@@ -152,9 +152,9 @@ func (r *proof) lie(values []plan.Ref, kind plan.Kind, updates []int, in []plan.
 	return nil
 }
 
-// takes returns an error unless an exchange has memory for a whole bucket, and for a chunk unless
-// that is in place, and takes values of a kind from there.
-func (r *proof) takes(op plan.Send, updates []int, s *plan.Step, kind plan.Kind,
+// inBucket returns an error unless an exchange has memory for a whole bucket, and for a chunk
+// unless that is in place, and takes values of a kind from there.
+func (r *proof) inBucket(op plan.Send, updates []int, s *plan.Step, kind plan.Kind,
 	values []int) error {
 	memory := s.Dsts
 	if len(memory) == 0 || len(memory) > 2 {
@@ -169,7 +169,7 @@ func (r *proof) takes(op plan.Send, updates []int, s *plan.Step, kind plan.Kind,
 			d = backend.BF16
 		}
 		for i, n := range []int{s.Chunk * s.Ranks, s.Chunk}[:len(memory)] {
-			if m := &memory[i]; !r.whole(m) || m.Span() != n || m.DType != d {
+			if m := &memory[i]; !r.writable(m) || m.Span() != n || m.DType != d {
 				return fmt.Errorf("a bucket of %d chunks of %d elements is exchanged in %s",
 					s.Ranks, s.Chunk, r.plan.Text(*m))
 			}

@@ -110,7 +110,7 @@ func (r *proof) know() {
 
 // run runs the steps of a kind of run, and compares.
 func (r *proof) run(kind int) error {
-	r.begin()
+	r.fill()
 	for i := range r.plan.Steps {
 		s := &r.plan.Steps[i]
 		if !s.Runs.Has(kind) {
@@ -144,8 +144,8 @@ func (r *proof) run(kind int) error {
 	return nil
 }
 
-// begin gives all memory what is in it before a run.
-func (r *proof) begin() {
+// fill gives all memory what is in it before a run.
+func (r *proof) fill() {
 	r.done, r.first, r.live, r.sent, r.under = r.done[:0], -1, r.live[:0], 0, nil
 	r.underWay = map[plan.Receive]transfer{}
 	r.present = make([]content, len(r.plan.Buffers))
@@ -335,7 +335,7 @@ func (r *proof) stored(y tensor, d *plan.Ref, shape []int, out *fuse.Output) (te
 	}
 	n := r.size(y)
 	gaps := to.n > 1 || to.n == 1 && to.at[0].stride != 1 || to.size() != n
-	if gaps || !r.whole(d) || n*d.DType.Size() != r.plan.Buffers[d.Buffer].Bytes {
+	if gaps || !r.writable(d) || n*d.DType.Size() != r.plan.Buffers[d.Buffer].Bytes {
 		return y, fmt.Errorf("it writes outside of the arena, or with gaps: %d elements for %s",
 			n, r.plan.Text(*d))
 	}
@@ -358,7 +358,7 @@ func (r *proof) operation(s *plan.Step) error {
 		if k > 0 {
 			y = r.result(k, first, d.Shape.Size())
 		}
-		if !r.whole(d) || !fills(s, d) {
+		if !r.writable(d) || !fills(s, d) {
 			return fmt.Errorf("it writes outside of the arena, or with gaps: %s",
 				r.plan.Text(*d))
 		}
@@ -367,8 +367,8 @@ func (r *proof) operation(s *plan.Step) error {
 	return nil
 }
 
-// whole reports whether a value is all of its buffer, and that is memory which steps may write.
-func (r *proof) whole(d *plan.Ref) bool {
+// writable reports whether a value is all of its buffer, and that is memory which steps may write.
+func (r *proof) writable(d *plan.Ref) bool {
 	b := &r.plan.Buffers[d.Buffer]
 	in, inside := b, b.Offset >= 0
 	if b.Within > 0 {
