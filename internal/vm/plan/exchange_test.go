@@ -24,8 +24,9 @@ func backward() (p *program, dv, dw ir.ID) {
 // exchanged plans the program with updates of both variables.
 func exchanged(t *testing.T, p *program, dv, dw ir.ID, ofV, ofW int) (*Plan, []string) {
 	t.Helper()
-	planned := require.Value(New(&p.Program, lower.Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV,
-		Rule: descent}, lower.Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent}))(t)
+	planned := require.Value(New(&p.Program,
+		lower.Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV, Rule: descent},
+		lower.Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent}))(t)
 	err := Verify(planned)
 	require.That(t, err == nil, "%v in\n%v", err, planned)
 	var names []string

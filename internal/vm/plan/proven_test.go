@@ -162,8 +162,9 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
 		limits := Standard()
 		limits.Memory = -int(seed % 2)
-		planned := require.Value(limits.New(prove, &p.Program, lower.Update{Input: 0, Gradient: 1,
-			Kept: 1, Rule: descent}, lower.Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent}))(t)
+		planned := require.Value(limits.New(prove, &p.Program,
+			lower.Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent},
+			lower.Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent}))(t)
 		for i, s := range planned.Steps {
 			for k, a := range s.Args {
 				for j, before := range planned.Steps[:i] {
