@@ -62,7 +62,10 @@ the user's tuning file (EURYALE_TUNING, or euryale/tuning.json in the user's cac
 which programs choose algorithms; see euryale explain. Of the other flags only --time, --backend,
 --inproc and --json apply. Measure once for each number of ranks.
 
-Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4`
+Examples:
+
+	euryale bench -n 4 --backend host
+	euryale bench -n 4 --tune`
 }
 
 // Run measures as one rank of a job that a launcher started, or starts the

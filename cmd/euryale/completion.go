@@ -22,8 +22,9 @@ func (completionCmd) Help() string {
 	return `What it prints makes the tab key complete commands, flags and their values. Put it
 where your shell starts:
 
-bash, in ~/.bashrc: source <(euryale completion bash); zsh, in ~/.zshrc: source <(euryale
-completion zsh); fish, in ~/.config/fish/config.fish: euryale completion fish | source`
+	source <(euryale completion bash)    # in ~/.bashrc
+	source <(euryale completion zsh)     # in ~/.zshrc
+	euryale completion fish | source     # in ~/.config/fish/config.fish`
 }
 
 // Run prints the lines.

@@ -32,7 +32,11 @@ func (doctorCmd) Help() string {
 	return `Each line is one thing that this build needs or could use: ok, or no with the reason
 and what to do. The doctor copies memory between each pair of GPUs, verifies it and times it. It
 runs all-reduces among ranks on the host and, with several GPUs, among ranks on all of them. The
-command fails only if no ranks can work together at all.`
+command fails only if no ranks can work together at all.
+
+Example:
+
+	euryale doctor`
 }
 
 const (

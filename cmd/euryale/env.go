@@ -25,7 +25,9 @@ start on any machine, with or without a driver.
 Comments say where this machine has cuBLAS and cuDNN, which programs open at run time, or how to
 get them.
 
-Example, in a module that requires Euryale: eval "$(euryale env)" && go build -tags gpu ./...`
+Example, in a module that requires Euryale:
+
+	eval "$(euryale env)" && go build -tags gpu ./...`
 }
 
 // Run prepares and prints.

@@ -52,9 +52,12 @@ With --topology, the answer is for real machines, with measured links or those o
 the answer is for a program on this machine alone: the links between declared machines are those
 inside it.
 
-Examples: euryale explain allreduce 2M -n 4 --dtype bf16 --device "NVIDIA H200" euryale explain
-allreduce 25M --topology 2x4 --inside 3us+200GB/s --between 1/10 euryale explain allreduce 64M
---topology 2x8 --scale --plot scale.svg`
+Examples:
+
+	euryale explain allreduce 2M -n 4
+	euryale explain allreduce 2M -n 4 --dtype bf16 --device "NVIDIA H200"
+	euryale explain allreduce 25M --topology 2x4 --between 1/10
+	euryale explain allreduce 64M --topology 2x8 --scale --plot scale.svg`
 }
 
 // Run writes the explanations.

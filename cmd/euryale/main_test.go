@@ -5,8 +5,11 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/testing/require"
@@ -24,6 +27,35 @@ func commandLine(args ...string) (code int, out, err string) {
 		code = 100
 	}
 	return code, stdout.String(), stderr.String()
+}
+
+// An example in a help text stands on a line of its own, which can be copied: the parser takes it.
+func TestExamplesInHelpCanBeCopied(t *testing.T) {
+	var c cli
+	parser := require.Value(kong.New(&c, kong.Name("euryale"), vars(),
+		kong.KindMapper(reflect.Int, kong.MapperFunc(wholeNumber))))(t)
+	for _, command := range parser.Model.Children {
+		if command.Hidden || command.Name == "help" {
+			continue
+		}
+		_, help, _ := commandLine("help", command.Name)
+		found := 0
+		for line := range strings.Lines(help) {
+			_, words, is := strings.Cut(line, "euryale "+command.Name)
+			if !is || !strings.HasPrefix(line, "    ") {
+				continue
+			}
+			found++
+			for _, end := range []string{" #", " |", ")"} { // of the command in its line
+				words, _, _ = strings.Cut(words, end)
+			}
+			args := append([]string{command.Name}, strings.Fields(strings.ReplaceAll(words,
+				`"NVIDIA H200"`, "H200"))...)
+			_, err := parser.Parse(args)
+			require.Check(t, err == nil, "help %s has the example %q: %v", command.Name, line, err)
+		}
+		require.Check(t, found > 0, "%s has no example", command.Name)
+	}
 }
 
 func TestCommandLines(t *testing.T) {

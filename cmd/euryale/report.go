@@ -18,12 +18,15 @@ type reportCmd struct {
 
 // Help says what the one-line help leaves out.
 func (*reportCmd) Help() string {
-	return `The page is one file that needs no network. It shows what the files below DIR say:
-
-EURYALE_TRACE=DIR/trace EURYALE_PLAN=DIR/plan.json euryale run -n 8 --log-dir DIR PROGRAM
-
+	return `The page is one file that needs no network. It shows what the files below DIR say.
 Curves come from the files of fit.Log in DIR, or else from lines that rank 0 prints, such as "epoch
-3/20: loss=0.0312".`
+3/20: loss=0.0312".
+
+Examples:
+
+	EURYALE_TRACE=logs/trace euryale run -n 2 --log-dir logs ./examples/digits
+	euryale report logs                      # makes logs/report.html
+	euryale report --trace all.json logs     # and one trace of all ranks, for Perfetto`
 }
 
 // Run reads what there is and writes the page.

@@ -35,7 +35,7 @@ type runCmd struct {
 	Nnodes      *int          `name:"nnodes" help:"Number of machines, each with -n ranks. Start the command on each. (default: as the launcher says that has started it; else 1)"`
 	NodeRank    *int          `help:"Number of this machine, from 0. (default: as that launcher says; else 0)"`
 	Rendezvous  string        `placeholder:"HOST:PORT" help:"Where the machines meet: an address of machine 0, and a free port there. (default: as that launcher says)"`
-	Command     []string      `arg:"" passthrough:"" name:"program" predictor:"file" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
+	Command     []string      `arg:"" passthrough:"" name:"program" predictor:"file" help:"An executable in PATH or by its path, or the directory of a Go package, which is built first. Everything after it goes to the program."`
 }
 
 // Help says what the one-line help leaves out.
@@ -74,9 +74,16 @@ each machine, its variables say the rest: srun euryale run -n 4 PROGRAM is one j
 job loses a rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended. With
 --elastic machine 0 has the job, and the others may leave, be lost and come back.
 
-Examples: euryale run -n 4 ./examples/digits --epochs 3; euryale run -H a:4,user@b:4
-./examples/digits; EURYALE_TOKEN=... euryale run --nnodes 2
---node-rank 0 --rendezvous 10.0.0.1:29500 -n 4 ./examples/digits`
+Examples:
+
+	euryale run -n 4 ./examples/digits -epochs 3
+	euryale run -n 4 --max-restarts 2 ./examples/digits -checkpoint /tmp/digits
+	euryale run -n 4 --elastic --standby 1 ./examples/digits -elastic
+	euryale run -H a:4,user@b:4 ./examples/digits
+
+On two machines, each with its number and with the same secret in EURYALE_TOKEN:
+
+	euryale run --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -n 4 ./examples/digits`
 }
 
 // Validate rejects impossible numbers.

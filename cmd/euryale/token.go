@@ -15,7 +15,9 @@ EURYALE_TOKEN. Whoever can listen at rank 0's address before rank 0 does, or can
 send without EURYALE_TLS=1, can test guesses of the text on his own machine, as fast as he likes.
 So it must be random, as this one is, of 130 bits.
 
-Example: export EURYALE_TOKEN=$(euryale token)`
+Example:
+
+	export EURYALE_TOKEN=$(euryale token)`
 }
 
 // Run prints the secret.

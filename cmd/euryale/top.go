@@ -38,7 +38,7 @@ type topCmd struct {
 // Help says what the one-line help leaves out.
 func (*topCmd) Help() string {
 	return `A row is a rank: its state, its last step, by how much it is late in a step, which
-share of the time it stands in collectives, and its memory. An asterisk marks the slowest rank, with
+share of the time it is blocked in collectives, and its memory. An asterisk marks the slowest rank, with
 the cause. On a terminal the table is renewed until q or Ctrl-C, elsewhere it is written once.
 
 On Linux, the jobs of this machine are found by the variables of their processes. What /proc does
@@ -46,7 +46,10 @@ not say comes from the ranks' metrics: start the job with EURYALE_METRICS=:9090.
 can reach ask for a credential, which follows from the EURYALE_TOKEN with which their job was
 started; the token is not sent.
 
-Examples: euryale top; EURYALE_TOKEN=... euryale top 10.0.0.1:909{0..7}`
+Examples:
+
+	euryale top
+	euryale top --every 5s 10.0.0.1:9090 10.0.0.1:9091`
 }
 
 // Run shows the table.

@@ -39,6 +39,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/curves"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -85,13 +86,10 @@ func main() {
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
 func (cfg config) check(ranks int) {
-	if min(cfg.characters, cfg.hidden, cfg.steps, cfg.epochs, cfg.batch) < 1 || flag.NArg() > 0 ||
-		cfg.cell != "lstm" && cfg.cell != "gru" || cfg.batch%max(1, ranks) > 0 ||
-		!(cfg.rate >= 0) || cfg.device != "cpu" && cfg.device != "auto" {
-		log.Print("charlstm: use --cell lstm or gru, --device cpu or auto, --lr from 0, other " +
-			"numbers from 1 on, and a --batch that the ranks divide")
-		os.Exit(2) // no launcher starts it again then
-	}
+	usage.Check("charlstm", usage.OneOf("cell", "lstm", "gru"), usage.NoArguments(),
+		usage.OneOf("device", "cpu", "auto"), usage.AtLeast(0, "lr"),
+		usage.AtLeast(1, "characters", "hidden", "steps", "epochs", "batch"),
+		usage.Unless(cfg.batch%max(1, ranks) == 0, "batch", "a multiple of %d ranks", ranks))
 }
 
 // text returns pieces of the text, its characters, and the perplexity of the grammar, 0 for a file.

@@ -93,10 +93,10 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 
 func TestWrongFlagsAreErrors(t *testing.T) {
 	for flags, want := range map[string]string{
-		"--cell rnn":    "use --cell lstm or gru",
-		"--batch 7":     "a --batch that the ranks divide",
-		"--device tpu":  "--device cpu or auto",
-		"--steps 0":     "other numbers from 1 on",
+		"--cell rnn":    "--cell rnn: use lstm or gru",
+		"--batch 7":     "--batch 7: use a multiple of 2 ranks",
+		"--device tpu":  "--device tpu: use cpu or auto",
+		"--steps 0":     "--steps 0: use a number of at least 1",
 		"--data /no/it": "no such file",
 	} {
 		_ = exampletest.New(t, 2, flags).Refused(t, want)

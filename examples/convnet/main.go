@@ -32,6 +32,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/handwritten"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -43,12 +44,8 @@ func main() {
 	device := flag.String("device", "auto", "where to compute: cpu, gpu (that of the backend), "+
 		"or auto (a gpu if the backend has one)")
 	flag.Parse()
-	if on := *device; on != "cpu" && on != "gpu" && on != "auto" || min(*epochs, *batch) < 1 ||
-		!(*rate >= 0) {
-		fmt.Fprintln(os.Stderr, "convnet: use --device cpu, gpu or auto, --epochs and --batch "+
-			"from 1 on, and --lr from 0 on")
-		os.Exit(2) // no launcher starts it again then
-	}
+	usage.Check("convnet", usage.OneOf("device", "cpu", "gpu", "auto"), usage.AtLeast(0, "lr"),
+		usage.AtLeast(1, "epochs", "batch"), usage.NoArguments())
 	comm, err := euryale.Init(context.Background()) // (*)
 	if err == nil {
 		err = errors.Join(train(comm, new(sync.Mutex), *device, *epochs, *batch, *rate, os.Stdout),

@@ -24,6 +24,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/handwritten"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/layers"
@@ -42,10 +43,8 @@ func main() {
 	device := flag.String("device", "auto", "where to compute: cpu, or auto for a GPU, if any")
 	elastic := flag.Bool("elastic", false, "ranks may be lost: for euryale run --elastic")
 	flag.Parse()
-	if *device != "auto" && *device != "cpu" || min(*batch, *epochs) < 1 || !(*rate >= 0) {
-		log.Print("digits: use -device auto or cpu, -batch and -epochs from 1, and -rate from 0")
-		os.Exit(2) // no launcher starts it again then
-	}
+	usage.Check("digits", usage.OneOf("device", "auto", "cpu"), usage.AtLeast(0, "rate"),
+		usage.AtLeast(1, "batch", "epochs"), usage.NoArguments())
 	ctx := context.Background()
 	comm, parts, together := autograd.Solo(), micros, vm.Option(nil)
 	var on backend.Device // nil for the host, or where elastic ranks are
@@ -57,10 +56,7 @@ func main() {
 		on = map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[*device]
 	}
 	defer comm.Close()
-	if *batch%parts > 0 {
-		log.Printf("digits: -batch %d: use a multiple of %d", *batch, parts)
-		os.Exit(2)
-	}
+	usage.Check("digits", usage.Unless(*batch%parts == 0, "batch", "a multiple of %d", parts))
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
 	check(err)
 	m := newModel(*batch / parts) // (*) this rank's share of a batch

@@ -118,7 +118,7 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 }
 
 func TestUnknownDeviceIsAnError(t *testing.T) {
-	_ = exampletest.New(t, 1, "-device tpu").Refused(t, "use -device auto or cpu")
+	_ = exampletest.New(t, 1, "-device tpu").Refused(t, "--device tpu: use auto or cpu")
 }
 
 // TestElasticRanksEndWithTheParametersOfOthers: one is killed, then all are told to end and save,

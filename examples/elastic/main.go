@@ -25,6 +25,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/examples/handwritten"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -37,10 +38,7 @@ func main() {
 	every := flag.Int("every", 50, "print the loss after so many steps")
 	pause := flag.Duration("pause", 0, "how long to wait in each step, to have time for kill")
 	flag.Parse()
-	if min(*steps, *every) < 1 {
-		log.Printf("elastic: -steps %d -every %d: use numbers from 1 on", *steps, *every)
-		os.Exit(2) // no launcher starts it again then
-	}
+	usage.Check("elastic", usage.AtLeast(1, "steps", "every"), usage.NoArguments())
 	ctx := context.Background()
 	job := must(euryale.JoinElastic(ctx)) // (*)
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})

@@ -46,12 +46,12 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/models"
 )
 
@@ -110,28 +110,19 @@ func main() {
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
 func (t *trainer) check(ranks int) {
-	least := min(t.lora+1, t.context, t.batch, t.accumulate, t.steps, t.every, t.sp, t.tp)
-	replicas := max(1, ranks/max(1, t.sp*t.tp))
-	var err error
-	switch {
-	case least < 1 || !(min(t.lr, t.alpha, t.memory, t.peak) >= 0) || t.shards < 0 || t.shards > 3 ||
-		t.folder == "" || t.data == nil || t.out == "" || filepath.Join(t.out) == t.folder ||
-		!slices.Contains([]string{"f32", "tf32", "bf16"}, t.precision) || flag.NArg() > 0 ||
-		t.device != "cpu" && t.device != "auto" || ranks%(t.sp*t.tp) > 0:
-		err = fmt.Errorf("use finetune FOLDER --data FILE --out ANOTHER, sizes from 1, --lr, "+
-			"--alpha, --memory and --peak from 0, --shards to 3, --device cpu or auto, --precision "+
-			"f32, tf32 or bf16, and --sp times --tp that divide the ranks: got %q", os.Args[1:])
-	case t.batch%(replicas*t.accumulate) > 0:
-		err = fmt.Errorf("--batch %d: use finetune with a multiple of --accumulate %d times the %d "+
-			"ranks that divide samples", t.batch, t.accumulate, replicas)
-	case t.lora == 0 && (t.alpha > 0 || t.targets != ""):
-		err = fmt.Errorf("--alpha %v --targets %q: they are of an adapter: use finetune with --lora, "+
-			"too", t.alpha, t.targets)
-	}
-	if err != nil {
-		log.Print("finetune: ", err)
-		os.Exit(2) // no launcher starts it again then
-	}
+	usage.Check("finetune", usage.Given(t.folder != "",
+		"finetune FOLDER --data FILE --out ANOTHER"), usage.Unless(t.data != nil, "data", "the path of a file"),
+		usage.Unless(t.out != "" && filepath.Join(t.out) != t.folder, "out", "another folder"),
+		usage.AtLeast(1, "context", "batch", "accumulate", "steps", "every", "sp", "tp"),
+		usage.AtLeast(0, "lora", "lr", "alpha", "memory", "peak"), usage.NoArguments(),
+		usage.Unless(t.shards >= 0 && t.shards <= 3, "shards", "0 to 3"),
+		usage.OneOf("device", "cpu", "auto"), usage.OneOf("precision", "f32", "tf32", "bf16"),
+		usage.Unless(t.lora > 0 || t.alpha == 0, "alpha", "it with --lora"),
+		usage.Unless(t.lora > 0 || t.targets == "", "targets", "it with --lora"))
+	parts := max(1, ranks/(t.sp*t.tp)) * t.accumulate
+	usage.Check("finetune", usage.Unless(ranks%(t.sp*t.tp) == 0, "sp", "an --sp and a --tp whose "+
+		"product divides %d ranks", ranks), usage.Unless(t.batch%parts == 0, "batch",
+		"a multiple of %d: of --accumulate times the ranks that divide samples", parts))
 }
 
 // layers returns the names of --targets, nil for none.

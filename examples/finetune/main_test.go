@@ -199,37 +199,38 @@ func TestBadArguments(t *testing.T) {
 	dir, model := withText(t), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), nil, 0o666))
 	for flags, want := range map[string]string{
-		small(dir) + " --tp 3":                   "--sp times --tp that divide the ranks",
-		small(dir) + " --batch 3":                "a multiple of --accumulate 1 times the 2 ranks",
-		small(dir) + " --batch 4 --accumulate 4": "a multiple of --accumulate 4 times the 2 ranks",
+		small(dir) + " --tp 3":                   "an --sp and a --tp whose product divides 2",
+		small(dir) + " --batch 3":                "--batch 3: use a multiple of 2: of --acc",
+		small(dir) + " --batch 4 --accumulate 4": "--batch 4: use a multiple of 8: of --acc",
 		small(dir) + " --context 2000":           "samples of a context of 2000: at least 10 are",
-		small(dir) + " --alpha 2":                "they are of an adapter: use finetune with --lora",
-		small(dir) + " --targets q_proj":         "they are of an adapter: use finetune with --lora",
+		small(dir) + " --alpha 2":                "--alpha 2: use it with --lora",
+		small(dir) + " --targets q_proj":         "--targets q_proj: use it with --lora",
 		small(dir) + " --lora 2 --targets x":     `has no layers "x": use some of q_proj`,
-		small(dir) + " --shards 4":               "--shards to 3",
+		small(dir) + " --shards 4":               "--shards 4: use 0 to 3",
 		small(dir) + " --memory 1e-4":            "too little memory: 107374 bytes",
-		small(dir) + " --precision f64":          "--precision f32, tf32 or bf16",
-		small(dir) + " --device tpu":             "--device cpu or auto",
-		small(dir) + " --lr nan":                 "--peak from 0",
+		small(dir) + " --precision f64":          "--precision f64: use f32, tf32 or bf16",
+		small(dir) + " --device tpu":             "--device tpu: use cpu or auto",
+		small(dir) + " --lr nan":                 "--lr NaN: use a number of at least 0",
 		small(dir) + " --data /nothing":          "no such file",
-		small(dir) + " --steps 0":                `divide the ranks: got ["../../models`,
-		small(dir) + " --lora -1":                "sizes from 1, --lr, --alpha",
-		small(dir) + " text":                     "use finetune FOLDER --data FILE",
-		small(dir) + " --out " + folder:          "--out ANOTHER",
-		small(dir) + " --out " + folder + "/":    "--out ANOTHER",
+		small(dir) + " --steps 0":                "--steps 0: use a number of at least 1",
+		small(dir) + " --lora -1":                "--lora -1: use a number of at least 0",
+		small(dir) + " text":                     `["text"]: the program takes flags alone`,
+		small(dir) + " --out " + folder:          ": use another folder",
+		small(dir) + " --out " + folder + "/":    ": use another folder",
 		small(dir) + " --out /proc/none":         "finetune: mkdir /proc/none:",
 		small(dir) + " --lora 2 --out " + model:  "has a model, and an adapter would be",
-		folder + " --out x":                      "use finetune FOLDER --data FILE",
+		folder + " --out x":                      "--data: use the path of a file",
 		"/nothing" + " --data x --out y":         "no such file",
 	} {
 		_ = exampletest.New(t, 2, flags).Refused(t, want)
 	}
-	for _, flags := range []string{"--every 0", "--batch 3"} { // may be started anew
+	for flags, want := range map[string]string{"--every 0": "--every 0: ",
+		"--batch 3": "--batch 3: "} { // may be started anew
 		j := exampletest.New(t, 2, small(dir)+" "+flags)
 		j.MaxRestarts = 1
-		err, failed := j.Refused(t, "use finetune"), (*launch.Failed)(nil)
+		err, failed := j.Refused(t, want), (*launch.Failed)(nil)
 		require.Check(t, errors.As(err, &failed) && failed.ExitCode() == 2 &&
-			strings.Count(j.Errs.String(), "use finetune") <= 2, "a wrong command line was "+
+			strings.Count(j.Errs.String(), want) == 1, "a wrong command line was "+
 			"started anew: %v, %s", err, &j.Errs)
 	}
 }

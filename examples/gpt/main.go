@@ -36,13 +36,13 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"log"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -91,32 +91,20 @@ func main() {
 	check(errors.Join(err, t.layout.Close(), comm.Close()))
 }
 
-// check ends the program for a wrong command line, with a code for which no launcher starts it
-// again. ranks is 0 until it is known.
+// check ends the program for a wrong command line. ranks is 0 until it is known.
 func (cfg config) check(ranks int) {
-	least := min(cfg.layers, cfg.width, cfg.heads, cfg.context, cfg.batch, cfg.steps, cfg.every,
-		cfg.sp, cfg.tp, cfg.tree+1)
-	_, known := precisions[cfg.precision]
-	var err error
-	switch {
-	case flag.NArg() > 0 || least < 1 || !(cfg.lr >= 0):
-		err = fmt.Errorf("%q: no arguments are taken; flags with numbers are at least 1, "+
-			"--tree and --lr at least 0", os.Args[1:])
-	case !known || cfg.device != "cpu" && cfg.device != "auto":
-		err = fmt.Errorf("--device %s --precision %s: use cpu or auto, and f32, tf32 or bf16",
-			cfg.device, cfg.precision)
-	case cfg.tree > 0 && cfg.sp > 1:
-		err = fmt.Errorf("--tree with --sp %d: bits would depend on it: leave out one", cfg.sp)
-	case cfg.width%cfg.heads > 0:
-		err = fmt.Errorf("--heads %d: use a divisor of the width, %d", cfg.heads, cfg.width)
-	case ranks%(cfg.sp*cfg.tp)+cfg.batch%cmp.Or(cfg.tree, ranks/(cfg.sp*cfg.tp), 1) > 0:
-		err = fmt.Errorf("--sp %d --tp %d --batch %d: use divisors of the ranks, and a "+
-			"multiple of --tree or of the others", cfg.sp, cfg.tp, cfg.batch)
-	}
-	if err != nil {
-		log.Print("gpt: ", err)
-		os.Exit(2)
-	}
+	usage.Check("gpt", usage.OneOf("device", "cpu", "auto"), usage.NoArguments(),
+		usage.OneOf("precision", "f32", "tf32", "bf16"), usage.AtLeast(0, "tree", "lr"),
+		usage.AtLeast(1, "layers", "width", "heads", "context", "batch", "steps", "every", "sp",
+			"tp"))
+	parts := cmp.Or(cfg.tree, ranks/(cfg.sp*cfg.tp), 1)
+	usage.Check("gpt", usage.Unless(cfg.tree == 0 || cfg.sp == 1, "sp", "1 with --tree, whose "+
+		"bits would depend on it"),
+		usage.Unless(cfg.width%cfg.heads == 0, "heads", "a divisor of --width %d", cfg.width),
+		usage.Unless(ranks%(cfg.sp*cfg.tp) == 0, "sp", "an --sp and a --tp whose product divides "+
+			"%d ranks", ranks),
+		usage.Unless(cfg.batch%parts == 0, "batch", "a multiple of %d: of --tree, or of the ranks "+
+			"by --sp and --tp", parts))
 }
 
 func check(err error) {

@@ -137,19 +137,19 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	text := repeating(t)
 	for flags, want := range map[string]string{
-		"--tp 3":            "2:use divisors of the ranks",
-		"--batch 3":         "2:--batch 3: use divisors",
+		"--tp 3":            "2:use an --sp and a --tp whose product divides 2 ranks",
+		"--batch 3":         "2:--batch 3: use a multiple of 2",
 		"--sp 2 --heads 1":  "each needs a part",
-		"--heads 5":         "2:use a divisor of the width",
+		"--heads 5":         "2:--heads 5: use a divisor of --width",
 		"--data /nothing":   "no such file",
 		"--context 200000":  "200002 characters are needed",
 		"--tree 1":          "1 micro-batches for rank 0 of 2",
-		"--tree 4 --sp 2":   "2:--tree with --sp 2",
-		"--steps 0":         "2:flags with numbers are at least 1",
-		"--lr nan":          "2:--lr at least 0",
-		"--device tpu":      "2:--device tpu --precision f32: use cpu",
-		"text":              "2:no arguments are taken",
-		"--precision f64":   "2:and f32, tf32 or bf16",
+		"--tree 4 --sp 2":   "2:--sp 2: use 1 with --tree",
+		"--steps 0":         "2:--steps 0: use a number of at least 1",
+		"--lr nan":          "2:--lr NaN: use a number of at least 0",
+		"--device tpu":      "2:--device tpu: use cpu or auto",
+		"text":              `2:"text"]: the program takes flags alone`,
+		"--precision f64":   "2:--precision f64: use f32, tf32 or bf16",
 		"--dropout 0.1":     "2:flag provided but not defined",
 		"--tp 2 --heads 1 ": "divided among 2 ranks",
 	} {

@@ -36,6 +36,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/curves"
 	"github.com/euryale-ml/euryale/layers"
@@ -85,15 +86,12 @@ func main() {
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
 func (c config) check(ranks int) {
-	if min(c.mix.Experts, c.mix.Choices, c.mix.Hidden, c.layers, c.width, c.context, c.batch,
-		c.epochs, c.steps, c.ep) < 1 || ranks%c.ep+c.batch%max(1, ranks/c.ep)+flag.NArg() > 0 ||
-		!(c.mix.Capacity >= 0) || c.dtype != "f32" && c.dtype != "f64" ||
-		c.device != "cpu" && c.device != "auto" {
-		log.Print("moe: use --dtype f32 or f64, --device cpu or auto, sizes of at least 1 and a " +
-			"--capacity of at least 0; --ep must divide the ranks, and ranks / ep must divide " +
-			"--batch")
-		os.Exit(2) // no launcher starts it again then
-	}
+	usage.Check("moe", usage.OneOf("dtype", "f32", "f64"), usage.OneOf("device", "cpu", "auto"),
+		usage.AtLeast(1, "experts", "choices", "hidden", "layers", "width", "context", "batch",
+			"epochs", "steps", "ep"), usage.AtLeast(0, "capacity"), usage.NoArguments())
+	data := max(1, ranks/c.ep)
+	usage.Check("moe", usage.Unless(ranks%c.ep == 0, "ep", "a divisor of %d ranks", ranks),
+		usage.Unless(c.batch%data == 0, "batch", "a multiple of %d, the ranks by --ep", data))
 }
 
 // trainer is a model that all ranks train.

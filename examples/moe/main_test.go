@@ -97,9 +97,9 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 // TestBadArguments: what cannot be is said.
 func TestBadArguments(t *testing.T) {
 	for flags, want := range map[string]string{
-		"--dtype f16": "use --dtype f32 or f64", "--device tpu": "--device cpu or auto",
-		"--steps 0": "sizes of at least 1", "--batch 3": "ranks / ep must divide --batch",
-		"--ep 3": "--ep must divide the ranks", "--choices 9": "Choices:9",
+		"--dtype f16": "--dtype f16: use f32 or f64", "--device tpu": "--device tpu: use cpu",
+		"--steps 0": "--steps 0: use a number of at least 1", "--batch 3": "--batch 3: use a mul",
+		"--ep 3": "--ep 3: use a divisor of 2 ranks", "--choices 9": "Choices:9",
 	} {
 		_ = exampletest.New(t, 2, small+flags).Refused(t, want)
 	}

@@ -34,6 +34,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/curves"
 	"github.com/euryale-ml/euryale/layers"
@@ -81,13 +82,12 @@ func main() {
 
 // check ends the program for a wrong command line.
 func (c config) check(ranks int) {
-	if min(c.users/ranks, c.items/max(clusters, ranks), c.width, c.batch, c.negatives, c.epochs,
-		c.steps, c.digits+1) < 1 || c.items%clusters+c.batch%ranks+flag.NArg() > 0 ||
-		!(c.rate >= 0) || c.device != "auto" && c.device != "cpu" {
-		log.Printf("recommender: use --device cpu or auto, sizes of at least 1, a multiple of %d "+
-			"items, a --rate from 0 on, and of %d interactions in a batch", clusters, ranks)
-		os.Exit(2) // no launcher starts it again then
-	}
+	usage.Check("recommender", usage.OneOf("device", "cpu", "auto"), usage.NoArguments(),
+		usage.AtLeast(float64(ranks), "users"), usage.AtLeast(0, "rate", "digits"),
+		usage.AtLeast(1, "width", "batch", "negatives", "epochs", "steps"),
+		usage.AtLeast(float64(max(clusters, ranks)), "items"),
+		usage.Unless(c.items%clusters == 0, "items", "a multiple of %d", clusters),
+		usage.Unless(c.batch%ranks == 0, "batch", "a multiple of %d ranks", ranks))
 }
 
 // trainer is a model that all ranks train.

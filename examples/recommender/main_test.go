@@ -101,9 +101,11 @@ func TestWorld(t *testing.T) {
 
 // TestBadArguments: what cannot be is said.
 func TestBadArguments(t *testing.T) {
-	for _, flags := range []string{"--items 30", "--users 1", "--batch 3", "--epochs 0",
-		"--device tpu"} {
-		_ = exampletest.New(t, 2, small+flags).Refused(t,
-			"use --device cpu or auto, sizes of at least 1, a")
+	for flags, want := range map[string]string{
+		"--items 30": "--items 30: use a multiple of ", "--users 1": "a number of at least 2",
+		"--batch 3": "--batch 3: use a multiple of 2 ranks", "--device tpu": "use cpu or auto",
+		"--epochs 0": "--epochs 0: use a number of at least 1",
+	} {
+		_ = exampletest.New(t, 2, small+flags).Refused(t, want)
 	}
 }

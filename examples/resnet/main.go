@@ -42,6 +42,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd/solver"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/examples/usage"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/curves"
 	"github.com/euryale-ml/euryale/fit/data"
@@ -102,14 +103,11 @@ func main() {
 
 // check ends the program for a wrong command line. ranks is 0 until it is known.
 func (cfg config) check(ranks int) {
-	_, known := models[cfg.model]
-	if !known || min(cfg.filters+1, cfg.images, cfg.epochs, cfg.batch) < 1 || flag.NArg() > 0 ||
-		cfg.batch%max(1, ranks) > 0 || !(cfg.rate >= 0 && cfg.ema >= 0 && cfg.ema < 1) ||
-		cfg.device != "cpu" && cfg.device != "auto" {
-		log.Print("resnet: use --model 8, 20 or 18, --device cpu or auto, --filters and --lr " +
-			"from 0, --ema below 1, other numbers from 1, and a --batch that the ranks divide")
-		os.Exit(2) // no launcher starts it again then
-	}
+	usage.Check("resnet", usage.OneOf("model", "8", "18", "20"), usage.NoArguments(),
+		usage.OneOf("device", "cpu", "auto"), usage.AtLeast(1, "images", "epochs", "batch"),
+		usage.AtLeast(0, "filters", "lr", "ema"),
+		usage.Unless(cfg.ema < 1, "ema", "a decay below 1"),
+		usage.Unless(cfg.batch%max(1, ranks) == 0, "batch", "a multiple of %d ranks", ranks))
 }
 
 // pictures returns samples, [3, 32, 32] and a class, and how many classes there are.

@@ -113,9 +113,9 @@ func TestATrainingThatIsToldToEndIsNotFinished(t *testing.T) {
 
 func TestWrongFlagsAreErrors(t *testing.T) {
 	for flags, want := range map[string]string{
-		"--model 34":    "use --model 8, 20 or 18",
-		"--batch 7":     "a --batch that the ranks divide",
-		"--device tpu":  "--device cpu or auto",
+		"--model 34":    "--model 34: use 8, 18 or 20",
+		"--batch 7":     "--batch 7: use a multiple of 2 ranks",
+		"--device tpu":  "--device tpu: use cpu or auto",
 		"--data /no/it": "no such file",
 	} {
 		_ = exampletest.New(t, 2, flags).Refused(t, want)

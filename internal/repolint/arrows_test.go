@@ -100,8 +100,8 @@ var arrows = []arrow{
 	{"internal/env", nil},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
-		".", "autograd/...", "backend/...", "examples/handwritten", "fit/...", "layers",
-		"models/...", "observe/...", "ops/...", "rendezvous/...", "vm",
+		".", "autograd/...", "backend/...", "examples/handwritten", "examples/usage", "fit/...",
+		"layers", "models/...", "observe/...", "ops/...", "rendezvous/...", "vm",
 	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/cuda", []string{"backend", "kernels/...", "internal/..."}},

@@ -428,7 +428,7 @@ func TestHostsThatDoNotReachTheRegisterSaySo(t *testing.T) {
 func TestLauncherEndsWithoutAHostThatObeysNothing(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	w := newWatch(Job{Ranks: 1, Signals: signals, Grace: time.Millisecond,
-		times: times{time.Millisecond, time.Millisecond, time.Second}}, nil,
+		times: times{kill: time.Millisecond, giveUp: time.Millisecond, look: time.Second}}, nil,
 		&remote{host: host{Host: Host{"a", 1}, ranks: 1}, orders: make(chan order, 10)})
 	w.step(begins{})
 	signals <- syscall.SIGINT
@@ -593,7 +593,7 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "1" {
 		t.Skip("it builds the launcher anew: set EURYALE_FULL=1")
 	}
-	b := &builder{}
+	b := &builder{notice: func(string) {}}
 	defer b.remove()
 	c := newCluster(Job{Program: "../../examples/digits"}, b)
 	for _, p := range []platform{here(), {"linux", "arm64"}} {

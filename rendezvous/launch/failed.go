@@ -43,10 +43,14 @@ type Failed struct {
 	elsewhere []int  // the ranks on other machines that its error blames
 	why       error  // replaces all this if nothing is known of the rank's end
 	usage     bool
+	said      bool // its lines are of a wrong command line, and were shown
 }
 
 // Error names the rank, how it failed, its last lines, and who followed.
 func (e *Failed) Error() string {
+	if e.said {
+		return "the program refuses its command line: " + e.how()
+	}
 	var b strings.Builder
 	b.WriteString(e.summary())
 	if len(e.Lines) > 0 {

@@ -81,8 +81,8 @@ type Job struct {
 	MaxRestarts int
 	// Signals delivers signals to pass to the ranks, such as from signal.Notify; nil for none.
 	Signals <-chan os.Signal
-	// Notice is called with lines for the user: that all ranks are restarted, and why, and which
-	// ranks SIGKILL does not end. nil drops them.
+	// Notice is called with lines for the user: what is built, that all ranks are restarted, and
+	// why, and which ranks SIGKILL does not end. nil drops them.
 	Notice func(text string)
 
 	times times
@@ -94,15 +94,19 @@ type times struct {
 	kill   time.Duration // from SIGKILL until ranks that are still there are named
 	giveUp time.Duration // from then until the launcher ends without them
 	look   time.Duration // between looks at ranks that may be stopped
+	hold   time.Duration // how long lines of a rank that begins are held
 }
 
 // defaultTimes give processes time to free the memory of several GPUs.
-func defaultTimes() times { return times{5 * time.Second, 15 * time.Second, time.Second} }
+func defaultTimes() times {
+	return times{5 * time.Second, 15 * time.Second, time.Second, time.Second}
+}
 
 // orDefault replaces each 0 by the default.
 func (t times) orDefault() times {
 	d := defaultTimes()
-	return times{cmp.Or(t.kill, d.kill), cmp.Or(t.giveUp, d.giveUp), cmp.Or(t.look, d.look)}
+	return times{cmp.Or(t.kill, d.kill), cmp.Or(t.giveUp, d.giveUp), cmp.Or(t.look, d.look),
+		cmp.Or(t.hold, d.hold)}
 }
 
 // Machines is the place of this machine in a job on several. Each machine has a separate launcher,
@@ -166,7 +170,7 @@ func Run(ctx context.Context, j Job) error {
 	expire(os.TempDir())
 	j.guard = newGuard()
 	defer j.guard.close()
-	b := &builder{stop: j.Signals, guard: j.guard}
+	b := &builder{stop: j.Signals, guard: j.guard, notice: j.notice}
 	defer b.remove()
 	if j.Elastic != nil && j.Machines != nil && j.Machines.Count > 1 {
 		return j.runAgents(ctx, b)

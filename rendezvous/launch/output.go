@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,7 @@ type screen struct {
 	mu     sync.Mutex
 	status []byte    // the unfinished line on the terminal
 	on     io.Writer // the terminal with that line
+	usage  string    // what the first rank has said of a wrong command line
 }
 
 func newScreen() *screen { return &screen{broken: make(chan error, 1)} }
@@ -84,24 +86,92 @@ func (s *screen) show(w io.Writer, status []byte) {
 	s.write(w, append([]byte(eraseLine), status...))
 }
 
+// firstSaid takes what a rank says of a wrong command line: whether it is the first one, and
+// whether the first one has said the same, but for the time.
+func (s *screen) firstSaid(lines [][]byte) (first, same bool) {
+	text := stamp.ReplaceAllString(string(bytes.Join(lines, nil)), "")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.usage == "" {
+		s.usage = text
+		return true, false
+	}
+	return false, s.usage == text
+}
+
+// stamp is the time with which package log begins a line.
+var stamp = regexp.MustCompile(`(?m)^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d `)
+
 // liner turns the output of a rank into prefixed lines.
 type liner struct {
 	screen *screen
 	to     io.Writer
 	log    io.Writer // takes the lines without prefixes; may be nil
 	prefix string
-	live   bool  // show lines as they are while they are being rewritten
-	tail   *tail // remembers the lines; may be nil
-	aside  bool  // the tail remembers only whom they blame
+	live   bool   // show lines as they are while they are being rewritten
+	tail   *tail  // remembers the lines; may be nil
+	aside  bool   // the tail remembers only whom they blame
+	errors *liner // of the standard output: the rank's standard error; may be nil
 
 	mu        sync.Mutex
 	line      []byte
 	back      bool // the last byte was a carriage return
 	rewritten bool // this line had one
+	holding   *time.Timer
+	held      [][]byte // lines of a rank's first moment, while holding is set
+}
+
+// hold holds the lines from now on for a time: a rank that ends for a wrong command line does so
+// before it does anything else, and each rank says the same.
+func (l *liner) hold(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.holding = time.AfterFunc(d, l.release)
+}
+
+// release prints what is held.
+func (l *liner) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.let(l.prefix)
+}
+
+// let prints what is held, and holds no more.
+func (l *liner) let(prefix string) {
+	if l.holding == nil {
+		return
+	}
+	l.holding.Stop()
+	for _, line := range l.held {
+		l.screen.print(l.to, append([]byte(prefix), line...))
+	}
+	l.holding, l.held = nil, nil
+}
+
+// refuse prints what is held of a rank that has ended for a wrong command line, unless another rank
+// has said the same. The first one stands for all, and has no prefix. It reports whether all was
+// held.
+func (l *liner) refuse() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holding == nil || len(l.held) == 0 {
+		return false
+	}
+	switch first, same := l.screen.firstSaid(l.held); {
+	case first:
+		l.let("")
+	case same:
+		l.held = nil
+	}
+	l.let(l.prefix)
+	return true
 }
 
 // Write takes any piece of output. It never fails.
 func (l *liner) Write(p []byte) (int, error) {
+	if l.errors != nil {
+		l.errors.release()
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for rest := p; len(rest) > 0; {
@@ -126,6 +196,7 @@ func (l *liner) Write(p []byte) (int, error) {
 
 // show shows the unfinished line as it is now. Programs remove it by writing blanks.
 func (l *liner) show() {
+	l.let(l.prefix)
 	if l.blank() {
 		l.screen.show(l.to, nil)
 		return
@@ -166,7 +237,11 @@ func (l *liner) end() {
 	if l.log != nil {
 		l.screen.write(l.log, whole[len(l.prefix):])
 	}
-	l.screen.print(l.to, whole)
+	if l.holding != nil {
+		l.held = append(l.held, whole[len(l.prefix):])
+	} else {
+		l.screen.print(l.to, whole)
+	}
 	l.line = l.line[:0]
 }
 
@@ -240,6 +315,13 @@ func (t *tail) add(line []byte) {
 		t.lines = t.lines[1:]
 	}
 	t.lines = append(t.lines, text)
+}
+
+// crashed reports whether the lines are of a crash.
+func (t *tail) crashed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.crash
 }
 
 // tell adds what is remembered to the ending of the rank.

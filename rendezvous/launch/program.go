@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 )
 
 // builder builds programs.
@@ -18,7 +19,11 @@ type builder struct {
 	stop    <-chan os.Signal // ends a build
 	guard   *guard           // of builds
 	scratch *scratch         // nil before something is built
+	notice  func(text string)
 }
+
+// slow is how long a build takes that says when it is done.
+const slow = 5 * time.Second
 
 // remove deletes what was built.
 func (b *builder) remove() {
@@ -30,10 +35,20 @@ func (b *builder) remove() {
 // resolve returns the executable for name. If name is a directory, resolve builds it, with more
 // variables.
 func (b *builder) resolve(ctx context.Context, name string, more ...string) (string, error) {
-	if isDir(name) {
-		return b.build(ctx, name, ".", more)
+	if !isDir(name) {
+		return find(name)
 	}
-	return find(name)
+	if path, err := exec.LookPath(name); err == nil && !strings.ContainsAny(name, `/\`) {
+		return "", fmt.Errorf("program %[1]s is a directory here, and %[2]s in PATH: write "+
+			"./%[1]s for the Go package in the directory, or %[2]s", name, path)
+	}
+	began := time.Now()
+	b.notice("building the Go package in " + name)
+	path, err := b.build(ctx, name, ".", more)
+	if took := time.Since(began); err == nil && took > slow {
+		b.notice(fmt.Sprintf("built it in %.0f s", took.Seconds()))
+	}
+	return path, err
 }
 
 func isDir(path string) bool {

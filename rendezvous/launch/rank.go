@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/term"
 )
@@ -30,6 +31,8 @@ func (w *watch) newChild(number int, host *remote) (*child, error) {
 		c.out = w.liner(number, w.job.Stdout, c.tail, log)
 		c.out.aside = true
 		c.err = w.liner(number, w.job.Stderr, c.tail, log)
+		c.out.errors = c.err
+		c.err.hold(w.job.times.hold)
 	}
 	return c, err
 }
@@ -137,10 +140,14 @@ func (w *watch) input(c *child) error {
 // incomplete line. It gives up after drainTime if nobody reads the output.
 func (w *watch) exit(c *child, e ending) {
 	if c.out != nil {
+		var said atomic.Bool
 		within(drainTime, func() {
 			c.out.flush()
 			c.err.flush()
+			said.Store(e.usage() && !c.tail.crashed() && c.err.refuse())
+			c.err.release()
 		})
+		e.said = said.Load()
 	}
 	w.pass(ended{c.ending(e)})
 }

@@ -35,7 +35,11 @@ type ending struct {
 	lines   []string // its last lines on standard error
 	blames  []int    // the ranks that its last error names, see blamed
 	blaming string   // that error
+	said    bool     // its wrong command line is all that it said, and was shown
 }
+
+// usage reports whether the exit status is the one for a wrong command line.
+func (e ending) usage() bool { return !wasEnded(e.Status) && e.Status.ExitStatus() == exit.Usage }
 
 // failed reports whether the rank did not end well.
 func (e ending) failed() bool { return !e.well() || e.Stopped || e.Hang != "" || e.why != nil }
@@ -128,7 +132,8 @@ func verdict(ends []ending) *Failed {
 		slices.Sort(same)
 		v.why = &HostLost{lost.Host, same, lost.why}
 	}
-	v.usage = v.cause == causeEnded && first.Status.ExitStatus() == exit.Usage && !first.crashed()
+	v.usage = v.cause == causeEnded && first.usage() && !first.crashed()
+	v.said = v.usage && first.said
 	return v
 }
 
