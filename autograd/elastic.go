@@ -269,6 +269,7 @@ func (e *Elastic) finish() error {
 				e.job.Job().Admits(e.view.Generation)
 				return e.regroup()
 			}
+			_ = e.dp.saver.Close(nil) // whose locks are the next rank 0's from here on
 			e.job.Job().Retires(e.view.Generation)
 			if err = e.regroup(); errors.As(err, new(*elastic.StoppedError)) {
 				err = e.retires

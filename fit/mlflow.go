@@ -32,7 +32,8 @@ import (
 // waits for at most 5 seconds.
 //
 // A training that resumes from a [Checkpoint] goes on in its run, which has each step once. Of the
-// steps in the last second, rank 0 may keep some to itself if it is killed.
+// steps in the last second, rank 0 may keep some to itself if it is killed, or leaves the others of
+// an elastic job. A run of such a job is RUNNING until it is finished, or all are told to stop.
 func MLflow(server, experiment string, params map[string]string) Option {
 	return func(t *trainer) {
 		t.once("MLflow")
@@ -79,7 +80,7 @@ type mlflow struct {
 	said bool
 }
 
-func (m *mlflow) open(t *trainer, _ int) error {
+func (m *mlflow) open(t *trainer, step int) error {
 	m.training, m.label = t.past.Name, filepath.Base(t.dir)
 	own := map[string]string{"epochs": fmt.Sprint(t.epochs), "batch": fmt.Sprint(t.global()),
 		"samples": fmt.Sprint(t.n), "seed": fmt.Sprint(t.seed),
@@ -87,8 +88,10 @@ func (m *mlflow) open(t *trainer, _ int) error {
 		"solver": strings.TrimPrefix(fmt.Sprintf("%T", t.machine.Solver()), "*solver.")}
 	maps.Copy(own, m.params)
 	m.params = own
-	for _, e := range t.past.Epochs { // which an earlier try may have kept to itself
-		m.waiting = append(m.waiting, e.point())
+	for _, e := range t.past.Epochs {
+		if e.Steps < step { // an earlier try may have kept it to itself
+			m.waiting = append(m.waiting, e.point())
+		}
 	}
 	ctx, quit := context.WithCancel(context.Background())
 	m.quit, m.ended = quit, make(chan struct{})
@@ -110,18 +113,15 @@ func (m *mlflow) tell(p point) error {
 	return nil
 }
 
-// close sends the rest, and how the training has ended, in a few tries.
-func (m *mlflow) close(why error) {
+// close sends the rest, and how the training has ended, in a few tries. If other ranks go on it
+// sends nothing, since the next rank 0 may send the same.
+func (m *mlflow) close(status string) {
 	m.quit()
-	<-m.ended
+	if <-m.ended; status == "" {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), endTime)
 	defer cancel()
-	status := "FINISHED"
-	if errors.Is(why, ErrStopped) {
-		status = "KILLED"
-	} else if why != nil {
-		status = "FAILED"
-	}
 	end := func() error {
 		if err := m.send(ctx); err != nil {
 			return err

@@ -28,6 +28,6 @@ func TestEventFilesAreAsTensorBoardWritesThem(t *testing.T) {
 		require.NoError(t, f.tell(point{step, time.Unix(3, 0), "epoch",
 			map[string]float64{"seconds": -2, "loss": 0.5}}))
 	}
-	f.close(nil)
+	f.close("")
 	require.Equal(t, "the file", hex.EncodeToString(require.Value(os.ReadFile(path))(t)), want)
 }

@@ -130,4 +130,4 @@ func masked(of []byte) uint32 {
 	return (sum>>15 | sum<<17) + 0xa282ead8
 }
 
-func (f *eventFile) close(error) { _ = f.to.Close() } // each write has told of its error
+func (f *eventFile) close(string) { _ = f.to.Close() } // each write has told of its error

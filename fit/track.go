@@ -17,8 +17,8 @@ type tracker interface {
 	// steps counts no more.
 	open(t *trainer, step int) error
 	tell(p point) error
-	// close ends it, with the error of the training.
-	close(why error)
+	// close ends it, with a status in MLflow's words, or "" if other ranks may go on.
+	close(status string)
 }
 
 // point is what a training knows after a step.
@@ -99,8 +99,17 @@ func (e Epoch) point() point {
 
 // closeTrackers ends what trackers show, with the error of the training.
 func (t *trainer) closeTrackers(why error) {
+	status := "FINISHED"
+	switch {
+	case why != nil && t.elastic != nil && !t.elastic.Ends():
+		status = ""
+	case errors.Is(why, ErrStopped):
+		status = "KILLED"
+	case why != nil:
+		status = "FAILED"
+	}
 	for i := 0; i < len(t.trackers) && t.opened; i++ {
-		t.trackers[i].close(why)
+		t.trackers[i].close(status)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/session"
+	"github.com/euryale-ml/euryale/internal/testing/mlflow"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/tensorboard"
 	"github.com/euryale-ml/euryale/vm"
@@ -40,6 +41,7 @@ type fitRun struct {
 	hook  func(id elastic.ID, s fit.StepLoss) error
 	until func(id elastic.ID) context.Context
 	more  []fit.Option
+	runs  *mlflow.Server
 
 	results []*fit.Result
 	epochs  atomic.Int32 // for which hooks were called
@@ -51,6 +53,7 @@ func newFitRun(t testing.TB, n int, with func(*fitRun)) *fitRun {
 		until: func(elastic.ID) context.Context { return context.Background() }}
 	f.elasticRun = newElasticRun(t, "fit", 0, 0, elastic.Limits{Least: 1, Most: n}, nobody,
 		ofNorms.of)
+	f.runs = mlflow.New(t)
 	f.micros = elasticMicros
 	with(f)
 	for id := range n {
@@ -120,7 +123,8 @@ func (f *fitRun) fit(id elastic.ID, first elastic.View) (result *fit.Result, has
 		fit.Validate(judge, inputs(4*elasticMicros), highest),
 		fit.OnEpoch(func(fit.Epoch) error { f.epochs.Add(1); return nil }),
 		fit.OnStep(func(s fit.StepLoss) error { return f.hook(id, s) }),
-		fit.TensorBoard(filepath.Join(f.dir, "shown"))}, f.more...)...)
+		fit.TensorBoard(filepath.Join(f.dir, "shown")), fit.MLflow(f.runs.URL, "fit", nil)},
+		f.more...)...)
 	if err == nil {
 		hash = m.state()
 	}
@@ -190,6 +194,11 @@ func (f *fitRun) ended() (hash string, epochs string) {
 	shown := tensorboard.Shown(f.t, filepath.Join(f.dir, "shown"))
 	require.Equal(f.t, "steps and epochs shown", fmt.Sprint(len(shown["step/loss"]),
 		len(shown["epoch/loss"])), fmt.Sprint(2*fitEpochs, fitEpochs))
+	require.Check(f.t, len(f.runs.Runs) == 1 && len(f.runs.Wrong) == 0, "%d runs, and wrong is %v",
+		len(f.runs.Runs), f.runs.Wrong)
+	sent := f.runs.Runs[0].Curves(f.t)
+	require.Equal(f.t, "the run", f.runs.Runs[0].Status, "FINISHED")
+	require.Equal(f.t, "epochs sent", fmt.Sprint(sent["epoch/loss"]), fmt.Sprint(shown["epoch/loss"]))
 	for _, r := range f.results {
 		for i := range r.Epochs {
 			r.Epochs[i].Seconds = 0

@@ -132,6 +132,8 @@ var arrows = []arrow{
 	{"internal/testing/exampletest", []string{"internal/exit", "internal/testing/proctest",
 		"internal/testing/require", "rendezvous/launch"}},
 	{"internal/testing/sim", []string{"internal/env", "internal/testing/require"}},
+	{"internal/testing/mlflow", []string{"internal/testing/require",
+		"internal/testing/tensorboard"}},
 	{"internal/testing/tensorboard", []string{"internal/testing/require"}},
 	{"internal/testing/...", nil},
 	{"internal/...", []string{"internal/..."}},
