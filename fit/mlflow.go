@@ -75,9 +75,10 @@ type mlflow struct {
 	waiting []point
 
 	// of the goroutine
-	run  string         // as the server calls it, "" where it must be found out
-	sent map[string]int // the last step that the server has, by metric
-	said bool
+	run   string         // as the server calls it, "" where it must be found out
+	sent  map[string]int // the last step that the server has, by metric
+	lacks []text         // params that it does not have, and never changes
+	said  bool
 }
 
 func (m *mlflow) open(t *trainer, step int) error {
@@ -188,11 +189,16 @@ func (m *mlflow) send(ctx context.Context) error {
 		}
 	}
 	for {
-		due := m.due()
-		if len(due) == 0 {
+		batch := map[string]any{"run_id": m.run}
+		params, due := m.lacks[:min(len(m.lacks), mostParams)], []metric(nil)
+		if len(params) > 0 {
+			batch["params"] = params
+		} else if due = m.due(); len(due) > 0 {
+			batch["metrics"] = due
+		} else {
 			return nil
 		}
-		err := m.call(ctx, "runs/log-batch", map[string]any{"run_id": m.run, "metrics": due}, nil)
+		err := m.call(ctx, "runs/log-batch", batch, nil)
 		var answer *answer
 		if errors.As(err, &answer) && answer.status == http.StatusBadRequest {
 			m.say(err) // it will never take these
@@ -200,6 +206,7 @@ func (m *mlflow) send(ctx context.Context) error {
 			m.run = ""
 			return err
 		}
+		m.lacks = m.lacks[len(params):]
 		for _, x := range due {
 			m.sent[x.Key] = x.Step
 		}
@@ -283,17 +290,20 @@ func (m *mlflow) find(ctx context.Context) error {
 		err = m.call(ctx, "runs/create", request, &created)
 		r = created.Run
 	}
-	if err == nil {
-		err = m.sendParams(ctx, r)
-	}
-	if err != nil {
-		return err
-	}
 	for _, x := range r.Data.Metrics {
 		m.sent[x.Key] = max(m.sent[x.Key], x.Step)
 	}
-	m.run = r.Info.ID
-	return nil
+	m.lacks = nil
+	for _, name := range slices.Sorted(maps.Keys(m.params)) {
+		key := illegal.ReplaceAllString(name, "_")
+		if !slices.ContainsFunc(r.Data.Params, func(p text) bool { return p.Key == key }) {
+			m.lacks = append(m.lacks, text{key, m.params[name]})
+		}
+	}
+	if err == nil {
+		m.run = r.Info.ID
+	}
+	return err
 }
 
 // findExperiment returns the server's name of the experiment, which it creates if there is none.
@@ -314,24 +324,6 @@ func (m *mlflow) findExperiment(ctx context.Context) (id string, err error) {
 	}
 	err = m.call(ctx, "experiments/create", map[string]any{"name": m.experiment}, &created)
 	return created.ID, err
-}
-
-// sendParams sends the params that a run does not have. A server changes none.
-func (m *mlflow) sendParams(ctx context.Context, r run) error {
-	var lacks []text
-	for _, name := range slices.Sorted(maps.Keys(m.params)) {
-		key := illegal.ReplaceAllString(name, "_")
-		if !slices.ContainsFunc(r.Data.Params, func(p text) bool { return p.Key == key }) {
-			lacks = append(lacks, text{key, m.params[name]})
-		}
-	}
-	for some := range slices.Chunk(lacks, mostParams) {
-		batch := map[string]any{"run_id": r.Info.ID, "params": some}
-		if err := m.call(ctx, "runs/log-batch", batch, nil); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // answer is the server's error.

@@ -18,7 +18,7 @@ import (
 //	train, err := data.Standardize(train)
 //	held, err = data.Standardize(held, data.MappingOf(train))
 //
-// Cost: it reads all samples twice, without known.
+// Cost: it reads all samples, without known.
 //
 // Errors: [backend.ErrArgument] for samples that are of no table, or scaled already, and for a
 // known of other columns or of none that were scaled; a deviation that a float64 does not hold;
@@ -39,46 +39,42 @@ func Standardize(s Set, known ...Mapping) (Set, error) {
 	}
 	if as == nil {
 		as = &m
-		if err := as.standardize(s); err != nil {
-			return nil, err
-		}
+		err = as.standardize(s)
+	} else if !slices.Equal(as.Columns, m.Columns) || len(as.Means) == 0 {
+		err = fmt.Errorf("%w: data.Standardize: the Mapping has the columns %s, of which %d are "+
+			"scaled, and the samples have %s: give the Mapping of the training",
+			backend.ErrArgument, few(as.Columns), len(as.Means), few(m.Columns))
 	}
-	if !slices.Equal(as.Columns, m.Columns) || len(as.Means) == 0 {
-		return nil, fmt.Errorf("%w: data.Standardize: the Mapping has columns %s, of which %d are "+
-			"scaled, and the samples have %s: give the Mapping of the training's samples, as "+
-			"Standardize returned them", backend.ErrArgument, few(as.Columns), len(as.Means),
-			few(m.Columns))
+	if err != nil {
+		return nil, err
 	}
 	return scaled(s, *as), nil
 }
 
-// standardize learns means and deviations from samples.
+// standardize learns means and deviations from samples, by Welford's method.
 func (m *Mapping) standardize(s Set) error {
-	n, columns := s.Len(), len(m.Columns)
-	x, sums, squares := make([]float64, columns), make([]float64, columns), make([]float64, columns)
-	for _, add := range []func(c int){
-		func(c int) { sums[c] += x[c] / float64(n) },
-		func(c int) { squares[c] += (x[c] - sums[c]) * (x[c] - sums[c]) / float64(n) },
-	} {
-		for i := range n {
-			if err := s.Read(i, []any{x}); err != nil {
-				return err
-			}
-			for c := range columns {
-				add(c)
-			}
+	n := len(m.Columns)
+	m.Means, m.Deviations = make([]float64, n), make([]float64, n)
+	x := make([]float64, n)
+	for i := range s.Len() {
+		if err := s.Read(i, []any{x}); err != nil {
+			return err
+		}
+		for c := range x {
+			off := x[c] - m.Means[c]
+			m.Means[c] += off / float64(i+1)
+			m.Deviations[c] += off * (x[c] - m.Means[c])
 		}
 	}
-	for c, of := range squares {
-		if squares[c] = math.Sqrt(of); of == 0 {
-			squares[c] = 1
+	for c, squares := range m.Deviations {
+		if m.Deviations[c] = math.Sqrt(squares / float64(s.Len())); squares == 0 {
+			m.Deviations[c] = 1
 		}
-		if math.IsInf(squares[c], 0) || math.IsNaN(squares[c]) {
+		if !(m.Deviations[c] <= math.MaxFloat64) {
 			return fmt.Errorf("data.Standardize: the numbers of column %q are too large for a "+
 				"deviation", m.Columns[c])
 		}
 	}
-	m.Means, m.Deviations = sums, squares
 	return nil
 }
 
