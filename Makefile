@@ -89,19 +89,16 @@ portable:
 	done
 
 # Test on an emulated arm64 (Debian: qemu-user) what computes, where loops in Go take the place of
-# assembly, and jobs of processes: sockets, the group, the launcher. Left out are tests that build
-# programs for the machine, and those that trace a process, which the emulator cannot do.
+# assembly, and jobs of processes: sockets, the group, the launcher. Tests ...Unemulated build
+# programs for the machine, or trace a process, which the emulator cannot do. Of sockets and jobs
+# those ...Emulated are enough, and groups of 3 and 4.
 arm64: export GOARCH := arm64
 arm64: EMULATED := $(GO) test -short -vet=off -timeout 30m \
 	-exec "$(CURDIR)/internal/testing/emulated.sh"
 arm64:
 	$(EMULATED) ./kernels/... ./internal/kernels/... ./internal/workers ./vm ./internal/vm/...
-	$(EMULATED) -run '^TestShortPieces|^TestAFlippedBit|^TestForged|^TestCommunicator$$/P=3' \
-		./backend/tcp
-	$(EMULATED) ./rendezvous/launch ./internal/group ./internal/session \
-		-skip '^Test(Go)?PackageIsBuilt|^TestRankThatSIGKILLDoes|^TestSignalsEndTheLauncherOf'
-	$(EMULATED) -run '^TestKilledRankIs|^TestProcessesEndWell|^TestRanksVote' \
-		./internal/jobs
+	$(EMULATED) -skip 'Unemulated$$' ./rendezvous/launch ./internal/group ./internal/session
+	SUITE=raced $(EMULATED) -run 'Emulated$$|^TestCommunicator$$' ./backend/tcp ./internal/jobs
 
 # Where a test runs follows from its package and its name. A package with concurrency has a file
 # race_test.go, which only builds for the race detector have: make race runs its tests, except those

@@ -21,7 +21,7 @@ func pair(t *testing.T) (*link, net.Conn) {
 	return l, theirs
 }
 
-func TestShortPiecesTravelInAnyParts(t *testing.T) {
+func TestShortPiecesTravelInAnyPartsEmulated(t *testing.T) {
 	l, other := pair(t)
 	l.out.reset(7)
 	l.in.reset(7)

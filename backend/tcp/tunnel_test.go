@@ -83,7 +83,7 @@ func arrives(t *testing.T, l *link, n int) []byte {
 	return got
 }
 
-func TestAFlippedBitEndsAnEncryptedLink(t *testing.T) {
+func TestAFlippedBitEndsAnEncryptedLinkEmulated(t *testing.T) {
 	ws := require.Value(rendezvous.Local(2, 10*time.Second))(t)
 	came := make(chan *link, 1)
 	for _, w := range ws {
@@ -124,7 +124,7 @@ type closer func() error
 
 func (c closer) Close() error { return c() }
 
-func TestForgedBytesEndACallThatNamesTheRank(t *testing.T) {
+func TestForgedBytesEndACallThatNamesTheRankEmulated(t *testing.T) {
 	ranks := testranks.New(t, 2, 10*time.Second, func(w *rendezvous.World) (backend.Communicator,
 		error) {
 		w.TLS = true

@@ -208,7 +208,7 @@ func underWay(t *testing.T, ps []proctest.Rank) {
 // onHosts are the backends that need no device.
 var onHosts = []string{"host", "tcp"}
 
-func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
+func TestKilledRankIsNamedByEveryOtherRankWithinASecondEmulated(t *testing.T) {
 	for victim, P := range []int{2, 4, 4, 4} {
 		for _, backend := range onHosts {
 			t.Run(fmt.Sprintf("rank %d of %d over %s", victim, P, backend), func(t *testing.T) {
@@ -309,7 +309,7 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 	}
 }
 
-func TestProcessesEndWell(t *testing.T) {
+func TestProcessesEndWellEmulated(t *testing.T) {
 	for _, backend := range onHosts {
 		dir, env := ownDirectory(t)
 		for r, p := range proctest.Start(t, "ends well", 4,
@@ -370,7 +370,7 @@ type pigeon struct{ backend.Backend }
 func (pigeon) Name() string     { return "pigeon" }
 func (pigeon) Available() error { return errors.New("the pigeon is asleep") }
 
-func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
+func TestRanksVoteForABackendThatAllCanUseEmulated(t *testing.T) {
 	backends := append([]backend.Backend{pigeon{}}, euryale.Backends()...)
 	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
 		_ sync.Locker) error {

@@ -356,7 +356,7 @@ func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
 	}
 }
 
-func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
+func TestPackageIsBuiltInARelativeDirectoryUnemulated(t *testing.T) {
 	pkg := writeFiles(t, map[string]string{"go.mod": goMod,
 		"main.go": "package main\n\nfunc main() {}\n"})
 	t.Chdir(t.TempDir())
@@ -367,7 +367,7 @@ func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
 }
 
 // Git refuses to read a checkout that is another user's, such as a container's volume, or broken.
-func TestPackageIsBuiltInACheckoutThatGitRefuses(t *testing.T) {
+func TestPackageIsBuiltInACheckoutThatGitRefusesUnemulated(t *testing.T) {
 	t.Setenv("GOFLAGS", "-buildvcs=auto")
 	pkg := writeFiles(t, map[string]string{"go.mod": goMod,
 		"main.go": "package main\n\nfunc main() {}\n"})

@@ -396,7 +396,7 @@ func writeFiles(t *testing.T, files map[string]string) string {
 
 const goMod = "module example.com/train\n\ngo 1.24\n"
 
-func TestGoPackageIsBuilt(t *testing.T) {
+func TestGoPackageIsBuiltUnemulated(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": `package main

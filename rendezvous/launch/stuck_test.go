@@ -107,7 +107,7 @@ func await(t *testing.T, ended chan error) error {
 	}
 }
 
-func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEnds(t *testing.T) {
+func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEndsUnemulated(t *testing.T) {
 	in, fail, err := os.Pipe()
 	require.NoError(t, err)
 	defer in.Close()
@@ -134,7 +134,7 @@ func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEnds(t *testing.T) {
 	}
 }
 
-func TestSignalsEndTheLauncherOfARankThatDoesNotEnd(t *testing.T) {
+func TestSignalsEndTheLauncherOfARankThatDoesNotEndUnemulated(t *testing.T) {
 	notices := make(chan string, 4)
 	job := Job{Notice: func(text string) { notices <- text }}
 	job.times.giveUp = time.Hour
