@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -14,6 +13,8 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/testing/exampletest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/models"
+	"github.com/euryale-ml/euryale/models/tokenizer"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -56,11 +57,10 @@ func ending(t *testing.T, printed string) (loss, eval float64, layout, params st
 func TestLayoutsAgree(t *testing.T) {
 	layouts := map[string]int{"dp2xsp1xtp1 ": 2, "dp1xsp2xtp1 --sp 2": 2, "dp1xsp1xtp2 --tp 2": 2,
 		"dp1xsp2xtp2 --sp 2 --tp 2": 4}
-	program := generator(t)
 	for _, lora := range []string{"", " --lora 2"} {
 		dir := withText(t)
 		loss, eval, _, _ := ending(t, exampletest.Train(t, 1, small(dir)+lora))
-		want := continued(t, program, dir, lora)
+		want := continued(t, dir, lora)
 		for layout, ranks := range layouts {
 			name, flags, _ := strings.Cut(layout, " ")
 			if lora != "" && ranks == 2 && flags != "" {
@@ -73,7 +73,7 @@ func TestLayoutsAgree(t *testing.T) {
 				t.Errorf("%s%s: loss %v, eval %v; on one rank %v and %v",
 					got, lora, gotLoss, gotEval, loss, eval)
 			}
-			text := continued(t, program, dir, lora)
+			text := continued(t, dir, lora)
 			require.Check(t, text == want, "%s%s writes %q, one rank %q", got, lora, text, want)
 			if files, err := os.ReadDir(dir); err != nil || len(files) != 2 {
 				t.Errorf("%s%s leaves %v, %v", got, lora, files, err)
@@ -84,42 +84,48 @@ func TestLayoutsAgree(t *testing.T) {
 	}
 }
 
-// generator builds examples/generate.
-func generator(t *testing.T) (program string) {
+// continued returns what examples/generate writes with what a training has put into a folder.
+func continued(t *testing.T, dir, lora string) string {
 	t.Helper()
-	program = filepath.Join(t.TempDir(), "generate")
-	c := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../generate")
-	out, err := c.CombinedOutput()
-	require.That(t, err == nil, "%v: %s", err, out)
-	return program
+	model, adapter := filepath.Join(dir, "out"), ""
+	if lora != "" {
+		model, adapter = folder, model
+	}
+	return written(t, model, adapter)
 }
 
-// continued returns what examples/generate writes with what a training has put into a folder.
-func continued(t *testing.T, program, dir, lora string) string {
+// written returns how a model, with an adapter if there is one, continues a text by 8 tokens.
+func written(t *testing.T, model, adapter string) string {
 	t.Helper()
-	args := []string{filepath.Join(dir, "out")}
-	if lora != "" {
-		args = []string{folder, "--adapter", args[0]}
+	m := require.Value(models.Load(model))(t)
+	defer m.Close()
+	if adapter != "" {
+		require.NoError(t, m.LoadAdapter(adapter))
 	}
-	c := exec.Command(program, append(args, "--prompt", "the quick", "--max", "8")...)
-	text, err := c.Output()
-	if err != nil {
-		t.Fatalf("%v: %v", c.Args, err)
-	}
-	return strings.TrimSuffix(string(text), "\n")
+	words := require.Value(tokenizer.Load(model))(t)
+	g := require.Value(models.NewGenerator(m, nil, models.GenerateOptions{Context: 24}))(t)
+	defer g.Close()
+	sampling := require.Value(m.Sampling(models.Sampling{}))(t)
+	sampling.Max = 8
+	var text strings.Builder
+	stream := words.Stream(true)
+	require.NoError(t, g.Generate(t.Context(), [][]int{words.Encode("the quick", true)}, sampling,
+		func(_, token int) error {
+			text.WriteString(stream.Next(token))
+			return nil
+		}))
+	return text.String() + stream.End()
 }
 
 // TestLearns: the model that is written continues the text that it has learnt, and an adapter
 // changes what its model writes.
 func TestLearns(t *testing.T) {
-	program := generator(t)
-	untrained, err := exec.Command(program, folder, "--prompt", "the quick", "--max", "8").Output()
-	require.NoError(t, err)
+	untrained := written(t, folder, "")
 	for lora, most := range map[string]float64{"": 0.5, " --lora 4": 3.5} {
 		dir := withText(t)
 		printed := exampletest.Train(t, 2, small(dir)+" --every 30 --steps 60 --lr 3e-2"+lora)
 		_, eval, _, _ := ending(t, printed)
-		text := continued(t, program, dir, lora)
+		text := continued(t, dir, lora)
 		known := strings.Contains(sentence+sentence, text)
 		require.Check(t, !(eval > most) && strings.Contains(printed, "step 30/60: loss=") &&
 			(lora != "" || known) && text+"\n" != string(untrained), "%s: it writes %q, "+
