@@ -350,32 +350,28 @@ func TestTrainingEqualsSingleProcess(t *testing.T) {
 func TestHooksChangeNoBit(t *testing.T) {
 	for name, m := range map[string]func(int, uint64) *model{"mlp": newMLP, "cnn": newCNN} {
 		t.Run(name, func(t *testing.T) {
-			s := setting{model: m, global: 4, steps: 5, solver: momentum, hooks: "none",
-				opts: []Option{WithBuckets(1, 300)}}
-			want := s.run(t, 2)
-			for _, hooks := range []string{"none", "some", "all"} {
-				for _, dual := range []bool{false, true} {
-					s.hooks, s.dual = hooks, dual
-					require.Check(t, slices.EqualFunc(s.run(t, 2), want, slices.Equal[[]float32]),
-						"hooks %s, dual values %v: other bits", hooks, dual)
-				}
-			}
+			hooksChangeNoBit(t, setting{model: m, global: 4, steps: 5, solver: momentum,
+				opts: []Option{WithBuckets(1, 300)}})
 		})
+	}
+}
+
+func hooksChangeNoBit(t *testing.T, s setting) {
+	t.Helper()
+	s.hooks = "none"
+	want := s.run(t, 2)
+	for _, s.hooks = range []string{"none", "some", "all"} {
+		for _, s.dual = range []bool{false, true} {
+			require.Check(t, slices.EqualFunc(s.run(t, 2), want, slices.Equal[[]float32]),
+				"hooks %s, dual values %v: other bits", s.hooks, s.dual)
+		}
 	}
 }
 
 // TestBiasWithoutBroadcast: with one sample a bias shares its gradient with the
 // layer's sum, and Gorgonia overwrites such values in place.
 func TestBiasWithoutBroadcast(t *testing.T) {
-	s := setting{model: newSums, global: 2, steps: 5, solver: momentum, hooks: "none", dual: true}
-	want := s.run(t, 2)
-	for _, hooks := range []string{"none", "some", "all"} {
-		for _, dual := range []bool{false, true} {
-			s.hooks, s.dual = hooks, dual
-			require.Check(t, slices.EqualFunc(s.run(t, 2), want, slices.Equal[[]float32]),
-				"hooks %s, dual values %v: other bits", hooks, dual)
-		}
-	}
+	hooksChangeNoBit(t, setting{model: newSums, global: 2, steps: 5, solver: momentum, dual: true})
 }
 
 // TestOwnGradientsStayIntact: until Sync, a parameter's own gradient is there

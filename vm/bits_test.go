@@ -24,10 +24,8 @@ func TestDoHasTheBitsOfAPlan(t *testing.T) {
 		n := shape[len(shape)-1]
 		type builds = func(x ...node) (node, error)
 		add := func(name string, build builds, shapes ...[]int) {
-			test := ours[0]
-			test.name, test.build = fmt.Sprint(name, " ", shape), build
-			test.shapes = append([][]int{shape}, shapes...)
-			all = append(all, test)
+			all = append(all, operation{name: fmt.Sprint(name, " ", shape), build: build,
+				shapes: append([][]int{shape}, shapes...)})
 		}
 		add("softmax", func(x ...node) (node, error) {
 			return nn.SoftMax(-1, x[0])
@@ -48,22 +46,9 @@ func TestDoHasTheBitsOfAPlan(t *testing.T) {
 			return nn.CrossEntropy(5, rows, labels(rows, list...))
 		})
 	}
-	for _, test := range all {
-		for dt := range tolerances {
-			t.Run(fmt.Sprint(test.name, " ", dt), func(t *testing.T) {
-				m := &model{g: gorgonia.NewGraph()}
-				for i, shape := range test.shapes {
-					m.params = append(m.params, m.variable(fmt.Sprint("x", i), dt, shape...))
-				}
-				y := must(test.build(m.params...))
-				if !y.IsScalar() {
-					y = sum(square(y))
-				}
-				m.grad(t, y)
-				doHasTheBits(t, m.g)
-			})
-		}
-	}
+	eachOperation(t, all, func(t *testing.T, _ operation, m *model, _ float64) {
+		doHasTheBits(t, m.g)
+	})
 }
 
 // doHasTheBits runs a plan, and each operation of package nn by its Do on the plan's operands.

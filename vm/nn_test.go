@@ -16,12 +16,7 @@ import (
 )
 
 // ours are graphs for operations of package nn, all of which are typed except those of host.
-var ours = []struct {
-	name   string
-	shapes [][]int
-	build  func(x ...node) (node, error)
-	host   int // operations that run by Do, gradients among them
-}{
+var ours = []operation{
 	{name: "slice", shapes: [][]int{{3, 7}}, build: func(x ...node) (node, error) {
 		return nn.Slice(1, 1, 6, 2, x[0])
 	}},
@@ -229,22 +224,9 @@ func labels(x node, values ...int) node {
 func TestOperationsOfPackageNN(t *testing.T) { operationsOfPackageNN(t, devices) }
 
 func operationsOfPackageNN(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
-	for _, test := range ours {
-		for dt, tolerance := range tolerances {
-			t.Run(fmt.Sprint(test.name, " ", dt), func(t *testing.T) {
-				m := &model{g: gorgonia.NewGraph()}
-				for i, shape := range test.shapes {
-					m.params = append(m.params, m.variable(fmt.Sprint("x", i), dt, shape...))
-				}
-				y := must(test.build(m.params...))
-				if !y.IsScalar() {
-					y = sum(square(y))
-				}
-				m.grad(t, y)
-				agree(t, m.g, tolerance*10, test.host, devices)
-			})
-		}
-	}
+	eachOperation(t, ours, func(t *testing.T, o operation, m *model, tolerance float64) {
+		agree(t, m.g, tolerance*10, o.host, devices)
+	})
 }
 
 // TestLabelsOfTimeStepsAreSlices: labels [time, batch] are cut into those of each step, and joined

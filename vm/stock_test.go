@@ -105,15 +105,41 @@ func rowMajor(v gorgonia.Value) gorgonia.Value {
 	return v
 }
 
+// operation is an operation of a graph.
+type operation struct {
+	name   string
+	shapes [][]int // of its variables
+	build  func(x ...node) (node, error)
+	host   int  // operations that run by Do, gradients among them
+	plain  bool // without a gradient, or with one that is wrong or crashes by Do
+}
+
+// eachOperation checks models of operations, whose loss is the sum of the squares of a result.
+func eachOperation(t *testing.T, all []operation, check func(t *testing.T, o operation, m *model,
+	tolerance float64)) {
+	for _, o := range all {
+		for dt, tolerance := range tolerances {
+			t.Run(fmt.Sprint(o.name, " ", dt), func(t *testing.T) {
+				m := &model{g: gorgonia.NewGraph()}
+				for i, shape := range o.shapes {
+					m.params = append(m.params, m.variable(fmt.Sprint("x", i), dt, shape...))
+				}
+				y := must(o.build(m.params...))
+				if !o.plain {
+					if !y.IsScalar() {
+						y = sum(square(y))
+					}
+					m.grad(t, y)
+				}
+				check(t, o, m, tolerance)
+			})
+		}
+	}
+}
+
 // stock are graphs for operations of Gorgonia: build returns the result from operands of
 // the shapes.
-var stock = []struct {
-	name   string
-	shapes [][]int
-	build  func(x ...node) (node, error)
-	host   int  // operations that run by Do
-	plain  bool // without a gradient, or with one that is wrong or crashes by Do
-}{
+var stock = []operation{
 	{name: "unary", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Abs, gorgonia.Exp, gorgonia.Log,
 		gorgonia.Sin, gorgonia.Cos, gorgonia.Neg,
 		gorgonia.Square, gorgonia.Sqrt, gorgonia.Tanh, gorgonia.Sigmoid, gorgonia.Softplus,
@@ -267,22 +293,7 @@ func pair(f, f2 func(a, b node) (node, error)) func(x ...node) (node, error) {
 func TestStockOperations(t *testing.T) { stockOperations(t, devices) }
 
 func stockOperations(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
-	for _, test := range stock {
-		for dt, tolerance := range tolerances {
-			t.Run(fmt.Sprint(test.name, " ", dt), func(t *testing.T) {
-				m := &model{g: gorgonia.NewGraph()}
-				for i, shape := range test.shapes {
-					m.params = append(m.params, m.variable(fmt.Sprint("x", i), dt, shape...))
-				}
-				y := must(test.build(m.params...))
-				if !test.plain {
-					if !y.IsScalar() {
-						y = sum(square(y))
-					}
-					m.grad(t, y)
-				}
-				agree(t, m.g, tolerance*10, test.host, devices)
-			})
-		}
-	}
+	eachOperation(t, stock, func(t *testing.T, o operation, m *model, tolerance float64) {
+		agree(t, m.g, tolerance*10, o.host, devices)
+	})
 }
