@@ -56,10 +56,8 @@ func TestTheMappingTravelsWithTheModel(t *testing.T) {
 		`the samples of Validate: bad argument: the classes are ["cat" "owl"], and not`)
 	require.NoError(t, run(samples, read(others, data.MappingOf(samples)), 1))
 	known, err := fit.ReadMapping(kept)
-	if err != nil || !slices.Equal(known.Classes, []string{"cat", "dog", "owl"}) ||
-		!slices.Equal(known.Columns, []string{"a"}) {
-		t.Errorf("the checkpoint has %+v, %v", known, err)
-	}
+	require.Check(t, err == nil && slices.Equal(known.Classes, []string{"cat", "dog", "owl"}) &&
+		slices.Equal(known.Columns, []string{"a"}), "the checkpoint has %+v, %v", known, err)
 	other := read("a,kind\n1,cat\n2,dog\n3,eel\n4,owl\n")
 	require.Fails(t, "a training that resumes with other classes", run(other, other, 2),
 		backend.ErrArgument, "fit.ReadMapping")

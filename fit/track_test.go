@@ -97,8 +97,7 @@ func compareWithTensorBoard(t *testing.T, dir string, want tensorboard.Curves) {
 		exec.Command("python3", "-c", "import tensorboard").Run() != nil {
 		return
 	}
-	text, err := exec.Command("python3", "testdata/scalars.py", dir).Output()
-	require.NoError(t, err)
+	text := require.Value(exec.Command("python3", "testdata/scalars.py", dir).Output())(t)
 	got := tensorboard.Curves{}
 	for line := range strings.Lines(string(text)) {
 		var name string

@@ -123,7 +123,8 @@ func TestDocumentsHideEachOther(t *testing.T) {
 				m, err := vm.New(b.Graph(), d, vm.Keep(mask, both))
 				build.Unlock()
 				testranks.NoError(errors.Join(b.Err(), err))
-				for _, samples := range [][2][3]int{{{0, 1, 2}, {0, 1, 0}}, {{0, 0, 1}, {0, 0, 0}}} {
+				for _, samples := range [][2][3]int{{{0, 1, 2}, {0, 1, 0}},
+					{{0, 0, 1}, {0, 0, 0}}} {
 					ids, want := make([]int, 6), []float64(nil)
 					for i, sample := range samples {
 						begun := []int{0, 0, 0} // where the document of a position begins

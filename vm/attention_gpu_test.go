@@ -129,8 +129,7 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 // a graph of f32 with attention beside one with its composition by products and a softmax.
 func BenchmarkAttentionOnGPU(b *testing.B) {
 	d := gpu(b)
-	q, err := d.NewQueue()
-	require.NoError(b, err)
+	q := require.Value(d.NewQueue())(b)
 	defer q.Close()
 	a := &attentionBench{b: b, device: d.(*cuda.Device), queue: q.(*cuda.Queue)}
 	for _, size := range []int{64, 128} {

@@ -85,9 +85,8 @@ func TestNothingIsLoadedInARunOnGPU(t *testing.T) {
 	m := convnet(t, tensor.Float32)
 	machine := machineOn(t, d, m.g)
 	for range 3 { // the second run is captured
-		if got := d.Families(); !slices.Equal(got, want) {
-			t.Fatalf("%v are loaded, want %v", got, want)
-		}
+		got := d.Families()
+		require.That(t, slices.Equal(got, want), "%v are loaded, want %v", got, want)
 		require.NoError(t, machine.RunAll())
 	}
 }

@@ -109,8 +109,8 @@ var refusals = []refusal{
 	{[]string{"chunked cross-entropy"}, []string{"tensor ranks"},
 		"ranks that shard the logits add up all rows at once", nil},
 	{[]string{"chunked cross-entropy"}, []string{"Padding"},
-		"a tile would wait until ranks have counted the targets; one rank may, and with Accumulate " +
-			"the program counts", func(s *setting) bool {
+		"a tile would wait until ranks have counted the targets; one rank may, and with " +
+			"Accumulate the program counts", func(s *setting) bool {
 			return severalRanks(s) && !s.has["Accumulate"]
 		}},
 	{[]string{"sequence ranks"}, []string{"WithTree", "WithElastic"}, "a rank runs whole " +

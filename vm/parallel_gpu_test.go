@@ -89,8 +89,7 @@ func TestBucketsAreGivenBackOnGPU(t *testing.T) {
 // beside products: of buckets in windows (SolverState) and in the arena. They need links like those
 // of NVLink, which emulated devices are taken for.
 func TestShardsByCopyEnginesOnGPU(t *testing.T) {
-	options, err := gpus.Asked("copy-engines")
-	require.NoError(t, err)
+	options := require.Value(gpus.Asked("copy-engines"))(t)
 	if os.Getenv("EMULATED_DEVICES") != "" {
 		options.Link = gpus.FullyConnected
 	}

@@ -41,8 +41,8 @@ func RunWrapper(t *testing.T, o Options) {
 	list := scenarios
 	if !s.full {
 		list = ofWrappers()
-		require.That(t, len(list) == len(wrapperScenarios), "%d of wrapperScenarios are scenarios, "+
-			"want %d: a name is wrong, or there twice", len(list), len(wrapperScenarios))
+		require.That(t, len(list) == len(wrapperScenarios), "%d of wrapperScenarios are "+
+			"scenarios, want %d: a name is wrong, or there twice", len(list), len(wrapperScenarios))
 	}
 	s.run(t, list)
 }

@@ -173,7 +173,8 @@ func TestDoctorTriesOneThingAtATimeAndReportsInOrder(t *testing.T) {
 		}}
 	}
 	var b strings.Builder
-	require.NoError(t, patient(time.Minute, alone("first"), alone("second")).examine(t.Context(), &b))
+	two := patient(time.Minute, alone("first"), alone("second"))
+	require.NoError(t, two.examine(t.Context(), &b))
 	require.That(t, strings.HasSuffix(b.String(), fmt.Sprintf("%-15s ok  works\n%-15s ok  works\n",
 		"first", "second")), "it reports\n%s", b.String())
 }

@@ -119,7 +119,7 @@ func TestDoctorsSelfTestsRunOnNCCL(t *testing.T) {
 			continue // processes: the test below
 		}
 		tried++
-		text, err := test.run(context.Background(), nil)
+		text, err := test.run(context.Background())
 		if err != nil ||
 			!strings.Contains(text, fmt.Sprintf("%d ranks all-reduce right on backend nccl, 4K in ",
 				n)) {

@@ -24,13 +24,10 @@ func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
 	t.Helper()
 	b = gpu.New(gpu.Open)
 	if err := errors.Join(cuda.Available(), b.Available()); err != nil {
-		if os.Getenv("REQUIRE_GPU") == "1" {
-			t.Fatalf("REQUIRE_GPU=1: %v", err)
-		}
+		require.That(t, os.Getenv("REQUIRE_GPU") != "1", "REQUIRE_GPU=1: %v", err)
 		t.Skip(err)
 	}
-	all, err := cuda.Devices()
-	require.NoError(t, err)
+	all := require.Value(cuda.Devices())(t)
 	for _, d := range all {
 		require.Report(t, d.Close())
 	}
@@ -51,15 +48,12 @@ func measureOnGPUs(t *testing.T, b backend.Backend, P int, configs []bench.Confi
 func measureAll(comm backend.Communicator, configs []bench.Config,
 	check func(bench.Config, bench.Result)) error {
 	for _, c := range configs {
-		err := bench.Measure(comm, c, func(r bench.Result) error {
+		testranks.NoError(bench.Measure(comm, c, func(r bench.Result) error {
 			if comm.Rank() == 0 {
 				check(c, r)
 			}
 			return nil
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
 	return nil
 }
@@ -98,10 +92,8 @@ func TestEveryTypeAndReductionIsRightOnGPU(t *testing.T) {
 		}
 	}
 	measureOnGPUs(t, b, P, configs, func(c bench.Config, r bench.Result) {
-		if r.Wrong != 0 {
-			t.Errorf("%v of %v on %d GPUs: %d wrong of %d bytes", c.Collective, c.DType, P, r.Wrong,
-				r.Bytes)
-		}
+		require.Check(t, r.Wrong == 0, "%v of %v on %d GPUs: %d wrong of %d bytes", c.Collective,
+			c.DType, P, r.Wrong, r.Bytes)
 	})
 }
 
@@ -113,8 +105,6 @@ func TestBatchesAreFasterThanJoinedCallsOnGPU(t *testing.T) {
 	measureOnGPUs(t, b, P, []bench.Config{c}, func(_ bench.Config, r bench.Result) {
 		t.Logf("%d GPUs: stream %.2f us, host %.2f us, p50 %.2f us", P, r.StreamMicros,
 			r.HostMicros, r.P50Micros)
-		if r.StreamMicros >= r.MeanMicros {
-			t.Errorf("%+v", r)
-		}
+		require.Check(t, !(r.StreamMicros >= r.MeanMicros), "%+v", r)
 	})
 }

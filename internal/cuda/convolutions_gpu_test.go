@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // openConvolutions opens a queue and its convolutions, with cuDNN or without.
@@ -106,9 +107,8 @@ func compareConvolution(t *testing.T, q *Queue, c *Convolutions, v kernels.Convo
 	ok(t, c.Convolve(v, device[0], device[1], device[2], scratch))
 	got := backend.Of(make([]float64, host[0].Len())).As(v.DType).Slice(0, host[0].Len())
 	ok(t, q.Move(got, device[0]))
-	if !bytes.Equal(got.Bytes(), host[0].Bytes()) {
-		t.Errorf("%v of %+v: device and host differ", v.Pass, v)
-	}
+	require.Check(t, bytes.Equal(got.Bytes(), host[0].Bytes()), "%v of %+v: device and host differ",
+		v.Pass, v)
 }
 
 // convolutionScratch returns what a convolution needs.
@@ -151,9 +151,8 @@ func TestConvolutionsInGraphsOnGPU(t *testing.T) {
 					must[backend.Work](t)(g.Launch(nil))
 				}
 				ok(t, q.Move(backend.Of(got), b[0]))
-				if !bytes.Equal(backend.Of(got).Bytes(), backend.Of(want).Bytes()) || want[0] == 0 {
-					t.Errorf("%v: a replay gives other bits than the call", v.Pass)
-				}
+				require.Check(t, bytes.Equal(backend.Of(got).Bytes(), backend.Of(want).Bytes()) &&
+					want[0] != 0, "%v: a replay gives other bits than the call", v.Pass)
 				ok(t, g.Close())
 			}
 		})
@@ -225,8 +224,6 @@ func TestChannelsStayWithoutCUDNNOnGPU(t *testing.T) {
 	}
 	for _, without := range []string{"off", t.TempDir()} {
 		t.Setenv("EURYALE_CUDNN", without)
-		if d.ChannelsLast() {
-			t.Errorf("EURYALE_CUDNN=%s", without)
-		}
+		require.Check(t, !d.ChannelsLast(), "EURYALE_CUDNN=%s", without)
 	}
 }

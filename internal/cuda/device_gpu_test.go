@@ -151,14 +151,12 @@ func TestGPUMemoryIsZeroedAndAligned(t *testing.T) {
 	}
 	for name, wrong := range map[string]backend.Buffer{"a part": b.Slice(1, 2), "nothing": {},
 		"unknown": backend.OnDevice(backend.U8, 4096, 1)} {
-		if err := d.Free(wrong); !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := d.Free(wrong)
+		require.Check(t, errors.Is(err, backend.ErrArgument), "%s: %v", name, err)
 	}
 	ok(t, d.Free(b))
-	if err := d.Free(b); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("twice: %v", err)
-	}
+	err := d.Free(b)
+	require.Check(t, errors.Is(err, backend.ErrArgument), "twice: %v", err)
 }
 
 func TestGPUDriverIsNotAskedInTheSteadyState(t *testing.T) {
@@ -175,9 +173,8 @@ func TestGPUDriverIsNotAskedInTheSteadyState(t *testing.T) {
 	for range 200 {
 		round()
 	}
-	if after := d.MemoryStats(); after != before {
-		t.Errorf("%+v, then %+v", before, after)
-	}
+	after := d.MemoryStats()
+	require.Check(t, after == before, "%+v, then %+v", before, after)
 }
 
 func TestGPUMemoryEndsWithAClearError(t *testing.T) {
@@ -195,9 +192,8 @@ func TestGPUMemoryEndsWithAClearError(t *testing.T) {
 	ok(t, d.Free(big))
 	ok(t, d.main.drain())
 	bigger := must[backend.Buffer](t)(d.Alloc(free / 4 * 3))
-	if s := d.MemoryStats(); s.Cached >= free/2 {
-		t.Errorf("%+v", s)
-	}
+	s := d.MemoryStats()
+	require.Check(t, s.Cached < free/2, "%+v", s)
 	ok(t, d.Free(bigger))
 	ok(t, d.main.drain())
 	ok(t, d.ReleaseMemory())
@@ -223,14 +219,11 @@ func TestGPUKnowsItsMemory(t *testing.T) {
 		"first": {b.Addr(), true}, "last": {b.Addr() + 999, true},
 		"heap": {backend.Of(heap).Addr(), false}, "null": {0, false},
 	} {
-		if got := d.Holds(c.addr); got != c.want {
-			t.Errorf("%s: %v", what, got)
-		}
+		got := d.Holds(c.addr)
+		require.Check(t, got == c.want, "%s: %v", what, got)
 	}
 	ok(t, d.Free(b))
-	if !d.Holds(b.Addr()) {
-		t.Error("cached memory is not the device's")
-	}
+	require.Check(t, d.Holds(b.Addr()), "cached memory is not the device's")
 	ok(t, d.FreeHost(host))
 	if err := d.FreeHost(b); !errors.Is(err, backend.ErrArgument) {
 		t.Error(err)
@@ -299,9 +292,8 @@ func TestGPUEventsAreUsedAgain(t *testing.T) {
 	}
 	ok(t, q.drain())
 	ok(t, first.Join(t.Context()))
-	if n := len(q.idle) + len(q.marks); n > 200 {
-		t.Errorf("%d events of the driver", n)
-	}
+	n := len(q.idle) + len(q.marks)
+	require.Check(t, n <= 200, "%d events of the driver", n)
 }
 
 func TestGPUClosedQueueSaysSo(t *testing.T) {
@@ -319,15 +311,12 @@ func TestGPUClosedQueueSaysSo(t *testing.T) {
 		"launch": q.Zero(x),
 		"move":   q.arithmetic.Move(x, backend.Of(make([]byte, 1000))),
 	} {
-		if !errors.Is(err, backend.ErrClosed) || !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", what, err)
-		}
+		require.Check(t, errors.Is(err, backend.ErrClosed) && errors.Is(err, backend.ErrArgument),
+			"%s: %v", what, err)
 	}
 	ok(t, d.Default().Close())
 	ok(t, d.Default().Zero(x))
-	if d.main.Stream() == 0 {
-		t.Error("a stream without a handle")
-	}
+	require.Check(t, d.main.Stream() != 0, "a stream without a handle")
 }
 
 func TestGPUMovesAnyHostMemory(t *testing.T) {
@@ -342,9 +331,7 @@ func TestGPUMovesAnyHostMemory(t *testing.T) {
 		source := bytes.Clone(want)
 		ok(t, q.arithmetic.Move(x, backend.Of(source)))
 		clear(source) // the memory is the caller's again
-		if !bytes.Equal(read(t, q, x), want) {
-			t.Errorf("%d bytes came back as others", n)
-		}
+		require.Check(t, bytes.Equal(read(t, q, x), want), "%d bytes came back as others", n)
 		if n == 0 {
 			continue
 		}
@@ -353,23 +340,18 @@ func TestGPUMovesAnyHostMemory(t *testing.T) {
 		copy(pinned.Bytes(), want)
 		ok(t, errors.Join(q.arithmetic.Zero(x), q.arithmetic.Move(x, pinned),
 			q.arithmetic.Move(again, x), q.drain()))
-		if !bytes.Equal(again.Bytes(), want) {
-			t.Errorf("%d pinned bytes came back as others", n)
-		}
+		require.Check(t, bytes.Equal(again.Bytes(), want), "%d pinned bytes came back as others", n)
 		ok(t, errors.Join(d.FreeHost(pinned), d.FreeHost(again)))
 	}
 	a, b := []int32{1, 2}, make([]int32, 2)
 	ok(t, q.arithmetic.Move(backend.Of(b), backend.Of(a)))
-	if b[1] != 2 {
-		t.Error("host to host")
-	}
+	require.Check(t, b[1] == 2, "host to host")
 	if err := q.arithmetic.Move(backend.Of(b), backend.Of(a[:1])); !errors.Is(
 		err, backend.ErrArgument) {
 		t.Error(err)
 	}
-	if err := q.Zero(backend.Of(b)); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("host memory: %v", err)
-	}
+	err := q.Zero(backend.Of(b))
+	require.Check(t, errors.Is(err, backend.ErrArgument), "host memory: %v", err)
 }
 
 // trial is three operands on the device and on the host, with guard cells.
@@ -438,16 +420,13 @@ func TestGPUKernelsAreThoseOfTheHost(t *testing.T) {
 
 func TestGPUDevicesReachEachOther(t *testing.T) {
 	d, e := openTwo(t)
-	if d.PCIBusID() == e.PCIBusID() {
-		t.Error("two devices are in one place")
-	}
+	require.Check(t, d.PCIBusID() != e.PCIBusID(), "two devices are in one place")
 	x, y := allocate(t, d, 1<<20), allocate(t, e, 1<<20)
 	ok(t, d.main.arithmetic.Fill(x, 9))
 	ok(t, e.main.Wait(must[backend.Event](t)(d.main.Record())))
 	ok(t, e.main.CopyFrom(y, d, x))
-	if got := read(t, e.main, y); got[0] != 9 || got[1<<20-1] != 9 {
-		t.Error("a copy between devices is wrong")
-	}
+	got := read(t, e.main, y)
+	require.Check(t, got[0] == 9 && got[1<<20-1] == 9, "a copy between devices is wrong")
 	can := must[bool](t)(e.CanReach(d.Ordinal()))
 	if reach := e.Reachable(); slices.Contains(reach, d.PCIBusID()) != can {
 		t.Errorf("%s reaches %v, and %s: %v", e.Name(), reach, d.PCIBusID(), can)
@@ -468,9 +447,8 @@ func TestGPUDevicesReachEachOther(t *testing.T) {
 	if got := read(t, e.main, y); got[0] != 5 || got[1<<20-1] != 5 {
 		t.Error("a kernel read another device's memory wrongly")
 	}
-	if e.Holds(x.Addr()) || !d.Holds(x.Addr()) {
-		t.Error("a device takes another one's memory for its own")
-	}
+	require.Check(t, !e.Holds(x.Addr()) && d.Holds(x.Addr()), "a device takes another one's "+
+		"memory for its own")
 }
 
 func TestGPUBindNests(t *testing.T) {
@@ -483,9 +461,8 @@ func TestGPUBindNests(t *testing.T) {
 	inner()
 	ok(t, d.main.arithmetic.Fill(x, 3))
 	outer()
-	if read(t, d.main, x)[0] != 3 || read(t, e.main, y)[0] != 2 {
-		t.Error("kernels ran in the wrong context")
-	}
+	require.Check(t, read(t, d.main, x)[0] == 3 && read(t, e.main, y)[0] == 2,
+		"kernels ran in the wrong context")
 }
 
 func TestGPUGoroutinesShareDevices(t *testing.T) {
@@ -546,9 +523,8 @@ func churn(d *Device, seed int) error {
 func TestGPUFamiliesAreLoadedWhenTheyAreNeeded(t *testing.T) {
 	d := openDevice(t, 0)
 	want := gpukernels.QueueFamilies()
-	if got := d.Families(); !slices.Equal(got, want) {
-		t.Fatalf("Open has loaded %v, want %v", got, want)
-	}
+	got := d.Families()
+	require.That(t, slices.Equal(got, want), "Open has loaded %v, want %v", got, want)
 	x := allocate(t, d, 4*4*4).As(backend.F32)
 	m := kernels.Matrix{Buffer: x, Pitch: 4}
 	for range 2 { // the second product loads nothing
@@ -557,9 +533,8 @@ func TestGPUFamiliesAreLoadedWhenTheyAreNeeded(t *testing.T) {
 				backend.F32), Pitch: 4}, M: 4, N: 4, K: 4, Alpha: 1}))
 		want = append(gpukernels.QueueFamilies(), gpukernels.Products)
 		slices.Sort(want)
-		if got := d.Families(); !slices.Equal(got, want) {
-			t.Fatalf("a product has loaded %v, want %v", got, want)
-		}
+		got := d.Families()
+		require.That(t, slices.Equal(got, want), "a product has loaded %v, want %v", got, want)
 	}
 	ok(t, errors.Join(d.Prepare(gpukernels.PeerFamilies(false)...), d.main.drain()))
 	if got, n := d.Families(), len(want)+2; len(got) != n {
@@ -587,9 +562,8 @@ func TestGPUProcessesShareMemory(t *testing.T) {
 	h := must[[]byte](t)(d.Export(b))
 	child := exec.Command(os.Args[0], "-test.run", "^TestGPUProcessesShareMemory$")
 	child.Env = append(os.Environ(), fmt.Sprintf("%s=%x", variable, h))
-	if out, err := child.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out, err := child.CombinedOutput()
+	require.That(t, err == nil, "%v\n%s", err, out)
 	if got := read(t, d.main, whole); got[255] != 0 || got[256] != 42 || got[1255] != 42 ||
 		got[1256] != 0 {
 		t.Errorf("%v %v %v %v after the other process wrote", got[255], got[256], got[1255],
@@ -609,11 +583,8 @@ func importAndAdd(t *testing.T, d *Device, text string) {
 	if b.Len() != 1000 {
 		t.Errorf("imported %d bytes", b.Len())
 	}
-	if got := read(t, d.main, b); got[0] != 40 || got[999] != 40 {
-		t.Fatalf("imported %v", got[0])
-	}
-	if !d.Holds(b.Addr()) {
-		t.Error("imported memory is not the device's")
-	}
+	got := read(t, d.main, b)
+	require.That(t, got[0] == 40 && got[999] == 40, "imported %v", got[0])
+	require.Check(t, d.Holds(b.Addr()), "imported memory is not the device's")
 	ok(t, errors.Join(d.main.arithmetic.Fill(b, 42), d.main.drain(), d.CloseImport(b)))
 }

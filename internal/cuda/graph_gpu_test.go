@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -35,9 +36,8 @@ func TestGPUGraphsForkAndJoin(t *testing.T) {
 		}
 		return errors.Join(q.Wait(join), q.Divide(x, x, 2))
 	}))
-	if q.Recording() != nil || side.Recording() != nil {
-		t.Error("a queue is recorded after the capture")
-	}
+	require.Check(t, q.Recording() == nil && side.Recording() == nil,
+		"a queue is recorded after the capture")
 	for range 2 {
 		must[backend.Work](t)(g.Launch(nil))
 	}
@@ -50,9 +50,8 @@ func TestGPUGraphsForkAndJoin(t *testing.T) {
 		t.Errorf("three replays give %v", got[0])
 	}
 	ok(t, g.Close())
-	if _, err := g.Launch(nil); !errors.Is(err, backend.ErrClosed) {
-		t.Errorf("launch of a closed graph: %v", err)
-	}
+	_, err := g.Launch(nil)
+	require.Check(t, errors.Is(err, backend.ErrClosed), "launch of a closed graph: %v", err)
 }
 
 // A capture goes on while others take and free memory, which orders all queues. An event of before
@@ -86,9 +85,7 @@ func TestGPUCapturesStandMemoryOfOthers(t *testing.T) {
 	}
 	var got [1]float32
 	ok(t, errors.Join(q.Move(backend.Of(got[:]), y), q.drain()))
-	if got[0] != n {
-		t.Errorf("the sum is %v, want %d", got[0], n)
-	}
+	require.Equal(t, "the sum", got[0], n)
 	ok(t, g.Close())
 }
 

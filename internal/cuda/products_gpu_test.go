@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/kernels"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 // openProducts opens a queue and its products, with cuBLAS or without.
@@ -100,9 +101,8 @@ func compareProduct(t *testing.T, q *Queue, p *Products, types [2]backend.DType,
 	got := backend.Of(make([]float64, host.C.Buffer.Len())).As(types[1]).Slice(
 		0, host.C.Buffer.Len())
 	ok(t, q.Move(got, device.C.Buffer))
-	if !bytes.Equal(got.Bytes(), host.C.Buffer.Bytes()) {
-		t.Errorf("%v of %v, transposed %02b: device and host differ", shape, types, flags)
-	}
+	require.Check(t, bytes.Equal(got.Bytes(), host.C.Buffer.Bytes()),
+		"%v of %v, transposed %02b: device and host differ", shape, types, flags)
 }
 
 // TestProductsInGraphsOnGPU: a captured product runs again and again.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestStampsOfTwoQueuesAreComparable(t *testing.T) {
@@ -32,9 +33,7 @@ func TestStampsOfTwoQueuesAreComparable(t *testing.T) {
 	since := func(later, earlier int) time.Duration {
 		s, happened, err := events[later].Elapsed(events[earlier])
 		ok(t, err)
-		if !happened {
-			t.Error("a stamp of an idle queue has not happened")
-		}
+		require.Check(t, happened, "a stamp of an idle queue has not happened")
 		return s
 	}
 	const clock = time.Microsecond // its steps
@@ -43,9 +42,8 @@ func TestStampsOfTwoQueuesAreComparable(t *testing.T) {
 		(first+second-both).Abs() > 2*clock {
 		t.Errorf("%v and %v, together %v; the host saw %v", first, second, both, took)
 	}
-	if back := since(0, 1); (first + back).Abs() > clock {
-		t.Errorf("%v there, %v back", first, back)
-	}
+	back := since(0, 1)
+	require.Check(t, (first+back).Abs() <= clock, "%v there, %v back", first, back)
 }
 
 func TestStampOfWhatIsUnderWayHasNotHappened(t *testing.T) {
@@ -60,9 +58,8 @@ func TestStampOfWhatIsUnderWayHasNotHappened(t *testing.T) {
 		ok(t, q.arithmetic.Zero(x))
 	}
 	ok(t, q.RecordTimed(after))
-	if took, happened, err := after.Elapsed(before); err != nil || happened {
-		t.Errorf("%v, %v, %v", took, happened, err)
-	}
+	took, happened, err := after.Elapsed(before)
+	require.Check(t, err == nil && !happened, "%v, %v, %v", took, happened, err)
 	ok(t, q.drain())
 	if took, happened, err := after.Elapsed(before); err != nil || !happened || took <= 0 {
 		t.Errorf("%v, %v, %v", took, happened, err)
@@ -74,9 +71,8 @@ func TestStampsOfAnotherDeviceAreRefused(t *testing.T) {
 	own, other := must[backend.TimedEvent](t)(d.main.NewTimedEvent()), must[backend.TimedEvent](t)(
 		e.main.NewTimedEvent())
 	defer func() { ok(t, errors.Join(own.Close(), other.Close())) }()
-	if err := d.main.RecordTimed(other); !errors.Is(err, backend.ErrArgument) {
-		t.Errorf("the error is %v, want ErrArgument", err)
-	}
+	err := d.main.RecordTimed(other)
+	require.Check(t, errors.Is(err, backend.ErrArgument), "the error is %v, want ErrArgument", err)
 	if _, _, err := own.Elapsed(other); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("the error is %v, want ErrArgument", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/kernels"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // redistribution is an all-to-all of a tensor that is distributed along one axis, and then along
@@ -151,8 +152,7 @@ func (p *redistribution) fill(size int, uneven backend.Collective, random *rand.
 // redistributions. Operands have any alignment, in ordinary memory and in that of Alloc; ranks are
 // late at random; some calls are in graphs, which are replayed between others.
 func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trials, most int) {
-	all, err := redistributions(len(comms), trials, most)
-	require.NoError(t, err)
+	all := require.Value(redistributions(len(comms), trials, most))(t)
 	for _, c := range comms {
 		c.plan.Force = byPush
 	}
@@ -164,21 +164,10 @@ func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 			}
 		}
 		room = (room + 255) / 256 * 256
-		window, err := c.Alloc(3 * room)
-		if err != nil {
-			return err
-		}
-		plain, err := c.Device().Alloc(3 * room)
-		if err != nil {
-			return err
-		}
-		late, err := newLate(c, q)
-		if err != nil {
-			return err
-		}
-		if err := assemble(c); err != nil { // everyone has its memory
-			return err
-		}
+		window := testranks.Must(c.Alloc(3 * room))
+		plain := testranks.Must(c.Device().Alloc(3 * room))
+		late := testranks.Must(newLate(c, q))
+		testranks.NoError(assemble(c)) // everyone has its memory
 		for trial, p := range all {
 			own := rand.New(rand.NewPCG(uint64(trial), uint64(c.Rank())))
 			part := func(i, nbytes int) backend.Buffer {
@@ -310,21 +299,12 @@ func raceAllToAll(b *testing.B, comms []*Communicator, queues []backend.Queue, b
 	names := []string{"push", "push-to-window", "permute+exchange+permute"}
 	times := make([][]time.Duration, len(names))
 	each(b, comms, func(c *Communicator) error {
-		window, err := c.Alloc(2 * n)
-		if err != nil {
-			return err
-		}
-		memory, err := c.Device().Alloc(4 * 2 * n)
-		if err != nil {
-			return err
-		}
+		window := testranks.Must(c.Alloc(2 * n))
+		memory := testranks.Must(c.Device().Alloc(4 * 2 * n))
 		part := func(i int) backend.Buffer { return memory.As(backend.BF16).Slice(i*n, (i+1)*n) }
 		x, y, sent, received := part(0), part(1), part(2), part(3)
 		q := queues[c.Rank()].(*cuda.Queue)
-		timer, err := q.NewTimer()
-		if err != nil {
-			return err
-		}
+		timer := testranks.Must(q.NewTimer())
 		start := func(what backend.Collective, dst, src backend.Buffer) error {
 			_, err := c.Start(q, what, dst, src)
 			return err
@@ -352,27 +332,16 @@ func raceAllToAll(b *testing.B, comms []*Communicator, queues []backend.Queue, b
 					[]int{n / size / rows, n / size, 1})
 			},
 		}
-		if err := assemble(c); err != nil {
-			return err
-		}
+		testranks.NoError(assemble(c))
 		for range b.N {
 			for i, way := range ways {
-				if err := errors.Join(way(), drain(context.Background(), q), assemble(c), way(),
-					timer.Start()); err != nil {
-					return err
-				}
+				testranks.NoError(errors.Join(way(), drain(context.Background(), q), assemble(c),
+					way(), timer.Start()))
 				for range calls {
-					if err := way(); err != nil {
-						return err
-					}
+					testranks.NoError(way())
 				}
-				if err := errors.Join(timer.Stop(), drain(context.Background(), q)); err != nil {
-					return err
-				}
-				took, err := timer.Elapsed()
-				if err != nil {
-					return err
-				}
+				testranks.NoError(errors.Join(timer.Stop(), drain(context.Background(), q)))
+				took := testranks.Must(timer.Elapsed())
 				if c.Rank() == 0 {
 					times[i] = append(times[i], took/calls)
 				}

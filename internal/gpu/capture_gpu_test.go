@@ -19,8 +19,7 @@ import (
 func (g *gpus) groupWithin(t testing.TB, size int, timeout time.Duration,
 	o Options) []*Communicator {
 	t.Helper()
-	group, err := backendtest.Over(g.with(o))(size, timeout)
-	require.NoError(t, err)
+	group := require.Value(backendtest.Over(g.with(o))(size, timeout))(t)
 	return owned(t, group)
 }
 
@@ -59,11 +58,10 @@ func TestGraphsWatchdogOnGPU(t *testing.T) {
 		comms := g.groupWithin(t, 2, time.Second, forced(use))
 		works := halfway(t, comms, func(q backend.Queue) error { return gate.shut(q) })
 		err := works[0].Join(context.Background())
-		if !errors.Is(err, backend.ErrTimeout) ||
-			!strings.Contains(err.Error(), "replay 1 of a graph of 5 collectives") ||
-			!strings.Contains(err.Error(), "at collective 3: allreduce(sum) of 16 f32") {
-			t.Errorf("%v: the error is %v", use, err)
-		}
+		require.Check(t, errors.Is(err, backend.ErrTimeout) &&
+			strings.Contains(err.Error(), "replay 1 of a graph of 5 collectives") &&
+			strings.Contains(err.Error(), "at collective 3: allreduce(sum) of 16 f32"), "%v: the "+
+			"error is %v", use, err)
 		for _, c := range gate.ranks {
 			c.Abort(errors.New("enough"))
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // Calls by copy engines, in graphs and outside, follow calls by kernels that use the same staging.
@@ -56,31 +57,18 @@ func TestRanksMeetByFlagsInReplaysOnGPU(t *testing.T) {
 func meets(c *Communicator, times int) error {
 	const n = 5000
 	q := c.Device().Default().(*cuda.Queue)
-	memory, err := c.Alloc(3 * 4 * n)
-	if err != nil {
-		return err
-	}
+	memory := testranks.Must(c.Alloc(3 * 4 * n))
 	part := func(i int) backend.Buffer { return memory.As(backend.F32).Slice(i*n, (i+1)*n) }
 	x, y, total := part(0), part(1), part(2)
-	late, err := newLate(c, q)
-	if err != nil {
-		return err
-	}
+	late := testranks.Must(newLate(c, q))
 	defer late.free()
-	if err := errors.Join(q.Zero(memory), drain(context.Background(), q)); err != nil {
-		return err
-	}
-	graph, err := q.Capture(func() error {
+	testranks.NoError(errors.Join(q.Zero(memory), drain(context.Background(), q)))
+	graph := testranks.Must(q.Capture(func() error {
 		_, err := c.Start(q, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, x, x)
 		return errors.Join(err, set(q, y, c.Rank()+1), startSum(c, q, y),
 			q.Reduce(backend.Sum, total, total, x, y))
-	})
-	if err != nil {
-		return err
-	}
-	if err := assemble(c); err != nil {
-		return err
-	}
+	}))
+	testranks.NoError(assemble(c))
 	random := rand.New(rand.NewPCG(3, uint64(c.Rank())))
 	want := float32(0)
 	for i := range times {
@@ -95,10 +83,8 @@ func meets(c *Communicator, times int) error {
 		want += float32(average*(c.Size()-1) + c.Size()*(c.Size()+1)/2)
 	}
 	got := make([]float32, n)
-	if err := errors.Join(q.Move(backend.Of(got), total), drain(context.Background(),
-		q)); err != nil {
-		return err
-	}
+	testranks.NoError(errors.Join(q.Move(backend.Of(got), total), drain(context.Background(),
+		q)))
 	for i, v := range got {
 		if v != want {
 			return fmt.Errorf("element %d after %d launches is %v, want %v", i, times, v, want)
@@ -140,10 +126,7 @@ func TestRankThatStopsWaitingSignalsNobodyOnGPU(t *testing.T) {
 		comms := g.group(t, 2, forced(byCopyEngines))
 		works := make([]backend.Work, 2)
 		each(t, comms, func(c *Communicator) error {
-			memory, err := c.Alloc(4096)
-			if err != nil {
-				return err
-			}
+			memory := testranks.Must(c.Alloc(4096))
 			x, q := memory.As(backend.F32), c.Device().Default().(*cuda.Queue)
 			graph, err := q.Capture(func() error { return startSum(c, q, x) })
 			if err == nil {
@@ -178,10 +161,7 @@ func TestWaitsOfManyLaunchesEndOnGPU(t *testing.T) {
 	comms := g.group(t, 2, forced(byCopyEngines))
 	var graph *backend.Graph
 	each(t, comms, func(c *Communicator) error {
-		memory, err := c.Alloc(4096)
-		if err != nil {
-			return err
-		}
+		memory := testranks.Must(c.Alloc(4096))
 		x, q := memory.As(backend.F32), c.Device().Default().(*cuda.Queue)
 		captured, err := q.Capture(func() error {
 			return errors.Join(startSum(c, q, x), startSum(c, q, x))
@@ -219,9 +199,8 @@ func TestWaitsOfManyLaunchesEndOnGPU(t *testing.T) {
 		t.Fatalf("launch %d does not end", launched.Load()+1)
 	}
 	require.Report(t, drain(context.Background(), g.all[0].Default()))
-	if took := time.Since(began); took > proctest.Within(5*time.Second) {
-		t.Errorf("it took %v", took)
-	}
+	took := time.Since(began)
+	require.Check(t, took <= proctest.Within(5*time.Second), "it took %v", took)
 }
 
 // Copy engines write to one place of the window of each rank.
@@ -230,21 +209,13 @@ func TestCopiesToOtherPlacesOnRanksAreAMismatchOnGPU(t *testing.T) {
 	comms := g.group(t, 2, Options{Link: FullyConnected})
 	each(t, comms, func(c *Communicator) error {
 		q := c.Device().Default().(*cuda.Queue)
-		memory, err := c.Alloc(besideBytes + 256)
-		if err != nil {
-			return err
-		}
+		memory := testranks.Must(c.Alloc(besideBytes + 256))
 		x := memory.Slice(256*c.Rank(), 256*c.Rank()+besideBytes).As(backend.F32)
-		graph, err := q.Capture(func() error {
+		graph := testranks.Must(q.Capture(func() error {
 			_, err := c.Start(q, backend.Collective{Kind: backend.AllReduce, Beside: true}, x, x)
 			return err
-		})
-		if err != nil {
-			return err
-		}
-		if err := assemble(c); err != nil {
-			return err
-		}
+		}))
+		testranks.NoError(assemble(c))
 		w, err := graph.Launch(nil)
 		if err == nil {
 			err = w.Join(context.Background())
@@ -260,18 +231,10 @@ func TestCopiesToOtherPlacesOnRanksAreAMismatchOnGPU(t *testing.T) {
 func beside(c *Communicator, times int) error {
 	const room = besideBytes + 4096
 	q := c.Device().Default().(*cuda.Queue)
-	memory, err := c.Alloc(3 * room)
-	if err != nil {
-		return err
-	}
-	late, err := newLate(c, q)
-	if err != nil {
-		return err
-	}
+	memory := testranks.Must(c.Alloc(3 * room))
+	late := testranks.Must(newLate(c, q))
 	defer late.free()
-	if err := assemble(c); err != nil {
-		return err
-	}
+	testranks.NoError(assemble(c))
 	all, own := rand.New(rand.NewPCG(1, 1)), rand.New(rand.NewPCG(2, uint64(c.Rank())))
 	for trial := range times {
 		d := []backend.DType{backend.F32, backend.F16, backend.BF16}[all.IntN(3)]
@@ -318,13 +281,8 @@ func beside(c *Communicator, times int) error {
 		}
 		call := func() error { _, err := c.Start(q, what, dst, src); return err }
 		if trial%3 > 0 {
-			graph, err := q.Capture(call)
-			if err != nil {
-				return err
-			}
-			if err := assemble(c); err != nil { // all ranks have theirs
-				return err
-			}
+			graph := testranks.Must(q.Capture(call))
+			testranks.NoError(assemble(c)) // all ranks have theirs
 			call = func() error {
 				w, err := graph.Launch(nil)
 				return errors.Join(err, w.Join(context.Background()), graph.Close())
@@ -332,21 +290,15 @@ func beside(c *Communicator, times int) error {
 		}
 		kernels := what
 		kernels.Beside = false
-		if err := errors.Join(load(), late.sometimes(own, 2)); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(load(), late.sometimes(own, 2)))
 		if _, err := c.startBy(q, reference, kernels, want, src); err != nil {
 			return err
 		}
-		if err := errors.Join(late.sometimes(own, 2), call()); err != nil {
-			return err
-		}
+		testranks.NoError(errors.Join(late.sometimes(own, 2), call()))
 		got, expected := make([]byte, dst.NBytes()), make([]byte, dst.NBytes())
-		if err := errors.Join(q.Move(backend.Of(got), dst.As(backend.U8)),
+		testranks.NoError(errors.Join(q.Move(backend.Of(got), dst.As(backend.U8)),
 			q.Move(backend.Of(expected), want.As(backend.U8)),
-			drain(context.Background(), q)); err != nil {
-			return err
-		}
+			drain(context.Background(), q)))
 		if !bytes.Equal(got, expected) {
 			return fmt.Errorf("trial %d: %v of %d %v has other bits than %v", trial, what, n,
 				d, reference)

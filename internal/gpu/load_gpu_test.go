@@ -12,15 +12,14 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
+	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
 func TestLibraryThatIsMissingSaysWhatToDo(t *testing.T) {
 	t.Setenv("EURYALE_NCCL", t.TempDir())
 	_, err := load()
-	if err == nil || !strings.Contains(err.Error(), "EURYALE_NCCL") ||
-		!strings.Contains(err.Error(), "2.18") {
-		t.Errorf("got %v", err)
-	}
+	require.Check(t, err != nil && strings.Contains(err.Error(), "EURYALE_NCCL") &&
+		strings.Contains(err.Error(), "2.18"), "got %v", err)
 }
 
 func TestLibraryOfAnotherKindIsRefused(t *testing.T) {
@@ -43,9 +42,8 @@ func TestLibraryTellsItsVersion(t *testing.T) {
 	if err != nil {
 		lacking(t, err.Error())
 	}
-	if v := lib.version(); v < oldestVersion {
-		t.Errorf("version %d", v)
-	}
+	v := lib.version()
+	require.Check(t, v >= oldestVersion, "version %d", v)
 }
 
 // TestLibraryThatIsOldDoesAllButSplit: run it with EURYALE_NCCL naming one before 2.18.
@@ -71,8 +69,6 @@ func TestLibraryThatIsOldDoesAllButSplit(t *testing.T) {
 // lacking skips a test, or fails it where REQUIRE_GPU=1.
 func lacking(t testing.TB, why string) {
 	t.Helper()
-	if os.Getenv("REQUIRE_GPU") == "1" {
-		t.Fatalf("REQUIRE_GPU=1, but: %s", why)
-	}
+	require.That(t, os.Getenv("REQUIRE_GPU") != "1", "REQUIRE_GPU=1, but: %s", why)
 	t.Skip(why)
 }

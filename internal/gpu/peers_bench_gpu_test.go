@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 	peers "github.com/euryale-ml/euryale/internal/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -135,8 +136,7 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 	for _, c := range comms {
 		c.plan.Force = byNCCL
 		whole = append(whole, backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 2048)))
-		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
-		require.NoError(b, err)
+		l := require.Value(newLauncher(c.Device().Default().(*cuda.Queue)))(b)
 		b.Cleanup(func() { l.close(b) })
 		plain = append(plain, l)
 	}
@@ -261,19 +261,10 @@ func race(b *testing.B, comms []*Communicator, list []comparison, d backend.DTyp
 	b.SetBytes(int64(nbytes))
 	backendtest.Each(b, all, func(comm backend.Communicator) error {
 		c := comm.(*Communicator)
-		plain, err := c.Device().Alloc(nbytes)
-		if err != nil {
-			return err
-		}
-		own, err := c.Alloc(nbytes) // together, after everyone has its memory
-		if err != nil {
-			return err
-		}
+		plain := testranks.Must(c.Device().Alloc(nbytes))
+		own := testranks.Must(c.Alloc(nbytes)) // together, after everyone has its memory
 		q := c.Device().Default()
-		timer, err := q.(*cuda.Queue).NewTimer()
-		if err != nil {
-			return err
-		}
+		timer := testranks.Must(q.(*cuda.Queue).NewTimer())
 		for range b.N {
 			for i, x := range list {
 				memory := plain

@@ -23,6 +23,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -41,8 +42,7 @@ func (g *gpus) with(o Options) *Backend {
 // group returns ranks whose kernels reach each other's memory, and which the test closes.
 func (g *gpus) group(t testing.TB, size int, o Options) []*Communicator {
 	t.Helper()
-	group, err := backendtest.Over(g.with(o))(size, time.Minute)
-	require.NoError(t, err)
+	group := require.Value(backendtest.Over(g.with(o))(size, time.Minute))(t)
 	return owned(t, group)
 }
 
@@ -197,8 +197,7 @@ func examples(c *Communicator, trials, rounds int) ([]example, error) {
 // alignment, are in place and not, in ordinary memory and in that of Alloc; ranks are late
 // at random.
 func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trials, rounds int) {
-	all, err := examples(comms[0], trials, rounds)
-	require.NoError(t, err)
+	all := require.Value(examples(comms[0], trials, rounds))(t)
 	most := 512 << 10
 	for _, e := range all {
 		most = max(most, len(e.want))
@@ -534,8 +533,7 @@ func (g *gpus) onShared(t testing.TB, size int, o Options) ([]*Communicator, []b
 	queues := make([]backend.Queue, size)
 	for r := range queues {
 		dev := g.all[r%len(g.all)]
-		q, err := dev.NewQueue()
-		require.NoError(t, err)
+		q := require.Value(dev.NewQueue())(t)
 		queues[r] = q
 		for _, q := range []*cuda.Queue{q.(*cuda.Queue), dev.Default().(*cuda.Queue)} {
 			s.queues[q.Stream()] = q
@@ -545,8 +543,7 @@ func (g *gpus) onShared(t testing.TB, size int, o Options) ([]*Communicator, []b
 	b.open = func(ordinal int) (Device, error) { return g.all[ordinal%len(g.all)], nil }
 	b.load = func() (library, error) { return s, nil }
 	b.scratch = 48 << 10
-	group, err := backendtest.Over(b)(size, time.Minute)
-	require.NoError(t, err)
+	group := require.Value(backendtest.Over(b)(size, time.Minute))(t)
 	comms := owned(t, group)
 	t.Cleanup(func() { // before the communicators are closed
 		for _, q := range queues {
@@ -620,9 +617,7 @@ func replay(c *Communicator, n, times int) error {
 		return errors.Join(set(q, x, c.Rank()+1), reduce(), k.Reduce(backend.Sum, total, total, y))
 	}
 	// Kernels may not wait for this rank while its memory is being taken.
-	if err := errors.Join(k.Zero(memory), drain(context.Background(), q), assemble(c)); err != nil {
-		return err
-	}
+	testranks.NoError(errors.Join(k.Zero(memory), drain(context.Background(), q), assemble(c)))
 	graph, err := q.Capture(func() error {
 		return step(func() error { _, err := c.Start(q, sum, y, x); return err })
 	})
@@ -640,10 +635,8 @@ func replay(c *Communicator, n, times int) error {
 		}
 	}
 	got := make([]float32, n)
-	if err := errors.Join(k.Move(backend.Of(got), total), drain(context.Background(),
-		q)); err != nil {
-		return err
-	}
+	testranks.NoError(errors.Join(k.Move(backend.Of(got), total), drain(context.Background(),
+		q)))
 	want := float32(times * c.Size() * (c.Size() + 1) / 2)
 	if i := slices.IndexFunc(got, func(v float32) bool { return v != want }); i >= 0 {
 		return fmt.Errorf("element %d of %d after %d launches is %v, want %v", i, n, times, got[i],
@@ -663,11 +656,9 @@ func TestKernelsEndOnGPU(t *testing.T) {
 			o.Timeout = limit
 			comms := g.group(t, 2, o)
 			c, other := comms[0], comms[1]
-			x, err := c.Device().Alloc(4096)
-			require.NoError(t, err)
+			x := require.Value(c.Device().Alloc(4096))(t)
 			began := time.Now()
-			w, err := c.Start(nil, sum, x.As(backend.F32), x.As(backend.F32))
-			require.NoError(t, err)
+			w := require.Value(c.Start(nil, sum, x.As(backend.F32), x.As(backend.F32)))(t)
 			want := backend.ErrTimeout // which NCCL's own watch would take a minute for
 			if limit > time.Second {
 				time.Sleep(50 * time.Millisecond)
@@ -706,8 +697,7 @@ func (g *gpus) newGate(t *testing.T) gate {
 	var ga gate
 	ga.ranks, _ = g.sharing(t, 2, forced(byOneShot))
 	for _, c := range ga.ranks {
-		x, err := c.Device().Alloc(64)
-		require.NoError(t, err)
+		x := require.Value(c.Device().Alloc(64))(t)
 		ga.x = append(ga.x, x.As(backend.F32))
 		t.Cleanup(func() {
 			require.NoError(t, c.Device().Free(x))
@@ -745,25 +735,21 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 	require.NoError(t, err)
 	floats := x.As(backend.F32)
 	require.NoError(t, gate.shut(queues[1]))
-	if _, err := comms[1].Start(queues[1], sum, floats, floats); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, require.Err(comms[1].Start(queues[1], sum, floats, floats)))
 	for _, c := range comms {
 		c.Abort(errors.New("enough"))
 	}
 	size := comms[0].memory.bytes()
 	require.Report(t, comms[0].Close())
-	if n := comms[0].Kept(); n != size {
-		t.Errorf("%d bytes are kept, want %d", n, size)
-	}
+	n := comms[0].Kept()
+	require.Check(t, n == size, "%d bytes are kept, want %d", n, size)
 	next, err := g.all[0].Alloc(size) // what is freed is given out again to whom asks for as much
 	require.NoError(t, err)
 	bytes := make([]byte, size)
 	require.Report(t, errors.Join(gate.open(queues[0]), drain(ctx, queues[1]),
 		g.copy(backend.Of(bytes), next)))
-	if i := slices.IndexFunc(bytes, func(b byte) bool { return b != 0 }); i >= 0 {
-		t.Errorf("byte %d of rank 0's memory was written to after it was freed", i)
-	}
+	i := slices.IndexFunc(bytes, func(b byte) bool { return b != 0 })
+	require.Check(t, i < 0, "byte %d of rank 0's memory was written to after it was freed", i)
 	require.Report(t, errors.Join(comms[1].Close(), g.all[0].Free(next), g.all[1].Free(x)))
 	for _, c := range comms {
 		if n := c.Kept(); n != 0 {
@@ -775,16 +761,14 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 // A device may be closed while another rank's kernels could still write to its memory.
 func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	observer, err := cuda.Open(0)
-	require.NoError(t, err)
+	observer := require.Value(cuda.Open(0))(t)
 	defer observer.Close()
 	comms, _ := g.sharing(t, 2, forced(byTwoShot))
 	size := comms[0].memory.bytes()
 	// which finds nothing that is not freed
 	require.Report(t, errors.Join(comms[0].Close(), g.all[0].Close()))
-	if n := comms[0].Kept(); n != size {
-		t.Errorf("%d bytes are kept, want %d", n, size)
-	}
+	n := comms[0].Kept()
+	require.Check(t, n == size, "%d bytes are kept, want %d", n, size)
 	before, _, err := observer.FreeMemory()
 	require.NoError(t, err)
 	require.Report(t, comms[1].Close())
@@ -832,13 +816,10 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 				g.all[1].Default())))
 			y := make([]float32, xs[1].Len())
 			err := works[1].Join(context.Background())
-			if moved := g.copy(backend.Of(y).As(backend.U8), xs[1].As(backend.U8)); moved != nil {
-				t.Error(moved)
-			}
+			require.Report(t, g.copy(backend.Of(y).As(backend.U8), xs[1].As(backend.U8)))
 			wrong := slices.ContainsFunc(y, func(v float32) bool { return v != 2 })
-			if !errors.Is(err, backend.ErrAborted) && (err != nil || wrong) {
-				t.Errorf("on rank 1: %v", err)
-			}
+			require.Check(t, errors.Is(err, backend.ErrAborted) || err == nil && !wrong,
+				"on rank 1: %v", err)
 		})
 	}
 }
@@ -848,23 +829,19 @@ func TestKernelsNoticeHostMemoryOnGPU(t *testing.T) {
 	b := g.with(forced(byOneShot))
 	var said atomic.Int64
 	b.Notice = func(string) { said.Add(1) }
-	group, err := backendtest.Over(b)(2, time.Minute)
-	require.NoError(t, err)
+	group := require.Value(backendtest.Over(b)(2, time.Minute))(t)
 	each(t, owned(t, group), func(c *Communicator) error {
 		x := []float32{1, 2}
 		for range 2 {
-			if err := backend.Run(c, sum, backend.Of(x), backend.Of(x)); err != nil {
-				return err
-			}
+			testranks.NoError(backend.Run(c, sum, backend.Of(x), backend.Of(x)))
 		}
 		if !slices.Equal(x, []float32{4, 8}) || c.Usage().OneShot != 2 {
 			return fmt.Errorf("%v, %+v", x, c.Usage())
 		}
 		return nil
 	})
-	if n := said.Load(); n != 1 {
-		t.Errorf("it is said %d times", n)
-	}
+	n := said.Load()
+	require.Check(t, n == 1, "it is said %d times", n)
 }
 
 func TestKernelsLeaveNoMemoryOnGPU(t *testing.T) {
@@ -875,11 +852,9 @@ func TestKernelsLeaveNoMemoryOnGPU(t *testing.T) {
 	for end, f := range map[string]func(t *testing.T, comms []*Communicator){
 		"close": func(*testing.T, []*Communicator) {},
 		"abort": func(t *testing.T, comms []*Communicator) {
-			b, err := comms[0].Device().Alloc(4096)
-			require.NoError(t, err)
+			b := require.Value(comms[0].Device().Alloc(4096))(t)
 			defer comms[0].Device().Free(b)
-			w, err := comms[0].Start(nil, sum, b.As(backend.F32), b.As(backend.F32))
-			require.NoError(t, err)
+			w := require.Value(comms[0].Start(nil, sum, b.As(backend.F32), b.As(backend.F32)))(t)
 			comms[0].Abort(errors.New("enough"))
 			if err := w.Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
 				t.Error(err)

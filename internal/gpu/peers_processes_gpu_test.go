@@ -13,6 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // reduceByKernels is a process of a job, named by its algorithm: it reduces until that fails,
@@ -24,21 +25,13 @@ func reduceByKernels(c *Communicator, inGraph bool) error {
 	x := make([]float32, 1<<14)
 	err := holding(c, x, func(b backend.Buffer) error {
 		if inGraph { // by copy engines, too
-			memory, err := c.Alloc(b.NBytes())
-			if err != nil {
-				return err
-			}
+			memory := testranks.Must(c.Alloc(b.NBytes()))
 			b = memory.As(backend.F32)
-			if err := c.Device().Default().Zero(b); err != nil {
-				return err
-			}
+			testranks.NoError(c.Device().Default().Zero(b))
 		}
 		step := func() error { return backend.Run(c, sum, b, b) }
 		if inGraph {
-			graph, err := threeSums(c, b)
-			if err != nil {
-				return err
-			}
+			graph := testranks.Must(threeSums(c, b))
 			defer graph.Close() // which the end of c has freed
 			step = func() error {
 				w, err := graph.Launch(nil)
@@ -118,9 +111,8 @@ func killed(t *testing.T, name string, size int, doing string) {
 	require.NoError(t, ranks[victim].Process.Kill())
 	for r, rank := range ranks[:victim] {
 		rank.Says(t, fmt.Sprintf("rank %d is down", victim), doing)
-		if took := time.Since(began); took > proctest.Within(2*time.Second) {
-			t.Errorf("rank %d took %v", r, took)
-		}
+		took := time.Since(began)
+		require.Check(t, took <= proctest.Within(2*time.Second), "rank %d took %v", r, took)
 		rank.Says(t, "device usable")
 		rank.Says(t, "memory given back")
 	}

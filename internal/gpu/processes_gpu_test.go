@@ -133,8 +133,7 @@ func howMany(t *testing.T, atLeast int) int {
 	if err := b.Available(); err != nil {
 		lacking(t, err.Error())
 	}
-	n, err := b.lib.devices()
-	require.NoError(t, err)
+	n := require.Value(b.lib.devices())(t)
 	if n < atLeast {
 		t.Skipf("%d GPU, the test needs %d", n, atLeast)
 	}
@@ -153,9 +152,8 @@ func TestNCCLProcessesNameAKilledOneOnGPU(t *testing.T) {
 					continue
 				}
 				p.Says(t, "error:", fmt.Sprintf("rank %d is down", victim), "allreduce")
-				if took := time.Since(began); took > proctest.Within(2*time.Second) {
-					t.Errorf("rank %d took %v", r, took)
-				}
+				took := time.Since(began)
+				require.Check(t, took <= proctest.Within(2*time.Second), "rank %d took %v", r, took)
 				p.Says(t, "device usable")
 			}
 		})

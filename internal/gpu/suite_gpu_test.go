@@ -33,14 +33,12 @@ func needGPUs(t testing.TB, atLeast int) *gpus {
 	if err := g.Available(); err != nil {
 		lacking(t, err.Error())
 	}
-	n, err := g.lib.devices()
-	require.NoError(t, err)
+	n := require.Value(g.lib.devices())(t)
 	if n < atLeast {
 		t.Skipf("%d GPUs, the test needs %d", n, atLeast)
 	}
 	for ordinal := range min(n, 4) {
-		d, err := cuda.Open(ordinal)
-		require.NoError(t, err)
+		d := require.Value(cuda.Open(ordinal))(t)
 		g.all = append(g.all, d)
 	}
 	g.open = func(ordinal int) (Device, error) { return g.all[ordinal], nil }
@@ -83,8 +81,7 @@ func (g *gpus) sizes() []int { return []int{2, 3, 4}[:len(g.all)-1] }
 // nccl returns a group of NCCL alone, which the test closes.
 func (g *gpus) nccl(t testing.TB, P int, timeout time.Duration) []backend.Communicator {
 	t.Helper()
-	group, err := backendtest.Over(g.Backend)(P, timeout)
-	require.NoError(t, err)
+	group := require.Value(backendtest.Over(g.Backend)(P, timeout))(t)
 	t.Cleanup(func() {
 		closeAll(t, group.Comms)
 		require.NoError(t, group.Close())
@@ -129,9 +126,7 @@ func TestNCCLRefusesRanksOfOneDeviceOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	g.open = func(int) (Device, error) { return g.all[0], nil }
 	_, err := backendtest.Over(g.Backend)(2, time.Minute)
-	if !errors.Is(err, backend.ErrUnsupported) {
-		t.Errorf("got %v", err)
-	}
+	require.Check(t, errors.Is(err, backend.ErrUnsupported), "got %v", err)
 }
 
 // TestNCCLAbortLeavesADeviceThatWorksOnGPU aborts a kernel that waits for a peer, and calls
@@ -160,9 +155,7 @@ func TestNCCLAbortLeavesADeviceThatWorksOnGPU(t *testing.T) {
 			}
 			return copyOn(g.all[0], backend.Of(make([]float32, 1<<20)), x)
 		})
-		if err != nil {
-			t.Errorf("%d calls: %v", calls, err)
-		}
+		require.Check(t, err == nil, "%d calls: %v", calls, err)
 	}
 }
 

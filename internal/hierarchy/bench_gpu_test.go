@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/require"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -117,8 +118,7 @@ type bucketRank struct {
 func bucketsOnGPUs(b *testing.B, g gpus) bucketGroup {
 	ranks := bucketGroup{all: make([]*bucketRank, len(g))}
 	for r, d := range g {
-		x, err := bucketsOn(d)
-		require.NoError(b, err)
+		x := require.Value(bucketsOn(d))(b)
 		b.Cleanup(func() {
 			require.NoError(b, x.close())
 		})
@@ -232,20 +232,14 @@ func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
 	if flat {
 		comm = x.c.Communicator
 	}
-	if err := x.warm(comm, inFlight); err != nil {
-		return err
-	}
+	testranks.NoError(x.warm(comm, inFlight))
 	if x.c.Rank() == 0 {
 		b.ResetTimer()
 	}
 	for range b.N {
-		if err := x.reduce(comm, inFlight); err != nil {
-			return err
-		}
+		testranks.NoError(x.reduce(comm, inFlight))
 	}
-	if err := backend.Barrier(comm); err != nil {
-		return err
-	}
+	testranks.NoError(backend.Barrier(comm))
 	if x.c.Rank() == 0 {
 		b.StopTimer()
 		x.report(b, flat)

@@ -246,9 +246,8 @@ func TestMachinesEqualFlatCallsOnGPU(t *testing.T) {
 	for _, l := range machineLayouts(t) {
 		t.Run(l.String(), func(t *testing.T) {
 			for r, p := range startMachines(t, l, "calls") {
-				if said := p.Next(); said != "equal" {
-					t.Errorf("rank %d: %s", r, said)
-				}
+				said := p.Next()
+				require.Check(t, said == "equal", "rank %d: %s", r, said)
 			}
 		})
 	}
@@ -262,16 +261,14 @@ func TestMachinesOverlapBucketsOnGPU(t *testing.T) {
 		var took [2]bucketsTook
 		for i := range took {
 			said := p.Next()
-			if err := json.Unmarshal([]byte(said), &took[i]); err != nil {
-				t.Fatalf("rank %d: %s", r, said)
-			}
+			err := json.Unmarshal([]byte(said), &took[i])
+			require.That(t, err == nil, "rank %d: %s", r, said)
 			t.Logf("rank %d: %s", r, said)
 		}
 		one, four := took[0], took[1]
-		if one.Overlaps >= four.Overlaps || four.Overlaps < bucketCount || one.Both >= four.Both {
-			t.Errorf("rank %d: phases of buckets overlap %d times with one in flight and %d with "+
-				"four", r, one.Overlaps, four.Overlaps)
-		}
+		require.Check(t, one.Overlaps < four.Overlaps && four.Overlaps >= bucketCount &&
+			one.Both < four.Both, "rank %d: phases of buckets overlap %d times with one in "+
+			"flight and %d with four", r, one.Overlaps, four.Overlaps)
 	}
 }
 
@@ -293,9 +290,7 @@ func TestMachinesAbortInEveryPhaseOnGPU(t *testing.T) {
 				}
 				p.Says(t, "usable")
 			}
-			if waiting == 0 {
-				t.Error("nobody was waiting")
-			}
+			require.Check(t, waiting != 0, "nobody was waiting")
 		})
 	}
 }
@@ -309,9 +304,7 @@ func TestMachinesNameADeadRankOnGPU(t *testing.T) {
 		if took := awake.Sub(died); took > proctest.Within(2*time.Second) {
 			t.Errorf("rank %d was awake after %v", r, took)
 		}
-		if !strings.Contains(why, "rank 3 is down") {
-			t.Errorf("rank %d: %s", r, why)
-		}
+		require.Check(t, strings.Contains(why, "rank 3 is down"), "rank %d: %s", r, why)
 		p.Says(t, "usable")
 	}
 }
@@ -320,11 +313,8 @@ func TestMachinesNameADeadRankOnGPU(t *testing.T) {
 func moment(t *testing.T, line, what string) (at time.Time, rest string) {
 	t.Helper()
 	words := strings.SplitN(line, " ", 3)
-	if len(words) < 2 || words[0] != what {
-		t.Fatalf("it says %q, want %q and when", line, what)
-	}
-	ns, err := strconv.ParseInt(words[1], 10, 64)
-	require.NoError(t, err)
+	require.That(t, len(words) >= 2 && words[0] == what, "it says %q, want %q and when", line, what)
+	ns := require.Value(strconv.ParseInt(words[1], 10, 64))(t)
 	if len(words) == 3 {
 		rest = words[2]
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // gpus are the devices of a test, four or two.
@@ -146,9 +147,7 @@ func TestSpansAreInTheOrderOfThePhasesOnGPU(t *testing.T) {
 					began := time.Now()
 					for i := range buckets {
 						bucket := equalPart(x, i, buckets)
-						if err := backend.Run(c, allReduce, bucket, bucket); err != nil {
-							return err
-						}
+						testranks.NoError(backend.Run(c, allReduce, bucket, bucket))
 					}
 					return errors.Join(pastTheStamps(c), inOrder(c, buckets, began, time.Now()))
 				})
@@ -350,9 +349,7 @@ func abortsIn(t *testing.T, g gpus, l Layout, what backend.Collective, phase pha
 	if took := time.Since(began); took > proctest.Within(time.Second) {
 		t.Errorf("it took %v until all ranks were awake", took)
 	}
-	if woken.Load() == 0 {
-		t.Error("nobody was waiting")
-	}
+	require.Check(t, woken.Load() != 0, "nobody was waiting")
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
 		return usable(c.(*Communicator), memory[c.Rank()])
 	})

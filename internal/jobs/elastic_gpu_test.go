@@ -49,9 +49,8 @@ func TestTrainingGoesOnWithTheSameBitsWhenRanksDieOnGPU(t *testing.T) {
 				func(id elastic.ID) func(step, micro int) bool {
 					return func(step, micro int) bool { return id == dies && step == recorded }
 				}, way.of)
-			if r.end() != want {
-				t.Errorf("%+v: process %d has died: the training has other parameters", way, dies)
-			}
+			require.Check(t, r.end() == want, "%+v: process %d has died: the training has other "+
+				"parameters", way, dies)
 		}
 	}
 }

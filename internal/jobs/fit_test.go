@@ -213,11 +213,9 @@ func (f *fitRun) ended() (hash string, epochs string) {
 
 // fitAlone is the end of a training on one rank by vm.WithTree, without an elastic job.
 func fitAlone(t *testing.T, more ...fit.Option) (hash, epochs string) {
-	m, err := newElasticModel(6, 10, ofNorms)
-	require.NoError(t, err)
-	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithTree(elasticMicros), vm.ClipNorm(0.5),
-		vm.WithSolver(&solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, m.weights...))
-	require.NoError(t, err)
+	m := require.Value(newElasticModel(6, 10, ofNorms))(t)
+	m.machine = require.Value(vm.New(m.x.Graph(), nil, vm.WithTree(elasticMicros), vm.ClipNorm(0.5),
+		vm.WithSolver(&solver.AdamW{Rate: 0.01, WeightDecay: 0.1}, m.weights...)))(t)
 	defer m.machine.Close()
 	in := fit.Data{Set: samplesOf(fitSamples), Inputs: gorgonia.Nodes{m.x, m.y}, Loss: m.cost}
 	judge := require.Value(vm.New(m.x.Graph(), nil, vm.Eval(), vm.Keep(m.cost)))(t)

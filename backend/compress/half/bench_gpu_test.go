@@ -68,8 +68,7 @@ func connected(b *testing.B, devices []*cuda.Device, o gpu.Options) []backend.Co
 	b.Helper()
 	nccl := gpu.New(func(ordinal int) (gpu.Device, error) { return devices[ordinal], nil })
 	nccl.Options = &o
-	g, err := backendtest.Over(nccl)(len(devices), time.Minute)
-	require.NoError(b, err)
+	g := require.Value(backendtest.Over(nccl)(len(devices), time.Minute))(b)
 	b.Cleanup(func() {
 		backendtest.Each(b, g.Comms, backend.Communicator.Close)
 		require.NoError(b, g.Close())

@@ -166,10 +166,7 @@ var ways = []way{
 func onGPUs(b *testing.B, n, P int, way way, staged bool) float64 {
 	errs := testranks.Run(P, testenv.GPUs.Connect(b, P), func(r *testenv.Rank) error {
 		s := &stages{Communicator: r.Comm}
-		comm, err := way.wrap(s)
-		if err != nil {
-			return err
-		}
+		comm := testranks.Must(way.wrap(s))
 		r.Comm = comm
 		if !staged {
 			s = nil
@@ -204,9 +201,7 @@ func reduces(b *testing.B, c backend.Communicator, n int, sign float32, s *stage
 			return err
 		}
 		defer c.Device().Free(xs[i])
-		if err := fill(q, xs[i].As(backend.F32), uint64(c.Rank()), i, sign); err != nil {
-			return err
-		}
+		testranks.NoError(fill(q, xs[i].As(backend.F32), uint64(c.Rank()), i, sign))
 	}
 	calls := func(n int) error {
 		var last backend.Work
@@ -227,13 +222,9 @@ func reduces(b *testing.B, c backend.Communicator, n int, sign float32, s *stage
 		}
 		return last.Join(b.Context())
 	}
-	if err := errors.Join(calls(settled), backend.Barrier(c)); err != nil {
-		return err
-	}
+	testranks.NoError(errors.Join(calls(settled), backend.Barrier(c)))
 	if s != nil {
-		if err := s.on(q, b.N); err != nil {
-			return err
-		}
+		testranks.NoError(s.on(q, b.N))
 	}
 	if c.Rank() == 0 {
 		b.ResetTimer()

@@ -72,8 +72,7 @@ func TestLibraryTellsDriverAndLinks(t *testing.T) {
 		CombinedOutput(); err != nil {
 		t.Skipf("no compiler: %v: %s", err, out)
 	}
-	l, err := open(so)
-	require.NoError(t, err)
+	l := require.Value(open(so))(t)
 	if driver, err := l.Driver(); err != nil || driver != "580.95.05" {
 		t.Errorf("driver %q, %v", driver, err)
 	}
@@ -104,9 +103,7 @@ func TestMissingLibrarySaysWhatToDo(t *testing.T) {
 func TestLibraryOfThisMachine(t *testing.T) {
 	l, err := Open()
 	if err != nil {
-		if os.Getenv("REQUIRE_GPU") == "1" {
-			t.Fatalf("REQUIRE_GPU=1: %v", err)
-		}
+		require.That(t, os.Getenv("REQUIRE_GPU") != "1", "REQUIRE_GPU=1: %v", err)
 		t.Skip(err)
 	}
 	defer l.Close()

@@ -93,17 +93,15 @@ func TestGPUFusedKernelsComputeWhatProgramsSay(t *testing.T) {
 		}
 		d := place(g, c, loop.Scratch(), seed%4 > 0)
 		after := d.run(t, g, loop)
-		part, err := c.Check(d.results(g, after))
-		require.NoError(t, err)
+		part := require.Value(c.Check(d.results(g, after)))(t)
 		checked += part
 		again := d.run(t, g, loop)
 		if n := len(d.memory) - d.scratch.NBytes(); !bytes.Equal(after[:n], again[:n]) {
 			t.Fatalf("another run gives other bits, of\n%v", c.Program)
 		}
 	}
-	if checked < 0.9*float64(n) {
-		t.Errorf("the results of %v cases of %d were compared", checked, n)
-	}
+	require.Check(t, !(checked < 0.9*float64(n)), "the results of %v cases of %d were compared",
+		checked, n)
 }
 
 // Wherever InPlace lets outputs be the memory of inputs, a program computes what it computes with
@@ -165,17 +163,15 @@ func TestGPUFoldsAtOnce(t *testing.T) {
 		c.Dst, c.Src = append(c.Dst, backend.Of(make([]float64, 1))),
 			append(c.Src, backend.Of(numbers))
 	}
-	loop, err := g.Launcher.(*Stream).FuseAll(all)
-	require.NoError(t, err)
+	loop := require.Value(g.Launcher.(*Stream).FuseAll(all))(t)
 	for _, aligned := range []bool{true, false} {
 		d := place(g, c, loop.Scratch(), aligned)
 		var got []float64
 		for _, sum := range d.results(g, d.run(t, g, loop)) {
 			got = append(got, backend.View[float64](sum)...)
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("aligned %v: the sums are %v, want %v", aligned, got, want)
-		}
+		require.Check(t, slices.Equal(got, want), "aligned %v: the sums are %v, want %v", aligned,
+			got, want)
 	}
 }
 
@@ -216,8 +212,7 @@ func TestGPUFusedRunsRefuseWrongMemory(t *testing.T) {
 	g := openGPU(t, 1<<20)
 	p := &fuse.Program{Shape: []int{1 << 16}, Reduced: []bool{true}}
 	p.Fold(backend.Sum, p.Load(backend.F32, 1), backend.F32, 0)
-	loop, err := g.Launcher.(*Stream).Fuse(p)
-	require.NoError(t, err)
+	loop := require.Value(g.Launcher.(*Stream).Fuse(p))(t)
 	x, y := backend.OnDevice(backend.F32, uintptr(g.addr), 1<<16), backend.OnDevice(backend.F32,
 		uintptr(g.addr)+1<<19, 1)
 	for name, err := range map[string]error{
@@ -228,9 +223,7 @@ func TestGPUFusedRunsRefuseWrongMemory(t *testing.T) {
 		"host input": loop.Run([]backend.Buffer{y},
 			[]backend.Buffer{backend.Of(make([]float32, 1<<16))}, backend.Buffer{}),
 	} {
-		if !errors.Is(err, backend.ErrArgument) {
-			t.Errorf("%s: %v", name, err)
-		}
+		require.Check(t, errors.Is(err, backend.ErrArgument), "%s: %v", name, err)
 	}
 	p.Outputs = nil
 	if _, err := g.Launcher.(*Stream).Fuse(p); !errors.Is(err, backend.ErrArgument) {
@@ -341,8 +334,7 @@ func BenchmarkGPUFused(b *testing.B) {
 	})
 	scratch := backend.OnDevice(backend.U8, memory+3*4*n, scratchBytes)
 	for name, p := range benchmarked(n) {
-		loop, err := stream.Fuse(p)
-		require.NoError(b, err)
+		loop := require.Value(stream.Fuse(p))(b)
 		var dst, src []backend.Buffer
 		large, small := 0, 0 // parts, and pieces of the scratch, from its end
 		put := func(o fuse.Operand) backend.Buffer {

@@ -31,9 +31,8 @@ func openGPU(t *testing.T, nbytes int) *gpu {
 	t.Helper()
 	n, err := cu.NumDevices()
 	if err != nil || n == 0 {
-		if os.Getenv("REQUIRE_GPU") == "1" {
-			t.Fatalf("no GPU, and REQUIRE_GPU=1: %d devices, %v", n, err)
-		}
+		require.That(t, os.Getenv("REQUIRE_GPU") != "1",
+			"no GPU, and REQUIRE_GPU=1: %d devices, %v", n, err)
 		t.Skipf("no GPU: %d devices, %v", n, err)
 	}
 	runtime.LockOSThread()
@@ -94,9 +93,8 @@ func TestGPUComputesWhatTheHostDoes(t *testing.T) {
 
 func TestGPUErrorsNameTheKernel(t *testing.T) {
 	g := openGPU(t, 1<<10)
-	if err := g.Launch(Launch{Entry: Entry{Verb: "cosine", Type: "f32"}}); err == nil {
-		t.Error("an unknown kernel was launched")
-	}
+	err := g.Launch(Launch{Entry: Entry{Verb: "cosine", Type: "f32"}})
+	require.Check(t, err != nil, "an unknown kernel was launched")
 	c := Launch{Entry: Entry{Verb: "fill", Type: "b8"}, Grid: Size{1, 1}, Block: Size{4096, 1}}
 	c.pass(uint64(g.addr), 1, 0)
 	if err := g.Launch(c); err == nil {
@@ -109,8 +107,7 @@ func TestGPUErrorsNameTheKernel(t *testing.T) {
 // every one.
 func TestGPUCompilesOnlyWhatHasNoMachineCode(t *testing.T) {
 	openGPU(t, 1<<10)
-	own, err := capability()
-	require.NoError(t, err)
+	own := require.Value(capability())(t)
 	all := slices.Concat(QueueFamilies(), PeerFamilies(true), AttentionFamilies(),
 		[]string{Products, Convolutions, Images, IndexedRows, Recurrences})
 	slices.Sort(all)
@@ -122,9 +119,8 @@ func TestGPUCompilesOnlyWhatHasNoMachineCode(t *testing.T) {
 				err = errors.Join(loaded.Prepare(all...), loaded.Prepare(all...))
 			}
 			require.NoError(t, err)
-			if got := loaded.Families(); !slices.Equal(got, all) {
-				t.Errorf("%v are loaded, want %v", got, all)
-			}
+			got := loaded.Families()
+			require.Check(t, slices.Equal(got, all), "%v are loaded, want %v", got, all)
 			if got := loaded.Compiled(); !slices.Equal(got, want) {
 				t.Errorf("EURYALE_KERNELS=%q: the driver has compiled %v, want %v", kernels, got,
 					want)
@@ -153,15 +149,11 @@ func BenchmarkLaunch(b *testing.B) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	ctx, err := cu.Device(0).MakeContext(cu.SchedAuto)
-	require.NoError(b, err)
+	ctx := require.Value(cu.Device(0).MakeContext(cu.SchedAuto))(b)
 	defer ctx.Destroy()
-	loaded, err := Load()
-	require.NoError(b, err)
-	s, err := cu.MakeStream(cu.NonBlocking)
-	require.NoError(b, err)
-	addr, err := cu.MemAlloc(1 << 10)
-	require.NoError(b, err)
+	loaded := require.Value(Load())(b)
+	s := require.Value(cu.MakeStream(cu.NonBlocking))(b)
+	addr := require.Value(cu.MemAlloc(1 << 10))(b)
 	x := backend.OnDevice(backend.F32, uintptr(addr), 256)
 	require.NoError(b, loaded.Prepare("divide"))
 	plain := &Loaded{context: loaded.context, functions: map[Entry]*function{}}

@@ -33,15 +33,13 @@ const (
 // pair loads the kernels that EURYALE_KERNELS=kernels asks for.
 func (g *gpu) pair(t *testing.T, kernels string) pairing {
 	t.Helper()
-	loaded, err := load(kernels)
-	require.NoError(t, err)
+	loaded := require.Value(load(kernels))(t)
 	t.Cleanup(func() {
 		require.NoError(t, loaded.Unload())
 	})
 	p := pairing{gpu: g}
 	for rank := range p.k {
-		s, err := cu.MakeStream(cu.NonBlocking)
-		require.NoError(t, err)
+		s := require.Value(cu.MakeStream(cu.NonBlocking))(t)
 		p.k[rank] = loaded.On(s)
 	}
 	return p
@@ -88,10 +86,8 @@ func TestGPUVariantsAddToTheSameBits(t *testing.T) {
 		for _, way := range []Way{LL, LL128, LL128TwoShot} {
 			name := fmt.Sprintf("%v of %v", way, d)
 			new, old := own.sum(t, way, d, xs), volta.sum(t, way, d, xs)
-			if !bytes.Equal(new[0], new[1]) || !bytes.Equal(new[0], old[0]) ||
-				!bytes.Equal(new[0], old[1]) {
-				t.Errorf("%s: ranks or variants give different bits", name)
-			}
+			require.Check(t, bytes.Equal(new[0], new[1]) && bytes.Equal(new[0], old[0]) &&
+				bytes.Equal(new[0], old[1]), "%s: ranks or variants give different bits", name)
 			got := backend.Of(new[0]).As(d)
 			for i := range want.Len() {
 				x, y := got.Slice(i, i+1), want.Slice(i, i+1)
