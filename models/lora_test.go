@@ -46,8 +46,8 @@ func TestAnAdapterMayTakeItsOwnPlace(t *testing.T) {
 	require.NoError(t, errors.Join(again.LoadAdapter(dir), builds(t, again)))
 }
 
-// TestNewAdaptersBeginAsNothing: a new adapter changes nothing yet, and its matrices are all that is
-// learnt, also of models with biases.
+// TestNewAdaptersBeginAsNothing: a new adapter changes nothing yet, and its matrices are all that
+// is learnt, also of models with biases.
 func TestNewAdaptersBeginAsNothing(t *testing.T) {
 	for _, folder := range folders {
 		family, all := 2, 7 // layers of a block that are adapted by default, and all

@@ -98,8 +98,8 @@ func TestEveryPairOfFlagsTrainsAsOneRankDoes(t *testing.T) {
 			want[1] = min(want[1], eval)
 		}
 		require.Check(t, math.Abs(loss-want[0]) < within && math.Abs(eval-want[1]) < within,
-			"%s on %d ranks: loss %v and eval %v, with%s on one %v", flags, ranks, loss, eval, plain,
-			want)
+			"%s on %d ranks: loss %v and eval %v, with%s on one %v", flags, ranks, loss, eval,
+			plain, want)
 	}
 }
 

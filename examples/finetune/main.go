@@ -4,9 +4,10 @@
 //
 //	euryale run -n 2 ./examples/finetune Llama-3.2-1B --data book.txt --out tuned
 //	euryale run -n 4 ./examples/finetune gpt2 --data book.txt --lora 8 --tp 2 --out adapter
-//	euryale run -n 8 ./examples/finetune Llama-3.1-8B-Instruct --data chats.jsonl --data more.jsonl \
-//		--eval held.jsonl --pack --context 4096 --batch 64 --accumulate 4 --lora 16 --alpha 32 \
-//		--targets all-linear --precision bf16 --memory 70 --checkpoint run1 --best --out adapter
+//	euryale run -n 8 ./examples/finetune Llama-3.1-8B-Instruct --data chats.jsonl \
+//		--data more.jsonl --eval held.jsonl --pack --context 4096 --batch 64 --accumulate 4 \
+//		--lora 16 --alpha 32 --targets all-linear --precision bf16 --memory 70 \
+//		--checkpoint run1 --best --out adapter
 //
 // It trains all weights, and writes a folder that transformers and examples/generate read; with
 // --lora R it trains an adapter of rank R alone, and writes it in PEFT's format.
@@ -60,7 +61,8 @@ func main() {
 	files := func(to *[]string) func(string) error {
 		return func(path string) error { *to = append(*to, path); return nil }
 	}
-	flag.Func("data", "a file of text, or of documents (.jsonl); give it again for each", files(&t.data))
+	flag.Func("data", "a file of text, or of documents (.jsonl); give it again for each",
+		files(&t.data))
 	flag.Func("eval", "a file like those of --data, to evaluate; otherwise a tenth of these",
 		files(&t.evalData))
 	flag.StringVar(&t.out, "out", "", "write the model here, or the adapter")
@@ -78,7 +80,7 @@ func main() {
 	flag.Float64Var(&t.lr, "lr", 1e-4, "highest learning rate, after the warm-up")
 	flag.IntVar(&t.sp, "sp", 1, "ranks that divide the positions of each sample")
 	flag.IntVar(&t.tp, "tp", 1, "ranks that shard the weights")
-	flag.IntVar(&t.shards, "shards", 0, "shard 1: the solver's state, 2: gradients, 3: weights, too")
+	flag.IntVar(&t.shards, "shards", 0, "shard 1: solver state, 2: gradients, 3: weights, too")
 	flag.Float64Var(&t.memory, "memory", 0, "GiB that a rank may take; 0: what it needs")
 	flag.StringVar(&t.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&t.precision, "precision", "f32", "of products: f32, tf32 or bf16")
@@ -111,7 +113,8 @@ func main() {
 // check ends the program for a wrong command line. ranks is 0 until it is known.
 func (t *trainer) check(ranks int) {
 	usage.Check("finetune", usage.Given(t.folder != "",
-		"finetune FOLDER --data FILE --out ANOTHER"), usage.Unless(t.data != nil, "data", "the path of a file"),
+		"finetune FOLDER --data FILE --out ANOTHER"),
+		usage.Unless(t.data != nil, "data", "the path of a file"),
 		usage.Unless(t.out != "" && filepath.Join(t.out) != t.folder, "out", "another folder"),
 		usage.AtLeast(1, "context", "batch", "accumulate", "steps", "every", "sp", "tp"),
 		usage.AtLeast(0, "lora", "lr", "alpha", "memory", "peak"), usage.NoArguments(),

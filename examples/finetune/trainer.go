@@ -37,7 +37,7 @@ const (
 type trainer struct {
 	folder, out, checkpoint, device, precision, targets string
 	data, evalData                                      []string
-	temporary                                           string // directory of checkpoints, "" for none
+	temporary                                           string // directory of checkpoints, or ""
 	lora, context, batch, accumulate, steps, every      int
 	sp, tp, shards                                      int
 	lr, alpha, memory, peak                             float64
