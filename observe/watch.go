@@ -46,6 +46,7 @@ type Watch struct {
 	step    straggler.Comparison
 	all     straggler.Tally // of the training
 	recent  straggler.Tally
+	past    straggler.Past
 	so      Progress
 	over    chan struct{}
 	ended   sync.WaitGroup
@@ -227,10 +228,22 @@ func (w *Watch) tally(t *straggler.Tally) straggler.Tally {
 	return t.Copy()
 }
 
-// Report writes who was late in the training, and why, in at most ten lines.
+// Report writes who was late in the training, and why, in at most ten lines, and one more if the
+// last steps were slower on all ranks than earlier ones.
 func (w *Watch) Report(to io.Writer) error {
 	all := w.tally(&w.all)
-	return all.Report(to)
+	err := all.Report(to)
+	if v, slower := w.slower(); slower && err == nil {
+		_, err = fmt.Fprintf(to, "  %v\n", v)
+	}
+	return err
+}
+
+// slower compares the last steps with the fastest ones.
+func (w *Watch) slower() (straggler.Verdict, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.past.Verdict(&w.recent)
 }
 
 // Begin begins a step, together with all ranks: what a rank has done since its last step does not
@@ -320,6 +333,7 @@ func (w *Watch) Step(s StepInfo, told [][]float64) {
 	w.step.Compare(told)
 	w.all.Add(&w.step)
 	w.recent.Add(&w.step)
+	w.past.Add(&w.recent)
 	behind := w.step.Behind[w.world.Rank]
 	w.count(s, behind)
 	if w.so.Steps == 1 && w.world.Rank == 0 && !w.served.Load() &&
@@ -354,9 +368,14 @@ func (w *Watch) count(s StepInfo, behind time.Duration) {
 }
 
 // Verdicts returns which ranks were late in the last steps, the worst first: the same on all ranks.
+// If steps have become a quarter slower than they were, the last verdict is on all ranks, -1.
 func (w *Watch) Verdicts() []Verdict {
 	recent := w.tally(&w.recent)
-	return recent.Verdicts()
+	all := recent.Verdicts()
+	if v, slower := w.slower(); slower {
+		all = append(all, v)
+	}
+	return all
 }
 
 // Progress returns what the rank has done so far.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -172,4 +173,37 @@ func BenchmarkStep(b *testing.B) {
 		told := slices.Repeat([][]float64{w.Sample()}, 8)
 		w.Step(StepInfo{}, told)
 	}
+}
+
+// TestRanksThatAreAllSlowerThanTheyWereHaveAVerdict, with its cause, in the report, too.
+func TestRanksThatAreAllSlowerThanTheyWereHaveAVerdict(t *testing.T) {
+	g := group(2, time.Minute, 10)
+	var reports [2]strings.Builder
+	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
+		r := c.Rank()
+		w := NewWatch(&rendezvous.World{Rank: r, Size: 2}, c.(recorded).rec, io.Discard)
+		w.Start(c.Device())
+		defer w.Close()
+		w.Begin()
+		for n := 1; n <= 60; n++ {
+			testranks.NoError(w.During(straggler.Loader, func() error {
+				if n > 30 {
+					time.Sleep(pause / 10)
+				}
+				return nil
+			}))
+			sample := w.Sample()
+			told := make([]float64, 2*len(sample))
+			gather := backend.Collective{Kind: backend.AllGather}
+			testranks.NoError(backend.Run(c, gather, backend.Of(told), backend.Of(sample)))
+			w.Step(StepInfo{Number: n}, slices.Collect(slices.Chunk(told, len(sample))))
+		}
+		all := w.Verdicts()
+		require.Check(t, slices.ContainsFunc(all, func(v Verdict) bool {
+			return v.Rank == straggler.AllRanks && v.Cause == straggler.Loader
+		}), "rank %d: %v", r, all)
+		return w.Report(&reports[r])
+	})
+	require.Check(t, strings.Contains(reports[1].String(), "all ranks: a step takes "), "%s",
+		reports[1].String())
 }

@@ -51,11 +51,11 @@ var advice = [Causes]string{
 		"the network in its stacks (Ctrl-\\)",
 }
 
-// Verdict is why a rank was late.
+// Verdict is why a rank was late, or why all are slower than they were.
 type Verdict struct {
-	Rank  int
-	Late  time.Duration // behind the rank in the middle, a step
-	Share float64       // what it has caused of the time blocked in collectives
+	Rank  int           // -1 for all
+	Late  time.Duration // behind the rank in the middle, or their own past, a step
+	Share float64       // what it has caused of the time blocked in collectives, or of a step
 	Cause Cause
 	Heap  int64 // bytes that it has in use, for GarbageCollection
 }
@@ -65,6 +65,10 @@ func (v Verdict) String() string {
 	why := advice[v.Cause]
 	if v.Cause == GarbageCollection {
 		why = fmt.Sprintf(why, bytesText(v.Heap))
+	}
+	if v.Rank == AllRanks {
+		return fmt.Sprintf("all ranks: a step takes %s ms more than it did, %.0f %% of it: %s",
+			millis(v.Late), 100*v.Share, why)
 	}
 	return fmt.Sprintf("rank %d was late by %s ms a step, %.0f %% of exposed time: %s", v.Rank,
 		millis(v.Late), 100*v.Share, why)

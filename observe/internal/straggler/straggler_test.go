@@ -86,6 +86,47 @@ func TestADelayOfOneRankIsNamedWithItsCause(t *testing.T) {
 	}
 }
 
+// TestAllRanksAreComparedWithTheirPast: by a slowdown that no rank has alone, with its cause, and
+// not by one of a tenth, nor before there is a past.
+func TestAllRanksAreComparedWithTheirPast(t *testing.T) {
+	for cause := range Causes {
+		recent, past := Tally{Keep: 15.0 / 16}, Past{}
+		run := func(steps int, change func(s *Sample)) (Verdict, bool) {
+			for range steps {
+				add(step(4, func(s []Sample) {
+					for r := range s {
+						s[r].Noted[PageFaults] = 9 * ms // as always
+						change(&s[r])
+					}
+				}), &recent)
+				past.Add(&recent)
+			}
+			return past.Verdict(&recent)
+		}
+		slow := func(s *Sample) {
+			s.Time += 10 * ms
+			if cause == Computation {
+				s.CPU += 10 * ms
+			} else if cause < Computation {
+				s.Noted[cause] += 10 * ms
+			}
+		}
+		_, early := run(10, func(s *Sample) { s.Time *= 3 })
+		_, before := run(300, func(*Sample) {})
+		_, tenth := run(100, func(s *Sample) { s.Time += 3 * ms })
+		require.Check(t, !early && !before && !tenth, "%v: verdicts %v, %v, %v", cause, early,
+			before, tenth)
+		v, slower := run(200, slow)
+		v.Late = v.Late.Round(ms / 10)
+		require.Check(t, slower && v.Share > 0.249 && v.Share < 0.251, "%v: a share of %v", cause,
+			v.Share)
+		v.Share = 0
+		require.Equal(t, "the verdict", v, Verdict{Rank: AllRanks, Late: 10 * ms, Cause: cause})
+		require.Check(t, strings.HasPrefix(v.String(), "all ranks: a step takes 10 ms more"), "%v",
+			v)
+	}
+}
+
 func TestCausesThatExplainLittleAreNotNamed(t *testing.T) {
 	for _, test := range []struct {
 		what   string
