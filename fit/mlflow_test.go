@@ -96,6 +96,18 @@ func TestARunOfMLflowHasTheTraining(t *testing.T) {
 func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 	want := tracked(t, 2, 0, t.TempDir(), "")
 	hung, lost := make(chan struct{}), map[string]bool{}
+	lose := func(s *mlflow.Server, _ int, w http.ResponseWriter, r *http.Request) bool {
+		s.Lock()
+		defer s.Unlock()
+		call := path.Base(r.URL.Path)
+		if lost[call] || call != "create" && call != "log-batch" || len(s.Experiments) == 0 {
+			return false
+		}
+		lost[call] = true
+		_, _, err := s.Answer(r)
+		conn, _, wrong := w.(http.Hijacker).Hijack()
+		return errors.Join(err, wrong) != nil || conn.Close() == nil
+	}
 	cases := map[string]struct {
 		fails    mlflow.Failure
 		says     string
@@ -107,23 +119,13 @@ func TestATrainingDoesNotDependOnItsServer(t *testing.T) {
 			}
 			return n <= 3
 		}, "502", true},
-		"lost answers": {func(s *mlflow.Server, _ int, w http.ResponseWriter, r *http.Request) bool {
-			s.Lock()
-			defer s.Unlock()
-			call := path.Base(r.URL.Path)
-			if lost[call] || call != "create" && call != "log-batch" || len(s.Experiments) == 0 {
-				return false
-			}
-			lost[call] = true
-			_, _, err := s.Answer(r)
-			conn, _, wrong := w.(http.Hijacker).Hijack()
-			return errors.Join(err, wrong) != nil || conn.Close() == nil
-		}, "EOF", true},
+		"lost answers": {lose, "EOF", true},
 		"no answer": {func(*mlflow.Server, int, http.ResponseWriter, *http.Request) bool {
 			<-hung
 			return true
 		}, "context deadline exceeded", false},
-		"another server": {func(_ *mlflow.Server, _ int, w http.ResponseWriter, _ *http.Request) bool {
+		"another server": {func(_ *mlflow.Server, _ int, w http.ResponseWriter,
+			_ *http.Request) bool {
 			fmt.Fprint(w, "welcome")
 			return true
 		}, "invalid character", false},

@@ -198,7 +198,8 @@ func (f *fitRun) ended() (hash string, epochs string) {
 		len(f.runs.Runs), f.runs.Wrong)
 	sent := f.runs.Runs[0].Curves(f.t)
 	require.Equal(f.t, "the run", f.runs.Runs[0].Status, "FINISHED")
-	require.Equal(f.t, "epochs sent", fmt.Sprint(sent["epoch/loss"]), fmt.Sprint(shown["epoch/loss"]))
+	require.Equal(f.t, "epochs sent", fmt.Sprint(sent["epoch/loss"]),
+		fmt.Sprint(shown["epoch/loss"]))
 	for _, r := range f.results {
 		for i := range r.Epochs {
 			r.Epochs[i].Seconds = 0
