@@ -70,12 +70,9 @@ func TestAWillIsWithdrawn(t *testing.T) {
 		require.NoError(t, errors.Join(w.LeaveReport(noSign(), long),
 			w.Withdraw(long)))
 	}
-	withdrawn := func() bool { return watcher.reports.last.Load() == nil }
-	for end := time.Now().Add(long); !withdrawn() && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
-	report := watcher.reports.last.Load()
-	require.Check(t, report == nil, "rank 0's last report is %+v", report)
+	require.Soon(t, "rank 0's last report is withdrawn", func() bool {
+		return watcher.reports.last.Load() == nil
+	})
 	finder.link.conn.Close() // as the end of its process would
 	<-own.Down()
 	f := own.Failure()
@@ -199,10 +196,7 @@ func TestWhoAsksAServerThatEndsNamesWhomItsWillNames(t *testing.T) {
 			w := worldOver(t, 1, 3, c)
 			require.NoError(t, own.LeaveReport(noSign(), long))
 			ctx := within(t, long)
-			for c.reports.last.Load() == nil {
-				require.That(t, ctx.Err() == nil, "the last report has not come")
-				time.Sleep(time.Millisecond)
-			}
+			require.Soon(t, "the last report", func() bool { return c.reports.last.Load() != nil })
 			if how == "it is silent" {
 				s.table.mu.Lock()
 				defer s.table.mu.Unlock()

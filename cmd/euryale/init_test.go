@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
@@ -55,11 +54,7 @@ func TestProcess1OfAContainerReapsOrphansAndPassesSignalsOn(t *testing.T) {
 	text := make([]byte, 100)
 	n, err := read.Read(text)
 	require.Check(t, string(text[:n]) == "up\n", "it says %q, %v, %s", text[:n], err, &stderr)
-	for end := time.Now().Add(10 * time.Second); len(zombies(cmd.Process.Pid)) > 0; {
-		if time.Sleep(time.Millisecond); time.Now().After(end) {
-			t.Fatalf("not reaped: %q", zombies(cmd.Process.Pid))
-		}
-	}
+	require.Soon(t, "all are reaped", func() bool { return len(zombies(cmd.Process.Pid)) == 0 })
 	cmd.Process.Signal(syscall.SIGTERM)
 	n, _ = read.Read(text)
 	cmd.Wait() // the code says how it has ended

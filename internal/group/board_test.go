@@ -79,18 +79,10 @@ func unopened(t testing.TB, size int, timeout time.Duration) ([]*group.Sockets, 
 	return all, addrs
 }
 
-// soon waits until what one rank shows has come to another: sockets take a while.
-func soon(t *testing.T, what string, come func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !come(); time.Sleep(20 * time.Microsecond) {
-		require.That(t, !time.Now().After(end), "%s: not within 20 s", what)
-	}
-}
-
 // compares waits until a board has compared the calls up to one.
 func compares(t *testing.T, b group.Board, upTo, want uint64) {
 	t.Helper()
-	soon(t, fmt.Sprintf("calls are compared up to %d", want), func() bool {
+	require.Soon(t, fmt.Sprintf("calls are compared up to %d", want), func() bool {
 		n, d := b.Compare(upTo)
 		require.That(t, n <= want && d == nil, "compared up to %d, %+v", n, d)
 		return n == want
@@ -100,7 +92,7 @@ func compares(t *testing.T, b group.Board, upTo, want uint64) {
 // differs waits until a board has found a call that differs.
 func differs(t *testing.T, b group.Board, upTo, call uint64) (d *group.Difference) {
 	t.Helper()
-	soon(t, fmt.Sprintf("call %d is found to differ", call), func() bool {
+	require.Soon(t, fmt.Sprintf("call %d is found to differ", call), func() bool {
 		var n uint64
 		n, d = b.Compare(upTo)
 		require.That(t, n < call, "compared up to %d, %+v", n, d)
@@ -165,7 +157,7 @@ func TestBoardComparesWhatIsNear(t *testing.T) {
 		for seq := uint64(1); seq <= far; seq++ {
 			bs[1].Post(header(seq, 9), true)
 		}
-		soon(t, "what rank 1 has begun", func() bool {
+		require.Soon(t, "what rank 1 has begun", func() bool {
 			bs[0].Compare(1)
 			return bs[0].Begun(1) == far
 		})
@@ -175,7 +167,7 @@ func TestBoardComparesWhatIsNear(t *testing.T) {
 				compares(t, bs[0], seq, seq)
 			}
 		}
-		soon(t, "a difference", func() bool { _, d := bs[0].Compare(far); return d != nil })
+		require.Soon(t, "a difference", func() bool { _, d := bs[0].Compare(far); return d != nil })
 		n, _ := bs[0].Compare(far)
 		require.Check(t, n >= far-1024, "call %d was compared, which is too old", n+1)
 	})
@@ -189,7 +181,7 @@ func TestBoardShowsWhoHasClosedAfterWhatItHasBegun(t *testing.T) {
 		}
 		bs[1].Close()
 		for _, b := range bs {
-			soon(t, "rank 1 has closed", func() bool { return b.Closed(1) })
+			require.Soon(t, "rank 1 has closed", func() bool { return b.Closed(1) })
 			if b.Closed(0) || b.Closed(2) || b.Begun(1) != 7 || b.Begun(0) != 0 {
 				t.Errorf("closed are %v %v, begun %d and %d", b.Closed(0), b.Closed(2), b.Begun(1),
 					b.Begun(0))
@@ -212,7 +204,7 @@ func TestBoardShowsTheFirstReport(t *testing.T) {
 		}
 		bs[2].Publish(first)
 		for _, b := range bs {
-			soon(t, "the report", func() bool { _, ok := b.Reported(); return ok })
+			require.Soon(t, "the report", func() bool { _, ok := b.Reported(); return ok })
 			r, _ := b.Reported()
 			require.Check(t, r == first, "got %+v", r)
 			for r := range bs {
@@ -236,7 +228,7 @@ func TestNotesAlternate(t *testing.T) {
 		bs[1].Note(2, []byte("two"))
 		read := func(round uint64, want string) {
 			t.Helper()
-			soon(t, want, func() bool { _, ok := bs[0].Noted(1, round); return ok })
+			require.Soon(t, want, func() bool { _, ok := bs[0].Noted(1, round); return ok })
 			note, _ := bs[0].Noted(1, round)
 			require.Check(t, len(note) == group.NoteBytes &&
 				string(bytes.TrimRight(note, "\x00")) == want, "round %d: %q", round, note)

@@ -46,12 +46,12 @@ func TestSocketsOutliveTheirServers(t *testing.T) {
 			bs := sockets(t, 8, time.Minute)
 			works(t, bs, 1, 100)
 			bs[7].Note(1, []byte("before"))
-			soon(t, "the note", func() bool { _, ok := bs[0].Noted(7, 1); return ok })
+			require.Soon(t, "the note", func() bool { _, ok := bs[0].Noted(7, 1); return ok })
 			bs[0].Close()
-			soon(t, "rank 0 has closed", func() bool { return bs[6].Closed(0) })
+			require.Soon(t, "rank 0 has closed", func() bool { return bs[6].Closed(0) })
 			end(bs[0])
 			bs[7].Post(header(101, 8), true)
-			soon(t, "what is begun after rank 0 is gone", func() bool {
+			require.Soon(t, "what is begun after rank 0 is gone", func() bool {
 				bs[5].Compare(101)
 				return bs[5].Begun(7) == 101
 			})
@@ -59,13 +59,13 @@ func TestSocketsOutliveTheirServers(t *testing.T) {
 			require.Check(t, s == 1, "rank %d serves", s)
 			end(bs[1])
 			bs[7].Note(2, []byte("after"))
-			soon(t, "the note after two servers are gone", func() bool {
+			require.Soon(t, "the note after two servers are gone", func() bool {
 				_, ok := bs[4].Noted(7, 2)
 				return ok
 			})
 			bs[3].Publish(group.Report{Reason: group.Aborted, Rank: 3, Peer: 3, Text: "no more"})
 			for r, b := range bs[2:] {
-				soon(t, "the report", func() bool { _, ok := b.Reported(); return ok })
+				require.Soon(t, "the report", func() bool { _, ok := b.Reported(); return ok })
 				if b.Begun(7) != 101 || !b.Closed(0) || b.Begun(0) != 100 || b.Server() != 2 {
 					t.Errorf("rank %d knows of %d calls of rank 7, %d of rank 0, closed %v, and "+
 						"follows %d", r+2, b.Begun(7), b.Begun(0), b.Closed(0), b.Server())
@@ -83,7 +83,7 @@ func TestSocketsTellOfAServerThatLeftFirst(t *testing.T) {
 	require.Report(t, bs[0].Release())
 	for r, b := range bs[1:] {
 		b.Open(addrs)
-		soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
+		require.Soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
 		s := b.Server()
 		require.Check(t, s != 0, "rank %d follows rank %d, which is gone", r+1, s)
 	}
@@ -105,7 +105,7 @@ func TestSocketsTellOfAServerThatDoesNotReachItself(t *testing.T) {
 		b.Post(header(1, 8), true)
 	}
 	for r, b := range bs[1:] {
-		soon(t, "rank 0 has heard the others", func() bool {
+		require.Soon(t, "rank 0 has heard the others", func() bool {
 			b.Compare(1)
 			return b.Begun(2-r) == 1
 		})
@@ -113,7 +113,7 @@ func TestSocketsTellOfAServerThatDoesNotReachItself(t *testing.T) {
 	bs[0].Close()
 	require.Report(t, bs[0].Release())
 	for _, b := range bs[1:] {
-		soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
+		require.Soon(t, "rank 0 has closed", func() bool { return b.Closed(0) })
 		compares(t, b, 1, 1)
 	}
 }
@@ -146,7 +146,7 @@ func TestSocketsTellOfAServerThatWasStoppedAsItLeft(t *testing.T) {
 	bs[0].Close()
 	require.Report(t, errors.Join(bs[0].Release(), way.Close()))
 	bs[1].Open(addrs)
-	soon(t, "rank 0 has closed", func() bool { return bs[1].Closed(0) })
+	require.Soon(t, "rank 0 has closed", func() bool { return bs[1].Closed(0) })
 	all.Wait()
 }
 
@@ -213,7 +213,7 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 	for _, b := range bs[1:] {
 		b.Post(header(11, 8), true)
 	}
-	soon(t, "rank 3 knows what rank 2 has begun", func() bool {
+	require.Soon(t, "rank 3 knows what rank 2 has begun", func() bool {
 		bs[3].Compare(11)
 		return bs[3].Begun(2) == 11
 	})
@@ -231,7 +231,7 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 	for _, b := range bs {
 		compares(t, b, 11, 11)
 	}
-	soon(t, "rank 1 hears rank 0", func() bool { return !bs[1].Misses(0) })
+	require.Soon(t, "rank 1 hears rank 0", func() bool { return !bs[1].Misses(0) })
 }
 
 // Whoever leaves has an error to report, and a lost rank never says goodbye: neither to the rank

@@ -3,12 +3,12 @@
 package shm
 
 import (
+	"fmt"
 	"os"
 	"runtime"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
@@ -40,14 +40,10 @@ func TestRetiredMemoryIsReadAndWrittenAndThenForgotten(t *testing.T) {
 		runtime.KeepAlive(s)
 	}
 	// Cleanups run some time after a collection.
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	what := fmt.Sprintf("fewer than a quarter of %d times %d retired bytes have addresses", times,
+		nbytes)
+	require.Soon(t, what, func() bool {
 		runtime.GC()
-		grown := addressSpace(t) - before
-		if grown < times*nbytes/4 {
-			return
-		}
-		require.That(t, !time.Now().After(deadline),
-			"%d times %d bytes were retired, and %d bytes of addresses are still mapped", times,
-			nbytes, grown)
-	}
+		return addressSpace(t)-before < times*nbytes/4
+	})
 }

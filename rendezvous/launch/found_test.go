@@ -309,13 +309,13 @@ func slowGo(t *testing.T) (dir, pid string) {
 // awaitFile waits for a file and returns what is in it.
 func awaitFile(t *testing.T, path string) string {
 	t.Helper()
-	for end := time.Now().Add(long); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if text, err := os.ReadFile(path); err == nil {
-			return strings.TrimSpace(string(text))
-		}
-	}
-	t.Fatalf("no file %s", path)
-	return ""
+	var text []byte
+	require.Soon(t, path, func() (there bool) {
+		var err error
+		text, err = os.ReadFile(path)
+		return err == nil
+	})
+	return strings.TrimSpace(string(text))
 }
 
 func TestFoundInterruptedBuildLeavesNothing(t *testing.T) {
@@ -349,11 +349,7 @@ func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
 	require.NoError(t, cmd.Process.Kill())
 	cmd.Wait() // says that it was killed
 	gone(t, builder)
-	for end := time.Now().Add(long); len(scratches(t, temp)) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("left: %q", scratches(t, temp))
-		}
-	}
+	require.Soon(t, "nothing is left in "+temp, func() bool { return len(scratches(t, temp)) == 0 })
 }
 
 func TestPackageIsBuiltInARelativeDirectoryUnemulated(t *testing.T) {

@@ -86,12 +86,8 @@ func traced(t *testing.T, job *Job) (ended chan error, signals chan os.Signal, h
 	t.Cleanup(func() {
 		syscall.Kill(holder, syscall.SIGKILL)
 		gone(t, strconv.Itoa(held))
-		end := time.Now().Add(long)
-		for runtime.NumGoroutine() > before && time.Now().Before(end) {
-			time.Sleep(time.Millisecond)
-		}
-		now := runtime.NumGoroutine()
-		require.Check(t, now <= before, "%d goroutines, %d before", now, before)
+		require.Soon(t, fmt.Sprintf("no more than the %d goroutines of before", before),
+			func() bool { return runtime.NumGoroutine() <= before })
 	})
 	return ended, signals, held, holder
 }
@@ -199,9 +195,9 @@ func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
 	go func() { ended <- Run(context.Background(), job) }()
 	line := out.await(t, 1, "pid ")[0]
 	pid := require.Value(strconv.Atoi(line[strings.LastIndex(line, " ")+1:]))(t)
-	for !strings.Contains(state(os.DirFS("/"), pid), "state T") {
-		time.Sleep(time.Millisecond)
-	}
+	require.Soon(t, "it is stopped", func() bool {
+		return strings.Contains(state(os.DirFS("/"), pid), "state T")
+	})
 	syscall.Kill(pid, syscall.SIGCONT)
 	require.NoError(t, await(t, ended))
 }
@@ -284,9 +280,7 @@ func TestAHostSaysWhichOfItsProcessesAreStopped(t *testing.T) {
 	c := w.child(7)
 	for _, s := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
 		c.family.send(s)
-		for (c.state() == "T") != (s == syscall.SIGSTOP) {
-			time.Sleep(time.Millisecond)
-		}
+		require.Soon(t, s, func() bool { return (c.state() == "T") == (s == syscall.SIGSTOP) })
 		w.step(w.look())
 		w.step(w.look())
 	}

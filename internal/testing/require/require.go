@@ -1,5 +1,5 @@
-// Package require says in one line what a test requires. [NoError] and [That] end a test that does
-// not have it, as Fatal does; the others fail the test and go on, as Error does.
+// Package require says in one line what a test requires. [NoError], [That] and [Soon] end a test
+// that does not have it, as Fatal does; the others fail the test and go on, as Error does.
 package require
 
 import (
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // T is what a test has, and whatever takes the place of one.
@@ -91,6 +92,15 @@ func Fails(t R, what any, err error, wants ...any) {
 	if err == nil || slices.ContainsFunc(wants, func(want any) bool { return !is(want) }) {
 		t.Helper()
 		t.Error(fmt.Sprintf("%v: the error is %v, want %q", what, err, wants))
+	}
+}
+
+// Soon waits until something is so, by asking again and again, and ends a test where that takes
+// longer than 20 s, since other tests may have the cores for seconds.
+func Soon(t T, what any, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !so(); time.Sleep(100 * time.Microsecond) {
+		That(t, time.Now().Before(end), "%v: not within 20 s", what)
 	}
 }
 
