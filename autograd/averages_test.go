@@ -153,7 +153,7 @@ func TestRanksCompareTheNamesOfAverages(t *testing.T) {
 		}
 		return err
 	}) {
-		require.Fails(t, "the error", err, backend.ErrMismatch, "bn.a")
+		require.Fails(t, "autograd.New", err, backend.ErrMismatch, "bn.a")
 	}
 }
 

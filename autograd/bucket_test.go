@@ -540,7 +540,7 @@ func TestUseBesideTheHookIsAnError(t *testing.T) {
 		m.feed(0, 2, 0)
 		testranks.NoError(vm.RunAll())
 		_, err = d.Sync()
-		require.Fails(t, "the error", err, "w1 f32(36, 16) has a hook, but")
+		require.Fails(t, "d.Sync", err, "w1 f32(36, 16) has a hook, but")
 		return nil
 	})
 }
@@ -562,7 +562,7 @@ func checkCheck(t *testing.T, k testenv.Kind) {
 			m.params[2].Value().Data().([]float32)[5]++
 		}
 		err = d.Check()
-		require.Fails(r, "the error", err, backend.ErrMismatch,
+		require.Fails(r, "d.Check", err, backend.ErrMismatch,
 			"w2 f32(16, 4) is not the same on rank 2 as on rank 0")
 		return nil
 	})

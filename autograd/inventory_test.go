@@ -287,7 +287,7 @@ func TestAProblemOfOneRankEndsCheckOnAll(t *testing.T) {
 		return wrong
 	}) {
 		const what = "frozen parameter frozen is a view"
-		require.Fails(t, "the error", err, "rank 1 cannot go on: "+what)
+		require.Fails(t, "d.Check", err, "rank 1 cannot go on: "+what)
 	}
 }
 

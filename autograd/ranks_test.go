@@ -147,7 +147,7 @@ func TestRowsRefusesWhatDoesNotFit(t *testing.T) {
 			tt.dst.Float32s()[0] = 7
 		}
 		err := Rows(tt.dst, tt.src, tt.rows)
-		require.Fails(t, "the error", err, backend.ErrArgument, want)
+		require.Fails(t, "Rows", err, backend.ErrArgument, want)
 		require.Check(t, tt.dst.Dtype() != f32 || tt.dst.Dims() <= 0 || tt.dst.Float32s()[0] == 7,
 			"%s: dst has changed", want)
 	}

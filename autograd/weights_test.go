@@ -102,7 +102,7 @@ func TestATensorThatNothingNeedsMayHaveAnyDType(t *testing.T) {
 		t.Errorf("a is %v, %v", a[0].Value(), err)
 	}
 	err := LoadWeights(file, nodes(shaped{"scale", 0, []int{2}}), NonStrict(nil))
-	require.Fails(t, "the error", err, "scale is F8_E4M3(2)")
+	require.Fails(t, "LoadWeights", err, "scale is F8_E4M3(2)")
 	require.Fails(t, "ReadWeights", require.Err(ReadWeights(file)), "of F8_E4M3")
 }
 

@@ -81,7 +81,7 @@ func TestErrorNamesEverything(t *testing.T) {
 		Cause: cause})
 	for _, part := range []string{"rank 1 of job/1", "allreduce(sum) of 8 f32", "rank 3",
 		"broadcast(root 2)", "call 4"} {
-		require.Fails(t, "the error", err, part)
+		require.Fails(t, "backend.Error", err, part)
 	}
 	if !errors.Is(err, backend.ErrMismatch) || errors.Is(err, backend.ErrTimeout) {
 		t.Errorf("%v is ErrMismatch: %v, ErrTimeout: %v", err, errors.Is(err, backend.ErrMismatch),

@@ -345,7 +345,7 @@ func TestNamesCanBeParsed(t *testing.T) {
 	_, opErr := backend.ParseReduceOp("median")
 	_, dtypeErr := backend.ParseDType("f8")
 	for _, err := range []error{kindErr, opErr, dtypeErr} {
-		require.Fails(t, "the error", err, backend.ErrArgument, "use one of")
+		require.Fails(t, "backend.ParseDType", err, backend.ErrArgument, "use one of")
 	}
 }
 
@@ -357,7 +357,7 @@ func TestUnknownValuesPrint(t *testing.T) {
 		backend.Algorithm(99).String(): "Algorithm(99)",
 		backend.DType(99).String():     "DType(99)",
 	} {
-		require.Equal(t, "got", got, want)
+		require.Equal(t, "String", got, want)
 	}
 }
 

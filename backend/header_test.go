@@ -206,7 +206,7 @@ func TestHeaderPrintsTheCall(t *testing.T) {
 	c := backend.Collective{Kind: backend.Reduce, Op: backend.Max, Root: 2, State: 5,
 		Algorithm: backend.TwoShot}
 	got := c.Header(17, 1024, backend.BF16).String()
-	require.Equal(t, "got", got,
+	require.Equal(t, "c.Header", got,
 		"reduce(max, root 2) of 1024 bf16 by two-shot with state 5 (call 17)")
 }
 

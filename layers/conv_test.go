@@ -236,7 +236,7 @@ func TestImagesAreDividedAlongTheBatchAlone(t *testing.T) {
 							x = layers.Whole(variable(b, "m", tensor.Float64, 2, 4, 4))
 						}
 						build(b, x)
-						require.Fails(t, "the call", b.Err(), layers.ErrPlacement, want)
+						require.Fails(t, "b.Err", b.Err(), layers.ErrPlacement, want)
 						return nil
 					})
 			})

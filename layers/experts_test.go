@@ -233,7 +233,7 @@ func TestExpertsRefused(t *testing.T) {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 			x := layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4))
 			b.MoE("m", b.To(x, layers.Sequence, layers.Split(0)), c.o)
-			require.Fails(t, "the call", b.Err(), c.wraps, c.want)
+			require.Fails(t, "b.Err", b.Err(), c.wraps, c.want)
 			return nil
 		})
 	}

@@ -125,7 +125,7 @@ func TestWrongPlacement(t *testing.T) {
 						defer build.Unlock()
 						b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 						c.build(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
-						require.Fails(t, "the call", b.Err(), layers.ErrPlacement, c.want)
+						require.Fails(t, "b.Err", b.Err(), layers.ErrPlacement, c.want)
 						return nil
 					})
 			})
@@ -164,7 +164,7 @@ func TestGroupedAttentionRefused(t *testing.T) {
 						o.Mask = variable(b, "mask", tensor.Float64, c.mask...)
 					}
 					b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)), o)
-					require.Fails(t, "the call", b.Err(), c.wraps, c.want)
+					require.Fails(t, "b.Err", b.Err(), c.wraps, c.want)
 					return nil
 				})
 			})

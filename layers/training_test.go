@@ -138,7 +138,7 @@ func TestHalfOfWhatTrainingNeedsIsRefused(t *testing.T) {
 				if c.want == "" {
 					return err
 				}
-				require.Fails(t, "the call", err, backend.ErrArgument, c.want)
+				require.Fails(t, "the training", err, backend.ErrArgument, c.want)
 				return nil
 			})
 		})
@@ -158,7 +158,7 @@ func TestSyncRefusesALossOfSeveralRuns(t *testing.T) {
 		_, err = dp.Sync()
 		for _, want := range []string{"Sync: layers' CrossEntropy is a share of the mean over 4 " +
 			"batches", "0.5 times the right ones", "give vm.New what Training"} {
-			require.Fails(t, "the call", err, backend.ErrArgument, want)
+			require.Fails(t, "dp.Sync", err, backend.ErrArgument, want)
 		}
 		return nil
 	})

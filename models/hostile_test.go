@@ -221,7 +221,7 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 			continue
 		}
 		for _, part := range test.want {
-			require.Fails(t, "the error", err, part)
+			require.Fails(t, "built", err, part)
 		}
 		took := after.TotalAlloc - before.TotalAlloc
 		require.Check(t, took <= 20<<20, "%v: %d bytes of memory", test.want, took)

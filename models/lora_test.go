@@ -115,7 +115,7 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		if err == nil {
 			err = builds(t, m)
 		}
-		require.Fails(t, "the error", err, want)
+		require.Fails(t, "builds", err, want)
 	}
 	m := load(t, "testdata/llama3")
 	require.Fails(t, "SaveAdapter", m.SaveAdapter(t.TempDir(), learned(t, m)), "call Adapt")

@@ -113,7 +113,7 @@ func TestOperandsOfOtherShapesAreRefused(t *testing.T) {
 	y, err := AllGather(stub{size: 2}, 0, newArr(2, 3).node(g, "x", tensor.Float64))
 	require.NoError(t, err)
 	_, err = gorgonia.ApplyOp(y.Op(), newArr(3, 2).node(g, "other", tensor.Float64))
-	require.Fails(t, "the call", err, ErrShape, "operand of shape (3, 2), want (2, 3)")
+	require.Fails(t, "gorgonia.ApplyOp", err, ErrShape, "operand of shape (3, 2), want (2, 3)")
 }
 
 // TestNames: what errors and drawings of graphs call the operations.

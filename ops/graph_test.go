@@ -575,9 +575,9 @@ func TestValuesAreCheckedAtRunTime(t *testing.T) {
 	}
 	for _, c := range cases {
 		_, err := op.Do(c.v)
-		require.Fails(t, "the call", err, c.is, c.want)
+		require.Fails(t, "op.Do", err, c.is, c.want)
 	}
-	require.Fails(t, "the call", require.Err(op.Do()), backend.ErrArgument)
+	require.Fails(t, "op.Do", require.Err(op.Do()), backend.ErrArgument)
 }
 
 // deviceEngine says that its memory is not the host's.

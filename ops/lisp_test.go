@@ -165,6 +165,6 @@ func TestProdFailsInLispMachine(t *testing.T) {
 	y := require.Value(AllReduce(stub{size: 2}, backend.Prod, x))(t)
 	require.NoError(t, gorgonia.UnsafeLet(y, newArr(3).value(tensor.Float64)))
 	op := y.Op().(*collectiveOp)
-	require.Fails(t, "the call", require.Err(op.pullback(x.Value(), y.Value(), y.Value())),
+	require.Fails(t, "op.pullback", require.Err(op.pullback(x.Value(), y.Value(), y.Value())),
 		ErrGradient)
 }

@@ -246,7 +246,7 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 			var bad *EnvError
 			require.That(t, errors.As(err, &bad) && bad.ExitCode() == 2, "got %v", err)
 			for part := range strings.SplitSeq(c.want, "|") {
-				require.Fails(t, "the error", err, part)
+				require.Fails(t, "ReadEnv", err, part)
 			}
 		})
 	}
@@ -300,7 +300,7 @@ func TestJobNamesStayShortAndDifferent(t *testing.T) {
 func TestFoundWorldSizeIsBounded(t *testing.T) {
 	_, err := ReadEnv(getenv(map[string]string{"RANK": "0", "WORLD_SIZE": "1000000000",
 		"EURYALE_JOB": "j"}))
-	require.Fails(t, "the error", err, "a world of 1000000000 ranks: at most 65536 are possible")
+	require.Fails(t, "ReadEnv", err, "a world of 1000000000 ranks: at most 65536 are possible")
 }
 
 func TestTimeoutIsReadWithItsUnit(t *testing.T) {

@@ -312,7 +312,7 @@ func TestMissingRankIsNamedToAll(t *testing.T) {
 func TestMissingRank0IsNamed(t *testing.T) {
 	all := local(t, 2, 200*time.Millisecond)
 	_, errs := joinAll(t, all[1:])
-	require.Fails(t, "the error", errs[0], "rank 0 is missing (timeout after 200ms")
+	require.Fails(t, "Join of rank 0", errs[0], "rank 0 is missing (timeout after 200ms")
 }
 
 func TestJoinEndsWithContext(t *testing.T) {
@@ -543,7 +543,7 @@ func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
 		fmt.Sprintf("%s belongs to user %d, not to user %d", taken, another(), os.Getuid()),
 		fmt.Sprintf("set TMPDIR to a directory that user %d owns", os.Getuid()),
 	} {
-		require.Fails(t, "the error", err, part)
+		require.Fails(t, "recordDir", err, part)
 	}
 }
 
@@ -657,7 +657,7 @@ func TestRankOfAMachineThatNobodyReachesIsExplained(t *testing.T) {
 	_, errs := joinAll(t, all[:1])
 	for _, part := range []string{"rank 1 did not join",
 		"ranks on other machines cannot reach 127.0.0.1", "EURYALE_TOKEN to 16 bytes"} {
-		require.Fails(t, "the error", errs[0], part)
+		require.Fails(t, "Join of rank 0", errs[0], part)
 	}
 }
 

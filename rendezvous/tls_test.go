@@ -134,6 +134,6 @@ func TestARankWithoutTLSIsExplained(t *testing.T) {
 	l := greeter(t, ws[0], "data")
 	defer l.Close()
 	ws[1].TLS = true
-	require.Fails(t, "the error",
+	require.Fails(t, "Dial without TLS",
 		require.Err(ws[1].Dial(within(t, 3*retryTime), "data", 0, l.Addr())), "EURYALE_TLS")
 }

@@ -183,7 +183,7 @@ func TestStoreOfWorldEndsWithTimeout(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, all []*World) {
 		all[1].Timeout = soon
 		_, err := all[1].Store.Get(t.Context(), "never")
-		require.Fails(t, "the error", err, context.DeadlineExceeded,
+		require.Fails(t, "Get", err, context.DeadlineExceeded,
 			`rank 1: get key "never": timeout after 30ms`)
 	})
 }

@@ -128,7 +128,7 @@ func TestAccumulateRefusedRaced(t *testing.T) {
 		"0 micro-batches": {vm.WithSolver(&solver.SGD{Rate: 1}, m.params...), vm.Accumulate(0)},
 		"WithSolver":      {vm.Accumulate(2)},
 	} {
-		require.Fails(t, "the call", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
+		require.Fails(t, "vm.New", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
 			want)
 	}
 }

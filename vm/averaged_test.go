@@ -83,7 +83,7 @@ func averagedOn(t *testing.T, on ranked) {
 			require.Fails(t, "LoadWeights inside Averaged is undone", err, backend.ErrArgument,
 				"w was changed")
 			broken := errors.New("broken")
-			require.Fails(t, "the call", m.Averaged(func() error { return broken }), broken)
+			require.Fails(t, "m.Averaged", m.Averaged(func() error { return broken }), broken)
 		}
 		require.Report(t, m.Pull(weights))
 		return slices.Clone(w.Data().([]float64))

@@ -107,7 +107,7 @@ func TestClipNormRefused(t *testing.T) {
 			vm.ClipNorm(math.NaN())},
 		"WithSolver": {vm.ClipNorm(1)},
 	} {
-		require.Fails(t, "the call", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
+		require.Fails(t, "vm.New", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
 			want)
 	}
 }

@@ -125,7 +125,7 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 			vm.WithSolver(sgd())},
 		"learnables 1 is nil": {vm.WithSolver(sgd(), v, nil)},
 	} {
-		require.Fails(t, "the call", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
+		require.Fails(t, "vm.New", require.Err(vm.New(m.g, nil, options...)), backend.ErrArgument,
 			want)
 	}
 	const one2 = "v and w are one tensor"

@@ -398,9 +398,9 @@ func TestTilesOfGPT2(t *testing.T) {
 func TestLossesWithoutTiles(t *testing.T) {
 	m := talkative(t, tensor.Float32)
 	option := vm.WithSolver(&solver.SGD{Rate: 0.5}, m.params...)
-	require.Fails(t, "the call", require.Err(vm.New(m.g, nil, option, vm.WithLossTiles(0))),
+	require.Fails(t, "vm.New", require.Err(vm.New(m.g, nil, option, vm.WithLossTiles(0))),
 		backend.ErrArgument)
-	require.Fails(t, "the call", require.Err(vm.New(m.g, nil, option, vm.WithLossTiles(7))),
+	require.Fails(t, "vm.New", require.Err(vm.New(m.g, nil, option, vm.WithLossTiles(7))),
 		backend.ErrUnsupported, "has 192 rows")
 }
 
@@ -439,7 +439,7 @@ func TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt(t *testing.T) {
 		_, err := vm.New(m.g, nil, append(options, vm.WithMemory(1000))...)
 		for _, want := range []string{"too little memory", "1000 bytes are", "too few", "w0 (",
 			"smaller batches"} {
-			require.Fails(t, "the call", err, want)
+			require.Fails(t, "vm.New", err, want)
 		}
 		if _, err := vm.Summarize(m.g, 1, append(options, vm.WithMemory(1000))...); err == nil {
 			t.Error("Summarize has no error")
@@ -472,7 +472,7 @@ func TestSummarizeIsTheSummaryOfShards(t *testing.T) {
 		}
 	}
 	m := mlp(t, tensor.Float32)
-	require.Fails(t, "the call", require.Err(vm.Summarize(m.g, 2,
+	require.Fails(t, "vm.Summarize", require.Err(vm.Summarize(m.g, 2,
 		vm.WithSolver(&solver.SGD{Rate: 1}, m.params...), vm.WithShards(vm.Parameters))),
 		backend.ErrArgument)
 }

@@ -253,7 +253,7 @@ func TestOldDevicesMultiplyInF32(t *testing.T) {
 
 func TestUnknownPrecisionIsRefused(t *testing.T) {
 	m, _ := twoMatrices()
-	require.Fails(t, "the call", require.Err(vm.New(m.g, nil, vm.WithPrecision(7))),
+	require.Fails(t, "vm.New", require.Err(vm.New(m.g, nil, vm.WithPrecision(7))),
 		backend.ErrArgument)
 }
 

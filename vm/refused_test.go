@@ -90,7 +90,7 @@ func (r refused) check(t *testing.T) {
 		t.Fatal("New gave no error")
 	}
 	for _, part := range r.want {
-		require.Fails(t, "the call", err, part)
+		require.Fails(t, "vm.New", err, part)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestErrorsOfGorgoniaSayWhatToDo(t *testing.T) {
 			"Σ[1] of mask bool(2, 3), by Gorgonia: ", "No methods found for Sum for bool",
 			"gorgonia.ConvType",
 		} {
-			require.Fails(t, "the call", err, part)
+			require.Fails(t, "m.RunAll", err, part)
 		}
 	}
 }
@@ -131,5 +131,5 @@ func TestIntegersOfOneShapeStillRun(t *testing.T) {
 func TestASolverInEvaluationIsRefused(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	_, err := vm.New(m.g, nil, vm.Eval(), vm.WithSolver(&solver.SGD{Rate: 0.1}, m.params...))
-	require.Fails(t, "the call", err, backend.ErrArgument, "WithSolver", "Eval")
+	require.Fails(t, "vm.New", err, backend.ErrArgument, "WithSolver", "Eval")
 }

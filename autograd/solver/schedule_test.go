@@ -24,7 +24,7 @@ func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
 		grads := []float32{3, 4}
 		_, err := ClipNorm([]gorgonia.ValueGrad{pair{grads, grads},
 			pair{grads, []float32{tt.dw, 1}}}, tt.limit)
-		require.Fails(t, "the error", err, backend.ErrArgument, want)
+		require.Fails(t, "ClipNorm", err, backend.ErrArgument, want)
 		require.Check(t, slices.Equal(grads, []float32{3, 4}), "%s: gradients are now %v", want,
 			grads)
 	}

@@ -154,7 +154,7 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 		"RMSProp: bad argument: Alpha is 1: it must":   &RMSProp{Rate: 1, Alpha: 1},
 	} {
 		err := s.Step([]gorgonia.ValueGrad{pair{w, dw}})
-		require.Fails(t, "the error", err, backend.ErrArgument, want)
+		require.Fails(t, "s.Step", err, backend.ErrArgument, want)
 		if _, fused := Fuse(s, nil); fused == nil || fused.Error() != err.Error() {
 			t.Errorf("Step returns %v, Fuse %v", err, fused)
 		}

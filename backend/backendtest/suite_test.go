@@ -291,7 +291,7 @@ func TestStuckRankIsReportedWithStacks(t *testing.T) {
 		}
 		return backend.Barrier(c)
 	})
-	require.Fails(t, "the error", err, "backend.Barrier")
+	require.Fails(t, "eachWithin", err, "backend.Barrier")
 }
 
 func TestFailedRankEndsTheOthers(t *testing.T) {

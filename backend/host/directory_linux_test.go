@@ -17,7 +17,7 @@ import (
 
 func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
 	_, err := shm.New("/dev/shm", 1<<50)
-	require.Fails(t, "the error", err, "EURYALE_SHM_DIR", "bytes free")
+	require.Fails(t, "shm.New", err, "EURYALE_SHM_DIR", "bytes free")
 }
 
 func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {

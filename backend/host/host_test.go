@@ -222,7 +222,7 @@ func TestFoundErrorsOfAPartNameTheJobsRanks(t *testing.T) {
 				part.Close()
 			}
 		}
-		require.Fails(t, "the error", errs[1], want)
+		require.Fails(t, "Split of rank 1", errs[1], want)
 	}
 }
 

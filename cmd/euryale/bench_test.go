@@ -177,5 +177,5 @@ func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 	t.Setenv("EURYALE_JOB", "by-hand")
 	b := quickBench(t)
 	err := b.Run(context.Background(), nowhere())
-	require.Fails(t, "the error", err, "start it alone")
+	require.Fails(t, "b.Run", err, "start it alone")
 }

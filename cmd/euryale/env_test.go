@@ -69,5 +69,5 @@ func TestEnvSaysWhereLibrariesAre(t *testing.T) {
 func TestEnvSaysWhatIsMissing(t *testing.T) {
 	t.Setenv("CUDA_HOME", t.TempDir())
 	err := envCmd{Dir: t.TempDir()}.Run(context.Background(), nowhere())
-	require.Fails(t, "the error", err, "CUDA_HOME")
+	require.Fails(t, "euryale env", err, "CUDA_HOME")
 }

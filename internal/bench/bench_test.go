@@ -292,7 +292,7 @@ func TestErrorsOfTheCommunicatorEndIt(t *testing.T) {
 			return nil
 		})
 	})
-	require.Fails(t, "the error", err, "enough")
+	require.Fails(t, "onRanks", err, "enough")
 }
 
 func TestBytesAreThoseOfNCCLTests(t *testing.T) {

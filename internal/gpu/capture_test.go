@@ -665,7 +665,7 @@ func TestAReplayThatFailsEndsItsGroup(t *testing.T) {
 			case <-time.After(proctest.Within(5 * time.Second)):
 				err = errors.New("the launch does not return")
 			}
-			require.Fails(t, "the call", err, "refused")
+			require.Fails(t, "the launch", err, "refused")
 			return nil
 		})
 	})

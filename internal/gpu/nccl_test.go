@@ -297,7 +297,7 @@ func TestAbortedGroupCallsNCCLNoMore(t *testing.T) {
 				require.Check(t, err != nil, "Start returned %v", w)
 				return err
 			})
-			require.Fails(t, "got", err, backend.ErrAborted, "enough")
+			require.Fails(t, "with", err, backend.ErrAborted, "enough")
 			f.look(func() {
 				require.Check(t, f.late <= 0, "NCCL was called %d times after it was aborted",
 					f.late)
@@ -459,7 +459,7 @@ func TestJoinOfAClosedCommunicatorEnds(t *testing.T) {
 		}
 		return errors.Join(comms[0].Close(), w.Join(context.Background()))
 	})
-	require.Fails(t, "got", err, backend.ErrClosed)
+	require.Fails(t, "with", err, backend.ErrClosed)
 }
 
 // TestErrIsWhatEndedTheGroup: a session tells the job of it when it closes.

@@ -140,5 +140,5 @@ func TestNCCLThatRefusesAKeyEndsConnect(t *testing.T) {
 	worlds := meet(t, "127.0.0.1", true)
 	lib := newFake(nil)
 	lib.refusal = errors.New("NCCL: encrypt: no")
-	require.Fails(t, "got", (&Backend{}).chooseNetwork(lib, worlds[0]), lib.refusal)
+	require.Fails(t, "chooseNetwork", (&Backend{}).chooseNetwork(lib, worlds[0]), lib.refusal)
 }

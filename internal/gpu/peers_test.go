@@ -870,7 +870,7 @@ func TestModesAreParsed(t *testing.T) {
 			t.Errorf("%q: %+v, %v", mode, got, err)
 		}
 	}
-	require.Fails(t, "the call", require.Err(parse("fast")), "two-shot")
+	require.Fails(t, "parse", require.Err(parse("fast")), "two-shot")
 }
 
 func TestCallsAllocateLittle(t *testing.T) {

@@ -74,7 +74,7 @@ func TestTuneSaysWhyItCannot(t *testing.T) {
 		"no kernels for allreduce(sum) of f64"}} {
 		c := newRig(t).group(t, 2, same(test.o))[0]
 		_, err := c.Tune(backend.AllReduce, test.dtype, []int{1024}, backend.Buffer{}, runAll)
-		require.Fails(t, "the call", err, backend.ErrUnsupported, test.why)
+		require.Fails(t, "c.Tune", err, backend.ErrUnsupported, test.why)
 	}
 }
 

@@ -152,10 +152,10 @@ func TestGatherGivesEveryRankTheNotesOfAll(t *testing.T) {
 	all.Wait()
 	ms, bs, _ = members(t, 2, time.Minute)
 	ms[1].Close()
-	require.Fails(t, "the error", require.Err(ms[0].OverBoard(bs[0], time.Minute)(nil)),
+	require.Fails(t, "OverBoard", require.Err(ms[0].OverBoard(bs[0], time.Minute)(nil)),
 		backend.ErrClosed, "rank 1")
 	ms, bs, _ = members(t, 2, time.Minute)
-	require.Fails(t, "the error", require.Err(ms[0].OverBoard(bs[0], 10*time.Millisecond)(nil)),
+	require.Fails(t, "OverBoard", require.Err(ms[0].OverBoard(bs[0], 10*time.Millisecond)(nil)),
 		backend.ErrTimeout, "rank 1")
 }
 
@@ -167,7 +167,7 @@ func TestErrorOfAnotherGroupIsNotOwn(t *testing.T) {
 	if err := ms[0].Broken(other); !ms[0].Ends(err) || !ms[0].Own(ms[0].Err()) {
 		t.Error("the group goes on after what it cannot go on after")
 	}
-	require.Fails(t, "the error", ms[0].Failure("allreduce"), "allreduce")
+	require.Fails(t, "Failure", ms[0].Failure("allreduce"), "allreduce")
 }
 
 func TestCheckAllocatesNothingUnraced(t *testing.T) {

@@ -649,10 +649,10 @@ func TestRanksMustAgreeOnTheTopology(t *testing.T) {
 	var n atomic.Int32
 	_, err := groupOf(func(int) Layout { return gridOf(2, 2, numbering(n.Add(1)%2)) }, 4, patient,
 		Options{}, nil)
-	require.Fails(t, "the error", err, backend.ErrArgument, "another topology than rank 0")
+	require.Fails(t, "groupOf", err, backend.ErrArgument, "another topology than rank 0")
 	_, err = groupOf(func(int) Layout { return Grid(2, 1) }, 4, patient,
 		Options{}, nil)
-	require.Fails(t, "the error", err, backend.ErrArgument, "layout of 2 ranks for 4")
+	require.Fails(t, "groupOf", err, backend.ErrArgument, "layout of 2 ranks for 4")
 }
 
 func TestPartsAreHierarchicalToo(t *testing.T) {
@@ -755,7 +755,7 @@ func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	_, err := layeredGroup(Grid(2, 2), patient, always(),
 		func(c backend.Communicator) backend.Communicator { return &unsplittable{Communicator: c} })
-	require.Fails(t, "the error", err, errInjected, "a communicator for broadcast between machines")
+	require.Fails(t, "New", err, errInjected, "a communicator for broadcast between machines")
 	require.NoError(t, goleak.Find(before))
 }
 

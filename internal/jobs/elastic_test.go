@@ -603,7 +603,7 @@ func TestRanksThatCannotConnectSayWhy(t *testing.T) {
 		func(elastic.ID) func(int, int) bool { return never })
 	r.running.Wait()
 	for _, err := range r.errs {
-		require.Fails(t, "the error", err, `"nope"`)
+		require.Fails(t, "EURYALE_BACKEND", err, `"nope"`)
 	}
 }
 
@@ -1596,5 +1596,5 @@ func TestNoStepFollowsOneThatHasPanicked(t *testing.T) {
 			_, err = e.Step(func(int) (float64, error) { panic(errKilled) })
 		}()
 	}
-	require.Fails(t, "the error", err, "panicked")
+	require.Fails(t, "e.Step", err, "panicked")
 }

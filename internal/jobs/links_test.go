@@ -63,7 +63,7 @@ func TestFoundSpansTakeAllMemory(t *testing.T) {
 	err := euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
 		return nil
 	}, host.Backend{})
-	require.Fails(t, "the error", err, backend.ErrArgument, "1048576 spans at most")
+	require.Fails(t, "euryale.Run", err, backend.ErrArgument, "1048576 spans at most")
 }
 
 // What EURYALE_HIERARCHY says besides the mode reaches every rank.
@@ -157,5 +157,5 @@ func TestBrokenTuningFileIsNamed(t *testing.T) {
 	err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error {
 		return nil
 	}, host.Backend{})
-	require.Fails(t, "the error", err, file, "delete it")
+	require.Fails(t, "euryale.Run", err, file, "delete it")
 }

@@ -434,7 +434,7 @@ func TestBackendThatCannotCarryTheRanksIsPassedOver(t *testing.T) {
 	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
 		return nil
 	}, crowded{})
-	require.Fails(t, "the error", err, backend.ErrUnsupported)
+	require.Fails(t, "euryale.Run", err, backend.ErrUnsupported)
 }
 
 func TestErrorOfARankEndsTheOthers(t *testing.T) {
@@ -486,7 +486,7 @@ func TestFoundBadPlaceForTheTraceIsAnErrorBeforeTheWork(t *testing.T) {
 		t.Error("the work has begun")
 		return nil
 	})
-	require.Fails(t, "the error", err, "EURYALE_TRACE", fs.ErrNotExist)
+	require.Fails(t, "euryale.Run", err, "EURYALE_TRACE", fs.ErrNotExist)
 }
 
 func TestFoundTraceThatCannotBeWrittenIsNoErrorOfTheWork(t *testing.T) {

@@ -53,7 +53,7 @@ func TestMultiplyRefusesWhatDoesNotFit(t *testing.T) {
 	} {
 		p := good
 		change(&p)
-		require.Fails(t, "got", (Host{}).Multiply(p), backend.ErrArgument, want)
+		require.Fails(t, "Host.Multiply", (Host{}).Multiply(p), backend.ErrArgument, want)
 	}
 	require.NoError(t, (Host{}).Multiply(good))
 }

@@ -167,7 +167,7 @@ func TestOnlyProgramsAlikeRunAtOnce(t *testing.T) {
 		if descent(5).Alike(p) {
 			t.Errorf("alike:\n%v%v", descent(5), p)
 		}
-		require.Fails(t, "the call", require.Err(fuse.PTXAll([]*fuse.Program{descent(5), p}, true,
+		require.Fails(t, "PTXAll", require.Err(fuse.PTXAll([]*fuse.Program{descent(5), p}, true,
 			fuse.Ampere)), backend.ErrArgument)
 	}
 	mean := squares(5)

@@ -403,7 +403,7 @@ func TestRanksOfAMachineHaveTheNextPorts(t *testing.T) {
 		_, err := Serve(comm)
 		return err
 	})
-	require.Fails(t, "the error", err, "EURYALE_METRICS="+fmt.Sprintf("%q", taken.Addr()), "rank 0")
+	require.Fails(t, "Serve", err, "EURYALE_METRICS="+fmt.Sprintf("%q", taken.Addr()), "rank 0")
 }
 
 func TestNilArgumentsAreErrors(t *testing.T) {

@@ -566,7 +566,7 @@ func TestHostsOfALauncherWithoutADirectoryTakeTheirHome(t *testing.T) {
 		e.Encode(order{Start: &member{}}))
 	n := printed(t, err, d)
 	go io.Copy(io.Discard, told)
-	require.Equal(t, "got", string(n.Out), os.Getenv("HOME")+"\n")
+	require.Equal(t, "its directory", string(n.Out), os.Getenv("HOME")+"\n")
 }
 
 // TestHostEndsItsRanksThoughNobodyTakesItsNews: behind a network that is cut, sshd takes no more.

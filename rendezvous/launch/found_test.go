@@ -384,6 +384,6 @@ func TestFoundProgressBarIsSeenAsItIsNow(t *testing.T) {
 	// As schollz/progressbar writes it: it clears the line, and the bar comes last.
 	got := write(true, "\r", "\r10%", "\r   \r", "\r20%", "\r   \r")
 	want := eraseLine + "[0] 10%" + eraseLine + eraseLine + "[0] 20%" + eraseLine
-	require.Equal(t, "got", got, want)
+	require.Equal(t, "write", got, want)
 	require.Equal(t, "write", write(false, "\r10%", "\r   \r", "done\n", "\r   \r"), "[0] done\n")
 }

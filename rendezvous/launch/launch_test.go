@@ -498,7 +498,7 @@ func TestOutputBecomesPrefixedLines(t *testing.T) {
 func TestProgressIsRewrittenOnATerminal(t *testing.T) {
 	got := write(true, "10%\r", "20%\r", "done\n")
 	want := eraseLine + "[0] 10%" + eraseLine + "[0] 20%" + eraseLine + "[0] done\n"
-	require.Equal(t, "got", got, want)
+	require.Equal(t, "write", got, want)
 	// A line of another rank goes above.
 	var out bytes.Buffer
 	s := newScreen()

@@ -21,7 +21,7 @@ func TestFoundTensorsThatShareBytesAreRefused(t *testing.T) {
 	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
 	file = append(file, make([]byte, 8)...)
 	_, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
-	require.Fails(t, "the error", err, "a tensor begins at byte 0, and the one before ends at 8")
+	require.Fails(t, "the header", err, "a tensor begins at byte 0, and the one before ends at 8")
 }
 
 // Whatever bit of a file is another one, that is an error or makes no difference.

@@ -128,5 +128,5 @@ func TestNothingWaitsInAnEpilogue(t *testing.T) {
 		t.Fatalf("%q until %d, want %q until 1", names, planned.Steps[0].Until, want)
 	}
 	planned.Steps[0].Until = 2
-	require.Fails(t, "the call", Verify(planned), "nothing waits")
+	require.Fails(t, "Verify", Verify(planned), "nothing waits")
 }

@@ -124,7 +124,7 @@ func TestVerifyExchanges(t *testing.T) {
 				slices.Clone(broken.Steps[i].Args)
 		}
 		breaking(broken.Steps)
-		require.Fails(t, "the call", Verify(&broken), what)
+		require.Fails(t, "Verify", Verify(&broken), what)
 	}
 }
 

@@ -106,6 +106,6 @@ func TestVerifyLookups(t *testing.T) {
 			broken.Steps[i].Args = slices.Clone(broken.Steps[i].Args)
 		}
 		damage(&broken)
-		require.Fails(t, "the call", Verify(&broken), what)
+		require.Fails(t, "Verify", Verify(&broken), what)
 	}
 }

@@ -98,7 +98,7 @@ func TestVerifyFindsValuesThatGradientsOverwrite(t *testing.T) {
 		broken := *planned
 		broken.Buffers = slices.Clone(planned.Buffers)
 		broken.Buffers[i].Index = 0 // the first that is computed
-		require.Fails(t, "the call", Verify(&broken), "over")
+		require.Fails(t, "Verify", Verify(&broken), "over")
 	}
 }
 

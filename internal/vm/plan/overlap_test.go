@@ -63,7 +63,7 @@ func TestVerifyFindsAProductBehindWhatReadsIt(t *testing.T) {
 			s.Dsts[k].Step = i
 		}
 	}
-	require.Fails(t, "the call", Verify(&broken), "is read")
+	require.Fails(t, "Verify", Verify(&broken), "is read")
 }
 
 // TestVerifyFindsWhatMeetsASumUnderWay: a step that reads its result, or writes over its operand.

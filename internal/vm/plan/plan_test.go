@@ -402,7 +402,7 @@ func TestEpilogues(t *testing.T) {
 	planned.Steps[2].Dsts[0].Buffer,
 		planned.Steps[3].Args[0].Buffer = planned.Steps[1].Args[0].Buffer,
 		planned.Steps[1].Args[0].Buffer
-	require.Fails(t, "the call", Verify(planned), "operand of step 1")
+	require.Fails(t, "Verify", Verify(planned), "operand of step 1")
 }
 
 // chain is a program of steps that cannot be one loop.
@@ -451,7 +451,7 @@ func TestVerifyFindsOverwrites(t *testing.T) {
 	} {
 		planned, _ := ops(t, chain(4))
 		damage(planned)
-		require.Fails(t, "the call", Verify(planned), want)
+		require.Fails(t, "Verify", Verify(planned), want)
 	}
 }
 

@@ -68,7 +68,7 @@ func TestACycleIsAnError(t *testing.T) {
 	first, last := g.of[y], g.of[z]
 	first.members = append(first.members, last.members...)
 	g.of[z] = first
-	require.Fails(t, "the call", require.Err(g.ordered()), "needs its own result")
+	require.Fails(t, "g.ordered", require.Err(g.ordered()), "needs its own result")
 }
 
 // random returns a program of values in a random order that read each other at random, of some
@@ -283,7 +283,7 @@ func TestUpdatesAreProvenByTheirRules(t *testing.T) {
 		plans = append(plans, planned)
 	}
 	plans[0].Program = plans[1].Program
-	require.Fails(t, "the call", Verify(plans[0]), "is not what it must be")
+	require.Fails(t, "Verify", Verify(plans[0]), "is not what it must be")
 }
 
 // TestAnEffectThatNobodyReadsIsProven: an operation with an effect that is left out, runs twice or
@@ -330,7 +330,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 	}
 	failing := errors.New("no plan")
 	_, err = proven(prove, func(bool) (*Plan, error) { return nil, failing })
-	require.Fails(t, "the call", err, failing)
+	require.Fails(t, "proven", err, failing)
 }
 
 // TestPlainPlansHaveAStepForEachValue: and memory for each, which no other one has.

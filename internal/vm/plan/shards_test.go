@@ -466,11 +466,11 @@ func TestVariablesAreGatheredInBF16(t *testing.T) {
 			broken.Steps = slices.Clone(planned.Steps)
 			send.Half = false
 			broken.Steps[i].Op = send
-			require.Fails(t, "the call", Verify(&broken), "in BF16")
+			require.Fails(t, "Verify", Verify(&broken), "in BF16")
 		}
 	}
 	updates[n].Shard.Half = true // although a loop reads it
-	require.Fails(t, "the call", require.Err(New(&p.Program, updates...)), "gather in BF16")
+	require.Fails(t, "New", require.Err(New(&p.Program, updates...)), "gather in BF16")
 }
 
 // TestShardsAccumulate: sums of runs stay whole until the last one.

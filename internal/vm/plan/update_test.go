@@ -78,6 +78,6 @@ func TestUpdateOfAnotherShape(t *testing.T) {
 	p := &program{}
 	w := p.input(0, 2, 3)
 	p.Results = []ir.ID{p.unary(fuse.Exp, w)}
-	require.Fails(t, "the call", require.Err(New(&p.Program, lower.Update{Input: 0,
+	require.Fails(t, "New", require.Err(New(&p.Program, lower.Update{Input: 0,
 		Gradient: p.input(1, 3), Kept: 1, Rule: descent})), "gradient of shape")
 }

@@ -67,5 +67,5 @@ func TestALoopIsFollowedPassByPass(t *testing.T) {
 		}
 		return all
 	}
-	require.Fails(t, "the call", verify(planned, columnsLater), "it writes over an operand")
+	require.Fails(t, "verify", verify(planned, columnsLater), "it writes over an operand")
 }

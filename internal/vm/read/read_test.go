@@ -102,7 +102,7 @@ var _ = sumOp{along: nil, mean: false} // read by reflection only
 func TestUnknownFieldIsAnError(t *testing.T) {
 	err := (fields{}).check(sumOp{})
 	for _, want := range []string{"sumOp", "mean bool", "inputShape tensor.Shape", stockVersion} {
-		require.Fails(t, "the call", err, want)
+		require.Fails(t, "fields.check", err, want)
 	}
 }
 
@@ -134,6 +134,6 @@ func TestUnsupported(t *testing.T) {
 		g := gorgonia.NewGraph()
 		build(g)
 		_, err := New(g, true, Norms{}, nil)
-		require.Fails(t, "the call", err, want)
+		require.Fails(t, "New", err, want)
 	}
 }
