@@ -70,7 +70,7 @@ var (
 	attemptName = regexp.MustCompile(`attempt_(\d{1,5})/(rank|launcher)_(\d{1,5})\.log$`)
 	progress    = regexp.MustCompile(`^(epoch|step) (\d+)(?:/\d+)?:((?: [\w./@-]+=\S+)+)`)
 	eventful    = regexp.MustCompile(`\brank \d+ (?:\(.*\) )?(?:is down|is missing|failed)|` +
-		`\brank \d+ has waited|because of rank|no sign of rank|did not join|did not take part|` +
+		`\brank \d+ has waited|because of rank|no sign of rank|did not (?:join|call|take part)|` +
 		`^(?:panic|fatal error): |^going on after |^stopped after |` +
 		`\bstep \d+ was repeated by |` +
 		`the loss is (?:NaN|[+-]Inf)`)

@@ -211,7 +211,7 @@ const number = `\d+(?: \([^)]*\))?`
 var blameText = regexp.MustCompile(`\brank (` + number + `) (?:is down:|is missing\b|failed:)` +
 	`|\bbecause of rank (` + number + `)` +
 	`|\bno sign of ranks? (` + number + `(?:, ` + number + `)*)` +
-	`|\branks? (` + number + `(?:, ` + number + `)*) did not (?:join|take part)\b`)
+	`|\branks? (` + number + `(?:, ` + number + `)*) did not (?:join|call|take part)\b`)
 
 // launcherText matches what a launcher says of its own ranks: a rank may have started one.
 var launcherText = regexp.MustCompile(`^(\[\d+\] )?euryale: (host \S+: )?rank \d+ failed\b`)

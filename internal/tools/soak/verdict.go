@@ -72,7 +72,8 @@ var (
 		`(?m)soak: launcher rank=(\d+) code=(\d+)(?: at=(\d+))? (".*")$`)
 	// blames matches how errors blame a rank: the one that caused the others comes first.
 	blames = regexp.MustCompile(
-		`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not (?:join|call)|` +
+		`\brank (\d+) is down\b|because of rank (\d+)\b|` +
+			`\brank (\d+) did not (?:join|call|take part)|` +
 			`\brank (0) is missing|\brank (\d+) failed`)
 )
 
@@ -92,7 +93,7 @@ func blamed(text string) int {
 
 // absentees is how errors list the ranks that did not join, or did not call, in time.
 var absentees = regexp.MustCompile(
-	`no sign of ranks? ([\d, ]*\d)|\branks ([\d, ]*\d) did not (?:join|take part)`)
+	`no sign of ranks? ([\d, ]*\d)|\branks ([\d, ]*\d) did not (?:join|call|take part)`)
 
 // missed reports whether an error lists a rank among them.
 func missed(text string, rank int) bool {
