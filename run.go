@@ -51,7 +51,7 @@ func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build 
 	for r, w := range worlds {
 		all.Go(func() {
 			m := &member{world: w, lock: build.Rank(r)}
-			defer func() { errs[r] = m.end(recover()) }()
+			defer func() { errs[r] = m.endRank(recover()) }()
 			m.run(ctx, rank, backends)
 		})
 	}
@@ -107,9 +107,9 @@ func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.L
 	m.returned = true
 }
 
-// end ends the rank after run, which may have panicked, and returns its error. It tells the others
-// before it releases the lock, so that they do not begin work that can no longer succeed.
-func (m *member) end(panicked any) error {
+// endRank ends the rank after run, which may have panicked, and returns its error. It tells the
+// others before it releases the lock, so that they do not begin work that can no longer succeed.
+func (m *member) endRank(panicked any) error {
 	defer m.lock.Release()
 	switch {
 	case panicked != nil:

@@ -63,7 +63,7 @@ func settings(by solver.Solver) ([]byte, error) {
 // parameters in the order of New, in row-major order, little endian, one after the other; then the
 // variables of [WithFrozen], the running statistics of batch norms, and the step and seed of random
 // numbers, if there are any. Trainings that end with the same hash are bitwise identical, on any
-// number of ranks and on the host or on devices. It is collective only where ranks divide
+// number of ranks and on the host or on devices. It is collective only where ranks shard
 // parameters ([WithParts], vm.WithShards): [DataParallel.Check] compares ranks.
 //
 // Cost: a hash of the parameters, after copying those that a machine has on a device to
@@ -81,7 +81,7 @@ func (d *DataParallel) Hash() (string, error) {
 			if err != nil {
 				return err
 			}
-			if d.parts.divided(p.index) {
+			if d.parts.isPart(p.index) {
 				whole, err := d.parts.join(p, backend.Of(value).As(p.dtype))
 				if err != nil {
 					return err
@@ -143,7 +143,7 @@ func (d *contents) checkFinite(by gorgonia.Solver, steps uint64) error {
 	}
 	state, err := d.modelState(by)
 	if d.sharded {
-		err = errors.Join(err, d.divides(by))
+		err = errors.Join(err, d.checkShards(by))
 	}
 	if err != nil {
 		return err

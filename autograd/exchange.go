@@ -117,7 +117,7 @@ func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
 	}
 	divided = make([]bool, len(x.d.params))
 	for i := range divided {
-		divided[i] = s.divided(i)
+		divided[i] = s.isPart(i)
 	}
 	return s.comm, divided
 }

@@ -287,7 +287,7 @@ func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 // average all parameters before training ended, and no test checked it.
 func WithPartial() Option { return func(o *options) { o.partial = true } }
 
-// WithParts declares that some parameters are parts of larger ones that the ranks of comm divide:
+// WithParts declares that some parameters are parts of larger ones that the ranks of comm shard:
 // tensor parallelism. axes has the axis along which each is sharded, by the name of its node; all
 // other parameters are the same on all ranks of comm. Parts may have different lengths, and are in
 // rank order.
@@ -297,7 +297,7 @@ func WithPartial() Option { return func(o *options) { o.partial = true } }
 // For graphs of package layers use layers.Builder.Training, which has it.
 //
 // A checkpoint has the whole parameters and the whole state of the solver, in shards of all ranks
-// if the data-parallel ranks divide them (vm.WithShards). Ranks with other parts, or with no parts,
+// if the data-parallel ranks shard them (vm.WithShards). Ranks with other parts, or with no parts,
 // can load it. [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each
 // element once. [DataParallel.Check] also compares what is the same on all ranks of comm.
 //

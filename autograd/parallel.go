@@ -93,7 +93,7 @@ func newDataParallel(comm backend.Communicator, nodes gorgonia.Nodes, opts []Opt
 		return nil, errors.Join(err, d.free())
 	}
 	d.saver = checkpoint.Saver{Ranks: checkpoint.Ranks{Data: comm}, Say: d.say}
-	if d.parts = d.parts.whole(); d.parts != nil {
+	if d.parts = d.parts.unlessOne(); d.parts != nil {
 		d.saver.Parts = d.parts.comm
 	}
 	if d.saver.First() {
@@ -136,7 +136,7 @@ func (d *DataParallel) lay(nodes gorgonia.Nodes, o options) (description string,
 		p.apart = slices.Contains(o.apart, p.node)
 		p.early = slices.Contains(o.early, p.node) && !stateful && o.parts == nil
 		// beside their own parts ranks would choose other elements of what they all have
-		p.parted = stateful && o.parts.divides(p)
+		p.parted = stateful && o.parts.hasPart(p)
 	}
 	d.buckets = plan(d.params, o.first, o.rest, !o.partial)
 	if d.tree != nil && o.op == backend.Avg {
@@ -181,7 +181,7 @@ func (d *DataParallel) broadcast() error {
 			return err
 		}
 	}
-	return d.fresh.begin(d.params)
+	return d.fresh.noteParams(d.params)
 }
 
 // Sync ends a step: it combines the gradients of all ranks and returns them,

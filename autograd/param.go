@@ -265,8 +265,8 @@ type fresh struct {
 	sums   []uint32 // of the parameters, by New
 }
 
-// begin notes the parameters.
-func (f *fresh) begin(params []*param) error {
+// noteParams notes the parameters.
+func (f *fresh) noteParams(params []*param) error {
 	f.params = params
 	for _, p := range params {
 		sum, err := p.checksum()

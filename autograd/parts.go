@@ -13,7 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// parts are what the ranks of a communicator have of the parameters that they divide. Methods may
+// parts are what the ranks of a communicator have of the parameters that they shard. Methods may
 // be called on nil: nothing is sharded.
 type parts struct {
 	comm backend.Communicator
@@ -22,8 +22,8 @@ type parts struct {
 	lengths [][]int
 }
 
-// divides reports whether ranks have parts of a parameter.
-func (s *parts) divides(p *param) bool {
+// hasPart reports whether ranks have parts of a parameter.
+func (s *parts) hasPart(p *param) bool {
 	if s == nil {
 		return false
 	}
@@ -31,8 +31,8 @@ func (s *parts) divides(p *param) bool {
 	return divided
 }
 
-// whole returns nil where one rank has all parts.
-func (s *parts) whole() *parts {
+// unlessOne returns nil where one rank has all parts.
+func (s *parts) unlessOne() *parts {
 	if s != nil && s.comm.Size() == 1 {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (s *parts) describe(text *strings.Builder, params []*param) error {
 			dims = slices.Delete(dims, axis, axis+1)
 		}
 		found[p.name] = true
-		fmt.Fprintf(text, "parameter %s is %v%v, divided along an axis: %v (%d)\n", p.name, p.dtype,
+		fmt.Fprintf(text, "parameter %s is %v%v, sharded along an axis: %v (%d)\n", p.name, p.dtype,
 			dims, divided, axis)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.axes)) {
@@ -116,8 +116,8 @@ func (s *parts) size() int {
 	return s.comm.Size()
 }
 
-// divided reports whether a parameter is a part.
-func (s *parts) divided(param int) bool { return s != nil && s.lengths[param] != nil }
+// isPart reports whether a parameter is a part.
+func (s *parts) isPart(param int) bool { return s != nil && s.lengths[param] != nil }
 
 // join returns the whole of this rank's part of a parameter, or of what belongs to it element by
 // element. It is collective.
@@ -156,7 +156,7 @@ func joinRegions(comm backend.Communicator, d backend.DType, regions []checkpoin
 
 // regionOf returns what a rank has of a parameter.
 func (s *parts) regionOf(p *param, rank int) checkpoint.Region {
-	if !s.divided(p.index) {
+	if !s.isPart(p.index) {
 		return checkpoint.All(p.dims())
 	}
 	axis, lengths := s.axes[p.name], s.lengths[p.index]
@@ -178,7 +178,7 @@ func (s *parts) check(params []*param, rest []item) error {
 		return nil
 	}
 	same := slices.DeleteFunc(slices.Clone(params), func(p *param) bool {
-		return s.divided(p.index)
+		return s.isPart(p.index)
 	})
 	comm := backend.Label(s.comm, backend.ForCheck)
 	return alikeOn(comm, slices.Concat(items(same), rest), nil)

@@ -20,7 +20,7 @@ import (
 // contents are what a rank has of a training besides the state of its solver, and what checkpoints
 // keep of both, as tensors with names.
 type contents struct {
-	reducer           // buckets, which ranks may divide, and a compression
+	reducer           // buckets, which ranks may shard, and a compression
 	model   inventory // of everything that ranks have in common
 	params  []*param  // as given to New
 	parts   *parts    // nil if parameters are whole
@@ -60,7 +60,7 @@ func (d *contents) record(by gorgonia.Solver) record {
 func (d *contents) onHost(by gorgonia.Solver, first, behind bool) ([]checkpoint.Tensor, error) {
 	state, err := d.modelState(by)
 	if d.sharded {
-		err = errors.Join(err, d.divides(by))
+		err = errors.Join(err, d.checkShards(by))
 	} else {
 		state, err = d.wholeState(state, by, err)
 	}
@@ -213,7 +213,7 @@ func (d *contents) read(dir string, solver gorgonia.Solver, weightsOnly bool) (l
 	want, keyOf := d.wanted(l, solver)
 	all := l.own
 	if !d.partial.on || weightsOnly {
-		if err = d.divides(solver); err != nil {
+		if err = d.checkShards(solver); err != nil {
 			return l, err
 		}
 		if all, err = checkpoint.Read(dir, stamp, l.Shards, want); err != nil {
@@ -368,7 +368,7 @@ func (d *contents) wholeState(state map[string]stored, by gorgonia.Solver, probl
 	if s == nil {
 		return state, problem
 	}
-	_, err := group.Alike(s.comm, "", nil, errors.Join(problem, d.divides(by)))
+	_, err := group.Alike(s.comm, "", nil, errors.Join(problem, d.checkShards(by)))
 	if err != nil {
 		return nil, err
 	}
@@ -378,7 +378,7 @@ func (d *contents) wholeState(state map[string]stored, by gorgonia.Solver, probl
 	}
 	for _, key := range slices.Sorted(maps.Keys(state)) {
 		p := of[key]
-		if p == nil || !s.divided(p.index) {
+		if p == nil || !s.isPart(p.index) {
 			continue
 		}
 		whole, err := s.join(p, state[key].Data)
@@ -393,8 +393,8 @@ func (d *contents) wholeState(state map[string]stored, by gorgonia.Solver, probl
 	return state, nil
 }
 
-// divides returns an error for a state that ranks cannot shard, where they shard it.
-func (d *contents) divides(by gorgonia.Solver) (err error) {
+// checkShards returns an error for a state that ranks cannot shard, where they shard it.
+func (d *contents) checkShards(by gorgonia.Solver) (err error) {
 	if d.parts == nil && !d.sharded {
 		return nil
 	}
@@ -404,7 +404,7 @@ func (d *contents) divides(by gorgonia.Solver) (err error) {
 	}
 	_, ours := solver.VectorNames(by, 0)
 	if _, vanilla := by.(*gorgonia.VanillaSolver); !ours && !vanilla {
-		err = errors.Join(fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of "+
+		err = errors.Join(fmt.Errorf("%w: what a %T keeps cannot be sharded: use a solver of "+
 			"package solver", backend.ErrUnsupported, by), err)
 	}
 	return err
@@ -449,7 +449,7 @@ func (d *contents) listed(state map[string]stored, by gorgonia.Solver) (
 		if n.of != nil && d.sharded {
 			c.Region = d.regionOf(n.of)
 			c.Shape, c.Data = []int{c.Region.N}, c.Region.Of(t.Data)
-			if d.parts.first() || d.parts.divided(n.of.index) { // others have the same
+			if d.parts.first() || d.parts.isPart(n.of.index) { // others have the same
 				c.Merge = checkpoint.Divided
 			}
 		}

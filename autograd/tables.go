@@ -71,7 +71,7 @@ func (d tables) read(dir string, of checkpoint.Stamp, ranks int) (
 		name := checkpoint.RankName(rank)
 		file, err := checkpoint.ReadPart(dir, of, name, nil)
 		for i := 0; i < len(all) && err == nil; i++ {
-			err = d.take(all[i], d.all[i], file, rank, ranks)
+			err = d.takeRows(all[i], d.all[i], file, rank, ranks)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, name), err)
@@ -90,8 +90,8 @@ func (d tables) meets(rank, of int) bool {
 	return false
 }
 
-// take takes this rank's rows of a table from the file of a rank of so many.
-func (d tables) take(to map[string]backend.Buffer, t Table, file map[string]stored,
+// takeRows takes this rank's rows of a table from the file of a rank of so many.
+func (d tables) takeRows(to map[string]backend.Buffer, t Table, file map[string]stored,
 	rank, of int) error {
 	rows, n := t.Size()
 	size := n * t.DType().Size()

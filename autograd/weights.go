@@ -219,8 +219,8 @@ func weights(nodes gorgonia.Nodes) (v inventory, err error) {
 	return v, checkNames(v.tensors())
 }
 
-// undivided returns an error if a node has a part of a learnable that ranks shard.
-func undivided(nodes gorgonia.Nodes) error {
+// checkWhole returns an error if a node has a part of a learnable that ranks shard.
+func checkWhole(nodes gorgonia.Nodes) error {
 	var of []*terms.Terms
 	for i, n := range nodes {
 		if i == 0 || n.Graph() != nodes[i-1].Graph() {
@@ -247,7 +247,7 @@ func (v *inventory) untrained(name string) bool {
 func saveWeights(path string, nodes gorgonia.Nodes) error {
 	v, err := weights(nodes)
 	if err == nil {
-		err = undivided(nodes)
+		err = checkWhole(nodes)
 	}
 	if err != nil {
 		return err

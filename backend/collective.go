@@ -162,7 +162,7 @@ type layout struct {
 
 func (c *Collective) layout() layout { return layout{c.Root, c.Splits} }
 
-func whole(_ layout, _, _, count int) int { return count }
+func wholeCount(_ layout, _, _, count int) int { return count }
 
 func chunk(l layout, r, _, count int) int {
 	if l.splits == nil {
@@ -215,12 +215,12 @@ func twiceOver(P int) float64 { return 2 * others(P) }
 
 // table is the one place that knows the kinds apart.
 var table = [...]row{
-	AllReduce:     {"allreduce", true, false, AllReduce, none, whole, whole, twiceOver},
+	AllReduce:     {"allreduce", true, false, AllReduce, none, wholeCount, wholeCount, twiceOver},
 	ReduceScatter: {"reducescatter", true, false, AllGather, perRank, chunks, chunk, others},
 	AllGather:     {"allgather", false, false, ReduceScatter, perRank, chunk, chunks, others},
 	AllToAll:      {"alltoall", false, false, AllToAll, perPair, sent, received, others},
-	Broadcast:     {"broadcast", false, true, Reduce, none, onRoot(whole), whole, one},
-	Reduce:        {"reduce", true, true, Broadcast, none, whole, onRoot(whole), one},
+	Broadcast:     {"broadcast", false, true, Reduce, none, onRoot(wholeCount), wholeCount, one},
+	Reduce:        {"reduce", true, true, Broadcast, none, wholeCount, onRoot(wholeCount), one},
 	Gather:        {"gather", false, true, Scatter, perRank, chunk, onRoot(chunks), others},
 	Scatter:       {"scatter", false, true, Gather, perRank, onRoot(chunks), chunk, others},
 }

@@ -136,19 +136,19 @@ func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (W
 // startTold is start of a call that hooks are told of beforehand.
 func (c *hooked) startTold(q Queue, what *Collective, count int, dst, src Buffer) (Work, error) {
 	defer AbortOnPanic(c, what)
-	w := c.begin(q, what, count, dst, src)
+	w := c.beginCall(q, what, count, dst, src)
 	inner, err := c.Pass(q, *what, count, dst, src)
 	if err != nil {
-		c.end(w, err)
+		c.endCall(w, err)
 		return nil, err
 	}
 	if _, ok := inner.(well); ok {
-		c.end(w, nil)
+		c.endCall(w, nil)
 		return inner, nil
 	}
 	// on a device it has not ended, and asking takes time
 	if !dst.Device() && !src.Device() && inner.Done() {
-		c.end(w, inner.Join(context.Background()))
+		c.endCall(w, inner.Join(context.Background()))
 		return inner, nil
 	}
 	w.inner = inner
@@ -185,8 +185,8 @@ func (c *hooked) started(q Queue, what *Collective, count int, dst, src *Buffer)
 // callsAtOnce is how many calls are allocated together, so that most calls allocate nothing.
 const callsAtOnce = 64
 
-// begin tells the hooks of a new call, and returns its Work.
-func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *hookedWork {
+// beginCall tells the hooks of a new call, and returns its Work.
+func (c *hooked) beginCall(q Queue, what *Collective, count int, dst, src Buffer) *hookedWork {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := c.last
@@ -212,8 +212,8 @@ func (c *hooked) newWork() *hookedWork {
 	return w
 }
 
-// end ends a call that ended within Start. Nobody else has its Work.
-func (c *hooked) end(w *hookedWork, err error) {
+// endCall ends a call that ended within Start. Nobody else has its Work.
+func (c *hooked) endCall(w *hookedWork, err error) {
 	c.hooks.End(w.id, err)
 	w.state.Store(free)
 }

@@ -55,7 +55,7 @@ func (o AttentionOptions) width(n int) (int, error) {
 // heads of keys, ".q", [n, 1, heads, n/heads], and ".kv", [n, 2, key heads, n/heads], in place of
 // ".qkv".
 //
-// The Tensor group divides the heads, and the Sequence group divides each rank's heads further: one
+// The Tensor group shards the heads, and the Sequence group shards each rank's heads further: one
 // all-to-all of queries, keys and values together, attention over all positions, and one all-to-all
 // of the result. With fewer heads of keys, keys and values have a separate all-to-all, and the
 // ranks of both groups together must divide their heads evenly.
@@ -63,7 +63,7 @@ func (o AttentionOptions) width(n int) (int, error) {
 // Cost: 8*d*n*n/P operations for the linear layers, and the cost of nn.Attention for the rank's
 // heads; the collectives of the package comment. Errors: [ErrPlacement], also if a rank would have
 // heads of queries without the keys that they share; [backend.ErrArgument] if heads do not divide
-// n, or heads of keys the heads; [ops.ErrShape] if there are fewer heads than ranks that divide
+// n, or heads of keys the heads; [ops.ErrShape] if there are fewer heads than ranks that shard
 // them.
 func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 	return b.within("Attention "+name, func() Node {
@@ -99,7 +99,7 @@ func (b *Builder) crossed(name string, x, memory Node, o AttentionOptions) Node 
 	return b.merge(name+".out", y, x)
 }
 
-// sequenceAxis returns the axis along which the Sequence group divides x.
+// sequenceAxis returns the axis along which the Sequence group shards x.
 func sequenceAxis(x Node) int { return int(x.place[Sequence]) }
 
 // project returns count projections of x: [., ., count, heads, d], with all positions of this
@@ -193,7 +193,7 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 	return b.apply("Attend", func() (Node, error) {
 		if m := o.Mask; m != nil && m.Dims() > 2 && m.Shape()[m.Dims()-3] != 1 {
 			return Node{}, fmt.Errorf("%w: the mask has shape %v, with numbers for each head, but "+
-				"ranks divide heads: use one for all", ErrPlacement, m.Shape())
+				"ranks shard heads: use one for all", ErrPlacement, m.Shape())
 		}
 		for i, x := range []Node{q, k, v} {
 			name := [...]string{"q", "k", "v"}[i]
@@ -203,7 +203,7 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 					"want 4 axes, and positions along 0 or 1", ops.ErrShape, name, x.Shape(), axis)
 			}
 			if err := firstOf(require(name, x, Sequence, Split(2)), summed(name, x),
-				whole(name, x, axis), whole(name, x, 3)); err != nil {
+				wholeAxis(name, x, axis), wholeAxis(name, x, 3)); err != nil {
 				return Node{}, err
 			}
 			if x.place[Tensor] != q.place[Tensor] {

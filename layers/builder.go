@@ -146,7 +146,7 @@ func Constant(x float64) Init { return func(*rand.Rand) float64 { return x } }
 // Undivided is the axis of a learnable that every rank of the Tensor group has whole.
 const Undivided = -1
 
-// Learn returns a learnable of a shape, which the Tensor group divides along an axis, or not
+// Learn returns a learnable of a shape, which the Tensor group shards along an axis, or not
 // (Undivided). It is Copied over the Sequence group, since the exchange of gradients adds up those
 // of ranks with different positions; over the Tensor group it is Split, or Replicated. Operations
 // of this package that take a Replicated learnable and an x of another placement make it Copied.
@@ -165,7 +165,7 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 		case axis >= len(shape) || axis < Undivided:
 			return n, fmt.Errorf("%w: shape %v has no axis %d", ops.ErrShape, shape, axis)
 		case axis != Undivided && shape[axis] < b.layout.TP:
-			return n, fmt.Errorf("%w: axis %d of shape %v is divided among %d ranks, and each "+
+			return n, fmt.Errorf("%w: axis %d of shape %v is sharded among %d ranks, and each "+
 				"needs a part: use fewer ranks", ops.ErrShape, axis, shape, b.layout.TP)
 		}
 		b.names[name] = true
@@ -320,9 +320,9 @@ func (b *Builder) learnableFor(w, x Node) (Node, error) {
 	return w, nil
 }
 
-// divided checks an operand that meets learnables: over the Sequence group, the ranks' gradients
+// sharded checks an operand that meets learnables: over the Sequence group, the ranks' gradients
 // must add up to the learnable's.
-func divided(operand string, x Node) error {
+func sharded(operand string, x Node) error {
 	if p := x.place[Sequence]; !p.split() && p != Copied {
 		return misplaced(operand, x, Sequence, Split(max(0, min(1, x.Dims()-2))), Copied)
 	}
@@ -355,9 +355,9 @@ func (b *Builder) Parameters() int {
 	return total
 }
 
-// Divided returns the axis of each learnable that the Tensor group divides, by name, for
+// Sharded returns the axis of each learnable that the Tensor group shards, by name, for
 // autograd.WithParts: other learnables are the same on all ranks of the group.
-func (b *Builder) Divided() map[string]int {
+func (b *Builder) Sharded() map[string]int {
 	axes := map[string]int{}
 	for _, w := range b.learnables {
 		if p := w.place[Tensor]; p.split() {

@@ -151,7 +151,7 @@ func (g gpt) longest(memory int) (_ gpt, needed int, err error) {
 	return g, 0, fmt.Errorf("no context has nearly %d bytes: %d has %d", memory, g.context, needed)
 }
 
-// TestLongestContextOnHost: W ranks that divide the positions fit contexts of 0.95 W times one
+// TestLongestContextOnHost: W ranks that shard the positions fit contexts of 0.95 W times one
 // rank's at least, and training needs no more memory than was planned. Learned positions, which
 // every rank has, fit less.
 func TestLongestContextOnHost(t *testing.T) {

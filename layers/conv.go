@@ -10,7 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// Images are [batch, channels, height, width]. They are divided only along the batch: over data
+// Images are [batch, channels, height, width]. They are sharded only along the batch: over data
 // ranks, and over the Sequence group by Split(0), so that its ranks add their batches to those of
 // the data ranks.
 
@@ -25,7 +25,7 @@ import (
 //
 // Gradient and cost: those of nn.Conv2D. If x is also split over the Tensor group, gradients of
 // learnables are all-reduced in it.
-// Errors: [ErrPlacement] if x is a partial sum, or an axis other than the first is divided; those
+// Errors: [ErrPlacement] if x is a partial sum, or an axis other than the first is sharded; those
 // of nn.Conv2D.
 func (b *Builder) Conv2D(name string, x Node, filters int, kernel [2]int,
 	o nn.ConvOptions) Node {
@@ -173,7 +173,7 @@ func (b *Builder) conv(name string, x Node, filters int, kernel [2]int, o nn.Con
 	}, "x", x)
 }
 
-// images checks that images are divided only along the batch.
+// images checks that images are sharded only along the batch.
 func images(operand string, x Node) error {
 	if err := summed(operand, x); err != nil {
 		return err

@@ -169,7 +169,7 @@ func evaluation(l *layers.Layout, device backend.Device, build sync.Locker, dir 
 
 // TestConvolutionsTrainAsOneRank: convolutions with batch norms and residual blocks have the
 // losses, learnables, running statistics and, from a checkpoint, the evaluation of one rank with
-// the whole batch, on ranks that divide samples in either way.
+// the whole batch, on ranks that shard samples in either way.
 func TestConvolutionsTrainAsOneRank(t *testing.T) {
 	want := training(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1})
 	require.That(t, want.losses[2] < want.losses[0] && len(want.averages) == 2*(4+4+4+6+6+6),

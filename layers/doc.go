@@ -29,7 +29,7 @@
 // tensor group side by side, then those of a sequence group. So if each machine has as many ranks
 // as a tensor group, only gradients and sequences travel between machines.
 //
-// A rank is in one group of each kind: a Tensor group shards weights, a Sequence group divides
+// A rank is in one group of each kind: a Tensor group shards weights, a Sequence group shards
 // positions, and l.Data is the ranks with the same part of the weights, which add up the gradients
 // of their learnables.
 //
@@ -76,16 +76,16 @@
 // tensor-parallel work by themselves: their result is placed like their x. There are two ways to
 // hold x between them. Replicated over the Tensor group, each block costs an all-reduce forward and
 // one backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way, the
-// same bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing Activation
+// same bytes, and norms and residuals are sharded, too (Korthikanti et al., "Reducing Activation
 // Recomputation in Large Transformer Models", 2022).
 //
-// Attention divides heads among the ranks of a Sequence group, after an all-to-all that gives each
+// Attention shards heads among the ranks of a Sequence group, after an all-to-all that gives each
 // rank all positions of its heads; a second one brings the results back (Jacobs et al., "DeepSpeed
 // Ulysses", 2023). Queries, keys and values travel in one call. Lengths and heads need not divide
 // evenly: the first ranks have one more. Every rank needs at least one of each.
 //
 // [Builder.Conv2D], [Builder.BatchNorm], [Builder.ConvBlock] and [Builder.Residual] take images,
-// which are divided along the batch alone: Split(0) over the Sequence group makes its ranks
+// which are sharded along the batch alone: Split(0) over the Sequence group makes its ranks
 // additional data ranks. With vm.SyncBatchNorm, a batch norm takes its statistics over the samples
 // of all ranks of l.Data:
 //
@@ -93,12 +93,12 @@
 //	x = b.ConvBlock("stem", x, 64, [2]int{3, 3}, nn.ConvOptions{Pad: []int{1, 1}})
 //	x = b.Residual("block", x, 128, 2)
 //
-// [Builder.MoE] divides experts among the ranks of a Tensor group, and the samples whose tokens
+// [Builder.MoE] shards experts among the ranks of a Tensor group, and the samples whose tokens
 // these ranks route: one all-to-all brings tokens to their experts, and one brings results back.
 // [Builder.LSTM], [Builder.GRU] and [Builder.MoE] need all positions of a sample on one rank: an
-// all-to-all, To(x, Sequence, Split(axis of the batch)), divides samples instead of positions.
+// all-to-all, To(x, Sequence, Split(axis of the batch)), shards samples instead of positions.
 //
-// [Builder.Table] is an embedding of very many rows, which the ranks of l.Data divide: ids and rows
+// [Builder.Table] is an embedding of very many rows, which the ranks of l.Data shard: ids and rows
 // travel in all-to-alls outside of the graph, and a step pays only for its rows.
 //
 // # Random numbers
@@ -109,7 +109,7 @@
 //
 // # Norms of gradients, and checkpoints
 //
-// [Builder.Divided] says which learnables are parts: the others are the same on all ranks of a
+// [Builder.Sharded] says which learnables are parts: the others are the same on all ranks of a
 // Tensor group. With [Builder.Training], vm.ClipNorm counts each element once, and checkpoints have
 // whole learnables, which any layout may load.
 //

@@ -21,7 +21,7 @@ import (
 // after each run.
 //
 // Gradient: that of nn.Dropout, with the same mask.
-// Cost: that of nn.Dropout; if ranks divide x, each draws the whole mask.
+// Cost: that of nn.Dropout; if ranks shard x, each draws the whole mask.
 // Errors: [ErrPlacement] if x is a partial sum, or not split along the sequence; those of
 // nn.Dropout.
 func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
@@ -36,8 +36,8 @@ func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 		if random != nil {
 			random.Place(b.layout.Replica * x.Shape()[1-positions])
 		}
-		whole, divided := b.whole(x)
-		if !divided && positions == 1 {
+		whole, sharded := b.wholeShape(x)
+		if !sharded && positions == 1 {
 			y, err := nn.Dropout(p, random, x.Node)
 			return Place(y, x), err
 		}
@@ -65,17 +65,17 @@ func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 	}, "random", random, "x", x)
 }
 
-// whole returns the shape of the tensor that x is this rank's part of, and whether there are other
-// parts.
-func (b *Builder) whole(x Node) (shape []int, divided bool) {
+// wholeShape returns the shape of the tensor that x is this rank's part of, and whether there are
+// other parts.
+func (b *Builder) wholeShape(x Node) (shape []int, sharded bool) {
 	shape = x.Shape().Clone()
 	for _, g := range x.order() {
 		if p := x.place[g]; p.split() {
 			shape[p] = sum(x.parts[g])
-			divided = divided || b.layout.groups[g].Size() > 1
+			sharded = sharded || b.layout.groups[g].Size() > 1
 		}
 	}
-	return shape, divided
+	return shape, sharded
 }
 
 // partLike returns the part of whole that x is of another tensor of that shape.
@@ -90,7 +90,7 @@ func (b *Builder) partLike(x Node, whole *gorgonia.Node) (part *gorgonia.Node, e
 	return part, err
 }
 
-// order returns the groups, beginning with the one that divided last.
+// order returns the groups, beginning with the one that sharded last.
 func (n Node) order() [2]Group {
 	if n.place[Sequence] == n.place[Tensor] {
 		return [2]Group{n.inner, 1 - n.inner}

@@ -17,7 +17,7 @@ import (
 )
 
 // Tokens are numbers of a vocabulary, an input of the graph: one for each position of the samples
-// of this rank's replica. The Sequence group divides them.
+// of this rank's replica. The Sequence group shards them.
 type Tokens struct {
 	name  string
 	b     *Builder
@@ -45,7 +45,7 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 			return Node{}, fmt.Errorf("%w: shape %v has no axis %d", ops.ErrShape, shape, axis)
 		}
 		if shape[axis] < b.layout.SP {
-			return Node{}, fmt.Errorf("%w: %d positions are divided among %d ranks, and each "+
+			return Node{}, fmt.Errorf("%w: %d positions are sharded among %d ranks, and each "+
 				"needs one: use fewer ranks", ops.ErrShape, shape[axis], b.layout.SP)
 		}
 		return Node{}, nil
@@ -321,7 +321,7 @@ func (t *Tokens) of() string {
 
 // Embedding returns the row of each token.
 //
-//	in   embedding  [vocabulary, n]   a learnable, Split(0) over the Tensor group or undivided
+//	in   embedding  [vocabulary, n]   a learnable, Split(0) over the Tensor group or not sharded
 //	     tokens     [d...]
 //	out  y          [d..., n]         Partial over the Tensor group if it shards the embedding,
 //	                                  else Replicated
@@ -397,7 +397,7 @@ func ownRows(rows []int, n, start, end int) (own []int, err error) {
 // The learnable, [positions, n], has the name. Each rank has the whole of it: [Builder.Sinusoids]
 // needs less memory.
 //
-// Errors: [ErrPlacement] if x is a partial sum or n is divided.
+// Errors: [ErrPlacement] if x is a partial sum or n is sharded.
 func (b *Builder) Positions(name string, x Node) Node {
 	return b.within("Positions "+name, func() Node {
 		rows := b.wholeSequence(x)
@@ -459,7 +459,7 @@ func (b *Builder) PositionsOf(p, x Node) Node {
 //
 // Nothing is learnt, and a rank has only the numbers of its positions.
 //
-// Errors: [ErrPlacement] if x is a partial sum or n is divided.
+// Errors: [ErrPlacement] if x is a partial sum or n is sharded.
 func (b *Builder) Sinusoids(scale float64, x Node) Node {
 	return b.apply("Sinusoids", func() (Node, error) {
 		axis, err := alongSequence(x)
@@ -503,10 +503,10 @@ type RotaryOptions struct {
 //	in   x  [batch, positions, heads, d] with axis 1, or [positions, batch, heads, d] with axis 0
 //	out  y  like x, and placed like x
 //
-// Nothing is learnt. A rank has only the angles of its positions, and any group may divide the
+// Nothing is learnt. A rank has only the angles of its positions, and any group may shard the
 // positions.
 //
-// Errors: [ErrPlacement] if x is a partial sum or d is divided; [ops.ErrShape]; those of
+// Errors: [ErrPlacement] if x is a partial sum or d is sharded; [ops.ErrShape]; those of
 // nn.RotaryAngles.
 func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
 	return b.apply("Rotary", func() (Node, error) {
@@ -515,7 +515,7 @@ func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
 			return Node{}, fmt.Errorf("%w: x has shape %v, with positions along axis %d",
 				ops.ErrShape, x.Shape(), axis)
 		}
-		if err := firstOf(summed("x", x), whole("x", x, last)); err != nil {
+		if err := firstOf(summed("x", x), wholeAxis("x", x, last)); err != nil {
 			return Node{}, err
 		}
 		shape := x.Shape()
@@ -541,7 +541,7 @@ func alongSequence(x Node) (axis int, err error) {
 	if axis != 0 && axis != 1 || x.Dims() != 3 {
 		return 0, misplaced("x", x, Sequence, Split(1), Split(0))
 	}
-	return axis, firstOf(summed("x", x), whole("x", x, 2))
+	return axis, firstOf(summed("x", x), wholeAxis("x", x, 2))
 }
 
 // addRows adds row i of p, [positions, n], to position i of every sample.

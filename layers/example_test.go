@@ -55,7 +55,7 @@ func trained(l *layers.Layout, build sync.Locker) (float64, error) {
 }
 
 // One program trains a transformer on any layout of the ranks, and gets the same model: here on one
-// rank, and on two that divide the heads, the MLP and the vocabulary.
+// rank, and on two that shard the heads, the MLP and the vocabulary.
 func ExampleBuilder() {
 	for _, ranks := range []int{1, 2} {
 		rank := func(comm backend.Communicator, build sync.Locker) error {

@@ -42,7 +42,7 @@ type Experts struct {
 	Dropped Node
 }
 
-// MoE is a mixture of experts that the Tensor group divides: experts are blocks like
+// MoE is a mixture of experts that the Tensor group shards: experts are blocks like
 // [Builder.MLP], and a router sends each token to a few of them.
 //
 //	in   x  [batch, positions, n] Split(0) over the Sequence group,
@@ -300,7 +300,7 @@ func (m *mixture) balance(p, choices *gorgonia.Node) error {
 	if loss, err = gorgonia.Mean(loss); err != nil {
 		return err
 	}
-	whole, _ := m.whole(m.x)
+	whole, _ := m.wholeShape(m.x)
 	weight := m.o.Balance * float64(m.o.Experts*s[0]) / float64(whole[0]*m.batches)
 	if loss, err = m.scaled(loss, weight); err == nil {
 		m.loss, err = m.share(loss)

@@ -91,7 +91,7 @@ func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOp
 }
 
 // TestExpertsEqualOneRank: losses and dropped tokens of 20 steps equal one rank's, on layouts of
-// replicas and of ranks that divide the experts, evenly or not.
+// replicas and of ranks that shard the experts, evenly or not.
 func TestExpertsEqualOneRank(t *testing.T) {
 	for i, o := range []layers.MoEOptions{
 		{Experts: 5, Choices: 2, Hidden: 7, Capacity: 1, Balance: 0.01},

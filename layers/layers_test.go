@@ -106,7 +106,7 @@ var blocks = map[string]block{
 		random.Next(5)
 		return b.Dropout(0.25, random, b.Dropout(0.5, random, in[0]))
 	},
-	"positions that the tensor group divides first": func(b *layers.Builder,
+	"positions that the tensor group shards first": func(b *layers.Builder,
 		in ...layers.Node) layers.Node {
 		over := in[0].Placed(layers.Sequence)
 		x := b.To(b.To(in[0], layers.Tensor, layers.Replicated), layers.Sequence, layers.Replicated)
@@ -176,7 +176,7 @@ type outcome struct {
 	y         []float64
 	gradients map[string][]float64 // of inputs and learnables
 	shapes    map[string][]int
-	divided   map[string]int // the axis of a learnable that the Tensor group divides
+	divided   map[string]int // the axis of a learnable that the Tensor group shards
 }
 
 // within runs a function as all ranks of a layout, with the device of its machines, nil for the
@@ -262,7 +262,7 @@ func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, bat
 		if err := machine.RunAll(); err != nil {
 			return errors.Join(ops.Cause(err), machine.Close())
 		}
-		o := outcome{numbers(y.Value()), map[string][]float64{}, map[string][]int{}, b.Divided()}
+		o := outcome{numbers(y.Value()), map[string][]float64{}, map[string][]int{}, b.Sharded()}
 		for _, n := range wrt {
 			o.gradients[n.Name()], o.shapes[n.Name()] = numbers(n.Deriv().Value()), n.Shape()
 		}
@@ -319,7 +319,7 @@ func scale(learnables gorgonia.Nodes) {
 // bias gives biases numbers other than zero, which follow from where they are in the whole. It is
 // collective.
 func bias(l *layers.Layout, b *layers.Builder) error {
-	divided := b.Divided()
+	divided := b.Sharded()
 	for _, n := range b.Learnables() {
 		if !strings.HasSuffix(n.Name(), "bias") {
 			continue

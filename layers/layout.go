@@ -18,7 +18,7 @@ type Layout struct {
 	groups  [2]backend.Communicator
 }
 
-// Sizes are the numbers of ranks among which samples, positions and weights are divided.
+// Sizes are the numbers of ranks among which samples, positions and weights are sharded.
 type Sizes struct{ DP, SP, TP int }
 
 // String returns "dp2xsp2xtp1".

@@ -20,7 +20,7 @@ const deviation = 0.02
 //	in   x  [d..., n]      Copied over the Tensor group
 //	out  y  [d..., out...] y = x w + c, Split along an axis of out
 //
-// axis is the axis of out that is divided. w, [n, out...], has the name plus ".weight", and c,
+// axis is the axis of out that is sharded. w, [n, out...], has the name plus ".weight", and c,
 // [out...], the name plus ".bias".
 //
 // Cost: 2*d*n*out/P operations, backward twice that; no collective.
@@ -37,12 +37,12 @@ func (b *Builder) Linear(name string, x Node, axis int, out ...int) Node {
 func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) Node {
 	return b.apply("linear layer "+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(divided("x", x), whole("x", x, last),
+		if err := firstOf(sharded("x", x), wholeAxis("x", x, last),
 			require("x", x, Tensor, Copied)); err != nil {
 			return Node{}, err
 		}
 		if axis < 0 || axis >= len(out) {
-			return Node{}, fmt.Errorf("%w: axis %d of results of shape %v is to be divided",
+			return Node{}, fmt.Errorf("%w: axis %d of results of shape %v is to be sharded",
 				ops.ErrShape, axis, out)
 		}
 		w := b.Learn(name+".weight", Normal(deviation), 1+axis, append([]int{x.Shape()[last]},
@@ -71,11 +71,11 @@ func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) N
 // gradient is all-reduced in it.
 //
 // Cost: 2*d*n*out operations, backward twice that. Errors: [ErrPlacement] if x is a partial sum or
-// n is divided.
+// n is sharded.
 func (b *Builder) Dense(name string, x Node, out int) Node {
 	return b.apply("Dense "+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(summed("x", x), divided("x", x), whole("x", x, last)); err != nil {
+		if err := firstOf(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
 			return Node{}, err
 		}
 		w := b.Learn(name+".weight", Normal(deviation), Undivided, x.Shape()[last], out)
@@ -114,7 +114,7 @@ func (b *Builder) Rows(name string, x Node, in int, out int) Node {
 		for axis := x.Dims() - 1; axis >= first; axis-- {
 			inputs = append(inputs, Split(axis))
 		}
-		err := firstOf(divided("x", x), require("x", x, Tensor, inputs...))
+		err := firstOf(sharded("x", x), require("x", x, Tensor, inputs...))
 		for axis := first; axis < x.Dims() && err == nil; axis++ {
 			if x.place[Sequence] == Split(axis) {
 				err = misplaced("x", x, Sequence, Split(max(0, first-1)))
@@ -142,11 +142,11 @@ func (b *Builder) Rows(name string, x Node, in int, out int) Node {
 //	in   x  [d..., n]
 //	out  y  [d..., n]   y = x + c
 //
-// Errors: [ErrPlacement] if x is a partial sum or n is divided.
+// Errors: [ErrPlacement] if x is a partial sum or n is sharded.
 func (b *Builder) Bias(name string, x Node) Node {
 	return b.apply("Bias "+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(summed("x", x), divided("x", x), whole("x", x, last)); err != nil {
+		if err := firstOf(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
 			return Node{}, err
 		}
 		n := x.Shape()[last]
@@ -210,7 +210,7 @@ func reshape(x *gorgonia.Node, shape ...int) (*gorgonia.Node, error) {
 }
 
 // MLP is a linear layer of hidden units with GELU and another one after it. The Tensor group
-// divides the hidden units.
+// shards the hidden units.
 //
 //	in   x  [d..., n]
 //	out  y  [d..., n]   y = gelu(x w1 + c1) w2 + c2, placed like x

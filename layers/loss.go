@@ -29,7 +29,7 @@ func (b *Builder) Logits(x, embedding Node) Node {
 		x := b.beginTensorParallel(x)
 		return b.apply("Logits", func() (Node, error) {
 			last := x.Dims() - 1
-			if err := firstOf(divided("x", x), whole("x", x, last),
+			if err := firstOf(sharded("x", x), wholeAxis("x", x, last),
 				require("embedding", embedding, Sequence, Copied),
 				require("embedding", embedding, Tensor, Split(0))); err != nil {
 				return Node{}, err

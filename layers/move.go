@@ -14,7 +14,7 @@ import (
 // To changes the placement of x over a group: the package comment has the table of collectives and
 // their gradients.
 //
-// If both groups divide one axis, move it first over the group that divided it last. Every rank
+// If both groups shard one axis, move it first over the group that sharded it last. Every rank
 // needs a part: an axis that is shorter than its group is an error.
 //
 // Cost: that of the collective; none in a group of one rank.
@@ -33,7 +33,7 @@ func (b *Builder) convert(x Node, g Group, to Placement) (Node, error) {
 		return Node{}, fmt.Errorf("%w: x, of shape %v, is %v over the %v group: no collective "+
 			"makes it %v", ErrPlacement, x.Shape(), from, g, to)
 	case from.split() && from == other && x.inner != g:
-		return Node{}, fmt.Errorf("%w: axis %d of x was divided by the %v group after the %v "+
+		return Node{}, fmt.Errorf("%w: axis %d of x was sharded by the %v group after the %v "+
 			"group: move it over the %v group first", ErrPlacement, int(from), 1-g, g, 1-g)
 	case int(to) >= x.Dims():
 		return Node{}, fmt.Errorf("%w: there is no axis %d to split: x has shape %v", ops.ErrShape,
@@ -50,7 +50,7 @@ func (b *Builder) convert(x Node, g Group, to Placement) (Node, error) {
 			shortest = slices.Min(x.parts[1-g])
 		}
 		if shortest < comm.Size() {
-			return Node{}, fmt.Errorf("%w: axis %d of x, of shape %v, is divided among the %d "+
+			return Node{}, fmt.Errorf("%w: axis %d of x, of shape %v, is sharded among the %d "+
 				"ranks of the %v group, and each needs a part: use fewer ranks",
 				ops.ErrShape, int(to), x.Shape(), comm.Size(), g)
 		}

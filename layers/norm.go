@@ -17,7 +17,7 @@ const epsilon = 1e-5
 // Gain and bias, [n], have the name plus ".gain" and ".bias". If x is also split over the Tensor
 // group, their gradients are all-reduced in it.
 //
-// Errors: [ErrPlacement] if x is a partial sum or n is divided.
+// Errors: [ErrPlacement] if x is a partial sum or n is sharded.
 func (b *Builder) LayerNorm(name string, x Node) Node {
 	return b.norm("LayerNorm ", name, x, []string{".gain", ".bias"},
 		func(own []*gorgonia.Node) (*gorgonia.Node, error) {
@@ -32,7 +32,7 @@ func (b *Builder) LayerNorm(name string, x Node) Node {
 //
 // The gain, [n], has the name plus ".gain". Its gradient is all-reduced as in [Builder.LayerNorm].
 //
-// Errors: [ErrPlacement] if x is a partial sum or n is divided.
+// Errors: [ErrPlacement] if x is a partial sum or n is sharded.
 func (b *Builder) RMSNorm(name string, epsilon float64, x Node) Node {
 	return b.norm("RMSNorm ", name, x, []string{".gain"},
 		func(own []*gorgonia.Node) (*gorgonia.Node, error) {
@@ -46,7 +46,7 @@ func (b *Builder) norm(kind, name string, x Node, learnables []string,
 	norm func(own []*gorgonia.Node) (*gorgonia.Node, error)) Node {
 	return b.apply(kind+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(summed("x", x), divided("x", x), whole("x", x, last)); err != nil {
+		if err := firstOf(summed("x", x), sharded("x", x), wholeAxis("x", x, last)); err != nil {
 			return Node{}, err
 		}
 		own := make([]*gorgonia.Node, len(learnables))

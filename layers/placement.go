@@ -13,12 +13,12 @@ import (
 // or a gradient would be wrong.
 var ErrPlacement = errors.New("wrong placement")
 
-// Group is a kind of group of ranks that divide a node.
+// Group is a kind of group of ranks that shard a node.
 type Group int
 
 // The groups.
 const (
-	Sequence Group = iota // divides the positions of a sequence
+	Sequence Group = iota // shards the positions of a sequence
 	Tensor                // shards weights
 )
 
@@ -61,7 +61,7 @@ type Node struct {
 	*gorgonia.Node
 	place [2]Placement
 	parts [2][]int // the ranks' lengths along the axis of a Split
-	inner Group    // the group that divided last, where both divide one axis
+	inner Group    // the group that sharded last, where both shard one axis
 }
 
 // Placed returns the placement over a group.
@@ -163,16 +163,16 @@ func summed(operand string, x Node) error {
 }
 
 // alike checks that this rank has the same part of y as of x, if both are placed alike: two groups
-// can divide one axis in either order.
+// can shard one axis in either order.
 func alike(operand string, y, x Node) error {
 	if p := x.place[Sequence]; p.split() && p == x.place[Tensor] && y.inner != x.inner {
-		return fmt.Errorf("%w: %s, of shape %v, was divided along axis %d by the %v group last, "+
-			"and the other operand by the %v group: divide both in one order",
+		return fmt.Errorf("%w: %s, of shape %v, was sharded along axis %d by the %v group last, "+
+			"and the other operand by the %v group: shard both in one order",
 			ErrPlacement, operand, y.Shape(), int(p), y.inner, x.inner)
 	}
 	for g := range x.parts {
 		if x.place[g].split() && !slices.Equal(x.parts[g], y.parts[g]) {
-			return fmt.Errorf("%w: the %v group divides %s into lengths of %v, and the other "+
+			return fmt.Errorf("%w: the %v group shards %s into lengths of %v, and the other "+
 				"operand into %v",
 				ErrPlacement, Group(g), operand, y.parts[g], x.parts[g])
 		}
@@ -180,8 +180,8 @@ func alike(operand string, y, x Node) error {
 	return nil
 }
 
-// whole checks that an axis is not split.
-func whole(operand string, x Node, axis int) error {
+// wholeAxis checks that an axis is not split.
+func wholeAxis(operand string, x Node, axis int) error {
 	for _, g := range []Group{Sequence, Tensor} {
 		if x.place[g] == Split(axis) {
 			return misplaced(operand, x, g, Replicated)

@@ -86,7 +86,7 @@ func TestWrongPlacement(t *testing.T) {
 				return b.To(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)), seq,
 					layers.Replicated)
 			}},
-		{"parts in different orders", "divide both in one order",
+		{"parts in different orders", "shard both in one order",
 			func(b *layers.Builder, x layers.Node) layers.Node {
 				return b.Add(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)),
 					b.To(b.To(x, tp, layers.Split(1)), seq, layers.Split(1)))
@@ -142,7 +142,7 @@ func TestGroupedAttentionRefused(t *testing.T) {
 		o          layers.AttentionOptions
 		mask       []int
 	}{
-		{"heads apart from their keys", "divides k into lengths of [2 1]", layers.ErrPlacement,
+		{"heads apart from their keys", "shards k into lengths of [2 1]", layers.ErrPlacement,
 			layers.AttentionOptions{Heads: 6, KeyHeads: 3}, nil},
 		{"fewer heads of keys than ranks", "each needs a part", ops.ErrShape,
 			layers.AttentionOptions{Heads: 6, KeyHeads: 1}, nil},

@@ -16,16 +16,16 @@ import (
 //	in   x  [steps, batch, n], or [batch, steps, n] with o.BatchFirst
 //	out  y  [steps, batch, hidden], or [batch, steps, hidden], placed like x
 //
-// A rank needs all steps of a sample, but either group may divide the batch. If the Sequence group
-// divides the steps, To(x, Sequence, Split(axis of the batch)) is the all-to-all that divides the
+// A rank needs all steps of a sample, but either group may shard the batch. If the Sequence group
+// shards the steps, To(x, Sequence, Split(axis of the batch)) is the all-to-all that shards the
 // batch instead, and To(y, Sequence, Split(axis of the steps)) reverses it.
 //
 // Learnables have the name plus ".weight_ih", ".weight_hh", ".bias_ih" and ".bias_hh". They begin
 // with numbers between -1/sqrt(hidden) and 1/sqrt(hidden), as in PyTorch. Every rank has all of
-// them whole. If the Tensor group divides the batch, their gradients are all-reduced in it.
+// them whole. If the Tensor group shards the batch, their gradients are all-reduced in it.
 //
 // Cost: that of nn.LSTM for the samples of the rank; no collective.
-// Errors: [ErrPlacement] if x is a partial sum, or steps or n are divided; those of nn.LSTM.
+// Errors: [ErrPlacement] if x is a partial sum, or steps or n are sharded; those of nn.LSTM.
 func (b *Builder) LSTM(name string, x Node, hidden int, o nn.RecurrentOptions) Node {
 	return b.recurrent("LSTM "+name, name, x, hidden, 4, o,
 		func(x, state *gorgonia.Node, w []*gorgonia.Node) (*gorgonia.Node, error) {

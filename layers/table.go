@@ -16,7 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// Table is an embedding of many rows, which the ranks of l.Data divide: row i is on rank i modulo
+// Table is an embedding of many rows, which the ranks of l.Data shard: row i is on rank i modulo
 // their number, in host memory. It is not a learnable. The cost of a step depends on the rows that
 // it looks up, not on how many the table has:
 //

@@ -17,7 +17,7 @@ import (
 // vm.New after [Builder.Grad].
 //
 // The graph says what it needs: vm.New returns an ErrArgument, which says what is missing, if it is
-// to train it in another way. A graph of a layout that divides nothing may be trained by
+// to train it in another way. A graph of a layout that shards nothing may be trained by
 // vm.WithDataParallel, vm.WithTree and vm.WithElastic of any ranks.
 func (b *Builder) Training(options ...autograd.Option) vm.Option {
 	return func(m *vm.Machine) {
@@ -28,7 +28,7 @@ func (b *Builder) Training(options ...autograd.Option) vm.Option {
 		if b.sums {
 			data = append(data, autograd.WithSum())
 		}
-		if parts := b.Divided(); len(parts) > 0 {
+		if parts := b.Sharded(); len(parts) > 0 {
 			data = append(data, autograd.WithParts(b.layout.Comm(Tensor), parts))
 		}
 		for _, t := range b.tables {
@@ -57,7 +57,7 @@ func (b *Builder) says() *terms.Terms {
 // write says in the graph what its training needs.
 func (b *Builder) write(loss Node) {
 	t := b.says()
-	t.Divided, t.Counted = b.Divided(), b.counted
+	t.Sharded, t.Counted = b.Sharded(), b.counted
 	if b.shares {
 		t.Batches = b.batches
 	}

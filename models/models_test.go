@@ -198,7 +198,7 @@ func sameLogits(want expected, name string, logits *gorgonia.Node, first, rows, 
 // sameGradients compares this rank's parts of the sums of the gradients.
 func sameGradients(want expected, l *layers.Layout, b *layers.Builder,
 	learnables gorgonia.Nodes) error {
-	divided := b.Divided()
+	divided := b.Sharded()
 	for _, n := range learnables {
 		gradient := numbers(n.Deriv().Value())
 		if err := addUp(l.Data, gradient); err != nil {

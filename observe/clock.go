@@ -82,8 +82,8 @@ func (c *clock) record(q backend.TimedQueue) backend.TimedEvent {
 	return e
 }
 
-// begin returns the timedPart for a call, nil for a whole call. mu is held.
-func (r *Recorder) begin(c *backend.Call) *timedPart {
+// beginPart returns the timedPart for a call, nil for a whole call. mu is held.
+func (r *Recorder) beginPart(c *backend.Call) *timedPart {
 	if c.Part == "" {
 		return nil
 	}
@@ -103,13 +103,13 @@ func (r *Recorder) finish(p *timedPart, err error) bool {
 		p.end = r.clock.record(p.queue)
 	}
 	if p.end == nil {
-		r.clock.forget(p)
+		r.clock.reusePart(p)
 	}
 	return p.end != nil
 }
 
-// forget makes the events of a part reusable.
-func (c *clock) forget(p *timedPart) {
+// reusePart makes the events of a part reusable.
+func (c *clock) reusePart(p *timedPart) {
 	for _, e := range []*backend.TimedEvent{&p.start, &p.end} {
 		if *e != nil {
 			c.idle, *e = append(c.idle, *e), nil
@@ -136,7 +136,7 @@ func (c *clock) read(this *record) {
 			c.at, c.origin, p.start = this.from, p.start, c.origin
 		}
 	}
-	c.forget(p)
+	c.reusePart(p)
 }
 
 // readParts reads the times of the parts that have ended.
@@ -161,7 +161,7 @@ func (r *Recorder) Close() error {
 	}
 	for i := range r.records {
 		if p := r.records[i].part; p != nil {
-			c.forget(p)
+			c.reusePart(p)
 		}
 	}
 	var errs []error

@@ -73,7 +73,7 @@ func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	}
 	this := &r.records[r.place]
 	this.comm, this.queue, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Bytes, c.Work
-	this.part = r.begin(c)
+	this.part = r.beginPart(c)
 	this.start = r.ticks.now()
 	// last: it was just written in pieces, and a copy must wait until these are in the cache
 	this.header = c.Header
@@ -91,7 +91,7 @@ func (r *Recorder) clear(some []record) {
 	if r.clock != nil {
 		for i := range some {
 			if p := some[i].part; p != nil {
-				r.clock.forget(p)
+				r.clock.reusePart(p)
 			}
 		}
 	}

@@ -257,10 +257,10 @@ func (w *Watch) Begin() {
 	w.notes.Reset()
 	w.tick = w.recorder.ticks.scale()
 	w.await()
-	w.begin(time.Now())
+	w.beginWindow(time.Now())
 }
 
-func (w *Watch) begin(now time.Time) { w.began, w.exposed = now, w.recorder.exposed() }
+func (w *Watch) beginWindow(now time.Time) { w.began, w.exposed = now, w.recorder.exposed() }
 
 // During runs f, and notes its time for a cause.
 func (w *Watch) During(c Cause, f func() error) error {
@@ -341,7 +341,7 @@ func (w *Watch) Step(s StepInfo, told [][]float64) {
 		fmt.Fprintln(w.reports, "euryale: EURYALE_METRICS is set, and this program serves no "+
 			"metrics: it must call metrics.Serve, of package observe/metrics")
 	}
-	w.begin(now)
+	w.beginWindow(now)
 	w.notes.Look(behind > leastLook && behind > w.mine.Time/lookPart)
 }
 

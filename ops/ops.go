@@ -66,7 +66,7 @@ func AllGather(comm backend.Communicator, axis int, x *gorgonia.Node,
 
 // AllToAll cuts x along scatterDim into a piece for each rank, and concatenates
 // the pieces that every rank sent here along gatherDim, in rank order: what was
-// divided among the ranks along gatherDim is afterwards divided along
+// sharded among the ranks along gatherDim is afterwards sharded along
 // scatterDim.
 //
 //	in   x  [..., n (scatterDim), ..., m (gatherDim), ...]       the same shape on every rank

@@ -72,13 +72,13 @@ func newCaller(me, server identity) caller {
 	return caller{me: me, server: server, calls: map[uint64]*request{}}
 }
 
-// begin sends a request.
-func (c *caller) begin(call *request, body []byte) {
+// sendRequest sends a request.
+func (c *caller) sendRequest(call *request, body []byte) {
 	c.last++
 	call.id = c.last
 	c.calls[call.id] = call
 	if u := (unpacker{rest: body}); call.kind == kindSet && u.string() == reportKey(c.me.rank) {
-		c.own.take(u.bytes(), c.now)
+		c.own.takeReport(u.bytes(), c.now)
 	}
 	switch {
 	case c.quit:
@@ -119,7 +119,7 @@ func (c *caller) heard(f frame) {
 	case f.kind == kindBye:
 		c.parting(f)
 	case f.kind == kindLastReport:
-		c.reports.take(f.body, c.now)
+		c.reports.takeReport(f.body, c.now)
 	case (f.kind == kindServe || f.kind == kindMove) && c.follows < f.kind && !c.quit:
 		c.follows = f.kind // who is too slow to serve moves, too
 		c.do(follow{f})
@@ -143,16 +143,16 @@ func (c *caller) parting(f frame) {
 		c.pass(decodeFailure(failure), nil)
 		return
 	}
-	c.end(c.left())
+	c.endAll(c.left())
 }
 
 // broke hears that the connection has ended, and the cause if this end has closed it.
 func (c *caller) broke(err, closed error) {
 	switch {
 	case c.quit:
-		c.end(ErrClosed) // the answer to this rank's goodbye
+		c.endAll(ErrClosed) // the answer to this rank's goodbye
 	case c.moved:
-		c.end(c.left())
+		c.endAll(c.left())
 	case closed != nil:
 		c.pass(&Failure{Rank: c.server.rank, Cause: closed}, nil)
 	default:
@@ -176,11 +176,11 @@ func (c *caller) passed(f *Failure, call *request) {
 		c.finish(call, nil)
 		return
 	}
-	c.end(f)
+	c.endAll(f)
 }
 
-// end ends all calls.
-func (c *caller) end(why error) {
+// endAll ends all calls.
+func (c *caller) endAll(why error) {
 	if c.over != nil {
 		return
 	}

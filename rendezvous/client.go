@@ -78,7 +78,7 @@ func (c *client) tell(event func()) {
 				c.tell(func() { c.passed(a.failure, a.call) })
 			}()
 		case patience:
-			time.AfterFunc(a.most, func() { c.tell(func() { c.end(a.why) }) })
+			time.AfterFunc(a.most, func() { c.tell(func() { c.endAll(a.why) }) })
 		case hangUp:
 			c.link.end(a.why)
 		}
@@ -144,7 +144,7 @@ func (c *client) request(ctx context.Context, k kind, key string, body []byte) (
 		return nil, nil, context.Cause(ctx) // the reply could come first
 	}
 	call := &request{kind: k, key: key, done: make(chan struct{})}
-	c.tell(func() { c.begin(call, body) })
+	c.tell(func() { c.sendRequest(call, body) })
 	select {
 	case <-call.done:
 	case <-ctx.Done():

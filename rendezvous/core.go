@@ -262,7 +262,7 @@ func (c *core) wrote(m *member, k kind) {
 // those that come: they could not tell its end from a loss. The call is answered once it was sent
 // to all.
 func (c *core) leaveReport(w *wait, value []byte) {
-	c.reports.take(value, c.now)
+	c.reports.takeReport(value, c.now)
 	for _, m := range c.connected() {
 		m.unsent++
 		c.do(send{m, frame{kind: kindLastReport, body: value}, true})
@@ -364,9 +364,9 @@ func (c *core) hear(m *member, f frame) error {
 		return c.serves(m, addr)
 	case kindGet:
 		key := u.string()
-		c.begin(m, f, &wait{get: key}, errors.Join(u.done(), checkPair(key, nil)))
+		c.beginWait(m, f, &wait{get: key}, errors.Join(u.done(), checkPair(key, nil)))
 	case kindGather, kindPeek:
-		c.gather(m, f)
+		c.answerGathering(m, f)
 	case kindSet, kindAdd, kindSwap:
 		body, err := c.request(m, f)
 		c.reply(m, f.id, body, err)
@@ -411,15 +411,15 @@ func (c *core) request(m *member, f frame) ([]byte, error) {
 		return packInt(nil, sum), err
 	case key == reportKey(m.rank):
 		m.moved = true
-		m.reports.take(value, c.now)
+		m.reports.takeReport(value, c.now)
 	default:
 		c.put(key, copied(value))
 	}
 	return nil, nil
 }
 
-// begin starts a wait of a member, unless its request has an error.
-func (c *core) begin(m *member, f frame, w *wait, err error) {
+// beginWait starts a wait of a member, unless its request has an error.
+func (c *core) beginWait(m *member, f frame, w *wait, err error) {
 	if err == nil && (len(m.waits) >= waiting || m.waits[f.id] != nil) {
 		err = fmt.Errorf("a rank may wait for at most %d keys at once", waiting)
 	}
@@ -432,8 +432,9 @@ func (c *core) begin(m *member, f frame, w *wait, err error) {
 	c.await(w)
 }
 
-// gather answers a rank's request for a gathering, once all values are there if the request waits.
-func (c *core) gather(m *member, f frame) {
+// answerGathering answers a rank's request for a gathering, once all values are there if the
+// request waits.
+func (c *core) answerGathering(m *member, f frame) {
 	g, from, err := unpackGathering(f.body)
 	if err == nil && f.kind == kindGather && g.value != nil {
 		if _, first := c.swap(rankKey(g.key, g.rank), nil, copied(g.value)); !first {
@@ -444,7 +445,7 @@ func (c *core) gather(m *member, f frame) {
 		c.reply(m, f.id, c.pack(g, from), nil)
 		return
 	}
-	c.begin(m, f, &wait{all: &g, from: from, next: from}, err)
+	c.beginWait(m, f, &wait{all: &g, from: from, next: from}, err)
 }
 
 // pack packs the values of a gathering from index from on, as many as fit into an answer.

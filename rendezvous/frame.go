@@ -107,7 +107,7 @@ type unpacker struct {
 	bad  bool
 }
 
-func (u *unpacker) take(n int) []byte {
+func (u *unpacker) takeBytes(n int) []byte {
 	if u.bad || n > len(u.rest) {
 		u.bad = true
 		return nil
@@ -118,7 +118,7 @@ func (u *unpacker) take(n int) []byte {
 }
 
 func (u *unpacker) bytes() []byte {
-	length := u.take(4)
+	length := u.takeBytes(4)
 	if u.bad {
 		return nil
 	}
@@ -130,13 +130,13 @@ func (u *unpacker) bytes() []byte {
 		u.bad = true
 		return nil
 	}
-	return u.take(int(n) - 1)
+	return u.takeBytes(int(n) - 1)
 }
 
 func (u *unpacker) string() string { return string(u.bytes()) }
 
 func (u *unpacker) int() int64 {
-	v := u.take(8)
+	v := u.takeBytes(8)
 	if u.bad {
 		return 0
 	}

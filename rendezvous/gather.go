@@ -37,7 +37,7 @@ var errUsed = errors.New("the key was used before: every call needs its own key"
 // gatherer is a [Store] that gives a rank the values of all ranks in one round trip.
 type gatherer interface {
 	// gather sets this rank's value, waits until all are set, and returns them.
-	gather(ctx context.Context, g gathering) ([][]byte, error)
+	allGather(ctx context.Context, g gathering) ([][]byte, error)
 	// peek returns the values that are set, and nil for the others. It does not wait.
 	peek(ctx context.Context, g gathering) ([][]byte, error)
 }
@@ -45,7 +45,7 @@ type gatherer interface {
 // oneByOne is the gatherer over any store, by a call for each value.
 type oneByOne struct{ Store }
 
-func (e oneByOne) gather(ctx context.Context, g gathering) ([][]byte, error) {
+func (e oneByOne) allGather(ctx context.Context, g gathering) ([][]byte, error) {
 	_, first, err := e.CompareAndSwap(ctx, rankKey(g.key, g.rank), nil, copied(g.value))
 	if err == nil && !first {
 		err = errUsed
@@ -110,7 +110,7 @@ func unpackGathering(b []byte) (g gathering, from int, err error) {
 	return g, from, err
 }
 
-func (c *client) gather(ctx context.Context, g gathering) ([][]byte, error) {
+func (c *client) allGather(ctx context.Context, g gathering) ([][]byte, error) {
 	return c.values(ctx, kindGather, g)
 }
 

@@ -29,7 +29,7 @@ func TestEveryStoreGathers(t *testing.T) {
 		got := make(chan [][]byte, len(s))
 		for r := range s {
 			go func() {
-				values, err := gathererOf(s[r]).gather(ctx, ask("all", r))
+				values, err := gathererOf(s[r]).allGather(ctx, ask("all", r))
 				require.Check(t, err == nil, "rank %d: %v", r, err)
 				got <- values
 			}()
@@ -40,11 +40,11 @@ func TestEveryStoreGathers(t *testing.T) {
 					"the value of rank %d has %d bytes", r, len(v))
 			}
 		}
-		_, err := gathererOf(s[1]).gather(ctx, ask("all", 1))
+		_, err := gathererOf(s[1]).allGather(ctx, ask("all", 1))
 		require.Fails(t, "for the second time", err, errUsed.Error())
 		short, cancel := context.WithCancel(ctx)
 		cancel()
-		_, err = gathererOf(s[2]).gather(short, ask("some", 2, 2, 0))
+		_, err = gathererOf(s[2]).allGather(short, ask("some", 2, 2, 0))
 		require.Fails(t, "without rank 0", err, context.Canceled)
 		// it may have come before the end
 		require.NoError(t, s[2].Set(ctx, rankKey("some", 2), nil))
@@ -53,7 +53,7 @@ func TestEveryStoreGathers(t *testing.T) {
 			require.Check(t, err == nil && len(values) == 2 && values[0] != nil && values[1] == nil,
 				"rank %d sees %d values, %v", r, len(values), err)
 		}
-		values, err := gathererOf(s[0]).gather(ctx, ask("some", 0, 2, 0))
+		values, err := gathererOf(s[0]).allGather(ctx, ask("some", 0, 2, 0))
 		require.Check(t, err == nil && len(values) == 2 && len(values[0]) == 0 &&
 			len(values[1]) == maxValue, "rank 0 has %d values, %v", len(values), err)
 	})

@@ -108,7 +108,7 @@ func recordEnd(ctx context.Context, e Env, alone bool, how error) error {
 	if err := m.publish(ctx, recordValue{ended: word[:min(len(word), maxRecord/2)]}); err != nil {
 		return err
 	}
-	defer m.end()
+	defer m.removeRecord()
 	<-ctx.Done()
 	return nil
 }
@@ -241,7 +241,7 @@ func announce(ctx context.Context, e Env, v recordValue) (end func(), where stri
 	if err != nil {
 		return nil, "", err
 	}
-	return m.end, m.where(), nil
+	return m.removeRecord, m.where(), nil
 }
 
 // dialRank0 is connect on the other ranks.
@@ -343,7 +343,7 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 		return nil, errors.Join(err, store.Close())
 	}
 	mine := packString(packString(packString(nil, rand.Text()[:8]), self()), e.Note)
-	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, mine)
+	told, err := w.allGather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, mine)
 	if err != nil {
 		w.Fail(err) // fails if the store is lost, which all ranks notice
 		w.Close()
@@ -451,7 +451,7 @@ func (w *World) Nodes(ctx context.Context) ([]int, error) {
 		return slices.Repeat([]int{w.Node}, w.Size), nil
 	}
 	const what = "tell the others on which machine it is"
-	told, err := w.gather(ctx, what, "euryale/nodes", strconv.AppendInt(nil, int64(w.Node), 10))
+	told, err := w.allGather(ctx, what, "euryale/nodes", strconv.AppendInt(nil, int64(w.Node), 10))
 	if err != nil {
 		return nil, err
 	}

@@ -443,7 +443,7 @@ func TestTwoJobsOfOneName(t *testing.T) {
 	all := local(t, 2, long)
 	m := require.Value(newJoinRecord(all[0]))(t)
 	require.NoError(t, m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}))
-	defer m.end()
+	defer m.removeRecord()
 	require.Fails(t, "Join", require.Err(Join(t.Context(), all[0])), "EURYALE_JOB")
 	_, ok := m.read()
 	require.Check(t, ok, "the second job removed the record of the first")
@@ -453,7 +453,7 @@ func TestMeetingFilesArePrivate(t *testing.T) {
 	all := local(t, 2, long)
 	m := require.Value(newJoinRecord(all[0]))(t)
 	require.NoError(t, m.publish(t.Context(), recordValue{addr: "127.0.0.1:1", token: "t"}))
-	defer m.end()
+	defer m.removeRecord()
 	for _, path := range []string{m.path, m.path + lockName} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: %v, %v", path, info.Mode(), err)
@@ -607,7 +607,7 @@ func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
 	left, _ := filepath.Glob(filepath.Join(dir, "*"))
 	require.Check(t, slices.Equal(left, []string{held.Name()}),
 		"left %v, want only the lock of a job that meets now", left)
-	(&joinRecord{path: strings.TrimSuffix(held.Name(), lockName), lock: held}).end()
+	(&joinRecord{path: strings.TrimSuffix(held.Name(), lockName), lock: held}).removeRecord()
 }
 
 func TestFoundWorldsOfOneJobHaveDifferentNames(t *testing.T) {

@@ -61,8 +61,8 @@ func (f *Failure) lastReport(age time.Duration) []byte {
 // lastReports holds the last report of a live rank.
 type lastReports struct{ last atomic.Pointer[lastReport] }
 
-// take takes the value of a last report, or an empty one, which withdraws it.
-func (w *lastReports) take(value []byte, now time.Time) {
+// takeReport takes the value of a last report, or an empty one, which withdraws it.
+func (w *lastReports) takeReport(value []byte, now time.Time) {
 	u := unpacker{rest: value}
 	age := time.Duration(u.int())
 	if u.bad {

@@ -86,7 +86,7 @@ func TestAWillLapses(t *testing.T) {
 	var w lastReports
 	now := time.Now()
 	require.Equal(t, "without a last report", w.instead(loss, now), loss)
-	w.take(noSign().lastReport(0), now)
+	w.takeReport(noSign().lastReport(0), now)
 	require.Equal(t, "with a last report", w.instead(loss, now.Add(reportTime)).Rank, 2)
 	require.Equal(t, "with an old last report",
 		w.instead(loss, now.Add(reportTime+time.Millisecond)), loss)

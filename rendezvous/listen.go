@@ -37,7 +37,7 @@ func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Liste
 	if ln, err = secured(ln, l.me); err != nil {
 		return nil, fmt.Errorf("rendezvous: rank %d: listen for other ranks: %w", w.Rank, err)
 	}
-	l.start(ln, l.take)
+	l.start(ln, l.takeConn)
 	return l, nil
 }
 
@@ -80,7 +80,7 @@ func ListenAt(addr string, e Env, serve func(rank int, conn net.Conn)) (*Listene
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: listen for the launchers of other machines: %w", err)
 	}
-	l.start(ln, l.take)
+	l.start(ln, l.takeConn)
 	return l, nil
 }
 
@@ -125,7 +125,7 @@ func (l *Listener) Close() error {
 	return err
 }
 
-func (l *Listener) take(conn net.Conn) {
+func (l *Listener) takeConn(conn net.Conn) {
 	stop := context.AfterFunc(l.over, func() { conn.Close() })
 	peer, err := l.receive(conn, l.token, l.me, func(peer identity, welcome frame) error {
 		if peer.size != l.me.size || peer.rank < 0 || peer.rank >= peer.size {

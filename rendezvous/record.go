@@ -187,7 +187,7 @@ func (m *joinRecord) publish(ctx context.Context, v recordValue) error {
 	}
 	m.lock = lock
 	if err := m.write(v); err != nil {
-		m.end()
+		m.removeRecord()
 		return fmt.Errorf("publish the address of rank 0: %w", err)
 	}
 	return nil
@@ -207,8 +207,8 @@ func (m *joinRecord) write(v recordValue) error {
 	return replace(f.Name(), m.path)
 }
 
-// end removes the record. Later calls do nothing.
-func (m *joinRecord) end() {
+// removeRecord removes the record. Later calls do nothing.
+func (m *joinRecord) removeRecord() {
 	if m.lock == nil {
 		return
 	}
@@ -254,7 +254,7 @@ func expire(dir string) {
 			continue // it is not ours
 		}
 		if lock, err := lockFile(path + lockName); err == nil {
-			(&joinRecord{path: path, lock: lock}).end()
+			(&joinRecord{path: path, lock: lock}).removeRecord()
 		}
 	}
 }

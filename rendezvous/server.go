@@ -34,7 +34,7 @@ func serve(ln net.Listener, token string, me identity, timeout time.Duration,
 	lost func(rank int)) *server {
 	s := &server{lost: lost, token: token, me: me, timeout: timeout, ended: make(chan struct{})}
 	s.table = &table{core: newCore(me, lost != nil), carry: s.carry}
-	s.start(ln, s.take)
+	s.start(ln, s.serveConn)
 	return s
 }
 
@@ -60,8 +60,8 @@ func (s *server) carry(a action) {
 	}
 }
 
-// take serves a connection.
-func (s *server) take(conn net.Conn) {
+// serveConn serves a connection.
+func (s *server) serveConn(conn net.Conn) {
 	m, err := s.welcome(conn)
 	s.unproven.giveUp(conn)
 	if err != nil || m == nil {

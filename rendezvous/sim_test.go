@@ -415,7 +415,7 @@ func (s *simulation) tells(c *simClient, event func()) {
 		case pass:
 			s.pass(c, a)
 		case patience:
-			s.after(c.rank, a.most, func() { s.tells(c, func() { c.end(a.why) }) })
+			s.after(c.rank, a.most, func() { s.tells(c, func() { c.endAll(a.why) }) })
 		case hangUp:
 			s.hangUp(c.conn, toClient)
 			s.closeNext(c)
@@ -531,7 +531,7 @@ func (c *simClient) call(s *simulation, k kind, key string, body []byte, again f
 			answer()
 		}
 	}
-	s.tells(c, func() { c.begin(asked, body) })
+	s.tells(c, func() { c.sendRequest(asked, body) })
 	return func() { s.tells(c, func() { c.giveUp(asked, timeoutError{simTimeout}) }) }
 }
 

@@ -322,7 +322,7 @@ func (w *World) Dissolved() bool { return w.dissolved.Load() }
 // Barrier returns once every rank has called it with the same key. Each key is
 // used once in the life of a job. Errors: see [World.AllGather].
 func (w *World) Barrier(ctx context.Context, key string) error {
-	_, err := w.gather(ctx, fmt.Sprintf("barrier %q", key), key, nil)
+	_, err := w.allGather(ctx, fmt.Sprintf("barrier %q", key), key, nil)
 	return err
 }
 
@@ -337,17 +337,17 @@ func (w *World) Barrier(ctx context.Context, key string) error {
 func (w *World) AllGather(
 	ctx context.Context, key string, value []byte, members ...int,
 ) ([][]byte, error) {
-	return w.gather(ctx, fmt.Sprintf("all-gather %q", key), key, value, members...)
+	return w.allGather(ctx, fmt.Sprintf("all-gather %q", key), key, value, members...)
 }
 
-// gather is AllGather; what names it in errors.
-func (w *World) gather(
+// allGather is AllGather; what names it in errors.
+func (w *World) allGather(
 	ctx context.Context, what, key string, value []byte, members ...int,
 ) ([][]byte, error) {
 	g := gathering{key: key, size: w.Size, members: members, rank: w.Rank, value: value}
 	ctx, cancel := w.bound(ctx)
 	defer cancel()
-	values, err := w.gatherer().gather(ctx, g)
+	values, err := w.gatherer().allGather(ctx, g)
 	late := w.Failure() == nil && errors.Is(err, context.DeadlineExceeded)
 	if err == nil || !late && w.Failure() == nil && context.Cause(ctx) == ctx.Err() {
 		return values, w.wrap(what, err)

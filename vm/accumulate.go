@@ -112,8 +112,8 @@ func (b *micro) kind() int {
 // last reports whether the next run ends a step.
 func (b *micro) last() bool { return b.done >= b.Runs-1 }
 
-// end counts a run, or begins again after an error. Apart, Apply ends the step.
-func (b *micro) end(err error) {
+// endRun counts a run, or begins again after an error. Apart, Apply ends the step.
+func (b *micro) endRun(err error) {
 	if b.done++; err != nil || b.done >= b.Runs && !b.Apart {
 		b.done = 0
 	}

@@ -55,7 +55,7 @@ func (m *Machine) Averaged(f func() error) (err error) {
 			exchange.Averaged(false)
 		}()
 	}
-	if len(groups) > 0 || m.solver.divides() && slices.Contains(m.solver.fullySharded, true) {
+	if len(groups) > 0 || m.solver.shards() && slices.Contains(m.solver.fullySharded, true) {
 		if err := m.Pull(m.solver.learnables...); err != nil { // f may read all of them on the host
 			return err
 		}
@@ -79,7 +79,7 @@ func (m *Machine) Averaged(f func() error) (err error) {
 			return err
 		}
 		for i, a := range averages {
-			if a, err = m.solver.whole(m.parallel, g.Params[i], a); err != nil {
+			if a, err = m.solver.allElements(m.parallel, g.Params[i], a); err != nil {
 				return err
 			}
 			w, err := dense(g.Params[i].Value())

@@ -116,7 +116,7 @@ func (e *elastic) refuse(problem error) error {
 // Leave implements [autograd.Steps]. On a device, what steps change stays there.
 func (e *elastic) Leave(last bool) (err error) {
 	m := e.machine
-	m.norms.forget()
+	m.norms.clearNorms()
 	m.micro.done = 0
 	switch {
 	case last:
@@ -207,7 +207,7 @@ func (e *elastic) Reduce(n int, run func(i int) error) error {
 // Apply implements [autograd.Steps].
 func (e *elastic) Apply() error {
 	m := e.machine
-	err := errors.Join(m.bind(), m.solver.begin(m.exec, &m.micro))
+	err := errors.Join(m.bind(), m.solver.bindStep(m.exec, &m.micro))
 	if err == nil {
 		err = errors.Join(m.exec.Run(ir.Apply), m.exec.Fetch())
 	}

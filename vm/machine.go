@@ -282,7 +282,7 @@ func (m *Machine) compile() (err error) {
 	if err != nil {
 		return err
 	}
-	calls.over, calls.sharded = m.parallel, m.solver.divides()
+	calls.over, calls.sharded = m.parallel, m.solver.shards()
 	var device exec.Device
 	if m.device == nil {
 		device = exec.OnHost(workers.Share(m.parallel.localRanks()))
@@ -303,7 +303,7 @@ func (m *Machine) compile() (err error) {
 		case plan.Input:
 			n := m.read.Inputs[b.Index]
 			written := b.Written && !slices.Contains(m.frozen, n)
-			m.inputs = append(m.inputs, input{n, n.Shape(), i, written, m.solver.divided(n)})
+			m.inputs = append(m.inputs, input{n, n.Shape(), i, written, m.solver.shardOf(n)})
 		case plan.State, plan.Setting:
 			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:
@@ -360,14 +360,14 @@ func integersOf(v *tensor.Dense) ([]int, error) {
 	case tensor.Int:
 		return v.Ints(), nil // not Data, which allocates
 	case tensor.Float32:
-		return whole(v.Float32s())
+		return wholeNumbers(v.Float32s())
 	case tensor.Float64:
-		return whole(v.Float64s())
+		return wholeNumbers(v.Float64s())
 	}
 	return nil, nil
 }
 
-func whole[T float32 | float64](numbers []T) ([]int, error) {
+func wholeNumbers[T float32 | float64](numbers []T) ([]int, error) {
 	integers := make([]int, len(numbers))
 	for i, x := range numbers {
 		if integers[i] = int(x); T(integers[i]) != x {
@@ -415,7 +415,7 @@ func (m *Machine) runBy(start func() error) error {
 	}
 	err := m.run(start)
 	if err != nil {
-		forget(m.graph, m.read.Computed, m.read.Computed)
+		clearValues(m.graph, m.read.Computed, m.read.Computed)
 	}
 	return err
 }
@@ -428,17 +428,17 @@ func (m *Machine) run(start func() error) error {
 		return err
 	}
 	m.changing.rebind(m.exec)
-	if err := m.solver.begin(m.exec, &m.micro); err != nil {
+	if err := m.solver.bindStep(m.exec, &m.micro); err != nil {
 		return err
 	}
 	last, err := m.micro.last(), checkLabels(m.read.Labels)
 	if err == nil {
 		err = errors.Join(start(), m.exec.Fetch())
 	}
-	m.micro.end(err)
+	m.micro.endRun(err)
 	cmp.Or(m.parallel, m.alone).accumulated(m.micro)
 	if err != nil {
-		m.norms.forget()
+		m.norms.clearNorms()
 		return m.parallel.fail(err)
 	}
 	if rank, _ := m.parallel.among(); rank == 0 {
@@ -449,7 +449,7 @@ func (m *Machine) run(start func() error) error {
 			return err
 		}
 	}
-	forget(m.graph, m.read.Computed, m.outputs.hidden)
+	clearValues(m.graph, m.read.Computed, m.outputs.hidden)
 	return errors.Join(m.outputs.publish(m.exec),
 		m.norms.average(m.exec, last, m.micro, m.parallel))
 }
@@ -459,7 +459,7 @@ func (m *Machine) stepped() error {
 	if err := m.clipping.measure(m.exec, len(m.plan.Results)-1); err != nil {
 		return err
 	}
-	m.solver.end()
+	m.solver.countStep()
 	cmp.Or(m.parallel, m.alone).applied()
 	return m.inputs.leave(m.exec)
 }
@@ -530,7 +530,7 @@ func (m *Machine) pull(wanted func(input) bool) error {
 	if err := m.pullOwn(wanted); err != nil {
 		return err
 	}
-	return m.solver.gather(m.parallel, wanted)
+	return m.solver.gatherShards(m.parallel, wanted)
 }
 
 // pullOwn is pull of this rank's part of them.
@@ -550,7 +550,7 @@ func (m *Machine) pullOwn(wanted func(input) bool) error {
 // or the device is closed.
 //
 // Close pulls the variables that the machine changes and the solver's state, unless an exchange
-// with other ranks has ended the machine, and frees the machine's memory. If ranks divide the
+// with other ranks has ended the machine, and frees the machine's memory. If ranks shard the
 // learnables ([WithShards]), Close is collective. Values that the last run has left stay as they
 // are. In the middle of a step ([Accumulate]) Close also returns an ErrArgument.
 func (m *Machine) Close() error {

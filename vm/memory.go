@@ -130,7 +130,7 @@ func occupied(p *plan.Plan, with *solving, e *exec.Executor) Memory {
 	if with != nil {
 		for _, n := range with.learnables {
 			own := n.Shape().TotalSize()
-			if part := with.divided(n); part != nil {
+			if part := with.shardOf(n); part != nil {
 				own = part.To - part.From
 			}
 			s.Learnables += int64(own) * int64(n.Dtype().Size())

@@ -29,8 +29,8 @@ type norms struct {
 	found []byte // by all of them, in the runs of a step so far
 }
 
-// take notes what a run has found.
-func (b *norms) take(e *exec.Executor) error {
+// takeNorms notes what a run has found.
+func (b *norms) takeNorms(e *exec.Executor) error {
 	for _, n := range b.all {
 		for i, batch := range n.batch {
 			if err := e.Result(n.results[i], batch); err != nil {
@@ -42,8 +42,8 @@ func (b *norms) take(e *exec.Executor) error {
 	return nil
 }
 
-// forget leaves out what was found.
-func (b *norms) forget() { b.found = b.found[:0] }
+// clearNorms leaves out what was found.
+func (b *norms) clearNorms() { b.found = b.found[:0] }
 
 // find makes mean and variance of each batch normalisation results of the program.
 func (b *norms) find(g *read.Graph) error {
@@ -70,7 +70,7 @@ func (b *norms) find(g *read.Graph) error {
 // WithTree ranks have found different statistics, and each takes those of all ranks, one after the
 // other.
 func (b *norms) average(e *exec.Executor, last bool, of micro, p *parallel) error {
-	if err := b.take(e); err != nil || !last || len(b.found) == 0 {
+	if err := b.takeNorms(e); err != nil || !last || len(b.found) == 0 {
 		return err
 	}
 	if of.Tree && p != nil {
@@ -96,7 +96,7 @@ func (b *norms) move() {
 			n.update()
 		}
 	}
-	b.forget()
+	b.clearNorms()
 }
 
 // update is average = momentum * batch + (1 - momentum) * average, with the variance of a sample,

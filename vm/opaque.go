@@ -78,7 +78,7 @@ type calls struct {
 	device  backend.Device
 	byDo    []*opaque // by their numbers, nil for those that run on the device
 	over    *parallel // the ranks that exchange rows and squares, nil for none
-	sharded bool      // these divide gradients
+	sharded bool      // these shard gradients
 }
 
 var _ exec.Graph = calls{}

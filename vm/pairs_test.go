@@ -79,7 +79,7 @@ var features = []feature{
 	{"MoE", "experts", "MoE", "`layers.Builder.MoE`"},
 	{"frozen", "frozen", "WithFrozen", "a variable that nothing trains, with `vm.WithFrozen`"},
 	{"data ranks", "dp", "layers.Layout", "`layers.Layout` with several replicas"},
-	{"sequence ranks", "sp", "layers.Layout", "`layers.Layout` that divides sequences"},
+	{"sequence ranks", "sp", "layers.Layout", "`layers.Layout` that shards sequences"},
 	{"tensor ranks", "tp", "layers.Layout", "`layers.Layout` that shards weights"},
 }
 
@@ -726,7 +726,7 @@ func (o *outcome) whole(name string) (all []float64) {
 
 // collect adds what a rank has.
 func (m *paired) collect(t testing.TB, o *outcome, suffix string) {
-	axes := m.b.Divided()
+	axes := m.b.Sharded()
 	for _, n := range m.learnables {
 		if n == m.rows && suffix != "" { // of which tables have no average
 			continue

@@ -15,7 +15,7 @@ import (
 // Shards says what ranks that train together shard: each keeps only a part.
 type Shards uint8
 
-// What ranks may divide.
+// What ranks may shard.
 const (
 	// SolverState is what the solver keeps for the learnables: two vectors like these for Adam.
 	SolverState Shards = 1 << iota
@@ -106,9 +106,9 @@ type sharding struct {
 	placed, persistent bool
 }
 
-// divide divides the learnables among ranks, given the bucket of each. No parts are left if each
+// shard shards the learnables among ranks, given the bucket of each. No parts are left if each
 // rank updates all.
-func (m *Machine) divide(buckets []int) (err error) {
+func (m *Machine) shard(buckets []int) (err error) {
 	s := m.solver
 	if s.parts = nil; m.shards == 0 || m.ranks == 1 {
 		return nil
@@ -184,8 +184,8 @@ func (s *sharding) shard(learnable int) *lower.Shard {
 		Half: half, Persistent: half && s.persistent}
 }
 
-// divides reports whether ranks shard the learnables.
-func (s *solving) divides() bool { return s != nil && s.parts != nil }
+// shards reports whether ranks shard the learnables.
+func (s *solving) shards() bool { return s != nil && s.parts != nil }
 
 // ofThisRank returns the learnables, or this rank's shards of them.
 func (s *solving) ofThisRank() []backend.Buffer {
@@ -199,8 +199,9 @@ func (s *solving) ofThisRank() []backend.Buffer {
 	return s.kept
 }
 
-// whole returns what belongs to all elements of a learnable, of which this rank may have a shard.
-func (s *solving) whole(p *parallel, n *gorgonia.Node, mine backend.Buffer) (backend.Buffer,
+// allElements returns what belongs to all elements of a learnable, of which this rank may have a
+// shard.
+func (s *solving) allElements(p *parallel, n *gorgonia.Node, mine backend.Buffer) (backend.Buffer,
 	error) {
 	if s.parts == nil {
 		return mine, nil
@@ -212,7 +213,7 @@ func (s *solving) whole(p *parallel, n *gorgonia.Node, mine backend.Buffer) (bac
 	return all, err
 }
 
-// own returns what a plan has of a variable's elements: this rank's shard, if ranks divide the
+// own returns what a plan has of a variable's elements: this rank's shard, if ranks shard the
 // learnables.
 func (in input) own(memory backend.Buffer) backend.Buffer {
 	if in.shard == nil {
@@ -221,9 +222,9 @@ func (in input) own(memory backend.Buffer) backend.Buffer {
 	return memory.Slice(in.shard.From, in.shard.To)
 }
 
-// divided returns the shard of a variable that this machine divides, nil for others.
-func (s *solving) divided(n *gorgonia.Node) *lower.Shard {
-	if !s.divides() {
+// shardOf returns the shard of a variable that this machine shards, nil for others.
+func (s *solving) shardOf(n *gorgonia.Node) *lower.Shard {
+	if !s.shards() {
 		return nil
 	}
 	if i := slices.Index(s.learnables, n); i >= 0 && s.fullySharded[i] {
@@ -232,21 +233,21 @@ func (s *solving) divided(n *gorgonia.Node) *lower.Shard {
 	return nil
 }
 
-// gather fills the host tensors of learnables that ranks shard with the elements of all ranks,
-// unless no step has changed them since. It is collective.
-func (s *solving) gather(p *parallel, wanted func(input) bool) error {
-	if !s.divides() {
+// gatherShards fills the host tensors of learnables that ranks shard with the elements of all
+// ranks, unless no step has changed them since. It is collective.
+func (s *solving) gatherShards(p *parallel, wanted func(input) bool) error {
+	if !s.shards() {
 		return nil
 	}
 	for i, n := range s.learnables {
-		in := input{node: n, shape: n.Shape(), written: true, shard: s.divided(n)}
+		in := input{node: n, shape: n.Shape(), written: true, shard: s.shardOf(n)}
 		if in.shard == nil || s.gathered[i] == s.steps || !wanted(in) {
 			continue
 		}
 		memory, err := in.memory()
 		if err == nil {
 			var all backend.Buffer
-			all, err = s.whole(p, n, in.own(memory))
+			all, err = s.allElements(p, n, in.own(memory))
 			copy(memory.Bytes(), all.Bytes())
 		}
 		if err != nil {

@@ -195,7 +195,7 @@ func (m *Machine) updates() ([]lower.Update, error) {
 	s.states, s.settings = nil, nil
 	buckets, err := m.buckets()
 	if err == nil {
-		err = m.divide(buckets)
+		err = m.shard(buckets)
 	}
 	if err != nil {
 		return nil, err
@@ -297,8 +297,8 @@ func (s *solving) bind(e *exec.Executor) error {
 	return nil
 }
 
-// begin binds the numbers of a run's step, which are the same in all runs of a step.
-func (s *solving) begin(e *exec.Executor, b *micro) error {
+// bindStep binds the numbers of a run's step, which are the same in all runs of a step.
+func (s *solving) bindStep(e *exec.Executor, b *micro) error {
 	if s == nil {
 		return nil
 	}
@@ -323,8 +323,8 @@ func (s *solving) begin(e *exec.Executor, b *micro) error {
 	return nil
 }
 
-// end counts the step of a run.
-func (s *solving) end() {
+// countStep counts the step of a run.
+func (s *solving) countStep() {
 	if s != nil {
 		s.steps++
 		s.fusion.Stepped()

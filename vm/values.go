@@ -295,9 +295,9 @@ type nothing struct {
 func (n nothing) Shape() tensor.Shape { return n.shape }
 func (n nothing) Dtype() tensor.Dtype { return n.dtype }
 
-// forget takes the values from all computed nodes if one of those that must have none has
+// clearValues takes the values from all computed nodes if one of those that must have none has
 // one, left by another machine or by an earlier run.
-func forget(g *gorgonia.ExprGraph, computed, none []*gorgonia.Node) {
+func clearValues(g *gorgonia.ExprGraph, computed, none []*gorgonia.Node) {
 	bound := func(n *gorgonia.Node) bool { return n.Value() != nil }
 	if !slices.ContainsFunc(none, bound) {
 		return

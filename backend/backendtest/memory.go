@@ -50,7 +50,7 @@ func (m *memory) free() error {
 
 func (m *memory) reset() { m.used = [2]int{} }
 
-func (m *memory) take(nbytes, where int) (backend.Buffer, error) {
+func (m *memory) takeBuffer(nbytes, where int) (backend.Buffer, error) {
 	nbytes = (nbytes + lineBytes - 1) / lineBytes * lineBytes
 	if m.used[where]+nbytes > m.pieces[where].Len() {
 		where = plain
@@ -80,7 +80,7 @@ func (m *memory) operand(d backend.DType, n, offset, where int, content []byte) 
 	o.hi = o.lo + n*d.Size()
 	o.image = make([]byte, o.hi+guardBytes)
 	o.draw(content)
-	place, err := m.take(len(o.image), where)
+	place, err := m.takeBuffer(len(o.image), where)
 	if err != nil {
 		return nil, err
 	}

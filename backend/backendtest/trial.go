@@ -126,7 +126,7 @@ func (t *trial) bind(m *memory, r, P int) (*binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.src, b.dst = whole(src), whole(dst)
+	b.src, b.dst = wholeOperand(src), wholeOperand(dst)
 	if ndst >= 0 {
 		b.out, b.to = dst, ndst
 	}
@@ -147,7 +147,7 @@ func (t *trial) operand(m *memory, b *binding, n, where int, content []byte) (*o
 	return o, err
 }
 
-func whole(o *operand) backend.Buffer {
+func wholeOperand(o *operand) backend.Buffer {
 	if o == nil {
 		return backend.Buffer{}
 	}
@@ -169,7 +169,7 @@ func (t *trial) bindInPlace(m *memory, r, P, nsrc, ndst, where int) (*binding, e
 	if err != nil {
 		return nil, err
 	}
-	b.src, b.dst = whole(o), whole(o)
+	b.src, b.dst = wholeOperand(o), wholeOperand(o)
 	switch {
 	case ndst < 0: // nothing comes here, so it must stay
 	case nsrc > ndst && nsrc >= 0:

@@ -41,7 +41,7 @@ func (Backend) Describe() (string, error) {
 // Close ends MPI for this process, which waits until every rank does so. After a failure, or if
 // MPI has not begun, it does nothing.
 func (Backend) Close() error {
-	if err := here.end(); err != nil {
+	if err := here.finalize(); err != nil {
 		return fmt.Errorf("backend mpi: %w", err)
 	}
 	return nil
@@ -54,7 +54,7 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	if among.Dir == "" {
 		among.Dir = "/dev/shm"
 	}
-	world, err := here.begin(w, among.Gather)
+	world, err := here.initialize(w, among.Gather)
 	var c backend.Communicator
 	if err == nil {
 		c, err = connect(w, group.Whole(w), among, world)

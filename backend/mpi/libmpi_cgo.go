@@ -135,7 +135,7 @@ func (d *dynamic) describe() string { return d.version }
 
 func (d *dynamic) world() handle { return handle(d.c.world) }
 
-func (d *dynamic) begin() (rank, size int, err error) {
+func (d *dynamic) initialize() (rank, size int, err error) {
 	var provided, r, n C.int
 	if err := d.mpi("begin", C.euryale_mpi_init(d.c, &provided, &r, &n)); err != nil {
 		return 0, 0, err
@@ -148,7 +148,7 @@ func (d *dynamic) begin() (rank, size int, err error) {
 	return int(r), int(n), nil
 }
 
-func (d *dynamic) end() error { return d.mpi("end", C.euryale_mpi_finalize(d.c)) }
+func (d *dynamic) finalize() error { return d.mpi("end", C.euryale_mpi_finalize(d.c)) }
 
 func (d *dynamic) split(parent handle, color, key int) (handle, error) {
 	var part C.euryale_handle

@@ -15,8 +15,8 @@ type library interface {
 	// describe returns the version and the file.
 	describe() string
 	// begin begins MPI, and end ends it, on the same thread.
-	begin() (rank, size int, err error)
-	end() error
+	initialize() (rank, size int, err error)
+	finalize() error
 	// world is the communicator of all ranks.
 	world() handle
 	// split makes a communicator of the ranks that pass one color, ordered by key; none with a

@@ -40,9 +40,9 @@ func (p *process) open() (library, error) {
 	return p.lib, p.missing
 }
 
-// begin begins MPI in the processes of all ranks that gather, and returns the communicator of all.
-// It fails on all ranks or on none.
-func (p *process) begin(w *rendezvous.World, gather group.Gatherer) (handle, error) {
+// initialize begins MPI in the processes of all ranks that gather, and returns the communicator of
+// all. It fails on all ranks or on none.
+func (p *process) initialize(w *rendezvous.World, gather group.Gatherer) (handle, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	lib, err := p.open()
@@ -83,7 +83,7 @@ func (p *process) start(lib library) error {
 		}
 	}()
 	err := p.within(p.world, "begin MPI", func() (err error) {
-		p.rank, p.size, err = lib.begin()
+		p.rank, p.size, err = lib.initialize()
 		return err
 	}, p.onThread)
 	if err != nil {
@@ -137,8 +137,8 @@ func (p *process) fail(pins *runtime.Pinner) {
 	}
 }
 
-// end ends MPI, and returns when it has ended on every rank, or a rank is lost.
-func (p *process) end() error {
+// finalize ends MPI, and returns when it has ended on every rank, or a rank is lost.
+func (p *process) finalize() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.begun || p.ended {
@@ -150,7 +150,7 @@ func (p *process) end() error {
 		return nil
 	}
 	done := make(chan error, 1)
-	p.onThread(func() { done <- p.lib.end() })
+	p.onThread(func() { done <- p.lib.finalize() })
 	select {
 	case err := <-done:
 		return err

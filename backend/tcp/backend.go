@@ -171,7 +171,7 @@ func (m *mesh) End(outcome error) error {
 
 // accept takes a connection that another rank has made.
 func (m *mesh) accept(rank int, conn net.Conn) {
-	l, err := take(conn)
+	l, err := newLink(conn)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -234,13 +234,13 @@ func (m *mesh) reach(ctx context.Context, rank int, addr string) (*link, error) 
 	if err != nil {
 		return nil, err
 	}
-	return take(conn)
+	return newLink(conn)
 }
 
 // wait returns the connection that a rank of the job has made. It waits until ctx ends.
 func (m *mesh) wait(ctx context.Context, rank int) (*link, error) {
 	for {
-		if l, err := m.take(rank); l != nil || err != nil {
+		if l, err := m.takeLink(rank); l != nil || err != nil {
 			return l, err
 		}
 		select {
@@ -257,7 +257,7 @@ func (m *mesh) wait(ctx context.Context, rank int) (*link, error) {
 	}
 }
 
-func (m *mesh) take(rank int) (*link, error) {
+func (m *mesh) takeLink(rank int) (*link, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := m.came[rank]

@@ -54,7 +54,7 @@ type relay struct {
 // Collect implements [hosted.Engine].
 func (e *engine) Collect(k *hosted.Call) error {
 	e.Board.Post(&k.Header, false) // for the timeout: headers are compared when data comes
-	e.begin(k)
+	e.sendHeaders(k)
 	switch k.Kind {
 	case backend.AllReduce:
 		e.allReduce(k)
@@ -65,9 +65,9 @@ func (e *engine) Collect(k *hosted.Call) error {
 	case backend.Broadcast:
 		e.broadcast(k)
 	case backend.AllGather:
-		e.gather(k, everyone)
+		e.gatherOn(k, everyone)
 	case backend.Gather:
-		e.gather(k, k.Root)
+		e.gatherOn(k, k.Root)
 	case backend.Scatter:
 		e.scatter(k)
 	case backend.AllToAll:
@@ -157,28 +157,28 @@ func (e *engine) reduceScatter(k *hosted.Call) {
 	e.add(k, k.Src.Slice(lo, hi), k.Dst, nobody)
 }
 
-// gather collects on one rank, or on everyone.
-func (e *engine) gather(k *hosted.Call, to int) {
+// gatherOn collects on one rank, or on everyone.
+func (e *engine) gatherOn(k *hosted.Call, to int) {
 	e.sendAll(to, k.Src)
 	if to != everyone && to != e.Rank() {
 		return
 	}
 	for p := range e.Size() {
 		lo, hi := k.Chunk(p, e.Size(), k.Count)
-		e.take(p, k.Dst.Slice(lo, hi), k.Src)
+		e.receiveInto(p, k.Dst.Slice(lo, hi), k.Src)
 	}
 }
 
 func (e *engine) scatter(k *hosted.Call) {
 	if e.Rank() != k.Root {
-		e.take(k.Root, k.Dst, backend.Buffer{})
+		e.receiveInto(k.Root, k.Dst, backend.Buffer{})
 		return
 	}
 	for p := range e.Size() {
 		lo, hi := k.Chunk(p, e.Size(), k.Count)
 		e.sendAll(p, k.Src.Slice(lo, hi))
 		if p == e.Rank() {
-			e.take(p, k.Dst, k.Src.Slice(lo, hi))
+			e.receiveInto(p, k.Dst, k.Src.Slice(lo, hi))
 		}
 	}
 }
@@ -189,7 +189,7 @@ func (e *engine) allToAll(k *hosted.Call) {
 		sent := k.Src.Slice(from, from+n)
 		e.sendAll(p, sent)
 		n, _, to := k.Pair(p, e.Rank(), e.Size(), k.Count)
-		e.take(p, k.Dst.Slice(to, to+n), sent)
+		e.receiveInto(p, k.Dst.Slice(to, to+n), sent)
 	}
 }
 
@@ -220,7 +220,7 @@ func (e *engine) broadcast(k *hosted.Call) {
 			copy(k.Dst.Bytes(), k.Src.Bytes())
 		}
 	case whole:
-		e.take(root, k.Dst, backend.Buffer{})
+		e.receiveInto(root, k.Dst, backend.Buffer{})
 	default:
 		lo, hi := partBounds(k, index(e.Rank()), e.Size()-1)
 		e.relay = relay{result: k.Dst.Slice(lo, hi), from: root, to: everyone,
@@ -230,8 +230,8 @@ func (e *engine) broadcast(k *hosted.Call) {
 	}
 }
 
-// begin prepares the lanes: every rank first sends every other rank the call's header.
-func (e *engine) begin(k *hosted.Call) {
+// sendHeaders prepares the lanes: every rank first sends every other rank the call's header.
+func (e *engine) sendHeaders(k *hosted.Call) {
 	k.Header.Put(&e.heads[e.Rank()])
 	e.sizes = e.sizes[:0]
 	e.relay = relay{from: nobody, to: nobody}
@@ -264,8 +264,8 @@ func (e *engine) sendParts(k *hosted.Call) {
 	}
 }
 
-// take receives from rank p into a buffer; for this rank itself it copies.
-func (e *engine) take(p int, dst, own backend.Buffer) {
+// receiveInto receives from rank p into a buffer; for this rank itself it copies.
+func (e *engine) receiveInto(p int, dst, own backend.Buffer) {
 	if p == e.Rank() {
 		if dst.Addr() != own.Addr() {
 			copy(dst.Bytes(), own.Bytes())

@@ -16,7 +16,7 @@ func pair(t *testing.T) (*link, net.Conn) {
 	defer listener.Close()
 	ours := require.Value(net.Dial("tcp", listener.Addr().String()))(t)
 	theirs := require.Value(listener.Accept())(t)
-	l := require.Value(take(ours))(t)
+	l := require.Value(newLink(ours))(t)
 	t.Cleanup(func() { l.close(); theirs.Close() })
 	return l, theirs
 }

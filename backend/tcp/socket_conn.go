@@ -14,9 +14,9 @@ import (
 // alwaysTunnels says whether links have tunnels even without TLS.
 const alwaysTunnels = true
 
-// take makes a link from a connection, which it then owns. Its socket is in memory, with a tunnel
-// to the connection: two goroutines, and a copy of each byte on either side.
-func take(conn net.Conn) (*link, error) {
+// newLink makes a link from a connection, which it then owns. Its socket is in memory, with a
+// tunnel to the connection: two goroutines, and a copy of each byte on either side.
+func newLink(conn net.Conn) (*link, error) {
 	s := &bridge{}
 	s.moved.L = &s.mu
 	switch c := conn.(type) {
@@ -104,12 +104,12 @@ func (s *bridge) Write(p []byte) (n int, err error) {
 }
 
 // CloseWrite ends the stream that the link reads.
-func (s *bridge) CloseWrite() error { return s.end(&s.in.ended) }
+func (s *bridge) CloseWrite() error { return s.endWays(&s.in.ended) }
 
 // Close ends both directions for the link.
-func (s *bridge) Close() error { return s.end(&s.in.ended, &s.out.unwanted) }
+func (s *bridge) Close() error { return s.endWays(&s.in.ended, &s.out.unwanted) }
 
-func (s *bridge) end(what ...*bool) error {
+func (s *bridge) endWays(what ...*bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, is := range what {
@@ -169,7 +169,7 @@ func (s *socket) went(pieces [][]byte, move func([]byte) int) (n int, _ error) {
 }
 
 // close lets the tunnel send what is on its way.
-func (s *socket) close() error { return s.end(&s.out.ended, &s.in.unwanted) }
+func (s *socket) close() error { return s.endWays(&s.out.ended, &s.in.unwanted) }
 
 // poller waits for any of several sockets.
 type poller struct {

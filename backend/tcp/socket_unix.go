@@ -16,9 +16,9 @@ import (
 // alwaysTunnels says whether links have tunnels even without TLS.
 const alwaysTunnels = false
 
-// take makes a link from a connection, which it then owns: it keeps the socket, or the TLS
+// newLink makes a link from a connection, which it then owns: it keeps the socket, or the TLS
 // connection.
-func take(conn net.Conn) (*link, error) {
+func newLink(conn net.Conn) (*link, error) {
 	if encrypted, ok := conn.(*tls.Conn); ok {
 		return dig(encrypted)
 	}

@@ -91,13 +91,13 @@ func TestAFlippedBitEndsAnEncryptedLinkEmulated(t *testing.T) {
 		defer w.Close()
 	}
 	listener := require.Value(ws[0].Listen("data", func(_ int, conn net.Conn) {
-		l, err := take(conn)
+		l, err := newLink(conn)
 		require.Report(t, err)
 		came <- l
 	}))(t)
 	middle := newFlipper(t, listener.Addr())
 	conn := require.Value(ws[1].Dial(context.Background(), "data", 0, middle.Addr().String()))(t)
-	near := require.Value(take(conn))(t)
+	near := require.Value(newLink(conn))(t)
 	far := <-came
 	data := strings.Repeat("gradients ", 50)
 	for _, flips := range []bool{false, true} {

@@ -288,14 +288,14 @@ func (s *output) measure(comm backend.Communicator, c bench.Config) error {
 	if comm.Rank() != 0 {
 		return bench.Measure(comm, c, func(bench.Result) error { return nil })
 	}
-	if err := s.begin(comm, c); err != nil {
+	if err := s.writeHead(comm, c); err != nil {
 		return err
 	}
 	return bench.Measure(comm, c, s.add)
 }
 
-// begin writes the method, and the head of the table if there is one.
-func (s *output) begin(comm backend.Communicator, c bench.Config) error {
+// writeHead writes the method, and the head of the table if there is one.
+func (s *output) writeHead(comm backend.Communicator, c bench.Config) error {
 	away, err := bench.OnDevice(comm.Device())
 	if err != nil {
 		return err

@@ -113,7 +113,7 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 		r.add(findings...)
 		works = works || findings[0].err == nil
 	}
-	r.add(d.try(ctx, "gpu", g.end)...)
+	r.add(d.try(ctx, "gpu", g.closeGPUs)...)
 	if err := context.Cause(ctx); err != nil {
 		return err // what failed then says nothing about the machine
 	}

@@ -78,8 +78,8 @@ func (g *gpus) copies(ctx context.Context) []finding {
 	return probe(ctx, g.usable, g.probe)
 }
 
-// end closes the GPUs. Until then their contexts serve the self tests, too.
-func (g *gpus) end(context.Context) []finding {
+// closeGPUs closes the GPUs. Until then their contexts serve the self tests, too.
+func (g *gpus) closeGPUs(context.Context) []finding {
 	if err := g.close(); err != nil {
 		return []finding{{about: "gpu", err: err}}
 	}

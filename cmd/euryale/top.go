@@ -167,12 +167,12 @@ func (r *rankRow) scrape(ctx context.Context, client *http.Client) error {
 	}
 	samples, err := expfmt.ExtractSamples(&expfmt.DecodeOptions{},
 		slices.Collect(maps.Values(families))...)
-	r.take(samples)
+	r.fill(samples)
 	return err
 }
 
-// take fills the row with what a rank's metrics say.
-func (r *rankRow) take(samples model.Vector) {
+// fill fills the row with what a rank's metrics say.
+func (r *rankRow) fill(samples model.Vector) {
 	numbers := map[string]*float64{"euryale_step": &r.Step, "euryale_loss": &r.Loss,
 		"euryale_lateness_seconds": &r.Late, "euryale_exposed_ratio": &r.Exposed,
 		"euryale_caused_exposed_ratio":  &r.Caused,

@@ -42,7 +42,7 @@ func (s *output) tune(comm backend.Communicator, c bench.Config) error {
 			"machine: %s", reason, whyFlat(comm))
 	}
 	t := tuner{output: s, Config: c, rank: comm.Rank(), size: comm.Size()}
-	if err := t.begin(comm); err != nil {
+	if err := t.writeMethod(comm); err != nil {
 		return err
 	}
 	if kernels != nil {
@@ -124,8 +124,8 @@ type tuner struct {
 	rank, size int
 }
 
-// begin writes the method.
-func (t *tuner) begin(comm backend.Communicator) error {
+// writeMethod writes the method.
+func (t *tuner) writeMethod(comm backend.Communicator) error {
 	if t.rank != 0 { // and may share the output
 		return nil
 	}

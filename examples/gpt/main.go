@@ -1,4 +1,4 @@
-// Command gpt trains a GPT on text, character by character. Ranks divide the samples of a batch,
+// Command gpt trains a GPT on text, character by character. Ranks shard the samples of a batch,
 // the positions of each sample (--sp), the weights (--tp), or any product of the three.
 //
 //	euryale run -n 2 ./examples/gpt
@@ -12,7 +12,7 @@
 // that shares the embedding's weights. It is trained by AdamW with a warm-up and a cosine schedule,
 // and the global norm of its gradients is clipped. Every layout computes the same model on the same
 // batches, so losses agree except for rounding. With --tree N the bits agree, on any number of
-// ranks that divide the samples: gradients are added in a tree of N micro-batches.
+// ranks that shard the samples: gradients are added in a tree of N micro-batches.
 //
 // Rank 0 prints a line for each --every steps, at the end a text by the model, and a last line for
 // programs. loss is the mean of the last 20 steps, eval the loss of held-out text, and params the
@@ -70,7 +70,7 @@ func main() {
 	flag.IntVar(&cfg.steps, "steps", 2000, "steps of the training")
 	flag.IntVar(&cfg.every, "every", 250, "steps between two evaluations, and two checkpoints")
 	flag.Float64Var(&cfg.lr, "lr", 1e-3, "highest learning rate, after the warm-up")
-	flag.IntVar(&cfg.sp, "sp", 1, "ranks that divide the positions of each sample")
+	flag.IntVar(&cfg.sp, "sp", 1, "ranks that shard the positions of each sample")
 	flag.IntVar(&cfg.tp, "tp", 1, "ranks that shard the weights")
 	flag.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&cfg.precision, "precision", "f32", "of products: f32, tf32 or bf16")

@@ -151,7 +151,7 @@ func TestBadArguments(t *testing.T) {
 		"text":              `2:"text"]: the program takes flags alone`,
 		"--precision f64":   "2:--precision f64: use f32, tf32 or bf16",
 		"--dropout 0.1":     "2:flag provided but not defined",
-		"--tp 2 --heads 1 ": "divided among 2 ranks",
+		"--tp 2 --heads 1 ": "sharded among 2 ranks",
 	} {
 		code := 1
 		if rest, usage := strings.CutPrefix(want, "2:"); usage {
@@ -225,7 +225,7 @@ func TestResumesOnOtherLayouts(t *testing.T) {
 	_ = exampletest.New(t, 1, small(text)+" --lr 1e-3 --checkpoint "+dir).Refused(t, "lr:0.01")
 }
 
-// TestPythonReadsTheCheckpoint: the safetensors library of Python reads what a model divided among
+// TestPythonReadsTheCheckpoint: the safetensors library of Python reads what a model sharded among
 // ranks has written.
 func TestPythonReadsTheCheckpoint(t *testing.T) {
 	out, err := exec.Command("python3", "-c", "import safetensors.numpy").CombinedOutput()

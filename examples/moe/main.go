@@ -1,4 +1,4 @@
-// Command moe trains a transformer of mixtures of experts. Ranks divide samples, experts, or both:
+// Command moe trains a transformer of mixtures of experts. Ranks shard samples, experts, or both:
 //
 //	euryale run -n 2 ./examples/moe
 //	euryale run -n 4 ./examples/moe --ep 2
@@ -69,7 +69,7 @@ func main() {
 	flag.IntVar(&c.batch, "batch", 32, "samples in a step, of all ranks together")
 	flag.IntVar(&c.epochs, "epochs", 20, "of the training")
 	flag.IntVar(&c.steps, "steps", 100, "of an epoch")
-	flag.IntVar(&c.ep, "ep", 1, "ranks that divide the experts")
+	flag.IntVar(&c.ep, "ep", 1, "ranks that shard the experts")
 	flag.StringVar(&c.dtype, "dtype", "f32", "f32 or f64")
 	flag.StringVar(&c.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&c.checkpoint, "checkpoint", "", "save here, and go on with what is there")

@@ -1,5 +1,5 @@
 // Command recommender learns which items users like from what they have taken. The vectors of a
-// million users are divided among the ranks, and a step costs what the rows cost that it needs:
+// million users are sharded among the ranks, and a step costs what the rows cost that it needs:
 //
 //	euryale run -n 2 ./examples/recommender
 //

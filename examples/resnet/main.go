@@ -1,5 +1,5 @@
 // Command resnet trains a residual network (He et al., Deep Residual Learning for Image
-// Recognition, 2016) to classify pictures of 32 x 32 pixels. Ranks divide the pictures of a batch.
+// Recognition, 2016) to classify pictures of 32 x 32 pixels. Ranks shard the pictures of a batch.
 //
 //	euryale run -n 2 ./examples/resnet
 //	euryale run -n 8 ./examples/resnet --model 18 --data cifar-10-batches-bin --epochs 60 \

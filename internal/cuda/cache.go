@@ -95,8 +95,8 @@ func sizeOf(nbytes int) int {
 	return (nbytes + step - 1) / step * step
 }
 
-// take returns memory that l may use from now on. It is not zeroed.
-func (c *cache) take(l line, nbytes int) (uintptr, error) {
+// takeMemory returns memory that l may use from now on. It is not zeroed.
+func (c *cache) takeMemory(l line, nbytes int) (uintptr, error) {
 	size := sizeOf(nbytes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -234,7 +234,7 @@ func (c *cache) freeDisowned(addr uintptr) (ok bool, err error) {
 	i := c.search(addr)
 	ok = i >= 0 && c.spans[i].addr == addr && c.spans[i].disowned
 	if ok {
-		c.forget(i)
+		c.removeSpan(i)
 	}
 	c.mu.Unlock()
 	if !ok {
@@ -280,13 +280,13 @@ func (c *cache) drop(s *span) error {
 	if err := c.source.free(s.addr); err != nil {
 		return err
 	}
-	c.forget(c.search(s.addr))
+	c.removeSpan(c.search(s.addr))
 	c.stats.Cached -= s.nbytes
 	return nil
 }
 
-// forget removes a span from the cache. mu is held.
-func (c *cache) forget(i int) {
+// removeSpan removes a span from the cache. mu is held.
+func (c *cache) removeSpan(i int) {
 	c.spans = slices.Delete(c.spans, i, i+1)
 	c.forgetRecent()
 }

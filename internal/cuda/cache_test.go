@@ -70,18 +70,18 @@ func TestSizesAreOfAFewKinds(t *testing.T) {
 func TestFreedMemoryIsUsedAgainInTheOrderOfAQueue(t *testing.T) {
 	c, _ := newTight(1 << 20)
 	q, other := &steps{}, &steps{}
-	a := must[uintptr](t)(c.take(q, 1000))
+	a := must[uintptr](t)(c.takeMemory(q, 1000))
 	ok(t, c.give(a, q))
-	b := must[uintptr](t)(c.take(q, 900))
+	b := must[uintptr](t)(c.takeMemory(q, 900))
 	require.Check(t, b == a && len(q.waits) == 0, "%#x then %#x, waiting for %v", a, b, q.waits)
 	ok(t, c.give(a, q))
-	if b := must[uintptr](t)(c.take(other, 900)); b != a || len(other.waits) != 1 ||
+	if b := must[uintptr](t)(c.takeMemory(other, 900)); b != a || len(other.waits) != 1 ||
 		other.waits[0] != (step{q, 2}) {
 		t.Errorf("another queue got %#x and waits for %v", b, other.waits)
 	}
 	ok(t, c.give(a, q, other))
 	q.done, other.done, other.waits = q.now, other.now, nil
-	if b := must[uintptr](t)(c.take(&steps{}, 900)); b != a {
+	if b := must[uintptr](t)(c.takeMemory(&steps{}, 900)); b != a {
 		t.Errorf("%#x then %#x", a, b)
 	}
 	s := c.snapshot()
@@ -91,31 +91,31 @@ func TestFreedMemoryIsUsedAgainInTheOrderOfAQueue(t *testing.T) {
 func TestMemoryThatNobodyUsesIsPreferred(t *testing.T) {
 	c, _ := newTight(1 << 20)
 	q, busy := &steps{}, &steps{}
-	a, b := must[uintptr](t)(c.take(q, 100)), must[uintptr](t)(c.take(q, 100))
+	a, b := must[uintptr](t)(c.takeMemory(q, 100)), must[uintptr](t)(c.takeMemory(q, 100))
 	ok(t, c.give(a, q))
 	ok(t, c.give(b, busy))
-	got := must[uintptr](t)(c.take(q, 100))
+	got := must[uintptr](t)(c.takeMemory(q, 100))
 	require.Check(t, got == a && len(q.waits) == 0, "%#x, waiting for %v", got, q.waits)
 }
 
 func TestCachedMemoryMakesRoom(t *testing.T) {
 	c, r := newTight(4 << 20)
 	q := &steps{}
-	small := must[uintptr](t)(c.take(q, 2<<20))
-	kept := must[uintptr](t)(c.take(q, 512))
+	small := must[uintptr](t)(c.takeMemory(q, 2<<20))
+	kept := must[uintptr](t)(c.takeMemory(q, 512))
 	ok(t, c.give(small, q))
-	if _, err := c.take(q, 4<<20-512); !errors.Is(err, ErrOutOfMemory) ||
+	if _, err := c.takeMemory(q, 4<<20-512); !errors.Is(err, ErrOutOfMemory) ||
 		!strings.Contains(err.Error(), "512 in use and 2097152 cached") {
 		t.Errorf("memory that is still used was given away: %v", err)
 	}
 	q.done = q.now
-	if _, err := c.take(q, 3<<20); !errors.Is(err, ErrOutOfMemory) ||
+	if _, err := c.takeMemory(q, 3<<20); !errors.Is(err, ErrOutOfMemory) ||
 		!strings.Contains(err.Error(), "512 in use and 0 cached") {
 		t.Errorf("%v", err)
 	}
 	ok(t, c.give(kept, q))
 	q.done = q.now
-	must[uintptr](t)(c.take(q, 3<<20))
+	must[uintptr](t)(c.takeMemory(q, 3<<20))
 	s := c.snapshot()
 	require.Check(t, s.InUse == 4<<20 && s.Cached == 0 && r.left == 0, "%+v, %d left", s, r.left)
 }
@@ -124,13 +124,13 @@ func TestLimitHolds(t *testing.T) {
 	c, r := newTight(1 << 30)
 	c.setLimit(4096)
 	q := &steps{}
-	a := must[uintptr](t)(c.take(q, 4096))
-	if _, err := c.take(q, 1); !errors.Is(err, ErrOutOfMemory) ||
+	a := must[uintptr](t)(c.takeMemory(q, 4096))
+	if _, err := c.takeMemory(q, 1); !errors.Is(err, ErrOutOfMemory) ||
 		!strings.Contains(err.Error(), "limit is 4096") {
 		t.Error(err)
 	}
 	ok(t, c.give(a))
-	must[uintptr](t)(c.take(q, 1)) // what is cached counts, so it is given back
+	must[uintptr](t)(c.takeMemory(q, 1)) // what is cached counts, so it is given back
 	s := c.snapshot()
 	require.Check(t, s.InUse+s.Cached == 512 && len(r.sizes) == 1, "%+v", s)
 }
@@ -138,7 +138,7 @@ func TestLimitHolds(t *testing.T) {
 func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
 	c, r := newTight(1 << 20)
 	q := &steps{}
-	a := must[uintptr](t)(c.take(q, 100))
+	a := must[uintptr](t)(c.takeMemory(q, 100))
 	for name, addr := range map[string]uintptr{"unknown": 77, "a part": a + 16} {
 		err := c.give(addr, q)
 		require.Check(t, errors.Is(err, backend.ErrArgument), "%s: %v", name, err)
@@ -152,7 +152,7 @@ func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
 	require.Check(t, errors.Is(err, backend.ErrArgument), "twice: %v", err)
 	require.Check(t, c.owns(a) && c.owns(a+511) && !c.owns(a+512) && !c.owns(a-1),
 		"the registry is wrong")
-	must[uintptr](t)(c.take(q, 1<<16))
+	must[uintptr](t)(c.takeMemory(q, 1<<16))
 	if err := c.close(); err == nil ||
 		!strings.Contains(err.Error(), "1 allocations of 65536 bytes") || len(r.sizes) != 0 {
 		t.Errorf("close: %v, %v left", err, r.sizes)
@@ -162,7 +162,7 @@ func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
 func TestReleaseKeepsWhatIsInUse(t *testing.T) {
 	c, r := newTight(1 << 20)
 	q := &steps{}
-	a, b := must[uintptr](t)(c.take(q, 512)), must[uintptr](t)(c.take(q, 512))
+	a, b := must[uintptr](t)(c.takeMemory(q, 512)), must[uintptr](t)(c.takeMemory(q, 512))
 	ok(t, c.give(a, q))
 	q.done = q.now
 	ok(t, c.give(b, q))
@@ -177,7 +177,7 @@ func TestReleaseKeepsWhatIsInUse(t *testing.T) {
 func TestDisownedMemoryOutlivesTheCache(t *testing.T) {
 	c, source := newTight(1 << 20)
 	q := &steps{}
-	a, b := must[uintptr](t)(c.take(q, 1000)), must[uintptr](t)(c.take(q, 1000))
+	a, b := must[uintptr](t)(c.takeMemory(q, 1000)), must[uintptr](t)(c.takeMemory(q, 1000))
 	ok(t, c.disown(a))
 	for what, err := range map[string]error{
 		"disown again": c.disown(a), "give": c.give(a, q), "disown the middle": c.disown(b + 8),

@@ -207,7 +207,7 @@ func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolut
 		err = c.try(v, d)
 	}
 	if err != nil { // for instance f64 with dilations
-		c.forget(d)
+		c.forgetDescriptor(d)
 		return nil
 	}
 	return d
@@ -280,7 +280,7 @@ func preferOurs(v kernels.Convolution) bool {
 	return true
 }
 
-func (c *Convolutions) forget(d *C.struct_euryale_convolution) {
+func (c *Convolutions) forgetDescriptor(d *C.struct_euryale_convolution) {
 	C.euryale_cudnn_forget(c.dnn, d)
 	C.free(unsafe.Pointer(d))
 }
@@ -376,7 +376,7 @@ func (c *Convolutions) Close() error {
 		err := c.queue.drain()
 		for _, d := range c.known {
 			if d != nil {
-				c.forget(d)
+				c.forgetDescriptor(d)
 			}
 		}
 		return errors.Join(err, c.failure("destroy", C.euryale_cudnn_destroy(c.dnn, c.handle)))

@@ -90,7 +90,7 @@ func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
 		if err := r.add(q); err != nil {
 			return err
 		}
-		defer r.end()
+		defer r.endCapture()
 		if err := result(C.euryale_capture_begin(C.uintptr_t(q.Stream()))); err != nil {
 			return err
 		}
@@ -132,8 +132,8 @@ func (r *recording) add(q *Queue) error {
 	return nil
 }
 
-// end ends the capture for its queues.
-func (r *recording) end() {
+// endCapture ends the capture for its queues.
+func (r *recording) endCapture() {
 	r.End()
 	r.mu.Lock()
 	defer r.mu.Unlock()

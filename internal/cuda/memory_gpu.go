@@ -99,7 +99,7 @@ func (q *Queue) Alloc(nbytes int) (backend.Buffer, error) {
 		return backend.Buffer{},
 			q.device.named("alloc", fmt.Errorf("%w: %d bytes", backend.ErrArgument, nbytes))
 	}
-	addr, err := q.device.memory.take(q, nbytes)
+	addr, err := q.device.memory.takeMemory(q, nbytes)
 	if err != nil {
 		return backend.Buffer{}, q.device.named("alloc", err)
 	}

@@ -188,7 +188,7 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
 	j.over, j.end = context.WithCancelCause(context.Background())
 	if first.Rank(id) >= 0 {
 		p, actions := NewProcess(id, limits, first)
-		j.begin(p, actions, 0)
+		j.driveFrom(p, actions, 0)
 		return j
 	}
 	j.replacement = func(ctx context.Context) error {
@@ -200,14 +200,14 @@ func Start(r Register, id ID, limits Limits, first View, patience time.Duration,
 		for _, e := range early {
 			actions = append(actions, p.Step(e)...)
 		}
-		j.begin(p, actions, at)
+		j.driveFrom(p, actions, at)
 		return nil
 	}
 	return j
 }
 
-// begin drives a process, by the log from an entry on.
-func (j *Job) begin(p *Process, actions []Action, at int) {
+// driveFrom drives a process, by the log from an entry on.
+func (j *Job) driveFrom(p *Process, actions []Action, at int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.process = p

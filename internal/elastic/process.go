@@ -200,7 +200,7 @@ func NewProcess(id ID, limits Limits, first View) (*Process, []Action) {
 // it does first.
 func NewReplacement(id ID, limits Limits, present View) (*Process, []Action) {
 	p := newProcess(id, limits, present)
-	return p, p.gather()
+	return p, p.gatherMembers()
 }
 
 func newProcess(id ID, limits Limits, view View) *Process {
@@ -239,7 +239,7 @@ func (p *Process) Ready() bool {
 func (p *Process) enter(v View) []Action {
 	p.hear(v)
 	if !p.enough(v) {
-		return p.gather()
+		return p.gatherMembers()
 	}
 	p.state = Connecting
 	if len(p.alive(v.Members)) < len(v.Members) {
@@ -261,8 +261,8 @@ func (p *Process) hear(v View) {
 // member reports whether the process is a member of the present generation, and no replacement.
 func (p *Process) member() bool { return p.view.Rank(p.id) >= 0 }
 
-// gather stops, finds out whom it can reach, posts that, and waits for the next generation.
-func (p *Process) gather() []Action {
+// gatherMembers stops, finds out whom it can reach, posts that, and waits for the next generation.
+func (p *Process) gatherMembers() []Action {
 	if p.behind {
 		return p.stop(LeftBehind)
 	}
@@ -431,7 +431,7 @@ func (e Broken) apply(p *Process) []Action {
 		return nil
 	}
 	p.blame = e.Blame
-	return append([]Action{Revoke{e.Generation}}, p.gather()...)
+	return append([]Action{Revoke{e.Generation}}, p.gatherMembers()...)
 }
 
 func (e Probed) apply(p *Process) (actions []Action) {
@@ -454,7 +454,7 @@ func (e Admits) apply(p *Process) []Action {
 	if !p.current(e.Generation) {
 		return nil
 	}
-	return p.gather()
+	return p.gatherMembers()
 }
 
 func (e Retires) apply(p *Process) []Action {
@@ -462,7 +462,7 @@ func (e Retires) apply(p *Process) []Action {
 		return nil
 	}
 	p.at.Retiring = true
-	return p.gather()
+	return p.gatherMembers()
 }
 
 func (e Done) apply(p *Process) []Action {
@@ -522,7 +522,7 @@ func (e Decided) apply(p *Process) []Action {
 		return p.enter(e.View)
 	case !p.member():
 		p.hear(e.View)
-		return p.gather()
+		return p.gatherMembers()
 	case p.state != Gathering: // its calls end first
 		p.behind = true
 		return []Action{Interrupt{p.view.Generation}}

@@ -347,7 +347,7 @@ func (c *Communicator) freeProgress() error {
 		on = c.progress.on
 	}
 	c.order.Unlock()
-	word := c.progress.take()
+	word := c.progress.takeMemory()
 	if word.Len() == 0 {
 		return nil
 	}

@@ -292,7 +292,7 @@ func (c *Communicator) Close() error {
 	c.finish(well)
 	c.member.Leave()
 	settle(c.kernelQueue(), settleTime)
-	awaited := []*teardown{c.teardowns.begin(c.freed, c.release)}
+	awaited := []*teardown{c.teardowns.beginPart(c.freed, c.release)}
 	if !c.part {
 		c.teardowns.engines()
 		awaited = c.teardowns.all() // a part may have memory where the group has none

@@ -48,7 +48,7 @@ func (c *Communicator) launchCopies(q stream, k *call) error {
 			err = errors.Join(r.scatter(), m.meet(q, 1), r.combine())
 		}
 		if c.spreads(k) {
-			err = errors.Join(err, r.gather())
+			err = errors.Join(err, r.gatherPieces())
 		}
 		err = errors.Join(err, m.meet(q, 2))
 	}
@@ -164,8 +164,8 @@ func (r *copyRound) put(p int, src backend.Buffer) error {
 	return r.q.Push(dst, src)
 }
 
-// gather pushes this rank's piece to all others, and puts it where it belongs here.
-func (r *copyRound) gather() error {
+// gatherPieces pushes this rank's piece to all others, and puts it where it belongs here.
+func (r *copyRound) gatherPieces() error {
 	own, dst := r.of(r.call.dst, r.c.rank), r.call.dst
 	place := own.Addr()
 	if r.call.what.Kind == backend.AllGather {

@@ -55,7 +55,7 @@ func (c *Communicator) destroy() { c.finish(false) }
 func (c *Communicator) finish(well bool) {
 	c.kill.Do(func() {
 		engine := c.lastEngine()
-		c.teardowns.begin(c.dead, func() error {
+		c.teardowns.beginPart(c.dead, func() error {
 			defer close(c.dead)
 			if engine == nil {
 				return nil
@@ -67,7 +67,7 @@ func (c *Communicator) finish(well bool) {
 			return engine.abort()
 		})
 		if w := c.waits.Load(); w != nil && !well {
-			c.teardowns.begin(nil, func() error { w.end(c.idle); return nil })
+			c.teardowns.beginPart(nil, func() error { w.endWaits(c.idle); return nil })
 		}
 		c.rest()
 		c.kernelsEnd()

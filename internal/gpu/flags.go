@@ -153,7 +153,7 @@ func (m *peerMemory) runMeetings(w *waits, graph *backend.Graph) error {
 	defer cancel()
 	err := m.c.await(ctx, func() (bool, error) { return last.Done(), nil })
 	if err != nil {
-		w.end(last.Done)
+		w.endWaits(last.Done)
 	}
 	return err
 }
@@ -180,9 +180,9 @@ func (m *peerMemory) newWaits() (*waits, error) {
 		flags: backend.OnDevice(backend.I32, m.flags(m.c.rank), flagBytes/4)}, nil
 }
 
-// end ends all waits until the device is idle: each one that is ended clears its flags. What fails
-// is a device on which nothing waits any more.
-func (w *waits) end(idle func() bool) {
+// endWaits ends all waits until the device is idle: each one that is ended clears its flags. What
+// fails is a device on which nothing waits any more.
+func (w *waits) endWaits(idle func() bool) {
 	if w.set(w.signal, 0) != nil {
 		return
 	}

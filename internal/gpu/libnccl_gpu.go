@@ -406,7 +406,7 @@ func (p *pair) abort() error {
 	case p.stage.Load() == joining && p.parent != nil:
 		return nil
 	}
-	return p.end("abort", p.c.root, abort)
+	return p.endComm("abort", p.c.root, abort)
 }
 
 // free waits for a call that the end has come upon, which that ends, too.
@@ -421,11 +421,11 @@ func (p *pair) free() {
 // each, because its threads look no more often whether they should end.
 func (p *pair) both(what string, f func(C.euryale_comm) C.int) error {
 	fast := make(chan error, 1)
-	go func() { fast <- p.end(what, p.c.fast, f) }()
-	return errors.Join(p.end(what, p.c.root, f), <-fast)
+	go func() { fast <- p.endComm(what, p.c.fast, f) }()
+	return errors.Join(p.endComm(what, p.c.root, f), <-fast)
 }
 
-func (p *pair) end(what string, comm C.euryale_comm, f func(C.euryale_comm) C.int) error {
+func (p *pair) endComm(what string, comm C.euryale_comm, f func(C.euryale_comm) C.int) error {
 	if comm == nil {
 		return nil
 	}

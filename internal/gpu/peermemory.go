@@ -91,7 +91,7 @@ func (m *peerMemory) dismantle() error {
 	if m.dev != nil {
 		copies = m.dev.Default()
 	}
-	own := m.c.teardowns.begin(nil, func() error { return m.giveBack(copies) })
+	own := m.c.teardowns.beginPart(nil, func() error { return m.giveBack(copies) })
 	m.c.dismantled = own.done
 	return errors.Join(m.c.teardowns.wait(dismantleTime, own), m.keep())
 }
@@ -363,7 +363,7 @@ func (m *peerMemory) alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes == 0 {
 		return backend.Of([]byte{}), nil
 	}
-	b, err := m.take(nbytes)
+	b, err := m.takeMemory(nbytes)
 	for _, w := range m.windows {
 		if err == nil && w.holds(b) {
 			w.pieces = append(w.pieces, b.Addr())
@@ -372,8 +372,8 @@ func (m *peerMemory) alloc(nbytes int) (backend.Buffer, error) {
 	return b, err
 }
 
-// take takes memory by the size.
-func (m *peerMemory) take(nbytes int) (backend.Buffer, error) {
+// takeMemory takes memory by the size.
+func (m *peerMemory) takeMemory(nbytes int) (backend.Buffer, error) {
 	switch {
 	case m.dev == nil:
 		own, problem := m.c.dev.Alloc(nbytes)

@@ -199,7 +199,7 @@ func ways(size, nbytes int) (list []comparison) {
 func (c *Communicator) startWay(q backend.Queue, x peers.PeerCall) error {
 	c.order.Lock()
 	defer c.order.Unlock()
-	w, event, err := c.begin(q.(stream), &sum, x.Src.Len(), x.Src.DType())
+	w, event, err := c.beginCall(q.(stream), &sum, x.Src.Len(), x.Src.DType())
 	if err != nil {
 		return err
 	}

@@ -128,7 +128,7 @@ func (c *Communicator) stream(q backend.Queue) (stream, error) {
 func (c *Communicator) start(q stream, k *call) (*work, error) {
 	c.order.Lock()
 	defer c.order.Unlock()
-	w, event, err := c.begin(q, &k.what, k.count, k.dtype)
+	w, event, err := c.beginCall(q, &k.what, k.count, k.dtype)
 	if err != nil {
 		return nil, err
 	}
@@ -146,9 +146,9 @@ func (c *Communicator) start(q stream, k *call) (*work, error) {
 	return w, nil
 }
 
-// begin gives a call its number, posts it, and finds the event that marks its
+// beginCall gives a call its number, posts it, and finds the event that marks its
 // end. order is held.
-func (c *Communicator) begin(q stream, what *backend.Collective, count int,
+func (c *Communicator) beginCall(q stream, what *backend.Collective, count int,
 	d backend.DType) (w *work, event uintptr, err error) {
 	if c.member.Err() != nil {
 		return nil, 0, c.member.Failure(what.Header(c.seq.Load()+1, count, d).String())

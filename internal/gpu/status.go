@@ -21,8 +21,8 @@ func (s *status) set(words backend.Buffer) {
 	s.words = words
 }
 
-// take returns the memory to be freed, and forgets it.
-func (s *status) take() backend.Buffer {
+// takeMemory returns the memory to be freed, and forgets it.
+func (s *status) takeMemory() backend.Buffer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	words := s.words

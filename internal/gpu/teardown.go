@@ -115,7 +115,7 @@ func (m *peerMemory) freeAll() error {
 	if m.dev == nil {
 		return errors.Join(errs...)
 	}
-	if words := m.c.status.take(); words.Len() > 0 {
+	if words := m.c.status.takeMemory(); words.Len() > 0 {
 		errs = append(errs, m.dev.FreeHost(words))
 	}
 	return errors.Join(append(errs, m.dev.Release())...)
@@ -148,8 +148,8 @@ type teardown struct {
 	err    error // once done is closed
 }
 
-// begin runs f, a part of a teardown, in the background.
-func (t *teardowns) begin(engine <-chan struct{}, f func() error) *teardown {
+// beginPart runs f, a part of a teardown, in the background.
+func (t *teardowns) beginPart(engine <-chan struct{}, f func() error) *teardown {
 	one := &teardown{engine: engine, done: make(chan struct{})}
 	t.mu.Lock()
 	t.under = append(t.under, one)

@@ -153,8 +153,8 @@ func newKnown(size int) known {
 		notes:   make([][2]fact, size), headers: make([]fact, size)}
 }
 
-// take adds a fact, and reports whether it is new.
-func (k *known) take(f fact) bool {
+// addFact adds a fact, and reports whether it is new.
+func (k *known) addFact(f fact) bool {
 	switch f.kind {
 	case factBegun:
 		return raise(&k.begun[f.rank], f.number)

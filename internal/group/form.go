@@ -79,11 +79,11 @@ func (s Sharing) pass(n int, problem error, steps []Resource) error {
 			offers[i] = append(offers[i], offer)
 		}
 	}
-	return s.Gather.Vote(s.Members, s.take(n, steps, offers))
+	return s.Gather.Vote(s.Members, s.takeOffers(n, steps, offers))
 }
 
-// take has all steps take their offers.
-func (s Sharing) take(n int, steps []Resource, offers [][]json.RawMessage) (problem error) {
+// takeOffers has all steps take their offers.
+func (s Sharing) takeOffers(n int, steps []Resource, offers [][]json.RawMessage) (problem error) {
 	errs := make([]error, len(steps))
 	var all sync.WaitGroup
 	for i, step := range steps {

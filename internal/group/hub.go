@@ -225,7 +225,7 @@ func (h *hub) hear(l *line, f fact) {
 	switch f.kind {
 	case factDigests:
 		h.rings[f.rank].put(f)
-		h.take(fact{kind: factBegun, rank: f.rank, number: h.rings[f.rank].have})
+		h.addFact(fact{kind: factBegun, rank: f.rank, number: h.rings[f.rank].have})
 		h.compare()
 	case factAsk:
 		l.tell(h.allBegun()...)
@@ -234,9 +234,9 @@ func (h *hub) hear(l *line, f fact) {
 		l.heard = true
 		h.settle()
 	case factBegun:
-		h.take(f)
+		h.addFact(f)
 	case factAgreed:
-		if h.take(f) {
+		if h.addFact(f) {
 			h.compare()
 		}
 	default:
@@ -253,7 +253,7 @@ func (h *hub) learn(facts []fact) {
 
 // announce tells all ranks what is new.
 func (h *hub) announce(f fact) {
-	if !h.take(f) {
+	if !h.addFact(f) {
 		return
 	}
 	if f.kind == factClosed { // who sees that must see this

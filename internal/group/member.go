@@ -106,7 +106,7 @@ func (m *Member) observe(wants uint64) (awaited []int, waited time.Duration) {
 	}
 	now := time.Now()
 	m.see(now, wants)
-	m.end(m.arbiter.Step(now, &m.look))
+	m.publishEnd(m.arbiter.Step(now, &m.look))
 	m.shows(now)
 	return m.arbiter.Awaited(now, &m.look)
 }
@@ -160,22 +160,22 @@ func (m *Member) Gone(r int) error {
 func (m *Member) Tell(e Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.end(m.arbiter.Step(time.Now(), e))
+	m.publishEnd(m.arbiter.Step(time.Now(), e))
 }
 
-// end publishes the end and records it: that of a rank that was first, if there was one. m.mu is
-// held.
-func (m *Member) end(end *End) {
-	if end == nil {
+// publishEnd publishes the end and records it: that of a rank that was first, if there was one.
+// m.mu is held.
+func (m *Member) publishEnd(publishEnd *End) {
+	if publishEnd == nil {
 		return
 	}
 	if m.Ending != nil {
 		m.Ending()
 	}
-	peer, cause := end.Report.Peer, end.Cause
-	if end.Publish {
-		m.Health.Publish(end.Report)
-		if first, ok := m.Health.Heard(); ok && end.Heeds(first) {
+	peer, cause := publishEnd.Report.Peer, publishEnd.Cause
+	if publishEnd.Publish {
+		m.Health.Publish(publishEnd.Report)
+		if first, ok := m.Health.Heard(); ok && publishEnd.Heeds(first) {
 			peer, cause = first.Peer, first.Cause(m.Members)
 		}
 	}
@@ -288,11 +288,12 @@ func (m *Member) OverBoard(b Board, limit time.Duration) Gatherer {
 	round := uint64(0)
 	return Framed(NoteBytes, func(note []byte) ([][]byte, error) {
 		round++
-		return m.gather(b, round, note, limit)
+		return m.gatherNotes(b, round, note, limit)
 	})
 }
 
-func (m *Member) gather(b Board, round uint64, note []byte, limit time.Duration) ([][]byte, error) {
+func (m *Member) gatherNotes(b Board, round uint64, note []byte,
+	limit time.Duration) ([][]byte, error) {
 	b.Note(round, note)
 	deadline := time.Now().Add(limit)
 	notes := make([][]byte, len(m.Members))

@@ -239,17 +239,17 @@ func (b *Sockets) hear(f fact) {
 	case factSettled:
 		b.settled = true
 	case factReport:
-		if b.seen.take(f) {
+		if b.seen.addFact(f) {
 			b.reported = time.Now()
 		}
 		b.out = append(b.out, fact{kind: factHeard, rank: b.rank})
 		b.nudge()
 	case factDiffers:
-		if b.seen.take(f) {
+		if b.seen.addFact(f) {
 			b.differ(f.number)
 		}
 	default:
-		if b.seen.take(f) && f.kind == factLeft {
+		if b.seen.addFact(f) && f.kind == factLeft {
 			close(b.left)
 		}
 	}
@@ -267,7 +267,7 @@ func (b *Sockets) differ(seq uint64) {
 		return
 	}
 	f.rank = b.rank
-	b.seen.take(f)
+	b.seen.addFact(f)
 	b.out = append(b.out, f)
 	b.nudge()
 }

@@ -257,7 +257,7 @@ func (b *Sockets) Closed(r int) bool {
 func (b *Sockets) tell(f fact) {
 	f.rank = b.rank
 	b.mu.Lock()
-	if b.seen.take(f) {
+	if b.seen.addFact(f) {
 		b.out = append(b.out, f)
 	}
 	b.mu.Unlock()

@@ -51,8 +51,8 @@ func dead(life int) bool {
 	return err == nil && n > 0
 }
 
-// forget closes the descriptor of a process.
-func forget(life int) {
+// closeProcess closes the descriptor of a process.
+func closeProcess(life int) {
 	if life >= 0 {
 		unix.Close(life)
 	}

@@ -10,4 +10,4 @@ func lifeOf(string) int { return living }
 
 func dead(life int) bool { return life == gone }
 
-func forget(int) {}
+func closeProcess(int) {}

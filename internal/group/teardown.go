@@ -46,7 +46,7 @@ func (t *Teardown) reached(r int, stage uint32) bool {
 // Close ends the part of this rank.
 func (t *Teardown) Close() {
 	for _, life := range t.lives {
-		forget(life)
+		closeProcess(life)
 	}
 	t.lives = nil
 }

@@ -98,7 +98,7 @@ func (c *Communicator) misplaced(b backend.Buffer) bool {
 func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.begin(k); err != nil {
+	if err := c.numberCall(k); err != nil {
 		return nil, err
 	}
 	if err := c.recent.order(q, extentOf(k.dst), extentOf(k.src), true); err != nil {
@@ -108,7 +108,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	if err != nil {
 		return nil, c.seen(err, k.header.String())
 	}
-	k.forget()
+	k.dropOperands()
 	c.seq++
 	c.stats.Flat++
 	at := slicePhase{phase: remainderPhase}
@@ -139,7 +139,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 func (c *Communicator) startLayered(q backend.Queue, k *call) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.begin(k); err != nil {
+	if err := c.numberCall(k); err != nil {
 		return err
 	}
 	if err := c.recent.order(q, extentOf(k.dst), extentOf(k.src), false); err != nil {
@@ -155,13 +155,13 @@ func (c *Communicator) startLayered(q backend.Queue, k *call) error {
 	}
 	c.recent.calls = append(c.recent.calls, earlier{dst: extentOf(k.dst), src: extentOf(k.src),
 		call: k})
-	k.forget()
+	k.dropOperands()
 	c.stats.Calls++
 	return nil
 }
 
-// begin gives a call its number. If the call is refused, another one gets the number.
-func (c *Communicator) begin(k *call) error {
+// numberCall gives a call its number. If the call is refused, another one gets the number.
+func (c *Communicator) numberCall(k *call) error {
 	k.header = k.what.Header(c.seq+1, k.count, k.dtype)
 	if c.member.Err() == nil {
 		return nil
@@ -201,8 +201,8 @@ type begun struct {
 
 var _ backend.Work = (*call)(nil)
 
-// forget lets go of the operands.
-func (k *call) forget() { k.dst, k.src = backend.Buffer{}, backend.Buffer{} }
+// dropOperands lets go of the operands.
+func (k *call) dropOperands() { k.dst, k.src = backend.Buffer{}, backend.Buffer{} }
 
 // Wait implements [backend.Work].
 func (k *call) Wait(q backend.Queue) error {

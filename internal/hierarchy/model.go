@@ -32,8 +32,7 @@ type Plan struct {
 	Direct bool
 }
 
-// NewPlan returns a plan, with the defaults of o, for queues that can divide. It returns
-// ErrArgument if o is wrong.
+// NewPlan returns a plan, with the defaults of o. It returns ErrArgument if o is wrong.
 func NewPlan(l Layout, o Options) (Plan, error) {
 	o, err := o.filled()
 	return Plan{Layout: l, Options: o}, err

@@ -44,8 +44,8 @@ func newSlots(d backend.Device, p Plan) (s slots, err error) {
 	return s, nil
 }
 
-// take returns the slot whose turn it is.
-func (s *slots) take() *slot {
+// takeSlot returns the slot whose turn it is.
+func (s *slots) takeSlot() *slot {
 	next := &s.all[s.turn]
 	s.turn = (s.turn + 1) % len(s.all)
 	return next
@@ -80,14 +80,14 @@ func (k *call) in(whole backend.Buffer) *scratch {
 // railed reports whether the rank is on a rail.
 func (a *scratch) railed() bool { return a.device < a.D }
 
-// take makes the scratch of a slice, in whole or else in a slot. A slot is free when
+// takeScratch makes the scratch of a slice, in whole or else in a slot. A slot is free when
 // its last user is done; the stream of the slice's first phase waits for that.
-func (k *call) take(whole backend.Buffer, first phase) (*scratch, error) {
+func (k *call) takeScratch(whole backend.Buffer, first phase) (*scratch, error) {
 	c, a := k.c, k.in(whole)
 	if whole.Len() > 0 && (a.D > 1 && k.exchangeType() == 0 || !a.railed()) {
 		return a, nil
 	}
-	a.slot = c.slots.take()
+	a.slot = c.slots.takeSlot()
 	if a.locals == 1 && first == reducePhase {
 		first = exchangePhase
 	}

@@ -74,7 +74,7 @@ func (k *call) slice(lo, hi int) error {
 // is a run of the operand.
 func (k *call) allReduce(lo, hi int) error {
 	n := k.c.plan.Layout.shares()
-	a, err := k.take(k.dst.Slice(lo*n, hi*n), reducePhase)
+	a, err := k.takeScratch(k.dst.Slice(lo*n, hi*n), reducePhase)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (k *call) allReduce(lo, hi int) error {
 	if !a.railed() {
 		return k.script(
 			func() error { return k.reduceTo(a, src) },
-			func() error { return k.gather(a) },
+			func() error { return k.gatherShards(a) },
 		)
 	}
 	own := a.own()
@@ -90,7 +90,7 @@ func (k *call) allReduce(lo, hi int) error {
 		func() error { return k.reduceTo(a, src) },
 		func() error { return k.exchangeAdd(a, own) },
 		func() error { return k.broadcast(a, own) },
-		func() error { return k.gather(a) },
+		func() error { return k.gatherShards(a) },
 		func() error { return k.give(a) },
 	)
 }
@@ -128,12 +128,12 @@ func (k *call) fromRoot(lo, hi int) error {
 	if a.machine == root.machine {
 		return k.script(inside, rail)
 	}
-	return k.script(rail, func() error { return k.gather(a) })
+	return k.script(rail, func() error { return k.gatherShards(a) })
 }
 
 // reduceScatter ends with the sum of the chunk.
 func (k *call) reduceScatter(lo, hi int) error {
-	a, err := k.take(backend.Buffer{}, packPhase) // of a slot
+	a, err := k.takeScratch(backend.Buffer{}, packPhase) // of a slot
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (k *call) reduceScatter(lo, hi int) error {
 // allToAll hands the chunks for each place to the device there, which sends each machine its own in
 // one message.
 func (k *call) allToAll(lo, hi int) error {
-	a, err := k.take(backend.Buffer{}, packPhase) // of a slot
+	a, err := k.takeScratch(backend.Buffer{}, packPhase) // of a slot
 	if err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func (k *call) allGather(lo, hi int) error {
 	if inPlace {
 		whole = k.dst
 	}
-	a, err := k.take(whole, broadcastPhase)
+	a, err := k.takeScratch(whole, broadcastPhase)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (k *call) allGather(lo, hi int) error {
 			return k.collective(broadcastPhase, backend.Collective{Kind: backend.AllGather},
 				a.shard(a.device), k.src.Slice(lo, hi))
 		},
-		func() error { return k.gather(a) },
+		func() error { return k.gatherShards(a) },
 		func() error {
 			if inPlace {
 				return nil
@@ -270,7 +270,6 @@ func (k *call) exchangeAdd(a *scratch, own backend.Buffer) error {
 		if err := reduceAll(q, op, own, a.pieces(came)); err != nil || !divide {
 			return err
 		}
-		// obstacle has made sure that the queues can divide.
 		return q.Divide(own, own, k.c.Size())
 	})
 }
@@ -330,8 +329,8 @@ func (k *call) broadcast(a *scratch, own backend.Buffer) error {
 	})
 }
 
-// gather brings the machine's shards together.
-func (k *call) gather(a *scratch) error {
+// gatherShards brings the machine's shards together.
+func (k *call) gatherShards(a *scratch) error {
 	if a.locals == 1 {
 		return nil
 	}

@@ -66,7 +66,7 @@ func (v vectors[T]) from(i int) []T { return v.rows[i*v.pitch:] }
 // room divides scratch.
 type room[T float] []T
 
-func (r *room[T]) take(n int) []T {
+func (r *room[T]) takeNumbers(n int) []T {
 	taken := (*r)[:n]
 	*r = (*r)[n:]
 	return taken
@@ -105,7 +105,7 @@ func (t *attending[T, S]) open(r headRows, first, n int, scratch *room[T], read 
 	if !t.converted() {
 		return vectors[T]{backend.View[T](r.Buffer)[at:], r.Row}
 	}
-	v := vectors[T]{scratch.take(n * r.size), r.size}
+	v := vectors[T]{scratch.takeNumbers(n * r.size), r.size}
 	for i := 0; read && i < n; i++ {
 		load(v.from(i)[:r.size], backend.View[S](r.Buffer)[at+i*r.Row:][:r.size])
 	}
@@ -233,8 +233,8 @@ func (t *forward[T, S]) Run(part, worker int) {
 	keys := t.seen(head, first+queries-1)
 	scratch := room[T](workers.Scratch[T](t.pool, worker, a.Size*keys+t.block*(keys+1)+t.own(
 		(keys+queries)*(a.Size+a.ValueSize))))
-	turned, scores, most := scratch.take(a.Size*keys), scratch.take(t.block*keys),
-		scratch.take(t.block)
+	turned, scores, most := scratch.takeNumbers(a.Size*keys), scratch.takeNumbers(t.block*keys),
+		scratch.takeNumbers(t.block)
 	ofY := t.ofQuery(a.Y, head, a.ValueSize)
 	q := t.open(t.ofQuery(a.Q, head, a.Size), first, queries, &scratch, true)
 	y := t.open(ofY, first, queries, &scratch, false)
@@ -330,8 +330,9 @@ func (t *backward[T, S]) Run(shared, worker int) {
 	head := shared * a.Group
 	ofDK, ofDV := t.ofKey(a.DK, head, a.Size), t.ofKey(a.DV, head, a.ValueSize)
 	o := operands[T]{
-		turnedK: scratch.take(a.Size * keys), turnedV: scratch.take(a.ValueSize * keys),
-		weights: scratch.take(t.block * keys), grads: scratch.take(t.block * keys),
+		turnedK: scratch.takeNumbers(a.Size * keys),
+		turnedV: scratch.takeNumbers(a.ValueSize * keys),
+		weights: scratch.takeNumbers(t.block * keys), grads: scratch.takeNumbers(t.block * keys),
 		k:  t.open(t.ofKey(a.K, head, a.Size), 0, keys, &scratch, true),
 		v:  t.open(t.ofKey(a.V, head, a.ValueSize), 0, keys, &scratch, true),
 		dk: t.open(ofDK, 0, keys, &scratch, false), dv: t.open(ofDV, 0, keys, &scratch, false),

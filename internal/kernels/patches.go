@@ -32,7 +32,7 @@ func (p *patching[T]) patch(patch, plane []T, h, w int) {
 		patch = patch[p.KernelW:]
 		switch inside := h >= 0 && h < p.H; {
 		case inside && p.DilationW == 1 && w >= 0 && w+p.KernelW <= p.W:
-			p.whole(run, plane[h*p.W+w:])
+			p.wholeRun(run, plane[h*p.W+w:])
 		case inside:
 			p.run(run, plane[h*p.W:][:p.W], w)
 		case !p.add:
@@ -41,8 +41,8 @@ func (p *patching[T]) patch(patch, plane []T, h, w int) {
 	}
 }
 
-// whole is run of neighbouring pixels, all inside of the image.
-func (p *patching[T]) whole(run, pixels []T) {
+// wholeRun is run of neighbouring pixels, all inside of the image.
+func (p *patching[T]) wholeRun(run, pixels []T) {
 	pixels = pixels[:len(run)]
 	if p.add {
 		for k, x := range run {

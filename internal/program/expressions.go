@@ -106,7 +106,7 @@ type Border [4]int
 // border. Every plane is a separate image, so that patches lie in the order of the result.
 func AveragePool(b *Builder, x Value, w Window, counted Border) Value {
 	s := b.Of(x).Shape
-	if w.whole(s) {
+	if w.isImage(s) {
 		return w.share(b, Sum(b, x, 2, 3), counted, s[2], s[3])
 	}
 	rows, columns := w.Places(s[2], s[3])
@@ -136,7 +136,7 @@ func (w Window) share(b *Builder, x Value, counted Border, height, width int) Va
 // AveragePoolGrad gives every pixel of a patch its share of dy, for images of a height and width.
 func AveragePoolGrad(b *Builder, dy Value, w Window, counted Border, height, width int) Value {
 	s, n := b.Of(dy).Shape, w.Kernel[0]*w.Kernel[1]
-	if image := []int{s[0], s[1], height, width}; w.whole(image) {
+	if image := []int{s[0], s[1], height, width}; w.isImage(image) {
 		return b.Broadcast(w.share(b, dy, counted, height, width), image...)
 	}
 	planes := s[0] * s[1]
@@ -145,8 +145,8 @@ func AveragePoolGrad(b *Builder, dy Value, w Window, counted Border, height, wid
 	return b.Reshape(b.Images(w, patches, height, width), s[0], s[1], height, width)
 }
 
-// whole reports whether the window is the whole image.
-func (w Window) whole(image []int) bool {
+// isImage reports whether the window is the whole image.
+func (w Window) isImage(image []int) bool {
 	return w.Pad == [2]int{} && w.After == [2]int{} && w.Dilation == [2]int{1, 1} &&
 		w.Kernel == [2]int(image[2:])
 }

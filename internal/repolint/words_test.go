@@ -80,6 +80,8 @@ var replaced = []struct {
 	{regexp.MustCompile(`by level;|WithShards\(levels?\b`), "stage, as ZeRO has them"},
 	{regexp.MustCompile(`[rR]anks (may |can )?divide (the |all )?(learnables|param|weights)`),
 		"shard"},
+	{regexp.MustCompile(`[gG]roup divides|[rR]anks (that )?divide (sequences|experts|positions)`),
+		"shard"},
 	{regexp.MustCompile(`\bwords have shape|Embedding\(words\b|\bwords (Node|:= b\.Learn)`),
 		"embedding, vocabulary"},
 	{regexp.MustCompile(`room of (an |the )?experts?|experts? ha[sd] (no )?room`), "capacity"},
@@ -123,6 +125,27 @@ func TestNamesOfPlansSayWhatIsTaken(t *testing.T) {
 					"rematerialize", f.name, n)
 			return true
 		})
+	}
+}
+
+// verbs are names of functions that do not say of what.
+var verbs = []string{"take", "begin", "gather", "whole", "forget", "end"}
+
+// barely are the packages whose functions still have such names.
+var barely = []string{
+	"autograd/internal/checkpoint", "fit", "models/tokenizer", "rendezvous/launch",
+}
+
+func TestFunctionsSayWhatTheyTake(t *testing.T) {
+	atRoot(t)
+	for _, f := range sources(t) {
+		for _, decl := range f.Decls {
+			d, ok := decl.(*ast.FuncDecl)
+			if ok && slices.Contains(verbs, d.Name.Name) && !f.test() &&
+				!withinAny(path.Dir(f.name), barely) {
+				t.Errorf("%s: func %s: say of what", f.name, d.Name.Name)
+			}
+		}
 	}
 }
 

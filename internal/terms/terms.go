@@ -21,15 +21,15 @@ const NoRow = math.MinInt
 // Terms are what the gradients of a graph are, as its builder knows them.
 type Terms struct {
 	Layout string // of the ranks, for messages
-	// Data are the ranks that add up gradients, Tensor those that divide weights.
+	// Data are the ranks that add up gradients, Tensor those that shard weights.
 	Data, Tensor backend.Communicator
 	Replicas     int // of a batch, among the ranks of Data
 	// Batches is of how many batches the loss is a share of the mean, 0 if only the program knows.
 	Batches int
 	// Sum says that the gradients of the ranks of Data are terms of a sum.
 	Sum bool
-	// Divided are the names of learnables of which a rank of Tensor has a part.
-	Divided map[string]int
+	// Sharded are the names of learnables of which a rank of Tensor has a part.
+	Sharded map[string]int
 	// Parts are the names of all variables of which a rank of Tensor has a part.
 	Parts map[string]bool
 	// Counted are the targets of the loss whose number the ranks of Data count in each run, and
@@ -79,7 +79,7 @@ func (t *Terms) Check(u Use) error {
 		return fmt.Errorf("%w: %sranks may be lost, and the graph is of a layers.Layout of %s: "+
 			"build it on one of autograd.Solo", backend.ErrArgument, u.prefix(), t.Layout)
 	case t.Tensor.Size() > 1 && u.Tiles:
-		return fmt.Errorf("%w: WithLossTiles: the ranks of a layers.Layout of %s divide the "+
+		return fmt.Errorf("%w: WithLossTiles: the ranks of a layers.Layout of %s shard the "+
 			"logits and exchange sums of all rows: leave the tiles out, or use 1 tensor rank",
 			backend.ErrUnsupported, t.Layout)
 	case t.Counted != "" && ranks > 1 && u.Tiles:
@@ -94,11 +94,11 @@ func (t *Terms) Check(u Use) error {
 		return fmt.Errorf("%w: the graph is of a layers.Layout of %s, and the ranks of its Data "+
 			"must add up the gradients: %s, in place of WithDataParallel", backend.ErrArgument,
 			t.Layout, training)
-	case t.Tensor.Size() > 1 && len(t.Divided) > 0 && !same(u.Parts, t.Tensor):
+	case t.Tensor.Size() > 1 && len(t.Sharded) > 0 && !same(u.Parts, t.Tensor):
 		return fmt.Errorf("%w: the ranks of a layers.Layout of %s have parts of learnables (%s), "+
 			"and without autograd.WithParts ClipNorm, Hash and checkpoints would take them for "+
 			"the whole: %s, in place of WithDataParallel", backend.ErrArgument, t.Layout,
-			slices.Min(slices.Collect(maps.Keys(t.Divided))), training)
+			slices.Min(slices.Collect(maps.Keys(t.Sharded))), training)
 	case several && t.Table != "":
 		return fmt.Errorf("%w: %sseveral runs are one step, and ranks exchange rows of the "+
 			"layers.Table %s before and after each run: leave one of them out", backend.ErrArgument,
@@ -113,7 +113,7 @@ func (t *Terms) Check(u Use) error {
 			"of them", backend.ErrArgument, t.Counted, ranks, size)
 	case u.Tree > 0 && ranks > t.Replicas:
 		return fmt.Errorf("%w: %sa rank runs whole micro-batches, and the ranks of a "+
-			"layers.Layout of %s divide sequences: use a layout of 1 sequence rank, or leave out "+
+			"layers.Layout of %s shard sequences: use a layout of 1 sequence rank, or leave out "+
 			"the tree", backend.ErrArgument, u.prefix(), t.Layout)
 	}
 	if u.Runs == 0 {

@@ -157,7 +157,7 @@ func (p *Pool) do(parts int, t Task) {
 		p.mu.Unlock()
 	}
 	defer p.finish()
-	p.take(0)
+	p.runParts(0)
 }
 
 // finish waits until no worker is inside, and passes on a panic.
@@ -171,8 +171,8 @@ func (p *Pool) finish() {
 	}
 }
 
-// take runs parts until there are no more.
-func (p *Pool) take(worker int) {
+// runParts runs parts until there are no more.
+func (p *Pool) runParts(worker int) {
 	defer p.catch()
 	for {
 		part := p.next.Add(1) - 1
@@ -205,7 +205,7 @@ func (p *Pool) help(worker int) uint64 {
 	// the Do that was waited for may have ended; one that is under way now waits for us
 	turn := p.turn.Load()
 	if turn%2 == 1 {
-		p.take(worker)
+		p.runParts(worker)
 	}
 	return turn
 }

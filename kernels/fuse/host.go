@@ -40,7 +40,7 @@ type host struct {
 // fold is a folded output.
 type fold interface {
 	// begin comes before the first part.
-	begin()
+	beginFold()
 	// add returns the step that folds a value that has an element for each of the block.
 	add(m *evaluator, x Value) blockFunc
 	// finish stores what was folded.
@@ -105,7 +105,7 @@ func (h *host) Bind(dst, src []backend.Buffer) error {
 	}
 	for _, f := range h.folds {
 		if f != nil {
-			f.begin()
+			f.beginFold()
 		}
 	}
 	return nil

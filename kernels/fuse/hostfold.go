@@ -110,8 +110,8 @@ func (h *host) keptCursor(strides []int) cursor {
 	return c
 }
 
-// begin implements [fold].
-func (f *folded[T, A]) begin() { fill(f.sums, f.initial) }
+// beginFold implements [fold].
+func (f *folded[T, A]) beginFold() { fill(f.sums, f.initial) }
 
 // add implements [fold].
 func (f *folded[T, A]) add(m *evaluator, x Value) blockFunc {

@@ -153,7 +153,7 @@ func (m *evaluator) load(k int, c Instr) blockFunc {
 		return func(lo, n int) error {
 			lo, n = m.span(k, lo, n)
 			from.seek(lo)
-			gather(m.get(k, d, n), m.src[input], from)
+			gatherBlock(m.get(k, d, n), m.src[input], from)
 			return nil
 		}
 	}
@@ -161,7 +161,7 @@ func (m *evaluator) load(k int, c Instr) blockFunc {
 	return func(lo, n int) error {
 		lo, n = m.span(k, lo, n)
 		from.seek(lo)
-		gather(m.own[raw].Slice(0, n), m.src[input], from)
+		gatherBlock(m.own[raw].Slice(0, n), m.src[input], from)
 		return widen(m.get(k, c.Type, n), m.own[raw].Slice(0, n))
 	}
 }
@@ -289,8 +289,8 @@ func widen(dst, src backend.Buffer) error {
 	return nil
 }
 
-// gather copies elements, from the cursor on, into a block; it only moves them.
-func gather(block, from backend.Buffer, c *cursor) {
+// gatherBlock copies elements, from the cursor on, into a block; it only moves them.
+func gatherBlock(block, from backend.Buffer, c *cursor) {
 	switch block.DType().Size() {
 	case 1:
 		gatherOf(backend.View[byte](block), backend.View[byte](from), c)

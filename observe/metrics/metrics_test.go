@@ -426,7 +426,7 @@ func TestMetricsWithALabelRankKeepIt(t *testing.T) {
 	var text strings.Builder
 	for range 2 { // the labels of a registry stay as they are
 		text.Reset()
-		found := require.Value(s.gather())(t)
+		found := require.Value(s.gatherMetrics())(t)
 		for _, f := range found {
 			for _, m := range f.GetMetric() {
 				for _, l := range m.GetLabel() {

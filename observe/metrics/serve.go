@@ -168,7 +168,7 @@ func (s *Server) serve(credential string, patience time.Duration) {
 		select {
 		case turn <- struct{}{}:
 			next := time.Now().Add(scrapeTime)
-			found, err := s.gather()
+			found, err := s.gatherMetrics()
 			time.AfterFunc(time.Until(next), func() { <-turn }) // even if the client reads longer
 			answer(found, err).ServeHTTP(w, r)
 		case <-time.After(patience):
@@ -183,9 +183,9 @@ func (s *Server) serve(credential string, patience time.Duration) {
 	s.ended.Go(func() { _ = s.http.Serve(s.listener) }) // until Close
 }
 
-// gather returns all metrics with the rank, in an elastic training the present one: otherwise two
-// processes would have the same rank after a loss.
-func (s *Server) gather() ([]*dto.MetricFamily, error) {
+// gatherMetrics returns all metrics with the rank, in an elastic training the present one:
+// otherwise two processes would have the same rank after a loss.
+func (s *Server) gatherMetrics() ([]*dto.MetricFamily, error) {
 	rank := s.rank
 	if s.elastic != nil {
 		if comm := s.elastic.Comm(); comm != nil {

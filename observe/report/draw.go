@@ -173,7 +173,7 @@ func timeline(s *trainStep) template.HTML {
 	for _, c := range calls {
 		lane := [2]int{c.Process, c.Thread}
 		from := timelineLeft + max(0, (c.Start-s.from).Millis()*scale)
-		to := min(timelineWidth, timelineLeft+(c.end()-s.from).Millis()*scale)
+		to := min(timelineWidth, timelineLeft+(c.endTime()-s.from).Millis()*scale)
 		if to < drawn[lane]+thinnest {
 			continue // too thin, and next to another
 		}
@@ -221,11 +221,11 @@ func (d *drawing) lanes(calls []*event) (at lanes, height float64) {
 // call draws a call.
 func (d *drawing) call(c *event, from, to, y float64) {
 	height := laneHeight - 3
-	if !c.whole() {
+	if !c.isCall() {
 		y, height = y+2, height-4
 	}
 	about := fmt.Sprintf("rank %d: %s%s, %s, %.3f ms", c.Process, c.Args.What,
-		map[bool]string{false: ", " + c.Name}[c.whole()], bytesText(c.Args.Bytes), c.Took.Millis())
+		map[bool]string{false: ", " + c.Name}[c.isCall()], bytesText(c.Args.Bytes), c.Took.Millis())
 	if c.Args.Algorithm != "" {
 		about += ", " + c.Args.Algorithm
 	}

@@ -164,9 +164,9 @@ func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
 		for _, c := range s.calls {
 			line, until := &lines[c.Process], busy[c.Process]
 			line.WaitMillis += max(min(c.last-c.Start, c.Took), 0).Millis() / n
-			if c.whole() && c.end() > until {
-				line.CallsMillis += (c.end() - max(c.Start, until)).Millis() / n
-				busy[c.Process] = c.end()
+			if c.isCall() && c.endTime() > until {
+				line.CallsMillis += (c.endTime() - max(c.Start, until)).Millis() / n
+				busy[c.Process] = c.endTime()
 			}
 		}
 	}
@@ -202,7 +202,7 @@ func (p *page) timelines() {
 		name := fmt.Sprintf("step %d, %.3f ms: %s", s.Number, s.Millis, s.Why)
 		p.Timelines = append(p.Timelines, timelineStep{name, timeline(s.trainStep)})
 		for _, c := range s.calls {
-			if c.whole() && !slices.Contains(p.Kinds, c.kind) {
+			if c.isCall() && !slices.Contains(p.Kinds, c.kind) {
 				p.Kinds = append(p.Kinds, c.kind)
 			}
 		}

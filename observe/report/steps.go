@@ -38,7 +38,7 @@ func (j *Job) cut(traces []*trace, after int) (all []*trainStep) {
 		s := &trainStep{Number: after + gone + i, Late: make([]float64, j.size)}
 		for _, t := range traces {
 			if c := t.common[end]; c != nil {
-				s.to = max(s.to, c.end())
+				s.to = max(s.to, c.endTime())
 			}
 		}
 		if i > 0 {
@@ -55,7 +55,7 @@ func (j *Job) cut(traces []*trace, after int) (all []*trainStep) {
 				all[at].calls = append(all[at].calls, c)
 				all[at].Late[t.rank] += c.behind.Millis()
 			}
-			if i, ok := number[c.id()]; ok && c.whole() {
+			if i, ok := number[c.id()]; ok && c.isCall() {
 				at = i + 1
 			}
 		}
@@ -88,7 +88,7 @@ func (t *trace) ends() (ids []callID) {
 	var calls []*event
 	var names []string
 	for _, c := range t.calls {
-		if c.whole() {
+		if c.isCall() {
 			calls, names = append(calls, c), append(names, c.signature())
 		}
 	}
@@ -146,7 +146,7 @@ func period(names []string) int {
 func opening(calls []*event, names []string, steps float64) (first string) {
 	pauses := map[string][]nanos{}
 	for i := 1; i < len(calls); i++ {
-		pauses[names[i]] = append(pauses[names[i]], calls[i].Start-calls[i-1].end())
+		pauses[names[i]] = append(pauses[names[i]], calls[i].Start-calls[i-1].endTime())
 	}
 	longest := nanos(-1 << 62)
 	for _, name := range slices.Sorted(maps.Keys(pauses)) {
@@ -163,7 +163,7 @@ func opening(calls []*event, names []string, steps float64) (first string) {
 
 // purpose says what a call was made for: "DataParallel.Save: allgather".
 func purpose(c *event) string {
-	if !c.whole() {
+	if !c.isCall() {
 		return "part"
 	}
 	text, _, _ := strings.Cut(c.Args.What, " of ")

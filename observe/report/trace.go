@@ -41,17 +41,17 @@ type event struct {
 	last, behind nanos // when the last rank began the call; how much earlier the median rank did
 }
 
-func (c *event) id() callID { return callID{c.Args.Group, c.Args.Seq} }
-func (c *event) end() nanos { return c.Start + c.Took }
+func (c *event) id() callID     { return callID{c.Args.Group, c.Args.Seq} }
+func (c *event) endTime() nanos { return c.Start + c.Took }
 
-// whole reports whether c is a whole call, not a part of one.
-func (c *event) whole() bool { return c.Category == chrome.Collective }
+// isCall reports whether c is a whole call, not a part of one.
+func (c *event) isCall() bool { return c.Category == chrome.Collective }
 
 // syncs reports whether no rank's call can end before every rank's has begun.
 func (c *event) syncs() bool {
 	switch c.kind {
 	case backend.AllReduce, backend.ReduceScatter, backend.AllGather, backend.AllToAll:
-		return c.whole() && c.Args.Bytes > 0 && c.Phase == "X" && c.Args.Error == ""
+		return c.isCall() && c.Args.Bytes > 0 && c.Phase == "X" && c.Args.Error == ""
 	}
 	return false
 }
@@ -162,7 +162,7 @@ func (t *trace) add(e *chrome.Event, texts map[string]string) error {
 		f.Group += fmt.Sprintf(" of generation %d", t.generation)
 	}
 	c := &event{Event: e}
-	if c.whole() {
+	if c.isCall() {
 		c.kind, _ = backend.ParseKind(c.Name)
 		t.common[c.id()] = c
 	}
@@ -230,7 +230,7 @@ func align(traces []*trace) {
 			t.clock = clockOf(t, traces[0])
 		}
 		for _, c := range t.calls {
-			from, to := t.clock.common(c.Start), t.clock.common(c.end())
+			from, to := t.clock.common(c.Start), t.clock.common(c.endTime())
 			c.Start, c.Took = from, to-from
 		}
 		slices.SortStableFunc(t.calls, func(a, b *event) int {
@@ -250,8 +250,8 @@ func clockOf(t, of *trace) (c clock) {
 		other := of.common[mine.id()]
 		if mine.syncs() && other != nil && other.syncs() {
 			at = append(at, mine.Start)
-			low = append(low, mine.Start-other.end())
-			high = append(high, mine.end()-other.Start)
+			low = append(low, mine.Start-other.endTime())
+			high = append(high, mine.endTime()-other.Start)
 		}
 	}
 	if len(at) == 0 {

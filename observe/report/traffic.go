@@ -67,7 +67,7 @@ func (j *Job) matrix() [][]int64 {
 	largest := map[callID]*event{}
 	for _, t := range j.traces {
 		for _, c := range t.calls {
-			if c.whole() {
+			if c.isCall() {
 				ranks[member{c.Args.Group, c.Args.Rank}] = t.rank
 				sizes[c.Args.Group] = max(sizes[c.Args.Group], c.Args.Rank+1)
 				if known := largest[c.id()]; known == nil || known.Args.Bytes < c.Args.Bytes {

@@ -89,7 +89,7 @@ func build(name, operands string, s spec, x ...*gorgonia.Node) (*gorgonia.Node, 
 func apply(s spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
 	o := &Op{spec: s}
 	for i, n := range x {
-		if err := o.take(n, i); err != nil {
+		if err := o.checkOperand(n, i); err != nil {
 			return nil, err
 		}
 	}
@@ -107,8 +107,8 @@ func (o *Op) infer() (err error) {
 	return err
 }
 
-// take checks operand i of the op.
-func (o *Op) take(n *gorgonia.Node, i int) error {
+// checkOperand checks operand i of the op.
+func (o *Op) checkOperand(n *gorgonia.Node, i int) error {
 	if n == nil {
 		return fmt.Errorf("%w: operand %d is nil", backend.ErrArgument, i)
 	}

@@ -165,8 +165,8 @@ func (s recurrentSpec) gradients(in []tensor.Shape) []gradient {
 }
 
 func (s recurrentSpec) program(b *program.Builder, x ...program.Value) program.Value {
-	r := s.begin(b, x)
-	if all, _, ok := r.whole(); ok {
+	r := s.addInput(b, x)
+	if all, _, ok := r.allSteps(); ok {
 		return all
 	}
 	r.run()
@@ -192,8 +192,8 @@ type recurrence struct {
 	kept               [][]program.Value // what the gradient needs of each step that is taken
 }
 
-// begin computes what the input adds to the gates.
-func (s recurrentSpec) begin(b *program.Builder, x []program.Value) *recurrence {
+// addInput computes what the input adds to the gates.
+func (s recurrentSpec) addInput(b *program.Builder, x []program.Value) *recurrence {
 	shape := b.Of(x[0]).Shape
 	r := &recurrence{recurrentSpec: s, Builder: b, x: x, steps: shape[0], batch: shape[1],
 		size: b.Of(x[1]).Shape[2]}
@@ -208,8 +208,8 @@ func (s recurrentSpec) begin(b *program.Builder, x []program.Value) *recurrence 
 	return r
 }
 
-// whole takes all steps at once, where the machine has a kernel for that.
-func (r *recurrence) whole() (all, kept program.Value, ok bool) {
+// allSteps takes all steps at once, where the machine has a kernel for that.
+func (r *recurrence) allSteps() (all, kept program.Value, ok bool) {
 	if r.c == nil {
 		return 0, 0, false
 	}
@@ -304,13 +304,13 @@ func (s recurrentGatesSpec) gradients([]tensor.Shape) []gradient { return nil }
 // program goes back through the steps.
 func (s recurrentGatesSpec) program(b *program.Builder, x ...program.Value) program.Value {
 	operands, dy := x[:len(x)-1], x[len(x)-1]
-	r := recurrentSpec(s).begin(b, operands)
+	r := recurrentSpec(s).addInput(b, operands)
 	dy = b.Reshape(dy, (r.steps+2)*r.batch, r.size)
 	first := 1 // behind h0
 	if s.Reverse {
 		first = 0
 	}
-	if all, kept, ok := r.whole(); ok {
+	if all, kept, ok := r.allSteps(); ok {
 		steps := b.Slice(b.Reshape(dy, r.steps+2, r.batch, r.size), 0, first, 1, r.steps)
 		return b.LSTMGrad(r.Reverse, all, kept, steps, r.step(dy, r.steps+1), r.x[3])
 	}

@@ -72,7 +72,7 @@ func (k *call) start(q backend.Queue, do steps) (err error) {
 		k.done, err = q.Record()
 	}
 	if err != nil { // it has no end to wait for
-		k.end(err)
+		k.endCall(err)
 	}
 	return err
 }
@@ -141,7 +141,7 @@ func (k *call) parts(do steps) (p parts, err error) {
 	if k.dense && acc == 0 {
 		p.acc = k.dst // f32: reduced in place
 	}
-	if k.heads, err = k.c.heads.take(k.c.Device(), words); !k.dst.Device() {
+	if k.heads, err = k.c.heads.takeHeads(k.c.Device(), words); !k.dst.Device() {
 		p.heads = k.heads // nothing needs copying
 	}
 	return p, err
@@ -169,7 +169,7 @@ func (k *call) run(q backend.Queue, do steps, p parts) (err error) {
 	if err := k.report(do, p); err != nil {
 		return err
 	}
-	if k.gathering, err = k.follow(q, k.gather(), p.all, p.mine); err != nil {
+	if k.gathering, err = k.follow(q, k.exchanging(), p.all, p.mine); err != nil {
 		return err
 	}
 	if k.dense {
@@ -188,7 +188,7 @@ func (k *call) note(q backend.Queue, do steps, p parts) (err error) {
 	if err := do.NotFinite(p.note, k.src); err != nil {
 		return err
 	}
-	k.noting, err = k.follow(q, k.gather(), k.notesOf(p.heads), p.note)
+	k.noting, err = k.follow(q, k.exchanging(), k.notesOf(p.heads), p.note)
 	return err
 }
 
@@ -265,8 +265,8 @@ func (k *call) tell(do steps, p parts) error {
 	return do.Move(k.heads.Slice(0, told.Len()), told)
 }
 
-// gather returns the exchange of messages or notes of the call.
-func (k *call) gather() backend.Collective {
+// exchanging returns the exchange of messages or notes of the call.
+func (k *call) exchanging() backend.Collective {
 	return backend.Collective{Kind: backend.AllGather, State: k.what.State, Origin: k.what.Origin}
 }
 
@@ -339,7 +339,7 @@ func (k *call) look() error {
 	if err == nil {
 		err = k.read(backend.View[int64](k.heads))
 	}
-	k.end(err)
+	k.endCall(err)
 	return err
 }
 
@@ -356,8 +356,8 @@ func joined(works ...backend.Work) error {
 	return nil
 }
 
-// end ends a call, whose heads nobody needs any more.
-func (k *call) end(err error) {
+// endCall ends a call, whose heads nobody needs any more.
+func (k *call) endCall(err error) {
 	k.seen, k.err = true, err
 	k.c.heads.done(k)
 }

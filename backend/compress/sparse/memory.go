@@ -70,8 +70,8 @@ type pinner interface {
 	FreeHost(backend.Buffer) error
 }
 
-// take returns memory of this many words, the same number for every call.
-func (h *heads) take(d backend.Device, words int) (backend.Buffer, error) {
+// takeHeads returns memory of this many words, the same number for every call.
+func (h *heads) takeHeads(d backend.Device, words int) (backend.Buffer, error) {
 	if h.pinned.Len() == 0 {
 		if err := h.pin(d, words); err != nil {
 			return backend.Buffer{}, err
@@ -115,7 +115,7 @@ func (h *heads) reap() {
 func (h *heads) settleFirst() {
 	k := h.pending[0]
 	if err := k.settle(); !k.seen { // its caller has the error
-		k.end(err)
+		k.endCall(err)
 	}
 }
 

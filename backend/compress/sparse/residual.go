@@ -40,8 +40,8 @@ type past struct {
 	kept        backend.Buffer // on a strict communicator
 }
 
-// begin counts a call.
-func (r *residual) begin() {
+// countCall counts a call.
+func (r *residual) countCall() {
 	r.past.calls, r.past.most, r.past.known = r.calls, *r.most.of(r.calls), true
 	r.calls++
 }

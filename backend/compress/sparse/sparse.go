@@ -198,7 +198,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst,
 		return nil, backend.Refuse(c, err)
 	}
 	r := k.residual
-	r.begin()
+	r.countCall()
 	if err := k.start(q, do); err != nil {
 		r.revoke()
 		return nil, backend.Refuse(c, fmt.Errorf("a sparse %v: %w", what, err))

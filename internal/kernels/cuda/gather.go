@@ -50,7 +50,7 @@ func (k Kernels) CopyStrided(dst, src backend.Buffer, dims, strides []int) error
 	if fast := a.planes(); fast >= 0 {
 		return k.planes(dst, src, a, fast)
 	}
-	return k.gather(dst, src, a)
+	return k.gatherElements(dst, src, a)
 }
 
 // halves gathers what is too large for one launch.
@@ -206,8 +206,8 @@ const (
 	gatherEach    = 4
 )
 
-// gather goes along the destination.
-func (k Kernels) gather(dst, src backend.Buffer, a axes) error {
+// gatherElements goes along the destination.
+func (k Kernels) gatherElements(dst, src backend.Buffer, a axes) error {
 	n := dst.NBytes() / a.size
 	c := Launch{Entry: Entry{Verb: "gather", Type: unitTypes[a.size]}}
 	c.Grid, c.Block = Size{uint32(over(n, gatherThreads*gatherEach)), 1}, Size{gatherThreads, 1}

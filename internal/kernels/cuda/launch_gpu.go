@@ -398,7 +398,7 @@ type Stream struct {
 func (s *Stream) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.before.forget()
+	s.before.forgetLast()
 }
 
 // Separate makes the next launch wait for everything before it by a full dependency: in a

@@ -98,5 +98,5 @@ func (s *succession) launched(its traits, err error) {
 	}
 }
 
-// forget is for work that came onto the stream by other means: nothing is known of it.
-func (s *succession) forget() { s.last = traits{releases: true, peers: true} }
+// forgetLast is for work that came onto the stream by other means: nothing is known of it.
+func (s *succession) forgetLast() { s.last = traits{releases: true, peers: true} }

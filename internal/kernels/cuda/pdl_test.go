@@ -102,7 +102,7 @@ func TestSuccession(t *testing.T) {
 			require.Check(t, got == l.pdl, "%s: launch %d uses PDL: %v", name, i, got)
 			s.launched(l.its, l.err)
 		}
-		s.forget()
+		s.forgetLast()
 		require.Check(t, !s.overlaps(copies) && s.overlaps(ll), "%s: uses PDL behind unknown work",
 			name)
 	}

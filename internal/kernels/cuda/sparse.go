@@ -97,7 +97,7 @@ func (k Kernels) Select(s *kernels.Selection) error {
 	if err := scratch(s.Scratch, p.words); err != nil {
 		return err
 	}
-	if err := k.begin(s, p); err != nil {
+	if err := k.clearHead(s, p); err != nil {
 		return err
 	}
 	if s.K == 0 {
@@ -120,8 +120,8 @@ func (p selecting) at(s *kernels.Selection, words int) uint64 {
 	return word(s.Scratch) + 8*uint64(words)
 }
 
-// begin clears the head, and the words that count.
-func (k Kernels) begin(s *kernels.Selection, p selecting) error {
+// clearHead clears the head, and the words that count.
+func (k Kernels) clearHead(s *kernels.Selection, p selecting) error {
 	above := uint64(s.Above)
 	if s.K > 0 && p.rank == 0 {
 		above = math.MaxUint32 // no candidates
@@ -164,7 +164,7 @@ func (k Kernels) topK(s *kernels.Selection, p selecting) error {
 		func() error { return k.pick(s, list, backend.Buffer{}, s.X, first, selectKeeps) },
 		func() error { return k.digits(s, p, list, v) },
 		func() error { return k.findCutoff(s, p, list) },
-		func() error { return k.take(s, list, p, last) },
+		func() error { return k.takeCandidates(s, list, p, last) },
 		func() error {
 			x := v
 			if s.Residual.Len() > 0 {
@@ -240,8 +240,9 @@ func (k Kernels) findCutoff(s *kernels.Selection, p selecting, list kernels.Mess
 	return k.launcher.Launch(c)
 }
 
-// take moves candidates to the message.
-func (k Kernels) take(s *kernels.Selection, list kernels.Message, p selecting, cut uint64) error {
+// takeCandidates moves candidates to the message.
+func (k Kernels) takeCandidates(s *kernels.Selection, list kernels.Message, p selecting,
+	cut uint64) error {
 	if p.room == 0 {
 		return nil
 	}

@@ -39,7 +39,7 @@ type block struct {
 	of     int            // the ordinal of its device
 }
 
-func (b block) end() uintptr { return b.addr + uintptr(b.memory.Len()) }
+func (b block) endAddr() uintptr { return b.addr + uintptr(b.memory.Len()) }
 
 // New returns a device with the memory and queues of another one behind it,
 // which must be the host.
@@ -112,7 +112,7 @@ func (d *Device) adopt(memory backend.Buffer, own bool) (backend.Buffer, error) 
 	d.held += memory.Len()
 	d.peak = max(d.peak, d.held)
 	// A gap after every block, so that one past its end is not in the next.
-	d.next = (b.end() + 2*align - 1) / align * align
+	d.next = (b.endAddr() + 2*align - 1) / align * align
 	return backend.OnDevice(backend.U8, b.addr, memory.Len()), nil
 }
 
@@ -181,7 +181,7 @@ func (d *Device) hostMemory(b backend.Buffer) (backend.Buffer, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := d.find(b.Addr())
-	if i < 0 || b.Addr() >= d.blocks[i].end() {
+	if i < 0 || b.Addr() >= d.blocks[i].endAddr() {
 		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: %d %v at %#x are in no allocation: "+
 			"freed, or of another device", backend.ErrArgument, b.Len(), b.DType(), b.Addr())
 	}

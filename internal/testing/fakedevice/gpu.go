@@ -79,7 +79,7 @@ func (d *GPU) Holds(addr uintptr) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := d.find(addr)
-	return i >= 0 && addr < d.blocks[i].end() && d.blocks[i].of == d.ordinal
+	return i >= 0 && addr < d.blocks[i].endAddr() && d.blocks[i].of == d.ordinal
 }
 
 // EnablePeerAccess does nothing: devices of a machine reach each other.

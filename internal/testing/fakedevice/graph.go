@@ -53,7 +53,7 @@ func (q *queue) Capture(f func() error) (*backend.Graph, error) {
 	if err == nil {
 		err = r.Complete(q)
 	}
-	r.end()
+	r.endCapture()
 	x := &graph{device: q.device, recording: r}
 	if err == nil {
 		x.order, err = r.order(q)
@@ -77,8 +77,8 @@ func (r *recording) add(q *queue) error {
 	return nil
 }
 
-// end ends the capture for its queues.
-func (r *recording) end() {
+// endCapture ends the capture for its queues.
+func (r *recording) endCapture() {
 	r.End()
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -31,7 +31,7 @@ func (w Wire) connect(t T, name, hub string, starved func(frame []byte) bool) {
 		if i == 1 {
 			lost = func([]byte) bool { return false }
 		}
-		go w.take(from, frames, lost)
+		go w.takeFrames(from, frames, lost)
 		go deliver(frames, ends[1-i])
 	}
 }
@@ -55,8 +55,8 @@ type frame struct {
 	data []byte
 }
 
-// take takes frames from an end until it is closed, but for those that are lost.
-func (w Wire) take(from *os.File, frames chan<- frame, lost func(frame []byte) bool) {
+// takeFrames takes frames from an end until it is closed, but for those that are lost.
+func (w Wire) takeFrames(from *os.File, frames chan<- frame, lost func(frame []byte) bool) {
 	defer close(frames)
 	luck := rand.New(rand.NewPCG(1, 2))
 	var free time.Time // when the wire has sent what was there before

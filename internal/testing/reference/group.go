@@ -94,11 +94,11 @@ func (g *group) wait(timer *time.Timer) (inTime bool) {
 func (g *group) fail(peer int, cause error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.end(peer, cause)
+	g.endGroup(peer, cause)
 }
 
-// end is fail with mu held.
-func (g *group) end(peer int, cause error) {
+// endGroup is fail with mu held.
+func (g *group) endGroup(peer int, cause error) {
 	if g.err == nil {
 		g.err, g.peer = cause, peer
 	}
@@ -143,8 +143,8 @@ func (g *group) meet(rank int, k *call) error {
 		}
 		if !g.wait(timer) {
 			p := m.missing()
-			g.end(p, fmt.Errorf("%w: no sign of %s for %v", backend.ErrTimeout, g.members.Rank(p),
-				g.world.timeout))
+			g.endGroup(p, fmt.Errorf("%w: no sign of %s for %v", backend.ErrTimeout,
+				g.members.Rank(p), g.world.timeout))
 		}
 	}
 	if m.left++; m.left == g.size {
@@ -152,7 +152,7 @@ func (g *group) meet(rank int, k *call) error {
 	}
 	if err, blamed := m.compare(g.members, k); err != nil {
 		// Every rank of the meeting finds out by itself.
-		g.end(blamed, err)
+		g.endGroup(blamed, err)
 		return &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: blamed,
 			Call: k.header.String(), Cause: err}
 	}
@@ -177,7 +177,7 @@ func (g *group) arrive(rank int, k *call) *meeting {
 func (g *group) lookForClosed(m *meeting) {
 	for p, closed := range g.closed {
 		if closed && m.calls[p] == nil {
-			g.end(p, fmt.Errorf("%w: %s has closed without taking part", backend.ErrClosed,
+			g.endGroup(p, fmt.Errorf("%w: %s has closed without taking part", backend.ErrClosed,
 				g.members.Rank(p)))
 		}
 	}

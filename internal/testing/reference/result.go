@@ -28,7 +28,7 @@ func (m *meeting) result(rank int, k *call) error {
 		copy(k.dst.Bytes(), m.piece(k, root, lo, hi).Bytes())
 	default: // AllGather, Gather
 		if k.what.Kind == backend.AllGather || rank == root {
-			m.gather(k)
+			m.gatherChunks(k)
 		}
 	}
 	return nil
@@ -70,7 +70,7 @@ func (m *meeting) sumBranches(k *call) error {
 	return SumBranches(k.dst, pieces, terms)
 }
 
-func (m *meeting) gather(k *call) {
+func (m *meeting) gatherChunks(k *call) {
 	for s := range m.srcs {
 		lo, hi := k.what.Chunk(s, len(m.srcs), int(k.header.Count))
 		copy(k.dst.Slice(lo, hi).Bytes(), m.piece(k, s, 0, hi-lo).Bytes())

@@ -125,7 +125,7 @@ func (s *soaking) work(ctx context.Context) {
 	at, g := s.site, &proctest.Ground{}
 	var err error
 	if at.machines, err = s.makeMachines(g); err == nil {
-		for number, ok := s.take(ctx); ok; number, ok = s.take(ctx) {
+		for number, ok := s.takeNumber(ctx); ok; number, ok = s.takeNumber(ctx) {
 			s.run(ctx, newJob(s.seed, number), at)
 		}
 	}
@@ -136,8 +136,8 @@ func (s *soaking) work(ctx context.Context) {
 	}
 }
 
-// take returns the number of the next job.
-func (s *soaking) take(ctx context.Context) (number int, ok bool) {
+// takeNumber returns the number of the next job.
+func (s *soaking) takeNumber(ctx context.Context) (number int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

@@ -162,21 +162,21 @@ func (j job) executeSaves(ctx context.Context, at site) (o outcome, err error) {
 		}
 	}
 	at.dir = dir
-	first, err := j.partOf(0).begin(ctx, at)
+	first, err := j.partOf(0).beginJob(ctx, at)
 	if err != nil {
 		return o, err
 	}
-	second, err := j.partOf(1).begin(ctx, at)
-	o.parts = append(o.parts, first.end(ctx))
+	second, err := j.partOf(1).beginJob(ctx, at)
+	o.parts = append(o.parts, first.awaitEnd(ctx))
 	if err != nil {
 		return o, err
 	}
-	o.parts = append(o.parts, second.end(ctx))
-	third, err := j.partOf(resumes).begin(ctx, at)
+	o.parts = append(o.parts, second.awaitEnd(ctx))
+	third, err := j.partOf(resumes).beginJob(ctx, at)
 	if err != nil {
 		return o, err
 	}
-	o.parts = append(o.parts, third.end(ctx))
+	o.parts = append(o.parts, third.awaitEnd(ctx))
 	for _, part := range o.parts {
 		o.took += part.took
 		o.ends = append(o.ends, part.ends...)

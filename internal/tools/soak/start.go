@@ -65,15 +65,15 @@ func (j job) execute(ctx context.Context, at site) (o outcome, err error) {
 	if j.mode == saves {
 		return j.executeSaves(ctx, at)
 	}
-	r, err := j.begin(ctx, at)
+	r, err := j.beginJob(ctx, at)
 	if err != nil {
 		return o, err
 	}
-	return r.end(ctx), nil
+	return r.awaitEnd(ctx), nil
 }
 
-// begin starts a job.
-func (j job) begin(ctx context.Context, at site) (r *running, err error) {
+// beginJob starts a job.
+func (j job) beginJob(ctx context.Context, at site) (r *running, err error) {
 	r = &running{site: at, job: j, id: rand.Text(), ground: &proctest.Ground{}, began: time.Now()}
 	for _, dir := range []*string{&r.tmp, &r.shm} {
 		if *dir, err = os.MkdirTemp(*dir, "job-"); err != nil {
@@ -102,8 +102,8 @@ func (j job) begin(ctx context.Context, at site) (r *running, err error) {
 	return r, nil
 }
 
-// end waits for the job's end.
-func (r *running) end(ctx context.Context) (o outcome) {
+// awaitEnd waits for the job's end.
+func (r *running) awaitEnd(ctx context.Context) (o outcome) {
 	o.hung = !r.wait(ctx)
 	o.took = time.Since(r.began)
 	r.stop()

@@ -199,14 +199,14 @@ func (e *Executor) loop(s *step, op plan.Loop) (func() error, error) {
 	}
 	l, err := e.fuse(op.Program)
 	if then, ok := l.(fuse.Epilogue); ok && s.Epilogue && e.steps[s.number-1].whole {
-		e.steps[s.number-1].end(s, then)
+		e.steps[s.number-1].endWith(s, then)
 		return func() error { return nil }, nil
 	}
 	return func() error { return l.Run(s.dsts, s.args, e.scratch) }, err
 }
 
-// end makes a product run the loop of the step that follows it.
-func (s *step) end(by *step, loop fuse.Epilogue) {
+// endWith makes a product run the loop of the step that follows it.
+func (s *step) endWith(by *step, loop fuse.Epilogue) {
 	product := s.run
 	s.epilogue = loop
 	s.run = func() error {

@@ -197,7 +197,7 @@ func (e *Executor) Workspace() int { return e.needs }
 // Run starts the steps of a kind of run in order ([lower.Accumulation]), and stops at the first
 // error.
 func (e *Executor) Run(kind int) error {
-	if err := e.begin(); err != nil {
+	if err := e.beginRun(); err != nil {
 		return err
 	}
 	segments := &e.runs[kind]
@@ -212,8 +212,8 @@ func (e *Executor) Run(kind int) error {
 	return nil
 }
 
-// begin places, finds and checks what is bound, and starts to upload it.
-func (e *Executor) begin() error {
+// beginRun places, finds and checks what is bound, and starts to upload it.
+func (e *Executor) beginRun() error {
 	if err := e.Place(); err != nil {
 		return err
 	}
@@ -235,7 +235,7 @@ func (e *Executor) begin() error {
 func (e *Executor) locate() error {
 	for _, segments := range e.runs {
 		for _, segment := range segments {
-			if err := segment.forget(); err != nil {
+			if err := segment.freeGraph(); err != nil {
 				return err
 			}
 		}
@@ -280,7 +280,7 @@ func (e *Executor) free() error {
 		err = errors.Join(err, e.side.Close())
 	}
 	for _, s := range slices.Concat(e.runs...) {
-		err = errors.Join(err, s.forget())
+		err = errors.Join(err, s.freeGraph())
 	}
 	for i := range e.resident {
 		e.releaseCopy(i)

@@ -23,7 +23,7 @@ type clock interface {
 // that are not timed, 0 or more. It goes by the clock of the device's queue if it has one, which
 // counts the time in which the device waits for the next step, too.
 func (e *Executor) Profile(kind int, timed func(ir.Op) bool) (times []time.Duration, err error) {
-	if err := e.begin(); err != nil {
+	if err := e.beginRun(); err != nil {
 		return nil, err
 	}
 	c := e.newClock()

@@ -156,8 +156,8 @@ func (s *segment) start() error {
 	return nil
 }
 
-// forget frees the graph. The next run records another one.
-func (s *segment) forget() error {
+// freeGraph frees the graph. The next run records another one.
+func (s *segment) freeGraph() error {
 	if s.graph == nil {
 		return nil
 	}

@@ -114,7 +114,7 @@ func (d *drawing) apply(o operation, first int) int {
 	before := len(d.Values)
 	args := []int{first}
 	for _, n := range needs {
-		args = append(args, d.take(n))
+		args = append(args, d.takeValue(n))
 	}
 	y, v := -1, Value{Op: o.name, Args: args, build: build, flat: o.flat, writes: o.writes}
 	if !slices.Contains(args, -1) {
@@ -161,8 +161,8 @@ type need struct {
 	limit int // of integers
 }
 
-// take returns a value for a need: one that is there, or a new variable.
-func (d *drawing) take(n need) int {
+// takeValue returns a value for a need: one that is there, or a new variable.
+func (d *drawing) takeValue(n need) int {
 	var fit []int
 	for i, v := range d.Values {
 		if slices.Equal(v.Shape, n.shape) && (v.Limit > 0) == (n.limit > 0) && v.Limit <= n.limit {
@@ -241,7 +241,7 @@ func (d *drawing) lookUp() {
 		return
 	}
 	of, n := d.Values[x].Shape, d.size()
-	args := []int{d.take(need{shape: shape{n, of[1]}}), d.take(need{shape{of[0]}, n})}
+	args := []int{d.takeValue(need{shape: shape{n, of[1]}}), d.takeValue(need{shape{of[0]}, n})}
 	if slices.Contains(args, -1) {
 		return
 	}

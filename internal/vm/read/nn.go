@@ -69,8 +69,9 @@ func (b *builder) local(o local) ir.ID {
 	}
 }
 
-// gather takes the elements of an axis of x that indices name: the axis becomes those of indices.
-func (b *builder) gather(x, indices ir.ID, axis int) ir.ID {
+// gatherAxis takes the elements of an axis of x that indices name: the axis becomes those of
+// indices.
+func (b *builder) gatherAxis(x, indices ir.ID, axis int) ir.ID {
 	if v := b.of(x); !v.DType.Float() || axis >= v.Shape.Len() {
 		return none
 	}

@@ -77,7 +77,7 @@ var Types = map[string]Type{
 	"concatOp": {Fields: []string{"axis int", "d int", "children int"},
 		build: (*builder).concat},
 	"byIndicesOp": {Fields: []string{"axis int"}, build: func(b *builder) ir.ID {
-		return b.gather(b.args[0], b.args[1], b.int("axis"))
+		return b.gatherAxis(b.args[0], b.args[1], b.int("axis"))
 	}},
 	"byIndicesOpDiffOp": {Fields: []string{"byIndicesOp *gorgonia.byIndicesOp"},
 		build: func(b *builder) ir.ID {

@@ -131,8 +131,8 @@ func on(shape ir.Dims, at spot) Value {
 	return Value{Kind: Rows, Inner: at.unit * shape.Strides().At(at.axis)}
 }
 
-// whole reports whether a length of an axis at a place, or an offset, is of whole batches.
-func (a *analysis) whole(at spot, n int) bool { return n%(at.unit*a.batch) == 0 }
+// wholeBatches reports whether a length of an axis at a place, or an offset, is of whole batches.
+func (a *analysis) wholeBatches(at spot, n int) bool { return n%(at.unit*a.batch) == 0 }
 
 // rows is value for an operation with operands of Rows.
 func (a *analysis) rows(v ir.Value, x []Value) Value {
@@ -165,14 +165,14 @@ func (a *analysis) moved(v ir.Value, x []Value, spots []spot) Value {
 	case ir.Broadcast:
 		return on(v.Shape, at)
 	case ir.Slice:
-		if at.axis == op.Axis && !(op.Step == 1 && a.whole(at, op.Start) &&
-			a.whole(at, v.Shape.At(op.Axis))) {
+		if at.axis == op.Axis && !(op.Step == 1 && a.wholeBatches(at, op.Start) &&
+			a.wholeBatches(at, v.Shape.At(op.Axis))) {
 			return mixed
 		}
 		return on(v.Shape, at)
 	case ir.Unslice:
-		if at.axis == op.Axis && !(op.Step == 1 && a.whole(at, op.Start) &&
-			a.whole(at, a.p.Values[v.Args[0]].Shape.At(op.Axis))) {
+		if at.axis == op.Axis && !(op.Step == 1 && a.wholeBatches(at, op.Start) &&
+			a.wholeBatches(at, a.p.Values[v.Args[0]].Shape.At(op.Axis))) {
 			return mixed
 		}
 		return on(v.Shape, at)
@@ -190,7 +190,7 @@ func (a *analysis) moved(v ir.Value, x []Value, spots []spot) Value {
 	case ir.Concat:
 		return a.concat(v, op.Axis, x, spots)
 	case ir.Gather:
-		return gather(v, op.Axis, x, spots)
+		return gathered(v, op.Axis, x, spots)
 	case ir.MatMul:
 		return a.product(v, op, x, spots)
 	case ir.Opaque:
@@ -229,7 +229,7 @@ func (a *analysis) layer(v ir.Value, x []Value, spots []spot) Value {
 	if i := first(x); i >= 0 {
 		to.unit = spots[i].unit
 	}
-	if v.Shape.Len() <= to.axis || !a.whole(to, v.Shape.At(to.axis)) {
+	if v.Shape.Len() <= to.axis || !a.wholeBatches(to, v.Shape.At(to.axis)) {
 		return mixed
 	}
 	return on(v.Shape, to)
@@ -265,15 +265,15 @@ func (a *analysis) concat(v ir.Value, axis int, x []Value, spots []spot) Value {
 	at := spots[first(x)]
 	for i, arg := range v.Args {
 		if x[i].Kind == Rows && spots[i] != at ||
-			at.axis == axis && !a.whole(at, a.p.Values[arg].Shape.At(axis)) {
+			at.axis == axis && !a.wholeBatches(at, a.p.Values[arg].Shape.At(axis)) {
 			return mixed
 		}
 	}
 	return on(v.Shape, at)
 }
 
-// gather takes elements of x by a list: rows of a table, or elements of each sample.
-func gather(v ir.Value, axis int, x []Value, spots []spot) Value {
+// gathered takes elements of x by a list: rows of a table, or elements of each sample.
+func gathered(v ir.Value, axis int, x []Value, spots []spot) Value {
 	switch {
 	case x[0].Kind == Free:
 		return on(v.Shape, spot{axis, spots[1].unit})

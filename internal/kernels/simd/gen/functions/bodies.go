@@ -37,7 +37,7 @@ func functions() []function {
 		}),
 		long("log2", func(v *vectors, x vec) vec {
 			m, k := v.split(x)
-			return v.logarithmOf(x, v.scaleAdd(v.logarithm(m).whole(v), v.number(1/math.Ln2), k))
+			return v.logarithmOf(x, v.scaleAdd(v.logarithm(m).combined(v), v.number(1/math.Ln2), k))
 		}),
 		long("log1p", func(v *vectors, x vec) vec { return v.signed(v.log1p(x), x) }),
 		long("tanh", (*vectors).tanh),
@@ -238,13 +238,13 @@ func (v *vectors) logarithm(m vec) parts {
 	return parts{f, square, v.mul(s, v.add(r, square))}
 }
 
-func (p parts) whole(v *vectors) vec { return v.sub(p.first, v.sub(p.second, p.third)) }
+func (p parts) combined(v *vectors) vec { return v.sub(p.first, v.sub(p.second, p.third)) }
 
 // addPowers adds k ln 2.
 func (v *vectors) addPowers(p parts, k vec) vec {
 	f := v.floats()
 	p.third = v.scaleAdd(k, v.number(f.tail), p.third)
-	return v.scaleAdd(k, v.number(f.ln2), p.whole(v))
+	return v.scaleAdd(k, v.number(f.ln2), p.combined(v))
 }
 
 // logarithmOf returns d, the logarithm of x, where x is positive and finite, and what it is
