@@ -162,7 +162,7 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 		return nil
 	})
 	for _, file := range mine {
-		require.Equal(t, file, string(require.Value(os.ReadFile(path(file)))(t)), "mine")
+		require.Equal(t, file, string(require.Got(os.ReadFile(path(file)))(t)), "mine")
 	}
 	info, err := os.Lstat(path("link"))
 	require.Check(t, err == nil && info.Mode()&fs.ModeSymlink != 0, "the link is %v: %v", info, err)

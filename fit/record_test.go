@@ -29,5 +29,5 @@ func TestEventFilesAreAsTensorBoardWritesThem(t *testing.T) {
 			map[string]float64{"seconds": -2, "loss": 0.5}}))
 	}
 	f.close("")
-	require.Equal(t, "the file", hex.EncodeToString(require.Value(os.ReadFile(path))(t)), want)
+	require.Equal(t, "the file", hex.EncodeToString(require.Got(os.ReadFile(path))(t)), want)
 }

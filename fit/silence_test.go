@@ -76,7 +76,7 @@ func TestWhatReplacesASliceOfARowCounts(t *testing.T) {
 		},
 		"Pad": func(d *fit.Data) { d.Augment, d.Pad = added, replaced },
 	} {
-		require.Equal(t, what, require.Value(run(change))(t), want)
+		require.Equal(t, what, require.Got(run(change))(t), want)
 	}
 	put := func(x any) func(d *fit.Data) {
 		return func(d *fit.Data) {

@@ -173,7 +173,7 @@ func TestUnauthenticatedClientsDoNotKeepARankOut(t *testing.T) {
 	silentClients(t, l.Addr(), 300, true)
 	for range 3 {
 		conn := require.Value(worlds[1].Dial(within(t, long), "board", 0, l.Addr()))(t)
-		require.Slices(t, "rank 1 is called", require.Value(io.ReadAll(conn))(t), []byte{1})
+		require.Slices(t, "rank 1 is called", require.Got(io.ReadAll(conn))(t), []byte{1})
 		conn.Close()
 	}
 }

@@ -193,7 +193,7 @@ func TestAddIsAtomic(t *testing.T) {
 		}
 		require.Check(t, len(distinct) == each*len(s) && distinct[2*each*int64(len(s))],
 			"%d distinct sums, want %d up to %d", len(distinct), each*len(s), 2*each*len(s))
-		require.Equal(t, "Add of a negative number", require.Value(s[1].Add(ctx, "sum", -1000))(t),
+		require.Equal(t, "Add of a negative number", require.Got(s[1].Add(ctx, "sum", -1000))(t),
 			2*each*int64(len(s))-1000)
 		got, _ := s[1].Get(ctx, "sum")
 		require.Check(t, string(got) == "-880", "the sum is stored as %q", got)

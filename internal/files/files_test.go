@@ -30,7 +30,7 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 	require.Fails(t, "a directory", ReplaceWith(dir, nil), ErrNoFile, dir)
 	text, err := os.ReadFile(file)
 	require.Check(t, err == nil && string(text) == "new", "the file has %q, %v", text, err)
-	require.Equal(t, "the directory", len(require.Value(os.ReadDir(dir))(t)), 2)
+	require.Equal(t, "the directory", len(require.Got(os.ReadDir(dir))(t)), 2)
 	t.Chdir(dir)
 	require.NoError(t, ReplaceWith("file", []byte("here")))
 }
@@ -38,7 +38,7 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 func TestReadIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, []byte("12345"), 0o600))
-	require.Equal(t, "Read", string(require.Value(Read(path, 5))(t)), "12345")
+	require.Equal(t, "Read", string(require.Got(Read(path, 5))(t)), "12345")
 	require.Fails(t, "Read", require.Err(Read(path, 4)), "more than 4 bytes")
 	require.Fails(t, "Read", require.Err(Read(path+".none", 4)), os.ErrNotExist)
 }

@@ -65,7 +65,7 @@ func TestRankThatLeavesLetsNobodyWaitInTheStore(t *testing.T) {
 		err)
 	peer := group.OverStore(t.Context(), worlds[3], "test", members...)
 	go peer([]byte("b"))
-	require.Equal(t, "with rank 3", string(slices.Concat(require.Value(tell([]byte("a")))(t)...)),
+	require.Equal(t, "with rank 3", string(slices.Concat(require.Got(tell([]byte("a")))(t)...)),
 		"ab")
 	ended := make(chan error)
 	go func() {

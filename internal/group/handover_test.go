@@ -193,7 +193,10 @@ func TestEveryPartGetsItsKindOfBoard(t *testing.T) {
 				}
 				b.Note(1, []byte("here"))
 				for p := range part.Ranks {
-					require.Soon(t, "the notes of all", func() bool { _, ok := b.Noted(p, 1); return ok })
+					require.Soon(t, "the notes of all", func() bool {
+						_, ok := b.Noted(p, 1)
+						return ok
+					})
 				}
 				if !b.Leave(time.Minute) {
 					return errors.New("it leaves alone")

@@ -23,7 +23,7 @@ func TestMeasurementsAreKeptByMachines(t *testing.T) {
 	}
 	first, second := of(2, 4, false, 1), of(2, 4, true, 2)
 	for _, m := range []Measurement{of(2, 4, false, 7), second, first} {
-		require.Equal(t, "Keep", require.Value(m.Keep())(t), path)
+		require.Equal(t, "Keep", require.Got(m.Keep())(t), path)
 	}
 	for _, want := range []Measurement{first, second} {
 		got, found, err := Measured(want.Model, gridOf(2, 4, machineMinor), want.Declared)
@@ -79,7 +79,7 @@ func TestLinksAreParsed(t *testing.T) {
 		"1.5ms+2e3kB/s":                 {1500 * time.Microsecond, 2e6},
 		DefaultLinks().Between.String(): DefaultLinks().Between,
 	} {
-		require.Equal(t, text, require.Value(ParseLink(text))(t), want)
+		require.Equal(t, text, require.Got(ParseLink(text))(t), want)
 	}
 	for _, wrong := range []string{"", "3us", "200GB/s", "3us+fast", "3us+0GB/s", "-3us+1GB/s",
 		"3us+1GB", "3us+-1GB/s"} {

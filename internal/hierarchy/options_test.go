@@ -23,7 +23,7 @@ func TestOptionsAreParsed(t *testing.T) {
 		"always,exchange=f16,slice=1,slots=2,spans=3": {Mode: Always, Exchange: backend.F16,
 			SliceBytes: 1, Slots: 2, Spans: 3},
 	} {
-		require.Equal(t, text, require.Value(ParseOptions(text, false))(t), want)
+		require.Equal(t, text, require.Got(ParseOptions(text, false))(t), want)
 	}
 	for text, want := range map[string]Mode{"": Always, "spans=1": Always, "auto": Auto,
 		"never": Never} {

@@ -34,18 +34,18 @@ func TestRowsAreKeptBySection(t *testing.T) {
 		section string
 		row     int
 	}{{"a", 1}, {"b", 7}, {"a", 2}} {
-		require.Equal(t, "Update", require.Value(Update(u.section, add(u.row)))(t), path)
+		require.Equal(t, "Update", require.Got(Update(u.section, add(u.row)))(t), path)
 	}
 	for section, want := range map[string][]int{"a": {1, 2}, "b": {7}, "c": nil} {
-		require.Slices(t, section, require.Value(Read[int](section))(t), want)
+		require.Slices(t, section, require.Got(Read[int](section))(t), want)
 	}
-	require.Equal(t, "ReadDir", len(require.Value(os.ReadDir(filepath.Dir(path)))(t)), 1)
+	require.Equal(t, "ReadDir", len(require.Got(os.ReadDir(filepath.Dir(path)))(t)), 1)
 }
 
 func TestFileIsInTheCacheDirectory(t *testing.T) {
 	t.Setenv(string(env.Tuning), "")
 	t.Setenv("XDG_CACHE_HOME", "/somewhere")
-	require.Equal(t, "Path", require.Value(Path())(t), "/somewhere/euryale/tuning.json")
+	require.Equal(t, "Path", require.Got(Path())(t), "/somewhere/euryale/tuning.json")
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("HOME", "")
 	require.Fails(t, "Path", require.Err(Path()), string(env.Tuning))
@@ -61,7 +61,7 @@ func TestBrokenFileIsNamed(t *testing.T) {
 		for _, err := range []error{read, update} {
 			require.Fails(t, text, err, path, "delete it")
 		}
-		require.Equal(t, "ReadFile", string(require.Value(os.ReadFile(path))(t)), text)
+		require.Equal(t, "ReadFile", string(require.Got(os.ReadFile(path))(t)), text)
 	}
 }
 

@@ -160,7 +160,7 @@ func TestDamagedCopyIsNotRun(t *testing.T) {
 		err := Run(t.Context(), job)
 		return out.String(), err
 	}
-	require.Equal(t, "run", require.Value(run())(t), "[0] good\n")
+	require.Equal(t, "run", require.Got(run())(t), "[0] good\n")
 	copies, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/program")
 	require.That(t, err == nil && len(copies) == 1, "%v, %v", copies, err)
 	require.NoError(t, os.WriteFile(copies[0], []byte("echo evil"), 0o700))
@@ -168,7 +168,7 @@ func TestDamagedCopyIsNotRun(t *testing.T) {
 		!strings.Contains(err.Error(), "program is damaged: run again to copy it anew") {
 		t.Errorf("%v, %q", err, out)
 	}
-	require.Equal(t, "run", require.Value(run())(t), "[0] good\n")
+	require.Equal(t, "run", require.Got(run())(t), "[0] good\n")
 }
 
 // TestJobsShareTheCacheOfAHost: those that copy the same file at once, too. What else is in the
@@ -199,7 +199,7 @@ func TestJobsShareTheCacheOfAHost(t *testing.T) {
 		})
 	}
 	jobs.Wait()
-	require.Equal(t, "ReadDir", len(require.Value(os.ReadDir(own))(t)), 30+2)
+	require.Equal(t, "ReadDir", len(require.Got(os.ReadDir(own))(t)), 30+2)
 }
 
 // TestHostsWaitForOneThatTakesLongerToCopy: than a silence.

@@ -29,7 +29,7 @@ func trap(t *testing.T) (logs, victim, script string) {
 
 func untouched(t *testing.T, victim string) {
 	t.Helper()
-	require.Equal(t, "the victim's file holds", string(require.Value(os.ReadFile(victim))(t)),
+	require.Equal(t, "the victim's file holds", string(require.Got(os.ReadFile(victim))(t)),
 		"secret")
 }
 

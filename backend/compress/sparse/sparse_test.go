@@ -1009,7 +1009,7 @@ func TestWrongOptions(t *testing.T) {
 // Heads and entries that no rank sends must not reach memory.
 func TestSelectionsAreReadAsTheyArePrinted(t *testing.T) {
 	for _, how := range []Selection{TopK(0.05), TopK(1), Threshold(0.001), Threshold(0)} {
-		require.Equal(t, "ParseSelection", require.Value(ParseSelection(how.String()))(t), how)
+		require.Equal(t, "ParseSelection", require.Got(ParseSelection(how.String()))(t), how)
 	}
 	for _, text := range []string{"", "topk", "topk=", "topk=few", "topk=0", "gzip=3",
 		"threshold=1x"} {
