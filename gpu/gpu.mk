@@ -118,8 +118,6 @@ HOSTS_ALONE := ^Example|OnHost$$
 # What TestNCCLOnGPU asks of the same NCCL.
 SUITE_ALREADY := (WhoHasNothing|SumsIn|SumsOf|Pieces|NothingGrows|CallsOfAllKinds|ManyWorks)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
-# How libraries are loaded, except those that only a machine with GPUs has.
-LIBRARIES := ^TestLibrary(OfAnother|Tells|ThatIsMissing)|^TestMissingLibrary
 # What is measured there is of no use to anybody.
 DRIVER := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off
 TESTS := bin/emulated/test
@@ -136,19 +134,19 @@ AGAIN = $(WITH_SDK) program=$(CURDIR)/$(TESTS)/$(notdir $(1)).test && \
 	cd $(1) && { $(DRIVER) $(2) $$program -test.timeout 10m $(3) >$$program.out 2>&1 && \
 	echo 'ok  	$(1), again: $(2)' || { cat $$program.out; echo 'FAIL	$(1): $(2)'; exit 1; }; }
 
-# Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the
-# memory of another process there, so tests of that are left out, and so is what takes kernels that
-# wait too long: minutes of calls back to back. Processes that share one device, as machines of
-# their own, go by NCCL.
+# Run the GPU tests on a driver and an NCCL whose devices are the host, and those ...OffGPU, which
+# are built with GPU support and ask for no GPU. Kernels do not reach the memory of another process
+# there, so tests of that are left out, and so is what takes kernels that wait too long: minutes of
+# calls back to back. Processes that share one device, as machines of their own, go by NCCL.
 gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
-	$(WITH_SDK) $(EMBEDDED) $(KEPT) -run '^TestGPU|OnGPU$$|^TestLinksAreC|^TestMatrixCounts' \
+	$(WITH_SDK) $(EMBEDDED) $(KEPT) -run '^TestGPU|OnGPU$$|OffGPU$$' \
 		-skip '$(TESTED_ALREADY)' ./internal/kernels/cuda ./cmd/euryale
 	@$(call AGAIN,internal/kernels/cuda,EMULATED_CAPABILITY=70,-test.short \
 		-test.run '^TestGPUVariants')
 	$(WITH_SDK) $(EMULATED) $(KEPT) \
-		-run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|$(LIBRARIES)' \
+		-run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$|OffGPU$$' \
 		-skip '^TestNCCLOfTwoMachinesOnGPU$$/P=2/$(SUITE_ALREADY)' \
 		./internal/gpu ./internal/gpu/nvml
 	@$(call AGAIN,internal/gpu,EMULATED_DEVICES=1 $(FILES_OF_PTX),-test.run \

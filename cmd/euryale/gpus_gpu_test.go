@@ -48,7 +48,7 @@ func needNCCL(t *testing.T) int {
 	return n
 }
 
-func TestLinksAreCountedByWhereTheyLead(t *testing.T) {
+func TestLinksAreCountedByWhereTheyLeadOffGPU(t *testing.T) {
 	names := map[string]string{"0000:2A:00.0": "cuda:1"}
 	for _, test := range []struct {
 		links []nvml.Link
@@ -67,7 +67,7 @@ func TestLinksAreCountedByWhereTheyLead(t *testing.T) {
 	}
 }
 
-func TestMatrixCountsLinks(t *testing.T) {
+func TestMatrixCountsLinksOffGPU(t *testing.T) {
 	far, sw := nvml.Link{PCIBusID: "0000:2A:00.0"}, nvml.Link{Switch: true}
 	for _, test := range []struct {
 		mine, theirs []nvml.Link

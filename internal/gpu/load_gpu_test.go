@@ -15,14 +15,14 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
-func TestLibraryThatIsMissingSaysWhatToDo(t *testing.T) {
+func TestLibraryThatIsMissingSaysWhatToDoOffGPU(t *testing.T) {
 	t.Setenv("EURYALE_NCCL", t.TempDir())
 	_, err := load()
 	require.Check(t, err != nil && strings.Contains(err.Error(), "EURYALE_NCCL") &&
 		strings.Contains(err.Error(), "2.18"), "got %v", err)
 }
 
-func TestLibraryOfAnotherKindIsRefused(t *testing.T) {
+func TestLibraryOfAnotherKindIsRefusedOffGPU(t *testing.T) {
 	for _, path := range []string{"/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6",
 		"/lib/aarch64-linux-gnu/libm.so.6"} {
 		if _, err := os.Stat(path); err != nil {
@@ -37,7 +37,7 @@ func TestLibraryOfAnotherKindIsRefused(t *testing.T) {
 	t.Skip("no library to try it with")
 }
 
-func TestLibraryTellsItsVersion(t *testing.T) {
+func TestLibraryTellsItsVersionOffGPU(t *testing.T) {
 	lib, err := load()
 	if err != nil {
 		lacking(t, err.Error())

@@ -64,7 +64,7 @@ int nvmlDeviceGetViolationStatus(void *device, int policy, unsigned long long *v
 }
 `
 
-func TestLibraryTellsDriverAndLinks(t *testing.T) {
+func TestLibraryTellsDriverAndLinksOffGPU(t *testing.T) {
 	dir := t.TempDir()
 	source, so := filepath.Join(dir, "nvml.c"), filepath.Join(dir, "libnvml.so")
 	require.NoError(t, os.WriteFile(source, []byte(library), 0o600))
@@ -93,7 +93,7 @@ func TestLibraryTellsDriverAndLinks(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-func TestMissingLibrarySaysWhatToDo(t *testing.T) {
+func TestMissingLibrarySaysWhatToDoOffGPU(t *testing.T) {
 	if _, err := open("libno-such-library.so"); err == nil ||
 		!strings.Contains(err.Error(), "NVIDIA_DRIVER_CAPABILITIES") {
 		t.Errorf("error is %v", err)
