@@ -56,7 +56,7 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype",
 		"bf16", "--op", "avg", "--root", "2",
 		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms",
-		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--hold")
+		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune")
 	require.NoError(t, err)
 	again := require.Value(parseBench(t, b.args()[1:]...))(t)
 	require.Check(t, reflect.DeepEqual(b, again), "a rank is told %+v, want %+v", again, b)

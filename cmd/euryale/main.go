@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"reflect"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -127,7 +128,13 @@ func run(ctx context.Context, args []string, s *streams, end func(int)) int {
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		fmt.Fprintf(s.err, "euryale: %s%s (see euryale --help)\n", plain(err), hint(args))
+		about := ""
+		if slices.ContainsFunc(parser.Model.Children, func(n *kong.Node) bool {
+			return n.Name == args[0]
+		}) {
+			about = " " + args[0]
+		}
+		fmt.Fprintf(s.err, "euryale: %s%s (see euryale%s --help)\n", plain(err), hint(args), about)
 		return exit.Usage
 	}
 	if err := emptyFlag(command.Flags()); err != nil {

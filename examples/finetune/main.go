@@ -97,6 +97,7 @@ func main() {
 	if t.checkpoint != "" { // otherwise a signal ends the program at once
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	}
+	t.print("loading %s", t.folder)
 	t.model = must(models.Load(t.folder))
 	t.read()
 	t.build()

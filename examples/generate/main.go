@@ -118,6 +118,7 @@ func (cfg config) check(rest []string) error {
 // generate prints the continuation, and a line about it.
 func (cfg config) generate(ctx context.Context, comm backend.Communicator) error {
 	began := time.Now()
+	fmt.Fprintln(os.Stderr, "generate: loading", cfg.folder)
 	m, err := models.Load(cfg.folder)
 	if err != nil {
 		return err

@@ -85,8 +85,9 @@ func TestTheFolderSaysWhatFlagsDoNot(t *testing.T) {
 		args := append([]string{dir, "--context", "40"}, strings.Fields(c.flags)...)
 		run, errs := generate(t, "the quick brown", args...)
 		out, err := run.Output()
-		line, _, _ := strings.Cut(errs.String(), "\n")
-		if err != nil || !strings.HasSuffix(line, c.says) || c.text != "" && string(out) != c.text {
+		lines := strings.SplitN(errs.String(), "\n", 3)
+		line := strings.Join(lines[1:2], "")
+		if err != nil || lines[0] != "generate: loading "+dir || !strings.HasSuffix(line, c.says) || c.text != "" && string(out) != c.text {
 			t.Errorf("%s %s: %q, %v\n%s", c.file, c.flags, out, err, errs)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/exit"
 )
 
 // kind is a variable of any kind.
@@ -38,8 +40,16 @@ func second[T any](_ T, err error) error { return err }
 
 // wrong is the error of a value that cannot be read.
 func wrong(k kind, text, use string) error {
-	return fmt.Errorf("%s=%q: use %s", k.name(), text, use)
+	return wrongValue{fmt.Errorf("%s=%q: use %s", k.name(), text, use)}
 }
+
+// wrongValue is the error of a value: the program was started the wrong way.
+type wrongValue struct{ error }
+
+func (w wrongValue) Unwrap() error { return w.error }
+
+// ExitCode is the code of wrong usage.
+func (wrongValue) ExitCode() int { return exit.Usage }
 
 // Text is a variable that may have any value.
 type Text string
@@ -127,7 +137,7 @@ func (g Grammar) Wrong(text string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s=%q: %w", string(g), text, err)
+	return wrongValue{fmt.Errorf("%s=%q: %w", string(g), text, err)}
 }
 
 // Library is a variable that names a shared library: a file, or the directory of one.

@@ -1,12 +1,14 @@
 package env
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/exit"
 	"github.com/euryale-ml/euryale/internal/testing/require"
 )
 
@@ -37,8 +39,12 @@ func TestErrorsNameVariableValueAndWhatIsAllowed(t *testing.T) {
 				"the error is %v, want %s", err, want)
 		}
 	}
-	require.Equal(t, "Wrong", Fault.Wrong("x", os.ErrInvalid).Error(),
-		`EURYALE_FAULT="x": invalid argument`)
+	err := Fault.Wrong("x", os.ErrInvalid)
+	require.Equal(t, "Wrong", err.Error(), `EURYALE_FAULT="x": invalid argument`)
+	require.Check(t, errors.Is(err, os.ErrInvalid) && exit.Of(err) == exit.Usage,
+		"a wrong value ends a program with status %d, want %d", exit.Of(err), exit.Usage)
+	_, err = Check.Read(set("EURYALE_CHECK", "x"))
+	require.Equal(t, "the status for a wrong switch", exit.Of(err), exit.Usage)
 }
 
 func TestVariablesThatAreNotSetHaveTheirDefaults(t *testing.T) {

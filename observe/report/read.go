@@ -113,7 +113,7 @@ func Read(dir string) (*Job, error) {
 		j.dir, err = os.OpenRoot(path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("report: %w", err)
+		return nil, fmt.Errorf("report: %w: give the directory that --log-dir had", err)
 	}
 	defer j.dir.Close()
 	traces, entries := map[string]traceID{}, 0
